@@ -42,7 +42,7 @@ MUTANTS = [
     ('discard-early', 'discards wait for the log', SMALL, 'discard'),
     ('owner-forgotten', 'shared space waits for its last owner', SMALL, 'reuse-clone'),
     ('dedup-uncompared', 'content is compared before it is shared', DEDUP, ''),
-    ('dedup-unowned', 'bytes that are to be shared have an owner', DEDUP, ''),
+    ('dedup-unowned', 'bytes that are to be shared still have their owner', DEDUP, ''),
     ('owner-left-behind', 'owners of shared bytes move together', COMPACT, ''),
     ('frame-checksum', 'checksum of a frame', SMALL, 'xattr'),
     ('padding-later', 'a frame torn in its padding is no later one', SMALL, 'create'),

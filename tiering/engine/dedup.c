@@ -2,15 +2,16 @@
 /*
  * dedup.c - the engine that finds content which is stored twice, and content of zeros.
  *
- *   asleep --the log has grown, a period later--> walking <--------queue has room-------+
- *      ^                                            |  '--- a queue of pairs is full ---+--> waiting
- *      |                                            | all was walked                           | a pair is old enough
- *      '------- no pair is left: the pass ends ------'--------> comparing <--------------------+
+ *   asleep --the log has grown, a period later--> noting versions --two commit periods--> walking <------------+
+ *      ^                                                                                    | a queue is full,  |
+ *      |                                                                                    v or all was walked |
+ *      '------- no pair is left, and all was walked: the pass ends ------------------- comparing ---------------'
  *
  * A pass walks all references in slices, without I/O. Each has a checksum of its bytes; an index of the checksums finds
- * those that were seen before (dedup_index.h). A pair waits until neither object has changed for a while: content that
- * is being written is not worth it. Then dedup_pair.c compares it and shares the bytes. The pass keeps numbers of
- * objects only, so it delays nothing that it does not work on at that moment.
+ * those that were seen before (dedup_index.h). A pass begins with the versions of all objects, and passes objects that
+ * have another one two commit periods later: content that is being written is not worth it. Then dedup_pair.c compares
+ * pairs and shares the bytes, many in one transaction. The pass keeps numbers of objects only, so it delays no work on
+ * other objects.
  *
  * Objects with a rewrite reserve take no part: shared space does not come back when it is rewritten, so the reserve
  * would grow by what is freed. So a model in training is never touched.
@@ -19,7 +20,6 @@
  */
 #include "tiering/engine/dedup.h"
 
-#include <time.h>
 #include <assert.h>
 #include <stdlib.h>
 
@@ -31,14 +31,16 @@
 #include "tiering/api/check.h"
 #include "tiering/txn/txn.h"
 #include "tiering/engine/engine_priv.h"
+#include "tiering/engine/walk.h"
 
 #define RATE_BYTES_DEFAULT (64 * HT_MIB)
 #define MS UINT64_C(1000000)
-#define REST_NS_MAX MS
+#define STEP_BYTES HT_MIB /* compared */
 
 enum {
-    QUEUE_MAX = 4096,
+    QUEUE_MAX = 256,
     SLICE_CHUNKS = 256,
+    SLICE_OBJECTS = 1024, /* of which the versions are noted */
     PAUSE_MS = 1000,
     COMMIT_MS_DEFAULT = 5000,
     SETTLE_COMMITS = 2, /* periods of the commit timer that content stays unchanged before it is compared */
@@ -49,22 +51,20 @@ enum {
 };
 static_assert(HT_SMALL_CHUNK_BYTES << (ZEROS - 1) >= HT_CHUNK_BYTES, "each size of a chunk has its checksum of zeros");
 
-struct waiting {
-    struct ht_dedup_pair pair;
-    uint64_t since_ns;
-};
-
 struct ht_dedup_pass {
     struct ht_store *s;
     struct ht_dedup_figures *figures;
     struct ht_dedup_index index;
-    uint64_t *oids, chunk; /* the walk is at this chunk of oids[at] */
-    size_t count, at;
-    struct waiting *queue; /* a ring */
+    struct ht_walk walk;
+    uint64_t *version;           /* of the walk's objects when the pass began */
+    size_t noted;                /* so many of these are known */
+    uint64_t due_ns;             /* the walk begins not before; 0: no version is noted */
+    struct ht_dedup_pair *queue; /* a ring */
     size_t head, waiting;
+    struct ht_dedup_same same;
     uint8_t *buf[2];
     uint64_t zero_checksum[ZEROS]; /* of HT_SMALL_CHUNK_BYTES << i bytes */
-    uint64_t settle_ns, walk_ns, memory_bytes;
+    uint64_t settle_ns, memory_bytes;
     bool skipped;
 };
 
@@ -100,7 +100,8 @@ static void free_pass(struct ht_dedup_pass *p)
     for (unsigned i = 0; i < HT_ARRAY_SIZE(p->buf); i++)
         free(p->buf[i]);
     free(p->queue);
-    free(p->oids);
+    free(p->version);
+    ht_walk_end(&p->walk);
     free(p);
 }
 
@@ -120,15 +121,16 @@ static int allocate(struct ht_dedup_pass *p, unsigned part)
     ht_store_unlock(s);
     int rc = ht_dedup_index_init(&p->index, chunks, index_bytes_max(s), part);
     if (!rc)
-        rc = ht_store_oids(s, &p->oids, &p->count);
+        rc = ht_walk_begin(&p->walk, s);
+    p->walk.count = ht_min_u64(p->walk.count, UINT32_MAX - 1);
+    p->version = calloc(p->walk.count + 1, sizeof(*p->version));
     p->queue = calloc(QUEUE_MAX, sizeof(*p->queue));
     for (unsigned i = 0; i < HT_ARRAY_SIZE(p->buf); i++)
         p->buf[i] = aligned_alloc(HT_BLOCK_BYTES, HT_CHUNK_BYTES);
-    if (!rc && (!p->queue || !p->buf[0] || !p->buf[1]))
+    if (!rc && (!p->version || !p->queue || !p->buf[0] || !p->buf[1]))
         rc = -ENOMEM;
-    p->count = ht_min_u64(p->count, UINT32_MAX - 1);
-    p->memory_bytes = sizeof(*p) + ht_dedup_index_bytes(&p->index) + p->count * sizeof(*p->oids) +
-        QUEUE_MAX * sizeof(*p->queue) + HT_ARRAY_SIZE(p->buf) * HT_CHUNK_BYTES;
+    p->memory_bytes = sizeof(*p) + ht_dedup_index_bytes(&p->index) + ht_walk_bytes(&p->walk) +
+        p->walk.count * sizeof(*p->version) + QUEUE_MAX * sizeof(*p->queue) + HT_ARRAY_SIZE(p->buf) * HT_CHUNK_BYTES;
     p->figures->memory_bytes += p->memory_bytes;
     return rc;
 }
@@ -154,6 +156,21 @@ static int begin_pass(struct ht_store *s, unsigned part, uint64_t settle_ns, str
 
 /* ------------------------------------------------------------------ walking */
 
+/* Of some objects more. */
+static void note_versions(struct ht_dedup_pass *p)
+{
+    size_t end = ht_min_u64(p->noted + SLICE_OBJECTS, p->walk.count);
+
+    ht_store_lock(p->s);
+    for (; p->noted < end; p->noted++) {
+        struct ht_obj *o = ht_obj_find_locked(p->s, p->walk.oids[p->noted]);
+        p->version[p->noted] = o ? o->version : 0;
+    }
+    ht_store_unlock(p->s);
+    if (p->noted == p->walk.count)
+        p->due_ns = ht_now_ns() + p->settle_ns;
+}
+
 static struct ht_dedup_chunk name_chunk(const struct ht_obj *o, uint64_t index) HT_REQUIRES(HT_LOCK_STORE)
 {
     return (struct ht_dedup_chunk){.oid = o->oid, .version = o->version, .index = index};
@@ -161,7 +178,7 @@ static struct ht_dedup_chunk name_chunk(const struct ht_obj *o, uint64_t index) 
 
 static void put_in_queue(struct ht_dedup_pass *p, const struct ht_dedup_pair *pair)
 {
-    p->queue[(p->head + p->waiting++) % QUEUE_MAX] = (struct waiting){*pair, ht_now_ns()};
+    p->queue[(p->head + p->waiting++) % QUEUE_MAX] = *pair;
     p->figures->left_bytes += pair->bytes;
 }
 
@@ -176,8 +193,9 @@ static bool is_probably_zero(const struct ht_dedup_pass *p, const struct ht_obj 
 static struct ht_chunk *find_entry(const struct ht_dedup_pass *p, const struct ht_dedup_entry *e, struct ht_obj **out_o)
     HT_REQUIRES(HT_LOCK_STORE)
 {
-    struct ht_obj *o = e->object ? ht_obj_find_locked(p->s, p->oids[e->object - 1]) : NULL;
-    struct ht_chunk *c = o && ht_obj_may_share(o) ? ht_chunk_find(o, e->chunk) : NULL;
+    struct ht_obj *o = e->object ? ht_obj_find_locked(p->s, p->walk.oids[e->object - 1]) : NULL;
+    bool settled = o && ht_obj_may_share(o) && o->version == p->version[e->object - 1];
+    struct ht_chunk *c = settled ? ht_chunk_find(o, e->chunk) : NULL;
 
     *out_o = o;
     return c && ht_dedup_may_share(p->s, c) && c->pub.checksum == e->checksum ? c : NULL;
@@ -190,7 +208,7 @@ static struct ht_chunk *find_entry(const struct ht_dedup_pass *p, const struct h
 static void look_up(struct ht_dedup_pass *p, struct ht_obj *o, struct ht_chunk *c, uint64_t index)
     HT_REQUIRES(HT_LOCK_STORE)
 {
-    const struct ht_dedup_entry own = {c->pub.checksum, (uint32_t)(p->at + 1), (uint32_t)index};
+    const struct ht_dedup_entry own = {c->pub.checksum, (uint32_t)(p->walk.at + 1), (uint32_t)index};
     struct ht_dedup_entry *e = ht_dedup_index_find(&p->index, c->pub.checksum);
     struct ht_obj *first_o;
 
@@ -212,83 +230,74 @@ static void look_up(struct ht_dedup_pass *p, struct ht_obj *o, struct ht_chunk *
     put_in_queue(p, &pair);
 }
 
-static void look_at(struct ht_dedup_pass *p, struct ht_obj *o, struct ht_chunk *c, uint64_t index)
-    HT_REQUIRES(HT_LOCK_STORE)
+static bool is_settled(void *ctx, const struct ht_obj *o) HT_REQUIRES(HT_LOCK_STORE)
 {
+    const struct ht_dedup_pass *p = ctx;
+
+    return ht_obj_may_share(o) && o->version == p->version[p->walk.at];
+}
+
+static int look_at(void *ctx, struct ht_obj *o, struct ht_chunk *c, uint64_t index) HT_REQUIRES(HT_LOCK_STORE)
+{
+    struct ht_dedup_pass *p = ctx;
+
+    if (p->waiting == QUEUE_MAX)
+        return HT_WALK_PAUSE;
     if (!ht_dedup_may_share(p->s, c))
-        return;
+        return HT_WALK_ON;
     if (is_probably_zero(p, o, &c->pub)) {
         const struct ht_dedup_pair pair = {.other = name_chunk(o, index), .bytes = c->pub.stored};
         put_in_queue(p, &pair);
     } else {
         look_up(p, o, c, index);
     }
+    return HT_WALK_ON;
 }
 
-static bool is_walked(const struct ht_dedup_pass *p)
-{
-    return p->at == p->count;
-}
-
-/* Chunks of one object, as many as *left; true: the last one, too. */
-static bool walk_object(struct ht_dedup_pass *p, struct ht_obj *o, unsigned *left) HT_REQUIRES(HT_LOCK_STORE)
-{
-    struct ht_chunk *c;
-
-    if (!ht_obj_may_share(o))
-        return true;
-    ht_chunk_for_each_from(c, o, p->chunk)
-    {
-        if (!*left || p->waiting == QUEUE_MAX)
-            return false;
-        look_at(p, o, c, p->chunk);
-        --*left;
-    }
-    return true;
-}
-
-static void walk(struct ht_dedup_pass *p)
-{
-    struct ht_store *s = p->s;
-    uint64_t began_ns = ht_now_ns();
-
-    ht_store_lock(s);
-    for (unsigned left = SLICE_CHUNKS; left && !is_walked(p) && p->waiting<QUEUE_MAX; left -= left> 0) {
-        struct ht_obj *o = ht_obj_find_locked(s, p->oids[p->at]);
-        if (o && !walk_object(p, o, &left))
-            break;
-        p->chunk = 0;
-        p->at++;
-    }
-    ht_store_unlock(s);
-    uint64_t held_ns = ht_now_ns() - began_ns;
-    p->walk_ns += held_ns;
-    const struct timespec rest = {.tv_nsec = (long)ht_min_u64(held_ns, REST_NS_MAX)};
-    nanosleep(&rest, NULL); /* threads that wait for the lock come first: the mutex is not fair */
-}
+static const struct ht_walk_visitor visitor = {.object = is_settled, .chunk = look_at};
 
 /* ---------------------------------------------------------------- comparing */
 
-/* When the oldest pair may be compared; 0: there is none. */
-static uint64_t due_ns(const struct ht_dedup_pass *p)
+/* Some pairs of the queue, at most so many bytes, and one transaction. The next pass finds those that were skipped. */
+static int compare_some(struct ht_dedup_pass *p, uint64_t most_bytes, uint64_t *out_bytes)
 {
-    return p->waiting ? p->queue[p->head].since_ns + p->settle_ns : 0;
+    uint64_t most = ht_min_u64(most_bytes, STEP_BYTES), skipped = 0;
+    int rc = 0;
+
+    while (!rc && p->waiting && p->same.count < HT_ARRAY_SIZE(p->same.pair) && *out_bytes < most) {
+        const struct ht_dedup_pair pair = p->queue[p->head];
+        p->head = (p->head + 1) % QUEUE_MAX;
+        p->waiting--;
+        p->figures->left_bytes -= pair.bytes;
+        rc = ht_dedup_compare(p->s, &pair, &p->same, p->buf, out_bytes);
+        skipped += rc == -EAGAIN;
+        rc = rc == -EAGAIN ? 0 : rc;
+    }
+    int changed = ht_dedup_share(p->s, &p->same);
+    skipped += changed > 0 ? (unsigned)changed : 0;
+    p->skipped |= skipped > 0 || rc || changed < 0;
+    p->figures->skipped += skipped;
+    return rc ? rc : changed < 0 ? changed : 0;
 }
 
-/* The oldest pair. As ht_dedup_pair_share, but for what was skipped: the next pass finds it. */
-static int compare_next(struct ht_dedup_pass *p, uint64_t *out_bytes)
-{
-    const struct ht_dedup_pair pair = p->queue[p->head].pair;
+enum { PASS_WORKS, PASS_WAITS, PASS_ENDS };
 
-    p->head = (p->head + 1) % QUEUE_MAX;
-    p->waiting--;
-    p->figures->left_bytes -= pair.bytes;
-    int rc = ht_dedup_pair_share(p->s, &pair, p->buf, out_bytes);
-    if (rc) {
-        p->skipped = true;
-        p->figures->skipped++;
-    }
-    return rc == -EAGAIN ? 0 : rc;
+/* A step of the pass; or an error, after which it goes on. */
+static int go_on(struct ht_dedup_pass *p, uint64_t most_bytes, uint64_t *out_bytes)
+{
+    int rc = PASS_WORKS;
+
+    if (p->noted < p->walk.count || !p->due_ns)
+        note_versions(p);
+    else if (p->due_ns > ht_now_ns())
+        rc = PASS_WAITS;
+    else if (p->waiting && (p->waiting == QUEUE_MAX || ht_walk_is_over(&p->walk)))
+        rc = compare_some(p, most_bytes, out_bytes);
+    else if (!ht_walk_is_over(&p->walk))
+        rc = ht_walk_slice(&p->walk, &visitor, p, SLICE_CHUNKS);
+    else
+        rc = PASS_ENDS;
+    return rc;
 }
 
 /* ------------------------------------------------------------------- engine */
@@ -318,7 +327,7 @@ static void end_pass(struct ht_store *s, struct ht_dedup *d)
 
     d->again |= p->skipped;
     d->part = p->index.part + 1 < p->index.parts ? p->index.part + 1 : 0;
-    d->next_ns = ht_now_ns() + ht_max_u64(d->part ? 0 : PASS_COMMITS * commit_ns(s), (uint64_t)PASS_SHARE * p->walk_ns);
+    d->next_ns = ht_now_ns() + ht_max_u64(d->part ? 0 : PASS_COMMITS * commit_ns(s), (uint64_t)PASS_SHARE * p->walk.ns);
     if (!d->part)
         d->figures.passes++;
     d->pass = NULL;
@@ -338,19 +347,12 @@ static enum ht_step step(void *ctx, struct ht_budget *b)
             return HT_STEP_IDLE;
         return begin_next(s, d) ? HT_STEP_BLOCKED : HT_STEP_WORKED;
     }
-    struct ht_dedup_pass *p = d->pass;
-    if (p->waiting && due_ns(p) <= ht_now_ns())
-        return compare_next(p, &b->bytes) ? HT_STEP_BLOCKED : HT_STEP_WORKED;
-    if (!is_walked(p) && p->waiting < QUEUE_MAX) {
-        walk(p);
-        return HT_STEP_WORKED;
-    }
-    b->at_ns = due_ns(p);
-    if (!p->waiting) {
+    int rc = go_on(d->pass, b->most_bytes, &b->bytes);
+    if (rc == PASS_WAITS)
+        b->at_ns = d->pass->due_ns;
+    else if (rc == PASS_ENDS)
         end_pass(s, d);
-        return HT_STEP_WORKED;
-    }
-    return HT_STEP_IDLE;
+    return rc < 0 ? HT_STEP_BLOCKED : rc == PASS_WAITS ? HT_STEP_IDLE : HT_STEP_WORKED;
 }
 
 enum { PASSES, COMPARED, SHARED, HOLES, DIFFERENT, SKIPPED, LEFT, FIGURES };
@@ -417,26 +419,29 @@ void ht_store_dedup_stats(struct ht_store *s, struct ht_dedup_stats *out)
 static int run_pass(struct ht_store *s, unsigned part, unsigned *out_parts)
 {
     struct ht_dedup_pass *p;
-    uint64_t bytes;
+    uint64_t bytes = 0;
     int rc = begin_pass(s, part, 0, &p);
 
     if (rc)
         return rc;
     *out_parts = p->index.parts;
-    while (!rc && (p->waiting || !is_walked(p))) {
-        if (p->waiting)
-            rc = compare_next(p, &bytes);
-        else
-            walk(p);
-    }
+    do {
+        bytes = 0;
+        rc = go_on(p, UINT64_MAX, &bytes);
+    } while (rc >= 0 && rc != PASS_ENDS);
     free_pass(p);
-    return rc;
+    return rc < 0 ? rc : 0;
 }
 
+/* Also what was compared in vain. */
 int ht_store_dedup(struct ht_store *s)
 {
     unsigned parts = 1;
     int rc = ht_is_read_only(s) ? -EROFS : 0;
+
+    ht_store_lock(s);
+    memset(&s->engine->dedup.vain, 0, sizeof(s->engine->dedup.vain));
+    ht_store_unlock(s);
 
     for (unsigned part = 0; !rc && part < parts; part++)
         rc = run_pass(s, part, &parts);

@@ -7,6 +7,7 @@
 
 #include "tiering/base/base.h"
 #include "tiering/api/dedup.h"
+#include "tiering/txn/txn.h"
 #include "tiering/engine/dedup_index.h"
 #include "tiering/engine/scheduler.h"
 
@@ -20,9 +21,18 @@ struct ht_dedup_figures {
     _Atomic uint64_t passes, compared_bytes, shared_bytes, hole_bytes, different, skipped, memory_bytes, left_bytes;
 };
 
+/*
+ * Content that was compared or read in vain, by hashes of place and checksum: no later pass looks at it again. A small
+ * table, of which new entries take the place of old ones. The store's lock guards it.
+ */
+struct ht_dedup_vain {
+    uint64_t name[1024]; /* 0: none */
+};
+
 /* The engine's; its thread's alone but for the figures. */
 struct ht_dedup {
     struct ht_dedup_figures figures;
+    struct ht_dedup_vain vain;
     struct ht_dedup_pass *pass; /* NULL: none */
     uint64_t seen_lsn;          /* what the log had when the last whole round began */
     uint64_t next_ns;           /* the next pass begins not before */
@@ -42,14 +52,22 @@ struct ht_dedup_pair {
     uint64_t bytes;              /* that are stored of each */
 };
 
-/* Is the chunk's content published, on present devices, and nothing newer in memory? */
+/* Pairs that were compared and are the same, with references to their objects. */
+struct ht_dedup_same {
+    struct ht_sharer pair[64];
+    unsigned count;
+};
+
+/* Is the chunk's content published, on present devices, nothing newer in memory, and was it not looked at in vain? */
 bool ht_dedup_may_share(const struct ht_store *s, const struct ht_chunk *c) HT_REQUIRES(HT_LOCK_STORE);
 /*
- * dedup_pair.c: compares a pair, and shares the bytes if they are the same. buf: two buffers of a chunk each.
- * *out_bytes: read. 0: it is done, or never will be; -EAGAIN: it was skipped; -ENOMEM, or the log's error.
+ * dedup_pair.c: compares a pair, and adds it to `same`, which has room. buf: two buffers of a chunk each. *out_bytes
+ * grows by the bytes read. 0: it was added, or never will be; -EAGAIN: it was skipped; -ENOMEM.
  */
-int ht_dedup_pair_share(struct ht_store *s, const struct ht_dedup_pair *pair, uint8_t *buf[2], uint64_t *out_bytes)
-    HT_EXCLUDES(HT_LOCK_STORE) HT_MUST_CHECK;
+int ht_dedup_compare(struct ht_store *s, const struct ht_dedup_pair *pair, struct ht_dedup_same *same, uint8_t *buf[2],
+                     uint64_t *out_bytes) HT_EXCLUDES(HT_LOCK_STORE) HT_MUST_CHECK;
+/* Shares these in one transaction, and empties `same`. How many have changed meanwhile; -ENOMEM, or the log's error. */
+int ht_dedup_share(struct ht_store *s, struct ht_dedup_same *same) HT_EXCLUDES(HT_LOCK_STORE) HT_MUST_CHECK;
 
 bool ht_dedup_is_on(const struct ht_store *s);
 uint64_t ht_dedup_rate_bytes(const struct ht_store *s);

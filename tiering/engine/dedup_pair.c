@@ -1,14 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * dedup_pair.c - two chunks that are probably the same: compared byte by byte, then stored once.
+ * dedup_pair.c - pairs of chunks that are probably the same: compared byte by byte, then stored once.
  *
- *   the pair --own--> a second owner of the one's bytes --read both--> the same --take over--> the other has that owner
- *      |               |                                    |              |
- *      changed: skipped  no memory: skipped       different: owner dropped   changed meanwhile: owner dropped, skipped
+ *   the pair --copies of both references--> read both --the same--> one transaction for many pairs: shared
+ *      |                                       |                        |
+ *      changed: skipped                  different, unreadable:      changed meanwhile: skipped
+ *                                        remembered
  *
- * The owner keeps the bytes where they are until the other chunk has them, whatever becomes of the first one. The other
- * chunk is not held while it is read. Its object's version says in the transaction that nothing has changed since
- * (txn/share.c). So no thread waits for a chunk of a pair.
+ * No chunk is held while it is read. In the transaction the versions of both objects and the places of both chunks say
+ * that nothing has changed since (txn/share.c). So no thread waits for a chunk of a pair.
  *
  * A crash before the transaction is durable leaves both places. After it, the one that both name.
  *
@@ -16,15 +16,14 @@
  */
 #include <stdlib.h>
 
+#include "tiering/base/idhash.h"
 #include "tiering/base/mutant.h"
 #include "tiering/cache/arena.h"
 #include "tiering/api/object.h"
 #include "tiering/object/chunk.h"
 #include "tiering/object/context.h"
-#include "tiering/object/deferred_free.h"
 #include "tiering/object/object.h"
 #include "tiering/object/ref.h"
-#include "tiering/object/refcount.h"
 #include "tiering/data/admission.h"
 #include "tiering/data/chunk_io.h"
 #include "tiering/data/flush.h"
@@ -42,96 +41,99 @@ static bool is_present(const struct ht_store *s, const struct ht_ref *ref)
     return true;
 }
 
+/* ------------------------------------------------------------------ in vain */
+
+static uint64_t name_of(const struct ht_ref *ref)
+{
+    struct ht_extent e = ht_ref_extent(ref, 0);
+
+    return ht_id_hash(ref->checksum ^ ht_id_hash(e.block | (uint64_t)e.device << 48)) | 1;
+}
+
+static uint64_t *slot_of(struct ht_dedup_vain *v, const struct ht_ref *ref)
+{
+    return &v->name[name_of(ref) / 2 % HT_ARRAY_SIZE(v->name)];
+}
+
+static bool is_in_vain(struct ht_dedup_vain *v, const struct ht_ref *ref)
+{
+    return *slot_of(v, ref) == name_of(ref);
+}
+
 bool ht_dedup_may_share(const struct ht_store *s, const struct ht_chunk *c)
 {
     if ((c->flags & ~HT_CH_LOG_RESERVED) != HT_CH_PUB || !ht_ref_holds(&c->pub) || c->pub.codec != HT_CODEC_RAW)
         return false;
-    return (c->slot == HT_SLOT_NONE || !ht_arena_image(s->arena, c->slot)->dirty) && is_present(s, &c->pub);
+    return (c->slot == HT_SLOT_NONE || !ht_arena_image(s->arena, c->slot)->dirty) && is_present(s, &c->pub) &&
+        !is_in_vain(&s->engine->dedup.vain, &c->pub);
 }
 
-/* A chunk that is looked at, with a reference to its object. */
-struct side {
-    struct ht_obj *obj;
-    struct ht_chunk *c; /* while the lock is held */
-    uint64_t index;
-    struct ht_ref ref; /* a copy */
-};
+/* -------------------------------------------------------------------- a pair */
 
-/* -ESTALE: it has changed. */
-static int find(struct ht_store *s, const struct ht_dedup_chunk *want, struct side *out) HT_REQUIRES(HT_LOCK_STORE)
+/* With a reference to its object. -ESTALE: it has changed. */
+static int find(struct ht_store *s, const struct ht_dedup_chunk *want, struct ht_sharer_side *out)
+    HT_REQUIRES(HT_LOCK_STORE)
 {
     struct ht_obj *o = ht_obj_find_locked(s, want->oid);
     struct ht_chunk *c = o && ht_obj_may_share(o) && o->version == want->version ? ht_chunk_find(o, want->index) : NULL;
 
     if (!c || !ht_dedup_may_share(s, c))
         return -ESTALE;
-    *out = (struct side){.obj = o, .c = c, .index = want->index};
+    struct ht_sharer_side side = {.index = want->index, .version = want->version};
+    if (ht_ref_copy(&side.was, &c->pub))
+        return -ENOMEM;
+    side.obj = o;
+    o->refs++;
+    *out = side;
     return 0;
 }
 
-/* out->ref becomes one more owner of the chunk's bytes. -EAGAIN: a thread holds the chunk. */
-static int own(struct ht_store *s, struct side *x) HT_REQUIRES(HT_LOCK_STORE)
+static bool is_probably_same(const struct ht_sharer_side *a, const struct ht_sharer_side *b)
 {
-    if (!ht_chunk_trylock_exclusive(x->c))
-        return -EAGAIN;
-    int rc = HT_MUTANT("dedup-unowned") ? ht_ref_copy(&x->ref, &x->c->pub) : ht_chunk_share(x->obj, x->c, &x->ref);
-    ht_chunk_unlock_exclusive(x->obj, x->c, x->index);
-    return rc;
-}
-
-static bool is_probably_same(const struct side *a, const struct side *b)
-{
-    const struct ht_ref *x = &a->c->pub, *y = &b->c->pub;
+    const struct ht_ref *x = &a->was, *y = &b->was;
 
     return x->stored == y->stored && x->codec == y->codec && x->checksum == y->checksum &&
         a->obj->chunk_shift == b->obj->chunk_shift;
 }
 
-/*
- * Both sides with copies of their references, a->ref an owner. Without an owner only b. -EALREADY: they share the bytes
- * already.
- */
-static int take(struct ht_store *s, const struct ht_dedup_pair *pair, struct side *a, struct side *b)
-    HT_REQUIRES(HT_LOCK_STORE)
+/* Both sides; without an owner only the other. -EALREADY: they share the bytes already. */
+static int take(struct ht_store *s, const struct ht_dedup_pair *pair, struct ht_sharer *x) HT_REQUIRES(HT_LOCK_STORE)
 {
-    int rc = find(s, &pair->other, b);
+    int rc = find(s, &pair->other, &x->other);
 
-    if (!rc && pair->owner.oid)
-        rc = find(s, &pair->owner, a);
-    if (!rc && a->obj && !is_probably_same(a, b))
-        rc = -ESTALE;
-    if (!rc && a->obj && ht_ref_same_place(&a->c->pub, &b->c->pub))
-        rc = -EALREADY;
-    if (!rc)
-        rc = ht_ref_copy(&b->ref, &b->c->pub);
-    if (!rc && a->obj)
-        rc = own(s, a);
+    if (rc || !pair->owner.oid)
+        return rc;
+    rc = find(s, &pair->owner, &x->first);
     if (rc)
-        ht_ref_forget(&b->ref);
-    else
-        b->obj->refs++;
-    if (!rc && a->obj)
-        a->obj->refs++;
-    return rc;
+        return rc;
+    if (ht_ref_same_place(&x->first.was, &x->other.was))
+        return -EALREADY;
+    return is_probably_same(&x->first, &x->other) ? 0 : -ESTALE;
 }
 
-static void release(struct ht_store *s, struct side *a, struct side *b)
+static void put_side(struct ht_sharer_side *x) HT_REQUIRES(HT_LOCK_STORE)
+{
+    if (!x->obj)
+        return;
+    ht_ref_forget(&x->was);
+    ht_obj_put_locked(x->obj);
+}
+
+static void put_pair(struct ht_store *s, struct ht_sharer *x)
 {
     ht_store_lock(s);
-    if (ht_ref_holds(&a->ref))
-        (void)ht_ref_drop(s, &a->ref);
-    ht_ref_forget(&b->ref);
-    if (a->obj)
-        ht_obj_put_locked(a->obj);
-    ht_obj_put_locked(b->obj);
+    put_side(&x->first);
+    put_side(&x->other);
     ht_store_unlock(s);
 }
 
+/* -------------------------------------------------------------- comparing */
+
 /* Scrub reports what cannot be read. */
-static int read_side(struct ht_store *s, struct ht_ring *ring, const struct side *x, uint8_t *buf)
+static int read_side(struct ht_store *s, struct ht_ring *ring, const struct ht_sharer_side *x, uint8_t *buf)
 {
-    struct ht_chunk_io io = {.obj = x->obj, .index = x->index, .ref = x->ref};
-    const struct ht_permit_request request = ht_admission_of_ref(s, &x->ref);
+    struct ht_chunk_io io = {.obj = x->obj, .index = x->index, .ref = x->was};
+    const struct ht_permit_request request = ht_admission_of_ref(s, &x->was);
     struct ht_permit permit;
 
     ht_permit_get(&s->gate, &request, &permit);
@@ -146,57 +148,81 @@ static bool is_zero(const uint8_t *p, size_t n)
     return !p[0] && memcmp(p, p + 1, n - 1) == 0;
 }
 
-/* 1: they are the same; 0: not. */
-static int compare(struct ht_store *s, const struct side *a, const struct side *b, uint8_t *buf[2], uint64_t *out_bytes)
+/* Content that changed meanwhile is skipped. Other content is not looked at again. */
+static int in_vain(struct ht_store *s, const struct ht_sharer_side *x)
 {
+    ht_store_lock(s);
+    struct ht_chunk *c = x->obj->version == x->version ? ht_chunk_find(x->obj, x->index) : NULL;
+    bool unchanged = c && (c->flags & HT_CH_PUB) && ht_ref_same_place(&c->pub, &x->was);
+    if (unchanged)
+        *slot_of(&s->engine->dedup.vain, &x->was) = name_of(&x->was);
+    ht_store_unlock(s);
+    return unchanged ? 0 : -EAGAIN;
+}
+
+/* 1: they are the same; 0: they are not, or cannot be read; -EAGAIN: they have changed; -ENOMEM. */
+static int compare(struct ht_store *s, const struct ht_sharer *x, uint8_t *buf[2], uint64_t *out_bytes)
+{
+    struct ht_dedup_figures *f = &s->engine->dedup.figures;
     struct ht_ring *ring = ht_store_ring(s);
-    uint32_t bytes = b->ref.stored;
+    uint32_t bytes = x->other.was.stored;
+    const struct ht_sharer_side *side[2] = {&x->other, &x->first};
+    unsigned sides = x->first.obj ? 2 : 1;
 
     if (!ring)
         return -ENOMEM;
-    *out_bytes += bytes;
-    int rc = read_side(s, ring, b, buf[0]);
-    if (rc)
-        return rc == -ENOMEM ? rc : -EAGAIN;
-    if (!a->obj)
-        return is_zero(buf[0], bytes);
-    *out_bytes += bytes;
-    rc = read_side(s, ring, a, buf[1]);
-    if (rc)
-        return rc == -ENOMEM ? rc : -EAGAIN;
-    return HT_MUTANT("dedup-uncompared") || memcmp(buf[0], buf[1], bytes) == 0;
-}
-
-/* a->ref is used up if it succeeds. */
-static int share(struct ht_store *s, struct side *a, struct ht_sharer *x)
-{
-    struct ht_dedup_figures *f = &s->engine->dedup.figures;
-    bool hole = !a->obj;
-    int rc = hole ? ht_chunk_make_hole(x) : ht_chunk_take_over(x, &a->ref);
-
-    if (!rc)
-        *(hole ? &f->hole_bytes : &f->shared_bytes) += (uint64_t)x->freed_blocks * HT_BLOCK_BYTES;
-    return rc == -ESTALE || rc == -ENOSPC ? -EAGAIN : rc;
-}
-
-int ht_dedup_pair_share(struct ht_store *s, const struct ht_dedup_pair *pair, uint8_t *buf[2], uint64_t *out_bytes)
-{
-    struct ht_dedup_figures *f = &s->engine->dedup.figures;
-    struct side a = {.obj = NULL}, b = {.obj = NULL};
-
-    *out_bytes = 0;
-    ht_store_lock(s);
-    int rc = take(s, pair, &a, &b);
-    ht_store_unlock(s);
-    if (rc)
-        return rc == -EALREADY ? 0 : rc == -ESTALE ? -EAGAIN : rc;
-    struct ht_sharer x = {.obj = b.obj, .index = b.index, .version = pair->other.version, .was = b.ref};
-    rc = compare(s, &a, &b, buf, out_bytes);
-    f->compared_bytes += *out_bytes;
-    if (rc == 0)
-        f->different++;
-    else if (rc > 0)
-        rc = share(s, &a, &x);
-    release(s, &a, &b);
+    for (unsigned i = 0; i < sides; i++) {
+        *out_bytes += bytes;
+        int rc = read_side(s, ring, side[i], buf[i]);
+        if (rc == -ENOMEM)
+            return rc;
+        if (rc) {
+            rc = in_vain(s, side[i]);
+            f->skipped += rc == 0;
+            return rc;
+        }
+    }
+    if (HT_MUTANT("dedup-uncompared") || (sides == 1 ? is_zero(buf[0], bytes) : !memcmp(buf[0], buf[1], bytes)))
+        return 1;
+    int rc = in_vain(s, &x->other);
+    f->different += rc == 0;
     return rc;
+}
+
+int ht_dedup_compare(struct ht_store *s, const struct ht_dedup_pair *pair, struct ht_dedup_same *same, uint8_t *buf[2],
+                     uint64_t *out_bytes)
+{
+    struct ht_sharer *x = &same->pair[same->count];
+    uint64_t bytes = 0;
+
+    *x = (struct ht_sharer){.rc = 0};
+    ht_store_lock(s);
+    int rc = take(s, pair, x);
+    ht_store_unlock(s);
+    if (!rc)
+        rc = compare(s, x, buf, &bytes);
+    s->engine->dedup.figures.compared_bytes += bytes;
+    *out_bytes += bytes;
+    if (rc == 1) {
+        same->count++;
+        return 0;
+    }
+    put_pair(s, x);
+    return rc == -EALREADY ? 0 : rc == -ESTALE ? -EAGAIN : rc;
+}
+
+int ht_dedup_share(struct ht_store *s, struct ht_dedup_same *same)
+{
+    struct ht_dedup_figures *f = &s->engine->dedup.figures;
+    int rc = same->count ? ht_chunks_share(s, same->pair, same->count) : 0, skipped = 0;
+
+    for (unsigned i = 0; i < same->count; i++) {
+        struct ht_sharer *x = &same->pair[i];
+        if (!rc && !x->rc)
+            *(x->first.obj ? &f->shared_bytes : &f->hole_bytes) += (uint64_t)x->freed_blocks * HT_BLOCK_BYTES;
+        skipped += rc || x->rc;
+        put_pair(s, x);
+    }
+    same->count = 0;
+    return rc ? rc : skipped;
 }

@@ -9,12 +9,15 @@
  * crash leaves the record or not, and the old space is not used again before the record is durable.
  *
  * The caller has read and compared the bytes before the transaction, and holds nothing meanwhile. So the transaction
- * looks at everything again: the object is the same version, and the chunk has the same place. Any change in between
- * wins.
+ * looks at everything again: both objects are the same version, and both chunks have the same place. Any change in
+ * between wins. Bytes that a chunk still has then were never free, so what the caller has read were these.
+ *
+ * Many chunks share in one transaction: each alone, so one that has changed keeps no other from it.
  *
  * An object with a rewrite reserve keeps its own bytes: shared space does not come back with a rewrite, so the reserve
  * would have to grow by as much as is freed.
  */
+#include "tiering/base/mutant.h"
 #include "tiering/journal/journal.h"
 #include "tiering/cache/arena.h"
 #include "tiering/api/tx.h"
@@ -37,7 +40,7 @@ bool ht_obj_may_share(const struct ht_obj *o)
 }
 
 /* 0: nothing has changed, and no thread holds the chunk. Lock held. */
-static int check(const struct ht_sharer *x, struct ht_chunk **out_c) HT_REQUIRES(HT_LOCK_STORE)
+static int check(const struct ht_sharer_side *x, struct ht_chunk **out_c) HT_REQUIRES(HT_LOCK_STORE)
 {
     struct ht_chunk *c = ht_chunk_find(x->obj, x->index);
 
@@ -58,89 +61,86 @@ static uint32_t freed_by(const struct ht_store *s, const struct ht_chunk *c) HT_
     return e && e->owners > 1 ? 0 : ht_ref_blocks(&c->pub);
 }
 
-/* The chunk takes ref over, which is empty then. In a transaction, lock held. */
-static int take_over(struct ht_sharer *x, struct ht_ref *ref, struct ht_tx *tx) HT_REQUIRES(HT_LOCK_STORE)
+/* The first chunk's bytes with one more owner, to be installed. Nothing fails afterwards. */
+static int own_first(const struct ht_sharer *x, struct ht_ref *out) HT_REQUIRES(HT_LOCK_STORE)
 {
-    struct ht_obj *o = x->obj;
-    struct ht_store *s = o->s;
-    struct ht_chunk *c;
-    int rc = check(x, &c);
+    struct ht_obj *o = x->other.obj;
+    struct ht_chunk *first;
+    int rc = check(&x->first, &first);
 
-    if (!rc && ht_ref_endangered(s, ref))
+    if (HT_MUTANT("dedup-unowned") && rc == -ESTALE)
+        return ht_ref_copy(out, &x->first.was);
+    if (!rc && ht_ref_endangered(o->s, &first->pub))
         rc = -EAGAIN;
-    if (!rc && !ht_ref_pieces_fit(s, ref))
+    if (!rc && !ht_ref_pieces_fit(o->s, &first->pub))
         rc = -ENOSPC;
     if (!rc)
         rc = ht_obj_need_extra(o);
+    return rc ? rc : ht_chunk_share(x->first.obj, first, out);
+}
+
+/* In a transaction, lock held. */
+static int take_over(struct ht_sharer *x, struct ht_tx *tx) HT_REQUIRES(HT_LOCK_STORE)
+{
+    struct ht_obj *o = x->other.obj;
+    struct ht_store *s = o->s;
+    struct ht_chunk *c;
+    struct ht_ref ref;
+    int rc = check(&x->other, &c);
+
+    if (!rc)
+        rc = own_first(x, &ref);
     if (rc)
         return rc;
     x->freed_blocks = freed_by(s, c);
-    ref->visible = c->pub.visible;
+    ref.visible = c->pub.visible;
     c->generation++;
-    ht_record_chunk(&tx->records, o, x->index, c, ref);
-    o->stored_blocks += ht_ref_blocks(ref);
-    ht_obj_extra(o)->shared_blocks += ht_ref_blocks(ref);
-    ht_ref_log_reserve_pieces(s, ref);
+    ht_record_chunk(&tx->records, o, x->other.index, c, &ref);
+    o->stored_blocks += ht_ref_blocks(&ref);
+    ht_obj_extra(o)->shared_blocks += ht_ref_blocks(&ref);
+    ht_ref_log_reserve_pieces(s, &ref);
     ht_tx_free_ref(o, &c->pub);
-    c->pub = *ref;
+    c->pub = ref;
     ht_refcount_named(s, &c->pub);
     ht_note_published(s, &c->pub);
-    memset(ref, 0, sizeof(*ref));
     return 0;
-}
-
-static int begin(struct ht_store *s, size_t bytes, struct ht_tx **out_tx) HT_ACQUIRE_IF_0(HT_LOCK_TX)
-{
-    return ht_tx_begin(s, HT_CHUNK_RECORD_BYTES + HT_FRAG_RECORD_BYTES + bytes, out_tx);
-}
-
-int ht_chunk_take_over(struct ht_sharer *x, struct ht_ref *ref)
-{
-    struct ht_store *s = x->obj->s;
-    struct ht_tx *tx;
-    int rc = begin(s, ht_ref_extra_bytes(ref), &tx);
-
-    if (rc)
-        return rc;
-    ht_store_lock(s);
-    rc = take_over(x, ref, tx);
-    ht_store_unlock(s);
-    int committed = ht_tx_commit(tx, NULL);
-    return rc ? rc : committed;
 }
 
 /* A clean image has only zeros: it goes, too. In a transaction, lock held. */
 static int make_hole(struct ht_sharer *x, struct ht_tx *tx) HT_REQUIRES(HT_LOCK_STORE)
 {
-    struct ht_obj *o = x->obj;
+    struct ht_obj *o = x->other.obj;
     struct ht_chunk *c;
-    int rc = check(x, &c);
+    int rc = check(&x->other, &c);
 
     if (rc)
         return rc;
     x->freed_blocks = freed_by(o->s, c);
-    ht_chunk_drop_image(o, c, x->index);
-    ht_record_chunk_del(&tx->records, o->oid, x->index);
+    ht_chunk_drop_image(o, c, x->other.index);
+    ht_record_chunk_del(&tx->records, o->oid, x->other.index);
     ht_tx_free_ref(o, &c->pub);
     c->flags &= (uint8_t)~HT_CH_PUB;
     c->generation++;
     o->s->objects.chunks--;
     ht_chunk_drop_log_reserve(o, c);
-    ht_chunk_trim(o, x->index);
+    ht_chunk_trim(o, x->other.index);
     return 0;
 }
 
-int ht_chunk_make_hole(struct ht_sharer *x)
+int ht_chunks_share(struct ht_store *s, struct ht_sharer x[], unsigned n)
 {
-    struct ht_store *s = x->obj->s;
     struct ht_tx *tx;
-    int rc = begin(s, 0, &tx);
+    size_t bytes = 0;
 
+    for (unsigned i = 0; i < n; i++)
+        bytes +=
+            HT_CHUNK_RECORD_BYTES + HT_FRAG_RECORD_BYTES + (x[i].first.obj ? ht_ref_extra_bytes(&x[i].first.was) : 0);
+    int rc = ht_tx_begin(s, bytes, &tx);
     if (rc)
         return rc;
     ht_store_lock(s);
-    rc = make_hole(x, tx);
+    for (unsigned i = 0; i < n; i++)
+        x[i].rc = x[i].first.obj ? take_over(&x[i], tx) : make_hole(&x[i], tx);
     ht_store_unlock(s);
-    int committed = ht_tx_commit(tx, NULL);
-    return rc ? rc : committed;
+    return ht_tx_commit(tx, NULL);
 }

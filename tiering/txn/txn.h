@@ -87,22 +87,25 @@ int ht_move_publish(struct ht_store *s, struct ht_move m[], unsigned count, uint
 
 /* --------------------------------------------------------------- sharing */
 
-/* share.c: a chunk that gives up its own bytes, as it was when they were read. */
-struct ht_sharer {
-    struct ht_obj *obj;
+/* share.c: a chunk as it was when it was read, and the one that gives up its own bytes for those of the first. */
+struct ht_sharer_side {
+    struct ht_obj *obj; /* the caller keeps its reference; NULL of the first: there is none, the bytes are zeros */
     uint64_t index, version;
-    struct ht_ref was;     /* a copy of its published reference */
+    struct ht_ref was; /* a copy of its published reference */
+};
+struct ht_sharer {
+    struct ht_sharer_side first, other;
     uint32_t freed_blocks; /* out */
+    int rc;                /* out */
 };
 /* Has the object nothing in memory that is not published, and no space that it may not lose? */
 bool ht_obj_may_share(const struct ht_obj *o) HT_REQUIRES(HT_LOCK_STORE);
 /*
- * Publishes that the chunk has the bytes of ref, which are the same as its own: ref is an owner, and used up.
- * Durable with a later sync. -ESTALE: object or chunk has changed; -EAGAIN: a thread holds the chunk, or the bytes are
- * not flushed; -ENOSPC: the log has no room for the pieces; -ENOMEM. Then nothing was done, and ref is the caller's.
+ * Publishes that the other chunks have the bytes of the first ones, which are the same as their own, or are holes.
+ * Durable with a later sync. Each rc says what became of one: -ESTALE: object or chunk has changed; -EAGAIN: a thread
+ * holds a chunk, or the bytes are not flushed; -ENOSPC: the log has no room for the pieces; -ENOMEM. Then nothing was
+ * done with it. An error of the call: none was shared, or the log has failed.
  */
-int ht_chunk_take_over(struct ht_sharer *x, struct ht_ref *ref) HT_EXCLUDES(HT_LOCK_STORE) HT_MUST_CHECK;
-/* The same for bytes that are all zeros: the chunk becomes a hole. */
-int ht_chunk_make_hole(struct ht_sharer *x) HT_EXCLUDES(HT_LOCK_STORE) HT_MUST_CHECK;
+int ht_chunks_share(struct ht_store *s, struct ht_sharer x[], unsigned n) HT_EXCLUDES(HT_LOCK_STORE) HT_MUST_CHECK;
 
 #endif

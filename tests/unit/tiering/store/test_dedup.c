@@ -386,11 +386,13 @@ static struct ht_dedup_chunk name(struct ht_obj *o, uint64_t index)
     return (struct ht_dedup_chunk){.oid = ht_obj_id(o), .version = obj_stat(o).version, .index = index};
 }
 
-/* Whatever became of either chunk since the pair was found. */
+/* Whatever became of either chunk since the pair was found, or since it was compared. */
 START_TEST(a_pair_that_has_changed_is_left_alone)
 {
+    static struct ht_dedup_same same;
     uint8_t *buf[2] = {aligned_alloc(4096, MIB), aligned_alloc(4096, MIB)};
-    uint64_t bytes;
+    uint64_t bytes = 0;
+    bool compared = _i / 8;
 
     fresh(32, false);
     uint8_t *p = noise(MIB, 1), *q = noise(MIB, 2);
@@ -398,7 +400,12 @@ START_TEST(a_pair_that_has_changed_is_left_alone)
     const struct ht_dedup_pair pair = {name(a, 0), name(b, 0), MIB};
     struct ht_obj *changed = _i & 1 ? a : b;
     const uint8_t *now = q;
-    switch (_i / 2) {
+    same.count = 0;
+    if (compared) {
+        ck_assert_int_eq(ht_dedup_compare(s, &pair, &same, buf, &bytes), 0);
+        ck_assert_uint_eq(same.count, 1);
+    }
+    switch (_i % 8 / 2) {
     case 0:
         put_all(changed, 0, q, MIB);
         ck_assert_int_eq(ht_obj_sync(changed), 0);
@@ -418,8 +425,10 @@ START_TEST(a_pair_that_has_changed_is_left_alone)
         now = NULL;
     }
     uint64_t before = free_bytes();
-    ck_assert_int_eq(ht_dedup_pair_share(s, &pair, buf, &bytes), -EAGAIN);
-    ck_assert_uint_eq(bytes, 0);
+    if (!compared)
+        ck_assert_int_eq(ht_dedup_compare(s, &pair, &same, buf, &bytes), -EAGAIN);
+    ck_assert_int_eq(ht_dedup_share(s, &same), compared);
+    ck_assert_uint_eq(bytes, compared ? 2 * MIB : 0);
     ck_assert_uint_eq(free_bytes(), before);
     expect_stored(changed == a ? b : a, p, MIB);
     if (now) {
@@ -636,6 +645,73 @@ START_TEST(the_engine_finds_them_by_itself)
 }
 END_TEST
 
+/* Writes and syncs other content until the engine has made so many passes more. */
+static void wait_for_passes(uint64_t passes)
+{
+    struct ht_obj *o = object(SMALL, 0);
+    uint64_t end = figures().passes + passes;
+
+    for (unsigned ms = 0; ms < WAIT_MS_MAX && figures().passes < end; ms++) {
+        put_all(o, 0, (const uint8_t *)&ms, sizeof(ms));
+        ck_assert_int_eq(ht_obj_sync(o), 0);
+        usleep(1000);
+    }
+    ck_assert_uint_ge(figures().passes, end);
+    ht_obj_put(o);
+}
+
+/* A checksum that is wrong, or the same for different bytes. */
+START_TEST(a_comparison_in_vain_is_not_repeated)
+{
+    fresh(32, false);
+    uint8_t *p = noise(MIB, 1), *q = malloc(MIB);
+    memcpy(q, p, MIB);
+    if (_i)
+        collide(p, q, MIB, ht_store_layout(s)->salt);
+    struct ht_obj *a = stored(HT_CHUNK_BYTES, 0, p, MIB), *b = stored(HT_CHUNK_BYTES, 0, q, MIB);
+    ht_obj_put(a);
+    ht_obj_put(b);
+    if (!_i)
+        ht_fault_arm(HT_FAULT_STORE_CHECKSUM, 1, true);
+    mount_for_dedup(0, true);
+    for (unsigned ms = 0; ms < WAIT_MS_MAX && !(figures().different + figures().skipped); ms++)
+        usleep(1000);
+    wait_for_passes(3);
+    ht_fault_disarm_all();
+    ck_assert_uint_eq(figures().different, _i);
+    ck_assert_uint_eq(figures().skipped, !_i);
+    ck_assert_uint_eq(figures().compared_bytes, _i ? 2 * MIB : MIB);
+    ck_assert_uint_eq(figures().shared_bytes, 0);
+    free(p);
+    free(q);
+    done();
+}
+END_TEST
+
+/* More pairs than wait at once: they share in few transactions, and nothing waits for a pair. */
+START_TEST(a_pass_shares_thousands_of_pairs)
+{
+    enum { N = 3000 };
+
+    fresh(64, false);
+    uint8_t *p = noise(2 * N * (size_t)4096, 1);
+    for (unsigned i = 0; i < N; i++)
+        memcpy(p + (size_t)(N + i) * 4096, p + (size_t)i * 4096, 4096);
+    struct ht_obj *o = object(SMALL, 0);
+    for (uint64_t i = 0; i < 2 * N; i++)
+        put_all(o, i * SMALL, p + i * 4096, 4096);
+    ck_assert_int_eq(ht_obj_sync(o), 0);
+    ht_obj_put(o);
+    mount_for_dedup(0, true);
+    uint64_t transactions = stats().log.groups;
+    wait_for_shared((uint64_t)N * 4096);
+    ck_assert_uint_le(figures().passes, 1); /* all in the first one */
+    ck_assert_uint_lt(stats().log.groups - transactions, N / 8);
+    free(p);
+    done();
+}
+END_TEST
+
 /* ----------------------------------------------------------- beside others */
 
 static _Atomic bool over;
@@ -729,13 +805,15 @@ int main(void)
     tcase_add_test(tc, chunks_of_zeros_become_holes);
     tcase_add_test(tc, content_with_the_same_checksum_is_compared);
     tcase_add_loop_test(tc, some_copies_stay_copies, 0, 5);
-    tcase_add_loop_test(tc, a_pair_that_has_changed_is_left_alone, 0, 8);
+    tcase_add_loop_test(tc, a_pair_that_has_changed_is_left_alone, 0, 16);
     tcase_add_loop_test(tc, an_open_step_neither_gains_nor_loses, 0, 2);
     tcase_add_test(tc, a_small_index_finds_all_in_parts);
     tcase_add_test(tc, thousands_of_owners_of_one_chunk);
     tcase_add_loop_test(tc, what_cannot_be_read_is_skipped, 0, 2);
     tcase_add_test(tc, a_full_store_gets_space);
     tcase_add_test(tc, the_engine_finds_them_by_itself);
+    tcase_add_loop_test(tc, a_comparison_in_vain_is_not_repeated, 0, 2);
+    tcase_add_test(tc, a_pass_shares_thousands_of_pairs);
     tcase_add_test(tc, writers_readers_and_truncations_beside_it_lose_nothing);
     return run_suite(tc);
 }
