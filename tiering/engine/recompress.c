@@ -16,7 +16,8 @@
  * Left alone are also chunks of several owners, content in the memory of passthrough files, and objects with anything
  * that is not published: an update or a writer is about to replace it.
  *
- * The round's memory is there while it lasts. It needs free space for one frame; without that it ends.
+ * The round's memory is there while it lasts. It needs free space for one frame; without that it ends before it reads.
+ * A chunk that cannot be read is not read again before the next mount.
  */
 #include <stdlib.h>
 
@@ -214,7 +215,15 @@ static void keep_raw(struct ht_recompress_round *r, struct ht_obj *o, const stru
     if (c && (c->flags & HT_CH_PUB) && ht_ref_same_place(&c->pub, was))
         c->pub.kept_raw = 1;
     ht_store_unlock(r->s);
-    r->c->kept_raw++;
+}
+
+/* For the longest frame, before anything is read for it. */
+static bool has_space(struct ht_store *s, const struct ht_ref *was)
+{
+    ht_store_lock(s);
+    bool has = ht_alloc_available(s->alloc) + 1 >= ht_ref_blocks(was);
+    ht_store_unlock(s);
+    return has;
 }
 
 static int swap(struct ht_recompress_round *r, struct ht_obj *o, const struct ht_ref *was, struct ht_ref *ref)
@@ -237,8 +246,12 @@ static int swap(struct ht_recompress_round *r, struct ht_obj *o, const struct ht
 static int try_chunk(struct ht_recompress_round *r, struct ht_obj *o, const struct ht_ref *was)
 {
     struct ht_ref ref = {0};
-    int rc = read_content(r, o, was);
 
+    if (!has_space(r->s, was))
+        return -ENOSPC;
+    int rc = read_content(r, o, was);
+    if (rc == -EIO)
+        keep_raw(r, o, was); /* until the next mount */
     if (rc)
         return rc == -ENOMEM ? rc : 1;
     int len = ht_codec_encode(r->encoder, r->raw, was->visible, r->frame);
@@ -246,6 +259,7 @@ static int try_chunk(struct ht_recompress_round *r, struct ht_obj *o, const stru
         return len;
     if (!len || ht_div_up((uint32_t)len, HT_BLOCK_BYTES) >= ht_ref_blocks(was)) {
         keep_raw(r, o, was);
+        r->c->kept_raw++;
         return 1;
     }
     rc = ht_store_need_feature(r->s, HT_FEAT_REFUSE_PLANES); /* durable before the first frame */

@@ -14,6 +14,7 @@
 #include "tiering/api/background.h"
 #include "tiering/api/compress.h"
 #include "tiering/base/event.h"
+#include "tiering/base/fault.h"
 #include "tiering/object/chunk.h"
 #include "tiering/object/ref.h"
 
@@ -252,6 +253,24 @@ START_TEST(chunks_of_several_owners_stay)
 }
 END_TEST
 
+/* A chunk that cannot be read is read once, and the others are compressed. */
+START_TEST(damage_is_not_read_in_each_round)
+{
+    compress(); /* notes the version */
+    ht_fault_arm(HT_FAULT_STORE_CHECKSUM, 1, false);
+    compress();
+    ck_assert_uint_eq(ht_fault_passed(HT_FAULT_STORE_CHECKSUM), CHUNKS);
+    ht_fault_disarm_all();
+    ck_assert_uint_eq(figure("chunks"), CHUNKS - 1);
+    ck_assert_uint_eq(figure("kept_raw"), 0);
+    uint64_t read_bytes = stats().device_read_bytes;
+    compress_cold();
+    ck_assert_uint_eq(stats().device_read_bytes, read_bytes);
+    ck_assert_uint_eq(figure("chunks"), CHUNKS - 1);
+    expect_all();
+}
+END_TEST
+
 START_TEST(a_full_store_ends_the_round)
 {
     struct ht_obj *rest = object(MIB, 0);
@@ -265,7 +284,9 @@ START_TEST(a_full_store_ends_the_round)
     ck_assert_int_eq(ht_obj_sync(rest), 0);
     allow();
     ck_assert_int_eq(ht_store_compress(s), 0);
+    uint64_t read_bytes = stats().device_read_bytes;
     ck_assert_int_eq(ht_store_compress(s), -ENOSPC);
+    ck_assert_uint_eq(stats().device_read_bytes, read_bytes);
     expect_all();
     ck_assert_int_eq(ht_obj_truncate(rest, 0), 0);
     ck_assert_int_eq(ht_obj_sync(rest), 0);
@@ -598,6 +619,7 @@ int main(void)
     tcase_add_test(raw, only_objects_that_may_be);
     tcase_add_test(raw, what_saves_too_little_is_tried_once);
     tcase_add_test(raw, chunks_of_several_owners_stay);
+    tcase_add_test(raw, damage_is_not_read_in_each_round);
     tcase_add_test(raw, a_full_store_ends_the_round);
     tcase_add_test(raw, content_does_not_come_in_more_pieces);
     tcase_add_test(raw, the_next_rewrite_still_has_its_space);
