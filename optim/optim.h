@@ -349,6 +349,13 @@ int ht_optim_commit_by(struct ht_optim *o, uint64_t root, struct ht_optim_steer 
 int ht_optim_step_by(struct ht_optim *o, uint64_t root, struct ht_optim_steer *by) HT_MUST_CHECK;
 int ht_optim_step_async_by(struct ht_optim *o, uint64_t root, struct ht_optim_steer *by) HT_MUST_CHECK;
 int ht_optim_abort_by(struct ht_optim *o, uint64_t root, struct ht_optim_steer *by) HT_MUST_CHECK;
+/*
+ * A commit that keeps its step, under this name (NULL: under its number). If the commit was made and the step is not
+ * kept, the root's error says why: -EEXIST: the name is taken; -ENOSPC. With retain_must neither is made then. Commits
+ * keep steps by themselves as the words retain and retain_every say. A kept step is a root without gradients and steps
+ * (-EROFS).
+ */
+int ht_optim_snapshot_by(struct ht_optim *o, uint64_t root, const char *name, struct ht_optim_steer *by) HT_MUST_CHECK;
 /* The verdict alone: whether such a command would be refused now. */
 int ht_optim_may_steer(struct ht_optim *o, uint64_t root, struct ht_optim_steer *by) HT_MUST_CHECK;
 /*

@@ -390,6 +390,9 @@ static int run(struct ht_ctl *c, uint64_t dir, uint64_t root, struct ht_seat *se
         rc = run_background(c, dir, seat, cmd, err);
     } else if (cmd->id == HT_COMMAND_RESET && root && cmd->path_len == 1 && *cmd->path == '*') {
         rc = reset_all(c, root, seat, cmd, err);
+    } else if (root && ht_kept_is_command(cmd)) {
+        struct ht_optim_steer by = steer_of(seat, root, cmd);
+        rc = ht_kept_command(c, root, cmd, &by, err);
     } else if (cmd->path_len) {
         rc = run_with_path(c, dir, root, seat, cmd, err);
     } else if (root) {

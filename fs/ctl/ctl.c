@@ -381,6 +381,8 @@ int ht_ctl_commit(struct ht_ctl *c, uint64_t root, const struct ht_caller *calle
     struct ht_trace_mark mark = ht_trace_begin();
     int rc = ht_ctl_may_steer(c, root, caller);
 
+    if (ht_ns_is_frozen(c->ns, root)) /* it is durable as it is */
+        return 0;
     if (!rc)
         rc = ht_optim_commit(c->optim, root);
     if (!rc)

@@ -194,6 +194,11 @@ int ht_seat_check(struct ht_ctl *c, uint64_t dir, uint64_t root, struct ht_seat 
 /* The open ctl is closed: its claim ends. No waiting. */
 void ht_seat_leave(struct ht_ctl *c, struct ht_seat *seat);
 
+/* kept.c: commands that make and end kept steps. WAITS. */
+bool ht_kept_is_command(const struct ht_command *cmd);
+int ht_kept_command(struct ht_ctl *c, uint64_t root, const struct ht_command *cmd, struct ht_optim_steer *by,
+                    char err[HT_CTL_ERROR_MAX]) HT_MUST_CHECK;
+
 /* nodes.c: lines of stats for each NUMA node that memory comes from, if there are several; and the same as metrics. */
 void ht_node_lines(struct ht_ctl *c, struct ht_buf *out);
 void ht_node_metrics(struct ht_ctl *c, struct ht_buf *out);

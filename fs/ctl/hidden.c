@@ -78,6 +78,7 @@ static mode_t mode_of(enum ht_hidden_kind kind, mode_t base)
     case HT_HIDDEN_GRAD_DIR:
     case HT_HIDDEN_TOPK_DIR:
     case HT_HIDDEN_STATE_DIR:
+    case HT_HIDDEN_SNAP_DIR:
         return S_IFDIR | (base & 0555);
     case HT_HIDDEN_PARAM_DIR:
         return S_IFDIR | search_bits(base);
@@ -205,13 +206,15 @@ struct fixed {
     enum ht_hidden_kind kind;
     bool model_only; /* in the mount's root only when that is a model root */
     bool mount_only; /* only in the mount's root */
+    bool root_only;  /* only in the directory of a model root that is no kept step */
 };
 
 static const struct fixed fixed[] = {
-    {"ctl", HT_HIDDEN_CTL, false, false},      {"events", HT_HIDDEN_EVENTS, false, true},
-    {"grad", HT_HIDDEN_GRAD_DIR, true, false}, {"grad-topk", HT_HIDDEN_TOPK_DIR, true, false},
-    {"plan", HT_HIDDEN_PLAN, false, true},     {"state", HT_HIDDEN_STATE_DIR, true, false},
-    {"stats", HT_HIDDEN_STATS, false, false},  {"trace", HT_HIDDEN_TRACE, false, true},
+    {"ctl", HT_HIDDEN_CTL, false, false},        {"events", HT_HIDDEN_EVENTS, false, true},
+    {"grad", HT_HIDDEN_GRAD_DIR, true, false},   {"grad-topk", HT_HIDDEN_TOPK_DIR, true, false},
+    {"plan", HT_HIDDEN_PLAN, false, true},       {"snap", HT_HIDDEN_SNAP_DIR, true, false, true},
+    {"state", HT_HIDDEN_STATE_DIR, true, false}, {"stats", HT_HIDDEN_STATS, false, false},
+    {"trace", HT_HIDDEN_TRACE, false, true},
 };
 
 static bool below_root(struct ht_ctl *c, uint64_t dir)
@@ -221,15 +224,17 @@ static bool below_root(struct ht_ctl *c, uint64_t dir)
     return ht_ns_tensor(c->ns, dir, &t) == 0 && t.root;
 }
 
-static bool is_there(const struct fixed *f, uint64_t dir, bool in_model)
+static bool is_there(struct ht_ctl *c, const struct fixed *f, uint64_t dir, bool in_model)
 {
-    return (in_model || !f->model_only) && (dir == HT_NS_ROOT_INO || !f->mount_only);
+    bool may_keep = !f->root_only || (ht_ctl_is_root(c, dir) && !ht_ns_is_frozen(c->ns, dir));
+
+    return may_keep && (in_model || !f->model_only) && (dir == HT_NS_ROOT_INO || !f->mount_only);
 }
 
 static int lookup_fixed(struct ht_ctl *c, uint64_t dir, const char *name, struct stat *out_st)
 {
     for (size_t i = 0; i < HT_ARRAY_SIZE(fixed); i++)
-        if (strcmp(fixed[i].name, name) == 0 && is_there(&fixed[i], dir, below_root(c, dir)))
+        if (strcmp(fixed[i].name, name) == 0 && is_there(c, &fixed[i], dir, below_root(c, dir)))
             return found(c, fixed[i].kind, 0, dir, out_st);
     return -ENOENT;
 }
@@ -297,6 +302,8 @@ static int lookup(struct ht_ctl *c, uint64_t parent, const char *name, struct st
         return lookup_param(c, parent, name, out_st);
     case HT_HIDDEN_PARAM_DIR:
         return lookup_state(c, base, name, out_st);
+    case HT_HIDDEN_SNAP_DIR:
+        return ht_ns_kept_lookup(c->ns, base, name, out_st);
     default:
         return -ENOTDIR;
     }
@@ -369,7 +376,7 @@ static int list_fixed(struct ht_hidden_dir *d, uint64_t dir)
     int rc = 0;
 
     for (size_t i = 0; i < HT_ARRAY_SIZE(fixed) && rc == 0; i++)
-        if (is_there(&fixed[i], dir, root))
+        if (is_there(d->ctl, &fixed[i], dir, root))
             rc = list_one(d, fixed[i].name, number_of(fixed[i].kind, 0, dir), mode_of(fixed[i].kind, 0) & S_IFMT);
     return rc;
 }
@@ -439,6 +446,18 @@ static int list_states(struct ht_hidden_dir *d, uint64_t param)
     return rc;
 }
 
+static int list_kept(struct ht_hidden_dir *d, uint64_t root)
+{
+    struct ht_ns_kept *all = NULL;
+    size_t count = 0;
+    int rc = ht_ns_kept_list(d->ctl->ns, root, &all, &count);
+
+    for (size_t i = 0; i < count && rc == 0; i++)
+        rc = list_one(d, all[i].name, all[i].ino, S_IFDIR);
+    free(all);
+    return rc;
+}
+
 static int list_kind(struct ht_hidden_dir *d, uint64_t ino)
 {
     uint64_t base = ht_hidden_base(ino);
@@ -452,6 +471,8 @@ static int list_kind(struct ht_hidden_dir *d, uint64_t ino)
         return list_params(d, ino);
     case HT_HIDDEN_PARAM_DIR:
         return list_states(d, base);
+    case HT_HIDDEN_SNAP_DIR:
+        return list_kept(d, base);
     default:
         return -ENOTDIR;
     }

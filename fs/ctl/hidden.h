@@ -7,6 +7,7 @@
  *     grad-topk/P            the same, sparse (hitrain/topk.h)
  *     state/P/NAME           optimizer state as f32
  *     ctl  stats
+ *     snap/STEP            of a model root's directory: that of a kept step, an ordinary inode
  *     events               of the mount's root only; for its owner and root, as it names what others may not see
  *
  * Its inodes exist only as numbers: kind, index and the inode of the directory or parameter they belong to. They take
@@ -26,7 +27,7 @@ bool ht_hidden_name(uint64_t parent, const char *name);
 /* Is it a gradient in .hitrain/grad/? And the gradient's inode of a parameter. */
 bool ht_hidden_is_gradient(uint64_t ino);
 uint64_t ht_hidden_gradient(uint64_t param);
-/* Takes no count. */
+/* Takes no count, but for a kept step, whose directory is an ordinary inode. */
 int ht_hidden_lookup(struct ht_ctl *c, uint64_t parent, const char *name, struct stat *out_st) HT_MUST_CHECK;
 /* The lookup of this name answered ENOENT: if the caller may steer the model, its error lists the present names. */
 void ht_hidden_missed(struct ht_ctl *c, uint64_t parent, const char *name, const struct ht_caller *caller);

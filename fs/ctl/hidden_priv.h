@@ -21,6 +21,7 @@ enum ht_hidden_kind {
     HT_HIDDEN_TOPK,      /* .hitrain/grad-topk/P; base: P */
     HT_HIDDEN_TRACE,     /* .hitrain/trace of the mount's root */
     HT_HIDDEN_PLAN,      /* .hitrain/plan of the mount's root */
+    HT_HIDDEN_SNAP_DIR,  /* .hitrain/snap; base: the model root's directory. Its entries are ordinary inodes */
 };
 enum { HT_HIDDEN_STATES_MAX = 255 };
 

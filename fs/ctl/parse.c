@@ -103,7 +103,18 @@ int ht_parse_shape(const char *text, size_t len, struct ht_shape *out)
     return 0;
 }
 
-enum argument { ARG_NONE, ARG_OPTIONAL, ARG_REQUIRED, ARG_START_STOP, ARG_PAUSE, ARG_CONDITION, ARG_STEP, ARG_CLAIM };
+enum argument {
+    ARG_NONE,
+    ARG_OPTIONAL,
+    ARG_REQUIRED,
+    ARG_START_STOP,
+    ARG_PAUSE,
+    ARG_CONDITION,
+    ARG_STEP,
+    ARG_CLAIM,
+    ARG_NEW_STEP,
+    ARG_KEPT_STEP
+};
 static const char *const takes[] = {
     [ARG_NONE] = "no argument",
     [ARG_OPTIONAL] = "the path of a file or nothing",
@@ -112,6 +123,8 @@ static const char *const takes[] = {
     [ARG_PAUSE] = "pause or resume, and maybe engine=NAME",
     [ARG_CONDITION] = "nothing, or if=N with the number of " HT_XATTR_PREFIX "step_open",
     [ARG_STEP] = "async, if=N with the number of " HT_XATTR_PREFIX "step_open, both, or nothing",
+    [ARG_NEW_STEP] = "a name of 1 to 64 letters, digits and . _ : -, or nothing",
+    [ARG_KEPT_STEP] = "the number or name of a kept step, or * for all",
     [ARG_CLAIM] = "NAME or NAME takeover=OLDNAME, each of 1 to 64 letters, digits and . _ : -",
 };
 
@@ -132,6 +145,8 @@ static const struct {
     {"scrub", HT_COMMAND_SCRUB, ARG_START_STOP, false},
     {"trim", HT_COMMAND_TRIM, ARG_NONE, false},
     {"background", HT_COMMAND_BACKGROUND, ARG_PAUSE, false},
+    {"snapshot", HT_COMMAND_SNAPSHOT, ARG_NEW_STEP, true},
+    {"forget", HT_COMMAND_FORGET, ARG_KEPT_STEP, true},
     {"claim", HT_COMMAND_CLAIM, ARG_CLAIM, true},
     {"unclaim", HT_COMMAND_UNCLAIM, ARG_NONE, false},
     {"drop", HT_COMMAND_DROP, ARG_REQUIRED, true},
@@ -223,6 +238,14 @@ static bool take_pause(const char *text, size_t len, struct ht_command *out)
     return engine && take_name(engine, (size_t)(end - engine), out->name);
 }
 
+static bool take_kept(const char *text, size_t len, struct ht_command *out)
+{
+    if (!is_word(text, len, "*"))
+        return take_name(text, len, out->name);
+    memcpy(out->name, "*", sizeof("*"));
+    return true;
+}
+
 /* False: it is no argument of this kind. */
 static bool take_argument(enum argument kind, const char *text, size_t len, struct ht_command *out)
 {
@@ -235,6 +258,10 @@ static bool take_argument(enum argument kind, const char *text, size_t len, stru
         return take_step(text, len, out);
     case ARG_CLAIM:
         return take_claim(text, len, out);
+    case ARG_NEW_STEP:
+        return len == 0 || take_name(text, len, out->name);
+    case ARG_KEPT_STEP:
+        return take_kept(text, len, out);
     case ARG_PAUSE:
         return take_pause(text, len, out);
     case ARG_REQUIRED:

@@ -47,6 +47,8 @@ enum ht_command_id {
     HT_COMMAND_BACKGROUND,
     HT_COMMAND_CLAIM,
     HT_COMMAND_UNCLAIM,
+    HT_COMMAND_SNAPSHOT,
+    HT_COMMAND_FORGET,
 };
 struct ht_command {
     enum ht_command_id id;
@@ -56,7 +58,8 @@ struct ht_command {
     bool async;       /* of a step */
     bool conditional; /* "if=N" was given, and N */
     uint64_t step_open;
-    char name[HT_CLAIM_NAME_MAX + 1], takeover[HT_CLAIM_NAME_MAX + 1]; /* of a claim; of an engine; may be empty */
+    /* Of a claim; an engine; a kept step, or "*". Each may be empty. */
+    char name[HT_CLAIM_NAME_MAX + 1], takeover[HT_CLAIM_NAME_MAX + 1];
 };
 /* Is there a line among these whose command waits for its turn on a root? */
 bool ht_parse_takes_turn(const char *text, size_t len);

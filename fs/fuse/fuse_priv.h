@@ -149,6 +149,8 @@ void ht_reply(fuse_req_t req, int rc);
 void ht_reply_attr(fuse_req_t req, uint64_t ino, int rc, const struct stat *st);
 /* For a found or made entry, which has taken a lookup count. */
 void ht_reply_entry(fuse_req_t req, int rc, const struct stat *st);
+/* The same for one in the hidden tree: the kernel looks it up each time. */
+void ht_reply_hidden_entry(fuse_req_t req, int rc, const struct stat *st);
 void ht_fuse_entry_of(const struct stat *st, struct fuse_entry_param *out);
 /* For new inodes: applies the umask, if the kernel leaves that to us. */
 struct ht_cred ht_fuse_cred(fuse_req_t req);

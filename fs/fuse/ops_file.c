@@ -80,6 +80,10 @@ static int make_open(fuse_req_t req, uint64_t ino, struct fuse_file_info *fi)
     struct ht_open *o = calloc(1, sizeof(*o));
     int rc;
 
+    if (((fi->flags & O_ACCMODE) != O_RDONLY || (fi->flags & O_TRUNC)) && ht_ns_is_frozen(f->ns, ino)) {
+        free(o);
+        return -EROFS;
+    }
     if (!o)
         return -ENOMEM;
     o->ino = ino;

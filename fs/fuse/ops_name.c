@@ -42,9 +42,9 @@ void ht_hidden_op_lookup(fuse_req_t req, fuse_ino_t parent, const char *name)
 
     if (rc == -ENOENT)
         ht_hidden_missed(f->ctl, parent, name, &caller);
-    if (rc == 0)
+    if (rc == 0 && ht_hidden_match(st.st_ino))
         ht_passthrough_hidden_looked_up(f, st.st_ino, parent, name);
-    ht_reply_entry(req, rc, &st);
+    ht_reply_hidden_entry(req, rc, &st);
 }
 
 void ht_fuse_forget(fuse_req_t req, uint64_t ino, uint64_t n)

@@ -108,6 +108,7 @@ static bool wanted(struct ht_fuse *f, const struct ht_passthrough_file *e, struc
         .parameter = ht_ctl_param(f->ctl, e->ino) != 0,
         .pinned = is_pinned(f, e->ino),
         .direct = direct,
+        .frozen = ht_ns_is_frozen(f->ns, e->ino),
         .bytes = ht_obj_size(obj),
         .opens = e->others,
     };

@@ -12,7 +12,7 @@
 
 bool ht_passthrough_wanted(const struct ht_passthrough_case *c)
 {
-    return (c->parameter || c->pinned) && c->bytes && !c->direct && !c->opens;
+    return (c->parameter || c->pinned) && c->bytes && !c->direct && !c->opens && !c->frozen;
 }
 
 bool ht_passthrough_may_store(int flags)

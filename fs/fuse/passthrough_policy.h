@@ -13,6 +13,7 @@ struct ht_passthrough_case {
     bool parameter; /* of a model root */
     bool pinned;    /* pin=dram */
     bool direct;    /* opened with O_DIRECT */
+    bool frozen;    /* of a kept step */
     uint64_t bytes; /* of the file */
     unsigned opens; /* others that are open, and not passed through */
 };

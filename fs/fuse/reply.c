@@ -66,7 +66,7 @@ static void forget(struct ht_fuse *f, uint64_t ino)
         ht_ns_forget(f->ns, ino, 1);
 }
 
-void ht_reply_entry(fuse_req_t req, int rc, const struct stat *st)
+static void reply_entry(fuse_req_t req, int rc, const struct stat *st, bool hidden)
 {
     struct ht_fuse *f = ht_fuse_of(req);
     struct fuse_entry_param e;
@@ -76,8 +76,20 @@ void ht_reply_entry(fuse_req_t req, int rc, const struct stat *st)
         return;
     }
     ht_fuse_entry_of(st, &e);
+    if (hidden)
+        e.entry_timeout = 0;
     if (fuse_reply_entry(req, &e))
         forget(f, st->st_ino);
+}
+
+void ht_reply_entry(fuse_req_t req, int rc, const struct stat *st)
+{
+    reply_entry(req, rc, st, false);
+}
+
+void ht_reply_hidden_entry(fuse_req_t req, int rc, const struct stat *st)
+{
+    reply_entry(req, rc, st, true);
 }
 
 static size_t caller_groups(void *ctx, uint32_t *gids, size_t cap)

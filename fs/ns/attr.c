@@ -6,6 +6,7 @@
  * within one tick only the first changes something; the others need the lock for reading only.
  */
 #include "fs/ns/ns_priv.h"
+#include "fs/ns/kept.h"
 #include "fs/ns/acl.h"
 #include "fs/ns/pending.h"
 #include "fs/ns/shadow.h"
@@ -75,7 +76,7 @@ void ht_ns_fill_stat(struct ht_ns *ns, const struct ht_ns_inode *i, struct stat 
         .st_ctim = to_timespec(i->cur.ctime_ns),
     };
 
-    if (dir && (i->links > 0 || i->ino == HT_NS_ROOT_INO))
+    if (dir && (i->links > 0 || i->ino == HT_NS_ROOT_INO || (i->flags & HT_NS_FROZEN) != 0))
         st.st_nlink = 2 + (nlink_t)i->u.dir->subdirs;
     if (dir)
         st.st_size = HT_BLOCK_BYTES;
@@ -207,7 +208,7 @@ static int setattr_locked(struct ht_ns_op *op, uint64_t ino, unsigned what, cons
 
     if (!i)
         return -ESTALE;
-    rc = ht_ns_reserve(op->ns, ht_ns_root(i), 1, 0);
+    rc = ht_ns_frozen(i) ? -EROFS : ht_ns_reserve(op->ns, ht_ns_root(i), 1, 0);
     if (rc == 0 && (what & HT_SET_MODE) != 0)
         rc = changed_acl(op->ns, i, v->st_mode, &acl);
     if (rc != 0)
@@ -241,7 +242,7 @@ static int could_set_locked(struct ht_ns_op *op, uint64_t ino, unsigned what, co
 {
     struct ht_ns_inode *i = ht_ns_inode_live(op->ns, ino);
     struct ht_ns_xattr *acl = NULL;
-    int rc = !i ? -ESTALE : ht_ns_reserve(op->ns, ht_ns_root(i), 1, 0);
+    int rc = !i ? -ESTALE : ht_ns_frozen(i) ? -EROFS : ht_ns_reserve(op->ns, ht_ns_root(i), 1, 0);
 
     if (rc == 0 && (what & HT_SET_MODE) != 0)
         rc = changed_acl(op->ns, i, v->st_mode, &acl);
@@ -302,14 +303,14 @@ bool ht_ns_atime_due(struct ht_ns *ns, uint64_t ino, bool strict)
         return false;
     ht_rwlock_rdlock(ht_ns_lock(ns));
     i = ht_ns_inode_live(ns, ino);
-    due = i && i->cur.atime_ns != now && (strict || atime_due(&i->cur, now));
+    due = i && !ht_ns_frozen(i) && i->cur.atime_ns != now && (strict || atime_due(&i->cur, now));
     ht_rwlock_unlock(ht_ns_lock(ns));
     return due;
 }
 
 static bool touch_due(const struct ht_ns_inode *i, bool written, int64_t now) HT_REQUIRES_SHARED(HT_LOCK_NAMES)
 {
-    if (!i)
+    if (!i || ht_ns_frozen(i))
         return false;
     if (written)
         return i->cur.mtime_ns != now || i->cur.ctime_ns != now;
@@ -318,7 +319,7 @@ static bool touch_due(const struct ht_ns_inode *i, bool written, int64_t now) HT
 
 static void touch_locked(struct ht_ns *ns, struct ht_ns_inode *i, bool written, int64_t now) HT_REQUIRES(HT_LOCK_NAMES)
 {
-    if (!i || ht_ns_reserve(ns, ht_ns_root(i), 1, 0) != 0)
+    if (!i || ht_ns_frozen(i) || ht_ns_reserve(ns, ht_ns_root(i), 1, 0) != 0)
         return; /* without memory the times stay as they are */
     ht_ns_shadow_take(ns, i);
     if (written)

@@ -7,6 +7,7 @@
  * for writing is then refused; a read-only one shows the whole part.
  */
 #include "fs/ns/ns_priv.h"
+#include "fs/ns/kept.h"
 #include "fs/ns/pending.h"
 #include "fs/ns/shadow.h"
 #include "fs/ns/scope.h"
@@ -346,6 +347,61 @@ static int each(struct ht_ns *ns, int (*fn)(void *ctx, struct ht_ns_inode *i), v
     return (ht_store_leaves_out(ns->store) ? ht_ns_inode_each_sorted : ht_ns_inode_each)(ns, fn, ctx);
 }
 
+/* NULL: nothing is wrong with it. */
+static const char *kept_problem(struct ht_ns *ns, const struct ht_ns_kept_step *x) HT_REQUIRES_SHARED(HT_LOCK_NAMES)
+{
+    const struct ht_ns_inode *i = ht_ns_inode_find(ns, x->about.ino), *of = ht_ns_inode_find(ns, x->about.root);
+
+    if (!i || (i->flags & HT_NS_FROZEN) == 0)
+        return "has no frozen directory";
+    if (i->links > 0)
+        return "has a directory with a name";
+    return !of || (of->flags & (HT_NS_MODEL_ROOT | HT_NS_FROZEN)) != HT_NS_MODEL_ROOT ? "is of no model root" : NULL;
+}
+
+static int reach_kept(struct ht_ns *ns, struct ht_ns_members *found, struct ht_ns_inode *i) HT_REQUIRES(HT_LOCK_NAMES)
+{
+    size_t first = found->count;
+    int rc = reach(ns, found, NULL, i);
+
+    if (rc != 0)
+        return rc;
+    ht_ns_root(i)->frozen = true;
+    rc = ht_scope_freeze(ns->store, i->ino);
+    return rc == 0 ? reach_below(ns, found, first) : rc;
+}
+
+static int find_kept(struct ht_ns *ns, struct ht_ns_members *found) HT_REQUIRES(HT_LOCK_NAMES)
+{
+    int rc = 0;
+
+    ht_list_for_each_safe(p, next, &ns->kept) {
+        struct ht_ns_kept_step *x = ht_list_entry(p, struct ht_ns_kept_step, link);
+        const char *text = kept_problem(ns, x);
+        if (text) {
+            ht_ns_problem(ns, "NS-KEPT", "kept step \"%s\" of inode %llu, in inode %llu, %s", x->about.name,
+                          (ull)x->about.root, (ull)x->about.ino, text);
+            ht_ns_kept_remove(ns, x);
+        } else if (rc == 0) {
+            rc = reach_kept(ns, found, ht_ns_inode_find(ns, x->about.ino));
+        }
+    }
+    return rc;
+}
+
+/* It is a directory like others then: a stray one, if it has no name. */
+static int thaw_unknown(void *ctx, struct ht_ns_inode *i) HT_REQUIRES(HT_LOCK_NAMES)
+{
+    struct ht_ns *ns = ctx;
+
+    if ((i->flags & HT_NS_FROZEN) == 0 || ht_ns_kept_step(ns, i->ino))
+        return 0;
+    ht_ns_problem(ns, "NS-KEPT", "directory inode %llu is that of a kept step, but no record says so", (ull)i->ino);
+    i->flags &= (uint8_t)~HT_NS_FROZEN;
+    i->flags |= HT_NS_VICTIM;
+    return 0;
+}
+
 static int find_reachable(struct ht_ns *ns) HT_REQUIRES(HT_LOCK_NAMES)
 {
     struct ht_ns_members found = {0};
@@ -354,6 +410,10 @@ static int find_reachable(struct ht_ns *ns) HT_REQUIRES(HT_LOCK_NAMES)
 
     if (rc == 0)
         rc = reach_below(ns, &found, 0);
+    if (rc == 0)
+        rc = find_kept(ns, &found);
+    if (rc == 0)
+        rc = each(ns, thaw_unknown, ns);
     if (rc == 0)
         rc = each(ns, find_stray, &s);
     s.tops = false;
@@ -382,6 +442,8 @@ static int reserve_all(struct ht_ns *ns) HT_REQUIRES(HT_LOCK_NAMES)
     uint64_t bytes = 0;
     int rc = ht_ns_inode_each(ns, add_log_bytes, &bytes);
 
+    ht_list_for_each(p, &ns->kept)
+        bytes += ht_ns_kept_log_bytes(&ht_list_entry(p, struct ht_ns_kept_step, link)->about);
     ht_store_log_reserve_force(ns->store, bytes);
     ns->replaying = false;
     return rc;

@@ -6,6 +6,7 @@
  * with its inode, in the same transaction, so that opening it never needs room. Removing needs none either.
  */
 #include "fs/ns/ns_priv.h"
+#include "fs/ns/kept.h"
 #include "fs/ns/acl.h"
 #include "fs/ns/pending.h"
 #include "fs/ns/shadow.h"
@@ -24,6 +25,8 @@ static int check_parent(const struct ht_ns_inode *dir) HT_REQUIRES_SHARED(HT_LOC
         return -ESTALE;
     if (!ht_ns_is_dir(dir))
         return -ENOTDIR;
+    if (ht_ns_frozen(dir))
+        return -EROFS;
     return dir->links == 0 && dir->ino != HT_NS_ROOT_INO ? -ENOENT : 0;
 }
 
@@ -409,13 +412,15 @@ int ht_ns_link(struct ht_ns *ns, uint64_t ino, uint64_t parent, const char *name
 
 /* -------------------------------------------------------------- removing */
 
-int ht_ns_check_removable(const struct ht_ns_inode *i, bool want_dir)
+int ht_ns_check_removable(struct ht_ns *ns, const struct ht_ns_inode *i, bool want_dir)
 {
     if (!want_dir)
         return ht_ns_is_dir(i) ? -EISDIR : 0;
     if (!ht_ns_is_dir(i))
         return -ENOTDIR;
-    return i->u.dir->live > 0 ? -ENOTEMPTY : 0;
+    if (i->u.dir->live > 0)
+        return -ENOTEMPTY;
+    return (i->flags & HT_NS_MODEL_ROOT) != 0 && ht_ns_has_kept(ns, i->ino) ? -EBUSY : 0;
 }
 
 /* A model root is about to lose its name: the pending changes below, all deletions, would stay pending for ever. */
@@ -471,7 +476,7 @@ static int remove_locked(struct ht_ns_op *op, uint64_t parent, const char *name,
     if (!e)
         return -ENOENT;
     i = e->inode;
-    rc = ht_ns_check_removable(i, want_dir);
+    rc = ht_ns_check_removable(op->ns, i, want_dir);
     if (rc == 0)
         rc = ht_ns_reserve(op->ns, ht_ns_root(dir), 3, 1);
     if (rc != 0)

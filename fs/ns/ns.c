@@ -6,10 +6,12 @@
  * transaction (the log has failed), the inode stays, and the next mount deletes it.
  */
 #include "fs/ns/ns_priv.h"
+#include "fs/ns/kept.h"
 #include "fs/ns/pending.h"
 #include "fs/ns/scope.h"
 #include "tiering/base/dump.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 #include "tiering/base/event.h"
 
@@ -25,6 +27,7 @@ static int init(struct ht_ns *ns)
     ht_list_init(&ns->roots);
     ht_list_init(&ns->outside.shadows);
     ht_list_init(&ns->free_shadows);
+    ht_list_init(&ns->kept);
     ns->replaying = true;
     if (rc == 0)
         rc = ht_rwlock_init(&ns->lock, HT_LOCK_NAMES); /* no reader takes it twice */
@@ -42,7 +45,7 @@ int ht_ns_new(struct ht_store *s, const struct ht_ns_hooks *hooks, uint32_t root
     struct ht_ns *ns = calloc(1, sizeof(*ns));
     struct ht_meta_client client = {
         .type_first = HT_REC_NS_FIRST,
-        .type_last = HT_REC_NS_TARGET,
+        .type_last = HT_REC_NS_KEPT_DEL,
         .ctx = ns,
         .replay = ht_ns_replay,
         .replayed = ht_ns_replayed,
@@ -50,6 +53,10 @@ int ht_ns_new(struct ht_store *s, const struct ht_ns_hooks *hooks, uint32_t root
         .pending_bytes = ht_ns_pending_bytes,
         .publish = ht_ns_publish,
         .abort = ht_ns_abort,
+        .ended = ht_ns_ended,
+        .copy = ht_ns_copy,
+        .copied = ht_ns_copied,
+        .copy_dropped = ht_ns_copy_dropped,
     };
     int rc;
 
@@ -85,6 +92,7 @@ void ht_ns_free(struct ht_ns *ns)
         return;
     HT_UNSHARED(HT_LOCK_NAMES);
     ht_ns_tables_free(ns);
+    ht_ns_kept_free_all(ns);
     ht_list_for_each_safe(p, next, &ns->roots) {
         struct ht_ns_root *r = ht_list_entry(p, struct ht_ns_root, link);
         free(r->entries);
@@ -213,7 +221,7 @@ static int lookup_ino_locked(struct ht_ns *ns, uint64_t ino, bool up, struct sta
 
     if (i && up)
         i = ht_ns_is_dir(i) && i->u.dir->self ? i->u.dir->self->dir : NULL;
-    if (!i || (i->links == 0 && i->opens == 0 && i->ino != HT_NS_ROOT_INO))
+    if (!i || (i->links == 0 && i->opens == 0 && i->ino != HT_NS_ROOT_INO && (i->flags & HT_NS_FROZEN) == 0))
         return -ESTALE;
     atomic_fetch_add_explicit(&i->lookups, 1, memory_order_relaxed);
     ht_ns_fill_stat(ns, i, out_st);
@@ -226,6 +234,19 @@ int ht_ns_lookup_ino(struct ht_ns *ns, uint64_t ino, bool up, struct stat *out_s
 
     ht_rwlock_rdlock(ht_ns_lock(ns));
     rc = lookup_ino_locked(ns, ino, up, out_st);
+    ht_rwlock_unlock(ht_ns_lock(ns));
+    return rc;
+}
+
+int ht_ns_kept_lookup(struct ht_ns *ns, uint64_t root, const char *name, struct stat *out_st)
+{
+    const struct ht_ns_kept_step *x;
+    int rc = -ENOENT;
+
+    ht_rwlock_rdlock(ht_ns_lock(ns));
+    x = ht_ns_kept_named(ns, root, name);
+    if (x)
+        rc = ht_ns_getattr_locked(ns, x->about.ino, true, out_st);
     ht_rwlock_unlock(ht_ns_lock(ns));
     return rc;
 }
@@ -273,7 +294,9 @@ enum ht_ns_life ht_ns_life(struct ht_ns *ns, uint64_t ino)
 
     ht_rwlock_rdlock(ht_ns_lock(ns));
     i = ht_ns_inode_live(ns, ino);
-    life = !i ? HT_NS_DELETED : i->links == 0 && (i->flags & HT_NS_UNNAMED) == 0 ? HT_NS_ORPHAN : HT_NS_NAMED;
+    life = !i                                                               ? HT_NS_DELETED
+        : i->links == 0 && (i->flags & (HT_NS_UNNAMED | HT_NS_FROZEN)) == 0 ? HT_NS_ORPHAN
+                                                                            : HT_NS_NAMED;
     ht_rwlock_unlock(ht_ns_lock(ns));
     return life;
 }
@@ -383,15 +406,35 @@ static const struct ht_ns_entry *name_of(const struct ht_ns_inode *i) HT_REQUIRE
     return e;
 }
 
+/* The path of a kept step begins at its model root. */
+static const struct ht_ns_inode *put_kept(struct ht_ns *ns, const struct ht_ns_inode *i, char *buf, size_t *at)
+    HT_REQUIRES_SHARED(HT_LOCK_NAMES)
+{
+    const struct ht_ns_kept_step *x = (i->flags & HT_NS_FROZEN) != 0 ? ht_ns_kept_step(ns, i->ino) : NULL;
+    char text[sizeof(HT_CTL_DIR "/snap/") + HT_KEPT_NAME_MAX];
+    int len = x ? snprintf(text, sizeof(text), HT_CTL_DIR "/snap/%s", x->about.name) : 0;
+
+    if (!x || (size_t)len + 1 > *at)
+        return NULL;
+    if (buf[*at] != '\0')
+        buf[--*at] = '/';
+    *at -= (size_t)len;
+    memcpy(buf + *at, text, (size_t)len);
+    return ht_ns_inode_find(ns, x->about.root);
+}
+
 /* Written from the end of buf towards its start; a path that is too long is cut at the front. */
 void ht_ns_path_locked(struct ht_ns *ns, const struct ht_ns_inode *i, char *buf, size_t cap)
 {
     size_t at = cap - 1;
     const struct ht_ns_entry *e;
 
-    (void)ns;
     buf[at] = '\0';
-    while (i->ino != HT_NS_ROOT_INO) {
+    while (i && i->ino != HT_NS_ROOT_INO) {
+        if ((i->flags & HT_NS_FROZEN) != 0) {
+            i = put_kept(ns, i, buf, &at);
+            continue;
+        }
         e = name_of(i);
         if (!e || (size_t)e->len + 1 > at)
             break;
@@ -424,7 +467,7 @@ void ht_ns_path(struct ht_ns *ns, uint64_t ino, char *buf, size_t cap)
     i = ht_ns_inode_find(ns, ino);
     if (i)
         ht_ns_path_locked(ns, i, buf, cap);
-    if (i && buf[0] != '\0' && i->links == 0)
+    if (i && buf[0] != '\0' && i->links == 0 && (i->flags & HT_NS_FROZEN) == 0)
         mark_deleted(buf, cap);
     ht_rwlock_unlock(ht_ns_lock(ns));
 }

@@ -256,6 +256,32 @@ int ht_ns_root_unmake(struct ht_ns *ns, uint64_t ino) HT_MUST_CHECK;
 /* Every root, for attaching optimizers after a mount: fn(ctx, ino). No lock held. */
 int ht_ns_roots(struct ht_ns *ns, int (*fn)(void *ctx, uint64_t ino), void *ctx) HT_MUST_CHECK;
 
+/* ------------------------------------------------------------- kept steps */
+
+/*
+ * A kept step is a frozen copy of a model root (tiering/api/keep.h). Its directory has no name in another one. A kept
+ * step without a name of its own has that of its step. In one model root names differ: keeping a step again under its
+ * number ends the older one in the same commit. Every change in it is -EROFS; access times do not change either.
+ */
+struct ht_ns_kept {
+    uint64_t ino; /* of its directory, and its scope: later ones have higher numbers */
+    uint64_t root, step;
+    int64_t time_ns; /* when it was kept, since 1970 */
+    char name[HT_KEPT_NAME_MAX + 1];
+};
+/* Those of a model root (0: of all), oldest first, in a malloc'd array. -ENOMEM. */
+int ht_ns_kept_list(struct ht_ns *ns, uint64_t root, struct ht_ns_kept **out, size_t *out_count) HT_MUST_CHECK;
+/* -ENOENT. */
+int ht_ns_kept_find(struct ht_ns *ns, uint64_t root, const char *name, struct ht_ns_kept *out) HT_MUST_CHECK;
+/* The same for its directory, with a lookup count. */
+int ht_ns_kept_lookup(struct ht_ns *ns, uint64_t root, const char *name, struct stat *out_st) HT_MUST_CHECK;
+/* May a caller give this name to a kept step? -EINVAL: its characters, or digits alone. */
+int ht_ns_kept_check_name(const char *name) HT_MUST_CHECK;
+/* Does it belong to a kept step? */
+bool ht_ns_is_frozen(struct ht_ns *ns, uint64_t ino);
+/* The kept step goes, durable when this returns. Open files stay readable. -ENOENT. WAITS. */
+int ht_ns_kept_forget(struct ht_ns *ns, uint64_t root, const char *name) HT_MUST_CHECK;
+
 /* ------------------------------------------------------------- durability */
 
 /*

@@ -56,10 +56,12 @@ enum {
     HT_NS_MARKED = 16,    /* for one walk, under the lock */
     HT_NS_UNNAMED = 32,   /* made without a name, and may get its first one */
     HT_NS_VICTIM = 64,    /* lost its names when contradictory records were removed */
+    HT_NS_FROZEN = 128,   /* with MODEL_ROOT: the directory of a kept step, which has no name in another one */
 };
 
 struct ht_ns_root {
     uint64_t ino;                 /* 0: everything outside */
+    bool frozen;                  /* nothing in it changes: a kept step, or a copy that is being made */
     struct ht_list link;          /* ns.roots */
     struct ht_list shadows;       /* inodes that differ from their published state */
     struct ht_ns_entry **entries; /* NEW and GONE ones */
@@ -157,7 +159,8 @@ struct ht_ns {
         uint64_t meta_bytes;
         struct ht_list roots;
         struct ht_ns_root outside;
-        struct ht_list free_shadows;
+        struct ht_ns_copying *copying; /* a copy of a model root that the open transaction makes, or NULL */
+        struct ht_list kept, free_shadows;
         uint32_t free_shadow_count;
         bool replaying;
         struct ht_ns_problem *problems; /* found when linking up */
@@ -191,10 +194,10 @@ static inline bool ht_ns_current(const struct ht_ns_entry *e) HT_REQUIRES_SHARED
 {
     return e->state != HT_NS_GONE;
 }
-/* Has it no references left (the root directory needs no name)? */
+/* Has it no references left (the root directory and those of kept steps need no name)? */
 static inline bool ht_ns_unused(const struct ht_ns_inode *i) HT_REQUIRES_SHARED(HT_LOCK_NAMES)
 {
-    return i->links == 0 && i->opens == 0 && i->ino != HT_NS_ROOT_INO && !(i->flags & HT_NS_GHOST) &&
+    return i->links == 0 && i->opens == 0 && i->ino != HT_NS_ROOT_INO && !(i->flags & (HT_NS_GHOST | HT_NS_FROZEN)) &&
         atomic_load_explicit(&i->lookups, memory_order_acquire) == 0;
 }
 static inline const struct ht_ns_attr *ht_ns_published_attr(const struct ht_ns_inode *i)
@@ -353,7 +356,8 @@ int ht_ns_publish_alone(struct ht_ns_op *op, struct ht_ns_inode *i, struct ht_ob
 /* The directory for a change of that name; -ESTALE, -ENOTDIR, -ENOENT (removed), -ENAMETOOLONG, -EINVAL. */
 int ht_ns_find_dir(struct ht_ns *ns, uint64_t ino, const char *name, struct ht_ns_inode **out)
     HT_REQUIRES_SHARED(HT_LOCK_NAMES) HT_MUST_CHECK;
-int ht_ns_check_removable(const struct ht_ns_inode *i, bool want_dir) HT_REQUIRES_SHARED(HT_LOCK_NAMES) HT_MUST_CHECK;
+int ht_ns_check_removable(struct ht_ns *ns, const struct ht_ns_inode *i, bool want_dir)
+    HT_REQUIRES_SHARED(HT_LOCK_NAMES) HT_MUST_CHECK;
 /* An inode for a name in dir, announced. Reserved: 1 shadow. */
 int ht_ns_make_whiteout(struct ht_ns_op *op, const struct ht_ns_inode *dir, struct ht_cred cred,
                         struct ht_ns_inode **out) HT_REQUIRES(HT_LOCK_NAMES) HT_MUST_CHECK;

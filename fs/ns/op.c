@@ -69,8 +69,11 @@ int ht_ns_op_end(struct ht_ns_op *op, int rc)
 
 void ht_ns_put_inode(struct ht_tx *tx, const struct ht_ns_inode *i, const struct ht_ns_attr *attr)
 {
-    struct ht_ns_record r = {
-        .type = HT_REC_NS_INODE, .ino = i->ino, .attr = *attr, .model_root = (i->flags & HT_NS_MODEL_ROOT) != 0};
+    struct ht_ns_record r = {.type = HT_REC_NS_INODE,
+                             .ino = i->ino,
+                             .attr = *attr,
+                             .model_root = (i->flags & HT_NS_MODEL_ROOT) != 0,
+                             .frozen = (i->flags & HT_NS_FROZEN) != 0};
 
     if (S_ISCHR(attr->mode) || S_ISBLK(attr->mode))
         r.rdev = i->u.rdev;

@@ -30,6 +30,19 @@ bool ht_ns_type_valid(uint32_t type)
         type == S_IFCHR || type == S_IFBLK;
 }
 
+bool ht_ns_kept_name_valid(const char *name, size_t len)
+{
+    if (len > HT_KEPT_NAME_MAX || !ht_ns_name_valid(name, len))
+        return false;
+    for (size_t n = 0; n < len; n++) {
+        char c = name[n];
+        bool letter = (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z');
+        if (!letter && !(c >= '0' && c <= '9') && c != '.' && c != '_' && c != ':' && c != '-')
+            return false;
+    }
+    return true;
+}
+
 static bool xattr_name_valid(const char *name, size_t len)
 {
     return len > 0 && len <= HT_XATTR_NAME_BYTES_MAX && !memchr(name, '\0', len);
@@ -39,9 +52,11 @@ static bool inode_valid(const struct ht_ns_record *r, uint32_t mode, uint8_t fla
 {
     uint32_t type = mode & S_IFMT;
 
-    if (mode > UINT16_MAX || !ht_ns_type_valid(type) || (flags & ~HT_NS_RECORD_MODEL_ROOT) != 0)
+    if (mode > UINT16_MAX || !ht_ns_type_valid(type) || (flags & ~(HT_NS_RECORD_MODEL_ROOT | HT_NS_RECORD_FROZEN)) != 0)
         return false;
     if (r->model_root && type != S_IFDIR)
+        return false;
+    if (r->frozen && !r->model_root)
         return false;
     if (r->rdev != 0 && type != S_IFCHR && type != S_IFBLK)
         return false;
@@ -68,6 +83,7 @@ static bool decode_inode(struct ht_reader *in, struct ht_ns_record *r)
     r->attr.obj_class = ht_get_u8(in);
     flags = ht_get_u8(in);
     r->model_root = (flags & HT_NS_RECORD_MODEL_ROOT) != 0;
+    r->frozen = (flags & HT_NS_RECORD_FROZEN) != 0;
     return ht_reader_done(in) && inode_valid(r, mode, flags);
 }
 
@@ -149,10 +165,24 @@ static bool decode_inode_del(struct ht_reader *in, struct ht_ns_record *r)
     return ht_reader_done(in);
 }
 
+static bool decode_kept(struct ht_reader *in, struct ht_ns_record *r)
+{
+    r->ino = ht_get_u64(in);
+    r->root = ht_get_u64(in);
+    r->step = ht_get_u64(in);
+    r->time_ns = (int64_t)ht_get_u64(in);
+    if (in->bad)
+        return false;
+    get_name(in, r);
+    return !in->bad && r->root != 0 && r->root <= HT_ID_MAX && r->root != r->ino &&
+        ht_ns_kept_name_valid(r->name, r->name_len);
+}
+
 int ht_ns_record_decode(uint16_t type, const uint8_t *payload, uint32_t len, struct ht_ns_record *out)
 {
     static bool (*const decode[])(struct ht_reader *, struct ht_ns_record *) = {
-        decode_inode, decode_inode_del, decode_entry, decode_entry_del, decode_xattr, decode_xattr_del, decode_target,
+        decode_inode,     decode_inode_del, decode_entry, decode_entry_del, decode_xattr,
+        decode_xattr_del, decode_target,    decode_kept,  decode_inode_del,
     };
     struct ht_reader in = ht_reader_of(payload, len);
     struct ht_ns_record r = {.type = type};
@@ -178,7 +208,7 @@ static void encode_inode(struct ht_buf *b, const struct ht_ns_record *r)
     ht_buf_put_u8(b, r->attr.dtype);
     ht_buf_put_u8(b, r->attr.grad_dtype);
     ht_buf_put_u8(b, r->attr.obj_class);
-    ht_buf_put_u8(b, r->model_root ? HT_NS_RECORD_MODEL_ROOT : 0);
+    ht_buf_put_u8(b, (r->model_root ? HT_NS_RECORD_MODEL_ROOT : 0) | (r->frozen ? HT_NS_RECORD_FROZEN : 0));
 }
 
 static void encode_entry(struct ht_buf *b, const struct ht_ns_record *r)
@@ -218,7 +248,15 @@ void ht_ns_record_encode(struct ht_buf *group, const struct ht_ns_record *r)
         encode_inode(group, r);
         break;
     case HT_REC_NS_INODE_DEL:
+    case HT_REC_NS_KEPT_DEL:
         ht_buf_put_u64(group, r->ino);
+        break;
+    case HT_REC_NS_KEPT:
+        ht_buf_put_u64(group, r->ino);
+        ht_buf_put_u64(group, r->root);
+        ht_buf_put_u64(group, r->step);
+        ht_buf_put_u64(group, (uint64_t)r->time_ns);
+        ht_buf_put(group, r->name, r->name_len);
         break;
     case HT_REC_NS_ENTRY:
         encode_entry(group, r);

@@ -10,6 +10,9 @@
  *   XATTR      u64 ino, i64 time, u8 name length, name, value: create or replace
  *   XATTR_DEL  u64 ino, i64 time, name
  *   TARGET     u64 ino, target of a symbolic link
+ *   KEPT       u64 ino, u64 root, u64 step, i64 time, name: a directory without a name in any other is a kept step of
+ *              that model root
+ *   KEPT_DEL   u64 ino
  *
  * A time that is not 0 is that of the change: replay sets mtime and ctime of the parent and ctime of the inode to it.
  * So a change of names needs no INODE records beside it. Records may come in any order within a log: one may name an
@@ -29,10 +32,12 @@ enum ht_ns_record_type {
     HT_REC_NS_XATTR = HT_REC_NS_FIRST + 4,
     HT_REC_NS_XATTR_DEL = HT_REC_NS_FIRST + 5,
     HT_REC_NS_TARGET = HT_REC_NS_FIRST + 6,
+    HT_REC_NS_KEPT = HT_REC_NS_FIRST + 7,
+    HT_REC_NS_KEPT_DEL = HT_REC_NS_FIRST + 8,
 };
 
 /* Flags of INODE. */
-enum { HT_NS_RECORD_MODEL_ROOT = 1 };
+enum { HT_NS_RECORD_MODEL_ROOT = 1, HT_NS_RECORD_FROZEN = 2 };
 
 /* Bytes in the log, header included, without names, values and targets. */
 enum {
@@ -40,6 +45,8 @@ enum {
     HT_NS_ENTRY_RECORD_BYTES = HT_RECORD_HEADER_BYTES + 25,
     HT_NS_XATTR_RECORD_BYTES = HT_RECORD_HEADER_BYTES + 17,
     HT_NS_TARGET_RECORD_BYTES = HT_RECORD_HEADER_BYTES + 8,
+    HT_NS_KEPT_RECORD_BYTES = HT_RECORD_HEADER_BYTES + 32,
+    HT_NS_DEL_RECORD_BYTES = HT_RECORD_HEADER_BYTES + 8,
 };
 
 /* The attributes of an inode that have a current and a published value. */
@@ -58,7 +65,8 @@ struct ht_ns_record {
     int64_t time_ns;
     struct ht_ns_attr attr;
     uint32_t rdev;
-    bool model_root;
+    bool model_root, frozen;
+    uint64_t root, step; /* of a kept step */
     uint16_t entry_type; /* S_IFMT bits */
     const char *name;    /* not terminated */
     uint32_t name_len;
@@ -73,5 +81,7 @@ void ht_ns_record_encode(struct ht_buf *group, const struct ht_ns_record *r);
 /* 1 to 255 bytes, no '/' and no NUL, not "." or "..". */
 bool ht_ns_name_valid(const char *name, size_t len);
 bool ht_ns_type_valid(uint32_t type);
+/* A name for a kept step: 1 to HT_KEPT_NAME_MAX letters, digits and . _ : -, and no name of a directory. */
+bool ht_ns_kept_name_valid(const char *name, size_t len);
 
 #endif

@@ -116,7 +116,7 @@ static bool goes_into_itself(const struct ht_ns_entry *e, const struct ht_ns_ino
     return ht_ns_is_dir(e->inode) && is_at_or_below(new_dir, e->inode);
 }
 
-static int check_replaced(const struct renaming *r) HT_REQUIRES_SHARED(HT_LOCK_NAMES)
+static int check_replaced(struct ht_ns *ns, const struct renaming *r) HT_REQUIRES_SHARED(HT_LOCK_NAMES)
 {
     bool dir = ht_ns_is_dir(r->from->inode);
 
@@ -128,10 +128,10 @@ static int check_replaced(const struct renaming *r) HT_REQUIRES_SHARED(HT_LOCK_N
         return 0;
     if (dir != ht_ns_is_dir(r->to->inode))
         return dir ? -ENOTDIR : -EISDIR;
-    return dir ? ht_ns_check_removable(r->to->inode, true) : 0;
+    return dir ? ht_ns_check_removable(ns, r->to->inode, true) : 0;
 }
 
-static int check_rename(const struct renaming *r) HT_REQUIRES_SHARED(HT_LOCK_NAMES)
+static int check_rename(struct ht_ns *ns, const struct renaming *r) HT_REQUIRES_SHARED(HT_LOCK_NAMES)
 {
     bool exchange = (r->flags & RENAME_EXCHANGE) != 0;
 
@@ -141,7 +141,7 @@ static int check_rename(const struct renaming *r) HT_REQUIRES_SHARED(HT_LOCK_NAM
         return -EXDEV;
     if (goes_into_itself(r->from, r->new_dir) || (exchange && goes_into_itself(r->to, r->dir)))
         return -EINVAL;
-    return exchange ? 0 : check_replaced(r);
+    return exchange ? 0 : check_replaced(ns, r);
 }
 
 /* --------------------------------------------------------------- changes */
@@ -232,7 +232,7 @@ static int rename_locked(struct ht_ns_op *op, struct renaming *r) HT_REQUIRES(HT
     int rc = find_names(op->ns, r);
 
     if (rc == 0)
-        rc = check_rename(r);
+        rc = check_rename(op->ns, r);
     /* Two names of one inode: POSIX wants nothing to happen. */
     if (rc != 0 || (r->to && r->to->inode == r->from->inode))
         return rc;

@@ -10,6 +10,7 @@
  * Replay is single-threaded; the lock is held all the same, for the checks of tools.
  */
 #include "fs/ns/ns_priv.h"
+#include "fs/ns/kept.h"
 #include "fs/ns/acl.h"
 
 #include <linux/limits.h>
@@ -51,8 +52,8 @@ static int replay_inode(struct ht_ns *ns, const struct ht_ns_record *r) HT_REQUI
     i->cur = r->attr;
     if (type == S_IFCHR || type == S_IFBLK)
         i->u.rdev = r->rdev;
-    i->flags &= (uint8_t)~HT_NS_MODEL_ROOT;
-    i->flags |= HT_NS_PUBLISHED | (r->model_root ? HT_NS_MODEL_ROOT : 0);
+    i->flags &= (uint8_t) ~(HT_NS_MODEL_ROOT | HT_NS_FROZEN);
+    i->flags |= HT_NS_PUBLISHED | (r->model_root ? HT_NS_MODEL_ROOT : 0) | (r->frozen ? HT_NS_FROZEN : 0);
     return 0;
 }
 
@@ -90,7 +91,7 @@ static int replay_inode_del(struct ht_ns *ns, const struct ht_ns_record *r) HT_R
     ht_store_saw_id(ns->store, r->ino);
     if (!i)
         return 0;
-    i->flags &= (uint8_t) ~(HT_NS_PUBLISHED | HT_NS_MODEL_ROOT);
+    i->flags &= (uint8_t) ~(HT_NS_PUBLISHED | HT_NS_MODEL_ROOT | HT_NS_FROZEN);
     drop_xattrs(ns, i);
     if (!i->names && i->opens == 0)
         ht_ns_inode_free(ns, i);
@@ -220,6 +221,28 @@ static int replay_xattr_del(struct ht_ns *ns, const struct ht_ns_record *r) HT_R
     return 0;
 }
 
+/* ------------------------------------------------------------ kept steps */
+
+/* Its directory may come later, or never: link.c looks. */
+static int replay_kept(struct ht_ns *ns, const struct ht_ns_record *r) HT_REQUIRES(HT_LOCK_NAMES)
+{
+    struct ht_ns_kept about = {.ino = r->ino, .root = r->root, .step = r->step, .time_ns = r->time_ns};
+
+    memcpy(about.name, r->name, r->name_len);
+    ht_store_saw_id(ns->store, r->ino);
+    ht_store_saw_id(ns->store, r->root);
+    return ht_ns_kept_add(ns, &about);
+}
+
+static int replay_kept_del(struct ht_ns *ns, const struct ht_ns_record *r) HT_REQUIRES(HT_LOCK_NAMES)
+{
+    struct ht_ns_kept_step *x = ht_ns_kept_step(ns, r->ino);
+
+    if (x)
+        ht_ns_kept_remove(ns, x);
+    return 0;
+}
+
 /* ------------------------------------------------------------------- all */
 
 static int replay_record(struct ht_ns *ns, const struct ht_ns_record *r) HT_REQUIRES(HT_LOCK_NAMES)
@@ -239,6 +262,10 @@ static int replay_record(struct ht_ns *ns, const struct ht_ns_record *r) HT_REQU
         return replay_xattr_del(ns, r);
     case HT_REC_NS_TARGET:
         return replay_target(ns, r);
+    case HT_REC_NS_KEPT:
+        return replay_kept(ns, r);
+    case HT_REC_NS_KEPT_DEL:
+        return replay_kept_del(ns, r);
     }
     return -EUCLEAN;
 }

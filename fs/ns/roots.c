@@ -8,6 +8,7 @@
  * can always move out of a root's scope, so ending a root is never refused once the transaction has records.
  */
 #include "fs/ns/ns_priv.h"
+#include "fs/ns/kept.h"
 #include "fs/ns/pending.h"
 #include "fs/ns/shadow.h"
 #include "fs/ns/scope.h"
@@ -79,8 +80,11 @@ int ht_ns_roots(struct ht_ns *ns, int (*fn)(void *ctx, uint64_t ino), void *ctx)
     inos = malloc((count + 1) * sizeof(*inos));
     count = 0;
     if (inos)
-        ht_list_for_each(p, &ns->roots)
-            inos[count++] = ht_list_entry(p, struct ht_ns_root, link)->ino;
+        ht_list_for_each(p, &ns->roots) {
+            const struct ht_ns_root *r = ht_list_entry(p, struct ht_ns_root, link);
+            if (!r->frozen)
+                inos[count++] = r->ino;
+        }
     ht_rwlock_unlock(ht_ns_lock(ns));
     if (!inos)
         return -ENOMEM;
@@ -104,8 +108,7 @@ static int add_children(struct ht_ns_members *m, const struct ht_ns_dir *d) HT_R
     return rc;
 }
 
-/* The directory and everything below it. */
-static int collect_tree(struct ht_ns_members *m, struct ht_ns_inode *top) HT_REQUIRES(HT_LOCK_NAMES)
+int ht_ns_collect_tree(struct ht_ns_members *m, struct ht_ns_inode *top)
 {
     int rc = ht_ns_members_add(m, top);
 
@@ -248,7 +251,7 @@ static int make_locked(struct ht_ns_op *op, struct root_change *c) HT_REQUIRES(H
     if (rc == 0)
         rc = ht_ns_reserve(op->ns, ht_ns_root(i), 2, 0);
     if (rc == 0)
-        rc = collect_tree(&m, i);
+        rc = ht_ns_collect_tree(&m, i);
     if (rc == 0)
         rc = check_owners(&m, c->by);
     if (rc == 0)
@@ -268,7 +271,7 @@ static int tree_bytes(struct ht_ns *ns, uint64_t ino, size_t *out_bytes)
 
     ht_rwlock_wrlock(ht_ns_lock(ns));
     i = ht_ns_inode_live(ns, ino);
-    rc = !i ? -ESTALE : !ht_ns_is_dir(i) ? -ENOTDIR : collect_tree(&m, i);
+    rc = !i ? -ESTALE : !ht_ns_is_dir(i) ? -ENOTDIR : ht_ns_collect_tree(&m, i);
     *out_bytes = ROOT_BYTES + m.count * (OBJECT_MOVE_BYTES + HT_NS_INODE_RECORD_BYTES);
     ht_ns_members_free(&m);
     ht_rwlock_unlock(ht_ns_lock(ns));
@@ -353,6 +356,8 @@ static int unmake_locked(struct ht_ns_op *op, uint64_t ino) HT_REQUIRES(HT_LOCK_
     struct root_members r = {0};
     int rc = !i ? -ESTALE : (i->flags & HT_NS_MODEL_ROOT) == 0 ? -EINVAL : ht_ns_reserve(op->ns, ht_ns_root(i), 2, 0);
 
+    if (rc == 0 && (ht_ns_frozen(i) || ht_ns_has_kept(op->ns, ino)))
+        rc = ht_ns_frozen(i) ? -EROFS : -EBUSY;
     if (rc != 0)
         return rc;
     r.root = ht_ns_root(i);

@@ -6,6 +6,7 @@
  * any thread: the names of this file, and the content that a background commit has just published.
  */
 #include "fs/ns/ns_priv.h"
+#include "fs/ns/kept.h"
 #include "fs/ns/pending.h"
 
 enum { SYNC_BYTES = 1024 };
@@ -34,7 +35,7 @@ static int inspect(struct ht_ns *ns, struct syncing *s) HT_REQUIRES_SHARED(HT_LO
         s->obj = ht_obj_get(ns->store, i->ino);
     if (s->obj)
         ht_obj_stat(s->obj, &os);
-    s->nothing = is_deleted(i) ||
+    s->nothing = is_deleted(i) || ht_ns_frozen(i) ||
         (ht_store_read_only(ns->store) && !ht_store_failed(ns->store) && !ht_ns_shadow(i) && !os.unpublished);
     s->bytes = SYNC_BYTES + (ht_ns_pending(i) ? ht_ns_root_pending_bytes_locked(ht_ns_root(i)) : 0);
     return 0;

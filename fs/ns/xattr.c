@@ -7,6 +7,7 @@
  * access list and the mode are kept in step.
  */
 #include "fs/ns/ns_priv.h"
+#include "fs/ns/kept.h"
 #include "fs/ns/acl.h"
 #include "fs/ns/pending.h"
 
@@ -308,7 +309,7 @@ static int set_locked(struct ht_ns_op *op, const struct xattr_request *q) HT_REQ
 {
     struct ht_ns_inode *i = ht_ns_inode_live(op->ns, q->ino);
     const struct word_field *w = find_word(q->name);
-    int rc = !i ? -ESTALE : ht_ns_reserve(op->ns, ht_ns_root(i), 1, 0);
+    int rc = !i ? -ESTALE : ht_ns_frozen(i) ? -EROFS : ht_ns_reserve(op->ns, ht_ns_root(i), 1, 0);
 
     if (rc != 0)
         return rc;
@@ -423,7 +424,7 @@ static int remove_locked(struct ht_ns_op *op, uint64_t ino, const char *name) HT
     struct ht_ns_inode *i = ht_ns_inode_live(op->ns, ino);
     const struct word_field *w = find_word(name);
     struct ht_ns_xattr *x;
-    int rc = !i ? -ESTALE : ht_ns_reserve(op->ns, ht_ns_root(i), 1, 0);
+    int rc = !i ? -ESTALE : ht_ns_frozen(i) ? -EROFS : ht_ns_reserve(op->ns, ht_ns_root(i), 1, 0);
 
     if (rc != 0)
         return rc;

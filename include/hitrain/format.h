@@ -40,7 +40,8 @@ typedef struct {
  * read-only, in the third is ignored. */
 #define HT_FEAT_REFUSE_LOST 1ull   /* there are, or were, chunks of HT_CODEC_LOST */
 #define HT_FEAT_REFUSE_PLANES 2ull /* chunks may be of HT_CODEC_PLANES */
-#define HT_FEAT_REFUSE_KNOWN (HT_FEAT_REFUSE_LOST | HT_FEAT_REFUSE_PLANES)
+#define HT_FEAT_REFUSE_KEPT 4ull   /* there are, or were, kept steps */
+#define HT_FEAT_REFUSE_KNOWN (HT_FEAT_REFUSE_LOST | HT_FEAT_REFUSE_PLANES | HT_FEAT_REFUSE_KEPT)
 #define HT_FEAT_RO_KNOWN 0ull
 
 struct ht_disk_log_copy {

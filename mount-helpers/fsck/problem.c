@@ -55,6 +55,8 @@ static const struct row {
     [HT_FSCK_NS_NESTED_ROOT] = {"NS-NESTED-ROOT", SAFE, STORE, "make the lower one an ordinary directory"},
     [HT_FSCK_NS_LINK_ACROSS_ROOT] = {"NS-LINK-ACROSS-ROOT", SAFE, STORE, "drop the name on the other side"},
     [HT_FSCK_NS_UNREACHABLE] = {"NS-UNREACHABLE", SAFE, STORE, "move it to lost+found"},
+    [HT_FSCK_NS_KEPT] = {"NS-KEPT", ASK, STORE,
+                         "forget the kept step; its directory goes to lost+found as a model root"},
     [HT_FSCK_OPT_ROOT] = {"OPT-ROOT", ASK, STORE, "forget it; state of its parameters goes to lost+found"},
     [HT_FSCK_OPT_PARAM] = {"OPT-PARAM", ASK, STORE, "forget it; its state goes to lost+found"},
     [HT_FSCK_OPT_STATE] = {"OPT-STATE", ASK, STORE, "forget all state of this parameter; it goes to lost+found"},

@@ -12,6 +12,7 @@
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <hitrain/limits.h>
 
 enum { WORD_CHARS_MAX = 64 };
 
@@ -42,6 +43,9 @@ static const struct word words[] = {
     {"max_grad_norm", NUMBER, FIELD(max_grad_norm), 0, FLT_MAX, false, "a number >= 0 (0: no clipping)"},
     {"skip_nonfinite", FLAG, FIELD(skip_nonfinite), 0, 1, false, "0 or 1"},
     {"durable_every", COUNT, FIELD(durable_every), 1, 1000000, false, "a whole number from 1 to 1000000"},
+    {"retain", COUNT, FIELD(retain), 0, HT_RETAIN_MAX, false, "a whole number from 0 to 1000000 (0: no step is kept)"},
+    {"retain_every", COUNT, FIELD(retain_every), 1, 1000000, false, "a whole number from 1 to 1000000"},
+    {"retain_must", FLAG, FIELD(retain_must), 0, 1, false, "0 or 1"},
     {"accumulate", COUNT, FIELD(accumulate), 1, HT_ACCUMULATE_MAX, false, "a whole number from 1 to 65536"},
     {"accumulate_mode", CHOICE, FIELD(accumulate_mean), 0, 1, false, "sum or mean", "sum mean"},
     {"partial", FLAG, FIELD(partial), 0, 1, false, "0 or 1"},
@@ -50,7 +54,7 @@ static const struct word words[] = {
 
 /* Beside those of the rule. */
 static const char common_words[] = "durable_every partial maximize grad_scale max_grad_norm skip_nonfinite "
-                                   "accumulate accumulate_mode";
+                                   "accumulate accumulate_mode retain retain_every retain_must";
 
 /* Words that people try because torch.optim has them. */
 static const struct {

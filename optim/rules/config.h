@@ -18,6 +18,9 @@ struct ht_optim_config {
     bool accumulate_mean;   /* their sum is divided by that number */
     bool partial;           /* a boundary may come while parameters are partly covered */
     uint32_t durable_every; /* steps; default 1 */
+    uint32_t retain;        /* kept steps without names of their own: at most so many; 0: commits keep none */
+    uint32_t retain_every;  /* a commit keeps its step if it is the first from a multiple of this on; default 1 */
+    bool retain_must;       /* a commit that cannot keep its step fails */
 };
 enum { HT_OPTIM_CONFIG_TEXT_MAX = 1024, HT_OPTIM_ERROR_MAX = 256, HT_ACCUMULATE_MAX = 65536 };
 /*

@@ -95,8 +95,8 @@ static int find_or_make(struct ht_root *root, uint64_t oid, struct ht_param **ou
 {
     struct ht_param *p = ht_opt_param_find(root->o, oid);
 
-    if (!root->configured)
-        return -ENOENT;
+    if (!root->configured || root->frozen)
+        return root->frozen ? -EROFS : -ENOENT;
     if (!p)
         p = ht_opt_param_make(root, oid);
     if (!p)

@@ -14,6 +14,7 @@
 #include "tiering/base/buf.h"
 #include "tiering/base/list.h"
 #include "tiering/base/log.h"
+#include "tiering/api/keep.h"
 #include "tiering/api/tx.h"
 #include "optim/rules/kernel.h"
 #include "optim/rules/rule.h"
@@ -371,9 +372,11 @@ int ht_opt_replay(void *ctx, uint16_t type, const uint8_t *payload, uint32_t len
 /* Log bytes can be reserved only when the log has been read to its end. */
 static void reserve_all(struct ht_optim *o) HT_REQUIRES(HT_LOCK_OPTIM)
 {
-    ht_list_for_each(pos, &o->roots)
-        ht_store_log_reserve_force(o->store,
-                                   ht_list_entry(pos, struct ht_root, all)->exists ? HT_OPT_ROOT_RECORD_BYTES : 0);
+    ht_list_for_each(pos, &o->roots) {
+        struct ht_root *r = ht_list_entry(pos, struct ht_root, all);
+        r->frozen = ht_scope_is_frozen(o->store, r->id); /* names have been linked up */
+        ht_store_log_reserve_force(o->store, r->exists ? HT_OPT_ROOT_RECORD_BYTES : 0);
+    }
     ht_list_for_each(pos, &o->params) {
         ht_store_log_reserve_force(o->store, HT_OPT_PARAM_RECORD_BYTES);
         ht_list_entry(pos, struct ht_param, all)->log_reserved = true;

@@ -448,6 +448,8 @@ int ht_optim_root_set_step(struct ht_optim *o, uint64_t root, uint64_t step)
     struct ht_root *r = ht_opt_root_find(o, root);
     if (!r || !r->exists)
         rc = -ENOENT;
+    else if (r->frozen)
+        rc = -EROFS;
     else if (r->open || r->gate)
         rc = -EBUSY;
     else

@@ -41,6 +41,7 @@ struct ht_root {
     struct ht_id_link by_id;
     bool exists HT_GUARDED_BY(HT_LOCK_OPTIM); /* the log has it */
     bool configured HT_GUARDED_BY(HT_LOCK_OPTIM);
+    bool frozen HT_GUARDED_BY(HT_LOCK_OPTIM); /* a kept step */
     struct ht_optim_config config, published_config, latched;
     HT_GUARDED_BY(HT_LOCK_OPTIM) struct {
         bool gate, draining, hold;

@@ -51,7 +51,7 @@ static void close_step(struct ht_root *root)
     lock(o);
     bool durable = root->close_durable;
     unlock(o);
-    rc = ht_opt_step_end(root, rc, durable);
+    rc = ht_opt_step_end(root, rc, durable, NULL);
     lock(o);
     root->commit_ns += durable ? ht_now_ns() - start : 0;
     root->close_error = rc == -ECANCELED ? 0 : rc;

@@ -93,6 +93,9 @@ int ht_optim_new(struct ht_store *s, unsigned threads, const struct ht_optim_hoo
         .publish = ht_opt_publish,
         .abort = ht_opt_abort,
         .ended = ht_opt_ended,
+        .copy = ht_opt_copy,
+        .copied = ht_opt_copied,
+        .copy_dropped = ht_opt_copy_dropped,
     };
     int rc = ht_store_register(s, &client);
     if (rc)
@@ -128,7 +131,7 @@ static void settle_all(struct ht_optim *o)
     lock(o);
     ht_list_for_each(pos, &o->params) {
         struct ht_param *p = ht_list_entry(pos, struct ht_param, all);
-        int rc = p->cur.exists ? settle_param(p) : 0;
+        int rc = p->cur.exists && !p->root->frozen ? settle_param(p) : 0;
         first = first ? first : rc;
     }
     unlock(o);

@@ -16,6 +16,7 @@
 #include "tiering/base/event.h"
 #include "tiering/base/mutant.h"
 #include "tiering/base/verify.h"
+#include "tiering/api/keep.h"
 #include "tiering/api/tx.h"
 #include "optim/optim.h"
 #include "optim/state/context.h"
@@ -25,13 +26,57 @@
 
 /* ----------------------------------------------------------------- publish */
 
-/* Publishes everything below the root, and releases the root in any case. */
-static int publish(struct ht_root *root)
+/* Does the commit keep its step? Those of a multiple of retain_every do, or the first ones after it. */
+static bool keeps(const struct ht_root *root) HT_REQUIRES(HT_LOCK_OPTIM)
+{
+    uint32_t every = root->config.retain_every;
+
+    return root->config.retain && root->step != root->pub_step && root->step / every != root->pub_step / every;
+}
+
+/* A client that wants the step kept learns from the error what it did not get; for others the commit is what counts. */
+static void report_kept(struct ht_root *root, const struct ht_copy *k)
 {
     struct ht_optim *o = root->o;
-    uint64_t lsn;
-    int rc = ht_scope_commit(o->store, root->id, &lsn);
 
+    if (k->error)
+        ht_opt_refuse(root, HT_EVENT_STEP_NOT_KEPT, 0, "step %llu is not kept: %s", (unsigned long long)k->step,
+                      k->error == -EEXIST ? "that name is taken" : strerror(-k->error));
+    lock(o);
+    if (!k->error)
+        ht_opt_succeeded(root, HT_EVENT_STEP_NOT_KEPT, 0);
+    unlock(o);
+}
+
+/* Everything below the root into one transaction; k: with a kept step. */
+static int commit(struct ht_root *root, struct ht_copy *k, uint64_t *out_lsn)
+{
+    struct ht_store *s = root->o->store;
+    int rc = k ? ht_scope_commit_copying(s, root->id, k, out_lsn) : ht_scope_commit(s, root->id, out_lsn);
+
+    if (k && (!rc || k->error))
+        report_kept(root, k);
+    return rc;
+}
+
+/*
+ * Publishes everything below the root, and releases the root in any case. wanted: a kept step that a client asked for,
+ * or NULL.
+ */
+static int publish(struct ht_root *root, struct ht_copy *wanted)
+{
+    struct ht_optim *o = root->o;
+    struct ht_copy retained = {.kept = true};
+    uint64_t lsn;
+
+    lock(o);
+    bool keep = wanted || keeps(root);
+    struct ht_copy *k = wanted ? wanted : &retained;
+    k->step = root->step;
+    k->retain = root->config.retain;
+    k->must = root->config.retain_must;
+    unlock(o);
+    int rc = commit(root, keep ? k : NULL, &lsn);
     ht_opt_release(root);
     if (!rc)
         rc = ht_store_sync(o->store, lsn);
@@ -53,7 +98,7 @@ int ht_opt_step_enter(struct ht_optim *o, uint64_t id, struct ht_root **out)
     if (!root)
         return -ENOENT;
     lock(o);
-    int rc = ht_opt_gate_enter(root);
+    int rc = root->frozen ? -EROFS : ht_opt_gate_enter(root);
     unlock(o);
     if (rc)
         ht_opt_root_put(root);
@@ -83,17 +128,17 @@ int ht_opt_publish_closed(struct ht_root *root)
     unlock(o);
     if (rc)
         return rc;
-    rc = publish(root);
+    rc = publish(root, NULL);
     lock(o);
     ht_opt_gate_leave(root);
     unlock(o);
     return rc;
 }
 
-int ht_opt_step_end(struct ht_root *root, int rc, bool durable)
+int ht_opt_step_end(struct ht_root *root, int rc, bool durable, struct ht_copy *k)
 {
     if (!rc && durable)
-        rc = publish(root);
+        rc = publish(root, k);
     else if (!rc)
         ht_opt_release(root);
     if (rc)
@@ -106,8 +151,8 @@ int ht_opt_step_end(struct ht_root *root, int rc, bool durable)
     return 0;
 }
 
-/* A boundary, published when commit is set or durable_every says so. */
-static int end_step(struct ht_optim *o, uint64_t id, bool commit, struct ht_optim_steer *by)
+/* A boundary, published when commit is set or durable_every says so. k: with a kept step, or NULL. */
+static int end_step(struct ht_optim *o, uint64_t id, bool commit, struct ht_copy *k, struct ht_optim_steer *by)
 {
     uint64_t start = ht_now_ns();
     struct ht_root *root;
@@ -120,7 +165,7 @@ static int end_step(struct ht_optim *o, uint64_t id, bool commit, struct ht_opti
     lock(o);
     bool durable = commit || root->undurable >= root->config.durable_every;
     unlock(o);
-    rc = ht_opt_step_end(root, rc, durable);
+    rc = ht_opt_step_end(root, rc, durable, k);
     lock(o);
     root->commit_ns += durable ? ht_now_ns() - start : 0;
     unlock(o);
@@ -131,22 +176,30 @@ static int end_step(struct ht_optim *o, uint64_t id, bool commit, struct ht_opti
 
 int ht_optim_commit_by(struct ht_optim *o, uint64_t id, struct ht_optim_steer *by)
 {
-    return end_step(o, id, true, by);
+    return end_step(o, id, true, NULL, by);
 }
 
 int ht_optim_step_by(struct ht_optim *o, uint64_t id, struct ht_optim_steer *by)
 {
-    return end_step(o, id, false, by);
+    return end_step(o, id, false, NULL, by);
 }
 
 int ht_optim_commit(struct ht_optim *o, uint64_t id)
 {
-    return end_step(o, id, true, NULL);
+    return end_step(o, id, true, NULL, NULL);
 }
 
 int ht_optim_step(struct ht_optim *o, uint64_t id)
 {
-    return end_step(o, id, false, NULL);
+    return end_step(o, id, false, NULL, NULL);
+}
+
+int ht_optim_snapshot_by(struct ht_optim *o, uint64_t id, const char *name, struct ht_optim_steer *by)
+{
+    struct ht_copy k = {.kept = true, .name = name};
+    int rc = end_step(o, id, true, &k, by);
+
+    return rc ? rc : k.error;
 }
 
 /* --------------------------------------------------------------------- end */
@@ -167,7 +220,7 @@ static int commit_and_unmake(struct ht_root *root, int (*unmake)(void *ctx), voi
 
     rc = rc ? rc : ht_opt_boundary(root, NULL);
     if (!rc)
-        rc = publish(root);
+        rc = publish(root, NULL);
     if (rc)
         return rc;
     lock(root->o);

@@ -47,8 +47,13 @@ enum ht_optim_file ht_opt_param_file(struct ht_param *p) HT_REQUIRES(HT_LOCK_OPT
 
 /* Takes a reference to the root and enters its gate. */
 int ht_opt_step_enter(struct ht_optim *o, uint64_t id, struct ht_root **out) HT_EXCLUDES(HT_LOCK_OPTIM) HT_MUST_CHECK;
-/* After a boundary: publishes if it is to be durable, and lets updates run again. rc: the boundary's result. */
-int ht_opt_step_end(struct ht_root *root, int rc, bool durable) HT_EXCLUDES(HT_LOCK_OPTIM) HT_MUST_CHECK;
+/*
+ * After a boundary: publishes if it is to be durable, and lets updates run again. rc: the boundary's result. k: a kept
+ * step that a client asked for, or NULL.
+ */
+struct ht_copy;
+int ht_opt_step_end(struct ht_root *root, int rc, bool durable, struct ht_copy *k)
+    HT_EXCLUDES(HT_LOCK_OPTIM) HT_MUST_CHECK;
 /* When the caller learns of the step's end, caches are as new as the step. */
 void ht_opt_step_leave(struct ht_root *root) HT_EXCLUDES(HT_LOCK_OPTIM);
 /*

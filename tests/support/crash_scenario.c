@@ -26,6 +26,8 @@ static const struct harness_param params[PARAMS] = {{"w", "f32", 1500}, {"h", "b
 
 static const char *optimizer_of(const struct scenario_script *script)
 {
+    if (script->keeps)
+        return "adamw lr=0.01 weight_decay=0.1 retain=2";
     return script->accumulates ? "adamw lr=0.01 weight_decay=0.1 accumulate=2" : "adamw lr=0.01 weight_decay=0.1";
 }
 
@@ -70,13 +72,29 @@ static uint64_t name_hash(const struct harness *k, const char *name, uint64_t ha
     return xattr_hash(k, ino, harness_file_hash(k, ino, hash));
 }
 
+/* Kept steps belong to the model. */
+static uint64_t kept_hash(const struct harness *k, uint64_t root, uint64_t hash)
+{
+    struct ht_ns_kept *all;
+    size_t count;
+
+    ck_assert_int_eq(ht_ns_kept_list(k->ns, root, &all, &count), 0);
+    for (size_t i = 0; i < count; i++) {
+        hash = ht_hash64(all[i].name, strlen(all[i].name), hash);
+        hash = mix(mix(hash, harness_model_hash(k, all[i].ino, params, PARAMS)), harness_model_step(k, all[i].ino));
+    }
+    free(all);
+    return hash;
+}
+
 static uint64_t model_hash(const struct harness *k)
 {
     uint64_t root = harness_find(k, HT_NS_ROOT_INO, "model");
 
     if (!root)
         return 0;
-    return mix(harness_model_hash(k, root, params, PARAMS), harness_model_step(k, root));
+    uint64_t hash = mix(harness_model_hash(k, root, params, PARAMS), harness_model_step(k, root));
+    return kept_hash(k, root, hash);
 }
 
 static uint64_t group_hash(const struct harness *k, const char *group)
@@ -491,6 +509,20 @@ void scenario_model_async(struct crash_scenario *s, unsigned step, void (*during
 void scenario_model_abort(struct crash_scenario *s)
 {
     ck_assert_int_eq(ht_optim_abort(s->k.optim, must_find(s, "model")), 0);
+}
+
+void scenario_snapshot(struct crash_scenario *s, const char *name)
+{
+    struct ht_optim_steer by = {0};
+
+    ck_assert_int_eq(ht_optim_snapshot_by(s->k.optim, must_find(s, "model"), name, &by), 0);
+    note_model(s);
+}
+
+void scenario_forget(struct crash_scenario *s, const char *name)
+{
+    ck_assert_int_eq(ht_ns_kept_forget(s->k.ns, must_find(s, "model"), name), 0);
+    note_model(s);
 }
 
 void scenario_checkpoint(struct crash_scenario *s)

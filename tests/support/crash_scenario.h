@@ -24,6 +24,7 @@ struct scenario_script {
     void (*prepare)(struct crash_scenario *s); /* before the recording begins; may be NULL */
     void (*run)(struct crash_scenario *s);
     bool accumulates; /* two gradients of each parameter make a step of its model, and the second is sparse */
+    bool keeps;       /* each commit of its model keeps its step; two stay */
     bool seldom;      /* only by its name, or with HITRAIN_LONG=1 */
 };
 extern const struct scenario_script scenario_scripts[];
@@ -85,6 +86,8 @@ void scenario_model_commit(struct crash_scenario *s);
 /* Work and an asynchronous step; during may come before or after the end of the step. */
 void scenario_model_async(struct crash_scenario *s, unsigned step, void (*during)(struct crash_scenario *s));
 void scenario_model_abort(struct crash_scenario *s);
+void scenario_snapshot(struct crash_scenario *s, const char *name); /* NULL: under its number */
+void scenario_forget(struct crash_scenario *s, const char *name);
 void scenario_checkpoint(struct crash_scenario *s);
 void scenario_writeback(struct crash_scenario *s); /* as memory pressure does */
 /* A pass of deduplication, which frees so many bytes. Nothing that a client sees changes, and no promise is made. */

@@ -357,6 +357,46 @@ static void link_across_root(const struct damage_ids *ids, struct ht_buf *b)
     put_entry(b, HT_NS_ROOT_INO, ids->w, S_IFREG, "outside");
 }
 
+static void optimizer_root(const struct damage_ids *ids, struct ht_buf *b)
+{
+    size_t mark = ht_record_begin(b, REC_OPT_ROOT);
+
+    ht_buf_put_u64(b, NEW_INO);
+    ht_buf_put_u64(b, 3);
+    ht_record_end(b, mark);
+}
+
+/* A kept step without its directory. */
+static void kept_nowhere(const struct damage_ids *ids, struct ht_buf *b)
+{
+    put_record(b,
+               &(struct ht_ns_record){
+                   .type = HT_REC_NS_KEPT, .ino = NEW_INO, .root = ids->model, .step = 1, .name = "1", .name_len = 1});
+}
+
+/* And the reverse: the directory of a kept step that no record names. */
+static void kept_unknown(const struct damage_ids *ids, struct ht_buf *b)
+{
+    static const char config[] = "adamw lr=0";
+
+    put_record(b,
+               &(struct ht_ns_record){.type = HT_REC_NS_INODE,
+                                      .ino = NEW_INO,
+                                      .attr = {.mode = S_IFDIR | 0755},
+                                      .model_root = true,
+                                      .frozen = true});
+    put_record(b,
+               &(struct ht_ns_record){.type = HT_REC_NS_XATTR,
+                                      .ino = NEW_INO,
+                                      .name = "user.hitrain.optimizer",
+                                      .name_len = 22,
+                                      .value = config,
+                                      .value_len = sizeof(config) - 1});
+    put_inode(b, NEW_INO + 1, S_IFREG, false);
+    put_entry(b, NEW_INO, NEW_INO + 1, S_IFREG, "kept");
+    optimizer_root(ids, b);
+}
+
 static void below_itself(const struct damage_ids *ids, struct ht_buf *b)
 {
     put_inode(b, NEW_INO, S_IFDIR, false);
@@ -408,15 +448,6 @@ static void too_many_names(struct harness *k, const struct damage_ids *ids)
 }
 
 /* ----------------------------------------------------------------- optimizer */
-
-static void optimizer_root(const struct damage_ids *ids, struct ht_buf *b)
-{
-    size_t mark = ht_record_begin(b, REC_OPT_ROOT);
-
-    ht_buf_put_u64(b, NEW_INO);
-    ht_buf_put_u64(b, 3);
-    ht_record_end(b, mark);
-}
 
 /* state: object of its one state, or 0. */
 static void put_parameter(struct ht_buf *b, uint64_t oid, uint64_t root, uint64_t state)
@@ -736,6 +767,8 @@ const struct damage damages[] = {
     {"NS-LINK-ACROSS-ROOT", .put = link_across_root},
     {"NS-UNREACHABLE", .put = below_itself},
     {"NS-UNREACHABLE-nameless", .put = nameless_directory},
+    {"NS-KEPT", .put = kept_nowhere},
+    {"NS-KEPT-directory", .put = kept_unknown},
     {"OPT-ROOT", .put = optimizer_root},
     {"OPT-ROOT-parameter", .put = parameter_of_no_root},
     {"OPT-PARAM", .put = parameter_without_file},

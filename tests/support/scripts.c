@@ -360,6 +360,56 @@ static void accumulated_steps(struct crash_scenario *s)
     scenario_model_commit(s);
 }
 
+/* Steps are kept, and expire; what comes free is used at once. */
+static void kept_steps(struct crash_scenario *s)
+{
+    for (unsigned step = 2; step < 4; step++) {
+        scenario_work(s, step);
+        scenario_writeback(s);
+        scenario_model_commit(s);
+    }
+    scenario_write(s, "a", 3, 0, SMALL);
+    scenario_fsync(s, "a");
+}
+
+/* The same with all that may come between. */
+static void kept_steps_at_length(struct crash_scenario *s)
+{
+    kept_steps(s);
+    scenario_checkpoint(s);
+    scenario_snapshot(s, "named");
+    scenario_work(s, 5);
+    scenario_writeback(s);
+    scenario_model_abort(s);
+    scenario_checkpoint(s);
+    scenario_work(s, 6);
+    scenario_model_commit(s);
+}
+
+static void forgotten_steps(struct crash_scenario *s)
+{
+    scenario_snapshot(s, "named");
+    scenario_work(s, 2);
+    scenario_model_commit(s);
+    scenario_forget(s, "1");
+    scenario_write(s, "a", 3, 0, 2 * CHUNK);
+    scenario_fsync(s, "a");
+    scenario_checkpoint(s);
+    scenario_forget(s, "named");
+    scenario_write(s, "a", 4, 0, 2 * CHUNK);
+    scenario_fsync(s, "a");
+    scenario_forget(s, "2");
+    scenario_work(s, 3);
+    scenario_model_commit(s);
+}
+
+/* Little is left for what the kept steps do not let go. */
+static void model_and_little_room(struct crash_scenario *s)
+{
+    model(s);
+    scenario_fill(s, 6 * CHUNK);
+}
+
 static void model_and_twins(struct crash_scenario *s)
 {
     twins(s);
@@ -513,6 +563,10 @@ const struct scenario_script scenario_scripts[] = {
     {"async-step", {"model", "a"}, 512, 1, model, async_steps},
     {"abort", {"model", "a"}, 4096, 1, model, aborted_step},
     {"accumulate", {"model", "a"}, 512, 1, model, accumulated_steps, true},
+    {"keep", {"model", "a"}, 512, 1, model_and_little_room, kept_steps, .keeps = true},
+    {"keep-long", {"model", "a"}, 512, 1, model_and_little_room, kept_steps_at_length, .keeps = true, .seldom = true},
+    {"forget", {"model", "a"}, 4096, 1, model_and_little_room, forgotten_steps, .keeps = true, .seldom = true},
+    {"two-keep", {"model", "a"}, 4096, 2, model, kept_steps_at_length, .keeps = true, .seldom = true},
     {"checkpoint", {"a"}, 512, 1, synced_a, checkpoints},
     {"checkpoint-step", {"model", "a"}, 512, 1, model, checkpoint_in_an_open_step},
     {"log-full", {"a"}, 4096, 1, before_checkpoint, few_frames},

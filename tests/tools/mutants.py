@@ -21,6 +21,7 @@ COMPACT = 'tests/unit/tiering/store/test_compact'
 FLUSH = 'tests/unit/tiering/store/test_flush'
 NEWER = 'tests/unit/tiering/store/test_newer'
 STEP = 'tests/unit/optim/step/test_step'
+KEPT = 'tests/unit/mount-helpers/fsck/test_kept'
 SQUARES = 'tests/unit/optim/step/test_squares'
 HOLD = 'tests/mount/test_life_holds.py::test_a_file_stays_held_while_writes_of_the_dead_go_on'
 
@@ -41,6 +42,9 @@ MUTANTS = [
     ('reuse-at-once', 'freed space waits for the log', SMALL, 'reuse'),
     ('discard-early', 'discards wait for the log', SMALL, 'discard'),
     ('owner-forgotten', 'shared space waits for its last owner', SMALL, 'reuse-clone'),
+    ('kept-owner', 'a kept step owns what it shares', SMALL, 'keep'),
+    ('kept-half', 'a kept step is whole', SMALL, 'keep'),
+    ('kept-unreserved', 'the next rewrite of shared content has its space', KEPT, ''),
     ('dedup-uncompared', 'content is compared before it is shared', DEDUP, ''),
     ('dedup-unowned', 'bytes that are to be shared still have their owner', DEDUP, ''),
     ('owner-left-behind', 'owners of shared bytes move together', COMPACT, ''),

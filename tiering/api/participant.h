@@ -22,6 +22,7 @@
 #include <hitrain/participants.h>
 
 struct ht_store;
+struct ht_copy;
 struct ht_tx;
 
 enum ht_scope_end {
@@ -64,6 +65,15 @@ struct ht_meta_client {
      * by a later mount: a scope that the participant does not know is no error.
      */
     void (*ended)(void *ctx, uint64_t scope, enum ht_scope_end how, struct ht_tx *tx);
+    /*
+     * The client's part in a copy of a scope (tiering/txn/keep.c); each may be NULL. copy: makes everything that the
+     * copy needs, except what the publication of the scope may still change. Inside a transaction without records. An
+     * error (-ENOMEM, -ENOSPC) leaves nothing behind. copied: the scope is published; puts the copy into tx. Never
+     * fails. copy_dropped: takes back what copy has made, instead of copied.
+     */
+    int (*copy)(void *ctx, struct ht_copy *k);
+    void (*copied)(void *ctx, struct ht_copy *k, struct ht_tx *tx);
+    void (*copy_dropped)(void *ctx, struct ht_copy *k);
 };
 
 /* How the programs make a participant. Each row of HT_PARTICIPANTS has one of these. */

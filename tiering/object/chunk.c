@@ -1,5 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* chunk.c - changes of a chunk's image and references. The caller holds the store's lock. */
+#include <assert.h>
+
 #include "tiering/object/chunk.h"
 #include "tiering/base/probe.h"
 #include "tiering/space/alloc.h"
@@ -35,6 +37,7 @@ void ht_chunk_set_dirty(struct ht_obj *o, struct ht_chunk *c, uint64_t index)
 {
     struct ht_image *im = ht_arena_image(o->s->arena, c->slot);
 
+    assert(!o->scope->frozen);
     o->version++;
     if (im->dirty)
         return;
@@ -98,6 +101,7 @@ void ht_chunk_install(struct ht_obj *o, struct ht_chunk *c, uint64_t index, cons
 {
     bool was = ht_chunk_unpublished(c);
 
+    assert(!o->scope->frozen);
     ht_chunk_drop_cur(o, c);
     c->cur = *ref;
     c->flags |= HT_CH_CUR;

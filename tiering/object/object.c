@@ -72,7 +72,7 @@ struct ht_obj *ht_obj_insert_locked(struct ht_store *s, uint64_t oid)
     o->s = s;
     o->oid = oid;
     o->chunk_shift = 16;
-    o->scope = s->objects.scope0;
+    ht_obj_join(o, s->objects.scope0);
     ht_obj_init_extra(o);
     ht_list_init(&o->touched);
     o->next = s->objects.table[bucket(s, oid)];
@@ -142,6 +142,7 @@ void ht_obj_free_memory(struct ht_obj *o)
 {
     ht_chunks_free(o);
     ht_obj_free_extra(o);
+    ht_obj_join(o, NULL);
     o->s->objects.meta_bytes -= sizeof(*o);
     ht_pool_put(&o->s->objects.pool, o);
 }
@@ -185,7 +186,7 @@ int ht_obj_create(struct ht_store *s, const struct ht_obj_attr *attr, struct ht_
     }
     o->chunk_shift = (uint8_t)__builtin_ctz(attr->chunk_bytes);
     o->obj_class = (uint8_t)attr->obj_class;
-    o->scope = sc;
+    ht_obj_join(o, sc);
     o->defined = true;
     o->meta_dirty = !scratch;
     o->refs = 1;

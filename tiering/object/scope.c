@@ -6,6 +6,7 @@
 #include "tiering/base/activity.h"
 #include "tiering/base/idtable.h"
 #include "tiering/base/list.h"
+#include "tiering/api/keep.h"
 #include "tiering/api/object.h"
 #include "tiering/object/context.h"
 #include "tiering/object/object.h"
@@ -29,6 +30,66 @@ struct ht_scope *ht_scope_find(struct ht_store *s, uint64_t id, bool make)
     sc->next = s->objects.scopes;
     s->objects.scopes = sc;
     return sc;
+}
+
+static void free_scope(struct ht_store *s, struct ht_scope *sc) HT_REQUIRES(HT_LOCK_STORE)
+{
+    struct ht_scope **p = &s->objects.scopes;
+
+    while (*p != sc)
+        p = &(*p)->next;
+    *p = sc->next;
+    ht_id_remove(&s->objects.scopes_by_id, &sc->by_id);
+    s->objects.meta_bytes -= sizeof(*sc);
+    free(sc);
+}
+
+static void free_if_ended(struct ht_store *s, struct ht_scope *sc) HT_REQUIRES(HT_LOCK_STORE)
+{
+    if (sc->ended && !sc->objects && !sc->changing && ht_list_empty(&sc->touched))
+        free_scope(s, sc);
+}
+
+void ht_obj_join(struct ht_obj *o, struct ht_scope *sc)
+{
+    struct ht_scope *was = o->scope;
+
+    o->scope = sc;
+    if (sc)
+        sc->objects++;
+    if (!was)
+        return;
+    was->objects--;
+    free_if_ended(o->s, was);
+}
+
+void ht_scope_end_frozen(struct ht_store *s, uint64_t id)
+{
+    struct ht_scope *sc = ht_scope_find(s, id, false);
+
+    if (!sc || !sc->frozen)
+        return;
+    sc->ended = true;
+    free_if_ended(s, sc);
+}
+
+int ht_scope_freeze(struct ht_store *s, uint64_t scope)
+{
+    ht_store_lock(s);
+    struct ht_scope *sc = ht_scope_find(s, scope, true);
+    if (sc)
+        sc->frozen = true;
+    ht_store_unlock(s);
+    return sc ? 0 : -ENOMEM;
+}
+
+bool ht_scope_is_frozen(struct ht_store *s, uint64_t scope)
+{
+    ht_store_lock(s);
+    const struct ht_scope *sc = ht_scope_find(s, scope, false);
+    bool frozen = sc && sc->frozen;
+    ht_store_unlock(s);
+    return frozen;
 }
 
 void ht_obj_touch(struct ht_obj *o)
@@ -83,6 +144,8 @@ int ht_obj_begin_change(struct ht_obj *o, struct ht_scope **out_scope)
     }
     if (o->vanished)
         return -ESTALE;
+    if (o->scope->frozen)
+        return -EROFS;
     o->scope->changing++;
     *out_scope = o->scope;
     return 0;

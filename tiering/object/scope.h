@@ -17,6 +17,9 @@ struct ht_scope {
         unsigned aborts;        /* how many began */
         uint64_t written_bytes; /* of its objects, to devices */
         bool aborting;
+        bool frozen;            /* a kept step: no content changes */
+        bool ended;             /* frozen, and its kept step is gone: it goes with its last object */
+        uint64_t objects;       /* in memory */
         struct ht_list touched; /* objects with something dirty or unpublished; each holds a reference */
         struct ht_scope *next;
     };
@@ -24,6 +27,10 @@ struct ht_scope {
 };
 struct ht_scope *ht_scope_find(struct ht_store *s, uint64_t id, bool make) HT_REQUIRES(HT_LOCK_STORE);
 void ht_obj_touch(struct ht_obj *o) HT_REQUIRES(HT_LOCK_STORE); /* onto its scope's list */
+/* The object belongs to this scope from now on. NULL: to none, because its memory goes. */
+void ht_obj_join(struct ht_obj *o, struct ht_scope *sc) HT_REQUIRES(HT_LOCK_STORE);
+/* A kept step is gone. */
+void ht_scope_end_frozen(struct ht_store *s, uint64_t id) HT_REQUIRES(HT_LOCK_STORE);
 /*
  * References to all touched objects of a scope, in a malloc'd array (count returned), for loops that release the lock.
  */
@@ -33,7 +40,7 @@ int ht_scope_collect(struct ht_store *s, uint64_t scope, struct ht_obj ***out, s
 /*
  * Begins a change of content. An abort of the scope comes before or after it, never into it. WAITS for an abort, with
  * the lock, but no chunk, held. The abort waits in turn for changes that have begun, so these begin no second one and
- * wait for no transaction. -ESTALE: the object was taken back.
+ * wait for no transaction. -ESTALE: the object was taken back. -EROFS: it belongs to a kept step.
  */
 int ht_obj_begin_change(struct ht_obj *o, struct ht_scope **out_scope) HT_REQUIRES(HT_LOCK_STORE) HT_MUST_CHECK;
 void ht_scope_end_change(struct ht_store *s, struct ht_scope *sc) HT_REQUIRES(HT_LOCK_STORE);

@@ -27,11 +27,15 @@
 #include <assert.h>
 
 #include "tiering/base/mutant.h"
+#include "tiering/journal/journal.h"
+#include "tiering/api/check.h"
 #include "tiering/api/store.h"
 #include "tiering/api/tx.h"
 #include "tiering/object/context.h"
+#include "tiering/object/scope.h"
 #include "tiering/data/flush.h"
 #include "tiering/shm/shm.h"
+#include "tiering/txn/keep.h"
 #include "tiering/txn/txn.h"
 #include "tiering/txn/txn_priv.h"
 
@@ -70,18 +74,89 @@ static int tear(struct ht_store *s, uint64_t scope, struct ht_tx **tx) HT_RELEAS
     return rc ? rc : ht_tx_begin(s, ht_scope_pending_bytes(s, scope), tx);
 }
 
-/* Everything unpublished of the rounds' scope into one transaction. -EAGAIN: nothing; begin the next round. */
-static int publish(struct ht_store *s, struct ht_rounds *rounds, uint64_t *out_lsn)
+/* Without the copy, unless the commit needs it. */
+static int refuse_copy(struct ht_keep *w, int error)
+{
+    w->k->error = error;
+    return w->k->must ? error : 0;
+}
+
+static bool wanted(const struct ht_keep *w)
+{
+    return w->k && !w->k->error;
+}
+
+/* bytes: of the commit's own records. -EAGAIN: the log has too little room for both now: begin again. */
+static int make_copy(struct ht_keep *w, size_t bytes) HT_REQUIRES(HT_LOCK_TX)
+{
+    if (!wanted(w))
+        return 0;
+    int rc = ht_keep_make(w);
+    if (!rc && !ht_journal_try_space(w->k->s->journal, bytes + w->k->bytes)) {
+        ht_keep_drop(w);
+        rc = ++w->tries < HT_KEEP_TRIES_MAX ? -EAGAIN : -ENOSPC;
+    }
+    return !rc || rc == -EAGAIN ? rc : refuse_copy(w, rc);
+}
+
+/* The transaction of a commit, with room for a copy if it can be had. */
+static int begin(struct ht_store *s, struct ht_rounds *rounds, struct ht_keep *w, struct ht_tx **out_tx)
+    HT_ACQUIRE_IF_0(HT_LOCK_TX) HT_NO_THREAD_SAFETY_ANALYSIS
+{
+    size_t bytes = ht_scope_pending_bytes(s, rounds->scope);
+
+    if (wanted(w)) {
+        int rc = ht_tx_begin_round(s, bytes + w->k->bytes, rounds, out_tx);
+        if (rc != -ENOSPC)
+            return rc;
+        rc = refuse_copy(w, rc);
+        if (rc)
+            return rc;
+    }
+    return ht_tx_begin_round(s, bytes, rounds, out_tx);
+}
+
+/* Makes the copy and has memory for all records. An error: nothing was made. Refusals of a copy are none. */
+static int prepare(struct ht_store *s, uint64_t scope, struct ht_keep *w, struct ht_tx *tx,
+                   size_t out_of_client[HT_CLIENTS_MAX]) HT_REQUIRES(HT_LOCK_TX)
+{
+    size_t bytes = pending_bytes(s, scope, out_of_client); /* it may have grown while this thread waited */
+    int rc = make_copy(w, bytes);
+
+    if (rc)
+        return rc;
+    rc = ht_tx_expect(tx, bytes + (w->made ? w->k->bytes : 0));
+    if (rc)
+        ht_keep_drop(w);
+    return rc;
+}
+
+/* The copy, and then the end of kept steps that expire. */
+static void put_copy(struct ht_keep *w, struct ht_tx *tx) HT_REQUIRES(HT_LOCK_TX)
+{
+    struct ht_copy *k = w->k;
+
+    k->error = ht_keep_put(w, tx);
+    for (size_t i = 0; !k->error && i < k->expired_count; i++)
+        ht_scope_end(k->s, k->expired[i], HT_SCOPE_DELETED, tx);
+    ht_keep_end(w);
+}
+
+/*
+ * Everything unpublished of the rounds' scope into one transaction, with the copy that w is for, if any. -EAGAIN:
+ * nothing; begin the next round.
+ */
+static int publish(struct ht_store *s, struct ht_rounds *rounds, struct ht_keep *w, uint64_t *out_lsn)
 {
     const struct ht_txn *t = s->txn;
     uint64_t scope = rounds->scope;
     size_t expected[HT_CLIENTS_MAX];
     struct ht_tx *tx;
-    int rc = ht_tx_begin_round(s, ht_scope_pending_bytes(s, scope), rounds, &tx);
+    int rc = begin(s, rounds, w, &tx);
 
     if (rc)
         return rc;
-    rc = ht_tx_expect(tx, pending_bytes(s, scope, expected)); /* it may have grown while this thread waited */
+    rc = prepare(s, scope, w, tx, expected);
     if (rc) {
         int closed = ht_tx_commit(tx, NULL); /* of nothing */
         return closed ? closed : rc;
@@ -95,10 +170,12 @@ static int publish(struct ht_store *s, struct ht_rounds *rounds, uint64_t *out_l
             return rc;
     }
     ht_scope_publish(s, scope, tx);
+    if (w->made)
+        put_copy(w, tx);
     return ht_tx_commit(tx, out_lsn);
 }
 
-int ht_scope_commit(struct ht_store *s, uint64_t scope, uint64_t *out_lsn)
+static int commit(struct ht_store *s, uint64_t scope, struct ht_keep *w, uint64_t *out_lsn)
 {
     struct ht_rounds rounds = HT_ROUNDS_OF_SCOPE(scope);
     int rc;
@@ -107,21 +184,40 @@ int ht_scope_commit(struct ht_store *s, uint64_t scope, uint64_t *out_lsn)
         ht_rounds_next(s, &rounds);
         rc = ht_scope_writeback(s, scope);
         if (!rc)
-            rc = publish(s, &rounds, out_lsn);
+            rc = publish(s, &rounds, w, out_lsn);
     } while (rc == -EAGAIN);
     return rc;
+}
+
+int ht_scope_commit(struct ht_store *s, uint64_t scope, uint64_t *out_lsn)
+{
+    struct ht_keep none = {0};
+
+    return commit(s, scope, &none, out_lsn);
+}
+
+int ht_scope_commit_copying(struct ht_store *s, uint64_t scope, struct ht_copy *k, uint64_t *out_lsn)
+{
+    struct ht_keep w = {.k = k};
+
+    k->s = s;
+    k->scope = scope;
+    k->bytes = 0;
+    k->error = ht_store_need_feature(s, HT_FEAT_REFUSE_KEPT);
+    return k->error && k->must ? k->error : commit(s, scope, &w, out_lsn);
 }
 
 /* Files outside of model roots do not depend on each other: what could be written becomes published. */
 int ht_txn_commit_outside(struct ht_store *s, int found)
 {
     struct ht_rounds rounds = HT_ROUNDS_OF_SCOPE(0);
+    struct ht_keep none = {0};
     int rc, written;
 
     do {
         ht_rounds_next(s, &rounds);
         written = ht_scope_write(s, 0);
-        rc = written == -EROFS ? -EROFS : publish(s, &rounds, NULL);
+        rc = written == -EROFS ? -EROFS : publish(s, &rounds, &none, NULL);
     } while (rc == -EAGAIN);
     if (!rc)
         rc = ht_store_sync(s, s->frees.last_lsn);
@@ -142,6 +238,9 @@ void ht_scope_end(struct ht_store *s, uint64_t scope, enum ht_scope_end how, str
         if (t->client[i].ended)
             t->client[i].ended(t->client[i].ctx, scope, how, tx);
     ht_scope_publish(s, scope, tx);
+    ht_store_lock(s);
+    ht_scope_end_frozen(s, scope);
+    ht_store_unlock(s);
 }
 
 int ht_scope_abort(struct ht_store *s, uint64_t scope)
@@ -159,4 +258,15 @@ int ht_scope_abort(struct ht_store *s, uint64_t scope)
     /* Still inside the transaction, so that no thread makes an object between the names and the content. */
     ht_scope_abort_objects(s, scope);
     return ht_tx_commit(tx, NULL);
+}
+
+int ht_kept_end(struct ht_store *s, uint64_t kept, size_t bytes, uint64_t *out_lsn)
+{
+    struct ht_tx *tx;
+    int rc = ht_tx_begin(s, bytes, &tx);
+
+    if (rc)
+        return rc;
+    ht_scope_end(s, kept, HT_SCOPE_DELETED, tx);
+    return ht_tx_commit(tx, out_lsn);
 }

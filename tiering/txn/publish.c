@@ -232,7 +232,7 @@ int ht_obj_set_scope(struct ht_obj *o, uint64_t scope, struct ht_tx *tx)
     bool known = o->published || o->obj_class == HT_CLASS_SCRATCH, touched = !ht_list_empty(&o->touched);
     int rc = !sc ? -ENOMEM : !known || (touched && sc != s->objects.scope0) ? -EBUSY : 0;
     if (!rc && !o->leaving) {
-        o->scope = sc;
+        ht_obj_join(o, sc);
         if (touched) { /* the reference moves, too */
             ht_list_del(&o->touched);
             ht_list_add_tail(&sc->touched, &o->touched);

@@ -75,7 +75,7 @@ static int replay_object(struct ht_store *s, struct ht_reader *r) HT_REQUIRES(HT
     o->chunk_shift = (uint8_t)__builtin_ctz(chunk_bytes);
     o->obj_class = (uint8_t)obj_class;
     o->size = o->pub_size = size;
-    o->scope = sc;
+    ht_obj_join(o, sc);
     o->defined = o->published = true;
     return 0;
 }

@@ -1,0 +1,45 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* kept.h - kept steps: their list (kept.c), and copies of model roots (copy.c). */
+#ifndef HITRAIN_FS_NS_KEPT_H
+#define HITRAIN_FS_NS_KEPT_H
+
+#include "fs/ns/ns_priv.h"
+#include "tiering/base/list.h"
+#include "tiering/api/keep.h"
+
+/* A kept step, as the log has it. */
+struct ht_ns_kept_step {
+    struct ht_list link; /* ns.kept, in the order of their numbers */
+    struct ht_ns_kept about;
+};
+
+/* It belongs to a kept step. */
+static inline bool ht_ns_frozen(const struct ht_ns_inode *i) HT_REQUIRES_SHARED(HT_LOCK_NAMES)
+{
+    return ht_ns_root(i)->frozen;
+}
+/* The directory and everything below it, in the order of their depth. */
+struct ht_ns_members;
+int ht_ns_collect_tree(struct ht_ns_members *m, struct ht_ns_inode *top) HT_REQUIRES(HT_LOCK_NAMES) HT_MUST_CHECK;
+/* The kept step with this directory; NULL: none. */
+struct ht_ns_kept_step *ht_ns_kept_step(struct ht_ns *ns, uint64_t ino) HT_REQUIRES_SHARED(HT_LOCK_NAMES);
+/* The one of this name; NULL: none. */
+const struct ht_ns_kept_step *ht_ns_kept_named(struct ht_ns *ns, uint64_t root, const char *name)
+    HT_REQUIRES_SHARED(HT_LOCK_NAMES);
+/* From a record, or a copy; takes the place of the one with its number. -ENOMEM. */
+int ht_ns_kept_add(struct ht_ns *ns, const struct ht_ns_kept *about) HT_REQUIRES(HT_LOCK_NAMES) HT_MUST_CHECK;
+void ht_ns_kept_remove(struct ht_ns *ns, struct ht_ns_kept_step *x) HT_REQUIRES(HT_LOCK_NAMES);
+void ht_ns_kept_free_all(struct ht_ns *ns) HT_REQUIRES(HT_LOCK_NAMES);
+/* Has this directory kept steps? */
+bool ht_ns_has_kept(struct ht_ns *ns, uint64_t root) HT_REQUIRES_SHARED(HT_LOCK_NAMES);
+void ht_ns_put_kept(struct ht_tx *tx, const struct ht_ns_kept *about);
+uint64_t ht_ns_kept_log_bytes(const struct ht_ns_kept *about);
+/* Bytes of the records that end it. Lock held for writing. */
+int ht_ns_kept_end_bytes(struct ht_ns *ns, uint64_t ino, size_t *out_bytes) HT_REQUIRES(HT_LOCK_NAMES) HT_MUST_CHECK;
+/* The part of names in a copy of a scope, and in its end: see struct ht_meta_client. */
+int ht_ns_copy(void *ctx, struct ht_copy *k);
+void ht_ns_copied(void *ctx, struct ht_copy *k, struct ht_tx *tx);
+void ht_ns_copy_dropped(void *ctx, struct ht_copy *k);
+void ht_ns_ended(void *ctx, uint64_t scope, enum ht_scope_end how, struct ht_tx *tx);
+
+#endif

@@ -1,0 +1,125 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* kept_end.c - the end of a kept step. Its inodes go at once; those in use are stale until the last reference. */
+#include "fs/ns/ns_priv.h"
+#include "fs/ns/kept.h"
+#include "fs/ns/pending.h"
+#include "fs/ns/scope.h"
+
+/* Beside its own, a file has the records of its object and its state. */
+enum { END_BYTES = 4096, MEMBER_BYTES = 8 * (HT_RECORD_HEADER_BYTES + 8) };
+
+static void put_kept_del(struct ht_tx *tx, uint64_t ino)
+{
+    struct ht_ns_record r = {.type = HT_REC_NS_KEPT_DEL, .ino = ino};
+
+    ht_ns_record_encode(ht_tx_records(tx), &r);
+}
+
+int ht_ns_kept_end_bytes(struct ht_ns *ns, uint64_t ino, size_t *out_bytes)
+{
+    struct ht_ns_inode *i = ht_ns_inode_live(ns, ino);
+    struct ht_ns_members m = {0};
+    size_t bytes = END_BYTES;
+    int rc = i ? ht_ns_collect_tree(&m, i) : -ESTALE;
+
+    for (size_t n = 0; n < m.count; n++) {
+        bytes += MEMBER_BYTES;
+        for (const struct ht_ns_entry *e = m.inodes[n]->names; e; e = e->name_next)
+            bytes += ht_ns_entry_log_bytes(e);
+    }
+    ht_ns_members_free(&m);
+    *out_bytes = bytes;
+    return rc;
+}
+
+/* Its names, its content and itself. Files that are open stay readable until the last close. */
+static void end_member(struct ht_ns *ns, struct ht_ns_inode *i, struct ht_tx *tx) HT_REQUIRES(HT_LOCK_NAMES)
+{
+    struct ht_obj *obj = S_ISREG(i->cur.mode) ? ht_obj_get(ns->store, i->ino) : NULL;
+
+    if (obj)
+        ht_obj_delete(obj, tx);
+    ht_obj_put(obj);
+    ht_ns_put_inode_del(tx, i->ino);
+    i->flags &= (uint8_t) ~(HT_NS_PUBLISHED | HT_NS_FROZEN | HT_NS_MODEL_ROOT);
+    i->flags |= HT_NS_STALE;
+    if (ht_ns_unused(i))
+        ht_ns_inode_free(ns, i);
+}
+
+static void end_names(struct ht_ns *ns, struct ht_ns_inode *i, struct ht_tx *tx) HT_REQUIRES(HT_LOCK_NAMES)
+{
+    while (i->names) {
+        struct ht_ns_entry *e = i->names;
+        ht_ns_put_entry_del(tx, e, 0);
+        ht_ns_dir_remove(ns, e->dir->u.dir, e);
+        ht_ns_entry_count(e, -1);
+        ht_ns_entry_remove(ns, e);
+        ht_ns_entry_free(ns, e);
+    }
+}
+
+/* Collecting the tree needs memory, which its end cannot wait for: takes an inode from the end of a directory each. */
+static void end_below(struct ht_ns *ns, struct ht_ns_inode *top, struct ht_tx *tx) HT_REQUIRES(HT_LOCK_NAMES)
+{
+    struct ht_ns_inode *dir = top;
+
+    while (dir != top || dir->u.dir->live > 0) {
+        const struct ht_ns_dir *d = dir->u.dir;
+        if (d->live == 0) {
+            struct ht_ns_inode *above = d->self->dir;
+            end_names(ns, dir, tx);
+            end_member(ns, dir, tx);
+            dir = above;
+            continue;
+        }
+        uint32_t s = d->slot_count;
+        while (!ht_ns_dir_entry(d, s - 1))
+            s--;
+        struct ht_ns_inode *i = ht_ns_dir_entry(d, s - 1)->inode;
+        if (ht_ns_is_dir(i)) {
+            dir = i;
+            continue;
+        }
+        end_names(ns, i, tx);
+        end_member(ns, i, tx);
+    }
+}
+
+void ht_ns_ended(void *ctx, uint64_t scope, enum ht_scope_end how, struct ht_tx *tx)
+{
+    struct ht_ns *ns = ctx;
+    struct ht_ns_kept_step *x;
+
+    (void)how;
+    ht_rwlock_wrlock(ht_ns_lock(ns));
+    x = ht_ns_kept_step(ns, scope);
+    if (x) {
+        struct ht_ns_inode *top = ht_ns_inode_find(ns, scope);
+        struct ht_ns_root *root = ht_ns_root(top);
+        end_below(ns, top, tx);
+        put_kept_del(tx, scope);
+        ht_store_log_unreserve(ns->store, ht_ns_kept_log_bytes(&x->about));
+        ht_ns_kept_remove(ns, x);
+        ht_ns_root_free(ns, root);
+        end_member(ns, top, tx);
+    }
+    ht_rwlock_unlock(ht_ns_lock(ns));
+}
+
+int ht_ns_kept_forget(struct ht_ns *ns, uint64_t root, const char *name)
+{
+    struct ht_ns_kept about;
+    uint64_t lsn;
+    size_t bytes;
+    int rc = ht_ns_kept_find(ns, root, name, &about);
+
+    if (rc != 0)
+        return rc;
+    ht_rwlock_wrlock(ht_ns_lock(ns));
+    rc = ht_ns_kept_end_bytes(ns, about.ino, &bytes);
+    ht_rwlock_unlock(ht_ns_lock(ns));
+    if (rc == 0)
+        rc = ht_kept_end(ns->store, about.ino, bytes, &lsn);
+    return rc == 0 ? ht_store_sync(ns->store, lsn) : rc;
+}

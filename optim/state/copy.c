@@ -1,0 +1,140 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * copy.c - the optimizer's part in a copy of a model root: a kept step, or a model root made from one.
+ *
+ * Each parameter whose file is copied gets a twin in the copy's root, and each state object a number for its copy. The
+ * caller holds the root's gate, so state neither appears nor goes, and counts change with the publication alone.
+ * Nothing of a kept step changes: it takes no gradient, and reserves no space.
+ */
+#include "tiering/base/buf.h"
+#include "tiering/base/list.h"
+#include "tiering/api/keep.h"
+#include "tiering/api/tx.h"
+#include "optim/state/context.h"
+#include "optim/state/param.h"
+#include "optim/state/range.h"
+#include "optim/state/records.h"
+#include "optim/state/root.h"
+
+static bool is_copied(const struct ht_param *p, const struct ht_copy *k) HT_REQUIRES(HT_LOCK_OPTIM)
+{
+    return !p->gone && p->cur.exists && ht_copy_of(k, p->oid);
+}
+
+static int copy_param(struct ht_param *p, struct ht_root *to, struct ht_copy *k) HT_REQUIRES(HT_LOCK_OPTIM)
+{
+    struct ht_optim *o = to->o;
+    int rc = ht_store_log_reserve(o->store, HT_OPT_PARAM_RECORD_BYTES);
+
+    if (rc)
+        return rc;
+    struct ht_param *twin = ht_opt_param_make(to, ht_copy_of(k, p->oid));
+    if (!twin) {
+        ht_store_log_unreserve(o->store, HT_OPT_PARAM_RECORD_BYTES);
+        return -ENOMEM;
+    }
+    twin->log_reserved = true;
+    k->bytes += HT_OPT_PARAM_RECORD_BYTES;
+    for (unsigned i = 0; !rc && i < p->cur.layout.count; i++)
+        rc = ht_copy_add(k, p->cur.oid[i]) ? 0 : -ENOMEM;
+    return rc;
+}
+
+static void drop_param(struct ht_param *twin) HT_REQUIRES(HT_LOCK_OPTIM)
+{
+    ht_store_log_unreserve(twin->o->store, HT_OPT_PARAM_RECORD_BYTES);
+    ht_opt_param_free(twin);
+}
+
+/* The root of the copy is not there yet: only its parameters keep it. */
+static void drop(struct ht_optim *o, uint64_t id) HT_REQUIRES(HT_LOCK_OPTIM)
+{
+    struct ht_root *to = ht_opt_root_find(o, id);
+
+    if (!to)
+        return;
+    to->refs++;
+    ht_list_for_each_safe(pos, next, &to->params)
+        drop_param(ht_list_entry(pos, struct ht_param, of_root));
+    ht_opt_root_put_locked(to);
+    ht_store_log_unreserve(o->store, HT_OPT_ROOT_RECORD_BYTES);
+}
+
+static int copy(struct ht_optim *o, const struct ht_root *from, struct ht_copy *k) HT_REQUIRES(HT_LOCK_OPTIM)
+{
+    int rc = ht_store_log_reserve(o->store, HT_OPT_ROOT_RECORD_BYTES);
+
+    if (rc)
+        return rc;
+    struct ht_root *to = ht_opt_root_make(o, k->to);
+    if (!to) {
+        ht_store_log_unreserve(o->store, HT_OPT_ROOT_RECORD_BYTES);
+        return -ENOMEM;
+    }
+    to->frozen = true;
+    k->bytes += HT_OPT_ROOT_RECORD_BYTES;
+    ht_list_for_each(pos, &from->params) {
+        struct ht_param *p = ht_list_entry(pos, struct ht_param, of_root);
+        if (!rc && is_copied(p, k))
+            rc = copy_param(p, to, k);
+    }
+    if (rc)
+        drop(o, k->to);
+    return rc;
+}
+
+int ht_opt_copy(void *ctx, struct ht_copy *k)
+{
+    struct ht_optim *o = ctx;
+
+    lock(o);
+    const struct ht_root *from = ht_opt_root_find(o, k->scope);
+    int rc = from && from->exists ? copy(o, from, k) : 0;
+    unlock(o);
+    return rc;
+}
+
+void ht_opt_copy_dropped(void *ctx, struct ht_copy *k)
+{
+    struct ht_optim *o = ctx;
+
+    lock(o);
+    drop(o, k->to);
+    unlock(o);
+}
+
+static void put_twin(const struct ht_param *p, struct ht_param *twin, const struct ht_copy *k, struct ht_tx *tx)
+    HT_REQUIRES(HT_LOCK_OPTIM)
+{
+    struct ht_param_meta meta = p->pub;
+
+    for (unsigned i = 0; i < meta.layout.count; i++)
+        meta.oid[i] = ht_copy_of(k, meta.oid[i]);
+    twin->cur = meta;
+    int rc = ht_opt_shape_of(&twin->shape, meta.elements * ht_kernel_dtype_bytes(meta.dtype), meta.chunk_bytes,
+                             meta.dtype, meta.dtype);
+    (void)rc; /* the same as that of p */
+    ht_opt_publish_param(twin, tx);
+}
+
+void ht_opt_copied(void *ctx, struct ht_copy *k, struct ht_tx *tx)
+{
+    struct ht_optim *o = ctx;
+
+    lock(o);
+    const struct ht_root *from = ht_opt_root_find(o, k->scope);
+    struct ht_root *to = ht_opt_root_find(o, k->to);
+    if (from && to) {
+        to->exists = true;
+        to->frozen = k->kept;
+        to->step = to->pub_step = to->durable_step = from->pub_step;
+        ht_opt_put_root(ht_tx_records(tx), to);
+        ht_list_for_each(pos, &from->params) {
+            const struct ht_param *p = ht_list_entry(pos, struct ht_param, of_root);
+            struct ht_param *twin = ht_opt_param_find(o, ht_copy_of(k, p->oid));
+            if (twin && p->pub.exists)
+                put_twin(p, twin, k, tx);
+        }
+    }
+    unlock(o);
+}

@@ -1,0 +1,151 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Kept steps on a mount: files of a step that every program reads and no program changes.
+
+Plain descent by gradients of -1 with a learning rate of 1 counts: after step k each element is k.
+"""
+import errno
+import mmap
+import os
+import subprocess
+
+import numpy as np
+import pytest
+
+from test_async_step import command
+from test_roots import put_gradient, sync, word
+
+ELEMENTS = 300000
+
+
+def make(mnt, words='retain=2'):
+    root = mnt / 'model'
+    root.mkdir()
+    word(root, 'dtype', 'f32')
+    word(root, 'optimizer', f'sgd lr=1 momentum=0.5 {words}')
+    (root / 'layers').mkdir()
+    for name in ('w', 'layers/v'):
+        (root / name).write_bytes(bytes(4 * ELEMENTS))
+    (root / 'config.json').write_text('{"step": 0}')
+    sync(root)
+    return root
+
+
+def train(root, step):
+    for name in ('w', 'layers/v'):
+        put_gradient(root, name, np.full(ELEMENTS, -1 if step == 1 else -0.5, 'f4'))
+    (root / 'config.json').write_text(f'{{"step": {step}}}')
+    sync(root)
+
+
+def refused(change):
+    """The error of a change that must not succeed."""
+    with pytest.raises(OSError) as e:
+        change()
+    return e.value.errno
+
+
+def kept(root):
+    return sorted(os.listdir(root / '.hitrain' / 'snap'))
+
+
+def content(folder):
+    """Everything that a program sees below it, without times of access."""
+    names = sorted(p for p in folder.rglob('*'))
+    return [(str(p.relative_to(folder)), p.stat().st_mode, p.stat().st_mtime_ns, p.read_bytes() if p.is_file() else b'')
+            for p in names]
+
+
+def test_kept_steps_are_files_of_their_step(make_store, tmp_path):
+    store = make_store()
+    root = make(store.mount())
+    was = {}
+    for step in range(1, 5):
+        train(root, step)
+        was[step] = content(root)
+    assert kept(root) == ['3', '4'] and '.hitrain' not in os.listdir(root)
+    snap = root / '.hitrain' / 'snap'
+    command(root, 'snapshot best')
+    train(root, 5)
+    for name, step in (('4', 4), ('best', 4)):
+        assert content(snap / name) == was[step]
+    with open(snap / '4' / 'w', 'rb') as f, mmap.mmap(f.fileno(), 0, prot=mmap.PROT_READ) as m:
+        assert m[:] == (snap / 'best' / 'w').read_bytes()
+    assert np.unique(np.fromfile(snap / '4' / '.hitrain/state/w/momentum_buffer', 'f4')).size == 1
+    subprocess.run(['cp', '-a', snap / '4', tmp_path / 'copy'], check=True)
+    assert content(tmp_path / 'copy') == was[4]
+    assert os.getxattr(snap / '4', 'user.hitrain.step') == b'4'
+    assert not (snap / '2').exists() and refused(lambda: os.listdir(snap / '2')) == errno.ENOENT
+    store.unmount()
+    store.assert_clean()
+    store.mount()
+    assert kept(root) == ['4', '5', 'best'] and content(snap / 'best') == was[4]
+    command(root, 'forget *')
+    assert kept(root) == []
+
+
+def test_a_killed_daemon_leaves_kept_steps_whole(make_store):
+    store = make_store()
+    root = make(store.mount(), 'retain=3')
+    was = {}
+    for step in range(1, 4):
+        train(root, step)
+        was[str(step)] = content(root)
+    put_gradient(root, 'w', np.full(ELEMENTS, -1, 'f4'))
+    store.kill()
+    store.mount()
+    assert kept(root) == ['1', '2', '3']
+    for name in kept(root):
+        assert content(root / '.hitrain' / 'snap' / name) == was[name]
+
+
+CHANGES = {
+    'write': lambda d: (d / 'w').write_bytes(b'x'),
+    'append': lambda d: open(d / 'w', 'ab'),
+    'map': lambda d: os.open(d / 'w', os.O_RDWR),
+    'truncate': lambda d: os.truncate(d / 'w', 0),
+    'make': lambda d: (d / 'new').touch(),
+    'mkdir': lambda d: (d / 'new').mkdir(),
+    'remove': lambda d: (d / 'w').unlink(),
+    'rename': lambda d: (d / 'w').rename(d / 'v'),
+    'chmod': lambda d: (d / 'w').chmod(0o600),
+    'utime': lambda d: os.utime(d / 'w'),
+    'setxattr': lambda d: os.setxattr(d / 'w', 'user.a', b'b'),
+    'removexattr': lambda d: os.removexattr(d / 'w', 'user.hitrain.dtype'),
+    'optimizer': lambda d: os.setxattr(d, 'user.hitrain.optimizer', b'sgd lr=2'),
+    'unmake': lambda d: os.removexattr(d, 'user.hitrain.optimizer'),
+    'gradient': lambda d: (d / '.hitrain/grad/w').write_bytes(bytes(4 * ELEMENTS)),
+    'state': lambda d: (d / '.hitrain/state/w/momentum_buffer').write_bytes(bytes(4 * ELEMENTS)),
+    'commit': lambda d: command(d, 'commit'),
+    'snapshot': lambda d: command(d, 'snapshot x'),
+    'step': lambda d: os.setxattr(d, 'user.hitrain.step', b'9'),
+}
+
+
+def test_every_change_is_erofs(store, mnt):
+    root = make(mnt)
+    train(root, 1)
+    folder = root / '.hitrain/snap/1'
+    was = content(folder)
+    for what, change in CHANGES.items():
+        assert refused(lambda change=change: change(folder)) == errno.EROFS, what
+    assert content(folder) == was
+    sync(root / '.hitrain/snap/1')
+    train(root, 2)
+
+
+@pytest.mark.parametrize('line, error', [('snapshot 7', errno.EINVAL), ('snapshot a/b', errno.EINVAL),
+                                         ('snapshot taken', errno.EEXIST), ('forget 9', errno.ENOENT),
+                                         ('forget', errno.EINVAL), ('forget ../x', errno.EINVAL)])
+def test_refused_commands_change_nothing(mnt, line, error):
+    root = make(mnt, 'retain=0')
+    train(root, 1)
+    command(root, 'snapshot taken')
+    assert refused(lambda: command(root, line)) == error
+    assert kept(root) == ['taken']
+    put_gradient(root, 'w', np.full(ELEMENTS, -1, 'f4'))
+    assert refused(lambda: command(root, 'forget taken')) == errno.EBUSY
+    command(root, 'abort')
+    assert refused(lambda: os.removexattr(root, 'user.hitrain.optimizer')) == errno.EBUSY
+    command(root, 'forget taken')
+    os.removexattr(root, 'user.hitrain.optimizer')
+    assert refused(lambda: os.listdir(root / '.hitrain' / 'snap')) == errno.ENOENT

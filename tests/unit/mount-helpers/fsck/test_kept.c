@@ -1,0 +1,457 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Kept steps: what they hold, when they are made and go, what they refuse, what they cost. */
+#include <check.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "tests/support/harness.h"
+#include "tests/support/suite.h"
+#include "tiering/api/keep.h"
+#include "tiering/api/object.h"
+#include "tiering/api/stats.h"
+#include "tiering/base/log.h"
+
+enum { DEVICE_BYTES = 64 << 20, PARAMS = 3, THREADS = 2, NAMES_MAX = 16 };
+
+static const struct harness_param params[PARAMS] = {
+    {"embedding", "f32", 70000}, {"bias", "f32", 300}, {"head", "bf16", 50001}};
+
+static struct harness k;
+static uint64_t root, hashes[64];
+static bool full; /* files beside the model's reserve no space */
+
+static void open_with(uint64_t bytes, const char *config)
+{
+    memset(&k, 0, sizeof(k));
+    full = false;
+    harness_format(&k, 1, bytes, 512);
+    ck_assert_int_eq(harness_open(&k, THREADS), 0);
+    root = harness_model(&k, "model", params, PARAMS, config);
+    ck_assert_int_eq(ht_optim_commit(k.optim, root), 0);
+}
+
+static void remount(bool clean)
+{
+    ck_assert_int_eq(harness_close(&k, clean), 0);
+    ck_assert_uint_eq(harness_fsck(&k), 0);
+    ck_assert_int_eq(harness_open(&k, THREADS), 0);
+    ht_store_verify(k.store, false);
+}
+
+static void finish(void)
+{
+    ht_store_verify(k.store, false);
+    ck_assert_int_eq(harness_close(&k, true), 0);
+    ck_assert_uint_eq(harness_fsck(&k), 0);
+    harness_free(&k);
+}
+
+static uint64_t fingerprint(uint64_t dir)
+{
+    return harness_model_hash(&k, dir, params, PARAMS);
+}
+
+static void work(uint64_t step)
+{
+    char text[16];
+
+    for (unsigned i = 0; i < PARAMS; i++)
+        harness_gradient(&k, root, &params[i], step * 10 + i);
+    snprintf(text, sizeof(text), "%llu", (unsigned long long)step);
+    if (!full)
+        harness_put(&k, root, "cursor", text, strlen(text));
+}
+
+static uint64_t step_of(uint64_t dir)
+{
+    return harness_model_step(&k, dir);
+}
+
+/* Takes a step; its fingerprint is remembered. */
+static int step(void)
+{
+    uint64_t n = step_of(root) + 1;
+
+    work(n);
+    int rc = ht_optim_commit(k.optim, root);
+    hashes[n] = fingerprint(root);
+    return rc;
+}
+
+static void steps(unsigned count)
+{
+    for (unsigned i = 0; i < count; i++)
+        ck_assert_int_eq(step(), 0);
+}
+
+/* The names of all, oldest first, each followed by a space. */
+static const char *names(void)
+{
+    static char text[NAMES_MAX * (HT_KEPT_NAME_MAX + 1)];
+    struct ht_ns_kept *all;
+    size_t count, at = 0;
+
+    text[0] = '\0';
+    ck_assert_int_eq(ht_ns_kept_list(k.ns, root, &all, &count), 0);
+    for (size_t i = 0; i < count && i < NAMES_MAX; i++)
+        at += (size_t)snprintf(text + at, sizeof(text) - at, "%s ", all[i].name);
+    free(all);
+    return text;
+}
+
+/* Its directory. */
+static uint64_t kept(const char *name)
+{
+    struct ht_ns_kept about = {0};
+
+    ck_assert_int_eq(ht_ns_kept_find(k.ns, root, name, &about), 0);
+    ck_assert_uint_eq(about.root, root);
+    ck_assert_uint_eq(step_of(about.ino), about.step);
+    return about.ino;
+}
+
+static void check_kept(uint64_t n)
+{
+    char name[24];
+
+    snprintf(name, sizeof(name), "%llu", (unsigned long long)n);
+    ck_assert_msg(fingerprint(kept(name)) == hashes[n], "kept step %s is not that step", name);
+}
+
+static int snapshot(const char *name)
+{
+    struct ht_optim_steer by = {0};
+
+    return ht_optim_snapshot_by(k.optim, root, name, &by);
+}
+
+/* ------------------------------------------------------------------- tests */
+
+START_TEST(a_kept_step_is_the_step_that_its_commit_published)
+{
+    open_with(DEVICE_BYTES, "adamw lr=0.01 weight_decay=0.1 retain=10");
+    steps(4);
+    for (unsigned n = 1; n <= 4; n++)
+        check_kept(n);
+    remount(true);
+    for (unsigned n = 1; n <= 4; n++)
+        check_kept(n);
+    ck_assert_int_eq(ht_store_checkpoint(k.store), 0);
+    steps(2);
+    remount(false);
+    for (unsigned n = 1; n <= 6; n++)
+        check_kept(n);
+    ck_assert_uint_eq(fingerprint(root), hashes[6]);
+    finish();
+}
+END_TEST
+
+START_TEST(names_attributes_and_links_are_those_of_the_step)
+{
+    struct stat st, link;
+    char value[8] = "";
+
+    open_with(DEVICE_BYTES, "adamw lr=0.01 retain=3");
+    ck_assert_int_eq(ht_ns_mkdir(k.ns, root, "d", 0750, (struct ht_cred){5, 6, 0}, &st), 0);
+    harness_put(&k, st.st_ino, "f", "one", 3);
+    uint64_t d = st.st_ino, f = harness_find(&k, d, "f");
+    ck_assert_int_eq(ht_ns_link(k.ns, f, root, "hard", &st), 0);
+    ck_assert_int_eq(ht_ns_symlink(k.ns, root, "soft", "d/f", (struct ht_cred){0}, &st), 0);
+    ck_assert_int_eq(ht_ns_setxattr(k.ns, f, "user.note", "v1", 2, 0), 0);
+    steps(1);
+    ck_assert_int_eq(ht_ns_setxattr(k.ns, f, "user.note", "v2", 2, 0), 0);
+    ck_assert_int_eq(ht_ns_unlink(k.ns, root, "hard"), 0);
+    ck_assert_int_eq(ht_ns_unlink(k.ns, root, "soft"), 0);
+    ck_assert_int_eq(ht_ns_rename(k.ns, d, "f", root, "moved", 0), 0);
+    steps(1);
+    for (unsigned pass = 0; pass < 2; pass++) {
+        uint64_t old = kept("1"), in = harness_find(&k, old, "d");
+        ck_assert_int_eq(ht_ns_getattr(k.ns, in, &st), 0);
+        ck_assert(st.st_mode == (S_IFDIR | 0750) && st.st_uid == 5 && st.st_gid == 6 && st.st_nlink == 2);
+        ck_assert_int_eq(ht_ns_getattr(k.ns, harness_find(&k, in, "f"), &st), 0);
+        ck_assert_int_eq(ht_ns_getattr(k.ns, harness_find(&k, old, "hard"), &link), 0);
+        ck_assert(st.st_ino == link.st_ino && st.st_nlink == 2 && st.st_ino != f);
+        ck_assert_int_eq(ht_ns_getxattr(k.ns, st.st_ino, "user.note", value, sizeof(value)), 2);
+        ck_assert(memcmp(value, "v1", 2) == 0);
+        ck_assert_int_eq(ht_ns_readlink(k.ns, harness_find(&k, old, "soft"), value, sizeof(value)), 3);
+        ck_assert_uint_eq(harness_find(&k, old, "moved"), 0);
+        char path[128];
+        ht_ns_path(k.ns, in, path, sizeof(path));
+        ck_assert_str_eq(path, "model/.hitrain/snap/1/d");
+        remount(!pass);
+    }
+    finish();
+}
+END_TEST
+
+START_TEST(the_oldest_expire_and_those_with_names_stay)
+{
+    open_with(DEVICE_BYTES, "adamw lr=0.01 retain=2");
+    ck_assert_str_eq(names(), "");
+    steps(1);
+    ck_assert_int_eq(snapshot("first"), 0);
+    steps(3);
+    ck_assert_str_eq(names(), "first 3 4 ");
+    ck_assert_int_eq(snapshot("first"), -EEXIST);
+    ck_assert_int_eq(snapshot(NULL), 0); /* in place of the one with this number */
+    ck_assert_str_eq(names(), "first 3 4 ");
+    remount(false);
+    ck_assert_str_eq(names(), "first 3 4 ");
+    ck_assert_uint_eq(fingerprint(kept("first")), hashes[1]);
+    check_kept(3);
+    check_kept(4);
+    finish();
+}
+END_TEST
+
+START_TEST(a_commit_keeps_the_first_step_from_each_multiple_on)
+{
+    open_with(DEVICE_BYTES, "adamw lr=0.01 retain=9 retain_every=4 durable_every=3");
+    for (unsigned n = 1; n <= 13; n++) {
+        work(n);
+        ck_assert_int_eq(ht_optim_step(k.optim, root), 0);
+    }
+    ck_assert_str_eq(names(), "6 9 12 "); /* durable at 3, 6, 9 and 12 */
+    finish();
+}
+END_TEST
+
+static void expect_frozen(uint64_t dir)
+{
+    struct stat st = {.st_mode = 0600, .st_size = 1};
+    uint64_t f = harness_find(&k, dir, "embedding");
+    struct ht_cred me = {0};
+    struct ht_obj *o;
+
+    ck_assert(ht_ns_is_frozen(k.ns, f) && ht_ns_is_frozen(k.ns, dir) && !ht_ns_is_frozen(k.ns, root));
+    ck_assert_int_eq(ht_ns_mknod(k.ns, dir, "new", S_IFREG | 0600, 0, me, &st), -EROFS);
+    ck_assert_int_eq(ht_ns_mkdir(k.ns, dir, "new", 0700, me, &st), -EROFS);
+    ck_assert_int_eq(ht_ns_symlink(k.ns, dir, "new", "x", me, &st), -EROFS);
+    ck_assert_int_eq(ht_ns_tmpfile(k.ns, dir, 0600, me, &st), -EROFS);
+    ck_assert_int_eq(ht_ns_link(k.ns, f, dir, "new", &st), -EROFS);
+    ck_assert_int_eq(ht_ns_link(k.ns, f, HT_NS_ROOT_INO, "new", &st), -EXDEV);
+    ck_assert_int_eq(ht_ns_unlink(k.ns, dir, "embedding"), -EROFS);
+    ck_assert_int_eq(ht_ns_rename(k.ns, dir, "embedding", dir, "new", 0), -EROFS);
+    ck_assert_int_eq(ht_ns_rename(k.ns, root, "cursor", dir, "new", 0), -EROFS);
+    ck_assert_int_eq(ht_ns_setxattr(k.ns, f, "user.a", "b", 1, 0), -EROFS);
+    ck_assert_int_eq(ht_ns_removexattr(k.ns, f, "user.hitrain.dtype"), -EROFS);
+    st = (struct stat){.st_mode = 0600, .st_size = 1};
+    ck_assert_int_eq(ht_ns_setattr(k.ns, f, HT_SET_MODE, &st, &st), -EROFS);
+    st.st_size = 1;
+    ck_assert_int_eq(ht_ns_setattr(k.ns, f, HT_SET_SIZE, &st, &st), -EROFS);
+    ck_assert_int_eq(ht_ns_open(k.ns, f, &o), 0);
+    ck_assert_int_eq(ht_obj_write(o, 0, "x", 1), -EROFS);
+    ck_assert_int_eq(ht_obj_truncate(o, 1), -EROFS);
+    ck_assert_int_eq(ht_obj_punch(o, 0, 10), -EROFS);
+    ck_assert_int_eq(ht_obj_prealloc(o, 0, 10), -EROFS);
+    struct ht_param_desc desc = {dir, o, HT_DTYPE_F32, HT_DTYPE_F32};
+    struct ht_grad *g;
+    float one = 1;
+    ck_assert_int_eq(ht_grad_open(k.optim, &desc, &g), -EROFS);
+    ck_assert_int_eq(ht_optim_state_write(k.optim, &desc, "exp_avg", 0, &one, 4), -EROFS);
+    ht_ns_close(k.ns, f);
+    ht_ns_touch(k.ns, f, false);
+    ck_assert(!ht_ns_atime_due(k.ns, f, true));
+    ck_assert_int_eq(ht_ns_fsync(k.ns, f), 0);
+    ck_assert_int_eq(ht_optim_commit(k.optim, dir), -EROFS);
+    ck_assert_int_eq(ht_optim_abort(k.optim, dir), -EROFS);
+    ck_assert_int_eq(ht_optim_root_set_step(k.optim, dir, 7), -EROFS);
+}
+
+START_TEST(nothing_of_a_kept_step_changes)
+{
+    open_with(DEVICE_BYTES, "adamw lr=0.01 retain=3");
+    steps(2);
+    for (unsigned pass = 0; pass < 2; pass++) {
+        expect_frozen(kept("1"));
+        check_kept(1);
+        remount(!pass);
+    }
+    finish();
+}
+END_TEST
+
+START_TEST(a_forgotten_step_goes_and_open_files_stay_readable)
+{
+    struct ht_obj *o;
+    struct stat st;
+    char text[4] = "";
+
+    open_with(DEVICE_BYTES, "adamw lr=0.01 retain=5");
+    steps(3);
+    uint64_t cursor = harness_find(&k, kept("2"), "cursor");
+    ck_assert_int_eq(ht_ns_lookup(k.ns, kept("2"), "cursor", &st), 0);
+    ck_assert_int_eq(ht_ns_open(k.ns, cursor, &o), 0);
+    ck_assert_int_eq(ht_ns_kept_forget(k.ns, root, "7"), -ENOENT);
+    ck_assert_int_eq(ht_ns_kept_forget(k.ns, root, "2"), 0);
+    ck_assert_str_eq(names(), "1 3 ");
+    ck_assert_int_eq(ht_obj_read(o, 0, text, sizeof(text)), 1);
+    ck_assert_str_eq(text, "2");
+    ck_assert_int_eq(ht_ns_getattr(k.ns, cursor, &st), -ESTALE);
+    ht_ns_close(k.ns, cursor);
+    ht_ns_forget(k.ns, cursor, 1);
+    check_kept(1);
+    check_kept(3);
+    remount(false);
+    ck_assert_str_eq(names(), "1 3 ");
+    check_kept(1);
+    finish();
+}
+END_TEST
+
+START_TEST(a_model_root_with_kept_steps_cannot_go)
+{
+    char value[64];
+
+    open_with(DEVICE_BYTES, "adamw lr=0.01 retain=5");
+    steps(1);
+    ck_assert_int_eq(ht_ns_root_unmake(k.ns, root), -EBUSY);
+    static const char *const files[] = {"embedding", "bias", "head", "cursor"};
+    for (unsigned i = 0; i < HT_ARRAY_SIZE(files); i++)
+        ck_assert_int_eq(ht_ns_unlink(k.ns, root, files[i]), 0);
+    ck_assert_int_eq(ht_ns_rmdir(k.ns, HT_NS_ROOT_INO, "model"), -EBUSY);
+    ck_assert_int_gt(ht_ns_getxattr(k.ns, root, "user.hitrain.optimizer", value, sizeof(value)), 0);
+    check_kept(1);
+    ck_assert_int_eq(ht_ns_kept_forget(k.ns, root, "1"), 0);
+    ck_assert_int_eq(ht_ns_rmdir(k.ns, HT_NS_ROOT_INO, "model"), 0);
+    finish();
+}
+END_TEST
+
+static struct ht_store_stats figures(void)
+{
+    struct ht_store_stats st;
+
+    ck_assert_int_eq(ht_store_commit(k.store), 0);
+    ck_assert_int_eq(ht_optim_commit(k.optim, root), 0);
+    ht_store_stats(k.store, &st);
+    return st;
+}
+
+START_TEST(memory_and_claims_are_exact_after_a_thousand)
+{
+    struct ht_ns_stats names_before, names_after;
+
+    open_with(DEVICE_BYTES, "adamw lr=0.01");
+    steps(2);
+    for (unsigned i = 0; i < 70; i++) { /* tables reach their size */
+        ck_assert_int_eq(snapshot("x"), 0);
+        ck_assert_int_eq(ht_ns_kept_forget(k.ns, root, "x"), 0);
+    }
+    steps(1);
+    struct ht_store_stats before = figures();
+    uint64_t optim = ht_optim_meta_bytes(k.optim);
+    ht_ns_stats(k.ns, &names_before);
+    for (unsigned i = 0; i < 1000; i++) {
+        ck_assert_int_eq(snapshot("x"), 0);
+        ck_assert_int_eq(ht_ns_kept_forget(k.ns, root, "x"), 0);
+    }
+    steps(1);
+    struct ht_store_stats after = figures();
+    ht_ns_stats(k.ns, &names_after);
+    ck_assert_uint_eq(after.log.reserved_bytes, before.log.reserved_bytes);
+    ck_assert_uint_eq(after.meta_bytes, before.meta_bytes);
+    ck_assert_uint_eq(after.free_bytes + after.pending_free_bytes, before.free_bytes + before.pending_free_bytes);
+    ck_assert_uint_eq(after.reserved_bytes, before.reserved_bytes);
+    ck_assert_uint_eq(after.objects, before.objects);
+    ck_assert_uint_eq(after.chunks, before.chunks);
+    ck_assert_uint_eq(names_after.meta_bytes, names_before.meta_bytes);
+    ck_assert_uint_eq(names_after.inodes, names_before.inodes);
+    ck_assert_uint_eq(ht_optim_meta_bytes(k.optim), optim);
+    finish();
+}
+END_TEST
+
+/* Takes all space but so many bytes. */
+static void fill(uint64_t leave)
+{
+    uint64_t ino = harness_make(&k, HT_NS_ROOT_INO, "filler");
+    struct stat st = {.st_size = 0};
+    struct ht_obj *o;
+
+    ck_assert_int_eq(ht_ns_setattr(k.ns, ino, HT_SET_SIZE, &st, &st), 0);
+    ck_assert_int_eq(ht_store_commit(k.store), 0);
+    ck_assert_uint_gt(ht_store_available(k.store), leave);
+    ck_assert_int_eq(ht_ns_open(k.ns, ino, &o), 0);
+    ck_assert_int_eq(ht_obj_prealloc(o, 0, ht_store_available(k.store) - leave), 0);
+    ht_ns_close(k.ns, ino);
+}
+
+START_TEST(without_space_for_the_next_rewrite_a_step_is_not_kept)
+{
+    bool must = _i;
+    struct ht_root_stat st;
+
+    open_with(DEVICE_BYTES, must ? "adamw lr=0.01 retain=20 retain_must=1" : "adamw lr=0.01 retain=20");
+    steps(2);
+    fill(64 << 10);
+    uint64_t was = fingerprint(root);
+    int rc = step();
+    ck_assert_int_eq(rc, must ? -ENOSPC : 0);
+    ck_assert_str_eq(names(), "1 2 ");
+    ck_assert_int_eq(ht_optim_root_stat(k.optim, root, &st), 0);
+    ck_assert_uint_eq(st.durable_step, must ? 2 : 3);
+    ck_assert_msg(must || strstr(st.error, "step 3 is not kept: No space"), "error is \"%s\"", st.error);
+    if (must)
+        ck_assert_int_eq(ht_optim_abort(k.optim, root), 0);
+    ck_assert_uint_eq(fingerprint(root), must ? was : hashes[3]);
+    fill(0); /* and the model trains on, on what it has reserved */
+    full = true;
+    for (unsigned i = 0; !must && i < 3; i++)
+        ck_assert_int_eq(step(), 0);
+    full = false;
+    check_kept(1);
+    check_kept(2);
+    fill(16 << 20);
+    steps(1);
+    check_kept(step_of(root));
+    ck_assert_int_eq(ht_optim_root_stat(k.optim, root, &st), 0);
+    ck_assert_str_eq(st.error, "");
+    finish();
+}
+END_TEST
+
+START_TEST(a_step_after_a_kept_one_has_its_space)
+{
+    open_with(DEVICE_BYTES, "adamw lr=0.01");
+    steps(2);
+    ck_assert_int_eq(snapshot("full"), 0);
+    fill(0);
+    full = true;
+    steps(2);
+    ck_assert_uint_eq(fingerprint(kept("full")), hashes[2]);
+    finish();
+}
+END_TEST
+
+START_TEST(names_are_checked)
+{
+    static const char *const bad[] = {"", "a/b", ".", "..", "7", "a b", "\xc3\xa4"};
+
+    for (unsigned i = 0; i < HT_ARRAY_SIZE(bad); i++)
+        ck_assert_int_eq(ht_ns_kept_check_name(bad[i]), -EINVAL);
+    ck_assert_int_eq(ht_ns_kept_check_name("v1.0_a:b-c"), 0);
+}
+END_TEST
+
+int main(void)
+{
+    Suite *suite = suite_create("kept steps");
+    TCase *t = tcase_create("kept");
+
+    ht_log_set_level(HT_LOG_ERROR);
+    tcase_set_timeout(t, 300);
+    tcase_add_test(t, a_kept_step_is_the_step_that_its_commit_published);
+    tcase_add_test(t, names_attributes_and_links_are_those_of_the_step);
+    tcase_add_test(t, the_oldest_expire_and_those_with_names_stay);
+    tcase_add_test(t, a_commit_keeps_the_first_step_from_each_multiple_on);
+    tcase_add_test(t, nothing_of_a_kept_step_changes);
+    tcase_add_test(t, a_forgotten_step_goes_and_open_files_stay_readable);
+    tcase_add_test(t, a_model_root_with_kept_steps_cannot_go);
+    tcase_add_test(t, memory_and_claims_are_exact_after_a_thousand);
+    tcase_add_loop_test(t, without_space_for_the_next_rewrite_a_step_is_not_kept, 0, 2);
+    tcase_add_test(t, a_step_after_a_kept_one_has_its_space);
+    tcase_add_test(t, names_are_checked);
+    suite_add_tcase(suite, t);
+    return run_all(suite);
+}

@@ -1,0 +1,69 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * keep.h - copies of a scope that share all stored bytes: kept steps, and model roots made from them.
+ *
+ * A kept step is a frozen copy of a model root as one commit published it: names, attributes, content, optimizer
+ * records. The copy is made in the transaction of that commit. So after any crash the step is kept, whole, or it is
+ * not. No content is copied, and no image is looked at: inside a transaction no other thread changes published
+ * references. Its scope has the number of the copy's root directory, and accepts no change (-EROFS).
+ *
+ * Space: objects with a rewrite reserve cannot count on shared space for their next rewrite. So the copy reserves as
+ * much again for them first. Log bytes and memory come first, too: nothing can be refused once a record is put, but for
+ * memory that other threads' writes made necessary since; then the copy as a whole is left out.
+ */
+#ifndef HITRAIN_TIERING_API_KEEP_H
+#define HITRAIN_TIERING_API_KEEP_H
+
+#include "tiering/base/base.h"
+#include "tiering/api/tx.h"
+
+/* The number of a thing in a scope, and that of its copy. */
+struct ht_copy_id {
+    uint64_t from, to;
+};
+
+struct ht_copy {
+    uint64_t scope;   /* what is copied */
+    bool kept;        /* a kept step, which is frozen; else a model root of its own */
+    bool must;        /* without the copy no commit */
+    uint64_t step;    /* of a kept step */
+    const char *name; /* NULL: its step, in decimal */
+    uint32_t retain;  /* a kept step without a name of its own: at most so many of these stay; 0: any number */
+    /* Of a model root: the name that it gets, in a directory outside of model roots. */
+    uint64_t parent;
+    const char *dir_name;
+
+    int error;   /* out: the copy was refused; 0: it was made */
+    uint64_t to; /* out: its scope */
+
+    /* From here on for participants, in a transaction. */
+    struct ht_store *s;
+    size_t bytes;                   /* records of the copy, at least; each participant adds its own */
+    struct ht_copy_id *ids, *table; /* in order, and a hash by from */
+    size_t count, cap, table_size;
+    uint64_t *expired; /* kept steps that end with the same transaction */
+    size_t expired_count;
+};
+
+/* A number for the copy of from. 0: no memory, or no number is left. */
+uint64_t ht_copy_add(struct ht_copy *k, uint64_t from) HT_MUST_CHECK;
+/* The number of its copy. 0: it has none. */
+uint64_t ht_copy_of(const struct ht_copy *k, uint64_t from);
+/* A kept step ends with the transaction of this copy. bytes: of its records. -ENOMEM. */
+int ht_copy_expire(struct ht_copy *k, uint64_t kept, size_t bytes) HT_MUST_CHECK;
+
+/*
+ * ht_scope_commit, with a copy of what it publishes. k->error says whether there is one. -ENOSPC, -ENOMEM, -EEXIST with
+ * k->must: neither the commit nor the copy was made. WAITS.
+ */
+int ht_scope_commit_copying(struct ht_store *s, uint64_t scope, struct ht_copy *k, uint64_t *out_lsn) HT_MUST_CHECK;
+/* A copy of what is published of k->scope, without a commit. Returns k->error, or that of the log. WAITS. */
+int ht_scope_copy(struct ht_store *s, struct ht_copy *k, uint64_t *out_lsn) HT_MUST_CHECK;
+/* Ends a kept step: everything of it goes in one transaction. bytes: of its records. WAITS. */
+int ht_kept_end(struct ht_store *s, uint64_t kept, size_t bytes, uint64_t *out_lsn) HT_MUST_CHECK;
+
+/* The scope accepts no changes from now on: a kept step's. -ENOMEM. */
+int ht_scope_freeze(struct ht_store *s, uint64_t scope) HT_MUST_CHECK;
+bool ht_scope_is_frozen(struct ht_store *s, uint64_t scope);
+
+#endif

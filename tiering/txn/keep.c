@@ -1,0 +1,560 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * keep.c - copies of a scope that share all stored bytes (tiering/api/keep.h).
+ *
+ *   a commit with a copy                                      what a crash right after it leaves
+ *   1. writes back, flushes, begins the transaction           the commit before
+ *   2. makes objects, names and parameters of the copy,       the same: they are only in memory
+ *      and reserves space and log bytes for it
+ *   3. puts the commit's records                              the same
+ *   4. shares the published chunks, and puts the copy         the same
+ *   5. appends the transaction                                the commit before, or this one with its copy
+ *
+ * 2 and 4 can fail; then everything of the copy goes, and the transaction is that of the commit alone. A kept step that
+ * expires ends after 4, when the copy is complete (commit.c).
+ *
+ * The list of what belongs to the scope comes from the participants: each adds the numbers of its things to the copy,
+ * names before the optimizer. Objects come last: each number that is an object's gets one with the same chunks.
+ *
+ * Lock order: transaction > names > optimizer > store. This file holds only the transaction when it calls a
+ * participant.
+ */
+#include <stdlib.h>
+
+#include "tiering/base/buf.h"
+#include "tiering/base/idhash.h"
+#include "tiering/base/mutant.h"
+#include "tiering/base/verify.h"
+#include "tiering/journal/journal.h"
+#include "tiering/space/alloc.h"
+#include "tiering/api/check.h"
+#include "tiering/api/keep.h"
+#include "tiering/api/tx.h"
+#include "tiering/object/chunk.h"
+#include "tiering/object/context.h"
+#include "tiering/object/object.h"
+#include "tiering/object/record_bytes.h"
+#include "tiering/object/ref.h"
+#include "tiering/object/refcount.h"
+#include "tiering/object/rewrite_reserve.h"
+#include "tiering/object/scope.h"
+#include "tiering/object/space.h"
+#include "tiering/object/verify.h"
+#include "tiering/txn/keep.h"
+#include "tiering/txn/txn.h"
+#include "tiering/txn/txn_priv.h"
+
+enum { TABLE_START = 64, IDS_START = 32, CHUNK_LOG_BYTES = HT_CHUNK_RECORD_BYTES + HT_FRAG_RECORD_BYTES };
+
+/* ----------------------------------------------------------------- numbers */
+
+static struct ht_copy_id *find(const struct ht_copy *k, uint64_t from)
+{
+    size_t i = ht_id_hash(from) & (k->table_size - 1);
+
+    while (k->table[i].from && k->table[i].from != from)
+        i = (i + 1) & (k->table_size - 1);
+    return &k->table[i];
+}
+
+uint64_t ht_copy_of(const struct ht_copy *k, uint64_t from)
+{
+    return k->table_size ? find(k, from)->to : 0;
+}
+
+/* At most half of the hash is in use. */
+static int grow_table(struct ht_copy *k)
+{
+    size_t size = k->table_size ? 2 * k->table_size : TABLE_START;
+    struct ht_copy_id *table = calloc(size, sizeof(*table));
+
+    if (!table)
+        return -ENOMEM;
+    free(k->table);
+    k->table = table;
+    k->table_size = size;
+    for (size_t i = 0; i < k->count; i++)
+        *find(k, k->ids[i].from) = k->ids[i];
+    return 0;
+}
+
+static int grow_ids(struct ht_copy *k)
+{
+    size_t cap = k->cap ? 2 * k->cap : IDS_START;
+    struct ht_copy_id *ids = realloc(k->ids, cap * sizeof(*ids));
+
+    if (!ids)
+        return -ENOMEM;
+    k->ids = ids;
+    k->cap = cap;
+    return 0;
+}
+
+uint64_t ht_copy_add(struct ht_copy *k, uint64_t from)
+{
+    if (2 * k->count >= k->table_size && grow_table(k))
+        return 0;
+    if (k->count == k->cap && grow_ids(k))
+        return 0;
+    const struct ht_copy_id id = {from, ht_store_new_id(k->s)};
+    if (!id.to)
+        return 0;
+    *find(k, from) = k->ids[k->count++] = id;
+    return id.to;
+}
+
+int ht_copy_expire(struct ht_copy *k, uint64_t kept, size_t bytes)
+{
+    uint64_t *expired = realloc(k->expired, (k->expired_count + 1) * sizeof(*expired));
+
+    if (!expired)
+        return -ENOMEM;
+    k->expired = expired;
+    expired[k->expired_count++] = kept;
+    k->bytes += bytes;
+    return 0;
+}
+
+/* Numbers that were given out are not used again. */
+static void forget_numbers(struct ht_copy *k)
+{
+    free(k->ids);
+    free(k->table);
+    free(k->expired);
+    k->ids = k->table = NULL;
+    k->expired = NULL;
+    k->count = k->cap = k->table_size = k->expired_count = 0;
+}
+
+/* ----------------------------------------------------------------- objects */
+
+/* The object of a number, if its content is published, or will be with the commit. */
+static struct ht_obj *object_of(struct ht_store *s, uint64_t oid) HT_REQUIRES(HT_LOCK_STORE)
+{
+    struct ht_obj *o = ht_obj_find_locked(s, oid);
+
+    return o && !o->dead && !o->deleted && !o->leaving && o->obj_class != HT_CLASS_SCRATCH ? o : NULL;
+}
+
+/* May the chunk have a published reference when the commit is done? */
+static bool may_hold(const struct ht_chunk *c) HT_REQUIRES(HT_LOCK_STORE)
+{
+    return !(c->flags & HT_CH_GONE) && (c->flags & (HT_CH_PUB | HT_CH_CUR) || c->writing);
+}
+
+/* What the objects of a copy need. */
+struct need {
+    uint64_t chunks, pieces_bytes;
+    uint64_t reserve_blocks; /* for the next rewrite of what becomes shared */
+};
+
+static void count_chunks(struct ht_obj *o, struct need *n) HT_REQUIRES(HT_LOCK_STORE)
+{
+    struct ht_chunk *c;
+    uint64_t index = 0;
+
+    ht_chunk_for_each_from(c, o, index)
+    {
+        if (!may_hold(c))
+            continue;
+        const struct ht_ref *ref = ht_chunk_has_place(c) ? &c->cur : &c->pub;
+        n->chunks++;
+        n->pieces_bytes += ht_ref_holds(ref) ? ht_ref_extra_bytes(ref) : 0;
+        if (o->extra->rewrite_reserve_blocks && !ref->shared)
+            n->reserve_blocks += ht_ref_blocks(ref);
+    }
+}
+
+/* An object without content yet, in no list: no commit publishes it, and no checkpoint emits it. */
+static int make_object(struct ht_obj *from, uint64_t oid, struct ht_scope *sc) HT_REQUIRES(HT_LOCK_STORE)
+{
+    struct ht_obj *o = ht_obj_insert_locked(from->s, oid);
+
+    if (!o)
+        return -ENOMEM;
+    ht_obj_join(o, sc);
+    o->chunk_shift = from->chunk_shift;
+    o->obj_class = from->obj_class;
+    o->defined = true;
+    o->refs = 1;
+    struct ht_chunk *c, *to;
+    uint64_t index = 0;
+    int rc = ht_obj_need_extra(from);
+    if (!rc)
+        rc = ht_obj_need_extra(o);
+    ht_chunk_for_each_from(c, from, index)
+    {
+        if (rc)
+            break;
+        if (!may_hold(c))
+            continue;
+        rc = ht_chunk_ask(o, index, &to);
+        if (!rc)
+            to->flags = HT_CH_LOG_RESERVED;
+    }
+    return rc;
+}
+
+static void take_back(struct ht_obj *o) HT_REQUIRES(HT_LOCK_STORE)
+{
+    o->dead = o->deleted = true;
+    o->published = false;
+    o->delete_lsn = 0;
+    ht_obj_put_locked(o);
+}
+
+/* The chunks of an object for which log bytes are reserved. */
+static uint64_t reserved_chunks(struct ht_obj *o) HT_REQUIRES(HT_LOCK_STORE)
+{
+    struct ht_chunk *c;
+    uint64_t index = 0, n = 0;
+
+    ht_chunk_for_each_from(c, o, index) n += (c->flags & HT_CH_LOG_RESERVED) != 0;
+    return n;
+}
+
+/* Gives the log bytes of objects back that were never made. */
+static void unreserve_log(struct ht_store *s, uint64_t objects, uint64_t chunks)
+{
+    ht_journal_unreserve(s->journal, objects * HT_OBJECT_RECORD_BYTES + chunks * CHUNK_LOG_BYTES);
+}
+
+static void drop_objects(struct ht_keep *w) HT_REQUIRES(HT_LOCK_STORE)
+{
+    struct ht_store *s = w->k->s;
+
+    for (size_t i = 0; i < w->k->count; i++) {
+        struct ht_obj *o = ht_obj_find_locked(s, w->k->ids[i].to);
+        if (o)
+            take_back(o);
+    }
+    ht_alloc_unreserve(s->alloc, w->reserved_blocks);
+    w->reserved_blocks = 0;
+    ht_scope_end_frozen(s, w->k->to);
+}
+
+/*
+ * Objects and chunks for the content, with space and log bytes reserved. ids grows no more. Makes all or none. In a
+ * transaction, so no other thread makes or deletes a published object.
+ */
+static int make_objects(struct ht_keep *w) HT_REQUIRES(HT_LOCK_STORE)
+{
+    struct ht_copy *k = w->k;
+    struct ht_store *s = k->s;
+    struct ht_scope *sc = ht_scope_find(s, k->to, true);
+    uint64_t objects = 0, made = 0, made_chunks = 0;
+    struct need n = {0};
+
+    for (size_t i = 0; i < k->count; i++) {
+        struct ht_obj *o = object_of(s, k->ids[i].from);
+        if (!o)
+            continue;
+        objects++;
+        count_chunks(o, &n);
+    }
+    k->bytes += objects * HT_OBJECT_RECORD_BYTES + n.chunks * CHUNK_LOG_BYTES + n.pieces_bytes;
+    if (!sc)
+        return -ENOMEM;
+    sc->frozen = k->kept;
+    int rc = ht_journal_reserve(s->journal, objects * HT_OBJECT_RECORD_BYTES + n.chunks * CHUNK_LOG_BYTES, false);
+    if (rc)
+        return rc;
+    if (n.pieces_bytes && !ht_journal_has_space_for_pieces(s->journal, n.pieces_bytes, true))
+        rc = -ENOSPC;
+    uint64_t reserve = HT_MUTANT("kept-unreserved") ? 0 : n.reserve_blocks;
+    if (!rc)
+        rc = ht_alloc_reserve(s->alloc, reserve);
+    if (rc) {
+        unreserve_log(s, objects, n.chunks);
+        return rc;
+    }
+    w->reserved_blocks = reserve;
+    for (size_t i = 0; !rc && i < k->count; i++) {
+        struct ht_obj *o = object_of(s, k->ids[i].from);
+        if (!o)
+            continue;
+        rc = make_object(o, k->ids[i].to, sc);
+        made += ht_obj_find_locked(s, k->ids[i].to) != NULL;
+    }
+    if (!rc)
+        return 0;
+    for (size_t i = 0; i < k->count; i++) {
+        struct ht_obj *o = ht_obj_find_locked(s, k->ids[i].to);
+        made_chunks += o ? reserved_chunks(o) : 0;
+    }
+    unreserve_log(s, objects - made, n.chunks - made_chunks);
+    return rc;
+}
+
+/* ------------------------------------------------------------- publication */
+
+/* The reserve for the next rewrite of a chunk that becomes shared comes from that of the copy. */
+static void reserve_rewrite(struct ht_keep *w, struct ht_obj *o, uint32_t blocks) HT_REQUIRES(HT_LOCK_STORE)
+{
+    struct ht_obj_extra *x = ht_obj_extra(o);
+    struct ht_store *s = o->s;
+
+    x->shared_blocks += blocks;
+    uint64_t n = ht_min_u64(ht_rewrite_reserve_missing(o), blocks), own = ht_min_u64(n, w->reserved_blocks);
+    w->reserved_blocks -= own;
+    x->rewrite_reserve_left += own;
+    if (n > own && !HT_MUTANT("kept-unreserved") && ht_alloc_reserve(s->alloc, n - own) == 0) /* written meanwhile */
+        x->rewrite_reserve_left += n - own;
+}
+
+/* The copy becomes an owner of the published bytes of c. */
+static int share_chunk(struct ht_keep *w, struct ht_obj *o, struct ht_chunk *c, struct ht_obj *copy,
+                       struct ht_chunk *to) HT_REQUIRES(HT_LOCK_STORE)
+{
+    struct ht_store *s = o->s;
+    struct ht_ref ref;
+    int rc = ht_ref_copy(&ref, &c->pub);
+
+    if (rc)
+        return rc;
+    if (ht_ref_holds(&c->pub)) {
+        rc = HT_MUTANT("kept-owner") ? 0 : ht_refcount_add(s, &c->pub, true);
+        if (rc) {
+            ht_ref_forget(&ref);
+            return rc;
+        }
+        if (!c->pub.shared)
+            reserve_rewrite(w, o, ht_ref_blocks(&c->pub));
+        c->pub.shared = 1;
+        c->cur.shared |= c->flags & HT_CH_SHARE ? 1 : 0;
+        ref.shared = 1;
+        copy->stored_blocks += ht_ref_blocks(&ref);
+        ht_obj_extra(copy)->shared_blocks += ht_ref_blocks(&ref);
+        ht_ref_log_reserve_pieces(s, &ref);
+    }
+    to->pub = ref;
+    to->flags |= HT_CH_PUB;
+    to->generation = c->generation;
+    s->objects.chunks++;
+    s->objects.lost_chunks += ht_ref_lost(&ref);
+    return 0;
+}
+
+/* The place of the chunk in the copy; made now if a write was faster than the count. */
+static int chunk_in_copy(struct ht_obj *copy, uint64_t index, struct ht_chunk **out) HT_REQUIRES(HT_LOCK_STORE)
+{
+    struct ht_store *s = copy->s;
+    struct ht_chunk *c = ht_chunk_make(copy, index);
+
+    if (!c)
+        return -ENOMEM;
+    if (!(c->flags & HT_CH_LOG_RESERVED)) {
+        int rc = ht_journal_reserve(s->journal, CHUNK_LOG_BYTES, true);
+        (void)rc;
+        c->flags |= HT_CH_LOG_RESERVED;
+    }
+    *out = c;
+    return 0;
+}
+
+/* Chunks that were counted, and hold nothing. */
+static void trim_copy(struct ht_obj *copy) HT_REQUIRES(HT_LOCK_STORE)
+{
+    struct ht_chunk *c;
+    uint64_t index = 0;
+
+    ht_chunk_for_each_from(c, copy, index)
+    {
+        if (c->flags & HT_CH_PUB)
+            continue;
+        ht_chunk_drop_log_reserve(copy, c);
+        ht_chunk_trim(copy, index);
+    }
+}
+
+static int share_object(struct ht_keep *w, struct ht_obj *o, struct ht_obj *copy) HT_REQUIRES(HT_LOCK_STORE)
+{
+    struct ht_chunk *c, *to;
+    uint64_t index = 0;
+    int rc = ht_obj_need_extra(o);
+
+    copy->size = copy->pub_size = o->pub_size;
+    ht_chunk_for_each_from(c, o, index)
+    {
+        if (rc)
+            break;
+        if (!(c->flags & HT_CH_PUB))
+            continue;
+        rc = chunk_in_copy(copy, index, &to);
+        if (!rc)
+            rc = share_chunk(w, o, c, copy, to);
+    }
+    if (!rc)
+        trim_copy(copy);
+    return rc;
+}
+
+static int share_objects(struct ht_keep *w) HT_REQUIRES(HT_LOCK_STORE)
+{
+    struct ht_store *s = w->k->s;
+    int rc = 0;
+
+    for (size_t i = 0; !rc && i < w->k->count; i++) {
+        struct ht_obj *o = ht_obj_find_locked(s, w->k->ids[i].from);
+        struct ht_obj *copy = ht_obj_find_locked(s, w->k->ids[i].to);
+        if (o && copy)
+            rc = share_object(w, o, copy);
+    }
+    return rc;
+}
+
+/* Nothing fails here. The object is in memory from now on because the log has it. */
+static void put_object(struct ht_obj *o, struct ht_tx *tx) HT_REQUIRES(HT_LOCK_STORE)
+{
+    struct ht_chunk *c;
+    uint64_t index = 0;
+
+    o->published = true;
+    ht_record_object(&tx->records, o, o->pub_size);
+    ht_chunk_for_each_from(c, o, index) if (c->flags & HT_CH_PUB) ht_record_chunk(&tx->records, o, index, c, &c->pub);
+    HT_VERIFY(ht_obj_verify(o));
+    ht_obj_put_locked(o);
+}
+
+static void put_objects(struct ht_keep *w, struct ht_tx *tx) HT_REQUIRES(HT_LOCK_STORE)
+{
+    struct ht_store *s = w->k->s;
+    size_t count = HT_MUTANT("kept-half") ? w->k->count / 2 : w->k->count;
+
+    for (size_t i = 0; i < count; i++) {
+        struct ht_obj *o = ht_obj_find_locked(s, w->k->ids[i].to);
+        if (o)
+            put_object(o, tx);
+    }
+    ht_alloc_unreserve(s->alloc, w->reserved_blocks);
+    w->reserved_blocks = 0;
+}
+
+/* ------------------------------------------------------------------- whole */
+
+static void drop_participants(struct ht_copy *k, unsigned count)
+{
+    const struct ht_txn *t = k->s->txn;
+
+    for (unsigned i = count; i > 0; i--)
+        if (t->client[i - 1].copy_dropped)
+            t->client[i - 1].copy_dropped(t->client[i - 1].ctx, k);
+}
+
+void ht_keep_drop(struct ht_keep *w)
+{
+    struct ht_store *s = w->k->s;
+
+    if (!w->made)
+        return;
+    ht_store_lock(s);
+    drop_objects(w);
+    ht_store_unlock(s);
+    drop_participants(w->k, s->txn->clients);
+    forget_numbers(w->k);
+    w->made = false;
+}
+
+int ht_keep_make(struct ht_keep *w)
+{
+    struct ht_copy *k = w->k;
+    struct ht_store *s = k->s;
+    const struct ht_txn *t = s->txn;
+    unsigned i = 0;
+    int rc = 0;
+
+    k->bytes = 0;
+    k->to = 0;
+    for (; !rc && i < t->clients; i++)
+        rc = t->client[i].copy ? t->client[i].copy(t->client[i].ctx, k) : 0;
+    if (rc) {
+        drop_participants(k, i - 1);
+        forget_numbers(k);
+        return rc;
+    }
+    w->made = true;
+    ht_store_lock(s);
+    rc = make_objects(w);
+    ht_store_unlock(s);
+    if (rc)
+        ht_keep_drop(w);
+    return rc;
+}
+
+int ht_keep_put(struct ht_keep *w, struct ht_tx *tx)
+{
+    struct ht_copy *k = w->k;
+    struct ht_store *s = k->s;
+    const struct ht_txn *t = s->txn;
+
+    ht_store_lock(s);
+    int rc = share_objects(w);
+    ht_store_unlock(s);
+    if (rc) {
+        ht_keep_drop(w);
+        return rc;
+    }
+    for (unsigned i = 0; i < t->clients; i++)
+        if (t->client[i].copied)
+            t->client[i].copied(t->client[i].ctx, k, tx);
+    ht_store_lock(s);
+    put_objects(w, tx);
+    ht_store_unlock(s);
+    return 0;
+}
+
+void ht_keep_end(struct ht_keep *w)
+{
+    if (w->made)
+        forget_numbers(w->k);
+    w->made = false;
+}
+
+/* ------------------------------------------------------- outside of commits */
+
+/* -EAGAIN: nothing was made, and the log has too little room now: begin again with k->bytes. */
+static int copy_in_tx(struct ht_keep *w, struct ht_tx *tx) HT_REQUIRES(HT_LOCK_TX)
+{
+    struct ht_store *s = w->k->s;
+    int rc = ht_keep_make(w);
+
+    if (rc)
+        return rc;
+    if (!ht_journal_try_space(s->journal, w->k->bytes))
+        rc = -EAGAIN;
+    else
+        rc = ht_tx_expect(tx, w->k->bytes);
+    if (rc)
+        ht_keep_drop(w);
+    if (!rc)
+        rc = ht_keep_put(w, tx);
+    ht_keep_end(w);
+    return rc;
+}
+
+static int try_copy(struct ht_keep *w, uint64_t *out_lsn)
+{
+    struct ht_tx *tx;
+    int rc = ht_tx_begin(w->k->s, w->k->bytes, &tx);
+
+    if (rc)
+        return rc;
+    rc = copy_in_tx(w, tx);
+    int closed = ht_tx_commit(tx, out_lsn);
+    return rc ? rc : closed;
+}
+
+int ht_scope_copy(struct ht_store *s, struct ht_copy *k, uint64_t *out_lsn)
+{
+    struct ht_keep w = {.k = k};
+    int rc = k->kept ? ht_store_need_feature(s, HT_FEAT_REFUSE_KEPT) : 0;
+
+    k->s = s;
+    k->bytes = 0;
+    if (!rc)
+        rc = try_copy(&w, out_lsn);
+    for (unsigned tries = 1; rc == -EAGAIN; tries++)
+        rc = tries < HT_KEEP_TRIES_MAX ? try_copy(&w, out_lsn) : -ENOSPC;
+    k->error = rc;
+    return rc;
+}
