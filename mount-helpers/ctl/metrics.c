@@ -170,6 +170,7 @@ static bool read_head(int fd, char head[REQUEST_BYTES_MAX])
 
 static void answer(int fd, const char *status, const char *type, bool head, const void *body, size_t len)
 {
+    uint64_t end_ns = ht_now_ns() + CLIENT_MS * UINT64_C(1000000);
     char text[512];
     int n = snprintf(text, sizeof(text),
                      "HTTP/1.1 %s\r\nContent-Type: %s\r\nContent-Length: %zu\r\nConnection: close\r\n"
@@ -180,7 +181,7 @@ static void answer(int fd, const char *status, const char *type, bool head, cons
         return;
     for (const char *at = body; !head && len > 0;) {
         ssize_t done = send(fd, at, len, MSG_NOSIGNAL);
-        if (done <= 0)
+        if (done <= 0 || ht_now_ns() > end_ns) /* a client that reads slowly holds up the others */
             return;
         at += done;
         len -= (size_t)done;

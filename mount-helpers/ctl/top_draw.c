@@ -283,6 +283,14 @@ struct model {
     double traffic, steps, update_ns, commit_ns; /* each second; of a step */
 };
 
+/* 0 if the counter fell: the store was mounted again. */
+static double growth(const struct ht_top_part *now, const struct ht_top_part *before, enum ht_top_root figure)
+{
+    uint64_t n = now->value[figure], b = before->value[figure];
+
+    return n > b ? (double)(n - b) : 0;
+}
+
 static struct model model_of(const struct ht_top_sample *now, unsigned i, const struct ht_top_sample *before,
                              const struct ht_top_sample *base)
 {
@@ -297,8 +305,8 @@ static struct model model_of(const struct ht_top_sample *now, unsigned i, const 
         return m;
     double count = (double)(p->value[HT_TOP_STEP] - b->value[HT_TOP_STEP]);
     m.steps = ht_top_rate(p->value[HT_TOP_STEP], b->value[HT_TOP_STEP], now->at_ns - base->at_ns);
-    m.update_ns = (double)(p->value[HT_TOP_UPDATE_NS] - b->value[HT_TOP_UPDATE_NS]) / count;
-    m.commit_ns = (double)(p->value[HT_TOP_COMMIT_NS] - b->value[HT_TOP_COMMIT_NS]) / count;
+    m.update_ns = growth(p, b, HT_TOP_UPDATE_NS) / count;
+    m.commit_ns = growth(p, b, HT_TOP_COMMIT_NS) / count;
     return m;
 }
 

@@ -88,6 +88,15 @@ START_TEST(rates_are_differences)
 }
 END_TEST
 
+START_TEST(a_counter_that_fell_has_no_rate)
+{
+    before.root[0].value[HT_TOP_UPDATE_NS] = 9000000; /* of the mount before; steps went on */
+    ck_assert_ptr_null(strstr(frame(), "2.00 ms"));
+    ck_assert_ptr_nonnull(strstr(frame(), "0.00 us"));
+    ck_assert_uint_lt(strlen(frame()), 2000);
+}
+END_TEST
+
 /* The place of a name in the frame. */
 static size_t place(const char *text, const char *name)
 {
@@ -198,6 +207,7 @@ int main(void)
     tcase_add_checked_fixture(t, begin, NULL);
     tcase_add_test(t, figures_are_found);
     tcase_add_test(t, rates_are_differences);
+    tcase_add_test(t, a_counter_that_fell_has_no_rate);
     tcase_add_test(t, models_are_sorted);
     tcase_add_test(t, no_line_is_wider_and_no_frame_is_higher);
     tcase_add_test(t, names_cannot_control_the_terminal);
