@@ -26,12 +26,13 @@ FILE_DTYPES = {torch.float32: 'f32', torch.bfloat16: 'bf16', torch.float16: 'f16
 
 
 class Descriptors:
-    """How many files of parameters and gradients this process may keep open: half of its limit. The others are opened for each use."""
+    """How many files of parameters and gradients this process may keep open: half of its limit, or all but 512. Parameters take at most half
+    of these, as they come first. The others are opened for each use."""
     kept = 0
 
     @classmethod
     def may_keep(cls) -> bool:
-        return cls.kept < cls.most()
+        return cls.kept < cls.most() // 2
 
     @classmethod
     def crowded(cls) -> bool:
@@ -39,7 +40,8 @@ class Descriptors:
 
     @classmethod
     def most(cls) -> int:
-        return max(1, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2)
+        limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        return max(1, limit // 2, limit - 512) if limit != resource.RLIM_INFINITY else 1 << 20
 
 
 class ParameterFile:
