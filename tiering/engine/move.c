@@ -193,7 +193,6 @@ static void free_batch(struct ht_move_batch *b)
         return;
     b->figures->memory_bytes -=
         sizeof(*b) + HT_CHUNK_BYTES + ht_walk_bytes(&b->walk) + b->found_cap * sizeof(*b->found);
-    ht_move_open_all(b);
     ht_walk_end(&b->walk);
     free(b->found);
     free(b->buf);
@@ -284,6 +283,7 @@ static void end_batch(struct ht_store *s, struct ht_compaction *c)
 {
     c->pass_copied |= c->batch->copied;
     c->next_ns = ht_now_ns() + WALK_SHARE * c->batch->walk.ns;
+    ht_move_open_all(c->batch);
     free_batch(c->batch);
     c->batch = NULL;
     if (!c->in_pass)
@@ -361,6 +361,7 @@ const struct ht_engine_type ht_compact_engine = {
     .values = values,
 };
 
+/* The allocator is gone, and with it the closed groups. */
 void ht_compact_end(struct ht_compaction *c)
 {
     free_batch(c->batch);
@@ -399,6 +400,7 @@ int ht_store_compact(struct ht_store *s)
         rc = b->count ? begin_walk(b) : 0;
         while (!rc && b->count && (rc = go_on(b, &bytes)) > 0)
             rc = 0;
+        ht_move_open_all(b);
         free_batch(b);
     }
     if (!rc)

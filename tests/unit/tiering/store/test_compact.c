@@ -438,6 +438,42 @@ START_TEST(content_of_very_many_owners_stays)
 }
 END_TEST
 
+/* Groups are closed then, and their moves are not durable. The rate lets the engine wait behind its first unit. */
+START_TEST(a_store_closes_in_the_middle_of_a_batch)
+{
+    struct ht_store_opts opts = {.dram_bytes = 8 * MIB,
+                                 .staging_bytes = 16 * MIB,
+                                 .numa_node = HT_NUMA_OFF,
+                                 .compact = true,
+                                 .background_rate_bytes = 128 << 10};
+    uint64_t oid[FILES] = {0};
+
+    fresh(32, false);
+    sparse(16);
+    for (unsigned i = 0; i < FILES; i++)
+        if (file[i]) {
+            oid[i] = ht_obj_id(file[i]);
+            ht_obj_put(file[i]);
+        }
+    ck_assert_int_eq(ht_store_unmount(s), 0);
+    ht_store_close(s);
+    ck_assert_int_eq(ht_store_new(&dev, 1, &opts, &s), 0);
+    ck_assert_int_eq(ht_store_mount(s), 0);
+    for (unsigned ms = 0; ms < 60000 && !figures().moved_bytes; ms++)
+        usleep(1000);
+    ck_assert_uint_gt(figures().moved_bytes, 0);
+    ht_store_verify(s, false);
+    ck_assert_int_eq(ht_store_unmount(s), 0);
+    crash();
+    for (unsigned i = 0; i < FILES; i++)
+        file[i] = oid[i] ? ht_obj_get(s, oid[i]) : NULL;
+    ht_store_verify(s, true);
+    expect_all();
+    put_files();
+    done();
+}
+END_TEST
+
 /* ----------------------------------------------------------- beside others */
 
 static _Atomic bool over;
@@ -503,6 +539,7 @@ int main(void)
     tcase_add_test(tc, what_may_not_move_is_not_read);
     tcase_add_loop_test(tc, an_error_leaves_everything_where_it_was, 0, 5);
     tcase_add_test(tc, a_crash_leaves_all_content);
+    tcase_add_test(tc, a_store_closes_in_the_middle_of_a_batch);
     tcase_add_test(tc, compressed_content_moves_as_it_is);
     tcase_add_test(tc, content_in_pieces_is_moved_once);
     tcase_add_loop_test(tc, content_of_very_many_owners_stays, 0, 2);
