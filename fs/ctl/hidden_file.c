@@ -195,6 +195,9 @@ static int check_open(struct ht_ctl *c, uint64_t ino, int flags, const struct ht
     enum ht_hidden_kind kind = ht_hidden_kind(ino);
     int rc = ht_ctl_access(c, permission_inode, access_mask(kind, flags), caller);
 
+    if (rc == 0 && kind == HT_HIDDEN_STATE && (flags & O_ACCMODE) != O_RDONLY &&
+        ht_ns_is_frozen(c->ns, ht_hidden_base(ino)))
+        rc = -EROFS;
     if (rc == 0 && (kind == HT_HIDDEN_EVENTS || kind == HT_HIDDEN_TRACE || kind == HT_HIDDEN_PLAN))
         rc = check_feed(c, ino, caller);
     *out_steered = kind == HT_HIDDEN_CTL && ht_ctl_is_root(c, permission_inode) ? permission_inode : 0;

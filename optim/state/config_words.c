@@ -66,7 +66,7 @@ int ht_optim_words_of(struct ht_optim *o, uint64_t id, uint64_t oid, struct ht_o
 
     lock(o);
     const struct ht_root *root = ht_opt_root_find(o, id);
-    bool found = root && root->exists;
+    bool found = root && root->exists && root->configured; /* no kept step is */
     if (found)
         base = root->config;
     unlock(o);
