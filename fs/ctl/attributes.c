@@ -387,6 +387,13 @@ static ssize_t get_stats(struct ht_ctl *c, uint64_t ino, char *buf, size_t cap)
     return hand_out(&text, ht_metrics_lines(c, ino, &text), buf, cap);
 }
 
+static ssize_t get_kept(struct ht_ctl *c, uint64_t ino, char *buf, size_t cap)
+{
+    struct ht_buf text = HT_BUF_INIT;
+
+    return hand_out(&text, ht_kept_lines(c, ino, &text), buf, cap);
+}
+
 static ssize_t get_devices(struct ht_ctl *c, uint64_t ino, char *buf, size_t cap)
 {
     struct ht_buf text = HT_BUF_INIT;
@@ -432,6 +439,7 @@ static const struct word words[] = {
     {"stats", NULL, read_only, get_stats, read_only, false},
     {"devices", NULL, read_only, get_devices, read_only, false},
     {"background", NULL, read_only, get_background, read_only, false},
+    {"kept", NULL, read_only, get_kept, read_only, false},
     {"options", NULL, read_only, NULL, read_only, false, options_of},
 };
 

@@ -198,6 +198,8 @@ void ht_seat_leave(struct ht_ctl *c, struct ht_seat *seat);
 bool ht_kept_is_command(const struct ht_command *cmd);
 int ht_kept_command(struct ht_ctl *c, uint64_t root, const struct ht_command *cmd, struct ht_optim_steer *by,
                     char err[HT_CTL_ERROR_MAX]) HT_MUST_CHECK;
+/* Of the directory of a kept step: lines of key=value. -ENODATA: it is another inode. */
+int ht_kept_lines(struct ht_ctl *c, uint64_t ino, struct ht_buf *out) HT_MUST_CHECK;
 
 /* nodes.c: lines of stats for each NUMA node that memory comes from, if there are several; and the same as metrics. */
 void ht_node_lines(struct ht_ctl *c, struct ht_buf *out);

@@ -67,3 +67,26 @@ int ht_kept_command(struct ht_ctl *c, uint64_t root, const struct ht_command *cm
         snprintf(err, HT_CTL_ERROR_MAX, "%s", by->why);
     return rc;
 }
+
+/* ------------------------------------------------------------------- figures */
+
+int ht_kept_lines(struct ht_ctl *c, uint64_t ino, struct ht_buf *out)
+{
+    struct ht_ns_kept *all = NULL;
+    size_t count = 0, i = 0;
+    uint64_t stored_bytes, own_bytes;
+    int rc = ht_ns_kept_list(c->ns, 0, &all, &count);
+
+    while (rc == 0 && i < count && all[i].ino != ino)
+        i++;
+    if (rc == 0 && i == count)
+        rc = -ENODATA;
+    if (rc == 0)
+        rc = ht_store_scope_space(c->store, ino, &stored_bytes, &own_bytes);
+    if (rc == 0)
+        ht_buf_printf(out, "name=%s\nstep=%llu\ntime_ns=%lld\nstored_bytes=%llu\nown_bytes=%llu\n", all[i].name,
+                      (unsigned long long)all[i].step, (long long)all[i].time_ns, (unsigned long long)stored_bytes,
+                      (unsigned long long)own_bytes);
+    free(all);
+    return rc ? rc : out->err;
+}

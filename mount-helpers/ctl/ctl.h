@@ -21,8 +21,11 @@ struct ht_cmd_options {
     enum ht_log_level level;       /* events: at least so important */
     bool conditional;              /* step, commit, abort: only while step_open is this number */
     uint64_t step_open;
-    bool async;      /* step: do not wait until it is closed */
-    const char *svg; /* plan: the file to draw into, or NULL */
+    bool async;         /* step: do not wait until it is closed */
+    const char *svg;    /* plan: the file to draw into, or NULL */
+    char *const *words; /* commands for kept steps: what stands after the path, and NULL */
+    uint64_t rate;      /* send: bytes per second; 0: no limit */
+    const char *digest; /* verify: the expected one, or NULL */
 };
 
 /* Each command in its own file; path is on any mount. Returns an exit code, and prints errors. */
@@ -48,6 +51,12 @@ int ht_cmd_wait(const char *path, const struct ht_cmd_options *o);
 int ht_cmd_reset(const char *path, const struct ht_cmd_options *o);
 int ht_cmd_drop(const char *path, const struct ht_cmd_options *o);
 int ht_cmd_roots(const char *path, const struct ht_cmd_options *o);
+int ht_cmd_snapshot(const char *path, const struct ht_cmd_options *o);
+int ht_cmd_steps(const char *path, const struct ht_cmd_options *o);
+int ht_cmd_forget(const char *path, const struct ht_cmd_options *o);
+int ht_cmd_verify(const char *path, const struct ht_cmd_options *o);
+int ht_cmd_send(const char *path, const struct ht_cmd_options *o);
+int ht_cmd_receive(const char *path, const struct ht_cmd_options *o);
 
 /* "VERB", or "VERB if=N" with the number of the options. As snprintf. */
 int ht_cmd_line(const char *verb, const struct ht_cmd_options *o, char *buf, size_t cap);

@@ -21,6 +21,8 @@ enum {
     OPT_ONCE,
     OPT_LISTEN,
     OPT_TEXTFILE,
+    OPT_RATE,
+    OPT_DIGEST,
     OPT_HELP,
     OPT_VERSION
 };
@@ -31,11 +33,25 @@ static const char *const scrub_verbs[] = {"start", "status", "stop", NULL};
 static const char *const background_verbs[] = {"status", "pause", "resume", NULL};
 static const char *const trace_verbs[] = {"show", "save", NULL};
 
+/* What stands after the name of a command, and its verb. */
+enum paths { ONE, MANY, OPTIONAL, ROOT_NAME, ROOT_STEP, ROOT_STEPS };
+static const struct {
+    int least, most;
+    const char *expected;
+} counts[] = {
+    [ONE] = {1, 1, "expected one path after "},
+    [MANY] = {1, INT_MAX, "expected paths after "},
+    [OPTIONAL] = {0, 1, "expected one path after "},
+    [ROOT_NAME] = {1, 2, "expected a model root, and at most a name, after "},
+    [ROOT_STEP] = {2, 2, "expected a model root and a kept step after "},
+    [ROOT_STEPS] = {2, INT_MAX, "expected a model root and kept steps after "},
+};
+
 static const struct command {
     const char *name, *usage;
     const char *const *verbs; /* a verb that stands between name and path; NULL: no verb does */
     int (*run)(const char *path, const struct ht_cmd_options *o);
-    enum { ONE, MANY, OPTIONAL } paths;
+    enum paths paths;
     unsigned options;
     const char *help;
 } commands[] = {
@@ -102,6 +118,23 @@ static const struct command {
      "Takes the model root PATH back to its last commit: the open step, steps that are not durable, and all newer\n"
      "changes below it.\n\n"
      "  --if=N           only while user.hitrain.step_open is N (0: no step is open)\n"},
+    {"snapshot", "ROOT [NAME] [--json]", NULL, ht_cmd_snapshot, ROOT_NAME, OPT_BIT(OPT_JSON),
+     "Commits the model root ROOT and keeps the step, by its number or by NAME. Nothing is copied.\n\n"},
+    {"steps", "ROOT [--json]", NULL, ht_cmd_steps, ONE, OPT_BIT(OPT_JSON),
+     "Prints the kept steps of the model root ROOT. ROOT/.hitrain/snap/STEP has the files of each.\n\n"},
+    {"forget", "ROOT STEP...", NULL, ht_cmd_forget, ROOT_STEPS, 0,
+     "Drops kept steps, and the space that they alone have. '*' stands for all.\n\n"},
+    {"verify", "ROOT STEP [--digest=DIGEST] [--json]", NULL, ht_cmd_verify, ROOT_STEP,
+     OPT_BIT(OPT_JSON) | OPT_BIT(OPT_DIGEST),
+     "Reads a kept step, which verifies its checksums, and prints its digest. The same step has the same digest in\n"
+     "every store.\n\n"
+     "  --digest=DIGEST  fail if it has another one\n"},
+    {"send", "ROOT STEP [--rate=BYTES]", NULL, ht_cmd_send, ROOT_STEP, OPT_BIT(OPT_RATE),
+     "Writes a kept step to standard output, as a stream for receive: names, attributes, content and optimizer state.\n\n"
+     "  --rate=BYTES     at most so many bytes per second, as in 100M\n"},
+    {"receive", "DIR [--json]", NULL, ht_cmd_receive, ONE, OPT_BIT(OPT_JSON),
+     "Makes a model root in the new directory DIR from a stream on standard input. A stream that is cut or damaged\n"
+     "leaves nothing there.\n\n"},
     {"wait", "PATH...", NULL, ht_cmd_wait, MANY, 0,
      "Returns when the queued updates of a parameter, or of all parameters of a model root, are applied.\n\n"},
     {"reset", "PATH...", NULL, ht_cmd_reset, MANY, 0,
@@ -141,6 +174,8 @@ static const struct option words[] = {
     {"once", no_argument, NULL, OPT_ONCE},
     {"listen", required_argument, NULL, OPT_LISTEN},
     {"textfile", required_argument, NULL, OPT_TEXTFILE},
+    {"rate", required_argument, NULL, OPT_RATE},
+    {"digest", required_argument, NULL, OPT_DIGEST},
     {"help", no_argument, NULL, OPT_HELP},
     {"version", no_argument, NULL, OPT_VERSION},
     {NULL, 0, NULL, 0},
@@ -239,6 +274,15 @@ static int parse_value(int option, const char *value, struct ht_cmd_options *o)
     case OPT_TEXTFILE:
         o->textfile = value;
         return value[0] != '\0' ? 0 : usage_error("--textfile: expected a file", "");
+    case OPT_RATE:
+        return ht_parse_size(value, &o->rate) == 0 && o->rate
+            ? 0
+            : usage_error("--rate: not a number of bytes per second: ", value);
+    case OPT_DIGEST:
+        o->digest = value;
+        return strlen(value) == 32 && strspn(value, "0123456789abcdef") == 32
+            ? 0
+            : usage_error("--digest: not 32 hexadecimal digits in lower case: ", value);
     case OPT_ENGINE:
         o->engine = value;
         return value[0] != '\0' && strlen(value) <= ENGINE_NAME_MAX
@@ -304,8 +348,8 @@ static int run(const struct command *command, char **paths, const struct ht_cmd_
 {
     int status = HT_CMD_OK;
 
-    if (!*paths)
-        return command->run(NULL, o);
+    if (!*paths || command->paths >= ROOT_NAME)
+        return command->run(*paths, o);
     for (; *paths; paths++) {
         int one = command->run(*paths, o);
         if (one != HT_CMD_OK)
@@ -343,7 +387,9 @@ int main(int argc, char **argv)
             return usage_error("expected: hitrainctl ", verbs_of(command));
         optind++;
     }
-    if ((argc - optind < 2 && command->paths != OPTIONAL) || (argc - optind > 2 && command->paths != MANY))
-        return usage_error(command->paths == MANY ? "expected paths after " : "expected one path after ", argv[optind]);
+    if (argc - optind - 1 < counts[command->paths].least || argc - optind - 1 > counts[command->paths].most)
+        return usage_error(counts[command->paths].expected, argv[optind]);
+    if (command->paths >= ROOT_NAME)
+        p.o.words = argv + optind + 2;
     return run(command, argv + optind + 1, &p.o);
 }

@@ -104,7 +104,7 @@ const char *ht_digest_text(const struct ht_hash128 *h, char buf[HT_DIGEST_TEXT_M
  * -EINVAL. One thread.
  */
 struct ht_stream_writer {
-    int (*put)(void *ctx, const void *data, size_t len); /* all of it; 0 or -errno */
+    int (*put)(void *ctx, const void *data, size_t len); /* everything; 0 or -errno */
     void *ctx;
     uint64_t number, entries, bytes; /* so far: records; entries; bytes of blocks */
     struct ht_digest digest;

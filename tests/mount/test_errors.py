@@ -631,7 +631,7 @@ def test_prefetch_and_evict(mnt):
 
 
 @pytest.mark.parametrize('command', ['stats', 'events', 'commit', 'prefetch', 'evict', 'roots', 'step', 'abort', 'wait',
-                                     'reset', 'drop', 'trim'])
+                                     'reset', 'drop', 'trim', 'snapshot', 'steps'])
 def test_hitrainctl_says_what_is_wrong_with_a_path(store, tmp_path, command):
     done = run('hitrainctl', command, '--help')
     assert done.stdout.startswith(f'Usage: hitrainctl {command} ') and 'Exit status' in done.stdout

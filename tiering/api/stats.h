@@ -71,4 +71,11 @@ struct ht_device_stat {
 unsigned ht_store_device_count(const struct ht_store *s);
 void ht_store_device_stat(struct ht_store *s, unsigned index, struct ht_device_stat *out);
 
+/*
+ * Space of the published content of a scope, and of the chunks that share their bytes with no other one. Looks at all
+ * objects, in slices. -ENOMEM.
+ */
+int ht_store_scope_space(struct ht_store *s, uint64_t scope, uint64_t *out_stored_bytes,
+                         uint64_t *out_own_bytes) HT_MUST_CHECK;
+
 #endif

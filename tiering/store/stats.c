@@ -17,6 +17,8 @@
 #include "tiering/object/deferred_free.h"
 #include "tiering/object/object.h"
 #include "tiering/object/ref.h"
+#include "tiering/object/refcount.h"
+#include "tiering/object/scope.h"
 #include "tiering/data/data.h"
 #include "tiering/data/endurance.h"
 #include "tiering/data/flush.h"
@@ -201,4 +203,52 @@ int ht_store_walk(struct ht_store *s, int (*fn)(void *ctx, const struct ht_chunk
         rc = walk_object(objs[i], fn, ctx);
     free(objs);
     return rc;
+}
+
+/* ------------------------------------------------------------ space of a scope */
+
+enum { SPACE_SLICE = 4096 }; /* chunks that a caller looks at with the lock */
+
+/* The chunks of one slice; true: there may be more, from *index on. */
+static bool add_space(struct ht_obj *o, uint64_t *index, uint64_t *stored_blocks, uint64_t *own_blocks)
+    HT_REQUIRES(HT_LOCK_STORE)
+{
+    struct ht_chunk *c;
+    unsigned looked_at = 0;
+
+    ht_chunk_for_each_from(c, o, *index)
+    {
+        if (looked_at++ == SPACE_SLICE)
+            return true;
+        if (!(c->flags & HT_CH_PUB) || !ht_ref_holds(&c->pub))
+            continue;
+        const struct ht_refcount *e = ht_refcount_find(o->s, &c->pub);
+        *stored_blocks += ht_ref_blocks(&c->pub);
+        *own_blocks += e && e->owners > 1 ? 0 : ht_ref_blocks(&c->pub);
+    }
+    return false;
+}
+
+int ht_store_scope_space(struct ht_store *s, uint64_t scope, uint64_t *out_stored_bytes, uint64_t *out_own_bytes)
+{
+    uint64_t *oids, stored_blocks = 0, own_blocks = 0;
+    size_t count;
+    int rc = ht_store_oids(s, &oids, &count);
+
+    if (rc)
+        return rc;
+    for (size_t i = 0; i < count; i++) {
+        uint64_t index = 0;
+        for (bool more = true; more;) {
+            ht_store_lock(s);
+            struct ht_obj *o = ht_obj_find_locked(s, oids[i]);
+            more = o && !o->dead && o->published && o->scope->id == scope &&
+                add_space(o, &index, &stored_blocks, &own_blocks);
+            ht_store_unlock(s);
+        }
+    }
+    free(oids);
+    *out_stored_bytes = stored_blocks * HT_BLOCK_BYTES;
+    *out_own_bytes = own_blocks * HT_BLOCK_BYTES;
+    return 0;
 }

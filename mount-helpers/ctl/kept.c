@@ -1,0 +1,227 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* kept.c - kept steps of a model root: `hitrainctl snapshot`, `steps` and `forget`. */
+#include "mount-helpers/ctl/kept.h"
+
+#include <dirent.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/xattr.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "mount-helpers/common/text.h"
+#include "mount-helpers/ctl/ctl.h"
+#include "tiering/base/json.h"
+#include <hitrain/words.h>
+
+/* A word of a line for the daemon: a blank or the end of the line would begin another one. */
+static bool is_name(const char *root, const char *name)
+{
+    size_t len = strcspn(name, "/ \t\r\n");
+
+    if (len && name[len] == '\0' && strcmp(name, ".") != 0 && strcmp(name, "..") != 0)
+        return true;
+    ht_error("%s: this is no name of a kept step: %s", root, name);
+    return false;
+}
+
+int ht_kept_step(int dir, uint64_t *out_step)
+{
+    char text[32], *end;
+    ssize_t n = fgetxattr(dir, HT_XATTR_PREFIX "step", text, sizeof(text) - 1);
+
+    if (n <= 0)
+        return n < 0 ? -errno : -EPROTO;
+    text[n] = '\0';
+    errno = 0;
+    *out_step = strtoull(text, &end, 10);
+    return errno || *end != '\0' ? -EPROTO : 0;
+}
+
+int ht_kept_open(const char *root, const char *name)
+{
+    char path[PATH_MAX];
+    int n = snprintf(path, sizeof(path), "%s/" HT_CTL_DIR "/snap/%s", root, name), fd;
+
+    if (!is_name(root, name))
+        return -EINVAL;
+    fd = n < 0 || (size_t)n >= sizeof(path) ? (errno = ENAMETOOLONG, -1)
+                                            : open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    if (fd >= 0)
+        return fd;
+    if (errno == ENOENT) {
+        ht_error("%s: there is no kept step %s; `hitrainctl steps` lists them", root, name);
+        return -ENOENT;
+    }
+    return ht_cmd_explain(path, -errno);
+}
+
+/* ----------------------------------------------------------------- commands */
+
+/* Sends VERB NAME. */
+static int command(const char *root, const char *verb, const char *name)
+{
+    char line[PATH_MAX];
+    int rc = is_name(root, name) ? ht_cmd_check_mount(root) : -EINVAL;
+
+    if (rc < 0)
+        return rc;
+    snprintf(line, sizeof(line), "%s %s", verb, name);
+    return ht_cmd_command(root, root, line);
+}
+
+/* The step that the root has now. */
+static int report(const char *root, const struct ht_cmd_options *o, const char *name)
+{
+    struct ht_json j;
+    char *step;
+
+    if (ht_cmd_attribute(root, "step", false, &step) < 0)
+        return HT_CMD_FAILED;
+    if (o->json) {
+        ht_json_init(&j, stdout);
+        ht_json_object(&j, NULL);
+        ht_json_str(&j, "path", root);
+        ht_json_word(&j, "step", step);
+        ht_json_str(&j, "name", name ? name : step);
+        ht_json_end(&j);
+    } else {
+        printf("%s: kept step %s%s%s\n", root, step, name ? " as " : "", name ? name : "");
+    }
+    free(step);
+    return fflush(stdout) == 0 ? HT_CMD_OK : HT_CMD_FAILED;
+}
+
+int ht_cmd_snapshot(const char *path, const struct ht_cmd_options *o)
+{
+    const char *name = o->words[0];
+    int rc = ht_cmd_check_mount(path);
+
+    if (rc == 0)
+        rc = name ? command(path, "snapshot", name) : ht_cmd_command(path, path, "snapshot");
+    return rc < 0 ? HT_CMD_FAILED : report(path, o, name);
+}
+
+int ht_cmd_forget(const char *path, const struct ht_cmd_options *o)
+{
+    int status = HT_CMD_OK;
+
+    for (char *const *w = o->words; *w; w++)
+        if (command(path, "forget", *w) < 0)
+            status = HT_CMD_FAILED;
+    return status;
+}
+
+/* -------------------------------------------------------------------- steps */
+
+enum { LINES_MAX = 1024 };
+
+struct kept {
+    uint64_t step, time_ns, stored_bytes, own_bytes;
+};
+
+static uint64_t number_of(const char *lines, const char *key)
+{
+    size_t len = strlen(key);
+
+    for (const char *p = lines; p; p = strchr(p, '\n'), p = p ? p + 1 : NULL)
+        if (strncmp(p, key, len) == 0 && p[len] == '=')
+            return strtoull(p + len + 1, NULL, 10);
+    return 0;
+}
+
+/* -ENOENT: it is gone by now. */
+static int take_kept(int snap, const char *name, struct kept *out)
+{
+    char lines[LINES_MAX];
+    int fd = openat(snap, name, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    ssize_t n = fd < 0 ? -1 : fgetxattr(fd, HT_XATTR_PREFIX "kept", lines, sizeof(lines) - 1);
+    int rc = n < 0 ? (errno == ENODATA ? -ENOENT : -errno) : 0;
+
+    if (fd >= 0)
+        close(fd);
+    if (rc < 0)
+        return rc;
+    lines[n] = '\0';
+    *out = (struct kept){number_of(lines, "step"), number_of(lines, "time_ns"), number_of(lines, "stored_bytes"),
+                         number_of(lines, "own_bytes")};
+    return 0;
+}
+
+static void put_kept(struct ht_json *j, const char *name, const struct kept *k)
+{
+    time_t at = (time_t)(k->time_ns / 1000000000);
+    char text[32] = "";
+    struct tm tm;
+
+    if (j) {
+        ht_json_object(j, NULL);
+        ht_json_str(j, "name", name);
+        ht_json_u64(j, "step", k->step);
+        ht_json_u64(j, "time_ns", k->time_ns);
+        ht_json_u64(j, "shared_bytes", k->stored_bytes - k->own_bytes);
+        ht_json_u64(j, "own_bytes", k->own_bytes);
+        ht_json_end(j);
+        return;
+    }
+    if (localtime_r(&at, &tm))
+        strftime(text, sizeof(text), "%Y-%m-%d %H:%M:%S", &tm);
+    printf("%12llu  %-19s %10s %10s  %s\n", (unsigned long long)k->step, text,
+           ht_size_text(k->stored_bytes - k->own_bytes), ht_size_text(k->own_bytes), name);
+}
+
+static int put_all(const char *root, DIR *snap, const struct ht_cmd_options *o)
+{
+    struct dirent *e;
+    struct ht_json j;
+    struct kept k;
+    int rc = 0;
+
+    if (o->json) {
+        ht_json_init(&j, stdout);
+        ht_json_object(&j, NULL);
+        ht_json_str(&j, "path", root);
+        ht_json_array(&j, "steps");
+    } else {
+        puts("        step  kept                    shared        own  name");
+    }
+    while (rc == 0 && (errno = 0, (e = readdir(snap)))) {
+        if (strcmp(e->d_name, ".") == 0 || strcmp(e->d_name, "..") == 0)
+            continue;
+        rc = take_kept(dirfd(snap), e->d_name, &k);
+        if (rc == 0)
+            put_kept(o->json ? &j : NULL, e->d_name, &k);
+        else if (rc == -ENOENT)
+            rc = 0;
+    }
+    if (rc == 0)
+        rc = -errno;
+    if (o->json) {
+        ht_json_end(&j);
+        ht_json_end(&j);
+    }
+    return rc;
+}
+
+int ht_cmd_steps(const char *path, const struct ht_cmd_options *o)
+{
+    char folder[PATH_MAX];
+    int n = snprintf(folder, sizeof(folder), "%s/" HT_CTL_DIR "/snap", path), rc;
+    DIR *d;
+
+    if (ht_cmd_check_mount(path) < 0)
+        return HT_CMD_FAILED;
+    d = n > 0 && (size_t)n < sizeof(folder) ? opendir(folder) : (errno = ENAMETOOLONG, NULL);
+    if (!d && (errno == ENOENT || errno == ENOTDIR))
+        ht_error("%s is no model root", path);
+    else if (!d)
+        ht_cmd_explain(path, -errno);
+    if (!d)
+        return HT_CMD_FAILED;
+    rc = put_all(path, d, o);
+    closedir(d);
+    if (rc < 0)
+        ht_cmd_explain(folder, rc);
+    return rc == 0 && fflush(stdout) == 0 ? HT_CMD_OK : HT_CMD_FAILED;
+}

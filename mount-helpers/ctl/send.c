@@ -1,0 +1,172 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * send.c - `hitrainctl send` and `hitrainctl verify`: read all of a kept step, which verifies every checksum of the
+ * store, and write it as a stream, or compute its digest alone.
+ */
+#include "mount-helpers/ctl/ctl.h"
+
+#include <fcntl.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/xattr.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "mount-helpers/common/progress.h"
+#include "mount-helpers/common/text.h"
+#include "mount-helpers/ctl/kept.h"
+#include "mount-helpers/stream/tree.h"
+#include "tiering/base/json.h"
+#include <hitrain/words.h>
+
+struct sink {
+    uint64_t rate, written, began_ns; /* rate 0: no limit */
+};
+
+/* Waits until so many bytes may have been written. */
+static void keep_rate(const struct sink *s)
+{
+    uint64_t due_ns = (uint64_t)((double)s->written / (double)s->rate * 1e9), now_ns = ht_now_ns() - s->began_ns;
+
+    if (due_ns > now_ns) {
+        struct timespec t = {(time_t)((due_ns - now_ns) / 1000000000), (long)((due_ns - now_ns) % 1000000000)};
+        (void)nanosleep(&t, NULL);
+    }
+}
+
+static int put(void *ctx, const void *data, size_t len)
+{
+    struct sink *s = ctx;
+    const uint8_t *p = data;
+
+    s->written += len;
+    while (len) {
+        ssize_t n = write(STDOUT_FILENO, p, len);
+        if (n < 0 && errno == EINTR)
+            continue;
+        if (n < 0)
+            return -errno;
+        p += n;
+        len -= (size_t)n;
+    }
+    if (s->rate)
+        keep_rate(s);
+    return 0;
+}
+
+static void add(void *ctx, uint64_t bytes)
+{
+    ht_progress_add(ctx, bytes);
+}
+
+struct reading {
+    const char *root, *name, *done;
+    uint64_t entries, bytes;
+    struct ht_hash128 digest;
+};
+
+/* Reads the step; sink NULL: for its digest alone. */
+static int read_step(struct reading *q, int dir, struct sink *sink)
+{
+    char why[HT_TREE_WHY_MAX];
+    struct ht_stream_head head = {0};
+    struct ht_stream_writer w;
+    struct ht_progress progress;
+    struct ht_tree_progress p = {add, &progress};
+    int rc = ht_kept_step(dir, &head.step);
+
+    if (rc < 0) {
+        ht_error("%s: %s has no number of a step: %s", q->root, q->name, strerror(-rc));
+        return rc;
+    }
+    rc = ht_tree_measure(dir, &head.bytes, why);
+    if (rc < 0) {
+        ht_error("%s: %s", q->root, why);
+        return rc;
+    }
+    ht_progress_begin(&progress, false, q->done, head.bytes);
+    rc = ht_stream_writer_begin(&w, &head, sink ? put : NULL, sink);
+    why[0] = '\0';
+    if (rc == 0)
+        rc = ht_tree_read(dir, &w, &p, why);
+    if (rc == 0)
+        rc = ht_stream_put_end(&w, &q->digest);
+    q->entries = w.entries;
+    q->bytes = w.bytes;
+    ht_stream_writer_free(&w);
+    if (rc == 0)
+        ht_progress_end(&progress);
+    else
+        ht_progress_clear(&progress);
+    if (rc < 0 && why[0] != '\0')
+        ht_error("%s: %s", q->root, why);
+    else if (rc < 0)
+        ht_error("cannot write the stream: %s", strerror(-rc));
+    return rc;
+}
+
+int ht_cmd_send(const char *path, const struct ht_cmd_options *o)
+{
+    struct reading q = {.root = path, .name = o->words[0], .done = "sent"};
+    struct sink sink = {.rate = o->rate, .began_ns = ht_now_ns()};
+    char text[HT_DIGEST_TEXT_MAX];
+    int dir, rc;
+
+    if (isatty(STDOUT_FILENO)) {
+        ht_error("the stream is for a file or a pipe, and standard output is a terminal");
+        return HT_CMD_USAGE;
+    }
+    dir = ht_kept_open(path, q.name);
+    if (dir < 0)
+        return HT_CMD_FAILED;
+    (void)signal(SIGPIPE, SIG_IGN); /* a message says that the reader is gone */
+    rc = read_step(&q, dir, &sink);
+    close(dir);
+    if (rc < 0)
+        return HT_CMD_FAILED;
+    ht_info("%s: sent step %s: %llu entries, %s of content, digest %s", path, q.name, (unsigned long long)q.entries,
+            ht_size_text(q.bytes), ht_digest_text(&q.digest, text));
+    return HT_CMD_OK;
+}
+
+static void report(const struct reading *q, const struct ht_cmd_options *o, const char *digest, bool same)
+{
+    struct ht_json j;
+
+    if (!o->json) {
+        printf("%s: step %s: %s%s\n", q->root, q->name, digest, !o->digest ? "" : same ? ", as expected" : "");
+        return;
+    }
+    ht_json_init(&j, stdout);
+    ht_json_object(&j, NULL);
+    ht_json_str(&j, "path", q->root);
+    ht_json_str(&j, "name", q->name);
+    ht_json_str(&j, "digest", digest);
+    ht_json_u64(&j, "entries", q->entries);
+    ht_json_u64(&j, "bytes", q->bytes);
+    if (o->digest)
+        ht_json_bool(&j, "same", same);
+    ht_json_end(&j);
+}
+
+int ht_cmd_verify(const char *path, const struct ht_cmd_options *o)
+{
+    struct reading q = {.root = path, .name = o->words[0], .done = "verified"};
+    char text[HT_DIGEST_TEXT_MAX];
+    bool same;
+    int dir = ht_kept_open(path, q.name), rc;
+
+    if (dir < 0)
+        return HT_CMD_FAILED;
+    rc = read_step(&q, dir, NULL);
+    close(dir);
+    if (rc < 0)
+        return HT_CMD_FAILED;
+    ht_digest_text(&q.digest, text);
+    same = !o->digest || strcmp(text, o->digest) == 0;
+    report(&q, o, text, same);
+    if (!same)
+        ht_error("%s: step %s has another digest than %s", path, q.name, o->digest);
+    return same && fflush(stdout) == 0 ? HT_CMD_OK : HT_CMD_FAILED;
+}

@@ -1,0 +1,241 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* staging.c - see staging.h. */
+#include "mount-helpers/ctl/staging.h"
+
+#include <dirent.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/file.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "tiering/base/log.h"
+#include <hitrain/words.h>
+
+#define PREFIX ".hitrain-receive-"
+
+/* ----------------------------------------------------------------- removal */
+
+static int remove_all(int parent, const char *name, unsigned depth);
+
+/* The directory's descriptor goes with the stream of names. */
+static int empty(int fd, unsigned depth)
+{
+    DIR *d = fdopendir(fd);
+    struct dirent *e;
+    int rc = 0;
+
+    if (!d) {
+        rc = -errno;
+        close(fd);
+        return rc;
+    }
+    while (rc == 0 && (errno = 0, (e = readdir(d))))
+        if (strcmp(e->d_name, ".") != 0 && strcmp(e->d_name, "..") != 0)
+            rc = remove_all(dirfd(d), e->d_name, depth);
+    if (rc == 0)
+        rc = -errno;
+    closedir(d);
+    return rc;
+}
+
+/* Whatever stands there, without following a symlink. */
+static int remove_all(int parent, const char *name, unsigned depth)
+{
+    int fd, rc;
+
+    if (unlinkat(parent, name, 0) == 0)
+        return 0;
+    if (errno != EISDIR && errno != EPERM)
+        return -errno;
+    if (fchmodat(parent, name, 0700, 0) < 0) /* its owner may not be allowed to read it */
+        return -errno;
+    fd = openat(parent, name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+    if (fd < 0)
+        return -errno;
+    rc = depth < 1024 ? empty(fd, depth + 1) : (close(fd), -ELOOP);
+    if (rc == 0 && unlinkat(parent, name, AT_REMOVEDIR) < 0)
+        rc = -errno;
+    return rc;
+}
+
+/* A model whose commits kept steps can be removed without these alone. Without any this does nothing. */
+static void forget_steps(int parent, const char *name)
+{
+    static const char line[] = "forget *\n";
+    char path[NAME_MAX + sizeof("/" HT_CTL_DIR "/ctl")];
+    int fd;
+
+    snprintf(path, sizeof(path), "%s/" HT_CTL_DIR "/ctl", name);
+    fd = openat(parent, path, O_WRONLY | O_NOFOLLOW | O_CLOEXEC);
+    if (fd < 0)
+        return;
+    if (write(fd, line, sizeof(line) - 1) < 0)
+        ht_debug("%s: %s", path, strerror(errno));
+    close(fd);
+}
+
+static int remove_model(int parent, const char *name)
+{
+    forget_steps(parent, name);
+    return remove_all(parent, name, 0);
+}
+
+/* What a program that was killed has left. */
+static void remove_old(const struct ht_staging *s, const char *name)
+{
+    int fd = openat(s->parent, name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+
+    if (fd < 0)
+        return;
+    if (flock(fd, LOCK_EX | LOCK_NB) == 0 && remove_model(s->parent, name) == 0)
+        ht_info("removed %s, which an interrupted receive had left", name);
+    close(fd);
+}
+
+static void remove_all_old(const struct ht_staging *s)
+{
+    int fd = openat(s->parent, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    DIR *d = fd >= 0 ? fdopendir(fd) : NULL;
+    struct dirent *e;
+
+    if (!d) {
+        if (fd >= 0)
+            close(fd);
+        return;
+    }
+    while ((e = readdir(d)))
+        if (strncmp(e->d_name, PREFIX, sizeof(PREFIX) - 1) == 0)
+            remove_old(s, e->d_name);
+    closedir(d);
+}
+
+/* ------------------------------------------------------------------ staging */
+
+/* The directory of path and the last name in it, without slashes at the end. */
+static int split(struct ht_staging *s, const char *path, char folder[PATH_MAX])
+{
+    size_t len = strlen(path), begin;
+
+    while (len > 1 && path[len - 1] == '/')
+        len--;
+    for (begin = len; begin > 0 && path[begin - 1] != '/';)
+        begin--;
+    if (len == 0 || len >= PATH_MAX || len - begin > NAME_MAX || len == begin)
+        return -EINVAL;
+    memcpy(s->name, path + begin, len - begin);
+    s->name[len - begin] = '\0';
+    snprintf(folder, PATH_MAX, "%.*s", (int)begin, begin ? path : "");
+    if (begin == 0)
+        memcpy(folder, ".", 2);
+    return strcmp(s->name, ".") == 0 || strcmp(s->name, "..") == 0 ? -EINVAL : 0;
+}
+
+enum { TRIES = 16 };
+
+/* Is it still there? Another receive may have taken it for a left one before it was locked. */
+static bool is_there(const struct ht_staging *s)
+{
+    struct stat mine, named;
+
+    return fstat(s->dir, &mine) == 0 && fstatat(s->parent, s->temporary, &named, AT_SYMLINK_NOFOLLOW) == 0 &&
+        mine.st_ino == named.st_ino;
+}
+
+static int make_one(struct ht_staging *s)
+{
+    uint32_t number;
+    int rc = ht_random(&number, sizeof(number));
+
+    if (rc < 0)
+        return rc;
+    snprintf(s->temporary, sizeof(s->temporary), PREFIX "%08x", number);
+    if (mkdirat(s->parent, s->temporary, 0700) < 0)
+        return errno == EEXIST ? -EAGAIN : -errno;
+    s->dir = openat(s->parent, s->temporary, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+    if (s->dir < 0)
+        return errno == ENOENT ? -EAGAIN : -errno;
+    if (flock(s->dir, LOCK_EX | LOCK_NB) == 0)
+        rc = is_there(s) ? 0 : -EAGAIN;
+    else
+        rc = errno == EWOULDBLOCK ? -EAGAIN : -errno;
+    if (rc < 0) {
+        close(s->dir);
+        s->dir = -1;
+        (void)unlinkat(s->parent, s->temporary, AT_REMOVEDIR);
+    }
+    return rc;
+}
+
+static int make(struct ht_staging *s)
+{
+    int rc = -EAGAIN;
+
+    for (unsigned i = 0; rc == -EAGAIN && i < TRIES; i++)
+        rc = make_one(s);
+    return rc;
+}
+
+int ht_staging_begin(struct ht_staging *s, const char *path)
+{
+    char folder[PATH_MAX];
+    struct stat st;
+    int rc;
+
+    *s = (struct ht_staging){.parent = -1, .dir = -1};
+    rc = split(s, path, folder);
+    if (rc == 0) {
+        s->parent = open(folder, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+        rc = s->parent < 0 ? -errno : 0;
+    }
+    if (rc == 0 && fstatat(s->parent, s->name, &st, AT_SYMLINK_NOFOLLOW) == 0)
+        rc = -EEXIST;
+    if (rc == 0) {
+        remove_all_old(s);
+        rc = make(s);
+    }
+    if (rc == 0) {
+        int n = snprintf(s->path, sizeof(s->path), "%s/%s", folder, s->temporary);
+        rc = n < 0 || (size_t)n >= sizeof(s->path) ? -ENAMETOOLONG : 0;
+        if (rc < 0)
+            ht_staging_drop(s);
+    }
+    if (rc == -EEXIST)
+        ht_error("%s is there already; a step is received into a new directory", path);
+    else if (rc < 0)
+        ht_error("%s: %s", path, strerror(-rc));
+    if (rc < 0)
+        ht_staging_end(s);
+    return rc;
+}
+
+int ht_staging_publish(struct ht_staging *s, const char *path)
+{
+    int rc = renameat2(s->parent, s->temporary, s->parent, s->name, RENAME_NOREPLACE) < 0 ? -errno : 0;
+
+    if (rc == 0 && fsync(s->parent) < 0) {
+        rc = -errno;
+        (void)renameat2(s->parent, s->name, s->parent, s->temporary, RENAME_NOREPLACE);
+    }
+    if (rc < 0)
+        ht_error("%s: the step cannot get its name: %s", path, strerror(-rc));
+    return rc;
+}
+
+void ht_staging_drop(struct ht_staging *s)
+{
+    int rc = remove_model(s->parent, s->temporary);
+
+    if (rc < 0)
+        ht_error("%s is left, and can be removed: %s", s->temporary, strerror(-rc));
+}
+
+void ht_staging_end(struct ht_staging *s)
+{
+    if (s->dir >= 0)
+        close(s->dir);
+    if (s->parent >= 0)
+        close(s->parent);
+    s->parent = s->dir = -1;
+}

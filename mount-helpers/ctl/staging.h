@@ -1,0 +1,30 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * staging.h - a directory that is filled out of sight and gets its name at the end.
+ *
+ * It lies beside its future name, as .hitrain-receive-XXXXXX, and holds a lock (flock) as long as its program runs. So
+ * the next program that stages something there knows, and removes, one whose program was killed.
+ */
+#ifndef HITRAIN_MOUNT_HELPERS_CTL_STAGING_H
+#define HITRAIN_MOUNT_HELPERS_CTL_STAGING_H
+
+#include <limits.h>
+#include "tiering/base/base.h"
+
+struct ht_staging {
+    int parent, dir; /* descriptors */
+    char temporary[32];
+    char name[NAME_MAX + 1];
+    char path[PATH_MAX]; /* of the staging directory */
+};
+
+/* 0 or -errno, with a message printed. -EEXIST: there is something at path. */
+int ht_staging_begin(struct ht_staging *s, const char *path) HT_MUST_CHECK;
+/* Gives it its name, durably. 0 or -errno, with a message printed; the caller then drops it. */
+int ht_staging_publish(struct ht_staging *s, const char *path) HT_MUST_CHECK;
+/* Removes it with everything in it. Prints a message if that fails. */
+void ht_staging_drop(struct ht_staging *s);
+/* Releases the descriptors. */
+void ht_staging_end(struct ht_staging *s);
+
+#endif

@@ -1,0 +1,36 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * tree.h - a directory of a mounted store as a stream, and a stream as a directory. The state of parameters is read and
+ * written through .hitrain/state. One thread each.
+ */
+#ifndef HITRAIN_MOUNT_HELPERS_STREAM_TREE_H
+#define HITRAIN_MOUNT_HELPERS_STREAM_TREE_H
+
+#include "mount-helpers/stream/stream.h"
+
+enum { HT_TREE_WHY_MAX = HT_STREAM_WHY_MAX + 256 };
+
+/* Bytes of content that were dealt with, or that holes save. */
+struct ht_tree_progress {
+    void (*add)(void *ctx, uint64_t bytes); /* or NULL */
+    void *ctx;
+};
+
+/* Sizes of all files and states below the directory, without reading them. */
+int ht_tree_measure(int dir, uint64_t *out_bytes, char why[HT_TREE_WHY_MAX]) HT_MUST_CHECK;
+/*
+ * Writes the directory and everything below it, without the end mark. The tree must not change meanwhile. 0 or -errno
+ * with the reason in why: that of the tree, or "" for a failed put of the writer.
+ */
+int ht_tree_read(int dir, struct ht_stream_writer *w, const struct ht_tree_progress *p,
+                 char why[HT_TREE_WHY_MAX]) HT_MUST_CHECK;
+
+/*
+ * Makes everything of a stream in a new, empty directory that no other program uses. It follows no symlink and makes
+ * nothing elsewhere. With owners: files get the users and groups of the stream. No file becomes setuid or setgid. After
+ * a failure a part of the tree is there.
+ */
+int ht_tree_write(int dir, struct ht_stream_reader *r, bool owners, const struct ht_tree_progress *p,
+                  struct ht_hash128 *out_digest, char why[HT_TREE_WHY_MAX]) HT_MUST_CHECK;
+
+#endif

@@ -1,0 +1,272 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Kept steps as users meet them: commands of hitrainctl, and files below .hitrain/snap that nothing changes."""
+import errno
+import json
+import mmap
+import os
+import subprocess
+import time
+
+import pytest
+
+from calls import EXCHANGE, as_user, fails, fallocate, rename, sync, utimens
+from conftest import SECONDS_MAX, run
+from test_roots import command, put_gradient, random, word
+
+ELEMENTS = 300_000
+NOBODY = 65534
+
+
+def gradients(root, seed):
+    for i, name in enumerate(('w', 'deep/v')):
+        put_gradient(root, name, random(ELEMENTS, seed + i))
+
+
+def step(root, seed):
+    gradients(root, seed)
+    (root / 'rng').write_bytes(b'after %d' % seed)
+    sync(root)
+
+
+@pytest.fixture
+def root(mnt):
+    r = mnt / 'model'
+    r.mkdir()
+    word(r, 'dtype', 'f32')
+    (r / 'deep').mkdir()
+    for i, name in enumerate(('w', 'deep/v')):
+        (r / name).write_bytes(random(ELEMENTS, i).tobytes())
+    (r / 'rng').write_bytes(b'at first')
+    os.symlink('w', r / 'link')
+    os.setxattr(r / 'w', 'user.note', b'mine')
+    word(r, 'optimizer', 'adamw lr=0.01 weight_decay=0.1')
+    step(r, 10)
+    return r
+
+
+@pytest.fixture
+def kept(root):
+    """Step 1, kept, while the model is at step 2."""
+    run('hitrainctl', 'snapshot', root)
+    step(root, 20)
+    return root / '.hitrain' / 'snap' / '1'
+
+
+def listed(root):
+    return json.loads(run('hitrainctl', 'steps', root, '--json').stdout)['steps']
+
+
+def content(root):
+    names = ['w', 'deep/v', 'rng', '.hitrain/state/w/exp_avg', '.hitrain/state/deep/v/exp_avg_sq', '.hitrain/state/w/step']
+    return {n: (root / n).read_bytes() for n in names}
+
+
+# ------------------------------------------------------------------- commands
+
+def test_steps_are_kept_listed_and_forgotten(root):
+    assert listed(root) == [] and run('hitrainctl', 'steps', root).stdout.split()[-1] == 'name'
+    assert run('hitrainctl', 'snapshot', root).stdout == f'{root}: kept step 1\n'
+    done = json.loads(run('hitrainctl', 'snapshot', root, 'best-so.far', '--json').stdout)
+    assert done == {'path': str(root), 'step': 1, 'name': 'best-so.far'}
+    gradients(root, 20)  # an open step ends, and is kept
+    run('hitrainctl', 'snapshot', root)
+    assert [(k['name'], k['step']) for k in listed(root)] == [('1', 1), ('best-so.far', 1), ('2', 2)]
+    assert sorted(os.listdir(root / '.hitrain' / 'snap')) == ['1', '2', 'best-so.far']
+    run('hitrainctl', 'forget', root, '1', 'best-so.far')
+    assert [k['name'] for k in listed(root)] == ['2']
+    run('hitrainctl', 'snapshot', root, 'one')
+    run('hitrainctl', 'forget', root, '*')
+    assert listed(root) == []
+
+
+def test_steps_are_listed_with_the_space_that_they_alone_have(root):
+    """It shares everything until the model changes; then it has the old content alone, until another one shares it."""
+    stored = 2 * 3 * 4 * ELEMENTS  # parameters and moments
+    run('hitrainctl', 'snapshot', root)
+    one, = listed(root)
+    assert one['own_bytes'] == 0 and stored <= one['shared_bytes'] < stored + 64 * 4096
+    step(root, 20)
+    one, = listed(root)
+    assert one['shared_bytes'] == 0 and stored <= one['own_bytes'] < stored + 64 * 4096
+    run('hitrainctl', 'snapshot', root)
+    run('hitrainctl', 'snapshot', root, 'two')
+    step(root, 30)
+    own = {k['name']: k['own_bytes'] for k in listed(root)}
+    assert own == {'1': one['own_bytes'], '2': 0, 'two': 0}
+    run('hitrainctl', 'forget', root, '2')
+    assert {k['name']: k['own_bytes'] for k in listed(root)} == {'1': one['own_bytes'], 'two': one['own_bytes']}
+    kept = dict(line.split('=') for line in word(root / '.hitrain' / 'snap' / 'two', 'kept').splitlines())
+    assert kept['name'] == 'two' and kept['step'] == '2' and abs(int(kept['time_ns']) / 1e9 - time.time()) < 3600
+    for path in (root, root / 'w', root / '.hitrain' / 'snap' / 'two' / 'w'):
+        with fails(errno.ENODATA):
+            word(path, 'kept')
+
+
+def test_commands_refuse_what_is_wrong(root):
+    run('hitrainctl', 'snapshot', root, 'a')
+    for args, why in ((['snapshot', root, 'a'], 'EEXIST'), (['snapshot', root, '12'], 'no name'),
+                      (['snapshot', root, 'a/b'], 'no name'), (['snapshot', root, '..'], 'no name'),
+                      (['snapshot', root, 'a b'], 'no name'), (['snapshot', root, 'a\nforget a'], 'no name'),
+                      (['snapshot', root, ''], 'no name'), (['forget', root, '9'], "no kept step '9'"),
+                      (['forget', root, '../a'], 'no name'), (['steps', root / 'deep'], 'no model root'),
+                      (['steps', root.parent], 'no model root'), (['snapshot', root.parent], '')):
+        done = run('hitrainctl', *args, check=False)
+        assert done.returncode == 1 and why in done.stderr and not done.stdout, (args, done)
+    assert [k['name'] for k in listed(root)] == ['a']
+
+
+@pytest.mark.parametrize('args', [['snapshot'], ['snapshot', '/', 'a', 'b'], ['steps', '/', 'a'], ['forget', '/']])
+def test_wrong_usage_is_refused(args):
+    done = run('hitrainctl', *args, check=False)
+    assert done.returncode == 2 and done.stderr and not done.stdout
+
+
+def test_only_those_who_steer_keep_and_forget(root, kept):
+    os.chmod(root.parent, 0o755)
+    for what in ('snapshot', 'forget'):
+        done = run('hitrainctl', what, root, 'x', check=False, user=NOBODY, group=NOBODY, extra_groups=[])
+        assert done.returncode == 1 and 'ermission denied' in done.stderr
+    assert [k['name'] for k in listed(root)] == ['1']
+
+
+# ---------------------------------------------------------------------- files
+
+def test_a_kept_step_stays_as_it_was(store, root):
+    was = content(root)
+    run('hitrainctl', 'snapshot', root)
+    kept = root / '.hitrain' / 'snap' / '1'
+    for seed in (20, 30):
+        step(root, seed)
+    (root / 'deep' / 'more').write_bytes(b'new')
+    os.unlink(root / 'rng')
+    os.rename(root / 'w', root / 'renamed')
+    sync(root)
+    assert content(kept) == was and sorted(os.listdir(kept)) == ['deep', 'link', 'rng', 'w']
+    assert os.listdir(kept / 'deep') == ['v'] and os.readlink(kept / 'link') == 'w' and (kept / 'link').read_bytes() == was['w']
+    assert word(kept, 'step') == '1' and word(kept / 'w', 'dtype') == 'f32' and os.getxattr(kept / 'w', 'user.note') == b'mine'
+    store.kill()
+    store.mount()
+    assert content(kept) == was and word(root, 'step') == '3'
+
+
+def test_programs_copy_and_map_a_kept_step(root, kept, tmp_path):
+    was = content(kept)
+    subprocess.run(['cp', '-a', kept, tmp_path / 'copy'], check=True, timeout=SECONDS_MAX)
+    assert {n: (tmp_path / 'copy' / n).read_bytes() for n in ('w', 'deep/v', 'rng')} == {n: was[n] for n in ('w', 'deep/v', 'rng')}
+    with open(kept / 'w', 'rb') as f, mmap.mmap(f.fileno(), 0, prot=mmap.PROT_READ) as m:
+        step(root, 30)
+        assert m[:] == was['w']
+    done = subprocess.run(['getfattr', '--only-values', '-n', 'user.hitrain.dtype', kept / 'deep' / 'v'], stdout=subprocess.PIPE,
+                          check=True, timeout=SECONDS_MAX)
+    assert done.stdout == b'f32'
+    subprocess.run(['cp', '-r', kept, root.parent / 'other'], check=True, timeout=SECONDS_MAX)
+    assert (root.parent / 'other' / 'w').read_bytes() == was['w']
+
+
+def test_kept_steps_are_not_listed_in_the_root(root, kept):
+    done = subprocess.run(['find', root], stdout=subprocess.PIPE, check=True, timeout=SECONDS_MAX).stdout
+    assert b'snap' not in done and 'snap' in os.listdir(root / '.hitrain')
+    assert not os.path.exists(root / 'deep' / '.hitrain' / 'snap') and not os.path.exists(kept / '.hitrain' / 'snap' / '1')
+    assert not os.path.exists(root.parent / '.hitrain' / 'snap')
+
+
+def changes(kept, root):
+    """Every way to change a kept step, and a call for each."""
+    w, deep = kept / 'w', kept / 'deep'
+    fd = os.open(w, os.O_RDONLY)
+    try:
+        yield 'write', lambda: os.open(w, os.O_WRONLY)
+        yield 'read and write', lambda: os.open(w, os.O_RDWR)
+        yield 'open and truncate', lambda: os.open(w, os.O_RDONLY | os.O_TRUNC)
+        yield 'create', lambda: os.open(kept / 'new', os.O_CREAT | os.O_WRONLY)
+        yield 'create without a name', lambda: os.open(kept, os.O_TMPFILE | os.O_RDWR)
+        yield 'truncate', lambda: os.truncate(w, 0)
+        yield 'unlink', lambda: os.unlink(w)
+        yield 'make a directory', lambda: os.mkdir(kept / 'new')
+        yield 'remove a directory', lambda: os.rmdir(deep)
+        yield 'make a node', lambda: os.mkfifo(kept / 'new')
+        yield 'symlink', lambda: os.symlink('w', kept / 'new')
+        yield 'link inside', lambda: os.link(w, deep / 'new')
+        yield 'rename inside', lambda: os.rename(w, kept / 'v')
+        yield 'exchange', lambda: rename(w, kept / 'rng', EXCHANGE)
+        yield 'mode', lambda: os.chmod(w, 0o600)
+        yield 'mode of the directory', lambda: os.chmod(kept, 0o700)
+        yield 'owner', lambda: os.chown(w, 1, 1)
+        yield 'times', lambda: utimens(w, (1, 0), (1, 0))
+        yield 'set an attribute', lambda: os.setxattr(w, 'user.note', b'x')
+        yield 'remove an attribute', lambda: os.removexattr(w, 'user.note')
+        yield 'set a word', lambda: word(w, 'dtype', 'i32')
+        yield 'set a shape', lambda: word(w, 'shape', f'{ELEMENTS}')
+        yield 'set the optimizer', lambda: word(kept, 'optimizer', 'sgd lr=1')
+        yield 'remove the optimizer', lambda: os.removexattr(kept, 'user.hitrain.optimizer')
+        yield 'set the step', lambda: word(kept, 'step', '9')
+        yield 'gradient', lambda: os.open(kept / '.hitrain' / 'grad' / 'w', os.O_WRONLY)
+        yield 'state', lambda: os.open(kept / '.hitrain' / 'state' / 'w' / 'exp_avg', os.O_WRONLY)
+    finally:
+        os.close(fd)
+
+
+def test_nothing_changes_a_kept_step(root, kept):
+    was, names = content(kept), sorted(os.listdir(kept))
+    st = os.stat(kept / 'w')
+    wrong = []
+    for what, call in changes(kept, root):
+        try:
+            call()
+            wrong.append((what, 'succeeded'))
+        except OSError as e:
+            if e.errno != errno.EROFS:
+                wrong.append((what, errno.errorcode[e.errno]))
+    assert wrong == []
+    assert content(kept) == was and sorted(os.listdir(kept)) == names
+    after = os.stat(kept / 'w')
+    assert (st.st_mode, st.st_uid, st.st_mtime_ns, st.st_ctime_ns, st.st_atime_ns) == (
+        after.st_mode, after.st_uid, after.st_mtime_ns, after.st_ctime_ns, after.st_atime_ns)
+
+
+def test_nothing_moves_into_or_out_of_a_kept_step(root, kept):
+    (root / 'f').write_bytes(b'f')
+    for call in (lambda: os.rename(kept / 'w', root / 'w2'), lambda: os.rename(root / 'f', kept / 'f'),
+                 lambda: os.link(kept / 'w', root / 'w2'), lambda: os.link(root / 'f', kept / 'f'),
+                 lambda: os.rename(kept, root.parent / 'whole'), lambda: os.rmdir(kept)):
+        with pytest.raises(OSError) as e:
+            call()
+        assert e.value.errno in (errno.EROFS, errno.EXDEV, errno.EPERM, errno.EBUSY, errno.ENOTSUP), e.value
+    assert sorted(os.listdir(root)) == ['deep', 'f', 'link', 'rng', 'w'] and sorted(os.listdir(kept)) == ['deep', 'link', 'rng', 'w']
+
+
+def test_permissions_are_those_of_that_moment(root):
+    os.chmod(root.parent, 0o755)
+    os.chmod(root / 'rng', 0o644)
+    os.chmod(root / 'w', 0o600)
+    run('hitrainctl', 'snapshot', root, 'a')
+    os.chmod(root / 'rng', 0o600)
+    os.chmod(root / 'w', 0o644)
+    run('hitrainctl', 'snapshot', root, 'b')
+    snap = root / '.hitrain' / 'snap'
+    assert as_user((snap / 'a' / 'rng').read_bytes) == b'after 10' and len(as_user((snap / 'b' / 'w').read_bytes)) == 4 * ELEMENTS
+    for path in (snap / 'a' / 'w', snap / 'b' / 'rng'):
+        with fails(errno.EACCES):
+            as_user(path.read_bytes)
+    os.chmod(root, 0o700)
+    with fails(errno.EACCES):
+        as_user(lambda: os.listdir(snap))
+
+
+def test_names_of_no_kept_step_do_not_exist(root, kept):
+    snap = kept.parent
+    for name in ('2', '01', 'x', '1 ', 'x' * 255):
+        with fails(errno.ENOENT):
+            os.stat(snap / name)
+    for call in (lambda: os.mkdir(snap / 'x'), lambda: os.open(snap / 'x', os.O_CREAT | os.O_WRONLY), lambda: os.rmdir(snap)):
+        with pytest.raises(OSError):
+            call()
+
+
+def test_a_program_goes_on_with_a_kept_step_that_is_forgotten(root, kept):
+    was = (kept / 'w').read_bytes()
+    with open(kept / 'w', 'rb') as f:
+        run('hitrainctl', 'forget', root, '1')
+        assert f.read() == was
+    with fails(errno.ENOENT):
+        os.stat(kept)
