@@ -28,7 +28,7 @@
 #include "tiering/engine/engine.h"
 #include "tiering/engine/engine_priv.h"
 
-enum { RUNS_MIN = 4, ROOM_PART = 8, STEPS_OLD = 4, HISTORY_MIN = 4, WAITING_PART = 16 };
+enum { RUNS_MIN = 4, ROOM_PART = 8, STEPS_OLD = 4, HISTORY_MIN = 4, WAITING_PART = 16, AHEAD_PART = 16 };
 #define WAIT_NS_MIN UINT64_C(200000000) /* between two tries */
 #define WAIT_NS_MAX UINT64_C(10000000000)
 #define FETCH_PAUSE_NS UINT64_C(2000000)
@@ -90,8 +90,14 @@ void ht_planner_note(struct ht_obj *o, const struct ht_chunk *c, uint64_t index,
         s->waits.wakes.planner = s->waits.wakes.any = true;
     struct ht_forecast_fetch fetch;
     uint64_t place;
-    if (ht_planner_fetch(s, &fetch, &place))
+    if (begins && ht_planner_fetch(s, &fetch, &place))
         s->waits.wakes.readahead = s->waits.wakes.any = true;
+}
+
+/* Content that is read early takes room from content that stays. So only a small part may be unused. */
+static bool has_enough(const struct ht_store *s) HT_REQUIRES(HT_LOCK_STORE)
+{
+    return ht_arena_readahead_bytes(s->arena) >= ht_arena_moving_bytes(s->arena) / AHEAD_PART;
 }
 
 bool ht_planner_fetch(struct ht_store *s, struct ht_forecast_fetch *out, uint64_t *out_place)
@@ -99,7 +105,7 @@ bool ht_planner_fetch(struct ht_store *s, struct ht_forecast_fetch *out, uint64_
     struct ht_planner *p = &s->engine->planner;
     uint64_t now = ht_now_ns();
 
-    if (!p->forecast || p->outdated || now < p->fetch_ns || !ht_forecast_fetch(p->forecast, now, out))
+    if (!p->forecast || p->outdated || has_enough(s) || now < p->fetch_ns || !ht_forecast_fetch(p->forecast, now, out))
         return false;
     *out_place = ht_forecast_place(p->forecast, out->need_ns);
     return true;

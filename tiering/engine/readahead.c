@@ -40,7 +40,6 @@ enum {
     STREAM_BYTES_MAX = 16 << 20, /* ahead of one reader */
     MISSING_MAX = 2,             /* with so many readers waiting for devices, these are busy without readahead */
     ARENA_SHARE = 4,             /* unused readahead takes at most this part of the arena that moves */
-    PLAN_SHARE = 16,             /* reads of a plan are made while it takes less than this part */
 };
 
 /* Can the chunk be read, although it has no image? */
@@ -151,12 +150,6 @@ static struct ht_permit_request next_permit(struct ht_obj_reader *r) HT_REQUIRES
 
 /* -------------------------------------------------------------------- plans */
 
-/* Content that is read early takes room from content that stays. So only a small part may be unused. */
-static bool has_enough(const struct ht_store *s) HT_REQUIRES(HT_LOCK_STORE)
-{
-    return ht_arena_readahead_bytes(s->arena) >= ht_arena_moving_bytes(s->arena) / PLAN_SHARE;
-}
-
 /* The first chunk of the part that is to be read, and that no thread holds. NULL: there is none. */
 static struct ht_chunk *find_planned(struct ht_obj *o, const struct ht_forecast_fetch *part, uint64_t *out_index)
     HT_REQUIRES(HT_LOCK_STORE)
@@ -178,7 +171,7 @@ static struct ht_chunk *next_planned(struct ht_store *s, struct ht_obj **out_obj
     struct ht_forecast_fetch part;
     struct ht_chunk *c = NULL;
 
-    while (!c && !has_enough(s) && ht_planner_fetch(s, &part, out_place)) {
+    while (!c && ht_planner_fetch(s, &part, out_place)) {
         *out_obj = ht_obj_find_locked(s, part.object);
         c = find_planned(*out_obj, &part, out_index);
         if (!c)
