@@ -37,7 +37,7 @@
 
 enum {
     SLICE_GROUPS = 1 << 14, /* looked at in one step */
-    SLICE_CHUNKS = 1024,
+    SLICE_CHUNKS = 256,
     PAUSE_MS = 1000,
     BROKEN_SHARE = 8,  /* of free space */
     WALK_SHARE = 50,   /* between batches, at least so many times what the walk took */

@@ -38,7 +38,7 @@ enum {
     OWNERS_MAX = 2 * HT_MOVE_OWNERS_MAX,
     UNIT_BLOCKS = HT_ALLOC_GROUP_BLOCKS,            /* of a unit with several groups */
     GROUP_BLOCKS_MAX = 4 * HT_ALLOC_GROUP_BLOCKS,   /* of the content of one group, with what lies outside of it */
-    LOOKS_MAX = 256,                                /* groups that a unit looks at */
+    LOOKS_MAX = 64,                                 /* groups that a unit looks at */
     CLOSED_BLOCKS_MAX = 64 * HT_ALLOC_GROUP_BLOCKS, /* in closed groups */
     SLACK_BLOCKS_MAX = 16 * HT_ALLOC_GROUP_BLOCKS,
     SLACK_SHARE = 32, /* of the store */
