@@ -133,7 +133,9 @@ def test_each_state_of_a_tensor(saved, monkeypatch):
 def test_equal_saves_are_stored_once_and_views_keep_their_strides(saved):
     x = matrix()
     views = [x, x.t(), x[1:], x.view(2, -1)]
-    packed = [saved.pack(v) for v in views]
+    packed = [saved.pack(x)]
+    saved.settle()
+    packed += [saved.pack(v) for v in views[1:]]  # the storage is stored already, and still the same
     saved.settle()
     assert saved.figures()['written_bytes'] == MIB
     for p, v in zip(packed, views):
@@ -142,6 +144,19 @@ def test_equal_saves_are_stored_once_and_views_keep_their_strides(saved):
     assert saved.figures()['read_bytes'] == MIB
     del packed, p, found
     assert_nothing_is_left(saved)
+
+
+def test_another_storage_at_the_same_address_is_another_tensor(saved):
+    packed, places = [], set()
+    for i in range(8):
+        x = matrix(i)
+        places.add(x.data_ptr())
+        packed.append(saved.pack(x))
+        del x
+        saved.settle()  # its memory is free for the next one
+    assert len(places) < 8
+    for i, p in enumerate(packed):
+        assert torch.equal(saved.unpack(p), matrix(i))
 
 
 def test_what_stays(saved):
@@ -214,10 +229,10 @@ def test_a_store_that_dies_is_named(store):
     store.kill()
     with pytest.raises(OSError, match='reading a tensor for backward from the store'):
         saved.unpack(packed)
-    saved.pack(matrix(1))
+    other = saved.pack(matrix(1))
     saved.settle()
     with pytest.raises(OSError, match='saving a tensor for backward in the store'):
         saved.pack(matrix(2))
-    del packed
+    del packed, other
     saved.close()
     store.mount()

@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """hitrain.offload(): the same bits as the model without it, within the bytes it may keep, and errors by name."""
+import contextlib
 import gc
 import os
+import threading
 import warnings
 
 import pytest
@@ -11,6 +13,7 @@ import torch
 import torch.utils.checkpoint
 from torch import nn
 import hitrain
+from hitrain._mapped import MappedFile
 from hitrain.checkpoint import export_safetensors
 
 KEEP = 700 << 10
@@ -400,10 +403,30 @@ def test_without_gradients_and_in_a_child(shared_root):
                 assert torch.equal(loss_of(own, 3), loss_of(plain, 3))
         train(own, optimizer, 0, 1)
         wanted = bytes(own.blocks[0].up.weight.detach().view(torch.uint8).numpy())
-        child = os.fork()
-        if child == 0:
-            os._exit(bytes(own.blocks[0].up.weight.detach().view(torch.uint8).numpy()) != wanted)
+        with own_lock_held(optimizer):
+            child = os.fork()
+            if child == 0:
+                optimizer._before_forward(optimizer._residency.units[0])
+                optimizer._residency.leave(optimizer._residency.units[0])
+                os._exit(bytes(own.blocks[0].up.weight.detach().view(torch.uint8).numpy()) != wanted)
         assert os.waitpid(child, 0)[1] == 0
+
+
+@contextlib.contextmanager
+def own_lock_held(optimizer):
+    """By another thread, which a forked child lacks."""
+    held, end = threading.Event(), threading.Event()
+
+    def hold():
+        with optimizer._residency._changed:
+            held.set()
+            end.wait(120)
+    thread = threading.Thread(target=hold)
+    thread.start()
+    assert held.wait(120)
+    yield
+    end.set()
+    thread.join()
 
 
 # -- what is refused --
@@ -444,6 +467,16 @@ def test_a_full_store_is_named_and_the_model_keeps_its_values(store):
     with pytest.raises(OSError, match='No space left'):
         hitrain.offload(model, store.mountpoint / 'model', keep=1 << 30, lr=LR)
     assert_equal(values(model), wanted)
+
+
+def test_a_failure_loads_no_model_that_was_built_empty(store, monkeypatch):
+    loaded = []
+    monkeypatch.setattr(MappedFile, 'load', loaded.append)
+    with hitrain.init_empty():
+        model = nn.Sequential(*[nn.Linear(4096, 4096) for _ in range(5)])
+    with pytest.raises(OSError, match='No space left'):
+        hitrain.offload(model, store.mountpoint / 'model', keep=1 << 30, lr=LR)
+    assert not loaded and all(p.device.type == 'meta' for p in model.parameters())
 
 
 def test_a_store_that_dies_in_backward_is_named(store):

@@ -25,6 +25,7 @@ import time
 from typing import Any, Deque, Dict, List, Optional, Set, Tuple, Union
 
 import torch
+from torch.multiprocessing.reductions import StorageWeakRef
 
 from hitrain._files import XATTR, close_quietly, memory_of
 
@@ -45,6 +46,7 @@ class _Entry:
         flat = torch.empty(0, dtype=torch.uint8)
         self.memory: Optional[torch.Tensor] = flat.set_(tensor.untyped_storage(), begin, (size,), (1,))
         self.original: Optional[torch.Tensor] = tensor
+        self.storage = StorageWeakRef(tensor.untyped_storage())
         self.version, self.changed = tensor._version, False
         self.begin, self.bytes = begin, size
         self.state, self.at = HELD, -1
@@ -77,7 +79,7 @@ class Activations:
         self._stay, self._pid = stay, os.getpid()
         self._fd = self._open(folder)
         self._changed = threading.Condition()
-        self._entries: Dict[Any, _Entry] = {}  # in memory as they were saved
+        self._entries: Dict[Any, _Entry] = {}  # by storage, version and place
         self._held: Deque[_Entry] = collections.deque()  # HELD, oldest first
         self._stack: List[_Entry] = []  # with a place in the file
         self._error: Optional[OSError] = None
@@ -106,7 +108,7 @@ class Activations:
             self._begin = self._begin or self._end
             key = (t.untyped_storage().data_ptr(), t._version, *span)
             entry = self._entries.get(key)
-            if entry is None:
+            if entry is None or entry.storage.expired():  # another storage may have its address now
                 entry = _Entry(t.detach(), *span)
                 entry.key, self._entries[key] = key, entry
                 self._held.append(entry)
@@ -125,6 +127,8 @@ class Activations:
             if tensor._version != version:
                 raise _modified(tensor.shape)
             return tensor
+        if os.getpid() != self._pid:
+            raise RuntimeError('a forked child cannot run backward through what its parent saved in the store')
         entry = packed.entry
         with self._changed:
             self._backward = True
@@ -277,7 +281,6 @@ class Activations:
             error = OSError(e.errno, f'{os.strerror(e.errno)} (saving a tensor for backward in the store)')
         with self._changed:
             self._writing_seconds += time.monotonic() - begin
-            self._entries.pop(entry.key, None)
             if error:
                 self._error = error
                 entry.state = HELD

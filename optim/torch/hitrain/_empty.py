@@ -44,6 +44,7 @@ class Filler:
         self._owner: Dict[int, nn.Module] = {}
         self._empty: Set[int] = set()  # identities of parameters without values
         self._was: List[Tuple[nn.Module, str, nn.Parameter]] = []
+        self.made: Set[int] = set()  # identities of parameters that were on meta
         new: Dict[int, nn.Parameter] = {}
         for prefix, module in model.named_modules():
             for name, p in list(module._parameters.items()):
@@ -53,6 +54,7 @@ class Filler:
                     if id(p) not in new:
                         new[id(p)] = nn.Parameter(torch.empty(p.shape, dtype=p.dtype), requires_grad=p.requires_grad)
                         self._empty.add(id(new[id(p)]))
+                        self.made.add(id(new[id(p)]))
                     self._was.append((module, name, p))
                     module._parameters[name] = p = new[id(p)]
                 self._names.setdefault(id(p), f'{prefix}.{name}' if prefix else name)

@@ -74,12 +74,16 @@ class MappedFile(ParameterFile):
         with self._opened() as fd:
             self._flush(fd)
 
-    def unmap(self) -> None:
-        """The tensor takes a copy of the values, in memory of its own."""
-        if self._address is not None:
+    def unmap(self, keeps_values: bool) -> None:
+        """The tensor gets memory of its own, with a copy of the values, or with none."""
+        if self._address is None:
+            return
+        if keeps_values:
             self.load()
             self.tensor.data = self.tensor.detach().clone()
-            self._address = None
+        else:
+            self.tensor.data = torch.empty(self.tensor.shape, dtype=self.dtype)
+        self._address = None
 
     # -- as its optimizer uses it --
 

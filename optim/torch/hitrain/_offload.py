@@ -69,7 +69,7 @@ def offload(model: nn.Module, root: 'os.PathLike[str] | str', optimizer: Union[s
         _check_keep(units, keep)
         groups = list(params(model) if callable(params) else params or model.named_parameters())
         groups = _with_frozen(model, groups)
-        made = _class_of(kind)(model, groups, root, units, keep, None if resume else filler.fill, resume=resume, **options)
+        made = _class_of(kind)(model, groups, root, units, keep, filler, resume=resume, **options)
     except BaseException:
         filler.take_back()
         raise
@@ -95,15 +95,16 @@ class Offloaded(Optimizer):
     is deleted."""
 
     def __init__(self, model: nn.Module, params: Iterable, root: 'os.PathLike[str] | str', units: List[Tuple[str, nn.Module, List[nn.Parameter]]],
-                 keep: int, fill: Optional[Callable[[torch.Tensor], None]], *args: Any, **options: Any) -> None:
-        self._fill = fill
+                 keep: int, filler: Filler, *args: Any, resume: bool = False, **options: Any) -> None:
+        self._fill = None if resume else filler.fill
+        self._was_empty = filler.made
         self._residency: Optional[Residency] = None
         self._activations: Optional[Activations] = None
         self._handles: List[Any] = []
         self._own_apply: List[nn.Module] = []
         self._units_of: Dict[ParameterFile, List[Unit]] = {}
         self._left: Dict[ParameterFile, None] = {}  # whose gradients of this step were sent
-        super().__init__(params, root, *args, overlap=True, **options)
+        super().__init__(params, root, *args, overlap=True, resume=resume, **options)
         try:
             self._attach_model(model, units, keep)
         except BaseException:
@@ -165,10 +166,10 @@ class Offloaded(Optimizer):
         return [f for f in self._parameter_files() if isinstance(f, MappedFile)]
 
     def _undo(self) -> None:
-        """The files go away, so the tensors take their values back."""
+        """The files go away, so the tensors take their values back. A model that was on meta has none, and need not fit."""
         for f in self._mapped():
             try:
-                f.unmap()
+                f.unmap(keeps_values=id(f.tensor) not in self._was_empty)
             except OSError:
                 pass  # the values are as gone as the store
         super()._undo()

@@ -81,6 +81,8 @@ class Residency:
         self._use(unit)
 
     def leave(self, unit: Unit) -> None:
+        if os.getpid() != self._pid:
+            return
         with self._changed:
             if unit in self._running:
                 del self._running[self._running.index(unit):]
