@@ -4,14 +4,14 @@
 
 #include "tiering/api/plan.h"
 
-enum { COUNT = 8, PARAM = 4 * MIB, DRAM = 48 * MIB, CONTENT = 3 * COUNT * PARAM, PIECE = 1 << 17, STEPS_MAX = 80 };
+enum { COUNT = 8, PARAM = 2 * MIB, DRAM = 24 * MIB, CONTENT = 3 * COUNT * PARAM, PIECE = 1 << 17, STEPS_MAX = 80 };
 
 static struct fixture w;
 static uint8_t *gradient;
 
 static void begin(const char *config)
 {
-    w.device_bytes = 768ull * MIB;
+    w.device_bytes = 384ull * MIB;
     w.dram_bytes = DRAM;
     fixture_open_as(&w, config, 2);
     for (unsigned i = 0; i < COUNT; i++)
@@ -70,7 +70,7 @@ static unsigned steps_with_plan(unsigned enough)
  */
 START_TEST(a_step_reads_what_has_no_room_in_the_plan)
 {
-    enum { ENOUGH = (CONTENT - DRAM * 3 / 4) / MIB + 2 };
+    enum { ENOUGH = (CONTENT - DRAM * 3 / 4) / MIB };
 
     begin("adamw lr=1e-2");
     training_step();
