@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * copy.c - copies of a model root: kept steps, and model roots made from them (tiering/api/keep.h).
+ * copy.c - copies of a model root: kept steps (tiering/api/keep.h).
  *
  * The copy gets inodes, names and attributes as they are when the transaction has begun: from then on until its end no
  * other thread changes any of them. Only times may still change, by threads that read and write: these are taken when
@@ -21,8 +21,7 @@
 struct ht_ns_copying {
     struct ht_ns_members from; /* in the order of their depth; the first is the model root's directory */
     struct ht_ns_inode **to;
-    struct ht_ns_root *root;  /* of the copy */
-    struct ht_ns_entry *name; /* of a model root's copy; NULL: a kept step */
+    struct ht_ns_root *root; /* of the copy */
     struct ht_ns_kept about;
     bool reserved; /* the record of the kept step */
 };
@@ -182,30 +181,6 @@ static int describe(struct ht_ns *ns, struct ht_copy *k) HT_REQUIRES(HT_LOCK_NAM
     return expire(ns, k);
 }
 
-/* -------------------------------------------------------------- model roots */
-
-/* The name of the copy, outside of model roots. */
-static int name_copy(struct ht_ns *ns, struct ht_copy *k) HT_REQUIRES(HT_LOCK_NAMES)
-{
-    struct ht_ns_inode *dir;
-    size_t len = strlen(k->dir_name);
-    int rc = ht_ns_find_dir(ns, k->parent, k->dir_name, &dir);
-
-    if (rc == 0 && ht_ns_pending(dir))
-        rc = -EINVAL;
-    if (rc == 0 && ht_ns_entry_find(ns, dir, k->dir_name, len))
-        rc = -EEXIST;
-    if (rc == 0)
-        rc = ht_ns_reserve(ns, ht_ns_root(dir), 2, 0);
-    if (rc == 0)
-        rc = ht_ns_dir_reserve(ns, dir->u.dir, 1);
-    if (rc == 0)
-        rc = ht_ns_entry_new(ns, k->dir_name, len, &ns->copying->name);
-    if (rc == 0)
-        k->bytes += ht_ns_entry_log_bytes(ns->copying->name);
-    return rc;
-}
-
 /* ------------------------------------------------------------------- whole */
 
 /* The flag is for the walk alone. The transaction keeps the members in memory. */
@@ -239,8 +214,6 @@ static void drop(struct ht_ns *ns) HT_REQUIRES(HT_LOCK_NAMES)
     for (size_t n = 0; c->to && n < c->from.count; n++)
         if (c->to[n])
             ht_ns_inode_free(ns, c->to[n]);
-    if (c->name)
-        ht_ns_entry_free(ns, c->name);
     if (c->reserved)
         ht_store_log_unreserve(ns->store, ht_ns_kept_log_bytes(&c->about));
     if (c->root)
@@ -265,11 +238,11 @@ static int make(struct ht_ns *ns, struct ht_copy *k, struct ht_ns_inode *top) HT
     if (rc == 0)
         rc = copy_names(ns, k);
     if (rc == 0)
-        rc = k->kept ? describe(ns, k) : name_copy(ns, k);
+        rc = describe(ns, k);
     if (rc != 0)
         return rc;
     c->about.ino = c->root->ino = k->to = c->to[0]->ino;
-    return k->kept ? ht_ns_kept_add(ns, &c->about) : 0;
+    return ht_ns_kept_add(ns, &c->about);
 }
 
 int ht_ns_copy(void *ctx, struct ht_copy *k)
@@ -313,17 +286,6 @@ static void put_inode(struct ht_tx *tx, struct ht_ns_inode *i) HT_REQUIRES(HT_LO
         ht_ns_put_entry(tx, e, 0);
 }
 
-/* The copy of a model root appears under its name. */
-static void put_name(struct ht_ns *ns, struct ht_copy *k, struct ht_tx *tx) HT_REQUIRES(HT_LOCK_NAMES)
-{
-    struct ht_ns_op op = {.ns = ns, .tx = tx, .now_ns = ht_ns_now()};
-    struct ht_ns_copying *c = ns->copying;
-
-    c->root->frozen = false;
-    ht_ns_entry_add(&op, c->name, ht_ns_inode_find(ns, k->parent), c->to[0], NULL);
-    c->name = NULL;
-}
-
 void ht_ns_copied(void *ctx, struct ht_copy *k, struct ht_tx *tx)
 {
     struct ht_ns *ns = ctx;
@@ -333,13 +295,10 @@ void ht_ns_copied(void *ctx, struct ht_copy *k, struct ht_tx *tx)
     c = ns->copying;
     for (size_t n = 0; n < c->from.count; n++)
         c->to[n]->cur = *ht_ns_published_attr(c->from.inodes[n]);
-    c->to[0]->flags |= HT_NS_MODEL_ROOT | (k->kept ? HT_NS_FROZEN : 0);
+    c->to[0]->flags |= HT_NS_MODEL_ROOT | HT_NS_FROZEN;
     for (size_t n = 0; n < c->from.count; n++)
         put_inode(tx, c->to[n]);
-    if (k->kept)
-        ht_ns_put_kept(tx, &c->about);
-    else
-        put_name(ns, k, tx);
+    ht_ns_put_kept(tx, &c->about);
     free_copying(ns);
     ht_rwlock_unlock(ht_ns_lock(ns));
 }

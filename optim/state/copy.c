@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * copy.c - the optimizer's part in a copy of a model root: a kept step, or a model root made from one.
+ * copy.c - the optimizer's part in a copy of a model root: a kept step.
  *
  * Each parameter whose file is copied gets a twin in the copy's root, and each state object a number for its copy. The
  * caller holds the root's gate, so state neither appears nor goes, and counts change with the publication alone.
@@ -126,7 +126,6 @@ void ht_opt_copied(void *ctx, struct ht_copy *k, struct ht_tx *tx)
     struct ht_root *to = ht_opt_root_find(o, k->to);
     if (from && to) {
         to->exists = true;
-        to->frozen = k->kept;
         to->step = to->pub_step = to->durable_step = from->pub_step;
         ht_opt_put_root(ht_tx_records(tx), to);
         ht_list_for_each(pos, &from->params) {

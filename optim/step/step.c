@@ -66,7 +66,7 @@ static int commit(struct ht_root *root, struct ht_copy *k, uint64_t *out_lsn)
 static int publish(struct ht_root *root, struct ht_copy *wanted)
 {
     struct ht_optim *o = root->o;
-    struct ht_copy retained = {.kept = true};
+    struct ht_copy retained = {0};
     uint64_t lsn;
 
     lock(o);
@@ -196,7 +196,7 @@ int ht_optim_step(struct ht_optim *o, uint64_t id)
 
 int ht_optim_snapshot_by(struct ht_optim *o, uint64_t id, const char *name, struct ht_optim_steer *by)
 {
-    struct ht_copy k = {.kept = true, .name = name};
+    struct ht_copy k = {.name = name};
     int rc = end_step(o, id, true, &k, by);
 
     return rc ? rc : k.error;

@@ -38,6 +38,7 @@ static void name_dropped(struct ht_root *root, uint64_t step, uint64_t durable, 
         (unsigned long long)durable);
 }
 
+/* A kept step has nothing to write. */
 static int finish_root(struct ht_root *root)
 {
     struct ht_optim *o = root->o;
@@ -45,7 +46,7 @@ static int finish_root(struct ht_root *root)
     lock(o);
     while (root->async && !o->stopping) /* the last step may still be in its closer's hands */
         wait_changed(o);
-    bool failed = root->failure != 0, drop = root->open || failed, exists = root->exists;
+    bool failed = root->failure != 0, drop = root->open || failed, exists = root->exists && !root->frozen;
     uint64_t step = root->step + 1, durable = root->pub_step;
     unlock(o);
     if (!exists)

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * keep.h - copies of a scope that share all stored bytes: kept steps, and model roots made from them.
+ * keep.h - kept steps: frozen copies of a scope that share all stored bytes.
  *
  * A kept step is a frozen copy of a model root as one commit published it: names, attributes, content, optimizer
  * records. The copy is made in the transaction of that commit. So after any crash the step is kept, whole, or it is
@@ -23,15 +23,11 @@ struct ht_copy_id {
 };
 
 struct ht_copy {
-    uint64_t scope;   /* what is copied */
-    bool kept;        /* a kept step, which is frozen; else a model root of its own */
-    bool must;        /* without the copy no commit */
-    uint64_t step;    /* of a kept step */
+    uint64_t scope; /* what is copied */
+    bool must;      /* without the copy no commit */
+    uint64_t step;
     const char *name; /* NULL: its step, in decimal */
     uint32_t retain;  /* a kept step without a name of its own: at most so many of these stay; 0: any number */
-    /* Of a model root: the name that it gets, in a directory outside of model roots. */
-    uint64_t parent;
-    const char *dir_name;
 
     int error;   /* out: the copy was refused; 0: it was made */
     uint64_t to; /* out: its scope */
@@ -57,8 +53,6 @@ int ht_copy_expire(struct ht_copy *k, uint64_t kept, size_t bytes) HT_MUST_CHECK
  * k->must: neither the commit nor the copy was made. WAITS.
  */
 int ht_scope_commit_copying(struct ht_store *s, uint64_t scope, struct ht_copy *k, uint64_t *out_lsn) HT_MUST_CHECK;
-/* A copy of what is published of k->scope, without a commit. Returns k->error, or that of the log. WAITS. */
-int ht_scope_copy(struct ht_store *s, struct ht_copy *k, uint64_t *out_lsn) HT_MUST_CHECK;
 /* Ends a kept step: everything of it goes in one transaction. bytes: of its records. WAITS. */
 int ht_kept_end(struct ht_store *s, uint64_t kept, size_t bytes, uint64_t *out_lsn) HT_MUST_CHECK;
 

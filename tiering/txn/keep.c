@@ -19,6 +19,7 @@
  * Lock order: transaction > names > optimizer > store. This file holds only the transaction when it calls a
  * participant.
  */
+#include <assert.h>
 #include <stdlib.h>
 
 #include "tiering/base/buf.h"
@@ -255,7 +256,7 @@ static int make_objects(struct ht_keep *w) HT_REQUIRES(HT_LOCK_STORE)
     k->bytes += objects * HT_OBJECT_RECORD_BYTES + n.chunks * CHUNK_LOG_BYTES + n.pieces_bytes;
     if (!sc)
         return -ENOMEM;
-    sc->frozen = k->kept;
+    sc->frozen = true;
     int rc = ht_journal_reserve(s->journal, objects * HT_OBJECT_RECORD_BYTES + n.chunks * CHUNK_LOG_BYTES, false);
     if (rc)
         return rc;
@@ -472,6 +473,7 @@ int ht_keep_make(struct ht_keep *w)
         forget_numbers(k);
         return rc;
     }
+    assert(k->to); /* names have made its directory */
     w->made = true;
     ht_store_lock(s);
     rc = make_objects(w);
@@ -508,53 +510,4 @@ void ht_keep_end(struct ht_keep *w)
     if (w->made)
         forget_numbers(w->k);
     w->made = false;
-}
-
-/* ------------------------------------------------------- outside of commits */
-
-/* -EAGAIN: nothing was made, and the log has too little room now: begin again with k->bytes. */
-static int copy_in_tx(struct ht_keep *w, struct ht_tx *tx) HT_REQUIRES(HT_LOCK_TX)
-{
-    struct ht_store *s = w->k->s;
-    int rc = ht_keep_make(w);
-
-    if (rc)
-        return rc;
-    if (!ht_journal_try_space(s->journal, w->k->bytes))
-        rc = -EAGAIN;
-    else
-        rc = ht_tx_expect(tx, w->k->bytes);
-    if (rc)
-        ht_keep_drop(w);
-    if (!rc)
-        rc = ht_keep_put(w, tx);
-    ht_keep_end(w);
-    return rc;
-}
-
-static int try_copy(struct ht_keep *w, uint64_t *out_lsn)
-{
-    struct ht_tx *tx;
-    int rc = ht_tx_begin(w->k->s, w->k->bytes, &tx);
-
-    if (rc)
-        return rc;
-    rc = copy_in_tx(w, tx);
-    int closed = ht_tx_commit(tx, out_lsn);
-    return rc ? rc : closed;
-}
-
-int ht_scope_copy(struct ht_store *s, struct ht_copy *k, uint64_t *out_lsn)
-{
-    struct ht_keep w = {.k = k};
-    int rc = k->kept ? ht_store_need_feature(s, HT_FEAT_REFUSE_KEPT) : 0;
-
-    k->s = s;
-    k->bytes = 0;
-    if (!rc)
-        rc = try_copy(&w, out_lsn);
-    for (unsigned tries = 1; rc == -EAGAIN; tries++)
-        rc = tries < HT_KEEP_TRIES_MAX ? try_copy(&w, out_lsn) : -ENOSPC;
-    k->error = rc;
-    return rc;
 }
