@@ -71,25 +71,51 @@ static int command(const char *root, const char *verb, const char *name)
     return ht_cmd_command(root, root, line);
 }
 
-/* The step that the root has now. */
+/* The newest kept step that has no name but its number. */
+static int newest(const char *root, char out[NAME_MAX + 1])
+{
+    char folder[PATH_MAX];
+    int n = snprintf(folder, sizeof(folder), "%s/" HT_CTL_DIR "/snap", root);
+    DIR *d = n > 0 && (size_t)n < sizeof(folder) ? opendir(folder) : NULL;
+    struct dirent *e;
+
+    out[0] = '\0';
+    if (!d)
+        return -errno;
+    while ((e = readdir(d))) /* the oldest first */
+        if (strspn(e->d_name, "0123456789") == strlen(e->d_name))
+            snprintf(out, NAME_MAX + 1, "%s", e->d_name);
+    closedir(d);
+    return out[0] != '\0' ? 0 : -ENOENT;
+}
+
+/* The model may have taken another step by now: the number is that of the kept one. */
 static int report(const char *root, const struct ht_cmd_options *o, const char *name)
 {
+    char number[NAME_MAX + 1];
     struct ht_json j;
-    char *step;
+    uint64_t step;
+    int rc = name ? 0 : newest(root, number), fd;
 
-    if (ht_cmd_attribute(root, "step", false, &step) < 0)
+    if (rc < 0)
+        return ht_cmd_explain(root, rc), HT_CMD_FAILED;
+    fd = ht_kept_open(root, name ? name : number);
+    if (fd < 0)
         return HT_CMD_FAILED;
+    rc = ht_kept_step(fd, &step);
+    close(fd);
+    if (rc < 0)
+        return ht_cmd_explain(root, rc), HT_CMD_FAILED;
     if (o->json) {
         ht_json_init(&j, stdout);
         ht_json_object(&j, NULL);
         ht_json_str(&j, "path", root);
-        ht_json_word(&j, "step", step);
-        ht_json_str(&j, "name", name ? name : step);
+        ht_json_u64(&j, "step", step);
+        ht_json_str(&j, "name", name ? name : number);
         ht_json_end(&j);
     } else {
-        printf("%s: kept step %s%s%s\n", root, step, name ? " as " : "", name ? name : "");
+        printf("%s: kept step %llu%s%s\n", root, (unsigned long long)step, name ? " as " : "", name ? name : "");
     }
-    free(step);
     return fflush(stdout) == 0 ? HT_CMD_OK : HT_CMD_FAILED;
 }
 

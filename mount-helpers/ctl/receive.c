@@ -7,6 +7,7 @@
  */
 #include "mount-helpers/ctl/ctl.h"
 
+#include <fcntl.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -59,6 +60,7 @@ static void add(void *ctx, uint64_t bytes)
 struct received {
     uint64_t step, entries, bytes;
     struct ht_hash128 digest;
+    struct ht_tree_root root;
 };
 
 /* The stream becomes the content of the staging directory. */
@@ -72,7 +74,7 @@ static int fill(const char *path, const struct ht_staging *s, struct received *o
 
     if (rc == 0) {
         ht_progress_begin(&progress, false, "received", r.head.bytes);
-        rc = ht_tree_write(s->dir, &r, geteuid() == 0, &p, &out->digest, why);
+        rc = ht_tree_write(s->dir, &r, geteuid() == 0, &p, &out->root, &out->digest, why);
     }
     if (rc == 0)
         ht_progress_end(&progress);
@@ -80,27 +82,65 @@ static int fill(const char *path, const struct ht_staging *s, struct received *o
         ht_progress_clear(&progress);
     if (rc < 0)
         ht_error("%s: nothing is received: %s", path, why[0] != '\0' ? why : r.why);
-    *out = (struct received){r.head.step, r.entries, r.bytes, out->digest};
+    out->step = r.head.step;
+    out->entries = r.entries;
+    out->bytes = r.bytes;
     ht_stream_reader_free(&r);
     return rc;
 }
 
-/* A model at its step, durable in its directory out of sight. */
-static int commit(const char *path, const struct ht_staging *s, uint64_t step)
+/* Commits by a descriptor of ctl that was opened while the directory was the caller's own. */
+static int commit_by(const char *path, int ctl)
 {
-    char text[32], *word;
+    char reason[512];
+    ssize_t n;
+    int err;
+
+    if (write(ctl, "commit\n", 7) >= 0)
+        return 0;
+    err = errno;
+    n = read(ctl, reason, sizeof(reason) - 1);
+    reason[n > 0 ? n : 0] = '\0';
+    reason[strcspn(reason, "\n")] = '\0';
+    ht_error("%s: the step cannot be committed: %s", path, reason[0] != '\0' ? reason : strerror(err));
+    return -err;
+}
+
+static int set_step(const char *path, int dir, uint64_t step)
+{
+    char text[32];
     int n = snprintf(text, sizeof(text), "%llu", (unsigned long long)step);
 
-    if (ht_cmd_attribute(s->path, "optimizer", true, &word) < 0) {
+    if (fgetxattr(dir, HT_XATTR_PREFIX "optimizer", NULL, 0) < 0) {
         ht_error("%s: the stream is no model: its root has no optimizer", path);
         return -EPROTO;
     }
-    free(word);
-    if (fsetxattr(s->dir, HT_XATTR_PREFIX "step", text, (size_t)n, 0) < 0) {
-        ht_error("%s: cannot set step %s: %s", path, text, strerror(errno));
+    if (fsetxattr(dir, HT_XATTR_PREFIX "step", text, (size_t)n, 0) == 0)
+        return 0;
+    ht_error("%s: cannot set step %s: %s", path, text, strerror(errno));
+    return -errno;
+}
+
+/* A model at its step, durable in its directory out of sight. The directory belongs to the caller alone until then. */
+static int commit(const char *path, const struct ht_staging *s, const struct received *r)
+{
+    char why[HT_TREE_WHY_MAX];
+    int rc = set_step(path, s->dir, r->step), ctl;
+
+    if (rc < 0)
+        return rc;
+    ctl = openat(s->dir, HT_CTL_DIR "/ctl", O_RDWR | O_CLOEXEC);
+    if (ctl < 0) {
+        ht_error("%s: " HT_CTL_DIR "/ctl: %s", path, strerror(errno));
         return -errno;
     }
-    return ht_cmd_command(path, s->path, "commit");
+    rc = ht_tree_write_root(s->dir, &r->root, geteuid() == 0, why);
+    if (rc < 0)
+        ht_error("%s: %s", path, why);
+    if (rc == 0)
+        rc = commit_by(path, ctl);
+    close(ctl);
+    return rc;
 }
 
 static void report(const char *path, const struct ht_cmd_options *o, const struct received *r)
@@ -137,16 +177,15 @@ int ht_cmd_receive(const char *path, const struct ht_cmd_options *o)
     catch_signals();
     if (ht_staging_begin(&s, path) < 0)
         return HT_CMD_FAILED;
-    rc = ht_cmd_check_mount(s.path);
+    rc = fill(path, &s, &r);
     if (rc == 0)
-        rc = fill(path, &s, &r);
-    if (rc == 0)
-        rc = commit(path, &s, r.step);
+        rc = commit(path, &s, &r);
     if (rc == 0)
         rc = ht_staging_publish(&s, path);
     if (rc < 0)
         ht_staging_drop(&s);
     ht_staging_end(&s);
+    ht_buf_free(&r.root.lists);
     if (rc == 0)
         report(path, o, &r);
     return rc == 0 && fflush(stdout) == 0 ? HT_CMD_OK : HT_CMD_FAILED;

@@ -10,6 +10,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "mount-helpers/ctl/ctl.h"
 #include "tiering/base/log.h"
 #include <hitrain/words.h>
 
@@ -17,27 +18,24 @@
 
 /* ----------------------------------------------------------------- removal */
 
-static int remove_all(int parent, const char *name, unsigned depth);
+static int empty(int dir, unsigned depth);
 
-/* The directory's descriptor goes with the stream of names. */
-static int empty(int fd, unsigned depth)
+/* A directory to remove what is in it. Its owner may not be allowed to read it; then its mode changes first. */
+static int open_to_empty(int parent, const char *name)
 {
-    DIR *d = fdopendir(fd);
-    struct dirent *e;
-    int rc = 0;
+    char path[64];
+    int fd = openat(parent, name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC), handle;
 
-    if (!d) {
-        rc = -errno;
-        close(fd);
-        return rc;
-    }
-    while (rc == 0 && (errno = 0, (e = readdir(d))))
-        if (strcmp(e->d_name, ".") != 0 && strcmp(e->d_name, "..") != 0)
-            rc = remove_all(dirfd(d), e->d_name, depth);
-    if (rc == 0)
-        rc = -errno;
-    closedir(d);
-    return rc;
+    if (fd >= 0 || errno != EACCES)
+        return fd < 0 ? -errno : fd;
+    handle = openat(parent, name, O_PATH | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+    if (handle < 0)
+        return -errno;
+    snprintf(path, sizeof(path), "/proc/self/fd/%d", handle); /* the directory itself, whatever has its name now */
+    fd = chmod(path, 0700) < 0 ? -1 : openat(handle, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    fd = fd < 0 ? -errno : fd;
+    close(handle);
+    return fd;
 }
 
 /* Whatever stands there, without following a symlink. */
@@ -49,47 +47,90 @@ static int remove_all(int parent, const char *name, unsigned depth)
         return 0;
     if (errno != EISDIR && errno != EPERM)
         return -errno;
-    if (fchmodat(parent, name, 0700, 0) < 0) /* its owner may not be allowed to read it */
-        return -errno;
-    fd = openat(parent, name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+    fd = open_to_empty(parent, name);
     if (fd < 0)
-        return -errno;
-    rc = depth < 1024 ? empty(fd, depth + 1) : (close(fd), -ELOOP);
+        return fd;
+    rc = depth < 1024 ? empty(fd, depth + 1) : -ELOOP;
+    close(fd);
     if (rc == 0 && unlinkat(parent, name, AT_REMOVEDIR) < 0)
         rc = -errno;
     return rc;
 }
 
+static int empty(int dir, unsigned depth)
+{
+    int fd = openat(dir, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC), rc = 0;
+    DIR *d = fd >= 0 ? fdopendir(fd) : NULL;
+    struct dirent *e;
+
+    if (!d) {
+        rc = -errno;
+        if (fd >= 0)
+            close(fd);
+        return rc;
+    }
+    while (rc == 0 && (errno = 0, (e = readdir(d))))
+        if (strcmp(e->d_name, ".") != 0 && strcmp(e->d_name, "..") != 0)
+            rc = remove_all(dirfd(d), e->d_name, depth);
+    if (rc == 0)
+        rc = -errno;
+    closedir(d);
+    return rc;
+}
+
 /* A model whose commits kept steps can be removed without these alone. Without any this does nothing. */
-static void forget_steps(int parent, const char *name)
+static void forget_steps(int dir)
 {
     static const char line[] = "forget *\n";
-    char path[NAME_MAX + sizeof("/" HT_CTL_DIR "/ctl")];
-    int fd;
+    int fd = openat(dir, HT_CTL_DIR "/ctl", O_WRONLY | O_NOFOLLOW | O_CLOEXEC);
 
-    snprintf(path, sizeof(path), "%s/" HT_CTL_DIR "/ctl", name);
-    fd = openat(parent, path, O_WRONLY | O_NOFOLLOW | O_CLOEXEC);
     if (fd < 0)
         return;
     if (write(fd, line, sizeof(line) - 1) < 0)
-        ht_debug("%s: %s", path, strerror(errno));
+        ht_debug("%s: %s", HT_CTL_DIR "/ctl", strerror(errno));
     close(fd);
 }
 
-static int remove_model(int parent, const char *name)
+/* Has the directory still its name? */
+static bool is_there(int parent, const char *name, int dir)
 {
-    forget_steps(parent, name);
-    return remove_all(parent, name, 0);
+    struct stat mine, named;
+
+    return fstat(dir, &mine) == 0 && fstatat(parent, name, &named, AT_SYMLINK_NOFOLLOW) == 0 &&
+        mine.st_ino == named.st_ino && mine.st_dev == named.st_dev;
 }
 
-/* What a program that was killed has left. */
+static int remove_model(int parent, const char *name, int dir)
+{
+    int rc;
+
+    if (!is_there(parent, name, dir))
+        return -ENOENT;
+    forget_steps(dir);
+    rc = empty(dir, 0);
+    return rc == 0 && unlinkat(parent, name, AT_REMOVEDIR) < 0 ? -errno : rc;
+}
+
+/* The directory of a program of the same user that was killed: nobody else can have made one like it. */
+static bool is_old(int dir)
+{
+    struct stat st;
+
+    return fstat(dir, &st) == 0 && st.st_uid == geteuid() && (st.st_mode & 0777) == 0700 &&
+        flock(dir, LOCK_EX | LOCK_NB) == 0;
+}
+
 static void remove_old(const struct ht_staging *s, const char *name)
 {
-    int fd = openat(s->parent, name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+    const char *number = name + sizeof(PREFIX) - 1;
+    int fd;
 
+    if (strlen(number) != 8 || strspn(number, "0123456789abcdef") != 8)
+        return;
+    fd = openat(s->parent, name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
     if (fd < 0)
         return;
-    if (flock(fd, LOCK_EX | LOCK_NB) == 0 && remove_model(s->parent, name) == 0)
+    if (is_old(fd) && remove_model(s->parent, name, fd) == 0)
         ht_info("removed %s, which an interrupted receive had left", name);
     close(fd);
 }
@@ -134,15 +175,6 @@ static int split(struct ht_staging *s, const char *path, char folder[PATH_MAX])
 
 enum { TRIES = 16 };
 
-/* Is it still there? Another receive may have taken it for a left one before it was locked. */
-static bool is_there(const struct ht_staging *s)
-{
-    struct stat mine, named;
-
-    return fstat(s->dir, &mine) == 0 && fstatat(s->parent, s->temporary, &named, AT_SYMLINK_NOFOLLOW) == 0 &&
-        mine.st_ino == named.st_ino;
-}
-
 static int make_one(struct ht_staging *s)
 {
     uint32_t number;
@@ -157,7 +189,8 @@ static int make_one(struct ht_staging *s)
     if (s->dir < 0)
         return errno == ENOENT ? -EAGAIN : -errno;
     if (flock(s->dir, LOCK_EX | LOCK_NB) == 0)
-        rc = is_there(s) ? 0 : -EAGAIN;
+        rc = is_there(s->parent, s->temporary, s->dir) ? 0
+                                                       : -EAGAIN; /* another receive may have taken it for an old one */
     else
         rc = errno == EWOULDBLOCK ? -EAGAIN : -errno;
     if (rc < 0) {
@@ -189,17 +222,15 @@ int ht_staging_begin(struct ht_staging *s, const char *path)
         s->parent = open(folder, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
         rc = s->parent < 0 ? -errno : 0;
     }
+    if (rc == 0 && ht_cmd_check_mount(folder) < 0) { /* has printed why */
+        ht_staging_end(s);
+        return -ENOTSUP;
+    }
     if (rc == 0 && fstatat(s->parent, s->name, &st, AT_SYMLINK_NOFOLLOW) == 0)
         rc = -EEXIST;
     if (rc == 0) {
         remove_all_old(s);
         rc = make(s);
-    }
-    if (rc == 0) {
-        int n = snprintf(s->path, sizeof(s->path), "%s/%s", folder, s->temporary);
-        rc = n < 0 || (size_t)n >= sizeof(s->path) ? -ENAMETOOLONG : 0;
-        if (rc < 0)
-            ht_staging_drop(s);
     }
     if (rc == -EEXIST)
         ht_error("%s is there already; a step is received into a new directory", path);
@@ -212,8 +243,10 @@ int ht_staging_begin(struct ht_staging *s, const char *path)
 
 int ht_staging_publish(struct ht_staging *s, const char *path)
 {
-    int rc = renameat2(s->parent, s->temporary, s->parent, s->name, RENAME_NOREPLACE) < 0 ? -errno : 0;
+    int rc = is_there(s->parent, s->temporary, s->dir) ? 0 : -ESTALE;
 
+    if (rc == 0 && renameat2(s->parent, s->temporary, s->parent, s->name, RENAME_NOREPLACE) < 0)
+        rc = -errno;
     if (rc == 0 && fsync(s->parent) < 0) {
         rc = -errno;
         (void)renameat2(s->parent, s->name, s->parent, s->temporary, RENAME_NOREPLACE);
@@ -225,7 +258,7 @@ int ht_staging_publish(struct ht_staging *s, const char *path)
 
 void ht_staging_drop(struct ht_staging *s)
 {
-    int rc = remove_model(s->parent, s->temporary);
+    int rc = remove_model(s->parent, s->temporary, s->dir);
 
     if (rc < 0)
         ht_error("%s is left, and can be removed: %s", s->temporary, strerror(-rc));

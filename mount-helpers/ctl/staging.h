@@ -2,8 +2,9 @@
 /*
  * staging.h - a directory that is filled out of sight and gets its name at the end.
  *
- * It lies beside its future name, as .hitrain-receive-XXXXXX, and holds a lock (flock) as long as its program runs. So
- * the next program that stages something there knows, and removes, one whose program was killed.
+ * It lies beside its future name, on a store, as .hitrain-receive-XXXXXXXX, and holds a lock (flock) as long as its
+ * program runs. So the next program of that user that stages something there knows, and removes, one whose program was
+ * killed. Others may write in the directory above: so everything goes by descriptors, and no symlink is followed.
  */
 #ifndef HITRAIN_MOUNT_HELPERS_CTL_STAGING_H
 #define HITRAIN_MOUNT_HELPERS_CTL_STAGING_H
@@ -15,7 +16,6 @@ struct ht_staging {
     int parent, dir; /* descriptors */
     char temporary[32];
     char name[NAME_MAX + 1];
-    char path[PATH_MAX]; /* of the staging directory */
 };
 
 /* 0 or -errno, with a message printed. -EEXIST: there is something at path. */

@@ -25,12 +25,22 @@ int ht_tree_measure(int dir, uint64_t *out_bytes, char why[HT_TREE_WHY_MAX]) HT_
 int ht_tree_read(int dir, struct ht_stream_writer *w, const struct ht_tree_progress *p,
                  char why[HT_TREE_WHY_MAX]) HT_MUST_CHECK;
 
+/* What the directory itself has at last: it stays the writer's own until then. */
+struct ht_tree_root {
+    uint16_t mode;
+    uint32_t uid, gid;
+    int64_t mtime_ns;
+    struct ht_buf lists; /* access lists, as struct ht_stream_attributes */
+};
 /*
- * Makes everything of a stream in a new, empty directory that no other program uses. It follows no symlink and makes
- * nothing elsewhere. With owners: files get the users and groups of the stream. No file becomes setuid or setgid. After
- * a failure a part of the tree is there.
+ * Makes everything of a stream in a new, empty directory that no other program uses, but for out_root. It follows no
+ * symlink and makes nothing elsewhere. With owners: files get the users and groups of the stream. No file becomes
+ * setuid or setgid. After a failure a part of the tree is there. The caller frees out_root->lists in any case.
  */
 int ht_tree_write(int dir, struct ht_stream_reader *r, bool owners, const struct ht_tree_progress *p,
-                  struct ht_hash128 *out_digest, char why[HT_TREE_WHY_MAX]) HT_MUST_CHECK;
+                  struct ht_tree_root *out_root, struct ht_hash128 *out_digest,
+                  char why[HT_TREE_WHY_MAX]) HT_MUST_CHECK;
+/* Access lists, owner, mode and time of the directory. */
+int ht_tree_write_root(int dir, const struct ht_tree_root *root, bool owners, char why[HT_TREE_WHY_MAX]) HT_MUST_CHECK;
 
 #endif

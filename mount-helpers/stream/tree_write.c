@@ -39,6 +39,7 @@ struct build {
     struct meta meta;
     int to; /* where blocks go: the present file, or one of its states; -1: nowhere */
     uint64_t size, next;
+    struct ht_tree_root *root;
     char *why;
 };
 
@@ -166,18 +167,47 @@ static int remove_others(struct build *b, int fd, const struct ht_stream_attribu
     return 0;
 }
 
+static int set_attribute(struct build *b, int fd, const struct ht_stream_attribute *a)
+{
+    char name[HT_XATTR_NAME_BYTES_MAX + 1], text[HT_XATTR_NAME_BYTES_MAX + 32];
+
+    memcpy(name, a->name, a->name_len);
+    name[a->name_len] = '\0';
+    snprintf(text, sizeof(text), "set %s", name);
+    return fsetxattr(fd, name, a->value, a->value_len, 0) < 0 ? fail(b, errno, text) : 0;
+}
+
 static int set_attributes(struct build *b, int fd, struct ht_stream_attributes list)
 {
     int rc = remove_others(b, fd, &list);
     struct ht_stream_attribute a;
-    char name[HT_XATTR_NAME_BYTES_MAX + 1], text[HT_XATTR_NAME_BYTES_MAX + 32];
 
+    while (rc == 0 && ht_stream_attribute_next(&list, &a))
+        rc = set_attribute(b, fd, &a);
+    return rc;
+}
+
+/* Access lists of the root come last: they would open the directory to others. */
+static int begin_root(struct build *b, const struct ht_stream_entry *e)
+{
+    int fd = b->level[0].fd, rc = remove_others(b, fd, &e->attributes);
+    struct ht_stream_attributes list = e->attributes;
+    struct ht_stream_attribute a;
+    char name[HT_XATTR_NAME_BYTES_MAX + 1];
+
+    b->root->mode = e->mode;
+    b->root->uid = e->uid;
+    b->root->gid = e->gid;
+    b->root->mtime_ns = e->mtime_ns;
     while (rc == 0 && ht_stream_attribute_next(&list, &a)) {
+        if (memcmp(a.name, "user.", 5) == 0) {
+            rc = set_attribute(b, fd, &a);
+            continue;
+        }
         memcpy(name, a.name, a.name_len);
         name[a.name_len] = '\0';
-        snprintf(text, sizeof(text), "set %s", name);
-        if (fsetxattr(fd, name, a.value, a.value_len, 0) < 0)
-            rc = fail(b, errno, text);
+        ht_stream_attribute_put(&b->root->lists, name, a.value, a.value_len);
+        rc = b->root->lists.err;
     }
     return rc;
 }
@@ -280,10 +310,8 @@ static int take_entry(struct build *b, const struct ht_stream_entry *e)
 {
     int rc = end_file(b);
 
-    if (e->path[0] == '\0') {
-        b->level[0].meta = meta_of(e);
-        return rc == 0 ? set_attributes(b, b->level[0].fd, e->attributes) : rc;
-    }
+    if (e->path[0] == '\0')
+        return rc == 0 ? begin_root(b, e) : rc;
     if (rc == 0)
         rc = end_directories(b, e->path);
     if (rc < 0)
@@ -357,12 +385,13 @@ static void close_all(struct build *b)
 }
 
 int ht_tree_write(int dir, struct ht_stream_reader *r, bool owners, const struct ht_tree_progress *p,
-                  struct ht_hash128 *out_digest, char why[HT_TREE_WHY_MAX])
+                  struct ht_tree_root *out_root, struct ht_hash128 *out_digest, char why[HT_TREE_WHY_MAX])
 {
-    struct build b = {.r = r, .progress = p, .owners = owners, .file = -1, .to = -1, .why = why};
+    struct build b = {.r = r, .progress = p, .owners = owners, .file = -1, .to = -1, .root = out_root, .why = why};
     struct ht_stream_record x = {.type = HT_STREAM_ENTRY};
     int rc = 0;
 
+    *out_root = (struct ht_tree_root){.lists = HT_BUF_INIT};
     why[0] = '\0';
     b.level[0].fd = openat(dir, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     if (b.level[0].fd < 0)
@@ -375,10 +404,25 @@ int ht_tree_write(int dir, struct ht_stream_reader *r, bool owners, const struct
         else
             snprintf(why, HT_TREE_WHY_MAX, "%s", r->why);
     }
-    while (rc == 0 && b.depth > 0)
+    while (rc == 0 && b.depth > 1)
         rc = end_directory(&b);
     close_all(&b);
     if (rc == 0)
         *out_digest = x.digest;
     return rc;
+}
+
+int ht_tree_write_root(int dir, const struct ht_tree_root *root, bool owners, char why[HT_TREE_WHY_MAX])
+{
+    struct ht_stream_reader none = {.path = ""};
+    struct build b = {.r = &none, .owners = owners, .why = why};
+    struct ht_stream_attributes list = {root->lists.data, root->lists.len};
+    struct meta m = {root->mode, root->uid, root->gid, root->mtime_ns};
+    struct ht_stream_attribute a;
+    int rc = 0;
+
+    why[0] = '\0';
+    while (rc == 0 && ht_stream_attribute_next(&list, &a))
+        rc = set_attribute(&b, dir, &a);
+    return rc == 0 ? set_meta(&b, dir, &m, 0777 | S_ISVTX | S_ISGID) : rc;
 }

@@ -13,7 +13,7 @@ import pytest
 from calls import fails, sync
 from conftest import BIN, MIB, SECONDS_MAX, run, wait_for
 from test_roots import command, put_gradient, random, word
-from trees import describe, make_tree
+from trees import ACL_FOLDER, describe, make_tree
 
 ADAMW = 'adamw lr=0.01 weight_decay=0.1'
 STAGING = '.hitrain-receive-'
@@ -310,6 +310,38 @@ def test_an_ordinary_user_sends_and_receives(stores):
     done = subprocess.run([BIN / 'hitrainctl', 'send', root, 'x'], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
                           timeout=SECONDS_MAX, **user)
     assert done.returncode == 1 and b'rng: Permission denied' in done.stderr
+
+
+def test_a_model_that_its_owner_may_not_write_is_received(stores):
+    """By an ordinary user, with an access list of the root that lets others in at the end only."""
+    _, (a, b) = stores
+    root = make_model(a / 'model')
+    os.setxattr(root, 'system.posix_acl_access', ACL_FOLDER)
+    os.chmod(root, 0o555)
+    command(root, 'snapshot x')
+    os.chmod(b, 0o777)
+    user = {'user': NOBODY, 'group': NOBODY, 'extra_groups': []}
+    done = receive(send(root, 'x'), b / 'model', **user)
+    assert done.returncode == 0, done.stderr
+    assert stat.S_IMODE(os.stat(b / 'model').st_mode) == 0o555
+    assert os.getxattr(b / 'model', 'system.posix_acl_access') == os.getxattr(root, 'system.posix_acl_access')
+
+
+def test_only_directories_of_an_own_killed_receiver_are_removed(stores, stream, tmp_path):
+    _, (_, b) = stores
+    for i, (name, owner, mode) in enumerate(((STAGING + 'notes', 0, 0o700), (STAGING + '0000000g', 0, 0o700),
+                                             (STAGING + '00000001', NOBODY, 0o700), (STAGING + '00000002', 0, 0o755))):
+        (b / name).mkdir()
+        (b / name / 'mine').write_bytes(b'%d' % i)
+        os.chown(b / name, owner, owner)
+        os.chmod(b / name, mode)
+    os.symlink(b / (STAGING + 'notes'), b / (STAGING + '00000003'))
+    (b / (STAGING + '00000004')).mkdir(0o700)  # as a killed one leaves it
+    assert receive(stream, b / 'model').returncode == 0
+    assert sorted(os.listdir(b)) == sorted([STAGING + n for n in ('notes', '0000000g', '00000001', '00000002', '00000003')] + ['model'])
+    assert all(os.listdir(b / n) == ['mine'] for n in left(b))
+    (tmp_path / (STAGING + '00000005')).mkdir(0o700)
+    assert receive(stream, tmp_path / 'model').returncode == 1 and os.listdir(tmp_path) == [STAGING + '00000005']
 
 
 def test_verify_compares_digests(stores, stream):

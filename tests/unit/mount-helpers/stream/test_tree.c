@@ -68,28 +68,35 @@ static void entry(enum ht_stream_kind kind, uint16_t mode, const char *path, con
     ck_assert_int_eq(ht_stream_put_entry(&w, &e), 0);
 }
 
-/* Writes the stream into the directory. */
-static int write_tree(struct ht_hash128 *out_digest)
-{
-    struct ht_hash128 digest;
-    struct ht_stream_reader r;
-
-    ck_assert_int_eq(ht_stream_put_end(&w, out_digest), 0);
-    int rc = ht_stream_reader_begin(&r, get, NULL);
-    ck_assert_int_eq(rc, 0);
-    rc = ht_tree_write(dir, &r, false, NULL, &digest, why);
-    if (rc == 0)
-        ck_assert_mem_eq(&digest, out_digest, sizeof(digest));
-    ht_stream_reader_free(&r);
-    return rc;
-}
-
 static const struct stat *stat_of(const char *name)
 {
     static struct stat st;
 
     ck_assert_msg(fstatat(dir, name, &st, AT_SYMLINK_NOFOLLOW) == 0, "%s", name);
     return &st;
+}
+
+/* Writes the stream into the directory. */
+static int write_tree(struct ht_hash128 *out_digest)
+{
+    struct ht_hash128 digest;
+    struct ht_stream_reader r;
+    struct ht_tree_root root;
+
+    ck_assert_int_eq(ht_stream_put_end(&w, out_digest), 0);
+    int rc = ht_stream_reader_begin(&r, get, NULL);
+    ck_assert_int_eq(rc, 0);
+    rc = ht_tree_write(dir, &r, false, NULL, &root, &digest, why);
+    ck_assert_uint_eq(stat_of(".")->st_mode & 07777, 0700); /* not yet open to others */
+    if (rc == 0)
+        rc = ht_tree_write_root(dir, &root, false, why);
+    ht_buf_free(&root.lists);
+    if (rc == 0)
+        ck_assert_uint_eq(stat_of(".")->st_mode & 07777, 0755);
+    if (rc == 0)
+        ck_assert_mem_eq(&digest, out_digest, sizeof(digest));
+    ht_stream_reader_free(&r);
+    return rc;
 }
 
 START_TEST(a_tree_comes_back_with_the_same_digest)
