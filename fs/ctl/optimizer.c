@@ -9,6 +9,7 @@
 #include "fs/ctl/ctl_priv.h"
 
 #include <stdio.h>
+#include <stdlib.h>
 #include <sys/stat.h>
 #include <sys/xattr.h>
 
@@ -245,6 +246,17 @@ static void report_not_ended(struct ht_ctl *c, uint64_t ino, int error)
                       st.error[0] ? st.error : strerror(-error));
 }
 
+/* The end is refused for these before it publishes anything. */
+static int check_no_kept_steps(struct ht_ctl *c, uint64_t ino)
+{
+    struct ht_ns_kept *all = NULL;
+    size_t count = 0;
+    int rc = ht_ns_kept_list(c->ns, ino, &all, &count);
+
+    free(all);
+    return rc == 0 && count ? -EBUSY : rc;
+}
+
 static int end_root(struct ht_ctl *c, uint64_t ino, const struct ht_caller *caller)
 {
     struct new_root n = {c, ino, NULL};
@@ -252,7 +264,9 @@ static int end_root(struct ht_ctl *c, uint64_t ino, const struct ht_caller *call
 
     if (rc)
         return rc;
-    rc = ht_optim_root_end(c->optim, ino, unmake, &n);
+    rc = check_no_kept_steps(c, ino);
+    if (rc == 0)
+        rc = ht_optim_root_end(c->optim, ino, unmake, &n);
     if (rc)
         report_not_ended(c, ino, rc);
     else

@@ -125,6 +125,8 @@ int ht_optim_set_backlog(struct ht_optim *o, uint64_t root, uint64_t bytes)
 
 int ht_opt_gate_enter(struct ht_root *r)
 {
+    if (r->frozen)
+        return -EROFS;
     ht_activity_wait("the gate of model root", r->id);
     while (r->gate && !r->o->stopping)
         wait_changed(r->o);
@@ -246,6 +248,8 @@ int ht_optim_root_configure(struct ht_optim *o, uint64_t root, const struct ht_o
     struct ht_root *r = ht_opt_root_find(o, root);
     if (!r || !r->exists)
         rc = -ENOENT;
+    else if (r->frozen)
+        rc = -EROFS;
     else if (r->configured && !same_rule(&r->config, config) && any_state(r))
         rc = -EBUSY;
     if (!rc) {

@@ -89,7 +89,7 @@ struct ht_root *ht_opt_root_make(struct ht_optim *o, uint64_t id) HT_REQUIRES(HT
 struct ht_root *ht_opt_root_get(struct ht_optim *o, uint64_t id) HT_EXCLUDES(HT_LOCK_OPTIM);  /* a reference or NULL */
 void ht_opt_root_put(struct ht_root *r) HT_EXCLUDES(HT_LOCK_OPTIM);
 void ht_opt_root_put_locked(struct ht_root *r) HT_REQUIRES(HT_LOCK_OPTIM);
-/* One at a time; waits. -ECANCELED: stopping. */
+/* One at a time; waits. -ECANCELED: stopping; -EROFS: a kept step, which nothing changes. */
 int ht_opt_gate_enter(struct ht_root *r) HT_REQUIRES(HT_LOCK_OPTIM) HT_MUST_CHECK;
 void ht_opt_gate_leave(struct ht_root *r) HT_REQUIRES(HT_LOCK_OPTIM);
 /* No step is open, and none waits for its publication. */

@@ -87,7 +87,7 @@ int ht_optim_may_steer(struct ht_optim *o, uint64_t id, struct ht_optim_steer *b
 {
     lock(o);
     const struct ht_root *root = ht_opt_root_find(o, id);
-    int rc = root && root->exists ? ht_opt_may_steer(root, by, by->why) : -ENOENT;
+    int rc = !root || !root->exists ? -ENOENT : root->frozen ? -EROFS : ht_opt_may_steer(root, by, by->why);
     unlock(o);
     return rc;
 }

@@ -70,7 +70,7 @@ static int publish(struct ht_root *root, struct ht_copy *wanted)
     uint64_t lsn;
 
     lock(o);
-    bool keep = wanted || keeps(root);
+    bool keep = wanted || (!root->ending && keeps(root)); /* a root with kept steps cannot end */
     struct ht_copy *k = wanted ? wanted : &retained;
     k->step = root->step;
     k->retain = root->config.retain;
@@ -98,7 +98,7 @@ int ht_opt_step_enter(struct ht_optim *o, uint64_t id, struct ht_root **out)
     if (!root)
         return -ENOENT;
     lock(o);
-    int rc = root->frozen ? -EROFS : ht_opt_gate_enter(root);
+    int rc = ht_opt_gate_enter(root);
     unlock(o);
     if (rc)
         ht_opt_root_put(root);

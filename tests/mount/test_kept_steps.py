@@ -115,22 +115,64 @@ CHANGES = {
     'unmake': lambda d: os.removexattr(d, 'user.hitrain.optimizer'),
     'gradient': lambda d: (d / '.hitrain/grad/w').write_bytes(bytes(4 * ELEMENTS)),
     'state': lambda d: (d / '.hitrain/state/w/momentum_buffer').write_bytes(bytes(4 * ELEMENTS)),
-    'commit': lambda d: command(d, 'commit'),
-    'snapshot': lambda d: command(d, 'snapshot x'),
+    'same optimizer': lambda d: os.setxattr(d, 'user.hitrain.optimizer', b'sgd lr=1 momentum=0.5 retain=2'),
+    'another rule': lambda d: os.setxattr(d, 'user.hitrain.optimizer', b'adamw lr=1'),
     'step': lambda d: os.setxattr(d, 'user.hitrain.step', b'9'),
 }
 
 
-def test_every_change_is_erofs(store, mnt):
-    root = make(mnt)
+COMMANDS = ['step', 'step async', 'commit', 'commit if=1', 'abort', 'reset *', 'reset w', 'reset layers/v', 'drop w', 'snapshot x',
+            'claim trainer']
+HARMLESS_COMMANDS = ['wait', 'wait w', 'apply w', 'prefetch w', 'evict w']  # without a gradient there is nothing to apply
+COMMANDS_OF_OTHERS = ['unclaim', 'forget x', 'forget *', 'scrub start', 'trim', 'background pause']
+
+
+def state(folder):
+    return {n: (folder / '.hitrain/state' / n / 'momentum_buffer').read_bytes() for n in ('w', 'layers/v')}
+
+
+def test_every_change_is_erofs(make_store):
+    store = make_store()
+    root = make(store.mount())
     train(root, 1)
     folder = root / '.hitrain/snap/1'
-    was = content(folder)
+    was, moments = content(folder), state(folder)
     for what, change in CHANGES.items():
         assert refused(lambda change=change: change(folder)) == errno.EROFS, what
-    assert content(folder) == was
+    for line in COMMANDS:
+        assert refused(lambda line=line: command(folder, line)) == errno.EROFS, line
+    for line in HARMLESS_COMMANDS:
+        command(folder, line)
+    for line in COMMANDS_OF_OTHERS:
+        assert refused(lambda line=line: command(folder, line)) in (errno.EINVAL, errno.ENOENT, errno.EROFS), line
+    assert content(folder) == was and state(folder) == moments
     sync(root / '.hitrain/snap/1')
     train(root, 2)
+    store.unmount()
+    store.assert_clean()
+    store.mount()
+    assert content(folder) == was and state(folder) == moments
+    for what in ('optimizer', 'another rule', 'same optimizer', 'optimizer'):  # no refused one stays
+        assert refused(lambda what=what: CHANGES[what](folder)) == errno.EROFS, what
+    train(root, 3)
+
+
+def test_a_root_ends_after_its_last_kept_step(mnt):
+    root = make(mnt, 'retain=2 durable_every=5')
+    for name in ('w', 'layers/v'):
+        put_gradient(root, name, np.full(ELEMENTS, -1, 'f4'))
+    command(root, 'snapshot taken')
+    for name in ('w', 'layers/v'):
+        put_gradient(root, name, np.full(ELEMENTS, -1, 'f4'))
+    assert refused(lambda: os.removexattr(root, 'user.hitrain.optimizer')) == errno.EBUSY
+    command(root, 'abort')  # the refused end published nothing
+    for name in ('w', 'layers/v'):
+        put_gradient(root, name, np.full(ELEMENTS, -0.5, 'f4'))
+    command(root, 'step')
+    command(root, 'forget *')
+    os.removexattr(root, 'user.hitrain.optimizer')
+    assert np.unique(np.fromfile(root / 'w', 'f4')) == [2]
+    assert refused(lambda: os.listdir(root / '.hitrain' / 'snap')) == errno.ENOENT
 
 
 @pytest.mark.parametrize('line, error', [('snapshot 7', errno.EINVAL), ('snapshot a/b', errno.EINVAL),
