@@ -8,9 +8,11 @@
 #include <stdlib.h>
 #include <sys/file.h>
 #include <sys/stat.h>
+#include <sys/xattr.h>
 #include <unistd.h>
 
 #include "mount-helpers/ctl/ctl.h"
+#include "mount-helpers/stream/tree.h"
 #include "tiering/base/log.h"
 #include <hitrain/words.h>
 
@@ -111,13 +113,18 @@ static int remove_model(int parent, const char *name, int dir)
     return rc == 0 && unlinkat(parent, name, AT_REMOVEDIR) < 0 ? -errno : rc;
 }
 
-/* The directory of a program of the same user that was killed: nobody else can have made one like it. */
-static bool is_old(int dir)
+/*
+ * The directory of a program of the same user that was killed. Another user may have renamed it, or given another
+ * directory such a name, but cannot have set its attribute.
+ */
+static bool is_old(int dir, const char *name)
 {
+    char made_as[NAME_MAX + 1];
+    ssize_t n = fgetxattr(dir, HT_TREE_UNFINISHED, made_as, sizeof(made_as));
     struct stat st;
 
-    return fstat(dir, &st) == 0 && st.st_uid == geteuid() && (st.st_mode & 0777) == 0700 &&
-        flock(dir, LOCK_EX | LOCK_NB) == 0;
+    return n == (ssize_t)strlen(name) && memcmp(made_as, name, (size_t)n) == 0 && fstat(dir, &st) == 0 &&
+        st.st_uid == geteuid() && (st.st_mode & 0777) == 0700 && flock(dir, LOCK_EX | LOCK_NB) == 0;
 }
 
 static void remove_old(const struct ht_staging *s, const char *name)
@@ -130,7 +137,7 @@ static void remove_old(const struct ht_staging *s, const char *name)
     fd = openat(s->parent, name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
     if (fd < 0)
         return;
-    if (is_old(fd) && remove_model(s->parent, name, fd) == 0)
+    if (is_old(fd, name) && remove_model(s->parent, name, fd) == 0)
         ht_info("removed %s, which an interrupted receive had left", name);
     close(fd);
 }
@@ -188,11 +195,12 @@ static int make_one(struct ht_staging *s)
     s->dir = openat(s->parent, s->temporary, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
     if (s->dir < 0)
         return errno == ENOENT ? -EAGAIN : -errno;
-    if (flock(s->dir, LOCK_EX | LOCK_NB) == 0)
-        rc = is_there(s->parent, s->temporary, s->dir) ? 0
-                                                       : -EAGAIN; /* another receive may have taken it for an old one */
-    else
+    if (flock(s->dir, LOCK_EX | LOCK_NB) < 0)
         rc = errno == EWOULDBLOCK ? -EAGAIN : -errno;
+    else if (!is_there(s->parent, s->temporary, s->dir))
+        rc = -EAGAIN;
+    else if (fsetxattr(s->dir, HT_TREE_UNFINISHED, s->temporary, strlen(s->temporary), 0) < 0)
+        rc = -errno;
     if (rc < 0) {
         close(s->dir);
         s->dir = -1;

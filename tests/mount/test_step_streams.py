@@ -324,6 +324,7 @@ def test_a_model_that_its_owner_may_not_write_is_received(stores):
     done = receive(send(root, 'x'), b / 'model', **user)
     assert done.returncode == 0, done.stderr
     assert stat.S_IMODE(os.stat(b / 'model').st_mode) == 0o555
+    assert 'user.hitrain-receive' not in os.listxattr(b / 'model')
     assert os.getxattr(b / 'model', 'system.posix_acl_access') == os.getxattr(root, 'system.posix_acl_access')
 
 
@@ -337,8 +338,11 @@ def test_only_directories_of_an_own_killed_receiver_are_removed(stores, stream, 
         os.chmod(b / name, mode)
     os.symlink(b / (STAGING + 'notes'), b / (STAGING + '00000003'))
     (b / (STAGING + '00000004')).mkdir(0o700)  # as a killed one leaves it
+    os.setxattr(b / (STAGING + '00000004'), 'user.hitrain-receive', STAGING.encode() + b'00000004')
+    (b / (STAGING + '00000006')).mkdir(0o700)  # somebody renamed a private directory
+    (b / (STAGING + '00000006') / 'mine').write_bytes(b'6')
     assert receive(stream, b / 'model').returncode == 0
-    assert sorted(os.listdir(b)) == sorted([STAGING + n for n in ('notes', '0000000g', '00000001', '00000002', '00000003')] + ['model'])
+    assert sorted(os.listdir(b)) == sorted([STAGING + n for n in ('notes', '0000000g', '00000001', '00000002', '00000003', '00000006')] + ['model'])
     assert all(os.listdir(b / n) == ['mine'] for n in left(b))
     (tmp_path / (STAGING + '00000005')).mkdir(0o700)
     assert receive(stream, tmp_path / 'model').returncode == 1 and os.listdir(tmp_path) == [STAGING + '00000005']
