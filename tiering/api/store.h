@@ -69,6 +69,7 @@ struct ht_store_opts {
     bool repair;     /* fsck only, with leave_out: write all the same; a checkpoint makes it last */
     int numa_node;   /* or HT_NUMA_OFF, HT_NUMA_AUTO: those of the devices */
     bool no_threads; /* no background threads: tests drive writeback and checkpoint themselves */
+    bool no_plan;    /* no plans: tests of what the store does without one */
 };
 
 /*

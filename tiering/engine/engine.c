@@ -73,7 +73,7 @@ static void wake_engines(struct ht_store *s, const struct ht_wakes *w)
         (void)ht_row_wake(&e->relief[i].row);
     if (w->readahead && !s->opts.no_threads)
         (void)ht_row_wake(&e->row[HT_ENGINE_READAHEAD]);
-    if (w->planner && !s->opts.no_threads)
+    if (w->planner && !s->opts.no_threads && !s->opts.no_plan)
         (void)ht_row_wake(&e->row[HT_ENGINE_PLANNER]);
     if (w->discard && e->started)
         (void)ht_row_wake(&e->row[HT_ENGINE_DISCARD]);

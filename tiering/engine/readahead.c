@@ -261,6 +261,9 @@ static void feed_all(struct ht_read_batch *w) HT_REQUIRES(HT_LOCK_STORE)
         if (!w->count)
             break;
         ht_read_batch_finish(w); /* after the last one feed() may wait at the gate */
+        if (w->error)            /* maybe of the plan's next read, which would come again at once */
+            ht_planner_fetch_done(s);
+        w->error = 0;
     }
     ht_read_batch_finish_all(w);
 }

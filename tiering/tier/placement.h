@@ -35,8 +35,8 @@ enum { HT_PLACE_WHOLE = 1 << 16, HT_PLACE_SLACK_BLOCKS = 1024 };
 struct ht_alloc_hint {
     int device;     /* stay on this device while that is fair; -1: none */
     uint32_t avoid; /* devices (bits) that are worse than every other */
-    bool compacts;  /* pieces are better than a closed group (alloc.h) */
     bool movable;   /* all of the content is rewritten: it leaves the device that has more than its share */
+    bool compacts;  /* pieces are better than a closed group (alloc.h) */
 };
 #define HT_ALLOC_HINT_NONE ((struct ht_alloc_hint){.device = -1})
 static_assert(HT_DEVICES_MAX <= 32, "a bit for each device");

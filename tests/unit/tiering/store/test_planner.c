@@ -2,6 +2,9 @@
 /* test_planner.c - the store plans accesses that repeat: it reads less, and gives up a wrong plan. */
 #include <pthread.h>
 
+#include "tiering/object/chunk.h"
+#include "tiering/object/context.h"
+
 #include "tests/support/dev.h"
 #include "tests/support/wrap.h"
 #include "tests/unit/tiering/store/fixture.h"
@@ -320,6 +323,35 @@ START_TEST(without_need_there_is_no_plan)
 }
 END_TEST
 
+/* Else the thread reads it over and over. */
+START_TEST(a_plan_passes_by_what_cannot_be_read)
+{
+    struct ht_obj *o[LAYERS];
+
+    begin(256);
+    for (unsigned i = 0; i < LAYERS; i++)
+        o[i] = tensor(1);
+    for (unsigned i = 0; i < PASSES; i++)
+        layers_ahead(o);
+    ht_store_plan(s);
+    for (unsigned i = 0; i < 3; i++)
+        layers_ahead(o);
+    ht_store_lock(s);
+    ht_chunk_find(o[40], 0)->pub.checksum ^= 1;
+    ht_store_unlock(s);
+    ht_obj_evict(o[40]);
+    for (unsigned i = 0; i < 40; i++) {
+        read_chunk(o[i], 0);
+        uint64_t before = stats().device_read_bytes;
+        ht_store_readahead(s);
+        ck_assert_uint_le(stats().device_read_bytes - before, 2 * MIB);
+    }
+    for (unsigned i = 0; i < LAYERS; i++)
+        ht_obj_put(o[i]);
+    done();
+}
+END_TEST
+
 int main(void)
 {
     Suite *suite = suite_create("planner");
@@ -334,6 +366,7 @@ int main(void)
     tcase_add_test(tc, a_plan_reads_before_the_reader_asks);
     tcase_add_test(tc, plans_are_made_and_followed_beside_other_work);
     tcase_add_test(tc, without_need_there_is_no_plan);
+    tcase_add_test(tc, a_plan_passes_by_what_cannot_be_read);
     suite_add_tcase(suite, tc);
     return run_all(suite);
 }
