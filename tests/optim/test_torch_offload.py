@@ -3,8 +3,11 @@
 import contextlib
 import gc
 import os
+import pickle
+import shutil
 import threading
 import warnings
+import weakref
 
 import pytest
 
@@ -14,6 +17,8 @@ import torch.utils.checkpoint
 from torch import nn
 import hitrain
 from hitrain._mapped import MappedFile
+from hitrain._residency import TRANSIT
+from hitrain._root import Root
 from hitrain.checkpoint import export_safetensors
 
 KEEP = 700 << 10
@@ -262,6 +267,30 @@ def test_built_empty_it_takes_weights(shared_root, tmp_path, source):
         assert_equal(values(wanted), values(own))
 
 
+def test_weights_are_not_kept(shared_root):
+    given = made(Plain).state_dict()
+    alive = [weakref.ref(t) for t in given.values()]
+    with hitrain.init_empty():
+        own = Plain()
+    with hitrain.offload(own, shared_root, keep=KEEP, lr=LR, weights=given):
+        del given
+        gc.collect()
+        assert not any(t() is not None for t in alive)
+
+
+class Code:
+    def __reduce__(self):
+        return os.mkdir, (os.environ['CODE_RAN'],)
+
+
+def test_a_checkpoint_runs_no_code(shared_root, tmp_path, monkeypatch):
+    monkeypatch.setenv('CODE_RAN', str(tmp_path / 'ran'))
+    torch.save({'a': Code()}, tmp_path / 'model.pt')
+    with pytest.raises(pickle.UnpicklingError):
+        hitrain.offload(made(), shared_root, keep=KEEP, lr=LR, weights=tmp_path / 'model.pt')
+    assert not (tmp_path / 'ran').exists()
+
+
 def test_it_continues_and_single_tensors_come_back(shared_root):
     wanted, own = made(), made()
     with hitrain.AdamW(wanted.named_parameters(), shared_root.with_name('plain'), lr=LR) as optimizer:
@@ -304,15 +333,99 @@ def test_values_that_the_user_changes_count(shared_root):
             model.blocks[2].down.weight.data.mul_(0.5)
         elif step == 3:
             model.load_state_dict(made(tied=True).state_dict())
-    results = []
+        elif step == 4:
+            weight = model.blocks[0].up.weight
+            weight.data = weight.data.clamp(-0.02, 0.02)
+        elif step == 5:
+            held.append(model.blocks[1].up.weight.data)
+            model.blocks[1].up.weight.data = held[-1] * 0.5
+        elif step == 6:
+            nn.utils.vector_to_parameters(nn.utils.parameters_to_vector(model.parameters()) * 0.9, model.parameters())
+    results, held = [], []
     for name, offloaded in (('plain', False), ('own', True)):
         model, where = made(), shared_root / name
         with hitrain.offload(model, where, keep=KEEP, lr=LR) if offloaded else hitrain.AdamW(model.named_parameters(), where, lr=LR) as optimizer:
-            for step in range(5):
+            for step in range(8):
                 change(model, optimizer, step)
                 train(model, optimizer, step, step + 1)
             results.append(values(model))
     assert_equal(*results)
+
+
+def test_memory_that_a_tensor_leaves_stays_its_files(shared_root):
+    model = made()
+    with hitrain.offload(model, shared_root, keep=KEEP, lr=LR) as optimizer:
+        weight = model.blocks[0].up.weight
+        f = optimizer._files[weight]
+        weight.data = weight.data.clone()
+        gc.collect()
+        with open('/proc/self/maps', encoding='ascii') as maps:
+            assert any(int(line.split('-')[0], 16) <= f._address < int(line.split('-')[1].split()[0], 16) and 'up.weight' in line for line in maps)
+        before = values(model)
+        loss_of(model, 0)
+        assert weight.data_ptr() == f._address
+        assert_equal(before, values(model))
+        weight.data = torch.zeros(3)
+        with pytest.raises(RuntimeError, match='blocks.0.up.weight of the offloaded model was .* of shape'):
+            loss_of(model, 0)
+
+
+def test_values_that_come_after_the_gradient_are_refused(shared_root):
+    model = made()
+    with hitrain.offload(model, shared_root, keep=KEEP, lr=LR) as optimizer:
+        before = values(model)
+        loss_of(model, 0).backward()
+        model.norm.weight.data = torch.zeros(WIDTH)
+        with pytest.raises(RuntimeError, match="norm.weight was changed after the step's first gradient was sent"):
+            optimizer.step()
+        optimizer.abort()
+        assert_equal(before, values(model))
+        train(model, optimizer, 0, 1)
+
+
+def test_the_last_reference_ends_it(shared_root):
+    for i in range(10):
+        model = made()
+        optimizer = hitrain.offload(model, shared_root, keep=KEEP, lr=LR, resume=i > 0)
+        train(model, optimizer, i, i + 1)
+        del optimizer
+
+
+def test_an_interrupt_leaves_no_block_in_transit(shared_root, monkeypatch):
+    real, left = MappedFile.release, [1]
+
+    def release(f):
+        if left and threading.current_thread() is threading.main_thread():
+            left.pop()
+            raise KeyboardInterrupt
+        real(f)
+    plain, model = made(), made()
+    with hitrain.AdamW(plain.named_parameters(), shared_root.with_name('plain'), lr=LR) as optimizer:
+        train(plain, optimizer, 0, 2)
+    with hitrain.offload(model, shared_root, keep=300 << 10, lr=LR) as optimizer:
+        train(model, optimizer, 0, 1)
+        monkeypatch.setattr(MappedFile, 'release', release)
+        with pytest.raises(KeyboardInterrupt):
+            train(model, optimizer, 1, 2)
+        assert all(u.state != TRANSIT for u in optimizer._residency.units) or optimizer._residency._reading
+        optimizer.abort()
+        train(model, optimizer, 1, 2)
+        assert_equal(values(plain), values(model))
+
+
+def test_a_later_group_is_refused(shared_root):
+    model = made()
+    with hitrain.offload(model, shared_root, keep=KEEP, lr=LR) as optimizer:
+        with pytest.raises(RuntimeError, match='no group can be added later'):
+            optimizer.add_param_group({'params': [('extra', nn.Parameter(torch.ones(64)))]})
+        train(model, optimizer, 0, 1)
+
+
+def test_async_steps_are_refused_with_passthrough(shared_root, monkeypatch):
+    monkeypatch.setattr(Root, 'passes_through', True)
+    with pytest.raises(ValueError, match='no async_step on a mount with passthrough'):
+        hitrain.offload(made(), shared_root, keep=KEEP, lr=LR, async_step=True)
+    assert not shared_root.exists()
 
 
 def test_an_abort_takes_the_values_back(shared_root):
@@ -507,7 +620,9 @@ def test_a_store_that_dies_in_backward_is_named(store):
 
 
 @pytest.fixture(autouse=True)
-def no_mapping_is_left():
-    """Mappings of files would keep the store mounted."""
+def no_mapping_is_left(request):
+    """Mappings of files would keep the store mounted, and models of all tests would fill it."""
     yield
     gc.collect()
+    if 'shared_root' in request.fixturenames:
+        shutil.rmtree(request.node.funcargs['shared_root'].parent, ignore_errors=True)

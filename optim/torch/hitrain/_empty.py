@@ -144,7 +144,7 @@ def _load(path: str) -> Mapping[str, torch.Tensor]:
     try:
         said = torch.load(path, map_location='cpu', mmap=True, weights_only=True)
     except TypeError:
-        said = torch.load(path, map_location='cpu')
+        said = torch.load(path, map_location='cpu', weights_only=True)
     if not isinstance(said, Mapping) or not all(isinstance(t, torch.Tensor) for t in said.values()):
         raise ValueError(f'{path} is no state_dict: a mapping of names to tensors')
     return said

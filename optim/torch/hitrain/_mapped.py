@@ -22,7 +22,6 @@ from hitrain._files import ParameterFile, write_all
 
 _PIECE = 16 << 20  # another thread that changes the address space waits for one piece at most
 _MADV_DONTNEED, _MADV_POPULATE_READ = 4, 22  # the latter since Linux 5.14
-_SYNC_ALL = 1 | 2 | 4  # of sync_file_range: wait, write, wait
 _FAILED = ctypes.c_void_p(-1).value
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -30,7 +29,6 @@ _libc.mmap.restype = ctypes.c_void_p
 _libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_int64]
 _libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
 _libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
-_libc.sync_file_range.argtypes = [ctypes.c_int, ctypes.c_int64, ctypes.c_int64, ctypes.c_uint]
 
 
 def can_be_mapped(tensor: torch.Tensor) -> bool:
@@ -47,6 +45,7 @@ class MappedFile(ParameterFile):
         self.content_bytes = tensor.numel() * tensor.element_size()
         self.bytes = -(-self.content_bytes // mmap.PAGESIZE) * mmap.PAGESIZE  # of memory, when it is loaded
         self._address: Optional[int] = None
+        self._content: Optional[torch.Tensor] = None  # keeps the mapping, whatever memory a program gives the tensor
         self._fill = fill
         self._version_sent: Optional[int] = None
 
@@ -71,8 +70,26 @@ class MappedFile(ParameterFile):
 
     def flush(self) -> None:
         """When this returns the store has all values that were stored through the tensor."""
+        self.attach()
         with self._opened() as fd:
             self._flush(fd)
+
+    def attach(self) -> None:
+        """If a program gave the tensor other memory, as `p.data = values` does: its values go to the file, and the tensor is the
+        mapping again."""
+        if not self._is_detached():
+            return
+        if self._version_sent is not None:
+            raise RuntimeError(f'{self.name} got other values after its gradient was sent: change it after step()')
+        if self.tensor.shape != self._content.shape or self.tensor.dtype != self.dtype:
+            raise RuntimeError(f'{self.name} of the offloaded model was {self.dtype} of shape {tuple(self._content.shape)}, and has got values that '
+                               f'are {self.tensor.dtype} of shape {tuple(self.tensor.shape)}')
+        with torch.no_grad():
+            self._content.copy_(self.tensor.detach())
+        self.tensor.data = self._content
+
+    def _is_detached(self) -> bool:
+        return self._address is not None and (self.tensor.data_ptr() != self._address or not self.tensor.is_contiguous())
 
     def unmap(self, keeps_values: bool) -> None:
         """The tensor gets memory of its own, with a copy of the values, or with none."""
@@ -83,7 +100,7 @@ class MappedFile(ParameterFile):
             self.tensor.data = self.tensor.detach().clone()
         else:
             self.tensor.data = torch.empty(self.tensor.shape, dtype=self.dtype)
-        self._address = None
+        self._address = self._content = None
 
     # -- as its optimizer uses it --
 
@@ -100,7 +117,7 @@ class MappedFile(ParameterFile):
 
     def changed(self) -> bool:
         """Changes are in the file already. But after a gradient was sent the update may have replaced them."""
-        return self._version_sent not in (None, self.tensor._version)
+        return self._version_sent is not None and (self._version_sent != self.tensor._version or self._is_detached())
 
     def equals_file(self) -> bool:
         return True
@@ -123,15 +140,18 @@ class MappedFile(ParameterFile):
     def _read(self, fd: int) -> None:
         if self._address is None:
             self._map(fd)
+        elif self._is_detached():
+            self.tensor.data = self._content
         self.tensor.detach().view(-1)[:0].zero_()  # values that autograd saved are void: the version counter shows it
 
     def _buffer(self, dtype: torch.dtype) -> torch.Tensor:
         return torch.empty(self.tensor.shape, dtype=dtype)  # for a gradient that its file cannot take as it is
 
     def _flush(self, fd: int) -> None:
-        if _libc.sync_file_range(fd, 0, 0, _SYNC_ALL):
-            number = ctypes.get_errno()
-            raise OSError(number, f'{os.strerror(number)}: changes of {self.name} could not be written')
+        try:
+            os.close(os.dup(fd))  # sync_file_range() waits for pages alone, which older kernels copy for FUSE before they send them
+        except OSError as e:
+            raise OSError(e.errno, f'{os.strerror(e.errno)}: changes of {self.name} could not be written') from e
 
     def _map(self, fd: int) -> None:
         size = os.fstat(fd).st_size
@@ -142,9 +162,9 @@ class MappedFile(ParameterFile):
             number = ctypes.get_errno()
             raise OSError(number, f'{os.strerror(number)}: the file of {self.name} cannot be mapped')
         content = (ctypes.c_ubyte * self.content_bytes).from_address(address)
-        weakref.finalize(content, _libc.munmap, address, self.bytes)  # tensors keep it
-        mapped = torch.frombuffer(content, dtype=self.dtype).view(self.tensor.shape)
-        self.tensor.data = mapped
+        weakref.finalize(content, _libc.munmap, address, self.bytes).atexit = False  # tensors keep it
+        self._content = torch.frombuffer(content, dtype=self.dtype).view(self.tensor.shape)
+        self.tensor.data = self._content
         self._address = address
         os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)  # those that create() has written
 

@@ -105,6 +105,9 @@ class Offloaded(Optimizer):
         self._units_of: Dict[ParameterFile, List[Unit]] = {}
         self._left: Dict[ParameterFile, None] = {}  # whose gradients of this step were sent
         super().__init__(params, root, *args, overlap=True, resume=resume, **options)
+        self._fill = None  # `weights` need not stay in memory
+        for f in self._mapped():
+            f._fill = None
         try:
             self._attach_model(model, units, keep)
         except BaseException:
@@ -120,6 +123,11 @@ class Offloaded(Optimizer):
         if self._activations:
             said['activations'] = self._activations.figures()
         return said
+
+    def add_param_group(self, param_group: Dict[str, Any]) -> None:
+        if self._built:
+            raise RuntimeError('an offloaded model gets all of its parameters in offload(): no group can be added later')
+        super().add_param_group(param_group)
 
     def read_ahead(self, model: nn.Module) -> None:
         raise RuntimeError('an offloaded model is read ahead already')
@@ -147,13 +155,20 @@ class Offloaded(Optimizer):
         for module in self._own_apply:
             module.__dict__.pop('_apply', None)
         self._handles, self._own_apply = [], []
-        if self._residency:
-            self._residency.close()
-        if self._activations:
-            self._activations.close()
-        super().close(why)
+        try:
+            if self._residency:
+                self._residency.close()
+            if self._activations:
+                self._activations.close()
+        finally:
+            super().close(why)
 
     # -- files --
+
+    def _open_root(self) -> None:
+        if self._async and self._root.passes_through:
+            raise ValueError('offload() takes no async_step on a mount with passthrough: parameters would change while forward reads them')
+        super()._open_root()
 
     def _file_of(self, name: str, p: torch.Tensor, dtype: torch.dtype, grad_dtype: torch.dtype, part: Any) -> ParameterFile:
         if not can_be_mapped(p):
@@ -219,10 +234,6 @@ class Offloaded(Optimizer):
         """Its update may have run already, although the step has not ended."""
         return f.sent >= self.accumulate and not self.max_grad_norm and not self.skip_nonfinite
 
-    def _load(self, f: MappedFile) -> None:
-        with self._root.explained(f'parameter {f.name}'):
-            f.load()
-
     # -- the model --
 
     def _attach_model(self, model: nn.Module, units: List[Tuple[str, nn.Module, List[nn.Parameter]]], keep: int) -> None:
@@ -233,8 +244,16 @@ class Offloaded(Optimizer):
                 made.append(Unit(name, module, files))
                 for f in files:
                     self._units_of.setdefault(f, []).append(made[-1])
-        mine = weakref.ref(self)  # so that the last reference of the user ends it
-        self._residency = Residency(keep, made, lambda f: mine()._load(f), lambda f: mine()._is_final(f))
+        mine, root = weakref.ref(self), self._root  # so that the last reference of the user ends it, on the user's thread
+
+        def load(f: MappedFile) -> None:
+            with root.explained(f'parameter {f.name}'):
+                f.load()
+
+        def is_final(f: MappedFile) -> bool:
+            optimizer = mine()
+            return optimizer is None or optimizer._is_final(f)
+        self._residency = Residency(keep, made, load, is_final)
         for unit in made:
             self._hook(mine, unit)
         for module in model.modules():
@@ -293,6 +312,8 @@ class Offloaded(Optimizer):
         for f in unit.files:
             if id(f.tensor) not in owned:
                 raise RuntimeError(f'{f.name} of the offloaded model was replaced by another tensor: change its values in place')
+            if os.getpid() == self._pid:
+                f.attach()
         self._residency.enter(unit, recomputed=_in_backward())
 
 

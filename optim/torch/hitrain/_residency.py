@@ -100,6 +100,8 @@ class Residency:
 
     def step_ended(self, changed: Callable[[MappedFile], bool]) -> None:
         """Files that have changed are loaded anew when they are used next. A new order is expected."""
+        if os.getpid() != self._pid:
+            return
         with self._changed:
             uses, self._uses = self._uses, []
             self._running, self._backward = [], False
@@ -115,10 +117,12 @@ class Residency:
         self._read_ahead()
 
     def close(self) -> None:
+        """The loading thread may be the caller: it can hold the last reference of the optimizer for a moment."""
+        if os.getpid() != self._pid:
+            return
         with self._changed:
             self._closed = True
-        if os.getpid() == self._pid:
-            self._thread.shutdown(wait=True)
+        self._thread.shutdown(wait=threading.current_thread() not in self._thread._threads)
 
     def release_all(self) -> None:
         for unit in self.units:
@@ -181,14 +185,18 @@ class Residency:
             for f in unit.files:
                 self._holders[f] += 1
             self.held_bytes += need
-        for u in leaving:
-            self._let_go(u)
-        with self._changed:
-            self.held_bytes_max = max(self.held_bytes_max, self.held_bytes)
         try:
+            while leaving:
+                self._let_go(leaving.pop())
+            with self._changed:
+                self.held_bytes_max = max(self.held_bytes_max, self.held_bytes)
             for f in fresh:
                 self._load(f)
-        except BaseException:
+        except BaseException:  # KeyboardInterrupt, too: nobody may wait for these units
+            with self._changed:
+                for u in leaving:
+                    u.state = PRESENT
+                self._changed.notify_all()
             self._let_go(unit)
             raise
         with self._changed:
@@ -230,12 +238,14 @@ class Residency:
             for f in unit.files:
                 self._holders[f] -= 1
             gone = [f for f in unit.files if not self._holders[f]]
-        for f in gone:
-            f.release()
-        with self._changed:
-            self.held_bytes -= sum(f.bytes for f in gone)
-            unit.state = ABSENT
-            self._changed.notify_all()
+        try:
+            for f in gone:
+                f.release()
+        finally:
+            with self._changed:
+                self.held_bytes -= sum(f.bytes for f in gone)
+                unit.state = ABSENT
+                self._changed.notify_all()
 
     def _read_ahead(self) -> None:
         with self._changed:
