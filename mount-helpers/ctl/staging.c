@@ -22,14 +22,12 @@
 
 static int empty(int dir, unsigned depth);
 
-/* A directory to remove what is in it. Its owner may not be allowed to read it; then its mode changes first. */
-static int open_to_empty(int parent, const char *name)
+/* A directory that its owner may not read: its mode changes first. A descriptor or a negative errno. */
+static int open_unreadable(int parent, const char *name)
 {
     char path[64];
-    int fd = openat(parent, name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC), handle;
+    int handle, fd;
 
-    if (fd >= 0 || errno != EACCES)
-        return fd < 0 ? -errno : fd;
     handle = openat(parent, name, O_PATH | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
     if (handle < 0)
         return -errno;
@@ -38,6 +36,20 @@ static int open_to_empty(int parent, const char *name)
     fd = fd < 0 ? -errno : fd;
     close(handle);
     return fd;
+}
+
+/* A directory to remove what is in it, whatever its mode. A descriptor or a negative errno. */
+static int open_to_empty(int parent, const char *name)
+{
+    int fd = openat(parent, name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC), rc;
+
+    if (fd < 0)
+        return errno == EACCES ? open_unreadable(parent, name) : -errno;
+    if (fchmod(fd, 0700) == 0)
+        return fd;
+    rc = -errno;
+    close(fd);
+    return rc;
 }
 
 /* Whatever stands there, without following a symlink. */
@@ -102,14 +114,15 @@ static bool is_there(int parent, const char *name, int dir)
         mine.st_ino == named.st_ino && mine.st_dev == named.st_dev;
 }
 
+/* Somebody may have moved the directory away meanwhile. Then it is left, empty, and what has its name is, too. */
 static int remove_model(int parent, const char *name, int dir)
 {
     int rc;
 
-    if (!is_there(parent, name, dir))
-        return -ENOENT;
     forget_steps(dir);
-    rc = empty(dir, 0);
+    rc = fchmod(dir, 0700) < 0 ? -errno : empty(dir, 0);
+    if (rc == 0 && !is_there(parent, name, dir))
+        return -ENOENT;
     return rc == 0 && unlinkat(parent, name, AT_REMOVEDIR) < 0 ? -errno : rc;
 }
 
@@ -182,6 +195,24 @@ static int split(struct ht_staging *s, const char *path, char folder[PATH_MAX])
 
 enum { TRIES = 16 };
 
+/* Another user of the directory above may have put another one in its place, with something in it or open to others. */
+static bool is_new(int dir)
+{
+    struct stat st;
+    struct dirent *e;
+    int fd = openat(dir, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    DIR *d = fd >= 0 ? fdopendir(fd) : NULL;
+    bool is = d && fstat(dir, &st) == 0 && st.st_uid == geteuid() && (st.st_mode & 077) == 0;
+
+    while (is && (e = readdir(d)))
+        is = strcmp(e->d_name, ".") == 0 || strcmp(e->d_name, "..") == 0;
+    if (d)
+        closedir(d);
+    else if (fd >= 0)
+        close(fd);
+    return is;
+}
+
 static int make_one(struct ht_staging *s)
 {
     uint32_t number;
@@ -199,6 +230,8 @@ static int make_one(struct ht_staging *s)
         rc = errno == EWOULDBLOCK ? -EAGAIN : -errno;
     else if (!is_there(s->parent, s->temporary, s->dir))
         rc = -EAGAIN;
+    else if (!is_new(s->dir))
+        rc = -EPERM;
     else if (fsetxattr(s->dir, HT_TREE_UNFINISHED, s->temporary, strlen(s->temporary), 0) < 0)
         rc = -errno;
     if (rc < 0) {
@@ -249,17 +282,27 @@ int ht_staging_begin(struct ht_staging *s, const char *path)
     return rc;
 }
 
+/* A rename goes by names alone, so the directory is compared before it, and after it. */
+static int rename_to_name(const struct ht_staging *s)
+{
+    if (!is_there(s->parent, s->temporary, s->dir))
+        return -ESTALE;
+    if (renameat2(s->parent, s->temporary, s->parent, s->name, RENAME_NOREPLACE) < 0)
+        return -errno;
+    return is_there(s->parent, s->name, s->dir) ? 0 : -ESTALE;
+}
+
 int ht_staging_publish(struct ht_staging *s, const char *path)
 {
-    int rc = is_there(s->parent, s->temporary, s->dir) ? 0 : -ESTALE;
+    int rc = rename_to_name(s);
 
-    if (rc == 0 && renameat2(s->parent, s->temporary, s->parent, s->name, RENAME_NOREPLACE) < 0)
-        rc = -errno;
     if (rc == 0 && fsync(s->parent) < 0) {
         rc = -errno;
         (void)renameat2(s->parent, s->name, s->parent, s->temporary, RENAME_NOREPLACE);
     }
-    if (rc < 0)
+    if (rc == -ESTALE)
+        ht_error("%s: the step cannot get its name: somebody moved %s away", path, s->temporary);
+    else if (rc < 0)
         ht_error("%s: the step cannot get its name: %s", path, strerror(-rc));
     return rc;
 }

@@ -348,6 +348,66 @@ def test_only_directories_of_an_own_killed_receiver_are_removed(stores, stream, 
     assert receive(stream, tmp_path / 'model').returncode == 1 and os.listdir(tmp_path) == [STAGING + '00000005']
 
 
+@pytest.mark.parametrize('owner, mode', [(NOBODY, 0o755), (0, 0o1777), (0, 0o775)])
+def test_nothing_is_removed_where_others_can_make_names(stores, stream, owner, mode):
+    _, (_, b) = stores
+    folder = b / 'folder'
+    folder.mkdir()
+    (folder / 'theirs').mkdir(0o700)
+    (folder / 'theirs' / 'file').write_bytes(b'x')
+    (folder / 'theirs').rename(folder / (STAGING + '00000000'))
+    os.chown(folder, owner, owner)
+    os.chmod(folder, mode)
+    assert receive(stream, folder / 'model').returncode == 0
+    assert (folder / (STAGING + '00000000') / 'file').read_bytes() == b'x'
+
+
+@pytest.mark.parametrize('whole', [False, True])
+def test_a_symlink_in_the_place_of_the_directory_leads_nowhere(stores, stream, whole):
+    """Another user owns the directory above, and leads root's receiver to a model that this user may not even read."""
+    _, (_, b) = stores
+    os.chmod(b, 0o755)
+    (b / 'home').mkdir()
+    os.chown(b / 'home', NOBODY, NOBODY)
+    other = make_model(b / 'other')
+    step(other, 30)
+    os.chmod(other, 0o700)
+    for name in ('one', 'two'):
+        command(other, f'snapshot {name}')
+    put_gradient(other, 'w', gradient(300_000, 50, 'f32'))  # a step that is open
+    was = describe(other)
+    p = begin_receiving(stream, b / 'home' / 'model')
+    wait_for(lambda: left(b / 'home') and os.path.exists(b / 'home' / left(b / 'home')[0] / 'deep'), 'a part of the step')
+    subprocess.run(['sh', '-c', f'mv {left(b / "home")[0]} away && ln -s {other} {left(b / "home")[0]}'], cwd=b / 'home',
+                   user=NOBODY, group=NOBODY, extra_groups=[], check=True)
+    _, said = p.communicate(stream[len(stream) // 2:] if whole else b'', timeout=SECONDS_MAX)
+    assert p.returncode == 1 and (b'moved' if whole else b'is cut') in said
+    assert sorted(os.listdir(other / '.hitrain' / 'snap')) == ['one', 'two'] and word(other, 'step') == '1'
+    assert describe(other) == was
+    assert os.listdir(b / 'home' / 'away') == [] and not os.path.lexists(b / 'home' / 'model')
+
+
+def test_a_received_part_is_removed_whatever_its_modes(stores, stream):
+    """Directories that their owner may not write to, or not even read."""
+    _, (a, b) = stores
+    root = make_model(a / 'modes')
+    for name, mode in (('a', 0o555), ('b', 0), ('c', 0o300)):
+        (root / name).mkdir()
+        (root / name / 'file').write_bytes(b'x')
+        os.chmod(root / name, mode)
+    (root / 'last').write_bytes(random(500_000, 1).tobytes())
+    os.chmod(root, 0o555)
+    command(root, 'snapshot x')
+    os.chmod(b, 0o755)
+    (b / 'home').mkdir()
+    os.chown(b / 'home', NOBODY, NOBODY)
+    user = {'user': NOBODY, 'group': NOBODY, 'extra_groups': []}
+    whole = send(root, 'x')
+    done = receive(whole[:-1], b / 'home' / 'model', **user)
+    assert done.returncode == 1 and b'is cut' in done.stderr and os.listdir(b / 'home') == []
+    assert receive(whole, b / 'home' / 'model', **user).returncode == 0
+
+
 def test_verify_compares_digests(stores, stream):
     _, (a, _) = stores
     one = digest(a / 'model', '1')
