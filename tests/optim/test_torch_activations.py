@@ -14,8 +14,7 @@ import hitrain
 from hitrain import _activations
 from hitrain._activations import Activations
 
-if not hasattr(torch, 'compiler'):
-    pytest.skip('activations= needs PyTorch 2.1', allow_module_level=True)
+pytestmark = pytest.mark.skipif(not hasattr(torch, 'compiler'), reason='activations= needs PyTorch 2.1')
 
 KEEP = 4 << 20
 MIB = 1 << 20
