@@ -54,6 +54,7 @@ class Residency:
         self._changed = threading.Condition()
         self._holders: Dict[MappedFile, int] = collections.defaultdict(int)  # units that are present or in transit
         self.held_bytes = self.held_bytes_max = self.loaded_bytes = 0
+        self._promised_bytes = 0  # of held_bytes: nothing is loaded there before others have left
         self.waited_seconds = 0.0
         self._running: List[Unit] = []  # whose forward runs
         self._recent: Deque[Unit] = collections.deque(maxlen=2)  # whose backward runs
@@ -185,11 +186,15 @@ class Residency:
             for f in unit.files:
                 self._holders[f] += 1
             self.held_bytes += need
+            self._promised_bytes += need
         try:
-            while leaving:
-                self._let_go(leaving.pop())
-            with self._changed:
-                self.held_bytes_max = max(self.held_bytes_max, self.held_bytes)
+            try:
+                while leaving:
+                    self._let_go(leaving.pop())
+            finally:
+                with self._changed:
+                    self._promised_bytes -= need
+                    self.held_bytes_max = max(self.held_bytes_max, self.held_bytes - self._promised_bytes)
             for f in fresh:
                 self._load(f)
         except BaseException:  # KeyboardInterrupt, too: nobody may wait for these units
