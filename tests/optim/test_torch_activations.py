@@ -146,14 +146,15 @@ def test_equal_saves_are_stored_once_and_views_keep_their_strides(saved):
 
 
 def test_another_storage_at_the_same_address_is_another_tensor(saved):
-    packed, places = [], set()
-    for i in range(8):
-        x = matrix(i)
-        places.add(x.data_ptr())
+    packed, places = [], []
+    while len(places) == len(set(places)):
+        if len(places) == 48:
+            pytest.skip('the allocator gave no address twice')
+        x = matrix(len(places))
+        places.append(x.data_ptr())
         packed.append(saved.pack(x))
         del x
         saved.settle()  # its memory is free for the next one
-    assert len(places) < 8
     for i, p in enumerate(packed):
         assert torch.equal(saved.unpack(p), matrix(i))
 
