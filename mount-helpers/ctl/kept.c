@@ -2,7 +2,6 @@
 /* kept.c - kept steps of a model root: `hitrainctl snapshot`, `steps` and `forget`. */
 #include "mount-helpers/ctl/kept.h"
 
-#include <dirent.h>
 #include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -12,6 +11,7 @@
 
 #include "mount-helpers/common/text.h"
 #include "mount-helpers/ctl/ctl.h"
+#include "tiering/base/files.h"
 #include "tiering/base/json.h"
 #include <hitrain/words.h>
 
@@ -213,7 +213,7 @@ static int put_all(const char *root, DIR *snap, const struct ht_cmd_options *o)
         puts("        step  kept                    shared        own  name");
     }
     while (rc == 0 && (errno = 0, (e = readdir(snap)))) {
-        if (strcmp(e->d_name, ".") == 0 || strcmp(e->d_name, "..") == 0)
+        if (ht_is_dot(e->d_name))
             continue;
         rc = take_kept(dirfd(snap), e->d_name, &k);
         if (rc == 0)

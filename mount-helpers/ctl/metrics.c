@@ -19,6 +19,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "tiering/base/files.h"
 #include <hitrain/words.h>
 
 enum { STATS_BYTES_MAX = 16 << 20, REQUEST_BYTES_MAX = 8192, CLIENT_MS = 2000, BACKLOG = 16 };
@@ -41,20 +42,6 @@ static int read_metrics(const char *point, bool open_metrics, struct ht_buf *out
     return out->err;
 }
 
-static int write_all(int fd, const void *p, size_t n)
-{
-    for (const char *at = p; n > 0;) {
-        ssize_t done = write(fd, at, n);
-        if (done < 0 && errno == EINTR)
-            continue;
-        if (done <= 0)
-            return done < 0 ? -errno : -EIO;
-        at += done;
-        n -= (size_t)done;
-    }
-    return 0;
-}
-
 /* ------------------------------------------------------------------------ file */
 
 /* Its readers see the old text or the new one, whole. */
@@ -68,7 +55,7 @@ static int write_file(const char *path, const struct ht_buf *text)
     fd = mkostemp(name, O_CLOEXEC);
     if (fd < 0)
         return -errno;
-    rc = write_all(fd, text->data, text->len);
+    rc = ht_write_all(fd, text->data, text->len);
     if (rc == 0 && fchmod(fd, 0644) != 0)
         rc = -errno;
     if (close(fd) != 0 && rc == 0)
@@ -92,7 +79,7 @@ static int put_once(const char *point, const struct ht_cmd_options *o)
         if (rc < 0)
             ht_error("%s: cannot be written: %s", o->textfile, strerror(-rc));
     } else {
-        rc = write_all(STDOUT_FILENO, text.data, text.len);
+        rc = ht_write_all(STDOUT_FILENO, text.data, text.len);
     }
     ht_buf_free(&text);
     return rc;

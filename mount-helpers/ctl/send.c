@@ -17,6 +17,7 @@
 #include "mount-helpers/common/text.h"
 #include "mount-helpers/ctl/kept.h"
 #include "mount-helpers/stream/tree.h"
+#include "tiering/base/files.h"
 #include "tiering/base/json.h"
 #include <hitrain/words.h>
 
@@ -38,21 +39,12 @@ static void keep_rate(const struct sink *s)
 static int put(void *ctx, const void *data, size_t len)
 {
     struct sink *s = ctx;
-    const uint8_t *p = data;
+    int rc = ht_write_all(STDOUT_FILENO, data, len);
 
     s->written += len;
-    while (len) {
-        ssize_t n = write(STDOUT_FILENO, p, len);
-        if (n < 0 && errno == EINTR)
-            continue;
-        if (n < 0)
-            return -errno;
-        p += n;
-        len -= (size_t)n;
-    }
-    if (s->rate)
+    if (rc == 0 && s->rate)
         keep_rate(s);
-    return 0;
+    return rc;
 }
 
 static void add(void *ctx, uint64_t bytes)

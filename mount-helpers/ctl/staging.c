@@ -2,7 +2,6 @@
 /* staging.c - see staging.h. */
 #include "mount-helpers/ctl/staging.h"
 
-#include <dirent.h>
 #include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -13,6 +12,7 @@
 
 #include "mount-helpers/ctl/ctl.h"
 #include "mount-helpers/stream/tree.h"
+#include "tiering/base/files.h"
 #include "tiering/base/log.h"
 #include <hitrain/words.h>
 
@@ -73,18 +73,14 @@ static int remove_all(int parent, const char *name, unsigned depth)
 
 static int empty(int dir, unsigned depth)
 {
-    int fd = openat(dir, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC), rc = 0;
-    DIR *d = fd >= 0 ? fdopendir(fd) : NULL;
     struct dirent *e;
+    DIR *d;
+    int rc = ht_list_directory(dir, &d);
 
-    if (!d) {
-        rc = -errno;
-        if (fd >= 0)
-            close(fd);
+    if (rc < 0)
         return rc;
-    }
     while (rc == 0 && (errno = 0, (e = readdir(d))))
-        if (strcmp(e->d_name, ".") != 0 && strcmp(e->d_name, "..") != 0)
+        if (!ht_is_dot(e->d_name))
             rc = remove_all(dirfd(d), e->d_name, depth);
     if (rc == 0)
         rc = -errno;
@@ -157,15 +153,11 @@ static void remove_old(const struct ht_staging *s, const char *name)
 
 static void remove_all_old(const struct ht_staging *s)
 {
-    int fd = openat(s->parent, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    DIR *d = fd >= 0 ? fdopendir(fd) : NULL;
     struct dirent *e;
+    DIR *d;
 
-    if (!d) {
-        if (fd >= 0)
-            close(fd);
+    if (ht_list_directory(s->parent, &d) < 0)
         return;
-    }
     while ((e = readdir(d)))
         if (strncmp(e->d_name, PREFIX, sizeof(PREFIX) - 1) == 0)
             remove_old(s, e->d_name);
@@ -190,7 +182,7 @@ static int split(struct ht_staging *s, const char *path, char folder[PATH_MAX])
     snprintf(folder, PATH_MAX, "%.*s", (int)begin, begin ? path : "");
     if (begin == 0)
         memcpy(folder, ".", 2);
-    return strcmp(s->name, ".") == 0 || strcmp(s->name, "..") == 0 ? -EINVAL : 0;
+    return ht_is_dot(s->name) ? -EINVAL : 0;
 }
 
 enum { TRIES = 16 };
@@ -200,16 +192,14 @@ static bool is_new(int dir)
 {
     struct stat st;
     struct dirent *e;
-    int fd = openat(dir, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    DIR *d = fd >= 0 ? fdopendir(fd) : NULL;
-    bool is = d && fstat(dir, &st) == 0 && st.st_uid == geteuid() && (st.st_mode & 077) == 0;
+    DIR *d;
 
+    if (ht_list_directory(dir, &d) < 0)
+        return false;
+    bool is = fstat(dir, &st) == 0 && st.st_uid == geteuid() && (st.st_mode & 077) == 0;
     while (is && (e = readdir(d)))
-        is = strcmp(e->d_name, ".") == 0 || strcmp(e->d_name, "..") == 0;
-    if (d)
-        closedir(d);
-    else if (fd >= 0)
-        close(fd);
+        is = ht_is_dot(e->d_name);
+    closedir(d);
     return is;
 }
 

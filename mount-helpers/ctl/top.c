@@ -17,6 +17,8 @@
 #include <termios.h>
 #include <unistd.h>
 
+#include "tiering/base/files.h"
+
 enum { HISTORY = 10, COLUMNS_DEFAULT = 80, COLUMNS_MIN = 1, COLUMNS_MAX = 1000 };
 #define INTERVAL_MIN 0.1
 #define INTERVAL_MAX 60.0
@@ -120,19 +122,10 @@ static void measure(struct ht_top_view *v)
         v->width = COLUMNS_DEFAULT;
 }
 
-static void write_all(const void *p, size_t n)
+static void put(const void *text, size_t len)
 {
-    for (const char *at = p; n > 0;) {
-        ssize_t done = write(STDOUT_FILENO, at, n);
-        if (done < 0 && errno == EINTR)
-            continue;
-        if (done <= 0) {
-            ended = SIGPIPE;
-            return;
-        }
-        at += done;
-        n -= (size_t)done;
-    }
+    if (ht_write_all(STDOUT_FILENO, text, len) < 0)
+        ended = SIGPIPE;
 }
 
 static void begin_terminal(struct top *t)
@@ -150,13 +143,13 @@ static void begin_terminal(struct top *t)
         raw.c_cc[VTIME] = 0;
         t->raw = tcsetattr(STDIN_FILENO, TCSANOW, &raw) == 0;
     }
-    write_all("\033[?1049h\033[?25l", 14); /* another screen, no cursor */
+    put("\033[?1049h\033[?25l", 14); /* another screen, no cursor */
 }
 
 static void end_terminal(struct top *t)
 {
     if (t->v.terminal)
-        write_all("\033[?25h\033[?1049l", 14);
+        put("\033[?25h\033[?1049l", 14);
     if (t->raw)
         tcsetattr(STDIN_FILENO, TCSANOW, &t->before);
 }
@@ -188,7 +181,7 @@ static void show(struct top *t)
     ht_top_frame(&t->v, sample(t, 0), sample(t, 1), sample(t, HISTORY), &t->out);
     ht_buf_printf(&t->out, "%s", t->v.terminal ? "\033[0m\033[J" : t->o->once ? "" : "\n");
     if (!t->out.err)
-        write_all(t->out.data, t->out.len);
+        put(t->out.data, t->out.len);
 }
 
 /* Nothing to do more where a key means nothing. */

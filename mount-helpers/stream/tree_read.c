@@ -2,7 +2,6 @@
 /* tree_read.c - see tree.h: a walk in the order that a stream has. */
 #include "mount-helpers/stream/tree.h"
 
-#include <dirent.h>
 #include <fcntl.h>
 #include <search.h>
 #include <stdio.h>
@@ -11,6 +10,7 @@
 #include <sys/xattr.h>
 #include <unistd.h>
 
+#include "tiering/base/files.h"
 #include <hitrain/limits.h>
 #include <hitrain/words.h>
 
@@ -90,19 +90,15 @@ static int sort_names(struct names *n)
 /* All but dot, dotdot and the hidden directory. Takes a descriptor of its own. */
 static int read_names(int dir, struct names *n)
 {
-    int fd = openat(dir, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC), rc = 0;
-    DIR *d = fd >= 0 ? fdopendir(fd) : NULL;
     struct dirent *e;
+    DIR *d;
+    int rc = ht_list_directory(dir, &d);
 
     *n = (struct names){.text = HT_BUF_INIT};
-    if (!d) {
-        rc = -errno;
-        if (fd >= 0)
-            close(fd);
+    if (rc < 0)
         return rc;
-    }
     while (errno = 0, (e = readdir(d))) {
-        if (!strcmp(e->d_name, ".") || !strcmp(e->d_name, "..") || !strcmp(e->d_name, HT_CTL_DIR))
+        if (ht_is_dot(e->d_name) || !strcmp(e->d_name, HT_CTL_DIR))
             continue;
         ht_buf_put(&n->text, e->d_name, strlen(e->d_name) + 1);
         n->count++;

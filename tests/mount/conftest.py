@@ -35,6 +35,16 @@ def wait_for(condition, what, seconds=SECONDS_MAX):
         time.sleep(0.01)
 
 
+def remove_folder(folder):
+    """Removes a folder, ends mounts below it, and returns their mount points."""
+    with open('/proc/self/mountinfo') as mounts:
+        left = [line.split(' ')[4] for line in mounts if line.split(' ')[4].startswith(f'{folder}/')]
+    for point in left:
+        subprocess.run(['umount', '--lazy', point], check=True)
+    shutil.rmtree(folder)
+    return left
+
+
 class Store:
     """A store in a regular file and its mount. The daemon runs in the foreground, so that it can be signalled."""
 

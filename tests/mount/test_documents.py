@@ -7,13 +7,12 @@ A fenced block of the kind "console" has commands after "$ " (and "> " for furth
 import os
 import pathlib
 import re
-import shutil
 import subprocess
 import tempfile
 
 import pytest
 
-from conftest import BIN, ROOT, SECONDS_MAX
+from conftest import BIN, ROOT, SECONDS_MAX, remove_folder
 
 PAGES = 'guide.md', 'files.md', 'operations.md', 'tuning.md', 'faq.md'
 
@@ -49,12 +48,7 @@ def pattern(lines):
 def folder():
     path = pathlib.Path(tempfile.mkdtemp(prefix='hitrain-page-'))
     yield path
-    with open('/proc/self/mountinfo') as mounts:
-        left = [line.split(' ')[4] for line in mounts if line.split(' ')[4].startswith(f'{path}/')]
-    for point in left:
-        subprocess.run(['umount', '--lazy', point], check=True)
-    shutil.rmtree(path)
-    assert not left, 'the page leaves a mount behind'
+    assert not remove_folder(path), 'the page leaves a mount behind'
 
 
 @pytest.mark.parametrize('page', PAGES)

@@ -3,11 +3,12 @@
 import os
 import pathlib
 import re
-import shutil
 import subprocess
 import tempfile
 
 import pytest
+
+from conftest import remove_folder
 
 TOP = pathlib.Path(__file__).resolve().parents[2]
 PROGRAMS = pathlib.Path(os.environ.get('HITRAIN_BIN') or TOP / 'build/bin')
@@ -29,12 +30,7 @@ def folder():
     (path / 'build').mkdir()
     (path / 'build/bin').symlink_to(PROGRAMS)
     yield path
-    with open('/proc/self/mountinfo') as mounts:
-        left = [line.split(' ')[4] for line in mounts if line.split(' ')[4].startswith(f'{path}/')]
-    for point in left:
-        subprocess.run(['umount', '--lazy', point], check=True)
-    shutil.rmtree(path)
-    assert not left, 'the tour left a mount behind'
+    assert not remove_folder(path), 'the tour left a mount behind'
 
 
 def test_every_command_of_the_tour_works(folder):

@@ -235,6 +235,18 @@ START_TEST(an_error_leaves_everything_where_it_was)
 }
 END_TEST
 
+/* After a power cut all files with a number are whole. */
+static void expect_all_after_crash(const uint64_t oid[FILES])
+{
+    crash();
+    for (unsigned i = 0; i < FILES; i++)
+        file[i] = oid[i] ? ht_obj_get(s, oid[i]) : NULL;
+    ht_store_verify(s, true);
+    expect_all();
+    put_files();
+    done();
+}
+
 START_TEST(a_crash_leaves_all_content)
 {
     fresh(32, false);
@@ -246,13 +258,7 @@ START_TEST(a_crash_leaves_all_content)
             oid[i] = ht_obj_id(file[i]);
             ht_obj_put(file[i]);
         }
-    crash();
-    for (unsigned i = 0; i < FILES; i++)
-        file[i] = oid[i] ? ht_obj_get(s, oid[i]) : NULL;
-    ht_store_verify(s, true);
-    expect_all();
-    put_files();
-    done();
+    expect_all_after_crash(oid);
 }
 END_TEST
 
@@ -464,13 +470,7 @@ START_TEST(a_store_closes_in_the_middle_of_a_batch)
     ck_assert_uint_gt(figures().moved_bytes, 0);
     ht_store_verify(s, false);
     ck_assert_int_eq(ht_store_unmount(s), 0);
-    crash();
-    for (unsigned i = 0; i < FILES; i++)
-        file[i] = oid[i] ? ht_obj_get(s, oid[i]) : NULL;
-    ht_store_verify(s, true);
-    expect_all();
-    put_files();
-    done();
+    expect_all_after_crash(oid);
 }
 END_TEST
 

@@ -238,14 +238,9 @@ static unsigned layers_ahead(struct ht_obj *o[LAYERS])
     return (unsigned)((stats().device_read_bytes - before) / MIB);
 }
 
-/*
- * No reader is sequential here. The reader finds most of the tensors that had no room, and reads of the plan take no
- * room from tensors that are needed before them.
- */
-START_TEST(a_plan_reads_before_the_reader_asks)
+/* The store follows a plan of passes over the tensors. */
+static void begin_planned(struct ht_obj *o[LAYERS])
 {
-    struct ht_obj *o[LAYERS];
-
     begin(256);
     for (unsigned i = 0; i < LAYERS; i++)
         o[i] = tensor(1);
@@ -255,6 +250,17 @@ START_TEST(a_plan_reads_before_the_reader_asks)
     ht_store_plan(s);
     for (unsigned i = 0; i < 3; i++)
         layers_ahead(o);
+}
+
+/*
+ * No reader is sequential here. The reader finds most of the tensors that had no room, and reads of the plan take no
+ * room from tensors that are needed before them.
+ */
+START_TEST(a_plan_reads_before_the_reader_asks)
+{
+    struct ht_obj *o[LAYERS];
+
+    begin_planned(o);
     uint64_t hits = stats().readahead_hits, wasted = stats().readahead_wasted;
     unsigned mib = layers_ahead(o);
     ck_assert_uint_ge(mib, LAYERS - DRAM);
@@ -328,14 +334,7 @@ START_TEST(a_plan_passes_by_what_cannot_be_read)
 {
     struct ht_obj *o[LAYERS];
 
-    begin(256);
-    for (unsigned i = 0; i < LAYERS; i++)
-        o[i] = tensor(1);
-    for (unsigned i = 0; i < PASSES; i++)
-        layers_ahead(o);
-    ht_store_plan(s);
-    for (unsigned i = 0; i < 3; i++)
-        layers_ahead(o);
+    begin_planned(o);
     ht_store_lock(s);
     ht_chunk_find(o[40], 0)->pub.checksum ^= 1;
     ht_store_unlock(s);

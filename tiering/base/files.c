@@ -1,0 +1,38 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* files.c - see files.h. */
+#include "tiering/base/files.h"
+
+#include <fcntl.h>
+#include <unistd.h>
+
+int ht_write_all(int fd, const void *data, size_t len)
+{
+    for (const char *at = data; len > 0;) {
+        ssize_t done = write(fd, at, len);
+        if (done < 0 && errno == EINTR)
+            continue;
+        if (done <= 0)
+            return done < 0 ? -errno : -EIO;
+        at += done;
+        len -= (size_t)done;
+    }
+    return 0;
+}
+
+int ht_list_directory(int dir, DIR **out)
+{
+    int fd = openat(dir, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC), rc = 0;
+
+    *out = fd >= 0 ? fdopendir(fd) : NULL;
+    if (!*out) {
+        rc = -errno;
+        if (fd >= 0)
+            close(fd);
+    }
+    return rc;
+}
+
+bool ht_is_dot(const char *name)
+{
+    return strcmp(name, ".") == 0 || strcmp(name, "..") == 0;
+}
