@@ -10,6 +10,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/vfs.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -82,10 +83,23 @@ __attribute__((noreturn, format(printf, 1, 2))) static inline void die(const cha
     exit(2);
 }
 
-/* For programs that a mount may be taken from: exit status 3 says that it was. */
-__attribute__((noreturn)) static inline void failed(const char *what)
+/*
+ * Whether the error of a call below the folder says that its daemon is gone. The kernel returns EIO for a request that
+ * a killed daemon was just taking or answering: a daemon that lives answers the next request.
+ */
+static inline bool is_gone(int error, const char *folder)
 {
-    if (errno == ENOTCONN || errno == ECONNABORTED)
+    struct statfs st;
+
+    if (error == EIO && statfs(folder, &st))
+        error = errno;
+    return error == ENOTCONN || error == ECONNABORTED;
+}
+
+/* For programs that a mount may be taken from: exit status 3 says that it was. */
+__attribute__((noreturn)) static inline void failed_below(const char *folder, const char *what)
+{
+    if (is_gone(errno, folder))
         exit(3);
     die("%s", what);
 }

@@ -35,6 +35,11 @@ struct worker {
     uint64_t block[WORDS];
 };
 
+__attribute__((noreturn)) static void failed(const char *what)
+{
+    failed_below(folder, what);
+}
+
 static void path_of(uint64_t slot, const char *suffix, char *to)
 {
     snprintf(to, PATH_BYTES, "%s/f%llu%s", folder, (unsigned long long)slot, suffix);

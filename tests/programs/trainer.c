@@ -36,6 +36,11 @@ static uint64_t until = UINT64_MAX;
 static int digests;
 static uint8_t *buffer;
 
+__attribute__((noreturn)) static void failed(const char *what)
+{
+    failed_below(folder, what);
+}
+
 static int open_at(const char *name, int flags)
 {
     char path[PATH_BYTES];
