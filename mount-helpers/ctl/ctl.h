@@ -26,6 +26,7 @@ struct ht_cmd_options {
     char *const *words; /* commands for kept steps: what stands after the path, and NULL */
     uint64_t rate;      /* send: bytes per second; 0: no limit */
     const char *digest; /* verify: the expected one, or NULL */
+    bool write;         /* bench: with a scratch file */
 };
 
 /* Each command in its own file; path is on any mount. Returns an exit code, and prints errors. */
@@ -38,6 +39,7 @@ int ht_cmd_top(const char *path, const struct ht_cmd_options *o);
 int ht_cmd_metrics(const char *path, const struct ht_cmd_options *o);
 int ht_cmd_features(const char *path, const struct ht_cmd_options *o);
 int ht_cmd_doctor(const char *path, const struct ht_cmd_options *o); /* path: NULL for the machine alone */
+int ht_cmd_bench(const char *path, const struct ht_cmd_options *o);
 int ht_cmd_device(const char *path, const struct ht_cmd_options *o);
 int ht_cmd_prefetch(const char *path, const struct ht_cmd_options *o);
 int ht_cmd_evict(const char *path, const struct ht_cmd_options *o);

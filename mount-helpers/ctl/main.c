@@ -23,6 +23,7 @@ enum {
     OPT_TEXTFILE,
     OPT_RATE,
     OPT_DIGEST,
+    OPT_WRITE,
     OPT_HELP,
     OPT_VERSION
 };
@@ -77,6 +78,11 @@ static const struct command {
     {"doctor", "[PATH|DEVICE] [--json]", NULL, ht_cmd_doctor, OPTIONAL, OPT_BIT(OPT_JSON),
      "Checks this machine, and the mount or the device or file of a store, for what is slow or unsafe, and prints a remedy\n"
      "for each finding. Changes nothing. Exit status: 3 if the worst finding is a warning, 4 if it is an error.\n\n"},
+    {"bench", "PATH|DEVICE [--write] [--json]", NULL, ht_cmd_bench, ONE, OPT_BIT(OPT_JSON) | OPT_BIT(OPT_WRITE),
+     "Measures for some seconds how fast memory, the devices of a store, and reads through its mount are, and prints how\n"
+     "much of their ceiling these reads reach. DEVICE is a device or file, mounted or not. Changes nothing, but --write\n"
+     "measures with a scratch file in the directory PATH, and removes it. Other work lowers the figures.\n\n"
+     "  --write          also write: at most 256 MiB, and at most a quarter of the available space\n"},
     {"device", "PATH [--json]", NULL, ht_cmd_device, ONE, OPT_BIT(OPT_JSON),
      "Prints the devices of the store that PATH lies on: size, used space, health, copy of the log,\n"
      "and how many requests succeeded and failed.\n\n"},
@@ -162,23 +168,15 @@ static const struct command {
 };
 
 static const struct option words[] = {
-    {"json", no_argument, NULL, OPT_JSON},
-    {"watch", required_argument, NULL, OPT_WATCH},
-    {"follow", no_argument, NULL, OPT_FOLLOW},
-    {"since", required_argument, NULL, OPT_SINCE},
-    {"level", required_argument, NULL, OPT_LEVEL},
-    {"if", required_argument, NULL, OPT_IF},
-    {"async", no_argument, NULL, OPT_ASYNC},
-    {"engine", required_argument, NULL, OPT_ENGINE},
-    {"svg", required_argument, NULL, OPT_SVG},
-    {"once", no_argument, NULL, OPT_ONCE},
-    {"listen", required_argument, NULL, OPT_LISTEN},
-    {"textfile", required_argument, NULL, OPT_TEXTFILE},
-    {"rate", required_argument, NULL, OPT_RATE},
-    {"digest", required_argument, NULL, OPT_DIGEST},
-    {"help", no_argument, NULL, OPT_HELP},
-    {"version", no_argument, NULL, OPT_VERSION},
-    {NULL, 0, NULL, 0},
+    {"json", no_argument, NULL, OPT_JSON},           {"watch", required_argument, NULL, OPT_WATCH},
+    {"follow", no_argument, NULL, OPT_FOLLOW},       {"since", required_argument, NULL, OPT_SINCE},
+    {"level", required_argument, NULL, OPT_LEVEL},   {"if", required_argument, NULL, OPT_IF},
+    {"async", no_argument, NULL, OPT_ASYNC},         {"engine", required_argument, NULL, OPT_ENGINE},
+    {"svg", required_argument, NULL, OPT_SVG},       {"once", no_argument, NULL, OPT_ONCE},
+    {"listen", required_argument, NULL, OPT_LISTEN}, {"textfile", required_argument, NULL, OPT_TEXTFILE},
+    {"rate", required_argument, NULL, OPT_RATE},     {"digest", required_argument, NULL, OPT_DIGEST},
+    {"write", no_argument, NULL, OPT_WRITE},         {"help", no_argument, NULL, OPT_HELP},
+    {"version", no_argument, NULL, OPT_VERSION},     {NULL, 0, NULL, 0},
 };
 
 static int usage_error(const char *why, const char *what)
@@ -264,6 +262,9 @@ static int parse_value(int option, const char *value, struct ht_cmd_options *o)
         return 0;
     case OPT_ASYNC:
         o->async = true;
+        return 0;
+    case OPT_WRITE:
+        o->write = true;
         return 0;
     case OPT_SVG:
         o->svg = value;
