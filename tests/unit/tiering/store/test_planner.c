@@ -339,12 +339,13 @@ START_TEST(a_plan_passes_by_what_cannot_be_read)
     ht_chunk_find(o[40], 0)->pub.checksum ^= 1;
     ht_store_unlock(s);
     ht_obj_evict(o[40]);
+    uint64_t before = stats().device_read_bytes;
     for (unsigned i = 0; i < 40; i++) {
         read_chunk(o[i], 0);
-        uint64_t before = stats().device_read_bytes;
         ht_store_readahead(s);
-        ck_assert_uint_le(stats().device_read_bytes - before, 2 * MIB);
     }
+    /* How many reads are due at once depends on the clock; each chunk is read about once. */
+    ck_assert_uint_le(stats().device_read_bytes - before, LAYERS * (uint64_t)MIB);
     for (unsigned i = 0; i < LAYERS; i++)
         ht_obj_put(o[i]);
     done();
