@@ -195,6 +195,7 @@ void ht_engine_stop(struct ht_store *s)
         ht_lane_stop(&e->lane[i]);
     for (unsigned i = 0; i < e->node_lanes; i++)
         ht_lane_stop(&e->relief[i].lane);
+    ht_recompress_stop(&e->recompress);
 }
 
 static void run_on_node(void *relief)

@@ -11,12 +11,12 @@
 #include "tiering/sys/nodes.h"
 #include "tiering/io/rings.h"
 #include "tiering/space/alloc.h"
-#include "tiering/api/compress.h"
 #include "tiering/api/scrub.h"
 #include "tiering/tier/runs.h"
 #include "tiering/object/ref.h"
 #include "tiering/engine/dedup.h"
 #include "tiering/engine/move.h"
+#include "tiering/engine/recompress.h"
 #include "tiering/engine/scheduler.h"
 
 struct ht_store;
@@ -70,18 +70,6 @@ struct ht_scrub {
     };
 };
 HT_MUTEX_OF(ht_scrub_lock, struct ht_scrub, lock, HT_LOCK_SCRUB)
-
-/* Lossless compression. The engine's thread alone touches what is not atomic. */
-struct ht_recompress_round; /* recompress.c */
-struct ht_recompress {
-    ht_compress_fn may; /* with ctx fixed before the mount */
-    void *ctx;
-    struct ht_recompress_round *round; /* the one that goes on, or NULL */
-    struct ht_recompress_seen *seen;   /* in the round before */
-    size_t seen_count;
-    uint64_t next_ns; /* when the next round is due */
-    _Atomic uint64_t chunks, raw_bytes, saved_bytes, kept_raw, bytes;
-};
 
 enum ht_lane_id {
     HT_LANE_COMMIT,
@@ -146,10 +134,6 @@ void ht_scrub_init(struct ht_scrub *c);
 void ht_scrub_destroy(struct ht_scrub *c);
 uint64_t ht_scrub_rate_bytes(const struct ht_store *s);
 bool ht_discard_is_on(const struct ht_store *s);
-extern const struct ht_engine_type ht_recompress_engine;
-void ht_recompress_destroy(struct ht_recompress *c);
-uint64_t ht_recompress_rate_bytes(const struct ht_store *s);
-uint64_t ht_recompress_bytes(const struct ht_recompress *c);
 
 /* ------------------------------------------------------------- writeback */
 

@@ -277,25 +277,6 @@ static int read_bytes(struct unit *u, struct ht_move *m, struct ht_ring *ring)
     return rc;
 }
 
-static int write_bytes(struct unit *u, struct ht_move *m, struct ht_ring *ring)
-{
-    struct ht_store *s = u->s;
-    uint32_t blocks = ht_ref_blocks(&m->was);
-    struct ht_permit permit;
-
-    ht_store_lock(s);
-    int device = ht_alloc_assign(s->alloc, blocks, HT_ALLOC_HINT_NONE);
-    ht_store_unlock(s);
-    if (device < 0)
-        return -ENOSPC;
-    const struct ht_permit_request request = {
-        .dev = s->dev[device], .direction = HT_DIRECTION_WRITE, .bytes = blocks * HT_BLOCK_BYTES};
-    ht_permit_get(&s->gate, &request, &permit);
-    int rc = ht_move_write(m, ring, u->b->buf, (struct ht_alloc_hint){.device = device, .compacts = true});
-    ht_permit_put(&permit);
-    return rc;
-}
-
 /* As many as a unit allows. *out_done: the moves before it were copied. 0, or the error of the next one. */
 static int copy_some(struct unit *u, unsigned *out_done, uint64_t *out_bytes)
 {
@@ -310,7 +291,7 @@ static int copy_some(struct unit *u, unsigned *out_done, uint64_t *out_bytes)
             break;
         rc = read_bytes(u, &u->move[i], ring);
         if (!rc)
-            rc = write_bytes(u, &u->move[i], ring);
+            rc = ht_move_write(&u->move[i], ring, u->b->buf, 0, true);
         *out_bytes += 2 * (uint64_t)u->move[i].was.stored;
     }
     *out_done = rc && i ? i - 1 : i;

@@ -2,45 +2,42 @@
 /*
  * recompress.c - compresses content that nothing has changed for a while.
  *
- *   round: all objects --may be compressed, the same version as in the round before--> each published raw chunk:
+ *   asleep --compress_after=--> a round: a walk over all objects --each chunk that is found--> a batch of frames
+ *      ^                                     |                            |                (recompress_batch.c)
+ *      '------- all was walked, or an error -'                            '--full--> published
  *
- *   copy of the reference -> read, verify -> encode --no gain--> marked, until it is written again
- *                                              | gain
- *                                              v
- *                           write the frame to new space, flush -> transaction: the chunk has the frame
+ * The walk finds published raw chunks of objects that may be compressed and have the same version as in the round
+ * before. A step of the engine reads 1 MiB at most, and ends after 10 ms.
  *
- * The engine holds no chunk, and no lock over I/O. So what it read may have changed when the frame is written: then the
- * transaction changes nothing, and the frame's space is free again (txn/relocate.c). What the checksum of the reference
- * does not cover was freed meanwhile, and is left alone. Damage is scrub's.
- *
- * Left alone are also chunks of several owners, content in the memory of passthrough files, and objects with anything
- * that is not published: an update or a writer is about to replace it.
+ * Left alone are chunks of several owners, content in the memory of passthrough files, and objects with anything that
+ * is not published: an update or a writer is about to replace it.
  *
  * The round's memory is there while it lasts. It needs free space for one frame; without that it ends before it reads.
- * A chunk that cannot be read is not read again before the next mount.
+ * A chunk that cannot be read is not read again before the next mount. Between steps a round keeps the numbers of
+ * objects, and the space of at most 8 MiB of frames.
  */
+#include <assert.h>
 #include <stdlib.h>
 
 #include "tiering/cache/arena.h"
-#include "tiering/codec/frame.h"
 #include "tiering/api/compress.h"
 #include "tiering/api/object.h"
 #include "tiering/object/chunk.h"
 #include "tiering/object/context.h"
 #include "tiering/object/object.h"
 #include "tiering/object/ref.h"
-#include "tiering/data/admission.h"
-#include "tiering/data/chunk_io.h"
-#include "tiering/txn/txn.h"
 #include "tiering/engine/engine_priv.h"
+#include "tiering/engine/recompress_batch.h"
+#include "tiering/engine/walk.h"
 
 #define AFTER_MS_DEFAULT 60000u
 #define RATE_BYTES (256 * HT_MIB)
+#define STEP_NS UINT64_C(10000000)
+#define STEP_BYTES HT_MIB
 
 enum {
     FAILED_PAUSE_MS = 1000,
     SLICE_CHUNKS = 256, /* looked at under the lock */
-    STEP_LOOKS = 256,   /* objects, or slices, in a step */
 };
 
 /* An object in a round, with its version then. */
@@ -51,13 +48,14 @@ struct ht_recompress_seen {
 struct ht_recompress_round {
     struct ht_store *s;
     struct ht_recompress *c;
-    struct ht_ring *ring;
-    struct ht_encoder *encoder;
-    void *raw, *frame; /* a chunk each */
-    uint64_t *oids, index;
-    size_t count, at, seen_count;
+    struct ht_walk walk;
+    struct ht_recompress_batch batch;
+    size_t seen_count;
     struct ht_recompress_seen *seen; /* in this round, by ascending oid */
-    uint64_t bytes;                  /* read and written in this step */
+    /* The chunk that the last slice of the walk found. obj: with a reference; NULL: none. */
+    struct ht_obj *obj;
+    uint64_t index;
+    struct ht_ref was;
 };
 
 uint64_t ht_recompress_rate_bytes(const struct ht_store *s)
@@ -72,10 +70,8 @@ static void round_free(struct ht_recompress_round *r)
 {
     if (!r)
         return;
-    ht_encoder_free(r->encoder);
-    free(r->raw);
-    free(r->frame);
-    free(r->oids);
+    ht_recompress_batch_destroy(&r->batch);
+    ht_walk_end(&r->walk);
     free(r->seen);
     free(r);
 }
@@ -95,29 +91,28 @@ static int round_new(struct ht_store *s, struct ht_recompress_round **out)
         return -ENOMEM;
     r->s = s;
     r->c = &s->engine->recompress;
-    int rc = ht_encoder_new(&r->encoder);
+    int rc = ht_recompress_batch_init(&r->batch, s, r->c);
     if (!rc)
-        rc = ht_store_oids(s, &r->oids, &r->count);
-    r->raw = aligned_alloc(HT_BLOCK_BYTES, HT_CHUNK_BYTES);
-    r->frame = aligned_alloc(HT_BLOCK_BYTES, HT_CHUNK_BYTES);
-    r->seen = malloc((r->count + 1) * sizeof(*r->seen));
-    if (!rc && (!r->raw || !r->frame || !r->seen))
+        rc = ht_walk_begin(&r->walk, s);
+    r->seen = rc ? NULL : malloc((r->walk.count + 1) * sizeof(*r->seen));
+    if (!rc && !r->seen)
         rc = -ENOMEM;
     if (rc) {
         round_free(r);
         return rc;
     }
-    qsort(r->oids, r->count, sizeof(*r->oids), by_oid);
-    r->c->bytes += sizeof(*r) + ht_encoder_bytes(r->encoder) + 2 * HT_CHUNK_BYTES +
-        (r->count + 1) * (sizeof(*r->seen) + sizeof(*r->oids));
+    qsort(r->walk.oids, r->walk.count, sizeof(*r->walk.oids), by_oid);
+    r->c->bytes += sizeof(*r) + ht_recompress_batch_bytes(&r->batch) + ht_walk_bytes(&r->walk) +
+        (r->walk.count + 1) * sizeof(*r->seen);
     *out = r;
     return 0;
 }
 
-/* What was seen is for the next round. */
-static void round_end(struct ht_recompress_round *r)
+/* Frames that wait are published. What was seen is for the next round. */
+static int round_end(struct ht_recompress_round *r)
 {
     struct ht_recompress *c = r->c;
+    int rc = ht_recompress_batch_publish(&r->batch);
 
     free(c->seen);
     c->seen = realloc(r->seen, (r->seen_count + 1) * sizeof(*r->seen));
@@ -128,7 +123,10 @@ static void round_end(struct ht_recompress_round *r)
     r->seen = NULL;
     c->round = NULL;
     round_free(r);
+    return rc;
 }
+
+/* ------------------------------------------------------------------ walking */
 
 static bool was_seen(const struct ht_recompress *c, const struct ht_recompress_seen *now)
 {
@@ -138,7 +136,26 @@ static bool was_seen(const struct ht_recompress *c, const struct ht_recompress_s
     return before && before->version == now->version;
 }
 
-/* ------------------------------------------------------------------ a chunk */
+static bool may_be(void *ctx, uint64_t oid)
+{
+    const struct ht_recompress_round *r = ctx;
+
+    return r->c->may(r->c->ctx, oid);
+}
+
+/* Noted at its first slice. */
+static bool is_cold(void *ctx, const struct ht_obj *o) HT_REQUIRES(HT_LOCK_STORE)
+{
+    struct ht_recompress_round *r = ctx;
+    const struct ht_recompress_seen now = {o->oid, o->version};
+
+    if (r->walk.chunk == 0) {
+        assert(r->seen_count < r->walk.count);
+        r->seen[r->seen_count++] = now;
+    }
+    return o->obj_class == HT_CLASS_DURABLE && o->published && !o->deleted && !o->dirty && !o->unpublished &&
+        !o->extra->shm && was_seen(r->c, &now);
+}
 
 static bool is_candidate(const struct ht_store *s, const struct ht_chunk *c) HT_REQUIRES(HT_LOCK_STORE)
 {
@@ -149,166 +166,49 @@ static bool is_candidate(const struct ht_store *s, const struct ht_chunk *c) HT_
         (c->slot == HT_SLOT_NONE || !ht_arena_image(s->arena, c->slot)->dirty);
 }
 
-static bool is_cold(struct ht_recompress_round *r, const struct ht_obj *o) HT_REQUIRES(HT_LOCK_STORE)
+static int look_at(void *ctx, struct ht_obj *o, struct ht_chunk *c, uint64_t index) HT_REQUIRES(HT_LOCK_STORE)
 {
-    struct ht_recompress_seen now = {o->oid, o->version};
+    struct ht_recompress_round *r = ctx;
 
-    if (r->index == 0)
-        r->seen[r->seen_count++] = now;
-    return o->obj_class == HT_CLASS_DURABLE && o->published && !o->deleted && !o->dirty && !o->unpublished &&
-        !o->extra->shm && was_seen(r->c, &now);
+    if (!is_candidate(r->s, c))
+        return HT_WALK_ON;
+    if (ht_ref_copy(&r->was, &c->pub))
+        return -ENOMEM;
+    o->refs++; /* only while the engine reads: a deleted object keeps its space as long as it is held */
+    r->obj = o;
+    r->index = index;
+    return HT_WALK_TAKEN;
 }
 
-enum { NONE, FOUND, LATER };
+static const struct ht_walk_visitor visitor = {.wants = may_be, .object = is_cold, .chunk = look_at};
 
-/* FOUND: a copy of the next reference to try from r->index on. LATER: it goes on there. Or -ENOMEM. */
-static int find(struct ht_recompress_round *r, struct ht_obj *o, struct ht_ref *out) HT_REQUIRES(HT_LOCK_STORE)
+/* A slice, and the chunk that it found. */
+static int next(struct ht_recompress_round *r, uint64_t *out_bytes)
 {
-    struct ht_chunk *c;
-    unsigned looked = 0;
+    int rc = ht_walk_slice(&r->walk, &visitor, r, SLICE_CHUNKS);
 
-    if (!is_cold(r, o))
-        return NONE;
-    ht_chunk_for_each_from(c, o, r->index)
-    {
-        if (looked++ == SLICE_CHUNKS)
-            return LATER;
-        if (is_candidate(r->s, c))
-            return ht_ref_copy(out, &c->pub) ? -ENOMEM : FOUND;
-    }
-    return NONE;
-}
-
-static int read_content(struct ht_recompress_round *r, struct ht_obj *o, const struct ht_ref *ref)
-{
-    const struct ht_permit_request request = ht_admission_of_ref(r->s, ref);
-    struct ht_chunk_io io = {.obj = o, .index = r->index, .ref = *ref};
-    struct ht_permit permit;
-
-    ht_permit_get(&r->s->gate, &request, &permit);
-    ht_chunk_read_start(&io, r->ring, r->raw);
-    int rc = ht_chunk_read_finish_quietly(&io, r->ring);
-    ht_permit_put(&permit);
-    r->bytes += request.bytes;
-    return rc;
-}
-
-static int write_frame(struct ht_recompress_round *r, struct ht_obj *o, const struct ht_ref *was, uint32_t len,
-                       struct ht_ref *out)
-{
-    struct ht_permit_request request = ht_admission_of_ref(r->s, was);
-    struct ht_permit permit;
-
-    request.direction = HT_DIRECTION_WRITE;
-    ht_permit_get(&r->s->gate, &request, &permit);
-    int rc = ht_relocate_begin_frame(o, r->ring, r->frame, len, was, out);
-    ht_permit_put(&permit);
-    r->bytes += ht_round_up(len, HT_BLOCK_BYTES);
-    return rc;
-}
-
-/* The next round does not try it again. */
-static void keep_raw(struct ht_recompress_round *r, struct ht_obj *o, const struct ht_ref *was)
-{
-    ht_store_lock(r->s);
-    struct ht_chunk *c = ht_chunk_find(o, r->index);
-    if (c && (c->flags & HT_CH_PUB) && ht_ref_same_place(&c->pub, was))
-        c->pub.kept_raw = 1;
-    ht_store_unlock(r->s);
-}
-
-/* For the longest frame, before anything is read for it. */
-static bool has_space(struct ht_store *s, const struct ht_ref *was)
-{
-    ht_store_lock(s);
-    bool has = ht_alloc_available(s->alloc) + 1 >= ht_ref_blocks(was);
-    ht_store_unlock(s);
-    return has;
-}
-
-static int swap(struct ht_recompress_round *r, struct ht_obj *o, const struct ht_ref *was, struct ht_ref *ref)
-{
-    uint32_t before = ht_ref_blocks(was), after = ht_ref_blocks(ref);
-
-    int rc = ht_relocate_publish(o, r->index, was, ref);
-    if (rc)
+    if (!r->obj)
         return rc;
-    r->c->chunks++;
-    r->c->raw_bytes += (uint64_t)before * HT_BLOCK_BYTES;
-    r->c->saved_bytes += (uint64_t)(before - after) * HT_BLOCK_BYTES;
-    return 0;
-}
-
-/*
- * 1; or an error, and the round ends. A chunk that cannot be read, that changed or that is in use concerns this chunk
- * alone.
- */
-static int try_chunk(struct ht_recompress_round *r, struct ht_obj *o, const struct ht_ref *was)
-{
-    struct ht_ref ref = {0};
-
-    if (!has_space(r->s, was))
-        return -ENOSPC;
-    int rc = read_content(r, o, was);
-    if (rc == -EIO)
-        keep_raw(r, o, was); /* until the next mount */
-    if (rc)
-        return rc == -ENOMEM ? rc : 1;
-    int len = ht_codec_encode(r->encoder, r->raw, was->visible, r->frame);
-    if (len < 0)
-        return len;
-    if (!len || ht_div_up((uint32_t)len, HT_BLOCK_BYTES) >= ht_ref_blocks(was)) {
-        keep_raw(r, o, was);
-        r->c->kept_raw++;
-        return 1;
-    }
-    rc = ht_store_need_feature(r->s, HT_FEAT_REFUSE_PLANES); /* durable before the first frame */
     if (!rc)
-        rc = write_frame(r, o, was, (uint32_t)len, &ref);
-    if (!rc)
-        rc = swap(r, o, was, &ref);
-    return rc == -ESTALE || rc == -EAGAIN || rc == 0 ? 1 : rc;
-}
-
-/* One chunk. 1: there may be more; 0: that was all; or as try_chunk. */
-static int next(struct ht_recompress_round *r)
-{
-    struct ht_store *s = r->s;
-    struct ht_ref ref;
-
-    if (r->at == r->count)
-        return 0;
-    bool wanted = r->index > 0 || r->c->may(r->c->ctx, r->oids[r->at]);
-    ht_store_lock(s);
-    struct ht_obj *o = wanted ? ht_obj_find_locked(s, r->oids[r->at]) : NULL;
-    o = o && !o->dead ? o : NULL;
-    int found = o ? find(r, o, &ref) : NONE, rc = found < 0 ? found : 0;
-    if (o)
-        o->refs++; /* only while the engine reads: a deleted object keeps its space as long as it is held */
-    ht_store_unlock(s);
-    if (found == FOUND) {
-        rc = try_chunk(r, o, &ref);
-        ht_ref_forget(&ref);
-    }
-    if (o)
-        ht_obj_put(o);
-    r->index = found == NONE ? 0 : r->index + (found == FOUND);
-    r->at += found == NONE;
-    return rc < 0 ? rc : 1;
-}
-
-/* 1: there is more; 0: the round has ended; or the error that ended it. */
-static int go_on(struct ht_recompress_round *r, uint64_t most_bytes)
-{
-    int rc = 1;
-
-    r->bytes = 0;
-    r->ring = ht_store_ring(r->s);
-    if (!r->ring)
-        rc = -ENOMEM;
-    for (unsigned n = 0; rc > 0 && n < STEP_LOOKS && r->bytes < most_bytes && !r->s->waits.stopping; n++)
-        rc = next(r);
+        rc = ht_recompress_batch_add(&r->batch, r->obj, r->index, &r->was, out_bytes);
+    ht_ref_forget(&r->was);
+    ht_obj_put(r->obj);
+    r->obj = NULL;
     return rc;
+}
+
+/* 1: there is more; 0: all was walked; or the error that ends the round. */
+static int go_on(struct ht_recompress_round *r, uint64_t most_bytes, uint64_t *out_bytes)
+{
+    uint64_t most = ht_min_u64(most_bytes, STEP_BYTES), until_ns = ht_now_ns() + STEP_NS;
+    int rc = 0;
+
+    while (!rc && *out_bytes < most && ht_now_ns() < until_ns && !ht_walk_is_over(&r->walk) &&
+           !ht_recompress_batch_is_full(&r->batch))
+        rc = next(r, out_bytes);
+    if (!rc && ht_recompress_batch_is_full(&r->batch))
+        rc = ht_recompress_batch_publish(&r->batch);
+    return rc ? rc : !ht_walk_is_over(&r->walk);
 }
 
 /* ---------------------------------------------------------------- the engine */
@@ -324,19 +224,19 @@ static enum ht_step step(void *ctx, struct ht_budget *b)
     struct ht_recompress *c = &s->engine->recompress;
     uint64_t now = ht_now_ns();
 
-    if (!c->may || ht_is_read_only(s) || !c->may(c->ctx, 0))
+    if (!c->may || ht_is_read_only(s) || !c->may(c->ctx, 0)) {
+        ht_recompress_stop(c);
         return HT_STEP_IDLE;
+    }
     b->at_ns = c->next_ns;
     if (!c->round && now < c->next_ns)
         return HT_STEP_IDLE;
     if (!c->round && round_new(s, &c->round))
         return HT_STEP_BLOCKED;
-    struct ht_recompress_round *r = c->round;
-    int rc = go_on(r, b->most_bytes);
-    b->bytes = r->bytes;
-    if (rc > 0)
+    if (go_on(c->round, b->most_bytes, &b->bytes) > 0)
         return HT_STEP_WORKED;
-    round_end(r);
+    int rc = round_end(c->round);
+    (void)rc; /* the next round tries again */
     b->at_ns = c->next_ns = ht_now_ns() + after_ns(s);
     return HT_STEP_IDLE;
 }
@@ -369,6 +269,12 @@ const struct ht_engine_type ht_recompress_engine = {
     .values = values,
 };
 
+void ht_recompress_stop(struct ht_recompress *c)
+{
+    if (c->round)
+        ht_recompress_batch_give_back(&c->round->batch);
+}
+
 void ht_recompress_destroy(struct ht_recompress *c)
 {
     round_free(c->round);
@@ -395,14 +301,17 @@ void ht_store_wake_compress(struct ht_store *s)
 int ht_store_compress(struct ht_store *s)
 {
     struct ht_recompress *c = &s->engine->recompress;
+    uint64_t bytes;
 
     if (ht_is_read_only(s))
         return -EROFS;
     int rc = c->round ? 0 : round_new(s, &c->round);
     if (rc)
         return rc;
-    while ((rc = go_on(c->round, UINT64_MAX)) > 0 && !s->waits.stopping)
-        ;
-    round_end(c->round);
-    return rc;
+    do {
+        bytes = 0;
+        rc = go_on(c->round, UINT64_MAX, &bytes);
+    } while (rc > 0 && !s->waits.stopping);
+    int ended = round_end(c->round);
+    return rc ? rc : ended;
 }

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * move.c - gives stored bytes another place, with all of their owners at once; many in one transaction.
+ * move.c - gives stored bytes another place, with all of their owners at once; many in one transaction. Or a compressed
+ * frame takes the place of raw bytes with one owner.
  *
  *   read, write, flush -> transaction: a record with the new place for each owner -> the old place is a deferred free
  *
@@ -8,8 +9,8 @@
  * twice. So it names all owners, and the count of owners says whether one is missing: then the bytes stay.
  *
  * No chunk is held before the transaction. In it everything is looked at again: any change of any owner in between
- * wins, and the bytes stay where they are for all. As with a relocation (relocate.c) only the place changes, so this
- * may come in the middle of a step.
+ * wins, and the bytes stay where they are for all. As with a relocation (relocate.c) the content stays the same, so
+ * this may come in the middle of a step.
  */
 #include <stdlib.h>
 
@@ -29,12 +30,28 @@
 #include "tiering/txn/txn.h"
 #include "tiering/txn/txn_priv.h"
 
-int ht_move_write(struct ht_move *m, struct ht_ring *ring, void *bytes, struct ht_alloc_hint hint)
+int ht_move_write(struct ht_move *m, struct ht_ring *ring, void *bytes, uint32_t frame_bytes, bool compacts)
 {
     struct ht_chunk_io io = {.obj = m->owner[0].obj};
+    struct ht_store *s = io.obj->s;
+    struct ht_permit permit;
 
-    ht_chunk_write_prepare_copy(&io, bytes, &m->was);
-    int rc = ht_txn_write_copy(&io, ring, ht_ref_extents(&m->was), hint);
+    if (frame_bytes)
+        ht_chunk_write_prepare_frame(&io, bytes, frame_bytes, m->was.visible);
+    else
+        ht_chunk_write_prepare_copy(&io, bytes, &m->was);
+    uint32_t blocks = (uint32_t)ht_div_up(io.ref.stored, HT_BLOCK_BYTES);
+    ht_store_lock(s);
+    int device = ht_alloc_assign(s->alloc, blocks, HT_ALLOC_HINT_NONE);
+    ht_store_unlock(s);
+    if (device < 0)
+        return -ENOSPC;
+    const struct ht_permit_request request = {
+        .dev = s->dev[device], .direction = HT_DIRECTION_WRITE, .bytes = blocks * HT_BLOCK_BYTES};
+    ht_permit_get(&s->gate, &request, &permit);
+    int rc = ht_txn_write_copy(&io, ring, ht_ref_extents(&m->was),
+                               (struct ht_alloc_hint){.device = device, .compacts = compacts});
+    ht_permit_put(&permit);
     if (!rc)
         m->now = io.ref;
     m->flush_error_passes = io.xfer.flush_error_passes;
@@ -64,6 +81,12 @@ bool ht_move_may(struct ht_store *s, const struct ht_move *m)
             return false;
     const struct ht_refcount *e = ht_refcount_find(s, &chunk_of(&m->owner[0])->pub);
     return (e ? e->owners : 1) == m->owners || HT_MUTANT("owner-left-behind");
+}
+
+/* A frame has only the content that was visible when it was made. */
+static bool has_content(const struct ht_move *m) HT_REQUIRES(HT_LOCK_STORE)
+{
+    return m->now.codec == m->was.codec || chunk_of(&m->owner[0])->pub.visible <= m->now.visible;
 }
 
 /* A copy of the new reference for each owner, and owners for all but the first. Changes nothing if it fails. */
@@ -98,7 +121,7 @@ static void move_owner(const struct ht_move_owner *w, const struct ht_ref *ref, 
     struct ht_chunk *c = chunk_of(w);
     struct ht_ref now = *ref;
 
-    now.visible = c->pub.visible;
+    now.visible = c->pub.visible; /* fewer, if a truncation was published after the bytes had been read */
     now.kept_raw = c->pub.kept_raw;
     c->generation++;
     ht_record_chunk(&tx->records, o, w->index, c, &now);
@@ -114,7 +137,7 @@ static void move_owner(const struct ht_move_owner *w, const struct ht_ref *ref, 
 /* All owners or none. In a transaction, lock held. */
 static void move(struct ht_store *s, struct ht_move *m, struct ht_tx *tx) HT_REQUIRES(HT_LOCK_STORE)
 {
-    if (!ht_ref_holds(&m->now) || !ht_move_may(s, m) || ht_ref_endangered(s, &m->now))
+    if (!ht_ref_holds(&m->now) || !ht_move_may(s, m) || !has_content(m) || ht_ref_endangered(s, &m->now))
         return;
     struct ht_ref *ref = make_refs(s, m);
     if (!ref)

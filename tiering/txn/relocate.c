@@ -78,32 +78,17 @@ int ht_txn_write_copy(struct ht_chunk_io *io, struct ht_ring *ring, unsigned ext
     return rc;
 }
 
-static int write_and_flush(struct ht_chunk_io *io, struct ht_ring *ring, unsigned extents_max, struct ht_ref *out)
-{
-    int rc = ht_txn_write_copy(io, ring, extents_max, HT_ALLOC_HINT_NONE);
-
-    if (!rc)
-        rc = flush_out(io);
-    if (!rc)
-        *out = io->ref;
-    return rc;
-}
-
 int ht_relocate_begin(struct ht_obj *o, struct ht_ring *ring, void *bytes, uint32_t len, struct ht_ref *out)
 {
     struct ht_chunk_io io = {.obj = o};
 
     ht_chunk_write_prepare(&io, bytes, len);
-    return write_and_flush(&io, ring, UINT_MAX, out);
-}
-
-int ht_relocate_begin_frame(struct ht_obj *o, struct ht_ring *ring, void *frame, uint32_t len, const struct ht_ref *was,
-                            struct ht_ref *out)
-{
-    struct ht_chunk_io io = {.obj = o};
-
-    ht_chunk_write_prepare_frame(&io, frame, len, was->visible);
-    return write_and_flush(&io, ring, ht_ref_extents(was), out);
+    int rc = ht_txn_write_copy(&io, ring, UINT_MAX, HT_ALLOC_HINT_NONE);
+    if (!rc)
+        rc = flush_out(&io);
+    if (!rc)
+        *out = io.ref;
+    return rc;
 }
 
 /*
@@ -160,13 +145,6 @@ static int publish(struct ht_obj *o, uint64_t index, const struct ht_ref *was, s
     if (ht_ref_holds(ref))
         give_back(o->s, ref);
     return rc;
-}
-
-int ht_relocate_publish(struct ht_obj *o, uint64_t index, const struct ht_ref *was, struct ht_ref *ref)
-{
-    uint64_t lsn;
-
-    return publish(o, index, was, ref, &lsn);
 }
 
 int ht_relocate_end(struct ht_obj *o, uint64_t index, const struct ht_ref *was, struct ht_ref *ref)

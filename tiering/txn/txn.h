@@ -40,24 +40,18 @@ int ht_store_need_feature(struct ht_store *s, uint64_t bit) HT_EXCLUDES(HT_LOCK_
 /* ------------------------------------------------------------ relocation */
 
 /*
- * relocate.c: published bytes to another place, as they are or as a compressed frame. No lock, no chunk held.
- * begin: write len bytes (room for whole blocks) to new space, and flush; a frame of `was` takes no more pieces. end:
- * publish and make durable that the published reference `was` of the chunk is there now; *ref is used
- * up. -ENOSPC; -ESTALE, -EAGAIN: the chunk changed or is busy, nothing was done. publish: end,
- * but the next sync of the log makes it durable.
+ * relocate.c: published bytes to another place, as they are. No lock, no chunk held. begin: write len bytes (room for
+ * whole blocks) to new space, and flush. end: publish and make durable that the published reference `was` of the chunk
+ * is there now; *ref is used up. -ENOSPC; -ESTALE, -EAGAIN: the chunk changed or is busy, nothing was done.
  */
 int ht_relocate_begin(struct ht_obj *o, struct ht_ring *ring, void *bytes, uint32_t len, struct ht_ref *out)
-    HT_EXCLUDES(HT_LOCK_STORE) HT_MUST_CHECK;
-int ht_relocate_begin_frame(struct ht_obj *o, struct ht_ring *ring, void *frame, uint32_t len, const struct ht_ref *was,
-                            struct ht_ref *out) HT_EXCLUDES(HT_LOCK_STORE) HT_MUST_CHECK;
-int ht_relocate_publish(struct ht_obj *o, uint64_t index, const struct ht_ref *was, struct ht_ref *ref)
     HT_EXCLUDES(HT_LOCK_STORE) HT_MUST_CHECK;
 int ht_relocate_end(struct ht_obj *o, uint64_t index, const struct ht_ref *was, struct ht_ref *ref)
     HT_EXCLUDES(HT_LOCK_STORE) HT_MUST_CHECK;
 
 /* ---------------------------------------------------------------- moving */
 
-/* move.c: stored bytes with all of their owners. */
+/* move.c: stored bytes with all of their owners; or a compressed frame instead of the raw bytes of one. */
 struct ht_move_owner {
     struct ht_obj *obj; /* the caller keeps its reference */
     uint64_t index;
@@ -70,10 +64,11 @@ struct ht_move {
     bool moved;                  /* out */
 };
 /*
- * Writes bytes as they are stored at m->was (room for whole blocks) to a new place, unflushed. No lock, no chunk held.
- * -ENOSPC, -EIO: m->now is empty.
+ * Writes bytes (room for whole blocks) to a new place, unflushed: as they are stored at m->was, or a compressed frame
+ * of that content with so many bytes. It takes no more pieces than m->was has. The call waits for the permit of the
+ * device. compacts: the place is one that compaction fills. No lock, no chunk held. -ENOSPC, -EIO: m->now is empty.
  */
-int ht_move_write(struct ht_move *m, struct ht_ring *ring, void *bytes, struct ht_alloc_hint hint)
+int ht_move_write(struct ht_move *m, struct ht_ring *ring, void *bytes, uint32_t frame_bytes, bool compacts)
     HT_EXCLUDES(HT_LOCK_STORE) HT_MUST_CHECK;
 /* Are the owners that m names all there are, and has none changed? Asked again when m is published. */
 bool ht_move_may(struct ht_store *s, const struct ht_move *m) HT_REQUIRES(HT_LOCK_STORE);

@@ -15,6 +15,8 @@
 #include "tiering/api/compress.h"
 #include "tiering/base/event.h"
 #include "tiering/base/fault.h"
+#include "tiering/engine/engine.h"
+#include "tiering/engine/recompress.h"
 #include "tiering/object/chunk.h"
 #include "tiering/object/ref.h"
 
@@ -31,13 +33,20 @@ static void count_event(void *ctx, const struct ht_event *e)
     bad_reads += e->code == HT_EVENT_CHECKSUM;
 }
 
+static uint64_t none, last_oid;
+static void (*meanwhile)(void); /* once, when the engine comes to last_oid */
+
 /* ctx: an object that may not be; 0: all may. */
 static bool may(void *ctx, uint64_t id)
 {
+    void (*change)(void) = id && id == last_oid ? meanwhile : NULL;
+
+    if (change) {
+        meanwhile = NULL;
+        change();
+    }
     return id == 0 || id != *(uint64_t *)ctx;
 }
-
-static uint64_t none;
 
 static void allow(void)
 {
@@ -99,7 +108,7 @@ static void put(uint64_t off, size_t n)
 
 static void begin(uint32_t chunk_bytes)
 {
-    none = 0;
+    none = last_oid = 0;
     bad_reads = 0;
     ht_event_set_sink(count_event, NULL);
     fresh(STORE_MIB, false);
@@ -399,6 +408,149 @@ START_TEST(a_long_object_is_looked_at_in_parts)
 }
 END_TEST
 
+/* ---------------------------------------------------------- frames that wait */
+
+/* 48 chunks: a flush for the frames, and one for the superblock that names the feature. */
+START_TEST(frames_share_a_flush_and_a_transaction)
+{
+    teardown();
+    begin(SMALL);
+    compress();
+    uint64_t flushes = stats().device_flushes;
+    compress();
+    ck_assert_uint_eq(figure("chunks"), BYTES / SMALL + 1);
+    ck_assert_uint_le(stats().device_flushes - flushes, 4);
+    expect_all();
+}
+END_TEST
+
+static struct ht_obj *copy;
+
+static void rewrite_it(void)
+{
+    content_bf16(content, MIB, 77);
+    put(0, MIB);
+    sync_object();
+}
+
+static void rewrite_it_unpublished(void)
+{
+    content_bf16(content, MIB, 78);
+    put(0, MIB);
+}
+
+static void cut_it(void)
+{
+    ck_assert_int_eq(ht_obj_truncate(obj, MIB / 2), 0);
+    sync_object();
+    ck_assert_int_eq(ht_obj_truncate(obj, BYTES), 0);
+    sync_object();
+    memset(content + MIB / 2, 0, BYTES - MIB / 2);
+}
+
+static void delete_it(void)
+{
+    struct ht_tx *tx;
+
+    ck_assert_int_eq(ht_tx_begin(s, 4096, &tx), 0);
+    ht_obj_delete(obj, tx);
+    ck_assert_int_eq(ht_tx_commit(tx, NULL), 0);
+    ht_obj_put(obj);
+    obj = NULL;
+}
+
+static void clone_it(void)
+{
+    ck_assert_int_eq(ht_obj_clone(obj, 0, copy, 0, BYTES), BYTES);
+    ck_assert_int_eq(ht_obj_sync(copy), 0);
+}
+
+/* Whatever happens between the write of a frame and its transaction wins, and no space is lost. */
+START_TEST(what_happens_while_frames_wait_wins)
+{
+    static const struct {
+        void (*change)(void);
+        unsigned codec[CHUNKS]; /* afterwards */
+    } cases[] = {
+        {rewrite_it, {HT_CODEC_RAW, HT_CODEC_PLANES, HT_CODEC_PLANES}},
+        {rewrite_it_unpublished, {HT_CODEC_PLANES, HT_CODEC_PLANES, HT_CODEC_PLANES}},
+        {cut_it, {HT_CODEC_PLANES, 0, 0}},
+        {clone_it, {HT_CODEC_RAW, HT_CODEC_RAW, HT_CODEC_RAW}},
+        {delete_it, {0}},
+    };
+
+    uint64_t available = stats().available_bytes + stored();
+    copy = object(MIB, 0);
+    struct ht_obj *last = object(MIB, 0);
+    last_oid = ht_obj_id(last);
+    ck_assert_uint_gt(last_oid, oid);
+    compress();
+    meanwhile = cases[_i].change;
+    compress();
+    ck_assert_ptr_null(meanwhile);
+    for (unsigned i = 0; obj && i < CHUNKS; i++)
+        ck_assert_uint_eq(codec_of(i), cases[_i].codec[i]);
+    ht_obj_put(last);
+    ht_obj_put(copy);
+    if (obj) {
+        sync_object();
+        expect_all();
+        begin_again(crash);
+        expect_all();
+    } else { /* the space of its content and of its frames */
+        ck_assert_int_eq(ht_store_commit(s), 0);
+        ck_assert_uint_eq(stats().available_bytes, available);
+    }
+}
+END_TEST
+
+static bool may_not(void *ctx, uint64_t id)
+{
+    (void)ctx;
+    (void)id;
+    return false;
+}
+
+/* By an engine that may compress nothing more (0), or that stops (1). */
+START_TEST(frames_that_wait_are_given_back)
+{
+    uint64_t available = stats().available_bytes;
+    struct ht_budget b = {.most_bytes = UINT64_MAX};
+
+    compress();
+    ck_assert_int_eq(ht_recompress_engine.step(s, &b), HT_STEP_WORKED);
+    ck_assert_uint_gt(b.bytes, 0);
+    ck_assert_uint_lt(stats().available_bytes, available);
+    ck_assert_uint_eq(figure("chunks"), 0);
+    if (_i) {
+        ht_engine_stop(s);
+    } else {
+        ht_store_set_compress(s, may_not, NULL);
+        ck_assert_int_eq(ht_recompress_engine.step(s, &b), HT_STEP_IDLE);
+    }
+    ck_assert_uint_eq(stats().available_bytes, available);
+    expect_all();
+}
+END_TEST
+
+/* The flush fails: no chunk has a frame, and all have their content. */
+START_TEST(frames_that_are_not_flushed_are_not_published)
+{
+    compress();
+    ck_assert_int_eq(ht_store_mark_compressed(s), 0);
+    uint64_t before = stored();
+    dev_fail(dev, HT_IO_FLUSH, 1, false);
+    ck_assert_int_eq(ht_store_compress(s), -EIO);
+    ck_assert_uint_eq(figure("chunks"), 0);
+    ck_assert_uint_eq(stored(), before);
+    expect_all();
+    ck_assert_int_eq(ht_store_commit(s), 0);
+    compress();
+    ck_assert_uint_eq(figure("chunks"), CHUNKS);
+    expect_all();
+}
+END_TEST
+
 /* --------------------------------------------------- compressed content changes */
 
 START_TEST(a_part_is_written)
@@ -627,6 +779,10 @@ int main(void)
     tcase_add_test(raw, small_chunks_too);
     tcase_add_test(raw, a_long_object_is_looked_at_in_parts);
     tcase_add_test(raw, whichever_thread_changes_a_chunk_first_wins);
+    tcase_add_test(raw, frames_share_a_flush_and_a_transaction);
+    tcase_add_loop_test(raw, what_happens_while_frames_wait_wins, 0, 5);
+    tcase_add_loop_test(raw, frames_that_wait_are_given_back, 0, 2);
+    tcase_add_test(raw, frames_that_are_not_flushed_are_not_published);
     tcase_add_checked_fixture(compressed, setup_compressed, teardown);
     tcase_set_timeout(compressed, 120);
     tcase_add_test(compressed, a_part_is_written);

@@ -1,0 +1,35 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* recompress.h - inside engine/: lossless compression in the background. */
+#ifndef HITRAIN_TIERING_ENGINE_RECOMPRESS_H
+#define HITRAIN_TIERING_ENGINE_RECOMPRESS_H
+
+#include <stdatomic.h>
+
+#include "tiering/base/base.h"
+#include "tiering/base/guarded.h"
+#include "tiering/api/compress.h"
+#include "tiering/engine/scheduler.h"
+
+struct ht_store;
+struct ht_recompress_round;
+struct ht_recompress_seen;
+
+/* The engine's thread alone touches what is not atomic. */
+struct ht_recompress {
+    ht_compress_fn may; /* with ctx fixed before the mount */
+    void *ctx;
+    struct ht_recompress_round *round; /* the one that goes on, or NULL */
+    struct ht_recompress_seen *seen;   /* in the round before */
+    size_t seen_count;
+    uint64_t next_ns; /* when the next round is due */
+    _Atomic uint64_t chunks, raw_bytes, saved_bytes, kept_raw, bytes;
+};
+
+extern const struct ht_engine_type ht_recompress_engine;
+uint64_t ht_recompress_rate_bytes(const struct ht_store *s);
+uint64_t ht_recompress_bytes(const struct ht_recompress *c); /* heap */
+/* Gives back the space of frames that wait. No step runs; also as a part of one. */
+void ht_recompress_stop(struct ht_recompress *c) HT_EXCLUDES(HT_LOCK_STORE);
+void ht_recompress_destroy(struct ht_recompress *c);
+
+#endif

@@ -1,0 +1,252 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * recompress_batch.c - compressed frames of published chunks.
+ *
+ *   copy of the reference -> read, verify -> encode --no gain--> marked, until it is written again
+ *                                              | gain
+ *                                              v
+ *                           write the frame to new space, and it waits
+ *                                              | 64 frames, 8 MiB of them, or the end of the round
+ *                                              v
+ *                           one flush -> one transaction: each chunk has its frame
+ *
+ * No chunk, no object and no lock is held while frames wait. So a chunk may change before its frame is published: then
+ * the transaction leaves it as it is, and the frame's space is free again (txn/move.c). What the checksum of the
+ * reference does not cover was freed meanwhile, and is left alone. Damage is scrub's.
+ *
+ * Frames that wait take space. So they are at most a quarter of what is available, and a store that has no space for
+ * the next frame publishes first, and waits until the space of the raw chunks is free.
+ */
+#include <stdlib.h>
+
+#include "tiering/codec/frame.h"
+#include "tiering/api/object.h"
+#include "tiering/api/tx.h"
+#include "tiering/object/chunk.h"
+#include "tiering/object/context.h"
+#include "tiering/object/deferred_free.h"
+#include "tiering/object/object.h"
+#include "tiering/object/ref.h"
+#include "tiering/data/admission.h"
+#include "tiering/data/chunk_io.h"
+#include "tiering/engine/engine_priv.h"
+#include "tiering/engine/recompress_batch.h"
+
+enum {
+    WAITING_BLOCKS_MAX = 8 * HT_ALLOC_GROUP_BLOCKS,
+    WAITING_SHARE = 4, /* of the available space */
+};
+
+int ht_recompress_batch_init(struct ht_recompress_batch *b, struct ht_store *s, struct ht_recompress *figures)
+{
+    *b = (struct ht_recompress_batch){.s = s, .figures = figures};
+    b->raw = aligned_alloc(HT_BLOCK_BYTES, HT_CHUNK_BYTES);
+    b->frame = aligned_alloc(HT_BLOCK_BYTES, HT_CHUNK_BYTES);
+    if (!b->raw || !b->frame)
+        return -ENOMEM;
+    return ht_encoder_new(&b->encoder);
+}
+
+static void forget_waiting(struct ht_recompress_batch *b)
+{
+    for (unsigned i = 0; i < b->count; i++) {
+        ht_ref_forget(&b->move[i].was);
+        ht_ref_forget(&b->move[i].now);
+    }
+    b->count = 0;
+    b->blocks = 0;
+}
+
+void ht_recompress_batch_destroy(struct ht_recompress_batch *b)
+{
+    forget_waiting(b);
+    ht_encoder_free(b->encoder);
+    free(b->raw);
+    free(b->frame);
+}
+
+uint64_t ht_recompress_batch_bytes(const struct ht_recompress_batch *b)
+{
+    return ht_encoder_bytes(b->encoder) + 2 * HT_CHUNK_BYTES;
+}
+
+/* --------------------------------------------------------------- publishing */
+
+static void free_frame(struct ht_recompress_batch *b, unsigned i) HT_REQUIRES(HT_LOCK_STORE)
+{
+    if (ht_ref_holds(&b->move[i].now))
+        ht_free_ref_now(b->s, &b->move[i].now);
+}
+
+/* Those whose objects are still there, with a reference to each, come first in move[]. Their number. */
+static unsigned take_objects(struct ht_recompress_batch *b)
+{
+    unsigned n = 0;
+
+    ht_store_lock(b->s);
+    for (unsigned i = 0; i < b->count; i++) {
+        struct ht_obj *o = ht_obj_find_locked(b->s, b->oid[i]);
+        if (!o || o->dead) {
+            free_frame(b, i);
+            ht_ref_forget(&b->move[i].was);
+            continue;
+        }
+        o->refs++;
+        b->owner[n] = (struct ht_move_owner){o, b->owner[i].index};
+        b->move[n] = b->move[i];
+        b->move[n].owner = &b->owner[n];
+        n++;
+    }
+    b->count = n;
+    ht_store_unlock(b->s);
+    return n;
+}
+
+static void put_objects(struct ht_recompress_batch *b)
+{
+    ht_store_lock(b->s);
+    for (unsigned i = 0; i < b->count; i++) {
+        ht_obj_put_locked(b->owner[i].obj);
+        b->owner[i].obj = NULL;
+    }
+    ht_store_unlock(b->s);
+}
+
+int ht_recompress_batch_publish(struct ht_recompress_batch *b)
+{
+    uint32_t before[HT_RECOMPRESS_FRAMES_MAX], after[HT_RECOMPRESS_FRAMES_MAX];
+    unsigned n = take_objects(b);
+    uint64_t lsn = 0;
+
+    for (unsigned i = 0; i < n; i++) {
+        before[i] = ht_ref_blocks(&b->move[i].was);
+        after[i] = ht_ref_blocks(&b->move[i].now);
+    }
+    int rc = n ? ht_move_publish(b->s, b->move, n, &lsn) : 0;
+    b->lsn = lsn ? lsn : b->lsn;
+    for (unsigned i = 0; !rc && i < n; i++) {
+        if (!b->move[i].moved)
+            continue;
+        b->figures->chunks++;
+        b->figures->raw_bytes += (uint64_t)before[i] * HT_BLOCK_BYTES;
+        b->figures->saved_bytes += (uint64_t)(before[i] - after[i]) * HT_BLOCK_BYTES;
+    }
+    put_objects(b);
+    forget_waiting(b);
+    return rc;
+}
+
+void ht_recompress_batch_give_back(struct ht_recompress_batch *b)
+{
+    ht_store_lock(b->s);
+    for (unsigned i = 0; i < b->count; i++)
+        free_frame(b, i);
+    ht_store_unlock(b->s);
+    forget_waiting(b);
+}
+
+/* -------------------------------------------------------------------- space */
+
+static uint64_t available(struct ht_store *s)
+{
+    ht_store_lock(s);
+    uint64_t blocks = ht_alloc_available(s->alloc);
+    ht_store_unlock(s);
+    return blocks;
+}
+
+bool ht_recompress_batch_is_full(struct ht_recompress_batch *b)
+{
+    return b->count == HT_RECOMPRESS_FRAMES_MAX || b->blocks >= WAITING_BLOCKS_MAX ||
+        b->blocks * WAITING_SHARE > available(b->s);
+}
+
+/* For the longest frame, before anything is read for it. The raw chunks of frames that wait may have it. */
+static int need_space(struct ht_recompress_batch *b, const struct ht_ref *was)
+{
+    if (available(b->s) + 1 >= ht_ref_blocks(was))
+        return 0;
+    int rc = ht_recompress_batch_publish(b);
+    if (!rc && b->lsn)
+        rc = ht_store_sync(b->s, b->lsn);
+    if (rc)
+        return rc;
+    b->lsn = 0;
+    return available(b->s) + 1 >= ht_ref_blocks(was) ? 0 : -ENOSPC;
+}
+
+/* ------------------------------------------------------------------ a chunk */
+
+static int read_content(struct ht_recompress_batch *b, struct ht_ring *ring, struct ht_obj *o, uint64_t index,
+                        const struct ht_ref *ref)
+{
+    const struct ht_permit_request request = ht_admission_of_ref(b->s, ref);
+    struct ht_chunk_io io = {.obj = o, .index = index, .ref = *ref};
+    struct ht_permit permit;
+
+    ht_permit_get(&b->s->gate, &request, &permit);
+    ht_chunk_read_start(&io, ring, b->raw);
+    int rc = ht_chunk_read_finish_quietly(&io, ring);
+    ht_permit_put(&permit);
+    return rc;
+}
+
+/* No later round tries it again. */
+static void keep_raw(struct ht_store *s, struct ht_obj *o, uint64_t index, const struct ht_ref *was)
+{
+    ht_store_lock(s);
+    struct ht_chunk *c = ht_chunk_find(o, index);
+    if (c && (c->flags & HT_CH_PUB) && ht_ref_same_place(&c->pub, was))
+        c->pub.kept_raw = 1;
+    ht_store_unlock(s);
+}
+
+/* The frame waits then. */
+static int write_frame(struct ht_recompress_batch *b, struct ht_ring *ring, struct ht_obj *o, uint64_t index,
+                       const struct ht_ref *was, uint32_t len)
+{
+    struct ht_move *m = &b->move[b->count];
+
+    b->owner[b->count] = (struct ht_move_owner){o, index};
+    b->oid[b->count] = o->oid;
+    *m = (struct ht_move){.owner = &b->owner[b->count], .owners = 1};
+    int rc = ht_ref_copy(&m->was, was);
+    if (rc)
+        return rc;
+    rc = ht_move_write(m, ring, b->frame, len, false);
+    b->owner[b->count].obj = NULL;
+    if (rc) {
+        ht_ref_forget(&m->was);
+        return rc;
+    }
+    b->blocks += ht_ref_blocks(&m->now);
+    b->count++;
+    return 0;
+}
+
+int ht_recompress_batch_add(struct ht_recompress_batch *b, struct ht_obj *o, uint64_t index, const struct ht_ref *was,
+                            uint64_t *out_bytes)
+{
+    struct ht_ring *ring = ht_store_ring(b->s);
+    int rc = ring ? need_space(b, was) : -ENOMEM;
+
+    if (rc)
+        return rc;
+    rc = read_content(b, ring, o, index, was);
+    *out_bytes += was->stored;
+    if (rc == -EIO)
+        keep_raw(b->s, o, index, was); /* until the next mount */
+    if (rc)
+        return rc == -ENOMEM ? rc : 0;
+    int len = ht_codec_encode(b->encoder, b->raw, was->visible, b->frame);
+    if (len < 0)
+        return len;
+    if (!len || ht_div_up((uint32_t)len, HT_BLOCK_BYTES) >= ht_ref_blocks(was)) {
+        keep_raw(b->s, o, index, was);
+        b->figures->kept_raw++;
+        return 0;
+    }
+    *out_bytes += ht_round_up((uint32_t)len, HT_BLOCK_BYTES);
+    rc = ht_store_need_feature(b->s, HT_FEAT_REFUSE_PLANES); /* durable before the first frame */
+    return rc ? rc : write_frame(b, ring, o, index, was, (uint32_t)len);
+}

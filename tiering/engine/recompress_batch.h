@@ -1,0 +1,52 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* recompress_batch.h - inside engine/: frames of chunks, written one by one and published together. */
+#ifndef HITRAIN_TIERING_ENGINE_RECOMPRESS_BATCH_H
+#define HITRAIN_TIERING_ENGINE_RECOMPRESS_BATCH_H
+
+#include "tiering/base/base.h"
+#include "tiering/base/guarded.h"
+#include "tiering/txn/txn.h"
+
+struct ht_store;
+struct ht_obj;
+struct ht_encoder;
+struct ht_recompress;
+
+enum { HT_RECOMPRESS_FRAMES_MAX = 64 };
+
+/* One thread's. */
+struct ht_recompress_batch {
+    struct ht_store *s;
+    struct ht_recompress *figures;
+    struct ht_encoder *encoder;
+    void *raw, *frame; /* a chunk each */
+    /* Frames that were written and wait for their transaction. Between calls no owner has an object. */
+    struct ht_move move[HT_RECOMPRESS_FRAMES_MAX];
+    struct ht_move_owner owner[HT_RECOMPRESS_FRAMES_MAX];
+    uint64_t oid[HT_RECOMPRESS_FRAMES_MAX];
+    unsigned count;
+    uint64_t blocks; /* of the frames */
+    uint64_t lsn;    /* of the last transaction; 0: all are durable */
+};
+
+/* -ENOMEM: destroy it all the same. */
+int ht_recompress_batch_init(struct ht_recompress_batch *b, struct ht_store *s,
+                             struct ht_recompress *figures) HT_MUST_CHECK;
+/* Its memory. Frames that wait were given back before, unless the store's allocator is gone, too. */
+void ht_recompress_batch_destroy(struct ht_recompress_batch *b);
+uint64_t ht_recompress_batch_bytes(const struct ht_recompress_batch *b); /* heap */
+/*
+ * Reads a chunk, of which `was` is a copy of the published reference, encodes it and writes the frame. The batch is not
+ * full, and the caller holds a reference to the object. *out_bytes: read and written. An error: nothing of that kind
+ * will succeed now. A chunk that cannot be read, or of which the frame saves too little, stays as it is.
+ */
+int ht_recompress_batch_add(struct ht_recompress_batch *b, struct ht_obj *o, uint64_t index, const struct ht_ref *was,
+                            uint64_t *out_bytes) HT_EXCLUDES(HT_LOCK_STORE) HT_MUST_CHECK;
+/* It is time to publish. */
+bool ht_recompress_batch_is_full(struct ht_recompress_batch *b) HT_EXCLUDES(HT_LOCK_STORE);
+/* One flush and one transaction for all frames that wait. Chunks that have changed meanwhile keep their content. */
+int ht_recompress_batch_publish(struct ht_recompress_batch *b) HT_EXCLUDES(HT_LOCK_STORE) HT_MUST_CHECK;
+/* The space of frames that wait. */
+void ht_recompress_batch_give_back(struct ht_recompress_batch *b) HT_EXCLUDES(HT_LOCK_STORE);
+
+#endif
