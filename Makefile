@@ -15,7 +15,7 @@
 ##   deps-vm    install QEMU, and unpack a Debian kernel for it into build/deps/vm
 ##   check-system  the Debian package in clean Debian 12 and 13 roots (part of check-long); the first run downloads some 150 MB
 ##              into ~/.cache/hitrain
-##   deps-system  install debootstrap, and Prometheus, which one mounted test needs
+##   deps-system  install debootstrap, and Prometheus and Chromium, which two mounted tests need
 ##   unit       unit tests only         (tests/unit/**/test_*.c)
 ##   states     crash and model tests   (tests/crash/crash_*.c, tests/model/model_*.c)
 ##   mutants    builds with one safeguard missing, each of which the crash tests must notice

@@ -27,6 +27,8 @@ struct ht_cmd_options {
     uint64_t rate;      /* send: bytes per second; 0: no limit */
     const char *digest; /* verify: the expected one, or NULL */
     bool write;         /* bench: with a scratch file */
+    const char *output; /* report: the page, or NULL */
+    const char *loss;   /* report: a file of losses, or NULL */
 };
 
 /* Each command in its own file; path is on any mount. Returns an exit code, and prints errors. */
@@ -35,6 +37,7 @@ int ht_cmd_commit(const char *path, const struct ht_cmd_options *o);
 int ht_cmd_events(const char *path, const struct ht_cmd_options *o);
 int ht_cmd_trace(const char *path, const struct ht_cmd_options *o);
 int ht_cmd_plan(const char *path, const struct ht_cmd_options *o);
+int ht_cmd_report(const char *path, const struct ht_cmd_options *o);
 int ht_cmd_top(const char *path, const struct ht_cmd_options *o);
 int ht_cmd_metrics(const char *path, const struct ht_cmd_options *o);
 int ht_cmd_features(const char *path, const struct ht_cmd_options *o);

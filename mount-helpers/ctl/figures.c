@@ -2,8 +2,13 @@
 /* figures.c - see figures.h. The mount may belong to another program: a line may hold anything. */
 #include "mount-helpers/ctl/figures.h"
 
+#include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "tiering/base/files.h"
 
 static const uint64_t *find(const struct ht_figures *f, const char *word)
 {
@@ -104,6 +109,28 @@ int ht_file_text(const char *path, size_t cap, char **out_text)
     text[len] = '\0';
     *out_text = text;
     return 0;
+}
+
+int ht_file_replace(const char *path, const void *data, size_t len, mode_t mode)
+{
+    char name[PATH_MAX];
+    int fd, rc;
+
+    if (snprintf(name, sizeof(name), "%s.XXXXXX", path) >= (int)sizeof(name))
+        return -ENAMETOOLONG;
+    fd = mkostemp(name, O_CLOEXEC);
+    if (fd < 0)
+        return -errno;
+    rc = ht_write_all(fd, data, len);
+    if (rc == 0 && fchmod(fd, mode) != 0)
+        rc = -errno;
+    if (close(fd) != 0 && rc == 0)
+        rc = -errno;
+    if (rc == 0 && rename(name, path) != 0)
+        rc = -errno;
+    if (rc < 0)
+        unlink(name);
+    return rc;
 }
 
 bool ht_label_of(const char *line, const char *name, char *out, size_t cap)

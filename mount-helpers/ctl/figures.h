@@ -3,6 +3,7 @@
 #ifndef HITRAIN_MOUNT_HELPERS_CTL_FIGURES_H
 #define HITRAIN_MOUNT_HELPERS_CTL_FIGURES_H
 
+#include <sys/types.h>
 #include "mount-helpers/ctl/ctl.h"
 
 enum { HT_FIGURES_MAX = 512 };
@@ -27,6 +28,8 @@ bool ht_figure_known(const struct ht_figures *f, const char *word);
 
 /* The whole text of a file, with a NUL after it; free it. At most cap bytes: -EFBIG. */
 int ht_file_text(const char *path, size_t cap, char **out_text) HT_MUST_CHECK;
+/* Makes or replaces a file. Its readers see the old content or the new one, whole. */
+int ht_file_replace(const char *path, const void *data, size_t len, mode_t mode) HT_MUST_CHECK;
 /* The text of one label, unescaped, of a line of OpenMetrics; false: it has none. */
 bool ht_label_of(const char *line, const char *name, char *out, size_t cap);
 

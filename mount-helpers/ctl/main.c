@@ -24,6 +24,8 @@ enum {
     OPT_RATE,
     OPT_DIGEST,
     OPT_WRITE,
+    OPT_OUTPUT,
+    OPT_LOSS,
     OPT_HELP,
     OPT_VERSION
 };
@@ -104,6 +106,13 @@ static const struct command {
      "Prints the plan of a step that the store of PATH follows: its length, how many steps matched it, and for each file\n"
      "when it is used next and what leaves memory. For root and the owner of the mount's root.\n\n"
      "  --svg=FILE       also draw content in memory and reads over one step\n"},
+    {"report", "PATH -o FILE|--output=FILE [--loss=FILE]", NULL, ht_cmd_report, ONE,
+     OPT_BIT(OPT_OUTPUT) | OPT_BIT(OPT_LOSS),
+     "Writes a page of HTML about the store of PATH, readable without a network: steps per second, memory and input and\n"
+     "output over a step, traffic of tensors and devices, models, events and configuration. Run it as root, or as the\n"
+     "owner of the mount's root: others see less.\n\n"
+     "  -o, --output=FILE  the page; - is standard output\n"
+     "  --loss=FILE        also draw losses: CSV with the columns step and loss, or JSON Lines with these keys\n"},
     {"dump", "MOUNTPOINT", NULL, ht_cmd_dump, ONE, 0,
      "Prints what a mount that hangs is doing: its threads with their requests and what they wait for, queues, model\n"
      "roots, requests that devices have not answered, and chunks that threads hold. Sends no request to the mount.\n"
@@ -175,7 +184,8 @@ static const struct option words[] = {
     {"svg", required_argument, NULL, OPT_SVG},       {"once", no_argument, NULL, OPT_ONCE},
     {"listen", required_argument, NULL, OPT_LISTEN}, {"textfile", required_argument, NULL, OPT_TEXTFILE},
     {"rate", required_argument, NULL, OPT_RATE},     {"digest", required_argument, NULL, OPT_DIGEST},
-    {"write", no_argument, NULL, OPT_WRITE},         {"help", no_argument, NULL, OPT_HELP},
+    {"write", no_argument, NULL, OPT_WRITE},         {"output", required_argument, NULL, OPT_OUTPUT},
+    {"loss", required_argument, NULL, OPT_LOSS},     {"help", no_argument, NULL, OPT_HELP},
     {"version", no_argument, NULL, OPT_VERSION},     {NULL, 0, NULL, 0},
 };
 
@@ -275,6 +285,12 @@ static int parse_value(int option, const char *value, struct ht_cmd_options *o)
     case OPT_TEXTFILE:
         o->textfile = value;
         return value[0] != '\0' ? 0 : usage_error("--textfile: expected a file", "");
+    case OPT_OUTPUT:
+        o->output = value;
+        return value[0] != '\0' ? 0 : usage_error("--output: expected a file", "");
+    case OPT_LOSS:
+        o->loss = value;
+        return value[0] != '\0' ? 0 : usage_error("--loss: expected a file", "");
     case OPT_RATE:
         return ht_parse_size(value, &o->rate) == 0 && o->rate
             ? 0
@@ -307,7 +323,9 @@ static int parse(int argc, char **argv, struct parsed *p)
 {
     int c, status = 0;
 
-    while (status == 0 && (c = getopt_long(argc, argv, "", words, NULL)) != -1) {
+    while (status == 0 && (c = getopt_long(argc, argv, "o:", words, NULL)) != -1) {
+        if (c == 'o')
+            c = OPT_OUTPUT;
         if (c == OPT_HELP)
             p->help = true;
         else if (c == OPT_VERSION)

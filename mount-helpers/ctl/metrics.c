@@ -42,30 +42,7 @@ static int read_metrics(const char *point, bool open_metrics, struct ht_buf *out
     return out->err;
 }
 
-/* ------------------------------------------------------------------------ file */
-
-/* Its readers see the old text or the new one, whole. */
-static int write_file(const char *path, const struct ht_buf *text)
-{
-    char name[PATH_MAX];
-    int fd, rc;
-
-    if (snprintf(name, sizeof(name), "%s.XXXXXX", path) >= (int)sizeof(name))
-        return -ENAMETOOLONG;
-    fd = mkostemp(name, O_CLOEXEC);
-    if (fd < 0)
-        return -errno;
-    rc = ht_write_all(fd, text->data, text->len);
-    if (rc == 0 && fchmod(fd, 0644) != 0)
-        rc = -errno;
-    if (close(fd) != 0 && rc == 0)
-        rc = -errno;
-    if (rc == 0 && rename(name, path) != 0)
-        rc = -errno;
-    if (rc < 0)
-        unlink(name);
-    return rc;
-}
+/* ------------------------------------------------------------------------ text */
 
 static int put_once(const char *point, const struct ht_cmd_options *o)
 {
@@ -75,7 +52,7 @@ static int put_once(const char *point, const struct ht_cmd_options *o)
     if (rc < 0) {
         ht_cmd_explain(point, rc);
     } else if (o->textfile) {
-        rc = write_file(o->textfile, &text);
+        rc = ht_file_replace(o->textfile, text.data, text.len, 0644);
         if (rc < 0)
             ht_error("%s: cannot be written: %s", o->textfile, strerror(-rc));
     } else {

@@ -13,9 +13,10 @@
 #include "mount-helpers/common/text.h"
 #include "mount-helpers/ctl/ctl.h"
 #include "mount-helpers/ctl/event_line.h"
+#include "mount-helpers/ctl/plan_columns.h"
 #include <hitrain/words.h>
 
-enum { READ_BYTES = 1 << 16, COLUMNS = 480, SCALE = 2, PANEL = 160, GAP = 60, MARGIN = 50 };
+enum { READ_BYTES = 1 << 16, COLUMNS = HT_PLAN_COLUMNS, SCALE = 2, PANEL = 160, GAP = 60, MARGIN = 50 };
 
 /* The lines of a file are neighbours. */
 struct file {
@@ -26,11 +27,10 @@ struct file {
 
 struct reader {
     const struct ht_cmd_options *o;
-    bool active;
-    uint64_t lines, step_ns, now_ns;
+    uint64_t lines;
     struct file file;
-    double in_memory[COLUMNS], read[COLUMNS]; /* bytes */
-    char text[READ_BYTES];                    /* begins with an unfinished line */
+    struct ht_plan_columns columns;
+    char text[READ_BYTES]; /* begins with an unfinished line */
     size_t len;
 };
 
@@ -45,13 +45,13 @@ static void put_head(struct reader *r, const struct ht_cmd_line *l)
 {
     printf("plans made: %llu, dropped: %llu\n", (unsigned long long)ht_cmd_number(l, "made"),
            (unsigned long long)ht_cmd_number(l, "dropped"));
-    if (!r->active) {
+    if (!r->columns.active) {
         puts("no plan is followed");
         return;
     }
     printf("a step takes %.3f s and uses %s; %s have room in the whole step, %s are read in each\n",
-           seconds(r->step_ns), ht_size_text(ht_cmd_number(l, "bytes")), ht_size_text(ht_cmd_number(l, "stay_bytes")),
-           ht_size_text(ht_cmd_number(l, "read_bytes")));
+           seconds(r->columns.step_ns), ht_size_text(ht_cmd_number(l, "bytes")),
+           ht_size_text(ht_cmd_number(l, "stay_bytes")), ht_size_text(ht_cmd_number(l, "read_bytes")));
     printf("%llu of %llu steps matched, with %llu accesses as planned and %llu others\n\n",
            (unsigned long long)ht_cmd_number(l, "matched_steps"), (unsigned long long)ht_cmd_number(l, "steps"),
            (unsigned long long)ht_cmd_number(l, "hits"), (unsigned long long)ht_cmd_number(l, "strangers"));
@@ -72,16 +72,11 @@ static void put_file(const struct file *f)
     }
 }
 
-static bool leaves(const struct ht_cmd_line *l)
-{
-    return strcmp(ht_cmd_value(l, "leaves"), "true") == 0;
-}
-
 static void add_to_file(struct reader *r, const struct ht_cmd_line *l)
 {
     struct file *f = &r->file;
     uint64_t id = ht_cmd_number(l, "id"), bytes = ht_cmd_number(l, "bytes"), used = ht_cmd_number(l, "used_ns");
-    uint64_t in = used >= r->now_ns ? used - r->now_ns : used + r->step_ns - r->now_ns;
+    uint64_t in = used >= r->columns.now_ns ? used - r->columns.now_ns : used + r->columns.step_ns - r->columns.now_ns;
 
     if (f->id != id) {
         put_file(f);
@@ -91,40 +86,11 @@ static void add_to_file(struct reader *r, const struct ht_cmd_line *l)
     if (!f->uses++ || f->offset != ht_cmd_number(l, "offset")) /* the uses of a part are neighbours, too */
         f->bytes += bytes;
     f->offset = ht_cmd_number(l, "offset");
-    f->leaving_bytes += leaves(l) ? bytes : 0;
+    f->leaving_bytes += ht_plan_line_leaves(l) ? bytes : 0;
     f->next_in_ns = ht_min_u64(f->next_in_ns, in);
 }
 
 /* ------------------------------------------------------------------ drawing */
-
-/* Adds bytes in the columns of [from, to), in ns of a step that repeats. */
-static void add_over(double column[COLUMNS], uint64_t step_ns, uint64_t from_ns, uint64_t to_ns, double bytes)
-{
-    double each = (double)step_ns / COLUMNS;
-    uint64_t first = (uint64_t)((double)from_ns / each), end = (uint64_t)((double)to_ns / each);
-
-    end = ht_min_u64(ht_max_u64(end, first + 1), first + COLUMNS);
-    for (uint64_t i = first; i < end; i++)
-        column[i % COLUMNS] += bytes;
-}
-
-static void add_to_drawing(struct reader *r, const struct ht_cmd_line *l)
-{
-    uint64_t used = ht_cmd_number(l, "used_ns"), next = ht_cmd_number(l, "next_ns"),
-             fetch = ht_cmd_number(l, "fetch_ns");
-    double bytes = (double)ht_cmd_number(l, "bytes");
-
-    if (!leaves(l)) {
-        add_over(r->in_memory, r->step_ns, used, next, bytes);
-        return;
-    }
-    add_over(r->in_memory, r->step_ns, used, used, bytes);
-    if (fetch >= next)
-        return;
-    add_over(r->in_memory, r->step_ns, fetch, next, bytes);
-    double columns = ht_max_u64((uint64_t)((double)(next - fetch) * COLUMNS / (double)r->step_ns), 1);
-    add_over(r->read, r->step_ns, fetch, next, bytes / columns);
-}
 
 /* One panel: bars, the largest value and what they are. Returns where the next one begins. */
 static int draw_panel(FILE *to, int top, const char *what, const char *colour, const double column[COLUMNS])
@@ -155,12 +121,12 @@ static int draw(const struct reader *r)
             "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 %d %d\" font-family=\"sans-serif\" "
             "font-size=\"14\">\n<rect width=\"100%%\" height=\"100%%\" fill=\"white\"/>\n",
             width, height);
-    int top = draw_panel(to, GAP, "content in memory", "#7a9cc6", r->in_memory);
-    top = draw_panel(to, top, "read in 1/480 of a step, because it had no room", "#c67a7a", r->read);
-    x = MARGIN + (int)((double)r->now_ns / (double)r->step_ns * COLUMNS * SCALE);
+    int top = draw_panel(to, GAP, "content in memory", "#7a9cc6", r->columns.in_memory);
+    top = draw_panel(to, top, "read in 1/480 of a step, because it had no room", "#c67a7a", r->columns.read);
+    x = MARGIN + (int)((double)r->columns.now_ns / (double)r->columns.step_ns * COLUMNS * SCALE);
     fprintf(to, "<path stroke=\"#888\" stroke-dasharray=\"4\" d=\"M%d %dV%d\"/>\n", x, GAP, top - GAP);
     fprintf(to, "<text x=\"%d\" y=\"%d\">0</text><text x=\"%d\" y=\"%d\" text-anchor=\"end\">%.3f s</text>\n</svg>\n",
-            MARGIN, top - GAP + 20, MARGIN + COLUMNS * SCALE, top - GAP + 20, seconds(r->step_ns));
+            MARGIN, top - GAP + 20, MARGIN + COLUMNS * SCALE, top - GAP + 20, seconds(r->columns.step_ns));
     bool failed = ferror(to);
     if (fclose(to) || failed) {
         ht_error("%s: could not be written", r->o->svg);
@@ -180,23 +146,17 @@ static int take_line(struct reader *r, char *text)
     if (r->o->json)
         ht_event_line_put_json(&l);
     if (r->lines++ == 0) {
-        r->active = strcmp(ht_cmd_value(&l, "active"), "true") == 0;
-        r->step_ns = ht_cmd_number(&l, "step_ns");
-        r->now_ns = ht_cmd_number(&l, "now_ns");
-        if (!ht_cmd_value(&l, "active")[0] || r->step_ns > INT64_MAX / 2 ||
-            (r->active && (!r->step_ns || r->now_ns >= r->step_ns)))
-            return -EPROTO;
+        int rc = ht_plan_columns_begin(&r->columns, &l);
+        if (rc < 0)
+            return rc;
         if (!r->o->json)
             put_head(r, &l);
         return 0;
     }
-    uint64_t used = ht_cmd_number(&l, "used_ns"), next = ht_cmd_number(&l, "next_ns");
-    if (used >= r->step_ns || next < used || next - used > r->step_ns || ht_cmd_number(&l, "fetch_ns") > 2 * r->step_ns)
-        return -EPROTO;
-    if (!r->o->json)
+    int rc = ht_plan_columns_add(&r->columns, &l);
+    if (rc == 0 && !r->o->json)
         add_to_file(r, &l);
-    add_to_drawing(r, &l);
-    return 0;
+    return rc;
 }
 
 /* Takes whole lines; the rest begins the buffer. */
@@ -265,7 +225,7 @@ int ht_cmd_plan(const char *path, const struct ht_cmd_options *o)
     if (ht_cmd_mount_point(path, point) >= 0) {
         int rc = read_all(r, point);
         status = rc < 0 ? report(point, rc) : HT_CMD_OK;
-        if (status == HT_CMD_OK && o->svg && !r->active) {
+        if (status == HT_CMD_OK && o->svg && !r->columns.active) {
             ht_error("%s: no plan is followed, so there is nothing to draw", point);
             status = HT_CMD_FAILED;
         } else if (status == HT_CMD_OK && o->svg) {

@@ -60,5 +60,20 @@ def test_commands_verbs_and_mount_options(made):
 
 
 @pytest.mark.skipif(not shutil.which('zsh'), reason='zsh is not installed')
-def test_zsh_takes_its_file(made):
-    subprocess.run(['zsh', '-n', made / 'zsh/_hitrain'], check=True, timeout=60)
+def test_zsh(made):
+    file = made / 'zsh/_hitrain'
+    subprocess.run(['zsh', '-n', file], check=True, timeout=60)
+
+    def complete_zsh(*words):
+        """What it hands to zsh, with the two functions of zsh's own that it calls."""
+        text = f'''compadd() {{ [[ $1 == -- ]] && shift; print -l -- $@ }}; _files() {{ print FILES }}
+try() {{ local service=$1; local -a words=($@); local CURRENT=$# PREFIX=$@[-1]; source {file} }}
+try "$@"'''
+        return subprocess.run(['zsh', '-f', '-e', '-c', text, 'zsh', *words], check=True, timeout=60, capture_output=True,
+                              text=True).stdout.split()
+
+    assert {'stats', 'doctor', 'report', '--version'} <= set(complete_zsh('hitrainctl', ''))
+    assert complete_zsh('hitrainctl', 'scrub', '') == ['start', 'status', 'stop']
+    assert {'--watch=', '--json', '--help'} <= set(complete_zsh('hitrainctl', 'stats', '/mnt', '--'))
+    assert complete_zsh('hitrainctl', 'stats', '/m') == ['FILES'] == complete_zsh('mkfs.hitrain', '/d')
+    assert '--size=' in complete_zsh('mkfs.hitrain', '--')

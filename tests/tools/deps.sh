@@ -7,7 +7,7 @@
 #   bench-step  the programs that make the XFS which `make bench-step` measures, too
 #   bench-path  all of these, and strace
 #   vm          QEMU, and a kernel in build/deps/vm, unpacked and never installed, which `make check-vm` boots
-#   system      Prometheus and debootstrap: tests that need them run only where they are installed
+#   system      Prometheus, Chromium and debootstrap: tests that need them run only where they are installed
 #
 # A second run only checks, and returns at once. Packages come from the machine's own package sources. If these have a
 # libfuse older than 3.17, the script builds libfuse from the source package of a newer suite into build/deps, and
@@ -26,7 +26,7 @@ packages=(
 	gcc libc6-dev make pkgconf clang libclang-rt-dev
 	liburing-dev libnuma-dev libzstd-dev libxxhash-dev libblkid-dev systemtap-sdt-dev check
 	fuse3 attr acl e2fsprogs fio procps util-linux xxd
-	git rsync sqlite3 tar xz-utils stress-ng
+	git rsync sqlite3 tar xz-utils stress-ng zsh
 	clang-format shellcheck
 	python3 python3-numpy python3-torch python3-pytest libopenblas0-openmp
 	python3-pip python3-setuptools python3-wheel python3-venv
@@ -44,7 +44,7 @@ path_packages=(xfsprogs strace)
 vm_packages=(qemu-system-x86 qemu-utils busybox-static cpio kmod zstd xz-utils)
 
 # Needed only by tests of whole systems, which are skipped without them.
-system_packages=(prometheus debootstrap)
+system_packages=(prometheus chromium-headless-shell debootstrap)
 
 say() { echo "deps: $*"; }
 die() { echo "deps: $*" >&2; exit 1; }
