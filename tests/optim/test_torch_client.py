@@ -13,6 +13,7 @@ from trainer import LR, SECONDS_MAX, TOP, random_parameters, root, store  # firs
 import torch
 import hitrain
 from hitrain import AdamW
+from hitrain._root import Root
 
 SHAPES = {'wide.weight': (300, 1000), 'wide.bias': (1000,), 'norm': (7,), 'scale': ()}
 
@@ -346,6 +347,9 @@ def test_killed_daemon_in_the_middle_of_a_step(store, root):
         with pytest.raises(OSError, match='mount again and continue with resume=True') as e:
             optimizer.step()
         assert e.value.errno == errno.ENOTCONN
+        with pytest.raises(OSError, match='Input/output error .gradient of wide.weight.*daemon is gone'):
+            with Root(str(root)).explained('gradient of wide.weight'):
+                raise OSError(errno.EIO, 'of a request that the daemon was taking')
     store.mount()
     assert step_of(root) == 3
     parts = parameters(seed=1)

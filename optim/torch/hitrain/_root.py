@@ -7,6 +7,8 @@ from typing import Any, List, Optional, Sequence
 
 from hitrain._files import HIDDEN, XATTR, attribute, close_quietly
 
+GONE = (errno.ENOTCONN, errno.ECONNABORTED)  # what a mount answers without its daemon
+
 
 class Root:
     """The directory of a model. Attributes can be read by every process; commands are for the one that opened ctl."""
@@ -109,12 +111,14 @@ class Root:
         return text.decode(errors='replace').splitlines()
 
     def _says(self, number: int) -> str:
-        if number in (errno.ENOTCONN, errno.ECONNABORTED):
+        if number not in GONE:
+            try:
+                return attribute(self.path, 'error')
+            except OSError as e:
+                number = e.errno or 0  # a request that a killed daemon was taking ended with EIO; later ones tell
+        if number in GONE:
             return "the file system's daemon is gone; mount again and continue with resume=True"
-        try:
-            return attribute(self.path, 'error')
-        except OSError as e:
-            return 'this is no hitrain mount' if e.errno == errno.ENOTSUP else ''
+        return 'this is no hitrain mount' if number == errno.ENOTSUP else ''
 
 
 def _last(lines: Sequence[str], answers: List[str]) -> str:
