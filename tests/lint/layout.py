@@ -116,12 +116,12 @@ def hang(line):
     return item.end() if item else indent
 
 
-def split(line, room):
-    """(the part that fits, the rest)."""
-    at = line.rfind(' ', 0, room + 1)
-    while NO_FIRST_WORD.match(line, at + 1):
-        at = line.rfind(' ', 0, at)
-    return line[:at].rstrip(), line[at:].strip()
+def split(line, room, at):
+    """(the part that fits, the rest), or None if no word that could begin a line follows column at within the room."""
+    space = line.rfind(' ', at, room + 1)
+    while space > at and NO_FIRST_WORD.match(line, space + 1):
+        space = line.rfind(' ', at, space)
+    return (line[:space].rstrip(), line[space:].strip()) if space > at else None
 
 
 def goes_on(line, following, at, room):
@@ -140,14 +140,15 @@ def wrap(content, room):
     while todo:
         line = todo.pop(0)
         at = hang(line) if len(line) > room else None
-        if at is None:
+        parts = split(line, room, at) if at is not None else None
+        if not parts:
             out.append(line)
             continue
-        fits, rest = split(line, room)
+        fits, rest = parts
         if todo and goes_on(line, todo[0], at, room):
             rest += ' ' + todo.pop(0).strip()
         elif len(rest) < SHORT:
-            fits, rest = split(line, room - SHORT)
+            fits, rest = split(line, room - SHORT, at) or parts
         out.append(fits)
         todo.insert(0, ' ' * at + rest)
     return out
@@ -176,7 +177,7 @@ def block(content, indent):
 def beside_code(text, begin, end):
     """A wide comment beside code moves above it: (where it goes, all up to its end)."""
     above = text.rfind('\n', 0, begin) + 1
-    while not re.search(r'(?:[;,{}]|\*/)\s*\Z', text[:above]):
+    while above and not re.search(r'(?:[;,{}]|\*/)\s*\Z|^\s*#.*\n\Z', text[:above], re.M):
         above = text.rfind('\n', 0, above - 1) + 1
     indent = len(re.match(r' *', text[above:]).group())
     content = ' '.join(line.strip() for line in content_of(text[begin:end]))
