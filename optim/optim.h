@@ -203,14 +203,6 @@ ssize_t ht_topk_write(struct ht_topk *t, uint64_t off, const void *buf,
 int ht_topk_flush(struct ht_topk *t) HT_MUST_CHECK; /* WAITS */
 void ht_topk_release(struct ht_topk *t);
 
-/*
- * What a plan may decide; results do not depend on it. Updates of the parameter with the smallest order run first,
- * among equal ones (0 at first) those with the newest gradient. Writers wait while so many bytes of gradients are
- * queued (0: a part of the DRAM tier). -ENOENT.
- */
-int ht_optim_set_order(struct ht_optim *o, uint64_t oid, uint64_t order) HT_MUST_CHECK;
-int ht_optim_set_backlog(struct ht_optim *o, uint64_t root, uint64_t bytes) HT_MUST_CHECK;
-
 /* ------------------------------------------------------------ parameters */
 
 /* Called once, by the thread that completed the work, with no lock held. */

@@ -279,13 +279,3 @@ int ht_optim_while_published(struct ht_optim *o, const uint64_t *oids, size_t co
     unlock(o);
     return any ? -EBUSY : 0;
 }
-
-int ht_optim_set_order(struct ht_optim *o, uint64_t oid, uint64_t order)
-{
-    lock(o);
-    struct ht_param *p = ht_opt_param_find(o, oid);
-    if (p)
-        ht_opt_param_reorder(p, order);
-    unlock(o);
-    return p ? 0 : -ENOENT;
-}

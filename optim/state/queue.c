@@ -5,14 +5,15 @@
  *   early   additions to sums and measurements, in order of arrival. The next backward pass waits for additions, and
  *           comes to its parameters in the same order.
  *   queue   parameters with updates: the one with the newest gradient first, its ranges in ascending order. Backward
- *           passes end with the first layer, which the next forward pass needs first. ht_optim_set_order names another
- *           order.
+ *           passes end with the first layer, which the next forward pass needs first. With a plan of the step: the one
+ *           that is read first.
  *
  * Early work goes first. Results do not depend on the order. All with optim.lock held.
  */
 #include "tiering/base/base.h"
 #include "tiering/base/list.h"
 #include "tiering/api/object.h"
+#include "tiering/api/plan.h"
 #include "optim/optim.h"
 #include "optim/state/context.h"
 #include "optim/state/param.h"
@@ -73,9 +74,9 @@ static void place_range(struct ht_range *r) HT_REQUIRES(HT_LOCK_OPTIM)
 void ht_opt_range_queue(struct ht_range *r, unsigned work)
 {
     struct ht_param *p = r->param;
+    uint64_t offset = (uint64_t)r->index * p->shape.chunk_bytes;
 
-    r->numa_index =
-        (int8_t)(p->obj ? ht_obj_numa_index(p->obj, (uint64_t)r->index * p->shape.chunk_bytes) : HT_NUMA_INDEX_ANY);
+    r->numa_index = (int8_t)(p->obj ? ht_obj_numa_index(p->obj, offset) : HT_NUMA_INDEX_ANY);
     r->state = HT_RANGE_QUEUED;
     r->work = (uint8_t)work;
     r->consumed = false;
@@ -85,6 +86,8 @@ void ht_opt_range_queue(struct ht_range *r, unsigned work)
     p->refs++;
     if (work & HT_WORK_UPDATE) {
         place_range(r);
+        if (ht_list_empty(&p->queued))
+            p->order = p->obj ? ht_obj_next_read(p->obj, offset) : 0;
         ht_list_del(&p->queued);
         place_param(p);
     } else {
@@ -181,13 +184,4 @@ struct ht_range *ht_opt_range_take(struct ht_root *root, int numa_index)
     leave(r);
     r->state = HT_RANGE_RUNNING;
     return r;
-}
-
-void ht_opt_param_reorder(struct ht_param *p, uint64_t order)
-{
-    p->order = order;
-    if (!ht_list_empty(&p->queued)) {
-        ht_list_del(&p->queued);
-        place_param(p);
-    }
 }

@@ -93,8 +93,6 @@ void ht_opt_range_unqueue(struct ht_range *r) HT_REQUIRES(HT_LOCK_OPTIM);
 struct ht_range *ht_opt_range_take(struct ht_root *root, int numa_index) HT_REQUIRES(HT_LOCK_OPTIM);
 /* The same without taking it. */
 struct ht_range *ht_opt_range_next(const struct ht_root *root, int numa_index) HT_REQUIRES(HT_LOCK_OPTIM);
-/* The parameter's place in the queue: ht_optim_set_order. */
-void ht_opt_param_reorder(struct ht_param *p, uint64_t order) HT_REQUIRES(HT_LOCK_OPTIM);
 void ht_opt_root_ready(struct ht_root *r) HT_REQUIRES(HT_LOCK_OPTIM); /* put it on the ready list if it has work */
 bool ht_opt_queue_empty(const struct ht_root *root) HT_REQUIRES(HT_LOCK_OPTIM);
 /* Takes back queued ranges; running updates end by themselves. */

@@ -107,18 +107,7 @@ void ht_opt_expect_waiting(struct ht_root *r, uint64_t bytes)
 
 bool ht_opt_backlog_full(const struct ht_root *r)
 {
-    return r->backlog_bytes >= (r->backlog_max ? r->backlog_max : r->o->backlog_bytes_max);
-}
-
-int ht_optim_set_backlog(struct ht_optim *o, uint64_t root, uint64_t bytes)
-{
-    lock(o);
-    struct ht_root *r = ht_opt_root_find(o, root);
-    if (r)
-        r->backlog_max = bytes;
-    notify_changed(o);
-    unlock(o);
-    return r ? 0 : -ENOENT;
+    return r->backlog_bytes >= r->o->backlog_bytes_max;
 }
 
 /* -------------------------------------------------------------------- gate */

@@ -80,6 +80,21 @@ START_TEST(a_step_reads_what_has_no_room_in_the_plan)
 }
 END_TEST
 
+/* Without a plan nothing is known; with one the first layer is read first, whichever gradient is the newest. */
+START_TEST(a_plan_knows_which_parameter_is_read_first)
+{
+    begin("adamw lr=1e-2");
+    ck_assert_uint_eq(ht_obj_next_read(w.param[0].obj, 0), 0);
+    for (unsigned step = 0; step < STEPS_MAX && (!plan_stats().active || plan_stats().figures.steps < 1); step++)
+        training_step();
+    for (unsigned i = 0; i + 1 < COUNT; i++)
+        ck_assert_uint_lt(ht_obj_next_read(w.param[i].obj, 0), ht_obj_next_read(w.param[i + 1].obj, 0));
+    ck_assert_uint_lt(ht_obj_next_read(w.param[0].obj, 0), ht_obj_next_read(w.param[0].obj, PARAM / 2));
+    ck_assert_uint_eq(ht_obj_next_read(w.param[0].obj, UINT64_MAX / 2), UINT64_MAX);
+    done();
+}
+END_TEST
+
 /*
  * The plan is of steps in which all gradients wait. It ends with the first in which they do not, and another follows.
  */
@@ -106,6 +121,7 @@ int main(void)
 
     tcase_set_timeout(t, 120);
     tcase_add_test(t, a_step_reads_what_has_no_room_in_the_plan);
+    tcase_add_test(t, a_plan_knows_which_parameter_is_read_first);
     tcase_add_test(t, a_plan_of_steps_with_clipping_ends_with_them);
     return run_suite("planned steps", t);
 }

@@ -344,7 +344,7 @@ START_TEST(a_plan_passes_by_what_cannot_be_read)
         read_chunk(o[i], 0);
         ht_store_readahead(s);
     }
-    /* How many reads are due at once depends on the clock; each chunk is read about once. */
+    /* The clock decides how many reads are due at once; each chunk is read about once. */
     ck_assert_uint_le(stats().device_read_bytes - before, LAYERS * (uint64_t)MIB);
     for (unsigned i = 0; i < LAYERS; i++)
         ht_obj_put(o[i]);
