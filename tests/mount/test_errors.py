@@ -51,7 +51,7 @@ def wait_event(mnt, code, **fields):
     """The first event of the code with these fields; the daemon names events a moment after they happened."""
     def find():
         return [e for e in events(mnt, code=code) if all(e.get(k) == v for k, v in fields.items())]
-    wait_for(find, f'event {code} {fields}', 10)
+    wait_for(find, f'event {code} {fields}')
     return find()[0]
 
 
@@ -353,7 +353,7 @@ def test_a_full_store_refuses_new_files_aloud_and_serves_old_ones(full):
     def made():
         with contextlib.suppress(OSError):
             return (mnt / 'new').write_bytes(b'x')
-    wait_for(made, 'room', 10)
+    wait_for(made, 'room')
 
 
 def test_what_goes_wrong_with_many_files_does_not_bury_the_log(make_store):
@@ -364,7 +364,7 @@ def test_what_goes_wrong_with_many_files_does_not_bury_the_log(make_store):
         (mnt / f'{i}').touch()
         refused(errno.EINVAL, os.setxattr, mnt / f'{i}', 'user.hitrain.nonsense', b'')
         time.sleep(0.02)    # so that they are not all of one moment
-    wait_for(lambda: sum(e['count'] for e in events(mnt, code='refused')) == 120, 'all events', 30)
+    wait_for(lambda: sum(e['count'] for e in events(mnt, code='refused')) == 120, 'all events')
     entries = len(events(mnt, code='refused'))
     store.unmount()
     lines = [line for line in store.messages().splitlines() if '[refused] ' in line]
@@ -431,7 +431,7 @@ def test_a_flood_adds_few_entries_and_loses_no_count(mnt):
             with contextlib.suppress(OSError):
                 os.setxattr(mnt / 'd' / str(i), 'user.hitrain.nonsense', b'')
     assert counted(mnt, 'refused') == 900
-    wait_for(lambda: sum(e['count'] for e in events(mnt, code='refused')) == 900, 'all counts', 10)
+    wait_for(lambda: sum(e['count'] for e in events(mnt, code='refused')) == 900, 'all counts')
     assert len(events(mnt)) < 200
     assert any(e.get('various') for e in events(mnt)) and '300' not in {e.get('path') for e in events(mnt)}
 
@@ -585,7 +585,7 @@ def test_following_shows_new_events_and_is_not_in_the_way(store):
     assert json.loads(follower.stdout.readline())['code'] == 'refused'
     time.sleep(1)
     # Only while it looks, a moment in each quarter of a second, is the mount in use.
-    wait_for(lambda: subprocess.run(['umount', mnt], stderr=subprocess.DEVNULL).returncode == 0, 'umount', 1)
+    wait_for(lambda: subprocess.run(['umount', mnt], stderr=subprocess.DEVNULL).returncode == 0, 'umount')
     assert store.daemon.wait(SECONDS_MAX) == 0
     store.daemon = None
     _, status, used = os.wait4(follower.pid, 0)

@@ -474,15 +474,15 @@ def test_images_made_to_deceive(make_store):
     for what, data in [*((w, image.with_records(r)) for w, r in RECORDS.items()),
                        *((w, image.with_super(*s)) for w, s in SUPERS.items())]:
         bad.write_bytes(data)
-        done = run('hitrain-fsck', '-n', bad, check=False, timeout=20, preexec_fn=little_memory)
+        done = run('hitrain-fsck', '-n', bad, check=False, timeout=60, preexec_fn=little_memory)
         assert done.returncode in (4, 8, 12) and done.stdout + done.stderr, (what, done)
-        done = run('hitrain', bad, store.point, '-o', 'dram=32M,staging=24M', check=False, timeout=20,
+        done = run('hitrain', bad, store.point, '-o', 'dram=32M,staging=24M', check=False, timeout=60,
                    preexec_fn=little_memory)
         assert done.returncode > 0 and done.stderr, (what, done)
-        done = run('hitrain-fsck', '-y', bad, check=False, timeout=20, preexec_fn=little_memory)
+        done = run('hitrain-fsck', '-y', bad, check=False, timeout=60, preexec_fn=little_memory)
         assert done.returncode in (1, 4, 8, 12), (what, done)
         if done.returncode == 1:
-            assert run('hitrain-fsck', '-n', bad, check=False, timeout=20).returncode == 0, what
+            assert run('hitrain-fsck', '-n', bad, check=False, timeout=60).returncode == 0, what
 
 
 @pytest.fixture

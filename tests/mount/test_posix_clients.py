@@ -278,7 +278,7 @@ def test_killed_clients_leave_nothing_stuck(make_store, flags):
             assert not [client for client, pid in zip(CLIENTS, pids) if ended(pid)]
             for pid in rnd.sample(pids, len(pids)):
                 os.kill(pid, signal.SIGKILL)
-            wait_for(lambda: all(ended(p) for p in pids), 'all are gone', 60)
+            wait_for(lambda: all(ended(p) for p in pids), 'all are gone')
     # Everything goes on working, and the mount can go.
     (mnt / 'after').write_bytes(b'fine')
     for name in ('large', 'direct', 'synced', 'mapped', 'copy'):
@@ -289,9 +289,8 @@ def test_killed_clients_leave_nothing_stuck(make_store, flags):
     root = os.open(mnt / 'model', os.O_RDONLY)
     os.fsync(root)
     os.close(root)
-    start = time.monotonic()
-    wait_for(lambda: subprocess.run(['umount', str(mnt)], stderr=subprocess.DEVNULL).returncode == 0, 'unmounting', 30)
-    assert store.daemon.wait(30) == 0 and time.monotonic() - start < 30
+    wait_for(lambda: subprocess.run(['umount', str(mnt)], stderr=subprocess.DEVNULL).returncode == 0, 'unmounting')
+    assert store.daemon.wait(SECONDS_MAX) == 0
     store.daemon = None
 
 

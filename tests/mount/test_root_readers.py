@@ -215,7 +215,7 @@ def test_removed_while_it_is_updated(root):
         with_readers(counter, remove)
     for _ in range(ROUNDS):
         one()
-    wait_for(lambda: word(root, 'parameters') == '0', 'the last one to be forgotten', 20)
+    wait_for(lambda: word(root, 'parameters') == '0', 'the last one to be forgotten')
 
 
 def test_replaced_while_it_is_updated(root):

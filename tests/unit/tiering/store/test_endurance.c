@@ -100,7 +100,7 @@ START_TEST(a_thread_of_the_store_looks_at_the_budget)
     fresh(64, true);
     ht_store_set_endurance(s, MIB);
     write_synced(4, 0);
-    for (unsigned i = 0; i < 1000 && warnings == 0; i++)
+    for (unsigned i = 0; i < 6000 && warnings == 0; i++)
         usleep(10000);
     ck_assert_uint_eq(warnings, 1);
     done();
