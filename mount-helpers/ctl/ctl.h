@@ -73,7 +73,7 @@ struct ht_json;
 void ht_cmd_put_number(struct ht_json *j, const char *path, const char *word);
 
 /* A line of named values, as the daemon writes events and devices. */
-enum { HT_CMD_FIELDS_MAX = 32 };
+enum { HT_CMD_FIELDS_MAX = 48 };
 struct ht_cmd_field {
     const char *key;
     char *value;

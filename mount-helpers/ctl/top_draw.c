@@ -258,8 +258,8 @@ static void put_cells(struct frame *f, const struct column *c, unsigned columns,
 
 static void put_devices(struct frame *f, const struct ht_top_sample *now, const struct ht_top_sample *before)
 {
-    static const struct column columns[] = {{"READ/s", 10}, {"WRITE/s", 10}, {"HEALTH", 8},
-                                            {"URGENT", 10}, {"PLANNED", 10}, {"BACKGR.", 10}};
+    static const struct column columns[] = {{"READ/s", 10},   {"WRITE/s", 10},   {"HEALTH", 8},
+                                            {"URGENT/s", 10}, {"PLANNED/s", 10}, {"BACKGR./s", 10}};
     unsigned count = columns_that_fit(f, columns, HT_ARRAY_SIZE(columns));
     uint64_t ns = now->at_ns - before->at_ns;
     char cells[HT_ARRAY_SIZE(columns)][CELL_MAX];
@@ -271,7 +271,8 @@ static void put_devices(struct frame *f, const struct ht_top_sample *now, const 
         size_text(ht_top_rate(p->value[HT_TOP_WRITTEN], o->value[HT_TOP_WRITTEN], ns), cells[1]);
         snprintf(cells[2], CELL_MAX, "%.31s", p->state);
         for (unsigned k = 0; k < 3; k++)
-            size_text((double)p->value[HT_TOP_URGENT + k], cells[3 + k]);
+            size_text(ht_top_rate(p->value[HT_TOP_URGENT_MOVED + k], o->value[HT_TOP_URGENT_MOVED + k], ns),
+                      cells[3 + k]);
         put_cells(f, columns, count, cells, p->name);
     }
 }
@@ -459,6 +460,7 @@ static void put_store_json(struct ht_json *j, const struct ht_top_sample *now, c
 
 static void put_devices_json(struct ht_json *j, const struct ht_top_sample *now, const struct ht_top_sample *before)
 {
+    static const char *const classes[] = {"urgent_bytes_per_s", "planned_bytes_per_s", "background_bytes_per_s"};
     uint64_t ns = now->at_ns - before->at_ns;
 
     ht_json_array(j, "devices");
@@ -469,6 +471,9 @@ static void put_devices_json(struct ht_json *j, const struct ht_top_sample *now,
         ht_json_str(j, "health", p->state);
         put_number(j, "read_bytes_per_s", ht_top_rate(p->value[HT_TOP_READ], o->value[HT_TOP_READ], ns));
         put_number(j, "written_bytes_per_s", ht_top_rate(p->value[HT_TOP_WRITTEN], o->value[HT_TOP_WRITTEN], ns));
+        for (unsigned k = 0; k < HT_ARRAY_SIZE(classes); k++)
+            put_number(j, classes[k],
+                       ht_top_rate(p->value[HT_TOP_URGENT_MOVED + k], o->value[HT_TOP_URGENT_MOVED + k], ns));
         ht_json_u64(j, "urgent_bytes", p->value[HT_TOP_URGENT]);
         ht_json_u64(j, "planned_bytes", p->value[HT_TOP_PLANNED]);
         ht_json_u64(j, "background_bytes", p->value[HT_TOP_BACKGROUND]);

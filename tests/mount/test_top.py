@@ -76,6 +76,7 @@ def test_once_as_json_and_as_text(mnt, model):
     step(model)
     found = json.loads(run('hitrainctl', 'top', mnt, '--once', '--json', '--watch=0.1').stdout)
     assert found['path'] == str(mnt) and found['models'][0]['path'] == '/model' and found['models'][0]['step'] == 1
+    assert {f'{c}_bytes_per_s' for c in ('urgent', 'planned', 'background')} <= found['devices'][0].keys()
     assert found['dram_bytes'] == 32 << 20 and found['devices'][0]['health'] == 'ok' and found['errors'] == 0
     for columns in 80, 40, 20:
         text = run('hitrainctl', 'top', model, '--once', '--watch=0.1', env={**os.environ, 'COLUMNS': str(columns)}).stdout

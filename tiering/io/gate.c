@@ -215,6 +215,7 @@ void ht_gate_stats(struct ht_dev *dev, struct ht_gate_stats *out)
     ht_mutex_lock(ht_dev_flight_lock(dev));
     for (unsigned c = 0; c < HT_IO_CLASSES; c++) {
         out->in_flight_bytes[c] = dev->class_bytes[c];
+        out->moved_bytes[c] = dev->moved_bytes[c];
         out->waits[c] = dev->gate_waits[c];
         out->wait_ns[c] = dev->gate_wait_ns[c];
     }

@@ -41,6 +41,7 @@ static void count_end(struct ht_io *io, uint64_t now_ns, int result) HT_REQUIRES
     if (io->large_)
         ht_rate_end(&dev->large_rate[direction_of(io)], now_ns, io->began_ns_, io->len, result == 0);
     dev->class_bytes[io->io_class_] -= io->len;
+    dev->moved_bytes[io->io_class_] += result == 0 ? io->len : 0;
     if (io->io_class_ != HT_IO_URGENT)
         return;
     ht_gate_urgent_end(&dev->urgent_requests, now_ns);

@@ -61,6 +61,7 @@ struct ht_dev {
         struct ht_io *oldest, *newest; /* in flight, through newer_ and older_ */
         struct ht_rate rate[HT_DIRECTIONS], large_rate[HT_DIRECTIONS];
         uint64_t class_bytes[HT_IO_CLASSES]; /* of reads and writes in flight */
+        uint64_t moved_bytes[HT_IO_CLASSES]; /* of those that succeeded */
         /* The gate (gate.c): urgent requests; and with callers that wait for what a lower class holds. */
         struct ht_gate_urgent urgent_requests, urgent_waits;
         uint64_t permitted_bytes[HT_DIRECTIONS];

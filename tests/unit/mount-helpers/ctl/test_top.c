@@ -25,6 +25,7 @@ static const char first[] =
     "hitrain_resident_bytes 2048\nhitrain_dirty_bytes 1024\nhitrain_hits_total 10\n"
     "hitrain_device_read_bytes_total{device=\"0\"} 0\n"
     "hitrain_device_written_bytes_total{device=\"0\"} 1048576\n"
+    "hitrain_device_planned_moved_bytes_total{device=\"0\"} 1048576\n"
     "hitrain_device_health{device=\"0\",hitrain_device_health=\"ok\"} 1\n"
     "hitrain_device_health{device=\"0\",hitrain_device_health=\"failing\"} 0\n"
     "hitrain_device_info{device=\"0\",path=\"/dev/x\"} 1\n"
@@ -39,6 +40,7 @@ static const char second[] = "hitrain_total_bytes 1000\nhitrain_available_bytes 
                              "hitrain_resident_bytes 2048\nhitrain_dirty_bytes 1024\nhitrain_hits_total 30\n"
                              "hitrain_device_read_bytes_total{device=\"0\"} 2097152\n"
                              "hitrain_device_written_bytes_total{device=\"0\"} 0\n"
+                             "hitrain_device_planned_moved_bytes_total{device=\"0\"} 7340032\n"
                              "hitrain_device_info{device=\"0\",path=\"/dev/x\"} 1\n"
                              "hitrain_step{root=\"/b \\\"1\\\"\"} 7\nhitrain_step{root=\"/a\"} 9\n"
                              "hitrain_update_ns_total{root=\"/a\"} 8000000\n"
@@ -84,6 +86,7 @@ START_TEST(rates_are_differences)
     ck_assert_ptr_nonnull(strstr(text, "    1 MiB        0 B")); /* the second counter fell: mounted again */
     ck_assert_ptr_nonnull(strstr(text, "2.00 ms"));              /* 8 ms in 4 steps */
     ck_assert_ptr_nonnull(strstr(text, "scrub working 2 MiB/s"));
+    ck_assert_ptr_nonnull(strstr(text, "       0 B      3 MiB        0 B /dev/x")); /* of its classes */
     ck_assert_ptr_nonnull(strstr(text, "[######======............]"));
 }
 END_TEST

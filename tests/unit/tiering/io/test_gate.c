@@ -101,11 +101,15 @@ static void end_stalled(struct reader *r)
 START_TEST(requests_in_flight_are_counted_for_the_class_of_their_thread)
 {
     for (enum ht_io_class c = HT_IO_URGENT; c < HT_IO_CLASSES; c++) {
+        struct ht_gate_stats before = figures();
         struct reader r;
         begin_stalled(&r, c);
         for (enum ht_io_class k = HT_IO_URGENT; k < HT_IO_CLASSES; k++)
             ck_assert_uint_eq(figures().in_flight_bytes[k], k == c ? PIECE : 0);
+        ck_assert_uint_eq(figures().moved_bytes[c], before.moved_bytes[c]);
         end_stalled(&r);
+        for (enum ht_io_class k = HT_IO_URGENT; k < HT_IO_CLASSES; k++)
+            ck_assert_uint_eq(figures().moved_bytes[k], before.moved_bytes[k] + (k == c ? PIECE : 0));
         ck_assert_uint_eq(figures().in_flight_bytes[c], 0);
     }
 }
