@@ -40,15 +40,16 @@ _libc.fallocate.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c
 
 class _Entry:
     """begin     of its bytes in the storage
+    order        backward needs entries in this order
     memory       its bytes, as a flat tensor; None: they are in the file only"""
 
-    def __init__(self, tensor: torch.Tensor, begin: int, size: int) -> None:
+    def __init__(self, tensor: torch.Tensor, begin: int, size: int, order: Tuple[int, int, int]) -> None:
         flat = torch.empty(0, dtype=torch.uint8)
         self.memory: Optional[torch.Tensor] = flat.set_(tensor.untyped_storage(), begin, (size,), (1,))
         self.original: Optional[torch.Tensor] = tensor
         self.storage = StorageWeakRef(tensor.untyped_storage())
         self.version, self.changed = tensor._version, False
-        self.begin, self.bytes = begin, size
+        self.begin, self.bytes, self.order = begin, size, order
         self.state, self.at = HELD, -1
         self.key: Any = None
         self.users = 0
@@ -82,6 +83,8 @@ class Activations:
         self._entries: Dict[Any, _Entry] = {}  # by storage, version and place
         self._held: Deque[_Entry] = collections.deque()  # HELD, oldest first
         self._stack: List[_Entry] = []  # with a place in the file
+        self.turn: Tuple[int, int] = (0, 0)  # a part of the model, and the micro-batch that goes through it
+        self._count = 0  # of entries
         self._error: Optional[OSError] = None
         self.held_bytes = self.held_bytes_max = self.saved_bytes = 0
         self.written_bytes = self.read_bytes = self.forwarded_bytes = self.dropped_bytes = 0
@@ -109,7 +112,9 @@ class Activations:
             key = (t.untyped_storage().data_ptr(), t._version, *span)
             entry = self._entries.get(key)
             if entry is None or entry.storage.expired():  # another storage may have its address now
-                entry = _Entry(t.detach(), *span)
+                self._count += 1
+                part, batch = self.turn  # backward needs the last part first, and in it the first micro-batch
+                entry = _Entry(t.detach(), *span, order=(-part, batch, -self._count))
                 entry.key, self._entries[key] = key, entry
                 self._held.append(entry)
                 self.held_bytes += entry.bytes
@@ -225,13 +230,9 @@ class Activations:
             self.waited_seconds += time.monotonic() - begin
 
     def _read_ahead(self, entry: _Entry) -> None:
-        """Asks for the entries that were stored before this one: backward needs them next."""
-        if entry.at < 0 or entry not in self._stack:
-            after = len(self._stack)
-        else:
-            after = self._stack.index(entry)
+        """Asks for the entries that backward needs next."""
         room = max(self.keep, _WINDOW_BYTES) - self.held_bytes
-        for e in reversed(self._stack[:after]):
+        for e in sorted((e for e in reversed(self._stack) if e.order > entry.order), key=lambda e: e.order):
             room -= e.bytes
             if room < 0:
                 return

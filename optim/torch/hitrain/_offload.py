@@ -4,6 +4,7 @@
 docs/offload.md describes it for users; _mapped.py has the memory of a parameter and _residency.py the order."""
 import functools
 import os
+import threading
 import warnings
 import weakref
 from typing import Any, Callable, Dict, Iterable, List, Optional, Sequence, Tuple, Type, Union
@@ -16,10 +17,11 @@ from hitrain._activations import Activations
 from hitrain._empty import Filler, Weights, init_empty
 from hitrain._files import ParameterFile
 from hitrain._mapped import MappedFile, can_be_mapped
+from hitrain._microbatches import Turns, run_in_turns
 from hitrain._optimizer import Optimizer
 from hitrain._residency import Residency, Unit
 
-__all__ = ['init_empty', 'materialize', 'offload']
+__all__ = ['init_empty', 'materialize', 'microbatches', 'offload']
 
 RULES: Dict[str, Type[Optimizer]] = {c.rule: c for c in (optim.AdamW, optim.Adam, optim.SGD, optim.Lion, optim.Adagrad)}
 REFUSED = {
@@ -88,6 +90,23 @@ def materialize(model: nn.Module, names: Iterable[str]) -> Dict[str, torch.Tenso
     return {name: held[name].detach().clone() for name in names}
 
 
+def microbatches(model: nn.Module, batches: Iterable[Any], loss_fn: Callable[[nn.Module, Any], torch.Tensor]) -> List[torch.Tensor]:
+    """Forward and backward of several batches of one step, in vertical order: each block gets all batches before the next block is
+    loaded. Returns the losses, without their graphs, when all gradients are there.
+
+    loss_fn(model, batch) returns the loss of one batch. docs/offload.md says what is equal to the usual order."""
+    known = _OPTIMIZERS.get(model)
+    optimizer = known() if known else None
+    if optimizer is None:
+        raise ValueError(f'microbatches() takes a model of offload() whose optimizer is open, and this {type(model).__name__} is none')
+    if not torch.is_grad_enabled():
+        raise RuntimeError('microbatches() runs backward, and gradients are disabled here')
+    listed = list(batches)
+    if not listed:
+        raise ValueError('microbatches() needs at least one batch')
+    return optimizer._run_microbatches(model, listed, loss_fn)
+
+
 class Offloaded(Optimizer):
     """An optimizer of this kind steers the parameters of one model in memory, too.
 
@@ -104,6 +123,7 @@ class Offloaded(Optimizer):
         self._own_apply: List[nn.Module] = []
         self._units_of: Dict[ParameterFile, List[Unit]] = {}
         self._left: Dict[ParameterFile, None] = {}  # whose gradients of this step were sent
+        self._turns: Optional[Turns] = None  # of micro-batches, while they run
         super().__init__(params, root, *args, overlap=True, resume=resume, **options)
         self._fill = None  # `weights` need not stay in memory
         for f in self._mapped():
@@ -150,6 +170,8 @@ class Offloaded(Optimizer):
             super().receive_parameter(parameter)
 
     def close(self, why: str = 'has closed its optimizer') -> None:
+        for model in [m for m, known in _OPTIMIZERS.items() if known() in (self, None)]:
+            del _OPTIMIZERS[model]
         for handle in self._handles:
             handle.remove()
         for module in self._own_apply:
@@ -218,6 +240,9 @@ class Offloaded(Optimizer):
     def _gradient_ready(self, f: ParameterFile) -> None:
         if any(u.calls > 1 for u in self._units_of.get(f, ())):
             return  # backward may add to it: step() sends it
+        if self._turns and not self._turns.is_last and not self._holding:
+            self._check_room(f)
+            return  # other micro-batches will add to it
         if f.tensor.grad is not None and f.tensor.grad.requires_grad and not self._holding:
             raise RuntimeError(f'backward(create_graph=True) keeps the gradient of {f.name} for another backward, but an offloaded model '
                                'sends gradients as they arise: wrap all backwards but the last in hold_gradients()')
@@ -259,6 +284,7 @@ class Offloaded(Optimizer):
         for module in model.modules():
             module.__dict__['_apply'] = functools.partial(_apply_nothing, module, type(model).__name__)
             self._own_apply.append(module)
+        _OPTIMIZERS[model] = mine
 
     def _save_activations(self, model: nn.Module, keep: Union[int, str]) -> None:
         outside = os.path.dirname(self.root)
@@ -266,16 +292,16 @@ class Offloaded(Optimizer):
         stay = {p.untyped_storage().data_ptr() for p in model.parameters()}
         with self._root.explained('activations'):
             saved = self._activations = Activations(folder, keep, stay)
-        entered: List[Any] = []
+        own = _Entered()
 
         def before(module: nn.Module, inputs: Any) -> None:
             if module is model:
-                entered.append(torch.autograd.graph.saved_tensors_hooks(saved.pack, saved.unpack))
-                entered[-1].__enter__()
+                own.entered.append(torch.autograd.graph.saved_tensors_hooks(saved.pack, saved.unpack))
+                own.entered[-1].__enter__()
 
         def after(module: nn.Module, inputs: Any, outputs: Any) -> None:
-            if module is model and entered:
-                entered.pop().__exit__(None, None, None)
+            if module is model and own.entered:
+                own.entered.pop().__exit__(None, None, None)
         first = model.register_forward_pre_hook(before)
         model._forward_pre_hooks.move_to_end(first.id, last=False)
         self._handles += [first, model.register_forward_hook(after, always_call=True)]
@@ -298,12 +324,15 @@ class Offloaded(Optimizer):
         def need(grad: torch.Tensor) -> None:
             optimizer = mine()
             if optimizer is not None:
-                optimizer._residency.need(unit)
+                optimizer._before_backward(unit)
         first = unit.module.register_forward_pre_hook(before)
         unit.module._forward_pre_hooks.move_to_end(first.id, last=False)  # hooks of others may use the parameters
         self._handles += [first, unit.module.register_forward_hook(after)]
 
     def _before_forward(self, unit: Unit) -> None:
+        recomputed = _in_backward()
+        if self._turns:
+            self._stop(self._turns, f'the {"recomputed " if recomputed else ""}forward of {unit.name or "the model"}')
         for f in unit.files:
             if self._is_final(f):
                 raise RuntimeError(f'{unit.name or "the model"} runs again after the gradient of {f.name} was sent, and the store may have '
@@ -314,7 +343,48 @@ class Offloaded(Optimizer):
                 raise RuntimeError(f'{f.name} of the offloaded model was replaced by another tensor: change its values in place')
             if os.getpid() == self._pid:
                 f.attach()
-        self._residency.enter(unit, recomputed=_in_backward())
+        self._residency.enter(unit, recomputed=recomputed, counts=not self._turns or self._turns.is_first)
+
+    def _before_backward(self, unit: Unit) -> None:
+        if self._turns:
+            self._stop(self._turns, f'the backward of {unit.name or "the model"}')
+        self._residency.need(unit)
+
+    def _run_microbatches(self, model: nn.Module, batches: List[Any], loss_fn: Callable[[nn.Module, Any], torch.Tensor]) -> List[torch.Tensor]:
+        if self._turns:
+            raise RuntimeError('microbatches() runs already')
+        self._check_usable()
+        turns = self._turns = Turns(len(batches))
+
+        def loss_of(batch: Any) -> torch.Tensor:
+            self._note_turn(turns)
+            return loss_fn(model, batch)
+        try:
+            return run_in_turns(turns, batches, loss_of)
+        finally:
+            self._turns = None
+            if self._activations:
+                self._activations.turn = (0, 0)
+
+    def _stop(self, turns: Turns, place: str) -> None:
+        turns.stop(place)
+        self._note_turn(turns)
+
+    def _note_turn(self, turns: Turns) -> None:
+        if self._activations:
+            self._activations.turn = (turns.round, turns.turn or 0)
+
+
+# The optimizer of each offloaded model.
+_OPTIMIZERS: 'weakref.WeakKeyDictionary[nn.Module, weakref.ref[Offloaded]]' = weakref.WeakKeyDictionary()
+
+
+class _Entered(threading.local):
+    """Contexts of a thread's forward of the model."""
+
+    def __init__(self) -> None:
+        self.entered: List[Any] = []
+
 
 
 def _in_backward() -> bool:

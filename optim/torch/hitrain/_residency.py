@@ -66,8 +66,9 @@ class Residency:
 
     # -- uses --
 
-    def enter(self, unit: Unit, recomputed: bool) -> None:
-        """The forward of a unit begins. recomputed: within backward."""
+    def enter(self, unit: Unit, recomputed: bool, counts: bool = True) -> None:
+        """The forward of a unit begins. recomputed: within backward. counts: it is a call of its own, and not that of another
+        micro-batch."""
         if os.getpid() != self._pid:
             return  # in a forked child no thread loads, and the kernel reads pages when they are touched
         with self._changed:
@@ -76,7 +77,7 @@ class Residency:
                     self._backward = False
                     for u in self.units:
                         u.calls = 0
-                if unit.module.training:
+                if unit.module.training and counts:
                     unit.calls += 1
             self._running.append(unit)
         self._use(unit)
