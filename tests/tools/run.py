@@ -34,7 +34,7 @@ RACES = ['test_mixed_load.py', 'test_stress.py', 'test_concurrency.py', 'test_sc
 ALONE = ['test_passthrough.py', 'test_memory.py', 'test_posix_names.py']
 # Tests of the client that run with the newest PyTorch, too.
 TORCH_2 = ['test_torch_client.py', 'test_torch_contract.py', 'test_torch_gradients.py', 'test_torch_async.py', 'test_torch_checkpoint.py',
-           'test_torch_offload.py', 'test_torch_activations.py', 'test_torch_transfers.py']
+           'test_torch_offload.py', 'test_torch_activations.py', 'test_torch_microbatches.py', 'test_torch_transfers.py']
 FUZZ_SAN = 'asan,ubsan,fuzzer'
 FUZZ_RSS_MIB = 1024
 CHECK_LINE = re.compile(r'^\d+%: Checks: (\d+), Failures: (\d+), Errors: (\d+)', re.M)
