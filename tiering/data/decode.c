@@ -45,6 +45,21 @@ static int make(struct ht_decoders *d, struct ht_decoder **out) HT_REQUIRES(HT_L
     return 0;
 }
 
+int ht_decoders_need_one(struct ht_decoders *d)
+{
+    struct ht_decoder *decoder;
+    int rc = 0;
+
+    ht_mutex_lock(ht_decoders_lock(d));
+    if (!d->made) {
+        rc = make(d, &decoder);
+        if (!rc)
+            d->idle[d->idle_count++] = decoder;
+    }
+    ht_mutex_unlock(ht_decoders_lock(d));
+    return rc;
+}
+
 static int get(struct ht_decoders *d, struct ht_decoder **out)
 {
     int rc = -EAGAIN;

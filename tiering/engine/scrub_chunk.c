@@ -17,6 +17,7 @@
 #include "tiering/space/alloc.h"
 #include "tiering/cache/arena.h"
 #include "tiering/cache/staging.h"
+#include "tiering/codec/frame.h"
 #include "tiering/object/chunk.h"
 #include "tiering/object/context.h"
 #include "tiering/object/image.h"
@@ -120,6 +121,25 @@ static int write_back(struct ht_suspect *x)
 }
 
 /*
+ * Are these the bytes of a compressed frame? The same bytes give the same frame, so they are encoded again. -EUCLEAN:
+ * they are not, or not to be verified: the frame had more content before a truncation, or another version of the
+ * encoder made it.
+ */
+static int verify_frame(struct ht_suspect *x, const void *data, uint32_t visible)
+{
+    struct ht_encoder *encoder = NULL;
+    void *frame = aligned_alloc(HT_BLOCK_BYTES, HT_CHUNK_BYTES);
+    int len = frame ? ht_encoder_new(&encoder) : -ENOMEM;
+
+    if (!len)
+        len = ht_codec_encode(encoder, data, visible, frame);
+    int rc = len < 0 ? len : (uint32_t)len == x->ref.stored && ht_ref_matches(x->obj->s, &x->ref, frame) ? 0 : -EUCLEAN;
+    ht_encoder_free(encoder);
+    free(frame);
+    return rc;
+}
+
+/*
  * Copies the first visible bytes of the image into buf. Chunk held, lock not. The checksum covers all stored bytes, so
  * it cannot verify the rest after a truncation: mapped memory, which a program may have changed since, is not used for
  * that. -EUCLEAN: the memory differs or may.
@@ -127,6 +147,8 @@ static int write_back(struct ht_suspect *x)
 static int copy_image(struct ht_suspect *x, const uint8_t *data, uint32_t visible, bool mapped, void *buf)
 {
     memcpy(buf, data, visible);
+    if (x->ref.codec == HT_CODEC_PLANES)
+        return verify_frame(x, buf, visible);
     if (!ht_ref_has_checksum_of(&x->ref, visible))
         return mapped ? -EUCLEAN : 0;
     return ht_ref_matches(x->obj->s, &x->ref, buf) ? 0 : -EUCLEAN;

@@ -92,23 +92,6 @@ static void remove_from_table(struct ht_obj *o) HT_REQUIRES(HT_LOCK_STORE)
     o->s->objects.count--;
 }
 
-int ht_store_oids(struct ht_store *s, uint64_t **out_oids, size_t *out_count)
-{
-    size_t n = 0;
-
-    ht_store_lock(s);
-    uint64_t *oids = malloc((s->objects.count + 1) * sizeof(*oids));
-    for (size_t b = 0; oids && b < s->objects.table_size; b++)
-        for (struct ht_obj *o = s->objects.table[b]; o; o = o->next)
-            oids[n++] = o->oid;
-    ht_store_unlock(s);
-    if (!oids)
-        return -ENOMEM;
-    *out_oids = oids;
-    *out_count = n;
-    return 0;
-}
-
 void ht_obj_untouch_if_idle(struct ht_obj *o)
 {
     if (ht_list_empty(&o->touched) || o->leaving || o->dirty || o->writing || o->unpublished || o->meta_dirty)

@@ -128,7 +128,17 @@ void ht_obj_untouch_if_idle(struct ht_obj *o)
 void ht_obj_free_memory(struct ht_obj *o)
     HT_REQUIRES(HT_LOCK_STORE); /* with its chunks'; it is in no table, and names nothing */
 
-/* The ids of all objects, in a malloc'd array. Takes the lock. -ENOMEM. */
+/*
+ * oids.c: the numbers of all objects, in a malloc'd array. Holds the lock for short slices. Objects that are made or
+ * freed meanwhile are listed or not, none twice. -ENOMEM
+ */
 int ht_store_oids(struct ht_store *s, uint64_t **out_oids, size_t *out_count) HT_EXCLUDES(HT_LOCK_STORE) HT_MUST_CHECK;
+/* The same in steps, from zeros on; the caller frees oid. A slice may list nothing and make room. -ENOMEM */
+struct ht_oid_scan {
+    uint64_t *oid;
+    size_t count, room, bucket;
+    bool is_over; /* out */
+};
+int ht_oid_scan_slice(struct ht_store *s, struct ht_oid_scan *scan) HT_EXCLUDES(HT_LOCK_STORE) HT_MUST_CHECK;
 
 #endif

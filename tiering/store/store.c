@@ -317,6 +317,8 @@ int ht_store_mount(struct ht_store *s)
 {
     int rc = check_features(s);
 
+    if (!rc && (s->sb.feat_refuse & HT_FEAT_REFUSE_PLANES))
+        rc = ht_data_need_decoder(s);
     if (!rc) {
         ht_store_lock(s);
         ht_alloc_begin_marking(s->alloc);

@@ -7,13 +7,16 @@
 #include "tiering/base/mutant.h"
 #include "tiering/api/check.h"
 #include "tiering/object/context.h"
+#include "tiering/data/data.h"
 #include "tiering/data/members.h"
 #include "tiering/txn/txn.h"
 
 int ht_store_need_feature(struct ht_store *s, uint64_t bit)
 {
-    int rc = 0;
+    int rc = bit == HT_FEAT_REFUSE_PLANES ? ht_data_need_decoder(s) : 0;
 
+    if (rc)
+        return rc;
     ht_mutex_lock(ht_super_mutex(s));
     if (!(s->sb.feat_refuse & bit)) {
         s->sb.feat_refuse |= bit;

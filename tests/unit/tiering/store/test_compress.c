@@ -3,6 +3,8 @@
  * test_compress.c - content that has not changed for a while is compressed, and nothing that reads or changes it sees a
  * difference but the space.
  */
+#include "tiering/object/context.h"
+
 #include "fixture.h"
 
 #include <pthread.h>
@@ -10,11 +12,13 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "tests/support/wrap.h"
 #include "tests/unit/tiering/codec/content.h"
 #include "tiering/api/background.h"
 #include "tiering/api/compress.h"
 #include "tiering/base/event.h"
 #include "tiering/base/fault.h"
+#include "tiering/cache/arena.h"
 #include "tiering/engine/engine.h"
 #include "tiering/engine/recompress.h"
 #include "tiering/object/chunk.h"
@@ -705,6 +709,47 @@ START_TEST(a_damaged_frame_is_an_error_of_that_chunk)
 }
 END_TEST
 
+/* The image is the second copy of a damaged frame, if encoding it gives that frame. */
+START_TEST(a_damaged_frame_is_repaired_from_memory_that_is_verified)
+{
+    enum { AT = 4000 };
+    bool wrong = _i; /* a bit in memory */
+    struct ht_scrub_stats st;
+    uint8_t byte;
+
+    expect(obj, 0, content, BYTES);
+    damage(1, AT, false);
+    struct ht_chunk *c = ht_chunk_find(obj, 1);
+    ck_assert_uint_ne(c->slot, HT_SLOT_NONE);
+    uint8_t *image = ht_arena_data(s->arena, c->slot);
+    image[AT] ^= wrong;
+    ck_assert_int_eq(ht_store_scrub(s), 0);
+    ht_store_scrub_stats(s, &st);
+    ck_assert_uint_eq(st.run_found, 1);
+    ck_assert_uint_eq(st.run_repaired, !wrong);
+    ht_obj_evict(obj);
+    ck_assert_int_eq(ht_obj_read(obj, MIB + 5, &byte, 1), wrong ? -EIO : 1);
+    if (!wrong)
+        expect(obj, 0, content, BYTES);
+}
+END_TEST
+
+/* Without memory a frame is read as well as raw content. */
+START_TEST(a_decoder_is_there_from_the_mount_on)
+{
+    uint8_t *shown = malloc(BYTES);
+
+    begin_again(remount);
+    wrap_fail(WRAP_MEMORY, 1, true);
+    int64_t n = ht_obj_read(obj, 0, shown, BYTES);
+    wrap_fail(WRAP_MEMORY, 0, false);
+    ck_assert_int_eq(n, BYTES);
+    ck_assert_int_eq(memcmp(shown, content, BYTES), 0);
+    ck_assert_uint_eq(stats().read_errors, 0);
+    free(shown);
+}
+END_TEST
+
 /* -------------------------------------------------------------- beside others */
 
 enum { ROUNDS = 60 };
@@ -792,6 +837,8 @@ int main(void)
     tcase_add_test(compressed, a_passthrough_file_shows_it);
     tcase_add_test(compressed, scrub_finds_nothing);
     tcase_add_loop_test(compressed, a_damaged_frame_is_an_error_of_that_chunk, 0, 12);
+    tcase_add_loop_test(compressed, a_damaged_frame_is_repaired_from_memory_that_is_verified, 0, 2);
+    tcase_add_test(compressed, a_decoder_is_there_from_the_mount_on);
     suite_add_tcase(suite, raw);
     suite_add_tcase(suite, compressed);
     return run_all(suite);
