@@ -26,6 +26,7 @@
 #include "tiering/sys/mem.h"
 #include "tiering/sys/stdio_fds.h"
 #include "tiering/sys/ticker.h"
+#include "tiering/api/dedup.h"
 #include "tiering/api/discard.h"
 #include "tiering/api/stats.h"
 #include "tiering/api/store.h"
@@ -194,6 +195,8 @@ static int mount_store(struct daemon *d)
     d->store_mounted = true;
     rc = ht_participants_start(&d->participants);
     d->optim_started = rc == 0;
+    if (rc == 0)
+        ht_store_reserves_complete(d->store);
     if (rc == 0)
         ht_ns_compress_begin(d->participants.of[HT_PARTICIPANT_NS], d->options.compress);
     return rc ? rc : ht_ctl_start(d->ctl);

@@ -23,5 +23,10 @@ void ht_store_dedup_stats(struct ht_store *s, struct ht_dedup_stats *out);
  * changed just now. The next sync makes it durable. WAITS. -EROFS, -ENOMEM
  */
 int ht_store_dedup(struct ht_store *s) HT_MUST_CHECK;
+/*
+ * Objects that the mount has found, and whose owner reserves their rewrites, have their reserves: the first pass begins
+ * now. Without this call it begins two commit periods after the mount.
+ */
+void ht_store_reserves_complete(struct ht_store *s);
 
 #endif

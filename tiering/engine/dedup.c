@@ -9,7 +9,8 @@
  *
  * A pass walks all references in slices, without I/O. Each has a checksum of its bytes; an index of the checksums finds
  * those that were seen before (dedup_index.h). A pass begins with the versions of all objects, and passes objects that
- * have another one two commit periods later: content that is being written is not worth it. Then dedup_pair.c compares
+ * have another one two commit periods later: content that is being written is not worth it. The first pass waits only
+ * until the optimizer has reserved the rewrites of its models. Then dedup_pair.c compares
  * pairs and shares the bytes, many in one transaction. The pass keeps numbers of objects only, so it delays no work on
  * other objects.
  *
@@ -334,6 +335,13 @@ static void end_pass(struct ht_store *s, struct ht_dedup *d)
     free_pass(p);
 }
 
+/* What the mount has found has not changed since, and no model waits for its reserves: the first pass need not wait. */
+static void hurry(struct ht_dedup *d)
+{
+    if (d->reserved && d->figures.passes == 0 && d->pass->due_ns)
+        d->pass->due_ns = ht_min_u64(d->pass->due_ns, ht_now_ns());
+}
+
 static enum ht_step step(void *ctx, struct ht_budget *b)
 {
     struct ht_store *s = ctx;
@@ -347,6 +355,7 @@ static enum ht_step step(void *ctx, struct ht_budget *b)
             return HT_STEP_IDLE;
         return begin_next(s, d) ? HT_STEP_BLOCKED : HT_STEP_WORKED;
     }
+    hurry(d);
     int rc = go_on(d->pass, b->most_bytes, &b->bytes);
     if (rc == PASS_WAITS)
         b->at_ns = d->pass->due_ns;
@@ -413,6 +422,13 @@ void ht_store_dedup_stats(struct ht_store *s, struct ht_dedup_stats *out)
         .memory_bytes = f->memory_bytes,
         .left_bytes = f->left_bytes,
     };
+}
+
+void ht_store_reserves_complete(struct ht_store *s)
+{
+    s->engine->dedup.reserved = true;
+    if (s->engine->started)
+        (void)ht_row_wake(&s->engine->row[HT_ENGINE_DEDUP]);
 }
 
 /* All content of one part of the index. */

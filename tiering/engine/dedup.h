@@ -38,6 +38,7 @@ struct ht_dedup {
     uint64_t next_ns;           /* the next pass begins not before */
     unsigned part;              /* of the index, of the next pass */
     bool again;                 /* something was skipped */
+    _Atomic bool reserved;      /* ht_store_reserves_complete: any thread's */
 };
 
 /* A chunk, as it was when it was found. */

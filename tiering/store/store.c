@@ -313,12 +313,19 @@ static int check_features(const struct ht_store *s)
     return -EPROTONOSUPPORT;
 }
 
+/* A chunk may be compressed. */
+static int prepare_for_frames(struct ht_store *s)
+{
+    HT_UNSHARED(HT_LOCK_SUPER); /* the store is being opened */
+    return s->sb.feat_refuse & HT_FEAT_REFUSE_PLANES ? ht_data_need_decoder(s) : 0;
+}
+
 int ht_store_mount(struct ht_store *s)
 {
     int rc = check_features(s);
 
-    if (!rc && (s->sb.feat_refuse & HT_FEAT_REFUSE_PLANES))
-        rc = ht_data_need_decoder(s);
+    if (!rc)
+        rc = prepare_for_frames(s);
     if (!rc) {
         ht_store_lock(s);
         ht_alloc_begin_marking(s->alloc);

@@ -482,13 +482,15 @@ START_TEST(an_open_step_neither_gains_nor_loses)
 }
 END_TEST
 
+static unsigned commit_ms = 10;
+
 static void mount_for_dedup(uint64_t index_bytes, bool threads)
 {
     struct ht_store_opts opts = {.dram_bytes = 8 * MIB,
                                  .staging_bytes = 16 * MIB,
                                  .numa_node = HT_NUMA_OFF,
                                  .no_threads = !threads,
-                                 .commit_ms = 10,
+                                 .commit_ms = commit_ms,
                                  .dedup = threads,
                                  .background_rate_bytes = 1ull << 40,
                                  .dedup_index_bytes = index_bytes};
@@ -640,6 +642,32 @@ START_TEST(the_engine_finds_them_by_itself)
     ck_assert_uint_gt(engine().bytes, 0);
     ck_assert_int_eq(ht_store_background_pause(s, "nothing"), -ENOENT);
     ht_obj_put(a);
+    free(p);
+    done();
+}
+END_TEST
+
+/* The commit period is an hour. */
+START_TEST(the_first_pass_begins_when_reserves_are_complete)
+{
+    fresh(32, false);
+    uint8_t *p = noise(2 * MIB, 1);
+    struct ht_obj *a = stored(HT_CHUNK_BYTES, 0, p, 2 * MIB), *b = stored(HT_CHUNK_BYTES, 0, p, 2 * MIB);
+    uint64_t oid = ht_obj_id(b);
+    ht_obj_put(a);
+    ht_obj_put(b);
+    commit_ms = 3600000;
+    mount_for_dedup(0, true);
+    b = ht_obj_get(s, oid);
+    if (_i)
+        ck_assert_int_eq(ht_obj_rewrite_reserve(b, 2 * MIB), 0);
+    ht_store_reserves_complete(s);
+    for (unsigned ms = 0; ms < WAIT_MS_MAX && figures().passes == 0; ms++)
+        usleep(1000);
+    ck_assert_uint_eq(figures().passes, 1);
+    ck_assert_uint_eq(figures().shared_bytes, _i ? 0 : 2 * MIB);
+    expect_stored(b, p, 2 * MIB);
+    ht_obj_put(b);
     free(p);
     done();
 }
@@ -812,6 +840,7 @@ int main(void)
     tcase_add_loop_test(tc, what_cannot_be_read_is_skipped, 0, 2);
     tcase_add_test(tc, a_full_store_gets_space);
     tcase_add_test(tc, the_engine_finds_them_by_itself);
+    tcase_add_loop_test(tc, the_first_pass_begins_when_reserves_are_complete, 0, 2);
     tcase_add_loop_test(tc, a_comparison_in_vain_is_not_repeated, 0, 2);
     tcase_add_test(tc, a_pass_shares_thousands_of_pairs);
     tcase_add_test(tc, writers_readers_and_truncations_beside_it_lose_nothing);
