@@ -49,7 +49,7 @@ static void report(void)
     struct ht_mount_user user;
 
     /* A part that may be long comes last: a text has a limit. */
-    if (ht_mount_user_find(the.major, the.minor, &user) != 0)
+    if (ht_mount_user_find(the.major, the.minor, NULL, &user) != 0)
         ht_event(
             HT_EVENT_MOUNT_KEPT, &about,
             "a mapping, or a process that cannot be seen from here, keeps the mount: daemon and device stay; it is not on %s any "
@@ -70,7 +70,7 @@ static void report(void)
 
 static void *wait_and_report(void *arg)
 {
-    while (ht_mount_is_here(the.major, the.minor))
+    while (ht_mount_is_here(the.major, the.minor, NULL))
         if (pause_for(-1, true) || pause_for(CALM_MS, false))
             return NULL;
     for (unsigned i = 0; i < HT_ARRAY_SIZE(look_after_ms); i++) {

@@ -131,7 +131,7 @@ static bool is_kept(const struct daemon *d)
 {
     struct ht_mount_user user;
 
-    if (ht_mount_user_find(d->mount.major, d->mount.minor, &user) != 0)
+    if (ht_mount_user_find(d->mount.major, d->mount.minor, d->mount.source, &user) != 0)
         return false;
     ht_warn("%s is unmounted here, but process %d (%s) %s: process %d and the device stay until that ends",
             d->mount.point, (int)user.pid, user.command,
@@ -143,7 +143,8 @@ static void wait_for_end(const struct daemon *d)
 {
     unsigned waited_s = 0;
 
-    if (d->fd < 0 || ht_mount_is_here(d->mount.major, d->mount.minor) || has_ended(d, PATIENCE_MS) || is_kept(d))
+    if (d->fd < 0 || ht_mount_is_here(d->mount.major, d->mount.minor, d->mount.source) || has_ended(d, PATIENCE_MS) ||
+        is_kept(d))
         return;
     while (!has_ended(d, REPORT_MS)) {
         waited_s += REPORT_MS / 1000;

@@ -16,16 +16,33 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "tiering/sys/mounts.h"
+
 enum { NAMESPACES_MAX = 256 };
 
 struct search {
     unsigned major, minor;
+    const char *source;         /* NULL: any */
     ino_t seen[NAMESPACES_MAX]; /* mount namespaces that need no look */
     unsigned seen_count;
 };
 
-/* Lines of a table of mounts are "id parent major:minor ...". */
-static bool table_has(const char *path, const struct search *s)
+/* "... - type source options"; the line is cut. */
+static bool has_source(char *line, const char *source)
+{
+    char *at = strstr(line, " - ");
+
+    at = at ? strchr(at + 3, ' ') : NULL;
+    if (!at)
+        return false;
+    at++;
+    at[strcspn(at, " \n")] = '\0';
+    ht_proc_unescape(at);
+    return strcmp(at, source) == 0;
+}
+
+/* Lines of a table of mounts are "id parent major:minor ...". other: it has the number, and another source. */
+static bool table_has(const char *path, const struct search *s, bool other)
 {
     FILE *f = fopen(path, "re");
     bool found = false;
@@ -34,7 +51,8 @@ static bool table_has(const char *path, const struct search *s)
 
     while (f && !found && getline(&line, &cap, f) > 0) {
         unsigned major, minor;
-        found = sscanf(line, "%*s %*s %u:%u", &major, &minor) == 2 && major == s->major && minor == s->minor;
+        found = sscanf(line, "%*s %*s %u:%u", &major, &minor) == 2 && major == s->major && minor == s->minor &&
+            (!s->source || has_source(line, s->source) != other);
     }
     free(line);
     if (f)
@@ -42,11 +60,11 @@ static bool table_has(const char *path, const struct search *s)
     return found;
 }
 
-bool ht_mount_is_here(unsigned major, unsigned minor)
+bool ht_mount_is_here(unsigned major, unsigned minor, const char *source)
 {
-    const struct search s = {.major = major, .minor = minor};
+    const struct search s = {.major = major, .minor = minor, .source = source};
 
-    return table_has("/proc/self/mountinfo", &s);
+    return table_has("/proc/self/mountinfo", &s, false);
 }
 
 /* False: it was checked already, or cannot be. */
@@ -71,7 +89,7 @@ static bool has_mount(struct search *s, const char *proc)
     char path[64];
 
     snprintf(path, sizeof(path), "%s/mountinfo", proc);
-    return is_new_namespace(s, proc) && table_has(path, s);
+    return is_new_namespace(s, proc) && table_has(path, s, false);
 }
 
 static bool is_of_it(int folder, const char *name, const struct search *s)
@@ -119,14 +137,18 @@ static bool find(struct search *s, bool (*has)(struct search *s, const char *pro
     return found;
 }
 
-int ht_mount_user_find(unsigned major, unsigned minor, struct ht_mount_user *out)
+int ht_mount_user_find(unsigned major, unsigned minor, const char *source, struct ht_mount_user *out)
 {
-    struct search s = {.major = major, .minor = minor};
+    struct search s = {.major = major, .minor = minor, .source = source};
 
     *out = (struct ht_mount_user){0};
     (void)is_new_namespace(&s, "/proc/self"); /* mounts in our own namespace do not count */
     out->has_mount = find(&s, has_mount, out);
-    if (out->has_mount || find(&s, has_open, out))
+    if (out->has_mount)
+        return 0;
+    if (source && table_has("/proc/self/mountinfo", &s, true)) /* files with this number are those of another one */
+        return -ENOENT;
+    if (find(&s, has_open, out))
         return 0;
     return -ENOENT;
 }
