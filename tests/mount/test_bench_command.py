@@ -55,7 +55,7 @@ def test_a_mount_a_scratch_file_and_a_device(store, make_store):
     rows = json.loads(writes[0])['measurements']
     wrote, = measured(rows, 'mount', 'write and sync')
     read, = measured(rows, 'mount', 'read')
-    assert wrote['bytes'] == read['bytes'] >= 4 * MIB and read['from_devices_per_mille'] > 900
+    assert wrote['bytes'] >= read['bytes'] >= 4 * MIB and read['from_devices_per_mille'] > 900
     assert not os.listdir(other.point)
 
     lines = device[0].splitlines()

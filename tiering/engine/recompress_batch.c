@@ -78,15 +78,18 @@ static void free_frame(struct ht_recompress_batch *b, unsigned i) HT_REQUIRES(HT
         ht_free_ref_now(b->s, &b->move[i].now);
 }
 
-/* Those whose objects are still there, with a reference to each, come first in move[]. Their number. */
+/* Those whose objects are still there and may be compressed come first in move[], with a reference. Their number. */
 static unsigned take_objects(struct ht_recompress_batch *b)
 {
+    bool may[HT_RECOMPRESS_FRAMES_MAX];
     unsigned n = 0;
 
+    for (unsigned i = 0; i < b->count; i++)
+        may[i] = b->figures->may(b->figures->ctx, b->oid[i]);
     ht_store_lock(b->s);
     for (unsigned i = 0; i < b->count; i++) {
         struct ht_obj *o = ht_obj_find_locked(b->s, b->oid[i]);
-        if (!o || o->dead) {
+        if (!o || o->dead || !may[i]) {
             free_frame(b, i);
             ht_ref_forget(&b->move[i].was);
             continue;
@@ -161,18 +164,36 @@ bool ht_recompress_batch_is_full(struct ht_recompress_batch *b)
         b->blocks * WAITING_SHARE > available(b->s);
 }
 
-/* For the longest frame, before anything is read for it. The raw chunks of frames that wait may have it. */
-static int need_space(struct ht_recompress_batch *b, const struct ht_ref *was)
+/* For the longest frame: in blocks that are free now, and that no promise counts on. */
+static bool has_space(struct ht_store *s, const struct ht_ref *was)
 {
-    if (available(b->s) + 1 >= ht_ref_blocks(was))
-        return 0;
+    ht_store_lock(s);
+    uint64_t blocks = ht_min_u64(ht_alloc_available(s->alloc), ht_alloc_free_blocks(s->alloc));
+    ht_store_unlock(s);
+    return blocks + 1 >= ht_ref_blocks(was);
+}
+
+/* The raw chunks of frames that wait, once their transaction is durable. 0 also when there are none. */
+static int free_raw_chunks(struct ht_recompress_batch *b)
+{
     int rc = ht_recompress_batch_publish(b);
+
     if (!rc && b->lsn)
         rc = ht_store_sync(b->s, b->lsn);
+    if (!rc)
+        b->lsn = 0;
+    return rc;
+}
+
+/* Before anything is read for it. */
+static int need_space(struct ht_recompress_batch *b, const struct ht_ref *was)
+{
+    if (has_space(b->s, was))
+        return 0;
+    int rc = free_raw_chunks(b);
     if (rc)
         return rc;
-    b->lsn = 0;
-    return available(b->s) + 1 >= ht_ref_blocks(was) ? 0 : -ENOSPC;
+    return has_space(b->s, was) ? 0 : -ENOSPC;
 }
 
 /* ------------------------------------------------------------------ a chunk */
@@ -224,6 +245,18 @@ static int write_frame(struct ht_recompress_batch *b, struct ht_ring *ring, stru
     return 0;
 }
 
+/* What is free may lie in too many pieces: then it needs the space of the raw chunks, too. */
+static int write_frame_somewhere(struct ht_recompress_batch *b, struct ht_ring *ring, struct ht_obj *o, uint64_t index,
+                                 const struct ht_ref *was, uint32_t len)
+{
+    int rc = write_frame(b, ring, o, index, was, len);
+
+    if (rc != -ENOSPC || !(b->count || b->lsn))
+        return rc;
+    rc = free_raw_chunks(b);
+    return rc ? rc : write_frame(b, ring, o, index, was, len);
+}
+
 int ht_recompress_batch_add(struct ht_recompress_batch *b, struct ht_obj *o, uint64_t index, const struct ht_ref *was,
                             uint64_t *out_bytes)
 {
@@ -248,5 +281,5 @@ int ht_recompress_batch_add(struct ht_recompress_batch *b, struct ht_obj *o, uin
     }
     *out_bytes += ht_round_up((uint32_t)len, HT_BLOCK_BYTES);
     rc = ht_store_need_feature(b->s, HT_FEAT_REFUSE_PLANES); /* durable before the first frame */
-    return rc ? rc : write_frame(b, ring, o, index, was, (uint32_t)len);
+    return rc ? rc : write_frame_somewhere(b, ring, o, index, was, (uint32_t)len);
 }

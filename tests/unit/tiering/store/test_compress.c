@@ -310,6 +310,34 @@ START_TEST(a_full_store_ends_the_round)
 }
 END_TEST
 
+/* The space of the raw chunks is free only when their transaction is durable. */
+START_TEST(a_store_that_is_almost_full_goes_on_with_the_space_that_became_free)
+{
+    enum { COLD = 8, LEFT_BLOCKS = 600 };
+    struct ht_obj *cold = object(MIB, 0), *rest = object(MIB, 0);
+    uint8_t *block = pattern(MIB, 8);
+    uint64_t at = 0;
+
+    for (unsigned i = 0; i < COLD; i++)
+        put_all(cold, i * (uint64_t)MIB, content, MIB);
+    ck_assert_int_eq(ht_obj_sync(cold), 0);
+    while (ht_obj_write(rest, at, block, MIB) == MIB)
+        at += MIB;
+    while (ht_obj_write(rest, at, block, 4096) == 4096)
+        at += 4096;
+    ck_assert_int_eq(ht_obj_truncate(rest, at - (uint64_t)LEFT_BLOCKS * HT_BLOCK_BYTES), 0);
+    ck_assert_int_eq(ht_obj_sync(rest), 0);
+    compress_cold();
+    ck_assert_uint_ge(figure("chunks"), COLD);
+    expect_all();
+    for (unsigned i = 0; i < COLD; i++)
+        expect(cold, i * (uint64_t)MIB, content, MIB);
+    ht_obj_put(cold);
+    ht_obj_put(rest);
+    free(block);
+}
+END_TEST
+
 /* A frame in pieces would take more of the log, and more reads, than the content did. */
 START_TEST(content_does_not_come_in_more_pieces)
 {
@@ -818,6 +846,7 @@ int main(void)
     tcase_add_test(raw, chunks_of_several_owners_stay);
     tcase_add_test(raw, damage_is_not_read_in_each_round);
     tcase_add_test(raw, a_full_store_ends_the_round);
+    tcase_add_test(raw, a_store_that_is_almost_full_goes_on_with_the_space_that_became_free);
     tcase_add_test(raw, content_does_not_come_in_more_pieces);
     tcase_add_test(raw, the_next_rewrite_still_has_its_space);
     tcase_add_test(raw, a_read_only_store_reads_and_compresses_nothing);
