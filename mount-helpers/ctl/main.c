@@ -157,7 +157,8 @@ static const struct command {
     {"drop", "PATH...", NULL, ht_cmd_drop, MANY, 0,
      "Takes back the gradient of a parameter in the open step, as if it had not been written.\n\n"},
     {"prefetch", "PATH...", NULL, ht_cmd_prefetch, MANY, 0,
-     "Loads files into the DRAM tier as far as there is room. Needs write permission on the mount's root.\n\n"},
+     "Loads files into the DRAM tier. At most half of the clean content of other files goes for each. Needs write permission\n"
+     "on the mount's root.\n\n"},
     {"evict", "PATH...", NULL, ht_cmd_evict, MANY, 0,
      "Writes files back and releases their memory in the DRAM tier. Needs write permission on the mount's root.\n\n"},
     {"scrub", "start|status|stop PATH [--json]", scrub_verbs, ht_cmd_scrub, ONE, OPT_BIT(OPT_JSON),

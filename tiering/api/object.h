@@ -170,8 +170,12 @@ void ht_obj_publish(struct ht_obj *obj, struct ht_tx *tx);
 size_t ht_obj_pending_bytes(struct ht_obj *obj);
 /* Writeback, publish in a transaction of its own, wait until durable. WAITS. */
 int ht_obj_sync(struct ht_obj *obj) HT_MUST_CHECK;
-/* Brings chunks into the DRAM tier as far as there is room (WAITS), or evicts clean ones. */
+/*
+ * Brings chunks into the DRAM tier, to free places and to those of at most half of the clean content that is not needed
+ * before it. WAITS.
+ */
 int ht_obj_prefetch(struct ht_obj *obj) HT_MUST_CHECK;
+/* Evicts clean images. */
 void ht_obj_evict(struct ht_obj *obj);
 /* No updates come any more: the object's images may be evicted as others are. */
 void ht_obj_unprotect(struct ht_obj *obj);

@@ -58,6 +58,11 @@ void ht_planner_expect_waiting(struct ht_store *s, uint64_t bytes) HT_REQUIRES(H
 /* The next read that the plan wants now, and its place in the order of eviction. False: there is none. */
 bool ht_planner_fetch(struct ht_store *s, struct ht_forecast_fetch *out, uint64_t *out_place)
     HT_REQUIRES(HT_LOCK_STORE);
+/*
+ * The place in the order of eviction of content that a program wants now: of its next use, if the plan has one, else of
+ * this moment. False: no plan is followed.
+ */
+bool ht_planner_place(const struct ht_obj *o, uint64_t index, uint64_t *out_place) HT_REQUIRES(HT_LOCK_STORE);
 /* It was made, or is not wanted. */
 void ht_planner_fetch_done(struct ht_store *s) HT_REQUIRES(HT_LOCK_STORE);
 /* There is no room for it: no try for a moment. */

@@ -134,6 +134,19 @@ void ht_planner_note_ahead(struct ht_obj *o, const struct ht_chunk *c, uint64_t 
         ht_arena_set_next_use(s->arena, c->slot, ht_forecast_place(f, next.next_ns), false);
 }
 
+bool ht_planner_place(const struct ht_obj *o, uint64_t index, uint64_t *out_place)
+{
+    const struct ht_forecast *f = o->s->engine->planner.forecast;
+    struct ht_forecast_use next = {.known = false};
+
+    if (!f)
+        return false;
+    if (index <= UINT32_MAX)
+        next = ht_forecast_next(f, o->oid, (uint32_t)index);
+    *out_place = ht_forecast_place(f, next.known ? next.next_ns : ht_forecast_now(f, ht_now_ns()));
+    return true;
+}
+
 enum ht_forecast_stay ht_planner_stays(const struct ht_obj *o, uint64_t index)
 {
     const struct ht_planner *p = &o->s->engine->planner;

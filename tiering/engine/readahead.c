@@ -287,9 +287,40 @@ const struct ht_engine_type ht_readahead_engine = {.name = "readahead", .step = 
 
 /* ----------------------------------------------------------------- prefetch */
 
-/* 0: go on; 1: there is no room. Releases the lock in between. */
-static int prefetch_chunk(struct ht_read_batch *w, struct ht_obj *o, uint64_t index) HT_REQUIRES(HT_LOCK_STORE)
+/* A program wants some content soon. */
+struct prefetch {
+    struct ht_read_batch batch;
+    uint64_t evictable_bytes; /* of other content: so much may go for it */
+};
+
+/*
+ * A free slot, or that of an image that a plan needs later; without a plan of one that the clock evicts. HT_SLOT_NONE:
+ * there is none, or enough has gone.
+ */
+static uint32_t prefetch_slot(struct prefetch *p, struct ht_obj *o, struct ht_chunk *c, uint64_t index)
+    HT_REQUIRES(HT_LOCK_STORE)
 {
+    struct ht_arena *a = o->s->arena;
+    uint32_t bytes = ht_chunk_image_bytes(o, c, index, 0);
+    int numa_index = ht_chunk_numa_index(o->s, c);
+    uint32_t slot = ht_arena_get(a, bytes, 0, numa_index);
+    uint64_t place;
+
+    if (slot != HT_SLOT_NONE || p->evictable_bytes < bytes)
+        return slot;
+    bool planned = ht_planner_place(o, index, &place);
+    if (planned && bytes == HT_MIB)
+        slot = ht_arena_get_ahead(a, place, numa_index);
+    for (unsigned i = 0; !planned && i < 2 && slot == HT_SLOT_NONE; i++) /* the clock passes used images once */
+        slot = ht_arena_get(a, bytes, TRIES, numa_index);
+    p->evictable_bytes -= slot == HT_SLOT_NONE ? 0 : bytes;
+    return slot;
+}
+
+/* 0: go on; 1: there is no room. Releases the lock in between. */
+static int prefetch_chunk(struct prefetch *p, struct ht_obj *o, uint64_t index) HT_REQUIRES(HT_LOCK_STORE)
+{
+    struct ht_read_batch *w = &p->batch;
     struct ht_store *s = w->s;
 
     if (w->count == HT_READ_BATCH_MAX)
@@ -309,10 +340,10 @@ static int prefetch_chunk(struct ht_read_batch *w, struct ht_obj *o, uint64_t in
     ht_chunk_lock_exclusive(s, c);
     int rc = 0;
     if (is_wanted(o, c)) {
-        int numa_index = ht_chunk_numa_index(s, c);
-        uint32_t slot = ht_arena_get(s->arena, ht_chunk_image_bytes(o, c, index, 0), 0, numa_index);
+        uint32_t slot = prefetch_slot(p, o, c, index);
         if (slot != HT_SLOT_NONE) {
             ht_chunk_attach_image(o, c, index, slot);
+            ht_planner_note_ahead(o, c, index);
             ht_read_batch_start(w, o, c, index);
             return 0;
         }
@@ -324,18 +355,29 @@ static int prefetch_chunk(struct ht_read_batch *w, struct ht_obj *o, uint64_t in
     return rc;
 }
 
-static int prefetch(struct ht_read_batch *w, struct ht_obj *o) HT_REQUIRES(HT_LOCK_STORE)
+/* Half of what others have may go: so a large file evicts neither all of that nor its own first part. */
+static uint64_t evictable_bytes(const struct ht_arena *a) HT_REQUIRES(HT_LOCK_STORE)
 {
+    uint64_t moving = ht_arena_moving_bytes(a), unused = ht_arena_free_slots(a) * HT_MIB;
+
+    return (moving - ht_min_u64(unused, moving)) / 2;
+}
+
+static int prefetch(struct prefetch *p, struct ht_obj *o) HT_REQUIRES(HT_LOCK_STORE)
+{
+    struct ht_read_batch *w = &p->batch;
     struct ht_chunk *c;
     uint64_t index = 0;
     int rc = ht_shm_complete(o); /* mapped memory has room for all of it */
 
+    p->evictable_bytes = evictable_bytes(o->s->arena);
+
     ht_chunk_for_each_from(c, o, index)
     {
-        if (rc || w->error || ht_arena_free_slots(w->s->arena) == 0)
+        if (rc || w->error || (!p->evictable_bytes && ht_arena_free_slots(w->s->arena) == 0))
             break;
         if (c->slot == HT_SLOT_NONE && ht_chunk_ref(c))
-            rc = prefetch_chunk(w, o, index);
+            rc = prefetch_chunk(p, o, index);
     }
     ht_read_batch_finish_all(w);
     return rc < 0 ? rc : w->error;
@@ -344,13 +386,13 @@ static int prefetch(struct ht_read_batch *w, struct ht_obj *o) HT_REQUIRES(HT_LO
 int ht_obj_prefetch(struct ht_obj *o)
 {
     struct ht_store *s = o->s;
-    struct ht_read_batch w = {.s = s, .report = true, .ring = ht_store_ring(s)};
+    struct prefetch p = {.batch = {.s = s, .report = true, .ring = ht_store_ring(s)}};
 
-    if (!w.ring)
+    if (!p.batch.ring)
         return -ENOMEM;
     enum ht_io_class was = ht_io_class_set(HT_IO_PLANNED);
     ht_store_lock(s);
-    int rc = prefetch(&w, o);
+    int rc = prefetch(&p, o);
     ht_store_unlock(s);
     (void)ht_io_class_set(was);
     return rc;

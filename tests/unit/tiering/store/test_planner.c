@@ -274,6 +274,39 @@ START_TEST(a_plan_reads_before_the_reader_asks)
 }
 END_TEST
 
+/*
+ * A program wants a layer earlier than the plan needs it, or one that the plan does not have. It gets the place of a
+ * layer that is needed later, so that the next layers are still there.
+ */
+START_TEST(a_prefetch_takes_the_place_of_what_is_needed_later)
+{
+    struct ht_obj *o[LAYERS], *other;
+    unsigned absent = 0;
+
+    begin_planned(o);
+    other = tensor(1);
+    for (unsigned i = 0; i < 4; i++)
+        read_chunk(o[i], 0);
+    for (unsigned i = 8; i < LAYERS / 2 && !absent; i++) {
+        struct ht_obj_stat st;
+        ht_obj_stat(o[i], &st);
+        absent = st.resident_bytes ? 0 : i;
+    }
+    ck_assert_uint_gt(absent, 0);
+    ck_assert_int_eq(ht_obj_prefetch(o[absent]), 0);
+    ck_assert_int_eq(ht_obj_prefetch(other), 0);
+    uint64_t before = stats().device_read_bytes;
+    read_chunk(other, 0);
+    read_chunk(o[absent], 0);
+    ck_assert_uint_eq(stats().device_read_bytes, before);
+    ck_assert(plan_stats().active);
+    ht_obj_put(other);
+    for (unsigned i = 0; i < LAYERS; i++)
+        ht_obj_put(o[i]);
+    done();
+}
+END_TEST
+
 static void *read_and_write(void *arg)
 {
     struct ht_obj **o = arg;
@@ -364,6 +397,7 @@ int main(void)
     tcase_add_test(tc, other_work_gets_the_memory);
     tcase_add_test(tc, without_memory_there_is_no_plan);
     tcase_add_test(tc, a_plan_reads_before_the_reader_asks);
+    tcase_add_test(tc, a_prefetch_takes_the_place_of_what_is_needed_later);
     tcase_add_test(tc, plans_are_made_and_followed_beside_other_work);
     tcase_add_test(tc, without_need_there_is_no_plan);
     tcase_add_test(tc, a_plan_passes_by_what_cannot_be_read);

@@ -239,6 +239,60 @@ START_TEST(a_prefetch_reads_all_of_it_at_once)
 }
 END_TEST
 
+/* Reads all of an object. Returns how many MiB of it the device gave. */
+static unsigned read_again(struct ht_obj *o, size_t bytes)
+{
+    uint64_t before = stats().device_read_bytes;
+
+    expect(o, 0, want, bytes);
+    return (unsigned)((stats().device_read_bytes - before) / MIB);
+}
+
+/* Memory is full of content that was read once. At most half of that goes, and the file's first part stays. */
+START_TEST(a_prefetch_takes_the_place_of_content_that_was_used_before)
+{
+    struct ht_obj *large = begin(TENSOR, 16 * MIB), *others[3];
+    uint64_t resident = 0;
+
+    for (unsigned i = 0; i < 3; i++)
+        others[i] = cold(TENSOR, 4 * MIB);
+    ck_assert_uint_eq(read_again(others[0], 4 * MIB) + read_again(others[1], 4 * MIB), 8);
+    ck_assert_int_eq(ht_obj_prefetch(others[2]), 0);
+    ck_assert_uint_eq(obj_stat(others[2]).resident_bytes, 4 * MIB);
+    ck_assert_uint_eq(read_again(others[2], 4 * MIB), 0);
+    for (unsigned i = 0; i < 3; i++)
+        resident += obj_stat(others[i]).resident_bytes;
+    ck_assert_int_eq(ht_obj_prefetch(large), 0);
+    uint64_t came = obj_stat(large).resident_bytes;
+    ck_assert_uint_ge(came, MIB);
+    ck_assert_uint_le(came, 4 * MIB);
+    for (unsigned i = 0; i < 3; i++)
+        resident -= obj_stat(others[i]).resident_bytes;
+    ck_assert_uint_eq(resident, came);
+    ck_assert_uint_eq(read_again(large, came), 0);
+    for (unsigned i = 0; i < 3; i++)
+        ht_obj_put(others[i]);
+    end(large);
+}
+END_TEST
+
+START_TEST(a_prefetch_evicts_nothing_that_is_newer_than_on_the_device)
+{
+    struct ht_obj *o = begin(TENSOR, 16 * MIB), *dirty = object(TENSOR, 0);
+
+    put_all(dirty, 0, want, 3 * MIB);
+    uint64_t before = stats().device_written_bytes;
+    for (unsigned i = 0; i < 4; i++)
+        ck_assert_int_eq(ht_obj_prefetch(o), 0);
+    ck_assert_uint_eq(obj_stat(o).resident_bytes, 5 * MIB);
+    ck_assert_uint_eq(stats().device_written_bytes, before);
+    ck_assert_uint_eq(obj_stat(dirty).resident_bytes, 3 * MIB);
+    expect(dirty, 0, want, 3 * MIB);
+    ht_obj_put(dirty);
+    end(o);
+}
+END_TEST
+
 struct client {
     struct ht_obj *o;
     uint64_t bytes;
@@ -354,6 +408,8 @@ int main(void)
     tcase_add_test(tc, it_takes_no_room_from_what_is_dirty);
     tcase_add_test(tc, what_cannot_be_read_ahead_is_the_readers_error);
     tcase_add_test(tc, a_prefetch_reads_all_of_it_at_once);
+    tcase_add_test(tc, a_prefetch_takes_the_place_of_content_that_was_used_before);
+    tcase_add_test(tc, a_prefetch_evicts_nothing_that_is_newer_than_on_the_device);
     tcase_add_loop_test(tc, a_device_that_several_wait_for_is_given_nothing_more, 0, 2);
     tcase_add_test(tc, streams_beside_each_other_read_what_was_written);
     return run_suite(tc);
