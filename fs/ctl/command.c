@@ -18,12 +18,10 @@ static int look_up(struct ht_ctl *c, uint64_t dir, const char *name, const struc
     return rc ? rc : ht_ns_lookup(c->ns, dir, name, out_st);
 }
 
-/* Holds a lookup count on *out_ino. Symbolic links are not followed: a parameter is named by its own path. */
-static int resolve(struct ht_ctl *c, uint64_t dir, const struct ht_command *cmd, const struct ht_caller *caller,
+int ht_ctl_resolve(struct ht_ctl *c, uint64_t dir, const char *path, size_t len, const struct ht_caller *caller,
                    uint64_t *out_ino)
 {
-    const char *path = cmd->path;
-    size_t left = cmd->path_len;
+    size_t left = len;
     char name[HT_NAME_BYTES_MAX + 1];
     uint64_t at = dir;
     int rc;
@@ -277,7 +275,7 @@ static int run_with_path(struct ht_ctl *c, uint64_t dir, uint64_t root, const st
     struct ht_person person = seat->person;
     struct ht_caller caller = ht_person_caller(&person);
     uint64_t ino;
-    int rc = resolve(c, dir, cmd, &caller, &ino);
+    int rc = ht_ctl_resolve(c, dir, cmd->path, cmd->path_len, &caller, &ino);
 
     if (rc == 0) {
         rc = check_file(c, ino, cmd, &caller);
@@ -392,7 +390,8 @@ static int run(struct ht_ctl *c, uint64_t dir, uint64_t root, struct ht_seat *se
         rc = reset_all(c, root, seat, cmd, err);
     } else if (root && ht_kept_is_command(cmd)) {
         struct ht_optim_steer by = steer_of(seat, root, cmd);
-        rc = ht_kept_command(c, root, cmd, &by, err);
+        struct ht_caller caller = ht_person_caller(&seat->person);
+        rc = ht_kept_command(c, root, cmd, &by, &caller, err);
     } else if (cmd->path_len) {
         rc = run_with_path(c, dir, root, seat, cmd, err);
     } else if (root) {

@@ -186,6 +186,12 @@ struct ht_seat {
 int ht_command_run(struct ht_ctl *c, uint64_t dir, uint64_t root, struct ht_seat *seat, const struct ht_command *cmd,
                    char err[HT_CTL_ERROR_MAX]) HT_MUST_CHECK;
 /*
+ * The inode at a path below dir, with a lookup count. Symbolic links are not followed: a file is named by its own path.
+ * -EINVAL: it is empty, begins with a slash, or has "." or "..".
+ */
+int ht_ctl_resolve(struct ht_ctl *c, uint64_t dir, const char *path, size_t len, const struct ht_caller *caller,
+                   uint64_t *out_ino) HT_MUST_CHECK;
+/*
  * May the person command dir of root? Opening ctl checks the right to steer; this checks it again if the directory has
  * moved under another root since. -EACCES with text in err.
  */
@@ -194,10 +200,10 @@ int ht_seat_check(struct ht_ctl *c, uint64_t dir, uint64_t root, struct ht_seat 
 /* The open ctl is closed: its claim ends. No waiting. */
 void ht_seat_leave(struct ht_ctl *c, struct ht_seat *seat);
 
-/* kept.c: commands that make and end kept steps. WAITS. */
+/* kept.c: commands that make, use and end kept steps. WAITS. */
 bool ht_kept_is_command(const struct ht_command *cmd);
 int ht_kept_command(struct ht_ctl *c, uint64_t root, const struct ht_command *cmd, struct ht_optim_steer *by,
-                    char err[HT_CTL_ERROR_MAX]) HT_MUST_CHECK;
+                    const struct ht_caller *caller, char err[HT_CTL_ERROR_MAX]) HT_MUST_CHECK;
 /* Of the directory of a kept step: lines of key=value. -ENODATA: it is another inode. */
 int ht_kept_lines(struct ht_ctl *c, uint64_t ino, struct ht_buf *out) HT_MUST_CHECK;
 

@@ -1,9 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* kept.c - the commands of .hitrain/ctl that make and end kept steps. Each may WAIT. */
+/* kept.c - the commands of .hitrain/ctl that make, use and end kept steps. Each may WAIT. */
 #include "fs/ctl/ctl_priv.h"
+#include "tiering/api/keep.h"
 
 #include <stdio.h>
 #include <stdlib.h>
+#include <unistd.h>
 
 /* ---------------------------------------------------------------- snapshot */
 
@@ -51,18 +53,141 @@ static int forget(struct ht_ctl *c, uint64_t root, const struct ht_command *cmd,
     return rc;
 }
 
+/* ------------------------------------------------------------------- clone */
+
+/* Where a clone gets its name. */
+struct place {
+    uint64_t dir; /* with a lookup count, unless it is the mount's root */
+    char name[HT_NAME_BYTES_MAX + 1];
+};
+
+static void leave_place(struct ht_ctl *c, const struct place *p)
+{
+    if (p->dir && p->dir != HT_NS_ROOT_INO)
+        ht_ns_forget(c->ns, p->dir, 1);
+}
+
+/* A path below the mount's root: the directories that lead to it, and the new name. */
+static int find_place(struct ht_ctl *c, const struct ht_command *cmd, const struct ht_caller *caller, struct place *out)
+{
+    const char *path = cmd->path, *last;
+    size_t len = cmd->path_len, begin;
+    int rc = 0;
+
+    while (len && path[len - 1] == '/')
+        len--;
+    for (begin = len; begin && path[begin - 1] != '/';)
+        begin--;
+    last = path + begin;
+    len -= begin;
+    out->dir = HT_NS_ROOT_INO;
+    if (begin && (rc = ht_ctl_resolve(c, HT_NS_ROOT_INO, path, begin, caller, &out->dir)))
+        out->dir = 0;
+    if (rc == 0)
+        rc = ht_parse_component(&last, &len, out->name) == 1 ? 0 : -EINVAL;
+    if (rc == 0 && strcmp(out->name, HT_CTL_DIR) == 0)
+        rc = -EINVAL;
+    return rc ? rc : ht_ctl_access(c, out->dir, W_OK | X_OK, caller);
+}
+
+/* The kernel may know that the name is not there. */
+static void show(struct ht_ctl *c, const struct place *p)
+{
+    const struct ht_ctl_cache *cache = c->cache;
+
+    ht_ctl_changed(c);
+    if (!cache)
+        return;
+    cache->drop_name(cache->ctx, p->dir, p->name);
+    cache->drop_data(cache->ctx, p->dir, 0, 0);
+}
+
+static const char *why_no_clone(int error)
+{
+    switch (error) {
+    case -EPERM:
+        return "only root clones a step with files of several users";
+    case -EINVAL:
+        return "the new directory is to be outside of model roots";
+    case -ENOSPC:
+        return "no space for the next step of the clone, or for its records";
+    default:
+        return strerror(-error);
+    }
+}
+
+static int clone_to(struct ht_ctl *c, uint64_t kept, const struct place *place, const struct ht_caller *caller,
+                    char err[HT_CTL_ERROR_MAX])
+{
+    struct ht_optim_config config;
+    struct ht_clone_target target = {
+        .parent = place->dir, .name = place->name, .uid = caller->cred.uid, .config = &config};
+    struct ht_copy k = {.clone = &target};
+    uint64_t lsn;
+    int rc = ht_optimizer_read(c, kept, &config, err);
+
+    if (rc)
+        return rc;
+    ht_mutex_lock(ht_ctl_root_lock(c));
+    rc = ht_scope_clone(c->store, kept, &k, &lsn);
+    ht_mutex_unlock(ht_ctl_root_lock(c));
+    if (rc == 0)
+        rc = ht_store_sync(c->store, lsn);
+    if (rc)
+        snprintf(err, HT_CTL_ERROR_MAX, "%s", why_no_clone(rc));
+    else
+        show(c, place);
+    return rc;
+}
+
+static int make_clone(struct ht_ctl *c, uint64_t root, const struct ht_command *cmd, const struct ht_caller *caller,
+                      char err[HT_CTL_ERROR_MAX])
+{
+    struct ht_ns_kept about;
+    struct place place;
+    int rc = ht_ns_kept_find(c->ns, root, cmd->name, &about);
+
+    if (rc == 0)
+        rc = ht_ctl_owner(c, root, caller);
+    if (rc) {
+        if (rc == -ENOENT)
+            snprintf(err, HT_CTL_ERROR_MAX, "there is no kept step '%s'", cmd->name);
+        else if (rc == -EPERM)
+            snprintf(err, HT_CTL_ERROR_MAX, "only the owner of the model's directory may, or root");
+        return rc;
+    }
+    rc = find_place(c, cmd, caller, &place);
+    if (rc)
+        snprintf(err, HT_CTL_ERROR_MAX, "'%.*s': %s", (int)ht_min_u64(cmd->path_len, 160), cmd->path,
+                 rc == -EINVAL ? "not a path of a new directory below the mount's root" : strerror(-rc));
+    else
+        rc = clone_to(c, about.ino, &place, caller, err);
+    leave_place(c, &place);
+    return rc;
+}
+
 /* --------------------------------------------------------------------- all */
 
 bool ht_kept_is_command(const struct ht_command *cmd)
 {
-    return cmd->id == HT_COMMAND_SNAPSHOT || cmd->id == HT_COMMAND_FORGET;
+    return cmd->id == HT_COMMAND_SNAPSHOT || cmd->id == HT_COMMAND_FORGET || cmd->id == HT_COMMAND_CLONE;
 }
 
 int ht_kept_command(struct ht_ctl *c, uint64_t root, const struct ht_command *cmd, struct ht_optim_steer *by,
-                    char err[HT_CTL_ERROR_MAX])
+                    const struct ht_caller *caller, char err[HT_CTL_ERROR_MAX])
 {
-    int rc = cmd->id == HT_COMMAND_SNAPSHOT ? snapshot(c, root, cmd, by, err) : forget(c, root, cmd, by, err);
+    int rc;
 
+    switch (cmd->id) {
+    case HT_COMMAND_SNAPSHOT:
+        rc = snapshot(c, root, cmd, by, err);
+        break;
+    case HT_COMMAND_CLONE:
+        rc = make_clone(c, root, cmd, caller, err);
+        break;
+    default:
+        rc = forget(c, root, cmd, by, err);
+    }
     if (by->why[0])
         snprintf(err, HT_CTL_ERROR_MAX, "%s", by->why);
     return rc;

@@ -113,7 +113,8 @@ enum argument {
     ARG_STEP,
     ARG_CLAIM,
     ARG_NEW_STEP,
-    ARG_KEPT_STEP
+    ARG_KEPT_STEP,
+    ARG_CLONE
 };
 static const char *const takes[] = {
     [ARG_NONE] = "no argument",
@@ -125,6 +126,7 @@ static const char *const takes[] = {
     [ARG_STEP] = "async, if=N with the number of " HT_XATTR_PREFIX "step_open, both, or nothing",
     [ARG_NEW_STEP] = "a name of 1 to 64 letters, digits and . _ : -, or nothing",
     [ARG_KEPT_STEP] = "the number or name of a kept step, or * for all",
+    [ARG_CLONE] = "the number or name of a kept step, and the path of a new directory below the mount's root",
     [ARG_CLAIM] = "NAME or NAME takeover=OLDNAME, each of 1 to 64 letters, digits and . _ : -",
 };
 
@@ -147,6 +149,7 @@ static const struct {
     {"background", HT_COMMAND_BACKGROUND, ARG_PAUSE, false},
     {"snapshot", HT_COMMAND_SNAPSHOT, ARG_NEW_STEP, true},
     {"forget", HT_COMMAND_FORGET, ARG_KEPT_STEP, true},
+    {"clone", HT_COMMAND_CLONE, ARG_CLONE, true},
     {"claim", HT_COMMAND_CLAIM, ARG_CLAIM, true},
     {"unclaim", HT_COMMAND_UNCLAIM, ARG_NONE, false},
     {"drop", HT_COMMAND_DROP, ARG_REQUIRED, true},
@@ -246,6 +249,22 @@ static bool take_kept(const char *text, size_t len, struct ht_command *out)
     return true;
 }
 
+/* The rest of the line is the path: it may have blanks. */
+static bool take_clone(const char *text, size_t len, struct ht_command *out)
+{
+    const char *end = text + len, *at = text;
+
+    while (at < end && !is_blank(*at))
+        at++;
+    if (!take_name(text, (size_t)(at - text), out->name))
+        return false;
+    while (at < end && is_blank(*at))
+        at++;
+    out->path = at;
+    out->path_len = (size_t)(end - at);
+    return at < end;
+}
+
 /* False: it is no argument of this kind. */
 static bool take_argument(enum argument kind, const char *text, size_t len, struct ht_command *out)
 {
@@ -262,6 +281,8 @@ static bool take_argument(enum argument kind, const char *text, size_t len, stru
         return len == 0 || take_name(text, len, out->name);
     case ARG_KEPT_STEP:
         return take_kept(text, len, out);
+    case ARG_CLONE:
+        return take_clone(text, len, out);
     case ARG_PAUSE:
         return take_pause(text, len, out);
     case ARG_REQUIRED:

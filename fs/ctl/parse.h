@@ -49,6 +49,7 @@ enum ht_command_id {
     HT_COMMAND_UNCLAIM,
     HT_COMMAND_SNAPSHOT,
     HT_COMMAND_FORGET,
+    HT_COMMAND_CLONE,
 };
 struct ht_command {
     enum ht_command_id id;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * copy.c - copies of a model root: kept steps (tiering/api/keep.h).
+ * copy.c - copies of a model root: kept steps, and model roots made from them (tiering/api/keep.h).
  *
  * The copy gets inodes, names and attributes as they are when the transaction has begun: from then on until its end no
  * other thread changes any of them. Only times may still change, by threads that read and write: these are taken when
@@ -21,7 +21,8 @@
 struct ht_ns_copying {
     struct ht_ns_members from; /* in the order of their depth; the first is the model root's directory */
     struct ht_ns_inode **to;
-    struct ht_ns_root *root; /* of the copy */
+    struct ht_ns_root *root;  /* of the copy */
+    struct ht_ns_entry *name; /* of a clone; NULL: a kept step */
     struct ht_ns_kept about;
     bool reserved; /* the record of the kept step */
 };
@@ -181,6 +182,30 @@ static int describe(struct ht_ns *ns, struct ht_copy *k) HT_REQUIRES(HT_LOCK_NAM
     return expire(ns, k);
 }
 
+/* ------------------------------------------------------------------ clones */
+
+/* The name of the clone, outside of model roots. */
+static int name_copy(struct ht_ns *ns, struct ht_copy *k) HT_REQUIRES(HT_LOCK_NAMES)
+{
+    struct ht_ns_inode *dir;
+    size_t len = strlen(k->clone->name);
+    int rc = ht_ns_find_dir(ns, k->clone->parent, k->clone->name, &dir);
+
+    if (rc == 0 && ht_ns_pending(dir))
+        rc = -EINVAL;
+    if (rc == 0 && ht_ns_entry_find(ns, dir, k->clone->name, len))
+        rc = -EEXIST;
+    if (rc == 0)
+        rc = ht_ns_reserve(ns, ht_ns_root(dir), 2, 0);
+    if (rc == 0)
+        rc = ht_ns_dir_reserve(ns, dir->u.dir, 1);
+    if (rc == 0)
+        rc = ht_ns_entry_new(ns, k->clone->name, len, &ns->copying->name);
+    if (rc == 0)
+        k->bytes += ht_ns_entry_log_bytes(ns->copying->name);
+    return rc;
+}
+
 /* ------------------------------------------------------------------- whole */
 
 /* The flag is for the walk alone. The transaction keeps the members in memory. */
@@ -214,11 +239,22 @@ static void drop(struct ht_ns *ns) HT_REQUIRES(HT_LOCK_NAMES)
     for (size_t n = 0; c->to && n < c->from.count; n++)
         if (c->to[n])
             ht_ns_inode_free(ns, c->to[n]);
+    if (c->name)
+        ht_ns_entry_free(ns, c->name);
     if (c->reserved)
         ht_store_log_unreserve(ns->store, ht_ns_kept_log_bytes(&c->about));
     if (c->root)
         ht_ns_root_free(ns, c->root);
     free_copying(ns);
+}
+
+/* Nobody gets files of others under names of their own. */
+static int check_owners(const struct ht_ns_members *m, uint32_t uid) HT_REQUIRES(HT_LOCK_NAMES)
+{
+    for (size_t n = 0; uid != 0 && n < m->count; n++)
+        if (m->inodes[n]->cur.uid != uid)
+            return -EPERM;
+    return 0;
 }
 
 static int make(struct ht_ns *ns, struct ht_copy *k, struct ht_ns_inode *top) HT_REQUIRES(HT_LOCK_NAMES)
@@ -227,6 +263,8 @@ static int make(struct ht_ns *ns, struct ht_copy *k, struct ht_ns_inode *top) HT
     int rc = ht_ns_collect_tree(&c->from, top);
 
     unmark(&c->from);
+    if (rc == 0 && k->clone)
+        rc = check_owners(&c->from, k->clone->uid);
     if (rc == 0) {
         c->root = ht_ns_root_new(ns, 0);
         rc = c->root ? 0 : -ENOMEM;
@@ -238,11 +276,11 @@ static int make(struct ht_ns *ns, struct ht_copy *k, struct ht_ns_inode *top) HT
     if (rc == 0)
         rc = copy_names(ns, k);
     if (rc == 0)
-        rc = describe(ns, k);
+        rc = k->clone ? name_copy(ns, k) : describe(ns, k);
     if (rc != 0)
         return rc;
     c->about.ino = c->root->ino = k->to = c->to[0]->ino;
-    return ht_ns_kept_add(ns, &c->about);
+    return k->clone ? 0 : ht_ns_kept_add(ns, &c->about);
 }
 
 int ht_ns_copy(void *ctx, struct ht_copy *k)
@@ -286,6 +324,17 @@ static void put_inode(struct ht_tx *tx, struct ht_ns_inode *i) HT_REQUIRES(HT_LO
         ht_ns_put_entry(tx, e, 0);
 }
 
+/* The clone appears under its name. */
+static void put_name(struct ht_ns *ns, struct ht_copy *k, struct ht_tx *tx) HT_REQUIRES(HT_LOCK_NAMES)
+{
+    struct ht_ns_op op = {.ns = ns, .tx = tx, .now_ns = ht_ns_now()};
+    struct ht_ns_copying *c = ns->copying;
+
+    c->root->frozen = false;
+    ht_ns_entry_add(&op, c->name, ht_ns_inode_find(ns, k->clone->parent), c->to[0], NULL);
+    c->name = NULL;
+}
+
 void ht_ns_copied(void *ctx, struct ht_copy *k, struct ht_tx *tx)
 {
     struct ht_ns *ns = ctx;
@@ -295,10 +344,13 @@ void ht_ns_copied(void *ctx, struct ht_copy *k, struct ht_tx *tx)
     c = ns->copying;
     for (size_t n = 0; n < c->from.count; n++)
         c->to[n]->cur = *ht_ns_published_attr(c->from.inodes[n]);
-    c->to[0]->flags |= HT_NS_MODEL_ROOT | HT_NS_FROZEN;
+    c->to[0]->flags |= HT_NS_MODEL_ROOT | (k->clone ? 0 : HT_NS_FROZEN);
     for (size_t n = 0; n < c->from.count; n++)
         put_inode(tx, c->to[n]);
-    ht_ns_put_kept(tx, &c->about);
+    if (k->clone)
+        put_name(ns, k, tx);
+    else
+        ht_ns_put_kept(tx, &c->about);
     free_copying(ns);
     ht_rwlock_unlock(ht_ns_lock(ns));
 }

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* kept.c - kept steps of a model root: `hitrainctl snapshot`, `steps` and `forget`. */
+/* kept.c - kept steps of a model root: `hitrainctl snapshot`, `steps`, `clone` and `forget`. */
 #include "mount-helpers/ctl/kept.h"
 
 #include <fcntl.h>
@@ -137,6 +137,83 @@ int ht_cmd_forget(const char *path, const struct ht_cmd_options *o)
         if (command(path, "forget", *w) < 0)
             status = HT_CMD_FAILED;
     return status;
+}
+
+/* -------------------------------------------------------------------- clone */
+
+/* The place of a new name below its mount: "" for the mount's root. point: the place of the mount. */
+static int place_of(const char *path, char point[PATH_MAX], char *out, size_t cap)
+{
+    char folder[PATH_MAX], real[PATH_MAX];
+    size_t len = strlen(path), begin;
+
+    while (len > 1 && path[len - 1] == '/')
+        len--;
+    for (begin = len; begin > 0 && path[begin - 1] != '/';)
+        begin--;
+    if (len == begin || len >= sizeof(folder) || strpbrk(path, "\r\n")) {
+        ht_error("%s: this cannot be the name of a new directory", path);
+        return -EINVAL;
+    }
+    snprintf(folder, sizeof(folder), "%.*s", begin ? (int)begin : 1, begin ? path : ".");
+    if (!realpath(folder, real)) {
+        ht_error("%s: %s", folder, strerror(errno));
+        return -errno;
+    }
+    if (ht_cmd_check_mount(real) < 0 || ht_cmd_mount_point(real, point) < 0)
+        return -EINVAL;
+    const char *below = real + (strcmp(point, "/") == 0 ? 0 : strlen(point));
+    below += *below == '/';
+    int n = snprintf(out, cap, "%s%s%.*s", below, below[0] != '\0' ? "/" : "", (int)(len - begin), path + begin);
+    return n < 0 || (size_t)n >= cap ? -ENAMETOOLONG : 0;
+}
+
+static bool same_mount(const char *root, const char *point)
+{
+    char own[PATH_MAX];
+
+    if (ht_cmd_mount_point(root, own) < 0)
+        return false;
+    if (strcmp(own, point) == 0)
+        return true;
+    ht_error("%s is on another mount: %s and %s; a step goes there with send and receive", root, own, point);
+    return false;
+}
+
+static int report_clone(const char *root, const struct ht_cmd_options *o, const char *dir)
+{
+    int fd = open(dir, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    uint64_t step;
+    struct ht_json j;
+    int rc = fd < 0 ? -errno : ht_kept_step(fd, &step);
+
+    if (fd >= 0)
+        close(fd);
+    if (rc < 0)
+        return ht_cmd_explain(dir, rc), HT_CMD_FAILED;
+    if (o->json) {
+        ht_json_init(&j, stdout);
+        ht_json_object(&j, NULL);
+        ht_json_str(&j, "path", dir);
+        ht_json_str(&j, "of", root);
+        ht_json_u64(&j, "step", step);
+        ht_json_end(&j);
+    } else {
+        printf("%s: a model of its own, at step %llu of %s\n", dir, (unsigned long long)step, root);
+    }
+    return fflush(stdout) == 0 ? HT_CMD_OK : HT_CMD_FAILED;
+}
+
+int ht_cmd_clone(const char *path, const struct ht_cmd_options *o)
+{
+    char point[PATH_MAX], place[PATH_MAX], line[2 * PATH_MAX];
+    const char *step = o->words[0], *dir = o->words[1];
+
+    if (!is_name(path, step) || ht_cmd_check_mount(path) < 0 || place_of(dir, point, place, sizeof(place)) < 0 ||
+        !same_mount(path, point))
+        return HT_CMD_FAILED;
+    snprintf(line, sizeof(line), "clone %s %s", step, place);
+    return ht_cmd_command(path, path, line) < 0 ? HT_CMD_FAILED : report_clone(path, o, dir);
 }
 
 /* -------------------------------------------------------------------- steps */

@@ -37,7 +37,7 @@ static const char *const background_verbs[] = {"status", "pause", "resume", NULL
 static const char *const trace_verbs[] = {"show", "save", NULL};
 
 /* What stands after the name of a command, and its verb. */
-enum paths { ONE, MANY, OPTIONAL, ROOT_NAME, ROOT_STEP, ROOT_STEPS };
+enum paths { ONE, MANY, OPTIONAL, ROOT_NAME, ROOT_STEP, ROOT_STEPS, ROOT_STEP_DIR };
 static const struct {
     int least, most;
     const char *expected;
@@ -48,6 +48,7 @@ static const struct {
     [ROOT_NAME] = {1, 2, "expected a model root, and at most a name, after "},
     [ROOT_STEP] = {2, 2, "expected a model root and a kept step after "},
     [ROOT_STEPS] = {2, INT_MAX, "expected a model root and kept steps after "},
+    [ROOT_STEP_DIR] = {3, 3, "expected a model root, a kept step and a new directory after "},
 };
 
 static const struct command {
@@ -137,6 +138,9 @@ static const struct command {
      "Commits the model root ROOT and keeps the step, by its number or by NAME. Nothing is copied.\n\n"},
     {"steps", "ROOT [--json]", NULL, ht_cmd_steps, ONE, OPT_BIT(OPT_JSON),
      "Prints the kept steps of the model root ROOT. ROOT/.hitrain/snap/STEP has the files of each.\n\n"},
+    {"clone", "ROOT STEP DIR [--json]", NULL, ht_cmd_clone, ROOT_STEP_DIR, OPT_BIT(OPT_JSON),
+     "Makes a kept step a model of its own, in the new directory DIR of the same store. Both share what is stored, until\n"
+     "either changes it.\n\n"},
     {"forget", "ROOT STEP...", NULL, ht_cmd_forget, ROOT_STEPS, 0,
      "Drops kept steps, and the space that they alone have. '*' stands for all.\n\n"},
     {"verify", "ROOT STEP [--digest=DIGEST] [--json]", NULL, ht_cmd_verify, ROOT_STEP,

@@ -1,14 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * copy.c - the optimizer's part in a copy of a model root: a kept step.
+ * copy.c - the optimizer's part in a copy of a model root: a kept step, or a model root made from one.
  *
  * Each parameter whose file is copied gets a twin in the copy's root, and each state object a number for its copy. The
  * caller holds the root's gate, so state neither appears nor goes, and counts change with the publication alone.
- * Nothing of a kept step changes: it takes no gradient, and reserves no space.
+ * Nothing of a kept step changes: it takes no gradient, and reserves no space. A parameter of a clone has its own
+ * reserves, as if its state had been made there.
  */
 #include "tiering/base/buf.h"
 #include "tiering/base/list.h"
 #include "tiering/api/keep.h"
+#include "tiering/api/object.h"
 #include "tiering/api/tx.h"
 #include "optim/state/context.h"
 #include "optim/state/param.h"
@@ -19,6 +21,14 @@
 static bool is_copied(const struct ht_param *p, const struct ht_copy *k) HT_REQUIRES(HT_LOCK_OPTIM)
 {
     return !p->gone && p->cur.exists && ht_copy_of(k, p->oid);
+}
+
+/* As much as ht_opt_state_create reserves. */
+static void reserve_rewrites(const struct ht_param *p, struct ht_copy *k)
+{
+    ht_copy_reserve(k, p->oid, p->cur.elements * ht_kernel_dtype_bytes(p->cur.dtype));
+    for (unsigned i = 0; i < p->cur.layout.count; i++)
+        ht_copy_reserve(k, p->cur.oid[i], ht_opt_state_bytes(&p->shape, p->cur.layout.kind[i]));
 }
 
 static int copy_param(struct ht_param *p, struct ht_root *to, struct ht_copy *k) HT_REQUIRES(HT_LOCK_OPTIM)
@@ -37,6 +47,8 @@ static int copy_param(struct ht_param *p, struct ht_root *to, struct ht_copy *k)
     k->bytes += HT_OPT_PARAM_RECORD_BYTES;
     for (unsigned i = 0; !rc && i < p->cur.layout.count; i++)
         rc = ht_copy_add(k, p->cur.oid[i]) ? 0 : -ENOMEM;
+    if (!rc && k->clone)
+        reserve_rewrites(p, k);
     return rc;
 }
 
@@ -71,7 +83,7 @@ static int copy(struct ht_optim *o, const struct ht_root *from, struct ht_copy *
         ht_store_log_unreserve(o->store, HT_OPT_ROOT_RECORD_BYTES);
         return -ENOMEM;
     }
-    to->frozen = true;
+    to->frozen = !k->clone;
     k->bytes += HT_OPT_ROOT_RECORD_BYTES;
     ht_list_for_each(pos, &from->params) {
         struct ht_param *p = ht_list_entry(pos, struct ht_param, of_root);
@@ -117,6 +129,21 @@ static void put_twin(const struct ht_param *p, struct ht_param *twin, const stru
     ht_opt_publish_param(twin, tx);
 }
 
+/* The objects of a clone's parameter are there, and not in use yet. */
+static void settle_twin(struct ht_param *twin) HT_REQUIRES(HT_LOCK_OPTIM)
+{
+    twin->obj = ht_obj_get(twin->o->store, twin->oid);
+    twin->gone = !twin->obj || ht_opt_state_load(twin);
+}
+
+static void configure(struct ht_root *to, const struct ht_optim_config *config) HT_REQUIRES(HT_LOCK_OPTIM)
+{
+    to->config = to->published_config = *config;
+    to->configured = true;
+    to->written_bytes = ht_scope_written_bytes(to->o->store, to->id);
+    to->o->words_changes++;
+}
+
 void ht_opt_copied(void *ctx, struct ht_copy *k, struct ht_tx *tx)
 {
     struct ht_optim *o = ctx;
@@ -127,12 +154,16 @@ void ht_opt_copied(void *ctx, struct ht_copy *k, struct ht_tx *tx)
     if (from && to) {
         to->exists = true;
         to->step = to->pub_step = to->durable_step = from->pub_step;
+        if (k->clone)
+            configure(to, k->clone->config);
         ht_opt_put_root(ht_tx_records(tx), to);
         ht_list_for_each(pos, &from->params) {
             const struct ht_param *p = ht_list_entry(pos, struct ht_param, of_root);
             struct ht_param *twin = ht_opt_param_find(o, ht_copy_of(k, p->oid));
             if (twin && p->pub.exists)
                 put_twin(p, twin, k, tx);
+            if (twin && k->clone)
+                settle_twin(twin);
         }
     }
     unlock(o);

@@ -15,6 +15,7 @@ from calls import as_user, fails, sync
 from conftest import MIB, ROOT, wait_for
 from passthrough import SHARED, READ, passthrough_store, stat
 from passthrough import steer as by_ioctl
+from test_async_step import command as order
 from test_roots import command, put_gradient, refused, word
 
 OWNER, MEMBER, STRANGER, GROUP = 2001, 2002, 2003, 3000
@@ -293,6 +294,23 @@ def test_an_open_ctl_of_the_mount_does_not_steer_it_when_it_becomes_sticky_model
         assert word(mnt, 'error') == ''
     finally:
         os.close(fd)
+
+
+@row('clone STEP DIR')
+def test_a_clone_is_made_by_the_owner_of_all_of_it(model, shared):
+    def clone(step, name):
+        order(model, f'clone {step} {shared.name}/{name}')
+    tensor(model / 'theirs', MEMBER)
+    order(model, 'snapshot mixed')
+    may_not(errno.EPERM, OWNER, clone, 'mixed', 'c')
+    (model / 'theirs').unlink()
+    order(model, 'snapshot own')
+    may_not(errno.EACCES, STRANGER, clone, 'own', 'c')
+    may_not(errno.EPERM, MEMBER, clone, 'own', 'c')
+    may(OWNER, clone, 'own', 'c')
+    os.chmod(shared, 0o555)
+    may_not(errno.EACCES, OWNER, clone, 'own', 'd')
+    assert (shared / 'c').stat().st_uid == OWNER and not (shared / 'd').exists()
 
 
 @row('commit of the store')

@@ -102,6 +102,35 @@ def test_steps_are_listed_with_the_space_that_they_alone_have(root):
             word(path, 'kept')
 
 
+def test_a_clone_trains_on_its_own(root, kept, store):
+    """With the same gradients it gets the same bits as the model that it comes from."""
+    two = content(root)
+    place = root.parent / 'forks' / 'of 1'
+    assert not place.exists()  # the kernel knows that, too
+    place.parent.mkdir()
+    os.listdir(place.parent)
+    assert run('hitrainctl', 'clone', root, '1', place).stdout == f'{place}: a model of its own, at step 1 of {root}\n'
+    assert os.listdir(place.parent) == ['of 1'] and content(place) == content(kept) != two
+    assert os.readlink(place / 'link') == 'w' and os.getxattr(place / 'w', 'user.note') == b'mine'
+    step(place, 20)
+    assert content(place) == content(root) == two and word(place, 'step') == '2'
+    step(place, 30)
+    assert content(root) == two and listed(place) == []
+    three, one = content(place), content(kept)
+    store.kill()
+    store.mount()
+    assert content(place) == three and content(kept) == one and content(root) == two
+    done = json.loads(run('hitrainctl', 'clone', root, '1', root.parent / 'second', '--json').stdout)
+    assert done == {'path': str(root.parent / 'second'), 'of': str(root), 'step': 1}
+    run('hitrainctl', 'forget', root, '1')
+    assert content(root.parent / 'second') == one
+    store.unmount()
+    store.assert_clean()
+    store.mount()
+    step(root.parent / 'second', 20)
+    assert content(root.parent / 'second') == content(root) == two
+
+
 def test_commands_refuse_what_is_wrong(root):
     run('hitrainctl', 'snapshot', root, 'a')
     for args, why in ((['snapshot', root, 'a'], 'EEXIST'), (['snapshot', root, '12'], 'no name'),
@@ -109,13 +138,21 @@ def test_commands_refuse_what_is_wrong(root):
                       (['snapshot', root, 'a b'], 'no name'), (['snapshot', root, 'a\nforget a'], 'no name'),
                       (['snapshot', root, ''], 'no name'), (['forget', root, '9'], "no kept step '9'"),
                       (['forget', root, '../a'], 'no name'), (['steps', root / 'deep'], 'no model root'),
+                      (['clone', root, '9', root.parent / 'c'], "no kept step '9'"),
+                      (['clone', root, 'a', root / 'c'], 'outside of model roots'),
+                      (['clone', root, 'a', root], 'exists'), (['clone', root, 'a', '/tmp/c'], ''),
+                      (['clone', root, 'a', root.parent / 'none' / 'c'], 'No such file'),
+                      (['clone', root, 'a', root.parent / '.hitrain'], 'not a path'),
+                      (['clone', root, '../a', root.parent / 'c'], 'no name'),
+                      (['clone', root, 'a', str(root.parent) + '/c\nforget a'], 'cannot be the name'),
                       (['steps', root.parent], 'no model root'), (['snapshot', root.parent], '')):
         done = run('hitrainctl', *args, check=False)
         assert done.returncode == 1 and why in done.stderr and not done.stdout, (args, done)
     assert [k['name'] for k in listed(root)] == ['a']
 
 
-@pytest.mark.parametrize('args', [['snapshot'], ['snapshot', '/', 'a', 'b'], ['steps', '/', 'a'], ['forget', '/']])
+@pytest.mark.parametrize('args', [['snapshot'], ['snapshot', '/', 'a', 'b'], ['steps', '/', 'a'], ['forget', '/'],
+                                  ['clone', '/', 'a'], ['clone', '/', 'a', 'b', 'c']])
 def test_wrong_usage_is_refused(args):
     done = run('hitrainctl', *args, check=False)
     assert done.returncode == 2 and done.stderr and not done.stdout

@@ -24,6 +24,8 @@ enum { PARAMS = 2, NAME_MAX_BYTES = 64, XATTR_BYTES_MAX = 8192, FILE_BYTES_MAX =
 
 static const struct harness_param params[PARAMS] = {{"w", "f32", 1500}, {"h", "bf16", 700}};
 
+static const char clone_name[] = "clone"; /* of a kept step of the model */
+
 static const char *optimizer_of(const struct scenario_script *script)
 {
     if (script->keeps)
@@ -94,6 +96,9 @@ static uint64_t model_hash(const struct harness *k)
     if (!root)
         return 0;
     uint64_t hash = mix(harness_model_hash(k, root, params, PARAMS), harness_model_step(k, root));
+    uint64_t clone = harness_find(k, HT_NS_ROOT_INO, clone_name);
+    if (clone)
+        hash = mix(mix(hash, harness_model_hash(k, clone, params, PARAMS)), harness_model_step(k, clone));
     return kept_hash(k, root, hash);
 }
 
@@ -258,9 +263,9 @@ static void work(const struct crash_scenario *s, const struct harness *k, uint64
     harness_put(k, root, "cursor", text, strlen(text));
 }
 
-static const char *train_on(const struct crash_scenario *s, const struct harness *k)
+static const char *train_on(const struct crash_scenario *s, const struct harness *k, const char *name)
 {
-    uint64_t root = harness_find(k, HT_NS_ROOT_INO, "model");
+    uint64_t root = harness_find(k, HT_NS_ROOT_INO, name);
     uint64_t step = root ? harness_model_step(k, root) : UINT64_MAX;
 
     if (step == UINT64_MAX)
@@ -307,7 +312,9 @@ const char *scenario_go_on(const struct crash_scenario *s, struct harness *k)
     const char *wrong = write_after(k);
 
     if (!wrong)
-        wrong = train_on(s, k);
+        wrong = train_on(s, k, "model");
+    if (!wrong)
+        wrong = train_on(s, k, clone_name);
     uint64_t before = wrong ? 0 : all_hash(s, k);
     int rc = harness_close(k, !wrong);
     if (wrong || rc)
@@ -516,6 +523,21 @@ void scenario_snapshot(struct crash_scenario *s, const char *name)
     struct ht_optim_steer by = {0};
 
     ck_assert_int_eq(ht_optim_snapshot_by(s->k.optim, must_find(s, "model"), name, &by), 0);
+    note_model(s);
+}
+
+void scenario_clone_kept(struct crash_scenario *s, const char *step)
+{
+    ck_assert_int_eq(harness_clone(&s->k, must_find(s, "model"), step, HT_NS_ROOT_INO, clone_name, 0), 0);
+    note_model(s);
+}
+
+void scenario_clone_step(struct crash_scenario *s, unsigned step)
+{
+    uint64_t root = must_find(s, clone_name);
+
+    work(s, &s->k, root, step);
+    ck_assert_int_eq(ht_optim_commit(s->k.optim, root), 0);
     note_model(s);
 }
 

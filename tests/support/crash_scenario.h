@@ -87,6 +87,9 @@ void scenario_model_commit(struct crash_scenario *s);
 void scenario_model_async(struct crash_scenario *s, unsigned step, void (*during)(struct crash_scenario *s));
 void scenario_model_abort(struct crash_scenario *s);
 void scenario_snapshot(struct crash_scenario *s, const char *name); /* NULL: under its number */
+/* The kept step becomes a model of its own, which belongs to the group of the model; it takes a step. */
+void scenario_clone_kept(struct crash_scenario *s, const char *step);
+void scenario_clone_step(struct crash_scenario *s, unsigned step);
 void scenario_forget(struct crash_scenario *s, const char *name);
 void scenario_checkpoint(struct crash_scenario *s);
 void scenario_writeback(struct crash_scenario *s); /* as memory pressure does */

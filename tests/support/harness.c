@@ -12,6 +12,7 @@
 #include "tests/support/harness.h"
 #include "tests/support/recorder.h"
 #include "tests/support/states.h"
+#include "tiering/api/keep.h"
 #include "tiering/base/hash.h"
 
 enum { SPARSE_EVERY = 5, USED_BYTE = 0xa5 };
@@ -315,6 +316,26 @@ static struct ht_param_desc describe(const struct harness *k, uint64_t root, con
 
     ck_assert_int_eq(ht_ns_open(k->ns, ino, &o), 0);
     return (struct ht_param_desc){.root = root, .obj = o, .dtype = dtype_of(p), .grad_dtype = dtype_of(p)};
+}
+
+int harness_clone(const struct harness *k, uint64_t root, const char *step, uint64_t dir, const char *name,
+                  uint32_t uid)
+{
+    char text[HT_OPTIM_CONFIG_TEXT_MAX], err[HT_OPTIM_ERROR_MAX];
+    struct ht_optim_config config;
+    struct ht_clone_target target = {.parent = dir, .name = name, .uid = uid, .config = &config};
+    struct ht_copy copy = {.clone = &target};
+    struct ht_ns_kept about;
+    uint64_t lsn;
+    int rc = ht_ns_kept_find(k->ns, root, step, &about);
+
+    if (rc)
+        return rc;
+    ssize_t n = ht_ns_getxattr(k->ns, about.ino, "user.hitrain.optimizer", text, sizeof(text));
+    ck_assert_int_gt(n, 0);
+    ck_assert_int_eq(ht_optim_config_parse(text, (size_t)n, &config, err), 0);
+    rc = ht_scope_clone(k->store, about.ino, &copy, &lsn);
+    return rc ? rc : ht_store_sync(k->store, lsn);
 }
 
 void harness_gradient(const struct harness *k, uint64_t root, const struct harness_param *p, uint64_t seed)

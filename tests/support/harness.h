@@ -60,6 +60,9 @@ uint64_t harness_element_bytes(const struct harness_param *p);
 /* A model root with its parameters and a file "cursor", not committed. Returns its inode. */
 uint64_t harness_model(const struct harness *k, const char *name, const struct harness_param *params, unsigned count,
                        const char *config);
+/* A clone of one of its kept steps gets this name in dir, durable. 0 or -errno. */
+int harness_clone(const struct harness *k, uint64_t root, const char *step, uint64_t dir, const char *name,
+                  uint32_t uid) HT_MUST_CHECK;
 /* Writes and closes the gradient of a parameter. */
 void harness_gradient(const struct harness *k, uint64_t root, const struct harness_param *p, uint64_t seed);
 /* A part of a gradient, closed and then taken back (drop). */

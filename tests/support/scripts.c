@@ -403,6 +403,29 @@ static void forgotten_steps(struct crash_scenario *s)
     scenario_model_commit(s);
 }
 
+/* A kept step becomes a model, which takes a step; space that comes free is used at once. */
+static void cloned_steps(struct crash_scenario *s)
+{
+    scenario_clone_kept(s, "1");
+    scenario_clone_step(s, 7);
+    scenario_write(s, "a", 3, 0, SMALL);
+    scenario_fsync(s, "a");
+}
+
+static void cloned_steps_at_length(struct crash_scenario *s)
+{
+    scenario_checkpoint(s);
+    scenario_clone_kept(s, "1");
+    scenario_checkpoint(s);
+    scenario_forget(s, "1");
+    scenario_write(s, "a", 3, 0, 2 * CHUNK);
+    scenario_fsync(s, "a");
+    scenario_clone_step(s, 7);
+    scenario_checkpoint(s);
+    scenario_work(s, 2);
+    scenario_model_commit(s);
+}
+
 /* Little is left for what the kept steps do not let go. */
 static void model_and_little_room(struct crash_scenario *s)
 {
@@ -567,6 +590,8 @@ const struct scenario_script scenario_scripts[] = {
     {"keep-long", {"model", "a"}, 512, 1, model_and_little_room, kept_steps_at_length, .keeps = true, .seldom = true},
     {"forget", {"model", "a"}, 4096, 1, model_and_little_room, forgotten_steps, .keeps = true, .seldom = true},
     {"two-keep", {"model", "a"}, 4096, 2, model, kept_steps_at_length, .keeps = true, .seldom = true},
+    {"keep-clone", {"model", "a"}, 512, 1, model_and_little_room, cloned_steps, .keeps = true},
+    {"two-keep-clone", {"model", "a"}, 4096, 2, model, cloned_steps_at_length, .keeps = true, .seldom = true},
     {"checkpoint", {"a"}, 512, 1, synced_a, checkpoints},
     {"checkpoint-step", {"model", "a"}, 512, 1, model, checkpoint_in_an_open_step},
     {"log-full", {"a"}, 4096, 1, before_checkpoint, few_frames},

@@ -45,6 +45,7 @@ MUTANTS = [
     ('kept-owner', 'a kept step owns what it shares', SMALL, 'keep'),
     ('kept-half', 'a kept step is whole', SMALL, 'keep'),
     ('kept-unreserved', 'the next rewrite of shared content has its space', KEPT, ''),
+    ('clone-unreserved', 'the next rewrite of a clone has its space', KEPT, ''),
     ('dedup-uncompared', 'content is compared before it is shared', DEDUP, ''),
     ('dedup-unowned', 'bytes that are to be shared still have their owner', DEDUP, ''),
     ('owner-left-behind', 'owners of shared bytes move together', COMPACT, ''),

@@ -13,13 +13,14 @@
  * 2 and 4 can fail; then everything of the copy goes, and the transaction is that of the commit alone. A kept step that
  * expires ends after 4, when the copy is complete (commit.c).
  *
+ * A clone is the same without a commit: its transaction has steps 2, 4 and 5 alone.
+ *
  * The list of what belongs to the scope comes from the participants: each adds the numbers of its things to the copy,
  * names before the optimizer. Objects come last: each number that is an object's gets one with the same chunks.
  *
  * Lock order: transaction > names > optimizer > store. This file holds only the transaction when it calls a
  * participant.
  */
-#include <assert.h>
 #include <stdlib.h>
 
 #include "tiering/base/buf.h"
@@ -30,6 +31,7 @@
 #include "tiering/space/alloc.h"
 #include "tiering/api/check.h"
 #include "tiering/api/keep.h"
+#include "tiering/api/object.h"
 #include "tiering/api/tx.h"
 #include "tiering/object/chunk.h"
 #include "tiering/object/context.h"
@@ -49,25 +51,33 @@ enum { TABLE_START = 64, IDS_START = 32, CHUNK_LOG_BYTES = HT_CHUNK_RECORD_BYTES
 
 /* ----------------------------------------------------------------- numbers */
 
-static struct ht_copy_id *find(const struct ht_copy *k, uint64_t from)
+/* Its place in the hash; of a free one the value is 0. */
+static size_t *find(const struct ht_copy *k, uint64_t from)
 {
     size_t i = ht_id_hash(from) & (k->table_size - 1);
 
-    while (k->table[i].from && k->table[i].from != from)
+    while (k->table[i] && k->ids[k->table[i] - 1].from != from)
         i = (i + 1) & (k->table_size - 1);
     return &k->table[i];
 }
 
 uint64_t ht_copy_of(const struct ht_copy *k, uint64_t from)
 {
-    return k->table_size ? find(k, from)->to : 0;
+    size_t n = k->table_size ? *find(k, from) : 0;
+
+    return n ? k->ids[n - 1].to : 0;
+}
+
+void ht_copy_reserve(struct ht_copy *k, uint64_t from, uint64_t bytes)
+{
+    k->ids[*find(k, from) - 1].reserve_bytes = bytes;
 }
 
 /* At most half of the hash is in use. */
 static int grow_table(struct ht_copy *k)
 {
     size_t size = k->table_size ? 2 * k->table_size : TABLE_START;
-    struct ht_copy_id *table = calloc(size, sizeof(*table));
+    size_t *table = calloc(size, sizeof(*table));
 
     if (!table)
         return -ENOMEM;
@@ -75,7 +85,7 @@ static int grow_table(struct ht_copy *k)
     k->table = table;
     k->table_size = size;
     for (size_t i = 0; i < k->count; i++)
-        *find(k, k->ids[i].from) = k->ids[i];
+        *find(k, k->ids[i].from) = i + 1;
     return 0;
 }
 
@@ -97,10 +107,11 @@ uint64_t ht_copy_add(struct ht_copy *k, uint64_t from)
         return 0;
     if (k->count == k->cap && grow_ids(k))
         return 0;
-    const struct ht_copy_id id = {from, ht_store_new_id(k->s)};
+    const struct ht_copy_id id = {.from = from, .to = ht_store_new_id(k->s)};
     if (!id.to)
         return 0;
-    *find(k, from) = k->ids[k->count++] = id;
+    *find(k, from) = k->count + 1;
+    k->ids[k->count++] = id;
     return id.to;
 }
 
@@ -122,7 +133,8 @@ static void forget_numbers(struct ht_copy *k)
     free(k->ids);
     free(k->table);
     free(k->expired);
-    k->ids = k->table = NULL;
+    k->ids = NULL;
+    k->table = NULL;
     k->expired = NULL;
     k->count = k->cap = k->table_size = k->expired_count = 0;
 }
@@ -256,7 +268,7 @@ static int make_objects(struct ht_keep *w) HT_REQUIRES(HT_LOCK_STORE)
     k->bytes += objects * HT_OBJECT_RECORD_BYTES + n.chunks * CHUNK_LOG_BYTES + n.pieces_bytes;
     if (!sc)
         return -ENOMEM;
-    sc->frozen = true;
+    sc->frozen = !k->clone;
     int rc = ht_journal_reserve(s->journal, objects * HT_OBJECT_RECORD_BYTES + n.chunks * CHUNK_LOG_BYTES, false);
     if (rc)
         return rc;
@@ -431,6 +443,20 @@ static void put_objects(struct ht_keep *w, struct ht_tx *tx) HT_REQUIRES(HT_LOCK
     w->reserved_blocks = 0;
 }
 
+/* Space for the next rewrite of a clone's objects, which will share all that they hold. */
+static int reserve_objects(struct ht_keep *w)
+{
+    int rc = 0;
+
+    for (size_t i = 0; !rc && i < w->k->count; i++) {
+        const struct ht_copy_id *id = &w->k->ids[i];
+        struct ht_obj *o = id->reserve_bytes && !HT_MUTANT("clone-unreserved") ? ht_obj_get(w->k->s, id->to) : NULL;
+        rc = o ? ht_obj_rewrite_reserve(o, id->reserve_bytes) : 0;
+        ht_obj_put(o);
+    }
+    return rc;
+}
+
 /* ------------------------------------------------------------------- whole */
 
 static void drop_participants(struct ht_copy *k, unsigned count)
@@ -473,11 +499,12 @@ int ht_keep_make(struct ht_keep *w)
         forget_numbers(k);
         return rc;
     }
-    assert(k->to); /* names have made its directory */
     w->made = true;
     ht_store_lock(s);
     rc = make_objects(w);
     ht_store_unlock(s);
+    if (!rc)
+        rc = reserve_objects(w);
     if (rc)
         ht_keep_drop(w);
     return rc;
@@ -510,4 +537,53 @@ void ht_keep_end(struct ht_keep *w)
     if (w->made)
         forget_numbers(w->k);
     w->made = false;
+}
+
+/* ------------------------------------------------------------------ clones */
+
+/* -EAGAIN: nothing was made, and the log has too little room now: begin again with k->bytes. */
+static int copy_in_tx(struct ht_keep *w, struct ht_tx *tx) HT_REQUIRES(HT_LOCK_TX)
+{
+    struct ht_store *s = w->k->s;
+    int rc = ht_keep_make(w);
+
+    if (rc)
+        return rc;
+    if (!ht_journal_try_space(s->journal, w->k->bytes))
+        rc = -EAGAIN;
+    else
+        rc = ht_tx_expect(tx, w->k->bytes);
+    if (rc)
+        ht_keep_drop(w);
+    if (!rc)
+        rc = ht_keep_put(w, tx);
+    ht_keep_end(w);
+    return rc;
+}
+
+static int try_copy(struct ht_keep *w, uint64_t *out_lsn)
+{
+    struct ht_tx *tx;
+    int rc = ht_tx_begin(w->k->s, w->k->bytes, &tx);
+
+    if (rc)
+        return rc;
+    rc = copy_in_tx(w, tx);
+    int closed = ht_tx_commit(tx, out_lsn);
+    return rc ? rc : closed;
+}
+
+int ht_scope_clone(struct ht_store *s, uint64_t scope, struct ht_copy *k, uint64_t *out_lsn)
+{
+    struct ht_keep w = {.k = k};
+    int rc;
+
+    k->s = s;
+    k->scope = scope;
+    k->bytes = 0;
+    rc = try_copy(&w, out_lsn);
+    for (unsigned tries = 1; rc == -EAGAIN; tries++)
+        rc = tries < HT_KEEP_TRIES_MAX ? try_copy(&w, out_lsn) : -ENOSPC;
+    k->error = rc;
+    return rc;
 }

@@ -140,6 +140,7 @@ START_TEST(commands_take_what_they_need)
         {"step async", HT_COMMAND_STEP, ""},
         {"step  if=5  async ", HT_COMMAND_STEP, ""},
         {"abort  if=9223372036854775807 ", HT_COMMAND_ABORT, ""},
+        {"clone 7 models/a b ", HT_COMMAND_CLONE, "models/a b"},
         {"claim a.B:c-d_9", HT_COMMAND_CLAIM, ""},
         {"claim a  takeover=b ", HT_COMMAND_CLAIM, ""},
         {"unclaim", HT_COMMAND_UNCLAIM, ""},
@@ -207,6 +208,10 @@ START_TEST(conditions_and_claims_are_read_whole)
         "claim a takeover=b c",
         "claim a takeover",
         "unclaim a",
+        "clone",
+        "clone 7",
+        "clone a/b c",
+        "clone * c",
     };
     char err[HT_CTL_ERROR_MAX], line[200];
     struct ht_command c;

@@ -51,15 +51,20 @@ static uint64_t fingerprint(uint64_t dir)
     return harness_model_hash(&k, dir, params, PARAMS);
 }
 
-static void work(uint64_t step)
+static void work_on(uint64_t model, uint64_t step)
 {
     char text[16];
 
     for (unsigned i = 0; i < PARAMS; i++)
-        harness_gradient(&k, root, &params[i], step * 10 + i);
+        harness_gradient(&k, model, &params[i], step * 10 + i);
     snprintf(text, sizeof(text), "%llu", (unsigned long long)step);
     if (!full)
-        harness_put(&k, root, "cursor", text, strlen(text));
+        harness_put(&k, model, "cursor", text, strlen(text));
+}
+
+static void work(uint64_t step)
+{
+    work_on(root, step);
 }
 
 static uint64_t step_of(uint64_t dir)
@@ -164,8 +169,10 @@ START_TEST(names_attributes_and_links_are_those_of_the_step)
     ck_assert_int_eq(ht_ns_unlink(k.ns, root, "soft"), 0);
     ck_assert_int_eq(ht_ns_rename(k.ns, d, "f", root, "moved", 0), 0);
     steps(1);
-    for (unsigned pass = 0; pass < 2; pass++) {
-        uint64_t old = kept("1"), in = harness_find(&k, old, "d");
+    ck_assert_int_eq(harness_clone(&k, root, "1", HT_NS_ROOT_INO, "clone", 0), 0);
+    for (unsigned pass = 0; pass < 4; pass++) {
+        bool clone = pass % 2;
+        uint64_t old = clone ? harness_find(&k, HT_NS_ROOT_INO, "clone") : kept("1"), in = harness_find(&k, old, "d");
         ck_assert_int_eq(ht_ns_getattr(k.ns, in, &st), 0);
         ck_assert(st.st_mode == (S_IFDIR | 0750) && st.st_uid == 5 && st.st_gid == 6 && st.st_nlink == 2);
         ck_assert_int_eq(ht_ns_getattr(k.ns, harness_find(&k, in, "f"), &st), 0);
@@ -177,8 +184,9 @@ START_TEST(names_attributes_and_links_are_those_of_the_step)
         ck_assert_uint_eq(harness_find(&k, old, "moved"), 0);
         char path[128];
         ht_ns_path(k.ns, in, path, sizeof(path));
-        ck_assert_str_eq(path, "model/.hitrain/snap/1/d");
-        remount(!pass);
+        ck_assert_str_eq(path, clone ? "clone/d" : "model/.hitrain/snap/1/d");
+        if (clone)
+            remount(pass == 1);
     }
     finish();
 }
@@ -424,6 +432,144 @@ START_TEST(a_step_after_a_kept_one_has_its_space)
 }
 END_TEST
 
+/* ------------------------------------------------------------------- clones */
+
+static uint64_t clone_of(const char *name)
+{
+    ck_assert_int_eq(harness_clone(&k, root, name, HT_NS_ROOT_INO, "clone", 0), 0);
+    return harness_find(&k, HT_NS_ROOT_INO, "clone");
+}
+
+static void end_clone(void)
+{
+    static const char *const files[] = {"embedding", "bias", "head", "cursor"};
+    uint64_t clone = harness_find(&k, HT_NS_ROOT_INO, "clone");
+
+    for (unsigned i = 0; i < HT_ARRAY_SIZE(files); i++)
+        ck_assert_int_eq(ht_ns_unlink(k.ns, clone, files[i]), 0);
+    ck_assert_int_eq(ht_ns_rmdir(k.ns, HT_NS_ROOT_INO, "clone"), 0);
+}
+
+START_TEST(a_clone_goes_its_own_way_from_the_step)
+{
+    open_with(DEVICE_BYTES, "adamw lr=0.01 weight_decay=0.1 retain=10");
+    steps(4);
+    uint64_t clone = clone_of("2");
+    ck_assert(fingerprint(clone) == hashes[2] && step_of(clone) == 2);
+    remount(_i);
+    ck_assert(fingerprint(clone) == hashes[2] && step_of(clone) == 2);
+    for (uint64_t n = 3; n <= 4; n++) { /* the same gradients give the same bits */
+        work_on(clone, n);
+        ck_assert_int_eq(ht_optim_commit(k.optim, clone), 0);
+        ck_assert(fingerprint(clone) == hashes[n] && step_of(clone) == n);
+    }
+    work_on(clone, 77);
+    ck_assert_int_eq(ht_optim_abort(k.optim, clone), 0);
+    ck_assert_uint_eq(fingerprint(clone), hashes[4]);
+    ck_assert_int_eq(ht_ns_kept_forget(k.ns, root, "2"), 0);
+    steps(1);
+    ck_assert_uint_eq(fingerprint(clone), hashes[4]);
+    remount(!_i);
+    for (unsigned n = 3; n <= 5; n++)
+        check_kept(n);
+    ck_assert(fingerprint(root) == hashes[5] && fingerprint(clone) == hashes[4]);
+    struct ht_ns_kept *all;
+    size_t count;
+    ck_assert_int_eq(ht_ns_kept_list(k.ns, clone, &all, &count), 0);
+    free(all);
+    ck_assert_uint_eq(count, 2); /* it keeps steps of its own */
+    finish();
+}
+END_TEST
+
+static void expect_unchanged(const struct ht_store_stats *was)
+{
+    struct ht_store_stats is = figures();
+
+    ck_assert_uint_eq(is.log.reserved_bytes, was->log.reserved_bytes);
+    ck_assert_uint_eq(is.free_bytes + is.pending_free_bytes, was->free_bytes + was->pending_free_bytes);
+    ck_assert_uint_eq(is.reserved_bytes, was->reserved_bytes);
+    ck_assert_uint_eq(is.objects, was->objects);
+    ck_assert_uint_eq(is.chunks, was->chunks);
+}
+
+START_TEST(claims_are_exact_after_many_clones)
+{
+    open_with(DEVICE_BYTES, "adamw lr=0.01");
+    steps(2);
+    ck_assert_int_eq(snapshot("x"), 0);
+    steps(1); /* the kept step has all of its content alone */
+    clone_of("x");
+    end_clone();
+    struct ht_store_stats was = figures();
+    uint64_t optim = ht_optim_meta_bytes(k.optim);
+    for (unsigned i = 0; i < 100; i++) {
+        uint64_t clone = clone_of("x");
+        if (i % 10 == 0) {
+            work_on(clone, i);
+            ck_assert_int_eq(ht_optim_commit(k.optim, clone), 0);
+        }
+        end_clone();
+    }
+    expect_unchanged(&was);
+    ck_assert_uint_eq(ht_optim_meta_bytes(k.optim), optim);
+    ck_assert_uint_eq(fingerprint(kept("x")), hashes[2]);
+    finish();
+}
+END_TEST
+
+START_TEST(a_clone_has_space_for_its_next_step_or_is_not_made)
+{
+    open_with(DEVICE_BYTES, "adamw lr=0.01");
+    steps(2);
+    ck_assert_int_eq(snapshot("x"), 0);
+    fill(64 << 10);
+    struct ht_store_stats was = figures();
+    ck_assert_int_eq(harness_clone(&k, root, "x", HT_NS_ROOT_INO, "clone", 0), -ENOSPC);
+    ck_assert_uint_eq(harness_find(&k, HT_NS_ROOT_INO, "clone"), 0);
+    expect_unchanged(&was);
+    remount(_i);
+    ck_assert_uint_eq(harness_find(&k, HT_NS_ROOT_INO, "clone"), 0);
+    fill(16 << 20);
+    uint64_t clone = clone_of("x");
+    for (unsigned i = 0; i < 2 * PARAMS; i++) /* as after a mount, the first gradient reserves its own space */
+        harness_dropped_gradient(&k, i < PARAMS ? clone : root, &params[i % PARAMS], i);
+    fill(0);
+    full = true;
+    for (uint64_t n = 3; n < 6; n++) {
+        work_on(clone, n);
+        ck_assert_int_eq(ht_optim_commit(k.optim, clone), 0);
+        steps(1);
+    }
+    full = false;
+    ck_assert_uint_eq(fingerprint(kept("x")), hashes[2]);
+    finish();
+}
+END_TEST
+
+START_TEST(clones_are_refused_by_name)
+{
+    struct stat st;
+
+    open_with(DEVICE_BYTES, "adamw lr=0.01 retain=4");
+    steps(1);
+    ck_assert_int_eq(ht_ns_mkdir(k.ns, HT_NS_ROOT_INO, "gone", 0700, (struct ht_cred){0}, &st), 0);
+    ck_assert_int_eq(ht_ns_rmdir(k.ns, HT_NS_ROOT_INO, "gone"), 0);
+    struct ht_store_stats was = figures();
+    ck_assert_int_eq(harness_clone(&k, root, "7", HT_NS_ROOT_INO, "clone", 0), -ENOENT);
+    ck_assert_int_eq(harness_clone(&k, root, "1", HT_NS_ROOT_INO, "model", 0), -EEXIST);
+    ck_assert_int_eq(harness_clone(&k, root, "1", root, "clone", 0), -EINVAL);
+    ck_assert_int_eq(harness_clone(&k, root, "1", kept("1"), "clone", 0), -EROFS);
+    ck_assert_int_eq(harness_clone(&k, root, "1", harness_find(&k, root, "bias"), "clone", 0), -ENOTDIR);
+    ck_assert_int_lt(harness_clone(&k, root, "1", st.st_ino, "clone", 0), 0);
+    ck_assert_int_eq(harness_clone(&k, root, "1", HT_NS_ROOT_INO, "clone", 4711), -EPERM);
+    expect_unchanged(&was);
+    ck_assert_int_eq(harness_clone(&k, root, "1", HT_NS_ROOT_INO, "clone", 0), 0);
+    ck_assert_int_eq(harness_clone(&k, root, "1", HT_NS_ROOT_INO, "clone", 0), -EEXIST);
+    finish();
+}
+END_TEST
+
 START_TEST(names_are_checked)
 {
     static const char *const bad[] = {"", "a/b", ".", "..", "7", "a b", "\xc3\xa4"};
@@ -451,6 +597,10 @@ int main(void)
     tcase_add_test(t, memory_and_claims_are_exact_after_a_thousand);
     tcase_add_loop_test(t, without_space_for_the_next_rewrite_a_step_is_not_kept, 0, 2);
     tcase_add_test(t, a_step_after_a_kept_one_has_its_space);
+    tcase_add_loop_test(t, a_clone_goes_its_own_way_from_the_step, 0, 2);
+    tcase_add_test(t, claims_are_exact_after_many_clones);
+    tcase_add_loop_test(t, a_clone_has_space_for_its_next_step_or_is_not_made, 0, 2);
+    tcase_add_test(t, clones_are_refused_by_name);
     tcase_add_test(t, names_are_checked);
     suite_add_tcase(suite, t);
     return run_all(suite);
