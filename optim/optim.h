@@ -348,6 +348,22 @@ int ht_optim_abort_by(struct ht_optim *o, uint64_t root, struct ht_optim_steer *
  * (-EROFS).
  */
 int ht_optim_snapshot_by(struct ht_optim *o, uint64_t root, const char *name, struct ht_optim_steer *by) HT_MUST_CHECK;
+/*
+ * The model goes back to one of its kept steps, durable when this returns: names, attributes, content, state, counts.
+ * Later kept steps stay. names: makes names and attributes those of the step (ht_ns_rollback). -EBUSY: a step is open,
+ * or a gradient file of a parameter that had another shape then. -ESTALE: the kept step has ended. -ENOSPC. After an
+ * error the model is as before, all of it durable. WAITS.
+ */
+struct ht_copy_id;
+struct ht_rollback {
+    uint64_t kept; /* its directory */
+    uint64_t step;
+    const struct ht_optim_config *config; /* of the kept step */
+    int (*names)(void *ctx, uint64_t root, uint64_t kept, struct ht_copy_id **out, size_t *out_count);
+    void *ctx;
+};
+int ht_optim_rollback_by(struct ht_optim *o, uint64_t root, const struct ht_rollback *to,
+                         struct ht_optim_steer *by) HT_MUST_CHECK;
 /* The verdict alone: whether such a command would be refused now. */
 int ht_optim_may_steer(struct ht_optim *o, uint64_t root, struct ht_optim_steer *by) HT_MUST_CHECK;
 /*

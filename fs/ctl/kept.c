@@ -53,6 +53,52 @@ static int forget(struct ht_ctl *c, uint64_t root, const struct ht_command *cmd,
     return rc;
 }
 
+/* ---------------------------------------------------------------- rollback */
+
+static int names_of_step(void *ctx, uint64_t root, uint64_t kept, struct ht_copy_id **out, size_t *out_count)
+{
+    struct ht_ctl *c = ctx;
+
+    return ht_ns_rollback(c->ns, root, kept, out, out_count);
+}
+
+static const char *why_no_rollback(int error)
+{
+    switch (error) {
+    case -EBUSY:
+        return "a step is open, or a gradient of another shape: commit or abort, and close it, first";
+    case -ENOSPC:
+        return "no space for what the step has and the model has not, or for its records";
+    default:
+        return strerror(-error);
+    }
+}
+
+static int rollback(struct ht_ctl *c, uint64_t root, const struct ht_command *cmd, struct ht_optim_steer *by,
+                    char err[HT_CTL_ERROR_MAX])
+{
+    struct ht_optim_config config;
+    struct ht_ns_kept about;
+    int rc = ht_ns_kept_find(c->ns, root, cmd->name, &about);
+
+    if (rc) {
+        snprintf(err, HT_CTL_ERROR_MAX, "there is no kept step '%s'", cmd->name);
+        return rc;
+    }
+    rc = ht_optimizer_read(c, about.ino, &config, err);
+    if (rc)
+        return rc;
+    const struct ht_rollback to = {
+        .kept = about.ino, .step = about.step, .config = &config, .names = names_of_step, .ctx = c};
+    rc = ht_optim_rollback_by(c->optim, root, &to, by);
+    ht_ctl_changed(c);
+    ht_ctl_drop_stale(c);
+    ht_endurance_apply(c); /* the mount's root may be the model root */
+    if (rc)
+        snprintf(err, HT_CTL_ERROR_MAX, "%s", why_no_rollback(rc));
+    return rc;
+}
+
 /* ------------------------------------------------------------------- clone */
 
 /* Where a clone gets its name. */
@@ -170,7 +216,8 @@ static int make_clone(struct ht_ctl *c, uint64_t root, const struct ht_command *
 
 bool ht_kept_is_command(const struct ht_command *cmd)
 {
-    return cmd->id == HT_COMMAND_SNAPSHOT || cmd->id == HT_COMMAND_FORGET || cmd->id == HT_COMMAND_CLONE;
+    return cmd->id == HT_COMMAND_SNAPSHOT || cmd->id == HT_COMMAND_FORGET || cmd->id == HT_COMMAND_CLONE ||
+        cmd->id == HT_COMMAND_ROLLBACK;
 }
 
 int ht_kept_command(struct ht_ctl *c, uint64_t root, const struct ht_command *cmd, struct ht_optim_steer *by,
@@ -181,6 +228,9 @@ int ht_kept_command(struct ht_ctl *c, uint64_t root, const struct ht_command *cm
     switch (cmd->id) {
     case HT_COMMAND_SNAPSHOT:
         rc = snapshot(c, root, cmd, by, err);
+        break;
+    case HT_COMMAND_ROLLBACK:
+        rc = rollback(c, root, cmd, by, err);
         break;
     case HT_COMMAND_CLONE:
         rc = make_clone(c, root, cmd, caller, err);

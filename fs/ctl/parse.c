@@ -114,6 +114,7 @@ enum argument {
     ARG_CLAIM,
     ARG_NEW_STEP,
     ARG_KEPT_STEP,
+    ARG_ONE_STEP,
     ARG_CLONE
 };
 static const char *const takes[] = {
@@ -126,6 +127,7 @@ static const char *const takes[] = {
     [ARG_STEP] = "async, if=N with the number of " HT_XATTR_PREFIX "step_open, both, or nothing",
     [ARG_NEW_STEP] = "a name of 1 to 64 letters, digits and . _ : -, or nothing",
     [ARG_KEPT_STEP] = "the number or name of a kept step, or * for all",
+    [ARG_ONE_STEP] = "the number or name of a kept step",
     [ARG_CLONE] = "the number or name of a kept step, and the path of a new directory below the mount's root",
     [ARG_CLAIM] = "NAME or NAME takeover=OLDNAME, each of 1 to 64 letters, digits and . _ : -",
 };
@@ -149,6 +151,7 @@ static const struct {
     {"background", HT_COMMAND_BACKGROUND, ARG_PAUSE, false},
     {"snapshot", HT_COMMAND_SNAPSHOT, ARG_NEW_STEP, true},
     {"forget", HT_COMMAND_FORGET, ARG_KEPT_STEP, true},
+    {"rollback", HT_COMMAND_ROLLBACK, ARG_ONE_STEP, true},
     {"clone", HT_COMMAND_CLONE, ARG_CLONE, true},
     {"claim", HT_COMMAND_CLAIM, ARG_CLAIM, true},
     {"unclaim", HT_COMMAND_UNCLAIM, ARG_NONE, false},
@@ -281,6 +284,8 @@ static bool take_argument(enum argument kind, const char *text, size_t len, stru
         return len == 0 || take_name(text, len, out->name);
     case ARG_KEPT_STEP:
         return take_kept(text, len, out);
+    case ARG_ONE_STEP:
+        return take_name(text, len, out->name);
     case ARG_CLONE:
         return take_clone(text, len, out);
     case ARG_PAUSE:

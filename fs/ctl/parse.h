@@ -50,6 +50,7 @@ enum ht_command_id {
     HT_COMMAND_SNAPSHOT,
     HT_COMMAND_FORGET,
     HT_COMMAND_CLONE,
+    HT_COMMAND_ROLLBACK,
 };
 struct ht_command {
     enum ht_command_id id;

@@ -105,8 +105,8 @@ static void take_list(struct ht_list *from, struct ht_list *to)
 }
 
 /* Needs no lock, because the open transaction keeps names and inodes as they are. */
-static void report(const struct ht_ns_hooks *hooks, struct ht_ns_root *root, uint32_t entry_count,
-                   struct ht_list *shadows) HT_NO_THREAD_SAFETY_ANALYSIS
+void ht_ns_report_stale(const struct ht_ns_hooks *hooks, struct ht_ns_root *root, uint32_t entry_count,
+                        struct ht_list *shadows) HT_NO_THREAD_SAFETY_ANALYSIS
 {
     if (!hooks->stale)
         return;
@@ -147,12 +147,13 @@ void ht_ns_abort(void *ctx, uint64_t scope)
         return;
     }
     entry_count = root->entry_count;
+    root->whole = false;
     revert_entries(ns, root);
     take_list(&root->shadows, &shadows);
     ht_list_for_each_safe(p, next, &shadows)
         revert_inode(ns, ht_list_entry(p, struct ht_ns_shadow, link));
     ht_rwlock_unlock(ht_ns_lock(ns));
-    report(&ns->hooks, root, entry_count, &shadows);
+    ht_ns_report_stale(&ns->hooks, root, entry_count, &shadows);
     ht_rwlock_wrlock(ht_ns_lock(ns));
     clean_up(ns, root, entry_count, &shadows);
     ht_rwlock_unlock(ht_ns_lock(ns));

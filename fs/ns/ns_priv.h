@@ -60,10 +60,10 @@ enum {
 };
 
 struct ht_ns_root {
-    uint64_t ino;                 /* 0: everything outside */
-    bool frozen;                  /* nothing in it changes: a kept step, or a copy that is being made */
-    struct ht_list link;          /* ns.roots */
-    struct ht_list shadows;       /* inodes that differ from their published state */
+    uint64_t ino;           /* 0: everything outside */
+    bool frozen, whole;     /* a kept step, or a copy in the making; in a rollback: published together, or aborted */
+    struct ht_list link;    /* ns.roots */
+    struct ht_list shadows; /* inodes that differ from their published state */
     struct ht_ns_entry **entries; /* NEW and GONE ones */
     uint32_t entry_count, entry_cap;
 };

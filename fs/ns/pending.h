@@ -6,7 +6,9 @@
 #include "tiering/base/base.h"
 
 struct ht_ns;
+struct ht_list;
 struct ht_ns_entry;
+struct ht_ns_hooks;
 struct ht_ns_inode;
 struct ht_ns_op;
 struct ht_ns_root;
@@ -30,6 +32,9 @@ void ht_ns_entry_undirty(struct ht_ns_root *root, struct ht_ns_entry *e) HT_REQU
 void ht_ns_entry_dirty(struct ht_ns_root *root, struct ht_ns_entry *e) HT_REQUIRES(HT_LOCK_NAMES);
 /* Changes the counts of directory and inode when an entry becomes, or ceases to be, current; not those of its slot. */
 void ht_ns_entry_count(struct ht_ns_entry *e, int by) HT_REQUIRES(HT_LOCK_NAMES);
+/* The hook learns of all that is pending. The caller holds only the transaction, so names and inodes stay. */
+void ht_ns_report_stale(const struct ht_ns_hooks *hooks, struct ht_ns_root *root, uint32_t entry_count,
+                        struct ht_list *shadows);
 /* Deletes the inode if it has no references left. Reserved: 1 shadow. */
 void ht_ns_inode_release(struct ht_ns_op *op, struct ht_ns_inode *i) HT_REQUIRES(HT_LOCK_NAMES);
 

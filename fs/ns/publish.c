@@ -111,6 +111,7 @@ static void publish_ghost(struct ht_ns *ns, struct ht_ns_inode *i, struct ht_tx 
 /* Open orphans are published as well, because their content is: a mount deletes both. */
 void ht_ns_root_publish_locked(struct ht_ns *ns, struct ht_ns_root *root, struct ht_tx *tx)
 {
+    root->whole = false;
     publish_entries(ns, root, tx);
     while (!ht_list_empty(&root->shadows)) {
         struct ht_ns_inode *i = ht_list_entry(root->shadows.next, struct ht_ns_shadow, link)->inode;
@@ -367,7 +368,7 @@ static int publish_if_quiet(struct alone *a) HT_REQUIRES(HT_LOCK_NAMES)
 int ht_ns_publish_alone(struct ht_ns_op *op, struct ht_ns_inode *i, struct ht_obj *obj)
 {
     struct alone a = {.op = op, .inode = i, .obj = obj};
-    int rc = closure_find(op->ns, &a.closure, i);
+    int rc = ht_ns_root(i)->whole ? -EBUSY : closure_find(op->ns, &a.closure, i);
 
     if (rc == 0)
         rc = publish_if_quiet(&a);

@@ -58,6 +58,7 @@ int ht_cmd_drop(const char *path, const struct ht_cmd_options *o);
 int ht_cmd_roots(const char *path, const struct ht_cmd_options *o);
 int ht_cmd_snapshot(const char *path, const struct ht_cmd_options *o);
 int ht_cmd_steps(const char *path, const struct ht_cmd_options *o);
+int ht_cmd_rollback(const char *path, const struct ht_cmd_options *o);
 int ht_cmd_clone(const char *path, const struct ht_cmd_options *o);
 int ht_cmd_forget(const char *path, const struct ht_cmd_options *o);
 int ht_cmd_verify(const char *path, const struct ht_cmd_options *o);

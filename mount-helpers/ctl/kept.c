@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* kept.c - kept steps of a model root: `hitrainctl snapshot`, `steps`, `clone` and `forget`. */
+/* kept.c - kept steps of a model root: `hitrainctl snapshot`, `steps`, `rollback`, `clone` and `forget`. */
 #include "mount-helpers/ctl/kept.h"
 
 #include <fcntl.h>
@@ -90,7 +90,7 @@ static int newest(const char *root, char out[NAME_MAX + 1])
 }
 
 /* The model may have taken another step by now: the number is that of the kept one. */
-static int report(const char *root, const struct ht_cmd_options *o, const char *name)
+static int report(const char *root, const struct ht_cmd_options *o, const char *did, const char *name)
 {
     char number[NAME_MAX + 1];
     struct ht_json j;
@@ -114,7 +114,8 @@ static int report(const char *root, const struct ht_cmd_options *o, const char *
         ht_json_str(&j, "name", name ? name : number);
         ht_json_end(&j);
     } else {
-        printf("%s: kept step %llu%s%s\n", root, (unsigned long long)step, name ? " as " : "", name ? name : "");
+        bool named = name && strspn(name, "0123456789") != strlen(name);
+        printf("%s: %s step %llu%s%s\n", root, did, (unsigned long long)step, named ? " as " : "", named ? name : "");
     }
     return fflush(stdout) == 0 ? HT_CMD_OK : HT_CMD_FAILED;
 }
@@ -126,7 +127,12 @@ int ht_cmd_snapshot(const char *path, const struct ht_cmd_options *o)
 
     if (rc == 0)
         rc = name ? command(path, "snapshot", name) : ht_cmd_command(path, path, "snapshot");
-    return rc < 0 ? HT_CMD_FAILED : report(path, o, name);
+    return rc < 0 ? HT_CMD_FAILED : report(path, o, "kept", name);
+}
+
+int ht_cmd_rollback(const char *path, const struct ht_cmd_options *o)
+{
+    return command(path, "rollback", o->words[0]) < 0 ? HT_CMD_FAILED : report(path, o, "back at", o->words[0]);
 }
 
 int ht_cmd_forget(const char *path, const struct ht_cmd_options *o)

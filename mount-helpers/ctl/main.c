@@ -138,6 +138,9 @@ static const struct command {
      "Commits the model root ROOT and keeps the step, by its number or by NAME. Nothing is copied.\n\n"},
     {"steps", "ROOT [--json]", NULL, ht_cmd_steps, ONE, OPT_BIT(OPT_JSON),
      "Prints the kept steps of the model root ROOT. ROOT/.hitrain/snap/STEP has the files of each.\n\n"},
+    {"rollback", "ROOT STEP [--json]", NULL, ht_cmd_rollback, ROOT_STEP, OPT_BIT(OPT_JSON),
+     "Takes the model root ROOT back to a kept step: files, attributes, optimizer state and counts. Later kept steps stay.\n"
+     "Fails while a step is open.\n\n"},
     {"clone", "ROOT STEP DIR [--json]", NULL, ht_cmd_clone, ROOT_STEP_DIR, OPT_BIT(OPT_JSON),
      "Makes a kept step a model of its own, in the new directory DIR of the same store. Both share what is stored, until\n"
      "either changes it.\n\n"},

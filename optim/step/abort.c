@@ -93,6 +93,19 @@ static int quiesce(struct ht_root *root, struct ht_optim_steer *by, bool *out_re
     return rc;
 }
 
+int ht_opt_take_back(struct ht_root *root)
+{
+    struct ht_optim *o = root->o;
+    int rc = ht_scope_abort(o->store, root->id);
+    int shown = rc ? 0 : ht_scope_shm_restore(o->store, root->id);
+
+    lock(o);
+    if (!rc)
+        each_param(root, reload);
+    unlock(o);
+    return rc ? rc : shown;
+}
+
 static void wake_all(struct ht_root *root)
 {
     struct ht_waiter *chain = NULL;
@@ -105,6 +118,15 @@ static void wake_all(struct ht_root *root)
     notify_changed(o);
     unlock(o);
     ht_opt_wake(chain);
+}
+
+void ht_opt_show_all(struct ht_root *root)
+{
+    wake_all(root);
+    lock(root->o);
+    each_param(root, invalidate_whole);
+    ht_opt_inval_wait(root->o, root->o->inval_issued);
+    unlock(root->o);
 }
 
 int ht_optim_abort_by(struct ht_optim *o, uint64_t id, struct ht_optim_steer *by)
@@ -137,11 +159,7 @@ int ht_optim_abort_by(struct ht_optim *o, uint64_t id, struct ht_optim_steer *by
         ht_event(HT_EVENT_STEP_ABORTED, &about, "the model is back at step %llu", (unsigned long long)step);
         rc = ht_opt_bury_orphans(root);
     }
-    wake_all(root);
-    lock(o);
-    each_param(root, invalidate_whole);
-    ht_opt_inval_wait(o, o->inval_issued);
-    unlock(o);
+    ht_opt_show_all(root);
     ht_opt_step_leave(root);
     HT_VERIFY(ht_optim_verify(o));
     return rc ? rc : shown;

@@ -62,6 +62,13 @@ void ht_opt_step_leave(struct ht_root *root) HT_EXCLUDES(HT_LOCK_OPTIM);
  */
 int ht_opt_publish_closed(struct ht_root *root) HT_EXCLUDES(HT_LOCK_OPTIM) HT_MUST_CHECK;
 
+/* --------------------------------------------------------------- abort.c */
+
+/* Under the gate, draining, with no update queued: everything below the root is as its last commit has published it. */
+int ht_opt_take_back(struct ht_root *root) HT_EXCLUDES(HT_LOCK_OPTIM) HT_MUST_CHECK;
+/* Ends the draining: waiting readers and writers go on, and caches are dropped. */
+void ht_opt_show_all(struct ht_root *root) HT_EXCLUDES(HT_LOCK_OPTIM);
+
 /* -------------------------------------------------------------- closer.c */
 
 /* Ends the threads that close steps. The optimizer is stopping. */

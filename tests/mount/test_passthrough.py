@@ -150,6 +150,23 @@ def test_store_behind_the_former_end(passthrough_store, root, sizes):
     os.close(fd)
 
 
+def test_rollback_restores_mappings(passthrough_store, root):
+    command(root, 'snapshot first')
+    with mapped(root / 'w') as m:
+        gradient(root, 'w', 1)
+        command(root, 'snapshot second')
+        m[:8] = HALF * 2  # by a client that maps it, not known to the daemon yet
+        assert command(root, 'rollback first') == 'ok'
+        assert m[:] == ONE * (PARAM // 4)
+        m[:4] = HALF
+        assert command(root, 'rollback second') == 'ok'
+        assert m[:] == HALF * (PARAM // 4) == (root / 'w').read_bytes()
+    passthrough_store.unmount()
+    passthrough_store.assert_clean()
+    passthrough_store.mount('dram=48M')
+    assert (root / 'w').read_bytes() == HALF * (PARAM // 4)
+
+
 def test_file_that_abort_takes_away(passthrough_store, root):
     """Programs that have its pages keep them unchanged; requests that reach the daemon get an error."""
     (root / 'new').write_bytes(ONE * (MIB // 4))

@@ -102,6 +102,54 @@ def test_steps_are_listed_with_the_space_that_they_alone_have(root):
             word(path, 'kept')
 
 
+def test_a_rollback_takes_all_back_for_every_reader(root, kept, store):
+    """Also for open files, mappings and what the kernel has cached. The same gradients then give the same bits."""
+    one, two = content(kept), content(root)
+    (root / 'new').write_bytes(b'not in step 1')
+    os.unlink(root / 'link')
+    os.rename(root / 'deep' / 'v', root / 'away')
+    os.setxattr(root / 'w', 'user.note', b'changed')
+    os.truncate(root / 'rng', 0)
+    os.chmod(root / 'w', 0o600)
+    sync(root)
+    listing = sorted(os.listdir(kept))
+    with open(root / 'w', 'rb') as f, mmap.mmap(f.fileno(), 0, mmap.MAP_SHARED, mmap.PROT_READ) as m:
+        assert m[:] == two['w'] and f.read(4) == two['w'][:4]
+        assert run('hitrainctl', 'rollback', root, '1').stdout == f'{root}: back at step 1\n'
+        assert m[:] == one['w'] and os.pread(f.fileno(), 8, 0) == one['w'][:8]
+    assert 'step-rolled-back' in run('hitrainctl', 'events', root.parent).stdout
+    assert content(root) == one and word(root, 'step') == '1' and sorted(os.listdir(root)) == listing
+    assert os.readlink(root / 'link') == 'w' and os.getxattr(root / 'w', 'user.note') == b'mine'
+    for name in ('w', 'rng', 'deep', 'deep/v'):
+        a, b = os.stat(root / name), os.stat(kept / name)
+        assert (a.st_mode, a.st_mtime_ns, a.st_size) == (b.st_mode, b.st_mtime_ns, b.st_size), name
+    step(root, 20)
+    assert content(root) == two
+    store.kill()
+    store.mount()
+    assert content(root) == two and content(kept) == one
+    assert json.loads(run('hitrainctl', 'rollback', root, '1', '--json').stdout) == {'path': str(root), 'step': 1, 'name': '1'}
+    store.unmount()
+    store.assert_clean()
+    store.mount()
+    assert content(root) == one
+    step(root, 20)
+    assert content(root) == two
+
+
+def test_a_rollback_waits_for_no_open_step(root, kept):
+    two = content(root)
+    put_gradient(root, 'w', random(ELEMENTS, 30))
+    done = run('hitrainctl', 'rollback', root, '1', check=False)
+    assert done.returncode == 1 and 'a step is open' in done.stderr
+    command(root, 'abort')
+    assert content(root) == two and word(root, 'step') == '2'
+    run('hitrainctl', 'rollback', root, '1')
+    (root / 'rng').write_bytes(b'new')
+    sync(root / 'rng')  # one file alone, as ever
+    assert content(root)['w'] == content(kept)['w']
+
+
 def test_a_clone_trains_on_its_own(root, kept, store):
     """With the same gradients it gets the same bits as the model that it comes from."""
     two = content(root)
@@ -138,6 +186,7 @@ def test_commands_refuse_what_is_wrong(root):
                       (['snapshot', root, 'a b'], 'no name'), (['snapshot', root, 'a\nforget a'], 'no name'),
                       (['snapshot', root, ''], 'no name'), (['forget', root, '9'], "no kept step '9'"),
                       (['forget', root, '../a'], 'no name'), (['steps', root / 'deep'], 'no model root'),
+                      (['rollback', root, '9'], "no kept step '9'"), (['rollback', root, '*'], ''),
                       (['clone', root, '9', root.parent / 'c'], "no kept step '9'"),
                       (['clone', root, 'a', root / 'c'], 'outside of model roots'),
                       (['clone', root, 'a', root], 'exists'), (['clone', root, 'a', '/tmp/c'], ''),
@@ -152,7 +201,7 @@ def test_commands_refuse_what_is_wrong(root):
 
 
 @pytest.mark.parametrize('args', [['snapshot'], ['snapshot', '/', 'a', 'b'], ['steps', '/', 'a'], ['forget', '/'],
-                                  ['clone', '/', 'a'], ['clone', '/', 'a', 'b', 'c']])
+                                  ['rollback', '/'], ['rollback', '/', 'a', 'b'], ['clone', '/', 'a'], ['clone', '/', 'a', 'b', 'c']])
 def test_wrong_usage_is_refused(args):
     done = run('hitrainctl', *args, check=False)
     assert done.returncode == 2 and done.stderr and not done.stdout
@@ -160,7 +209,7 @@ def test_wrong_usage_is_refused(args):
 
 def test_only_those_who_steer_keep_and_forget(root, kept):
     os.chmod(root.parent, 0o755)
-    for what in ('snapshot', 'forget'):
+    for what in ('snapshot', 'forget', 'rollback'):
         done = run('hitrainctl', what, root, 'x', check=False, user=NOBODY, group=NOBODY, extra_groups=[])
         assert done.returncode == 1 and 'ermission denied' in done.stderr
     assert [k['name'] for k in listed(root)] == ['1']

@@ -532,6 +532,12 @@ void scenario_clone_kept(struct crash_scenario *s, const char *step)
     note_model(s);
 }
 
+void scenario_rollback(struct crash_scenario *s, const char *step)
+{
+    ck_assert_int_eq(harness_rollback(&s->k, must_find(s, "model"), step), 0);
+    note_model(s);
+}
+
 void scenario_clone_step(struct crash_scenario *s, unsigned step)
 {
     uint64_t root = must_find(s, clone_name);

@@ -90,6 +90,7 @@ void scenario_snapshot(struct crash_scenario *s, const char *name); /* NULL: und
 /* The kept step becomes a model of its own, which belongs to the group of the model; it takes a step. */
 void scenario_clone_kept(struct crash_scenario *s, const char *step);
 void scenario_clone_step(struct crash_scenario *s, unsigned step);
+void scenario_rollback(struct crash_scenario *s, const char *step);
 void scenario_forget(struct crash_scenario *s, const char *name);
 void scenario_checkpoint(struct crash_scenario *s);
 void scenario_writeback(struct crash_scenario *s); /* as memory pressure does */

@@ -318,22 +318,51 @@ static struct ht_param_desc describe(const struct harness *k, uint64_t root, con
     return (struct ht_param_desc){.root = root, .obj = o, .dtype = dtype_of(p), .grad_dtype = dtype_of(p)};
 }
 
+/* The kept step of that name, and its optimizer's configuration. */
+static int find_kept(const struct harness *k, uint64_t root, const char *step, struct ht_ns_kept *about,
+                     struct ht_optim_config *config)
+{
+    char text[HT_OPTIM_CONFIG_TEXT_MAX], err[HT_OPTIM_ERROR_MAX];
+    int rc = ht_ns_kept_find(k->ns, root, step, about);
+
+    if (rc)
+        return rc;
+    ssize_t n = ht_ns_getxattr(k->ns, about->ino, "user.hitrain.optimizer", text, sizeof(text));
+    ck_assert_int_gt(n, 0);
+    ck_assert_int_eq(ht_optim_config_parse(text, (size_t)n, config, err), 0);
+    return 0;
+}
+
+static int names_of_step(void *ctx, uint64_t root, uint64_t kept, struct ht_copy_id **out, size_t *out_count)
+{
+    return ht_ns_rollback(ctx, root, kept, out, out_count);
+}
+
+int harness_rollback(const struct harness *k, uint64_t root, const char *step)
+{
+    struct ht_optim_steer by = {0};
+    struct ht_optim_config config;
+    struct ht_ns_kept about;
+    int rc = find_kept(k, root, step, &about, &config);
+
+    if (rc)
+        return rc;
+    const struct ht_rollback to = {about.ino, about.step, &config, names_of_step, k->ns};
+    return ht_optim_rollback_by(k->optim, root, &to, &by);
+}
+
 int harness_clone(const struct harness *k, uint64_t root, const char *step, uint64_t dir, const char *name,
                   uint32_t uid)
 {
-    char text[HT_OPTIM_CONFIG_TEXT_MAX], err[HT_OPTIM_ERROR_MAX];
     struct ht_optim_config config;
     struct ht_clone_target target = {.parent = dir, .name = name, .uid = uid, .config = &config};
     struct ht_copy copy = {.clone = &target};
     struct ht_ns_kept about;
     uint64_t lsn;
-    int rc = ht_ns_kept_find(k->ns, root, step, &about);
+    int rc = find_kept(k, root, step, &about, &config);
 
     if (rc)
         return rc;
-    ssize_t n = ht_ns_getxattr(k->ns, about.ino, "user.hitrain.optimizer", text, sizeof(text));
-    ck_assert_int_gt(n, 0);
-    ck_assert_int_eq(ht_optim_config_parse(text, (size_t)n, &config, err), 0);
     rc = ht_scope_clone(k->store, about.ino, &copy, &lsn);
     return rc ? rc : ht_store_sync(k->store, lsn);
 }

@@ -63,6 +63,8 @@ uint64_t harness_model(const struct harness *k, const char *name, const struct h
 /* A clone of one of its kept steps gets this name in dir, durable. 0 or -errno. */
 int harness_clone(const struct harness *k, uint64_t root, const char *step, uint64_t dir, const char *name,
                   uint32_t uid) HT_MUST_CHECK;
+/* Takes the model back to one of its kept steps. 0 or -errno. */
+int harness_rollback(const struct harness *k, uint64_t root, const char *step) HT_MUST_CHECK;
 /* Writes and closes the gradient of a parameter. */
 void harness_gradient(const struct harness *k, uint64_t root, const struct harness_param *p, uint64_t seed);
 /* A part of a gradient, closed and then taken back (drop). */

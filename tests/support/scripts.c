@@ -412,6 +412,31 @@ static void cloned_steps(struct crash_scenario *s)
     scenario_fsync(s, "a");
 }
 
+/* The model goes back, and on. */
+static void rolled_back(struct crash_scenario *s)
+{
+    scenario_work(s, 2);
+    scenario_model_commit(s);
+    scenario_rollback(s, "1");
+    scenario_write(s, "a", 3, 0, SMALL);
+    scenario_fsync(s, "a");
+}
+
+static void rolled_back_at_length(struct crash_scenario *s)
+{
+    rolled_back(s);
+    scenario_checkpoint(s);
+    scenario_work(s, 4);
+    scenario_model_commit(s);
+    scenario_rollback(s, "1");
+    scenario_checkpoint(s);
+    scenario_forget(s, "1");
+    scenario_write(s, "a", 4, 0, 2 * CHUNK);
+    scenario_fsync(s, "a");
+    scenario_work(s, 5);
+    scenario_model_commit(s);
+}
+
 static void cloned_steps_at_length(struct crash_scenario *s)
 {
     scenario_checkpoint(s);
@@ -592,6 +617,8 @@ const struct scenario_script scenario_scripts[] = {
     {"two-keep", {"model", "a"}, 4096, 2, model, kept_steps_at_length, .keeps = true, .seldom = true},
     {"keep-clone", {"model", "a"}, 512, 1, model_and_little_room, cloned_steps, .keeps = true},
     {"two-keep-clone", {"model", "a"}, 4096, 2, model, cloned_steps_at_length, .keeps = true, .seldom = true},
+    {"rollback", {"model", "a"}, 512, 1, model_and_little_room, rolled_back, .keeps = true},
+    {"two-rollback", {"model", "a"}, 4096, 2, model, rolled_back_at_length, .keeps = true, .seldom = true},
     {"checkpoint", {"a"}, 512, 1, synced_a, checkpoints},
     {"checkpoint-step", {"model", "a"}, 512, 1, model, checkpoint_in_an_open_step},
     {"log-full", {"a"}, 4096, 1, before_checkpoint, few_frames},

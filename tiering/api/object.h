@@ -139,6 +139,12 @@ ssize_t ht_obj_clone(struct ht_obj *src, uint64_t src_off, struct ht_obj *dst, u
                      uint64_t len) HT_MUST_CHECK;
 
 /*
+ * The object gets the size and the bytes of another one of the same chunk size: what lies in the same place stays, the
+ * rest is shared or copied as by ht_obj_clone. After an error a part may be done. WAITS.
+ */
+int ht_obj_restore(struct ht_obj *obj, struct ht_obj *from) HT_MUST_CHECK;
+
+/*
  * Preallocates space (posix_fallocate). Until unmount the first write to a chunk of the range, up to the range's end in
  * it, does not fail with -ENOSPC, neither for data nor for log space. The size stays, and the range may lie beyond it;
  * reads and seeks see no difference. Stored bytes get nothing: writing them again needs new space, as everywhere. So

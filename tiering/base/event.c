@@ -26,6 +26,7 @@ const struct ht_event_kind ht_event_kinds[HT_EVENT_CODES] = {
     [HT_EVENT_STEP_REFUSED] = {"step-refused", HT_LOG_ERROR, "A step cannot end yet."},
     [HT_EVENT_UPDATE_FAILED] = {"update-failed", HT_LOG_ERROR, "A range of a parameter could not be updated."},
     [HT_EVENT_STEP_ABORTED] = {"step-aborted", HT_LOG_WARN, "A model went back to its last durable step."},
+    [HT_EVENT_STEP_ROLLED_BACK] = {"step-rolled-back", HT_LOG_WARN, "A model went back to a kept step."},
     [HT_EVENT_STEP_DROPPED] = {"step-dropped", HT_LOG_WARN,
                                "The mount ended during a step; nothing of that step is kept."},
     [HT_EVENT_NOT_RESERVED] = {"not-reserved", HT_LOG_WARN, "The store could not reserve the space of a step.", true},

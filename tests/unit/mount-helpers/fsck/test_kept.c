@@ -572,6 +572,217 @@ START_TEST(clones_are_refused_by_name)
 }
 END_TEST
 
+/* ---------------------------------------------------------------- rollbacks */
+
+static void check_figures_of(uint64_t n)
+{
+    struct ht_root_stat st;
+
+    ck_assert_int_eq(ht_optim_root_stat(k.optim, root, &st), 0);
+    ck_assert(st.step == n && st.durable_step == n && !st.open);
+}
+
+START_TEST(a_rollback_is_the_step_and_goes_on_as_the_first_time)
+{
+    open_with(DEVICE_BYTES, "adamw lr=0.01 weight_decay=0.1 retain=10");
+    steps(5);
+    for (unsigned round = 0; round < 3; round++) {
+        ck_assert_int_eq(harness_rollback(&k, root, "2"), 0);
+        ck_assert_uint_eq(fingerprint(root), hashes[2]);
+        check_figures_of(2);
+        if (round)
+            remount(round == 1);
+        for (uint64_t n = 1; n <= 5; n++)
+            check_kept(n);
+        for (uint64_t n = 3; n <= 5; n++) { /* the same gradients give the same bits, and take the places of the kept */
+            uint64_t expected = hashes[n];
+            steps(1);
+            ck_assert_uint_eq(hashes[n], expected);
+        }
+        ck_assert_str_eq(names(), "1 2 3 4 5 ");
+    }
+    ck_assert_int_eq(harness_rollback(&k, root, "1"), 0);
+    ck_assert_int_eq(harness_rollback(&k, root, "4"), 0); /* forward is possible, too */
+    ck_assert_uint_eq(fingerprint(root), hashes[4]);
+    work(77);
+    ck_assert_int_eq(harness_rollback(&k, root, "1"), -EBUSY);
+    ck_assert_int_eq(ht_optim_abort(k.optim, root), 0);
+    ck_assert_uint_eq(fingerprint(root), hashes[4]);
+    ck_assert_int_eq(harness_rollback(&k, root, "9"), -ENOENT);
+    finish();
+}
+END_TEST
+
+/* Everything that a program can see of a model without its state, as one number. */
+static uint64_t tree_of(uint64_t dir)
+{
+    static const char *const paths[] = {"embedding", "bias", "head", "cursor", "d",   "d/f",   "d/e",
+                                        "d/e/g",     "hard", "soft", "moved",  "new", "new/x", "kind"};
+    uint64_t hash = 7;
+
+    for (unsigned i = 0; i < HT_ARRAY_SIZE(paths); i++) {
+        char path[32], *rest = NULL;
+        uint64_t ino = dir;
+        struct stat st;
+        snprintf(path, sizeof(path), "%s", paths[i]);
+        for (char *name = strtok_r(path, "/", &rest); name && ino; name = strtok_r(NULL, "/", &rest))
+            ino = harness_find(&k, ino, name);
+        hash = hash * 31 + (ino != 0);
+        if (!ino)
+            continue;
+        ck_assert_int_eq(ht_ns_getattr(k.ns, ino, &st), 0);
+        hash = hash * 31 + st.st_mode;
+        hash = hash * 31 + st.st_nlink;
+        hash = hash * 31 + st.st_uid;
+        hash = hash * 31 + (uint64_t)st.st_size;
+        hash = hash * 31 + (uint64_t)st.st_mtim.tv_nsec;
+        char value[32] = "";
+        ssize_t n = ht_ns_getxattr(k.ns, ino, "user.note", value, sizeof(value));
+        hash = hash * 31 + (uint64_t)n;
+        for (ssize_t c = 0; c < n; c++)
+            hash = hash * 31 + (uint64_t)value[c];
+        if (S_ISREG(st.st_mode))
+            hash = harness_file_hash(&k, ino, hash);
+    }
+    return hash;
+}
+
+static void check_entries(uint64_t dir, uint64_t of)
+{
+    struct stat a, b;
+
+    ck_assert_int_eq(ht_ns_getattr(k.ns, dir, &a), 0);
+    ck_assert_int_eq(ht_ns_getattr(k.ns, of, &b), 0);
+    ck_assert_uint_eq(a.st_nlink, b.st_nlink);
+    ck_assert_int_eq(a.st_size, b.st_size);
+}
+
+START_TEST(a_rollback_brings_names_attributes_and_links_back)
+{
+    struct stat st;
+    struct ht_cred me = {5, 6, 0};
+    struct ht_obj *open;
+    char text[4] = "";
+
+    open_with(DEVICE_BYTES, "adamw lr=0.01 retain=5");
+    ck_assert_int_eq(ht_ns_mkdir(k.ns, root, "d", 0750, me, &st), 0);
+    uint64_t d = st.st_ino;
+    harness_put(&k, d, "f", "one", 3);
+    uint64_t f = harness_find(&k, d, "f");
+    ck_assert_int_eq(ht_ns_link(k.ns, f, root, "hard", &st), 0);
+    ck_assert_int_eq(ht_ns_symlink(k.ns, root, "soft", "d/f", me, &st), 0);
+    ck_assert_int_eq(ht_ns_mkdir(k.ns, d, "e", 0700, me, &st), 0);
+    harness_put(&k, st.st_ino, "g", "deep", 4);
+    harness_put(&k, root, "kind", "file", 4);
+    ck_assert_int_eq(ht_ns_setxattr(k.ns, f, "user.note", "v1", 2, 0), 0);
+    ck_assert_int_eq(ht_ns_setxattr(k.ns, root, "user.note", "root", 4, 0), 0);
+    steps(1);
+    uint64_t was = tree_of(root), e = harness_find(&k, d, "e");
+    ck_assert_int_eq(ht_ns_open(k.ns, f, &open), 0);
+    /* Everything is otherwise afterwards. */
+    ck_assert_int_eq(ht_ns_setxattr(k.ns, f, "user.note", "v2", 2, 0), 0);
+    ck_assert_int_eq(ht_ns_setxattr(k.ns, d, "user.note", "more", 4, 0), 0);
+    ck_assert_int_eq(ht_ns_removexattr(k.ns, root, "user.note"), 0);
+    ck_assert_int_eq(harness_write(&k, f, 0, "two!", 4), 0);
+    ck_assert_int_eq(ht_ns_rename(k.ns, root, "hard", root, "moved", 0), 0);
+    ck_assert_int_eq(ht_ns_unlink(k.ns, root, "soft"), 0);
+    ck_assert_int_eq(ht_ns_symlink(k.ns, root, "soft", "elsewhere", me, &st), 0);
+    ck_assert_int_eq(ht_ns_unlink(k.ns, e, "g"), 0);
+    ck_assert_int_eq(ht_ns_rmdir(k.ns, d, "e"), 0);
+    ck_assert_int_eq(ht_ns_unlink(k.ns, root, "kind"), 0);
+    ck_assert_int_eq(ht_ns_mkdir(k.ns, root, "kind", 0700, me, &st), 0);
+    harness_put(&k, st.st_ino, "below", "x", 1);
+    ck_assert_int_eq(ht_ns_mkdir(k.ns, root, "new", 0700, me, &st), 0);
+    harness_put(&k, st.st_ino, "x", "x", 1);
+    ck_assert_int_eq(ht_ns_unlink(k.ns, root, "bias"), 0); /* a parameter, with its state */
+    if (_i)
+        ck_assert_int_eq(ht_optim_commit(k.optim, root), 0);
+    ck_assert_int_eq(harness_rollback(&k, root, "1"), 0);
+    for (unsigned pass = 0; pass < 3; pass++) {
+        ck_assert_uint_eq(fingerprint(root), hashes[1]);
+        ck_assert_uint_eq(tree_of(root), was);
+        check_entries(root, kept("1"));
+        check_entries(d, harness_find(&k, kept("1"), "d"));
+        ck_assert_uint_eq(harness_find(&k, root, "d"), d);
+        ck_assert_uint_eq(harness_find(&k, d, "f"), f); /* the same file, also for those that have it open */
+        ck_assert_uint_eq(harness_find(&k, root, "hard"), f);
+        if (!pass) {
+            ck_assert_int_eq(ht_obj_read(open, 0, text, sizeof(text)), 3);
+            ck_assert_str_eq(text, "one");
+            ht_ns_close(k.ns, f);
+        }
+        remount(pass);
+    }
+    steps(1);
+    remount(false);
+    ck_assert_uint_eq(fingerprint(root), hashes[2]);
+    finish();
+}
+END_TEST
+
+START_TEST(a_rollback_without_space_changes_nothing)
+{
+    open_with(DEVICE_BYTES, "adamw lr=0.01");
+    steps(1);
+    ck_assert_int_eq(snapshot("x"), 0);
+    steps(2);
+    ck_assert_int_eq(ht_ns_unlink(k.ns, root, "head"), 0);
+    ck_assert_int_eq(ht_optim_commit(k.optim, root), 0);
+    fill(64 << 10); /* the space of the model's rewrites stays reserved, but that of head is gone */
+    struct ht_store_stats was = figures();
+    uint64_t tree = tree_of(root);
+    for (unsigned i = 0; i < 3; i++)
+        ck_assert_int_eq(harness_rollback(&k, root, "x"), -ENOSPC);
+    ck_assert_uint_eq(tree_of(root), tree);
+    check_figures_of(3);
+    expect_unchanged(&was);
+    fill(16 << 20);
+    ck_assert_int_eq(harness_rollback(&k, root, "x"), 0);
+    ck_assert_uint_eq(fingerprint(root), hashes[1]);
+    harness_dropped_gradient(&k, root, &params[2], 1); /* reserves its space, as the first one after a mount */
+    fill(0);
+    full = true;
+    steps(3);
+    full = false;
+    remount(false);
+    ck_assert_uint_eq(fingerprint(root), hashes[4]);
+    ck_assert_uint_eq(fingerprint(kept("x")), hashes[1]);
+    finish();
+}
+END_TEST
+
+START_TEST(claims_are_exact_after_many_rollbacks)
+{
+    open_with(DEVICE_BYTES, "adamw lr=0.01");
+    steps(1);
+    ck_assert_int_eq(snapshot("a"), 0);
+    steps(1);
+    ck_assert_int_eq(snapshot("b"), 0);
+    ck_assert_int_eq(harness_rollback(&k, root, "a"), 0);
+    ck_assert_int_eq(harness_rollback(&k, root, "b"), 0);
+    struct ht_store_stats was = figures();
+    uint64_t optim = ht_optim_meta_bytes(k.optim);
+    struct ht_ns_stats names_before, names_after;
+    ht_ns_stats(k.ns, &names_before);
+    for (unsigned i = 0; i < 60; i++) {
+        harness_put(&k, root, "more", "x", 1);
+        if (i % 7 == 0)
+            ck_assert_int_eq(ht_ns_unlink(k.ns, root, "head"), 0);
+        ck_assert_int_eq(harness_rollback(&k, root, "a"), 0);
+        ck_assert_uint_eq(fingerprint(root), hashes[1]);
+        ck_assert_int_eq(harness_rollback(&k, root, "b"), 0);
+        ck_assert_uint_eq(fingerprint(root), hashes[2]);
+    }
+    harness_dropped_gradient(&k, root, &params[2], 1); /* head has a gradient again, with its space */
+    expect_unchanged(&was);
+    ck_assert_uint_eq(ht_optim_meta_bytes(k.optim), optim);
+    ht_ns_stats(k.ns, &names_after);
+    ck_assert_uint_eq(names_after.inodes, names_before.inodes);
+    ck_assert_uint_eq(names_after.entries, names_before.entries);
+    finish();
+}
+END_TEST
+
 START_TEST(names_are_checked)
 {
     static const char *const bad[] = {"", "a/b", ".", "..", "7", "a b", "\xc3\xa4"};
@@ -603,6 +814,10 @@ int main(void)
     tcase_add_test(t, claims_are_exact_after_many_clones);
     tcase_add_loop_test(t, a_clone_has_space_for_its_next_step_or_is_not_made, 0, 2);
     tcase_add_test(t, clones_are_refused_by_name);
+    tcase_add_test(t, a_rollback_is_the_step_and_goes_on_as_the_first_time);
+    tcase_add_loop_test(t, a_rollback_brings_names_attributes_and_links_back, 0, 2);
+    tcase_add_test(t, a_rollback_without_space_changes_nothing);
+    tcase_add_test(t, claims_are_exact_after_many_rollbacks);
     tcase_add_test(t, names_are_checked);
     suite_add_tcase(suite, t);
     return run_all(suite);

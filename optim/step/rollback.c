@@ -1,0 +1,429 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * rollback.c - a model goes back to one of its kept steps: names, content, state and counts, in one commit.
+ *
+ *   under the root's gate, with no step open               what a crash right after it leaves
+ *   1. commits what is not published yet                   the last commit, or this one
+ *   2. names and attributes become those of the step       that commit: all that follows is pending
+ *   3. content and state become those of the step: bytes
+ *      in the same place stay, others are shared
+ *   4. reserves the next rewrite; sets counts              the same
+ *   5. commits                                             that commit, or the step
+ *
+ * An error between 1 and 5 ends with an abort: the model is as it was. Files that exist in both keep their number, so
+ * open files, mappings and passed-through parameters show the step. Writers of gradients wait (draining).
+ */
+#include <stdlib.h>
+
+#include "tiering/base/base.h"
+#include "tiering/base/event.h"
+#include "tiering/base/list.h"
+#include "tiering/base/mutant.h"
+#include "tiering/base/verify.h"
+#include "tiering/api/keep.h"
+#include "tiering/api/object.h"
+#include "tiering/api/shm.h"
+#include "tiering/api/store.h"
+#include "tiering/api/tx.h"
+#include "optim/rules/kernel.h"
+#include "optim/optim.h"
+#include "optim/state/context.h"
+#include "optim/state/notify.h"
+#include "optim/state/param.h"
+#include "optim/state/range.h"
+#include "optim/state/root.h"
+#include "optim/gradient/gradient.h"
+#include "optim/step/step_priv.h"
+
+/* A parameter of the kept step, with the file that is it in the model. */
+struct kept_param {
+    uint64_t to;
+    struct ht_param_meta meta;
+};
+
+struct rollback {
+    struct ht_root *root;
+    const struct ht_rollback *to;
+    struct ht_copy_id *files; /* regular ones, by number in the kept step */
+    size_t file_count;
+    struct kept_param *params; /* by number in the model */
+    size_t param_count;
+};
+
+/* -------------------------------------------------------------- parameters */
+
+static uint64_t file_of(const struct rollback *r, uint64_t from)
+{
+    size_t low = 0, high = r->file_count;
+
+    while (low < high) {
+        size_t mid = low + (high - low) / 2;
+        if (r->files[mid].from < from)
+            low = mid + 1;
+        else
+            high = mid;
+    }
+    return low < r->file_count && r->files[low].from == from ? r->files[low].to : 0;
+}
+
+static int compare(const void *a, const void *b)
+{
+    uint64_t x = ((const struct kept_param *)a)->to, y = ((const struct kept_param *)b)->to;
+
+    return x < y ? -1 : x > y;
+}
+
+/* -ESTALE: the kept step has ended. */
+static int list_params(struct rollback *r)
+{
+    struct ht_optim *o = r->root->o;
+    size_t count = 0;
+    int rc = 0;
+
+    lock(o);
+    const struct ht_root *kept = ht_opt_root_find(o, r->to->kept);
+    if (kept)
+        ht_list_for_each(pos, &kept->params)
+            count++;
+    r->params = kept ? calloc(count + 1, sizeof(*r->params)) : NULL;
+    if (!r->params)
+        rc = kept ? -ENOMEM : -ESTALE;
+    if (!rc)
+        ht_list_for_each(pos, &kept->params) {
+            const struct ht_param *p = ht_list_entry(pos, struct ht_param, of_root);
+            uint64_t to = file_of(r, p->oid);
+            if (p->pub.exists && to)
+                r->params[r->param_count++] = (struct kept_param){to, p->pub};
+        }
+    unlock(o);
+    if (!rc)
+        qsort(r->params, r->param_count, sizeof(*r->params), compare);
+    return rc;
+}
+
+static bool is_kept(const struct rollback *r, uint64_t oid)
+{
+    const struct kept_param key = {.to = oid};
+
+    return bsearch(&key, r->params, r->param_count, sizeof(key), compare) != NULL;
+}
+
+/* ------------------------------------------------------------------- state */
+
+static int delete_state(struct ht_param *p)
+{
+    struct ht_optim *o = p->o;
+    struct ht_tx *tx;
+    int rc = ht_tx_begin(o->store, 0, &tx);
+
+    if (rc)
+        return rc;
+    lock(o);
+    rc = ht_opt_state_load(p);
+    if (!rc)
+        ht_opt_state_delete(p, tx);
+    unlock(o);
+    int closed = ht_tx_commit(tx, NULL);
+    lock(o);
+    if (!rc && p->obj)
+        rc = ht_obj_rewrite_reserve(p->obj, 0);
+    if (!rc)
+        rc = ht_opt_grad_reserve(p);
+    unlock(o);
+    return rc ? rc : closed;
+}
+
+/* The first parameter with state that the kept step does not have, with a reference. */
+static struct ht_param *find_surplus(const struct rollback *r)
+{
+    struct ht_param *found = NULL;
+
+    lock(r->root->o);
+    ht_list_for_each(pos, &r->root->params) {
+        struct ht_param *p = ht_list_entry(pos, struct ht_param, of_root);
+        if (found || p->gone || !p->cur.exists || is_kept(r, p->oid))
+            continue;
+        found = p;
+        p->refs++;
+    }
+    unlock(r->root->o);
+    return found;
+}
+
+static int end_surplus(const struct rollback *r)
+{
+    struct ht_param *p;
+    int rc = 0;
+
+    while (!rc && (p = find_surplus(r))) {
+        rc = delete_state(p);
+        ht_opt_param_put(p);
+    }
+    return rc;
+}
+
+static bool fits(const struct ht_param *p, const struct ht_param_meta *meta) HT_REQUIRES(HT_LOCK_OPTIM)
+{
+    return p->cur.exists && p->cur.elements == meta->elements && p->cur.dtype == meta->dtype &&
+        p->cur.chunk_bytes == meta->chunk_bytes && ht_opt_same_layout(&p->cur.layout, &meta->layout);
+}
+
+/* The parameter, made if the model does not know it, with a reference. -ESTALE: a program has deleted its file. */
+static int find_param(const struct rollback *r, uint64_t oid, struct ht_param **out)
+{
+    struct ht_optim *o = r->root->o;
+    int rc = 0;
+
+    lock(o);
+    struct ht_param *p = ht_opt_param_find(o, oid);
+    if (!p)
+        p = ht_opt_param_make(r->root, oid);
+    if (!p || p->root != r->root || p->gone)
+        rc = !p ? -ENOMEM : p->gone ? -ESTALE : -EBUSY;
+    if (!rc && !p->obj)
+        p->obj = ht_obj_get(o->store, oid);
+    if (!rc && (!p->obj || ht_opt_param_file(p) == HT_OPTIM_FILE_DELETED))
+        rc = -ESTALE;
+    if (!rc) {
+        p->refs++;
+        *out = p;
+    }
+    unlock(o);
+    return rc;
+}
+
+/* New state is of this shape. -EBUSY: a gradient of another shape is open. */
+static int take_shape(struct ht_param *p, const struct ht_param_meta *meta) HT_REQUIRES(HT_LOCK_OPTIM)
+{
+    uint64_t bytes = meta->elements * ht_kernel_dtype_bytes(meta->dtype);
+    bool same = p->shape.elements == meta->elements && p->shape.dtype == meta->dtype &&
+        p->shape.chunk_bytes == meta->chunk_bytes;
+
+    if (p->block && same)
+        return 0;
+    if (p->openers)
+        return -EBUSY;
+    if (p->block)
+        ht_opt_ranges_free(p);
+    return ht_opt_shape_of(&p->shape, bytes, meta->chunk_bytes, meta->dtype, meta->dtype);
+}
+
+static int make_state(struct ht_param *p, const struct ht_param_meta *meta)
+{
+    int rc = p->cur.exists ? delete_state(p) : 0;
+
+    if (rc)
+        return rc;
+    lock(p->o);
+    rc = take_shape(p, meta);
+    unlock(p->o);
+    return rc ? rc : ht_opt_state_create(p, &meta->layout);
+}
+
+/* Content of one object from its copy. */
+static int restore(struct ht_store *s, struct ht_obj *to, uint64_t from)
+{
+    struct ht_obj *kept = ht_obj_get(s, from);
+    int rc = to && kept ? ht_obj_restore(to, kept) : -ESTALE;
+
+    ht_obj_put(kept);
+    return rc;
+}
+
+static int restore_state(struct ht_param *p, const struct ht_param_meta *meta)
+{
+    struct ht_optim *o = p->o;
+
+    lock(o);
+    bool as_is = fits(p, meta);
+    int rc = p->gone ? -ESTALE : as_is ? ht_opt_state_load(p) : 0;
+    unlock(o);
+    if (!rc && !as_is)
+        rc = make_state(p, meta);
+    for (unsigned i = 0; !rc && i < meta->layout.count; i++)
+        rc = restore(o->store, p->state[i], meta->oid[i]);
+    lock(o);
+    if (!rc) {
+        p->cur.t = meta->t;
+        p->rewrites++;
+    }
+    unlock(o);
+    return rc;
+}
+
+/* ----------------------------------------------------------------- content */
+
+static int restore_files(const struct rollback *r)
+{
+    struct ht_store *s = r->root->o->store;
+    int rc = 0;
+
+    for (size_t i = 0; !rc && i < r->file_count; i++) {
+        struct ht_obj *to = ht_obj_get(s, r->files[i].to);
+        if (to)
+            rc = restore(s, to, r->files[i].from);
+        ht_obj_put(to);
+    }
+    return rc;
+}
+
+static int restore_params(const struct rollback *r)
+{
+    size_t count = HT_MUTANT("rollback-half") ? r->param_count / 2 : r->param_count;
+    int rc = end_surplus(r);
+
+    for (size_t i = 0; !rc && i < count; i++) {
+        struct ht_param *p;
+        rc = find_param(r, r->params[i].to, &p);
+        if (rc)
+            continue;
+        rc = restore_state(p, &r->params[i].meta);
+        ht_opt_param_put(p);
+    }
+    return rc;
+}
+
+/* Shared space does not come back with the next rewrite. */
+static int reserve_param(struct ht_param *p) HT_REQUIRES(HT_LOCK_OPTIM)
+{
+    int rc = ht_opt_state_load(p);
+
+    for (unsigned i = 0; !rc && i < p->cur.layout.count; i++)
+        rc = ht_obj_rewrite_reserve(p->state[i], ht_opt_state_bytes(&p->shape, p->cur.layout.kind[i]));
+    return rc ? rc : ht_obj_rewrite_reserve(p->obj, p->cur.elements * ht_kernel_dtype_bytes(p->cur.dtype));
+}
+
+static int reserve_all(struct ht_root *root) HT_REQUIRES(HT_LOCK_OPTIM)
+{
+    int rc = 0;
+
+    ht_list_for_each(pos, &root->params) {
+        struct ht_param *p = ht_list_entry(pos, struct ht_param, of_root);
+        if (!rc && !p->gone && p->cur.exists && !HT_MUTANT("rollback-unreserved"))
+            rc = reserve_param(p);
+    }
+    return rc;
+}
+
+/* ------------------------------------------------------------------- whole */
+
+static int go_back(struct rollback *r)
+{
+    const struct ht_rollback *to = r->to;
+    struct ht_root *root = r->root;
+    int rc = to->names(to->ctx, root->id, to->kept, &r->files, &r->file_count);
+
+    if (!rc)
+        rc = list_params(r);
+    if (!rc)
+        rc = restore_files(r);
+    if (!rc)
+        rc = restore_params(r);
+    lock(root->o);
+    if (!rc)
+        rc = reserve_all(root);
+    if (!rc) {
+        root->config = *to->config;
+        root->step = to->step;
+        root->o->words_changes++;
+    }
+    unlock(root->o);
+    return rc;
+}
+
+static int commit(struct ht_root *root)
+{
+    uint64_t lsn;
+    int rc = ht_scope_commit(root->o->store, root->id, &lsn);
+
+    if (!rc)
+        rc = ht_store_sync(root->o->store, lsn);
+    lock(root->o);
+    if (!rc)
+        root->durable_step = root->pub_step;
+    unlock(root->o);
+    return rc;
+}
+
+/* The step before stands. An error here means that the log has failed. */
+static void take_back(struct ht_root *root)
+{
+    int rc = ht_opt_take_back(root);
+
+    if (!rc)
+        rc = ht_opt_bury_orphans(root);
+    lock(root->o);
+    if (!rc)
+        rc = reserve_all(root);
+    unlock(root->o);
+    if (rc) {
+        const struct ht_event_about about = {.id = root->id, .error = rc};
+        ht_event(HT_EVENT_NOT_RESERVED, &about, "after a rollback that failed: %s", strerror(-rc));
+    }
+}
+
+static int roll_back(struct ht_root *root, const struct ht_rollback *to)
+{
+    struct rollback r = {.root = root, .to = to};
+    int rc = commit(root);
+
+    if (rc)
+        return rc;
+    rc = go_back(&r);
+    if (!rc)
+        rc = commit(root);
+    if (rc)
+        take_back(root);
+    free(r.files);
+    free(r.params);
+    return rc;
+}
+
+/* Under the gate: writers of gradients wait from now on. *out_refused: the client may not do it. */
+static int begin(struct ht_root *root, struct ht_optim_steer *by, char why[HT_OPTIM_ERROR_MAX], bool *out_refused)
+{
+    lock(root->o);
+    int rc = ht_opt_may_steer(root, by, why);
+    *out_refused = rc != 0;
+    if (!rc && (root->open || root->failure))
+        rc = -EBUSY;
+    root->draining = !rc;
+    unlock(root->o);
+    return rc;
+}
+
+static void report(struct ht_root *root, const struct ht_rollback *to)
+{
+    const struct ht_event_about about = {.id = root->id};
+
+    ht_event(HT_EVENT_STEP_ROLLED_BACK, &about, "the model is at step %llu again", (unsigned long long)to->step);
+    lock(root->o);
+    root->norm_known = false;
+    root->close_error = 0;
+    root->error.text[0] = '\0';
+    unlock(root->o);
+}
+
+int ht_optim_rollback_by(struct ht_optim *o, uint64_t id, const struct ht_rollback *to, struct ht_optim_steer *by)
+{
+    char why[HT_OPTIM_ERROR_MAX];
+    struct ht_root *root;
+    bool refused;
+    int rc = ht_opt_step_enter(o, id, &root);
+
+    if (rc)
+        return rc;
+    rc = begin(root, by, why, &refused);
+    if (refused)
+        ht_opt_refuse_steering(root, by, why);
+    bool begun = !rc;
+    if (begun)
+        rc = roll_back(root, to);
+    if (begun && !rc)
+        report(root, to);
+    if (begun)
+        ht_opt_show_all(root);
+    ht_opt_step_leave(root);
+    HT_VERIFY(ht_optim_verify(o));
+    return rc;
+}

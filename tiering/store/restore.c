@@ -1,0 +1,70 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * restore.c - an object gets the content of another one that was copied from it (tiering/api/keep.h): what has not
+ * changed since lies in the same place, and stays as it is.
+ */
+#include "tiering/cache/arena.h"
+#include "tiering/api/object.h"
+#include "tiering/object/chunk.h"
+#include "tiering/object/context.h"
+#include "tiering/object/image.h"
+#include "tiering/object/object.h"
+#include "tiering/object/ref.h"
+
+/* Is there something that may be newer than the reference? */
+static bool is_newer(struct ht_obj *o, const struct ht_chunk *c) HT_REQUIRES(HT_LOCK_STORE)
+{
+    return c->flags & HT_CH_BAD || c->writing || c->exclusive ||
+        (c->slot != HT_SLOT_NONE && ht_arena_image(o->s->arena, c->slot)->dirty);
+}
+
+/* Do both have the same bytes in this chunk, by their places alone? */
+static bool same_chunk(struct ht_obj *a, struct ht_obj *b, uint64_t index) HT_REQUIRES(HT_LOCK_STORE)
+{
+    struct ht_chunk *x = ht_chunk_find(a, index), *y = ht_chunk_find(b, index);
+    const struct ht_ref *r = x ? ht_chunk_ref(x) : NULL, *q = y ? ht_chunk_ref(y) : NULL;
+
+    if ((x && is_newer(a, x)) || (y && is_newer(b, y)) || ht_chunk_is_volatile(b, index))
+        return false;
+    return r && q ? r->visible == q->visible && ht_ref_same_place(r, q) : !r && !q;
+}
+
+enum { BATCH = 1024 }; /* chunks that are compared under one hold of the lock */
+
+/* Moves *index to the first chunk from there on that differs. False: there is none before end. */
+static bool find_different(struct ht_obj *from, struct ht_obj *to, uint64_t *index, uint64_t end)
+{
+    bool found = false;
+
+    while (!found && *index < end) {
+        uint64_t stop = ht_min_u64(end, *index + BATCH);
+        ht_store_lock(from->s);
+        while (*index < stop && from->chunk_shift == to->chunk_shift && same_chunk(from, to, *index))
+            ++*index;
+        ht_store_unlock(from->s);
+        found = *index < stop;
+    }
+    return found;
+}
+
+static int clone_all(struct ht_obj *from, struct ht_obj *to, uint64_t off, uint64_t len)
+{
+    while (len) {
+        ssize_t n = ht_obj_clone(from, off, to, off, len);
+        if (n <= 0)
+            return n ? (int)n : -ESTALE; /* the source was cut */
+        off += (uint64_t)n;
+        len -= (uint64_t)n;
+    }
+    return 0;
+}
+
+int ht_obj_restore(struct ht_obj *to, struct ht_obj *from)
+{
+    uint64_t size = ht_obj_size(from), bytes = ht_obj_chunk_bytes(from), chunks = ht_div_up(size, bytes);
+    int rc = ht_obj_size(to) > size ? ht_obj_truncate(to, size) : 0;
+
+    for (uint64_t i = 0; !rc && find_different(from, to, &i, chunks); i++)
+        rc = clone_all(from, to, i * bytes, ht_min_u64(bytes, size - i * bytes));
+    return rc ? rc : ht_obj_truncate(to, size);
+}
