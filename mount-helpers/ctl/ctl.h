@@ -27,6 +27,7 @@ struct ht_cmd_options {
     uint64_t rate;      /* send: bytes per second; 0: no limit */
     const char *digest; /* verify: the expected one, or NULL */
     bool write;         /* bench: with a scratch file */
+    bool udev;          /* features: for udev */
     const char *output; /* report: the page, or NULL */
     const char *loss;   /* report: a file of losses, or NULL */
 };

@@ -2,6 +2,7 @@
 /* features.c - `hitrainctl features`: the format's version of a store, and the features that it uses. */
 #include "mount-helpers/ctl/ctl.h"
 
+#include <blkid/blkid.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <sys/stat.h>
@@ -110,6 +111,21 @@ static void put_for_people(const char *device, const struct ht_store_features *f
         puts("this program cannot open the store");
 }
 
+/* Values that may stand in udev's database, and in names of links where the key ends in _ENC. */
+static void put_udev(const struct ht_store_features *f)
+{
+    char uuid[HT_UUID_TEXT_MAX], text[4 * sizeof(f->label) + 1];
+
+    printf("ID_FS_TYPE=hitrain\nID_FS_USAGE=filesystem\nID_FS_VERSION=%u\n", f->version);
+    printf("ID_FS_UUID=%s\nID_FS_UUID_ENC=%s\n", ht_uuid_text(f->uuid, uuid), uuid);
+    if (f->label[0] == '\0')
+        return;
+    if (blkid_safe_string(f->label, text, sizeof(text)) == 0)
+        printf("ID_FS_LABEL=%s\n", text);
+    if (blkid_encode_string(f->label, text, sizeof(text)) == 0)
+        printf("ID_FS_LABEL_ENC=%s\n", text);
+}
+
 int ht_cmd_features(const char *path, const struct ht_cmd_options *o)
 {
     char device[PATH_MAX];
@@ -126,7 +142,9 @@ int ht_cmd_features(const char *path, const struct ht_cmd_options *o)
                                       : strerror(-rc));
         return HT_CMD_FAILED;
     }
-    if (o->json)
+    if (o->udev)
+        put_udev(&f);
+    else if (o->json)
         put_json(device, &f);
     else
         put_for_people(device, &f);

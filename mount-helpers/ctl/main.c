@@ -26,6 +26,7 @@ enum {
     OPT_WRITE,
     OPT_OUTPUT,
     OPT_LOSS,
+    OPT_UDEV,
     OPT_HELP,
     OPT_VERSION
 };
@@ -75,9 +76,10 @@ static const struct command {
      "  --listen=ADDRESS:PORT  answers GET /metrics over HTTP until it is interrupted; :9469 is 127.0.0.1:9469\n"
      "  --textfile=FILE        replaces FILE, for the textfile collector of node_exporter (its name ends in .prom)\n"
      "  --watch=SECONDS        prints or replaces again after each interval\n"},
-    {"features", "PATH|DEVICE [--json]", NULL, ht_cmd_features, ONE, OPT_BIT(OPT_JSON),
+    {"features", "PATH|DEVICE [--json | --udev]", NULL, ht_cmd_features, ONE, OPT_BIT(OPT_JSON) | OPT_BIT(OPT_UDEV),
      "Prints the version of the format of a mounted store, or of a device or file of a store, and the features that it uses.\n"
-     "A program that does not know a used feature refuses the store, reads it only, or ignores the feature.\n\n"},
+     "A program that does not know a used feature refuses the store, reads it only, or ignores the feature.\n\n"
+     "  --udev           type, UUID and label instead, as udev's rules import them\n"},
     {"doctor", "[PATH|DEVICE] [--json]", NULL, ht_cmd_doctor, OPTIONAL, OPT_BIT(OPT_JSON),
      "Checks this machine, and the mount or the device or file of a store, for what is slow or unsafe, and prints a remedy\n"
      "for each finding. Changes nothing. Exit status: 3 if the worst finding is a warning, 4 if it is an error.\n\n"},
@@ -185,16 +187,27 @@ static const struct command {
 };
 
 static const struct option words[] = {
-    {"json", no_argument, NULL, OPT_JSON},           {"watch", required_argument, NULL, OPT_WATCH},
-    {"follow", no_argument, NULL, OPT_FOLLOW},       {"since", required_argument, NULL, OPT_SINCE},
-    {"level", required_argument, NULL, OPT_LEVEL},   {"if", required_argument, NULL, OPT_IF},
-    {"async", no_argument, NULL, OPT_ASYNC},         {"engine", required_argument, NULL, OPT_ENGINE},
-    {"svg", required_argument, NULL, OPT_SVG},       {"once", no_argument, NULL, OPT_ONCE},
-    {"listen", required_argument, NULL, OPT_LISTEN}, {"textfile", required_argument, NULL, OPT_TEXTFILE},
-    {"rate", required_argument, NULL, OPT_RATE},     {"digest", required_argument, NULL, OPT_DIGEST},
-    {"write", no_argument, NULL, OPT_WRITE},         {"output", required_argument, NULL, OPT_OUTPUT},
-    {"loss", required_argument, NULL, OPT_LOSS},     {"help", no_argument, NULL, OPT_HELP},
-    {"version", no_argument, NULL, OPT_VERSION},     {NULL, 0, NULL, 0},
+    {"json", no_argument, NULL, OPT_JSON},
+    {"watch", required_argument, NULL, OPT_WATCH},
+    {"follow", no_argument, NULL, OPT_FOLLOW},
+    {"since", required_argument, NULL, OPT_SINCE},
+    {"level", required_argument, NULL, OPT_LEVEL},
+    {"if", required_argument, NULL, OPT_IF},
+    {"async", no_argument, NULL, OPT_ASYNC},
+    {"engine", required_argument, NULL, OPT_ENGINE},
+    {"svg", required_argument, NULL, OPT_SVG},
+    {"once", no_argument, NULL, OPT_ONCE},
+    {"listen", required_argument, NULL, OPT_LISTEN},
+    {"textfile", required_argument, NULL, OPT_TEXTFILE},
+    {"rate", required_argument, NULL, OPT_RATE},
+    {"digest", required_argument, NULL, OPT_DIGEST},
+    {"write", no_argument, NULL, OPT_WRITE},
+    {"output", required_argument, NULL, OPT_OUTPUT},
+    {"loss", required_argument, NULL, OPT_LOSS},
+    {"udev", no_argument, NULL, OPT_UDEV},
+    {"help", no_argument, NULL, OPT_HELP},
+    {"version", no_argument, NULL, OPT_VERSION},
+    {NULL, 0, NULL, 0},
 };
 
 static int usage_error(const char *why, const char *what)
@@ -283,6 +296,9 @@ static int parse_value(int option, const char *value, struct ht_cmd_options *o)
         return 0;
     case OPT_WRITE:
         o->write = true;
+        return 0;
+    case OPT_UDEV:
+        o->udev = true;
         return 0;
     case OPT_SVG:
         o->svg = value;

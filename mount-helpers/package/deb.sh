@@ -19,10 +19,11 @@ trap 'rm -rf "$work"' EXIT
 
 "$here/completions.py" "$HITRAIN_BIN" "$work"
 install -d "$root/usr/share/bash-completion/completions" "$root/usr/share/zsh/vendor-completions" "$root/DEBIAN" \
-	"$root/usr/lib/systemd/system" "$doc/examples"
+	"$root/usr/lib/systemd/system" "$root/usr/lib/udev/rules.d" "$doc/examples"
 install -m 644 "$work"/bash/* "$root/usr/share/bash-completion/completions/"
 ln -sf hitrain-fsck "$root/usr/share/bash-completion/completions/fsck.hitrain"
 install -m 644 "$work/zsh/_hitrain" "$root/usr/share/zsh/vendor-completions/"
+install -m 644 "$top"/mount-helpers/udev/*.rules "$root/usr/lib/udev/rules.d/"
 install -m 644 "$top"/mount-helpers/systemd/*.service "$root/usr/lib/systemd/system/"
 install -m 644 "$top"/mount-helpers/systemd/*.mount "$doc/examples/"
 install -m 644 "$top/README.md" "$top"/docs/*.md "$doc/"
