@@ -24,7 +24,8 @@
 ##   check-ecosystem
 ##              the PyTorch client with the newest PyTorch, and with trainers of other packages, from the Python package
 ##              index; the first run downloads some 3 GB into ~/.cache/hitrain
-##   lint       include directions, headers compile alone, names, formatting, sizes, shell scripts, SPDX lines, lock types, held locks, `make deps all`
+##   lint       include directions, headers compile alone, names, formatting, sizes, shell scripts, SPDX lines, lock types, held locks, `make deps all`;
+##              circles of calls where something is built
 ##   format     rewrite all C files as .clang-format and tests/lint/layout.py say
 ##   races      tests of a real mount with a daemon that ThreadSanitizer watches (part of check-long)
 ##   coverage   lines that unit, crash, mounted and PyTorch tests run, by folder, and the functions that none runs, into

@@ -19,6 +19,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 
 import coverage
@@ -35,6 +36,12 @@ ALONE = ['test_passthrough.py', 'test_memory.py', 'test_posix_names.py']
 # Tests of the client that run with the newest PyTorch, too.
 TORCH_2 = ['test_torch_client.py', 'test_torch_contract.py', 'test_torch_gradients.py', 'test_torch_async.py', 'test_torch_checkpoint.py',
            'test_torch_offload.py', 'test_torch_activations.py', 'test_torch_microbatches.py', 'test_torch_transfers.py']
+# Tests that take longest begin first, so that none runs on alone while processors are idle.
+LONGEST = ['test_repair', 'test_points', 'test_every_nth', 'test_flush', 'test_silent', 'test_pipeline', 'test_step',
+           'test_master', 'test_dir', 'test_hold', 'crash_small', 'crash_step', 'crash_damage',
+           'test_life_holds', 'test_worked_examples', 'test_step_streams', 'test_stress', 'test_sqlite', 'test_helpers', 'test_tools',
+           'test_torch_habits', 'test_torch_ranks', 'test_torch_numerics', 'test_torch_client', 'test_torch_offload']
+PROGRAMS = ['all', 'clients']
 FUZZ_SAN = 'asan,ubsan,fuzzer'
 FUZZ_RSS_MIB = 1024
 CHECK_LINE = re.compile(r'^\d+%: Checks: (\d+), Failures: (\d+), Errors: (\d+)', re.M)
@@ -52,6 +59,18 @@ def variant_dir(out, cc, san):
     return os.path.join(out, '-'.join(parts)) if parts else out
 
 
+def unit_sources():
+    return pathlib.Path('tests/unit').rglob('test_*.c')
+
+
+def state_sources():
+    return [*pathlib.Path('tests/crash').glob('crash_*.c'), *pathlib.Path('tests/model').glob('model_*.c')]
+
+
+def fuzz_sources():
+    return pathlib.Path('tests/fuzz').glob('fuzz_*.c')
+
+
 def terminated(text):
     return text if not text or text.endswith('\n') else text + '\n'
 
@@ -59,6 +78,9 @@ def terminated(text):
 class Runner:
     def __init__(self, args):
         self.args = args
+        self.ahead = {}  # builds of later sections, by what they build
+        self.builder = concurrent.futures.ThreadPoolExecutor(1)
+        self.calm = threading.Lock()  # held while nothing may be built
         self.passed = self.failed = self.skipped = 0
         self.failures = []
         self.ran = 0
@@ -103,23 +125,43 @@ class Runner:
         text = output.decode('utf-8', 'replace') + late
         return proc.returncode if not late else 124, text, time.monotonic() - begin
 
+    def build(self, targets, cc, san, more, nice=()):
+        """(status, output, seconds) of a make."""
+        a = self.args
+        argv = [*nice, a.make, '-k', '--no-print-directory', f'O={a.out}', f'CC={cc}', f'SAN={san}', *more, *a.set, *targets]
+        return self.command(argv + (['V=1'] if a.verbose else []), self.env, 3600)
+
+    def make_ahead(self, targets, cc, san, more=()):
+        """Begins to build what a later section asks make() for. Tests wait half of their time, and this takes only the
+        rest."""
+        def calmly():
+            with self.calm:
+                return self.build(targets, cc, san, more, ['nice', '-n', '19'])
+        if targets:
+            self.ahead[cc, san, tuple(more), tuple(targets)] = self.builder.submit(calmly)
+
+    def made_ahead(self, targets, cc, san, more):
+        """The result of make_ahead(), or None. No other make works in the folder after that."""
+        result = self.ahead.pop((cc, san, tuple(more), tuple(targets)), None)
+        for key, other in self.ahead.items():
+            if key[:3] == (cc, san, tuple(more)):
+                other.result()
+        return result.result() if result else None
+
     def make(self, targets, cc, san, more=()):
         """Builds targets as far as possible; returns those that could not be built."""
-        a = self.args
-        base = [a.make, '-k', '--no-print-directory', f'O={a.out}', f'CC={cc}', f'SAN={san}', *more] + a.set
-        if a.verbose:
-            base.append('V=1')
-        name = f'building in {variant_dir(a.out, cc, san)}'
-        status, output, seconds = self.command(base + targets, self.env, 3600)
-        lost = []
-        if status != 0:
-            lost = [t for t in targets if self.command(base + [t], self.env)[0] != 0]
+        begin = time.monotonic()
+        status, output, spent = self.made_ahead(targets, cc, san, more) or self.build(targets, cc, san, more)
+        seconds = time.monotonic() - begin
+        name = f'building in {variant_dir(self.args.out, cc, san)}'
         ok = status == 0
-        self.line(ok, seconds, name, '' if ok else f'not built: {" ".join(lost)}')
+        lost = [] if ok else [t for t in targets if self.build([t], cc, san, more)[0] != 0]
+        before = f'begun before, {spent:.0f} s in all' if spent > seconds + 1 else ''
+        self.line(ok, seconds, name, before if ok else f'not built: {" ".join(lost)}')
         if not ok:
             noise = re.compile(r"^(  (CC|LD|AR) |make(\[\d+\])?: Target .* not remade)")
             self.fail(name, 1, ''.join(l for l in output.splitlines(True) if not noise.match(l)))
-        elif a.verbose:
+        elif self.args.verbose:
             print(output, end='', flush=True)
         return lost
 
@@ -128,7 +170,8 @@ class Runner:
         def match(p):
             stem = os.path.splitext(p)[0]
             return any(fnmatch.fnmatch(n, pattern) for n in (p, stem, os.path.basename(p), os.path.basename(stem)))
-        return [p for p in sorted(map(str, paths)) if not pattern or match(p)]
+        paths = sorted(map(str, paths), key=lambda p: (pathlib.Path(p).stem not in LONGEST, p))
+        return [p for p in paths if not pattern or match(p)]
 
     def where_it_works(self, prefix):
         """The words in front of a command, or none if this machine does not let us."""
@@ -159,14 +202,18 @@ class Runner:
             env.setdefault('TSAN_OPTIONS', 'second_deadlock_stack=1')
         return env
 
-    def programs(self, sources, cc, san):
-        """Builds and runs C test programs, some more at a time than there are processors."""
-        sources = self.selected(sources)
-        if not sources:
-            return
+    def targets(self, sources, cc, san):
+        """{program: name} of the selected ones."""
         out = variant_dir(self.args.out, cc, san)
         mark = '' if out == self.args.out else f' ({os.path.relpath(out, self.args.out)})'
-        targets = {os.path.join(out, s[:-2]): s[:-2] + mark for s in sources}
+        return {os.path.join(out, s[:-2]): s[:-2] + mark for s in self.selected(sources)}
+
+    def programs(self, sources, cc, san):
+        """Builds and runs C test programs, some more at a time than there are processors."""
+        targets = self.targets(sources, cc, san)
+        if not targets:
+            return
+        out = variant_dir(self.args.out, cc, san)
         lost = self.make(list(targets), cc, san)
         env = self.program_env(san)
         env['HITRAIN_BIN'] = os.path.abspath(os.path.join(out, 'bin'))
@@ -220,8 +267,9 @@ class Runner:
             running = {pool.submit(run, s): s for s in sources if s not in alone}
             for done in concurrent.futures.as_completed(running):
                 self.count_pytest(running[done], *done.result())
-        for source in alone:
-            self.count_pytest(source, *run(source))
+        with self.calm:
+            for source in alone:
+                self.count_pytest(source, *run(source))
 
     def count_pytest(self, source, status, output, seconds):
         self.ran += 1
@@ -251,7 +299,7 @@ class Runner:
     # -- targets of the Makefile --
 
     def all_programs(self):
-        if self.make(['all', 'clients'], self.args.cc, self.args.san):
+        if self.make(PROGRAMS, self.args.cc, self.args.san):
             print('  the programs are not all there: expect tests that use them to fail', flush=True)
 
     def lint(self):
@@ -264,6 +312,12 @@ class Runner:
             elif self.args.verbose:
                 print(output, end='', flush=True)
 
+    def lint_alone(self):
+        self.lint()
+        if os.path.isdir(os.path.join(self.args.out, 'lib')):
+            self.all_programs()
+            self.circles()
+
     def circles(self):
         """A lint that reads what the build made."""
         status, output, seconds = self.command(['tests/lint/circles.py', self.args.out], self.env)
@@ -274,21 +328,23 @@ class Runner:
     def unit(self, cc=None, san=None):
         cc, san = cc or self.args.cc, self.args.san if san is None else san
         self.heading('unit tests' + (f', SAN={san}' if san else '') + (f', CC={cc}' if cc != 'gcc' else ''))
-        self.programs(pathlib.Path('tests/unit').rglob('test_*.c'), cc, san)
+        self.programs(unit_sources(), cc, san)
 
     def states(self):
         self.heading('crash and model tests')
-        sources = list(pathlib.Path('tests/crash').glob('crash_*.c')) + list(pathlib.Path('tests/model').glob('model_*.c'))
-        self.programs(sources, self.args.cc, self.args.san)
+        self.programs(state_sources(), self.args.cc, self.args.san)
         scripts, points, made, distinct = self.cut
         print(f'  power cuts: {scripts} scripts with {points} flush points, {made} states, {distinct} of them distinct', flush=True)
+
+    def mutants_build(self):
+        out = os.path.join(self.args.out, 'mutants')
+        return ['all'] + [f'{out}/{program}' for program in mutants.PROGRAMS], 'gcc', '', ['MUTANTS=1']
 
     def mutants(self):
         """Each mutant must be noticed; their programs are built in a folder of their own."""
         self.heading('mutants')
         out = os.path.join(self.args.out, 'mutants')
-        needed = ['all'] + [f'{out}/{program}' for program in mutants.PROGRAMS]
-        if self.make(needed, 'gcc', '', ['MUTANTS=1']):
+        if self.make(*self.mutants_build()):
             return
         status, output, seconds = self.command([PYTHON, 'tests/tools/mutants.py', '--build', out], self.env)
         counts = re.findall(r'^(\d+) mutants caught, (\d+) not$', output, re.M)
@@ -348,16 +404,19 @@ class Runner:
         for report in sorted(os.listdir(folder)):
             self.fail(report, 1, pathlib.Path(folder, report).read_text(errors='replace')[:20000])
 
+    def other_build(self):
+        return ['all', 'tests'], 'clang' if self.args.cc != 'clang' else 'gcc', ''
+
     def other_compiler(self):
-        cc = 'clang' if self.args.cc != 'clang' else 'gcc'
-        self.heading(f'build with {cc}')
-        self.make(['all', 'tests'], cc, '')
+        build = self.other_build()
+        self.heading(f'build with {build[1]}')
+        self.make(*build)
 
     # -- fuzzing --
 
     def fuzz_targets(self, san, cc):
         """{name: program} of the selected targets that could be built."""
-        sources = self.selected(pathlib.Path('tests/fuzz').glob('fuzz_*.c'))
+        sources = self.selected(fuzz_sources())
         out = variant_dir(self.args.out, cc, san)
         targets = {pathlib.Path(s).stem[len('fuzz_'):]: os.path.join(out, s[:-2]) for s in sources}
         lost = self.make(list(targets.values()), cc, san)
@@ -410,7 +469,7 @@ class Runner:
 
     def replay(self):
         self.heading('inputs of fuzz targets')
-        self.programs(pathlib.Path('tests/fuzz').glob('fuzz_*.c'), self.args.cc, 'asan,ubsan')
+        self.programs(fuzz_sources(), self.args.cc, 'asan,ubsan')
 
     def bench(self):
         sources = self.selected(pathlib.Path('bench').glob('bench_*.c'))
@@ -437,29 +496,44 @@ class Runner:
         self.heading('coverage')
         print(coverage.report(pathlib.Path(out)), flush=True)
 
+    def check_builds(self, long):
+        """What check() builds, those of one folder together."""
+        cc, san = self.args.cc, self.args.san
+        yield PROGRAMS, cc, san
+        yield list(self.targets(unit_sources(), cc, san)), cc, san
+        yield list(self.targets(state_sources(), cc, san)), cc, san
+        yield list(self.targets(unit_sources(), cc, 'asan,ubsan')), cc, 'asan,ubsan'
+        yield list(self.targets(fuzz_sources(), cc, 'asan,ubsan')), cc, 'asan,ubsan'
+        if long:
+            yield list(self.targets(unit_sources(), cc, 'tsan')), cc, 'tsan'
+        if not self.args.test:
+            yield self.mutants_build()
+            yield self.other_build()
+
     def check(self, long=False):
-        # Tests that fail soonest come first.
+        # Tests that wait much come before those for which much is to be built.
         everything = not self.args.test
+        for build in self.check_builds(long):
+            self.make_ahead(*build)
         if everything:
             self.lint()
             self.heading('build')
             self.all_programs()
             self.circles()
         self.unit()
-        if everything:
-            self.other_compiler()
+        self.mounted()
+        self.torch()
+        self.states()
         self.unit(san='asan,ubsan')
+        self.replay()
         if long:
             self.unit(san='tsan')
-        self.replay()
-        self.states()
         if everything:
             self.mutants()
-        self.mounted()
+            self.other_compiler()
         if long and everything:
             self.races()
             self.system()
-        self.torch()
 
     def finish(self, begin, sums):
         if self.args.test and self.ran == 0 and not self.failures:
@@ -491,10 +565,11 @@ def main():
     os.chdir(pathlib.Path(__file__).resolve().parents[2])
     runner = Runner(args)
     begin = time.monotonic()
-    if args.what == 'check-long':
-        runner.check(long=True)
-    else:
-        getattr(runner, args.what.replace('-', '_'))()
+    whats = {'check-long': lambda: runner.check(long=True), 'lint': runner.lint_alone}
+    try:
+        whats.get(args.what, getattr(runner, args.what.replace('-', '_'), None))()
+    finally:
+        runner.builder.shutdown(cancel_futures=True)
     return runner.finish(begin, args.what not in ('lint', 'bench', 'fuzz-merge'))
 
 
