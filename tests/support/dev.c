@@ -2,6 +2,7 @@
 /* dev.c - see dev.h. The observer of a device, which asks the recorder and the cache, and fails and stalls requests. */
 #include <hitrain/limits.h>
 #include <stdlib.h>
+#include <time.h>
 
 #include "tests/support/dev_priv.h"
 
@@ -37,6 +38,11 @@ void dev_stall_at(struct ht_dev *dev, enum ht_io_op op, unsigned nth)
 void dev_stall(struct ht_dev *dev, bool stalled)
 {
     dev_of(dev)->stalled = stalled;
+}
+
+void dev_set_delay(struct ht_dev *dev, unsigned ms)
+{
+    dev_of(dev)->delay_ms = ms;
 }
 
 bool dev_is_stalled(struct ht_dev *dev)
@@ -106,8 +112,11 @@ static void move(struct dev *d, struct ht_io *io)
 static int begin(struct ht_observer *o, struct ht_io *io)
 {
     struct dev *d = (struct dev *)o;
+    const struct timespec delay = {.tv_nsec = (long)d->delay_ms * 1000000};
     int rc = pass_hook(d, io->op);
 
+    if (d->delay_ms)
+        nanosleep(&delay, NULL);
     if (io->op == HT_IO_FLUSH && d->cache)
         dev_cache_begin_flush(d, rc);
     if (io->op == HT_IO_FLUSH && d->recording)

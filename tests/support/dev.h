@@ -22,6 +22,8 @@ void dev_set_node(struct ht_dev *dev, int node);
 void dev_fail(struct ht_dev *dev, enum ht_io_op op, unsigned nth, bool repeat);
 /* The same with this error. */
 void dev_fail_with(struct ht_dev *dev, enum ht_io_op op, unsigned nth, bool repeat, int error);
+/* Each request takes so long before it begins; 0: no longer. */
+void dev_set_delay(struct ht_dev *dev, unsigned ms);
 /* A device of memory stops answering, or answers again: its requests wait. */
 void dev_stall(struct ht_dev *dev, bool stalled);
 /* It stops when the n-th operation of a kind from now begins, that one included; 0 disarms. Replaces dev_fail of it. */

@@ -29,6 +29,7 @@ struct dev {
     struct dev_cache *cache; /* or NULL */
 
     _Atomic bool stalled, armed;
+    _Atomic unsigned delay_ms;
     pthread_mutex_t hook_lock;
     struct dev_hook hook[HT_IO_OPS]; /* hook_lock */
 

@@ -39,7 +39,7 @@ struct ht_background_stat {
 /* The engines, from 0 on. -ENOENT: there are fewer. */
 int ht_store_background_stat(struct ht_store *s, unsigned index, struct ht_background_stat *out) HT_MUST_CHECK;
 /*
- * Paused engines begin no step; one that runs ends soon, after 16 MiB at most. A pause lasts until resume or the end of
+ * Paused engines begin no step; one that runs ends soon, after 1 MiB or 10 ms. A pause lasts until resume or the end of
  * the mount. engine NULL: all. -ENOENT: there is no such engine.
  */
 int ht_store_background_pause(struct ht_store *s, const char *engine) HT_MUST_CHECK;

@@ -259,21 +259,25 @@ static const struct ht_walk_visitor visitor = {.object = is_settled, .chunk = lo
 
 /* ---------------------------------------------------------------- comparing */
 
-/* Some pairs of the queue, at most so many bytes, and one transaction. The next pass finds those that were skipped. */
-static int compare_some(struct ht_dedup_pass *p, uint64_t most_bytes, uint64_t *out_bytes)
+/*
+ * Some pairs of the queue, as many as the budget allows, and one transaction. The next pass finds those that were
+ * skipped.
+ */
+static int compare_some(struct ht_dedup_pass *p, struct ht_budget *b)
 {
-    uint64_t most = ht_min_u64(most_bytes, STEP_BYTES), skipped = 0;
+    uint64_t most = ht_min_u64(b->most_bytes, STEP_BYTES), skipped = 0;
     int rc = 0;
 
-    while (!rc && p->waiting && p->same.count < HT_ARRAY_SIZE(p->same.pair) && *out_bytes < most) {
+    do {
         const struct ht_dedup_pair pair = p->queue[p->head];
         p->head = (p->head + 1) % QUEUE_MAX;
         p->waiting--;
         p->figures->left_bytes -= pair.bytes;
-        rc = ht_dedup_compare(p->s, &pair, &p->same, p->buf, out_bytes);
+        rc = ht_dedup_compare(p->s, &pair, &p->same, p->buf, &b->bytes);
         skipped += rc == -EAGAIN;
         rc = rc == -EAGAIN ? 0 : rc;
-    }
+    } while (!rc && p->waiting && p->same.count < HT_ARRAY_SIZE(p->same.pair) && b->bytes < most &&
+             ht_now_ns() < b->until_ns);
     int changed = ht_dedup_share(p->s, &p->same);
     skipped += changed > 0 ? (unsigned)changed : 0;
     p->skipped |= skipped > 0 || rc || changed < 0;
@@ -284,7 +288,7 @@ static int compare_some(struct ht_dedup_pass *p, uint64_t most_bytes, uint64_t *
 enum { PASS_WORKS, PASS_WAITS, PASS_ENDS };
 
 /* A step of the pass; or an error, after which it goes on. */
-static int go_on(struct ht_dedup_pass *p, uint64_t most_bytes, uint64_t *out_bytes)
+static int go_on(struct ht_dedup_pass *p, struct ht_budget *b)
 {
     int rc = PASS_WORKS;
 
@@ -293,7 +297,7 @@ static int go_on(struct ht_dedup_pass *p, uint64_t most_bytes, uint64_t *out_byt
     else if (p->due_ns > ht_now_ns())
         rc = PASS_WAITS;
     else if (p->waiting && (p->waiting == QUEUE_MAX || ht_walk_is_over(&p->walk)))
-        rc = compare_some(p, most_bytes, out_bytes);
+        rc = compare_some(p, b);
     else if (!ht_walk_is_over(&p->walk))
         rc = ht_walk_slice(&p->walk, &visitor, p, SLICE_CHUNKS);
     else
@@ -356,7 +360,7 @@ static enum ht_step step(void *ctx, struct ht_budget *b)
         return begin_next(s, d) ? HT_STEP_BLOCKED : HT_STEP_WORKED;
     }
     hurry(d);
-    int rc = go_on(d->pass, b->most_bytes, &b->bytes);
+    int rc = go_on(d->pass, b);
     if (rc == PASS_WAITS)
         b->at_ns = d->pass->due_ns;
     else if (rc == PASS_ENDS)
@@ -435,15 +439,14 @@ void ht_store_reserves_complete(struct ht_store *s)
 static int run_pass(struct ht_store *s, unsigned part, unsigned *out_parts)
 {
     struct ht_dedup_pass *p;
-    uint64_t bytes = 0;
     int rc = begin_pass(s, part, 0, &p);
 
     if (rc)
         return rc;
     *out_parts = p->index.parts;
     do {
-        bytes = 0;
-        rc = go_on(p, UINT64_MAX, &bytes);
+        struct ht_budget b = {.most_bytes = UINT64_MAX, .until_ns = UINT64_MAX};
+        rc = go_on(p, &b);
     } while (rc >= 0 && rc != PASS_ENDS);
     free_pass(p);
     return rc < 0 ? rc : 0;

@@ -93,7 +93,8 @@ static const struct ht_lane_config lanes[HT_ENGINE_LANES] = {
     [HT_LANE_BACKGROUND] = {.name = "ht-background",
                             .on_demand = true,
                             .io_class = HT_IO_BACKGROUND,
-                            .traffic = device_bytes},
+                            .traffic = device_bytes,
+                            .short_steps = true},
 };
 
 /* All but writeback, of which each NUMA node has one. */

@@ -7,7 +7,7 @@
  *      '------- all was walked, or an error -'                            '--full--> published
  *
  * The walk finds published raw chunks of objects that may be compressed and have the same version as in the round
- * before. A step of the engine reads 1 MiB at most, and ends after 10 ms.
+ * before.
  *
  * Left alone are chunks of several owners, content in the memory of passthrough files, and objects with anything that
  * is not published: an update or a writer is about to replace it.
@@ -32,8 +32,6 @@
 
 #define AFTER_MS_DEFAULT 60000u
 #define RATE_BYTES (256 * HT_MIB)
-#define STEP_NS UINT64_C(10000000)
-#define STEP_BYTES HT_MIB
 
 enum {
     FAILED_PAUSE_MS = 1000,
@@ -198,14 +196,15 @@ static int next(struct ht_recompress_round *r, uint64_t *out_bytes)
 }
 
 /* 1: there is more; 0: all was walked; or the error that ends the round. */
-static int go_on(struct ht_recompress_round *r, uint64_t most_bytes, uint64_t *out_bytes)
+static int go_on(struct ht_recompress_round *r, struct ht_budget *b)
 {
-    uint64_t most = ht_min_u64(most_bytes, STEP_BYTES), until_ns = ht_now_ns() + STEP_NS;
     int rc = 0;
 
-    while (!rc && *out_bytes < most && ht_now_ns() < until_ns && !ht_walk_is_over(&r->walk) &&
-           !ht_recompress_batch_is_full(&r->batch))
-        rc = next(r, out_bytes);
+    do {
+        if (!ht_walk_is_over(&r->walk) && !ht_recompress_batch_is_full(&r->batch))
+            rc = next(r, &b->bytes);
+    } while (!rc && b->bytes < b->most_bytes && ht_now_ns() < b->until_ns && !ht_walk_is_over(&r->walk) &&
+             !ht_recompress_batch_is_full(&r->batch));
     if (!rc && ht_recompress_batch_is_full(&r->batch))
         rc = ht_recompress_batch_publish(&r->batch);
     return rc ? rc : !ht_walk_is_over(&r->walk);
@@ -233,7 +232,7 @@ static enum ht_step step(void *ctx, struct ht_budget *b)
         return HT_STEP_IDLE;
     if (!c->round && round_new(s, &c->round))
         return HT_STEP_BLOCKED;
-    if (go_on(c->round, b->most_bytes, &b->bytes) > 0)
+    if (go_on(c->round, b) > 0)
         return HT_STEP_WORKED;
     int rc = round_end(c->round);
     (void)rc; /* the next round tries again */
@@ -301,7 +300,6 @@ void ht_store_wake_compress(struct ht_store *s)
 int ht_store_compress(struct ht_store *s)
 {
     struct ht_recompress *c = &s->engine->recompress;
-    uint64_t bytes;
 
     if (ht_is_read_only(s))
         return -EROFS;
@@ -309,8 +307,8 @@ int ht_store_compress(struct ht_store *s)
     if (rc)
         return rc;
     do {
-        bytes = 0;
-        rc = go_on(c->round, UINT64_MAX, &bytes);
+        struct ht_budget b = {.most_bytes = HT_MIB, .until_ns = UINT64_MAX};
+        rc = go_on(c->round, &b);
     } while (rc > 0 && !s->waits.stopping);
     int ended = round_end(c->round);
     return rc ? rc : ended;

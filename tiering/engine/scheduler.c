@@ -10,17 +10,24 @@
 #define MS UINT64_C(1000000)
 #define NS_PER_PERCENT UINT64_C(10000000) /* of a second */
 
-enum { BUDGET_BYTES_MAX = 16 << 20, SLICES = 100 }; /* a paced row: steps in a second of its rate */
+enum {
+    BUDGET_BYTES_MAX = 16 << 20,
+    SHORT_BYTES_MAX = 1 << 20,
+    SHORT_MS = 10,
+    SLICES = 100, /* a paced row: steps in a second of its rate */
+};
 
 /* ------------------------------------------------------------------ a step */
 
 /* The row's rate and that of its lane both count. */
 static uint64_t budget_bytes(const struct ht_row *r)
 {
-    uint64_t own = r->pace.rate_bytes ? r->pace.rate_bytes / SLICES : BUDGET_BYTES_MAX;
-    uint64_t common = r->lane->config.rate_bytes ? r->lane->config.rate_bytes / SLICES : BUDGET_BYTES_MAX;
+    const struct ht_lane_config *config = &r->lane->config;
+    uint64_t most = config->short_steps ? SHORT_BYTES_MAX : BUDGET_BYTES_MAX;
+    uint64_t own = r->pace.rate_bytes ? r->pace.rate_bytes / SLICES : most;
+    uint64_t common = config->rate_bytes ? config->rate_bytes / SLICES : most;
 
-    return ht_max_u64(ht_min_u64(ht_min_u64(own, common), BUDGET_BYTES_MAX), 1);
+    return ht_max_u64(ht_min_u64(ht_min_u64(own, common), most), 1);
 }
 
 /* What the lane's rows have not moved is the foreground's. Lock held. */
@@ -92,11 +99,13 @@ static void end_run(struct ht_row *r) HT_REQUIRES(HT_LOCK_ENGINE)
 /* Lock held; the step runs without it. */
 static void step(struct ht_lane *l, struct ht_row *r) HT_REQUIRES(HT_LOCK_ENGINE)
 {
-    struct ht_budget b = {.most_bytes = budget_bytes(r)};
+    struct ht_budget b = {.most_bytes = budget_bytes(r), .until_ns = NEVER};
 
     r->woken = r->blocked = r->passes = false;
     r->stepping = true;
     begin_run(r);
+    if (l->config.short_steps)
+        b.until_ns = ht_now_ns() + SHORT_MS * MS;
     ht_mutex_unlock(ht_lane_lock(l));
     uint64_t cpu_ns = thread_cpu_ns();
     enum ht_step found = r->type->step(r->ctx, &b);

@@ -12,6 +12,8 @@
  * A lane serves the row that is due longest. So a row that always has work keeps no other row of its lane from its
  * turn. A row whose work is urgent has a lane that no other engine's I/O can hold up. All others share one.
  *
+ * A lane of short steps ends each after 1 MiB or 10 ms: then a pause, a stop, or another row comes soon.
+ *
  * A row with a rate yields to the foreground: it moves so many bytes a second at most, and a quarter of that while
  * others move bytes (tier/pace.h). Its budget is what it may move in one step.
  *
@@ -48,6 +50,7 @@ enum ht_step {
 
 struct ht_budget {
     uint64_t most_bytes; /* in: the step ends when it has moved so many */
+    uint64_t until_ns;   /* in: and when it is that late, after one piece of work at least */
     uint64_t bytes;      /* out: moved */
     uint64_t at_ns;      /* out, of an idle step: when the next one is due; 0: when the row is woken */
 };
@@ -93,6 +96,7 @@ struct ht_lane_config {
     void *ctx;
     void (*enter)(void *ctx);       /* the first that the thread does; or NULL */
     uint64_t (*traffic)(void *ctx); /* bytes that all threads have moved so far; or NULL */
+    bool short_steps;               /* of at most 1 MiB and 10 ms; or of 16 MiB */
     /* The budget of all rows together; 0: none. */
     uint64_t rate_bytes;  /* a second */
     unsigned cpu_percent; /* of one processor */

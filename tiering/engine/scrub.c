@@ -431,10 +431,10 @@ static int next(struct ht_scrub_run *r)
 }
 
 /*
- * Reads about so many bytes, *out_bytes in fact. 1: there is more; 0: the run has ended, with the result in *out_rc;
+ * Reads about as much as the budget allows. 1: there is more; 0: the run has ended, with the result in *out_rc;
  * -EAGAIN: not now.
  */
-static int go_on(struct ht_scrub_run *r, uint64_t most_bytes, uint64_t *out_bytes, int *out_rc)
+static int go_on(struct ht_scrub_run *r, struct ht_budget *b, int *out_rc)
 {
     bool stop;
     int rc = 1;
@@ -443,9 +443,11 @@ static int go_on(struct ht_scrub_run *r, uint64_t most_bytes, uint64_t *out_byte
     r->ring = ht_store_ring(r->s);
     if (!r->ring)
         rc = -ENOMEM;
-    while (!(stop = is_stopped(r->c)) && rc > 0 && r->bytes < most_bytes)
-        rc = next(r);
-    *out_bytes = r->bytes;
+    do {
+        stop = is_stopped(r->c);
+        rc = stop || rc < 0 ? rc : next(r);
+    } while (!stop && rc > 0 && r->bytes < b->most_bytes && ht_now_ns() < b->until_ns);
+    b->bytes = r->bytes;
     if (!stop && (rc > 0 || rc == -EAGAIN))
         return rc;
     *out_rc = rc < 0 && rc != -EAGAIN ? rc : 0;
@@ -469,7 +471,7 @@ static enum ht_step step(void *ctx, struct ht_budget *b)
 
     if (!r)
         return HT_STEP_IDLE;
-    int rc = go_on(r, b->most_bytes, &b->bytes, &result);
+    int rc = go_on(r, b, &result);
     if (!rc)
         return HT_STEP_IDLE;
     return rc > 0 ? HT_STEP_WORKED : HT_STEP_BLOCKED;
@@ -533,13 +535,13 @@ int ht_store_scrub_stop(struct ht_store *s)
 int ht_store_scrub(struct ht_store *s)
 {
     const struct timespec pause = {.tv_nsec = LOG_PAUSE_MS * 1000000l};
+    struct ht_budget b = {.most_bytes = UINT64_MAX, .until_ns = UINT64_MAX};
     struct ht_scrub_run *r;
-    uint64_t bytes;
     int result = 0, rc = begin(s, &r);
 
     if (rc)
         return rc;
-    while ((rc = go_on(r, UINT64_MAX, &bytes, &result)))
+    while ((rc = go_on(r, &b, &result)))
         if (rc == -EAGAIN)
             nanosleep(&pause, NULL);
     return result;

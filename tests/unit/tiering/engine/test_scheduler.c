@@ -17,6 +17,7 @@ struct fake {
     _Atomic uint64_t bytes;    /* moved by each step; 0: its budget */
     _Atomic uint64_t after_ns; /* idle: due again after so long */
     _Atomic uint64_t steps, budget, entered_ns;
+    _Atomic uint64_t time_ns;   /* that the budget leaves, or UINT64_MAX */
     _Atomic bool held, inside;  /* a step waits while it is held, as on a device that is silent */
     _Atomic uint64_t at_ns[64]; /* of the first steps */
 };
@@ -29,12 +30,13 @@ static _Atomic bool busy;           /* others move some between any two looks */
 static enum ht_step fake_step(void *ctx, struct ht_budget *budget)
 {
     struct fake *f = ctx;
-    uint64_t n = f->steps++;
+    uint64_t n = f->steps++, begin_ns = ht_now_ns();
 
     f->inside = true;
     if (n < HT_ARRAY_SIZE(f->at_ns))
         f->at_ns[n] = ht_now_ns();
     f->budget = budget->most_bytes;
+    f->time_ns = budget->until_ns == UINT64_MAX ? UINT64_MAX : budget->until_ns - begin_ns;
     while (f->held)
         usleep(1000);
     budget->bytes = f->bytes ? f->bytes : budget->most_bytes;
@@ -213,6 +215,23 @@ START_TEST(a_wake_ends_the_wait_for_the_pace)
     wait_for_steps(&a, steps + 1);
     ck_assert_uint_eq(a.budget, 10);
     end();
+}
+END_TEST
+
+/* Whatever the rate. */
+START_TEST(short_steps_have_1_mib_and_10_ms)
+{
+    bool is_short = _i;
+
+    make(&(struct ht_lane_config){.name = "test", .short_steps = is_short}, &quick, UINT64_C(1) << 40);
+    ck_assert_int_eq(ht_lane_start(&lane), 0);
+    wait_for_steps(&a, 1);
+    end();
+    ck_assert_uint_eq(a.budget, is_short ? MIB : 16 * MIB);
+    if (is_short)
+        ck_assert_int_le((int64_t)a.time_ns, 10 * MS); /* less than nothing on a slow machine */
+    else
+        ck_assert_uint_eq(a.time_ns, UINT64_MAX);
 }
 END_TEST
 
@@ -517,6 +536,7 @@ int main(void)
     tcase_add_test(tc, a_row_that_is_paused_begins_no_step_until_it_resumes);
     tcase_add_loop_test(tc, a_wake_during_a_pause_is_kept, 0, 2);
     tcase_add_test(tc, a_pause_does_not_count_as_time_of_the_run);
+    tcase_add_loop_test(tc, short_steps_have_1_mib_and_10_ms, 0, 2);
     tcase_add_loop_test(tc, the_wake_that_ends_work_passes_pause_and_budget, 0, 2);
     tcase_add_loop_test(tc, rows_of_a_lane_share_its_budget, 0, 2);
     tcase_add_test(tc, a_row_that_is_blocked_pauses_whoever_wakes_it);

@@ -547,7 +547,7 @@ static bool may_not(void *ctx, uint64_t id)
 START_TEST(frames_that_wait_are_given_back)
 {
     uint64_t available = stats().available_bytes;
-    struct ht_budget b = {.most_bytes = UINT64_MAX};
+    struct ht_budget b = {.most_bytes = MIB, .until_ns = UINT64_MAX};
 
     compress();
     ck_assert_int_eq(ht_recompress_engine.step(s, &b), HT_STEP_WORKED);
@@ -561,6 +561,28 @@ START_TEST(frames_that_wait_are_given_back)
         ck_assert_int_eq(ht_recompress_engine.step(s, &b), HT_STEP_IDLE);
     }
     ck_assert_uint_eq(stats().available_bytes, available);
+    expect_all();
+}
+END_TEST
+
+/* A step ends after its bytes (0), or at its time (1): then a device that takes 6 ms serves one chunk. */
+START_TEST(a_step_keeps_to_its_budget)
+{
+    struct ht_budget b = {.most_bytes = _i ? UINT64_MAX : MIB / 4, .until_ns = UINT64_MAX};
+
+    teardown();
+    begin(SMALL);
+    compress();
+    ck_assert_int_eq(ht_store_mark_compressed(s), 0);
+    if (_i) {
+        dev_set_delay(dev, 6);
+        b.until_ns = ht_now_ns() + 10000000;
+    }
+    ck_assert_int_eq(ht_recompress_engine.step(s, &b), HT_STEP_WORKED);
+    dev_set_delay(dev, 0);
+    ck_assert_uint_gt(b.bytes, 0);
+    ck_assert_uint_le(b.bytes, _i ? 2 * SMALL : MIB / 4 + 2 * SMALL);
+    ht_engine_stop(s);
     expect_all();
 }
 END_TEST
@@ -856,6 +878,7 @@ int main(void)
     tcase_add_test(raw, frames_share_a_flush_and_a_transaction);
     tcase_add_loop_test(raw, what_happens_while_frames_wait_wins, 0, 5);
     tcase_add_loop_test(raw, frames_that_wait_are_given_back, 0, 2);
+    tcase_add_loop_test(raw, a_step_keeps_to_its_budget, 0, 2);
     tcase_add_test(raw, frames_that_are_not_flushed_are_not_published);
     tcase_add_checked_fixture(compressed, setup_compressed, teardown);
     tcase_set_timeout(compressed, 120);

@@ -673,6 +673,34 @@ START_TEST(the_first_pass_begins_when_reserves_are_complete)
 }
 END_TEST
 
+/* A step ends after its bytes (0), or at its time (1): then a device that takes 6 ms serves one pair. */
+START_TEST(a_step_keeps_to_its_budget)
+{
+    enum { N = 16, LIMIT = 4 * SMALL };
+    bool slow = _i;
+    uint64_t most = 0;
+
+    fresh(32, false);
+    uint8_t *p = noise(N * SMALL, 1);
+    struct ht_obj *a = stored(SMALL, 0, p, N * SMALL), *b = stored(SMALL, 0, p, N * SMALL);
+    ht_store_reserves_complete(s);
+    dev_set_delay(dev, slow ? 6 : 0);
+    for (unsigned i = 0; i < 100 && figures().shared_bytes < N * SMALL; i++) {
+        struct ht_budget budget = {.most_bytes = slow ? UINT64_MAX : LIMIT,
+                                   .until_ns = slow ? ht_now_ns() + 10000000 : UINT64_MAX};
+        ck_assert_int_eq(ht_dedup_engine.step(s, &budget), HT_STEP_WORKED);
+        most = ht_max_u64(most, budget.bytes);
+    }
+    dev_set_delay(dev, 0);
+    ck_assert_uint_eq(figures().shared_bytes, N * SMALL);
+    ck_assert_uint_le(most, slow ? 2 * SMALL : LIMIT);
+    ht_obj_put(a);
+    ht_obj_put(b);
+    free(p);
+    done();
+}
+END_TEST
+
 /* Writes and syncs other content until the engine has made so many passes more. */
 static void wait_for_passes(uint64_t passes)
 {
@@ -840,6 +868,7 @@ int main(void)
     tcase_add_loop_test(tc, what_cannot_be_read_is_skipped, 0, 2);
     tcase_add_test(tc, a_full_store_gets_space);
     tcase_add_test(tc, the_engine_finds_them_by_itself);
+    tcase_add_loop_test(tc, a_step_keeps_to_its_budget, 0, 2);
     tcase_add_loop_test(tc, the_first_pass_begins_when_reserves_are_complete, 0, 2);
     tcase_add_loop_test(tc, a_comparison_in_vain_is_not_repeated, 0, 2);
     tcase_add_test(tc, a_pass_shares_thousands_of_pairs);
