@@ -78,7 +78,7 @@ void ht_gate_wait_end(struct ht_dev *dev);
 /* Of a device. */
 struct ht_gate_stats {
     uint64_t in_flight_bytes[HT_IO_CLASSES];
-    uint64_t moved_bytes[HT_IO_CLASSES]; /* of reads and writes that succeeded */
+    uint64_t moved_bytes[HT_IO_CLASSES];                   /* of reads and writes that succeeded */
     uint64_t waits[HT_IO_CLASSES], wait_ns[HT_IO_CLASSES]; /* at the gate, which have ended */
 };
 void ht_gate_stats(struct ht_dev *dev, struct ht_gate_stats *out);
