@@ -7,6 +7,7 @@ in a folder of their own with MUTANTS=1; the same tests pass on the program itse
 N not".
 """
 import argparse
+import concurrent.futures
 import os
 import re
 import subprocess
@@ -90,6 +91,14 @@ def run(mutant, test, scenario, build, seed):
     return done.returncode == 0, skipped, text
 
 
+def runs(row, build, seeds):
+    """(results of run() with each seed, seconds for one)"""
+    mutant, _, test, scenario = row
+    begin = time.monotonic()
+    results = [run(mutant, test, scenario, build, seed + 1) for seed in range(seeds)]
+    return results, (time.monotonic() - begin) / seeds
+
+
 def states_until(text):
     """How many states were looked at before the first bad one."""
     found = FOUND.search(text)
@@ -108,24 +117,23 @@ def main():
         if not passed:
             sys.exit(f'{text}\nthe tests fail without any mutant: what they say of mutants means nothing')
     print(f'figures: {"mutant":<16} {"what it lacks":<52} {"caught by":<14} {"state":>6} {"s":>6}')
-    for mutant, lacks, test, scenario in MUTANTS:
-        if args.mutant and mutant != args.mutant:
-            continue
-        begin = time.monotonic()
-        results = [run(mutant, test, scenario, os.path.abspath(args.build), seed + 1) for seed in range(args.seeds)]
-        seconds = (time.monotonic() - begin) / args.seeds
-        by = scenario or test.split('/')[-1].split('.')[0]
-        if any(skipped for _, skipped, _ in results):
-            print(f'figures: {mutant:<16} {lacks:<52} {"skipped":<14} {"":>6} {seconds:6.1f}')
-            continue
-        unseen = sum(passed for passed, _, _ in results)
-        missed += unseen > 0
-        caught += unseen == 0
-        states = ' '.join(sorted({states_until(text) for _, _, text in results}))
-        print(f'figures: {mutant:<16} {lacks:<52} {by if not unseen else "NOT CAUGHT":<14} {states:>6} {seconds:6.1f}',
-              flush=True)
-        if unseen:
-            print(f'{mutant}: unnoticed in {unseen} of {args.seeds} runs')
+    chosen = [row for row in MUTANTS if args.mutant in ('', row[0])]
+    with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
+        running = [(row, pool.submit(runs, row, os.path.abspath(args.build), args.seeds)) for row in chosen]
+        for (mutant, lacks, test, scenario), done in running:
+            results, seconds = done.result()
+            by = scenario or test.split('/')[-1].split('.')[0]
+            if any(skipped for _, skipped, _ in results):
+                print(f'figures: {mutant:<16} {lacks:<52} {"skipped":<14} {"":>6} {seconds:6.1f}')
+                continue
+            unseen = sum(passed for passed, _, _ in results)
+            missed += unseen > 0
+            caught += unseen == 0
+            states = ' '.join(sorted({states_until(text) for _, _, text in results}))
+            print(f'figures: {mutant:<16} {lacks:<52} {by if not unseen else "NOT CAUGHT":<14} {states:>6} {seconds:6.1f}',
+                  flush=True)
+            if unseen:
+                print(f'{mutant}: unnoticed in {unseen} of {args.seeds} runs')
     print(f'{caught} mutants caught, {missed} not', flush=True)
     return 1 if missed or not caught else 0
 
