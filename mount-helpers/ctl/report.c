@@ -18,7 +18,7 @@
 #include "tiering/sys/holder.h"
 #include "tiering/sys/mounts.h"
 
-enum { PLAN_LINES_MAX = 1 << 20 };
+enum { PLAN_LINES_MAX = 1 << 20, EVENT_LINES_MAX = 1 << 16 }; /* a daemon has fewer */
 
 /* ------------------------------------------------------------------ gathering */
 
@@ -114,7 +114,7 @@ static int gather(struct ht_report *r)
     if (rc == 0)
         rc = read_hidden(r->point, "plan", PLAN_LINES_MAX, take_plan, &p, &r->plan_known);
     if (rc == 0)
-        rc = read_hidden(r->point, "events", UINT64_MAX, take_event, r, &r->events_known);
+        rc = read_hidden(r->point, "events", EVENT_LINES_MAX, take_event, r, &r->events_known);
     if (rc == 0) {
         read_models(r);
         read_configuration(r);
