@@ -392,7 +392,7 @@ static int run(struct ht_ctl *c, uint64_t dir, uint64_t root, struct ht_seat *se
         struct ht_optim_steer by = steer_of(seat, root, cmd);
         struct ht_caller caller = ht_person_caller(&seat->person);
         rc = ht_kept_command(c, root, cmd, &by, &caller, err);
-    } else if (cmd->path_len) {
+    } else if (cmd->path_len && !ht_kept_is_command(cmd)) {
         rc = run_with_path(c, dir, root, seat, cmd, err);
     } else if (root) {
         rc = run_on_root(c, root, seat, cmd, err);

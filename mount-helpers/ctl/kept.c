@@ -5,6 +5,7 @@
 #include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <sys/stat.h>
 #include <sys/xattr.h>
 #include <time.h>
 #include <unistd.h>
@@ -13,6 +14,7 @@
 #include "mount-helpers/ctl/ctl.h"
 #include "tiering/base/files.h"
 #include "tiering/base/json.h"
+#include "tiering/sys/mounts.h"
 #include <hitrain/words.h>
 
 /* A word of a line for the daemon: a blank or the end of the line would begin another one. */
@@ -147,10 +149,31 @@ int ht_cmd_forget(const char *path, const struct ht_cmd_options *o)
 
 /* -------------------------------------------------------------------- clone */
 
-/* The place of a new name below its mount: "" for the mount's root. point: the place of the mount. */
-static int place_of(const char *path, char point[PATH_MAX], char *out, size_t cap)
+/* The path of a real path from the root of its file system, without a slash before it: "" for the root. */
+static int place_in_store(const char *real, char *out, size_t cap)
 {
-    char folder[PATH_MAX], real[PATH_MAX];
+    struct ht_mount_entry *m = malloc(sizeof(*m));
+    int rc = m ? ht_mount_of_path(real, m) : -ENOMEM;
+
+    if (!rc) {
+        size_t len = strcmp(m->point, "/") == 0 ? 0 : strlen(m->point);
+        const char *root = m->root + (m->root[0] == '/');
+        bool is_below = strncmp(real, m->point, len) == 0 && (real[len] == '\0' || real[len] == '/');
+        const char *rest = is_below ? real + len + (real[len] == '/') : "";
+        if (!is_below)
+            rc = -EXDEV;
+        else if ((size_t)snprintf(out, cap, "%s%s%s", root, root[0] && rest[0] ? "/" : "", rest) >= cap)
+            rc = -ENAMETOOLONG;
+    }
+    free(m);
+    return rc;
+}
+
+/* The store knows nothing of mounts: it takes the place of the new name from the root of the file system. */
+static int place_of(const char *root, const char *path, char *out, size_t cap)
+{
+    char folder[PATH_MAX], real[PATH_MAX], place[PATH_MAX];
+    struct stat own, other;
     size_t len = strlen(path), begin;
 
     while (len > 1 && path[len - 1] == '/')
@@ -162,61 +185,61 @@ static int place_of(const char *path, char point[PATH_MAX], char *out, size_t ca
         return -EINVAL;
     }
     snprintf(folder, sizeof(folder), "%.*s", begin ? (int)begin : 1, begin ? path : ".");
-    if (!realpath(folder, real)) {
+    if (!realpath(folder, real) || stat(real, &other) != 0 || stat(root, &own) != 0) {
         ht_error("%s: %s", folder, strerror(errno));
         return -errno;
     }
-    if (ht_cmd_check_mount(real) < 0 || ht_cmd_mount_point(real, point) < 0)
+    if (ht_cmd_check_mount(real) < 0)
         return -EINVAL;
-    const char *below = real + (strcmp(point, "/") == 0 ? 0 : strlen(point));
-    below += *below == '/';
-    int n = snprintf(out, cap, "%s%s%.*s", below, below[0] != '\0' ? "/" : "", (int)(len - begin), path + begin);
-    return n < 0 || (size_t)n >= cap ? -ENAMETOOLONG : 0;
+    if (own.st_dev != other.st_dev) {
+        ht_error("%s is in another store than %s: a step goes there with send and receive", folder, root);
+        return -EXDEV;
+    }
+    int rc = place_in_store(real, place, sizeof(place));
+    if (!rc &&
+        (size_t)snprintf(out, cap, "%s%s%.*s", place, place[0] ? "/" : "", (int)(len - begin), path + begin) >= cap)
+        rc = -ENAMETOOLONG;
+    if (rc) {
+        (void)ht_cmd_explain(path, rc);
+        return rc;
+    }
+    if (strchr(" \t", out[0]) || strchr(" \t", out[strlen(out) - 1])) {
+        ht_error("%s: a name that begins or ends with a blank cannot be given to the store", path);
+        return -EINVAL;
+    }
+    return 0;
 }
 
-static bool same_mount(const char *root, const char *point)
-{
-    char own[PATH_MAX];
-
-    if (ht_cmd_mount_point(root, own) < 0)
-        return false;
-    if (strcmp(own, point) == 0)
-        return true;
-    ht_error("%s is on another mount: %s and %s; a step goes there with send and receive", root, own, point);
-    return false;
-}
-
+/* The step of a new model: its directory may be one that this user cannot open. */
 static int report_clone(const char *root, const struct ht_cmd_options *o, const char *dir)
 {
-    int fd = open(dir, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    uint64_t step;
+    char step[32];
+    ssize_t n = getxattr(dir, HT_XATTR_PREFIX "step", step, sizeof(step) - 1);
     struct ht_json j;
-    int rc = fd < 0 ? -errno : ht_kept_step(fd, &step);
 
-    if (fd >= 0)
-        close(fd);
-    if (rc < 0)
-        return ht_cmd_explain(dir, rc), HT_CMD_FAILED;
+    step[n < 0 ? 0 : n] = '\0';
     if (o->json) {
         ht_json_init(&j, stdout);
         ht_json_object(&j, NULL);
         ht_json_str(&j, "path", dir);
         ht_json_str(&j, "of", root);
-        ht_json_u64(&j, "step", step);
+        if (n > 0)
+            ht_json_u64(&j, "step", strtoull(step, NULL, 10));
         ht_json_end(&j);
+    } else if (n > 0) {
+        printf("%s: a model of its own, at step %.*s of %s\n", dir, (int)strcspn(step, "\n"), step, root);
     } else {
-        printf("%s: a model of its own, at step %llu of %s\n", dir, (unsigned long long)step, root);
+        printf("%s: a model of its own, of %s\n", dir, root);
     }
     return fflush(stdout) == 0 ? HT_CMD_OK : HT_CMD_FAILED;
 }
 
 int ht_cmd_clone(const char *path, const struct ht_cmd_options *o)
 {
-    char point[PATH_MAX], place[PATH_MAX], line[2 * PATH_MAX];
+    char place[PATH_MAX], line[2 * PATH_MAX];
     const char *step = o->words[0], *dir = o->words[1];
 
-    if (!is_name(path, step) || ht_cmd_check_mount(path) < 0 || place_of(dir, point, place, sizeof(place)) < 0 ||
-        !same_mount(path, point))
+    if (!is_name(path, step) || ht_cmd_check_mount(path) < 0 || place_of(path, dir, place, sizeof(place)) < 0)
         return HT_CMD_FAILED;
     snprintf(line, sizeof(line), "clone %s %s", step, place);
     return ht_cmd_command(path, path, line) < 0 ? HT_CMD_FAILED : report_clone(path, o, dir);

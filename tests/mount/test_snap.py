@@ -179,6 +179,26 @@ def test_a_clone_trains_on_its_own(root, kept, store):
     assert content(root.parent / 'second') == content(root) == two
 
 
+def test_a_clone_below_a_bind_mount_is_where_its_name_says(root, kept, tmp_path):
+    """The name that a user gives, and the place in the store, differ there."""
+    (root.parent / 'team').mkdir()
+    other = tmp_path / 'a longer name than that of the mount'
+    other.mkdir()
+    subprocess.run(['mount', '--bind', root.parent / 'team', other], check=True, timeout=SECONDS_MAX)
+    try:
+        run('hitrainctl', 'clone', root, '1', other / 'one')
+        run('hitrainctl', 'clone', root, '1', root.parent / 'two')
+        assert os.listdir(root.parent / 'team') == ['one'] and content(root.parent / 'team' / 'one') == content(kept)
+        assert content(root.parent / 'two') == content(kept)
+    finally:
+        subprocess.run(['umount', other], check=True, timeout=SECONDS_MAX)
+
+
+def test_a_clone_of_what_is_no_model_is_refused(root):
+    said, = command(root.parent, 'clone a new')
+    assert 'EINVAL' in said and 'no model root' in said
+
+
 def test_commands_refuse_what_is_wrong(root):
     run('hitrainctl', 'snapshot', root, 'a')
     for args, why in ((['snapshot', root, 'a'], 'EEXIST'), (['snapshot', root, '12'], 'no name'),
@@ -194,6 +214,7 @@ def test_commands_refuse_what_is_wrong(root):
                       (['clone', root, 'a', root.parent / '.hitrain'], 'not a path'),
                       (['clone', root, '../a', root.parent / 'c'], 'no name'),
                       (['clone', root, 'a', str(root.parent) + '/c\nforget a'], 'cannot be the name'),
+                      (['clone', root, 'a', str(root.parent) + '/c '], 'with a blank'), (['clone', root, 'a', str(root.parent) + '/ c'], 'with a blank'),
                       (['steps', root.parent], 'no model root'), (['snapshot', root.parent], '')):
         done = run('hitrainctl', *args, check=False)
         assert done.returncode == 1 and why in done.stderr and not done.stdout, (args, done)

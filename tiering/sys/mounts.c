@@ -3,6 +3,7 @@
 #include "tiering/sys/mounts.h"
 #include "tiering/sys/nvme_namespace.h"
 
+#include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <sys/stat.h>
@@ -50,8 +51,10 @@ static bool parse_line(char *line, struct ht_mount_entry *out)
     type = strtok_r(NULL, " \n", &save);
     source = strtok_r(NULL, " \n", &save);
     super = strtok_r(NULL, " \n", &save);
-    if (!word || !type || !source || sscanf(words[2], "%u:%u", &out->major, &out->minor) != 2)
+    if (!word || !type || !source || sscanf(words[0], "%u", &out->id) != 1 ||
+        sscanf(words[2], "%u:%u", &out->major, &out->minor) != 2)
         return false;
+    take_word(words[3], out->root, sizeof(out->root));
     take_word(words[4], out->point, sizeof(out->point));
     take_word(type, out->type, sizeof(out->type));
     take_word(source, out->source, sizeof(out->source));
@@ -150,6 +153,11 @@ int ht_mount_of_source(const char *path, struct ht_mount_entry *out)
 
 /* -------------------------------------------------------------- other questions */
 
+static int match_id(const void *what, const struct ht_mount_entry *m)
+{
+    return m->id == *(const uint64_t *)what;
+}
+
 static int match_device(const void *what, const struct ht_mount_entry *m)
 {
     return makedev(m->major, m->minor) == *(const dev_t *)what;
@@ -157,11 +165,14 @@ static int match_device(const void *what, const struct ht_mount_entry *m)
 
 int ht_mount_of_path(const char *path, struct ht_mount_entry *out)
 {
-    struct stat st;
+    struct statx st;
 
-    if (stat(path, &st) != 0)
+    if (statx(AT_FDCWD, path, 0, STATX_BASIC_STATS | STATX_MNT_ID, &st) != 0)
         return -errno;
-    return find(match_device, &st.st_dev, out);
+    uint64_t id = st.stx_mnt_id;
+    dev_t device = makedev(st.stx_dev_major, st.stx_dev_minor);
+    int rc = st.stx_mask & STATX_MNT_ID ? find(match_id, &id, out) : -ENOENT;
+    return rc == -ENOENT ? find(match_device, &device, out) : rc;
 }
 
 static int match_point(const void *what, const struct ht_mount_entry *m)

@@ -9,7 +9,8 @@
 enum { HT_MOUNT_OPTIONS_MAX = 512 };
 
 struct ht_mount_entry {
-    unsigned major, minor;
+    unsigned id, major, minor;
+    char root[PATH_MAX]; /* the directory of the file system that is seen at point: not "/" for some bind mounts */
     char point[PATH_MAX];
     char type[64];
     char source[PATH_MAX];
@@ -22,7 +23,7 @@ struct ht_mount_entry {
  * mount may claim any source: it counts only for files of that user. -ENOENT: it is not mounted in this namespace.
  */
 int ht_mount_of_source(const char *path, struct ht_mount_entry *out) HT_MUST_CHECK;
-/* The mount that path lies on. */
+/* The mount that path lies on; where the kernel gives no numbers of mounts, the topmost one of its file system. */
 int ht_mount_of_path(const char *path, struct ht_mount_entry *out) HT_MUST_CHECK;
 /* The topmost mount at exactly this absolute path, without touching the file system there: it may be dead. */
 int ht_mount_at(const char *path, struct ht_mount_entry *out) HT_MUST_CHECK;

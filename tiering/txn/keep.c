@@ -21,6 +21,7 @@
  * Lock order: transaction > names > optimizer > store. This file holds only the transaction when it calls a
  * participant.
  */
+#include <assert.h>
 #include <stdlib.h>
 
 #include "tiering/base/buf.h"
@@ -261,6 +262,7 @@ static int make_objects(struct ht_keep *w) HT_REQUIRES(HT_LOCK_STORE)
     uint64_t objects = 0, made = 0, made_chunks = 0;
     struct need n = {0};
 
+    assert(k->to); /* names have made its directory */
     for (size_t i = 0; i < k->count; i++) {
         struct ht_obj *o = object_of(s, k->ids[i].from);
         if (!o)
