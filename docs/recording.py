@@ -37,13 +37,17 @@ def record():
     """[(command, lines that it printed)]"""
     with tempfile.TemporaryDirectory(prefix='hitrain-recording-') as folder:
         script = '\n'.join([SETUP, *(f'echo "@@"\n{c}' for c in COMMANDS)])
-        with open(f'{folder}/.output', 'w') as output:  # a daemon keeps no pipe of this program
-            done = subprocess.run(['bash', '-eu', '-c', script], cwd=folder, stdin=subprocess.DEVNULL, stdout=output,
-                                  stderr=subprocess.STDOUT, timeout=300,
-                                  env={**os.environ, 'PATH': f'{BIN}:{os.environ["PATH"]}', 'LC_ALL': 'C'})
+        done = None
+        try:
+            with open(f'{folder}/.output', 'w') as output:  # a daemon keeps no pipe of this program
+                done = subprocess.run(['bash', '-eu', '-c', script], cwd=folder, stdin=subprocess.DEVNULL, stdout=output,
+                                      stderr=subprocess.STDOUT, timeout=100,
+                                      env={**os.environ, 'PATH': f'{BIN}:{os.environ["PATH"]}', 'LC_ALL': 'C'})
+        finally:
+            if done is None or done.returncode:
+                subprocess.run(['umount', '-l', f'{folder}/mnt'], stderr=subprocess.DEVNULL)
         text = pathlib.Path(folder, '.output').read_text()
         if done.returncode:
-            subprocess.run(['umount', '-l', f'{folder}/mnt'], stderr=subprocess.DEVNULL)
             sys.exit(f'exit status {done.returncode}\n{text}')
     text = re.sub(r'[^\n]*[Kk]illed[^\n]*\n', '', text.replace(f'{folder}/', ''))
     return [(c, part.rstrip().splitlines()) for c, part in zip(COMMANDS, text.split('@@\n')[1:])]

@@ -45,6 +45,7 @@ struct ht_report_trace {
     struct ht_report_step *step;
     uint32_t files, accesses, steps;
     uint64_t first_ns, last_ns;
+    bool has_gradient; /* since the last end of a step */
 };
 
 /* report_trace.c. */

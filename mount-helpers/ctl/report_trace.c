@@ -75,21 +75,24 @@ int ht_report_trace_add(struct ht_report_trace *t, const struct ht_cmd_line *l)
     if (word[0] == '\0')
         return -EPROTO;
     bool ends_step = strcmp(word, "step") == 0 || strcmp(word, "commit") == 0;
+    bool only_publishes = strcmp(word, "commit") == 0 && !t->has_gradient;
     if (t->accesses + t->steps == HT_REPORT_ACCESSES_MAX)
         return 1;
     if (t->last_ns == 0)
         t->first_ns = time_ns;
     t->last_ns = ht_max_u64(t->last_ns, time_ns);
-    if (op < 0 && !ends_step)
+    if (op < 0 && (!ends_step || only_publishes))
         return 0;
     struct ht_report_file *f = file_of(t, ht_cmd_number(l, "id"), ht_cmd_value(l, "path"));
     if (!f)
         return -ENOMEM;
     uint32_t file = (uint32_t)(f - t->file);
     if (op < 0) {
+        t->has_gradient = false;
         t->step[t->steps++] = (struct ht_report_step){.time_ns = time_ns, .file = file};
         return 0;
     }
+    t->has_gradient |= op == HT_REPORT_GRADIENT;
     uint64_t waited_ns = ht_cmd_number(l, "waited_ns");
     t->access[t->accesses++] = (struct ht_report_access){
         .time_ns = time_ns, .bytes = bytes, .waited_ns = waited_ns, .file = file, .op = (enum ht_report_op)op};

@@ -41,3 +41,5 @@ def test_the_rule(tmp_path):
     keys = imported(tmp_path / 'image')
     assert set(re.findall(r'\$env\{(\w+)\}', rule)) == {'ID_FS_UUID_ENC', 'ID_FS_LABEL_ENC'} <= keys.keys()
     assert set(re.findall(r'GOTO="(\w+)"', rule)) == set(re.findall(r'LABEL="(\w+)"', rule)) == {'hitrain_end'}
+    # rules of udev give a partition the keys of its disk
+    assert 'ENV{DEVTYPE}!="partition", ENV{ID_PART_TABLE_TYPE}=="?*", GOTO="hitrain_end"' in rule

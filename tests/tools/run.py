@@ -42,6 +42,8 @@ LONGEST = ['test_repair', 'test_points', 'test_every_nth', 'test_flush', 'test_s
            'test_life_holds', 'test_worked_examples', 'test_step_streams', 'test_stress', 'test_sqlite', 'test_helpers', 'test_tools',
            'test_torch_habits', 'test_torch_ranks', 'test_torch_numerics', 'test_torch_client', 'test_torch_offload']
 PROGRAMS = ['all', 'clients']
+# Each command is a session, and the kernel schedules sessions as groups: a nice value alone counts within its group only.
+CALM = 'echo 10 2>/dev/null >/proc/self/autogroup; exec nice -n 10 "$@"'
 FUZZ_SAN = 'asan,ubsan,fuzzer'
 FUZZ_RSS_MIB = 1024
 CHECK_LINE = re.compile(r'^\d+%: Checks: (\d+), Failures: (\d+), Errors: (\d+)', re.M)
@@ -81,6 +83,8 @@ class Runner:
         self.ahead = {}  # builds of later sections, by what they build
         self.builder = concurrent.futures.ThreadPoolExecutor(1)
         self.calm = threading.Lock()  # held while nothing may be built
+        self.groups = set()  # process groups that run
+        self.ended = False  # by a signal
         self.passed = self.failed = self.skipped = 0
         self.failures = []
         self.ran = 0
@@ -110,8 +114,11 @@ class Runner:
     def command(self, argv, env, seconds_max=PROGRAM_SECONDS_MAX):
         """Runs argv; all of its process group ends with it. Returns (status, output, seconds)."""
         begin = time.monotonic()
+        if self.ended:
+            return 130, '', 0.0
         proc = subprocess.Popen(argv, env=env, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
                                 stderr=subprocess.STDOUT, start_new_session=True)
+        self.groups.add(proc.pid)
         try:
             output, _ = proc.communicate(timeout=seconds_max)
             late = ''
@@ -122,13 +129,25 @@ class Runner:
             except subprocess.TimeoutExpired as e:  # something that left the group holds the pipe
                 output = e.output or b''
             late = f'\nstopped: still running after {seconds_max} s\n'
+        finally:
+            self.groups.discard(proc.pid)
         text = output.decode('utf-8', 'replace') + late
         return proc.returncode if not late else 124, text, time.monotonic() - begin
 
-    def build(self, targets, cc, san, more, nice=()):
+    def end(self, signum, _):
+        """What still runs when this program ends would work in folders of the next run."""
+        self.ended = True
+        for group in list(self.groups):
+            try:
+                os.killpg(group, signal.SIGTERM)
+            except OSError:
+                pass
+        sys.exit(128 + signum)
+
+    def build(self, targets, cc, san, more, prefix=()):
         """(status, output, seconds) of a make."""
         a = self.args
-        argv = [*nice, a.make, '-k', '--no-print-directory', f'O={a.out}', f'CC={cc}', f'SAN={san}', *more, *a.set, *targets]
+        argv = [*prefix, a.make, '-k', '--no-print-directory', f'O={a.out}', f'CC={cc}', f'SAN={san}', *more, *a.set, *targets]
         return self.command(argv + (['V=1'] if a.verbose else []), self.env, 3600)
 
     def make_ahead(self, targets, cc, san, more=()):
@@ -136,7 +155,7 @@ class Runner:
         rest."""
         def calmly():
             with self.calm:
-                return self.build(targets, cc, san, more, ['nice', '-n', '19'])
+                return self.build(targets, cc, san, more, ['sh', '-c', CALM, 'sh'])
         if targets:
             self.ahead[cc, san, tuple(more), tuple(targets)] = self.builder.submit(calmly)
 
@@ -565,6 +584,8 @@ def main():
     os.chdir(pathlib.Path(__file__).resolve().parents[2])
     runner = Runner(args)
     begin = time.monotonic()
+    for number in signal.SIGINT, signal.SIGTERM:
+        signal.signal(number, runner.end)
     whats = {'check-long': lambda: runner.check(long=True), 'lint': runner.lint_alone}
     try:
         whats.get(args.what, getattr(runner, args.what.replace('-', '_'), None))()

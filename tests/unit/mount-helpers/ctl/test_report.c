@@ -176,6 +176,25 @@ START_TEST(accesses_are_summed_by_file)
 }
 END_TEST
 
+/* It publishes what asynchronous steps have done: their own ends are there already. */
+START_TEST(a_commit_without_a_gradient_ends_no_step)
+{
+    static const struct {
+        const char *op;
+        unsigned steps;
+    } lines[] = {{"gradient", 0}, {"step", 1},   {"commit", 1}, {"gradient", 1},
+                 {"commit", 2},   {"commit", 2}, {"step", 3}};
+
+    for (unsigned i = 0; i < HT_ARRAY_SIZE(lines); i++) {
+        char line[128];
+        snprintf(line, sizeof(line), "{\"time_ns\": %u, \"op\": \"%s\", \"id\": 2, \"path\": \"m\"}", i + 1,
+                 lines[i].op);
+        ck_assert_int_eq(access_line(line), 0);
+        ck_assert_uint_eq(r.trace.steps, lines[i].steps);
+    }
+}
+END_TEST
+
 START_TEST(a_page_of_nothing_is_a_page)
 {
     const char *text = page();
@@ -260,6 +279,7 @@ int main(void)
     tcase_add_loop_test(t, losses_of_csv_and_json, 0, (int)HT_ARRAY_SIZE(losses));
     tcase_add_test(t, many_points_become_means);
     tcase_add_test(t, accesses_are_summed_by_file);
+    tcase_add_test(t, a_commit_without_a_gradient_ends_no_step);
     tcase_add_test(t, a_page_of_nothing_is_a_page);
     tcase_add_test(t, no_name_is_markup);
     tcase_add_test(t, a_page_is_small);
