@@ -35,6 +35,7 @@ while time.monotonic() < end:
     if n %% 10 == 9:
         db.execute('UPDATE entry SET content = randomblob(3000) WHERE who = ? AND n %% 7 = 3', (who,))
     db.execute('COMMIT')
+    os.statvfs(path)  # SQLite takes a folder that it cannot open, as that of a killed store, for synced
     os.write(1, f'{who} {n}\\n'.encode())
     n += 1
 db.close()
