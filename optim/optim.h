@@ -351,8 +351,9 @@ int ht_optim_snapshot_by(struct ht_optim *o, uint64_t root, const char *name, st
 /*
  * The model goes back to one of its kept steps, durable when this returns: names, attributes, content, state, counts.
  * Later kept steps stay. names: makes names and attributes those of the step (ht_ns_rollback). -EBUSY: a step is open,
- * or a gradient file of a parameter that had another shape then. -ESTALE: the kept step has ended. -ENOSPC. After an
- * error the model is as before, all of it durable. WAITS.
+ * a gradient has bytes that are not closed, or is open in another shape than then. -ESTALE: the kept step, or one of
+ * its files, went meanwhile. -ENOSPC. After an error the model is as when the call began, and durable: changes that
+ * others made below the root during the call are lost. WAITS.
  */
 struct ht_copy_id;
 struct ht_rollback {

@@ -55,18 +55,27 @@ static int forget(struct ht_ctl *c, uint64_t root, const struct ht_command *cmd,
 
 /* ---------------------------------------------------------------- rollback */
 
+struct rollback {
+    struct ht_ctl *ctl;
+    uint32_t uid;
+};
+
 static int names_of_step(void *ctx, uint64_t root, uint64_t kept, struct ht_copy_id **out, size_t *out_count)
 {
-    struct ht_ctl *c = ctx;
+    const struct rollback *r = ctx;
 
-    return ht_ns_rollback(c->ns, root, kept, out, out_count);
+    return ht_ns_rollback(r->ctl->ns, root, kept, r->uid, out, out_count);
 }
 
 static const char *why_no_rollback(int error)
 {
     switch (error) {
     case -EBUSY:
-        return "a step is open, or a gradient of another shape: commit or abort, and close it, first";
+        return "a step is open, or a gradient: commit or abort, and close it, first";
+    case -EPERM:
+        return "only root takes files of several users back";
+    case -ESTALE:
+        return "the kept step, or a file that it has, went during the command";
     case -ENOSPC:
         return "no space for what the step has and the model has not, or for its records";
     default:
@@ -74,23 +83,38 @@ static const char *why_no_rollback(int error)
     }
 }
 
-static int rollback(struct ht_ctl *c, uint64_t root, const struct ht_command *cmd, struct ht_optim_steer *by,
-                    char err[HT_CTL_ERROR_MAX])
+/* The step, for the owner of the model. */
+static int find_own(struct ht_ctl *c, uint64_t root, const struct ht_command *cmd, const struct ht_caller *caller,
+                    struct ht_ns_kept *about, char err[HT_CTL_ERROR_MAX])
 {
+    int rc = ht_ns_kept_find(c->ns, root, cmd->name, about);
+
+    if (rc == 0)
+        rc = ht_ctl_owner(c, root, caller);
+    if (rc == -ENOENT)
+        snprintf(err, HT_CTL_ERROR_MAX, "there is no kept step '%s'", cmd->name);
+    else if (rc == -EPERM)
+        snprintf(err, HT_CTL_ERROR_MAX, "only the owner of the model's directory may, or root");
+    return rc;
+}
+
+static int rollback(struct ht_ctl *c, uint64_t root, const struct ht_command *cmd, struct ht_optim_steer *by,
+                    const struct ht_caller *caller, char err[HT_CTL_ERROR_MAX])
+{
+    struct rollback r = {c, caller->cred.uid};
     struct ht_optim_config config;
     struct ht_ns_kept about;
-    int rc = ht_ns_kept_find(c->ns, root, cmd->name, &about);
+    int rc = find_own(c, root, cmd, caller, &about, err);
 
-    if (rc) {
-        snprintf(err, HT_CTL_ERROR_MAX, "there is no kept step '%s'", cmd->name);
-        return rc;
-    }
-    rc = ht_optimizer_read(c, about.ino, &config, err);
+    if (rc == 0)
+        rc = ht_optimizer_read(c, about.ino, &config, err);
     if (rc)
         return rc;
     const struct ht_rollback to = {
-        .kept = about.ino, .step = about.step, .config = &config, .names = names_of_step, .ctx = c};
+        .kept = about.ino, .step = about.step, .config = &config, .names = names_of_step, .ctx = &r};
+    ht_mutex_lock(ht_ctl_root_lock(c)); /* no other thread sets the configuration */
     rc = ht_optim_rollback_by(c->optim, root, &to, by);
+    ht_mutex_unlock(ht_ctl_root_lock(c));
     ht_ctl_changed(c);
     ht_ctl_drop_stale(c);
     ht_endurance_apply(c); /* the mount's root may be the model root */
@@ -191,17 +215,10 @@ static int make_clone(struct ht_ctl *c, uint64_t root, const struct ht_command *
 {
     struct ht_ns_kept about;
     struct place place;
-    int rc = ht_ns_kept_find(c->ns, root, cmd->name, &about);
+    int rc = find_own(c, root, cmd, caller, &about, err);
 
-    if (rc == 0)
-        rc = ht_ctl_owner(c, root, caller);
-    if (rc) {
-        if (rc == -ENOENT)
-            snprintf(err, HT_CTL_ERROR_MAX, "there is no kept step '%s'", cmd->name);
-        else if (rc == -EPERM)
-            snprintf(err, HT_CTL_ERROR_MAX, "only the owner of the model's directory may, or root");
+    if (rc)
         return rc;
-    }
     rc = find_place(c, cmd, caller, &place);
     if (rc)
         snprintf(err, HT_CTL_ERROR_MAX, "'%.*s': %s", (int)ht_min_u64(cmd->path_len, 160), cmd->path,
@@ -230,7 +247,7 @@ int ht_kept_command(struct ht_ctl *c, uint64_t root, const struct ht_command *cm
         rc = snapshot(c, root, cmd, by, err);
         break;
     case HT_COMMAND_ROLLBACK:
-        rc = rollback(c, root, cmd, by, err);
+        rc = rollback(c, root, cmd, by, caller, err);
         break;
     case HT_COMMAND_CLONE:
         rc = make_clone(c, root, cmd, caller, err);

@@ -286,10 +286,11 @@ int ht_ns_kept_forget(struct ht_ns *ns, uint64_t root, const char *name) HT_MUST
  * Names and attributes of the model root become those of its kept step, all pending until the next publication or abort
  * of the root: until then an fsync below it is -EBUSY. *out: regular files of the kept step, and those that are to get
  * their content, in a malloc'd array by number in the kept step. After an error the caller aborts. -ENOMEM, -ENOSPC,
- * -ESTALE. The caller lets no step begin.
+ * -ESTALE; -EPERM: something in the step or below the root does not belong to uid (0: any user). The caller lets no
+ * step begin.
  */
 struct ht_copy_id;
-int ht_ns_rollback(struct ht_ns *ns, uint64_t root, uint64_t kept, struct ht_copy_id **out,
+int ht_ns_rollback(struct ht_ns *ns, uint64_t root, uint64_t kept, uint32_t uid, struct ht_copy_id **out,
                    size_t *out_count) HT_MUST_CHECK;
 
 /* ------------------------------------------------------------- durability */

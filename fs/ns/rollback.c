@@ -58,13 +58,32 @@ static struct match *match_of(const struct rollback *r, const struct ht_ns_inode
     return r->sorted[low];
 }
 
-/* May a become b? Chunk size and class of content stay for the life of a file. */
-static bool one_kind(const struct ht_ns_inode *a, const struct ht_ns_inode *b) HT_REQUIRES_SHARED(HT_LOCK_NAMES)
+/* Of its content; 0: there is none. */
+static uint32_t chunk_bytes(struct ht_ns *ns, const struct ht_ns_inode *i) HT_REQUIRES_SHARED(HT_LOCK_NAMES)
 {
-    if ((a->cur.mode & S_IFMT) != (b->cur.mode & S_IFMT) || a->cur.obj_class != b->cur.obj_class)
+    struct ht_obj *obj = ht_obj_get(ns->store, i->ino);
+    uint32_t bytes = obj ? ht_obj_chunk_bytes(obj) : 0;
+
+    ht_obj_put(obj);
+    return bytes;
+}
+
+static bool one_content(struct ht_ns *ns, const struct ht_ns_inode *a, const struct ht_ns_inode *b)
+    HT_REQUIRES_SHARED(HT_LOCK_NAMES)
+{
+    uint32_t x = chunk_bytes(ns, a), y = chunk_bytes(ns, b);
+
+    return a->cur.obj_class == b->cur.obj_class && a->cur.dtype == b->cur.dtype && (x == y || x == 0 || y == 0);
+}
+
+/* May a become b? Chunk size and class of content stay for the life of a file. */
+static bool one_kind(struct ht_ns *ns, const struct ht_ns_inode *a, const struct ht_ns_inode *b)
+    HT_REQUIRES_SHARED(HT_LOCK_NAMES)
+{
+    if ((a->cur.mode & S_IFMT) != (b->cur.mode & S_IFMT))
         return false;
     if (S_ISREG(a->cur.mode))
-        return a->cur.dtype == b->cur.dtype;
+        return one_content(ns, a, b);
     if (S_ISLNK(a->cur.mode))
         return strcmp(a->u.target, b->u.target) == 0;
     return S_ISCHR(a->cur.mode) || S_ISBLK(a->cur.mode) ? a->u.rdev == b->u.rdev : true;
@@ -79,7 +98,7 @@ static void match_children(struct rollback *r, const struct match *dir) HT_REQUI
         const struct ht_ns_entry *e = ht_ns_dir_entry(d, s);
         struct match *m = e ? match_of(r, e->inode) : NULL;
         const struct ht_ns_entry *living = m && !m->to ? ht_ns_entry_find(r->op.ns, dir->to, e->name, e->len) : NULL;
-        if (!living || (living->inode->flags & HT_NS_MARKED) != 0 || !one_kind(living->inode, e->inode))
+        if (!living || (living->inode->flags & HT_NS_MARKED) != 0 || !one_kind(r->op.ns, living->inode, e->inode))
             continue;
         m->to = living->inode;
         m->to->flags |= HT_NS_MARKED;
@@ -120,11 +139,23 @@ static int list_step(struct rollback *r, struct ht_ns_inode *kept) HT_REQUIRES(H
 
 /* -------------------------------------------------------------------- make */
 
+/* Content with chunks as in the kept step. */
+static int make_content(struct ht_ns *ns, const struct match *m) HT_REQUIRES(HT_LOCK_NAMES)
+{
+    uint32_t bytes = chunk_bytes(ns, m->from);
+    struct ht_obj *obj = NULL;
+    int rc = ht_ns_content(ns, m->to, &obj);
+
+    if (rc == 0 && bytes != 0 && bytes != ht_obj_chunk_bytes(obj))
+        rc = ht_obj_set_chunk_bytes(obj, bytes);
+    ht_obj_put(obj);
+    return rc;
+}
+
 static int make_one(struct rollback *r, struct match *m) HT_REQUIRES(HT_LOCK_NAMES)
 {
     struct ht_ns *ns = r->op.ns;
     uint64_t ino = ht_store_new_id(ns->store);
-    struct ht_obj *obj = NULL;
     int rc = ino != 0 ? ht_ns_reserve(ns, r->root, 1, 0) : -ENOSPC;
 
     if (rc == 0)
@@ -138,8 +169,7 @@ static int make_one(struct rollback *r, struct match *m) HT_REQUIRES(HT_LOCK_NAM
     if (S_ISLNK(m->to->cur.mode))
         rc = ht_ns_inode_set_target(ns, m->to, m->from->u.target, strlen(m->from->u.target));
     if (rc == 0 && S_ISREG(m->to->cur.mode))
-        rc = ht_ns_content(ns, m->to, &obj);
-    ht_obj_put(obj);
+        rc = make_content(ns, m);
     if (rc != 0) {
         ht_ns_inode_free(ns, m->to);
         m->to = NULL;
@@ -312,7 +342,21 @@ static int list_files(const struct rollback *r, struct ht_copy_id **out, size_t 
     return 0;
 }
 
-static int change_tree(struct rollback *r, uint64_t kept) HT_REQUIRES(HT_LOCK_NAMES)
+/* The caller takes back nothing of others, and nothing that others get. */
+static int check_owners(const struct rollback *r, uint32_t uid) HT_REQUIRES(HT_LOCK_NAMES)
+{
+    struct ht_ns_members living = {0};
+    int rc = uid != 0 ? ht_ns_collect_tree(&living, r->top) : 0;
+
+    for (size_t n = 0; rc == 0 && n < living.count; n++)
+        rc = living.inodes[n]->cur.uid == uid ? 0 : -EPERM;
+    ht_ns_members_free(&living);
+    for (size_t n = 0; rc == 0 && uid != 0 && n < r->count; n++)
+        rc = r->matches[n].from->cur.uid == uid ? 0 : -EPERM;
+    return rc;
+}
+
+static int change_tree(struct rollback *r, uint64_t kept, uint32_t uid) HT_REQUIRES(HT_LOCK_NAMES)
 {
     struct ht_ns_inode *from = ht_ns_inode_live(r->op.ns, kept);
     int rc;
@@ -322,6 +366,8 @@ static int change_tree(struct rollback *r, uint64_t kept) HT_REQUIRES(HT_LOCK_NA
     r->root = ht_ns_root(r->top);
     r->root->whole = true;
     rc = list_step(r, from);
+    if (rc == 0)
+        rc = check_owners(r, uid);
     if (rc == 0) {
         match_all(r);
         rc = make_all(r);
@@ -333,7 +379,24 @@ static int change_tree(struct rollback *r, uint64_t kept) HT_REQUIRES(HT_LOCK_NA
     return rc;
 }
 
-int ht_ns_rollback(struct ht_ns *ns, uint64_t root, uint64_t kept, struct ht_copy_id **out, size_t *out_count)
+/*
+ * Without the lock, but in the transaction. Other inodes of the root get pending times at any moment, so its list of
+ * these is not for us.
+ */
+static void report(const struct rollback *r) HT_NO_THREAD_SAFETY_ANALYSIS
+{
+    const struct ht_ns_hooks *hooks = &r->op.ns->hooks;
+    struct ht_list none;
+
+    ht_list_init(&none);
+    ht_ns_report_stale(hooks, r->root, r->root->entry_count, &none);
+    for (size_t n = 0; hooks->stale && n < r->count; n++)
+        if (r->matches[n].to)
+            hooks->stale(hooks->ctx, r->matches[n].to->ino, 0, NULL);
+}
+
+int ht_ns_rollback(struct ht_ns *ns, uint64_t root, uint64_t kept, uint32_t uid, struct ht_copy_id **out,
+                   size_t *out_count)
 {
     struct rollback r = {0};
     int rc = ht_ns_op_begin(ns, 0, &r.op);
@@ -341,12 +404,12 @@ int ht_ns_rollback(struct ht_ns *ns, uint64_t root, uint64_t kept, struct ht_cop
     if (rc != 0)
         return rc;
     r.top = ht_ns_inode_live(ns, root);
-    rc = change_tree(&r, kept);
+    rc = change_tree(&r, kept, uid);
     if (rc == 0)
         rc = list_files(&r, out, out_count);
     ht_ns_op_unlock(&r.op);
     if (r.root)
-        ht_ns_report_stale(&ns->hooks, r.root, r.root->entry_count, &r.root->shadows);
+        report(&r);
     ht_ns_op_lock(&r.op);
     free(r.matches);
     free(r.sorted);

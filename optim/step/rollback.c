@@ -212,6 +212,8 @@ static int make_state(struct ht_param *p, const struct ht_param_meta *meta)
 {
     int rc = p->cur.exists ? delete_state(p) : 0;
 
+    if (!rc && p->sum) /* it may have another shape */
+        rc = ht_opt_scratch_delete(p, &p->sum);
     if (rc)
         return rc;
     lock(p->o);
@@ -230,6 +232,15 @@ static int restore(struct ht_store *s, struct ht_obj *to, uint64_t from)
     return rc;
 }
 
+/* One of its state objects, with a reference: its file may be deleted at any time. NULL: it was. */
+static struct ht_obj *state_of(struct ht_param *p, unsigned i)
+{
+    lock(p->o);
+    struct ht_obj *obj = !p->gone && p->cur.exists && p->state[i] ? ht_obj_get(p->o->store, p->cur.oid[i]) : NULL;
+    unlock(p->o);
+    return obj;
+}
+
 static int restore_state(struct ht_param *p, const struct ht_param_meta *meta)
 {
     struct ht_optim *o = p->o;
@@ -240,9 +251,14 @@ static int restore_state(struct ht_param *p, const struct ht_param_meta *meta)
     unlock(o);
     if (!rc && !as_is)
         rc = make_state(p, meta);
-    for (unsigned i = 0; !rc && i < meta->layout.count; i++)
-        rc = restore(o->store, p->state[i], meta->oid[i]);
+    for (unsigned i = 0; !rc && i < meta->layout.count; i++) {
+        struct ht_obj *to = state_of(p, i);
+        rc = restore(o->store, to, meta->oid[i]);
+        ht_obj_put(to);
+    }
     lock(o);
+    if (!rc && (p->gone || !p->cur.exists))
+        rc = -ESTALE;
     if (!rc) {
         p->cur.t = meta->t;
         p->rewrites++;
@@ -253,6 +269,34 @@ static int restore_state(struct ht_param *p, const struct ht_param_meta *meta)
 
 /* ----------------------------------------------------------------- content */
 
+static bool kept_is_there(const struct rollback *r)
+{
+    struct ht_optim *o = r->root->o;
+
+    lock(o);
+    const struct ht_root *kept = ht_opt_root_find(o, r->to->kept);
+    bool there = kept && kept->exists;
+    unlock(o);
+    return there;
+}
+
+/* Scratch content is no part of a step. A file that was never opened has no content in the step. */
+static int restore_file(const struct rollback *r, struct ht_obj *to, uint64_t from)
+{
+    struct ht_store *s = r->root->o->store;
+    struct ht_obj *kept = ht_obj_get(s, from);
+    struct ht_obj_stat st;
+    int rc = 0;
+
+    ht_obj_stat(to, &st);
+    if (st.obj_class == HT_CLASS_DURABLE && kept)
+        rc = ht_obj_restore(to, kept);
+    else if (st.obj_class == HT_CLASS_DURABLE)
+        rc = kept_is_there(r) ? ht_obj_truncate(to, 0) : -ESTALE;
+    ht_obj_put(kept);
+    return rc;
+}
+
 static int restore_files(const struct rollback *r)
 {
     struct ht_store *s = r->root->o->store;
@@ -261,7 +305,7 @@ static int restore_files(const struct rollback *r)
     for (size_t i = 0; !rc && i < r->file_count; i++) {
         struct ht_obj *to = ht_obj_get(s, r->files[i].to);
         if (to)
-            rc = restore(s, to, r->files[i].from);
+            rc = restore_file(r, to, r->files[i].from);
         ht_obj_put(to);
     }
     return rc;
@@ -286,10 +330,13 @@ static int restore_params(const struct rollback *r)
 /* Shared space does not come back with the next rewrite. */
 static int reserve_param(struct ht_param *p) HT_REQUIRES(HT_LOCK_OPTIM)
 {
+    struct ht_param_shape shape;
     int rc = ht_opt_state_load(p);
 
+    if (!rc)
+        rc = ht_opt_state_shape(p, &shape);
     for (unsigned i = 0; !rc && i < p->cur.layout.count; i++)
-        rc = ht_obj_rewrite_reserve(p->state[i], ht_opt_state_bytes(&p->shape, p->cur.layout.kind[i]));
+        rc = ht_obj_rewrite_reserve(p->state[i], ht_opt_state_bytes(&shape, p->cur.layout.kind[i]));
     return rc ? rc : ht_obj_rewrite_reserve(p->obj, p->cur.elements * ht_kernel_dtype_bytes(p->cur.dtype));
 }
 
@@ -299,7 +346,7 @@ static int reserve_all(struct ht_root *root) HT_REQUIRES(HT_LOCK_OPTIM)
 
     ht_list_for_each(pos, &root->params) {
         struct ht_param *p = ht_list_entry(pos, struct ht_param, of_root);
-        if (!rc && !p->gone && p->cur.exists && !HT_MUTANT("rollback-unreserved"))
+        if (!rc && !p->gone && p->cur.exists)
             rc = reserve_param(p);
     }
     return rc;
@@ -345,10 +392,14 @@ static int commit(struct ht_root *root)
     return rc;
 }
 
-/* The step before stands. An error here means that the log has failed. */
-static void take_back(struct ht_root *root)
+/* The last commit stands. An error here means that the log has failed. */
+static void take_back(struct ht_root *root, int why)
 {
+    const struct ht_event_about about_root = {.id = root->id};
     int rc = ht_opt_take_back(root);
+
+    ht_event(HT_EVENT_STEP_ABORTED, &about_root, "a rollback failed: %s; the model is as it was when that began",
+             strerror(-why));
 
     if (!rc)
         rc = ht_opt_bury_orphans(root);
@@ -362,21 +413,38 @@ static void take_back(struct ht_root *root)
     }
 }
 
-static int roll_back(struct ht_root *root, const struct ht_rollback *to)
+static int roll_back(struct rollback *r)
 {
-    struct rollback r = {.root = root, .to = to};
-    int rc = commit(root);
+    int rc = commit(r->root);
 
     if (rc)
         return rc;
-    rc = go_back(&r);
+    rc = go_back(r);
     if (!rc)
-        rc = commit(root);
+        rc = commit(r->root);
     if (rc)
-        take_back(root);
-    free(r.files);
-    free(r.params);
+        take_back(r->root, rc);
     return rc;
+}
+
+/* What others have cached of files since their names changed is older than their content. */
+static void drop_caches(const struct rollback *r)
+{
+    const struct ht_optim_hooks *hooks = &r->root->o->hooks;
+
+    for (size_t i = 0; hooks->invalidate && i < r->file_count; i++)
+        hooks->invalidate(hooks->ctx, r->files[i].to, 0, 0);
+}
+
+/* Bytes of a gradient that no client has closed yet would count in the next step. */
+static bool any_written(const struct ht_root *root) HT_REQUIRES(HT_LOCK_OPTIM)
+{
+    ht_list_for_each(pos, &root->params) {
+        const struct ht_param *p = ht_list_entry(pos, struct ht_param, of_root);
+        if (!p->gone && (!ht_list_empty(&p->dirty) || !ht_list_empty(&p->inflight)))
+            return true;
+    }
+    return false;
 }
 
 /* Under the gate: writers of gradients wait from now on. *out_refused: the client may not do it. */
@@ -385,7 +453,7 @@ static int begin(struct ht_root *root, struct ht_optim_steer *by, char why[HT_OP
     lock(root->o);
     int rc = ht_opt_may_steer(root, by, why);
     *out_refused = rc != 0;
-    if (!rc && (root->open || root->failure))
+    if (!rc && (root->open || root->failure || any_written(root)))
         rc = -EBUSY;
     root->draining = !rc;
     unlock(root->o);
@@ -416,13 +484,18 @@ int ht_optim_rollback_by(struct ht_optim *o, uint64_t id, const struct ht_rollba
     rc = begin(root, by, why, &refused);
     if (refused)
         ht_opt_refuse_steering(root, by, why);
+    struct rollback r = {.root = root, .to = to};
     bool begun = !rc;
     if (begun)
-        rc = roll_back(root, to);
+        rc = roll_back(&r);
     if (begun && !rc)
         report(root, to);
-    if (begun)
+    if (begun) {
         ht_opt_show_all(root);
+        drop_caches(&r);
+    }
+    free(r.files);
+    free(r.params);
     ht_opt_step_leave(root);
     HT_VERIFY(ht_optim_verify(o));
     return rc;

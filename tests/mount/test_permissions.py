@@ -296,6 +296,23 @@ def test_an_open_ctl_of_the_mount_does_not_steer_it_when_it_becomes_sticky_model
         os.close(fd)
 
 
+@row('rollback STEP')
+def test_a_rollback_is_made_by_the_owner_of_all_of_it(model):
+    order(model, 'snapshot first')
+    os.chmod(model / 'own', 0o666)
+    order(model, 'commit')
+    may_not(errno.EACCES, STRANGER, order, model, 'rollback first')
+    may_not(errno.EPERM, MEMBER, order, model, 'rollback first')
+    tensor(model / 'theirs', MEMBER)
+    may_not(errno.EPERM, OWNER, order, model, 'rollback first')
+    assert (model / 'theirs').exists() and (model / 'own').stat().st_mode & 0o777 == 0o666
+    order(model, 'snapshot second')
+    (model / 'theirs').unlink()
+    may_not(errno.EPERM, OWNER, order, model, 'rollback second')
+    may(OWNER, order, model, 'rollback first')
+    assert (model / 'own').stat().st_mode & 0o777 == 0o600
+
+
 @row('clone STEP DIR')
 def test_a_clone_is_made_by_the_owner_of_all_of_it(model, shared):
     def clone(step, name):

@@ -335,7 +335,7 @@ static int find_kept(const struct harness *k, uint64_t root, const char *step, s
 
 static int names_of_step(void *ctx, uint64_t root, uint64_t kept, struct ht_copy_id **out, size_t *out_count)
 {
-    return ht_ns_rollback(ctx, root, kept, out, out_count);
+    return ht_ns_rollback(ctx, root, kept, 0, out, out_count);
 }
 
 int harness_rollback(const struct harness *k, uint64_t root, const char *step)

@@ -48,7 +48,6 @@ MUTANTS = [
     ('kept-unreserved', 'the next rewrite of shared content has its space', KEPT, ''),
     ('clone-unreserved', 'the next rewrite of a clone has its space', KEPT, ''),
     ('rollback-half', 'a rollback takes back the state of all parameters', KEPT, ''),
-    ('rollback-unreserved', 'the next rewrite after a rollback has its space', KEPT, ''),
     ('dedup-uncompared', 'content is compared before it is shared', DEDUP, ''),
     ('dedup-unowned', 'bytes that are to be shared still have their owner', DEDUP, ''),
     ('owner-left-behind', 'owners of shared bytes move together', COMPACT, ''),

@@ -66,5 +66,5 @@ int ht_obj_restore(struct ht_obj *to, struct ht_obj *from)
 
     for (uint64_t i = 0; !rc && find_different(from, to, &i, chunks); i++)
         rc = clone_all(from, to, i * bytes, ht_min_u64(bytes, size - i * bytes));
-    return rc ? rc : ht_obj_truncate(to, size);
+    return rc || ht_obj_size(to) == size ? rc : ht_obj_truncate(to, size); /* which gives preallocations back */
 }

@@ -783,6 +783,46 @@ START_TEST(claims_are_exact_after_many_rollbacks)
 }
 END_TEST
 
+START_TEST(a_rollback_leaves_scratch_files_and_keeps_sizes_of_chunks)
+{
+    static const struct harness_param small = {"small", "f32", 40000};
+    static uint8_t bytes[160000];
+    struct stat st;
+
+    open_with(DEVICE_BYTES, "adamw lr=0.01 partial=1");
+    ck_assert_int_eq(ht_ns_mkdir(k.ns, root, "tmp", 0700, (struct ht_cred){0}, &st), 0);
+    harness_set_word(&k, st.st_ino, "user.hitrain.class", "scratch");
+    uint64_t scratch = harness_make(&k, st.st_ino, "x");
+    memset(bytes, 0, sizeof(bytes));
+    harness_put(&k, root, "late", bytes, sizeof(bytes)); /* without dtype at first */
+    uint64_t late = harness_find(&k, root, "late");
+    ck_assert_int_eq(ht_ns_rename(k.ns, root, "late", root, "small", 0), 0);
+    harness_set_word(&k, late, "user.hitrain.dtype", "f32");
+    harness_gradient(&k, root, &small, 5);
+    steps(1);
+    ck_assert_int_eq(snapshot("x"), 0);
+    struct ht_obj *o;
+    ck_assert_int_eq(ht_ns_open(k.ns, late, &o), 0);
+    uint32_t chunk_bytes = ht_obj_chunk_bytes(o);
+    ht_ns_close(k.ns, late);
+    uint64_t was = harness_file_hash(&k, late, 1);
+    ck_assert_int_eq(harness_write(&k, scratch, 0, "later", 5), 0);
+    ck_assert_int_eq(ht_ns_unlink(k.ns, root, "small"), 0);
+    ck_assert_int_eq(ht_optim_commit(k.optim, root), 0);
+    ck_assert_int_eq(harness_rollback(&k, root, "x"), 0);
+    ck_assert_uint_eq(fingerprint(root), hashes[1]);
+    ck_assert_uint_eq(harness_find(&k, st.st_ino, "x"), scratch);
+    late = harness_find(&k, root, "small");
+    ck_assert_uint_eq(harness_file_hash(&k, late, 1), was);
+    ck_assert_int_eq(ht_ns_open(k.ns, late, &o), 0);
+    ck_assert_uint_eq(ht_obj_chunk_bytes(o), chunk_bytes);
+    ht_ns_close(k.ns, late);
+    harness_gradient(&k, root, &small, 6); /* its state is there, and fits */
+    steps(1);
+    finish();
+}
+END_TEST
+
 START_TEST(names_are_checked)
 {
     static const char *const bad[] = {"", "a/b", ".", "..", "7", "a b", "\xc3\xa4"};
@@ -818,6 +858,7 @@ int main(void)
     tcase_add_loop_test(t, a_rollback_brings_names_attributes_and_links_back, 0, 2);
     tcase_add_test(t, a_rollback_without_space_changes_nothing);
     tcase_add_test(t, claims_are_exact_after_many_rollbacks);
+    tcase_add_test(t, a_rollback_leaves_scratch_files_and_keeps_sizes_of_chunks);
     tcase_add_test(t, names_are_checked);
     suite_add_tcase(suite, t);
     return run_all(suite);
