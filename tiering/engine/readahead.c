@@ -294,8 +294,8 @@ struct prefetch {
 };
 
 /*
- * A free slot, or that of an image that a plan needs later; without a plan of one that the clock evicts. HT_SLOT_NONE:
- * there is none, or enough has gone.
+ * A free slot, or that of an image that a plan needs later; without a plan, and for a small image, of one that goes
+ * next. HT_SLOT_NONE: there is none, or enough has gone. For a small image, one of a whole slot may go.
  */
 static uint32_t prefetch_slot(struct prefetch *p, struct ht_obj *o, struct ht_chunk *c, uint64_t index)
     HT_REQUIRES(HT_LOCK_STORE)
@@ -304,16 +304,17 @@ static uint32_t prefetch_slot(struct prefetch *p, struct ht_obj *o, struct ht_ch
     uint32_t bytes = ht_chunk_image_bytes(o, c, index, 0);
     int numa_index = ht_chunk_numa_index(o->s, c);
     uint32_t slot = ht_arena_get(a, bytes, 0, numa_index);
-    uint64_t place;
+    uint64_t place, used = ht_arena_used_bytes(a);
 
-    if (slot != HT_SLOT_NONE || p->evictable_bytes < bytes)
+    if (slot != HT_SLOT_NONE || p->evictable_bytes < HT_MIB)
         return slot;
-    bool planned = ht_planner_place(o, index, &place);
-    if (planned && bytes == HT_MIB)
+    bool planned = bytes == HT_MIB && ht_planner_place(o, index, &place);
+    if (planned)
         slot = ht_arena_get_ahead(a, place, numa_index);
     for (unsigned i = 0; !planned && i < 2 && slot == HT_SLOT_NONE; i++) /* the clock passes used images once */
         slot = ht_arena_get(a, bytes, TRIES, numa_index);
-    p->evictable_bytes -= slot == HT_SLOT_NONE ? 0 : bytes;
+    uint64_t came = slot == HT_SLOT_NONE ? 0 : ht_arena_slot_bytes(a, slot);
+    p->evictable_bytes -= ht_min_u64(used + came - ht_arena_used_bytes(a), p->evictable_bytes);
     return slot;
 }
 
@@ -374,7 +375,7 @@ static int prefetch(struct prefetch *p, struct ht_obj *o) HT_REQUIRES(HT_LOCK_ST
 
     ht_chunk_for_each_from(c, o, index)
     {
-        if (rc || w->error || (!p->evictable_bytes && ht_arena_free_slots(w->s->arena) == 0))
+        if (rc || w->error)
             break;
         if (c->slot == HT_SLOT_NONE && ht_chunk_ref(c))
             rc = prefetch_chunk(p, o, index);

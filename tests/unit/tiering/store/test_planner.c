@@ -307,6 +307,35 @@ START_TEST(a_prefetch_takes_the_place_of_what_is_needed_later)
 }
 END_TEST
 
+/* The file has no dtype: its images are smaller than those of the plan. It gets a place, too. */
+START_TEST(a_prefetch_of_small_chunks_gets_a_place_beside_a_plan)
+{
+    enum { CHUNK = HT_SMALL_CHUNK_BYTES };
+    struct ht_obj *o[LAYERS];
+
+    begin_planned(o);
+    struct ht_obj *other = object(CHUNK, 0);
+    memset(buf, 7, MIB);
+    ck_assert_int_eq(ht_obj_write(other, 0, buf, MIB), MIB);
+    ck_assert_int_eq(ht_obj_sync(other), 0);
+    ht_obj_evict(other);
+    for (unsigned i = 0; i < LAYERS; i++)
+        read_chunk(o[i], 0);
+    ck_assert(plan_stats().active);
+    ck_assert_uint_eq(obj_stat(other).resident_bytes, 0);
+    ck_assert_int_eq(ht_obj_prefetch(other), 0);
+    ck_assert_uint_eq(obj_stat(other).resident_bytes, MIB);
+    uint64_t before = stats().device_read_bytes;
+    memset(buf, 7, MIB);
+    expect(other, 0, buf, MIB);
+    ck_assert_uint_eq(stats().device_read_bytes, before);
+    ht_obj_put(other);
+    for (unsigned i = 0; i < LAYERS; i++)
+        ht_obj_put(o[i]);
+    done();
+}
+END_TEST
+
 static void *read_and_write(void *arg)
 {
     struct ht_obj **o = arg;
@@ -398,6 +427,7 @@ int main(void)
     tcase_add_test(tc, without_memory_there_is_no_plan);
     tcase_add_test(tc, a_plan_reads_before_the_reader_asks);
     tcase_add_test(tc, a_prefetch_takes_the_place_of_what_is_needed_later);
+    tcase_add_test(tc, a_prefetch_of_small_chunks_gets_a_place_beside_a_plan);
     tcase_add_test(tc, plans_are_made_and_followed_beside_other_work);
     tcase_add_test(tc, without_need_there_is_no_plan);
     tcase_add_test(tc, a_plan_passes_by_what_cannot_be_read);
