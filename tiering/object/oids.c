@@ -40,23 +40,22 @@ int ht_oid_scan_slice(struct ht_store *s, struct ht_oid_scan *scan)
     unsigned left = SLICE_BUCKETS;
 
     ht_store_lock(s);
-    size_t size = s->objects.table_size, wanted = scan->count + s->objects.count;
+    size_t size = s->objects.table_size, wanted = 0;
     scan->is_over = size == 0;
     while (!scan->is_over && left--) {
         const struct ht_obj *o = s->objects.table[scan->bucket];
         size_t n = chain_length(o);
         if (scan->count + n > scan->room) {
-            wanted = ht_max_u64(wanted, scan->count + n);
+            wanted = scan->count + s->objects.count; /* enough for all that are there now */
             break;
         }
         for (; o; o = o->next)
             scan->oid[scan->count++] = o->oid;
         scan->bucket = next_bucket(scan->bucket, size);
         scan->is_over = scan->bucket == 0;
-        wanted = 0;
     }
     ht_store_unlock(s);
-    if (scan->is_over || wanted <= scan->room)
+    if (!wanted)
         return 0;
     uint64_t *more = realloc(scan->oid, wanted * sizeof(*more));
     if (!more)

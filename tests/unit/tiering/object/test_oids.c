@@ -126,6 +126,25 @@ START_TEST(a_slice_lists_a_part)
 }
 END_TEST
 
+/* There is room for the first objects when the others come. */
+START_TEST(objects_that_come_during_a_scan_cost_few_slices)
+{
+    unsigned slices = 0;
+
+    scan_on(1);
+    ck_assert(!scan.is_over);
+    ck_assert_uint_lt(scan.room, FIRST + MORE);
+    for (unsigned i = 0; i < MORE; i++)
+        more[i] = make();
+    for (; !scan.is_over; slices++)
+        scan_on(1);
+    ck_assert_uint_gt(scan.count, FIRST);
+    ck_assert_uint_le(slices, 100);
+    put_objects(more, MORE);
+    put_objects(first, FIRST);
+}
+END_TEST
+
 int main(void)
 {
     TCase *tc = tcase_create("oids");
@@ -136,6 +155,7 @@ int main(void)
     tcase_add_test(tc, all_are_listed_once);
     tcase_add_loop_test(tc, none_is_missed_or_listed_twice_when_the_table_grows, 0, 3);
     tcase_add_test(tc, a_slice_lists_a_part);
+    tcase_add_test(tc, objects_that_come_during_a_scan_cost_few_slices);
     suite_add_tcase(suite, tc);
     return run_all(suite);
 }
