@@ -163,6 +163,21 @@ static bool is_blank(char c)
     return c == ' ' || c == '\t' || c == '\r';
 }
 
+/* Where the word ends that begins at a place, or the end of the text. */
+static const char *end_of_word(const char *at, const char *end)
+{
+    while (at < end && !is_blank(*at))
+        at++;
+    return at;
+}
+
+static const char *skip_blanks(const char *at, const char *end)
+{
+    while (at < end && is_blank(*at))
+        at++;
+    return at;
+}
+
 /* The rest of a text after a prefix, or NULL. */
 static const char *behind(const char *text, size_t len, const char *prefix)
 {
@@ -186,14 +201,12 @@ static bool take_step(const char *text, size_t len, struct ht_command *out)
 {
     for (const char *end = text + len, *at = text; at < end;) {
         const char *word = at;
-        while (at < end && !is_blank(*at))
-            at++;
+        at = end_of_word(at, end);
         bool async = is_word(word, (size_t)(at - word), "async");
         if (async ? out->async : out->conditional || !take_condition(word, (size_t)(at - word), out))
             return false;
         out->async |= async;
-        while (at < end && is_blank(*at))
-            at++;
+        at = skip_blanks(at, end);
     }
     return true;
 }
@@ -211,14 +224,11 @@ static bool take_name(const char *text, size_t len, char out[HT_CLAIM_NAME_MAX +
 
 static bool take_claim(const char *text, size_t len, struct ht_command *out)
 {
-    const char *end = text + len, *at = text, *old;
+    const char *end = text + len, *at = end_of_word(text, end), *old;
 
-    while (at < end && !is_blank(*at))
-        at++;
     if (!take_name(text, (size_t)(at - text), out->name))
         return false;
-    while (at < end && is_blank(*at))
-        at++;
+    at = skip_blanks(at, end);
     if (at == end)
         return true;
     old = behind(at, (size_t)(end - at), "takeover=");
@@ -228,16 +238,13 @@ static bool take_claim(const char *text, size_t len, struct ht_command *out)
 /* The verb becomes the path, and the engine the name. */
 static bool take_pause(const char *text, size_t len, struct ht_command *out)
 {
-    const char *end = text + len, *at = text, *engine;
+    const char *end = text + len, *at = end_of_word(text, end), *engine;
 
-    while (at < end && !is_blank(*at))
-        at++;
     out->path = text;
     out->path_len = (size_t)(at - text);
     if (!is_word(text, out->path_len, "pause") && !is_word(text, out->path_len, "resume"))
         return false;
-    while (at < end && is_blank(*at))
-        at++;
+    at = skip_blanks(at, end);
     if (at == end)
         return true;
     engine = behind(at, (size_t)(end - at), "engine=");
@@ -255,14 +262,11 @@ static bool take_kept(const char *text, size_t len, struct ht_command *out)
 /* The rest of the line is the path: it may have blanks. */
 static bool take_clone(const char *text, size_t len, struct ht_command *out)
 {
-    const char *end = text + len, *at = text;
+    const char *end = text + len, *at = end_of_word(text, end);
 
-    while (at < end && !is_blank(*at))
-        at++;
     if (!take_name(text, (size_t)(at - text), out->name))
         return false;
-    while (at < end && is_blank(*at))
-        at++;
+    at = skip_blanks(at, end);
     out->path = at;
     out->path_len = (size_t)(end - at);
     return at < end;

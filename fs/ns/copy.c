@@ -248,23 +248,15 @@ static void drop(struct ht_ns *ns) HT_REQUIRES(HT_LOCK_NAMES)
     free_copying(ns);
 }
 
-/* Nobody gets files of others under names of their own. */
-static int check_owners(const struct ht_ns_members *m, uint32_t uid) HT_REQUIRES(HT_LOCK_NAMES)
-{
-    for (size_t n = 0; uid != 0 && n < m->count; n++)
-        if (m->inodes[n]->cur.uid != uid)
-            return -EPERM;
-    return 0;
-}
-
 static int make(struct ht_ns *ns, struct ht_copy *k, struct ht_ns_inode *top) HT_REQUIRES(HT_LOCK_NAMES)
 {
     struct ht_ns_copying *c = ns->copying;
     int rc = ht_ns_collect_tree(&c->from, top);
 
     unmark(&c->from);
-    if (rc == 0 && k->clone)
-        rc = check_owners(&c->from, k->clone->uid);
+    if (rc == 0 && k->clone &&
+        ht_ns_first_foreign(&c->from, k->clone->uid)) /* others' files get no names of the caller */
+        rc = -EPERM;
     if (rc == 0) {
         c->root = ht_ns_root_new(ns, 0);
         rc = c->root ? 0 : -ENOMEM;

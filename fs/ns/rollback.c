@@ -348,8 +348,8 @@ static int check_owners(const struct rollback *r, uint32_t uid) HT_REQUIRES(HT_L
     struct ht_ns_members living = {0};
     int rc = uid != 0 ? ht_ns_collect_tree(&living, r->top) : 0;
 
-    for (size_t n = 0; rc == 0 && n < living.count; n++)
-        rc = living.inodes[n]->cur.uid == uid ? 0 : -EPERM;
+    if (rc == 0 && ht_ns_first_foreign(&living, uid))
+        rc = -EPERM;
     ht_ns_members_free(&living);
     for (size_t n = 0; rc == 0 && uid != 0 && n < r->count; n++)
         rc = r->matches[n].from->cur.uid == uid ? 0 : -EPERM;

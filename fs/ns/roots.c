@@ -118,16 +118,22 @@ int ht_ns_collect_tree(struct ht_ns_members *m, struct ht_ns_inode *top)
     return rc;
 }
 
+const struct ht_ns_inode *ht_ns_first_foreign(const struct ht_ns_members *m, uint32_t uid)
+{
+    for (size_t n = 0; uid != 0 && n < m->count; n++)
+        if (m->inodes[n]->cur.uid != uid)
+            return m->inodes[n];
+    return NULL;
+}
+
 /* Members are in the order of their depth: all directories above the first foreign one are the claimant's. */
 static int check_owners(const struct ht_ns_members *m, struct ht_ns_claimant *by) HT_REQUIRES_SHARED(HT_LOCK_NAMES)
 {
-    for (size_t n = 0; by && by->uid != 0 && n < m->count; n++) {
-        if (m->inodes[n]->cur.uid == by->uid)
-            continue;
-        by->foreign = m->inodes[n]->ino;
-        return -EPERM;
-    }
-    return 0;
+    const struct ht_ns_inode *foreign = by ? ht_ns_first_foreign(m, by->uid) : NULL;
+
+    if (foreign)
+        by->foreign = foreign->ino;
+    return foreign ? -EPERM : 0;
 }
 
 /* A root below: -EINVAL. A name outside the tree, of which all members are marked: -EBUSY. */

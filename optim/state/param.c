@@ -196,10 +196,8 @@ static int reset(struct ht_param *p)
     if (!rc && p->sum)
         ht_obj_scratch_drop(p->sum, 0, UINT64_MAX);
     lock(o);
-    if (!rc && p->obj)
-        rc = ht_obj_rewrite_reserve(p->obj, 0);
     if (!rc)
-        rc = ht_opt_grad_reserve(p);
+        rc = ht_opt_state_unreserve(p);
     unlock(o);
     return rc ? rc : err;
 }

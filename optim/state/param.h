@@ -119,6 +119,8 @@ unsigned ht_opt_master_kinds(const struct ht_layout *l);
 int ht_opt_state_create(struct ht_param *p, const struct ht_layout *layout) HT_EXCLUDES(HT_LOCK_OPTIM) HT_MUST_CHECK;
 /* With state: reserves space for the gradient outside memory. Without state: gives the space for sums back. */
 int ht_opt_grad_reserve(struct ht_param *p) HT_MUST_CHECK;
+/* After the deletion of its state: gives the space for rewrites of the parameter and its gradient back. */
+int ht_opt_state_unreserve(struct ht_param *p) HT_MUST_CHECK;
 /* Inside a transaction: delete the current state's objects. */
 void ht_opt_state_delete(struct ht_param *p, struct ht_tx *tx) HT_REQUIRES(HT_LOCK_OPTIM);
 void ht_opt_put_state(struct ht_param *p) HT_REQUIRES(HT_LOCK_OPTIM); /* references to state objects */

@@ -165,6 +165,13 @@ int ht_opt_grad_reserve(struct ht_param *p)
     return rc ? rc : p->grad ? ht_obj_rewrite_reserve(p->grad, ht_div_up(bytes, 2)) : 0;
 }
 
+int ht_opt_state_unreserve(struct ht_param *p)
+{
+    int rc = p->obj ? ht_obj_rewrite_reserve(p->obj, 0) : 0;
+
+    return rc ? rc : ht_opt_grad_reserve(p);
+}
+
 /* All objects and reservations, or none. */
 static int make_objects(struct ht_param *p, struct ht_obj *of, struct ht_param_meta *meta,
                         struct ht_obj *obj[HT_STATES_MAX])

@@ -93,17 +93,17 @@ static int quiesce(struct ht_root *root, struct ht_optim_steer *by, bool *out_re
     return rc;
 }
 
-int ht_opt_take_back(struct ht_root *root)
+int ht_opt_take_back(struct ht_root *root, int *out_shown)
 {
     struct ht_optim *o = root->o;
     int rc = ht_scope_abort(o->store, root->id);
-    int shown = rc ? 0 : ht_scope_shm_restore(o->store, root->id);
 
+    *out_shown = rc ? 0 : ht_scope_shm_restore(o->store, root->id);
     lock(o);
     if (!rc)
         each_param(root, reload);
     unlock(o);
-    return rc ? rc : shown;
+    return rc;
 }
 
 static void wake_all(struct ht_root *root)
@@ -133,7 +133,7 @@ int ht_optim_abort_by(struct ht_optim *o, uint64_t id, struct ht_optim_steer *by
 {
     struct ht_root *root;
     bool refused;
-    int rc = ht_opt_step_enter(o, id, &root);
+    int shown = 0, rc = ht_opt_step_enter(o, id, &root);
 
     if (rc)
         return rc;
@@ -143,14 +143,12 @@ int ht_optim_abort_by(struct ht_optim *o, uint64_t id, struct ht_optim_steer *by
         return rc;
     }
     if (!rc)
-        rc = ht_scope_abort(o->store, root->id);
-    int shown = rc ? 0 : ht_scope_shm_restore(o->store, root->id);
+        rc = ht_opt_take_back(root, &shown);
     lock(o);
     if (!rc) {
         root->open = 0;
         root->failure = root->close_error = 0;
         root->error.text[0] = '\0'; /* whatever it was about is taken back */
-        each_param(root, reload);
     }
     uint64_t step = root->durable_step;
     unlock(o);

@@ -125,10 +125,8 @@ static int delete_state(struct ht_param *p)
     unlock(o);
     int closed = ht_tx_commit(tx, NULL);
     lock(o);
-    if (!rc && p->obj)
-        rc = ht_obj_rewrite_reserve(p->obj, 0);
     if (!rc)
-        rc = ht_opt_grad_reserve(p);
+        rc = ht_opt_state_unreserve(p);
     unlock(o);
     return rc ? rc : closed;
 }
@@ -396,11 +394,11 @@ static int commit(struct ht_root *root)
 static void take_back(struct ht_root *root, int why)
 {
     const struct ht_event_about about_root = {.id = root->id};
-    int rc = ht_opt_take_back(root);
+    int shown, rc = ht_opt_take_back(root, &shown);
 
+    rc = rc ? rc : shown;
     ht_event(HT_EVENT_STEP_ABORTED, &about_root, "a rollback failed: %s; the model is as it was when that began",
              strerror(-why));
-
     if (!rc)
         rc = ht_opt_bury_orphans(root);
     lock(root->o);

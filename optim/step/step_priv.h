@@ -64,8 +64,11 @@ int ht_opt_publish_closed(struct ht_root *root) HT_EXCLUDES(HT_LOCK_OPTIM) HT_MU
 
 /* --------------------------------------------------------------- abort.c */
 
-/* Under the gate, draining, with no update queued: everything below the root is as its last commit has published it. */
-int ht_opt_take_back(struct ht_root *root) HT_EXCLUDES(HT_LOCK_OPTIM) HT_MUST_CHECK;
+/*
+ * Under the gate, draining, with no update queued: everything below the root is as its last commit has published it.
+ * *out_shown: an error of passthrough files, which do not show it; the rest is taken back then, too.
+ */
+int ht_opt_take_back(struct ht_root *root, int *out_shown) HT_EXCLUDES(HT_LOCK_OPTIM) HT_MUST_CHECK;
 /* Ends the draining: waiting readers and writers go on, and caches are dropped. */
 void ht_opt_show_all(struct ht_root *root) HT_EXCLUDES(HT_LOCK_OPTIM);
 
