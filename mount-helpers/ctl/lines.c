@@ -64,6 +64,8 @@ int ht_lines_read(const char *point, const char *name, uint64_t most, ht_line_fn
     }
     if (fd >= 0)
         close(fd);
+    if (rc == 0 && r->len)
+        rc = -EPROTO;
     free(r);
     return rc < 0 ? rc : 0;
 }

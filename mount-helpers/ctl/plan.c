@@ -5,18 +5,17 @@
  * The drawing has the time of one step from left to right: above, the content that the plan has in memory; below, what
  * devices read because something had no room. Both are sums over the lines, in as many columns as the drawing has.
  */
-#include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
-#include <unistd.h>
 
 #include "mount-helpers/common/text.h"
 #include "mount-helpers/ctl/ctl.h"
 #include "mount-helpers/ctl/event_line.h"
+#include "mount-helpers/ctl/lines.h"
 #include "mount-helpers/ctl/plan_columns.h"
 #include <hitrain/words.h>
 
-enum { READ_BYTES = 1 << 16, COLUMNS = HT_PLAN_COLUMNS, SCALE = 2, PANEL = 160, GAP = 60, MARGIN = 50 };
+enum { COLUMNS = HT_PLAN_COLUMNS, SCALE = 2, PANEL = 160, GAP = 60, MARGIN = 50 };
 
 /* The lines of a file are neighbours. */
 struct file {
@@ -30,8 +29,6 @@ struct reader {
     uint64_t lines;
     struct file file;
     struct ht_plan_columns columns;
-    char text[READ_BYTES]; /* begins with an unfinished line */
-    size_t len;
 };
 
 /* -------------------------------------------------------------------- table */
@@ -137,61 +134,31 @@ static int draw(const struct reader *r)
 
 /* -------------------------------------------------------------------- lines */
 
-static int take_line(struct reader *r, char *text)
+static int take_line(struct ht_cmd_line *l, void *ctx)
 {
-    struct ht_cmd_line l;
+    struct reader *r = ctx;
 
-    if (ht_cmd_parse_json(text, &l))
-        return -EPROTO;
     if (r->o->json)
-        ht_event_line_put_json(&l);
+        ht_event_line_put_json(l);
     if (r->lines++ == 0) {
-        int rc = ht_plan_columns_begin(&r->columns, &l);
+        int rc = ht_plan_columns_begin(&r->columns, l);
         if (rc < 0)
             return rc;
         if (!r->o->json)
-            put_head(r, &l);
+            put_head(r, l);
         return 0;
     }
-    int rc = ht_plan_columns_add(&r->columns, &l);
+    int rc = ht_plan_columns_add(&r->columns, l);
     if (rc == 0 && !r->o->json)
-        add_to_file(r, &l);
+        add_to_file(r, l);
     return rc;
-}
-
-/* Takes whole lines; the rest begins the buffer. */
-static int take_lines(struct reader *r)
-{
-    char *at = r->text, *end;
-    int rc = 0;
-
-    while (rc == 0 && (end = memchr(at, '\n', r->len - (size_t)(at - r->text)))) {
-        *end = '\0';
-        rc = take_line(r, at);
-        at = end + 1;
-    }
-    r->len -= (size_t)(at - r->text);
-    memmove(r->text, at, r->len);
-    return r->len == sizeof(r->text) ? -EPROTO : rc; /* no line is so long */
 }
 
 static int read_all(struct reader *r, const char *point)
 {
-    char path[PATH_MAX + 32];
-    ssize_t n;
-    int fd, rc;
+    int rc = ht_lines_read(point, "plan", UINT64_MAX, take_line, r);
 
-    snprintf(path, sizeof(path), "%s/" HT_CTL_DIR "/plan", point);
-    fd = open(path, O_RDONLY | O_CLOEXEC);
-    if (fd < 0)
-        return -errno;
-    do {
-        n = read(fd, r->text + r->len, sizeof(r->text) - r->len);
-        r->len += n > 0 ? (size_t)n : 0;
-        rc = n < 0 ? -errno : take_lines(r);
-    } while (n > 0 && rc == 0);
-    close(fd);
-    if (rc == 0 && (r->lines == 0 || r->len))
+    if (rc == 0 && r->lines == 0)
         return -EPROTO;
     if (rc == 0)
         put_file(&r->file);
