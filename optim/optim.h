@@ -138,13 +138,10 @@ struct ht_root_stat {
     char claimed_by[HT_OPTIM_CLAIM_MAX + 1]; /* empty: not claimed */
     int claimed_pid;
 };
-/* Without the totals (below): those are 0. Costs the same for any number of parameters. */
+/* Without sum_resident_bytes and sum_stored_bytes: those are 0. Costs the same for any number of parameters. */
 int ht_optim_root_stat(struct ht_optim *o, uint64_t root, struct ht_root_stat *out);
-/*
- * Adds parameters, state_bytes, sum_resident_bytes and sum_stored_bytes of all parameters, a
- * few at a time under the lock.
- */
-void ht_optim_root_totals(struct ht_optim *o, uint64_t root, struct ht_root_stat *out);
+/* Adds sum_resident_bytes and sum_stored_bytes of all parameters that have a sum, a few at a time under the lock. */
+void ht_optim_root_sums(struct ht_optim *o, uint64_t root, struct ht_root_stat *out);
 void ht_optim_root_clear_error(struct ht_optim *o, uint64_t root);
 /* The trainer sets the step number (resume from elsewhere). -EBUSY while a step is open. */
 int ht_optim_root_set_step(struct ht_optim *o, uint64_t root, uint64_t step) HT_MUST_CHECK;

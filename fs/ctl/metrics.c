@@ -253,12 +253,10 @@ static int gather_file(struct ht_ctl *c, uint64_t ino, struct metrics *f)
     return 0;
 }
 
-/* Is it a total over the parameters of a root? */
-static bool is_total(const struct row *row)
+/* Is it added over the sums of a root? */
+static bool is_of_sums(const struct row *row)
 {
     switch (row->offset) {
-    case offsetof(struct metrics, root.parameters):
-    case offsetof(struct metrics, root.state_bytes):
     case offsetof(struct metrics, root.sum_resident_bytes):
     case offsetof(struct metrics, root.sum_stored_bytes):
         return true;
@@ -267,7 +265,7 @@ static bool is_total(const struct row *row)
     }
 }
 
-static int gather(struct ht_ctl *c, unsigned scopes, uint64_t root, uint64_t ino, bool totals, struct metrics *f)
+static int gather(struct ht_ctl *c, unsigned scopes, uint64_t root, uint64_t ino, bool sums, struct metrics *f)
 {
     int rc = 0;
 
@@ -276,8 +274,8 @@ static int gather(struct ht_ctl *c, unsigned scopes, uint64_t root, uint64_t ino
         gather_store(c, f);
     if (scopes & HT_METRICS_ROOT)
         rc = ht_optim_root_stat(c->optim, root, &f->root);
-    if (rc == 0 && (scopes & HT_METRICS_ROOT) && totals)
-        ht_optim_root_totals(c->optim, root, &f->root);
+    if (rc == 0 && (scopes & HT_METRICS_ROOT) && sums)
+        ht_optim_root_sums(c->optim, root, &f->root);
     if (rc == 0 && (scopes & HT_METRICS_FILE))
         rc = gather_file(c, ino, f);
     f->step_open = f->root.step_open;
@@ -358,7 +356,7 @@ int ht_metrics_one(struct ht_ctl *c, uint64_t ino, const char *word, uint64_t *o
         int rc;
         if (!(rows[i].scope & scopes) || strcmp(rows[i].word, word) != 0)
             continue;
-        rc = gather(c, rows[i].scope, root, ino, is_total(&rows[i]), &f);
+        rc = gather(c, rows[i].scope, root, ino, is_of_sums(&rows[i]), &f);
         if (rc)
             return rc;
         *out = value_of(&rows[i], &f);

@@ -51,6 +51,7 @@ int ht_opt_sum_create(struct ht_param *p)
     }
     lock(p->o);
     p->sum = sum;
+    ht_list_add_tail(&p->root->sums, &p->of_sums);
     unlock(p->o);
     return 0;
 }

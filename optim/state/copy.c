@@ -123,6 +123,7 @@ static void put_twin(const struct ht_param *p, struct ht_param *twin, const stru
     for (unsigned i = 0; i < meta.layout.count; i++)
         meta.oid[i] = ht_copy_of(k, meta.oid[i]);
     twin->cur = meta;
+    ht_opt_totals_update(twin);
     int rc = ht_opt_shape_of(&twin->shape, meta.elements * ht_kernel_dtype_bytes(meta.dtype), meta.chunk_bytes,
                              meta.dtype, meta.dtype);
     (void)rc; /* the same as that of p */
@@ -134,6 +135,7 @@ static void settle_twin(struct ht_param *twin) HT_REQUIRES(HT_LOCK_OPTIM)
 {
     twin->obj = ht_obj_get(twin->o->store, twin->oid);
     twin->gone = !twin->obj || ht_opt_state_load(twin);
+    ht_opt_totals_update(twin);
 }
 
 static void configure(struct ht_root *to, const struct ht_optim_config *config) HT_REQUIRES(HT_LOCK_OPTIM)

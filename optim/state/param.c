@@ -41,6 +41,7 @@ struct ht_param *ht_opt_param_make(struct ht_root *r, uint64_t oid)
     p->root = r;
     p->oid = oid;
     p->seq = ++o->next_seq;
+    ht_list_init(&p->of_sums);
     ht_list_init(&p->touched);
     ht_list_init(&p->queue);
     ht_list_init(&p->queued);
@@ -78,6 +79,7 @@ void ht_opt_param_put(struct ht_param *p)
 
 void ht_opt_param_put_objects(struct ht_param *p)
 {
+    ht_list_del(&p->of_sums);
     ht_obj_put(p->obj);
     ht_obj_put(p->grad);
     ht_obj_put(p->sum);
@@ -102,6 +104,7 @@ void ht_opt_param_free(struct ht_param *p)
     struct ht_optim *o = p->o;
 
     ht_id_remove(&o->params_by_oid, &p->by_oid);
+    ht_opt_totals_remove(p);
     ht_opt_param_put_objects(p);
     ht_opt_ranges_free(p);
     ht_list_del(&p->touched);

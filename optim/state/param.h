@@ -10,6 +10,7 @@
 #include "tiering/base/idtable.h"
 #include "tiering/base/list.h"
 #include "tiering/api/tx.h"
+#include "optim/state/totals.h"
 
 struct ht_range;
 struct ht_root;
@@ -46,6 +47,7 @@ struct ht_param {
     struct ht_id_link by_oid;
     struct ht_list all;     /* optim.params, in order of seq */
     struct ht_list of_root; /* root.params */
+    struct ht_list of_sums; /* root.sums while sum is set; not while it is being deleted */
     struct ht_list touched; /* root.touched while has_grad */
     struct ht_list queue;   /* its ranges to update, in ascending order */
     struct ht_list queued;  /* root.queue while queue is not empty */
@@ -61,6 +63,7 @@ struct ht_param {
         uint64_t forgotten; /* aborts and drops: earlier writes do not count */
     };
     struct ht_param_meta cur, pub;
+    struct ht_param_counted counted HT_GUARDED_BY(HT_LOCK_OPTIM);
     struct ht_obj *obj, *grad, *state[HT_STATES_MAX]; /* references; state[i] belongs to cur.oid[i] */
     struct ht_obj *sum; /* reference; of gradients, f32; NULL where nothing was ever accumulated */
 
@@ -143,6 +146,7 @@ void ht_opt_param_close(struct ht_param *p) HT_EXCLUDES(HT_LOCK_OPTIM);
 /* Under the gate, not locked: an object for this parameter that is never published. */
 int ht_opt_scratch_create(const struct ht_param *p, uint32_t chunk_bytes, struct ht_obj **out) HT_MUST_CHECK;
 int ht_opt_scratch_delete(const struct ht_param *p, struct ht_obj **obj) HT_MUST_CHECK;
+int ht_opt_sum_delete(struct ht_param *p) HT_EXCLUDES(HT_LOCK_OPTIM) HT_MUST_CHECK;
 
 /* -------------------------------------------------------- config_words.c */
 

@@ -64,6 +64,19 @@ int ht_opt_scratch_delete(const struct ht_param *p, struct ht_obj **obj)
     return rc;
 }
 
+int ht_opt_sum_delete(struct ht_param *p)
+{
+    lock(p->o);
+    ht_list_del(&p->of_sums);
+    unlock(p->o);
+    int rc = ht_opt_scratch_delete(p, &p->sum);
+    lock(p->o);
+    if (p->sum)
+        ht_list_add_tail(&p->root->sums, &p->of_sums);
+    unlock(p->o);
+    return rc;
+}
+
 /* Under the gate, not locked: the gradient's object and the range table for this shape. */
 static int build(struct ht_param *p, const struct ht_param_shape *shape)
 {
@@ -73,7 +86,7 @@ static int build(struct ht_param *p, const struct ht_param_shape *shape)
     if (p->grad && ht_obj_chunk_bytes(p->grad) != shape->chunk_bytes)
         rc = ht_opt_scratch_delete(p, &p->grad);
     if (!rc && p->sum && !same_shape(&p->shape, shape))
-        rc = ht_opt_scratch_delete(p, &p->sum);
+        rc = ht_opt_sum_delete(p);
     if (!rc && !p->grad)
         rc = ht_opt_scratch_create(p, shape->chunk_bytes, &p->grad);
     if (!rc)
@@ -106,13 +119,19 @@ static int find_or_make(struct ht_root *root, uint64_t oid, struct ht_param **ou
     if (p->root != root && p->refs) /* its holders may wait for its former root */
         return -EBUSY;
     if (p->root != root) {
+        ht_opt_totals_remove(p);
         ht_list_del(&p->of_root);
         ht_list_add_tail(&root->params, &p->of_root);
+        if (!ht_list_empty(&p->of_sums)) {
+            ht_list_del(&p->of_sums);
+            ht_list_add_tail(&root->sums, &p->of_sums);
+        }
         ht_opt_root_put_locked(p->root);
         p->root = root;
         root->refs++;
     }
     p->gone = false;
+    ht_opt_totals_update(p);
     *out = p;
     return 0;
 }

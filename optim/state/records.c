@@ -146,6 +146,7 @@ static void abort_param(struct ht_param *p) HT_REQUIRES(HT_LOCK_OPTIM)
     if (memcmp(p->cur.oid, p->pub.oid, sizeof(p->cur.oid)) != 0)
         ht_opt_put_state(p);
     p->cur = p->pub;
+    ht_opt_totals_update(p);
     p->stepped = false;
     if (p->log_reserved && !p->cur.exists) {
         ht_store_log_unreserve(p->o->store, HT_OPT_PARAM_RECORD_BYTES);
@@ -309,6 +310,7 @@ static int put_in_table(struct ht_optim *o, uint64_t oid, uint64_t root_id, cons
     if (!p)
         return -ENOMEM;
     p->cur = p->pub = *meta;
+    ht_opt_totals_update(p);
     return ht_opt_shape_of(&p->shape, meta->elements * ht_kernel_dtype_bytes(meta->dtype), meta->chunk_bytes,
                            meta->dtype, meta->dtype);
 }

@@ -25,7 +25,7 @@
 #include "optim/state/records.h"
 #include "optim/state/root.h"
 
-enum { STAT_SLICE = 64, NAME_BYTES = 160 };
+enum { SUMS_SLICE = 256 /* under one hold of the lock */, NAME_BYTES = 160 };
 /* ------------------------------------------------------------------- table */
 
 struct ht_root *ht_opt_root_find(struct ht_optim *o, uint64_t id)
@@ -53,6 +53,7 @@ struct ht_root *ht_opt_root_make(struct ht_optim *o, uint64_t id)
     r->id = id;
     r->seq = ++o->next_seq;
     ht_list_init(&r->params);
+    ht_list_init(&r->sums);
     ht_list_init(&r->touched);
     ht_list_init(&r->early);
     ht_list_init(&r->queue);
@@ -334,56 +335,45 @@ void ht_opt_ended(void *ctx, uint64_t scope, enum ht_scope_end how, struct ht_tx
     unlock(o);
 }
 
-static void stat_sum(const struct ht_param *p, struct ht_root_stat *out)
-{
-    struct ht_obj_stat st = {0};
-
-    if (p->sum)
-        ht_obj_stat(p->sum, &st);
-    out->sum_resident_bytes += st.resident_bytes;
-    out->sum_stored_bytes += st.stored_bytes;
-}
-
-static void stat_param(const struct ht_param *p, struct ht_root_stat *out) HT_REQUIRES(HT_LOCK_OPTIM)
-{
-    struct ht_param_shape shape;
-
-    if (!p->cur.exists || p->gone || ht_opt_state_shape(p, &shape))
-        return;
-    out->parameters++;
-    for (unsigned i = 0; i < p->cur.layout.count; i++)
-        out->state_bytes += ht_opt_state_bytes(&shape, p->cur.layout.kind[i]);
-    stat_sum(p, out);
-}
-
-/* Some parameters from pos on. Returns the one where to go on, with a reference, or NULL. */
-static struct ht_param *stat_slice(struct ht_root *r, struct ht_list *pos, struct ht_root_stat *out)
+/* Some sums from pos on. Returns the parameter where to go on, with a reference, or NULL. */
+static struct ht_param *add_slice(struct ht_root *r, struct ht_list *pos, struct ht_root_stat *out)
     HT_REQUIRES(HT_LOCK_OPTIM)
 {
-    for (unsigned i = 0; pos != &r->params; pos = pos->next, i++) {
-        struct ht_param *p = ht_list_entry(pos, struct ht_param, of_root);
-        if (i == STAT_SLICE) {
+    struct ht_obj_stat st;
+
+    for (unsigned i = 0; pos != &r->sums; pos = pos->next, i++) {
+        struct ht_param *p = ht_list_entry(pos, struct ht_param, of_sums);
+        if (i == SUMS_SLICE) {
             p->refs++;
             return p;
         }
-        stat_param(p, out);
+        if (!p->counted.counted)
+            continue;
+        ht_obj_stat(p->sum, &st);
+        out->sum_resident_bytes += st.resident_bytes;
+        out->sum_stored_bytes += st.stored_bytes;
     }
     return NULL;
 }
 
-void ht_optim_root_totals(struct ht_optim *o, uint64_t root, struct ht_root_stat *out)
+void ht_optim_root_sums(struct ht_optim *o, uint64_t root, struct ht_root_stat *out)
 {
     struct ht_root *r = ht_opt_root_get(o, root);
 
     if (!r)
         return;
     lock(o);
-    struct ht_param *p = stat_slice(r, r->params.next, out);
+    struct ht_param *p = add_slice(r, r->sums.next, out);
     while (p) {
         unlock(o); /* updates go on */
         lock(o);
         p->refs--;
-        p = p->root == r ? stat_slice(r, &p->of_root, out) : NULL;
+        if (p->root == r && !ht_list_empty(&p->of_sums)) {
+            p = add_slice(r, &p->of_sums, out);
+        } else { /* its sum was deleted meanwhile: begins anew */
+            out->sum_resident_bytes = out->sum_stored_bytes = 0;
+            p = add_slice(r, r->sums.next, out);
+        }
     }
     ht_opt_root_put_locked(r);
     unlock(o);
@@ -403,6 +393,8 @@ int ht_optim_root_stat(struct ht_optim *o, uint64_t root, struct ht_root_stat *o
         .open = r->open != 0,
         .step_open = r->open,
         .claimed_pid = r->claim.pid,
+        .parameters = r->totals.parameters,
+        .state_bytes = r->totals.state_bytes,
         .grad_bytes = r->grad_bytes,
         .updated_elements = r->updated_elements,
         .added_elements = r->added_elements,

@@ -9,6 +9,7 @@
 #include "tiering/base/event.h"
 #include "tiering/base/idtable.h"
 #include "tiering/base/list.h"
+#include "optim/state/totals.h"
 
 struct ht_optim;
 struct ht_param;
@@ -34,6 +35,7 @@ struct ht_root {
     uint64_t id, seq;
     unsigned refs HT_GUARDED_BY(HT_LOCK_OPTIM);
     struct ht_list all, params, touched;
+    struct ht_list sums;    /* parameters with a sum of gradients */
     struct ht_list early;   /* ranges to add or measure, in order of arrival (state/queue.c) */
     struct ht_list queue;   /* parameters with ranges to update, the next one first */
     struct ht_list ready;   /* optim.ready while one of these is not empty and hold is not set */
@@ -70,6 +72,7 @@ struct ht_root {
         uint64_t grad_bytes, added_elements, updated_elements, nonfinite, update_ns, commit_ns;
         /* To devices: when the last step ended, or the root began; in the step before that. */
         uint64_t written_bytes, step_written_bytes;
+        struct ht_root_totals totals;
         struct ht_refusal error;
         uint64_t refusals; /* since mount */
     };

@@ -206,6 +206,7 @@ static int adopt(struct ht_param *p, const struct ht_param_meta *meta, struct ht
         memset(&p->cur, 0, sizeof(p->cur));
         memset(p->state, 0, sizeof(p->state));
     }
+    ht_opt_totals_update(p);
     return rc;
 }
 
@@ -241,6 +242,7 @@ void ht_opt_state_delete(struct ht_param *p, struct ht_tx *tx)
             ht_obj_delete(p->state[i], tx);
     }
     memset(&p->cur, 0, sizeof(p->cur));
+    ht_opt_totals_update(p);
     /* A running update works on them still. */
     if (!p->pending)
         ht_opt_put_state(p);

@@ -180,6 +180,7 @@ static uint64_t check_root(struct ht_root *root) HT_REQUIRES(HT_LOCK_OPTIM)
     assert(!root->deciding || (root->async && root->draining && root->open));
     assert(ht_list_empty(&root->closing) || root->async);
     check_lists(root, &t);
+    ht_opt_totals_verify(root);
     return bytes;
 }
 

@@ -50,6 +50,7 @@ static void reload(struct ht_param *p) HT_REQUIRES(HT_LOCK_OPTIM)
      */
     if (!p->gone && ht_opt_param_file(p) == HT_OPTIM_FILE_DELETED)
         p->gone = true;
+    ht_opt_totals_update(p);
     if (p->gone) {
         ht_opt_param_reclaim(p);
         return;

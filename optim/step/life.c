@@ -113,6 +113,7 @@ static int settle_param(struct ht_param *p) HT_REQUIRES(HT_LOCK_OPTIM)
     if (!p->obj)
         p->obj = ht_obj_get(p->o->store, p->oid);
     p->gone = !p->obj;
+    ht_opt_totals_update(p);
     if (p->gone)
         return 0;
     int rc = ht_opt_state_load(p);

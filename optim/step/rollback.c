@@ -211,7 +211,7 @@ static int make_state(struct ht_param *p, const struct ht_param_meta *meta)
     int rc = p->cur.exists ? delete_state(p) : 0;
 
     if (!rc && p->sum) /* it may have another shape */
-        rc = ht_opt_scratch_delete(p, &p->sum);
+        rc = ht_opt_sum_delete(p);
     if (rc)
         return rc;
     lock(p->o);

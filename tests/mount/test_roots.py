@@ -553,6 +553,18 @@ def test_gradients_of_several_passes_make_one_step(root):
     assert word(root, 'step') == '2' and word(root, 'added_elements') == str(8 * len(p))
 
 
+def test_sums_of_many_parameters_are_added(root):
+    """So many that the store adds their bytes in several parts."""
+    word(root, 'optimizer', OPTIMIZER + ' accumulate=2')
+    for i in range(300):
+        (root / ('p%d' % i)).write_bytes(random(16, i).tobytes())
+        put_gradient(root, 'p%d' % i, random(16, i))
+    assert command(root, 'wait') == ['ok']
+    resident, stored = int(word(root, 'sum_resident_bytes')), int(word(root, 'sum_stored_bytes'))
+    assert resident > 0 and resident // 65536 + stored // 4096 == 300
+    assert word(root, 'parameters') == '300' and word(root, 'state_bytes') == str(300 * 2 * 64)
+
+
 # ----------------------------------------------------------- sparse gradients
 
 def sparse(n, at, values, magic=b'HTtopk\r\n', version=1, dtype=1):

@@ -403,6 +403,30 @@ START_TEST(with_the_state_goes_the_space_for_sums)
 }
 END_TEST
 
+START_TEST(another_size_has_another_sum)
+{
+    float *sum[PARAMS_MAX];
+
+    fixture_open_as(&w, "adamw lr=1e-2 accumulate=3", 2);
+    struct test_param *p = fixture_param(&w, HT_DTYPE_F32, HT_DTYPE_F32, 70001, HT_SMALL_CHUNK_BYTES);
+    whole_step(1);
+    ck_assert_int_eq(ht_optim_reset(w.o, ROOT, p->oid, NULL), 0);
+    forget_state(p);
+    ck_assert_int_eq(ht_obj_truncate(p->obj, 4 * 1000), 0);
+    p->n = 1000;
+    check_all(&w);
+    write_passes(sum, GRADIENTS - 1, true);
+    ck_assert_int_eq(ht_optim_wait(w.o, ROOT, 0), 0);
+    struct ht_root_stat st = fixture_stat(&w);
+    ck_assert(st.parameters == 1 && st.state_bytes == 2 * 4000);
+    ck_assert(st.sum_resident_bytes > 0 && st.sum_resident_bytes <= HT_SMALL_CHUNK_BYTES);
+    free_sums(sum);
+    ck_assert_int_eq(ht_optim_abort(w.o, ROOT), 0);
+    check_all(&w);
+    fixture_close(&w);
+}
+END_TEST
+
 START_TEST(a_failed_addition_can_only_be_aborted)
 {
     float *sum[PARAMS_MAX];
@@ -445,6 +469,7 @@ int main(void)
     tcase_add_test(t, sums_that_do_not_fit_in_memory_spill);
     tcase_add_test(t, space_for_sums_is_reserved_by_the_first_gradient);
     tcase_add_loop_test(t, with_the_state_goes_the_space_for_sums, 0, 2);
+    tcase_add_test(t, another_size_has_another_sum);
     tcase_add_test(t, a_failed_addition_can_only_be_aborted);
     return run_suite("accumulate", t);
 }

@@ -372,7 +372,7 @@ static inline struct ht_root_stat fixture_stat(struct fixture *w)
     struct ht_root_stat st;
 
     ck_assert_int_eq(ht_optim_root_stat(w->o, ROOT, &st), 0);
-    ht_optim_root_totals(w->o, ROOT, &st);
+    ht_optim_root_sums(w->o, ROOT, &st);
     return st;
 }
 

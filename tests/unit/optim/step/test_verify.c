@@ -186,6 +186,21 @@ static void ready_without_work(void)
     ht_list_add_tail(&w.o->ready, &param->root->ready);
 }
 
+static void state_that_no_parameter_has(void)
+{
+    param->root->totals.state_bytes += 4;
+}
+
+static void a_deleted_parameter_that_counts(void)
+{
+    param->gone = true;
+}
+
+static void a_sum_on_no_list(void)
+{
+    param->sum = param->grad;
+}
+
 static void memory_of_nothing(void)
 {
     w.o->meta_bytes++;
@@ -222,6 +237,9 @@ static void (*const wrong[])(void) = {
     shown_without_an_update,
     a_queue_of_nothing,
     ready_without_work,
+    state_that_no_parameter_has,
+    a_deleted_parameter_that_counts,
+    a_sum_on_no_list,
     memory_of_nothing,
     a_range_of_another_place,
 };

@@ -1,0 +1,62 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * totals.c - see totals.h. Sums of gradients (accumulate) change in the store, beside the optimizer. So root.c adds
+ * their bytes when it is asked for them, over the parameters that have one.
+ */
+#include <assert.h>
+
+#include "tiering/base/base.h"
+#include "tiering/base/list.h"
+#include "optim/optim.h"
+#include "optim/state/context.h"
+#include "optim/state/param.h"
+#include "optim/state/range.h"
+#include "optim/state/root.h"
+#include "optim/state/totals.h"
+
+static struct ht_param_counted counted(const struct ht_param *p) HT_REQUIRES(HT_LOCK_OPTIM)
+{
+    struct ht_param_counted c = {0};
+    struct ht_param_shape shape;
+
+    if (!p->cur.exists || p->gone || ht_opt_state_shape(p, &shape))
+        return c;
+    c.counted = true;
+    for (unsigned i = 0; i < p->cur.layout.count; i++)
+        c.state_bytes += ht_opt_state_bytes(&shape, p->cur.layout.kind[i]);
+    return c;
+}
+
+static void take(struct ht_param *p, struct ht_param_counted now) HT_REQUIRES(HT_LOCK_OPTIM)
+{
+    struct ht_root_totals *t = &p->root->totals;
+
+    t->parameters += (uint64_t)now.counted - p->counted.counted;
+    t->state_bytes += now.state_bytes - p->counted.state_bytes;
+    p->counted = now;
+}
+
+void ht_opt_totals_update(struct ht_param *p)
+{
+    take(p, counted(p));
+}
+
+void ht_opt_totals_remove(struct ht_param *p)
+{
+    take(p, (struct ht_param_counted){0});
+}
+
+void ht_opt_totals_verify(const struct ht_root *r)
+{
+    struct ht_root_totals t = {0};
+
+    ht_list_for_each(pos, &r->params) {
+        const struct ht_param *p = ht_list_entry(pos, struct ht_param, of_root);
+        struct ht_param_counted c = counted(p);
+        assert(c.counted == p->counted.counted && c.state_bytes == p->counted.state_bytes);
+        assert(r->gate || ht_list_empty(&p->of_sums) == !p->sum); /* sums are deleted under the gate */
+        t.parameters += c.counted;
+        t.state_bytes += c.state_bytes;
+    }
+    assert(t.parameters == r->totals.parameters && t.state_bytes == r->totals.state_bytes);
+}
