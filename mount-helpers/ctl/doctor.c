@@ -2,7 +2,8 @@
 /*
  * doctor.c - `hitrainctl doctor`: what is slow or unsafe, and the remedy. The checks are in doctor_*.c.
  *
- * A mount that does not answer must not hold this program: a child asks it first.
+ * A mount or device that does not answer must not hold this program: a child asks, and adds its findings to memory that
+ * it shares with its parent.
  */
 #include "mount-helpers/ctl/doctor.h"
 
@@ -10,6 +11,7 @@
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <sys/mman.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include <sys/xattr.h>
@@ -19,13 +21,23 @@
 #include "tiering/base/json.h"
 #include <hitrain/words.h>
 
-enum { ANSWER_MS = 5000, EXIT_WARN = 3, EXIT_ERROR = 4 };
+/* For each answer: a slow machine is not a mount that hangs. One that hangs is found within two seconds. */
+enum { ANSWER_MS = 1500, EXIT_WARN = 3, EXIT_ERROR = 4 };
+
+static const char more = '.', end = '!';
+
+/* What the child tells, in memory that both see. */
+struct shared {
+    struct ht_doctor doctor;
+    bool mount;  /* it asks a mount of hitrain */
+    bool device; /* it asks a device or file */
+};
 
 static const char *const level_words[HT_DOCTOR_LEVELS] = {"ok", "note", "warn", "error"};
 
 /* -------------------------------------------------------------------- paths */
 
-/* In a child: the mount answers, or the error. */
+/* 0: the mount answers. */
 static int ask(const char *path)
 {
     struct stat st;
@@ -37,66 +49,101 @@ static int ask(const char *path)
     return 0;
 }
 
-/* 0, an errno, or -ETIMEDOUT. A child that the kernel does not end yet stays; it ends with the mount. */
-static int ask_in_time(const char *path)
-{
-    struct pollfd p = {.events = POLLIN};
-    int ends[2], answer = EIO;
-
-    if (pipe(ends) != 0)
-        return errno;
-    pid_t child = fork();
-    if (child == 0) {
-        /* A child that stays must not hold the caller's pipes. */
-        for (int fd = STDIN_FILENO; fd <= STDERR_FILENO; fd++)
-            if (fd != ends[1])
-                close(fd);
-        answer = ask(path);
-        _exit(write(ends[1], &answer, sizeof(answer)) != (ssize_t)sizeof(answer));
-    }
-    close(ends[1]);
-    p.fd = ends[0];
-    if (child < 0)
-        answer = EAGAIN;
-    else if (poll(&p, 1, ANSWER_MS) <= 0)
-        answer = -ETIMEDOUT;
-    else if (read(ends[0], &answer, sizeof(answer)) != (ssize_t)sizeof(answer))
-        answer = EIO;
-    close(ends[0]);
-    if (child > 0) {
-        kill(child, SIGKILL);
-        (void)waitpid(child, NULL, answer == -ETIMEDOUT ? WNOHANG : 0);
-    }
-    return answer;
-}
-
 static bool is_of_hitrain(const char *path, struct ht_mount_entry *m)
 {
     return ht_mount_of_path(path, m) == 0 && ht_mount_is_hitrain(m);
 }
 
-/* A folder of another file system is a mistake of the caller; a file there may be a store. True: it is a mount. */
-static bool look_at(struct ht_doctor *d, const char *path, struct ht_mount_entry *m)
+/* A folder of another file system is a mistake of the caller; a file there may be a store. */
+static void look_at(struct shared *s, const char *path, struct ht_mount_entry *m)
 {
+    struct ht_doctor *d = &s->doctor;
     struct stat st;
-    int rc = ask_in_time(path);
+    int rc = ask(path);
 
-    if (rc == -ETIMEDOUT) {
-        ht_doctor_add(d, HT_DOCTOR_ERROR, "mount", "%s does not answer", path);
-        ht_doctor_remedy(d, "hitrainctl dump %s shows what its daemon waits for", path);
-    } else if (rc == ENOTCONN) {
+    ht_doctor_answered(d);
+    if (rc == ENOTCONN) {
         ht_doctor_add(d, HT_DOCTOR_ERROR, "mount", "%s: the daemon of this mount is gone", path);
         ht_doctor_remedy(d, "umount %s, mount it again, and read the daemon's messages in the system's log", path);
     } else if (rc == 0 && is_of_hitrain(path, m)) {
+        s->mount = true;
         ht_doctor_mount(d, m);
-        return true;
     } else if (rc == 0 && stat(path, &st) == 0 && S_ISDIR(st.st_mode)) {
         ht_doctor_add(d, HT_DOCTOR_ERROR, "mount", "%s is not on a hitrain mount", path);
         ht_doctor_remedy(d, "mount -t hitrain DEVICE %s", path);
     } else {
+        s->device = true;
         ht_doctor_device(d, path);
     }
-    return false;
+}
+
+/* -------------------------------------------------------------------- child */
+
+/* Standard input, output and error are the caller's pipes: a child that stays must not hold them. */
+static void in_child(struct shared *s, const char *path, struct ht_mount_entry *m, int told)
+{
+    for (int fd = STDIN_FILENO; fd <= STDERR_FILENO; fd++)
+        if (fd != told)
+            (void)close(fd);
+    s->doctor.told = told;
+    look_at(s, path, m);
+    _exit(write(told, &end, 1) != 1);
+}
+
+static void not_in_time(struct shared *s, const char *path)
+{
+    struct ht_doctor *d = &s->doctor;
+
+    if (s->device) {
+        ht_doctor_add(d, HT_DOCTOR_ERROR, "device", "%s does not answer", path);
+        ht_doctor_remedy(d, "read the kernel's log; look at the device, its cable or its network");
+    } else {
+        ht_doctor_add(d, HT_DOCTOR_ERROR, "mount", "%s does not answer", path);
+        ht_doctor_remedy(d, "hitrainctl dump %s shows what its daemon waits for", path);
+    }
+}
+
+/* 1: it has ended; 0: no answer in time; -1: it died. */
+static int follow(int told)
+{
+    struct pollfd p = {.fd = told, .events = POLLIN};
+    char said = more;
+
+    while (said == more) {
+        if (poll(&p, 1, ANSWER_MS) == 0)
+            return 0;
+        if (read(told, &said, 1) != 1)
+            return -1;
+    }
+    return 1;
+}
+
+/*
+ * What the child has found until an answer is late counts. A child that the kernel does not end yet stays, and does
+ * nothing more; it ends with the mount. False: errno says why.
+ */
+static bool look_in_time(struct shared *s, const char *path, struct ht_mount_entry *m)
+{
+    int ends[2], rc;
+
+    if (pipe(ends) != 0)
+        return false;
+    pid_t child = fork();
+    if (child == 0)
+        in_child(s, path, m, ends[1]);
+    int err = errno;
+    close(ends[1]);
+    rc = child < 0 ? -1 : follow(ends[0]);
+    close(ends[0]);
+    if (child > 0) {
+        kill(child, SIGKILL);
+        (void)waitpid(child, NULL, rc ? 0 : WNOHANG);
+        err = EIO;
+    }
+    if (rc == 0)
+        not_in_time(s, path);
+    errno = err;
+    return rc >= 0;
 }
 
 /* ------------------------------------------------------------------- output */
@@ -144,27 +191,30 @@ static void put_json(const struct ht_doctor *d, const char *path)
 
 int ht_cmd_doctor(const char *path, const struct ht_cmd_options *o)
 {
-    struct ht_doctor *d = calloc(1, sizeof(*d));
+    struct shared *s = mmap(NULL, sizeof(*s), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     struct ht_mount_entry *m = malloc(sizeof(*m));
     enum ht_doctor_level worst = HT_DOCTOR_ERROR;
-    bool ok = d && m;
+    bool ok = s != MAP_FAILED && m;
 
     if (ok) {
+        struct ht_doctor *d = &s->doctor;
         d->root = "";
         ht_doctor_machine(d);
-        if (!path || !look_at(d, path, m))
+        ok = !path || look_in_time(s, path, m);
+        if (!s->mount)
             ht_doctor_cgroup(d, 0, 0);
         worst = ht_doctor_worst(d);
-        if (o->json)
+        if (ok && o->json)
             put_json(d, path);
-        else
+        else if (ok)
             put_for_people(d);
-        ok = fflush(stdout) == 0;
+        ok = ok && fflush(stdout) == 0;
     }
     if (!ok)
         ht_error("cannot finish: %s", strerror(errno));
     free(m);
-    free(d);
+    if (s != MAP_FAILED)
+        (void)munmap(s, sizeof(*s));
     return !ok                     ? HT_CMD_FAILED
         : worst == HT_DOCTOR_ERROR ? EXIT_ERROR
         : worst == HT_DOCTOR_WARN  ? EXIT_WARN

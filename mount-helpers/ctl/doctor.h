@@ -23,6 +23,7 @@ struct ht_doctor_finding {
 
 struct ht_doctor {
     const char *root; /* before /proc and /sys: "", or a folder of a test */
+    int told;         /* a pipe that is told of each answer; 0: none */
     unsigned count;
     bool cut;                       /* there were more findings */
     struct ht_doctor_finding *last; /* added last, or NULL */
@@ -34,6 +35,8 @@ void ht_doctor_add(struct ht_doctor *d, enum ht_doctor_level level, const char *
     HT_PRINTF(4, 5);
 /* Of the finding that was added last. */
 void ht_doctor_remedy(struct ht_doctor *d, const char *fmt, ...) HT_PRINTF(2, 3);
+/* The mount or the device has answered. */
+void ht_doctor_answered(const struct ht_doctor *d);
 enum ht_doctor_level ht_doctor_worst(const struct ht_doctor *d);
 
 /* The first line of a file below root, without its end. False: there is none. */

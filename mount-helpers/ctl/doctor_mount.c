@@ -175,6 +175,7 @@ void ht_doctor_members(struct ht_doctor *d, const char *source, const struct ht_
             path = source;
         if (path[0] == '/')
             ht_doctor_device(d, path);
+        ht_doctor_answered(d);
     }
     check_speeds(d, lines, count, "read_bytes_per_s");
     check_speeds(d, lines, count, "write_bytes_per_s");
@@ -295,6 +296,8 @@ void ht_doctor_mount(struct ht_doctor *d, const struct ht_mount_entry *m)
         ht_doctor_remedy(d, "unmount it and mount it with this version");
     }
     free(f);
+    ht_doctor_answered(d);
     check_devices(d, m->point, m->source);
+    ht_doctor_answered(d);
     check_events(d, m->point);
 }

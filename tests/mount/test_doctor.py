@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """hitrainctl doctor on real mounts, files and devices; tests/unit/mount-helpers/ctl/test_doctor.c has each check."""
 import ctypes
+import errno
 import json
 import os
 import signal
@@ -66,9 +67,13 @@ def test_a_full_store(make_store):
 
 def test_a_dead_mount_and_one_that_does_not_answer(store):
     store.daemon.send_signal(signal.SIGSTOP)
-    began = time.monotonic()
-    found = doctor(store.point)['mount']
-    assert found['level'] == 'error' and 'dump' in found['remedy'] and time.monotonic() - began < 100
+    seconds = []
+    while not seconds or min(seconds) >= 2 and len(seconds) < 10: # this machine may be busy for a while
+        began = time.monotonic()
+        found = doctor(store.point)['mount']
+        seconds.append(time.monotonic() - began)
+        assert found['level'] == 'error' and 'dump' in found['remedy']
+    assert min(seconds) < 2
     store.daemon.send_signal(signal.SIGCONT)
     store.kill()
     assert 'gone' in doctor(store.point)['mount']['text']
@@ -89,8 +94,16 @@ def test_files_devices_and_what_is_none(store, tmp_path):
         assert done.returncode == 2 and done.stderr and not done.stdout
 
 
-def test_a_request_that_is_never_answered(tmp_path):
-    """The kernel keeps the process that asked until the mount ends: it must not keep the caller's pipe."""
+def answer(fd, request, body, error=0):
+    os.write(fd, struct.pack('<IiQ', 16 + len(body), error, struct.unpack_from('<Q', request, 8)[0]) + body)
+
+
+@pytest.mark.parametrize('answers', [False, True])
+def test_a_request_that_is_never_answered(tmp_path, answers):
+    """
+    The kernel keeps the process that asked until the mount ends: it must not keep the caller's pipe. Some mounts
+    answer the first question alone.
+    """
     fd, libc = os.open('/dev/fuse', os.O_RDWR), ctypes.CDLL(None, use_errno=True)
     options = f'fd={fd},rootmode=40000,user_id=0,group_id=0,allow_other'.encode()
     assert libc.mount(b'none', bytes(tmp_path), b'fuse.hitrain', 0, options) == 0, os.strerror(ctypes.get_errno())
@@ -98,7 +111,12 @@ def test_a_request_that_is_never_answered(tmp_path):
         unique = struct.unpack_from('<IIQ', os.read(fd, 1 << 20))[2]
         os.write(fd, struct.pack('<IiQ', 80, 0, unique) + struct.pack('<IIIIHHI', 7, 31, 1 << 16, 0, 12, 10, 1 << 16) + bytes(40))
         asks = subprocess.Popen(f'{BIN}/hitrainctl doctor --json {tmp_path} | cat', shell=True, stdout=subprocess.PIPE, text=True)
-        os.read(fd, 1 << 20)
+        opcode = struct.unpack_from('<I', request := os.read(fd, 1 << 20), 4)[0]
+        if answers:
+            assert opcode == 3 # getattr
+            answer(fd, request, struct.pack('<QII6Q', 3600, 0, 0, 1, 0, 0, 0, 0, 0) + struct.pack('<10I', 0, 0, 0, 0o40755, 2, 0, 0, 0, 4096, 0))
+            answer(fd, os.read(fd, 1 << 20), b'', -errno.ENODATA)
+            os.read(fd, 1 << 20)
         said = asks.communicate(timeout=100)[0]
         assert any(f['check'] == 'mount' and 'does not answer' in f['text'] for f in json.loads(said)['findings'])
     finally:
