@@ -29,6 +29,18 @@ static bool same_chunk(struct ht_obj *a, struct ht_obj *b, uint64_t index) HT_RE
     return r && q ? r->visible == q->visible && ht_ref_same_place(r, q) : !r && !q;
 }
 
+/* The first chunk from there on that one of both has in memory; UINT64_MAX: there is none. */
+static uint64_t next_chunk(struct ht_obj *a, struct ht_obj *b, uint64_t index) HT_REQUIRES(HT_LOCK_STORE)
+{
+    uint64_t x = index, y = index;
+
+    if (ht_chunk_is_volatile(a, index) || ht_chunk_is_volatile(b, index))
+        return index;
+    x = ht_chunk_next(a, &x) ? x : UINT64_MAX;
+    y = ht_chunk_next(b, &y) ? y : UINT64_MAX;
+    return ht_min_u64(x, y);
+}
+
 enum { BATCH = 1024 }; /* chunks that are compared under one hold of the lock */
 
 /* Moves *index to the first chunk from there on that differs. False: there is none before end. */
@@ -37,12 +49,12 @@ static bool find_different(struct ht_obj *from, struct ht_obj *to, uint64_t *ind
     bool found = false;
 
     while (!found && *index < end) {
-        uint64_t stop = ht_min_u64(end, *index + BATCH);
         ht_store_lock(from->s);
-        while (*index < stop && from->chunk_shift == to->chunk_shift && same_chunk(from, to, *index))
-            ++*index;
+        for (unsigned n = 0; !found && n < BATCH && (*index = next_chunk(from, to, *index)) < end; n++) {
+            found = !same_chunk(from, to, *index);
+            *index += !found;
+        }
         ht_store_unlock(from->s);
-        found = *index < stop;
     }
     return found;
 }
@@ -59,12 +71,24 @@ static int clone_all(struct ht_obj *from, struct ht_obj *to, uint64_t off, uint6
     return 0;
 }
 
-int ht_obj_restore(struct ht_obj *to, struct ht_obj *from)
+/* Chunks of one size: those that are in another place. */
+static int clone_different(struct ht_obj *from, struct ht_obj *to, uint64_t size)
 {
-    uint64_t size = ht_obj_size(from), bytes = ht_obj_chunk_bytes(from), chunks = ht_div_up(size, bytes);
-    int rc = ht_obj_size(to) > size ? ht_obj_truncate(to, size) : 0;
+    uint64_t bytes = ht_obj_chunk_bytes(from), chunks = ht_div_up(size, bytes);
+    int rc = 0;
 
     for (uint64_t i = 0; !rc && find_different(from, to, &i, chunks); i++)
         rc = clone_all(from, to, i * bytes, ht_min_u64(bytes, size - i * bytes));
+    return rc;
+}
+
+int ht_obj_restore(struct ht_obj *to, struct ht_obj *from)
+{
+    uint64_t size = ht_obj_size(from);
+    int rc = ht_obj_size(to) > size ? ht_obj_truncate(to, size) : 0;
+
+    if (!rc)
+        rc = ht_obj_chunk_bytes(from) == ht_obj_chunk_bytes(to) ? clone_different(from, to, size)
+                                                                : clone_all(from, to, 0, size);
     return rc || ht_obj_size(to) == size ? rc : ht_obj_truncate(to, size); /* which gives preallocations back */
 }

@@ -1,0 +1,272 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Rollbacks of what is unlike the kept step: sparse files, parameters of another shape, open gradients and files. */
+#include <check.h>
+#include <stdio.h>
+
+#include "tests/support/harness.h"
+#include "tests/support/suite.h"
+#include "tiering/api/object.h"
+#include "tiering/base/log.h"
+
+enum { DEVICE_BYTES = 64 << 20, PARAMS = 2 };
+
+static const struct harness_param params[PARAMS] = {{"w", "f32", 1000}, {"v", "f32", 300}},
+                                  longer = {"w", "f32", 90001};
+
+static struct harness k;
+static uint64_t root;
+static unsigned sums; /* gradients of a step */
+
+static void open_with(const char *config)
+{
+    sums = strstr(config, "accumulate=2") ? 2 : 1;
+    memset(&k, 0, sizeof(k));
+    harness_format(&k, 1, DEVICE_BYTES, 512);
+    ck_assert_int_eq(harness_open(&k, 2), 0);
+    root = harness_model(&k, "model", params, PARAMS, config);
+    ck_assert_int_eq(ht_optim_commit(k.optim, root), 0);
+}
+
+static void finish(void)
+{
+    ht_store_verify(k.store, false);
+    ck_assert_int_eq(harness_close(&k, true), 0);
+    ck_assert_uint_eq(harness_fsck(&k), 0);
+    harness_free(&k);
+}
+
+static void snapshot(const char *name)
+{
+    struct ht_optim_steer by = {0};
+
+    ck_assert_int_eq(ht_optim_snapshot_by(k.optim, root, name, &by), 0);
+}
+
+static uint64_t fingerprint(void)
+{
+    return harness_model_hash(&k, root, params, PARAMS);
+}
+
+/* A step from the same gradients for the same seed. */
+static void step(uint64_t seed)
+{
+    for (unsigned i = 0; i < sums * PARAMS; i++)
+        harness_gradient(&k, root, &params[i % PARAMS], seed + i);
+    ck_assert_int_eq(ht_optim_commit(k.optim, root), 0);
+}
+
+/* ------------------------------------------------------------ sparse files */
+
+enum { SPARSE = 8, ROUNDS = 10 };
+
+static const uint64_t places[] = {0, 4096, 1ull << 21, 1ull << 33, (1ull << 44) - 4096};
+
+static uint64_t sparse_file(unsigned n)
+{
+    char name[8];
+
+    snprintf(name, sizeof(name), "f%u", n);
+    return harness_make(&k, root, name);
+}
+
+static void resize(uint64_t ino, uint64_t size)
+{
+    struct ht_obj *o;
+
+    ck_assert_int_eq(ht_ns_open(k.ns, ino, &o), 0);
+    ck_assert_int_eq(ht_obj_truncate(o, size), 0);
+    ht_ns_close(k.ns, ino);
+}
+
+static void check_sparse(uint64_t ino, const char *expected)
+{
+    char text[3] = "";
+    struct ht_obj *o;
+
+    ck_assert_int_eq(ht_ns_open(k.ns, ino, &o), 0);
+    ck_assert_uint_eq(ht_obj_size(o), HT_FILE_BYTES_MAX);
+    for (unsigned i = 0; i < HT_ARRAY_SIZE(places); i++) {
+        ck_assert_int_eq(ht_obj_read(o, places[i], text, 2), 2);
+        ck_assert_mem_eq(text, expected[i] == '.' ? "\0\0" : "ab", 2);
+    }
+    ht_ns_close(k.ns, ino);
+}
+
+/* A visit of each chunk that may be there would take many minutes. */
+START_TEST(a_sparse_file_of_the_largest_size_goes_back)
+{
+    open_with("adamw lr=0.01");
+    for (unsigned n = 0; n < SPARSE; n++) {
+        resize(sparse_file(n), HT_FILE_BYTES_MAX);
+        for (unsigned i = 0; i < HT_ARRAY_SIZE(places); i += 2)
+            ck_assert_int_eq(harness_write(&k, sparse_file(n), places[i], "ab", 2), 0);
+    }
+    ck_assert_int_eq(ht_optim_commit(k.optim, root), 0);
+    snapshot("x");
+    for (unsigned round = 0; round < ROUNDS; round++) {
+        for (unsigned n = 0; n < SPARSE; n++) {
+            uint64_t ino = sparse_file(n);
+            resize(ino,
+                   round % 3 == 0       ? 0
+                       : round % 3 == 1 ? places[3]
+                                        : HT_FILE_BYTES_MAX); /* cut, and with more content */
+            resize(ino, round % 2 ? places[4] : HT_FILE_BYTES_MAX);
+            for (unsigned i = 1; i < HT_ARRAY_SIZE(places); i += 2)
+                ck_assert_int_eq(harness_write(&k, ino, places[i], "ab", 2), 0);
+        }
+        if (round & 1)
+            ck_assert_int_eq(ht_optim_commit(k.optim, root), 0);
+        ck_assert_int_eq(harness_rollback(&k, root, "x"), 0);
+        for (unsigned n = 0; n < SPARSE; n++)
+            check_sparse(sparse_file(n), "a.a.a");
+    }
+    finish();
+}
+END_TEST
+
+/* ------------------------------------------------------------ other shapes */
+
+/* The parameter gets more elements; and a step with them. */
+static void make_longer(bool steps)
+{
+    static const float more[90001];
+    struct ht_optim_steer by = {0};
+
+    ck_assert_int_eq(ht_optim_reset(k.optim, root, harness_find(&k, root, "w"), &by), 0);
+    harness_put(&k, root, "w", more, sizeof(more));
+    for (unsigned n = 0; steps && n < sums; n++) {
+        harness_gradient(&k, root, &longer, 40 + n);
+        harness_gradient(&k, root, &params[1], 50 + n);
+    }
+    ck_assert_int_eq(ht_optim_commit(k.optim, root), 0);
+}
+
+/* With accumulation each parameter has a sum, whose size is that of the shape, too. */
+START_TEST(a_parameter_gets_its_shape_back)
+{
+    open_with(_i ? "adamw lr=0.01 accumulate=2" : "adamw lr=0.01");
+    step(1);
+    snapshot("x");
+    uint64_t was = fingerprint();
+    step(3);
+    uint64_t next = fingerprint();
+    ck_assert_uint_ne(was, next);
+    for (unsigned round = 0; round < 3; round++) {
+        make_longer(round != 0);
+        uint64_t other = harness_model_hash(&k, root, (struct harness_param[]){longer, params[1]}, round ? PARAMS : 0);
+        snapshot(round == 1 ? "longer" : NULL);
+        ck_assert_int_eq(harness_rollback(&k, root, "x"), 0);
+        ck_assert_uint_eq(fingerprint(), was);
+        step(3);
+        ck_assert_uint_eq(fingerprint(), next);
+        if (round != 1)
+            continue;
+        ck_assert_int_eq(harness_rollback(&k, root, "longer"), 0);
+        ck_assert_uint_eq(harness_model_hash(&k, root, (struct harness_param[]){longer, params[1]}, PARAMS), other);
+        for (unsigned n = 0; n < sums; n++) {
+            harness_gradient(&k, root, &longer, 60 + n);
+            harness_gradient(&k, root, &params[1], 70 + n);
+        }
+        ck_assert_int_eq(ht_optim_commit(k.optim, root), 0);
+        ck_assert_int_eq(harness_rollback(&k, root, "x"), 0);
+    }
+    finish();
+}
+END_TEST
+
+/* ----------------------------------------------------------- open by others */
+
+static struct ht_grad *open_gradient(const struct harness_param *p)
+{
+    struct ht_obj *o;
+    struct ht_grad *g;
+
+    ck_assert_int_eq(ht_ns_open(k.ns, harness_find(&k, root, p->name), &o), 0);
+    const struct ht_param_desc desc = {.root = root, .obj = o, .dtype = HT_DTYPE_F32, .grad_dtype = HT_DTYPE_F32};
+    ck_assert_int_eq(ht_grad_open(k.optim, &desc, &g), 0);
+    return g;
+}
+
+static void close_gradient(struct ht_grad *g, const struct harness_param *p)
+{
+    ht_grad_release(g);
+    ht_ns_close(k.ns, harness_find(&k, root, p->name));
+}
+
+START_TEST(an_open_gradient_fits_or_the_rollback_is_refused)
+{
+    static float ones[1000];
+    struct ht_grad *g;
+
+    open_with("adamw lr=0.01 partial=1");
+    step(1);
+    snapshot("x");
+    uint64_t was = fingerprint();
+    g = open_gradient(&params[0]); /* without a byte: it is of the same shape */
+    ck_assert_int_eq(harness_rollback(&k, root, "x"), 0);
+    ck_assert_uint_eq(fingerprint(), was);
+    ck_assert_int_eq(ht_grad_write(g, 0, ones, sizeof(ones)), (ssize_t)sizeof(ones));
+    ck_assert_int_eq(harness_rollback(&k, root, "x"), -EBUSY); /* bytes that no client has closed */
+    ck_assert_int_eq(ht_grad_flush(g), 0);
+    close_gradient(g, &params[0]);
+    ck_assert_int_eq(harness_rollback(&k, root, "x"), -EBUSY); /* a step is open */
+    ck_assert_int_eq(ht_optim_commit(k.optim, root), 0);
+
+    make_longer(true);
+    struct harness_param now[] = {longer, params[1]};
+    uint64_t other = harness_model_hash(&k, root, now, PARAMS);
+    g = open_gradient(&longer);
+    ck_assert_int_eq(harness_rollback(&k, root, "x"), -EBUSY);
+    ck_assert_uint_eq(harness_model_hash(&k, root, now, PARAMS), other);
+    close_gradient(g, &longer);
+    harness_gradient(&k, root, &longer, 70); /* nothing of the refusal is left */
+    ck_assert_int_eq(ht_optim_commit(k.optim, root), 0);
+    ck_assert_int_eq(harness_rollback(&k, root, "x"), 0);
+    ck_assert_uint_eq(fingerprint(), was);
+    finish();
+}
+END_TEST
+
+START_TEST(an_open_file_is_the_files_of_the_step_or_no_longer_there)
+{
+    struct ht_obj *w, *late;
+    float before[1000], after[1000];
+    char text[4] = "";
+
+    open_with("adamw lr=0.01");
+    step(1);
+    snapshot("x");
+    harness_put(&k, root, "late", "late", 4);
+    uint64_t ino = harness_find(&k, root, "w"), gone = harness_find(&k, root, "late");
+    ck_assert_int_eq(ht_ns_open(k.ns, ino, &w), 0);
+    ck_assert_int_eq(ht_ns_open(k.ns, gone, &late), 0);
+    ck_assert_int_eq(ht_obj_read(w, 0, before, sizeof(before)), (ssize_t)sizeof(before));
+    step(3);
+    ck_assert_int_eq(ht_obj_read(w, 0, after, sizeof(after)), (ssize_t)sizeof(after));
+    ck_assert_mem_ne(after, before, sizeof(before));
+    ck_assert_int_eq(harness_rollback(&k, root, "x"), 0);
+    ck_assert_int_eq(ht_obj_read(w, 0, after, sizeof(after)), (ssize_t)sizeof(after));
+    ck_assert_mem_eq(after, before, sizeof(before));
+    ck_assert_uint_eq(harness_find(&k, root, "late"), 0);
+    ck_assert_int_eq(ht_obj_read(late, 0, text, 4), 4); /* as after unlink */
+    ck_assert_mem_eq(text, "late", 4);
+    ht_ns_close(k.ns, ino);
+    ht_ns_close(k.ns, gone);
+    finish();
+}
+END_TEST
+
+int main(void)
+{
+    Suite *suite = suite_create("rollback");
+    TCase *t = tcase_create("rollback");
+
+    ht_log_set_level(HT_LOG_ERROR);
+    tcase_set_timeout(t, 300);
+    tcase_add_test(t, a_sparse_file_of_the_largest_size_goes_back);
+    tcase_add_loop_test(t, a_parameter_gets_its_shape_back, 0, 2);
+    tcase_add_test(t, an_open_gradient_fits_or_the_rollback_is_refused);
+    tcase_add_test(t, an_open_file_is_the_files_of_the_step_or_no_longer_there);
+    suite_add_tcase(suite, t);
+    return run_all(suite);
+}
