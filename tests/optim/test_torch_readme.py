@@ -9,9 +9,17 @@ import pytest
 from trainer import SECONDS_MAX, TOP, store  # first: it makes the client importable
 import torch
 import torch.distributed as dist
+import hitrain
 
-ALONE, SHARED = (re.search(r'^```python\n(.*?)^```', (TOP / name).read_text(), re.M | re.S).group(1)
-                 for name in ('README.md', 'docs/pytorch.md'))
+
+
+def code(name, heading):
+    """The first Python below a heading."""
+    return re.search(rf'^#+ {heading}\n.*?^```python\n(.*?)^```', (TOP / name).read_text(), re.M | re.S).group(1)
+
+
+ALONE, SHARED = code('README.md', 'Train with PyTorch'), code('docs/pytorch.md', 'Several processes')
+JOB = code('docs/pytorch.md', 'Several stores of one job')
 LR = 3e-4  # as there
 STEPS = 3
 
@@ -70,29 +78,58 @@ def test_one_process(folder):
 
 
 def share(rank, world, meeting, root, results):
+    run_rank(rank, world, meeting, results, lambda: {n: p.numpy() for n, p in run_example(SHARED, root, rank).items()})
+
+
+def run_rank(rank, world, meeting, results, work):
     try:
         torch.set_num_threads(1)
         dist.init_process_group('gloo', init_method=f'file://{meeting}', rank=rank, world_size=world)
-        found = run_example(SHARED, root, rank)
-        results.put((rank, {n: p.numpy() for n, p in found.items()}))
+        results.put((rank, work()))
         dist.barrier()
     except BaseException as e:
         results.put((rank, e))
         raise
 
 
-def test_processes_that_share_a_model(folder, tmp_path):
-    world, context = 2, multiprocessing.get_context('spawn')
+def run_ranks(world, kind, tmp_path, root):
+    """What kind(rank, world, meeting, root, results) gives on each rank."""
+    context = multiprocessing.get_context('spawn')
     results = context.Queue()
-    workers = [context.Process(target=share, args=(r, world, tmp_path / 'meeting', folder / 'model', results))
-               for r in range(world)]
+    workers = [context.Process(target=kind, args=(r, world, tmp_path / 'meeting', root, results)) for r in range(world)]
     for w in workers:
         w.start()
     found = dict(results.get(timeout=SECONDS_MAX) for _ in workers)
     for w in workers:
         w.join(SECONDS_MAX)
         assert w.exitcode == 0, found
+    return found
+
+
+def test_processes_that_share_a_model(folder, tmp_path):
+    world = 2
+    found = run_ranks(world, share, tmp_path, folder / 'model')
     wanted = with_torch(world)
     for part in found.values():
         assert_close({n: torch.from_numpy(v) for n, v in part.items()}, wanted)
     assert os.getxattr(folder / 'model', 'user.hitrain.durable_step') == b'%d' % STEPS
+
+
+def of_job(rank, world, meeting, root, results):
+    """Ranks that stopped at different steps, each in a root of its own."""
+    def work():
+        own = f'{root}-{rank}'
+        with hitrain.AdamW((model := make_model()).named_parameters(), own, retain=4) as optimizer:
+            for step in range(STEPS + rank):
+                loss_of(model, step, 0).backward()
+                optimizer.step()
+        names = {'model': make_model(), 'hitrain': hitrain, 'dist': dist, 'torch': torch}
+        exec(JOB.replace('/mnt/hitrain/model', own), names)
+        with names['optimizer'] as optimizer:
+            return optimizer.committed_step
+    run_rank(rank, world, meeting, results, work)
+
+
+def test_stores_of_one_job(folder, tmp_path):
+    assert '/mnt/hitrain/model' in JOB
+    assert run_ranks(2, of_job, tmp_path, folder / 'model') == {0: STEPS, 1: STEPS}

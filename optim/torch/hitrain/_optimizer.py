@@ -12,6 +12,7 @@ import gc
 import hashlib
 import math
 import os
+import re
 import threading
 import warnings
 import weakref
@@ -21,6 +22,7 @@ import torch
 
 from hitrain import _ahead, _topk
 from hitrain._files import FILE_DTYPES, HIDDEN, XATTR, Descriptors, ParameterFile, check_name, check_plain
+from hitrain._job import Job, bring_together
 from hitrain._parts import Part, is_dtensor, local_of, part_of_dtensor, shares
 from hitrain._root import Root
 from hitrain.distributed import RankFailed, Ranks, Shard, part_of
@@ -86,6 +88,10 @@ class Optimizer(torch.optim.Optimizer):
     full_state_dict  False: state_dict() names the step and the store keeps the state. True: state_dict() is
                    export_state(masters=True), a copy of all state as torch.optim has it, so that checkpoints of
                    trainers can go back to any step
+    retain         keep the steps of the last so many commits, which `hitrainctl steps` lists; 0: none but those of snapshot()
+    retain_every   of these only the first from each multiple of this number on
+    job            see Job: other stores train other models in equal steps. With resume=True all go back to the newest step that
+                   every store still has
     resume         False: root is new (or empty) and the tensors' values are written to it.
                    True: root holds this model already, and the tensors take their values from it. The rest of an
                    interrupted step is taken back. Finished steps of an earlier process become durable: `committed_step`
@@ -106,7 +112,8 @@ class Optimizer(torch.optim.Optimizer):
                  grad_dtype: Optional[torch.dtype] = None, durable_every: int = 1, max_grad_norm: float = 0.0,
                  grad_scale: float = 1.0, skip_nonfinite: bool = False, overlap: bool = False, async_step: bool = False,
                  accumulate: int = 1, accumulate_mode: str = 'sum', topk: float = 0.0, shard: Optional[Shard] = None,
-                 parts: Optional[Mapping[str, Tuple[int, Sequence[int]]]] = None, full_state_dict: bool = False, resume: bool = False, **flags: Any) -> None:
+                 parts: Optional[Mapping[str, Tuple[int, Sequence[int]]]] = None, full_state_dict: bool = False, retain: int = 0,
+                 retain_every: int = 1, job: Optional[Job] = None, resume: bool = False, **flags: Any) -> None:
         if durable_every < 1:
             raise ValueError(f'durable_every must be at least 1, not {durable_every}')
         if accumulate < 1 or accumulate_mode not in ('sum', 'mean'):
@@ -115,6 +122,8 @@ class Optimizer(torch.optim.Optimizer):
             raise ValueError('a shard has a rank below its world, and no overlap, topk or async_step')
         if parts and not shard:
             raise ValueError('parts need shard=: each rank holds some elements of a parameter')
+        if retain < 0 or retain_every < 1 or (job and not 0 <= job.rank < job.world):
+            raise ValueError('retain must be at least 0, retain_every at least 1, and the rank of a job below its world')
         for name in flags:
             if name not in FREE_FLAGS + REFUSED_FLAGS:
                 raise TypeError(f'{type(self).__name__} has no option {name}')
@@ -122,6 +131,7 @@ class Optimizer(torch.optim.Optimizer):
         groups = _as_groups(params)
         self.root = os.path.abspath(os.fspath(root))
         self.durable_every = durable_every
+        self.retain, self.retain_every = retain, retain_every
         # Options of the whole step; like hyper-parameters they may be changed at any time.
         self.max_grad_norm, self.grad_scale, self.skip_nonfinite = max_grad_norm, grad_scale, skip_nonfinite
         self.accumulate, self.accumulate_mode = accumulate, accumulate_mode
@@ -148,6 +158,7 @@ class Optimizer(torch.optim.Optimizer):
         self.defaults = defaults  # torch.optim sets the same; needed before that
         self._root = Root(self.root)
         self._shard, self._ranks = shard, Ranks(shard, self.root)
+        self._job = job
         self._given_parts = {name: Part(offset, tuple(shape)) for name, (offset, shape) in (parts or {}).items()}
         self._fresh: Set[str] = set()  # rank 0 has just made these files, and each rank fills in its part
         self._resume = resume or not self._ranks.leads
@@ -360,6 +371,14 @@ class Optimizer(torch.optim.Optimizer):
             f.published()
         self._step = self._root.number('step')
 
+    def snapshot(self, name: str = '') -> None:
+        """commit(), and keep the step: `.hitrain/snap` below the root has its files, and `hitrainctl rollback` goes back to it. name:
+        instead of its number. OSError: the store did not keep it, but the commit is done. With a shard: rank 0 alone."""
+        if name and (not re.fullmatch(r'[A-Za-z0-9._:-]{1,64}', name) or re.fullmatch(r'[0-9]+|[.]{1,2}', name)):
+            raise ValueError(f'{name!r} is no name of a kept step: 1 to 64 letters, digits and . _ : - , and no number')
+        self.commit()
+        self._root.command(f'snapshot {name}'.rstrip())
+
     def abort(self) -> None:
         """Undo all changes that are not durable: the store and the tensors go back to `committed_step`. With a shard:
         on all ranks, which get the same tensors. Ranks that are in another call leave it with RankFailed, and go back
@@ -488,7 +507,7 @@ class Optimizer(torch.optim.Optimizer):
     def _construct(self, groups: List[Dict[str, Any]], resume: bool) -> None:
         """Rank 0 makes or opens the model, then the others open it, then it is committed."""
         def build() -> Dict[str, Any]:
-            self._open_root()
+            self._open_model()
             torch.optim.Optimizer.__init__(self, groups, self.defaults)
             self.state = _StateInStore(dict)
             if self._given_names is not None and next(self._given_names, None) is not None:
@@ -514,6 +533,13 @@ class Optimizer(torch.optim.Optimizer):
         self._share_parts(opened)
         self._built = True
         self._ranks.together('committing the model', complete)
+
+    def _open_model(self) -> None:
+        if self._job and self._resume and self._ranks.leads:
+            bring_together(self._job, self._root, self._open_root)
+            self._config = os.getxattr(self.root, XATTR + 'optimizer').decode()  # that of the step
+        else:
+            self._open_root()
 
     def _open_root(self) -> None:
         if not self._resume:
@@ -568,6 +594,8 @@ class Optimizer(torch.optim.Optimizer):
 
     def _words_of_root(self) -> str:
         words = [f'durable_every={self.durable_every}']
+        if self.retain:
+            words.append(f'retain={self.retain} retain_every={self.retain_every}')
         if self.max_grad_norm:
             words.append(f'max_grad_norm={float(self.max_grad_norm)!r}')
         if self.grad_scale != 1.0:

@@ -5,7 +5,7 @@ Each meeting is an exchange: every rank sends its wishes and its failures, and g
 on while another one failed, and none waits for one that is gone.
 
 All ranks are on the machine that mounts the store. Rank 0 listens on a local socket, whose name follows from the path
-of the root; the others connect to it. The end of a process ends its connection, so the others learn of it at once. If
+of the root; the others connect to it. The end of a process ends its connection, so the others learn that at once. If
 ranks cannot reach that socket (containers with networks of their own), Shard's `exchange` takes its place.
 """
 import hashlib

@@ -5,10 +5,11 @@ from typing import Any, Dict, Iterable, Tuple, Union
 
 import torch
 
+from hitrain._job import Job
 from hitrain._optimizer import Optimizer
 from hitrain.distributed import RankFailed, Shard
 
-__all__ = ['Adagrad', 'Adam', 'AdamW', 'Lion', 'Optimizer', 'RankFailed', 'SGD', 'Shard']
+__all__ = ['Adagrad', 'Adam', 'AdamW', 'Job', 'Lion', 'Optimizer', 'RankFailed', 'SGD', 'Shard']
 
 Number = Union[float, torch.Tensor]  # a learning rate may be a tensor of one element
 

@@ -1,0 +1,105 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Several stores of one job: each rank trains a model root of its own, and all continue from one step.
+
+A crash may leave the stores at different steps. What they can meet at is a step that each of them has: its present one, or
+one that it keeps under its number. Two functions of the job are enough for that, a minimum over all ranks and a barrier.
+"""
+import os
+from typing import Any, Callable, Iterable, List, NamedTuple, Optional, TypeVar
+
+from hitrain._files import HIDDEN
+from hitrain._root import Root
+from hitrain.distributed import RankFailed
+
+__all__ = ['Job']
+
+NONE = 1 << 62    # no rank has such a step, and int64 holds it
+LISTED_MOST = 16  # steps of each store in the text of an error
+T = TypeVar('T')
+
+
+class Job(NamedTuple):
+    """This process's place in a job that trains with a store on each rank, in equal steps.
+
+    With resume=True all ranks continue from the newest step that every store still has, present or kept under its number
+    (retain=K, or snapshot() without a name). Stores that are elsewhere go back to it. Then kept steps with higher numbers end: the
+    job will take those steps again. Steps with names of their own stay, and do not count here.
+
+    rank            of this process, from 0
+    world           how many there are. With a shard on each store: rank 0 of each shard has a rank here
+    all_reduce_min  takes a whole number, returns the least of all ranks', as torch.distributed.all_reduce with ReduceOp.MIN on int64
+    barrier         returns when all ranks have called it
+    """
+    rank: int
+    world: int
+    all_reduce_min: Callable[[int], int]
+    barrier: Callable[[], Any]
+
+    def meet(self, what: str, work: Callable[[], T]) -> T:
+        """This rank's work. If that fails on one rank all raise: its own error, or RankFailed."""
+        failed: Optional[BaseException] = None
+        try:
+            done = work()
+        except BaseException as e:
+            failed = e
+        first = self.all_reduce_min(NONE if failed is None else self.rank)
+        if failed is not None:
+            raise failed
+        if first != NONE:
+            raise RankFailed(first, f'failed: {what}')
+        return done
+
+    def newest_common(self, steps: Iterable[int]) -> int:
+        """Of the steps of all ranks; -1: there is none."""
+        known, bound = list(steps), NONE
+        while True:
+            # The least of what the ranks have up to the bound. If that is the bound itself, each of them has it.
+            least = self.all_reduce_min(max((s for s in known if s <= bound), default=-1))
+            if least < 0 or least == bound:
+                return least
+            bound = least
+
+    def all_steps(self, steps: Iterable[int]) -> List[List[int]]:
+        """The newest steps of each rank, for a message."""
+        own = sorted(steps)[-LISTED_MOST:]
+        said = []
+        for rank in range(self.world):
+            speaks = rank == self.rank
+            count = self.all_reduce_min(len(own) if speaks else NONE)
+            said.append([self.all_reduce_min(own[i] if speaks else NONE) for i in range(count)])
+        return said
+
+
+def kept_numbers(root: str) -> List[int]:
+    """Steps that the store keeps under their numbers."""
+    return [int(name) for name in os.listdir(os.path.join(root, HIDDEN, 'snap')) if name.isdigit()]
+
+
+def bring_together(job: Job, root: Root, open_root: Callable[[], None]) -> int:
+    """Part of resume. open_root: makes this rank steer its model, in which then no step is open. Returns the step."""
+    def begin() -> List[int]:
+        open_root()
+        with root.explained('kept steps'):
+            return sorted({root.number('step'), *kept_numbers(root.path)})
+
+    def go_to(step: int) -> None:
+        if root.number('step') != step:
+            root.command(f'rollback {step}')
+
+    def end_later(step: int) -> None:
+        with root.explained('kept steps'):
+            later = [number for number in kept_numbers(root.path) if number > step]
+        if later:
+            root.command(*(f'forget {number}' for number in sorted(later, reverse=True)))
+
+    steps = job.meet('it could not open its model', begin)
+    step = job.newest_common(steps)
+    if step < 0:
+        texts = (f'rank {rank} has {", ".join(map(str, of_rank))}' for rank, of_rank in enumerate(job.all_steps(steps)))
+        raise RuntimeError(f'no step is in every store of the job: {"; ".join(texts)}. Keep more with retain=, or send a step from one store '
+                           'to another with hitrainctl')
+    job.meet(f'it could not go back to step {step}', lambda: go_to(step))
+    # Not before all are there: whoever fails in between finds the same steps next time.
+    job.meet(f'it could not end the kept steps after {step}', lambda: end_later(step))
+    job.barrier()
+    return step

@@ -1,0 +1,272 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A job with a store on each rank: after any crash all ranks continue from one step, with the same bits, or none does."""
+import contextlib
+import hashlib
+import multiprocessing
+import multiprocessing.connection
+import os
+import random
+import threading
+
+import pytest
+
+from trainer import LR, SECONDS_MAX, random_parameters, shared_root, shared_store  # first: it makes the client importable
+import torch
+from demo_store import mounted
+from hitrain import AdamW, Job, RankFailed
+from hitrain._job import NONE
+
+SHAPES = {'a.weight': (200, 100), 'a.bias': (100,)}
+KILLS = 200 if os.environ.get('HITRAIN_LONG') else 3
+
+
+# ------------------------------------------------------ decisions, with threads
+
+def meet(steps_of, what):
+    """what(job, steps) on a thread for each rank; returns what they return or raise."""
+    world, results = len(steps_of), {}
+    barrier = threading.Barrier(world, timeout=SECONDS_MAX)
+    said = [0] * world
+
+    def one(rank):
+        def least(n):
+            said[rank] = n
+            barrier.wait()
+            result = min(said)
+            barrier.wait()
+            return result
+        try:
+            results[rank] = what(Job(rank, world, least, barrier.wait), steps_of[rank])
+        except Exception as e:
+            results[rank] = e
+    threads = [threading.Thread(target=one, args=(r,)) for r in range(world)]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join(SECONDS_MAX)
+        assert not t.is_alive()
+    return [results[r] for r in range(world)]
+
+
+@pytest.mark.parametrize('steps_of, common', [
+    ([[5]], 5), ([[0], [0]], 0), ([[3, 4, 5], [4, 5, 6]], 5), ([[1, 2, 9], [1, 5, 9], [2, 9, 1]], 9), ([[1, 3, 5, 7], [2, 4, 6, 7, 8], [7]], 7),
+    ([[1, 3, 5, 7], [1, 2, 4, 6]], 1), ([[1, 3, 5], [2, 4, 6]], -1), ([[], [1]], -1), ([[10, 2], [2], [3, 2, 10]], 2)])
+def test_the_newest_step_that_all_have(steps_of, common):
+    assert meet(steps_of, lambda job, steps: job.newest_common(steps)) == [common] * len(steps_of)
+
+
+def test_all_learn_what_the_others_have():
+    steps_of = [[], [4, 2], list(range(40))]
+    wanted = [[], [2, 4], list(range(24, 40))]
+    assert meet(steps_of, lambda job, steps: job.all_steps(steps)) == [wanted] * 3
+
+
+def test_a_failure_on_one_rank_is_everybodys():
+    first, second, third = meet([[]] * 3, lambda job, _: job.meet('it could not', lambda: 1 // (job.rank - 1)))
+    assert isinstance(second, ZeroDivisionError)
+    for error in first, third:
+        assert isinstance(error, RankFailed) and (error.rank, error.cause) == (1, 'failed: it could not')
+
+
+# ------------------------------------------------------------- models of a rank
+
+def train(optimizer, params, first, last, passed=lambda step: None):
+    for step in range(first, last):
+        generator = torch.Generator().manual_seed(1000 + step)
+        for p in params.values():
+            p.grad = torch.randn(p.shape, generator=generator)
+        optimizer.step()
+        passed(step + 1)
+
+
+def digest(optimizer, params):
+    text = hashlib.sha256()
+    for p in params.values():
+        text.update(p.detach().numpy().tobytes())
+    for number, state in sorted(optimizer.export_state()['state'].items()):
+        for name, value in sorted(state.items()):
+            text.update(f'{number} {name}'.encode() + value.numpy().tobytes())
+    return text.hexdigest()
+
+
+def alone(least=lambda n: n):
+    return Job(0, 1, least, lambda: None)
+
+
+def numbers(root):
+    return sorted(int(name) for name in os.listdir(root / '.hitrain/snap') if name.isdigit())
+
+
+def test_later_kept_steps_end_and_those_with_names_stay(shared_root):
+    """Else a later meeting could take a step of one history in one store, and of another in the next."""
+    params = random_parameters(SHAPES)
+    with AdamW(params.items(), shared_root, lr=LR, retain=10, job=alone()) as optimizer:
+        train(optimizer, params, 0, 5)
+        optimizer.snapshot('best')
+        wanted = digest(optimizer, params)
+        train(optimizer, params, 5, 7)
+    again = random_parameters(SHAPES, seed=1)
+    with AdamW(again.items(), shared_root, lr=LR, retain=10, job=alone(lambda n: n if n == NONE else min(n, 3)), resume=True) as optimizer:
+        assert optimizer.committed_step == 3 and numbers(shared_root)[-1] == 3
+        train(optimizer, again, 3, 5)
+        assert digest(optimizer, again) == wanted
+    assert 'best' in os.listdir(shared_root / '.hitrain/snap')
+
+
+def test_retain_stays_set_when_hyper_parameters_change(shared_root):
+    params = random_parameters(SHAPES)
+    with AdamW(params.items(), shared_root, lr=LR, retain=2, retain_every=2) as optimizer:
+        for step in range(7):
+            optimizer.param_groups[0]['lr'] = LR / (1 + step)
+            train(optimizer, params, step, step + 1)
+    assert numbers(shared_root) == [4, 6]
+
+
+@pytest.mark.parametrize('options', [{'retain': -1}, {'retain_every': 0}, {'job': Job(2, 2, int, int)}])
+def test_bad_options(shared_root, options):
+    with pytest.raises(ValueError, match='retain must be|below its world'):
+        AdamW(random_parameters(SHAPES).items(), shared_root, **options)
+
+
+def test_no_common_step_names_what_each_store_has(shared_root):
+    roots = [shared_root.with_name(name) for name in ('zero', 'one')]
+    for rank, last in enumerate((3, 6)):
+        params = random_parameters(SHAPES)
+        with AdamW(params.items(), roots[rank], lr=LR, retain=2) as optimizer:
+            train(optimizer, params, 0, last)
+
+    def resume(job, _):
+        AdamW(random_parameters(SHAPES).items(), roots[job.rank], lr=LR, resume=True, job=job).close()
+    for error in meet([None] * 2, resume):
+        assert isinstance(error, RuntimeError) and 'rank 0 has 2, 3; rank 1 has 5, 6' in str(error)
+    assert numbers(roots[0]) == [2, 3] and numbers(roots[1]) == [5, 6]
+    roots[1] = shared_root.with_name('nothing')
+    failed = meet([None] * 2, resume)
+    assert isinstance(failed[1], OSError) and isinstance(failed[0], RankFailed) and failed[0].rank == 1
+
+
+# ------------------------------------------- processes, stores, and their deaths
+
+def rank_main(rank, root, pipe, last, resume):
+    torch.set_num_threads(1)
+
+    def least(n):
+        pipe.send(('least', n))
+        return pipe.recv()
+    params = random_parameters(SHAPES, seed=1 if resume else 0)
+    try:
+        with AdamW(params.items(), root, lr=LR, retain=4, resume=resume, job=Job(rank, 2, least, lambda: least(0))) as optimizer:
+            pipe.send(('begun', (optimizer.committed_step, digest(optimizer, params))))
+            train(optimizer, params, optimizer.committed_step, last, lambda step: pipe.send(('passed', step)) or least(0))
+            pipe.send(('done', digest(optimizer, params)))
+    except (EOFError, BrokenPipeError, OSError, RuntimeError):
+        os._exit(1)  # the other rank is gone, or a daemon
+
+
+class Round:
+    """Two ranks from their start to their end, of which one, or its store, may be killed after so many meetings."""
+
+    def __init__(self, stores, last, resume, strike):
+        context = multiprocessing.get_context('forkserver')
+        context.set_forkserver_preload(['torch'])
+        self.pipes, self.begun, self.done, self.passed = {}, {}, {}, [0, 0]
+        self.asked, self.meetings, self.strike = {}, 0, strike
+        self.ranks = []
+        for rank, s in enumerate(stores):
+            own, theirs = context.Pipe()
+            self.ranks.append(context.Process(target=rank_main, args=(rank, s.mountpoint / 'model', theirs, last, resume)))
+            self.ranks[-1].start()
+            theirs.close()
+            self.pipes[own] = rank
+
+    def run(self):
+        while self.pipes:
+            ready = multiprocessing.connection.wait(list(self.pipes), SECONDS_MAX)
+            assert ready, 'the ranks do nothing'
+            for pipe in ready:
+                self.hear(pipe)
+            if len(self.asked) == 2:
+                self.answer()
+        for p in self.ranks:
+            p.join(SECONDS_MAX)
+            assert p.exitcode is not None
+
+    def hear(self, pipe):
+        if pipe not in self.pipes:
+            return
+        rank = self.pipes[pipe]
+        try:
+            what, value = pipe.recv()
+        except (EOFError, OSError):
+            self.part()
+            return
+        if what == 'least':
+            self.asked[pipe] = value
+        elif what == 'passed':
+            self.passed[rank] = value
+        else:
+            getattr(self, what)[rank] = value
+        if what == 'done':
+            pipe.close()
+            del self.pipes[pipe]
+
+    def part(self):
+        """One is gone: the other cannot meet it any more."""
+        for pipe in self.pipes:
+            pipe.close()
+        self.pipes, self.asked = {}, {}
+
+    def answer(self):
+        least = min(self.asked.values())
+        asked, self.asked = self.asked, {}
+        self.meetings += 1
+        if self.strike and self.meetings == self.strike[0]:
+            self.strike[1](self.ranks)
+        for pipe in asked:
+            with contextlib.suppress(OSError):
+                pipe.send(least)
+
+
+def reference(root, last):
+    """Digests after each step, of a run that nothing disturbs."""
+    params = random_parameters(SHAPES)
+    digests = {}
+    with AdamW(params.items(), root, lr=LR) as optimizer:
+        digests[0] = digest(optimizer, params)
+        train(optimizer, params, 0, last, lambda step: digests.__setitem__(step, digest(optimizer, params)))
+    return digests
+
+
+def kill_of(rng, stores, victim):
+    delay = rng.random() * 0.02
+
+    def strike(ranks):
+        """At any moment from now on: of a meeting, a rollback, or a step."""
+        killed = ranks[victim % 2].kill if victim < 2 else stores[victim % 2].kill
+        timer = threading.Timer(delay, killed)
+        timer.start()
+        strike.timer = timer
+    return strike
+
+
+def test_two_stores_of_one_job_continue_together_after_each_kill():
+    rng, last = random.Random(5), 6 * KILLS + 6
+    with mounted('torch-job-0') as zero, mounted('torch-job-1') as one:
+        stores = [zero, one]
+        digests = reference(zero.mountpoint / 'reference', last)
+        finished = 0
+        for n in range(KILLS + 1):
+            strike = kill_of(rng, stores, n % 4) if n < KILLS else None
+            current = Round(stores, last, n > 0, strike and (rng.randrange(8 if n else 3, 16), strike))
+            current.run()
+            if strike and hasattr(strike, 'timer'):
+                strike.timer.join()
+            for rank, (step, is_now) in current.begun.items():
+                assert finished <= step and is_now == digests[step], (n, rank)
+            if len(current.begun) == 2:
+                assert current.begun[0] == current.begun[1], n
+            finished = max(finished, min(current.passed))
+            for s in stores:
+                if s.daemon is None:
+                    s.mount()
+        assert current.begun and current.done == {0: digests[last], 1: digests[last]}
