@@ -5,8 +5,8 @@
 ## Targets
 ##   all        programs, into build/bin (the default)
 ##   deps       install missing Debian packages, and libfuse into build/deps if the packaged one is too old
-##   demo       train a small GPT through a mounted store, and one that does not fit into its memory: deps, all,
-##              optim/torch/demo.py and demo_fit.py
+##   demo       train a small GPT through a mounted store that crashes, goes back to a kept step and sends it to another store,
+##              and one that does not fit into its memory: deps, all, optim/torch/demo.py and demo_fit.py
 ##   check      everything below, ASan and UBSan runs of the unit tests, and a build with clang; ends on one line of sums
 ##   check-long the same with more random states and steps per test, and TSan runs of the unit tests and of a mount
 ##   check-vm   a training loop on NVMe devices of a machine in QEMU, whose power is cut 20 times (HITRAIN_LONG=1: 200);

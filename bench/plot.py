@@ -217,6 +217,6 @@ def losses_and_bars(curves: Sequence[Curve], mark: Optional[Mark], bars: Sequenc
     if mark:
         chart.draw_mark(mark)
     chart.draw_curves()
-    chart.draw_legend(740 - 358, 60, 358)
+    chart.draw_legend(260, 60, 358)
     draw_bars(svg, (810, 60, 1130, 430), bars, titles[1])
     return str(svg)

@@ -1,10 +1,12 @@
 #!/usr/bin/python3
 # SPDX-License-Identifier: Apache-2.0
-"""Trains a small GPT three times: in memory, through a hitrain store, and through a store that crashes on the way.
+"""Trains a small GPT four times: in memory, through a hitrain store, through a store that crashes on the way, and from
+a step that the store kept, after training went wrong. A second store receives that step, too.
 
 Run it with `make demo`; everything it makes is below build/demo/. It exits with 0 when all of its checks passed.
 """
 import argparse
+import contextlib
 import csv
 import errno
 import filecmp
@@ -39,6 +41,8 @@ SEED = 1
 STEPS = 200
 KILL_AT = 120        # finished steps when the daemon is killed
 BF16_STEPS = 40
+KEPT_AT = 175        # finished steps of (b) when its store keeps the step
+WRONG_STEPS, WRONG_RATE = 5, 500.0  # of (d): steps with so many times the learning rate
 PEAK_RATE = 1e-3
 BETAS, WEIGHT_DECAY = (0.9, 0.95), 0.1
 STORE_SIZE = '512M'
@@ -80,13 +84,13 @@ def grown(now: Dict[str, int], before: Dict[str, int]) -> Dict[str, int]:
 # ---------------------------------------------------------------- training
 
 def train(label: str, model: torch.nn.Module, optimizer: torch.optim.Optimizer, text: demo_gpt.Text, first: int,
-          last: int, counters: Callable[[], Dict[str, int]]) -> Run:
+          last: int, counters: Callable[[], Dict[str, int]], faster: float = 1.0) -> Run:
     """Steps first + 1 to last. Data and learning rate follow from the number of the step, nothing else."""
     losses: List[float] = []
     before, begin, in_store, line_at = counters(), time.monotonic(), 0.0, time.monotonic()
     for done in range(first, last):
         for group in optimizer.param_groups:
-            group['lr'] = demo_gpt.learning_rate(done, STEPS, PEAK_RATE)
+            group['lr'] = faster * demo_gpt.learning_rate(done, STEPS, PEAK_RATE)
         loss = model(*text.batch(done))
         loss.backward()
         entered = time.monotonic()
@@ -104,6 +108,13 @@ def train(label: str, model: torch.nn.Module, optimizer: torch.optim.Optimizer, 
             line_at = now
     seconds = time.monotonic() - begin
     return Run(losses, seconds, in_store / seconds, grown(counters(), before))
+
+
+def joined(a: Run, b: Run) -> Run:
+    """Two parts of one run."""
+    seconds = a.seconds + b.seconds
+    moved = {k: v + a.moved.get(k, 0) for k, v in b.moved.items()}
+    return Run(a.losses + b.losses, seconds, (a.share * a.seconds + b.share * b.seconds) / seconds, moved)
 
 
 def in_memory(text: demo_gpt.Text) -> Tuple[Run, float]:
@@ -169,6 +180,42 @@ def interrupted(store: Store, text: demo_gpt.Text, checks: Checks) -> Tuple[Run,
     return run._replace(losses=losses[:step] + run.losses), text.loss(model), model
 
 
+def go_on(label: str, store: Store, name: str, text: demo_gpt.Text) -> Run:
+    """From the kept step to the end. The seed is another one: only the store's values make the new model right."""
+    model, optimizer = through_store(store, name, SEED + 1, resume=True)
+    with optimizer:
+        return train(label, model, optimizer, text, KEPT_AT, STEPS, store.counters)
+
+
+def gone_wrong(store: Store, text: demo_gpt.Text, checks: Checks, good: float) -> List[float]:
+    """good: the loss of (b) after the kept step. Returns the losses of the steps that are taken back."""
+    print(f'\n(d) a clone of step {KEPT_AT} of (b), with {WRONG_RATE:.0f} times the learning rate for {WRONG_STEPS} steps',
+          flush=True)
+    root = store.mountpoint / 'model-d'
+    store.control('clone', store.mountpoint / 'model-b', str(KEPT_AT), root)
+    model, optimizer = through_store(store, 'model-d', SEED + 1, resume=True)
+    with optimizer:
+        optimizer.snapshot('good')
+        wrong = train('(d)', model, optimizer, text, KEPT_AT, KEPT_AT + WRONG_STEPS, store.counters, WRONG_RATE)
+    print(f'      the loss is {wrong.losses[-1]:.4f}; hitrainctl rollback goes back to step {KEPT_AT}', flush=True)
+    begin = time.monotonic()
+    store.control('rollback', root, 'good')
+    seconds, step = time.monotonic() - begin, int(os.getxattr(root, 'user.hitrain.step'))
+    print(f'      the model is back at step {step} after {seconds:.2f} s', flush=True)
+    checks(wrong.losses[-1] > 1.2 * good and step == KEPT_AT,
+           f'(d) went wrong, from loss {good:.2f} to {wrong.losses[-1]:.2f}, and is back at step {step}')
+    go_on('(d)', store, 'model-d', text)
+    return wrong.losses
+
+
+def sent(store: Store, second: Store, text: demo_gpt.Text) -> None:
+    print(f'\n(e) a second store receives step {KEPT_AT} of (b), and trains on', flush=True)
+    second.format()
+    second.mount()
+    store.send(store.mountpoint / 'model-b', str(KEPT_AT), second.mountpoint / 'model-e')
+    go_on('(e)', second, 'model-e', text)
+
+
 # ------------------------------------------------------------------ figures
 
 def per_parameter(run: Run, steps: int, parameters: int) -> float:
@@ -185,9 +232,8 @@ def check_bytes(checks: Checks, what: str, run: Run, steps: int, parameters: int
     return measured
 
 
-def same_files(store: Store, one: str, other: str) -> List[str]:
+def same_files(*roots: pathlib.Path) -> List[str]:
     """Names of the parameters whose files or moments differ between two roots."""
-    roots = [store.mountpoint / one, store.mountpoint / other]
     names = sorted(os.listdir(roots[0]))
     pairs = [(n, n) for n in names]
     pairs += [(n, f'.hitrain/state/{n}/{moment}') for n in names for moment in ('exp_avg', 'exp_avg_sq')]
@@ -211,14 +257,16 @@ def plot(runs: Dict[str, List[float]], measured: Dict[str, float]) -> str:
         steps = [(i + 1.0, y) for i, y in enumerate(runs[key])]
         return smooth(steps, 5)[first:]
 
+    wrong = [(i + 1.0, y) for i, y in enumerate(runs['d'])][KEPT_AT:]
     curves = [Curve('(a) torch.optim.AdamW in memory', '#f2b134', points('a'), 7, letter='a'),
               Curve('(b) AdamW in the store', '#1f5fa8', points('b'), 2.6, letter='b'),
               Curve('(c) daemon killed, mounted again, resumed', '#b00020', points('c', KILL_AT), 4.5, '2 9', 'c'),
+              Curve('(d) trained with a wrong rate, rolled back', '#7a3fa0', points('b')[KEPT_AT - 1:KEPT_AT] + wrong, 2.6, letter='d'),
               Curve('bf16 files and gradients', '#2d8a4e', points('bf16'), 1.8, '6 3', 'h')]
     bars = [Bar('state swapping', SWAPPED_BYTES, '#b9b9b9', 'by its definition'),
             Bar('hitrain, f32', measured['f32'], '#1f5fa8', 'measured'),
             Bar('hitrain, bf16', measured['bf16'], '#2d8a4e', 'measured')]
-    titles = 'One model, trained three times (mean of 5 steps)', 'Bytes per parameter and step'
+    titles = 'One model, trained four times (mean of 5 steps)', 'Bytes per parameter and step'
     mark = Mark(KILL_AT, f'daemon killed in step {KILL_AT + 1},\nresumed from step {KILL_AT}')
     (OUT / 'loss.svg').write_text(losses_and_bars(curves, mark, bars, titles))
     return text_plot(curves[:3])
@@ -242,7 +290,7 @@ def parse_args() -> argparse.Namespace:
     return p.parse_args()
 
 
-def demo(store: Store, checks: Checks, async_step: bool) -> None:
+def demo(store: Store, checks: Checks, dram: str, async_step: bool) -> None:
     text = demo_gpt.Text(SEED)
     parameters = sum(p.numel() for p in demo_gpt.GPT(SEED).parameters())
     print(f'A GPT of {parameters:,} parameters on {len(text.train) + len(text.held_out):,} bytes of '
@@ -261,18 +309,26 @@ def demo(store: Store, checks: Checks, async_step: bool) -> None:
     print(f'\n(b) AdamW inside the store, each step committed{how}: {STEPS} steps', flush=True)
     model_b, optimizer = through_store(store, 'model-b', SEED, async_step=async_step)
     with optimizer:
-        b = train('(b)', model_b, optimizer, text, 0, STEPS, store.counters)
+        b = train('(b)', model_b, optimizer, text, 0, KEPT_AT, store.counters)
+        optimizer.snapshot()
+        b = joined(b, train('(b)', model_b, optimizer, text, KEPT_AT, STEPS, store.counters))
         loss_b = text.loss(model_b)
         optimizer.commit()
         held = optimizer.committed_step
 
     c, loss_c, model_c = interrupted(store, text, checks)
+    wrong = gone_wrong(store, text, checks, b.losses[KEPT_AT])
+    second = Store(PROGRAMS, OUT / 'second', STORE_SIZE, dram)
+    with contextlib.closing(second):
+        sent(store, second, text)
+        differing_e = same_files(store.mountpoint / 'model-b', second.mountpoint / 'model-e')
 
     print(f'\n(b, bf16) files and gradients of bf16, compute in f32: the first {BF16_STEPS} steps', flush=True)
     model, optimizer = through_store(store, 'model-bf16', SEED, param_dtype=torch.bfloat16)
     with optimizer:
         bf16 = train('bf16', model, optimizer, text, 0, BF16_STEPS, store.counters)
-    differing = same_files(store, 'model-b', 'model-c')
+    differing, differing_d = (same_files(store.mountpoint / 'model-b', store.mountpoint / name)
+                              for name in ('model-c', 'model-d'))
     store.unmount()
     fsck = store.check()
 
@@ -290,6 +346,9 @@ def demo(store: Store, checks: Checks, async_step: bool) -> None:
     equal = all(torch.equal(p, q) for p, q in zip(model_b.parameters(), model_c.parameters()))
     checks(equal and not differing, f'(c) ends bit-identical to (b): parameters in the trainer, and files and moments '
            f'in the store' + (f'; differing: {", ".join(differing)}' if differing else ''))
+    for run, names, what in (('(d)', differing_d, 'after its rollback'), ('(e)', differing_e, 'in another store')):
+        checks(not names, f'{run} ends bit-identical to (b) {what}: files and moments'
+               + (f'; differing: {", ".join(names)}' if names else ''))
     measured = {'f32': check_bytes(checks, 'f32', b, STEPS, parameters, 8.0),
                 'bf16': check_bytes(checks, 'bf16', bf16, BF16_STEPS, parameters, 4.0)}
     print(f'        state swapping would move {SWAPPED_BYTES:.0f}: gradient, parameter and two moments of 4 bytes, '
@@ -297,7 +356,7 @@ def demo(store: Store, checks: Checks, async_step: bool) -> None:
     checks(fsck.returncode == 0, f'hitrain-fsck after unmounting: exit {fsck.returncode}'
            + ('' if fsck.returncode == 0 else f'\n{fsck.stdout}{fsck.stderr}'))
 
-    losses = {'a': a.losses, 'b': b.losses, 'c': c.losses, 'bf16': bf16.losses}
+    losses = {'a': a.losses, 'b': b.losses, 'c': c.losses, 'd': b.losses[:KEPT_AT] + wrong, 'bf16': bf16.losses}
     save_losses(losses)
     print(f'\nTraining loss, mean of 5 steps\n\n{plot(losses, measured)}\n')
     print(f'Plot: {OUT / "loss.svg"}   figures: {OUT / "loss.csv"}   store: {store.image}')
@@ -305,7 +364,7 @@ def demo(store: Store, checks: Checks, async_step: bool) -> None:
 
 def main() -> int:
     args = parse_args()
-    missing = [p for p in ('hitrain', 'mkfs.hitrain', 'hitrain-fsck') if not (PROGRAMS / p).exists()]
+    missing = [p for p in ('hitrain', 'mkfs.hitrain', 'hitrain-fsck', 'hitrainctl') if not (PROGRAMS / p).exists()]
     if missing:
         sys.exit(f'demo: {", ".join(missing)} not in {PROGRAMS}; run `make demo`')
     torch.set_num_threads(min(2, len(os.sched_getaffinity(0))))
@@ -314,7 +373,7 @@ def main() -> int:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     status: Optional[int] = None
     try:
-        demo(store, checks, args.async_step)
+        demo(store, checks, args.dram, args.async_step)
     except KeyboardInterrupt:
         status = 130
     except Exception as e:

@@ -85,6 +85,21 @@ class Store:
         pairs = (line.split('=', 1) for line in text.splitlines() if '=' in line)
         return {key: int(value) for key, value in pairs if value.lstrip('-').isdigit()}
 
+    def control(self, *args: 'str | os.PathLike[str]') -> None:
+        """A command of hitrainctl."""
+        self._run('hitrainctl', *(os.fspath(a) for a in args))
+
+    def send(self, root: pathlib.Path, step: str, to: pathlib.Path) -> None:
+        """A kept step into another store: hitrainctl send, a pipe, hitrainctl receive."""
+        program = str(self.programs / 'hitrainctl')
+        with subprocess.Popen([program, 'send', str(root), step], stdout=subprocess.PIPE, stderr=subprocess.PIPE) as sender:
+            received = subprocess.run([program, 'receive', str(to)], stdin=sender.stdout, capture_output=True, text=True)
+            assert sender.stdout is not None and sender.stderr is not None
+            sender.stdout.close()
+            said = sender.stderr.read().decode(errors='replace')
+        if sender.returncode != 0 or received.returncode != 0:
+            raise StoreError(f'a step could not be sent:\n{said}{received.stderr}')
+
     def close(self) -> None:
         """Unmount if need be, by force if need be."""
         detach(self.mountpoint)
