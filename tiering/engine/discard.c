@@ -10,6 +10,7 @@
  * without its old content: recovery, fsck and scrub read what references name, and nothing else.
  *
  *   pause           space that is freed together is discarded together, in runs of up to 64 MiB
+ *   step            batches of 16 runs, until 10 ms are over
  *   gate            a discard waits for a permit as a write of 1 MiB does, before it takes blocks
  *   full store      a discard takes at most a quarter of the free blocks, and writers wait for it (object/space.c)
  *   no discard      a device that refuses one is not asked again in this mount
@@ -27,7 +28,7 @@
 #define PAUSE_NS UINT64_C(2000000000)
 
 /* A block device serves one discard after another: few at a time, so that none looks older than it is. */
-enum { EXTENTS = 64, WAVE = 4, PERMIT_BYTES = 1 << 20 };
+enum { EXTENTS = 16, WAVE = 4, PERMIT_BYTES = 1 << 20 };
 
 /* --------------------------------------------------------------- a batch */
 
@@ -194,7 +195,9 @@ static enum ht_step step(void *ctx, struct ht_budget *b)
         d->due_ns = 0;
         begin_walk(s);
     }
-    walk_on(s);
+    do
+        walk_on(s);
+    while (d->walking && ht_now_ns() < b->until_ns);
     return HT_STEP_WORKED;
 }
 

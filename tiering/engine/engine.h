@@ -24,9 +24,13 @@
 #include "tiering/base/base.h"
 #include "tiering/api/object.h"
 #include "tiering/tier/forecast.h"
+#include "tiering/engine/scheduler.h"
 
 struct ht_store;
 struct ht_chunk;
+
+/* scrub.c, discard.c */
+extern const struct ht_engine_type ht_scrub_engine, ht_discard_engine;
 
 /* The state of engine/, before and after everything else. -ENOMEM */
 int ht_engine_setup(struct ht_store *s) HT_MUST_CHECK;

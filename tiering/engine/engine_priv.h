@@ -15,6 +15,7 @@
 #include "tiering/tier/runs.h"
 #include "tiering/object/ref.h"
 #include "tiering/engine/dedup.h"
+#include "tiering/engine/engine.h"
 #include "tiering/engine/move.h"
 #include "tiering/engine/recompress.h"
 #include "tiering/engine/scheduler.h"
@@ -123,8 +124,7 @@ struct ht_engine {
 };
 
 extern const struct ht_engine_type ht_planner_engine;
-extern const struct ht_engine_type ht_discard_engine;
-extern const struct ht_engine_type ht_commit_engine, ht_relief_engine, ht_readahead_engine, ht_scrub_engine;
+extern const struct ht_engine_type ht_commit_engine, ht_relief_engine, ht_readahead_engine;
 
 /* -ENOMEM */
 int ht_planner_init(struct ht_planner *p) HT_MUST_CHECK;

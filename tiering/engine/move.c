@@ -241,9 +241,9 @@ static bool choose_more(struct ht_move_batch *b, unsigned *device, uint64_t *gro
 }
 
 /* 1: the batch has more to do; 0: it is done. */
-static int go_on(struct ht_move_batch *b, uint64_t *out_bytes)
+static int go_on(struct ht_move_batch *b, struct ht_budget *budget)
 {
-    int rc = ht_walk_is_over(&b->walk) ? ht_move_unit(b, out_bytes) : walk(b);
+    int rc = ht_walk_is_over(&b->walk) ? ht_move_unit(b, budget) : walk(b);
 
     return rc ? rc : !ht_walk_is_over(&b->walk) || !ht_move_is_over(b);
 }
@@ -324,7 +324,7 @@ static enum ht_step step(void *ctx, struct ht_budget *budget)
     }
     if (!c->batch->walk.oids)
         return choose_step(s, c);
-    int rc = go_on(c->batch, &budget->bytes);
+    int rc = go_on(c->batch, budget);
     if (rc > 0)
         return HT_STEP_WORKED;
     end_batch(s, c);
@@ -383,10 +383,17 @@ void ht_store_compact_stats(struct ht_store *s, struct ht_compact_stats *out)
     };
 }
 
+static int go_on_at_once(struct ht_move_batch *b)
+{
+    struct ht_budget budget = {.most_bytes = 2 * HT_CHUNK_BYTES, .until_ns = UINT64_MAX};
+
+    return go_on(b, &budget);
+}
+
 int ht_store_compact(struct ht_store *s)
 {
     unsigned device = 0;
-    uint64_t group = 0, bytes = 0;
+    uint64_t group = 0;
     bool end = false;
     int rc = ht_is_read_only(s) ? -EROFS : 0;
 
@@ -398,7 +405,7 @@ int ht_store_compact(struct ht_store *s)
         while (!choose_more(b, &device, &group, &end))
             continue;
         rc = b->count ? begin_walk(b) : 0;
-        while (!rc && b->count && (rc = go_on(b, &bytes)) > 0)
+        while (!rc && b->count && (rc = go_on_at_once(b)) > 0)
             rc = 0;
         ht_move_open_all(b);
         free_batch(b);

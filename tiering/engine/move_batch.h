@@ -48,10 +48,10 @@ static inline uint64_t ht_move_key(unsigned device, uint64_t group)
 }
 
 /*
- * move_unit.c: copies and publishes some content of the next groups, at most 1 MiB or what 10 ms allow, or makes moves
- * durable and opens the groups. *out_bytes: read and written. 0, or an error that is not the groups'.
+ * move_unit.c: copies and publishes some content of the next groups, as much as the budget allows, or makes moves
+ * durable and opens the groups. 0, or an error that is not the groups'.
  */
-int ht_move_unit(struct ht_move_batch *b, uint64_t *out_bytes) HT_EXCLUDES(HT_LOCK_STORE) HT_MUST_CHECK;
+int ht_move_unit(struct ht_move_batch *b, struct ht_budget *budget) HT_EXCLUDES(HT_LOCK_STORE) HT_MUST_CHECK;
 /* Nothing is left to do. */
 bool ht_move_is_over(const struct ht_move_batch *b);
 /* Opens the groups that are still closed. */

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * move_unit.c - empties groups of blocks, a unit of at most 1 MiB after the other.
+ * move_unit.c - empties groups of blocks, a unit after the other. Each ends when the budget of its step is used up.
  *
  *   next groups of the batch --all that is taken is known content--> closed --> copied --> published, all owners
- *            |                                                         ^           | 10 ms, or a long group:
+ *            |                                                         ^           | the budget is used up:
  *            '--other content, or no room: it stays                    |           v the rest in the next unit
  *                                                                      '-----------'
  *   64 groups later, or at the end: durable --> open, and free as a whole
@@ -30,8 +30,6 @@
 #include "tiering/txn/txn.h"
 #include "tiering/engine/engine_priv.h"
 #include "tiering/engine/move_batch.h"
-
-#define UNIT_NS UINT64_C(10000000)
 
 enum {
     MOVES_MAX = HT_ALLOC_GROUP_BLOCKS,
@@ -277,22 +275,25 @@ static int read_bytes(struct unit *u, struct ht_move *m, struct ht_ring *ring)
     return rc;
 }
 
-/* As many as a unit allows. *out_done: the moves before it were copied. 0, or the error of the next one. */
-static int copy_some(struct unit *u, unsigned *out_done, uint64_t *out_bytes)
+static bool is_used_up(const struct ht_budget *budget)
+{
+    return budget->bytes >= budget->most_bytes || ht_now_ns() >= budget->until_ns;
+}
+
+/* As many as the budget allows. *out_done: the moves before it were copied. 0, or the error of the next one. */
+static int copy_some(struct unit *u, unsigned *out_done, struct ht_budget *budget)
 {
     struct ht_ring *ring = ht_store_ring(u->s);
-    uint64_t until_ns = ht_now_ns() + UNIT_NS;
-    unsigned blocks = 0, i = 0;
+    unsigned i = 0;
     int rc = ring ? 0 : -ENOMEM;
 
     for (; !rc && i < u->count; i++) {
-        blocks += ht_ref_blocks(&u->move[i].was);
-        if (i > 0 && (blocks > UNIT_BLOCKS || ht_now_ns() >= until_ns || u->s->waits.stopping))
+        if (i > 0 && (is_used_up(budget) || u->s->waits.stopping))
             break;
         rc = read_bytes(u, &u->move[i], ring);
         if (!rc)
             rc = ht_move_write(&u->move[i], ring, u->b->buf, 0, true);
-        *out_bytes += 2 * (uint64_t)u->move[i].was.stored;
+        budget->bytes += 2 * (uint64_t)u->move[i].was.stored; /* read and written */
     }
     *out_done = rc && i ? i - 1 : i;
     return rc;
@@ -313,10 +314,10 @@ static int publish(struct unit *u, unsigned done)
 }
 
 /* Where the next unit begins: with the content that was not copied, or behind the group of which some cannot be. */
-static int copy_and_publish(struct unit *u, uint64_t *out_bytes)
+static int copy_and_publish(struct unit *u, struct ht_budget *budget)
 {
     unsigned done;
-    int rc = copy_some(u, &done, out_bytes);
+    int rc = copy_some(u, &done, budget);
 
     if (done < u->count)
         u->b->at = u->victim[done];
@@ -379,7 +380,7 @@ bool ht_move_is_over(const struct ht_move_batch *b)
     return b->at == b->count && b->settled == b->count;
 }
 
-int ht_move_unit(struct ht_move_batch *b, uint64_t *out_bytes)
+int ht_move_unit(struct ht_move_batch *b, struct ht_budget *budget)
 {
     if (b->at == b->count || has_enough(b))
         return settle(b);
@@ -390,7 +391,7 @@ int ht_move_unit(struct ht_move_batch *b, uint64_t *out_bytes)
     u->s = b->s;
     int rc = gather(u);
     if (u->count)
-        rc = copy_and_publish(u, out_bytes);
+        rc = copy_and_publish(u, budget);
     else if (rc == NOT_DURABLE)
         rc = settle(b);
     ht_store_lock(b->s);

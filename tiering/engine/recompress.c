@@ -14,7 +14,8 @@
  *
  * The round's memory is there while it lasts. It needs free space for one frame; without that it ends before it reads.
  * A chunk that cannot be read is not read again before the next mount. Between steps a round keeps the numbers of
- * objects, and the space of at most 8 MiB of frames.
+ * objects, and the space of at most 8 MiB of frames. A pause gives that space back, and the next round compresses
+ * these chunks.
  */
 #include <assert.h>
 #include <stdlib.h>
@@ -240,6 +241,11 @@ static enum ht_step step(void *ctx, struct ht_budget *b)
     return HT_STEP_IDLE;
 }
 
+static void give_back(void *ctx)
+{
+    ht_recompress_stop(&((struct ht_store *)ctx)->engine->recompress);
+}
+
 enum { CHUNKS, RAW_BYTES, SAVED_BYTES, KEPT_RAW, FIGURES };
 
 static const struct ht_engine_figure figures[FIGURES] = {
@@ -263,6 +269,7 @@ const struct ht_engine_type ht_recompress_engine = {
     .name = "recompress",
     .pause_ms = FAILED_PAUSE_MS,
     .step = step,
+    .rest = give_back,
     .figure = figures,
     .figures = FIGURES,
     .values = values,

@@ -124,11 +124,22 @@ static void step(struct ht_lane *l, struct ht_row *r) HT_REQUIRES(HT_LOCK_ENGINE
         end_run(r);
 }
 
+/* Lock held; the row rests without it. */
+static void rest_row(struct ht_lane *l, struct ht_row *r) HT_REQUIRES(HT_LOCK_ENGINE)
+{
+    r->rests = false;
+    ht_mutex_unlock(ht_lane_lock(l));
+    r->type->rest(r->ctx);
+    ht_mutex_lock(ht_lane_lock(l));
+}
+
 /* ------------------------------------------------------------------ thread */
 
-/* When it may step: also its lane's budget and a pause count. Lock held. */
+/* When it may step or rest: also its lane's budget and a pause count. Lock held. */
 static uint64_t due_ns(const struct ht_row *r) HT_REQUIRES(HT_LOCK_ENGINE)
 {
+    if (r->rests)
+        return r->paused_ns;
     if (r->at_ns == NEVER || (r->passes && !r->off))
         return r->at_ns;
     return r->paused || r->off ? NEVER : ht_max_u64(r->at_ns, r->lane->not_before_ns);
@@ -172,10 +183,12 @@ static void *lane_main(void *arg)
     for (bool more = true; more && !l->stopping;) {
         struct ht_row *r = first_due(l);
         uint64_t due = due_ns(r);
-        if (due <= ht_now_ns())
-            step(l, r);
-        else
+        if (due > ht_now_ns())
             more = rest(l, due);
+        else if (r->rests)
+            rest_row(l, r);
+        else
+            step(l, r);
     }
     l->running = false;
     ht_mutex_unlock(ht_lane_lock(l));
@@ -290,8 +303,11 @@ int ht_row_wake_to_end(struct ht_row *r)
 void ht_row_pause(struct ht_row *r)
 {
     ht_mutex_lock(ht_lane_lock(r->lane));
-    if (!r->paused)
+    if (!r->paused) {
         r->paused_ns = ht_now_ns();
+        r->rests = r->type->rest && r->lane->running; /* without a thread no step has begun what it must end */
+        pthread_cond_signal(&r->lane->changed);
+    }
     r->paused = true;
     ht_mutex_unlock(ht_lane_lock(r->lane));
 }

@@ -21,7 +21,7 @@
  * and not the pause after a step that was blocked: nothing is gained by trying at once.
  *
  * A lane may have a budget for all of its rows together: bytes a second, and processor time. A row that is paused is
- * not due until it resumes; a wake is kept for then.
+ * not due until it resumes; a wake is kept for then. When its pause begins, it gives back what it holds (`rest`).
  *
  * A lane on demand has a thread from a wake until its rows have slept for a second.
  *
@@ -61,6 +61,7 @@ struct ht_engine_type {
     unsigned pause_ms; /* after a step that was blocked */
     /* No lock held. One at a time. */
     enum ht_step (*step)(void *ctx, struct ht_budget *b);
+    void (*rest)(void *ctx); /* as a step, once the row is paused: gives back what it holds between steps; or NULL */
     /* Figures of its own, and their present values; NULL: none. Any thread. */
     const struct ht_engine_figure *figure;
     unsigned figures;
@@ -82,6 +83,7 @@ struct ht_row {
         uint64_t at_ns; /* when it is due */
         bool stepping, woken, blocked;
         bool paused, passes;   /* passes: one step comes in spite of pause and budget */
+        bool rests;            /* its rest is due */
         bool off;              /* it never steps; constant once the row was added */
         uint64_t run_began_ns; /* 0: it is idle; pauses move it on */
         uint64_t paused_ns;    /* while paused: since when */
@@ -138,7 +140,7 @@ void ht_lane_stop(struct ht_lane *l);
 int ht_row_wake(struct ht_row *r);
 /* The same, and this step comes even if the row is paused or the budget is used up: it ends the row's work. */
 int ht_row_wake_to_end(struct ht_row *r);
-/* A step that runs goes on. */
+/* A step that runs goes on, and the row's rest follows. */
 void ht_row_pause(struct ht_row *r);
 /* As ht_row_wake. */
 int ht_row_resume(struct ht_row *r);

@@ -16,7 +16,7 @@ struct fake {
     _Atomic enum ht_step says;
     _Atomic uint64_t bytes;    /* moved by each step; 0: its budget */
     _Atomic uint64_t after_ns; /* idle: due again after so long */
-    _Atomic uint64_t steps, budget, entered_ns;
+    _Atomic uint64_t steps, rests, budget, entered_ns;
     _Atomic uint64_t time_ns;   /* that the budget leaves, or UINT64_MAX */
     _Atomic bool held, inside;  /* a step waits while it is held, as on a device that is silent */
     _Atomic uint64_t at_ns[64]; /* of the first steps */
@@ -45,6 +45,17 @@ static enum ht_step fake_step(void *ctx, struct ht_budget *budget)
     return f->says;
 }
 
+/* Its pause has begun. */
+static void fake_rest(void *ctx)
+{
+    struct fake *f = ctx;
+
+    ck_assert(!f->inside);
+    f->rests++;
+}
+
+static const struct ht_engine_type careful = {
+    .name = "careful", .pause_ms = 3600000, .step = fake_step, .rest = fake_rest};
 static const struct ht_engine_type quick = {.name = "quick", .pause_ms = 1, .step = fake_step};
 static const struct ht_engine_type slow = {.name = "slow", .pause_ms = 200, .step = fake_step};
 static const struct ht_engine_type patient = {.name = "patient", .pause_ms = 3600000, .step = fake_step};
@@ -265,6 +276,64 @@ START_TEST(a_row_that_is_paused_begins_no_step_until_it_resumes)
     for (unsigned ms = 0; ms < WAIT_MS_MAX && state(&a) != HT_BACKGROUND_IDLE; ms++)
         usleep(1000);
     ck_assert_uint_eq(state(&a), HT_BACKGROUND_IDLE);
+    end();
+}
+END_TEST
+
+static void wait_for_rests(struct fake *f, uint64_t rests)
+{
+    for (unsigned ms = 0; ms < WAIT_MS_MAX && f->rests < rests; ms++)
+        usleep(1000);
+    usleep(20000);
+    ck_assert_uint_eq(f->rests, rests);
+}
+
+static void wait_until_idle(struct fake *f)
+{
+    for (unsigned ms = 0; ms < WAIT_MS_MAX && state(f) != HT_BACKGROUND_IDLE; ms++)
+        usleep(1000);
+    ck_assert_uint_eq(state(f), HT_BACKGROUND_IDLE);
+}
+
+/* Behind the step that runs, and also if that one was blocked. */
+START_TEST(a_row_rests_once_in_each_pause)
+{
+    start(&careful);
+    wait_for_steps(&a, 1);
+    for (unsigned i = 1; i <= 2; i++) {
+        wait_until_idle(&a);
+        a.says = i == 1 ? HT_STEP_WORKED : HT_STEP_BLOCKED;
+        a.held = true;
+        ck_assert_int_eq(ht_row_wake(&a.row), 0);
+        wait_until_inside(&a);
+        ht_row_pause(&a.row);
+        ht_row_pause(&a.row);
+        usleep(20000);
+        ck_assert_uint_eq(a.rests, i - 1);
+        a.held = false;
+        wait_for_rests(&a, i);
+        a.says = HT_STEP_IDLE;
+        ck_assert_int_eq(ht_row_resume(&a.row), 0);
+    }
+    ck_assert_uint_eq(b.rests, 0);
+    end();
+}
+END_TEST
+
+/* One whose thread waits for work that comes later. */
+START_TEST(a_row_that_sleeps_rests_when_it_is_paused)
+{
+    start(&careful);
+    wait_for_steps(&a, 1);
+    wait_until_idle(&a);
+    a.after_ns = 3600000 * MS;
+    ck_assert_int_eq(ht_row_wake(&a.row), 0);
+    wait_for_steps(&a, 2);
+    wait_until_idle(&a);
+    uint64_t steps = a.steps;
+    ht_row_pause(&a.row);
+    wait_for_rests(&a, 1);
+    ck_assert_uint_eq(a.steps, steps);
     end();
 }
 END_TEST
@@ -534,6 +603,8 @@ int main(void)
     tcase_add_loop_test(tc, a_row_keeps_to_its_rate_and_yields_to_others, 0, 2);
     tcase_add_test(tc, a_wake_ends_the_wait_for_the_pace);
     tcase_add_test(tc, a_row_that_is_paused_begins_no_step_until_it_resumes);
+    tcase_add_test(tc, a_row_rests_once_in_each_pause);
+    tcase_add_test(tc, a_row_that_sleeps_rests_when_it_is_paused);
     tcase_add_loop_test(tc, a_wake_during_a_pause_is_kept, 0, 2);
     tcase_add_test(tc, a_pause_does_not_count_as_time_of_the_run);
     tcase_add_loop_test(tc, short_steps_have_1_mib_and_10_ms, 0, 2);

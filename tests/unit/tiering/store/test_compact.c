@@ -12,6 +12,7 @@
 #include "tiering/api/compress.h"
 #include "tiering/api/dedup.h"
 #include "tiering/base/fault.h"
+#include "tiering/engine/move.h"
 
 enum { SMALL = HT_SMALL_CHUNK_BYTES, SCOPE = 9, FILES = 320 };
 
@@ -444,6 +445,33 @@ START_TEST(content_of_very_many_owners_stays)
 }
 END_TEST
 
+/* A step ends after its bytes (0), or at its time (1): then a device that takes 6 ms serves one move. */
+START_TEST(a_step_keeps_to_its_budget)
+{
+    enum { LIMIT = 4 * SMALL };
+    bool slow = _i;
+    uint64_t most = 0;
+
+    fresh(32, false);
+    sparse(16);
+    dev_set_delay(dev, slow ? 6 : 0);
+    for (unsigned i = 0; i < 1000 && figures().passes == 0; i++) {
+        struct ht_budget budget = {.most_bytes = slow ? UINT64_MAX : LIMIT,
+                                   .until_ns = slow ? ht_now_ns() + 10000000 : UINT64_MAX};
+        ck_assert_int_eq(ht_compact_engine.step(s, &budget), HT_STEP_WORKED);
+        most = ht_max_u64(most, budget.bytes);
+    }
+    dev_set_delay(dev, 0);
+    ck_assert_uint_eq(figures().passes, 1);
+    ck_assert_uint_ge(figures().emptied, 12);
+    ck_assert_uint_gt(most, 0);
+    ck_assert_uint_le(most, slow ? 2 * SMALL : LIMIT); /* a move reads and writes */
+    expect_all();
+    put_files();
+    done();
+}
+END_TEST
+
 /* Groups are closed then, and their moves are not durable. The rate lets the engine wait behind its first unit. */
 START_TEST(a_store_closes_in_the_middle_of_a_batch)
 {
@@ -539,6 +567,7 @@ int main(void)
     tcase_add_test(tc, what_may_not_move_is_not_read);
     tcase_add_loop_test(tc, an_error_leaves_everything_where_it_was, 0, 5);
     tcase_add_test(tc, a_crash_leaves_all_content);
+    tcase_add_loop_test(tc, a_step_keeps_to_its_budget, 0, 2);
     tcase_add_test(tc, a_store_closes_in_the_middle_of_a_batch);
     tcase_add_test(tc, compressed_content_moves_as_it_is);
     tcase_add_test(tc, content_in_pieces_is_moved_once);

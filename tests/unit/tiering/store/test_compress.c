@@ -543,7 +543,7 @@ static bool may_not(void *ctx, uint64_t id)
     return false;
 }
 
-/* By an engine that may compress nothing more (0), or that stops (1). */
+/* By an engine that may compress nothing more (0), that stops (1), or that is paused (2). */
 START_TEST(frames_that_wait_are_given_back)
 {
     uint64_t available = stats().available_bytes;
@@ -554,14 +554,21 @@ START_TEST(frames_that_wait_are_given_back)
     ck_assert_uint_gt(b.bytes, 0);
     ck_assert_uint_lt(stats().available_bytes, available);
     ck_assert_uint_eq(figure("chunks"), 0);
-    if (_i) {
+    if (_i == 1) {
         ht_engine_stop(s);
+    } else if (_i == 2) {
+        ht_recompress_engine.rest(s);
     } else {
         ht_store_set_compress(s, may_not, NULL);
         ck_assert_int_eq(ht_recompress_engine.step(s, &b), HT_STEP_IDLE);
     }
     ck_assert_uint_eq(stats().available_bytes, available);
     expect_all();
+    if (_i == 2) { /* when it goes on */
+        compress_cold();
+        ck_assert_uint_eq(figure("chunks"), CHUNKS);
+        expect_all();
+    }
 }
 END_TEST
 
@@ -877,7 +884,7 @@ int main(void)
     tcase_add_test(raw, whichever_thread_changes_a_chunk_first_wins);
     tcase_add_test(raw, frames_share_a_flush_and_a_transaction);
     tcase_add_loop_test(raw, what_happens_while_frames_wait_wins, 0, 5);
-    tcase_add_loop_test(raw, frames_that_wait_are_given_back, 0, 2);
+    tcase_add_loop_test(raw, frames_that_wait_are_given_back, 0, 3);
     tcase_add_loop_test(raw, a_step_keeps_to_its_budget, 0, 2);
     tcase_add_test(raw, frames_that_are_not_flushed_are_not_published);
     tcase_add_checked_fixture(compressed, setup_compressed, teardown);

@@ -5,6 +5,7 @@
 
 #include "tiering/io/dev.h"
 #include "tiering/api/discard.h"
+#include "tiering/engine/engine.h"
 #include "tiering/object/context.h"
 
 #include "fixture.h"
@@ -216,6 +217,50 @@ START_TEST(a_writer_waits_for_space_that_is_being_discarded)
 }
 END_TEST
 
+/* Of a device that takes 6 ms for each discard (1), it takes one batch of 16 runs. */
+START_TEST(a_step_of_the_engine_ends_at_its_time)
+{
+    enum { N = 128, SMALL = HT_SMALL_CHUNK_BYTES };
+    struct ht_obj *o[N];
+    uint8_t *p = pattern(SMALL, 1);
+    uint64_t most = 0, last = 0;
+    bool slow = _i;
+
+    for (unsigned i = 0; i < N; i++) {
+        o[i] = object(SMALL, 0);
+        put_all(o[i], 0, p, SMALL);
+    }
+    ck_assert_int_eq(ht_store_commit(s), 0);
+    for (unsigned i = 0; i < N; i += 2)
+        delete (o[i]);
+    ck_assert_int_eq(ht_store_commit(s), 0);
+    struct ht_budget first = {0}; /* it waits for more space that becomes free */
+    ck_assert_int_eq(ht_discard_engine.step(s, &first), HT_STEP_IDLE);
+    while (ht_now_ns() < first.at_ns)
+        usleep(1000);
+    dev_set_delay(dev, slow ? 6 : 0);
+    for (enum ht_step found = HT_STEP_WORKED; found == HT_STEP_WORKED;) {
+        struct ht_budget b = {.most_bytes = MIB, .until_ns = slow ? ht_now_ns() + 10000000 : UINT64_MAX};
+        found = ht_discard_engine.step(s, &b);
+        most = ht_max_u64(most, counters().discards - last);
+        last = counters().discards;
+    }
+    dev_set_delay(dev, 0);
+    ck_assert_uint_ge(counters().discarded_bytes, N / 2 * SMALL);
+    ck_assert_uint_ge(last, N / 2);
+    if (slow)
+        ck_assert_uint_le(most, 16);
+    else
+        ck_assert_uint_eq(most, last);
+    for (unsigned i = 1; i < N; i += 2) {
+        expect(o[i], 0, p, SMALL);
+        ht_obj_put(o[i]);
+    }
+    free(p);
+    ht_store_verify(s, true);
+}
+END_TEST
+
 START_TEST(without_the_option_nothing_is_discarded_unasked)
 {
     done();
@@ -276,6 +321,7 @@ int main(void)
     tcase_add_test(t, a_trim_discards_all_free_space_and_keeps_the_rest);
     tcase_add_test(t, a_device_that_refuses_is_not_asked_again);
     tcase_add_test(t, a_writer_waits_for_space_that_is_being_discarded);
+    tcase_add_loop_test(t, a_step_of_the_engine_ends_at_its_time, 0, 2);
     tcase_add_test(t, without_the_option_nothing_is_discarded_unasked);
     tcase_add_test(t, a_read_only_store_discards_nothing);
     tcase_add_test(t, the_engine_discards_beside_writers);

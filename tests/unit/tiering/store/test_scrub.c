@@ -11,6 +11,7 @@
 #include "tests/support/wrap.h"
 #include "tiering/api/background.h"
 #include "tiering/base/event.h"
+#include "tiering/engine/engine.h"
 #include "tiering/io/dev.h"
 #include "tiering/api/object.h"
 #include "tiering/api/scrub.h"
@@ -545,6 +546,38 @@ START_TEST(a_paused_one_stops_although_no_thread_begins)
 }
 END_TEST
 
+/* A step ends after its bytes (0), or at its time (1): then a device that takes 6 ms serves two reads. */
+START_TEST(a_step_keeps_to_its_budget)
+{
+    enum { N = 16, LIMIT = 4 * SMALL };
+    bool slow = _i;
+    struct ht_scrub_stats st;
+    uint64_t most = 0;
+    uint8_t *p = pattern(N * SMALL, 1);
+    struct ht_obj *o = object(SMALL, 0);
+
+    put_all(o, 0, p, N * SMALL);
+    ck_assert_int_eq(ht_obj_sync(o), 0);
+    ck_assert_int_eq(ht_store_background_pause(s, NULL), 0); /* no thread begins */
+    ck_assert_int_eq(ht_store_scrub_start(s), 0);
+    dev_set_delay(dev, slow ? 6 : 0);
+    for (enum ht_step found = HT_STEP_WORKED; found == HT_STEP_WORKED;) {
+        struct ht_budget b = {.most_bytes = slow ? UINT64_MAX : LIMIT,
+                              .until_ns = slow ? ht_now_ns() + 10000000 : UINT64_MAX};
+        found = ht_scrub_engine.step(s, &b);
+        most = ht_max_u64(most, b.bytes);
+    }
+    dev_set_delay(dev, 0);
+    ht_store_scrub_stats(s, &st);
+    ck_assert_uint_eq(st.state, HT_SCRUB_COMPLETE);
+    ck_assert_uint_ge(st.run_bytes, N * SMALL);
+    ck_assert_uint_ge(most, SMALL);
+    ck_assert_uint_le(most, slow ? 2 * SMALL : LIMIT + SMALL);
+    ht_obj_put(o);
+    free(p);
+}
+END_TEST
+
 /* The row makes no run after the unmount, so no thread would end one. */
 START_TEST(one_that_cannot_start_leaves_no_trace)
 {
@@ -851,6 +884,7 @@ int main(void)
     tcase_add_test(tc, a_read_only_store_is_looked_at_and_left_alone);
     tcase_add_test(tc, it_is_started_once_and_stopped_once_and_ends_with_the_mount);
     tcase_add_test(tc, one_that_cannot_start_leaves_no_trace);
+    tcase_add_loop_test(tc, a_step_keeps_to_its_budget, 0, 2);
     tcase_add_test(tc, a_paused_one_stops_although_no_thread_begins);
     tcase_add_loop_test(tc, what_changes_beside_a_repair_stays_changed, 0, PHASES * CHANGES);
     tcase_add_test(tc, a_truncation_between_the_copy_of_a_repair_and_its_transaction_stays);
