@@ -85,7 +85,8 @@ int ht_obj_numa_index(struct ht_obj *o, uint64_t offset);
 struct ht_obj_reader {
     struct ht_obj *obj;     /* NULL: has not read yet */
     struct ht_list pending; /* in a list while there is something to read ahead */
-    struct ht_readahead_policy stream;
+    struct ht_readahead_both streams;
+    bool downwards;     /* the chunks to read ahead are [end, next), the highest first; else [next, end) */
     uint64_t next, end; /* chunks to read ahead */
     unsigned missing;   /* of its reads that wait for a device */
 };

@@ -68,6 +68,60 @@ static uint64_t stream_bytes_max(const struct ht_store *s) HT_REQUIRES(HT_LOCK_S
     return ht_min_u64(STREAM_BYTES_MAX, ht_max_u64(all - ht_min_u64(used, all), unused));
 }
 
+static uint64_t chunks_left(const struct ht_obj_reader *r)
+{
+    uint64_t lo = r->downwards ? r->end : r->next, hi = r->downwards ? r->next : r->end;
+
+    return hi > lo ? hi - lo : 0;
+}
+
+/* The chunk that is to be read after n others. */
+static uint64_t chunk_after(const struct ht_obj_reader *r, uint64_t n)
+{
+    return r->downwards ? r->next - 1 - n : r->next + n;
+}
+
+/* Nothing was read ahead in this direction. */
+static void start_over(struct ht_obj_reader *r, bool downwards)
+{
+    r->downwards = downwards;
+    r->next = r->end = downwards ? UINT64_MAX : 0;
+}
+
+static void skip_unwanted(struct ht_obj *o, struct ht_obj_reader *r) HT_REQUIRES(HT_LOCK_STORE)
+{
+    while (chunks_left(r) && !is_wanted(o, ht_chunk_find(o, chunk_after(r, 0))))
+        r->next = r->downwards ? r->next - 1 : r->next + 1;
+}
+
+/* The reader is at chunk `at`, and readahead should reach offset `to`. */
+static void aim_up(struct ht_obj *o, struct ht_obj_reader *r, uint64_t at, uint64_t to) HT_REQUIRES(HT_LOCK_STORE)
+{
+    struct ht_readahead_policy *st = &r->streams.up;
+    uint64_t unit = ht_obj_bytes_per_chunk(o);
+
+    r->end = ht_div_up(ht_min_u64(to, o->size), unit);
+    if (r->next > r->end) /* the reader has begun again */
+        r->next = 0;
+    if (at < r->next && is_wanted(o, ht_chunk_find(o, at))) /* its image was there, and was evicted */
+        ht_readahead_policy_shrink(st, unit);
+    r->next = ht_max_u64(r->next, ((st->hi - 1) >> o->chunk_shift) + 1);
+    skip_unwanted(o, r);
+}
+
+/* was_low: the lowest offset of the run before this read; what lies above it was not read ahead. */
+static void aim_down(struct ht_obj *o, struct ht_obj_reader *r, uint64_t at, uint64_t to, uint64_t was_low)
+    HT_REQUIRES(HT_LOCK_STORE)
+{
+    r->end = to >> o->chunk_shift;
+    if (r->next < r->end)
+        r->next = UINT64_MAX;
+    if (at >= r->next && at < was_low >> o->chunk_shift && is_wanted(o, ht_chunk_find(o, at)))
+        ht_readahead_policy_shrink(&r->streams.down, ht_obj_bytes_per_chunk(o));
+    r->next = ht_min_u64(r->next, ht_readahead_both_low(&r->streams) >> o->chunk_shift);
+    skip_unwanted(o, r);
+}
+
 void ht_obj_reader_note(struct ht_obj *o, struct ht_obj_reader *r, uint64_t off, uint64_t len)
 {
     struct ht_store *s = o->s;
@@ -79,21 +133,20 @@ void ht_obj_reader_note(struct ht_obj *o, struct ht_obj_reader *r, uint64_t off,
         ht_list_init(&r->pending);
     }
     uint64_t unit = ht_obj_bytes_per_chunk(o), at = off >> o->chunk_shift, most = stream_bytes_max(s);
-    uint64_t to = ht_readahead_policy_note(&r->stream, off, len, unit, most);
+    uint64_t was_low = ht_readahead_both_low(&r->streams);
+    struct ht_readahead_target t = ht_readahead_both_note(&r->streams, off, len, unit, most);
     ht_list_del(&r->pending);
-    if (!to || most < unit) { /* without room it would take the place of chunks that are being read */
-        r->next = 0;
+    if (!t.any || most < unit) { /* without room it would take the place of chunks that are being read */
+        start_over(r, false);
         return;
     }
-    r->end = ht_div_up(ht_min_u64(to, o->size), unit);
-    if (r->next > r->end) /* the reader has begun again */
-        r->next = 0;
-    if (at < r->next && is_wanted(o, ht_chunk_find(o, at))) /* its image was there, and was evicted */
-        ht_readahead_policy_shrink(&r->stream, unit);
-    r->next = ht_max_u64(r->next, ((r->stream.hi - 1) >> o->chunk_shift) + 1);
-    while (r->next < r->end && !is_wanted(o, ht_chunk_find(o, r->next)))
-        r->next++;
-    if (r->next >= r->end || s->flow.missing >= MISSING_MAX)
+    if (t.downwards != r->downwards)
+        start_over(r, t.downwards);
+    if (t.downwards)
+        aim_down(o, r, at, t.to, was_low);
+    else
+        aim_up(o, r, at, t.to);
+    if (!chunks_left(r) || s->flow.missing >= MISSING_MAX)
         return;
     ht_list_add_tail(&s->engine->pending_readers, &r->pending);
     s->waits.wakes.readahead = s->waits.wakes.any = true;
@@ -118,21 +171,23 @@ static uint32_t next_of(struct ht_obj_reader *r, struct ht_chunk **out_c, uint64
 {
     struct ht_obj *o = r->obj;
 
-    while (r->next < r->end) {
-        struct ht_chunk *c = ht_chunk_find(o, r->next++);
+    while (chunks_left(r)) {
+        uint64_t index = chunk_after(r, 0), before = r->next;
+        struct ht_chunk *c = ht_chunk_find(o, index);
+        r->next = r->downwards ? index : index + 1;
         if (!is_wanted(o, c) || !ht_chunk_trylock_exclusive(c))
             continue;
         int numa_index = ht_chunk_numa_index(o->s, c);
-        uint32_t bytes = ht_chunk_image_bytes(o, c, r->next - 1, 0);
+        uint32_t bytes = ht_chunk_image_bytes(o, c, index, 0);
         uint32_t slot = ht_arena_get(o->s->arena, bytes, TRIES, numa_index);
         if (slot != HT_SLOT_NONE) {
             *out_c = c;
-            *out_index = r->next - 1;
+            *out_index = index;
             return slot;
         }
-        ht_chunk_unlock_exclusive(o, c, r->next - 1);
-        ht_readahead_policy_shrink(&r->stream, ht_obj_bytes_per_chunk(o));
-        r->end = --r->next;
+        ht_chunk_unlock_exclusive(o, c, index);
+        ht_readahead_policy_shrink(r->downwards ? &r->streams.down : &r->streams.up, ht_obj_bytes_per_chunk(o));
+        r->end = r->next = before;
     }
     return HT_SLOT_NONE;
 }
@@ -140,8 +195,8 @@ static uint32_t next_of(struct ht_obj_reader *r, struct ht_chunk **out_c, uint64
 /* The permission for the chunk that next_of would take now. */
 static struct ht_permit_request next_permit(struct ht_obj_reader *r) HT_REQUIRES(HT_LOCK_STORE)
 {
-    for (uint64_t i = r->next; i < r->end; i++) {
-        struct ht_chunk *c = ht_chunk_find(r->obj, i);
+    for (uint64_t i = 0, left = chunks_left(r); i < left; i++) {
+        struct ht_chunk *c = ht_chunk_find(r->obj, chunk_after(r, i));
         if (is_wanted(r->obj, c) && !c->exclusive && !c->shared)
             return ht_admission_of_ref(r->obj->s, ht_chunk_ref(c));
     }
@@ -228,7 +283,7 @@ static bool feed(struct ht_read_batch *w) HT_REQUIRES(HT_LOCK_STORE)
     ht_list_del(&r->pending);
     if (slot == HT_SLOT_NONE)
         return true;
-    if (r->next < r->end)
+    if (chunks_left(r))
         ht_list_add_tail(&s->engine->pending_readers, &r->pending);
     ht_arena_mark_readahead(s->arena, slot);
     ht_chunk_attach_image(r->obj, c, index, slot);

@@ -9,6 +9,8 @@ enum {
     FORGET_UNITS = 64 /* of a run only so much counts */
 };
 
+#define MIRROR (1ull << 62) /* beyond all offsets */
+
 static uint64_t gaps(const struct ht_readahead_policy *st)
 {
     return st->hi - st->lo - st->seen;
@@ -33,11 +35,15 @@ static void forget(struct ht_readahead_policy *st, uint64_t unit)
         return;
     uint64_t left = most / 2, missing = ht_min_u64(gaps(st), left);
     st->lo = st->hi - left;
+    st->from = ht_max_u64(st->from, st->lo);
     st->seen = left - missing;
 }
 
+/* A run that went on farther backwards is one of the other direction. */
 static bool is_stream(const struct ht_readahead_policy *st, uint64_t unit)
 {
+    if (st->hi - st->from <= st->from - st->lo)
+        return false;
     return !gaps(st) && st->seen >= (st->lo ? LONG_UNITS * unit : unit / 2);
 }
 
@@ -45,7 +51,7 @@ uint64_t ht_readahead_policy_note(struct ht_readahead_policy *st, uint64_t off, 
                                   uint64_t most)
 {
     if (!goes_on(st, off, len)) {
-        *st = (struct ht_readahead_policy){.lo = off, .hi = off + len, .seen = len};
+        *st = (struct ht_readahead_policy){.lo = off, .hi = off + len, .from = off, .seen = len};
     } else {
         st->hi = ht_max_u64(st->hi, off + len);
         st->lo = ht_min_u64(st->lo, off);
@@ -67,4 +73,20 @@ void ht_readahead_policy_shrink(struct ht_readahead_policy *st, uint64_t unit)
 {
     st->window = ht_max_u64(st->window / 2, unit);
     st->grow_at = st->hi + 4 * st->window;
+}
+
+struct ht_readahead_target ht_readahead_both_note(struct ht_readahead_both *st, uint64_t off, uint64_t len,
+                                                  uint64_t unit, uint64_t most)
+{
+    uint64_t above = ht_readahead_policy_note(&st->up, off, len, unit, most);
+    uint64_t below = ht_readahead_policy_note(&st->down, MIRROR - off - len, len, unit, most);
+
+    if (below && (!above || st->down.hi - st->down.from > st->up.hi - st->up.from))
+        return (struct ht_readahead_target){true, true, below < MIRROR ? MIRROR - below : 0};
+    return (struct ht_readahead_target){above != 0, false, above};
+}
+
+uint64_t ht_readahead_both_low(const struct ht_readahead_both *st)
+{
+    return MIRROR - st->down.hi;
 }

@@ -89,6 +89,55 @@ START_TEST(a_stream_misses_once)
 }
 END_TEST
 
+START_TEST(a_stream_downwards_misses_little)
+{
+    struct ht_obj *o = begin(SMALL, 4 * MIB);
+
+    for (uint64_t off = 4 * MIB; off; off -= SMALL / 2)
+        read_and_feed(o, off - SMALL / 2, SMALL / 2);
+    ck_assert_uint_eq(obj_stat(o).misses, 2);
+    ck_assert_uint_eq(obj_stat(o).device_read_bytes, 4 * MIB); /* nothing twice */
+    struct ht_store_stats st = stats();
+    ck_assert_uint_eq(st.readahead_chunks, 62);
+    ck_assert_uint_eq(st.readahead_hits, 62);
+    ck_assert_uint_eq(st.readahead_wasted, 0);
+    end(o);
+}
+END_TEST
+
+/* As a file of saved tensors is read: each whole, in descending order. */
+START_TEST(blocks_in_descending_order_miss_little)
+{
+    enum { BLOCK = 8 * SMALL };
+    struct ht_obj *o = begin(SMALL, 8 * MIB);
+
+    for (uint64_t block = 8 * MIB; block; block -= BLOCK)
+        for (uint64_t off = block - BLOCK; off < block; off += SMALL)
+            read_and_feed(o, off, SMALL);
+    ck_assert_uint_le(obj_stat(o).misses, 24);
+    ck_assert_uint_eq(obj_stat(o).device_read_bytes, 8 * MIB);
+    ck_assert_uint_eq(stats().readahead_wasted, 0);
+    end(o);
+}
+END_TEST
+
+/* Up, down, and up again with one descriptor; what was read is evicted at each turn. */
+START_TEST(a_reader_that_turns_finds_its_bytes)
+{
+    struct ht_obj *o = begin(SMALL, 4 * MIB);
+    uint64_t misses = 0;
+
+    for (unsigned turn = 0; turn < 6; turn++) {
+        ht_obj_evict(o);
+        for (uint64_t off = 0; off < 4 * MIB; off += SMALL)
+            read_and_feed(o, turn & 1 ? 4 * MIB - SMALL - off : off, SMALL);
+        ck_assert_uint_le(obj_stat(o).misses - misses, 16);
+        misses = obj_stat(o).misses;
+    }
+    end(o);
+}
+END_TEST
+
 /* Other requests have nearly all that the gate gives: one chunk after the other, until no reader is pending. */
 START_TEST(a_nearly_full_gate_feeds_all_readers)
 {
@@ -402,6 +451,9 @@ int main(void)
 
     tcase_set_timeout(tc, 60);
     tcase_add_test(tc, a_stream_misses_once);
+    tcase_add_test(tc, a_stream_downwards_misses_little);
+    tcase_add_test(tc, blocks_in_descending_order_miss_little);
+    tcase_add_test(tc, a_reader_that_turns_finds_its_bytes);
     tcase_add_test(tc, a_nearly_full_gate_feeds_all_readers);
     tcase_add_test(tc, who_reads_anywhere_has_nothing_read_ahead);
     tcase_add_test(tc, a_read_elsewhere_takes_back_what_was_asked_for);

@@ -144,6 +144,98 @@ START_TEST(ends_of_the_numbers_are_no_trouble)
 }
 END_TEST
 
+/* ---------------------------------------------------------------- downwards */
+
+static struct ht_readahead_both both;
+
+static struct ht_readahead_target note_both(uint64_t off, uint64_t len)
+{
+    return ht_readahead_both_note(&both, off, len, MIB, MOST);
+}
+
+START_TEST(a_reader_that_goes_down_is_seen_after_two_units)
+{
+    struct ht_readahead_target t;
+
+    both = (struct ht_readahead_both){0};
+    ck_assert(!note_both(100 * MIB, MIB).any);
+    t = note_both(99 * MIB, MIB);
+    ck_assert(t.any && t.downwards);
+    ck_assert_uint_eq(t.to, 97 * MIB);
+    for (uint64_t at = 98; at > 40; at--) {
+        t = note_both(at * MIB, MIB);
+        ck_assert(t.any && t.downwards);
+    }
+    ck_assert_uint_eq(t.to, 41 * MIB - MOST);
+    ck_assert_uint_eq(ht_readahead_both_low(&both), 41 * MIB);
+    for (uint64_t at = 40; at > 10; at--)
+        t = note_both(at * MIB, MIB);
+    ck_assert_uint_eq(t.to, 0);
+}
+END_TEST
+
+/* Each block in ascending requests, the last block first. */
+START_TEST(blocks_that_come_in_descending_order_are_a_stream_downwards)
+{
+    unsigned down = 0;
+
+    both = (struct ht_readahead_both){0};
+    for (uint64_t block = 20; block--;)
+        for (uint64_t i = 0; i < 4; i++)
+            down += note_both((100 + 4 * block + i) * MIB, MIB).downwards;
+    ck_assert_uint_ge(down, 17 * 4);
+    ck_assert_uint_eq(both.down.window, MOST);
+}
+END_TEST
+
+START_TEST(a_reader_that_goes_up_never_goes_down)
+{
+    both = (struct ht_readahead_both){0};
+    for (uint64_t i = 0; i < 100; i++) {
+        struct ht_readahead_target t = note_both((i ^ 1) * MIB, MIB);
+        ck_assert(i < 4 || (t.any && !t.downwards)); /* the first two went down */
+    }
+    both = (struct ht_readahead_both){0};
+    for (uint64_t i = 0; i < 1000; i++) {
+        ck_assert(!note_both(64 * MIB + i * 4 * KIB, 4 * KIB).downwards);
+        ck_assert(!ht_readahead_both_note(&both, 64 * MIB + i * 4 * KIB, 4 * KIB, MIB, MOST).downwards);
+    }
+}
+END_TEST
+
+START_TEST(a_reader_that_turns_is_followed)
+{
+    unsigned down = 0, up = 0;
+
+    both = (struct ht_readahead_both){0};
+    for (uint64_t i = 0; i < 50; i++)
+        ck_assert(note_both(i * MIB, MIB).any);
+    for (uint64_t i = 50; i--;)
+        down += note_both(i * MIB, MIB).downwards;
+    ck_assert_uint_ge(down, 35);
+    for (uint64_t i = 0; i < 50; i++) {
+        struct ht_readahead_target t = note_both(i * MIB, MIB);
+        up += t.any && !t.downwards;
+    }
+    ck_assert_uint_ge(up, 35);
+}
+END_TEST
+
+START_TEST(shuffled_reads_are_none_in_any_direction)
+{
+    uint64_t x = 88172645463325252ull, any = 0;
+
+    both = (struct ht_readahead_both){0};
+    for (unsigned i = 0; i < 20000; i++)
+        any += note_both(next_random(&x) % (1 << 18) * 4 * KIB, 4 * KIB).any;
+    for (uint64_t i = 1000; i > 1; i--)
+        any += note_both(i * MIB, 4 * KIB).any;
+    for (uint64_t i = 1000; i > 1; i--)
+        any += note_both(2 * i * MIB, MIB).any;
+    ck_assert_uint_eq(any, 0);
+}
+END_TEST
+
 int main(void)
 {
     TCase *tc = tcase_create("readahead_policy");
@@ -157,6 +249,11 @@ int main(void)
     tcase_add_test(tc, gaps_end_a_stream);
     tcase_add_test(tc, what_does_no_good_is_halved_and_comes_back_slowly);
     tcase_add_test(tc, ends_of_the_numbers_are_no_trouble);
+    tcase_add_test(tc, a_reader_that_goes_down_is_seen_after_two_units);
+    tcase_add_test(tc, blocks_that_come_in_descending_order_are_a_stream_downwards);
+    tcase_add_test(tc, a_reader_that_goes_up_never_goes_down);
+    tcase_add_test(tc, a_reader_that_turns_is_followed);
+    tcase_add_test(tc, shuffled_reads_are_none_in_any_direction);
     Suite *suite = suite_create("readahead_policy");
     suite_add_tcase(suite, tc);
     return run_all(suite);
