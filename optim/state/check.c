@@ -158,8 +158,6 @@ void ht_optim_forget(struct ht_optim *o, uint64_t root, uint64_t parameter)
         ht_opt_param_free(p);
     else if (r && !parameter)
         forget_root(r);
-    free(o->owners);
-    o->owners = NULL;
     unlock(o);
 }
 

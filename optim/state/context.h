@@ -50,7 +50,6 @@ enum { HT_THREADS_MAX = 64, HT_CLOSERS_MAX = 16 };
 struct ht_root;
 struct ht_param;
 struct ht_kernels;
-struct ht_state_owner;
 
 struct ht_worker {
     struct ht_optim *o;
@@ -73,6 +72,7 @@ struct ht_optim {
 
     struct ht_list roots, params; /* by seq */
     struct ht_id_table roots_by_id, params_by_oid;
+    struct ht_id_table states_by_oid; /* struct ht_state_link */
     HT_GUARDED_BY(HT_LOCK_OPTIM) struct {
         uint64_t next_seq;
         uint64_t meta_bytes;    /* of roots, parameters and ranges */
@@ -80,8 +80,6 @@ struct ht_optim {
         uint64_t last_step_number, last_claim;
         uint64_t words_changes; /* of roots and of the words that amend theirs */
     };
-    struct ht_state_owner *owners;
-    size_t owner_count;
     struct ht_list problems;    /* found when the log had been read (state/check.c) */
     struct ht_list ready;       /* roots with ranges to take, in turn */
     uint64_t backlog_bytes_max; /* of one root: beyond it writers of its gradients wait */

@@ -1,81 +1,76 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * owner.c - which parameter an object belongs to as state: for fsck, and for the names in events.
- *
- * fsck queries every object of a store that does not change: a sorted list serves it, made at the first query. While
- * the optimizer runs, queries are rare and the answer changes: a query then looks at all parameters.
+ * owner.c - which parameter an object belongs to as state: for fsck, and for the names in events and traces. A table
+ * has each object, so that no query walks the parameters.
  */
-#include <stdlib.h>
+#include <assert.h>
 
-#include "tiering/base/list.h"
+#include "tiering/base/base.h"
+#include "tiering/base/idtable.h"
 #include "optim/rules/rule.h"
 #include "optim/optim.h"
 #include "optim/state/context.h"
 #include "optim/state/param.h"
 #include "optim/state/state_priv.h"
 
-static int by_oid(const void *a, const void *b)
+static uint64_t oid_of(const struct ht_param *p, unsigned i)
 {
-    const struct ht_state_owner *x = a, *y = b;
-
-    return x->oid < y->oid ? -1 : x->oid > y->oid;
+    return p->cur.exists && i < p->cur.layout.count ? p->cur.oid[i] : 0;
 }
 
-/* Locked. */
-static int build(struct ht_optim *o)
+/* A damaged log may name an object twice: the first parameter has it. Without memory the object has no owner. */
+static void link_state(struct ht_param *p, unsigned i, uint64_t oid) HT_REQUIRES(HT_LOCK_OPTIM)
 {
-    size_t n = 0;
+    struct ht_state_link *l = &p->state_link[i];
 
-    o->owners = malloc((o->params_by_oid.count * HT_STATES_MAX + 1) * sizeof(*o->owners));
-    if (!o->owners)
-        return -ENOMEM;
-    ht_list_for_each(pos, &o->params) {
-        const struct ht_param *p = ht_list_entry(pos, struct ht_param, all);
-        for (unsigned i = 0; p->cur.exists && i < p->cur.layout.count; i++)
-            o->owners[n++] = (struct ht_state_owner){p->cur.oid[i], p->oid, ht_state_word(p->cur.layout.kind[i])};
+    if (!oid || ht_id_find(&p->o->states_by_oid, oid))
+        return;
+    l->by_oid.id = oid;
+    l->param = p;
+    if (ht_id_insert(&p->o->states_by_oid, &l->by_oid))
+        l->by_oid.id = 0;
+}
+
+static void unlink_state(struct ht_param *p, unsigned i) HT_REQUIRES(HT_LOCK_OPTIM)
+{
+    if (p->state_link[i].by_oid.id)
+        ht_id_remove(&p->o->states_by_oid, &p->state_link[i].by_oid);
+    p->state_link[i].by_oid.id = 0;
+}
+
+void ht_opt_owner_update(struct ht_param *p)
+{
+    for (unsigned i = 0; i < HT_STATES_MAX; i++)
+        if (p->state_link[i].by_oid.id != oid_of(p, i))
+            unlink_state(p, i);
+    for (unsigned i = 0; i < HT_STATES_MAX; i++)
+        if (!p->state_link[i].by_oid.id)
+            link_state(p, i, oid_of(p, i));
+}
+
+void ht_opt_owner_remove(struct ht_param *p)
+{
+    for (unsigned i = 0; i < HT_STATES_MAX; i++)
+        unlink_state(p, i);
+}
+
+void ht_opt_owner_verify(const struct ht_param *p)
+{
+    for (unsigned i = 0; i < HT_STATES_MAX; i++) {
+        const struct ht_id_link *l = &p->state_link[i].by_oid;
+        assert(!l->id || (l->id == oid_of(p, i) && ht_id_find(&p->o->states_by_oid, l->id) == l));
     }
-    qsort(o->owners, n, sizeof(*o->owners), by_oid);
-    o->owner_count = n;
-    return 0;
-}
-
-/* Locked. */
-static bool find_owner(const struct ht_optim *o, uint64_t oid, struct ht_state_owner *out)
-{
-    ht_list_for_each(pos, &o->params) {
-        const struct ht_param *p = ht_list_entry(pos, struct ht_param, all);
-        for (unsigned i = 0; p->cur.exists && i < p->cur.layout.count; i++) {
-            if (p->cur.oid[i] != oid)
-                continue;
-            *out = (struct ht_state_owner){oid, p->oid, ht_state_word(p->cur.layout.kind[i])};
-            return true;
-        }
-    }
-    return false;
-}
-
-/* Locked. */
-static int look_up(struct ht_optim *o, uint64_t oid, struct ht_state_owner *out)
-{
-    struct ht_state_owner key = {.oid = oid};
-    int rc = o->owners ? 0 : build(o);
-    const struct ht_state_owner *found = rc ? NULL : bsearch(&key, o->owners, o->owner_count, sizeof(key), by_oid);
-
-    if (found)
-        *out = *found;
-    return rc ? rc : found ? 0 : -ENOENT;
 }
 
 int ht_optim_state_owner(struct ht_optim *o, uint64_t oid, uint64_t *out_param, const char **out_name)
 {
-    struct ht_state_owner found;
-
     lock(o);
-    int rc = o->started ? (find_owner(o, oid, &found) ? 0 : -ENOENT) : look_up(o, oid, &found);
+    struct ht_id_link *found = ht_id_find(&o->states_by_oid, oid);
+    if (found) {
+        const struct ht_state_link *l = ht_container_of(found, struct ht_state_link, by_oid);
+        *out_param = l->param->oid;
+        *out_name = ht_state_word(l->param->cur.layout.kind[l - l->param->state_link]);
+    }
     unlock(o);
-    if (rc)
-        return rc;
-    *out_param = found.param;
-    *out_name = found.name;
-    return 0;
+    return found ? 0 : -ENOENT;
 }

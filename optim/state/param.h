@@ -40,6 +40,14 @@ struct ht_param_shape {
     uint8_t dtype, grad_dtype, p_bytes, g_bytes;
 };
 
+struct ht_param;
+
+/* A state object in optim.states_by_oid; its number is 0 while it is not there. */
+struct ht_state_link {
+    struct ht_id_link by_oid;
+    struct ht_param *param;
+};
+
 struct ht_param {
     struct ht_optim *o;
     struct ht_root *root;
@@ -63,6 +71,7 @@ struct ht_param {
         uint64_t forgotten; /* aborts and drops: earlier writes do not count */
     };
     struct ht_param_meta cur, pub;
+    struct ht_state_link state_link[HT_STATES_MAX]; /* those of cur, in its order (owner.c) */
     struct ht_param_counted counted HT_GUARDED_BY(HT_LOCK_OPTIM);
     struct ht_obj *obj, *grad, *state[HT_STATES_MAX]; /* references; state[i] belongs to cur.oid[i] */
     struct ht_obj *sum; /* reference; of gradients, f32; NULL where nothing was ever accumulated */

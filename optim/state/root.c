@@ -268,6 +268,7 @@ bool ht_opt_root_idle(const struct ht_root *r)
 static void forget_record(struct ht_param *p, struct ht_tx *tx) HT_REQUIRES(HT_LOCK_OPTIM)
 {
     p->cur.exists = p->pub.exists = false;
+    ht_opt_totals_update(p);
     if (p->log_reserved)
         ht_store_log_unreserve(p->o->store, HT_OPT_PARAM_RECORD_BYTES);
     p->log_reserved = false;

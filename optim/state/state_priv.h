@@ -16,11 +16,13 @@ struct ht_optim;
  */
 int ht_opt_check_states(struct ht_optim *o) HT_REQUIRES(HT_LOCK_OPTIM) HT_MUST_CHECK;
 
-/* For fsck: see owner.c. */
-struct ht_state_owner {
-    uint64_t oid, param;
-    const char *name;
-};
+/* --------------------------------------------------------------- owner.c */
+
+/* To be called after every change of cur. */
+void ht_opt_owner_update(struct ht_param *p) HT_REQUIRES(HT_LOCK_OPTIM);
+void ht_opt_owner_remove(struct ht_param *p) HT_REQUIRES(HT_LOCK_OPTIM);
+/* Asserts that no other objects are found as its own. */
+void ht_opt_owner_verify(const struct ht_param *p) HT_REQUIRES(HT_LOCK_OPTIM);
 
 /* -------------------------------------------------------------- master.c */
 

@@ -12,6 +12,7 @@
 #include "optim/state/param.h"
 #include "optim/state/range.h"
 #include "optim/state/root.h"
+#include "optim/state/state_priv.h"
 #include "optim/state/totals.h"
 
 static struct ht_param_counted counted(const struct ht_param *p) HT_REQUIRES(HT_LOCK_OPTIM)
@@ -39,11 +40,13 @@ static void take(struct ht_param *p, struct ht_param_counted now) HT_REQUIRES(HT
 void ht_opt_totals_update(struct ht_param *p)
 {
     take(p, counted(p));
+    ht_opt_owner_update(p);
 }
 
 void ht_opt_totals_remove(struct ht_param *p)
 {
     take(p, (struct ht_param_counted){0});
+    ht_opt_owner_remove(p);
 }
 
 void ht_opt_totals_verify(const struct ht_root *r)
@@ -55,6 +58,7 @@ void ht_opt_totals_verify(const struct ht_root *r)
         struct ht_param_counted c = counted(p);
         assert(c.counted == p->counted.counted && c.state_bytes == p->counted.state_bytes);
         assert(r->gate || ht_list_empty(&p->of_sums) == !p->sum); /* sums are deleted under the gate */
+        ht_opt_owner_verify(p);
         t.parameters += c.counted;
         t.state_bytes += c.state_bytes;
     }

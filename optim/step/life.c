@@ -64,7 +64,8 @@ static void init_lists(struct ht_optim *o)
 uint64_t ht_optim_meta_bytes(struct ht_optim *o)
 {
     lock(o);
-    uint64_t bytes = o->meta_bytes + ht_id_table_bytes(&o->roots_by_id) + ht_id_table_bytes(&o->params_by_oid);
+    uint64_t bytes = o->meta_bytes + ht_id_table_bytes(&o->roots_by_id) + ht_id_table_bytes(&o->params_by_oid) +
+        ht_id_table_bytes(&o->states_by_oid);
     unlock(o);
     return bytes;
 }
@@ -296,7 +297,7 @@ void ht_optim_free(struct ht_optim *o)
     }
     ht_id_table_free(&o->roots_by_id);
     ht_id_table_free(&o->params_by_oid);
-    free(o->owners);
+    ht_id_table_free(&o->states_by_oid);
     ht_opt_problems_free(o);
     ht_mutex_destroy(&o->lock);
     pthread_cond_destroy(&o->changed);

@@ -359,9 +359,40 @@ static inline void check_param(struct fixture *w, const struct test_param *p)
     ck_assert(t == (float)p->t);
 }
 
+struct owned {
+    unsigned count;
+    uint64_t param[64], oid[64];
+};
+
+static inline int note_states(void *ctx, const struct ht_optim_entry *e)
+{
+    struct owned *all = ctx;
+
+    for (unsigned i = 0; i < e->state_count && all->count < HT_ARRAY_SIZE(all->oid); i++) {
+        all->param[all->count] = e->parameter;
+        all->oid[all->count++] = e->states[i];
+    }
+    return 0;
+}
+
+/* Each state object is found as its parameter's. */
+static inline void check_owners(struct fixture *w)
+{
+    struct owned all = {0};
+
+    ck_assert_int_eq(ht_optim_walk(w->o, note_states, &all), 0);
+    for (unsigned i = 0; i < all.count; i++) {
+        const char *name;
+        uint64_t param = 0;
+        ck_assert_int_eq(ht_optim_state_owner(w->o, all.oid[i], &param, &name), 0);
+        ck_assert_uint_eq(param, all.param[i]);
+    }
+}
+
 static inline void check_all(struct fixture *w)
 {
     ht_optim_verify(w->o);
+    check_owners(w);
     ht_store_verify(w->s, false);
     for (unsigned i = 0; i < w->params; i++)
         check_param(w, &w->param[i]);

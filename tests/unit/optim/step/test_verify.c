@@ -201,6 +201,15 @@ static void a_sum_on_no_list(void)
     param->sum = param->grad;
 }
 
+static void a_state_found_by_another_number(void)
+{
+    struct ht_id_link *l = &param->state_link[0].by_oid;
+
+    l->id = param->oid;
+    param->state_link[0].param = param;
+    ck_assert_int_eq(ht_id_insert(&w.o->states_by_oid, l), 0);
+}
+
 static void memory_of_nothing(void)
 {
     w.o->meta_bytes++;
@@ -240,6 +249,7 @@ static void (*const wrong[])(void) = {
     state_that_no_parameter_has,
     a_deleted_parameter_that_counts,
     a_sum_on_no_list,
+    a_state_found_by_another_number,
     memory_of_nothing,
     a_range_of_another_place,
 };
