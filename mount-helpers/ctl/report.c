@@ -164,6 +164,28 @@ static int read_loss(struct ht_report *r)
     return rc;
 }
 
+/* No option names losses: the newest of these files in a model's root has them, if one has any. */
+static void find_loss(struct ht_report *r)
+{
+    static const char *const names[] = {"loss.jsonl", "loss.csv"};
+    struct timespec newest = {0};
+    char path[PATH_MAX];
+    struct stat st;
+
+    for (unsigned i = 0; i < r->models * HT_ARRAY_SIZE(names); i++) {
+        const struct ht_report_model *m = &r->model[i / HT_ARRAY_SIZE(names)];
+        int len = snprintf(path, sizeof(path), "%s%s/%s", r->point, m->path, names[i % HT_ARRAY_SIZE(names)]);
+        if (len >= (int)sizeof(path) || lstat(path, &st) != 0 || !S_ISREG(st.st_mode) ||
+            st.st_mtim.tv_sec < newest.tv_sec ||
+            (st.st_mtim.tv_sec == newest.tv_sec && st.st_mtim.tv_nsec < newest.tv_nsec))
+            continue;
+        newest = st.st_mtim;
+        memcpy(r->found_loss, path, (size_t)len + 1);
+    }
+    if (r->found_loss[0] != '\0' && ht_report_loss_read(r->found_loss, &r->loss) == 0)
+        r->loss_path = r->found_loss;
+}
+
 static int report(struct ht_report *r, const char *output)
 {
     struct ht_buf page = HT_BUF_INIT;
@@ -174,6 +196,8 @@ static int report(struct ht_report *r, const char *output)
     if (rc == 0)
         rc = gather(r);
     if (rc == 0) {
+        if (!r->loss_path)
+            find_loss(r);
         ht_report_page(r, &page);
         rc = put_page(output, &page);
     }

@@ -95,7 +95,8 @@ struct ht_report {
     uint64_t events;
     struct ht_report_model model[HT_REPORT_MODELS_MAX];
     unsigned models;
-    const char *loss_path; /* NULL: no file of losses was given */
+    const char *loss_path; /* NULL: there is no file of losses */
+    char found_loss[PATH_MAX];
     struct ht_report_loss loss;
     uint64_t wall_ns;
 };

@@ -3,16 +3,20 @@
 import html.parser
 import json
 import os
+import pathlib
 import re
 import shutil
 import struct
 import subprocess
+import time
 import zlib
 
 import numpy
 import pytest
 
 from conftest import BIN, MIB, SECONDS_MAX, run
+
+LONG = bool(os.environ.get('HITRAIN_LONG'))
 
 BROWSER = shutil.which('chromium-headless-shell') or shutil.which('chromium')
 NAMES = '<script>alert(1)<&"\'.bin', '<img src=x onerror=alert(1)>', 'a\nb\x1b[31m', 'left\u202eright'
@@ -55,6 +59,11 @@ class Page(html.parser.HTMLParser):
 
 def shown(name):
     return re.sub('[\x00-\x1f\u202e]+', lambda m: '\ufffd' * len(m.group().encode()), name)
+
+
+def processor(pid):
+    """Seconds that its threads have run."""
+    return sum(int((t / 'schedstat').read_text().split()[0]) for t in pathlib.Path(f'/proc/{pid}/task').iterdir()) / 1e9
 
 
 @pytest.fixture
@@ -159,6 +168,46 @@ def test_in_a_browser(trained, tmp_path):
         columns = pixels[(pixels.max(2) - pixels.min(2)) > 60]
         assert len(columns) > 1000                   # the drawings have colours
     assert backs[0] > 700 and backs[1] < 120
+
+
+def test_losses_in_the_folder_of_a_model(trained, tmp_path):
+    store, _ = trained
+    model, page = store.point / 'model', lambda *args: run('hitrainctl', 'report', store.point, '-o', '-', *args).stdout
+    assert 'class="line' not in page() and 'points' not in page()
+    (model / 'loss.csv').write_text('step,loss\n' + ''.join(f'{i},{9 - i}\n' for i in range(7)))
+    assert '7 points' in page() and 'model/loss.csv' in page()
+    (model / 'loss.jsonl').write_text('{"step": 1, "loss": 2}\n' * 5)
+    assert '5 points' in page() and '49 points' in page(f'--loss={tmp_path}/losses.jsonl')
+    (model / 'loss.jsonl').write_text('no loss\n')
+    assert 'points' not in page()
+    (model / 'loss.jsonl').unlink()
+    (model / 'loss.csv').unlink()
+    (model / 'loss.csv').symlink_to(tmp_path / 'losses.jsonl')
+    assert 'points' not in page()
+
+
+def test_a_store_with_very_many_tensors(make_store, tmp_path):
+    """The page, the program's memory and both programs' time are bounded. HITRAIN_LONG=1: a million tensors."""
+    files, trained = (1000000, 20000) if LONG else (4000, 1000)
+    store = make_store('48G' if LONG else '1G')
+    mnt = store.mount('dram=256M')
+    model = mnt / 'model'
+    model.mkdir()
+    os.setxattr(model, 'user.hitrain.dtype', b'f32')
+    os.setxattr(model, 'user.hitrain.optimizer', b'adamw lr=0.5')
+    began, before = time.monotonic(), processor(store.daemon.pid)
+    for i in range(files):
+        (model / f'layer{i}').write_bytes(bytes(64))
+    for i in range(trained):
+        (model / f'.hitrain/grad/layer{i}').write_bytes(bytes(64))
+    run('hitrainctl', 'commit', model)
+    made, used = time.monotonic() - began, processor(store.daemon.pid) - before
+    began, before = time.monotonic(), processor(store.daemon.pid)
+    subprocess.run(['prlimit', f'--as={64 * MIB}', BIN / 'hitrainctl', 'report', mnt, '-o', tmp_path / 'page.html'], check=True,
+                   timeout=SECONDS_MAX)
+    assert time.monotonic() - began < made and processor(store.daemon.pid) - before < used / 4
+    assert (tmp_path / 'page.html').stat().st_size < MIB
+    assert any(n.startswith('model/layer') for n in Page((tmp_path / 'page.html').read_text()).names)
 
 
 def test_where_it_cannot_be_written(store, tmp_path):
