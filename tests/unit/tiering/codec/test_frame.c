@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* test_frame.c - compressed frames: what is compressed, what comes back, and what the decoder refuses. */
+/* test_frame.c - compressed frames: which chunks are compressed, what comes back, and what the decoder refuses. */
 #include <check.h>
 #include <stdlib.h>
 

@@ -40,7 +40,7 @@ START_TEST(what_was_added_is_found)
 }
 END_TEST
 
-/* Without room nothing else is added, and what is there is still found. */
+/* Without room nothing else is added, and the entries are still found. */
 START_TEST(it_keeps_to_its_bound)
 {
     struct ht_dedup_index x;

@@ -121,7 +121,7 @@ START_TEST(blocks_in_descending_order_miss_little)
 }
 END_TEST
 
-/* Up, down, and up again with one descriptor; what was read is evicted at each turn. */
+/* Up, down, and up again with one descriptor; at each turn the chunks that were read are evicted. */
 START_TEST(a_reader_that_turns_finds_its_bytes)
 {
     struct ht_obj *o = begin(SMALL, 4 * MIB);
