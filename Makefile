@@ -63,6 +63,9 @@
 ##   bench-overlap
 ##              training steps that end with `step async` beside `step`, at three ratios of device time to computation; 3 minutes;
 ##              --elements=100663296 with bench/overlap.py is the full size; build/bench/overlap.jsonl
+##   bench-steps
+##              what kept steps cost: time and bytes of keeping each step, rollback and clone beside a mount, memory, send and receive
+##              beside device and pipe; 10 minutes; build/bench/steps.jsonl. ELEMENTS=16777216 STEPS=2 RUNS=1: 1 minute
 ##   profile    sample the daemon with perf during 20 s of training; report and flame graph into build/profile
 ##   wheel      the PyTorch client as a wheel, into build/wheel
 ##   install    put programs and man pages where mount and fsck look for them, and the PyTorch client where the system's
@@ -410,6 +413,13 @@ bench-overlap:
 	@$(MAKE) --no-print-directory all
 	@mkdir -p $(B)/bench
 	@$(PYTHON) bench/overlap.py
+
+.PHONY: bench-steps
+bench-steps:
+	@tests/tools/deps.sh
+	@$(MAKE) --no-print-directory all
+	@mkdir -p $(B)/bench
+	@$(PYTHON) bench/steps.py $(if $(RUNS),--runs $(RUNS)) $(if $(STEPS),--steps $(STEPS)) $(if $(ELEMENTS),--elements $(ELEMENTS))
 
 .PHONY: bench-client
 bench-client:
