@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Several stores of one job: each rank trains a model root of its own, and all continue from one step.
 
-A crash may leave the stores at different steps. What they can meet at is a step that each of them has: its present one, or
-one that it keeps under its number. Two functions of the job are enough for that, a minimum over all ranks and a barrier.
+A crash may leave the stores at different steps. They can meet at a step that is in every store, as its present one, or kept
+under its number. Two functions of the job are enough for that, a minimum over all ranks and a barrier.
 """
 import os
 from typing import Any, Callable, Iterable, List, NamedTuple, Optional, TypeVar
@@ -53,7 +53,7 @@ class Job(NamedTuple):
         """Of the steps of all ranks; -1: there is none."""
         known, bound = list(steps), NONE
         while True:
-            # The least of what the ranks have up to the bound. If that is the bound itself, each of them has it.
+            # The least of what the ranks have up to the bound. If that is the bound itself, every rank has it.
             least = self.all_reduce_min(max((s for s in known if s <= bound), default=-1))
             if least < 0 or least == bound:
                 return least
