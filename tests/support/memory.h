@@ -10,7 +10,7 @@
 
 /*
  * What is freed from now on is kept, as it is, for the next allocation of the same size that is not divided among NUMA
- * nodes. false: as usual again, and what was kept is freed.
+ * nodes. false: as usual again, and the kept memory is freed.
  */
 void memory_keep(bool on);
 
