@@ -128,11 +128,13 @@ static int check_class(const struct request *q, char err[HT_CTL_ERROR_MAX])
     return rc ? rc : check_class_owner(q, err);
 }
 
+/* All devices are of one kind: fast would promise what no device has. */
 static int check_tier(const struct request *q, char err[HT_CTL_ERROR_MAX])
 {
-    static const char *const allowed[] = {"", "dram", "fast", "capacity", NULL};
+    static const char *const allowed[] = {"", "dram", "capacity", NULL};
+    int rc = check_one_of(q, allowed, err);
 
-    return check_one_of(q, allowed, err);
+    return rc ? rc : check_owner(q, err);
 }
 
 static int check_compress(const struct request *q, char err[HT_CTL_ERROR_MAX])
@@ -142,12 +144,34 @@ static int check_compress(const struct request *q, char err[HT_CTL_ERROR_MAX])
     return check_one_of(q, allowed, err);
 }
 
-static int check_pin(const struct request *q, char err[HT_CTL_ERROR_MAX])
+static int check_pin_word(const struct request *q, char err[HT_CTL_ERROR_MAX])
 {
     static const char *const allowed[] = {"", "dram", NULL};
     int rc = check_one_of(q, allowed, err);
 
     return rc ? rc : check_owner(q, err);
+}
+
+/* Is there room to pin the whole file? */
+static int check_pin(const struct request *q, char err[HT_CTL_ERROR_MAX])
+{
+    struct ht_obj *obj;
+    int rc = check_pin_word(q, err);
+
+    if (rc || !q->len)
+        return rc;
+    rc = ht_ns_open(q->ctl->ns, q->ino, &obj);
+    if (rc == -EISDIR || rc == -EINVAL)
+        snprintf(err, HT_CTL_ERROR_MAX, "pin: only files have it; on a directory set tier, which new files get");
+    if (rc)
+        return rc == -EISDIR ? -EINVAL : rc;
+    int64_t left = ht_obj_pinnable_bytes(obj);
+    ht_ns_close(q->ctl->ns, q->ino);
+    if (left >= 0)
+        return 0;
+    snprintf(err, HT_CTL_ERROR_MAX,
+             "pin: the file needs %lld bytes more than can be pinned: at most half of the DRAM tier", -(long long)left);
+    return -ENOSPC;
 }
 
 static int check_endurance(const struct request *q, char err[HT_CTL_ERROR_MAX])
@@ -187,6 +211,11 @@ static int remove_class(const struct request *q)
 static int remove_pin(const struct request *q)
 {
     return remove_checked(q, "pin", check_owner);
+}
+
+static int remove_tier(const struct request *q)
+{
+    return remove_checked(q, "tier", check_owner);
 }
 
 /* Open files depend on the dtype in several ways: they read it again. */
@@ -231,9 +260,7 @@ static int remove_endurance(const struct request *q)
     return rc;
 }
 
-/*
- * Brings the bytes into the DRAM tier now. Eviction does not look at the word yet: they stay as long as they are used.
- */
+/* Brings the bytes into the DRAM tier now; fs/ns tells the store that they stay there. */
 static int set_pin(const struct request *q)
 {
     struct ht_obj *obj;
@@ -428,7 +455,7 @@ static const struct word words[] = {
     {"grad_dtype", check_grad_dtype, set_dtype, NULL, remove_dtype, false},
     {"class", check_class, NULL, NULL, remove_class, false},
     {"pin", check_pin, set_pin, NULL, remove_pin, false},
-    {"tier", check_tier, NULL, NULL, NULL, false},
+    {"tier", check_tier, NULL, NULL, remove_tier, false},
     {"compress", check_compress, set_compress, NULL, NULL, false},
     {"endurance", check_endurance, set_endurance, NULL, remove_endurance, false},
     {"optimizer", NULL, set_optimizer, NULL, remove_optimizer, true},

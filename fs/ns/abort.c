@@ -10,6 +10,7 @@
  * inode leaves memory: the entries and shadows themselves describe the pending changes, and are freed after that.
  */
 #include "fs/ns/ns_priv.h"
+#include "fs/ns/content.h"
 #include "fs/ns/pending.h"
 #include "fs/ns/shadow.h"
 
@@ -80,6 +81,7 @@ static void revert_inode(struct ht_ns *ns, struct ht_ns_shadow *s) HT_REQUIRES(H
 
     ht_ns_shadow_set(i, NULL);
     revert_xattrs(ns, i);
+    ht_ns_residency_changed(ns, i);
     if ((i->flags & HT_NS_PUBLISHED) == 0) {
         i->flags |= HT_NS_STALE;
         return;

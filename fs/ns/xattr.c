@@ -7,6 +7,7 @@
  * access list and the mode are kept in step.
  */
 #include "fs/ns/ns_priv.h"
+#include "fs/ns/content.h"
 #include "fs/ns/kept.h"
 #include "fs/ns/acl.h"
 #include "fs/ns/pending.h"
@@ -315,7 +316,10 @@ static int set_locked(struct ht_ns_op *op, const struct xattr_request *q) HT_REQ
         return rc;
     if (w)
         return set_word(op, i, w, q);
-    return is_acl(q->name) ? set_acl(op, i, q) : set_bytes(op, i, q);
+    rc = is_acl(q->name) ? set_acl(op, i, q) : set_bytes(op, i, q);
+    if (rc == 0 && ht_ns_is_residency(q->name))
+        ht_ns_residency_changed(op->ns, i);
+    return rc;
 }
 
 int ht_ns_setxattr(struct ht_ns *ns, uint64_t ino, const char *name, const void *value, size_t len, int flags)
@@ -434,6 +438,8 @@ static int remove_locked(struct ht_ns_op *op, uint64_t ino, const char *name) HT
     if (!x)
         return is_acl(name) ? 0 : -ENODATA; /* the caller wants no list, and there is none */
     ht_ns_xattr_drop(op, i, x, op->now_ns);
+    if (ht_ns_is_residency(name))
+        ht_ns_residency_changed(op->ns, i);
     return 0;
 }
 

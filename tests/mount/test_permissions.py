@@ -437,7 +437,7 @@ def test_events_trace_and_plan_are_the_owners(mnt, shared):
 @row('set an attribute')
 def test_attributes_need_write_permission(shared, model):
     f, d = tensor(shared / 'f', OWNER), directory(shared / 'd', OWNER)
-    for name, value in {'dtype': 'f32', 'grad_dtype': 'f32', 'shape': '1024', 'tier': 'fast', 'error': ''}.items():
+    for name, value in {'dtype': 'f32', 'grad_dtype': 'f32', 'shape': '1024', 'compress': 'auto', 'error': ''}.items():
         for path in f, d:
             may(MEMBER, word, path, name, value)
             may_not(errno.EACCES, STRANGER, word, path, name, value)
@@ -451,10 +451,10 @@ def test_attributes_need_write_permission(shared, model):
     may_not(errno.EPERM, MEMBER, word, d, 'dtype', 'f32')
 
 
-@row('class of a directory', 'pin')
+@row('class of a directory', 'pin', 'tier')
 def test_what_costs_others_is_the_owners(shared):
     f, d = tensor(shared / 'f', OWNER), directory(shared / 'd', OWNER)
-    for path, name, value in (d, 'class', 'scratch'), (f, 'pin', 'dram'):
+    for path, name, value in (d, 'class', 'scratch'), (f, 'pin', 'dram'), (f, 'tier', 'dram'), (d, 'tier', 'capacity'):
         may_not(errno.EPERM, MEMBER, word, path, name, value)
         assert 'only the owner' in word(path, 'error')
         may(OWNER, word, path, name, value)

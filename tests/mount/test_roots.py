@@ -641,7 +641,7 @@ def test_wrong_change_of_the_optimizer_changes_nothing(root):
 
 @pytest.mark.parametrize('name,value', [
     ('dtype', 'floats'), ('dtype', ''), ('shape', '1,x'), ('grad_dtype', 'i8'), ('class', 'precious'), ('pin', 'nvme'),
-    ('tier', 'tape'), ('unheard', 'x'), ('error', 'text')])
+    ('tier', 'tape'), ('tier', 'fast'), ('unheard', 'x'), ('error', 'text')])
 def test_wrong_words_are_refused(mnt, name, value):
     (mnt / 'f').write_bytes(b'1234')
     refused(errno.EINVAL, word, mnt / 'f', name, value)

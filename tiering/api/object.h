@@ -184,6 +184,16 @@ int ht_obj_sync(struct ht_obj *obj) HT_MUST_CHECK;
 int ht_obj_prefetch(struct ht_obj *obj) HT_MUST_CHECK;
 /* Evicts clean images. */
 void ht_obj_evict(struct ht_obj *obj);
+/*
+ * How long the object's images stay in the DRAM tier.
+ *   AUTO    as they are used
+ *   PINNED  as long as they are pinned: at most half of the tier for all objects, the first comers; the rest is as AUTO
+ *   COLD    they go before others that were used; updates stream them
+ */
+enum ht_residency { HT_RESIDENCY_AUTO, HT_RESIDENCY_PINNED, HT_RESIDENCY_COLD };
+void ht_obj_set_residency(struct ht_obj *obj, enum ht_residency residency);
+/* Bytes that can still be pinned if all of the object is: less than 0 if it does not fit. */
+int64_t ht_obj_pinnable_bytes(struct ht_obj *obj);
 /* No updates come any more: the object's images may be evicted as others are. */
 void ht_obj_unprotect(struct ht_obj *obj);
 

@@ -415,9 +415,10 @@ void ht_arena_replace(struct ht_arena *a, uint32_t from, uint32_t to)
     im->target_device = was.target_device;
     if (was.workingset && !im->workingset)
         ht_eviction_join_workingset(a, to);
+    bool pinned = was.pinned && ht_arena_pin(a, to);
     if (was.waiting)
         ht_arena_protect_waiting(a, to);
-    else if (was.protected && ht_arena_may_protect(a, to))
+    else if (was.protected && !pinned && ht_arena_may_protect(a, to))
         ht_arena_protect(a, to);
     ht_arena_set_dirty(a, to, was.dirty);
 }

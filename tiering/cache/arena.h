@@ -42,7 +42,8 @@ struct ht_image {
     bool planned : 1;         /* its next use is known: evicted in order */
     uint8_t target_device;    /* device it should be written to, and 1; 0: any */
     uint8_t subs;             /* number of its sub-slots; the arena's */
-    uint8_t next_use;         /* planned: place in the order, modulo HT_ORDER_PLACES */
+    uint8_t next_use : 7;     /* planned: place in the order, modulo HT_ORDER_PLACES */
+    bool pinned : 1;          /* protected until it is unpinned: an operator wants it in memory */
 };
 
 /* May this image go now? True: it has been detached by the owner. */
@@ -86,6 +87,8 @@ void ht_arena_readahead_stats(const struct ht_arena *a, uint64_t *out_chunks, ui
 uint64_t ht_arena_readahead_bytes(const struct ht_arena *a) HT_REQUIRES(HT_LOCK_STORE);
 /* A caller used it. */
 void ht_arena_use(struct ht_arena *a, uint32_t slot) HT_REQUIRES(HT_LOCK_STORE);
+/* It goes before other images: no second chance, and no place in the working set. */
+void ht_arena_cool(struct ht_arena *a, uint32_t slot) HT_REQUIRES(HT_LOCK_STORE);
 /*
  * The order of eviction (order.c): clean images whose next use is known go before others, the one that is needed last
  * first. Places count on with the time. now: the present one. An image's next use is less than HT_ORDER_PLACES away.
@@ -136,6 +139,20 @@ void ht_arena_protect(struct ht_arena *a, uint32_t slot)
  */
 void ht_arena_expect_waiting(struct ht_arena *a, uint64_t bytes) HT_REQUIRES(HT_LOCK_STORE);
 bool ht_arena_lacks_waiting_room(const struct ht_arena *a) HT_REQUIRES(HT_LOCK_STORE);
+/*
+ * Protects an image on request, until ht_arena_unpin; ht_arena_unprotect leaves it alone. False: pinned images may have
+ * half of the arena, and less while others are protected. External images need no pin: true.
+ */
+static inline uint64_t ht_arena_pinned_max(uint64_t arena_bytes)
+{
+    return arena_bytes / 2;
+}
+bool ht_arena_pin(struct ht_arena *a, uint32_t slot) HT_REQUIRES(HT_LOCK_STORE) HT_MUST_CHECK;
+void ht_arena_unpin(struct ht_arena *a, uint32_t slot) HT_REQUIRES(HT_LOCK_STORE);
+/* So many bytes found no room: other images of the protected set leave it to them. The next pin, and 0, end that. */
+void ht_arena_want_pinned(struct ht_arena *a, uint64_t bytes) HT_REQUIRES(HT_LOCK_STORE);
+bool ht_arena_has_pinned_room(const struct ht_arena *a) HT_REQUIRES(HT_LOCK_STORE);
+uint64_t ht_arena_pinned_bytes(const struct ht_arena *a) HT_REQUIRES(HT_LOCK_STORE);
 /* Protects a waiting image, if there is any room in the protected set. */
 void ht_arena_protect_waiting(struct ht_arena *a, uint32_t slot) HT_REQUIRES(HT_LOCK_STORE);
 uint64_t ht_arena_waiting_bytes(const struct ht_arena *a) HT_REQUIRES(HT_LOCK_STORE);

@@ -80,6 +80,7 @@ struct ht_arena {
     uint64_t used_on[HT_NODES_MAX], dirty_on[HT_NODES_MAX]; /* dirty: in passing images */
     uint64_t used_bytes, protected_bytes, workingset_bytes; /* the last two: whole slots */
     uint64_t waiting_bytes, waiting_expected;               /* waiting images: there, and in a whole step */
+    uint64_t pinned_bytes, pinned_wanted;                   /* pinned images: there, and without room */
     uint64_t passing_dirty_bytes,
         durable_dirty_bytes; /* dirty, neither protected nor of the working set: all, durable */
     bool forced;             /* the request that is running heeds no working set */

@@ -115,10 +115,10 @@ static uint64_t workingset_bytes_max(const struct ht_arena *a)
     return ht_arena_protected_max(ht_arena_bytes(a));
 }
 
-/* Room in the protected set that waiting images will take. */
+/* Room in the protected set that waiting and pinned images will take. */
 static uint64_t awaited_bytes(const struct ht_arena *a)
 {
-    return a->waiting_expected - ht_min_u64(a->waiting_bytes, a->waiting_expected);
+    return a->waiting_expected - ht_min_u64(a->waiting_bytes, a->waiting_expected) + a->pinned_wanted;
 }
 
 /* Is there room in the protected set for the content of a slot? */
@@ -175,9 +175,60 @@ static void wait_no_more(struct ht_arena *a, uint32_t n) HT_REQUIRES(HT_LOCK_STO
 
 void ht_arena_unprotect(struct ht_arena *a, uint32_t n)
 {
-    if (!ht_arena_is_external(a, n))
-        wait_no_more(a, n);
+    if (ht_arena_is_external(a, n) || a->image[n].pinned)
+        return;
+    wait_no_more(a, n);
     set_protected(a, n, false);
+}
+
+/* ---------------------------------------------------------- pinned images */
+
+bool ht_arena_has_pinned_room(const struct ht_arena *a)
+{
+    uint64_t slot = 1u << HT_SLOT_SHIFT;
+
+    return a->pinned_bytes + slot <= ht_arena_pinned_max(ht_arena_bytes(a)) &&
+        a->protected_bytes + slot <= workingset_bytes_max(a);
+}
+
+bool ht_arena_pin(struct ht_arena *a, uint32_t n)
+{
+    if (ht_arena_is_external(a, n) || a->image[n].pinned)
+        return true;
+    uint32_t bytes = ht_arena_slot_bytes(a, n);
+    if (a->pinned_bytes + bytes > ht_arena_pinned_max(ht_arena_bytes(a)) ||
+        !has_share(a, &a->slot[n / HT_SLOT_SUBS], 0))
+        return false;
+    wait_no_more(a, n);
+    set_protected(a, n, true);
+    a->image[n].pinned = true;
+    a->pinned_bytes += bytes;
+    a->pinned_wanted = 0;
+    return true;
+}
+
+static void pin_no_more(struct ht_arena *a, uint32_t n) HT_REQUIRES(HT_LOCK_STORE)
+{
+    a->pinned_bytes -= a->image[n].pinned ? ht_arena_slot_bytes(a, n) : 0;
+    a->image[n].pinned = false;
+}
+
+void ht_arena_unpin(struct ht_arena *a, uint32_t n)
+{
+    if (ht_arena_is_external(a, n) || !a->image[n].pinned)
+        return;
+    pin_no_more(a, n);
+    set_protected(a, n, false);
+}
+
+void ht_arena_want_pinned(struct ht_arena *a, uint64_t bytes)
+{
+    a->pinned_wanted = ht_min_u64(bytes, ht_arena_pinned_max(ht_arena_bytes(a)) - a->pinned_bytes);
+}
+
+uint64_t ht_arena_pinned_bytes(const struct ht_arena *a)
+{
+    return a->pinned_bytes;
 }
 
 uint64_t ht_arena_protected_bytes(const struct ht_arena *a)
@@ -305,6 +356,14 @@ void ht_arena_use(struct ht_arena *a, uint32_t n)
     readahead_no_more(a, n);
 }
 
+void ht_arena_cool(struct ht_arena *a, uint32_t n)
+{
+    if (ht_arena_is_external(a, n))
+        return;
+    a->image[n].referenced = false;
+    set_workingset(a, n, false);
+}
+
 /* If an object has many images, those in pieces are a stream of small ones: their shadows would crowd out others. */
 static bool may_come_back(const struct ht_arena *a, uint32_t n, uint64_t index)
 {
@@ -333,6 +392,7 @@ void ht_eviction_forget(struct ht_arena *a, uint32_t n)
     a->readahead_wasted += a->image[n].readahead;
     readahead_no_more(a, n);
     wait_no_more(a, n);
+    pin_no_more(a, n);
     a->image[n].dirty = a->image[n].protected = a->image[n].workingset = a->image[n].planned = false;
 }
 

@@ -11,7 +11,7 @@ static uint16_t mask_of(uint32_t first, uint32_t subs)
 
 struct sums {
     uint64_t used_bytes, protected_bytes, workingset_bytes, passing_dirty_bytes, durable_dirty_bytes, readahead_bytes;
-    uint64_t waiting_bytes;
+    uint64_t waiting_bytes, pinned_bytes;
     uint64_t used_on[HT_NODES_MAX], dirty_on[HT_NODES_MAX];
     uint32_t free_slots;
 };
@@ -24,11 +24,13 @@ static void check_image(const struct ht_arena *a, uint32_t n, struct sums *sums)
 
     assert(im->valid_lo <= im->valid_hi && im->valid_hi <= bytes && im->data_hi <= bytes);
     assert(!im->protected || !im->workingset);
-    assert(im->protected || !im->waiting);
+    assert(im->protected || (!im->waiting && !im->pinned));
+    assert(!im->waiting || !im->pinned);
     sums->used_bytes += bytes;
     sums->used_on[place] += bytes;
     sums->readahead_bytes += im->readahead ? bytes : 0;
     sums->waiting_bytes += im->waiting ? bytes : 0;
+    sums->pinned_bytes += im->pinned ? bytes : 0;
     if (!ht_image_passes_dirty(im))
         return;
     sums->passing_dirty_bytes += bytes;
@@ -158,6 +160,7 @@ void ht_arena_verify(struct ht_arena *a)
     assert(a->passing_dirty_bytes == sums.passing_dirty_bytes);
     assert(a->durable_dirty_bytes == sums.durable_dirty_bytes);
     assert(a->readahead_bytes == sums.readahead_bytes && a->waiting_bytes == sums.waiting_bytes);
+    assert(a->pinned_bytes == sums.pinned_bytes && a->pinned_bytes <= ht_arena_pinned_max(ht_arena_bytes(a)));
     assert(memcmp(a->used_on, sums.used_on, sizeof(a->used_on)) == 0);
     assert(memcmp(a->dirty_on, sums.dirty_on, sizeof(a->dirty_on)) == 0);
 }

@@ -47,12 +47,13 @@ struct ht_forecast;
 struct ht_planner {
     HT_GUARDED_BY(HT_LOCK_STORE) struct {
         struct ht_runs runs;
-        struct ht_forecast *forecast;     /* the plan in use, or NULL */
-        uint64_t tried_runs, tried_ns;    /* when a plan was last made or refused: runs so far, and the time */
-        uint64_t wait_ns;                 /* until the next try */
-        uint64_t waiting_bytes, valid_ns; /* so many wait for the end of a step, since then: older steps differ */
-        uint64_t fetch_ns;                /* no read ahead before: the last one found no room */
-        bool outdated;                    /* the plan in use is of an older step */
+        struct ht_forecast *forecast;  /* the plan in use, or NULL */
+        uint64_t tried_runs, tried_ns; /* when a plan was last made or refused: runs so far, and the time */
+        uint64_t wait_ns;              /* until the next try */
+        /* So many wait for the end of a step, and are pinned, since then: older steps differ. */
+        uint64_t waiting_bytes, pinned_bytes, valid_ns;
+        uint64_t fetch_ns;                       /* no read ahead before: the last one found no room */
+        bool outdated;                           /* the plan in use is of an older step */
         uint64_t made, dropped, hits, strangers; /* the last two: of former plans */
     };
 };

@@ -28,7 +28,7 @@
 #include "tiering/engine/engine.h"
 #include "tiering/engine/engine_priv.h"
 
-enum { RUNS_MIN = 4, ROOM_PART = 8, STEPS_OLD = 4, HISTORY_MIN = 4, WAITING_PART = 16, AHEAD_PART = 16 };
+enum { RUNS_MIN = 4, ROOM_PART = 8, STEPS_OLD = 4, HISTORY_MIN = 4, NEWS_PART = 16, AHEAD_PART = 16 };
 #define WAIT_NS_MIN UINT64_C(200000000) /* between two tries */
 #define WAIT_NS_MAX UINT64_C(10000000000)
 #define FETCH_PAUSE_NS UINT64_C(2000000)
@@ -63,11 +63,37 @@ static bool is_due(const struct ht_planner *p, uint64_t now_ns) HT_REQUIRES(HT_L
     return p->runs.count - p->tried_runs >= RUNS_MIN && now_ns - p->tried_ns >= p->wait_ns;
 }
 
+/* So many bytes changed that plans of steps before do not hold. */
+static void outdate(struct ht_planner *p) HT_REQUIRES(HT_LOCK_STORE)
+{
+    p->valid_ns = ht_now_ns();
+    p->outdated = p->forecast;
+    p->wait_ns = WAIT_NS_MIN;
+}
+
+static bool is_news(const struct ht_store *s, uint64_t bytes, uint64_t before) HT_REQUIRES(HT_LOCK_STORE)
+{
+    return (bytes > before ? bytes - before : before - bytes) > ht_arena_bytes(s->arena) / NEWS_PART;
+}
+
+/* Pinned content stays, whatever a plan says, and leaves it less room. */
+static void note_pinned(struct ht_store *s) HT_REQUIRES(HT_LOCK_STORE)
+{
+    struct ht_planner *p = &s->engine->planner;
+    uint64_t bytes = ht_arena_pinned_bytes(s->arena);
+
+    if (!is_news(s, bytes, p->pinned_bytes))
+        return;
+    p->pinned_bytes = bytes;
+    outdate(p);
+}
+
 void ht_planner_note(struct ht_obj *o, const struct ht_chunk *c, uint64_t index, enum ht_plan_use use, bool begins)
 {
     struct ht_store *s = o->s;
     struct ht_planner *p = &s->engine->planner;
 
+    note_pinned(s);
     if (index > UINT32_MAX || o->extra->shm) /* no such chunk of a tensor; and mapped memory stays where it is */
         return;
     const struct ht_run_access a = {
@@ -77,6 +103,7 @@ void ht_planner_note(struct ht_obj *o, const struct ht_chunk *c, uint64_t index,
         .use = use,
         .chunk_shift = o->chunk_shift,
         .stored = o->obj_class != HT_CLASS_SCRATCH,
+        .pinned = o->residency == HT_RESIDENCY_PINNED,
         .begins = begins,
     };
     ht_runs_note(&p->runs, &a);
@@ -172,14 +199,11 @@ uint64_t ht_obj_next_read(struct ht_obj *o, uint64_t offset)
 void ht_planner_expect_waiting(struct ht_store *s, uint64_t bytes)
 {
     struct ht_planner *p = &s->engine->planner;
-    uint64_t change = bytes > p->waiting_bytes ? bytes - p->waiting_bytes : p->waiting_bytes - bytes;
 
-    if (change <= ht_arena_bytes(s->arena) / WAITING_PART)
+    if (!is_news(s, bytes, p->waiting_bytes))
         return;
     p->waiting_bytes = bytes;
-    p->valid_ns = ht_now_ns();
-    p->outdated = p->forecast;
-    p->wait_ns = WAIT_NS_MIN;
+    outdate(p);
 }
 
 /* ------------------------------------------------------------ making a plan */
@@ -271,7 +295,8 @@ static uint64_t rate_of(const struct ht_store *s, enum ht_direction direction)
     return sum;
 }
 
-static struct ht_forecast *make(const struct ht_store *s, struct step *st, uint32_t n, uint64_t valid_ns)
+static struct ht_forecast *make(const struct ht_store *s, struct step *st, uint32_t n, uint64_t valid_ns,
+                                uint64_t pinned_bytes)
 {
     struct ht_forecast *f = NULL;
 
@@ -284,7 +309,7 @@ static struct ht_forecast *make(const struct ht_store *s, struct step *st, uint3
         .begin_ns = st->begin_ns,
         .step_ns = st->step_ns,
         .now_ns = ht_now_ns(),
-        .room_bytes = bytes - bytes / ROOM_PART,
+        .room_bytes = bytes - bytes / ROOM_PART - pinned_bytes,
         .read_bytes_per_s = rate_of(s, HT_DIRECTION_READ),
         .write_bytes_per_s = rate_of(s, HT_DIRECTION_WRITE),
         .write_bytes_max = UINT64_MAX,
@@ -350,7 +375,7 @@ void ht_store_plan(struct ht_store *s)
 
     ht_store_lock(s);
     enum change change = find_change(s);
-    uint64_t valid_ns = p->valid_ns;
+    uint64_t valid_ns = p->valid_ns, pinned_bytes = ht_arena_pinned_bytes(s->arena);
     ht_store_unlock(s);
     if (change == KEEP)
         return;
@@ -359,7 +384,7 @@ void ht_store_plan(struct ht_store *s)
         ht_store_lock(s);
         n = ht_runs_copy(&p->runs, 0, st.run);
         ht_store_unlock(s);
-        f = make(s, &st, n, valid_ns);
+        f = make(s, &st, n, valid_ns, pinned_bytes);
     }
     free(st.run);
     ht_store_lock(s);

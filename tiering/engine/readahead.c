@@ -412,11 +412,13 @@ static int prefetch_chunk(struct prefetch *p, struct ht_obj *o, uint64_t index) 
 }
 
 /* Half of what others have may go: so a large file evicts neither all of that nor its own first part. */
-static uint64_t evictable_bytes(const struct ht_arena *a) HT_REQUIRES(HT_LOCK_STORE)
+static uint64_t evictable_bytes(const struct ht_obj *o) HT_REQUIRES(HT_LOCK_STORE)
 {
+    const struct ht_arena *a = o->s->arena;
     uint64_t moving = ht_arena_moving_bytes(a), unused = ht_arena_free_slots(a) * HT_MIB;
+    uint64_t bytes = moving - ht_min_u64(unused, moving);
 
-    return (moving - ht_min_u64(unused, moving)) / 2;
+    return o->residency == HT_RESIDENCY_PINNED ? bytes : bytes / 2;
 }
 
 static int prefetch(struct prefetch *p, struct ht_obj *o) HT_REQUIRES(HT_LOCK_STORE)
@@ -426,7 +428,7 @@ static int prefetch(struct prefetch *p, struct ht_obj *o) HT_REQUIRES(HT_LOCK_ST
     uint64_t index = 0;
     int rc = ht_shm_complete(o); /* mapped memory has room for all of it */
 
-    p->evictable_bytes = evictable_bytes(o->s->arena);
+    p->evictable_bytes = evictable_bytes(o);
 
     ht_chunk_for_each_from(c, o, index)
     {

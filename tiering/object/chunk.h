@@ -162,6 +162,8 @@ static inline bool ht_chunk_has_place(const struct ht_chunk *c)
 /* A slot that the arena gave becomes its image. */
 void ht_chunk_attach_image(struct ht_obj *o, struct ht_chunk *c, uint64_t index, uint32_t slot)
     HT_REQUIRES(HT_LOCK_STORE);
+/* A caller uses its image. What the object's residency says about such images is done, too. */
+void ht_chunk_use_image(struct ht_obj *o, struct ht_chunk *c) HT_REQUIRES(HT_LOCK_STORE);
 /* Its image stays in memory from now on, if the protected set has room for it. */
 void ht_chunk_protect(struct ht_obj *o, struct ht_chunk *c) HT_REQUIRES(HT_LOCK_STORE);
 void ht_chunk_unprotect(struct ht_obj *o, struct ht_chunk *c) HT_REQUIRES(HT_LOCK_STORE);

@@ -108,6 +108,8 @@ static void release_content(struct ht_obj *o) HT_REQUIRES(HT_LOCK_STORE)
     struct ht_chunk *c;
     uint64_t index = 0;
 
+    if (o->residency == HT_RESIDENCY_PINNED)
+        ht_arena_want_pinned(o->s->arena, 0);
     ht_chunk_for_each_from(c, o, index)
     {
         assert(!c->exclusive && !c->shared);

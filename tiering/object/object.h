@@ -64,7 +64,8 @@ struct ht_obj {
         bool lost : 1;                /* a chunk is BAD: the error stays until abort */
         int16_t sticky;               /* the last error, until a client clears it */
         uint32_t hits, misses;
-        uint32_t refs;
+        uint32_t refs : 30;
+        uint32_t residency : 2;                /* enum ht_residency */
         uint32_t dirty, unpublished, resident; /* chunks */
         struct ht_first first;
     };

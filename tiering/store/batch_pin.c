@@ -131,7 +131,9 @@ static void admit(struct ht_store *s, struct ht_batch_pin_chunk *lc, struct ht_c
     int tries = admission(s, bytes);
     enum ht_forecast_stay stay = ht_planner_stays(o, lc->index);
 
-    if (stay == HT_FORECAST_LEAVES)
+    if (o->residency == HT_RESIDENCY_PINNED && ht_arena_has_pinned_room(s->arena))
+        tries = ADMIT_TRIES;
+    else if (stay == HT_FORECAST_LEAVES || o->residency == HT_RESIDENCY_COLD)
         tries = -1;
     if (c->slot == HT_SLOT_NONE && tries >= 0) {
         uint32_t slot = ht_arena_get(s->arena, bytes, (uint32_t)tries, numa_index);
@@ -194,7 +196,7 @@ static int take_chunk(struct ht_store *s, struct ht_batch_pin_work *w, struct ht
     }
     int rc = 0;
     lc->data = ht_arena_data(s->arena, c->slot);
-    ht_arena_use(s->arena, c->slot);
+    ht_chunk_use_image(o, c);
     if (lc->waits)
         ht_arena_protect_waiting(s->arena, c->slot);
     if (!fresh && lc->mode != HT_BATCH_PIN_OVERWRITE)

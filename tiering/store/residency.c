@@ -33,6 +33,49 @@ void ht_obj_unprotect(struct ht_obj *o)
     ht_store_unlock(o->s);
 }
 
+static void apply(struct ht_obj *o, const struct ht_chunk *c) HT_REQUIRES(HT_LOCK_STORE)
+{
+    struct ht_arena *a = o->s->arena;
+
+    ht_arena_unpin(a, c->slot);
+    if (o->residency == HT_RESIDENCY_PINNED && !ht_arena_pin(a, c->slot))
+        ht_arena_want_pinned(a, o->size);
+    if (o->residency == HT_RESIDENCY_COLD) {
+        ht_arena_unprotect(a, c->slot);
+        ht_arena_cool(a, c->slot);
+    }
+}
+
+void ht_obj_set_residency(struct ht_obj *o, enum ht_residency residency)
+{
+    struct ht_chunk *c;
+    uint64_t index = 0;
+
+    ht_store_lock(o->s);
+    bool changes = o->residency != residency;
+    if (changes && o->residency == HT_RESIDENCY_PINNED)
+        ht_arena_want_pinned(o->s->arena, 0);
+    o->residency = residency;
+    if (changes && o->resident)
+        ht_chunk_for_each_from(c, o, index) if (c->slot != HT_SLOT_NONE) apply(o, c);
+    ht_store_unlock(o->s);
+}
+
+int64_t ht_obj_pinnable_bytes(struct ht_obj *o)
+{
+    struct ht_chunk *c;
+    uint64_t index = 0, own = 0;
+
+    ht_store_lock(o->s);
+    if (o->residency == HT_RESIDENCY_PINNED && o->resident)
+        ht_chunk_for_each_from(c, o, index) if (c->slot != HT_SLOT_NONE && ht_arena_image(o->s->arena, c->slot)->pinned)
+            own += ht_arena_slot_bytes(o->s->arena, c->slot);
+    uint64_t room = ht_arena_pinned_max(ht_arena_bytes(o->s->arena)) - ht_arena_pinned_bytes(o->s->arena) + own;
+    uint64_t size = o->s->opts.shm_bytes ? 0 : ht_min_u64(o->size, INT64_MAX / 2); /* it may get memory of its own */
+    ht_store_unlock(o->s);
+    return (int64_t)room - (int64_t)size;
+}
+
 void ht_store_expect_waiting(struct ht_store *s, uint64_t bytes)
 {
     ht_store_lock(s);

@@ -96,7 +96,7 @@ static int read_piece(struct ht_obj *o, struct ht_obj_reader *r, uint64_t index,
     uint32_t there = 0;
     const uint8_t *data = NULL;
     if (c->slot != HT_SLOT_NONE) {
-        ht_arena_use(s->arena, c->slot);
+        ht_chunk_use_image(o, c);
         data = ht_arena_data(s->arena, c->slot) + a;
         /* Made shorter by another thread: shared memory ends there, too. */
         there = (uint32_t)ht_min_u64(len, ht_max_u64(ht_image_reach(o, c, index), a) - a);
@@ -162,7 +162,7 @@ static int hold_in_place(struct ht_obj *o, struct ht_obj_reader *r, uint64_t off
         ht_chunk_unlock_shared(o, c, index);
         return 0;
     }
-    ht_arena_use(s->arena, c->slot);
+    ht_chunk_use_image(o, c);
     ht_planner_note(o, c, index, HT_PLAN_READ, a == 0);
     *out_bytes = ht_arena_data(s->arena, c->slot) + a;
     *out_c = c;
@@ -251,7 +251,7 @@ static int prepare_write(struct ht_obj *o, struct ht_chunk *c, uint64_t index, u
         rc = ht_chunk_fill(o, c, index);
     if (!rc)
         rc = ht_chunk_reserve(o, c, ht_chunk_blocks_after_write(o, c, b));
-    ht_arena_use(s->arena, c->slot);
+    ht_chunk_use_image(o, c);
     if (rc)
         ht_chunk_drop_empty(o, c, index);
     else

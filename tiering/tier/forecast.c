@@ -31,7 +31,7 @@ struct object {
     uint32_t first, last; /* chunks */
     uint32_t unit;        /* the first */
     uint8_t chunk_shift;
-    bool stored;
+    bool stored, pinned;
 };
 
 struct unit {
@@ -99,7 +99,7 @@ static int collect_objects(struct ht_forecast *f, const struct ht_forecast_input
             return -EINVAL;
         struct object *o = place_of(f, run->object);
         if (!o->id)
-            *o = (struct object){run->object, run->first, run->last, 0, run->chunk_shift, run->stored};
+            *o = (struct object){run->object, run->first, run->last, 0, run->chunk_shift, run->stored, run->pinned};
         o->first = (uint32_t)ht_min_u64(o->first, run->first);
         o->last = (uint32_t)ht_max_u64(o->last, run->last);
     }
@@ -238,8 +238,9 @@ static int make_plan(struct ht_forecast *f, const struct ht_forecast_input *in)
     int rc = t && a ? 0 : -ENOMEM;
 
     for (uint32_t u = 0; !rc && u < f->units; u++) {
-        t[u] = (struct ht_plan_tensor){unit_bytes(f, &f->unit[u]), f->object[f->unit[u].object].stored};
-        f->bytes += t[u].bytes;
+        const struct object *o = &f->object[f->unit[u].object];
+        t[u] = (struct ht_plan_tensor){unit_bytes(f, &f->unit[u]), o->stored, o->pinned};
+        f->bytes += o->pinned ? 0 : t[u].bytes;
     }
     if (!rc && f->bytes > in->room_bytes) {
         list_accesses(f, in, a);

@@ -104,6 +104,11 @@ static void release(struct work *w)
 
 /* ---------------------------------------------------------- the time line */
 
+static const struct ht_plan_tensor *tensor_of(const struct work *w, uint32_t i)
+{
+    return &w->in->tensor[w->in->access[i].tensor];
+}
+
 static uint32_t count_times(const struct ht_plan_input *in)
 {
     uint32_t n = 0;
@@ -156,7 +161,7 @@ static int link_accesses(struct work *w)
     for (uint32_t t = 0; t < in->tensors; t++)
         if (first[t] != UINT32_MAX) {
             w->next[last[t]] = first[t];
-            bytes += (double)in->tensor[t].bytes;
+            bytes += in->tensor[t].pinned ? 0 : (double)in->tensor[t].bytes;
         }
     for (uint32_t s = 0; s < w->segments; s++) {
         w->over[s] = bytes - (double)in->room_bytes;
@@ -184,7 +189,7 @@ static void measure_periods(struct work *w)
     for (uint32_t i = 0; i < w->in->accesses; i++) {
         uint32_t from = w->segment[i], to = w->segment[w->next[i]] + (goes_round(w, i) ? w->segments : 0);
         struct ht_plan_idle *idle = &w->out->idle[i];
-        w->period[i].segments = (uint16_t)(to > from ? to - from - 1 : 0);
+        w->period[i].segments = (uint16_t)(to > from && !tensor_of(w, i)->pinned ? to - from - 1 : 0);
         idle->next_ns = w->in->access[w->next[i]].time_ns + (goes_round(w, i) ? w->in->step_ns : 0);
     }
 }
@@ -198,11 +203,6 @@ static uint32_t segment_of(const struct work *w, uint32_t i, uint32_t k)
 }
 
 /* ------------------------------------------------------ looking at a period */
-
-static const struct ht_plan_tensor *tensor_of(const struct work *w, uint32_t i)
-{
-    return &w->in->tensor[w->in->access[i].tensor];
-}
 
 /* Does the content have changes after this access that no device has? */
 static bool is_dirty(const struct work *w, uint32_t i)

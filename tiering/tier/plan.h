@@ -38,6 +38,7 @@ enum ht_plan_use {
 struct ht_plan_tensor {
     uint64_t bytes;
     bool stored; /* a commit of each step writes its changes anyway */
+    bool pinned; /* it never leaves, and room_bytes does not count it */
 };
 
 struct ht_plan_access {

@@ -20,7 +20,7 @@ struct ht_run {
     uint8_t use;               /* enum ht_plan_use */
     uint8_t seen;              /* of the last chunks, HT_RUN_NEAR, as bits */
     uint8_t chunk_shift;
-    bool stored; /* as in struct ht_plan_tensor */
+    bool stored, pinned; /* as in struct ht_plan_tensor */
 };
 
 struct ht_runs {
@@ -35,7 +35,7 @@ struct ht_run_access {
     uint32_t index;
     enum ht_plan_use use;
     uint8_t chunk_shift;
-    bool stored;
+    bool stored, pinned;
     bool begins; /* from the first byte of the chunk on */
 };
 

@@ -515,12 +515,13 @@ static void one_step(void)
         else if (rnd(2))
             ht_arena_protect_waiting(model, n);
     } else if (what == 5) {
-        ht_arena_unprotect(model, n);
+        (rnd(2) ? ht_arena_unpin : ht_arena_unprotect)(model, n);
         ht_arena_expect_waiting(model, (uint64_t)rnd(MODEL_MIB) << 20);
     } else if (what == 6) {
         ht_arena_set_dirty(model, n, rnd(2));
-    } else if (what == 7) {
         ht_arena_use(model, n);
+    } else if (what == 7) {
+        ht_arena_want_pinned(model, ht_arena_pin(model, n) ? 0 : (uint64_t)rnd(MODEL_MIB) << 20);
     } else {
         grow(n);
     }

@@ -492,6 +492,25 @@ START_TEST(what_stays_is_known)
 END_TEST
 
 /* Of gradients, which are written and consumed, all could stay; the plan is not followed for them. */
+START_TEST(what_is_pinned_stays_and_has_a_next_read)
+{
+    for (uint32_t i = 0; i < OBJECTS; i += 2)
+        run[i].pinned = true;
+    ck_assert_int_eq(ht_forecast_make(&in, &f), 0);
+    ck_assert_ptr_null(f); /* the others have room */
+    in.room_bytes /= 2;
+    make();
+    for (uint32_t i = 0; i < OBJECTS; i += 2) {
+        ck_assert_int_eq(ht_forecast_stays(f, i + 1, 0), HT_FORECAST_STAYS);
+        ck_assert_uint_ne(ht_forecast_next_read(f, i + 1, 0), UINT64_MAX);
+    }
+    unsigned stay = 0;
+    for (uint32_t i = 1; i < OBJECTS; i += 2)
+        stay += ht_forecast_stays(f, i + 1, 0) == HT_FORECAST_STAYS;
+    ck_assert_uint_le(stay, OBJECTS / 4);
+}
+END_TEST
+
 START_TEST(what_is_overwritten_neither_stays_nor_leaves)
 {
     for (uint32_t i = 0; i < OBJECTS; i += 2)
@@ -528,6 +547,7 @@ int main(void)
     tcase_add_test(tc, the_next_reads_are_known_in_their_order);
     tcase_add_test(tc, what_is_only_updated_has_no_next_read);
     tcase_add_test(tc, what_stays_is_known);
+    tcase_add_test(tc, what_is_pinned_stays_and_has_a_next_read);
     tcase_add_test(tc, what_is_overwritten_neither_stays_nor_leaves);
     tcase_add_loop_test(tc, runs_without_meaning_are_refused, 0, HT_ARRAY_SIZE(malformed));
     suite_add_tcase(suite, tc);

@@ -129,6 +129,25 @@ START_TEST(of_a_cyclic_scan_all_stay_that_have_room)
 }
 END_TEST
 
+/* A pinned tensor never leaves, however long it is idle, and takes no room from others. */
+START_TEST(what_is_pinned_stays_beside_the_room)
+{
+    uint32_t pinned = add_tensor(50 * MB);
+
+    tensor[pinned].pinned = true;
+    add(0, pinned, HT_PLAN_UPDATE);
+    for (uint32_t i = 1; i < 20; i++)
+        add(i * MS, add_tensor(MB), HT_PLAN_READ);
+    make(20 * MS, 19 * MB);
+    ck_assert_uint_eq(plan.read_bytes, 0);
+    ck_assert_uint_eq(plan.peak_bytes, 19 * MB);
+    make(20 * MS, 10 * MB);
+    ck_assert(!plan.idle[0].leaves);
+    ck_assert_uint_gt(plan.read_bytes, 0);
+    ck_assert_uint_le(plan.peak_bytes, 10 * MB);
+}
+END_TEST
+
 /* Two tensors of one size; one is idle for long, the other for a moment. */
 START_TEST(what_is_idle_for_longest_leaves)
 {
@@ -598,6 +617,7 @@ int main(void)
     tcase_add_test(tc, nothing_leaves_when_all_has_room);
     tcase_add_test(tc, a_step_without_accesses_has_a_plan);
     tcase_add_loop_test(tc, of_a_cyclic_scan_all_stay_that_have_room, 0, 5);
+    tcase_add_test(tc, what_is_pinned_stays_beside_the_room);
     tcase_add_test(tc, what_is_idle_for_longest_leaves);
     tcase_add_test(tc, a_read_begins_as_late_as_the_bandwidth_allows);
     tcase_add_test(tc, reads_that_share_the_bandwidth_begin_earlier);

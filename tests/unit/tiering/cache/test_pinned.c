@@ -1,0 +1,61 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include <check.h>
+
+#include "tests/support/suite.h"
+#include "tiering/cache/arena.h"
+
+static bool evict(void *ctx, uint32_t slot)
+{
+    (void)ctx;
+    (void)slot;
+    return true;
+}
+
+/* 32 slots: at most 24 are protected, and 16 pinned. */
+START_TEST(pinned_images_get_room_from_protected_ones)
+{
+    struct ht_arena *a;
+    uint32_t n[32], pinned = 0;
+
+    ck_assert_int_eq(ht_arena_new(32 << 20, NULL, evict, NULL, &a), 0);
+    for (int i = 0; i < 32; i++) {
+        n[i] = ht_arena_get(a, 1 << 20, 0, HT_NUMA_INDEX_ANY);
+        ht_arena_image(a, n[i])->owner = a;
+    }
+    for (int i = 0; i < 20; i++)
+        ht_arena_protect(a, n[i]);
+    while (ht_arena_pin(a, n[31 - pinned]))
+        pinned++;
+    ck_assert_uint_eq(pinned, 4);
+    ck_assert(!ht_arena_has_pinned_room(a));
+    ht_arena_want_pinned(a, 3 << 20);
+    ck_assert(ht_arena_lacks_waiting_room(a) && !ht_arena_may_protect(a, n[20]));
+    ht_arena_unprotect(a, n[31]); /* a pin stays */
+    ck_assert_uint_eq(ht_arena_pinned_bytes(a), 4 << 20);
+    for (int i = 0; i < 3; i++)
+        ht_arena_unprotect(a, n[i]);
+    ck_assert(!ht_arena_lacks_waiting_room(a));
+    for (; pinned < 7; pinned++)
+        ck_assert(ht_arena_pin(a, n[31 - pinned]));
+    for (int i = 3; i < 20; i++)
+        ht_arena_unprotect(a, n[i]);
+    for (; pinned < 16; pinned++)
+        ck_assert(ht_arena_pin(a, n[31 - pinned]));
+    ck_assert(!ht_arena_pin(a, n[0]) && !ht_arena_has_pinned_room(a));
+    ht_arena_verify(a);
+    for (int i = 0; i < 16; i++)
+        ht_arena_unpin(a, n[31 - i]);
+    ck_assert_uint_eq(ht_arena_pinned_bytes(a) + ht_arena_protected_bytes(a), 0);
+    ht_arena_free(a);
+}
+END_TEST
+
+int main(void)
+{
+    Suite *suite = suite_create("pinned");
+    TCase *tc = tcase_create("pinned");
+
+    tcase_add_test(tc, pinned_images_get_room_from_protected_ones);
+    suite_add_tcase(suite, tc);
+    return run_all(suite);
+}

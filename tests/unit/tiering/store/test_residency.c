@@ -1,0 +1,236 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * test_residency.c - objects that are pinned in the DRAM tier, and cold ones that leave it first. The tier has 8 MiB:
+ * at most 6 are protected, and at most 4 are pinned.
+ */
+#include "tests/unit/tiering/store/fixture.h"
+
+static struct ht_obj *full(uint64_t mib, unsigned seed)
+{
+    struct ht_obj *o = object(HT_CHUNK_BYTES, 0);
+    uint8_t *p = pattern(mib * MIB, seed);
+
+    put_all(o, 0, p, mib * MIB);
+    ck_assert_int_eq(ht_obj_sync(o), 0);
+    free(p);
+    return o;
+}
+
+static void read_all(struct ht_obj *o)
+{
+    uint64_t size = ht_obj_size(o);
+    uint8_t *got = malloc(MIB);
+
+    for (uint64_t at = 0; at < size; at += MIB)
+        ck_assert_int_eq(ht_obj_read(o, at, got, MIB), (ssize_t)ht_min_u64(MIB, size - at));
+    free(got);
+}
+
+/* MiB that devices read for a pass over the object. */
+static uint64_t misses(struct ht_obj *o)
+{
+    uint64_t before = obj_stat(o).device_read_bytes;
+
+    read_all(o);
+    return (obj_stat(o).device_read_bytes - before) / MIB;
+}
+
+static void update(struct ht_obj *o, uint64_t index, bool *out_staged)
+{
+    struct ht_batch_pin l = {.store = s, .count = 1};
+
+    l.chunk[0] = (struct ht_batch_pin_chunk){.obj = o, .index = index, .mode = HT_BATCH_PIN_UPDATE};
+    ck_assert_int_eq(ht_batch_pin_begin(&l), 0);
+    ck_assert_int_eq(ht_batch_pin_wait(&l), 0);
+    *out_staged = l.chunk[0].staged;
+    ht_batch_pin_end(&l, 1);
+    ck_assert_int_eq(ht_batch_pin_finish(&l), 0);
+}
+
+START_TEST(a_scan_evicts_what_is_not_pinned)
+{
+    fresh(128, false);
+    struct ht_obj *pinned = full(2, 1), *other = full(2, 2), *scanned = full(32, 3);
+    ht_obj_set_residency(pinned, HT_RESIDENCY_PINNED);
+    ck_assert_int_eq(ht_obj_prefetch(pinned), 0);
+    read_all(other);
+    for (unsigned i = 0; i < 3; i++)
+        read_all(scanned);
+    ck_assert_uint_eq(misses(pinned), 0);
+    ck_assert_uint_eq(misses(other), 2);
+    ck_assert_uint_eq(stats().dram_pinned_bytes, 2 * MIB);
+    ht_obj_set_residency(pinned, HT_RESIDENCY_AUTO);
+    ck_assert_uint_eq(stats().dram_pinned_bytes, 0);
+    for (unsigned i = 0; i < 3; i++)
+        read_all(scanned);
+    ck_assert_uint_eq(misses(pinned), 2);
+    ht_obj_put(pinned);
+    ht_obj_put(other);
+    ht_obj_put(scanned);
+    done();
+}
+END_TEST
+
+START_TEST(half_of_the_tier_can_be_pinned)
+{
+    fresh(128, false);
+    struct ht_obj *a = full(3, 1), *b = full(3, 2), *scanned = full(16, 3);
+    ht_obj_set_residency(a, HT_RESIDENCY_PINNED);
+    read_all(a);
+    ck_assert_int_eq(ht_obj_pinnable_bytes(a), MIB);
+    ck_assert_int_eq(ht_obj_pinnable_bytes(b), -2 * MIB);
+    ht_obj_set_residency(b, HT_RESIDENCY_PINNED);
+    read_all(b);
+    ck_assert_uint_eq(stats().dram_pinned_bytes, 4 * MIB);
+    read_all(scanned);
+    read_all(scanned);
+    ck_assert_uint_eq(misses(a), 0);
+    ck_assert_uint_eq(misses(b), 2);
+    ck_assert_int_eq(ht_obj_truncate(a, MIB), 0);
+    ck_assert_uint_le(stats().dram_pinned_bytes, 2 * MIB);
+    read_all(b); /* the rest finds room now */
+    ck_assert_uint_eq(stats().dram_pinned_bytes, 4 * MIB);
+    delete (b);
+    ck_assert_uint_eq(stats().dram_pinned_bytes, MIB);
+    ht_obj_put(a);
+    ht_obj_put(scanned);
+    done();
+}
+END_TEST
+
+START_TEST(updates_leave_room_to_pinned_content)
+{
+    bool staged;
+
+    fresh(128, false);
+    struct ht_obj *state = full(7, 1), *o = full(3, 2);
+    for (uint64_t i = 0; i < 7; i++)
+        update(state, i, &staged);
+    ck_assert_uint_eq(stats().dram_protected_bytes, 6 * MIB);
+    ht_obj_set_residency(o, HT_RESIDENCY_PINNED);
+    for (uint64_t i = 0; i < 6; i++) { /* each of these gives up a protected image, until there is room */
+        read_all(o);
+        update(state, i, &staged);
+    }
+    read_all(o);
+    ck_assert_uint_eq(stats().dram_pinned_bytes, 3 * MIB);
+    ck_assert_uint_le(stats().dram_protected_bytes, 6 * MIB);
+    for (uint64_t i = 0; i < 7; i++)
+        update(state, i, &staged);
+    ck_assert_uint_eq(misses(o), 0);
+    ht_obj_unprotect(o); /* of updates: a pin stays */
+    ck_assert_uint_eq(stats().dram_pinned_bytes, 3 * MIB);
+    ht_obj_put(state);
+    ht_obj_put(o);
+    done();
+}
+END_TEST
+
+START_TEST(updates_of_pinned_content_stay_in_memory)
+{
+    bool staged;
+
+    fresh(128, false);
+    struct ht_obj *state = full(7, 1), *o = full(3, 2);
+    ht_obj_set_residency(o, HT_RESIDENCY_PINNED);
+    for (unsigned k = 0; k < 3; k++)
+        for (uint64_t i = 0; i < 7; i++) {
+            update(state, i, &staged);
+            if (i >= 3)
+                continue;
+            update(o, i, &staged);
+            ck_assert(!staged);
+        }
+    ck_assert_uint_eq(stats().dram_pinned_bytes, 3 * MIB);
+    ck_assert_uint_eq(misses(o), 0);
+    ck_assert_int_eq(ht_obj_sync(o), 0);
+    ck_assert_uint_eq(stats().dram_pinned_bytes, 3 * MIB);
+    ht_obj_evict(o);
+    ck_assert_uint_eq(stats().dram_pinned_bytes, 0);
+    ht_obj_put(state);
+    ht_obj_put(o);
+    done();
+}
+END_TEST
+
+START_TEST(a_pinned_image_that_grows_stays_pinned)
+{
+    uint8_t *p = pattern(MIB, 1);
+
+    fresh(128, false);
+    struct ht_obj *o = object(HT_CHUNK_BYTES, 0), *scanned = full(24, 3);
+    ht_obj_set_residency(o, HT_RESIDENCY_PINNED);
+    put_all(o, 0, p, 1000);
+    ck_assert_uint_eq(stats().dram_pinned_bytes, 1 << 16);
+    put_all(o, 1000, p + 1000, MIB - 1000);
+    ck_assert_uint_eq(stats().dram_pinned_bytes, MIB);
+    ck_assert_int_eq(ht_obj_sync(o), 0);
+    read_all(scanned);
+    read_all(scanned);
+    ck_assert_uint_eq(misses(o), 0);
+    expect(o, 0, p, MIB);
+    ht_obj_put(o);
+    ht_obj_put(scanned);
+    free(p);
+    done();
+}
+END_TEST
+
+START_TEST(cold_content_leaves_first)
+{
+    bool staged;
+
+    fresh(128, false);
+    struct ht_obj *cold = full(3, 1), *warm = full(5, 2), *more = full(3, 3);
+    ht_obj_evict(more);
+    ht_obj_evict(warm);
+    ht_obj_evict(cold);
+    ht_obj_set_residency(cold, HT_RESIDENCY_COLD);
+    read_all(warm); /* the oldest by use */
+    read_all(cold);
+    read_all(more);
+    ck_assert_uint_eq(misses(warm), 0);
+    ck_assert_uint_eq(obj_stat(cold).resident_bytes, 0);
+    read_all(cold);
+    ht_obj_evict(cold);
+    update(cold, 0, &staged);
+    ck_assert(staged);
+    ck_assert_uint_eq(stats().dram_protected_bytes, 0);
+    ht_obj_put(cold);
+    ht_obj_put(warm);
+    ht_obj_put(more);
+    done();
+}
+END_TEST
+
+START_TEST(content_that_becomes_cold_is_protected_no_more)
+{
+    bool staged;
+
+    fresh(128, false);
+    struct ht_obj *o = full(2, 1);
+    update(o, 0, &staged);
+    update(o, 1, &staged);
+    ck_assert_uint_eq(stats().dram_protected_bytes, 2 * MIB);
+    ht_obj_set_residency(o, HT_RESIDENCY_COLD);
+    ck_assert_uint_eq(stats().dram_protected_bytes, 0);
+    update(o, 0, &staged); /* in its image: it is there */
+    ck_assert_uint_eq(stats().dram_protected_bytes, 0);
+    ht_obj_put(o);
+    done();
+}
+END_TEST
+
+int main(void)
+{
+    TCase *tc = tcase_create("residency");
+
+    tcase_add_test(tc, a_scan_evicts_what_is_not_pinned);
+    tcase_add_test(tc, half_of_the_tier_can_be_pinned);
+    tcase_add_test(tc, updates_leave_room_to_pinned_content);
+    tcase_add_test(tc, updates_of_pinned_content_stay_in_memory);
+    tcase_add_test(tc, a_pinned_image_that_grows_stays_pinned);
+    tcase_add_test(tc, cold_content_leaves_first);
+    tcase_add_test(tc, content_that_becomes_cold_is_protected_no_more);
+    return run_suite(tc);
+}
