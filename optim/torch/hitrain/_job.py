@@ -80,7 +80,9 @@ def bring_together(job: Job, root: Root, open_root: Callable[[], None]) -> int:
     def begin() -> List[int]:
         open_root()
         with root.explained('kept steps'):
-            return sorted({root.number('step'), *kept_numbers(root.path)})
+            present = root.number('step')
+            # A rollback leaves later kept steps, which belong to a history that the user has left.
+            return sorted({present, *(number for number in kept_numbers(root.path) if number <= present)})
 
     def go_to(step: int) -> None:
         if root.number('step') != step:

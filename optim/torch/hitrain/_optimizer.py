@@ -22,7 +22,7 @@ import torch
 
 from hitrain import _ahead, _topk
 from hitrain._files import FILE_DTYPES, HIDDEN, XATTR, Descriptors, ParameterFile, check_name, check_plain
-from hitrain._job import Job, bring_together
+from hitrain._job import Job, bring_together, kept_numbers
 from hitrain._parts import Part, is_dtensor, local_of, part_of_dtensor, shares
 from hitrain._root import Root
 from hitrain.distributed import RankFailed, Ranks, Shard, part_of
@@ -519,6 +519,9 @@ class Optimizer(torch.optim.Optimizer):
                 self._send_config()
                 if not resume or self._root.number('step') != self._root.number('durable_step'):
                     self._root.command('commit')
+                # Commits keep the steps after this one only. A crash may come when one store has ended the next step, and another not.
+                if self._job and self.retain and self._root.number('step') not in kept_numbers(self.root):
+                    self._root.command('snapshot')
             self._begin_at(self._root.number('step'))
         leads = self._ranks.leads
         made = self._ranks.together('making the model', build if leads else dict)
