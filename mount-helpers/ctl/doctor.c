@@ -22,15 +22,14 @@
 #include <hitrain/words.h>
 
 /* For each answer: a slow machine is not a mount that hangs. One that hangs is found within two seconds. */
-enum { ANSWER_MS = 1500, EXIT_WARN = 3, EXIT_ERROR = 4 };
+enum { ANSWER_MS = 1500, END_MS = 20, EXIT_WARN = 3, EXIT_ERROR = 4 };
 
 static const char more = '.', end = '!';
 
 /* What the child tells, in memory that both see. */
 struct shared {
     struct ht_doctor doctor;
-    bool mount;  /* it asks a mount of hitrain */
-    bool device; /* it asks a device or file */
+    bool mount; /* it asks a mount of hitrain */
 };
 
 static const char *const level_words[HT_DOCTOR_LEVELS] = {"ok", "note", "warn", "error"};
@@ -72,7 +71,6 @@ static void look_at(struct shared *s, const char *path, struct ht_mount_entry *m
         ht_doctor_add(d, HT_DOCTOR_ERROR, "mount", "%s is not on a hitrain mount", path);
         ht_doctor_remedy(d, "mount -t hitrain DEVICE %s", path);
     } else {
-        s->device = true;
         ht_doctor_device(d, path);
     }
 }
@@ -94,12 +92,14 @@ static void not_in_time(struct shared *s, const char *path)
 {
     struct ht_doctor *d = &s->doctor;
 
-    if (s->device) {
-        ht_doctor_add(d, HT_DOCTOR_ERROR, "device", "%s does not answer", path);
+    if (d->device[0] != '\0') {
+        ht_doctor_add(d, HT_DOCTOR_ERROR, "device", "%s does not answer", d->device);
         ht_doctor_remedy(d, "read the kernel's log; look at the device, its cable or its network");
     } else {
         ht_doctor_add(d, HT_DOCTOR_ERROR, "mount", "%s does not answer", path);
-        ht_doctor_remedy(d, "hitrainctl dump %s shows what its daemon waits for", path);
+        ht_doctor_remedy(d, "%shitrainctl dump %s shows what its daemon waits for%s",
+                         s->mount ? "" : "on a mount of hitrain, ", path,
+                         s->mount ? "" : "; elsewhere read the kernel's log");
     }
 }
 
@@ -116,6 +116,18 @@ static int follow(int told)
             return -1;
     }
     return 1;
+}
+
+/* It adds nothing after this, unless the kernel holds it: then it does not run. */
+static void end_of(pid_t child, bool ends)
+{
+    for (int i = 0; !ends && i < END_MS; i++) {
+        if (waitpid(child, NULL, WNOHANG) != 0)
+            return;
+        (void)usleep(1000);
+    }
+    if (ends)
+        (void)waitpid(child, NULL, 0);
 }
 
 /*
@@ -137,7 +149,7 @@ static bool look_in_time(struct shared *s, const char *path, struct ht_mount_ent
     close(ends[0]);
     if (child > 0) {
         kill(child, SIGKILL);
-        (void)waitpid(child, NULL, rc ? 0 : WNOHANG);
+        end_of(child, rc != 0);
         err = EIO;
     }
     if (rc == 0)
@@ -201,7 +213,7 @@ int ht_cmd_doctor(const char *path, const struct ht_cmd_options *o)
         d->root = "";
         ht_doctor_machine(d);
         ok = !path || look_in_time(s, path, m);
-        if (!s->mount)
+        if (ok && !s->mount)
             ht_doctor_cgroup(d, 0, 0);
         worst = ht_doctor_worst(d);
         if (ok && o->json)

@@ -22,8 +22,9 @@ struct ht_doctor_finding {
 };
 
 struct ht_doctor {
-    const char *root; /* before /proc and /sys: "", or a folder of a test */
-    int told;         /* a pipe that is told of each answer; 0: none */
+    const char *root;      /* before /proc and /sys: "", or a folder of a test */
+    int told;              /* a pipe that is told of each answer; 0: none */
+    char device[PATH_MAX]; /* that is asked now; "": none */
     unsigned count;
     bool cut;                       /* there were more findings */
     struct ht_doctor_finding *last; /* added last, or NULL */

@@ -194,7 +194,7 @@ static void check_file(struct ht_doctor *d, const char *path, const struct stat 
         ht_doctor_add(d, HT_DOCTOR_OK, "device", "%s is set up well", path);
 }
 
-void ht_doctor_device(struct ht_doctor *d, const char *path)
+static void check(struct ht_doctor *d, const char *path)
 {
     struct stat st;
 
@@ -211,4 +211,11 @@ void ht_doctor_device(struct ht_doctor *d, const char *path)
         ht_doctor_add(d, HT_DOCTOR_ERROR, "device", "%s is neither a mount of hitrain, a device nor a file", path);
         ht_doctor_remedy(d, "name a mount point, or a device or file of a store");
     }
+}
+
+void ht_doctor_device(struct ht_doctor *d, const char *path)
+{
+    snprintf(d->device, sizeof(d->device), "%s", path);
+    check(d, path);
+    d->device[0] = '\0';
 }

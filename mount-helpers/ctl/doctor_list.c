@@ -9,22 +9,21 @@
 
 void ht_doctor_add(struct ht_doctor *d, enum ht_doctor_level level, const char *check, const char *fmt, ...)
 {
-    struct ht_doctor_finding *f = &d->finding[ht_min_u64(d->count, HT_DOCTOR_FINDINGS_MAX - 1)];
+    bool full = d->count == HT_DOCTOR_FINDINGS_MAX;
+    struct ht_doctor_finding *f = &d->finding[d->count - full];
     va_list args;
 
     d->last = NULL;
-    if (d->count == HT_DOCTOR_FINDINGS_MAX) {
-        d->cut = true;
-        if (level <= f->level) /* the last place keeps the worst */
-            return;
-    } else {
-        d->count++;
-    }
+    d->cut |= full;
+    if (full && level <= f->level) /* the last place keeps the worst */
+        return;
     *f = (struct ht_doctor_finding){.level = level, .check = check};
     d->last = f;
     va_start(args, fmt);
     vsnprintf(f->text, sizeof(f->text), fmt, args);
     va_end(args);
+    if (!full)
+        d->count++; /* last: this process may be killed, and another reads the list */
 }
 
 void ht_doctor_remedy(struct ht_doctor *d, const char *fmt, ...)

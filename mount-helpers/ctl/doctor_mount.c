@@ -283,21 +283,26 @@ static void check_daemon(struct ht_doctor *d, const char *source, const struct h
     free(h);
 }
 
+/* Devices come before whatever needs their folders: one that does not answer is then named. */
 void ht_doctor_mount(struct ht_doctor *d, const struct ht_mount_entry *m)
 {
     struct ht_figures *f = malloc(sizeof(*f));
+    bool known = f && ht_figures_read(m->point, f) == 0;
 
-    if (f && ht_figures_read(m->point, f) == 0) {
+    if (known) {
         ht_doctor_figures(d, f);
-        check_daemon(d, m->source, f);
-        ht_figures_free(f);
     } else {
         ht_doctor_add(d, HT_DOCTOR_ERROR, "mount", "%s has no statistics: its daemon is of another version", m->point);
         ht_doctor_remedy(d, "unmount it and mount it with this version");
     }
-    free(f);
+    ht_doctor_answered(d);
+    check_events(d, m->point);
     ht_doctor_answered(d);
     check_devices(d, m->point, m->source);
     ht_doctor_answered(d);
-    check_events(d, m->point);
+    if (known) {
+        check_daemon(d, m->source, f);
+        ht_figures_free(f);
+    }
+    free(f);
 }
