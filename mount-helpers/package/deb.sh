@@ -53,7 +53,7 @@ Architecture: $architecture
 Maintainer: hitrain maintainers <hitrain@localhost>
 Installed-Size: $(du -sk --exclude=DEBIAN "$root" | cut -f1)
 Depends: $libraries, fuse3
-Recommends: python3
+Recommends: attr, procps, python3
 Suggests: python3-torch, python3-numpy
 Section: admin
 Priority: optional

@@ -12,7 +12,7 @@ import tempfile
 
 import pytest
 
-from conftest import BIN, ROOT, SECONDS_MAX, remove_folder
+from conftest import BIN, ROOT, SECONDS_MAX, remove_folder, run
 
 PAGES = 'guide.md', 'files.md', 'operations.md', 'tuning.md', 'faq.md'
 
@@ -71,6 +71,85 @@ def test_examples_print_what_the_page_says(folder, page):
         if got and not got.endswith('\n'):
             got += '\n'
         assert pattern(lines).match(got), f'$ {command}\n--- the page says\n' + '\n'.join(lines) + f'\n--- it prints\n{got}'
+
+
+# Page and kind of block: how many the page has, and the test that runs them.
+RUN_BY = {
+    ('README.md', 'python'): (1, 'optim/test_torch_readme.py'),
+    ('README.md', 'sh'): (1, 'mount/test_readme.py'),
+    ('docs/guide.md', 'sh'): (1, 'system/test_package.py'),
+    ('docs/guide.md', 'fstab'): (1, 'mount/test_documents.py'),
+    ('docs/offload.md', 'python'): (2, 'optim/test_torch_microbatches.py'),
+    ('docs/pytorch.md', 'python'): (3, 'optim/test_torch_readme.py'),
+    ('docs/pytorch.md', 'sh'): (1, 'mount/test_documents.py'),
+    ('docs/trace-format.md', 'sh'): (4, 'mount/test_replay.py'),
+    ('docs/trace-format.md', 'trace'): (1, 'mount/test_replay.py'),
+    ('docs/frameworks/accelerate.md', 'python'): (1, 'ecosystem/test_transformers.py'),
+    ('docs/frameworks/checkpoints.md', 'python'): (1, 'ecosystem/test_distributed.py'),
+    ('docs/frameworks/ddp.md', 'python'): (1, 'ecosystem/test_distributed.py'),
+    ('docs/frameworks/deepspeed.md', 'python'): (1, 'ecosystem/test_deepspeed.py'),
+    ('docs/frameworks/deepspeed.md', 'sh'): (1, 'ecosystem/test_deepspeed.py'),
+    ('docs/frameworks/fsdp.md', 'python'): (1, 'ecosystem/test_distributed.py'),
+    ('docs/frameworks/lightning.md', 'python'): (1, 'ecosystem/test_lightning.py'),
+    ('docs/frameworks/peft.md', 'python'): (1, 'ecosystem/test_transformers.py'),
+    ('docs/frameworks/trainer.md', 'python'): (1, 'ecosystem/test_transformers.py'),
+}
+COMMAND = re.compile(r'^\s*(?:\$ |import |from |(?:sudo |apt |pip |make |mkfs|mount |umount|hitrain))', re.M)
+
+
+def test_every_example_is_run_by_a_test():
+    """A block without a kind is a drawing. Who adds an example adds its row and the test."""
+    found = {}
+    for path in [ROOT / 'README.md', *sorted(ROOT.glob('docs/**/*.md'))]:
+        page = str(path.relative_to(ROOT))
+        block, text = re.compile(r'^ *```(\w*)\n(.*?)^ *```$', re.M | re.S), path.read_text()
+        for kind, body in block.findall(text):
+            if kind == 'console':
+                assert path.name in PAGES, f'{page}: no test runs its examples'
+            elif kind:
+                found[page, kind] = found.get((page, kind), 0) + 1
+            else:
+                assert not COMMAND.search(body), f'{page}: an example without a kind:\n{body}'
+        assert page == 'README.md' or not re.search(r'\n\n    \S', block.sub('', text)), f'{page}: an example without a fence'
+    assert found == {row: count for row, (count, _) in RUN_BY.items()}
+    for (page, _), (_, test) in RUN_BY.items():
+        name = pathlib.Path(page)
+        text = (ROOT / 'tests' / test).read_text()
+        assert name.name in text or f"page('{name.stem}')" in text, f'{test} does not read {page}'
+
+
+def test_the_line_of_fstab(folder):
+    """As mount(8) gives it to its helper, on a store in a file and with less memory."""
+    line, = re.findall(r'^```fstab\n(.*)\n```', (ROOT / 'docs/guide.md').read_text(), re.M)
+    device, point, kind, options, *rest = line.split()
+    assert device.startswith('/dev/') and point.startswith('/') and kind == 'hitrain' and rest == ['0', '0']
+    run('mkfs.hitrain', '--size=16M', folder / 'store.img')
+    (folder / 'mnt').mkdir()
+    run('mount.hitrain', folder / 'store.img', folder / 'mnt', '-o', re.sub('dram=[^,]*', 'dram=16M', options))
+    assert os.path.ismount(folder / 'mnt')
+    run('umount.hitrain', folder / 'mnt')
+
+
+def test_commands_of_kept_steps(make_store, tmp_path):
+    """Of a model after 100 steps. The other machine is another store of this one."""
+    commands = re.search(r'^## Kept steps.*?^```sh\n(.*?)^```', (ROOT / 'docs/pytorch.md').read_text(), re.M | re.S).group(1)
+    here, there = make_store('64M').mount(), make_store('64M').mount()
+    model = here / 'model'
+    model.mkdir()
+    for name, value in ('dtype', b'f32'), ('optimizer', b'adamw lr=0.5'), ('step', b'99'):
+        os.setxattr(model, f'user.hitrain.{name}', value)
+    (model / 'w').write_bytes(bytes(4096))
+    (model / '.hitrain/grad/w').write_bytes(b'\0\0\x80\x3f' * 1024)
+    run('hitrainctl', 'commit', model)
+    trained = (model / 'w').read_bytes()
+    assert '| ssh host hitrainctl receive' in commands
+    stores = {'/mnt/a/': f'{here}/', '/mnt/b/': f'{there}/'}
+    script = re.sub('/mnt/[ab]/', lambda m: stores[m.group()], commands.replace('ssh host ', ''))
+    done = subprocess.run(['bash', '-eu', '-o', 'pipefail', '-c', script], env={**os.environ, 'PATH': f'{BIN}:{os.environ["PATH"]}'},
+                          stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=SECONDS_MAX)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert (here / 'b/w').read_bytes() == (there / 'model/w').read_bytes() == (model / 'w').read_bytes() == trained != bytes(4096)
+    assert 'w' in done.stdout.split() and not os.listdir(model / '.hitrain/snap')
 
 
 def test_every_event_has_a_row():

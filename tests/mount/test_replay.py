@@ -2,6 +2,7 @@
 """bench/replay on a mount: made traces are played, saved ones are converted, and wrong ones are refused."""
 import json
 import os
+import re
 import subprocess
 import sys
 
@@ -53,6 +54,34 @@ def save(path, *entries, end='\n'):
 
 def entries_of(text):
     return [line for line in text.splitlines()[1:] if line.split()[0] not in ('tensor', 'parameter')]
+
+
+def examples(kind):
+    return re.findall(rf'^```{kind}\n(.*?)^```', (ROOT / 'docs/trace-format.md').read_text(), re.M | re.S)
+
+
+def test_the_commands_of_the_documents(store):
+    """With a smaller model; a trace is saved while it plays."""
+    save, generate, play_, simulate = examples('sh')
+    first, convert_ = save.splitlines()
+    assert 'shape=1.3B' in generate and 'compute=20' in generate and '--follow' in first
+    script = [generate.replace('1.3B', '125M scale=1%').replace('compute=20', 'compute=0.2'), play_.splitlines()[0],
+              first.split('#')[0] + '& saver=$!', play_.splitlines()[1],
+              'until grep -q \'"op": *"boundary"\\|"op": *"step\' saved.jsonl; do sleep 0.1; done; kill $saver; wait $saver || true',
+              convert_.replace('trace.txt', 'saved.txt'), simulate, 'test -s saved.txt']
+    text = '\n'.join(script).replace('build/bench/replay', str(REPLAY)).replace('bench/trace_convert.py', str(CONVERT))
+    (store.point / 'run').mkdir()
+    text = text.replace('FOLDER', str(store.point / 'run')).replace('MOUNTPOINT', str(store.point))
+    done = subprocess.run(['bash', '-eu', '-c', text], cwd=store.folder, env={**os.environ, 'PATH': f'{BIN}:{os.environ["PATH"]}'},
+                          stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=SECONDS_MAX)
+    assert done.returncode == 0 and '"steps"' in done.stdout, done.stdout + done.stderr
+
+
+def test_the_example_of_the_documents(tmp_path):
+    example, = examples('trace')
+    assert 'gradient' in example
+    (tmp_path / 'trace').write_text(example)
+    assert len(simulated(tmp_path / 'trace')) > 1
 
 
 def test_a_made_trace_trains_a_model_and_computes_as_long_as_it_says(store):

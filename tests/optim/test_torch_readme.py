@@ -133,3 +133,44 @@ def of_job(rank, world, meeting, root, results):
 def test_stores_of_one_job(folder, tmp_path):
     assert '/mnt/hitrain/model' in JOB
     assert run_ranks(2, of_job, tmp_path, folder / 'model') == {0: STEPS, 1: STEPS}
+
+
+# The loss is the output.
+class Model(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = torch.nn.ModuleList(torch.nn.Linear(64, 64) for _ in range(3))
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = layer(x).tanh()
+        return x.square().mean()
+
+
+def values(model):
+    return {n: p.detach().clone() for n, p in model.named_parameters()}
+
+
+def test_safetensors_files_and_an_offloaded_model(folder, tmp_path, monkeypatch):
+    """The files that one example writes are the weights of the other one, and another model."""
+    files, offloaded = code('docs/pytorch.md', 'Models as safetensors files'), code('docs/offload.md', 'Training what does not fit')
+    batches = [torch.randn(4, 64, generator=torch.Generator().manual_seed(i)) for i in range(STEPS)]
+    model = Model()
+    with hitrain.AdamW(model.named_parameters(), folder / 'model', lr=LR):
+        pass
+    monkeypatch.chdir(tmp_path)
+    exec(files.replace('/mnt/hitrain', str(folder)), {})
+    copy = Model()
+    with hitrain.AdamW(copy.named_parameters(), folder / 'copy', lr=LR, resume=True):
+        assert all(torch.equal(p, values(model)[n]) for n, p in values(copy).items())
+    with hitrain.AdamW(copy.named_parameters(), folder / 'in-memory', lr=LR) as optimizer:
+        for batch in batches:
+            copy(batch).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    assert "'model.safetensors'" in offloaded
+    names = {'Model': Model, 'batches': batches}
+    exec(offloaded.replace('/mnt/hitrain/model', str(folder / 'offloaded')).replace('model.safetensors', 'my-model/model.safetensors'), names)
+    with names['optimizer'] as optimizer:
+        assert optimizer.committed_step == STEPS
+        assert all(torch.equal(p, values(copy)[n]) for n, p in values(names['model']).items())

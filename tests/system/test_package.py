@@ -21,7 +21,8 @@ SCRIPT = r'''
 set -eux
 export DEBIAN_FRONTEND=noninteractive LC_ALL=C
 apt-get -q update
-apt-get -q -y --no-install-recommends install "$1" python3
+apt-get -q -y install "$1"
+command -v setfattr getfattr pgrep python3  # the examples of the guide use them
 dpkg -L hitrain >/files
 dpkg --verify hitrain
 hitrain --version | grep -F 'hitrain 0.'
@@ -69,6 +70,10 @@ def packages(tmp_path_factory):
     folder = tmp_path_factory.mktemp('packages')
     made = [make('-j2', 'deb'), make('-j2', 'deb', 'VERSION=0.1.0+1')]
     return [shutil.copy(path, folder) for path in made]
+
+
+def test_the_guide_installs_so():
+    assert '```sh\nmake deps deb\napt install ./build/deb/hitrain_*.deb\n```' in (TOP / 'docs/guide.md').read_text()
 
 
 def clean_root(suite):
