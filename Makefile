@@ -50,6 +50,11 @@
 ##              one, export; AGAINST= names another copy of the client to take turns with; 10 minutes
 ##   bench-gate cold reads of 4 KiB alone, and beside a scrub and a writer, on a limited device, beside fio; 4 minutes, 2 with
 ##              RUNS=1
+##   bench-background
+##              steps and tensor I/O beside all engines in the background, and with these paused; 4 minutes; build/bench/background.jsonl
+##   bench-space
+##              space of checkpoints, copies, weights of a trained model; cold reads of compressed weights; beside btrfs and XFS with
+##              duperemove; 6 minutes; SIZE= is the size of the copy in MiB (512); build/bench/space.jsonl
 ##   bench-aging
 ##              cold reads and synced writes of a store that is old and almost full, beside a fresh one; 2 minutes;
 ##              build/bench/aging.jsonl
@@ -346,7 +351,7 @@ export PYTHONPYCACHEPREFIX := $(abspath $(O))/pycache
 runner = $(PYTHON) tests/tools/run.py --make '$(MAKE)' --out '$(O)' --cc '$(CC)' --san '$(SAN)' --test '$(TEST)' \
 	$(if $(V),--verbose) $(if $(EXTRA_CFLAGS),--set 'EXTRA_CFLAGS=$(EXTRA_CFLAGS)')
 
-.PHONY: deps check check-long check-ecosystem check-vm deps-vm deps-system unit states mutants mounted torch bench bench-meta bench-path bench-plan bench-recovery bench-step bench-overlap bench-gate bench-aging bench-kernel lint format demo
+.PHONY: deps check check-long check-ecosystem check-vm deps-vm deps-system unit states mutants mounted torch bench bench-meta bench-path bench-plan bench-recovery bench-step bench-overlap bench-gate bench-aging bench-background bench-space bench-kernel lint format demo
 deps:
 	@tests/tools/deps.sh
 
@@ -385,6 +390,14 @@ bench-gate:
 	@$(MAKE) --no-print-directory all
 	@mkdir -p $(B)/bench
 	@$(PYTHON) bench/gate.py $(if $(RUNS),--runs $(RUNS))
+bench-background: deps
+	@$(MAKE) --no-print-directory all
+	@mkdir -p $(B)/bench
+	@$(PYTHON) bench/background.py $(if $(RUNS),--runs $(RUNS))
+bench-space:
+	@tests/tools/deps.sh bench-space
+	@$(MAKE) --no-print-directory all $(B)/bench/bench_codec
+	@$(PYTHON) bench/space.py $(if $(RUNS),--runs $(RUNS))
 bench-aging:
 	@tests/tools/deps.sh bench-path
 	@$(MAKE) --no-print-directory all

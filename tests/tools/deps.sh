@@ -6,6 +6,7 @@
 #   bench-meta  libfuse's example file system passthrough_hp, in build/deps/bench, which `make bench-meta` measures, too
 #   bench-step  the programs that make the XFS which `make bench-step` measures, too
 #   bench-path  all of these, and strace
+#   bench-space the programs of XFS and btrfs, and duperemove: `make bench-space` leaves out those that it does not get
 #   vm          QEMU, and a kernel in build/deps/vm, unpacked and never installed, which `make check-vm` boots
 #   system      Prometheus, Chromium and debootstrap: tests that need them run only where they are installed
 #
@@ -39,6 +40,9 @@ example_packages=(dpkg-dev g++)
 step_packages=(xfsprogs)
 # Needed only for bench-path, which counts system calls.
 path_packages=(xfsprogs strace)
+
+# What bench-space measures beside hitrain.
+space_packages=(xfsprogs btrfs-progs duperemove)
 
 # Needed only for a machine in QEMU: QEMU, the tool for its first file system, and the tools that unpack modules.
 vm_packages=(qemu-system-x86 qemu-utils busybox-static cpio kmod zstd xz-utils)
@@ -268,6 +272,7 @@ bench-path)
 	install_missing "${path_packages[@]}"
 	[ -x "$example" ] || build_example
 	;;
+bench-space) (install_missing "${space_packages[@]}") || say "bench-space goes without some of: ${space_packages[*]}" ;;
 system) install_missing "${system_packages[@]}" ;;
 vm)
 	install_missing "${vm_packages[@]}"
