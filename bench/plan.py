@@ -5,7 +5,8 @@
 Run it with `make bench-plan`, as root. The first table is of the simulator: shapes of whole size, whose tensors the
 device moves once each way in the time of a step's computing. The second one is of a mount on a loop device of that
 speed: small shapes, which bench/replay plays with timed waits, and the simulator's figures for the same. "Of ideal" is
-the time of a step with memory for everything over the time of the step. docs/trace-format.md explains traces and
+the time of a step with memory for everything over the time of the step; "reachable" is the most that any policy can
+have (reachable.py). docs/trace-format.md explains traces and
 policies. All figures go into plan.jsonl beside those of the other benches.
 """
 import argparse
@@ -16,6 +17,7 @@ import time
 
 from common import BUILD, begin, give_up, machine, run
 from path_sides import MIB, Devices, Hitrain
+from reachable import least_seconds
 
 REPLAY = BUILD / 'bench/replay'
 SHAPES = [('gpt', '125M'), ('gpt', '1.3B'), ('gpt', '6.7B'), ('gpt', '13B'), ('gpt', '70B'), ('llama', '1B'),
@@ -60,6 +62,12 @@ def simulate(trace, **words):
     return {r['policy']: r for r in map(json.loads, out.splitlines())}
 
 
+def reachable(trace, memory, rate, ideal_s):
+    """The part of the ideal that any policy can reach at most."""
+    with open(trace) as f:
+        return min(1, ideal_s / least_seconds(f, memory, rate))
+
+
 def verdict(ok):
     return 'met' if ok else 'missed'
 
@@ -69,19 +77,21 @@ def verdict(ok):
 def simulated(folder, rows):
     rate = int(GB)
     print(f'\n  simulated, a device of {rate / GB:.0f} GB/s each way; parts of the ideal\n'
-          f'  {"":18}{"DRAM":>6}{"belady":>9}{"lru":>7}{"today":>7}{"plan":>7}{"target":>8}{"":>8}{"25 % noise, points":>20}')
+          f'  {"":18}{"DRAM":>6}{"belady":>9}{"lru":>7}{"today":>7}{"plan":>7}{"target":>8}{"":>8}'
+          f'{"reachable":>11}{"25 % noise, points":>20}')
     for kind, shape in SHAPES:
-        trace, _ = make_trace(folder, kind, shape, rate)
+        trace, size = make_trace(folder, kind, shape, rate)
         for share, target in TARGETS.items():
             words = {'read': rate, 'write': rate, 'copy': '50G', 'dram': f'{share}%', 'latency': 100}
             plain = simulate(trace, **words)
             noisy = simulate(trace, noise=f'{NOISE}%', **words)
             of = {name: r['of_ideal'] for name, r in plain.items()}
             lost = 100 * (of['plan'] - noisy['plan']['of_ideal'])
+            reach = reachable(trace, size * share / 100, rate, plain['ideal']['step_s'])
             print(f'  {kind + " " + shape:18}{share:5}%{of["belady"]:9.3f}{of["lru"]:7.3f}{of["today"]:7.3f}{of["plan"]:7.3f}'
-                  f'{target:8.2f}{verdict(of["plan"] >= target):>8}{lost:12.1f} {verdict(lost <= NOISE_POINTS):>7}', flush=True)
+                  f'{target:8.2f}{verdict(of["plan"] >= target):>8}{reach:11.3f}{lost:12.1f} {verdict(lost <= NOISE_POINTS):>7}', flush=True)
             rows.append({'what': 'simulated', 'trace': f'{kind} {shape}', 'dram': share, 'target': target,
-                         'points_lost': lost, **plain})
+                         'reachable': reach, 'points_lost': lost, **plain})
 
 
 def plan_of_many(folder, rows):
@@ -138,16 +148,17 @@ def mounted(folder, args, rows, said):
             expected = simulate(trace, read=args.limit, write=args.limit, dram=dram)
             of, of_noisy = (ideal['step_s'] / r['step_s'] for r in (got, noisy))
             lost = 100 * (of - of_noisy)
+            reach = reachable(trace, dram, args.limit, ideal['step_s'])
             said(f'{kind} {shape}, {share} %: {got["step_s"]:.2f} s a step')
-            lines.append(f'  {kind + " " + shape:18}{share:5}%{got["step_s"]:9.3f}{of:10.3f}{target:8.2f}{verdict(of >= target):>8}'
+            lines.append(f'  {kind + " " + shape:18}{share:5}%{got["step_s"]:9.3f}{of:10.3f}{target:8.2f}{verdict(of >= target):>8}{reach:11.3f}'
                          f'{got["device_read_bytes"] / size:8.2f}{got["device_written_bytes"] / size:8.2f}{lost:9.1f}'
                          f'{expected["plan"]["step_s"]:11.3f}{expected["today"]["step_s"]:8.3f}{expected["lru"]["step_s"]:8.3f}')
             rows.append({'what': 'mounted', 'trace': f'{kind} {shape}', 'dram': share, 'target': target, 'of_ideal': of,
-                         'points_lost': lost, 'played': got, 'ideal': ideal, 'simulated': expected})
+                         'reachable': reach, 'points_lost': lost, 'played': got, 'ideal': ideal, 'simulated': expected})
     read = scan_mounted(folder, mount, args.runs)
     rows.append({'what': 'scan', 'read': read})
     print(f'\n  mounted, a device of {args.limit / MIB:.0f} MiB/s each way; in and out: parts of all bytes;\n  plan, today, lru: seconds of a simulated step\n'
-          f'  {"":18}{"DRAM":>6}{"s/step":>9}{"of ideal":>10}{"target":>8}{"":>8}{"in":>8}{"out":>8}{"noise":>9}'
+          f'  {"":18}{"DRAM":>6}{"s/step":>9}{"of ideal":>10}{"target":>8}{"":>8}{"reachable":>11}{"in":>8}{"out":>8}{"noise":>9}'
           f'{"plan":>11}{"today":>8}{"lru":>8}')
     print('\n'.join(lines))
     print(f'  cyclic scan of {SCAN} MiB with DRAM for half: reads {read:.3f} of all, target 0.500', flush=True)

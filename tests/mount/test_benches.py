@@ -3,8 +3,12 @@
 import json
 import os
 import subprocess
+import sys
 
-from conftest import BIN, MIB, SECONDS_MAX, run
+from conftest import BIN, MIB, SECONDS_MAX, ROOT, run
+
+sys.path.insert(0, str(ROOT / 'bench'))
+import reachable  # noqa: E402
 
 MAKER = BIN.parent / 'bench/recovery_maker'
 BLOCK = 4096
@@ -37,3 +41,31 @@ def test_recovery_maker_adds_chunks_to_a_store_with_names(make_store):
         with open(mnt / f'{i}', 'rb') as f:
             assert f.read(BLOCK) == b'x' * BLOCK
             assert os.pread(f.fileno(), 2 * BLOCK, each * MIB) == bytes(2 * BLOCK)
+
+
+# ------------------------------------------------------------------- reachable
+
+def least(text, memory, rate=100):
+    return round(reachable.least_seconds(text.splitlines(), memory, rate), 6)
+
+
+def test_a_scan_takes_as_long_as_what_has_no_room():
+    scan = ''.join(f'tensor t{i} 100\n' for i in range(10)) + \
+        ''.join(f'read t{i}\ncompute 100000\n' for i in range(10)) + 'step\n'
+    assert least(scan, 1000) == 1                       # it computes for a second
+    assert least(scan, 400) == 6.1                      # nothing is left to read while it computes for the last time
+    assert least(scan, 0) == 11
+    assert least(scan + scan.replace('tensor', '#'), 400) == 6.1
+
+
+def test_each_part_of_a_step_has_its_own_bytes():
+    part = 'tensor a 300\ntensor b 300\nread a\ncompute 1000000\nwrite b\nread b\ncompute 5000000\nstep\n'
+    assert least(part, 300) == 6                        # of a and b one is in memory at any time
+    assert least(part, 100) == 2 + 1 + 2 + 2 + 5        # a in, b out, b in
+    assert least(part, 0) == 3 + 1 + 3 + 3 + 5
+
+
+def test_an_update_may_end_with_the_step():
+    text = 'parameter p 100 500\ncompute 1000000\ngradient p\ncompute 2000000\nstep\n'
+    assert least(text, 600) == 3
+    assert least(text, 100) == 1 + 5                    # the device works from the gradient on

@@ -1,0 +1,65 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The least time of a step that memory and devices allow, whatever the policy: "ideal" may be out of reach.
+
+Of the tensors that a part of the step reads or changes, all but what memory holds at its beginning have to be read in
+it, and all but what memory holds at its end have to be written. So a part takes at least the larger one of its
+computing and of these bytes over the rate, and a step at least the sum over parts. An update may come late, so it
+belongs only to parts that last until the step ends.
+"""
+PARTS = 48                      # a step is divided at so many places
+
+
+def last_step(trace):
+    """Entries (microseconds, key, bytes read, bytes changed, is an update) of the last step. trace: lines."""
+    size, state, step, steps = {}, {}, [], []
+    for words in map(str.split, trace):
+        if not words or words[0] in ('hitrain', '#'):
+            continue
+        op, name = words[0], words[1] if len(words) > 1 else ''
+        n = int(words[3]) if len(words) > 3 else size.get(name, 0)
+        if op in ('tensor', 'parameter'):
+            size[name], state[name] = int(words[2]), sum(map(int, words[3:]))
+        elif op == 'compute':
+            step.append((int(name), '', 0, 0, False))
+        elif op in ('read', 'write'):
+            step.append((0, name, n * (op == 'read'), n * (op == 'write'), False))
+        elif op == 'gradient':
+            step.append((0, name, size[name], size[name], True))
+            step.append((0, (name, 'state'), state[name], state[name], True))
+        elif op in ('step', 'commit') and step:
+            steps, step = [*steps, step], []
+    return steps[-1] if steps else step
+
+
+def from_here(step, begin, ends, memory, rate):
+    """Seconds that each part takes at least that begins there, by its end."""
+    computes, read, changed, late, least = 0, {}, {}, {}, {}
+
+    def moved():
+        return max(sum(read.values()) - memory, sum(changed.values()) - memory, 0) / rate
+
+    for at in range(begin, len(step)):
+        us, key, n_read, n_changed, is_update = step[at]
+        computes += us / 1e6
+        if is_update:
+            late[key] = n_changed
+        elif n_read and key not in changed:
+            read[key] = max(n_read, read.get(key, 0))   # parts of a tensor may overlap: the largest one is sure
+        elif n_changed:
+            changed[key] = max(n_changed, changed.get(key, 0))
+        if at + 1 == len(step):
+            read.update((k, n) for k, n in late.items() if k not in changed)
+            changed.update(late)
+        if at + 1 in ends:
+            least[at + 1] = max(computes, moved())
+    return least
+
+
+def least_seconds(trace, memory, rate):
+    step = last_step(trace)
+    ends = sorted({len(step) * k // PARTS for k in range(PARTS + 1)})
+    best = {0: 0.0}
+    for begin in ends[:-1]:
+        for end, seconds in from_here(step, begin, set(ends), memory, rate).items():
+            best[end] = max(best.get(end, 0), best[begin] + seconds)
+    return best[len(step)]
