@@ -30,7 +30,8 @@ int ht_cmd_mount_point(const char *path, char out[PATH_MAX])
     if (rc < 0) {
         rc = ht_cmd_explain(path, rc);
     } else if (!ht_mount_is_hitrain(m)) {
-        ht_error("%s is not on a hitrain mount: it is on %s (%s)", path, m->point, m->type);
+        ht_error("%s is not on a hitrain mount: it is on %s (%s); name a folder of a mounted store", path, m->point,
+                 m->type);
         rc = -ENOTSUP;
     } else {
         memcpy(out, m->point, sizeof(m->point));

@@ -139,6 +139,7 @@ int ht_cmd_features(const char *path, const struct ht_cmd_options *o)
                  rc == -EMEDIUMTYPE   ? "there is no hitrain store"
                      : rc == -EUCLEAN ? "no copy of the superblock is valid: run hitrain-fsck -n"
                      : rc == -EINVAL  ? "it is neither a device nor a regular file"
+                     : rc == -EACCES  ? "Permission denied: run this as root"
                                       : strerror(-rc));
         return HT_CMD_FAILED;
     }

@@ -192,7 +192,8 @@ static int check_device(struct ht_fsck *f, struct ht_dev *dev, struct member *m)
     case -EUCLEAN:
         break;
     case -EPROTONOSUPPORT:
-        ht_error("%s: a hitrain store of a format that this version does not know", ht_dev_name(dev));
+        ht_error("%s: a hitrain store of a newer version; hitrainctl features DEVICE names what this one lacks",
+                 ht_dev_name(dev));
         break;
     default:
         ht_error("%s: cannot read its superblocks: %s", ht_dev_name(dev), strerror(-m->rc));

@@ -12,10 +12,11 @@ import re
 import shutil
 import stat
 import struct
+import subprocess
 
 import pytest
 
-from conftest import ROOT, run, wait_for
+from conftest import BIN, ROOT, SECONDS_MAX, run, wait_for
 
 STORES = ROOT / 'tests/stores'
 FORMAT = int(re.search(r'define HT_FORMAT_VERSION\s*\\?\s*(\d+)u', (ROOT / 'include/hitrain/format.h').read_text()).group(1))
@@ -149,6 +150,8 @@ def test_features_of_mounts_files_and_what_is_none(store, tmp_path):
     assert f'format {FORMAT}' in text and 'compressed' in text
     (tmp_path / 'empty').touch()
     (tmp_path / 'other').write_bytes(os.urandom(1 << 20))
+    done = subprocess.run([BIN / 'hitrainctl', 'features', store.image], user=65534, capture_output=True, text=True, timeout=SECONDS_MAX)
+    assert done.returncode == 1 and 'run this as root' in done.stderr
     for path, words in ((tmp_path, 'not on a hitrain mount'), (tmp_path / 'none', 'No such file'), ('/dev/null', 'neither'),
                         (tmp_path / 'empty', 'no hitrain store'), (tmp_path / 'other', 'no hitrain store')):
         done = run('hitrainctl', 'features', path, check=False)
@@ -167,5 +170,9 @@ def test_a_store_of_the_future(make_store, offset, value, words):
     text = run('hitrainctl', 'features', store.image).stdout
     assert re.search(words, text), text
     assert ('cannot open' in text) == (offset != 40)
+    if offset != 40:
+        for program in (['hitrain', store.image, store.point], ['hitrain-fsck', '-n', store.image]):
+            done = run(*program, check=False)
+            assert done.returncode and 'hitrainctl features' in done.stderr, done.stderr
     done = run('hitrain-fsck', '-n', store.image, check=False)
     assert done.returncode == (0 if offset == 40 else 8) or (offset != 40 and done.returncode == 4), done.stdout + done.stderr

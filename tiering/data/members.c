@@ -44,11 +44,12 @@ static void report_super_problem(struct ht_dev *dev, int rc, bool among)
 {
     const char *why = rc == -EMEDIUMTYPE && among
         ? "holds nothing of a hitrain store; if it was a member of this one, leave it out and mount with -o degraded"
-        : rc == -EMEDIUMTYPE     ? "holds no hitrain store; format it with mkfs.hitrain"
-        : rc == -EUCLEAN         ? "has superblocks of hitrain but none is valid; run hitrain-fsck"
-        : rc == -EPROTONOSUPPORT ? "was written by a newer version of hitrain"
-        : rc == -ENODATA         ? "is smaller than the store it holds: truncated?"
-                                 : strerror(-rc);
+        : rc == -EMEDIUMTYPE ? "holds no hitrain store; format it with mkfs.hitrain"
+        : rc == -EUCLEAN     ? "has superblocks of hitrain but none is valid; run hitrain-fsck"
+        : rc == -EPROTONOSUPPORT
+        ? "was written by a newer version of hitrain; hitrainctl features DEVICE names what this one lacks"
+        : rc == -ENODATA ? "is smaller than the store it holds: truncated?"
+                         : strerror(-rc);
 
     ht_error("%s: %s", ht_dev_name(dev), why);
 }
