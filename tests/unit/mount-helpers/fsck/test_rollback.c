@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Rollbacks of what is unlike the kept step: sparse files, parameters of another shape, open gradients and files. */
 #include <check.h>
+#include <pthread.h>
+#include <stdatomic.h>
 #include <stdio.h>
 
 #include "tests/support/harness.h"
@@ -256,6 +258,103 @@ START_TEST(an_open_file_is_the_files_of_the_step_or_no_longer_there)
 }
 END_TEST
 
+/* ------------------------------------------------------- beside other threads */
+
+enum { ROLLBACKS = 60, NAMES = 4, OTHERS = 3 };
+
+static uint64_t second_root;
+static _Atomic bool over;
+
+/* What another thread's rollback, or commit, may answer. */
+static void check_expected(int rc)
+{
+    ck_assert_msg(rc == 0 || rc == -EBUSY || rc == -ENOENT || rc == -ESTALE || rc == -EEXIST, "%d", rc);
+}
+
+/* Writes into a file of this name, which others end and make. */
+static void use_file(const char *name)
+{
+    char text[8] = "others";
+    struct ht_obj *o;
+    struct stat st;
+
+    if (ht_ns_lookup(k.ns, root, name, &st))
+        return;
+    int rc = ht_ns_open(k.ns, st.st_ino, &o);
+    if (!rc) {
+        ssize_t n = ht_obj_write(o, 0, text, sizeof(text));
+        check_expected(n < 0 ? (int)n : 0);
+        ht_ns_touch(k.ns, st.st_ino, true);
+        n = ht_obj_read(o, 0, text, sizeof(text));
+        check_expected(n < 0 ? (int)n : 0);
+        ht_ns_close(k.ns, st.st_ino);
+    }
+    check_expected(rc);
+    ht_ns_forget(k.ns, st.st_ino, 1);
+}
+
+/* Makes, writes and ends files of the model, one of its parameters among them. */
+static void *change_names(void *ctx)
+{
+    unsigned own = *(unsigned *)ctx;
+    struct stat st;
+
+    for (unsigned n = own; !over; n++) {
+        char name[8];
+        snprintf(name, sizeof(name), "t%u", n % NAMES);
+        int rc = ht_ns_mknod(k.ns, root, name, S_IFREG | 0600, 0, (struct ht_cred){0}, &st);
+        check_expected(rc);
+        if (!rc)
+            ht_ns_forget(k.ns, st.st_ino, 1);
+        use_file(name);
+        use_file("v");
+        check_expected(ht_ns_unlink(k.ns, root, n % 5 ? name : "v"));
+    }
+    return NULL;
+}
+
+/* Another model takes steps, and takes some back. */
+static void *train_another(void *ctx)
+{
+    for (unsigned n = *(unsigned *)ctx; !over; n++) {
+        for (unsigned i = 0; i < PARAMS; i++)
+            harness_gradient(&k, second_root, &params[i], n + i);
+        ck_assert_int_eq(n % 3 ? ht_optim_commit(k.optim, second_root) : ht_optim_abort(k.optim, second_root), 0);
+    }
+    return NULL;
+}
+
+START_TEST(rollbacks_beside_threads_that_change_the_model)
+{
+    static void *(*const does[OTHERS])(void *) = {change_names, change_names, train_another};
+    static unsigned number[OTHERS];
+    pthread_t thread[OTHERS];
+
+    open_with("adamw lr=0.01");
+    second_root = harness_model(&k, "second", params, PARAMS, "adamw lr=0.01");
+    ck_assert_int_eq(ht_optim_commit(k.optim, second_root), 0);
+    step(1);
+    snapshot("a");
+    uint64_t was = fingerprint();
+    step(5);
+    snapshot("b");
+    over = false;
+    for (unsigned i = 0; i < OTHERS; i++) {
+        number[i] = i;
+        ck_assert_int_eq(pthread_create(&thread[i], NULL, does[i], &number[i]), 0);
+    }
+    for (unsigned n = 0; n < ROLLBACKS; n++)
+        check_expected(harness_rollback(&k, root, n % 2 ? "a" : "b"));
+    over = true;
+    for (unsigned i = 0; i < OTHERS; i++)
+        pthread_join(thread[i], NULL);
+    ck_assert_int_eq(harness_rollback(&k, root, "a"), 0);
+    ck_assert_uint_eq(fingerprint(), was);
+    step(9);
+    finish();
+}
+END_TEST
+
 int main(void)
 {
     Suite *suite = suite_create("rollback");
@@ -267,6 +366,7 @@ int main(void)
     tcase_add_loop_test(t, a_parameter_gets_its_shape_back, 0, 2);
     tcase_add_test(t, an_open_gradient_fits_or_the_rollback_is_refused);
     tcase_add_test(t, an_open_file_is_the_files_of_the_step_or_no_longer_there);
+    tcase_add_test(t, rollbacks_beside_threads_that_change_the_model);
     suite_add_tcase(suite, t);
     return run_all(suite);
 }
