@@ -56,7 +56,9 @@ static void reload(struct ht_param *p) HT_REQUIRES(HT_LOCK_OPTIM)
         return;
     }
     uint64_t bytes = p->cur.exists ? p->cur.elements * ht_kernel_dtype_bytes(p->cur.dtype) : 0;
-    if (ht_opt_state_load(p) || ht_obj_rewrite_reserve(p->obj, bytes) || ht_opt_grad_reserve(p))
+    bool other = p->cur.exists && !p->block; /* a rollback that failed may have left the shape of its step */
+    if ((other && ht_opt_state_shape(p, &p->shape)) || ht_opt_state_load(p) || ht_obj_rewrite_reserve(p->obj, bytes) ||
+        ht_opt_grad_reserve(p))
         ht_opt_not_reserved(p, "space for its next rewrite is not reserved after the abort");
 }
 

@@ -8,6 +8,7 @@
 #include "tests/support/harness.h"
 #include "tests/support/suite.h"
 #include "tiering/api/object.h"
+#include "tiering/api/stats.h"
 #include "tiering/base/log.h"
 
 enum { DEVICE_BYTES = 64 << 20, PARAMS = 2 };
@@ -172,6 +173,52 @@ START_TEST(a_parameter_gets_its_shape_back)
         ck_assert_int_eq(ht_optim_commit(k.optim, root), 0);
         ck_assert_int_eq(harness_rollback(&k, root, "x"), 0);
     }
+    finish();
+}
+END_TEST
+
+/* Takes all space but so many bytes. */
+static void fill(uint64_t leave)
+{
+    uint64_t ino = harness_make(&k, HT_NS_ROOT_INO, "filler");
+    struct ht_obj *o;
+
+    resize(ino, 0);
+    ck_assert_int_eq(ht_store_commit(k.store), 0);
+    ck_assert_uint_gt(ht_store_available(k.store), leave);
+    ck_assert_int_eq(ht_ns_open(k.ns, ino, &o), 0);
+    ck_assert_int_eq(ht_obj_prealloc(o, 0, ht_store_available(k.store) - leave), 0);
+    ht_ns_close(k.ns, ino);
+}
+
+/* The state of the step is larger than that of the model, and finds no space. */
+START_TEST(without_space_for_another_shape_the_model_trains_on)
+{
+    static const float few[1000];
+    struct ht_optim_steer by = {0};
+    struct harness_param then[] = {longer, params[1]};
+
+    open_with("adamw lr=0.01");
+    step(1);
+    make_longer(true);
+    snapshot("longer");
+    uint64_t was = harness_model_hash(&k, root, then, PARAMS), w = harness_find(&k, root, "w");
+    ck_assert_int_eq(ht_optim_reset(k.optim, root, w, &by), 0);
+    resize(w, 0);
+    harness_put(&k, root, "w", few, sizeof(few));
+    step(1);
+    fill(64 << 10);
+    uint64_t now = fingerprint();
+    for (unsigned n = 0; n < 3; n++) {
+        ck_assert_int_eq(harness_rollback(&k, root, "longer"), -ENOSPC);
+        ck_assert_uint_eq(fingerprint(), now);
+    }
+    fill(0);
+    for (uint64_t n = 0; n < 4; n++) /* its space is reserved, as before */
+        step(10 * n);
+    fill(16 << 20);
+    ck_assert_int_eq(harness_rollback(&k, root, "longer"), 0);
+    ck_assert_uint_eq(harness_model_hash(&k, root, then, PARAMS), was);
     finish();
 }
 END_TEST
@@ -364,6 +411,7 @@ int main(void)
     tcase_set_timeout(t, 300);
     tcase_add_test(t, a_sparse_file_of_the_largest_size_goes_back);
     tcase_add_loop_test(t, a_parameter_gets_its_shape_back, 0, 2);
+    tcase_add_test(t, without_space_for_another_shape_the_model_trains_on);
     tcase_add_test(t, an_open_gradient_fits_or_the_rollback_is_refused);
     tcase_add_test(t, an_open_file_is_the_files_of_the_step_or_no_longer_there);
     tcase_add_test(t, rollbacks_beside_threads_that_change_the_model);
