@@ -41,7 +41,8 @@ typedef struct {
 #define HT_FEAT_REFUSE_LOST 1ull   /* there are, or were, chunks of HT_CODEC_LOST */
 #define HT_FEAT_REFUSE_PLANES 2ull /* chunks may be of HT_CODEC_PLANES */
 #define HT_FEAT_REFUSE_KEPT 4ull   /* there are, or were, kept steps */
-#define HT_FEAT_REFUSE_KNOWN (HT_FEAT_REFUSE_LOST | HT_FEAT_REFUSE_PLANES | HT_FEAT_REFUSE_KEPT)
+#define HT_FEAT_REFUSE_REDO 8ull   /* there are, or were, logged steps */
+#define HT_FEAT_REFUSE_KNOWN (HT_FEAT_REFUSE_LOST | HT_FEAT_REFUSE_PLANES | HT_FEAT_REFUSE_KEPT | HT_FEAT_REFUSE_REDO)
 #define HT_FEAT_RO_KNOWN 0ull
 
 struct ht_disk_log_copy {
@@ -149,6 +150,39 @@ struct ht_disk_master {
     ht_le32 pad;   /* 12 zero */
 };
 static_assert(sizeof(struct ht_disk_master) == 16, "block of masters");
+
+/*
+ * A logged step has an object: bytes of gradients, then a summary. The summary is this header, the parameters that the
+ * step changed, and the pieces of their gradients, all in this order without gaps.
+ */
+#define HT_REDO_VERSION 1u
+struct ht_disk_redo {
+    ht_le32 version; /*  0 HT_REDO_VERSION */
+    ht_le32 pad;     /*  4 zero */
+    ht_le64 step;    /*  8 its number */
+    ht_le64 params;  /* 16 */
+    ht_le64 pieces;  /* 24 */
+};
+static_assert(sizeof(struct ht_disk_redo) == 32, "summary of a logged step");
+#define HT_REDO_SCALARS 9u
+struct ht_disk_redo_param {
+    ht_le64 object;                  /*  0 */
+    ht_le64 steps;                   /*  8 of this parameter, with this one */
+    ht_le64 elements;                /* 16 */
+    ht_le32 chunk_bytes;             /* 24 */
+    uint8_t dtype, grad_dtype;       /* 28 */
+    uint8_t kernel, maximize;        /* 30 enum ht_kernel; 0 or 1 */
+    ht_le32 scalar[HT_REDO_SCALARS]; /* 32 bits of f32: struct ht_scalars in its order */
+    ht_le32 pad;                     /* 68 zero */
+};
+static_assert(sizeof(struct ht_disk_redo_param) == 72, "parameter of a logged step");
+struct ht_disk_redo_piece {
+    ht_le64 at;         /*  0 of its bytes in the object */
+    ht_le32 param;      /*  8 place among the parameters of the summary */
+    ht_le32 range;      /* 12 */
+    ht_le32 begin, end; /* 16 bytes of the gradient, from the start of the range */
+};
+static_assert(sizeof(struct ht_disk_redo_piece) == 24, "piece of a logged gradient");
 
 /* Bytes of a record's header. */
 #define HT_RECORD_HEADER_BYTES 8u

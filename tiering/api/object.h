@@ -202,6 +202,13 @@ void ht_obj_unprotect(struct ht_obj *obj);
  * -ENOSPC. Lasts until the object is deleted, or a call sets another size (0: end). -ENOSPC.
  */
 int ht_obj_rewrite_reserve(struct ht_obj *obj, uint64_t size) HT_MUST_CHECK;
+/*
+ * From now on changes of the object through batch pins can be computed again, so a commit may leave them out
+ * (ht_scope_commit_rest). edited: it may have been changed otherwise since its last publication; without effect if the
+ * object is derived already. -ENOMEM.
+ */
+int ht_obj_set_derived(struct ht_obj *obj, bool edited) HT_MUST_CHECK;
+bool ht_obj_is_derived(struct ht_obj *obj);
 /* Drops all content at once, published or not, without a log record: for scratch objects only. WAITS. */
 void ht_obj_scratch_clear(struct ht_obj *obj);
 /* The same for a range of whole chunks. */

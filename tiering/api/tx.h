@@ -41,13 +41,14 @@ enum { HT_ROUNDS_MAX = 8, HT_ROUNDS_LATE_MAX = 2 };
 struct ht_rounds {
     struct ht_obj *obj; /* the object to publish, or a whole scope; or neither is named */
     uint64_t scope;
-    bool of_scope;
+    bool of_scope, rest; /* rest: without its derived objects */
     uint64_t given_up;
     unsigned count, late;
 };
 #define HT_ROUNDS_INIT ((struct ht_rounds){.obj = NULL})
 #define HT_ROUNDS_OF(object) ((struct ht_rounds){.obj = (object)})
 #define HT_ROUNDS_OF_SCOPE(id) ((struct ht_rounds){.scope = (id), .of_scope = true})
+#define HT_ROUNDS_OF_REST(id) ((struct ht_rounds){.scope = (id), .of_scope = true, .rest = true})
 void ht_rounds_next(struct ht_store *s, struct ht_rounds *r);
 int ht_tx_begin_round(struct ht_store *s, size_t bytes, struct ht_rounds *r, struct ht_tx **out_tx)
     HT_ACQUIRE_IF_0(HT_LOCK_TX) HT_MUST_CHECK;
@@ -90,6 +91,13 @@ size_t ht_scope_pending_bytes(struct ht_store *s, uint64_t scope);
  * the commit durable. For a model root; ht_store_commit is for scope 0. WAITS.
  */
 int ht_scope_commit(struct ht_store *s, uint64_t scope, uint64_t *out_lsn) HT_MUST_CHECK;
+/*
+ * The same without the content of derived objects (ht_obj_set_derived), for which a client puts what it can be computed
+ * from. -EBUSY, with nothing done: a derived object is new, deleted, or was changed otherwise than through a batch pin.
+ */
+int ht_scope_commit_rest(struct ht_store *s, uint64_t scope, uint64_t *out_lsn) HT_MUST_CHECK;
+/* Before the first record of a logged step: programs that do not know these refuse the store. WAITS. */
+int ht_store_mark_redo(struct ht_store *s) HT_MUST_CHECK;
 /*
  * Restores the published state of a scope in one transaction: metadata of the clients, then content and sizes. Objects
  * created since are deleted, objects deleted since are there again. The caller holds no batch pin on them. WAITS for

@@ -76,14 +76,16 @@ uint32_t ht_obj_unflushed_locked(struct ht_obj *o)
     return devices;
 }
 
-uint32_t ht_scope_unflushed_locked(struct ht_store *s, uint64_t scope)
+uint32_t ht_scope_unflushed_locked(struct ht_store *s, uint64_t scope, bool rest)
 {
     struct ht_scope *sc = ht_scope_find(s, scope, false);
     uint32_t devices = 0;
 
     if (sc)
-        ht_list_for_each(p, &sc->touched)
-            devices |= ht_obj_unflushed_locked(ht_list_entry(p, struct ht_obj, touched));
+        ht_list_for_each(p, &sc->touched) {
+            struct ht_obj *o = ht_list_entry(p, struct ht_obj, touched);
+            devices |= rest && o->extra->derived ? 0 : ht_obj_unflushed_locked(o);
+        }
     return devices;
 }
 
@@ -229,7 +231,7 @@ static uint32_t unflushed_of(struct ht_store *s, const struct ht_rounds *r) HT_R
 {
     if (r->obj)
         return ht_obj_unflushed_locked(r->obj);
-    return r->of_scope ? ht_scope_unflushed_locked(s, r->scope) : 0;
+    return r->of_scope ? ht_scope_unflushed_locked(s, r->scope, r->rest) : 0;
 }
 
 /* Only rounds that are late because others go on writing are let pass in the end: these writes can still be flushed. */

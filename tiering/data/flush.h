@@ -16,11 +16,11 @@ struct ht_obj;
 void ht_ref_stamp(const struct ht_store *s, struct ht_ref *ref) HT_REQUIRES(HT_LOCK_STORE);
 /*
  * The devices (bits) that have to be flushed before ref is durable; the same for all current unpublished references of
- * an object, or of a scope.
+ * an object, or of a scope (rest: without its derived objects).
  */
 uint32_t ht_ref_unflushed(const struct ht_store *s, const struct ht_ref *ref) HT_REQUIRES(HT_LOCK_STORE);
 uint32_t ht_obj_unflushed_locked(struct ht_obj *o) HT_REQUIRES(HT_LOCK_STORE);
-uint32_t ht_scope_unflushed_locked(struct ht_store *s, uint64_t scope) HT_REQUIRES(HT_LOCK_STORE);
+uint32_t ht_scope_unflushed_locked(struct ht_store *s, uint64_t scope, bool rest) HT_REQUIRES(HT_LOCK_STORE);
 /*
  * Of unflushed devices (bits): those that took writes since their last flush, and those that are closed. A publication
  * waits for the former, and the content of the latter has to be given up before.

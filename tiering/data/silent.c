@@ -88,7 +88,7 @@ static uint32_t filled_from(struct ht_obj *o) HT_REQUIRES(HT_LOCK_STORE)
 uint32_t ht_commit_devices_locked(struct ht_store *s, uint64_t scope)
 {
     struct ht_scope *sc = ht_scope_find(s, scope, false);
-    uint32_t devices = ht_flush_needed_locked(s, ht_scope_unflushed_locked(s, scope));
+    uint32_t devices = ht_flush_needed_locked(s, ht_scope_unflushed_locked(s, scope, false));
 
     devices |= ht_log_devices(s) | s->data->suspect | s->data->resolving | written_to(s, scope);
     if (sc)

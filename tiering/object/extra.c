@@ -8,6 +8,7 @@
 #include <assert.h>
 #include <stdlib.h>
 
+#include "tiering/api/object.h"
 #include "tiering/object/context.h"
 #include "tiering/object/object.h"
 
@@ -39,6 +40,26 @@ struct ht_obj_extra *ht_obj_extra(struct ht_obj *o)
 {
     assert(ht_obj_has_extra(o));
     return (struct ht_obj_extra *)(uintptr_t)o->extra;
+}
+
+int ht_obj_set_derived(struct ht_obj *o, bool edited)
+{
+    ht_store_lock(o->s);
+    int rc = ht_obj_need_extra(o);
+    if (!rc && !o->extra->derived) {
+        ht_obj_extra(o)->derived = true;
+        ht_obj_extra(o)->edited = edited || o->extra->may_be_dirty;
+    }
+    ht_store_unlock(o->s);
+    return rc;
+}
+
+bool ht_obj_is_derived(struct ht_obj *o)
+{
+    ht_store_lock(o->s);
+    bool derived = o->extra->derived;
+    ht_store_unlock(o->s);
+    return derived;
 }
 
 void ht_obj_free_extra(struct ht_obj *o)

@@ -25,6 +25,8 @@ struct ht_obj_extra {
     uint8_t height;         /* nodes above a leaf */
     bool may_be_dirty;      /* its content may have been changed by programs without a call */
     bool shm_reserve;       /* the rewrite reserve is for stores to shared memory: no caller wanted it */
+    bool derived;           /* changes through batch pins can be computed again */
+    bool edited;            /* derived, and maybe changed otherwise since it was published */
 };
 
 /* Three lines of a cache for a file of one chunk. Numbers of blocks have 40 bits: 4 PiB. */
@@ -96,6 +98,12 @@ int ht_obj_need_extra(struct ht_obj *o) HT_REQUIRES(HT_LOCK_STORE) HT_MUST_CHECK
 /* For a change: it has an extra of its own then. */
 struct ht_obj_extra *ht_obj_extra(struct ht_obj *o) HT_REQUIRES(HT_LOCK_STORE);
 void ht_obj_free_extra(struct ht_obj *o) HT_REQUIRES(HT_LOCK_STORE);
+/* Its content is changed otherwise than through a batch pin. */
+static inline void ht_obj_note_edit(struct ht_obj *o) HT_REQUIRES(HT_LOCK_STORE)
+{
+    if (o->extra->derived && !o->extra->edited)
+        ht_obj_extra(o)->edited = true;
+}
 
 /* The compiler would compute with bit-fields in their own width. */
 static inline uint64_t ht_obj_stored_blocks(const struct ht_obj *o) HT_REQUIRES(HT_LOCK_STORE)

@@ -167,6 +167,7 @@ int ht_obj_shm_expect_stores(struct ht_obj *o)
     ht_store_lock(s);
     ht_obj_extra(o)->shm_reserve |= rewrite_reserve;
     ht_obj_extra(o)->may_be_dirty = true;
+    ht_obj_note_edit(o); /* programs may store into it from now on, unseen */
     h->quiet = 0;
     h->due_ns = 0;
     /* Earlier device writes may read the pages themselves, and not a copy: their chunks become free one by one. */

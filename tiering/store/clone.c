@@ -164,6 +164,7 @@ static int put_target_chunk(struct ht_obj *o, uint64_t index, uint32_t n, const 
         o->stored_blocks += ht_ref_blocks(ref);
         ht_obj_extra(o)->shared_blocks += ht_ref_blocks(ref);
         o->version++;
+        ht_obj_note_edit(o);
         ht_obj_grow_locked(o, end);
     }
     ht_chunk_unlock_exclusive(o, c, index);

@@ -266,6 +266,7 @@ void ht_obj_grow_locked(struct ht_obj *o, uint64_t size)
     o->size = size;
     o->meta_dirty = true;
     o->version++;
+    ht_obj_note_edit(o);
     ht_obj_touch(o);
 }
 
@@ -290,6 +291,7 @@ static int write_piece(struct ht_obj *o, uint64_t index, uint32_t a, uint32_t le
         if (c->flags & HT_CH_BAD)
             ht_chunk_install_hole(o, c, index);
         ht_chunk_set_dirty(o, c, index);
+        ht_obj_note_edit(o);
         late = ht_chunk_images(o, c) != ht_obj_images(o);
         rc = ht_shm_grow(o, (index << o->chunk_shift) + a + len);
         if (!rc)

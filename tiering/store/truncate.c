@@ -20,6 +20,7 @@
 static void cut_chunk(struct ht_obj *o, struct ht_chunk *c, uint64_t index, uint32_t keep) HT_REQUIRES(HT_LOCK_STORE)
 {
     o->version++;
+    ht_obj_note_edit(o);
     ht_chunk_prealloc_drop(o, c, keep);
     ht_image_cut(o, c, index, keep);
     struct ht_ref *ref = ht_chunk_ref(c);
@@ -108,6 +109,7 @@ static int truncate_locked(struct ht_obj *o, uint64_t size) HT_REQUIRES(HT_LOCK_
         o->size = size;
         o->meta_dirty = true;
         o->version++;
+        ht_obj_note_edit(o);
         ht_obj_touch(o);
     }
     ht_shm_trim(o);
@@ -161,6 +163,7 @@ static int zero_piece(struct ht_obj *o, uint64_t index, uint32_t a, uint32_t b) 
         if (!rc) {
             memset(ht_arena_data(s->arena, c->slot) + a, 0, b - a);
             ht_chunk_set_dirty(o, c, index);
+            ht_obj_note_edit(o);
         } else {
             ht_chunk_drop_empty(o, c, index);
         }

@@ -47,6 +47,8 @@ static void abort_object(struct ht_obj *o) HT_REQUIRES(HT_LOCK_STORE)
     o->error = 0;
     o->lost = false;
     o->meta_dirty = false;
+    if (o->extra->edited && !o->extra->may_be_dirty)
+        ht_obj_extra(o)->edited = false;
     if (o->published) {
         ht_shm_regrow(o, o->pub_size);
         o->size = o->pub_size;

@@ -40,10 +40,10 @@
 #include "tiering/txn/txn_priv.h"
 
 /* All in one, and those of each client. */
-static size_t pending_bytes(struct ht_store *s, uint64_t scope, size_t out_of_client[HT_CLIENTS_MAX])
+static size_t pending_bytes(struct ht_store *s, uint64_t scope, bool rest, size_t out_of_client[HT_CLIENTS_MAX])
 {
     const struct ht_txn *t = s->txn;
-    size_t bytes = ht_scope_pending_object_bytes(s, scope);
+    size_t bytes = ht_scope_pending_object_bytes(s, scope, rest);
 
     for (unsigned i = 0; i < t->clients; i++) {
         const struct ht_meta_client *c = &t->client[i];
@@ -57,7 +57,7 @@ size_t ht_scope_pending_bytes(struct ht_store *s, uint64_t scope)
 {
     size_t of_client[HT_CLIENTS_MAX];
 
-    return pending_bytes(s, scope, of_client);
+    return pending_bytes(s, scope, false, of_client);
 }
 
 /*
@@ -120,7 +120,7 @@ static int begin(struct ht_store *s, struct ht_rounds *rounds, struct ht_keep *w
 static int prepare(struct ht_store *s, uint64_t scope, struct ht_keep *w, struct ht_tx *tx,
                    size_t out_of_client[HT_CLIENTS_MAX]) HT_REQUIRES(HT_LOCK_TX)
 {
-    size_t bytes = pending_bytes(s, scope, out_of_client); /* it may have grown while this thread waited */
+    size_t bytes = pending_bytes(s, scope, false, out_of_client); /* it may have grown while this thread waited */
     int rc = make_copy(w, bytes);
 
     if (rc)
@@ -205,6 +205,45 @@ int ht_scope_commit_copying(struct ht_store *s, uint64_t scope, struct ht_copy *
     k->bytes = 0;
     k->error = ht_store_need_feature(s, HT_FEAT_REFUSE_KEPT);
     return k->error && k->must ? k->error : commit(s, scope, &w, out_lsn);
+}
+
+static int publish_rest(struct ht_store *s, struct ht_rounds *rounds, uint64_t scope, uint64_t *out_lsn)
+{
+    const struct ht_txn *t = s->txn;
+    size_t expected[HT_CLIENTS_MAX];
+    struct ht_tx *tx;
+    int rc = ht_tx_begin_round(s, pending_bytes(s, scope, true, expected), rounds, &tx);
+
+    if (rc)
+        return rc;
+    rc = ht_tx_expect(tx, pending_bytes(s, scope, true, expected));
+    if (!rc && ht_scope_edited(s, scope))
+        rc = -EBUSY;
+    if (rc) {
+        int closed = ht_tx_commit(tx, NULL); /* of nothing */
+        return closed ? closed : rc;
+    }
+    for (unsigned i = 0; i < t->clients; i++)
+        if (t->client[i].publish)
+            t->client[i].publish(t->client[i].ctx, scope, expected[i], tx);
+    ht_scope_publish_rest(s, scope, tx);
+    return ht_tx_commit(tx, out_lsn);
+}
+
+int ht_scope_commit_rest(struct ht_store *s, uint64_t scope, uint64_t *out_lsn)
+{
+    struct ht_rounds rounds = HT_ROUNDS_OF_REST(scope);
+    int rc;
+
+    if (ht_scope_edited(s, scope)) /* asked again in the transaction */
+        return -EBUSY;
+    do {
+        ht_rounds_next(s, &rounds);
+        rc = ht_scope_writeback_rest(s, scope);
+        if (!rc)
+            rc = publish_rest(s, &rounds, scope, out_lsn);
+    } while (rc == -EAGAIN);
+    return rc;
 }
 
 /* Files outside of model roots do not depend on each other: what could be written becomes published. */

@@ -6,6 +6,7 @@
 #include "tiering/base/lock.h"
 #include "tiering/base/mutant.h"
 #include "tiering/api/check.h"
+#include "tiering/api/tx.h"
 #include "tiering/object/context.h"
 #include "tiering/data/data.h"
 #include "tiering/data/members.h"
@@ -26,6 +27,11 @@ int ht_store_need_feature(struct ht_store *s, uint64_t bit)
     }
     ht_mutex_unlock(ht_super_mutex(s));
     return rc;
+}
+
+int ht_store_mark_redo(struct ht_store *s)
+{
+    return ht_store_need_feature(s, HT_FEAT_REFUSE_REDO);
 }
 
 int ht_store_mark_compressed(struct ht_store *s)

@@ -7,6 +7,7 @@
  */
 #include "tiering/base/buf.h"
 #include "tiering/base/list.h"
+#include "tiering/base/mutant.h"
 #include "tiering/base/verify.h"
 #include "tiering/journal/journal.h"
 #include "tiering/space/alloc.h"
@@ -155,6 +156,8 @@ static void publish_object(struct ht_obj *o, struct ht_tx *tx) HT_REQUIRES(HT_LO
         o->meta_dirty = false;
     }
     publish_chunks(o, tx);
+    if (o->extra->edited && !o->dirty && !o->writing && !o->extra->may_be_dirty)
+        ht_obj_extra(o)->edited = false;
     ht_obj_untouch_if_idle(o);
     HT_VERIFY(ht_obj_verify(o));
 }
@@ -246,19 +249,50 @@ int ht_obj_set_scope(struct ht_obj *o, uint64_t scope, struct ht_tx *tx)
 
 /* ---------------------------------------------------------------- scopes */
 
-void ht_scope_publish(struct ht_store *s, uint64_t scope, struct ht_tx *tx)
+static void publish_scope(struct ht_store *s, uint64_t scope, bool rest, struct ht_tx *tx)
 {
     ht_store_lock(s);
     struct ht_scope *sc = ht_scope_find(s, scope, false);
     if (sc)
         ht_list_for_each_safe(p, next, &sc->touched) {
             struct ht_obj *o = ht_list_entry(p, struct ht_obj, touched);
-            if (o->deleted && o->published)
+            if (o->deleted && o->published) /* a name may have gone with this transaction */
                 note_delete(tx, o);
-            else if (!o->deleted)
+            else if (!o->deleted && !(rest && o->extra->derived))
                 publish_object(o, tx);
         }
     ht_store_unlock(s);
+}
+
+void ht_scope_publish(struct ht_store *s, uint64_t scope, struct ht_tx *tx)
+{
+    publish_scope(s, scope, false, tx);
+}
+
+void ht_scope_publish_rest(struct ht_store *s, uint64_t scope, struct ht_tx *tx)
+{
+    publish_scope(s, scope, true, tx);
+}
+
+/* Is there more to it than changes through batch pins? */
+static bool is_edited(const struct ht_obj *o) HT_REQUIRES(HT_LOCK_STORE)
+{
+    return !o->published || o->deleted || o->meta_dirty || o->lost || (o->extra->edited && !HT_MUTANT("edit-unseen"));
+}
+
+bool ht_scope_edited(struct ht_store *s, uint64_t scope)
+{
+    bool edited = false;
+
+    ht_store_lock(s);
+    struct ht_scope *sc = ht_scope_find(s, scope, false);
+    if (sc)
+        ht_list_for_each(p, &sc->touched) {
+            const struct ht_obj *o = ht_list_entry(p, struct ht_obj, touched);
+            edited |= o->extra->derived && is_edited(o);
+        }
+    ht_store_unlock(s);
+    return edited;
 }
 
 size_t ht_obj_pending_bytes(struct ht_obj *o)
@@ -269,15 +303,17 @@ size_t ht_obj_pending_bytes(struct ht_obj *o)
     return bytes;
 }
 
-size_t ht_scope_pending_object_bytes(struct ht_store *s, uint64_t scope)
+size_t ht_scope_pending_object_bytes(struct ht_store *s, uint64_t scope, bool rest)
 {
     size_t bytes = 0;
 
     ht_store_lock(s);
     struct ht_scope *sc = ht_scope_find(s, scope, false);
     if (sc)
-        ht_list_for_each(p, &sc->touched)
-            bytes += pending_bytes(ht_list_entry(p, struct ht_obj, touched));
+        ht_list_for_each(p, &sc->touched) {
+            struct ht_obj *o = ht_list_entry(p, struct ht_obj, touched);
+            bytes += rest && o->extra->derived ? 0 : pending_bytes(o);
+        }
     ht_store_unlock(s);
     return bytes;
 }

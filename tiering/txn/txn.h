@@ -20,6 +20,8 @@ void ht_txn_teardown(struct ht_store *s);
 int ht_txn_add_client(struct ht_store *s, const struct ht_meta_client *client) HT_MUST_CHECK;
 /* ht_scope_writeback without a scan for changes first. */
 int ht_scope_write(struct ht_store *s, uint64_t scope) HT_EXCLUDES(HT_LOCK_STORE) HT_MUST_CHECK;
+/* ht_scope_writeback without derived objects. */
+int ht_scope_writeback_rest(struct ht_store *s, uint64_t scope) HT_EXCLUDES(HT_LOCK_STORE) HT_MUST_CHECK;
 /* ht_store_commit without a scan for changes first. found: the scan's error, returned if all else succeeds. */
 int ht_txn_commit_outside(struct ht_store *s, int found) HT_EXCLUDES(HT_LOCK_STORE) HT_MUST_CHECK;
 /* Adds its part to the figures. */

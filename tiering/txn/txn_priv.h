@@ -42,8 +42,14 @@ void ht_tx_log_failed(struct ht_store *s, int error);
 
 /* ------------------------------------------- the objects' part in a commit */
 
-/* Bytes that ht_scope_publish would put now, and as much again for each image that may be written back before. */
-size_t ht_scope_pending_object_bytes(struct ht_store *s, uint64_t scope);
+/*
+ * Bytes that ht_scope_publish would put now, and as much again for each image that may be written back before. rest:
+ * without derived objects.
+ */
+size_t ht_scope_pending_object_bytes(struct ht_store *s, uint64_t scope, bool rest);
+/* publish.c: ht_scope_publish without derived objects; has one of these changes that must not be left out? */
+void ht_scope_publish_rest(struct ht_store *s, uint64_t scope, struct ht_tx *tx) HT_EXCLUDES(HT_LOCK_STORE);
+bool ht_scope_edited(struct ht_store *s, uint64_t scope) HT_EXCLUDES(HT_LOCK_STORE);
 /*
  * abort.c: restores the published content and sizes of the scope's objects. Inside a transaction; waits for chunks.
  */

@@ -61,7 +61,7 @@ int ht_obj_writeback_flushed(struct ht_obj *o)
     return rc;
 }
 
-static int write_scope(struct ht_store *s, uint64_t scope)
+static int write_scope(struct ht_store *s, uint64_t scope, bool rest)
 {
     struct ht_write_batch *w = ht_write_batch_open(s);
 
@@ -72,7 +72,7 @@ static int write_scope(struct ht_store *s, uint64_t scope)
     ht_store_lock(s);
     int rc = ht_scope_collect(s, scope, &objs, &count);
     for (size_t i = 0; !rc && i < count; i++)
-        if (!scope || !w->error) /* a model root is published as a whole or not at all */
+        if ((!scope || !w->error) && !(rest && objs[i]->extra->derived)) /* a model root is published whole, or not */
             write_object(w, objs[i]);
     int wrc = ht_write_batch_close(w);
     for (size_t i = 0; !rc && i < count; i++) {
@@ -96,18 +96,30 @@ int ht_scope_writeback(struct ht_store *s, uint64_t scope)
     return found ? found : rc;
 }
 
-int ht_scope_write(struct ht_store *s, uint64_t scope)
+static int write_flushed(struct ht_store *s, uint64_t scope, bool rest)
 {
     struct ht_rounds r = HT_ROUNDS_INIT;
     int rc, flushed;
 
     do {
         ht_rounds_next(s, &r);
-        rc = write_scope(s, scope);
+        rc = write_scope(s, scope, rest);
         ht_store_lock(s);
-        uint32_t devices = ht_scope_unflushed_locked(s, scope);
+        uint32_t devices = ht_scope_unflushed_locked(s, scope, rest);
         ht_store_unlock(s);
         flushed = ht_flush_written(s, devices, &r);
     } while (!rc && flushed == -EAGAIN);
     return rc ? rc : flushed;
+}
+
+int ht_scope_write(struct ht_store *s, uint64_t scope)
+{
+    return write_flushed(s, scope, false);
+}
+
+int ht_scope_writeback_rest(struct ht_store *s, uint64_t scope)
+{
+    int found = ht_shm_scan_scope(s, scope), rc = write_flushed(s, scope, true);
+
+    return found ? found : rc;
 }

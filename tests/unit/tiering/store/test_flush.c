@@ -123,11 +123,11 @@ END_TEST
  */
 START_TEST(what_is_written_back_after_the_flush_is_flushed_before_it_is_published)
 {
-    bool scope = _i;
+    bool scope = _i > 0;
 
     make(2);
     struct ht_obj *f = published(scope ? SCOPE : 0, one, MIB);
-    struct ht_rounds rounds = scope ? HT_ROUNDS_OF_SCOPE(SCOPE) : HT_ROUNDS_OF(f);
+    struct ht_rounds all[] = {HT_ROUNDS_OF(f), HT_ROUNDS_OF_SCOPE(SCOPE), HT_ROUNDS_OF_REST(SCOPE)}, rounds = all[_i];
     put_all(f, 0, two, MIB);
     ht_rounds_next(s, &rounds);
     ck_assert_int_eq(ht_obj_writeback_flushed(f), 0);
@@ -143,6 +143,25 @@ START_TEST(what_is_written_back_after_the_flush_is_flushed_before_it_is_publishe
     uint64_t id = put(f);
     power_cut(10);
     expect_after_cut(id, three, MIB);
+    end();
+}
+END_TEST
+
+/* A commit that leaves an object out does not wait for its writes. */
+START_TEST(a_publication_of_the_rest_does_not_wait_for_derived_content)
+{
+    struct ht_rounds rounds = HT_ROUNDS_OF_REST(SCOPE);
+
+    make(2);
+    struct ht_obj *f = published(SCOPE, one, MIB);
+    ck_assert_int_eq(ht_obj_set_derived(f, false), 0);
+    ht_rounds_next(s, &rounds);
+    put_all(f, 0, two, MIB);
+    ck_assert_int_eq(ht_obj_writeback(f), 0);
+    struct ht_tx *tx;
+    ck_assert_int_eq(ht_tx_begin_round(s, 4096, &rounds, &tx), 0);
+    ck_assert_int_eq(ht_tx_commit(tx, NULL), 0);
+    ht_obj_put(f);
     end();
 }
 END_TEST
@@ -614,7 +633,8 @@ int main(void)
     tcase_set_timeout(tc, 300);
     tcase_add_loop_test(tc, a_flush_that_fails_beside_a_commit_does_not_tear_it, 0, 3);
     tcase_add_loop_test(tc, what_replaced_flushed_content_is_not_missed, 0, 2);
-    tcase_add_loop_test(tc, what_is_written_back_after_the_flush_is_flushed_before_it_is_published, 0, 2);
+    tcase_add_loop_test(tc, what_is_written_back_after_the_flush_is_flushed_before_it_is_published, 0, 3);
+    tcase_add_test(tc, a_publication_of_the_rest_does_not_wait_for_derived_content);
     tcase_add_test(tc, what_is_written_back_again_and_again_is_published_in_the_end);
     tcase_add_test(tc, a_failed_flush_of_what_others_wrote_leaves_the_store_writable);
     tcase_add_test(tc, a_clone_under_way_does_not_keep_what_was_given_up);

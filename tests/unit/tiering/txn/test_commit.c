@@ -253,6 +253,85 @@ START_TEST(the_end_of_a_scope_asks_names_then_the_optimizer_then_objects)
 }
 END_TEST
 
+/* ------------------------------------------------- without derived content */
+
+static void overwrite_pinned(struct ht_obj *o, uint64_t index, const uint8_t *bytes)
+{
+    struct ht_batch_pin pin = {
+        .store = s, .count = 1, .chunk[0] = {.obj = o, .index = index, .mode = HT_BATCH_PIN_OVERWRITE}};
+
+    ck_assert_int_eq(ht_batch_pin_begin(&pin), 0);
+    ck_assert_int_eq(ht_batch_pin_wait(&pin), 0);
+    memcpy(pin.chunk[0].data, bytes, pin.chunk[0].len);
+    ht_batch_pin_end(&pin, 1);
+    ck_assert_int_eq(ht_batch_pin_finish(&pin), 0);
+}
+
+START_TEST(a_commit_of_the_rest_leaves_derived_content_as_it_was)
+{
+    uint64_t lsn;
+
+    begin();
+    ck_assert_int_eq(ht_obj_set_derived(obj, false), 0);
+    ck_assert(ht_obj_is_derived(obj));
+    struct ht_obj *other = object(HT_CHUNK_BYTES, SCOPE);
+    ck_assert(!ht_obj_is_derived(other));
+    uint64_t id = ht_obj_id(other);
+    put_all(other, 0, second, BYTES);
+    names.value = 2;
+    optimizer.value = 4;
+    for (unsigned i = 0; i < BYTES / MIB; i++)
+        overwrite_pinned(obj, i, second + i * MIB);
+    ck_assert_int_eq(ht_scope_commit_rest(s, SCOPE, &lsn), 0);
+    ck_assert_int_eq(ht_store_sync(s, lsn), 0);
+    ck_assert_str_eq(calls, "names publish 9, optimizer publish 9, ");
+    expect(obj, 0, second, BYTES);
+    ht_obj_put(other);
+    crash_and_expect(2, first);
+    other = ht_obj_get(s, id);
+    expect(other, 0, second, BYTES);
+    ht_obj_put(other);
+    end();
+}
+END_TEST
+
+/* New, written, cut, or deleted: then everything has to be published. */
+START_TEST(a_commit_of_the_rest_refuses_derived_content_that_was_changed)
+{
+    struct ht_obj *other = NULL;
+    struct ht_tx *tx;
+    uint64_t lsn;
+
+    begin();
+    ck_assert_int_eq(ht_obj_set_derived(obj, false), 0);
+    overwrite_pinned(obj, 0, second);
+    ck_assert_int_eq(ht_scope_commit_rest(s, SCOPE, &lsn), 0);
+    calls[0] = '\0';
+    if (_i == 0) {
+        other = object(HT_CHUNK_BYTES, SCOPE);
+        put_all(other, 0, second, BYTES);
+        ck_assert_int_eq(ht_obj_set_derived(other, false), 0);
+    } else if (_i == 1) {
+        put_all(obj, 100, second, 4);
+    } else if (_i == 2) {
+        ck_assert_int_eq(ht_obj_truncate(obj, 100), 0);
+    } else {
+        ck_assert_int_eq(ht_tx_begin(s, 4096, &tx), 0);
+        ht_obj_delete(obj, tx);
+        ck_assert_int_eq(ht_tx_commit(tx, NULL), 0);
+    }
+    ck_assert_int_eq(ht_scope_commit_rest(s, SCOPE, &lsn), -EBUSY);
+    ck_assert_str_eq(calls, "");
+    commit();
+    if (_i == 1) { /* published whole, it is clean again */
+        overwrite_pinned(obj, 0, second);
+        ck_assert_int_eq(ht_scope_commit_rest(s, SCOPE, &lsn), 0);
+    }
+    ht_obj_put(other);
+    end();
+}
+END_TEST
+
 START_TEST(a_commit_outside_of_roots_asks_for_scope_0)
 {
     begin();
@@ -272,6 +351,8 @@ int main(void)
     tcase_add_test(tc, a_commit_that_does_not_fit_asks_no_participant);
     tcase_add_test(tc, an_abort_asks_names_then_the_optimizer_then_objects);
     tcase_add_loop_test(tc, the_end_of_a_scope_asks_names_then_the_optimizer_then_objects, 0, 2);
+    tcase_add_test(tc, a_commit_of_the_rest_leaves_derived_content_as_it_was);
+    tcase_add_loop_test(tc, a_commit_of_the_rest_refuses_derived_content_that_was_changed, 0, 4);
     tcase_add_test(tc, a_commit_outside_of_roots_asks_for_scope_0);
     return run_suite(tc);
 }
