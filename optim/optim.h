@@ -115,6 +115,7 @@ enum { HT_OPTIM_CLAIM_MAX = 64 }; /* characters of a claim's name */
 
 struct ht_root_stat {
     uint64_t step, durable_step;
+    uint64_t logged_steps;     /* of the durable ones: those since the last full step */
     bool open;                 /* a step is open */
     uint64_t step_open;        /* its number; 0: none is open */
     uint64_t parameters;       /* with state */
@@ -255,6 +256,26 @@ ssize_t ht_optim_state_write(struct ht_optim *o, const struct ht_param_desc *des
  * valid while o is). Works on a store that was only mounted, with no workers started. -ENOENT: the object is no state.
  */
 int ht_optim_state_owner(struct ht_optim *o, uint64_t oid, uint64_t *out_param, const char **out_name) HT_MUST_CHECK;
+/* The same for the object of a logged step: its root and its number. */
+int ht_optim_redo_owner(struct ht_optim *o, uint64_t oid, uint64_t *out_root, uint64_t *out_step) HT_MUST_CHECK;
+/*
+ * For fsck: do logged steps of a root change this parameter, or have this state? Then they need it as the last full
+ * step left it. *out_step: the first of all logged steps. -ENOENT: no. Without ht_optim_redo_check before, those of all
+ * its parameters.
+ */
+int ht_optim_redo_needs(struct ht_optim *o, uint64_t oid, uint64_t *out_root, uint64_t *out_step) HT_MUST_CHECK;
+/*
+ * For fsck: reads what a mount would compute again. is_other: a file, or optimizer state, has this number. report: the
+ * step of a root cannot be computed again, nor those after it; an error ends the check.
+ */
+struct ht_optim_redo_check {
+    bool (*is_other)(void *ctx, uint64_t oid);
+    int (*report)(void *ctx, uint64_t root, uint64_t step, const char *why);
+    void *ctx;
+};
+int ht_optim_redo_check(struct ht_optim *o, const struct ht_optim_redo_check *check) HT_MUST_CHECK;
+/* For fsck: forgets the last logged step without a record, if its number is at least step. Its object; 0: none. */
+uint64_t ht_optim_redo_cut(struct ht_optim *o, uint64_t root, uint64_t step);
 /* For fsck: problems that were found when the log had been read, and taken out. Returns how many. */
 size_t ht_optim_check(struct ht_optim *o, void (*report)(void *ctx, const char *code, const char *text), void *ctx);
 /* For fsck: each root, with parameter 0, and each parameter. fn is called with the lock held: it only takes notes. */

@@ -168,6 +168,8 @@ static const struct row rows[] = {
 
     ROOT("step", GAUGE, root.step, "Finished steps."),
     ROOT("durable_step", GAUGE, root.durable_step, "Durable steps."),
+    ROOT("logged_steps", GAUGE, root.logged_steps,
+         "Of these, the steps whose gradients are stored in place of their result."),
     ROOT("step_open", IS_SET, step_open, "1 while a step is open. As an attribute, the step's number."),
     ROOT("parameters", GAUGE, root.parameters, "Parameters with optimizer state."),
     ROOT("state_bytes", GAUGE, root.state_bytes, "Optimizer state."),

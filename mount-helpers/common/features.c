@@ -19,6 +19,7 @@ const struct ht_feature ht_features[] = {
     {HT_FEATURE_REFUSE, HT_FEAT_REFUSE_LOST, "lost", "0.1.0", "hitrain-fsck has marked content as lost"},
     {HT_FEATURE_REFUSE, HT_FEAT_REFUSE_PLANES, "compressed", "0.1.0", "chunks may be compressed"},
     {HT_FEATURE_REFUSE, HT_FEAT_REFUSE_KEPT, "kept-steps", "0.1.0", "models may have kept steps"},
+    {HT_FEATURE_REFUSE, HT_FEAT_REFUSE_REDO, "logged-steps", "0.1.0", "models may have logged steps"},
 };
 const unsigned ht_feature_count = HT_ARRAY_SIZE(ht_features);
 

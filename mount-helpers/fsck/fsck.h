@@ -71,6 +71,7 @@ enum ht_fsck_code {
     HT_FSCK_OPT_PARAM,
     HT_FSCK_OPT_STATE,
     HT_FSCK_OPT_CONFIG,
+    HT_FSCK_OPT_REDO,
     HT_FSCK_REF_OBJECT,
     HT_FSCK_REF_RANGE,
     HT_FSCK_REF_META,
@@ -82,6 +83,7 @@ enum ht_fsck_code {
     HT_FSCK_DATA_READ,
     HT_FSCK_DATA_CSUM,
     HT_FSCK_DATA_FRAME,
+    HT_FSCK_DATA_REDO,
     HT_FSCK_CODES,
 };
 
@@ -188,6 +190,8 @@ struct ht_fsck {
     struct ht_fsck_notes orphans;      /* objects */
     struct ht_fsck_notes strangers;    /* objects that can be no file */
     struct ht_fsck_notes forget;       /* of the optimizer: root, parameter or 0 */
+    struct ht_fsck_notes told_steps;   /* logged steps that were reported: root, step */
+    struct ht_fsck_notes cut_steps;    /* logged steps of a model: root, the first that goes */
     struct ht_fsck_notes unconfigured; /* model roots */
 };
 
@@ -220,6 +224,19 @@ int ht_fsck_pass_optim(struct ht_fsck *f) HT_MUST_CHECK;
 int ht_fsck_pass_refs(struct ht_fsck *f) HT_MUST_CHECK;
 int ht_fsck_pass_tensors(struct ht_fsck *f) HT_MUST_CHECK;
 
+/* ---------------------------------------------------------------- logged.c */
+
+/* Reports that a step cannot be computed again, unless an earlier one of its model cannot, and notes the repair. */
+int ht_fsck_cut_steps(struct ht_fsck *f, uint64_t root, uint64_t step, const char *why) HT_MUST_CHECK;
+/* The same for the steps that need this object, if any do: it loses a chunk, or is forgotten. */
+int ht_fsck_cut_steps_of(struct ht_fsck *f, uint64_t oid) HT_MUST_CHECK;
+/* A chunk was reported; repair: it is to be marked lost. */
+int ht_fsck_lose(struct ht_fsck *f, uint64_t oid, uint64_t index, bool repair) HT_MUST_CHECK;
+/* An object that a logged step names is neither a file nor state: it may be deleted with the step. */
+bool ht_fsck_is_gradients(struct ht_fsck *f, uint64_t oid);
+/* Reports steps that a mount would refuse to compute again. */
+int ht_fsck_check_logged(struct ht_fsck *f) HT_MUST_CHECK;
+
 /* ------------------------------------------------------------- repair.c, run.c */
 
 /* Makes all noted repairs; the store is closed then. Reports an error: the next run finds the rest. */
@@ -249,6 +266,7 @@ struct ht_extent ht_fsck_item_extent(const struct ht_fsck *f, const struct ht_fs
 /* Whose bytes an object holds. */
 struct ht_fsck_owner {
     bool known;
+    bool logged_step;            /* it has the gradients of one */
     char path[HT_FSCK_PATH_MAX]; /* of the file, or of the parameter */
     const char *state;           /* name of the optimizer state, or NULL */
 };

@@ -165,11 +165,26 @@ static bool inode_path(struct ht_fsck *f, uint64_t ino, char *buf, size_t cap)
     return true;
 }
 
+/* The gradients of a step from which the next mount computes it again. */
+static bool logged_step(struct ht_fsck *f, uint64_t oid, struct ht_fsck_owner *out)
+{
+    uint64_t root, step;
+
+    out->known = out->logged_step = ht_optim_redo_owner(f->optim, oid, &root, &step) == 0;
+    if (!out->known)
+        return false;
+    size_t used =
+        (size_t)snprintf(out->path, sizeof(out->path), "gradients of step %llu of model /", (unsigned long long)step);
+    ht_ns_path(f->ns, root, out->path + used, sizeof(out->path) - used);
+    return true;
+}
+
 void ht_fsck_owner(struct ht_fsck *f, uint64_t oid, struct ht_fsck_owner *out)
 {
     uint64_t parameter;
 
     out->state = NULL;
+    out->logged_step = false;
     out->known = inode_path(f, oid, out->path, sizeof(out->path));
     if (out->known)
         return;
@@ -180,6 +195,8 @@ void ht_fsck_owner(struct ht_fsck *f, uint64_t oid, struct ht_fsck_owner *out)
         return;
     }
     out->state = NULL;
+    if (logged_step(f, oid, out))
+        return;
     snprintf(out->path, sizeof(out->path), "object %llu without an owner", (unsigned long long)oid);
 }
 

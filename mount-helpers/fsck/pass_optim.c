@@ -46,10 +46,13 @@ static int note_entry(void *ctx, const struct ht_optim_entry *e)
     return rc == 0 ? note_states(p, e) : rc;
 }
 
+/* Logged steps of the model need its parameter. */
 static int forget(struct ht_fsck *f, uint64_t root, uint64_t parameter)
 {
+    int rc = parameter != 0 ? ht_fsck_cut_steps_of(f, parameter) : 0;
+
     ht_optim_forget(f->optim, root, parameter);
-    return ht_fsck_note(&f->forget, root, parameter);
+    return rc == 0 ? ht_fsck_note(&f->forget, root, parameter) : rc;
 }
 
 /* ------------------------------------------------------------------ roots */
@@ -167,6 +170,8 @@ static int check_all(struct optim_pass *p)
         rc = check_parameter(p->f, p->params.list[i].id, p->params.list[i].part);
     if (rc == 0)
         rc = check_states(p);
+    if (rc == 0)
+        rc = ht_fsck_check_logged(p->f);
     return rc == 0 ? ht_ns_roots(p->f->ns, check_config, p->f) : rc;
 }
 

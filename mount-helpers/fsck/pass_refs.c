@@ -130,7 +130,7 @@ static int report_conflict(struct ht_fsck *f, const struct ht_ref_conflict *c, b
     bool lose = report_place(f, &k, search);
     if (it)
         it->unreadable = c->error != -EEXIST || find_meta(f, c);
-    return lose ? ht_fsck_note(&f->lose, c->oid, c->index) : 0;
+    return ht_fsck_lose(f, c->oid, c->index, lose);
 }
 
 static void report_undescribed(struct ht_fsck *f, uint64_t oid)

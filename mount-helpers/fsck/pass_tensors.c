@@ -46,6 +46,20 @@ static uint64_t room_bytes(const struct ht_fsck_item *it)
 /* -------------------------------------------------------------------- report */
 
 enum verdict { GOOD, BAD_CHECKSUM, BAD_FRAME };
+static const char *const reason[] = {
+    [BAD_CHECKSUM] = "checksum does not match", [BAD_FRAME] = "compressed frame is damaged"};
+
+/* The model goes back to the step before this one, and the object goes. */
+static void report_logged(struct reader *r, const struct ht_fsck_item *it, const char *text, const char *why,
+                          const struct ht_fsck_where *w)
+{
+    uint64_t root, step;
+
+    if (ht_fsck_problem(r->f, HT_FSCK_DATA_REDO, w, "%s: %s, %llu bytes at byte offset %llu of %s", text, why,
+                        (unsigned long long)it->stored, (unsigned long long)w->offset, w->device) &&
+        r->error == 0 && ht_optim_redo_owner(r->f->optim, it->oid, &root, &step) == 0)
+        r->error = ht_fsck_note(&r->f->cut_steps, root, step);
+}
 
 /* error: the device's; 0: bad says the reason. */
 static void report_bad(struct reader *r, const struct ht_fsck_item *it, uint64_t offset, int error, enum verdict bad)
@@ -65,17 +79,20 @@ static void report_bad(struct reader *r, const struct ht_fsck_item *it, uint64_t
     w.chunk = it->index;
     w.first_byte = (uint64_t)it->index << it->chunk_shift;
     ht_progress_clear(&r->progress);
+    if (owner.logged_step) {
+        report_logged(r, it, text, error ? strerror(-error) : reason[bad], &w);
+        return;
+    }
     if (error != 0)
         lose = ht_fsck_problem(r->f, HT_FSCK_DATA_READ, &w, "%s: cannot be read, byte offset %llu of %s: %s", text,
                                (unsigned long long)offset, w.device, strerror(-error));
     else
         lose = ht_fsck_problem(r->f, bad == BAD_FRAME ? HT_FSCK_DATA_FRAME : HT_FSCK_DATA_CSUM, &w,
-                               "%s: its %s, %llu bytes at byte offset %llu of %s%s", text,
-                               bad == BAD_FRAME ? "compressed frame is damaged" : "checksum does not match",
+                               "%s: its %s, %llu bytes at byte offset %llu of %s%s", text, reason[bad],
                                (unsigned long long)it->stored, (unsigned long long)offset, w.device,
                                it->frag_count > 1 ? " and further places" : "");
-    if (lose && r->error == 0)
-        r->error = ht_fsck_note(&r->f->lose, it->oid, it->index);
+    if (r->error == 0)
+        r->error = ht_fsck_lose(r->f, it->oid, it->index, lose);
 }
 
 /* As the store: over the stored bytes, seeded with the store's salt. */

@@ -60,12 +60,55 @@ static int add_orphans(struct ht_fsck *f)
 
 /* ------------------------------------------------------------------- chunks */
 
+/* The model goes back to the step before this one. */
+static int cut_steps(struct ht_fsck *f, uint64_t root, uint64_t step)
+{
+    uint64_t oid;
+    int rc = 0;
+
+    while (rc == 0 && (oid = ht_optim_redo_cut(f->optim, root, step)) != 0)
+        rc = ht_fsck_is_gradients(f, oid) ? delete_object(f->store, oid) : 0;
+    return rc;
+}
+
+static int cut_noted(struct ht_fsck *f)
+{
+    int rc = 0;
+
+    for (size_t i = 0; rc == 0 && i < f->cut_steps.count; i++)
+        rc = cut_steps(f, f->cut_steps.list[i].id, f->cut_steps.list[i].part);
+    return rc;
+}
+
+/* A deleted object has none. */
+static int lose_chunk(struct ht_fsck *f, const struct ht_fsck_note *n)
+{
+    struct ht_obj *obj = ht_obj_get(f->store, n->id);
+    int rc = obj ? ht_store_lose_chunk(f->store, n->id, n->part) : 0;
+
+    ht_obj_put(obj);
+    return rc;
+}
+
 static int lose_chunks(struct ht_fsck *f)
 {
     int rc = 0;
 
     for (size_t i = 0; rc == 0 && i < f->lose.count; i++)
-        rc = ht_store_lose_chunk(f->store, f->lose.list[i].id, f->lose.list[i].part);
+        rc = lose_chunk(f, &f->lose.list[i]);
+    return rc;
+}
+
+/* With the logged steps that would read it. */
+static int lose_sharer(struct ht_fsck *f, uint64_t oid, uint64_t index)
+{
+    uint64_t root, step;
+    int rc = ht_store_lose_chunk(f->store, oid, index);
+
+    if (rc == 0 &&
+        (ht_optim_redo_owner(f->optim, oid, &root, &step) == 0 ||
+         ht_optim_redo_needs(f->optim, oid, &root, &step) == 0))
+        rc = cut_steps(f, root, step);
     return rc;
 }
 
@@ -82,7 +125,7 @@ static int lose_overlaps(struct ht_fsck *f)
     if (rc == 0)
         count = ht_min_u64(count, ht_store_conflicts(f->store, list, count));
     for (size_t i = 0; rc == 0 && i < count; i++)
-        rc = ht_store_lose_chunk(f->store, list[i].oid, list[i].index);
+        rc = lose_sharer(f, list[i].oid, list[i].index);
     free(list);
     return rc;
 }
@@ -117,10 +160,11 @@ static int configure_roots(struct ht_fsck *f)
 
 static int first_round(struct ht_fsck *f)
 {
-    int rc;
+    int rc = cut_noted(f);
 
     forget_parameters(f);
-    rc = ht_ns_reconnect(f->ns);
+    if (rc == 0)
+        rc = ht_ns_reconnect(f->ns);
     if (rc == 0)
         rc = lose_chunks(f); /* also chunks of objects that are deleted next */
     if (rc == 0 && f->unmarked)

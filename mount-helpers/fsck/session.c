@@ -97,6 +97,8 @@ void ht_fsck_close(struct ht_fsck *f)
     free(f->orphans.list);
     free(f->strangers.list);
     free(f->forget.list);
+    free(f->told_steps.list);
+    free(f->cut_steps.list);
     free(f->unconfigured.list);
     ht_fsck_reported_free(f);
 }

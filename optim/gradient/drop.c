@@ -6,7 +6,7 @@
  * of the parameter. Nothing here brings the old content back, so drop refuses before it changes anything.
  *
  *   drop   under the root's gate. hold: no further range is taken; draining: no further byte is written or frozen.
- *          Writes that copy, additions to sums and sums of squares end first. Updates that run refuse the drop.
+ *          Writes that copy, logging, additions to sums and sums of squares end first. Updates that run refuse it.
  *
  * A step without any gradient is none: the drop of its last one leaves no step open. The next gradient opens a step
  * with a number and hyper-parameters of its own.
@@ -32,6 +32,7 @@ void ht_opt_forget_gradient(struct ht_param *p)
     while (!ht_list_empty(&p->inflight))
         wait_changed(p->o);
     ht_opt_coverage_clear(p, false);
+    ht_opt_redo_forget(p);
     p->forgotten++;
     struct ht_obj *scratch[] = {p->grad, p->sum};
     unlock(p->o);
@@ -46,7 +47,7 @@ static bool range_applied(const struct ht_range *r) HT_REQUIRES(HT_LOCK_OPTIM)
 {
     bool taken = r->state == HT_RANGE_RUNNING || r->state == HT_RANGE_DONE;
 
-    return r->state == HT_RANGE_FAILED || (taken && (r->work & HT_WORK_UPDATE));
+    return r->state == HT_RANGE_FAILED || (taken && (r->work & HT_WORK_UPDATE) && !(r->work & HT_WORK_LOG));
 }
 
 /* *out_running: a worker adds a gradient to a sum right now, or sums its squares. */

@@ -21,6 +21,7 @@ struct ht_optim_config {
     uint32_t retain;        /* kept steps without names of their own: at most so many; 0: commits keep none */
     uint32_t retain_every;  /* a commit keeps its step if it is the first from a multiple of this on; default 1 */
     bool retain_must;       /* a commit that cannot keep its step fails */
+    bool redo;              /* a step is durable when its gradients are; every durable_every-th publishes all */
 };
 enum { HT_OPTIM_CONFIG_TEXT_MAX = 1024, HT_OPTIM_ERROR_MAX = 256, HT_ACCUMULATE_MAX = 65536 };
 /*

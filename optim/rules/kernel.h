@@ -16,6 +16,7 @@
 #include "tiering/base/base.h"
 #include <hitrain/words.h>
 
+/* Numbers are on disk. */
 enum ht_kernel {
     HT_KERNEL_ADAMW,
     HT_KERNEL_ADAM,
@@ -33,6 +34,7 @@ struct ht_scalars {
     float grad_factor; /* the gradient is multiplied by it before anything else */
     bool maximize;     /* and its sign turned */
     union {
+        float number[8]; /* all of them */
         struct {
             float decay;        /* 1 - lr * weight_decay (adamw) */
             float weight_decay; /* (adam) */

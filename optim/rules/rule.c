@@ -2,6 +2,7 @@
 /* rule.c - the table of rules, and the words of state. */
 #include "optim/rules/rule.h"
 
+#include <limits.h>
 #include <stdio.h>
 #include <strings.h>
 
@@ -43,6 +44,23 @@ void ht_rule_scalars(const struct ht_optim_config *c, uint64_t t, struct ht_scal
     out->grad_factor = (float)(1.0 / c->grad_scale);
     out->maximize = c->maximize;
     ht_rule_of(c->rule)->scalars(c, t, out);
+}
+
+/* Only momentum chooses among the kernels of a rule. */
+unsigned ht_rule_kernel_states(enum ht_kernel kernel, uint8_t out_kind[HT_KERNEL_STATES_MAX])
+{
+    for (size_t i = 0; i < HT_ARRAY_SIZE(rules); i++) {
+        struct ht_optim_config c = rules[i]->defaults;
+        struct ht_scalars s;
+        for (unsigned momentum = 0; momentum < 3; momentum++) {
+            c.momentum = momentum ? 0.5 : 0;
+            c.nesterov = momentum == 2;
+            ht_rule_scalars(&c, 1, &s);
+            if (s.kernel == kernel)
+                return rules[i]->states(&c, out_kind);
+        }
+    }
+    return UINT_MAX;
 }
 
 const char *ht_state_word(unsigned kind)

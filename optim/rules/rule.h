@@ -42,5 +42,7 @@ const struct ht_rule *ht_rule_named(const char *name);
 /* Names of all rules, a space between. */
 void ht_rule_names(char *buf, size_t cap);
 void ht_rule_scalars(const struct ht_optim_config *c, uint64_t t, struct ht_scalars *out);
+/* Kinds of state of the rule that has this kernel. Returns how many; UINT_MAX: no rule has it. */
+unsigned ht_rule_kernel_states(enum ht_kernel kernel, uint8_t out_kind[HT_KERNEL_STATES_MAX]);
 
 #endif

@@ -93,9 +93,45 @@ static int check_param(struct ht_param *p) HT_REQUIRES(HT_LOCK_OPTIM)
     return 0;
 }
 
+/* A step's number follows that of the step before it, and its object has the summary. */
+static bool redo_fits(const struct ht_root *r, size_t i) HT_REQUIRES(HT_LOCK_OPTIM)
+{
+    const struct ht_redo_step *s = &r->redo.step[i];
+    struct ht_obj *obj = ht_obj_get(r->o->store, s->oid);
+    struct ht_obj_stat st = {0};
+
+    if (!obj)
+        return false;
+    ht_obj_stat(obj, &st);
+    ht_obj_put(obj);
+    return r->exists && s->step == r->pub_step + i + 1 && st.scope == r->id && s->at <= st.size &&
+        s->bytes <= st.size - s->at;
+}
+
+/* Steps after one with a problem are no use. */
+static int check_redo(struct ht_root *r) HT_REQUIRES(HT_LOCK_OPTIM)
+{
+    int rc = 0;
+
+    for (size_t i = 0; i < r->redo.steps; i++) {
+        if (redo_fits(r, i))
+            continue;
+        rc = problem(r->o, "OPT-REDO", "step %llu of model root %llu (object %llu) does not follow the step before it",
+                     (ull)r->redo.step[i].step, (ull)r->id, (ull)r->redo.step[i].oid);
+        r->redo.steps = i;
+    }
+    r->durable_step = r->pub_step + r->redo.steps;
+    return rc;
+}
+
 int ht_opt_check_states(struct ht_optim *o)
 {
     int rc = 0;
+
+    ht_list_for_each(pos, &o->roots) {
+        int one = check_redo(ht_list_entry(pos, struct ht_root, all));
+        rc = rc ? rc : one;
+    }
 
     ht_list_for_each_safe(pos, next, &o->params) {
         struct ht_param *p = ht_list_entry(pos, struct ht_param, all);
@@ -159,6 +195,19 @@ void ht_optim_forget(struct ht_optim *o, uint64_t root, uint64_t parameter)
     else if (r && !parameter)
         forget_root(r);
     unlock(o);
+}
+
+uint64_t ht_optim_redo_cut(struct ht_optim *o, uint64_t root, uint64_t step)
+{
+    uint64_t oid = 0;
+
+    lock(o);
+    struct ht_root *r = ht_opt_root_find(o, root);
+    struct ht_redo *redo = r ? &r->redo : NULL;
+    if (redo && redo->steps && redo->step[redo->steps - 1].step >= step)
+        oid = redo->step[--redo->steps].oid;
+    unlock(o);
+    return oid;
 }
 
 const char *ht_optim_root_config(struct ht_optim *o, uint64_t root)

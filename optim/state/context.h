@@ -80,6 +80,7 @@ struct ht_optim {
         uint64_t last_step_number, last_claim;
         uint64_t words_changes; /* of roots and of the words that amend theirs */
     };
+    bool redo_checked;          /* param.redo_place says how many logged steps change the parameter (fsck) */
     struct ht_list problems;    /* found when the log had been read (state/check.c) */
     struct ht_list ready;       /* roots with ranges to take, in turn */
     uint64_t backlog_bytes_max; /* of one root: beyond it writers of its gradients wait */
@@ -94,6 +95,10 @@ struct ht_optim {
     struct ht_list closings; /* roots whose step waits for a closer */
     pthread_t closer[HT_CLOSERS_MAX];
     unsigned closers HT_GUARDED_BY(HT_LOCK_OPTIM), closers_idle HT_GUARDED_BY(HT_LOCK_OPTIM);
+
+    pthread_t redo_writer; /* step/redo_log.c */
+    pthread_cond_t redo_work;
+    bool redo_writing HT_GUARDED_BY(HT_LOCK_OPTIM);
 
     unsigned threads;
     struct ht_worker worker[HT_THREADS_MAX];

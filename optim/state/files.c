@@ -344,6 +344,7 @@ ssize_t ht_optim_state_write(struct ht_optim *o, const struct ht_param_desc *des
     if (!rc) {
         rc = write_gated(p, &layout, (unsigned)word, off, buf, len, &element);
         lock(o);
+        p->root->redo.gap = true;
         if (rc >= 0)
             ht_opt_succeeded(p->root, HT_EVENT_REFUSED, p->oid);
         ht_opt_gate_leave(p->root);

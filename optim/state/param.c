@@ -235,6 +235,7 @@ int ht_optim_reset(struct ht_optim *o, uint64_t root, uint64_t oid, struct ht_op
     int rc = ht_opt_gate_enter_by(p->root, by);
     if (!rc) {
         rc = reset_alone(p);
+        p->root->redo.gap |= !rc;
         if (!rc)
             ht_opt_succeeded(p->root, HT_EVENT_GRADIENT_REFUSED, oid);
         ht_opt_gate_leave(p->root);

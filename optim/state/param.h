@@ -91,10 +91,12 @@ struct ht_param {
         uint64_t shown;    /* of these, the parameter has its new content already */
         uint64_t order;    /* in root.queue: the smaller one first */
         uint64_t failed;
+        uint64_t redo_steps; /* logged steps in its count, which its record does not have */
     };
     /* Latched by its first gradient of the step; state may be deleted while an update is running. */
     struct ht_scalars scalars;
     struct ht_layout layout;
+    uint32_t redo_place; /* in the summary of a logged step, while that is made */
     double *squares; /* sums of squares of the gradient, by HT_SUM_SPAN elements (squares.h); NULL: none were needed */
 
     struct ht_list waiters;
@@ -151,6 +153,8 @@ void ht_opt_not_reserved(const struct ht_param *p, const char *text);
  * The parameter of desc, ready to take a gradient; one more opener and reference. Reports errors as ht_grad_open does.
  */
 int ht_opt_param_open(struct ht_optim *o, const struct ht_param_desc *desc, struct ht_param **out) HT_MUST_CHECK;
+/* Under the gate, not locked: the gradient's object and the range table for this shape, if they are not there. */
+int ht_opt_param_build(struct ht_param *p, const struct ht_param_shape *shape) HT_EXCLUDES(HT_LOCK_OPTIM) HT_MUST_CHECK;
 void ht_opt_param_close(struct ht_param *p) HT_EXCLUDES(HT_LOCK_OPTIM);
 /* Under the gate, not locked: an object for this parameter that is never published. */
 int ht_opt_scratch_create(const struct ht_param *p, uint32_t chunk_bytes, struct ht_obj **out) HT_MUST_CHECK;

@@ -77,11 +77,15 @@ int ht_opt_sum_delete(struct ht_param *p)
     return rc;
 }
 
-/* Under the gate, not locked: the gradient's object and the range table for this shape. */
-static int build(struct ht_param *p, const struct ht_param_shape *shape)
+int ht_opt_param_build(struct ht_param *p, const struct ht_param_shape *shape)
 {
     int rc = 0;
 
+    lock(p->o);
+    bool built = p->block && p->grad && same_shape(&p->shape, shape);
+    unlock(p->o);
+    if (built)
+        return 0;
     /* Its chunks have another size: start with a new one. */
     if (p->grad && ht_obj_chunk_bytes(p->grad) != shape->chunk_bytes)
         rc = ht_opt_scratch_delete(p, &p->grad);
@@ -162,7 +166,7 @@ static int build_and_open(struct ht_param *p, const struct ht_param_shape *shape
             p->obj = ht_obj_get(o->store, p->oid);
         p->building = true; /* who opens it meanwhile waits for the gate */
         unlock(o);
-        rc = p->obj ? build(p, shape) : -ESTALE;
+        rc = p->obj ? ht_opt_param_build(p, shape) : -ESTALE;
         lock(o);
         p->building = false;
         if (!rc)

@@ -2,8 +2,8 @@
 /*
  * queue.c - which range of a root a worker takes next.
  *
- *   early   additions to sums and measurements, in order of arrival. The next backward pass waits for additions, and
- *           comes to its parameters in the same order.
+ *   early   what is to be logged, additions to sums and measurements, in order of arrival. The next backward pass
+ *           waits for additions, and comes to its parameters in the same order.
  *   queue   parameters with updates: the one with the newest gradient first, its ranges in ascending order. Backward
  *           passes end with the first layer, which the next forward pass needs first. With a plan of the step: the one
  *           that is read first.
@@ -43,7 +43,7 @@ void ht_opt_root_ready(struct ht_root *root)
 
 uint32_t ht_opt_range_backlog_bytes(const struct ht_range *r, unsigned work)
 {
-    return work == HT_WORK_MEASURE ? 0 : ht_opt_range_grad_bytes(r->param, r->index);
+    return (work & ~(unsigned)HT_WORK_LOG) == HT_WORK_MEASURE ? 0 : ht_opt_range_grad_bytes(r->param, r->index);
 }
 
 /* Before the first parameter that is not due earlier; looks at a few only. */
@@ -71,11 +71,29 @@ static void place_range(struct ht_range *r) HT_REQUIRES(HT_LOCK_OPTIM)
     ht_list_add_tail(pos, &r->queue);
 }
 
+static void place(struct ht_range *r) HT_REQUIRES(HT_LOCK_OPTIM)
+{
+    struct ht_param *p = r->param;
+
+    if ((r->work & (HT_WORK_UPDATE | HT_WORK_LOG)) == HT_WORK_UPDATE) {
+        place_range(r);
+        if (ht_list_empty(&p->queued))
+            p->order = p->obj ? ht_obj_next_read(p->obj, (uint64_t)r->index * p->shape.chunk_bytes) : 0;
+        ht_list_del(&p->queued);
+        place_param(p);
+    } else {
+        ht_list_add_tail(&p->root->early, &r->queue);
+    }
+    ht_opt_root_ready(p->root);
+}
+
 void ht_opt_range_queue(struct ht_range *r, unsigned work)
 {
     struct ht_param *p = r->param;
     uint64_t offset = (uint64_t)r->index * p->shape.chunk_bytes;
 
+    if (p->root->redo.wanted && !p->root->redo.broken && !r->logged)
+        work |= HT_WORK_LOG;
     r->numa_index = (int8_t)(p->obj ? ht_obj_numa_index(p->obj, offset) : HT_NUMA_INDEX_ANY);
     r->state = HT_RANGE_QUEUED;
     r->work = (uint8_t)work;
@@ -84,16 +102,13 @@ void ht_opt_range_queue(struct ht_range *r, unsigned work)
     p->root->pending++;
     p->root->backlog_bytes += ht_opt_range_backlog_bytes(r, work);
     p->refs++;
-    if (work & HT_WORK_UPDATE) {
-        place_range(r);
-        if (ht_list_empty(&p->queued))
-            p->order = p->obj ? ht_obj_next_read(p->obj, offset) : 0;
-        ht_list_del(&p->queued);
-        place_param(p);
-    } else {
-        ht_list_add_tail(&p->root->early, &r->queue);
-    }
-    ht_opt_root_ready(p->root);
+    place(r);
+}
+
+void ht_opt_range_requeue(struct ht_range *r)
+{
+    r->state = HT_RANGE_QUEUED;
+    place(r);
 }
 
 static void leave(struct ht_range *r) HT_REQUIRES(HT_LOCK_OPTIM)

@@ -196,17 +196,17 @@ bool ht_opt_range_updating(const struct ht_range *r)
 {
     bool pending = r->state == HT_RANGE_QUEUED || r->state == HT_RANGE_RUNNING;
 
-    return (pending && (r->work & HT_WORK_UPDATE)) || ht_opt_range_decided_later(r);
+    return (pending && (r->work & HT_WORK_UPDATE)) || ht_opt_range_decided_later(r) || r->param->root->redo.replaying;
 }
 
 bool ht_opt_range_hidden(const struct ht_range *r)
 {
-    return ht_opt_range_updating(r) && !r->shown;
+    return ht_opt_range_updating(r) && (!r->shown || r->param->root->redo.replaying);
 }
 
 bool ht_opt_param_hidden(const struct ht_param *p)
 {
-    return p->pending > p->shown || (p->root->deciding && p->has_grad);
+    return p->pending > p->shown || (p->root->deciding && p->has_grad) || p->root->redo.replaying;
 }
 
 /* ---------------------------------------------------------------- coverage */
@@ -216,7 +216,7 @@ static void clear_range(struct ht_range *r, bool frozen_only) HT_REQUIRES(HT_LOC
     ht_interval_set_clear(&r->frozen);
     r->state = HT_RANGE_IDLE;
     r->work = 0;
-    r->consumed = r->part_added = false;
+    r->consumed = r->part_added = r->logged = false;
     r->measured = HT_MUTANT("squares-stay") && r->measured;
     r->added = 0;
     if (frozen_only)
@@ -253,13 +253,14 @@ static bool being_written(const struct ht_param *p, uint64_t begin, uint64_t end
 static bool needed(struct ht_param *p, uint64_t begin, uint64_t end) HT_REQUIRES(HT_LOCK_OPTIM)
 {
     uint64_t range_bytes = (uint64_t)p->shape.range_elements * p->shape.g_bytes;
+    bool replaying = p->root->redo.replaying && p->root->pending; /* more may follow until the step is counted */
 
     for (uint64_t i = begin / range_bytes; i < p->shape.range_count && i * range_bytes < end; i++) {
         const struct ht_range *r = ht_opt_range_find(p, i);
         bool done = r && r->state == HT_RANGE_DONE;
         if (done && ht_interval_set_cover(&r->frozen, 0, ht_opt_range_grad_bytes(p, i)))
             continue;
-        if (!p->root->draining || (r && (r->written.count || (r->frozen.count && !done))))
+        if (!p->root->draining || replaying || (r && (r->written.count || (r->frozen.count && !done))))
             return true;
     }
     return being_written(p, begin, end);

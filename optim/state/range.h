@@ -21,6 +21,7 @@ enum ht_range_work {
     HT_WORK_ADD = 1,     /* its frozen gradient into its sum */
     HT_WORK_MEASURE = 2, /* squares of its gradient, or sum, into param.squares */
     HT_WORK_UPDATE = 4,
+    HT_WORK_LOG = 8, /* its frozen gradient into the object of the step, before all others */
 };
 
 struct ht_range {
@@ -35,6 +36,7 @@ struct ht_range {
     bool consumed;     /* its gradient's chunks have been dropped */
     bool shown;        /* RUNNING, and the parameter has its new content: its state is still being written */
     bool part_added;   /* the sum includes the frozen part */
+    bool logged;       /* the step's object has its frozen gradient (step/redo_log.c) */
     bool measured;     /* param.squares has its squares, and nonfinite counts its elements that are not finite */
     uint32_t added;    /* whole gradients in the sum */
     uint32_t updates, nonfinite;
@@ -89,6 +91,8 @@ bool ht_opt_param_hidden(const struct ht_param *p) HT_REQUIRES(HT_LOCK_OPTIM);
 /* Queue a range for a worker; take it off again (state IDLE). work: of enum ht_range_work. */
 void ht_opt_range_queue(struct ht_range *r, unsigned work) HT_REQUIRES(HT_LOCK_OPTIM);
 void ht_opt_range_unqueue(struct ht_range *r) HT_REQUIRES(HT_LOCK_OPTIM);
+/* A range that a worker had for HT_WORK_LOG alone goes back to the queue. */
+void ht_opt_range_requeue(struct ht_range *r) HT_REQUIRES(HT_LOCK_OPTIM);
 /* For a root with queued ranges: takes the one that a worker there should work on off the queue. It is RUNNING then. */
 struct ht_range *ht_opt_range_take(struct ht_root *root, int numa_index) HT_REQUIRES(HT_LOCK_OPTIM);
 /* The same without taking it. */

@@ -7,6 +7,7 @@
  *   50 PARAM      u64 object, u64 root, u8 dtype, u8 zero, u16 count, u32 chunk bytes, u64 elements, u64 steps,
  *                 count x { u64 kind of state, u64 object }            create or replace
  *   51 PARAM_DEL  u64 object
+ *   52 REDO, 53 REDO_DEL: redo.c
  *
  * The step in a record is a durable one by definition. Hyper-parameters are not here: they are the
  * text of an attribute of the root's directory. Only pub is ever put into the log, or emitted by a checkpoint.
@@ -14,6 +15,7 @@
 #include "tiering/base/buf.h"
 #include "tiering/base/list.h"
 #include "tiering/base/log.h"
+#include "tiering/base/mutant.h"
 #include "tiering/api/keep.h"
 #include "tiering/api/tx.h"
 #include "optim/rules/kernel.h"
@@ -90,6 +92,7 @@ void ht_opt_publish_param(struct ht_param *p, struct ht_tx *tx)
         p->pub = p->cur;
     }
     p->stepped = false;
+    p->redo_steps = 0;
     if (p->log_reserved && !p->pub.exists) {
         ht_store_log_unreserve(p->o->store, HT_OPT_PARAM_RECORD_BYTES);
         p->log_reserved = false;
@@ -99,10 +102,19 @@ void ht_opt_publish_param(struct ht_param *p, struct ht_tx *tx)
 
 static void publish_root(struct ht_root *r, struct ht_tx *tx) HT_REQUIRES(HT_LOCK_OPTIM)
 {
+    const struct ht_optim *o = r->o;
+
+    r->published_config = r->config;
+    if (r->redo.logging) { /* the rest stays unpublished */
+        ht_opt_redo_put(r, tx);
+        return;
+    }
     ht_list_for_each_safe(pos, next, &r->params)
         ht_opt_publish_param(ht_list_entry(pos, struct ht_param, of_root), tx);
-    r->published_config = r->config;
     r->undurable = 0;
+    r->redo.gap = false;
+    if (o->started && !HT_MUTANT("logged-stay")) /* fsck publishes without having computed them */
+        ht_opt_redo_delete(r, true, tx);
     if (r->step == r->pub_step || !r->exists) /* a deletion of its directory ended it */
         return;
     r->pub_step = r->step;
@@ -123,6 +135,17 @@ void ht_opt_publish(void *ctx, uint64_t scope, size_t expected_bytes, struct ht_
     unlock(o);
 }
 
+static size_t params_pending_bytes(const struct ht_root *r) HT_REQUIRES(HT_LOCK_OPTIM)
+{
+    size_t bytes = 0;
+
+    ht_list_for_each(pos, &r->params) {
+        const struct ht_param *p = ht_list_entry(pos, struct ht_param, of_root);
+        bytes += same_meta(&p->cur, &p->pub) ? 0 : HT_OPT_PARAM_RECORD_BYTES;
+    }
+    return bytes;
+}
+
 size_t ht_opt_pending_bytes(void *ctx, uint64_t scope)
 {
     struct ht_optim *o = ctx;
@@ -131,11 +154,10 @@ size_t ht_opt_pending_bytes(void *ctx, uint64_t scope)
     lock(o);
     const struct ht_root *r = ht_opt_root_find(o, scope);
     if (r) {
-        bytes = r->step == r->pub_step ? 0 : HT_OPT_ROOT_RECORD_BYTES;
-        ht_list_for_each(pos, &r->params) {
-            const struct ht_param *p = ht_list_entry(pos, struct ht_param, of_root);
-            bytes += same_meta(&p->cur, &p->pub) ? 0 : HT_OPT_PARAM_RECORD_BYTES;
-        }
+        bytes = ht_opt_redo_pending_bytes(r);
+        bytes += r->redo.logging || r->step == r->pub_step ? 0 : HT_OPT_ROOT_RECORD_BYTES;
+        if (!r->redo.logging)
+            bytes += params_pending_bytes(r);
     }
     unlock(o);
     return bytes;
@@ -148,6 +170,7 @@ static void abort_param(struct ht_param *p) HT_REQUIRES(HT_LOCK_OPTIM)
     p->cur = p->pub;
     ht_opt_totals_update(p);
     p->stepped = false;
+    p->redo_steps = 0;
     if (p->log_reserved && !p->cur.exists) {
         ht_store_log_unreserve(p->o->store, HT_OPT_PARAM_RECORD_BYTES);
         p->log_reserved = false;
@@ -166,6 +189,7 @@ void ht_opt_abort(void *ctx, uint64_t scope)
         r->step = r->pub_step;
         r->config = r->published_config;
         r->undurable = 0;
+        r->redo.gap = false;
         o->words_changes++;
     }
     unlock(o);
@@ -183,6 +207,7 @@ static bool emit_roots(struct ht_optim *o, struct ht_buf *b, uint64_t *cursor, s
         if (b->len >= end)
             return false;
         ht_opt_put_root(b, r);
+        ht_opt_redo_emit(r, b);
         *cursor = r->seq;
     }
     *cursor = params_phase;
@@ -245,6 +270,7 @@ static int replay_root_del(struct ht_optim *o, struct ht_reader *in) HT_REQUIRES
     r->refs++;
     ht_list_for_each_safe(pos, next, &r->params)
         ht_opt_param_free(ht_list_entry(pos, struct ht_param, of_root));
+    ht_opt_redo_forget_steps(r);
     r->exists = false;
     ht_opt_root_put_locked(r);
     return 0;
@@ -340,6 +366,28 @@ static int replay_param_del(struct ht_optim *o, struct ht_reader *in) HT_REQUIRE
     return 0;
 }
 
+static int replay_redo(struct ht_optim *o, struct ht_reader *in) HT_REQUIRES(HT_LOCK_OPTIM)
+{
+    uint64_t id = ht_get_u64(in);
+    struct ht_root *r = id ? ht_opt_root_make(o, id) : NULL;
+
+    if (!r)
+        return id ? -ENOMEM : -EUCLEAN;
+    return ht_opt_redo_replay_record(r, in);
+}
+
+static int replay_redo_del(struct ht_optim *o, struct ht_reader *in) HT_REQUIRES(HT_LOCK_OPTIM)
+{
+    uint64_t id = ht_get_u64(in);
+
+    if (!ht_reader_done(in))
+        return -EUCLEAN;
+    struct ht_root *r = ht_opt_root_find(o, id);
+    if (r)
+        ht_opt_redo_forget_steps(r);
+    return 0;
+}
+
 static int replay(struct ht_optim *o, uint16_t type, struct ht_reader *in) HT_REQUIRES(HT_LOCK_OPTIM)
 {
     switch (type) {
@@ -351,6 +399,10 @@ static int replay(struct ht_optim *o, uint16_t type, struct ht_reader *in) HT_RE
         return replay_param(o, in);
     case HT_REC_OPT_PARAM_DEL:
         return replay_param_del(o, in);
+    case HT_REC_OPT_REDO:
+        return replay_redo(o, in);
+    case HT_REC_OPT_REDO_DEL:
+        return replay_redo_del(o, in);
     default:
         return -EUCLEAN;
     }
@@ -378,6 +430,7 @@ static void reserve_all(struct ht_optim *o) HT_REQUIRES(HT_LOCK_OPTIM)
         struct ht_root *r = ht_list_entry(pos, struct ht_root, all);
         r->frozen = ht_scope_is_frozen(o->store, r->id); /* names have been linked up */
         ht_store_log_reserve_force(o->store, r->exists ? HT_OPT_ROOT_RECORD_BYTES : 0);
+        ht_store_log_reserve_force(o->store, r->redo.steps * HT_OPT_REDO_RECORD_BYTES);
     }
     ht_list_for_each(pos, &o->params) {
         ht_store_log_reserve_force(o->store, HT_OPT_PARAM_RECORD_BYTES);

@@ -17,6 +17,8 @@ struct ht_root;
 /* Log bytes of a record, with its header; that of a parameter with as many states as there may be. */
 enum {
     HT_OPT_ROOT_RECORD_BYTES = HT_RECORD_HEADER_BYTES + 16,
+    HT_OPT_REDO_RECORD_BYTES = HT_RECORD_HEADER_BYTES + 40,
+    HT_OPT_REDO_DEL_RECORD_BYTES = HT_RECORD_HEADER_BYTES + 8,
     HT_OPT_PARAM_RECORD_BYTES = HT_RECORD_HEADER_BYTES + 40 + HT_STATES_MAX * 16,
 };
 
@@ -25,6 +27,8 @@ enum ht_opt_record_type {
     HT_REC_OPT_ROOT_DEL = HT_REC_OPT_FIRST + 1,
     HT_REC_OPT_PARAM = HT_REC_OPT_FIRST + 2,
     HT_REC_OPT_PARAM_DEL = HT_REC_OPT_FIRST + 3,
+    HT_REC_OPT_REDO = HT_REC_OPT_FIRST + 4,
+    HT_REC_OPT_REDO_DEL = HT_REC_OPT_FIRST + 5,
 };
 
 int ht_opt_replay(void *ctx, uint16_t type, const uint8_t *payload, uint32_t len) HT_EXCLUDES(HT_LOCK_OPTIM);

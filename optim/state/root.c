@@ -83,6 +83,7 @@ void ht_opt_root_put_locked(struct ht_root *r)
     ht_list_del(&r->all);
     ht_id_remove(&r->o->roots_by_id, &r->by_id);
     r->o->meta_bytes -= sizeof(*r);
+    ht_opt_redo_free(r);
     free(r);
 }
 
@@ -117,6 +118,8 @@ int ht_opt_gate_enter(struct ht_root *r)
 {
     if (r->frozen)
         return -EROFS;
+    if (r->redo.failed)
+        return -EIO;
     ht_activity_wait("the gate of model root", r->id);
     while (r->gate && !r->o->stopping)
         wait_changed(r->o);
@@ -294,6 +297,9 @@ static void remove_param(struct ht_param *p, struct ht_tx *tx) HT_REQUIRES(HT_LO
 /* Ends a root whose parameters are all gone. */
 static void end_root(struct ht_root *r, struct ht_tx *tx) HT_REQUIRES(HT_LOCK_OPTIM)
 {
+    ht_opt_redo_delete(r, false, tx);
+    r->redo.failed = 0;
+    r->redo.gap = false;
     ht_opt_put_root_del(ht_tx_records(tx), r->id);
     ht_store_log_unreserve(r->o->store, HT_OPT_ROOT_RECORD_BYTES);
     r->exists = r->configured = false;
@@ -391,6 +397,7 @@ int ht_optim_root_stat(struct ht_optim *o, uint64_t root, struct ht_root_stat *o
     *out = (struct ht_root_stat){
         .step = r->step,
         .durable_step = r->durable_step,
+        .logged_steps = r->redo.steps,
         .open = r->open != 0,
         .step_open = r->open,
         .claimed_pid = r->claim.pid,
@@ -438,8 +445,10 @@ int ht_optim_root_set_step(struct ht_optim *o, uint64_t root, uint64_t step)
         rc = -EROFS;
     else if (r->open || r->gate)
         rc = -EBUSY;
-    else
+    else {
         r->step = step;
+        r->redo.gap = true;
+    }
     unlock(o);
     return rc;
 }

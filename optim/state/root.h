@@ -9,6 +9,7 @@
 #include "tiering/base/event.h"
 #include "tiering/base/idtable.h"
 #include "tiering/base/list.h"
+#include "optim/state/redo.h"
 #include "optim/state/totals.h"
 
 struct ht_optim;
@@ -72,6 +73,7 @@ struct ht_root {
         uint64_t grad_bytes, added_elements, updated_elements, nonfinite, update_ns, commit_ns;
         /* To devices: when the last step ended, or the root began; in the step before that. */
         uint64_t written_bytes, step_written_bytes;
+        struct ht_redo redo;
         struct ht_root_totals totals;
         struct ht_refusal error;
         uint64_t refusals; /* since mount */
@@ -103,7 +105,7 @@ bool ht_opt_backlog_full(const struct ht_root *r) HT_REQUIRES(HT_LOCK_OPTIM);
 /* Are gradients refused, because an asynchronous step failed? Those of a step that opened since then are not. */
 static inline bool ht_opt_close_refuses(const struct ht_root *r) HT_REQUIRES(HT_LOCK_OPTIM)
 {
-    return r->close_error && (!r->open || r->open == r->close_open);
+    return r->redo.failed || (r->close_error && (!r->open || r->open == r->close_open));
 }
 /* Waits until gradients may be written and frozen. */
 int ht_opt_wait_open(struct ht_root *r) HT_REQUIRES(HT_LOCK_OPTIM) HT_MUST_CHECK;

@@ -9,6 +9,7 @@
 #include "tiering/base/base.h"
 #include "tiering/base/event.h"
 #include "tiering/base/list.h"
+#include "tiering/base/mutant.h"
 #include "tiering/api/object.h"
 #include "tiering/api/tx.h"
 #include "optim/rules/config.h"
@@ -183,6 +184,10 @@ static int make_objects(struct ht_param *p, struct ht_obj *of, struct ht_param_m
         rc = create_one(p, meta->layout.kind[i], &meta->oid[i], &obj[i]);
     if (!rc)
         rc = ht_obj_rewrite_reserve(of, bytes);
+    for (unsigned i = 0; !rc && i < meta->layout.count; i++)
+        rc = ht_obj_set_derived(obj[i], true);
+    if (!rc)
+        rc = ht_obj_set_derived(of, true);
     if (!rc) {
         lock(p->o);
         rc = reserve_record(p);
@@ -201,6 +206,8 @@ static int adopt(struct ht_param *p, const struct ht_param_meta *meta, struct ht
         return -ESTALE;
     p->cur = *meta;
     memcpy(p->state, obj, sizeof(p->state));
+    if (!HT_MUTANT("record-unseen"))
+        p->root->redo.gap = true; /* logged steps say nothing of its record */
     int rc = ht_opt_grad_reserve(p);
     if (rc) {
         memset(&p->cur, 0, sizeof(p->cur));
@@ -250,13 +257,19 @@ void ht_opt_state_delete(struct ht_param *p, struct ht_tx *tx)
 
 int ht_opt_state_load(struct ht_param *p)
 {
+    bool loaded = p->cur.exists && !p->cur.layout.count; /* nothing tells whether it was before */
+    int rc = 0;
+
     for (unsigned i = 0; p->cur.exists && i < p->cur.layout.count; i++) {
+        loaded |= !p->state[i];
         if (!p->state[i])
             p->state[i] = ht_obj_get(p->o->store, p->cur.oid[i]);
         if (!p->state[i])
             return -ESTALE;
     }
-    return 0;
+    for (unsigned i = 0; !rc && loaded && i < p->cur.layout.count; i++)
+        rc = ht_obj_set_derived(p->state[i], true);
+    return !rc && loaded && p->obj ? ht_obj_set_derived(p->obj, true) : rc;
 }
 
 static bool any_orphan(const struct ht_root *root) HT_REQUIRES(HT_LOCK_OPTIM)

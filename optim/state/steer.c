@@ -42,6 +42,7 @@ void ht_opt_step_opens(struct ht_root *root)
     root->open = ++root->o->last_step_number;
     root->open_words = root->o->words_changes;
     root->latched = root->config;
+    ht_opt_redo_open(root);
 }
 
 /* -------------------------------------------------------------------- verdict */

@@ -67,7 +67,7 @@ static void check_range(const struct ht_range *r, struct tally *t) HT_REQUIRES(H
     assert(r->spans_bytes == (r->written.cap + r->frozen.cap) * sizeof(struct ht_interval));
     check_coverage(r);
     t->queued += queued;
-    t->updates += queued && (r->work & HT_WORK_UPDATE);
+    t->updates += queued && (r->work & (HT_WORK_UPDATE | HT_WORK_LOG)) == HT_WORK_UPDATE;
     t->shown += r->shown;
     t->running += running;
     t->failed += r->state == HT_RANGE_FAILED;
@@ -146,7 +146,8 @@ static void check_lists(const struct ht_root *root, const struct tally *t) HT_RE
 {
     ht_list_for_each(pos, &root->early) {
         const struct ht_range *r = ht_list_entry(pos, struct ht_range, queue);
-        assert(r->state == HT_RANGE_QUEUED && r->param->root == root && !(r->work & HT_WORK_UPDATE));
+        assert(r->state == HT_RANGE_QUEUED && r->param->root == root &&
+               (r->work & (HT_WORK_UPDATE | HT_WORK_LOG)) != HT_WORK_UPDATE);
     }
     ht_list_for_each(pos, &root->queue)
         assert(ht_list_entry(pos, struct ht_param, queued)->root == root);
@@ -179,9 +180,10 @@ static uint64_t check_root(struct ht_root *root) HT_REQUIRES(HT_LOCK_OPTIM)
     assert(!root->async || root->gate);
     assert(!root->deciding || (root->async && root->draining && root->open));
     assert(ht_list_empty(&root->closing) || root->async);
+    assert(!root->redo.counted || root->redo.steps < root->undurable || root->redo.logging);
     check_lists(root, &t);
     ht_opt_totals_verify(root);
-    return bytes;
+    return bytes + root->redo.heap_bytes;
 }
 
 void ht_optim_verify(struct ht_optim *o)

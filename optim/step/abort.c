@@ -90,23 +90,43 @@ static int quiesce(struct ht_root *root, struct ht_optim_steer *by, bool *out_re
     rc = ht_opt_drain(root);
     if (rc == -EIO)
         rc = 0;
-    if (!rc)
+    if (!rc) {
+        ht_opt_redo_reset(root); /* the abort takes its object back */
         each_param(root, ht_opt_forget_gradient);
+    }
     unlock(o);
     return rc;
+}
+
+/* Readers wait from here on until the logged steps are computed again: they have seen those. */
+static void begin_replay(struct ht_root *root)
+{
+    lock(root->o);
+    root->redo.replaying = root->redo.steps > 0;
+    unlock(root->o);
+}
+
+static void forget_step(struct ht_root *root) HT_REQUIRES(HT_LOCK_OPTIM)
+{
+    each_param(root, reload);
+    root->open = 0;
+    root->failure = root->close_error = 0;
 }
 
 int ht_opt_take_back(struct ht_root *root, int *out_shown)
 {
     struct ht_optim *o = root->o;
-    int rc = ht_scope_abort(o->store, root->id);
 
+    begin_replay(root);
+    int rc = ht_scope_abort(o->store, root->id);
     *out_shown = rc ? 0 : ht_scope_shm_restore(o->store, root->id);
     lock(o);
     if (!rc)
-        each_param(root, reload);
+        forget_step(root);
+    else
+        root->redo.replaying = false;
     unlock(o);
-    return rc;
+    return rc ? rc : ht_opt_redo_replay(root);
 }
 
 static void wake_all(struct ht_root *root)
@@ -148,11 +168,8 @@ int ht_optim_abort_by(struct ht_optim *o, uint64_t id, struct ht_optim_steer *by
     if (!rc)
         rc = ht_opt_take_back(root, &shown);
     lock(o);
-    if (!rc) {
-        root->open = 0;
-        root->failure = root->close_error = 0;
+    if (!rc)
         root->error.text[0] = '\0'; /* whatever it was about is taken back */
-    }
     uint64_t step = root->durable_step;
     unlock(o);
     if (!rc) {

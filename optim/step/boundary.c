@@ -110,15 +110,17 @@ static void count_written(struct ht_root *root) HT_REQUIRES(HT_LOCK_OPTIM)
     root->written_bytes = bytes;
 }
 
-/* The step is over: counts it, and makes room for the next one's gradients. Releases the lock in between. */
-static void close_step(struct ht_root *root, bool skipped) HT_REQUIRES(HT_LOCK_OPTIM)
+void ht_opt_close_step(struct ht_root *root, bool skipped)
 {
+    bool logged = ht_opt_redo_count(root, skipped);
+
     while (!ht_list_empty(&root->touched)) {
         struct ht_param *p = ht_list_entry(root->touched.next, struct ht_param, touched);
         p->refs++;
         drop_leftovers(p);
         if (!p->gone && !skipped) {
             p->cur.t++;
+            p->redo_steps += logged;
             p->stepped = true;
         }
         ht_opt_coverage_clear(p, true);
@@ -201,7 +203,7 @@ static int end_boundary(struct ht_root *root) HT_REQUIRES(HT_LOCK_OPTIM)
     if (!rc)
         rc = ht_opt_drain(root);
     if (!rc && root->open)
-        close_step(root, skipped);
+        ht_opt_close_step(root, skipped);
     return rc;
 }
 
@@ -298,6 +300,11 @@ static uint64_t hide_touched(struct ht_root *root) HT_REQUIRES(HT_LOCK_OPTIM)
     return ticket;
 }
 
+bool ht_opt_step_durable(const struct ht_root *root, uint64_t undurable)
+{
+    return undurable >= root->config.durable_every || (root->config.redo && undurable > root->redo.steps);
+}
+
 int ht_opt_boundary_request(struct ht_root *root, struct ht_optim_steer *by, uint64_t *out_ticket)
 {
     char why[HT_OPTIM_ERROR_MAX];
@@ -314,7 +321,7 @@ int ht_opt_boundary_request(struct ht_root *root, struct ht_optim_steer *by, uin
     } else {
         root->async = true;
         root->close_open = root->open;
-        root->close_durable = root->undurable + (root->open != 0) >= root->config.durable_every;
+        root->close_durable = ht_opt_step_durable(root, root->undurable + (root->open != 0));
         *out_ticket = hide_touched(root);
     }
     unlock(o);

@@ -49,6 +49,7 @@ static void init_locks(struct ht_optim *o)
     pthread_cond_init(&o->work, NULL);
     pthread_cond_init(&o->notify, NULL);
     pthread_cond_init(&o->close, NULL);
+    pthread_cond_init(&o->redo_work, NULL);
 }
 
 static void init_lists(struct ht_optim *o)
@@ -85,7 +86,7 @@ int ht_optim_new(struct ht_store *s, unsigned threads, const struct ht_optim_hoo
     ht_opt_step_numbers_begin(o);
     struct ht_meta_client client = {
         .type_first = HT_REC_OPT_FIRST,
-        .type_last = HT_REC_OPT_PARAM_DEL,
+        .type_last = HT_REC_OPT_REDO_DEL,
         .ctx = o,
         .replay = ht_opt_replay,
         .replayed = ht_opt_replayed,
@@ -117,7 +118,11 @@ static int settle_param(struct ht_param *p) HT_REQUIRES(HT_LOCK_OPTIM)
     ht_opt_totals_update(p);
     if (p->gone)
         return 0;
-    int rc = ht_opt_state_load(p);
+    int rc = ht_obj_set_derived(p->obj, false); /* all is as it was published */
+    for (unsigned i = 0; !rc && i < p->cur.layout.count; i++) {
+        p->state[i] = p->state[i] ? p->state[i] : ht_obj_get(p->o->store, p->cur.oid[i]);
+        rc = p->state[i] ? ht_obj_set_derived(p->state[i], false) : -ESTALE;
+    }
     for (unsigned i = 0; !rc && i < p->cur.layout.count; i++)
         rc = ht_obj_rewrite_reserve(p->state[i], ht_opt_state_bytes(&p->shape, p->cur.layout.kind[i]));
     if (!rc)
@@ -214,12 +219,16 @@ int ht_optim_start(struct ht_optim *o)
     size_backlog(o);
     o->kernels = ht_kernels_choose();
     o->started = true;
-    if (ht_store_read_only(o->store))
+    if (ht_store_read_only(o->store)) {
+        ht_opt_redo_recover(o);
         return 0;
+    }
     settle_all(o);
     rc = bury_all_orphans(o);
     if (!rc)
         rc = start_threads(o);
+    if (!rc)
+        ht_opt_redo_recover(o);
     if (rc)
         ht_optim_stop(o);
     else
@@ -266,6 +275,7 @@ void ht_optim_stop(struct ht_optim *o)
     unlock(o);
     join_workers(o);
     ht_opt_closers_join(o);
+    ht_opt_redo_join(o);
     lock(o);
     cancel_all(o);
     bool helper = o->helper_started;
@@ -276,6 +286,8 @@ void ht_optim_stop(struct ht_optim *o)
     lock(o);
     o->helper_started = false;
     /* The store may be closed before the optimizer is freed. */
+    ht_list_for_each(pos, &o->roots)
+        ht_opt_redo_reset(ht_list_entry(pos, struct ht_root, all));
     ht_list_for_each(pos, &o->params)
         ht_opt_param_put_objects(ht_list_entry(pos, struct ht_param, all));
     o->started = false;
@@ -293,6 +305,7 @@ void ht_optim_free(struct ht_optim *o)
     while (!ht_list_empty(&o->roots)) {
         struct ht_root *r = ht_list_entry(o->roots.next, struct ht_root, all);
         ht_list_del(&r->all);
+        ht_opt_redo_free(r);
         free(r);
     }
     ht_id_table_free(&o->roots_by_id);
@@ -304,6 +317,7 @@ void ht_optim_free(struct ht_optim *o)
     pthread_cond_destroy(&o->work);
     pthread_cond_destroy(&o->notify);
     pthread_cond_destroy(&o->close);
+    pthread_cond_destroy(&o->redo_work);
     free(o);
 }
 

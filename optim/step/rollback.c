@@ -10,8 +10,9 @@
  *   4. reserves the next rewrite; sets counts              the same
  *   5. commits                                             that commit, or the step
  *
- * An error between 1 and 5 ends with an abort: the model is as it was. Files that exist in both keep their number, so
- * open files, mappings and passed-through parameters show the step. Writers of gradients wait (draining).
+ * An error between 1 and 5 ends with an abort: the model is as it was. Commit 1 is full: no step is logged after it.
+ * Files that exist in both keep their number, so open files, mappings and passed-through parameters show the step.
+ * Writers of gradients wait (draining).
  */
 #include <stdlib.h>
 

@@ -59,11 +59,16 @@ static int commit(struct ht_root *root, struct ht_copy *k, uint64_t *out_lsn)
     return rc;
 }
 
+static void report_failed(struct ht_root *root, int rc)
+{
+    ht_opt_refuse(root, HT_EVENT_COMMIT_FAILED, 0, "commit failed: %s; the last durable step stands", strerror(-rc));
+}
+
 /*
  * Publishes everything below the root, and releases the root in any case. wanted: a kept step that a client asked for,
  * or NULL.
  */
-static int publish(struct ht_root *root, struct ht_copy *wanted)
+static int publish_all(struct ht_root *root, struct ht_copy *wanted)
 {
     struct ht_optim *o = root->o;
     struct ht_copy retained = {0};
@@ -76,17 +81,41 @@ static int publish(struct ht_root *root, struct ht_copy *wanted)
     k->retain = root->config.retain;
     k->must = root->config.retain_must;
     unlock(o);
-    int rc = commit(root, keep ? k : NULL, &lsn);
+    int rc = ht_opt_redo_discard(root);
+    if (!rc)
+        rc = commit(root, keep ? k : NULL, &lsn);
     ht_opt_release(root);
     if (!rc)
         rc = ht_store_sync(o->store, lsn);
     if (rc) {
-        ht_opt_refuse(root, HT_EVENT_COMMIT_FAILED, 0, "commit failed: %s; the last durable step stands",
-                      strerror(-rc));
+        report_failed(root, rc);
         return rc;
     }
     lock(o);
     root->durable_step = root->pub_step;
+    unlock(o);
+    return 0;
+}
+
+/* The same; the step's gradients instead of parameters and state, if that is as good. */
+static int publish(struct ht_root *root, struct ht_copy *wanted)
+{
+    struct ht_optim *o = root->o;
+    uint64_t lsn;
+
+    lock(o);
+    bool log = !wanted && ht_opt_redo_may_log(root) && !keeps(root);
+    unlock(o);
+    if (!log || ht_opt_redo_commit(root, &lsn))
+        return publish_all(root, wanted);
+    ht_opt_release(root);
+    int rc = ht_store_sync(o->store, lsn);
+    if (rc) {
+        report_failed(root, rc);
+        return rc;
+    }
+    lock(o);
+    root->durable_step = root->step;
     unlock(o);
     return 0;
 }
@@ -128,7 +157,7 @@ int ht_opt_publish_closed(struct ht_root *root)
     unlock(o);
     if (rc)
         return rc;
-    rc = publish(root, NULL);
+    rc = publish_all(root, NULL);
     lock(o);
     ht_opt_gate_leave(root);
     unlock(o);
@@ -163,7 +192,7 @@ static int end_step(struct ht_optim *o, uint64_t id, bool commit, struct ht_copy
     HT_VERIFY(ht_optim_verify(o)); /* sums of squares, before they are used */
     rc = ht_opt_boundary(root, by);
     lock(o);
-    bool durable = commit || root->undurable >= root->config.durable_every;
+    bool durable = commit || ht_opt_step_durable(root, root->undurable);
     unlock(o);
     rc = ht_opt_step_end(root, rc, durable, k);
     lock(o);
@@ -220,7 +249,7 @@ static int commit_and_unmake(struct ht_root *root, int (*unmake)(void *ctx), voi
 
     rc = rc ? rc : ht_opt_boundary(root, NULL);
     if (!rc)
-        rc = publish(root, NULL);
+        rc = publish_all(root, NULL);
     if (rc)
         return rc;
     lock(root->o);

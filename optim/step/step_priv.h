@@ -8,6 +8,7 @@
 
 struct ht_optim;
 struct ht_param;
+struct ht_range;
 struct ht_root;
 
 /* ---------------------------------------------------------------- norm.c */
@@ -40,6 +41,8 @@ void ht_opt_release(struct ht_root *root) HT_EXCLUDES(HT_LOCK_OPTIM);
 int ht_opt_boundary_request(struct ht_root *root, struct ht_optim_steer *by, uint64_t *out_ticket)
     HT_EXCLUDES(HT_LOCK_OPTIM) HT_MUST_CHECK;
 int ht_opt_boundary_close(struct ht_root *root) HT_EXCLUDES(HT_LOCK_OPTIM) HT_MUST_CHECK;
+/* The step is over: counts it, and makes room for the next one's gradients. Releases the lock in between. */
+void ht_opt_close_step(struct ht_root *root, bool skipped) HT_REQUIRES(HT_LOCK_OPTIM);
 /* Releases the lock in between: what has become of the parameter's file. */
 enum ht_optim_file ht_opt_param_file(struct ht_param *p) HT_REQUIRES(HT_LOCK_OPTIM);
 
@@ -54,6 +57,8 @@ int ht_opt_step_enter(struct ht_optim *o, uint64_t id, struct ht_root **out) HT_
 struct ht_copy;
 int ht_opt_step_end(struct ht_root *root, int rc, bool durable, struct ht_copy *k)
     HT_EXCLUDES(HT_LOCK_OPTIM) HT_MUST_CHECK;
+/* Is a step durable when it ends, with so many that no commit has published? */
+bool ht_opt_step_durable(const struct ht_root *root, uint64_t undurable) HT_REQUIRES(HT_LOCK_OPTIM);
 /* When the caller learns of the step's end, caches are as new as the step. */
 void ht_opt_step_leave(struct ht_root *root) HT_EXCLUDES(HT_LOCK_OPTIM);
 /*
@@ -76,6 +81,33 @@ void ht_opt_show_all(struct ht_root *root) HT_EXCLUDES(HT_LOCK_OPTIM);
 
 /* Ends the threads that close steps. The optimizer is stopping. */
 void ht_opt_closers_join(struct ht_optim *o) HT_EXCLUDES(HT_LOCK_OPTIM);
+
+/* ------------------------------------------------------------ redo_log.c */
+
+/* The first work of a running range: its gradient into the object of the step. It is queued for the rest then. */
+void ht_opt_redo_log(struct ht_range *r) HT_EXCLUDES(HT_LOCK_OPTIM);
+/*
+ * The step is over, with its coverage still there: makes its summary, or the next commit publishes everything. Is it
+ * logged, or computed again?
+ */
+bool ht_opt_redo_count(struct ht_root *root, bool skipped) HT_REQUIRES(HT_LOCK_OPTIM);
+/*
+ * Publishes the logged step, and all below the root but parameters and state. An error: nothing, and everything is to
+ * be published.
+ */
+int ht_opt_redo_commit(struct ht_root *root, uint64_t *out_lsn) HT_EXCLUDES(HT_LOCK_OPTIM) HT_MUST_CHECK;
+/* Ends the writer. The optimizer is stopping. */
+void ht_opt_redo_join(struct ht_optim *o) HT_EXCLUDES(HT_LOCK_OPTIM);
+
+/* --------------------------------------------------------- redo_replay.c */
+
+/*
+ * Under the gate, with published content: computes the root's logged steps again. An error: the root refuses all
+ * changes from now on, and its error names the step. WAITS.
+ */
+int ht_opt_redo_replay(struct ht_root *root) HT_EXCLUDES(HT_LOCK_OPTIM) HT_MUST_CHECK;
+/* After a mount: all roots, and then publishes them. */
+void ht_opt_redo_recover(struct ht_optim *o) HT_EXCLUDES(HT_LOCK_OPTIM);
 
 /* -------------------------------------------------------------- update.c */
 

@@ -38,6 +38,17 @@ static void name_dropped(struct ht_root *root, uint64_t step, uint64_t durable, 
         (unsigned long long)durable);
 }
 
+/* Names and other files that were changed since the mount: nobody may publish them without the steps. */
+static void name_unpublished(struct ht_root *root, uint64_t durable)
+{
+    const struct ht_event_about about = {.id = root->id};
+
+    ht_event(HT_EVENT_STEP_DROPPED, &about,
+             "logged steps could not be computed again, so all that was changed below this model since the mount is "
+             "dropped; the next mount tries again, up to step %llu",
+             (unsigned long long)durable);
+}
+
 /* A kept step has nothing to write. */
 static int finish_root(struct ht_root *root)
 {
@@ -47,10 +58,15 @@ static int finish_root(struct ht_root *root)
     while (root->async && !o->stopping) /* the last step may still be in its closer's hands */
         wait_changed(o);
     bool failed = root->failure != 0, drop = root->open || failed, exists = root->exists && !root->frozen;
-    uint64_t step = root->step + 1, durable = root->pub_step;
+    bool unreplayed = root->redo.failed != 0;
+    uint64_t step = root->step + 1, durable = root->durable_step;
     unlock(o);
     if (!exists)
         return 0;
+    if (unreplayed) {
+        name_unpublished(root, durable);
+        return 0;
+    }
     if (!drop)
         return publish_rest(root);
     name_dropped(root, step, durable, failed);

@@ -533,8 +533,11 @@ static struct ht_range *take(struct ht_optim *o, int numa_index, bool second) HT
     if (ht_list_empty(&o->ready) || o->stopping)
         return NULL;
     struct ht_root *root = ht_list_entry(o->ready.next, struct ht_root, ready);
-    if (second && ht_opt_ranges_share(ht_opt_range_next(root, numa_index)->param))
-        return NULL;
+    if (second) {
+        const struct ht_range *next = ht_opt_range_next(root, numa_index);
+        if ((next->work & HT_WORK_LOG) || ht_opt_ranges_share(next->param)) /* logging waits for memory */
+            return NULL;
+    }
     struct ht_range *r = ht_opt_range_take(root, numa_index);
     root->running++;
     ht_list_del(&root->ready);
@@ -595,6 +598,11 @@ void *ht_opt_worker_main(void *arg)
             now->range = wait_for_range(w->o, w->numa_index);
             if (!now->range)
                 return NULL;
+            if (now->range->work & HT_WORK_LOG) {
+                ht_opt_redo_log(now->range);
+                now->range = NULL;
+                continue;
+            }
             now->begun = false;
             describe(now, w->o);
         }

@@ -58,7 +58,7 @@ static bool is_known(uint8_t type)
 {
     return (type >= HT_REC_EPOCH && type <= HT_REC_CHECKPOINT_END) ||
         (type >= HT_REC_IDS && type <= HT_REC_CHUNK_DEL) || (type >= HT_REC_NS_FIRST && type <= HT_REC_NS_TARGET) ||
-        (type >= HT_REC_OPT_FIRST && type <= HT_REC_OPT_PARAM_DEL);
+        (type >= HT_REC_OPT_FIRST && type <= HT_REC_OPT_REDO_DEL);
 }
 
 static void put_records(struct ht_journal *j, const uint8_t *data, size_t size)

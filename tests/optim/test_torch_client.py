@@ -394,6 +394,42 @@ def test_durable_every_loses_whole_steps_only(store, root):
         assert optimizer.committed_step == 4
 
 
+def run_with_schedule(optimizer, params, first, last):
+    """The attribute of the root changes in each step, and a file beside the parameters."""
+    for step in range(first, last):
+        optimizer.param_groups[0]['lr'] = LR * (1 + step % 3)
+        run(optimizer, params, step, step + 1)
+        assert optimizer.committed_step == step + 1
+
+
+@pytest.mark.parametrize('dtype', [torch.float32, torch.bfloat16])
+def test_logged_steps_lose_nothing(store, root, dtype):
+    options = {'lr': LR, 'max_grad_norm': 0.7, 'durable_every': 50, 'redo': True}
+    whole, parts = parameters(dtype=dtype), parameters(dtype=dtype)
+    with AdamW(whole.items(), store.mountpoint / 'whole', lr=LR, max_grad_norm=0.7) as optimizer:
+        run_with_schedule(optimizer, whole, 0, 9)
+    for first, last in (0, 4), (4, 5), (5, 9):
+        with AdamW(parts.items(), root, resume=first > 0, **options) as optimizer:
+            assert optimizer.committed_step == first
+            run_with_schedule(optimizer, parts, first, last)
+            os.setxattr(root, 'user.note', str(last).encode())
+            optimizer.commit()
+            store.kill()
+        store.mount()
+        assert 'steps-replayed' in store.log_path.read_text()
+        assert step_of(root) == last
+        assert os.getxattr(root, 'user.note') == str(last).encode()
+        parts = parameters(seed=1, dtype=dtype)
+    with AdamW(parts.items(), root, resume=True, **options) as optimizer:
+        assert_equal(whole, parts)
+
+
+def test_redo_needs_steps_to_log(root):
+    for refused in {'durable_every': 1}, {'durable_every': 4, 'accumulate': 2}:
+        with pytest.raises(ValueError, match='redo needs'):
+            AdamW(parameters().items(), root, lr=LR, redo=True, **refused)
+
+
 def test_abort_goes_back_to_the_durable_step(root):
     params = parameters()
     with AdamW(params.items(), root, lr=LR, durable_every=2) as optimizer:

@@ -484,6 +484,30 @@ static void wrong_state(const struct damage_ids *ids, struct ht_buf *b)
     put_parameter(b, ids->w, ids->model, ids->small);
 }
 
+static void put_logged_step(struct ht_buf *b, uint64_t root, uint64_t step, uint64_t oid)
+{
+    size_t mark = ht_record_begin(b, HT_REC_OPT_FIRST + 4);
+
+    ht_buf_put_u64(b, root);
+    ht_buf_put_u64(b, step);
+    ht_buf_put_u64(b, oid);
+    ht_buf_put_u64(b, 0);
+    ht_buf_put_u64(b, sizeof(struct ht_disk_redo));
+    ht_record_end(b, mark);
+}
+
+/* The model has no logged step; this one would be far ahead, and without gradients. */
+static void wrong_logged_step(const struct damage_ids *ids, struct ht_buf *b)
+{
+    put_logged_step(b, ids->model, 99, NEW_INO);
+}
+
+/* The next step, if its object were no parameter. */
+static void logged_step_of_parameter(const struct damage_ids *ids, struct ht_buf *b)
+{
+    put_logged_step(b, ids->model, 3, ids->w);
+}
+
 static void put_config(struct ht_buf *b, uint64_t root, const char *config)
 {
     put_record(b,
@@ -695,9 +719,12 @@ static void any_store_record(const struct damage_ids *ids, struct ht_buf *b, uin
     const struct ht_ref_place places[] = {ids->of_small, ids->of_big, {FREE_BLOCK, 1, HT_BLOCK_BYTES, 9}};
     size_t mark;
 
-    switch (rnd_below(rnd, 4)) {
+    switch (rnd_below(rnd, 5)) {
     case 0:
         put_object(b, any_id(rnd), rnd_below(rnd, 100000));
+        break;
+    case 3:
+        put_logged_step(b, rnd_below(rnd, 2) ? ids->model : any_id(rnd), rnd_below(rnd, 6), any_id(rnd));
         break;
     case 1:
         damage_put_chunk(b, any_id(rnd), &places[rnd_below(rnd, HT_ARRAY_SIZE(places))]);
@@ -735,6 +762,87 @@ static void bad_shared_bytes(struct harness *k, const struct damage_ids *ids)
     bytes_at(k, 0, ids->of_big.block * HT_BLOCK_BYTES)[70] ^= 1;
 }
 
+/* The first logged step of the model, and a chunk of its parameter. */
+struct logged {
+    struct harness *k;
+    uint64_t w, oid, block, w_block;
+};
+
+static int find_logged(void *ctx, const struct ht_chunk_info *info)
+{
+    struct logged *l = ctx;
+    uint64_t root, step;
+
+    if (ht_optim_redo_owner(l->k->optim, info->oid, &root, &step) == 0 && step == 4) {
+        l->oid = info->oid;
+        l->block = info->extents[0].block;
+    } else if (info->oid == l->w) {
+        l->w_block = info->extents[0].block;
+    }
+    return 0;
+}
+
+/* Three steps more, of which two are logged; then a crash. */
+static struct logged log_steps(struct harness *k, const struct damage_ids *ids)
+{
+    const struct harness_param w_param = {"w", "f32", 700};
+    struct logged l = {.k = k, .w = ids->w};
+
+    ck_assert_int_eq(harness_open(k, 1), 0);
+    harness_set_word(k, ids->model, "user.hitrain.optimizer", "adamw lr=0.01 redo=on durable_every=100");
+    for (uint64_t step = 3; step <= 5; step++) {
+        ck_assert_int_eq(ht_optim_wait(k->optim, ids->model, 0), 0);
+        if (step == 3) /* written, so that this step is a full one */
+            ck_assert_int_eq(harness_write(k, ids->w, 0, "\0\0\0", 4), 0);
+        harness_gradient(k, ids->model, &w_param, step);
+        ck_assert_int_eq(ht_optim_commit(k->optim, ids->model), 0);
+    }
+    ck_assert_int_eq(ht_store_walk(k->store, find_logged, &l), 0);
+    ck_assert(l.block && l.w_block);
+    ck_assert_int_eq(harness_close(k, false), 0);
+    return l;
+}
+
+static void bad_logged_gradient(struct harness *k, const struct damage_ids *ids)
+{
+    struct logged l = log_steps(k, ids);
+
+    bytes_at(k, 0, l.block * HT_BLOCK_BYTES)[5] ^= 1;
+}
+
+/* Gradients in the place of the summary. */
+static void bad_logged_summary(struct harness *k, const struct damage_ids *ids)
+{
+    struct logged l = log_steps(k, ids);
+    struct ht_buf b = HT_BUF_INIT;
+    size_t mark = ht_record_begin(&b, HT_REC_OPT_FIRST + 5);
+
+    ht_buf_put_u64(&b, ids->model);
+    ht_record_end(&b, mark);
+    put_logged_step(&b, ids->model, 4, l.oid);
+    damage_append(k, &b);
+    ht_buf_free(&b);
+}
+
+/* The steps after the last full one begin with this content. */
+static void bad_content_of_logged(struct harness *k, const struct damage_ids *ids)
+{
+    struct logged l = log_steps(k, ids);
+
+    bytes_at(k, 0, l.w_block * HT_BLOCK_BYTES)[5] ^= 1;
+}
+
+/* The same, with a place that a repair with -p marks lost. */
+static void outside_content_of_logged(struct harness *k, const struct damage_ids *ids)
+{
+    struct ht_buf b = HT_BUF_INIT;
+
+    (void)log_steps(k, ids);
+    damage_put_chunk(&b, ids->w, &(struct ht_ref_place){1u << 30, 1, 2800, 9});
+    damage_append(k, &b);
+    ht_buf_free(&b);
+}
+
 const struct damage damages[] = {
     {"SB-READ", .reading_fails = true, .alone = true},
     {"SB-MAGIC", .harm = no_magic},
@@ -768,12 +876,14 @@ const struct damage damages[] = {
     {"NS-UNREACHABLE", .put = below_itself},
     {"NS-UNREACHABLE-nameless", .put = nameless_directory},
     {"NS-KEPT", .put = kept_nowhere},
-    {"NS-KEPT-directory", .put = kept_unknown},
+    {"NS-KEPT-directory", .put = kept_unknown, .alone = true}, /* with NS-KEPT it makes sense */
     {"OPT-ROOT", .put = optimizer_root},
     {"OPT-ROOT-parameter", .put = parameter_of_no_root},
     {"OPT-PARAM", .put = parameter_without_file},
     {"OPT-STATE", .put = wrong_state},
     {"OPT-CONFIG", .put = bad_config},
+    {"OPT-REDO", .put = wrong_logged_step},
+    {"OPT-REDO-parameter", .put = logged_step_of_parameter},
     {"REF-OBJECT", .put = undescribed},
     {"REF-RANGE", .put = outside},
     {"REF-META", .put = on_superblock},
@@ -790,5 +900,9 @@ const struct damage damages[] = {
     {"DATA-CSUM", .harm = bad_bytes},
     {"DATA-CSUM-shared", .harm = bad_shared_bytes},
     {"DATA-FRAME", .harm = bad_compressed, .alone = true},
+    {"DATA-REDO", .harm = bad_logged_gradient, .alone = true},
+    {"OPT-REDO-summary", .harm = bad_logged_summary, .alone = true},
+    {"OPT-REDO-content", .harm = bad_content_of_logged, .alone = true},
+    {"OPT-REDO-outside", .harm = outside_content_of_logged, .alone = true},
 };
 const unsigned damage_count = HT_ARRAY_SIZE(damages);

@@ -24,6 +24,7 @@ NEWER = 'tests/unit/tiering/store/test_newer'
 STEP = 'tests/unit/optim/step/test_step'
 KEPT = 'tests/unit/mount-helpers/fsck/test_kept'
 SQUARES = 'tests/unit/optim/step/test_squares'
+REDO = 'tests/unit/optim/step/test_redo'
 HOLD = 'tests/mount/test_life_holds.py::test_a_file_stays_held_while_writes_of_the_dead_go_on'
 
 # mutant, missing safeguard, program, scenario (of crash_small)
@@ -64,6 +65,11 @@ MUTANTS = [
     ('publish-unasked', 'a root that may not end publishes nothing', STEP, ''),
     ('types-dropped', 'a writer knows each type of record', NEWER, ''),
     ('squares-stay', 'sums of squares go with their gradient', SQUARES, ''),
+    ('edit-unseen', 'a parameter that was written is published with its step', REDO, ''),
+    ('factor-unlogged', 'a logged step has its own clipping', REDO, ''),
+    ('logged-stay', 'logged steps go with the full step that follows', REDO, ''),
+    ('logged-unsorted', 'a step that is logged beside a checkpoint comes after the older ones', REDO, ''),
+    ('record-unseen', 'a parameter whose record is not published makes a step full', REDO, ''),
     ('fcntl', 'flock: a hold that outlives its process', HOLD, ''),
 ]
 PROGRAMS = sorted({test for _, _, test, _ in MUTANTS if '::' not in test})

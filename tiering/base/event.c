@@ -29,6 +29,11 @@ const struct ht_event_kind ht_event_kinds[HT_EVENT_CODES] = {
     [HT_EVENT_STEP_ROLLED_BACK] = {"step-rolled-back", HT_LOG_WARN, "A model went back to a kept step."},
     [HT_EVENT_STEP_DROPPED] = {"step-dropped", HT_LOG_WARN,
                                "The mount ended during a step; nothing of that step is kept."},
+    [HT_EVENT_STEPS_REPLAYED] = {"steps-replayed", HT_LOG_WARN,
+                                 "After a crash the logged steps of a model were computed again."},
+    [HT_EVENT_REPLAY_FAILED] =
+        {"replay-failed", HT_LOG_ERROR,
+         "A logged step of a model cannot be computed again; nothing below the model can change."},
     [HT_EVENT_NOT_RESERVED] = {"not-reserved", HT_LOG_WARN, "The store could not reserve the space of a step.", true},
     [HT_EVENT_REFUSED] = {"refused", HT_LOG_WARN, "An attribute, a hidden file or a command was refused.", true},
     [HT_EVENT_ERROR_CLEARED] = {"error-cleared", HT_LOG_INFO, "A program cleared the attribute error.", true},

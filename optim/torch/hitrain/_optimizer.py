@@ -49,6 +49,8 @@ class Optimizer(torch.optim.Optimizer):
     grad_dtype     dtype in which gradients are sent; default: the file's
     durable_every  1: each step is durable when step() returns. N: a crash may lose up to N - 1 finished steps, and
                    never leaves one in parts
+    redo           True, with durable_every=N above 1: each step is durable when step() returns, because the store logs its
+                   gradients; parameters and state are written in every N-th step alone. Not with accumulate
     max_grad_norm  clip the norm of all gradients together to it, as torch.nn.utils.clip_grad_norm_ does before a step;
                    0: do not. `grad_norm` is the norm of the last step
     grad_scale     the number that the loss was multiplied by: gradients are divided by it
@@ -69,7 +71,7 @@ class Optimizer(torch.optim.Optimizer):
                    shard
     accumulate     up to N gradients of each parameter make a step, added in the store: the trainer keeps none. Send
                    each with send_gradients(), or with overlap=True; both clear .grad. step() sends the last and ends
-                   the step. The last group of an epoch may be shorter, and a parameter may have no part in some of them
+                   the step. The last group of an epoch may be shorter, and a parameter may have no part in some passes
     accumulate_mode  'sum', or 'mean': the sum divided by N, also if a group is shorter or a parameter has no part in
                    some passes. That is what `(loss / N).backward()` gives in torch: each pass has the same weight in
                    every step. For the mean of a shorter group multiply its losses by N / passes
@@ -109,13 +111,15 @@ class Optimizer(torch.optim.Optimizer):
 
     def __init__(self, params: Iterable, root: 'os.PathLike[str] | str', defaults: Dict[str, Any], *,
                  names: Optional[Iterable[str]] = None, param_dtype: Optional[torch.dtype] = None,
-                 grad_dtype: Optional[torch.dtype] = None, durable_every: int = 1, max_grad_norm: float = 0.0,
+                 grad_dtype: Optional[torch.dtype] = None, durable_every: int = 1, redo: bool = False, max_grad_norm: float = 0.0,
                  grad_scale: float = 1.0, skip_nonfinite: bool = False, overlap: bool = False, async_step: bool = False,
                  accumulate: int = 1, accumulate_mode: str = 'sum', topk: float = 0.0, shard: Optional[Shard] = None,
                  parts: Optional[Mapping[str, Tuple[int, Sequence[int]]]] = None, full_state_dict: bool = False, retain: int = 0,
                  retain_every: int = 1, job: Optional[Job] = None, resume: bool = False, **flags: Any) -> None:
         if durable_every < 1:
             raise ValueError(f'durable_every must be at least 1, not {durable_every}')
+        if redo and (durable_every == 1 or accumulate > 1):
+            raise ValueError('redo needs durable_every above 1, and no accumulate: other steps are not logged')
         if accumulate < 1 or accumulate_mode not in ('sum', 'mean'):
             raise ValueError(f'accumulate must be at least 1 and its mode sum or mean, not {accumulate} {accumulate_mode}')
         if shard and (not 0 <= shard.rank < shard.world or overlap or topk or async_step):
@@ -130,7 +134,7 @@ class Optimizer(torch.optim.Optimizer):
         _check_hyper({**defaults, **flags})
         groups = _as_groups(params)
         self.root = os.path.abspath(os.fspath(root))
-        self.durable_every = durable_every
+        self.durable_every, self.redo = durable_every, redo
         self.retain, self.retain_every = retain, retain_every
         # Options of the whole step; like hyper-parameters they may be changed at any time.
         self.max_grad_norm, self.grad_scale, self.skip_nonfinite = max_grad_norm, grad_scale, skip_nonfinite
@@ -596,7 +600,7 @@ class Optimizer(torch.optim.Optimizer):
         return f'{text} {self._words_of_root()}' if of_root else text
 
     def _words_of_root(self) -> str:
-        words = [f'durable_every={self.durable_every}']
+        words = [f'durable_every={self.durable_every}'] + (['redo=on'] if self.redo else [])
         if self.retain:
             words.append(f'retain={self.retain} retain_every={self.retain_every}')
         if self.max_grad_norm:

@@ -130,6 +130,21 @@ START_TEST(each_problem_is_told_and_repaired_and_then_there_is_none)
 }
 END_TEST
 
+/* A repair with -p changes nothing: it may not cut the steps, and without that the model could not be mounted. */
+START_TEST(a_chunk_that_logged_steps_need_is_not_lost_without_them)
+{
+    const char step[] = "OPT-REDO: step 4 of model /model cannot be computed again";
+
+    fsck_scenario_begin(1);
+    do_damage("OPT-REDO-outside");
+    ck_assert_int_eq(fsck_scenario_fsck(HT_FSCK_PREEN, false), HT_FSCK_LEFT);
+    ck_assert(strstr(fsck_scenario_text, step));
+    ck_assert_int_eq(fsck_scenario_fsck(HT_FSCK_CHECK, false), HT_FSCK_LEFT);
+    ck_assert(strstr(fsck_scenario_text, "REF-RANGE") && strstr(fsck_scenario_text, step));
+    harness_free(&fsck_scenario);
+}
+END_TEST
+
 static const char manual[] = "mount-helpers/man/hitrain-fsck.8";
 
 /* And stands in the manual. */
@@ -457,6 +472,7 @@ int main(void)
     tcase_add_test(t, content_is_no_orphan_beside_records_that_nothing_knows);
     tcase_add_test(t, of_two_that_share_space_the_sound_one_is_kept_with_no_data_too);
     tcase_add_test(t, of_any_two_damages_nothing_is_left);
+    tcase_add_test(t, a_chunk_that_logged_steps_need_is_not_lost_without_them);
     tcase_add_test(t, of_any_records_nothing_is_left);
     suite_add_tcase(s, t);
     return run_all(s);

@@ -49,6 +49,7 @@ struct fixture {
     uint64_t rnd;
     struct ht_optim_hooks hooks;
     atomic_uint invalidations, aborts;
+    int (*emitting)(void); /* in a checkpoint, inside a transaction, before the optimizer emits; 1: again */
 };
 
 static inline uint64_t fixture_random(struct fixture *w)
@@ -75,6 +76,14 @@ static inline void fixture_abort(void *ctx, uint64_t scope)
     ((struct fixture *)ctx)->aborts++;
 }
 
+static inline int fixture_emit(void *ctx, struct ht_tx *tx, uint64_t *cursor, size_t max_bytes)
+{
+    const struct fixture *w = ctx;
+
+    (void)tx, (void)cursor, (void)max_bytes;
+    return w->emitting ? w->emitting() : 0;
+}
+
 static inline void fixture_name(void *ctx, uint64_t oid, char *buf, size_t cap)
 {
     (void)ctx;
@@ -94,7 +103,8 @@ static inline void fixture_mount(struct fixture *w)
 {
     struct ht_store_opts opts = {
         .dram_bytes = w->dram_bytes, .staging_bytes = 24 * MIB, .numa_node = HT_NUMA_OFF, .no_plan = w->no_plan};
-    struct ht_meta_client names = {HT_REC_NS_FIRST, HT_REC_NS_LAST, .ctx = w, .abort = fixture_abort};
+    struct ht_meta_client names = {HT_REC_NS_FIRST, HT_REC_NS_LAST, .ctx = w, .abort = fixture_abort,
+                                   .emit = fixture_emit};
     struct ht_optim_config config = fixture_config(w->config);
     struct ht_tx *tx;
     uint64_t lsn;

@@ -1,0 +1,296 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * redo.c - logged steps: what is in memory, and their records in the log.
+ *
+ *   52 REDO       u64 root, u64 step, u64 object, u64 offset of the summary, u64 its bytes     once for each object
+ *   53 REDO_DEL   u64 root                                                                     of all its logged steps
+ *
+ * The objects belong to the root's scope. A checkpoint emits REDO records right after the record of their root.
+ */
+#include <stdlib.h>
+
+#include "tiering/base/event.h"
+#include "tiering/base/list.h"
+#include "tiering/base/mutant.h"
+#include "tiering/api/object.h"
+#include "tiering/api/store.h"
+#include "tiering/api/tx.h"
+#include "optim/state/context.h"
+#include "optim/state/param.h"
+#include "optim/state/records.h"
+#include "optim/state/redo.h"
+#include "optim/state/root.h"
+#include "optim/state/state_priv.h"
+
+/* ------------------------------------------------------------ the open step */
+
+/* The step that is full anyway needs no log. The step before may be counted, and not published yet. */
+void ht_opt_redo_open(struct ht_root *root)
+{
+    const struct ht_optim_config *c = &root->latched;
+    struct ht_redo *redo = &root->redo;
+
+    redo->broken = false;
+    redo->wanted = c->redo && c->accumulate == 1 && !redo->gap && root->undurable == redo->steps + redo->counted &&
+        root->undurable + 1 < c->durable_every && redo->steps + redo->counted < HT_REDO_STEPS_MAX;
+}
+
+bool ht_opt_redo_may_log(const struct ht_root *root)
+{
+    const struct ht_redo *redo = &root->redo;
+
+    return !redo->gap && root->config.redo && root->undurable < root->config.durable_every && !root->ending &&
+        redo->steps + redo->counted == root->undurable && root->undurable > 0 && root->undurable <= HT_REDO_STEPS_MAX;
+}
+
+void ht_opt_redo_count_heap(struct ht_root *root)
+{
+    struct ht_redo *redo = &root->redo;
+    uint64_t bytes =
+        redo->pieces_max * sizeof(*redo->piece) + redo->steps_max * sizeof(*redo->step) + redo->summary.cap;
+
+    root->o->meta_bytes += bytes - redo->heap_bytes;
+    redo->heap_bytes = bytes;
+}
+
+bool ht_opt_redo_room(struct ht_root *root, size_t n)
+{
+    struct ht_redo *redo = &root->redo;
+
+    if (redo->pieces + n <= redo->pieces_max)
+        return true;
+    size_t max = redo->pieces_max * 2 > redo->pieces + n ? redo->pieces_max * 2 : redo->pieces + n + 64;
+    struct ht_redo_piece *piece = realloc(redo->piece, max * sizeof(*piece));
+    if (!piece)
+        return false;
+    redo->piece = piece;
+    redo->pieces_max = max;
+    ht_opt_redo_count_heap(root);
+    return true;
+}
+
+void ht_opt_redo_forget(struct ht_param *p)
+{
+    struct ht_redo *redo = &p->root->redo;
+    size_t kept = 0;
+
+    for (size_t i = 0; i < redo->pieces; i++)
+        if (redo->piece[i].oid != p->oid)
+            redo->piece[kept++] = redo->piece[i];
+    redo->pieces = kept;
+}
+
+void ht_opt_redo_reset(struct ht_root *root)
+{
+    struct ht_redo *redo = &root->redo;
+
+    ht_obj_put(redo->obj);
+    redo->obj = NULL;
+    redo->used = redo->unwritten = 0;
+    redo->pieces = 0;
+    redo->counted = false;
+    ht_buf_reset(&redo->summary);
+}
+
+int ht_opt_redo_delete_unseen(struct ht_store *s, struct ht_obj *obj)
+{
+    struct ht_tx *tx;
+    int rc = ht_tx_begin(s, 0, &tx);
+
+    if (rc)
+        return rc;
+    ht_obj_delete(obj, tx);
+    return ht_tx_commit(tx, NULL);
+}
+
+int ht_opt_redo_discard(struct ht_root *root)
+{
+    struct ht_optim *o = root->o;
+    struct ht_redo *redo = &root->redo;
+
+    lock(o);
+    struct ht_obj *obj = redo->obj;
+    redo->obj = NULL;
+    ht_opt_redo_reset(root);
+    unlock(o);
+    int rc = obj ? ht_opt_redo_delete_unseen(o->store, obj) : 0;
+    if (rc) { /* a commit that publishes the scope must find it, and delete it */
+        lock(o);
+        if (!redo->obj && root->exists) {
+            redo->obj = obj;
+            obj = NULL;
+        }
+        unlock(o);
+    }
+    ht_obj_put(obj);
+    return rc;
+}
+
+/* ----------------------------------------------------------------- records */
+
+static void put_step(struct ht_buf *b, const struct ht_root *root, const struct ht_redo_step *s)
+{
+    size_t mark = ht_record_begin(b, HT_REC_OPT_REDO);
+
+    ht_buf_put_u64(b, root->id);
+    ht_buf_put_u64(b, s->step);
+    ht_buf_put_u64(b, s->oid);
+    ht_buf_put_u64(b, s->at);
+    ht_buf_put_u64(b, s->bytes);
+    ht_record_end(b, mark);
+}
+
+static bool room_for_step(struct ht_root *root) HT_REQUIRES(HT_LOCK_OPTIM)
+{
+    struct ht_redo *redo = &root->redo;
+
+    if (redo->steps < redo->steps_max)
+        return true;
+    size_t max = redo->steps_max * 2 + 16;
+    struct ht_redo_step *step = realloc(redo->step, max * sizeof(*step));
+    if (!step)
+        return false;
+    redo->step = step;
+    redo->steps_max = max;
+    ht_opt_redo_count_heap(root);
+    return true;
+}
+
+int ht_opt_redo_prepare(struct ht_root *root)
+{
+    int rc = ht_store_log_reserve(root->o->store, HT_OPT_REDO_RECORD_BYTES);
+
+    root->redo.reserved = !rc;
+    if (!rc && !room_for_step(root)) {
+        ht_opt_redo_unprepare(root);
+        rc = -ENOMEM;
+    }
+    return rc;
+}
+
+void ht_opt_redo_unprepare(struct ht_root *root)
+{
+    if (root->redo.reserved)
+        ht_store_log_unreserve(root->o->store, HT_OPT_REDO_RECORD_BYTES);
+    root->redo.reserved = false;
+}
+
+void ht_opt_redo_put(struct ht_root *root, struct ht_tx *tx)
+{
+    struct ht_redo *redo = &root->redo;
+
+    if (!redo->counted)
+        return;
+    struct ht_redo_step *s = &redo->step[redo->steps++];
+    *s = (struct ht_redo_step){root->step, ht_obj_id(redo->obj), redo->used, redo->summary_bytes};
+    redo->reserved = false; /* it is the record's */
+    put_step(ht_tx_records(tx), root, s);
+}
+
+/* The objects first: a record of the root may follow. */
+void ht_opt_redo_delete(struct ht_root *root, bool record, struct ht_tx *tx)
+{
+    struct ht_redo *redo = &root->redo;
+
+    if (redo->obj) { /* its directory is deleted during a step */
+        ht_obj_delete(redo->obj, tx);
+        ht_opt_redo_reset(root);
+    }
+    if (!redo->steps)
+        return;
+    for (size_t i = 0; i < redo->steps; i++) {
+        struct ht_obj *obj = ht_obj_get(root->o->store, redo->step[i].oid);
+        if (obj)
+            ht_obj_delete(obj, tx);
+        ht_obj_put(obj);
+    }
+    if (record) {
+        size_t mark = ht_record_begin(ht_tx_records(tx), HT_REC_OPT_REDO_DEL);
+        ht_buf_put_u64(ht_tx_records(tx), root->id);
+        ht_record_end(ht_tx_records(tx), mark);
+    }
+    ht_store_log_unreserve(root->o->store, redo->steps * HT_OPT_REDO_RECORD_BYTES);
+    redo->steps = 0;
+}
+
+size_t ht_opt_redo_pending_bytes(const struct ht_root *root)
+{
+    const struct ht_redo *redo = &root->redo;
+    size_t gone = redo->steps * (HT_RECORD_HEADER_BYTES + 8);
+
+    if (redo->logging)
+        return HT_OPT_REDO_RECORD_BYTES;
+    return redo->steps ? HT_OPT_REDO_DEL_RECORD_BYTES + gone : 0;
+}
+
+void ht_opt_redo_emit(const struct ht_root *root, struct ht_buf *b)
+{
+    for (size_t i = 0; i < root->redo.steps; i++)
+        put_step(b, root, &root->redo.step[i]);
+}
+
+static bool is_known(const struct ht_redo *redo, const struct ht_redo_step *s)
+{
+    for (size_t i = 0; i < redo->steps; i++)
+        if (redo->step[i].oid == s->oid && redo->step[i].step == s->step)
+            return true;
+    return false;
+}
+
+/*
+ * A step that is logged beside a checkpoint has its record in the log before the checkpoint emits the older steps, and
+ * this one again. Two objects of one step stay side by side: the check finds them.
+ */
+static void insert(struct ht_redo *redo, const struct ht_redo_step *s)
+{
+    size_t at = redo->steps++;
+
+    for (; at && redo->step[at - 1].step > s->step && !HT_MUTANT("logged-unsorted"); at--)
+        redo->step[at] = redo->step[at - 1];
+    redo->step[at] = *s;
+}
+
+int ht_opt_redo_replay_record(struct ht_root *r, struct ht_reader *in)
+{
+    struct ht_redo_step s = {.step = ht_get_u64(in)};
+
+    s.oid = ht_get_u64(in);
+    s.at = ht_get_u64(in);
+    s.bytes = ht_get_u64(in);
+    if (!ht_reader_done(in) || !s.oid || s.oid > HT_ID_MAX || s.at > HT_FILE_BYTES_MAX || s.bytes > HT_FILE_BYTES_MAX)
+        return -EUCLEAN;
+    if (!room_for_step(r))
+        return -ENOMEM;
+    ht_store_saw_id(r->o->store, s.oid);
+    if (is_known(&r->redo, &s))
+        return 0;
+    if (r->redo.steps >= HT_REDO_STEPS_MAX)
+        return -EUCLEAN;
+    insert(&r->redo, &s);
+    return 0;
+}
+
+void ht_opt_redo_forget_steps(struct ht_root *root)
+{
+    root->redo.steps = 0;
+}
+
+void ht_opt_redo_free(struct ht_root *root)
+{
+    struct ht_redo *redo = &root->redo;
+
+    ht_obj_put(redo->obj);
+    free(redo->piece);
+    free(redo->step);
+    ht_buf_free(&redo->summary);
+    root->o->meta_bytes -= redo->heap_bytes;
+    *redo = (struct ht_redo){.wanted = false};
+}
+
+uint64_t ht_opt_redo_step_of(const struct ht_root *root, uint64_t oid)
+{
+    for (size_t i = 0; i < root->redo.steps; i++)
+        if (root->redo.step[i].oid == oid)
+            return root->redo.step[i].step;
+    return 0;
+}

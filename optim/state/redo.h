@@ -1,0 +1,140 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * redo.h - logged steps: gradients and scalars from which a mount, or an abort, computes the step again.
+ *
+ * With redo=on a commit may leave parameters and state out. It publishes an object instead that has the gradients of
+ * the step, and a record that names the object. So the log has a full step F and logged steps F+1 to N. Parameters and
+ * state below the root are published as of F, everything else as of N.
+ *
+ *   range frozen --worker--> bytes in the object of the step, in the background on the device        step/redo_log.c
+ *   boundary     ----------> summary: scalars and pieces of each parameter                   state/redo_summary.c
+ *   publication  ----------> the object and its record, in the transaction of the commit            state/redo.c
+ *   full step    ----------> all such objects are deleted, in the transaction that publishes all     state/redo.c
+ *   mount, abort ----------> F, then the steps after it, by ordinary updates                    step/redo_replay.c
+ *
+ * Whatever an update does not compute from gradient and scalars makes the next commit full: content of parameters and
+ * state that was written (tiering notes that), new or deleted parameters, counts and numbers of steps that a client
+ * set, sums of several gradients, and an error in logging.
+ */
+#ifndef HITRAIN_OPTIM_STATE_REDO_H
+#define HITRAIN_OPTIM_STATE_REDO_H
+
+#include "tiering/base/base.h"
+#include "tiering/base/buf.h"
+#include "tiering/api/tx.h"
+#include "optim/rules/kernel.h"
+
+struct ht_obj;
+struct ht_optim;
+struct ht_param;
+struct ht_param_shape;
+struct ht_range;
+struct ht_root;
+struct ht_store;
+
+/* Logged steps of a root; and bytes in an object before the writer begins to write them to the device. */
+enum { HT_REDO_STEPS_MAX = 1024, HT_REDO_WRITE_BYTES = 4 << 20 };
+
+/* Gradient bytes [begin, end) of a range; in the object of the step they are at `at`. */
+struct ht_redo_piece {
+    uint64_t oid, at;
+    uint32_t range, begin, end;
+};
+
+/* A step of the log. */
+struct ht_redo_step {
+    uint64_t step, oid; /* its number; its object */
+    uint64_t at, bytes; /* of the summary */
+};
+
+struct ht_redo {
+    bool wanted;        /* the open step is to be logged */
+    bool broken;        /* it cannot be */
+    bool gap;           /* the next commit publishes everything */
+    bool counted;       /* obj and summary are of the last step, which is not durable yet: no worker runs until it is */
+    bool logging;       /* the transaction of a commit that leaves parameters and state out */
+    bool reserved;      /* log bytes for its record */
+    bool making;        /* a worker makes the object */
+    bool replaying;     /* logged steps are computed again, or will be at once; readers wait */
+    int failed;         /* they could not be: nothing below the root may change */
+    struct ht_obj *obj; /* reference: of the open step, not published; NULL: it has no byte yet */
+    uint64_t used, unwritten; /* bytes in obj; of these, those that no thread was told to write */
+    struct ht_redo_piece *piece;
+    size_t pieces, pieces_max;
+    struct ht_buf summary;
+    uint64_t summary_bytes;    /* those that obj has */
+    struct ht_redo_step *step; /* in ascending order */
+    size_t steps, steps_max;
+    uint64_t heap_bytes; /* of all these, as far as optim.meta_bytes has them */
+};
+
+/* ---------------------------------------------------------------- redo.c */
+
+/* A step opens: is it to be logged? */
+void ht_opt_redo_open(struct ht_root *root) HT_REQUIRES(HT_LOCK_OPTIM);
+/* Forgets the pieces of a parameter, whose gradient is taken back. */
+void ht_opt_redo_forget(struct ht_param *p) HT_REQUIRES(HT_LOCK_OPTIM);
+/* Room for n pieces more. False: no memory. */
+bool ht_opt_redo_room(struct ht_root *root, size_t n) HT_REQUIRES(HT_LOCK_OPTIM);
+/* One of its arrays may have another size now. */
+void ht_opt_redo_count_heap(struct ht_root *root) HT_REQUIRES(HT_LOCK_OPTIM);
+/* May the commit leave parameters and state out, as far as the optimizer knows? */
+bool ht_opt_redo_may_log(const struct ht_root *root) HT_REQUIRES(HT_LOCK_OPTIM);
+/* The object of the step was published, or is deleted, or aborted. */
+void ht_opt_redo_reset(struct ht_root *root) HT_REQUIRES(HT_LOCK_OPTIM);
+/* Deletes the unpublished object of the step, if there is one. Not locked. */
+int ht_opt_redo_discard(struct ht_root *root) HT_EXCLUDES(HT_LOCK_OPTIM) HT_MUST_CHECK;
+int ht_opt_redo_delete_unseen(struct ht_store *s, struct ht_obj *obj) HT_EXCLUDES(HT_LOCK_OPTIM) HT_MUST_CHECK;
+/* Before a commit that publishes a logged step: reserves memory and log bytes for its record. */
+int ht_opt_redo_prepare(struct ht_root *root) HT_REQUIRES(HT_LOCK_OPTIM) HT_MUST_CHECK;
+/* After it: gives log bytes back that no record has taken. */
+void ht_opt_redo_unprepare(struct ht_root *root) HT_REQUIRES(HT_LOCK_OPTIM);
+/* Inside the transaction: publishes the logged step; deletes all logged steps, with a record or without. */
+void ht_opt_redo_put(struct ht_root *root, struct ht_tx *tx) HT_REQUIRES(HT_LOCK_OPTIM);
+void ht_opt_redo_delete(struct ht_root *root, bool record, struct ht_tx *tx) HT_REQUIRES(HT_LOCK_OPTIM);
+size_t ht_opt_redo_pending_bytes(const struct ht_root *root) HT_REQUIRES(HT_LOCK_OPTIM);
+/* A checkpoint: records of all logged steps. */
+void ht_opt_redo_emit(const struct ht_root *root, struct ht_buf *b) HT_REQUIRES(HT_LOCK_OPTIM);
+/* The rest of a REDO record, after the number of its root. */
+int ht_opt_redo_replay_record(struct ht_root *r, struct ht_reader *in) HT_REQUIRES(HT_LOCK_OPTIM) HT_MUST_CHECK;
+/* Forgets the steps, without a record. */
+void ht_opt_redo_forget_steps(struct ht_root *root) HT_REQUIRES(HT_LOCK_OPTIM);
+void ht_opt_redo_free(struct ht_root *root) HT_REQUIRES(HT_LOCK_OPTIM);
+/* Is it the object of a logged step? The number of that step, or 0. */
+uint64_t ht_opt_redo_step_of(const struct ht_root *root, uint64_t oid) HT_REQUIRES(HT_LOCK_OPTIM);
+
+/* -------------------------------------------------------- redo_summary.c */
+
+/* The step has been counted, all its updates have run. False: it cannot be logged. */
+bool ht_opt_redo_summarize(struct ht_root *root, bool skipped) HT_REQUIRES(HT_LOCK_OPTIM);
+
+/* A summary that was read and checked as far as it says anything by itself. */
+struct ht_redo_summary {
+    const uint8_t *param, *piece;
+    uint64_t params, pieces;
+};
+struct ht_redo_param {
+    uint64_t oid, steps, elements;
+    uint32_t chunk_bytes;
+    uint8_t dtype, grad_dtype;
+    struct ht_scalars scalars;
+};
+/* -EUCLEAN: senseless. */
+int ht_opt_redo_parse(const uint8_t *bytes, size_t len, uint64_t step, struct ht_redo_summary *out) HT_MUST_CHECK;
+/*
+ * Reads and parses the summary of a step; *out_bytes is the caller's, also after an error. -EUCLEAN: senseless. Not
+ * locked. WAITS.
+ */
+int ht_opt_redo_read(struct ht_obj *obj, const struct ht_redo_step *step, uint8_t **out_bytes,
+                     struct ht_redo_summary *out) HT_MUST_CHECK;
+/* A parameter and its file are as the summary says, after `updates` logged updates more than its record has. */
+bool ht_opt_redo_fits(const struct ht_param *p, struct ht_obj *file, uint64_t updates, const struct ht_redo_param *want)
+    HT_REQUIRES(HT_LOCK_OPTIM);
+/* The piece lies in a range of this shape, and has whole elements. */
+bool ht_opt_redo_piece_fits(const struct ht_param_shape *shape, const struct ht_redo_piece *piece);
+int ht_opt_redo_param_at(const struct ht_redo_summary *s, uint64_t i, struct ht_redo_param *out) HT_MUST_CHECK;
+/* Without the parameter's number; instead its place among the parameters. */
+int ht_opt_redo_piece_at(const struct ht_redo_summary *s, uint64_t i, uint32_t *out_param,
+                         struct ht_redo_piece *out) HT_MUST_CHECK;
+
+#endif

@@ -1,0 +1,277 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * redo_check.c - for fsck: would a mount compute the logged steps again? Everything that a replay refuses is looked at
+ * here, without the arithmetic.
+ */
+#include <stdlib.h>
+
+#include "tiering/base/base.h"
+#include "tiering/base/list.h"
+#include "tiering/api/object.h"
+#include "optim/optim.h"
+#include "optim/state/context.h"
+#include "optim/state/param.h"
+#include "optim/state/range.h"
+#include "optim/state/redo.h"
+#include "optim/state/root.h"
+
+struct redo_check {
+    struct ht_root *root;
+    uint64_t size; /* of the object of the step */
+    struct ht_redo_summary s;
+    struct ht_param **param; /* in the order of the summary; NULL: deleted since */
+    struct ht_param_shape *shape;
+};
+
+/* In the order in which a replay must find them: pieces of a range follow each other. */
+struct place {
+    uint64_t i;
+    uint32_t param;
+    struct ht_redo_piece piece;
+};
+
+/* -------------------------------------------------------------- parameters */
+
+static const char *check_param(struct redo_check *w, uint64_t i) HT_REQUIRES(HT_LOCK_OPTIM)
+{
+    struct ht_redo_param want;
+
+    if (ht_opt_redo_param_at(&w->s, i, &want))
+        return "its summary has numbers that no update uses";
+    struct ht_param *p = ht_opt_param_find(w->root->o, want.oid);
+    if (!p)
+        return NULL;
+    struct ht_obj *file = ht_obj_get(w->root->o->store, want.oid);
+    bool fits = p->root == w->root && file && ht_opt_redo_fits(p, file, p->redo_place, &want);
+    ht_obj_put(file);
+    if (!fits ||
+        ht_opt_shape_of(&w->shape[i], want.elements * ht_kernel_dtype_bytes(want.dtype), want.chunk_bytes, want.dtype,
+                        want.grad_dtype))
+        return "a parameter is not as this step found it";
+    w->param[i] = p;
+    return NULL;
+}
+
+static int by_number(const void *a, const void *b)
+{
+    const uint64_t *x = a, *y = b;
+
+    return *x < *y ? -1 : *x > *y;
+}
+
+static const char *check_twice(const struct redo_check *w, uint64_t *oid)
+{
+    struct ht_redo_param want;
+
+    for (uint64_t i = 0; i < w->s.params; i++) {
+        if (ht_opt_redo_param_at(&w->s, i, &want))
+            return "its summary has numbers that no update uses";
+        oid[i] = want.oid;
+    }
+    qsort(oid, w->s.params, sizeof(*oid), by_number);
+    for (uint64_t i = 1; i < w->s.params; i++)
+        if (oid[i] == oid[i - 1])
+            return "its summary has a parameter twice";
+    return NULL;
+}
+
+static int check_params(struct redo_check *w, const char **out) HT_REQUIRES(HT_LOCK_OPTIM)
+{
+    uint64_t *oid = calloc(w->s.params + 1, sizeof(*oid));
+
+    if (!oid)
+        return -ENOMEM;
+    *out = check_twice(w, oid);
+    free(oid);
+    for (uint64_t i = 0; !*out && i < w->s.params; i++)
+        *out = check_param(w, i);
+    return 0;
+}
+
+/* ------------------------------------------------------------------ pieces */
+
+static bool piece_fits(const struct redo_check *w, const struct place *at)
+{
+    const struct ht_param_shape *s = &w->shape[at->param];
+    const struct ht_redo_piece *piece = &at->piece;
+
+    return ht_opt_redo_piece_fits(s, piece) && piece->at <= w->size && piece->end - piece->begin <= w->size - piece->at;
+}
+
+static int by_place(const void *a, const void *b)
+{
+    const struct place *x = a, *y = b;
+
+    if (x->param != y->param)
+        return x->param < y->param ? -1 : 1;
+    if (x->piece.range != y->piece.range)
+        return x->piece.range < y->piece.range ? -1 : 1;
+    return x->piece.begin < y->piece.begin ? -1 : x->piece.begin > y->piece.begin;
+}
+
+static bool same_range(const struct place *a, const struct place *b)
+{
+    return a->param == b->param && a->piece.range == b->piece.range;
+}
+
+static uint64_t changes_of_range(const struct place *list, uint64_t count)
+{
+    uint64_t n = 0;
+
+    for (uint64_t i = 1; i < count; i++)
+        n += !same_range(&list[i - 1], &list[i]);
+    return n;
+}
+
+static const char *check_places(const struct redo_check *w, struct place *list)
+{
+    uint64_t count = w->s.pieces;
+
+    for (uint64_t i = 0; i < count; i++) {
+        struct place *at = &list[i];
+        at->i = i;
+        if (ht_opt_redo_piece_at(&w->s, i, &at->param, &at->piece) || (w->param[at->param] && !piece_fits(w, at)))
+            return "it has a piece of a gradient outside of its parameter";
+    }
+    uint64_t changes = changes_of_range(list, count);
+    qsort(list, count, sizeof(*list), by_place);
+    for (uint64_t i = 1; i < count; i++)
+        if (same_range(&list[i - 1], &list[i]) && list[i].piece.begin < list[i - 1].piece.end)
+            return "it has bytes of a gradient twice";
+    return changes == changes_of_range(list, count) ? NULL : "it has pieces of a gradient apart from each other";
+}
+
+static int check_pieces(const struct redo_check *w, const char **out)
+{
+    struct place *list = calloc(w->s.pieces + 1, sizeof(*list));
+
+    if (!list)
+        return -ENOMEM;
+    *out = check_places(w, list);
+    free(list);
+    return 0;
+}
+
+/* -------------------------------------------------------------------- step */
+
+/* The next step finds the parameters of this one with one update more. And losing one of them loses steps. */
+static void count_updates(const struct redo_check *w) HT_REQUIRES(HT_LOCK_OPTIM)
+{
+    for (uint64_t i = 0; i < w->s.params; i++)
+        if (w->param[i])
+            w->param[i]->redo_place++;
+}
+
+static int check_summary(struct redo_check *w, const char **out)
+{
+    w->param = calloc(w->s.params + 1, sizeof(struct ht_param *));
+    w->shape = calloc(w->s.params + 1, sizeof(*w->shape));
+    int rc = w->param && w->shape ? 0 : -ENOMEM;
+
+    lock(w->root->o);
+    if (!rc)
+        rc = check_params(w, out);
+    if (!rc && !*out)
+        rc = check_pieces(w, out);
+    if (!rc && !*out)
+        count_updates(w);
+    unlock(w->root->o);
+    free(w->param);
+    free(w->shape);
+    return rc;
+}
+
+/* *out: why the step cannot be computed again; NULL: it can. */
+static int check_step(struct ht_root *root, const struct ht_redo_step *step, const char **out)
+{
+    struct redo_check w = {.root = root};
+    struct ht_obj *obj = ht_obj_get(root->o->store, step->oid);
+    uint8_t *bytes = NULL;
+
+    *out = NULL;
+    if (!obj)
+        return 0; /* reported when the log was read */
+    w.size = ht_obj_size(obj);
+    int rc = ht_opt_redo_read(obj, step, &bytes, &w.s);
+    ht_obj_put(obj);
+    if (rc == -EUCLEAN)
+        *out = "its summary makes no sense";
+    if (!rc)
+        rc = check_summary(&w, out);
+    free(bytes);
+    return rc == -EUCLEAN ? 0 : rc;
+}
+
+/* Bytes that cannot be read are DATA-REDO, and end the steps there, too. */
+static int check_root(struct ht_root *root, const struct ht_redo_step *list, size_t count,
+                      const struct ht_optim_redo_check *check)
+{
+    int rc = 0;
+
+    for (size_t i = 0; !rc && i < count; i++) {
+        const char *why = check->is_other(check->ctx, list[i].oid) ? "its object is something else, too" : NULL;
+        if (!why)
+            rc = check_step(root, &list[i], &why);
+        if (rc == -EIO)
+            return 0;
+        if (why)
+            return check->report(check->ctx, root->id, list[i].step, why);
+    }
+    return rc;
+}
+
+/* No other thread is there, so that the lists stay as they are while steps are read. */
+int ht_optim_redo_check(struct ht_optim *o, const struct ht_optim_redo_check *check)
+{
+    int rc = 0;
+
+    lock(o);
+    o->redo_checked = true;
+    ht_list_for_each(pos, &o->params)
+        ht_list_entry(pos, struct ht_param, all)->redo_place = 0;
+    ht_list_for_each(pos, &o->roots) {
+        struct ht_root *root = ht_list_entry(pos, struct ht_root, all);
+        const struct ht_redo_step *list = root->redo.step;
+        size_t count = root->redo.steps;
+        unlock(o);
+        rc = rc ? rc : check_root(root, list, count, check);
+        lock(o);
+    }
+    unlock(o);
+    return rc;
+}
+
+/* ------------------------------------------------------------------- owner */
+
+int ht_optim_redo_owner(struct ht_optim *o, uint64_t oid, uint64_t *out_root, uint64_t *out_step)
+{
+    *out_step = 0;
+    lock(o);
+    ht_list_for_each(pos, &o->roots) {
+        const struct ht_root *root = ht_list_entry(pos, struct ht_root, all);
+        if (*out_step)
+            break;
+        *out_root = root->id;
+        *out_step = ht_opt_redo_step_of(root, oid);
+    }
+    unlock(o);
+    return *out_step ? 0 : -ENOENT;
+}
+
+int ht_optim_redo_needs(struct ht_optim *o, uint64_t oid, uint64_t *out_root, uint64_t *out_step)
+{
+    uint64_t param = oid;
+    const char *state;
+
+    *out_step = 0;
+    if (ht_optim_state_owner(o, oid, &param, &state))
+        param = oid;
+    lock(o);
+    const struct ht_param *p = ht_opt_param_find(o, param);
+    if (p && p->cur.exists && p->root->redo.steps && (p->redo_place || !o->redo_checked)) {
+        *out_root = p->root->id;
+        *out_step = p->root->redo.step[0].step;
+    }
+    unlock(o);
+    return *out_step ? 0 : -ENOENT;
+}

@@ -1,0 +1,273 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * redo_summary.c - the summary of a logged step (struct ht_disk_redo): what an update needs beside the gradients. Both
+ * ways: for the object of the step, and from it.
+ *
+ * Scalars are those that the workers used, so that words, schedules and the verdict on clipping are in them. A step
+ * that was skipped has no parameters.
+ */
+#include <math.h>
+#include <stdlib.h>
+
+#include "tiering/base/buf.h"
+#include "tiering/base/list.h"
+#include "tiering/base/mutant.h"
+#include "tiering/api/object.h"
+#include "optim/rules/kernel.h"
+#include "optim/rules/rule.h"
+#include "optim/state/context.h"
+#include "optim/state/param.h"
+#include "optim/state/range.h"
+#include "optim/state/redo.h"
+#include "optim/state/root.h"
+#include <hitrain/format.h>
+
+static_assert(HT_REDO_SCALARS == 1 + sizeof(((struct ht_scalars *)0)->number) / sizeof(float), "all scalars");
+
+static uint32_t bits_of(float x)
+{
+    uint32_t bits;
+
+    memcpy(&bits, &x, sizeof(bits));
+    return bits;
+}
+
+static float number_of(uint32_t bits)
+{
+    float x;
+
+    memcpy(&x, &bits, sizeof(x));
+    return x;
+}
+
+/* The factor of the gradient may be NaN: that of a norm that is. */
+static bool sane(const struct ht_scalars *s)
+{
+    bool nan = false;
+
+    for (size_t i = 0; i < HT_ARRAY_SIZE(s->number); i++)
+        nan |= isnan(s->number[i]);
+    return !nan && (unsigned)s->kernel < HT_KERNEL_COUNT;
+}
+
+static void put_param(struct ht_buf *b, const struct ht_param *p)
+{
+    const struct ht_scalars *s = &p->scalars;
+    struct ht_disk_redo_param d = {
+        .dtype = p->shape.dtype,
+        .grad_dtype = p->shape.grad_dtype,
+        .kernel = (uint8_t)s->kernel,
+        .maximize = s->maximize,
+    };
+
+    ht_le64_store(&d.object, p->oid);
+    ht_le64_store(&d.steps, p->cur.t + 1);
+    ht_le64_store(&d.elements, p->shape.elements);
+    ht_le32_store(&d.chunk_bytes, p->shape.chunk_bytes);
+    ht_le32_store(&d.scalar[0], bits_of(HT_MUTANT("factor-unlogged") ? 1.0f : s->grad_factor));
+    for (size_t i = 0; i < HT_ARRAY_SIZE(s->number); i++)
+        ht_le32_store(&d.scalar[1 + i], bits_of(s->number[i]));
+    ht_buf_put(b, &d, sizeof(d));
+}
+
+static bool put_piece(struct ht_buf *b, struct ht_root *root, const struct ht_redo_piece *piece)
+    HT_REQUIRES(HT_LOCK_OPTIM)
+{
+    const struct ht_param *p = ht_opt_param_find(root->o, piece->oid);
+    struct ht_disk_redo_piece d;
+
+    if (!p || p->gone || !p->has_grad)
+        return false;
+    ht_le64_store(&d.at, piece->at);
+    ht_le32_store(&d.param, p->redo_place);
+    ht_le32_store(&d.range, piece->range);
+    ht_le32_store(&d.begin, piece->begin);
+    ht_le32_store(&d.end, piece->end);
+    ht_buf_put(b, &d, sizeof(d));
+    return true;
+}
+
+/* Has every range with a gradient been logged? */
+static bool all_logged(const struct ht_param *p) HT_REQUIRES(HT_LOCK_OPTIM)
+{
+    for (uint64_t i = 0; i < p->shape.range_count; i++) {
+        const struct ht_range *r = ht_opt_range_find(p, i);
+        if (r && r->frozen.count && !r->logged)
+            return false;
+    }
+    return true;
+}
+
+static bool all_derived(const struct ht_param *p) HT_REQUIRES(HT_LOCK_OPTIM)
+{
+    bool derived = p->obj && ht_obj_is_derived(p->obj);
+
+    for (unsigned i = 0; derived && i < p->cur.layout.count; i++)
+        derived = p->state[i] && ht_obj_is_derived(p->state[i]);
+    return derived;
+}
+
+/* A mount finds its record, with the count of the full step, and its content as of then. */
+static bool is_published(const struct ht_param *p) HT_REQUIRES(HT_LOCK_OPTIM)
+{
+    const struct ht_param_meta *cur = &p->cur, *pub = &p->pub;
+
+    if (HT_MUTANT("record-unseen"))
+        return true;
+    return cur->exists && pub->exists && cur->dtype == pub->dtype && cur->chunk_bytes == pub->chunk_bytes &&
+        cur->elements == pub->elements && cur->t == pub->t + p->redo_steps &&
+        ht_opt_same_layout(&cur->layout, &pub->layout) && !memcmp(cur->oid, pub->oid, sizeof(cur->oid)) &&
+        all_derived(p);
+}
+
+static bool put_params(struct ht_root *root, uint64_t *out_count) HT_REQUIRES(HT_LOCK_OPTIM)
+{
+    *out_count = 0;
+    ht_list_for_each(pos, &root->touched) {
+        struct ht_param *p = ht_list_entry(pos, struct ht_param, touched);
+        if (p->gone || !all_logged(p) || !is_published(p) || !sane(&p->scalars) || *out_count == UINT32_MAX)
+            return false;
+        p->redo_place = (uint32_t)(*out_count)++;
+        put_param(&root->redo.summary, p);
+    }
+    return true;
+}
+
+bool ht_opt_redo_summarize(struct ht_root *root, bool skipped)
+{
+    struct ht_redo *redo = &root->redo;
+    struct ht_buf *b = &redo->summary;
+    uint64_t params = 0, pieces = skipped ? 0 : redo->pieces;
+    struct ht_disk_redo head = {.pad = {{0}}};
+
+    ht_buf_reset(b);
+    ht_buf_put(b, &head, sizeof(head));
+    bool fits = skipped || put_params(root, &params);
+    for (size_t i = 0; fits && i < pieces; i++)
+        fits = put_piece(b, root, &redo->piece[i]);
+    ht_opt_redo_count_heap(root);
+    if (!fits || b->err)
+        return false;
+    ht_le32_store(&head.version, HT_REDO_VERSION);
+    ht_le64_store(&head.step, root->step + 1);
+    ht_le64_store(&head.params, params);
+    ht_le64_store(&head.pieces, pieces);
+    memcpy(b->data, &head, sizeof(head));
+    redo->summary_bytes = b->len;
+    return true;
+}
+
+/* ------------------------------------------------------------------- parse */
+
+int ht_opt_redo_parse(const uint8_t *bytes, size_t len, uint64_t step, struct ht_redo_summary *out)
+{
+    struct ht_disk_redo head;
+
+    if (len < sizeof(head))
+        return -EUCLEAN;
+    memcpy(&head, bytes, sizeof(head));
+    uint64_t params = ht_le64_load(&head.params), pieces = ht_le64_load(&head.pieces), left = len - sizeof(head);
+    if (ht_le32_load(&head.version) != HT_REDO_VERSION || ht_le64_load(&head.step) != step ||
+        params > left / sizeof(struct ht_disk_redo_param))
+        return -EUCLEAN;
+    left -= params * sizeof(struct ht_disk_redo_param);
+    if (pieces != left / sizeof(struct ht_disk_redo_piece) || left % sizeof(struct ht_disk_redo_piece))
+        return -EUCLEAN;
+    *out = (struct ht_redo_summary){
+        .param = bytes + sizeof(head),
+        .piece = bytes + sizeof(head) + params * sizeof(struct ht_disk_redo_param),
+        .params = params,
+        .pieces = pieces,
+    };
+    return 0;
+}
+
+/*
+ * A summary has no hole, and a stored block holds a chunk at most: a size that the object cannot have asks for no
+ * memory.
+ */
+static bool may_have(struct ht_obj *obj, const struct ht_redo_step *step)
+{
+    struct ht_obj_stat st = {0};
+
+    ht_obj_stat(obj, &st);
+    return step->at <= st.size && step->bytes <= st.size - step->at &&
+        step->bytes / (HT_CHUNK_BYTES / HT_BLOCK_BYTES) <= st.stored_bytes;
+}
+
+int ht_opt_redo_read(struct ht_obj *obj, const struct ht_redo_step *step, uint8_t **out_bytes,
+                     struct ht_redo_summary *out)
+{
+    *out_bytes = NULL;
+    if (!may_have(obj, step))
+        return -EUCLEAN;
+    *out_bytes = malloc(step->bytes + 1);
+    if (!*out_bytes)
+        return -ENOMEM;
+    ssize_t n = ht_obj_read(obj, step->at, *out_bytes, step->bytes);
+    if (n != (ssize_t)step->bytes)
+        return n < 0 ? (int)n : -EUCLEAN;
+    return ht_opt_redo_parse(*out_bytes, step->bytes, step->step, out);
+}
+
+/* Is that the state that the kernel works on? */
+static bool keeps(const struct ht_layout *l, enum ht_kernel kernel)
+{
+    uint8_t kind[HT_KERNEL_STATES_MAX];
+    unsigned count = ht_rule_kernel_states(kernel, kind);
+
+    return count <= HT_KERNEL_STATES_MAX && count + ht_opt_master_kinds(l) == l->count && !memcmp(kind, l->kind, count);
+}
+
+bool ht_opt_redo_fits(const struct ht_param *p, struct ht_obj *file, uint64_t updates, const struct ht_redo_param *want)
+{
+    const struct ht_param_meta *m = &p->cur;
+    unsigned bytes = ht_kernel_dtype_bytes(m->dtype);
+
+    return m->exists && m->elements == want->elements && m->dtype == want->dtype &&
+        ht_kernel_dtype_bytes(want->grad_dtype) && m->chunk_bytes == want->chunk_bytes &&
+        m->t + updates + 1 == want->steps && keeps(&m->layout, want->scalars.kernel) &&
+        ht_obj_size(file) == m->elements * bytes && ht_obj_chunk_bytes(file) == m->chunk_bytes;
+}
+
+bool ht_opt_redo_piece_fits(const struct ht_param_shape *shape, const struct ht_redo_piece *piece)
+{
+    if (piece->range >= shape->range_count || piece->begin % shape->g_bytes || piece->end % shape->g_bytes)
+        return false;
+    uint64_t first = (uint64_t)piece->range * shape->range_elements;
+    return piece->end / shape->g_bytes <= ht_min_u64(shape->range_elements, shape->elements - first);
+}
+
+int ht_opt_redo_param_at(const struct ht_redo_summary *s, uint64_t i, struct ht_redo_param *out)
+{
+    struct ht_disk_redo_param d;
+
+    memcpy(&d, s->param + i * sizeof(d), sizeof(d));
+    *out = (struct ht_redo_param){
+        .oid = ht_le64_load(&d.object),
+        .steps = ht_le64_load(&d.steps),
+        .elements = ht_le64_load(&d.elements),
+        .chunk_bytes = ht_le32_load(&d.chunk_bytes),
+        .dtype = d.dtype,
+        .grad_dtype = d.grad_dtype,
+        .scalars = {.kernel = d.kernel, .maximize = d.maximize, .grad_factor = number_of(ht_le32_load(&d.scalar[0]))},
+    };
+    for (size_t k = 0; k < HT_ARRAY_SIZE(out->scalars.number); k++)
+        out->scalars.number[k] = number_of(ht_le32_load(&d.scalar[1 + k]));
+    return sane(&out->scalars) && d.maximize <= 1 ? 0 : -EUCLEAN;
+}
+
+int ht_opt_redo_piece_at(const struct ht_redo_summary *s, uint64_t i, uint32_t *out_param, struct ht_redo_piece *out)
+{
+    struct ht_disk_redo_piece d;
+
+    memcpy(&d, s->piece + i * sizeof(d), sizeof(d));
+    *out_param = ht_le32_load(&d.param);
+    *out = (struct ht_redo_piece){
+        .at = ht_le64_load(&d.at),
+        .range = ht_le32_load(&d.range),
+        .begin = ht_le32_load(&d.begin),
+        .end = ht_le32_load(&d.end),
+    };
+    return *out_param < s->params && out->begin < out->end ? 0 : -EUCLEAN;
+}

@@ -1,0 +1,314 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * redo_log.c - logs the open step: workers copy frozen gradients into the step's object, a writer brings them to the
+ * device meanwhile, and the commit publishes the object instead of parameters and state (state/redo.h).
+ *
+ * A worker copies before it takes chunks for anything else, because writing into an object may wait for memory. An
+ * error here never fails a step: its commit publishes everything.
+ */
+#include "tiering/base/base.h"
+#include "tiering/base/event.h"
+#include "tiering/base/list.h"
+#include "tiering/base/lock.h"
+#include "tiering/base/mutant.h"
+#include "tiering/api/object.h"
+#include "tiering/api/store.h"
+#include "tiering/api/tx.h"
+#include "optim/optim.h"
+#include "optim/state/context.h"
+#include "optim/state/interval_set.h"
+#include "optim/state/notify.h"
+#include "optim/state/param.h"
+#include "optim/state/range.h"
+#include "optim/state/records.h"
+#include "optim/state/redo.h"
+#include "optim/state/root.h"
+#include "optim/step/step_priv.h"
+
+enum { COPY_BYTES = 32 << 10 };
+
+/* ------------------------------------------------------------------ writer */
+
+/* A root with enough bytes to write, with a reference, and its object; NULL: none. */
+static struct ht_root *next_root(struct ht_optim *o, struct ht_obj **out) HT_REQUIRES(HT_LOCK_OPTIM)
+{
+    ht_list_for_each(pos, &o->roots) {
+        struct ht_root *root = ht_list_entry(pos, struct ht_root, all);
+        struct ht_redo *redo = &root->redo;
+        if (!redo->obj || redo->unwritten < HT_REDO_WRITE_BYTES)
+            continue;
+        redo->unwritten = 0;
+        *out = ht_obj_get(o->store, ht_obj_id(redo->obj));
+        root->refs++;
+        return root;
+    }
+    return NULL;
+}
+
+/* An error stays with the object: the commit meets it, and publishes everything. */
+static void *writer_main(void *arg)
+{
+    struct ht_optim *o = arg;
+
+    pthread_setname_np(pthread_self(), "ht-redo");
+    lock(o);
+    while (!o->stopping) {
+        struct ht_obj *obj = NULL;
+        struct ht_root *root = next_root(o, &obj);
+        if (!root) {
+            ht_cond_wait(&o->redo_work, ht_optim_lock(o));
+            continue;
+        }
+        unlock(o);
+        int rc = obj ? ht_obj_writeback(obj) : 0;
+        if (obj && !rc)
+            ht_obj_evict(obj);
+        lock(o);
+        root->redo.broken |= rc != 0 && root->redo.obj == obj;
+        ht_obj_put(obj);
+        ht_opt_root_put_locked(root);
+    }
+    unlock(o);
+    return NULL;
+}
+
+/* Without a writer the commit writes everything. */
+static void wake_writer(struct ht_optim *o) HT_REQUIRES(HT_LOCK_OPTIM)
+{
+    if (!o->redo_writing && !o->stopping)
+        o->redo_writing = pthread_create(&o->redo_writer, NULL, writer_main, o) == 0;
+    pthread_cond_signal(&o->redo_work);
+}
+
+void ht_opt_redo_join(struct ht_optim *o)
+{
+    lock(o);
+    bool writing = o->redo_writing;
+    o->redo_writing = false;
+    pthread_cond_broadcast(&o->redo_work);
+    unlock(o);
+    if (writing)
+        pthread_join(o->redo_writer, NULL);
+}
+
+/* -------------------------------------------------------------------- copy */
+
+/* Makes the step's object. Releases the lock in between. */
+static int need_object(struct ht_root *root) HT_REQUIRES(HT_LOCK_OPTIM)
+{
+    struct ht_redo *redo = &root->redo;
+    struct ht_optim *o = root->o;
+    struct ht_obj *obj = NULL;
+
+    while (redo->making)
+        wait_changed(o);
+    if (redo->broken || !root->exists)
+        return redo->broken ? -EIO : -ESTALE;
+    if (redo->obj)
+        return 0;
+    redo->making = true;
+    unlock(o);
+    struct ht_obj_attr attr = {
+        .oid = ht_store_new_id(o->store),
+        .chunk_bytes = HT_CHUNK_BYTES,
+        .obj_class = HT_CLASS_DURABLE,
+        .scope = root->id,
+    };
+    int rc = ht_obj_create(o->store, &attr, &obj);
+    lock(o);
+    redo->making = false;
+    notify_changed(o);
+    if (!rc && !root->exists) { /* its directory was deleted meanwhile: nobody would find the object */
+        unlock(o);
+        rc = ht_opt_redo_delete_unseen(o->store, obj);
+        ht_obj_put(obj);
+        lock(o);
+        return rc ? rc : -ESTALE;
+    }
+    redo->obj = rc ? NULL : obj;
+    redo->used = redo->unwritten = 0;
+    return rc;
+}
+
+/* Gives the frozen bytes of a range places in the object. */
+static int place(struct ht_range *r, uint64_t *out_at) HT_REQUIRES(HT_LOCK_OPTIM)
+{
+    struct ht_redo *redo = &r->param->root->redo;
+    const struct ht_interval *v = ht_interval_set_all(&r->frozen);
+
+    if (!ht_opt_redo_room(r->param->root, r->frozen.count))
+        return -ENOMEM;
+    *out_at = redo->used;
+    for (uint32_t i = 0; i < r->frozen.count; i++) {
+        redo->piece[redo->pieces++] = (struct ht_redo_piece){
+            .oid = r->param->oid, .at = redo->used, .range = r->index, .begin = v[i].begin, .end = v[i].end};
+        redo->used += v[i].end - v[i].begin;
+    }
+    redo->unwritten += redo->used - *out_at;
+    return 0;
+}
+
+static int copy_bytes(struct ht_obj *from, uint64_t off, struct ht_obj *to, uint64_t at, uint64_t len)
+{
+    uint8_t buf[COPY_BYTES];
+
+    while (len) {
+        size_t part = ht_min_u64(len, sizeof(buf));
+        ssize_t n = ht_obj_read(from, off, buf, part);
+        if (n == (ssize_t)part)
+            n = ht_obj_write(to, at, buf, part);
+        if (n != (ssize_t)part)
+            return n < 0 ? (int)n : -EIO;
+        off += part;
+        at += part;
+        len -= part;
+    }
+    return 0;
+}
+
+/* The range is running: its frozen intervals and their bytes do not change. */
+static int copy(const struct ht_range *r, struct ht_obj *obj, uint64_t at)
+{
+    const struct ht_param *p = r->param;
+    uint64_t begin = (uint64_t)r->index * p->shape.range_elements * p->shape.g_bytes;
+    const struct ht_interval *v = ht_interval_set_all(&r->frozen);
+    int rc = 0;
+
+    for (uint32_t i = 0; !rc && i < r->frozen.count; i++) {
+        uint64_t len = v[i].end - v[i].begin;
+        rc = copy_bytes(p->grad, begin + v[i].begin, obj, at, len);
+        at += len;
+    }
+    return rc;
+}
+
+/* The rest of its work is to be done, or there is none. */
+static void settle(struct ht_range *r, struct ht_waiter **chain) HT_REQUIRES(HT_LOCK_OPTIM)
+{
+    struct ht_param *p = r->param;
+    struct ht_root *root = p->root;
+    unsigned work = r->work;
+
+    r->logged = true;
+    r->work &= (uint8_t)~HT_WORK_LOG;
+    root->running--;
+    if (r->work && !p->gone) {
+        ht_opt_range_requeue(r);
+        notify_changed(p->o);
+        return;
+    }
+    r->state = HT_RANGE_IDLE;
+    r->work = 0;
+    p->pending--;
+    root->pending--;
+    root->backlog_bytes -= ht_opt_range_backlog_bytes(r, work);
+    ht_opt_take_waiters(p, chain);
+    ht_opt_param_reclaim(p);
+    p->refs--;
+    notify_changed(p->o);
+}
+
+void ht_opt_redo_log(struct ht_range *r)
+{
+    struct ht_root *root = r->param->root;
+    struct ht_waiter *chain = NULL;
+    struct ht_optim *o = root->o;
+    uint64_t at = 0;
+
+    lock(o);
+    int rc = r->param->gone ? -ESTALE : need_object(root); /* its commit is full in any case */
+    if (!rc)
+        rc = place(r, &at);
+    struct ht_obj *obj = rc ? NULL : ht_obj_get(o->store, ht_obj_id(root->redo.obj));
+    unlock(o);
+    if (!rc && !obj)
+        rc = -ESTALE;
+    if (!rc)
+        rc = copy(r, obj, at);
+    ht_obj_put(obj);
+    lock(o);
+    root->redo.broken |= rc != 0;
+    if (root->redo.unwritten >= HT_REDO_WRITE_BYTES)
+        wake_writer(o);
+    settle(r, &chain);
+    unlock(o);
+    ht_opt_wake(chain);
+}
+
+/* ------------------------------------------------------------------ commit */
+
+bool ht_opt_redo_count(struct ht_root *root, bool skipped)
+{
+    struct ht_redo *redo = &root->redo;
+
+    if (redo->replaying) /* it is logged already */
+        return true;
+    redo->counted = redo->wanted && !redo->broken && !redo->counted && root->undurable == redo->steps &&
+        ht_opt_redo_summarize(root, skipped);
+    redo->gap |= !redo->counted;
+    return redo->counted;
+}
+
+/* The root may be deleted meanwhile: the object and the summary are the caller's own. */
+static int write_summary(struct ht_root *root)
+{
+    struct ht_redo *redo = &root->redo;
+    struct ht_optim *o = root->o;
+    struct ht_buf summary = {0};
+
+    lock(o);
+    int rc = need_object(root);
+    struct ht_obj *obj = rc ? NULL : ht_obj_get(o->store, ht_obj_id(redo->obj));
+    uint64_t at = redo->used;
+    if (obj) {
+        summary = redo->summary;
+        redo->summary = (struct ht_buf){0};
+    }
+    unlock(o);
+    if (!obj)
+        return rc ? rc : -ESTALE;
+    ssize_t n = ht_obj_write(obj, at, summary.data, summary.len);
+    rc = n == (ssize_t)summary.len ? 0 : n < 0 ? (int)n : -EIO;
+    ht_obj_put(obj);
+    ht_buf_free(&summary);
+    lock(o);
+    ht_opt_redo_count_heap(root);
+    unlock(o);
+    return rc;
+}
+
+/* Memory and log bytes for the record. */
+static int prepare(struct ht_root *root)
+{
+    lock(root->o);
+    int rc = ht_opt_redo_prepare(root);
+    root->redo.logging = !rc;
+    unlock(root->o);
+    return rc;
+}
+
+int ht_opt_redo_commit(struct ht_root *root, uint64_t *out_lsn)
+{
+    struct ht_store *s = root->o->store;
+
+    lock(root->o);
+    bool counted = root->redo.counted;
+    unlock(root->o);
+    /* Without a step there may be an object of one that was taken back. */
+    int rc = counted ? write_summary(root) : ht_opt_redo_discard(root);
+
+    if (!rc)
+        rc = ht_store_mark_redo(s);
+    if (!rc)
+        rc = prepare(root);
+    if (rc)
+        return rc;
+    rc = ht_scope_commit_rest(s, root->id, out_lsn);
+    lock(root->o);
+    root->redo.logging = false;
+    ht_opt_redo_unprepare(root);
+    if (!rc)
+        ht_opt_redo_reset(root);
+    unlock(root->o);
+    return rc;
+}

@@ -1,0 +1,374 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * redo_replay.c - computes logged steps again, after a mount or an abort, by ordinary updates (state/redo.h).
+ *
+ *   each step   its summary is read and checked; each gradient is written and frozen as a client's, and queued; the
+ *               workers update; the step is counted
+ *
+ * Nothing is published in between, so a crash leaves the full step and the logged ones as they were. After a mount a
+ * commit publishes everything before a client can see the model.
+ */
+#include <stdlib.h>
+
+#include "tiering/base/base.h"
+#include "tiering/base/event.h"
+#include "tiering/base/list.h"
+#include "tiering/api/object.h"
+#include "tiering/api/store.h"
+#include "optim/rules/kernel.h"
+#include "optim/optim.h"
+#include "optim/state/context.h"
+#include "optim/state/interval_set.h"
+#include "optim/state/param.h"
+#include "optim/state/range.h"
+#include "optim/state/redo.h"
+#include "optim/state/root.h"
+#include "optim/step/step_priv.h"
+
+enum { COPY_BYTES = 256 << 10 };
+typedef unsigned long long ull;
+
+/* A parameter that has an opener, and took another shape for the replay. */
+struct reshaped {
+    struct ht_param *p;
+    struct ht_param_shape was;
+};
+
+struct replay {
+    struct ht_root *root;
+    struct ht_obj *obj; /* of the step */
+    uint8_t *summary;
+    struct ht_redo_summary s;
+    struct ht_param **param; /* in the order of the summary, with references; NULL: deleted */
+    uint8_t copy[COPY_BYTES];
+    struct reshaped *reshaped;
+    size_t reshaped_count;
+};
+
+/* -------------------------------------------------------------- parameters */
+
+static int note_shape(struct replay *w, struct ht_param *p, const struct ht_param_shape *was)
+{
+    struct reshaped *more = realloc(w->reshaped, (w->reshaped_count + 1) * sizeof(*more));
+
+    if (!more)
+        return -ENOMEM;
+    w->reshaped = more;
+    more[w->reshaped_count++] = (struct reshaped){p, *was};
+    return 0;
+}
+
+/* Releases the lock in between. */
+static int shape_param(struct replay *w, struct ht_param *p, const struct ht_redo_param *want)
+    HT_REQUIRES(HT_LOCK_OPTIM)
+{
+    struct ht_param_shape shape, was = p->shape;
+    int rc = ht_opt_shape_of(&shape, want->elements * ht_kernel_dtype_bytes(want->dtype), want->chunk_bytes,
+                             want->dtype, want->grad_dtype);
+
+    if (rc)
+        return -EUCLEAN;
+    if (p->openers && p->shape.grad_dtype != shape.grad_dtype)
+        rc = note_shape(w, p, &was);
+    unlock(p->o);
+    if (!rc)
+        rc = ht_opt_param_build(p, &shape);
+    lock(p->o);
+    return rc ? rc : ht_opt_state_load(p);
+}
+
+/* Its gradient comes: what its first gradient in an ordinary step does. */
+static int begin_param(struct replay *w, uint64_t i)
+{
+    struct ht_root *root = w->root;
+    struct ht_redo_param want;
+    int rc = ht_opt_redo_param_at(&w->s, i, &want);
+
+    if (rc)
+        return rc;
+    lock(root->o);
+    struct ht_param *p = ht_opt_param_find(root->o, want.oid);
+    bool deleted = !p || p->gone; /* a file that was open without a name, and is not any more */
+    if (deleted || p->root != root || !p->obj || p->has_grad || !ht_opt_redo_fits(p, p->obj, 0, &want)) {
+        unlock(root->o);
+        return deleted ? 0 : -EUCLEAN;
+    }
+    p->refs++;
+    w->param[i] = p;
+    rc = shape_param(w, p, &want);
+    if (!rc) {
+        p->has_grad = true;
+        ht_list_add_tail(&root->touched, &p->touched);
+        p->scalars = want.scalars;
+        p->layout = p->cur.layout;
+    }
+    unlock(root->o);
+    return rc;
+}
+
+/* ------------------------------------------------------------------ pieces */
+
+/* The range that a piece belongs to; NULL: the piece is senseless, or there is no memory. */
+static struct ht_range *range_of(struct ht_param *p, const struct ht_redo_piece *piece) HT_REQUIRES(HT_LOCK_OPTIM)
+{
+    if (!ht_opt_redo_piece_fits(&p->shape, piece))
+        return NULL;
+    struct ht_range *r = ht_opt_range_make(p, piece->range);
+    bool taken = r && (r->state != HT_RANGE_IDLE || ht_interval_set_overlap(&r->frozen, piece->begin, piece->end));
+    return taken ? NULL : r;
+}
+
+static int copy_piece(struct replay *w, struct ht_param *p, const struct ht_redo_piece *piece)
+{
+    uint64_t to = (uint64_t)piece->range * p->shape.range_elements * p->shape.g_bytes + piece->begin;
+    uint64_t from = piece->at, len = piece->end - piece->begin;
+
+    while (len) {
+        size_t part = ht_min_u64(len, sizeof(w->copy));
+        ssize_t n = ht_obj_read(w->obj, from, w->copy, part);
+        if (n == (ssize_t)part)
+            n = ht_obj_write(p->grad, to, w->copy, part);
+        if (n != (ssize_t)part)
+            return n < 0 ? (int)n : -EUCLEAN;
+        from += part;
+        to += part;
+        len -= part;
+    }
+    return 0;
+}
+
+/* Writes and freezes a piece. last: no further one of its range follows, and the range is queued. */
+static int replay_piece(struct replay *w, struct ht_param *p, const struct ht_redo_piece *piece, bool last)
+{
+    struct ht_root *root = w->root;
+
+    lock(root->o);
+    while (ht_opt_backlog_full(root) && !root->o->stopping)
+        wait_changed(root->o);
+    struct ht_range *r = range_of(p, piece);
+    unlock(root->o);
+    if (!r)
+        return -EUCLEAN;
+    int rc = copy_piece(w, p, piece);
+    lock(root->o);
+    if (!rc)
+        rc = ht_interval_set_add(&r->frozen, piece->begin, piece->end);
+    ht_opt_range_count_intervals(r);
+    if (!rc && last)
+        ht_opt_range_queue(r, HT_WORK_UPDATE);
+    unlock(root->o);
+    return rc;
+}
+
+static int replay_pieces(struct replay *w)
+{
+    struct ht_redo_piece now, next;
+    uint32_t place, next_place = 0;
+    int rc = w->s.pieces ? ht_opt_redo_piece_at(&w->s, 0, &next_place, &next) : 0;
+
+    for (uint64_t i = 0; !rc && i < w->s.pieces; i++) {
+        now = next;
+        place = next_place;
+        bool last = i + 1 == w->s.pieces;
+        if (!last)
+            rc = ht_opt_redo_piece_at(&w->s, i + 1, &next_place, &next);
+        if (!rc && w->param[place])
+            rc = replay_piece(w, w->param[place], &now, last || next_place != place || next.range != now.range);
+    }
+    return rc;
+}
+
+/* -------------------------------------------------------------------- step */
+
+static int read_summary(struct replay *w, const struct ht_redo_step *step)
+{
+    int rc = ht_opt_redo_read(w->obj, step, &w->summary, &w->s);
+
+    if (rc)
+        return rc;
+    w->param = calloc(w->s.params + 1, sizeof(struct ht_param *));
+    return w->param ? 0 : -ENOMEM;
+}
+
+/* Everything that the summary says is applied as it is. */
+static void open_step(struct ht_root *root) HT_REQUIRES(HT_LOCK_OPTIM)
+{
+    root->open = ++root->o->last_step_number;
+    root->latched = root->config;
+    root->latched.accumulate = 1;
+    root->latched.max_grad_norm = 0;
+    root->latched.skip_nonfinite = false;
+    root->latched.partial = true;
+    root->latched.redo = root->redo.wanted = false;
+}
+
+static void end_step(struct replay *w)
+{
+    lock(w->root->o);
+    for (uint64_t i = 0; w->param && i < w->s.params; i++)
+        if (w->param[i])
+            w->param[i]->refs--;
+    unlock(w->root->o);
+    free(w->param);
+    free(w->summary);
+    w->param = NULL;
+    w->summary = NULL;
+    w->s = (struct ht_redo_summary){.params = 0};
+}
+
+static int replay_step(struct replay *w, const struct ht_redo_step *step)
+{
+    struct ht_root *root = w->root;
+
+    w->obj = ht_obj_get(root->o->store, step->oid);
+    int rc = w->obj ? read_summary(w, step) : -EUCLEAN;
+    lock(root->o);
+    if (!rc && step->step != root->step + 1)
+        rc = -EUCLEAN;
+    if (!rc)
+        open_step(root);
+    unlock(root->o);
+    for (uint64_t i = 0; !rc && i < w->s.params; i++)
+        rc = begin_param(w, i);
+    if (!rc)
+        rc = replay_pieces(w);
+    lock(root->o);
+    int drained = ht_opt_drain(root);
+    rc = rc ? rc : drained;
+    if (!rc)
+        ht_opt_close_step(root, false);
+    unlock(root->o);
+    end_step(w);
+    ht_obj_put(w->obj);
+    return rc;
+}
+
+/* Openers go on with the shape that they know. */
+static int restore_shapes(struct replay *w)
+{
+    int rc = 0;
+
+    while (w->reshaped_count && !rc) {
+        struct reshaped *s = &w->reshaped[--w->reshaped_count];
+        rc = ht_opt_param_build(s->p, &s->was);
+    }
+    free(w->reshaped);
+    return rc;
+}
+
+/* False: there are no more. */
+static bool step_at(struct ht_root *root, size_t i, struct ht_redo_step *out)
+{
+    lock(root->o);
+    bool any = i < root->redo.steps;
+    if (any)
+        *out = root->redo.step[i];
+    unlock(root->o);
+    return any;
+}
+
+static int replay_all(struct ht_root *root, uint64_t *out_step)
+{
+    struct replay *w = calloc(1, sizeof(*w));
+    struct ht_redo_step step;
+    int rc = 0;
+
+    if (!w)
+        return -ENOMEM;
+    w->root = root;
+    for (size_t i = 0; !rc && step_at(root, i, &step); i++) {
+        *out_step = step.step;
+        rc = replay_step(w, &step);
+    }
+    int restored = restore_shapes(w);
+    free(w);
+    return rc ? rc : restored;
+}
+
+int ht_opt_redo_replay(struct ht_root *root)
+{
+    lock(root->o);
+    uint64_t step = root->step + 1;
+    bool any = root->redo.steps > 0;
+    root->redo.replaying = any;
+    unlock(root->o);
+    if (!any)
+        return 0;
+    int rc = replay_all(root, &step);
+    lock(root->o);
+    root->redo.replaying = false;
+    root->redo.failed = rc;
+    notify_changed(root->o);
+    unlock(root->o);
+    if (rc && rc != -ECANCELED)
+        ht_opt_refuse(root, HT_EVENT_REPLAY_FAILED, 0,
+                      "step %llu cannot be computed again from its gradients: %s; nothing below this model can change, "
+                      "unmount and run hitrain-fsck",
+                      (ull)step, strerror(-rc));
+    return rc;
+}
+
+/* ------------------------------------------------------------------- mount */
+
+static void recover(struct ht_root *root)
+{
+    const struct ht_event_about about = {.id = root->id};
+    struct ht_optim *o = root->o;
+    uint64_t start = ht_now_ns();
+
+    lock(o);
+    uint64_t from = root->step, to = from + root->redo.steps;
+    int rc = ht_opt_gate_enter(root);
+    root->draining = !rc;
+    unlock(o);
+    if (rc)
+        return;
+    rc = ht_opt_redo_replay(root);
+    lock(o);
+    root->draining = false;
+    ht_opt_gate_leave(root);
+    unlock(o);
+    if (rc)
+        return;
+    ht_event(
+        HT_EVENT_STEPS_REPLAYED, &about,
+        "the steps after %llu were computed again from their gradients; the model is at step %llu, as it was (%.1f s)",
+        (ull)from, (ull)to, (double)(ht_now_ns() - start) / 1e9);
+    rc = ht_opt_publish_closed(root);
+    if (rc)
+        ht_debug("the steps stay logged: %s", strerror(-rc));
+}
+
+/* A mount that changes nothing shows the full step. */
+static void show_full(struct ht_root *root) HT_REQUIRES(HT_LOCK_OPTIM)
+{
+    const struct ht_event_about about = {.id = root->id};
+
+    root->durable_step = root->step;
+    ht_event(
+        HT_EVENT_STEPS_REPLAYED, &about,
+        "read-only: the model is shown as of step %llu; %zu later steps are computed again by a mount that may write",
+        (ull)root->step, root->redo.steps);
+}
+
+void ht_opt_redo_recover(struct ht_optim *o)
+{
+    bool read_only = ht_store_read_only(o->store);
+
+    lock(o);
+    ht_list_for_each(pos, &o->roots) {
+        struct ht_root *root = ht_list_entry(pos, struct ht_root, all);
+        if (!root->redo.steps || !root->exists)
+            continue;
+        if (read_only) {
+            show_full(root);
+            continue;
+        }
+        root->refs++;
+        unlock(o); /* no client is there yet, so no root comes or goes */
+        recover(root);
+        lock(o);
+        ht_opt_root_put_locked(root);
+    }
+    unlock(o);
+}

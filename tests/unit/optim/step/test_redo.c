@@ -1,0 +1,848 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Logged steps: their bits after a crash or an abort, what makes a commit full, and errors in between. */
+#include "tests/unit/optim/step/fixture.h"
+
+#include "optim/state/context.h"
+#include "optim/state/records.h"
+#include "optim/state/redo.h"
+#include "optim/state/root.h"
+#include "tiering/base/event.h"
+
+static struct fixture w;
+
+static struct ht_root *root_of(void)
+{
+    lock(w.o);
+    struct ht_root *root = ht_opt_root_find(w.o, ROOT);
+    unlock(w.o);
+    return root;
+}
+
+static size_t logged_steps(void)
+{
+    struct ht_root *root = root_of();
+
+    lock(w.o);
+    size_t steps = root->redo.steps;
+    unlock(w.o);
+    return steps;
+}
+
+static uint64_t mix(uint64_t hash, const void *bytes, size_t len)
+{
+    for (size_t i = 0; i < len; i++)
+        hash = (hash ^ ((const uint8_t *)bytes)[i]) * 0x100000001b3ull;
+    return hash;
+}
+
+/* Parameters and all their state. */
+static uint64_t model_hash(void)
+{
+    uint64_t hash = 14695981039346656037ull;
+    const char *name;
+
+    for (unsigned i = 0; i < w.params; i++) {
+        const struct test_param *p = &w.param[i];
+        struct ht_param_desc desc = fixture_desc(p);
+        uint8_t *bytes = calloc(p->n, 4);
+        ssize_t n = ht_obj_read(p->obj, 0, bytes, p->n * dtype_bytes(p->dtype));
+        ck_assert_int_eq(n, (ssize_t)(p->n * dtype_bytes(p->dtype)));
+        hash = mix(hash, bytes, (size_t)n);
+        for (unsigned k = 0; ht_optim_state_name(w.o, &desc, k, &name) == 0; k++) {
+            n = ht_optim_state_read(w.o, &desc, name, 0, bytes, p->n * 4);
+            ck_assert_int_ge(n, 0);
+            hash = mix(hash, bytes, (size_t)n);
+        }
+        free(bytes);
+    }
+    return hash;
+}
+
+static void begin(const char *config, unsigned threads)
+{
+    memset(&w, 0, sizeof(w));
+    fixture_open_as(&w, config, threads);
+    fixture_mixed_params(&w, HT_SMALL_CHUNK_BYTES);
+    ck_assert_int_eq(ht_optim_commit(w.o, ROOT), 0);
+}
+
+/* Gradients depend on parameter and step alone; a value that is not finite in step 4. */
+static void send(unsigned step)
+{
+    for (unsigned i = 0; i < w.params; i++) {
+        struct test_param *p = &w.param[i];
+        if ((step + i) % 5 == 4) /* not every parameter has one in each step */
+            continue;
+        w.rnd = 88172645463325252ull + i * 1000003ull + step * 10007ull;
+        uint8_t *g = random_gradient(&w, p);
+        if (step == 4 && i == 1)
+            put_value(g, p->grad_dtype, 77, INFINITY);
+        write_gradient(&w, p, g);
+        free(g);
+    }
+}
+
+static void train(unsigned first, unsigned last)
+{
+    for (unsigned step = first; step <= last; step++) {
+        send(step);
+        ck_assert_int_eq(ht_optim_step(w.o, ROOT), 0);
+    }
+}
+
+/* The model after each step of a run without logged steps. */
+static void undisturbed(const char *config, unsigned steps, uint64_t hash[])
+{
+    begin(config, 2);
+    for (unsigned step = 1; step <= steps; step++) {
+        train(step, step);
+        hash[step] = model_hash();
+    }
+    fixture_close(&w);
+}
+
+static void crash_and_mount(void)
+{
+    fixture_crash(&w);
+    fixture_mount(&w);
+}
+
+/* -------------------------------------------------------------------- bits */
+
+static const struct {
+    const char *plain, *redo;
+} ways[] = {
+    {"adamw lr=1e-2 weight_decay=0.1", "adamw lr=1e-2 weight_decay=0.1 redo=on durable_every=100"},
+    {"adam lr=1e-2 maximize=1 grad_scale=8", "adam lr=1e-2 maximize=1 grad_scale=8 redo=on durable_every=3"},
+    {"adamw lr=1e-2 max_grad_norm=0.5", "adamw lr=1e-2 max_grad_norm=0.5 redo=on durable_every=100"},
+    {"adamw lr=1e-2 skip_nonfinite=1 max_grad_norm=2",
+     "adamw lr=1e-2 skip_nonfinite=1 max_grad_norm=2 redo=on durable_every=5"},
+    {"sgd lr=1e-2 momentum=0.9 nesterov=1", "sgd lr=1e-2 momentum=0.9 nesterov=1 redo=on durable_every=100"},
+    {"sgd lr=1e-2", "sgd lr=1e-2 redo=on durable_every=100"},
+    {"lion lr=1e-3", "lion lr=1e-3 redo=on durable_every=100"},
+    {"adagrad lr=1e-2", "adagrad lr=1e-2 redo=on durable_every=100"},
+};
+
+/* A crash after every number of steps: the model has the bits of an undisturbed run, and goes on with them. */
+START_TEST(a_crash_loses_no_step)
+{
+    enum { STEPS = 7 };
+    uint64_t hash[STEPS + 1];
+
+    undisturbed(ways[_i].plain, STEPS, hash);
+    for (unsigned crash = 2 - _i % 2; crash < STEPS; crash += 3) {
+        begin(ways[_i].redo, 1 + crash % 2);
+        train(1, crash);
+        ck_assert_uint_eq(fixture_stat(&w).durable_step, crash);
+        ck_assert(model_hash() == hash[crash]);
+        crash_and_mount();
+        ck_assert_uint_eq(fixture_stat(&w).step, crash);
+        ck_assert_uint_eq(fixture_stat(&w).durable_step, crash);
+        ck_assert_uint_eq(logged_steps(), 0);
+        ck_assert(model_hash() == hash[crash]);
+        train(crash + 1, STEPS);
+        crash_and_mount();
+        ck_assert_uint_eq(fixture_stat(&w).step, STEPS);
+        ck_assert(model_hash() == hash[STEPS]);
+        ht_optim_verify(w.o);
+        ht_store_verify(w.s, false);
+        fixture_close(&w);
+    }
+}
+END_TEST
+
+START_TEST(steps_are_logged_up_to_a_full_one)
+{
+    static const size_t logged[] = {0, 1, 2, 3, 0, 1, 2, 3, 0};
+
+    begin("adamw lr=1e-2 redo=on durable_every=4", 2);
+    for (unsigned step = 1; step <= 9; step++) { /* with the first one state is made */
+        for (unsigned i = 0; i < w.params; i++)
+            step_param(&w, &w.param[i]);
+        ck_assert_int_eq(step % 2 ? ht_optim_step(w.o, ROOT) : ht_optim_commit(w.o, ROOT), 0);
+        ck_assert_uint_eq(fixture_stat(&w).durable_step, step);
+        ck_assert_msg(logged_steps() == logged[step - 1], "step %u: %zu", step, logged_steps());
+    }
+    fixture_close(&w);
+}
+END_TEST
+
+/* --------------------------------------------------- what makes a commit full */
+
+static const char logs[] = "adamw lr=1e-2 redo=on durable_every=100";
+
+/* Two steps, of which the second is logged. */
+static void two_steps(const char *config)
+{
+    begin(config, 2);
+    for (unsigned step = 1; step <= 2; step++) {
+        step_all(&w);
+        ck_assert_int_eq(ht_optim_commit(w.o, ROOT), 0);
+    }
+    ck_assert_uint_eq(logged_steps(), strstr(config, "redo=on") ? 1 : 0);
+}
+
+/* The next step publishes everything, and nothing is lost with a crash. */
+static void next_is_full(void)
+{
+    step_all(&w);
+    ck_assert_int_eq(ht_optim_commit(w.o, ROOT), 0);
+    ck_assert_uint_eq(logged_steps(), 0);
+    check_all(&w);
+    crash_and_mount();
+    check_all(&w);
+    step_all(&w);
+    ck_assert_int_eq(ht_optim_commit(w.o, ROOT), 0);
+    ck_assert_uint_eq(logged_steps(), 1);
+    crash_and_mount();
+    check_all(&w);
+    fixture_close(&w);
+}
+
+static void next_is_full_or_logged(void)
+{
+    step_all(&w);
+    ck_assert_int_eq(ht_optim_commit(w.o, ROOT), 0);
+    crash_and_mount();
+    check_all(&w);
+    fixture_close(&w);
+}
+
+START_TEST(a_written_parameter_makes_the_next_step_full)
+{
+    struct test_param *p;
+    float x = 0.25f;
+
+    two_steps(logs);
+    p = &w.param[0];
+    memcpy(p->p + 400, &x, 4);
+    ck_assert_int_eq(ht_obj_write(p->obj, 400, &x, 4), 4);
+    next_is_full();
+}
+END_TEST
+
+/* After the updates of the step, before its commit. */
+START_TEST(a_parameter_that_is_written_during_a_step_makes_it_full)
+{
+    struct test_param *p;
+    float x = 0.25f;
+
+    two_steps(logs);
+    p = &w.param[0];
+    step_all(&w);
+    ck_assert_int_eq(ht_optim_wait(w.o, ROOT, 0), 0);
+    memcpy(p->p + 400, &x, 4);
+    ck_assert_int_eq(ht_obj_write(p->obj, 400, &x, 4), 4);
+    ck_assert_int_eq(ht_optim_commit(w.o, ROOT), 0);
+    ck_assert_uint_eq(logged_steps(), 0);
+    crash_and_mount();
+    check_all(&w);
+    fixture_close(&w);
+}
+END_TEST
+
+START_TEST(written_state_makes_the_next_step_full)
+{
+    struct test_param *p;
+    float x = 0.125f, t = 40;
+
+    two_steps(logs);
+    p = &w.param[1];
+    struct ht_param_desc desc = fixture_desc(p);
+    p->m[7] = x;
+    ck_assert_int_eq(ht_optim_state_write(w.o, &desc, "exp_avg", 28, &x, 4), 4);
+    p->t = 40;
+    ck_assert_int_eq(ht_optim_state_write(w.o, &desc, "step", 0, &t, 4), 4);
+    next_is_full();
+}
+END_TEST
+
+START_TEST(a_reset_makes_the_next_step_full)
+{
+    two_steps(logs);
+    ck_assert_int_eq(ht_optim_reset(w.o, ROOT, w.param[2].oid, NULL), 0);
+    forget_state(&w.param[2]);
+    next_is_full();
+}
+END_TEST
+
+/* A rule without state has no new objects that would say so. */
+START_TEST(a_reset_without_state_makes_the_next_step_full)
+{
+    two_steps("sgd lr=1e-2 redo=on durable_every=100");
+    ck_assert_int_eq(ht_optim_reset(w.o, ROOT, w.param[0].oid, NULL), 0);
+    forget_state(&w.param[0]);
+    ck_assert_int_eq(ht_optim_commit(w.o, ROOT), 0); /* without its record */
+    ck_assert_uint_eq(logged_steps(), 0);
+    next_is_full();
+}
+END_TEST
+
+/* Whoever did it: the summary says nothing about a count that is not its record's and that of logged steps. */
+START_TEST(a_count_that_does_not_follow_makes_a_step_full)
+{
+    two_steps(logs);
+    struct ht_root *root = root_of();
+    lock(w.o);
+    ht_list_for_each(pos, &root->params)
+        ht_list_entry(pos, struct ht_param, of_root)->cur.t += 3;
+    unlock(w.o);
+    for (unsigned i = 0; i < w.params; i++)
+        w.param[i].t += 3;
+    next_is_full();
+}
+END_TEST
+
+START_TEST(a_number_that_a_client_set_makes_the_next_step_full)
+{
+    two_steps(logs);
+    ck_assert_int_eq(ht_optim_root_set_step(w.o, ROOT, 70), 0);
+    step_all(&w);
+    ck_assert_int_eq(ht_optim_commit(w.o, ROOT), 0);
+    ck_assert_uint_eq(logged_steps(), 0);
+    step_all(&w);
+    ck_assert_int_eq(ht_optim_commit(w.o, ROOT), 0);
+    ck_assert_uint_eq(logged_steps(), 1);
+    crash_and_mount();
+    ck_assert_uint_eq(fixture_stat(&w).step, 72);
+    check_all(&w);
+    fixture_close(&w);
+}
+END_TEST
+
+/* The end of logged steps is announced to the log even if the number is that of the full step again. */
+START_TEST(setting_the_number_of_the_full_step_announces_the_end_of_logged_ones)
+{
+    two_steps(logs);
+    size_t before = ht_scope_pending_bytes(w.s, ROOT);
+    ck_assert_int_eq(ht_optim_root_set_step(w.o, ROOT, 1), 0);
+    ck_assert_uint_eq(ht_scope_pending_bytes(w.s, ROOT), before - HT_OPT_ROOT_RECORD_BYTES);
+    ck_assert_int_eq(ht_optim_commit(w.o, ROOT), 0);
+    ck_assert_uint_eq(logged_steps(), 0);
+    crash_and_mount();
+    ck_assert_uint_eq(fixture_stat(&w).step, 1);
+    check_all(&w);
+    fixture_close(&w);
+}
+END_TEST
+
+/* There are never more than a mount accepts, also when the step before is counted and not published yet. */
+START_TEST(the_number_of_logged_steps_has_a_limit)
+{
+    two_steps(logs);
+    struct ht_root *root = root_of();
+    lock(w.o);
+    struct ht_redo *redo = &root->redo, was = *redo;
+    uint64_t undurable = root->undurable;
+    root->latched = root->config;
+    root->latched.durable_every = root->config.durable_every = HT_REDO_STEPS_MAX + 100;
+    redo->steps = HT_REDO_STEPS_MAX - 1;
+    redo->counted = true;
+    root->undurable = HT_REDO_STEPS_MAX;
+    ck_assert(ht_opt_redo_may_log(root));
+    ht_opt_redo_open(root);
+    ck_assert(!redo->wanted);
+    redo->steps = HT_REDO_STEPS_MAX;
+    root->undurable = HT_REDO_STEPS_MAX + 1;
+    ck_assert(!ht_opt_redo_may_log(root));
+    redo->counted = false;
+    redo->steps = root->undurable = HT_REDO_STEPS_MAX - 1;
+    ht_opt_redo_open(root);
+    ck_assert(redo->wanted);
+    *redo = was;
+    root->undurable = undurable;
+    root->config.durable_every = 100;
+    unlock(w.o);
+    next_is_full_or_logged();
+}
+END_TEST
+
+START_TEST(a_new_parameter_makes_its_first_step_full)
+{
+    two_steps(logs);
+    fixture_param(&w, HT_DTYPE_F32, HT_DTYPE_F32, 3000, HT_SMALL_CHUNK_BYTES);
+    next_is_full();
+}
+END_TEST
+
+/* Sums of several gradients are not logged. */
+START_TEST(accumulation_makes_every_step_full)
+{
+    begin("adamw lr=1e-2 accumulate=2 redo=on durable_every=100", 2);
+    for (unsigned step = 1; step <= 3; step++) {
+        send(5 * step);
+        send(5 * step);
+        ck_assert_int_eq(ht_optim_step(w.o, ROOT), 0);
+        ck_assert_uint_eq(logged_steps(), 0);
+        ck_assert_uint_eq(fixture_stat(&w).durable_step, step);
+    }
+    fixture_close(&w);
+}
+END_TEST
+
+START_TEST(without_redo_everything_is_published_again)
+{
+    struct ht_optim_config plain = fixture_config("adamw lr=1e-2");
+
+    two_steps(logs);
+    w.config = "adamw lr=1e-2";
+    ck_assert_int_eq(ht_optim_root_configure(w.o, ROOT, &plain), 0);
+    step_all(&w);
+    ck_assert_int_eq(ht_optim_step(w.o, ROOT), 0);
+    ck_assert_uint_eq(logged_steps(), 0);
+    crash_and_mount();
+    check_all(&w);
+    fixture_close(&w);
+}
+END_TEST
+
+/* ------------------------------------------------------------------- errors */
+
+/* The object of a step that was taken back is deleted sooner or later, and never published. */
+START_TEST(an_object_that_cannot_be_deleted_is_not_published)
+{
+    two_steps("adamw lr=1e-2 skip_nonfinite=1 redo=on durable_every=100");
+    struct ht_root *root = root_of();
+    uint8_t *g = random_gradient(&w, &w.param[1]);
+    write_gradient(&w, &w.param[1], g);
+    free(g);
+    ck_assert_int_eq(ht_optim_wait(w.o, ROOT, 0), 0);
+    lock(w.o);
+    ck_assert_ptr_nonnull(root->redo.obj);
+    uint64_t oid = ht_obj_id(root->redo.obj);
+    unlock(w.o);
+    ck_assert_int_eq(ht_optim_drop(w.o, ROOT, w.param[1].oid, NULL), 0);
+    ht_fault_arm(HT_FAULT_JOURNAL_SPACE, 1, false);
+    ck_assert_int_eq(ht_optim_commit(w.o, ROOT), 0);
+    ck_assert_uint_eq(ht_fault_passed(HT_FAULT_JOURNAL_SPACE) > 0, 1);
+    ht_fault_disarm_all();
+    step_all(&w);
+    ck_assert_int_eq(ht_optim_commit(w.o, ROOT), 0);
+    crash_and_mount();
+    ck_assert_ptr_null(ht_obj_get(w.s, oid));
+    check_all(&w);
+    fixture_close(&w);
+}
+END_TEST
+
+/* Its size was published alone, which no client can do. */
+START_TEST(a_parameter_of_another_size_is_not_computed_again)
+{
+    static const uint64_t bytes[] = {4000, MIB};
+
+    two_steps(logs);
+    ck_assert_int_eq(ht_obj_truncate(w.param[0].obj, bytes[_i]), 0);
+    ck_assert_int_eq(ht_obj_sync(w.param[0].obj), 0);
+    crash_and_mount();
+    struct ht_root_stat st = fixture_stat(&w);
+    ck_assert_msg(strstr(st.error, "step 2 cannot be computed again") != NULL, "error is \"%s\"", st.error);
+    fixture_close(&w);
+}
+END_TEST
+
+static struct ht_event dropped;
+
+static void note_dropped(void *ctx, const struct ht_event *e)
+{
+    (void)ctx;
+    if (e->code == HT_EVENT_STEP_DROPPED)
+        dropped = *e;
+}
+
+/* With a step open: the next mount finds the last logged one. */
+START_TEST(an_end_within_a_step_names_the_last_logged_one)
+{
+    two_steps(logs);
+    uint8_t *g = random_gradient(&w, &w.param[1]);
+    write_gradient(&w, &w.param[1], g);
+    free(g);
+    ht_event_set_sink(note_dropped, NULL);
+    ck_assert_int_eq(ht_optim_finish(w.o), 0);
+    ht_event_set_sink(NULL, NULL);
+    ck_assert_msg(strstr(dropped.text, "the next mount finds step 2") != NULL, "event is \"%s\"", dropped.text);
+    crash_and_mount();
+    check_all(&w);
+    fixture_close(&w);
+}
+END_TEST
+
+START_TEST(a_write_error_of_a_logged_gradient_loses_nothing)
+{
+    two_steps(logs);
+    step_all(&w);
+    ck_assert_int_eq(ht_optim_wait(w.o, ROOT, 0), 0);
+    ht_fault_arm(HT_FAULT_STORE_WRITE, 1, false);
+    ck_assert_int_eq(ht_optim_commit(w.o, ROOT), 0);
+    ht_fault_disarm_all();
+    ck_assert_uint_eq(fixture_stat(&w).durable_step, 3);
+    crash_and_mount();
+    check_all(&w);
+    fixture_close(&w);
+}
+END_TEST
+
+/* Steps that cannot be computed again keep their model from every change. */
+START_TEST(a_replay_that_fails_lets_nothing_change)
+{
+    two_steps(logs);
+    struct test_param *p = &w.param[0];
+    fixture_crash(&w);
+    ht_fault_arm(HT_FAULT_OPTIM_UPDATE, 2, false);
+    fixture_mount(&w);
+    ht_fault_disarm_all();
+    struct ht_root_stat st = fixture_stat(&w);
+    ck_assert_msg(strstr(st.error, "step 2 cannot be computed again") != NULL, "error is \"%s\"", st.error);
+    struct ht_param_desc desc = fixture_desc(p);
+    struct ht_grad *g;
+    ck_assert_int_eq(ht_grad_open(w.o, &desc, &g), 0);
+    ck_assert_int_eq(ht_grad_write(g, 0, &desc, 4), -EIO);
+    ht_grad_release(g);
+    ck_assert_int_eq(ht_optim_commit(w.o, ROOT), -EIO);
+    ck_assert_int_eq(ht_optim_step(w.o, ROOT), -EIO);
+    ck_assert_int_eq(ht_optim_abort(w.o, ROOT), -EIO);
+    ck_assert_int_eq(ht_optim_finish(w.o), 0);
+    fixture_unmount(&w);
+    fixture_mount(&w); /* the next mount can */
+    ck_assert_uint_eq(fixture_stat(&w).step, 2);
+    check_all(&w);
+    fixture_close(&w);
+}
+END_TEST
+
+/* -------------------------------------------------------------------- abort */
+
+START_TEST(an_abort_returns_to_the_last_logged_step)
+{
+    begin(logs, 2);
+    for (unsigned step = 1; step <= 6; step++) {
+        if (step > 1) { /* not the first, which makes state */
+            uint8_t *g = random_gradient(&w, &w.param[step % 3]);
+            write_gradient(&w, &w.param[step % 3], g);
+            free(g);
+            ck_assert_int_eq(ht_optim_abort(w.o, ROOT), 0);
+            ck_assert_uint_eq(fixture_stat(&w).step, step - 1);
+            ck_assert_uint_eq(fixture_stat(&w).durable_step, step - 1);
+            check_all(&w);
+        }
+        step_all(&w);
+        ck_assert_int_eq(ht_optim_commit(w.o, ROOT), 0);
+        ck_assert_uint_eq(logged_steps(), step - 1);
+    }
+    crash_and_mount();
+    ck_assert_uint_eq(fixture_stat(&w).step, 6);
+    check_all(&w);
+    fixture_close(&w);
+}
+END_TEST
+
+/* They have seen the last logged step, and shall not see an older one. */
+START_TEST(readers_wait_while_steps_are_computed_again)
+{
+    two_steps(logs);
+    struct ht_root *root = root_of();
+    lock(w.o);
+    root->redo.replaying = true;
+    unlock(w.o);
+    ck_assert(!ht_optim_readable(w.o, w.param[0].oid, 0, 4, NULL));
+    lock(w.o);
+    root->redo.replaying = false;
+    unlock(w.o);
+    ck_assert(ht_optim_readable(w.o, w.param[0].oid, 0, 4, NULL));
+    fixture_close(&w);
+}
+END_TEST
+
+/* A step of which all gradients were taken back is none. */
+START_TEST(a_commit_after_a_dropped_step_publishes_the_rest)
+{
+    struct ht_obj_attr attr = {.chunk_bytes = HT_CHUNK_BYTES, .scope = ROOT};
+    struct ht_obj *file;
+
+    two_steps("adamw lr=1e-2 skip_nonfinite=1 redo=on durable_every=100");
+    uint8_t *g = random_gradient(&w, &w.param[1]);
+    write_gradient(&w, &w.param[1], g);
+    ck_assert_int_eq(ht_optim_drop(w.o, ROOT, w.param[1].oid, NULL), 0);
+    free(g);
+    attr.oid = ht_store_new_id(w.s);
+    ck_assert_int_eq(ht_obj_create(w.s, &attr, &file), 0);
+    ck_assert_int_eq(ht_obj_write(file, 0, "cursor", 6), 6);
+    ck_assert_int_eq(ht_optim_commit(w.o, ROOT), 0);
+    ck_assert_uint_eq(logged_steps(), 1);
+    struct ht_root *root = root_of();
+    lock(w.o);
+    ck_assert_ptr_null(root->redo.obj);
+    unlock(w.o);
+    ht_obj_put(file);
+    crash_and_mount();
+    check_all(&w);
+    char text[7] = "";
+    file = ht_obj_get(w.s, attr.oid);
+    ck_assert_ptr_nonnull(file);
+    ck_assert_int_eq(ht_obj_read(file, 0, text, 6), 6);
+    ck_assert_str_eq(text, "cursor");
+    ht_obj_put(file);
+    fixture_close(&w);
+}
+END_TEST
+
+/* Its bytes in the object of the step do not count. */
+START_TEST(a_dropped_gradient_is_not_replayed)
+{
+    two_steps("adamw lr=1e-2 skip_nonfinite=1 redo=on durable_every=100");
+    uint8_t *g = random_gradient(&w, &w.param[1]);
+    write_gradient(&w, &w.param[1], g);
+    ck_assert_int_eq(ht_optim_drop(w.o, ROOT, w.param[1].oid, NULL), 0);
+    free(g);
+    step_all(&w);
+    ck_assert_int_eq(ht_optim_commit(w.o, ROOT), 0);
+    ck_assert_uint_eq(logged_steps(), 2);
+    crash_and_mount();
+    check_all(&w);
+    fixture_close(&w);
+}
+END_TEST
+
+/* ---------------------------------------------------------------- and the rest */
+
+START_TEST(asynchronous_steps_are_logged)
+{
+    two_steps(logs);
+    for (unsigned step = 3; step <= 6; step++) {
+        step_all(&w);
+        ck_assert_int_eq(ht_optim_step_async(w.o, ROOT), 0);
+    }
+    ck_assert_int_eq(ht_optim_wait(w.o, ROOT, 0), 0);
+    ck_assert_uint_eq(fixture_stat(&w).durable_step, 6);
+    ck_assert_uint_eq(logged_steps(), 5);
+    crash_and_mount();
+    check_all(&w);
+    fixture_close(&w);
+}
+END_TEST
+
+START_TEST(an_orderly_end_leaves_nothing_logged)
+{
+    two_steps(logs);
+    ck_assert_int_eq(ht_optim_finish(w.o), 0);
+    ck_assert_uint_eq(logged_steps(), 0);
+    fixture_unmount(&w);
+    fixture_mount(&w);
+    check_all(&w);
+    fixture_close(&w);
+}
+END_TEST
+
+/* A checkpoint names the logged steps, and no more than those. */
+START_TEST(a_checkpoint_keeps_logged_steps)
+{
+    two_steps(logs);
+    ck_assert_int_eq(ht_store_checkpoint(w.s), 0);
+    step_all(&w);
+    ck_assert_int_eq(ht_optim_commit(w.o, ROOT), 0);
+    crash_and_mount();
+    ck_assert_uint_eq(fixture_stat(&w).step, 3);
+    check_all(&w);
+    ck_assert_int_eq(ht_store_checkpoint(w.s), 0);
+    crash_and_mount();
+    ck_assert_uint_eq(fixture_stat(&w).step, 3);
+    check_all(&w);
+    fixture_close(&w);
+}
+END_TEST
+
+static atomic_uint beside; /* 0: the checkpoint has not emitted; 1: it waits for a commit; 2: that is durable */
+
+static int wait_for_commit(void)
+{
+    if (beside == 0)
+        beside = 1;
+    return beside == 1;
+}
+
+static void *checkpoint(void *arg)
+{
+    (void)arg;
+    return (void *)(intptr_t)ht_store_checkpoint(w.s);
+}
+
+/* A step is logged after the checkpoint has begun: its record comes before those that the checkpoint emits. */
+START_TEST(a_step_is_logged_beside_a_checkpoint)
+{
+    pthread_t thread;
+    void *rc;
+
+    two_steps(logs);
+    step_all(&w);
+    ck_assert_int_eq(ht_optim_commit(w.o, ROOT), 0);
+    step_all(&w);
+    ck_assert_int_eq(ht_optim_wait(w.o, ROOT, 0), 0);
+    beside = 0;
+    w.emitting = wait_for_commit;
+    ck_assert_int_eq(pthread_create(&thread, NULL, checkpoint, NULL), 0);
+    while (beside == 0)
+        sched_yield();
+    ck_assert_int_eq(ht_optim_commit(w.o, ROOT), 0);
+    ck_assert_uint_eq(logged_steps(), 3);
+    beside = 2;
+    pthread_join(thread, &rc);
+    ck_assert_int_eq((intptr_t)rc, 0);
+    w.emitting = NULL;
+    crash_and_mount();
+    ck_assert_uint_eq(fixture_stat(&w).step, 4);
+    check_all(&w);
+    fixture_close(&w);
+}
+END_TEST
+
+static uint64_t log_reserved(void)
+{
+    struct ht_store_stats st;
+
+    ht_store_stats(w.s, &st);
+    return st.log.reserved_bytes;
+}
+
+static void *end_root(void *arg)
+{
+    struct ht_tx *tx;
+
+    for (unsigned i = *(unsigned *)arg; i; i--)
+        sched_yield();
+    ck_assert_int_eq(ht_tx_begin(w.s, 1 << 16, &tx), 0);
+    ht_scope_end(w.s, ROOT, HT_SCOPE_DELETED, tx);
+    ck_assert_int_eq(ht_tx_commit(tx, NULL), 0);
+    return NULL;
+}
+
+/* At any time of a step: nothing of its log stays behind. */
+START_TEST(a_root_is_deleted_beside_its_commits)
+{
+    for (unsigned wait = 1; wait < 1 << 14; wait *= 2) {
+        pthread_t thread;
+        begin(logs, 2);
+        uint64_t reserved = log_reserved();
+        step_all(&w);
+        ck_assert_int_eq(ht_optim_commit(w.o, ROOT), 0);
+        ck_assert_int_eq(pthread_create(&thread, NULL, end_root, &wait), 0);
+        for (unsigned i = 0; i < w.params; i++) {
+            struct ht_param_desc desc = fixture_desc(&w.param[i]);
+            struct ht_grad *g;
+            if (ht_grad_open(w.o, &desc, &g))
+                continue;
+            uint8_t *bytes = random_gradient(&w, &w.param[i]);
+            ssize_t n = ht_grad_write(g, 0, bytes, w.param[i].n * dtype_bytes(w.param[i].grad_dtype));
+            int rc = n > 0 ? ht_grad_flush(g) : 0;
+            (void)rc;
+            ht_grad_release(g);
+            free(bytes);
+        }
+        int rc = ht_optim_commit(w.o, ROOT);
+        ck_assert_msg(rc == 0 || rc == -ENOENT || rc == -ESTALE, "%d", rc);
+        pthread_join(thread, NULL);
+        for (unsigned i = 0; i < w.params; i++) /* files still, with updates that came too late */
+            ck_assert_int_eq(ht_obj_sync(w.param[i].obj), 0);
+        ck_assert_uint_eq(log_reserved(), reserved - HT_OPT_ROOT_RECORD_BYTES);
+        ht_optim_verify(w.o);
+        fixture_close(&w);
+    }
+}
+END_TEST
+
+/* Workers that come to the log afterwards make no object that nothing would delete. */
+START_TEST(a_root_that_has_ended_gets_no_object)
+{
+    unsigned now = 0;
+
+    two_steps(logs);
+    struct ht_root *root = ht_opt_root_get(w.o, ROOT);
+    lock(w.o);
+    root->redo.making = true; /* they wait */
+    unlock(w.o);
+    uint8_t *g = random_gradient(&w, &w.param[1]);
+    write_gradient(&w, &w.param[1], g);
+    free(g);
+    for (bool running = false; !running;) {
+        lock(w.o);
+        running = root->running > 0;
+        unlock(w.o);
+        sched_yield();
+    }
+    end_root(&now);
+    lock(w.o);
+    root->redo.making = false;
+    notify_changed(w.o);
+    while (root->running)
+        wait_changed(w.o);
+    ck_assert_ptr_null(root->redo.obj);
+    unlock(w.o);
+    ht_opt_root_put(root);
+    fixture_close(&w);
+}
+END_TEST
+
+/* Without room for its gradients a step is full, and does not fail. */
+START_TEST(a_full_store_takes_steps)
+{
+    struct ht_obj_attr attr = {.chunk_bytes = HT_CHUNK_BYTES};
+    uint8_t *bytes = calloc(1, MIB);
+    struct ht_obj *filler;
+    uint64_t off = 0;
+
+    two_steps(logs);
+    attr.oid = ht_store_new_id(w.s);
+    ck_assert_int_eq(ht_obj_create(w.s, &attr, &filler), 0);
+    for (size_t len = MIB; len >= 4096; len /= 2) {
+        memset(bytes, (int)(off >> 12) + 1, MIB);
+        while (ht_obj_write(filler, off, bytes, len) == (ssize_t)len)
+            off += len;
+    }
+    for (unsigned step = 3; step <= 5; step++) {
+        step_all(&w);
+        ck_assert_int_eq(ht_optim_commit(w.o, ROOT), 0);
+        ck_assert_uint_eq(fixture_stat(&w).durable_step, step);
+        ck_assert(step > 3 || logged_steps() == 0); /* it frees what was logged before */
+    }
+    ht_obj_put(filler);
+    free(bytes);
+    crash_and_mount();
+    check_all(&w);
+    fixture_close(&w);
+}
+END_TEST
+
+int main(void)
+{
+    TCase *t = tcase_create("redo");
+
+    tcase_add_loop_test(t, a_crash_loses_no_step, 0, HT_ARRAY_SIZE(ways));
+    tcase_add_test(t, steps_are_logged_up_to_a_full_one);
+    tcase_add_test(t, a_written_parameter_makes_the_next_step_full);
+    tcase_add_test(t, a_parameter_that_is_written_during_a_step_makes_it_full);
+    tcase_add_test(t, written_state_makes_the_next_step_full);
+    tcase_add_test(t, a_reset_makes_the_next_step_full);
+    tcase_add_test(t, a_count_that_does_not_follow_makes_a_step_full);
+    tcase_add_test(t, a_reset_without_state_makes_the_next_step_full);
+    tcase_add_test(t, a_number_that_a_client_set_makes_the_next_step_full);
+    tcase_add_test(t, the_number_of_logged_steps_has_a_limit);
+    tcase_add_test(t, setting_the_number_of_the_full_step_announces_the_end_of_logged_ones);
+    tcase_add_test(t, a_new_parameter_makes_its_first_step_full);
+    tcase_add_test(t, accumulation_makes_every_step_full);
+    tcase_add_test(t, without_redo_everything_is_published_again);
+    tcase_add_test(t, an_object_that_cannot_be_deleted_is_not_published);
+    tcase_add_test(t, a_write_error_of_a_logged_gradient_loses_nothing);
+    tcase_add_test(t, a_replay_that_fails_lets_nothing_change);
+    tcase_add_test(t, an_end_within_a_step_names_the_last_logged_one);
+    tcase_add_loop_test(t, a_parameter_of_another_size_is_not_computed_again, 0, 2);
+    tcase_add_test(t, an_abort_returns_to_the_last_logged_step);
+    tcase_add_test(t, readers_wait_while_steps_are_computed_again);
+    tcase_add_test(t, a_commit_after_a_dropped_step_publishes_the_rest);
+    tcase_add_test(t, a_dropped_gradient_is_not_replayed);
+    tcase_add_test(t, asynchronous_steps_are_logged);
+    tcase_add_test(t, an_orderly_end_leaves_nothing_logged);
+    tcase_add_test(t, a_checkpoint_keeps_logged_steps);
+    tcase_add_test(t, a_root_is_deleted_beside_its_commits);
+    tcase_add_test(t, a_root_that_has_ended_gets_no_object);
+    tcase_add_test(t, a_step_is_logged_beside_a_checkpoint);
+    tcase_add_test(t, a_full_store_takes_steps);
+    return run_suite("redo", t);
+}
