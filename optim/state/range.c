@@ -206,7 +206,8 @@ bool ht_opt_range_hidden(const struct ht_range *r)
 
 bool ht_opt_param_hidden(const struct ht_param *p)
 {
-    return p->pending > p->shown || (p->root->deciding && p->has_grad) || p->root->redo.replaying;
+    return p->pending > p->shown || (p->root->deciding && p->has_grad) ||
+        (p->root->redo.replaying && p->shape.chunk_bytes);
 }
 
 /* ---------------------------------------------------------------- coverage */

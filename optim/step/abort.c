@@ -113,6 +113,25 @@ static void forget_step(struct ht_root *root) HT_REQUIRES(HT_LOCK_OPTIM)
     root->failure = root->close_error = 0;
 }
 
+/* Content and counts of some logged steps would be a mixture: readers get those of the full step. */
+void ht_opt_show_full(struct ht_root *root)
+{
+    struct ht_optim *o = root->o;
+
+    lock(o);
+    each_param(root, ht_opt_cancel);
+    int rc = ht_opt_drain(root);
+    if (!rc || rc == -EIO)
+        each_param(root, ht_opt_forget_gradient);
+    unlock(o);
+    rc = ht_scope_abort(o->store, root->id);
+    lock(o);
+    if (!rc)
+        forget_step(root);
+    root->durable_step = root->step;
+    unlock(o);
+}
+
 int ht_opt_take_back(struct ht_root *root, int *out_shown)
 {
     struct ht_optim *o = root->o;

@@ -47,13 +47,14 @@ struct replay {
 
 /* -------------------------------------------------------------- parameters */
 
-static int note_shape(struct replay *w, struct ht_param *p, const struct ht_param_shape *was)
+static int note_shape(struct replay *w, struct ht_param *p, const struct ht_param_shape *was) HT_REQUIRES(HT_LOCK_OPTIM)
 {
     struct reshaped *more = realloc(w->reshaped, (w->reshaped_count + 1) * sizeof(*more));
 
     if (!more)
         return -ENOMEM;
     w->reshaped = more;
+    p->refs++;
     more[w->reshaped_count++] = (struct reshaped){p, *was};
     return 0;
 }
@@ -244,13 +245,25 @@ static int replay_step(struct replay *w, const struct ht_redo_step *step)
 }
 
 /* Openers go on with the shape that they know. */
+static int restore_shape(struct ht_optim *o, const struct reshaped *r)
+{
+    lock(o);
+    bool gone = r->p->gone;
+    unlock(o);
+    int rc = gone ? 0 : ht_opt_param_build(r->p, &r->was);
+    lock(o);
+    r->p->refs--;
+    unlock(o);
+    return rc;
+}
+
 static int restore_shapes(struct replay *w)
 {
     int rc = 0;
 
-    while (w->reshaped_count && !rc) {
-        struct reshaped *s = &w->reshaped[--w->reshaped_count];
-        rc = ht_opt_param_build(s->p, &s->was);
+    while (w->reshaped_count) {
+        int one = restore_shape(w->root->o, &w->reshaped[--w->reshaped_count]);
+        rc = rc ? rc : one;
     }
     free(w->reshaped);
     return rc;
@@ -295,6 +308,8 @@ int ht_opt_redo_replay(struct ht_root *root)
     if (!any)
         return 0;
     int rc = replay_all(root, &step);
+    if (rc && rc != -ECANCELED)
+        ht_opt_show_full(root);
     lock(root->o);
     root->redo.replaying = false;
     root->redo.failed = rc;
@@ -360,7 +375,7 @@ void ht_opt_redo_recover(struct ht_optim *o)
         struct ht_root *root = ht_list_entry(pos, struct ht_root, all);
         if (!root->redo.steps || !root->exists)
             continue;
-        if (read_only) {
+        if (read_only || root->frozen) { /* no program writes records of a frozen one */
             show_full(root);
             continue;
         }

@@ -70,6 +70,11 @@ int ht_opt_publish_closed(struct ht_root *root) HT_EXCLUDES(HT_LOCK_OPTIM) HT_MU
 /* --------------------------------------------------------------- abort.c */
 
 /*
+ * Under the gate, draining: logged steps cannot be computed again, and parameters and state are as of the last full
+ * step.
+ */
+void ht_opt_show_full(struct ht_root *root) HT_EXCLUDES(HT_LOCK_OPTIM);
+/*
  * Under the gate, draining, with no update queued: everything below the root is as its last commit has published it.
  * *out_shown: an error of passthrough files, which do not show it; the rest is taken back then, too.
  */
