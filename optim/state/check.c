@@ -104,18 +104,24 @@ static bool is_other(const struct ht_root *r, size_t i) HT_REQUIRES(HT_LOCK_OPTI
     return ht_opt_param_find(r->o, oid) != NULL;
 }
 
+static bool has_state(const struct ht_param *p, uint64_t oid) HT_REQUIRES(HT_LOCK_OPTIM)
+{
+    bool has = false;
+
+    for (unsigned k = 0; p->cur.exists && k < p->cur.layout.count; k++)
+        has |= p->cur.oid[k] == oid;
+    return has;
+}
+
 /* The first logged step whose object is state; their number: none. */
 static size_t first_with_state(const struct ht_root *r) HT_REQUIRES(HT_LOCK_OPTIM)
 {
     size_t first = r->redo.steps;
 
-    ht_list_for_each(pos, &r->params) {
-        const struct ht_param *p = ht_list_entry(pos, struct ht_param, of_root);
-        for (unsigned k = 0; p->cur.exists && k < p->cur.layout.count; k++)
-            for (size_t i = 0; i < first; i++)
-                if (r->redo.step[i].oid == p->cur.oid[k])
-                    first = i;
-    }
+    ht_list_for_each(pos, &r->params)
+        for (size_t i = 0; i < first; i++)
+            if (has_state(ht_list_entry(pos, struct ht_param, of_root), r->redo.step[i].oid))
+                first = i;
     return first;
 }
 
