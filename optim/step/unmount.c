@@ -59,7 +59,7 @@ static int finish_root(struct ht_root *root)
         wait_changed(o);
     bool failed = root->failure != 0, drop = root->open || failed, exists = root->exists && !root->frozen;
     bool unreplayed = root->redo.failed != 0;
-    uint64_t step = root->step + 1, durable = root->durable_step;
+    uint64_t step = root->step + 1, durable = unreplayed ? root->pub_step + root->redo.steps : root->durable_step;
     unlock(o);
     if (!exists)
         return 0;

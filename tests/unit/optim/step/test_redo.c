@@ -400,6 +400,23 @@ END_TEST
 
 /* ------------------------------------------------------------------- errors */
 
+static struct ht_event dropped;
+
+static void note_dropped(void *ctx, const struct ht_event *e)
+{
+    (void)ctx;
+    if (e->code == HT_EVENT_STEP_DROPPED)
+        dropped = *e;
+}
+
+static int finish_and_note(void)
+{
+    ht_event_set_sink(note_dropped, NULL);
+    int rc = ht_optim_finish(w.o);
+    ht_event_set_sink(NULL, NULL);
+    return rc;
+}
+
 /* The object of a step that was taken back is deleted sooner or later, and never published. */
 START_TEST(an_object_that_cannot_be_deleted_is_not_published)
 {
@@ -442,15 +459,6 @@ START_TEST(a_parameter_of_another_size_is_not_computed_again)
 }
 END_TEST
 
-static struct ht_event dropped;
-
-static void note_dropped(void *ctx, const struct ht_event *e)
-{
-    (void)ctx;
-    if (e->code == HT_EVENT_STEP_DROPPED)
-        dropped = *e;
-}
-
 /* With a step open: the next mount finds the last logged one. */
 START_TEST(an_end_within_a_step_names_the_last_logged_one)
 {
@@ -458,9 +466,7 @@ START_TEST(an_end_within_a_step_names_the_last_logged_one)
     uint8_t *g = random_gradient(&w, &w.param[1]);
     write_gradient(&w, &w.param[1], g);
     free(g);
-    ht_event_set_sink(note_dropped, NULL);
-    ck_assert_int_eq(ht_optim_finish(w.o), 0);
-    ht_event_set_sink(NULL, NULL);
+    ck_assert_int_eq(finish_and_note(), 0);
     ck_assert_msg(strstr(dropped.text, "the next mount finds step 2") != NULL, "event is \"%s\"", dropped.text);
     crash_and_mount();
     check_all(&w);
@@ -515,7 +521,8 @@ START_TEST(a_replay_that_fails_lets_nothing_change)
     ck_assert_int_eq(ht_optim_commit(w.o, ROOT), -EIO);
     ck_assert_int_eq(ht_optim_step(w.o, ROOT), -EIO);
     ck_assert_int_eq(ht_optim_abort(w.o, ROOT), -EIO);
-    ck_assert_int_eq(ht_optim_finish(w.o), 0);
+    ck_assert_int_eq(finish_and_note(), 0);
+    ck_assert_msg(strstr(dropped.text, "tries again, up to step 2") != NULL, "event is \"%s\"", dropped.text);
     fixture_unmount(&w);
     fixture_mount(&w); /* the next mount can */
     ck_assert_uint_eq(fixture_stat(&w).step, 2);
