@@ -14,6 +14,7 @@
  * transaction, in which no other thread changes names. Step 3 releases the lock where a deletion calls the hook.
  */
 #include "fs/ns/ns_priv.h"
+#include "fs/ns/content.h"
 #include "fs/ns/kept.h"
 #include "fs/ns/pending.h"
 #include "fs/ns/scope.h"
@@ -321,6 +322,7 @@ static int change_attributes(struct rollback *r, const struct match *m) HT_REQUI
             ht_ns_xattr_install(&r->op, m->to, now, 0);
     }
     m->to->cur = m->from->cur;
+    ht_ns_residency_changed(r->op.ns, m->to);
     return rc;
 }
 

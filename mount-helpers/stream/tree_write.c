@@ -175,7 +175,10 @@ static int set_attribute(struct build *b, int fd, const struct ht_stream_attribu
     memcpy(name, a->name, a->name_len);
     name[a->name_len] = '\0';
     snprintf(text, sizeof(text), "set %s", name);
-    return fsetxattr(fd, name, a->value, a->value_len, 0) < 0 ? fail(b, errno, text) : 0;
+    if (fsetxattr(fd, name, a->value, a->value_len, 0) == 0)
+        return 0;
+    /* A word that earlier versions took, and that did nothing. */
+    return errno == EINVAL && strcmp(name, HT_XATTR_PREFIX "tier") == 0 ? 0 : fail(b, errno, text);
 }
 
 static int set_attributes(struct build *b, int fd, struct ht_stream_attributes list)

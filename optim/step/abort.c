@@ -17,51 +17,6 @@
 #include "optim/gradient/gradient.h"
 #include "optim/step/step_priv.h"
 
-/* Locked. The next parameter after pos. The list may change while the lock is released: p had a reference. */
-static struct ht_param *next_param(const struct ht_root *root, const struct ht_list *pos)
-{
-    return pos->next == &root->params ? NULL : ht_list_entry(pos->next, struct ht_param, of_root);
-}
-
-/* Calls fn for every parameter of the root, with a reference held, locked. */
-static void each_param(struct ht_root *root, void (*fn)(struct ht_param *p)) HT_REQUIRES(HT_LOCK_OPTIM)
-{
-    struct ht_param *next;
-
-    for (struct ht_param *p = next_param(root, &root->params); p; p = next) {
-        p->refs++;
-        fn(p);
-        next = next_param(root, &p->of_root);
-        p->refs--;
-    }
-}
-
-/* The store is back: takes references to the objects that exist again. */
-static void reload(struct ht_param *p) HT_REQUIRES(HT_LOCK_OPTIM)
-{
-    ht_obj_put(p->obj);
-    p->obj = ht_obj_get(p->o->store, p->oid);
-    p->rewrites++;
-    p->orphan = false;
-    p->gone = !p->obj || !p->root->exists;
-    /*
-     * Its name may be gone for good and the rest pending: then it stays deleted. A thread that deletes it at the same
-     * time marks it itself.
-     */
-    if (!p->gone && ht_opt_param_file(p) == HT_OPTIM_FILE_DELETED)
-        p->gone = true;
-    ht_opt_totals_update(p);
-    if (p->gone) {
-        ht_opt_param_reclaim(p);
-        return;
-    }
-    uint64_t bytes = p->cur.exists ? p->cur.elements * ht_kernel_dtype_bytes(p->cur.dtype) : 0;
-    bool other = p->cur.exists && !p->block; /* a rollback that failed may have left the shape of its step */
-    if ((other && ht_opt_state_shape(p, &p->shape)) || ht_opt_state_load(p) || ht_obj_rewrite_reserve(p->obj, bytes) ||
-        ht_opt_grad_reserve(p))
-        ht_opt_not_reserved(p, "space for its next rewrite is not reserved after the abort");
-}
-
 static void invalidate_whole(struct ht_param *p) HT_REQUIRES(HT_LOCK_OPTIM)
 {
     if (p->shape.range_count)
@@ -86,13 +41,13 @@ static int quiesce(struct ht_root *root, struct ht_optim_steer *by, bool *out_re
         ht_opt_refuse_steering(root, by, why);
         return rc;
     }
-    each_param(root, ht_opt_cancel);
+    ht_opt_each_param(root, ht_opt_cancel);
     rc = ht_opt_drain(root);
     if (rc == -EIO)
         rc = 0;
     if (!rc) {
         ht_opt_redo_reset(root); /* the abort takes its object back */
-        each_param(root, ht_opt_forget_gradient);
+        ht_opt_each_param(root, ht_opt_forget_gradient);
     }
     unlock(o);
     return rc;
@@ -106,32 +61,6 @@ static void begin_replay(struct ht_root *root)
     unlock(root->o);
 }
 
-static void forget_step(struct ht_root *root) HT_REQUIRES(HT_LOCK_OPTIM)
-{
-    each_param(root, reload);
-    root->open = 0;
-    root->failure = root->close_error = 0;
-}
-
-/* Content and counts of some logged steps would be a mixture: readers get those of the full step. */
-void ht_opt_show_full(struct ht_root *root)
-{
-    struct ht_optim *o = root->o;
-
-    lock(o);
-    each_param(root, ht_opt_cancel);
-    int rc = ht_opt_drain(root);
-    if (!rc || rc == -EIO)
-        each_param(root, ht_opt_forget_gradient);
-    unlock(o);
-    rc = ht_scope_abort(o->store, root->id);
-    lock(o);
-    if (!rc)
-        forget_step(root);
-    root->durable_step = root->step;
-    unlock(o);
-}
-
 int ht_opt_take_back(struct ht_root *root, int *out_shown)
 {
     struct ht_optim *o = root->o;
@@ -141,7 +70,7 @@ int ht_opt_take_back(struct ht_root *root, int *out_shown)
     *out_shown = rc ? 0 : ht_scope_shm_restore(o->store, root->id);
     lock(o);
     if (!rc)
-        forget_step(root);
+        ht_opt_forget_step(root);
     else
         root->redo.replaying = false;
     unlock(o);
@@ -166,7 +95,7 @@ void ht_opt_show_all(struct ht_root *root)
 {
     wake_all(root);
     lock(root->o);
-    each_param(root, invalidate_whole);
+    ht_opt_each_param(root, invalidate_whole);
     ht_opt_inval_wait(root->o, root->o->inval_issued);
     unlock(root->o);
 }

@@ -69,6 +69,10 @@ int ht_opt_publish_closed(struct ht_root *root) HT_EXCLUDES(HT_LOCK_OPTIM) HT_MU
 
 /* --------------------------------------------------------------- abort.c */
 
+/* Calls fn for every parameter of the root, with a reference held. */
+void ht_opt_each_param(struct ht_root *root, void (*fn)(struct ht_param *p)) HT_REQUIRES(HT_LOCK_OPTIM);
+/* The store has gone back: takes references to the objects that exist again, and ends the open step. */
+void ht_opt_forget_step(struct ht_root *root) HT_REQUIRES(HT_LOCK_OPTIM);
 /*
  * Under the gate, draining: logged steps cannot be computed again, and parameters and state are as of the last full
  * step.

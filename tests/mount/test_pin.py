@@ -106,3 +106,22 @@ def test_an_abort_takes_a_pin_back(make_store):
     (point / 'model/.hitrain/ctl').write_text('abort')
     refused(errno.ENODATA, word, point / 'model/w', 'pin')
     assert figure(point, 'pinned_bytes') == 0
+
+
+def test_a_rollback_takes_a_pin_back_or_brings_it(make_store):
+    point = make_store('256M').mount(f'dram={DRAM}M', 'staging=24M')
+    (point / 'model').mkdir()
+    word(point / 'model', 'optimizer', 'sgd lr=1')
+    make(point / 'model/w', 4)
+    model_control = point / 'model/.hitrain/ctl'
+    model_control.write_text('snapshot unpinned')
+    word(point / 'model/w', 'pin', 'dram')
+    read(point / 'model/w')
+    assert figure(point, 'pinned_bytes') == 4 * MIB
+    model_control.write_text('snapshot pinned')
+    model_control.write_text('rollback unpinned')
+    refused(errno.ENODATA, word, point / 'model/w', 'pin')
+    assert figure(point, 'pinned_bytes') == 0
+    model_control.write_text('rollback pinned')
+    read(point / 'model/w')
+    assert figure(point, 'pinned_bytes') == 4 * MIB

@@ -1,0 +1,84 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* take_back.c - what abort, rollback and a replay that fails have in common: parameters are as the store has them. */
+#include "tiering/base/base.h"
+#include "tiering/base/list.h"
+#include "tiering/api/object.h"
+#include "tiering/api/tx.h"
+#include "optim/rules/kernel.h"
+#include "optim/optim.h"
+#include "optim/state/context.h"
+#include "optim/state/param.h"
+#include "optim/state/range.h"
+#include "optim/state/root.h"
+#include "optim/gradient/gradient.h"
+#include "optim/step/step_priv.h"
+
+/* Locked. The next parameter after pos. The list may change while the lock is released: p had a reference. */
+static struct ht_param *next_param(const struct ht_root *root, const struct ht_list *pos)
+{
+    return pos->next == &root->params ? NULL : ht_list_entry(pos->next, struct ht_param, of_root);
+}
+
+void ht_opt_each_param(struct ht_root *root, void (*fn)(struct ht_param *p))
+{
+    struct ht_param *next;
+
+    for (struct ht_param *p = next_param(root, &root->params); p; p = next) {
+        p->refs++;
+        fn(p);
+        next = next_param(root, &p->of_root);
+        p->refs--;
+    }
+}
+
+/* The store is back: takes references to the objects that exist again. */
+static void reload(struct ht_param *p) HT_REQUIRES(HT_LOCK_OPTIM)
+{
+    ht_obj_put(p->obj);
+    p->obj = ht_obj_get(p->o->store, p->oid);
+    p->rewrites++;
+    p->orphan = false;
+    p->gone = !p->obj || !p->root->exists;
+    /*
+     * Its name may be gone for good and the rest pending: then it stays deleted. A thread that deletes it at the same
+     * time marks it itself.
+     */
+    if (!p->gone && ht_opt_param_file(p) == HT_OPTIM_FILE_DELETED)
+        p->gone = true;
+    ht_opt_totals_update(p);
+    if (p->gone) {
+        ht_opt_param_reclaim(p);
+        return;
+    }
+    uint64_t bytes = p->cur.exists ? p->cur.elements * ht_kernel_dtype_bytes(p->cur.dtype) : 0;
+    bool other = p->cur.exists && !p->block; /* a rollback that failed may have left the shape of its step */
+    if ((other && ht_opt_state_shape(p, &p->shape)) || ht_opt_state_load(p) || ht_obj_rewrite_reserve(p->obj, bytes) ||
+        ht_opt_grad_reserve(p))
+        ht_opt_not_reserved(p, "space for its next rewrite is not reserved after the abort");
+}
+
+void ht_opt_forget_step(struct ht_root *root)
+{
+    ht_opt_each_param(root, reload);
+    root->open = 0;
+    root->failure = root->close_error = 0;
+}
+
+/* Content and counts of some logged steps would be a mixture: readers get those of the full step. */
+void ht_opt_show_full(struct ht_root *root)
+{
+    struct ht_optim *o = root->o;
+
+    lock(o);
+    ht_opt_each_param(root, ht_opt_cancel);
+    int rc = ht_opt_drain(root);
+    if (!rc || rc == -EIO)
+        ht_opt_each_param(root, ht_opt_forget_gradient);
+    unlock(o);
+    rc = ht_scope_abort(o->store, root->id);
+    lock(o);
+    if (!rc)
+        ht_opt_forget_step(root);
+    root->durable_step = root->step;
+    unlock(o);
+}
