@@ -51,6 +51,8 @@ struct ht_disk_log_copy {
     ht_le64 offset; /*  8 bytes, multiple of 4096 */
 };
 
+#define HT_FEATURE_NAMES_BYTES 1024u
+
 struct ht_disk_super {
     uint8_t magic[8];                           /*    0 HT_SUPER_MAGIC */
     ht_le64 checksum;                           /*    8 XXH3 of bytes [16, 4096) */
@@ -80,13 +82,18 @@ struct ht_disk_super {
     ht_le64 device_bytes[HT_DEVICES_MAX];       /*  248 */
     ht_le64 member_epoch[HT_DEVICES_MAX]; /* 376 last epoch that each device took part in, as far as this one knows */
     uint8_t device_uuid[HT_DEVICES_MAX][16]; /*  504 */
-    uint8_t pad[4096 - 760];                 /*  760 zero */
+    /*
+     * Lines "effect bit name since" of the program that wrote this copy (features.h), NUL-padded. They differ from
+     * those of the copy before only when another version of the program writes.
+     */
+    char feature_names[HT_FEATURE_NAMES_BYTES];       /*  760 */
+    uint8_t pad[4096 - 760 - HT_FEATURE_NAMES_BYTES]; /* 1784 zero */
 };
 static_assert(sizeof(struct ht_disk_super) == 4096, "superblock is one block");
 static_assert(offsetof(struct ht_disk_super, device_uuid) == 504, "superblock layout");
 /*
- * Fields that change after mkfs lie in the first 512 bytes, which no power cut tears: each copy is the old one or the
- * new.
+ * Fields that change from one mount to the next lie in the first 512 bytes, which no power cut tears: each copy is the
+ * old one or the new. Another copy is valid where a new version of the program writes its names.
  */
 static_assert(offsetof(struct ht_disk_super, member_epoch) + 8 * HT_DEVICES_MAX <= 512, "superblock layout");
 

@@ -13,14 +13,11 @@
 #include "tiering/space/super.h"
 #include "tiering/sys/nvme_namespace.h"
 
-const char *const ht_feature_effect_words[HT_FEATURE_EFFECTS] = {"refuses", "reads", "ignores"};
+const char *const ht_feature_effect_words[HT_FEATURE_EFFECTS] = HT_FEATURE_WORDS;
 
-const struct ht_feature ht_features[] = {
-    {HT_FEATURE_REFUSE, HT_FEAT_REFUSE_LOST, "lost", "0.1.0", "hitrain-fsck has marked content as lost"},
-    {HT_FEATURE_REFUSE, HT_FEAT_REFUSE_PLANES, "compressed", "0.1.0", "chunks may be compressed"},
-    {HT_FEATURE_REFUSE, HT_FEAT_REFUSE_KEPT, "kept-steps", "0.1.0", "models may have kept steps"},
-    {HT_FEATURE_REFUSE, HT_FEAT_REFUSE_REDO, "logged-steps", "0.1.0", "models may have logged steps"},
-};
+#define ROW(effect, bit, name, since, text) {HT_FEATURE_##effect, UINT64_C(1) << (bit), name, since, text},
+const struct ht_feature ht_features[] = {HT_FEATURES(ROW)};
+#undef ROW
 const unsigned ht_feature_count = HT_ARRAY_SIZE(ht_features);
 
 const struct ht_feature *ht_feature_of(enum ht_feature_effect effect, uint64_t bit)
@@ -36,6 +33,19 @@ uint64_t ht_features_unknown(const struct ht_store_features *f, enum ht_feature_
     static const uint64_t known[HT_FEATURE_EFFECTS] = {HT_FEAT_REFUSE_KNOWN, HT_FEAT_RO_KNOWN, 0};
 
     return f->bits[effect] & ~known[effect];
+}
+
+bool ht_features_name(const struct ht_store_features *f, enum ht_feature_effect effect, uint64_t bit,
+                      char out_name[HT_FEATURE_NAME_MAX], char out_since[HT_FEATURE_SINCE_MAX])
+{
+    const struct ht_feature *own = ht_feature_of(effect, bit);
+    struct ht_super_feature said;
+
+    if (!own && !ht_super_feature_name(f->names, effect, (unsigned)__builtin_ctzll(bit), &said))
+        return false;
+    snprintf(out_name, HT_FEATURE_NAME_MAX, "%s", own ? own->name : said.name);
+    snprintf(out_since, HT_FEATURE_SINCE_MAX, "%s", own ? own->since : said.since);
+    return true;
 }
 
 /* The block device of a namespace; the device without the page cache, which may be older than the daemon's writes. */
@@ -71,11 +81,12 @@ int ht_device_open_uncached(const char *path, uint64_t *out_bytes)
 static void take(const struct ht_super_words *w, struct ht_store_features *out)
 {
     *out = (struct ht_store_features){.version = w->version};
-    out->bits[HT_FEATURE_REFUSE] = w->feat_refuse;
-    out->bits[HT_FEATURE_READ_ONLY] = w->feat_ro;
-    out->bits[HT_FEATURE_IGNORE] = w->feat_ignore;
+    out->bits[HT_FEATURE_REFUSES] = w->feat_refuse;
+    out->bits[HT_FEATURE_READS] = w->feat_ro;
+    out->bits[HT_FEATURE_IGNORES] = w->feat_ignore;
     memcpy(out->uuid, w->uuid, sizeof(out->uuid));
     snprintf(out->label, sizeof(out->label), "%s", w->label);
+    memcpy(out->names, w->feature_names, sizeof(out->names));
 }
 
 static int read_copies(int fd, uint64_t bytes, uint8_t *block, struct ht_store_features *out)

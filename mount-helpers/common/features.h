@@ -4,9 +4,10 @@
 #define HITRAIN_MOUNT_HELPERS_COMMON_FEATURES_H
 
 #include "tiering/base/base.h"
+#include <hitrain/features.h>
+#include <hitrain/format.h>
 
-enum ht_feature_effect { HT_FEATURE_REFUSE, HT_FEATURE_READ_ONLY, HT_FEATURE_IGNORE, HT_FEATURE_EFFECTS };
-/* What a program does that does not know the feature: "refuses", "reads", "ignores". */
+/* What a program does that does not know the feature. */
 extern const char *const ht_feature_effect_words[HT_FEATURE_EFFECTS];
 
 struct ht_feature {
@@ -24,7 +25,13 @@ struct ht_store_features {
     uint64_t bits[HT_FEATURE_EFFECTS];
     uint8_t uuid[16];
     char label[64];
+    char names[HT_FEATURE_NAMES_BYTES + 1]; /* of features, by the program that wrote the superblock: any bytes */
 };
+/*
+ * Name and first version of a feature: by this program, or else by the store. False: neither has them.
+ */
+bool ht_features_name(const struct ht_store_features *f, enum ht_feature_effect effect, uint64_t bit,
+                      char out_name[HT_FEATURE_NAME_MAX], char out_since[HT_FEATURE_SINCE_MAX]);
 /*
  * From the newest copy of the superblock on a device or file, also if a daemon has it mounted, and of any version.
  * -EMEDIUMTYPE: there is no store; -EUCLEAN: no copy is valid.

@@ -36,24 +36,29 @@ static int device_of(const char *path, char out[PATH_MAX])
     return rc;
 }
 
-static void put_bit(struct ht_json *j, enum ht_feature_effect effect, uint64_t bit, bool used, bool known)
+static void put_bit(struct ht_json *j, const struct ht_store_features *f, enum ht_feature_effect effect, uint64_t bit)
 {
-    const struct ht_feature *f = ht_feature_of(effect, bit);
-    char name[32];
+    bool used = f->bits[effect] & bit, known = !(ht_features_unknown(f, effect) & bit);
+    const struct ht_feature *own = ht_feature_of(effect, bit);
+    char name[HT_FEATURE_NAME_MAX], since[HT_FEATURE_SINCE_MAX] = "";
 
-    snprintf(name, sizeof(name), "bit-%d", __builtin_ctzll(bit));
+    if (!ht_features_name(f, effect, bit, name, since))
+        snprintf(name, sizeof(name), "bit-%d", __builtin_ctzll(bit));
     if (!j) {
-        printf("%-12s %-5s %-9s ", f ? f->name : name, used ? "yes" : "no", ht_feature_effect_words[effect]);
-        printf("%s\n", f ? f->text : known ? "" : "this program does not know it: use a newer version");
+        printf("%-12s %-5s %-9s ", name, used ? "yes" : "no", ht_feature_effect_words[effect]);
+        if (own || known)
+            puts(own ? own->text : "");
+        else
+            printf("this program does not know it: use %s%s\n", since[0] ? "hitrain " : "a newer version", since);
         return;
     }
     ht_json_object(j, NULL);
-    ht_json_str(j, "name", f ? f->name : name);
+    ht_json_str(j, "name", name);
     ht_json_bool(j, "used", used);
     ht_json_bool(j, "known", known);
     ht_json_str(j, "older", ht_feature_effect_words[effect]);
-    if (f)
-        ht_json_str(j, "since", f->since);
+    if (since[0])
+        ht_json_str(j, "since", since);
     ht_json_end(j);
 }
 
@@ -65,13 +70,13 @@ static void put_bits(struct ht_json *j, const struct ht_store_features *f)
             uint64_t bit = UINT64_C(1) << i;
             bool used = f->bits[e] & bit;
             if (used || ht_feature_of(e, bit))
-                put_bit(j, e, bit, used, !(ht_features_unknown(f, e) & bit));
+                put_bit(j, f, e, bit);
         }
 }
 
 static bool can_open(const struct ht_store_features *f)
 {
-    return f->version == HT_FORMAT_VERSION && !ht_features_unknown(f, HT_FEATURE_REFUSE);
+    return f->version == HT_FORMAT_VERSION && !ht_features_unknown(f, HT_FEATURE_REFUSES);
 }
 
 static void put_json(const char *device, const struct ht_store_features *f)

@@ -116,14 +116,15 @@ static void report_feature(struct ht_fsck *f, struct ht_dev *dev, const struct h
 {
     struct ht_fsck_where w = {HT_FSCK_NOWHERE};
     uint64_t unknown = sb->feat_ro & ~HT_FEAT_RO_KNOWN;
+    char lacks[256];
 
     if (!unknown || f->newer)
         return;
+    ht_super_unknown_text(dev, lacks, sizeof(lacks));
     f->newer = true;
     w.device = ht_dev_name(dev);
-    ht_fsck_problem(f, HT_FSCK_SB_FEATURE, &w,
-                    "%s: the store has features that this version does not know (bits %#llx)", w.device,
-                    (unsigned long long)unknown);
+    ht_fsck_problem(f, HT_FSCK_SB_FEATURE, &w, "%s: the store has features that this version does not know: %s",
+                    w.device, lacks);
 }
 
 /* The findings about one device. */
@@ -175,6 +176,8 @@ static int check_none(struct ht_fsck *f, unsigned i, struct member *m, const str
 /* -EUCLEAN: nothing was reported yet. */
 static int check_device(struct ht_fsck *f, struct ht_dev *dev, struct member *m)
 {
+    char lacks[256];
+
     m->rc = ht_super_read(dev, &m->super, &m->report);
     switch (m->rc) {
     case 0:
@@ -192,8 +195,9 @@ static int check_device(struct ht_fsck *f, struct ht_dev *dev, struct member *m)
     case -EUCLEAN:
         break;
     case -EPROTONOSUPPORT:
-        ht_error("%s: a hitrain store of a newer version; hitrainctl features DEVICE names what this one lacks",
-                 ht_dev_name(dev));
+        ht_super_unknown_text(dev, lacks, sizeof(lacks));
+        ht_error("%s: a hitrain store of a newer version, and this one lacks %s; see hitrainctl features DEVICE",
+                 ht_dev_name(dev), *lacks ? lacks : "its format");
         break;
     default:
         ht_error("%s: cannot read its superblocks: %s", ht_dev_name(dev), strerror(-m->rc));

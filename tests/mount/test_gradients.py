@@ -246,9 +246,12 @@ def test_a_refused_step_names_what_can_be_done_and_what_abort_takes(root):
 
 # --------------------------------------------------------------------- figures
 
-def test_the_step_is_asked_for_without_a_look_at_every_parameter(mnt):
-    """The sums are right across the pieces in which they are made, and no other request pays for them."""
+def test_sums_are_asked_for_without_a_look_at_every_parameter(mnt):
+    """They are right, and as fast for many parameters as for one."""
     count = 4000
+    small = make_root(mnt, 'small', 'adamw lr=1e-3', p0=4)
+    (small / '.hitrain/grad/p0').write_bytes(ONES[:16])
+    sync(small)
     root = make_root(mnt, 'model', 'adamw lr=1e-3', **{f'p{i}': 4 for i in range(count)})
     for i in range(count):
         (root / '.hitrain' / 'grad' / f'p{i}').write_bytes(ONES[:16])
@@ -256,13 +259,13 @@ def test_the_step_is_asked_for_without_a_look_at_every_parameter(mnt):
     assert word(root, 'parameters') == str(count) and word(root, 'state_bytes') == str(count * 32)
     assert f'parameters={count}\n' in word(root, 'stats')
 
-    def fastest(name):
+    def fastest(of, name):
         times = []
         for _ in range(200):
             begin = time.perf_counter()
-            word(root, name)
+            word(of, name)
             times.append(time.perf_counter() - begin)
         return min(times)
 
-    step, parameters = fastest('step'), fastest('parameters')
-    assert step < parameters / 2
+    for name in 'step', 'parameters', 'state_bytes':
+        assert fastest(root, name) < 5 * fastest(small, name)

@@ -176,3 +176,36 @@ def test_a_store_of_the_future(make_store, offset, value, words):
             assert done.returncode and 'hitrainctl features' in done.stderr, done.stderr
     done = run('hitrain-fsck', '-n', store.image, check=False)
     assert done.returncode == (0 if offset == 40 else 8) or (offset != 40 and done.returncode == 4), done.stdout + done.stderr
+
+
+@pytest.mark.parametrize('offset', [24, 32], ids=['refuse', 'read-only'])
+def test_a_feature_of_the_future_has_its_name(make_store, offset):
+    """Each program writes the names of its features into the superblock."""
+    store = make_store('8M')
+    assert b'refuses 2 kept-steps ' in store.image.read_bytes()[760:1784]
+    store.ends_clean = False
+    effect = 'refuses' if offset == 24 else 'reads'
+    flip(store, offset, (1 << 40 | 1 << 41).to_bytes(8, 'little'))
+    flip(store, 760, f'{effect} 41 \x1b[31mred 9.9\n{effect} 40 woven-trees 9.8.7\n'.encode().ljust(1024, b'\0'))
+    text = run('hitrainctl', 'features', store.image).stdout
+    assert re.search(rf'woven-trees +yes +{effect} +this program does not know it: use hitrain 9.8.7\n', text), text
+    assert 'bit-41' in text and '\x1b' not in text
+    named = {f['name']: f for f in json.loads(run('hitrainctl', 'features', store.image, '--json').stdout)['features']}
+    assert named['woven-trees']['since'] == '9.8.7' and not named['woven-trees']['known']
+    lacks = 'woven-trees (hitrain 9.8.7), bit-41'
+    done = run('hitrain', store.image, store.point, check=False)
+    assert done.returncode and lacks in done.stderr, done.stderr
+    done = run('hitrain-fsck', '-n', store.image, check=False)
+    assert lacks in (done.stderr if offset == 24 else done.stdout), done
+
+
+def test_text_of_features_may_be_anything(make_store):
+    """The whole field without an end, lines without an end, and numbers of any length."""
+    store = make_store('8M')
+    store.ends_clean = False
+    for text in (b'x' * 1024, b'refuses 40 \x07 ' * 80, b'refuses 99999999999999999999 a 1\n' * 30, bytes(range(1, 256)) * 4):
+        flip(store, 24, (1 << 40).to_bytes(8, 'little'))
+        flip(store, 760, text[:1024].ljust(1024, b'\0'))
+        assert 'bit-40' in run('hitrainctl', 'features', store.image).stdout
+        done = run('hitrain', store.image, store.point, check=False)
+        assert done.returncode and 'lacks bit-40;' in done.stderr, done.stderr

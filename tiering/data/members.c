@@ -42,15 +42,20 @@ struct gathering {
 /* among: other devices are named, too; formatting a former member would destroy its content. */
 static void report_super_problem(struct ht_dev *dev, int rc, bool among)
 {
+    char lacks[256];
     const char *why = rc == -EMEDIUMTYPE && among
         ? "holds nothing of a hitrain store; if it was a member of this one, leave it out and mount with -o degraded"
         : rc == -EMEDIUMTYPE ? "holds no hitrain store; format it with mkfs.hitrain"
         : rc == -EUCLEAN     ? "has superblocks of hitrain but none is valid; run hitrain-fsck"
-        : rc == -EPROTONOSUPPORT
-        ? "was written by a newer version of hitrain; hitrainctl features DEVICE names what this one lacks"
-        : rc == -ENODATA ? "is smaller than the store it holds: truncated?"
-                         : strerror(-rc);
+        : rc == -ENODATA     ? "is smaller than the store it holds: truncated?"
+                             : strerror(-rc);
 
+    if (rc == -EPROTONOSUPPORT) {
+        ht_super_unknown_text(dev, lacks, sizeof(lacks));
+        ht_error("%s: was written by a newer version of hitrain, and this one lacks %s; see hitrainctl features DEVICE",
+                 ht_dev_name(dev), *lacks ? lacks : "its format");
+        return;
+    }
     ht_error("%s: %s", ht_dev_name(dev), why);
 }
 

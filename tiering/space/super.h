@@ -10,6 +10,7 @@
 
 #include "tiering/base/base.h"
 #include "tiering/io/dev.h"
+#include <hitrain/features.h>
 #include <hitrain/format.h>
 
 struct ht_super {
@@ -63,9 +64,25 @@ struct ht_super_words {
     uint64_t feat_refuse, feat_ro, feat_ignore, generation;
     uint8_t uuid[16];
     char label[HT_LABEL_BYTES + 1];
+    char feature_names[HT_FEATURE_NAMES_BYTES + 1]; /* as they are on the device: any bytes */
 };
 /* HT_SUPER_OK, HT_SUPER_NO_MAGIC or HT_SUPER_BAD_CHECKSUM. */
 enum ht_super_problem ht_super_peek(const uint8_t block[4096], struct ht_super_words *out);
+
+/*
+ * super_names.c: name and first version of a feature, by the program that wrote the superblock. False: it says nothing,
+ * or no name. Both are printable.
+ */
+struct ht_super_feature {
+    char name[HT_FEATURE_NAME_MAX], since[HT_FEATURE_SINCE_MAX];
+};
+bool ht_super_feature_name(const char *feature_names, enum ht_feature_effect effect, unsigned bit,
+                           struct ht_super_feature *out);
+/*
+ * For a store that this program refuses, or only reads: "format 4" or "kept-steps (hitrain 0.1.0), bit-7". Reads the
+ * device.
+ */
+void ht_super_unknown_text(struct ht_dev *dev, char *buf, size_t cap);
 
 /* Byte offset of copy 0, 1 or 2 on a device of so many bytes. */
 uint64_t ht_super_offset(uint64_t device_bytes, unsigned copy);

@@ -14,6 +14,7 @@
 #include "tiering/base/buf.h"
 #include "tiering/base/hash.h"
 #include "tiering/base/mutant.h"
+#include <hitrain/features.h>
 
 #define DEVICE_BYTES_MAX (1ull << 60)
 #define CHUNK_BYTES_MIN (64 * HT_KIB)
@@ -122,6 +123,11 @@ static void encode_log_state(const struct ht_super *sb, struct ht_disk_super *d)
     put64(&d->durable_seq, sb->durable_seq);
 }
 
+#define LINE(effect, bit, name, since, text) HT_FEATURE_WORD_##effect " " #bit " " name " " since "\n"
+static const char feature_names[] = HT_FEATURES(LINE);
+#undef LINE
+static_assert(sizeof(feature_names) <= HT_FEATURE_NAMES_BYTES, "names of features");
+
 void ht_super_encode(const struct ht_super *sb, uint8_t out_block[4096])
 {
     struct ht_disk_super d;
@@ -131,6 +137,7 @@ void ht_super_encode(const struct ht_super *sb, uint8_t out_block[4096])
     encode_identity(sb, &d);
     encode_layout(sb, &d);
     encode_log_state(sb, &d);
+    memcpy(d.feature_names, feature_names, sizeof(feature_names));
     put64(&d.checksum, block_checksum(&d));
     memcpy(out_block, &d, sizeof(d));
 }
@@ -298,6 +305,7 @@ enum ht_super_problem ht_super_peek(const uint8_t block[4096], struct ht_super_w
     };
     memcpy(out->uuid, d.uuid, sizeof(out->uuid));
     memcpy(out->label, d.label, HT_LABEL_BYTES);
+    memcpy(out->feature_names, d.feature_names, HT_FEATURE_NAMES_BYTES);
     return HT_SUPER_OK;
 }
 

@@ -306,10 +306,11 @@ static int check_features(const struct ht_store *s)
 
     if (!unknown || s->opts.read_only)
         return 0;
+    char lacks[256];
+    ht_super_unknown_text(s->dev[s->sb.device_index], lacks, sizeof(lacks));
     ht_error(
-        "the store has features that this program does not know (bits %#llx), and a writer would break them; mount "
-        "it read-only, or use the version of hitrain that wrote it",
-        (unsigned long long)unknown);
+        "this version of hitrain lacks features of the store: %s; mount it read-only, or use a version that has them",
+        lacks);
     return -EPROTONOSUPPORT;
 }
 

@@ -19,9 +19,9 @@ START_TEST(each_known_bit_has_one_row)
         for (unsigned k = 0; k < i; k++)
             ck_assert_str_ne(ht_features[k].name, f->name);
     }
-    ck_assert_uint_eq(named[HT_FEATURE_REFUSE], HT_FEAT_REFUSE_KNOWN);
-    ck_assert_uint_eq(named[HT_FEATURE_READ_ONLY], HT_FEAT_RO_KNOWN);
-    ck_assert_ptr_null(ht_feature_of(HT_FEATURE_REFUSE, UINT64_C(1) << 63));
+    ck_assert_uint_eq(named[HT_FEATURE_REFUSES], HT_FEAT_REFUSE_KNOWN);
+    ck_assert_uint_eq(named[HT_FEATURE_READS], HT_FEAT_RO_KNOWN);
+    ck_assert_ptr_null(ht_feature_of(HT_FEATURE_REFUSES, UINT64_C(1) << 63));
 }
 END_TEST
 
