@@ -152,7 +152,7 @@ static int commit(struct fixture *w, uint64_t scope)
     } while (rc == -EAGAIN);
     if (rc)
         return rc;
-    ht_scope_publish(w->s, scope, tx);
+    ht_scope_publish(w->s, scope, false, tx);
     rc = ht_tx_commit(tx, &lsn);
     return rc ? rc : ht_store_sync(w->s, lsn);
 }

@@ -5,11 +5,11 @@
  */
 #include "tiering/space/super.h"
 
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 
 #include "tiering/base/base.h"
+#include "tiering/base/buf.h"
 
 static const char *const effect_words[HT_FEATURE_EFFECTS] = HT_FEATURE_WORDS;
 
@@ -53,40 +53,32 @@ static bool peek_newest(struct ht_dev *dev, struct ht_super_words *out)
     return found;
 }
 
-/* Appends, as far as there is room. */
-HT_PRINTF(3, 4) static void append(char *buf, size_t cap, const char *fmt, ...)
-{
-    size_t len = strlen(buf);
-    va_list args;
-
-    va_start(args, fmt);
-    vsnprintf(buf + len, cap - len, fmt, args);
-    va_end(args);
-}
-
-static void append_unknown(const struct ht_super_words *w, enum ht_feature_effect effect, uint64_t unknown, char *buf,
-                           size_t cap)
+static void put_unknown(struct ht_buf *b, const struct ht_super_words *w, enum ht_feature_effect effect,
+                        uint64_t unknown)
 {
     for (; unknown; unknown &= unknown - 1) {
         unsigned bit = (unsigned)__builtin_ctzll(unknown);
         struct ht_super_feature f;
-        append(buf, cap, "%s", *buf ? ", " : "");
+        ht_buf_printf(b, "%s", b->len ? ", " : "");
         if (ht_super_feature_name(w->feature_names, effect, bit, &f))
-            append(buf, cap, "%s (hitrain %s)", f.name, f.since);
+            ht_buf_printf(b, "%s (hitrain %s)", f.name, f.since);
         else
-            append(buf, cap, "bit-%u", bit);
+            ht_buf_printf(b, "bit-%u", bit);
     }
 }
 
 void ht_super_unknown_text(struct ht_dev *dev, char *buf, size_t cap)
 {
+    struct ht_buf b = HT_BUF_INIT;
     struct ht_super_words w;
 
     buf[0] = '\0';
     if (!peek_newest(dev, &w))
         return;
     if (w.version != HT_FORMAT_VERSION)
-        append(buf, cap, "format %u", w.version);
-    append_unknown(&w, HT_FEATURE_REFUSES, w.feat_refuse & ~HT_FEAT_REFUSE_KNOWN, buf, cap);
-    append_unknown(&w, HT_FEATURE_READS, w.feat_ro & ~HT_FEAT_RO_KNOWN, buf, cap);
+        ht_buf_printf(&b, "format %u", w.version);
+    put_unknown(&b, &w, HT_FEATURE_REFUSES, w.feat_refuse & ~HT_FEAT_REFUSE_KNOWN);
+    put_unknown(&b, &w, HT_FEATURE_READS, w.feat_ro & ~HT_FEAT_RO_KNOWN);
+    snprintf(buf, cap, "%.*s", (int)b.len, (const char *)b.data);
+    ht_buf_free(&b);
 }

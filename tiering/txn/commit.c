@@ -103,7 +103,7 @@ static int make_copy(struct ht_keep *w, size_t bytes) HT_REQUIRES(HT_LOCK_TX)
 static int begin(struct ht_store *s, struct ht_rounds *rounds, struct ht_keep *w, struct ht_tx **out_tx)
     HT_ACQUIRE_IF_0(HT_LOCK_TX) HT_NO_THREAD_SAFETY_ANALYSIS
 {
-    size_t bytes = ht_scope_pending_bytes(s, rounds->scope);
+    size_t of_client[HT_CLIENTS_MAX], bytes = pending_bytes(s, rounds->scope, rounds->rest, of_client);
 
     if (wanted(w)) {
         int rc = ht_tx_begin_round(s, bytes + w->k->bytes, rounds, out_tx);
@@ -117,15 +117,18 @@ static int begin(struct ht_store *s, struct ht_rounds *rounds, struct ht_keep *w
 }
 
 /* Makes the copy and has memory for all records. An error: nothing was made. Refusals of a copy are none. */
-static int prepare(struct ht_store *s, uint64_t scope, struct ht_keep *w, struct ht_tx *tx,
+static int prepare(struct ht_store *s, const struct ht_rounds *rounds, struct ht_keep *w, struct ht_tx *tx,
                    size_t out_of_client[HT_CLIENTS_MAX]) HT_REQUIRES(HT_LOCK_TX)
 {
-    size_t bytes = pending_bytes(s, scope, false, out_of_client); /* it may have grown while this thread waited */
+    /* It may have grown while this thread waited. */
+    size_t bytes = pending_bytes(s, rounds->scope, rounds->rest, out_of_client);
     int rc = make_copy(w, bytes);
 
     if (rc)
         return rc;
     rc = ht_tx_expect(tx, bytes + (w->made ? w->k->bytes : 0));
+    if (!rc && rounds->rest && ht_scope_edited(s, rounds->scope))
+        rc = -EBUSY;
     if (rc)
         ht_keep_drop(w);
     return rc;
@@ -156,7 +159,7 @@ static int publish(struct ht_store *s, struct ht_rounds *rounds, struct ht_keep 
 
     if (rc)
         return rc;
-    rc = prepare(s, scope, w, tx, expected);
+    rc = prepare(s, rounds, w, tx, expected);
     if (rc) {
         int closed = ht_tx_commit(tx, NULL); /* of nothing */
         return closed ? closed : rc;
@@ -169,20 +172,19 @@ static int publish(struct ht_store *s, struct ht_rounds *rounds, struct ht_keep 
         if (rc)
             return rc;
     }
-    ht_scope_publish(s, scope, tx);
+    ht_scope_publish(s, scope, rounds->rest, tx);
     if (w->made)
         put_copy(w, tx);
     return ht_tx_commit(tx, out_lsn);
 }
 
-static int commit(struct ht_store *s, uint64_t scope, struct ht_keep *w, uint64_t *out_lsn)
+static int commit(struct ht_store *s, struct ht_rounds rounds, struct ht_keep *w, uint64_t *out_lsn)
 {
-    struct ht_rounds rounds = HT_ROUNDS_OF_SCOPE(scope);
     int rc;
 
     do {
         ht_rounds_next(s, &rounds);
-        rc = ht_scope_writeback(s, scope);
+        rc = ht_scope_scan_and_write(s, rounds.scope, rounds.rest);
         if (!rc)
             rc = publish(s, &rounds, w, out_lsn);
     } while (rc == -EAGAIN);
@@ -193,7 +195,7 @@ int ht_scope_commit(struct ht_store *s, uint64_t scope, uint64_t *out_lsn)
 {
     struct ht_keep none = {0};
 
-    return commit(s, scope, &none, out_lsn);
+    return commit(s, HT_ROUNDS_OF_SCOPE(scope), &none, out_lsn);
 }
 
 int ht_scope_commit_copying(struct ht_store *s, uint64_t scope, struct ht_copy *k, uint64_t *out_lsn)
@@ -204,46 +206,18 @@ int ht_scope_commit_copying(struct ht_store *s, uint64_t scope, struct ht_copy *
     k->scope = scope;
     k->bytes = 0;
     k->error = ht_store_need_feature(s, HT_FEAT_REFUSE_KEPT);
-    return k->error && k->must ? k->error : commit(s, scope, &w, out_lsn);
-}
-
-static int publish_rest(struct ht_store *s, struct ht_rounds *rounds, uint64_t scope, uint64_t *out_lsn)
-{
-    const struct ht_txn *t = s->txn;
-    size_t expected[HT_CLIENTS_MAX];
-    struct ht_tx *tx;
-    int rc = ht_tx_begin_round(s, pending_bytes(s, scope, true, expected), rounds, &tx);
-
-    if (rc)
-        return rc;
-    rc = ht_tx_expect(tx, pending_bytes(s, scope, true, expected));
-    if (!rc && ht_scope_edited(s, scope))
-        rc = -EBUSY;
-    if (rc) {
-        int closed = ht_tx_commit(tx, NULL); /* of nothing */
-        return closed ? closed : rc;
-    }
-    for (unsigned i = 0; i < t->clients; i++)
-        if (t->client[i].publish)
-            t->client[i].publish(t->client[i].ctx, scope, expected[i], tx);
-    ht_scope_publish_rest(s, scope, tx);
-    return ht_tx_commit(tx, out_lsn);
+    if (k->error && k->must)
+        return k->error;
+    return commit(s, HT_ROUNDS_OF_SCOPE(scope), &w, out_lsn);
 }
 
 int ht_scope_commit_rest(struct ht_store *s, uint64_t scope, uint64_t *out_lsn)
 {
-    struct ht_rounds rounds = HT_ROUNDS_OF_REST(scope);
-    int rc;
+    struct ht_keep none = {0};
 
     if (ht_scope_edited(s, scope)) /* asked again in the transaction */
         return -EBUSY;
-    do {
-        ht_rounds_next(s, &rounds);
-        rc = ht_scope_writeback_rest(s, scope);
-        if (!rc)
-            rc = publish_rest(s, &rounds, scope, out_lsn);
-    } while (rc == -EAGAIN);
-    return rc;
+    return commit(s, HT_ROUNDS_OF_REST(scope), &none, out_lsn);
 }
 
 /* Files outside of model roots do not depend on each other: what could be written becomes published. */
@@ -255,7 +229,7 @@ int ht_txn_commit_outside(struct ht_store *s, int found)
 
     do {
         ht_rounds_next(s, &rounds);
-        written = ht_scope_write(s, 0);
+        written = ht_scope_write(s, 0, false);
         rc = written == -EROFS ? -EROFS : publish(s, &rounds, &none, NULL);
     } while (rc == -EAGAIN);
     if (!rc)
@@ -276,7 +250,7 @@ void ht_scope_end(struct ht_store *s, uint64_t scope, enum ht_scope_end how, str
     for (unsigned i = 0; i < t->clients; i++)
         if (t->client[i].ended)
             t->client[i].ended(t->client[i].ctx, scope, how, tx);
-    ht_scope_publish(s, scope, tx);
+    ht_scope_publish(s, scope, false, tx);
     ht_store_lock(s);
     ht_scope_end_frozen(s, scope);
     ht_store_unlock(s);

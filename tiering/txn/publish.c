@@ -249,7 +249,7 @@ int ht_obj_set_scope(struct ht_obj *o, uint64_t scope, struct ht_tx *tx)
 
 /* ---------------------------------------------------------------- scopes */
 
-static void publish_scope(struct ht_store *s, uint64_t scope, bool rest, struct ht_tx *tx)
+void ht_scope_publish(struct ht_store *s, uint64_t scope, bool rest, struct ht_tx *tx)
 {
     ht_store_lock(s);
     struct ht_scope *sc = ht_scope_find(s, scope, false);
@@ -262,16 +262,6 @@ static void publish_scope(struct ht_store *s, uint64_t scope, bool rest, struct 
                 publish_object(o, tx);
         }
     ht_store_unlock(s);
-}
-
-void ht_scope_publish(struct ht_store *s, uint64_t scope, struct ht_tx *tx)
-{
-    publish_scope(s, scope, false, tx);
-}
-
-void ht_scope_publish_rest(struct ht_store *s, uint64_t scope, struct ht_tx *tx)
-{
-    publish_scope(s, scope, true, tx);
 }
 
 /* Is there more to it than changes through batch pins? */

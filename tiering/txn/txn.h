@@ -18,10 +18,9 @@ int ht_txn_setup(struct ht_store *s) HT_MUST_CHECK;
 void ht_txn_teardown(struct ht_store *s);
 /* -EBUSY: there are too many. */
 int ht_txn_add_client(struct ht_store *s, const struct ht_meta_client *client) HT_MUST_CHECK;
-/* ht_scope_writeback without a scan for changes first. */
-int ht_scope_write(struct ht_store *s, uint64_t scope) HT_EXCLUDES(HT_LOCK_STORE) HT_MUST_CHECK;
-/* ht_scope_writeback without derived objects. */
-int ht_scope_writeback_rest(struct ht_store *s, uint64_t scope) HT_EXCLUDES(HT_LOCK_STORE) HT_MUST_CHECK;
+/* ht_scope_writeback, and the same without a scan for changes first. rest: without derived objects. */
+int ht_scope_scan_and_write(struct ht_store *s, uint64_t scope, bool rest) HT_EXCLUDES(HT_LOCK_STORE) HT_MUST_CHECK;
+int ht_scope_write(struct ht_store *s, uint64_t scope, bool rest) HT_EXCLUDES(HT_LOCK_STORE) HT_MUST_CHECK;
 /* ht_store_commit without a scan for changes first. found: the scan's error, returned if all else succeeds. */
 int ht_txn_commit_outside(struct ht_store *s, int found) HT_EXCLUDES(HT_LOCK_STORE) HT_MUST_CHECK;
 /* Adds its part to the figures. */
@@ -33,8 +32,11 @@ void ht_tx_reserve_ids(struct ht_tx *tx);
 int ht_store_replay(struct ht_store *s, uint16_t type, const uint8_t *payload, uint32_t len) HT_REQUIRES(HT_LOCK_STORE);
 int ht_store_replayed(struct ht_store *s);
 
-/* Puts everything unpublished of the scope's objects alone into tx: sizes, references, deletions. */
-void ht_scope_publish(struct ht_store *s, uint64_t scope, struct ht_tx *tx) HT_EXCLUDES(HT_LOCK_STORE);
+/*
+ * Puts everything unpublished of the scope's objects alone into tx: sizes, references, deletions. rest: without derived
+ * objects, but with their deletions.
+ */
+void ht_scope_publish(struct ht_store *s, uint64_t scope, bool rest, struct ht_tx *tx) HT_EXCLUDES(HT_LOCK_STORE);
 
 /* feature.c: the superblocks have this bit of feat_refuse when the call returns 0. WAITS. */
 int ht_store_need_feature(struct ht_store *s, uint64_t bit) HT_EXCLUDES(HT_LOCK_STORE) HT_MUST_CHECK;

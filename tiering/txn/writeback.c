@@ -89,14 +89,7 @@ static int write_scope(struct ht_store *s, uint64_t scope, bool rest)
     return rc ? rc : wrc;
 }
 
-int ht_scope_writeback(struct ht_store *s, uint64_t scope)
-{
-    int found = ht_shm_scan_scope(s, scope), rc = ht_scope_write(s, scope);
-
-    return found ? found : rc;
-}
-
-static int write_flushed(struct ht_store *s, uint64_t scope, bool rest)
+int ht_scope_write(struct ht_store *s, uint64_t scope, bool rest)
 {
     struct ht_rounds r = HT_ROUNDS_INIT;
     int rc, flushed;
@@ -112,14 +105,14 @@ static int write_flushed(struct ht_store *s, uint64_t scope, bool rest)
     return rc ? rc : flushed;
 }
 
-int ht_scope_write(struct ht_store *s, uint64_t scope)
+int ht_scope_scan_and_write(struct ht_store *s, uint64_t scope, bool rest)
 {
-    return write_flushed(s, scope, false);
-}
-
-int ht_scope_writeback_rest(struct ht_store *s, uint64_t scope)
-{
-    int found = ht_shm_scan_scope(s, scope), rc = write_flushed(s, scope, true);
+    int found = ht_shm_scan_scope(s, scope), rc = ht_scope_write(s, scope, rest);
 
     return found ? found : rc;
+}
+
+int ht_scope_writeback(struct ht_store *s, uint64_t scope)
+{
+    return ht_scope_scan_and_write(s, scope, false);
 }

@@ -66,7 +66,7 @@ static void publish(void)
     size_t bytes = ht_scope_pending_bytes(s, 9);
 
     ck_assert_int_eq(ht_tx_begin(s, bytes, &tx), 0);
-    ht_scope_publish(s, 9, tx);
+    ht_scope_publish(s, 9, false, tx);
     ck_assert_uint_eq(ht_tx_records(tx)->len, bytes);
     ck_assert_int_eq(ht_tx_commit(tx, &lsn), 0);
     ck_assert_int_eq(ht_store_sync(s, lsn), 0);

@@ -46,7 +46,7 @@ static void publish(uint64_t scope)
 
     ck_assert_int_eq(ht_scope_writeback(s, scope), 0);
     ck_assert_int_eq(ht_tx_begin(s, ht_scope_pending_bytes(s, scope) + (1 << 18), &tx), 0);
-    ht_scope_publish(s, scope, tx);
+    ht_scope_publish(s, scope, false, tx);
     ck_assert_int_eq(ht_tx_commit(tx, &lsn), 0);
     ck_assert_int_eq(ht_store_sync(s, lsn), 0);
 }

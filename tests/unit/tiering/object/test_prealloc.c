@@ -230,7 +230,7 @@ START_TEST(preallocations_are_given_back)
         delete (o);
         struct ht_tx *tx;
         ck_assert_int_eq(ht_tx_begin(s, 4096, &tx), 0);
-        ht_scope_publish(s, 9, tx);
+        ht_scope_publish(s, 9, false, tx);
         ck_assert_int_eq(ht_tx_commit(tx, NULL), 0);
         ck_assert_int_eq(ht_store_commit(s), 0);
         ck_assert_uint_eq(stats().reserved_bytes, 0);

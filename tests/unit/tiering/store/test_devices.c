@@ -613,7 +613,7 @@ START_TEST(a_range_stays_together)
     uint64_t lsn;
     ck_assert_int_eq(ht_scope_writeback(s, 9), 0);
     ck_assert_int_eq(ht_tx_begin(s, 8192, &tx), 0);
-    ht_scope_publish(s, 9, tx);
+    ht_scope_publish(s, 9, false, tx);
     ck_assert_int_eq(ht_tx_commit(tx, &lsn), 0);
     ck_assert_int_eq(ht_store_sync(s, lsn), 0);
     struct where of[2];
@@ -730,7 +730,7 @@ START_TEST(a_device_that_dies_takes_only_what_was_durable_on_it)
     struct ht_tx *tx;
     uint64_t lsn;
     ck_assert_int_eq(ht_tx_begin(s, 8192, &tx), 0);
-    ht_scope_publish(s, 9, tx);
+    ht_scope_publish(s, 9, false, tx);
     ck_assert_int_eq(ht_tx_commit(tx, &lsn), 0);
     ck_assert_int_eq(ht_store_sync(s, lsn), 0);
     ck_assert(!ht_store_read_only(s));

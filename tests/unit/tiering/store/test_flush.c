@@ -41,7 +41,7 @@ static int publish(struct ht_obj *o, uint64_t scope, struct ht_rounds *rounds)
     if (o)
         ht_obj_publish(o, tx);
     else
-        ht_scope_publish(s, scope, tx);
+        ht_scope_publish(s, scope, false, tx);
     ck_assert_int_eq(ht_tx_commit(tx, &lsn), 0);
     return ht_store_sync(s, lsn);
 }

@@ -76,7 +76,7 @@ static void commit(uint64_t scope)
 
     ck_assert_int_eq(ht_scope_writeback(s, scope), 0);
     ck_assert_int_eq(ht_tx_begin(s, 1 << 16, &tx), 0);
-    ht_scope_publish(s, scope, tx);
+    ht_scope_publish(s, scope, false, tx);
     ck_assert_int_eq(ht_tx_commit(tx, &lsn), 0);
     ck_assert_int_eq(ht_store_sync(s, lsn), 0);
 }

@@ -139,7 +139,7 @@ START_TEST(a_scope_changes_together_or_not_at_all)
     uint64_t lsn;
     ck_assert_int_eq(ht_scope_writeback(s, 9), 0);
     ck_assert_int_eq(ht_tx_begin(s, 4096, &tx), 0);
-    ht_scope_publish(s, 9, tx);
+    ht_scope_publish(s, 9, false, tx);
     ck_assert_int_eq(ht_tx_commit(tx, &lsn), 0);
     ck_assert_int_eq(ht_store_sync(s, lsn), 0);
     put_all(a, 0, q, MIB);
@@ -176,7 +176,7 @@ START_TEST(an_object_with_a_rewrite_reserve_can_always_be_rewritten)
         uint64_t lsn;
         ck_assert_int_eq(ht_tx_begin(s, 4096, &tx), 0);
         if (step % 2)
-            ht_scope_publish(s, 9, tx);
+            ht_scope_publish(s, 9, false, tx);
         ck_assert_int_eq(ht_tx_commit(tx, &lsn), 0);
         ck_assert_int_eq(ht_store_sync(s, lsn), 0);
     }
@@ -290,7 +290,7 @@ START_TEST(a_lost_staged_write_is_never_hidden)
     uint64_t lsn;
     ck_assert_int_eq(ht_scope_writeback(s, 9), 0);
     ck_assert_int_eq(ht_tx_begin(s, 4096, &tx), 0);
-    ht_scope_publish(s, 9, tx);
+    ht_scope_publish(s, 9, false, tx);
     ck_assert_int_eq(ht_tx_commit(tx, &lsn), 0);
     ck_assert_int_eq(ht_store_sync(s, lsn), 0);
     struct ht_batch_pin l = {.store = s, .count = 1};

@@ -34,7 +34,7 @@ static void publish(void)
 
     ck_assert_int_eq(ht_scope_writeback(s, SCOPE), 0);
     ck_assert_int_eq(ht_tx_begin(s, 1 << 16, &tx), 0);
-    ht_scope_publish(s, SCOPE, tx);
+    ht_scope_publish(s, SCOPE, false, tx);
     ck_assert_int_eq(ht_tx_commit(tx, &lsn), 0);
     ck_assert_int_eq(ht_store_sync(s, lsn), 0);
 }
