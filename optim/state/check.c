@@ -93,7 +93,7 @@ static int check_param(struct ht_param *p) HT_REQUIRES(HT_LOCK_OPTIM)
     return 0;
 }
 
-/* Is it the object of an earlier step, too, or a parameter? It is deleted with its step. */
+/* Is it the object of an earlier step, too, or a parameter, or state? It is deleted with its step. */
 static bool is_other(const struct ht_root *r, size_t i) HT_REQUIRES(HT_LOCK_OPTIM)
 {
     uint64_t oid = r->redo.step[i].oid;
@@ -101,28 +101,7 @@ static bool is_other(const struct ht_root *r, size_t i) HT_REQUIRES(HT_LOCK_OPTI
     for (size_t k = 0; k < i; k++)
         if (r->redo.step[k].oid == oid)
             return true;
-    return ht_opt_param_find(r->o, oid) != NULL;
-}
-
-static bool has_state(const struct ht_param *p, uint64_t oid) HT_REQUIRES(HT_LOCK_OPTIM)
-{
-    bool has = false;
-
-    for (unsigned k = 0; p->cur.exists && k < p->cur.layout.count; k++)
-        has |= p->cur.oid[k] == oid;
-    return has;
-}
-
-/* The first logged step whose object is state; their number: none. */
-static size_t first_with_state(const struct ht_root *r) HT_REQUIRES(HT_LOCK_OPTIM)
-{
-    size_t first = r->redo.steps;
-
-    ht_list_for_each(pos, &r->params)
-        for (size_t i = 0; i < first; i++)
-            if (has_state(ht_list_entry(pos, struct ht_param, of_root), r->redo.step[i].oid))
-                first = i;
-    return first;
+    return ht_opt_param_find(r->o, oid) || ht_opt_is_state(r->o, oid);
 }
 
 /* A step's number follows that of the step before it, and its object has the summary. */
@@ -143,11 +122,10 @@ static bool redo_fits(const struct ht_root *r, size_t i) HT_REQUIRES(HT_LOCK_OPT
 /* Steps after one with a problem are no use. */
 static int check_redo(struct ht_root *r) HT_REQUIRES(HT_LOCK_OPTIM)
 {
-    size_t state = r->redo.steps ? first_with_state(r) : 0;
     int rc = 0;
 
     for (size_t i = 0; i < r->redo.steps; i++) {
-        if (i != state && redo_fits(r, i) && !is_other(r, i))
+        if (redo_fits(r, i) && !is_other(r, i))
             continue;
         rc = problem(r->o, "OPT-REDO", "step %llu of model root %llu (object %llu) does not follow the step before it",
                      (ull)r->redo.step[i].step, (ull)r->id, (ull)r->redo.step[i].oid);

@@ -62,6 +62,11 @@ void ht_opt_owner_verify(const struct ht_param *p)
     }
 }
 
+bool ht_opt_is_state(const struct ht_optim *o, uint64_t oid)
+{
+    return ht_id_find(&o->states_by_oid, oid) != NULL;
+}
+
 int ht_optim_state_owner(struct ht_optim *o, uint64_t oid, uint64_t *out_param, const char **out_name)
 {
     lock(o);

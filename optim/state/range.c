@@ -136,16 +136,16 @@ struct ht_range *ht_opt_range_make(struct ht_param *p, uint64_t index)
     return p->block[b] ? &p->block[b][index % HT_RANGE_BLOCK] : NULL;
 }
 
-uint32_t ht_opt_range_elements(const struct ht_param *p, uint64_t index)
+uint32_t ht_opt_range_elements(const struct ht_param_shape *s, uint64_t index)
 {
-    uint64_t before = index * p->shape.range_elements;
+    uint64_t before = index * s->range_elements;
 
-    return (uint32_t)ht_min_u64(p->shape.range_elements, p->shape.elements - before);
+    return (uint32_t)ht_min_u64(s->range_elements, s->elements - before);
 }
 
 uint32_t ht_opt_range_grad_bytes(const struct ht_param *p, uint64_t index)
 {
-    return ht_opt_range_elements(p, index) * p->shape.g_bytes;
+    return ht_opt_range_elements(&p->shape, index) * p->shape.g_bytes;
 }
 
 /* ------------------------------------------------------------------- state */

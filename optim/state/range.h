@@ -65,7 +65,7 @@ uint64_t ht_opt_state_range_bytes(uint8_t kind, uint64_t elements);
 uint64_t ht_opt_state_bytes(const struct ht_param_shape *s, uint8_t kind);
 struct ht_range *ht_opt_range_find(const struct ht_param *p, uint64_t index); /* NULL: never touched */
 struct ht_range *ht_opt_range_make(struct ht_param *p, uint64_t index) HT_REQUIRES(HT_LOCK_OPTIM); /* NULL: no memory */
-uint32_t ht_opt_range_elements(const struct ht_param *p, uint64_t index);
+uint32_t ht_opt_range_elements(const struct ht_param_shape *s, uint64_t index);
 uint32_t ht_opt_range_grad_bytes(const struct ht_param *p, uint64_t index);
 /* One of its sets of intervals may have another size now. */
 void ht_opt_range_count_intervals(struct ht_range *r) HT_REQUIRES(HT_LOCK_OPTIM);

@@ -25,7 +25,6 @@ struct redo_check {
 
 /* In the order in which a replay must find them: pieces of a range follow each other. */
 struct place {
-    uint64_t i;
     uint32_t param;
     struct ht_redo_piece piece;
 };
@@ -129,7 +128,6 @@ static const char *check_places(const struct redo_check *w, struct place *list)
 
     for (uint64_t i = 0; i < count; i++) {
         struct place *at = &list[i];
-        at->i = i;
         if (ht_opt_redo_piece_at(&w->s, i, &at->param, &at->piece) || (w->param[at->param] && !piece_fits(w, at)))
             return "it has a piece of a gradient outside of its parameter";
     }

@@ -234,8 +234,7 @@ bool ht_opt_redo_piece_fits(const struct ht_param_shape *shape, const struct ht_
 {
     if (piece->range >= shape->range_count || piece->begin % shape->g_bytes || piece->end % shape->g_bytes)
         return false;
-    uint64_t first = (uint64_t)piece->range * shape->range_elements;
-    return piece->end / shape->g_bytes <= ht_min_u64(shape->range_elements, shape->elements - first);
+    return piece->end / shape->g_bytes <= ht_opt_range_elements(shape, piece->range);
 }
 
 int ht_opt_redo_param_at(const struct ht_redo_summary *s, uint64_t i, struct ht_redo_param *out)

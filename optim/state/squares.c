@@ -59,7 +59,7 @@ static uint64_t first_span(const struct ht_param *p, uint64_t index)
 
 static uint64_t span_count(const struct ht_param *p, uint64_t index)
 {
-    return ht_div_up(ht_opt_range_elements(p, index), HT_SUM_SPAN);
+    return ht_div_up(ht_opt_range_elements(&p->shape, index), HT_SUM_SPAN);
 }
 
 double *ht_opt_squares_begin(const struct ht_range *r)
@@ -125,7 +125,8 @@ static const struct ht_range *find_measured(const struct ht_param *p, uint64_t i
 static int compute_again(const struct ht_param *p, uint64_t index, struct ht_obj *from, uint8_t dtype, double *span,
                          uint64_t *nonfinite)
 {
-    uint64_t elements = ht_opt_range_elements(p, index), size = ht_kernel_dtype_bytes(dtype), bytes = elements * size;
+    uint64_t elements = ht_opt_range_elements(&p->shape, index), size = ht_kernel_dtype_bytes(dtype),
+             bytes = elements * size;
     void *buf = malloc(bytes);
     ssize_t n = buf ? ht_obj_read(from, index * p->shape.range_elements * size, buf, bytes) : -ENOMEM;
     struct ht_elements all = {.bytes = buf, .dtype = dtype, .count = elements};

@@ -41,14 +41,7 @@ static int quiesce(struct ht_root *root, struct ht_optim_steer *by, bool *out_re
         ht_opt_refuse_steering(root, by, why);
         return rc;
     }
-    ht_opt_each_param(root, ht_opt_cancel);
-    rc = ht_opt_drain(root);
-    if (rc == -EIO)
-        rc = 0;
-    if (!rc) {
-        ht_opt_redo_reset(root); /* the abort takes its object back */
-        ht_opt_each_param(root, ht_opt_forget_gradient);
-    }
+    rc = ht_opt_stop_step(root);
     unlock(o);
     return rc;
 }

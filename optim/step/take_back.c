@@ -57,6 +57,17 @@ static void reload(struct ht_param *p) HT_REQUIRES(HT_LOCK_OPTIM)
         ht_opt_not_reserved(p, "space for its next rewrite is not reserved after the abort");
 }
 
+int ht_opt_stop_step(struct ht_root *root)
+{
+    ht_opt_each_param(root, ht_opt_cancel);
+    int rc = ht_opt_drain(root);
+    if (rc && rc != -EIO)
+        return rc;
+    ht_opt_redo_reset(root); /* the abort takes its object back */
+    ht_opt_each_param(root, ht_opt_forget_gradient);
+    return 0;
+}
+
 void ht_opt_forget_step(struct ht_root *root)
 {
     ht_opt_each_param(root, reload);
@@ -70,10 +81,7 @@ void ht_opt_show_full(struct ht_root *root)
     struct ht_optim *o = root->o;
 
     lock(o);
-    ht_opt_each_param(root, ht_opt_cancel);
-    int rc = ht_opt_drain(root);
-    if (!rc || rc == -EIO)
-        ht_opt_each_param(root, ht_opt_forget_gradient);
+    int rc = ht_opt_stop_step(root);
     unlock(o);
     rc = ht_scope_abort(o->store, root->id);
     lock(o);

@@ -69,7 +69,7 @@ static uint64_t grad_begin(const struct ht_range *r)
 /* Bytes of an object of state, or of sums (which are like state in f32). */
 static uint64_t state_bytes(const struct job *j, uint8_t kind)
 {
-    return ht_opt_state_range_bytes(kind, ht_opt_range_elements(j->range->param, j->range->index));
+    return ht_opt_state_range_bytes(kind, ht_opt_range_elements(&j->range->param->shape, j->range->index));
 }
 
 static unsigned state_chunks(const struct job *j, uint8_t kind)
@@ -160,7 +160,7 @@ static bool complete(const struct job *j)
 {
     const struct ht_range *r = j->range;
     const struct ht_param *p = r->param;
-    uint64_t elements = ht_opt_range_elements(p, r->index), before = j->grad_first * p->shape.chunk_bytes;
+    uint64_t elements = ht_opt_range_elements(&p->shape, r->index), before = j->grad_first * p->shape.chunk_bytes;
     uint64_t grad_end = grad_begin(r) + ht_opt_range_grad_bytes(p, r->index);
     bool update = j->work & HT_WORK_UPDATE;
 
@@ -279,7 +279,7 @@ static uint64_t update_block(struct job *j, uint64_t e, uint64_t end, unsigned l
     const struct ht_param *p = j->range->param;
     const struct ht_batch_pin_chunk *chunk = j->pin.chunk;
     uint64_t first = e - e % HT_MASTER_BLOCK;
-    uint64_t n = ht_min_u64(HT_MASTER_BLOCK, ht_opt_range_elements(p, j->range->index) - first);
+    uint64_t n = ht_min_u64(HT_MASTER_BLOCK, ht_opt_range_elements(&p->shape, j->range->index) - first);
     const uint16_t *half = (const uint16_t *)(const void *)chunk[0].data + first;
     uint16_t *low = (uint16_t *)(void *)chunk[j->state_at[low_at]].data + first;
     struct ht_disk_master *block =
@@ -478,7 +478,7 @@ static void trace(const struct job *j)
     if (j->work & HT_WORK_UPDATE && !j->err)
         ht_trace_end(ht_store_trace(p->o->store), &j->mark, HT_TRACE_UPDATE, p->oid,
                      (uint64_t)j->range->index * p->shape.chunk_bytes,
-                     (uint64_t)ht_opt_range_elements(p, j->range->index) *
+                     (uint64_t)ht_opt_range_elements(&p->shape, j->range->index) *
                          (p->shape.chunk_bytes / p->shape.range_elements));
 }
 
