@@ -23,7 +23,7 @@ import time
 
 import numpy as np
 
-from common import BUILD, PROGRAMS, begin, give_up, run, wait_for
+from common import BUILD, PROGRAMS, begin, check_elements, give_up, run, wait_for
 from step import Device, Store
 
 MIB = 1 << 20
@@ -236,8 +236,7 @@ def parse_args():
 
 def main():
     args = parse_args()
-    if args.elements % (FILES * MIB // 4):
-        give_up(f'--elements must be a multiple of {FILES * MIB // 4}')
+    check_elements(args, FILES)
     out = BUILD / 'bench/background.jsonl'
     folder = begin('background')
     backlog = Backlog(args.backlog, 2 * args.backlog, args.groups)

@@ -29,6 +29,13 @@ def give_up(why):
     sys.exit(f'{pathlib.Path(sys.argv[0]).name}: {why}')
 
 
+def check_elements(args, files):
+    """Each file has whole MiB of f32."""
+    unit = files * (1 << 20) // 4
+    if args.elements % unit:
+        give_up(f'--elements must be a multiple of {unit}')
+
+
 def run(*args, seconds_max=SECONDS_MAX, **kw):
     done = subprocess.run([str(a) for a in args], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
                           stderr=subprocess.STDOUT, text=True, timeout=seconds_max, check=False, **kw)

@@ -15,7 +15,7 @@ import os
 import statistics
 import time
 
-from common import BUILD, begin, give_up
+from common import BUILD, begin, check_elements, give_up
 from step import Device, Store
 
 MIB = 1 << 20
@@ -140,8 +140,7 @@ def parse_args():
 
 def main():
     args = parse_args()
-    if args.elements % (LAYERS * MIB // 4):
-        give_up(f'--elements must be a multiple of {LAYERS * MIB // 4}')
+    check_elements(args, LAYERS)
     out = BUILD / 'bench/overlap.jsonl'
     folder = begin('overlap')
     device = Device(folder, max(args.elements * 32, 1 << 30) + (1 << 30), args.limit)

@@ -17,8 +17,8 @@ import statistics
 import subprocess
 import time
 
-from common import (BUILD, PROGRAMS, SECONDS_MAX, SpeedLimit, begin, give_up, is_mounted, make_loop_device, run,
-                    wait_for)
+from common import (BUILD, PROGRAMS, SECONDS_MAX, SpeedLimit, begin, check_elements, give_up, is_mounted,
+                    make_loop_device, run, wait_for)
 
 CLIENT = BUILD / 'bench/step_client'
 MIB = 1 << 20
@@ -329,8 +329,7 @@ def one_run(number, args, device, store, outside, cases, results, said):
 
 def main():
     args = parse_args()
-    if args.elements % (FILES * MIB // 4):
-        give_up(f'--elements must be a multiple of {FILES * MIB // 4}')
+    check_elements(args, FILES)
     out = BUILD / 'bench/step.jsonl'
     folder = begin('step')
     cases = [c for c in CASES if args.only in c.name]

@@ -10,7 +10,7 @@ import json
 import statistics
 import time
 
-from common import PROGRAMS, SpeedLimit, give_up, make_loop_device, run
+from common import PROGRAMS, SpeedLimit, check_elements, make_loop_device, run
 from step import FILES, MIB, Store
 
 BYTES = 12  # per parameter and step, each way
@@ -103,8 +103,7 @@ def main(args, folder, out):
     def said(text):
         print(f'  {time.monotonic() - began:5.0f} s  {text}', flush=True)
 
-    if args.elements % (FILES * MIB // 4):
-        give_up(f'--elements must be a multiple of {FILES * MIB // 4}')
+    check_elements(args, FILES)
     size = max(args.elements * 32, 2 << 30) + (1 << 30)
     print(f'bench-step, two devices: {args.elements / 1e6:.0f} million f32 parameters, AdamW, {args.runs} runs, '
           f'{args.limit / MIB:.0f} MiB/s each way together', flush=True)

@@ -15,7 +15,7 @@ import statistics
 import subprocess
 import time
 
-from common import BUILD, PROGRAMS, begin, give_up, run
+from common import BUILD, PROGRAMS, begin, check_elements, run
 from step import FILES, MIB, SETUP_SECONDS_MAX, Device, Store
 
 RETAIN = 2
@@ -198,8 +198,7 @@ def parse_args():
 
 def main():
     args = parse_args()
-    if args.elements % (FILES * MIB // 4):
-        give_up(f'--elements must be a multiple of {FILES * MIB // 4}')
+    check_elements(args, FILES)
     out = BUILD / 'bench/steps.jsonl'
     b = Bench(args, begin('steps'))
     print(f'bench-steps: {args.elements / 1e6:.0f} million f32 parameters in {FILES} files, AdamW, {args.runs} runs, every step durable, '

@@ -33,6 +33,14 @@ def read(path):
     return (int(word(path, 'device_read_bytes')) - before) // MIB
 
 
+def mount_with_model(make_store):
+    point = make_store('256M').mount(f'dram={DRAM}M', 'staging=24M')
+    (point / 'model').mkdir()
+    word(point / 'model', 'optimizer', 'sgd lr=1')
+    make(point / 'model/w', 4)
+    return point
+
+
 def scan(point):
     for _ in range(2):
         read(point / 'scanned')
@@ -93,10 +101,7 @@ def test_the_tier_of_a_directory_is_that_of_new_files(make_store):
 
 
 def test_an_abort_takes_a_pin_back(make_store):
-    point = make_store('256M').mount(f'dram={DRAM}M', 'staging=24M')
-    (point / 'model').mkdir()
-    word(point / 'model', 'optimizer', 'sgd lr=1')
-    make(point / 'model/w', 4)
+    point = mount_with_model(make_store)
     fd = os.open(point / 'model', os.O_RDONLY)
     os.fsync(fd)
     os.close(fd)
@@ -109,10 +114,7 @@ def test_an_abort_takes_a_pin_back(make_store):
 
 
 def test_a_rollback_takes_a_pin_back_or_brings_it(make_store):
-    point = make_store('256M').mount(f'dram={DRAM}M', 'staging=24M')
-    (point / 'model').mkdir()
-    word(point / 'model', 'optimizer', 'sgd lr=1')
-    make(point / 'model/w', 4)
+    point = mount_with_model(make_store)
     model_control = point / 'model/.hitrain/ctl'
     model_control.write_text('snapshot unpinned')
     word(point / 'model/w', 'pin', 'dram')

@@ -10,7 +10,7 @@ import threading
 
 import pytest
 
-from trainer import LR, SECONDS_MAX, random_parameters, shared_root, shared_store  # first: it makes the client importable
+from trainer import LR, SECONDS_MAX, on_threads, random_parameters, shared_root, shared_store  # first: it makes the client importable
 import torch
 from demo_store import mounted
 from hitrain import AdamW, Job, RankFailed
@@ -39,12 +39,7 @@ def meet(steps_of, what):
             results[rank] = what(Job(rank, world, least, barrier.wait), steps_of[rank])
         except Exception as e:
             results[rank] = e
-    threads = [threading.Thread(target=one, args=(r,)) for r in range(world)]
-    for t in threads:
-        t.start()
-    for t in threads:
-        t.join(SECONDS_MAX)
-        assert not t.is_alive()
+    on_threads(world, one)
     return [results[r] for r in range(world)]
 
 

@@ -10,7 +10,7 @@ import warnings
 
 import pytest
 
-from trainer import SECONDS_MAX, random_parameters, store  # first: it makes the client importable
+from trainer import SECONDS_MAX, on_threads, random_parameters, store  # first: it makes the client importable
 import torch
 import torch.distributed as dist
 from hitrain import distributed
@@ -35,12 +35,7 @@ def meet(world, what, timeout=SECONDS_MAX, exchange=None):
             results[rank] = e
         finally:
             ranks.close()
-    threads = [threading.Thread(target=one, args=(r,)) for r in range(world)]
-    for t in threads:
-        t.start()
-    for t in threads:
-        t.join(SECONDS_MAX)
-        assert not t.is_alive()
+    on_threads(world, one)
     os.rmdir(root)
     return results
 

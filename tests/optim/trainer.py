@@ -4,6 +4,7 @@ import os
 import pathlib
 import sys
 import tempfile
+import threading
 
 import pytest
 
@@ -17,6 +18,16 @@ from demo_store import mounted  # noqa: E402
 
 SECONDS_MAX = 120
 LR = 1e-2
+
+
+def on_threads(world, what):
+    """what(rank) on a thread for each rank; all end in time."""
+    threads = [threading.Thread(target=what, args=(r,)) for r in range(world)]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join(SECONDS_MAX)
+        assert not t.is_alive()
 
 
 @pytest.fixture

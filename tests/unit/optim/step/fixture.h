@@ -7,6 +7,7 @@
 #define HITRAIN_TESTS_UNIT_OPTIM_STEP_FIXTURE_H
 
 #include <check.h>
+#include <math.h>
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdio.h>
@@ -17,6 +18,7 @@
 #include "tests/support/dev.h"
 #include "tests/support/suite.h"
 #include "tiering/base/fault.h"
+#include "tiering/base/hash.h"
 #include "tiering/api/batch_pin.h"
 #include "tiering/api/object.h"
 #include "tiering/api/stats.h"
@@ -260,6 +262,38 @@ static inline void fixture_mixed_params(struct fixture *w, uint32_t chunk_bytes)
     fixture_param(w, HT_DTYPE_F16, HT_DTYPE_F16, 17, chunk_bytes);
 }
 
+/* A model with a parameter of each kind, committed. */
+static inline void fixture_begin_mixed(struct fixture *w, const char *config, unsigned threads)
+{
+    memset(w, 0, sizeof(*w));
+    fixture_open_as(w, config, threads);
+    fixture_mixed_params(w, HT_SMALL_CHUNK_BYTES);
+    ck_assert_int_eq(ht_optim_commit(w->o, ROOT), 0);
+}
+
+/* Of parameters and all their state. */
+static inline uint64_t fixture_hash(struct fixture *w)
+{
+    uint64_t hash = 0;
+    const char *name;
+
+    for (unsigned i = 0; i < w->params; i++) {
+        const struct test_param *p = &w->param[i];
+        struct ht_param_desc desc = fixture_desc(p);
+        uint8_t *bytes = calloc(p->n, 4);
+        ssize_t n = ht_obj_read(p->obj, 0, bytes, p->n * dtype_bytes(p->dtype));
+        ck_assert_int_eq(n, (ssize_t)(p->n * dtype_bytes(p->dtype)));
+        hash = ht_hash64(bytes, (size_t)n, hash);
+        for (unsigned k = 0; ht_optim_state_name(w->o, &desc, k, &name) == 0; k++) {
+            n = ht_optim_state_read(w->o, &desc, name, 0, bytes, p->n * 4);
+            ck_assert_int_ge(n, 0);
+            hash = ht_hash64(bytes, (size_t)n, hash);
+        }
+        free(bytes);
+    }
+    return hash;
+}
+
 /* ------------------------------------------------------------------- steps */
 
 static inline uint8_t *random_gradient(struct fixture *w, const struct test_param *p)
@@ -314,6 +348,19 @@ static inline void write_gradient(struct fixture *w, const struct test_param *p,
         write_all(g, off, bytes, ht_min_u64(128 * 1024, len - off));
     ck_assert_int_eq(ht_grad_flush(g), 0);
     ht_grad_release(g);
+}
+
+/* A gradient that depends on parameter, step and pass alone; one value is not finite in step 4. */
+static inline void fixture_send(struct fixture *w, unsigned i, unsigned step, unsigned pass)
+{
+    struct test_param *p = &w->param[i];
+
+    w->rnd = 88172645463325252ull + i * 1000003ull + step * 10007ull + pass;
+    uint8_t *g = random_gradient(w, p);
+    if (step == 4 && i == 1)
+        put_value(g, p->grad_dtype, 77, INFINITY);
+    write_gradient(w, p, g);
+    free(g);
 }
 
 /* A whole gradient for p, in the store and in the model. */

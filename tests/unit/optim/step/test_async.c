@@ -46,69 +46,23 @@ uint64_t __wrap_ht_obj_next_read(struct ht_obj *o, uint64_t offset)
 
 /* -------------------------------------------------------------------- bits */
 
-static uint64_t mix(uint64_t hash, const void *bytes, size_t len)
-{
-    for (size_t i = 0; i < len; i++)
-        hash = (hash ^ ((const uint8_t *)bytes)[i]) * 0x100000001b3ull;
-    return hash;
-}
-
-/* Parameters and all their state. */
-static uint64_t model_hash(void)
-{
-    uint64_t hash = 14695981039346656037ull;
-    const char *name;
-
-    for (unsigned i = 0; i < w.params; i++) {
-        const struct test_param *p = &w.param[i];
-        struct ht_param_desc desc = fixture_desc(p);
-        uint8_t *bytes = calloc(p->n, 4);
-        ssize_t n = ht_obj_read(p->obj, 0, bytes, p->n * dtype_bytes(p->dtype));
-        ck_assert_int_eq(n, (ssize_t)(p->n * dtype_bytes(p->dtype)));
-        hash = mix(hash, bytes, (size_t)n);
-        for (unsigned k = 0; ht_optim_state_name(w.o, &desc, k, &name) == 0; k++) {
-            n = ht_optim_state_read(w.o, &desc, name, 0, bytes, p->n * 4);
-            ck_assert_int_ge(n, 0);
-            hash = mix(hash, bytes, (size_t)n);
-        }
-        free(bytes);
-    }
-    return hash;
-}
-
 struct way {
     bool async;
     unsigned threads, order; /* of gradients: forward, backward, shuffled; of updates: as a plan says */
 };
-
-/* Gradients depend on parameter, step and pass alone; a value that is not finite in step 4. */
-static void send(unsigned i, unsigned step, unsigned pass)
-{
-    struct test_param *p = &w.param[i];
-
-    w.rnd = 88172645463325252ull + i * 1000003ull + step * 10007ull + pass;
-    uint8_t *g = random_gradient(&w, p);
-    if (step == 4 && i == 1)
-        put_value(g, p->grad_dtype, 77, INFINITY);
-    write_gradient(&w, p, g);
-    free(g);
-}
 
 static uint64_t train(const char *config, unsigned steps, const struct way *way)
 {
     uint64_t shuffle = 12345;
     unsigned passes = strstr(config, "accumulate=2") ? 2 : 1;
 
-    memset(&w, 0, sizeof(w));
-    fixture_open_as(&w, config, way->threads);
-    fixture_mixed_params(&w, HT_SMALL_CHUNK_BYTES);
-    ck_assert_int_eq(ht_optim_commit(w.o, ROOT), 0);
+    fixture_begin_mixed(&w, config, way->threads);
     for (unsigned step = 1; step <= steps; step++) {
         for (unsigned k = 0; k < passes * w.params; k++) {
             unsigned at = k % w.params, i = way->order == 1 ? w.params - 1 - at : at;
             shuffle = shuffle * 6364136223846793005ull + 1442695040888963407ull;
             order[i % ORDERS] = way->order == 2 ? shuffle >> 33 & 3 : 0;
-            send(i, step, k / w.params);
+            fixture_send(&w, i, step, k / w.params);
         }
         ck_assert_int_eq(way->async ? ht_optim_step_async(w.o, ROOT) : ht_optim_step(w.o, ROOT), 0);
     }
@@ -117,11 +71,11 @@ static uint64_t train(const char *config, unsigned steps, const struct way *way)
     ck_assert_uint_eq(st.step, steps);
     ck_assert(!st.open && !st.error[0]);
     ht_optim_verify(w.o);
-    uint64_t hash = model_hash();
+    uint64_t hash = fixture_hash(&w);
     ck_assert_int_eq(ht_optim_commit(w.o, ROOT), 0);
     fixture_unmount(&w);
     fixture_mount(&w);
-    ck_assert(model_hash() == hash);
+    ck_assert(fixture_hash(&w) == hash);
     fixture_close(&w);
     return hash;
 }
@@ -391,7 +345,7 @@ START_TEST(a_failed_update_refuses_gradients_until_an_abort)
     two_params("adamw lr=1e-2");
     step_all(&w);
     ck_assert_int_eq(ht_optim_commit(w.o, ROOT), 0);
-    uint64_t before = model_hash();
+    uint64_t before = fixture_hash(&w);
     hold_begin(w.param[0].obj);
     uint8_t *g = random_gradient(&w, &w.param[0]);
     write_gradient(&w, &w.param[0], g);
@@ -406,7 +360,7 @@ START_TEST(a_failed_update_refuses_gradients_until_an_abort)
     ck_assert_int_eq(ht_optim_step_async(w.o, ROOT), -EIO);
     ck_assert_int_eq(ht_optim_step(w.o, ROOT), -EIO);
     ck_assert_int_eq(ht_optim_abort(w.o, ROOT), 0);
-    ck_assert(model_hash() == before && !fixture_stat(&w).error[0]);
+    ck_assert(fixture_hash(&w) == before && !fixture_stat(&w).error[0]);
     free(g);
     step_all(&w);
     ck_assert_int_eq(ht_optim_step_async(w.o, ROOT), 0);
@@ -449,14 +403,14 @@ START_TEST(an_abort_comes_after_the_step)
     two_params(_i ? "adamw lr=1e-2 durable_every=4" : "adamw lr=1e-2");
     step_all(&w);
     ck_assert_int_eq(ht_optim_commit(w.o, ROOT), 0);
-    uint64_t before = model_hash();
+    uint64_t before = fixture_hash(&w);
     hold_begin(w.param[0].obj);
     step_all(&w);
     ck_assert_int_eq(ht_optim_step_async(w.o, ROOT), 0);
     hold_end();
     ck_assert_int_eq(ht_optim_abort(w.o, ROOT), 0);
     ck_assert_uint_eq(fixture_stat(&w).step, _i ? 1 : 2);
-    ck_assert((model_hash() == before) == (_i == 1));
+    ck_assert((fixture_hash(&w) == before) == (_i == 1));
     fixture_close(&w);
 }
 END_TEST
@@ -481,7 +435,7 @@ START_TEST(a_stop_while_it_is_closed_leaves_one_step_or_the_other)
     two_params(_i % 2 ? "adamw lr=1e-2" : "adamw lr=1e-2 max_grad_norm=0.1");
     step_all(&w);
     ck_assert_int_eq(ht_optim_commit(w.o, ROOT), 0);
-    uint64_t before = model_hash();
+    uint64_t before = fixture_hash(&w);
     step_all(&w);
     ck_assert_int_eq(ht_optim_step_async(w.o, ROOT), 0);
     usleep((unsigned)_i * 300);
@@ -489,7 +443,7 @@ START_TEST(a_stop_while_it_is_closed_leaves_one_step_or_the_other)
     fixture_mount(&w);
     uint64_t step = fixture_stat(&w).step;
     ck_assert(step == 1 || step == 2);
-    ck_assert((model_hash() == before) == (step == 1));
+    ck_assert((fixture_hash(&w) == before) == (step == 1));
     fixture_close(&w);
 }
 END_TEST
@@ -657,7 +611,7 @@ START_TEST(a_write_of_moments_that_fails_takes_the_parameter_back)
     for (unsigned i = w.params; i-- > 0;)
         step_param(&w, &w.param[i]);
     ck_assert_int_eq(ht_optim_commit(w.o, ROOT), 0);
-    uint64_t before = model_hash();
+    uint64_t before = fixture_hash(&w);
     uint8_t *g = random_gradient(&w, p);
     hold_begin(p->obj);
     write_gradient(&w, p, g);
@@ -668,7 +622,7 @@ START_TEST(a_write_of_moments_that_fails_takes_the_parameter_back)
     ht_fault_disarm_all();
     ck_assert_int_eq(try_gradient(), -EIO);
     ck_assert_int_eq(ht_optim_abort(w.o, ROOT), 0);
-    ck_assert(model_hash() == before);
+    ck_assert(fixture_hash(&w) == before);
     free(g);
     fixture_close(&w);
 }

@@ -30,58 +30,17 @@ static size_t logged_steps(void)
     return steps;
 }
 
-static uint64_t mix(uint64_t hash, const void *bytes, size_t len)
-{
-    for (size_t i = 0; i < len; i++)
-        hash = (hash ^ ((const uint8_t *)bytes)[i]) * 0x100000001b3ull;
-    return hash;
-}
-
-/* Parameters and all their state. */
-static uint64_t model_hash(void)
-{
-    uint64_t hash = 14695981039346656037ull;
-    const char *name;
-
-    for (unsigned i = 0; i < w.params; i++) {
-        const struct test_param *p = &w.param[i];
-        struct ht_param_desc desc = fixture_desc(p);
-        uint8_t *bytes = calloc(p->n, 4);
-        ssize_t n = ht_obj_read(p->obj, 0, bytes, p->n * dtype_bytes(p->dtype));
-        ck_assert_int_eq(n, (ssize_t)(p->n * dtype_bytes(p->dtype)));
-        hash = mix(hash, bytes, (size_t)n);
-        for (unsigned k = 0; ht_optim_state_name(w.o, &desc, k, &name) == 0; k++) {
-            n = ht_optim_state_read(w.o, &desc, name, 0, bytes, p->n * 4);
-            ck_assert_int_ge(n, 0);
-            hash = mix(hash, bytes, (size_t)n);
-        }
-        free(bytes);
-    }
-    return hash;
-}
-
 static void begin(const char *config, unsigned threads)
 {
-    memset(&w, 0, sizeof(w));
-    fixture_open_as(&w, config, threads);
-    fixture_mixed_params(&w, HT_SMALL_CHUNK_BYTES);
-    ck_assert_int_eq(ht_optim_commit(w.o, ROOT), 0);
+    fixture_begin_mixed(&w, config, threads);
 }
 
-/* Gradients depend on parameter and step alone; a value that is not finite in step 4. */
+/* Not every parameter has a gradient in each step. */
 static void send(unsigned step)
 {
-    for (unsigned i = 0; i < w.params; i++) {
-        struct test_param *p = &w.param[i];
-        if ((step + i) % 5 == 4) /* not every parameter has one in each step */
-            continue;
-        w.rnd = 88172645463325252ull + i * 1000003ull + step * 10007ull;
-        uint8_t *g = random_gradient(&w, p);
-        if (step == 4 && i == 1)
-            put_value(g, p->grad_dtype, 77, INFINITY);
-        write_gradient(&w, p, g);
-        free(g);
-    }
+    for (unsigned i = 0; i < w.params; i++)
+        if ((step + i) % 5 != 4)
+            fixture_send(&w, i, step, 0);
 }
 
 static void train(unsigned first, unsigned last)
@@ -98,7 +57,7 @@ static void undisturbed(const char *config, unsigned steps, uint64_t hash[])
     begin(config, 2);
     for (unsigned step = 1; step <= steps; step++) {
         train(step, step);
-        hash[step] = model_hash();
+        hash[step] = fixture_hash(&w);
     }
     fixture_close(&w);
 }
@@ -136,16 +95,16 @@ START_TEST(a_crash_loses_no_step)
         begin(ways[_i].redo, 1 + crash % 2);
         train(1, crash);
         ck_assert_uint_eq(fixture_stat(&w).durable_step, crash);
-        ck_assert(model_hash() == hash[crash]);
+        ck_assert(fixture_hash(&w) == hash[crash]);
         crash_and_mount();
         ck_assert_uint_eq(fixture_stat(&w).step, crash);
         ck_assert_uint_eq(fixture_stat(&w).durable_step, crash);
         ck_assert_uint_eq(logged_steps(), 0);
-        ck_assert(model_hash() == hash[crash]);
+        ck_assert(fixture_hash(&w) == hash[crash]);
         train(crash + 1, STEPS);
         crash_and_mount();
         ck_assert_uint_eq(fixture_stat(&w).step, STEPS);
-        ck_assert(model_hash() == hash[STEPS]);
+        ck_assert(fixture_hash(&w) == hash[STEPS]);
         ht_optim_verify(w.o);
         ht_store_verify(w.s, false);
         fixture_close(&w);
@@ -496,7 +455,7 @@ START_TEST(a_replay_that_fails_lets_nothing_change)
     begin(logs, 2);
     step_all(&w);
     ck_assert_int_eq(ht_optim_commit(w.o, ROOT), 0);
-    uint64_t full = model_hash();
+    uint64_t full = fixture_hash(&w);
     step_all(&w);
     ck_assert_int_eq(ht_optim_commit(w.o, ROOT), 0);
     ck_assert_uint_eq(logged_steps(), 1);
@@ -511,7 +470,7 @@ START_TEST(a_replay_that_fails_lets_nothing_change)
     ht_fault_disarm_all();
     struct ht_root_stat st = fixture_stat(&w);
     ck_assert_uint_eq(st.step, 1);
-    ck_assert(model_hash() == full);
+    ck_assert(fixture_hash(&w) == full);
     ck_assert_msg(strstr(st.error, "step 2 cannot be computed again") != NULL, "error is \"%s\"", st.error);
     struct ht_param_desc desc = fixture_desc(p);
     struct ht_grad *g;
