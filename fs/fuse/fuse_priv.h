@@ -192,6 +192,13 @@ void ht_passthrough_init(struct ht_fuse *f);
 void ht_passthrough_negotiate(struct ht_fuse *f, struct fuse_conn_info *conn);
 int ht_passthrough_open(fuse_req_t req, struct ht_open *o, struct fuse_file_info *fi) HT_MUST_CHECK;
 bool ht_passthrough_is_active(const struct ht_open *o);
+/*
+ * Around a change of a file's size; no open of the file begins in between. -EBUSY: the file becomes smaller, and a
+ * program may store into its pages. end gets *out, which may be NULL.
+ */
+int ht_passthrough_resize_begin(struct ht_fuse *f, uint64_t ino, uint64_t bytes,
+                                struct ht_passthrough_file **out) HT_MUST_CHECK;
+void ht_passthrough_resize_end(struct ht_fuse *f, struct ht_passthrough_file *e);
 void ht_passthrough_close(struct ht_fuse *f, struct ht_open *o);
 void ht_passthrough_forget(fuse_req_t req, uint64_t ino);
 /*

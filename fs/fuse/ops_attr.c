@@ -62,24 +62,36 @@ void ht_hidden_op_setattr(fuse_req_t req, fuse_ino_t ino, struct stat *attr, int
     ht_reply_attr(req, ino, rc, &st);
 }
 
-static void setattr_now(fuse_req_t req, uint64_t ino, const struct stat *attr, int to_set)
+static int set_attributes(fuse_req_t req, uint64_t ino, const struct stat *attr, int to_set, struct stat *out_st)
 {
     struct ht_fuse *f = ht_fuse_of(req);
     unsigned what = what_to_set(to_set);
     /* A request that changes nothing is a chown to the present owner, or the kernel's wish to end privileges. */
     bool chown = what & (HT_SET_UID | HT_SET_GID);
-    struct stat st;
-    int rc;
 
-    if ((what & HT_SET_SIZE) && ht_ctl_param(f->ctl, ino))
-        ht_park_wait(f, ino, 0, HT_FILE_BYTES_MAX);
     if ((chown || to_set == 0) && ht_privileged(f, ino))
         ht_privilege_drop(f, ino, chown || fuse_req_ctx(req)->uid ? ht_privilege_kills(req, ino) : 0);
     if (what & HT_KILL_SUID)
         what |= ht_privilege_kills(req, ino);
-    rc = ht_ns_setattr(f->ns, ino, what, attr, &st);
+    int rc = ht_ns_setattr(f->ns, ino, what, attr, out_st);
     if (what & HT_SET_MODE)
         ht_ctl_changed(f->ctl);
+    return rc;
+}
+
+static void setattr_now(fuse_req_t req, uint64_t ino, const struct stat *attr, int to_set)
+{
+    struct ht_fuse *f = ht_fuse_of(req);
+    struct ht_passthrough_file *resized = NULL;
+    bool size = what_to_set(to_set) & HT_SET_SIZE;
+    struct stat st;
+
+    if (size && ht_ctl_param(f->ctl, ino))
+        ht_park_wait(f, ino, 0, HT_FILE_BYTES_MAX);
+    int rc = size ? ht_passthrough_resize_begin(f, ino, (uint64_t)attr->st_size, &resized) : 0;
+    if (!rc)
+        rc = set_attributes(req, ino, attr, to_set, &st);
+    ht_passthrough_resize_end(f, resized);
     ht_reply_attr(req, ino, rc, &st);
 }
 

@@ -54,13 +54,19 @@ static enum ht_traffic_kind traffic_of(struct ht_fuse *f, struct ht_open *o)
 static int truncate_on_open(fuse_req_t req, uint64_t ino)
 {
     struct ht_fuse *f = ht_fuse_of(req);
+    struct ht_passthrough_file *resized;
     struct stat zero = {0}, st;
 
     if (ht_ctl_param(f->ctl, ino))
         ht_park_wait(f, ino, 0, HT_FILE_BYTES_MAX);
+    int rc = ht_passthrough_resize_begin(f, ino, 0, &resized);
+    if (rc)
+        return rc;
     if (ht_privileged(f, ino))
         drop_privilege(req, ino);
-    return ht_ns_setattr(f->ns, ino, HT_SET_SIZE | HT_SET_MTIME_NOW, &zero, &st);
+    rc = ht_ns_setattr(f->ns, ino, HT_SET_SIZE | HT_SET_MTIME_NOW, &zero, &st);
+    ht_passthrough_resize_end(f, resized);
+    return rc;
 }
 
 static void drop_open(struct ht_fuse *f, struct ht_open *o)

@@ -57,7 +57,8 @@ struct ht_passthrough_file *ht_passthrough_file_get(struct ht_fuse *f, uint64_t 
     return e;
 }
 
-struct ht_passthrough_file *ht_passthrough_file_enter(struct ht_fuse *f, uint64_t ino)
+/* The caller owns the entry until leave; more opens are counted. NULL: no memory. */
+static struct ht_passthrough_file *enter(struct ht_fuse *f, uint64_t ino, unsigned more)
 {
     struct ht_passthrough_file *e;
 
@@ -69,10 +70,16 @@ struct ht_passthrough_file *ht_passthrough_file_enter(struct ht_fuse *f, uint64_
             ht_cond_wait(&f->passthrough.idle, ht_fuse_passthrough_lock(f));
         e->waiting--;
         e->busy = true;
-        e->others = e->opens++;
+        e->others = e->opens;
+        e->opens += more;
     }
     ht_mutex_unlock(ht_fuse_passthrough_lock(f));
     return e;
+}
+
+struct ht_passthrough_file *ht_passthrough_file_enter(struct ht_fuse *f, uint64_t ino)
+{
+    return enter(f, ino, 1);
 }
 
 void ht_passthrough_file_free_if_unused(struct ht_passthrough_file *e)
@@ -234,10 +241,19 @@ static void job_drop_names(struct ht_job *job)
         cache->drop_name(cache->ctx, parent, name);
 }
 
+static void submit_drop(struct ht_fuse *f, uint64_t ino, void (*drop_names)(struct ht_job *job))
+{
+    struct ht_job *job = ht_job_new(f, NULL, drop_names);
+
+    if (!job)
+        return;
+    job->ino = ino;
+    ht_job_submit(job, HT_LANE_NAMES, ht_job_key(f, ino));
+}
+
 void ht_passthrough_file_close(struct ht_fuse *f, struct ht_passthrough_file *e, void (*drop_names)(struct ht_job *job))
 {
     uint64_t ino = e->ino;
-    struct ht_job *job;
     bool provoke;
 
     ht_mutex_lock(ht_fuse_passthrough_lock(f));
@@ -245,11 +261,8 @@ void ht_passthrough_file_close(struct ht_fuse *f, struct ht_passthrough_file *e,
     provoke = e->active && !e->opens && f->mounted;
     ht_passthrough_file_free_if_unused(e);
     ht_mutex_unlock(ht_fuse_passthrough_lock(f));
-    job = provoke ? ht_job_new(f, NULL, drop_names) : NULL;
-    if (!job)
-        return;
-    job->ino = ino;
-    ht_job_submit(job, HT_LANE_NAMES, ht_job_key(f, ino));
+    if (provoke)
+        submit_drop(f, ino, drop_names);
 }
 
 void ht_passthrough_close(struct ht_fuse *f, struct ht_open *o)
@@ -291,6 +304,39 @@ void ht_passthrough_forget(fuse_req_t req, uint64_t ino)
         e->active = e->stores = false;
     }
     ht_passthrough_file_leave(f, e);
+}
+
+/* -------------------------------------------------------------------- size */
+
+/*
+ * A file without opens is refused, too: a mapping may be left. If none is, the names that the job drops were all that
+ * kept the pages, and the next call succeeds.
+ */
+int ht_passthrough_resize_begin(struct ht_fuse *f, uint64_t ino, uint64_t bytes, struct ht_passthrough_file **out)
+{
+    struct ht_passthrough_file *e = f->passthrough.share_bytes ? enter(f, ino, 0) : NULL;
+    struct stat st;
+    int rc;
+
+    *out = NULL;
+    if (!e)
+        return f->passthrough.share_bytes ? -ENOMEM : 0;
+    rc = ht_ns_getattr(f->ns, ino, &st);
+    if (rc == 0 && !ht_passthrough_may_resize(e->active && e->stores, (uint64_t)st.st_size, bytes))
+        rc = -EBUSY;
+    if (rc == -EBUSY && !e->others)
+        submit_drop(f, ino, job_drop_names);
+    if (rc)
+        ht_passthrough_file_leave(f, e);
+    else
+        *out = e;
+    return rc;
+}
+
+void ht_passthrough_resize_end(struct ht_fuse *f, struct ht_passthrough_file *e)
+{
+    if (e)
+        ht_passthrough_file_leave(f, e);
 }
 
 /* -------------------------------------------------------------------- life */

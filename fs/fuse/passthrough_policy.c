@@ -19,3 +19,8 @@ bool ht_passthrough_may_store(int flags)
 {
     return (flags & O_ACCMODE) == O_RDWR;
 }
+
+bool ht_passthrough_may_resize(bool stores, uint64_t from_bytes, uint64_t to_bytes)
+{
+    return !stores || to_bytes >= from_bytes;
+}

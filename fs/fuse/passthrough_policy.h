@@ -25,5 +25,11 @@ bool ht_passthrough_wanted(const struct ht_passthrough_case *c);
  * needs both.
  */
 bool ht_passthrough_may_store(int flags);
+/*
+ * May a passthrough file get another size? A device or the kernel may have pinned pages of a mapping for its transfers.
+ * Pages that are cut off leave the file, and the pin keeps them: what is transferred to them reaches nobody. stores: a
+ * program has it open for reading and writing, or had and may still map it.
+ */
+bool ht_passthrough_may_resize(bool stores, uint64_t from_bytes, uint64_t to_bytes);
 
 #endif

@@ -39,7 +39,7 @@ struct file {
 
 static const char *folder = NULL;
 static uint64_t ops = 10000, seed, size_max = 256 << 10, unit, verify_every = 200;
-static int no_map, no_clone, no_space, all_direct, pollute, verbose, keep;
+static int no_map, no_clone, no_space, no_cut, all_direct, pollute, verbose, keep;
 
 static struct file files[FILES];
 static uint8_t *buffer; /* size_max and UNIT_MAX more, on a page */
@@ -340,7 +340,13 @@ static void do_truncate(struct file *f)
     bool by_path = rnd_once_in(&rnd, 4);
 
     note("%s size   0x%llx to 0x%llx", name_of(f), (unsigned long long)f->size, (unsigned long long)size);
-    if (by_path ? truncate(f->path, (off_t)size) : ftruncate(any_descriptor(f)->fd, (off_t)size))
+    int rc = by_path ? truncate(f->path, (off_t)size) : ftruncate(any_descriptor(f)->fd, (off_t)size);
+    if (no_cut && size < f->size) {
+        if (!rc || errno != EBUSY)
+            fail("truncate: %s instead of EBUSY", rc ? strerror(errno) : "success");
+        return;
+    }
+    if (rc)
         FAIL_ERRNO("truncate");
     if (size < f->size)
         memset(f->copy + size, 0, f->size - size);
@@ -690,6 +696,7 @@ static void usage(void)
           "  --direct=N    also descriptors with O_DIRECT, at offsets and lengths that are multiples of N; 1: at any\n"
           "  --all-direct  with --direct: no others, also for mappings\n"
           "  --no-map --no-clone --no-space    without mappings, copy_file_range, fallocate\n"
+          "  --no-cut      making a file smaller is EBUSY\n"
           "  --keep        the files are FOLDER/A and FOLDER/B, which are there and stay\n"
           "  --pollute     write behind the end of files through mappings\n"
           "  --verify=N    look at everything after each N operations (200)\n"
@@ -702,19 +709,13 @@ static void parse(int argc, char **argv)
 {
     enum { OPS = 256, SEED, SIZE, DIRECT, VERIFY };
     static const struct option options[] = {
-        {"ops", 1, NULL, OPS},
-        {"seed", 1, NULL, SEED},
-        {"size", 1, NULL, SIZE},
-        {"direct", 1, NULL, DIRECT},
-        {"verify", 1, NULL, VERIFY},
-        {"no-map", 0, &no_map, 1},
-        {"no-clone", 0, &no_clone, 1},
-        {"no-space", 0, &no_space, 1},
-        {"all-direct", 0, &all_direct, 1},
-        {"pollute", 0, &pollute, 1},
-        {"verbose", 0, &verbose, 1},
-        {"keep", 0, &keep, 1},
-        {0},
+        {"ops", 1, NULL, OPS},         {"seed", 1, NULL, SEED},
+        {"size", 1, NULL, SIZE},       {"direct", 1, NULL, DIRECT},
+        {"verify", 1, NULL, VERIFY},   {"no-map", 0, &no_map, 1},
+        {"no-clone", 0, &no_clone, 1}, {"no-space", 0, &no_space, 1},
+        {"no-cut", 0, &no_cut, 1},     {"all-direct", 0, &all_direct, 1},
+        {"pollute", 0, &pollute, 1},   {"verbose", 0, &verbose, 1},
+        {"keep", 0, &keep, 1},         {0},
     };
     uint64_t *numbers[] = {&ops, &seed, &size_max, &unit, &verify_every};
     int c;

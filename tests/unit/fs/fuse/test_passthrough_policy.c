@@ -37,6 +37,16 @@ START_TEST(stores)
 }
 END_TEST
 
+START_TEST(size)
+{
+    ck_assert(!ht_passthrough_may_resize(true, 8, 7));
+    ck_assert(!ht_passthrough_may_resize(true, 8, 0));
+    ck_assert(ht_passthrough_may_resize(true, 8, 8));
+    ck_assert(ht_passthrough_may_resize(true, 8, 9));
+    ck_assert(ht_passthrough_may_resize(false, 8, 0));
+}
+END_TEST
+
 int main(void)
 {
     Suite *suite = suite_create("passthrough_policy");
@@ -44,6 +54,7 @@ int main(void)
 
     tcase_add_test(tc, wanted);
     tcase_add_test(tc, stores);
+    tcase_add_test(tc, size);
     suite_add_tcase(suite, tc);
     return run_all(suite);
 }
