@@ -84,7 +84,7 @@ struct ht_passthrough_file *ht_passthrough_file_enter(struct ht_fuse *f, uint64_
 
 void ht_passthrough_file_free_if_unused(struct ht_passthrough_file *e)
 {
-    if (e->opens || e->waiting || e->lookups || e->active || e->busy)
+    if (e->opens || e->waiting || e->lookups || e->busy || e->active)
         return;
     ht_list_del(&e->link);
     free(e->name);
@@ -197,7 +197,7 @@ static struct ht_passthrough_file *take_ordinary(struct ht_fuse *f, uint64_t ino
 
     ht_mutex_lock(ht_fuse_passthrough_lock(f));
     e = ht_passthrough_file_get(f, ino);
-    if (e && (e->active || e->busy))
+    if (e && (e->busy || e->active))
         e = NULL;
     if (e) {
         e->busy = true;
@@ -258,7 +258,7 @@ void ht_passthrough_file_close(struct ht_fuse *f, struct ht_passthrough_file *e,
 
     ht_mutex_lock(ht_fuse_passthrough_lock(f));
     e->opens--;
-    provoke = e->active && !e->opens && f->mounted;
+    provoke = !e->opens && e->active && f->mounted;
     ht_passthrough_file_free_if_unused(e);
     ht_mutex_unlock(ht_fuse_passthrough_lock(f));
     if (provoke)
@@ -283,7 +283,7 @@ static struct ht_passthrough_file *take_closed(struct ht_fuse *f, uint64_t ino)
 
     ht_mutex_lock(ht_fuse_passthrough_lock(f));
     e = ht_passthrough_file_find(f, ino);
-    if (e && (!e->active || e->opens || e->busy))
+    if (e && (e->busy || e->opens || !e->active))
         e = NULL;
     if (e)
         e->busy = true;

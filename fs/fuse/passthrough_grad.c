@@ -157,7 +157,7 @@ static struct ht_passthrough_file *forgotten(struct ht_fuse *f, uint64_t ino, ui
     e = ht_passthrough_file_find(f, ino);
     if (e)
         e->lookups -= ht_min_u64(n, e->lookups);
-    if (e && e->active && !e->opens && !e->lookups && !e->busy) {
+    if (e && !e->busy && !e->opens && !e->lookups && e->active) {
         e->busy = true;
     } else {
         if (e)
@@ -193,7 +193,7 @@ struct ht_obj *ht_passthrough_mapped(void *fuse, uint64_t ino)
 
     ht_mutex_lock(ht_fuse_passthrough_lock(f));
     e = ht_passthrough_file_find(f, ino);
-    if (e && e->active && !e->busy && fstat(e->fd, &st) == 0 && st.st_blocks)
+    if (e && !e->busy && e->active && fstat(e->fd, &st) == 0 && st.st_blocks)
         oid = ht_obj_id(e->obj);
     ht_mutex_unlock(ht_fuse_passthrough_lock(f));
     return oid ? ht_obj_get(f->store, oid) : NULL;

@@ -10,7 +10,8 @@
 #include "tiering/api/object.h"
 
 /*
- * An inode with open files, or an active one. Guarded by passthrough.lock; while it is busy it belongs to one thread.
+ * An inode with open files, or an active one. Guarded by passthrough.lock; while it is busy it belongs to one thread,
+ * so a thread with the lock looks at busy before it looks at active.
  */
 struct ht_passthrough_file {
     struct ht_list link;
