@@ -3,7 +3,7 @@
 """The PyTorch client's own cost, with all state in memory, beside torch.optim.AdamW(foreach=True).
 
 Run it with `make bench-client`. Two models of about 10 million f32 parameters: 300 tensors in the shapes of a dense
-transformer, and 20,000 in those of a mixture of experts. For each: the time of step(), its share that the client spends on
+transformer, and 20,000 in those of a mixture of experts, also with pack=. For each: the time of step(), its share that the client spends on
 the processor, and requests of the kernel. Then the rate at which one large gradient goes to the store and its parameter comes
 back, beside memcpy; four ranks that hold a quarter of each parameter, beside one; and export_safetensors. Medians of runs
 that take turns. --against names another copy of the client (a folder with the package hitrain), which then takes turns with
@@ -90,7 +90,7 @@ def timed(call):
     return time.monotonic() - begin, time.process_time() - cpu
 
 
-def measure_model(name, steps):
+def measure_model(name, steps, **options):
     import torch
     import hitrain
     shapes = MODELS[name]()
@@ -101,8 +101,9 @@ def measure_model(name, steps):
     rows = []
     with Mounted() as store:
         begin = time.monotonic()
-        with hitrain.AdamW(own.items(), store.path('model'), lr=1e-3, durable_every=1000) as optimizer:
+        with hitrain.AdamW(own.items(), store.path('model'), lr=1e-3, durable_every=1000, **options) as optimizer:
             made = time.monotonic() - begin
+            files = len(optimizer._parameter_files())
             for step in range(steps + 1):
                 for p, q in zip(own.values(), theirs.values()):
                     p.grad, q.grad = torch.ones_like(p), torch.ones_like(q)
@@ -112,7 +113,7 @@ def measure_model(name, steps):
                 rows.append((wall, cpu, requests, *timed(other.step)))
     rows = rows[1:]  # the first makes the state
     wall, cpu, requests, torch_wall, torch_cpu = (statistics.median(r[i] for r in rows) for i in range(5))
-    return {'parameters': len(own), 'MiB': mib, 'make_s': made, 'step_s': wall, 'client_cpu_s': cpu, 'torch_s': torch_wall, 'torch_cpu_s': torch_cpu,
+    return {'parameters': len(own), 'files': files, 'MiB': mib, 'make_s': made, 'step_s': wall, 'client_cpu_s': cpu, 'torch_s': torch_wall, 'torch_cpu_s': torch_cpu,
             'requests': requests, 'requests_per_MiB': requests / (2 * mib)}
 
 
@@ -227,7 +228,8 @@ def measure_export():
     return {'plain_write_MiB_s': size / MIB / statistics.median(copies), 'export_MiB_s': size / MIB / statistics.median(exports)}
 
 
-WHATS = {'model300': lambda: measure_model('300', 8), 'model20000': lambda: measure_model('20000', 3), 'rates': lambda: measure_rates(9),
+WHATS = {'model300': lambda: measure_model('300', 8), 'model20000': lambda: measure_model('20000', 3),
+         'packed20000': lambda: measure_model('20000', 8, pack=64 << 10), 'rates': lambda: measure_rates(9),
          'ranks': lambda: measure_ranks(4), 'export': measure_export}
 
 

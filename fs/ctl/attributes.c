@@ -86,6 +86,22 @@ static int check_shape(const struct request *q, char err[HT_CTL_ERROR_MAX])
     return -EINVAL;
 }
 
+static int check_members(const struct request *q, char err[HT_CTL_ERROR_MAX])
+{
+    uint64_t elements;
+    char shape[32];
+    int rc = ht_parse_members(q->value, q->len, &elements);
+
+    if (rc) {
+        snprintf(
+            err, HT_CTL_ERROR_MAX,
+            "members: a line for each parameter in the file, with its first element, shape and name, as in 0 16,32 w");
+        return -EINVAL;
+    }
+    rc = snprintf(shape, sizeof(shape), "%llu", (unsigned long long)elements);
+    return ht_shape_fits(q->ctl, q->ino, shape, (size_t)rc, err);
+}
+
 static int check_one_of(const struct request *q, const char *const *allowed, char err[HT_CTL_ERROR_MAX])
 {
     int at;
@@ -452,6 +468,7 @@ static int read_only(const struct request *q)
 static const struct word words[] = {
     {"dtype", check_dtype, set_dtype, NULL, remove_dtype, false},
     {"shape", check_shape, NULL, NULL, NULL, false},
+    {"members", check_members, NULL, NULL, NULL, false},
     {"grad_dtype", check_grad_dtype, set_dtype, NULL, remove_dtype, false},
     {"class", check_class, NULL, NULL, remove_class, false},
     {"pin", check_pin, set_pin, NULL, remove_pin, false},

@@ -103,6 +103,44 @@ int ht_parse_shape(const char *text, size_t len, struct ht_shape *out)
     return 0;
 }
 
+/* One line of the attribute members: offset, shape, name. Returns the elements of the member, or a negative errno. */
+static int64_t parse_member(const char *line, size_t len, uint64_t at)
+{
+    const char *end = line + len, *shape = memchr(line, ' ', len);
+    const char *name = shape ? memchr(shape + 1, ' ', (size_t)(end - shape - 1)) : NULL;
+    struct ht_shape s;
+    uint64_t offset;
+
+    if (!name || name + 1 == end || end - name - 1 > HT_NAME_BYTES_MAX ||
+        memchr(name + 1, '/', (size_t)(end - name - 1)))
+        return -EINVAL;
+    int rc = ht_parse_u64(line, (size_t)(shape - line), &offset);
+    if (!rc)
+        rc = ht_parse_shape(shape + 1, (size_t)(name - shape - 1), &s);
+    if (rc || offset != at || !s.count || !s.elements)
+        return rc ? rc : -EINVAL;
+    return (int64_t)s.elements;
+}
+
+int ht_parse_members(const char *text, size_t len, uint64_t *out_elements)
+{
+    const char *p = text, *end = text + len;
+    uint64_t at = 0;
+
+    while (p < end) {
+        const char *stop = memchr(p, '\n', (size_t)(end - p));
+        int64_t n = parse_member(p, (size_t)((stop ? stop : end) - p), at);
+        if (n < 0)
+            return (int)n;
+        at += (uint64_t)n;
+        if (at > HT_FILE_BYTES_MAX)
+            return -ERANGE;
+        p = stop ? stop + 1 : end;
+    }
+    *out_elements = at;
+    return at ? 0 : -EINVAL;
+}
+
 enum argument {
     ARG_NONE,
     ARG_OPTIONAL,

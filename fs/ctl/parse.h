@@ -31,6 +31,12 @@ struct ht_shape {
 /* "1024,768"; the empty text is a scalar. -EINVAL; -ERANGE: more elements than a file may hold. */
 int ht_parse_shape(const char *text, size_t len, struct ht_shape *out) HT_MUST_CHECK;
 
+/*
+ * The attribute members: a line for each parameter that lies in one file, "OFFSET SHAPE NAME", one after the other from
+ * element 0 on. -EINVAL, or -ERANGE for a number that is too large.
+ */
+int ht_parse_members(const char *text, size_t len, uint64_t *out_elements) HT_MUST_CHECK;
+
 enum ht_command_id {
     HT_COMMAND_NONE, /* an empty line */
     HT_COMMAND_APPLY,

@@ -18,7 +18,7 @@ import pytest
 from conftest import MIB, run
 
 NOBODY = 65534
-WORDS = ('dtype', 'shape', 'grad_dtype', 'class', 'pin', 'tier', 'optimizer', 'step', 'error', 'durable_step',
+WORDS = ('dtype', 'shape', 'members', 'grad_dtype', 'class', 'pin', 'tier', 'optimizer', 'step', 'error', 'durable_step',
          'grad_norm', 'stats', 'hits', 'resident_bytes', '', 'x', 'dtype.', 'a' * 200)
 VALUES = (b'', b'\0', b'f32\0', b'\xff\xfe', b'f' * 1024, b'9' * 65536, b'1,' * 500, b'-1', b'18446744073709551616',
           b'adamw lr=', b'adamw lr=nan', b'adamw lr=1e999', b'adamw lr=1 lr=2', b'adamw \0lr=1', b'adamw beta1=1',

@@ -80,6 +80,11 @@ class ParameterFile:
         return local_of(self.tensor)
 
     @property
+    def whole(self) -> 'ParameterFile':
+        """The file that holds it: of a member of a pack, the pack."""
+        return self
+
+    @property
     def offset(self) -> int:
         return self.part.offset if self.part else 0
 
@@ -97,10 +102,14 @@ class ParameterFile:
             os.setxattr(fd, XATTR + 'shape', self._shape().encode())
             if self.grad_dtype != self.dtype:
                 os.setxattr(fd, XATTR + 'grad_dtype', FILE_DTYPES[self.grad_dtype].encode())
+            self.describe(fd)
             if self.part:
-                os.ftruncate(fd, math.prod(self.shape) * _bytes_of(self.dtype))
+                os.ftruncate(fd, math.prod(self.shape) * bytes_of(self.dtype))
             self._write(fd)
         self.config = ''
+
+    def describe(self, fd: int) -> None:
+        """Further attributes of a new file."""
 
     def open_existing(self, may_change: bool, fill: bool = False) -> None:
         """may_change: the dtype of its gradients may be set. fill: another rank has made the file, which takes this part's values."""
@@ -149,7 +158,10 @@ class ParameterFile:
         """Does the tensor differ from the content that its file had when both were last equal?"""
         if self._half_read:
             raise RuntimeError(f'reading {self.name} failed, so its tensor is neither old nor new: read it again, or call abort()')
-        return self._known is None or checksum(self.local) != self._known
+        return self._known is None or self.sum_of_values() != self._known
+
+    def sum_of_values(self) -> int:
+        return checksum(self.local)
 
     def push(self, step: int) -> None:
         """The file takes the tensor's values. step: how many are finished."""
@@ -202,7 +214,7 @@ class ParameterFile:
 
     @contextlib.contextmanager
     def _state(self, name: str, flags: int) -> Iterator[int]:
-        fd = os.open(os.path.join(self.root, HIDDEN, 'state', self.name, name), flags | os.O_CLOEXEC)
+        fd = os.open(os.path.join(self.root, HIDDEN, 'state', self.whole.name, name), flags | os.O_CLOEXEC)
         try:
             yield fd
         finally:
@@ -221,9 +233,20 @@ class ParameterFile:
         check_plain(f'the gradient of {self.name}', grad)
         return grad
 
+    def has_gradient(self) -> bool:
+        return self.tensor.grad is not None
+
+    def check_gradient(self) -> None:
+        """TypeError: it cannot be sent."""
+        self.gradient()
+
+    def outgoing(self) -> torch.Tensor:
+        """The gradient as its file takes it, flat."""
+        return self._ready(self.gradient(), self.grad_dtype).view(-1)
+
     def write_gradient(self, drop: Callable[[], None], part: slice = slice(None)) -> None:
         """hand_over() or `apply` gives it to the step. drop: takes back the written part when the rest cannot be written."""
-        local = self._ready(self.gradient(), self.grad_dtype).view(-1)
+        local = self.outgoing()
         self.written = local[part].numel() * local.element_size()
         if not self.written:
             return
@@ -359,7 +382,7 @@ class ParameterFile:
 
     def _read(self, fd: int) -> None:
         self._half_read = True
-        local, at = self.local, self.offset * _bytes_of(self.dtype)
+        local, at = self.local, self.offset * bytes_of(self.dtype)
         if _direct(local, self.dtype):
             read_all(fd, local, at)
             # Values that autograd saved are void: a view of nothing moves the version counter.
@@ -457,7 +480,7 @@ def _identity(tensor: Optional[torch.Tensor]) -> Any:
     return local.data_ptr(), local._version
 
 
-def _bytes_of(dtype: torch.dtype) -> int:
+def bytes_of(dtype: torch.dtype) -> int:
     return torch.empty((), dtype=dtype).element_size()
 
 

@@ -19,6 +19,7 @@ from hitrain._files import ParameterFile
 from hitrain._mapped import MappedFile, can_be_mapped
 from hitrain._microbatches import Turns, run_in_turns
 from hitrain._optimizer import Optimizer
+from hitrain._packs import Place
 from hitrain._residency import Residency, Unit
 
 __all__ = ['init_empty', 'materialize', 'microbatches', 'offload']
@@ -28,6 +29,7 @@ REFUSED = {
     'overlap': 'gradients always leave in backward',
     'param_dtype': "files have the parameters' own dtype: convert the model first, as with model.bfloat16()",
     'shard': 'several processes are not supported yet',
+    'pack': 'each file is the memory of one parameter',
     'names': 'files have the names of the model',
     'topk': 'a residual in memory is as large as the model',
 }
@@ -198,6 +200,13 @@ class Offloaded(Optimizer):
                 self._fill(p)
             return super()._file_of(name, p, dtype, grad_dtype, part)
         return MappedFile(self.root, name, p, grad_dtype, self._fill)
+
+    def _packs_of(self, group: Dict[str, Any]) -> Dict[str, List[Place]]:
+        packs = super()._packs_of(group)
+        for pack, places in packs.items():
+            raise ValueError(f'{self.root}/{pack} holds {len(places)} parameters, and an offloaded model needs a file for each: '
+                             'copy the model with export_safetensors() and import_safetensors()')
+        return packs
 
     def _mapped(self) -> List[MappedFile]:
         return [f for f in self._parameter_files() if isinstance(f, MappedFile)]

@@ -20,9 +20,10 @@ from typing import Any, Callable, Dict, Iterable, Iterator, List, Mapping, Optio
 
 import torch
 
-from hitrain import _ahead, _topk
-from hitrain._files import FILE_DTYPES, HIDDEN, XATTR, Descriptors, ParameterFile, check_name, check_plain
+from hitrain import _ahead, _packs, _topk
+from hitrain._files import FILE_DTYPES, HIDDEN, XATTR, Descriptors, ParameterFile, bytes_of, check_name, check_plain
 from hitrain._job import Job, bring_together, kept_numbers
+from hitrain._packs import Member, PackFile, Place
 from hitrain._parts import Part, is_dtensor, local_of, part_of_dtensor, shares
 from hitrain._root import Root
 from hitrain.distributed import RankFailed, Ranks, Shard, part_of
@@ -78,6 +79,11 @@ class Optimizer(torch.optim.Optimizer):
     topk           send this fraction of each gradient's elements, the largest, and keep the rest for the next one
                    (error feedback; see hitrain/_topk.py). A residual of four bytes per parameter stays with the tensors.
                    It is not saved, and abort() and a step that is taken back forget it. 0: send all
+    pack           parameters of at most so many bytes that train share files, many in one, as the attribute `members` of
+                   packed.0, packed.1, ... says. Thousands of small parameters then cost what a few large ones cost. Numbers
+                   are the same; only the norm that clips is added in another order. The parameters of a file need a
+                   gradient in the same steps: if one has none while another has one, step() names both and sends nothing.
+                   With overlap=True step() sends them. With resume=True the store decides. Not with topk. 0: none share
     shard          see Shard: several processes, each with its part of every gradient. All construct the optimizer, call
                    step(), send_gradients(), add_param_group(), import_state() and abort() alike and read all
                    parameters. Gradients must be reduced before, at least each process's own part. If only some have a
@@ -113,7 +119,7 @@ class Optimizer(torch.optim.Optimizer):
                  names: Optional[Iterable[str]] = None, param_dtype: Optional[torch.dtype] = None,
                  grad_dtype: Optional[torch.dtype] = None, durable_every: int = 1, redo: bool = False, max_grad_norm: float = 0.0,
                  grad_scale: float = 1.0, skip_nonfinite: bool = False, overlap: bool = False, async_step: bool = False,
-                 accumulate: int = 1, accumulate_mode: str = 'sum', topk: float = 0.0, shard: Optional[Shard] = None,
+                 accumulate: int = 1, accumulate_mode: str = 'sum', topk: float = 0.0, pack: int = 0, shard: Optional[Shard] = None,
                  parts: Optional[Mapping[str, Tuple[int, Sequence[int]]]] = None, full_state_dict: bool = False, retain: int = 0,
                  retain_every: int = 1, job: Optional[Job] = None, resume: bool = False, **flags: Any) -> None:
         if durable_every < 1:
@@ -124,6 +130,8 @@ class Optimizer(torch.optim.Optimizer):
             raise ValueError(f'accumulate must be at least 1 and its mode sum or mean, not {accumulate} {accumulate_mode}')
         if shard and (not 0 <= shard.rank < shard.world or overlap or topk or async_step):
             raise ValueError('a shard has a rank below its world, and no overlap, topk or async_step')
+        if pack < 0 or (pack and topk):
+            raise ValueError('pack must be at least 0, and a pack takes no topk: its largest elements may all be of one member')
         if parts and not shard:
             raise ValueError('parts need shard=: each rank holds some elements of a parameter')
         if retain < 0 or retain_every < 1 or (job and not 0 <= job.rank < job.world):
@@ -145,7 +153,9 @@ class Optimizer(torch.optim.Optimizer):
         self._param_dtype, self._grad_dtype = param_dtype, grad_dtype
         self.full_state_dict = full_state_dict
         self._overlap, self._holding, self._early = overlap, False, overlap
-        self._files: Dict[torch.Tensor, ParameterFile] = {}
+        self._files: Dict[torch.Tensor, ParameterFile] = {}  # of members of packs: Member
+        self._held: Dict[ParameterFile, None] = {}           # all that are open
+        self._pack = pack
         self._given_names = iter(names) if names is not None else None
         self._taken_names: Dict[str, None] = {}
         self._built, self._pid = False, os.getpid()
@@ -232,7 +242,7 @@ class Optimizer(torch.optim.Optimizer):
         with self._whole_step():
             self._send(self._ranks.together('send_gradients()', lambda: self._offer(ends=False)))
             for f in self._parameter_files():
-                if f.tensor.grad is not None:
+                if f.has_gradient():
                     f.clear_gradient()
 
     def read_ahead(self, model: torch.nn.Module) -> None:
@@ -244,7 +254,7 @@ class Optimizer(torch.optim.Optimizer):
             raise RuntimeError('fully_shard gathers parameters before the forward of the module that holds them: they cannot be read later')
         if self._ahead:
             self._ahead.close()
-        self._ahead = _ahead.ReadAhead(self.receive_parameter, model, {p: f.name for p, f in self._files.items()})
+        self._ahead = _ahead.ReadAhead(self.receive_parameter, model, {f.tensor: f.name for f in self._held if not isinstance(f, PackFile)})
 
     def wait(self) -> None:
         """Until all parameters of the last step are read."""
@@ -393,16 +403,24 @@ class Optimizer(torch.optim.Optimizer):
         """Write the gradient of one parameter; the store may begin its update at once. Part of step()."""
         if self._shard:
             raise RuntimeError('with a shard, all processes send together: call send_gradients() or step()')
+        f = self._files[parameter]
+        if isinstance(f, Member):
+            raise RuntimeError(f'{f.name} shares {f.whole.name} with others, whose gradients go together: call send_gradients() or step()')
+        self._send_whole(f)
+
+    def _send_whole(self, f: ParameterFile) -> None:
         with self._whole_step():
             self._check_usable()
             if not self._begun:
                 self._settle()
                 self._begin([f for f in self._parameter_files() if f.changed()])
-            self._send_one(self._files[parameter])
+            self._send_one(f)
 
     def receive_parameter(self, parameter: torch.Tensor) -> None:
-        """Read one parameter; waits for its update. Part of step()."""
-        f = self._files[parameter]
+        """Read one parameter, with those that share its file; waits for its update. Part of step()."""
+        self._receive_whole(self._files[parameter].whole)
+
+    def _receive_whole(self, f: ParameterFile) -> None:
         with self._root.explained(f'parameter {f.name}'):
             if self._closing:
                 self._root.wait_for(f.name)  # also orders reads of passthrough files, and reports a failed update
@@ -416,7 +434,8 @@ class Optimizer(torch.optim.Optimizer):
             return f.read_state(name)
 
     def write_state(self, parameter: torch.Tensor, name: str, value: torch.Tensor) -> None:
-        """Replace one piece of the optimizer's state, between steps; part of the next commit."""
+        """Replace one piece of the optimizer's state, between steps; part of the next commit. Parameters that share a
+        file share `step`."""
         f = self._files[parameter]
         f.check_state(name, value)
         with self._root.explained(f'state {name} of {f.name}'):
@@ -627,8 +646,8 @@ class Optimizer(torch.optim.Optimizer):
                 self._config = self._latched[0]
             for group in self.param_groups:
                 text = self._config_text(group)
-                for p in group['params']:
-                    self._files[p].set_config('' if text == common else text)
+                for f in dict.fromkeys(self._files[p].whole for p in group['params']):
+                    f.set_config('' if text == common else text)
 
     # -- one step --
 
@@ -646,10 +665,11 @@ class Optimizer(torch.optim.Optimizer):
         self._check_usable()
         self._settle()
         files = list(self._parameter_files())
-        for f in files:
-            if f.tensor.grad is not None:
-                f.gradient()  # refuses one that cannot be sent before any other is
-        facts = {'gradients': ''.join('01'[f.tensor.grad is not None] for f in files), 'changed': ''}
+        there = [f.has_gradient() for f in files]
+        for f, has in zip(files, there):
+            if has:
+                f.check_gradient()  # refuses one that cannot be sent before any other is
+        facts = {'gradients': ''.join('01'[has] for has in there), 'changed': ''}
         if ends or not self._begun:
             changed = dict.fromkeys(f for f in files if f.changed())
             if self._begun and not self._check_sent([f for f in files if f.sent], changed):
@@ -670,7 +690,7 @@ class Optimizer(torch.optim.Optimizer):
         why += " after the step's first gradient was sent"
         if self._shard or self.accumulate > 1:
             raise RuntimeError(f'{why}; with accumulate or a shard that must be done before')
-        if self._step != self._root.number('durable_step') or any(f.tensor.grad is None for f in sent):
+        if self._step != self._root.number('durable_step') or not all(f.has_gradient() for f in sent):
             raise RuntimeError(f'{why}; do that before backward(), or pass overlap=False')
         self._go_back(wholly=False)
         if self._early:
@@ -714,7 +734,7 @@ class Optimizer(torch.optim.Optimizer):
                     elif self._shard:
                         self._send_one(f, part_of(f.tensor.numel(), owners.index(self._ranks.rank), len(owners)))
                     else:
-                        self.send_gradient(f.tensor)
+                        self._send_whole(f) if isinstance(f, PackFile) else self.send_gradient(f.tensor)
         self._sending_all = True
         try:
             self._ranks.together('gradients', write)
@@ -763,7 +783,7 @@ class Optimizer(torch.optim.Optimizer):
             return
         leaders = dict.fromkeys(f for f in changed[0] if not f.part)
         for f in leaders:
-            self.receive_parameter(f.tensor)
+            self._receive_one(f)
         for f in changed[self._ranks.rank]:
             if f.part:
                 self._push(f)
@@ -841,11 +861,15 @@ class Optimizer(torch.optim.Optimizer):
 
     def _receive(self, files: List[ParameterFile]) -> None:
         if self._ahead:
-            self._ahead.start(f.tensor for f in files)
+            self._receive_all([f for f in files if isinstance(f, PackFile)])
+            self._ahead.start(f.tensor for f in files if not isinstance(f, PackFile))
         else:
             self._receive_all(files)
         if self._overlap:
             self._hook_all()
+
+    def _receive_one(self, f: ParameterFile) -> None:
+        self._receive_whole(f) if isinstance(f, PackFile) else self.receive_parameter(f.tensor)
 
     def _receive_all(self, files: List[ParameterFile]) -> None:
         """With several threads: the store answers one while another takes its bytes. All have ended when this returns."""
@@ -857,8 +881,8 @@ class Optimizer(torch.optim.Optimizer):
                     f = next(rest, None)
                 if f is None:
                     return
-                self.receive_parameter(f.tensor)
-        if len(files) == 1 or READERS == 1 or self._closing:  # only one thread may wait for updates
+                self._receive_one(f)
+        if len(files) <= 1 or READERS == 1 or self._closing:  # only one thread may wait for updates
             read()
             return
         with concurrent.futures.ThreadPoolExecutor(READERS, thread_name_prefix='hitrain-read') as pool:
@@ -889,7 +913,7 @@ class Optimizer(torch.optim.Optimizer):
     def _hook_all(self) -> None:
         """Also parameters that were frozen when the optimizer was made."""
         for p, f in self._files.items():
-            if f.hook is None and p.requires_grad:
+            if f.hook is None and p.requires_grad and not isinstance(f, Member):
                 f.hook = _when_accumulated(p, weakref.WeakMethod(self._gradient_ready), f)
 
     # -- going back --
@@ -1030,7 +1054,7 @@ class Optimizer(torch.optim.Optimizer):
 
     def _has_state(self, p: torch.Tensor) -> bool:
         with self._root.explained(f'state of {self._files[p].name}'):
-            return os.stat(os.path.join(self.root, HIDDEN, 'state', self._files[p].name, 'step')).st_size > 0
+            return os.stat(os.path.join(self.root, HIDDEN, 'state', self._files[p].whole.name, 'step')).st_size > 0
 
     def _checked_groups(self, groups: List[Dict[str, Any]], state: Dict[int, Any]) -> List[Dict[str, Any]]:
         """What is to be taken from each group of a state_dict, copied. Groups and state are checked."""
@@ -1045,8 +1069,15 @@ class Optimizer(torch.optim.Optimizer):
             if self.rule == 'adamw':
                 flags.pop('decoupled_weight_decay', None)  # PyTorch 2.7 writes it for AdamW
             _check_hyper({**both, **flags})
+            steps: Dict[ParameterFile, Tuple[Optional[float], str]] = {}  # of each pack: those of its first member
             for p, i in zip(own['params'], new['params']):
-                self._check_state(p, self._kept(both, p, state.get(i, {})), self.state_words(both))
+                kept, f = self._kept(both, p, state.get(i, {})), self._files[p]
+                self._check_state(p, kept, self.state_words(both))
+                step = float(kept.get('step', 1.0)) if kept else None
+                first, name = steps.setdefault(f.whole, (step, f.name))
+                if first != step:
+                    raise ValueError(f'{f.name} and {name} share {f.whole.name}, so they have state of the same step or none: the state_dict has '
+                                     f'{"none" if step is None else step} and {"none" if first is None else first}')
         return taken
 
     def _kept(self, group: Dict[str, Any], p: torch.Tensor, state: Dict[str, Any]) -> Dict[str, torch.Tensor]:
@@ -1074,7 +1105,7 @@ class Optimizer(torch.optim.Optimizer):
                 self._take_master(p, kept['master'])
             return
         if not kept and self._has_state(p):
-            self._root.command(f'reset {self._files[p].name}')
+            self._root.command(f'reset {self._files[p].whole.name}')
         for name in self.state_words(group):
             if name in kept:
                 self.write_state(p, name, kept[name])
@@ -1093,7 +1124,7 @@ class Optimizer(torch.optim.Optimizer):
                           'the optimizer', RuntimeWarning, stacklevel=2)
 
     def _parameter_files(self) -> Iterable[ParameterFile]:
-        return self._files.values()
+        return self._held
 
     def _named(self, params: Any) -> Tuple[List[torch.Tensor], List[str]]:
         tensors, names, seen = [], [], set()
@@ -1126,17 +1157,56 @@ class Optimizer(torch.optim.Optimizer):
         return [n if n == p or os.path.exists(os.path.join(self.root, n)) else p for n, p in zip(names, plain)]
 
     def _attach_group(self, group: Dict[str, Any]) -> None:
+        for pack, places in self._packs_of(group).items():
+            self._attach_pack(pack, places, dict(zip(group['names'], group['params'])))
         for name, p in zip(group['names'], group['params']):
-            self._attach(name, p)
+            if p not in self._files:
+                self._attach(name, p)
         if self._overlap:
             self._hook_all()
 
+    def _packs_of(self, group: Dict[str, Any]) -> Dict[str, List[Place]]:
+        """Which parameters of a group share files: as the store has it, and new ones."""
+        names, tensors = group['names'], group['params']
+        there = self._resume or self._built
+        with self._root.explained('model root'):
+            packs = _packs.stored(self.root, names, tensors) if there else {}
+            files = set(os.listdir(self.root)) if self._pack else set()
+        if self._pack and (self._built or not self._resume):
+            held = {place.name for places in packs.values() for place in places}
+            may = [(n, t) for n, t in zip(names, tensors)
+                   if n not in held and n not in files and n not in self._given_parts and not is_dtensor(t)]
+            for n, t in may:
+                self._check_kinds(n, t)
+            packs.update(_packs.planned([n for n, _ in may], [t for _, t in may],
+                                        lambda t: t.numel() * bytes_of(self._param_dtype or t.dtype), self._pack,
+                                        {*self._taken_names, *names, *files}))
+        return dict(sorted(packs.items(), key=lambda item: names.index(item[1][0].name)))
+
+    def _attach_pack(self, pack: str, places: List[Place], own: Dict[str, torch.Tensor]) -> None:
+        tensors = [own[place.name] for place in places]
+        for place, t in zip(places, tensors):
+            self._check_kinds(place.name, t)
+            self._taken_names[place.name] = None
+        dtype = self._param_dtype or tensors[0].dtype
+        f = PackFile(self.root, pack, places, tensors, dtype, self._grad_dtype or dtype, direct=not self._root.passes_through)
+        self._files.update(f.members())
+        self._taken_names[pack] = self._held[f] = None
+        with self._root.explained(f'parameter {pack}'):
+            if os.path.exists(f.path):
+                f.open_existing(self._ranks.leads)
+            else:
+                f.create()
+
     def _detach_group(self, group: Dict[str, Any]) -> None:
+        gone = []
         for name, p in zip(group['names'], group['params']):
             self._taken_names.pop(name, None)
             f = self._files.pop(p, None)
-            if not f:
-                continue
+            gone += [f.whole] if f else []
+        for f in dict.fromkeys(gone):
+            self._held.pop(f, None)
+            self._taken_names.pop(f.name, None)
             try:
                 f.unmake() if self._ranks.leads else f.close()
             except OSError:
@@ -1146,17 +1216,14 @@ class Optimizer(torch.optim.Optimizer):
         if is_dtensor(p) and not self._shard:
             raise TypeError(f'{name} is a DTensor, of which each process holds a part: pass shard=hitrain.Shard(rank, world)')
         part = part_of_dtensor(name, p) if is_dtensor(p) else self._given_parts.get(name)
-        check_plain(f'the parameter {name}', local_of(p))
+        self._check_kinds(name, p)
         dtype = self._param_dtype or p.dtype
-        for d in (dtype, self._grad_dtype or dtype):
-            if d not in FILE_DTYPES:
-                raise TypeError(f'{name}: files can be {" or ".join(FILE_DTYPES.values())}, not {d}')
         if math.prod(part.shape if part else p.shape) == 0:
             raise ValueError(f'{name} has no elements')
         f = self._file_of(name, p, dtype, self._grad_dtype or dtype, part)
         exists = os.path.exists(f.path) if self._built else self._resume
         self._files[p] = f
-        self._taken_names[name] = None
+        self._taken_names[name] = self._held[f] = None
         if exists and not os.path.exists(f.path):
             raise FileNotFoundError(errno.ENOENT, f'no such file (parameter {name}). {self._alike(name)}', self.root)
         with self._root.explained(f'parameter {name}'):
@@ -1164,6 +1231,13 @@ class Optimizer(torch.optim.Optimizer):
                 f.open_existing(self._ranks.leads, fill=part is not None and name in self._fresh)
             else:
                 f.create()
+
+    def _check_kinds(self, name: str, p: torch.Tensor) -> None:
+        check_plain(f'the parameter {name}', local_of(p))
+        dtype = self._param_dtype or p.dtype
+        for d in (dtype, self._grad_dtype or dtype):
+            if d not in FILE_DTYPES:
+                raise TypeError(f'{name}: files can be {" or ".join(FILE_DTYPES.values())}, not {d}')
 
     def _file_of(self, name: str, p: torch.Tensor, dtype: torch.dtype, grad_dtype: torch.dtype, part: Any) -> ParameterFile:
         return ParameterFile(self.root, name, p, dtype, grad_dtype, part, direct=not self._root.passes_through)

@@ -16,6 +16,7 @@ from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Se
 import torch
 
 from hitrain._files import FILE_DTYPES, HIDDEN, XATTR, attribute, check_name, close_quietly, memory_of
+from hitrain._packs import places_of
 from hitrain._root import Root
 
 __all__ = ['export_safetensors', 'import_safetensors']
@@ -148,6 +149,14 @@ def _held(root: str) -> Iterator[Tensor]:
                 continue
             size, shape = os.stat(path).st_size, attribute(path, 'shape')
             kind = DTYPES[word]
+            places = places_of(path)
+            if places and size != BYTES[kind] * (places[-1].offset + places[-1].elements):
+                raise ValueError(f'{path} has {size} bytes, and its members end elsewhere')
+            for p in places:
+                name = os.path.relpath(os.path.join(folder, p.name), root)
+                yield Tensor(name, path, kind, list(p.shape), p.offset * BYTES[kind], p.elements * BYTES[kind])
+            if places:
+                continue
             yield Tensor(os.path.relpath(path, root), path, kind, [int(n) for n in shape.split(',')] if shape else [size // BYTES[kind]], 0, size)
 
 

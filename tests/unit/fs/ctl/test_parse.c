@@ -106,6 +106,34 @@ START_TEST(shapes_are_bounded_lists)
 }
 END_TEST
 
+START_TEST(members_lie_one_after_the_other)
+{
+    static const char *const bad[] = {"",          "0",
+                                      "0 2",       "0 2 ",
+                                      "0 2 a/b",   "1 2 a",
+                                      " 0 2 a",    "0 2,3 a\n5 1 b",
+                                      "0 2 a\n\n", "0 2 a\n2 0 b",
+                                      "0  a",      "0 2 a\n2 1",
+                                      "-0 2 a",    "0 , a",
+                                      "\n"};
+    char longest[300];
+    uint64_t n;
+
+    ck_assert_int_eq(ht_parse_members("0 2,3 a", 7, &n), 0);
+    ck_assert_uint_eq(n, 6);
+    ck_assert_int_eq(ht_parse_members("0 2,3 a b\n6 1 c\n7 16 d\n", 23, &n), 0);
+    ck_assert_uint_eq(n, 23);
+    for (size_t i = 0; i < HT_ARRAY_SIZE(bad); i++)
+        ck_assert_int_eq(ht_parse_members(bad[i], strlen(bad[i]), &n), -EINVAL);
+    ck_assert_int_eq(ht_parse_members("0 17592186044415 a\n17592186044415 17592186044415 b", 50, &n), -ERANGE);
+    ck_assert_int_eq(ht_parse_members("0 18446744073709551616 a", 24, &n), -ERANGE);
+    memset(longest, 'n', sizeof(longest));
+    memcpy(longest, "0 1 ", 4);
+    ck_assert_int_eq(ht_parse_members(longest, 4 + 255, &n), 0);
+    ck_assert_int_eq(ht_parse_members(longest, 4 + 256, &n), -EINVAL);
+}
+END_TEST
+
 static int command(const char *line, struct ht_command *out, char *err)
 {
     return ht_parse_command(line, strlen(line), out, err);
@@ -283,6 +311,7 @@ int main(void)
     tcase_add_test(t, sizes_have_units_and_a_length);
     tcase_add_test(t, every_dtype_is_found_by_word_and_number);
     tcase_add_test(t, shapes_are_bounded_lists);
+    tcase_add_test(t, members_lie_one_after_the_other);
     tcase_add_test(t, commands_take_what_they_need);
     tcase_add_test(t, refused_commands_say_why);
     tcase_add_test(t, conditions_and_claims_are_read_whole);

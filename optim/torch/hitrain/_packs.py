@@ -1,0 +1,248 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Packs: one file holds many small parameters, which then cost what a large one costs.
+
+The file is a flat parameter. Its attribute `members` has a line for each member: offset in elements, shape, name.
+
+    packed.0   | l0.norm1 | l0.norm2 | l0.router | ...        members: "0 32 l0.norm1\\n32 32 l0.norm2\\n..."
+
+The rules of the optimizer work element by element, so a member has the bits that it would have in a file of its own. Its
+tensor has memory of its own: values and gradients are copied to and from one flat tensor. All members belong to one
+parameter group, and a step has a gradient for all of them or for none, because they share the number of their steps.
+"""
+import math
+import os
+from typing import Any, Callable, Dict, Iterable, List, NamedTuple, Sequence, Set, Tuple
+
+import torch
+
+from hitrain._files import (XATTR, ParameterFile, attribute, check_name, check_plain, checksum, memory_of, read_all,
+                            write_all)
+
+WORD = 'members'
+PREFIX = 'packed.'
+TEXT_BYTES_MAX = 60000      # of the attribute; the kernel allows 65536
+PACK_BYTES_MAX = 16 << 20   # a pack is copied as a whole
+
+
+class Place(NamedTuple):
+    """Of a member in its pack. offset: in elements."""
+    name: str
+    offset: int
+    shape: Tuple[int, ...]
+
+    @property
+    def elements(self) -> int:
+        return math.prod(self.shape)
+
+    def line(self) -> bytes:
+        return b'%d %s %s\n' % (self.offset, _words(self.shape).encode(), os.fsencode(self.name))
+
+
+def _words(shape: Sequence[int]) -> str:
+    return ','.join(map(str, shape)) or '1'
+
+
+def places_of(path: str) -> List[Place]:
+    """[] if the file is no pack. ValueError: its attribute makes no sense."""
+    text = attribute(path, WORD)
+    return read_places(path, text) if text else []
+
+
+def read_places(path: str, text: str) -> List[Place]:
+    places: List[Place] = []
+    end, names = 0, set()
+    for line in text.rstrip('\n').split('\n'):
+        try:
+            offset, shape, name = line.split(' ', 2)
+            place = Place(name, int(offset), tuple(int(n) for n in shape.split(',')))
+            check_name(name)
+        except ValueError as e:
+            raise ValueError(f'{path}: the attribute {WORD} has the line {line[:100]!r}, which names no member') from e
+        if place.offset != end or place.elements <= 0 or name in names:
+            raise ValueError(f'{path}: the attribute {WORD} does not say where {name} lies')
+        end += place.elements
+        names.add(name)
+        places.append(place)
+    return places
+
+
+def packs_in(root: str) -> Dict[str, List[Place]]:
+    """The packs of a model, by name."""
+    found = {name: places_of(os.path.join(root, name)) for name in os.listdir(root) if name.startswith(PREFIX)}
+    return {name: places for name, places in found.items() if places}
+
+
+class PackFile(ParameterFile):
+    """The file of a pack. `tensor` has its shape and no memory; the tensors of the members have the values."""
+
+    def __init__(self, root: str, name: str, places: List[Place], tensors: List[torch.Tensor], dtype: torch.dtype,
+                 grad_dtype: torch.dtype, direct: bool) -> None:
+        self.places, self.tensors = places, tensors
+        wide = tensors[0].dtype
+        for t in tensors:
+            wide = torch.promote_types(wide, t.dtype)
+        super().__init__(root, name, torch.empty(sum(p.elements for p in places), dtype=wide, device='meta'), dtype, grad_dtype, None, direct)
+        self._wide = wide
+        self._plain = dtype == wide and all(t.dtype == wide for t in tensors)  # a read gives the tensors the bits of the file
+
+    @property
+    def names(self) -> List[str]:
+        return [p.name for p in self.places]
+
+    def members(self) -> Iterable[Tuple[torch.Tensor, 'Member']]:
+        for place, tensor in zip(self.places, self.tensors):
+            yield tensor, Member(self, place, tensor)
+
+    # -- gradients --
+
+    def has_gradient(self) -> bool:
+        there = [t.grad is not None for t in self.tensors]
+        if any(there) and not all(there):
+            missing, having = self.places[there.index(False)].name, self.places[there.index(True)].name
+            raise RuntimeError(f'{missing} has no gradient and {having} has one, but both lie in {self.name} and can only step together: '
+                               'make the model without pack=')
+        return there[0]
+
+    def check_gradient(self) -> None:
+        for place, t in zip(self.places, self.tensors):
+            if type(t.grad) is not torch.Tensor:
+                check_plain(f'the gradient of {place.name}', t.grad)
+            if t.grad.layout != torch.strided:
+                raise TypeError(f'the gradient of {place.name} is sparse; only dense ones can be sent')
+
+    @torch.no_grad()
+    def outgoing(self) -> torch.Tensor:
+        return _joined([t.grad for t in self.tensors]).to('cpu', self.grad_dtype)
+
+    def gradient_sent(self, early: bool) -> None:
+        self.sent += 1  # by step() or send_gradients(), which clears it
+
+    def is_sent(self) -> bool:
+        return False
+
+    def gradient_changed(self) -> bool:
+        return False
+
+    def clear_gradient(self) -> None:
+        for t in self.tensors:
+            t.grad = None
+
+    # -- values --
+
+    def describe(self, fd: int) -> None:
+        os.setxattr(fd, XATTR + WORD, b''.join(p.line() for p in self.places))
+
+    def sum_of_values(self) -> int:
+        return checksum(self._values())
+
+    def equals_file(self) -> bool:
+        found = torch.empty(self.shape, dtype=self.dtype)
+        with self._opened() as fd:
+            read_all(fd, found)
+        values = self._values()
+        equal = bytes(memory_of(found)) == bytes(memory_of(values.to('cpu', self.dtype)))
+        if equal:
+            self._known = checksum(values)
+        return equal
+
+    def _write(self, fd: int) -> None:
+        self._known = None
+        values = self._values()
+        source = values.to('cpu', self.dtype)
+        write_all(fd, source)
+        if not self._plain:  # compute with the store's values
+            self._give(source.to(values.device, self._wide))
+            values = self._values()
+        self._known = checksum(values)
+
+    def _read(self, fd: int) -> None:
+        self._half_read = True
+        found = torch.empty(self.shape, dtype=self.dtype)
+        read_all(fd, found)
+        values = found.to(self.tensors[0].device, self._wide)
+        self._give(values)
+        self._known, self._half_read = checksum(values if self._plain else self._values()), False
+
+    @torch.no_grad()
+    def _values(self) -> torch.Tensor:
+        return _joined(self.tensors).to(self._wide)
+
+    @torch.no_grad()
+    def _give(self, values: torch.Tensor) -> None:
+        parts = [part.view(t.shape) for part, t in zip(values.split([p.elements for p in self.places]), self.tensors)]
+        if hasattr(torch, '_foreach_copy_'):  # PyTorch 2
+            torch._foreach_copy_(self.tensors, parts)
+        else:
+            for t, part in zip(self.tensors, parts):
+                t.copy_(part)
+
+
+class Member(ParameterFile):
+    """A member as its optimizer reads and writes its state. Its pack has the descriptors."""
+
+    def __init__(self, pack: PackFile, place: Place, tensor: torch.Tensor) -> None:
+        super().__init__(pack.root, place.name, tensor, pack.dtype, pack.grad_dtype)
+        self._pack, self._offset = pack, place.offset
+
+    @property
+    def whole(self) -> ParameterFile:
+        return self._pack
+
+    @property
+    def offset(self) -> int:
+        return self._offset
+
+
+def _joined(tensors: List[torch.Tensor]) -> torch.Tensor:
+    """One flat tensor with the elements of all, where the first is."""
+    device = tensors[0].device
+    return torch.cat([t.reshape(-1) if t.device == device else t.reshape(-1).to(device) for t in tensors])
+
+
+# ------------------------------------------------------------- who lies where
+
+def stored(root: str, names: List[str], tensors: List[torch.Tensor]) -> Dict[str, List[Place]]:
+    """The packs in the store that hold parameters of a group. ValueError if the group has not all members of one, or others."""
+    own, found = dict(zip(names, tensors)), {}
+    for pack, places in packs_in(root).items():
+        missing = [p.name for p in places if p.name not in own]
+        there = [p.name for p in places if p.name in own]
+        if there and missing:
+            raise ValueError(f'{os.path.join(root, pack)} holds {there[0]} and {missing[0]}, which is not in the same parameter group: '
+                             'make the optimizer with the groups that the model was made with')
+        for p in places if there else []:
+            if _words(own[p.name].shape) != _words(p.shape):
+                raise ValueError(f'{os.path.join(root, pack)}: the shape of {p.name} is {_words(p.shape)} in the store and '
+                                 f'{_words(own[p.name].shape)} in the model')
+        if there:
+            found[pack] = [p._replace(shape=tuple(own[p.name].shape)) for p in places]
+    return found
+
+
+def planned(names: List[str], tensors: List[torch.Tensor], bytes_of: Callable[[torch.Tensor], int], most: int,
+            taken: Set[str]) -> Dict[str, List[Place]]:
+    """New packs for the parameters of at most so many bytes that train and are of one dtype and device. taken: names of other files.
+    A parameter that would be alone gets a file of its own."""
+    packs: List[List[Place]] = []
+    open_pack: Dict[Any, Tuple[List[Place], List[int]]] = {}  # with bytes of the file, and of the attribute
+    for name, t in zip(names, tensors):
+        size = bytes_of(t)
+        if not t.requires_grad or not 0 < size <= min(most, PACK_BYTES_MAX):
+            continue
+        key = (t.dtype, t.device)
+        line = len(Place(name, PACK_BYTES_MAX, tuple(t.shape)).line())
+        places, used = open_pack.get(key, ([], [PACK_BYTES_MAX, TEXT_BYTES_MAX]))
+        if used[0] + size > PACK_BYTES_MAX or used[1] + line > TEXT_BYTES_MAX:
+            places, used = open_pack[key] = [], [0, 0]
+            packs.append(places)
+        places.append(Place(name, places[-1].offset + places[-1].elements if places else 0, tuple(t.shape)))
+        used[0] += size
+        used[1] += line
+    out: Dict[str, List[Place]] = {}
+    number = 0
+    for places in packs:
+        if len(places) > 1:
+            while f'{PREFIX}{number}' in taken or f'{PREFIX}{number}' in out:
+                number += 1
+            out[f'{PREFIX}{number}'] = places
+    return out
