@@ -53,18 +53,28 @@ struct ht_optim_hooks {
      */
     int (*override)(void *ctx, uint64_t oid, uint64_t as_of, const struct ht_optim_config *base,
                     struct ht_optim_config *out, char err[HT_OPTIM_ERROR_MAX]);
+    /* Names and attributes were taken back, by no request: drop cached copies. May block. May be NULL. */
+    void (*taken_back)(void *ctx);
 };
 
 /* For ht_participant_optim. */
 struct ht_optim_setup {
     unsigned threads;
+    bool no_replay; /* as ht_optim_no_replay */
     const struct ht_optim_hooks *hooks;
 };
 /* Registers with the store: call between ht_store_new and ht_store_mount. threads: 0 = one per CPU. */
 int ht_optim_new(struct ht_store *s, unsigned threads, const struct ht_optim_hooks *hooks,
                  struct ht_optim **out) HT_MUST_CHECK;
-/* After the mount: start workers. */
+/* Before the start: a read-only mount shows models as of their last full step. */
+void ht_optim_no_replay(struct ht_optim *o);
+/*
+ * After the mount: start workers. Logged steps are computed again in the background. -EROFS: a read-only mount has
+ * some; a message says what to do.
+ */
 int ht_optim_start(struct ht_optim *o) HT_MUST_CHECK;
+/* Waits until no logged steps are computed again. WAITS. */
+void ht_optim_recovered(struct ht_optim *o);
 /*
  * An orderly end, when no client is left and before ht_optim_stop: makes changes below roots without an open step
  * durable. A root with an open step keeps nothing since its last durable step; an event names it. Returns the first
@@ -115,13 +125,15 @@ enum { HT_OPTIM_CLAIM_MAX = 64 }; /* characters of a claim's name */
 
 struct ht_root_stat {
     uint64_t step, durable_step;
-    uint64_t logged_steps;     /* of the durable ones: those since the last full step */
-    bool open;                 /* a step is open */
-    uint64_t step_open;        /* its number; 0: none is open */
-    uint64_t parameters;       /* with state */
-    uint64_t grad_bytes;       /* gradient bytes accepted since mount */
-    uint64_t updated_elements; /* since mount */
-    uint64_t added_elements;   /* of gradients, to sums (accumulate), since mount */
+    uint64_t logged_steps;                    /* of the durable ones: those since the last full step */
+    uint64_t replay_steps, replay_steps_left; /* logged steps that are computed again, and those to come */
+    uint64_t replay_seconds_left;             /* an estimate; 0 until one step has ended */
+    bool open;                                /* a step is open */
+    uint64_t step_open;                       /* its number; 0: none is open */
+    uint64_t parameters;                      /* with state */
+    uint64_t grad_bytes;                      /* gradient bytes accepted since mount */
+    uint64_t updated_elements;                /* since mount */
+    uint64_t added_elements;                  /* of gradients, to sums (accumulate), since mount */
     uint64_t sum_resident_bytes,
         sum_stored_bytes;      /* of sums: in the DRAM tier, and on devices for want of room there */
     uint64_t nonfinite;        /* gradient elements, since mount; of sums with accumulate: an element once in a step */
@@ -214,6 +226,11 @@ struct ht_waiter {
  * Else, with w: false, and w->wake is called when the updates have been applied; without w: false only.
  */
 bool ht_optim_readable(struct ht_optim *o, uint64_t oid, uint64_t off, uint64_t len, struct ht_waiter *w);
+/*
+ * Are logged steps computed again that change this parameter? Then it is not readable, and no client may map its
+ * memory.
+ */
+bool ht_optim_replaying(struct ht_optim *o, uint64_t oid);
 /* Removes a waiter. True: it was still waiting and will not be called. */
 bool ht_optim_cancel(struct ht_optim *o, struct ht_waiter *w);
 /* True when something of this parameter or state is queued or running or partly covered: its step is open. */

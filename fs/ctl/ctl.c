@@ -87,6 +87,12 @@ static int hook_override(void *ctx, uint64_t oid, uint64_t as_of, const struct h
     return ht_override_of(ctx, oid, as_of, base, out, err);
 }
 
+static void hook_taken_back(void *ctx)
+{
+    ht_ctl_drop_stale(ctx);
+    ht_endurance_apply(ctx);
+}
+
 void ht_ctl_link(struct ht_ctl *c, struct ht_list *head, struct ht_list *link)
 {
     ht_mutex_lock(ht_ctl_lock(c));
@@ -168,6 +174,7 @@ int ht_ctl_new(struct ht_store *s, struct ht_ctl **out)
         .name = hook_name,
         .file = hook_file,
         .override = hook_override,
+        .taken_back = hook_taken_back,
     };
     rc = ht_events_start(c);
     if (rc) {

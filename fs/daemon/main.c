@@ -137,7 +137,8 @@ static void report_memory(const struct daemon *d)
 static int make_participants(struct daemon *d)
 {
     const struct ht_ns_setup ns = {ht_ctl_ns_hooks(d->ctl), getuid(), getgid()};
-    const struct ht_optim_setup optim = {d->options.optim_threads, ht_ctl_optim_hooks(d->ctl)};
+    const struct ht_optim_setup optim = {
+        .threads = d->options.optim_threads, .no_replay = d->options.no_replay, .hooks = ht_ctl_optim_hooks(d->ctl)};
     const struct ht_participants_setup setup = {{[HT_PARTICIPANT_NS] = &ns, [HT_PARTICIPANT_OPT] = &optim}};
     int rc = ht_participants_new(d->store, &setup, &d->participants);
 

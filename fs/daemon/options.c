@@ -194,6 +194,12 @@ static int set_degraded(struct ht_options *o, const char *value)
     return 0;
 }
 
+static int set_no_replay(struct ht_options *o, const char *value)
+{
+    o->no_replay = true;
+    return 0;
+}
+
 static int set_device_timeout(struct ht_options *o, const char *value)
 {
     return parse_number("device_timeout", value, 1, TIMEOUT_S_MAX, &o->answer_s);
@@ -265,6 +271,8 @@ static const struct row {
     {"device", "PATH", set_device, "a further member of the store", FIXED(device_count)},
     {"degraded", NULL, set_degraded, "go on without members that are missing: what lies on them is EIO",
      FIXED(degraded)},
+    {"noreplay", NULL, set_no_replay, "with ro: show models with logged steps as of their last full step",
+     FIXED(no_replay)},
     {"device_timeout", "SECONDS", set_device_timeout,
      "a device does not answer when a request takes longer (default: 30)", FIXED(answer_s)},
     {"tune", NULL, set_tune, "let it change settings of the system that make it faster, and say which", FIXED(tune)},
@@ -473,6 +481,10 @@ static int take_arguments(struct ht_options *o, int argc, char **argv)
     o->mountpoint = argv[argc - 1];
     if (o->reported && !o->remount) {
         ht_error("options that the kernel shows for a mount (user_id and the like) are for a remount only");
+        return -EINVAL;
+    }
+    if (o->no_replay && !o->read_only) {
+        ht_error("noreplay is for a mount with ro: a step after the one that it shows would lose the logged ones");
         return -EINVAL;
     }
     return append_arguments(o, count);

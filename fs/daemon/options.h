@@ -14,7 +14,7 @@ struct ht_options {
     unsigned device_count, named_count; /* named_count: how many at the end of device are owned */
     const char *mountpoint;
     bool foreground, single_thread, debug, help, version;
-    bool read_only, tune, allow_other, remount, degraded;
+    bool read_only, tune, allow_other, remount, degraded, no_replay;
     bool labelled;  /* security contexts were named */
     bool reported;  /* an option was named that the kernel reports of a mount: for a remount only */
     uint32_t given; /* bit i: row i of the table of options was named */

@@ -125,6 +125,14 @@ void ht_open_close_all(struct ht_fuse *f)
         drop_open(f, ht_list_entry(f->opens.next, struct ht_open, link));
 }
 
+/* Would the open truncate bytes whose update is queued, or show memory of a step before the last one? */
+static bool open_waits(struct ht_fuse *f, uint64_t ino, const struct fuse_file_info *fi)
+{
+    if (f->passthrough.share_bytes && ht_optim_replaying(f->optim, ino))
+        return true;
+    return (fi->flags & O_TRUNC) && ht_job_waits_for_update(f, ino, 0, HT_FILE_BYTES_MAX);
+}
+
 static void open_now(fuse_req_t req, uint64_t ino, struct fuse_file_info *fi)
 {
     struct ht_fuse *f = ht_fuse_of(req);
@@ -140,6 +148,8 @@ static void job_open(struct ht_job *job)
 {
     struct fuse_file_info fi = {.flags = job->flags};
 
+    if (ht_optim_replaying(job->fuse->optim, job->ino))
+        ht_park_wait(job->fuse, job->ino, 0, HT_FILE_BYTES_MAX);
     open_now(job->req, job->ino, &fi);
 }
 
@@ -148,7 +158,7 @@ void ht_op_open(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi)
     struct ht_fuse *f = ht_fuse_of(req);
     struct ht_job *job;
 
-    if (!(fi->flags & O_TRUNC) || !ht_job_waits_for_update(f, ino, 0, HT_FILE_BYTES_MAX)) {
+    if (!open_waits(f, ino, fi)) {
         open_now(req, ino, fi);
     } else if ((job = ht_job_new(f, req, job_open))) {
         job->ino = ino;

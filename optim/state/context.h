@@ -99,6 +99,9 @@ struct ht_optim {
     pthread_t redo_writer; /* step/redo_log.c */
     pthread_cond_t redo_work;
     bool redo_writing HT_GUARDED_BY(HT_LOCK_OPTIM);
+    pthread_t recovery; /* step/recover.c */
+    bool no_replay;     /* fixed at the start */
+    bool recovery_started HT_GUARDED_BY(HT_LOCK_OPTIM);
 
     unsigned threads;
     struct ht_worker worker[HT_THREADS_MAX];

@@ -183,6 +183,7 @@ ssize_t ht_optim_state_read(struct ht_optim *o, const struct ht_param_desc *desc
     if (!p)
         return 0;
     lock(o);
+    ht_opt_wait_replayed(p->root);
     len = ht_min_u64(len, HT_FILE_BYTES_MAX);
     if (p->cur.exists && off < HT_FILE_BYTES_MAX)
         wait_for_range(p, off, len);

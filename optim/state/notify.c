@@ -106,8 +106,8 @@ void ht_opt_wake_later(struct ht_optim *o, struct ht_waiter *chain)
 
 static bool ranges_pending(const struct ht_param *p, uint64_t first, uint64_t last) HT_REQUIRES(HT_LOCK_OPTIM)
 {
-    if (!ht_opt_param_hidden(p))
-        return false;
+    if (!ht_opt_param_hidden(p) || ht_opt_param_replayed(p)) /* then each range */
+        return ht_opt_param_replayed(p);
     for (uint64_t i = first; i <= last && i < p->shape.range_count; i++) {
         const struct ht_range *r = ht_opt_range_find(p, i);
         if (r && ht_opt_range_hidden(r))
@@ -131,8 +131,9 @@ bool ht_optim_readable(struct ht_optim *o, uint64_t oid, uint64_t off, uint64_t 
     struct ht_param *p = ht_opt_param_find(o, oid);
     bool ready = true;
     if (p && !p->gone && ht_opt_param_hidden(p) && len) { /* others may have no shape yet */
-        uint64_t first = off / p->shape.chunk_bytes;
-        uint64_t last = (len > UINT64_MAX - off ? UINT64_MAX : off + len - 1) / p->shape.chunk_bytes;
+        uint64_t chunk = p->shape.chunk_bytes ? p->shape.chunk_bytes : p->cur.chunk_bytes;
+        uint64_t first = off / chunk;
+        uint64_t last = (len > UINT64_MAX - off ? UINT64_MAX : off + len - 1) / chunk;
         ready = !ranges_pending(p, first, last);
         if (!ready && w) {
             w->oid_ = oid;
@@ -143,6 +144,15 @@ bool ht_optim_readable(struct ht_optim *o, uint64_t oid, uint64_t off, uint64_t 
     }
     unlock(o);
     return ready;
+}
+
+bool ht_optim_replaying(struct ht_optim *o, uint64_t oid)
+{
+    lock(o);
+    const struct ht_param *p = ht_opt_param_find(o, oid);
+    bool yes = p && !p->gone && ht_opt_param_replayed(p);
+    unlock(o);
+    return yes;
 }
 
 bool ht_optim_cancel(struct ht_optim *o, struct ht_waiter *w)

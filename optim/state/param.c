@@ -258,7 +258,8 @@ static bool unpublished(struct ht_optim *o, uint64_t oid) HT_REQUIRES(HT_LOCK_OP
 {
     const struct ht_param *p = ht_opt_param_find(o, oid);
 
-    return p && !p->gone && (p->has_grad || p->pending || p->stepped || p->cur.t != p->pub.t);
+    return p && !p->gone &&
+        (p->has_grad || p->pending || p->stepped || p->cur.t != p->pub.t || ht_opt_param_replayed(p));
 }
 
 bool ht_optim_param_unpublished(struct ht_optim *o, uint64_t oid)

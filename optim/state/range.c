@@ -192,22 +192,26 @@ bool ht_opt_range_decided_later(const struct ht_range *r)
         r->state != HT_RANGE_FAILED;
 }
 
+bool ht_opt_param_replayed(const struct ht_param *p)
+{
+    return p->root->redo.replaying && p->cur.exists && !HT_MUTANT("replay-shown");
+}
+
 bool ht_opt_range_updating(const struct ht_range *r)
 {
     bool pending = r->state == HT_RANGE_QUEUED || r->state == HT_RANGE_RUNNING;
 
-    return (pending && (r->work & HT_WORK_UPDATE)) || ht_opt_range_decided_later(r) || r->param->root->redo.replaying;
+    return (pending && (r->work & HT_WORK_UPDATE)) || ht_opt_range_decided_later(r) || ht_opt_param_replayed(r->param);
 }
 
 bool ht_opt_range_hidden(const struct ht_range *r)
 {
-    return ht_opt_range_updating(r) && (!r->shown || r->param->root->redo.replaying);
+    return ht_opt_range_updating(r) && (!r->shown || ht_opt_param_replayed(r->param));
 }
 
 bool ht_opt_param_hidden(const struct ht_param *p)
 {
-    return p->pending > p->shown || (p->root->deciding && p->has_grad) ||
-        (p->root->redo.replaying && p->shape.chunk_bytes);
+    return p->pending > p->shown || (p->root->deciding && p->has_grad) || ht_opt_param_replayed(p);
 }
 
 /* ---------------------------------------------------------------- coverage */

@@ -78,6 +78,7 @@ void ht_opt_coverage_clear(struct ht_param *p, bool frozen_only) HT_REQUIRES(HT_
 /* Releases the lock in between: drops the gradient chunks of a range that are not needed any more. */
 void ht_opt_range_drop(struct ht_range *r) HT_REQUIRES(HT_LOCK_OPTIM);
 /* Is the parameter's content, or state, of this range about to change? Reads of the state wait. */
+bool ht_opt_param_replayed(const struct ht_param *p) HT_REQUIRES(HT_LOCK_OPTIM);
 bool ht_opt_range_updating(const struct ht_range *r) HT_REQUIRES(HT_LOCK_OPTIM);
 /* Is the parameter's content about to change? Reads of the parameter wait. */
 bool ht_opt_range_hidden(const struct ht_range *r) HT_REQUIRES(HT_LOCK_OPTIM);

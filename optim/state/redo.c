@@ -287,6 +287,20 @@ void ht_opt_redo_free(struct ht_root *root)
     *redo = (struct ht_redo){.wanted = false};
 }
 
+/* All steps count alike. */
+void ht_opt_redo_progress(const struct ht_root *root, struct ht_redo_progress *out)
+{
+    const struct ht_redo *redo = &root->redo;
+    uint64_t done = redo->replayed, ns = ht_now_ns() - redo->replay_began_ns;
+
+    *out = (struct ht_redo_progress){0};
+    if (!redo->replaying)
+        return;
+    out->steps = redo->steps;
+    out->left = redo->steps > done ? redo->steps - done : 0;
+    out->seconds_left = done ? (ns / done * out->left + 999999999) / 1000000000 : 0;
+}
+
 uint64_t ht_opt_redo_step_of(const struct ht_root *root, uint64_t oid)
 {
     for (size_t i = 0; i < root->redo.steps; i++)

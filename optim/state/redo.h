@@ -56,6 +56,7 @@ struct ht_redo {
     bool reserved;      /* log bytes for its record */
     bool making;        /* a worker makes the object */
     bool replaying;     /* logged steps are computed again, or will be at once; readers wait */
+    bool recovering;    /* after a mount; the thread that does it has the gate, or will have it */
     int failed;         /* they could not be: nothing below the root may change */
     struct ht_obj *obj; /* reference: of the open step, not published; NULL: it has no byte yet */
     uint64_t used, unwritten; /* bytes in obj; of these, those that no thread was told to write */
@@ -66,9 +67,18 @@ struct ht_redo {
     struct ht_redo_step *step; /* in ascending order */
     size_t steps, steps_max;
     uint64_t heap_bytes; /* of all these, as far as optim.meta_bytes has them */
+    size_t replayed;     /* steps, while replaying */
+    uint64_t replay_began_ns;
+};
+
+/* How far a replay is; zeros where there is none. */
+struct ht_redo_progress {
+    uint64_t steps, left, seconds_left; /* seconds_left: 0 until a step has ended */
 };
 
 /* ---------------------------------------------------------------- redo.c */
+
+void ht_opt_redo_progress(const struct ht_root *root, struct ht_redo_progress *out) HT_REQUIRES(HT_LOCK_OPTIM);
 
 /* A step opens: is it to be logged? */
 void ht_opt_redo_open(struct ht_root *root) HT_REQUIRES(HT_LOCK_OPTIM);

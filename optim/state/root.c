@@ -126,6 +126,8 @@ int ht_opt_gate_enter(struct ht_root *r)
     ht_activity_go_on();
     if (r->o->stopping)
         return -ECANCELED;
+    if (r->redo.failed) /* meanwhile */
+        return -EIO;
     r->gate = true;
     r->gate_thread = ht_activity_thread();
     return 0;
@@ -135,6 +137,19 @@ void ht_opt_gate_leave(struct ht_root *r)
 {
     r->gate = false;
     notify_changed(r->o);
+}
+
+void ht_opt_wait_replayed(struct ht_root *r)
+{
+    ht_activity_wait("logged steps of model root", r->id);
+    while (r->redo.replaying && !r->o->stopping)
+        wait_changed(r->o);
+    ht_activity_go_on();
+}
+
+uint64_t ht_opt_root_step(const struct ht_root *r)
+{
+    return r->redo.replaying ? r->pub_step + r->redo.steps : r->step;
 }
 
 int ht_opt_wait_open(struct ht_root *r)
@@ -394,12 +409,18 @@ int ht_optim_root_stat(struct ht_optim *o, uint64_t root, struct ht_root_stat *o
         unlock(o);
         return -ENOENT;
     }
+    struct ht_redo_progress progress;
+    ht_opt_redo_progress(r, &progress);
+    uint64_t open = r->redo.replaying ? 0 : r->open;
     *out = (struct ht_root_stat){
-        .step = r->step,
+        .step = ht_opt_root_step(r),
         .durable_step = r->durable_step,
         .logged_steps = r->redo.steps,
-        .open = r->open != 0,
-        .step_open = r->open,
+        .replay_steps = progress.steps,
+        .replay_steps_left = progress.left,
+        .replay_seconds_left = progress.seconds_left,
+        .open = open != 0,
+        .step_open = open,
         .claimed_pid = r->claim.pid,
         .parameters = r->totals.parameters,
         .state_bytes = r->totals.state_bytes,

@@ -74,11 +74,12 @@ static int check_claim(const struct ht_root *root, uint64_t claim, char why[HT_O
 int ht_opt_may_steer(const struct ht_root *root, const struct ht_optim_steer *by, char why[HT_OPTIM_ERROR_MAX])
 {
     int rc = check_claim(root, by ? by->claim : 0, why);
+    uint64_t open = root->redo.replaying ? 0 : root->open;
 
-    if (rc || !by || !by->conditional || by->step_open == root->open)
+    if (rc || !by || !by->conditional || by->step_open == open)
         return rc;
-    if (root->open)
-        snprintf(why, HT_OPTIM_ERROR_MAX, "if=%llu: the open step is %llu", (ull)by->step_open, (ull)root->open);
+    if (open)
+        snprintf(why, HT_OPTIM_ERROR_MAX, "if=%llu: the open step is %llu", (ull)by->step_open, (ull)open);
     else
         snprintf(why, HT_OPTIM_ERROR_MAX, "if=%llu: the open step is 0: none is open", (ull)by->step_open);
     return -ESTALE;

@@ -70,7 +70,7 @@ int ht_opt_take_back(struct ht_root *root, int *out_shown)
     return rc ? rc : ht_opt_redo_replay(root);
 }
 
-static void wake_all(struct ht_root *root)
+void ht_opt_wake_readers(struct ht_root *root)
 {
     struct ht_waiter *chain = NULL;
     struct ht_optim *o = root->o;
@@ -78,15 +78,17 @@ static void wake_all(struct ht_root *root)
     lock(o);
     ht_list_for_each(pos, &root->params)
         ht_opt_take_waiters(ht_list_entry(pos, struct ht_param, of_root), &chain);
-    root->draining = false;
-    notify_changed(o);
     unlock(o);
     ht_opt_wake(chain);
 }
 
 void ht_opt_show_all(struct ht_root *root)
 {
-    wake_all(root);
+    lock(root->o);
+    root->draining = false;
+    notify_changed(root->o);
+    unlock(root->o);
+    ht_opt_wake_readers(root);
     lock(root->o);
     ht_opt_each_param(root, invalidate_whole);
     ht_opt_inval_wait(root->o, root->o->inval_issued);

@@ -65,11 +65,13 @@ int ht_optim_wait(struct ht_optim *o, uint64_t id, uint64_t oid)
     if (root) {
         lock(o);
         ht_activity_wait("queued updates of model root", id);
-        while ((oid ? p && ht_opt_param_hidden(p) : root->pending || root->async) && !o->stopping)
+        while ((oid ? p && ht_opt_param_hidden(p) : root->pending || root->async || root->redo.replaying) &&
+               !o->stopping)
             wait_changed(o);
         ht_activity_go_on();
         ht_opt_inval_wait(o, o->inval_issued); /* only this call orders mappings */
-        rc = o->stopping ? -ECANCELED : (oid ? p && p->failed : root->failure || root->close_error) ? -EIO : 0;
+        bool failed = root->redo.failed || (oid ? p && p->failed : root->failure || root->close_error);
+        rc = o->stopping ? -ECANCELED : failed ? -EIO : 0;
         unlock(o);
         ht_opt_root_put(root);
     }

@@ -219,16 +219,14 @@ int ht_optim_start(struct ht_optim *o)
     size_backlog(o);
     o->kernels = ht_kernels_choose();
     o->started = true;
-    if (ht_store_read_only(o->store)) {
-        ht_opt_redo_recover(o);
-        return 0;
-    }
+    if (ht_store_read_only(o->store))
+        return ht_opt_redo_recover(o);
     settle_all(o);
     rc = bury_all_orphans(o);
     if (!rc)
         rc = start_threads(o);
     if (!rc)
-        ht_opt_redo_recover(o);
+        rc = ht_opt_redo_recover(o);
     if (rc)
         ht_optim_stop(o);
     else
@@ -276,6 +274,7 @@ void ht_optim_stop(struct ht_optim *o)
     join_workers(o);
     ht_opt_closers_join(o);
     ht_opt_redo_join(o);
+    ht_opt_recovery_join(o);
     lock(o);
     cancel_all(o);
     bool helper = o->helper_started;
@@ -329,6 +328,8 @@ static int make(struct ht_store *s, const void *setup, void **out)
     struct ht_optim *o = NULL;
     int rc = ht_optim_new(s, u->threads, u->hooks, &o);
 
+    if (!rc && u->no_replay)
+        ht_optim_no_replay(o);
     *out = o;
     return rc;
 }

@@ -5,8 +5,8 @@
  *   each step   its summary is read and checked; each gradient is written and frozen as a client's, and queued; the
  *               workers update; the step is counted
  *
- * Nothing is published in between, so a crash leaves the full step and the logged ones as they were. After a mount a
- * commit publishes everything before a client can see the model.
+ * Nothing is published, so a crash leaves the full step and the logged ones as they were. Afterwards the root is as it
+ * was when the last of these steps had been logged.
  */
 #include <stdlib.h>
 
@@ -26,6 +26,7 @@
 #include "optim/step/step_priv.h"
 
 enum { COPY_BYTES = 256 << 10 };
+#define TELL_NS 10000000000ull /* between two events of progress */
 typedef unsigned long long ull;
 
 /* A parameter that has an opener, and took another shape for the replay. */
@@ -97,7 +98,9 @@ static int begin_param(struct replay *w, uint64_t i)
     p->refs++;
     w->param[i] = p;
     rc = shape_param(w, p, &want);
-    if (!rc) {
+    if (p->gone)
+        rc = 0;
+    else if (!rc) {
         p->has_grad = true;
         ht_list_add_tail(&root->touched, &p->touched);
         p->scalars = want.scalars;
@@ -146,19 +149,21 @@ static int replay_piece(struct replay *w, struct ht_param *p, const struct ht_re
     lock(root->o);
     while (ht_opt_backlog_full(root) && !root->o->stopping)
         wait_changed(root->o);
-    struct ht_range *r = range_of(p, piece);
+    bool gone = p->gone, stopping = root->o->stopping;
+    struct ht_range *r = gone ? NULL : range_of(p, piece);
     unlock(root->o);
-    if (!r)
-        return -EUCLEAN;
+    if (!r || stopping)
+        return stopping ? -ECANCELED : gone ? 0 : -EUCLEAN;
     int rc = copy_piece(w, p, piece);
     lock(root->o);
-    if (!rc)
+    gone = p->gone; /* a client deletes it meanwhile */
+    if (!rc && !gone)
         rc = ht_interval_set_add(&r->frozen, piece->begin, piece->end);
     ht_opt_range_count_intervals(r);
-    if (!rc && last)
+    if (!rc && !gone && last)
         ht_opt_range_queue(r, HT_WORK_UPDATE);
     unlock(root->o);
-    return rc;
+    return gone ? 0 : rc;
 }
 
 static int replay_pieces(struct replay *w)
@@ -195,6 +200,7 @@ static int read_summary(struct replay *w, const struct ht_redo_step *step)
 static void open_step(struct ht_root *root) HT_REQUIRES(HT_LOCK_OPTIM)
 {
     root->open = ++root->o->last_step_number;
+    root->open_words = root->o->words_changes;
     root->latched = root->config;
     root->latched.accumulate = 1;
     root->latched.max_grad_norm = 0;
@@ -280,10 +286,31 @@ static bool step_at(struct ht_root *root, size_t i, struct ht_redo_step *out)
     return any;
 }
 
+/* *told: when an event told about it. */
+static int count_replayed(struct ht_root *root, uint64_t *told)
+{
+    const struct ht_event_about about = {.id = root->id};
+    struct ht_redo_progress progress;
+    uint64_t now = ht_now_ns();
+
+    lock(root->o);
+    root->redo.replayed++;
+    ht_opt_redo_progress(root, &progress);
+    int rc = root->o->stopping ? -ECANCELED : 0;
+    unlock(root->o);
+    if (rc || !progress.left || now - *told < TELL_NS)
+        return rc;
+    *told = now;
+    ht_event(HT_EVENT_REPLAY_PROGRESS, &about, "%llu of %llu logged steps are still to be computed again, about %llu s",
+             (ull)progress.left, (ull)progress.steps, (ull)progress.seconds_left);
+    return 0;
+}
+
 static int replay_all(struct ht_root *root, uint64_t *out_step)
 {
     struct replay *w = calloc(1, sizeof(*w));
     struct ht_redo_step step;
+    uint64_t told = ht_now_ns();
     int rc = 0;
 
     if (!w)
@@ -292,6 +319,8 @@ static int replay_all(struct ht_root *root, uint64_t *out_step)
     for (size_t i = 0; !rc && step_at(root, i, &step); i++) {
         *out_step = step.step;
         rc = replay_step(w, &step);
+        if (!rc)
+            rc = count_replayed(root, &told);
     }
     int restored = restore_shapes(w);
     free(w);
@@ -304,86 +333,27 @@ int ht_opt_redo_replay(struct ht_root *root)
     uint64_t step = root->step + 1;
     bool any = root->redo.steps > 0;
     root->redo.replaying = any;
+    root->redo.replayed = 0;
+    root->redo.replay_began_ns = ht_now_ns();
     unlock(root->o);
     if (!any)
         return 0;
     int rc = replay_all(root, &step);
+    lock(root->o);
+    if (!root->exists) /* deleted meanwhile, with its logged steps */
+        rc = 0;
+    unlock(root->o);
     if (rc && rc != -ECANCELED)
         ht_opt_show_full(root);
-    lock(root->o);
-    root->redo.replaying = false;
-    root->redo.failed = rc;
-    notify_changed(root->o);
-    unlock(root->o);
     if (rc && rc != -ECANCELED)
         ht_opt_refuse(root, HT_EVENT_REPLAY_FAILED, 0,
                       "step %llu cannot be computed again from its gradients: %s; nothing below this model can change, "
                       "unmount and run hitrain-fsck",
                       (ull)step, strerror(-rc));
+    lock(root->o);
+    root->redo.replaying = false;
+    root->redo.failed = rc;
+    notify_changed(root->o);
+    unlock(root->o);
     return rc;
-}
-
-/* ------------------------------------------------------------------- mount */
-
-static void recover(struct ht_root *root)
-{
-    const struct ht_event_about about = {.id = root->id};
-    struct ht_optim *o = root->o;
-    uint64_t start = ht_now_ns();
-
-    lock(o);
-    uint64_t from = root->step, to = from + root->redo.steps;
-    int rc = ht_opt_gate_enter(root);
-    root->draining = !rc;
-    unlock(o);
-    if (rc)
-        return;
-    rc = ht_opt_redo_replay(root);
-    lock(o);
-    root->draining = false;
-    ht_opt_gate_leave(root);
-    unlock(o);
-    if (rc)
-        return;
-    ht_event(
-        HT_EVENT_STEPS_REPLAYED, &about,
-        "the steps after %llu were computed again from their gradients; the model is at step %llu, as it was (%.1f s)",
-        (ull)from, (ull)to, (double)(ht_now_ns() - start) / 1e9);
-    rc = ht_opt_publish_closed(root);
-    if (rc)
-        ht_debug("the steps stay logged: %s", strerror(-rc));
-}
-
-/* A mount that changes nothing shows the full step. */
-static void show_full(struct ht_root *root) HT_REQUIRES(HT_LOCK_OPTIM)
-{
-    const struct ht_event_about about = {.id = root->id};
-
-    root->durable_step = root->step;
-    ht_event(
-        HT_EVENT_STEPS_REPLAYED, &about,
-        "read-only: the model is shown as of step %llu; %zu later steps are computed again by a mount that may write",
-        (ull)root->step, root->redo.steps);
-}
-
-void ht_opt_redo_recover(struct ht_optim *o)
-{
-    bool read_only = ht_store_read_only(o->store);
-
-    lock(o);
-    ht_list_for_each(pos, &o->roots) {
-        struct ht_root *root = ht_list_entry(pos, struct ht_root, all);
-        if (!root->redo.steps || !root->exists)
-            continue;
-        if (read_only || root->frozen) { /* no program writes records of a frozen one */
-            show_full(root);
-            continue;
-        }
-        root->refs++;
-        unlock(o); /* no client is there yet, so no root comes or goes */
-        recover(root);
-        lock(o);
-        ht_opt_root_put_locked(root);
-    }
-    unlock(o);
 }

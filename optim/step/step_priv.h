@@ -85,6 +85,8 @@ void ht_opt_show_full(struct ht_root *root) HT_EXCLUDES(HT_LOCK_OPTIM);
  * *out_shown: an error of passthrough files, which do not show it; the rest is taken back then, too.
  */
 int ht_opt_take_back(struct ht_root *root, int *out_shown) HT_EXCLUDES(HT_LOCK_OPTIM) HT_MUST_CHECK;
+/* Readers that need not wait any more go on. */
+void ht_opt_wake_readers(struct ht_root *root) HT_EXCLUDES(HT_LOCK_OPTIM);
 /* Ends the draining: waiting readers and writers go on, and caches are dropped. */
 void ht_opt_show_all(struct ht_root *root) HT_EXCLUDES(HT_LOCK_OPTIM);
 
@@ -117,8 +119,13 @@ void ht_opt_redo_join(struct ht_optim *o) HT_EXCLUDES(HT_LOCK_OPTIM);
  * changes from now on, and its error names the step. WAITS.
  */
 int ht_opt_redo_replay(struct ht_root *root) HT_EXCLUDES(HT_LOCK_OPTIM) HT_MUST_CHECK;
-/* After a mount: all roots, and then publishes them. */
-void ht_opt_redo_recover(struct ht_optim *o) HT_EXCLUDES(HT_LOCK_OPTIM);
+
+/* ------------------------------------------------------------- recover.c */
+
+/* After a mount, with workers, before a client can see a model: begins to recover all roots. */
+int ht_opt_redo_recover(struct ht_optim *o) HT_EXCLUDES(HT_LOCK_OPTIM) HT_MUST_CHECK;
+/* Ends the thread that does it. The optimizer is stopping. */
+void ht_opt_recovery_join(struct ht_optim *o) HT_EXCLUDES(HT_LOCK_OPTIM);
 
 /* -------------------------------------------------------------- update.c */
 

@@ -55,7 +55,8 @@ static int finish_root(struct ht_root *root)
     struct ht_optim *o = root->o;
 
     lock(o);
-    while (root->async && !o->stopping) /* the last step may still be in its closer's hands */
+    /* The last step may still be in its closer's hands. Changes are published with all logged steps computed. */
+    while ((root->async || root->redo.recovering) && !o->stopping)
         wait_changed(o);
     bool failed = root->failure != 0, drop = root->open || failed, exists = root->exists && !root->frozen;
     bool unreplayed = root->redo.failed != 0;

@@ -76,7 +76,7 @@ bool harness_format_file(struct harness *k, uint64_t bytes)
 static int make_participants(struct harness *k, unsigned optim_threads)
 {
     const struct ht_ns_setup ns = {.hooks = ht_ctl_ns_hooks(k->ctl)};
-    const struct ht_optim_setup optim = {optim_threads, ht_ctl_optim_hooks(k->ctl)};
+    const struct ht_optim_setup optim = {.threads = optim_threads, .hooks = ht_ctl_optim_hooks(k->ctl)};
     const struct ht_participants_setup setup = {{[HT_PARTICIPANT_NS] = &ns, [HT_PARTICIPANT_OPT] = &optim}};
     int rc = ht_participants_new(k->store, &setup, &k->participants);
 
@@ -110,6 +110,8 @@ int harness_open(struct harness *k, unsigned optim_threads)
     rc = ht_store_mount(k->store);
     if (!rc)
         rc = ht_participants_start(&k->participants);
+    if (!rc) /* tests read content past all locks */
+        ht_optim_recovered(k->optim);
     return rc ? rc : ht_ctl_start(k->ctl);
 }
 

@@ -25,6 +25,7 @@ STEP = 'tests/unit/optim/step/test_step'
 KEPT = 'tests/unit/mount-helpers/fsck/test_kept'
 SQUARES = 'tests/unit/optim/step/test_squares'
 REDO = 'tests/unit/optim/step/test_redo'
+RECOVER = 'tests/unit/optim/step/test_recover'
 HOLD = 'tests/mount/test_life_holds.py::test_a_file_stays_held_while_writes_of_the_dead_go_on'
 
 # mutant, missing safeguard, program, scenario (of crash_small)
@@ -69,6 +70,7 @@ MUTANTS = [
     ('factor-unlogged', 'a logged step has its own clipping', REDO, ''),
     ('logged-stay', 'logged steps go with the full step that follows', REDO, ''),
     ('logged-unsorted', 'a step that is logged beside a checkpoint comes after the older ones', REDO, ''),
+    ('replay-shown', 'readers wait while logged steps are computed again', RECOVER, ''),
     ('record-unseen', 'a parameter whose record is not published makes a step full', REDO, ''),
     ('fcntl', 'flock: a hold that outlives its process', HOLD, ''),
 ]

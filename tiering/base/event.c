@@ -31,6 +31,8 @@ const struct ht_event_kind ht_event_kinds[HT_EVENT_CODES] = {
                                "The mount ended during a step; nothing of that step is kept."},
     [HT_EVENT_STEPS_REPLAYED] = {"steps-replayed", HT_LOG_WARN,
                                  "After a crash the logged steps of a model were computed again."},
+    [HT_EVENT_REPLAY_PROGRESS] = {"replay-progress", HT_LOG_INFO,
+                                  "Logged steps of a model are computed again; the text has the progress."},
     [HT_EVENT_REPLAY_FAILED] =
         {"replay-failed", HT_LOG_ERROR,
          "A logged step of a model cannot be computed again; nothing below the model can change."},

@@ -1,0 +1,205 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * recover.c - after a mount: one thread computes logged steps again, root after root, while clients use other files.
+ *
+ * The thread holds the gate until the root is ready, as an abort does: readers of parameters and state wait. Gradients,
+ * commands and writers of parameters wait, too. The replay leaves out a parameter that a client deletes. It publishes
+ * nothing: a crash begins again with the same steps, and no change of a client becomes durable unasked.
+ */
+#include <limits.h>
+#include <stdio.h>
+
+#include "tiering/base/activity.h"
+#include "tiering/base/base.h"
+#include "tiering/base/event.h"
+#include "tiering/base/list.h"
+#include "tiering/base/log.h"
+#include "tiering/api/store.h"
+#include "optim/optim.h"
+#include "optim/state/context.h"
+#include "optim/state/redo.h"
+#include "optim/state/root.h"
+#include "optim/step/step_priv.h"
+
+typedef unsigned long long ull;
+
+/* A root that was deleted meanwhile counts from the beginning, should it be made again. */
+static void let_go(struct ht_root *root) HT_REQUIRES(HT_LOCK_OPTIM)
+{
+    if (!root->exists)
+        root->step = root->pub_step = root->durable_step = root->undurable = root->open = 0;
+    root->draining = root->redo.recovering = false;
+    ht_opt_gate_leave(root);
+}
+
+static void recover(struct ht_root *root)
+{
+    const struct ht_event_about about = {.id = root->id};
+    const struct ht_optim_hooks *hooks = &root->o->hooks;
+    struct ht_optim *o = root->o;
+    uint64_t start = ht_now_ns();
+
+    lock(o);
+    root->gate_thread = ht_activity_thread();
+    uint64_t from = root->step, to = from + root->redo.steps;
+    unlock(o);
+    int rc = ht_opt_redo_replay(root);
+    lock(o);
+    bool exists = root->exists;
+    let_go(root);
+    unlock(o);
+    ht_opt_wake_readers(root);
+    if (rc && rc != -ECANCELED && hooks->taken_back)
+        hooks->taken_back(hooks->ctx);
+    if (!rc && exists)
+        ht_event(HT_EVENT_STEPS_REPLAYED, &about,
+                 "the steps after %llu were computed again from their gradients; the model is at step %llu, as it was "
+                 "(%.1f s)",
+                 (ull)from, (ull)to, (double)(ht_now_ns() - start) / 1e9);
+}
+
+/* The next root to recover, with the reference that it got for that; NULL: there is none. */
+static struct ht_root *next_root(struct ht_optim *o) HT_REQUIRES(HT_LOCK_OPTIM)
+{
+    ht_list_for_each(pos, &o->roots) {
+        struct ht_root *root = ht_list_entry(pos, struct ht_root, all);
+        if (root->redo.recovering)
+            return root;
+    }
+    return NULL;
+}
+
+static void *recover_all(void *arg)
+{
+    struct ht_optim *o = arg;
+    struct ht_root *root;
+
+    lock(o);
+    while ((root = next_root(o))) {
+        unlock(o);
+        recover(root);
+        lock(o);
+        ht_opt_root_put_locked(root);
+    }
+    unlock(o);
+    return NULL;
+}
+
+/* The name of a root for messages; its number where it has none. */
+static void name_root(const struct ht_root *root, char *buf, size_t cap)
+{
+    const struct ht_optim_hooks *hooks = &root->o->hooks;
+
+    buf[0] = '\0';
+    if (hooks->name)
+        hooks->name(hooks->ctx, root->id, buf, cap);
+    if (!buf[0])
+        snprintf(buf, cap, "model root %llu", (ull)root->id);
+}
+
+/* Nobody shall take an older step for the last one without having asked for it. */
+static int refuse_read_only(struct ht_optim *o)
+{
+    char name[PATH_MAX];
+    size_t steps = 0;
+
+    lock(o);
+    for (const struct ht_list *pos = o->roots.next; !steps && pos != &o->roots; pos = pos->next) {
+        const struct ht_root *root = ht_list_entry(pos, struct ht_root, all);
+        if (!root->exists || root->frozen || !root->redo.steps)
+            continue;
+        steps = root->redo.steps;
+        unlock(o); /* no client is there, so no root comes or goes */
+        name_root(root, name, sizeof(name));
+        lock(o);
+    }
+    unlock(o);
+    if (steps)
+        ht_error(
+            "%s has %zu logged steps, which a read-only mount cannot compute again: mount without ro once, or with "
+            "ro,noreplay for its last full step",
+            name, steps);
+    return steps ? -EROFS : 0;
+}
+
+/* A mount that changes nothing shows the full step. */
+static void show_full(struct ht_root *root) HT_REQUIRES(HT_LOCK_OPTIM)
+{
+    const struct ht_event_about about = {.id = root->id};
+
+    root->durable_step = root->step;
+    ht_event(
+        HT_EVENT_STEPS_REPLAYED, &about,
+        "read-only: the model is shown as of step %llu; %zu later steps are computed again by a mount that may write",
+        (ull)root->step, root->redo.steps);
+}
+
+/* No client is there yet, so nobody has the gate. */
+static void begin(struct ht_root *root) HT_REQUIRES(HT_LOCK_OPTIM)
+{
+    const struct ht_event_about about = {.id = root->id};
+    struct ht_redo *redo = &root->redo;
+
+    root->refs++;
+    root->gate = root->draining = true;
+    redo->recovering = redo->replaying = true;
+    ht_event(HT_EVENT_REPLAY_PROGRESS, &about,
+             "the %zu steps after %llu are computed again from their gradients; readers of parameters wait for step "
+             "%llu",
+             redo->steps, (ull)root->step, (ull)(root->step + redo->steps));
+}
+
+int ht_opt_redo_recover(struct ht_optim *o)
+{
+    bool read_only = ht_store_read_only(o->store), any = false;
+    int rc = read_only && !o->no_replay ? refuse_read_only(o) : 0;
+
+    if (rc)
+        return rc;
+    lock(o);
+    ht_list_for_each(pos, &o->roots) {
+        struct ht_root *root = ht_list_entry(pos, struct ht_root, all);
+        if (!root->redo.steps || !root->exists)
+            continue;
+        if (read_only || root->frozen) { /* no program writes records of a frozen one */
+            show_full(root);
+            continue;
+        }
+        begin(root);
+        any = true;
+    }
+    unlock(o);
+    rc = any ? -pthread_create(&o->recovery, NULL, recover_all, o) : 0;
+    lock(o);
+    o->recovery_started = any && !rc;
+    unlock(o);
+    return rc;
+}
+
+void ht_opt_recovery_join(struct ht_optim *o)
+{
+    lock(o);
+    bool started = o->recovery_started;
+    o->recovery_started = false;
+    unlock(o);
+    if (started)
+        pthread_join(o->recovery, NULL);
+}
+
+void ht_optim_no_replay(struct ht_optim *o)
+{
+    o->no_replay = true;
+}
+
+void ht_optim_recovered(struct ht_optim *o)
+{
+    lock(o);
+    ht_list_for_each(pos, &o->roots) {
+        struct ht_root *root = ht_list_entry(pos, struct ht_root, all);
+        root->refs++;
+        while (root->redo.recovering && !o->stopping)
+            wait_changed(o);
+        root->refs--; /* this does not free it: it stays in the list */
+    }
+    unlock(o);
+}

@@ -1,0 +1,146 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Logged steps (redo=on) that a mount computes again in the background, after the daemon was killed."""
+import errno
+import os
+import subprocess
+import threading
+
+import numpy as np
+import pytest
+
+from calls import fails
+from conftest import MIB, wait_for
+from test_steering import tell, word
+
+LARGE, SMALL = 5 * MIB // 4 + 1000, 777     # elements
+STEPS = 6
+
+
+def gradients(step):
+    rng = np.random.default_rng(step)
+    return {'large': rng.standard_normal(LARGE, np.float32), 'small': rng.standard_normal(SMALL, np.float32)}
+
+
+def train(root, first, last):
+    for step in range(first, last + 1):
+        for name, gradient in gradients(step).items():
+            (root / '.hitrain/grad' / name).write_bytes(gradient.tobytes())
+        assert tell(root, 'step') == 'ok'
+
+
+def content(root):
+    state = root / '.hitrain/state'
+    files = [root / 'large', root / 'small', *sorted(state.glob('*/*'))]
+    return {str(file.relative_to(root)): file.read_bytes() for file in files}
+
+
+def stat(root, name):
+    lines = dict(line.split('=', 1) for line in word(root, 'stats').splitlines())
+    return int(lines[name])
+
+
+def begin(store, *options):
+    root = store.mount(*options) / 'model'
+    root.mkdir()
+    word(root, 'dtype', 'f32')
+    word(root, 'optimizer', 'adamw lr=0.01 max_grad_norm=3 redo=on durable_every=100')
+    for name, n in ('large', LARGE), ('small', SMALL):
+        (root / name).write_bytes(np.ones(n, np.float32).tobytes())
+    (root / 'cursor').write_text('0')
+    assert tell(root, 'commit') == 'ok'
+    return root
+
+
+def replayed(store):
+    return store.messages().count('were computed again from their gradients')
+
+
+@pytest.mark.parametrize('options', [(), ('dram=80M', 'passthrough=40M')])
+def test_a_mount_computes_logged_steps_in_the_background(make_store, options):
+    store = make_store()
+    root = begin(store, *options)
+    train(root, 1, STEPS)
+    assert stat(root, 'logged_steps') == STEPS - 1
+    wanted = content(root)
+    (root / 'cursor').write_text('unasked')
+    store.kill()
+    root = store.mount(*options) / 'model'
+    assert word(root, 'step') == word(root, 'durable_step') == str(STEPS)
+    assert word(root, 'step_open') == '0'
+    assert (root / 'cursor').read_text() == '0'
+    assert content(root) == wanted
+    wait_for(lambda: replayed(store) == 1, 'the end of the replay')
+    assert stat(root, 'replay_steps') == stat(root, 'replay_steps_left') == 0
+    train(root, STEPS + 1, STEPS + 2)
+    wanted = content(root)
+    store.unmount()
+    root = store.mount(*options) / 'model'
+    assert content(root) == wanted
+    assert stat(root, 'logged_steps') == 0
+
+
+def test_kills_while_steps_are_computed_again(make_store):
+    store = make_store()
+    root = begin(store)
+    train(root, 1, STEPS)
+    wanted = content(root)
+    store.kill()
+    for _ in range(3):
+        root = store.mount() / 'model'
+        reader = threading.Thread(target=lambda: subprocess.run(['cat', root / 'small'], capture_output=True))
+        reader.start()
+        store.kill()
+        store.detach()
+        reader.join()
+    root = store.mount() / 'model'
+    assert content(root) == wanted
+
+
+def test_changes_wait_for_steps_that_are_computed_again(make_store):
+    """A write, a truncation and a removal come after the logged steps, and an abort takes them back to these."""
+    store = make_store()
+    root = begin(store)
+    train(root, 1, STEPS)
+    wanted = content(root)
+    for change in range(3):
+        store.kill()
+        root = store.mount() / 'model'
+        if change == 0:
+            with open(root / 'large', 'r+b') as f:
+                f.write(bytes(4))
+            assert (root / 'large').read_bytes() == bytes(4) + wanted['large'][4:]
+        elif change == 1:
+            os.truncate(root / 'small', 400)
+            assert (root / 'small').read_bytes() == wanted['small'][:400]
+        else:
+            os.unlink(root / 'small')
+            os.rename(root / 'large', root / 'other')
+            assert (root / 'other').read_bytes() == wanted['large']
+        assert tell(root, 'abort') == 'ok'
+        assert content(root) == wanted
+
+
+def test_a_read_only_mount_shows_an_older_step_only_if_asked(make_store):
+    store = make_store()
+    root = begin(store)
+    train(root, 1, 1)
+    full = content(root)
+    train(root, 2, 3)
+    wanted = content(root)
+    store.kill()
+    store.detach()
+    store.start('ro')
+    assert store.daemon.wait(60) != 0
+    assert 'model has 2 logged steps' in store.messages() and 'ro,noreplay' in store.messages()
+    store.start('noreplay')
+    assert store.daemon.wait(60) != 0
+    assert 'noreplay is for a mount with ro' in store.messages()
+    root = store.mount('ro', 'noreplay') / 'model'
+    assert word(root, 'step') == word(root, 'durable_step') == '1'
+    assert content(root) == full
+    with fails(errno.EROFS):
+        os.unlink(root / 'small')
+    store.unmount()
+    root = store.mount() / 'model'
+    assert word(root, 'step') == '3'
+    assert content(root) == wanted

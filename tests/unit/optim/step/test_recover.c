@@ -1,0 +1,431 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Logged steps that are computed again while clients use the store. */
+#include <semaphore.h>
+#include <unistd.h>
+
+#include "tests/unit/optim/step/fixture.h"
+
+#include "optim/state/context.h"
+#include "optim/state/notify.h"
+#include "optim/state/range.h"
+#include "optim/state/redo.h"
+#include "optim/state/root.h"
+#include "tiering/base/event.h"
+
+static struct fixture w;
+static const char logs[] = "adamw lr=1e-2 redo=on durable_every=100";
+enum { STEPS = 5 };
+
+static void set_hold(struct fixture *f, bool hold)
+{
+    lock(f->o);
+    struct ht_root *root = ht_opt_root_find(f->o, ROOT);
+    if (root) { /* else it was deleted */
+        root->hold = hold;
+        ht_opt_root_ready(root);
+        notify_changed(f->o);
+    }
+    unlock(f->o);
+}
+
+/* A gate may hold updates back; here nobody lets them go before the test does. */
+static void hold_updates(struct fixture *f)
+{
+    set_hold(f, true);
+}
+
+static void go_on(void)
+{
+    set_hold(&w, false);
+}
+
+static void train(unsigned steps)
+{
+    for (unsigned i = 0; i < steps; i++) {
+        step_all(&w);
+        ck_assert_int_eq(ht_optim_step(w.o, ROOT), 0);
+    }
+}
+
+static void begin(unsigned threads)
+{
+    memset(&w, 0, sizeof(w));
+    fixture_open_as(&w, logs, threads);
+    fixture_mixed_params(&w, HT_SMALL_CHUNK_BYTES);
+    ck_assert_int_eq(ht_optim_commit(w.o, ROOT), 0);
+    train(STEPS);
+    ck_assert_uint_eq(fixture_stat(&w).logged_steps, STEPS - 1);
+}
+
+/* A crash and a mount whose replay waits in its first step. */
+static void crash_and_hold(void)
+{
+    fixture_crash(&w);
+    w.before_start = hold_updates;
+    fixture_mount(&w);
+    w.before_start = NULL;
+}
+
+static void crash_and_mount(void)
+{
+    fixture_crash(&w);
+    fixture_mount(&w);
+}
+
+static void wait_and_check(void)
+{
+    ht_optim_recovered(w.o);
+    ck_assert_uint_eq(fixture_stat(&w).replay_steps, 0);
+    ck_assert_uint_eq(fixture_stat(&w).step, STEPS);
+    check_all(&w);
+}
+
+/* ------------------------------------------------------------------ clients */
+
+struct client {
+    pthread_t thread;
+    int (*run)(void);
+    atomic_bool ended;
+    int rc;
+};
+
+static void *client_main(void *arg)
+{
+    struct client *c = arg;
+
+    c->rc = c->run();
+    c->ended = true;
+    return NULL;
+}
+
+static void client_begin(struct client *c, int (*run)(void))
+{
+    *c = (struct client){.run = run};
+    ck_assert_int_eq(pthread_create(&c->thread, NULL, client_main, c), 0);
+}
+
+static int client_end(struct client *c)
+{
+    pthread_join(c->thread, NULL);
+    return c->rc;
+}
+
+static int commit(void)
+{
+    return ht_optim_commit(w.o, ROOT);
+}
+
+static int abort_step(void)
+{
+    return ht_optim_abort(w.o, ROOT);
+}
+
+static int finish(void)
+{
+    return ht_optim_finish(w.o);
+}
+
+static int wait_for_root(void)
+{
+    return ht_optim_wait(w.o, ROOT, 0);
+}
+
+static int read_state(void)
+{
+    struct ht_param_desc desc = fixture_desc(&w.param[0]);
+    float m;
+    ssize_t n = ht_optim_state_read(w.o, &desc, "exp_avg", 0, &m, 4);
+
+    return n < 0 ? (int)n : n != 4 || memcmp(&m, w.param[0].m, 4) != 0;
+}
+
+static int open_gradient(void)
+{
+    struct ht_param_desc desc = fixture_desc(&w.param[0]);
+    struct ht_grad *g;
+    int rc = ht_grad_open(w.o, &desc, &g);
+
+    if (!rc)
+        ht_grad_release(g);
+    return rc;
+}
+
+static struct {
+    struct ht_waiter waiter;
+    sem_t woken;
+} reader;
+
+static void wake(struct ht_waiter *waiter)
+{
+    (void)waiter;
+    sem_post(&reader.woken);
+}
+
+/* The first parameter is not readable; someone waits for that. */
+static void read_later(void)
+{
+    sem_init(&reader.woken, 0, 0);
+    reader.waiter = (struct ht_waiter){.wake = wake};
+    ck_assert(!ht_optim_readable(w.o, w.param[0].oid, 0, 4, &reader.waiter));
+}
+
+static atomic_uint progress_events, replayed_events;
+
+static void note(void *ctx, const struct ht_event *e)
+{
+    (void)ctx;
+    progress_events += e->code == HT_EVENT_REPLAY_PROGRESS;
+    replayed_events += e->code == HT_EVENT_STEPS_REPLAYED;
+}
+
+/* -------------------------------------------------------------------- tests */
+
+/* The mount is there at once; what the replay changes waits, and nothing else does. */
+START_TEST(a_mount_does_not_wait_for_logged_steps)
+{
+    static int (*const waits[])(void) = {commit, abort_step, wait_for_root, read_state, open_gradient};
+    struct client client[HT_ARRAY_SIZE(waits)];
+
+    begin(2);
+    progress_events = replayed_events = 0;
+    ht_event_set_sink(note, NULL);
+    crash_and_hold();
+    struct ht_root_stat st = fixture_stat(&w);
+    ck_assert_uint_eq(st.step, STEPS);
+    ck_assert_uint_eq(st.durable_step, STEPS);
+    ck_assert_uint_eq(st.step_open, 0);
+    ck_assert(!st.open);
+    ck_assert_uint_eq(st.replay_steps, STEPS - 1);
+    ck_assert_uint_eq(st.replay_steps_left, STEPS - 1);
+    ck_assert_uint_eq(st.replay_seconds_left, 0);
+    ck_assert_uint_eq(progress_events, 1);
+    read_later();
+    for (unsigned i = 0; i < w.params; i++) {
+        ck_assert(!ht_optim_readable(w.o, w.param[i].oid, 0, 4, NULL));
+        ck_assert(ht_optim_replaying(w.o, w.param[i].oid));
+        ck_assert(ht_optim_param_unpublished(w.o, w.param[i].oid));
+    }
+    ck_assert(ht_optim_readable(w.o, ht_store_new_id(w.s), 0, 4, NULL));
+    ck_assert_int_eq(ht_optim_root_set_step(w.o, ROOT, 70), -EBUSY);
+    struct ht_optim_steer by = {.conditional = true};
+    ck_assert_int_eq(ht_optim_may_steer(w.o, ROOT, &by), 0);
+    for (unsigned i = 0; i < HT_ARRAY_SIZE(waits); i++)
+        client_begin(&client[i], waits[i]);
+    usleep(20000); /* those that do not wait have ended by then, nearly always */
+    for (unsigned i = 0; i < HT_ARRAY_SIZE(waits); i++)
+        ck_assert_msg(!client[i].ended, "client %u did not wait", i);
+    ck_assert_int_eq(sem_trywait(&reader.woken), -1);
+    ht_optim_verify(w.o);
+    go_on();
+    for (unsigned i = 0; i < HT_ARRAY_SIZE(waits); i++)
+        ck_assert_msg(client_end(&client[i]) == 0, "client %u: %d", i, client[i].rc);
+    sem_wait(&reader.woken);
+    wait_and_check();
+    ck_assert(!ht_optim_replaying(w.o, w.param[0].oid));
+    ht_event_set_sink(NULL, NULL);
+    ck_assert_uint_eq(replayed_events, 1);
+    train(2);
+    check_all(&w);
+    crash_and_mount();
+    check_all(&w);
+    fixture_close(&w);
+}
+END_TEST
+
+/* It publishes nothing. */
+START_TEST(a_crash_during_the_replay_begins_it_again)
+{
+    begin(2);
+    for (unsigned i = 0; i < 3; i++)
+        crash_and_hold();
+    crash_and_mount();
+    wait_and_check();
+    ck_assert_uint_eq(fixture_stat(&w).logged_steps, STEPS - 1);
+    fixture_close(&w);
+}
+END_TEST
+
+/* A crash at some time of the replay that no test chooses. */
+START_TEST(a_crash_at_any_time_of_the_replay_begins_it_again)
+{
+    begin(2);
+    for (unsigned wait = 1; wait < 1 << 13; wait *= 2) {
+        crash_and_hold();
+        go_on();
+        for (unsigned i = wait; i; i--)
+            sched_yield();
+    }
+    crash_and_mount();
+    wait_and_check();
+    fixture_close(&w);
+}
+END_TEST
+
+/* What clients have changed becomes durable with all steps. */
+START_TEST(an_orderly_end_waits_for_the_replay)
+{
+    struct ht_obj_attr attr = {.chunk_bytes = HT_CHUNK_BYTES, .scope = ROOT};
+    struct client c;
+    struct ht_obj *file;
+
+    begin(2);
+    crash_and_hold();
+    attr.oid = ht_store_new_id(w.s);
+    ck_assert_int_eq(ht_obj_create(w.s, &attr, &file), 0);
+    ck_assert_int_eq(ht_obj_write(file, 0, "cursor", 6), 6);
+    ht_obj_put(file);
+    client_begin(&c, finish);
+    usleep(20000);
+    ck_assert(!c.ended);
+    go_on();
+    ck_assert_int_eq(client_end(&c), 0);
+    ck_assert_uint_eq(fixture_stat(&w).logged_steps, 0);
+    crash_and_mount();
+    wait_and_check();
+    file = ht_obj_get(w.s, attr.oid);
+    ck_assert_ptr_nonnull(file);
+    ht_obj_put(file);
+    fixture_close(&w);
+}
+END_TEST
+
+/* A change that no client has committed is not durable because a replay has ended. */
+START_TEST(a_replay_publishes_nothing)
+{
+    struct ht_obj_attr attr = {.chunk_bytes = HT_CHUNK_BYTES, .scope = ROOT};
+    struct ht_obj *file;
+
+    begin(2);
+    crash_and_hold();
+    attr.oid = ht_store_new_id(w.s);
+    ck_assert_int_eq(ht_obj_create(w.s, &attr, &file), 0);
+    ck_assert_int_eq(ht_obj_write(file, 0, "cursor", 6), 6);
+    ht_obj_put(file);
+    go_on();
+    wait_and_check();
+    crash_and_mount();
+    wait_and_check();
+    ck_assert_ptr_null(ht_obj_get(w.s, attr.oid));
+    fixture_close(&w);
+}
+END_TEST
+
+static void delete_param(unsigned i)
+{
+    struct test_param *p = &w.param[i];
+    struct ht_tx *tx;
+
+    ck_assert_int_eq(ht_tx_begin(w.s, 0, &tx), 0);
+    ht_optim_param_deleted(w.o, p->oid, true, tx);
+    ht_obj_delete(p->obj, tx);
+    ck_assert_int_eq(ht_tx_commit(tx, NULL), 0);
+}
+
+/* _i: its updates are queued, or may be at any place. */
+START_TEST(a_parameter_is_deleted_beside_the_replay)
+{
+    begin(2);
+    crash_and_hold();
+    unsigned last = w.params - 1;
+    if (_i)
+        go_on();
+    for (unsigned i = 1u << _i; i; i--)
+        sched_yield();
+    delete_param(last);
+    go_on();
+    ht_optim_recovered(w.o);
+    ck_assert_str_eq(fixture_stat(&w).error, "");
+    ck_assert_int_eq(ht_optim_abort(w.o, ROOT), 0); /* it comes back */
+    wait_and_check();
+    delete_param(last);
+    ht_obj_put(w.param[last].obj);
+    forget_model(&w.param[last]);
+    w.params--;
+    step_all(&w);
+    ck_assert_int_eq(ht_optim_step(w.o, ROOT), 0);
+    ck_assert_uint_eq(fixture_stat(&w).logged_steps, 0);
+    crash_and_mount();
+    check_all(&w);
+    fixture_close(&w);
+}
+END_TEST
+
+/* With all its files: nothing is left to compute, and nothing fails. */
+START_TEST(a_root_is_deleted_beside_the_replay)
+{
+    struct ht_tx *tx;
+
+    begin(2);
+    crash_and_hold();
+    if (_i)
+        go_on();
+    for (unsigned i = 1u << _i; i; i--)
+        sched_yield();
+    ck_assert_int_eq(ht_tx_begin(w.s, 1 << 16, &tx), 0);
+    ht_scope_end(w.s, ROOT, HT_SCOPE_DELETED, tx);
+    ck_assert_int_eq(ht_tx_commit(tx, NULL), 0);
+    go_on();
+    ht_optim_recovered(w.o);
+    ck_assert_ptr_null(ht_opt_root_get(w.o, ROOT));
+    ck_assert_int_eq(ht_optim_commit(w.o, ROOT), -ENOENT);
+    ht_optim_verify(w.o);
+    fixture_close(&w);
+}
+END_TEST
+
+static atomic_uint taken_back;
+
+static void note_taken_back(void *ctx)
+{
+    (void)ctx;
+    taken_back++;
+}
+
+/* Who waited for the last step learns that it cannot be had: readers go on with the full step, others get an error. */
+START_TEST(a_replay_that_fails_lets_nobody_wait)
+{
+    struct client c[2];
+
+    begin(2);
+    taken_back = 0;
+    w.hooks.taken_back = note_taken_back;
+    crash_and_hold();
+    read_later();
+    client_begin(&c[0], commit);
+    client_begin(&c[1], wait_for_root);
+    usleep(20000);
+    ht_fault_arm(HT_FAULT_OPTIM_UPDATE, 2, false);
+    go_on();
+    ck_assert_int_eq(client_end(&c[0]), -EIO);
+    ck_assert_int_eq(client_end(&c[1]), -EIO);
+    sem_wait(&reader.woken);
+    ht_fault_disarm_all();
+    ht_optim_recovered(w.o);
+    struct ht_root_stat st = fixture_stat(&w);
+    ck_assert_uint_eq(st.step, 1);
+    ck_assert_uint_eq(st.durable_step, 1);
+    ck_assert_msg(strstr(st.error, "cannot be computed again") != NULL, "error is \"%s\"", st.error);
+    ck_assert_int_eq(open_gradient(), 0);
+    ck_assert_int_eq(ht_optim_finish(w.o), 0);
+    fixture_unmount(&w);
+    ck_assert_uint_eq(taken_back, 1);
+    fixture_mount(&w);
+    wait_and_check();
+    fixture_close(&w);
+}
+END_TEST
+
+int main(void)
+{
+    TCase *t = tcase_create("recover");
+
+    tcase_add_test(t, a_mount_does_not_wait_for_logged_steps);
+    tcase_add_test(t, a_crash_during_the_replay_begins_it_again);
+    tcase_add_test(t, a_crash_at_any_time_of_the_replay_begins_it_again);
+    tcase_add_test(t, an_orderly_end_waits_for_the_replay);
+    tcase_add_test(t, a_replay_publishes_nothing);
+    tcase_add_loop_test(t, a_parameter_is_deleted_beside_the_replay, 0, 12);
+    tcase_add_loop_test(t, a_root_is_deleted_beside_the_replay, 0, 12);
+    tcase_add_test(t, a_replay_that_fails_lets_nobody_wait);
+    return run_suite("recover", t);
+}
