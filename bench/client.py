@@ -3,7 +3,7 @@
 """The PyTorch client's own cost, with all state in memory, beside torch.optim.AdamW(foreach=True).
 
 Run it with `make bench-client`. Two models of about 10 million f32 parameters: 300 tensors in the shapes of a dense
-transformer, and 20,000 in those of a mixture of experts, also with pack=. For each: the time of step(), its share that the client spends on
+transformer, and 20,000 in those of a mixture of experts; both also with pack=. For each: the time of step(), its share that the client spends on
 the processor, and requests of the kernel. Then the rate at which one large gradient goes to the store and its parameter comes
 back, beside memcpy; four ranks that hold a quarter of each parameter, beside one; and export_safetensors. Medians of runs
 that take turns. --against names another copy of the client (a folder with the package hitrain), which then takes turns with
@@ -229,6 +229,7 @@ def measure_export():
 
 
 WHATS = {'model300': lambda: measure_model('300', 8), 'model20000': lambda: measure_model('20000', 3),
+         'packed300': lambda: measure_model('300', 8, pack=MIB),
          'packed20000': lambda: measure_model('20000', 8, pack=64 << 10), 'rates': lambda: measure_rates(9),
          'ranks': lambda: measure_ranks(4), 'export': measure_export}
 
