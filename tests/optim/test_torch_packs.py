@@ -281,17 +281,19 @@ def test_safetensors_have_the_members(shared_root, tmp_path):
         run(optimizer, again, 1, 2)
 
 
-def test_a_kept_step_and_a_clone_have_packs(shared_store, shared_root):
+def test_a_kept_step_its_clone_and_its_stream_have_packs(shared_store, shared_root):
     own, again = random_parameters(SHAPES), random_parameters(SHAPES, seed=1)
     with AdamW(own.items(), shared_root, lr=LR, pack=PACK) as optimizer:
         run(optimizer, own, 0, 2)
         optimizer.snapshot('good')
         run(optimizer, own, 2, 4)
-    clone = shared_root.with_name('clone')
+    clone, received = shared_root.with_name('clone'), shared_root.with_name('received')
     shared_store.control('clone', shared_root, 'good', clone)
-    with AdamW(again.items(), clone, lr=LR, resume=True) as optimizer:
-        run(optimizer, again, 2, 4)
-    assert equal(own, again)
+    shared_store.send(shared_root, 'good', received)
+    for root in (clone, received):
+        with AdamW(again.items(), root, lr=LR, resume=True) as optimizer:
+            run(optimizer, again, 2, 4)
+        assert equal(own, again)
 
 
 def test_other_models_are_refused(shared_root):
