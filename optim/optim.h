@@ -262,6 +262,9 @@ int64_t ht_optim_state_size(struct ht_optim *o, const struct ht_param_desc *desc
 /* Waits for the queued updates of the range. WAITS. */
 ssize_t ht_optim_state_read(struct ht_optim *o, const struct ht_param_desc *desc, const char *name, uint64_t off,
                             void *buf, size_t len) HT_MUST_CHECK;
+/* As ht_obj_same, for a state of two parameters that do not change meanwhile. False also where it does not know. */
+bool ht_optim_state_same(struct ht_optim *o, const struct ht_param_desc *a, const struct ht_param_desc *b,
+                         const char *name, uint64_t off, uint64_t *out_end);
 /*
  * Creates the state when there is none. -EBUSY while a step is open. -EINVAL beyond its size,
  * or half an element of "step". WAITS.

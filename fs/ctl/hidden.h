@@ -38,6 +38,14 @@ int ht_hidden_setattr(struct ht_ctl *c, uint64_t ino, unsigned what, struct stat
 /* The access list that belongs to the mode of getattr, and no other attribute: -ENODATA, -ERANGE. cap 0: the length. */
 ssize_t ht_hidden_getxattr(struct ht_ctl *c, uint64_t ino, const char *name, void *buf, size_t cap) HT_MUST_CHECK;
 
+/*
+ * same.c: a file or state of a kept step beside another one of the same model, see HT_IOCTL_SAME. -EINVAL: one of them
+ * is no such thing; -EACCES: the caller may not read the other one; -ESTALE.
+ */
+struct ht_ioctl_same;
+int ht_kept_same(struct ht_ctl *c, uint64_t ino, const struct ht_caller *caller,
+                 struct ht_ioctl_same *same) HT_MUST_CHECK;
+
 /* ------------------------------------------------------------- directories */
 
 struct ht_hidden_dir;

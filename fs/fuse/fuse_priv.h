@@ -155,6 +155,8 @@ void ht_fuse_entry_of(const struct stat *st, struct fuse_entry_param *out);
 /* For new inodes: applies the umask, if the kernel leaves that to us. */
 struct ht_cred ht_fuse_cred(fuse_req_t req);
 struct ht_caller ht_fuse_caller(fuse_req_t req);
+/* ops_ioctl.c: the answer to HT_IOCTL_SAME on a file or a state; in has in_len bytes. */
+void ht_reply_same(fuse_req_t req, uint64_t ino, const void *in, size_t in_len, size_t out_cap);
 void ht_count_read(struct ht_fuse *f, enum ht_traffic_kind kind, ssize_t n);
 void ht_count_written(struct ht_fuse *f, enum ht_traffic_kind kind, ssize_t n);
 

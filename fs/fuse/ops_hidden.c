@@ -186,6 +186,10 @@ void ht_hidden_op_ioctl(fuse_req_t req, fuse_ino_t ino, unsigned cmd, void *arg,
     struct ht_job *job;
     size_t len;
 
+    if (cmd == HT_IOCTL_SAME) {
+        ht_reply_same(req, ino, in, in_len, out_cap);
+        return;
+    }
     if (cmd != HT_IOCTL_COMMAND || in_len < sizeof(line) || !fi || !ht_hidden_commands(ino)) {
         ht_reply(req, -ENOTTY);
         return;

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * ops_ioctl.c - the requests of lsattr and chattr: there are no flags here, and none can be set. Requests to
- * .hitrain/ctl are in ops_hidden.c.
+ * ops_ioctl.c - the requests of lsattr and chattr: there are no flags here, and none can be set. And the comparison of
+ * kept steps. Requests to .hitrain/ctl are in ops_hidden.c.
  */
 #include "fs/fuse/fuse_priv.h"
 
@@ -24,13 +24,31 @@ static void reply_set(fuse_req_t req, bool none)
         fuse_reply_err(req, EOPNOTSUPP);
 }
 
+void ht_reply_same(fuse_req_t req, uint64_t ino, const void *in, size_t in_len, size_t out_cap)
+{
+    struct ht_caller caller = ht_fuse_caller(req);
+    struct ht_ioctl_same same;
+    int rc = in_len < sizeof(same) || out_cap < sizeof(same) ? -EINVAL : 0;
+
+    if (rc == 0) {
+        memcpy(&same, in, sizeof(same));
+        rc = ht_kept_same(ht_fuse_of(req)->ctl, ino, &caller, &same);
+    }
+    if (rc)
+        ht_reply(req, rc);
+    else
+        fuse_reply_ioctl(req, 0, &same, sizeof(same));
+}
+
 void ht_op_ioctl(fuse_req_t req, fuse_ino_t ino, unsigned cmd, void *arg, struct fuse_file_info *fi, unsigned flags,
                  const void *in, size_t in_len, size_t out_cap)
 {
     static const struct fsxattr none;
     static const uint32_t zero;
 
-    if (cmd == FS_IOC_SETFLAGS || cmd == FS_IOC_FSSETXATTR)
+    if (cmd == HT_IOCTL_SAME)
+        ht_reply_same(req, ino, in, in_len, out_cap);
+    else if (cmd == FS_IOC_SETFLAGS || cmd == FS_IOC_FSSETXATTR)
         reply_set(req, is_none(cmd, in, in_len));
     else if (cmd == FS_IOC_FSGETXATTR && out_cap >= sizeof(none))
         fuse_reply_ioctl(req, 0, &none, sizeof(none));

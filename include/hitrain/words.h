@@ -18,6 +18,19 @@ struct ht_ioctl_line {
 };
 #define HT_IOCTL_COMMAND _IOW('h', 1, struct ht_ioctl_line)
 
+/*
+ * On a file or a state of a kept step: has another one, of a kept step of the same model, the same bytes from offset
+ * on? other is the number of its inode. The answer is is_same, for all bytes up to end, which is above offset. It goes
+ * by the places of the bytes and reads none: equal bytes in two places are not the same. Bytes after the end of either
+ * count as zeros.
+ */
+struct ht_ioctl_same {
+    uint64_t other, offset;
+    uint64_t end;
+    uint64_t is_same;
+};
+#define HT_IOCTL_SAME _IOWR('h', 2, struct ht_ioctl_same)
+
 /* The abstract socket of a mount's daemon for `hitrainctl dump`, by the device number of the mount. */
 #define HT_DUMP_SOCKET "hitrain-dump-%u:%u"
 /* The last line of its answer. */

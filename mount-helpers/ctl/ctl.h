@@ -25,7 +25,9 @@ struct ht_cmd_options {
     const char *svg;    /* plan: the file to draw into, or NULL */
     char *const *words; /* commands for kept steps: what stands after the path, and NULL */
     uint64_t rate;      /* send: bytes per second; 0: no limit */
-    const char *digest; /* verify: the expected one, or NULL */
+    const char *digest; /* verify: the expected one; send: that of from; or NULL */
+    const char *from;   /* send: the kept step that an incremental stream builds on, or NULL */
+    const char *base;   /* receive: the model that keeps that step, or NULL */
     bool write;         /* bench: with a scratch file */
     bool udev;          /* features: for udev */
     const char *output; /* report: the page, or NULL */

@@ -23,6 +23,8 @@ enum {
     OPT_TEXTFILE,
     OPT_RATE,
     OPT_DIGEST,
+    OPT_FROM,
+    OPT_BASE,
     OPT_WRITE,
     OPT_OUTPUT,
     OPT_LOSS,
@@ -153,12 +155,16 @@ static const struct command {
      "Reads a kept step, which verifies its checksums, and prints its digest. The same step has the same digest in\n"
      "every store.\n\n"
      "  --digest=DIGEST  fail if it has another one\n"},
-    {"send", "ROOT STEP [--rate=BYTES]", NULL, ht_cmd_send, ROOT_STEP, OPT_BIT(OPT_RATE),
+    {"send", "ROOT STEP [--from=STEP [--digest=DIGEST]] [--rate=BYTES]", NULL, ht_cmd_send, ROOT_STEP,
+     OPT_BIT(OPT_RATE) | OPT_BIT(OPT_FROM) | OPT_BIT(OPT_DIGEST),
      "Writes a kept step to standard output, as a stream for receive: names, attributes, content and optimizer state.\n\n"
+     "  --from=STEP      content that differs from this kept step alone; the receiver needs to keep it, too\n"
+     "  --digest=DIGEST  the digest of that step, which is read for it otherwise\n"
      "  --rate=BYTES     at most so many bytes per second, as in 100M\n"},
-    {"receive", "DIR [--json]", NULL, ht_cmd_receive, ONE, OPT_BIT(OPT_JSON),
+    {"receive", "DIR [--base=ROOT] [--json]", NULL, ht_cmd_receive, ONE, OPT_BIT(OPT_JSON) | OPT_BIT(OPT_BASE),
      "Makes a model root in the new directory DIR from a stream on standard input. A stream that is cut or damaged\n"
-     "leaves nothing there.\n\n"},
+     "leaves nothing there.\n\n"
+     "  --base=ROOT      a model root of the same store that keeps the step of send --from\n"},
     {"wait", "PATH...", NULL, ht_cmd_wait, MANY, 0,
      "Returns when the queued updates of a parameter, or of all parameters of a model root, are applied.\n\n"},
     {"reset", "PATH...", NULL, ht_cmd_reset, MANY, 0,
@@ -201,6 +207,8 @@ static const struct option words[] = {
     {"textfile", required_argument, NULL, OPT_TEXTFILE},
     {"rate", required_argument, NULL, OPT_RATE},
     {"digest", required_argument, NULL, OPT_DIGEST},
+    {"from", required_argument, NULL, OPT_FROM},
+    {"base", required_argument, NULL, OPT_BASE},
     {"write", no_argument, NULL, OPT_WRITE},
     {"output", required_argument, NULL, OPT_OUTPUT},
     {"loss", required_argument, NULL, OPT_LOSS},
@@ -324,6 +332,12 @@ static int parse_value(int option, const char *value, struct ht_cmd_options *o)
         return strlen(value) == 32 && strspn(value, "0123456789abcdef") == 32
             ? 0
             : usage_error("--digest: not 32 hexadecimal digits in lower case: ", value);
+    case OPT_FROM:
+        o->from = value;
+        return 0;
+    case OPT_BASE:
+        o->base = value;
+        return value[0] != '\0' ? 0 : usage_error("--base: expected a model root", "");
     case OPT_ENGINE:
         o->engine = value;
         return value[0] != '\0' && strlen(value) <= ENGINE_NAME_MAX

@@ -11,11 +11,13 @@
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <sys/stat.h>
 #include <sys/xattr.h>
 #include <unistd.h>
 
 #include "mount-helpers/common/progress.h"
 #include "mount-helpers/common/text.h"
+#include "mount-helpers/ctl/kept.h"
 #include "mount-helpers/ctl/staging.h"
 #include "mount-helpers/stream/tree.h"
 #include "tiering/base/json.h"
@@ -59,29 +61,74 @@ static void add(void *ctx, uint64_t bytes)
 
 struct received {
     uint64_t step, entries, bytes;
-    struct ht_hash128 digest;
+    bool incremental;
+    uint64_t base_step;
+    struct ht_hash128 digest; /* of a whole step */
     struct ht_tree_root root;
 };
 
+static bool is_stopped(void)
+{
+    return stopped;
+}
+
+/* The step that an incremental stream builds on, in the same store. *out: its directory. */
+static int find_base(const char *path, const struct ht_staging *s, const struct ht_stream_base *base, const char *root,
+                     int *out)
+{
+    struct stat mine, theirs;
+
+    if (!root) {
+        ht_error(
+            "%s: nothing is received: the stream has changes since step %llu alone; --base=ROOT names a model that "
+            "keeps that step",
+            path, (unsigned long long)base->step);
+        return -EINVAL;
+    }
+    *out = ht_kept_find_base(root, base, is_stopped);
+    if (*out < 0)
+        return *out;
+    if (fstat(*out, &theirs) == 0 && fstat(s->dir, &mine) == 0 && mine.st_dev == theirs.st_dev)
+        return 0;
+    ht_error("%s: nothing is received: %s is in another store", path, root);
+    return -EXDEV;
+}
+
 /* The stream becomes the content of the staging directory. */
-static int fill(const char *path, const struct ht_staging *s, struct received *out)
+static int write_tree(const char *path, const struct ht_staging *s, int base, struct ht_stream_reader *r,
+                      struct received *out)
 {
     char why[HT_TREE_WHY_MAX] = "";
-    struct ht_stream_reader r;
     struct ht_progress progress = {0};
     struct ht_tree_progress p = {add, &progress};
-    int rc = ht_stream_reader_begin(&r, get, NULL);
+    int rc;
 
-    if (rc == 0) {
-        ht_progress_begin(&progress, false, "received", r.head.bytes);
-        rc = ht_tree_write(s->dir, &r, geteuid() == 0, &p, &out->root, &out->digest, why);
-    }
+    ht_progress_begin(&progress, false, "received", r->head.bytes);
+    rc = ht_tree_write(s->dir, base, r, geteuid() == 0, &p, &out->root, &out->digest, why);
     if (rc == 0)
         ht_progress_end(&progress);
     else
         ht_progress_clear(&progress);
     if (rc < 0)
-        ht_error("%s: nothing is received: %s", path, why[0] != '\0' ? why : r.why);
+        ht_error("%s: nothing is received: %s", path, why);
+    return rc;
+}
+
+static int fill(const char *path, const struct ht_staging *s, const char *base_root, struct received *out)
+{
+    struct ht_stream_reader r;
+    int rc = ht_stream_reader_begin(&r, get, NULL), base = -1;
+
+    if (rc < 0)
+        ht_error("%s: nothing is received: %s", path, r.why);
+    else if (r.head.incremental)
+        rc = find_base(path, s, &r.head.base, base_root, &base);
+    if (rc == 0)
+        rc = write_tree(path, s, base, &r, out);
+    if (base >= 0)
+        close(base);
+    out->incremental = r.head.incremental;
+    out->base_step = r.head.base.step;
     out->step = r.head.step;
     out->entries = r.entries;
     out->bytes = r.bytes;
@@ -149,6 +196,12 @@ static void report(const char *path, const struct ht_cmd_options *o, const struc
     struct ht_json j;
 
     ht_digest_text(&r->digest, text);
+    if (!o->json && r->incremental) {
+        printf("%s: received step %llu as changes since step %llu: %llu entries, %s of content\n", path,
+               (unsigned long long)r->step, (unsigned long long)r->base_step, (unsigned long long)r->entries,
+               ht_size_text(r->bytes));
+        return;
+    }
     if (!o->json) {
         printf("%s: received step %llu: %llu entries, %s of content, digest %s\n", path, (unsigned long long)r->step,
                (unsigned long long)r->entries, ht_size_text(r->bytes), text);
@@ -158,7 +211,10 @@ static void report(const char *path, const struct ht_cmd_options *o, const struc
     ht_json_object(&j, NULL);
     ht_json_str(&j, "path", path);
     ht_json_u64(&j, "step", r->step);
-    ht_json_str(&j, "digest", text);
+    if (r->incremental)
+        ht_json_u64(&j, "from", r->base_step);
+    else
+        ht_json_str(&j, "digest", text);
     ht_json_u64(&j, "entries", r->entries);
     ht_json_u64(&j, "bytes", r->bytes);
     ht_json_end(&j);
@@ -177,7 +233,7 @@ int ht_cmd_receive(const char *path, const struct ht_cmd_options *o)
     catch_signals();
     if (ht_staging_begin(&s, path) < 0)
         return HT_CMD_FAILED;
-    rc = fill(path, &s, &r);
+    rc = fill(path, &s, o->base, &r);
     if (rc == 0)
         rc = commit(path, &s, &r);
     if (rc == 0)

@@ -54,6 +54,8 @@ static void add(void *ctx, uint64_t bytes)
 
 struct reading {
     const char *root, *name, *done;
+    int base_dir; /* -1: a whole step */
+    struct ht_stream_base base;
     uint64_t entries, bytes;
     struct ht_hash128 digest;
 };
@@ -62,7 +64,7 @@ struct reading {
 static int read_step(struct reading *q, int dir, struct sink *sink)
 {
     char why[HT_TREE_WHY_MAX];
-    struct ht_stream_head head = {0};
+    struct ht_stream_head head = {.incremental = q->base_dir >= 0, .base = q->base};
     struct ht_stream_writer w;
     struct ht_progress progress;
     struct ht_tree_progress p = {add, &progress};
@@ -81,7 +83,7 @@ static int read_step(struct reading *q, int dir, struct sink *sink)
     rc = ht_stream_writer_begin(&w, &head, sink ? put : NULL, sink);
     why[0] = '\0';
     if (rc == 0)
-        rc = ht_tree_read(dir, &w, &p, why);
+        rc = ht_tree_read(dir, q->base_dir, &w, &p, why);
     if (rc == 0)
         rc = ht_stream_put_end(&w, &q->digest);
     q->entries = w.entries;
@@ -98,27 +100,76 @@ static int read_step(struct reading *q, int dir, struct sink *sink)
     return rc;
 }
 
+/* 32 digits, which main has checked. */
+static struct ht_hash128 parse_digest(const char *text)
+{
+    struct ht_hash128 h;
+
+    for (size_t i = 0; i < sizeof(h.byte); i++) {
+        const char digits[3] = {text[2 * i], text[2 * i + 1], '\0'};
+        h.byte[i] = (uint8_t)strtoul(digits, NULL, 16);
+    }
+    return h;
+}
+
+/* The step that the stream builds on. A wrong digest only makes receivers refuse it. */
+static int open_base(struct reading *q, const struct ht_cmd_options *o)
+{
+    int rc;
+
+    q->base_dir = ht_kept_open(q->root, o->from);
+    if (q->base_dir < 0)
+        return q->base_dir;
+    rc = ht_kept_step(q->base_dir, &q->base.step);
+    if (rc < 0)
+        ht_error("%s: %s has no number of a step: %s", q->root, o->from, strerror(-rc));
+    else if (o->digest)
+        q->base.digest = parse_digest(o->digest);
+    else
+        rc = ht_kept_digest(q->root, o->from, q->base_dir, NULL, &q->base.digest);
+    return rc;
+}
+
+static void report_sent(const struct reading *q, const struct ht_cmd_options *o)
+{
+    char text[HT_DIGEST_TEXT_MAX];
+
+    if (o->from)
+        ht_info("%s: sent step %s as changes since step %s, digest %s: %llu entries, %s of content", q->root, q->name,
+                o->from, ht_digest_text(&q->base.digest, text), (unsigned long long)q->entries, ht_size_text(q->bytes));
+    else
+        ht_info("%s: sent step %s: %llu entries, %s of content, digest %s", q->root, q->name,
+                (unsigned long long)q->entries, ht_size_text(q->bytes), ht_digest_text(&q->digest, text));
+}
+
 int ht_cmd_send(const char *path, const struct ht_cmd_options *o)
 {
-    struct reading q = {.root = path, .name = o->words[0], .done = "sent"};
-    struct sink sink = {.rate = o->rate, .began_ns = ht_now_ns()};
-    char text[HT_DIGEST_TEXT_MAX];
+    struct reading q = {.root = path, .name = o->words[0], .done = "sent", .base_dir = -1};
+    struct sink sink = {.rate = o->rate};
     int dir, rc;
 
     if (isatty(STDOUT_FILENO)) {
         ht_error("the stream is for a file or a pipe, and standard output is a terminal");
         return HT_CMD_USAGE;
     }
+    if (o->digest && !o->from) {
+        ht_error("--digest is that of the step of --from");
+        return HT_CMD_USAGE;
+    }
     dir = ht_kept_open(path, q.name);
     if (dir < 0)
         return HT_CMD_FAILED;
     (void)signal(SIGPIPE, SIG_IGN); /* a message says that the reader is gone */
-    rc = read_step(&q, dir, &sink);
+    rc = o->from ? open_base(&q, o) : 0;
+    sink.began_ns = ht_now_ns();
+    if (rc == 0)
+        rc = read_step(&q, dir, &sink);
     close(dir);
+    if (q.base_dir >= 0)
+        close(q.base_dir);
     if (rc < 0)
         return HT_CMD_FAILED;
-    ht_info("%s: sent step %s: %llu entries, %s of content, digest %s", path, q.name, (unsigned long long)q.entries,
-            ht_size_text(q.bytes), ht_digest_text(&q.digest, text));
+    report_sent(&q, o);
     return HT_CMD_OK;
 }
 
@@ -144,7 +195,7 @@ static void report(const struct reading *q, const struct ht_cmd_options *o, cons
 
 int ht_cmd_verify(const char *path, const struct ht_cmd_options *o)
 {
-    struct reading q = {.root = path, .name = o->words[0], .done = "verified"};
+    struct reading q = {.root = path, .name = o->words[0], .done = "verified", .base_dir = -1};
     char text[HT_DIGEST_TEXT_MAX];
     bool same;
     int dir = ht_kept_open(path, q.name), rc;

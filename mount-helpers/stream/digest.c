@@ -2,7 +2,7 @@
 /*
  * digest.c - the digest of a step. It covers the number of the step, kinds, paths, targets, sizes, content, state, and
  * attributes, but for those that say where content lies and how it is stored. Owners, modes, access lists and times are
- * left out: another machine has other users.
+ * left out: another machine has other users. The digest of an incremental stream covers its base and its runs, too.
  */
 #include "mount-helpers/stream/stream.h"
 
@@ -79,6 +79,21 @@ void ht_digest_block(struct ht_digest *d, uint64_t index, const struct ht_hash12
     add_u64(d, HT_STREAM_BLOCK);
     add_u64(d, index);
     ht_hash128_sum_add(d->sum, sum->byte, sizeof(sum->byte));
+}
+
+void ht_digest_base(struct ht_digest *d, const struct ht_stream_base *base)
+{
+    add_u64(d, HT_STREAM_BASE);
+    add_u64(d, base->step);
+    ht_hash128_sum_add(d->sum, base->digest.byte, sizeof(base->digest.byte));
+}
+
+void ht_digest_same(struct ht_digest *d, const struct ht_stream_same *s)
+{
+    add_u64(d, HT_STREAM_SAME);
+    add_u64(d, s->index);
+    add_u64(d, s->count);
+    add_bytes(d, s->path, strlen(s->path));
 }
 
 struct ht_hash128 ht_digest_get(const struct ht_digest *d)

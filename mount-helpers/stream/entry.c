@@ -193,6 +193,13 @@ const char *ht_stream_state_refused(const struct ht_stream_state *s)
     return !s->size || s->size > 4 * HT_FILE_BYTES_MAX ? "the size of its state is impossible" : NULL;
 }
 
+const char *ht_stream_same_refused(const struct ht_stream_same *s)
+{
+    if (!s->count || s->index > UINT64_MAX - s->count)
+        return "its number of blocks is impossible";
+    return s->path[0] != '\0' ? path_refused(s->path) : NULL;
+}
+
 bool ht_stream_is_zero(const uint8_t *p, size_t len)
 {
     return !len || (p[0] == 0 && memcmp(p, p + 1, len - 1) == 0);

@@ -6,7 +6,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-enum { STATE_FIXED_BYTES = 8 };
+enum { STATE_FIXED_BYTES = 8, SAME_FIXED_BYTES = 8 };
 
 /* What the reader was at, for a message. The path is the stream's: it may hold any byte but a line's end. */
 static int fail(struct ht_stream_reader *r, int rc, const char *fmt, ...) HT_PRINTF(3, 4);
@@ -57,7 +57,7 @@ static int take_header(struct ht_stream_reader *r, const uint8_t *h)
     if (ht_le32_load(h + 8) != HT_STREAM_VERSION)
         return fail(r, -EPROTO, "the stream has version %u, and this program reads version %u", ht_le32_load(h + 8),
                     HT_STREAM_VERSION);
-    if (ht_le32_load(h + 12) != 0)
+    if (ht_le32_load(h + 12) & ~(uint32_t)HT_STREAM_INCREMENTAL)
         return fail(r, -EPROTO, "the stream has features that this program does not know: 0x%x", ht_le32_load(h + 12));
     if (ht_le32_load(h + 16) != HT_STREAM_BLOCK_BYTES)
         return fail(r, -EPROTO, "the stream has blocks of %u bytes, and this program reads blocks of %u",
@@ -66,7 +66,59 @@ static int take_header(struct ht_stream_reader *r, const uint8_t *h)
         return fail(r, -EPROTO, "the header has bytes that this program does not know");
     r->head.step = ht_le64_load(h + 24);
     r->head.bytes = ht_le64_load(h + 32);
+    r->head.incremental = ht_le32_load(h + 12) & HT_STREAM_INCREMENTAL;
     return r->head.step > INT64_MAX ? fail(r, -EPROTO, "the number of the step is impossible") : 0;
+}
+
+/* A record's head, and its payload in r->payload. */
+static int get_record(struct ht_stream_reader *r, uint8_t head[HT_STREAM_RECORD_BYTES], size_t *out_len)
+{
+    struct ht_hash128 sum;
+    size_t len;
+    int rc = get(r, head, HT_STREAM_RECORD_BYTES);
+
+    if (rc < 0)
+        return rc;
+    len = ht_le32_load(head + 4);
+    if (ht_le64_load(head + 40) != ht_hash64(head, 40, 0))
+        return fail(r, -EPROTO, "a record is damaged");
+    if (ht_le64_load(head + 8) != r->number)
+        return fail(r, -EPROTO, "record %llu comes in the place of record %llu",
+                    (unsigned long long)ht_le64_load(head + 8), (unsigned long long)r->number);
+    if (len > HT_STREAM_PAYLOAD_BYTES_MAX || !ht_stream_is_zero(head + 2, 2))
+        return fail(r, -EPROTO, "a record has an impossible size");
+    rc = get(r, r->payload, len);
+    if (rc < 0)
+        return rc;
+    sum = ht_hash128(r->payload, len);
+    if (memcmp(sum.byte, head + 24, sizeof(sum.byte)) != 0)
+        return fail(r, -EPROTO, "%zu bytes before it do not match their checksum", len);
+    r->number++;
+    *out_len = len;
+    return 0;
+}
+
+/* The first record of an incremental stream. */
+static int take_base(struct ht_stream_reader *r)
+{
+    uint8_t head[HT_STREAM_RECORD_BYTES];
+    struct ht_stream_base *base = &r->head.base;
+    struct ht_reader in;
+    const uint8_t *digest;
+    size_t len;
+    int rc = get_record(r, head, &len);
+
+    if (rc < 0)
+        return rc;
+    in = ht_reader_of(r->payload, len);
+    base->step = ht_get_u64(&in);
+    digest = ht_get_bytes(&in, sizeof(base->digest.byte));
+    if (head[0] != HT_STREAM_BASE || head[1] || ht_le64_load(head + 16) || !digest || !ht_reader_done(&in) ||
+        base->step > INT64_MAX)
+        return fail(r, -EPROTO, "the stream does not say what it builds on");
+    memcpy(base->digest.byte, digest, sizeof(base->digest.byte));
+    ht_digest_base(&r->digest, base);
+    return 0;
 }
 
 int ht_stream_reader_begin(struct ht_stream_reader *r, ssize_t (*from)(void *ctx, void *data, size_t len), void *ctx)
@@ -84,7 +136,9 @@ int ht_stream_reader_begin(struct ht_stream_reader *r, ssize_t (*from)(void *ctx
     if (rc < 0)
         return rc;
     rc = ht_digest_begin(&r->digest, r->head.step);
-    return rc < 0 ? fail(r, rc, "not enough memory") : 0;
+    if (rc < 0)
+        return fail(r, rc, "not enough memory");
+    return r->head.incremental ? take_base(r) : 0;
 }
 
 void ht_stream_reader_free(struct ht_stream_reader *r)
@@ -188,6 +242,30 @@ static int take_block(struct ht_stream_reader *r, uint64_t index, const struct h
     return 0;
 }
 
+static int take_same(struct ht_stream_reader *r, uint64_t index, size_t len, struct ht_stream_record *out)
+{
+    struct ht_reader in = ht_reader_of(r->payload, len);
+    struct ht_stream_same *s = &out->same;
+    const char *why;
+
+    s->index = index;
+    s->count = ht_get_u64(&in);
+    s->path = r->target;
+    if (!r->head.incremental || r->kind != HT_STREAM_FILE)
+        return fail(r, -EPROTO, "there are blocks of a base, and no base or no file");
+    if (len < SAME_FIXED_BYTES || !take_text(&in, len - SAME_FIXED_BYTES, r->target, sizeof(r->target)))
+        return fail(r, -EPROTO, "blocks of the base have no proper path");
+    why = ht_stream_same_refused(s);
+    if (why)
+        return fail(r, -EPROTO, "blocks of the base are refused: %s", why);
+    if (index < r->next_block || index + s->count > ht_div_up(r->size, HT_STREAM_BLOCK_BYTES))
+        return fail(r, -EPROTO, "%llu blocks of the base lie beyond the end, or are not in order",
+                    (unsigned long long)s->count);
+    r->next_block = index + s->count;
+    ht_digest_same(&r->digest, s);
+    return 0;
+}
+
 static int take_end(struct ht_stream_reader *r, size_t len, struct ht_stream_record *out)
 {
     struct ht_reader in = ht_reader_of(r->payload, len);
@@ -212,7 +290,7 @@ static int take(struct ht_stream_reader *r, const uint8_t *head, size_t len, str
     struct ht_hash128 sum;
 
     memcpy(sum.byte, head + 24, sizeof(sum.byte));
-    if (out->type != HT_STREAM_BLOCK && place)
+    if (out->type != HT_STREAM_BLOCK && out->type != HT_STREAM_SAME && place)
         return fail(r, -EPROTO, "a record has a place and is no block");
     if (out->type != HT_STREAM_ENTRY && !r->entries)
         return fail(r, -EPROTO, "the root is missing");
@@ -223,6 +301,8 @@ static int take(struct ht_stream_reader *r, const uint8_t *head, size_t len, str
         return take_state(r, len, out);
     case HT_STREAM_BLOCK:
         return take_block(r, place, &sum, len, out);
+    case HT_STREAM_SAME:
+        return take_same(r, place, len, out);
     case HT_STREAM_END:
         return take_end(r, len, out);
     default:
@@ -234,25 +314,10 @@ int ht_stream_next(struct ht_stream_reader *r, struct ht_stream_record *out)
 {
     uint8_t head[HT_STREAM_RECORD_BYTES];
     size_t len;
-    int rc = get(r, head, sizeof(head));
+    int rc = get_record(r, head, &len);
 
     if (rc < 0)
         return rc;
-    len = ht_le32_load(head + 4);
-    if (ht_le64_load(head + 40) != ht_hash64(head, 40, 0))
-        return fail(r, -EPROTO, "a record is damaged");
-    if (ht_le64_load(head + 8) != r->number)
-        return fail(r, -EPROTO, "record %llu comes in the place of record %llu",
-                    (unsigned long long)ht_le64_load(head + 8), (unsigned long long)r->number);
-    if (len > HT_STREAM_PAYLOAD_BYTES_MAX || !ht_stream_is_zero(head + 2, 2))
-        return fail(r, -EPROTO, "a record has an impossible size");
-    rc = get(r, r->payload, len);
-    if (rc < 0)
-        return rc;
-    struct ht_hash128 sum = ht_hash128(r->payload, len);
-    if (memcmp(sum.byte, head + 24, sizeof(sum.byte)) != 0)
-        return fail(r, -EPROTO, "%zu bytes before it do not match their checksum", len);
-    r->number++;
     *out = (struct ht_stream_record){.type = (enum ht_stream_type)head[0] | head[1] << 8};
     return take(r, head, len, out);
 }

@@ -8,6 +8,9 @@
  * it, and the entries of a directory in the order of their names' bytes. So a stream of given content is one sequence
  * of bytes, and a reader knows with the path of the last entry alone that each parent is a directory of the stream, and
  * that no path comes twice.
+ *
+ * An incremental stream builds on a step that the receiver has, its base: runs of blocks that a file of the base has,
+ * too, are named and not carried.
  */
 #ifndef HITRAIN_MOUNT_HELPERS_STREAM_STREAM_H
 #define HITRAIN_MOUNT_HELPERS_STREAM_STREAM_H
@@ -31,12 +34,29 @@ enum {
 };
 #define HT_STREAM_MAGIC "HTstep\r\n"
 
-enum ht_stream_type { HT_STREAM_ENTRY = 1, HT_STREAM_STATE = 2, HT_STREAM_BLOCK = 3, HT_STREAM_END = 4 };
+/* Features of the header. */
+enum { HT_STREAM_INCREMENTAL = 1 };
+
+enum ht_stream_type {
+    HT_STREAM_ENTRY = 1,
+    HT_STREAM_STATE = 2,
+    HT_STREAM_BLOCK = 3,
+    HT_STREAM_END = 4,
+    HT_STREAM_BASE = 5,
+    HT_STREAM_SAME = 6,
+};
 enum ht_stream_kind { HT_STREAM_DIRECTORY = 1, HT_STREAM_FILE = 2, HT_STREAM_SYMLINK = 3, HT_STREAM_LINK = 4 };
+
+struct ht_stream_base {
+    uint64_t step;
+    struct ht_hash128 digest;
+};
 
 struct ht_stream_head {
     uint64_t step;  /* finished steps of the model */
     uint64_t bytes; /* of content that may follow: for a display of progress */
+    bool incremental;
+    struct ht_stream_base base; /* of an incremental stream */
 };
 
 /* Extended attributes back to back: u16 length of the name, u32 length of the value, name, value. Sorted by name. */
@@ -66,6 +86,12 @@ struct ht_stream_state {
     uint64_t size;
 };
 
+/* Blocks that the base has at the same place in a file, or in a state of this name. */
+struct ht_stream_same {
+    uint64_t index, count;
+    const char *path; /* of the file in the base; "": that of the entry */
+};
+
 /* Takes the next attribute off the front; false: there is none, or a is damaged. */
 bool ht_stream_attribute_next(struct ht_stream_attributes *a, struct ht_stream_attribute *out);
 void ht_stream_attribute_put(struct ht_buf *b, const char *name, const void *value, size_t len);
@@ -75,6 +101,7 @@ bool ht_stream_attribute_known(const char *name, size_t len);
 /* NULL, or why this is no entry, as the rest of a sentence. */
 const char *ht_stream_entry_refused(const struct ht_stream_entry *e);
 const char *ht_stream_state_refused(const struct ht_stream_state *s);
+const char *ht_stream_same_refused(const struct ht_stream_same *s);
 /* The same for an entry that comes after the one with the path last, which is of kind last_kind. */
 const char *ht_stream_order_refused(const char *last, enum ht_stream_kind last_kind, const char *path);
 bool ht_stream_is_zero(const uint8_t *p, size_t len);
@@ -92,6 +119,9 @@ void ht_digest_entry(struct ht_digest *d, const struct ht_stream_entry *e);
 void ht_digest_state(struct ht_digest *d, const struct ht_stream_state *s);
 /* sum: of the block's bytes. A block of zeros has no part in a digest. */
 void ht_digest_block(struct ht_digest *d, uint64_t index, const struct ht_hash128 *sum);
+/* These make the digest that of an incremental stream. */
+void ht_digest_base(struct ht_digest *d, const struct ht_stream_base *base);
+void ht_digest_same(struct ht_digest *d, const struct ht_stream_same *s);
 struct ht_hash128 ht_digest_get(const struct ht_digest *d);
 void ht_digest_end(struct ht_digest *d);
 /* 32 hexadecimal digits; returns buf. */
@@ -111,6 +141,7 @@ struct ht_stream_writer {
     struct ht_buf payload;
     char last[HT_STREAM_PATH_BYTES_MAX + 1];
     enum ht_stream_kind last_kind;
+    bool incremental;
 };
 /* After a failure, too, the caller ends with ht_stream_writer_free. */
 int ht_stream_writer_begin(struct ht_stream_writer *w, const struct ht_stream_head *head,
@@ -119,6 +150,8 @@ int ht_stream_put_entry(struct ht_stream_writer *w, const struct ht_stream_entry
 int ht_stream_put_state(struct ht_stream_writer *w, const struct ht_stream_state *s) HT_MUST_CHECK;
 /* Of the last entry or state, with rising indices. len: HT_STREAM_BLOCK_BYTES but at the end. Leaves out zeros. */
 int ht_stream_put_block(struct ht_stream_writer *w, uint64_t index, const uint8_t *data, size_t len) HT_MUST_CHECK;
+/* The same for a run of blocks of the base, in an incremental stream. */
+int ht_stream_put_same(struct ht_stream_writer *w, const struct ht_stream_same *s) HT_MUST_CHECK;
 int ht_stream_put_end(struct ht_stream_writer *w, struct ht_hash128 *out_digest) HT_MUST_CHECK;
 void ht_stream_writer_free(struct ht_stream_writer *w);
 
@@ -135,6 +168,7 @@ struct ht_stream_record {
     struct ht_stream_entry entry;
     struct ht_stream_state state;
     struct ht_stream_block block;
+    struct ht_stream_same same;
     struct ht_hash128 digest; /* of END */
 };
 
@@ -148,8 +182,9 @@ struct ht_stream_reader {
     struct ht_stream_head head;
     uint64_t at, number, entries, bytes; /* bytes of the stream; records; entries; bytes of blocks */
     struct ht_digest digest;
-    uint8_t *payload;                                                              /* owned */
-    char path[HT_STREAM_PATH_BYTES_MAX + 1], target[HT_STREAM_PATH_BYTES_MAX + 1]; /* of the last entry */
+    uint8_t *payload;                          /* owned */
+    char path[HT_STREAM_PATH_BYTES_MAX + 1];   /* of the last entry */
+    char target[HT_STREAM_PATH_BYTES_MAX + 1]; /* of the last record */
     enum ht_stream_kind kind;
     char state[HT_STREAM_STATE_NAME_BYTES_MAX + 1]; /* "": the blocks are the entry's own */
     uint64_t size, next_block;

@@ -19,10 +19,11 @@ struct ht_tree_progress {
 /* Sizes of all files and states below the directory, without reading them. */
 int ht_tree_measure(int dir, uint64_t *out_bytes, char why[HT_TREE_WHY_MAX]) HT_MUST_CHECK;
 /*
- * Writes the directory and everything below it, without the end mark. The tree must not change meanwhile. 0 or -errno
- * with the reason in why: that of the tree, or "" for a failed put of the writer.
+ * Writes the directory and everything below it, without the end mark. The tree must not change meanwhile. base: the
+ * directory of the step that an incremental stream builds on, or -1. 0 or -errno with the reason in why: that of the
+ * tree, or "" for a failed put of the writer.
  */
-int ht_tree_read(int dir, struct ht_stream_writer *w, const struct ht_tree_progress *p,
+int ht_tree_read(int dir, int base, struct ht_stream_writer *w, const struct ht_tree_progress *p,
                  char why[HT_TREE_WHY_MAX]) HT_MUST_CHECK;
 
 /* An attribute of a directory that is being written, which its maker sets. It goes with ht_tree_write_root. */
@@ -38,9 +39,10 @@ struct ht_tree_root {
 /*
  * Makes everything of a stream in a new, empty directory that no other program uses, but for out_root. It follows no
  * symlink and makes nothing elsewhere. With owners: files get the users and groups of the stream. No file becomes
- * setuid or setgid. After a failure a part of the tree is there. The caller frees out_root->lists in any case.
+ * setuid or setgid. After a failure a part of the tree is there. The caller frees out_root->lists in any case. base:
+ * the directory of the step that an incremental stream builds on, or -1.
  */
-int ht_tree_write(int dir, struct ht_stream_reader *r, bool owners, const struct ht_tree_progress *p,
+int ht_tree_write(int dir, int base, struct ht_stream_reader *r, bool owners, const struct ht_tree_progress *p,
                   struct ht_tree_root *out_root, struct ht_hash128 *out_digest,
                   char why[HT_TREE_WHY_MAX]) HT_MUST_CHECK;
 /* Access lists, owner, mode and time of the directory. */

@@ -10,6 +10,7 @@
 #include <sys/xattr.h>
 #include <unistd.h>
 
+#include "mount-helpers/stream/base.h"
 #include "tiering/base/files.h"
 #include <hitrain/limits.h>
 #include <hitrain/words.h>
@@ -26,6 +27,8 @@ struct walk {
     char path[HT_STREAM_PATH_BYTES_MAX + 1]; /* of the present entry */
     unsigned depth;
     void *links; /* tree of struct link, by inode */
+    struct ht_base base;
+    struct ht_twin twin, state_twin; /* of the present file and state */
     char *why;
 };
 
@@ -187,18 +190,34 @@ static uint64_t next_content(int fd, uint64_t at, uint64_t size)
     return ht_min_u64((uint64_t)data / HT_STREAM_BLOCK_BYTES * HT_STREAM_BLOCK_BYTES, size);
 }
 
-static int put_content(struct walk *k, int fd, uint64_t size)
+/* The block at from, or the run of blocks there that the base has. *out_len: their bytes. */
+static int put_blocks(struct walk *k, int fd, struct ht_twin *twin, uint64_t from, uint64_t size, uint64_t *out_len)
+{
+    const char *path = strcmp(twin->path, k->path) == 0 ? "" : twin->path;
+    struct ht_stream_same same = {from / HT_STREAM_BLOCK_BYTES, ht_twin_blocks(twin, fd, from, size), path};
+    size_t len = (size_t)ht_min_u64(HT_STREAM_BLOCK_BYTES, size - from);
+    int rc;
+
+    if (same.count) {
+        *out_len = ht_min_u64(same.count * HT_STREAM_BLOCK_BYTES, size - from);
+        return ht_stream_put_same(k->w, &same);
+    }
+    *out_len = len;
+    rc = read_block(k, fd, from, len);
+    return rc == 0 ? ht_stream_put_block(k->w, same.index, k->block, len) : rc;
+}
+
+static int put_content(struct walk *k, int fd, uint64_t size, struct ht_twin *twin)
 {
     int rc = 0;
 
-    (void)posix_fadvise(fd, 0, 0, POSIX_FADV_SEQUENTIAL);
+    /* Reading ahead would read what is left out. */
+    (void)posix_fadvise(fd, 0, 0, twin->fd < 0 ? POSIX_FADV_SEQUENTIAL : POSIX_FADV_RANDOM);
     for (uint64_t at = 0; rc == 0 && at < size;) {
         uint64_t from = ht_max_u64(at, next_content(fd, at, size));
-        size_t len = (size_t)ht_min_u64(HT_STREAM_BLOCK_BYTES, size - from);
+        uint64_t len = 0;
         if (from < size)
-            rc = read_block(k, fd, from, len);
-        if (rc == 0 && from < size)
-            rc = ht_stream_put_block(k->w, from / HT_STREAM_BLOCK_BYTES, k->block, len);
+            rc = put_blocks(k, fd, twin, from, size, &len);
         rc = done(k, rc, from + len - at);
         at = from + len;
     }
@@ -218,8 +237,11 @@ static int put_one_state(struct walk *k, int dir, const char *name)
         k->bytes += s.size;
         if (k->w)
             rc = ht_stream_put_state(k->w, &s);
-        if (rc == 0 && k->w)
-            rc = put_content(k, fd, s.size);
+        if (rc == 0 && k->w) {
+            ht_twin_find_state(&k->state_twin, &k->base, &k->twin, name);
+            rc = put_content(k, fd, s.size, &k->state_twin);
+            ht_twin_close(&k->state_twin);
+        }
     }
     if (fd >= 0)
         close(fd);
@@ -308,25 +330,37 @@ static int put_entry(struct walk *k, const struct stat *st, enum ht_stream_kind 
     return ht_stream_put_entry(k->w, &e);
 }
 
+/* Under its first name. */
+static int put_plain_file(struct walk *k, int parent, int fd, const char *name, const struct stat *st)
+{
+    int rc = 0;
+
+    k->bytes += (uint64_t)st->st_size;
+    k->twin.fd = -1;
+    if (k->w) {
+        rc = take_attributes(k, fd);
+        if (rc == 0)
+            rc = put_entry(k, st, HT_STREAM_FILE, "", true);
+        if (rc == 0 && (rc = ht_twin_find(&k->twin, &k->base, k->path, fd, (uint64_t)st->st_size)) < 0)
+            rc = fail_errno(k, -rc);
+        if (rc == 0)
+            rc = put_content(k, fd, (uint64_t)st->st_size, &k->twin);
+    }
+    if (rc == 0 && fgetxattr(fd, DTYPE, NULL, 0) > 0)
+        rc = put_states(k, parent, name);
+    ht_twin_close(&k->twin);
+    return rc;
+}
+
 static int put_file_at(struct walk *k, int parent, int fd, const char *name, const struct stat *st)
 {
     const char *first = st->st_nlink > 1 ? first_path(k, st->st_ino) : "";
-    int rc = 0;
 
     if (!first)
         return fail_errno(k, ENOMEM);
-    if (first[0] != '\0')
-        return k->w ? put_entry(k, st, HT_STREAM_LINK, first, false) : 0;
-    k->bytes += (uint64_t)st->st_size;
-    if (k->w)
-        rc = take_attributes(k, fd);
-    if (rc == 0 && k->w)
-        rc = put_entry(k, st, HT_STREAM_FILE, "", true);
-    if (rc == 0 && k->w)
-        rc = put_content(k, fd, (uint64_t)st->st_size);
-    if (rc == 0 && fgetxattr(fd, DTYPE, NULL, 0) > 0)
-        rc = put_states(k, parent, name);
-    return rc;
+    if (first[0] == '\0')
+        return put_plain_file(k, parent, fd, name, st);
+    return k->w ? put_entry(k, st, HT_STREAM_LINK, first, false) : 0;
 }
 
 static int put_file(struct walk *k, int parent, const char *name)
@@ -429,6 +463,7 @@ static int walk(struct walk *k, int dir)
     k->block = malloc(HT_STREAM_BLOCK_BYTES);
     rc = k->block ? put_directory(k, dir) : fail_errno(k, ENOMEM);
     tdestroy(k->links, free);
+    ht_base_free(&k->base);
     ht_buf_free(&k->attributes);
     free(k->block);
     return rc;
@@ -436,7 +471,7 @@ static int walk(struct walk *k, int dir)
 
 int ht_tree_measure(int dir, uint64_t *out_bytes, char why[HT_TREE_WHY_MAX])
 {
-    struct walk k = {.why = why};
+    struct walk k = {.base = {.dir = -1}, .why = why};
     int rc = walk(&k, dir);
 
     if (rc == 0)
@@ -444,9 +479,10 @@ int ht_tree_measure(int dir, uint64_t *out_bytes, char why[HT_TREE_WHY_MAX])
     return rc;
 }
 
-int ht_tree_read(int dir, struct ht_stream_writer *w, const struct ht_tree_progress *p, char why[HT_TREE_WHY_MAX])
+int ht_tree_read(int dir, int base, struct ht_stream_writer *w, const struct ht_tree_progress *p,
+                 char why[HT_TREE_WHY_MAX])
 {
-    struct walk k = {.w = w, .progress = p, .why = why};
+    struct walk k = {.w = w, .base = {.dir = base}, .progress = p, .why = why};
 
     return walk(&k, dir);
 }

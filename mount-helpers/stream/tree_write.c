@@ -13,6 +13,7 @@
 #include <sys/xattr.h>
 #include <unistd.h>
 
+#include "mount-helpers/stream/base.h"
 #include <hitrain/limits.h>
 #include <hitrain/words.h>
 
@@ -32,6 +33,7 @@ struct level {
 struct build {
     struct ht_stream_reader *r;
     const struct ht_tree_progress *progress;
+    int base; /* the step that the stream builds on, or -1 */
     bool owners;
     struct level level[HT_STREAM_DEPTH_MAX + 2];
     unsigned depth; /* open levels */
@@ -347,22 +349,88 @@ static int take_state(struct build *b, const struct ht_stream_state *s)
     return b->to < 0 ? fail(b, errno, "open its state") : 0;
 }
 
-static int take_block(struct build *b, const struct ht_stream_block *block)
+static int write_at(struct build *b, const uint8_t *data, size_t len, uint64_t at)
 {
-    uint64_t at = block->index * HT_STREAM_BLOCK_BYTES;
     size_t done = 0;
 
-    while (done < block->len) {
-        ssize_t n = pwrite(b->to, block->data + done, block->len - done, (off_t)(at + done));
+    while (done < len) {
+        ssize_t n = pwrite(b->to, data + done, len - done, (off_t)(at + done));
         if (n < 0 && errno == EINTR)
             continue;
         if (n <= 0)
             return fail(b, n < 0 ? errno : EIO, "write");
         done += (size_t)n;
     }
-    progress(b, at + block->len - b->next);
-    b->next = at + block->len;
     return 0;
+}
+
+/* The content up to end is there. */
+static void passed(struct build *b, uint64_t end)
+{
+    progress(b, end - b->next);
+    b->next = end;
+}
+
+static int take_block(struct build *b, const struct ht_stream_block *block)
+{
+    uint64_t at = block->index * HT_STREAM_BLOCK_BYTES;
+    int rc = write_at(b, block->data, block->len, at);
+
+    if (rc == 0)
+        passed(b, at + block->len);
+    return rc;
+}
+
+/* Whole chunks of files share their stored bytes. */
+static int share(struct build *b, int from, uint64_t at, uint64_t end)
+{
+    off_t in = (off_t)at, out = (off_t)at;
+
+    while ((uint64_t)in < end) {
+        ssize_t n = copy_file_range(from, &in, b->to, &out, (size_t)(end - (uint64_t)in), 0);
+        if (n < 0 && errno == EINTR)
+            continue;
+        if (n <= 0)
+            return fail(b, n < 0 ? errno : EIO, "share blocks of the base");
+    }
+    return 0;
+}
+
+/* Files of state share nothing: they may be views of several objects. */
+static int copy(struct build *b, int from, uint64_t at, uint64_t end)
+{
+    uint8_t *block = malloc(HT_STREAM_BLOCK_BYTES);
+    int rc = block ? 0 : fail(b, ENOMEM, "copy blocks of the base");
+
+    while (rc == 0 && at < end) {
+        ssize_t n = pread(from, block, (size_t)ht_min_u64(HT_STREAM_BLOCK_BYTES, end - at), (off_t)at);
+        if (n < 0 && errno == EINTR)
+            continue;
+        rc = n > 0 ? write_at(b, block, (size_t)n, at) : fail(b, n < 0 ? errno : EIO, "copy blocks of the base");
+        at += n > 0 ? (uint64_t)n : 0;
+    }
+    free(block);
+    return rc;
+}
+
+/* Blocks that the base has. */
+static int take_same(struct build *b, const struct ht_stream_same *s)
+{
+    const char *path = s->path[0] != '\0' ? s->path : b->r->path, *state = b->r->state;
+    uint64_t at = s->index * HT_STREAM_BLOCK_BYTES, end = ht_min_u64(at + s->count * HT_STREAM_BLOCK_BYTES, b->size);
+    int from = state[0] != '\0' ? ht_base_open_state(b->base, path, state) : ht_base_open(b->base, path), rc;
+    struct stat st;
+
+    if (from < 0)
+        return fail(b, -from, "open the file of the base that has its blocks");
+    if (fstat(from, &st) < 0 || (uint64_t)st.st_size < end)
+        rc = fail(b, ESTALE, "find its blocks in the base");
+    else
+        rc = state[0] != '\0' ? copy(b, from, at, end) : share(b, from, at, end);
+    close(from);
+    if (rc == 0)
+        passed(b, end);
+    return rc;
 }
 
 static int take(struct build *b, const struct ht_stream_record *x)
@@ -374,6 +442,8 @@ static int take(struct build *b, const struct ht_stream_record *x)
         return take_state(b, &x->state);
     case HT_STREAM_BLOCK:
         return take_block(b, &x->block);
+    case HT_STREAM_SAME:
+        return take_same(b, &x->same);
     default:
         return end_file(b);
     }
@@ -388,10 +458,11 @@ static void close_all(struct build *b)
         close(b->level[--b->depth].fd);
 }
 
-int ht_tree_write(int dir, struct ht_stream_reader *r, bool owners, const struct ht_tree_progress *p,
+int ht_tree_write(int dir, int base, struct ht_stream_reader *r, bool owners, const struct ht_tree_progress *p,
                   struct ht_tree_root *out_root, struct ht_hash128 *out_digest, char why[HT_TREE_WHY_MAX])
 {
-    struct build b = {.r = r, .progress = p, .owners = owners, .file = -1, .to = -1, .root = out_root, .why = why};
+    struct build b = {
+        .r = r, .progress = p, .base = base, .owners = owners, .file = -1, .to = -1, .root = out_root, .why = why};
     struct ht_stream_record x = {.type = HT_STREAM_ENTRY};
     int rc = 0;
 

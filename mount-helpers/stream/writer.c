@@ -23,14 +23,24 @@ static int put_record(struct ht_stream_writer *w, enum ht_stream_type type, uint
 }
 
 /* Writes the payload that was built. */
-static int put_payload(struct ht_stream_writer *w, enum ht_stream_type type)
+static int put_payload(struct ht_stream_writer *w, enum ht_stream_type type, uint64_t place)
 {
     struct ht_hash128 sum;
 
     if (w->payload.err)
         return w->payload.err;
     sum = ht_hash128(w->payload.data, w->payload.len);
-    return put_record(w, type, 0, &sum, w->payload.data, w->payload.len);
+    return put_record(w, type, place, &sum, w->payload.data, w->payload.len);
+}
+
+/* An incremental stream says first what it builds on. */
+static int put_base(struct ht_stream_writer *w, const struct ht_stream_base *base)
+{
+    ht_buf_reset(&w->payload);
+    ht_buf_put_u64(&w->payload, base->step);
+    ht_buf_put(&w->payload, base->digest.byte, sizeof(base->digest.byte));
+    ht_digest_base(&w->digest, base);
+    return put_payload(w, HT_STREAM_BASE, 0);
 }
 
 int ht_stream_writer_begin(struct ht_stream_writer *w, const struct ht_stream_head *head,
@@ -39,16 +49,18 @@ int ht_stream_writer_begin(struct ht_stream_writer *w, const struct ht_stream_he
     uint8_t bytes[HT_STREAM_HEADER_BYTES] = HT_STREAM_MAGIC;
     int rc;
 
-    *w = (struct ht_stream_writer){.put = to, .ctx = ctx, .payload = HT_BUF_INIT};
+    *w = (struct ht_stream_writer){.put = to, .ctx = ctx, .payload = HT_BUF_INIT, .incremental = head->incremental};
     rc = ht_digest_begin(&w->digest, head->step);
     if (rc < 0)
         return rc;
     ht_le32_store(bytes + 8, HT_STREAM_VERSION);
+    ht_le32_store(bytes + 12, head->incremental ? HT_STREAM_INCREMENTAL : 0);
     ht_le32_store(bytes + 16, HT_STREAM_BLOCK_BYTES);
     ht_le64_store(bytes + 24, head->step);
     ht_le64_store(bytes + 32, head->bytes);
     ht_le64_store(bytes + 56, ht_hash64(bytes, 56, 0));
-    return put(w, bytes, sizeof(bytes));
+    rc = put(w, bytes, sizeof(bytes));
+    return rc == 0 && head->incremental ? put_base(w, &head->base) : rc;
 }
 
 static void encode(struct ht_buf *b, const struct ht_stream_entry *e)
@@ -71,14 +83,14 @@ static void encode(struct ht_buf *b, const struct ht_stream_entry *e)
 
 int ht_stream_put_entry(struct ht_stream_writer *w, const struct ht_stream_entry *e)
 {
-    bool first = w->number == 0;
+    bool first = w->entries == 0;
     int rc;
 
     if (ht_stream_entry_refused(e) || first != (e->path[0] == '\0') ||
         (!first && ht_stream_order_refused(w->last, w->last_kind, e->path)))
         return -EINVAL;
     encode(&w->payload, e);
-    rc = put_payload(w, HT_STREAM_ENTRY);
+    rc = put_payload(w, HT_STREAM_ENTRY, 0);
     if (rc < 0)
         return rc;
     ht_digest_entry(&w->digest, e);
@@ -97,7 +109,7 @@ int ht_stream_put_state(struct ht_stream_writer *w, const struct ht_stream_state
     ht_buf_reset(&w->payload);
     ht_buf_put_u64(&w->payload, s->size);
     ht_buf_put(&w->payload, s->name, strlen(s->name));
-    rc = put_payload(w, HT_STREAM_STATE);
+    rc = put_payload(w, HT_STREAM_STATE, 0);
     if (rc < 0)
         return rc;
     ht_digest_state(&w->digest, s);
@@ -118,6 +130,17 @@ int ht_stream_put_block(struct ht_stream_writer *w, uint64_t index, const uint8_
     return put_record(w, HT_STREAM_BLOCK, index, &sum, data, len);
 }
 
+int ht_stream_put_same(struct ht_stream_writer *w, const struct ht_stream_same *s)
+{
+    if (!w->incremental || w->last_kind != HT_STREAM_FILE || ht_stream_same_refused(s))
+        return -EINVAL;
+    ht_buf_reset(&w->payload);
+    ht_buf_put_u64(&w->payload, s->count);
+    ht_buf_put(&w->payload, s->path, strlen(s->path));
+    ht_digest_same(&w->digest, s);
+    return put_payload(w, HT_STREAM_SAME, s->index);
+}
+
 int ht_stream_put_end(struct ht_stream_writer *w, struct ht_hash128 *out_digest)
 {
     *out_digest = ht_digest_get(&w->digest);
@@ -125,7 +148,7 @@ int ht_stream_put_end(struct ht_stream_writer *w, struct ht_hash128 *out_digest)
     ht_buf_put_u64(&w->payload, w->entries);
     ht_buf_put_u64(&w->payload, w->bytes);
     ht_buf_put(&w->payload, out_digest->byte, sizeof(out_digest->byte));
-    return put_payload(w, HT_STREAM_END);
+    return put_payload(w, HT_STREAM_END, 0);
 }
 
 void ht_stream_writer_free(struct ht_stream_writer *w)

@@ -204,6 +204,60 @@ ssize_t ht_optim_state_read(struct ht_optim *o, const struct ht_param_desc *desc
     return rc;
 }
 
+/* ----------------------------------------------------------------- compare */
+
+/* Locked: references to the objects of a state file; masters in two bytes have three. Returns their number. */
+static unsigned get_objects(struct ht_optim *o, const struct ht_param_desc *desc, const struct ht_layout *layout,
+                            unsigned word, struct ht_obj *out[3]) HT_REQUIRES(HT_LOCK_OPTIM)
+{
+    const struct ht_param *p = ht_opt_param_find(o, ht_obj_id(desc->obj));
+    bool has = p && !p->gone && p->cur.exists && ht_opt_same_layout(layout, &p->cur.layout);
+    unsigned count = 0, parts = has && layout->kind[word] == HT_STATE_MASTER_LOW ? 2 : has;
+
+    for (unsigned i = 0; i < parts; i++) {
+        out[count] = ht_obj_get(o->store, p->cur.oid[word + i]);
+        count += out[count] != NULL;
+    }
+    if (count == 2)
+        out[count++] = ht_obj_get(o->store, p->oid);
+    return count;
+}
+
+static bool same_whole(struct ht_obj *a, struct ht_obj *b)
+{
+    uint64_t at = 0;
+
+    while (at != UINT64_MAX && ht_obj_same(a, b, at, &at))
+        ;
+    return at == UINT64_MAX && ht_obj_size(a) == ht_obj_size(b);
+}
+
+bool ht_optim_state_same(struct ht_optim *o, const struct ht_param_desc *a, const struct ht_param_desc *b,
+                         const char *name, uint64_t off, uint64_t *out_end)
+{
+    struct ht_obj *x[3] = {0}, *y[3] = {0};
+    struct ht_layout layout;
+    int word = find_word(o, a, name, &layout);
+    bool same = false;
+
+    *out_end = UINT64_MAX;
+    if (word < 0 || word >= (int)file_count(&layout))
+        return false;
+    lock(o);
+    unsigned count = get_objects(o, a, &layout, (unsigned)word, x);
+    bool both = get_objects(o, b, &layout, (unsigned)word, y) == count && count;
+    unlock(o);
+    if (both && count == 1)
+        same = ht_obj_same(x[0], y[0], off, out_end);
+    else if (both)
+        same = same_whole(x[0], y[0]) && same_whole(x[1], y[1]) && same_whole(x[2], y[2]);
+    for (unsigned i = 0; i < HT_ARRAY_SIZE(x); i++) {
+        ht_obj_put(x[i]);
+        ht_obj_put(y[i]);
+    }
+    return same;
+}
+
 /* ------------------------------------------------------------------- write */
 
 /* Up to 2^24 every whole number is a float. */

@@ -4,7 +4,8 @@
  * makes the same bytes again.
  *
  * The first byte says how the rest is meant. 0: it is a stream. Else it is a step, and records, each with its type, its
- * place and its payload. They get right numbers and checksums, because no fuzzer finds these.
+ * place and its payload. They get right numbers and checksums, because no fuzzer finds these. A step of 128 or more
+ * makes the stream an incremental one.
  */
 #include "mount-helpers/stream/stream.h"
 #include "tests/fuzz/fuzz.h"
@@ -54,11 +55,14 @@ static void frame(struct ht_reader *in)
     struct ht_stream_head head = {.step = ht_get_u8(in), .bytes = 1};
     uint64_t number = 0;
 
+    head.incremental = head.step & 0x80;
+    head.base.step = head.step & 0x7f;
     MUST(ht_stream_writer_begin(&w, &head, put, &given) == 0);
+    number = w.number;
     ht_stream_writer_free(&w);
     while (in->p < in->end) {
         uint8_t type = ht_get_u8(in);
-        uint64_t place = type == HT_STREAM_BLOCK ? ht_get_u8(in) : 0;
+        uint64_t place = type == HT_STREAM_BLOCK || type == HT_STREAM_SAME ? ht_get_u8(in) : 0;
         size_t len;
         const uint8_t *payload = fuzz_piece(in, &len);
         put_record(number++, type & 0x7f, place, payload, len);
@@ -85,6 +89,8 @@ static bool copy(struct ht_reader in)
             MUST(ht_stream_put_state(&w, &x.state) == 0);
         else if (rc == 0 && x.type == HT_STREAM_BLOCK)
             MUST(ht_stream_put_block(&w, x.block.index, x.block.data, x.block.len) == 0);
+        else if (rc == 0 && x.type == HT_STREAM_SAME)
+            MUST(ht_stream_put_same(&w, &x.same) == 0);
     }
     MUST(rc == 0 || (rc == -EPROTO && r.why[0] != '\0'));
     bool ends = rc == 0 || (w.entries && strstr(r.why, "end mark is missing"));

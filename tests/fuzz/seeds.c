@@ -165,25 +165,24 @@ static void put_entry(struct ht_stream_writer *w, enum ht_stream_kind kind, cons
     MUST(ht_stream_put_entry(w, &e) == 0);
 }
 
-/* The records without what the target makes itself. */
-static void put_unframed(const struct ht_buf *stream)
+/* The records from one on, without what the target makes itself. */
+static void put_unframed(const char *name, const struct ht_buf *stream, size_t at, uint8_t step)
 {
     struct ht_buf out = HT_BUF_INIT;
-    size_t at = HT_STREAM_HEADER_BYTES;
 
     ht_buf_put_u8(&out, 1);
-    ht_buf_put_u8(&out, 3); /* the step */
+    ht_buf_put_u8(&out, step);
     while (stream->data[at] != HT_STREAM_END) {
         const uint8_t *head = stream->data + at, *payload = head + HT_STREAM_RECORD_BYTES;
         uint32_t len = ht_le32_load(head + 4);
         ht_buf_put_u8(&out, head[0]);
-        if (head[0] == HT_STREAM_BLOCK)
+        if (head[0] == HT_STREAM_BLOCK || head[0] == HT_STREAM_SAME)
             ht_buf_put_u8(&out, head[16]);
         ht_buf_put_u16(&out, (uint16_t)len);
         ht_buf_put(&out, payload, len);
         at += HT_STREAM_RECORD_BYTES + len;
     }
-    put_seed("stream", "records", out.data, out.len);
+    put_seed("stream", name, out.data, out.len);
     ht_buf_free(&out);
 }
 
@@ -209,9 +208,31 @@ static void put_stream(void)
     put_seed("stream", "whole", stream.data, stream.len);
     stream.len--;
     memmove(stream.data, stream.data + 1, stream.len);
-    put_unframed(&stream);
+    put_unframed("records", &stream, HT_STREAM_HEADER_BYTES, 3);
     ht_stream_writer_free(&w);
     ht_buf_free(&attributes);
+    ht_buf_free(&stream);
+}
+
+static void put_incremental_stream(void)
+{
+    struct ht_stream_head head = {.step = 0x83, .incremental = true, .base = {.step = 3}};
+    struct ht_stream_writer w;
+    struct ht_hash128 digest;
+    struct ht_buf stream = HT_BUF_INIT;
+    static const uint8_t content[HT_STREAM_BLOCK_BYTES] = {1};
+
+    MUST(ht_stream_writer_begin(&w, &head, put_bytes, &stream) == 0);
+    size_t begin = stream.len;
+    put_entry(&w, HT_STREAM_DIRECTORY, "", "", 0, NULL);
+    put_entry(&w, HT_STREAM_FILE, "w", "", 2 * HT_STREAM_BLOCK_BYTES + 100, NULL);
+    MUST(ht_stream_put_same(&w, &(struct ht_stream_same){0, 2, ""}) == 0);
+    MUST(ht_stream_put_block(&w, 2, content, 100) == 0);
+    MUST(ht_stream_put_state(&w, &(struct ht_stream_state){"step", 4}) == 0);
+    MUST(ht_stream_put_same(&w, &(struct ht_stream_same){0, 1, "v"}) == 0);
+    MUST(ht_stream_put_end(&w, &digest) == 0 && !stream.err);
+    put_unframed("incremental", &stream, begin, (uint8_t)head.step);
+    ht_stream_writer_free(&w);
     ht_buf_free(&stream);
 }
 
@@ -231,5 +252,6 @@ int main(int argc, char **argv)
     put_frames();
     put_all_compressed();
     put_stream();
+    put_incremental_stream();
     return 0;
 }

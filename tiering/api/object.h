@@ -144,6 +144,12 @@ ssize_t ht_obj_clone(struct ht_obj *src, uint64_t src_off, struct ht_obj *dst, u
  * rest is shared or copied as by ht_obj_clone. After an error a part may be done. WAITS.
  */
 int ht_obj_restore(struct ht_obj *obj, struct ht_obj *from) HT_MUST_CHECK;
+/*
+ * Do two objects have the same bytes from off to *out_end, which is above off? By the places of their chunks alone:
+ * nothing is read, and equal bytes in two places are not the same. The bytes after an object's end count as zeros.
+ * UINT64_MAX: to the end of both. For content that does not change meanwhile.
+ */
+bool ht_obj_same(struct ht_obj *a, struct ht_obj *b, uint64_t off, uint64_t *out_end);
 
 /*
  * Preallocates space (posix_fallocate). Until unmount the first write to a chunk of the range, up to the range's end in

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * restore.c - an object gets the content of another one that was copied from it (tiering/api/keep.h): what has not
- * changed since lies in the same place, and stays as it is.
+ * changed since lies in the same place, and stays as it is. Two objects are compared in the same way.
  */
 #include "tiering/cache/arena.h"
 #include "tiering/api/object.h"
@@ -57,6 +57,31 @@ static bool find_different(struct ht_obj *from, struct ht_obj *to, uint64_t *ind
         ht_store_unlock(from->s);
     }
     return found;
+}
+
+bool ht_obj_same(struct ht_obj *a, struct ht_obj *b, uint64_t off, uint64_t *out_end)
+{
+    uint64_t index = off >> a->chunk_shift;
+    bool same = false;
+
+    *out_end = UINT64_MAX;
+    if (a->chunk_shift != b->chunk_shift)
+        return false;
+    ht_store_lock(a->s);
+    for (unsigned n = 0; n < BATCH; n++) {
+        uint64_t next = next_chunk(a, b, index);
+        bool is_same = next != index || same_chunk(a, b, index);
+        if (n && is_same != same)
+            break;
+        same = is_same;
+        index = next != index ? next : index + 1;
+        if (index == UINT64_MAX) /* both end with a hole */
+            break;
+    }
+    ht_store_unlock(a->s);
+    if (index != UINT64_MAX)
+        *out_end = index << a->chunk_shift;
+    return same;
 }
 
 static int clone_all(struct ht_obj *from, struct ht_obj *to, uint64_t off, uint64_t len)

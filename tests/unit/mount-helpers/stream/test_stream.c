@@ -507,6 +507,130 @@ START_TEST(impossible_blocks_are_refused)
 }
 END_TEST
 
+static const struct ht_stream_base base = {5, {{1, 2, 3}}};
+
+/* An incremental stream as far as its root. */
+static void begin_incremental(void)
+{
+    struct ht_buf b = HT_BUF_INIT;
+
+    put_header(1, HT_STREAM_INCREMENTAL, HT_STREAM_BLOCK_BYTES, 6, 0);
+    ht_buf_put_u64(&b, base.step);
+    ht_buf_put(&b, base.digest.byte, sizeof(base.digest.byte));
+    put_record(HT_STREAM_BASE, 0, b.data, b.len);
+    put_raw_entry(HT_STREAM_DIRECTORY, "", "", 0, NULL);
+    ht_buf_free(&b);
+}
+
+static void put_raw_same(uint64_t index, uint64_t count, const char *path)
+{
+    struct ht_buf b = HT_BUF_INIT;
+
+    ht_buf_put_u64(&b, count);
+    ht_buf_put(&b, path, strlen(path));
+    put_record(HT_STREAM_SAME, index, b.data, b.len);
+    ht_buf_free(&b);
+}
+
+START_TEST(an_incremental_stream_comes_back)
+{
+    struct ht_stream_head head = {.step = 6, .incremental = true, .base = base};
+    struct ht_stream_record x;
+    struct ht_stream_writer w;
+    struct ht_stream_reader r;
+
+    ht_buf_reset(&stream);
+    ck_assert_int_eq(ht_stream_writer_begin(&w, &head, put, NULL), 0);
+    entry(&w, (struct ht_stream_entry){.kind = HT_STREAM_DIRECTORY});
+    ck_assert_int_eq(ht_stream_put_same(&w, &(struct ht_stream_same){0, 1, ""}), -EINVAL); /* of no file */
+    entry(&w, (struct ht_stream_entry){.kind = HT_STREAM_FILE, .path = "w", .size = 3 * HT_STREAM_BLOCK_BYTES});
+    ck_assert_int_eq(ht_stream_put_same(&w, &(struct ht_stream_same){1, 0, ""}), -EINVAL);
+    ck_assert_int_eq(ht_stream_put_same(&w, &(struct ht_stream_same){1, 1, "../x"}), -EINVAL);
+    ck_assert_int_eq(ht_stream_put_same(&w, &(struct ht_stream_same){1, 2, "old/w"}), 0);
+    ck_assert_int_eq(ht_stream_put_state(&w, &(struct ht_stream_state){"step", 4}), 0);
+    ck_assert_int_eq(ht_stream_put_same(&w, &(struct ht_stream_same){0, 1, ""}), 0);
+    ck_assert_int_eq(ht_stream_put_end(&w, &digest), 0);
+    ht_stream_writer_free(&w);
+    ck_assert_int_eq(read_stream(), 6);
+    struct source s = {stream.data, stream.data + stream.len, SIZE_MAX};
+    ck_assert_int_eq(ht_stream_reader_begin(&r, get, &s), 0);
+    ck_assert(r.head.incremental && r.head.base.step == 5 && r.head.base.digest.byte[2] == 3);
+    for (int i = 0; i < 3; i++)
+        ck_assert_int_eq(ht_stream_next(&r, &x), 0);
+    ck_assert_int_eq(x.type, HT_STREAM_SAME);
+    ck_assert(x.same.index == 1 && x.same.count == 2 && strcmp(x.same.path, "old/w") == 0);
+    ht_stream_reader_free(&r);
+    size_t len = stream.len;
+    for (size_t i = 0; i < len; i++) { /* each byte has a part in a checksum or is checked itself */
+        stream.data[i] ^= 0x20;
+        ck_assert_int_eq(read_stream(), -EPROTO);
+        stream.data[i] ^= 0x20;
+        ck_assert_int_eq(read_bytes(stream.data, i, SIZE_MAX), -EPROTO);
+    }
+}
+END_TEST
+
+START_TEST(impossible_blocks_of_a_base_are_refused)
+{
+    static const struct {
+        uint64_t index, count;
+        const char *path, *why;
+    } same[] = {
+        {0, 0, "", "number of blocks"},
+        {UINT64_MAX, 1, "", "number of blocks"},
+        {1, UINT64_MAX, "", "number of blocks"},
+        {0, 4, "", "beyond the end"},
+        {3, 1, "", "beyond the end"},
+        {0, 1, "../x", "leaves the model"},
+        {0, 1, "/x", "leaves the model"},
+        {0, 1, ".hitrain/state/w/step", "leaves the model"},
+    };
+
+    for (size_t i = 0; i < HT_ARRAY_SIZE(same); i++) {
+        begin_incremental();
+        put_raw_entry(HT_STREAM_FILE, "w", "", 3 * HT_STREAM_BLOCK_BYTES, NULL);
+        put_raw_same(same[i].index, same[i].count, same[i].path);
+        REFUSED(same[i].why);
+    }
+    begin_incremental();
+    put_raw_entry(HT_STREAM_FILE, "w", "", 3 * HT_STREAM_BLOCK_BYTES, NULL);
+    put_raw_same(0, 2, "");
+    put_raw_same(1, 1, "");
+    REFUSED("not in order");
+    begin_incremental();
+    put_raw_entry(HT_STREAM_FILE, "w", "", 3, NULL);
+    put_record(HT_STREAM_SAME, 0, "\1\0\0\0\0\0\0", 7);
+    REFUSED("no proper path");
+    begin_incremental();
+    put_raw_same(0, 1, "");
+    REFUSED("no base or no file");
+    begin(); /* a whole step */
+    put_raw_entry(HT_STREAM_FILE, "w", "", 3, NULL);
+    put_raw_same(0, 1, "");
+    REFUSED("no base or no file");
+}
+END_TEST
+
+START_TEST(a_base_comes_first_and_once)
+{
+    uint8_t payload[24] = {0};
+
+    put_header(1, HT_STREAM_INCREMENTAL, HT_STREAM_BLOCK_BYTES, 6, 0);
+    put_raw_entry(HT_STREAM_DIRECTORY, "", "", 0, NULL);
+    REFUSED("does not say what it builds on");
+    put_header(1, HT_STREAM_INCREMENTAL, HT_STREAM_BLOCK_BYTES, 6, 0);
+    put_record(HT_STREAM_BASE, 0, payload, 23);
+    REFUSED("does not say what it builds on");
+    memset(payload, 0xff, 8);
+    put_header(1, HT_STREAM_INCREMENTAL, HT_STREAM_BLOCK_BYTES, 6, 0);
+    put_record(HT_STREAM_BASE, 0, payload, 24);
+    REFUSED("does not say what it builds on");
+    begin_incremental();
+    put_record(HT_STREAM_BASE, 0, payload, 24);
+    REFUSED("unknown type 5");
+}
+END_TEST
+
 START_TEST(impossible_records_are_refused)
 {
     put_header(1, 0, HT_STREAM_BLOCK_BYTES, 0, 0);
@@ -573,6 +697,9 @@ int main(void)
     tcase_add_test(t, text_with_a_nul_or_attributes_in_disorder_are_refused);
     tcase_add_test(t, impossible_state_is_refused);
     tcase_add_test(t, impossible_blocks_are_refused);
+    tcase_add_test(t, an_incremental_stream_comes_back);
+    tcase_add_test(t, impossible_blocks_of_a_base_are_refused);
+    tcase_add_test(t, a_base_comes_first_and_once);
     tcase_add_test(t, impossible_records_are_refused);
     tcase_add_test(t, the_writer_takes_only_what_a_reader_would);
     return run_all(s);

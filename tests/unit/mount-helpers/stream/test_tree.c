@@ -15,7 +15,7 @@ static struct ht_buf stream;
 static size_t at;
 static struct ht_stream_writer w;
 static char folder[64], why[HT_TREE_WHY_MAX];
-static int dir = -1;
+static int dir = -1, base_dir = -1; /* base_dir: the stream is an incremental one */
 
 static int put(void *ctx, const void *data, size_t len)
 {
@@ -48,7 +48,8 @@ static void begin(void)
     ck_assert_int_ge(dir, 0);
     at = 0;
     ht_buf_reset(&stream);
-    ck_assert_int_eq(ht_stream_writer_begin(&w, &(struct ht_stream_head){.step = 1}, put, NULL), 0);
+    struct ht_stream_head head = {.step = 1, .incremental = base_dir >= 0};
+    ck_assert_int_eq(ht_stream_writer_begin(&w, &head, put, NULL), 0);
     ck_assert_int_eq(
         ht_stream_put_entry(&w, &(struct ht_stream_entry){HT_STREAM_DIRECTORY, 0755, .path = "", .target = ""}), 0);
 }
@@ -86,7 +87,7 @@ static int write_tree(struct ht_hash128 *out_digest)
     ck_assert_int_eq(ht_stream_put_end(&w, out_digest), 0);
     int rc = ht_stream_reader_begin(&r, get, NULL);
     ck_assert_int_eq(rc, 0);
-    rc = ht_tree_write(dir, &r, false, NULL, &root, &digest, why);
+    rc = ht_tree_write(dir, base_dir, &r, false, NULL, &root, &digest, why);
     ck_assert_uint_eq(stat_of(".")->st_mode & 07777, 0700); /* not yet open to others */
     if (rc == 0)
         rc = ht_tree_write_root(dir, &root, false, why);
@@ -124,7 +125,7 @@ START_TEST(a_tree_comes_back_with_the_same_digest)
     ck_assert_int_lt(stat_of("h")->st_blocks * 512, 2 * HT_STREAM_BLOCK_BYTES);
     ck_assert_int_eq(stat_of("s")->st_mode & S_IFMT, S_IFLNK);
     ck_assert_int_eq(ht_stream_writer_begin(&again, &(struct ht_stream_head){.step = 1}, NULL, NULL), 0);
-    ck_assert_msg(ht_tree_read(dir, &again, NULL, why) == 0, "%s", why);
+    ck_assert_msg(ht_tree_read(dir, -1, &again, NULL, why) == 0, "%s", why);
     ck_assert_int_eq(ht_stream_put_end(&again, &read), 0);
     ck_assert_mem_eq(&read, &sent, sizeof(read));
     ht_stream_writer_free(&again);
@@ -168,11 +169,58 @@ START_TEST(a_failure_names_the_entry)
     end();
     begin();
     ck_assert_int_eq(mkfifoat(dir, "fifo", 0600), 0);
-    ck_assert_int_eq(ht_tree_read(dir, &w, NULL, why), -EINVAL); /* the root was there already */
+    ck_assert_int_eq(ht_tree_read(dir, -1, &w, NULL, why), -EINVAL); /* the root was there already */
     uint64_t bytes;
     ck_assert_int_eq(ht_tree_measure(dir, &bytes, why), -EOPNOTSUPP);
     ck_assert_msg(strncmp(why, "fifo is a device, a socket or a FIFO", 30) == 0, "%s", why);
     end();
+}
+END_TEST
+
+/* No symlink in the base leads away from it. */
+START_TEST(blocks_come_from_files_of_the_base_alone)
+{
+    static const struct {
+        const char *path, *why;
+        uint64_t size;
+        int error;
+    } wrong[] = {
+        {"missing", "cannot open the file of the base", 5, -ENOENT},
+        {"s/victim", "cannot open the file of the base", 5, -ELOOP},
+        {"s", "cannot open the file of the base", 5, -ELOOP},
+        {"d", "cannot open the file of the base", 5, -EINVAL},
+        {"d/f", "cannot find its blocks in the base", 6, -ESTALE},
+    };
+    char base[] = "/tmp/hitrain-base-XXXXXX", command[256];
+    struct ht_hash128 digest;
+
+    ck_assert_ptr_nonnull(mkdtemp(base));
+    snprintf(command, sizeof(command), "cd %s && mkdir d && printf 12345 >d/f && printf 12345 >victim && ln -s . s",
+             base);
+    ck_assert_int_eq(system(command), 0);
+    base_dir = open(base, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    for (size_t i = 0; i < HT_ARRAY_SIZE(wrong); i++) {
+        begin();
+        entry(HT_STREAM_FILE, 0600, "new", "", wrong[i].size);
+        ck_assert_int_eq(ht_stream_put_same(&w, &(struct ht_stream_same){0, 1, wrong[i].path}), 0);
+        ck_assert_int_eq(write_tree(&digest), wrong[i].error);
+        ck_assert_msg(strstr(why, wrong[i].why) != 0, "%s", why);
+        end();
+    }
+    begin();
+    entry(HT_STREAM_FILE, 0600, "new", "", 5);
+    ck_assert_int_eq(ht_stream_put_same(&w, &(struct ht_stream_same){0, 1, "d/f"}), 0);
+    ck_assert_msg(write_tree(&digest) == 0, "%s", why);
+    char text[8] = "";
+    int fd = openat(dir, "new", O_RDONLY | O_CLOEXEC);
+    ck_assert_int_eq(read(fd, text, sizeof(text)), 5);
+    ck_assert_str_eq(text, "12345");
+    close(fd);
+    end();
+    close(base_dir);
+    base_dir = -1;
+    snprintf(command, sizeof(command), "rm -r %s", base);
+    ck_assert_int_eq(system(command), 0);
 }
 END_TEST
 
@@ -198,6 +246,7 @@ int main(void)
     tcase_add_test(t, a_tree_comes_back_with_the_same_digest);
     tcase_add_test(t, a_hard_link_does_not_follow_a_symlink);
     tcase_add_test(t, a_failure_names_the_entry);
+    tcase_add_test(t, blocks_come_from_files_of_the_base_alone);
     tcase_add_test(t, state_of_a_file_that_has_none_is_refused);
     return run_all(s);
 }

@@ -794,6 +794,63 @@ START_TEST(cloning_in_a_circle_while_all_write_disturbs_nobody)
 }
 END_TEST
 
+/* A run goes as far as it is known: a caller asks again at its end. */
+static uint64_t same_until(struct ht_obj *a, struct ht_obj *b, uint64_t off, bool want)
+{
+    uint64_t end = off, next;
+
+    while (end != UINT64_MAX && ht_obj_same(a, b, end, &next) == want)
+        end = next;
+    return end;
+}
+
+static uint64_t device_reads(void)
+{
+    struct ht_store_stats st;
+
+    ht_store_stats(s, &st);
+    return st.device_read_bytes;
+}
+
+START_TEST(objects_are_compared_by_their_places)
+{
+    enum { N = 3000 }; /* more than one run has */
+    uint64_t end;
+
+    fresh(64, false);
+    uint8_t *p = pattern(MIB, 1);
+    struct ht_obj *a = object(SMALL, 0), *b = object(SMALL, 0), *large = stored(HT_CHUNK_BYTES, 0, p, MIB);
+    for (uint64_t i = 0; i < N; i++)
+        put_all(a, i * SMALL, p + i, 100);
+    ck_assert_int_eq(ht_obj_truncate(a, N * SMALL), 0);
+    ck_assert_int_eq(ht_obj_sync(a), 0);
+    ck_assert(!ht_obj_same(a, b, 0, &end) && end > 0);
+    clone_all(a, b);
+    ck_assert_int_eq(ht_obj_sync(b), 0);
+    ck_assert_uint_eq(same_until(a, b, 0, true), UINT64_MAX);
+    put_all(b, 1500 * SMALL + 7, p, 1);
+    put_all(b, 1502 * SMALL, p + 1502, 1); /* equal bytes in another place */
+    ck_assert_int_eq(ht_obj_sync(b), 0);
+    uint64_t before = device_reads();
+    ck_assert_uint_eq(same_until(a, b, 0, true), 1500 * SMALL);
+    ck_assert_uint_eq(same_until(a, b, 1500 * SMALL + 9, false), 1501 * SMALL);
+    ck_assert_uint_eq(same_until(a, b, 1501 * SMALL, true), 1502 * SMALL);
+    ck_assert_uint_eq(same_until(a, b, 1503 * SMALL, true), UINT64_MAX);
+    ck_assert_uint_eq(same_until(a, b, HT_FILE_BYTES_MAX, true), UINT64_MAX);
+    ck_assert_uint_eq(device_reads(), before);
+    ck_assert_int_eq(ht_obj_truncate(b, 2000 * SMALL + 5), 0);
+    ck_assert_int_eq(ht_obj_sync(b), 0);
+    ck_assert_uint_eq(same_until(a, b, 1503 * SMALL, true), 2000 * SMALL);
+    ck_assert_uint_eq(same_until(a, b, 2000 * SMALL, false), N * SMALL);
+    ck_assert(!ht_obj_same(a, large, 0, &end) && end == UINT64_MAX); /* chunks of another size */
+    ht_obj_put(a);
+    ht_obj_put(b);
+    ht_obj_put(large);
+    free(p);
+    done();
+}
+END_TEST
+
 int main(void)
 {
     TCase *tc = tcase_create("clones");
@@ -816,6 +873,7 @@ int main(void)
     tcase_add_test(tc, the_last_partial_chunk_is_shared_unless_something_is_behind_it);
     tcase_add_test(tc, what_cannot_be_cloned_is_refused);
     tcase_add_test(tc, scratch_is_copied_not_shared);
+    tcase_add_test(tc, objects_are_compared_by_their_places);
     tcase_add_test(tc, what_cannot_be_written_back_is_copied_as_it_is);
     tcase_add_test(tc, chunks_in_many_pieces_are_shared_too);
     tcase_add_test(tc, remembering_owners_costs_what_is_shared);
