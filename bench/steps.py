@@ -6,7 +6,8 @@ Run it with `make bench-steps`, as root. A model of f32 parameters in 64 files l
 AdamW takes durable steps with and without retain=2, in turns. The device counts what each step writes, and the difference
 is the price of keeping. Then the model goes back to a kept step, of which it shares no byte, and a clone is made; both beside
 the time of a mount. Memory is measured with many kept steps. A step is sent through a pipe and received from a file,
-beside the speed of the device and of a pipe alone. Medians; all figures in steps.jsonl. Missed targets are named.
+beside the speed of the device and of a pipe alone. Then a step that differs in one MiB of each file is sent and received as its
+changes. Medians; all figures in steps.jsonl. Missed targets are named.
 """
 import argparse
 import json
@@ -30,6 +31,7 @@ MOUNTS_MAX = 1.0      # times the time of a mount, for a rollback or a clone
 CONTENT_MAX = 0.01    # of the model's bytes, for a rollback or a clone: records alone
 CHUNK_MAX, FILE_MAX = 64, 400    # bytes of memory
 PIPE_MIN = 0.9        # of the lower of device and pipe
+CHANGES_MAX = 1.05    # of the bytes that differ, for the stream and for reads; readahead adds to these
 
 
 class Bench:
@@ -184,7 +186,32 @@ class Bench:
             subprocess.run([PROGRAMS / 'hitrainctl', 'receive', self.store.point / 'received'], stdin=source,
                            stdout=subprocess.DEVNULL, check=True)
         self.figure('receive: of the lower of device and pipe', self.model_bytes / (time.monotonic() - began) / lower, '', PIPE_MIN, most=False)
+        self.changes(stream)
         self.store.stop()
+
+    def changes(self, stream):
+        """Two models with the same step: one changes, and the other one is the base of the receiver."""
+        self.device.slow(False)
+        received = self.store.point / 'received'
+        for root in self.root, received:
+            run(PROGRAMS / 'hitrainctl', 'snapshot', root, 'base')
+        run(PROGRAMS / 'hitrainctl', 'rollback', self.root, 'first', seconds_max=SETUP_SECONDS_MAX)
+        for n in range(FILES):
+            with open(self.root / f'p{n:02}', 'r+b') as f:
+                f.write(os.urandom(MIB))
+        run(PROGRAMS / 'hitrainctl', 'snapshot', self.root, 'changed')
+        digest = json.loads(run(PROGRAMS / 'hitrainctl', 'verify', received, 'base', '--json', seconds_max=SETUP_SECONDS_MAX))['digest']
+        self.store.stop()
+        self.start(slow=False)
+        before = self.device.counters()
+        with open(stream, 'wb') as out:
+            subprocess.run([PROGRAMS / 'hitrainctl', 'send', self.root, 'changed', '--from=first', f'--digest={digest}'], stdout=out,
+                           stderr=subprocess.DEVNULL, check=True)
+        self.figure('send of changes: read, of what differs', (self.device.counters()[0] - before[0]) / (FILES * MIB), '', CHANGES_MAX)
+        self.figure('send of changes: stream, of what differs', stream.stat().st_size / (FILES * MIB), '', CHANGES_MAX)
+        with open(stream, 'rb') as source:
+            subprocess.run([PROGRAMS / 'hitrainctl', 'receive', self.store.point / 'newer', f'--base={received}'], stdin=source,
+                           stdout=subprocess.DEVNULL, check=True)
 
 
 def parse_args():
