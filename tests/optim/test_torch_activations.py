@@ -236,3 +236,111 @@ def test_a_store_that_dies_is_named(store):
     del packed, other
     saved.close()
     store.mount()
+
+
+# -- tensors of every kind, threads, a child, no space --
+
+def odd_tensors():
+    base = torch.randn(N, 2 * N, generator=torch.Generator().manual_seed(7))
+    real = base[:, ::2]
+    return {
+        'complex': torch.complex(base, base.flip(0)), 'conjugate': torch.complex(base, base).conj(), 'sparse': base.to_sparse(),
+        'no elements': torch.empty(0, N), 'every second column': real, 'transposed': base.t(), 'turned': base.t()[3:, 5:],
+        'overlapping': base.as_strided((2 * N - 1, N), (N, 1)), 'expanded': torch.randn(N).expand(2 * N, N), 'bytes': base.view(torch.uint8),
+        'bool': base > 0, 'half': base.half(), 'inference': inferred(base),
+    }
+
+
+def inferred(base):
+    with torch.inference_mode():
+        return base + 1
+
+
+def test_any_tensor_comes_back_as_it_was(saved):
+    for kind, t in odd_tensors().items():
+        wanted, strides = t.to_dense() if t.is_sparse else t.clone(), None if t.is_sparse else t.stride()
+        if kind == 'inference':  # PyTorch refuses to save it
+            with pytest.raises(RuntimeError, match='version counter'):
+                saved.pack(t)
+            continue
+        packed = saved.pack(t)
+        del t
+        saved.settle()
+        back = saved.unpack(packed)
+        assert back.dtype == wanted.dtype and (back.is_sparse or back.stride() == strides), kind
+        assert torch.equal(back.to_dense() if back.is_sparse else back, wanted), kind
+
+
+def test_gradients_of_gradients(saved):
+    def run(pack, unpack):
+        p, x = matrix(1).div_(N).requires_grad_(), matrix(2)
+        with torch.autograd.graph.saved_tensors_hooks(pack, unpack):
+            y = (x @ p).tanh().pow(2).mean()
+        first, = torch.autograd.grad(y, p, create_graph=True)
+        second, = torch.autograd.grad(first.pow(2).sum(), p)
+        return first.detach(), second
+    wanted, found = run(lambda t: t, lambda t: t), run(saved.pack, saved.unpack)
+    assert all(torch.equal(a, b) for a, b in zip(found, wanted))
+
+
+def test_threads_save_and_restore_at_once(saved):
+    wanted, errors = [matrix(i).mul(2).mul(3) for i in range(4)], []
+
+    def run(i):
+        try:
+            for _ in range(5):
+                x = matrix(i).requires_grad_()
+                with torch.autograd.graph.saved_tensors_hooks(saved.pack, saved.unpack):
+                    y = (x * x).sum() * 3
+                y.backward()
+                assert torch.equal(x.grad, wanted[i])
+        except BaseException as e:
+            errors.append(e)
+    threads = [threading.Thread(target=run, args=(i,)) for i in range(4)]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join()
+    assert not errors
+    assert_nothing_is_left(saved)
+
+
+def test_a_child_is_refused_what_its_parent_saved(saved):
+    packed = saved.pack(matrix())
+    saved.settle()
+    child = os.fork()
+    if child == 0:
+        status = 1
+        try:
+            saved.unpack(packed)
+        except RuntimeError as e:
+            status = 'forked child' not in str(e)
+        os._exit(status)
+    assert os.waitpid(child, 0)[1] == 0
+    assert torch.equal(saved.unpack(packed), matrix())
+
+
+def test_a_full_store_is_named(store):
+    saved = Activations(str(store.mountpoint), 0, set())
+    packed = []
+    with pytest.raises(OSError, match=r'No space left on device \(saving a tensor for backward in the store\)'):
+        for i in range(600):
+            packed.append(saved.pack(torch.full((1024, 1024), float(i))))
+            saved.settle()
+    for i in range(0, len(packed), 7):  # earlier tensors are there
+        assert float(saved.unpack(packed[i])[3, 5]) == float(i)
+    del packed
+    saved.close()
+
+
+def test_a_read_only_mount_is_named(store):
+    store.unmount()
+    store.dram += ',ro'
+    store.mount()
+    with pytest.raises(OSError, match='Read-only file system'):
+        Activations(str(store.mountpoint), 0, set())
+    model = Model()
+    wanted = [p.detach().clone() for p in model.parameters()]
+    with pytest.raises(OSError, match='Read-only file system'):
+        hitrain.offload(model, store.mountpoint / 'model', keep=KEEP, lr=LR)
+    assert all(torch.equal(p, w) for p, w in zip(model.parameters(), wanted))
