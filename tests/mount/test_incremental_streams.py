@@ -103,6 +103,26 @@ def test_state_that_did_not_change_is_not_sent(both):
     assert content(copy.parent / 'new', 'w', 'moved') == content(kept, 'w', 'moved')
 
 
+def test_masters_of_two_bytes_train_on_to_the_same_bits(stores):
+    """Three objects make a master: one of them alone may not decide that it is the same."""
+    _, (a, b) = stores
+    root, copy, new = make_model(a / 'model', 'bf16'), b / 'copy', b / 'new'
+    step(root, 10, 'bf16')
+    command(root, 'snapshot')
+    assert receive(send(root, '1'), copy).returncode == 0
+    command(copy, 'snapshot')
+    word(root, 'optimizer', ADAMW + ' partial=1')
+    put_gradient(root, 'w', gradient(300_000, 50, 'bf16'))
+    command(root, 'commit', 'snapshot two')
+    stream = send(root, 'two', '--from=1')
+    assert len(stream) < 300_000 * (2 + 3 * 4) + 65536  # w with its master and two moments
+    done = receive_on(copy, stream, new)
+    assert done.returncode == 0, done.stderr
+    for model in (root, new):
+        step(model, 70, 'bf16')
+    assert content(root, 'w', 'deep/v') == content(new, 'w', 'deep/v')
+
+
 def test_names_that_came_went_and_moved(stores):
     """Deleted, renamed, truncated, grown, linked, unlinked and replaced by other kinds, with attributes and lists."""
     pair, (a, b) = stores
