@@ -104,7 +104,7 @@ def test_state_that_did_not_change_is_not_sent(both):
 
 
 def test_masters_of_two_bytes_train_on_to_the_same_bits(stores):
-    """Three objects make a master: one of them alone may not decide that it is the same."""
+    """Three objects make a master: one alone may not decide that it is the same."""
     _, (a, b) = stores
     root, copy, new = make_model(a / 'model', 'bf16'), b / 'copy', b / 'new'
     step(root, 10, 'bf16')
@@ -245,7 +245,7 @@ def same(path, other, offset=0):
 
 
 def test_the_store_compares_kept_steps_of_one_model_alone(both):
-    """For a caller that may read both. A number of an inode may come from anywhere."""
+    """For a caller that may read both. A number may come from anywhere."""
     pair, root, _ = both
     changed(root)
     command(root, 'snapshot again')
