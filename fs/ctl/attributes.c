@@ -190,6 +190,24 @@ static int check_pin(const struct request *q, char err[HT_CTL_ERROR_MAX])
     return -ENOSPC;
 }
 
+static int check_next_use(const struct request *q, char err[HT_CTL_ERROR_MAX])
+{
+    uint64_t after_ns;
+    struct stat st;
+    int rc = ht_ns_getattr(q->ctl->ns, q->ino, &st);
+
+    if (rc)
+        return rc;
+    if (!S_ISREG(st.st_mode))
+        snprintf(err, HT_CTL_ERROR_MAX, "next_use: only files have it");
+    else if (ht_parse_next_use(q->value, q->len, &after_ns))
+        snprintf(err, HT_CTL_ERROR_MAX, "next_use: seconds from now, as in 2.5, more than 0 and at most %u; or never",
+                 HT_NEXT_USE_S_MAX);
+    else
+        return check_owner(q, err);
+    return -EINVAL;
+}
+
 static int check_endurance(const struct request *q, char err[HT_CTL_ERROR_MAX])
 {
     uint64_t bytes;
@@ -287,6 +305,56 @@ static int set_pin(const struct request *q)
     rc = ht_ctl_prefetch(q->ctl, q->ino, obj);
     ht_ns_close(q->ctl->ns, q->ino);
     return rc;
+}
+
+/* The store knows it until that time is past; no record of it is made. */
+static int set_next_use(const struct request *q)
+{
+    uint64_t after_ns = 0;
+    struct ht_obj *obj;
+    int rc = ht_parse_next_use(q->value, q->len, &after_ns);
+
+    if (!rc)
+        rc = ht_ns_open(q->ctl->ns, q->ino, &obj);
+    if (rc)
+        return rc;
+    rc = ht_obj_set_next_use(obj, after_ns);
+    ht_ns_close(q->ctl->ns, q->ino);
+    if (rc == -ENOSPC)
+        ht_last_error_set(q->ctl, q->ino, "next_use", "next_use: 4096 files have it; remove it from another one");
+    return rc;
+}
+
+static int remove_next_use(const struct request *q)
+{
+    struct ht_obj *obj;
+    char err[HT_CTL_ERROR_MAX] = "";
+    int rc = check_owner(q, err);
+
+    if (rc && err[0])
+        ht_last_error_set(q->ctl, q->ino, "next_use", "%s", err);
+    if (!rc)
+        rc = ht_ns_open(q->ctl->ns, q->ino, &obj);
+    if (rc)
+        return rc == -EISDIR || rc == -EINVAL ? -ENODATA : rc;
+    rc = ht_obj_forget_next_use(obj);
+    ht_ns_close(q->ctl->ns, q->ino);
+    return rc;
+}
+
+static ssize_t get_next_use(struct ht_ctl *c, uint64_t ino, char *buf, size_t cap)
+{
+    uint64_t after_ns = 0;
+    struct ht_obj *obj;
+    struct stat st;
+
+    if (ht_ns_getattr(c->ns, ino, &st) || !S_ISREG(st.st_mode) || ht_ns_open(c->ns, ino, &obj))
+        return -ENODATA;
+    int rc = ht_obj_next_use(obj, &after_ns);
+    ht_ns_close(c->ns, ino);
+    if (rc)
+        return rc;
+    return after_ns == UINT64_MAX ? snprintf(buf, cap, "never") : snprintf(buf, cap, "%.3f", (double)after_ns * 1e-9);
 }
 
 static int set_optimizer(const struct request *q)
@@ -473,6 +541,7 @@ static const struct word words[] = {
     {"class", check_class, NULL, NULL, remove_class, false},
     {"pin", check_pin, set_pin, NULL, remove_pin, false},
     {"tier", check_tier, NULL, NULL, remove_tier, false},
+    {"next_use", check_next_use, set_next_use, get_next_use, remove_next_use, false},
     {"compress", check_compress, set_compress, NULL, NULL, false},
     {"endurance", check_endurance, set_endurance, NULL, remove_endurance, false},
     {"optimizer", NULL, set_optimizer, NULL, remove_optimizer, true},

@@ -37,6 +37,28 @@ static bool is_word(const char *text, size_t len, const char *word)
     return strlen(word) == len && memcmp(text, word, len) == 0;
 }
 
+int ht_parse_next_use(const char *text, size_t len, uint64_t *out_after_ns)
+{
+    const char *point = memchr(text, '.', len), *end = text + len;
+    uint64_t seconds, part = 0, ns = 1000000000;
+
+    if (is_word(text, len, "never")) {
+        *out_after_ns = UINT64_MAX;
+        return 0;
+    }
+    if (ht_parse_u64(text, (size_t)((point ? point : end) - text), &seconds) || (point && point + 1 == end))
+        return -EINVAL;
+    for (const char *p = point ? point + 1 : end; p < end; p++) {
+        if (*p < '0' || *p > '9')
+            return -EINVAL;
+        part += (uint64_t)(*p - '0') * (ns /= 10); /* what is below a nanosecond is dropped */
+    }
+    if (seconds > HT_NEXT_USE_S_MAX || (seconds == HT_NEXT_USE_S_MAX && part) || (!seconds && !part))
+        return -ERANGE;
+    *out_after_ns = seconds * 1000000000 + part;
+    return 0;
+}
+
 /* Names in PyTorch, NumPy and everyday use; case does not matter. */
 static const struct {
     const char *word;

@@ -18,6 +18,13 @@ int ht_parse_u64(const char *text, size_t len, uint64_t *out) HT_MUST_CHECK;
 /* A size as ht_parse_size reads it. -EINVAL, -ERANGE. */
 int ht_parse_bytes(const char *text, size_t len, uint64_t *out) HT_MUST_CHECK;
 
+/*
+ * Seconds from now with or without a fraction, as nanoseconds; never: UINT64_MAX. -EINVAL; -ERANGE: 0, or more than
+ * HT_NEXT_USE_S_MAX.
+ */
+enum { HT_NEXT_USE_S_MAX = 1000000 };
+int ht_parse_next_use(const char *text, size_t len, uint64_t *out_after_ns) HT_MUST_CHECK;
+
 /* NULL: no such dtype. */
 const struct ht_dtype_word *ht_parse_dtype(const char *text, size_t len);
 /* The row of a number (enum ht_dtype), or NULL. */

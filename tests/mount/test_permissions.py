@@ -451,10 +451,10 @@ def test_attributes_need_write_permission(shared, model):
     may_not(errno.EPERM, MEMBER, word, d, 'dtype', 'f32')
 
 
-@row('class of a directory', 'pin', 'tier')
+@row('class of a directory', 'pin', 'tier', 'next_use')
 def test_what_costs_others_is_the_owners(shared):
     f, d = tensor(shared / 'f', OWNER), directory(shared / 'd', OWNER)
-    for path, name, value in (d, 'class', 'scratch'), (f, 'pin', 'dram'), (f, 'tier', 'dram'), (d, 'tier', 'capacity'):
+    for path, name, value in (d, 'class', 'scratch'), (f, 'pin', 'dram'), (f, 'tier', 'dram'), (d, 'tier', 'capacity'), (f, 'next_use', '100'):
         may_not(errno.EPERM, MEMBER, word, path, name, value)
         assert 'only the owner' in word(path, 'error')
         may(OWNER, word, path, name, value)

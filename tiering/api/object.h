@@ -200,6 +200,15 @@ enum ht_residency { HT_RESIDENCY_AUTO, HT_RESIDENCY_PINNED, HT_RESIDENCY_COLD };
 void ht_obj_set_residency(struct ht_obj *obj, enum ht_residency residency);
 /* Bytes that can still be pinned if all of the object is: less than 0 if it does not fit. */
 int64_t ht_obj_pinnable_bytes(struct ht_obj *obj);
+/*
+ * A program says when it uses the content next, in so many nanoseconds from now, or (UINT64_MAX) never. Until then, and
+ * a quarter longer, it stays in the DRAM tier as far as half of that has room; what is needed last goes first, and
+ * reads begin early enough. -ENOSPC: for 4096 objects at a time. -ENOMEM.
+ */
+int ht_obj_set_next_use(struct ht_obj *obj, uint64_t after_ns) HT_MUST_CHECK;
+/* -ENODATA: nothing was said, or the time is past. *out_after_ns: 0: the use is late. */
+int ht_obj_forget_next_use(struct ht_obj *obj) HT_MUST_CHECK;
+int ht_obj_next_use(struct ht_obj *obj, uint64_t *out_after_ns) HT_MUST_CHECK;
 /* No updates come any more: the object's images may be evicted as others are. */
 void ht_obj_unprotect(struct ht_obj *obj);
 

@@ -366,6 +366,7 @@ uint32_t ht_arena_get(struct ht_arena *a, uint32_t bytes, uint32_t most, int wan
 
     a->forced = most == HT_ARENA_FORCE;
     a->chances = CHANCES;
+    a->passed = 0;
     uint64_t tries = ht_min_u64(most, ht_eviction_passes(a, most >= HT_ARENA_ASK_ALL));
     if (ht_fault(HT_FAULT_CACHE_SLOT) != 0)
         return HT_SLOT_NONE;

@@ -98,6 +98,17 @@ void ht_arena_order_begin(struct ht_arena *a, uint64_t now) HT_REQUIRES(HT_LOCK_
 void ht_arena_order_move(struct ht_arena *a, uint64_t now) HT_REQUIRES(HT_LOCK_STORE);
 /* Nothing is known any more: the clock takes these images, as others. */
 void ht_arena_order_end(struct ht_arena *a) HT_REQUIRES(HT_LOCK_STORE);
+/* After its end: at most so many images leave it at once. False: none is left in it. */
+bool ht_arena_order_leave(struct ht_arena *a, unsigned most) HT_REQUIRES(HT_LOCK_STORE);
+/*
+ * The order of what programs say (tier/next_use.h), from place 0 on: these images stay while others can go and they
+ * have at most half of the slots. Only images at the last place go before others. An owner that is asked for an image
+ * may move it to another place instead.
+ */
+void ht_arena_order_begin_hints(struct ht_arena *a) HT_REQUIRES(HT_LOCK_STORE);
+bool ht_arena_has_hint_room(const struct ht_arena *a) HT_REQUIRES(HT_LOCK_STORE);
+/* The image's next use is not known any more. */
+void ht_arena_forget_next_use(struct ht_arena *a, uint32_t slot) HT_REQUIRES(HT_LOCK_STORE);
 /* Of an image of a whole slot; nothing for others. It leaves the working set. used: just now. */
 void ht_arena_set_next_use(struct ht_arena *a, uint32_t slot, uint64_t place, bool used) HT_REQUIRES(HT_LOCK_STORE);
 /* Frees an image's slot. */

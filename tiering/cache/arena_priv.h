@@ -60,6 +60,7 @@ enum { HT_ORDER_MOMENT = 8 };
 /* Slots with an image whose next use is known, by its place. */
 struct ht_order {
     bool active;
+    bool hints;  /* programs gave the places, and no plan */
     uint8_t now; /* modulo HT_ORDER_PLACES */
     uint8_t used_at;
     uint32_t used[HT_ORDER_MOMENT]; /* images that were used last: a ring */
@@ -87,6 +88,7 @@ struct ht_arena {
     bool is_ahead;           /* it evicts only images that are needed later than ... */
     uint8_t ahead_place;     /* ... this, modulo HT_ORDER_PLACES */
     uint32_t chances;        /* images that it may still pass because they were used */
+    uint64_t passed;         /* slots that the clock has passed for it */
     unsigned turn;           /* the node where the next walk over dirty images begins */
     uint32_t short_for;      /* images to come until it is forgotten that one found no room */
     uint64_t readahead_chunks, readahead_hits, readahead_wasted, readahead_bytes;
@@ -138,6 +140,10 @@ uint64_t ht_order_after(const struct ht_arena *a, uint64_t ahead, unsigned place
 uint32_t ht_order_next(struct ht_arena *a, uint64_t *ahead);
 /* Any slot in the order; HT_SLOT_NONE. */
 uint32_t ht_order_first(const struct ht_arena *a);
+/* Are images at the last of all places? */
+bool ht_order_has_last(const struct ht_arena *a);
+/* Bytes of slots in the order that others leave alone. */
+uint64_t ht_order_hint_bytes(const struct ht_arena *a);
 
 /* ----------------------------------------------------------- eviction.c */
 

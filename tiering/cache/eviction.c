@@ -27,6 +27,7 @@
 enum { GROWING_MAX = 16 }; /* images */
 enum { AGED_MAX = 8 };     /* slots of the working set that the clock passes with one other */
 enum { OTHERS_PART = 8 };  /* of the images in order: so many others the clock leaves alone */
+enum { MOVED_MAX = 8 };    /* images in order whose owner moves them to another place, in one pass */
 enum { PASSES_MIN = 16 };  /* for images that leave the working set meanwhile */
 
 /* ------------------------------------------------------------- the lists */
@@ -253,7 +254,7 @@ void ht_eviction_join_workingset(struct ht_arena *a, uint32_t n)
 {
     const struct ht_slot *s = &a->slot[n / HT_SLOT_SUBS];
 
-    if (s->images[HT_IMAGE_WORKINGSET] || has_share(a, s, a->workingset_bytes))
+    if (s->images[HT_IMAGE_WORKINGSET] || has_share(a, s, a->workingset_bytes + ht_order_hint_bytes(a)))
         set_workingset(a, n, true);
 }
 
@@ -283,13 +284,28 @@ void ht_arena_set_next_use(struct ht_arena *a, uint32_t n, uint64_t place, bool 
         ht_order_note_use(a, n);
 }
 
-/* After the end of the order: the next images are the clock's. */
-static void leave_order(struct ht_arena *a) HT_REQUIRES(HT_LOCK_STORE)
+void ht_arena_forget_next_use(struct ht_arena *a, uint32_t n)
+{
+    if (!ht_arena_is_external(a, n) && a->image[n].planned)
+        set_planned(a, n, HT_ORDER_PLACES);
+}
+
+/* The next images are the clock's. */
+bool ht_arena_order_leave(struct ht_arena *a, unsigned most)
 {
     uint32_t i;
 
-    for (unsigned most = AGED_MAX; most && (i = ht_order_first(a)) != HT_SLOT_NONE; most--)
+    for (; most && (i = ht_order_first(a)) != HT_SLOT_NONE; most--)
         set_planned(a, i * HT_SLOT_SUBS, HT_ORDER_PLACES);
+    return a->order.slots;
+}
+
+/* The places of images that may go for this request. */
+static uint64_t places_to_ask(const struct ht_arena *a)
+{
+    uint64_t ahead = ht_order_ahead(a);
+
+    return a->is_ahead ? ht_order_after(a, ahead, a->ahead_place) : ahead;
 }
 
 /*
@@ -298,21 +314,33 @@ static void leave_order(struct ht_arena *a) HT_REQUIRES(HT_LOCK_STORE)
  */
 static uint32_t pass_order(struct ht_arena *a, bool *out_evicted) HT_REQUIRES(HT_LOCK_STORE)
 {
-    uint64_t ahead = ht_order_ahead(a);
+    uint64_t ahead = places_to_ask(a);
     uint32_t i = HT_SLOT_NONE, next;
-
-    if (a->is_ahead)
-        ahead = ht_order_after(a, ahead, a->ahead_place);
+    unsigned moves = MOVED_MAX;
 
     *out_evicted = false;
     while (!*out_evicted && (next = ht_order_next(a, &ahead)) != HT_SLOT_NONE) {
         i = next;
-        uint32_t n = i * HT_SLOT_SUBS;
+        uint32_t n = i * HT_SLOT_SUBS, place = a->image[n].next_use;
         *out_evicted = (a->forced || !ht_order_was_used_now(a, n)) && a->evict(a->ctx, n);
         if (*out_evicted)
             ht_arena_put(a, n);
+        else if (moves && (!a->image[n].planned || a->image[n].next_use != place)) {
+            ahead = places_to_ask(a); /* its owner has moved it */
+            moves--;
+        }
     }
     return i;
+}
+
+/* Does an image in the order go before one that the clock finds? */
+static bool order_goes_first(const struct ht_arena *a) HT_REQUIRES(HT_LOCK_STORE)
+{
+    const struct ht_slot_list *clean = &a->list[HT_IMAGE_CLEAN][0];
+
+    if (!a->order.hints)
+        return clean->count <= a->order.slots / OTHERS_PART;
+    return ht_order_has_last(a) || !ht_arena_has_hint_room(a) || (a->forced && a->passed > UINT64_C(2) * clean->count);
 }
 
 /* ------------------------------------------------------------ readahead */
@@ -399,7 +427,7 @@ void ht_eviction_forget(struct ht_arena *a, uint32_t n)
 /* The protected set takes its room from the working set. */
 static bool may_stay_in_workingset(const struct ht_arena *a, const struct ht_image *im)
 {
-    return !a->forced && a->protected_bytes + a->workingset_bytes <= workingset_bytes_max(a) &&
+    return !a->forced && a->protected_bytes + a->workingset_bytes + ht_order_hint_bytes(a) <= workingset_bytes_max(a) &&
         !ht_workingset_is_over(&a->workingset, im->used_at);
 }
 
@@ -461,11 +489,14 @@ uint32_t ht_eviction_pass(struct ht_arena *a, uint32_t subs)
     uint32_t passed = HT_SLOT_NONE;
     bool evicted = false;
 
+    a->passed++;
     if (a->is_ahead)
         return a->order.active ? pass_order(a, &evicted) : HT_SLOT_NONE;
+    if (a->order.hints && !clean->count)
+        age_workingset(a, AGED_MAX); /* for hinted images that took its room */
     if (!a->order.active)
-        leave_order(a);
-    else if (clean->count <= a->order.slots / OTHERS_PART)
+        (void)ht_arena_order_leave(a, AGED_MAX);
+    else if (order_goes_first(a))
         passed = pass_order(a, &evicted);
     if (evicted)
         return passed;

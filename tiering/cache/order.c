@@ -50,6 +50,7 @@ void ht_order_del(struct ht_arena *a, uint32_t i)
 void ht_arena_order_begin(struct ht_arena *a, uint64_t now)
 {
     a->order.active = true;
+    a->order.hints = false;
     ht_arena_order_move(a, now);
 }
 
@@ -58,9 +59,30 @@ void ht_arena_order_move(struct ht_arena *a, uint64_t now)
     a->order.now = now % HT_ORDER_PLACES;
 }
 
+void ht_arena_order_begin_hints(struct ht_arena *a)
+{
+    ht_arena_order_begin(a, 0);
+    a->order.hints = true;
+}
+
 void ht_arena_order_end(struct ht_arena *a)
 {
-    a->order.active = false;
+    a->order.active = a->order.hints = false;
+}
+
+bool ht_arena_has_hint_room(const struct ht_arena *a)
+{
+    return a->order.slots < a->slots / 2;
+}
+
+bool ht_order_has_last(const struct ht_arena *a)
+{
+    return a->order.places >> (HT_ORDER_PLACES - 1) & 1;
+}
+
+uint64_t ht_order_hint_bytes(const struct ht_arena *a)
+{
+    return a->order.hints ? (uint64_t)a->order.slots << HT_SLOT_SHIFT : 0;
 }
 
 bool ht_order_was_used_now(const struct ht_arena *a, uint32_t n)

@@ -163,6 +163,7 @@ void ht_engine_teardown(struct ht_store *s)
     ht_dedup_end(&e->dedup);
     ht_compact_end(&e->compaction);
     ht_planner_destroy(&e->planner);
+    ht_next_uses_free(&s->next_uses);
     ht_recompress_destroy(&e->recompress);
     free(e);
 }
@@ -170,7 +171,8 @@ void ht_engine_teardown(struct ht_store *s)
 uint64_t ht_engine_memory_bytes(const struct ht_store *s)
 {
     return s->engine->dedup.figures.memory_bytes + s->engine->compaction.figures.memory_bytes +
-        ht_planner_bytes(&s->engine->planner) + ht_recompress_bytes(&s->engine->recompress);
+        ht_planner_bytes(&s->engine->planner) + ht_next_uses_bytes(&s->next_uses) +
+        ht_recompress_bytes(&s->engine->recompress);
 }
 
 /* ----------------------------------------------------------- start and stop */

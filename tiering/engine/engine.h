@@ -8,7 +8,7 @@
  *   checkpoint  log checkpoint, resync           engine.c
  *   health      health of the devices            engine.c      waits for no device
  *   readahead   readahead                        readahead.c   on demand
- *   planner     plans of steps that repeat       planner.c     on demand, no I/O
+ *   planner     plans of steps that repeat       planner.c     on demand, no I/O; next_use.c: what programs say
  *   background  scrub                            scrub.c       on demand, paced; background.c pauses and counts all
  *               deduplication                    dedup.c       dedup_pair.c, dedup_index.c
  *               discard                          discard.c     on demand, with -o discard=on

@@ -54,6 +54,7 @@ struct ht_planner {
         uint64_t waiting_bytes, pinned_bytes, valid_ns;
         uint64_t fetch_ns;                       /* no read ahead before: the last one found no room */
         bool outdated;                           /* the plan in use is of an older step */
+        bool hinted;                             /* the last read ahead was of a hint */
         uint64_t made, dropped, hits, strangers; /* the last two: of former plans */
     };
 };
@@ -131,6 +132,24 @@ extern const struct ht_engine_type ht_commit_engine, ht_relief_engine, ht_readah
 int ht_planner_init(struct ht_planner *p) HT_MUST_CHECK;
 void ht_planner_destroy(struct ht_planner *p);
 uint64_t ht_planner_bytes(const struct ht_planner *p) HT_REQUIRES(HT_LOCK_STORE); /* heap */
+
+/* next_use.c. The place of an object's images in the order of eviction, as a program said. False: it said nothing. */
+bool ht_next_use_order_place(const struct ht_store *s, uint64_t object, uint64_t *out_place) HT_REQUIRES(HT_LOCK_STORE);
+/*
+ * A plan began or ended, or hints did. True: hints should make an order of their own, which ht_next_use_settle begins.
+ */
+bool ht_next_use_update(struct ht_store *s) HT_REQUIRES(HT_LOCK_STORE);
+/* All images with a hint get their places again. */
+void ht_next_use_settle(struct ht_store *s) HT_EXCLUDES(HT_LOCK_STORE);
+/* The next read of content with a hint, as those of a plan. */
+bool ht_next_use_fetch(struct ht_store *s, struct ht_forecast_fetch *out, uint64_t *out_place)
+    HT_REQUIRES(HT_LOCK_STORE);
+void ht_next_use_fetch_done(struct ht_store *s) HT_REQUIRES(HT_LOCK_STORE);
+/* May that read take the place of content without a hint? */
+bool ht_next_use_may_take(const struct ht_store *s) HT_REQUIRES(HT_LOCK_STORE);
+/* When readahead should look for such reads again; 0: when it is woken. */
+uint64_t ht_next_use_look_ns(struct ht_store *s) HT_REQUIRES(HT_LOCK_STORE);
+
 void ht_scrub_init(struct ht_scrub *c);
 void ht_scrub_destroy(struct ht_scrub *c);
 uint64_t ht_scrub_rate_bytes(const struct ht_store *s);

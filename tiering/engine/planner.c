@@ -88,6 +88,15 @@ static void note_pinned(struct ht_store *s) HT_REQUIRES(HT_LOCK_STORE)
     outdate(p);
 }
 
+/* The use that a program named has come. */
+static void end_hint(const struct ht_obj *o, const struct ht_chunk *c) HT_REQUIRES(HT_LOCK_STORE)
+{
+    struct ht_store *s = o->s;
+
+    if (s->next_uses.leads || ht_next_uses_find(&s->next_uses, o->oid, ht_now_ns()))
+        ht_arena_forget_next_use(s->arena, c->slot);
+}
+
 void ht_planner_note(struct ht_obj *o, const struct ht_chunk *c, uint64_t index, enum ht_plan_use use, bool begins)
 {
     struct ht_store *s = o->s;
@@ -107,12 +116,15 @@ void ht_planner_note(struct ht_obj *o, const struct ht_chunk *c, uint64_t index,
         .begins = begins,
     };
     ht_runs_note(&p->runs, &a);
+    struct ht_forecast_use next = {.known = false};
     if (p->forecast) {
-        struct ht_forecast_use next = ht_forecast_note(p->forecast, &a);
+        next = ht_forecast_note(p->forecast, &a);
         ht_arena_order_move(s->arena, ht_forecast_place(p->forecast, ht_forecast_now(p->forecast, a.now_ns)));
         if (next.known && c->slot != HT_SLOT_NONE)
             ht_arena_set_next_use(s->arena, c->slot, ht_forecast_place(p->forecast, next.next_ns), true);
     }
+    if (!next.known && c->slot != HT_SLOT_NONE && ht_next_uses_count(&s->next_uses))
+        end_hint(o, c);
     if (is_due(p, a.now_ns))
         s->waits.wakes.planner = s->waits.wakes.any = true;
     struct ht_forecast_fetch fetch;
@@ -132,6 +144,9 @@ bool ht_planner_fetch(struct ht_store *s, struct ht_forecast_fetch *out, uint64_
     struct ht_planner *p = &s->engine->planner;
     uint64_t now = ht_now_ns();
 
+    p->hinted = now >= p->fetch_ns && ht_next_use_fetch(s, out, out_place);
+    if (p->hinted)
+        return true;
     if (!p->forecast || p->outdated || has_enough(s) || now < p->fetch_ns || !ht_forecast_fetch(p->forecast, now, out))
         return false;
     *out_place = ht_forecast_place(p->forecast, out->need_ns);
@@ -140,7 +155,9 @@ bool ht_planner_fetch(struct ht_store *s, struct ht_forecast_fetch *out, uint64_
 
 void ht_planner_fetch_done(struct ht_store *s)
 {
-    if (s->engine->planner.forecast)
+    if (s->engine->planner.hinted)
+        ht_next_use_fetch_done(s);
+    else if (s->engine->planner.forecast)
         ht_forecast_fetch_done(s->engine->planner.forecast);
 }
 
@@ -153,7 +170,12 @@ void ht_planner_note_ahead(struct ht_obj *o, const struct ht_chunk *c, uint64_t 
 {
     struct ht_store *s = o->s;
     const struct ht_forecast *f = s->engine->planner.forecast;
+    uint64_t place;
 
+    if (ht_next_use_order_place(s, o->oid, &place)) {
+        ht_arena_set_next_use(s->arena, c->slot, place, false);
+        return;
+    }
     if (!f || index > UINT32_MAX)
         return;
     struct ht_forecast_use next = ht_forecast_next(f, o->oid, (uint32_t)index);
@@ -168,6 +190,8 @@ bool ht_planner_place(const struct ht_obj *o, uint64_t index, uint64_t *out_plac
 
     if (!f)
         return false;
+    if (ht_next_use_order_place(o->s, o->oid, out_place))
+        return true;
     if (index <= UINT32_MAX)
         next = ht_forecast_next(f, o->oid, (uint32_t)index);
     *out_place = ht_forecast_place(f, next.known ? next.next_ns : ht_forecast_now(f, ht_now_ns()));
@@ -331,7 +355,8 @@ static void add_up(struct ht_planner *p, uint64_t now_ns) HT_REQUIRES(HT_LOCK_ST
     p->strangers += g.strangers;
 }
 
-static void install(struct ht_store *s, struct ht_forecast *f) HT_REQUIRES(HT_LOCK_STORE)
+/* True: hints need their places again. */
+static bool install(struct ht_store *s, struct ht_forecast *f) HT_REQUIRES(HT_LOCK_STORE)
 {
     struct ht_planner *p = &s->engine->planner;
     uint64_t now = ht_now_ns();
@@ -348,8 +373,10 @@ static void install(struct ht_store *s, struct ht_forecast *f) HT_REQUIRES(HT_LO
     p->outdated = false;
     if (f)
         ht_arena_order_begin(s->arena, ht_forecast_place(f, ht_forecast_now(f, now)));
-    else
+    else if (!s->next_uses.leads)
         ht_arena_order_end(s->arena);
+    bool begins = ht_next_use_update(s);
+    return begins || (f && ht_next_uses_count(&s->next_uses));
 }
 
 /* What the forecast is to be followed by. */
@@ -389,8 +416,10 @@ void ht_store_plan(struct ht_store *s)
     free(st.run);
     ht_store_lock(s);
     struct ht_forecast *was = p->forecast, *late = valid_ns == p->valid_ns ? NULL : f;
-    install(s, late ? NULL : f);
+    bool again = install(s, late ? NULL : f);
     ht_store_unlock(s);
+    if (again)
+        ht_next_use_settle(s);
     ht_forecast_free(was);
     ht_forecast_free(late);
 }

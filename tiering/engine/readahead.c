@@ -249,7 +249,10 @@ static bool feed_plan(struct ht_read_batch *w) HT_REQUIRES(HT_LOCK_STORE)
     enum ht_admission a = ht_admit(s, &w->spare, &permit, w->count > 0);
     if (a != HT_ADMITTED || !ht_chunk_trylock_exclusive(c))
         return a == HT_ADMISSION_AGAIN;
-    uint32_t slot = ht_arena_get_ahead(s->arena, place, ht_chunk_numa_index(s, c));
+    int numa_index = ht_chunk_numa_index(s, c);
+    uint32_t slot = ht_arena_get_ahead(s->arena, place, numa_index);
+    if (slot == HT_SLOT_NONE && ht_next_use_may_take(s))
+        slot = ht_arena_get(s->arena, HT_MIB, TRIES, numa_index);
     if (slot == HT_SLOT_NONE) {
         ht_chunk_unlock_exclusive(o, c, index);
         ht_planner_fetch_later(s);
@@ -334,7 +337,12 @@ void ht_store_readahead(struct ht_store *s)
 
 static enum ht_step step(void *ctx, struct ht_budget *b)
 {
-    ht_store_readahead(ctx);
+    struct ht_store *s = ctx;
+
+    ht_store_readahead(s);
+    ht_store_lock(s);
+    b->at_ns = ht_next_use_look_ns(s);
+    ht_store_unlock(s);
     return HT_STEP_IDLE;
 }
 

@@ -156,6 +156,25 @@ void ht_chunk_drop_image(struct ht_obj *o, struct ht_chunk *c, uint64_t index)
     o->resident--;
 }
 
+/* Its place in the order is as old as its hint. It has another one now, or none: it stays for the moment. */
+static bool moves_in_order(struct ht_store *s, const struct ht_obj *o, uint32_t slot) HT_REQUIRES(HT_LOCK_STORE)
+{
+    const struct ht_image *im = ht_arena_image(s->arena, slot);
+
+    if (!s->next_uses.leads || !im->planned)
+        return false;
+    uint64_t now = ht_now_ns();
+    const struct ht_next_use *u = ht_next_uses_find(&s->next_uses, o->oid, now);
+    unsigned place = u ? ht_next_use_place(u, now) : 0;
+    if (u && place >= im->next_use)
+        return false;
+    if (u)
+        ht_arena_set_next_use(s->arena, slot, place, false);
+    else
+        ht_arena_forget_next_use(s->arena, slot);
+    return true;
+}
+
 /* The arena wants to evict a clean image. */
 bool ht_store_evict_image(void *ctx, uint32_t slot)
 {
@@ -164,7 +183,7 @@ bool ht_store_evict_image(void *ctx, uint32_t slot)
     struct ht_obj *o = im->owner;
     struct ht_chunk *c = ht_chunk_find(o, im->index);
 
-    if (im->dirty || c->exclusive || c->shared)
+    if (im->dirty || c->exclusive || c->shared || moves_in_order(s, o, slot))
         return false;
     ht_alloc_unreserve(s->alloc, im->reserved_blocks);
     im->reserved_blocks = 0;

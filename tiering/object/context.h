@@ -23,6 +23,7 @@
 #include "tiering/base/lock.h"
 #include "tiering/space/alloc.h"
 #include "tiering/space/super.h"
+#include "tiering/tier/next_use.h"
 #include "tiering/io/gate.h"
 #include "tiering/api/store.h"
 #include "tiering/object/deferred_free.h"
@@ -86,6 +87,7 @@ struct ht_store {
     struct ht_frees frees;
     struct ht_waits waits;
     struct ht_flow flow HT_GUARDED_BY(HT_LOCK_STORE);
+    struct ht_next_uses next_uses HT_GUARDED_BY(HT_LOCK_STORE);
     _Atomic bool failed; /* the log cannot be written: read-only */
     /* Each folder has the type of its own. */
     struct ht_data *data;

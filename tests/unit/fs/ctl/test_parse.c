@@ -51,6 +51,45 @@ START_TEST(sizes_have_units_and_a_length)
 }
 END_TEST
 
+START_TEST(times_until_a_use_are_seconds_or_never)
+{
+    static const struct {
+        const char *text;
+        int rc;
+        uint64_t ns;
+    } cases[] = {
+        {"1", 0, 1000000000},
+        {"2.5", 0, 2500000000},
+        {"0.000000001", 0, 1},
+        {"0.0000000019", 0, 1},
+        {"1000000", 0, UINT64_C(1000000000000000)},
+        {"1000000.0", 0, UINT64_C(1000000000000000)},
+        {"never", 0, UINT64_MAX},
+        {"0", -ERANGE, 0},
+        {"0.0000000001", -ERANGE, 0},
+        {"1000000.1", -ERANGE, 0},
+        {"1000001", -ERANGE, 0},
+        {"99999999999999999999", -EINVAL, 0},
+        {"", -EINVAL, 0},
+        {".5", -EINVAL, 0},
+        {"5.", -EINVAL, 0},
+        {"-1", -EINVAL, 0},
+        {"1e3", -EINVAL, 0},
+        {"1.5s", -EINVAL, 0},
+        {"1.2.3", -EINVAL, 0},
+        {" 1", -EINVAL, 0},
+        {"nan", -EINVAL, 0},
+        {"neve", -EINVAL, 0},
+    };
+
+    for (size_t i = 0; i < HT_ARRAY_SIZE(cases); i++) {
+        uint64_t ns = 0;
+        ck_assert_int_eq(ht_parse_next_use(cases[i].text, strlen(cases[i].text), &ns), cases[i].rc);
+        ck_assert(ns == cases[i].ns);
+    }
+}
+END_TEST
+
 START_TEST(every_dtype_is_found_by_word_and_number)
 {
     for (size_t i = 0; i < HT_DTYPE_WORDS; i++) {
@@ -309,6 +348,7 @@ int main(void)
 
     tcase_add_test(t, numbers_are_decimal_digits_and_nothing_else);
     tcase_add_test(t, sizes_have_units_and_a_length);
+    tcase_add_test(t, times_until_a_use_are_seconds_or_never);
     tcase_add_test(t, every_dtype_is_found_by_word_and_number);
     tcase_add_test(t, shapes_are_bounded_lists);
     tcase_add_test(t, members_lie_one_after_the_other);

@@ -1,0 +1,314 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * test_next_use.c - objects whose next use a program names: they stay until then, and are read before. The tier has
+ * 32 MiB, of which they have at most half.
+ */
+#include <unistd.h>
+
+#include "tiering/object/chunk.h"
+#include "tiering/object/context.h"
+
+#include "tests/support/dev.h"
+#include "tests/unit/tiering/store/fixture.h"
+#include "tiering/api/plan.h"
+
+enum { DRAM = 32, PASSES = 6, TRIES = 50 };
+#define SECOND UINT64_C(1000000000)
+
+static uint8_t buf[MIB];
+
+static void begin(bool threads)
+{
+    struct ht_super sb;
+    struct ht_format_opts format = {0};
+    struct ht_store_opts opts = {
+        .dram_bytes = DRAM * MIB, .staging_bytes = 16 * MIB, .numa_node = HT_NUMA_OFF, .no_threads = !threads};
+
+    ck_assert_int_eq(dev_open_ram(512 * MIB, 512, &dev), 0);
+    ck_assert_int_eq(ht_super_format(&dev, 1, &format, &sb), 0);
+    ck_assert_int_eq(ht_store_new(&dev, 1, &opts, &s), 0);
+    ck_assert_int_eq(ht_store_mount(s), 0);
+}
+
+static struct ht_obj *tensor(unsigned chunks)
+{
+    struct ht_obj *o = object(MIB, 0);
+
+    for (unsigned i = 0; i < chunks; i++) {
+        memset(buf, (int)i, MIB);
+        ck_assert_int_eq(ht_obj_write(o, i * (uint64_t)MIB, buf, MIB), MIB);
+    }
+    ck_assert_int_eq(ht_obj_sync(o), 0);
+    ht_obj_evict(o);
+    return o;
+}
+
+static void read_chunk(struct ht_obj *o, unsigned i)
+{
+    ck_assert_int_eq(ht_obj_read(o, i * (uint64_t)MIB, buf, MIB), MIB);
+    ck_assert_uint_eq(buf[7], (uint8_t)i);
+}
+
+static void read_all(struct ht_obj *o)
+{
+    for (unsigned i = 0; i < ht_obj_size(o) / MIB; i++)
+        read_chunk(o, i);
+}
+
+static unsigned resident(struct ht_obj *o)
+{
+    return (unsigned)(obj_stat(o).resident_bytes / MIB);
+}
+
+static void say(struct ht_obj *o, uint64_t after_ns)
+{
+    ck_assert_int_eq(ht_obj_set_next_use(o, after_ns), 0);
+}
+
+static void verify(void)
+{
+    ht_store_lock(s);
+    ht_arena_verify(s->arena);
+    ht_store_unlock(s);
+}
+
+/* Passes over other content, which come back and so join the working set. */
+static void scan(struct ht_obj *o)
+{
+    for (unsigned i = 0; i < 3; i++)
+        read_all(o);
+    verify();
+}
+
+START_TEST(what_is_needed_stays_while_others_pass)
+{
+    begin(false);
+    struct ht_obj *o = tensor(8), *other = tensor(12), *scanned = tensor(96);
+    read_all(o);
+    read_all(other);
+    scan(scanned);
+    ck_assert_uint_eq(resident(o), 0);
+    read_all(o);
+    say(o, 1000 * SECOND);
+    scan(scanned);
+    ck_assert_uint_eq(resident(o), 8);
+    for (unsigned i = 0; i < 40 && resident(other) < 12; i++)
+        scan(other);
+    ck_assert_uint_eq(resident(other), 12); /* it has room beside */
+    ck_assert_uint_eq(resident(o), 8);
+    ht_obj_put(o);
+    ht_obj_put(other);
+    ht_obj_put(scanned);
+    done();
+}
+END_TEST
+
+START_TEST(of_those_the_last_one_goes_first)
+{
+    static const unsigned after_s[] = {30, 400, 90};
+    struct ht_obj *o[3], *scanned;
+
+    begin(false);
+    scanned = tensor(64);
+    for (unsigned i = 0; i < 3; i++) {
+        o[i] = tensor(8);
+        read_all(o[i]);
+        say(o[i], after_s[i] * SECOND);
+    }
+    verify();
+    scan(scanned); /* half of the tier is theirs */
+    ck_assert_uint_eq(resident(o[0]), 8);
+    ck_assert_uint_eq(resident(o[1]), 0);
+    ck_assert_uint_ge(resident(o[2]), 7);
+    for (unsigned i = 0; i < 3; i++)
+        ht_obj_put(o[i]);
+    ht_obj_put(scanned);
+    done();
+}
+END_TEST
+
+START_TEST(what_is_never_needed_goes_before_all)
+{
+    begin(false);
+    struct ht_obj *o = tensor(8), *old = tensor(24), *other = tensor(8);
+    read_all(old);
+    read_all(o); /* the newest */
+    say(o, HT_NEXT_USE_NEVER);
+    read_all(other);
+    ck_assert_uint_eq(resident(o), 0);
+    ck_assert_uint_eq(resident(old), 24);
+    uint64_t after_ns;
+    ck_assert_int_eq(ht_obj_next_use(o, &after_ns), 0);
+    ck_assert(after_ns == HT_NEXT_USE_NEVER);
+    ht_obj_put(o);
+    ht_obj_put(old);
+    ht_obj_put(other);
+    done();
+}
+END_TEST
+
+/* The use ends what was said of a chunk; forgetting ends it for all. */
+START_TEST(after_its_use_content_is_as_any_other)
+{
+    uint64_t after_ns;
+
+    begin(false);
+    struct ht_obj *o = tensor(8), *scanned = tensor(96);
+    read_all(o);
+    say(o, 1000 * SECOND);
+    read_chunk(o, 2);
+    read_chunk(o, 3);
+    scan(scanned);
+    ck_assert_uint_eq(resident(o), 6);
+    ck_assert_int_eq(ht_obj_next_use(o, &after_ns), 0);
+    ck_assert_uint_le(after_ns, 1000 * SECOND);
+    ck_assert_int_eq(ht_obj_forget_next_use(o), 0);
+    ck_assert_int_eq(ht_obj_forget_next_use(o), -ENODATA);
+    ck_assert_int_eq(ht_obj_next_use(o, &after_ns), -ENODATA);
+    scan(scanned);
+    ck_assert_uint_eq(resident(o), 0);
+    ht_obj_put(o);
+    ht_obj_put(scanned);
+    done();
+}
+END_TEST
+
+/* Also without any request: the thread looks when the time has come. */
+START_TEST(what_is_needed_soon_is_read_before)
+{
+    begin(_i);
+    struct ht_obj *o = tensor(8), *later = tensor(4), *others = tensor(DRAM);
+    read_all(others);
+    say(later, 1000 * SECOND);
+    for (unsigned i = 0; i < TRIES && resident(o) < 8; i++) { /* it is past in a second if the machine is busy */
+        say(o, _i ? 5 * SECOND / 4 : SECOND);
+        for (unsigned k = 0; k < 200 && resident(o) < 8; k++)
+            if (_i)
+                usleep(10000);
+            else
+                ht_store_readahead(s);
+    }
+    ck_assert_uint_eq(resident(o), 8);
+    ck_assert_uint_eq(resident(later), 0);
+    verify();
+    read_all(o);
+    ck_assert_uint_eq(obj_stat(o).device_read_bytes, 8 * MIB); /* each chunk once */
+    ck_assert_uint_ge(stats().readahead_hits, 8);
+    ht_obj_put(o);
+    ht_obj_put(later);
+    ht_obj_put(others);
+    done();
+}
+END_TEST
+
+/* Reads for hints take at most half of the tier, and nothing from what is needed earlier. */
+START_TEST(reads_for_hints_leave_the_rest_alone)
+{
+    begin(false);
+    struct ht_obj *first = tensor(6), *big = tensor(64), *others = tensor(DRAM);
+    read_all(first);
+    for (unsigned i = 0; i < TRIES && resident(big) < 8; i++) {
+        read_all(others);
+        say(first, SECOND / 2);
+        say(big, SECOND);
+        for (unsigned k = 0; k < 50 && resident(big) < 8; k++)
+            ht_store_readahead(s);
+    }
+    ck_assert_uint_ge(resident(big), 8);
+    ck_assert_uint_le(resident(big), DRAM / 2);
+    ck_assert_uint_ge(resident(others), DRAM / 2 - 6);
+    verify();
+    ht_obj_put(first);
+    ht_obj_put(big);
+    ht_obj_put(others);
+    done();
+}
+END_TEST
+
+enum { LAYERS = 64 };
+
+/* A plan's order has hints; without it they have their own again. */
+START_TEST(hints_count_more_than_a_plan)
+{
+    struct ht_plan_stats st;
+    struct ht_obj *o[LAYERS];
+
+    begin(false);
+    struct ht_obj *hinted = tensor(4), *scanned = tensor(96);
+    for (unsigned i = 0; i < LAYERS; i++)
+        o[i] = tensor(1);
+    read_all(hinted);
+    say(hinted, 1000 * SECOND);
+    for (unsigned i = 0; i < PASSES * LAYERS; i++)
+        read_chunk(o[i % LAYERS], 0);
+    ck_assert_uint_eq(resident(hinted), 4);
+    ht_store_plan(s);
+    ht_store_plan_stats(s, &st);
+    ck_assert(st.active);
+    verify();
+    for (unsigned i = 0; i < 3 * LAYERS; i++)
+        read_chunk(o[i % LAYERS], 0);
+    ck_assert_uint_eq(resident(hinted), 0); /* of all it is needed last */
+    unsigned next = 1;
+    while (!resident(o[next]))
+        next++;
+    say(o[next], HT_NEXT_USE_NEVER);
+    for (unsigned i = LAYERS / 2; i < LAYERS; i++)
+        read_chunk(o[i], 0);
+    ck_assert_uint_eq(resident(o[next]), 0);
+    for (unsigned i = 0; i < 50 && st.active; i++) {
+        read_all(scanned);
+        ht_store_plan(s);
+        ht_store_plan_stats(s, &st);
+    }
+    ck_assert(!st.active);
+    verify();
+    read_all(hinted);
+    say(hinted, 1000 * SECOND);
+    scan(scanned);
+    ck_assert_uint_eq(resident(hinted), 4);
+    for (unsigned i = 0; i < LAYERS; i++)
+        ht_obj_put(o[i]);
+    ht_obj_put(hinted);
+    ht_obj_put(scanned);
+    done();
+}
+END_TEST
+
+START_TEST(an_object_may_be_deleted_before_its_use)
+{
+    struct ht_tx *tx;
+    uint64_t lsn;
+
+    begin(false);
+    struct ht_obj *o = tensor(8), *others = tensor(DRAM);
+    read_all(others);
+    say(o, SECOND);
+    ck_assert_int_eq(ht_tx_begin(s, 4096, &tx), 0);
+    ht_obj_delete(o, tx);
+    ck_assert_int_eq(ht_tx_commit(tx, &lsn), 0);
+    ht_obj_put(o);
+    ht_store_readahead(s);
+    scan(others);
+    ht_obj_put(others);
+    done();
+}
+END_TEST
+
+int main(void)
+{
+    Suite *suite = suite_create("next_use");
+    TCase *tc = tcase_create("next_use");
+
+    tcase_set_timeout(tc, 120);
+    tcase_add_test(tc, what_is_needed_stays_while_others_pass);
+    tcase_add_test(tc, of_those_the_last_one_goes_first);
+    tcase_add_test(tc, what_is_never_needed_goes_before_all);
+    tcase_add_test(tc, after_its_use_content_is_as_any_other);
+    tcase_add_loop_test(tc, what_is_needed_soon_is_read_before, 0, 2);
+    tcase_add_test(tc, reads_for_hints_leave_the_rest_alone);
+    tcase_add_test(tc, hints_count_more_than_a_plan);
+    tcase_add_test(tc, an_object_may_be_deleted_before_its_use);
+    suite_add_tcase(suite, tc);
+    return run_all(suite);
+}
