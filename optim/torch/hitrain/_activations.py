@@ -45,8 +45,8 @@ class _Entry:
 
     def __init__(self, tensor: torch.Tensor, begin: int, size: int, order: Tuple[int, int, int]) -> None:
         flat = torch.empty(0, dtype=torch.uint8)
-        self.memory: Optional[torch.Tensor] = flat.set_(tensor.untyped_storage(), begin, (size,), (1,))
-        self.original: Optional[torch.Tensor] = tensor
+        self.memory: Any = flat.set_(tensor.untyped_storage(), begin, (size,), (1,))
+        self.original: Any = tensor
         self.storage = StorageWeakRef(tensor.untyped_storage())
         self.version, self.changed = tensor._version, False
         self.begin, self.bytes, self.order = begin, size, order
@@ -92,7 +92,7 @@ class Activations:
         self._writing_seconds, self._begin, self._end = 0.0, 0.0, 0.0  # of this pass
         self._pass_bytes = self._pass_written = 0
         self._backward = False
-        self._work: 'queue.SimpleQueue[Tuple[str, Optional[_Entry]]]' = queue.SimpleQueue()
+        self._work: 'queue.SimpleQueue[Tuple[str, Any]]' = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name='hitrain-activations', daemon=True)
         self._thread.start()
 
@@ -191,7 +191,7 @@ class Activations:
             return None
         if 2 * size >= whole:
             return 0, whole
-        return (t.storage_offset() * t.element_size(), size) if t.is_contiguous() else None
+        return (int(t.storage_offset()) * t.element_size(), size) if t.is_contiguous() else None
 
     def _new_pass(self) -> None:
         """A forward begins after a backward."""
@@ -247,7 +247,7 @@ class Activations:
             if what == 'close':
                 return
             if what == 'settle':
-                entry.set()  # type: ignore[union-attr]
+                entry.set()
             elif what == 'unused':
                 self._unused(entry)
             elif what == 'write':
@@ -279,7 +279,7 @@ class Activations:
             while done < len(memory):
                 done += os.pwrite(self._fd, memory[done:], entry.at + done)
         except OSError as e:
-            error = OSError(e.errno, f'{os.strerror(e.errno)} (saving a tensor for backward in the store)')
+            error = OSError(e.errno, f'{os.strerror(e.errno or 0)} (saving a tensor for backward in the store)')
         with self._changed:
             self._writing_seconds += time.monotonic() - begin
             if error:
@@ -308,7 +308,7 @@ class Activations:
             with self._changed:
                 entry.state = STORED
                 self._changed.notify_all()
-            raise OSError(e.errno, f'{os.strerror(e.errno)} (reading a tensor for backward from the store)') from e
+            raise OSError(e.errno, f'{os.strerror(e.errno or 0)} (reading a tensor for backward from the store)') from e
         with self._changed:
             entry.memory, entry.state = memory, LOADED
             self.read_bytes += entry.bytes

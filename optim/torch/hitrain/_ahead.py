@@ -40,7 +40,7 @@ class ReadAhead:
                 self._hooks.append(p.register_hook(lambda grad, p=p: self._check_used(p)))
         self._reader: List[int] = []  # identity of the thread, once it runs
         self._thread = concurrent.futures.ThreadPoolExecutor(
-            max_workers=1, thread_name_prefix='hitrain-read', initializer=lambda mine=self._reader: mine.append(threading.get_ident()))
+            max_workers=1, thread_name_prefix='hitrain-read', initializer=_append_identity, initargs=(self._reader,))
 
     def start(self, parameters: Iterable[torch.Tensor]) -> None:
         """Begin to read these. Nothing may be pending."""
@@ -95,7 +95,11 @@ class ReadAhead:
                                'one that runs no hooks. Call wait() before the forward, or do not use read_ahead()')
 
 
+def _append_identity(to: List[int]) -> None:
+    to.append(threading.get_ident())
+
+
 def _not_compiled(hook: Callable[..., None]) -> Callable[..., None]:
     """torch.compile (2.1 and newer) calls the hook each time, and leaves it out of the compiled code."""
-    compiler = getattr(torch, 'compiler', None)
+    compiler: Any = getattr(torch, 'compiler', None)
     return compiler.disable(hook) if hasattr(compiler, 'disable') else hook

@@ -23,7 +23,7 @@ def init_empty() -> Iterator[None]:
         if param is not None and param.device.type != 'meta':
             empty = nn.Parameter(param.detach().to('meta'), requires_grad=param.requires_grad)
             module._parameters[name] = empty
-    nn.Module.register_parameter = registered  # type: ignore[method-assign]
+    nn.Module.register_parameter = registered  # type: ignore[method-assign,assignment]
     try:
         yield
     finally:

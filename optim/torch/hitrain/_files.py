@@ -223,10 +223,11 @@ class ParameterFile:
     # -- its gradient --
 
     def gradient(self) -> torch.Tensor:
-        grad = self.tensor.grad
-        if is_dtensor(grad) and is_dtensor(self.tensor):
-            if tuple(grad.placements) != tuple(self.tensor.placements):
-                raise TypeError(f'the gradient of {self.name} is placed as {grad.placements} and not as its parameter, {self.tensor.placements}')
+        grad: Any = self.tensor.grad
+        own: Any = self.tensor
+        if is_dtensor(grad) and is_dtensor(own):
+            if tuple(grad.placements) != tuple(own.placements):
+                raise TypeError(f'the gradient of {self.name} is placed as {grad.placements} and not as its parameter, {own.placements}')
             grad = local_of(grad)
         if grad.layout != torch.strided:
             raise TypeError(f'the gradient of {self.name} is sparse; only dense ones can be sent')

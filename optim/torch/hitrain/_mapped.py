@@ -14,7 +14,7 @@ import errno
 import mmap
 import os
 import weakref
-from typing import Callable, Optional
+from typing import Any, Callable, Optional
 
 import torch
 
@@ -44,8 +44,8 @@ class MappedFile(ParameterFile):
         super().__init__(root, name, tensor, tensor.dtype, grad_dtype)
         self.content_bytes = tensor.numel() * tensor.element_size()
         self.bytes = -(-self.content_bytes // mmap.PAGESIZE) * mmap.PAGESIZE  # of memory, when it is loaded
-        self._address: Optional[int] = None
-        self._content: Optional[torch.Tensor] = None  # keeps the mapping, whatever memory a program gives the tensor
+        self._address: Any = None  # of the mapping
+        self._content: Any = None  # keeps the mapping, whatever memory a program gives the tensor
         self._fill = fill
         self._version_sent: Optional[int] = None
 
@@ -151,7 +151,7 @@ class MappedFile(ParameterFile):
         try:
             os.close(os.dup(fd))  # sync_file_range() waits for pages alone, which older kernels copy for FUSE before they send them
         except OSError as e:
-            raise OSError(e.errno, f'{os.strerror(e.errno)}: changes of {self.name} could not be written') from e
+            raise OSError(e.errno, f'{os.strerror(e.errno or 0)}: changes of {self.name} could not be written') from e
 
     def _map(self, fd: int) -> None:
         size = os.fstat(fd).st_size

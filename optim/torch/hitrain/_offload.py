@@ -7,7 +7,7 @@ import os
 import threading
 import warnings
 import weakref
-from typing import Any, Callable, Dict, Iterable, List, Optional, Sequence, Tuple, Type, Union
+from typing import Any, Callable, Dict, Iterable, List, Optional, Sequence, Set, Tuple, Type, Union
 
 import torch
 from torch import nn
@@ -57,7 +57,7 @@ def offload(model: nn.Module, root: 'os.PathLike[str] | str', optimizer: Union[s
     for name, why in REFUSED.items():
         if options.get(name):
             raise TypeError(f'offload() takes no {name}: {why}')
-    kind = RULES.get(optimizer) if isinstance(optimizer, str) else optimizer
+    kind: Any = RULES.get(optimizer) if isinstance(optimizer, str) else optimizer
     if kind is None or not issubclass(kind, Optimizer):
         raise ValueError(f'there is no optimizer {optimizer}: use {", ".join(RULES)}, or a class of hitrain.optim')
     if activations is not None and not (activations == 'auto' or isinstance(activations, int) and activations >= 0):
@@ -119,7 +119,7 @@ class Offloaded(Optimizer):
                  keep: int, filler: Filler, *args: Any, resume: bool = False, **options: Any) -> None:
         self._fill = None if resume else filler.fill
         self._was_empty = filler.made
-        self._residency: Optional[Residency] = None
+        self._residency: Any = None  # Residency, once the model is attached
         self._activations: Optional[Activations] = None
         self._handles: List[Any] = []
         self._own_apply: List[nn.Module] = []
@@ -273,7 +273,7 @@ class Offloaded(Optimizer):
     def _attach_model(self, model: nn.Module, units: List[Tuple[str, nn.Module, List[nn.Parameter]]], keep: int) -> None:
         made = []
         for name, module, params in units:
-            files = [self._files[p] for p in params if p in self._files and isinstance(self._files[p], MappedFile)]
+            files = [f for f in (self._files.get(p) for p in params) if isinstance(f, MappedFile)]
             if files:
                 made.append(Unit(name, module, files))
                 for f in files:
@@ -312,7 +312,7 @@ class Offloaded(Optimizer):
             if module is model and own.entered:
                 own.entered.pop().__exit__(None, None, None)
         first = model.register_forward_pre_hook(before)
-        model._forward_pre_hooks.move_to_end(first.id, last=False)
+        _in_order(model._forward_pre_hooks).move_to_end(first.id, last=False)
         self._handles += [first, model.register_forward_hook(after, always_call=True)]
 
     def _hook(self, mine: 'weakref.ref[Offloaded]', unit: Unit) -> None:
@@ -335,7 +335,7 @@ class Offloaded(Optimizer):
             if optimizer is not None:
                 optimizer._before_backward(unit)
         first = unit.module.register_forward_pre_hook(before)
-        unit.module._forward_pre_hooks.move_to_end(first.id, last=False)  # hooks of others may use the parameters
+        _in_order(unit.module._forward_pre_hooks).move_to_end(first.id, last=False)  # hooks of others may use the parameters
         self._handles += [first, unit.module.register_forward_hook(after)]
 
     def _before_forward(self, unit: Unit) -> None:
@@ -402,8 +402,13 @@ def _in_backward() -> bool:
 
 
 @functools.lru_cache(maxsize=None)
-def _class_of(kind: Type[Optimizer]) -> Type[Optimizer]:
+def _class_of(kind: Any) -> Any:
     return type(f'Offloaded{kind.__name__}', (Offloaded, kind), {'__doc__': Offloaded.__doc__})
+
+
+def _in_order(hooks: Any) -> Any:
+    """An OrderedDict, which PyTorch types as a dict."""
+    return hooks
 
 
 def _tensors(outputs: Any) -> Iterable[torch.Tensor]:
@@ -454,7 +459,7 @@ def _units(model: nn.Module, blocks: Optional[List[nn.Module]]) -> List[Tuple[st
     names = {m: name for name, m in model.named_modules()}
     if blocks is None:
         blocks = [child for m in names if isinstance(m, nn.ModuleList) for child in m]
-    within = set()
+    within: Set[nn.Module] = set()
     for block in blocks:
         if block not in names:
             raise ValueError(f'a {type(block).__name__} of blocks= is no part of the model')
@@ -483,7 +488,7 @@ def _check_keep(units: List[Tuple[str, nn.Module, List[nn.Parameter]]], keep: in
 def _with_frozen(model: nn.Module, groups: List[Any]) -> List[Any]:
     """Groups of (name, parameter) pairs, with the parameters that do not train and are in no group."""
     names = {id(p): name for name, p in model.named_parameters()}
-    given = set()
+    given: Set[int] = set()
 
     def named(entries: Any) -> List[Tuple[str, torch.Tensor]]:
         pairs = [e if isinstance(e, tuple) else (names.get(id(e), ''), e) for e in ([entries] if isinstance(entries, torch.Tensor) else entries)]

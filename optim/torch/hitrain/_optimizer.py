@@ -166,6 +166,7 @@ class Optimizer(torch.optim.Optimizer):
         self._durable_due = False  # the end of the step that has begun is to be durable
         # in step() and send_gradients(): no code of the user runs until the gradients are done with
         self._sending_all = False
+        self._latched: Optional[List[str]] = None
         self._small: Optional[List[ParameterFile]] = None  # written gradients that are handed over together
         self._torn = ''  # why a step could not be taken back
         self._seen_reducers = False
@@ -208,7 +209,7 @@ class Optimizer(torch.optim.Optimizer):
             raise
 
     @torch.no_grad()
-    def step(self, closure: Optional[Callable[[], float]] = None) -> Optional[float]:
+    def step(self, closure: Optional[Callable[[], float]] = None) -> Optional[float]:  # type: ignore[override]
         """One step: send gradients, end the step, take the new parameters. Parameters without a gradient stay."""
         _refuse_capture()
         loss = None
@@ -639,11 +640,11 @@ class Optimizer(torch.optim.Optimizer):
         """Send changes of param_groups to the store: the root follows the first group, the files of groups that differ
         from it carry their own. A step uses the values that are set when its first gradient is closed."""
         common = self._config_text(self.param_groups[0])
-        self._latched = self._all_config()
+        texts = self._latched = self._all_config()
         with self._root.explained('hyper-parameters'):
-            if self._latched[0] != self._config:
-                os.setxattr(self.root, XATTR + 'optimizer', self._latched[0].encode())
-                self._config = self._latched[0]
+            if texts[0] != self._config:
+                os.setxattr(self.root, XATTR + 'optimizer', texts[0].encode())
+                self._config = texts[0]
             for group in self.param_groups:
                 text = self._config_text(group)
                 for f in dict.fromkeys(self._files[p].whole for p in group['params']):
@@ -656,7 +657,7 @@ class Optimizer(torch.optim.Optimizer):
         self._step = step
         self._closing = False
         self._begun, self._open = False, 0  # the store's number of the open step, once it has a gradient
-        self._latched: Optional[List[str]] = None  # hyper-parameters of the step that has begun
+        self._latched = None  # hyper-parameters of the step that has begun
         for f in self._parameter_files():
             f.begin_step()
 
@@ -803,7 +804,7 @@ class Optimizer(torch.optim.Optimizer):
                 together = self._is_small(f)
                 if not together:
                     f.hand_over()
-        if together:
+        if together and self._small is not None:
             self._small.append(f)
             if len(self._small) == SMALL_MOST or not (self._open or self._shard):
                 self._apply_small()
@@ -1127,7 +1128,9 @@ class Optimizer(torch.optim.Optimizer):
         return self._held
 
     def _named(self, params: Any) -> Tuple[List[torch.Tensor], List[str]]:
-        tensors, names, seen = [], [], set()
+        tensors: List[torch.Tensor] = []
+        names: List[str] = []
+        seen: Set[int] = set()
         for entry in [params] if isinstance(params, torch.Tensor) else params:
             name, tensor = entry if isinstance(entry, tuple) else (None, entry)
             if name is None and self._given_names is not None:
@@ -1286,7 +1289,8 @@ def _when_accumulated(p: torch.Tensor, method: weakref.WeakMethod, f: ParameterF
     if hasattr(p, 'register_post_accumulate_grad_hook'):  # torch >= 2.1
         return p.register_post_accumulate_grad_hook(call)
     with torch.enable_grad():
-        return _NodeHook(p.expand_as(p).grad_fn.next_functions[0][0], call)
+        node: Any = p.expand_as(p).grad_fn
+        return _NodeHook(node.next_functions[0][0], call)
 
 
 def _refuse_reducers(parameters: Dict[torch.Tensor, Any]) -> None:

@@ -105,14 +105,15 @@ class PackFile(ParameterFile):
 
     def check_gradient(self) -> None:
         for place, t in zip(self.places, self.tensors):
-            if type(t.grad) is not torch.Tensor:
-                check_plain(f'the gradient of {place.name}', t.grad)
-            if t.grad.layout != torch.strided:
+            grad: Any = t.grad
+            if type(grad) is not torch.Tensor:
+                check_plain(f'the gradient of {place.name}', grad)
+            if grad.layout != torch.strided:
                 raise TypeError(f'the gradient of {place.name} is sparse; only dense ones can be sent')
 
     @torch.no_grad()
     def outgoing(self) -> torch.Tensor:
-        return _joined([t.grad for t in self.tensors]).to('cpu', self.grad_dtype)
+        return _joined([t.grad for t in self.tensors if t.grad is not None]).to('cpu', self.grad_dtype)
 
     def gradient_sent(self, early: bool) -> None:
         self.sent += 1  # by step() or send_gradients(), which clears it

@@ -70,7 +70,7 @@ def shares(name: str, elements: int, held: Sequence[Tuple[int, int]]) -> List[sl
     return out
 
 
-def value_of_part(what: str, value: torch.Tensor, part: Optional[Part], like: torch.Tensor) -> torch.Tensor:
+def value_of_part(what: str, value: Any, part: Optional[Part], like: Any) -> torch.Tensor:
     """This process's elements of a value that belongs to the parameter `like`: a DTensor, the whole, or its part."""
     local, whole = local_of(like), part.shape if part else tuple(like.shape)
     if is_dtensor(value):

@@ -51,8 +51,8 @@ class Root:
             os.write(self._ctl, ''.join(f'{line}\n' for line in lines).encode())
         except OSError as e:
             answers = self._answers()
-            said = _reason(answers) or self._says(e.errno)
-            raise OSError(e.errno, f'{os.strerror(e.errno)} ({_last(lines, answers)}): {said}', self.path) from e
+            said = _reason(answers) or self._says(e.errno or 0)
+            raise OSError(e.errno, f'{os.strerror(e.errno or 0)} ({_last(lines, answers)}): {said}', self.path) from e
         self._answers()
 
     def apply(self, names: Sequence[str]) -> None:

@@ -65,7 +65,7 @@ class Ranks:
     def __init__(self, shard: Optional[Shard], root: str) -> None:
         self.rank, self.world = (shard.rank, shard.world) if shard else (0, 1)
         self._over: Optional[RankFailed] = None
-        if self.world == 1:
+        if shard is None or self.world == 1:
             self._gather: Callable[[str], Sequence[str]] = lambda text: [text]
         elif shard.exchange:
             self._gather = shard.exchange
