@@ -329,6 +329,7 @@ struct ht_optim_steer {
     uint64_t claim;               /* that the client holds; 0: none */
     bool conditional;             /* only while step_open of the root is the following number */
     uint64_t step_open;           /* 0: no step */
+    bool full;                    /* a commit: with parameters and state, in place of logged steps */
     char why[HT_OPTIM_ERROR_MAX]; /* out: the reason of a refusal by claim or condition; else as it was */
 };
 

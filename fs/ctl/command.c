@@ -71,6 +71,7 @@ static struct ht_optim_steer steer_of(const struct ht_seat *seat, uint64_t root,
         .claim = seat->root == root ? seat->claim : 0,
         .conditional = cmd->conditional,
         .step_open = cmd->step_open,
+        .full = cmd->full,
     };
 }
 
@@ -396,7 +397,7 @@ static int run(struct ht_ctl *c, uint64_t dir, uint64_t root, struct ht_seat *se
         rc = run_with_path(c, dir, root, seat, cmd, err);
     } else if (root) {
         rc = run_on_root(c, root, seat, cmd, err);
-    } else if (cmd->id == HT_COMMAND_COMMIT && !cmd->conditional && dir == HT_NS_ROOT_INO) {
+    } else if (cmd->id == HT_COMMAND_COMMIT && !cmd->conditional && !cmd->full && dir == HT_NS_ROOT_INO) {
         rc = ht_store_commit(c->store);
     } else {
         snprintf(err, HT_CTL_ERROR_MAX, "this directory is no model root: set " HT_XATTR_PREFIX "optimizer on it");

@@ -171,6 +171,7 @@ enum argument {
     ARG_PAUSE,
     ARG_CONDITION,
     ARG_STEP,
+    ARG_COMMIT,
     ARG_CLAIM,
     ARG_NEW_STEP,
     ARG_KEPT_STEP,
@@ -185,6 +186,7 @@ static const char *const takes[] = {
     [ARG_PAUSE] = "pause or resume, and maybe engine=NAME",
     [ARG_CONDITION] = "nothing, or if=N with the number of " HT_XATTR_PREFIX "step_open",
     [ARG_STEP] = "async, if=N with the number of " HT_XATTR_PREFIX "step_open, both, or nothing",
+    [ARG_COMMIT] = "full, if=N with the number of " HT_XATTR_PREFIX "step_open, both, or nothing",
     [ARG_NEW_STEP] = "a name of 1 to 64 letters, digits and . _ : -, or nothing",
     [ARG_KEPT_STEP] = "the number or name of a kept step, or * for all",
     [ARG_ONE_STEP] = "the number or name of a kept step",
@@ -201,7 +203,7 @@ static const struct {
     {"apply", HT_COMMAND_APPLY, ARG_REQUIRED, false},
     {"wait", HT_COMMAND_WAIT, ARG_OPTIONAL, false},
     {"step", HT_COMMAND_STEP, ARG_STEP, true},
-    {"commit", HT_COMMAND_COMMIT, ARG_CONDITION, true},
+    {"commit", HT_COMMAND_COMMIT, ARG_COMMIT, true},
     {"abort", HT_COMMAND_ABORT, ARG_CONDITION, true},
     {"reset", HT_COMMAND_RESET, ARG_REQUIRED, true},
     {"prefetch", HT_COMMAND_PREFETCH, ARG_REQUIRED, false},
@@ -256,16 +258,16 @@ static bool take_condition(const char *text, size_t len, struct ht_command *out)
     return number && ht_parse_u64(number, (size_t)(text + len - number), &out->step_open) == 0;
 }
 
-/* Words in any order, each once. */
-static bool take_step(const char *text, size_t len, struct ht_command *out)
+/* A condition, and the word that sets flag: in any order, each once. */
+static bool take_words(const char *text, size_t len, const char *name, bool *flag, struct ht_command *out)
 {
     for (const char *end = text + len, *at = text; at < end;) {
         const char *word = at;
         at = end_of_word(at, end);
-        bool async = is_word(word, (size_t)(at - word), "async");
-        if (async ? out->async : out->conditional || !take_condition(word, (size_t)(at - word), out))
+        bool named = is_word(word, (size_t)(at - word), name);
+        if (named ? *flag : out->conditional || !take_condition(word, (size_t)(at - word), out))
             return false;
-        out->async |= async;
+        *flag |= named;
         at = skip_blanks(at, end);
     }
     return true;
@@ -341,7 +343,9 @@ static bool take_argument(enum argument kind, const char *text, size_t len, stru
     case ARG_CONDITION:
         return take_condition(text, len, out);
     case ARG_STEP:
-        return take_step(text, len, out);
+        return take_words(text, len, "async", &out->async, out);
+    case ARG_COMMIT:
+        return take_words(text, len, "full", &out->full, out);
     case ARG_CLAIM:
         return take_claim(text, len, out);
     case ARG_NEW_STEP:

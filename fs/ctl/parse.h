@@ -71,6 +71,7 @@ struct ht_command {
     const char *path; /* the argument, inside the line; path_len 0: none */
     size_t path_len;
     bool async;       /* of a step */
+    bool full;        /* of a commit */
     bool conditional; /* "if=N" was given, and N */
     uint64_t step_open;
     /* Of a claim; an engine; a kept step, or "*". Each may be empty. */

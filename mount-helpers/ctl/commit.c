@@ -54,7 +54,7 @@ static int commit(int fd, bool whole_mount)
     return fsync(fd) == 0 ? 0 : -errno;
 }
 
-static int commit_if(const char *path, const struct ht_cmd_options *o)
+static int command(const char *path, const struct ht_cmd_options *o)
 {
     char line[64];
 
@@ -123,15 +123,16 @@ int ht_cmd_commit(const char *path, const struct ht_cmd_options *o)
         close(fd);
         return HT_CMD_FAILED;
     }
-    if (!root && o->conditional) {
-        ht_error("%s is no model root: --if is for the steps of one", path);
+    bool steered = o->conditional || o->full;
+    if (!root && steered) {
+        ht_error("%s is no model root: --if and --full are for the steps of one", path);
         close(fd);
         return HT_CMD_FAILED;
     }
     began_ns = ht_now_ns();
-    rc = o->conditional ? commit_if(path, o) : commit(fd, whole_mount);
+    rc = steered ? command(path, o) : commit(fd, whole_mount);
     close(fd);
-    if (rc < 0 && o->conditional)
+    if (rc < 0 && steered)
         return HT_CMD_FAILED; /* reported already */
     if (rc < 0)
         explain(path, rc);

@@ -22,6 +22,7 @@ struct ht_cmd_options {
     bool conditional;              /* step, commit, abort: only while step_open is this number */
     uint64_t step_open;
     bool async;         /* step: do not wait until it is closed */
+    bool full;          /* commit: parameters and state, in place of logged steps */
     const char *svg;    /* plan: the file to draw into, or NULL */
     char *const *words; /* commands for kept steps: what stands after the path, and NULL */
     uint64_t rate;      /* send: bytes per second; 0: no limit */

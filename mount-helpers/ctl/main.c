@@ -16,6 +16,7 @@ enum {
     OPT_LEVEL,
     OPT_IF,
     OPT_ASYNC,
+    OPT_FULL,
     OPT_ENGINE,
     OPT_SVG,
     OPT_ONCE,
@@ -125,9 +126,11 @@ static const struct command {
     {"roots", "PATH [--json]", NULL, ht_cmd_roots, ONE, OPT_BIT(OPT_JSON),
      "Prints the model roots of the store that PATH lies on, if you could find them: finished and durable steps,\n"
      "whether one is open, parameters with state, the last step's gradient norm, and the holder of a claim.\n\n"},
-    {"commit", "PATH [--if=N] [--json]", NULL, ht_cmd_commit, ONE, OPT_BIT(OPT_JSON) | OPT_BIT(OPT_IF),
+    {"commit", "PATH [--full] [--if=N] [--json]", NULL, ht_cmd_commit, ONE,
+     OPT_BIT(OPT_JSON) | OPT_BIT(OPT_IF) | OPT_BIT(OPT_FULL),
      "Ends the step of the model root PATH and makes it durable; at the mount's root: makes\n"
      "everything outside model roots durable.\n\n"
+     "  --full           writes parameters and state also with redo=on, and frees the logged gradients\n"
      "  --if=N           only while user.hitrain.step_open is N (0: no step is open)\n"},
     {"step", "PATH [--async] [--if=N] [--json]", NULL, ht_cmd_step, ONE,
      OPT_BIT(OPT_JSON) | OPT_BIT(OPT_IF) | OPT_BIT(OPT_ASYNC),
@@ -200,6 +203,7 @@ static const struct option words[] = {
     {"level", required_argument, NULL, OPT_LEVEL},
     {"if", required_argument, NULL, OPT_IF},
     {"async", no_argument, NULL, OPT_ASYNC},
+    {"full", no_argument, NULL, OPT_FULL},
     {"engine", required_argument, NULL, OPT_ENGINE},
     {"svg", required_argument, NULL, OPT_SVG},
     {"once", no_argument, NULL, OPT_ONCE},
@@ -301,6 +305,9 @@ static int parse_value(int option, const char *value, struct ht_cmd_options *o)
         return 0;
     case OPT_ASYNC:
         o->async = true;
+        return 0;
+    case OPT_FULL:
+        o->full = true;
         return 0;
     case OPT_WRITE:
         o->write = true;

@@ -106,9 +106,11 @@ static void report(const char *path, const struct ht_cmd_options *o, const char 
 
 int ht_cmd_line(const char *verb, const struct ht_cmd_options *o, char *buf, size_t cap)
 {
+    const char *full = o->full ? " full" : "";
+
     if (o->conditional)
-        return snprintf(buf, cap, "%s if=%llu", verb, (unsigned long long)o->step_open);
-    return snprintf(buf, cap, "%s", verb);
+        return snprintf(buf, cap, "%s%s if=%llu", verb, full, (unsigned long long)o->step_open);
+    return snprintf(buf, cap, "%s%s", verb, full);
 }
 
 static int steer(const char *path, const struct ht_cmd_options *o, const char *verb, const char *done)

@@ -12,9 +12,9 @@
  *   full step    ----------> all such objects are deleted, in the transaction that publishes all     state/redo.c
  *   mount, abort ----------> F, then the steps after it, by ordinary updates                    step/redo_replay.c
  *
- * Whatever an update does not compute from gradient and scalars makes the next commit full: content of parameters and
- * state that was written (tiering notes that), new or deleted parameters, counts and numbers of steps that a client
- * set, sums of several gradients, and an error in logging.
+ * A commit is full if a client asks for that, or if something changed that an update does not compute from gradient and
+ * scalars: content of parameters and state that was written (tiering notes that), new or deleted parameters, counts and
+ * numbers of steps that a client set, sums of several gradients, and an error in logging.
  */
 #ifndef HITRAIN_OPTIM_STATE_REDO_H
 #define HITRAIN_OPTIM_STATE_REDO_H

@@ -193,6 +193,7 @@ static int end_step(struct ht_optim *o, uint64_t id, bool commit, struct ht_copy
     rc = ht_opt_boundary(root, by);
     lock(o);
     bool durable = commit || ht_opt_step_durable(root, root->undurable);
+    root->redo.gap |= !rc && by && by->full;
     unlock(o);
     rc = ht_opt_step_end(root, rc, durable, k);
     lock(o);

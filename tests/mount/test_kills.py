@@ -47,12 +47,12 @@ class Journal:
 class Loop:
     """Both programs on a mount, with their output."""
 
-    def __init__(self, store, seed):
+    def __init__(self, store, seed, words):
         self.store, self.seed = store, seed
         self.model, self.files = store.point / 'model', store.point / 'traffic'
         self.steps, self.traffic = Journal(store.folder / 'steps'), Journal(store.folder / 'traffic')
         self.judge = Judge()
-        said('trainer', 'make', self.model)
+        said('trainer', 'make', f'--words={words}', self.model)
 
     def killed_after(self, lines, seconds):
         """Kills after so many lines of output, and a little later."""
@@ -71,17 +71,18 @@ class Loop:
                                said('traffic', 'look', self.files))
 
 
-def test_killed_at_random_moments(make_store):
+@pytest.mark.parametrize('words', ['', 'redo=on durable_every=50'])
+def test_killed_at_random_moments(make_store, words):
     """Each time: fsck is clean, exactly the committed step and every fsynced file are there, and both go on from that.
 
-    In the end each examined step has the very bits of an undisturbed run.
+    In the end each examined step has the very bits of an undisturbed run, without logged steps.
     """
     seed = int(os.environ.get('HITRAIN_SEED', random.SystemRandom().randrange(1 << 30)))
     print(f'HITRAIN_SEED={seed}')
     moments = random.Random(seed)
     store = make_store('192M')
     store.mount()
-    loop = Loop(store, seed)
+    loop = Loop(store, seed, words)
     for _ in range(KILLS):
         loop.killed_after(moments.randrange(120), moments.uniform(0, 0.05))
         store.assert_clean()

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from calls import fails
-from conftest import MIB, wait_for
+from conftest import MIB, run, wait_for
 from test_steering import tell, word
 
 LARGE, SMALL = 5 * MIB // 4 + 1000, 777     # elements
@@ -72,6 +72,12 @@ def test_a_mount_computes_logged_steps_in_the_background(make_store, options):
     wait_for(lambda: replayed(store) == 1, 'the end of the replay')
     assert stat(root, 'replay_steps') == stat(root, 'replay_steps_left') == 0
     train(root, STEPS + 1, STEPS + 2)
+    run('hitrainctl', 'commit', '--full', root)
+    assert stat(root, 'logged_steps') == 0
+    train(root, STEPS + 3, STEPS + 3)
+    assert stat(root, 'logged_steps') == 1
+    assert tell(root, 'commit full') == 'ok' and stat(root, 'logged_steps') == 0
+    assert 'no model root' in run('hitrainctl', 'commit', '--full', store.point, check=False).stderr
     wanted = content(root)
     store.unmount()
     root = store.mount(*options) / 'model'

@@ -34,6 +34,7 @@ static const struct parameter parameters[] = {
 static const char *folder;
 static uint64_t until = UINT64_MAX;
 static int digests;
+static const char *words = "";
 static uint8_t *buffer;
 
 __attribute__((noreturn)) static void failed(const char *what)
@@ -234,9 +235,9 @@ static void report(uint64_t step, bool with_digest)
 
 static void make(void)
 {
-    static const char optimizer[] = "adamw lr=0.01 beta1=0.9 beta2=0.95 weight_decay=0.1";
-    char path[PATH_BYTES];
+    char path[PATH_BYTES], optimizer[PATH_BYTES];
 
+    snprintf(optimizer, sizeof(optimizer), "adamw lr=0.01 beta1=0.9 beta2=0.95 weight_decay=0.1 %s", words);
     if (mkdir(folder, 0755))
         failed(folder);
     for (size_t k = 0; k < COUNT_OF(parameters); k++) {
@@ -285,6 +286,7 @@ static void usage(void)
           "  run          trains on from the step where it is; exit status 3 when the mount is gone\n"
           "  look         says the step and the digest of all that is there\n"
           "  --until=N    with run: the last step\n"
+          "  --words=TEXT with make: more words of the optimizer\n"
           "  --digest     with make and run: say the digest of each step\n",
           stderr);
     exit(2);
@@ -292,13 +294,16 @@ static void usage(void)
 
 int main(int argc, char **argv)
 {
-    static const struct option options[] = {{"until", 1, NULL, 'u'}, {"digest", 0, &digests, 1}, {0}};
+    static const struct option options[] = {
+        {"until", 1, NULL, 'u'}, {"words", 1, NULL, 'w'}, {"digest", 0, &digests, 1}, {0}};
     const char *word;
     int c;
 
     while ((c = getopt_long(argc, argv, "", options, NULL)) >= 0) {
         if (c == 'u')
             until = strtoull(optarg, NULL, 0);
+        else if (c == 'w')
+            words = optarg;
         else if (c)
             usage();
     }

@@ -203,6 +203,8 @@ START_TEST(commands_take_what_they_need)
         {"background pause", HT_COMMAND_BACKGROUND, "pause"},
         {"background  resume  engine=scrub ", HT_COMMAND_BACKGROUND, "resume"},
         {"commit if=12", HT_COMMAND_COMMIT, ""},
+        {"commit full", HT_COMMAND_COMMIT, ""},
+        {"commit if=12  full ", HT_COMMAND_COMMIT, ""},
         {"step if=0", HT_COMMAND_STEP, ""},
         {"step async", HT_COMMAND_STEP, ""},
         {"step  if=5  async ", HT_COMMAND_STEP, ""},
@@ -268,6 +270,9 @@ START_TEST(conditions_and_claims_are_read_whole)
         "step async async",
         "step if=1 if=1",
         "commit async",
+        "commit full full",
+        "step full",
+        "abort full",
         "commit if=99999999999999999999",
         "claim",
         "claim a/b",
@@ -290,7 +295,9 @@ START_TEST(conditions_and_claims_are_read_whole)
     ck_assert_int_eq(command("commit", &c, err), 0);
     ck_assert(!c.conditional);
     ck_assert_int_eq(command("commit if=17", &c, err), 0);
-    ck_assert(c.conditional && c.step_open == 17);
+    ck_assert(c.conditional && c.step_open == 17 && !c.full);
+    ck_assert_int_eq(command("commit full if=16", &c, err), 0);
+    ck_assert(c.conditional && c.step_open == 16 && c.full && !c.async);
     ck_assert_int_eq(command("step", &c, err), 0);
     ck_assert(!c.async && !c.conditional);
     ck_assert_int_eq(command("step async if=18", &c, err), 0);

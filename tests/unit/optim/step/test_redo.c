@@ -342,6 +342,41 @@ START_TEST(accumulation_makes_every_step_full)
 }
 END_TEST
 
+/* _i: with a step open, that is logged already, or with none. */
+START_TEST(a_full_commit_leaves_no_logged_steps)
+{
+    struct ht_optim_steer full = {.full = true};
+
+    two_steps(logs);
+    if (_i)
+        step_all(&w);
+    ck_assert_int_eq(ht_optim_commit_by(w.o, ROOT, &full), 0);
+    ck_assert_uint_eq(logged_steps(), 0);
+    ck_assert_uint_eq(fixture_stat(&w).durable_step, 2 + (unsigned)_i);
+    crash_and_mount();
+    ck_assert_uint_eq(fixture_stat(&w).replay_steps, 0);
+    check_all(&w);
+    step_all(&w);
+    ck_assert_int_eq(ht_optim_commit(w.o, ROOT), 0);
+    ck_assert_uint_eq(logged_steps(), 1);
+    fixture_close(&w);
+}
+END_TEST
+
+/* It changes nothing: the next commit logs its step. */
+START_TEST(a_full_commit_that_is_refused_is_forgotten)
+{
+    struct ht_optim_steer full = {.full = true, .conditional = true, .step_open = 1};
+
+    two_steps(logs);
+    ck_assert_int_eq(ht_optim_commit_by(w.o, ROOT, &full), -ESTALE);
+    step_all(&w);
+    ck_assert_int_eq(ht_optim_commit(w.o, ROOT), 0);
+    ck_assert_uint_eq(logged_steps(), 2);
+    fixture_close(&w);
+}
+END_TEST
+
 START_TEST(without_redo_everything_is_published_again)
 {
     struct ht_optim_config plain = fixture_config("adamw lr=1e-2");
@@ -795,6 +830,8 @@ int main(void)
     tcase_add_test(t, a_reset_makes_the_next_step_full);
     tcase_add_test(t, a_count_that_does_not_follow_makes_a_step_full);
     tcase_add_test(t, a_reset_without_state_makes_the_next_step_full);
+    tcase_add_loop_test(t, a_full_commit_leaves_no_logged_steps, 0, 2);
+    tcase_add_test(t, a_full_commit_that_is_refused_is_forgotten);
     tcase_add_test(t, a_number_that_a_client_set_makes_the_next_step_full);
     tcase_add_test(t, the_number_of_logged_steps_has_a_limit);
     tcase_add_test(t, setting_the_number_of_the_full_step_announces_the_end_of_logged_ones);
