@@ -131,7 +131,8 @@ bool ht_optim_readable(struct ht_optim *o, uint64_t oid, uint64_t off, uint64_t 
     struct ht_param *p = ht_opt_param_find(o, oid);
     bool ready = true;
     if (p && !p->gone && ht_opt_param_hidden(p) && len) { /* others may have no shape yet */
-        uint64_t chunk = p->shape.chunk_bytes ? p->shape.chunk_bytes : p->cur.chunk_bytes;
+        uint64_t of_record = p->cur.exists ? p->cur.chunk_bytes : p->pub.chunk_bytes;
+        uint64_t chunk = p->shape.chunk_bytes ? p->shape.chunk_bytes : of_record;
         uint64_t first = off / chunk;
         uint64_t last = (len > UINT64_MAX - off ? UINT64_MAX : off + len - 1) / chunk;
         ready = !ranges_pending(p, first, last);

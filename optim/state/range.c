@@ -194,7 +194,7 @@ bool ht_opt_range_decided_later(const struct ht_range *r)
 
 bool ht_opt_param_replayed(const struct ht_param *p)
 {
-    return p->root->redo.replaying && p->cur.exists && !HT_MUTANT("replay-shown");
+    return p->root->redo.replaying && (p->cur.exists || p->pub.exists) && !HT_MUTANT("replay-shown");
 }
 
 bool ht_opt_range_updating(const struct ht_range *r)

@@ -557,12 +557,14 @@ START_TEST(readers_wait_while_steps_are_computed_again)
 {
     two_steps(logs);
     struct ht_root *root = root_of();
+    ck_assert_int_eq(ht_optim_reset(w.o, ROOT, w.param[2].oid, NULL), 0); /* the abort brings its state back */
     lock(w.o);
     root->redo.replaying = true;
     uint64_t shapeless = ht_store_new_id(w.s); /* its first gradient is being opened */
     ck_assert_ptr_nonnull(ht_opt_param_make(root, shapeless));
     unlock(w.o);
     ck_assert(!ht_optim_readable(w.o, w.param[0].oid, 0, 4, NULL));
+    ck_assert(!ht_optim_readable(w.o, w.param[2].oid, 0, 4, NULL));
     ck_assert(ht_optim_readable(w.o, shapeless, 0, 4, NULL));
     lock(w.o);
     root->redo.replaying = false;
