@@ -291,30 +291,38 @@ struct parsed {
     bool help, version;
 };
 
-static int parse_value(int option, const char *value, struct ht_cmd_options *o)
+/* What an option without a value sets; NULL: it has a value. */
+static bool *flag_of(int option, struct ht_cmd_options *o)
 {
     switch (option) {
     case OPT_JSON:
-        o->json = true;
-        return 0;
+        return &o->json;
     case OPT_FOLLOW:
-        o->follow = true;
-        return 0;
+        return &o->follow;
     case OPT_ONCE:
-        o->once = true;
-        return 0;
+        return &o->once;
     case OPT_ASYNC:
-        o->async = true;
-        return 0;
+        return &o->async;
     case OPT_FULL:
-        o->full = true;
-        return 0;
+        return &o->full;
     case OPT_WRITE:
-        o->write = true;
-        return 0;
+        return &o->write;
     case OPT_UDEV:
-        o->udev = true;
+        return &o->udev;
+    default:
+        return NULL;
+    }
+}
+
+static int parse_value(int option, const char *value, struct ht_cmd_options *o)
+{
+    bool *flag = flag_of(option, o);
+
+    if (flag) {
+        *flag = true;
         return 0;
+    }
+    switch (option) {
     case OPT_SVG:
         o->svg = value;
         return value[0] != '\0' ? 0 : usage_error("--svg: expected a file", "");
