@@ -582,6 +582,22 @@ def test_a_full_store_is_named_and_the_model_keeps_its_values(store):
     assert_equal(values(model), wanted)
 
 
+def test_the_first_values_are_in_memory_one_by_one(shared_root, monkeypatch):
+    """Also if PyTorch takes large tensors from the heap, as it does when it has freed one."""
+    def held():
+        with open('/proc/self/status') as f:
+            return next(int(line.split()[1]) << 10 for line in f if line.startswith('RssAnon'))
+    seen, create = [], MappedFile.create
+    monkeypatch.setattr(MappedFile, 'create', lambda f: (create(f), seen.append(held())))
+    with hitrain.init_empty():
+        model = nn.Sequential(*[nn.Linear(1024, 512) for _ in range(16)])
+    for size in range(16, 32):
+        torch.zeros(size << 18).add_(1)
+    before = held()
+    with hitrain.offload(model, shared_root, keep=1 << 30, lr=LR):
+        assert len(seen) == 32 and max(seen) - before < 16 << 20  # of 32 MiB
+
+
 def test_a_failure_loads_no_model_that_was_built_empty(store, monkeypatch):
     loaded = []
     monkeypatch.setattr(MappedFile, 'load', loaded.append)

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Models that are built without memory for their parameters, and the first values of these, module by module."""
 import contextlib
+import mmap
 import os
 from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Set, Tuple, Union
 
@@ -8,6 +9,9 @@ import torch
 from torch import nn
 
 from hitrain import checkpoint
+
+_MAPPED_BYTES = 64 << 10
+_MAP_NORESERVE = getattr(mmap, 'MAP_NORESERVE', 0x4000)
 
 Weights = Union['os.PathLike[str]', str, Mapping[str, torch.Tensor]]
 
@@ -52,7 +56,7 @@ class Filler:
                     continue
                 if p.device.type == 'meta':
                     if id(p) not in new:
-                        new[id(p)] = nn.Parameter(torch.empty(p.shape, dtype=p.dtype), requires_grad=p.requires_grad)
+                        new[id(p)] = nn.Parameter(_untouched(p.shape, p.dtype), requires_grad=p.requires_grad)
                         self._empty.add(id(new[id(p)]))
                         self.made.add(id(new[id(p)]))
                     self._was.append((module, name, p))
@@ -96,6 +100,16 @@ class Filler:
             for p, data in kept:
                 p.data = data
         self._empty.difference_update(id(p) for p in own)
+
+
+def _untouched(shape: torch.Size, dtype: torch.dtype) -> torch.Tensor:
+    """Memory that goes back to the system when the tensor ends. That of PyTorch may come from the heap, which keeps pages in its middle,
+    and would keep the whole model."""
+    size = shape.numel() * torch.empty(0, dtype=dtype).element_size()
+    if size < _MAPPED_BYTES:
+        return torch.empty(shape, dtype=dtype)
+    memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE)
+    return torch.frombuffer(memory, dtype=dtype).view(shape)
 
 
 def _reset_of(module: nn.Module) -> Any:
