@@ -140,8 +140,8 @@ uint64_t ht_order_after(const struct ht_arena *a, uint64_t ahead, unsigned place
 uint32_t ht_order_next(struct ht_arena *a, uint64_t *ahead);
 /* Any slot in the order; HT_SLOT_NONE. */
 uint32_t ht_order_first(const struct ht_arena *a);
-/* Are images at the last of all places? */
-bool ht_order_has_last(const struct ht_arena *a);
+/* The last of all places, as a bit. */
+#define HT_ORDER_LAST (UINT64_C(1) << (HT_ORDER_PLACES - 1))
 /* Bytes of slots in the order that others leave alone. */
 uint64_t ht_order_hint_bytes(const struct ht_arena *a);
 

@@ -300,12 +300,22 @@ bool ht_arena_order_leave(struct ht_arena *a, unsigned most)
     return a->order.slots;
 }
 
+/* Of images with a hint, must some go that a program needs again? */
+static bool hints_give_way(const struct ht_arena *a) HT_REQUIRES(HT_LOCK_STORE)
+{
+    const struct ht_slot_list *clean = &a->list[HT_IMAGE_CLEAN][0];
+
+    return !ht_arena_has_hint_room(a) || (a->forced && a->passed > UINT64_C(2) * clean->count);
+}
+
 /* The places of images that may go for this request. */
-static uint64_t places_to_ask(const struct ht_arena *a)
+static uint64_t places_to_ask(const struct ht_arena *a) HT_REQUIRES(HT_LOCK_STORE)
 {
     uint64_t ahead = ht_order_ahead(a);
 
-    return a->is_ahead ? ht_order_after(a, ahead, a->ahead_place) : ahead;
+    if (a->is_ahead)
+        return ht_order_after(a, ahead, a->ahead_place);
+    return a->order.hints && !hints_give_way(a) ? ahead & HT_ORDER_LAST : ahead;
 }
 
 /*
@@ -340,7 +350,7 @@ static bool order_goes_first(const struct ht_arena *a) HT_REQUIRES(HT_LOCK_STORE
 
     if (!a->order.hints)
         return clean->count <= a->order.slots / OTHERS_PART;
-    return ht_order_has_last(a) || !ht_arena_has_hint_room(a) || (a->forced && a->passed > UINT64_C(2) * clean->count);
+    return a->order.places & HT_ORDER_LAST || hints_give_way(a);
 }
 
 /* ------------------------------------------------------------ readahead */

@@ -75,11 +75,6 @@ bool ht_arena_has_hint_room(const struct ht_arena *a)
     return a->order.slots < a->slots / 2;
 }
 
-bool ht_order_has_last(const struct ht_arena *a)
-{
-    return a->order.places >> (HT_ORDER_PLACES - 1) & 1;
-}
-
 uint64_t ht_order_hint_bytes(const struct ht_arena *a)
 {
     return a->order.hints ? (uint64_t)a->order.slots << HT_SLOT_SHIFT : 0;

@@ -175,11 +175,10 @@ int ht_obj_next_use(struct ht_obj *o, uint64_t *out_after_ns)
 
 /* -------------------------------------------------------------------- reads */
 
+/* Without a plan the order of hints alone says whether there is room. */
 static bool has_enough(const struct ht_store *s) HT_REQUIRES(HT_LOCK_STORE)
 {
-    if (s->next_uses.leads)
-        return !ht_arena_has_hint_room(s->arena);
-    return ht_arena_readahead_bytes(s->arena) >= ht_arena_moving_bytes(s->arena) / ROOM_PART;
+    return !s->next_uses.leads && ht_arena_readahead_bytes(s->arena) >= ht_arena_moving_bytes(s->arena) / ROOM_PART;
 }
 
 bool ht_next_use_fetch(struct ht_store *s, struct ht_forecast_fetch *out, uint64_t *out_place)

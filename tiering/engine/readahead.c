@@ -250,9 +250,9 @@ static bool feed_plan(struct ht_read_batch *w) HT_REQUIRES(HT_LOCK_STORE)
     if (a != HT_ADMITTED || !ht_chunk_trylock_exclusive(c))
         return a == HT_ADMISSION_AGAIN;
     int numa_index = ht_chunk_numa_index(s, c);
-    uint32_t slot = ht_arena_get_ahead(s->arena, place, numa_index);
-    if (slot == HT_SLOT_NONE && ht_next_use_may_take(s))
-        slot = ht_arena_get(s->arena, HT_MIB, TRIES, numa_index);
+    uint32_t slot = ht_next_use_may_take(s) ? ht_arena_get(s->arena, HT_MIB, TRIES, numa_index) : HT_SLOT_NONE;
+    if (slot == HT_SLOT_NONE)
+        slot = ht_arena_get_ahead(s->arena, place, numa_index);
     if (slot == HT_SLOT_NONE) {
         ht_chunk_unlock_exclusive(o, c, index);
         ht_planner_fetch_later(s);

@@ -225,6 +225,33 @@ START_TEST(reads_for_hints_leave_the_rest_alone)
 }
 END_TEST
 
+/* Half of the tier is taken by hints: a read takes the place of content that is needed later. */
+START_TEST(a_read_takes_the_place_of_later_content)
+{
+    uint64_t after_ns;
+
+    begin(false);
+    struct ht_obj *o = tensor(8), *later = tensor(DRAM / 2 + 2), *others = tensor(DRAM);
+    read_all(others);
+    read_all(later);
+    say(later, 1000 * SECOND);
+    for (unsigned i = 0; i < TRIES && resident(o) < 8; i++) {
+        say(o, SECOND);
+        for (unsigned k = 0; k < 50; k++)
+            ht_store_readahead(s);
+        /* It is past if the machine is busy. */
+        ck_assert(resident(o) == 8 || ht_obj_next_use(o, &after_ns) == -ENODATA);
+    }
+    ck_assert_uint_eq(resident(o), 8);
+    ck_assert_uint_le(resident(later), DRAM / 2 - 6);
+    verify();
+    ht_obj_put(o);
+    ht_obj_put(later);
+    ht_obj_put(others);
+    done();
+}
+END_TEST
+
 enum { LAYERS = 64 };
 
 /* A plan's order has hints; without it they have their own again. */
@@ -307,6 +334,7 @@ int main(void)
     tcase_add_test(tc, after_its_use_content_is_as_any_other);
     tcase_add_loop_test(tc, what_is_needed_soon_is_read_before, 0, 2);
     tcase_add_test(tc, reads_for_hints_leave_the_rest_alone);
+    tcase_add_test(tc, a_read_takes_the_place_of_later_content);
     tcase_add_test(tc, hints_count_more_than_a_plan);
     tcase_add_test(tc, an_object_may_be_deleted_before_its_use);
     suite_add_tcase(suite, tc);
