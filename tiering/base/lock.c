@@ -2,6 +2,8 @@
 /* lock.c - locks that are taken for a dump, and in builds that check it the order of all locks. */
 #include "tiering/base/lock.h"
 
+#include <stdatomic.h>
+
 #include "tiering/base/base.h"
 
 enum { NAP_NS = 1000000 };
@@ -48,6 +50,17 @@ int ht_mutex_holder(const struct ht_mutex *m)
 #endif
 }
 
+/* glibc's mutex is 2 while a thread may wait for it. */
+bool ht_mutex_is_wanted(const struct ht_mutex *m)
+{
+#ifdef __GLIBC__
+    return __atomic_load_n(&m->lock.__data.__lock, __ATOMIC_RELAXED) > 1;
+#else
+    (void)m;
+    return true;
+#endif
+}
+
 int ht_rwlock_writer(const struct ht_rwlock *l)
 {
 #ifdef __GLIBC__
@@ -56,8 +69,6 @@ int ht_rwlock_writer(const struct ht_rwlock *l)
     return 0;
 #endif
 }
-
-/* ------------------------------------------------------------------- order */
 
 /* Each thread has a list of the locks that it holds, outermost first. */
 #ifdef HT_LOCK_CHECK
@@ -73,8 +84,14 @@ static const char *const names[HT_LOCK_RANKS] = {HT_LOCKS(NAME_OF)};
 static _Thread_local struct {
     const void *lock;
     enum ht_lock_rank rank;
+    uint64_t since_ns, steps; /* of this hold */
 } held[HT_LOCK_RANKS];
 static _Thread_local unsigned held_count;
+
+static _Atomic bool measuring;
+static struct {
+    _Atomic uint64_t ns, steps;
+} longest[HT_LOCK_RANKS];
 
 static const char *name_of(enum ht_lock_rank rank)
 {
@@ -89,6 +106,60 @@ static _Noreturn void violation(const char *what, enum ht_lock_rank rank, const 
     abort();
 }
 
+/* ------------------------------------------------------------------- holds */
+
+static uint64_t processor_ns(void)
+{
+    struct timespec ts;
+
+    if (!measuring)
+        return 0;
+    clock_gettime(CLOCK_THREAD_CPUTIME_ID, &ts);
+    return (uint64_t)ts.tv_sec * 1000000000 + (uint64_t)ts.tv_nsec;
+}
+
+static void raise_to(_Atomic uint64_t *most, uint64_t value)
+{
+    uint64_t was = *most;
+
+    while (value > was && !atomic_compare_exchange_weak(most, &was, value))
+        ;
+}
+
+static void begin_hold(unsigned i)
+{
+    held[i].since_ns = processor_ns();
+    held[i].steps = 0;
+}
+
+static void end_hold(unsigned i)
+{
+    uint64_t now_ns = held[i].since_ns ? processor_ns() : 0;
+
+    if (now_ns)
+        raise_to(&longest[held[i].rank].ns, now_ns - held[i].since_ns);
+    raise_to(&longest[held[i].rank].steps, held[i].steps);
+}
+
+void ht_lock_measure(bool on)
+{
+    measuring = on;
+}
+
+struct ht_lock_hold ht_lock_longest(enum ht_lock_rank rank)
+{
+    return (struct ht_lock_hold){.ns = atomic_exchange(&longest[rank].ns, 0),
+                                 .steps = atomic_exchange(&longest[rank].steps, 0)};
+}
+
+void ht_lock_step(void)
+{
+    if (held_count)
+        held[held_count - 1].steps++;
+}
+
+/* ------------------------------------------------------------------- order */
+
 void ht_lock_taking(const void *lock, enum ht_lock_rank rank)
 {
     if (rank <= 0 || rank >= HT_LOCK_RANKS)
@@ -96,7 +167,8 @@ void ht_lock_taking(const void *lock, enum ht_lock_rank rank)
     if (held_count && held[held_count - 1].rank >= rank)
         violation("taking", rank, name_of(held[held_count - 1].rank));
     held[held_count].lock = lock;
-    held[held_count++].rank = rank;
+    held[held_count].rank = rank;
+    begin_hold(held_count++);
 }
 
 /* The wait releases and takes the lock again: with later ones held, that would be out of order. */
@@ -104,6 +176,8 @@ void ht_lock_waiting(const void *lock, enum ht_lock_rank rank)
 {
     if (!held_count || held[held_count - 1].lock != lock)
         violation("waiting with", rank, held_count ? name_of(held[held_count - 1].rank) : "nothing");
+    end_hold(held_count - 1);
+    begin_hold(held_count - 1);
 }
 
 void ht_lock_none_held(const char *what)
@@ -124,6 +198,7 @@ void ht_lock_giving(const void *lock, enum ht_lock_rank rank)
         i--;
     if (i == 0)
         violation("giving back what this thread does not hold:", rank, NULL);
+    end_hold(i - 1);
     for (; i < held_count; i++)
         held[i - 1] = held[i];
     held_count--;

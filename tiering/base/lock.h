@@ -65,6 +65,35 @@ void ht_lock_taking(const void *lock, enum ht_lock_rank rank);
 void ht_lock_waiting(const void *lock, enum ht_lock_rank rank);
 void ht_lock_giving(const void *lock, enum ht_lock_rank rank);
 
+/*
+ * The longest holds of a lock, in builds that check: the processor time of the thread, so other programs do not count.
+ * A wait for a condition ends a hold. Threads count their steps through long lists and tables with ht_lock_step.
+ */
+struct ht_lock_hold {
+    uint64_t ns;    /* of the longest, in processor time; 0: none, or not measured */
+    uint64_t steps; /* the most in one hold */
+};
+#ifdef HT_LOCK_CHECK
+/* Measures time from now on, or no more; steps are always counted. Any thread. */
+void ht_lock_measure(bool on);
+/* The longest of a rank since the last call, in any thread; in other builds all zeros. */
+struct ht_lock_hold ht_lock_longest(enum ht_lock_rank rank);
+void ht_lock_step(void);
+#else
+static inline void ht_lock_measure(bool on)
+{
+    (void)on;
+}
+static inline struct ht_lock_hold ht_lock_longest(enum ht_lock_rank rank)
+{
+    (void)rank;
+    return (struct ht_lock_hold){0};
+}
+static inline void ht_lock_step(void)
+{
+}
+#endif
+
 /* Defines a function that returns a member as the mutex of this rank (guarded.h). */
 #define HT_MUTEX_OF(name, type, member, rank)                            \
     static inline struct ht_mutex *name(const type *of) HT_OF_RANK(rank) \
@@ -100,6 +129,9 @@ static inline void ht_mutex_unlock(struct ht_mutex *m) HT_ATTRIBUTE(release_capa
     HT_LOCK_TELL(ht_lock_giving, m);
     pthread_mutex_unlock(&m->lock);
 }
+
+/* Does a thread wait for the mutex, which this one holds? May say yes for a thread that has just given up. */
+bool ht_mutex_is_wanted(const struct ht_mutex *m);
 
 /* For ht_cond_wait_until, which counts by the clock of ht_now_ns. */
 static inline void ht_cond_init(pthread_cond_t *c)

@@ -27,6 +27,7 @@
 #include "tiering/object/object.h"
 #include "tiering/object/ref.h"
 #include "tiering/object/scope.h"
+#include "tiering/object/slice.h"
 #include "tiering/data/data_priv.h"
 #include "tiering/data/chunk_io.h"
 
@@ -56,14 +57,19 @@ uint32_t ht_ref_unflushed(const struct ht_store *s, const struct ht_ref *ref)
     return devices;
 }
 
-uint32_t ht_obj_unflushed_locked(struct ht_obj *o)
+struct unflushed {
+    uint32_t devices;
+    bool rest;
+};
+
+static void add_unflushed(struct ht_obj *o, struct ht_slice *slice, void *ctx) HT_REQUIRES(HT_LOCK_STORE)
 {
+    struct unflushed *u = ctx;
     struct ht_chunk *c;
     uint64_t index = 0;
-    uint32_t devices = 0;
 
-    if (o->obj_class == HT_CLASS_SCRATCH || o->deleted)
-        return 0;
+    if (o->obj_class == HT_CLASS_SCRATCH || o->deleted || (u->rest && o->extra->derived))
+        return;
     ht_chunk_for_each_from(c, o, index)
     {
         if (!o->unpublished)
@@ -71,22 +77,28 @@ uint32_t ht_obj_unflushed_locked(struct ht_obj *o)
         if (!ht_chunk_leaf(c)->unpublished)
             index = ht_leaf_last(index);
         else if (ht_chunk_has_place(c))
-            devices |= ht_ref_unflushed(o->s, &c->cur);
+            u->devices |= ht_ref_unflushed(o->s, &c->cur);
+        if (slice)
+            ht_slice_next(o->s, slice);
     }
-    return devices;
+}
+
+uint32_t ht_obj_unflushed_locked(struct ht_obj *o)
+{
+    struct unflushed u = {0};
+    struct ht_slice slice = {0};
+
+    add_unflushed(o, &slice, &u);
+    return u.devices;
 }
 
 uint32_t ht_scope_unflushed_locked(struct ht_store *s, uint64_t scope, bool rest)
 {
-    struct ht_scope *sc = ht_scope_find(s, scope, false);
-    uint32_t devices = 0;
+    struct unflushed u = {.rest = rest};
+    struct ht_slice slice = {0};
 
-    if (sc)
-        ht_list_for_each(p, &sc->touched) {
-            struct ht_obj *o = ht_list_entry(p, struct ht_obj, touched);
-            devices |= rest && o->extra->derived ? 0 : ht_obj_unflushed_locked(o);
-        }
-    return devices;
+    ht_scope_visit_touched(s, scope, &slice, add_unflushed, &u);
+    return u.devices;
 }
 
 /* ------------------------------------------------------------------ failures */
@@ -237,10 +249,9 @@ static uint32_t unflushed_of(struct ht_store *s, const struct ht_rounds *r) HT_R
 /* Only rounds that are late because others go on writing are let pass in the end: these writes can still be flushed. */
 int ht_round_check(struct ht_store *s, struct ht_rounds *r)
 {
-    if (!ht_round_holds(s, r) || ht_flush_has_failed(s))
-        return ht_round_failed(r);
-    uint32_t devices = unflushed_of(s, r);
-    if (devices & s->data->closed)
+    uint32_t devices = unflushed_of(s, r); /* releases the lock in between */
+
+    if (!ht_round_holds(s, r) || ht_flush_has_failed(s) || devices & s->data->closed)
         return ht_round_failed(r);
     if (r->late == HT_ROUNDS_LATE_MAX || !need_flush(s, devices))
         return 0;

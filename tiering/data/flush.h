@@ -19,6 +19,7 @@ void ht_ref_stamp(const struct ht_store *s, struct ht_ref *ref) HT_REQUIRES(HT_L
  * an object, or of a scope (rest: without its derived objects).
  */
 uint32_t ht_ref_unflushed(const struct ht_store *s, const struct ht_ref *ref) HT_REQUIRES(HT_LOCK_STORE);
+/* They release the lock in between. */
 uint32_t ht_obj_unflushed_locked(struct ht_obj *o) HT_REQUIRES(HT_LOCK_STORE);
 uint32_t ht_scope_unflushed_locked(struct ht_store *s, uint64_t scope, bool rest) HT_REQUIRES(HT_LOCK_STORE);
 /*

@@ -182,9 +182,11 @@ static uint64_t countable_deferred_frees(const struct ht_store *s) HT_REQUIRES(H
     const struct ht_deferred_frees *queues[] = {&s->frees.logged, &s->frees.open};
     uint64_t blocks = 0;
 
-    for (unsigned k = 0; k < HT_ARRAY_SIZE(queues); k++)
-        for (size_t i = 0; i < queues[k]->count; i++)
-            blocks += ht_ref_countable(s, &queues[k]->items[(queues[k]->head + i) % queues[k]->cap].ref);
+    for (unsigned k = 0; k < HT_ARRAY_SIZE(queues); k++) {
+        struct ht_deferred_place at = ht_deferred_frees_begin(queues[k]);
+        for (const struct ht_ref *ref; (ref = ht_deferred_frees_next(&at));)
+            blocks += ht_ref_countable(s, ref);
+    }
     return blocks;
 }
 

@@ -22,6 +22,7 @@
 #include "tiering/object/object.h"
 #include "tiering/object/ref.h"
 #include "tiering/object/scope.h"
+#include "tiering/object/slice.h"
 #include "tiering/data/data_priv.h"
 #include "tiering/data/flush.h"
 #include "tiering/data/health.h"
@@ -67,11 +68,11 @@ static uint32_t written_to(const struct ht_store *s, uint64_t scope) HT_REQUIRES
 }
 
 /* Devices of dirty images that another thread holds: it may be reading the rest of their bytes. */
-static uint32_t filled_from(struct ht_obj *o) HT_REQUIRES(HT_LOCK_STORE)
+static void add_filled_from(struct ht_obj *o, struct ht_slice *slice, void *ctx) HT_REQUIRES(HT_LOCK_STORE)
 {
+    uint32_t *devices = ctx;
     struct ht_chunk *c;
     uint64_t index = 0;
-    uint32_t devices = 0;
 
     ht_chunk_for_each_from(c, o, index)
     {
@@ -80,20 +81,19 @@ static uint32_t filled_from(struct ht_obj *o) HT_REQUIRES(HT_LOCK_STORE)
         if (!ht_chunk_leaf(c)->dirty)
             index = ht_leaf_last(index);
         else if (c->exclusive && c->slot != HT_SLOT_NONE && ht_arena_image(o->s->arena, c->slot)->dirty)
-            devices |= devices_of(ht_chunk_ref(c));
+            *devices |= devices_of(ht_chunk_ref(c));
+        if (slice)
+            ht_slice_next(o->s, slice);
     }
-    return devices;
 }
 
 uint32_t ht_commit_devices_locked(struct ht_store *s, uint64_t scope)
 {
-    struct ht_scope *sc = ht_scope_find(s, scope, false);
     uint32_t devices = ht_flush_needed_locked(s, ht_scope_unflushed_locked(s, scope, false));
+    struct ht_slice slice = {0};
 
     devices |= ht_log_devices(s) | s->data->suspect | s->data->resolving | written_to(s, scope);
-    if (sc)
-        ht_list_for_each(p, &sc->touched)
-            devices |= filled_from(ht_list_entry(p, struct ht_obj, touched));
+    ht_scope_visit_touched(s, scope, &slice, add_filled_from, &devices);
     return devices;
 }
 

@@ -11,6 +11,7 @@ struct ht_store;
 /* Devices with a copy of the log that is written: without these nothing becomes durable. */
 uint32_t ht_log_devices(const struct ht_store *s);
 /* Devices that a commit of the scope waits for, including those of other threads' requests. Lock held. */
+/* Releases the lock in between. */
 uint32_t ht_commit_devices_locked(struct ht_store *s, uint64_t scope) HT_REQUIRES(HT_LOCK_STORE);
 /*
  * Returns those of the devices that do not answer. Ends when each has answered or counts as silent, which is after the

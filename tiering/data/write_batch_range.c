@@ -8,6 +8,7 @@
 #include "tiering/object/context.h"
 #include "tiering/object/numa.h"
 #include "tiering/object/object.h"
+#include "tiering/object/slice.h"
 #include "tiering/data/write_batch.h"
 
 static bool dirty(struct ht_store *s, const struct ht_chunk *c) HT_REQUIRES(HT_LOCK_STORE)
@@ -54,6 +55,7 @@ static void write_chunk(struct ht_write_batch *w, struct ht_obj *o, uint64_t ind
  */
 void ht_write_batch_range(struct ht_write_batch *w, struct ht_obj *o, uint64_t first, uint64_t last)
 {
+    struct ht_slice slice = {0};
     struct ht_chunk *c;
     uint64_t index = first;
 
@@ -66,6 +68,7 @@ void ht_write_batch_range(struct ht_write_batch *w, struct ht_obj *o, uint64_t f
             index = ht_leaf_last(index);
         else if (is_to_be_written(w, c))
             write_chunk(w, o, index);
+        ht_slice_next(o->s, &slice);
     }
 }
 

@@ -118,8 +118,8 @@ static void discard_deferred(struct ht_store *s)
     if (!HT_MUTANT("discard-early"))
         return;
     ht_store_lock(s);
-    for (size_t i = 0; i < q->count; i++) {
-        const struct ht_ref *ref = &q->items[(q->head + i) % q->cap].ref;
+    struct ht_deferred_place at = ht_deferred_frees_begin(q);
+    for (const struct ht_ref *ref; (ref = ht_deferred_frees_next(&at));) {
         for (unsigned k = 0; k < ht_ref_extents(ref) && n < EXTENTS; k++)
             e[n++] = ht_ref_extent(ref, k);
     }

@@ -10,6 +10,7 @@
 #include "tiering/object/numa.h"
 #include "tiering/object/object.h"
 #include "tiering/object/ref.h"
+#include "tiering/object/slice.h"
 
 #define PATIENCE_NS 100000000u
 
@@ -201,17 +202,19 @@ static bool may_evict(struct ht_obj *o, const struct ht_chunk *c) HT_REQUIRES(HT
 
 static void evict(struct ht_obj *o) HT_REQUIRES(HT_LOCK_STORE)
 {
+    struct ht_slice slice = {0};
     struct ht_chunk *c;
     uint64_t index = 0;
 
     ht_chunk_for_each_from(c, o, index)
     {
-        if (!may_evict(o, c))
-            continue;
-        ht_chunk_lock_exclusive(o->s, c); /* an answered read may hold it for a moment more */
-        if (may_evict(o, c))
-            ht_chunk_drop_image(o, c, index);
-        ht_chunk_unlock_exclusive(o, c, index);
+        if (may_evict(o, c)) {
+            ht_chunk_lock_exclusive(o->s, c); /* an answered read may hold it for a moment more */
+            if (may_evict(o, c))
+                ht_chunk_drop_image(o, c, index);
+            ht_chunk_unlock_exclusive(o, c, index);
+        }
+        ht_slice_next(o->s, &slice);
     }
 }
 

@@ -10,6 +10,7 @@
 #include "tiering/object/context.h"
 #include "tiering/object/numa.h"
 #include "tiering/object/object.h"
+#include "tiering/object/record_bytes.h"
 #include "tiering/object/prealloc.h"
 #include "tiering/object/ref.h"
 #include "tiering/object/scope.h"
@@ -107,6 +108,9 @@ void ht_chunk_note_unpublished(struct ht_obj *o, struct ht_chunk *c, uint64_t in
     if (is) {
         o->unpublished++;
         ht_chunk_leaf(c)->unpublished++;
+        o->scope->found_bytes += HT_CHUNK_RECORD_BYTES + HT_FRAG_RECORD_BYTES;
+        if ((c->flags & HT_CH_CUR) && ht_ref_holds(&c->cur))
+            o->scope->found_bytes += ht_ref_extra_bytes(&c->cur);
         ht_obj_touch(o);
     } else {
         o->unpublished--;

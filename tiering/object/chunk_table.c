@@ -45,6 +45,7 @@ struct ht_chunk *ht_chunk_find(struct ht_obj *o, uint64_t index)
 
 struct ht_chunk *ht_chunk_next(struct ht_obj *o, uint64_t *index)
 {
+    ht_lock_step();
     if (!*index && o->first.head.there)
         return &o->first.chunk;
     *index += !*index;

@@ -5,6 +5,7 @@
  * A reference that the log names keeps its space until the record that ends it is durable (a deferred free, in order
  * of log numbers). One that the log never named gives it back at once.
  */
+#include <assert.h>
 #include <stdlib.h>
 
 #include "tiering/object/deferred_free.h"
@@ -14,23 +15,94 @@
 #include "tiering/object/context.h"
 #include "tiering/object/ref.h"
 #include "tiering/object/refcount.h"
+#include "tiering/object/slice.h"
+
+static struct ht_deferred_block *append_block(struct ht_deferred_frees *q)
+{
+    struct ht_deferred_block *b = q->spare ? q->spare : malloc(sizeof(*b));
+
+    if (!b)
+        return NULL;
+    q->blocks += !q->spare;
+    q->spare = NULL;
+    b->next = NULL;
+    if (q->last)
+        q->last->next = b;
+    else
+        q->first = b;
+    q->last = b;
+    return b;
+}
 
 int ht_deferred_frees_push(struct ht_deferred_frees *q, uint64_t lsn, const struct ht_ref *ref)
 {
-    if (q->count == q->cap) {
-        size_t cap = q->cap ? q->cap * 2 : 64;
-        struct ht_deferred_free *items = malloc(cap * sizeof(*items));
-        if (!items)
-            return -ENOMEM;
-        for (size_t i = 0; i < q->count; i++)
-            items[i] = q->items[(q->head + i) % q->cap];
-        free(q->items);
-        q->items = items;
-        q->cap = cap;
-        q->head = 0;
-    }
-    q->items[(q->head + q->count++) % q->cap] = (struct ht_deferred_free){.lsn = lsn, .ref = *ref};
+    size_t at = (q->head + q->count) % HT_DEFERRED_BLOCK_ITEMS;
+    struct ht_deferred_block *b = at && q->last ? q->last : append_block(q);
+
+    if (!b)
+        return -ENOMEM;
+    b->item[at] = (struct ht_deferred_free){.lsn = lsn, .ref = *ref};
+    q->count++;
     return 0;
+}
+
+struct ht_deferred_free *ht_deferred_frees_first(const struct ht_deferred_frees *q)
+{
+    return q->count ? &q->first->item[q->head] : NULL;
+}
+
+static void drop_block(struct ht_deferred_frees *q)
+{
+    struct ht_deferred_block *b = q->first;
+
+    q->first = b->next;
+    if (!q->first)
+        q->last = NULL;
+    q->head = 0;
+    if (q->spare) {
+        free(b);
+        q->blocks--;
+    } else {
+        q->spare = b;
+    }
+}
+
+void ht_deferred_frees_pop(struct ht_deferred_frees *q)
+{
+    assert(q->count);
+    q->count--;
+    if (++q->head == HT_DEFERRED_BLOCK_ITEMS || !q->count)
+        drop_block(q);
+}
+
+struct ht_deferred_place ht_deferred_frees_begin(const struct ht_deferred_frees *q)
+{
+    return (struct ht_deferred_place){.block = q->first, .item = q->head, .left = q->count};
+}
+
+const struct ht_ref *ht_deferred_frees_next(struct ht_deferred_place *at)
+{
+    if (!at->left)
+        return NULL;
+    if (at->item == HT_DEFERRED_BLOCK_ITEMS) {
+        at->block = at->block->next;
+        at->item = 0;
+    }
+    at->left--;
+    return &at->block->item[at->item++].ref;
+}
+
+uint64_t ht_deferred_frees_bytes(const struct ht_deferred_frees *q)
+{
+    return q->blocks * sizeof(struct ht_deferred_block);
+}
+
+void ht_deferred_frees_end(struct ht_deferred_frees *q)
+{
+    for (; q->count; ht_deferred_frees_pop(q))
+        ht_ref_forget(&ht_deferred_frees_first(q)->ref);
+    free(q->spare);
+    *q = (struct ht_deferred_frees){0};
 }
 
 void ht_free_ref_now(struct ht_store *s, struct ht_ref *ref)
@@ -96,12 +168,14 @@ bool ht_ref_drop(struct ht_store *s, struct ht_ref *ref)
 void ht_deferred_frees_durable(struct ht_store *s, uint64_t lsn)
 {
     struct ht_deferred_frees *q = &s->frees.logged;
+    struct ht_deferred_free *first;
+    struct ht_slice slice = {0};
 
-    while (q->count && q->items[q->head].lsn <= lsn) {
-        struct ht_deferred_free *item = &q->items[q->head];
-        ht_alloc_pending_free_sub(s->alloc, ht_ref_countable(s, &item->ref));
-        ht_free_ref_now(s, &item->ref);
-        q->head = (q->head + 1) % q->cap;
-        q->count--;
+    while ((first = ht_deferred_frees_first(q)) && first->lsn <= lsn) {
+        struct ht_ref ref = first->ref;
+        ht_deferred_frees_pop(q);
+        ht_alloc_pending_free_sub(s->alloc, ht_ref_countable(s, &ref));
+        ht_free_ref_now(s, &ref);
+        ht_slice_next(s, &slice);
     }
 }

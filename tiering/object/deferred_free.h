@@ -16,9 +16,17 @@ struct ht_deferred_free { /* a deferred free */
     struct ht_ref ref;
 };
 
-struct ht_deferred_frees { /* FIFO by lsn, grown, never shrunk */
-    struct ht_deferred_free *items;
-    size_t head, count, cap;
+/* FIFO by lsn. Blocks are never moved, so that a push costs the same however many there are. */
+enum { HT_DEFERRED_BLOCK_ITEMS = 512 };
+struct ht_deferred_block {
+    struct ht_deferred_block *next;
+    struct ht_deferred_free item[HT_DEFERRED_BLOCK_ITEMS];
+};
+struct ht_deferred_frees {
+    struct ht_deferred_block *first, *last; /* NULL: no item */
+    struct ht_deferred_block *spare;        /* of one block, for the next push */
+    size_t head;                            /* of the first item, in the first block */
+    size_t count, blocks;                   /* blocks: with the spare one */
 };
 
 /* Space that is free later, and owners of the same space. */
@@ -33,8 +41,21 @@ struct ht_frees {
     _Atomic uint64_t last_lsn; /* of the last transaction appended; also read without the lock */
 };
 
-int ht_deferred_frees_push(struct ht_deferred_frees *q, uint64_t lsn, const struct ht_ref *ref);
-/* Frees the space whose records are durable now. */
+/* -ENOMEM */
+int ht_deferred_frees_push(struct ht_deferred_frees *q, uint64_t lsn, const struct ht_ref *ref) HT_MUST_CHECK;
+struct ht_deferred_free *ht_deferred_frees_first(const struct ht_deferred_frees *q); /* NULL: none */
+void ht_deferred_frees_pop(struct ht_deferred_frees *q);                             /* there is one */
+/* A walk over all items, while the lock is held. */
+struct ht_deferred_place {
+    const struct ht_deferred_block *block;
+    size_t item, left;
+};
+struct ht_deferred_place ht_deferred_frees_begin(const struct ht_deferred_frees *q);
+const struct ht_ref *ht_deferred_frees_next(struct ht_deferred_place *at); /* NULL: that was the last one */
+uint64_t ht_deferred_frees_bytes(const struct ht_deferred_frees *q);
+/* Frees all memory of the queue and its references. */
+void ht_deferred_frees_end(struct ht_deferred_frees *q);
+/* Frees the space whose records are durable now. Releases the lock in between. */
 void ht_deferred_frees_durable(struct ht_store *s, uint64_t lsn) HT_REQUIRES(HT_LOCK_STORE);
 /*
  * Drops an owner that the log does not know: the space is free at once, or when it may be. True if it is or will be

@@ -22,6 +22,7 @@
 #include "tiering/object/ref.h"
 #include "tiering/object/rewrite_reserve.h"
 #include "tiering/object/scope.h"
+#include "tiering/object/slice.h"
 #include "tiering/object/space.h"
 
 enum { TABLE_START = 1024, OBJECTS_PER_BUCKET = 2 };
@@ -102,6 +103,18 @@ void ht_obj_untouch_if_idle(struct ht_obj *o)
 
 /* -------------------------------------------------------------- lifetime */
 
+static void release_chunk(struct ht_obj *o, struct ht_chunk *c, uint64_t index) HT_REQUIRES(HT_LOCK_STORE)
+{
+    bool was = ht_chunk_unpublished(c);
+
+    ht_chunk_drop_image(o, c, index);
+    ht_chunk_drop_cur(o, c);
+    ht_chunk_note_unpublished(o, c, index, was);
+    ht_chunk_drop_pub(o, c);
+    ht_chunk_prealloc_drop(o, c, 0);
+    ht_chunk_drop_log_reserve(o, c);
+}
+
 /* Frees the space that the object still names. It has no other references. */
 static void release_content(struct ht_obj *o) HT_REQUIRES(HT_LOCK_STORE)
 {
@@ -113,13 +126,7 @@ static void release_content(struct ht_obj *o) HT_REQUIRES(HT_LOCK_STORE)
     ht_chunk_for_each_from(c, o, index)
     {
         assert(!c->exclusive && !c->shared);
-        bool was = ht_chunk_unpublished(c);
-        ht_chunk_drop_image(o, c, index);
-        ht_chunk_drop_cur(o, c);
-        ht_chunk_note_unpublished(o, c, index, was);
-        ht_chunk_drop_pub(o, c);
-        ht_chunk_prealloc_drop(o, c, 0);
-        ht_chunk_drop_log_reserve(o, c);
+        release_chunk(o, c, index);
     }
 }
 
@@ -132,18 +139,62 @@ void ht_obj_free_memory(struct ht_obj *o)
     ht_pool_put(&o->s->objects.pool, o);
 }
 
+/* Has it more chunks than one slice frees? */
+static bool is_large(const struct ht_obj *o) HT_REQUIRES(HT_LOCK_STORE)
+{
+    return o->extra->height > 1;
+}
+
 void ht_obj_put_locked(struct ht_obj *o)
 {
     assert(o->refs);
     if (--o->refs || !o->dead)
         return;
     ht_obj_end_rewrite_reserve(o);
+    if (!o->ending && is_large(o) && !o->s->objects.replaying) {
+        o->ending = true;
+        o->refs = 1;
+        ht_list_add_tail(&o->s->objects.ending, &o->touched);
+        return;
+    }
     release_content(o);
     o->s->hooks.free_shm(o);
     if (o->obj_class != HT_CLASS_SCRATCH)
         ht_journal_unreserve(o->s->journal, HT_OBJECT_RECORD_BYTES);
     remove_from_table(o);
     ht_obj_free_memory(o);
+}
+
+/*
+ * Releases the lock in between: other threads may still clean or evict its images. The last one to put a reference
+ * frees a chunk that such a thread holds now: this one may be in a transaction, which waits for no chunk.
+ */
+static void release_in_slices(struct ht_obj *o) HT_REQUIRES(HT_LOCK_STORE)
+{
+    struct ht_slice slice = {0};
+    struct ht_chunk *c;
+    uint64_t index = 0;
+
+    ht_chunk_for_each_from(c, o, index)
+    {
+        if (ht_chunk_in_use(c) && ht_chunk_trylock_exclusive(c)) {
+            release_chunk(o, c, index);
+            ht_chunk_unlock_exclusive(o, c, index);
+        }
+        ht_slice_next(o->s, &slice);
+    }
+}
+
+void ht_obj_free_ended(struct ht_store *s)
+{
+    ht_store_lock(s);
+    while (!ht_list_empty(&s->objects.ending)) {
+        struct ht_obj *o = ht_list_entry(s->objects.ending.next, struct ht_obj, touched);
+        ht_list_del(&o->touched);
+        release_in_slices(o);
+        ht_obj_put_locked(o);
+    }
+    ht_store_unlock(s);
 }
 
 /* ------------------------------------------------------------- interface */
@@ -200,7 +251,10 @@ void ht_obj_put(struct ht_obj *o)
     struct ht_store *s = o->s;
     ht_store_lock(s);
     ht_obj_put_locked(o);
+    bool ended = !ht_list_empty(&s->objects.ending);
     ht_store_unlock(s);
+    if (ended)
+        ht_obj_free_ended(s);
 }
 
 int ht_obj_set_chunk_bytes(struct ht_obj *o, uint32_t chunk_bytes)
@@ -321,18 +375,20 @@ void ht_obj_scratch_drop(struct ht_obj *o, uint64_t first, uint64_t count)
     assert(o->obj_class == HT_CLASS_SCRATCH);
     ht_store_lock(s);
     uint64_t end = count > UINT64_MAX - first ? UINT64_MAX : first + count, index = first;
+    struct ht_slice slice = {0};
     struct ht_chunk *c;
     ht_chunk_for_each_from(c, o, index)
     {
         if (index >= end)
             break;
-        if (!ht_chunk_in_use(c))
-            continue;
-        ht_chunk_lock_exclusive(s, c);
-        ht_chunk_drop_image(o, c, index);
-        ht_chunk_prealloc_drop(o, c, 0);
-        ht_chunk_install_hole(o, c, index);
-        ht_chunk_unlock_exclusive(o, c, index);
+        if (ht_chunk_in_use(c)) {
+            ht_chunk_lock_exclusive(s, c);
+            ht_chunk_drop_image(o, c, index);
+            ht_chunk_prealloc_drop(o, c, 0);
+            ht_chunk_install_hole(o, c, index);
+            ht_chunk_unlock_exclusive(o, c, index);
+        }
+        ht_slice_next(s, &slice);
     }
     ht_store_unlock(s);
 }

@@ -36,7 +36,7 @@ struct ht_obj {
         struct ht_obj *next; /* hash chain */
         struct ht_scope *scope;
         const struct ht_obj_extra *extra;
-        struct ht_list touched; /* of the scope; or, leaving, of the transaction */
+        struct ht_list touched; /* of the scope; leaving, of the transaction; ending, of ht_objects */
     };
     uint64_t oid;
     HT_GUARDED_BY(HT_LOCK_STORE) struct {
@@ -66,7 +66,8 @@ struct ht_obj {
         bool lost : 1;                /* a chunk is BAD: the error stays until abort */
         int16_t sticky;               /* the last error, until a client clears it */
         uint32_t hits, misses;
-        uint32_t refs : 30;
+        uint32_t refs : 29;
+        uint32_t ending : 1;                   /* dead and large: its content is freed in slices */
         uint32_t residency : 2;                /* enum ht_residency */
         uint32_t dirty, unpublished, resident; /* chunks */
         struct ht_first first;
@@ -87,6 +88,7 @@ struct ht_objects {
     struct ht_scope *scopes; /* one per model root */
     struct ht_id_table scopes_by_id;
     struct ht_scope *scope0;
+    struct ht_list ending; /* dead objects, by touched; each holds a reference */
     bool replaying;
 };
 
@@ -132,6 +134,11 @@ struct ht_obj *ht_obj_find_locked(struct ht_store *s, uint64_t oid)
     HT_REQUIRES(HT_LOCK_STORE); /* also deleted ones; no reference taken */
 struct ht_obj *ht_obj_insert_locked(struct ht_store *s, uint64_t oid) HT_REQUIRES(HT_LOCK_STORE);
 void ht_obj_put_locked(struct ht_obj *o) HT_REQUIRES(HT_LOCK_STORE);
+/*
+ * Frees the large objects that died, in slices. After calls that may have put the last reference; ht_obj_put and the
+ * end of a transaction do it themselves.
+ */
+void ht_obj_free_ended(struct ht_store *s) HT_EXCLUDES(HT_LOCK_STORE);
 void ht_obj_untouch_if_idle(struct ht_obj *o)
     HT_REQUIRES(HT_LOCK_STORE); /* off it, when nothing is dirty or unpublished */
 void ht_obj_free_memory(struct ht_obj *o)

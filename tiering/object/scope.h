@@ -9,6 +9,7 @@
 
 struct ht_store;
 struct ht_obj;
+struct ht_slice;
 
 struct ht_scope {
     uint64_t id;
@@ -20,6 +21,7 @@ struct ht_scope {
         bool frozen;            /* a kept step: no content changes */
         bool ended;             /* frozen, and its kept step is gone: it goes with its last object */
         uint64_t objects;       /* in memory */
+        uint64_t found_bytes;   /* of records for chunks that became unpublished, ever */
         struct ht_list touched; /* objects with something dirty or unpublished; each holds a reference */
         struct ht_scope *next;
     };
@@ -36,6 +38,13 @@ void ht_scope_end_frozen(struct ht_store *s, uint64_t id) HT_REQUIRES(HT_LOCK_ST
  */
 int ht_scope_collect(struct ht_store *s, uint64_t scope, struct ht_obj ***out, size_t *out_count)
     HT_REQUIRES(HT_LOCK_STORE) HT_MUST_CHECK;
+/*
+ * Calls visit for each object that was touched at the beginning. Releases the lock in between (slice.h), and visit may,
+ * with this slice. Without memory for a list it does not: slice is NULL then.
+ */
+typedef void ht_scope_visit(struct ht_obj *o, struct ht_slice *slice, void *ctx);
+void ht_scope_visit_touched(struct ht_store *s, uint64_t scope, struct ht_slice *slice, ht_scope_visit *visit,
+                            void *ctx) HT_REQUIRES(HT_LOCK_STORE);
 
 /*
  * Begins a change of content. An abort of the scope comes before or after it, never into it. WAITS for an abort, with

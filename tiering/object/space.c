@@ -239,7 +239,8 @@ static int wait_for_space(struct ht_store *s) HT_REQUIRES(HT_LOCK_STORE)
 
     if (s->failed)
         return -EROFS;
-    if (s->frees.logged.count && s->frees.logged.items[s->frees.logged.head].lsn <= lsn) {
+    const struct ht_deferred_free *first = ht_deferred_frees_first(&s->frees.logged);
+    if (first && first->lsn <= lsn) {
         ht_store_unlock(s);
         int rc = ht_journal_sync(s->journal, lsn);
         ht_store_lock(s);

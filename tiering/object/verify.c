@@ -276,8 +276,9 @@ static uint64_t pending_free(const struct ht_store *s, const struct ht_deferred_
 {
     uint64_t blocks = 0;
 
-    for (size_t i = 0; i < q->count; i++)
-        blocks += ht_ref_countable(s, &q->items[(q->head + i) % q->cap].ref);
+    struct ht_deferred_place at = ht_deferred_frees_begin(q);
+    for (const struct ht_ref *ref; (ref = ht_deferred_frees_next(&at));)
+        blocks += ht_ref_countable(s, ref);
     return blocks;
 }
 

@@ -74,15 +74,10 @@ static uint64_t fixed_bytes(const struct ht_store *s)
     return bytes;
 }
 
-static uint64_t queue_bytes(const struct ht_deferred_frees *q)
-{
-    return q->cap * sizeof(*q->items);
-}
-
 static uint64_t working_bytes(const struct ht_store *s) HT_REQUIRES(HT_LOCK_STORE)
 {
     return ht_arena_meta_bytes(s->arena) + ht_staging_meta_bytes(s->staging) + ht_alloc_meta_bytes(s->alloc) +
-        ht_refs_hung_bytes() + queue_bytes(&s->frees.logged) + queue_bytes(&s->frees.open) +
+        ht_refs_hung_bytes() + ht_deferred_frees_bytes(&s->frees.logged) + ht_deferred_frees_bytes(&s->frees.open) +
         s->own->batch_pin_works_bytes + ht_id_table_bytes(&s->objects.scopes_by_id) + ht_engine_memory_bytes(s);
 }
 

@@ -159,6 +159,7 @@ int ht_store_new(struct ht_dev *devs[], unsigned dev_count, const struct ht_stor
     s->opts.read_only |= opts->force_damaged_log && !opts->repair;
     ht_pool_init(&s->objects.pool, sizeof(struct ht_obj));
     init_locks(s);
+    ht_list_init(&s->objects.ending);
     s->objects.scope0 = ht_scope_find(s, 0, true);
     int rc = s->objects.scope0 ? make_state(s) : -ENOMEM;
     if (!rc)
@@ -417,13 +418,6 @@ static void free_objects(struct ht_store *s) HT_REQUIRES(HT_LOCK_STORE)
     }
 }
 
-static void free_deferred_frees(struct ht_deferred_frees *q)
-{
-    for (size_t i = 0; i < q->count; i++)
-        ht_ref_forget(&q->items[(q->head + i) % q->cap].ref);
-    free(q->items);
-}
-
 static void destroy_locks(struct ht_store *s)
 {
     ht_waits_destroy(&s->waits);
@@ -447,8 +441,8 @@ void ht_store_close(struct ht_store *s)
         ht_dev_close(s->own->log_aside[k]);
     free_objects(s);
     ht_refcounts_free(s);
-    free_deferred_frees(&s->frees.logged);
-    free_deferred_frees(&s->frees.open);
+    ht_deferred_frees_end(&s->frees.logged);
+    ht_deferred_frees_end(&s->frees.open);
     ht_batch_pin_works_free(s);
     ht_staging_free(s->staging);
     ht_arena_free(s->arena);

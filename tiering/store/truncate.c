@@ -9,6 +9,7 @@
 #include "tiering/object/prealloc.h"
 #include "tiering/object/ref.h"
 #include "tiering/object/scope.h"
+#include "tiering/object/slice.h"
 #include "tiering/object/space.h"
 #include "tiering/data/fill.h"
 #include "tiering/shm/shm.h"
@@ -40,10 +41,11 @@ static void cut_chunk(struct ht_obj *o, struct ht_chunk *c, uint64_t index, uint
     ht_chunk_note_unpublished(o, c, index, was);
 }
 
-/* Cuts every chunk in [first, last) whole. */
+/* Cuts every chunk in [first, last) whole. Releases the lock in between. */
 static void drop_chunks(struct ht_obj *o, uint64_t first, uint64_t last) HT_REQUIRES(HT_LOCK_STORE)
 {
     struct ht_store *s = o->s;
+    struct ht_slice slice = {0};
     struct ht_chunk *c;
     uint64_t index = first;
 
@@ -51,11 +53,12 @@ static void drop_chunks(struct ht_obj *o, uint64_t first, uint64_t last) HT_REQU
     {
         if (index >= last)
             break;
-        if (!ht_chunk_in_use(c))
-            continue;
-        ht_chunk_lock_exclusive(s, c);
-        cut_chunk(o, c, index, 0);
-        ht_chunk_unlock_exclusive(o, c, index);
+        if (ht_chunk_in_use(c)) {
+            ht_chunk_lock_exclusive(s, c);
+            cut_chunk(o, c, index, 0);
+            ht_chunk_unlock_exclusive(o, c, index);
+        }
+        ht_slice_next(s, &slice);
     }
 }
 

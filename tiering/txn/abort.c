@@ -11,6 +11,7 @@
 #include "tiering/object/object.h"
 #include "tiering/object/prealloc.h"
 #include "tiering/object/scope.h"
+#include "tiering/object/slice.h"
 #include "tiering/object/space.h"
 #include "tiering/shm/shm.h"
 #include "tiering/txn/txn_priv.h"
@@ -39,11 +40,17 @@ static void abort_chunk(struct ht_obj *o, struct ht_chunk *c, uint64_t index) HT
 
 static void abort_object(struct ht_obj *o) HT_REQUIRES(HT_LOCK_STORE)
 {
+    struct ht_slice slice = {0};
     struct ht_chunk *c;
     uint64_t index = 0;
 
     o->vanished = !o->published; /* first: a concurrent reader sees that the object is gone, and not its remains */
-    ht_chunk_for_each_from(c, o, index) if (ht_chunk_in_use(c)) abort_chunk(o, c, index);
+    ht_chunk_for_each_from(c, o, index)
+    {
+        if (ht_chunk_in_use(c))
+            abort_chunk(o, c, index);
+        ht_slice_next(o->s, &slice);
+    }
     o->error = 0;
     o->lost = false;
     o->meta_dirty = false;

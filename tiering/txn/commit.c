@@ -99,12 +99,21 @@ static int make_copy(struct ht_keep *w, size_t bytes) HT_REQUIRES(HT_LOCK_TX)
     return !rc || rc == -EAGAIN ? rc : refuse_copy(w, rc);
 }
 
+/* Room for chunks that change while they are published in slices. */
+static size_t bytes_again(size_t bytes)
+{
+    enum { PART = 8, BYTES_MAX = 1 << 20 };
+
+    return ht_min_u64(bytes / PART, BYTES_MAX);
+}
+
 /* The transaction of a commit, with room for a copy if it can be had. */
 static int begin(struct ht_store *s, struct ht_rounds *rounds, struct ht_keep *w, struct ht_tx **out_tx)
     HT_ACQUIRE_IF_0(HT_LOCK_TX) HT_NO_THREAD_SAFETY_ANALYSIS
 {
     size_t of_client[HT_CLIENTS_MAX], bytes = pending_bytes(s, rounds->scope, rounds->rest, of_client);
 
+    bytes += bytes_again(bytes);
     if (wanted(w)) {
         int rc = ht_tx_begin_round(s, bytes + w->k->bytes, rounds, out_tx);
         if (rc != -ENOSPC)
@@ -126,7 +135,10 @@ static int prepare(struct ht_store *s, const struct ht_rounds *rounds, struct ht
 
     if (rc)
         return rc;
-    rc = ht_tx_expect(tx, bytes + (w->made ? w->k->bytes : 0));
+    size_t all = bytes + (w->made ? w->k->bytes : 0), again = bytes_again(bytes);
+    if (ht_journal_try_space(s->journal, all + again))
+        tx->again_bytes = again;
+    rc = ht_tx_expect(tx, all + tx->again_bytes);
     if (!rc && rounds->rest && ht_scope_edited(s, rounds->scope))
         rc = -EBUSY;
     if (rc)

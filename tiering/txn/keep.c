@@ -42,6 +42,7 @@
 #include "tiering/object/refcount.h"
 #include "tiering/object/rewrite_reserve.h"
 #include "tiering/object/scope.h"
+#include "tiering/object/slice.h"
 #include "tiering/object/space.h"
 #include "tiering/object/verify.h"
 #include "tiering/txn/keep.h"
@@ -142,12 +143,15 @@ static void forget_numbers(struct ht_copy *k)
 
 /* ----------------------------------------------------------------- objects */
 
-/* The object of a number, if its content is published, or will be with the commit. */
+/* A reference to the object of a number, if its content is published, or will be with the commit. */
 static struct ht_obj *object_of(struct ht_store *s, uint64_t oid) HT_REQUIRES(HT_LOCK_STORE)
 {
     struct ht_obj *o = ht_obj_find_locked(s, oid);
 
-    return o && !o->dead && !o->deleted && !o->leaving && o->obj_class != HT_CLASS_SCRATCH ? o : NULL;
+    if (!o || o->dead || o->deleted || o->leaving || o->obj_class == HT_CLASS_SCRATCH)
+        return NULL;
+    o->refs++;
+    return o;
 }
 
 /* May the chunk have a published reference when the commit is done? */
@@ -162,25 +166,32 @@ struct need {
     uint64_t reserve_blocks; /* for the next rewrite of what becomes shared */
 };
 
-static void count_chunks(struct ht_obj *o, struct need *n) HT_REQUIRES(HT_LOCK_STORE)
+static void count_chunk(const struct ht_obj *o, const struct ht_chunk *c, struct need *n) HT_REQUIRES(HT_LOCK_STORE)
+{
+    const struct ht_ref *ref = ht_chunk_has_place(c) ? &c->cur : &c->pub;
+
+    n->chunks++;
+    n->pieces_bytes += ht_ref_holds(ref) ? ht_ref_extra_bytes(ref) : 0;
+    if (o->extra->rewrite_reserve_blocks && !ref->shared)
+        n->reserve_blocks += ht_ref_blocks(ref);
+}
+
+static void count_chunks(struct ht_obj *o, struct need *n, struct ht_slice *slice) HT_REQUIRES(HT_LOCK_STORE)
 {
     struct ht_chunk *c;
     uint64_t index = 0;
 
     ht_chunk_for_each_from(c, o, index)
     {
-        if (!may_hold(c))
-            continue;
-        const struct ht_ref *ref = ht_chunk_has_place(c) ? &c->cur : &c->pub;
-        n->chunks++;
-        n->pieces_bytes += ht_ref_holds(ref) ? ht_ref_extra_bytes(ref) : 0;
-        if (o->extra->rewrite_reserve_blocks && !ref->shared)
-            n->reserve_blocks += ht_ref_blocks(ref);
+        if (may_hold(c))
+            count_chunk(o, c, n);
+        ht_slice_next(o->s, slice);
     }
 }
 
 /* An object without content yet, in no list: no commit publishes it, and no checkpoint emits it. */
-static int make_object(struct ht_obj *from, uint64_t oid, struct ht_scope *sc) HT_REQUIRES(HT_LOCK_STORE)
+static int make_object(struct ht_obj *from, uint64_t oid, struct ht_scope *sc, struct ht_slice *slice)
+    HT_REQUIRES(HT_LOCK_STORE)
 {
     struct ht_obj *o = ht_obj_insert_locked(from->s, oid);
 
@@ -200,11 +211,11 @@ static int make_object(struct ht_obj *from, uint64_t oid, struct ht_scope *sc) H
     {
         if (rc)
             break;
-        if (!may_hold(c))
-            continue;
-        rc = ht_chunk_ask(o, index, &to);
-        if (!rc)
+        if (may_hold(c))
+            rc = ht_chunk_ask(o, index, &to);
+        if (may_hold(c) && !rc)
             to->flags = HT_CH_LOG_RESERVED;
+        ht_slice_next(from->s, slice);
     }
     return rc;
 }
@@ -252,7 +263,8 @@ static void drop_objects(struct ht_keep *w) HT_REQUIRES(HT_LOCK_STORE)
 
 /*
  * Objects and chunks for the content, with space and log bytes reserved. ids grows no more. Makes all or none. In a
- * transaction, so no other thread makes or deletes a published object.
+ * transaction, so no other thread makes or deletes a published object. Releases the lock in between: chunks that are
+ * written meanwhile are asked for again when they are shared.
  */
 static int make_objects(struct ht_keep *w) HT_REQUIRES(HT_LOCK_STORE)
 {
@@ -260,6 +272,7 @@ static int make_objects(struct ht_keep *w) HT_REQUIRES(HT_LOCK_STORE)
     struct ht_store *s = k->s;
     struct ht_scope *sc = ht_scope_find(s, k->to, true);
     uint64_t objects = 0, made = 0, made_chunks = 0;
+    struct ht_slice slice = {0};
     struct need n = {0};
 
     assert(k->to); /* names have made its directory */
@@ -268,7 +281,9 @@ static int make_objects(struct ht_keep *w) HT_REQUIRES(HT_LOCK_STORE)
         if (!o)
             continue;
         objects++;
-        count_chunks(o, &n);
+        count_chunks(o, &n, &slice);
+        ht_obj_put_locked(o);
+        ht_slice_next(s, &slice);
     }
     k->bytes += objects * HT_OBJECT_RECORD_BYTES + n.chunks * CHUNK_LOG_BYTES + n.pieces_bytes;
     if (!sc)
@@ -291,8 +306,10 @@ static int make_objects(struct ht_keep *w) HT_REQUIRES(HT_LOCK_STORE)
         struct ht_obj *o = object_of(s, k->ids[i].from);
         if (!o)
             continue;
-        rc = make_object(o, k->ids[i].to, sc);
+        rc = make_object(o, k->ids[i].to, sc, &slice);
         made += ht_obj_find_locked(s, k->ids[i].to) != NULL;
+        ht_obj_put_locked(o);
+        ht_slice_next(s, &slice);
     }
     if (!rc)
         return 0;
@@ -371,65 +388,78 @@ static int chunk_in_copy(struct ht_obj *copy, uint64_t index, struct ht_chunk **
 }
 
 /* Chunks that were counted, and hold nothing. */
-static void trim_copy(struct ht_obj *copy) HT_REQUIRES(HT_LOCK_STORE)
+static void trim_copy(struct ht_obj *copy, struct ht_slice *slice) HT_REQUIRES(HT_LOCK_STORE)
 {
     struct ht_chunk *c;
     uint64_t index = 0;
 
     ht_chunk_for_each_from(c, copy, index)
     {
-        if (c->flags & HT_CH_PUB)
-            continue;
-        ht_chunk_drop_log_reserve(copy, c);
-        ht_chunk_trim(copy, index);
+        if (!(c->flags & HT_CH_PUB)) {
+            ht_chunk_drop_log_reserve(copy, c);
+            ht_chunk_trim(copy, index);
+        }
+        ht_slice_next(copy->s, slice);
     }
 }
 
-static int share_object(struct ht_keep *w, struct ht_obj *o, struct ht_obj *copy) HT_REQUIRES(HT_LOCK_STORE)
+static int share_object(struct ht_keep *w, struct ht_obj *o, struct ht_obj *copy, struct ht_slice *slice)
+    HT_REQUIRES(HT_LOCK_STORE)
 {
-    struct ht_chunk *c, *to;
+    struct ht_chunk *c, *to = NULL;
     uint64_t index = 0;
     int rc = ht_obj_need_extra(o);
 
     copy->size = copy->pub_size = o->pub_size;
     ht_chunk_for_each_from(c, o, index)
     {
+        bool published = c->flags & HT_CH_PUB;
         if (rc)
             break;
-        if (!(c->flags & HT_CH_PUB))
-            continue;
-        rc = chunk_in_copy(copy, index, &to);
-        if (!rc)
+        if (published)
+            rc = chunk_in_copy(copy, index, &to);
+        if (published && !rc)
             rc = share_chunk(w, o, c, copy, to);
+        ht_slice_next(o->s, slice);
     }
     if (!rc)
-        trim_copy(copy);
+        trim_copy(copy, slice);
     return rc;
 }
 
 static int share_objects(struct ht_keep *w) HT_REQUIRES(HT_LOCK_STORE)
 {
     struct ht_store *s = w->k->s;
+    struct ht_slice slice = {0};
     int rc = 0;
 
     for (size_t i = 0; !rc && i < w->k->count; i++) {
         struct ht_obj *o = ht_obj_find_locked(s, w->k->ids[i].from);
         struct ht_obj *copy = ht_obj_find_locked(s, w->k->ids[i].to);
-        if (o && copy)
-            rc = share_object(w, o, copy);
+        if (!o || !copy)
+            continue;
+        o->refs++;
+        rc = share_object(w, o, copy, &slice);
+        ht_obj_put_locked(o);
+        ht_slice_next(s, &slice);
     }
     return rc;
 }
 
 /* Nothing fails here. The object is in memory from now on because the log has it. */
-static void put_object(struct ht_obj *o, struct ht_tx *tx) HT_REQUIRES(HT_LOCK_STORE)
+static void put_object(struct ht_obj *o, struct ht_tx *tx, struct ht_slice *slice) HT_REQUIRES(HT_LOCK_STORE)
 {
     struct ht_chunk *c;
     uint64_t index = 0;
 
     o->published = true;
     ht_record_object(&tx->records, o, o->pub_size);
-    ht_chunk_for_each_from(c, o, index) if (c->flags & HT_CH_PUB) ht_record_chunk(&tx->records, o, index, c, &c->pub);
+    ht_chunk_for_each_from(c, o, index)
+    {
+        if (c->flags & HT_CH_PUB)
+            ht_record_chunk(&tx->records, o, index, c, &c->pub);
+        ht_slice_next(o->s, slice);
+    }
     HT_VERIFY(ht_obj_verify(o));
     ht_obj_put_locked(o);
 }
@@ -438,11 +468,13 @@ static void put_objects(struct ht_keep *w, struct ht_tx *tx) HT_REQUIRES(HT_LOCK
 {
     struct ht_store *s = w->k->s;
     size_t count = HT_MUTANT("kept-half") ? w->k->count / 2 : w->k->count;
+    struct ht_slice slice = {0};
 
     for (size_t i = 0; i < count; i++) {
         struct ht_obj *o = ht_obj_find_locked(s, w->k->ids[i].to);
         if (o)
-            put_object(o, tx);
+            put_object(o, tx, &slice);
+        ht_slice_next(s, &slice);
     }
     ht_alloc_unreserve(s->alloc, w->reserved_blocks);
     w->reserved_blocks = 0;

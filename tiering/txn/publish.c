@@ -21,6 +21,7 @@
 #include "tiering/object/ref.h"
 #include "tiering/object/refcount.h"
 #include "tiering/object/scope.h"
+#include "tiering/object/slice.h"
 #include "tiering/object/space.h"
 #include "tiering/data/flush.h"
 #include "tiering/txn/txn.h"
@@ -127,7 +128,17 @@ static void publish_chunk(struct ht_obj *o, struct ht_chunk *c, uint64_t index, 
     ht_chunk_drop_log_reserve(o, c);
 }
 
-static void publish_chunks(struct ht_obj *o, struct ht_tx *tx) HT_REQUIRES(HT_LOCK_STORE)
+/*
+ * The transaction has room for some chunks that change while it is collected. When that room is half used, the rest is
+ * published without a break.
+ */
+static bool may_break(const struct ht_obj *o, const struct ht_tx *tx) HT_REQUIRES(HT_LOCK_STORE)
+{
+    return o->scope->found_bytes - tx->found_bytes <= tx->again_bytes / 2;
+}
+
+/* slice: releases the lock in between; NULL: does not. */
+static void publish_chunks(struct ht_obj *o, struct ht_tx *tx, struct ht_slice *slice) HT_REQUIRES(HT_LOCK_STORE)
 {
     struct ht_chunk *c;
     uint64_t index = 0;
@@ -142,10 +153,14 @@ static void publish_chunks(struct ht_obj *o, struct ht_tx *tx) HT_REQUIRES(HT_LO
             publish_chunk(o, c, index, tx);
             ht_chunk_trim(o, index);
         }
+        if (slice) {
+            slice->last = !may_break(o, tx);
+            ht_slice_next(o->s, slice);
+        }
     }
 }
 
-static void publish_object(struct ht_obj *o, struct ht_tx *tx) HT_REQUIRES(HT_LOCK_STORE)
+static void publish_object(struct ht_obj *o, struct ht_tx *tx, struct ht_slice *slice) HT_REQUIRES(HT_LOCK_STORE)
 {
     if (o->obj_class == HT_CLASS_SCRATCH || o->dead)
         return;
@@ -155,7 +170,7 @@ static void publish_object(struct ht_obj *o, struct ht_tx *tx) HT_REQUIRES(HT_LO
         o->published = true;
         o->meta_dirty = false;
     }
-    publish_chunks(o, tx);
+    publish_chunks(o, tx, slice);
     if (o->extra->edited && !o->dirty && !o->writing && !o->extra->may_be_dirty)
         ht_obj_extra(o)->edited = false;
     ht_obj_untouch_if_idle(o);
@@ -163,14 +178,23 @@ static void publish_object(struct ht_obj *o, struct ht_tx *tx) HT_REQUIRES(HT_LO
 }
 
 /* The bytes that a publication would put now, and as much again for each image that may be written back before. */
-static size_t pending_bytes(struct ht_obj *o) HT_REQUIRES(HT_LOCK_STORE)
+struct pending {
+    size_t bytes;
+    bool rest;
+};
+
+static void add_pending(struct ht_obj *o, struct ht_slice *slice, void *ctx) HT_REQUIRES(HT_LOCK_STORE)
 {
-    if (o->obj_class == HT_CLASS_SCRATCH || o->dead)
-        return 0;
-    if (o->deleted)
-        return o->published ? HT_OBJECT_DEL_RECORD_BYTES : 0;
-    size_t bytes = o->meta_dirty || !o->published ? HT_OBJECT_RECORD_BYTES : 0;
-    bytes += (size_t)(o->dirty + o->writing) * (HT_CHUNK_RECORD_BYTES + HT_FRAG_RECORD_BYTES);
+    struct pending *n = ctx;
+
+    if (o->obj_class == HT_CLASS_SCRATCH || o->dead || (n->rest && o->extra->derived))
+        return;
+    if (o->deleted) {
+        n->bytes += o->published ? HT_OBJECT_DEL_RECORD_BYTES : 0;
+        return;
+    }
+    n->bytes += o->meta_dirty || !o->published ? HT_OBJECT_RECORD_BYTES : 0;
+    n->bytes += (size_t)(o->dirty + o->writing) * (HT_CHUNK_RECORD_BYTES + HT_FRAG_RECORD_BYTES);
     struct ht_chunk *c;
     uint64_t index = 0;
     ht_chunk_for_each_from(c, o, index)
@@ -180,18 +204,19 @@ static size_t pending_bytes(struct ht_obj *o) HT_REQUIRES(HT_LOCK_STORE)
         if (!ht_chunk_leaf(c)->unpublished)
             index = ht_leaf_last(index);
         else if (c->flags & HT_CH_CUR)
-            bytes += HT_CHUNK_RECORD_BYTES + HT_FRAG_RECORD_BYTES + ht_ref_extra_bytes(&c->cur);
+            n->bytes += HT_CHUNK_RECORD_BYTES + HT_FRAG_RECORD_BYTES + ht_ref_extra_bytes(&c->cur);
         else if (c->flags & HT_CH_GONE)
-            bytes += HT_CHUNK_DEL_RECORD_BYTES;
+            n->bytes += HT_CHUNK_DEL_RECORD_BYTES;
+        if (slice)
+            ht_slice_next(o->s, slice);
     }
-    return bytes;
 }
 
 void ht_obj_publish(struct ht_obj *o, struct ht_tx *tx)
 {
     ht_store_lock(o->s);
     if (!o->deleted)
-        publish_object(o, tx);
+        publish_object(o, tx, NULL);
     ht_store_unlock(o->s);
 }
 
@@ -249,17 +274,41 @@ int ht_obj_set_scope(struct ht_obj *o, uint64_t scope, struct ht_tx *tx)
 
 /* ---------------------------------------------------------------- scopes */
 
+struct publication {
+    struct ht_tx *tx;
+    bool rest;
+};
+
+static void publish_touched(struct ht_obj *o, struct ht_slice *slice, void *ctx) HT_REQUIRES(HT_LOCK_STORE)
+{
+    struct publication *p = ctx;
+
+    if (o->deleted && o->published) /* a name may have gone with this transaction */
+        note_delete(p->tx, o);
+    else if (!o->deleted && !(p->rest && o->extra->derived))
+        publish_object(o, p->tx, slice);
+}
+
+/*
+ * A large scope in slices, and then at once what changed meanwhile. So the transaction has the scope as it is at one
+ * moment, and threads hardly wait for the lock.
+ */
 void ht_scope_publish(struct ht_store *s, uint64_t scope, bool rest, struct ht_tx *tx)
 {
+    struct publication p = {.tx = tx, .rest = rest};
+    struct ht_slice slice = {0};
+
     ht_store_lock(s);
     struct ht_scope *sc = ht_scope_find(s, scope, false);
+    if (sc) {
+        tx->found_bytes = sc->found_bytes;
+        ht_scope_visit_touched(s, scope, &slice, publish_touched, &p);
+    }
+    sc = slice.ended ? ht_scope_find(s, scope, false) : NULL;
     if (sc)
-        ht_list_for_each_safe(p, next, &sc->touched) {
-            struct ht_obj *o = ht_list_entry(p, struct ht_obj, touched);
-            if (o->deleted && o->published) /* a name may have gone with this transaction */
-                note_delete(tx, o);
-            else if (!o->deleted && !(rest && o->extra->derived))
-                publish_object(o, tx);
+        ht_list_for_each_safe(at, next, &sc->touched) {
+            publish_touched(ht_list_entry(at, struct ht_obj, touched), NULL, &p);
+            ht_lock_step();
         }
     ht_store_unlock(s);
 }
@@ -287,23 +336,22 @@ bool ht_scope_edited(struct ht_store *s, uint64_t scope)
 
 size_t ht_obj_pending_bytes(struct ht_obj *o)
 {
+    struct pending n = {.bytes = HT_OBJECT_RECORD_BYTES};
+    struct ht_slice slice = {0};
+
     ht_store_lock(o->s);
-    size_t bytes = pending_bytes(o) + HT_OBJECT_RECORD_BYTES;
+    add_pending(o, &slice, &n);
     ht_store_unlock(o->s);
-    return bytes;
+    return n.bytes;
 }
 
 size_t ht_scope_pending_object_bytes(struct ht_store *s, uint64_t scope, bool rest)
 {
-    size_t bytes = 0;
+    struct pending n = {.rest = rest};
+    struct ht_slice slice = {0};
 
     ht_store_lock(s);
-    struct ht_scope *sc = ht_scope_find(s, scope, false);
-    if (sc)
-        ht_list_for_each(p, &sc->touched) {
-            struct ht_obj *o = ht_list_entry(p, struct ht_obj, touched);
-            bytes += rest && o->extra->derived ? 0 : pending_bytes(o);
-        }
+    ht_scope_visit_touched(s, scope, &slice, add_pending, &n);
     ht_store_unlock(s);
-    return bytes;
+    return n.bytes;
 }

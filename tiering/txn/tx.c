@@ -14,6 +14,7 @@
 #include "tiering/object/deferred_free.h"
 #include "tiering/object/object.h"
 #include "tiering/object/ref.h"
+#include "tiering/object/slice.h"
 #include "tiering/txn/txn.h"
 #include "tiering/txn/txn_priv.h"
 
@@ -53,20 +54,22 @@ struct ht_buf *ht_tx_records(struct ht_tx *tx)
 static void queue_frees(struct ht_tx *tx, uint64_t lsn)
 {
     struct ht_store *s = tx->s;
+    struct ht_deferred_free *first;
+    struct ht_slice slice = {0};
 
     ht_store_lock(s);
-    for (size_t i = 0; i < s->frees.open.count; i++) {
-        struct ht_deferred_free *item = &s->frees.open.items[(s->frees.open.head + i) % s->frees.open.cap];
-        if (lsn && ht_deferred_frees_push(&s->frees.logged, lsn, &item->ref) == 0)
+    for (; (first = ht_deferred_frees_first(&s->frees.open)); ht_slice_next(s, &slice)) {
+        struct ht_ref ref = first->ref;
+        ht_deferred_frees_pop(&s->frees.open);
+        if (lsn && ht_deferred_frees_push(&s->frees.logged, lsn, &ref) == 0)
             continue;
-        ht_alloc_pending_free_sub(s->alloc, ht_ref_countable(s, &item->ref));
-        s->frees.lost_blocks += ht_ref_countable(s, &item->ref);
-        ht_ref_forget(&item->ref);
+        ht_alloc_pending_free_sub(s->alloc, ht_ref_countable(s, &ref));
+        s->frees.lost_blocks += ht_ref_countable(s, &ref);
+        ht_ref_forget(&ref);
     }
     s->frees.tx_count++;
     s->txn->records_bytes = tx->records.cap;
     pthread_cond_broadcast(&s->waits.settled);
-    s->frees.open.count = s->frees.open.head = 0;
     while (!ht_list_empty(&tx->deleted)) {
         struct ht_obj *o = ht_list_entry(tx->deleted.next, struct ht_obj, touched);
         o->published = o->meta_dirty = false;
@@ -74,6 +77,7 @@ static void queue_frees(struct ht_tx *tx, uint64_t lsn)
         o->delete_lsn = lsn ? lsn : UINT64_MAX;
         ht_list_del(&o->touched);
         ht_obj_put_locked(o);
+        ht_slice_next(s, &slice);
     }
     /* The frame may have become durable before its frees were listed. */
     ht_deferred_frees_durable(s, ht_journal_durable(s->journal));
@@ -116,7 +120,9 @@ int ht_tx_commit(struct ht_tx *tx, uint64_t *out_lsn) HT_NO_THREAD_SAFETY_ANALYS
     queue_frees(tx, rc ? 0 : lsn);
     ht_buf_reset(&tx->records);
     tx->whole = false;
+    tx->again_bytes = 0;
     ht_mutex_unlock(&s->tx_lock);
+    ht_obj_free_ended(s);
     if (out_lsn)
         *out_lsn = rc ? 0 : lsn;
     return rc;

@@ -17,6 +17,8 @@ struct ht_tx {
     struct ht_store *s;
     struct ht_buf records;
     bool whole;             /* it publishes all that a writeback wrote, or nothing */
+    size_t again_bytes;     /* room for chunks that change while they are published */
+    uint64_t found_bytes;   /* ht_scope.found_bytes when the publication began */
     struct ht_list deleted; /* objects whose deletion is in this transaction, by touched; each holds a reference */
 };
 

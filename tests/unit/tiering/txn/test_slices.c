@@ -1,0 +1,318 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Operations on many chunks hold the store's lock for short slices only.
+ *
+ * Builds that check locks count the steps of each hold: that does not depend on the machine. With HITRAIN_TEST_CHUNKS
+ * the test takes so many chunks. It prints the longest holds, and what a reader of hot bytes meets in the same time:
+ *
+ *   make LOCKS=1 tests && HITRAIN_TEST_CHUNKS=1000000 build/locks/tests/unit/tiering/txn/test_slices
+ */
+#include <pthread.h>
+#include <sched.h>
+#include <stdatomic.h>
+#include <stdio.h>
+
+#include "tests/unit/tiering/store/fixture.h"
+#include "tiering/api/keep.h"
+#include "tiering/base/lock.h"
+#include "tiering/object/slice.h"
+
+enum { SCOPE = 9, CHUNK = HT_SMALL_CHUNK_BYTES, FEW_CHUNKS = 6000, STEPS_MAX = 2 * HT_SLICE_STEPS, BLOCK = 4096 };
+
+static struct ht_obj *obj, *hot;
+static uint64_t chunks;
+static bool prints;
+
+static uint64_t wanted_chunks(void)
+{
+    const char *text = getenv("HITRAIN_TEST_CHUNKS");
+
+    prints = text != NULL;
+    return text ? strtoull(text, NULL, 10) : FEW_CHUNKS;
+}
+
+/* ------------------------------------------------------------- a hot reader */
+
+static _Atomic bool stop;
+static _Atomic uint64_t reads, slowest_ns;
+
+static void *read_hot(void *arg)
+{
+    uint8_t block[BLOCK];
+
+    while (!stop) {
+        uint64_t began_ns = ht_now_ns();
+        if (ht_obj_read(hot, 0, block, sizeof(block)) != sizeof(block))
+            abort();
+        uint64_t ns = ht_now_ns() - began_ns;
+        if (ns > slowest_ns)
+            slowest_ns = ns;
+        reads++;
+    }
+    return arg;
+}
+
+/* -------------------------------------------------------------- operations */
+
+static uint64_t began_ns, reads_before;
+
+static void begin(void)
+{
+    ht_lock_longest(HT_LOCK_STORE);
+    slowest_ns = 0;
+    reads_before = reads;
+    began_ns = ht_now_ns();
+}
+
+static void print_or_expect(const char *what, uint64_t steps_max)
+{
+    uint64_t ns = ht_now_ns() - began_ns;
+    struct ht_lock_hold longest = ht_lock_longest(HT_LOCK_STORE);
+
+    if (prints)
+        printf("%-28s %9.1f ms  longest hold %8.3f ms  %7llu steps  slowest read %8.3f ms  %8.0f reads/s\n", what,
+               (double)ns / 1e6, (double)longest.ns / 1e6, (unsigned long long)longest.steps, (double)slowest_ns / 1e6,
+               (double)(reads - reads_before) * 1e9 / (double)ns);
+    ck_assert_msg(longest.steps <= steps_max, "%s: %llu steps in one hold", what, (unsigned long long)longest.steps);
+}
+
+static void expect_slices(const char *what)
+{
+    print_or_expect(what, STEPS_MAX);
+}
+
+static void fill(uint64_t first, uint64_t count, uint8_t seed)
+{
+    uint8_t block[BLOCK];
+
+    memset(block, seed, sizeof(block));
+    for (uint64_t i = first; i < first + count; i++)
+        put_all(obj, i * CHUNK, block, sizeof(block));
+}
+
+static void expect_block(uint64_t index, uint8_t seed)
+{
+    uint8_t want[BLOCK];
+
+    memset(want, seed, sizeof(want));
+    expect(obj, index * CHUNK, want, sizeof(want));
+}
+
+static void commit(void)
+{
+    uint64_t lsn;
+
+    ck_assert_int_eq(ht_scope_commit(s, SCOPE, &lsn), 0);
+    ck_assert_int_eq(ht_store_sync(s, lsn), 0);
+}
+
+/* -------------------------------------------------------------- kept steps */
+
+static uint64_t kept_oid;
+
+/* The names of a copy: one object. */
+static int copy_names(void *ctx, struct ht_copy *k)
+{
+    (void)ctx;
+    k->to = ht_store_new_id(k->s);
+    kept_oid = ht_copy_add(k, ht_obj_id(obj));
+    return kept_oid ? 0 : -ENOMEM;
+}
+
+static void delete_in(struct ht_tx *tx, struct ht_obj *o)
+{
+    ht_obj_delete(o, tx);
+    ht_obj_put(o);
+}
+
+static void names_ended(void *ctx, uint64_t scope, enum ht_scope_end how, struct ht_tx *tx)
+{
+    (void)ctx, (void)scope, (void)how;
+    delete_in(tx, ht_obj_get(s, kept_oid));
+}
+
+static int emit_nothing(void *ctx, struct ht_tx *tx, uint64_t *cursor, size_t max_bytes)
+{
+    (void)ctx, (void)tx, (void)cursor, (void)max_bytes;
+    return 0;
+}
+
+static uint64_t keep(void)
+{
+    struct ht_copy k = {.must = true, .step = 1};
+    uint64_t lsn;
+
+    ck_assert_int_eq(ht_scope_commit_copying(s, SCOPE, &k, &lsn), 0);
+    ck_assert_int_eq(ht_store_sync(s, lsn), 0);
+    return k.to;
+}
+
+static void forget(uint64_t kept)
+{
+    uint64_t lsn;
+
+    ck_assert_int_eq(ht_kept_end(s, kept, chunks, &lsn), 0);
+    ck_assert_int_eq(ht_store_sync(s, lsn), 0);
+}
+
+/* ------------------------------------------------------------------- store */
+
+static void open_store(void)
+{
+    struct ht_store_opts opts = {.dram_bytes = 64 * MIB, .staging_bytes = 16 * MIB, .numa_node = HT_NUMA_OFF};
+    struct ht_meta_client names = {.type_first = HT_REC_NS_FIRST,
+                                   .type_last = HT_REC_NS_LAST,
+                                   .emit = emit_nothing,
+                                   .ended = names_ended,
+                                   .copy = copy_names};
+
+    ck_assert_int_eq(ht_store_new(&dev, 1, &opts, &s), 0);
+    ck_assert_int_eq(ht_store_register(s, &names), 0);
+    ck_assert_int_eq(ht_store_mount(s), 0);
+}
+
+static void setup(void)
+{
+    struct ht_format_opts opts = {0};
+    struct ht_super sb;
+    uint8_t block[BLOCK] = {7};
+
+    chunks = wanted_chunks();
+    uint64_t bytes = chunks * 3 * BLOCK + 512 * (uint64_t)MIB;
+    opts.log_bytes = ht_max_u64(64 * MIB, ht_round_up(chunks * 1024, MIB));
+    ck_assert_int_eq(dev_open_ram(bytes + 2 * opts.log_bytes, 512, &dev), 0);
+    ck_assert_int_eq(ht_super_format(&dev, 1, &opts, &sb), 0);
+    open_store();
+    hot = object(CHUNK, 0);
+    put_all(hot, 0, block, sizeof(block));
+    obj = object(CHUNK, SCOPE);
+    ht_lock_measure(prints);
+}
+
+START_TEST(no_operation_on_many_chunks_holds_the_lock_for_long)
+{
+    pthread_t reader;
+
+    setup();
+    ck_assert_int_eq(pthread_create(&reader, NULL, read_hot, NULL), 0);
+    fill(0, chunks, 1);
+    begin();
+    commit();
+    expect_slices("first commit");
+    fill(0, chunks, 2);
+    begin();
+    commit();
+    expect_slices("commit of a rewrite");
+    expect_block(0, 2);
+    expect_block(chunks - 1, 2);
+    begin();
+    uint64_t kept = keep();
+    expect_slices("kept step");
+    fill(0, chunks, 3);
+    begin();
+    commit();
+    expect_slices("commit after a kept step");
+    begin();
+    forget(kept);
+    expect_slices("end of a kept step");
+    begin();
+    ck_assert_int_eq(ht_obj_punch(obj, 0, chunks / 2 * CHUNK), 0);
+    expect_slices("punch of a half");
+    begin();
+    ck_assert_int_eq(ht_obj_truncate(obj, CHUNK), 0);
+    print_or_expect("truncate", chunks + STEPS_MAX); /* it looks once at all chunks behind the new end */
+    begin();
+    commit();
+    expect_slices("commit of a truncate");
+    fill(0, chunks, 4);
+    commit();
+    begin();
+    struct ht_tx *tx;
+    ck_assert_int_eq(ht_tx_begin(s, CHUNK, &tx), 0);
+    delete_in(tx, obj);
+    ck_assert_int_eq(ht_tx_commit(tx, NULL), 0);
+    commit();
+    expect_slices("deletion");
+    stop = true;
+    pthread_join(reader, NULL);
+    ht_obj_put(hot);
+    done();
+}
+END_TEST
+
+/* ----------------------------------------------------- changes meanwhile */
+
+static uint8_t *seeds;
+static _Atomic uint64_t changes;
+
+/* One writer: seeds[] is what the chunks hold; 0: a hole, or behind the end. */
+static void *change(void *arg)
+{
+    uint64_t state = 88172645463325252;
+    uint8_t block[BLOCK];
+
+    while (!stop) {
+        state ^= state << 13, state ^= state >> 7, state ^= state << 17;
+        uint64_t index = state % chunks;
+        uint8_t seed = (uint8_t)(1 + state / chunks % 255);
+        memset(block, seed, sizeof(block));
+        if (state % 7 && ht_obj_write(obj, index * CHUNK, block, sizeof(block)) != sizeof(block))
+            abort();
+        if (!(state % 7) && ht_obj_punch(obj, index * CHUNK, CHUNK))
+            abort();
+        seeds[index] = state % 7 ? seed : 0;
+        changes++;
+    }
+    return arg;
+}
+
+static void expect_seeds(void)
+{
+    uint8_t block[BLOCK];
+
+    for (uint64_t i = 0; i < chunks; i++) {
+        ck_assert_int_eq(ht_obj_read(obj, i * CHUNK, block, sizeof(block)), BLOCK);
+        ck_assert_msg(block[0] == seeds[i] && block[BLOCK - 1] == seeds[i], "chunk %llu", (unsigned long long)i);
+    }
+}
+
+START_TEST(what_changes_while_it_is_published_is_not_lost)
+{
+    pthread_t writer;
+
+    setup();
+    seeds = calloc(chunks, 1);
+    ck_assert_int_eq(ht_obj_truncate(obj, chunks * CHUNK), 0);
+    ck_assert_int_eq(pthread_create(&writer, NULL, change, NULL), 0);
+    for (unsigned k = 0; k < 4; k++) {
+        for (uint64_t before = changes; changes < before + chunks;)
+            sched_yield();
+        commit();
+    }
+    stop = true;
+    pthread_join(writer, NULL);
+    commit();
+    uint64_t oid = ht_obj_id(obj);
+    ht_obj_put(obj);
+    ht_obj_put(hot);
+    ht_store_verify(s, false);
+    ht_store_close(s); /* a crash */
+    open_store();
+    obj = ht_obj_get(s, oid);
+    ck_assert_ptr_nonnull(obj);
+    expect_seeds();
+    ht_obj_put(obj);
+    free(seeds);
+    done();
+}
+END_TEST
+
+int main(void)
+{
+    TCase *tc = tcase_create("slices");
+
+    tcase_set_timeout(tc, 600);
+    tcase_add_test(tc, what_changes_while_it_is_published_is_not_lost);
+    tcase_add_test(tc, no_operation_on_many_chunks_holds_the_lock_for_long);
+    return run_suite(tc);
+}
