@@ -40,6 +40,7 @@ OUT = TOP / 'build/demo'
 SEED = 1
 STEPS = 200
 KILL_AT = 120        # finished steps when the daemon is killed
+DURABLE_EVERY = 50   # of (c): parameters and state are written in each 50th step, and gradients in the others
 BF16_STEPS = 40
 KEPT_AT = 175        # finished steps of (b) when its store keeps the step
 WRONG_STEPS, WRONG_RATE = 5, 500.0  # of (d): steps with so many times the learning rate
@@ -155,9 +156,10 @@ class Crash:
 
 
 def interrupted(store: Store, text: demo_gpt.Text, checks: Checks) -> Tuple[Run, float, torch.nn.Module]:
-    print(f'\n(c) the store again, its daemon killed during step {KILL_AT + 1}', flush=True)
+    print(f'\n(c) the store again, with redo=on and durable_every={DURABLE_EVERY}, its daemon killed during step {KILL_AT + 1}',
+          flush=True)
     crash = Crash(store)
-    model, optimizer = through_store(store, 'model-c', SEED, kind=crash)
+    model, optimizer = through_store(store, 'model-c', SEED, kind=crash, durable_every=DURABLE_EVERY, redo=True)
     losses: List[float] = []
     try:
         with optimizer:
@@ -172,9 +174,11 @@ def interrupted(store: Store, text: demo_gpt.Text, checks: Checks) -> Tuple[Run,
     store.mount()
     step = int(os.getxattr(store.mountpoint / 'model-c', 'user.hitrain.step'))
     print(f'      mounted again after {time.monotonic() - begin:.1f} s; the store holds step {step}', flush=True)
-    checks(step == KILL_AT, f'after the crash the store holds the last committed step: {step}')
+    checks(step == KILL_AT, f'after the crash the store holds the last finished step: {step}')
     # Another seed: only the store's values make the new model right.
-    model, optimizer = through_store(store, 'model-c', SEED + 1, resume=True)
+    model, optimizer = through_store(store, 'model-c', SEED + 1, resume=True, durable_every=DURABLE_EVERY, redo=True)
+    print(f'      the store has computed the steps after the last full one again after {time.monotonic() - begin:.1f} s',
+          flush=True)
     with optimizer:
         run = train('(c)', model, optimizer, text, step, STEPS, store.counters)
     return run._replace(losses=losses[:step] + run.losses), text.loss(model), model
