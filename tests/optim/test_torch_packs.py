@@ -2,6 +2,7 @@
 """Small parameters that share files: the same numbers as in files of their own, and what is refused."""
 import errno
 import os
+import subprocess
 import threading
 
 import pytest
@@ -197,6 +198,55 @@ def test_changes_outside_steps_and_gradients_of_other_strides(shared_root):
     assert b'\0\0\xe0\x40' in (shared_root / 'packed.0').read_bytes()
 
 
+def test_a_change_of_one_parameter_keeps_the_masters_of_the_others(shared_root):
+    own, other = random_parameters(SHAPES), random_parameters(SHAPES)
+    bf16 = {'param_dtype': torch.bfloat16, 'overlap': True}
+    with AdamW(own.items(), shared_root, lr=LR, pack=PACK, **bf16) as optimizer, \
+            AdamW(other.items(), shared_root.with_name('alone'), lr=LR, **bf16) as single:
+        def both(change, send=None):
+            for o, params in ((optimizer, own), (single, other)):
+                change(params['scale'])
+                send(o, params) if send else o.commit()
+            assert equal(own, other) and same_state(optimizer, single)
+
+        both(lambda p: p.data.mul_(3))  # no state yet
+        for step in range(3):
+            both(lambda p: p.data.add_(0.25), lambda o, params: run(o, params, step, step + 1))
+        both(lambda p: p.data.mul_(3))
+        own['scale'].data.fill_(float('nan'))
+        optimizer.commit()
+        both(lambda p: p.data.fill_(2))
+
+        def change_late(o, params):
+            give(params, 4)
+            o.send_gradient(params['large'])
+            params['line'].data.mul_(2)
+            if o is single:
+                return o.step()
+            with pytest.warns(RuntimeWarning, match='parameter packed.0 was changed after .* the step is sent again'):
+                o.step()
+        both(lambda p: None, change_late)
+
+
+@pytest.mark.parametrize('resume', [False, True], ids=['new', 'resume'])
+def test_overlap_takes_no_packs_while_it_accumulates(shared_root, resume):
+    own = random_parameters(SHAPES)
+    options = {'lr': LR, 'overlap': True, 'accumulate': 2, 'resume': resume, 'pack': PACK}
+    if resume:
+        AdamW(own.items(), shared_root, lr=LR, pack=PACK).close()
+        del options['pack']
+    with pytest.raises(ValueError, match='packed.0 is sent by step.*overlap=False'):
+        AdamW(own.items(), shared_root, **options)
+    with AdamW(own.items(), shared_root, **{**options, 'accumulate': 1}) as optimizer:
+        run(optimizer, own, 0, 1)
+        give(own, 1)
+        optimizer.accumulate = 2
+        for call in (optimizer.step, optimizer.send_gradients):
+            with pytest.raises(ValueError, match='packed.0 is sent by step'):
+                call()
+    assert number(shared_root, 'step') == 1
+
+
 def test_a_step_that_failed_and_an_abort(shared_root, monkeypatch):
     own = random_parameters(SHAPES)
     with AdamW(own.items(), shared_root, lr=LR, pack=PACK, durable_every=10) as optimizer:
@@ -315,6 +365,55 @@ def test_other_models_are_refused(shared_root):
     for options in ({'pack': -1}, {'pack': PACK, 'topk': 0.1}):
         with pytest.raises(ValueError, match='pack'):
             AdamW(own.items(), shared_root.with_name('bad'), lr=LR, **options)
+
+
+def test_a_store_with_packs_decides_on_resume(shared_root):
+    """Options that need a file for each parameter are refused before the model changes."""
+    own = random_parameters(SHAPES)
+    AdamW(own.items(), shared_root, lr=LR, pack=PACK).close()
+    with pytest.raises(ValueError, match='packed.0 holds 4 parameters, and topk needs a file for each'):
+        AdamW(own.items(), shared_root, lr=LR, topk=0.1, resume=True)
+    with pytest.raises(ValueError, match='packed.0 holds 4 parameters, and a parameter in parts needs'):
+        AdamW(own.items(), shared_root, lr=LR, shard=Shard(0, 1), parts={'a.bias': (0, (20,))}, resume=True)
+    with AdamW(own.items(), shared_root, lr=LR, resume=True) as optimizer:
+        run(optimizer, own, 0, 1)
+
+
+def test_copies_of_packs(shared_root, tmp_path):
+    """One under another kind of name is no pack. A second one, and a file with the name of a member, are refused."""
+    def copy(name):
+        subprocess.run(['cp', '-a', shared_root / 'packed.0', shared_root / name], check=True)
+    own, again = random_parameters(SHAPES), random_parameters(SHAPES, seed=1)
+    AdamW(own.items(), shared_root, lr=LR, pack=PACK).close()
+    copy('packed.0.bak')
+    for params in (own, again):
+        with AdamW(params.items(), shared_root, lr=LR, resume=True) as optimizer:
+            assert equal(params, own)
+            run(optimizer, params, 0, 1)
+            assert {f.name for f in optimizer._held} == {'packed.0', 'large'}
+    with pytest.raises(ValueError, match='the same name a.weight: .* copy of a file with members'):
+        export_safetensors(shared_root, tmp_path / 'm.safetensors')
+    for name, place in (('packed.10', 'a place in packed.0'), ('scale', 'a file of its own')):
+        copy(name)
+        with pytest.raises(ValueError, match=f'holds (a.weight|scale), which has {place}, too'):
+            AdamW(own.items(), shared_root, lr=LR, resume=True)
+        os.unlink(shared_root / name)
+    AdamW(own.items(), shared_root, lr=LR, resume=True).close()
+
+
+def test_names_of_members(shared_root):
+    """A model keeps the names that it was made with, in packs as in files."""
+    own = random_parameters({'module.a': (3,), 'module.b': (3,)})
+    AdamW(list(own.values()), shared_root, lr=LR, names=list(own), pack=PACK).close()
+    with AdamW(own.items(), shared_root, lr=LR, resume=True) as optimizer:
+        assert optimizer.param_groups[0]['names'] == ['module.a', 'module.b']
+    with pytest.raises(FileNotFoundError, match='The model in the store has module.a: pass names='):
+        AdamW([('a', own['module.a'])], shared_root, lr=LR, resume=True)
+    groups = [{'params': list(own.items())}, {'params': [('packed.0', torch.nn.Parameter(torch.ones(3)))]}]
+    with pytest.raises(ValueError, match='parameter is called packed.0, as a file of pack= is'):
+        AdamW(groups, shared_root.with_name('other'), lr=LR, pack=PACK)
+    os.setxattr(shared_root / 'packed.0', 'user.hitrain.members', b'0 6 \xff\n')  # no UTF-8
+    assert _packs.places_of(shared_root / 'packed.0')[0].line() == b'0 6 \xff\n'
 
 
 def test_the_attribute_is_checked(shared_root):

@@ -169,6 +169,10 @@ class ParameterFile:
             self._write(fd)
         self._pushed_in = step
 
+    def push_writes_state(self) -> bool:
+        """May push() write state, which the store takes only between steps?"""
+        return False
+
     def push_again_after(self, durable: int) -> None:
         """The store is back at the durable step: a value that was written since then has to be written once more."""
         if self._pushed_in >= durable:
@@ -505,7 +509,7 @@ def memory_of(tensor: torch.Tensor) -> memoryview:
 def attribute(where: Any, word: str) -> str:
     """The attribute of a path or descriptor; '' when it is not set."""
     try:
-        return os.getxattr(where, XATTR + word).decode()
+        return os.fsdecode(os.getxattr(where, XATTR + word))  # it may have names of files
     except OSError as e:
         if e.errno != errno.ENODATA:
             raise

@@ -83,7 +83,8 @@ class Optimizer(torch.optim.Optimizer):
                    packed.0, packed.1, ... says. Thousands of small parameters then cost what a few large ones cost. Numbers
                    are the same; only the norm that clips is added in another order. The parameters of a file need a
                    gradient in the same steps: if one has none while another has one, step() names both and sends nothing.
-                   With overlap=True step() sends them. With resume=True the store decides. Not with topk. 0: none share
+                   With overlap=True step() sends them. With resume=True the store decides. Not with topk, nor with overlap and
+                   accumulate together. 0: none share
     shard          see Shard: several processes, each with its part of every gradient. All construct the optimizer, call
                    step(), send_gradients(), add_param_group(), import_state() and abort() alike and read all
                    parameters. Gradients must be reduced before, at least each process's own part. If only some have a
@@ -477,6 +478,7 @@ class Optimizer(torch.optim.Optimizer):
             for own, hyper in zip(self.param_groups, taken):
                 own.update(hyper)
             if self._ranks.leads:
+                self._closed()
                 self._push_changed()  # masters belong to these values
                 self._send_config()  # the rule's settings decide which state there is
             else:
@@ -664,6 +666,9 @@ class Optimizer(torch.optim.Optimizer):
     def _offer(self, ends: bool) -> Dict[str, Any]:
         """This rank's part of the step: for each parameter, has it a gradient, and was it changed outside step()?"""
         self._check_usable()
+        if self._overlap and self.accumulate > 1:  # which may have been changed
+            for f in self._parameter_files():
+                self._check_pack(f)
         self._settle()
         files = list(self._parameter_files())
         there = [f.has_gradient() for f in files]
@@ -685,7 +690,7 @@ class Optimizer(torch.optim.Optimizer):
             why = 'hyper-parameters were changed'
         else:
             why = next((f'the gradient of {f.name} was changed or cleared' for f in sent if f.gradient_changed()), '') or \
-                next((f'the parameter {f.name} was changed' for f in sent if f in changed), '')
+                next((f'the parameter {f.name} was changed' for f in changed if f.sent or f.push_writes_state()), '')
         if not why:
             return True
         why += " after the step's first gradient was sent"
@@ -1147,6 +1152,8 @@ class Optimizer(torch.optim.Optimizer):
         fresh: Dict[str, None] = {}
         for name in names:
             check_name(name)
+            if name in self._taken_names and any(f.name == name for f in self._held if isinstance(f, PackFile)):
+                raise ValueError(f'a parameter is called {name}, as a file of pack= is by now: name the parameter otherwise, or give its group first')
             if name in self._taken_names or name in fresh:
                 raise ValueError(f'two parameters are called {name}')
             fresh[name] = None
@@ -1157,7 +1164,13 @@ class Optimizer(torch.optim.Optimizer):
         plain = _without_wrappers(names)
         if not self._resume:
             return plain
-        return [n if n == p or os.path.exists(os.path.join(self.root, n)) else p for n, p in zip(names, plain)]
+        held = self._names_in_store() if plain != names else set()
+        return [n if n in held else p for n, p in zip(names, plain)]
+
+    def _names_in_store(self) -> Set[str]:
+        """Of files, and of the parameters in packs."""
+        with self._root.explained('model root'):
+            return {*os.listdir(self.root), *(place.name for places in _packs.packs_in(self.root).values() for place in places)}
 
     def _attach_group(self, group: Dict[str, Any]) -> None:
         for pack, places in self._packs_of(group).items():
@@ -1192,7 +1205,11 @@ class Optimizer(torch.optim.Optimizer):
             self._check_kinds(place.name, t)
             self._taken_names[place.name] = None
         dtype = self._param_dtype or tensors[0].dtype
+        if self._feedback or any(is_dtensor(t) for t in tensors) or any(place.name in self._given_parts for place in places):
+            raise ValueError(f'{self.root}/{pack} holds {len(places)} parameters, and {"topk" if self._feedback else "a parameter in parts"} '
+                             'needs a file for each')
         f = PackFile(self.root, pack, places, tensors, dtype, self._grad_dtype or dtype, direct=not self._root.passes_through)
+        self._check_pack(f)
         self._files.update(f.members())
         self._taken_names[pack] = self._held[f] = None
         with self._root.explained(f'parameter {pack}'):
@@ -1200,6 +1217,11 @@ class Optimizer(torch.optim.Optimizer):
                 f.open_existing(self._ranks.leads)
             else:
                 f.create()
+
+    def _check_pack(self, f: ParameterFile) -> None:
+        if isinstance(f, PackFile) and self._overlap and self.accumulate > 1:
+            raise ValueError(f'{f.path} is sent by step(), so overlap=True does not go with accumulate: pass overlap=False and call '
+                             'send_gradients()')
 
     def _detach_group(self, group: Dict[str, Any]) -> None:
         gone = []
@@ -1247,7 +1269,7 @@ class Optimizer(torch.optim.Optimizer):
 
     def _alike(self, name: str) -> str:
         """The store's name of a parameter whose name ends alike."""
-        held = sorted(n for n in os.listdir(self.root) if n.endswith('.' + name) or name.endswith('.' + n))
+        held = sorted(n for n in self._names_in_store() if n.endswith('.' + name) or name.endswith('.' + n))
         if held:
             return f'The model in the store has {held[0]}: pass names= as they are there'
         return 'The model in the store was made without it'

@@ -11,7 +11,8 @@ parameter group, and a step has a gradient for all of them or for none, because 
 """
 import math
 import os
-from typing import Any, Callable, Dict, Iterable, List, NamedTuple, Sequence, Set, Tuple
+import re
+from typing import Any, Callable, Dict, Iterable, List, NamedTuple, Optional, Sequence, Set, Tuple
 
 import torch
 
@@ -20,6 +21,7 @@ from hitrain._files import (XATTR, ParameterFile, attribute, check_name, check_p
 
 WORD = 'members'
 PREFIX = 'packed.'
+NAMES = r'packed\.[0-9]+'
 TEXT_BYTES_MAX = 60000      # of the attribute; the kernel allows 65536
 PACK_BYTES_MAX = 16 << 20   # a pack is copied as a whole
 
@@ -67,8 +69,8 @@ def read_places(path: str, text: str) -> List[Place]:
 
 
 def packs_in(root: str) -> Dict[str, List[Place]]:
-    """The packs of a model, by name."""
-    found = {name: places_of(os.path.join(root, name)) for name in os.listdir(root) if name.startswith(PREFIX)}
+    """The packs of a model, by name. A copy of one under another kind of name is none, as a copy of a parameter is none."""
+    found = {name: places_of(os.path.join(root, name)) for name in os.listdir(root) if re.fullmatch(NAMES, name)}
     return {name: places for name, places in found.items() if places}
 
 
@@ -146,6 +148,30 @@ class PackFile(ParameterFile):
             self._known = checksum(values)
         return equal
 
+    def push(self, step: int) -> None:
+        """The store keeps the masters of a block of bf16 parameters together: if one parameter is written, all begin anew. So those of
+        the others are written back."""
+        masters = self._masters() if self.push_writes_state() else None
+        super().push(step)
+        if masters is not None:
+            now = self._values().to('cpu', self.dtype)
+            same = masters.to(self.dtype).view(torch.int16) == now.view(torch.int16)
+            with self._state('master', os.O_WRONLY) as fd:
+                write_all(fd, torch.where(same, masters, now.to(torch.float32)))
+
+    def push_writes_state(self) -> bool:
+        return self.dtype == torch.bfloat16
+
+    def _masters(self) -> Optional[torch.Tensor]:
+        """None: it has no state yet."""
+        with self._state('step', os.O_RDONLY) as fd:
+            if not os.fstat(fd).st_size:
+                return None
+        masters = torch.empty(self.shape, dtype=torch.float32)
+        with self._state('master', os.O_RDONLY) as fd:
+            read_all(fd, masters)
+        return masters
+
     def _write(self, fd: int) -> None:
         self._known = None
         values = self._values()
@@ -203,15 +229,20 @@ def _joined(tensors: List[torch.Tensor]) -> torch.Tensor:
 # ------------------------------------------------------------- who lies where
 
 def stored(root: str, names: List[str], tensors: List[torch.Tensor]) -> Dict[str, List[Place]]:
-    """The packs in the store that hold parameters of a group. ValueError if the group has not all members of one, or others."""
+    """The packs in the store that hold parameters of a group. ValueError if the group has not all members of one, or others, and if a
+    parameter has a second place."""
     own, found = dict(zip(names, tensors)), {}
-    for pack, places in packs_in(root).items():
+    place_of = {name: 'a file of its own' for name in os.listdir(root)}
+    for pack, places in sorted(packs_in(root).items()):
         missing = [p.name for p in places if p.name not in own]
         there = [p.name for p in places if p.name in own]
         if there and missing:
             raise ValueError(f'{os.path.join(root, pack)} holds {there[0]} and {missing[0]}, which is not in the same parameter group: '
                              'make the optimizer with the groups that the model was made with')
         for p in places if there else []:
+            if p.name in place_of:
+                raise ValueError(f'{os.path.join(root, pack)} holds {p.name}, which has {place_of[p.name]}, too: remove the one that is a copy')
+            place_of[p.name] = f'a place in {pack}'
             if _words(own[p.name].shape) != _words(p.shape):
                 raise ValueError(f'{os.path.join(root, pack)}: the shape of {p.name} is {_words(p.shape)} in the store and '
                                  f'{_words(own[p.name].shape)} in the model')

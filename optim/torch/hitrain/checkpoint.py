@@ -5,6 +5,7 @@ Both directions copy tensor by tensor through one small buffer, however large th
 package safetensors nor the model's code. https://huggingface.co/docs/safetensors describes the format: eight bytes
 with the size of a header, the header (JSON: name, dtype, shape and place of each tensor), then the tensors.
 """
+import collections
 import contextlib
 import errno
 import json
@@ -75,8 +76,9 @@ def export_safetensors(root: Path, path: Path, *, dtype: Optional[torch.dtype] =
     tensors = [t._replace(name=rename(t.name)) for t in _held(root)]
     if not tensors:
         raise ValueError(f'{root} holds no tensors')
-    if len({t.name for t in tensors}) < len(tensors):
-        raise ValueError('rename gives two tensors the same name')
+    twice = [name for name, n in collections.Counter(t.name for t in tensors).items() if n > 1]
+    if twice:
+        raise ValueError(f'two tensors get the same name {twice[0]}: from rename, or from a copy of a file with members')
     shards = [tensors] if path.endswith('.safetensors') else _in_shards(tensors, dtype, shard_bytes)
     names = _shard_names(path, len(shards))
     os.makedirs(os.path.dirname(names[0]), exist_ok=True)
