@@ -132,6 +132,8 @@ void ht_chunk_install(struct ht_obj *o, struct ht_chunk *c, uint64_t index, cons
         ht_chunk_prealloc_drop(o, c, 0);
     c->flags &= (uint8_t)~HT_CH_BAD;
     c->generation++;
+    if (was && ht_ref_holds(&c->cur)) /* maybe more pieces than before */
+        o->scope->found_bytes += ht_ref_extra_bytes(&c->cur);
     ht_chunk_note_unpublished(o, c, index, was);
 }
 

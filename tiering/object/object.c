@@ -9,6 +9,7 @@
 #include <stdlib.h>
 
 #include "tiering/object/object.h"
+#include "tiering/base/activity.h"
 #include "tiering/base/idhash.h"
 #include "tiering/base/list.h"
 #include "tiering/base/pool.h"
@@ -95,7 +96,8 @@ static void remove_from_table(struct ht_obj *o) HT_REQUIRES(HT_LOCK_STORE)
 
 void ht_obj_untouch_if_idle(struct ht_obj *o)
 {
-    if (ht_list_empty(&o->touched) || o->leaving || o->dirty || o->writing || o->unpublished || o->meta_dirty)
+    if (ht_list_empty(&o->touched) || o->leaving || o->dead || o->dirty || o->writing || o->unpublished ||
+        o->meta_dirty)
         return;
     ht_list_del(&o->touched);
     ht_obj_put_locked(o);
@@ -191,9 +193,23 @@ void ht_obj_free_ended(struct ht_store *s)
     while (!ht_list_empty(&s->objects.ending)) {
         struct ht_obj *o = ht_list_entry(s->objects.ending.next, struct ht_obj, touched);
         ht_list_del(&o->touched);
+        s->objects.ending_now++;
         release_in_slices(o);
         ht_obj_put_locked(o);
+        if (--s->objects.ending_now == 0)
+            pthread_cond_broadcast(&s->waits.settled);
     }
+    ht_store_unlock(s);
+}
+
+void ht_obj_wait_ended(struct ht_store *s)
+{
+    ht_obj_free_ended(s);
+    ht_store_lock(s);
+    ht_activity_wait("the space of deleted files", 0);
+    while (s->objects.ending_now)
+        ht_store_wait(s, &s->waits.settled, 0);
+    ht_activity_go_on();
     ht_store_unlock(s);
 }
 
@@ -212,6 +228,12 @@ int ht_obj_create(struct ht_store *s, const struct ht_obj_attr *attr, struct ht_
     if (rc)
         return rc;
     ht_store_lock(s);
+    const struct ht_obj *former = ht_obj_find_locked(s, attr->oid);
+    if (former && former->ending) {
+        ht_store_unlock(s);
+        ht_obj_wait_ended(s);
+        ht_store_lock(s);
+    }
     struct ht_scope *sc = ht_scope_find(s, attr->scope, true);
     struct ht_obj *o = sc && !ht_obj_find_locked(s, attr->oid) ? ht_obj_insert_locked(s, attr->oid) : NULL;
     if (!o) {

@@ -89,6 +89,7 @@ struct ht_objects {
     struct ht_id_table scopes_by_id;
     struct ht_scope *scope0;
     struct ht_list ending; /* dead objects, by touched; each holds a reference */
+    unsigned ending_now;   /* those that threads have taken from the list, and free */
     bool replaying;
 };
 
@@ -136,9 +137,10 @@ struct ht_obj *ht_obj_insert_locked(struct ht_store *s, uint64_t oid) HT_REQUIRE
 void ht_obj_put_locked(struct ht_obj *o) HT_REQUIRES(HT_LOCK_STORE);
 /*
  * Frees the large objects that died, in slices. After calls that may have put the last reference; ht_obj_put and the
- * end of a transaction do it themselves.
+ * end of a transaction that deleted objects do it themselves. wait: until other threads have freed theirs, too.
  */
 void ht_obj_free_ended(struct ht_store *s) HT_EXCLUDES(HT_LOCK_STORE);
+void ht_obj_wait_ended(struct ht_store *s) HT_EXCLUDES(HT_LOCK_STORE);
 void ht_obj_untouch_if_idle(struct ht_obj *o)
     HT_REQUIRES(HT_LOCK_STORE); /* off it, when nothing is dirty or unpublished */
 void ht_obj_free_memory(struct ht_obj *o)

@@ -2,6 +2,7 @@
 /* scope.c - scopes: objects that are published together, and the calls that change them. */
 #include <stdlib.h>
 
+#include "tiering/object/record_bytes.h"
 #include "tiering/object/scope.h"
 #include "tiering/base/activity.h"
 #include "tiering/base/idtable.h"
@@ -101,6 +102,7 @@ void ht_obj_touch(struct ht_obj *o)
     if (!ht_list_empty(&o->touched) || o->dead || o->obj_class == HT_CLASS_SCRATCH || o->s->objects.replaying)
         return;
     ht_list_add_tail(&o->scope->touched, &o->touched);
+    o->scope->found_bytes += HT_OBJECT_RECORD_BYTES;
     o->refs++;
 }
 
@@ -122,6 +124,15 @@ int ht_scope_collect(struct ht_store *s, uint64_t scope, struct ht_obj ***out, s
         }
     *out_count = n;
     return 0;
+}
+
+uint64_t ht_scope_found_bytes(struct ht_store *s, uint64_t scope)
+{
+    ht_store_lock(s);
+    const struct ht_scope *sc = ht_scope_find(s, scope, false);
+    uint64_t bytes = sc ? sc->found_bytes : 0;
+    ht_store_unlock(s);
+    return bytes;
 }
 
 uint64_t ht_scope_written_bytes(struct ht_store *s, uint64_t scope)

@@ -21,7 +21,7 @@ struct ht_scope {
         bool frozen;            /* a kept step: no content changes */
         bool ended;             /* frozen, and its kept step is gone: it goes with its last object */
         uint64_t objects;       /* in memory */
-        uint64_t found_bytes;   /* of records for chunks that became unpublished, ever */
+        uint64_t found_bytes;   /* of records for objects and chunks that became unpublished, ever */
         struct ht_list touched; /* objects with something dirty or unpublished; each holds a reference */
         struct ht_scope *next;
     };
@@ -45,6 +45,9 @@ int ht_scope_collect(struct ht_store *s, uint64_t scope, struct ht_obj ***out, s
 typedef void ht_scope_visit(struct ht_obj *o, struct ht_slice *slice, void *ctx);
 void ht_scope_visit_touched(struct ht_store *s, uint64_t scope, struct ht_slice *slice, ht_scope_visit *visit,
                             void *ctx) HT_REQUIRES(HT_LOCK_STORE);
+
+/* found_bytes of a scope; 0: it is not in memory. */
+uint64_t ht_scope_found_bytes(struct ht_store *s, uint64_t scope) HT_EXCLUDES(HT_LOCK_STORE);
 
 /*
  * Begins a change of content. An abort of the scope comes before or after it, never into it. WAITS for an abort, with

@@ -183,11 +183,11 @@ static void check_life(const struct ht_obj *o) HT_REQUIRES(HT_LOCK_STORE)
     bool changed = o->dirty || o->writing || o->unpublished || o->meta_dirty;
 
     assert(!listed || o->refs);
-    assert(!o->leaving || (o->deleted && listed));
+    assert(!o->leaving || (o->deleted && (listed || o->dead)));
     assert(!o->dead || (o->deleted && o->refs && !o->published));
     assert(o->published || !o->deleted || o->dead);
     assert(!o->vanished || o->dead || o->scope->aborting);
-    assert(o->obj_class != HT_CLASS_SCRATCH || (!o->published && !listed));
+    assert(o->obj_class != HT_CLASS_SCRATCH || (!o->published && (!listed || o->ending)));
     assert(listed || !changed || o->dead || o->obj_class == HT_CLASS_SCRATCH);
 }
 
@@ -342,7 +342,7 @@ void ht_objects_verify(struct ht_store *s, bool idle)
         for (struct ht_obj *o = s->objects.table[b]; o; o = o->next) {
             assert((ht_id_hash(o->oid) & (s->objects.table_size - 1)) == b);
             check_object(o, &t, &tables_bytes);
-            listed += !ht_list_empty(&o->touched) && !o->leaving;
+            listed += !ht_list_empty(&o->touched) && !o->leaving && !o->ending;
             count++;
         }
     assert(s->objects.count == count && count_listed(s) == listed);

@@ -367,6 +367,7 @@ int ht_store_unmount(struct ht_store *s)
     if (rc) /* a write that failed may succeed elsewhere */
         rc = ht_store_commit(s);
     ht_engine_stop(s);
+    ht_obj_free_ended(s);
     HT_VERIFY(ht_store_verify(s, true));
     if (!rc) {
         uint64_t lsn = s->frees.last_lsn;

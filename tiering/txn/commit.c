@@ -129,6 +129,7 @@ static int begin(struct ht_store *s, struct ht_rounds *rounds, struct ht_keep *w
 static int prepare(struct ht_store *s, const struct ht_rounds *rounds, struct ht_keep *w, struct ht_tx *tx,
                    size_t out_of_client[HT_CLIENTS_MAX]) HT_REQUIRES(HT_LOCK_TX)
 {
+    tx->found_bytes = ht_scope_found_bytes(s, rounds->scope);
     /* It may have grown while this thread waited. */
     size_t bytes = pending_bytes(s, rounds->scope, rounds->rest, out_of_client);
     int rc = make_copy(w, bytes);
@@ -136,9 +137,10 @@ static int prepare(struct ht_store *s, const struct ht_rounds *rounds, struct ht
     if (rc)
         return rc;
     size_t all = bytes + (w->made ? w->k->bytes : 0), again = bytes_again(bytes);
-    if (ht_journal_try_space(s->journal, all + again))
-        tx->again_bytes = again;
-    rc = ht_tx_expect(tx, all + tx->again_bytes);
+    if (!ht_journal_try_space(s->journal, all + again))
+        again = 0;
+    tx->again_bytes = again / (w->made ? 4 : 2); /* a chunk's second record, that of the copy, and as much aside */
+    rc = ht_tx_expect(tx, all + again);
     if (!rc && rounds->rest && ht_scope_edited(s, rounds->scope))
         rc = -EBUSY;
     if (rc)
@@ -244,6 +246,7 @@ int ht_txn_commit_outside(struct ht_store *s, int found)
         written = ht_scope_write(s, 0, false);
         rc = written == -EROFS ? -EROFS : publish(s, &rounds, &none, NULL);
     } while (rc == -EAGAIN);
+    ht_obj_wait_ended(s); /* the space of deleted files counts as free afterwards */
     if (!rc)
         rc = ht_store_sync(s, s->frees.last_lsn);
     return rc ? rc : written ? written : found;
@@ -282,7 +285,9 @@ int ht_scope_abort(struct ht_store *s, uint64_t scope)
             t->client[i].abort(t->client[i].ctx, scope);
     /* Still inside the transaction, so that no thread makes an object between the names and the content. */
     ht_scope_abort_objects(s, scope);
-    return ht_tx_commit(tx, NULL);
+    rc = ht_tx_commit(tx, NULL);
+    ht_obj_free_ended(s);
+    return rc;
 }
 
 int ht_kept_end(struct ht_store *s, uint64_t kept, size_t bytes, uint64_t *out_lsn)

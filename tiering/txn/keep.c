@@ -190,7 +190,7 @@ static void count_chunks(struct ht_obj *o, struct need *n, struct ht_slice *slic
 }
 
 /* An object without content yet, in no list: no commit publishes it, and no checkpoint emits it. */
-static int make_object(struct ht_obj *from, uint64_t oid, struct ht_scope *sc, struct ht_slice *slice)
+static int make_object(struct ht_obj *from, uint64_t oid, struct ht_scope *sc, struct ht_slice *slice, uint64_t *chunks)
     HT_REQUIRES(HT_LOCK_STORE)
 {
     struct ht_obj *o = ht_obj_insert_locked(from->s, oid);
@@ -213,8 +213,10 @@ static int make_object(struct ht_obj *from, uint64_t oid, struct ht_scope *sc, s
             break;
         if (may_hold(c))
             rc = ht_chunk_ask(o, index, &to);
-        if (may_hold(c) && !rc)
+        if (may_hold(c) && !rc) {
             to->flags = HT_CH_LOG_RESERVED;
+            ++*chunks;
+        }
         ht_slice_next(from->s, slice);
     }
     return rc;
@@ -228,20 +230,21 @@ static void take_back(struct ht_obj *o) HT_REQUIRES(HT_LOCK_STORE)
     ht_obj_put_locked(o);
 }
 
-/* The chunks of an object for which log bytes are reserved. */
-static uint64_t reserved_chunks(struct ht_obj *o) HT_REQUIRES(HT_LOCK_STORE)
+static size_t log_bytes(uint64_t objects, uint64_t chunks)
 {
-    struct ht_chunk *c;
-    uint64_t index = 0, n = 0;
-
-    ht_chunk_for_each_from(c, o, index) n += (c->flags & HT_CH_LOG_RESERVED) != 0;
-    return n;
+    return objects * HT_OBJECT_RECORD_BYTES + chunks * CHUNK_LOG_BYTES;
 }
 
-/* Gives the log bytes of objects back that were never made. */
-static void unreserve_log(struct ht_store *s, uint64_t objects, uint64_t chunks)
+/* What was reserved for objects and chunks becomes what they need: some changed after they were counted. */
+static void settle_log(struct ht_copy *k, size_t reserved, size_t needed)
 {
-    ht_journal_unreserve(s->journal, objects * HT_OBJECT_RECORD_BYTES + chunks * CHUNK_LOG_BYTES);
+    if (reserved > needed)
+        ht_journal_unreserve(k->s->journal, reserved - needed);
+    if (reserved >= needed)
+        return;
+    int rc = ht_journal_reserve(k->s->journal, needed - reserved, true);
+    (void)rc;
+    k->bytes += needed - reserved;
 }
 
 static void drop_objects(struct ht_keep *w) HT_REQUIRES(HT_LOCK_STORE)
@@ -285,11 +288,12 @@ static int make_objects(struct ht_keep *w) HT_REQUIRES(HT_LOCK_STORE)
         ht_obj_put_locked(o);
         ht_slice_next(s, &slice);
     }
-    k->bytes += objects * HT_OBJECT_RECORD_BYTES + n.chunks * CHUNK_LOG_BYTES + n.pieces_bytes;
+    size_t reserved = log_bytes(objects, n.chunks);
+    k->bytes += reserved + n.pieces_bytes;
     if (!sc)
         return -ENOMEM;
     sc->frozen = !k->clone;
-    int rc = ht_journal_reserve(s->journal, objects * HT_OBJECT_RECORD_BYTES + n.chunks * CHUNK_LOG_BYTES, false);
+    int rc = ht_journal_reserve(s->journal, reserved, false);
     if (rc)
         return rc;
     if (n.pieces_bytes && !ht_journal_has_space_for_pieces(s->journal, n.pieces_bytes, true))
@@ -298,7 +302,7 @@ static int make_objects(struct ht_keep *w) HT_REQUIRES(HT_LOCK_STORE)
     if (!rc)
         rc = ht_alloc_reserve(s->alloc, reserve);
     if (rc) {
-        unreserve_log(s, objects, n.chunks);
+        settle_log(k, reserved, 0);
         return rc;
     }
     w->reserved_blocks = reserve;
@@ -306,18 +310,12 @@ static int make_objects(struct ht_keep *w) HT_REQUIRES(HT_LOCK_STORE)
         struct ht_obj *o = object_of(s, k->ids[i].from);
         if (!o)
             continue;
-        rc = make_object(o, k->ids[i].to, sc, &slice);
+        rc = make_object(o, k->ids[i].to, sc, &slice, &made_chunks);
         made += ht_obj_find_locked(s, k->ids[i].to) != NULL;
         ht_obj_put_locked(o);
         ht_slice_next(s, &slice);
     }
-    if (!rc)
-        return 0;
-    for (size_t i = 0; i < k->count; i++) {
-        struct ht_obj *o = ht_obj_find_locked(s, k->ids[i].to);
-        made_chunks += o ? reserved_chunks(o) : 0;
-    }
-    unreserve_log(s, objects - made, n.chunks - made_chunks);
+    settle_log(k, reserved, log_bytes(made, made_chunks));
     return rc;
 }
 

@@ -129,12 +129,12 @@ static void publish_chunk(struct ht_obj *o, struct ht_chunk *c, uint64_t index, 
 }
 
 /*
- * The transaction has room for some chunks that change while it is collected. When that room is half used, the rest is
+ * The transaction has room for some chunks that change while it is collected. When that room is used, the rest is
  * published without a break.
  */
 static bool may_break(const struct ht_obj *o, const struct ht_tx *tx) HT_REQUIRES(HT_LOCK_STORE)
 {
-    return o->scope->found_bytes - tx->found_bytes <= tx->again_bytes / 2;
+    return o->scope->found_bytes - tx->found_bytes <= tx->again_bytes;
 }
 
 /* slice: releases the lock in between; NULL: does not. */
@@ -214,8 +214,13 @@ static void add_pending(struct ht_obj *o, struct ht_slice *slice, void *ctx) HT_
 
 void ht_obj_publish(struct ht_obj *o, struct ht_tx *tx)
 {
+    struct ht_slice slice = {0};
+
     ht_store_lock(o->s);
+    tx->found_bytes = o->scope->found_bytes;
     if (!o->deleted)
+        publish_object(o, tx, &slice);
+    if (slice.ended && !o->deleted)
         publish_object(o, tx, NULL);
     ht_store_unlock(o->s);
 }
@@ -300,10 +305,8 @@ void ht_scope_publish(struct ht_store *s, uint64_t scope, bool rest, struct ht_t
 
     ht_store_lock(s);
     struct ht_scope *sc = ht_scope_find(s, scope, false);
-    if (sc) {
-        tx->found_bytes = sc->found_bytes;
+    if (sc)
         ht_scope_visit_touched(s, scope, &slice, publish_touched, &p);
-    }
     sc = slice.ended ? ht_scope_find(s, scope, false) : NULL;
     if (sc)
         ht_list_for_each_safe(at, next, &sc->touched) {

@@ -51,7 +51,7 @@ struct ht_buf *ht_tx_records(struct ht_tx *tx)
  * The frees of the transaction wait for lsn. When the log has failed (lsn 0) the space is never free again in this
  * mount.
  */
-static void queue_frees(struct ht_tx *tx, uint64_t lsn)
+static void queue_frees(struct ht_tx *tx, uint64_t lsn, bool *out_deleted)
 {
     struct ht_store *s = tx->s;
     struct ht_deferred_free *first;
@@ -70,6 +70,7 @@ static void queue_frees(struct ht_tx *tx, uint64_t lsn)
     s->frees.tx_count++;
     s->txn->records_bytes = tx->records.cap;
     pthread_cond_broadcast(&s->waits.settled);
+    *out_deleted = !ht_list_empty(&tx->deleted);
     while (!ht_list_empty(&tx->deleted)) {
         struct ht_obj *o = ht_list_entry(tx->deleted.next, struct ht_obj, touched);
         o->published = o->meta_dirty = false;
@@ -117,12 +118,15 @@ int ht_tx_commit(struct ht_tx *tx, uint64_t *out_lsn) HT_NO_THREAD_SAFETY_ANALYS
     } else if (lsn) {
         s->frees.last_lsn = lsn;
     }
-    queue_frees(tx, rc ? 0 : lsn);
+    bool deleted;
+    queue_frees(tx, rc ? 0 : lsn, &deleted);
     ht_buf_reset(&tx->records);
     tx->whole = false;
     tx->again_bytes = 0;
+    tx->found_bytes = 0;
     ht_mutex_unlock(&s->tx_lock);
-    ht_obj_free_ended(s);
+    if (deleted)
+        ht_obj_free_ended(s);
     if (out_lsn)
         *out_lsn = rc ? 0 : lsn;
     return rc;
