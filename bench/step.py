@@ -110,19 +110,21 @@ class Store:
         self.point.mkdir(exist_ok=True)
         self.log = folder / 'log'
         self.daemon = None
+        self.element_bytes = 4
         atexit.register(self.stop)
 
-    def format(self):
+    def format(self, dtype='f32', element_bytes=4):
+        self.element_bytes = element_bytes
         self.device.slow(False)
         run(PROGRAMS / 'mkfs.hitrain', '--force', '--no-discard', *self.devices)
         self.start(1 << 30)
         root = self.point / 'model'
         root.mkdir()
-        zeros = bytes(self.elements // self.files * 4)
+        zeros = bytes(self.elements // self.files * element_bytes)
         for n in range(self.files):
             path = root / f'p{n:02}'
             path.touch()
-            os.setxattr(path, 'user.hitrain.dtype', b'f32')
+            os.setxattr(path, 'user.hitrain.dtype', dtype.encode())
             path.write_bytes(zeros)
         os.setxattr(root, 'user.hitrain.optimizer', b'adamw lr=1e-3')
         self.step(1)
@@ -150,21 +152,26 @@ class Store:
         self.daemon.wait(SETUP_SECONDS_MAX)
         self.daemon = None
 
-    def step(self, number):
-        """Gradients that are not all the same, and the boundary."""
+    def step(self, number, seconds=0):
+        """Gradients that are not all the same, spread over so many seconds, and the boundary. Returns its seconds."""
+        began = time.monotonic()
         hidden = self.point / 'model/.hitrain'
         piece = (number * 0.001).hex().encode().ljust(16, b'\0')[:8].replace(b'\0', b' ')
         gradient = memoryview(piece * (MIB // 8))
         for n in range(self.files):
             fd = os.open(hidden / f'grad/p{n:02}', os.O_WRONLY)
-            for at in range(0, self.elements // self.files * 4, MIB):
-                os.pwrite(fd, gradient, at)
+            size = self.elements // self.files * self.element_bytes
+            for at in range(0, size, MIB):
+                os.pwrite(fd, gradient[:size - at], at)
             os.close(fd)
+            time.sleep(max(0, began + seconds * (n + 1) / self.files - time.monotonic()))
+        began = time.monotonic()
         with open(hidden / 'ctl', 'r+b', buffering=0) as ctl:
             ctl.write(b'step\n')
             answer = ctl.read(4096)
         if not answer.startswith(b'ok'):
             give_up(f'step: {answer.decode()}')
+        return time.monotonic() - began
 
     def measure(self, case):
         self.start(case.dram(self.elements), case.optimizer)
@@ -291,6 +298,7 @@ def parse_args():
     p.add_argument('--only', default='', help='cases whose name contains this; clients A and B always run')
     p.add_argument('--devices', action='store_true', help='only stores of two devices')
     p.add_argument('--options', action='append', default=[], help='an option of the mount, with --devices')
+    p.add_argument('--redo', action='store_true', help='only steps that are durable by their gradients (redo=on)')
     p.add_argument('--pairs', action='store_true', help='only steps with and without clipping')
     return p.parse_args()
 
@@ -341,6 +349,10 @@ def main():
     if args.devices:
         import step_devices  # it uses this file
         step_devices.main(args, folder, out.with_name('step_devices.jsonl'))
+        return
+    if args.redo:
+        import step_redo  # it uses this file
+        step_redo.main(args, folder, out.with_name('step_redo.jsonl'))
         return
     device = Device(folder, max(args.elements * 32, 2 << 30) + (1 << 30), args.limit)
     store, outside = Store(device, folder, args.elements, FILES), Outside(device, folder, args.elements)

@@ -1,0 +1,133 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Steps that are durable by their gradients (redo=on), beside steps of which each 16th is durable, or each one.
+
+step.py runs it with --redo (`make bench-step REDO=1`). AdamW on f32 and on bf16 parameters; everything resident, and half of
+parameters and state. The trainer takes as long for its gradients as the device needs to write them, as a backward pass does. Then the
+daemon is killed before a full step, and the steps that the next mount computes again are timed.
+"""
+import json
+import os
+import statistics
+import time
+
+from common import check_elements, wait_for
+from step import FILES, KEPT_SHARE, MIB, Device, Store
+
+EVERY = 16
+CONTENT_BYTES = 12           # of a parameter: itself, two moments, and the lower half of its master if it is bf16
+BACKWARD = 1.1               # times the device's time for the gradients
+TIME_MAX = {'all': 1.10, 'half': 1.05}  # of the time with durable_every=16 alone
+LATENCY_MS_MAX = 20
+REPLAY_MIN = 0.9             # of the rate of ordinary steps, or of the device that gives their gradients
+
+WORDS = {
+    'every 16th durable': f'durable_every={EVERY}',
+    'every step durable by its gradients': f'durable_every={EVERY} redo=on',
+    'every step durable in full': 'durable_every=1',
+}
+PLAIN, LOGGED, FULL = WORDS
+
+
+class Bench:
+    def __init__(self, args, folder):
+        self.args = args
+        self.device = Device(folder, args.elements * 32 + (2 << 30), args.limit)
+        self.store = Store(self.device, folder, args.elements, FILES)
+        self.rows, self.began, self.number = [], time.monotonic(), 1
+
+    def said(self, text):
+        print(f'  {time.monotonic() - self.began:5.0f} s  {text}', flush=True)
+
+    def start(self, words, resident):
+        """Memory for this part of parameters and state; for all gradients, too, where everything is resident."""
+        kept = CONTENT_BYTES * resident + (self.store.element_bytes if resident == 1 else 0)
+        self.store.start(int(kept * self.args.elements / KEPT_SHARE), f'adamw lr=1e-3 {words}')
+
+    def steps(self, count, seconds=0.0):
+        """Seconds of each boundary."""
+        out = []
+        for _ in range(count):
+            self.number += 1
+            out.append(self.store.step(self.number, seconds))
+        return out
+
+    def measure(self, what, resident):
+        self.start(WORDS[what], resident)
+        self.steps(EVERY - int(os.getxattr(self.store.point / 'model', 'user.hitrain.step')) % EVERY)
+        backward = BACKWARD * self.args.elements * self.store.element_bytes / self.args.limit
+        self.device.slow(True)
+        before, began = self.device.counters(), time.monotonic()
+        boundaries = self.steps(EVERY, backward)
+        seconds = time.monotonic() - began
+        written = self.device.counters()[1] - before[1]
+        self.store.stop()
+        return {'step_s': seconds / EVERY, 'written': written / EVERY / self.args.elements,
+                'boundary_s': statistics.median(boundaries[:-1]), 'backward_s': backward}
+
+    def replay(self):
+        """Seconds of an ordinary step without a backward pass, and of one that a mount computes again."""
+        self.start(WORDS[LOGGED], 1)
+        self.steps(EVERY - int(os.getxattr(self.store.point / 'model', 'user.hitrain.step')) % EVERY)
+        began = time.monotonic()
+        self.steps(EVERY - 1)
+        ordinary = (time.monotonic() - began) / (EVERY - 1)
+        self.store.daemon.kill()
+        self.store.stop()
+        self.device.slow(True)
+        began = time.monotonic()
+        self.start(WORDS[LOGGED], 1)
+        wait_for(lambda: self.left() == 0, 'computing logged steps again')
+        replayed = (time.monotonic() - began) / (EVERY - 1)
+        self.store.stop()
+        return ordinary, replayed
+
+    def left(self):
+        text = os.getxattr(self.store.point / 'model', 'user.hitrain.stats').decode()
+        return int(dict(line.split('=', 1) for line in text.splitlines() if '=' in line)['replay_steps_left'])
+
+    def figure(self, who, what, value, unit, target=None, most=True):
+        row = {'who': who, 'what': what, 'value': value, 'unit': unit}
+        text = f'  {who:20}{what:56}{value:9.3f} {unit:3}'
+        if target is not None:
+            row.update(target=target, met=value <= target if most else value >= target)
+            text += f'  target: at {"most" if most else "least"} {target:g}{"" if row["met"] else "   MISSED"}'
+        self.rows.append(row)
+        print(text, flush=True)
+
+    def compare(self, who, part, found):
+        """found: rows of measure, one per run, by what they measure."""
+        for what in WORDS:
+            self.figure(who, f'{what}: a step', statistics.median(r['step_s'] for r in found[what]), 's')
+        bytes_max = self.store.element_bytes + CONTENT_BYTES / EVERY
+        self.figure(who, 'written for each parameter and step, by gradients',
+                    statistics.median(r['written'] for r in found[LOGGED]), 'B', bytes_max * 1.02)
+        ratio = statistics.median(a['step_s'] / b['step_s'] for a, b in zip(found[LOGGED], found[PLAIN]))
+        self.figure(who, 'a step by its gradients over one of every 16th', ratio, '', TIME_MAX[part])
+        late = statistics.median((a['boundary_s'] - b['boundary_s']) * 1000 for a, b in zip(found[LOGGED], found[PLAIN]))
+        if part == 'all':
+            self.figure(who, 'boundary by gradients, later than without', late, 'ms', LATENCY_MS_MAX)
+
+    def run_all(self):
+        for dtype, element_bytes in ('f32', 4), ('bf16', 2):
+            self.store.format(dtype, element_bytes)
+            for part, resident in ('all', 1), ('half', 0.5):
+                found = {what: [] for what in WORDS}
+                for number in range(self.args.runs):
+                    for what, rows in found.items():
+                        rows.append(self.measure(what, resident))
+                        self.said(f'{dtype}, {part} resident, run {number + 1}: {what}: {rows[-1]["step_s"]:.2f} s')
+                self.compare(f'{dtype}, {part} resident', part, found)
+            ordinary, replayed = self.replay()
+            device = self.args.elements * element_bytes / self.args.limit
+            self.figure(dtype, 'a step again at a mount: its rate, of the least time', max(ordinary, device) / replayed, '',
+                        REPLAY_MIN, most=False)
+
+
+def main(args, folder, out):
+    check_elements(args, FILES)
+    bench = Bench(args, folder)
+    print(f'bench-step, logged steps: {args.elements / 1e6:.0f} million parameters, AdamW, {args.runs} runs, device limited to '
+          f'{args.limit / MIB:.0f} MiB/s each way', flush=True)
+    bench.run_all()
+    out.write_text(''.join(json.dumps(r) + '\n' for r in bench.rows))
+    print(f'  all figures: {out}')
