@@ -46,16 +46,18 @@ static void recover(struct ht_root *root)
     int rc = ht_opt_redo_replay(root);
     lock(o);
     bool exists = root->exists;
-    let_go(root);
     unlock(o);
-    ht_opt_wake_readers(root);
-    if (rc && rc != -ECANCELED && hooks->taken_back)
-        hooks->taken_back(hooks->ctx);
     if (!rc && exists)
         ht_event(HT_EVENT_STEPS_REPLAYED, &about,
                  "the steps after %llu were computed again from their gradients; the model is at step %llu, as it was "
                  "(%.1f s)",
                  (ull)from, (ull)to, (double)(ht_now_ns() - start) / 1e9);
+    lock(o);
+    let_go(root);
+    unlock(o);
+    ht_opt_wake_readers(root);
+    if (rc && rc != -ECANCELED && hooks->taken_back)
+        hooks->taken_back(hooks->ctx);
 }
 
 /* The next root to recover, with the reference that it got for that; NULL: there is none. */

@@ -3,6 +3,7 @@
 #include "tiering/base/base.h"
 #include "tiering/base/list.h"
 #include "tiering/api/object.h"
+#include "tiering/api/shm.h"
 #include "tiering/api/tx.h"
 #include "optim/rules/kernel.h"
 #include "optim/optim.h"
@@ -84,9 +85,12 @@ void ht_opt_show_full(struct ht_root *root)
     int rc = ht_opt_stop_step(root);
     unlock(o);
     rc = ht_scope_abort(o->store, root->id);
+    bool back = !rc;
+    if (back)
+        rc = ht_scope_shm_restore(o->store, root->id); /* an event has told which file cannot be read */
     lock(o);
-    if (!rc)
+    if (back)
         ht_opt_forget_step(root);
-    root->durable_step = root->step;
+    root->durable_step = root->pub_step;
     unlock(o);
 }

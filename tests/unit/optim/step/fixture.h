@@ -39,7 +39,7 @@ struct test_param {
 };
 
 struct fixture {
-    uint64_t device_bytes, dram_bytes;
+    uint64_t device_bytes, dram_bytes, shm_bytes;
     unsigned threads;
     bool no_plan;
     const char *config;
@@ -105,8 +105,11 @@ static inline struct ht_optim_config fixture_config(const char *text)
 
 static inline void fixture_mount(struct fixture *w)
 {
-    struct ht_store_opts opts = {
-        .dram_bytes = w->dram_bytes, .staging_bytes = 24 * MIB, .numa_node = HT_NUMA_OFF, .no_plan = w->no_plan};
+    struct ht_store_opts opts = {.dram_bytes = w->dram_bytes,
+                                 .shm_bytes = w->shm_bytes,
+                                 .staging_bytes = 24 * MIB,
+                                 .numa_node = HT_NUMA_OFF,
+                                 .no_plan = w->no_plan};
     struct ht_meta_client names = {HT_REC_NS_FIRST, HT_REC_NS_LAST, .ctx = w, .abort = fixture_abort,
                                    .emit = fixture_emit};
     struct ht_optim_config config = fixture_config(w->config);

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Logged steps that are computed again while clients use the store. */
 #include <semaphore.h>
+#include <sys/mman.h>
 #include <unistd.h>
 
 #include "tests/unit/optim/step/fixture.h"
@@ -10,6 +11,7 @@
 #include "optim/state/range.h"
 #include "optim/state/redo.h"
 #include "optim/state/root.h"
+#include "tiering/api/shm.h"
 #include "tiering/base/event.h"
 
 static struct fixture w;
@@ -415,6 +417,44 @@ START_TEST(a_replay_that_fails_lets_nobody_wait)
 }
 END_TEST
 
+/* Files of memory, which clients have mapped, show the full step again, too. */
+START_TEST(mapped_parameters_show_the_full_step_after_a_replay_that_fails)
+{
+    enum { CHUNKS = 3 };
+    int fd;
+
+    memset(&w, 0, sizeof(w));
+    w.dram_bytes = 24 * MIB;
+    w.shm_bytes = 12 * MIB;
+    fixture_open_as(&w, logs, 2);
+    struct test_param *p = fixture_param(&w, HT_DTYPE_F32, HT_DTYPE_F32, CHUNKS * HT_CHUNK_BYTES / 4, HT_CHUNK_BYTES);
+    size_t len = p->n * 4;
+    ck_assert_int_eq(ht_optim_commit(w.o, ROOT), 0);
+    train(1);
+    uint8_t *full = malloc(len);
+    memcpy(full, p->p, len);
+    train(STEPS - 1);
+    crash_and_hold();
+    ck_assert_int_eq(ht_obj_shm_open(p->obj, &fd), 0);
+    const uint8_t *mapped = mmap(NULL, len, PROT_READ, MAP_SHARED, fd, 0);
+    ck_assert_ptr_ne(mapped, MAP_FAILED);
+    ck_assert_int_eq(memcmp(mapped, full, len), 0);
+    ht_fault_arm(HT_FAULT_OPTIM_UPDATE, 2 * CHUNKS, false); /* in the second logged step */
+    go_on();
+    ht_optim_recovered(w.o);
+    ht_fault_disarm_all();
+    ck_assert_uint_eq(fixture_stat(&w).step, 1);
+    ck_assert_uint_eq(fixture_stat(&w).durable_step, 1);
+    ck_assert_int_eq(memcmp(mapped, full, len), 0);
+    munmap((void *)(uintptr_t)mapped, len);
+    ht_obj_shm_close(p->obj);
+    free(full);
+    crash_and_mount();
+    wait_and_check();
+    fixture_close(&w);
+}
+END_TEST
+
 int main(void)
 {
     TCase *t = tcase_create("recover");
@@ -427,5 +467,6 @@ int main(void)
     tcase_add_loop_test(t, a_parameter_is_deleted_beside_the_replay, 0, 12);
     tcase_add_loop_test(t, a_root_is_deleted_beside_the_replay, 0, 12);
     tcase_add_test(t, a_replay_that_fails_lets_nobody_wait);
+    tcase_add_test(t, mapped_parameters_show_the_full_step_after_a_replay_that_fails);
     return run_suite("recover", t);
 }
