@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Gradients as clients write them: in odd pieces, twice, too long, torn; and which calls wait for them. */
+#include "optim/state/context.h"
 #include "optim/state/param.h"
+#include "optim/state/range.h"
 #include "tests/unit/optim/step/fixture.h"
 
 #include <math.h>
@@ -436,6 +438,21 @@ static void *commit_in_thread(void *arg)
     return NULL;
 }
 
+/* Later gradients go before queued ranges; they wait for one that a worker has. */
+static void wait_until_taken(const struct test_param *of)
+{
+    bool taken = false;
+
+    while (!taken) {
+        usleep(1000);
+        lock(w.o);
+        struct ht_param *param = ht_opt_param_find(w.o, of->oid);
+        const struct ht_range *r = param ? ht_opt_range_find(param, 0) : NULL;
+        taken = r && r->state == HT_RANGE_RUNNING;
+        unlock(w.o);
+    }
+}
+
 /* The only thread works on another parameter, and no update of this one ever comes. */
 START_TEST(the_end_of_a_step_answers_readers_of_a_deleted_parameter)
 {
@@ -454,6 +471,7 @@ START_TEST(the_end_of_a_step_answers_readers_of_a_deleted_parameter)
     while (!held)
         usleep(1000);
     write_gradient(&w, other, bytes);
+    wait_until_taken(other);
     write_ok(0, 150000);
     ck_assert_int_eq(ht_grad_flush(g), 0);
     ck_assert(!ht_optim_readable(w.o, p->oid, 0, 4, &parked.waiter));
