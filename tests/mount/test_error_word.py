@@ -190,7 +190,7 @@ def test_who_may_only_read_a_file_hides_no_error_of_the_root(root, before):
     ('dtype', 'f\x01' + 50 * 'x', 'dtype: "f?' + 30 * 'x' + '..."', 'TORCH'),
     ('grad_dtype', 'int8', 'grad_dtype: "int8" is not known; gradients are f32, bf16 or f16', 'half'),
     ('optimizer', 'SGD learning=1', '"learning=1" is no word=value of sgd', 'SGD momentum=0'),
-    ('optimizr', 'sgd', 'unknown attribute user.hitrain.optimizr; known: dtype shape grad_dtype', None)])
+    ('optimizr', 'sgd', 'unknown attribute user.hitrain.optimizr; known: dtype shape members grad_dtype', None)])
 def test_a_refused_attribute_of_a_file(root, name, value, named, right):
     with fails(errno.EINVAL):
         word(root / 'w', name, value)

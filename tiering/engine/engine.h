@@ -29,8 +29,8 @@
 struct ht_store;
 struct ht_chunk;
 
-/* scrub.c, discard.c */
-extern const struct ht_engine_type ht_scrub_engine, ht_discard_engine;
+/* scrub.c, discard.c, readahead.c */
+extern const struct ht_engine_type ht_scrub_engine, ht_discard_engine, ht_readahead_engine;
 
 /* The state of engine/, before and after everything else. -ENOMEM */
 int ht_engine_setup(struct ht_store *s) HT_MUST_CHECK;

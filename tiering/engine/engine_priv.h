@@ -126,7 +126,7 @@ struct ht_engine {
 };
 
 extern const struct ht_engine_type ht_planner_engine;
-extern const struct ht_engine_type ht_commit_engine, ht_relief_engine, ht_readahead_engine;
+extern const struct ht_engine_type ht_commit_engine, ht_relief_engine;
 
 /* -ENOMEM */
 int ht_planner_init(struct ht_planner *p) HT_MUST_CHECK;

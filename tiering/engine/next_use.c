@@ -14,6 +14,7 @@
 #include "tiering/object/chunk.h"
 #include "tiering/object/context.h"
 #include "tiering/object/object.h"
+#include "tiering/object/slice.h"
 #include "tiering/engine/engine.h"
 #include "tiering/engine/engine_priv.h"
 
@@ -42,11 +43,16 @@ bool ht_next_use_order_place(const struct ht_store *s, uint64_t object, uint64_t
     return true;
 }
 
-/* Its images get their places, or have none any more. */
+/*
+ * Its images get their places, or have none any more. It releases the lock in between: the caller holds a reference,
+ * and programs may change the hint.
+ */
 static void place_images(struct ht_obj *o) HT_REQUIRES(HT_LOCK_STORE)
 {
     struct ht_store *s = o->s;
+    struct ht_slice slice = {0};
     struct ht_chunk *c;
+    unsigned ended = 0;
     uint64_t index = 0, place;
     bool known = ht_next_use_order_place(s, o->oid, &place);
 
@@ -54,12 +60,14 @@ static void place_images(struct ht_obj *o) HT_REQUIRES(HT_LOCK_STORE)
         return;
     ht_chunk_for_each_from(c, o, index)
     {
-        if (c->slot == HT_SLOT_NONE)
-            continue;
-        if (known)
+        if (ended != slice.ended)
+            known = ht_next_use_order_place(s, o->oid, &place);
+        ended = slice.ended;
+        if (c->slot != HT_SLOT_NONE && known)
             ht_arena_set_next_use(s->arena, c->slot, place, false);
-        else
+        else if (c->slot != HT_SLOT_NONE)
             ht_arena_forget_next_use(s->arena, c->slot);
+        ht_slice_next(s, &slice);
     }
 }
 
@@ -100,9 +108,13 @@ void ht_next_use_settle(struct ht_store *s)
         ht_store_lock(s);
         const struct ht_next_use *u = s->next_uses.use ? &s->next_uses.use[i] : NULL;
         struct ht_obj *o = u && u->link.id ? ht_obj_find_locked(s, u->link.id) : NULL;
-        if (o && !o->dead)
+        o = o && !o->dead ? o : NULL;
+        if (o) {
+            o->refs++;
             place_images(o);
+        }
         ht_store_unlock(s);
+        ht_obj_put(o);
     }
 }
 
@@ -219,10 +231,8 @@ uint64_t ht_next_use_look_ns(struct ht_store *s)
 {
     uint64_t now = ht_now_ns();
 
-    if (!ht_next_uses_count(&s->next_uses))
-        return 0;
     if (ht_next_uses_due(&s->next_uses, now))
         return now + AGAIN_NS;
-    (void)ht_next_use_update(s); /* the last one may be past */
-    return s->next_uses.look_ns == UINT64_MAX ? 0 : s->next_uses.look_ns;
+    (void)ht_next_use_update(s); /* the last one may be past, or its object deleted */
+    return !ht_next_uses_count(&s->next_uses) || s->next_uses.look_ns == UINT64_MAX ? 0 : s->next_uses.look_ns;
 }

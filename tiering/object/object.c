@@ -152,6 +152,8 @@ void ht_obj_put_locked(struct ht_obj *o)
     assert(o->refs);
     if (--o->refs || !o->dead)
         return;
+    if (ht_next_uses_forget(&o->s->next_uses, o->oid)) /* readahead looks whether it was the last one */
+        o->s->waits.wakes.readahead = o->s->waits.wakes.any = true;
     ht_obj_end_rewrite_reserve(o);
     if (!o->ending && is_large(o) && !o->s->objects.replaying) {
         o->ending = true;

@@ -5,6 +5,7 @@
  */
 #include <unistd.h>
 
+#include "tiering/engine/engine.h"
 #include "tiering/object/chunk.h"
 #include "tiering/object/context.h"
 
@@ -304,20 +305,65 @@ END_TEST
 
 START_TEST(an_object_may_be_deleted_before_its_use)
 {
-    struct ht_tx *tx;
-    uint64_t lsn;
-
     begin(false);
     struct ht_obj *o = tensor(8), *others = tensor(DRAM);
     read_all(others);
     say(o, SECOND);
-    ck_assert_int_eq(ht_tx_begin(s, 4096, &tx), 0);
-    ht_obj_delete(o, tx);
-    ck_assert_int_eq(ht_tx_commit(tx, &lsn), 0);
-    ht_obj_put(o);
+    delete (o);
     ht_store_readahead(s);
     scan(others);
     ht_obj_put(others);
+    done();
+}
+END_TEST
+
+START_TEST(deleted_objects_leave_room_for_other_hints)
+{
+    begin(_i);
+    for (unsigned i = 0; i <= HT_NEXT_USES; i++) {
+        struct ht_obj *o = object(MIB, 0);
+        say(o, HT_NEXT_USE_NEVER);
+        delete (o);
+    }
+    ht_store_lock(s);
+    ck_assert_uint_eq(ht_next_uses_count(&s->next_uses), 0);
+    ht_store_unlock(s);
+    done();
+}
+END_TEST
+
+/* After a step of the engine that reads what is needed soon. */
+static bool hints_lead(void)
+{
+    struct ht_budget budget = {0};
+
+    (void)ht_readahead_engine.step(s, &budget);
+    ht_store_lock(s);
+    bool leads = s->next_uses.leads;
+    ht_store_unlock(s);
+    return leads;
+}
+
+/* The time of the last hint is past, or its object is deleted. Then its content is as any other. */
+START_TEST(with_the_last_hint_its_order_ends)
+{
+    uint64_t after_ns;
+
+    begin(false);
+    struct ht_obj *o = tensor(8), *never = tensor(1), *scanned = tensor(96);
+    read_all(o);
+    say(never, HT_NEXT_USE_NEVER);
+    ck_assert(hints_lead());
+    delete (never);
+    ck_assert(!hints_lead());
+    say(o, SECOND / 5);
+    while (!ht_obj_next_use(o, &after_ns))
+        usleep(1000);
+    ck_assert(!hints_lead());
+    scan(scanned);
+    ck_assert_uint_eq(resident(o), 0);
+    ht_obj_put(o);
+    ht_obj_put(scanned);
     done();
 }
 END_TEST
@@ -337,6 +383,8 @@ int main(void)
     tcase_add_test(tc, a_read_takes_the_place_of_later_content);
     tcase_add_test(tc, hints_count_more_than_a_plan);
     tcase_add_test(tc, an_object_may_be_deleted_before_its_use);
+    tcase_add_loop_test(tc, deleted_objects_leave_room_for_other_hints, 0, 2);
+    tcase_add_test(tc, with_the_last_hint_its_order_ends);
     suite_add_tcase(suite, tc);
     return run_all(suite);
 }

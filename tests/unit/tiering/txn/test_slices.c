@@ -16,6 +16,7 @@
 #include "tiering/api/keep.h"
 #include "tiering/base/lock.h"
 #include "tiering/object/slice.h"
+#include "tiering/tier/next_use.h"
 
 enum { SCOPE = 9, CHUNK = HT_SMALL_CHUNK_BYTES, FEW_CHUNKS = 6000, STEPS_MAX = 2 * HT_SLICE_STEPS, BLOCK = 4096 };
 
@@ -205,6 +206,15 @@ START_TEST(no_operation_on_many_chunks_holds_the_lock_for_long)
     expect_slices("commit of a rewrite");
     expect_block(0, 2);
     expect_block(chunks - 1, 2);
+    begin();
+    ck_assert_int_eq(ht_obj_set_next_use(obj, HT_NEXT_USE_NEVER), 0);
+    expect_slices("next use of the first object");
+    begin();
+    ck_assert_int_eq(ht_obj_set_next_use(obj, HT_NEXT_USE_NEVER), 0);
+    expect_slices("next use");
+    begin();
+    ck_assert_int_eq(ht_obj_forget_next_use(obj), 0);
+    expect_slices("end of a next use");
     begin();
     uint64_t kept = keep();
     expect_slices("kept step");
