@@ -20,6 +20,7 @@ from path_sides import MIB, Devices, Hitrain
 from reachable import least_seconds
 
 REPLAY = BUILD / 'bench/replay'
+PLANNER = BUILD / 'bench/bench_planner'
 SHAPES = [('gpt', '125M'), ('gpt', '1.3B'), ('gpt', '6.7B'), ('gpt', '13B'), ('gpt', '70B'), ('llama', '1B'),
           ('llama', '8B'), ('llama', '70B'), ('gpt-swap', '1.3B'), ('gpt-swap', '13B'), ('llama-swap', '8B'),
           ('llama-swap', '70B')]
@@ -105,6 +106,12 @@ def plan_of_many(folder, rows):
         read = r[name]['read_bytes'] / MIB / MANY
         print(f'  cyclic scan, room for half, {name}: reads {read:.3f} of all, target 0.500')
     rows.append({'what': 'many', 'tensors': MANY, **r})
+    store = json.loads(run(PLANNER, MANY, seconds_max=60))
+    took = store['step_s'] + store['plan_s']
+    print(f'\n  the store with {MANY} tensors, {store["uses"]} accesses a step: {store["note_ns"]:.0f} ns for each access; '
+          f'{took:.2f} s of one core\n  for a plan, target 1 s: {verdict(took < 1)}; history {store["runs_bytes"] / MIB:.0f} MiB, '
+          f'plan {store["plan_bytes"] / MIB:.0f} MiB, at most {store["peak_bytes"] / MIB:.0f} MiB while it is made')
+    rows.append({'what': 'store', **store})
 
 
 # -------------------------------------------------------------------- mounted

@@ -49,3 +49,21 @@ def test_groups_are_emptied_after_the_mount(make_store):
         assert (point / 'clones' / str(i)).read_bytes() == contents[i]
     store.unmount()
     store.assert_clean()
+
+
+def test_groups_are_emptied_when_files_go(make_store):
+    store = make_store()
+    point = store.mount('compact=on', 'background_rate=8G')
+    contents = {i: np.random.default_rng(i).bytes(CHUNK) for i in range(FILES)}
+    for i, data in contents.items():
+        (point / f'f{i}').write_bytes(data)
+    run('hitrainctl', 'commit', point)
+    for i in range(FILES):
+        if i % 16:
+            (point / f'f{i}').unlink()
+    sync(point)
+    wait_for(lambda: figures(point)['emptied'] >= 20, 'empty groups')
+    for i in range(0, FILES, 16):
+        assert (point / f'f{i}').read_bytes() == contents[i]
+    store.unmount()
+    store.assert_clean()

@@ -44,6 +44,24 @@ int ht_store_background_stat(struct ht_store *s, unsigned index, struct ht_backg
  */
 int ht_store_background_pause(struct ht_store *s, const char *engine) HT_MUST_CHECK;
 int ht_store_background_resume(struct ht_store *s, const char *engine) HT_MUST_CHECK;
+/*
+ * A pool of threads takes over the background work, so that it is done only by threads that have nothing better to do.
+ * The pool has at least two, one of which is free at any time: commits and updates may need the other one. False: this
+ * mount has no background work. Until it is taken back no thread of the store's own does any.
+ */
+bool ht_store_background_lend(struct ht_store *s);
+/* No thread of the pool serves then. The store's own thread goes on. */
+void ht_store_background_take_back(struct ht_store *s);
+/*
+ * The calling thread of the pool does background work until it is recalled; once: at most one unit, which takes some
+ * 10 ms. Returns at once if another thread serves. It holds nothing. False: the work was taken back, or has ended.
+ */
+bool ht_store_background_serve(struct ht_store *s, bool once);
+/*
+ * The thread that serves, or the next one, is needed: it returns after its unit, and waits no longer for its permission
+ * for a device. Any thread, with any lock above those of engines.
+ */
+void ht_store_background_recall(struct ht_store *s);
 const char *ht_background_state_word(enum ht_background_state state);
 
 #endif

@@ -30,7 +30,11 @@ int ht_obj_create(struct ht_store *s, const struct ht_obj_attr *attr, struct ht_
 uint64_t ht_obj_log_bytes(void);
 /* A reference to an object that exists (also one deleted in a scope but not published so), or NULL. */
 struct ht_obj *ht_obj_get(struct ht_store *s, uint64_t oid);
+/* One more for a thread that has one, also to a deleted object. */
+struct ht_obj *ht_obj_ref(struct ht_obj *obj);
 void ht_obj_put(struct ht_obj *obj);
+/* The same for a thread that holds locks: a large object's space comes free with the next transaction that ends. */
+void ht_obj_put_soon(struct ht_obj *obj);
 
 /*
  * Deletes, inside a transaction. In scope 0 the deletion is put into tx; in a scope it is pending until

@@ -96,6 +96,10 @@ int ht_scope_commit(struct ht_store *s, uint64_t scope, uint64_t *out_lsn) HT_MU
  * from. -EBUSY, with nothing done: a derived object is new, deleted, or was changed otherwise than through a batch pin.
  */
 int ht_scope_commit_rest(struct ht_store *s, uint64_t scope, uint64_t *out_lsn) HT_MUST_CHECK;
+/* Has a derived object changes that such a commit must not leave out? They may come until its transaction ends. */
+bool ht_scope_edited(struct ht_store *s, uint64_t scope);
+/* How many derived objects were published with such changes: grows only. 0: the scope is not in memory. */
+uint64_t ht_scope_edits_published(struct ht_store *s, uint64_t scope);
 /* Before the first record of a logged step: programs that do not know these refuse the store. WAITS. */
 int ht_store_mark_redo(struct ht_store *s) HT_MUST_CHECK;
 /*

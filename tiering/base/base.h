@@ -49,6 +49,8 @@ static inline uint64_t ht_round_up(uint64_t n, uint64_t align)
 
 /* Monotonic clock, nanoseconds. */
 uint64_t ht_now_ns(void);
+/* Processor time of the calling thread, nanoseconds. */
+uint64_t ht_thread_cpu_ns(void);
 /* Wall clock, nanoseconds since 1970. */
 uint64_t ht_wall_ns(void);
 

@@ -19,11 +19,17 @@ struct slot {
 };
 static_assert(sizeof(struct slot) == 32, "32 bytes an entry");
 
-struct ht_trace {
-    uint64_t start_ns;
+struct ring {
     _Atomic uint64_t next; /* entries so far */
     uint32_t mask;
     unsigned shift;
+    struct slot *slot;
+};
+
+struct ht_trace {
+    uint64_t start_ns;
+    struct ring all, boundaries;
+    struct slot boundary[HT_TRACE_BOUNDARIES];
     struct slot slot[];
 };
 
@@ -35,16 +41,23 @@ const char *ht_trace_op_word(enum ht_trace_op op)
     return words[op];
 }
 
+static void ring_init(struct ring *r, struct slot slot[], uint32_t entries)
+{
+    assert(entries && (entries & (entries - 1)) == 0);
+    r->mask = entries - 1;
+    r->shift = (unsigned)__builtin_ctz(entries);
+    r->slot = slot;
+}
+
 int ht_trace_new(uint32_t entries, struct ht_trace **out)
 {
     struct ht_trace *t = calloc(1, sizeof(*t) + entries * sizeof(t->slot[0]));
 
-    assert(entries && (entries & (entries - 1)) == 0);
     if (!t)
         return -ENOMEM;
     t->start_ns = ht_now_ns();
-    t->mask = entries - 1;
-    t->shift = (unsigned)__builtin_ctz(entries);
+    ring_init(&t->all, t->slot, entries);
+    ring_init(&t->boundaries, t->boundary, HT_TRACE_BOUNDARIES);
     *out = t;
     return 0;
 }
@@ -76,9 +89,9 @@ struct ht_trace_mark ht_trace_begin_at(uint64_t begin_ns)
 }
 
 /* 1 to ROUND_MASK: never the word of an entry that is being written. */
-static uint32_t word_of(const struct ht_trace *t, uint64_t n, enum ht_trace_op op)
+static uint32_t word_of(const struct ring *r, uint64_t n, enum ht_trace_op op)
 {
-    return (uint32_t)(((n >> t->shift) % ROUND_MASK + 1) << OP_BITS | op);
+    return (uint32_t)(((n >> r->shift) % ROUND_MASK + 1) << OP_BITS | op);
 }
 
 static uint32_t units(uint64_t bytes)
@@ -89,28 +102,43 @@ static uint32_t units(uint64_t bytes)
 #define SET(field, value) atomic_store_explicit(&(field), value, memory_order_release) /* after the word's 0 */
 #define GET(field) atomic_load_explicit(&(field), memory_order_acquire) /* the word is looked at again after it */
 
+static void put(struct ring *r, const struct ht_trace_entry *e)
+{
+    uint64_t n = atomic_fetch_add_explicit(&r->next, 1, memory_order_relaxed);
+    struct slot *s = &r->slot[n & r->mask];
+
+    (void)atomic_exchange_explicit(&s->word, 0, memory_order_acq_rel);
+    SET(s->time_ns, e->time_ns);
+    SET(s->id, e->id);
+    SET(s->first, (uint32_t)ht_min_u64(e->offset / HT_TRACE_UNIT, UINT32_MAX));
+    SET(s->count, units(e->offset % HT_TRACE_UNIT + e->bytes));
+    SET(s->waited_us, (uint32_t)ht_min_u64(e->waited_ns / 1000, UINT32_MAX));
+    atomic_store_explicit(&s->word, word_of(r, n, e->op), memory_order_release);
+}
+
 void ht_trace_end(struct ht_trace *t, const struct ht_trace_mark *m, enum ht_trace_op op, uint64_t id, uint64_t offset,
                   uint64_t bytes)
 {
-    uint64_t n = atomic_fetch_add_explicit(&t->next, 1, memory_order_relaxed);
-    struct slot *s = &t->slot[n & t->mask];
-    uint64_t first = offset / HT_TRACE_UNIT, waited_ns = ht_activity_waited_ns() - m->waited_ns;
+    const struct ht_trace_entry e = {
+        .time_ns = m->begin_ns > t->start_ns ? m->begin_ns - t->start_ns : 0,
+        .id = id,
+        .offset = offset,
+        .bytes = bytes,
+        .waited_ns = ht_activity_waited_ns() - m->waited_ns,
+        .op = op,
+    };
 
-    (void)atomic_exchange_explicit(&s->word, 0, memory_order_acq_rel);
-    SET(s->time_ns, m->begin_ns > t->start_ns ? m->begin_ns - t->start_ns : 0);
-    SET(s->id, id);
-    SET(s->first, (uint32_t)ht_min_u64(first, UINT32_MAX));
-    SET(s->count, units(offset % HT_TRACE_UNIT + bytes));
-    SET(s->waited_us, (uint32_t)ht_min_u64(waited_ns / 1000, UINT32_MAX));
-    atomic_store_explicit(&s->word, word_of(t, n, op), memory_order_release);
+    put(&t->all, &e);
+    if (op == HT_TRACE_STEP || op == HT_TRACE_COMMIT)
+        put(&t->boundaries, &e);
 }
 
 /* ------------------------------------------------------------------ reading */
 
 /* Entry number n, from 0. False: it is being written, or a newer one has its place. */
-static bool read_slot(struct ht_trace *t, uint64_t n, struct ht_trace_entry *out)
+static bool read_slot(struct ring *r, uint64_t n, struct ht_trace_entry *out)
 {
-    struct slot *s = &t->slot[n & t->mask];
+    struct slot *s = &r->slot[n & r->mask];
     uint32_t word = atomic_load_explicit(&s->word, memory_order_acquire);
 
     *out = (struct ht_trace_entry){
@@ -122,19 +150,29 @@ static bool read_slot(struct ht_trace *t, uint64_t n, struct ht_trace_entry *out
         .waited_ns = (uint64_t)GET(s->waited_us) * 1000,
         .op = word & ((1u << OP_BITS) - 1),
     };
-    return word == word_of(t, n, out->op) && GET(s->word) == word;
+    return word == word_of(r, n, out->op) && GET(s->word) == word;
+}
+
+static bool next_in(struct ring *r, uint64_t after, struct ht_trace_entry *out)
+{
+    uint64_t end = atomic_load_explicit(&r->next, memory_order_acquire), entries = r->mask + UINT64_C(1);
+
+    for (uint64_t n = ht_max_u64(after, end > entries ? end - entries : 0); n < end; n++) {
+        if (read_slot(r, n, out))
+            return true;
+        /* It is being written, and comes next; or newer ones have gone all the way round. */
+        if (atomic_load_explicit(&r->next, memory_order_acquire) - n <= entries)
+            return false;
+    }
+    return false;
 }
 
 bool ht_trace_next(struct ht_trace *t, uint64_t after, struct ht_trace_entry *out)
 {
-    uint64_t end = atomic_load_explicit(&t->next, memory_order_acquire), entries = t->mask + UINT64_C(1);
+    return next_in(&t->all, after, out);
+}
 
-    for (uint64_t n = ht_max_u64(after, end > entries ? end - entries : 0); n < end; n++) {
-        if (read_slot(t, n, out))
-            return true;
-        /* It is being written, and comes next; or newer ones have gone all the way round. */
-        if (atomic_load_explicit(&t->next, memory_order_acquire) - n <= entries)
-            return false;
-    }
-    return false;
+bool ht_trace_next_boundary(struct ht_trace *t, uint64_t after, struct ht_trace_entry *out)
+{
+    return next_in(&t->boundaries, after, out);
 }

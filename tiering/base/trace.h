@@ -4,7 +4,8 @@
  *
  * Each entry takes 32 bytes; a new one takes the place of the oldest. Any thread may write and read without a lock. A
  * reader that is overtaken skips to what is there. An entry that a writer is slow to finish, while others fill the
- * whole ring, may be mixed with another one: the trace is for plans and people, and nothing depends on it.
+ * whole ring, may be mixed with another one: the trace is for plans and people, and nothing depends on it. The latest
+ * boundaries of steps are in a small ring besides, so that they stay there however many accesses a step has.
  *
  *     struct ht_trace_mark m = ht_trace_begin();
  *     (the access)
@@ -15,7 +16,7 @@
 
 #include "tiering/base/base.h"
 
-enum { HT_TRACE_ENTRIES = 1 << 16, HT_TRACE_UNIT = 4096 };
+enum { HT_TRACE_ENTRIES = 1 << 16, HT_TRACE_BOUNDARIES = 16, HT_TRACE_UNIT = 4096 };
 
 enum ht_trace_op {
     HT_TRACE_READ,
@@ -61,5 +62,7 @@ void ht_trace_end(struct ht_trace *t, const struct ht_trace_mark *m, enum ht_tra
 
 /* The oldest entry after number `after`. False: there is none yet. */
 bool ht_trace_next(struct ht_trace *t, uint64_t after, struct ht_trace_entry *out);
+/* The same for boundaries (steps and commits), which have numbers of their own. */
+bool ht_trace_next_boundary(struct ht_trace *t, uint64_t after, struct ht_trace_entry *out);
 
 #endif

@@ -1,8 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * background.c - the rows of the lane `background` for operators: figures, pause and resume. A new row needs nothing.
+ * And the lane for a pool of threads of an upper folder.
  */
 #include "tiering/api/background.h"
+#include "tiering/io/gate.h"
 #include "tiering/object/context.h"
 #include "tiering/engine/engine_priv.h"
 
@@ -68,4 +70,39 @@ int ht_store_background_pause(struct ht_store *s, const char *engine)
 int ht_store_background_resume(struct ht_store *s, const char *engine)
 {
     return each(s, engine, ht_row_resume);
+}
+
+/* ------------------------------------------------------------------ lending */
+
+static struct ht_lane *lane_of(struct ht_store *s)
+{
+    return &s->engine->lane[HT_LANE_BACKGROUND];
+}
+
+bool ht_store_background_lend(struct ht_store *s)
+{
+    if (!s->engine->started)
+        return false;
+    ht_lane_lend(lane_of(s));
+    return true;
+}
+
+void ht_store_background_take_back(struct ht_store *s)
+{
+    ht_store_background_recall(s);
+    ht_lane_take_back(lane_of(s));
+}
+
+bool ht_store_background_serve(struct ht_store *s, bool once)
+{
+    ht_gate_heed(&lane_of(s)->recalled);
+    bool more = ht_lane_serve(lane_of(s), once);
+    ht_gate_heed(NULL);
+    return more;
+}
+
+void ht_store_background_recall(struct ht_store *s)
+{
+    ht_lane_recall(lane_of(s));
+    ht_gate_recall(&s->gate);
 }

@@ -100,6 +100,7 @@ static int discard_some(struct ht_store *s, struct ht_alloc_freed_walk *walk)
         return rc;
     ht_store_lock(s);
     ht_alloc_put_freed(s->alloc, e, n);
+    ht_wake_for_compact_freed(s);
     pthread_cond_broadcast(&s->waits.settled);
     ht_store_unlock(s);
     return rc;

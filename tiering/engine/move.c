@@ -2,13 +2,15 @@
 /*
  * move.c - the engine that empties groups of blocks in which little is taken (compaction).
  *
- *   asleep --the log has grown--> choosing: a batch of nearly empty groups ---none is left--> asleep
- *                                   ^          |
- *                                   |          v
- *                                   |       walking all references: who owns what is in these groups
- *                                   |          |
- *                  50 times the walk's time    v
- *                                   '----- emptying the groups, a unit in each step (move_unit.c)
+ *   asleep --woken: there is space to gain--> choosing: a batch of sparse groups ---none is left--> asleep
+ *                                               ^          |
+ *                                               |          v
+ *                                               |       walking all references: who owns what is in these groups
+ *                                               |          |
+ *                              50 times the walk's time    v
+ *                                               '----- emptying the groups, a unit in each step (move_unit.c)
+ *
+ * Free space, the end of a discard and transactions wake it (object/wake.c).
  *
  * A group is emptied if all that is taken there belongs to published content of which all owners were found, and if the
  * other broken groups have room for that. Otherwise it stays as it is: a group that is half empty is no gain. Owners
@@ -36,10 +38,8 @@
 #define MS UINT64_C(1000000)
 
 enum {
-    SLICE_GROUPS = 1 << 14, /* looked at in one step */
     SLICE_CHUNKS = 256,
     PAUSE_MS = 1000,
-    BROKEN_SHARE = 8,  /* of free space */
     WALK_SHARE = 50,   /* between batches, at least so many times what the walk took */
     PERIOD_MS = 30000, /* between passes; doubled after each one that gained little */
     PERIOD_MS_MAX = 3600000,
@@ -57,31 +57,21 @@ uint64_t ht_compact_rate_bytes(const struct ht_store *s)
 
 /* ----------------------------------------------------------------- choosing */
 
-/* Is a good part of the free space in broken groups? */
-static bool is_worth_it(const struct ht_store *s) HT_REQUIRES(HT_LOCK_STORE)
-{
-    uint64_t free_blocks = ht_alloc_free_blocks(s->alloc), broken = free_blocks - ht_alloc_whole_blocks(s->alloc);
-
-    return broken >= HT_ALLOC_GROUP_BLOCKS && broken >= free_blocks / BROKEN_SHARE;
-}
-
-/* Some groups from *device, *group on; true: the end was reached. Lock held. */
+/* Sparse groups from *device, *group on; true: the end was reached. Lock held. */
 static bool choose(struct ht_move_batch *b, unsigned *device, uint64_t *group) HT_REQUIRES(HT_LOCK_STORE)
 {
     struct ht_store *s = b->s;
 
-    for (unsigned n = 0; n < SLICE_GROUPS && b->count < HT_MOVE_GROUPS_MAX; n++) {
-        if (*device == s->dev_count)
-            return true;
-        if (*group >= ht_alloc_groups(s->alloc, *device) || ht_device_is_closed(s, *device)) {
+    while (*device < s->dev_count && b->count < HT_MOVE_GROUPS_MAX) {
+        bool closed = ht_device_is_closed(s, *device);
+        uint64_t next = closed ? HT_ALLOC_NO_GROUP : ht_alloc_next_sparse(s->alloc, *device, *group);
+        if (next == HT_ALLOC_NO_GROUP) {
             ++*device;
             *group = 0;
             continue;
         }
-        unsigned taken = ht_alloc_group_taken(s->alloc, *device, *group);
-        if (taken && taken <= HT_MOVE_TAKEN_MAX)
-            b->victim[b->count++] = (struct ht_move_victim){.key = ht_move_key(*device, *group)};
-        ++*group;
+        b->victim[b->count++] = (struct ht_move_victim){.key = ht_move_key(*device, next)};
+        *group = next + 1;
     }
     return *device == s->dev_count;
 }
@@ -229,15 +219,15 @@ static int begin_walk(struct ht_move_batch *b)
 
 /* ------------------------------------------------------------------- engine */
 
-/* True: the batch is full, or the store has no more such groups. */
-static bool choose_more(struct ht_move_batch *b, unsigned *device, uint64_t *group, bool *out_end)
+/* True: the store has no more such groups. */
+static bool choose_groups(struct ht_move_batch *b, unsigned *device, uint64_t *group)
 {
     struct ht_store *s = b->s;
 
     ht_store_lock(s);
-    *out_end = !is_worth_it(s) || choose(b, device, group);
+    bool end = !ht_alloc_wants_compaction(s->alloc) || choose(b, device, group);
     ht_store_unlock(s);
-    return *out_end || b->count == HT_MOVE_GROUPS_MAX;
+    return end;
 }
 
 /* 1: the batch has more to do; 0: it is done. */
@@ -269,14 +259,25 @@ static void end_pass(struct ht_store *s, struct ht_compaction *c)
     c->figures.passes++;
 }
 
-static void begin_pass(struct ht_store *s, struct ht_compaction *c)
+/* False: there is nothing to do. */
+static bool begin_pass(struct ht_store *s, struct ht_compaction *c)
 {
-    c->seen_lsn = s->frees.last_lsn + 1; /* never 0, as it is before the first pass */
+    ht_store_lock(s);
+    bool begins = ht_compact_may_begin(s);
+    s->waits.compact_sleeps = !begins;
+    if (begins) {
+        s->waits.compact_seen_lsn = s->frees.last_lsn + 1;
+        s->waits.compact_freed = false;
+    }
+    ht_store_unlock(s);
+    if (!begins)
+        return false;
     c->period_ms = c->period_ms ? c->period_ms : PERIOD_MS;
     c->pass_emptied = c->figures.emptied;
     c->pass_copied = false;
     c->pass_whole = whole_groups(s);
     c->in_pass = true;
+    return true;
 }
 
 static void end_batch(struct ht_store *s, struct ht_compaction *c)
@@ -293,11 +294,8 @@ static void end_batch(struct ht_store *s, struct ht_compaction *c)
 static enum ht_step choose_step(struct ht_store *s, struct ht_compaction *c)
 {
     struct ht_move_batch *b = c->batch;
-    bool end;
 
-    if (!choose_more(b, &c->device, &c->group, &end))
-        return HT_STEP_WORKED;
-    c->in_pass = !end;
+    c->in_pass = !choose_groups(b, &c->device, &c->group);
     if (b->count)
         return begin_walk(b) ? HT_STEP_BLOCKED : HT_STEP_WORKED;
     end_batch(s, c);
@@ -313,13 +311,12 @@ static enum ht_step step(void *ctx, struct ht_budget *budget)
     if (ht_is_read_only(s))
         return HT_STEP_IDLE;
     if (!c->batch) {
-        bool begins = !c->in_pass;
-        if (c->next_ns > now || (begins && c->seen_lsn == s->frees.last_lsn + 1)) {
-            budget->at_ns = c->next_ns > now ? c->next_ns : now + PERIOD_MS * MS;
+        if (c->next_ns > now) {
+            budget->at_ns = c->next_ns;
             return HT_STEP_IDLE;
         }
-        if (begins)
-            begin_pass(s, c);
+        if (!c->in_pass && !begin_pass(s, c))
+            return HT_STEP_IDLE; /* until it is woken */
         return new_batch(s, &c->batch) ? HT_STEP_BLOCKED : HT_STEP_WORKED;
     }
     if (!c->batch->walk.oids)
@@ -402,8 +399,7 @@ int ht_store_compact(struct ht_store *s)
         rc = new_batch(s, &b);
         if (rc)
             break;
-        while (!choose_more(b, &device, &group, &end))
-            continue;
+        end = choose_groups(b, &device, &group);
         rc = b->count ? begin_walk(b) : 0;
         while (!rc && b->count && (rc = go_on_at_once(b)) > 0)
             rc = 0;

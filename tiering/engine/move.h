@@ -25,7 +25,7 @@ struct ht_compaction {
     uint64_t group;
     bool in_pass;                                 /* there are groups that it has not looked at */
     bool pass_copied;                             /* something was copied in this pass */
-    uint64_t seen_lsn, next_ns;                   /* as of struct ht_dedup */
+    uint64_t next_ns;                             /* as of struct ht_dedup */
     uint64_t period_ms, pass_emptied, pass_whole; /* emptied and whole groups when the pass began */
 };
 

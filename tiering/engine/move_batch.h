@@ -4,12 +4,13 @@
 #define HITRAIN_TIERING_ENGINE_MOVE_BATCH_H
 
 #include "tiering/base/base.h"
+#include "tiering/space/alloc.h"
 #include "tiering/engine/move.h"
 #include "tiering/engine/walk.h"
 
 enum {
-    HT_MOVE_GROUPS_MAX = 4096,  /* of a batch */
-    HT_MOVE_TAKEN_MAX = 64,     /* blocks of a group that is nearly empty: a quarter */
+    HT_MOVE_GROUPS_MAX = 4096,                     /* of a batch */
+    HT_MOVE_TAKEN_MAX = HT_ALLOC_SPARSE_TAKEN_MAX, /* blocks of a group that is nearly empty: a quarter */
     HT_MOVE_OWNERS_MAX = 1024,  /* of one chunk, and of all chunks of a group: groups with more stay */
     HT_MOVE_FOUND_MAX = 1 << 17 /* owners of a batch; groups with more stay */
 };

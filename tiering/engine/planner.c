@@ -12,6 +12,9 @@
  *
  * Without a plan all is as if this engine did not exist. A plan evicts no dirty content, and a wrong one costs time and
  * nothing else. It is made without any lock; threads that work on chunks only add to the runs and ask the forecast.
+ *
+ * A ring of runs that is full and has no whole step is followed by a larger one, if the tier is large enough. Making a
+ * plan takes a small part of one processor, however often it fails.
  */
 #include <stdlib.h>
 
@@ -29,8 +32,15 @@
 #include "tiering/engine/engine_priv.h"
 
 enum { RUNS_MIN = 4, ROOM_PART = 8, STEPS_OLD = 4, HISTORY_MIN = 4, NEWS_PART = 16, AHEAD_PART = 16 };
+enum {
+    COPY_RUNS = 4096, /* are copied while the lock is held */
+    LARGER = 4,       /* the next ring of runs, times this one */
+    RUNS_PART = 16,   /* of the tier: at most so much is the ring */
+    TRY_PART = 32     /* of a processor: at most so much is for plans that fail */
+};
 #define WAIT_NS_MIN UINT64_C(200000000) /* between two tries */
 #define WAIT_NS_MAX UINT64_C(10000000000)
+#define TRY_WAIT_NS_MAX UINT64_C(60000000000)
 #define FETCH_PAUSE_NS UINT64_C(2000000)
 #define RATE_UNKNOWN (UINT64_C(1) << 30) /* bytes a second */
 
@@ -50,7 +60,7 @@ void ht_planner_destroy(struct ht_planner *p)
 
 uint64_t ht_planner_bytes(const struct ht_planner *p)
 {
-    return ht_runs_bytes() + ht_forecast_bytes(p->forecast);
+    return ht_runs_bytes(&p->runs) + ht_forecast_bytes(p->forecast);
 }
 
 /* ---------------------------------------------------------------- accesses */
@@ -244,17 +254,15 @@ static uint64_t key_of(const struct ht_run *run)
     return (run->object * HT_PLAN_USES + run->use) * UINT64_C(0x9e3779b97f4a7c15) + run->first;
 }
 
-/* The last two boundaries of a model root that the trace has. False: there are none, or other work came after them. */
+/* The last two boundaries of a model root. False: there are none, or other work came after them. */
 static bool find_boundaries(const struct ht_store *s, uint64_t *out_begin_ns, uint64_t *out_end_ns)
 {
     struct ht_trace *t = ht_store_trace(s);
     uint64_t after = 0, root = 0, at[3] = {0};
     struct ht_trace_entry e;
 
-    while (ht_trace_next(t, after, &e)) {
+    while (ht_trace_next_boundary(t, after, &e)) {
         after = e.seq;
-        if (e.op != HT_TRACE_STEP && e.op != HT_TRACE_COMMIT)
-            continue;
         if (e.id != root)
             at[1] = at[2] = 0;
         root = e.id;
@@ -319,13 +327,10 @@ static uint64_t rate_of(const struct ht_store *s, enum ht_direction direction)
     return sum;
 }
 
-static struct ht_forecast *make(const struct ht_store *s, struct step *st, uint32_t n, uint64_t valid_ns,
-                                uint64_t pinned_bytes)
+static struct ht_forecast *make(const struct ht_store *s, const struct step *st, uint64_t pinned_bytes)
 {
     struct ht_forecast *f = NULL;
 
-    if ((!cut_at_boundaries(s, st, n) && !cut_at_period(st, n)) || st->begin_ns < valid_ns)
-        return NULL;
     uint64_t bytes = ht_arena_bytes(s->arena);
     const struct ht_forecast_input in = {
         .run = st->run + st->first,
@@ -356,7 +361,7 @@ static void add_up(struct ht_planner *p, uint64_t now_ns) HT_REQUIRES(HT_LOCK_ST
 }
 
 /* True: hints need their places again. */
-static bool install(struct ht_store *s, struct ht_forecast *f) HT_REQUIRES(HT_LOCK_STORE)
+static bool install(struct ht_store *s, struct ht_forecast *f, uint64_t cpu_ns) HT_REQUIRES(HT_LOCK_STORE)
 {
     struct ht_planner *p = &s->engine->planner;
     uint64_t now = ht_now_ns();
@@ -366,7 +371,9 @@ static bool install(struct ht_store *s, struct ht_forecast *f) HT_REQUIRES(HT_LO
     p->dropped += p->forecast && !f;
     p->tried_runs = p->runs.count;
     p->tried_ns = now;
-    p->wait_ns = f ? WAIT_NS_MIN : ht_min_u64(2 * p->wait_ns, WAIT_NS_MAX);
+    p->wait_ns = f
+        ? WAIT_NS_MIN
+        : ht_max_u64(ht_min_u64(2 * p->wait_ns, WAIT_NS_MAX), ht_min_u64(TRY_PART * cpu_ns, TRY_WAIT_NS_MAX));
     if (f && p->forecast)
         ht_forecast_continue(f, p->forecast, now);
     p->forecast = f;
@@ -393,12 +400,74 @@ static enum change find_change(struct ht_store *s) HT_REQUIRES(HT_LOCK_STORE)
     return p->runs.count - p->tried_runs >= RUNS_MIN ? MAKE : KEEP;
 }
 
+/* Copies all runs, in slices: others wait for the lock. Returns how many; *out_run is the caller's. */
+static uint32_t copy_runs(struct ht_store *s, struct ht_run **out_run)
+{
+    const struct ht_runs *r = &s->engine->planner.runs;
+    uint32_t n = 0;
+
+    ht_store_lock(s);
+    uint64_t at = ht_runs_oldest(r), end = r->count, size = end - at;
+    ht_store_unlock(s);
+    *out_run = malloc(ht_max_u64(size, 1) * sizeof(**out_run));
+    while (*out_run && at < end) {
+        ht_store_lock(s);
+        if (at < ht_runs_oldest(r)) { /* newer ones took the next places */
+            at = ht_runs_oldest(r);
+            n = 0;
+        }
+        uint32_t more = at < end ? ht_runs_copy(r, at, (uint32_t)ht_min_u64(end - at, COPY_RUNS), *out_run + n) : 0;
+        ht_store_unlock(s);
+        at += more;
+        n += more;
+    }
+    return n;
+}
+
+/* Places in the next ring of runs; 0: it stays. */
+static uint32_t next_size(struct ht_store *s) HT_REQUIRES(HT_LOCK_STORE)
+{
+    const struct ht_runs *r = &s->engine->planner.runs;
+    uint64_t size = ht_min_u64((uint64_t)r->size * LARGER, HT_RUNS_MAX);
+
+    while (size * sizeof(*r->run) > ht_arena_bytes(s->arena) / RUNS_PART)
+        size /= 2;
+    return ht_runs_is_full(r) && size > r->size ? (uint32_t)size : 0;
+}
+
+/* No step was found. A full ring may be too small for one. */
+static void give_more_room(struct ht_store *s)
+{
+    ht_store_lock(s);
+    uint32_t size = next_size(s);
+    ht_store_unlock(s);
+    struct ht_run *run = size ? calloc(size, sizeof(*run)) : NULL;
+    if (!run)
+        return;
+    ht_store_lock(s);
+    struct ht_run *was = ht_runs_replace(&s->engine->planner.runs, run, size);
+    ht_store_unlock(s);
+    free(was);
+}
+
+static struct ht_forecast *find_step_and_make(struct ht_store *s, uint64_t valid_ns, uint64_t pinned_bytes)
+{
+    struct step st = {0};
+    struct ht_forecast *f = NULL;
+    uint32_t n = copy_runs(s, &st.run);
+    bool found = st.run && (cut_at_boundaries(s, &st, n) || cut_at_period(&st, n));
+
+    if (found && st.begin_ns >= valid_ns)
+        f = make(s, &st, pinned_bytes);
+    if (st.run && !found)
+        give_more_room(s);
+    free(st.run);
+    return f;
+}
+
 void ht_store_plan(struct ht_store *s)
 {
     struct ht_planner *p = &s->engine->planner;
-    struct step st = {0};
-    uint32_t n = 0;
-    struct ht_forecast *f = NULL;
 
     ht_store_lock(s);
     enum change change = find_change(s);
@@ -406,17 +475,14 @@ void ht_store_plan(struct ht_store *s)
     ht_store_unlock(s);
     if (change == KEEP)
         return;
-    st.run = change == MAKE ? malloc(HT_RUNS * sizeof(*st.run)) : NULL;
-    if (st.run) {
-        ht_store_lock(s);
-        n = ht_runs_copy(&p->runs, 0, st.run);
-        ht_store_unlock(s);
-        f = make(s, &st, n, valid_ns, pinned_bytes);
-    }
-    free(st.run);
+    uint64_t cpu_ns = ht_thread_cpu_ns();
+    struct ht_forecast *f = change == MAKE ? find_step_and_make(s, valid_ns, pinned_bytes) : NULL;
+    cpu_ns = ht_thread_cpu_ns() - cpu_ns;
     ht_store_lock(s);
     struct ht_forecast *was = p->forecast, *late = valid_ns == p->valid_ns ? NULL : f;
-    bool again = install(s, late ? NULL : f);
+    bool again = install(s, late ? NULL : f, cpu_ns);
+    if (late)
+        p->wait_ns = WAIT_NS_MIN;
     ht_store_unlock(s);
     if (again)
         ht_next_use_settle(s);

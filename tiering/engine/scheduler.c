@@ -59,14 +59,6 @@ static void charge(struct ht_lane *l, uint64_t bytes, uint64_t cpu_ns, uint64_t 
     l->not_before_ns = wait ? now + wait : 0;
 }
 
-static uint64_t thread_cpu_ns(void)
-{
-    struct timespec t;
-
-    clock_gettime(CLOCK_THREAD_CPUTIME_ID, &t);
-    return (uint64_t)t.tv_sec * UINT64_C(1000000000) + (uint64_t)t.tv_nsec;
-}
-
 /* When the row is due after this step. Lock held. */
 static uint64_t next_ns(struct ht_row *r, enum ht_step found, const struct ht_budget *b, uint64_t traffic)
     HT_REQUIRES(HT_LOCK_ENGINE)
@@ -107,9 +99,9 @@ static void step(struct ht_lane *l, struct ht_row *r) HT_REQUIRES(HT_LOCK_ENGINE
     if (l->config.short_steps)
         b.until_ns = ht_now_ns() + SHORT_MS * MS;
     ht_mutex_unlock(ht_lane_lock(l));
-    uint64_t cpu_ns = thread_cpu_ns();
+    uint64_t cpu_ns = ht_thread_cpu_ns();
     enum ht_step found = r->type->step(r->ctx, &b);
-    cpu_ns = thread_cpu_ns() - cpu_ns;
+    cpu_ns = ht_thread_cpu_ns() - cpu_ns;
     uint64_t traffic = l->config.traffic ? l->config.traffic(l->config.ctx) : 0;
     ht_mutex_lock(ht_lane_lock(l));
     r->stepping = false;
@@ -161,35 +153,67 @@ static struct ht_row *first_due(const struct ht_lane *l) HT_REQUIRES(HT_LOCK_ENG
     return first;
 }
 
-/* Until something changes, or then. False: the thread of a lane on demand has lingered long enough. Lock held. */
-static bool rest(struct ht_lane *l, uint64_t at_ns) HT_REQUIRES(HT_LOCK_ENGINE)
+/* Until something changes, or then. False: a thread that lingers has done so long enough. Lock held. */
+static bool rest(struct ht_lane *l, uint64_t at_ns, bool lingers) HT_REQUIRES(HT_LOCK_ENGINE)
 {
-    bool lingers = l->config.on_demand && at_ns == NEVER;
     uint64_t until = lingers ? ht_now_ns() + LINGER_NS : at_ns == NEVER ? 0 : at_ns;
     int rc = ht_cond_wait_until(&l->changed, ht_lane_lock(l), until);
 
     return !lingers || rc != ETIMEDOUT || due_ns(first_due(l)) != NEVER;
 }
 
+/* Lock held. */
+static void serve_row(struct ht_lane *l, struct ht_row *r) HT_REQUIRES(HT_LOCK_ENGINE)
+{
+    l->busy = true;
+    if (r->rests)
+        rest_row(l, r);
+    else
+        step(l, r);
+    l->busy = false;
+    pthread_cond_broadcast(&l->changed);
+}
+
+/* Serves the row if it is due, or waits. False: the thread has lingered long enough. Lock held. */
+static bool turn(struct ht_lane *l, struct ht_row *r, bool lingers) HT_REQUIRES(HT_LOCK_ENGINE)
+{
+    uint64_t due = due_ns(r);
+
+    if (l->busy)
+        return rest(l, NEVER, false);
+    if (due > ht_now_ns())
+        return rest(l, due, lingers && due == NEVER);
+    serve_row(l, r);
+    return true;
+}
+
+/* A row whose wake ends its work, or NULL. Lock held. */
+static struct ht_row *first_passing(const struct ht_lane *l) HT_REQUIRES(HT_LOCK_ENGINE)
+{
+    for (unsigned i = 0; i < l->rows; i++)
+        if (l->row[i]->passes && !l->row[i]->off)
+            return l->row[i];
+    return NULL;
+}
+
+/* The row that the lane's own thread serves next, or NULL: none. Lock held. */
+static struct ht_row *next_of_own(const struct ht_lane *l) HT_REQUIRES(HT_LOCK_ENGINE)
+{
+    return l->stopping ? NULL : l->lent ? first_passing(l) : first_due(l);
+}
+
 static void *lane_main(void *arg)
 {
     struct ht_lane *l = arg;
+    struct ht_row *r;
 
     pthread_setname_np(pthread_self(), l->config.name);
     (void)ht_io_class_set(l->config.io_class);
     if (l->config.enter)
         l->config.enter(l->config.ctx);
     ht_mutex_lock(ht_lane_lock(l));
-    for (bool more = true; more && !l->stopping;) {
-        struct ht_row *r = first_due(l);
-        uint64_t due = due_ns(r);
-        if (due > ht_now_ns())
-            more = rest(l, due);
-        else if (r->rests)
-            rest_row(l, r);
-        else
-            step(l, r);
-    }
+    for (bool more = true; more && (r = next_of_own(l));)
+        more = turn(l, r, l->config.on_demand);
     l->running = false;
     ht_mutex_unlock(ht_lane_lock(l));
     return NULL;
@@ -264,6 +288,8 @@ void ht_lane_stop(struct ht_lane *l)
     ht_mutex_lock(ht_lane_lock(l));
     l->stopping = true;
     pthread_cond_broadcast(&l->changed);
+    while (l->served)
+        ht_cond_wait(&l->changed, ht_lane_lock(l));
     bool joinable = l->joinable;
     pthread_t thread = l->thread;
     l->joinable = false;
@@ -272,13 +298,79 @@ void ht_lane_stop(struct ht_lane *l)
         pthread_join(thread, NULL);
 }
 
+/* ------------------------------------------------------------------ lending */
+
+void ht_lane_lend(struct ht_lane *l)
+{
+    assert(l->config.on_demand);
+    ht_mutex_lock(ht_lane_lock(l));
+    l->lent = true;
+    pthread_cond_broadcast(&l->changed);
+    ht_mutex_unlock(ht_lane_lock(l));
+}
+
+void ht_lane_take_back(struct ht_lane *l)
+{
+    ht_mutex_lock(ht_lane_lock(l));
+    l->lent = false;
+    pthread_cond_broadcast(&l->changed);
+    while (l->served)
+        ht_cond_wait(&l->changed, ht_lane_lock(l));
+    if (l->rows && due_ns(first_due(l)) != NEVER)
+        (void)start_locked(l); /* else the next wake starts it */
+    ht_mutex_unlock(ht_lane_lock(l));
+}
+
+/* Does the thread that serves go on? Lock held. */
+static bool serves_on(const struct ht_lane *l) HT_REQUIRES(HT_LOCK_ENGINE)
+{
+    return l->lent && !l->stopping && !atomic_load(&l->recalled);
+}
+
+static void serve_locked(struct ht_lane *l, bool once) HT_REQUIRES(HT_LOCK_ENGINE)
+{
+    l->served = true;
+    if (once)
+        atomic_store(&l->recalled, true); /* it is wanted already: it waits at no gate */
+    if (once && !l->busy && due_ns(first_due(l)) <= ht_now_ns())
+        serve_row(l, first_due(l));
+    while (!once && serves_on(l))
+        (void)turn(l, first_due(l), false);
+    atomic_store(&l->recalled, false);
+    l->served = false;
+    pthread_cond_broadcast(&l->changed);
+}
+
+bool ht_lane_serve(struct ht_lane *l, bool once)
+{
+    enum ht_io_class was = ht_io_class_set(l->config.io_class);
+
+    ht_mutex_lock(ht_lane_lock(l));
+    if (!l->served && l->lent && !l->stopping)
+        serve_locked(l, once);
+    bool more = l->lent && !l->stopping;
+    ht_mutex_unlock(ht_lane_lock(l));
+    (void)ht_io_class_set(was);
+    return more;
+}
+
+void ht_lane_recall(struct ht_lane *l)
+{
+    ht_mutex_lock(ht_lane_lock(l));
+    atomic_store(&l->recalled, true);
+    pthread_cond_broadcast(&l->changed);
+    ht_mutex_unlock(ht_lane_lock(l));
+}
+
+/* -------------------------------------------------------------------- wakes */
+
 static int wake_and_start(struct ht_row *r) HT_REQUIRES(HT_LOCK_ENGINE)
 {
     struct ht_lane *l = r->lane;
 
     wake_locked(r);
-    pthread_cond_signal(&l->changed);
-    if (!l->config.on_demand)
+    pthread_cond_broadcast(&l->changed);
+    if (!l->config.on_demand || (l->lent && !l->stopping && !r->passes))
         return 0;
     return l->stopping || due_ns(r) != NEVER ? start_locked(l) : 0;
 }
@@ -305,8 +397,9 @@ void ht_row_pause(struct ht_row *r)
     ht_mutex_lock(ht_lane_lock(r->lane));
     if (!r->paused) {
         r->paused_ns = ht_now_ns();
-        r->rests = r->type->rest && r->lane->running; /* without a thread no step has begun what it must end */
-        pthread_cond_signal(&r->lane->changed);
+        /* Without a thread no step has begun what it must end. */
+        r->rests = r->type->rest && (r->lane->running || r->lane->lent);
+        pthread_cond_broadcast(&r->lane->changed);
     }
     r->paused = true;
     ht_mutex_unlock(ht_lane_lock(r->lane));

@@ -25,6 +25,13 @@
  *
  * A lane on demand has a thread from a wake until its rows have slept for a second.
  *
+ * A lane that is lent is served by threads of others, one at a time, and has no thread of its own: it makes steps only
+ * while such a thread has nothing better to do. A thread that is recalled leaves after the step that runs. Only a wake
+ * that ends a row's work starts the lane's own thread, for that step: its caller waits.
+ *
+ *   own thread <--take back-- lent, nobody serves --serve--> a lender's thread waits or steps
+ *       '---------lend---------^       ^-----------recalled-----------'
+ *
  * A lane that is stopped begins no step, and its thread ends after the one that runs. Other threads make a long step
  * end by what that engine looks at, before they stop its lane.
  *
@@ -112,9 +119,12 @@ struct ht_lane {
     unsigned rows; /* both constant once a row was woken */
     struct ht_mutex lock;
     pthread_cond_t changed;
+    _Atomic bool recalled; /* the thread that serves, or the next one, leaves */
     HT_GUARDED_BY(HT_LOCK_ENGINE) struct {
         pthread_t thread;
         bool running, joinable, stopping;
+        bool busy; /* a thread is in a step or a rest */
+        bool lent, served;
         struct ht_pace rate, cpu; /* of the budget; a unit of cpu is a nanosecond */
         uint64_t not_before_ns;   /* the budget allows no step */
     };
@@ -133,6 +143,18 @@ void ht_row_off(struct ht_row *r);
 int ht_lane_start(struct ht_lane *l) HT_MUST_CHECK;
 /* Waits for the step that runs. For good. */
 void ht_lane_stop(struct ht_lane *l);
+/* Of a lane on demand. Its thread ends after the step that runs. */
+void ht_lane_lend(struct ht_lane *l);
+/* No thread serves any more. The lane has its own thread again when there is work. */
+void ht_lane_take_back(struct ht_lane *l);
+/*
+ * The calling thread serves a lane that is lent until it is recalled; once: it makes one step at most, waits for
+ * none and at no gate, and a recall does not count. Returns at once if another thread serves.
+ * False: the lane has stopped, or is not lent.
+ */
+bool ht_lane_serve(struct ht_lane *l, bool once);
+/* The thread that serves leaves after the step that runs. If there is none, the next one leaves at once. */
+void ht_lane_recall(struct ht_lane *l);
 /*
  * The row is due now. Any thread. Of a lane on demand, -errno: its thread could not be started, and the row stays due;
  * -ECANCELED: it stops.

@@ -6,7 +6,7 @@
  * they end: the waiting thread looks again at the time that the policy says, so that urgent requests cost the same with
  * a full gate.
  *
- * `wanted` has no lock. The waiting thread counts itself before it reads `wanted`, and a caller counts in `wanted`
+ * `wanted` and `recalled` have no lock. The waiting thread counts itself before it reads them, and a caller sets them
  * before it reads the number of waiting threads. So one of the two sees the other.
  */
 #include "tiering/io/gate.h"
@@ -17,6 +17,7 @@
 #include "tiering/io/io_priv.h"
 
 static _Thread_local enum ht_io_class mine;
+static _Thread_local const _Atomic bool *recalled; /* or NULL */
 
 enum ht_io_class ht_io_class_set(enum ht_io_class io_class)
 {
@@ -35,7 +36,7 @@ enum ht_io_class ht_io_class(void)
 
 static bool is_wanted(const struct ht_gate *g, enum ht_gate_good good)
 {
-    return good != HT_GATE_NOTHING && atomic_load(&g->wanted[good]) > 0;
+    return (good != HT_GATE_NOTHING && atomic_load(&g->wanted[good]) > 0) || (recalled && atomic_load(recalled));
 }
 
 static uint64_t next_ns_locked(struct ht_dev *dev, const struct ht_permit_request *r, uint64_t since_ns,
@@ -166,10 +167,8 @@ static bool counts(enum ht_gate_good good)
     return mine == HT_IO_URGENT || (mine == HT_IO_PLANNED && good == HT_GATE_LOG_ROOM);
 }
 
-void ht_gate_want(struct ht_gate *g, enum ht_gate_good good)
+static void wake_waiters(struct ht_gate *g)
 {
-    if (!counts(good) || atomic_fetch_add(&g->wanted[good], 1) > 0)
-        return;
     for (unsigned i = 0; i < HT_DEVICES_MAX; i++) {
         struct ht_dev *dev = g->dev[i];
         if (!dev || !atomic_load(&dev->gate_waiters))
@@ -178,6 +177,22 @@ void ht_gate_want(struct ht_gate *g, enum ht_gate_good good)
         pthread_cond_broadcast(&dev->gate_changed);
         ht_mutex_unlock(ht_dev_flight_lock(dev));
     }
+}
+
+void ht_gate_want(struct ht_gate *g, enum ht_gate_good good)
+{
+    if (counts(good) && atomic_fetch_add(&g->wanted[good], 1) == 0)
+        wake_waiters(g);
+}
+
+void ht_gate_heed(const _Atomic bool *flag)
+{
+    recalled = flag;
+}
+
+void ht_gate_recall(struct ht_gate *g)
+{
+    wake_waiters(g);
 }
 
 void ht_gate_want_end(struct ht_gate *g, enum ht_gate_good good)

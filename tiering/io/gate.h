@@ -44,6 +44,14 @@ struct ht_gate {
 void ht_gate_want(struct ht_gate *g, enum ht_gate_good good);
 void ht_gate_want_end(struct ht_gate *g, enum ht_gate_good good);
 
+/*
+ * A thread of a lower class has better things to do once *recalled is set: then it gets its permits at once, since it
+ * is free only behind its request. NULL: it never is. ht_gate_recall follows the setting, without a lock below that of
+ * devices.
+ */
+void ht_gate_heed(const _Atomic bool *recalled);
+void ht_gate_recall(struct ht_gate *g);
+
 /* The permission for one request. dev NULL: there is none, and an urgent thread needs none. */
 struct ht_permit {
     struct ht_dev *dev;

@@ -53,7 +53,7 @@ static void wait_chunk(struct ht_store *s, struct ht_chunk *c) HT_REQUIRES(HT_LO
 /* A thread has released the chunk, or changed it without its lock: maybe nothing is left of the chunk. */
 static void end_use(struct ht_obj *o, struct ht_chunk *c, uint64_t index) HT_REQUIRES(HT_LOCK_STORE)
 {
-    if (c->flags == HT_CH_LOG_RESERVED && !c->exclusive && !c->shared)
+    if ((c->flags & (HT_CH_LOG_RESERVED | HT_CH_PUB | HT_CH_CUR)) == HT_CH_LOG_RESERVED)
         ht_chunk_drop_log_reserve(o, c);
     if (!ht_chunk_in_use(c))
         ht_chunk_trim(o, index);

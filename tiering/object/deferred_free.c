@@ -113,6 +113,7 @@ void ht_free_ref_now(struct ht_store *s, struct ht_ref *ref)
     }
     ht_ref_forget(ref);
     ht_wake_for_discard(s);
+    ht_wake_for_compact_freed(s);
 }
 
 /*

@@ -34,7 +34,7 @@ struct ht_frees {
     HT_GUARDED_BY(HT_LOCK_STORE) struct {
         struct ht_deferred_frees logged; /* each waits for its lsn */
         struct ht_deferred_frees open;   /* of the open transaction, which fills in the lsn at its commit */
-        struct ht_refcount_table refcounts;
+        struct ht_refcounts refcounts;
         uint64_t tx_count;    /* transactions that have ended */
         uint64_t lost_blocks; /* of lost chunks, or without a place in these lists: free at the next mount */
     };

@@ -268,6 +268,24 @@ struct ht_obj *ht_obj_get(struct ht_store *s, uint64_t oid)
     return o;
 }
 
+struct ht_obj *ht_obj_ref(struct ht_obj *o)
+{
+    ht_store_lock(o->s);
+    o->refs++;
+    ht_store_unlock(o->s);
+    return o;
+}
+
+void ht_obj_put_soon(struct ht_obj *o)
+{
+    if (!o)
+        return;
+    struct ht_store *s = o->s;
+    ht_store_lock(s);
+    ht_obj_put_locked(o);
+    ht_store_unlock(s);
+}
+
 void ht_obj_put(struct ht_obj *o)
 {
     if (!o)

@@ -137,7 +137,7 @@ struct ht_obj *ht_obj_insert_locked(struct ht_store *s, uint64_t oid) HT_REQUIRE
 void ht_obj_put_locked(struct ht_obj *o) HT_REQUIRES(HT_LOCK_STORE);
 /*
  * Frees the large objects that died, in slices. After calls that may have put the last reference; ht_obj_put and the
- * end of a transaction that deleted objects do it themselves. wait: until other threads have freed theirs, too.
+ * end of a transaction do it themselves. wait: until other threads have freed theirs, too.
  */
 void ht_obj_free_ended(struct ht_store *s) HT_EXCLUDES(HT_LOCK_STORE);
 void ht_obj_wait_ended(struct ht_store *s) HT_EXCLUDES(HT_LOCK_STORE);

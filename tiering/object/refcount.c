@@ -30,7 +30,8 @@
 #include "tiering/object/ref.h"
 #include "tiering/object/rewrite_reserve.h"
 
-enum { TABLE_START = 64 };
+/* Places of the former table that each new entry looks at: the other table cannot be full before the last one. */
+enum { TABLE_START = 64, PLACES_PER_ADD = 8 };
 
 static uint64_t key_of(const struct ht_ref *ref)
 {
@@ -54,16 +55,48 @@ static struct ht_refcount *find(const struct ht_refcount_table *t, uint64_t key)
     return &t->entry[i];
 }
 
-static struct ht_refcount *lookup(const struct ht_refcount_table *t, const struct ht_ref *ref)
+static struct ht_refcount *find_in_use(const struct ht_refcount_table *t, uint64_t key)
 {
-    struct ht_refcount *e = t->size ? find(t, key_of(ref)) : NULL;
+    struct ht_refcount *e = t->size ? find(t, key) : NULL;
 
     return e && e->owners ? e : NULL;
 }
 
+/* *out_table: the one that it is in. */
+static struct ht_refcount *lookup(struct ht_refcounts *r, uint64_t key, struct ht_refcount_table **out_table)
+{
+    struct ht_refcount *e = find_in_use(&r->now, key);
+
+    *out_table = e ? &r->now : &r->was;
+    return e ? e : find_in_use(&r->was, key);
+}
+
 const struct ht_refcount *ht_refcount_find(const struct ht_store *s, const struct ht_ref *ref)
 {
-    return ref->shared ? lookup(&s->frees.refcounts, ref) : NULL;
+    const struct ht_refcounts *r = &s->frees.refcounts;
+    const struct ht_refcount *e = ref->shared ? find_in_use(&r->now, key_of(ref)) : NULL;
+
+    return e || !ref->shared ? e : find_in_use(&r->was, key_of(ref));
+}
+
+size_t ht_refcount_places(const struct ht_store *s)
+{
+    return s->frees.refcounts.now.size + s->frees.refcounts.was.size;
+}
+
+const struct ht_refcount *ht_refcount_at(const struct ht_store *s, size_t place)
+{
+    const struct ht_refcounts *r = &s->frees.refcounts;
+
+    return place < r->now.size ? &r->now.entry[place] : &r->was.entry[place - r->now.size];
+}
+
+size_t ht_refcount_place(const struct ht_store *s, const struct ht_refcount *e)
+{
+    const struct ht_refcounts *r = &s->frees.refcounts;
+    bool is_now = e >= r->now.entry && e < r->now.entry + r->now.size;
+
+    return is_now ? (size_t)(e - r->now.entry) : r->now.size + (size_t)(e - r->was.entry);
 }
 
 /* Later entries of the chain move up, so that no search ends too early. */
@@ -82,61 +115,125 @@ static void take_out(struct ht_refcount_table *t, struct ht_refcount *e)
     t->count--;
 }
 
+/* ---------------------------------------------------------------- growing */
+
+/* Is the end of each owner that a transaction has ended durable? The open one comes on top. */
+static bool is_settled(const struct ht_store *s)
+{
+    return s->journal && s->frees.last_lsn <= ht_journal_durable(s->journal);
+}
+
 /* One owner, and nothing to wait for once the log is durable: the open transaction ended no other. */
 static bool is_idle(const struct ht_store *s, const struct ht_refcount *e) HT_REQUIRES(HT_LOCK_STORE)
 {
     return e->owners == 1 && e->ended != s->frees.tx_count;
 }
 
-/* Copies the entries into a table of another size; without idle ones, if everything is durable. */
-static int rebuild(struct ht_store *s, size_t size, bool settled) HT_REQUIRES(HT_LOCK_STORE)
+static void end_move(struct ht_store *s) HT_REQUIRES(HT_LOCK_STORE)
 {
-    struct ht_refcount_table *t = &s->frees.refcounts, was = *t;
+    struct ht_refcounts *r = &s->frees.refcounts;
+
+    assert(!r->was.count);
+    free(r->was.entry);
+    s->objects.meta_bytes -= r->was.size * sizeof(*r->was.entry);
+    r->was = (struct ht_refcount_table){0};
+}
+
+/*
+ * Looks at some places of the former table, and then at more until one is empty. So searches there find what is left:
+ * an entry lies behind its home without an empty place in between.
+ */
+static void move_some(struct ht_store *s, size_t places) HT_REQUIRES(HT_LOCK_STORE)
+{
+    struct ht_refcounts *r = &s->frees.refcounts;
+    bool settled = is_settled(s), in_chain = false;
+
+    for (; r->left && (places || in_chain); r->left--) {
+        struct ht_refcount *e = &r->was.entry[r->at];
+        r->at = (r->at + 1) & (r->was.size - 1);
+        places -= places ? 1 : 0;
+        in_chain = e->owners;
+        if (!e->owners)
+            continue;
+        if (settled && is_idle(s, e)) {
+            r->single--;
+        } else {
+            *find(&r->now, e->key) = *e;
+            r->now.count++;
+        }
+        e->owners = 0;
+        r->was.count--;
+    }
+    if (r->was.size && !r->left)
+        end_move(s);
+}
+
+static void move_all(struct ht_store *s) HT_REQUIRES(HT_LOCK_STORE)
+{
+    while (s->frees.refcounts.was.size) {
+        move_some(s, PLACES_PER_ADD);
+        ht_lock_step();
+    }
+}
+
+/* The table begins to move to one of that size. */
+static int begin_move(struct ht_store *s, size_t size) HT_REQUIRES(HT_LOCK_STORE)
+{
+    struct ht_refcounts *r = &s->frees.refcounts;
     struct ht_refcount *entry = calloc(size, sizeof(*entry));
 
     if (!entry)
         return -ENOMEM;
-    *t = (struct ht_refcount_table){.entry = entry, .size = size};
-    for (size_t i = 0; i < was.size; i++) {
-        const struct ht_refcount *e = &was.entry[i];
-        if (!e->owners || (settled && is_idle(s, e)))
-            continue;
-        *find(t, e->key) = *e;
-        t->count++;
-    }
-    free(was.entry);
-    s->objects.meta_bytes += (size - was.size) * sizeof(*entry);
+    assert(!r->was.size);
+    r->was = r->now;
+    r->now = (struct ht_refcount_table){.entry = entry, .size = size};
+    r->left = r->was.size;
+    r->at = 0;
+    while (r->at < r->was.size && r->was.entry[r->at].owners) /* not within a chain */
+        r->at++;
+    s->objects.meta_bytes += size * sizeof(*entry);
     return 0;
 }
 
+/*
+ * A table of the same size is enough if many entries are idle. It is fuller than that if the last one left out too few.
+ */
 static int make_room(struct ht_store *s) HT_REQUIRES(HT_LOCK_STORE)
 {
-    struct ht_refcount_table *t = &s->frees.refcounts;
+    struct ht_refcounts *r = &s->frees.refcounts;
+    size_t size = r->now.size, full = size / 4 * 3;
 
-    if (!t->size)
-        return rebuild(s, TABLE_START, false);
-    if (t->count < t->size / 4 * 3)
-        return 0;
-    bool settled = s->journal && s->frees.last_lsn <= ht_journal_durable(s->journal);
-    size_t idle = 0;
-    for (size_t i = 0; i < t->size; i++)
-        idle += settled && is_idle(s, &t->entry[i]);
-    int rc = rebuild(s, idle > t->size / 4 ? t->size : t->size * 2, settled);
-    assert(rc || t->count < t->size);
-    return rc;
+    if (!size)
+        return begin_move(s, TABLE_START);
+    if (r->now.count >= full) {
+        bool idle = !r->was.size && r->now.count == full && is_settled(s) && r->single > size / 4;
+        move_all(s);
+        int rc = begin_move(s, idle ? size : size * 2);
+        if (rc)
+            return rc;
+    }
+    move_some(s, PLACES_PER_ADD);
+    return 0;
 }
+
+/* ---------------------------------------------------------------- owners */
 
 int ht_refcount_add(struct ht_store *s, const struct ht_ref *ref, bool named)
 {
+    struct ht_refcounts *r = &s->frees.refcounts;
+    struct ht_refcount_table *t;
     int rc = make_room(s);
 
     if (rc)
         return rc;
-    struct ht_refcount *e = find(&s->frees.refcounts, key_of(ref));
-    if (!e->owners) {
+    struct ht_refcount *e = lookup(r, key_of(ref), &t);
+    if (!e) {
+        e = find(&r->now, key_of(ref));
         *e = (struct ht_refcount){.key = key_of(ref), .ended = UINT64_MAX, .owners = 1};
-        s->frees.refcounts.count++;
+        r->now.count++;
+        r->single++;
     }
+    r->single -= e->owners == 1;
     e->owners++;
     e->named |= named;
     return 0;
@@ -144,7 +241,8 @@ int ht_refcount_add(struct ht_store *s, const struct ht_ref *ref, bool named)
 
 void ht_refcount_named(struct ht_store *s, const struct ht_ref *ref)
 {
-    struct ht_refcount *e = ref->shared ? lookup(&s->frees.refcounts, ref) : NULL;
+    struct ht_refcount_table *t;
+    struct ht_refcount *e = ref->shared ? lookup(&s->frees.refcounts, key_of(ref), &t) : NULL;
 
     if (e)
         e->named = true;
@@ -152,12 +250,15 @@ void ht_refcount_named(struct ht_store *s, const struct ht_ref *ref)
 
 enum ht_refcount_left ht_refcount_drop(struct ht_store *s, const struct ht_ref *ref, bool logged)
 {
-    struct ht_refcount *e = ref->shared ? lookup(&s->frees.refcounts, ref) : NULL;
+    struct ht_refcounts *r = &s->frees.refcounts;
+    struct ht_refcount_table *t;
+    struct ht_refcount *e = ref->shared ? lookup(r, key_of(ref), &t) : NULL;
 
     if (!e)
         return HT_REFCOUNT_FREE;
     if (e->owners > 1 && !HT_MUTANT("owner-forgotten")) {
         e->owners--;
+        r->single += e->owners == 1;
         if (logged)
             e->ended = s->frees.tx_count;
         return HT_REFCOUNT_OWNED;
@@ -165,13 +266,15 @@ enum ht_refcount_left ht_refcount_drop(struct ht_store *s, const struct ht_ref *
     enum ht_refcount_left left = !e->named ? HT_REFCOUNT_FREE
         : e->ended == s->frees.tx_count    ? HT_REFCOUNT_WITH_TX
                                            : HT_REFCOUNT_LATER;
-    take_out(&s->frees.refcounts, e);
+    r->single -= e->owners == 1;
+    take_out(t, e);
     return left;
 }
 
 void ht_refcounts_free(struct ht_store *s)
 {
-    free(s->frees.refcounts.entry);
+    free(s->frees.refcounts.now.entry);
+    free(s->frees.refcounts.was.entry);
 }
 
 /* ---------------------------------------------------------------- chunks */

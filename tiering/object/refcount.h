@@ -22,6 +22,14 @@ struct ht_refcount_table {
     size_t size, count;
 };
 
+/* A table that is full moves into another one, some entries with each new one. */
+struct ht_refcounts {
+    struct ht_refcount_table now;
+    struct ht_refcount_table was; /* size 0: nothing moves */
+    size_t at, left;              /* places of was: the next one, and how many have still to be looked at */
+    size_t single;                /* entries with one owner */
+};
+
 /* Adds an owner to the extents of ref; ref is one of the present owners. named: by a record in the log. -ENOMEM. */
 int ht_refcount_add(struct ht_store *s, const struct ht_ref *ref, bool named) HT_REQUIRES(HT_LOCK_STORE) HT_MUST_CHECK;
 /* From now on a record names it. */
@@ -36,6 +44,10 @@ enum ht_refcount_left {
 enum ht_refcount_left ht_refcount_drop(struct ht_store *s, const struct ht_ref *ref, bool logged)
     HT_REQUIRES(HT_LOCK_STORE);
 void ht_refcounts_free(struct ht_store *s) HT_REQUIRES(HT_LOCK_STORE);
+/* Of places for entries in both tables; the entry of a place has no owner if none is there. */
+size_t ht_refcount_places(const struct ht_store *s) HT_REQUIRES(HT_LOCK_STORE);
+const struct ht_refcount *ht_refcount_at(const struct ht_store *s, size_t place) HT_REQUIRES(HT_LOCK_STORE);
+size_t ht_refcount_place(const struct ht_store *s, const struct ht_refcount *e) HT_REQUIRES(HT_LOCK_STORE);
 /* The entry of a reference; NULL: it has one owner. */
 const struct ht_refcount *ht_refcount_find(const struct ht_store *s, const struct ht_ref *ref)
     HT_REQUIRES(HT_LOCK_STORE);

@@ -18,11 +18,12 @@ struct ht_scope {
         unsigned aborts;        /* how many began */
         uint64_t written_bytes; /* of its objects, to devices */
         bool aborting;
-        bool frozen;            /* a kept step: no content changes */
-        bool ended;             /* frozen, and its kept step is gone: it goes with its last object */
-        uint64_t objects;       /* in memory */
-        uint64_t found_bytes;   /* of records for objects and chunks that became unpublished, ever */
-        struct ht_list touched; /* objects with something dirty or unpublished; each holds a reference */
+        bool frozen;              /* a kept step: no content changes */
+        bool ended;               /* frozen, and its kept step is gone: it goes with its last object */
+        uint64_t objects;         /* in memory */
+        uint64_t edits_published; /* ht_scope_edits_published */
+        uint64_t found_bytes;     /* of records for objects and chunks that became unpublished, ever */
+        struct ht_list touched;   /* objects with something dirty or unpublished; each holds a reference */
         struct ht_scope *next;
     };
     struct ht_id_link by_id;
@@ -40,7 +41,7 @@ int ht_scope_collect(struct ht_store *s, uint64_t scope, struct ht_obj ***out, s
     HT_REQUIRES(HT_LOCK_STORE) HT_MUST_CHECK;
 /*
  * Calls visit for each object that was touched at the beginning. Releases the lock in between (slice.h), and visit may,
- * with this slice. Without memory for a list it does not: slice is NULL then.
+ * with this slice. With NULL, or without memory for a list, it does not: visit gets NULL then.
  */
 typedef void ht_scope_visit(struct ht_obj *o, struct ht_slice *slice, void *ctx);
 void ht_scope_visit_touched(struct ht_store *s, uint64_t scope, struct ht_slice *slice, ht_scope_visit *visit,

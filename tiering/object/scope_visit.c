@@ -14,11 +14,13 @@ void ht_scope_visit_touched(struct ht_store *s, uint64_t scope, struct ht_slice 
     struct ht_obj **objs;
     size_t count;
 
-    if (ht_scope_collect(s, scope, &objs, &count)) {
+    if (!slice || ht_scope_collect(s, scope, &objs, &count)) {
         struct ht_scope *sc = ht_scope_find(s, scope, false);
         if (sc)
-            ht_list_for_each_safe(p, next, &sc->touched)
+            ht_list_for_each_safe(p, next, &sc->touched) {
                 visit(ht_list_entry(p, struct ht_obj, touched), NULL, ctx);
+                ht_lock_step();
+            }
         return;
     }
     for (size_t i = 0; i < count; i++) {

@@ -130,6 +130,7 @@ int ht_chunk_reserve(struct ht_obj *o, struct ht_chunk *c, uint32_t need)
 {
     struct ht_store *s = o->s;
 
+    assert(c->exclusive || c->shared);
     if (!(c->flags & HT_CH_LOG_RESERVED) && o->obj_class != HT_CLASS_SCRATCH) {
         int rc = ht_journal_reserve(s->journal, HT_CHUNK_RECORD_BYTES + HT_FRAG_RECORD_BYTES, false);
         if (rc)
@@ -154,7 +155,6 @@ int ht_chunk_reserve(struct ht_obj *o, struct ht_chunk *c, uint32_t need)
         im->reserved_blocks = need;
     } else {
         ht_chunk_prealloc_return(o, c, prealloc);
-        ht_chunk_drop_log_reserve(o, c);
     }
     return rc;
 }
@@ -171,8 +171,9 @@ void ht_chunk_drop_log_reserve(struct ht_obj *o, struct ht_chunk *c)
 {
     bool live = c->writing || c->prealloc || c->flags & (HT_CH_PUB | HT_CH_CUR) ||
         (c->slot != HT_SLOT_NONE && ht_arena_image(o->s->arena, c->slot)->dirty);
+    bool held = c->exclusive || c->shared; /* its holder may have reserved it for content that comes now */
 
-    if (live || !(c->flags & HT_CH_LOG_RESERVED))
+    if (live || held || !(c->flags & HT_CH_LOG_RESERVED))
         return;
     ht_journal_unreserve(o->s->journal, HT_CHUNK_RECORD_BYTES + HT_FRAG_RECORD_BYTES);
     c->flags &= (uint8_t)~HT_CH_LOG_RESERVED;

@@ -34,7 +34,9 @@ int ht_ref_take_space(struct ht_store *s, struct ht_alloc_hint hint, struct ht_r
 void ht_chunk_drop_cur(struct ht_obj *o, struct ht_chunk *c) HT_REQUIRES(HT_LOCK_STORE);
 /* Releases the published reference of an object that is gone for good. */
 void ht_chunk_drop_pub(struct ht_obj *o, struct ht_chunk *c) HT_REQUIRES(HT_LOCK_STORE);
-/* Gives back the log reserve of an empty chunk. */
+/*
+ * Gives back the log reserve of an empty chunk. While a thread holds the chunk it stays: the last unlock gives it back.
+ */
 void ht_chunk_drop_log_reserve(struct ht_obj *o, struct ht_chunk *c) HT_REQUIRES(HT_LOCK_STORE);
 /* The object has one reference less: adjusts its counts and its log reserve. */
 void ht_obj_forget_stored(struct ht_obj *o, const struct ht_ref *ref) HT_REQUIRES(HT_LOCK_STORE);

@@ -225,14 +225,14 @@ void ht_obj_verify(struct ht_obj *o)
 /* Counts references to each entry of the table of owners, and the blocks, with shared ones once. */
 struct owners {
     const struct ht_store *s;
-    uint32_t *count; /* by place in the table */
+    uint32_t *count; /* by place in the tables */
     uint64_t blocks;
 };
 
 static void count_owner(struct owners *w, const struct ht_ref *ref) HT_REQUIRES(HT_LOCK_STORE)
 {
     const struct ht_refcount *e = ht_refcount_find(w->s, ref);
-    uint32_t *count = e ? &w->count[e - w->s->frees.refcounts.entry] : NULL;
+    uint32_t *count = e ? &w->count[ht_refcount_place(w->s, e)] : NULL;
 
     if (!count || !*count)
         w->blocks += ht_ref_holds(ref) ? ht_ref_countable(w->s, ref) : 0;
@@ -285,22 +285,25 @@ static uint64_t pending_free(const struct ht_store *s, const struct ht_deferred_
 /* Each block that is not free has a reason. A check without memory for its counts looks at the bitmaps only. */
 static void check_space(struct ht_store *s, bool idle) HT_REQUIRES(HT_LOCK_STORE)
 {
-    const struct ht_refcount_table *t = &s->frees.refcounts;
-    struct owners w = {.s = s, .count = calloc(t->size + 1, sizeof(*w.count))};
+    const struct ht_refcounts *r = &s->frees.refcounts;
+    size_t places = ht_refcount_places(s), entries = 0, single = 0;
+    struct owners w = {.s = s, .count = calloc(places + 1, sizeof(*w.count))};
     uint64_t deferred = pending_free(s, &s->frees.logged) + pending_free(s, &s->frees.open);
-    size_t entries = 0;
 
     ht_alloc_verify(s->alloc, deferred);
     for (size_t b = 0; w.count && b < s->objects.table_size; b++)
         for (struct ht_obj *o = s->objects.table[b]; o; o = o->next)
             count_owners(&w, o);
-    for (size_t i = 0; w.count && i < t->size; i++) {
-        entries += t->entry[i].owners > 0;
-        assert(t->entry[i].owners >= w.count[i] && (!idle || t->entry[i].owners == w.count[i]));
+    for (size_t i = 0; i < places; i++) {
+        uint32_t owners = ht_refcount_at(s, i)->owners;
+        entries += owners > 0;
+        single += owners == 1;
+        assert(!w.count || (owners >= w.count[i] && (!idle || owners == w.count[i])));
     }
+    assert(entries == r->now.count + r->was.count && single == r->single);
     uint64_t used = ht_alloc_total(s->alloc) - ht_alloc_free_blocks(s->alloc) - ht_alloc_discarding(s->alloc);
     uint64_t named = fixed_blocks(s) + w.blocks + deferred + s->frees.lost_blocks;
-    assert(!w.count || (entries == t->count && used >= named - s->frees.lost_blocks && (!idle || used == named)));
+    assert(!w.count || (used >= named - s->frees.lost_blocks && (!idle || used == named)));
     free(w.count);
 }
 

@@ -36,7 +36,7 @@ static void wake_all(struct ht_store *s, const struct ht_wakes *w)
         pthread_cond_broadcast(&s->waits.slot);
     for (unsigned i = 0; !w->all_slots && i < w->slots; i++)
         pthread_cond_signal(&s->waits.slot);
-    if (w->writeback || w->readahead || w->planner || w->discard)
+    if (w->writeback || w->readahead || w->planner || w->discard || w->compact)
         s->hooks.wake_engines(s, w);
 }
 
@@ -87,4 +87,26 @@ void ht_wake_for_discard(struct ht_store *s)
         return;
     s->waits.discard_noted = true;
     s->waits.wakes.discard = s->waits.wakes.any = true;
+}
+
+bool ht_compact_may_begin(const struct ht_store *s)
+{
+    bool news = s->waits.compact_freed || s->waits.compact_seen_lsn != s->frees.last_lsn + 1;
+
+    return news && ht_alloc_wants_compaction(s->alloc);
+}
+
+void ht_wake_for_compact(struct ht_store *s)
+{
+    if (!s->waits.compact_sleeps || !ht_compact_may_begin(s))
+        return;
+    s->waits.compact_sleeps = false;
+    s->waits.wakes.compact = s->waits.wakes.any = true;
+}
+
+/* It may have been logged before a pass began, and become free behind it. */
+void ht_wake_for_compact_freed(struct ht_store *s)
+{
+    s->waits.compact_freed = true;
+    ht_wake_for_compact(s);
 }

@@ -16,7 +16,7 @@ struct ht_wakes {    /* wake.c: threads to wake when the lock has been released 
     bool all_slots;
     bool writeback, readahead; /* engines: the tier is under pressure; a reader is pending */
     bool planner;              /* engine: a plan may be made, or ends */
-    bool discard;              /* engine: space became free */
+    bool discard, compact;     /* engines: space became free; compaction could gain some */
     bool any;
 };
 
@@ -31,8 +31,13 @@ struct ht_waits {
     unsigned slot_waiters HT_GUARDED_BY(HT_LOCK_STORE);
     struct ht_wakes wakes HT_GUARDED_BY(HT_LOCK_STORE);
     bool discard_noted HT_GUARDED_BY(HT_LOCK_STORE); /* its engine was woken, and has not looked yet */
-    _Atomic bool stopping;                           /* the background ends; no lock */
-    _Atomic bool trim_ends;                          /* ht_store_trim_cancel was called; no lock */
+    HT_GUARDED_BY(HT_LOCK_STORE) struct {
+        bool compact_sleeps;       /* its engine found nothing to do, and is woken when that changes */
+        bool compact_freed;        /* space became free since its last pass began */
+        uint64_t compact_seen_lsn; /* one more than the log had when its last pass began; 0: there was none */
+    };
+    _Atomic bool stopping;  /* the background ends; no lock */
+    _Atomic bool trim_ends; /* ht_store_trim_cancel was called; no lock */
 };
 
 void ht_waits_init(struct ht_waits *w);
@@ -40,6 +45,11 @@ void ht_waits_destroy(struct ht_waits *w);
 void ht_store_unlock_and_wake(struct ht_store *s) HT_RELEASE(HT_LOCK_STORE);
 /* Space became free. */
 void ht_wake_for_discard(struct ht_store *s) HT_REQUIRES(HT_LOCK_STORE);
+/* There is space to gain, and space became free or the log has grown since the last pass of compaction began. */
+bool ht_compact_may_begin(const struct ht_store *s) HT_REQUIRES(HT_LOCK_STORE);
+/* Space became free, also behind a discard; the log grew. */
+void ht_wake_for_compact_freed(struct ht_store *s) HT_REQUIRES(HT_LOCK_STORE);
+void ht_wake_for_compact(struct ht_store *s) HT_REQUIRES(HT_LOCK_STORE);
 /* As ht_cond_wait_until with the lock; no other thread may wait with it. */
 int ht_store_wait(struct ht_store *s, pthread_cond_t *c, uint64_t at_ns) HT_REQUIRES(HT_LOCK_STORE);
 /* This image went, or may go: wakes a thread that waits for one. */

@@ -22,7 +22,8 @@
 #define DISCARD_PART 4u                      /* of the free blocks: the most that one discard takes */
 #define DISCARD_BLOCKS 64u                   /* but so many, if no whole group is among them */
 #define DISCARD_BLOCKS_MAX (64u << 20 >> 12) /* 64 MiB */
-#define BAD_PART 32u /* part of a device that may be bad places; beyond that the device is bad */
+#define BAD_PART 32u   /* part of a device that may be bad places; beyond that the device is bad */
+#define BROKEN_PART 8u /* of the free space: compaction is worth it if so much is in broken groups */
 
 struct device {
     struct ht_space_map map;
@@ -193,18 +194,42 @@ bool ht_alloc_keep_bad(struct ht_alloc *a, const struct ht_extent *e)
     if (d->bad_blocks + e->blocks > d->map.blocks / BAD_PART)
         return false;
     d->bad_blocks += e->blocks;
+    ht_alloc_fix(a, e);
     return true;
+}
+
+void ht_alloc_fix(struct ht_alloc *a, const struct ht_extent *e)
+{
+    ht_space_map_fix(&a->device[e->device].map, e->block, e->blocks);
 }
 
 /* ----------------------------------------------------------- groups */
 
 static_assert((int)HT_ALLOC_GROUP_BLOCKS == (int)HT_GROUP_BLOCKS, "a group is the unit of the maps");
+static_assert((int)HT_ALLOC_SPARSE_TAKEN_MAX == (int)HT_SPARSE_TAKEN_MAX, "sparse groups of the maps");
+static_assert(HT_ALLOC_NO_GROUP == HT_NO_GROUP, "no group of the maps");
 
-uint64_t ht_alloc_groups(const struct ht_alloc *a, unsigned device)
+uint64_t ht_alloc_sparse_groups(const struct ht_alloc *a)
+{
+    uint64_t groups = 0;
+
+    for (unsigned i = 0; i < a->device_count; i++)
+        groups += a->device[i].offline ? 0 : ht_space_map_sparse(&a->device[i].map);
+    return groups;
+}
+
+bool ht_alloc_wants_compaction(const struct ht_alloc *a)
+{
+    uint64_t broken = a->free_blocks - ht_alloc_whole_blocks(a);
+
+    return ht_alloc_sparse_groups(a) && broken >= HT_GROUP_BLOCKS && broken >= a->free_blocks / BROKEN_PART;
+}
+
+uint64_t ht_alloc_next_sparse(const struct ht_alloc *a, unsigned device, uint64_t from)
 {
     const struct device *d = &a->device[device];
 
-    return device >= a->device_count || d->offline ? 0 : d->map.blocks / HT_GROUP_BLOCKS;
+    return d->offline ? HT_ALLOC_NO_GROUP : ht_space_map_next_sparse(&d->map, from);
 }
 
 unsigned ht_alloc_group_taken(const struct ht_alloc *a, unsigned device, uint64_t group)

@@ -50,6 +50,8 @@ uint32_t ht_alloc_share(const struct ht_alloc *a, unsigned device);
  * -ERANGE: outside the device.
  */
 int ht_alloc_mark(struct ht_alloc *a, const struct ht_extent *e) HT_MUST_CHECK;
+/* These taken blocks are never released: their groups cannot be emptied, so they are not sparse. */
+void ht_alloc_fix(struct ht_alloc *a, const struct ht_extent *e);
 /*
  * Between these calls only markings and releases happen: a mount marks all that is in use. They cost less then.
  */
@@ -123,12 +125,18 @@ unsigned ht_alloc_take_freed(struct ht_alloc *a, struct ht_alloc_freed_walk *wal
 void ht_alloc_put_freed(struct ht_alloc *a, const struct ht_extent e[], unsigned n);
 uint64_t ht_alloc_discarding(const struct ht_alloc *a); /* blocks that are marked as taken for that */
 /*
- * Groups of HT_GROUP_BLOCKS blocks that lie wholly on the device, and the taken blocks of one. Compaction empties
- * groups in which few are taken.
+ * Groups of HT_GROUP_BLOCKS blocks, and the taken blocks of one. Sparse groups lie wholly on the device, and some of
+ * their blocks are taken, but at most so many: compaction empties them.
  */
-enum { HT_ALLOC_GROUP_BLOCKS = 256 };
-uint64_t ht_alloc_groups(const struct ht_alloc *a, unsigned device);
+enum { HT_ALLOC_GROUP_BLOCKS = 256, HT_ALLOC_SPARSE_TAKEN_MAX = 64 };
+#define HT_ALLOC_NO_GROUP UINT64_MAX
 unsigned ht_alloc_group_taken(const struct ht_alloc *a, unsigned device, uint64_t group);
+/* How many on all devices. */
+uint64_t ht_alloc_sparse_groups(const struct ht_alloc *a);
+/* Is a good part of the free space in broken groups, of which some are sparse? */
+bool ht_alloc_wants_compaction(const struct ht_alloc *a);
+/* The first one of a device at or after this group, or HT_ALLOC_NO_GROUP. */
+uint64_t ht_alloc_next_sparse(const struct ht_alloc *a, unsigned device, uint64_t from);
 /*
  * From now on nothing is allocated in the group. Its free blocks stay free and available: when the device has no other
  * run for a request, the allocator opens all closed groups. The caller closes few at a time.

@@ -163,6 +163,11 @@ bool ht_free_index_is_closed(const struct ht_free_index *x, uint64_t group)
     return x->count[HT_FREE_CLOSED] && has(x, HT_FREE_CLOSED, group);
 }
 
+bool ht_free_index_is_fixed(const struct ht_free_index *x, uint64_t group)
+{
+    return x->count[HT_FREE_FIXED] && has(x, HT_FREE_FIXED, group);
+}
+
 /* Upwards until a word has a bit at or after the place, then down to its first group. */
 uint64_t ht_free_index_next(const struct ht_free_index *x, unsigned class, uint64_t from)
 {
@@ -230,6 +235,7 @@ void ht_free_index_verify(const struct ht_free_index *x, uint64_t group, bool wh
     }
     verify_summaries(x, HT_FREE_FREED, group);
     verify_summaries(x, HT_FREE_CLOSED, group);
+    verify_summaries(x, HT_FREE_SPARSE, group);
 }
 
 static_assert(EXACT - 1 + (8 - EXACT_LOG) * PARTS == HT_FREE_LARGEST, "256 has a class of its own");

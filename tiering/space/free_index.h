@@ -26,6 +26,8 @@ enum {
     HT_FREE_NONE = HT_FREE_CLASSES,  /* no class: no block is free */
     HT_FREE_FREED = HT_FREE_CLASSES, /* bitmaps beside the classes: groups with blocks that became free */
     HT_FREE_CLOSED,                  /* groups that serve no request: they are in no class */
+    HT_FREE_SPARSE,                  /* groups in which little is taken */
+    HT_FREE_FIXED,                   /* groups with blocks that never move: they are not sparse */
     HT_FREE_BITMAPS,
     HT_FREE_LEVELS_MAX = 8,
 };
@@ -57,8 +59,9 @@ bool ht_free_index_is_whole(const struct ht_free_index *x, uint64_t group);
 unsigned ht_free_index_longest(const struct ht_free_index *x, uint64_t group);
 /* The group changed. whole: all its blocks are free; longest counts only if they are not. */
 void ht_free_index_set(struct ht_free_index *x, uint64_t group, bool whole, unsigned longest);
-/* The group is, or is not, in HT_FREE_FREED or HT_FREE_CLOSED. */
+/* The group is, or is not, in HT_FREE_FREED, HT_FREE_CLOSED, HT_FREE_SPARSE or HT_FREE_FIXED. */
 void ht_free_index_note(struct ht_free_index *x, unsigned bitmap, uint64_t group, bool in);
+bool ht_free_index_is_fixed(const struct ht_free_index *x, uint64_t group);
 bool ht_free_index_is_closed(const struct ht_free_index *x, uint64_t group);
 /* The first group of the class at or after from, or HT_NO_GROUP; the same, and around the end. */
 uint64_t ht_free_index_next(const struct ht_free_index *x, unsigned class, uint64_t from);

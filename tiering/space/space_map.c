@@ -175,10 +175,29 @@ static void note_touched(struct ht_space_map *m, uint64_t group)
     m->touched[page / 64] |= mask;
 }
 
+static unsigned taken_of(const struct ht_space_map *m, uint64_t group)
+{
+    unsigned taken = 0;
+
+    for (unsigned w = 0; w < GROUP_WORDS; w++)
+        taken += (unsigned)__builtin_popcountll(m->taken[group * GROUP_WORDS + w]);
+    return taken;
+}
+
+/* Not the last group, if the device ends in it, and none with blocks that never move. */
+static bool is_sparse(const struct ht_space_map *m, uint64_t group)
+{
+    unsigned taken = taken_of(m, group);
+
+    return taken && taken <= HT_SPARSE_TAKEN_MAX && (group + 1) * HT_GROUP_BLOCKS <= m->blocks &&
+        !ht_free_index_is_fixed(&m->index, group);
+}
+
 static void index_group(struct ht_space_map *m, uint64_t group)
 {
     bool closed = ht_free_index_is_closed(&m->index, group), whole = !closed && is_whole(m, group);
 
+    ht_free_index_note(&m->index, HT_FREE_SPARSE, group, is_sparse(m, group));
     ht_free_index_set(&m->index, group, whole, whole || closed ? 0 : longest_run(m, group));
 }
 
@@ -427,6 +446,16 @@ unsigned ht_space_map_take_pieces(struct ht_space_map *m, uint32_t blocks, struc
 
 /* ---------------------------------------------------- closed groups */
 
+uint64_t ht_space_map_next_sparse(const struct ht_space_map *m, uint64_t from)
+{
+    return ht_free_index_next(&m->index, HT_FREE_SPARSE, from);
+}
+
+uint64_t ht_space_map_sparse(const struct ht_space_map *m)
+{
+    return m->index.count[HT_FREE_SPARSE];
+}
+
 static void set_closed(struct ht_space_map *m, uint64_t group, bool closed)
 {
     ht_free_index_note(&m->index, HT_FREE_CLOSED, group, closed);
@@ -452,6 +481,14 @@ bool ht_space_map_open_all(struct ht_space_map *m)
     while (m->index.count[HT_FREE_CLOSED])
         set_closed(m, ht_free_index_next(&m->index, HT_FREE_CLOSED, 0), false);
     return true;
+}
+
+void ht_space_map_fix(struct ht_space_map *m, uint64_t block, uint64_t count)
+{
+    for (uint64_t g = block / HT_GROUP_BLOCKS; g * HT_GROUP_BLOCKS < block + count; g++) {
+        ht_free_index_note(&m->index, HT_FREE_FIXED, g, true);
+        ht_free_index_note(&m->index, HT_FREE_SPARSE, g, false);
+    }
 }
 
 /* ---------------------------------------------------------- discard */
@@ -521,18 +558,16 @@ unsigned ht_space_map_take_freed(struct ht_space_map *m, bool all, uint64_t *fro
 static uint64_t verify_group(const struct ht_space_map *m, uint64_t group)
 {
     bool closed = ht_free_index_is_closed(&m->index, group), whole = !closed && is_whole(m, group);
-    unsigned used = 0;
 
-    for (unsigned w = 0; w < GROUP_WORDS; w++)
-        used += (unsigned)__builtin_popcountll(m->taken[group * GROUP_WORDS + w]);
     ht_free_index_verify(&m->index, group, whole, whole || closed ? 0 : longest_run(m, group));
-    return HT_GROUP_BLOCKS - used;
+    assert((ht_space_map_next_sparse(m, group) == group) == is_sparse(m, group));
+    return HT_GROUP_BLOCKS - taken_of(m, group);
 }
 
 /* Everything is free in pages that were never touched. */
 uint64_t ht_space_map_verify(const struct ht_space_map *m)
 {
-    uint64_t free_blocks = 0, whole = 0;
+    uint64_t free_blocks = 0, whole = 0, sparse = 0;
 
     for (uint64_t page = 0; page * PAGE_GROUPS < m->groups; page++) {
         uint64_t first = page * PAGE_GROUPS, end = ht_min_u64(first + PAGE_GROUPS, m->groups);
@@ -540,10 +575,12 @@ uint64_t ht_space_map_verify(const struct ht_space_map *m)
         for (uint64_t g = first; touched && g < end; g++) {
             free_blocks += verify_group(m, g);
             whole += is_whole(m, g) && !ht_free_index_is_closed(&m->index, g);
+            sparse += is_sparse(m, g);
         }
         free_blocks += touched ? 0 : (end - first) * HT_GROUP_BLOCKS;
         whole += touched ? 0 : end - first;
     }
+    assert(ht_space_map_sparse(m) == sparse);
     assert(m->free_blocks == free_blocks && (!m->groups || m->index.count[HT_FREE_WHOLE] == whole));
     return free_blocks;
 }

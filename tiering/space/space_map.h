@@ -20,6 +20,8 @@
  * A closed group serves no request, and its free blocks stay free. Compaction closes groups that it empties. If there
  * is no other run for a request the caller opens all closed groups before it takes pieces.
  *
+ * A sparse group has few taken blocks, but some. Compaction finds these in a bitmap of their own.
+ *
  * Nothing contiguous is left: pieces, the longest first. Each takes a bounded number of steps whatever the size of the
  * device and however full it is; a request in pieces takes so many for each group that it uses.
  *
@@ -70,6 +72,14 @@ bool ht_space_map_take(struct ht_space_map *m, uint32_t blocks, struct ht_run *o
  * number of runs, at most HT_GROUP_BLOCKS.
  */
 unsigned ht_space_map_take_pieces(struct ht_space_map *m, uint32_t blocks, struct ht_run out[HT_GROUP_BLOCKS]);
+
+/* The first sparse group at or after this one, or HT_NO_GROUP; how many there are. */
+enum { HT_SPARSE_TAKEN_MAX = 64 };
+uint64_t ht_space_map_next_sparse(const struct ht_space_map *m, uint64_t from);
+uint64_t ht_space_map_sparse(const struct ht_space_map *m);
+
+/* These blocks stay taken, and their groups are never sparse. */
+void ht_space_map_fix(struct ht_space_map *m, uint64_t block, uint64_t count);
 
 /* Closes a group, or opens it. */
 void ht_space_map_close(struct ht_space_map *m, uint64_t group);

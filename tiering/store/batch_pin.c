@@ -227,7 +227,6 @@ static void release_chunk(struct ht_store *s, struct ht_batch_pin_chunk *lc, str
         else if (!im->dirty)
             ht_chunk_unreserve(lc->obj, p->io.chunk);
     }
-    ht_chunk_drop_log_reserve(lc->obj, p->io.chunk);
     ht_chunk_unlock_exclusive(lc->obj, p->io.chunk, lc->index);
     p->io.chunk = NULL;
 }

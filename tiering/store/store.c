@@ -48,11 +48,15 @@ static int reserve_fixed_areas(struct ht_store *s) HT_REQUIRES(HT_LOCK_STORE)
         for (unsigned k = 0; !rc && k < HT_SUPER_COPIES; k++) {
             struct ht_extent e = {ht_super_offset(s->layout.device_bytes[i], k) / HT_BLOCK_BYTES, 1, i};
             rc = ht_alloc_mark(s->alloc, &e);
+            if (!rc)
+                ht_alloc_fix(s->alloc, &e);
         }
     for (unsigned k = 0; !rc && k < HT_LOG_COPIES; k++) {
         struct ht_extent e = {s->layout.log_offset[k] / HT_BLOCK_BYTES,
                               (uint32_t)(s->layout.log_bytes / HT_BLOCK_BYTES), s->layout.log_device[k]};
         rc = ht_alloc_mark(s->alloc, &e);
+        if (!rc)
+            ht_alloc_fix(s->alloc, &e);
     }
     return rc;
 }

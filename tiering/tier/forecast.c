@@ -9,8 +9,8 @@
 #include <stdlib.h>
 
 enum {
-    UNITS_MAX = 1 << 17,
-    USES_MAX = 1 << 18,
+    UNITS_GOOD = 1 << 17, /* more only if whole objects are more than half of that */
+    USES_GOOD = 1 << 18,
     NEAR_PART = 6,      /* of a step: an access may be so far from its place in time */
     NEAR_USES_PART = 8, /* of the uses in a step: or from its place in their order */
     LOOK_MAX = 8,       /* uses of a unit that are looked at for one of the same kind, each way */
@@ -54,7 +54,7 @@ struct ht_forecast {
     uint64_t step_ns;
     unsigned unit_shift; /* chunks of a unit */
     struct object *object;
-    uint32_t places; /* of that hash: a power of two */
+    uint32_t places, objects; /* of that hash: a power of two; and objects in it */
     struct unit *unit;
     struct use *use;    /* by unit, then by time */
     uint32_t *read;     /* numbers of uses that only read, by time; of units that are followed */
@@ -98,8 +98,10 @@ static int collect_objects(struct ht_forecast *f, const struct ht_forecast_input
         if (!run->object || run->last < run->first || run->begin_ns < in->begin_ns || run->use >= HT_PLAN_USES)
             return -EINVAL;
         struct object *o = place_of(f, run->object);
-        if (!o->id)
+        if (!o->id) {
+            f->objects++;
             *o = (struct object){run->object, run->first, run->last, 0, run->chunk_shift, run->stored, run->pinned};
+        }
         o->first = (uint32_t)ht_min_u64(o->first, run->first);
         o->last = (uint32_t)ht_max_u64(o->last, run->last);
     }
@@ -111,16 +113,19 @@ static uint32_t units_of(const struct ht_forecast *f, uint32_t first, uint32_t l
     return (last >> f->unit_shift) - (first >> f->unit_shift) + 1;
 }
 
-/* The smallest units that are not too many. */
+/* The smallest units that are not too many: a run has one use at least, and an object one unit. */
 static int choose_units(struct ht_forecast *f, const struct ht_forecast_input *in)
 {
+    uint64_t units_max = ht_max_u64(UNITS_GOOD, UINT64_C(2) * f->objects),
+             uses_max = ht_max_u64(USES_GOOD, UINT64_C(2) * in->runs);
+
     for (f->unit_shift = 0; f->unit_shift < 32; f->unit_shift++) {
         uint64_t units = 0, uses = 0;
         for (uint32_t i = 0; i < f->places; i++)
             units += f->object[i].id ? units_of(f, f->object[i].first, f->object[i].last) : 0;
         for (uint32_t i = 0; i < in->runs; i++)
             uses += units_of(f, in->run[i].first, in->run[i].last);
-        if (units > UNITS_MAX || uses > USES_MAX)
+        if (units > units_max || uses > uses_max)
             continue;
         f->units = (uint32_t)units;
         f->uses = (uint32_t)uses;

@@ -9,7 +9,7 @@ static_assert(HT_RUN_NEAR == 8, "seen has a bit for each");
 
 int ht_runs_init(struct ht_runs *r)
 {
-    *r = (struct ht_runs){.run = calloc(HT_RUNS, sizeof(*r->run))};
+    *r = (struct ht_runs){.run = calloc(HT_RUNS_MIN, sizeof(*r->run)), .size = HT_RUNS_MIN};
     return r->run ? 0 : -ENOMEM;
 }
 
@@ -17,6 +17,16 @@ void ht_runs_destroy(struct ht_runs *r)
 {
     free(r->run);
     r->run = NULL;
+}
+
+uint64_t ht_runs_oldest(const struct ht_runs *r)
+{
+    return ht_max_u64(r->from, r->count - ht_min_u64(r->count, r->size));
+}
+
+static struct ht_run *run_of(const struct ht_runs *r, uint64_t n)
+{
+    return &r->run[n & (r->size - 1)];
 }
 
 static uint64_t *open_of(struct ht_runs *r, const struct ht_run_access *a)
@@ -58,14 +68,14 @@ void ht_runs_note(struct ht_runs *r, const struct ht_run_access *a)
 {
     uint64_t *open = open_of(r, a);
 
-    if (*open && r->count - *open < HT_RUNS) {
-        struct ht_run *run = &r->run[(*open - 1) % HT_RUNS];
+    if (*open > ht_runs_oldest(r)) {
+        struct ht_run *run = run_of(r, *open - 1);
         if (is_of(run, a) && goes_on(run, a)) {
             run->end_ns = a->now_ns;
             return;
         }
     }
-    r->run[r->count % HT_RUNS] = (struct ht_run){
+    *run_of(r, r->count) = (struct ht_run){
         .object = a->object,
         .begin_ns = a->now_ns,
         .end_ns = a->now_ns,
@@ -80,14 +90,23 @@ void ht_runs_note(struct ht_runs *r, const struct ht_run_access *a)
     *open = ++r->count;
 }
 
-uint32_t ht_runs_copy(const struct ht_runs *r, uint64_t from_ns, struct ht_run *to)
+uint32_t ht_runs_copy(const struct ht_runs *r, uint64_t from, uint32_t most, struct ht_run *to)
 {
-    uint32_t n = 0;
+    uint32_t n = (uint32_t)ht_min_u64(r->count - from, most);
 
-    for (uint64_t i = r->count - ht_min_u64(r->count, HT_RUNS); i < r->count; i++) {
-        const struct ht_run *run = &r->run[i % HT_RUNS];
-        if (run->begin_ns >= from_ns)
-            to[n++] = *run;
-    }
+    assert(from >= ht_runs_oldest(r) && from <= r->count);
+    for (uint32_t i = 0; i < n; i++)
+        to[i] = *run_of(r, from + i);
     return n;
+}
+
+struct ht_run *ht_runs_replace(struct ht_runs *r, struct ht_run *run, uint32_t size)
+{
+    struct ht_run *was = r->run;
+
+    assert(size && (size & (size - 1)) == 0);
+    r->run = run;
+    r->size = size;
+    r->from = r->count;
+    return was;
 }

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * runs.h - the latest accesses to chunks, as runs: one for each pass over neighbouring chunks of an object. Of fixed
- * size: a new run takes the place of the oldest. Pure; not locked: the owner does.
+ * runs.h - the latest accesses to chunks, as runs: one for each pass over neighbouring chunks of an object. A new run
+ * takes the place of the oldest. The owner may give the ring more room, and its history begins anew then. Pure; not
+ * locked: the owner does.
  *
  * Threads that work on neighbouring chunks overtake each other, so a run may have chunks in any order within
  * HT_RUN_NEAR of each other. A chunk that is begun again begins a run.
@@ -11,7 +12,7 @@
 
 #include "tiering/tier/plan.h"
 
-enum { HT_RUNS = 1 << 15, HT_RUNS_OPEN = 1 << 10, HT_RUN_NEAR = 8 };
+enum { HT_RUNS_MIN = 1 << 15, HT_RUNS_MAX = 1 << 20, HT_RUNS_OPEN = 1 << 10, HT_RUN_NEAR = 8 };
 
 struct ht_run {
     uint64_t object;
@@ -24,8 +25,10 @@ struct ht_run {
 };
 
 struct ht_runs {
-    struct ht_run *run;          /* number n is at n % HT_RUNS */
+    struct ht_run *run;          /* number n is at n % size */
+    uint32_t size;               /* a power of two */
     uint64_t count;              /* runs so far */
+    uint64_t from;               /* the history begins with this number */
     uint64_t open[HT_RUNS_OPEN]; /* by object and use: number of the run that may go on, and 1 */
 };
 
@@ -41,12 +44,21 @@ struct ht_run_access {
 
 int ht_runs_init(struct ht_runs *r) HT_MUST_CHECK;
 void ht_runs_destroy(struct ht_runs *r);
-static inline uint64_t ht_runs_bytes(void)
+static inline uint64_t ht_runs_bytes(const struct ht_runs *r)
 {
-    return HT_RUNS * sizeof(struct ht_run);
+    return r->size * sizeof(*r->run);
+}
+/* All its places are taken: older runs may be gone. */
+static inline bool ht_runs_is_full(const struct ht_runs *r)
+{
+    return r->count - r->from >= r->size;
 }
 void ht_runs_note(struct ht_runs *r, const struct ht_run_access *a);
-/* Copies the latest runs that begin at from_ns or later, the oldest first; to: room for HT_RUNS. Returns how many. */
-uint32_t ht_runs_copy(const struct ht_runs *r, uint64_t from_ns, struct ht_run *to);
+/* The number of the oldest that is there; the count, if there is none. */
+uint64_t ht_runs_oldest(const struct ht_runs *r);
+/* Copies up to `most` runs in order, from a number on that is there. Returns how many. */
+uint32_t ht_runs_copy(const struct ht_runs *r, uint64_t from, uint32_t most, struct ht_run *to);
+/* The runs are in an array of zeros from now on, and the older ones are gone. Returns the array of before. */
+struct ht_run *ht_runs_replace(struct ht_runs *r, struct ht_run *run, uint32_t size) HT_MUST_CHECK;
 
 #endif

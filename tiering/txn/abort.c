@@ -33,7 +33,6 @@ static void abort_chunk(struct ht_obj *o, struct ht_chunk *c, uint64_t index) HT
         c->generation++;
         o->version++;
         ht_chunk_note_unpublished(o, c, index, was);
-        ht_chunk_drop_log_reserve(o, c);
     }
     ht_chunk_unlock_exclusive(o, c, index);
 }

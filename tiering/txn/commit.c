@@ -265,6 +265,7 @@ void ht_scope_end(struct ht_store *s, uint64_t scope, enum ht_scope_end how, str
     for (unsigned i = 0; i < t->clients; i++)
         if (t->client[i].ended)
             t->client[i].ended(t->client[i].ctx, scope, how, tx);
+    tx->found_bytes = ht_scope_found_bytes(s, scope);
     ht_scope_publish(s, scope, false, tx);
     ht_store_lock(s);
     ht_scope_end_frozen(s, scope);
@@ -285,9 +286,7 @@ int ht_scope_abort(struct ht_store *s, uint64_t scope)
             t->client[i].abort(t->client[i].ctx, scope);
     /* Still inside the transaction, so that no thread makes an object between the names and the content. */
     ht_scope_abort_objects(s, scope);
-    rc = ht_tx_commit(tx, NULL);
-    ht_obj_free_ended(s);
-    return rc;
+    return ht_tx_commit(tx, NULL);
 }
 
 int ht_kept_end(struct ht_store *s, uint64_t kept, size_t bytes, uint64_t *out_lsn)

@@ -160,10 +160,23 @@ static void publish_chunks(struct ht_obj *o, struct ht_tx *tx, struct ht_slice *
     }
 }
 
+/* Is there more to it than changes through batch pins? */
+static bool is_edited(const struct ht_obj *o) HT_REQUIRES(HT_LOCK_STORE)
+{
+    return !o->published || o->deleted || o->meta_dirty || o->lost || (o->extra->edited && !HT_MUTANT("edit-unseen"));
+}
+
+static void count_edit(struct ht_obj *o) HT_REQUIRES(HT_LOCK_STORE)
+{
+    if (o->extra->derived && is_edited(o))
+        o->scope->edits_published++;
+}
+
 static void publish_object(struct ht_obj *o, struct ht_tx *tx, struct ht_slice *slice) HT_REQUIRES(HT_LOCK_STORE)
 {
     if (o->obj_class == HT_CLASS_SCRATCH || o->dead)
         return;
+    count_edit(o);
     if (o->meta_dirty || !o->published) {
         ht_record_object(&tx->records, o, o->size);
         o->pub_size = o->size;
@@ -171,6 +184,7 @@ static void publish_object(struct ht_obj *o, struct ht_tx *tx, struct ht_slice *
         o->meta_dirty = false;
     }
     publish_chunks(o, tx, slice);
+    count_edit(o); /* one may have come between two slices */
     if (o->extra->edited && !o->dirty && !o->writing && !o->extra->may_be_dirty)
         ht_obj_extra(o)->edited = false;
     ht_obj_untouch_if_idle(o);
@@ -288,10 +302,12 @@ static void publish_touched(struct ht_obj *o, struct ht_slice *slice, void *ctx)
 {
     struct publication *p = ctx;
 
-    if (o->deleted && o->published) /* a name may have gone with this transaction */
+    if (o->deleted && o->published) { /* a name may have gone with this transaction */
+        count_edit(o);
         note_delete(p->tx, o);
-    else if (!o->deleted && !(p->rest && o->extra->derived))
+    } else if (!o->deleted && !(p->rest && o->extra->derived)) {
         publish_object(o, p->tx, slice);
+    }
 }
 
 /*
@@ -304,22 +320,10 @@ void ht_scope_publish(struct ht_store *s, uint64_t scope, bool rest, struct ht_t
     struct ht_slice slice = {0};
 
     ht_store_lock(s);
-    struct ht_scope *sc = ht_scope_find(s, scope, false);
-    if (sc)
-        ht_scope_visit_touched(s, scope, &slice, publish_touched, &p);
-    sc = slice.ended ? ht_scope_find(s, scope, false) : NULL;
-    if (sc)
-        ht_list_for_each_safe(at, next, &sc->touched) {
-            publish_touched(ht_list_entry(at, struct ht_obj, touched), NULL, &p);
-            ht_lock_step();
-        }
+    ht_scope_visit_touched(s, scope, &slice, publish_touched, &p);
+    if (slice.ended)
+        ht_scope_visit_touched(s, scope, NULL, publish_touched, &p);
     ht_store_unlock(s);
-}
-
-/* Is there more to it than changes through batch pins? */
-static bool is_edited(const struct ht_obj *o) HT_REQUIRES(HT_LOCK_STORE)
-{
-    return !o->published || o->deleted || o->meta_dirty || o->lost || (o->extra->edited && !HT_MUTANT("edit-unseen"));
 }
 
 bool ht_scope_edited(struct ht_store *s, uint64_t scope)
@@ -335,6 +339,15 @@ bool ht_scope_edited(struct ht_store *s, uint64_t scope)
         }
     ht_store_unlock(s);
     return edited;
+}
+
+uint64_t ht_scope_edits_published(struct ht_store *s, uint64_t scope)
+{
+    ht_store_lock(s);
+    struct ht_scope *sc = ht_scope_find(s, scope, false);
+    uint64_t edits = sc ? sc->edits_published : 0;
+    ht_store_unlock(s);
+    return edits;
 }
 
 size_t ht_obj_pending_bytes(struct ht_obj *o)

@@ -51,7 +51,7 @@ struct ht_buf *ht_tx_records(struct ht_tx *tx)
  * The frees of the transaction wait for lsn. When the log has failed (lsn 0) the space is never free again in this
  * mount.
  */
-static void queue_frees(struct ht_tx *tx, uint64_t lsn, bool *out_deleted)
+static void queue_frees(struct ht_tx *tx, uint64_t lsn, bool *out_ended)
 {
     struct ht_store *s = tx->s;
     struct ht_deferred_free *first;
@@ -70,7 +70,6 @@ static void queue_frees(struct ht_tx *tx, uint64_t lsn, bool *out_deleted)
     s->frees.tx_count++;
     s->txn->records_bytes = tx->records.cap;
     pthread_cond_broadcast(&s->waits.settled);
-    *out_deleted = !ht_list_empty(&tx->deleted);
     while (!ht_list_empty(&tx->deleted)) {
         struct ht_obj *o = ht_list_entry(tx->deleted.next, struct ht_obj, touched);
         o->published = o->meta_dirty = false;
@@ -82,6 +81,8 @@ static void queue_frees(struct ht_tx *tx, uint64_t lsn, bool *out_deleted)
     }
     /* The frame may have become durable before its frees were listed. */
     ht_deferred_frees_durable(s, ht_journal_durable(s->journal));
+    *out_ended = !ht_list_empty(&s->objects.ending);
+    ht_wake_for_compact(s);
     ht_store_unlock(s);
 }
 
@@ -118,14 +119,14 @@ int ht_tx_commit(struct ht_tx *tx, uint64_t *out_lsn) HT_NO_THREAD_SAFETY_ANALYS
     } else if (lsn) {
         s->frees.last_lsn = lsn;
     }
-    bool deleted;
-    queue_frees(tx, rc ? 0 : lsn, &deleted);
+    bool ended;
+    queue_frees(tx, rc ? 0 : lsn, &ended);
     ht_buf_reset(&tx->records);
     tx->whole = false;
     tx->again_bytes = 0;
     tx->found_bytes = 0;
     ht_mutex_unlock(&s->tx_lock);
-    if (deleted)
+    if (ended)
         ht_obj_free_ended(s);
     if (out_lsn)
         *out_lsn = rc ? 0 : lsn;

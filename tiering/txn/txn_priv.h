@@ -49,8 +49,6 @@ void ht_tx_log_failed(struct ht_store *s, int error);
  * without derived objects.
  */
 size_t ht_scope_pending_object_bytes(struct ht_store *s, uint64_t scope, bool rest);
-/* publish.c: has a derived object changes that must not be left out? */
-bool ht_scope_edited(struct ht_store *s, uint64_t scope) HT_EXCLUDES(HT_LOCK_STORE);
 /*
  * abort.c: restores the published content and sizes of the scope's objects. Inside a transaction; waits for chunks.
  */

@@ -2,6 +2,7 @@
 /* test_scheduler.c - lanes with rows that do nothing but count: turns, budgets, pace, pauses, wakes and ends. */
 #include <check.h>
 #include <pthread.h>
+#include <sched.h>
 #include <stdatomic.h>
 #include <unistd.h>
 
@@ -590,6 +591,247 @@ START_TEST(a_wake_fails_while_its_lane_on_demand_stops)
 }
 END_TEST
 
+/* ----------------------------------------------------------------- lending */
+
+/* A thread of somebody else that serves the lane. */
+struct server {
+    pthread_t thread;
+    bool once;
+    _Atomic bool returned, more;
+};
+
+static void *serve_main(void *arg)
+{
+    struct server *x = arg;
+
+    x->more = ht_lane_serve(&lane, x->once);
+    ck_assert_int_eq(ht_io_class(), HT_IO_URGENT); /* as it was */
+    x->returned = true;
+    return NULL;
+}
+
+static void begin_serving(struct server *x, bool once)
+{
+    *x = (struct server){.once = once};
+    ck_assert_int_eq(pthread_create(&x->thread, NULL, serve_main, x), 0);
+}
+
+static void make_lent(const struct ht_engine_type *type)
+{
+    make(&(struct ht_lane_config){.name = "test", .on_demand = true, .io_class = HT_IO_BACKGROUND}, type, 0);
+    ht_lane_lend(&lane);
+}
+
+START_TEST(a_lane_that_is_lent_steps_only_while_a_thread_serves)
+{
+    struct server x;
+
+    make_lent(&quick);
+    ck_assert_int_eq(ht_row_wake(&a.row), 0);
+    usleep(50000);
+    ck_assert(!runs());
+    ck_assert_uint_eq(a.steps, 0);
+    begin_serving(&x, false);
+    wait_for_steps(&a, 1); /* the wake was kept */
+    ck_assert_int_eq(ht_row_wake(&b.row), 0);
+    wait_for_steps(&b, 1); /* and one reaches the thread that waits */
+    ck_assert(!x.returned && !runs());
+    ht_lane_recall(&lane);
+    pthread_join(x.thread, NULL);
+    ck_assert(x.more);
+    ck_assert_int_eq(ht_row_wake(&a.row), 0);
+    usleep(50000);
+    ck_assert_uint_eq(a.steps, 1);
+    end();
+}
+END_TEST
+
+/* At most one step more, whatever there is to do. */
+START_TEST(a_thread_that_is_recalled_leaves_after_its_step)
+{
+    struct server x;
+
+    make_lent(&quick);
+    a.says = HT_STEP_WORKED;
+    a.held = true;
+    ck_assert_int_eq(ht_row_wake(&a.row), 0);
+    begin_serving(&x, false);
+    wait_until_inside(&a);
+    ck_assert(ht_lane_serve(&lane, false)); /* another one is not needed */
+    ht_lane_recall(&lane);
+    usleep(20000);
+    ck_assert(!x.returned);
+    a.held = false;
+    pthread_join(x.thread, NULL);
+    ck_assert_uint_eq(a.steps, 1);
+    ht_lane_recall(&lane); /* before a thread comes: that one leaves at once, and the next one stays */
+    ck_assert(ht_lane_serve(&lane, false));
+    ck_assert_uint_eq(a.steps, 1);
+    begin_serving(&x, false);
+    wait_for_steps(&a, 10);
+    ht_lane_recall(&lane);
+    pthread_join(x.thread, NULL);
+    end();
+}
+END_TEST
+
+START_TEST(a_thread_that_serves_once_makes_one_step_or_none)
+{
+    make_lent(&quick);
+    a.says = HT_STEP_WORKED;
+    ck_assert(ht_lane_serve(&lane, true));
+    ck_assert_uint_eq(a.steps, 0);
+    ck_assert_int_eq(ht_row_wake(&a.row), 0);
+    ck_assert(ht_lane_serve(&lane, true));
+    ck_assert_uint_eq(a.steps, 1);
+    ht_lane_recall(&lane); /* its one step is due all the same */
+    ck_assert(ht_lane_serve(&lane, true));
+    ck_assert_uint_eq(a.steps, 2);
+    end();
+}
+END_TEST
+
+static void *take_back_main(void *arg)
+{
+    ht_lane_take_back(&lane);
+    *(_Atomic bool *)arg = true;
+    return NULL;
+}
+
+START_TEST(a_lane_is_taken_back_after_the_step_that_runs)
+{
+    _Atomic bool taken = false;
+    pthread_t thread;
+    struct server x;
+
+    make_lent(&quick);
+    a.says = HT_STEP_WORKED;
+    a.held = true;
+    ck_assert_int_eq(ht_row_wake(&a.row), 0);
+    begin_serving(&x, false);
+    wait_until_inside(&a);
+    ck_assert_int_eq(pthread_create(&thread, NULL, take_back_main, &taken), 0);
+    usleep(20000);
+    ck_assert(!taken && !runs());
+    a.held = false;
+    pthread_join(thread, NULL);
+    pthread_join(x.thread, NULL);
+    ck_assert(!x.more);
+    wait_for_steps(&a, 10); /* by its own thread, without a wake */
+    ck_assert(runs());
+    ck_assert(!ht_lane_serve(&lane, false));
+    end();
+}
+END_TEST
+
+/* Its own thread has work when it is lent: the other one goes on with that. */
+START_TEST(the_own_thread_of_a_lane_ends_when_it_is_lent)
+{
+    struct server x;
+
+    make(&(struct ht_lane_config){.name = "test", .on_demand = true}, &quick, 0);
+    a.says = HT_STEP_WORKED;
+    ck_assert_int_eq(ht_row_wake(&a.row), 0);
+    wait_for_steps(&a, 1);
+    ht_lane_lend(&lane);
+    for (unsigned ms = 0; ms < WAIT_MS_MAX && runs(); ms++)
+        usleep(1000);
+    ck_assert(!runs());
+    uint64_t steps = a.steps;
+    begin_serving(&x, false);
+    wait_for_steps(&a, steps + 10);
+    ck_assert(!runs());
+    ht_lane_recall(&lane);
+    pthread_join(x.thread, NULL);
+    end();
+}
+END_TEST
+
+/* The caller waits for that step, and the threads that could serve may be busy for long. */
+START_TEST(the_wake_that_ends_work_needs_no_thread_that_serves)
+{
+    make_lent(&quick);
+    a.says = HT_STEP_WORKED;
+    for (unsigned i = 1; i <= 2; i++) {
+        ck_assert_int_eq(ht_row_wake_to_end(&a.row), 0);
+        wait_for_steps(&a, i);
+        for (unsigned ms = 0; ms < WAIT_MS_MAX && runs(); ms++)
+            usleep(1000);
+        ck_assert(!runs());
+        ck_assert_uint_eq(a.steps, i);
+    }
+    end();
+}
+END_TEST
+
+/* It waits for the step that a serving thread makes: a row makes one at a time. */
+START_TEST(the_wake_that_ends_work_waits_for_the_step_that_runs)
+{
+    struct server x;
+
+    make_lent(&quick);
+    a.held = true;
+    ck_assert_int_eq(ht_row_wake(&a.row), 0);
+    begin_serving(&x, false);
+    wait_until_inside(&a);
+    ck_assert_int_eq(ht_row_wake_to_end(&a.row), 0);
+    ht_lane_recall(&lane);
+    usleep(20000);
+    ck_assert_uint_eq(a.steps, 1);
+    a.held = false;
+    pthread_join(x.thread, NULL);
+    wait_for_steps(&a, 2);
+    end();
+}
+END_TEST
+
+static void wait_until_served(void)
+{
+    for (bool served = false; !served; sched_yield()) {
+        ht_mutex_lock(ht_lane_lock(&lane));
+        served = lane.served;
+        ht_mutex_unlock(ht_lane_lock(&lane));
+    }
+}
+
+START_TEST(a_lane_stops_while_a_thread_serves)
+{
+    struct server x;
+
+    make_lent(&quick);
+    if (_i) {
+        ck_assert_int_eq(ht_row_wake(&a.row), 0);
+        a.says = HT_STEP_WORKED;
+    }
+    begin_serving(&x, false);
+    wait_until_served();
+    wait_for_steps(&a, (uint64_t)_i);
+    ht_lane_stop(&lane);
+    ht_lane_destroy(&lane);
+    pthread_join(x.thread, NULL);
+    ck_assert(!x.more);
+}
+END_TEST
+
+START_TEST(a_row_of_a_lane_that_is_lent_rests_in_a_pause)
+{
+    struct server x;
+
+    make_lent(&careful);
+    ck_assert_int_eq(ht_row_wake(&a.row), 0);
+    ck_assert(ht_lane_serve(&lane, true));
+    ht_row_pause(&a.row);
+    usleep(20000);
+    ck_assert_uint_eq(a.rests, 0);
+    begin_serving(&x, false);
+    wait_for_rests(&a, 1);
+    ht_lane_recall(&lane);
+    pthread_join(x.thread, NULL);
+    ck_assert_uint_eq(a.steps, 1);
+    end();
+}
+END_TEST
+
 int main(void)
 {
     Suite *suite = suite_create("scheduler");
@@ -615,6 +857,15 @@ int main(void)
     tcase_add_test(tc, a_lane_that_stops_waits_for_the_step_that_runs);
     tcase_add_test(tc, a_lane_on_demand_has_a_thread_while_there_is_work);
     tcase_add_test(tc, a_wake_fails_while_its_lane_on_demand_stops);
+    tcase_add_test(tc, a_lane_that_is_lent_steps_only_while_a_thread_serves);
+    tcase_add_test(tc, a_thread_that_is_recalled_leaves_after_its_step);
+    tcase_add_test(tc, a_thread_that_serves_once_makes_one_step_or_none);
+    tcase_add_test(tc, a_lane_is_taken_back_after_the_step_that_runs);
+    tcase_add_test(tc, the_own_thread_of_a_lane_ends_when_it_is_lent);
+    tcase_add_test(tc, the_wake_that_ends_work_needs_no_thread_that_serves);
+    tcase_add_test(tc, the_wake_that_ends_work_waits_for_the_step_that_runs);
+    tcase_add_loop_test(tc, a_lane_stops_while_a_thread_serves, 0, 2);
+    tcase_add_test(tc, a_row_of_a_lane_that_is_lent_rests_in_a_pause);
     suite_add_tcase(suite, tc);
     return run_all(suite);
 }

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* test_gate.c - threads at the gate of a device: who waits, what lets them go, and what is counted. */
+/* test_gate.c - threads at the gate of a device: who waits, what lets them go, and the counts. */
 #include <pthread.h>
 #include "io_test.h"
 #include "tests/support/dev.h"
@@ -274,6 +274,43 @@ START_TEST(a_device_that_completes_nothing_holds_nobody_for_ever)
 }
 END_TEST
 
+static _Atomic bool recalled;
+
+static void *heed_main(void *arg)
+{
+    ht_gate_heed(&recalled);
+    return wait_main(arg);
+}
+
+/* Did it wait for less than the gate is ever shut? recall_first: the recall comes before the thread. */
+static bool is_recall_heeded(bool recall_first)
+{
+    uint64_t before_ns = figures().wait_ns[HT_IO_BACKGROUND];
+    struct waiter w = {.io_class = HT_IO_BACKGROUND};
+
+    recalled = recall_first;
+    ck_assert_int_eq(pthread_create(&w.thread, NULL, heed_main, &w), 0);
+    recalled = true;
+    ht_gate_recall(&gate);
+    pthread_join(w.thread, NULL);
+    ck_assert(w.passed);
+    return figures().wait_ns[HT_IO_BACKGROUND] - before_ns < HT_GATE_BACKGROUND_WAIT_NS_MAX;
+}
+
+/* It has better things to do, and is free only behind its request. On a busy machine one of many may run late. */
+START_TEST(a_thread_that_is_recalled_waits_no_longer)
+{
+    unsigned tries = 0;
+    struct reader r;
+
+    begin_stalled(&r, HT_IO_URGENT);
+    while (!is_recall_heeded(_i))
+        ck_assert_uint_lt(++tries, 10);
+    ck_assert_uint_eq(permits(HT_IO_BACKGROUND, HT_GATE_NOTHING), 0);
+    end_stalled(&r);
+}
+END_TEST
+
 static _Atomic bool stop;
 
 /* Urgent requests without a pause. */
@@ -353,6 +390,7 @@ int main(void)
     tcase_add_test(tc, a_caller_that_waits_for_a_permitted_request_keeps_the_background_out);
     tcase_add_test(tc, a_permit_moves_with_its_request);
     tcase_add_test(tc, a_device_that_completes_nothing_holds_nobody_for_ever);
+    tcase_add_loop_test(tc, a_thread_that_is_recalled_waits_no_longer, 0, 2);
     tcase_add_test(tc, threads_at_the_gate_hear_that_their_work_is_wanted);
     suite_add_tcase(suite, tc);
     return run_all(suite);

@@ -399,15 +399,43 @@ static void model_take(struct model *m, struct ht_alloc *a)
     ck_assert_uint_eq(got, want);
 }
 
-static void model_close(struct ht_alloc *a)
+static void model_close(const struct model *m, struct ht_alloc *a)
 {
     unsigned device = (unsigned)rand() % MODEL_DEVICES;
-    uint64_t groups = ht_alloc_groups(a, device), group = groups ? (uint64_t)rand() % groups : 0;
+    uint64_t groups = m->blocks[device] / HT_ALLOC_GROUP_BLOCKS, group = groups ? (uint64_t)rand() % groups : 0;
 
     if (groups && rand() % 2)
         ht_alloc_close_group(a, device, group);
     else if (groups)
         ht_alloc_open_group(a, device, group);
+}
+
+static bool model_is_sparse(const struct model *m, unsigned device, uint64_t group)
+{
+    uint64_t first = group * HT_ALLOC_GROUP_BLOCKS;
+    unsigned taken = 0;
+
+    for (uint64_t b = first; b < first + HT_ALLOC_GROUP_BLOCKS; b++)
+        taken += m->taken[device][b];
+    return taken && taken <= HT_ALLOC_SPARSE_TAKEN_MAX;
+}
+
+static void model_expect_sparse(const struct model *m, const struct ht_alloc *a)
+{
+    uint64_t sparse = 0;
+
+    for (unsigned d = 0; d < MODEL_DEVICES; d++) {
+        uint64_t next = ht_alloc_next_sparse(a, d, 0);
+        for (uint64_t g = 0; g < m->blocks[d] / HT_ALLOC_GROUP_BLOCKS; g++) {
+            if (!model_is_sparse(m, d, g))
+                continue;
+            ck_assert_uint_eq(next, g);
+            next = ht_alloc_next_sparse(a, d, g + 1);
+            sparse++;
+        }
+        ck_assert_uint_eq(next, HT_ALLOC_NO_GROUP);
+    }
+    ck_assert_uint_eq(ht_alloc_sparse_groups(a), sparse);
 }
 
 START_TEST(random_operations_agree_with_a_naive_model)
@@ -430,13 +458,15 @@ START_TEST(random_operations_agree_with_a_naive_model)
         else
             model_release(&m, a);
         if (_i % 2)
-            model_close(a);
+            model_close(&m, a);
         ck_assert_uint_eq(ht_alloc_free_blocks(a), m.free);
         ck_assert_uint_eq(ht_alloc_reserved(a), 0);
         struct ht_extent probe = {(uint64_t)rand() % MODEL_BLOCKS, 1, (uint32_t)rand() % MODEL_DEVICES};
         bool is_free = probe.block < m.blocks[probe.device] && !m.taken[probe.device][probe.block];
         ck_assert_int_eq(ht_alloc_is_free(a, &probe), is_free);
         ht_alloc_verify(a, 0);
+        if (step % 100 == 0)
+            model_expect_sparse(&m, a);
     }
     ht_alloc_free(a);
 }

@@ -89,6 +89,22 @@ static inline void put_all(struct ht_obj *o, uint64_t off, const uint8_t *p, siz
     ck_assert_int_eq(ht_obj_write(o, off, p, n), (ssize_t)n);
 }
 
+/* A file of whole MiB with their number in each byte, durable and not in memory. */
+static inline struct ht_obj *tensor_of(unsigned chunks)
+{
+    struct ht_obj *o = object(MIB, 0);
+    uint8_t *bytes = malloc(MIB);
+
+    for (unsigned i = 0; i < chunks; i++) {
+        memset(bytes, (int)i, MIB);
+        put_all(o, i * (uint64_t)MIB, bytes, MIB);
+    }
+    free(bytes);
+    ck_assert_int_eq(ht_obj_sync(o), 0);
+    ht_obj_evict(o);
+    return o;
+}
+
 /* A crash: the device loses nothing, and nothing more is written. All references must have been put. */
 static inline void crash(void)
 {

@@ -11,6 +11,7 @@
 #include "tiering/api/compact.h"
 #include "tiering/api/compress.h"
 #include "tiering/api/dedup.h"
+#include "tiering/api/discard.h"
 #include "tiering/base/fault.h"
 #include "tiering/engine/move.h"
 
@@ -472,6 +473,149 @@ START_TEST(a_step_keeps_to_its_budget)
 }
 END_TEST
 
+/* ------------------------------------------------------------ when it runs */
+
+static unsigned wakes;
+
+static void count_wakes(struct ht_store *store, const struct ht_wakes *w)
+{
+    (void)store;
+    wakes += w->compact;
+}
+
+/* One step: is it idle until it is woken? */
+static bool sleeps(void)
+{
+    struct ht_budget budget = {.most_bytes = UINT64_MAX, .until_ns = UINT64_MAX};
+
+    return ht_compact_engine.step(s, &budget) == HT_STEP_IDLE && budget.at_ns == 0;
+}
+
+static void finish_pass(void)
+{
+    uint64_t passes = figures().passes;
+
+    for (unsigned i = 0; i < 1000 && figures().passes == passes; i++)
+        ck_assert(!sleeps());
+    ck_assert_uint_eq(figures().passes, passes + 1);
+}
+
+/* It is woken once for all that became free before it looked. */
+START_TEST(it_sleeps_until_there_is_space_to_gain)
+{
+    fresh(32, false);
+    ck_assert_uint_eq(ht_alloc_sparse_groups(s->alloc), 0); /* superblocks and logs never move */
+    s->hooks.wake_engines = count_wakes;
+    wakes = 0;
+    ck_assert(sleeps());
+    struct ht_obj *o = object(SMALL, 0);
+    put_all(o, 0, (const uint8_t *)"new content", 11);
+    ck_assert_int_eq(ht_store_commit(s), 0);
+    ck_assert_uint_eq(wakes, 0); /* the log grew, and nothing is sparse but what comes next */
+    ck_assert(sleeps());
+    sparse(16);
+    ck_assert_uint_eq(wakes, 1);
+    finish_pass();
+    ck_assert_uint_ge(figures().emptied, 12);
+    ck_assert_uint_eq(wakes, 1);
+    ht_store_verify(s, true);
+    expect_all();
+    put_files();
+    ht_obj_put(o);
+    done();
+}
+END_TEST
+
+/* Clones of an open scope hold all groups up. A transaction that frees nothing may let them go. */
+/* Owners that are not published keep their groups as they are. twin: of each file. */
+static void pass_in_vain(struct ht_obj *twin[FILES])
+{
+    fresh(32, false);
+    s->hooks.wake_engines = count_wakes;
+    sparse(16);
+    for (unsigned i = 0; i < FILES; i++)
+        if (file[i]) {
+            twin[i] = object(SMALL, SCOPE);
+            ck_assert_int_eq(ht_obj_clone(file[i], 0, twin[i], 0, SMALL), SMALL);
+        }
+    finish_pass();
+    ck_assert_uint_eq(figures().emptied, 0);
+    wakes = 0;
+    ht_store_lock(s);
+    s->waits.compact_sleeps = true; /* as it does after its pause */
+    ht_wake_for_compact(s);
+    ht_store_unlock(s);
+    ck_assert_uint_eq(wakes, 0); /* it has seen this log */
+}
+
+static void end_twins(struct ht_obj *twin[FILES])
+{
+    for (unsigned i = 0; i < FILES; i++)
+        if (twin[i])
+            ht_obj_put(twin[i]);
+    expect_all();
+    put_files();
+    done();
+}
+
+START_TEST(it_looks_again_when_the_log_has_grown)
+{
+    struct ht_obj *twin[FILES] = {NULL};
+    uint64_t lsn;
+
+    pass_in_vain(twin);
+    ck_assert_int_eq(ht_scope_commit(s, SCOPE, &lsn), 0);
+    ck_assert_uint_eq(wakes, 1);
+    ck_assert_int_eq(ht_store_compact(s), 0);
+    ck_assert_uint_ge(figures().emptied, 12);
+    end_twins(twin);
+}
+END_TEST
+
+/* The record may be older than its last pass. */
+START_TEST(it_looks_again_when_space_became_free)
+{
+    struct ht_obj *twin[FILES] = {NULL};
+
+    pass_in_vain(twin);
+    for (unsigned i = 0; i < FILES; i++)
+        if (twin[i]) {
+            ck_assert_int_eq(ht_obj_truncate(twin[i], 0), 0);
+            break;
+        }
+    ck_assert_uint_eq(wakes, 0); /* its owner still has it */
+    struct ht_obj *o = object(SMALL, SCOPE);
+    put_all(o, 0, (const uint8_t *)"not published", 13);
+    ck_assert_int_eq(ht_obj_writeback(o), 0);
+    ck_assert_int_eq(ht_obj_truncate(o, 0), 0);
+    ck_assert_uint_eq(wakes, 1);
+    ht_obj_put(o);
+    end_twins(twin);
+}
+END_TEST
+
+/* The blocks that a device discards are marked as taken, so it may have looked while nothing was to gain. */
+START_TEST(it_is_woken_when_a_discard_ends)
+{
+    fixture_discard = true;
+    fresh(32, false);
+    s->hooks.wake_engines = count_wakes;
+    sparse(16);
+    wakes = 0;
+    ht_store_lock(s);
+    s->waits.compact_sleeps = true;
+    ht_store_unlock(s);
+    ht_store_discard_freed(s);
+    ck_assert_uint_gt(stats().device_discarded_bytes, 0);
+    ck_assert_uint_eq(wakes, 1);
+    finish_pass();
+    ck_assert_uint_ge(figures().emptied, 12);
+    fixture_discard = false;
+    put_files();
+    done();
+}
+END_TEST
+
 /* Groups are closed then, and their moves are not durable. The rate lets the engine wait behind its first unit. */
 START_TEST(a_store_closes_in_the_middle_of_a_batch)
 {
@@ -568,6 +712,10 @@ int main(void)
     tcase_add_loop_test(tc, an_error_leaves_everything_where_it_was, 0, 5);
     tcase_add_test(tc, a_crash_leaves_all_content);
     tcase_add_loop_test(tc, a_step_keeps_to_its_budget, 0, 2);
+    tcase_add_test(tc, it_sleeps_until_there_is_space_to_gain);
+    tcase_add_test(tc, it_looks_again_when_the_log_has_grown);
+    tcase_add_test(tc, it_looks_again_when_space_became_free);
+    tcase_add_test(tc, it_is_woken_when_a_discard_ends);
     tcase_add_test(tc, a_store_closes_in_the_middle_of_a_batch);
     tcase_add_test(tc, compressed_content_moves_as_it_is);
     tcase_add_test(tc, content_in_pieces_is_moved_once);

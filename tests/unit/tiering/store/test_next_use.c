@@ -31,19 +31,6 @@ static void begin(bool threads)
     ck_assert_int_eq(ht_store_mount(s), 0);
 }
 
-static struct ht_obj *tensor(unsigned chunks)
-{
-    struct ht_obj *o = object(MIB, 0);
-
-    for (unsigned i = 0; i < chunks; i++) {
-        memset(buf, (int)i, MIB);
-        ck_assert_int_eq(ht_obj_write(o, i * (uint64_t)MIB, buf, MIB), MIB);
-    }
-    ck_assert_int_eq(ht_obj_sync(o), 0);
-    ht_obj_evict(o);
-    return o;
-}
-
 static void read_chunk(struct ht_obj *o, unsigned i)
 {
     ck_assert_int_eq(ht_obj_read(o, i * (uint64_t)MIB, buf, MIB), MIB);
@@ -84,7 +71,7 @@ static void scan(struct ht_obj *o)
 START_TEST(what_is_needed_stays_while_others_pass)
 {
     begin(false);
-    struct ht_obj *o = tensor(8), *other = tensor(12), *scanned = tensor(96);
+    struct ht_obj *o = tensor_of(8), *other = tensor_of(12), *scanned = tensor_of(96);
     read_all(o);
     read_all(other);
     scan(scanned);
@@ -110,9 +97,9 @@ START_TEST(of_those_the_last_one_goes_first)
     struct ht_obj *o[3], *scanned;
 
     begin(false);
-    scanned = tensor(64);
+    scanned = tensor_of(64);
     for (unsigned i = 0; i < 3; i++) {
-        o[i] = tensor(8);
+        o[i] = tensor_of(8);
         read_all(o[i]);
         say(o[i], after_s[i] * SECOND);
     }
@@ -131,7 +118,7 @@ END_TEST
 START_TEST(what_is_never_needed_goes_before_all)
 {
     begin(false);
-    struct ht_obj *o = tensor(8), *old = tensor(24), *other = tensor(8);
+    struct ht_obj *o = tensor_of(8), *old = tensor_of(24), *other = tensor_of(8);
     read_all(old);
     read_all(o); /* the newest */
     say(o, HT_NEXT_USE_NEVER);
@@ -154,7 +141,7 @@ START_TEST(after_its_use_content_is_as_any_other)
     uint64_t after_ns;
 
     begin(false);
-    struct ht_obj *o = tensor(8), *scanned = tensor(96);
+    struct ht_obj *o = tensor_of(8), *scanned = tensor_of(96);
     read_all(o);
     say(o, 1000 * SECOND);
     read_chunk(o, 2);
@@ -178,7 +165,7 @@ END_TEST
 START_TEST(what_is_needed_soon_is_read_before)
 {
     begin(_i);
-    struct ht_obj *o = tensor(8), *later = tensor(4), *others = tensor(DRAM);
+    struct ht_obj *o = tensor_of(8), *later = tensor_of(4), *others = tensor_of(DRAM);
     read_all(others);
     say(later, 1000 * SECOND);
     for (unsigned i = 0; i < TRIES && resident(o) < 8; i++) { /* it is past in a second if the machine is busy */
@@ -206,7 +193,7 @@ END_TEST
 START_TEST(reads_for_hints_leave_the_rest_alone)
 {
     begin(false);
-    struct ht_obj *first = tensor(6), *big = tensor(64), *others = tensor(DRAM);
+    struct ht_obj *first = tensor_of(6), *big = tensor_of(64), *others = tensor_of(DRAM);
     read_all(first);
     for (unsigned i = 0; i < TRIES && resident(big) < 8; i++) {
         read_all(others);
@@ -232,7 +219,7 @@ START_TEST(a_read_takes_the_place_of_later_content)
     uint64_t after_ns;
 
     begin(false);
-    struct ht_obj *o = tensor(8), *later = tensor(DRAM / 2 + 2), *others = tensor(DRAM);
+    struct ht_obj *o = tensor_of(8), *later = tensor_of(DRAM / 2 + 2), *others = tensor_of(DRAM);
     read_all(others);
     read_all(later);
     say(later, 1000 * SECOND);
@@ -262,9 +249,9 @@ START_TEST(hints_count_more_than_a_plan)
     struct ht_obj *o[LAYERS];
 
     begin(false);
-    struct ht_obj *hinted = tensor(4), *scanned = tensor(96);
+    struct ht_obj *hinted = tensor_of(4), *scanned = tensor_of(96);
     for (unsigned i = 0; i < LAYERS; i++)
-        o[i] = tensor(1);
+        o[i] = tensor_of(1);
     read_all(hinted);
     say(hinted, 1000 * SECOND);
     for (unsigned i = 0; i < PASSES * LAYERS; i++)
@@ -306,7 +293,7 @@ END_TEST
 START_TEST(an_object_may_be_deleted_before_its_use)
 {
     begin(false);
-    struct ht_obj *o = tensor(8), *others = tensor(DRAM);
+    struct ht_obj *o = tensor_of(8), *others = tensor_of(DRAM);
     read_all(others);
     say(o, SECOND);
     delete (o);
@@ -350,7 +337,7 @@ START_TEST(with_the_last_hint_its_order_ends)
     uint64_t after_ns;
 
     begin(false);
-    struct ht_obj *o = tensor(8), *never = tensor(1), *scanned = tensor(96);
+    struct ht_obj *o = tensor_of(8), *never = tensor_of(1), *scanned = tensor_of(96);
     read_all(o);
     say(never, HT_NEXT_USE_NEVER);
     ck_assert(hints_lead());

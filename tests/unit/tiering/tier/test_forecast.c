@@ -149,19 +149,19 @@ END_TEST
 /* Accesses of an object may be very many: finding the nearest one takes a moment. */
 START_TEST(a_chunk_that_is_used_often_is_found)
 {
-    static struct ht_run many[HT_RUNS];
+    static struct ht_run many[HT_RUNS_MIN];
 
-    for (uint32_t i = 0; i < HT_RUNS; i++)
+    for (uint32_t i = 0; i < HT_RUNS_MIN; i++)
         many[i] = (struct ht_run){
             .object = i % 2 ? 1 : i + 2, .begin_ns = BEGIN + i * MS, .end_ns = BEGIN + i * MS, .chunk_shift = 20};
     in.run = many;
-    in.runs = HT_RUNS;
-    in.step_ns = HT_RUNS * MS;
+    in.runs = HT_RUNS_MIN;
+    in.step_ns = HT_RUNS_MIN * MS;
     in.now_ns = BEGIN + in.step_ns;
     in.room_bytes = MIB;
     make();
     uint64_t now = ht_forecast_now(f, in.now_ns);
-    for (uint32_t i = 0; i + 2 < HT_RUNS; i++) {
+    for (uint32_t i = 0; i + 2 < HT_RUNS_MIN; i++) {
         struct ht_forecast_use u = use(i % 2 ? 1 : i + 2, in.now_ns + i * MS);
         ck_assert(u.known);
         ck_assert_uint_eq(u.next_ns, now + i * MS + (i % 2 ? 2 * MS : in.step_ns));
@@ -169,6 +169,34 @@ START_TEST(a_chunk_that_is_used_often_is_found)
         ck_assert(u.known);
         ck_assert_uint_eq(u.next_ns, now + (i | 1) * MS);
     }
+}
+END_TEST
+
+/* However many objects a step has, each is a unit at least; large ones have larger units then. */
+START_TEST(a_step_of_very_many_objects_has_a_plan)
+{
+    enum { MANY = 150000, LARGE_CHUNKS = 1 << 20 };
+    struct ht_run *many = malloc((MANY + 1) * sizeof(*many));
+
+    ck_assert(many);
+    for (uint32_t i = 0; i <= MANY; i++)
+        many[i] = (struct ht_run){
+            .object = i + 1, .begin_ns = BEGIN + i * MS, .end_ns = BEGIN + i * MS, .chunk_shift = 20, .stored = true};
+    many[MANY].last = LARGE_CHUNKS - 1;
+    in.run = many;
+    in.runs = MANY + 1;
+    in.step_ns = in.runs * MS;
+    in.now_ns = BEGIN + in.step_ns;
+    in.room_bytes = MANY / 2 * MIB;
+    make();
+    struct ht_forecast_figures g;
+    ht_forecast_figures(f, in.now_ns, &g);
+    ck_assert_uint_ge(g.units, MANY + 100);
+    ck_assert_uint_le(g.units, 2 * (MANY + 1));
+    ck_assert_uint_eq(g.bytes, (MANY + (uint64_t)LARGE_CHUNKS) * MIB);
+    for (uint32_t i = 0; i < MANY; i += 1000)
+        ck_assert(use(i + 1, in.now_ns + i * MS).known);
+    free(many);
 }
 END_TEST
 
@@ -534,6 +562,7 @@ int main(void)
     tcase_add_test(tc, two_steps_without_a_part_of_the_accesses_are_wrong);
     tcase_add_test(tc, after_many_strangers_the_time_is_set_anew);
     tcase_add_test(tc, a_chunk_that_is_used_often_is_found);
+    tcase_add_test(tc, a_step_of_very_many_objects_has_a_plan);
     tcase_add_test(tc, what_is_overwritten_is_not_followed);
     tcase_add_test(tc, other_work_ends_the_plan);
     tcase_add_test(tc, other_work_that_is_slow_ends_the_plan_after_two_steps);

@@ -7,7 +7,7 @@
 #include "tiering/tier/runs.h"
 
 static struct ht_runs r;
-static struct ht_run got[HT_RUNS];
+static struct ht_run got[HT_RUNS_MIN];
 static uint64_t now;
 
 static void begin(void)
@@ -43,13 +43,18 @@ static const struct {
     {"abcba", "a-c a-b"},                                         /* backward */
 };
 
+static uint32_t copy_all(void)
+{
+    return ht_runs_copy(&r, ht_runs_oldest(&r), UINT32_MAX, got);
+}
+
 START_TEST(neighbours_make_a_run)
 {
     char text[64] = "";
 
     for (const char *p = cases[_i].reads; *p; p++)
         note(7, (uint32_t)(*p >= 'a' ? *p - 'a' : *p - '0'), HT_PLAN_READ, *p >= 'a');
-    for (uint32_t i = 0, n = ht_runs_copy(&r, 0, got); i < n; i++)
+    for (uint32_t i = 0, n = copy_all(); i < n; i++)
         sprintf(text + strlen(text), "%s%c-%c", i ? " " : "", (char)('a' + got[i].first), (char)('a' + got[i].last));
     ck_assert_str_eq(text, cases[_i].runs);
 }
@@ -62,25 +67,54 @@ START_TEST(objects_and_uses_have_runs_of_their_own)
         note(2, i, HT_PLAN_READ, true);
         note(1, i, HT_PLAN_UPDATE, true);
     }
-    ck_assert_uint_eq(ht_runs_copy(&r, 0, got), 3);
+    ck_assert_uint_eq(copy_all(), 3);
     ck_assert_uint_eq(got[0].object, 1);
     ck_assert_uint_eq(got[0].begin_ns, 1);
     ck_assert_uint_eq(got[0].end_ns, 28);
     ck_assert_uint_eq(got[1].object, 2);
     ck_assert_uint_eq(got[2].use, HT_PLAN_UPDATE);
-    ck_assert_uint_eq(ht_runs_copy(&r, 2, got), 2);
+    ck_assert_uint_eq(ht_runs_copy(&r, 1, 1, got), 1);
+    ck_assert_uint_eq(got[0].object, 2);
 }
 END_TEST
 
 START_TEST(the_oldest_runs_make_room)
 {
-    for (uint32_t i = 0; i < HT_RUNS + 5; i++)
+    for (uint32_t i = 0; i < HT_RUNS_MIN + 5; i++) {
+        ck_assert(ht_runs_is_full(&r) == (i >= HT_RUNS_MIN));
         note(i + 1, 0, HT_PLAN_READ, true);
-    ck_assert_uint_eq(ht_runs_copy(&r, 0, got), HT_RUNS);
+    }
+    ck_assert_uint_eq(ht_runs_oldest(&r), 5);
+    ck_assert_uint_eq(copy_all(), HT_RUNS_MIN);
     ck_assert_uint_eq(got[0].object, 6);
-    ck_assert_uint_eq(got[HT_RUNS - 1].object, HT_RUNS + 5);
+    ck_assert_uint_eq(got[HT_RUNS_MIN - 1].object, HT_RUNS_MIN + 5);
     note(1, 1, HT_PLAN_READ, true); /* its run is gone */
-    ck_assert_uint_eq(r.count, HT_RUNS + 6);
+    ck_assert_uint_eq(r.count, HT_RUNS_MIN + 6);
+}
+END_TEST
+
+/* No run of the old array goes on in the new one. */
+START_TEST(in_a_larger_ring_history_begins_anew)
+{
+    enum { LARGE = 2 * HT_RUNS_MIN };
+    struct ht_run *large = calloc(LARGE, sizeof(*large));
+
+    ck_assert(large);
+    for (uint32_t i = 0; i < HT_RUNS_MIN + 7; i++)
+        note(i + 1, 0, HT_PLAN_READ, true);
+    free(ht_runs_replace(&r, large, LARGE));
+    ck_assert(!ht_runs_is_full(&r));
+    ck_assert_uint_eq(copy_all(), 0);
+    ck_assert_uint_eq(ht_runs_bytes(&r), LARGE * sizeof(*large));
+    note(HT_RUNS_MIN + 7, 1, HT_PLAN_READ, true); /* goes on with the newest run, which is gone */
+    ck_assert_uint_eq(copy_all(), 1);
+    ck_assert_uint_eq(got[0].first, 1);
+    for (uint32_t i = 1; i < LARGE; i++)
+        note(i, 0, HT_PLAN_UPDATE, true);
+    ck_assert(ht_runs_is_full(&r));
+    ck_assert_uint_eq(ht_runs_oldest(&r), HT_RUNS_MIN + 7);
+    ck_assert_uint_eq(ht_runs_copy(&r, r.count - 2, UINT32_MAX, got), 2);
+    ck_assert_uint_eq(got[1].object, LARGE - 1);
 }
 END_TEST
 
@@ -93,6 +127,7 @@ int main(void)
     tcase_add_loop_test(tc, neighbours_make_a_run, 0, HT_ARRAY_SIZE(cases));
     tcase_add_test(tc, objects_and_uses_have_runs_of_their_own);
     tcase_add_test(tc, the_oldest_runs_make_room);
+    tcase_add_test(tc, in_a_larger_ring_history_begins_anew);
     suite_add_tcase(suite, tc);
     return run_all(suite);
 }

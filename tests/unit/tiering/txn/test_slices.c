@@ -13,8 +13,10 @@
 #include <stdio.h>
 
 #include "tests/unit/tiering/store/fixture.h"
+#include "tiering/api/batch_pin.h"
 #include "tiering/api/keep.h"
 #include "tiering/base/lock.h"
+#include "tiering/txn/keep.h"
 #include "tiering/object/slice.h"
 #include "tiering/tier/next_use.h"
 
@@ -128,8 +130,9 @@ static void delete_in(struct ht_tx *tx, struct ht_obj *o)
 
 static void names_ended(void *ctx, uint64_t scope, enum ht_scope_end how, struct ht_tx *tx)
 {
-    (void)ctx, (void)scope, (void)how;
-    delete_in(tx, ht_obj_get(s, kept_oid));
+    (void)ctx, (void)scope;
+    if (how == HT_SCOPE_DELETED)
+        delete_in(tx, ht_obj_get(s, kept_oid));
 }
 
 static int emit_nothing(void *ctx, struct ht_tx *tx, uint64_t *cursor, size_t max_bytes)
@@ -235,9 +238,14 @@ START_TEST(no_operation_on_many_chunks_holds_the_lock_for_long)
     commit();
     expect_slices("commit of a truncate");
     fill(0, chunks, 4);
-    commit();
+    ck_assert_int_eq(ht_scope_writeback(s, SCOPE), 0);
     begin();
     struct ht_tx *tx;
+    ck_assert_int_eq(ht_tx_begin(s, ht_scope_pending_bytes(s, SCOPE), &tx), 0);
+    ht_scope_end(s, SCOPE, HT_SCOPE_DISSOLVED, tx);
+    ck_assert_int_eq(ht_tx_commit(tx, NULL), 0);
+    expect_slices("end of a scope");
+    begin();
     ck_assert_int_eq(ht_tx_begin(s, CHUNK, &tx), 0);
     delete_in(tx, obj);
     ck_assert_int_eq(ht_tx_commit(tx, NULL), 0);
@@ -320,11 +328,70 @@ START_TEST(what_changes_while_it_is_published_is_not_lost)
 }
 END_TEST
 
+/* A hole is published while a thread holds the chunk for content that comes next. */
+START_TEST(a_held_chunk_keeps_its_log_bytes)
+{
+    struct ht_batch_pin pin = {.count = 1};
+
+    setup();
+    fill(0, 2, 1);
+    commit();
+    ck_assert_int_eq(ht_obj_punch(obj, CHUNK, CHUNK), 0);
+    pin.store = s;
+    pin.chunk[0] = (struct ht_batch_pin_chunk){.obj = obj, .index = 1, .mode = HT_BATCH_PIN_OVERWRITE};
+    ck_assert_int_eq(ht_batch_pin_begin(&pin), 0);
+    ck_assert_int_eq(ht_batch_pin_wait(&pin), 0);
+    commit();
+    memset(pin.chunk[0].data, 2, pin.chunk[0].len);
+    ht_batch_pin_end(&pin, _i ? 0 : 1);
+    ck_assert_int_eq(ht_batch_pin_finish(&pin), 0);
+    ht_store_verify(s, false);
+    expect_block(1, _i ? 0 : 2);
+    commit();
+    ht_obj_put(obj);
+    ht_obj_put(hot);
+    done();
+}
+END_TEST
+
+static uint64_t reserved(void)
+{
+    struct ht_store_stats st;
+
+    ht_store_stats(s, &st);
+    return st.log.reserved_bytes;
+}
+
+/* The log has too little room for it at first. */
+START_TEST(a_copy_that_begins_again_gives_its_log_bytes_back)
+{
+    setup();
+    fill(0, chunks, 1);
+    commit();
+    uint64_t before = reserved();
+    for (unsigned i = 0; i < 3; i++) {
+        struct ht_copy k = {.s = s, .scope = SCOPE, .step = 1};
+        struct ht_keep w = {.k = &k};
+        struct ht_tx *tx;
+        ck_assert_int_eq(ht_tx_begin(s, 0, &tx), 0);
+        ck_assert_int_eq(ht_keep_make(&w), 0);
+        ht_keep_drop(&w);
+        ck_assert_int_eq(ht_tx_commit(tx, NULL), 0);
+        ck_assert_uint_eq(reserved(), before);
+    }
+    ht_obj_put(obj);
+    ht_obj_put(hot);
+    done();
+}
+END_TEST
+
 int main(void)
 {
     TCase *tc = tcase_create("slices");
 
     tcase_set_timeout(tc, 600);
+    tcase_add_test(tc, a_copy_that_begins_again_gives_its_log_bytes_back);
+    tcase_add_loop_test(tc, a_held_chunk_keeps_its_log_bytes, 0, 2);
     tcase_add_test(tc, what_changes_while_it_is_published_is_not_lost);
     tcase_add_test(tc, no_operation_on_many_chunks_holds_the_lock_for_long);
     return run_suite(tc);

@@ -1,0 +1,181 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The owners of stored bytes, while their table moves into larger ones, or into one without idle entries. */
+#include "tiering/base/lock.h"
+#include "tiering/object/context.h"
+#include "tiering/object/refcount.h"
+
+#include "tests/unit/tiering/store/fixture.h"
+
+enum { KEYS = 30000, OPERATIONS = 400000 };
+
+static uint32_t owners[KEYS];
+
+static struct ht_ref ref_of(unsigned key)
+{
+    struct ht_ref ref = {.stored = 4096, .visible = 4096, .shared = 1};
+    struct ht_extent e = {.block = 1000 + (uint64_t)key * 3, .blocks = 1};
+
+    if (ht_ref_set(&ref, &e, 1))
+        ck_abort();
+    return ref;
+}
+
+static void expect_owners(unsigned key) HT_REQUIRES(HT_LOCK_STORE)
+{
+    struct ht_ref ref = ref_of(key);
+    const struct ht_refcount *e = ht_refcount_find(s, &ref);
+    uint32_t n = e ? e->owners : 0;
+
+    /* One owner may be without an entry. */
+    if (n != owners[key] && (n || owners[key] != 1))
+        ck_abort_msg("%u: %u, not %u", key, n, owners[key]);
+    if (e && ht_refcount_at(s, ht_refcount_place(s, e)) != e) /* in either table */
+        ck_abort_msg("%u: its place has another entry", key);
+}
+
+static void expect_all(void) HT_REQUIRES(HT_LOCK_STORE)
+{
+    size_t entries = 0, single = 0;
+
+    for (unsigned key = 0; key < KEYS; key++)
+        expect_owners(key);
+    for (size_t i = 0; i < ht_refcount_places(s); i++) {
+        entries += ht_refcount_at(s, i)->owners > 0;
+        single += ht_refcount_at(s, i)->owners == 1;
+    }
+    ck_assert_uint_eq(entries, s->frees.refcounts.now.count + s->frees.refcounts.was.count);
+    ck_assert_uint_eq(single, s->frees.refcounts.single);
+}
+
+static void add(unsigned key) HT_REQUIRES(HT_LOCK_STORE)
+{
+    struct ht_ref ref = ref_of(key);
+
+    if (ht_refcount_add(s, &ref, true))
+        ck_abort();
+    owners[key] += owners[key] ? 1 : 2; /* the first one is there already */
+}
+
+static void drop(unsigned key) HT_REQUIRES(HT_LOCK_STORE)
+{
+    struct ht_ref ref = ref_of(key);
+    enum ht_refcount_left left = ht_refcount_drop(s, &ref, true);
+
+    if ((left == HT_REFCOUNT_OWNED) != (owners[key] > 1))
+        ck_abort_msg("%u: %d with %u owners", key, left, owners[key]);
+    owners[key]--;
+}
+
+static void drop_all(void) HT_REQUIRES(HT_LOCK_STORE)
+{
+    for (unsigned key = 0; key < KEYS; key++)
+        while (owners[key])
+            drop(key);
+    ck_assert_uint_eq(s->frees.refcounts.now.count + s->frees.refcounts.was.count, 0);
+}
+
+/* Locks as threads do, so that builds that check locks count the steps of each operation. */
+static void each(unsigned key, void (*operation)(unsigned))
+{
+    ht_store_lock(s);
+    operation(key);
+    ht_store_unlock(s);
+}
+
+START_TEST(the_table_grows_a_little_with_each_entry)
+{
+    size_t moving = 0;
+
+    fresh(64, false);
+    ht_lock_longest(HT_LOCK_STORE);
+    for (unsigned key = 0; key < KEYS; key++) {
+        each(key, add);
+        moving += s->frees.refcounts.was.size > 0;
+    }
+    ck_assert_uint_eq(ht_lock_longest(HT_LOCK_STORE).steps, 0);
+    ck_assert_uint_gt(moving, 0);
+    ht_store_lock(s);
+    expect_all();
+    drop_all();
+    ht_store_unlock(s);
+    done();
+}
+END_TEST
+
+START_TEST(owners_are_counted_while_entries_move)
+{
+    uint64_t state = 88172645463325252;
+
+    fresh(64, false);
+    ht_store_lock(s);
+    for (unsigned i = 0; i < OPERATIONS; i++) {
+        state ^= state << 13, state ^= state >> 7, state ^= state << 17;
+        unsigned key = (unsigned)(state % KEYS), what = (unsigned)(state / KEYS % 16);
+        bool growing = i / 40000 % 2 == 0; /* there is more of one or the other in turn */
+        if (what == 0)
+            s->frees.tx_count++; /* a transaction ends: entries become idle */
+        else if (owners[key] && (what < 4 || (!growing && what < 12)))
+            drop(key);
+        else if (what < 14)
+            add(key);
+        expect_owners(key);
+        if (i % 50000 == 0)
+            expect_all();
+    }
+    expect_all();
+    drop_all();
+    ht_store_unlock(s);
+    done();
+}
+END_TEST
+
+/* As kept steps that come and go: idle entries make room, so the table stays small. */
+START_TEST(idle_entries_make_room)
+{
+    enum { AT_ONCE = 1000, ROUNDS = 20 };
+
+    fresh(64, false);
+    for (unsigned k = 0; k < ROUNDS; k++) {
+        for (unsigned i = 0; i < AT_ONCE; i++)
+            each(k * AT_ONCE + i, add);
+        for (unsigned i = 0; i < AT_ONCE; i++)
+            each(k * AT_ONCE + i, drop);
+        ht_store_lock(s);
+        s->frees.tx_count++;
+        ht_store_unlock(s);
+    }
+    ht_store_lock(s);
+    ck_assert_uint_le(s->frees.refcounts.now.size, 4 * AT_ONCE);
+    expect_all();
+    drop_all();
+    ht_store_unlock(s);
+    done();
+}
+END_TEST
+
+/* Entries of the open transaction are not idle: they all move before the next table is full. */
+START_TEST(a_table_full_of_ends_moves_at_once)
+{
+    fresh(64, false);
+    ht_store_lock(s);
+    for (unsigned key = 0; key < KEYS; key++) {
+        add(key);
+        drop(key);
+    }
+    expect_all();
+    drop_all();
+    ht_store_unlock(s);
+    done();
+}
+END_TEST
+
+int main(void)
+{
+    TCase *tc = tcase_create("refcount");
+
+    tcase_add_test(tc, the_table_grows_a_little_with_each_entry);
+    tcase_add_test(tc, owners_are_counted_while_entries_move);
+    tcase_add_test(tc, idle_entries_make_room);
+    tcase_add_test(tc, a_table_full_of_ends_moves_at_once);
+    return run_suite(tc);
+}
