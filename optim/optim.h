@@ -158,6 +158,8 @@ void ht_optim_root_sums(struct ht_optim *o, uint64_t root, struct ht_root_stat *
 void ht_optim_root_clear_error(struct ht_optim *o, uint64_t root);
 /* The trainer sets the step number (resume from elsewhere). -EBUSY while a step is open. */
 int ht_optim_root_set_step(struct ht_optim *o, uint64_t root, uint64_t step) HT_MUST_CHECK;
+/* A file has another name, or one more. Is it a parameter with state? Its root begins another lineage then. */
+bool ht_optim_renamed(struct ht_optim *o, uint64_t oid);
 
 /* -------------------------------------------------------------- gradients */
 
@@ -172,6 +174,12 @@ struct ht_param_desc {
  * than the state has (reset it).
  */
 int ht_grad_open(struct ht_optim *o, const struct ht_param_desc *desc, struct ht_grad **out) HT_MUST_CHECK;
+/*
+ * Right after it was opened: the opener writes nothing outside its part. has() says whether a byte of the gradient is
+ * in it, the same for all bytes of a chunk of the parameter. It is called with locks held. ctx lives as long as g.
+ */
+typedef bool (*ht_grad_part_fn)(const void *ctx, uint64_t off);
+void ht_grad_set_part(struct ht_grad *g, ht_grad_part_fn has, const void *ctx);
 /*
  * Bytes of the gradient at off. -EINVAL beyond the parameter; -EBUSY for elements already queued in this step
  * (accumulate=S: all S times; before that it waits until the one before has been added). WAITS.
@@ -196,6 +204,8 @@ ssize_t ht_grad_read(struct ht_grad *g, uint64_t off, void *buf, size_t len) HT_
  * element (that gradient is dropped, named in the root's error).
  */
 int ht_grad_flush(struct ht_grad *g) HT_MUST_CHECK;
+/* The opener wrote beyond the end of its part: drops its bytes since its last flush, and makes the next one -EINVAL. */
+void ht_grad_refuse(struct ht_grad *g);
 /* Drops the bytes that this opener wrote since its last flush. */
 void ht_grad_discard(struct ht_grad *g);
 void ht_grad_release(struct ht_grad *g);
@@ -322,6 +332,22 @@ void ht_optim_dump(struct ht_optim *o, struct ht_dump *d);
 /* Asserts the invariants of roots, parameters and ranges (tiering/base/verify.h). Takes the lock. Any thread. */
 void ht_optim_verify(struct ht_optim *o);
 
+/* ----------------------------------------------------------- logged steps */
+
+/* Those that can be read: durable ones, without gaps. last 0: none. Another lineage: another history. */
+enum { HT_REDO_READABLE_MAX = 255 };
+struct ht_redo_steps {
+    uint64_t first, last, lineage;
+    uint64_t publications; /* and aborts of the root, since the mount */
+};
+int ht_optim_redo_steps(struct ht_optim *o, uint64_t root, struct ht_redo_steps *out) HT_MUST_CHECK;
+/* A step as a file: struct ht_redo_file, its summary, its gradients. It stays readable while it is open. -ENOENT. */
+struct ht_optim_redo;
+int ht_optim_redo_open(struct ht_optim *o, uint64_t root, uint64_t step, struct ht_optim_redo **out) HT_MUST_CHECK;
+void ht_optim_redo_close(struct ht_optim_redo *r);
+uint64_t ht_optim_redo_bytes(const struct ht_optim_redo *r);
+ssize_t ht_optim_redo_read(struct ht_optim_redo *r, uint64_t off, void *buf, size_t len) HT_MUST_CHECK;
+
 /* --------------------------------------------------------------- steering */
 
 /* The client that steers a root, and its condition. */
@@ -404,6 +430,17 @@ struct ht_rollback {
 };
 int ht_optim_rollback_by(struct ht_optim *o, uint64_t root, const struct ht_rollback *to,
                          struct ht_optim_steer *by) HT_MUST_CHECK;
+/*
+ * The next update of a parameter takes these numbers, from the summary of a logged step. So do all of its step: words,
+ * scales and clipping have no part in it. Until the step ends or is aborted. -EINVAL: they do not fit; -EBUSY: the step
+ * is open without such; -ENOENT: no state; with the reason in by->why. WAITS.
+ */
+struct ht_decision {
+    uint64_t root, oid;
+    uint8_t grad_dtype; /* that of the parameter's gradients */
+    uint8_t bytes[72];  /* struct ht_disk_redo_param; its object does not count */
+};
+int ht_optim_decide(struct ht_optim *o, const struct ht_decision *d, struct ht_optim_steer *by) HT_MUST_CHECK;
 /* The verdict alone: whether such a command would be refused now. */
 int ht_optim_may_steer(struct ht_optim *o, uint64_t root, struct ht_optim_steer *by) HT_MUST_CHECK;
 /*

@@ -7,6 +7,7 @@
  * metrics (metrics.c) and the few special ones below are computed.
  */
 #include "fs/ctl/ctl_priv.h"
+#include "tiering/base/shards.h"
 
 #include <stdio.h>
 #include <sys/stat.h>
@@ -208,6 +209,25 @@ static int check_next_use(const struct request *q, char err[HT_CTL_ERROR_MAX])
     return -EINVAL;
 }
 
+/* It says who writes what: the right to steer the model is needed. */
+static int check_shards(const struct request *q, char err[HT_CTL_ERROR_MAX])
+{
+    struct ht_shards table;
+    int rc = -EINVAL;
+
+    if (!ht_ctl_is_root(q->ctl, q->ino))
+        snprintf(err, HT_CTL_ERROR_MAX, "shards: this is no model root");
+    else if ((rc = ht_shards_parse(q->value, q->len, &table)) != 0)
+        snprintf(
+            err, HT_CTL_ERROR_MAX,
+            "shards: the number of ranks, at most %u, and then each change of it, as in 4 3-1: 3 ranks, without the "
+            "former rank 1; at most %u numbers",
+            HT_SHARDS_RANKS_MAX, HT_SHARDS_CHANGES_MAX);
+    else
+        return ht_ctl_may_steer(q->ctl, q->ino, q->caller);
+    return rc;
+}
+
 static int check_endurance(const struct request *q, char err[HT_CTL_ERROR_MAX])
 {
     uint64_t bytes;
@@ -323,6 +343,13 @@ static int set_next_use(const struct request *q)
     if (rc == -ENOSPC)
         ht_last_error_set(q->ctl, q->ino, "next_use", "next_use: 4096 files have it; remove it from another one");
     return rc;
+}
+
+static int remove_shards(const struct request *q)
+{
+    int rc = ht_ctl_may_steer(q->ctl, q->ino, q->caller);
+
+    return rc ? rc : ht_ns_removexattr(q->ctl->ns, q->ino, q->name);
 }
 
 static int remove_next_use(const struct request *q)
@@ -505,6 +532,20 @@ static ssize_t get_kept(struct ht_ctl *c, uint64_t ino, char *buf, size_t cap)
     return hand_out(&text, ht_kept_lines(c, ino, &text), buf, cap);
 }
 
+/* Of a model root: which logged steps can be read. Of a kept step, its lineage counts. */
+static ssize_t get_redo(struct ht_ctl *c, uint64_t ino, char *buf, size_t cap)
+{
+    bool changed = ht_ns_is_changed(c->ns, ino); /* before the count: a publication in between is counted */
+    struct ht_redo_steps s;
+
+    typedef unsigned long long ull;
+
+    if (ht_optim_redo_steps(c->optim, ino, &s))
+        return -ENODATA;
+    return snprintf(buf, cap, "first=%llu\nlast=%llu\nlineage=%llu\npublications=%llu\nchanged=%d\n", (ull)s.first,
+                    (ull)s.last, (ull)s.lineage, (ull)s.publications, changed);
+}
+
 static ssize_t get_devices(struct ht_ctl *c, uint64_t ino, char *buf, size_t cap)
 {
     struct ht_buf text = HT_BUF_INIT;
@@ -543,6 +584,7 @@ static const struct word words[] = {
     {"tier", check_tier, NULL, NULL, remove_tier, false},
     {"next_use", check_next_use, set_next_use, get_next_use, remove_next_use, false},
     {"compress", check_compress, set_compress, NULL, NULL, false},
+    {"shards", check_shards, NULL, NULL, remove_shards, false},
     {"endurance", check_endurance, set_endurance, NULL, remove_endurance, false},
     {"optimizer", NULL, set_optimizer, NULL, remove_optimizer, true},
     {"step", NULL, set_step, get_step, read_only, true},
@@ -553,6 +595,7 @@ static const struct word words[] = {
     {"devices", NULL, read_only, get_devices, read_only, false},
     {"background", NULL, read_only, get_background, read_only, false},
     {"kept", NULL, read_only, get_kept, read_only, false},
+    {"redo", NULL, read_only, get_redo, read_only, false},
     {"options", NULL, read_only, NULL, read_only, false, options_of},
 };
 

@@ -93,6 +93,25 @@ static int reset_or_drop(struct ht_ctl *c, uint64_t root, uint64_t ino, const st
     return rc;
 }
 
+static int decide(struct ht_ctl *c, uint64_t root, uint64_t ino, const struct ht_seat *seat,
+                  const struct ht_command *cmd, char err[HT_CTL_ERROR_MAX])
+{
+    struct ht_optim_steer by = steer_of(seat, root, cmd);
+    struct ht_decision d = {.root = root, .oid = ino};
+    struct ht_param_desc desc;
+    int rc = ht_ctl_describe(c, ino, &desc);
+
+    if (rc)
+        return rc;
+    d.grad_dtype = desc.grad_dtype;
+    ht_ns_close(c->ns, ino);
+    memcpy(d.bytes, cmd->numbers, sizeof(d.bytes));
+    rc = ht_optim_decide(c->optim, &d, &by);
+    if (by.why[0])
+        snprintf(err, HT_CTL_ERROR_MAX, "'%.*s': %.160s", (int)ht_min_u64(cmd->path_len, 80), cmd->path, by.why);
+    return rc;
+}
+
 struct params {
     uint64_t root;
     struct ht_buf found; /* uint64_t each */
@@ -229,6 +248,7 @@ static int check_file(struct ht_ctl *c, uint64_t ino, const struct ht_command *c
     case HT_COMMAND_APPLY:
     case HT_COMMAND_RESET:
     case HT_COMMAND_DROP:
+    case HT_COMMAND_DECIDE:
         return ht_ctl_access(c, ino, W_OK, caller);
     default:
         return 0;
@@ -265,6 +285,8 @@ static int run_on_file(struct ht_ctl *c, uint64_t root, uint64_t ino, const stru
     case HT_COMMAND_RESET:
     case HT_COMMAND_DROP:
         return reset_or_drop(c, root, ino, seat, cmd, err);
+    case HT_COMMAND_DECIDE:
+        return decide(c, root, ino, seat, cmd, err);
     default:
         return -EINVAL;
     }

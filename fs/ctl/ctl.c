@@ -7,10 +7,14 @@
  * an abort made stale are therefore collected here and dropped afterwards.
  */
 #include "fs/ctl/ctl_priv.h"
+#include "fs/ctl/shard.h"
 #include "fs/ctl/events.h"
 
+#include <semaphore.h>
 #include <stdlib.h>
 #include <unistd.h>
+
+#include "tiering/base/activity.h"
 
 /* ------------------------------------------------------------------- hooks */
 
@@ -27,6 +31,13 @@ static int hook_publish_alone(void *ctx, const uint64_t *inos, size_t count, voi
     struct ht_ctl *c = ctx;
 
     return ht_optim_while_published(c->optim, inos, count, publish, arg);
+}
+
+static bool hook_renamed(void *ctx, uint64_t ino)
+{
+    struct ht_ctl *c = ctx;
+
+    return ht_optim_renamed(c->optim, ino);
 }
 
 static void hook_invalidate(void *ctx, uint64_t oid, uint64_t off, uint64_t len)
@@ -157,6 +168,8 @@ int ht_ctl_new(struct ht_store *s, struct ht_ctl **out)
     c->epoch = 1;
     ht_list_init(&c->files);
     ht_list_init(&c->dirs);
+    HT_UNSHARED(HT_LOCK_CTL);
+    ht_list_init(&c->shards.lists);
     ht_mutex_init(&c->lock, HT_LOCK_CTL);
     ht_mutex_init(&c->root_lock, HT_LOCK_ROOTS);
     ht_rwlock_init(&c->words_lock, HT_LOCK_WORDS);
@@ -167,6 +180,7 @@ int ht_ctl_new(struct ht_store *s, struct ht_ctl **out)
         .deleted = hook_deleted,
         .publish_alone = hook_publish_alone,
         .stale = hook_stale,
+        .renamed = hook_renamed,
     };
     c->optim_hooks = (struct ht_optim_hooks){
         .ctx = c,
@@ -251,6 +265,7 @@ void ht_ctl_free(struct ht_ctl *c)
     c->cache = NULL;
     ht_ctl_drop_stale(c);
     ht_events_stop(c);
+    ht_shard_forget_all(c);
     ht_mutex_destroy(&c->name_lock);
     ht_mutex_destroy(&c->lock);
     ht_mutex_destroy(&c->root_lock);
@@ -315,6 +330,31 @@ uint64_t ht_ctl_param(struct ht_ctl *c, uint64_t ino)
     if (ht_ns_tensor(c->ns, ino, &t) || t.is_root || !is_float(t.dtype))
         return 0;
     return t.root;
+}
+
+struct sleeper {
+    struct ht_waiter waiter;
+    sem_t done;
+};
+
+static void wake_sleeper(struct ht_waiter *w)
+{
+    sem_post(&ht_container_of(w, struct sleeper, waiter)->done);
+}
+
+void ht_ctl_wait_updates(struct ht_ctl *c, uint64_t ino, uint64_t off, uint64_t len)
+{
+    struct sleeper s = {.waiter = {.wake = wake_sleeper}};
+
+    if (len == 0 || ht_optim_readable(c->optim, ino, off, len, NULL))
+        return;
+    sem_init(&s.done, 0, 0);
+    ht_activity_wait("updates of parameter", ino);
+    if (!ht_optim_readable(c->optim, ino, off, len, &s.waiter))
+        while (sem_wait(&s.done) && errno == EINTR)
+            ;
+    ht_activity_go_on();
+    sem_destroy(&s.done);
 }
 
 int ht_ctl_describe(struct ht_ctl *c, uint64_t ino, struct ht_param_desc *out)

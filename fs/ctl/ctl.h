@@ -92,6 +92,8 @@ uint32_t ht_ctl_epoch(struct ht_ctl *c);
 void ht_ctl_changed(struct ht_ctl *c);
 /* The model root that this file is a parameter of, or 0. */
 uint64_t ht_ctl_param(struct ht_ctl *c, uint64_t ino);
+/* Returns when the updates of these bytes of a parameter that were queued before the call are applied. WAITS. */
+void ht_ctl_wait_updates(struct ht_ctl *c, uint64_t ino, uint64_t off, uint64_t len);
 
 /* -------------------------------------------------- attributes of hitrain */
 

@@ -59,6 +59,11 @@ struct ht_ctl {
         uint64_t last_error_age;
         struct ht_stale *stale;
         bool stale_lost; /* memory ran out: everything counts as stale */
+        struct {
+            struct ht_list lists;
+            uint64_t bytes;
+            unsigned idle;
+        } shards; /* shard.c */
     };
     _Atomic unsigned last_errors; /* that are there; changes under lock */
 

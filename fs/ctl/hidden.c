@@ -5,17 +5,26 @@
  * An inode number is made of a kind (bits 56 to 63), an index (48 to 55) and the inode it belongs to (0 to 47; the
  * store numbers from 1 up and never gets there). Below grad, grad-topk and state there is a directory for each
  * directory below that of .hitrain. Its index is the number of levels between: so every hidden directory has one path,
- * as the kernel wants it, while a gradient or a state has one for each directory above it. Attributes derive from those
- * of that inode, so that the kernel's permission check grants the rights for steering and reading; ht_hidden_open
- * checks again.
+ * as the kernel wants it, while a gradient or a state has one for each directory above it.
+ *
+ * Below shard, which model roots alone have, bit 63 is set. The next bits are the kind (3), rank and number of ranks
+ * as one number (16), an index (4) and the inode it belongs to (40: inodes beyond 10^12 have no shards).
+ *
+ * Attributes derive from those of that inode, so that the kernel's permission check grants the rights for steering and
+ * reading; ht_hidden_open checks again.
  */
 #include "fs/ctl/hidden_priv.h"
+#include "fs/ctl/shard.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <unistd.h>
 
 #define BASE_BITS 48
+#define SHARD_BIT (1ull << 63)
+enum { SHARD_BASE_BITS = 40, SHARD_INDEX_BITS = 4, PAIR_SHIFT = 44, PAIR_BITS = 16, SHARD_KIND_SHIFT = 60 };
 enum { LEVELS_MAX = 255 };
+static_assert(HT_SHARDS_RANKS_MAX * (HT_SHARDS_RANKS_MAX + 1) / 2 <= 1 << PAIR_BITS, "ranks fit");
 static_assert(HT_ID_MAX <= 1ull << (BASE_BITS - 1), "inodes of the log are no hidden ones, nor are new ones");
 
 static uint64_t number_of(enum ht_hidden_kind kind, unsigned index, uint64_t base)
@@ -23,19 +32,57 @@ static uint64_t number_of(enum ht_hidden_kind kind, unsigned index, uint64_t bas
     return (uint64_t)kind << 56 | (uint64_t)index << BASE_BITS | base;
 }
 
+/* pair: of rank and number of ranks. 0: there is no such number. */
+static uint64_t shard_number(enum ht_hidden_kind kind, uint64_t pair, unsigned index, uint64_t base)
+{
+    if (base >> SHARD_BASE_BITS != 0 || index >> SHARD_INDEX_BITS != 0)
+        return 0;
+    return SHARD_BIT | (uint64_t)(kind - HT_HIDDEN_SHARD_FIRST) << SHARD_KIND_SHIFT | pair << PAIR_SHIFT |
+        (uint64_t)index << SHARD_BASE_BITS | base;
+}
+
+static uint64_t pair_of(uint64_t ino)
+{
+    return ino >> PAIR_SHIFT & ((1u << PAIR_BITS) - 1);
+}
+
+static uint64_t make_pair(unsigned rank, unsigned ranks)
+{
+    return ranks * (ranks - 1) / 2 + rank;
+}
+
+void ht_hidden_ranks(uint64_t ino, unsigned *out_rank, unsigned *out_ranks)
+{
+    uint64_t pair = pair_of(ino);
+    unsigned ranks = 1;
+
+    while (make_pair(0, ranks + 1) <= pair)
+        ranks++;
+    *out_ranks = ranks;
+    *out_rank = (unsigned)(pair - make_pair(0, ranks));
+}
+
+/* The number of an entry in a hidden directory. 0: it has none. */
+static uint64_t number_below(uint64_t parent, enum ht_hidden_kind kind, unsigned index, uint64_t base)
+{
+    return ht_hidden_is_shard(kind) ? shard_number(kind, pair_of(parent), index, base) : number_of(kind, index, base);
+}
+
 enum ht_hidden_kind ht_hidden_kind(uint64_t ino)
 {
+    if (ino & SHARD_BIT)
+        return (enum ht_hidden_kind)(HT_HIDDEN_SHARD_FIRST + (ino >> SHARD_KIND_SHIFT & 7));
     return (enum ht_hidden_kind)(ino >> 56);
 }
 
 unsigned ht_hidden_index(uint64_t ino)
 {
-    return ino >> BASE_BITS & 0xff;
+    return ino & SHARD_BIT ? ino >> SHARD_BASE_BITS & ((1u << SHARD_INDEX_BITS) - 1) : ino >> BASE_BITS & 0xff;
 }
 
 uint64_t ht_hidden_base(uint64_t ino)
 {
-    return ino & ((1ull << BASE_BITS) - 1);
+    return ino & ((1ull << (ino & SHARD_BIT ? SHARD_BASE_BITS : BASE_BITS)) - 1);
 }
 
 bool ht_hidden_match(uint64_t ino)
@@ -79,8 +126,16 @@ static mode_t mode_of(enum ht_hidden_kind kind, mode_t base)
     case HT_HIDDEN_TOPK_DIR:
     case HT_HIDDEN_STATE_DIR:
     case HT_HIDDEN_SNAP_DIR:
+    case HT_HIDDEN_SHARD_DIR:
+    case HT_HIDDEN_SHARD_RANK:
+    case HT_HIDDEN_SHARD_PARAM_DIR:
+    case HT_HIDDEN_SHARD_GRAD_DIR:
+    case HT_HIDDEN_SHARD_STATE_DIR:
         return S_IFDIR | (base & 0555);
+    case HT_HIDDEN_REDO_DIR:
+        return S_IFDIR | 0500;
     case HT_HIDDEN_PARAM_DIR:
+    case HT_HIDDEN_SHARD_STATES:
         return S_IFDIR | search_bits(base);
     case HT_HIDDEN_CTL:
         return S_IFREG | steer_bits(base);
@@ -89,6 +144,7 @@ static mode_t mode_of(enum ht_hidden_kind kind, mode_t base)
     case HT_HIDDEN_EVENTS:
     case HT_HIDDEN_TRACE:
     case HT_HIDDEN_PLAN:
+    case HT_HIDDEN_REDO:
         return S_IFREG | 0400;
     default:
         return S_IFREG | (base & 0666);
@@ -102,23 +158,103 @@ static uint64_t grad_size(const struct ht_param_desc *d)
     return p && g ? ht_obj_size(d->obj) / p->bytes * g->bytes : 0;
 }
 
-/* 0 for an inode that is no parameter (opening it reports the reason), and for absent state. */
-static uint64_t size_of(struct ht_ctl *c, uint64_t ino)
+uint64_t ht_hidden_redo_step(struct ht_ctl *c, uint64_t ino)
 {
-    struct ht_param_desc d;
+    struct ht_redo_steps s;
+
+    if (ht_optim_redo_steps(c->optim, ht_hidden_base(ino), &s) || !s.last)
+        return 0;
+    uint64_t back = (s.last - ht_hidden_index(ino)) & 0xff;
+    return back <= s.last - s.first ? s.last - back : 0;
+}
+
+static uint64_t redo_size(struct ht_ctl *c, uint64_t ino)
+{
+    struct ht_optim_redo *r;
+    uint64_t step = ht_hidden_redo_step(c, ino);
+
+    if (!step || ht_optim_redo_open(c->optim, ht_hidden_base(ino), step, &r))
+        return 0;
+    uint64_t bytes = ht_optim_redo_bytes(r);
+    ht_optim_redo_close(r);
+    return bytes;
+}
+
+static uint64_t state_size(struct ht_ctl *c, uint64_t ino, const struct ht_param_desc *d)
+{
     const char *name;
     int64_t size = 0;
 
-    if (ht_hidden_kind(ino) != HT_HIDDEN_GRAD && ht_hidden_kind(ino) != HT_HIDDEN_STATE)
+    if (ht_optim_state_name(c->optim, d, ht_hidden_index(ino), &name) == 0)
+        size = ht_optim_state_size(c->optim, d, name);
+    return size > 0 ? (uint64_t)size : 0;
+}
+
+static uint64_t shard_size(struct ht_ctl *c, uint64_t ino, const struct ht_param_desc *d)
+{
+    bool is_state = ht_hidden_kind(ino) == HT_HIDDEN_SHARD_STATE;
+    uint64_t whole = is_state ? state_size(c, ino, d) : 0, size;
+    struct ht_shard_map *m;
+
+    if ((is_state && !whole) || ht_hidden_shard_map(c, ino, d, &m))
+        return 0;
+    size = m ? m->bytes : whole;
+    ht_shard_map_free(c, m);
+    return size;
+}
+
+static uint64_t size_of_described(struct ht_ctl *c, uint64_t ino, const struct ht_param_desc *d)
+{
+    switch (ht_hidden_kind(ino)) {
+    case HT_HIDDEN_GRAD:
+        return grad_size(d);
+    case HT_HIDDEN_STATE:
+        return state_size(c, ino, d);
+    default:
+        return shard_size(c, ino, d);
+    }
+}
+
+/* 0 for an inode that is no parameter (opening it reports the reason), and for absent state. */
+static uint64_t size_of(struct ht_ctl *c, uint64_t ino)
+{
+    enum ht_hidden_kind kind = ht_hidden_kind(ino);
+    struct ht_param_desc d;
+    uint64_t size;
+
+    if (kind == HT_HIDDEN_REDO)
+        return redo_size(c, ino);
+    if (kind != HT_HIDDEN_GRAD && kind != HT_HIDDEN_STATE && kind < HT_HIDDEN_SHARD_PARAM)
         return 0;
     if (ht_ctl_describe(c, ht_hidden_base(ino), &d))
         return 0;
-    if (ht_hidden_kind(ino) == HT_HIDDEN_GRAD)
-        size = (int64_t)grad_size(&d);
-    else if (ht_optim_state_name(c->optim, &d, ht_hidden_index(ino), &name) == 0)
-        size = ht_optim_state_size(c->optim, &d, name);
+    size = size_of_described(c, ino, &d);
     ht_ns_close(c->ns, ht_hidden_base(ino));
-    return size > 0 ? (uint64_t)size : 0;
+    return size;
+}
+
+int ht_hidden_shard_map(struct ht_ctl *c, uint64_t ino, const struct ht_param_desc *d, struct ht_shard_map **out)
+{
+    const struct ht_dtype_word *p = ht_dtype_row(d->dtype), *g = ht_dtype_row(d->grad_dtype);
+    uint64_t bytes = p ? p->bytes : 1, elements = ht_obj_size(d->obj) / bytes, of_each = bytes;
+    enum ht_hidden_kind kind = ht_hidden_kind(ino);
+    struct ht_shards table;
+    unsigned rank, ranks;
+    const char *name;
+    int rc;
+
+    ht_hidden_ranks(ino, &rank, &ranks);
+    *out = NULL;
+    rc = ht_shard_table(c, d->root, ranks, &table);
+    if (rc == 0 && kind == HT_HIDDEN_SHARD_STATE) {
+        rc = ht_optim_state_name(c->optim, d, ht_hidden_index(ino), &name);
+        if (rc == 0 && strcmp(name, "step") == 0)
+            return 0;
+        of_each = sizeof(float);
+    } else if (kind == HT_HIDDEN_SHARD_GRAD) {
+        of_each = g ? g->bytes : bytes;
+    }
+    return rc ? rc : ht_shard_map(c, &table, rank, elements * of_each, HT_SHARD_BLOCK_BYTES / bytes * of_each, out);
 }
 
 /* The inode whose permissions rule: for ctl the model root, else the base. */
@@ -164,7 +300,7 @@ ssize_t ht_hidden_getxattr(struct ht_ctl *c, uint64_t ino, const char *name, voi
     ssize_t n;
 
     if (strcmp(name, HT_NS_ACL_ACCESS) != 0 || kind == HT_HIDDEN_EVENTS || kind == HT_HIDDEN_TRACE ||
-        kind == HT_HIDDEN_PLAN)
+        kind == HT_HIDDEN_PLAN || kind == HT_HIDDEN_REDO || kind == HT_HIDDEN_REDO_DIR)
         return -ENODATA;
     n = ht_ns_getxattr(c->ns, ht_hidden_permission_inode(c, ino), name, buf, cap);
     if (n > 0 && cap)
@@ -181,9 +317,9 @@ int ht_hidden_setattr(struct ht_ctl *c, uint64_t ino, unsigned what, struct stat
 
 /* ------------------------------------------------------------------ lookup */
 
-static int found(struct ht_ctl *c, enum ht_hidden_kind kind, unsigned index, uint64_t base, struct stat *out_st)
+static int found(struct ht_ctl *c, uint64_t number, struct stat *out_st)
 {
-    return ht_hidden_getattr(c, number_of(kind, index, base), out_st);
+    return number ? ht_hidden_getattr(c, number, out_st) : -EOVERFLOW;
 }
 
 static int lookup_dir(struct ht_ctl *c, uint64_t dir, struct stat *out_st)
@@ -198,7 +334,7 @@ static int lookup_dir(struct ht_ctl *c, uint64_t dir, struct stat *out_st)
         return rc;
     if (!S_ISDIR(st.st_mode) || (!t.root && dir != HT_NS_ROOT_INO))
         return -ENOENT;
-    return found(c, HT_HIDDEN_DIR, 0, dir, out_st);
+    return found(c, number_of(HT_HIDDEN_DIR, 0, dir), out_st);
 }
 
 struct fixed {
@@ -206,15 +342,31 @@ struct fixed {
     enum ht_hidden_kind kind;
     bool model_only; /* in the mount's root only when that is a model root */
     bool mount_only; /* only in the mount's root */
-    bool root_only;  /* only in the directory of a model root that is no kept step */
+    bool root_only;  /* only in the directory of a model root */
+    bool living;     /* in none of a kept step */
 };
 
 static const struct fixed fixed[] = {
-    {"ctl", HT_HIDDEN_CTL, false, false},        {"events", HT_HIDDEN_EVENTS, false, true},
-    {"grad", HT_HIDDEN_GRAD_DIR, true, false},   {"grad-topk", HT_HIDDEN_TOPK_DIR, true, false},
-    {"plan", HT_HIDDEN_PLAN, false, true},       {"snap", HT_HIDDEN_SNAP_DIR, true, false, true},
-    {"state", HT_HIDDEN_STATE_DIR, true, false}, {"stats", HT_HIDDEN_STATS, false, false},
+    {"ctl", HT_HIDDEN_CTL, false, false},
+    {"events", HT_HIDDEN_EVENTS, false, true},
+    {"grad", HT_HIDDEN_GRAD_DIR, true, false},
+    {"grad-topk", HT_HIDDEN_TOPK_DIR, true, false},
+    {"plan", HT_HIDDEN_PLAN, false, true},
+    {"redo", HT_HIDDEN_REDO_DIR, true, false, true, true},
+    {"shard", HT_HIDDEN_SHARD_DIR, true, false, true},
+    {"snap", HT_HIDDEN_SNAP_DIR, true, false, true, true},
+    {"state", HT_HIDDEN_STATE_DIR, true, false},
+    {"stats", HT_HIDDEN_STATS, false, false},
     {"trace", HT_HIDDEN_TRACE, false, true},
+};
+
+static const struct {
+    const char *name;
+    enum ht_hidden_kind kind;
+} of_rank[] = {
+    {"grad", HT_HIDDEN_SHARD_GRAD_DIR},
+    {"param", HT_HIDDEN_SHARD_PARAM_DIR},
+    {"state", HT_HIDDEN_SHARD_STATE_DIR},
 };
 
 static bool below_root(struct ht_ctl *c, uint64_t dir)
@@ -226,25 +378,65 @@ static bool below_root(struct ht_ctl *c, uint64_t dir)
 
 static bool is_there(struct ht_ctl *c, const struct fixed *f, uint64_t dir, bool in_model)
 {
-    bool may_keep = !f->root_only || (ht_ctl_is_root(c, dir) && !ht_ns_is_frozen(c->ns, dir));
+    bool root = (!f->root_only || ht_ctl_is_root(c, dir)) && (!f->living || !ht_ns_is_frozen(c->ns, dir));
 
-    return may_keep && (in_model || !f->model_only) && (dir == HT_NS_ROOT_INO || !f->mount_only);
+    return root && (in_model || !f->model_only) && (dir == HT_NS_ROOT_INO || !f->mount_only);
 }
 
 static int lookup_fixed(struct ht_ctl *c, uint64_t dir, const char *name, struct stat *out_st)
 {
     for (size_t i = 0; i < HT_ARRAY_SIZE(fixed); i++)
         if (strcmp(fixed[i].name, name) == 0 && is_there(c, &fixed[i], dir, below_root(c, dir)))
-            return found(c, fixed[i].kind, 0, dir, out_st);
+            return found(c, number_of(fixed[i].kind, 0, dir), out_st);
     return -ENOENT;
 }
 
-/* The kind of entries in grad, grad-topk or state. */
+static int lookup_rank(struct ht_ctl *c, uint64_t root, const char *name, struct stat *out_st)
+{
+    struct ht_shards table;
+    unsigned rank, ranks;
+
+    if (!ht_shard_parse_name(name, &rank, &ranks) || ht_shard_table(c, root, ranks, &table))
+        return -ENOENT;
+    return found(c, shard_number(HT_HIDDEN_SHARD_RANK, make_pair(rank, ranks), 0, root), out_st);
+}
+
+static int lookup_of_rank(struct ht_ctl *c, uint64_t parent, const char *name, struct stat *out_st)
+{
+    for (size_t i = 0; i < HT_ARRAY_SIZE(of_rank); i++)
+        if (strcmp(of_rank[i].name, name) == 0)
+            return found(c, number_below(parent, of_rank[i].kind, 0, ht_hidden_base(parent)), out_st);
+    return -ENOENT;
+}
+
+/* The kind of the entries of parameters. */
 static enum ht_hidden_kind kind_in(enum ht_hidden_kind dir)
 {
-    return dir == HT_HIDDEN_GRAD_DIR ? HT_HIDDEN_GRAD
-        : dir == HT_HIDDEN_TOPK_DIR  ? HT_HIDDEN_TOPK
-                                     : HT_HIDDEN_PARAM_DIR;
+    switch (dir) {
+    case HT_HIDDEN_GRAD_DIR:
+        return HT_HIDDEN_GRAD;
+    case HT_HIDDEN_TOPK_DIR:
+        return HT_HIDDEN_TOPK;
+    case HT_HIDDEN_SHARD_PARAM_DIR:
+        return HT_HIDDEN_SHARD_PARAM;
+    case HT_HIDDEN_SHARD_GRAD_DIR:
+        return HT_HIDDEN_SHARD_GRAD;
+    case HT_HIDDEN_SHARD_STATE_DIR:
+        return HT_HIDDEN_SHARD_STATES;
+    default:
+        return HT_HIDDEN_PARAM_DIR;
+    }
+}
+
+/* The number of a directory in a hidden one, whose levels are counted where it has several paths. 0: too many. */
+static uint64_t number_of_dir(uint64_t parent, uint64_t dir)
+{
+    unsigned levels = ht_hidden_index(parent);
+    enum ht_hidden_kind kind = ht_hidden_kind(parent);
+
+    if (ht_hidden_is_shard(kind))
+        return number_below(parent, kind, 0, dir);
+    return levels < LEVELS_MAX ? number_of(kind, levels + 1, dir) : 0;
 }
 
 /*
@@ -253,27 +445,35 @@ static enum ht_hidden_kind kind_in(enum ht_hidden_kind dir)
  */
 static int lookup_param(struct ht_ctl *c, uint64_t parent, const char *name, struct stat *out_st)
 {
-    enum ht_hidden_kind dir = ht_hidden_kind(parent), kind = kind_in(dir);
-    unsigned levels = ht_hidden_index(parent);
+    enum ht_hidden_kind kind = kind_in(ht_hidden_kind(parent));
+    unsigned levels = kind == HT_HIDDEN_PARAM_DIR ? ht_hidden_index(parent) : 0;
+    bool any = kind == HT_HIDDEN_GRAD || kind == HT_HIDDEN_TOPK;
     struct stat st;
     int rc = ht_ns_lookup(c->ns, ht_hidden_base(parent), name, &st);
 
     if (rc)
         return rc;
-    if (S_ISDIR(st.st_mode))
-        rc = levels < LEVELS_MAX ? found(c, dir, levels + 1, st.st_ino, out_st) : -ENAMETOOLONG;
-    else if (S_ISREG(st.st_mode) && kind != HT_HIDDEN_PARAM_DIR)
-        rc = found(c, kind, 0, st.st_ino, out_st);
-    else if (S_ISREG(st.st_mode) && ht_ctl_param(c, st.st_ino))
-        rc = found(c, kind, levels, st.st_ino, out_st);
+    if (S_ISDIR(st.st_mode) && !ht_hidden_is_shard(kind) && ht_hidden_index(parent) == LEVELS_MAX)
+        rc = -ENAMETOOLONG;
+    else if (S_ISDIR(st.st_mode))
+        rc = found(c, number_of_dir(parent, st.st_ino), out_st);
+    else if (S_ISREG(st.st_mode) && (any || ht_ctl_param(c, st.st_ino)))
+        rc = found(c, number_below(parent, kind, levels, st.st_ino), out_st);
     else
         rc = -ENOENT;
     ht_ns_forget(c->ns, st.st_ino, 1);
     return rc;
 }
 
-static int lookup_state(struct ht_ctl *c, uint64_t param, const char *name, struct stat *out_st)
+/* The kind of states in the directory of a parameter. */
+static enum ht_hidden_kind kind_of_state(uint64_t dir)
 {
+    return ht_hidden_kind(dir) == HT_HIDDEN_SHARD_STATES ? HT_HIDDEN_SHARD_STATE : HT_HIDDEN_STATE;
+}
+
+static int lookup_state(struct ht_ctl *c, uint64_t parent, const char *name, struct stat *out_st)
+{
+    uint64_t param = ht_hidden_base(parent);
     struct ht_param_desc d;
     const char *known;
     int rc = ht_ctl_describe(c, param, &d);
@@ -284,7 +484,19 @@ static int lookup_state(struct ht_ctl *c, uint64_t param, const char *name, stru
     while (i < HT_HIDDEN_STATES_MAX && (rc = ht_optim_state_name(c->optim, &d, i, &known)) == 0 && strcmp(known, name))
         i++;
     ht_ns_close(c->ns, param);
-    return rc || i == HT_HIDDEN_STATES_MAX ? -ENOENT : found(c, HT_HIDDEN_STATE, i, param, out_st);
+    return rc || i == HT_HIDDEN_STATES_MAX ? -ENOENT
+                                           : found(c, number_below(parent, kind_of_state(parent), i, param), out_st);
+}
+
+static int lookup_redo(struct ht_ctl *c, uint64_t root, const char *name, struct stat *out_st)
+{
+    struct ht_redo_steps s;
+    uint64_t step;
+
+    if (ht_parse_u64(name, strlen(name), &step) || *name == '0' || ht_optim_redo_steps(c->optim, root, &s) ||
+        step < s.first || step > s.last)
+        return -ENOENT;
+    return found(c, number_of(HT_HIDDEN_REDO, step & 0xff, root), out_st);
 }
 
 static int lookup(struct ht_ctl *c, uint64_t parent, const char *name, struct stat *out_st)
@@ -299,11 +511,21 @@ static int lookup(struct ht_ctl *c, uint64_t parent, const char *name, struct st
     case HT_HIDDEN_GRAD_DIR:
     case HT_HIDDEN_TOPK_DIR:
     case HT_HIDDEN_STATE_DIR:
+    case HT_HIDDEN_SHARD_PARAM_DIR:
+    case HT_HIDDEN_SHARD_GRAD_DIR:
+    case HT_HIDDEN_SHARD_STATE_DIR:
         return lookup_param(c, parent, name, out_st);
     case HT_HIDDEN_PARAM_DIR:
-        return lookup_state(c, base, name, out_st);
+    case HT_HIDDEN_SHARD_STATES:
+        return lookup_state(c, parent, name, out_st);
+    case HT_HIDDEN_SHARD_DIR:
+        return lookup_rank(c, base, name, out_st);
+    case HT_HIDDEN_SHARD_RANK:
+        return lookup_of_rank(c, parent, name, out_st);
     case HT_HIDDEN_SNAP_DIR:
         return ht_ns_kept_lookup(c->ns, base, name, out_st);
+    case HT_HIDDEN_REDO_DIR:
+        return lookup_redo(c, base, name, out_st);
     default:
         return -ENOTDIR;
     }
@@ -338,7 +560,7 @@ void ht_hidden_missed(struct ht_ctl *c, uint64_t parent, const char *name, const
         ht_last_error_set(
             c, t.root, "name",
             HT_CTL_DIR "/%.64s: there are ctl, stats, grad/P, grad-topk/P and state/P/NAME, where P is the path of a "
-                       "parameter",
+                       "parameter; in a model root also snap/STEP and shard/<r>of<R>/",
             name);
     else if (ht_hidden_kind(parent) == HT_HIDDEN_GRAD_DIR)
         report_missing_parameter(c, t.root, dir, "grad", name);
@@ -400,11 +622,12 @@ static int take_entry(void *ctx, const struct ht_ns_dirent *e) HT_REQUIRES_SHARE
 static uint64_t number_in(struct ht_ctl *c, uint64_t dir, const struct listed *l)
 {
     enum ht_hidden_kind kind = kind_in(ht_hidden_kind(dir));
-    unsigned levels = ht_hidden_index(dir);
 
     if (S_ISDIR(l->type))
-        return levels < LEVELS_MAX ? number_of(ht_hidden_kind(dir), levels + 1, l->ino) : 0;
-    return ht_ctl_param(c, l->ino) ? number_of(kind, kind == HT_HIDDEN_PARAM_DIR ? levels : 0, l->ino) : 0;
+        return number_of_dir(dir, l->ino);
+    return ht_ctl_param(c, l->ino)
+        ? number_below(dir, kind, kind == HT_HIDDEN_PARAM_DIR ? ht_hidden_index(dir) : 0, l->ino)
+        : 0;
 }
 
 static void sieve(struct ht_hidden_dir *d, uint64_t dir)
@@ -429,8 +652,9 @@ static int list_params(struct ht_hidden_dir *d, uint64_t dir)
     return rc;
 }
 
-static int list_states(struct ht_hidden_dir *d, uint64_t param)
+static int list_states(struct ht_hidden_dir *d, uint64_t dir)
 {
+    uint64_t param = ht_hidden_base(dir);
     struct ht_param_desc desc;
     const char *name;
     int rc = ht_ctl_describe(d->ctl, param, &desc);
@@ -440,7 +664,7 @@ static int list_states(struct ht_hidden_dir *d, uint64_t param)
     for (unsigned i = 0; i < HT_HIDDEN_STATES_MAX && rc == 0; i++) {
         if (ht_optim_state_name(d->ctl->optim, &desc, i, &name))
             break;
-        rc = list_one(d, name, number_of(HT_HIDDEN_STATE, i, param), S_IFREG);
+        rc = list_one(d, name, number_below(dir, kind_of_state(dir), i, param), S_IFREG);
     }
     ht_ns_close(d->ctl->ns, param);
     return rc;
@@ -458,6 +682,45 @@ static int list_kept(struct ht_hidden_dir *d, uint64_t root)
     return rc;
 }
 
+static int list_redo(struct ht_hidden_dir *d, uint64_t root)
+{
+    struct ht_redo_steps s;
+    char name[24];
+    int rc = ht_optim_redo_steps(d->ctl->optim, root, &s);
+
+    for (uint64_t step = s.first; !rc && s.last && step <= s.last; step++) {
+        snprintf(name, sizeof(name), "%llu", (unsigned long long)step);
+        rc = list_one(d, name, number_of(HT_HIDDEN_REDO, step & 0xff, root), S_IFREG);
+    }
+    return rc;
+}
+
+/* Without a table any number of ranks has its names, and none is listed. */
+static int list_ranks(struct ht_hidden_dir *d, uint64_t root)
+{
+    struct ht_shards table;
+    char name[32];
+    int rc = ht_shard_table(d->ctl, root, 0, &table);
+
+    if (rc)
+        return rc == -ENODATA ? 0 : rc;
+    for (unsigned r = 0, ranks = ht_shards_ranks(&table); r < ranks && rc == 0; r++) {
+        uint64_t number = shard_number(HT_HIDDEN_SHARD_RANK, make_pair(r, ranks), 0, root);
+        snprintf(name, sizeof(name), "%uof%u", r, ranks);
+        rc = number ? list_one(d, name, number, S_IFDIR) : 0;
+    }
+    return rc;
+}
+
+static int list_of_rank(struct ht_hidden_dir *d, uint64_t dir)
+{
+    int rc = 0;
+
+    for (size_t i = 0; i < HT_ARRAY_SIZE(of_rank) && rc == 0; i++)
+        rc = list_one(d, of_rank[i].name, number_below(dir, of_rank[i].kind, 0, ht_hidden_base(dir)), S_IFDIR);
+    return rc;
+}
+
 static int list_kind(struct ht_hidden_dir *d, uint64_t ino)
 {
     uint64_t base = ht_hidden_base(ino);
@@ -468,11 +731,21 @@ static int list_kind(struct ht_hidden_dir *d, uint64_t ino)
     case HT_HIDDEN_GRAD_DIR:
     case HT_HIDDEN_TOPK_DIR:
     case HT_HIDDEN_STATE_DIR:
+    case HT_HIDDEN_SHARD_PARAM_DIR:
+    case HT_HIDDEN_SHARD_GRAD_DIR:
+    case HT_HIDDEN_SHARD_STATE_DIR:
         return list_params(d, ino);
     case HT_HIDDEN_PARAM_DIR:
-        return list_states(d, base);
+    case HT_HIDDEN_SHARD_STATES:
+        return list_states(d, ino);
+    case HT_HIDDEN_SHARD_DIR:
+        return list_ranks(d, base);
+    case HT_HIDDEN_SHARD_RANK:
+        return list_of_rank(d, ino);
     case HT_HIDDEN_SNAP_DIR:
         return list_kept(d, base);
+    case HT_HIDDEN_REDO_DIR:
+        return list_redo(d, base);
     default:
         return -ENOTDIR;
     }

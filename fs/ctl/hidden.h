@@ -7,7 +7,9 @@
  *     grad-topk/P            the same, sparse (hitrain/topk.h)
  *     state/P/NAME           optimizer state as f32
  *     ctl  stats
+ *     redo/STEP            of a model root's directory, for its owner and root: a logged step
  *     snap/STEP            of a model root's directory: that of a kept step, an ordinary inode
+ *     shard/<r>of<R>/      of a model root's directory: param/P, grad/P and state/P/NAME, the blocks of rank r alone
  *     events               of the mount's root only; for its owner and root, as it names what others may not see
  *
  * Its inodes exist only as numbers: kind, index and the inode of the directory or parameter they belong to. They take
@@ -66,6 +68,12 @@ bool ht_hidden_open_waits(uint64_t ino);
 uint64_t ht_hidden_root(struct ht_ctl *c, uint64_t ino);
 ssize_t ht_hidden_read(struct ht_hidden_file *f, uint64_t off, void *buf, size_t len) HT_MUST_CHECK;
 ssize_t ht_hidden_write(struct ht_hidden_file *f, uint64_t off, const void *buf, size_t len) HT_MUST_CHECK;
+/*
+ * A write of a shard of a parameter, with its bytes in buf: waits for updates of these bytes. The kernel drops its
+ * pages of them, and writes those that a mapping has changed: WAITS for requests that it may hold back (ops_hidden.c).
+ */
+void ht_hidden_wait_updates(struct ht_hidden_file *f, uint64_t off, void *buf, size_t len);
+void ht_hidden_drop_pages(struct ht_hidden_file *f, uint64_t off, void *buf, size_t len);
 /* For a gradient: the same, but -EAGAIN, with nothing done, if that one waits for a step. */
 ssize_t ht_hidden_try_write(struct ht_hidden_file *f, uint64_t off, const void *buf, size_t len) HT_MUST_CHECK;
 bool ht_hidden_is_dense(const struct ht_hidden_file *f);
@@ -77,7 +85,7 @@ uint64_t ht_hidden_param(const struct ht_hidden_file *f);
 int ht_hidden_set_size(struct ht_hidden_file *f, uint64_t bytes) HT_MUST_CHECK;
 /* Called for each closing descriptor, maybe early and often. */
 int ht_hidden_flush(struct ht_hidden_file *f) HT_MUST_CHECK;
-int ht_hidden_fsync(struct ht_hidden_file *f) HT_MUST_CHECK;
+int ht_hidden_fsync(struct ht_hidden_file *f, const struct ht_caller *caller) HT_MUST_CHECK;
 void ht_hidden_release(struct ht_hidden_file *f);
 
 /* fs/fuse counts this open among those of a passthrough gradient. Set before a client can use the file. */
@@ -94,6 +102,7 @@ enum ht_lane_kind {
     HT_LANE_CTL_SESSION, /* the waits of a command that needs no turn, or the session of another thread */
     HT_LANE_TURN,        /* its turn on the root: one at a time */
     HT_LANE_UPDATE,      /* updates, and nothing else: the kernel holds pages of the parameter, or their writeback */
+    HT_LANE_PAGES,       /* pages of a parameter that the kernel drops */
     HT_LANE_NAMES,       /* locks of the kernel's directories, on behalf of no request */
     HT_LANES,
     HT_LANE_NONE = HT_LANES,

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * hidden_file.c - open files of the hidden tree: gradients, states, ctl, stats, events, trace and plan.
+ * hidden_file.c - open files of the hidden tree: gradients, states, shards, ctl, stats, feeds and logged steps.
  *
  * ctl is a session per open file: lines written are commands, lines read are their results in order,
  * whatever the offsets. Its mutex serialises the session of threads that share the descriptor; it is held over a
@@ -9,6 +9,7 @@
 #include "fs/ctl/events.h"
 #include "fs/ctl/hidden_priv.h"
 #include "fs/ctl/plan.h"
+#include "fs/ctl/shard.h"
 #include "fs/ctl/trace.h"
 
 #include <fcntl.h>
@@ -42,13 +43,15 @@ struct ht_hidden_file {
     uint64_t ino;
     enum ht_hidden_kind kind;
     int flags;                  /* of the open */
-    struct ht_param_desc param; /* GRAD, TOPK and STATE */
-    struct ht_grad *grad;       /* GRAD */
+    struct ht_param_desc param; /* GRAD, TOPK, STATE and the files of shards */
+    struct ht_grad *grad;       /* GRAD, SHARD_GRAD */
     struct ht_topk *topk;       /* TOPK */
-    const char *state;          /* STATE: name */
+    const char *state;          /* STATE, SHARD_STATE: name */
+    struct ht_shard_map *shard; /* of shards; NULL: the whole */
     struct session *session;    /* CTL */
     struct ht_buf text;         /* STATS */
     struct ht_feed *feed;       /* EVENTS, TRACE and PLAN */
+    struct ht_optim_redo *redo; /* REDO */
     bool counted;               /* by fs/fuse */
 };
 
@@ -88,8 +91,8 @@ static int open_grad(struct ht_hidden_file *f, const struct ht_caller *caller)
         return rc;
     if (ht_shape_check(f->ctl, ht_hidden_base(f->ino), why))
         return refuse_shape(f, caller, why);
-    rc = f->kind == HT_HIDDEN_GRAD ? ht_grad_open(f->ctl->optim, &f->param, &f->grad)
-                                   : ht_topk_open(f->ctl->optim, &f->param, &f->topk);
+    rc = f->kind == HT_HIDDEN_TOPK ? ht_topk_open(f->ctl->optim, &f->param, &f->topk)
+                                   : ht_grad_open(f->ctl->optim, &f->param, &f->grad);
     if (rc)
         ht_ns_close(f->ctl->ns, ht_hidden_base(f->ino));
     return rc;
@@ -105,6 +108,56 @@ static int open_state(struct ht_hidden_file *f, const struct ht_caller *caller)
     if (rc)
         ht_ns_close(f->ctl->ns, ht_hidden_base(f->ino));
     return rc;
+}
+
+static bool is_file_of_shard(enum ht_hidden_kind kind)
+{
+    return kind >= HT_HIDDEN_SHARD_PARAM;
+}
+
+static int open_whole(struct ht_hidden_file *f, const struct ht_caller *caller)
+{
+    switch (f->kind) {
+    case HT_HIDDEN_SHARD_GRAD:
+        return open_grad(f, caller);
+    case HT_HIDDEN_SHARD_STATE:
+        return open_state(f, caller);
+    default:
+        return open_param(f, caller);
+    }
+}
+
+/* ht_grad_part_fn: chunks of the parameter lie in one block. ctx: the map of the shard. */
+static bool is_of_shard(const void *ctx, uint64_t off)
+{
+    const struct ht_shard_map *m = ctx;
+    uint64_t block = off / m->block_bytes;
+    uint64_t low = 0, high = m->count;
+
+    while (low < high) {
+        uint64_t middle = low + (high - low) / 2;
+        if (ht_shard_block(m, middle) < block)
+            low = middle + 1;
+        else
+            high = middle;
+    }
+    return low < m->count && ht_shard_block(m, low) == block;
+}
+
+static int open_shard(struct ht_hidden_file *f, const struct ht_caller *caller)
+{
+    int rc = open_whole(f, caller);
+
+    if (rc)
+        return rc;
+    rc = ht_hidden_shard_map(f->ctl, f->ino, &f->param, &f->shard);
+    if (rc && f->grad)
+        ht_grad_release(f->grad);
+    if (rc)
+        ht_ns_close(f->ctl->ns, ht_hidden_base(f->ino));
+    else if (f->grad)
+        ht_grad_set_part(f->grad, is_of_shard, f->shard);
+    return rc == -ENOENT ? -ESTALE : rc;
 }
 
 static int open_session(struct ht_hidden_file *f, const struct ht_caller *caller)
@@ -140,6 +193,13 @@ static int open_stats(struct ht_hidden_file *f, const struct ht_caller *caller)
     return rc;
 }
 
+static int open_redo(struct ht_hidden_file *f)
+{
+    uint64_t step = ht_hidden_redo_step(f->ctl, f->ino);
+
+    return step ? ht_optim_redo_open(f->ctl->optim, ht_hidden_base(f->ino), step, &f->redo) : -ENOENT;
+}
+
 static int open_kind(struct ht_hidden_file *f, const struct ht_caller *caller)
 {
     switch (f->kind) {
@@ -158,6 +218,12 @@ static int open_kind(struct ht_hidden_file *f, const struct ht_caller *caller)
         return ht_trace_feed_open(f->ctl, &f->feed);
     case HT_HIDDEN_PLAN:
         return ht_plan_feed_open(f->ctl, &f->feed);
+    case HT_HIDDEN_REDO:
+        return open_redo(f);
+    case HT_HIDDEN_SHARD_PARAM:
+    case HT_HIDDEN_SHARD_GRAD:
+    case HT_HIDDEN_SHARD_STATE:
+        return open_shard(f, caller);
     default:
         return -EISDIR;
     }
@@ -195,10 +261,11 @@ static int check_open(struct ht_ctl *c, uint64_t ino, int flags, const struct ht
     enum ht_hidden_kind kind = ht_hidden_kind(ino);
     int rc = ht_ctl_access(c, permission_inode, access_mask(kind, flags), caller);
 
-    if (rc == 0 && kind == HT_HIDDEN_STATE && (flags & O_ACCMODE) != O_RDONLY &&
+    if (rc == 0 && (kind == HT_HIDDEN_STATE || is_file_of_shard(kind)) && (flags & O_ACCMODE) != O_RDONLY &&
         ht_ns_is_frozen(c->ns, ht_hidden_base(ino)))
         rc = -EROFS;
-    if (rc == 0 && (kind == HT_HIDDEN_EVENTS || kind == HT_HIDDEN_TRACE || kind == HT_HIDDEN_PLAN))
+    if (rc == 0 &&
+        (kind == HT_HIDDEN_EVENTS || kind == HT_HIDDEN_TRACE || kind == HT_HIDDEN_PLAN || kind == HT_HIDDEN_REDO))
         rc = check_feed(c, ino, caller);
     *out_steered = kind == HT_HIDDEN_CTL && ht_ctl_is_root(c, permission_inode) ? permission_inode : 0;
     if (rc == 0 && *out_steered)
@@ -248,7 +315,9 @@ bool ht_hidden_is_counted(const struct ht_hidden_file *f)
 
 bool ht_hidden_open_waits(uint64_t ino)
 {
-    return ht_hidden_kind(ino) == HT_HIDDEN_GRAD || ht_hidden_kind(ino) == HT_HIDDEN_TOPK;
+    enum ht_hidden_kind kind = ht_hidden_kind(ino);
+
+    return kind == HT_HIDDEN_GRAD || kind == HT_HIDDEN_TOPK || kind == HT_HIDDEN_SHARD_GRAD;
 }
 
 void ht_hidden_close_all(struct ht_ctl *c)
@@ -264,7 +333,8 @@ void ht_hidden_close_all(struct ht_ctl *c)
  */
 static void report_empty(struct ht_hidden_file *f)
 {
-    if ((f->flags & O_TRUNC) && (f->flags & O_ACCMODE) == O_WRONLY && ht_grad_unused(f->grad))
+    if ((f->flags & O_TRUNC) && (f->flags & O_ACCMODE) == O_WRONLY && (!f->shard || f->shard->bytes) &&
+        ht_grad_unused(f->grad))
         ht_last_error_set_below(
             f->ctl, ht_hidden_base(f->ino), "gradient",
             "gradient: was opened and closed without a byte, so there is none; zeros have to be written");
@@ -279,8 +349,9 @@ void ht_hidden_release(struct ht_hidden_file *f)
     }
     if (f->topk)
         ht_topk_release(f->topk);
-    if (f->grad || f->topk || f->kind == HT_HIDDEN_STATE)
+    if (f->grad || f->topk || f->kind == HT_HIDDEN_STATE || is_file_of_shard(f->kind))
         ht_ns_close(f->ctl->ns, ht_hidden_base(f->ino));
+    ht_shard_map_free(f->ctl, f->shard);
     if (f->session) {
         ht_seat_leave(f->ctl, &f->session->seat);
         ht_person_free(&f->session->seat.person);
@@ -290,6 +361,8 @@ void ht_hidden_release(struct ht_hidden_file *f)
     }
     if (f->feed)
         ht_feed_close(f->feed);
+    if (f->redo)
+        ht_optim_redo_close(f->redo);
     ht_buf_free(&f->text);
     free(f);
 }
@@ -411,19 +484,97 @@ static ssize_t read_text(const struct ht_buf *text, uint64_t off, void *buf, siz
     return (ssize_t)n;
 }
 
-ssize_t ht_hidden_read(struct ht_hidden_file *f, uint64_t off, void *buf, size_t len)
+/* Bytes of the whole file that a shard is a part of. */
+static ssize_t read_whole(void *ctx, uint64_t off, void *buf, size_t len)
 {
+    struct ht_hidden_file *f = ctx;
+
     switch (f->kind) {
     case HT_HIDDEN_GRAD:
+    case HT_HIDDEN_SHARD_GRAD:
         return ht_grad_read(f->grad, off, buf, len);
-    case HT_HIDDEN_STATE:
+    case HT_HIDDEN_SHARD_PARAM:
+        return ht_shard_param_read(f->ctl, &f->param, off, buf, len);
+    default:
         return ht_optim_state_read(f->ctl->optim, &f->param, f->state, off, buf, len);
+    }
+}
+
+/* buf stays as it is. */
+static ssize_t write_whole(void *ctx, uint64_t off, void *buf, size_t len)
+{
+    struct ht_hidden_file *f = ctx;
+
+    switch (f->kind) {
+    case HT_HIDDEN_GRAD:
+    case HT_HIDDEN_SHARD_GRAD:
+        return ht_grad_write(f->grad, off, buf, len);
+    case HT_HIDDEN_SHARD_PARAM:
+        return ht_shard_param_write(f->ctl, &f->param, off, buf, len);
+    default:
+        return ht_optim_state_write(f->ctl->optim, &f->param, f->state, off, buf, len);
+    }
+}
+
+static ssize_t drop_pages(void *ctx, uint64_t off, void *buf, size_t len)
+{
+    const struct ht_hidden_file *f = ctx;
+
+    ht_shard_param_drop(f->ctl, &f->param, off, len);
+    return (ssize_t)len;
+}
+
+void ht_hidden_drop_pages(struct ht_hidden_file *f, uint64_t off, void *buf, size_t len)
+{
+    (void)!ht_shard_each(f->shard, off, buf, len, drop_pages, f);
+}
+
+static ssize_t wait_updates(void *ctx, uint64_t off, void *buf, size_t len)
+{
+    const struct ht_hidden_file *f = ctx;
+
+    ht_ctl_wait_updates(f->ctl, ht_hidden_base(f->ino), off, len);
+    return (ssize_t)len;
+}
+
+void ht_hidden_wait_updates(struct ht_hidden_file *f, uint64_t off, void *buf, size_t len)
+{
+    (void)!ht_shard_each(f->shard, off, buf, len, wait_updates, f);
+}
+
+/* A gradient that is too long makes no step with its first bytes. */
+static ssize_t write_shard(struct ht_hidden_file *f, uint64_t off, const void *buf, size_t len)
+{
+    if (!f->shard)
+        return write_whole(f, off, (void *)(uintptr_t)buf, len);
+    if (off > f->shard->bytes || len > f->shard->bytes - off) {
+        ht_last_error_set_below(f->ctl, ht_hidden_base(f->ino), "shard",
+                                "shard: %zu bytes at %llu reach beyond its end, at %llu", len, (unsigned long long)off,
+                                (unsigned long long)f->shard->bytes);
+        if (f->grad)
+            ht_grad_refuse(f->grad);
+        return -EINVAL;
+    }
+    return ht_shard_each(f->shard, off, (void *)(uintptr_t)buf, len, write_whole, f);
+}
+
+ssize_t ht_hidden_read(struct ht_hidden_file *f, uint64_t off, void *buf, size_t len)
+{
+    if (f->shard)
+        return ht_shard_each(f->shard, off, buf, len, read_whole, f);
+    switch (f->kind) {
+    case HT_HIDDEN_GRAD:
+    case HT_HIDDEN_STATE:
+    case HT_HIDDEN_SHARD_STATE:
+        return read_whole(f, off, buf, len);
     case HT_HIDDEN_CTL:
         return read_session(f->session, buf, len);
     case HT_HIDDEN_EVENTS:
     case HT_HIDDEN_TRACE:
     case HT_HIDDEN_PLAN:
         return ht_feed_read(f->feed, off, buf, len);
+    case HT_HIDDEN_REDO:
+        return ht_optim_redo_read(f->redo, off, buf, len);
     default:
         return read_text(&f->text, off, buf, len);
     }
@@ -433,11 +584,14 @@ ssize_t ht_hidden_write(struct ht_hidden_file *f, uint64_t off, const void *buf,
 {
     switch (f->kind) {
     case HT_HIDDEN_GRAD:
-        return ht_grad_write(f->grad, off, buf, len);
+    case HT_HIDDEN_STATE:
+        return write_whole(f, off, (void *)(uintptr_t)buf, len);
+    case HT_HIDDEN_SHARD_PARAM:
+    case HT_HIDDEN_SHARD_GRAD:
+    case HT_HIDDEN_SHARD_STATE:
+        return write_shard(f, off, buf, len);
     case HT_HIDDEN_TOPK:
         return ht_topk_write(f->topk, off, buf, len);
-    case HT_HIDDEN_STATE:
-        return ht_optim_state_write(f->ctl->optim, &f->param, f->state, off, buf, len);
     case HT_HIDDEN_CTL:
         return write_session(f, buf, len);
     default:
@@ -448,7 +602,9 @@ ssize_t ht_hidden_write(struct ht_hidden_file *f, uint64_t off, const void *buf,
 /* A client that may map the gradient uses `apply` to hand it over. */
 int ht_hidden_set_size(struct ht_hidden_file *f, uint64_t bytes)
 {
-    return f->grad && (f->flags & O_ACCMODE) == O_WRONLY ? ht_grad_set_size(f->grad, bytes) : 0;
+    bool whole = f->kind == HT_HIDDEN_GRAD;
+
+    return whole && (f->flags & O_ACCMODE) == O_WRONLY ? ht_grad_set_size(f->grad, bytes) : 0;
 }
 
 bool ht_hidden_is_dense(const struct ht_hidden_file *f)
@@ -463,7 +619,7 @@ ssize_t ht_hidden_try_write(struct ht_hidden_file *f, uint64_t off, const void *
 
 uint64_t ht_hidden_gradient_bytes(const struct ht_hidden_file *f)
 {
-    return f->grad ? ht_grad_size(f->grad) : 0;
+    return f->kind == HT_HIDDEN_GRAD ? ht_grad_size(f->grad) : 0;
 }
 
 uint64_t ht_hidden_param(const struct ht_hidden_file *f)
@@ -473,7 +629,7 @@ uint64_t ht_hidden_param(const struct ht_hidden_file *f)
 
 int ht_hidden_flush(struct ht_hidden_file *f)
 {
-    if (f->kind == HT_HIDDEN_GRAD)
+    if (f->grad)
         return ht_grad_flush(f->grad);
     if (f->kind == HT_HIDDEN_TOPK)
         return ht_topk_flush(f->topk);
@@ -484,11 +640,13 @@ int ht_hidden_flush(struct ht_hidden_file *f)
  * Gradients are not kept: there is nothing to make durable. State becomes durable with the
  * root's commit and no other way.
  */
-int ht_hidden_fsync(struct ht_hidden_file *f)
+int ht_hidden_fsync(struct ht_hidden_file *f, const struct ht_caller *caller)
 {
     struct ht_root_stat st;
 
-    if (f->kind != HT_HIDDEN_STATE)
+    if (f->kind == HT_HIDDEN_SHARD_PARAM)
+        return ht_ctl_fsync(f->ctl, ht_hidden_base(f->ino), caller);
+    if (f->kind != HT_HIDDEN_STATE && f->kind != HT_HIDDEN_SHARD_STATE)
         return 0;
     return ht_optim_root_stat(f->ctl->optim, f->param.root, &st) == 0 && st.open ? -EBUSY : -EINVAL;
 }
@@ -524,7 +682,12 @@ enum ht_lane_kind ht_hidden_lane(const struct ht_hidden_file *f, enum ht_hidden_
     case HT_HIDDEN_TOPK:
         return gradient_lane(f, op);
     case HT_HIDDEN_STATE:
+    case HT_HIDDEN_SHARD_STATE:
         return op == HT_HIDDEN_WRITE ? HT_LANE_TURN : op == HT_HIDDEN_READ ? HT_LANE_GRADIENT : HT_LANE_NONE;
+    case HT_HIDDEN_SHARD_GRAD:
+        return op == HT_HIDDEN_WRITE ? HT_LANE_WRITE : op == HT_HIDDEN_FLUSH ? HT_LANE_GRADIENT : HT_LANE_NONE;
+    case HT_HIDDEN_SHARD_PARAM:
+        return op == HT_HIDDEN_WRITE ? HT_LANE_PAGES : op == HT_HIDDEN_READ ? HT_LANE_GRADIENT : HT_LANE_NONE;
     case HT_HIDDEN_CTL:
         return op == HT_HIDDEN_WRITE && ht_parse_takes_turn(buf, len) ? HT_LANE_TURN : HT_LANE_CTL_SESSION;
     default:
@@ -537,9 +700,13 @@ enum ht_traffic_kind ht_hidden_traffic(const struct ht_hidden_file *f)
     switch (f->kind) {
     case HT_HIDDEN_GRAD:
     case HT_HIDDEN_TOPK:
+    case HT_HIDDEN_SHARD_GRAD:
         return HT_TRAFFIC_GRAD;
     case HT_HIDDEN_STATE:
+    case HT_HIDDEN_SHARD_STATE:
         return HT_TRAFFIC_STATE;
+    case HT_HIDDEN_SHARD_PARAM:
+        return HT_TRAFFIC_PARAM;
     default:
         return HT_TRAFFIC_OTHER;
     }

@@ -22,14 +22,44 @@ enum ht_hidden_kind {
     HT_HIDDEN_TRACE,     /* .hitrain/trace of the mount's root */
     HT_HIDDEN_PLAN,      /* .hitrain/plan of the mount's root */
     HT_HIDDEN_SNAP_DIR,  /* .hitrain/snap; base: the model root's directory. Its entries are ordinary inodes */
+    HT_HIDDEN_REDO_DIR,  /* .hitrain/redo; base: the model root's directory, as in the next */
+    HT_HIDDEN_REDO,      /* .hitrain/redo/STEP; index: STEP modulo 256 */
+    HT_HIDDEN_SHARD_DIR, /* .hitrain/shard; base: the model root's directory */
+
+    /* Those below it also have a rank, and the number of ranks. */
+    HT_HIDDEN_SHARD_FIRST = 128,
+    HT_HIDDEN_SHARD_RANK = HT_HIDDEN_SHARD_FIRST, /* .hitrain/shard/<r>of<R>; base: the model root's directory */
+    HT_HIDDEN_SHARD_PARAM_DIR,                    /* .../param; base: its directory, as in the next two */
+    HT_HIDDEN_SHARD_GRAD_DIR,                     /* .../grad */
+    HT_HIDDEN_SHARD_STATE_DIR,                    /* .../state */
+    HT_HIDDEN_SHARD_STATES,                       /* .../state/P; base: P, as in the next three */
+    HT_HIDDEN_SHARD_PARAM,                        /* .../param/P */
+    HT_HIDDEN_SHARD_GRAD,                         /* .../grad/P */
+    HT_HIDDEN_SHARD_STATE,                        /* .../state/P/NAME; index: which NAME */
 };
+static_assert(HT_REDO_READABLE_MAX < 256, "the index tells readable steps apart");
 enum { HT_HIDDEN_STATES_MAX = 255 };
 
 enum ht_hidden_kind ht_hidden_kind(uint64_t ino);
 unsigned ht_hidden_index(uint64_t ino);
 uint64_t ht_hidden_base(uint64_t ino);
+static inline bool ht_hidden_is_shard(enum ht_hidden_kind kind)
+{
+    return kind >= HT_HIDDEN_SHARD_FIRST;
+}
+/* Of a kind below .hitrain/shard. */
+void ht_hidden_ranks(uint64_t ino, unsigned *out_rank, unsigned *out_ranks);
+/*
+ * The bytes of a shard's file, of which d describes the parameter. -ENOENT: by now there is another number of ranks.
+ * NULL and 0: it is a state of one number, which each rank has.
+ */
+struct ht_shard_map;
+int ht_hidden_shard_map(struct ht_ctl *c, uint64_t ino, const struct ht_param_desc *d,
+                        struct ht_shard_map **out) HT_MUST_CHECK;
 /* The inode whose permissions rule over a hidden one. */
 uint64_t ht_hidden_permission_inode(struct ht_ctl *c, uint64_t ino);
+/* The number of the readable step of such an inode; 0: there is none any more. */
+uint64_t ht_hidden_redo_step(struct ht_ctl *c, uint64_t ino);
 void ht_hidden_closedir_all(struct ht_ctl *c);
 
 #endif

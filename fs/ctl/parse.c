@@ -176,7 +176,8 @@ enum argument {
     ARG_NEW_STEP,
     ARG_KEPT_STEP,
     ARG_ONE_STEP,
-    ARG_CLONE
+    ARG_CLONE,
+    ARG_DECIDE
 };
 static const char *const takes[] = {
     [ARG_NONE] = "no argument",
@@ -191,6 +192,7 @@ static const char *const takes[] = {
     [ARG_KEPT_STEP] = "the number or name of a kept step, or * for all",
     [ARG_ONE_STEP] = "the number or name of a kept step",
     [ARG_CLONE] = "the number or name of a kept step, and the path of a new directory below the mount's root",
+    [ARG_DECIDE] = "144 hexadecimal digits from the summary of a logged step, and the path of a file",
     [ARG_CLAIM] = "NAME or NAME takeover=OLDNAME, each of 1 to 64 letters, digits and . _ : -",
 };
 
@@ -215,6 +217,7 @@ static const struct {
     {"forget", HT_COMMAND_FORGET, ARG_KEPT_STEP, true},
     {"rollback", HT_COMMAND_ROLLBACK, ARG_ONE_STEP, true},
     {"clone", HT_COMMAND_CLONE, ARG_CLONE, true},
+    {"decide", HT_COMMAND_DECIDE, ARG_DECIDE, true},
     {"claim", HT_COMMAND_CLAIM, ARG_CLAIM, true},
     {"unclaim", HT_COMMAND_UNCLAIM, ARG_NONE, false},
     {"drop", HT_COMMAND_DROP, ARG_REQUIRED, true},
@@ -334,6 +337,30 @@ static bool take_clone(const char *text, size_t len, struct ht_command *out)
     return at < end;
 }
 
+static int digit(char c)
+{
+    return c >= '0' && c <= '9' ? c - '0' : c >= 'a' && c <= 'f' ? c - 'a' + 10 : -1;
+}
+
+/* The rest of the line is the path, as that of a clone. */
+static bool take_decision(const char *text, size_t len, struct ht_command *out)
+{
+    const char *end = text + len, *at = end_of_word(text, end);
+
+    if (at - text != 2 * HT_DECISION_BYTES)
+        return false;
+    for (size_t i = 0; i < HT_DECISION_BYTES; i++) {
+        int high = digit(text[2 * i]), low = digit(text[2 * i + 1]);
+        if (high < 0 || low < 0)
+            return false;
+        out->numbers[i] = (uint8_t)(high << 4 | low);
+    }
+    at = skip_blanks(at, end);
+    out->path = at;
+    out->path_len = (size_t)(end - at);
+    return at < end;
+}
+
 /* False: it is no argument of this kind. */
 static bool take_argument(enum argument kind, const char *text, size_t len, struct ht_command *out)
 {
@@ -358,6 +385,8 @@ static bool take_argument(enum argument kind, const char *text, size_t len, stru
         return take_clone(text, len, out);
     case ARG_PAUSE:
         return take_pause(text, len, out);
+    case ARG_DECIDE:
+        return take_decision(text, len, out);
     case ARG_REQUIRED:
     case ARG_OPTIONAL:
     case ARG_START_STOP:

@@ -64,7 +64,9 @@ enum ht_command_id {
     HT_COMMAND_FORGET,
     HT_COMMAND_CLONE,
     HT_COMMAND_ROLLBACK,
+    HT_COMMAND_DECIDE,
 };
+enum { HT_DECISION_BYTES = 72 };
 struct ht_command {
     enum ht_command_id id;
     const char *word; /* its name, a text that stays */
@@ -74,6 +76,7 @@ struct ht_command {
     bool full;        /* of a commit */
     bool conditional; /* "if=N" was given, and N */
     uint64_t step_open;
+    uint8_t numbers[HT_DECISION_BYTES]; /* of a decision */
     /* Of a claim; an engine; a kept step, or "*". Each may be empty. */
     char name[HT_CLAIM_NAME_MAX + 1], takeover[HT_CLAIM_NAME_MAX + 1];
 };

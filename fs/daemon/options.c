@@ -262,7 +262,7 @@ static const struct row {
      FIXED(compress)},
     {"compress_after", "SECONDS", set_compress_after,
      "how long content has to stay the same before it is compressed (default: 60)", FIXED(compress_after_s)},
-    {"optim_threads", "N", set_optim_threads, "threads of the optimizer (default: one for each CPU)",
+    {"optim_threads", "N", set_optim_threads, "threads of the optimizer (default: one for each CPU, at least 2)",
      FIXED(optim_threads)},
     {"max_threads", "N", set_max_threads, "threads that take requests (default: two for each CPU, 4 to 16)",
      FIXED(fuse_threads)},

@@ -31,7 +31,7 @@ struct ht_options {
     bool compress;             /* files without the attribute, too */
     unsigned commit_ms;
     unsigned answer_s;      /* 0: the store's default */
-    unsigned optim_threads; /* 0: as many as CPUs, and two for each of several devices */
+    unsigned optim_threads; /* 0: as many as CPUs, at least two, and two for each of several devices */
     unsigned fuse_threads;  /* 0: by the number of CPUs */
     int numa_node;          /* a node, HT_NUMA_OFF or HT_NUMA_AUTO */
     struct ht_buf passed;   /* for libfuse and the kernel: text with NUL */

@@ -30,8 +30,9 @@
 enum {
     HT_FUSE_IO_BYTES = 1 << 20, /* largest read or write that the kernel may request */
     HT_FUSE_BACKGROUND = 512,   /* asynchronous requests in flight */
-    HT_LANE_THREADS = 32,       /* that jobs of one kind may take */
-    HT_LANE_LEFT_MAX = 32,      /* threads of jobs that have left their lane */
+    HT_PAGE_WAITS_MAX = HT_FUSE_BACKGROUND / 4,
+    HT_LANE_THREADS = 32,  /* that jobs of one kind may take */
+    HT_LANE_LEFT_MAX = 32, /* threads of jobs that have left their lane */
     HT_LANE_BUCKETS = 64,
     HT_PASSTHROUGH_BUCKETS = 256,
     HT_WORKERS_ADDED_MAX = 256, /* workers added while others are held by a device */
@@ -98,6 +99,8 @@ struct ht_fuse {
     struct ht_mutex park_lock; /* above the optimizer's lock */
     struct ht_list park_free, parked;
 
+    _Atomic unsigned page_waits; /* ops_hidden.c: writes that wait until pages are dropped */
+
     /* job.c */
     struct ht_mutex job_lock;
     pthread_cond_t job_wanted;
@@ -155,8 +158,9 @@ void ht_fuse_entry_of(const struct stat *st, struct fuse_entry_param *out);
 /* For new inodes: applies the umask, if the kernel leaves that to us. */
 struct ht_cred ht_fuse_cred(fuse_req_t req);
 struct ht_caller ht_fuse_caller(fuse_req_t req);
-/* ops_ioctl.c: the answer to HT_IOCTL_SAME on a file or a state; in has in_len bytes. */
-void ht_reply_same(fuse_req_t req, uint64_t ino, const void *in, size_t in_len, size_t out_cap);
+/* ops_ioctl.c: the answer to HT_IOCTL_SAME on an open file, or on a state (NULL); in has in_len bytes. */
+struct ht_open;
+void ht_reply_same(fuse_req_t req, uint64_t ino, struct ht_open *open, const void *in, size_t in_len, size_t out_cap);
 void ht_count_read(struct ht_fuse *f, enum ht_traffic_kind kind, ssize_t n);
 void ht_count_written(struct ht_fuse *f, enum ht_traffic_kind kind, ssize_t n);
 
@@ -172,7 +176,11 @@ struct ht_open {
     _Atomic uint32_t epoch;
     _Atomic uint64_t root;   /* the model root this is a parameter of, or 0 */
     _Atomic bool privileged; /* has setuid bits or capabilities, which end with a write */
+    /* HT_IOCTL_SAME: its caller reads bytes that differ, up to here. Those after it are the same, and left out. */
+    _Atomic uint64_t differs_to;
 };
+/* For readahead at a read; NULL: it could go beyond what the reader wants. */
+struct ht_obj_reader *ht_open_reader(struct ht_open *o, uint64_t off, uint64_t len);
 /* Root of a parameter, or 0; cheap. */
 uint64_t ht_open_root(struct ht_fuse *f, struct ht_open *o);
 /* Closes the files that are still open when the mount has ended by force. */
@@ -264,6 +272,8 @@ bool ht_job_data(struct ht_job *job, const void *data, size_t len);
  * memory; req was answered and the job is gone.
  */
 bool ht_job_submit(struct ht_job *job, enum ht_lane_kind kind, uint64_t key);
+/* A job of no request, unless one with its fn is queued in this lane and does the same: then this one is gone. */
+bool ht_job_submit_once(struct ht_job *job, enum ht_lane_kind kind, uint64_t key);
 /*
  * The calling job, if it serves a request, gives up its place in its lane: it is about to wait for a lock of the
  * kernel, which the request of a later job may hold. False: too many have left; it keeps its place and must not wait

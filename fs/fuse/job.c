@@ -33,6 +33,11 @@
  * during a truncation. So these requests never queue behind a job that waits for
  * invalidations: their lane is HT_LANE_UPDATE.
  *
+ * It also waits for pages that a mapping has changed, which the kernel writes with a background request. The kernel has
+ * at most HT_FUSE_BACKGROUND of these in flight, and pages of other files and asynchronous direct writes are such
+ * requests, too. A write of a shard drops pages of its parameter (HT_LANE_PAGES), so few of them wait for that at a
+ * time (ops_hidden.c).
+ *
  * A job that has left its lane holds its thread, and its kind does not count it. HT_LANE_LEFT_MAX jobs may have left:
  * there are as many threads more, so each kind can always have its HT_LANE_THREADS. A further job keeps its place and
  * waits for no names: a job of HT_LANE_NAMES takes these out.
@@ -59,8 +64,8 @@ enum {
 };
 
 static const unsigned running_max[HT_LANES] = {
-    [HT_LANE_GRADIENT] = 4, [HT_LANE_WRITE] = 4,  [HT_LANE_CTL_SESSION] = 8,
-    [HT_LANE_TURN] = 1,     [HT_LANE_UPDATE] = 4, [HT_LANE_NAMES] = 4,
+    [HT_LANE_GRADIENT] = 4, [HT_LANE_WRITE] = 4, [HT_LANE_CTL_SESSION] = 8, [HT_LANE_TURN] = 1,
+    [HT_LANE_UPDATE] = 4,   [HT_LANE_PAGES] = 1, [HT_LANE_NAMES] = 4,
 };
 
 /* ------------------------------------------------------------------- lanes */
@@ -397,6 +402,32 @@ bool ht_job_submit(struct ht_job *job, enum ht_lane_kind kind, uint64_t key)
     return true;
 }
 
+static bool is_queued(struct ht_fuse *f, const struct ht_job *job, enum ht_lane_kind kind, uint64_t key)
+    HT_REQUIRES(HT_LOCK_JOBS)
+{
+    const struct ht_job_lane *l = find_lane(f, kind, key);
+
+    if (!l)
+        return false;
+    ht_list_for_each(pos, &l->queue)
+        if (ht_list_entry(pos, struct ht_job, link)->fn == job->fn)
+            return true;
+    return false;
+}
+
+bool ht_job_submit_once(struct ht_job *job, enum ht_lane_kind kind, uint64_t key)
+{
+    struct ht_fuse *f = job->fuse;
+    bool queued;
+
+    ht_mutex_lock(ht_fuse_job_lock(f));
+    queued = is_queued(f, job, kind, key);
+    if (queued)
+        put_free(f, job);
+    ht_mutex_unlock(ht_fuse_job_lock(f));
+    return queued || ht_job_submit(job, kind, key);
+}
+
 void ht_job_stop(struct ht_fuse *f)
 {
     ht_mutex_lock(ht_fuse_job_lock(f));
@@ -432,7 +463,8 @@ static void dump_lane(const struct ht_job_lane *l, struct ht_dump *d)
 {
     static const char *const words[] = {
         [HT_LANE_GRADIENT] = "gradients", [HT_LANE_WRITE] = "writes",   [HT_LANE_CTL_SESSION] = "commands",
-        [HT_LANE_TURN] = "turns",         [HT_LANE_UPDATE] = "updates", [HT_LANE_NAMES] = "names",
+        [HT_LANE_TURN] = "turns",         [HT_LANE_UPDATE] = "updates", [HT_LANE_PAGES] = "pages",
+        [HT_LANE_NAMES] = "names",
     };
     unsigned queued = 0;
 

@@ -24,6 +24,7 @@ struct open_dir {
     uint64_t ino;
     _Atomic uint64_t last; /* cookie that its walk ends with */
     _Atomic bool left_out; /* there were higher ones */
+    bool quiet;            /* opened with O_NOATIME */
 };
 
 static struct open_dir *open_dir_of(const struct fuse_file_info *fi)
@@ -126,7 +127,8 @@ static void list(fuse_req_t req, fuse_ino_t ino, size_t size, off_t off, struct 
     if (!begin_listing(&l, req, size, plus))
         return;
     l.dir = open_dir_of(fi);
-    ht_atime_touch(f, ino, true);
+    if (!l.dir->quiet)
+        ht_atime_touch(f, ino, true);
     if (at == 0)
         l.dir->last = ht_ns_dir_last(f->ns, ino);
     if (at >= AFTER_DOTS || add_dots(&l, ino, ht_ns_parent(f->ns, ino), at))
@@ -225,6 +227,7 @@ void ht_op_opendir(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi)
     }
     d->ino = ino;
     d->last = ht_ns_dir_last(f->ns, ino);
+    d->quiet = (fi->flags & O_NOATIME) != 0;
     fi->fh = (uintptr_t)d;
     /*
      * The kernel may keep the listing: it drops it with the next name that is made or removed. It drops it at this open
@@ -232,7 +235,7 @@ void ht_op_opendir(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi)
      * attributes, which it would request one by one.
      */
     fi->cache_readdir = enlist(f, d);
-    fi->keep_cache = !ht_atime_due(f, ino, true) && ht_ns_entries_known(f->ns, ino);
+    fi->keep_cache = (d->quiet || !ht_atime_due(f, ino, true)) && ht_ns_entries_known(f->ns, ino);
     if (fuse_reply_open(req, fi))
         close_dir(f, d);
 }

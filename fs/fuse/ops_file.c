@@ -14,7 +14,7 @@
 #include <stdlib.h>
 #include <unistd.h>
 
-enum { COPY_BYTES_MAX = 256 << 20, LARGE_WRITE_BYTES = 512 << 10 };
+enum { COPY_BYTES_MAX = 256 << 20, LARGE_WRITE_BYTES = 512 << 10, AHEAD_BYTES_MAX = 16 << 20 };
 
 static struct ht_open *open_of(const struct fuse_file_info *fi)
 {
@@ -213,6 +213,13 @@ void ht_op_release(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi)
 
 /* ---------------------------------------------------------- read and write */
 
+struct ht_obj_reader *ht_open_reader(struct ht_open *o, uint64_t off, uint64_t len)
+{
+    uint64_t end = o->differs_to;
+
+    return off < end && end - off < len + AHEAD_BYTES_MAX ? NULL : &o->reader;
+}
+
 void ht_op_read(fuse_req_t req, fuse_ino_t ino, size_t size, off_t off, struct fuse_file_info *fi)
 {
     struct ht_fuse *f = ht_fuse_of(req);
@@ -223,7 +230,8 @@ void ht_op_read(fuse_req_t req, fuse_ino_t ino, size_t size, off_t off, struct f
     if (ht_open_root(f, o))
         ht_park_read(f, req, o, (uint64_t)off, size);
     else
-        ht_read_and_reply(f, req, o->obj, &o->reader, (uint64_t)off, size, HT_TRAFFIC_OTHER);
+        ht_read_and_reply(f, req, o->obj, ht_open_reader(o, (uint64_t)off, size), (uint64_t)off, size,
+                          HT_TRAFFIC_OTHER);
 }
 
 /*

@@ -122,6 +122,130 @@ static void reply_written(struct ht_fuse *f, fuse_req_t req, const struct ht_hid
         fuse_reply_write(req, (size_t)n);
 }
 
+/* ------------------------------------------------------ shards of parameters */
+
+/*
+ * A write of a shard changes bytes that the kernel may have as pages of the parameter. It drops these pages before and
+ * after, and is answered then: so a later read has the new bytes, and no page that a mapping had changed before brings
+ * old bytes back. The kernel writes such a page first, with a background request. A write that waits may be one, too,
+ * and all together are at most HT_FUSE_BACKGROUND: so at most HT_PAGE_WAITS_MAX writes wait. Their lane is that of the
+ * shard: a rank that waits for updates delays no other.
+ *
+ * Pages of a mapping of the shard, and writes beyond that number, wait for no pages. They are written and answered
+ * where nobody waits for pages, and a job of no request drops all pages of the parameter, in the lane of the parameter.
+ * fsync of a shard follows it there; it is no background request.
+ */
+static void job_drop_pages(struct ht_job *job)
+{
+    struct ht_ctl_cache *cache = &job->fuse->cache;
+
+    cache->drop_data(cache->ctx, job->ino, 0, 0);
+}
+
+static int drop_later(struct ht_fuse *f, uint64_t param)
+{
+    struct ht_job *job = ht_job_new(f, NULL, job_drop_pages);
+
+    if (!job)
+        return -ENOMEM;
+    job->ino = param;
+    return ht_job_submit_once(job, HT_LANE_PAGES, param) ? 0 : -ENOMEM;
+}
+
+/* Root's writes leave setuid and setgid bits, and who changed pages of a mapping is unknown. */
+static void drop_privilege(fuse_req_t req, const struct ht_hidden_file *file, bool pages)
+{
+    struct ht_fuse *f = ht_fuse_of(req);
+    uint64_t param = ht_hidden_param(file);
+
+    if (ht_privileged(f, param))
+        ht_privilege_drop(f, param, pages || fuse_req_ctx(req)->uid == 0 ? 0 : ht_privilege_kills(req, param));
+}
+
+/* The kernel takes a part of its pages for the whole. A write beyond the end is no lost one. */
+static ssize_t count_failed(struct ht_fuse *f, const struct ht_hidden_file *file, uint64_t off, size_t size, bool pages,
+                            ssize_t n)
+{
+    if (pages && n >= 0 && (size_t)n < size)
+        n = -EIO;
+    if (n < 0 && (pages || n != -EINVAL))
+        ht_ctl_write_failed(f->ctl, ht_hidden_param(file), off, size, (int)n, pages);
+    return n;
+}
+
+static ssize_t write_then_drop(struct ht_fuse *f, struct ht_hidden_file *file, uint64_t off, const char *buf,
+                               size_t size, bool pages)
+{
+    ssize_t n = count_failed(f, file, off, size, pages, ht_hidden_write(file, off, buf, size));
+    int rc = drop_later(f, ht_hidden_param(file));
+
+    return rc ? rc : n;
+}
+
+static void write_pages(fuse_req_t req, struct ht_hidden_file *file, const char *buf, size_t size, uint64_t off)
+{
+    struct ht_fuse *f = ht_fuse_of(req);
+    struct ht_trace_mark mark = ht_trace_begin();
+
+    drop_privilege(req, file, true);
+    reply_written(f, req, file, off, write_then_drop(f, file, off, buf, size, true), &mark);
+}
+
+static void job_write_then_drop(struct ht_job *job)
+{
+    struct ht_trace_mark mark = ht_trace_begin_at(job->request.began_ns);
+    ssize_t n;
+
+    drop_privilege(job->req, job->file, false);
+    ht_hidden_wait_updates(job->file, job->off, job->data, job->size);
+    n = write_then_drop(job->fuse, job->file, job->off, job->data, job->size, false);
+    reply_written(job->fuse, job->req, job->file, job->off, n, &mark);
+}
+
+static void job_drop_and_write(struct ht_job *job)
+{
+    struct ht_trace_mark mark = ht_trace_begin_at(job->request.began_ns);
+    struct ht_fuse *f = job->fuse;
+    ssize_t n;
+
+    drop_privilege(job->req, job->file, false);
+    ht_hidden_drop_pages(job->file, job->off, job->data, job->size);
+    ht_hidden_wait_updates(job->file, job->off, job->data, job->size);
+    n = ht_hidden_write(job->file, job->off, job->data, job->size);
+    n = count_failed(f, job->file, job->off, job->size, false, n);
+    ht_hidden_drop_pages(job->file, job->off, job->data, job->size);
+    reply_written(f, job->req, job->file, job->off, n, &mark);
+    f->page_waits--;
+}
+
+static bool may_wait_for_pages(struct ht_fuse *f)
+{
+    if (f->page_waits++ < HT_PAGE_WAITS_MAX)
+        return true;
+    f->page_waits--;
+    return false;
+}
+
+static void write_param(fuse_req_t req, fuse_ino_t ino, const char *buf, size_t size, off_t off,
+                        struct fuse_file_info *fi)
+{
+    struct ht_fuse *f = ht_fuse_of(req);
+    bool waits = may_wait_for_pages(f);
+    enum ht_lane_kind lane = waits ? HT_LANE_PAGES : HT_LANE_UPDATE;
+    uint64_t key = waits ? ino : ht_hidden_root(f->ctl, ino);
+    struct ht_job *job = ht_job_new(f, req, waits ? job_drop_and_write : job_write_then_drop);
+    bool submitted = false;
+
+    if (job && ht_job_bytes(job, lane, key, buf, size, fi)) {
+        job->file = file_of(fi);
+        job->off = (uint64_t)off;
+        submitted = ht_job_submit(job, lane, key);
+    }
+    f->page_waits -= waits && !submitted;
+}
+
+/* ------------------------------------------------------------------- write */
+
 static void job_write(struct ht_job *job)
 {
     struct ht_trace_mark mark = ht_trace_begin_at(job->request.began_ns);
@@ -154,6 +278,13 @@ void ht_hidden_op_write(fuse_req_t req, fuse_ino_t ino, const char *buf, size_t 
     enum ht_lane_kind lane = ht_hidden_lane(file, HT_HIDDEN_WRITE, buf, size);
     ssize_t n;
 
+    if (lane == HT_LANE_PAGES) {
+        if (fi->writepage)
+            write_pages(req, file, buf, size, (uint64_t)off);
+        else
+            write_param(req, ino, buf, size, off, fi);
+        return;
+    }
     if (lane != HT_LANE_NONE) {
         write_later(req, ino, lane, buf, size, off, fi);
         return;
@@ -187,7 +318,7 @@ void ht_hidden_op_ioctl(fuse_req_t req, fuse_ino_t ino, unsigned cmd, void *arg,
     size_t len;
 
     if (cmd == HT_IOCTL_SAME) {
-        ht_reply_same(req, ino, in, in_len, out_cap);
+        ht_reply_same(req, ino, NULL, in, in_len, out_cap);
         return;
     }
     if (cmd != HT_IOCTL_COMMAND || in_len < sizeof(line) || !fi || !ht_hidden_commands(ino)) {
@@ -230,9 +361,30 @@ void ht_hidden_op_flush(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *f
     ht_job_submit(job, lane, ht_hidden_root(f->ctl, ino));
 }
 
+static void fsync_now(fuse_req_t req, struct ht_hidden_file *file)
+{
+    struct ht_caller caller = ht_fuse_caller(req);
+
+    ht_reply(req, ht_hidden_fsync(file, &caller));
+}
+
+static void job_fsync(struct ht_job *job)
+{
+    fsync_now(job->req, job->file);
+}
+
+/* After the pages that writes of the shard have yet to drop. */
 void ht_hidden_op_fsync(fuse_req_t req, fuse_ino_t ino, int datasync, struct fuse_file_info *fi)
 {
-    ht_reply(req, ht_hidden_fsync(file_of(fi)));
+    struct ht_hidden_file *file = file_of(fi);
+    struct ht_job *job;
+
+    if (ht_hidden_traffic(file) != HT_TRAFFIC_PARAM) {
+        fsync_now(req, file);
+    } else if ((job = ht_job_new(ht_fuse_of(req), req, job_fsync))) {
+        job->file = file;
+        ht_job_submit(job, HT_LANE_PAGES, ht_hidden_param(file));
+    }
 }
 
 void ht_hidden_op_release(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi)

@@ -24,7 +24,7 @@ static void reply_set(fuse_req_t req, bool none)
         fuse_reply_err(req, EOPNOTSUPP);
 }
 
-void ht_reply_same(fuse_req_t req, uint64_t ino, const void *in, size_t in_len, size_t out_cap)
+void ht_reply_same(fuse_req_t req, uint64_t ino, struct ht_open *open, const void *in, size_t in_len, size_t out_cap)
 {
     struct ht_caller caller = ht_fuse_caller(req);
     struct ht_ioctl_same same;
@@ -34,10 +34,13 @@ void ht_reply_same(fuse_req_t req, uint64_t ino, const void *in, size_t in_len, 
         memcpy(&same, in, sizeof(same));
         rc = ht_kept_same(ht_fuse_of(req)->ctl, ino, &caller, &same);
     }
-    if (rc)
+    if (rc) {
         ht_reply(req, rc);
-    else
-        fuse_reply_ioctl(req, 0, &same, sizeof(same));
+        return;
+    }
+    if (open)
+        open->differs_to = same.is_same ? 0 : same.end;
+    fuse_reply_ioctl(req, 0, &same, sizeof(same));
 }
 
 void ht_op_ioctl(fuse_req_t req, fuse_ino_t ino, unsigned cmd, void *arg, struct fuse_file_info *fi, unsigned flags,
@@ -47,7 +50,8 @@ void ht_op_ioctl(fuse_req_t req, fuse_ino_t ino, unsigned cmd, void *arg, struct
     static const uint32_t zero;
 
     if (cmd == HT_IOCTL_SAME)
-        ht_reply_same(req, ino, in, in_len, out_cap);
+        ht_reply_same(req, ino, fi && !(flags & FUSE_IOCTL_DIR) ? (struct ht_open *)(uintptr_t)fi->fh : NULL, in,
+                      in_len, out_cap);
     else if (cmd == FS_IOC_SETFLAGS || cmd == FS_IOC_FSSETXATTR)
         reply_set(req, is_none(cmd, in, in_len));
     else if (cmd == FS_IOC_FSGETXATTR && out_cap >= sizeof(none))

@@ -18,7 +18,6 @@
 #include "fs/fuse/fuse_priv.h"
 
 #include <errno.h>
-#include <semaphore.h>
 #include <stdlib.h>
 
 #include "tiering/base/dump.h"
@@ -194,7 +193,7 @@ void ht_park_read(struct ht_fuse *f, fuse_req_t req, struct ht_open *o, uint64_t
     struct parked *p;
 
     if (len == 0 || ht_optim_readable(f->optim, o->ino, off, len, NULL)) {
-        ht_read_and_reply(f, req, o->obj, &o->reader, off, len, HT_TRAFFIC_PARAM);
+        ht_read_and_reply(f, req, o->obj, ht_open_reader(o, off, len), off, len, HT_TRAFFIC_PARAM);
         return;
     }
     p = take_free(f);
@@ -227,29 +226,9 @@ void ht_park_read(struct ht_fuse *f, fuse_req_t req, struct ht_open *o, uint64_t
 
 /* -------------------------------------------------------------- whole threads */
 
-struct sleeper {
-    struct ht_waiter waiter;
-    sem_t done;
-};
-
-static void wake_sleeper(struct ht_waiter *w)
-{
-    sem_post(&ht_container_of(w, struct sleeper, waiter)->done);
-}
-
 void ht_park_wait(struct ht_fuse *f, uint64_t oid, uint64_t off, uint64_t len)
 {
-    struct sleeper s = {.waiter = {.wake = wake_sleeper}};
-
-    if (len == 0 || ht_optim_readable(f->optim, oid, off, len, NULL))
-        return;
-    sem_init(&s.done, 0, 0);
-    ht_activity_wait("updates of parameter", oid);
-    if (!ht_optim_readable(f->optim, oid, off, len, &s.waiter))
-        while (sem_wait(&s.done) && errno == EINTR)
-            ;
-    ht_activity_go_on();
-    sem_destroy(&s.done);
+    ht_ctl_wait_updates(f->ctl, oid, off, len);
 }
 
 /* --------------------------------------------------------------------- end */

@@ -390,6 +390,7 @@ static int link_locked(struct ht_ns_op *op, uint64_t ino, uint64_t parent, const
     if (rc != 0)
         return rc;
     ht_ns_entry_add(op, e, dir, i, NULL);
+    ht_ns_report_renamed(op->ns, i);
     i->flags &= (uint8_t)~HT_NS_UNNAMED;
     atomic_fetch_add_explicit(&i->lookups, 1, memory_order_relaxed);
     ht_ns_fill_stat(op->ns, i, out_st);

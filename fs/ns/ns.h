@@ -59,6 +59,11 @@ struct ht_ns_hooks {
      * dropping a name from the kernel's cache does. May be NULL.
      */
     void (*stale)(void *ctx, uint64_t ino, uint64_t parent, const char *name);
+    /*
+     * A file below a model root has another path, or one more name. True: no other file of the same change need be
+     * reported. The ns lock is held. May be NULL.
+     */
+    bool (*renamed)(void *ctx, uint64_t ino);
 };
 /* For ht_participant_ns. */
 struct ht_ns_setup {
@@ -277,6 +282,8 @@ int ht_ns_kept_find(struct ht_ns *ns, uint64_t root, const char *name, struct ht
 int ht_ns_kept_lookup(struct ht_ns *ns, uint64_t root, const char *name, struct stat *out_st) HT_MUST_CHECK;
 /* May a caller give this name to a kept step? -EINVAL: its characters, or digits alone. */
 int ht_ns_kept_check_name(const char *name) HT_MUST_CHECK;
+/* Has a model root changes of names, attributes or times that are not published? A write changes a time. */
+bool ht_ns_is_changed(struct ht_ns *ns, uint64_t root);
 /* Does it belong to a kept step? */
 bool ht_ns_is_frozen(struct ht_ns *ns, uint64_t ino);
 /* The kept step goes, durable when this returns. Open files stay readable. -ENOENT. WAITS. */

@@ -187,6 +187,15 @@ static void publish_times(struct ht_ns *ns, size_t bytes, struct ht_tx *tx) HT_R
 
 /* ------------------------------------------------------ part in a commit */
 
+bool ht_ns_is_changed(struct ht_ns *ns, uint64_t ino)
+{
+    ht_rwlock_rdlock(ht_ns_lock(ns));
+    struct ht_ns_root *root = ht_ns_root_find(ns, ino);
+    bool changed = root && ht_ns_root_pending_bytes_locked(root) != 0;
+    ht_rwlock_unlock(ht_ns_lock(ns));
+    return changed;
+}
+
 size_t ht_ns_pending_bytes(void *ctx, uint64_t scope)
 {
     struct ht_ns *ns = ctx;

@@ -146,6 +146,41 @@ static int check_rename(struct ht_ns *ns, const struct renaming *r) HT_REQUIRES_
 
 /* --------------------------------------------------------------- changes */
 
+static bool report_file(const struct ht_ns *ns, const struct ht_ns_inode *i) HT_REQUIRES_SHARED(HT_LOCK_NAMES)
+{
+    return S_ISREG(i->cur.mode) && ns->hooks.renamed(ns->hooks.ctx, i->ino);
+}
+
+/* All files at or below it. Needs no stack: the name of a directory leads back up. */
+void ht_ns_report_renamed(const struct ht_ns *ns, const struct ht_ns_inode *top)
+{
+    const struct ht_ns_inode *dir = top;
+    uint32_t slot = 0;
+    bool done = !ns->hooks.renamed || ht_ns_root(top)->ino == 0 || (top->flags & HT_NS_MODEL_ROOT) != 0;
+
+    if (!done && !ht_ns_is_dir(top)) {
+        (void)report_file(ns, top);
+        return;
+    }
+    while (!done) {
+        if (slot < dir->u.dir->slot_count) {
+            const struct ht_ns_entry *e = ht_ns_dir_entry(dir->u.dir, slot++);
+            if (e && ht_ns_is_dir(e->inode)) {
+                dir = e->inode;
+                slot = 0;
+            } else if (e) {
+                done = report_file(ns, e->inode);
+            }
+        } else if (dir == top) {
+            done = true;
+        } else {
+            const struct ht_ns_entry *self = dir->u.dir->self;
+            dir = self->dir;
+            slot = ht_ns_dir_seek(dir->u.dir, self->cookie);
+        }
+    }
+}
+
 /* Room for each side of the change, as ht_ns_entry_add and _drop want it. */
 static int reserve(struct ht_ns *ns, const struct renaming *r) HT_REQUIRES(HT_LOCK_NAMES)
 {
@@ -197,6 +232,7 @@ static int move(struct ht_ns_op *op, struct renaming *r) HT_REQUIRES(HT_LOCK_NAM
     else
         ht_ns_entry_drop(op, r->from);
     ht_ns_entry_add(op, e, r->new_dir, moved, r->to);
+    ht_ns_report_renamed(op->ns, moved);
     if (replaced) {
         publish_data(op, moved);
         ht_ns_inode_release(op, replaced);
@@ -222,6 +258,8 @@ static int exchange(struct ht_ns_op *op, struct renaming *r) HT_REQUIRES(HT_LOCK
     }
     ht_ns_entry_add(op, at_from, r->dir, b, r->from);
     ht_ns_entry_add(op, at_to, r->new_dir, a, r->to);
+    ht_ns_report_renamed(op->ns, a);
+    ht_ns_report_renamed(op->ns, b);
     publish_data(op, a);
     publish_data(op, b);
     return 0;

@@ -14,10 +14,10 @@ struct ht_cmd_options {
     const char *engine; /* background: the only one; NULL: all */
     bool json;
     double watch_s;                /* stats: again after so many seconds; 0: once. top: the interval */
-    bool once;                     /* top: one picture */
+    bool once;                     /* top: one picture; follow: the present steps */
     const char *listen, *textfile; /* metrics: an address and a port; a file; or NULL */
     bool follow;                   /* events, trace: continue with new entries */
-    uint64_t since;                /* events, trace: after this number */
+    uint64_t since;                /* events, trace, follow: after this number */
     enum ht_log_level level;       /* events: at least so important */
     bool conditional;              /* step, commit, abort: only while step_open is this number */
     uint64_t step_open;
@@ -25,14 +25,17 @@ struct ht_cmd_options {
     bool full;          /* commit: parameters and state, in place of logged steps */
     const char *svg;    /* plan: the file to draw into, or NULL */
     char *const *words; /* commands for kept steps: what stands after the path, and NULL */
-    uint64_t rate;      /* send: bytes per second; 0: no limit */
-    const char *digest; /* verify: the expected one; send: that of from; or NULL */
-    const char *from;   /* send: the kept step that an incremental stream builds on, or NULL */
+    uint64_t rate;      /* send, follow: bytes per second; 0: no limit */
+    const char *digest; /* verify: the expected one; send, follow: that of from; or NULL */
+    const char *from;   /* send: the kept step that an incremental stream builds on; follow: that was copied; or NULL */
     const char *base;   /* receive: the model that keeps that step, or NULL */
     bool write;         /* bench: with a scratch file */
     bool udev;          /* features: for udev */
+    bool receive;       /* follow: the other side */
     const char *output; /* report: the page, or NULL */
     const char *loss;   /* report: a file of losses, or NULL */
+    uint64_t to, lost;  /* reshard: the number of ranks; the rank that is gone, if one is */
+    bool loses;
 };
 
 /* Each command in its own file; path is on any mount. Returns an exit code, and prints errors. */
@@ -67,7 +70,9 @@ int ht_cmd_clone(const char *path, const struct ht_cmd_options *o);
 int ht_cmd_forget(const char *path, const struct ht_cmd_options *o);
 int ht_cmd_verify(const char *path, const struct ht_cmd_options *o);
 int ht_cmd_send(const char *path, const struct ht_cmd_options *o);
+int ht_cmd_follow(const char *path, const struct ht_cmd_options *o);
 int ht_cmd_receive(const char *path, const struct ht_cmd_options *o);
+int ht_cmd_reshard(const char *path, const struct ht_cmd_options *o);
 
 /* "VERB", or "VERB if=N" with the number of the options. As snprintf. */
 int ht_cmd_line(const char *verb, const struct ht_cmd_options *o, char *buf, size_t cap);

@@ -3,15 +3,30 @@
 #ifndef HITRAIN_MOUNT_HELPERS_CTL_KEPT_H
 #define HITRAIN_MOUNT_HELPERS_CTL_KEPT_H
 
+#include "mount-helpers/common/progress.h"
 #include "mount-helpers/stream/stream.h"
+#include "mount-helpers/stream/tree.h"
 #include "tiering/base/base.h"
 
 /* The directory of a kept step: a descriptor, or -errno with a message printed. */
 int ht_kept_open(const char *root, const char *name) HT_MUST_CHECK;
 /* The number of the step that it holds. */
 int ht_kept_step(int dir, uint64_t *out_step) HT_MUST_CHECK;
+/* kept_base.c: a kept step that is read whole, which verifies every checksum of the store. */
+struct ht_kept_reading {
+    const char *name, *done; /* of the step; what the progress says */
+    int base_dir;            /* -1: a whole step */
+    struct ht_stream_base base;
+    int (*put)(void *ctx, const void *data, size_t len); /* takes the stream; NULL: for its digest alone */
+    void *ctx;
+    struct ht_progress progress; /* after success the caller ends it */
+    uint64_t entries, bytes;     /* out, as the digest */
+    struct ht_hash128 digest;
+};
+/* 0, or -errno with why or without one. */
+int ht_kept_read(struct ht_kept_reading *q, int dir, char why[HT_TREE_WHY_MAX]) HT_MUST_CHECK;
 /*
- * kept_base.c: the digest of a kept step, which is read for it until stopped() returns true (NULL: never). 0, or -errno
+ * The digest of a kept step, which is read for it until stopped() returns true (NULL: never). 0, or -errno
  * with a message printed.
  */
 int ht_kept_digest(const char *root, const char *name, int dir, bool (*stopped)(void),

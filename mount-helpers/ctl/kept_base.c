@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* kept_base.c - kept steps that streams build on: their digests, and the one that a stream means. */
+/* kept_base.c - reading a kept step; steps that streams build on: their digests, and the one that a stream means. */
 #include "mount-helpers/ctl/kept.h"
 
 #include <dirent.h>
@@ -8,57 +8,74 @@
 #include <stdio.h>
 #include <unistd.h>
 
-#include "mount-helpers/common/progress.h"
 #include "mount-helpers/ctl/ctl.h"
-#include "mount-helpers/stream/tree.h"
 #include "tiering/base/files.h"
 #include <hitrain/words.h>
 
-struct reading {
-    bool (*stopped)(void);
-    struct ht_progress progress;
+static void add(void *ctx, uint64_t bytes)
+{
+    ht_progress_add(ctx, bytes);
+}
+
+int ht_kept_read(struct ht_kept_reading *q, int dir, char why[HT_TREE_WHY_MAX])
+{
+    struct ht_stream_head head = {.incremental = q->base_dir >= 0, .base = q->base};
+    struct ht_tree_progress p = {add, &q->progress};
+    struct ht_stream_writer w = {0};
+    int rc = ht_kept_step(dir, &head.step);
+
+    why[0] = '\0';
+    if (rc < 0) {
+        snprintf(why, HT_TREE_WHY_MAX, "%s has no number of a step: %s", q->name, strerror(-rc));
+        return rc;
+    }
+    rc = ht_tree_measure(dir, &head.bytes, why);
+    if (rc < 0)
+        return rc;
+    why[0] = '\0';
+    ht_progress_begin(&q->progress, false, q->done, head.bytes);
+    rc = ht_stream_writer_begin(&w, &head, q->put, q->ctx);
+    if (rc == 0)
+        rc = ht_tree_read(dir, q->base_dir, &w, &p, why);
+    if (rc == 0)
+        rc = ht_stream_put_end(&w, &q->digest);
+    q->entries = w.entries;
+    q->bytes = w.bytes;
+    ht_stream_writer_free(&w);
+    if (rc < 0)
+        ht_progress_clear(&q->progress);
+    return rc;
+}
+
+struct stop {
+    bool (*asked)(void);
 };
 
 /* Takes the stream and keeps nothing. */
-static int put(void *ctx, const void *data, size_t len)
+static int put_nowhere(void *ctx, const void *data, size_t len)
 {
-    const struct reading *r = ctx;
+    const struct stop *stop = ctx;
 
     (void)data;
     (void)len;
-    return r->stopped && r->stopped() ? -EINTR : 0;
-}
-
-static void add(void *ctx, uint64_t bytes)
-{
-    struct reading *r = ctx;
-
-    ht_progress_add(&r->progress, bytes);
+    return stop->asked && stop->asked() ? -EINTR : 0;
 }
 
 int ht_kept_digest(const char *root, const char *name, int dir, bool (*stopped)(void), struct ht_hash128 *out)
 {
-    char why[HT_TREE_WHY_MAX] = "";
-    struct reading reading = {.stopped = stopped};
-    struct ht_tree_progress p = {add, &reading};
-    struct ht_stream_head head = {0};
-    struct ht_stream_writer w = {0};
-    int rc = ht_kept_step(dir, &head.step);
+    char why[HT_TREE_WHY_MAX];
+    struct stop stop = {stopped};
+    struct ht_kept_reading q = {
+        .name = name, .done = "of the base read", .base_dir = -1, .put = put_nowhere, .ctx = &stop};
+    int rc = ht_kept_read(&q, dir, why);
 
-    if (rc == 0)
-        rc = ht_tree_measure(dir, &head.bytes, why);
-    ht_progress_begin(&reading.progress, false, "of the base read", head.bytes);
-    if (rc == 0)
-        rc = ht_stream_writer_begin(&w, &head, put, &reading);
-    if (rc == 0)
-        rc = ht_tree_read(dir, -1, &w, &p, why);
-    if (rc == 0)
-        rc = ht_stream_put_end(&w, out);
-    ht_stream_writer_free(&w);
-    ht_progress_clear(&reading.progress);
-    if (rc < 0)
+    if (rc < 0) {
         ht_error("%s: step %s: %s", root, name, why[0] != '\0' ? why : strerror(-rc));
-    return rc;
+        return rc;
+    }
+    ht_progress_clear(&q.progress);
+    *out = q.digest;
+    return 0;
 }
 
 /* 1: the step is the base; 0: it is another one, or gone. */

@@ -30,6 +30,9 @@ enum {
     OPT_OUTPUT,
     OPT_LOSS,
     OPT_UDEV,
+    OPT_TO,
+    OPT_LOST,
+    OPT_RECEIVE,
     OPT_HELP,
     OPT_VERSION
 };
@@ -168,6 +171,25 @@ static const struct command {
      "Makes a model root in the new directory DIR from a stream on standard input. A stream that is cut or damaged\n"
      "leaves nothing there.\n\n"
      "  --base=ROOT      a model root of the same store that keeps the step of send --from\n"},
+    {"reshard", "ROOT --to=R [--lost=r] [--json]", NULL, ht_cmd_reshard, ONE,
+     OPT_BIT(OPT_JSON) | OPT_BIT(OPT_TO) | OPT_BIT(OPT_LOST),
+     "Gives each of R ranks its blocks of all parameters of the model root ROOT, and moves as few as it can from the ranks\n"
+     "that had them. ROOT/.hitrain/shard/<r>of<R>/ has the shard of each. Durable with the next commit. Copies nothing.\n\n"
+     "  --to=R           how many ranks there are\n"
+     "  --lost=r         the rank that is gone; without it the last ones leave\n"},
+    {"follow", "ROOT [--from=STEP [--digest=DIGEST] | --since=N] [--once] [--rate=BYTES] | DIR --receive [--json]",
+     NULL, ht_cmd_follow, ONE,
+     OPT_BIT(OPT_FROM) | OPT_BIT(OPT_DIGEST) | OPT_BIT(OPT_SINCE) | OPT_BIT(OPT_ONCE) | OPT_BIT(OPT_RATE) |
+         OPT_BIT(OPT_RECEIVE) | OPT_BIT(OPT_JSON),
+     "Writes each logged step of the model root ROOT to standard output, as soon as it is durable, until interrupted.\n"
+     "With --receive: computes the steps on standard input in DIR, a copy of the model in another store. Both then have\n"
+     "the same bits. Needs redo=on and redo_keep=N. A copy continues where it stopped.\n\n"
+     "  --from=STEP      the first time: the kept step that was copied with send and receive\n"
+     "  --digest=DIGEST  the digest of that step, which is read for it otherwise\n"
+     "  --since=N        later: the copy has step N; else all readable steps are sent\n"
+     "  --once           end when all present steps are sent\n"
+     "  --rate=BYTES     at most so many bytes per second, as in 100M\n"
+     "  --receive        read steps, in place of writing them\n"},
     {"wait", "PATH...", NULL, ht_cmd_wait, MANY, 0,
      "Returns when the queued updates of a parameter, or of all parameters of a model root, are applied.\n\n"},
     {"reset", "PATH...", NULL, ht_cmd_reset, MANY, 0,
@@ -217,6 +239,9 @@ static const struct option words[] = {
     {"output", required_argument, NULL, OPT_OUTPUT},
     {"loss", required_argument, NULL, OPT_LOSS},
     {"udev", no_argument, NULL, OPT_UDEV},
+    {"to", required_argument, NULL, OPT_TO},
+    {"lost", required_argument, NULL, OPT_LOST},
+    {"receive", no_argument, NULL, OPT_RECEIVE},
     {"help", no_argument, NULL, OPT_HELP},
     {"version", no_argument, NULL, OPT_VERSION},
     {NULL, 0, NULL, 0},
@@ -309,6 +334,8 @@ static bool *flag_of(int option, struct ht_cmd_options *o)
         return &o->write;
     case OPT_UDEV:
         return &o->udev;
+    case OPT_RECEIVE:
+        return &o->receive;
     default:
         return NULL;
     }
@@ -362,6 +389,11 @@ static int parse_value(int option, const char *value, struct ht_cmd_options *o)
         return parse_seconds(value, &o->watch_s)
             ? 0
             : usage_error("--watch: not a number of seconds from 0.01 to 86400: ", value);
+    case OPT_TO:
+        return parse_number(value, &o->to) && o->to ? 0 : usage_error("--to: not a number of ranks: ", value);
+    case OPT_LOST:
+        o->loses = true;
+        return parse_number(value, &o->lost) ? 0 : usage_error("--lost: not the number of a rank: ", value);
     case OPT_SINCE:
         return parse_number(value, &o->since) ? 0 : usage_error("--since: not a number: ", value);
     case OPT_IF:

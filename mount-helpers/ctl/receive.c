@@ -120,7 +120,7 @@ static int fill(const char *path, const struct ht_staging *s, const char *base_r
     int rc = ht_stream_reader_begin(&r, get, NULL), base = -1;
 
     if (rc < 0)
-        ht_error("%s: nothing is received: %s", path, r.why);
+        ht_error("%s: nothing is received: %s", path, r.in.why);
     else if (r.head.incremental)
         rc = find_base(path, s, &r.head.base, base_root, &base);
     if (rc == 0)

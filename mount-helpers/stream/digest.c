@@ -113,3 +113,21 @@ const char *ht_digest_text(const struct ht_hash128 *h, char buf[HT_DIGEST_TEXT_M
         snprintf(buf + 2 * i, 3, "%02x", h->byte[i]);
     return buf;
 }
+
+static int digit(char c)
+{
+    return c >= '0' && c <= '9' ? c - '0' : c >= 'a' && c <= 'f' ? c - 'a' + 10 : -1;
+}
+
+int ht_digest_parse(const char *text, struct ht_hash128 *out)
+{
+    if (strlen(text) != 2 * sizeof(out->byte))
+        return -EINVAL;
+    for (size_t i = 0; i < sizeof(out->byte); i++) {
+        int high = digit(text[2 * i]), low = digit(text[2 * i + 1]);
+        if (high < 0 || low < 0)
+            return -EINVAL;
+        out->byte[i] = (uint8_t)(high << 4 | low);
+    }
+    return 0;
+}

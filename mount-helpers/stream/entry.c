@@ -42,6 +42,8 @@ static bool is_word(const char *name, size_t len, const char *word)
 
 bool ht_stream_attribute_known(const char *name, size_t len)
 {
+    if (is_word(name, len, HT_FOLLOW_ATTRIBUTE)) /* of this copy alone */
+        return false;
     return (len > 5 && memcmp(name, "user.", 5) == 0) || is_word(name, len, "system.posix_acl_access") ||
         is_word(name, len, "system.posix_acl_default");
 }
@@ -83,7 +85,7 @@ static bool name_refused(const char *name, size_t len)
         is_word(name, len, HT_CTL_DIR);
 }
 
-static const char *path_refused(const char *path)
+const char *ht_stream_path_refused(const char *path)
 {
     unsigned depth = 0;
 
@@ -153,7 +155,7 @@ static const char *target_refused(const struct ht_stream_entry *e)
         return strlen(e->target) > HT_SYMLINK_BYTES_MAX ? "its target is too long" : NULL;
     if (e->kind != HT_STREAM_LINK)
         return NULL;
-    if (path_refused(e->target))
+    if (ht_stream_path_refused(e->target))
         return "its target leaves the model";
     return compare_paths(e->target, e->path) < 0 ? NULL : "its target does not stand before it";
 }
@@ -168,7 +170,7 @@ const char *ht_stream_entry_refused(const struct ht_stream_entry *e)
     if (e->path[0] == '\0' && e->kind != HT_STREAM_DIRECTORY)
         return "the root is no directory";
     if (e->path[0] != '\0')
-        why = path_refused(e->path);
+        why = ht_stream_path_refused(e->path);
     if (!why)
         why = target_refused(e);
     if (why)
@@ -197,7 +199,7 @@ const char *ht_stream_same_refused(const struct ht_stream_same *s)
 {
     if (!s->count || s->index > UINT64_MAX - s->count)
         return "its number of blocks is impossible";
-    return s->path[0] != '\0' ? path_refused(s->path) : NULL;
+    return s->path[0] != '\0' ? ht_stream_path_refused(s->path) : NULL;
 }
 
 bool ht_stream_is_zero(const uint8_t *p, size_t len)

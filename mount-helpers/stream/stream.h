@@ -15,21 +15,16 @@
 #ifndef HITRAIN_MOUNT_HELPERS_STREAM_STREAM_H
 #define HITRAIN_MOUNT_HELPERS_STREAM_STREAM_H
 
-#include <sys/types.h>
-
-#include "tiering/base/buf.h"
-#include "tiering/base/hash.h"
+#include "mount-helpers/stream/records.h"
 
 enum {
     HT_STREAM_VERSION = 1,
     HT_STREAM_HEADER_BYTES = 64,
-    HT_STREAM_RECORD_BYTES = 48, /* before the payload */
     HT_STREAM_BLOCK_BYTES = 1 << 20,
     HT_STREAM_PAYLOAD_BYTES_MAX = 2 << 20, /* an entry with all attributes */
     HT_STREAM_PATH_BYTES_MAX = 4095,
     HT_STREAM_DEPTH_MAX = 256, /* directories below the root */
     HT_STREAM_STATE_NAME_BYTES_MAX = 64,
-    HT_STREAM_WHY_MAX = 448,
     HT_DIGEST_TEXT_MAX = 33,
 };
 #define HT_STREAM_MAGIC "HTstep\r\n"
@@ -95,10 +90,13 @@ struct ht_stream_same {
 /* Takes the next attribute off the front; false: there is none, or a is damaged. */
 bool ht_stream_attribute_next(struct ht_stream_attributes *a, struct ht_stream_attribute *out);
 void ht_stream_attribute_put(struct ht_buf *b, const char *name, const void *value, size_t len);
+/* Where a copy that follows another model is: mount-helpers/ctl/follow.h. It is part of no step. */
+#define HT_FOLLOW_ATTRIBUTE "user.hitrain-follow"
 /* May a stream carry it? user.* and access lists. */
 bool ht_stream_attribute_known(const char *name, size_t len);
 
 /* NULL, or why this is no entry, as the rest of a sentence. */
+const char *ht_stream_path_refused(const char *path);
 const char *ht_stream_entry_refused(const struct ht_stream_entry *e);
 const char *ht_stream_state_refused(const struct ht_stream_state *s);
 const char *ht_stream_same_refused(const struct ht_stream_same *s);
@@ -126,6 +124,8 @@ struct ht_hash128 ht_digest_get(const struct ht_digest *d);
 void ht_digest_end(struct ht_digest *d);
 /* 32 hexadecimal digits; returns buf. */
 const char *ht_digest_text(const struct ht_hash128 *h, char buf[HT_DIGEST_TEXT_MAX]);
+/* The same back. -EINVAL: it is no such text. */
+int ht_digest_parse(const char *text, struct ht_hash128 *out) HT_MUST_CHECK;
 
 /* ------------------------------------------------------------------ writer */
 
@@ -134,11 +134,9 @@ const char *ht_digest_text(const struct ht_hash128 *h, char buf[HT_DIGEST_TEXT_M
  * -EINVAL. One thread.
  */
 struct ht_stream_writer {
-    int (*put)(void *ctx, const void *data, size_t len); /* everything; 0 or -errno */
-    void *ctx;
-    uint64_t number, entries, bytes; /* so far: records; entries; bytes of blocks */
+    struct ht_records_out out;
+    uint64_t entries, bytes; /* so far: entries; bytes of blocks */
     struct ht_digest digest;
-    struct ht_buf payload;
     char last[HT_STREAM_PATH_BYTES_MAX + 1];
     enum ht_stream_kind last_kind;
     bool incremental;
@@ -177,25 +175,22 @@ struct ht_stream_record {
  * below the root. What it cannot know is whether the target of a hard link is a file. One thread.
  */
 struct ht_stream_reader {
-    ssize_t (*get)(void *ctx, void *data, size_t len); /* bytes, 0 at the end, or -errno */
-    void *ctx;
+    struct ht_records_in in; /* in.why says where it failed */
     struct ht_stream_head head;
-    uint64_t at, number, entries, bytes; /* bytes of the stream; records; entries; bytes of blocks */
+    uint64_t entries, bytes; /* so far: entries; bytes of blocks */
     struct ht_digest digest;
-    uint8_t *payload;                          /* owned */
     char path[HT_STREAM_PATH_BYTES_MAX + 1];   /* of the last entry */
     char target[HT_STREAM_PATH_BYTES_MAX + 1]; /* of the last record */
     enum ht_stream_kind kind;
     char state[HT_STREAM_STATE_NAME_BYTES_MAX + 1]; /* "": the blocks are the entry's own */
     uint64_t size, next_block;
-    char why[HT_STREAM_WHY_MAX]; /* of the last failure: a sentence that says where */
 };
 /* After a failure, too, the caller ends with ht_stream_reader_free. -EPROTO: this is no such stream. */
 int ht_stream_reader_begin(struct ht_stream_reader *r, ssize_t (*get)(void *ctx, void *data, size_t len),
                            void *ctx) HT_MUST_CHECK;
 /*
  * 0, and the next record; texts and content in it live until the next call. END is the last one: its digest is that of
- * what came, and nothing follows. -EPROTO: the stream is cut or damaged; -errno: get failed. r->why says which.
+ * what came, and nothing follows. -EPROTO: the stream is cut or damaged; -errno: get failed. r->in.why says which.
  */
 int ht_stream_next(struct ht_stream_reader *r, struct ht_stream_record *out) HT_MUST_CHECK;
 void ht_stream_reader_free(struct ht_stream_reader *r);

@@ -8,7 +8,7 @@
 
 #include "mount-helpers/stream/stream.h"
 
-enum { HT_TREE_WHY_MAX = HT_STREAM_WHY_MAX + 256 };
+enum { HT_TREE_WHY_MAX = HT_RECORDS_WHY_MAX + 256 };
 
 /* Bytes of content that were dealt with, or that holes save. */
 struct ht_tree_progress {

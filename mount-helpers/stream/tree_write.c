@@ -477,7 +477,7 @@ int ht_tree_write(int dir, int base, struct ht_stream_reader *r, bool owners, co
         if (rc == 0)
             rc = take(&b, &x);
         else
-            snprintf(why, HT_TREE_WHY_MAX, "%s", r->why);
+            snprintf(why, HT_TREE_WHY_MAX, "%s", r->in.why);
     }
     while (rc == 0 && b.depth > 1)
         rc = end_directory(&b);

@@ -2,45 +2,14 @@
 /* writer.c - writes a stream, record by record. */
 #include "mount-helpers/stream/stream.h"
 
-static int put(struct ht_stream_writer *w, const void *data, size_t len)
-{
-    return w->put && len ? w->put(w->ctx, data, len) : 0;
-}
-
-static int put_record(struct ht_stream_writer *w, enum ht_stream_type type, uint64_t place,
-                      const struct ht_hash128 *sum, const void *payload, size_t len)
-{
-    uint8_t head[HT_STREAM_RECORD_BYTES] = {(uint8_t)type};
-    int rc;
-
-    ht_le32_store(head + 4, (uint32_t)len);
-    ht_le64_store(head + 8, w->number++);
-    ht_le64_store(head + 16, place);
-    memcpy(head + 24, sum->byte, sizeof(sum->byte));
-    ht_le64_store(head + 40, ht_hash64(head, 40, 0));
-    rc = put(w, head, sizeof(head));
-    return rc < 0 ? rc : put(w, payload, len);
-}
-
-/* Writes the payload that was built. */
-static int put_payload(struct ht_stream_writer *w, enum ht_stream_type type, uint64_t place)
-{
-    struct ht_hash128 sum;
-
-    if (w->payload.err)
-        return w->payload.err;
-    sum = ht_hash128(w->payload.data, w->payload.len);
-    return put_record(w, type, place, &sum, w->payload.data, w->payload.len);
-}
-
 /* An incremental stream says first what it builds on. */
 static int put_base(struct ht_stream_writer *w, const struct ht_stream_base *base)
 {
-    ht_buf_reset(&w->payload);
-    ht_buf_put_u64(&w->payload, base->step);
-    ht_buf_put(&w->payload, base->digest.byte, sizeof(base->digest.byte));
+    ht_buf_reset(&w->out.payload);
+    ht_buf_put_u64(&w->out.payload, base->step);
+    ht_buf_put(&w->out.payload, base->digest.byte, sizeof(base->digest.byte));
     ht_digest_base(&w->digest, base);
-    return put_payload(w, HT_STREAM_BASE, 0);
+    return ht_records_put_payload(&w->out, HT_STREAM_BASE, 0);
 }
 
 int ht_stream_writer_begin(struct ht_stream_writer *w, const struct ht_stream_head *head,
@@ -49,7 +18,8 @@ int ht_stream_writer_begin(struct ht_stream_writer *w, const struct ht_stream_he
     uint8_t bytes[HT_STREAM_HEADER_BYTES] = HT_STREAM_MAGIC;
     int rc;
 
-    *w = (struct ht_stream_writer){.put = to, .ctx = ctx, .payload = HT_BUF_INIT, .incremental = head->incremental};
+    *w = (struct ht_stream_writer){.out = {.put = to, .ctx = ctx, .payload = HT_BUF_INIT},
+                                   .incremental = head->incremental};
     rc = ht_digest_begin(&w->digest, head->step);
     if (rc < 0)
         return rc;
@@ -59,7 +29,7 @@ int ht_stream_writer_begin(struct ht_stream_writer *w, const struct ht_stream_he
     ht_le64_store(bytes + 24, head->step);
     ht_le64_store(bytes + 32, head->bytes);
     ht_le64_store(bytes + 56, ht_hash64(bytes, 56, 0));
-    rc = put(w, bytes, sizeof(bytes));
+    rc = ht_records_put_bytes(&w->out, bytes, sizeof(bytes));
     return rc == 0 && head->incremental ? put_base(w, &head->base) : rc;
 }
 
@@ -89,8 +59,8 @@ int ht_stream_put_entry(struct ht_stream_writer *w, const struct ht_stream_entry
     if (ht_stream_entry_refused(e) || first != (e->path[0] == '\0') ||
         (!first && ht_stream_order_refused(w->last, w->last_kind, e->path)))
         return -EINVAL;
-    encode(&w->payload, e);
-    rc = put_payload(w, HT_STREAM_ENTRY, 0);
+    encode(&w->out.payload, e);
+    rc = ht_records_put_payload(&w->out, HT_STREAM_ENTRY, 0);
     if (rc < 0)
         return rc;
     ht_digest_entry(&w->digest, e);
@@ -106,10 +76,10 @@ int ht_stream_put_state(struct ht_stream_writer *w, const struct ht_stream_state
 
     if (w->last_kind != HT_STREAM_FILE || ht_stream_state_refused(s))
         return -EINVAL;
-    ht_buf_reset(&w->payload);
-    ht_buf_put_u64(&w->payload, s->size);
-    ht_buf_put(&w->payload, s->name, strlen(s->name));
-    rc = put_payload(w, HT_STREAM_STATE, 0);
+    ht_buf_reset(&w->out.payload);
+    ht_buf_put_u64(&w->out.payload, s->size);
+    ht_buf_put(&w->out.payload, s->name, strlen(s->name));
+    rc = ht_records_put_payload(&w->out, HT_STREAM_STATE, 0);
     if (rc < 0)
         return rc;
     ht_digest_state(&w->digest, s);
@@ -127,32 +97,32 @@ int ht_stream_put_block(struct ht_stream_writer *w, uint64_t index, const uint8_
     sum = ht_hash128(data, len);
     ht_digest_block(&w->digest, index, &sum);
     w->bytes += len;
-    return put_record(w, HT_STREAM_BLOCK, index, &sum, data, len);
+    return ht_records_put(&w->out, HT_STREAM_BLOCK, index, &sum, data, len);
 }
 
 int ht_stream_put_same(struct ht_stream_writer *w, const struct ht_stream_same *s)
 {
     if (!w->incremental || w->last_kind != HT_STREAM_FILE || ht_stream_same_refused(s))
         return -EINVAL;
-    ht_buf_reset(&w->payload);
-    ht_buf_put_u64(&w->payload, s->count);
-    ht_buf_put(&w->payload, s->path, strlen(s->path));
+    ht_buf_reset(&w->out.payload);
+    ht_buf_put_u64(&w->out.payload, s->count);
+    ht_buf_put(&w->out.payload, s->path, strlen(s->path));
     ht_digest_same(&w->digest, s);
-    return put_payload(w, HT_STREAM_SAME, s->index);
+    return ht_records_put_payload(&w->out, HT_STREAM_SAME, s->index);
 }
 
 int ht_stream_put_end(struct ht_stream_writer *w, struct ht_hash128 *out_digest)
 {
     *out_digest = ht_digest_get(&w->digest);
-    ht_buf_reset(&w->payload);
-    ht_buf_put_u64(&w->payload, w->entries);
-    ht_buf_put_u64(&w->payload, w->bytes);
-    ht_buf_put(&w->payload, out_digest->byte, sizeof(out_digest->byte));
-    return put_payload(w, HT_STREAM_END, 0);
+    ht_buf_reset(&w->out.payload);
+    ht_buf_put_u64(&w->out.payload, w->entries);
+    ht_buf_put_u64(&w->out.payload, w->bytes);
+    ht_buf_put(&w->out.payload, out_digest->byte, sizeof(out_digest->byte));
+    return ht_records_put_payload(&w->out, HT_STREAM_END, 0);
 }
 
 void ht_stream_writer_free(struct ht_stream_writer *w)
 {
     ht_digest_end(&w->digest);
-    ht_buf_free(&w->payload);
+    ht_buf_free(&w->out.payload);
 }

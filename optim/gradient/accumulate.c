@@ -27,7 +27,7 @@
 
 uint32_t ht_opt_accumulate(const struct ht_root *root)
 {
-    return root->open ? root->latched.accumulate : root->config.accumulate;
+    return root->open ? root->latched.accumulate : root->decided ? 1 : root->config.accumulate;
 }
 
 double ht_opt_divisor(const struct ht_root *root)

@@ -3,7 +3,8 @@
  * flush.c - written bytes become frozen elements, and frozen elements queued ranges.
  *
  * A flush freezes whole elements, from the first to the last byte that its opener wrote since its last one. Bytes of
- * other openers elsewhere stay theirs. An element of which only a part was written is an error of the writer, unless a
+ * other openers elsewhere stay theirs, and so do those between that are of no range of the opener's part: the parts of
+ * several ranks interleave. An element of which only a part was written is an error of the writer, unless a
  * write that will complete it is in progress: then everything written there since the last flush is dropped.
  */
 #include "tiering/base/base.h"
@@ -23,7 +24,7 @@
 #include "optim/gradient/gradient.h"
 #include "optim/gradient/gradient_priv.h"
 
-static const struct ht_opt_window everything = {0, UINT64_MAX};
+static const struct ht_opt_window everything = {.begin = 0, .end = UINT64_MAX};
 
 static uint64_t range_begin(const struct ht_range *r)
 {
@@ -37,6 +38,8 @@ static struct ht_interval window_of(const struct ht_range *r, const struct ht_op
              last = base + ht_opt_range_grad_bytes(r->param, r->index);
     uint64_t begin = ht_max_u64(w->begin / size * size, base), end = ht_min_u64(w->end, last);
 
+    if (w->has && !w->has(w->ctx, base))
+        return (struct ht_interval){0, 0};
     end = (end + size - 1) / size * size;
     return begin < end ? (struct ht_interval){(uint32_t)(begin - base), (uint32_t)(end - base)}
                        : (struct ht_interval){0, 0};
@@ -95,6 +98,13 @@ void ht_opt_grad_spoil(struct ht_grad *g)
     drop_written(g->param, &g->mine);
 }
 
+void ht_grad_refuse(struct ht_grad *g)
+{
+    lock(g->param->o);
+    ht_opt_grad_spoil(g);
+    unlock(g->param->o);
+}
+
 /* The window of a flush. g NULL: that of all openers. */
 static struct ht_opt_window window_of_flush(struct ht_grad *g) HT_REQUIRES(HT_LOCK_OPTIM)
 {
@@ -144,6 +154,8 @@ static void latch(struct ht_param *p, const struct ht_optim_config *config) HT_R
     ht_list_add_tail(&root->touched, &p->touched);
     ht_rule_scalars(config, p->cur.t + 1, &p->scalars);
     p->scalars.grad_factor = (float)(1.0 / ht_opt_divisor(root));
+    if (root->decided)
+        p->scalars = p->decided_scalars;
     p->layout = p->cur.layout;
     if (ht_opt_deferred(root) && !ht_opt_squares_make(p))
         ht_debug("no memory for sums of squares: the boundary computes them");
@@ -211,11 +223,15 @@ static int validate(struct ht_param *p, const struct ht_grad *g, const struct ht
     return -EINVAL;
 }
 
-static void report_flush_error(struct ht_param *p, uint64_t torn, int err)
+/* part: the opener writes only a part of the gradient. */
+static void report_flush_error(struct ht_param *p, bool part, uint64_t torn, int err)
 {
     if (err == -EINVAL && torn != UINT64_MAX)
         ht_opt_refuse(p->root, HT_EVENT_GRADIENT_REFUSED, p->oid,
                       "gradient: ends inside an element at byte %llu; it is not applied", (unsigned long long)torn);
+    else if (err == -EINVAL && part)
+        ht_opt_refuse(p->root, HT_EVENT_GRADIENT_REFUSED, p->oid,
+                      "gradient: is longer than its shard, or the parameter has another size; it is not applied");
     else if (err == -EINVAL)
         ht_opt_refuse(p->root, HT_EVENT_GRADIENT_REFUSED, p->oid,
                       "gradient: is not as long as the parameter (%llu bytes); it is not applied",
@@ -223,6 +239,9 @@ static void report_flush_error(struct ht_param *p, uint64_t torn, int err)
     else if (err == -EBUSY)
         ht_opt_refuse(p->root, HT_EVENT_GRADIENT_REFUSED, p->oid,
                       "gradient: its state is that of another rule; reset it first");
+    else if (err == -EPERM)
+        ht_opt_refuse(p->root, HT_EVENT_GRADIENT_REFUSED, p->oid,
+                      "gradient: the step has numbers of a client, and none for this parameter; it is not applied");
     else if (err == -ENOSPC)
         ht_opt_refuse(p->root, HT_EVENT_GRADIENT_REFUSED, p->oid,
                       "no space for its optimizer state, sums and one rewrite; the gradient is not applied");
@@ -236,10 +255,10 @@ static int check_rule(struct ht_param *p, const struct ht_opt_window *w, const s
 {
     struct ht_layout layout = ht_opt_layout(config, p->shape.dtype);
 
-    if (ht_opt_same_rule_state(&layout, &p->cur.layout))
+    if (p->root->decided ? ht_opt_is_decided(p) : ht_opt_same_rule_state(&layout, &p->cur.layout))
         return 0;
     drop_written(p, w);
-    return -EBUSY;
+    return p->root->decided ? -EPERM : -EBUSY;
 }
 
 static bool lacks_sum(const struct ht_param *p) HT_REQUIRES(HT_LOCK_OPTIM)
@@ -294,6 +313,10 @@ static int flush_window(struct ht_param *p, struct ht_grad *g, struct ht_words *
             words->refused = true;
             return words->error;
         }
+        if (!rc && p->root->decided && !p->has_grad && !ht_opt_is_decided(p)) {
+            drop_written(p, &w);
+            return -EPERM; /* before it makes state */
+        }
         if (rc || (p->cur.exists && !lacks_sum(p)))
             break;
         layout = ht_opt_layout(&words->config, p->shape.dtype);
@@ -321,7 +344,7 @@ static int flush_locked(struct ht_param *p, struct ht_grad *g, struct ht_words *
     int rc = flush_window(p, g, words, out_torn, &ticket);
 
     if (g && (!rc || rc == -EINVAL)) {
-        g->mine = (struct ht_opt_window){0, 0};
+        ht_opt_window_clear(&g->mine);
         g->spoiled = false;
     }
     ht_opt_inval_wait(p->o, ticket);
@@ -342,7 +365,7 @@ static int flush(struct ht_param *p, struct ht_grad *g)
         ht_opt_refuse(p->root, HT_EVENT_GRADIENT_REFUSED, p->oid, "optimizer: %s; the gradient is not applied",
                       words.why);
     else if (rc && !ht_opt_close_failed(p->root, rc))
-        report_flush_error(p, torn, rc);
+        report_flush_error(p, g && g->mine.has, torn, rc);
     return rc;
 }
 
@@ -358,7 +381,7 @@ void ht_grad_discard(struct ht_grad *g)
     lock(g->param->o);
     ht_opt_grad_refresh(g);
     drop_written(g->param, &g->mine);
-    g->mine = (struct ht_opt_window){0, 0};
+    ht_opt_window_clear(&g->mine);
     unlock(g->param->o);
 }
 

@@ -39,12 +39,18 @@ int ht_grad_open(struct ht_optim *o, const struct ht_param_desc *desc, struct ht
     return rc;
 }
 
+void ht_grad_set_part(struct ht_grad *g, ht_grad_part_fn has, const void *ctx)
+{
+    g->mine.has = has;
+    g->mine.ctx = ctx;
+}
+
 void ht_opt_grad_refresh(struct ht_grad *g)
 {
     if (g->since == g->param->forgotten)
         return;
     g->since = g->param->forgotten;
-    g->mine = (struct ht_opt_window){0, 0};
+    ht_opt_window_clear(&g->mine);
     g->spoiled = false;
     g->sized = 0;
 }

@@ -33,6 +33,11 @@ void ht_opt_range_added(struct ht_range *r) HT_REQUIRES(HT_LOCK_OPTIM);
 /* Releases the lock in between: drops its sum. */
 void ht_opt_sum_drop(struct ht_range *r) HT_REQUIRES(HT_LOCK_OPTIM);
 
+/* -------------------------------------------------------------- decide.c */
+
+/* Has a client given the numbers of its next update? They fit its state. */
+bool ht_opt_is_decided(const struct ht_param *p) HT_REQUIRES(HT_LOCK_OPTIM);
+
 /* ---------------------------------------------------------------- drop.c */
 
 /*

@@ -9,16 +9,18 @@
 struct ht_param;
 struct ht_root;
 
-/* Bytes of a gradient. */
+/* Bytes of a gradient: of its ranges those that has() names; NULL: all. */
 struct ht_opt_window {
-    uint64_t begin, end;
+    uint64_t begin, end; /* end 0: none */
+    ht_grad_part_fn has;
+    const void *ctx;
 };
 
 struct ht_grad {
     struct ht_param *param;
     /* The fields below are valid as long as param.forgotten is since. */
     uint64_t since;
-    struct ht_opt_window mine; /* from the first to the last byte written since the last flush; end 0: none */
+    struct ht_opt_window mine; /* from the first to the last byte written since the last flush */
     bool spoiled;              /* a write went beyond the end: the next flush refuses this opener's bytes */
     uint64_t sized;            /* size that was set after the last write, for the next flush; 0: none */
 
@@ -36,6 +38,12 @@ void ht_opt_grad_refresh(struct ht_grad *g) HT_REQUIRES(HT_LOCK_OPTIM);
  * Writes zeros where the opener left gaps that count as zeros; not locked. Errors as in ht_grad_write, reported. WAITS.
  */
 int ht_opt_grad_fill_holes(struct ht_grad *g) HT_EXCLUDES(HT_LOCK_OPTIM) HT_MUST_CHECK;
+/* The opener has written nothing. Its part stays its part. */
+static inline void ht_opt_window_clear(struct ht_opt_window *w)
+{
+    w->begin = 0;
+    w->end = 0;
+}
 /* A write of this opener went beyond the end: drops its bytes, and makes its next flush fail. */
 void ht_opt_grad_spoil(struct ht_grad *g) HT_REQUIRES(HT_LOCK_OPTIM);
 /*

@@ -48,6 +48,7 @@ static const struct word words[] = {
     {"retain_must", FLAG, FIELD(retain_must), 0, 1, false, "0 or 1"},
     {"accumulate", COUNT, FIELD(accumulate), 1, HT_ACCUMULATE_MAX, false, "a whole number from 1 to 65536"},
     {"accumulate_mode", CHOICE, FIELD(accumulate_mean), 0, 1, false, "sum or mean", "sum mean"},
+    {"redo_keep", COUNT, FIELD(redo_keep), 0, HT_REDO_KEEP_MAX, false, "a whole number from 0 to 128 (0: none)"},
     {"redo", CHOICE, FIELD(redo), 0, 1, false, "off or on", "off on"},
     {"partial", FLAG, FIELD(partial), 0, 1, false, "0 or 1"},
     {"maximize", FLAG, FIELD(maximize), 0, 1, false, "0 or 1"},
@@ -55,7 +56,7 @@ static const struct word words[] = {
 
 /* Beside those of the rule. */
 static const char common_words[] = "durable_every partial maximize grad_scale max_grad_norm skip_nonfinite "
-                                   "accumulate accumulate_mode retain retain_every retain_must redo";
+                                   "accumulate accumulate_mode retain retain_every retain_must redo redo_keep";
 
 /* Words that people try because torch.optim has them. */
 static const struct {

@@ -21,9 +21,10 @@ struct ht_optim_config {
     uint32_t retain;        /* kept steps without names of their own: at most so many; 0: commits keep none */
     uint32_t retain_every;  /* a commit keeps its step if it is the first from a multiple of this on; default 1 */
     bool retain_must;       /* a commit that cannot keep its step fails */
+    uint32_t redo_keep;     /* logged steps that stay readable; default 0 */
     bool redo;              /* a step is durable when its gradients are; every durable_every-th publishes all */
 };
-enum { HT_OPTIM_CONFIG_TEXT_MAX = 1024, HT_OPTIM_ERROR_MAX = 256, HT_ACCUMULATE_MAX = 65536 };
+enum { HT_OPTIM_CONFIG_TEXT_MAX = 1024, HT_OPTIM_ERROR_MAX = 256, HT_ACCUMULATE_MAX = 65536, HT_REDO_KEEP_MAX = 128 };
 /*
  * A rule and its words: "adamw lr=3e-4 beta1=0.9 beta2=0.95 eps=1e-8 weight_decay=0.1 durable_every=1 partial=0
  * maximize=0". Omitted words have the defaults of the torch.optim class of that name (rules/ has formulas and words).

@@ -32,8 +32,9 @@
  *  4. State objects are created and published under the gate, so a commit names all of a parameter's state or none.
  *  5. The sums of squares of a measured range are those of the bytes under its frozen intervals, or of its sum.
  *
- * Threads: workers (step/update.c), the callers, closers (step/closer.c), and one helper (state/notify.c) that
- * invalidates caches and wakes waiters for threads that may not. Lock order: transaction > names > optimizer > store.
+ * Threads: workers (step/update.c), which also do the store's background work, the callers, closers (step/closer.c),
+ * and one helper (state/notify.c) that invalidates caches and wakes waiters for threads that may not. Lock order:
+ * transaction > names > optimizer > store.
  */
 #ifndef HITRAIN_OPTIM_STATE_CONTEXT_H
 #define HITRAIN_OPTIM_STATE_CONTEXT_H
@@ -63,7 +64,7 @@ struct ht_optim {
     struct ht_optim_hooks hooks;
     struct ht_mutex lock;
     pthread_cond_t changed; /* the state changed that some thread waits for */
-    pthread_cond_t work;    /* for workers: ready is not empty, or stopping */
+    pthread_cond_t work;    /* for workers: ready is not empty, stopping, or nobody serves */
     pthread_cond_t notify;  /* for the helper */
     pthread_cond_t close;   /* for closers: closings is not empty, or stopping */
     bool started, helper_started;
@@ -80,9 +81,15 @@ struct ht_optim {
         uint64_t last_step_number, last_claim;
         uint64_t words_changes; /* of roots and of the words that amend theirs */
     };
-    bool redo_checked;          /* param.redo_place says how many logged steps change the parameter (fsck) */
-    struct ht_list problems;    /* found when the log had been read (state/check.c) */
-    struct ht_list ready;       /* roots with ranges to take, in turn */
+    bool redo_checked;       /* param.redo_place says how many logged steps change the parameter (fsck) */
+    struct ht_list problems; /* found when the log had been read (state/check.c) */
+    struct ht_list ready;    /* roots with ranges to take, in turn */
+    HT_GUARDED_BY(HT_LOCK_OPTIM) struct {
+        unsigned idle;           /* workers that wait for a range */
+        bool lends, serves;      /* workers do the store's background work; one is at it */
+        uint64_t served_ns;      /* when one was at it last */
+        uint64_t unit_period_ns; /* after so long a unit of background work comes before the next range */
+    };
     uint64_t backlog_bytes_max; /* of one root: beyond it writers of its gradients wait */
 
     struct ht_list invals; /* parameters, by ticket */

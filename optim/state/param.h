@@ -93,6 +93,11 @@ struct ht_param {
         uint64_t failed;
         uint64_t redo_steps; /* logged steps in its count, which its record does not have */
     };
+    /* Of a client, for the step with this root.decided; t: the count after it. */
+    HT_GUARDED_BY(HT_LOCK_OPTIM) struct {
+        uint64_t decided, decided_t;
+        struct ht_scalars decided_scalars;
+    };
     /* Latched by its first gradient of the step; state may be deleted while an update is running. */
     struct ht_scalars scalars;
     struct ht_layout layout;

@@ -12,6 +12,7 @@
  */
 #include "tiering/base/base.h"
 #include "tiering/base/list.h"
+#include "tiering/api/background.h"
 #include "tiering/api/object.h"
 #include "tiering/api/plan.h"
 #include "optim/optim.h"
@@ -28,6 +29,14 @@ bool ht_opt_queue_empty(const struct ht_root *root)
     return ht_list_empty(&root->early) && ht_list_empty(&root->queue);
 }
 
+void ht_opt_wake_worker(struct ht_optim *o)
+{
+    if (o->idle)
+        pthread_cond_signal(&o->work);
+    else if (o->serves)
+        ht_store_background_recall(o->store);
+}
+
 void ht_opt_root_ready(struct ht_root *root)
 {
     struct ht_optim *o = root->o;
@@ -38,7 +47,7 @@ void ht_opt_root_ready(struct ht_root *root)
     }
     if (ht_list_empty(&root->ready))
         ht_list_add_tail(&o->ready, &root->ready);
-    pthread_cond_signal(&o->work);
+    ht_opt_wake_worker(o);
 }
 
 uint32_t ht_opt_range_backlog_bytes(const struct ht_range *r, unsigned work)

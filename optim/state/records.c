@@ -112,7 +112,11 @@ static void publish_root(struct ht_root *r, struct ht_tx *tx) HT_REQUIRES(HT_LOC
     ht_list_for_each_safe(pos, next, &r->params)
         ht_opt_publish_param(ht_list_entry(pos, struct ht_param, of_root), tx);
     r->undurable = 0;
-    r->redo.gap = false;
+    r->redo.continued = HT_MUTANT("lineage-kept") || (!r->redo.gap && !ht_scope_edited(o->store, r->id));
+    r->redo.edits = ht_scope_edits_published(o->store, r->id);
+    if (!r->redo.continued)
+        ht_opt_redo_cut(r);
+    r->redo.gap = r->redo.renamed = r->redo.full = false;
     if (o->started && !HT_MUTANT("logged-stay")) /* fsck publishes without having computed them */
         ht_opt_redo_delete(r, true, tx);
     if (r->step == r->pub_step || !r->exists) /* a deletion of its directory ended it */
@@ -129,6 +133,7 @@ void ht_opt_publish(void *ctx, uint64_t scope, size_t expected_bytes, struct ht_
     struct ht_root *r = ht_opt_root_find(o, scope);
     if (r) {
         r->refs++;
+        r->publications++;
         publish_root(r, tx);
         ht_opt_root_put_locked(r);
     }
@@ -186,10 +191,11 @@ void ht_opt_abort(void *ctx, uint64_t scope)
     if (r) {
         ht_list_for_each(pos, &r->params)
             abort_param(ht_list_entry(pos, struct ht_param, of_root));
+        r->publications++;
         r->step = r->pub_step;
         r->config = r->published_config;
         r->undurable = 0;
-        r->redo.gap = false;
+        r->redo.gap = r->redo.renamed = r->redo.full = false;
         o->words_changes++;
     }
     unlock(o);

@@ -24,30 +24,36 @@
 
 /* ------------------------------------------------------------ the open step */
 
-/* The step that is full anyway needs no log. The step before may be counted, and not published yet. */
+/*
+ * The step that is full anyway needs no log, but for readers. The step before may be counted, and not published yet: if
+ * its commit will be full, this one is the first after it.
+ */
 void ht_opt_redo_open(struct ht_root *root)
 {
     const struct ht_optim_config *c = &root->latched;
     struct ht_redo *redo = &root->redo;
+    bool first = root->hold && !ht_opt_redo_may_log(root);
+    uint64_t before = first ? 0 : redo->steps + redo->counted;
 
     redo->broken = false;
-    redo->wanted = c->redo && c->accumulate == 1 && !redo->gap && root->undurable == redo->steps + redo->counted &&
-        root->undurable + 1 < c->durable_every && redo->steps + redo->counted < HT_REDO_STEPS_MAX;
+    redo->wanted = c->redo && c->accumulate == 1 && (first || (!redo->gap && root->undurable == before)) &&
+        before + 1 < c->durable_every + (c->redo_keep > 0) && before < HT_REDO_STEPS_MAX;
 }
 
 bool ht_opt_redo_may_log(const struct ht_root *root)
 {
     const struct ht_redo *redo = &root->redo;
 
-    return !redo->gap && root->config.redo && root->undurable < root->config.durable_every && !root->ending &&
-        redo->steps + redo->counted == root->undurable && root->undurable > 0 && root->undurable <= HT_REDO_STEPS_MAX;
+    return !redo->gap && !redo->full && root->config.redo && root->undurable < root->config.durable_every &&
+        !root->ending && redo->steps + redo->counted == root->undurable && root->undurable > 0 &&
+        root->undurable <= HT_REDO_STEPS_MAX;
 }
 
 void ht_opt_redo_count_heap(struct ht_root *root)
 {
     struct ht_redo *redo = &root->redo;
-    uint64_t bytes =
-        redo->pieces_max * sizeof(*redo->piece) + redo->steps_max * sizeof(*redo->step) + redo->summary.cap;
+    uint64_t bytes = redo->pieces_max * sizeof(*redo->piece) + redo->steps_max * sizeof(*redo->step) +
+        redo->summary.cap + redo->held_max * sizeof(*redo->held);
 
     root->o->meta_bytes += bytes - redo->heap_bytes;
     redo->heap_bytes = bytes;
@@ -202,7 +208,7 @@ void ht_opt_redo_delete(struct ht_root *root, bool record, struct ht_tx *tx)
         struct ht_obj *obj = ht_obj_get(root->o->store, redo->step[i].oid);
         if (obj)
             ht_obj_delete(obj, tx);
-        ht_obj_put(obj);
+        ht_opt_redo_hold(root, &redo->step[i], obj);
     }
     if (record) {
         size_t mark = ht_record_begin(ht_tx_records(tx), HT_REC_OPT_REDO_DEL);
@@ -279,7 +285,9 @@ void ht_opt_redo_free(struct ht_root *root)
 {
     struct ht_redo *redo = &root->redo;
 
+    ht_opt_redo_cut(root);
     ht_obj_put(redo->obj);
+    free(redo->held);
     free(redo->piece);
     free(redo->step);
     ht_buf_free(&redo->summary);

@@ -11,6 +11,7 @@
  *   publication  ----------> the object and its record, in the transaction of the commit            state/redo.c
  *   full step    ----------> all such objects are deleted, in the transaction that publishes all     state/redo.c
  *   mount, abort ----------> F, then the steps after it, by ordinary updates                    step/redo_replay.c
+ *   readers      ----------> with redo_keep the last steps, also full ones         redo_hold.c, redo_read.c
  *
  * A commit is full if a client asks for that, or if something changed that an update does not compute from gradient and
  * scalars: content of parameters and state that was written (tiering notes that), new or deleted parameters, counts and
@@ -24,9 +25,11 @@
 #include "tiering/api/tx.h"
 #include "optim/rules/kernel.h"
 
+struct ht_layout;
 struct ht_obj;
 struct ht_optim;
 struct ht_param;
+struct ht_param_meta;
 struct ht_param_shape;
 struct ht_range;
 struct ht_root;
@@ -47,10 +50,18 @@ struct ht_redo_step {
     uint64_t at, bytes; /* of the summary */
 };
 
+/* A durable step that stays readable: its object may be deleted meanwhile. */
+struct ht_redo_held {
+    struct ht_redo_step step;
+    struct ht_obj *obj; /* reference */
+};
+
 struct ht_redo {
     bool wanted;        /* the open step is to be logged */
     bool broken;        /* it cannot be */
-    bool gap;           /* the next commit publishes everything */
+    bool gap;           /* something is no function of the logged steps: the next commit publishes everything */
+    bool renamed;       /* so is the name of a parameter; with gap */
+    bool full;          /* so it does because a client asked for that */
     bool counted;       /* obj and summary are of the last step, which is not durable yet: no worker runs until it is */
     bool logging;       /* the transaction of a commit that leaves parameters and state out */
     bool reserved;      /* log bytes for its record */
@@ -66,6 +77,11 @@ struct ht_redo {
     uint64_t summary_bytes;    /* those that obj has */
     struct ht_redo_step *step; /* in ascending order */
     size_t steps, steps_max;
+    struct ht_redo_held *held; /* for readers: in ascending order without gaps, older than those of the log */
+    size_t held_count, held_max;
+    uint64_t lineage;    /* another one after each change that no logged step has */
+    bool continued;      /* the last publication had no such change */
+    uint64_t edits;      /* ht_scope_edits_published when it began */
     uint64_t heap_bytes; /* of all these, as far as optim.meta_bytes has them */
     size_t replayed;     /* steps, while replaying */
     uint64_t replay_began_ns;
@@ -113,6 +129,18 @@ void ht_opt_redo_free(struct ht_root *root) HT_REQUIRES(HT_LOCK_OPTIM);
 /* Is it the object of a logged step? The number of that step, or 0. */
 uint64_t ht_opt_redo_step_of(const struct ht_root *root, uint64_t oid) HT_REQUIRES(HT_LOCK_OPTIM);
 
+/* ----------------------------------------------------------- redo_hold.c */
+
+/* Keeps a step for readers, if the words say so and it follows. Takes the reference in any case. */
+void ht_opt_redo_hold(struct ht_root *root, const struct ht_redo_step *step, struct ht_obj *obj)
+    HT_REQUIRES(HT_LOCK_OPTIM);
+/* The words may want fewer. */
+void ht_opt_redo_trim(struct ht_root *root) HT_REQUIRES(HT_LOCK_OPTIM);
+/* A parameter has another name: a program that sends steps by names must not take these for the same history. */
+void ht_opt_redo_renamed(struct ht_root *root) HT_REQUIRES(HT_LOCK_OPTIM);
+/* What follows is no function of these steps: forgets them all, and begins another lineage. */
+void ht_opt_redo_cut(struct ht_root *root) HT_REQUIRES(HT_LOCK_OPTIM);
+
 /* -------------------------------------------------------- redo_summary.c */
 
 /* The step has been counted, all its updates have run. False: it cannot be logged. */
@@ -137,6 +165,10 @@ int ht_opt_redo_parse(const uint8_t *bytes, size_t len, uint64_t step, struct ht
  */
 int ht_opt_redo_read(struct ht_obj *obj, const struct ht_redo_step *step, uint8_t **out_bytes,
                      struct ht_redo_summary *out) HT_MUST_CHECK;
+/* Is that the state that the kernel works on? */
+bool ht_opt_redo_keeps(const struct ht_layout *l, enum ht_kernel kernel);
+/* Such a parameter, after `updates` updates more, has this one next. */
+bool ht_opt_redo_follows(const struct ht_param_meta *m, uint64_t updates, const struct ht_redo_param *want);
 /* A parameter and its file are as the summary says, after `updates` logged updates more than its record has. */
 bool ht_opt_redo_fits(const struct ht_param *p, struct ht_obj *file, uint64_t updates, const struct ht_redo_param *want)
     HT_REQUIRES(HT_LOCK_OPTIM);

@@ -210,8 +210,7 @@ int ht_opt_redo_read(struct ht_obj *obj, const struct ht_redo_step *step, uint8_
     return ht_opt_redo_parse(*out_bytes, step->bytes, step->step, out);
 }
 
-/* Is that the state that the kernel works on? */
-static bool keeps(const struct ht_layout *l, enum ht_kernel kernel)
+bool ht_opt_redo_keeps(const struct ht_layout *l, enum ht_kernel kernel)
 {
     uint8_t kind[HT_KERNEL_STATES_MAX];
     unsigned count = ht_rule_kernel_states(kernel, kind);
@@ -219,14 +218,19 @@ static bool keeps(const struct ht_layout *l, enum ht_kernel kernel)
     return count <= HT_KERNEL_STATES_MAX && count + ht_opt_master_kinds(l) == l->count && !memcmp(kind, l->kind, count);
 }
 
+bool ht_opt_redo_follows(const struct ht_param_meta *m, uint64_t updates, const struct ht_redo_param *want)
+{
+    return m->exists && m->elements == want->elements && m->dtype == want->dtype &&
+        ht_kernel_dtype_bytes(want->grad_dtype) && m->t + updates + 1 == want->steps &&
+        ht_opt_redo_keeps(&m->layout, want->scalars.kernel);
+}
+
 bool ht_opt_redo_fits(const struct ht_param *p, struct ht_obj *file, uint64_t updates, const struct ht_redo_param *want)
 {
     const struct ht_param_meta *m = &p->cur;
     unsigned bytes = ht_kernel_dtype_bytes(m->dtype);
 
-    return m->exists && m->elements == want->elements && m->dtype == want->dtype &&
-        ht_kernel_dtype_bytes(want->grad_dtype) && m->chunk_bytes == want->chunk_bytes &&
-        m->t + updates + 1 == want->steps && keeps(&m->layout, want->scalars.kernel) &&
+    return ht_opt_redo_follows(m, updates, want) && m->chunk_bytes == want->chunk_bytes &&
         ht_obj_size(file) == m->elements * bytes && ht_obj_chunk_bytes(file) == m->chunk_bytes;
 }
 

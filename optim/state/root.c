@@ -61,6 +61,7 @@ struct ht_root *ht_opt_root_make(struct ht_optim *o, uint64_t id)
     ht_list_init(&r->closing);
     ht_list_add_tail(&o->roots, &r->all);
     o->meta_bytes += sizeof(*r);
+    ht_opt_redo_cut(r);
     return r;
 }
 
@@ -225,6 +226,7 @@ int ht_optim_root_add(struct ht_optim *o, uint64_t root, const struct ht_optim_c
         r = ht_opt_root_find(o, root);
         r->config = r->published_config = *config;
         r->configured = true;
+        ht_opt_redo_trim(r);
         r->written_bytes = ht_scope_written_bytes(o->store, root);
     }
     unlock(o);
@@ -263,6 +265,7 @@ int ht_optim_root_configure(struct ht_optim *o, uint64_t root, const struct ht_o
     if (!rc) {
         r->config = *config;
         r->configured = true;
+        ht_opt_redo_trim(r);
         o->words_changes++;
     }
     unlock(o);
@@ -312,9 +315,11 @@ static void remove_param(struct ht_param *p, struct ht_tx *tx) HT_REQUIRES(HT_LO
 /* Ends a root whose parameters are all gone. */
 static void end_root(struct ht_root *r, struct ht_tx *tx) HT_REQUIRES(HT_LOCK_OPTIM)
 {
+    r->redo.continued = false;
     ht_opt_redo_delete(r, false, tx);
+    ht_opt_redo_cut(r);
     r->redo.failed = 0;
-    r->redo.gap = false;
+    r->redo.gap = r->redo.renamed = r->redo.full = false;
     ht_opt_put_root_del(ht_tx_records(tx), r->id);
     ht_store_log_unreserve(r->o->store, HT_OPT_ROOT_RECORD_BYTES);
     r->exists = r->configured = false;
@@ -472,4 +477,15 @@ int ht_optim_root_set_step(struct ht_optim *o, uint64_t root, uint64_t step)
     }
     unlock(o);
     return rc;
+}
+
+bool ht_optim_renamed(struct ht_optim *o, uint64_t oid)
+{
+    lock(o);
+    const struct ht_param *p = ht_opt_param_find(o, oid);
+    bool found = p && !p->gone && p->cur.exists;
+    if (found)
+        ht_opt_redo_renamed(p->root);
+    unlock(o);
+    return found;
 }

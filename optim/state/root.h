@@ -74,6 +74,8 @@ struct ht_root {
         /* To devices: when the last step ended, or the root began; in the step before that. */
         uint64_t written_bytes, step_written_bytes;
         struct ht_redo redo;
+        uint64_t publications; /* and aborts, since the mount */
+        uint64_t decided; /* the open or next step has numbers of a client (gradient/decide.c); 0: those of its words */
         struct ht_root_totals totals;
         struct ht_refusal error;
         uint64_t refusals; /* since mount */

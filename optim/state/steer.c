@@ -42,6 +42,12 @@ void ht_opt_step_opens(struct ht_root *root)
     root->open = ++root->o->last_step_number;
     root->open_words = root->o->words_changes;
     root->latched = root->config;
+    if (root->decided) {
+        root->latched.accumulate = 1;
+        root->latched.max_grad_norm = 0;
+        root->latched.skip_nonfinite = false;
+        root->latched.partial = true;
+    }
     ht_opt_redo_open(root);
 }
 

@@ -230,6 +230,8 @@ static void leave_boundary(struct ht_root *root, int rc) HT_REQUIRES(HT_LOCK_OPT
 {
     root->hold = !rc;
     root->draining = root->ending;
+    if (!rc)
+        root->decided = 0;
     ht_opt_root_ready(root);
     notify_changed(root->o);
 }

@@ -10,6 +10,7 @@
 #include "tiering/base/lock.h"
 #include "tiering/base/log.h"
 #include "tiering/base/verify.h"
+#include "tiering/api/background.h"
 #include "tiering/api/object.h"
 #include "tiering/api/stats.h"
 #include "tiering/api/store.h"
@@ -24,7 +25,9 @@
 #include "optim/step/step_priv.h"
 
 enum { WORKERS_PER_DEVICE = 2 }; /* of several, at least */
-enum { BACKLOG_EIGHTHS = 3 };    /* of the part of the DRAM tier through which content passes */
+enum { WORKERS_LEND_MIN = 2 };   /* one may do background work, another one is free */
+#define UNIT_PERIOD_NS UINT64_C(1000000000)
+enum { BACKLOG_EIGHTHS = 3 }; /* of the part of the DRAM tier through which content passes */
 
 static unsigned cpu_count(void)
 {
@@ -34,12 +37,15 @@ static unsigned cpu_count(void)
     return n > 0 ? (unsigned)n : 1;
 }
 
-/* A worker waits for the device that its range lies on, so that several devices need several to be busy. */
+/*
+ * A worker waits for the device that its range lies on, so that several devices need several to be busy. With one
+ * processor there are two, so that they can do background work.
+ */
 static unsigned thread_count(const struct ht_store *s)
 {
     unsigned devices = ht_store_device_count(s);
 
-    return (unsigned)ht_max_u64(cpu_count(), devices > 1 ? (uint64_t)devices * WORKERS_PER_DEVICE : 1);
+    return (unsigned)ht_max_u64(cpu_count(), devices > 1 ? (uint64_t)devices * WORKERS_PER_DEVICE : WORKERS_LEND_MIN);
 }
 
 static void init_locks(struct ht_optim *o)
@@ -80,6 +86,7 @@ int ht_optim_new(struct ht_store *s, unsigned threads, const struct ht_optim_hoo
     HT_UNSHARED(HT_LOCK_OPTIM);
     o->store = s;
     o->hooks = *hooks;
+    o->unit_period_ns = UNIT_PERIOD_NS;
     o->threads = (unsigned)ht_min_u64(threads ? threads : thread_count(s), HT_THREADS_MAX);
     init_locks(o);
     init_lists(o);
@@ -187,6 +194,18 @@ static void place_workers(struct ht_optim *o)
         o->worker[i].numa_index = o->threads >= nodes->count ? place_of(nodes, i, credit) : HT_NUMA_INDEX_ANY;
 }
 
+/* From now on the workers do the store's background work. One that waits for a range begins with it. */
+static void lend(struct ht_optim *o)
+{
+    bool lends = ht_store_background_lend(o->store);
+
+    lock(o);
+    o->lends = lends;
+    o->served_ns = ht_now_ns();
+    pthread_cond_broadcast(&o->work);
+    unlock(o);
+}
+
 static int start_threads(struct ht_optim *o)
 {
     int rc = -pthread_create(&o->helper, NULL, ht_opt_helper_main, o);
@@ -197,6 +216,8 @@ static int start_threads(struct ht_optim *o)
     place_workers(o);
     for (unsigned i = 0; !rc && i < o->threads; i++)
         rc = start_worker(o, &o->worker[i]);
+    if (!rc && o->threads >= WORKERS_LEND_MIN)
+        lend(o);
     return rc;
 }
 
@@ -270,8 +291,13 @@ void ht_optim_stop(struct ht_optim *o)
     pthread_cond_broadcast(&o->notify);
     pthread_cond_broadcast(&o->close);
     notify_changed(o);
+    bool lends = o->lends;
+    if (o->serves)
+        ht_store_background_recall(o->store);
     unlock(o);
     join_workers(o);
+    if (lends)
+        ht_store_background_take_back(o->store);
     ht_opt_closers_join(o);
     ht_opt_redo_join(o);
     ht_opt_recovery_join(o);
@@ -285,8 +311,10 @@ void ht_optim_stop(struct ht_optim *o)
     lock(o);
     o->helper_started = false;
     /* The store may be closed before the optimizer is freed. */
-    ht_list_for_each(pos, &o->roots)
+    ht_list_for_each(pos, &o->roots) {
         ht_opt_redo_reset(ht_list_entry(pos, struct ht_root, all));
+        ht_opt_redo_cut(ht_list_entry(pos, struct ht_root, all));
+    }
     ht_list_for_each(pos, &o->params)
         ht_opt_param_put_objects(ht_list_entry(pos, struct ht_param, all));
     o->started = false;

@@ -287,6 +287,39 @@ static int prepare(struct ht_root *root)
     return rc;
 }
 
+/* What is counted, and the words want it for readers. */
+static bool may_take(const struct ht_root *root, struct ht_redo_held *out) HT_REQUIRES(HT_LOCK_OPTIM)
+{
+    const struct ht_redo *redo = &root->redo;
+
+    out->step = (struct ht_redo_step){.step = root->step, .at = redo->used, .bytes = redo->summary_bytes};
+    return redo->counted && root->config.redo_keep && redo->summary.len && redo->summary.len == redo->summary_bytes;
+}
+
+struct ht_redo_held ht_opt_redo_take(struct ht_root *root)
+{
+    struct ht_redo_held held = {.obj = NULL};
+    struct ht_optim *o = root->o;
+
+    lock(o);
+    bool take = may_take(root, &held);
+    unlock(o);
+    if (!take || write_summary(root))
+        return (struct ht_redo_held){.obj = NULL};
+    lock(o);
+    held.obj = root->redo.obj ? ht_obj_get(o->store, ht_obj_id(root->redo.obj)) : NULL;
+    unlock(o);
+    if (held.obj && ht_obj_writeback(held.obj)) {
+        ht_obj_put(held.obj);
+        held.obj = NULL;
+    }
+    if (held.obj) {
+        held.step.oid = ht_obj_id(held.obj);
+        ht_obj_evict(held.obj);
+    }
+    return held;
+}
+
 int ht_opt_redo_commit(struct ht_root *root, uint64_t *out_lsn)
 {
     struct ht_store *s = root->o->store;

@@ -485,8 +485,13 @@ int ht_optim_rollback_by(struct ht_optim *o, uint64_t id, const struct ht_rollba
         ht_opt_refuse_steering(root, by, why);
     struct rollback r = {.root = root, .to = to};
     bool begun = !rc;
-    if (begun)
+    if (begun) {
         rc = roll_back(&r);
+        lock(o);
+        ht_opt_redo_cut(root);
+        root->decided = 0;
+        unlock(o);
+    }
     if (begun && !rc)
         report(root, to);
     if (begun) {

@@ -17,6 +17,7 @@
 #include "tiering/base/mutant.h"
 #include "tiering/base/verify.h"
 #include "tiering/api/keep.h"
+#include "tiering/api/object.h"
 #include "tiering/api/tx.h"
 #include "optim/optim.h"
 #include "optim/state/context.h"
@@ -43,9 +44,25 @@ static void report_kept(struct ht_root *root, const struct ht_copy *k)
         ht_opt_refuse(root, HT_EVENT_STEP_NOT_KEPT, 0, "step %llu is not kept: %s", (unsigned long long)k->step,
                       k->error == -EEXIST ? "that name is taken" : strerror(-k->error));
     lock(o);
+    struct ht_root *kept = k->error ? NULL : ht_opt_root_find(o, k->to);
+    if (kept)
+        kept->redo.lineage = root->redo.lineage;
     if (!k->error)
         ht_opt_succeeded(root, HT_EVENT_STEP_NOT_KEPT, 0);
     unlock(o);
+}
+
+/* A change that came while objects were published is in the transaction, too. */
+static void check_lineage(struct ht_root *root)
+{
+    struct ht_redo *redo = &root->redo;
+
+    lock(root->o);
+    if (redo->continued && ht_scope_edits_published(root->o->store, root->id) != redo->edits) {
+        redo->continued = false;
+        ht_opt_redo_cut(root);
+    }
+    unlock(root->o);
 }
 
 /* Everything below the root into one transaction; k: with a kept step. */
@@ -54,6 +71,8 @@ static int commit(struct ht_root *root, struct ht_copy *k, uint64_t *out_lsn)
     struct ht_store *s = root->o->store;
     int rc = k ? ht_scope_commit_copying(s, root->id, k, out_lsn) : ht_scope_commit(s, root->id, out_lsn);
 
+    if (!rc)
+        check_lineage(root);
     if (k && (!rc || k->error))
         report_kept(root, k);
     return rc;
@@ -81,6 +100,7 @@ static int publish_all(struct ht_root *root, struct ht_copy *wanted)
     k->retain = root->config.retain;
     k->must = root->config.retain_must;
     unlock(o);
+    struct ht_redo_held last = ht_opt_redo_take(root);
     int rc = ht_opt_redo_discard(root);
     if (!rc)
         rc = commit(root, keep ? k : NULL, &lsn);
@@ -88,11 +108,14 @@ static int publish_all(struct ht_root *root, struct ht_copy *wanted)
     if (!rc)
         rc = ht_store_sync(o->store, lsn);
     if (rc) {
+        ht_obj_put(last.obj);
         report_failed(root, rc);
         return rc;
     }
     lock(o);
     root->durable_step = root->pub_step;
+    if (last.obj)
+        ht_opt_redo_hold(root, &last.step, last.obj);
     unlock(o);
     return 0;
 }
@@ -193,7 +216,7 @@ static int end_step(struct ht_optim *o, uint64_t id, bool commit, struct ht_copy
     rc = ht_opt_boundary(root, by);
     lock(o);
     bool durable = commit || ht_opt_step_durable(root, root->undurable);
-    root->redo.gap |= !rc && by && by->full;
+    root->redo.full |= !rc && by && by->full;
     unlock(o);
     rc = ht_opt_step_end(root, rc, durable, k);
     lock(o);

@@ -72,7 +72,7 @@ int ht_opt_stop_step(struct ht_root *root)
 void ht_opt_forget_step(struct ht_root *root)
 {
     ht_opt_each_param(root, reload);
-    root->open = 0;
+    root->open = root->decided = 0;
     root->failure = root->close_error = 0;
 }
 

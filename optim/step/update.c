@@ -9,6 +9,10 @@
  * A range is applied wholly or not at all: until the kernel runs nothing is marked changed. When the write of a changed
  * chunk fails the store remembers that its content is lost, and the root can only be aborted.
  *
+ * Workers without a range do the store's background work, one at a time (api/background.h). Another one is
+ * always free, so no update ever waits for the background. If none had a moment for that
+ * in a second, a worker does a unit between two ranges.
+ *
  * Nothing here allocates.
  */
 #include <assert.h>
@@ -18,6 +22,7 @@
 #include "tiering/base/fault.h"
 #include "tiering/base/list.h"
 #include "tiering/base/lock.h"
+#include "tiering/api/background.h"
 #include "tiering/api/batch_pin.h"
 #include "tiering/api/object.h"
 #include "tiering/api/store.h"
@@ -527,12 +532,34 @@ static void end(struct job *j, uint64_t ns)
 
 /* ------------------------------------------------------------------ worker */
 
+/* Has the background waited for so long that a unit comes before the next range? */
+static bool is_unit_due(const struct ht_optim *o) HT_REQUIRES(HT_LOCK_OPTIM)
+{
+    return o->lends && !o->serves && ht_now_ns() - o->served_ns >= o->unit_period_ns;
+}
+
+/* Background work: until a range needs this worker, or one unit. The lock is released meanwhile. */
+static void serve(struct ht_optim *o, bool once) HT_REQUIRES(HT_LOCK_OPTIM)
+{
+    o->serves = true;
+    unlock(o);
+    bool more = ht_store_background_serve(o->store, once);
+    lock(o);
+    o->serves = false;
+    o->lends = more;
+    o->served_ns = ht_now_ns();
+    if (o->idle) /* it may serve, while this worker updates a range */
+        pthread_cond_signal(&o->work);
+}
+
 /* The next range of the next root, in turn. */
 static struct ht_range *take(struct ht_optim *o, int numa_index, bool second) HT_REQUIRES(HT_LOCK_OPTIM)
 {
     if (ht_list_empty(&o->ready) || o->stopping)
         return NULL;
     struct ht_root *root = ht_list_entry(o->ready.next, struct ht_root, ready);
+    if (second && is_unit_due(o))
+        return NULL;
     if (second) {
         const struct ht_range *next = ht_opt_range_next(root, numa_index);
         if ((next->work & HT_WORK_LOG) || ht_opt_ranges_share(next->param)) /* logging waits for memory */
@@ -542,7 +569,20 @@ static struct ht_range *take(struct ht_optim *o, int numa_index, bool second) HT
     root->running++;
     ht_list_del(&root->ready);
     ht_opt_root_ready(root);
+    if (!ht_list_empty(&o->ready))
+        ht_opt_wake_worker(o);
     return r;
+}
+
+static void wait_for_work(struct ht_optim *o) HT_REQUIRES(HT_LOCK_OPTIM)
+{
+    if (o->lends && !o->serves) {
+        serve(o, false);
+        return;
+    }
+    o->idle++;
+    ht_cond_wait(&o->work, ht_optim_lock(o));
+    o->idle--;
 }
 
 static struct ht_range *wait_for_range(struct ht_optim *o, int numa_index)
@@ -550,8 +590,10 @@ static struct ht_range *wait_for_range(struct ht_optim *o, int numa_index)
     struct ht_range *r = NULL;
 
     lock(o);
+    if (is_unit_due(o) && !ht_list_empty(&o->ready))
+        serve(o, true);
     while (!o->stopping && !(r = take(o, numa_index, false)))
-        ht_cond_wait(&o->work, ht_optim_lock(o));
+        wait_for_work(o);
     unlock(o);
     return r;
 }

@@ -9,6 +9,7 @@
  */
 #include "mount-helpers/stream/stream.h"
 #include "tests/fuzz/fuzz.h"
+#include "tests/fuzz/records.h"
 
 int LLVMFuzzerInitialize(int *argc, char ***argv)
 {
@@ -19,36 +20,6 @@ int LLVMFuzzerInitialize(int *argc, char ***argv)
 
 static struct ht_buf given, made;
 
-static int put(void *ctx, const void *data, size_t len)
-{
-    ht_buf_put(ctx, data, len);
-    return 0;
-}
-
-static ssize_t get(void *ctx, void *data, size_t len)
-{
-    struct ht_reader *in = ctx;
-    size_t left = (size_t)(in->end - in->p), n = len < left ? len : left;
-
-    if (n)
-        memcpy(data, ht_get_bytes(in, n), n);
-    return (ssize_t)n;
-}
-
-static void put_record(uint64_t number, uint8_t type, uint64_t place, const uint8_t *payload, size_t len)
-{
-    uint8_t h[HT_STREAM_RECORD_BYTES] = {type};
-    struct ht_hash128 sum = ht_hash128(payload, len);
-
-    ht_le32_store(h + 4, (uint32_t)len);
-    ht_le64_store(h + 8, number);
-    ht_le64_store(h + 16, place);
-    memcpy(h + 24, &sum, sizeof(sum));
-    ht_le64_store(h + 40, ht_hash64(h, 40, 0));
-    ht_buf_put(&given, h, sizeof(h));
-    ht_buf_put(&given, payload, len);
-}
-
 static void frame(struct ht_reader *in)
 {
     struct ht_stream_writer w;
@@ -57,15 +28,15 @@ static void frame(struct ht_reader *in)
 
     head.incremental = head.step & 0x80;
     head.base.step = head.step & 0x7f;
-    MUST(ht_stream_writer_begin(&w, &head, put, &given) == 0);
-    number = w.number;
+    MUST(ht_stream_writer_begin(&w, &head, fuzz_put, &given) == 0);
+    number = w.out.number;
     ht_stream_writer_free(&w);
     while (in->p < in->end) {
         uint8_t type = ht_get_u8(in);
         uint64_t place = type == HT_STREAM_BLOCK || type == HT_STREAM_SAME ? ht_get_u8(in) : 0;
         size_t len;
         const uint8_t *payload = fuzz_piece(in, &len);
-        put_record(number++, type & 0x7f, place, payload, len);
+        fuzz_put_record(&given, number++, type & 0x7f, place, payload, len);
     }
 }
 
@@ -76,11 +47,11 @@ static bool copy(struct ht_reader in)
     struct ht_stream_writer w = {0};
     struct ht_stream_record x = {.type = HT_STREAM_ENTRY};
     struct ht_hash128 digest;
-    int rc = ht_stream_reader_begin(&r, get, &in);
+    int rc = ht_stream_reader_begin(&r, fuzz_get, &in);
 
     ht_buf_reset(&made);
     if (rc == 0)
-        MUST(ht_stream_writer_begin(&w, &r.head, put, &made) == 0);
+        MUST(ht_stream_writer_begin(&w, &r.head, fuzz_put, &made) == 0);
     while (rc == 0 && x.type != HT_STREAM_END) {
         rc = ht_stream_next(&r, &x);
         if (rc == 0 && x.type == HT_STREAM_ENTRY)
@@ -92,8 +63,8 @@ static bool copy(struct ht_reader in)
         else if (rc == 0 && x.type == HT_STREAM_SAME)
             MUST(ht_stream_put_same(&w, &x.same) == 0);
     }
-    MUST(rc == 0 || (rc == -EPROTO && r.why[0] != '\0'));
-    bool ends = rc == 0 || (w.entries && strstr(r.why, "end mark is missing"));
+    MUST(rc == 0 || (rc == -EPROTO && r.in.why[0] != '\0'));
+    bool ends = rc == 0 || (w.entries && strstr(r.in.why, "end mark is missing"));
     if (ends)
         MUST(ht_stream_put_end(&w, &digest) == 0);
     MUST(rc || memcmp(&digest, &x.digest, sizeof(digest)) == 0);

@@ -11,6 +11,7 @@
 #include "optim/rules/config.h"
 #include "tests/fuzz/fuzz.h"
 #include "tiering/base/log.h"
+#include "tiering/base/shards.h"
 
 int LLVMFuzzerInitialize(int *argc, char ***argv)
 {
@@ -32,6 +33,18 @@ static void optimizer(const uint8_t *text, size_t len)
         MUST(config.lr >= 0 && config.durable_every >= 1);
 }
 
+static void shards(const uint8_t *text, size_t len)
+{
+    char again[HT_SHARDS_TEXT_MAX];
+    struct ht_shards s;
+
+    if (ht_shards_parse((const char *)text, len, &s))
+        return;
+    MUST(s.changes >= 1 && s.changes <= HT_SHARDS_CHANGES_MAX && ht_shards_ranks(&s) <= HT_SHARDS_RANKS_MAX);
+    ht_shards_format(&s, again);
+    MUST(strlen(again) == len && memcmp(again, text, len) == 0);
+}
+
 static void shape(const uint8_t *text, size_t len)
 {
     struct ht_shape s;
@@ -40,6 +53,7 @@ static void shape(const uint8_t *text, size_t len)
     (void)ht_parse_dtype((const char *)text, len);
     int rc = ht_parse_u64((const char *)text, len, &n);
     (void)rc;
+    shards(text, len);
     if (ht_parse_shape((const char *)text, len, &s))
         return;
     MUST(s.count <= HT_SHAPE_DIMS_MAX);

@@ -3,6 +3,7 @@
  * seeds.c - writes first inputs, from a real store, for the targets that take a device's content: seeds FOLDER. Run it
  * again when the format has changed; the fuzzer finds the rest.
  */
+#include "mount-helpers/stream/follow.h"
 #include "mount-helpers/stream/stream.h"
 #include "tests/fuzz/fuzz.h"
 #include "tests/support/dev.h"
@@ -173,14 +174,14 @@ static void put_unframed(const char *name, const struct ht_buf *stream, size_t a
     ht_buf_put_u8(&out, 1);
     ht_buf_put_u8(&out, step);
     while (stream->data[at] != HT_STREAM_END) {
-        const uint8_t *head = stream->data + at, *payload = head + HT_STREAM_RECORD_BYTES;
+        const uint8_t *head = stream->data + at, *payload = head + HT_RECORDS_HEAD_BYTES;
         uint32_t len = ht_le32_load(head + 4);
         ht_buf_put_u8(&out, head[0]);
         if (head[0] == HT_STREAM_BLOCK || head[0] == HT_STREAM_SAME)
             ht_buf_put_u8(&out, head[16]);
         ht_buf_put_u16(&out, (uint16_t)len);
         ht_buf_put(&out, payload, len);
-        at += HT_STREAM_RECORD_BYTES + len;
+        at += HT_RECORDS_HEAD_BYTES + len;
     }
     put_seed("stream", name, out.data, out.len);
     ht_buf_free(&out);
@@ -236,6 +237,44 @@ static void put_incremental_stream(void)
     ht_buf_free(&stream);
 }
 
+/* One step as a stream, and the same as the target's records: types, places of one byte, payloads. */
+static void put_follow(void)
+{
+    struct ht_follow_head head = {.step = 3, .lineage = 7, .proof = HT_FOLLOW_SUM};
+    static const uint8_t numbers[HT_FOLLOW_NUMBERS_BYTES] = {0, 0, 0, 0, 0, 0, 0, 0, 4}, content[40] = {1, 2, 3};
+    struct ht_follow_writer w;
+    struct ht_hash128 sum;
+    struct ht_buf stream = HT_BUF_INIT, out = HT_BUF_INIT;
+
+    ht_buf_put_u8(&stream, 0);
+    MUST(ht_follow_writer_begin(&w, &head, put_bytes, &stream) == 0);
+    size_t at = stream.len;
+    MUST(ht_follow_put_step(&w, &(struct ht_follow_step){4, 1, 40, 5}) == 0);
+    MUST(ht_follow_put_param(&w, &(struct ht_follow_param){numbers, "d/w"}) == 0);
+    MUST(ht_follow_put_block(&w, 8, content, sizeof(content)) == 0);
+    MUST(ht_follow_put_words(&w, "adamw lr=1") == 0);
+    MUST(ht_follow_put_file(&w, &(struct ht_follow_file){0644, 1, 100, "rng"}) == 0);
+    MUST(ht_follow_put_part(&w, 60, content, sizeof(content)) == 0);
+    MUST(ht_follow_put_done(&w, true, &sum) == 0);
+    MUST(ht_follow_put_end(&w) == 0 && !stream.err);
+    put_seed("follow", "whole", stream.data, stream.len);
+    ht_buf_put_u8(&out, HT_FOLLOW_SUM);
+    ht_buf_put_u8(&out, 3);
+    while (at < stream.len) {
+        const uint8_t *h = stream.data + at;
+        uint32_t len = ht_le32_load(h + 4), kept = h[0] == HT_FOLLOW_DONE ? 0 : len; /* the target makes the sum */
+        ht_buf_put_u8(&out, h[0]);
+        ht_buf_put_u8(&out, h[16]);
+        ht_buf_put_u16(&out, (uint16_t)kept);
+        ht_buf_put(&out, h + HT_RECORDS_HEAD_BYTES, kept);
+        at += HT_RECORDS_HEAD_BYTES + len;
+    }
+    put_seed("follow", "records", out.data, out.len);
+    ht_follow_writer_free(&w);
+    ht_buf_free(&stream);
+    ht_buf_free(&out);
+}
+
 int main(int argc, char **argv)
 {
     struct harness k;
@@ -253,5 +292,6 @@ int main(int argc, char **argv)
     put_all_compressed();
     put_stream();
     put_incremental_stream();
+    put_follow();
     return 0;
 }

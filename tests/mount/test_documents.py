@@ -81,13 +81,13 @@ RUN_BY = {
     ('docs/guide.md', 'fstab'): (1, 'mount/test_documents.py'),
     ('docs/offload.md', 'python'): (2, 'optim/test_torch_microbatches.py'),
     ('docs/pytorch.md', 'python'): (3, 'optim/test_torch_readme.py'),
-    ('docs/pytorch.md', 'sh'): (1, 'mount/test_documents.py'),
+    ('docs/pytorch.md', 'sh'): (2, 'mount/test_documents.py'),
     ('docs/trace-format.md', 'sh'): (4, 'mount/test_replay.py'),
     ('docs/trace-format.md', 'trace'): (1, 'mount/test_replay.py'),
     ('docs/frameworks/accelerate.md', 'python'): (1, 'ecosystem/test_transformers.py'),
     ('docs/frameworks/checkpoints.md', 'python'): (1, 'ecosystem/test_distributed.py'),
     ('docs/frameworks/ddp.md', 'python'): (1, 'ecosystem/test_distributed.py'),
-    ('docs/frameworks/deepspeed.md', 'python'): (1, 'ecosystem/test_deepspeed.py'),
+    ('docs/frameworks/deepspeed.md', 'python'): (2, 'ecosystem/test_deepspeed.py'),
     ('docs/frameworks/deepspeed.md', 'sh'): (1, 'ecosystem/test_deepspeed.py'),
     ('docs/frameworks/fsdp.md', 'python'): (1, 'ecosystem/test_distributed.py'),
     ('docs/frameworks/lightning.md', 'python'): (1, 'ecosystem/test_lightning.py'),
@@ -150,6 +150,19 @@ def test_commands_of_kept_steps(make_store, tmp_path):
     assert done.returncode == 0, done.stdout + done.stderr
     assert (here / 'b/w').read_bytes() == (there / 'model/w').read_bytes() == (model / 'w').read_bytes() == trained != bytes(4096)
     assert 'w' in done.stdout.split() and not os.listdir(model / '.hitrain/snap')
+
+
+def test_commands_of_shards(make_store):
+    commands = re.search(r'^### Shards.*?^```sh\n(.*?)^```', (ROOT / 'docs/pytorch.md').read_text(), re.M | re.S).group(1)
+    here = make_store('64M').mount()
+    (here / 'model').mkdir()
+    os.setxattr(here / 'model', 'user.hitrain.dtype', b'f32')
+    (here / 'model/w').write_bytes(bytes(4096))
+    os.setxattr(here / 'model', 'user.hitrain.optimizer', b'adamw lr=0.5')
+    done = subprocess.run(['bash', '-eu', '-c', commands.replace('/mnt/a/', f'{here}/')], capture_output=True, text=True,
+                          env={**os.environ, 'PATH': f'{BIN}:{os.environ["PATH"]}'}, timeout=SECONDS_MAX)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.splitlines()[-1] == 'w' and '3 ranks' in done.stdout
 
 
 def test_every_event_has_a_row():

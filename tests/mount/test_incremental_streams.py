@@ -10,9 +10,9 @@ import subprocess
 import pytest
 
 from calls import fails
-from conftest import BIN, MIB, SECONDS_MAX, run
+from conftest import BIN, MIB, SECONDS_MAX, run, wait_for
 from test_roots import command, put_gradient, word
-from test_step_streams import ADAMW, content, digest, gradient, make_model, receive, send, step
+from test_step_streams import ADAMW, STAGING, content, digest, gradient, make_model, receive, send, step
 from trees import ACL_FILE, NOBODY, blob, describe, make_tree
 
 
@@ -87,6 +87,26 @@ def test_only_what_differs_is_read_and_written(both):
     assert receive_on(copy, stream, copy.parent / 'new').returncode == 0
     assert device_bytes(copy.parent, 'written_bytes') - written < trained + 3 * MIB
     assert (copy.parent / 'new' / 'frozen').read_bytes() == (root / 'frozen').read_bytes()
+
+
+def test_nothing_is_read_ahead_of_a_change(both):
+    """Of each large file one block differs: the store reads no other one."""
+    pair, root, _ = both
+    names = [f'large{i}' for i in range(4)]
+    for seed, name in enumerate(names):
+        (root / name).write_bytes(blob(8 * MIB) if seed == 0 else os.urandom(8 * MIB))
+    command(root, 'snapshot before')
+    for name in names:
+        with open(root / name, 'r+b') as f:
+            f.write(os.urandom(2 * MIB))
+    command(root, 'snapshot after')
+    known = digest(root, 'before')
+    pair[0].unmount()
+    pair[0].mount()
+    read = device_bytes(root.parent, 'read_bytes')
+    stream = send(root, 'after', '--from=before', f'--digest={known}')
+    read = device_bytes(root.parent, 'read_bytes') - read
+    assert 8 * MIB < len(stream) < 9 * MIB and 8 * MIB <= read <= 8 * MIB * 1.05
 
 
 def test_state_that_did_not_change_is_not_sent(both):
@@ -203,6 +223,44 @@ def test_a_cut_or_damaged_stream_leaves_nothing(both):
     damaged[64 + 48 + 3] ^= 1  # in the base's record
     refused(receive_on(copy, bytes(damaged), copy.parent / 'new'), copy.parent, ['copy'], 'do not match their checksum')
     assert receive_on(copy, stream, copy.parent / 'new').returncode == 0
+
+
+def begin_receiving(base, stream, path):
+    """A receiver that has half of the changes."""
+    p = subprocess.Popen([BIN / 'hitrainctl', 'receive', path, f'--base={base}'], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL,
+                         stderr=subprocess.DEVNULL)
+    p.stdin.write(stream[:len(stream) // 2])
+    p.stdin.flush()
+    wait_for(lambda: [n for n in os.listdir(path.parent) if n.startswith(STAGING) and (path.parent / n / 'deep').exists()],
+             'a part of the step')
+    return p
+
+
+@pytest.mark.parametrize('what', ['receiver', 'daemon'])
+def test_a_kill_while_changes_are_received_leaves_the_base_alone(both, what):
+    pair, root, copy = both
+    changed(root)
+    stream, was, folder = send(root, '2', '--from=1'), digest(copy, 'old'), copy.parent
+    p = begin_receiving(copy, stream, folder / 'new')
+    if what == 'receiver':
+        p.kill()
+        p.wait(SECONDS_MAX)
+    else:
+        pair[1].kill()
+        try:
+            p.communicate(stream[len(stream) // 2:], timeout=SECONDS_MAX)
+        except BrokenPipeError:
+            pass
+        assert p.wait(SECONDS_MAX) == 1
+        pair[1].mount()
+    assert not (folder / 'new').exists() and digest(copy, 'old') == was
+    assert receive_on(copy, stream, folder / 'new').returncode == 0
+    assert sorted(os.listdir(folder)) == ['copy', 'new']
+    command(folder / 'new', 'snapshot')
+    assert digest(folder / 'new', '2') == digest(root, '2')
+    pair[1].unmount()
+    pair[1].assert_clean()
+    pair[1].mount()
 
 
 def test_a_chain_of_steps(both):

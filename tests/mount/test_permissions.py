@@ -185,13 +185,32 @@ def test_words_are_changed_by_those_who_may_write(model):
     may(OWNER, word, model, 'optimizer', 'sgd lr=5')
 
 
+@row('shards')
+def test_shards_are_divided_by_those_who_steer(model):
+    may(MEMBER, word, model, 'shards', '2')
+    may_not(errno.EACCES, STRANGER, word, model, 'shards', '3')
+    os.chmod(model, 0o3775)
+    may_not(errno.EPERM, MEMBER, remove, model, 'shards')
+    may_not(errno.EPERM, MEMBER, word, model, 'shards', '3')
+    may(OWNER, remove, model, 'shards')
+    for kind, path in ('param', 'w'), ('grad', 'w'):
+        part = model / '.hitrain/shard/0of1' / kind / path
+        may(MEMBER, part.write_bytes, bytes(4 * ELEMENTS))
+        may_not(errno.EACCES, STRANGER, part.write_bytes, bytes(4 * ELEMENTS))
+    may_not(errno.EACCES, MEMBER, (model / '.hitrain/shard/0of1/param/own').read_bytes)
+    may_not(errno.EACCES, MEMBER, (model / '.hitrain/shard/0of1/param/private/own').read_bytes)
+
+
 # ----------------------------------------------------------------- commands
 
-@row('apply P', 'reset P', 'drop P')
+@row('apply P', 'reset P', 'drop P', 'decide NUMBERS P')
 def test_commands_on_a_parameter_need_write_permission_on_it(model):
     for d, name in (model, 'w'), (model / 'private', 'own'):
         put(d, name)
     sync(model)
+    assert may(MEMBER, answer, model, f'decide {"0" * 144} w').startswith('error: EINVAL')
+    assert may(MEMBER, answer, model, f'decide {"0" * 144} own').startswith('error: EACCES')
+    may_not(errno.EACCES, STRANGER, answer, model, f'decide {"0" * 144} w')
     for line in 'apply', 'reset', 'drop':
         assert may(MEMBER, answer, model, f'{line} w') == 'ok'
         assert may(MEMBER, answer, model, f'{line} own').startswith('error: EACCES')
@@ -430,6 +449,21 @@ def test_events_trace_and_plan_are_the_owners(mnt, shared):
     may_not(errno.EACCES, MEMBER, read)
     os.chown(mnt, OWNER, OWNER)
     may(OWNER, read)
+
+
+@row('logged steps')
+def test_logged_steps_are_the_owners(model):
+    def read():
+        with open(model / '.hitrain/redo/2', 'rb') as f:
+            return f.read(8)
+
+    may(OWNER, word, model, 'optimizer', 'adamw lr=0.1 redo=on durable_every=8')
+    for _ in range(2):
+        put(model, 'w')
+        sync(model)
+    assert may(OWNER, read) == read() == b'HTredo\r\n'
+    may_not(errno.EACCES, MEMBER, read)
+    may_not(errno.EACCES, STRANGER, read)
 
 
 # --------------------------------------------------------------- attributes

@@ -68,6 +68,7 @@ MUTANTS = [
     ('squares-stay', 'sums of squares go with their gradient', SQUARES, ''),
     ('edit-unseen', 'a parameter that was written is published with its step', REDO, ''),
     ('factor-unlogged', 'a logged step has its own clipping', REDO, ''),
+    ('lineage-kept', 'a step after a change that is not logged does not follow', 'tests/unit/optim/step/test_redo_read', ''),
     ('logged-stay', 'logged steps go with the full step that follows', REDO, ''),
     ('logged-unsorted', 'a step that is logged beside a checkpoint comes after the older ones', REDO, ''),
     ('replay-shown', 'readers wait while logged steps are computed again', RECOVER, ''),

@@ -7,6 +7,10 @@
 #include "fs/ctl/parse.h"
 #include "tests/support/suite.h"
 
+/* Of the 144 digits of a decision, all but the last two. */
+#define ZEROS_71 "00000000000000000000000000000000000000000000000000000000000000000000000"
+#define ZEROS ZEROS_71 ZEROS_71
+
 static int number(const char *text, uint64_t *out)
 {
     return ht_parse_u64(text, strlen(text), out);
@@ -209,6 +213,7 @@ START_TEST(commands_take_what_they_need)
         {"step async", HT_COMMAND_STEP, ""},
         {"step  if=5  async ", HT_COMMAND_STEP, ""},
         {"abort  if=9223372036854775807 ", HT_COMMAND_ABORT, ""},
+        {"decide " ZEROS "0a  a b ", HT_COMMAND_DECIDE, "a b"},
         {"rollback best-1 ", HT_COMMAND_ROLLBACK, ""},
         {"clone 7 models/a b ", HT_COMMAND_CLONE, "models/a b"},
         {"claim a.B:c-d_9", HT_COMMAND_CLAIM, ""},
@@ -281,6 +286,12 @@ START_TEST(conditions_and_claims_are_read_whole)
         "claim a takeover=b c",
         "claim a takeover",
         "unclaim a",
+        "decide",
+        "decide " ZEROS "0a",
+        "decide " ZEROS " w",
+        "decide " ZEROS "00f w",
+        "decide " ZEROS "0A w",
+        "decide " ZEROS "0g w",
         "rollback",
         "rollback *",
         "rollback 7 8",

@@ -107,7 +107,7 @@ START_TEST(no_other_lane_holds_up_who_waits_for_an_update)
     for (enum ht_lane_kind kind = 0; kind < HT_LANES; kind++)
         for (unsigned i = 0; kind != HT_LANE_UPDATE && i < 20; i++)
             submit(hold, kind, KEY);
-    ck_assert_uint_ge(begun(4 + 4 + 8 + 1 + 4), 4 + 4 + 8 + 1 + 4);
+    ck_assert_uint_ge(begun(4 + 4 + 8 + 1 + 1 + 4), 4 + 4 + 8 + 1 + 1 + 4);
     submit(hold, HT_LANE_UPDATE, KEY);
     ck_assert_uint_eq(begun(1), 1);
 }
@@ -141,6 +141,40 @@ START_TEST(jobs_that_have_left_their_lane_are_counted)
         sem_post(&go);
     while (traffic.jobs_left)
         usleep(1000);
+}
+END_TEST
+
+static _Atomic unsigned drops;
+
+static void drop(struct ht_job *job)
+{
+    drops++;
+    hold(job);
+}
+
+static void submit_drop(uint64_t key)
+{
+    struct ht_job *job = ht_job_new(&fuse, NULL, drop);
+
+    ck_assert_ptr_nonnull(job);
+    ck_assert(ht_job_submit_once(job, HT_LANE_PAGES, key));
+}
+
+/* One that runs may have begun before the reason for this one. */
+START_TEST(a_job_that_is_queued_already_is_not_queued_again)
+{
+    drops = 0;
+    submit_drop(KEY);
+    ck_assert_uint_eq(begun(1), 1);
+    for (unsigned i = 0; i < 10; i++)
+        submit_drop(KEY);
+    submit_drop(OTHER_KEY);
+    ck_assert_uint_eq(begun(1), 1);
+    ck_assert_uint_eq(drops, 2);
+    sem_post(&go);
+    sem_post(&go);
+    ck_assert_uint_eq(begun(1), 1);
+    ck_assert_uint_eq(drops, 3);
 }
 END_TEST
 
@@ -206,6 +240,7 @@ int main(void)
     tcase_add_test(tc, no_other_lane_holds_up_who_waits_for_an_update);
     tcase_add_test(tc, all_lanes_of_one_kind_leave_threads_to_the_others);
     tcase_add_test(tc, jobs_that_have_left_their_lane_are_counted);
+    tcase_add_test(tc, a_job_that_is_queued_already_is_not_queued_again);
     tcase_add_test(tc, writes_that_wait_are_cut_and_then_refused);
     tcase_add_test(tc, what_has_been_written_counts_no_longer);
     suite_add_tcase(s, tc);

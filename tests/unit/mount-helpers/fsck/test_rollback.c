@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Rollbacks of what is unlike the kept step: sparse files, parameters of another shape, open gradients and files. */
+/* Rollbacks of things unlike the kept step: sparse files, parameters of another shape, open gradients and files. */
 #include <check.h>
 #include <pthread.h>
 #include <stdatomic.h>

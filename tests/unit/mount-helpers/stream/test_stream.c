@@ -102,7 +102,7 @@ static void write_sample(const struct change *c)
     ht_buf_free(&a);
 }
 
-static char why[HT_STREAM_WHY_MAX];
+static char why[HT_RECORDS_WHY_MAX];
 
 /* Reads the whole stream. Returns the number of records, or a negative errno, with the reason in why. */
 static int read_bytes(const uint8_t *data, size_t len, size_t most)
@@ -119,8 +119,8 @@ static int read_bytes(const uint8_t *data, size_t len, size_t most)
     if (rc == 0)
         ck_assert_mem_eq(&record.digest, &digest, sizeof(digest));
     else
-        ck_assert_uint_gt(strlen(r.why), 0);
-    memcpy(why, r.why, sizeof(why));
+        ck_assert_uint_gt(strlen(r.in.why), 0);
+    memcpy(why, r.in.why, sizeof(why));
     ht_stream_reader_free(&r);
     return rc < 0 ? rc : count;
 }
@@ -292,7 +292,7 @@ static void put_header(uint32_t version, uint32_t features, uint32_t block_bytes
 
 static void put_record(uint8_t type, uint64_t place, const void *payload, size_t len)
 {
-    uint8_t h[HT_STREAM_RECORD_BYTES] = {type};
+    uint8_t h[HT_RECORDS_HEAD_BYTES] = {type};
     struct ht_hash128 sum = ht_hash128(payload, len);
 
     ht_le32_store(h + 4, (uint32_t)len);

@@ -685,6 +685,185 @@ START_TEST(what_an_opener_discards_was_not_written)
 }
 END_TEST
 
+/* ------------------------------------------------------------------- parts */
+
+enum { RANKS = 2, PART_BYTES = HT_SMALL_CHUNK_BYTES, PART_ROUNDS = 6 };
+
+static const unsigned ranks[RANKS] = {0, 1};
+
+/* Chunk i belongs to rank i mod RANKS. */
+static bool is_of_rank(const void *ctx, uint64_t off)
+{
+    return off / PART_BYTES % RANKS == *(const unsigned *)ctx;
+}
+
+/* g has chunks 0 and 2; the one that is returned has 1 and 3. */
+static struct ht_grad *begin_parts(void)
+{
+    begin(HT_DTYPE_F32);
+    struct ht_grad *other = open_grad(&w, p);
+    ht_grad_set_part(g, is_of_rank, &ranks[0]);
+    ht_grad_set_part(other, is_of_rank, &ranks[1]);
+    return other;
+}
+
+static void write_chunk(struct ht_grad *of, uint64_t i)
+{
+    write_all(of, i * PART_BYTES, bytes, ht_min_u64(PART_BYTES, p->n * 4 - i * PART_BYTES));
+}
+
+static void finish_parts(struct ht_grad *other)
+{
+    ck_assert_int_eq(ht_grad_flush(other), 0);
+    ck_assert_int_eq(ht_optim_commit(w.o, ROOT), 0);
+    apply_to_model();
+    check_all(&w);
+}
+
+/* Both openers have written when the first one closes. */
+static void interleaved_step(struct ht_grad *other)
+{
+    ck_assert_int_eq(ht_grad_write(other, PART_BYTES, "rubbish, 16 byte", 16), 16);
+    write_chunk(other, 3);
+    write_chunk(g, 2);
+    write_chunk(g, 0);
+    ck_assert_int_eq(ht_grad_flush(g), 0);
+    write_chunk(other, 3); /* it is no part of the step yet */
+    write_chunk(other, 1);
+    finish_parts(other);
+}
+
+/* The first one closes while the other one is inside elements, between and beyond its own bytes. */
+static void torn_step(struct ht_grad *other)
+{
+    write_all(other, PART_BYTES, bytes, 1001);
+    write_all(other, 3 * PART_BYTES, bytes, 4002);
+    write_chunk(g, 0);
+    write_chunk(g, 2);
+    ck_assert_int_eq(ht_grad_flush(g), 0);
+    write_all(other, PART_BYTES + 1001, bytes, PART_BYTES - 1001);
+    write_all(other, 3 * PART_BYTES + 4002, bytes, p->n * 4 - 3 * PART_BYTES - 4002);
+    finish_parts(other);
+}
+
+START_TEST(a_flush_takes_nothing_of_other_parts)
+{
+    struct ht_grad *other = begin_parts();
+
+    interleaved_step(other);
+    torn_step(other);
+    /* The parts outlive what makes openers begin anew. */
+    write_chunk(g, 0);
+    write_chunk(other, 3);
+    ck_assert_int_eq(ht_grad_flush(g), 0);
+    ck_assert_int_eq(ht_optim_abort(w.o, ROOT), 0);
+    interleaved_step(other);
+    write_chunk(g, 2);
+    ck_assert_int_eq(ht_optim_drop(w.o, ROOT, p->oid, NULL), 0);
+    torn_step(other);
+    ht_grad_release(other);
+    done();
+}
+END_TEST
+
+START_TEST(what_is_dropped_of_one_part_stays_of_the_others)
+{
+    struct ht_grad *other = begin_parts();
+
+    write_chunk(g, 2);
+    write_all(other, PART_BYTES, bytes, 1001);
+    write_chunk(other, 3);
+    ck_assert_int_eq(ht_grad_flush(other), -EINVAL);
+    check_error(&w, p, "inside an element at byte 66537");
+    write_chunk(g, 0);
+    ht_grad_discard(other);
+    write_chunk(other, 1);
+    write_chunk(other, 3);
+    ht_grad_discard(other);
+    ck_assert_int_eq(ht_grad_flush(g), 0);
+    ck_assert_int_eq(ht_optim_commit(w.o, ROOT), -EBUSY);
+    check_error(&w, p, "byte 65536 is the first hole");
+    write_chunk(other, 1);
+    write_chunk(other, 3);
+    finish_parts(other);
+    ht_grad_release(other);
+    done();
+}
+END_TEST
+
+START_TEST(a_part_that_is_too_long_is_refused_alone)
+{
+    struct ht_grad *other = begin_parts();
+
+    write_chunk(g, 0);
+    write_chunk(other, 1);
+    write_chunk(g, 2);
+    write_chunk(other, 3);
+    ht_grad_refuse(other);
+    write_chunk(other, 3);
+    ck_assert_int_eq(ht_grad_flush(g), 0);
+    ck_assert_int_eq(ht_grad_flush(other), -EINVAL);
+    check_error(&w, p, "longer than its shard");
+    ck_assert_int_eq(ht_optim_commit(w.o, ROOT), -EBUSY);
+    check_error(&w, p, "byte 65536 is the first hole");
+    write_chunk(other, 1);
+    write_chunk(other, 3);
+    finish_parts(other);
+    ht_grad_release(other);
+    done();
+}
+END_TEST
+
+/* In pieces that end inside elements. */
+static void write_in_pieces(struct ht_grad *of, unsigned rank)
+{
+    for (uint64_t from = rank * (uint64_t)PART_BYTES; from < p->n * 4; from += RANKS * PART_BYTES) {
+        uint64_t end = ht_min_u64(from + PART_BYTES, p->n * 4);
+        for (uint64_t at = from, n; at < end; at += n) {
+            n = ht_min_u64(777, end - at);
+            write_all(of, at, bytes, n);
+        }
+    }
+}
+
+static pthread_barrier_t all_written;
+
+/* All ranks have written when rank 0 closes. The others write everything again, and close. */
+static void *write_part(void *arg)
+{
+    const unsigned *rank = arg;
+    struct ht_grad *of = open_grad(&w, p);
+
+    ht_grad_set_part(of, is_of_rank, rank);
+    write_in_pieces(of, *rank);
+    pthread_barrier_wait(&all_written);
+    if (*rank)
+        write_in_pieces(of, *rank);
+    ck_assert_int_eq(ht_grad_flush(of), 0);
+    ht_grad_release(of);
+    return NULL;
+}
+
+START_TEST(parts_are_written_at_the_same_time)
+{
+    pthread_t writer[RANKS];
+
+    begin(HT_DTYPE_F32);
+    ck_assert_int_eq(pthread_barrier_init(&all_written, NULL, RANKS), 0);
+    for (unsigned round = 0; round < PART_ROUNDS; round++) {
+        for (unsigned i = 0; i < RANKS; i++)
+            ck_assert_int_eq(pthread_create(&writer[i], NULL, write_part, (void *)(uintptr_t)&ranks[i]), 0);
+        for (unsigned i = 0; i < RANKS; i++)
+            pthread_join(writer[i], NULL);
+        ck_assert_int_eq(ht_optim_commit(w.o, ROOT), 0);
+        apply_to_model();
+        check_all(&w);
+    }
+    pthread_barrier_destroy(&all_written);
+    done();
+}
+END_TEST
+
 int main(void)
 {
     TCase *t = tcase_create("all");
@@ -710,5 +889,9 @@ int main(void)
     tcase_add_test(t, an_update_waits_for_state_that_is_being_written);
     tcase_add_test(t, the_end_of_a_step_answers_readers_of_a_deleted_parameter);
     tcase_add_test(t, what_an_opener_discards_was_not_written);
+    tcase_add_test(t, a_flush_takes_nothing_of_other_parts);
+    tcase_add_test(t, what_is_dropped_of_one_part_stays_of_the_others);
+    tcase_add_test(t, a_part_that_is_too_long_is_refused_alone);
+    tcase_add_test(t, parts_are_written_at_the_same_time);
     return run_suite("coverage", t);
 }

@@ -52,6 +52,7 @@ struct fixture {
     struct ht_optim_hooks hooks;
     atomic_uint invalidations, aborts;
     int (*emitting)(void); /* in a checkpoint, inside a transaction, before the optimizer emits; 1: again */
+    void (*publish)(struct fixture *w); /* in a commit of the root, between the optimizer and objects */
     void (*before_start)(
         struct fixture *w); /* after a mount, before the optimizer starts; nobody waits for its replay then */
 };
@@ -103,6 +104,16 @@ static inline struct ht_optim_config fixture_config(const char *text)
     return c;
 }
 
+/* A participant of commits after the optimizer, before objects are published: other threads may change them then. */
+static inline void fixture_publish(void *ctx, uint64_t scope, size_t expected_bytes, struct ht_tx *tx)
+{
+    struct fixture *w = ctx;
+
+    (void)expected_bytes, (void)tx;
+    if (w->publish && scope == ROOT)
+        w->publish(w);
+}
+
 static inline void fixture_mount(struct fixture *w)
 {
     struct ht_store_opts opts = {.dram_bytes = w->dram_bytes,
@@ -112,6 +123,8 @@ static inline void fixture_mount(struct fixture *w)
                                  .no_plan = w->no_plan};
     struct ht_meta_client names = {HT_REC_NS_FIRST, HT_REC_NS_LAST, .ctx = w, .abort = fixture_abort,
                                    .emit = fixture_emit};
+    struct ht_meta_client last = {
+        .type_first = HT_REC_OPT_LAST + 1, .type_last = HT_REC_OPT_LAST + 1, .ctx = w, .publish = fixture_publish};
     struct ht_optim_config config = fixture_config(w->config);
     struct ht_tx *tx;
     uint64_t lsn;
@@ -122,6 +135,7 @@ static inline void fixture_mount(struct fixture *w)
     ck_assert_int_eq(ht_store_new(&w->dev, 1, &opts, &w->s), 0);
     ck_assert_int_eq(ht_store_register(w->s, &names), 0);
     ck_assert_int_eq(ht_optim_new(w->s, w->threads, &w->hooks, &w->o), 0);
+    ck_assert_int_eq(ht_store_register(w->s, &last), 0);
     ck_assert_int_eq(ht_store_mount(w->s), 0);
     if (w->before_start)
         w->before_start(w);

@@ -4,10 +4,17 @@
 
 #include "tiering/api/plan.h"
 
-enum { COUNT = 8, PARAM = 2 * MIB, DRAM = 24 * MIB, CONTENT = 3 * COUNT * PARAM, PIECE = 1 << 17, STEPS_MAX = 80 };
+enum { COUNT = 8, PARAM = 2 * MIB, DRAM = 24 * MIB, CONTENT = 3 * COUNT * PARAM, PIECE = 1 << 17, SECONDS_MAX = 90 };
 
 static struct fixture w;
 static uint8_t *gradient;
+static uint64_t began_ns;
+
+/* Plans are made beside steps, so on a busy machine some steps have none. */
+static bool in_time(void)
+{
+    return ht_now_ns() - began_ns < SECONDS_MAX * UINT64_C(1000000000);
+}
 
 static void begin(const char *config)
 {
@@ -17,6 +24,7 @@ static void begin(const char *config)
     for (unsigned i = 0; i < COUNT; i++)
         fixture_param(&w, HT_DTYPE_F32, HT_DTYPE_F32, PARAM / 4, HT_CHUNK_BYTES);
     gradient = random_gradient(&w, &w.param[0]);
+    began_ns = ht_now_ns();
 }
 
 static void done(void)
@@ -56,12 +64,21 @@ static unsigned steps_with_plan(unsigned enough)
 {
     unsigned least = UINT32_MAX;
 
-    for (unsigned step = 0; step < STEPS_MAX && least > enough; step++) {
+    while (in_time() && least > enough) {
         unsigned mib = training_step();
-        if (plan_stats().active && plan_stats().figures.steps >= 2)
+        if (plan_stats().active && plan_stats().figures.steps >= 1)
             least = mib < least ? mib : least;
     }
     return least;
+}
+
+static bool comes_plan(void)
+{
+    bool active;
+
+    while (!(active = plan_stats().active) && in_time())
+        training_step();
+    return active;
 }
 
 /*
@@ -80,16 +97,23 @@ START_TEST(a_step_reads_what_has_no_room_in_the_plan)
 }
 END_TEST
 
+/* The first layer is read first, and the first part of a layer. */
+static bool is_order_known(void)
+{
+    for (unsigned i = 0; i + 1 < COUNT; i++)
+        if (ht_obj_next_read(w.param[i].obj, 0) >= ht_obj_next_read(w.param[i + 1].obj, 0))
+            return false;
+    return ht_obj_next_read(w.param[0].obj, 0) < ht_obj_next_read(w.param[0].obj, PARAM / 2);
+}
+
 /* Without a plan nothing is known; with one the first layer is read first, whichever gradient is the newest. */
 START_TEST(a_plan_knows_which_parameter_is_read_first)
 {
     begin("adamw lr=1e-2");
     ck_assert_uint_eq(ht_obj_next_read(w.param[0].obj, 0), 0);
-    for (unsigned step = 0; step < STEPS_MAX && (!plan_stats().active || plan_stats().figures.steps < 1); step++)
+    while (in_time() && !is_order_known())
         training_step();
-    for (unsigned i = 0; i + 1 < COUNT; i++)
-        ck_assert_uint_lt(ht_obj_next_read(w.param[i].obj, 0), ht_obj_next_read(w.param[i + 1].obj, 0));
-    ck_assert_uint_lt(ht_obj_next_read(w.param[0].obj, 0), ht_obj_next_read(w.param[0].obj, PARAM / 2));
+    ck_assert(is_order_known());
     ck_assert_uint_eq(ht_obj_next_read(w.param[0].obj, UINT64_MAX / 2), UINT64_MAX);
     done();
 }
@@ -103,14 +127,12 @@ START_TEST(a_plan_of_steps_with_clipping_ends_with_them)
     struct ht_optim_config c = fixture_config("adamw lr=1e-2");
 
     begin("adamw lr=1e-2 max_grad_norm=1");
-    ck_assert_uint_lt(steps_with_plan(CONTENT / MIB), UINT32_MAX);
+    ck_assert(comes_plan());
     ck_assert_int_eq(ht_optim_root_configure(w.o, ROOT, &c), 0);
     training_step();
     ht_store_plan(w.s);
     ck_assert(!plan_stats().active);
-    for (unsigned step = 0; step < STEPS_MAX && !plan_stats().active; step++)
-        training_step();
-    ck_assert(plan_stats().active);
+    ck_assert(comes_plan());
     done();
 }
 END_TEST
@@ -119,7 +141,7 @@ int main(void)
 {
     TCase *t = tcase_create("planned steps");
 
-    tcase_set_timeout(t, 120);
+    tcase_set_timeout(t, 3 * SECONDS_MAX);
     tcase_add_test(t, a_step_reads_what_has_no_room_in_the_plan);
     tcase_add_test(t, a_plan_knows_which_parameter_is_read_first);
     tcase_add_test(t, a_plan_of_steps_with_clipping_ends_with_them);

@@ -263,19 +263,27 @@ START_TEST(a_crash_at_any_time_of_the_replay_begins_it_again)
 }
 END_TEST
 
+/* A file of the model that no commit has published. Returns its number. */
+static uint64_t cursor_file(void)
+{
+    const struct ht_obj_attr attr = {.oid = ht_store_new_id(w.s), .chunk_bytes = HT_CHUNK_BYTES, .scope = ROOT};
+    struct ht_obj *file;
+
+    ck_assert_int_eq(ht_obj_create(w.s, &attr, &file), 0);
+    ck_assert_int_eq(ht_obj_write(file, 0, "cursor", 6), 6);
+    ht_obj_put(file);
+    return attr.oid;
+}
+
 /* What clients have changed becomes durable with all steps. */
 START_TEST(an_orderly_end_waits_for_the_replay)
 {
-    struct ht_obj_attr attr = {.chunk_bytes = HT_CHUNK_BYTES, .scope = ROOT};
     struct client c;
     struct ht_obj *file;
 
     begin(2);
     crash_and_hold();
-    attr.oid = ht_store_new_id(w.s);
-    ck_assert_int_eq(ht_obj_create(w.s, &attr, &file), 0);
-    ck_assert_int_eq(ht_obj_write(file, 0, "cursor", 6), 6);
-    ht_obj_put(file);
+    uint64_t oid = cursor_file();
     client_begin(&c, finish);
     usleep(20000);
     ck_assert(!c.ended);
@@ -284,7 +292,7 @@ START_TEST(an_orderly_end_waits_for_the_replay)
     ck_assert_uint_eq(fixture_stat(&w).logged_steps, 0);
     crash_and_mount();
     wait_and_check();
-    file = ht_obj_get(w.s, attr.oid);
+    file = ht_obj_get(w.s, oid);
     ck_assert_ptr_nonnull(file);
     ht_obj_put(file);
     fixture_close(&w);
@@ -294,20 +302,14 @@ END_TEST
 /* A change that no client has committed is not durable because a replay has ended. */
 START_TEST(a_replay_publishes_nothing)
 {
-    struct ht_obj_attr attr = {.chunk_bytes = HT_CHUNK_BYTES, .scope = ROOT};
-    struct ht_obj *file;
-
     begin(2);
     crash_and_hold();
-    attr.oid = ht_store_new_id(w.s);
-    ck_assert_int_eq(ht_obj_create(w.s, &attr, &file), 0);
-    ck_assert_int_eq(ht_obj_write(file, 0, "cursor", 6), 6);
-    ht_obj_put(file);
+    uint64_t oid = cursor_file();
     go_on();
     wait_and_check();
     crash_and_mount();
     wait_and_check();
-    ck_assert_ptr_null(ht_obj_get(w.s, attr.oid));
+    ck_assert_ptr_null(ht_obj_get(w.s, oid));
     fixture_close(&w);
 }
 END_TEST

@@ -810,7 +810,7 @@ START_TEST(a_full_store_takes_steps)
         step_all(&w);
         ck_assert_int_eq(ht_optim_commit(w.o, ROOT), 0);
         ck_assert_uint_eq(fixture_stat(&w).durable_step, step);
-        ck_assert(step > 3 || logged_steps() == 0); /* it frees what was logged before */
+        ck_assert(step > 3 || logged_steps() == 0); /* it frees logged steps before */
     }
     ht_obj_put(filler);
     free(bytes);

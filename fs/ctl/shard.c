@@ -1,0 +1,56 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* shard.c - see shard.h. */
+#include "fs/ctl/shard.h"
+#include "fs/ctl/ctl_priv.h"
+
+int ht_shard_table(struct ht_ctl *c, uint64_t root, unsigned ranks, struct ht_shards *out)
+{
+    char text[HT_SHARDS_TEXT_MAX];
+    ssize_t n = ht_ns_getxattr(c->ns, root, HT_XATTR_PREFIX "shards", text, sizeof(text));
+    int rc = n < 0 ? (int)n : ht_shards_parse(text, (size_t)n, out);
+
+    if (rc == -ENODATA && ranks) {
+        *out = ht_shards_even(ranks);
+        return 0;
+    }
+    if (rc)
+        return rc;
+    return !ranks || ht_shards_ranks(out) == ranks ? 0 : -ENOENT;
+}
+
+/* -------------------------------------------------------------- parameters */
+
+ssize_t ht_shard_param_read(struct ht_ctl *c, const struct ht_param_desc *p, uint64_t off, void *buf, size_t len)
+{
+    ht_ctl_wait_updates(c, ht_obj_id(p->obj), off, len);
+    return ht_obj_read(p->obj, off, buf, len);
+}
+
+/* Space that truncating and rewriting gave up is free when it is published: a full store does it at once. */
+static ssize_t write_once_more(struct ht_ctl *c, struct ht_obj *obj, uint64_t off, const void *buf, size_t len)
+{
+    ssize_t n = ht_obj_write(obj, off, buf, len);
+
+    return n == -ENOSPC && ht_store_commit(c->store) == 0 ? ht_obj_write(obj, off, buf, len) : n;
+}
+
+void ht_shard_param_drop(struct ht_ctl *c, const struct ht_param_desc *p, uint64_t off, uint64_t len)
+{
+    const struct ht_ctl_cache *cache = c->cache;
+
+    if (cache)
+        cache->drop_data(cache->ctx, ht_obj_id(p->obj), off, len);
+}
+
+ssize_t ht_shard_param_write(struct ht_ctl *c, const struct ht_param_desc *p, uint64_t off, const void *buf, size_t len)
+{
+    uint64_t ino = ht_obj_id(p->obj), size = ht_obj_size(p->obj);
+    ssize_t n;
+
+    if (off > size || len > size - off)
+        return -ESTALE;
+    n = write_once_more(c, p->obj, off, buf, len);
+    if (n > 0)
+        ht_ns_touch(c->ns, ino, true);
+    return n;
+}

@@ -1,0 +1,71 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * decide.c - a client gives the numbers of the next updates, as a logged step of another store has them. Words, scales
+ * and clipping have no part in such a step, and a parameter without numbers takes no gradient. The end of the step, or
+ * an abort, ends this.
+ */
+#include <stdio.h>
+
+#include "tiering/base/base.h"
+#include "optim/optim.h"
+#include "optim/state/context.h"
+#include "optim/state/param.h"
+#include "optim/state/redo.h"
+#include "optim/state/root.h"
+#include "optim/gradient/gradient.h"
+#include <hitrain/format.h>
+
+/* State may be reset after the decision. */
+bool ht_opt_is_decided(const struct ht_param *p)
+{
+    return p->decided == p->root->decided && p->cur.exists && p->cur.t + 1 == p->decided_t &&
+        ht_opt_redo_keeps(&p->cur.layout, p->decided_scalars.kernel);
+}
+
+static int refuse(char why[HT_OPTIM_ERROR_MAX], int error, const char *text)
+{
+    snprintf(why, HT_OPTIM_ERROR_MAX, "%s", text);
+    return error;
+}
+
+static int decide(struct ht_root *root, uint64_t oid, uint8_t grad_dtype, const struct ht_redo_param *want,
+                  char why[HT_OPTIM_ERROR_MAX]) HT_REQUIRES(HT_LOCK_OPTIM)
+{
+    struct ht_param *p = ht_opt_param_find(root->o, oid);
+
+    if (!p || p->gone || p->root != root || !p->cur.exists)
+        return refuse(why, -ENOENT, "it has no state");
+    if (p->has_grad || (root->open && !root->decided))
+        return refuse(why, -EBUSY, "the step is open with other numbers: commit or abort first");
+    if (want->grad_dtype != grad_dtype || !ht_opt_redo_follows(&p->cur, 0, want))
+        return refuse(why, -EINVAL, "the numbers are for another dtype, size, rule or count of steps than its own");
+    if (!root->decided)
+        root->decided = ++root->o->last_step_number;
+    p->decided = root->decided;
+    p->decided_t = want->steps;
+    p->decided_scalars = want->scalars;
+    return 0;
+}
+
+int ht_optim_decide(struct ht_optim *o, const struct ht_decision *d, struct ht_optim_steer *by)
+{
+    const struct ht_redo_summary one = {.param = d->bytes, .params = 1};
+    struct ht_redo_param want;
+    struct ht_root *root;
+
+    static_assert(sizeof(d->bytes) == sizeof(struct ht_disk_redo_param), "one of the summary");
+    if (ht_opt_redo_param_at(&one, 0, &want))
+        return refuse(by->why, -EINVAL, "the numbers make no sense");
+    root = ht_opt_root_get(o, d->root);
+    if (!root)
+        return -ENOENT;
+    lock(o);
+    int rc = ht_opt_gate_enter_by(root, by);
+    if (!rc) {
+        rc = root->exists ? decide(root, d->oid, d->grad_dtype, &want, by->why) : -ENOENT;
+        ht_opt_gate_leave(root);
+    }
+    ht_opt_root_put_locked(root);
+    unlock(o);
+    return rc;
+}

@@ -1,0 +1,391 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Logged steps for readers: which are there, what they are, and the same updates in another store. */
+#include "tests/unit/optim/step/fixture.h"
+
+#include "optim/state/context.h"
+#include "optim/state/param.h"
+#include "optim/state/redo.h"
+#include "optim/state/root.h"
+#include <hitrain/redo.h>
+
+static const char keep_3[] = "adamw lr=1e-2 redo=on durable_every=4 redo_keep=3";
+static const char keeps[] = "adamw lr=1e-2 max_grad_norm=0.5 redo=on durable_every=3 redo_keep=9";
+
+static struct fixture w;
+
+/* Not every parameter has a gradient in each step. */
+static void send(unsigned step)
+{
+    for (unsigned i = 0; i < w.params; i++)
+        if ((step + i) % 5 != 4)
+            fixture_send(&w, i, step, 0);
+}
+
+static void train(unsigned first, unsigned last)
+{
+    for (unsigned step = first; step <= last; step++) {
+        send(step);
+        ck_assert_int_eq(ht_optim_step(w.o, ROOT), 0);
+    }
+}
+
+static struct ht_redo_steps steps(void)
+{
+    struct ht_redo_steps s;
+
+    ck_assert_int_eq(ht_optim_redo_steps(w.o, ROOT, &s), 0);
+    return s;
+}
+
+/* A whole step; the caller frees it. */
+static uint8_t *read_step(uint64_t step)
+{
+    struct ht_optim_redo *r;
+    struct ht_redo_file head;
+
+    ck_assert_int_eq(ht_optim_redo_open(w.o, ROOT, step, &r), 0);
+    uint64_t len = ht_optim_redo_bytes(r);
+    uint8_t *all = malloc(len + 1);
+    ck_assert_int_eq(ht_optim_redo_read(r, 0, all, len + 1), (ssize_t)len);
+    uint8_t byte;
+    for (uint64_t at = 0; at < len; at += len / 7 + 1) {
+        ck_assert_int_eq(ht_optim_redo_read(r, at, &byte, 1), 1);
+        ck_assert_uint_eq(byte, all[at]);
+    }
+    ht_optim_redo_close(r);
+    memcpy(&head, all, sizeof(head));
+    ck_assert_mem_eq(head.magic, HT_REDO_FILE_MAGIC, sizeof(head.magic));
+    ck_assert_uint_eq(ht_le64_load(&head.step), step);
+    ck_assert_uint_eq(ht_le64_load(&head.lineage), steps().lineage);
+    ck_assert_uint_eq(sizeof(head) + ht_le64_load(&head.summary_bytes) + ht_le64_load(&head.gradient_bytes), len);
+    return all;
+}
+
+static void check_all_readable(void)
+{
+    struct ht_redo_steps s = steps();
+
+    for (uint64_t step = s.first; s.last && step <= s.last; step++)
+        free(read_step(step));
+    struct ht_optim_redo *r;
+    ck_assert_int_eq(ht_optim_redo_open(w.o, ROOT, s.last + 1, &r), -ENOENT);
+    ck_assert_int_eq(ht_optim_redo_open(w.o, ROOT, s.first - !!s.last, &r), -ENOENT);
+}
+
+START_TEST(the_last_steps_stay_readable)
+{
+    fixture_begin_mixed(&w, keep_3, 2);
+    for (unsigned step = 1; step <= 14; step++) {
+        train(step, step);
+        struct ht_redo_steps s = steps();
+        ck_assert(s.last == step || (s.last == 0 && step < 4)); /* full: a parameter got its state */
+        ck_assert(step < 8 || (s.last - s.first >= 2 && s.last - s.first <= 6));
+        check_all_readable();
+    }
+    fixture_close(&w);
+}
+END_TEST
+
+/* Those that a mount computes again stay readable, too. */
+START_TEST(logged_steps_are_readable_after_a_crash)
+{
+    fixture_begin_mixed(&w, keep_3, 2);
+    train(1, 7);
+    ck_assert_uint_eq(fixture_stat(&w).logged_steps, 1);
+    uint64_t before = steps().lineage;
+    fixture_crash(&w);
+    fixture_mount(&w);
+    ck_assert_uint_eq(steps().first, 7);
+    ck_assert_uint_eq(steps().last, 7);
+    ck_assert_uint_ne(steps().lineage, before);
+    check_all_readable();
+    train(8, 8);
+    ck_assert_uint_eq(steps().first, 7);
+    ck_assert_uint_eq(steps().last, 8);
+    check_all_readable();
+    fixture_close(&w);
+}
+END_TEST
+
+/* What follows is no function of the steps before. */
+START_TEST(a_change_that_is_not_logged_begins_another_lineage)
+{
+    uint8_t zeros[64] = {0};
+
+    fixture_begin_mixed(&w, keep_3, 2);
+    train(1, 6);
+    uint64_t before = steps().lineage;
+    if (_i == 0)
+        ck_assert_int_eq(ht_obj_write(w.param[1].obj, 0, zeros, sizeof(zeros)), sizeof(zeros));
+    else
+        ck_assert_int_eq(ht_optim_root_set_step(w.o, ROOT, 5), 0);
+    ck_assert_int_eq(ht_optim_commit(w.o, ROOT), 0);
+    ck_assert_uint_eq(steps().last, 0);
+    ck_assert_uint_ne(steps().lineage, before);
+    fixture_close(&w);
+}
+END_TEST
+
+/* An abort comes back to the last durable step, and to no other history. */
+START_TEST(an_abort_keeps_the_lineage)
+{
+    fixture_begin_mixed(&w, keep_3, 2);
+    train(1, 6);
+    struct ht_redo_steps before = steps();
+    send(7);
+    ck_assert_int_eq(ht_optim_abort(w.o, ROOT), 0);
+    ck_assert_uint_eq(steps().lineage, before.lineage);
+    ck_assert_uint_eq(steps().last, 6);
+    ck_assert_uint_gt(steps().publications, before.publications);
+    check_all_readable();
+    train(7, 9);
+    ck_assert_uint_eq(steps().last, 9);
+    fixture_close(&w);
+}
+END_TEST
+
+/* Nothing that gradients do not explain has changed. _i: with a step open, or with none. */
+START_TEST(a_full_commit_keeps_the_lineage)
+{
+    struct ht_optim_steer full = {.full = true};
+
+    fixture_begin_mixed(&w, keep_3, 2);
+    train(1, 6);
+    uint64_t before = steps().lineage;
+    if (_i)
+        send(7);
+    ck_assert_int_eq(ht_optim_commit_by(w.o, ROOT, &full), 0);
+    ck_assert_uint_eq(fixture_stat(&w).logged_steps, 0);
+    ck_assert_uint_eq(steps().lineage, before);
+    ck_assert_uint_eq(steps().last, 6 + (unsigned)_i);
+    check_all_readable();
+    train(7 + (unsigned)_i, 9);
+    ck_assert_uint_eq(steps().lineage, before);
+    ck_assert_uint_eq(steps().last, 9);
+    fixture_close(&w);
+}
+END_TEST
+
+/* Its gradients may come while the full step before it is being published. */
+START_TEST(a_step_that_opens_before_a_full_one_is_durable_is_logged)
+{
+    fixture_begin_mixed(&w, keep_3, 2);
+    train(1, 6);
+    lock(w.o);
+    struct ht_root *root = ht_opt_root_find(w.o, ROOT);
+    struct ht_redo was = root->redo;
+    uint64_t undurable = root->undurable;
+    root->redo.counted = root->hold = true;
+    root->undurable = root->config.durable_every;
+    root->redo.steps = root->undurable - 1;
+    ht_opt_redo_open(root);
+    ck_assert(root->redo.wanted);
+    root->redo.steps--; /* one was not logged: that ends with the full step, too */
+    root->redo.gap = true;
+    ht_opt_redo_open(root);
+    ck_assert(root->redo.wanted);
+    root->hold = false; /* nothing is being published */
+    ht_opt_redo_open(root);
+    ck_assert(!root->redo.wanted);
+    root->redo = was;
+    root->undurable = undurable;
+    unlock(w.o);
+    train(7, 9);
+    ck_assert_uint_eq(steps().last, 9);
+    fixture_close(&w);
+}
+END_TEST
+
+/* Steps of the log stay readable until the next full one. */
+START_TEST(words_end_it)
+{
+    struct ht_optim_config none = fixture_config("adamw lr=1e-2 redo=on durable_every=4");
+
+    fixture_begin_mixed(&w, keep_3, 2);
+    train(1, 6);
+    ck_assert_int_eq(ht_optim_root_configure(w.o, ROOT, &none), 0);
+    for (unsigned step = 7; step <= 14; step++) {
+        train(step, step);
+        uint64_t logged = fixture_stat(&w).logged_steps;
+        if (step < 11) /* a full one came meanwhile */
+            continue;
+        ck_assert_uint_eq(steps().last, logged ? step : 0);
+        ck_assert_uint_eq(steps().first, logged ? step - logged + 1 : 0);
+    }
+    fixture_close(&w);
+}
+END_TEST
+
+/* --------------------------------------------------------------------- decide */
+
+/* The parameters of a step decide those of this store. */
+static int decide_all(const uint8_t *file, uint64_t elements_off)
+{
+    const uint8_t *summary = file + sizeof(struct ht_redo_file);
+    uint64_t params = ht_le64_load(summary + 16);
+    int rc = 0;
+
+    for (uint64_t i = 0; i < params && !rc; i++) {
+        const uint8_t *one = summary + 32 + i * 72;
+        struct ht_optim_steer by = {.claim = 0};
+        struct ht_decision d = {.root = ROOT, .oid = ht_le64_load(one)};
+        for (unsigned p = 0; p < w.params; p++)
+            if (w.param[p].oid == d.oid)
+                d.grad_dtype = w.param[p].grad_dtype;
+        memcpy(d.bytes, one, sizeof(d.bytes));
+        ht_le64_store(d.bytes + 16, ht_le64_load(one + 16) + elements_off);
+        rc = ht_optim_decide(w.o, &d, &by);
+        ck_assert(!rc == !by.why[0]);
+    }
+    return rc;
+}
+
+/* Another rate, no clipping, other loss scales: the numbers of the first store count. */
+START_TEST(decided_updates_have_the_same_bits)
+{
+    enum { LAST = 9 };
+    uint64_t hash[LAST + 1];
+    uint8_t *file[LAST + 1] = {NULL};
+
+    fixture_begin_mixed(&w, keeps, 2);
+    for (unsigned step = 1; step <= LAST; step++) {
+        train(step, step);
+        hash[step] = fixture_hash(&w);
+        if (step > 2)
+            file[step] = read_step(step);
+    }
+    fixture_close(&w);
+    fixture_begin_mixed(&w, keeps, 3);
+    train(1, 2);
+    ck_assert_uint_eq(fixture_hash(&w), hash[2]);
+    struct ht_optim_config other =
+        fixture_config("adamw lr=7 grad_scale=64 accumulate=3 skip_nonfinite=1 redo=on durable_every=4 redo_keep=9");
+    ck_assert_int_eq(ht_optim_root_configure(w.o, ROOT, &other), 0);
+    for (unsigned step = 3; step <= LAST; step++) {
+        ck_assert_int_eq(decide_all(file[step], 0), 0);
+        train(step, step);
+        ck_assert_uint_eq(fixture_stat(&w).step, step);
+        ck_assert_msg(fixture_hash(&w) == hash[step], "step %u", step);
+        free(file[step]);
+    }
+    ck_assert_uint_eq(steps().last, LAST); /* it logs what it was given */
+    fixture_crash(&w);
+    fixture_mount(&w);
+    ck_assert_uint_eq(fixture_hash(&w), hash[LAST]);
+    fixture_close(&w);
+}
+END_TEST
+
+START_TEST(decisions_that_do_not_fit_are_refused)
+{
+    fixture_begin_mixed(&w, keeps, 2);
+    train(1, 4);
+    uint8_t *file = read_step(4);
+    ck_assert_int_eq(decide_all(file, 0), -EINVAL); /* it has that step */
+    ck_assert_int_eq(decide_all(file, 1), -EINVAL);
+    fixture_crash(&w);
+    fixture_mount(&w);
+    free(file);
+    train(5, 5);
+    file = read_step(5);
+    uint64_t hash = fixture_hash(&w);
+    fixture_close(&w);
+
+    fixture_begin_mixed(&w, keeps, 2);
+    train(1, 4);
+    ck_assert_int_eq(decide_all(file, 1), -EINVAL);
+    fixture_send(&w, 0, 5, 0);
+    ck_assert_int_eq(decide_all(file, 0), -EBUSY); /* a step is open without */
+    ck_assert_int_eq(ht_optim_abort(w.o, ROOT), 0);
+    ck_assert_int_eq(decide_all(file, 0), 0);
+    ck_assert_int_eq(ht_optim_abort(w.o, ROOT), 0); /* that is over */
+    train(5, 5);
+    ck_assert_uint_eq(fixture_hash(&w), hash);
+    free(file);
+    fixture_close(&w);
+}
+END_TEST
+
+/* Numbers of the step before, and of a parameter that was reset since: neither is used. */
+START_TEST(a_parameter_without_numbers_takes_no_gradient)
+{
+    uint8_t *g;
+
+    fixture_begin_mixed(&w, keeps, 2);
+    train(1, 3);
+    uint8_t *file = read_step(3);
+    fixture_close(&w);
+    fixture_begin_mixed(&w, keeps, 2);
+    train(1, 2);
+    ck_assert_int_eq(decide_all(file, 0), 0);
+    struct ht_optim_steer by = {.claim = 0};
+    ck_assert_int_eq(ht_optim_reset(w.o, ROOT, w.param[0].oid, &by), 0);
+    for (unsigned i = 0; i < 2; i++) {
+        struct ht_grad *grad;
+        struct ht_param_desc d = {ROOT, w.param[i].obj, w.param[i].dtype, w.param[i].grad_dtype};
+        size_t bytes = w.param[i].n * (w.param[i].grad_dtype == HT_DTYPE_F32 ? 4 : 2);
+        g = calloc(1, bytes);
+        ck_assert_int_eq(ht_grad_open(w.o, &d, &grad), 0);
+        ck_assert_int_eq(ht_grad_write(grad, 0, g, bytes), (ssize_t)bytes);
+        ck_assert_int_eq(ht_grad_flush(grad), i == 0 || (3 + i) % 5 == 4 ? -EPERM : 0);
+        lock(w.o);
+        ck_assert(ht_opt_param_find(w.o, w.param[i].oid)->cur.exists == (i > 0)); /* nor does it get state */
+        unlock(w.o);
+        ht_grad_release(grad);
+        free(g);
+    }
+    free(file);
+    ck_assert_int_eq(ht_optim_abort(w.o, ROOT), 0);
+    fixture_close(&w);
+}
+END_TEST
+
+static void punch_second(struct fixture *f)
+{
+    ck_assert_int_eq(ht_obj_punch(f->param[1].obj, 0, ht_obj_size(f->param[1].obj)), 0);
+    f->publish = NULL;
+}
+
+static void write_second(struct fixture *f)
+{
+    ck_assert_int_eq(ht_obj_write(f->param[1].obj, 0, "late", 4), 4);
+    ck_assert_int_eq(ht_obj_writeback(f->param[1].obj), 0);
+    f->publish = NULL;
+}
+
+START_TEST(a_change_while_a_full_step_is_published_begins_another_lineage)
+{
+    fixture_begin_mixed(&w, keeps, 2);
+    train(1, 6);
+    struct ht_redo_steps before = steps();
+    struct ht_optim_steer full = {.full = true};
+    w.publish = _i ? write_second : punch_second;
+    ck_assert_int_eq(ht_optim_commit_by(w.o, ROOT, &full), 0);
+    ck_assert_ptr_null(w.publish);
+    ck_assert_uint_ne(steps().lineage, before.lineage);
+    before = steps();
+    train(7, 9);
+    ck_assert_uint_eq(steps().lineage, before.lineage);
+    ck_assert_uint_ge(steps().first, 7);
+    fixture_close(&w);
+}
+END_TEST
+
+int main(void)
+{
+    TCase *t = tcase_create("redo_read");
+
+    tcase_set_timeout(t, 120);
+    tcase_add_test(t, the_last_steps_stay_readable);
+    tcase_add_test(t, logged_steps_are_readable_after_a_crash);
+    tcase_add_loop_test(t, a_change_that_is_not_logged_begins_another_lineage, 0, 2);
+    tcase_add_test(t, an_abort_keeps_the_lineage);
+    tcase_add_loop_test(t, a_full_commit_keeps_the_lineage, 0, 2);
+    tcase_add_test(t, a_step_that_opens_before_a_full_one_is_durable_is_logged);
+    tcase_add_loop_test(t, a_change_while_a_full_step_is_published_begins_another_lineage, 0, 2);
+    tcase_add_test(t, words_end_it);
+    tcase_add_test(t, decided_updates_have_the_same_bits);
+    tcase_add_test(t, decisions_that_do_not_fit_are_refused);
+    tcase_add_test(t, a_parameter_without_numbers_takes_no_gradient);
+    return run_suite("redo_read", t);
+}
