@@ -23,7 +23,7 @@
 ##   torch      tests with PyTorch      (tests/optim/test_*.py)
 ##   check-ecosystem
 ##              the PyTorch client with the newest PyTorch, and with trainers of other packages, from the Python package
-##              index; the first run downloads some 3 GB into ~/.cache/hitrain
+##              index; the first run downloads some 3 GB into ~/.cache/hitrain, and compiles a part of DeepSpeed
 ##   lint       include directions, headers compile alone, names, formatting, sizes, shell scripts, SPDX lines, lock types, held locks, `make deps all`;
 ##              circles of calls where something is built
 ##   format     rewrite all C files as .clang-format and tests/lint/layout.py say
@@ -72,6 +72,8 @@
 ##   bench-steps
 ##              what kept steps cost: time and bytes of keeping each step, rollback and clone beside a mount, memory, send and receive
 ##              beside device and pipe; 10 minutes; build/bench/steps.jsonl. ELEMENTS=16777216 STEPS=2 RUNS=1: 1 minute
+##   bench-fit  training what does not fit: offload() in an eighth of its memory beside all in memory, recomputation, XFS and
+##              DeepSpeed, and the bound of the device; DTYPE=bf16, WIDTH= and BLOCKS= of the GPT; build/bench/fit.jsonl
 ##   profile    sample the daemon with perf during 20 s of training; report and flame graph into build/profile
 ##   wheel      the PyTorch client as a wheel, into build/wheel
 ##   install    put programs and man pages where mount and fsck look for them, and the PyTorch client where the system's
@@ -360,7 +362,8 @@ check: deps
 	@$(runner) check
 check-long: deps
 	@HITRAIN_LONG=1 $(runner) check-long
-check-ecosystem: deps
+check-ecosystem:
+	@tests/tools/deps.sh ecosystem
 	@$(runner) ecosystem
 FUZZ_SECONDS ?= 300
 .PHONY: fuzz fuzz-merge
@@ -412,7 +415,7 @@ bench-path:
 	@$(MAKE) --no-print-directory all $(B)/bench/path_client
 	@$(PYTHON) bench/path.py $(if $(RUNS),--runs $(RUNS))
 bench-plan: deps
-	@$(MAKE) --no-print-directory all $(B)/bench/replay
+	@$(MAKE) --no-print-directory all $(B)/bench/replay $(B)/bench/bench_planner
 	@$(PYTHON) bench/plan.py $(if $(RUNS),--runs $(RUNS))
 bench-recovery: deps
 	@$(MAKE) --no-print-directory all $(B)/bench/recovery_maker
@@ -440,6 +443,14 @@ bench-client:
 	@tests/tools/deps.sh
 	@$(MAKE) --no-print-directory all
 	@$(PYTHON) bench/client.py $(if $(RUNS),--runs $(RUNS)) $(if $(AGAINST),--against $(AGAINST))
+
+.PHONY: bench-fit
+bench-fit:
+	@tests/tools/deps.sh bench-fit
+	@$(MAKE) --no-print-directory all
+	@mkdir -p $(B)/bench
+	@$(PYTHON) bench/fit.py $(if $(RUNS),--runs $(RUNS)) $(if $(STEPS),--steps $(STEPS)) $(if $(DTYPE),--dtype $(DTYPE)) \
+		$(if $(WIDTH),--width $(WIDTH)) $(if $(BLOCKS),--layers $(BLOCKS)) $(if $(LIMIT),--limit $(LIMIT)) $(if $(ONLY),--only '$(ONLY)')
 
 .PHONY: profile
 profile: deps

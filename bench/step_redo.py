@@ -51,9 +51,12 @@ class Bench:
             out.append(self.store.step(self.number, seconds))
         return out
 
+    def to_full_step(self):
+        self.steps(EVERY - int(os.getxattr(self.store.point / 'model', 'user.hitrain.step')) % EVERY)
+
     def measure(self, what, resident):
         self.start(WORDS[what], resident)
-        self.steps(EVERY - int(os.getxattr(self.store.point / 'model', 'user.hitrain.step')) % EVERY)
+        self.to_full_step()
         backward = BACKWARD * self.args.elements * self.store.element_bytes / self.args.limit
         self.device.slow(True)
         before, began = self.device.counters(), time.monotonic()
@@ -67,7 +70,7 @@ class Bench:
     def replay(self):
         """Seconds of an ordinary step without a backward pass, and of one that a mount computes again."""
         self.start(WORDS[LOGGED], 1)
-        self.steps(EVERY - int(os.getxattr(self.store.point / 'model', 'user.hitrain.step')) % EVERY)
+        self.to_full_step()
         began = time.monotonic()
         self.steps(EVERY - 1)
         ordinary = (time.monotonic() - began) / (EVERY - 1)

@@ -31,7 +31,7 @@ MOUNTS_MAX = 1.0      # times the time of a mount, for a rollback or a clone
 CONTENT_MAX = 0.01    # of the model's bytes, for a rollback or a clone: records alone
 CHUNK_MAX, FILE_MAX = 64, 400    # bytes of memory
 PIPE_MIN = 0.9        # of the lower of device and pipe
-CHANGES_MAX = 1.05    # of the bytes that differ, for the stream and for reads; readahead adds to these
+CHANGES_MAX = 1.05    # of the bytes that differ, for the stream and for reads
 
 
 class Bench:

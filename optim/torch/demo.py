@@ -1,7 +1,7 @@
 #!/usr/bin/python3
 # SPDX-License-Identifier: Apache-2.0
 """Trains a small GPT four times: in memory, through a hitrain store, through a store that crashes on the way, and from
-a step that the store kept, after training went wrong. A second store receives that step, too.
+a step that the store kept, after training went wrong. A second store follows one of these runs, and receives that step.
 
 Run it with `make demo`; everything it makes is below build/demo/. It exits with 0 when all of its checks passed.
 """
@@ -42,11 +42,13 @@ STEPS = 200
 KILL_AT = 120        # finished steps when the daemon is killed
 DURABLE_EVERY = 50   # of (c): parameters and state are written in each 50th step, and gradients in the others
 BF16_STEPS = 40
+READABLE = 24        # logged steps of (c) that stay readable, for a second store that follows
+FOLLOWED = 20        # it follows after so many steps
 KEPT_AT = 175        # finished steps of (b) when its store keeps the step
 WRONG_STEPS, WRONG_RATE = 5, 500.0  # of (d): steps with so many times the learning rate
 PEAK_RATE = 1e-3
 BETAS, WEIGHT_DECAY = (0.9, 0.95), 0.1
-STORE_SIZE = '512M'
+STORE_SIZE = '2G'
 TOKENS = demo_gpt.BATCH * demo_gpt.CONTEXT
 
 LOSS_RELATIVE_MAX = 1e-4
@@ -155,15 +157,23 @@ class Crash:
         return Crashing(groups, root, **options)
 
 
-def interrupted(store: Store, text: demo_gpt.Text, checks: Checks) -> Tuple[Run, float, torch.nn.Module]:
+def interrupted(store: Store, second: Store, text: demo_gpt.Text, checks: Checks) -> Tuple[Run, float, torch.nn.Module]:
     print(f'\n(c) the store again, with redo=on and durable_every={DURABLE_EVERY}, its daemon killed during step {KILL_AT + 1}',
           flush=True)
     crash = Crash(store)
-    model, optimizer = through_store(store, 'model-c', SEED, kind=crash, durable_every=DURABLE_EVERY, redo=True)
+    logged = {'durable_every': DURABLE_EVERY, 'redo': True, 'redo_keep': READABLE}
+    root, follower = store.mountpoint / 'model-c', second.mountpoint / 'model-c'
+    model, optimizer = through_store(store, 'model-c', SEED, kind=crash, **logged)
     losses: List[float] = []
     try:
         with optimizer:
-            losses += train('(c)', model, optimizer, text, 0, KILL_AT, store.counters).losses
+            losses += train('(c)', model, optimizer, text, 0, 1, store.counters).losses
+            optimizer.snapshot('base')
+            store.send(root, 'base', follower)
+            for first in range(1, KILL_AT, FOLLOWED):
+                last = min(first + FOLLOWED, KILL_AT)
+                losses += train('(c)', model, optimizer, text, first, last, store.counters).losses
+                store.follow(root, follower, 'base' if first == 1 else None)
             train('(c)', model, optimizer, text, KILL_AT, STEPS, store.counters)
         raise RuntimeError('the trainer did not notice that the daemon was killed')
     except OSError as e:
@@ -176,11 +186,16 @@ def interrupted(store: Store, text: demo_gpt.Text, checks: Checks) -> Tuple[Run,
     print(f'      mounted again after {time.monotonic() - begin:.1f} s; the store holds step {step}', flush=True)
     checks(step == KILL_AT, f'after the crash the store holds the last finished step: {step}')
     # Another seed: only the store's values make the new model right.
-    model, optimizer = through_store(store, 'model-c', SEED + 1, resume=True, durable_every=DURABLE_EVERY, redo=True)
+    model, optimizer = through_store(store, 'model-c', SEED + 1, resume=True, **logged)
     print(f'      the store has computed the steps after the last full one again after {time.monotonic() - begin:.1f} s',
           flush=True)
     with optimizer:
-        run = train('(c)', model, optimizer, text, step, STEPS, store.counters)
+        run = train('(c)', model, optimizer, text, step, min(step + FOLLOWED, STEPS), store.counters)
+        store.follow(root, follower)
+        for first in range(step + FOLLOWED, STEPS, FOLLOWED):
+            run = joined(run, train('(c)', model, optimizer, text, first, min(first + FOLLOWED, STEPS), store.counters))
+            store.follow(root, follower)
+    print(f'      a copy in a second store has followed to step {STEPS}', flush=True)
     return run._replace(losses=losses[:step] + run.losses), text.loss(model), model
 
 
@@ -214,8 +229,6 @@ def gone_wrong(store: Store, text: demo_gpt.Text, checks: Checks, good: float) -
 
 def sent(store: Store, second: Store, text: demo_gpt.Text) -> None:
     print(f'\n(e) a second store receives step {KEPT_AT} of (b), and trains on', flush=True)
-    second.format()
-    second.mount()
     store.send(store.mountpoint / 'model-b', str(KEPT_AT), second.mountpoint / 'model-e')
     go_on('(e)', second, 'model-e', text)
 
@@ -320,10 +333,13 @@ def demo(store: Store, checks: Checks, dram: str, async_step: bool) -> None:
         optimizer.commit()
         held = optimizer.committed_step
 
-    c, loss_c, model_c = interrupted(store, text, checks)
-    wrong = gone_wrong(store, text, checks, b.losses[KEPT_AT])
     second = Store(PROGRAMS, OUT / 'second', STORE_SIZE, dram)
     with contextlib.closing(second):
+        second.format()
+        second.mount()
+        c, loss_c, model_c = interrupted(store, second, text, checks)
+        differing_f = same_files(store.mountpoint / 'model-c', second.mountpoint / 'model-c')
+        wrong = gone_wrong(store, text, checks, b.losses[KEPT_AT])
         sent(store, second, text)
         differing_e = same_files(store.mountpoint / 'model-b', second.mountpoint / 'model-e')
 
@@ -350,8 +366,9 @@ def demo(store: Store, checks: Checks, dram: str, async_step: bool) -> None:
     equal = all(torch.equal(p, q) for p, q in zip(model_b.parameters(), model_c.parameters()))
     checks(equal and not differing, f'(c) ends bit-identical to (b): parameters in the trainer, and files and moments '
            f'in the store' + (f'; differing: {", ".join(differing)}' if differing else ''))
-    for run, names, what in (('(d)', differing_d, 'after its rollback'), ('(e)', differing_e, 'in another store')):
-        checks(not names, f'{run} ends bit-identical to (b) {what}: files and moments'
+    for run, names, what in (('(d)', differing_d, 'to (b) after its rollback'), ('(e)', differing_e, 'to (b) in another store'),
+                             ('the copy that follows (c)', differing_f, 'to it in a second store')):
+        checks(not names, f'{run} ends bit-identical {what}: files and moments'
                + (f'; differing: {", ".join(names)}' if names else ''))
     measured = {'f32': check_bytes(checks, 'f32', b, STEPS, parameters, 8.0),
                 'bf16': check_bytes(checks, 'bf16', bf16, BF16_STEPS, parameters, 4.0)}

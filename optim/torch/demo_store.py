@@ -15,6 +15,7 @@ from typing import Dict, Iterator, List, Optional
 
 READY_SECONDS_MAX = 60
 END_SECONDS_MAX = 60
+BUSY_SECONDS_MAX = 10
 
 
 class StoreError(Exception):
@@ -63,9 +64,14 @@ class Store:
     def unmount(self) -> None:
         """Returns when the daemon has ended: everything is on the device."""
         command = ['umount'] if os.geteuid() == 0 else ['fusermount3', '-u']
-        done = subprocess.run(command + [str(self.mountpoint)], capture_output=True, text=True)
-        if done.returncode != 0:
-            raise StoreError(f'{" ".join(command)}: {done.stderr.strip()}')
+        deadline = time.monotonic() + BUSY_SECONDS_MAX
+        while True:
+            done = subprocess.run(command + [str(self.mountpoint)], capture_output=True, text=True)
+            if done.returncode == 0:
+                break
+            if 'busy' not in done.stderr or time.monotonic() > deadline:  # a program that looks at all mounts keeps one busy for a moment
+                raise StoreError(f'{" ".join(command)}: {done.stderr.strip()}')
+            time.sleep(0.1)
         assert self.daemon is not None
         try:
             status = self.daemon.wait(END_SECONDS_MAX)
@@ -91,14 +97,22 @@ class Store:
 
     def send(self, root: pathlib.Path, step: str, to: pathlib.Path) -> None:
         """A kept step into another store: hitrainctl send, a pipe, hitrainctl receive."""
+        self._pipe(['send', str(root), step], ['receive', str(to)])
+
+    def follow(self, root: pathlib.Path, to: pathlib.Path, base: Optional[str] = None) -> None:
+        """The steps that a copy of the model lacks. base: the kept step that was copied, the first time."""
+        begin = [f'--from={base}'] if base else []
+        self._pipe(['follow', str(root), '--once', *begin], ['follow', str(to), '--receive'])
+
+    def _pipe(self, give: List[str], take: List[str]) -> None:
         program = str(self.programs / 'hitrainctl')
-        with subprocess.Popen([program, 'send', str(root), step], stdout=subprocess.PIPE, stderr=subprocess.PIPE) as sender:
-            received = subprocess.run([program, 'receive', str(to)], stdin=sender.stdout, capture_output=True, text=True)
+        with subprocess.Popen([program, *give], stdout=subprocess.PIPE, stderr=subprocess.PIPE) as sender:
+            received = subprocess.run([program, *take], stdin=sender.stdout, capture_output=True, text=True)
             assert sender.stdout is not None and sender.stderr is not None
             sender.stdout.close()
             said = sender.stderr.read().decode(errors='replace')
         if sender.returncode != 0 or received.returncode != 0:
-            raise StoreError(f'a step could not be sent:\n{said}{received.stderr}')
+            raise StoreError(f'steps could not be sent:\n{said}{received.stderr}')
 
     def close(self) -> None:
         """Unmount if need be, by force if need be."""

@@ -60,11 +60,11 @@ hitrain.AdamW = Killed
 class Page:
     """The script of a page, with folders for its runs."""
 
-    def __init__(self, name, mountpoint, folder):
+    def __init__(self, name, mountpoint, folder, number, of):
         text = (TOP / f'docs/frameworks/{name}.md').read_text()
         scripts = re.findall(r'^```python\n(.*?)^```', text, re.M | re.S)
-        assert len(scripts) == 1 and scripts[0].count('\n') <= LINES_MAX and '/mnt/hitrain/' in scripts[0]
-        self.script, self.mountpoint, self.folder = scripts[0], mountpoint, folder
+        assert len(scripts) == of and all(s.count('\n') <= LINES_MAX and '/mnt/hitrain/' in s for s in scripts)
+        self.script, self.mountpoint, self.folder = scripts[number], mountpoint, folder
 
     @classmethod
     def of_script(cls, script, mountpoint, folder):
@@ -108,7 +108,7 @@ def numbers(word, output):
 
 @pytest.fixture
 def page(request, shared_store, tmp_path):  # noqa: F811
-    """page(name): the page; its models are in a folder of this test."""
+    """page(name): the page; its models are in a folder of this test. number: which of several scripts."""
     folder = shared_store.mountpoint / request.node.name
     folder.mkdir()
-    return lambda name: Page(name, folder, tmp_path)
+    return lambda name, number=0, of=1: Page(name, folder, tmp_path, number, of)

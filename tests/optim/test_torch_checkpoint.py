@@ -7,6 +7,7 @@ import shutil
 import struct
 import subprocess
 import sys
+import time
 
 import pytest
 
@@ -73,6 +74,23 @@ def test_a_model_goes_out_and_comes_back(root, tmp_path, dtype):
         again['norm'].grad = torch.ones(64)
         optimizer.step()
         assert optimizer.committed_step == 1 and not torch.equal(again['norm'], params['norm'])
+
+
+@pytest.mark.parametrize('dtype', [None, torch.bfloat16])
+def test_a_part_is_read_while_another_is_written(root, tmp_path, monkeypatch, dtype):
+    """Writes are slow, so a part that came too early would overwrite the one before it."""
+    params, write_now = trained(root), checkpoint._write
+
+    def write_slowly(fd, data):
+        time.sleep(0.003)
+        write_now(fd, data)
+    monkeypatch.setattr(checkpoint, 'BUFFER_BYTES', 4096)
+    monkeypatch.setattr(checkpoint, '_write', write_slowly)
+    export_safetensors(root, tmp_path / 'model.safetensors', dtype=dtype)
+    assert all(torch.equal(t, params[n].detach().to(t.dtype)) for n, t in read(tmp_path / 'model.safetensors').items())
+    import_safetensors(tmp_path / 'model.safetensors', root.parent / 'copy', dtype=torch.float32)
+    export_safetensors(root.parent / 'copy', tmp_path / 'copy.safetensors')
+    assert all(torch.equal(t, params[n].detach().to(dtype or t.dtype).float()) for n, t in read(tmp_path / 'copy.safetensors').items())
 
 
 def test_a_folder_has_shards_and_their_index(root, tmp_path):

@@ -424,6 +424,27 @@ def test_logged_steps_lose_nothing(store, root, dtype):
         assert_equal(whole, parts)
 
 
+def test_a_copy_follows_the_steps(store, root):
+    """With clipping and a rate that changes; it may train on in the place of the model."""
+    other, options = store.mountpoint / 'other', {'max_grad_norm': 0.7, 'durable_every': 3, 'redo': True, 'redo_keep': 20}
+    params = parameters()
+    with AdamW(params.items(), root, lr=LR, **options) as optimizer:
+        run_with_schedule(optimizer, params, 0, 2)
+        optimizer.snapshot('base')
+        store.send(root, 'base', other)
+        run_with_schedule(optimizer, params, 2, 7)
+        store.follow(root, other, 'base')
+        run_with_schedule(optimizer, params, 7, 9)
+        store.follow(root, other)
+    copies = parameters(seed=1)
+    with AdamW(copies.items(), other, lr=LR, resume=True, **options) as optimizer:
+        assert optimizer.committed_step == 9
+        assert_equal(params, copies)
+    for refused in {'redo_keep': 129}, {'redo_keep': 3, 'redo': False}:
+        with pytest.raises(ValueError, match='redo_keep'):
+            AdamW(params.items(), root, lr=LR, resume=True, **{**options, **refused})
+
+
 def test_redo_needs_steps_to_log(root):
     for refused in {'durable_every': 1}, {'durable_every': 4, 'accumulate': 2}:
         with pytest.raises(ValueError, match='redo needs'):

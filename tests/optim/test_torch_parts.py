@@ -14,7 +14,7 @@ from hitrain import SGD, AdamW, RankFailed, Shard
 
 WORLD = 3
 SHAPES = {'w': (300, 1000), 'bias': (1000,), 'norm': (7,), 'one': (1, 9)}  # with two ranks that have nothing of one
-WHOLE = {'whole': (50, 3)}  # all ranks hold all of it
+WHOLE = {'whole': (50, 3)}  # all ranks hold the whole
 
 
 def whole(seed, dtype=torch.float32):
@@ -118,7 +118,7 @@ def fail(held, root, meet):
         held.give(2, *(['bias'] if held.rank == 1 else []))
         with pytest.raises(RuntimeError, match='bias has a gradient on rank 0 and none on rank 1'):
             optimizer.step()
-        held.give(2, *(['one'] if held.rank else []))  # they have no element of it
+        held.give(2, *(['one'] if held.rank else []))  # they have no element
         optimizer.step()
         other.step()
         held.agree()

@@ -6,7 +6,9 @@
 #   bench-meta  libfuse's example file system passthrough_hp, in build/deps/bench, which `make bench-meta` measures, too
 #   bench-step  the programs that make the XFS which `make bench-step` measures, too
 #   bench-path  all of these, and strace
+#   bench-fit   the programs that make an XFS
 #   bench-space the programs of XFS and btrfs, and duperemove: `make bench-space` leaves out those that it does not get
+#   ecosystem   the compiler and headers with which `make check-ecosystem` builds a part of DeepSpeed
 #   vm          QEMU, and a kernel in build/deps/vm, unpacked and never installed, which `make check-vm` boots
 #   system      Prometheus, Chromium and debootstrap: tests that need them run only where they are installed
 #
@@ -36,13 +38,16 @@ packages=(
 fuse_build_packages=(dpkg-dev meson ninja-build)
 # Needed only to build passthrough_hp.
 example_packages=(dpkg-dev g++)
-# Needed only for bench-step.
+# Needed only for bench-step and bench-fit.
 step_packages=(xfsprogs)
 # Needed only for bench-path, which counts system calls.
 path_packages=(xfsprogs strace)
 
 # What bench-space measures beside hitrain.
 space_packages=(xfsprogs btrfs-progs duperemove)
+
+# Needed only for check-ecosystem: DeepSpeed compiles the code by which it reaches NVMe.
+ecosystem_packages=(g++ python3-dev libaio-dev)
 
 # Needed only for a machine in QEMU: QEMU, the tool for its first file system, and the tools that unpack modules.
 vm_packages=(qemu-system-x86 qemu-utils busybox-static cpio kmod zstd xz-utils)
@@ -267,12 +272,13 @@ fi
 have_fuse || die "no libfuse >= $fuse_min"
 case ${1-} in
 bench-meta) [ -x "$example" ] || build_example ;;
-bench-step) install_missing "${step_packages[@]}" ;;
+bench-step | bench-fit) install_missing "${step_packages[@]}" ;;
 bench-path)
 	install_missing "${path_packages[@]}"
 	[ -x "$example" ] || build_example
 	;;
 bench-space) (install_missing "${space_packages[@]}") || say "bench-space goes without some of: ${space_packages[*]}" ;;
+ecosystem) install_missing "${ecosystem_packages[@]}" ;;
 system) install_missing "${system_packages[@]}" ;;
 vm)
 	install_missing "${vm_packages[@]}"

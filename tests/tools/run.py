@@ -409,7 +409,7 @@ class Runner:
         self.all_programs()
         # Compiled modules lie beside the packages, and those of the sources nowhere.
         env = {k: v for k, v in self.env.items() if k != 'PYTHONPYCACHEPREFIX'}
-        self.pytests(sources, {**env, 'PYTHONDONTWRITEBYTECODE': '1'}, python=python)
+        self.pytests(sources, {**env, **ecosystem.variables(ecosystem.place()), 'PYTHONDONTWRITEBYTECODE': '1'}, python=python)
 
     def races(self):
         """Mounted tests with programs that ThreadSanitizer watches; whatever it reports is a failure."""

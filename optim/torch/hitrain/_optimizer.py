@@ -52,6 +52,7 @@ class Optimizer(torch.optim.Optimizer):
                    never leaves one in parts
     redo           True, with durable_every=N above 1: each step is durable when step() returns, because the store logs its
                    gradients; parameters and state are written in every N-th step alone. Not with accumulate
+    redo_keep      with redo: the last so many steps, at most 128, stay readable, for a copy that `hitrainctl follow` keeps
     max_grad_norm  clip the norm of all gradients together to it, as torch.nn.utils.clip_grad_norm_ does before a step;
                    0: do not. `grad_norm` is the norm of the last step
     grad_scale     the number that the loss was multiplied by: gradients are divided by it
@@ -118,8 +119,8 @@ class Optimizer(torch.optim.Optimizer):
 
     def __init__(self, params: Iterable, root: 'os.PathLike[str] | str', defaults: Dict[str, Any], *,
                  names: Optional[Iterable[str]] = None, param_dtype: Optional[torch.dtype] = None,
-                 grad_dtype: Optional[torch.dtype] = None, durable_every: int = 1, redo: bool = False, max_grad_norm: float = 0.0,
-                 grad_scale: float = 1.0, skip_nonfinite: bool = False, overlap: bool = False, async_step: bool = False,
+                 grad_dtype: Optional[torch.dtype] = None, durable_every: int = 1, redo: bool = False, redo_keep: int = 0,
+                 max_grad_norm: float = 0.0, grad_scale: float = 1.0, skip_nonfinite: bool = False, overlap: bool = False, async_step: bool = False,
                  accumulate: int = 1, accumulate_mode: str = 'sum', topk: float = 0.0, pack: int = 0, shard: Optional[Shard] = None,
                  parts: Optional[Mapping[str, Tuple[int, Sequence[int]]]] = None, full_state_dict: bool = False, retain: int = 0,
                  retain_every: int = 1, job: Optional[Job] = None, resume: bool = False, **flags: Any) -> None:
@@ -127,6 +128,8 @@ class Optimizer(torch.optim.Optimizer):
             raise ValueError(f'durable_every must be at least 1, not {durable_every}')
         if redo and (durable_every == 1 or accumulate > 1):
             raise ValueError('redo needs durable_every above 1, and no accumulate: other steps are not logged')
+        if not 0 <= redo_keep <= 128 or (redo_keep and not redo):
+            raise ValueError(f'redo_keep must be from 0 to 128, and needs redo=True, not {redo_keep}')
         if accumulate < 1 or accumulate_mode not in ('sum', 'mean'):
             raise ValueError(f'accumulate must be at least 1 and its mode sum or mean, not {accumulate} {accumulate_mode}')
         if shard and (not 0 <= shard.rank < shard.world or overlap or topk or async_step):
@@ -143,7 +146,7 @@ class Optimizer(torch.optim.Optimizer):
         _check_hyper({**defaults, **flags})
         groups = _as_groups(params)
         self.root = os.path.abspath(os.fspath(root))
-        self.durable_every, self.redo = durable_every, redo
+        self.durable_every, self.redo, self.redo_keep = durable_every, redo, redo_keep
         self.retain, self.retain_every = retain, retain_every
         # Options of the whole step; like hyper-parameters they may be changed at any time.
         self.max_grad_norm, self.grad_scale, self.skip_nonfinite = max_grad_norm, grad_scale, skip_nonfinite
@@ -623,6 +626,8 @@ class Optimizer(torch.optim.Optimizer):
 
     def _words_of_root(self) -> str:
         words = [f'durable_every={self.durable_every}'] + (['redo=on'] if self.redo else [])
+        if self.redo_keep:
+            words.append(f'redo_keep={self.redo_keep}')
         if self.retain:
             words.append(f'retain={self.retain} retain_every={self.retain_every}')
         if self.max_grad_norm:

@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Models of a store as safetensors files, and back, a few megabytes at a time.
 
-Both directions copy tensor by tensor through one small buffer, however large the model is. They need neither the
+Both directions copy tensor by tensor through two small buffers, however large the model is. They need neither the
 package safetensors nor the model's code. https://huggingface.co/docs/safetensors describes the format: eight bytes
 with the size of a header, the header (JSON: name, dtype, shape and place of each tensor), then the tensors.
 """
 import collections
+import concurrent.futures
 import contextlib
 import errno
 import json
@@ -24,7 +25,7 @@ __all__ = ['export_safetensors', 'import_safetensors']
 
 Path = Union[str, 'os.PathLike[str]']
 
-BUFFER_BYTES = 8 << 20
+BUFFER_BYTES = 4 << 20
 HEADER_BYTES_MAX = 100_000_000  # as the package safetensors has it
 DIMENSIONS_MAX = 64
 SHARD_BYTES = 5_000_000_000     # as in transformers
@@ -211,22 +212,32 @@ def _write_file(fd: int, tensors: List[Tensor], dtype: Optional[torch.dtype]) ->
     for t in tensors:
         source = os.open(t.path, os.O_RDONLY | os.O_CLOEXEC)
         try:
-            _copy(source, t, fd, FLOATS.get(_out_dtype(t, dtype)))
+            _copy(source, t, fd, FLOATS.get(_out_dtype(t, dtype)), exports=True)
         finally:
             os.close(source)
 
 
-def _copy(source: int, t: Tensor, target: int, dtype: Optional[torch.dtype]) -> None:
-    """The tensor's bytes, converted to dtype, to the place where target stands."""
+def _copy(source: int, t: Tensor, target: int, dtype: Optional[torch.dtype], exports: bool = False) -> None:
+    """The tensor's bytes, converted to dtype, to the place where target stands. A thread reads the next part while one is written."""
     converts = t.dtype in FLOATS and dtype is not None and FLOATS[t.dtype] != dtype
-    buffer = torch.empty(min(BUFFER_BYTES, t.size), dtype=torch.uint8)
-    done = 0
-    while done < t.size:
-        part = buffer[:min(len(buffer), t.size - done)]
-        _read(source, part, t.at + done, t)
-        out = part.view(FLOATS[t.dtype]).to(dtype) if converts else part
-        _write(target, memory_of(out))
-        done += len(part)
+    size = min(BUFFER_BYTES, t.size)
+    begins = range(0, t.size, max(1, size))
+    buffers = [torch.empty(size, dtype=torch.uint8) for _ in begins[:2]]
+
+    def read(k: int) -> torch.Tensor:
+        part = buffers[k % 2][:min(size, t.size - begins[k])]
+        _read(source, part, t.at + begins[k], t)
+        return part
+    with concurrent.futures.ThreadPoolExecutor(1) as ahead:  # it starts its thread when it gets work
+        part: Any = read(0) if begins else None
+        for k in range(len(begins)):
+            coming = ahead.submit(read, k + 1) if k + 1 < len(begins) else None
+            out = part.view(FLOATS[t.dtype]).to(dtype) if converts else part
+            written = len(memory_of(out))
+            _write(target, memory_of(out))
+            if exports:  # its device begins now, and not at the end
+                os.posix_fadvise(target, os.lseek(target, 0, os.SEEK_CUR) - written, written, os.POSIX_FADV_DONTNEED)
+            part = coming.result() if coming else None
 
 
 @contextlib.contextmanager
