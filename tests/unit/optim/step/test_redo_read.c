@@ -13,22 +13,6 @@ static const char keeps[] = "adamw lr=1e-2 max_grad_norm=0.5 redo=on durable_eve
 
 static struct fixture w;
 
-/* Not every parameter has a gradient in each step. */
-static void send(unsigned step)
-{
-    for (unsigned i = 0; i < w.params; i++)
-        if ((step + i) % 5 != 4)
-            fixture_send(&w, i, step, 0);
-}
-
-static void train(unsigned first, unsigned last)
-{
-    for (unsigned step = first; step <= last; step++) {
-        send(step);
-        ck_assert_int_eq(ht_optim_step(w.o, ROOT), 0);
-    }
-}
-
 static struct ht_redo_steps steps(void)
 {
     struct ht_redo_steps s;
@@ -76,7 +60,7 @@ START_TEST(the_last_steps_stay_readable)
 {
     fixture_begin_mixed(&w, keep_3, 2);
     for (unsigned step = 1; step <= 14; step++) {
-        train(step, step);
+        fixture_train(&w, step, step);
         struct ht_redo_steps s = steps();
         ck_assert(s.last == step || (s.last == 0 && step < 4)); /* full: a parameter got its state */
         ck_assert(step < 8 || (s.last - s.first >= 2 && s.last - s.first <= 6));
@@ -90,7 +74,7 @@ END_TEST
 START_TEST(logged_steps_are_readable_after_a_crash)
 {
     fixture_begin_mixed(&w, keep_3, 2);
-    train(1, 7);
+    fixture_train(&w, 1, 7);
     ck_assert_uint_eq(fixture_stat(&w).logged_steps, 1);
     uint64_t before = steps().lineage;
     fixture_crash(&w);
@@ -99,7 +83,7 @@ START_TEST(logged_steps_are_readable_after_a_crash)
     ck_assert_uint_eq(steps().last, 7);
     ck_assert_uint_ne(steps().lineage, before);
     check_all_readable();
-    train(8, 8);
+    fixture_train(&w, 8, 8);
     ck_assert_uint_eq(steps().first, 7);
     ck_assert_uint_eq(steps().last, 8);
     check_all_readable();
@@ -113,7 +97,7 @@ START_TEST(a_change_that_is_not_logged_begins_another_lineage)
     uint8_t zeros[64] = {0};
 
     fixture_begin_mixed(&w, keep_3, 2);
-    train(1, 6);
+    fixture_train(&w, 1, 6);
     uint64_t before = steps().lineage;
     if (_i == 0)
         ck_assert_int_eq(ht_obj_write(w.param[1].obj, 0, zeros, sizeof(zeros)), sizeof(zeros));
@@ -130,15 +114,15 @@ END_TEST
 START_TEST(an_abort_keeps_the_lineage)
 {
     fixture_begin_mixed(&w, keep_3, 2);
-    train(1, 6);
+    fixture_train(&w, 1, 6);
     struct ht_redo_steps before = steps();
-    send(7);
+    fixture_send_most(&w, 7);
     ck_assert_int_eq(ht_optim_abort(w.o, ROOT), 0);
     ck_assert_uint_eq(steps().lineage, before.lineage);
     ck_assert_uint_eq(steps().last, 6);
     ck_assert_uint_gt(steps().publications, before.publications);
     check_all_readable();
-    train(7, 9);
+    fixture_train(&w, 7, 9);
     ck_assert_uint_eq(steps().last, 9);
     fixture_close(&w);
 }
@@ -150,16 +134,16 @@ START_TEST(a_full_commit_keeps_the_lineage)
     struct ht_optim_steer full = {.full = true};
 
     fixture_begin_mixed(&w, keep_3, 2);
-    train(1, 6);
+    fixture_train(&w, 1, 6);
     uint64_t before = steps().lineage;
     if (_i)
-        send(7);
+        fixture_send_most(&w, 7);
     ck_assert_int_eq(ht_optim_commit_by(w.o, ROOT, &full), 0);
     ck_assert_uint_eq(fixture_stat(&w).logged_steps, 0);
     ck_assert_uint_eq(steps().lineage, before);
     ck_assert_uint_eq(steps().last, 6 + (unsigned)_i);
     check_all_readable();
-    train(7 + (unsigned)_i, 9);
+    fixture_train(&w, 7 + (unsigned)_i, 9);
     ck_assert_uint_eq(steps().lineage, before);
     ck_assert_uint_eq(steps().last, 9);
     fixture_close(&w);
@@ -170,7 +154,7 @@ END_TEST
 START_TEST(a_step_that_opens_before_a_full_one_is_durable_is_logged)
 {
     fixture_begin_mixed(&w, keep_3, 2);
-    train(1, 6);
+    fixture_train(&w, 1, 6);
     lock(w.o);
     struct ht_root *root = ht_opt_root_find(w.o, ROOT);
     struct ht_redo was = root->redo;
@@ -190,7 +174,7 @@ START_TEST(a_step_that_opens_before_a_full_one_is_durable_is_logged)
     root->redo = was;
     root->undurable = undurable;
     unlock(w.o);
-    train(7, 9);
+    fixture_train(&w, 7, 9);
     ck_assert_uint_eq(steps().last, 9);
     fixture_close(&w);
 }
@@ -202,10 +186,10 @@ START_TEST(words_end_it)
     struct ht_optim_config none = fixture_config("adamw lr=1e-2 redo=on durable_every=4");
 
     fixture_begin_mixed(&w, keep_3, 2);
-    train(1, 6);
+    fixture_train(&w, 1, 6);
     ck_assert_int_eq(ht_optim_root_configure(w.o, ROOT, &none), 0);
     for (unsigned step = 7; step <= 14; step++) {
-        train(step, step);
+        fixture_train(&w, step, step);
         uint64_t logged = fixture_stat(&w).logged_steps;
         if (step < 11) /* a full one came meanwhile */
             continue;
@@ -249,21 +233,21 @@ START_TEST(decided_updates_have_the_same_bits)
 
     fixture_begin_mixed(&w, keeps, 2);
     for (unsigned step = 1; step <= LAST; step++) {
-        train(step, step);
+        fixture_train(&w, step, step);
         hash[step] = fixture_hash(&w);
         if (step > 2)
             file[step] = read_step(step);
     }
     fixture_close(&w);
     fixture_begin_mixed(&w, keeps, 3);
-    train(1, 2);
+    fixture_train(&w, 1, 2);
     ck_assert_uint_eq(fixture_hash(&w), hash[2]);
     struct ht_optim_config other =
         fixture_config("adamw lr=7 grad_scale=64 accumulate=3 skip_nonfinite=1 redo=on durable_every=4 redo_keep=9");
     ck_assert_int_eq(ht_optim_root_configure(w.o, ROOT, &other), 0);
     for (unsigned step = 3; step <= LAST; step++) {
         ck_assert_int_eq(decide_all(file[step], 0), 0);
-        train(step, step);
+        fixture_train(&w, step, step);
         ck_assert_uint_eq(fixture_stat(&w).step, step);
         ck_assert_msg(fixture_hash(&w) == hash[step], "step %u", step);
         free(file[step]);
@@ -279,27 +263,27 @@ END_TEST
 START_TEST(decisions_that_do_not_fit_are_refused)
 {
     fixture_begin_mixed(&w, keeps, 2);
-    train(1, 4);
+    fixture_train(&w, 1, 4);
     uint8_t *file = read_step(4);
     ck_assert_int_eq(decide_all(file, 0), -EINVAL); /* it has that step */
     ck_assert_int_eq(decide_all(file, 1), -EINVAL);
     fixture_crash(&w);
     fixture_mount(&w);
     free(file);
-    train(5, 5);
+    fixture_train(&w, 5, 5);
     file = read_step(5);
     uint64_t hash = fixture_hash(&w);
     fixture_close(&w);
 
     fixture_begin_mixed(&w, keeps, 2);
-    train(1, 4);
+    fixture_train(&w, 1, 4);
     ck_assert_int_eq(decide_all(file, 1), -EINVAL);
     fixture_send(&w, 0, 5, 0);
     ck_assert_int_eq(decide_all(file, 0), -EBUSY); /* a step is open without */
     ck_assert_int_eq(ht_optim_abort(w.o, ROOT), 0);
     ck_assert_int_eq(decide_all(file, 0), 0);
     ck_assert_int_eq(ht_optim_abort(w.o, ROOT), 0); /* that is over */
-    train(5, 5);
+    fixture_train(&w, 5, 5);
     ck_assert_uint_eq(fixture_hash(&w), hash);
     free(file);
     fixture_close(&w);
@@ -312,11 +296,11 @@ START_TEST(a_parameter_without_numbers_takes_no_gradient)
     uint8_t *g;
 
     fixture_begin_mixed(&w, keeps, 2);
-    train(1, 3);
+    fixture_train(&w, 1, 3);
     uint8_t *file = read_step(3);
     fixture_close(&w);
     fixture_begin_mixed(&w, keeps, 2);
-    train(1, 2);
+    fixture_train(&w, 1, 2);
     ck_assert_int_eq(decide_all(file, 0), 0);
     struct ht_optim_steer by = {.claim = 0};
     ck_assert_int_eq(ht_optim_reset(w.o, ROOT, w.param[0].oid, &by), 0);
@@ -356,7 +340,7 @@ static void write_second(struct fixture *f)
 START_TEST(a_change_while_a_full_step_is_published_begins_another_lineage)
 {
     fixture_begin_mixed(&w, keeps, 2);
-    train(1, 6);
+    fixture_train(&w, 1, 6);
     struct ht_redo_steps before = steps();
     struct ht_optim_steer full = {.full = true};
     w.publish = _i ? write_second : punch_second;
@@ -364,7 +348,7 @@ START_TEST(a_change_while_a_full_step_is_published_begins_another_lineage)
     ck_assert_ptr_null(w.publish);
     ck_assert_uint_ne(steps().lineage, before.lineage);
     before = steps();
-    train(7, 9);
+    fixture_train(&w, 7, 9);
     ck_assert_uint_eq(steps().lineage, before.lineage);
     ck_assert_uint_ge(steps().first, 7);
     fixture_close(&w);

@@ -497,17 +497,44 @@ START_TEST(a_lane_stops_while_a_row_is_blocked)
 }
 END_TEST
 
-static void *stop_main(void *arg)
+/* Another thread calls this function, which waits for the step that runs. */
+struct waiting_call {
+    void (*call)(struct ht_lane *l);
+    pthread_t thread;
+    _Atomic bool returned;
+};
+
+static void *call_main(void *arg)
 {
-    ht_lane_stop(&lane);
-    *(_Atomic bool *)arg = true;
+    struct waiting_call *x = arg;
+
+    x->call(&lane);
+    x->returned = true;
     return NULL;
+}
+
+static void begin_call(struct waiting_call *x)
+{
+    ck_assert_int_eq(pthread_create(&x->thread, NULL, call_main, x), 0);
+}
+
+static void check_call_waits(struct waiting_call *x)
+{
+    begin_call(x);
+    usleep(50000);
+    ck_assert(!x->returned);
+}
+
+/* The step of the first row was held, and ends. */
+static void end_call(struct waiting_call *x)
+{
+    a.held = false;
+    pthread_join(x->thread, NULL);
 }
 
 START_TEST(a_lane_that_stops_waits_for_the_step_that_runs)
 {
-    _Atomic bool stopped = false;
-    pthread_t thread;
+    struct waiting_call stop = {.call = ht_lane_stop};
 
     start(&quick);
     wait_for_steps(&a, 1);
@@ -516,11 +543,8 @@ START_TEST(a_lane_that_stops_waits_for_the_step_that_runs)
     (void)ht_row_wake(&a.row);
     wait_until_inside(&a);
     uint64_t steps = a.steps;
-    ck_assert_int_eq(pthread_create(&thread, NULL, stop_main, &stopped), 0);
-    usleep(50000);
-    ck_assert(!stopped);
-    a.held = false;
-    pthread_join(thread, NULL);
+    check_call_waits(&stop);
+    end_call(&stop);
     ck_assert_uint_eq(a.steps, steps);
     (void)ht_row_wake(&a.row);
     usleep(20000);
@@ -572,20 +596,18 @@ static bool stops(void)
 /* No step follows, so a caller that relied on one would wait for ever. */
 START_TEST(a_wake_fails_while_its_lane_on_demand_stops)
 {
-    _Atomic bool stopped = false;
-    pthread_t thread;
+    struct waiting_call stop = {.call = ht_lane_stop};
 
     make(&(struct ht_lane_config){.name = "test", .on_demand = true}, &quick, 0);
     a.held = true;
     ck_assert_int_eq(ht_row_wake(&a.row), 0);
     wait_until_inside(&a);
-    ck_assert_int_eq(pthread_create(&thread, NULL, stop_main, &stopped), 0);
+    begin_call(&stop);
     while (!stops())
         usleep(1000);
     ck_assert(runs());
     ck_assert_int_eq(ht_row_wake(&a.row), -ECANCELED);
-    a.held = false;
-    pthread_join(thread, NULL);
+    end_call(&stop);
     ck_assert_uint_eq(a.steps, 1);
     ht_lane_destroy(&lane);
 }
@@ -691,17 +713,9 @@ START_TEST(a_thread_that_serves_once_makes_one_step_or_none)
 }
 END_TEST
 
-static void *take_back_main(void *arg)
-{
-    ht_lane_take_back(&lane);
-    *(_Atomic bool *)arg = true;
-    return NULL;
-}
-
 START_TEST(a_lane_is_taken_back_after_the_step_that_runs)
 {
-    _Atomic bool taken = false;
-    pthread_t thread;
+    struct waiting_call take_back = {.call = ht_lane_take_back};
     struct server x;
 
     make_lent(&quick);
@@ -710,11 +724,9 @@ START_TEST(a_lane_is_taken_back_after_the_step_that_runs)
     ck_assert_int_eq(ht_row_wake(&a.row), 0);
     begin_serving(&x, false);
     wait_until_inside(&a);
-    ck_assert_int_eq(pthread_create(&thread, NULL, take_back_main, &taken), 0);
-    usleep(20000);
-    ck_assert(!taken && !runs());
-    a.held = false;
-    pthread_join(thread, NULL);
+    check_call_waits(&take_back);
+    ck_assert(!runs());
+    end_call(&take_back);
     pthread_join(x.thread, NULL);
     ck_assert(!x.more);
     wait_for_steps(&a, 10); /* by its own thread, without a wake */
