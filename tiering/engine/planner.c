@@ -8,7 +8,8 @@
  *   reads before they are asked for (readahead.c) <---------------------------'
  *
  *   nothing --enough runs, content above the room, a period--> plan is followed --two steps did not match--> nothing
- *                                                               '--steps take another time--> made anew
+ *                                                               '--steps take another time, or the budget for writes
+ *                                                                   doubles or halves--> made anew
  *
  * Without a plan all is as if this engine did not exist. A plan evicts no dirty content, and a wrong one costs time and
  * nothing else. It is made without any lock; threads that work on chunks only add to the runs and ask the forecast.
@@ -19,6 +20,7 @@
 #include <stdlib.h>
 
 #include "tiering/base/trace.h"
+#include "tiering/tier/endurance.h"
 #include "tiering/tier/forecast.h"
 #include "tiering/tier/period.h"
 #include "tiering/io/dev.h"
@@ -28,6 +30,7 @@
 #include "tiering/object/chunk.h"
 #include "tiering/object/context.h"
 #include "tiering/object/object.h"
+#include "tiering/data/endurance.h"
 #include "tiering/engine/engine.h"
 #include "tiering/engine/engine_priv.h"
 
@@ -42,6 +45,7 @@ enum {
 #define WAIT_NS_MAX UINT64_C(10000000000)
 #define TRY_WAIT_NS_MAX UINT64_C(60000000000)
 #define FETCH_PAUSE_NS UINT64_C(2000000)
+#define LOOK_NS UINT64_C(1000000000) /* at what is left of the budget for writes */
 #define RATE_UNKNOWN (UINT64_C(1) << 30) /* bytes a second */
 
 int ht_planner_init(struct ht_planner *p)
@@ -69,7 +73,8 @@ uint64_t ht_planner_bytes(const struct ht_planner *p)
 static bool is_due(const struct ht_planner *p, uint64_t now_ns) HT_REQUIRES(HT_LOCK_STORE)
 {
     if (p->forecast)
-        return p->outdated || ht_forecast_is_wrong(p->forecast) || ht_forecast_has_drifted(p->forecast);
+        return p->outdated || ht_forecast_is_wrong(p->forecast) || ht_forecast_has_drifted(p->forecast) ||
+            now_ns - p->looked_ns >= LOOK_NS;
     return p->runs.count - p->tried_runs >= RUNS_MIN && now_ns - p->tried_ns >= p->wait_ns;
 }
 
@@ -327,7 +332,13 @@ static uint64_t rate_of(const struct ht_store *s, enum ht_direction direction)
     return sum;
 }
 
-static struct ht_forecast *make(const struct ht_store *s, const struct step *st, uint64_t pinned_bytes)
+/* What a plan has to keep to, as it was when the making began. */
+struct limits {
+    uint64_t valid_ns; /* steps before do not count */
+    uint64_t pinned_bytes, left_bytes;
+};
+
+static struct ht_forecast *make(const struct ht_store *s, const struct step *st, const struct limits *l)
 {
     struct ht_forecast *f = NULL;
 
@@ -338,10 +349,10 @@ static struct ht_forecast *make(const struct ht_store *s, const struct step *st,
         .begin_ns = st->begin_ns,
         .step_ns = st->step_ns,
         .now_ns = ht_now_ns(),
-        .room_bytes = bytes - bytes / ROOM_PART - pinned_bytes,
+        .room_bytes = bytes - bytes / ROOM_PART - l->pinned_bytes,
         .read_bytes_per_s = rate_of(s, HT_DIRECTION_READ),
         .write_bytes_per_s = rate_of(s, HT_DIRECTION_WRITE),
-        .write_bytes_max = UINT64_MAX,
+        .write_bytes_max = ht_endurance_step_bytes(l->left_bytes, st->step_ns),
     };
     int rc = ht_forecast_make(&in, &f);
     (void)rc; /* without a plan all is as before */
@@ -389,14 +400,18 @@ static bool install(struct ht_store *s, struct ht_forecast *f, uint64_t cpu_ns) 
 /* What the forecast is to be followed by. */
 enum change { KEEP, DROP, MAKE };
 
-static enum change find_change(struct ht_store *s) HT_REQUIRES(HT_LOCK_STORE)
+/* It doubled, or halved. */
+static bool has_moved(uint64_t was, uint64_t now)
 {
-    const struct ht_planner *p = &s->engine->planner;
+    return now / 2 > was || was / 2 > now;
+}
 
+static enum change find_change(const struct ht_planner *p, const struct limits *l) HT_REQUIRES(HT_LOCK_STORE)
+{
     if (p->forecast)
-        return p->outdated || ht_forecast_is_wrong(p->forecast) ? DROP
-            : ht_forecast_has_drifted(p->forecast)              ? MAKE
-                                                                : KEEP;
+        return p->outdated || ht_forecast_is_wrong(p->forecast)                               ? DROP
+            : ht_forecast_has_drifted(p->forecast) || has_moved(p->left_bytes, l->left_bytes) ? MAKE
+                                                                                              : KEEP;
     return p->runs.count - p->tried_runs >= RUNS_MIN ? MAKE : KEEP;
 }
 
@@ -450,15 +465,15 @@ static void give_more_room(struct ht_store *s)
     free(was);
 }
 
-static struct ht_forecast *find_step_and_make(struct ht_store *s, uint64_t valid_ns, uint64_t pinned_bytes)
+static struct ht_forecast *find_step_and_make(struct ht_store *s, const struct limits *l)
 {
     struct step st = {0};
     struct ht_forecast *f = NULL;
     uint32_t n = copy_runs(s, &st.run);
     bool found = st.run && (cut_at_boundaries(s, &st, n) || cut_at_period(&st, n));
 
-    if (found && st.begin_ns >= valid_ns)
-        f = make(s, &st, pinned_bytes);
+    if (found && st.begin_ns >= l->valid_ns)
+        f = make(s, &st, l);
     if (st.run && !found)
         give_more_room(s);
     free(st.run);
@@ -470,16 +485,18 @@ void ht_store_plan(struct ht_store *s)
     struct ht_planner *p = &s->engine->planner;
 
     ht_store_lock(s);
-    enum change change = find_change(s);
-    uint64_t valid_ns = p->valid_ns, pinned_bytes = ht_arena_pinned_bytes(s->arena);
+    const struct limits l = {p->valid_ns, ht_arena_pinned_bytes(s->arena), ht_endurance_check_left(s)};
+    enum change change = find_change(p, &l);
+    p->looked_ns = ht_now_ns();
     ht_store_unlock(s);
     if (change == KEEP)
         return;
     uint64_t cpu_ns = ht_thread_cpu_ns();
-    struct ht_forecast *f = change == MAKE ? find_step_and_make(s, valid_ns, pinned_bytes) : NULL;
+    struct ht_forecast *f = change == MAKE ? find_step_and_make(s, &l) : NULL;
     cpu_ns = ht_thread_cpu_ns() - cpu_ns;
     ht_store_lock(s);
-    struct ht_forecast *was = p->forecast, *late = valid_ns == p->valid_ns ? NULL : f;
+    struct ht_forecast *was = p->forecast, *late = l.valid_ns == p->valid_ns ? NULL : f;
+    p->left_bytes = l.left_bytes;
     bool again = install(s, late ? NULL : f, cpu_ns);
     if (late)
         p->wait_ns = WAIT_NS_MIN;
