@@ -110,7 +110,7 @@ static bool is_there(int parent, const char *name, int dir)
         mine.st_ino == named.st_ino && mine.st_dev == named.st_dev;
 }
 
-/* Somebody may have moved the directory away meanwhile. Then it is left, empty, and what has its name is, too. */
+/* Somebody may have moved the directory away meanwhile. Then it is left, empty, and so is the one that has its name. */
 static int remove_model(int parent, const char *name, int dir)
 {
     int rc;

@@ -2,7 +2,7 @@
 /*
  * queue.c - which range of a root a worker takes next.
  *
- *   early   what is to be logged, additions to sums and measurements, in order of arrival. The next backward pass
+ *   early   ranges to be logged, additions to sums and measurements, in order of arrival. The next backward pass
  *           waits for additions, and comes to its parameters in the same order.
  *   queue   parameters with updates: the one with the newest gradient first, its ranges in ascending order. Backward
  *           passes end with the first layer, which the next forward pass needs first. With a plan of the step: the one

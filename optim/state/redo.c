@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * redo.c - logged steps: what is in memory, and their records in the log.
+ * redo.c - logged steps in memory, and their records in the log.
  *
  *   52 REDO       u64 root, u64 step, u64 object, u64 offset of the summary, u64 its bytes     once for each object
  *   53 REDO_DEL   u64 root                                                                     of all its logged steps

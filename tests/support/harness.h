@@ -20,7 +20,7 @@ struct harness {
     struct ht_store *store;
     struct ht_ctl *ctl;
     struct ht_participants participants;
-    struct ht_ns *ns; /* these two of them */
+    struct ht_ns *ns; /* these two */
     struct ht_optim *optim;
 };
 

@@ -452,7 +452,7 @@ static int run_pass(struct ht_store *s, unsigned part, unsigned *out_parts)
     return rc < 0 ? rc : 0;
 }
 
-/* Also what was compared in vain. */
+/* Also content that was compared in vain. */
 int ht_store_dedup(struct ht_store *s)
 {
     unsigned parts = 1;

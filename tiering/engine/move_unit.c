@@ -117,7 +117,7 @@ static bool add_owner(struct unit *u, struct ht_move *m, const struct ht_move_fo
     return true;
 }
 
-/* The content of one place with its owners, from f on. What has left is no obstacle. 0, STAYS, or -ENOMEM. */
+/* The content of one place with its owners, from f on. Content that has left is no obstacle. 0, STAYS, or -ENOMEM. */
 static int gather_place(struct unit *u, unsigned victim, const struct ht_move_found *f, unsigned n, unsigned *inside)
     HT_REQUIRES(HT_LOCK_STORE)
 {

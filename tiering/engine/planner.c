@@ -45,7 +45,7 @@ enum {
 #define WAIT_NS_MAX UINT64_C(10000000000)
 #define TRY_WAIT_NS_MAX UINT64_C(60000000000)
 #define FETCH_PAUSE_NS UINT64_C(2000000)
-#define LOOK_NS UINT64_C(1000000000) /* at what is left of the budget for writes */
+#define LOOK_NS UINT64_C(1000000000)     /* at the rest of the budget for writes */
 #define RATE_UNKNOWN (UINT64_C(1) << 30) /* bytes a second */
 
 int ht_planner_init(struct ht_planner *p)
@@ -332,7 +332,7 @@ static uint64_t rate_of(const struct ht_store *s, enum ht_direction direction)
     return sum;
 }
 
-/* What a plan has to keep to, as it was when the making began. */
+/* The limits of a plan, from the time when its making began. */
 struct limits {
     uint64_t valid_ns; /* steps before do not count */
     uint64_t pinned_bytes, left_bytes;

@@ -14,7 +14,7 @@
  * the transaction leaves it as it is, and the frame's space is free again (txn/move.c). What the checksum of the
  * reference does not cover was freed meanwhile, and is left alone. Damage is scrub's.
  *
- * Frames that wait take space. So they are at most a quarter of what is available, and a store that has no space for
+ * Frames that wait take space. So they are at most a quarter of the available space, and a store that has no space for
  * the next frame publishes first, and waits until the space of the raw chunks is free.
  */
 #include <stdlib.h>

@@ -105,7 +105,7 @@ static enum ht_event_code code_of(bool repaired)
     return repaired ? HT_EVENT_SCRUB_REPAIRED : HT_EVENT_SCRUB_DAMAGE;
 }
 
-/* Why bytes are bad: they differ from what was written, or the device reports an error, which may be any. */
+/* Why bytes are bad: they differ from the written ones, or the device reports an error, which may be any. */
 static const char *reason_of(bool mismatch, const char *what, int error, char buf[REASON_BYTES])
 {
     if (mismatch)

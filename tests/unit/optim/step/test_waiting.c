@@ -33,7 +33,7 @@ static uint64_t resident_state(const struct test_param *p)
     return bytes;
 }
 
-/* A few rows of an embedding wait for a boundary: not the whole of it. */
+/* A few rows of an embedding wait for a boundary: not the whole embedding. */
 START_TEST(a_sparse_gradient_leaves_state_in_memory)
 {
     w.dram_bytes = 32 << 20;

@@ -84,7 +84,7 @@ static inline void setup(void)
     ht_store_unlock(s);
 }
 
-/* The object, and its space: nothing is left of it. */
+/* The object, and its space: nothing is left. */
 static inline void free_object(void)
 {
     ht_store_lock(s);

@@ -329,7 +329,7 @@ END_TEST
 
 enum { PARTS = 1800, VISITS = 20000, LARGE_DRAM = 96 };
 
-/* Reads chunks in an order that looks like chance, so that each visit is a run, and no part of it repeats. */
+/* Reads chunks in an order that looks like chance, so that each visit is a run, and no part repeats. */
 static void visit(struct ht_obj *o)
 {
     uint8_t to[4096];

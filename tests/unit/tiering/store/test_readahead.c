@@ -288,7 +288,7 @@ START_TEST(a_prefetch_reads_all_of_it_at_once)
 }
 END_TEST
 
-/* Reads all of an object. Returns how many MiB of it the device gave. */
+/* Reads all of an object. Returns how many MiB the device gave. */
 static unsigned read_again(struct ht_obj *o, size_t bytes)
 {
     uint64_t before = stats().device_read_bytes;

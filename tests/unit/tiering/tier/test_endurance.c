@@ -124,8 +124,9 @@ START_TEST(a_changed_budget_may_be_exceeded_anew)
 END_TEST
 
 /*
- * Steps of a minute that write all they may, beside commits that take 0, 1/4, ... of the budget: at least a half of it is
- * used, and no day is above it. Steps cannot foresee commits that take most of it, so the first days may be above it.
+ * Steps of a minute that write all they may, beside commits that take 0, 1/4, ... of the budget: at least a half
+ * is used, and no day is above it. Steps cannot foresee commits that take most of the budget, so the
+ * first days may be above it.
  */
 START_TEST(steps_share_what_is_left)
 {
