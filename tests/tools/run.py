@@ -88,6 +88,7 @@ class Runner:
         self.builder = concurrent.futures.ThreadPoolExecutor(1)
         self.calm = threading.Lock()  # held while nothing may be built
         self.groups = set()  # process groups that run
+        self.begin = time.monotonic()
         self.ended = False  # by a signal
         self.passed = self.failed = self.skipped = 0
         self.failures = []
@@ -103,7 +104,8 @@ class Runner:
     # -- messages --
 
     def heading(self, text):
-        print(f'== {text}', flush=True)
+        after = time.monotonic() - self.begin
+        print(f'== {text}' + (f', after {after:.0f} s' if after >= 1 else ''), flush=True)
 
     def fail(self, name, count, output):
         self.failed += count
@@ -141,6 +143,7 @@ class Runner:
     def end(self, signum, _):
         """What still runs when this program ends would work in folders of the next run."""
         self.ended = True
+        print(f'== ended by signal {signum} after {time.monotonic() - self.begin:.0f} s', flush=True)
         for group in list(self.groups):
             try:
                 os.killpg(group, signal.SIGTERM)
