@@ -319,7 +319,12 @@ START_TEST(a_parameter_without_numbers_takes_no_gradient)
         free(g);
     }
     free(file);
+    lock(w.o);
+    ck_assert_ptr_nonnull(strstr(ht_opt_root_find(w.o, ROOT)->error.text, "A commit or an abort ends that step"));
+    unlock(w.o);
     ck_assert_int_eq(ht_optim_abort(w.o, ROOT), 0);
+    fixture_send(&w, 1, 3, 0);
+    ck_assert_int_eq(ht_optim_step(w.o, ROOT), 0);
     fixture_close(&w);
 }
 END_TEST
