@@ -240,9 +240,10 @@ static void report_flush_error(struct ht_param *p, bool part, uint64_t torn, int
         ht_opt_refuse(p->root, HT_EVENT_GRADIENT_REFUSED, p->oid,
                       "gradient: its state is that of another rule; reset it first");
     else if (err == -EPERM)
-        ht_opt_refuse(p->root, HT_EVENT_GRADIENT_REFUSED, p->oid,
-                      "gradient: the step has numbers of a client (decide), and none for this parameter; it is not applied. "
-                      "A commit or an abort ends that step");
+        ht_opt_refuse(
+            p->root, HT_EVENT_GRADIENT_REFUSED, p->oid,
+            "gradient: the step has numbers of a client (decide), and none for this parameter; it is not applied. "
+            "A commit or an abort ends that step");
     else if (err == -ENOSPC)
         ht_opt_refuse(p->root, HT_EVENT_GRADIENT_REFUSED, p->oid,
                       "no space for its optimizer state, sums and one rewrite; the gradient is not applied");
