@@ -8,6 +8,7 @@
 
 #include "tests/support/crash_scenario.h"
 #include "tests/support/dev.h"
+#include "tests/support/receive.h"
 #include "tests/support/recorder.h"
 #include "tests/unit/tiering/codec/content.h"
 #include "tiering/base/fault.h"
@@ -20,9 +21,9 @@
 #include "tiering/api/scrub.h"
 #include "tiering/api/stats.h"
 
-enum { PARAMS = 2, NAME_MAX_BYTES = 64, XATTR_BYTES_MAX = 8192, FILE_BYTES_MAX = 1 << 20 };
+enum { PARAMS = SCENARIO_PARAMS, NAME_MAX_BYTES = 64, XATTR_BYTES_MAX = 8192, FILE_BYTES_MAX = 1 << 20 };
 
-static const struct harness_param params[PARAMS] = {{"w", "f32", 1500}, {"h", "bf16", 700}};
+const struct harness_param scenario_params[PARAMS] = {{"w", "f32", 1500}, {"h", "bf16", 700}};
 
 static const char clone_name[] = "clone"; /* of a kept step of the model */
 
@@ -43,6 +44,17 @@ static unsigned passes_of(const struct scenario_script *script)
 static bool is_model(const char *group)
 {
     return strcmp(group, "model") == 0;
+}
+
+/* Its operations note its states: most of what they do must not survive a cut. */
+static bool is_received(const char *group)
+{
+    return strcmp(group, "received") == 0;
+}
+
+static bool is_outside(const char *group)
+{
+    return !is_model(group) && !is_received(group);
 }
 
 static uint64_t mix(uint64_t hash, uint64_t value)
@@ -83,7 +95,8 @@ static uint64_t kept_hash(const struct harness *k, uint64_t root, uint64_t hash)
     ck_assert_int_eq(ht_ns_kept_list(k->ns, root, &all, &count), 0);
     for (size_t i = 0; i < count; i++) {
         hash = ht_hash64(all[i].name, strlen(all[i].name), hash);
-        hash = mix(mix(hash, harness_model_hash(k, all[i].ino, params, PARAMS)), harness_model_step(k, all[i].ino));
+        hash = mix(mix(hash, harness_model_hash(k, all[i].ino, scenario_params, PARAMS)),
+                   harness_model_step(k, all[i].ino));
     }
     free(all);
     return hash;
@@ -95,10 +108,10 @@ static uint64_t model_hash(const struct harness *k)
 
     if (!root)
         return 0;
-    uint64_t hash = mix(harness_model_hash(k, root, params, PARAMS), harness_model_step(k, root));
+    uint64_t hash = mix(harness_model_hash(k, root, scenario_params, PARAMS), harness_model_step(k, root));
     uint64_t clone = harness_find(k, HT_NS_ROOT_INO, clone_name);
     if (clone)
-        hash = mix(mix(hash, harness_model_hash(k, clone, params, PARAMS)), harness_model_step(k, clone));
+        hash = mix(mix(hash, harness_model_hash(k, clone, scenario_params, PARAMS)), harness_model_step(k, clone));
     return kept_hash(k, root, hash);
 }
 
@@ -109,6 +122,8 @@ static uint64_t group_hash(const struct harness *k, const char *group)
 
     if (is_model(group))
         return model_hash(k);
+    if (is_received(group))
+        return receive_hash(k, scenario_params);
     snprintf(names, sizeof(names), "%s", group);
     for (char *name = strtok_r(names, " ", &rest); name; name = strtok_r(NULL, " ", &rest))
         hash = name_hash(k, name, hash);
@@ -140,7 +155,7 @@ static void push(struct crash_scenario *s, unsigned g, uint64_t hash)
 static void note(struct crash_scenario *s)
 {
     for (unsigned g = 0; g < SCENARIO_GROUPS_MAX && s->script->groups[g]; g++)
-        if (!is_model(s->script->groups[g]))
+        if (is_outside(s->script->groups[g]))
             push(s, g, group_hash(&s->k, s->script->groups[g]));
 }
 
@@ -159,7 +174,7 @@ static void acknowledge(struct crash_scenario *s)
 static void promise(struct crash_scenario *s, const char *name)
 {
     for (unsigned g = 0; g < SCENARIO_GROUPS_MAX && s->script->groups[g]; g++)
-        if (name ? group_has(s->script->groups[g], name) : !is_model(s->script->groups[g]))
+        if (name ? group_has(s->script->groups[g], name) : is_outside(s->script->groups[g]))
             s->now.floor[g] = s->count[g] - 1;
     acknowledge(s);
 }
@@ -250,7 +265,8 @@ const char *scenario_compare(const struct crash_scenario *s, size_t ack, const s
 static void work_pass(const struct harness *k, uint64_t root, unsigned step, unsigned pass)
 {
     for (unsigned i = 0; i < PARAMS; i++)
-        (pass == 1 ? harness_sparse_gradient : harness_gradient)(k, root, &params[i], step * 100 + 10 * pass + i);
+        (pass == 1 ? harness_sparse_gradient : harness_gradient)(k, root, &scenario_params[i],
+                                                                 step * 100 + 10 * pass + i);
 }
 
 static void work(const struct crash_scenario *s, const struct harness *k, uint64_t root, unsigned step)
@@ -315,6 +331,10 @@ const char *scenario_go_on(const struct crash_scenario *s, struct harness *k)
         wrong = train_on(s, k, "model");
     if (!wrong)
         wrong = train_on(s, k, clone_name);
+    if (!wrong)
+        wrong = train_on(s, k, receive_name);
+    if (!wrong && receive_clean(k))
+        wrong = "what a receive left cannot be removed";
     uint64_t before = wrong ? 0 : all_hash(s, k);
     int rc = harness_close(k, !wrong);
     if (wrong || rc)
@@ -468,17 +488,23 @@ void scenario_xattr(struct crash_scenario *s, const char *name, uint64_t seed, s
     note(s);
 }
 
-static void note_model(struct crash_scenario *s)
+void scenario_note(struct crash_scenario *s, const char *group, uint64_t hash, bool durable)
 {
     for (unsigned g = 0; g < SCENARIO_GROUPS_MAX && s->script->groups[g]; g++)
-        if (is_model(s->script->groups[g]))
-            push(s, g, model_hash(&s->k));
-    promise(s, "model");
+        if (strcmp(s->script->groups[g], group) == 0)
+            push(s, g, hash);
+    if (durable)
+        promise(s, group);
+}
+
+static void note_model(struct crash_scenario *s)
+{
+    scenario_note(s, "model", model_hash(&s->k), true);
 }
 
 void scenario_model(struct crash_scenario *s)
 {
-    uint64_t root = harness_model(&s->k, "model", params, PARAMS, optimizer_of(s->script));
+    uint64_t root = harness_model(&s->k, "model", scenario_params, PARAMS, optimizer_of(s->script));
 
     ck_assert_int_eq(ht_optim_commit(s->k.optim, root), 0);
     note_model(s);
@@ -580,6 +606,7 @@ void scenario_remount(struct crash_scenario *s, bool clean)
         promise(s, NULL);
     ck_assert_int_eq(harness_open(&s->k, 1), 0);
     note(s); /* unsynced changes may be gone */
+    scenario_note(s, "received", receive_hash(&s->k, scenario_params), false);
 }
 
 /* Wherever it has been. Its image is in memory then. */

@@ -13,13 +13,15 @@
 #include "tests/support/harness.h"
 #include "tests/support/states.h"
 
-enum { SCENARIO_GROUPS_MAX = 4, SCENARIO_DEVICE_BYTES = 8 << 20 };
+enum { SCENARIO_GROUPS_MAX = 4, SCENARIO_DEVICE_BYTES = 8 << 20, SCENARIO_PARAMS = 2 };
+
+extern const struct harness_param scenario_params[SCENARIO_PARAMS]; /* of every model */
 
 struct crash_scenario;
 
 struct scenario_script {
     const char *name;
-    const char *groups[SCENARIO_GROUPS_MAX]; /* names, separated by spaces; "model" is a model root */
+    const char *groups[SCENARIO_GROUPS_MAX]; /* names, separated by spaces; "model", "received": model roots */
     unsigned lba, devices;
     void (*prepare)(struct crash_scenario *s); /* before the recording begins; may be NULL */
     void (*run)(struct crash_scenario *s);
@@ -92,6 +94,18 @@ void scenario_clone_kept(struct crash_scenario *s, const char *step);
 void scenario_clone_step(struct crash_scenario *s, unsigned step);
 void scenario_rollback(struct crash_scenario *s, const char *step);
 void scenario_forget(struct crash_scenario *s, const char *name);
+/*
+ * The calls of `hitrainctl receive` (crash_receive.c): a directory out of sight, its files, its commit, its name. base:
+ * the kept step of the model that the stream builds on, or NULL. between runs after each parameter.
+ */
+void scenario_receive_begin(struct crash_scenario *s);
+void scenario_receive_files(struct crash_scenario *s, const char *base, uint64_t seed,
+                            void (*between)(struct crash_scenario *s));
+void scenario_receive_commit(struct crash_scenario *s);
+void scenario_receive_publish(struct crash_scenario *s);
+void scenario_receive_drop(struct crash_scenario *s); /* after a failure */
+/* The group has come to this state, which a cut may leave; durable: it must. */
+void scenario_note(struct crash_scenario *s, const char *group, uint64_t hash, bool durable);
 void scenario_checkpoint(struct crash_scenario *s);
 void scenario_writeback(struct crash_scenario *s); /* as memory pressure does */
 /* A pass of deduplication, which frees so many bytes. Nothing that a client sees changes, and no promise is made. */

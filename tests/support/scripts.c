@@ -451,6 +451,82 @@ static void cloned_steps_at_length(struct crash_scenario *s)
     scenario_model_commit(s);
 }
 
+/* Writeback, and a commit of all that is outside models. */
+static void memory_is_needed(struct crash_scenario *s)
+{
+    scenario_writeback(s);
+    scenario_commit(s);
+}
+
+static void log_is_full(struct crash_scenario *s)
+{
+    scenario_write(s, "a", 5, 0, SMALL);
+    memory_is_needed(s);
+    scenario_checkpoint(s);
+}
+
+static void after_receive(struct crash_scenario *s)
+{
+    scenario_write(s, "a", 3, 0, SMALL);
+    scenario_fsync(s, "a");
+}
+
+/* A step of another store becomes a model: first a damaged stream, then a whole one. */
+static void received(struct crash_scenario *s)
+{
+    scenario_receive_begin(s);
+    scenario_receive_files(s, NULL, 5, memory_is_needed);
+    scenario_receive_drop(s);
+    scenario_receive_begin(s);
+    scenario_receive_files(s, NULL, 6, scenario_writeback);
+    scenario_receive_commit(s);
+    scenario_receive_publish(s);
+    after_receive(s);
+}
+
+static void received_at_length(struct crash_scenario *s)
+{
+    scenario_receive_begin(s);
+    scenario_checkpoint(s);
+    scenario_receive_files(s, NULL, 5, log_is_full);
+    scenario_receive_commit(s);
+    scenario_checkpoint(s);
+    scenario_receive_publish(s);
+    scenario_checkpoint(s);
+    after_receive(s);
+}
+
+/* Of a stream of changes that breaks nothing stays, and the step that it builds on may end after the next. */
+static void received_changes(struct crash_scenario *s)
+{
+    scenario_receive_begin(s);
+    scenario_receive_files(s, "1", 5, memory_is_needed);
+    scenario_receive_commit(s);
+    scenario_receive_publish(s);
+    scenario_forget(s, "1");
+    scenario_work(s, 2);
+    scenario_model_commit(s);
+    after_receive(s);
+}
+
+static void received_changes_at_length(struct crash_scenario *s)
+{
+    scenario_receive_begin(s);
+    scenario_receive_files(s, "1", 5, log_is_full);
+    scenario_remount(s, false); /* the program and the daemon are killed */
+    scenario_receive_drop(s);
+    scenario_receive_begin(s);
+    scenario_receive_files(s, "1", 6, log_is_full);
+    scenario_forget(s, "1");
+    scenario_receive_commit(s);
+    scenario_work(s, 2);
+    scenario_model_commit(s);
+    scenario_checkpoint(s);
+    scenario_receive_publish(s);
+    scenario_checkpoint(s);
+    after_receive(s);
+}
+
 /* Little is left for what the kept steps do not let go. */
 static void model_and_little_room(struct crash_scenario *s)
 {
@@ -619,6 +695,17 @@ const struct scenario_script scenario_scripts[] = {
     {"two-keep-clone", {"model", "a"}, 4096, 2, model, cloned_steps_at_length, .keeps = true, .seldom = true},
     {"rollback", {"model", "a"}, 512, 1, model_and_little_room, rolled_back, .keeps = true},
     {"two-rollback", {"model", "a"}, 4096, 2, model, rolled_back_at_length, .keeps = true, .seldom = true},
+    {"receive", {"received", "a"}, 512, 1, synced_a, received},
+    {"two-receive", {"received", "a"}, 4096, 2, synced_a, received_at_length, .seldom = true},
+    {"receive-from", {"received", "model", "a"}, 512, 1, model, received_changes, .keeps = true},
+    {"receive-long",
+     {"received", "model", "a"},
+     4096,
+     1,
+     model,
+     received_changes_at_length,
+     .keeps = true,
+     .seldom = true},
     {"checkpoint", {"a"}, 512, 1, synced_a, checkpoints},
     {"checkpoint-step", {"model", "a"}, 512, 1, model, checkpoint_in_an_open_step},
     {"log-full", {"a"}, 4096, 1, before_checkpoint, few_frames},

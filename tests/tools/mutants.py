@@ -47,6 +47,8 @@ MUTANTS = [
     ('owner-forgotten', 'shared space waits for its last owner', SMALL, 'reuse-clone'),
     ('kept-owner', 'a kept step owns what it shares', SMALL, 'keep'),
     ('kept-half', 'a kept step is whole', SMALL, 'keep'),
+    ('torn-commit', 'a received step is one commit', SMALL, 'receive'),
+    ('owner-forgotten', 'a received step owns what it shares', SMALL, 'receive-from'),
     ('kept-unreserved', 'the next rewrite of shared content has its space', KEPT, ''),
     ('clone-unreserved', 'the next rewrite of a clone has its space', KEPT, ''),
     ('rollback-half', 'a rollback takes back the state of all parameters', KEPT, ''),
