@@ -123,10 +123,10 @@ static int list_step(struct rollback *r, struct ht_ns_inode *kept) HT_REQUIRES(H
     int rc = ht_ns_collect_tree(&m, kept);
 
     if (rc == 0) {
-        r->count = m.count;
         r->matches = calloc(m.count, sizeof(*r->matches));
         r->sorted = calloc(m.count, sizeof(*r->sorted));
         rc = r->matches && r->sorted ? 0 : -ENOMEM;
+        r->count = rc == 0 ? m.count : 0;
     }
     for (size_t n = 0; rc == 0 && n < m.count; n++) {
         r->matches[n].from = m.inodes[n];

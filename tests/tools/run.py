@@ -39,7 +39,7 @@ ALONE = ['test_passthrough.py', 'test_memory.py', 'test_posix_names.py', 'test_d
 TORCH_2 = ['test_torch_client.py', 'test_torch_contract.py', 'test_torch_gradients.py', 'test_torch_async.py', 'test_torch_checkpoint.py',
            'test_torch_offload.py', 'test_torch_activations.py', 'test_torch_microbatches.py', 'test_torch_transfers.py']
 # Tests that take longest begin first, so that none runs on alone while processors are idle.
-LONGEST = ['test_repair', 'test_points', 'test_every_nth', 'test_flush', 'test_silent', 'test_pipeline', 'test_step',
+LONGEST = ['test_repair', 'test_points', 'test_every_nth', 'test_keeping', 'test_flush', 'test_silent', 'test_pipeline', 'test_step',
            'test_master', 'test_dir', 'test_hold', 'crash_small', 'crash_step', 'crash_damage',
            'test_life_holds', 'test_worked_examples', 'test_step_streams', 'test_stress', 'test_sqlite', 'test_helpers', 'test_tools',
            'test_torch_habits', 'test_torch_ranks', 'test_torch_numerics', 'test_torch_client', 'test_torch_offload']
