@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * test_keeping.c - something fails in the middle of a step that is kept, a snapshot, a clone, a rollback, a received step
- * or a forgotten one: the N-th read, write, flush, allocation or thread, or passage of a fault point.
+ * test_keeping.c - something fails in the middle of a step that is kept, a snapshot, a clone, a rollback, a received
+ * step or a forgotten one: the N-th read, write, flush, allocation or thread, or passage of a fault point.
  *
  * A call that fails has changed nothing, or has done all; it works when it is repeated. A step may become durable and
  * not be kept. After an unmount or a crash all is as it was, fsck finds nothing, and the next step works.
