@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * model_kept.c - long random work on a model root, its kept steps and clones of them, against a simple model, with
- * remounts and crashes between.
+ * model_kept.c - long random work on a model root, its kept steps and its clones, against a simple model, with remounts
+ * and crashes between.
  *
  * The simple model knows the hash of each living root and of each kept step. It cannot compute a step. But it knows the
  * results of past ones: the same gradients on the same bits must give the same bits, also in a clone, or after a
@@ -128,7 +128,7 @@ static int find(const struct living *l, const char *name)
     return -1;
 }
 
-/* Of those without names the newest stay. */
+/* The newest without a name stay. */
 static void expire(struct living *l)
 {
     unsigned unnamed = 0, oldest = 0;

@@ -11,7 +11,7 @@
 #include "tiering/api/stats.h"
 #include "tiering/base/log.h"
 
-enum { DEVICE_BYTES = 64 << 20, PARAMS = 3, THREADS = 2, NAMES_MAX = 16 };
+enum { DEVICE_BYTES = 64 << 20, SMALL_DEVICE_BYTES = 16 << 20, PARAMS = 3, THREADS = 2, NAMES_MAX = 16 };
 
 static const struct harness_param params[PARAMS] = {
     {"embedding", "f32", 70000}, {"bias", "f32", 300}, {"head", "bf16", 50001}};
@@ -415,6 +415,36 @@ START_TEST(without_space_for_the_next_rewrite_a_step_is_not_kept)
     check_kept(step_of(root));
     ck_assert_int_eq(ht_optim_root_stat(k.optim, root, &st), 0);
     ck_assert_str_eq(st.error, "");
+    finish();
+}
+END_TEST
+
+/* Nothing is written between them, so the log ends before the space. */
+START_TEST(more_steps_than_the_log_holds_are_not_kept)
+{
+    char name[16];
+    unsigned kept_count = 0;
+    int rc = 0;
+
+    open_with(SMALL_DEVICE_BYTES, "adamw lr=0.01 retain=1000000");
+    steps(1);
+    while (!rc && kept_count < 100000) {
+        snprintf(name, sizeof(name), "s%u", kept_count);
+        rc = snapshot(name);
+        kept_count += !rc;
+    }
+    ck_assert_int_eq(rc, -ENOSPC);
+    ck_assert_uint_gt(kept_count, 10);
+    ck_assert_uint_gt(ht_store_available(k.store), SMALL_DEVICE_BYTES / 4);
+    work(2);
+    ck_assert_int_eq(ht_optim_commit(k.optim, root), 0); /* the step is there, and not kept */
+    ck_assert_uint_eq(step_of(root), 2);
+    remount(_i);
+    ck_assert_uint_eq(fingerprint(kept("s0")), hashes[1]);
+    ck_assert_int_eq(ht_ns_kept_forget(k.ns, root, "s1"), 0);
+    ck_assert_int_eq(ht_ns_kept_forget(k.ns, root, "s2"), 0);
+    ck_assert_int_eq(ht_optim_commit(k.optim, root), 0);
+    ck_assert_int_eq(snapshot("s1"), 0);
     finish();
 }
 END_TEST
@@ -849,6 +879,7 @@ int main(void)
     tcase_add_test(t, a_model_root_with_kept_steps_cannot_go);
     tcase_add_test(t, memory_and_claims_are_exact_after_a_thousand);
     tcase_add_loop_test(t, without_space_for_the_next_rewrite_a_step_is_not_kept, 0, 2);
+    tcase_add_loop_test(t, more_steps_than_the_log_holds_are_not_kept, 0, 2);
     tcase_add_test(t, a_step_after_a_kept_one_has_its_space);
     tcase_add_loop_test(t, a_clone_goes_its_own_way_from_the_step, 0, 2);
     tcase_add_test(t, claims_are_exact_after_many_clones);
