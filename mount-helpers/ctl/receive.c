@@ -31,7 +31,10 @@ static void stop(int number)
     stopped = 1;
 }
 
-/* Reads end early, so that what was received can be removed. */
+/*
+ * Reads end early, so that what was received can be removed. Where a lost connection ended the reader of messages, too,
+ * a message must not end this program before that.
+ */
 static void catch_signals(void)
 {
     static const int numbers[] = {SIGINT, SIGTERM, SIGHUP};
@@ -39,6 +42,7 @@ static void catch_signals(void)
 
     for (size_t i = 0; i < HT_ARRAY_SIZE(numbers); i++)
         (void)sigaction(numbers[i], &a, NULL);
+    (void)signal(SIGPIPE, SIG_IGN);
 }
 
 static ssize_t get(void *ctx, void *data, size_t len)

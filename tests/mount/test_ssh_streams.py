@@ -1,0 +1,148 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Steps go from one store to another through ssh: send, receive and follow, with an sshd of the test alone.
+
+Without an sshd (the package openssh-server) on the machine, or where it lets the test's user not in, these are skipped.
+"""
+import os
+import pwd
+import shutil
+import signal
+import socket
+import subprocess
+
+import pytest
+
+from calls import sync
+from conftest import BIN, SECONDS_MAX, wait_for
+from test_follow import REDO, same, sender
+from test_logged_steps import train
+from test_roots import command, put_gradient, random, word
+from test_step_streams import STAGING, content, digest, make_model, step
+
+SSHD = shutil.which('sshd', path='/usr/sbin:/usr/local/sbin:/sbin')
+SEPARATION = '/run/sshd'  # sshd wants it
+
+pytestmark = pytest.mark.skipif(not (SSHD and shutil.which('ssh') and shutil.which('ssh-keygen')),
+                                reason='there is no sshd: install openssh-server')
+
+
+def free_port():
+    with socket.socket() as s:
+        s.bind(('127.0.0.1', 0))
+        return s.getsockname()[1]
+
+
+def answers(port):
+    with socket.socket() as s:
+        return s.connect_ex(('127.0.0.1', port)) == 0
+
+
+@pytest.fixture(scope='module')
+def ssh(tmp_path_factory):
+    """The words of a command that runs another one through ssh."""
+    folder, port = tmp_path_factory.mktemp('ssh'), free_port()
+    folder.chmod(0o700)
+    for key in ('host', 'user'):
+        subprocess.run(['ssh-keygen', '-q', '-t', 'ed25519', '-N', '', '-f', folder / key], check=True)
+    user = pwd.getpwuid(os.geteuid()).pw_name
+    (folder / 'config').write_text(
+        f'ListenAddress 127.0.0.1\nPort {port}\nHostKey {folder}/host\nAuthorizedKeysFile {folder}/user.pub\nPidFile none\n'
+        f'StrictModes no\nUsePAM no\nPasswordAuthentication no\nKbdInteractiveAuthentication no\nPermitRootLogin prohibit-password\n'
+        f'AllowUsers {user}\n')
+    made = not os.path.exists(SEPARATION)
+    if made:
+        os.mkdir(SEPARATION, 0o755)
+    server = subprocess.Popen([SSHD, '-D', '-e', '-f', folder / 'config'], stderr=open(folder / 'log', 'wb'))
+    line = ['ssh', '-F', 'none', '-p', str(port), '-i', str(folder / 'user'), '-o', 'IdentitiesOnly=yes', '-o', 'BatchMode=yes',
+            '-o', 'StrictHostKeyChecking=no', '-o', 'UserKnownHostsFile=/dev/null', '-o', 'LogLevel=ERROR', f'{user}@127.0.0.1']
+    try:
+        wait_for(lambda: server.poll() is not None or answers(port), 'sshd answers')
+        tried = subprocess.run([*line, 'true'], stderr=subprocess.PIPE, text=True, timeout=SECONDS_MAX)
+        if tried.returncode:
+            pytest.skip(f'sshd does not let {user} in: {tried.stderr.strip()} {(folder / "log").read_text()[-300:]}')
+        yield line
+    finally:
+        server.terminate()
+        server.wait(SECONDS_MAX)
+        if made:
+            os.rmdir(SEPARATION)
+
+
+@pytest.fixture
+def roots(make_store):
+    """A model in one store, and the place of its copy in another one."""
+    a, b = make_store().mount(), make_store().mount()
+    return make_model(a / 'model'), b / 'copy'
+
+
+def there(ssh, *args):
+    return [*ssh, f'{BIN}/hitrainctl', *map(str, args)]
+
+
+def send_through(ssh, root, step, target, *options, receive=()):
+    """What the receiver did, and what the sender did."""
+    to = subprocess.Popen([BIN / 'hitrainctl', 'send', root, step, *options], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    done = subprocess.run(there(ssh, 'receive', target, *receive), stdin=to.stdout, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                          text=True, timeout=SECONDS_MAX)
+    to.stdout.close()
+    to.communicate(timeout=SECONDS_MAX)
+    return done, to
+
+
+def test_steps_and_their_changes_arrive(ssh, roots):
+    root, copy = roots
+    step(root, 10)
+    command(root, 'snapshot')
+    done, to = send_through(ssh, root, '1', copy)
+    assert done.returncode == to.returncode == 0, done.stderr
+    command(copy, 'snapshot')
+    assert digest(copy, '1') == digest(root, '1')
+    step(root, 20)
+    command(root, 'snapshot')
+    new = copy.parent / 'new'
+    done, to = send_through(ssh, root, '2', new, '--from=1', receive=[f'--base={copy}'])
+    assert done.returncode == to.returncode == 0, done.stderr
+    command(new, 'snapshot')
+    assert digest(new, '2') == digest(root, '2')
+    for model in (root, new):
+        step(model, 30)
+    assert content(root, 'w', 'deep/v') == content(new, 'w', 'deep/v')
+
+
+def test_a_connection_that_is_lost_leaves_nothing(ssh, roots):
+    root, copy = roots
+    step(root, 10)
+    command(root, 'snapshot')
+    to = subprocess.Popen([BIN / 'hitrainctl', 'send', root, '1', '--rate=1M'], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    at = subprocess.Popen(there(ssh, 'receive', copy), stdin=to.stdout, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    to.stdout.close()
+    wait_for(lambda: any(n.startswith(STAGING) for n in os.listdir(copy.parent)), 'the receiver has begun')
+    at.kill()  # ssh itself
+    at.communicate(timeout=SECONDS_MAX)
+    assert to.wait(SECONDS_MAX) != 0
+    to.stderr.close()
+    wait_for(lambda: not [n for n in os.listdir(copy.parent) if n.startswith(STAGING)], 'the receiver has removed its part')
+    assert not copy.exists()
+    done, _ = send_through(ssh, root, '1', copy)
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_copy_follows(ssh, roots):
+    root, copy = roots
+    word(root, 'optimizer', REDO)
+    train(root, 1)
+    command(root, 'snapshot base')
+    done, _ = send_through(ssh, root, 'base', copy)
+    assert done.returncode == 0, done.stderr
+    to = sender(root, '--from=base')
+    at = subprocess.Popen(there(ssh, 'follow', '--receive', copy), stdin=to.stdout, stdout=subprocess.PIPE,
+                          stderr=subprocess.PIPE, text=True)
+    to.stdout.close()
+    for n in range(2, 6):
+        train(root, n)
+        wait_for(lambda: word(copy, 'durable_step') == str(n), f'step {n} is there')
+        assert same(root, copy)
+    to.send_signal(signal.SIGINT)
+    _, err = at.communicate(timeout=SECONDS_MAX)
+    assert at.returncode == to.wait(SECONDS_MAX) == 0, err
+    to.stderr.close()
