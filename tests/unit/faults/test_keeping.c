@@ -14,6 +14,7 @@
 #include <stdlib.h>
 
 #include "tests/support/dev.h"
+#include "tests/support/memory.h"
 #include "tests/support/receive.h"
 #include "tests/support/states.h"
 #include "tests/support/suite.h"
@@ -339,6 +340,7 @@ int main(void)
     setvbuf(stdout, NULL, _IOLBF, 0);
     if (!getenv("HITRAIN_FAULT") && !freopen("/dev/null", "w", stderr)) /* the daemon logs each failure */
         return 1;
+    memory_keep(true);
     Suite *suite = suite_create("kept steps and failures");
     TCase *tc = tcase_create("failures");
     tcase_add_loop_test(tc, a_failure_changes_nothing_or_is_none, 0, OPERATIONS);
