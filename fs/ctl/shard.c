@@ -26,12 +26,13 @@ ssize_t ht_shard_param_read(struct ht_ctl *c, const struct ht_param_desc *p, uin
     return ht_obj_read(p->obj, off, buf, len);
 }
 
-/* Space that truncating and rewriting gave up is free when it is published: a full store does it at once. */
-static ssize_t write_once_more(struct ht_ctl *c, struct ht_obj *obj, uint64_t off, const void *buf, size_t len)
+static ssize_t write_with_space(struct ht_ctl *c, struct ht_obj *obj, uint64_t off, const void *buf, size_t len)
 {
     ssize_t n = ht_obj_write(obj, off, buf, len);
 
-    return n == -ENOSPC && ht_store_commit(c->store) == 0 ? ht_obj_write(obj, off, buf, len) : n;
+    for (bool again = false; n == -ENOSPC && ht_store_make_space(c->store, again) == 0; again = true)
+        n = ht_obj_write(obj, off, buf, len);
+    return n;
 }
 
 void ht_shard_param_drop(struct ht_ctl *c, const struct ht_param_desc *p, uint64_t off, uint64_t len)
@@ -49,7 +50,7 @@ ssize_t ht_shard_param_write(struct ht_ctl *c, const struct ht_param_desc *p, ui
 
     if (off > size || len > size - off)
         return -ESTALE;
-    n = write_once_more(c, p->obj, off, buf, len);
+    n = write_with_space(c, p->obj, off, buf, len);
     if (n > 0)
         ht_ns_touch(c->ns, ino, true);
     return n;

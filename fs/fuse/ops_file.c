@@ -234,13 +234,10 @@ void ht_op_read(fuse_req_t req, fuse_ino_t ino, size_t size, off_t off, struct f
                           HT_TRAFFIC_OTHER);
 }
 
-/*
- * Space that truncating and rewriting gave up is free when it is published, which the commit timer does: a full store
- * does it at once. True: try again.
- */
-static bool made_room(struct ht_fuse *f, int error)
+/* True: try again. again: this was such a try. */
+static bool made_room(struct ht_fuse *f, int error, bool again)
 {
-    return error == -ENOSPC && ht_store_commit(f->store) == 0;
+    return error == -ENOSPC && ht_store_make_space(f->store, again) == 0;
 }
 
 /* *out_error: the reason for a short write. */
@@ -254,7 +251,7 @@ static ssize_t write_now(struct ht_fuse *f, struct ht_open *o, const char *buf, 
     while (done < size) {
         n = ht_obj_write(o->obj, off + done, buf + done, size - done);
         done += n > 0 ? (size_t)n : 0;
-        if (n <= 0 && (again || !made_room(f, (int)n)))
+        if (n <= 0 && !made_room(f, (int)n, again))
             break;
         again = n <= 0;
     }
@@ -434,7 +431,9 @@ static int allocate(struct ht_fuse *f, struct ht_open *o, uint64_t off, uint64_t
 {
     int rc = ht_obj_prealloc(o->obj, off, len);
 
-    return made_room(f, rc) ? ht_obj_prealloc(o->obj, off, len) : rc;
+    for (bool again = false; made_room(f, rc, again); again = true)
+        rc = ht_obj_prealloc(o->obj, off, len);
+    return rc;
 }
 
 /* The space is set aside before the size grows, so that a file that could not get it stays as it is. */
@@ -498,7 +497,7 @@ static ssize_t copy_range(fuse_req_t req, struct ht_open *from, uint64_t from_of
         ht_park_wait(f, from->ino, from_off, len);
     range_written_by(req, to, to_off, len);
     n = ht_obj_clone(from->obj, from_off, to->obj, to_off, len);
-    if (made_room(f, (int)n))
+    for (bool again = false; made_room(f, (int)n, again); again = true)
         n = ht_obj_clone(from->obj, from_off, to->obj, to_off, len);
     if (n < 0)
         return n;

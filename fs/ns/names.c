@@ -271,9 +271,10 @@ static int check_room(struct ht_ns *ns, uint64_t parent)
     if (dir)
         bytes = ht_ns_chunk_bytes(ns, dir);
     ht_rwlock_unlock(ht_ns_lock(ns));
-    if (ht_store_available(ns->store) >= bytes)
-        return 0;
-    return ht_store_commit(ns->store) != 0 || ht_store_available(ns->store) < bytes ? -ENOSPC : 0;
+    for (bool again = false; ht_store_available(ns->store) < bytes; again = true)
+        if (ht_store_make_space(ns->store, again) != 0)
+            return -ENOSPC;
+    return 0;
 }
 
 static int make(struct ht_ns *ns, const struct making *m, struct stat *out_st)

@@ -37,13 +37,15 @@ static int decide(struct ht_root *root, uint64_t oid, uint8_t grad_dtype, const 
         return refuse(why, -ENOENT, "it has no state");
     if (p->has_grad || (root->open && !root->decided))
         return refuse(why, -EBUSY, "the step is open with other numbers: commit or abort first");
-    if (want->grad_dtype != grad_dtype || !ht_opt_redo_follows(&p->cur, 0, want))
+    bool sum = want->grad_dtype == HT_DTYPE_F32; /* the step has the sum of several gradients */
+    if ((want->grad_dtype != grad_dtype && !sum) || !ht_opt_redo_follows(&p->cur, 0, want))
         return refuse(why, -EINVAL, "the numbers are for another dtype, size, rule or count of steps than its own");
     if (!root->decided)
         root->decided = ++root->o->last_step_number;
     p->decided = root->decided;
     p->decided_t = want->steps;
     p->decided_scalars = want->scalars;
+    p->decided_dtype = want->grad_dtype;
     return 0;
 }
 

@@ -11,6 +11,7 @@
 #include "tiering/base/event.h"
 #include "tiering/base/list.h"
 #include "tiering/api/object.h"
+#include "tiering/api/store.h"
 #include "optim/rules/config.h"
 #include "optim/rules/rule.h"
 #include "optim/optim.h"
@@ -278,6 +279,8 @@ static int ensure_objects(struct ht_param *p, const struct ht_layout *layout) HT
     bool state = !p->gone && !p->cur.exists, sum = !p->gone && lacks_sum(p);
     unlock(p->o);
     if (state)
+        rc = ht_opt_state_create(p, layout);
+    while (rc == -ENOSPC && !ht_store_make_space(p->o->store, true))
         rc = ht_opt_state_create(p, layout);
     if (!rc && sum)
         rc = ht_opt_sum_create(p);

@@ -16,6 +16,7 @@
 #include "tiering/base/event.h"
 #include "tiering/base/list.h"
 #include "tiering/api/object.h"
+#include "tiering/api/store.h"
 #include "optim/optim.h"
 #include "optim/state/context.h"
 #include "optim/state/interval_set.h"
@@ -265,6 +266,8 @@ static ssize_t write_bytes(struct ht_grad *g, uint64_t off, const void *buf, siz
         return n;
     if (!n) {
         n = ht_obj_write(p->grad, off, buf, len);
+        while (n == -ENOSPC && !ht_store_make_space(p->o->store, true))
+            n = ht_obj_write(p->grad, off, buf, len);
         lock(p->o);
         n = end_write(g, &w, n);
         unlock(p->o);

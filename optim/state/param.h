@@ -97,6 +97,7 @@ struct ht_param {
     HT_GUARDED_BY(HT_LOCK_OPTIM) struct {
         uint64_t decided, decided_t;
         struct ht_scalars decided_scalars;
+        uint8_t decided_dtype; /* of its gradient */
     };
     /* Latched by its first gradient of the step; state may be deleted while an update is running. */
     struct ht_scalars scalars;

@@ -198,11 +198,21 @@ static int open_param(struct ht_root *root, uint64_t oid, const struct ht_param_
     return rc;
 }
 
+/* That of a step with a client's numbers may be in f32: the sum of several gradients. */
+static uint8_t dtype_of_gradient(struct ht_root *root, const struct ht_param_desc *desc)
+{
+    lock(root->o);
+    const struct ht_param *p = ht_opt_param_find(root->o, ht_obj_id(desc->obj));
+    uint8_t dtype = p && root->decided && p->decided == root->decided ? p->decided_dtype : desc->grad_dtype;
+    unlock(root->o);
+    return dtype;
+}
+
 static int open_in_root(struct ht_root *root, const struct ht_param_desc *desc, struct ht_param **out)
 {
     uint64_t oid = ht_obj_id(desc->obj), bytes = ht_obj_size(desc->obj);
     struct ht_param_shape shape;
-    int rc = ht_opt_shape_of(&shape, bytes, ht_obj_chunk_bytes(desc->obj), desc->dtype, desc->grad_dtype);
+    int rc = ht_opt_shape_of(&shape, bytes, ht_obj_chunk_bytes(desc->obj), desc->dtype, dtype_of_gradient(root, desc));
 
     if (rc && !(ht_kernel_dtype_bytes(desc->dtype) && ht_kernel_dtype_bytes(desc->grad_dtype)))
         ht_opt_refuse(root, HT_EVENT_GRADIENT_REFUSED, oid, "parameters and gradients are f32, bf16 or f16");

@@ -96,12 +96,20 @@ static void place(struct ht_range *r) HT_REQUIRES(HT_LOCK_OPTIM)
     ht_opt_root_ready(p->root);
 }
 
+/* Does the gradient that its update will use not change any more, or only by an addition that comes before? */
+static bool ends(const struct ht_range *r, unsigned work) HT_REQUIRES(HT_LOCK_OPTIM)
+{
+    uint32_t added = r->added + ((work & HT_WORK_ADD) != 0), wanted = r->param->root->latched.accumulate;
+
+    return wanted == 1 || (work & HT_WORK_UPDATE) || ((work & HT_WORK_ADD) && added == wanted);
+}
+
 void ht_opt_range_queue(struct ht_range *r, unsigned work)
 {
     struct ht_param *p = r->param;
     uint64_t offset = (uint64_t)r->index * p->shape.chunk_bytes;
 
-    if (p->root->redo.wanted && !p->root->redo.broken && !r->logged)
+    if (p->root->redo.wanted && !p->root->redo.broken && !r->logged && ends(r, work))
         work |= HT_WORK_LOG;
     r->numa_index = (int8_t)(p->obj ? ht_obj_numa_index(p->obj, offset) : HT_NUMA_INDEX_ANY);
     r->state = HT_RANGE_QUEUED;

@@ -21,7 +21,7 @@ enum ht_range_work {
     HT_WORK_ADD = 1,     /* its frozen gradient into its sum */
     HT_WORK_MEASURE = 2, /* squares of its gradient, or sum, into param.squares */
     HT_WORK_UPDATE = 4,
-    HT_WORK_LOG = 8, /* its frozen gradient into the object of the step, before all others */
+    HT_WORK_LOG = 8, /* its gradient into the object of the step: frozen bytes before all others, a sum after ADD */
 };
 
 struct ht_range {
@@ -36,7 +36,7 @@ struct ht_range {
     bool consumed;     /* its gradient's chunks have been dropped */
     bool shown;        /* RUNNING, and the parameter has its new content: its state is still being written */
     bool part_added;   /* the sum includes the frozen part */
-    bool logged;       /* the step's object has its frozen gradient (step/redo_log.c) */
+    bool logged;       /* the step's object has its gradient, or its sum (step/redo_log.c) */
     bool measured;     /* param.squares has its squares, and nonfinite counts its elements that are not finite */
     uint32_t added;    /* whole gradients in the sum */
     uint32_t updates, nonfinite;

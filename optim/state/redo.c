@@ -35,9 +35,10 @@ void ht_opt_redo_open(struct ht_root *root)
     bool first = root->hold && !ht_opt_redo_may_log(root);
     uint64_t before = first ? 0 : redo->steps + redo->counted;
 
+    ht_opt_redo_set_aside(root);
     redo->broken = false;
-    redo->wanted = c->redo && c->accumulate == 1 && (first || (!redo->gap && root->undurable == before)) &&
-        before + 1 < c->durable_every + (c->redo_keep > 0) && before < HT_REDO_STEPS_MAX;
+    redo->wanted = c->redo && (first || (!redo->gap && root->undurable == before)) &&
+        before + 1 < c->durable_every + (c->redo_keep > 0) && before < HT_REDO_STEPS_MAX && ht_opt_redo_has_space(root);
 }
 
 bool ht_opt_redo_may_log(const struct ht_root *root)
@@ -286,6 +287,7 @@ void ht_opt_redo_free(struct ht_root *root)
     struct ht_redo *redo = &root->redo;
 
     ht_opt_redo_cut(root);
+    ht_opt_redo_end_aside(root);
     ht_obj_put(redo->obj);
     free(redo->held);
     free(redo->piece);

@@ -12,10 +12,12 @@
  *   full step    ----------> all such objects are deleted, in the transaction that publishes all     state/redo.c
  *   mount, abort ----------> F, then the steps after it, by ordinary updates                    step/redo_replay.c
  *   readers      ----------> with redo_keep the last steps, also full ones         redo_hold.c, redo_read.c
+ *   settings     ----------> space is set aside for the steps up to the next full one        redo_space.c
  *
  * A commit is full if a client asks for that, or if something changed that an update does not compute from gradient and
  * scalars: content of parameters and state that was written (tiering notes that), new or deleted parameters, counts and
- * numbers of steps that a client set, sums of several gradients, and an error in logging.
+ * numbers of steps that a client set, and an error in logging. With accumulate the sum of the gradients is logged, when
+ * it is complete.
  */
 #ifndef HITRAIN_OPTIM_STATE_REDO_H
 #define HITRAIN_OPTIM_STATE_REDO_H
@@ -79,11 +81,13 @@ struct ht_redo {
     size_t steps, steps_max;
     struct ht_redo_held *held; /* for readers: in ascending order without gaps, older than those of the log */
     size_t held_count, held_max;
-    uint64_t lineage;    /* another one after each change that no logged step has */
-    bool continued;      /* the last publication had no such change */
-    uint64_t edits;      /* ht_scope_edits_published when it began */
-    uint64_t heap_bytes; /* of all these, as far as optim.meta_bytes has them */
-    size_t replayed;     /* steps, while replaying */
+    uint64_t lineage;     /* another one after each change that no logged step has */
+    bool continued;       /* the last publication had no such change */
+    uint64_t edits;       /* ht_scope_edits_published when it began */
+    uint64_t heap_bytes;  /* of all these, as far as optim.meta_bytes has them */
+    uint64_t aside_bytes; /* space of the store that is set aside for steps to come */
+    uint64_t largest;     /* bytes of the largest step that was logged since the mount, or since the settings changed */
+    size_t replayed;      /* steps, while replaying */
     uint64_t replay_began_ns;
 };
 
@@ -138,8 +142,27 @@ void ht_opt_redo_hold(struct ht_root *root, const struct ht_redo_step *step, str
 void ht_opt_redo_trim(struct ht_root *root) HT_REQUIRES(HT_LOCK_OPTIM);
 /* A parameter has another name: a program that sends steps by names must not take these for the same history. */
 void ht_opt_redo_renamed(struct ht_root *root) HT_REQUIRES(HT_LOCK_OPTIM);
+/*
+ * The store is full (struct ht_meta_client, give_up): each root gives up its oldest step that is kept for readers.
+ * ctx: struct ht_optim. False: none has one.
+ */
+bool ht_opt_redo_give_up(void *ctx) HT_EXCLUDES(HT_LOCK_OPTIM);
 /* What follows is no function of these steps: forgets them all, and begins another lineage. */
 void ht_opt_redo_cut(struct ht_root *root) HT_REQUIRES(HT_LOCK_OPTIM);
+
+/* ---------------------------------------------------------- redo_space.c */
+
+/* Sets space aside for the steps until the next full one, or gives back what is too much. */
+void ht_opt_redo_set_aside(struct ht_root *root) HT_REQUIRES(HT_LOCK_OPTIM);
+/* Gives all that space back. */
+void ht_opt_redo_end_aside(struct ht_root *root) HT_REQUIRES(HT_LOCK_OPTIM);
+/* Is there space for the next step? */
+bool ht_opt_redo_has_space(const struct ht_root *root) HT_REQUIRES(HT_LOCK_OPTIM);
+/* So that this part of the object of a step can be written. -ENOSPC. Not locked. WAITS. */
+int ht_opt_redo_prealloc(struct ht_root *root, struct ht_obj *obj, uint64_t at, uint64_t len)
+    HT_EXCLUDES(HT_LOCK_OPTIM) HT_MUST_CHECK;
+/* Bytes of logged steps, with those that are kept for readers. */
+uint64_t ht_opt_redo_bytes(const struct ht_root *root) HT_REQUIRES(HT_LOCK_OPTIM);
 
 /* -------------------------------------------------------- redo_summary.c */
 

@@ -6,6 +6,8 @@
 #include <stdlib.h>
 #include <sys/random.h>
 
+#include "tiering/base/event.h"
+#include "tiering/base/list.h"
 #include "tiering/api/object.h"
 #include "optim/state/context.h"
 #include "optim/state/redo.h"
@@ -62,6 +64,49 @@ void ht_opt_redo_hold(struct ht_root *root, const struct ht_redo_step *step, str
     }
     redo->held[redo->held_count++] = (struct ht_redo_held){*step, obj};
     ht_opt_redo_trim(root);
+}
+
+/* The oldest kept step of a root after `seq`; its object is the caller's then. NULL: no root has one. */
+static struct ht_obj *take_oldest(struct ht_optim *o, uint64_t *seq, uint64_t *out_root, uint64_t *out_step)
+    HT_REQUIRES(HT_LOCK_OPTIM)
+{
+    ht_list_for_each(pos, &o->roots) {
+        struct ht_root *root = ht_list_entry(pos, struct ht_root, all);
+        struct ht_redo *redo = &root->redo;
+        if (root->seq <= *seq)
+            continue;
+        *seq = root->seq;
+        if (!redo->held_count)
+            continue;
+        struct ht_obj *obj = redo->held[0].obj;
+        *out_root = root->id;
+        *out_step = redo->held[0].step.step;
+        redo->held_count--;
+        memmove(redo->held, redo->held + 1, redo->held_count * sizeof(*redo->held));
+        return obj;
+    }
+    return NULL;
+}
+
+/* A reader that has the step open keeps its space. */
+bool ht_opt_redo_give_up(void *ctx)
+{
+    struct ht_optim *o = ctx;
+    uint64_t seq = 0, id = 0, step = 0;
+    bool any = false;
+
+    for (;;) {
+        lock(o);
+        struct ht_obj *obj = take_oldest(o, &seq, &id, &step);
+        unlock(o);
+        if (!obj)
+            return any;
+        ht_obj_put(obj);
+        const struct ht_event_about about = {.id = id};
+        ht_event(HT_EVENT_STEPS_GIVEN_UP, &about, "the store is full: step %llu is not kept for readers any more",
+                 (unsigned long long)step);
+        any = true;
+    }
 }
 
 void ht_opt_redo_cut(struct ht_root *root)

@@ -50,12 +50,13 @@ static bool sane(const struct ht_scalars *s)
     return !nan && (unsigned)s->kernel < HT_KERNEL_COUNT;
 }
 
-static void put_param(struct ht_buf *b, const struct ht_param *p)
+/* A sum of gradients is logged in f32, which is never more bytes than each of its gradients. */
+static void put_param(struct ht_buf *b, const struct ht_param *p) HT_REQUIRES(HT_LOCK_OPTIM)
 {
     const struct ht_scalars *s = &p->scalars;
     struct ht_disk_redo_param d = {
         .dtype = p->shape.dtype,
-        .grad_dtype = p->shape.grad_dtype,
+        .grad_dtype = p->root->latched.accumulate > 1 ? (uint8_t)HT_DTYPE_F32 : p->shape.grad_dtype,
         .kernel = (uint8_t)s->kernel,
         .maximize = s->maximize,
     };
@@ -92,7 +93,7 @@ static bool all_logged(const struct ht_param *p) HT_REQUIRES(HT_LOCK_OPTIM)
 {
     for (uint64_t i = 0; i < p->shape.range_count; i++) {
         const struct ht_range *r = ht_opt_range_find(p, i);
-        if (r && r->frozen.count && !r->logged)
+        if (r && (r->frozen.count || r->added) && !r->logged)
             return false;
     }
     return true;

@@ -227,6 +227,7 @@ int ht_optim_root_add(struct ht_optim *o, uint64_t root, const struct ht_optim_c
         r->config = r->published_config = *config;
         r->configured = true;
         ht_opt_redo_trim(r);
+        ht_opt_redo_set_aside(r);
         r->written_bytes = ht_scope_written_bytes(o->store, root);
     }
     unlock(o);
@@ -266,6 +267,8 @@ int ht_optim_root_configure(struct ht_optim *o, uint64_t root, const struct ht_o
         r->config = *config;
         r->configured = true;
         ht_opt_redo_trim(r);
+        r->redo.largest = 0;
+        ht_opt_redo_set_aside(r);
         o->words_changes++;
     }
     unlock(o);
@@ -317,6 +320,7 @@ static void end_root(struct ht_root *r, struct ht_tx *tx) HT_REQUIRES(HT_LOCK_OP
 {
     r->redo.continued = false;
     ht_opt_redo_delete(r, false, tx);
+    ht_opt_redo_end_aside(r);
     ht_opt_redo_cut(r);
     r->redo.failed = 0;
     r->redo.gap = r->redo.renamed = r->redo.full = false;
@@ -421,6 +425,8 @@ int ht_optim_root_stat(struct ht_optim *o, uint64_t root, struct ht_root_stat *o
         .step = ht_opt_root_step(r),
         .durable_step = r->durable_step,
         .logged_steps = r->redo.steps,
+        .logged_bytes = ht_opt_redo_bytes(r),
+        .redo_reserved_bytes = r->redo.aside_bytes,
         .replay_steps = progress.steps,
         .replay_steps_left = progress.left,
         .replay_seconds_left = progress.seconds_left,

@@ -23,6 +23,8 @@ static struct ht_param_counted counted(const struct ht_param *p) HT_REQUIRES(HT_
     if (!p->cur.exists || p->gone || ht_opt_state_shape(p, &shape))
         return c;
     c.counted = true;
+    c.elements = shape.elements;
+    c.param_bytes = shape.elements * shape.p_bytes;
     for (unsigned i = 0; i < p->cur.layout.count; i++)
         c.state_bytes += ht_opt_state_bytes(&shape, p->cur.layout.kind[i]);
     return c;
@@ -34,6 +36,8 @@ static void take(struct ht_param *p, struct ht_param_counted now) HT_REQUIRES(HT
 
     t->parameters += (uint64_t)now.counted - p->counted.counted;
     t->state_bytes += now.state_bytes - p->counted.state_bytes;
+    t->param_bytes += now.param_bytes - p->counted.param_bytes;
+    t->elements += now.elements - p->counted.elements;
     p->counted = now;
 }
 
@@ -61,6 +65,9 @@ void ht_opt_totals_verify(const struct ht_root *r)
         ht_opt_owner_verify(p);
         t.parameters += c.counted;
         t.state_bytes += c.state_bytes;
+        t.param_bytes += c.param_bytes;
+        t.elements += c.elements;
     }
     assert(t.parameters == r->totals.parameters && t.state_bytes == r->totals.state_bytes);
+    assert(t.param_bytes == r->totals.param_bytes && t.elements == r->totals.elements);
 }

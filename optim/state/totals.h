@@ -8,13 +8,13 @@
 
 /* In struct ht_root. A parameter counts if it has state and its file is there. */
 struct ht_root_totals {
-    uint64_t parameters, state_bytes;
+    uint64_t parameters, state_bytes, param_bytes, elements;
 };
 
 /* What a parameter has added to its root's totals. */
 struct ht_param_counted {
     bool counted;
-    uint64_t state_bytes;
+    uint64_t state_bytes, param_bytes, elements;
 };
 
 /* To be called after every change of cur's layout or elements, of cur.exists, and of gone. */

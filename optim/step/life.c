@@ -105,6 +105,7 @@ int ht_optim_new(struct ht_store *s, unsigned threads, const struct ht_optim_hoo
         .copy = ht_opt_copy,
         .copied = ht_opt_copied,
         .copy_dropped = ht_opt_copy_dropped,
+        .give_up = ht_opt_redo_give_up,
     };
     int rc = ht_store_register(s, &client);
     if (rc)
@@ -148,6 +149,8 @@ static void settle_all(struct ht_optim *o)
         int rc = p->cur.exists && !p->root->frozen ? settle_param(p) : 0;
         first = first ? first : rc;
     }
+    ht_list_for_each(pos, &o->roots)
+        ht_opt_redo_set_aside(ht_list_entry(pos, struct ht_root, all));
     unlock(o);
     if (first) {
         const struct ht_event_about about = {.error = first};
@@ -314,6 +317,7 @@ void ht_optim_stop(struct ht_optim *o)
     ht_list_for_each(pos, &o->roots) {
         ht_opt_redo_reset(ht_list_entry(pos, struct ht_root, all));
         ht_opt_redo_cut(ht_list_entry(pos, struct ht_root, all));
+        ht_opt_redo_end_aside(ht_list_entry(pos, struct ht_root, all));
     }
     ht_list_for_each(pos, &o->params)
         ht_opt_param_put_objects(ht_list_entry(pos, struct ht_param, all));

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * redo_log.c - logs the open step: workers copy frozen gradients into the step's object, a writer brings them to the
- * device meanwhile, and the commit publishes the object instead of parameters and state (state/redo.h).
+ * redo_log.c - logs the open step: workers copy frozen gradients, or their sums, into the step's object, a writer
+ * brings them to the device meanwhile, and the commit publishes the object instead of parameters and state
+ * (state/redo.h).
  *
  * A worker copies before it takes chunks for anything else, because writing into an object may wait for memory. An
  * error here never fails a step: its commit publishes everything.
@@ -23,6 +24,7 @@
 #include "optim/state/records.h"
 #include "optim/state/redo.h"
 #include "optim/state/root.h"
+#include "optim/gradient/gradient.h"
 #include "optim/step/step_priv.h"
 
 enum { COPY_BYTES = 32 << 10 };
@@ -130,19 +132,47 @@ static int need_object(struct ht_root *root) HT_REQUIRES(HT_LOCK_OPTIM)
     return rc;
 }
 
-/* Gives the frozen bytes of a range places in the object. */
-static int place(struct ht_range *r, uint64_t *out_at) HT_REQUIRES(HT_LOCK_OPTIM)
+/* What is logged of a range: the frozen bytes of its gradient, or its sum in f32. Fixed while the range is running. */
+struct source {
+    struct ht_obj *obj;
+    uint64_t begin; /* of the range in obj */
+    const struct ht_interval *v;
+    struct ht_interval whole;
+    uint32_t count, bytes; /* intervals; of an element in obj */
+};
+
+static void find_source(const struct ht_range *r, struct source *s) HT_REQUIRES(HT_LOCK_OPTIM)
+{
+    const struct ht_param *p = r->param;
+    bool summed = ht_opt_range_summed(r);
+
+    s->obj = summed ? p->sum : p->grad;
+    s->bytes = summed ? sizeof(float) : p->shape.g_bytes;
+    s->begin = (uint64_t)r->index * p->shape.range_elements * s->bytes;
+    s->v = ht_opt_range_cover(r, &s->whole, &s->count);
+}
+
+/* An interval of the gradient as one of the source. */
+static struct ht_interval piece_of(const struct ht_range *r, const struct source *s, uint32_t i)
+{
+    uint32_t g = r->param->shape.g_bytes;
+
+    return (struct ht_interval){s->v[i].begin / g * s->bytes, s->v[i].end / g * s->bytes};
+}
+
+/* Gives the bytes of a range places in the object. */
+static int place(const struct ht_range *r, const struct source *s, uint64_t *out_at) HT_REQUIRES(HT_LOCK_OPTIM)
 {
     struct ht_redo *redo = &r->param->root->redo;
-    const struct ht_interval *v = ht_interval_set_all(&r->frozen);
 
-    if (!ht_opt_redo_room(r->param->root, r->frozen.count))
+    if (!ht_opt_redo_room(r->param->root, s->count))
         return -ENOMEM;
     *out_at = redo->used;
-    for (uint32_t i = 0; i < r->frozen.count; i++) {
+    for (uint32_t i = 0; i < s->count; i++) {
+        struct ht_interval v = piece_of(r, s, i);
         redo->piece[redo->pieces++] = (struct ht_redo_piece){
-            .oid = r->param->oid, .at = redo->used, .range = r->index, .begin = v[i].begin, .end = v[i].end};
-        redo->used += v[i].end - v[i].begin;
+            .oid = r->param->oid, .at = redo->used, .range = r->index, .begin = v.begin, .end = v.end};
+        redo->used += v.end - v.begin;
     }
     redo->unwritten += redo->used - *out_at;
     return 0;
@@ -166,18 +196,15 @@ static int copy_bytes(struct ht_obj *from, uint64_t off, struct ht_obj *to, uint
     return 0;
 }
 
-/* The range is running: its frozen intervals and their bytes do not change. */
-static int copy(const struct ht_range *r, struct ht_obj *obj, uint64_t at)
+/* The range is running: its frozen intervals, their bytes and its sum do not change. */
+static int copy(const struct ht_range *r, const struct source *s, struct ht_obj *obj, uint64_t at)
 {
-    const struct ht_param *p = r->param;
-    uint64_t begin = (uint64_t)r->index * p->shape.range_elements * p->shape.g_bytes;
-    const struct ht_interval *v = ht_interval_set_all(&r->frozen);
     int rc = 0;
 
-    for (uint32_t i = 0; !rc && i < r->frozen.count; i++) {
-        uint64_t len = v[i].end - v[i].begin;
-        rc = copy_bytes(p->grad, begin + v[i].begin, obj, at, len);
-        at += len;
+    for (uint32_t i = 0; !rc && i < s->count; i++) {
+        struct ht_interval v = piece_of(r, s, i);
+        rc = copy_bytes(s->obj, s->begin + v.begin, obj, at, v.end - v.begin);
+        at += v.end - v.begin;
     }
     return rc;
 }
@@ -213,18 +240,24 @@ void ht_opt_redo_log(struct ht_range *r)
     struct ht_root *root = r->param->root;
     struct ht_waiter *chain = NULL;
     struct ht_optim *o = root->o;
-    uint64_t at = 0;
+    uint64_t at = 0, len = 0;
+    struct source s;
 
     lock(o);
+    find_source(r, &s);
     int rc = r->param->gone ? -ESTALE : need_object(root); /* its commit is full in any case */
     if (!rc)
-        rc = place(r, &at);
+        rc = place(r, &s, &at);
+    if (!rc)
+        len = root->redo.used - at;
     struct ht_obj *obj = rc ? NULL : ht_obj_get(o->store, ht_obj_id(root->redo.obj));
     unlock(o);
     if (!rc && !obj)
         rc = -ESTALE;
     if (!rc)
-        rc = copy(r, obj, at);
+        rc = ht_opt_redo_prealloc(root, obj, at, len);
+    if (!rc)
+        rc = copy(r, &s, obj, at);
     ht_obj_put(obj);
     lock(o);
     root->redo.broken |= rc != 0;
@@ -246,6 +279,8 @@ bool ht_opt_redo_count(struct ht_root *root, bool skipped)
     redo->counted = redo->wanted && !redo->broken && !redo->counted && root->undurable == redo->steps &&
         ht_opt_redo_summarize(root, skipped);
     redo->gap |= !redo->counted;
+    if (redo->counted)
+        redo->largest = ht_max_u64(redo->largest, redo->used + redo->summary_bytes);
     return redo->counted;
 }
 
@@ -267,7 +302,8 @@ static int write_summary(struct ht_root *root)
     unlock(o);
     if (!obj)
         return rc ? rc : -ESTALE;
-    ssize_t n = ht_obj_write(obj, at, summary.data, summary.len);
+    rc = ht_opt_redo_prealloc(root, obj, at, summary.len);
+    ssize_t n = rc ? rc : ht_obj_write(obj, at, summary.data, summary.len);
     rc = n == (ssize_t)summary.len ? 0 : n < 0 ? (int)n : -EIO;
     ht_obj_put(obj);
     ht_buf_free(&summary);

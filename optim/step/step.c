@@ -116,6 +116,7 @@ static int publish_all(struct ht_root *root, struct ht_copy *wanted)
     root->durable_step = root->pub_step;
     if (last.obj)
         ht_opt_redo_hold(root, &last.step, last.obj);
+    ht_opt_redo_set_aside(root);
     unlock(o);
     return 0;
 }

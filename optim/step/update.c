@@ -126,10 +126,12 @@ static void describe(struct job *j, struct ht_optim *o)
 {
     const struct ht_range *r = j->range;
     const struct ht_param *p = r->param;
-    bool update = r->work & HT_WORK_UPDATE;
+    /* A sum is logged between its last addition and the update. */
+    unsigned work = r->work & HT_WORK_LOG ? r->work & (HT_WORK_ADD | HT_WORK_MEASURE) : r->work;
+    bool update = work & HT_WORK_UPDATE;
 
     j->pin = (struct ht_batch_pin){.store = o->store};
-    j->work = r->work;
+    j->work = work;
     j->summed = ht_opt_range_summed(r);
     j->cover = ht_opt_range_cover(r, &j->whole, &j->covers);
     j->err = 0;
@@ -446,6 +448,33 @@ static void settle_range(const struct job *j) HT_REQUIRES(HT_LOCK_OPTIM)
 }
 
 /*
+ * The same, if only the addition has run, and a part of the work is left: the sum is to be logged, and maybe applied.
+ * Releases the lock in between. False: nothing is left.
+ */
+static bool settle_sum(const struct job *j) HT_REQUIRES(HT_LOCK_OPTIM)
+{
+    struct ht_range *r = j->range;
+    unsigned left = r->work & ~j->work;
+
+    if (!(r->work & HT_WORK_LOG) || r->param->gone)
+        return false;
+    if (j->work & HT_WORK_MEASURE) {
+        r->measured = true;
+        r->nonfinite = (uint32_t)j->nonfinite;
+    }
+    if (adds_whole(j)) {
+        r->state = HT_RANGE_DONE;
+        ht_opt_range_drop(r);
+        ht_opt_range_added(r);
+    } else {
+        r->part_added |= r->frozen.count > 0;
+    }
+    r->work = (uint8_t)left;
+    ht_opt_range_requeue(r);
+    return true;
+}
+
+/*
  * Squares are summed ahead of the boundary to save time there. If that fails, the boundary tries it again, and only
  * then it is a failure of the step.
  */
@@ -503,6 +532,14 @@ static void end(struct job *j, uint64_t ns)
 
     bool again = j->err && end_failed(j);
     lock(o);
+    if (!j->err && settle_sum(j)) {
+        count(j, ns);
+        root->running--;
+        j->range = NULL;
+        notify_changed(o);
+        unlock(o);
+        return;
+    }
     p->shown -= r->shown;
     r->shown = false;
     if (again) {
@@ -640,7 +677,7 @@ void *ht_opt_worker_main(void *arg)
             now->range = wait_for_range(w->o, w->numa_index);
             if (!now->range)
                 return NULL;
-            if (now->range->work & HT_WORK_LOG) {
+            if ((now->range->work & (HT_WORK_LOG | HT_WORK_ADD)) == HT_WORK_LOG) {
                 ht_opt_redo_log(now->range);
                 now->range = NULL;
                 continue;

@@ -102,6 +102,26 @@ def test_a_copy_follows_to_the_same_bits(stores, dtype):
     assert same(root, other)
 
 
+@pytest.mark.parametrize('dtype', ['f32', 'bf16'])
+def test_a_copy_follows_sums_of_gradients(stores, dtype):
+    """Steps with accumulate are logged as sums in f32, also those of bf16 gradients."""
+    root, other = start(*stores[1], dtype, REDO)
+    word(root, 'optimizer', REDO + ' accumulate=3 accumulate_mode=mean max_grad_norm=0.5')
+    for n in range(3, 8):
+        for i in (1, 2):
+            train(root, 100 * n + i, dtype, how=lambda root: None)
+        train(root, n, dtype)
+        assert figures(root)['last'] == n and word(root, 'durable_step') == str(n)
+    done = follow(other, stream(root, '--from=base'))
+    assert done.returncode == 0 and same(root, other), done.stderr
+    assert word(other, 'step') == '7'
+    word(root, 'optimizer', REDO)
+    word(other, 'optimizer', REDO)
+    for r in (root, other):
+        train(r, 999, dtype)
+    assert same(root, other)
+
+
 def test_a_stopped_copy_goes_on_where_it_was(stores):
     """Also after the model was killed: its logged steps show that the history is the same."""
     pair, (a, b) = stores

@@ -150,3 +150,39 @@ def test_a_read_only_mount_shows_an_older_step_only_if_asked(make_store):
     root = store.mount() / 'model'
     assert word(root, 'step') == '3'
     assert content(root) == wanted
+
+
+def available(root):
+    st = os.statvfs(root)
+    return st.f_bavail * st.f_frsize
+
+
+def test_df_shows_the_space_that_is_set_aside(make_store):
+    store = make_store()
+    root = begin(store)
+    train(root, 1, 2)
+    reserved, logged = stat(root, 'redo_reserved_bytes'), stat(root, 'logged_bytes')
+    assert reserved > 20 * MIB and logged > 5 * MIB
+    assert tell(root, 'commit full') == 'ok'
+    assert stat(root, 'logged_bytes') == 0 and stat(root, 'redo_reserved_bytes') > 0
+    before, reserved = available(root), stat(root, 'redo_reserved_bytes')
+    word(root, 'optimizer', 'adamw lr=0.01 max_grad_norm=3')
+    assert stat(root, 'redo_reserved_bytes') == 0
+    assert abs(available(root) - before - reserved) < MIB
+
+
+def test_a_full_store_gives_up_kept_steps(make_store):
+    store = make_store()
+    root = begin(store)
+    word(root, 'optimizer', 'adamw lr=0.01 redo=on durable_every=2 redo_keep=100')
+    train(root, 1, 8)
+    kept = stat(root, 'logged_bytes')
+    assert kept > 30 * MIB
+    written = 0
+    with open(store.point / 'filler', 'wb', buffering=0) as f, pytest.raises(OSError) as full:
+        while True:
+            written += f.write(os.urandom(MIB))
+    assert full.value.errno == errno.ENOSPC and stat(root, 'logged_bytes') < kept / 3
+    assert 'is not kept for readers any more' in store.messages()
+    train(root, 9, 9)
+    assert word(root, 'durable_step') == '9'

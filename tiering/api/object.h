@@ -164,6 +164,14 @@ bool ht_obj_same(struct ht_obj *a, struct ht_obj *b, uint64_t off, uint64_t *out
  * -ENOSPC: nothing is changed. -EFBIG: beyond HT_FILE_BYTES_MAX.
  */
 int ht_obj_prealloc(struct ht_obj *obj, uint64_t off, uint64_t len) HT_MUST_CHECK;
+/*
+ * Sets space aside for objects to come: no other content gets it. ht_store_set_aside_end gives it back. Whole blocks.
+ * -ENOSPC. ht_obj_prealloc_aside is ht_obj_prealloc, and takes such space first: *bytes is how much it may take, and
+ * then how much it left.
+ */
+int ht_store_set_aside(struct ht_store *s, uint64_t bytes) HT_MUST_CHECK;
+void ht_store_set_aside_end(struct ht_store *s, uint64_t bytes);
+int ht_obj_prealloc_aside(struct ht_obj *obj, uint64_t off, uint64_t len, uint64_t *bytes) HT_MUST_CHECK;
 /* Offset of the next data (hole: the next hole) at or after off, or -ENXIO at or beyond the end. In whole chunks. */
 int64_t ht_obj_seek(struct ht_obj *obj, uint64_t off, bool hole) HT_MUST_CHECK;
 

@@ -74,6 +74,11 @@ struct ht_meta_client {
     int (*copy)(void *ctx, struct ht_copy *k);
     void (*copied)(void *ctx, struct ht_copy *k, struct ht_tx *tx);
     void (*copy_dropped)(void *ctx, struct ht_copy *k);
+    /*
+     * The store is full: gives up a part of what takes space and is needed by no promise. False: there is nothing.
+     * May be NULL. The caller holds no lock.
+     */
+    bool (*give_up)(void *ctx);
 };
 
 /* How the programs make a participant. Each row of HT_PARTICIPANTS has one of these. */

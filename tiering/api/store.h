@@ -124,6 +124,12 @@ void ht_store_expect_waiting(struct ht_store *s, uint64_t bytes);
 /* Publishes everything outside scopes and makes it durable: sync(2). WAITS. */
 int ht_store_commit(struct ht_store *s) HT_MUST_CHECK;
 /*
+ * For a caller that was refused with -ENOSPC. 0: it may try again. At first this commits, because space that truncating
+ * and rewriting gave up is free when that is published. again: the caller tried once more since then, so participants
+ * give up what they can do without, part by part (participant.h). -ENOSPC: they have nothing more. WAITS.
+ */
+int ht_store_make_space(struct ht_store *s, bool again) HT_MUST_CHECK;
+/*
  * Clean some dirty images, as memory pressure does. Returns how many were cleaned, or the
  * error if none could be. WAITS.
  */

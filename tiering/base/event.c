@@ -55,6 +55,8 @@ const struct ht_event_kind ht_event_kinds[HT_EVENT_CODES] = {
     [HT_EVENT_DEVICE_SILENT] = {"device-not-answering", HT_LOG_ERROR, "A device does not answer."},
     [HT_EVENT_DEVICE_ANSWERS] = {"device-answers", HT_LOG_INFO, "A device answers again."},
     [HT_EVENT_STEP_NOT_KEPT] = {"step-not-kept", HT_LOG_ERROR, "A commit could not keep its step."},
+    [HT_EVENT_STEPS_GIVEN_UP] = {"steps-given-up", HT_LOG_WARN,
+                                 "A full store gave up logged steps that were kept for readers."},
     [HT_EVENT_ENDURANCE] = {"endurance-exceeded", HT_LOG_WARN, "The store wrote more in a day than its budget."},
 };
 

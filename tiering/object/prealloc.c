@@ -6,8 +6,12 @@
  * the blocks that the image needs (ht_chunk_reserve) and then those that a staged write needs (ht_chunk_take_space). It
  * ends when the chunk is stored whole, cut off, punched or dropped. It is not in the log.
  *
+ * Space that is set aside is a count of blocks for objects that do not exist yet.
+ *
  * store.lock guards it; chunk locks do not matter.
  */
+#include <assert.h>
+
 #include "tiering/object/prealloc.h"
 #include "tiering/journal/journal.h"
 #include "tiering/space/alloc.h"
@@ -106,13 +110,16 @@ static void prealloc(const struct range *r) HT_REQUIRES(HT_LOCK_STORE)
     }
 }
 
-static int allocate(const struct range *r) HT_REQUIRES(HT_LOCK_STORE)
+/* *aside: blocks that it may take, and then those that it left. */
+static int allocate(const struct range *r, uint64_t *aside) HT_REQUIRES(HT_LOCK_STORE)
 {
     struct ht_store *s = r->o->s;
     uint64_t blocks, log_chunks;
 
     count(r, &blocks, &log_chunks);
+    uint64_t taken = ht_min_u64(blocks, *aside);
     int rc = ht_obj_need_extra(r->o);
+    blocks -= taken;
     if (!rc)
         rc = ht_alloc_reserve(s->alloc, blocks);
     if (rc)
@@ -123,15 +130,46 @@ static int allocate(const struct range *r) HT_REQUIRES(HT_LOCK_STORE)
         if (rc && log_chunks)
             ht_journal_unreserve(s->journal, log_chunks * LOG_RESERVE_BYTES);
     }
-    if (rc)
+    if (rc) {
         ht_alloc_unreserve(s->alloc, blocks);
-    else
-        prealloc(r);
+        return rc;
+    }
+    s->objects.aside_blocks -= taken;
+    *aside -= taken;
+    prealloc(r);
+    return 0;
+}
+
+int ht_store_set_aside(struct ht_store *s, uint64_t bytes)
+{
+    ht_store_lock(s);
+    int rc = ht_alloc_reserve(s->alloc, bytes / HT_BLOCK_BYTES);
+    if (!rc)
+        s->objects.aside_blocks += bytes / HT_BLOCK_BYTES;
+    ht_store_unlock(s);
     return rc;
+}
+
+void ht_store_set_aside_end(struct ht_store *s, uint64_t bytes)
+{
+    ht_store_lock(s);
+    assert(s->objects.aside_blocks >= bytes / HT_BLOCK_BYTES);
+    s->objects.aside_blocks -= bytes / HT_BLOCK_BYTES;
+    ht_alloc_unreserve(s->alloc, bytes / HT_BLOCK_BYTES);
+    ht_store_unlock(s);
 }
 
 int ht_obj_prealloc(struct ht_obj *o, uint64_t off, uint64_t len)
 {
+    uint64_t none = 0;
+
+    return ht_obj_prealloc_aside(o, off, len, &none);
+}
+
+int ht_obj_prealloc_aside(struct ht_obj *o, uint64_t off, uint64_t len, uint64_t *bytes)
+{
+    uint64_t aside = *bytes / HT_BLOCK_BYTES;
+
     if (off > HT_FILE_BYTES_MAX || len > HT_FILE_BYTES_MAX - off)
         return -EFBIG;
     if (!len)
@@ -142,8 +180,9 @@ int ht_obj_prealloc(struct ht_obj *o, uint64_t off, uint64_t len)
         return rc;
     const struct range r = {
         .o = o, .first = off >> o->chunk_shift, .last = (off + len - 1) >> o->chunk_shift, .end = off + len};
-    rc = allocate(&r);
+    rc = allocate(&r, &aside);
     ht_obj_unlock_after_change(o, sc);
+    *bytes = aside * HT_BLOCK_BYTES;
     return rc;
 }
 

@@ -354,6 +354,7 @@ void ht_objects_verify(struct ht_store *s, bool idle)
     assert(s->flow.dirty_bytes == t.dirty_bytes && s->flow.writing == t.writing);
     assert(!idle || (!t.held && !s->flow.writing_blocks));
     uint64_t reserved = ht_alloc_reserved(s->alloc);
+    t.reserved_blocks += s->objects.aside_blocks;
     assert(reserved >= t.reserved_blocks && (!idle || reserved == t.reserved_blocks));
     check_images(s);
     check_space(s, idle);

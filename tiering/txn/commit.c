@@ -257,6 +257,20 @@ int ht_store_commit(struct ht_store *s)
     return ht_txn_commit_outside(s, ht_shm_scan_scope(s, 0));
 }
 
+int ht_store_make_space(struct ht_store *s, bool again)
+{
+    const struct ht_txn *t = s->txn;
+    bool any = false;
+
+    if (!again)
+        return ht_store_commit(s);
+    for (unsigned i = 0; i < t->clients; i++)
+        if (t->client[i].give_up)
+            any |= t->client[i].give_up(t->client[i].ctx);
+    ht_obj_wait_ended(s);
+    return any ? 0 : -ENOSPC;
+}
+
 void ht_scope_end(struct ht_store *s, uint64_t scope, enum ht_scope_end how, struct ht_tx *tx)
 {
     const struct ht_txn *t = s->txn;

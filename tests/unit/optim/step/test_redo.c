@@ -35,12 +35,36 @@ static void begin(const char *config, unsigned threads)
     fixture_begin_mixed(&w, config, threads);
 }
 
+/* Not every parameter has a gradient in each step. */
+static void send_pass(unsigned step, unsigned pass)
+{
+    for (unsigned i = 0; i < w.params; i++)
+        if ((step + i) % 5 != 4)
+            fixture_send(&w, i, step, pass);
+}
+
+static void send(unsigned step)
+{
+    unsigned passes = fixture_config(w.config).accumulate;
+
+    for (unsigned pass = 0; pass < passes; pass++)
+        send_pass(step, pass);
+}
+
+static void train(unsigned first, unsigned last)
+{
+    for (unsigned step = first; step <= last; step++) {
+        send(step);
+        ck_assert_int_eq(ht_optim_step(w.o, ROOT), 0);
+    }
+}
+
 /* The model after each step of a run without logged steps. */
 static void undisturbed(const char *config, unsigned steps, uint64_t hash[])
 {
     begin(config, 2);
     for (unsigned step = 1; step <= steps; step++) {
-        fixture_train(&w, step, step);
+        train(step, step);
         hash[step] = fixture_hash(&w);
     }
     fixture_close(&w);
@@ -66,6 +90,11 @@ static const struct {
     {"sgd lr=1e-2", "sgd lr=1e-2 redo=on durable_every=100"},
     {"lion lr=1e-3", "lion lr=1e-3 redo=on durable_every=100"},
     {"adagrad lr=1e-2", "adagrad lr=1e-2 redo=on durable_every=100"},
+    {"adamw lr=1e-2 accumulate=3", "adamw lr=1e-2 accumulate=3 redo=on durable_every=100"},
+    {"adamw lr=1e-2 accumulate=2 accumulate_mode=mean max_grad_norm=0.5 grad_scale=8",
+     "adamw lr=1e-2 accumulate=2 accumulate_mode=mean max_grad_norm=0.5 grad_scale=8 redo=on durable_every=100"},
+    {"sgd lr=1e-2 momentum=0.9 accumulate=2 skip_nonfinite=1",
+     "sgd lr=1e-2 momentum=0.9 accumulate=2 skip_nonfinite=1 redo=on durable_every=4"},
 };
 
 /* A crash after every number of steps: the model has the bits of an undisturbed run, and goes on with them. */
@@ -77,7 +106,7 @@ START_TEST(a_crash_loses_no_step)
     undisturbed(ways[_i].plain, STEPS, hash);
     for (unsigned crash = 2 - _i % 2; crash < STEPS; crash += 3) {
         begin(ways[_i].redo, 1 + crash % 2);
-        fixture_train(&w, 1, crash);
+        train(1, crash);
         ck_assert_uint_eq(fixture_stat(&w).durable_step, crash);
         ck_assert(fixture_hash(&w) == hash[crash]);
         size_t logged = logged_steps();
@@ -86,7 +115,7 @@ START_TEST(a_crash_loses_no_step)
         ck_assert_uint_eq(fixture_stat(&w).durable_step, crash);
         ck_assert_uint_eq(logged_steps(), logged); /* as if nothing had happened */
         ck_assert(fixture_hash(&w) == hash[crash]);
-        fixture_train(&w, crash + 1, STEPS);
+        train(crash + 1, STEPS);
         crash_and_mount();
         ck_assert_uint_eq(fixture_stat(&w).step, STEPS);
         ck_assert(fixture_hash(&w) == hash[STEPS]);
@@ -295,6 +324,7 @@ START_TEST(the_number_of_logged_steps_has_a_limit)
     redo->steps = root->undurable = HT_REDO_STEPS_MAX - 1;
     ht_opt_redo_open(root);
     ck_assert(redo->wanted);
+    was.aside_bytes = redo->aside_bytes;
     *redo = was;
     root->undurable = undurable;
     root->config.durable_every = 100;
@@ -311,17 +341,66 @@ START_TEST(a_new_parameter_makes_its_first_step_full)
 }
 END_TEST
 
-/* Sums of several gradients are not logged. */
-START_TEST(accumulation_makes_every_step_full)
+/* Of one parameter only a part, of another one gradient too few: the sum has what came. _i: with the norm. */
+START_TEST(incomplete_sums_are_logged)
 {
-    begin("adamw lr=1e-2 accumulate=2 redo=on durable_every=100", 2);
-    for (unsigned step = 1; step <= 3; step++) {
-        fixture_send_most(&w, 5 * step);
-        fixture_send_most(&w, 5 * step);
-        ck_assert_int_eq(ht_optim_step(w.o, ROOT), 0);
-        ck_assert_uint_eq(logged_steps(), 0);
-        ck_assert_uint_eq(fixture_stat(&w).durable_step, step);
+    static const char *const config[] = {"adamw lr=1e-2 accumulate=3 partial=1",
+                                         "adamw lr=1e-2 accumulate=3 partial=1 max_grad_norm=0.5"};
+    uint64_t hash[2][5];
+    char text[128];
+
+    for (unsigned redo = 0; redo < 2; redo++) {
+        snprintf(text, sizeof(text), "%s%s", config[_i], redo ? " redo=on durable_every=100" : "");
+        begin(text, 2);
+        for (unsigned step = 1; step <= 4; step++) {
+            send(1);
+            ck_assert_int_eq(ht_optim_step(w.o, ROOT), 0);
+            for (unsigned pass = 0; pass < 2; pass++)
+                send_pass(2 + step, pass);
+            struct ht_param_desc desc = fixture_desc(&w.param[1]);
+            uint8_t some[8000];
+            struct ht_grad *g;
+            memset(some, 60 + (int)step, sizeof(some));
+            ck_assert_int_eq(ht_grad_open(w.o, &desc, &g), 0);
+            ck_assert_int_eq(ht_grad_write(g, 131072 - 4000, some, sizeof(some)), sizeof(some));
+            ck_assert_int_eq(ht_grad_flush(g), 0);
+            ht_grad_release(g);
+            ck_assert_int_eq(ht_optim_step(w.o, ROOT), 0);
+            if (redo)
+                crash_and_mount();
+            ck_assert_uint_eq(fixture_stat(&w).step, 2 * step);
+            ck_assert(!redo || step < 3 || logged_steps() > 1);
+            hash[redo][step] = fixture_hash(&w);
+            ck_assert_msg(!redo || hash[0][step] == hash[1][step], "step %u", 2 * step);
+        }
+        fixture_close(&w);
     }
+}
+END_TEST
+
+/* Taken back after its last addition and before the boundary: nothing of it is computed again. */
+START_TEST(a_dropped_sum_is_not_replayed)
+{
+    two_steps("adamw lr=1e-2 skip_nonfinite=1 redo=on durable_every=100");
+    struct ht_optim_config sums =
+                               fixture_config("adamw lr=1e-2 skip_nonfinite=1 accumulate=2 redo=on durable_every=100"),
+                           one = fixture_config(w.config);
+    ck_assert_int_eq(ht_optim_root_configure(w.o, ROOT, &sums), 0);
+    uint8_t *g = random_gradient(&w, &w.param[1]);
+    write_gradient(&w, &w.param[1], g);
+    write_gradient(&w, &w.param[1], g);
+    ck_assert_int_eq(ht_optim_wait(w.o, ROOT, 0), 0);
+    lock(w.o);
+    ck_assert_uint_gt(ht_opt_root_find(w.o, ROOT)->redo.used, 0);
+    unlock(w.o);
+    ck_assert_int_eq(ht_optim_drop(w.o, ROOT, w.param[1].oid, NULL), 0);
+    free(g);
+    ck_assert_int_eq(ht_optim_root_configure(w.o, ROOT, &one), 0);
+    step_all(&w);
+    ck_assert_int_eq(ht_optim_commit(w.o, ROOT), 0);
+    ck_assert_uint_eq(logged_steps(), 2);
+    crash_and_mount();
+    check_all(&w);
     fixture_close(&w);
 }
 END_TEST
@@ -774,32 +853,81 @@ START_TEST(a_root_that_has_ended_gets_no_object)
 }
 END_TEST
 
-/* Without room for its gradients a step is full, and does not fail. */
-START_TEST(a_full_store_takes_steps)
+/* Leaves so many bytes free, about. */
+static struct ht_obj *fill_store(uint64_t leave)
 {
-    struct ht_obj_attr attr = {.chunk_bytes = HT_CHUNK_BYTES};
+    struct ht_obj_attr attr = {.oid = ht_store_new_id(w.s), .chunk_bytes = HT_CHUNK_BYTES};
     uint8_t *bytes = calloc(1, MIB);
     struct ht_obj *filler;
     uint64_t off = 0;
 
-    two_steps(logs);
-    attr.oid = ht_store_new_id(w.s);
     ck_assert_int_eq(ht_obj_create(w.s, &attr, &filler), 0);
     for (size_t len = MIB; len >= 4096; len /= 2) {
         memset(bytes, (int)(off >> 12) + 1, MIB);
-        while (ht_obj_write(filler, off, bytes, len) == (ssize_t)len)
+        while (ht_store_available(w.s) >= leave + len && ht_obj_write(filler, off, bytes, len) == (ssize_t)len)
             off += len;
     }
-    for (unsigned step = 3; step <= 5; step++) {
+    free(bytes);
+    return filler;
+}
+
+/* The space that was set aside is for logged steps alone. When it is used up a step is full, and none fails. */
+START_TEST(a_full_store_takes_steps)
+{
+    struct ht_optim_config config = fixture_config(logs);
+    size_t most = 0;
+
+    two_steps("adamw lr=1e-2");
+    struct ht_obj *some = fill_store(8 * MIB);
+    w.config = logs;
+    ck_assert_int_eq(ht_optim_root_configure(w.o, ROOT, &config), 0);
+    uint64_t aside = fixture_stat(&w).redo_reserved_bytes;
+    ck_assert_uint_gt(aside, 3 * MIB);
+    ck_assert_uint_le(aside, 4 * MIB);
+    struct ht_obj *rest = fill_store(0);
+    ck_assert_uint_lt(ht_store_available(w.s), 16 * 4096);
+    for (unsigned step = 3; step <= 12; step++) {
         step_all(&w);
         ck_assert_int_eq(ht_optim_commit(w.o, ROOT), 0);
         ck_assert_uint_eq(fixture_stat(&w).durable_step, step);
-        ck_assert(step > 3 || logged_steps() == 0); /* it frees logged steps before */
+        size_t logged = logged_steps();
+        if (!logged && most) /* a full step came long before the hundredth, and space is set aside again */
+            ck_assert_uint_gt(fixture_stat(&w).redo_reserved_bytes, MIB);
+        most = logged > most ? logged : most;
+        ck_assert(!logged || fixture_stat(&w).logged_bytes / logged * (logged + 1) < aside + MIB);
     }
-    ht_obj_put(filler);
-    free(bytes);
+    ck_assert_uint_ge(most, 3);
+    ck_assert_uint_lt(most, 9);
+    ht_obj_put(some);
+    ht_obj_put(rest);
     crash_and_mount();
     check_all(&w);
+    fixture_close(&w);
+}
+END_TEST
+
+/* As much as is set aside is what `df` does not show any more. */
+START_TEST(settings_set_space_aside)
+{
+    struct ht_optim_config plain = fixture_config("adamw lr=1e-2"),
+                           some = fixture_config("adamw lr=1e-2 redo=on durable_every=4"),
+                           more = fixture_config("adamw lr=1e-2 redo=on durable_every=7");
+
+    two_steps("adamw lr=1e-2");
+    uint64_t available = ht_store_available(w.s);
+    ck_assert_uint_eq(fixture_stat(&w).redo_reserved_bytes, 0);
+    ck_assert_int_eq(ht_optim_root_configure(w.o, ROOT, &some), 0);
+    uint64_t three = fixture_stat(&w).redo_reserved_bytes;
+    ck_assert_uint_gt(three, 0);
+    ck_assert_uint_eq(ht_store_available(w.s), available - three);
+    ck_assert_int_eq(ht_optim_root_configure(w.o, ROOT, &more), 0);
+    ck_assert_uint_eq(fixture_stat(&w).redo_reserved_bytes, 2 * three);
+    ck_assert_int_eq(ht_optim_root_configure(w.o, ROOT, &some), 0);
+    ck_assert_uint_eq(fixture_stat(&w).redo_reserved_bytes, three);
+    ht_store_verify(w.s, false);
+    ck_assert_int_eq(ht_optim_root_configure(w.o, ROOT, &plain), 0);
+    ck_assert_uint_eq(fixture_stat(&w).redo_reserved_bytes, 0);
+    ck_assert_uint_eq(ht_store_available(w.s), available);
     fixture_close(&w);
 }
 END_TEST
@@ -822,7 +950,8 @@ int main(void)
     tcase_add_test(t, the_number_of_logged_steps_has_a_limit);
     tcase_add_test(t, setting_the_number_of_the_full_step_announces_the_end_of_logged_ones);
     tcase_add_test(t, a_new_parameter_makes_its_first_step_full);
-    tcase_add_test(t, accumulation_makes_every_step_full);
+    tcase_add_loop_test(t, incomplete_sums_are_logged, 0, 2);
+    tcase_add_test(t, a_dropped_sum_is_not_replayed);
     tcase_add_test(t, without_redo_everything_is_published_again);
     tcase_add_test(t, an_object_that_cannot_be_deleted_is_not_published);
     tcase_add_test(t, a_write_error_of_a_logged_gradient_loses_nothing);
@@ -840,5 +969,6 @@ int main(void)
     tcase_add_test(t, a_root_that_has_ended_gets_no_object);
     tcase_add_test(t, a_step_is_logged_beside_a_checkpoint);
     tcase_add_test(t, a_full_store_takes_steps);
+    tcase_add_test(t, settings_set_space_aside);
     return run_suite("redo", t);
 }

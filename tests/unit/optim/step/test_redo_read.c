@@ -6,6 +6,7 @@
 #include "optim/state/param.h"
 #include "optim/state/redo.h"
 #include "optim/state/root.h"
+#include "tiering/base/event.h"
 #include <hitrain/redo.h>
 
 static const char keep_3[] = "adamw lr=1e-2 redo=on durable_every=4 redo_keep=3";
@@ -171,6 +172,7 @@ START_TEST(a_step_that_opens_before_a_full_one_is_durable_is_logged)
     root->hold = false; /* nothing is being published */
     ht_opt_redo_open(root);
     ck_assert(!root->redo.wanted);
+    was.aside_bytes = root->redo.aside_bytes;
     root->redo = was;
     root->undurable = undurable;
     unlock(w.o);
@@ -360,6 +362,89 @@ START_TEST(a_change_while_a_full_step_is_published_begins_another_lineage)
 }
 END_TEST
 
+/* ------------------------------------------------------------------ space */
+
+static struct ht_event given_up;
+static unsigned given_up_count;
+
+static void note_given_up(void *ctx, const struct ht_event *e)
+{
+    (void)ctx;
+    if (e->code != HT_EVENT_STEPS_GIVEN_UP)
+        return;
+    given_up = *e;
+    given_up_count++;
+}
+
+/* The oldest go first, and a reader that has one open keeps it. The log's own steps stay. */
+START_TEST(a_full_store_gives_up_kept_steps)
+{
+    struct ht_optim_redo *r;
+
+    fixture_begin_mixed(&w, keeps, 2);
+    fixture_train(&w, 1, 12);
+    struct ht_redo_steps before = steps();
+    uint64_t logged = fixture_stat(&w).logged_steps, kept = before.last - before.first + 1 - logged;
+    ck_assert_uint_ge(kept, 4);
+    ck_assert_int_eq(ht_optim_redo_open(w.o, ROOT, before.first, &r), 0);
+    ht_event_set_sink(note_given_up, NULL);
+    uint64_t available = ht_store_available(w.s);
+    for (uint64_t i = 0; i < kept; i++) {
+        ck_assert_int_eq(ht_store_make_space(w.s, false), 0); /* a commit alone */
+        ck_assert_uint_eq(steps().first, before.first + i);
+        ck_assert_int_eq(ht_store_make_space(w.s, true), 0);
+        ck_assert_uint_eq(given_up_count, i + 1);
+        ck_assert_uint_eq(given_up.id, ROOT);
+        ck_assert(i == 0 || ht_store_available(w.s) > available);
+        ck_assert(i + 1 == kept ? steps().first > before.last - logged || !logged
+                                : steps().first == before.first + i + 1);
+    }
+    ck_assert_int_eq(ht_store_make_space(w.s, true), -ENOSPC);
+    ht_event_set_sink(NULL, NULL);
+    ck_assert_uint_eq(fixture_stat(&w).logged_steps, logged);
+    uint8_t byte;
+    ck_assert_int_eq(ht_optim_redo_read(r, 0, &byte, 1), 1);
+    ht_optim_redo_close(r);
+    check_all_readable();
+    fixture_train(&w, 13, 14);
+    uint64_t hash = fixture_hash(&w);
+    fixture_crash(&w);
+    fixture_mount(&w);
+    ck_assert(fixture_hash(&w) == hash);
+    fixture_close(&w);
+}
+END_TEST
+
+/* A store full of kept steps takes the gradient, and the state, of a new parameter. */
+START_TEST(kept_steps_are_given_up_before_a_gradient_is_refused)
+{
+    struct ht_obj_attr attr = {.chunk_bytes = HT_CHUNK_BYTES};
+    uint8_t *bytes = calloc(1, MIB);
+    struct ht_obj *filler;
+    uint64_t off = 0;
+
+    fixture_begin_mixed(&w, keeps, 2);
+    fixture_train(&w, 1, 12);
+    struct test_param *p = fixture_param(&w, HT_DTYPE_F32, HT_DTYPE_F32, 300, HT_SMALL_CHUNK_BYTES);
+    attr.oid = ht_store_new_id(w.s);
+    ck_assert_int_eq(ht_obj_create(w.s, &attr, &filler), 0);
+    for (size_t len = MIB; len >= 4096; len /= 2) {
+        memset(bytes, (int)(off >> 12) + 1, MIB);
+        while (ht_obj_write(filler, off, bytes, len) == (ssize_t)len)
+            off += len;
+    }
+    free(bytes);
+    given_up_count = 0;
+    ht_event_set_sink(note_given_up, NULL);
+    step_param(&w, p);
+    ht_event_set_sink(NULL, NULL);
+    ck_assert_uint_gt(given_up_count, 0);
+    ck_assert_int_eq(ht_optim_commit(w.o, ROOT), 0);
+    ht_obj_put(filler);
+    fixture_close(&w);
+}
+END_TEST
+
 int main(void)
 {
     TCase *t = tcase_create("redo_read");
@@ -376,5 +461,7 @@ int main(void)
     tcase_add_test(t, decided_updates_have_the_same_bits);
     tcase_add_test(t, decisions_that_do_not_fit_are_refused);
     tcase_add_test(t, a_parameter_without_numbers_takes_no_gradient);
+    tcase_add_test(t, a_full_store_gives_up_kept_steps);
+    tcase_add_test(t, kept_steps_are_given_up_before_a_gradient_is_refused);
     return run_suite("redo_read", t);
 }

@@ -1,0 +1,98 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * redo_space.c - space that is set aside for logged steps: for those that come before the next full one, or for as many
+ * as fit into half of the free space, and for one if that alone fits. Without space for a step the step is full. So a
+ * full store makes full steps come earlier, and no step fails for want of space for its log.
+ */
+#include "tiering/base/base.h"
+#include "tiering/api/object.h"
+#include "tiering/api/stats.h"
+#include "tiering/api/store.h"
+#include "optim/state/context.h"
+#include "optim/state/redo.h"
+#include "optim/state/root.h"
+
+/*
+ * Bytes of a step: the largest one that was logged, or what gradients of all parameters take. An eighth more, because
+ * the writer may write a chunk twice. 0: there is no parameter with state.
+ */
+static uint64_t step_bytes(const struct ht_root *root) HT_REQUIRES(HT_LOCK_OPTIM)
+{
+    const struct ht_root_totals *t = &root->totals;
+    uint64_t gradients = root->config.accumulate > 1 ? t->elements * sizeof(float) : t->param_bytes;
+    uint64_t bytes = root->redo.largest ? root->redo.largest : gradients;
+
+    return ht_round_up(bytes + bytes / 8, HT_BLOCK_BYTES);
+}
+
+/* Steps that are to be logged before the next full one. */
+static uint64_t steps_to_come(const struct ht_root *root) HT_REQUIRES(HT_LOCK_OPTIM)
+{
+    const struct ht_optim_config *c = &root->config;
+    uint64_t most = ht_min_u64(c->durable_every - 1 + (c->redo_keep > 0), HT_REDO_STEPS_MAX);
+    uint64_t logged = root->redo.steps + root->redo.counted;
+
+    return c->redo && root->exists && !root->frozen && most > logged ? most - logged : 0;
+}
+
+static void give_back(struct ht_root *root, uint64_t bytes) HT_REQUIRES(HT_LOCK_OPTIM)
+{
+    root->redo.aside_bytes -= bytes;
+    ht_store_set_aside_end(root->o->store, bytes);
+}
+
+void ht_opt_redo_set_aside(struct ht_root *root)
+{
+    uint64_t one = step_bytes(root), most = steps_to_come(root) * one, have = root->redo.aside_bytes;
+
+    if (have > most)
+        give_back(root, have - most);
+    if (have >= most || !root->o->started || ht_store_read_only(root->o->store))
+        return;
+    uint64_t fits = ht_store_available(root->o->store) + have;
+    uint64_t half = fits / 2 / one * one, want = half ? ht_min_u64(half, most) : fits >= one ? one : 0;
+    if (want > have && !ht_store_set_aside(root->o->store, want - have))
+        root->redo.aside_bytes = want;
+}
+
+void ht_opt_redo_end_aside(struct ht_root *root)
+{
+    if (root->redo.aside_bytes)
+        give_back(root, root->redo.aside_bytes);
+}
+
+/* Kept steps are given up for a step that is to be logged. */
+bool ht_opt_redo_has_space(const struct ht_root *root)
+{
+    return root->redo.aside_bytes >= step_bytes(root) || root->redo.held_count;
+}
+
+int ht_opt_redo_prealloc(struct ht_root *root, struct ht_obj *obj, uint64_t at, uint64_t len)
+{
+    struct ht_optim *o = root->o;
+    int rc;
+
+    do {
+        lock(o);
+        uint64_t bytes = ht_min_u64(root->redo.aside_bytes, ht_round_up(len, HT_BLOCK_BYTES) + HT_CHUNK_BYTES);
+        root->redo.aside_bytes -= bytes;
+        unlock(o);
+        rc = ht_obj_prealloc_aside(obj, at, len, &bytes);
+        lock(o);
+        root->redo.aside_bytes += bytes;
+        unlock(o);
+    } while (rc == -ENOSPC && !ht_store_make_space(o->store, true));
+    return rc;
+}
+
+uint64_t ht_opt_redo_bytes(const struct ht_root *root)
+{
+    const struct ht_redo *redo = &root->redo;
+    uint64_t bytes = 0;
+
+    for (size_t i = 0; i < redo->steps; i++)
+        bytes += redo->step[i].at + redo->step[i].bytes;
+    for (size_t i = 0; i < redo->held_count; i++)
+        bytes += redo->held[i].step.at + redo->held[i].step.bytes;
+    return bytes;
+}
