@@ -143,8 +143,8 @@ void ht_opt_redo_trim(struct ht_root *root) HT_REQUIRES(HT_LOCK_OPTIM);
 /* A parameter has another name: a program that sends steps by names must not take these for the same history. */
 void ht_opt_redo_renamed(struct ht_root *root) HT_REQUIRES(HT_LOCK_OPTIM);
 /*
- * The store is full (struct ht_meta_client, give_up): each root gives up its oldest step that is kept for readers.
- * ctx: struct ht_optim. False: none has one.
+ * The store is full (struct ht_meta_client, give_up): each root gives back space that is set aside. If none has any, it
+ * gives up its oldest step that is kept for readers. ctx: struct ht_optim. False: none has one.
  */
 bool ht_opt_redo_give_up(void *ctx) HT_EXCLUDES(HT_LOCK_OPTIM);
 /* What follows is no function of these steps: forgets them all, and begins another lineage. */
@@ -154,6 +154,8 @@ void ht_opt_redo_cut(struct ht_root *root) HT_REQUIRES(HT_LOCK_OPTIM);
 
 /* Sets space aside for the steps until the next full one, or gives back what is too much. */
 void ht_opt_redo_set_aside(struct ht_root *root) HT_REQUIRES(HT_LOCK_OPTIM);
+/* Each root gives back all but the space for a step. False: none has more. */
+bool ht_opt_redo_shrink_aside(struct ht_optim *o) HT_REQUIRES(HT_LOCK_OPTIM);
 /* Gives all that space back. */
 void ht_opt_redo_end_aside(struct ht_root *root) HT_REQUIRES(HT_LOCK_OPTIM);
 /* Is there space for the next step? */

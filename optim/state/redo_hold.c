@@ -93,8 +93,12 @@ bool ht_opt_redo_give_up(void *ctx)
 {
     struct ht_optim *o = ctx;
     uint64_t seq = 0, id = 0, step = 0;
-    bool any = false;
 
+    lock(o);
+    bool any = ht_opt_redo_shrink_aside(o);
+    unlock(o);
+    if (any)
+        return true;
     for (;;) {
         lock(o);
         struct ht_obj *obj = take_oldest(o, &seq, &id, &step);

@@ -1,10 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * redo_space.c - space that is set aside for logged steps: for those that come before the next full one, or for as many
- * as fit into half of the free space, and for one if that alone fits. Without space for a step the step is full. So a
- * full store makes full steps come earlier, and no step fails for want of space for its log.
+ * as fit into half of the free space, all roots together, and for one of a root if that alone fits. Without space for a
+ * step the step is full. So a full store makes full steps come earlier, and no step fails for want of space for its log.
+ * Other content that finds the store full gets back what is more than a step of each root.
  */
 #include "tiering/base/base.h"
+#include "tiering/base/list.h"
 #include "tiering/api/object.h"
 #include "tiering/api/stats.h"
 #include "tiering/api/store.h"
@@ -41,6 +43,16 @@ static void give_back(struct ht_root *root, uint64_t bytes) HT_REQUIRES(HT_LOCK_
     ht_store_set_aside_end(root->o->store, bytes);
 }
 
+/* Of all roots. */
+static uint64_t all_aside(const struct ht_optim *o) HT_REQUIRES(HT_LOCK_OPTIM)
+{
+    uint64_t bytes = 0;
+
+    ht_list_for_each(pos, &o->roots)
+        bytes += ht_list_entry(pos, struct ht_root, all)->redo.aside_bytes;
+    return bytes;
+}
+
 void ht_opt_redo_set_aside(struct ht_root *root)
 {
     uint64_t one = step_bytes(root), most = steps_to_come(root) * one, have = root->redo.aside_bytes;
@@ -49,10 +61,26 @@ void ht_opt_redo_set_aside(struct ht_root *root)
         give_back(root, have - most);
     if (have >= most || !root->o->started || ht_store_read_only(root->o->store))
         return;
-    uint64_t fits = ht_store_available(root->o->store) + have;
-    uint64_t half = fits / 2 / one * one, want = half ? ht_min_u64(half, most) : fits >= one ? one : 0;
+    uint64_t free = ht_store_available(root->o->store), all = all_aside(root->o), half = (free + all) / 2;
+    uint64_t fits = half > all - have ? (half - (all - have)) / one * one : 0;
+    uint64_t want = fits ? ht_min_u64(fits, most) : free + have >= one ? one : 0;
     if (want > have && !ht_store_set_aside(root->o->store, want - have))
         root->redo.aside_bytes = want;
+}
+
+bool ht_opt_redo_shrink_aside(struct ht_optim *o)
+{
+    bool any = false;
+
+    ht_list_for_each(pos, &o->roots) {
+        struct ht_root *root = ht_list_entry(pos, struct ht_root, all);
+        uint64_t one = step_bytes(root), have = root->redo.aside_bytes;
+        if (have <= one)
+            continue;
+        give_back(root, have - one);
+        any = true;
+    }
+    return any;
 }
 
 void ht_opt_redo_end_aside(struct ht_root *root)

@@ -389,6 +389,10 @@ START_TEST(a_full_store_gives_up_kept_steps)
     ck_assert_int_eq(ht_optim_redo_open(w.o, ROOT, before.first, &r), 0);
     ht_event_set_sink(note_given_up, NULL);
     uint64_t available = ht_store_available(w.s);
+    ck_assert_int_eq(ht_store_make_space(w.s, true), 0); /* space that is set aside, and no step */
+    ck_assert_uint_gt(ht_store_available(w.s), available);
+    ck_assert_uint_eq(steps().first, before.first);
+    available = ht_store_available(w.s);
     for (uint64_t i = 0; i < kept; i++) {
         ck_assert_int_eq(ht_store_make_space(w.s, false), 0); /* a commit alone */
         ck_assert_uint_eq(steps().first, before.first + i);
@@ -423,19 +427,24 @@ START_TEST(kept_steps_are_given_up_before_a_gradient_is_refused)
     struct ht_obj *filler;
     uint64_t off = 0;
 
+    given_up_count = 0;
+    ht_event_set_sink(note_given_up, NULL);
     fixture_begin_mixed(&w, keeps, 2);
     fixture_train(&w, 1, 12);
     struct test_param *p = fixture_param(&w, HT_DTYPE_F32, HT_DTYPE_F32, 300, HT_SMALL_CHUNK_BYTES);
     attr.oid = ht_store_new_id(w.s);
     ck_assert_int_eq(ht_obj_create(w.s, &attr, &filler), 0);
-    for (size_t len = MIB; len >= 4096; len /= 2) {
-        memset(bytes, (int)(off >> 12) + 1, MIB);
-        while (ht_obj_write(filler, off, bytes, len) == (ssize_t)len)
-            off += len;
+    for (unsigned pass = 0; pass < 2; pass++) {
+        for (size_t len = MIB; len >= 4096; len /= 2) {
+            memset(bytes, (int)(off >> 12) + 1, MIB);
+            while (ht_obj_write(filler, off, bytes, len) == (ssize_t)len)
+                off += len;
+        }
+        if (pass == 0) /* the filler takes the space that is set aside, too */
+            ck_assert_int_eq(ht_store_make_space(w.s, true), 0);
+        ck_assert_uint_eq(given_up_count, 0);
     }
     free(bytes);
-    given_up_count = 0;
-    ht_event_set_sink(note_given_up, NULL);
     step_param(&w, p);
     ht_event_set_sink(NULL, NULL);
     ck_assert_uint_gt(given_up_count, 0);
