@@ -31,6 +31,8 @@ static const char *optimizer_of(const struct scenario_script *script)
 {
     if (script->keeps)
         return "adamw lr=0.01 weight_decay=0.1 retain=2";
+    if (script->logs)
+        return "adamw lr=0.01 weight_decay=0.1 redo=on durable_every=4";
     return script->accumulates ? "adamw lr=0.01 weight_decay=0.1 accumulate=2" : "adamw lr=0.01 weight_decay=0.1";
 }
 
@@ -542,6 +544,29 @@ void scenario_model_async(struct crash_scenario *s, unsigned step, void (*during
 void scenario_model_abort(struct crash_scenario *s)
 {
     ck_assert_int_eq(ht_optim_abort(s->k.optim, must_find(s, "model")), 0);
+}
+
+void scenario_model_commit_full(struct crash_scenario *s)
+{
+    struct ht_optim_steer by = {.full = true};
+
+    ck_assert_int_eq(ht_optim_commit_by(s->k.optim, must_find(s, "model"), &by), 0);
+    note_model(s);
+}
+
+void scenario_write_param(struct crash_scenario *s, float value)
+{
+    uint64_t ino = harness_find(&s->k, must_find(s, "model"), scenario_params[0].name);
+
+    ck_assert_int_eq(harness_write(&s->k, ino, 400, &value, sizeof(value)), 0);
+}
+
+void scenario_check_logged(const struct crash_scenario *s, unsigned steps)
+{
+    struct ht_root_stat st;
+
+    ck_assert_int_eq(ht_optim_root_stat(s->k.optim, must_find(s, "model"), &st), 0);
+    ck_assert_uint_eq(st.logged_steps, steps);
 }
 
 void scenario_snapshot(struct crash_scenario *s, const char *name)

@@ -27,6 +27,7 @@ struct scenario_script {
     void (*run)(struct crash_scenario *s);
     bool accumulates; /* two gradients of each parameter make a step of its model, and the second is sparse */
     bool keeps;       /* each commit of its model keeps its step; two stay */
+    bool logs;        /* steps of its model are logged; each fourth is full */
     bool seldom;      /* only by its name, or with HITRAIN_LONG=1 */
 };
 extern const struct scenario_script scenario_scripts[];
@@ -88,7 +89,10 @@ void scenario_model_commit(struct crash_scenario *s);
 /* Work and an asynchronous step; during may come before or after the end of the step. */
 void scenario_model_async(struct crash_scenario *s, unsigned step, void (*during)(struct crash_scenario *s));
 void scenario_model_abort(struct crash_scenario *s);
-void scenario_snapshot(struct crash_scenario *s, const char *name); /* NULL: under its number */
+void scenario_model_commit_full(struct crash_scenario *s);                  /* leaves no logged steps */
+void scenario_write_param(struct crash_scenario *s, float value);           /* one element, as a client does it */
+void scenario_check_logged(const struct crash_scenario *s, unsigned steps); /* so many logged steps are durable */
+void scenario_snapshot(struct crash_scenario *s, const char *name);         /* NULL: under its number */
 /* The kept step becomes a model of its own, which belongs to the group of the model; it takes a step. */
 void scenario_clone_kept(struct crash_scenario *s, const char *step);
 void scenario_clone_step(struct crash_scenario *s, unsigned step);

@@ -360,6 +360,72 @@ static void accumulated_steps(struct crash_scenario *s)
     scenario_model_commit(s);
 }
 
+static void step_and_check(struct crash_scenario *s, unsigned step, unsigned logged)
+{
+    scenario_work(s, step);
+    scenario_model_commit(s);
+    scenario_check_logged(s, logged);
+}
+
+/* The model has one full step and two logged ones. */
+static void logged_model(struct crash_scenario *s)
+{
+    model(s);
+    step_and_check(s, 2, 1);
+    step_and_check(s, 3, 2);
+}
+
+/* An abort computes logged steps again. A full step frees their space, which others use at once. */
+static void logged_steps(struct crash_scenario *s)
+{
+    scenario_work(s, 4);
+    scenario_writeback(s);
+    scenario_model_abort(s);
+    step_and_check(s, 5, 3);
+    step_and_check(s, 6, 0);
+    scenario_write(s, "a", 3, 0, 2 * CHUNK);
+    scenario_fsync(s, "a");
+    step_and_check(s, 7, 1);
+}
+
+/* Writes of a parameter between steps, and during one, make the next commit full. */
+static void writes_between_logged_steps(struct crash_scenario *s)
+{
+    scenario_write_param(s, 0.25f);
+    step_and_check(s, 4, 0);
+    step_and_check(s, 5, 1);
+    scenario_write_param(s, 0.5f);
+    scenario_commit(s);
+    scenario_model_abort(s);
+    scenario_work(s, 6);
+    scenario_write_param(s, 0.75f);
+    scenario_checkpoint(s);
+    scenario_model_commit(s);
+    scenario_check_logged(s, 0);
+    step_and_check(s, 7, 1);
+    scenario_write(s, "a", 3, 0, SMALL);
+    scenario_model_commit_full(s);
+    scenario_check_logged(s, 0);
+    scenario_write(s, "a", 4, 0, 2 * CHUNK);
+    scenario_fsync(s, "a");
+}
+
+/* Steps are computed again, written to the device unpublished, and lost with another cut. */
+static void replays(struct crash_scenario *s)
+{
+    scenario_remount(s, false);
+    scenario_writeback(s);
+    scenario_write(s, "a", 3, 0, SMALL);
+    scenario_fsync(s, "a");
+    scenario_remount(s, false);
+    step_and_check(s, 4, 3);
+    scenario_checkpoint(s);
+    scenario_work(s, 5);
+    scenario_remount(s, false);
+    scenario_remount(s, true);
+    scenario_check_logged(s, 3); /* no client had committed in full */
+}
+
 /* Steps are kept, and expire; what comes free is used at once. */
 static void kept_steps(struct crash_scenario *s)
 {
@@ -706,6 +772,12 @@ const struct scenario_script scenario_scripts[] = {
      received_changes_at_length,
      .keeps = true,
      .seldom = true},
+    {"redo", {"model", "a"}, 512, 1, logged_model, logged_steps, .logs = true},
+    {"redo-write", {"model", "a"}, 4096, 1, logged_model, writes_between_logged_steps, .logs = true},
+    {"redo-mount", {"model", "a"}, 512, 1, logged_model, replays, .logs = true},
+    {"two-redo", {"model", "a"}, 4096, 2, logged_model, logged_steps, .logs = true},
+    {"two-redo-write", {"model", "a"}, 512, 2, logged_model, writes_between_logged_steps, .logs = true, .seldom = true},
+    {"two-redo-mount", {"model", "a"}, 4096, 2, logged_model, replays, .logs = true, .seldom = true},
     {"checkpoint", {"a"}, 512, 1, synced_a, checkpoints},
     {"checkpoint-step", {"model", "a"}, 512, 1, model, checkpoint_in_an_open_step},
     {"log-full", {"a"}, 4096, 1, before_checkpoint, few_frames},
