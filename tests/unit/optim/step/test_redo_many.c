@@ -1,0 +1,114 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Very many parameters with gradients of one element each are logged together: a step makes few transactions and few
+ * writes, and a crash loses none. HITRAIN_LONG=1 has a hundred thousand.
+ */
+#include "tests/unit/optim/step/fixture.h"
+
+#include "tiering/base/log.h"
+#include "tiering/io/dev.h"
+
+enum { FEW = 1000, MANY = 100000, STEPS = 3, WRITES_MAX = 16 };
+
+static struct fixture w;
+static uint64_t *oid;
+static unsigned count;
+
+static float gradient(unsigned i, unsigned step)
+{
+    return (float)((i * 7919 + step * 104729) % 1000) / 1000 - 0.5f;
+}
+
+/* By the rule sgd with lr=1, in its order of operations. */
+static float wanted(unsigned i, unsigned steps)
+{
+    float p = (float)i;
+
+    for (unsigned step = 1; step <= steps; step++)
+        p += -1.0f * gradient(i, step);
+    return p;
+}
+
+static void make_params(void)
+{
+    for (unsigned i = 0; i < count; i++) {
+        struct ht_obj_attr attr = {.oid = ht_store_new_id(w.s), .chunk_bytes = HT_SMALL_CHUNK_BYTES, .scope = ROOT};
+        struct ht_obj *obj;
+        float x = (float)i;
+        ck_assert_int_eq(ht_obj_create(w.s, &attr, &obj), 0);
+        ck_assert_int_eq(ht_obj_write(obj, 0, &x, 4), 4);
+        ht_obj_put(obj);
+        oid[i] = attr.oid;
+    }
+}
+
+static void send(unsigned i, unsigned step)
+{
+    struct ht_obj *obj = ht_obj_get(w.s, oid[i]);
+    struct ht_param_desc desc = {ROOT, obj, HT_DTYPE_F32, HT_DTYPE_F32};
+    float x = gradient(i, step);
+    struct ht_grad *g;
+
+    ck_assert_ptr_nonnull(obj);
+    ck_assert_int_eq(ht_grad_open(w.o, &desc, &g), 0);
+    ck_assert_int_eq(ht_grad_write(g, 0, &x, 4), 4);
+    ck_assert_int_eq(ht_grad_flush(g), 0);
+    ht_grad_release(g);
+    ht_obj_put(obj);
+}
+
+static void check_params(unsigned steps)
+{
+    for (unsigned i = 0; i < count; i++) {
+        struct ht_obj *obj = ht_obj_get(w.s, oid[i]);
+        float x, want = wanted(i, steps);
+        ck_assert_ptr_nonnull(obj);
+        ck_assert_int_eq(ht_obj_read(obj, 0, &x, 4), 4);
+        ck_assert_msg(!memcmp(&x, &want, 4), "parameter %u is %a, not %a", i, (double)x, (double)want);
+        ht_obj_put(obj);
+    }
+}
+
+START_TEST(tiny_gradients_are_logged_together)
+{
+    struct ht_dev_counters before, after;
+
+    count = getenv("HITRAIN_LONG") ? MANY : FEW;
+    oid = calloc(count, sizeof(*oid));
+    w.device_bytes = 64ull * MIB + 32768ull * count;
+    w.dram_bytes = 16 * MIB + (uint64_t)FEW * HT_SMALL_CHUNK_BYTES;
+    fixture_open_as(&w, "sgd lr=1 redo=on durable_every=100", 2);
+    make_params();
+    ck_assert_int_eq(ht_optim_commit(w.o, ROOT), 0);
+    for (unsigned step = 1; step <= STEPS; step++) {
+        ht_dev_counters(w.dev, &before);
+        for (unsigned i = 0; i < count; i++)
+            send(i, step);
+        ck_assert_int_eq(ht_optim_commit(w.o, ROOT), 0);
+        ht_dev_counters(w.dev, &after);
+        ck_assert_uint_eq(fixture_stat(&w).logged_steps, step - 1);
+        printf("step %u of %u parameters: %llu writes, %llu bytes, %llu flushes\n", step, count,
+               (unsigned long long)(after.writes - before.writes),
+               (unsigned long long)(after.written_bytes - before.written_bytes),
+               (unsigned long long)(after.flushes - before.flushes));
+        if (step > 1 && count == FEW) /* all are in memory, and stay there */
+            ck_assert_uint_le(after.writes - before.writes, WRITES_MAX);
+    }
+    fixture_crash(&w);
+    fixture_mount(&w);
+    ck_assert_uint_eq(fixture_stat(&w).step, STEPS);
+    check_params(STEPS);
+    fixture_close(&w);
+    free(oid);
+}
+END_TEST
+
+int main(void)
+{
+    TCase *t = tcase_create("many");
+
+    ht_log_set_level(HT_LOG_ERROR);
+    setvbuf(stdout, NULL, _IOLBF, 0);
+    tcase_add_test(t, tiny_gradients_are_logged_together);
+    return run_suite("logged steps of many parameters", t);
+}
