@@ -44,7 +44,7 @@ static uint64_t below(uint64_t n)
     return rnd % n;
 }
 
-/* ---------------------------------------------------------- what is durable */
+/* ------------------------------------------------------------- durable steps */
 
 static void *copy_of(const void *from, uint64_t n)
 {
@@ -274,7 +274,7 @@ static void abort_step(void)
     seen.aborts++;
 }
 
-/* Nobody waits for the replay of this mount. */
+/* The test does not wait for the replay of this mount. */
 static void go_on(struct fixture *f)
 {
     (void)f;

@@ -72,6 +72,8 @@ MUTANTS = [
     ('factor-unlogged', 'a logged step has its own clipping', REDO, ''),
     ('lineage-kept', 'a step after a change that is not logged does not follow', 'tests/unit/optim/step/test_redo_read', ''),
     ('logged-stay', 'logged steps go with the full step that follows', REDO, ''),
+    ('data-flush', 'flush of logged gradients before their record', SMALL, 'redo'),
+    ('torn-commit', 'a logged step and its files are one frame', SMALL, 'redo-write'),
     ('logged-unsorted', 'a step that is logged beside a checkpoint comes after the older ones', REDO, ''),
     ('replay-shown', 'readers wait while logged steps are computed again', RECOVER, ''),
     ('record-unseen', 'a parameter whose record is not published makes a step full', REDO, ''),
