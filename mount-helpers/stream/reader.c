@@ -165,7 +165,7 @@ static int take_block(struct ht_stream_reader *r, uint64_t index, const struct h
                                (unsigned long long)index);
     r->next_block = index + 1;
     r->bytes += len;
-    ht_digest_block(&r->digest, index, sum);
+    ht_digest_put_block(&r->digest, index, sum);
     out->block = (struct ht_stream_block){index, r->in.payload, len};
     return 0;
 }

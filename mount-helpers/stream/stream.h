@@ -16,6 +16,7 @@
 #define HITRAIN_MOUNT_HELPERS_STREAM_STREAM_H
 
 #include "mount-helpers/stream/records.h"
+#include "tiering/base/step_digest.h"
 
 enum {
     HT_STREAM_VERSION = 1,
@@ -25,7 +26,6 @@ enum {
     HT_STREAM_PATH_BYTES_MAX = 4095,
     HT_STREAM_DEPTH_MAX = 256, /* directories below the root */
     HT_STREAM_STATE_NAME_BYTES_MAX = 64,
-    HT_DIGEST_TEXT_MAX = 33,
 };
 #define HT_STREAM_MAGIC "HTstep\r\n"
 
@@ -106,26 +106,12 @@ bool ht_stream_is_zero(const uint8_t *p, size_t len);
 
 /* ------------------------------------------------------------------ digest */
 
-/*
- * Of a step, by its names, sizes, attributes and content. It does not depend on the order in which content is stored.
- */
-struct ht_digest {
-    struct ht_hash128_sum *sum; /* owned */
-};
-int ht_digest_begin(struct ht_digest *d, uint64_t step) HT_MUST_CHECK;
+/* Records of a stream in the digest of their step. */
 void ht_digest_entry(struct ht_digest *d, const struct ht_stream_entry *e);
 void ht_digest_state(struct ht_digest *d, const struct ht_stream_state *s);
-/* sum: of the block's bytes. A block of zeros has no part in a digest. */
-void ht_digest_block(struct ht_digest *d, uint64_t index, const struct ht_hash128 *sum);
 /* These make the digest that of an incremental stream. */
 void ht_digest_base(struct ht_digest *d, const struct ht_stream_base *base);
 void ht_digest_same(struct ht_digest *d, const struct ht_stream_same *s);
-struct ht_hash128 ht_digest_get(const struct ht_digest *d);
-void ht_digest_end(struct ht_digest *d);
-/* 32 hexadecimal digits; returns buf. */
-const char *ht_digest_text(const struct ht_hash128 *h, char buf[HT_DIGEST_TEXT_MAX]);
-/* The same back. -EINVAL: it is no such text. */
-int ht_digest_parse(const char *text, struct ht_hash128 *out) HT_MUST_CHECK;
 
 /* ------------------------------------------------------------------ writer */
 

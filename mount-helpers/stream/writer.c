@@ -95,7 +95,7 @@ int ht_stream_put_block(struct ht_stream_writer *w, uint64_t index, const uint8_
     if (ht_stream_is_zero(data, len))
         return 0;
     sum = ht_hash128(data, len);
-    ht_digest_block(&w->digest, index, &sum);
+    ht_digest_put_block(&w->digest, index, &sum);
     w->bytes += len;
     return ht_records_put(&w->out, HT_STREAM_BLOCK, index, &sum, data, len);
 }
