@@ -532,6 +532,14 @@ static ssize_t get_kept(struct ht_ctl *c, uint64_t ino, char *buf, size_t cap)
     return hand_out(&text, ht_kept_lines(c, ino, &text), buf, cap);
 }
 
+static ssize_t get_digest(struct ht_ctl *c, uint64_t ino, char *buf, size_t cap)
+{
+    char digits[HT_NS_DIGEST_MAX];
+    int rc = ht_ns_kept_digest(c->ns, ino, digits);
+
+    return rc ? rc : snprintf(buf, cap, "%s", digits);
+}
+
 /* Of a model root: which logged steps can be read. Of a kept step, its lineage counts. */
 static ssize_t get_redo(struct ht_ctl *c, uint64_t ino, char *buf, size_t cap)
 {
@@ -595,6 +603,7 @@ static const struct word words[] = {
     {"devices", NULL, read_only, get_devices, read_only, false},
     {"background", NULL, read_only, get_background, read_only, false},
     {"kept", NULL, read_only, get_kept, read_only, false},
+    {"digest", NULL, read_only, get_digest, read_only, false},
     {"redo", NULL, read_only, get_redo, read_only, false},
     {"options", NULL, read_only, NULL, read_only, false, options_of},
 };

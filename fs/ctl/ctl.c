@@ -271,6 +271,7 @@ void ht_ctl_free(struct ht_ctl *c)
     ht_mutex_destroy(&c->root_lock);
     ht_override_forget_all(c);
     ht_rwlock_destroy(&c->words_lock);
+    free(c->digests);
     free(c);
 }
 

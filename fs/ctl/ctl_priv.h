@@ -67,6 +67,7 @@ struct ht_ctl {
     };
     _Atomic unsigned last_errors; /* that are there; changes under lock */
 
+    struct ht_digests *digests; /* digest.c; NULL before the start */
     struct ht_event_log *events;
     pthread_t event_thread;
     struct ht_line_quota lines[HT_EVENT_CODES]; /* of that thread */

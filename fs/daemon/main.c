@@ -10,6 +10,7 @@
 #include <unistd.h>
 
 #include "fs/ctl/ctl.h"
+#include "fs/ctl/digest.h"
 #include "fs/daemon/daemon.h"
 #include "fs/daemon/dump.h"
 #include "fs/daemon/lingering.h"
@@ -200,7 +201,9 @@ static int mount_store(struct daemon *d)
         ht_store_reserves_complete(d->store);
     if (rc == 0)
         ht_ns_compress_begin(d->participants.of[HT_PARTICIPANT_NS], d->options.compress);
-    return rc ? rc : ht_ctl_start(d->ctl);
+    if (rc == 0)
+        rc = ht_ctl_start(d->ctl);
+    return rc ? rc : ht_digests_begin(d->ctl);
 }
 
 static void on_ready(void *ctx)
@@ -283,8 +286,11 @@ static void begin_dumps(struct daemon *d)
 /* No client is left. Models first: content outside models becomes durable with the store. */
 static int make_durable(struct daemon *d)
 {
-    int models = d->optim_started ? ht_optim_finish(d->optim) : 0, rc;
+    int models, rc;
 
+    if (d->ctl)
+        ht_digests_end(d->ctl);
+    models = d->optim_started ? ht_optim_finish(d->optim) : 0;
     if (d->optim_started)
         ht_optim_stop(d->optim);
     rc = d->store_mounted ? ht_store_unmount(d->store) : 0;

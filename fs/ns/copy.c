@@ -13,6 +13,7 @@
 #include "fs/ns/pending.h"
 #include "fs/ns/scope.h"
 #include "fs/ns/shadow.h"
+#include "tiering/api/digest.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -34,7 +35,7 @@ static int copy_xattrs(struct ht_ns *ns, const struct ht_ns_inode *from, struct 
 {
     for (const struct ht_ns_xattr *x = from->xattrs; x; x = x->next) {
         struct ht_ns_xattr *y;
-        if (x->state == HT_NS_GONE)
+        if (x->state == HT_NS_GONE || ht_ns_is_digest(x->data, x->name_len))
             continue;
         int rc = ht_ns_xattr_new(ns, x->data, x->name_len, ht_ns_xattr_value(x), x->value_len, &y);
         if (rc != 0)
@@ -343,6 +344,8 @@ void ht_ns_copied(void *ctx, struct ht_copy *k, struct ht_tx *tx)
         put_name(ns, k, tx);
     else
         ht_ns_put_kept(tx, &c->about);
+    if (!k->clone)
+        ht_store_wake_digest(ns->store);
     free_copying(ns);
     ht_rwlock_unlock(ht_ns_lock(ns));
 }

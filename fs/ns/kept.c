@@ -8,6 +8,7 @@
 #include "fs/ns/ns_priv.h"
 #include "fs/ns/kept.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 
 /* -------------------------------------------------------------------- list */
@@ -159,4 +160,79 @@ void ht_ns_put_kept(struct ht_tx *tx, const struct ht_ns_kept *about)
                              .name_len = (uint32_t)strlen(about->name)};
 
     ht_ns_record_encode(ht_tx_records(tx), &r);
+}
+
+/* ------------------------------------------------------------------ digest */
+
+bool ht_ns_is_digest(const char *name, size_t len)
+{
+    return len == sizeof(HT_NS_DIGEST) - 1 && memcmp(name, HT_NS_DIGEST, len) == 0;
+}
+
+/* The value is from the log: any bytes. */
+static bool read_digest(const struct ht_ns_inode *i, char out[HT_NS_DIGEST_MAX]) HT_REQUIRES_SHARED(HT_LOCK_NAMES)
+{
+    const struct ht_ns_xattr *x = ht_ns_xattr_find(i, HT_NS_DIGEST, sizeof(HT_NS_DIGEST) - 1);
+    char expected[32];
+    int n = snprintf(expected, sizeof(expected), "%llu ", (unsigned long long)i->ino);
+    const char *value = x ? ht_ns_xattr_value(x) : "";
+
+    if (!x || x->value_len != (size_t)n + HT_NS_DIGEST_MAX - 1 || memcmp(value, expected, (size_t)n) != 0)
+        return false;
+    memcpy(out, value + n, HT_NS_DIGEST_MAX - 1);
+    out[HT_NS_DIGEST_MAX - 1] = '\0';
+    return strspn(out, "0123456789abcdef") == HT_NS_DIGEST_MAX - 1;
+}
+
+int ht_ns_kept_digest(struct ht_ns *ns, uint64_t ino, char out[HT_NS_DIGEST_MAX])
+{
+    const struct ht_ns_inode *i;
+    bool there;
+
+    ht_rwlock_rdlock(ht_ns_lock(ns));
+    i = ht_ns_inode_live(ns, ino);
+    there = i && ht_ns_kept_step(ns, ino) && read_digest(i, out);
+    ht_rwlock_unlock(ht_ns_lock(ns));
+    return there ? 0 : -ENODATA;
+}
+
+/* At once: a kept step has nothing that is pending. A value that says nothing gives way. */
+static int set_digest(struct ht_ns_op *op, uint64_t ino, const char *value) HT_REQUIRES(HT_LOCK_NAMES)
+{
+    const struct ht_ns_kept_step *kept = ht_ns_kept_step(op->ns, ino);
+    struct ht_ns_inode *i = ht_ns_inode_live(op->ns, ino);
+    char present[HT_NS_DIGEST_MAX];
+    struct ht_ns_xattr *x, *old;
+    int rc;
+
+    if (!kept || !i || !is_there(op->ns, kept))
+        return -ESTALE;
+    if (read_digest(i, present))
+        return -EEXIST;
+    rc = ht_ns_xattr_new(op->ns, HT_NS_DIGEST, sizeof(HT_NS_DIGEST) - 1, value, strlen(value), &x);
+    if (rc != 0)
+        return rc;
+    old = ht_ns_xattr_find(i, HT_NS_DIGEST, sizeof(HT_NS_DIGEST) - 1);
+    if (old) {
+        ht_ns_xattr_remove(i, old);
+        ht_ns_xattr_free(op->ns, old);
+    }
+    x->state = HT_NS_CLEAN;
+    x->next = i->xattrs;
+    i->xattrs = x;
+    ht_ns_put_xattr(op->tx, ino, x, 0);
+    return 0;
+}
+
+int ht_ns_kept_set_digest(struct ht_ns *ns, uint64_t ino, const char *digits)
+{
+    char value[32 + HT_NS_DIGEST_MAX];
+    struct ht_ns_op op;
+    int rc;
+
+    snprintf(value, sizeof(value), "%llu %.*s", (unsigned long long)ino, HT_NS_DIGEST_MAX - 1, digits);
+    rc = ht_ns_op_begin(ns, 512 + sizeof(HT_NS_DIGEST) + sizeof(value), &op);
+    if (rc != 0)
+        return rc;
+    return ht_ns_op_end(&op, set_digest(&op, ino, value));
 }

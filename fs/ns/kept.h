@@ -13,6 +13,13 @@ struct ht_ns_kept_step {
     struct ht_ns_kept about;
 };
 
+/*
+ * The attribute of a kept step's directory that has its digest: "NUMBER DIGITS", with the number of that directory. So
+ * the same value in another inode says nothing. No program sets or sees this attribute, and copies of the step lack it.
+ */
+#define HT_NS_DIGEST "trusted.hitrain.digest"
+bool ht_ns_is_digest(const char *name, size_t len);
+
 /* It belongs to a kept step. */
 static inline bool ht_ns_frozen(const struct ht_ns_inode *i) HT_REQUIRES_SHARED(HT_LOCK_NAMES)
 {

@@ -286,6 +286,17 @@ int ht_ns_kept_check_name(const char *name) HT_MUST_CHECK;
 bool ht_ns_is_changed(struct ht_ns *ns, uint64_t root);
 /* Does it belong to a kept step? */
 bool ht_ns_is_frozen(struct ht_ns *ns, uint64_t ino);
+/*
+ * The digest of the kept step with this directory: 32 hexadecimal digits with a NUL. -ENODATA: it is not known yet, or
+ * this is another inode.
+ */
+enum { HT_NS_DIGEST_MAX = 33 };
+int ht_ns_kept_digest(struct ht_ns *ns, uint64_t ino, char out[HT_NS_DIGEST_MAX]) HT_MUST_CHECK;
+/*
+ * Notes it in the log, once; durable with the next frame that is. After a crash before that it is not known. -ESTALE:
+ * the step has gone. -EEXIST, -ENOSPC, -ENOMEM, -EROFS. WAITS.
+ */
+int ht_ns_kept_set_digest(struct ht_ns *ns, uint64_t ino, const char *digits) HT_MUST_CHECK;
 /* The kept step goes, durable when this returns. Open files stay readable. -ENOENT. WAITS. */
 int ht_ns_kept_forget(struct ht_ns *ns, uint64_t root, const char *name) HT_MUST_CHECK;
 

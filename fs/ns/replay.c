@@ -165,8 +165,11 @@ static bool is_name(const struct ht_ns_record *r, const char *name)
     return strlen(name) == r->name_len && memcmp(name, r->name, r->name_len) == 0;
 }
 
-/* "user.a" and its NUL; and the attributes beyond the bounds of setxattr: access lists and the optimizer's words. */
-enum { SHORTEST_NAME_BYTES = 7, BESIDE = 3 };
+/*
+ * "user.a" and its NUL; and the attributes beyond the bounds of setxattr: access lists, the optimizer's words and the
+ * digest of a kept step.
+ */
+enum { SHORTEST_NAME_BYTES = 7, BESIDE = 4 };
 
 /* The most that one inode can have. A log with more was never written by hitrain, and would take long to replay. */
 static bool xattr_fits(const struct ht_ns_inode *i, const struct ht_ns_record *r) HT_REQUIRES_SHARED(HT_LOCK_NAMES)

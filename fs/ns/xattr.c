@@ -96,7 +96,7 @@ static uint8_t word_value(const struct word_field *w, const struct ht_ns_inode *
 static bool is_hidden(const char *name)
 {
     return strcmp(name, HT_XATTR_PREFIX "optimizer") == 0 || strcmp(name, HT_XATTR_PREFIX "pin") == 0 ||
-        strcmp(name, HT_XATTR_PREFIX "endurance") == 0;
+        strcmp(name, HT_XATTR_PREFIX "endurance") == 0 || strcmp(name, HT_NS_DIGEST) == 0;
 }
 
 /* ------------------------------------------------------ change of state */
@@ -300,6 +300,8 @@ static int check_name(const char *name)
 
     if (*name == 0 || strlen(name) > HT_XATTR_NAME_BYTES_MAX)
         return -ERANGE;
+    if (strcmp(name, HT_NS_DIGEST) == 0)
+        return -EOPNOTSUPP;
     for (size_t n = 0; n < HT_ARRAY_SIZE(prefixes); n++)
         if (strncmp(name, prefixes[n], strlen(prefixes[n])) == 0)
             return name[strlen(prefixes[n])] != 0 ? 0 : -EINVAL;

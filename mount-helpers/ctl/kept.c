@@ -41,6 +41,17 @@ int ht_kept_step(int dir, uint64_t *out_step)
     return errno || *end != '\0' ? -EPROTO : 0;
 }
 
+int ht_kept_stored_digest(int dir, struct ht_hash128 *out)
+{
+    char text[HT_DIGEST_TEXT_MAX];
+    ssize_t n = fgetxattr(dir, HT_XATTR_PREFIX "digest", text, sizeof(text) - 1);
+
+    if (n < 0)
+        return -errno;
+    text[n] = '\0';
+    return ht_digest_parse(text, out);
+}
+
 int ht_kept_open(const char *root, const char *name)
 {
     char path[PATH_MAX];
@@ -251,6 +262,8 @@ enum { LINES_MAX = 1024 };
 
 struct kept {
     uint64_t step, time_ns, stored_bytes, own_bytes;
+    char digest[HT_DIGEST_TEXT_MAX]; /* "": it is not known */
+    char error[LINES_MAX];           /* why not; "": it is not computed yet */
 };
 
 static uint64_t number_of(const char *lines, const char *key)
@@ -261,6 +274,16 @@ static uint64_t number_of(const char *lines, const char *key)
         if (strncmp(p, key, len) == 0 && p[len] == '=')
             return strtoull(p + len + 1, NULL, 10);
     return 0;
+}
+
+static void text_of(const char *lines, const char *key, char *out, size_t cap)
+{
+    size_t len = strlen(key);
+
+    out[0] = '\0';
+    for (const char *p = lines; p; p = strchr(p, '\n'), p = p ? p + 1 : NULL)
+        if (strncmp(p, key, len) == 0 && p[len] == '=')
+            snprintf(out, cap, "%.*s", (int)strcspn(p + len + 1, "\n"), p + len + 1);
 }
 
 /* -ENOENT: it is gone by now. */
@@ -276,8 +299,12 @@ static int take_kept(int snap, const char *name, struct kept *out)
     if (rc < 0)
         return rc;
     lines[n] = '\0';
-    *out = (struct kept){number_of(lines, "step"), number_of(lines, "time_ns"), number_of(lines, "stored_bytes"),
-                         number_of(lines, "own_bytes")};
+    *out = (struct kept){.step = number_of(lines, "step"),
+                         .time_ns = number_of(lines, "time_ns"),
+                         .stored_bytes = number_of(lines, "stored_bytes"),
+                         .own_bytes = number_of(lines, "own_bytes")};
+    text_of(lines, "digest", out->digest, sizeof(out->digest));
+    text_of(lines, "digest_error", out->error, sizeof(out->error));
     return 0;
 }
 
@@ -294,13 +321,22 @@ static void put_kept(struct ht_json *j, const char *name, const struct kept *k)
         ht_json_u64(j, "time_ns", k->time_ns);
         ht_json_u64(j, "shared_bytes", k->stored_bytes - k->own_bytes);
         ht_json_u64(j, "own_bytes", k->own_bytes);
+        if (k->digest[0] != '\0')
+            ht_json_str(j, "digest", k->digest);
+        if (k->error[0] != '\0')
+            ht_json_str(j, "digest_error", k->error);
         ht_json_end(j);
         return;
     }
     if (localtime_r(&at, &tm))
         strftime(text, sizeof(text), "%Y-%m-%d %H:%M:%S", &tm);
-    printf("%12llu  %-19s %10s %10s  %s\n", (unsigned long long)k->step, text,
-           ht_size_text(k->stored_bytes - k->own_bytes), ht_size_text(k->own_bytes), name);
+    printf("%12llu  %-19s %10s %10s  ", (unsigned long long)k->step, text, ht_size_text(k->stored_bytes - k->own_bytes),
+           ht_size_text(k->own_bytes));
+    printf("%-32s  %s\n",
+           k->digest[0] != '\0'      ? k->digest
+               : k->error[0] != '\0' ? "none: see --json"
+                                     : "not yet",
+           name);
 }
 
 static int put_all(const char *root, DIR *snap, const struct ht_cmd_options *o)
@@ -316,7 +352,7 @@ static int put_all(const char *root, DIR *snap, const struct ht_cmd_options *o)
         ht_json_str(&j, "path", root);
         ht_json_array(&j, "steps");
     } else {
-        puts("        step  kept                    shared        own  name");
+        puts("        step  kept                    shared        own  digest                            name");
     }
     while (rc == 0 && (errno = 0, (e = readdir(snap)))) {
         if (ht_is_dot(e->d_name))

@@ -12,6 +12,8 @@
 int ht_kept_open(const char *root, const char *name) HT_MUST_CHECK;
 /* The number of the step that it holds. */
 int ht_kept_step(int dir, uint64_t *out_step) HT_MUST_CHECK;
+/* The digest that the store has computed, without a look at the content. -ENODATA: not yet. */
+int ht_kept_stored_digest(int dir, struct ht_hash128 *out) HT_MUST_CHECK;
 /* kept_base.c: a kept step that is read whole, which verifies every checksum of the store. */
 struct ht_kept_reading {
     const char *name, *done; /* of the step; what the progress says */
@@ -26,8 +28,8 @@ struct ht_kept_reading {
 /* 0, or -errno with why or without one. */
 int ht_kept_read(struct ht_kept_reading *q, int dir, char why[HT_TREE_WHY_MAX]) HT_MUST_CHECK;
 /*
- * The digest of a kept step, which is read for it until stopped() returns true (NULL: never). 0, or -errno
- * with a message printed.
+ * The digest of a kept step: the one that the store has computed, or the step is read for it until stopped() returns
+ * true (NULL: never). 0, or -errno with a message printed.
  */
 int ht_kept_digest(const char *root, const char *name, int dir, bool (*stopped)(void),
                    struct ht_hash128 *out) HT_MUST_CHECK;

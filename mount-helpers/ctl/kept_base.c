@@ -67,8 +67,11 @@ int ht_kept_digest(const char *root, const char *name, int dir, bool (*stopped)(
     struct stop stop = {stopped};
     struct ht_kept_reading q = {
         .name = name, .done = "of the base read", .base_dir = -1, .put = put_nowhere, .ctx = &stop};
-    int rc = ht_kept_read(&q, dir, why);
+    int rc = ht_kept_stored_digest(dir, out);
 
+    if (rc == 0)
+        return 0;
+    rc = ht_kept_read(&q, dir, why);
     if (rc < 0) {
         ht_error("%s: step %s: %s", root, name, why[0] != '\0' ? why : strerror(-rc));
         return rc;

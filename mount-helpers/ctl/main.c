@@ -159,7 +159,7 @@ static const struct command {
     {"verify", "ROOT STEP [--digest=DIGEST] [--json]", NULL, ht_cmd_verify, ROOT_STEP,
      OPT_BIT(OPT_JSON) | OPT_BIT(OPT_DIGEST),
      "Reads a kept step, which verifies its checksums, and prints its digest. The same step has the same digest in\n"
-     "every store.\n\n"
+     "every store. Fails if the store has computed another one in the background.\n\n"
      "  --digest=DIGEST  fail if it has another one\n"},
     {"send", "ROOT STEP [--from=STEP [--digest=DIGEST]] [--rate=BYTES]", NULL, ht_cmd_send, ROOT_STEP,
      OPT_BIT(OPT_RATE) | OPT_BIT(OPT_FROM) | OPT_BIT(OPT_DIGEST),

@@ -93,13 +93,31 @@ int ht_cmd_send(const char *path, const struct ht_cmd_options *o)
     return HT_CMD_OK;
 }
 
-static void report(const char *root, const struct ht_kept_reading *q, const struct ht_cmd_options *o,
-                   const char *digest, bool same)
+/* What verify compares with: the digest that was given, and the one that the store has. */
+struct expected {
+    const char *given;               /* or NULL */
+    char stored[HT_DIGEST_TEXT_MAX]; /* "": none */
+    bool same_given, same_stored;    /* or there is none */
+};
+
+static void compare(struct expected *x, const char *digest)
 {
+    x->same_given = !x->given || strcmp(digest, x->given) == 0;
+    x->same_stored = x->stored[0] == '\0' || strcmp(digest, x->stored) == 0;
+}
+
+static void report(const char *root, const struct ht_kept_reading *q, const struct ht_cmd_options *o,
+                   const char *digest, const struct expected *x)
+{
+    bool same = x->same_given && x->same_stored;
     struct ht_json j;
 
     if (!o->json) {
-        printf("%s: step %s: %s%s\n", root, q->name, digest, !o->digest ? "" : same ? ", as expected" : "");
+        printf("%s: step %s: %s%s\n", root, q->name, digest,
+               !same                      ? ""
+                   : x->given             ? ", as expected"
+                   : x->stored[0] != '\0' ? ", as stored"
+                                          : "");
         return;
     }
     ht_json_init(&j, stdout);
@@ -107,9 +125,11 @@ static void report(const char *root, const struct ht_kept_reading *q, const stru
     ht_json_str(&j, "path", root);
     ht_json_str(&j, "name", q->name);
     ht_json_str(&j, "digest", digest);
+    if (x->stored[0] != '\0')
+        ht_json_str(&j, "stored", x->stored);
     ht_json_u64(&j, "entries", q->entries);
     ht_json_u64(&j, "bytes", q->bytes);
-    if (o->digest)
+    if (x->given || x->stored[0] != '\0')
         ht_json_bool(&j, "same", same);
     ht_json_end(&j);
 }
@@ -117,20 +137,24 @@ static void report(const char *root, const struct ht_kept_reading *q, const stru
 int ht_cmd_verify(const char *path, const struct ht_cmd_options *o)
 {
     struct ht_kept_reading q = {.name = o->words[0], .done = "verified", .base_dir = -1};
+    struct expected x = {.given = o->digest};
+    struct ht_hash128 stored;
     char text[HT_DIGEST_TEXT_MAX];
-    bool same;
     int dir = ht_kept_open(path, q.name), rc;
 
     if (dir < 0)
         return HT_CMD_FAILED;
     rc = read_step(path, &q, dir);
+    if (rc == 0 && ht_kept_stored_digest(dir, &stored) == 0)
+        ht_digest_text(&stored, x.stored);
     close(dir);
     if (rc < 0)
         return HT_CMD_FAILED;
-    ht_digest_text(&q.digest, text);
-    same = !o->digest || strcmp(text, o->digest) == 0;
-    report(path, &q, o, text, same);
-    if (!same)
-        ht_error("%s: step %s has another digest than %s", path, q.name, o->digest);
-    return same && fflush(stdout) == 0 ? HT_CMD_OK : HT_CMD_FAILED;
+    compare(&x, ht_digest_text(&q.digest, text));
+    report(path, &q, o, text, &x);
+    if (!x.same_given)
+        ht_error("%s: step %s has another digest than %s", path, q.name, x.given);
+    if (!x.same_stored)
+        ht_error("%s: step %s has changed: the store computed the digest %s", path, q.name, x.stored);
+    return x.same_given && x.same_stored && fflush(stdout) == 0 ? HT_CMD_OK : HT_CMD_FAILED;
 }

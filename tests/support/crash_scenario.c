@@ -91,6 +91,7 @@ static uint64_t name_hash(const struct harness *k, const char *name, uint64_t ha
 /* Kept steps belong to the model. */
 static uint64_t kept_hash(const struct harness *k, uint64_t root, uint64_t hash)
 {
+    char digits[HT_NS_DIGEST_MAX];
     struct ht_ns_kept *all;
     size_t count;
 
@@ -99,6 +100,8 @@ static uint64_t kept_hash(const struct harness *k, uint64_t root, uint64_t hash)
         hash = ht_hash64(all[i].name, strlen(all[i].name), hash);
         hash = mix(mix(hash, harness_model_hash(k, all[i].ino, scenario_params, PARAMS)),
                    harness_model_step(k, all[i].ino));
+        if (ht_ns_kept_digest(k->ns, all[i].ino, digits) == 0)
+            hash = ht_hash64(digits, sizeof(digits), hash);
     }
     free(all);
     return hash;
@@ -575,6 +578,21 @@ void scenario_snapshot(struct crash_scenario *s, const char *name)
 
     ck_assert_int_eq(ht_optim_snapshot_by(s->k.optim, must_find(s, "model"), name, &by), 0);
     note_model(s);
+}
+
+void scenario_digest(struct crash_scenario *s, const char *step)
+{
+    char digits[HT_NS_DIGEST_MAX];
+    struct ht_ns_kept kept;
+
+    ck_assert_int_eq(ht_ns_kept_find(s->k.ns, must_find(s, "model"), step, &kept), 0);
+    uint64_t hash = harness_model_hash(&s->k, kept.ino, scenario_params, PARAMS);
+    snprintf(digits, sizeof(digits), "%016llx%016llx", (unsigned long long)hash, (unsigned long long)kept.step);
+    ck_assert_int_eq(ht_ns_kept_set_digest(s->k.ns, kept.ino, digits), 0);
+    ck_assert_int_eq(ht_ns_kept_set_digest(s->k.ns, kept.ino, digits), -EEXIST);
+    for (unsigned g = 0; g < SCENARIO_GROUPS_MAX && s->script->groups[g]; g++)
+        if (is_model(s->script->groups[g]))
+            push(s, g, group_hash(&s->k, s->script->groups[g]));
 }
 
 void scenario_clone_kept(struct crash_scenario *s, const char *step)

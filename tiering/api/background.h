@@ -7,6 +7,20 @@
 
 struct ht_store;
 
+/* How the step of an engine went. */
+enum ht_step {
+    HT_STEP_WORKED,  /* there may be more to do */
+    HT_STEP_IDLE,    /* there is nothing to do, or not before budget.at_ns */
+    HT_STEP_BLOCKED, /* there is something to do that cannot be done now */
+};
+
+struct ht_budget {
+    uint64_t most_bytes; /* in: the step ends when it has moved so many */
+    uint64_t until_ns;   /* in: and when it is that late, after one piece of work at least */
+    uint64_t bytes;      /* out: moved */
+    uint64_t at_ns;      /* out, of an idle step: when the next one is due; 0: when the row is woken */
+};
+
 enum ht_background_state {
     HT_BACKGROUND_IDLE,
     HT_BACKGROUND_WORKING, /* in a step, or between two as its budget allows */

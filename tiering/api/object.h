@@ -97,7 +97,8 @@ struct ht_obj_reader {
 void ht_obj_reader_end(struct ht_obj_reader *reader);
 /*
  * Reads up to len bytes at off; holes are zeros. Returns the count (short only at the end of the object) or -errno.
- * -ESTALE: an abort took the object back. WAITS.
+ * -ESTALE: an abort took the object back. A thread of the background class brings nothing into the DRAM tier, and waits
+ * for its permits with no chunk; it holds no lock. WAITS.
  */
 ssize_t ht_obj_read(struct ht_obj *obj, uint64_t off, void *buf, size_t len) HT_MUST_CHECK;
 

@@ -116,6 +116,7 @@ static const struct {
     [HT_ENGINE_DEDUP] = {&ht_dedup_engine, HT_LANE_BACKGROUND, ht_dedup_rate_bytes, ht_dedup_is_on},
     [HT_ENGINE_RECOMPRESS] = {&ht_recompress_engine, HT_LANE_BACKGROUND, ht_recompress_rate_bytes},
     [HT_ENGINE_COMPACT] = {&ht_compact_engine, HT_LANE_BACKGROUND, ht_compact_rate_bytes, ht_compact_is_on},
+    [HT_ENGINE_DIGEST] = {&ht_digest_engine, HT_LANE_BACKGROUND, ht_digest_rate_bytes},
 };
 
 int ht_engine_setup(struct ht_store *s)

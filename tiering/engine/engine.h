@@ -14,6 +14,7 @@
  *               discard                          discard.c     on demand, with -o discard=on
  *               recompress                       recompress.c  from time to time if anything may be compressed, paced
  *               compaction                       move.c
+ *               digests of kept steps            digest.c      on demand; fs/ctl/digest.c does the work
  *
  * A new engine that no other thread waits for is a file with its ht_engine_type, a row of the lane `background`, and a
  * test file.

@@ -95,6 +95,7 @@ enum ht_engine_id {
     HT_ENGINE_DEDUP,
     HT_ENGINE_RECOMPRESS,
     HT_ENGINE_COMPACT,
+    HT_ENGINE_DIGEST,
     HT_ENGINES
 };
 
@@ -118,6 +119,7 @@ struct ht_engine {
     /* One for each place; without places the first. */
     struct ht_commit_timer commit;
     struct ht_discard discard;
+    const struct ht_digest_client *_Atomic digest; /* NULL: none */
     struct ht_row row[HT_ENGINES];
     struct ht_lane lane[HT_ENGINE_LANES];
     /* Fixed once the store is mounted. */
@@ -127,7 +129,7 @@ struct ht_engine {
 };
 
 extern const struct ht_engine_type ht_planner_engine;
-extern const struct ht_engine_type ht_commit_engine, ht_relief_engine;
+extern const struct ht_engine_type ht_commit_engine, ht_relief_engine, ht_digest_engine;
 
 /* -ENOMEM */
 int ht_planner_init(struct ht_planner *p) HT_MUST_CHECK;
@@ -155,6 +157,7 @@ void ht_scrub_init(struct ht_scrub *c);
 void ht_scrub_destroy(struct ht_scrub *c);
 uint64_t ht_scrub_rate_bytes(const struct ht_store *s);
 bool ht_discard_is_on(const struct ht_store *s);
+uint64_t ht_digest_rate_bytes(const struct ht_store *s);
 
 /* ------------------------------------------------------------- writeback */
 

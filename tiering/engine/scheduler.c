@@ -273,6 +273,15 @@ void ht_row_off(struct ht_row *r)
     r->off = true;
 }
 
+void ht_row_end(struct ht_row *r)
+{
+    ht_mutex_lock(ht_lane_lock(r->lane));
+    r->off = true;
+    while (r->stepping)
+        ht_cond_wait(&r->lane->changed, ht_lane_lock(r->lane));
+    ht_mutex_unlock(ht_lane_lock(r->lane));
+}
+
 int ht_lane_start(struct ht_lane *l)
 {
     ht_mutex_lock(ht_lane_lock(l));

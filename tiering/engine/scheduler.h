@@ -49,19 +49,6 @@
 #include "tiering/tier/pace.h"
 #include "tiering/api/background.h"
 
-enum ht_step {
-    HT_STEP_WORKED,  /* there may be more to do */
-    HT_STEP_IDLE,    /* there is nothing to do, or not before budget.at_ns */
-    HT_STEP_BLOCKED, /* there is something to do that cannot be done now */
-};
-
-struct ht_budget {
-    uint64_t most_bytes; /* in: the step ends when it has moved so many */
-    uint64_t until_ns;   /* in: and when it is that late, after one piece of work at least */
-    uint64_t bytes;      /* out: moved */
-    uint64_t at_ns;      /* out, of an idle step: when the next one is due; 0: when the row is woken */
-};
-
 /* What an engine is. Constant. */
 struct ht_engine_type {
     const char *name;
@@ -91,7 +78,7 @@ struct ht_row {
         bool stepping, woken, blocked;
         bool paused, passes;   /* passes: one step comes in spite of pause and budget */
         bool rests;            /* its rest is due */
-        bool off;              /* it never steps; constant once the row was added */
+        bool off;              /* it never steps, or not any more */
         uint64_t run_began_ns; /* 0: it is idle; pauses move it on */
         uint64_t paused_ns;    /* while paused: since when */
         struct ht_row_figures figures;
@@ -139,6 +126,8 @@ void ht_lane_add(struct ht_lane *l, struct ht_row *r, const struct ht_engine_typ
                  uint64_t rate_bytes);
 /* The row never steps. Before any row of the lane is woken. */
 void ht_row_off(struct ht_row *r);
+/* It never steps again; returns after the step that runs. No lock held. */
+void ht_row_end(struct ht_row *r);
 /* Starts the thread, and wakes all rows. -errno */
 int ht_lane_start(struct ht_lane *l) HT_MUST_CHECK;
 /* Waits for the step that runs. For good. */

@@ -11,6 +11,9 @@
 #include "tiering/object/ref.h"
 #include "tiering/object/scope.h"
 #include "tiering/object/space.h"
+#include "tiering/cache/staging.h"
+#include "tiering/data/admission.h"
+#include "tiering/data/chunk_io.h"
 #include "tiering/data/fill.h"
 #include "tiering/shm/shm.h"
 #include "tiering/engine/engine.h"
@@ -78,6 +81,61 @@ static int hold_for_read(struct ht_obj *o, struct ht_obj_reader *r, struct ht_ch
     return rc;
 }
 
+/* Is it published content that no image has, and that nothing has changed since? */
+static bool may_read_past(struct ht_obj *o, struct ht_chunk *c, uint64_t index) HT_REQUIRES(HT_LOCK_STORE)
+{
+    return c->slot == HT_SLOT_NONE && (c->flags & (HT_CH_PUB | HT_CH_CUR | HT_CH_GONE | HT_CH_BAD)) == HT_CH_PUB &&
+        ht_ref_holds(&c->pub) && !ht_chunk_is_volatile(o, index);
+}
+
+/* Without the lock and the chunk: the bytes of a reference, by way of a staging buffer. */
+static int read_ref(struct ht_obj *o, uint64_t index, const struct ht_ref *ref, uint32_t a, uint32_t len, uint8_t *buf)
+{
+    struct ht_store *s = o->s;
+    struct ht_chunk_io io = {.obj = o, .index = index, .ref = *ref};
+    const struct ht_permit_request request = ht_admission_of_ref(s, ref);
+    struct ht_ring *ring = ht_store_ring(s);
+    struct ht_permit permit;
+    void *staging;
+
+    if (!ring)
+        return -ENOMEM;
+    ht_permit_get(&s->gate, &request, &permit);
+    int rc = ht_staging_get(s->staging, HT_STAGING_FILL, 1, false, ht_ref_numa_index(s, ref), &staging);
+    if (!rc) {
+        ht_chunk_read_start(&io, ring, staging);
+        rc = ht_chunk_read_finish_quietly(&io, ring);
+        uint32_t there = ref->visible > a ? (uint32_t)ht_min_u64(len, ref->visible - a) : 0;
+        if (!rc) {
+            memcpy(buf, (const uint8_t *)staging + a, there);
+            memset(buf + there, 0, len - there);
+        }
+        ht_staging_put(s->staging, HT_STAGING_FILL, staging);
+    }
+    ht_permit_put(&permit);
+    return rc;
+}
+
+/*
+ * A background thread reads past the DRAM tier: no image is evicted for it, and no other thread waits for its chunk.
+ * Releases the lock in between. False: nothing was read, because there is an image, a change or an error; the usual way
+ * shows which.
+ */
+static bool read_past(struct ht_obj *o, struct ht_chunk *c, uint64_t index, uint32_t a, uint32_t len, uint8_t *buf)
+    HT_REQUIRES(HT_LOCK_STORE)
+{
+    struct ht_store *s = o->s;
+    struct ht_ref ref;
+
+    if (ht_io_class() != HT_IO_BACKGROUND || !may_read_past(o, c, index) || ht_ref_copy(&ref, &c->pub))
+        return false;
+    ht_store_unlock(s);
+    int rc = read_ref(o, index, &ref, a, len, buf);
+    ht_store_lock(s);
+    ht_ref_forget(&ref);
+    return rc == 0;
+}
+
 static int read_piece(struct ht_obj *o, struct ht_obj_reader *r, uint64_t index, uint32_t a, uint32_t len, uint8_t *buf)
     HT_REQUIRES(HT_LOCK_STORE)
 {
@@ -88,6 +146,13 @@ static int read_piece(struct ht_obj *o, struct ht_obj_reader *r, uint64_t index,
     if (!c) {
         memset(buf, 0, len);
         return hides ? -ENOMEM : 0;
+    }
+    if (read_past(o, c, index, a, len, buf))
+        return 0;
+    c = ht_chunk_find(o, index);
+    if (!c) {
+        memset(buf, 0, len);
+        return 0;
     }
     int rc = hold_for_read(o, r, c, index, a, a + len);
     if (rc)

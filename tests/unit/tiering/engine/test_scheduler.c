@@ -563,6 +563,40 @@ static bool runs(void)
     return running;
 }
 
+static void *end_row(void *arg)
+{
+    (void)arg;
+    ht_row_end(&a.row);
+    a.says = HT_STEP_BLOCKED; /* seen only after the end */
+    return NULL;
+}
+
+START_TEST(a_row_ends_after_the_step_that_runs_and_steps_no_more)
+{
+    pthread_t thread;
+
+    start(&quick);
+    a.says = HT_STEP_WORKED;
+    a.held = true;
+    ck_assert_int_eq(ht_row_wake(&a.row), 0);
+    while (!a.inside)
+        usleep(1000);
+    ck_assert_int_eq(pthread_create(&thread, NULL, end_row, NULL), 0);
+    usleep(50000);
+    ck_assert_int_eq(a.says, HT_STEP_WORKED);
+    a.held = false;
+    ck_assert_int_eq(pthread_join(thread, NULL), 0);
+    ck_assert(!a.inside);
+    uint64_t steps = a.steps, others = b.steps;
+    ck_assert_int_eq(ht_row_wake(&a.row), 0);
+    ck_assert_int_eq(ht_row_wake(&b.row), 0);
+    while (b.steps == others)
+        usleep(1000);
+    ck_assert_uint_eq(a.steps, steps);
+    end();
+}
+END_TEST
+
 START_TEST(a_lane_on_demand_has_a_thread_while_there_is_work)
 {
     make(&(struct ht_lane_config){.name = "test", .on_demand = true}, &quick, 0);
@@ -867,6 +901,7 @@ int main(void)
     tcase_add_test(tc, a_row_that_is_blocked_pauses_whoever_wakes_it);
     tcase_add_test(tc, a_lane_stops_while_a_row_is_blocked);
     tcase_add_test(tc, a_lane_that_stops_waits_for_the_step_that_runs);
+    tcase_add_test(tc, a_row_ends_after_the_step_that_runs_and_steps_no_more);
     tcase_add_test(tc, a_lane_on_demand_has_a_thread_while_there_is_work);
     tcase_add_test(tc, a_wake_fails_while_its_lane_on_demand_stops);
     tcase_add_test(tc, a_lane_that_is_lent_steps_only_while_a_thread_serves);
