@@ -161,6 +161,7 @@ static int open_store(struct daemon *d)
         .background_cpu_percent = d->options.background_cpu_percent,
         .dedup = d->options.dedup,
         .compact = d->options.compact,
+        .digest = d->options.digest,
         .dedup_index_bytes = d->options.dedup_index_bytes,
         .commit_ms = d->options.commit_ms,
         .compress_after_ms = d->options.compress_after_s * 1000,

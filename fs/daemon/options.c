@@ -106,6 +106,11 @@ static int set_dedup(struct ht_options *o, const char *value)
     return set_switch("dedup", value, &o->dedup);
 }
 
+static int set_digest(struct ht_options *o, const char *value)
+{
+    return set_switch("digest", value, &o->digest);
+}
+
 static int set_discard(struct ht_options *o, const char *value)
 {
     return set_switch("discard", value, &o->discard);
@@ -255,6 +260,8 @@ static const struct row {
     {"dedup", "on|off", set_dedup, "store content once that is there twice (default: off)", FIXED(dedup)},
     {"dedup_index", "SIZE", set_dedup_index, "memory for its checksums at most (default: 1/64 of dram)",
      FIXED(dedup_index_bytes)},
+    {"digest", "on|off", set_digest, "compute the digest of each kept step in the background (default: off)",
+     FIXED(digest)},
     {"compact", "on|off", set_compact,
      "empty nearly empty groups of blocks, for long runs of free space (default: off)", FIXED(compact)},
     {"compress", "off|auto", set_compress,

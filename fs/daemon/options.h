@@ -24,7 +24,7 @@ struct ht_options {
     uint64_t scrub_rate_bytes;          /* a second; 0: the store's default */
     uint64_t background_rate_bytes;     /* a second; 0: any */
     unsigned background_cpu_percent;    /* 0: any */
-    bool dedup, compact;
+    bool dedup, compact, digest;
     uint64_t dedup_index_bytes; /* 0: the store's default */
     bool discard;
     unsigned compress_after_s; /* 0: the store's default */

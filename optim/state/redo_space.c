@@ -2,8 +2,8 @@
 /*
  * redo_space.c - space that is set aside for logged steps: for those that come before the next full one, or for as many
  * as fit into half of the free space, all roots together, and for one of a root if that alone fits. Without space for a
- * step the step is full. So a full store makes full steps come earlier, and no step fails for want of space for its log.
- * Other content that finds the store full gets back what is more than a step of each root.
+ * step the step is full. So a full store makes full steps come earlier, and no step fails for want of space for its
+ * log. Other content that finds the store full gets back what is more than a step of each root.
  */
 #include "tiering/base/base.h"
 #include "tiering/base/list.h"

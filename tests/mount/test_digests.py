@@ -14,7 +14,7 @@ from test_scrub import damage, events
 from trees import make_tree
 
 ADAMW = 'adamw lr=0.01 weight_decay=0.1'
-QUICK = 'background_rate=8G'
+QUICK = 'digest=on,background_rate=8G'
 
 
 def steps(root):
@@ -229,7 +229,7 @@ def test_a_step_with_a_fifo_has_no_digest(make_store):
 def test_steps_that_end_are_left_and_content_stays_free(make_store):
     """While it is read; and a rollback, another step and an unmount come meanwhile."""
     store = make_store()
-    point = store.mount('background_rate=256k')
+    point = store.mount('digest=on,background_rate=256k')
     root = make_model(point / 'model')
     command(root, 'snapshot first', 'forget first')
     free = os.statvfs(point).f_bavail

@@ -93,7 +93,7 @@ void scenario_model_commit_full(struct crash_scenario *s);                  /* l
 void scenario_write_param(struct crash_scenario *s, float value);           /* one element, as a client does it */
 void scenario_check_logged(const struct crash_scenario *s, unsigned steps); /* so many logged steps are durable */
 void scenario_snapshot(struct crash_scenario *s, const char *name);         /* NULL: under its number */
-void scenario_digest(struct crash_scenario *s, const char *step);           /* notes one; durable with the next commit */
+void scenario_digest(struct crash_scenario *s, const char *step); /* notes one; durable with the next commit */
 /* The kept step becomes a model of its own, which belongs to the group of the model; it takes a step. */
 void scenario_clone_kept(struct crash_scenario *s, const char *step);
 void scenario_clone_step(struct crash_scenario *s, unsigned step);

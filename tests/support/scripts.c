@@ -434,6 +434,7 @@ static void kept_steps(struct crash_scenario *s)
         scenario_writeback(s);
         scenario_model_commit(s);
     }
+    scenario_digest(s, "2");
     scenario_write(s, "a", 3, 0, SMALL);
     scenario_fsync(s, "a");
 }
@@ -444,37 +445,12 @@ static void kept_steps_at_length(struct crash_scenario *s)
     kept_steps(s);
     scenario_checkpoint(s);
     scenario_snapshot(s, "named");
+    scenario_digest(s, "named");
     scenario_work(s, 5);
     scenario_writeback(s);
     scenario_model_abort(s);
     scenario_checkpoint(s);
     scenario_work(s, 6);
-    scenario_model_commit(s);
-}
-
-/* A kept step gets a digest, which a later record makes durable, and a checkpoint emits. */
-static void digest_of_a_step(struct crash_scenario *s)
-{
-    scenario_digest(s, "1");
-    scenario_write(s, "a", 3, 0, SMALL);
-    scenario_fsync(s, "a");
-    scenario_checkpoint(s);
-}
-
-/* Several do; copies of steps have none, and a digest ends with its step. */
-static void digests_at_length(struct crash_scenario *s)
-{
-    kept_steps(s);
-    scenario_digest(s, "2");
-    scenario_write(s, "a", 4, 0, SMALL);
-    scenario_fsync(s, "a");
-    scenario_checkpoint(s);
-    scenario_digest(s, "3");
-    scenario_rollback(s, "2");
-    scenario_forget(s, "2");
-    scenario_snapshot(s, "named");
-    scenario_digest(s, "named");
-    scenario_work(s, 5);
     scenario_model_commit(s);
 }
 
@@ -509,6 +485,7 @@ static void rolled_back(struct crash_scenario *s)
 {
     scenario_work(s, 2);
     scenario_model_commit(s);
+    scenario_digest(s, "1");
     scenario_rollback(s, "1");
     scenario_write(s, "a", 3, 0, SMALL);
     scenario_fsync(s, "a");
@@ -783,8 +760,6 @@ const struct scenario_script scenario_scripts[] = {
     {"keep-long", {"model", "a"}, 512, 1, model_and_little_room, kept_steps_at_length, .keeps = true, .seldom = true},
     {"forget", {"model", "a"}, 4096, 1, model_and_little_room, forgotten_steps, .keeps = true, .seldom = true},
     {"two-keep", {"model", "a"}, 4096, 2, model, kept_steps_at_length, .keeps = true, .seldom = true},
-    {"keep-digest", {"model", "a"}, 512, 1, model_and_little_room, digest_of_a_step, .keeps = true},
-    {"keep-digests", {"model", "a"}, 4096, 1, model_and_little_room, digests_at_length, .keeps = true, .seldom = true},
     {"keep-clone", {"model", "a"}, 512, 1, model_and_little_room, cloned_steps, .keeps = true},
     {"two-keep-clone", {"model", "a"}, 4096, 2, model, cloned_steps_at_length, .keeps = true, .seldom = true},
     {"rollback", {"model", "a"}, 512, 1, model_and_little_room, rolled_back, .keeps = true},

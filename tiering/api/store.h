@@ -56,6 +56,7 @@ struct ht_store_opts {
     unsigned background_cpu_percent;
     bool dedup;                 /* duplicates are found, and stored once */
     bool compact;               /* nearly empty groups of blocks are emptied */
+    bool digest;                /* kept steps get digests */
     uint64_t dedup_index_bytes; /* heap for checksums at most; 0: 1/64 of dram_bytes */
     bool discard;               /* devices forget space that became free */
     unsigned commit_ms;         /* unsynced data outside scopes may stay volatile so long; 0: no timer */

@@ -65,6 +65,6 @@ void ht_store_end_digest(struct ht_store *s)
 
 void ht_store_wake_digest(struct ht_store *s)
 {
-    if (s->engine && s->engine->started && client_of(s))
+    if (s->opts.digest && s->engine && s->engine->started && client_of(s))
         (void)ht_row_wake(&s->engine->row[HT_ENGINE_DIGEST]);
 }
