@@ -14,7 +14,7 @@ from trainer import shared_store  # noqa: E402, F401  it makes the client import
 import pytest  # noqa: E402
 
 LINES_MAX = 40
-SECONDS_MAX = 400
+SECONDS_MAX = 800
 
 # torch.optim.AdamW in place of the store's: the script prints and saves what it should.
 PLAIN = """

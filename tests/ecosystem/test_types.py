@@ -8,5 +8,5 @@ from page import TOP
 
 def test_mypy_finds_nothing(tmp_path):
     done = subprocess.run([sys.executable, '-m', 'mypy', '--cache-dir', str(tmp_path), '--follow-imports=silent', '-p', 'hitrain'],
-                          cwd=TOP / 'optim/torch', stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=400)
+                          cwd=TOP / 'optim/torch', stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=800)
     assert done.returncode == 0, done.stdout
