@@ -85,7 +85,7 @@ struct ht_digests {
     struct walk *walk; /* NULL: no step is read */
     int64_t after_ns;  /* so old is a step that may expire before it is read */
     _Atomic uint64_t done, failed, left_bytes;
-    unsigned next_failure;
+    unsigned failures; /* FAILURES_MAX: no other step is tried before the next mount */
     struct failure failure[FAILURES_MAX];
 };
 
@@ -512,7 +512,8 @@ static void fail(struct ht_ctl *c, const struct walk *k, int error)
     for (char *p = f.text; *p; p++)
         *p = *p >= ' ' && *p != 127 ? *p : '?'; /* names may have line breaks */
     ht_mutex_lock(ht_ctl_lock(c));
-    d->failure[d->next_failure++ % FAILURES_MAX] = f;
+    if (d->failures < FAILURES_MAX)
+        d->failure[d->failures++] = f;
     ht_mutex_unlock(ht_ctl_lock(c));
     d->failed++;
     ht_event(HT_EVENT_DIGEST_FAILED, &about, "kept step %s has no digest: %s", k->about.name, f.text);
@@ -537,7 +538,8 @@ static bool wants_digest(struct ht_ctl *c, const struct ht_ns_kept *about)
 {
     char digits[HT_NS_DIGEST_MAX];
 
-    return ht_ns_kept_digest(c->ns, about->ino, digits) != 0 && !has_failed(c, about->ino);
+    return c->digests->failures < FAILURES_MAX && ht_ns_kept_digest(c->ns, about->ino, digits) != 0 &&
+        !has_failed(c, about->ino);
 }
 
 /* 1: out is next; 0: none, and *out_at_ns says when there is one (0: not known). -ENOMEM */

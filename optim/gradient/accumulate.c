@@ -22,6 +22,7 @@
 #include "optim/state/interval_set.h"
 #include "optim/state/param.h"
 #include "optim/state/range.h"
+#include "optim/state/redo.h"
 #include "optim/state/root.h"
 #include "optim/gradient/gradient.h"
 
@@ -60,8 +61,14 @@ int ht_opt_sum_create(struct ht_param *p)
 int ht_opt_sum_reserve(struct ht_param *p)
 {
     uint64_t bytes = ht_opt_accumulate(p->root) > 1 ? p->shape.elements * 4 : 0;
+    int rc = 0;
 
-    return p->sum ? ht_obj_rewrite_reserve(p->sum, ht_div_up(bytes, 2)) : 0;
+    if (!p->sum)
+        return 0;
+    do
+        rc = ht_obj_rewrite_reserve(p->sum, ht_div_up(bytes, 2));
+    while (rc == -ENOSPC && ht_opt_redo_yield_aside(p->o));
+    return rc;
 }
 
 /* ------------------------------------------------------------------- range */

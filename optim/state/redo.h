@@ -156,6 +156,12 @@ void ht_opt_redo_cut(struct ht_root *root) HT_REQUIRES(HT_LOCK_OPTIM);
 void ht_opt_redo_set_aside(struct ht_root *root) HT_REQUIRES(HT_LOCK_OPTIM);
 /* Each root gives back all but the space for a step. False: none has more. */
 bool ht_opt_redo_shrink_aside(struct ht_optim *o) HT_REQUIRES(HT_LOCK_OPTIM);
+/*
+ * The space is needed for sums and gradients of a step, without which there is none: each root gives all its space
+ * back.
+ * False: none has any.
+ */
+bool ht_opt_redo_yield_aside(struct ht_optim *o) HT_REQUIRES(HT_LOCK_OPTIM);
 /* Gives all that space back. */
 void ht_opt_redo_end_aside(struct ht_root *root) HT_REQUIRES(HT_LOCK_OPTIM);
 /* Is there space for the next step? */

@@ -83,6 +83,15 @@ bool ht_opt_redo_shrink_aside(struct ht_optim *o)
     return any;
 }
 
+bool ht_opt_redo_yield_aside(struct ht_optim *o)
+{
+    bool any = all_aside(o) > 0;
+
+    ht_list_for_each(pos, &o->roots)
+        ht_opt_redo_end_aside(ht_list_entry(pos, struct ht_root, all));
+    return any;
+}
+
 void ht_opt_redo_end_aside(struct ht_root *root)
 {
     if (root->redo.aside_bytes)

@@ -149,8 +149,11 @@ static void settle_all(struct ht_optim *o)
         int rc = p->cur.exists && !p->root->frozen ? settle_param(p) : 0;
         first = first ? first : rc;
     }
-    ht_list_for_each(pos, &o->roots)
-        ht_opt_redo_set_aside(ht_list_entry(pos, struct ht_root, all));
+    ht_list_for_each(pos, &o->roots) {
+        struct ht_root *root = ht_list_entry(pos, struct ht_root, all);
+        if (!root->redo.steps) /* else after the replay, which needs space for gradients */
+            ht_opt_redo_set_aside(root);
+    }
     unlock(o);
     if (first) {
         const struct ht_event_about about = {.error = first};

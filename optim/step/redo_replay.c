@@ -132,6 +132,8 @@ static int copy_piece(struct replay *w, struct ht_param *p, const struct ht_redo
         ssize_t n = ht_obj_read(w->obj, from, w->copy, part);
         if (n == (ssize_t)part)
             n = ht_obj_write(p->grad, to, w->copy, part);
+        while (n == -ENOSPC && !ht_store_make_space(p->o->store, true))
+            n = ht_obj_write(p->grad, to, w->copy, part);
         if (n != (ssize_t)part)
             return n < 0 ? (int)n : -EUCLEAN;
         from += part;
@@ -353,6 +355,8 @@ int ht_opt_redo_replay(struct ht_root *root)
     lock(root->o);
     root->redo.replaying = false;
     root->redo.failed = rc;
+    if (!rc)
+        ht_opt_redo_set_aside(root);
     notify_changed(root->o);
     unlock(root->o);
     return rc;
