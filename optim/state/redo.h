@@ -158,8 +158,7 @@ void ht_opt_redo_set_aside(struct ht_root *root) HT_REQUIRES(HT_LOCK_OPTIM);
 bool ht_opt_redo_shrink_aside(struct ht_optim *o) HT_REQUIRES(HT_LOCK_OPTIM);
 /*
  * The space is needed for sums and gradients of a step, without which there is none: each root gives all its space
- * back.
- * False: none has any.
+ * back. False: none has any.
  */
 bool ht_opt_redo_yield_aside(struct ht_optim *o) HT_REQUIRES(HT_LOCK_OPTIM);
 /* Gives all that space back. */

@@ -20,7 +20,6 @@
 #include "optim/state/param.h"
 #include "optim/state/range.h"
 #include "optim/state/records.h"
-#include "optim/state/redo.h"
 #include "optim/state/root.h"
 
 /* ------------------------------------------------------------------ layout */
@@ -164,12 +163,7 @@ int ht_opt_grad_reserve(struct ht_param *p)
     /* Sums have theirs from the first gradient of a step on; giving it back cannot fail. */
     int rc = p->sum && !p->cur.exists ? ht_obj_rewrite_reserve(p->sum, 0) : 0;
 
-    if (rc || !p->grad)
-        return rc;
-    do
-        rc = ht_obj_rewrite_reserve(p->grad, ht_div_up(bytes, 2));
-    while (rc == -ENOSPC && ht_opt_redo_yield_aside(p->o));
-    return rc;
+    return rc ? rc : p->grad ? ht_obj_rewrite_reserve(p->grad, ht_div_up(bytes, 2)) : 0;
 }
 
 int ht_opt_state_unreserve(struct ht_param *p)
