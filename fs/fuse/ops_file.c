@@ -202,6 +202,12 @@ void ht_op_create(fuse_req_t req, fuse_ino_t parent, const char *name, mode_t mo
     struct stat st;
     int rc = ht_ns_mknod(ht_fuse_of(req)->ns, parent, name, S_IFREG | (mode & 07777), 0, ht_fuse_cred(req), &st);
 
+    /*
+     * An abort brought the name back after the kernel had looked it up. open() without O_EXCL does not fail for that:
+     * with ESTALE the kernel looks the name up again, and checks the permissions of the file that is there.
+     */
+    if (rc == -EEXIST && !(fi->flags & O_EXCL))
+        rc = -ESTALE;
     reply_created(req, rc, &st, fi);
 }
 
