@@ -118,7 +118,7 @@ def test_a_digest_survives_a_kill_or_is_computed_again(make_store):
     sync(root)
     store.kill()
     store.mount(QUICK)
-    assert word(root / '.hitrain' / 'snap' / '1', 'digest') == first
+    assert stored(root, '1') == first  # the kill may have been faster than the commit of the digest
     command(root, 'snapshot again')
     store.kill()
     store.mount(QUICK)
