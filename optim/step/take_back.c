@@ -40,13 +40,15 @@ static void reload(struct ht_param *p) HT_REQUIRES(HT_LOCK_OPTIM)
     p->rewrites++;
     p->orphan = false;
     p->gone = !p->obj || !p->root->exists;
+    ht_opt_totals_update(p); /* other threads see the totals while the lock is released */
     /*
      * Its name may be gone for good and the rest pending: then it stays deleted. A thread that deletes it at the same
-     * time marks it itself.
+     * time marks it itself. Releases the lock in between.
      */
-    if (!p->gone && ht_opt_param_file(p) == HT_OPTIM_FILE_DELETED)
+    if (!p->gone && ht_opt_param_file(p) == HT_OPTIM_FILE_DELETED) {
         p->gone = true;
-    ht_opt_totals_update(p);
+        ht_opt_totals_update(p);
+    }
     if (p->gone) {
         ht_opt_param_reclaim(p);
         return;
