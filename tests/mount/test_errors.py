@@ -238,8 +238,10 @@ def test_a_write_that_fails_when_its_writer_has_left(loop_store):
     data = pattern(12 * MIB, 4)
     keeper = os.open(mnt / 'a', os.O_RDWR | os.O_CREAT)
     fill(loop_store.host / 'filler')
-    with contextlib.suppress(OSError):  # into memory; close() sees the error if the background commit is faster
-        (mnt / 'a').write_bytes(data)
+    try:
+        (mnt / 'a').write_bytes(data)  # into memory
+    except OSError as e:
+        assert e.errno == errno.EIO  # close() sees the error if the background commit is faster
     wait_for(lambda: word(mnt / 'a', 'error'), 'the background commit')
     assert word(mnt / 'a', 'error') == 'write: Input/output error' and word(mnt / 'good', 'error') == ''
     e = wait_event(mnt, 'write-error', path='a')
