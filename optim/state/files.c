@@ -134,7 +134,13 @@ static int get_masters(const struct ht_param *p, unsigned word, struct ht_opt_ma
     return 0;
 }
 
-/* Releases the lock in between. Three objects are read. If an update came between, they are read again. */
+/* Do bytes of its masters come from outside, or those of another step, object by object? */
+static bool is_rewritten(const struct ht_param *p) HT_REQUIRES(HT_LOCK_OPTIM)
+{
+    return p->rewriting || p->root->reverting;
+}
+
+/* Releases the lock in between. Three objects are read. If they have changed meanwhile, they are read again. */
 static ssize_t read_masters(struct ht_param *p, unsigned word, uint64_t off, void *buf, size_t len)
     HT_REQUIRES(HT_LOCK_OPTIM)
 {
@@ -143,7 +149,7 @@ static ssize_t read_masters(struct ht_param *p, unsigned word, uint64_t off, voi
     ssize_t rc;
 
     do {
-        while (p->rewriting && !p->o->stopping)
+        while (is_rewritten(p) && !p->o->stopping)
             wait_changed(p->o);
         version = wait_for_range(p, off, len);
         rc = p->cur.exists ? get_masters(p, word, &m) : -ESTALE;
@@ -153,7 +159,7 @@ static ssize_t read_masters(struct ht_param *p, unsigned word, uint64_t off, voi
         rc = ht_opt_masters_read(&m, off, buf, len);
         put_masters(&m);
         lock(p->o);
-    } while ((p->rewriting || wait_for_range(p, off, len) != version) && !p->o->stopping);
+    } while ((is_rewritten(p) || wait_for_range(p, off, len) != version) && !p->o->stopping);
     return rc;
 }
 

@@ -50,6 +50,7 @@ static int quiesce(struct ht_root *root, struct ht_optim_steer *by, bool *out_re
 static void begin_replay(struct ht_root *root)
 {
     lock(root->o);
+    root->reverting = true;
     root->redo.replaying = root->redo.steps > 0;
     unlock(root->o);
 }
@@ -66,6 +67,8 @@ int ht_opt_take_back(struct ht_root *root, int *out_shown)
         ht_opt_forget_step(root);
     else
         root->redo.replaying = false;
+    root->reverting = false;
+    notify_changed(o);
     unlock(o);
     return rc ? rc : ht_opt_redo_replay(root);
 }

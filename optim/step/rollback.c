@@ -412,17 +412,28 @@ static void take_back(struct ht_root *root, int why)
     }
 }
 
+/* Readers of several objects wait, or read again, while it is set. */
+static void revert(struct ht_root *root, bool on)
+{
+    lock(root->o);
+    root->reverting = on;
+    notify_changed(root->o);
+    unlock(root->o);
+}
+
 static int roll_back(struct rollback *r)
 {
     int rc = commit(r->root);
 
     if (rc)
         return rc;
+    revert(r->root, true);
     rc = go_back(r);
     if (!rc)
         rc = commit(r->root);
     if (rc)
         take_back(r->root, rc);
+    revert(r->root, false);
     return rc;
 }
 

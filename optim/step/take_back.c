@@ -85,6 +85,7 @@ void ht_opt_show_full(struct ht_root *root)
 
     lock(o);
     int rc = ht_opt_stop_step(root);
+    root->reverting = true;
     unlock(o);
     rc = ht_scope_abort(o->store, root->id);
     bool back = !rc;
@@ -94,5 +95,7 @@ void ht_opt_show_full(struct ht_root *root)
     if (back)
         ht_opt_forget_step(root);
     root->durable_step = root->pub_step;
+    root->reverting = false;
+    notify_changed(o);
     unlock(o);
 }

@@ -437,14 +437,14 @@ static void settle_range(const struct job *j) HT_REQUIRES(HT_LOCK_OPTIM)
         r->work = 0;
         return;
     }
+    bool updated = j->work & HT_WORK_UPDATE;
     r->state = HT_RANGE_DONE;
+    r->updates += updated; /* with the state, before the lock is released: a reader compares it with what it saw */
     ht_opt_range_drop(r);
-    if (j->work & HT_WORK_UPDATE) {
-        r->updates++;
+    if (updated)
         ht_opt_sum_drop(r);
-    } else {
+    else
         ht_opt_range_added(r);
-    }
 }
 
 /*

@@ -213,11 +213,9 @@ START_TEST(masters_come_back_after_a_reset_and_another_size)
 }
 END_TEST
 
-START_TEST(a_reader_never_sees_half_a_step)
+/* Masters that are alike, and a gradient that makes each of them 2^-11 smaller. */
+static float *begin_alike(struct ht_optim_config *c)
 {
-    pthread_t reader;
-    unsigned seen = 0;
-
     w.threads = 2;
     begin("sgd lr=1", 140000, HT_CHUNK_BYTES);
     for (uint64_t i = 0; i < p->n; i++)
@@ -230,11 +228,21 @@ START_TEST(a_reader_never_sees_half_a_step)
         p->master[i] = 1 - 0x1p-12f;
     }
     ck_assert_int_eq(write_master(0, p->master, p->n * 4), (ssize_t)(p->n * 4));
-    struct ht_optim_config c = fixture_config(w.config);
-    write_gradient(&w, p, (const uint8_t *)g);
-    model_update(p, &c, (const uint8_t *)g, 0, p->n, true);
+    *c = fixture_config(w.config);
     over = false;
     reads = 0;
+    return g;
+}
+
+START_TEST(a_reader_never_sees_half_a_step)
+{
+    struct ht_optim_config c;
+    pthread_t reader;
+    unsigned seen = 0;
+    float *g = begin_alike(&c);
+
+    write_gradient(&w, p, (const uint8_t *)g);
+    model_update(p, &c, (const uint8_t *)g, 0, p->n, true);
     ck_assert_int_eq(pthread_create(&reader, NULL, read_on, NULL), 0);
     for (unsigned i = 0; i < 10; i++) {
         ck_assert_int_eq(ht_optim_step(w.o, ROOT), 0);
@@ -247,6 +255,28 @@ START_TEST(a_reader_never_sees_half_a_step)
     over = true;
     pthread_join(reader, NULL);
     ck_assert_int_eq(ht_optim_commit(w.o, ROOT), 0);
+    check_all(&w);
+    free(g);
+    fixture_close(&w);
+}
+END_TEST
+
+START_TEST(a_reader_never_sees_half_an_abort)
+{
+    struct ht_optim_config c;
+    pthread_t reader;
+    float *g = begin_alike(&c);
+
+    ck_assert_int_eq(ht_optim_commit(w.o, ROOT), 0);
+    ck_assert_int_eq(pthread_create(&reader, NULL, read_on, NULL), 0);
+    for (unsigned i = 0; i < 20; i++) {
+        write_gradient(&w, p, (const uint8_t *)g);
+        for (unsigned seen = reads; reads < seen + 2;) /* one has seen the step, and the next is on its way */
+            sched_yield();
+        ck_assert_int_eq(ht_optim_abort(w.o, ROOT), 0);
+    }
+    over = true;
+    pthread_join(reader, NULL);
     check_all(&w);
     free(g);
     fixture_close(&w);
@@ -305,6 +335,7 @@ int main(void)
     tcase_add_test(tc, a_loaded_parameter_starts_again_with_what_it_is);
     tcase_add_test(tc, masters_come_back_after_a_reset_and_another_size);
     tcase_add_test(tc, a_reader_never_sees_half_a_step);
+    tcase_add_test(tc, a_reader_never_sees_half_an_abort);
     tcase_add_test(tc, state_with_f32_masters_goes_on);
     return run_all(s);
 }
