@@ -46,8 +46,11 @@ static int quiesce(struct ht_root *root, struct ht_optim_steer *by, bool *out_re
     return rc;
 }
 
-/* Readers wait from here on until the logged steps are computed again: they have seen those. */
-static void begin_replay(struct ht_root *root)
+/*
+ * Readers of several objects wait until their content is back; all readers wait until the logged steps are computed
+ * again, for they have seen those.
+ */
+static void begin_reverting(struct ht_root *root)
 {
     lock(root->o);
     root->reverting = true;
@@ -59,7 +62,7 @@ int ht_opt_take_back(struct ht_root *root, int *out_shown)
 {
     struct ht_optim *o = root->o;
 
-    begin_replay(root);
+    begin_reverting(root);
     int rc = ht_scope_abort(o->store, root->id);
     *out_shown = rc ? 0 : ht_scope_shm_restore(o->store, root->id);
     lock(o);
