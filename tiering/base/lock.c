@@ -73,6 +73,7 @@ int ht_rwlock_writer(const struct ht_rwlock *l)
 /* Each thread has a list of the locks that it holds, outermost first. */
 #ifdef HT_LOCK_CHECK
 
+#include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 
@@ -202,6 +203,46 @@ void ht_lock_giving(const void *lock, enum ht_lock_rank rank)
     for (; i < held_count; i++)
         held[i - 1] = held[i];
     held_count--;
+}
+
+/* ------------------------------------------------------------------ delays */
+
+enum { DELAY_NS_MAX = 3000000, BETWEEN_NS_MAX = 30000000 };
+
+static bool delays(void)
+{
+    static _Atomic int known = -1; /* threads that find it at once find the same */
+
+    if (known < 0)
+        known = getenv("HITRAIN_LOCK_DELAYS") != NULL;
+    return known;
+}
+
+static uint64_t random_up_to(uint64_t max)
+{
+    static _Atomic uint64_t threads;
+    static _Thread_local uint64_t rnd;
+
+    if (!rnd)
+        rnd = 88172645463325252ull * (2 * threads++ + 1);
+    rnd ^= rnd << 13;
+    rnd ^= rnd >> 7;
+    rnd ^= rnd << 17;
+    return (rnd >> 20) % max;
+}
+
+void ht_lock_given(void)
+{
+    static _Thread_local uint64_t next_ns;
+    uint64_t now_ns = delays() ? ht_now_ns() : 0;
+
+    if (now_ns < next_ns || !now_ns)
+        return;
+    const struct timespec ts = {0, (long)random_up_to(DELAY_NS_MAX)};
+    int saved = errno;
+    nanosleep(&ts, NULL);
+    errno = saved;
+    next_ns = now_ns + random_up_to(BETWEEN_NS_MAX);
 }
 
 #endif

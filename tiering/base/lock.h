@@ -41,6 +41,7 @@ struct HT_ATTRIBUTE(capability("lock")) ht_rwlock {
     }
 #define HT_LOCK_TELL(call, l) call(l, (l)->rank)
 #define HT_LOCK_SET_RANK(l, r) ((l)->rank = (r))
+#define HT_LOCK_GIVEN() ht_lock_given()
 #else
 #define HT_MUTEX_INIT(rank)        \
     {                              \
@@ -52,6 +53,7 @@ struct HT_ATTRIBUTE(capability("lock")) ht_rwlock {
     }
 #define HT_LOCK_TELL(call, l) ((void)0)
 #define HT_LOCK_SET_RANK(l, r) ((void)(r))
+#define HT_LOCK_GIVEN() ((void)0)
 #endif
 
 /* lock.c, in builds that check. what: ends the sentence of the message. */
@@ -64,6 +66,11 @@ void ht_lock_none_held(const char *what);
 void ht_lock_taking(const void *lock, enum ht_lock_rank rank);
 void ht_lock_waiting(const void *lock, enum ht_lock_rank rank);
 void ht_lock_giving(const void *lock, enum ht_lock_rank rank);
+/*
+ * With HITRAIN_LOCK_DELAYS in the environment a thread sleeps now and then, for up to 3 ms, after it released a lock.
+ * Other threads then see what it changes only later.
+ */
+void ht_lock_given(void);
 
 /*
  * The longest holds of a lock, in builds that check: the processor time of the thread, so other programs do not count.
@@ -128,6 +135,7 @@ static inline void ht_mutex_unlock(struct ht_mutex *m) HT_ATTRIBUTE(release_capa
 {
     HT_LOCK_TELL(ht_lock_giving, m);
     pthread_mutex_unlock(&m->lock);
+    HT_LOCK_GIVEN();
 }
 
 /* Does a thread wait for the mutex, which this one holds? May say yes for a thread that has just given up. */
@@ -199,6 +207,7 @@ static inline void ht_rwlock_unlock(struct ht_rwlock *l)
 {
     HT_LOCK_TELL(ht_lock_giving, l);
     pthread_rwlock_unlock(&l->lock);
+    HT_LOCK_GIVEN();
 }
 
 /* For dumps of a process that may hang (dump.h). lock.c. False: another thread kept the lock for so long. */
