@@ -208,14 +208,15 @@ def measure_ranks(steps):
 
 
 def measure_export():
-    """A model of several large tensors goes to a folder beside the store; a plain copy of the bytes is the bound."""
+    """A model of several large tensors goes to a folder beside the store, and comes back as another model; a plain copy of the bytes is
+    the bound."""
     import torch
     import hitrain
-    from hitrain.checkpoint import export_safetensors
+    from hitrain.checkpoint import export_safetensors, import_safetensors
     with Mounted() as store:
         params = [(f'w{i}', torch.nn.Parameter(torch.randn(LARGE_BYTES // 4))) for i in range(4)]
         hitrain.SGD(params, store.path('model'), lr=1.0).close()
-        size, data, copies, exports = 4 * LARGE_BYTES, os.urandom(MIB), [], []
+        size, data, copies, exports, imports = 4 * LARGE_BYTES, os.urandom(MIB), [], [], []
         for k in range(3):
             def plain():
                 with open(store.folder / 'plain', 'wb') as f:
@@ -224,8 +225,10 @@ def measure_export():
                     os.fsync(f.fileno())
             copies.append(timed(plain)[0])
             exports.append(timed(lambda: export_safetensors(store.path('model'), store.folder / f'export{k}'))[0])
+            imports.append(timed(lambda: import_safetensors(store.folder / f'export{k}', store.path(f'copy{k}')))[0])
             shutil.rmtree(store.folder / f'export{k}')
-    return {'plain_write_MiB_s': size / MIB / statistics.median(copies), 'export_MiB_s': size / MIB / statistics.median(exports)}
+    return {f'{word}_MiB_s': size / MIB / statistics.median(v) for word, v in
+            (('plain_write', copies), ('export', exports), ('import', imports))}
 
 
 WHATS = {'model300': lambda: measure_model('300', 8), 'model20000': lambda: measure_model('20000', 3),

@@ -1,24 +1,27 @@
 # SPDX-License-Identifier: Apache-2.0
 """Models of a store as safetensors files, and back. The reader here is written from the description of the format."""
 import contextlib
+import errno
+import fcntl
 import json
 import os
 import shutil
 import struct
 import subprocess
 import sys
-import time
+import threading
 
 import pytest
 
 from trainer import LR, TOP, equal, random_parameters, shared_root as root, shared_store  # first: it makes the client importable
 import torch
 import hitrain
-from hitrain import checkpoint
+from hitrain import _blocks, checkpoint
+from hitrain._files import memory_of
 from hitrain.checkpoint import export_safetensors, import_safetensors
 
 SHAPES = {'embed.weight': (301, 64), 'norm': (64,), 'out.weight': (3, 64, 5), 'scale': (1,)}
-TORCH = {'F32': torch.float32, 'BF16': torch.bfloat16, 'F16': torch.float16}
+TORCH = {'F32': torch.float32, 'F64': torch.float64, 'BF16': torch.bfloat16, 'F16': torch.float16}
 
 
 def read(path):
@@ -76,21 +79,54 @@ def test_a_model_goes_out_and_comes_back(root, tmp_path, dtype):
         assert optimizer.committed_step == 1 and not torch.equal(again['norm'], params['norm'])
 
 
-@pytest.mark.parametrize('dtype', [None, torch.bfloat16])
-def test_a_part_is_read_while_another_is_written(root, tmp_path, monkeypatch, dtype):
-    """Writes are slow, so a part that came too early would overwrite the one before it."""
-    params, write_now = trained(root), checkpoint._write
+@pytest.mark.parametrize('dtype, direct', [(None, True), (torch.bfloat16, False), (torch.float64, True)])
+def test_blocks_are_copied_at_the_same_time(root, tmp_path, monkeypatch, dtype, direct):
+    """The first writes of each copy wait until two are under way. Blocks are so small that tensors have many, and share some."""
+    params, real, refused = trained(root), _blocks.write_at, []
+    lock, under_way, together = threading.Lock(), [0], threading.Event()
 
-    def write_slowly(fd, data):
-        time.sleep(0.003)
-        write_now(fd, data)
-    monkeypatch.setattr(checkpoint, 'BUFFER_BYTES', 4096)
-    monkeypatch.setattr(checkpoint, '_write', write_slowly)
-    export_safetensors(root, tmp_path / 'model.safetensors', dtype=dtype)
+    def write_together(fd, memory, at):
+        if not direct and fcntl.fcntl(fd, fcntl.F_GETFL) & os.O_DIRECT and str(tmp_path) in os.readlink(f'/proc/self/fd/{fd}'):
+            refused.append(at)
+            raise OSError(errno.EINVAL, 'as a device with large blocks')
+        with lock:
+            under_way[0] += 1
+            if under_way[0] == 2:
+                together.set()
+        assert at == 0 or together.wait(20)
+        real(fd, memory, at)
+        with lock:
+            under_way[0] -= 1
+
+    def copied(copy, *args, **kw):
+        together.clear()
+        copy(*args, **kw)
+        assert together.is_set()
+    monkeypatch.setattr(_blocks, 'BLOCK_BYTES', 8192)
+    monkeypatch.setattr(checkpoint, 'PIECE_BYTES', 1000)
+    monkeypatch.setattr(_blocks, 'write_at', write_together)
+    copied(export_safetensors, root, tmp_path / 'model.safetensors', dtype=dtype)
+    assert direct == (not refused)
     assert all(torch.equal(t, params[n].detach().to(t.dtype)) for n, t in read(tmp_path / 'model.safetensors').items())
-    import_safetensors(tmp_path / 'model.safetensors', root.parent / 'copy', dtype=torch.float32)
-    export_safetensors(root.parent / 'copy', tmp_path / 'copy.safetensors')
+    copied(import_safetensors, tmp_path / 'model.safetensors', root.parent / 'copy', dtype=torch.float32)
+    copied(export_safetensors, root.parent / 'copy', tmp_path / 'copy.safetensors')
     assert all(torch.equal(t, params[n].detach().to(dtype or t.dtype).float()) for n, t in read(tmp_path / 'copy.safetensors').items())
+
+
+def test_elements_may_lie_across_blocks(tmp_path, monkeypatch):
+    """Other programs write tensors at any byte, and each block of a file that O_DIRECT writes begins at a page."""
+    monkeypatch.setattr(_blocks, 'BLOCK_BYTES', 4096)
+    monkeypatch.setattr(checkpoint, 'PIECE_BYTES', 64)
+    values = torch.randn(3000)
+    (tmp_path / 'a').write_bytes(b'123' + bytes(memory_of(values)))
+    odd = checkpoint.Tensor('odd', str(tmp_path / 'a'), 'U8', [3], 0, 3)
+    t = checkpoint.Tensor('t', str(tmp_path / 'a'), 'F32', [3000], 3, 12000)
+    out = bytearray(3 + 6000)
+    with _blocks.opened(os.O_RDONLY) as sources:
+        for block in checkpoint._cut([odd, t], torch.bfloat16, 0):
+            checkpoint._fill(memoryview(out)[block.at:block.at + block.size], block, sources)
+    converted = values.bfloat16()
+    assert out == b'123' + bytes(memory_of(converted))
 
 
 def test_a_folder_has_shards_and_their_index(root, tmp_path):
@@ -296,7 +332,7 @@ def test_a_failing_import_leaves_the_store_as_it_was(root, tmp_path, monkeypatch
         count[0] += 1
         if count[0] == 3:
             raise OSError(5, 'the disk of the safetensors file')
-        real(*args)
+        return real(*args)
     with monkeypatch.context() as m:
         m.setattr(checkpoint, '_make_parameter', fail_at_the_third)
         with pytest.raises(OSError, match='the disk of'):

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from hitrain import checkpoint
+from hitrain._files import memory_of
 
 _MAPPED_BYTES = 64 << 10
 _MAP_NORESERVE = getattr(mmap, 'MAP_NORESERVE', 0x4000)
@@ -145,7 +146,7 @@ class _Source:
             value = torch.empty(t.shape, dtype=checkpoint.FLOATS[t.dtype])
             fd = os.open(t.path, os.O_RDONLY | os.O_CLOEXEC)
             try:
-                checkpoint._read(fd, value, t.at, t)
+                checkpoint._read(fd, memory_of(value), t.at, t)
             finally:
                 os.close(fd)
         if value.shape != p.shape:

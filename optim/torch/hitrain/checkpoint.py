@@ -1,23 +1,26 @@
 # SPDX-License-Identifier: Apache-2.0
 """Models of a store as safetensors files, and back, a few megabytes at a time.
 
-Both directions copy tensor by tensor through two small buffers, however large the model is. They need neither the
+Both directions copy in blocks, several at a time (_blocks.py), in the same memory for each model. They need neither the
 package safetensors nor the model's code. https://huggingface.co/docs/safetensors describes the format: eight bytes
 with the size of a header, the header (JSON: name, dtype, shape and place of each tensor), then the tensors.
 """
 import collections
-import concurrent.futures
 import contextlib
 import errno
+import functools
 import json
+import mmap
 import os
 import re
 import struct
+import threading
 from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Set, Tuple, Union
 
 import torch
 
-from hitrain._files import FILE_DTYPES, HIDDEN, XATTR, attribute, check_name, close_quietly, memory_of
+from hitrain import _blocks
+from hitrain._files import FILE_DTYPES, HIDDEN, XATTR, attribute, bytes_of, check_name, close_quietly, memory_of
 from hitrain._packs import places_of
 from hitrain._root import Root
 
@@ -25,7 +28,8 @@ __all__ = ['export_safetensors', 'import_safetensors']
 
 Path = Union[str, 'os.PathLike[str]']
 
-BUFFER_BYTES = 4 << 20
+PIECE_BYTES = 1 << 20           # of a source, converted at a time
+PAGE = mmap.PAGESIZE
 HEADER_BYTES_MAX = 100_000_000  # as the package safetensors has it
 DIMENSIONS_MAX = 64
 SHARD_BYTES = 5_000_000_000     # as in transformers
@@ -83,10 +87,11 @@ def export_safetensors(root: Path, path: Path, *, dtype: Optional[torch.dtype] =
     shards = [tensors] if path.endswith('.safetensors') else _in_shards(tensors, dtype, shard_bytes)
     names = _shard_names(path, len(shards))
     os.makedirs(os.path.dirname(names[0]), exist_ok=True)
-    with _appearing() as appear:
+    # A mount with passthrough has the fastest way for cached reads.
+    with _blocks.opened(os.O_RDONLY | (0 if Root(root).passes_through else os.O_DIRECT)) as sources, _appearing() as appear:
         for name, shard in zip(names, shards):
             with appear(name) as fd:
-                _write_file(fd, shard, dtype)
+                _write_file(fd, shard, dtype, sources)
         if len(shards) > 1:
             names.append(os.path.join(path, INDEX))
             with appear(names[-1]) as fd:
@@ -126,8 +131,8 @@ def import_safetensors(path: Path, root: Path, *, dtype: Optional[torch.dtype] =
     if dtype is not None and dtype not in FILE_DTYPES:
         raise TypeError(f'files can be {" or ".join(FILE_DTYPES.values())}, not {dtype}')
     with _new_model(root, rule) as model:
-        for t in tensors:
-            _make_parameter(root, t, dtype or FLOATS[t.dtype])
+        with _blocks.opened(os.O_RDONLY) as sources, _Making(root, dtype, sources) as making:
+            _blocks.run(making.jobs(tensors))
         model.command('commit')
     return names
 
@@ -199,7 +204,7 @@ def _index(shards: List[List[Tensor]], names: List[str], dtype: Optional[torch.d
     return {'metadata': {'total_size': total}, 'weight_map': dict(sorted(where.items()))}
 
 
-def _write_file(fd: int, tensors: List[Tensor], dtype: Optional[torch.dtype]) -> None:
+def _write_file(fd: int, tensors: List[Tensor], dtype: Optional[torch.dtype], sources: _blocks.Opened) -> None:
     header: Dict[str, Any] = {'__metadata__': {'format': 'pt'}}
     at = 0
     for t in tensors:
@@ -207,37 +212,26 @@ def _write_file(fd: int, tensors: List[Tensor], dtype: Optional[torch.dtype]) ->
         header[t.name] = {'dtype': _out_dtype(t, dtype), 'shape': t.shape, 'data_offsets': [at, end]}
         at = end
     text = json.dumps(header, separators=(',', ':')).encode()
-    text += b' ' * (-len(text) % 8)  # tensors begin at a multiple of eight
-    _write(fd, struct.pack('<Q', len(text)) + text)
-    for t in tensors:
-        source = os.open(t.path, os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            _copy(source, t, fd, FLOATS.get(_out_dtype(t, dtype)), exports=True)
-        finally:
-            os.close(source)
+    text += b' ' * (-(8 + len(text)) % PAGE)  # the format wants a multiple of eight, and O_DIRECT one of pages
+    begin = 8 + len(text)
+    target = _blocks.Target(fd, begin + at)
+    _write_header(target, struct.pack('<Q', len(text)) + text)
+
+    def written(block: Block) -> _blocks.Job:
+        def job(buffer: memoryview) -> None:
+            _fill(buffer, block, sources)
+            target.write(buffer, block.size, block.at)
+        return job
+    _blocks.run(written(block) for block in _cut(tensors, dtype, begin))
+    target.finish()
 
 
-def _copy(source: int, t: Tensor, target: int, dtype: Optional[torch.dtype], exports: bool = False) -> None:
-    """The tensor's bytes, converted to dtype, to the place where target stands. A thread reads the next part while one is written."""
-    converts = t.dtype in FLOATS and dtype is not None and FLOATS[t.dtype] != dtype
-    size = min(BUFFER_BYTES, t.size)
-    begins = range(0, t.size, max(1, size))
-    buffers = [torch.empty(size, dtype=torch.uint8) for _ in begins[:2]]
-
-    def read(k: int) -> torch.Tensor:
-        part = buffers[k % 2][:min(size, t.size - begins[k])]
-        _read(source, part, t.at + begins[k], t)
-        return part
-    with concurrent.futures.ThreadPoolExecutor(1) as ahead:  # it starts its thread when it gets work
-        part: Any = read(0) if begins else None
-        for k in range(len(begins)):
-            coming = ahead.submit(read, k + 1) if k + 1 < len(begins) else None
-            out = part.view(FLOATS[t.dtype]).to(dtype) if converts else part
-            written = len(memory_of(out))
-            _write(target, memory_of(out))
-            if exports:  # its device begins now, and not at the end
-                os.posix_fadvise(target, os.lseek(target, 0, os.SEEK_CUR) - written, written, os.POSIX_FADV_DONTNEED)
-            part = coming.result() if coming else None
+def _write_header(target: _blocks.Target, data: bytes) -> None:
+    buffer = memoryview(mmap.mmap(-1, _blocks.BLOCK_BYTES))
+    for at in range(0, len(data), len(buffer)):
+        size = min(len(buffer), len(data) - at)
+        buffer[:size] = data[at:at + size]
+        target.write(buffer, size, at)
 
 
 @contextlib.contextmanager
@@ -399,24 +393,132 @@ def _new_model(root: str, rule: str) -> Iterator[Root]:
         raise
 
 
-def _make_parameter(root: str, t: Tensor, dtype: torch.dtype) -> None:
-    target = os.open(os.path.join(root, t.name), os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+class _Making:
+    """Parameters of a new model, which threads fill. A file is closed after its last block."""
+
+    def __init__(self, root: str, dtype: Optional[torch.dtype], sources: _blocks.Opened) -> None:
+        self._root, self._dtype, self._sources = root, dtype, sources
+        self._lock = threading.Lock()
+        self._left: Dict[int, int] = {}  # of each open file: blocks that are not written
+
+    def __enter__(self) -> '_Making':
+        return self
+
+    def __exit__(self, *exc: Any) -> None:
+        """After an error some are open."""
+        for fd in self._left:
+            close_quietly(fd)
+
+    def jobs(self, tensors: List[Tensor]) -> Iterator[_blocks.Job]:
+        for t in tensors:
+            blocks = list(_cut([t], self._dtype, 0))
+            if len(blocks) == 1:  # the thread makes the file, too, while others make theirs
+                yield functools.partial(self._write_whole, t, blocks[0])
+            else:
+                fd = self._make(t, len(blocks))
+                for block in blocks:
+                    yield functools.partial(self._write, fd, block)
+
+    def _make(self, t: Tensor, blocks: int) -> int:
+        fd = _make_parameter(self._root, t, self._dtype or FLOATS[t.dtype])
+        with self._lock:
+            self._left[fd] = blocks
+        return fd
+
+    def _write_whole(self, t: Tensor, block: 'Block', buffer: memoryview) -> None:
+        self._write(self._make(t, 1), block, buffer)
+
+    def _write(self, fd: int, block: 'Block', buffer: memoryview) -> None:
+        _fill(buffer, block, self._sources)
+        _blocks.write_at(fd, buffer[:block.size], block.at)
+        with self._lock:
+            self._left[fd] -= 1
+            last = not self._left[fd]
+            if last:
+                del self._left[fd]
+        if last:
+            os.close(fd)
+
+
+def _make_parameter(root: str, t: Tensor, dtype: torch.dtype) -> int:
+    """An open file of its size. Writes into it bypass the kernel's cache, and none extends it: so they may run at the same time."""
+    fd = os.open(os.path.join(root, t.name), os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_DIRECT, 0o666)
     try:
-        os.setxattr(target, XATTR + 'dtype', FILE_DTYPES[dtype].encode())
-        os.setxattr(target, XATTR + 'shape', (','.join(map(str, t.shape)) or '1').encode())
-        source = os.open(t.path, os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            _copy(source, t, target, dtype)
-        finally:
-            close_quietly(source)
-    finally:
-        os.close(target)
+        os.setxattr(fd, XATTR + 'dtype', FILE_DTYPES[dtype].encode())
+        os.setxattr(fd, XATTR + 'shape', (','.join(map(str, t.shape)) or '1').encode())
+        os.ftruncate(fd, _out_size(t, dtype))
+    except BaseException:
+        close_quietly(fd)
+        raise
+    return fd
 
 
 # -------------------------------------------------------------------- bytes
 
-def _read(fd: int, part: torch.Tensor, at: int, t: Tensor) -> None:
-    memory, done = memory_of(part), 0
+class Piece(NamedTuple):
+    """Bytes of a tensor as the target has it."""
+    tensor: Tensor
+    dtype: Optional[torch.dtype]  # of floats in the target; None: as they are
+    begin: int
+    end: int
+
+
+class Block(NamedTuple):
+    """Bytes of a target from `at` on, which one thread copies."""
+    at: int
+    size: int
+    pieces: List[Piece]
+
+
+def _cut(tensors: List[Tensor], dtype: Optional[torch.dtype], at: int) -> Iterator[Block]:
+    """Tensors that lie one after the other in a target, from the page `at` on. All blocks begin at a page. Where that allows it, a large tensor
+    begins a block: then reads of its file are as aligned as the writes."""
+    pieces: List[Piece] = []
+    size = 0
+    for t in tensors:
+        done, end = 0, _out_size(t, dtype)
+        if size >= PIECE_BYTES and size % PAGE == 0:
+            yield Block(at, size, pieces)
+            at, size, pieces = at + size, 0, []
+        while done < end:
+            n = min(end - done, _blocks.BLOCK_BYTES - size)
+            pieces.append(Piece(t, dtype, done, done + n))
+            done, size = done + n, size + n
+            if size == _blocks.BLOCK_BYTES:
+                yield Block(at, size, pieces)
+                at, size, pieces = at + size, 0, []
+    if pieces:
+        yield Block(at, size, pieces)
+
+
+def _fill(buffer: memoryview, block: Block, sources: _blocks.Opened) -> None:
+    at = 0
+    for p in block.pieces:
+        with sources.file(p.tensor.path) as fd:
+            _take(fd, p, buffer[at:at + p.end - p.begin])
+        at += p.end - p.begin
+
+
+def _take(fd: int, p: Piece, out: memoryview) -> None:
+    t = p.tensor
+    own = FLOATS.get(t.dtype)
+    if p.dtype is None or own is None or p.dtype == own:
+        _read(fd, out, t.at + p.begin, t)
+        return
+    wide, narrow = bytes_of(p.dtype), bytes_of(own)
+    step = PIECE_BYTES // max(wide, narrow)
+    for first in range(p.begin // wide, -(-p.end // wide), step):  # elements, of which the outer ones may be cut
+        values = torch.empty(min(step, t.size // narrow - first), dtype=own)
+        _read(fd, memory_of(values), t.at + first * narrow, t)
+        converted = values.to(p.dtype)
+        skipped = max(0, p.begin - first * wide)
+        there = memory_of(converted)[skipped:p.end - first * wide]
+        begin = first * wide + skipped - p.begin
+        out[begin:begin + len(there)] = there
+
+
+def _read(fd: int, memory: memoryview, at: int, t: Tensor) -> None:
+    done = 0
     while done < len(memory):
         n = os.preadv(fd, [memory[done:]], at + done)
         if n == 0:
@@ -424,7 +526,7 @@ def _read(fd: int, part: torch.Tensor, at: int, t: Tensor) -> None:
         done += n
 
 
-def _write(fd: int, data: Union[bytes, memoryview]) -> None:
+def _write(fd: int, data: bytes) -> None:
     done, memory = 0, memoryview(data)
     while done < len(memory):
         done += os.write(fd, memory[done:])
