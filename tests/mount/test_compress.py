@@ -109,9 +109,12 @@ def test_figures_and_a_crash(make_store):
     data = {f'w{i}': weights(2 * MIB, i) for i in range(4)}
     for name, content in data.items():
         write(made / name, content)
+    subprocess.run(['cp', '--reflink=auto', made / 'w0', made / 'clone'], check=True, timeout=60)
+    sync(made / 'clone')
     random = np.random.default_rng(9).bytes(2 * MIB)
     write(made / 'random', random)
-    wait_until_compressed(*(made / name for name in data))
+    wait_until_compressed(*(made / name for name in data), made / 'clone')
+    assert stored(made / 'clone') == stored(made / 'w0')
     wait_for(lambda: figures(point)['kept_raw'] == 2, 'the random file')
     now = figures(point)
     assert now['chunks'] == 8 and now['raw_bytes'] == 8 * MIB

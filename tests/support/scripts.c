@@ -296,6 +296,32 @@ static void compressed(struct crash_scenario *s)
     scenario_fsync(s, "b");
 }
 
+static void shared_weights(struct crash_scenario *s)
+{
+    scenario_write_weights(s, "a", 1, 0, 3 * CHUNK);
+    scenario_fsync(s, "a");
+    scenario_clone(s, "a", "b", 3 * CHUNK);
+    scenario_clone(s, "a", "c", 3 * CHUNK);
+    scenario_commit(s);
+    scenario_truncate(s, "a", CHUNK + CHUNK / 2);
+    scenario_fsync(s, "a");
+    scenario_fill(s, 3 * CHUNK);
+}
+
+/* All owners get the frames at once. Then they leave one after the other, and others take what comes free. */
+static void compressed_shared(struct crash_scenario *s)
+{
+    ck_assert_uint_eq(scenario_compress(s), 2 + 3 + 3);
+    scenario_write(s, "d", 2, 0, 2 * CHUNK);
+    scenario_write(s, "b", 3, 100, 10);
+    scenario_commit(s);
+    scenario_unlink(s, "c");
+    scenario_fsync(s, "");
+    scenario_truncate(s, "b", CHUNK);
+    scenario_write(s, "d", 5, 0, 3 * CHUNK);
+    scenario_commit(s);
+}
+
 /* ------------------------------------------------------------------ models */
 
 static void model(struct crash_scenario *s)
@@ -751,6 +777,7 @@ const struct scenario_script scenario_scripts[] = {
     {"scrub", {"a", "b"}, 4096, 1, fill_up_but_little, scrubbed},
     {"two-scrub", {"a", "b"}, 512, 2, synced_a, scrubbed},
     {"compress", {"a", "b", "c"}, 4096, 1, weights_and_little_room, compressed},
+    {"compress-shared", {"a", "b", "c", "d"}, 4096, 1, shared_weights, compressed_shared},
     {"two-compress", {"a", "b", "c"}, 512, 2, weights_and_little_room, compressed, .seldom = true},
     {"step", {"model", "a"}, 512, 1, model, steps},
     {"async-step", {"model", "a"}, 512, 1, model, async_steps},

@@ -19,6 +19,7 @@ SMALL, ROT = 'tests/crash/crash_small', 'tests/crash/crash_rot'
 SCRUB = 'tests/unit/tiering/store/test_scrub'
 DEDUP = 'tests/unit/tiering/store/test_dedup'
 COMPACT = 'tests/unit/tiering/store/test_compact'
+COMPRESS = 'tests/unit/tiering/store/test_compress_shared'
 FLUSH = 'tests/unit/tiering/store/test_flush'
 NEWER = 'tests/unit/tiering/store/test_newer'
 STEP = 'tests/unit/optim/step/test_step'
@@ -55,6 +56,8 @@ MUTANTS = [
     ('dedup-uncompared', 'content is compared before it is shared', DEDUP, ''),
     ('dedup-unowned', 'bytes that are to be shared still have their owner', DEDUP, ''),
     ('owner-left-behind', 'owners of shared bytes move together', COMPACT, ''),
+    ('owner-left-behind', 'owners of shared bytes are compressed together', COMPRESS, ''),
+    ('frame-too-short', 'a frame has what each owner shows', SMALL, 'compress-shared'),
     ('frame-checksum', 'checksum of a frame', SMALL, 'xattr'),
     ('padding-later', 'a frame torn in its padding is no later one', SMALL, 'create'),
     ('super-checksum', 'checksum of a superblock', ROT, ''),
@@ -62,6 +65,7 @@ MUTANTS = [
     ('damage-unseen', 'a log that lost its middle is damaged', ROT, ''),
     ('no-chain', 'a frame names the one before it', ROT, ''),
     ('cut-undone', 'a repaired chunk shows no more than before', SCRUB, ''),
+    ('owner-forgotten', 'a shared frame waits for its last owner', SMALL, 'compress-shared'),
     ('feature-late', 'older programs are kept away before the first frame', SMALL, 'compress'),
     ('given-up-unseen', 'a publication notices what was given up', FLUSH, ''),
     ('frame-voided', 'a frame notices a failed flush of another thread', FLUSH, ''),

@@ -29,7 +29,6 @@
 #include "tiering/object/context.h"
 #include "tiering/object/object.h"
 #include "tiering/object/ref.h"
-#include "tiering/object/refcount.h"
 #include "tiering/data/flush.h"
 #include "tiering/engine/engine_priv.h"
 #include "tiering/engine/move_batch.h"
@@ -70,7 +69,7 @@ static bool choose(struct ht_move_batch *b, unsigned *device, uint64_t *group) H
             *group = 0;
             continue;
         }
-        b->victim[b->count++] = (struct ht_move_victim){.key = ht_move_key(*device, next)};
+        b->victim[b->count++] = (struct ht_move_victim){.key = ht_owners_key(*device, next)};
         *group = next + 1;
     }
     return *device == s->dev_count;
@@ -93,56 +92,42 @@ static struct ht_move_victim *find_victim(struct ht_move_batch *b, uint64_t key)
     return from < b->count && b->victim[from].key == key ? &b->victim[from] : NULL;
 }
 
-static int note(struct ht_move_batch *b, const struct ht_move_found *f)
+static int note(struct ht_move_batch *b, const struct ht_owner_found *f)
 {
-    if (b->found_count == b->found_cap) {
-        size_t cap = b->found_cap ? 2 * b->found_cap : 1024;
-        struct ht_move_found *more = realloc(b->found, cap * sizeof(*more));
-        if (!more)
-            return -ENOMEM;
-        b->figures->memory_bytes += (cap - b->found_cap) * sizeof(*more);
-        b->found = more;
-        b->found_cap = cap;
-    }
-    b->found[b->found_count++] = *f;
-    return 0;
+    uint64_t before = ht_owners_bytes(&b->owners);
+    int rc = ht_owners_note(&b->owners, f);
+
+    b->figures->memory_bytes += ht_owners_bytes(&b->owners) - before;
+    return rc;
 }
 
 /* Has the walk noted this chunk for the victim? Its notes are the last ones, from `first` on. */
 static bool is_noted(const struct ht_move_batch *b, size_t first, unsigned victim)
 {
-    for (size_t i = first; i < b->found_count; i++)
-        if (b->found[i].victim == victim)
+    for (size_t i = first; i < b->owners.count; i++)
+        if (b->owners.found[i].group == victim)
             return true;
     return false;
-}
-
-static bool has_too_many_owners(struct ht_store *s, const struct ht_ref *ref) HT_REQUIRES(HT_LOCK_STORE)
-{
-    const struct ht_refcount *e = ht_refcount_find(s, ref);
-
-    return e && e->owners > HT_MOVE_OWNERS_MAX;
 }
 
 /* The chunk is noted once for each victim that its extents reach into. */
 static int look_at(void *ctx, struct ht_obj *o, struct ht_chunk *c, uint64_t index) HT_REQUIRES(HT_LOCK_STORE)
 {
     struct ht_move_batch *b = ctx;
-    size_t noted = b->found_count;
+    size_t noted = b->owners.count;
 
     if (!(c->flags & HT_CH_PUB) || !ht_ref_holds(&c->pub))
         return HT_WALK_ON;
-    struct ht_extent first = ht_ref_extent(&c->pub, 0);
+    uint64_t place = ht_owners_place(&c->pub);
     for (unsigned i = 0; i < ht_ref_extents(&c->pub); i++) {
         struct ht_extent e = ht_ref_extent(&c->pub, i);
         uint64_t end = (e.block + e.blocks - 1) / HT_ALLOC_GROUP_BLOCKS;
         for (uint64_t group = e.block / HT_ALLOC_GROUP_BLOCKS; group <= end; group++) {
-            struct ht_move_victim *v = find_victim(b, ht_move_key(e.device, group));
+            struct ht_move_victim *v = find_victim(b, ht_owners_key(e.device, group));
             if (!v || is_noted(b, noted, (unsigned)(v - b->victim)))
                 continue;
-            v->skip |= b->found_count >= HT_MOVE_FOUND_MAX || has_too_many_owners(b->s, &c->pub);
-            const struct ht_move_found f = {ht_move_key(first.device, first.block), o->oid, index,
-                                            (unsigned)(v - b->victim)};
+            v->skip |= b->owners.count >= HT_MOVE_FOUND_MAX || ht_owners_are_too_many(b->s, &c->pub);
+            const struct ht_owner_found f = {place, o->oid, index, (unsigned)(v - b->victim)};
             int rc = v->skip ? 0 : note(b, &f);
             if (rc)
                 return rc;
@@ -153,25 +138,12 @@ static int look_at(void *ctx, struct ht_obj *o, struct ht_chunk *c, uint64_t ind
 
 static const struct ht_walk_visitor visitor = {.chunk = look_at};
 
-static int by_place(const void *a, const void *b)
-{
-    const struct ht_move_found *x = a, *y = b;
-
-    if (x->victim != y->victim)
-        return x->victim < y->victim ? -1 : 1;
-    if (x->place != y->place)
-        return x->place < y->place ? -1 : 1;
-    if (x->oid != y->oid)
-        return x->oid < y->oid ? -1 : 1;
-    return x->index < y->index ? -1 : x->index > y->index;
-}
-
 static int walk(struct ht_move_batch *b)
 {
     int rc = ht_walk_slice(&b->walk, &visitor, b, SLICE_CHUNKS);
 
-    if (!rc && ht_walk_is_over(&b->walk) && b->found_count)
-        qsort(b->found, b->found_count, sizeof(*b->found), by_place);
+    if (!rc && ht_walk_is_over(&b->walk))
+        ht_owners_sort(&b->owners);
     return rc;
 }
 
@@ -181,10 +153,9 @@ static void free_batch(struct ht_move_batch *b)
 {
     if (!b)
         return;
-    b->figures->memory_bytes -=
-        sizeof(*b) + HT_CHUNK_BYTES + ht_walk_bytes(&b->walk) + b->found_cap * sizeof(*b->found);
+    b->figures->memory_bytes -= sizeof(*b) + HT_CHUNK_BYTES + ht_walk_bytes(&b->walk) + ht_owners_bytes(&b->owners);
     ht_walk_end(&b->walk);
-    free(b->found);
+    ht_owners_end(&b->owners);
     free(b->buf);
     free(b);
 }

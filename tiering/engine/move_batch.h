@@ -6,13 +6,13 @@
 #include "tiering/base/base.h"
 #include "tiering/space/alloc.h"
 #include "tiering/engine/move.h"
+#include "tiering/engine/owners.h"
 #include "tiering/engine/walk.h"
 
 enum {
     HT_MOVE_GROUPS_MAX = 4096,                     /* of a batch */
     HT_MOVE_TAKEN_MAX = HT_ALLOC_SPARSE_TAKEN_MAX, /* blocks of a group that is nearly empty: a quarter */
-    HT_MOVE_OWNERS_MAX = 1024,  /* of one chunk, and of all chunks of a group: groups with more stay */
-    HT_MOVE_FOUND_MAX = 1 << 17 /* owners of a batch; groups with more stay */
+    HT_MOVE_FOUND_MAX = 1 << 17                    /* owners of a batch; groups with more stay */
 };
 
 /* A nearly empty group. */
@@ -22,31 +22,18 @@ struct ht_move_victim {
     bool closed;  /* it was closed: emptying it has begun */
 };
 
-/* A chunk of which some blocks lie in a victim. */
-struct ht_move_found {
-    uint64_t place; /* its first block, with the device: owners of the same bytes have the same */
-    uint64_t oid, index;
-    unsigned victim;
-};
-
 struct ht_move_batch {
     struct ht_store *s;
     struct ht_move_figures *figures;
     struct ht_move_victim victim[HT_MOVE_GROUPS_MAX]; /* in order */
     unsigned count, at, settled; /* at: the group that is emptied next; settled: groups before it are open again */
     struct ht_walk walk;
-    struct ht_move_found *found; /* once all was walked: in the order of victims and places */
-    size_t found_count, found_cap;
-    uint64_t closed_blocks; /* that were free in the groups that are closed */
-    uint64_t lsn;           /* of the last transaction that moved something; 0: all are durable */
-    bool copied;            /* something was */
-    uint8_t *buf;           /* a chunk */
+    struct ht_owners owners; /* group: the victim. In order once all was walked */
+    uint64_t closed_blocks;  /* that were free in the groups that are closed */
+    uint64_t lsn;            /* of the last transaction that moved something; 0: all are durable */
+    bool copied;             /* something was */
+    uint8_t *buf;            /* a chunk */
 };
-
-static inline uint64_t ht_move_key(unsigned device, uint64_t group)
-{
-    return (uint64_t)device << 48 | group;
-}
 
 /*
  * move_unit.c: copies and publishes some content of the next groups, as much as the budget allows, or makes moves

@@ -33,7 +33,7 @@
 
 enum {
     MOVES_MAX = HT_ALLOC_GROUP_BLOCKS,
-    OWNERS_MAX = 2 * HT_MOVE_OWNERS_MAX,
+    OWNERS_MAX = 2 * HT_OWNERS_MAX,
     UNIT_BLOCKS = HT_ALLOC_GROUP_BLOCKS,            /* of a unit with several groups */
     GROUP_BLOCKS_MAX = 4 * HT_ALLOC_GROUP_BLOCKS,   /* of the content of one group, with what lies outside of it */
     LOOKS_MAX = 64,                                 /* groups that a unit looks at */
@@ -79,7 +79,7 @@ static unsigned blocks_inside(const struct ht_move_victim *v, const struct ht_re
 
 enum { GATHERED, FULL, STAYS, NOT_DURABLE };
 
-static struct ht_chunk *chunk_of(struct ht_store *s, const struct ht_move_found *f, struct ht_obj **out_o)
+static struct ht_chunk *chunk_of(struct ht_store *s, const struct ht_owner_found *f, struct ht_obj **out_o)
     HT_REQUIRES(HT_LOCK_STORE)
 {
     *out_o = ht_obj_find_locked(s, f->oid);
@@ -87,12 +87,11 @@ static struct ht_chunk *chunk_of(struct ht_store *s, const struct ht_move_found 
 }
 
 /* Is the chunk's published content still where it was found? */
-static bool is_there(const struct ht_chunk *c, const struct ht_move_found *f) HT_REQUIRES(HT_LOCK_STORE)
+static bool is_there(const struct ht_chunk *c, const struct ht_owner_found *f) HT_REQUIRES(HT_LOCK_STORE)
 {
     if (!c || !(c->flags & HT_CH_PUB) || !ht_ref_holds(&c->pub))
         return false;
-    struct ht_extent e = ht_ref_extent(&c->pub, 0);
-    return ht_move_key(e.device, e.block) == f->place;
+    return ht_owners_place(&c->pub) == f->place;
 }
 
 /* A chunk may reach into several groups of a unit. */
@@ -104,7 +103,7 @@ static struct ht_move *find_move(struct unit *u, const struct ht_ref *ref)
     return NULL;
 }
 
-static bool add_owner(struct unit *u, struct ht_move *m, const struct ht_move_found *f) HT_REQUIRES(HT_LOCK_STORE)
+static bool add_owner(struct unit *u, struct ht_move *m, const struct ht_owner_found *f) HT_REQUIRES(HT_LOCK_STORE)
 {
     struct ht_obj *o;
     struct ht_chunk *c = chunk_of(u->s, f, &o);
@@ -118,7 +117,7 @@ static bool add_owner(struct unit *u, struct ht_move *m, const struct ht_move_fo
 }
 
 /* The content of one place with its owners, from f on. Content that has left is no obstacle. 0, STAYS, or -ENOMEM. */
-static int gather_place(struct unit *u, unsigned victim, const struct ht_move_found *f, unsigned n, unsigned *inside)
+static int gather_place(struct unit *u, unsigned victim, const struct ht_owner_found *f, unsigned n, unsigned *inside)
     HT_REQUIRES(HT_LOCK_STORE)
 {
     struct ht_move *m = &u->move[u->count];
@@ -191,12 +190,12 @@ static bool fits(const struct unit *u, unsigned before, unsigned owners)
 }
 
 /* All that lies in a group. GATHERED; or nothing was gathered: FULL, STAYS, NOT_DURABLE, -ENOMEM. */
-static int gather_group(struct unit *u, unsigned victim, const struct ht_move_found *f, size_t n)
+static int gather_group(struct unit *u, unsigned victim, const struct ht_owner_found *f, size_t n)
     HT_REQUIRES(HT_LOCK_STORE)
 {
     struct ht_move_victim *v = &u->b->victim[victim];
     unsigned before = u->count, inside = 0;
-    int rc = v->skip || n > HT_MOVE_OWNERS_MAX ? STAYS : GATHERED;
+    int rc = v->skip || n > HT_OWNERS_MAX ? STAYS : GATHERED;
 
     if (!rc && v->closed && !ht_alloc_is_closed_group(u->s->alloc, device_of(v), group_of(v)))
         rc = STAYS; /* a writer needed it */
@@ -217,19 +216,19 @@ static int gather_group(struct unit *u, unsigned victim, const struct ht_move_fo
 }
 
 /* What was found in the group: the first, and how many. */
-static size_t found_in(const struct ht_move_batch *b, unsigned victim, const struct ht_move_found **out)
+static size_t found_in(const struct ht_move_batch *b, unsigned victim, const struct ht_owner_found **out)
 {
-    size_t from = 0, end = b->found_count;
+    size_t from = 0, end = b->owners.count;
 
     while (from < end) {
         size_t middle = (from + end) / 2;
-        if (b->found[middle].victim < victim)
+        if (b->owners.found[middle].group < victim)
             from = middle + 1;
         else
             end = middle;
     }
-    *out = &b->found[from];
-    for (end = from; end < b->found_count && b->found[end].victim == victim; end++)
+    *out = &b->owners.found[from];
+    for (end = from; end < b->owners.count && b->owners.found[end].group == victim; end++)
         continue;
     return end - from;
 }
@@ -244,7 +243,7 @@ static bool has_enough(const struct ht_move_batch *b)
 static int gather(struct unit *u)
 {
     struct ht_move_batch *b = u->b;
-    const struct ht_move_found *f;
+    const struct ht_owner_found *f;
     int rc = GATHERED;
 
     ht_store_lock(u->s);

@@ -3,14 +3,17 @@
  * recompress.c - compresses content that nothing has changed for a while.
  *
  *   asleep --compress_after=--> a round: a walk over all objects --each chunk that is found--> a batch of frames
- *      ^                                     |                            |                (recompress_batch.c)
- *      '------- all was walked, or an error -'                            '--full--> published
+ *      ^                             |                  |                                (recompress_batch.c)
+ *      |                             |                  '--shared: its owner is noted--.           ^    |
+ *      |                             v                                                 |           |    '--> published
+ *      '------- all was looked at, or an error            all was walked: each place with owners --'
  *
  * The walk finds published raw chunks of objects that may be compressed and have the same version as in the round
- * before.
+ * before. Content with several owners is compressed for all owners at once, if the walk has found all. An owner that is
+ * no candidate keeps the content raw for all, and so do more than 1,024 owners (recompress_shared.h).
  *
- * Left alone are chunks of several owners, content in the memory of passthrough files, and objects with anything that
- * is not published: an update or a writer is about to replace it.
+ * Left alone are content in the memory of passthrough files, and objects with anything that is not published: an update
+ * or a writer is about to replace it.
  *
  * The round's memory is there while it lasts. It needs free space for one frame; without that it ends before it reads.
  * A chunk that cannot be read is not read again before the next mount. Between steps a round keeps the numbers of
@@ -20,6 +23,7 @@
 #include <assert.h>
 #include <stdlib.h>
 
+#include "tiering/base/mutant.h"
 #include "tiering/cache/arena.h"
 #include "tiering/api/compress.h"
 #include "tiering/api/object.h"
@@ -29,6 +33,7 @@
 #include "tiering/object/ref.h"
 #include "tiering/engine/engine_priv.h"
 #include "tiering/engine/recompress_batch.h"
+#include "tiering/engine/recompress_shared.h"
 #include "tiering/engine/walk.h"
 
 #define AFTER_MS_DEFAULT 60000u
@@ -51,10 +56,10 @@ struct ht_recompress_round {
     struct ht_recompress_batch batch;
     size_t seen_count;
     struct ht_recompress_seen *seen; /* in this round, by ascending oid */
-    /* The chunk that the last slice of the walk found. obj: with a reference; NULL: none. */
-    struct ht_obj *obj;
-    uint64_t index;
-    struct ht_ref was;
+    struct ht_recompress_shared shared;
+    /* What the last slice found: owners with a reference to their objects, and a copy of theirs. No owners: nothing. */
+    struct ht_move found;
+    struct ht_move_owner owner[HT_OWNERS_MAX];
 };
 
 uint64_t ht_recompress_rate_bytes(const struct ht_store *s)
@@ -70,6 +75,7 @@ static void round_free(struct ht_recompress_round *r)
     if (!r)
         return;
     ht_recompress_batch_destroy(&r->batch);
+    ht_recompress_shared_end(&r->shared);
     ht_walk_end(&r->walk);
     free(r->seen);
     free(r);
@@ -90,6 +96,8 @@ static int round_new(struct ht_store *s, struct ht_recompress_round **out)
         return -ENOMEM;
     r->s = s;
     r->c = &s->engine->recompress;
+    r->found.owner = r->owner;
+    ht_recompress_shared_begin(&r->shared, r->c->part, HT_RECOMPRESS_NOTES_MAX);
     int rc = ht_recompress_batch_init(&r->batch, s, r->c);
     if (!rc)
         rc = ht_walk_begin(&r->walk, s);
@@ -113,6 +121,7 @@ static int round_end(struct ht_recompress_round *r)
     struct ht_recompress *c = r->c;
     int rc = ht_recompress_batch_publish(&r->batch);
 
+    c->part = ht_recompress_shared_then(&r->shared);
     free(c->seen);
     c->seen = realloc(r->seen, (r->seen_count + 1) * sizeof(*r->seen));
     if (!c->seen)
@@ -142,18 +151,24 @@ static bool may_be(void *ctx, uint64_t oid)
     return r->c->may(r->c->ctx, oid);
 }
 
+static bool is_cold(const struct ht_recompress_round *r, const struct ht_obj *o) HT_REQUIRES(HT_LOCK_STORE)
+{
+    const struct ht_recompress_seen now = {o->oid, o->version};
+
+    return o->obj_class == HT_CLASS_DURABLE && o->published && !o->deleted && !o->dirty && !o->unpublished &&
+        !o->extra->shm && was_seen(r->c, &now);
+}
+
 /* Noted at its first slice. */
-static bool is_cold(void *ctx, const struct ht_obj *o) HT_REQUIRES(HT_LOCK_STORE)
+static bool look_at_object(void *ctx, const struct ht_obj *o) HT_REQUIRES(HT_LOCK_STORE)
 {
     struct ht_recompress_round *r = ctx;
-    const struct ht_recompress_seen now = {o->oid, o->version};
 
     if (r->walk.chunk == 0) {
         assert(r->seen_count < r->walk.count);
-        r->seen[r->seen_count++] = now;
+        r->seen[r->seen_count++] = (struct ht_recompress_seen){o->oid, o->version};
     }
-    return o->obj_class == HT_CLASS_DURABLE && o->published && !o->deleted && !o->dirty && !o->unpublished &&
-        !o->extra->shm && was_seen(r->c, &now);
+    return is_cold(r, o);
 }
 
 static bool is_candidate(const struct ht_store *s, const struct ht_chunk *c) HT_REQUIRES(HT_LOCK_STORE)
@@ -161,8 +176,35 @@ static bool is_candidate(const struct ht_store *s, const struct ht_chunk *c) HT_
     const struct ht_ref *ref = &c->pub;
 
     return (c->flags & (HT_CH_PUB | HT_CH_CUR | HT_CH_GONE | HT_CH_BAD)) == HT_CH_PUB && ref->codec == HT_CODEC_RAW &&
-        !ref->kept_raw && !ref->shared && ref->visible > HT_BLOCK_BYTES &&
+        !ref->kept_raw && (ref->shared ? ht_ref_holds(ref) : ref->visible > HT_BLOCK_BYTES) &&
         (c->slot == HT_SLOT_NONE || !ht_arena_image(s->arena, c->slot)->dirty);
+}
+
+/* Only while the engine reads: a deleted object keeps its space as long as it is held. */
+static void hold(struct ht_recompress_round *r, struct ht_obj *o, uint64_t index) HT_REQUIRES(HT_LOCK_STORE)
+{
+    o->refs++;
+    r->owner[r->found.owners++] = (struct ht_move_owner){o, index};
+}
+
+static void forget_found(struct ht_recompress_round *r) HT_REQUIRES(HT_LOCK_STORE)
+{
+    while (r->found.owners)
+        ht_obj_put_locked(r->owner[--r->found.owners].obj);
+    ht_ref_forget(&r->found.was);
+    memset(&r->found.was, 0, sizeof(r->found.was));
+}
+
+static int note_owner(struct ht_recompress_round *r, const struct ht_obj *o, const struct ht_chunk *c, uint64_t index)
+    HT_REQUIRES(HT_LOCK_STORE)
+{
+    uint64_t before = ht_owners_bytes(&r->shared.owners);
+
+    if (ht_owners_are_too_many(r->s, &c->pub))
+        return HT_WALK_ON;
+    int rc = ht_recompress_shared_note(&r->shared, ht_owners_place(&c->pub), o->oid, index);
+    r->c->bytes += ht_owners_bytes(&r->shared.owners) - before;
+    return rc ? rc : HT_WALK_ON;
 }
 
 static int look_at(void *ctx, struct ht_obj *o, struct ht_chunk *c, uint64_t index) HT_REQUIRES(HT_LOCK_STORE)
@@ -171,44 +213,100 @@ static int look_at(void *ctx, struct ht_obj *o, struct ht_chunk *c, uint64_t ind
 
     if (!is_candidate(r->s, c))
         return HT_WALK_ON;
-    if (ht_ref_copy(&r->was, &c->pub))
-        return -ENOMEM;
-    o->refs++; /* only while the engine reads: a deleted object keeps its space as long as it is held */
-    r->obj = o;
-    r->index = index;
+    if (c->pub.shared)
+        return note_owner(r, o, c, index);
+    int rc = ht_ref_copy(&r->found.was, &c->pub);
+    if (rc)
+        return rc;
+    hold(r, o, index);
     return HT_WALK_TAKEN;
 }
 
-static const struct ht_walk_visitor visitor = {.wants = may_be, .object = is_cold, .chunk = look_at};
+static const struct ht_walk_visitor visitor = {.wants = may_be, .object = look_at_object, .chunk = look_at};
 
-/* A slice, and the chunk that it found. */
-static int next(struct ht_recompress_round *r, uint64_t *out_bytes)
+/* Is the noted chunk still a candidate, at the same place? */
+static struct ht_chunk *noted_chunk(struct ht_recompress_round *r, const struct ht_owner_found *f,
+                                    struct ht_obj **out_o) HT_REQUIRES(HT_LOCK_STORE)
 {
-    int rc = ht_walk_slice(&r->walk, &visitor, r, SLICE_CHUNKS);
+    struct ht_obj *o = *out_o = ht_obj_find_locked(r->s, f->oid);
+    struct ht_chunk *c = o && !o->dead && is_cold(r, o) ? ht_chunk_find(o, f->index) : NULL;
 
-    if (!r->obj)
-        return rc;
-    if (!rc)
-        rc = ht_recompress_batch_add(&r->batch, r->obj, r->index, &r->was, out_bytes);
-    ht_ref_forget(&r->was);
-    ht_obj_put(r->obj);
-    r->obj = NULL;
+    return c && is_candidate(r->s, c) && ht_owners_place(&c->pub) == f->place ? c : NULL;
+}
+
+/* All owners of a place, and the reference that shows most: a truncation may have left others less. Or nothing. */
+static int find_owners(struct ht_recompress_round *r, const struct ht_owner_found *f, size_t n)
+    HT_REQUIRES(HT_LOCK_STORE)
+{
+    const struct ht_ref *most = NULL;
+    struct ht_obj *o;
+    int rc = 0;
+
+    for (size_t i = 0; i < n; i++) {
+        struct ht_chunk *c = noted_chunk(r, &f[i], &o);
+        if (!c)
+            break;
+        if (!most || (c->pub.visible > most->visible && !HT_MUTANT("frame-too-short")))
+            most = &c->pub;
+        hold(r, o, f[i].index);
+    }
+    bool all = n && r->found.owners == n && most->visible > HT_BLOCK_BYTES;
+    if (all)
+        rc = ht_ref_copy(&r->found.was, most);
+    if (!all || rc || !ht_move_may(r->s, &r->found))
+        forget_found(r);
     return rc;
 }
 
-/* 1: there is more; 0: all was walked; or the error that ends the round. */
+/* The next place of shared content, if one is left. */
+static int next_shared(struct ht_recompress_round *r)
+{
+    size_t n;
+    const struct ht_owner_found *f = ht_recompress_shared_next(&r->shared, &n);
+
+    if (!f)
+        return 0;
+    if (HT_MUTANT("owner-left-behind"))
+        n = 1;
+    ht_store_lock(r->s);
+    int rc = n > HT_OWNERS_MAX ? 0 : find_owners(r, f, n);
+    ht_store_unlock(r->s);
+    return rc;
+}
+
+static bool is_over(const struct ht_recompress_round *r)
+{
+    return ht_walk_is_over(&r->walk) && ht_recompress_shared_is_over(&r->shared);
+}
+
+/* A slice, and what it found. */
+static int next(struct ht_recompress_round *r, uint64_t *out_bytes)
+{
+    int rc = ht_walk_is_over(&r->walk) ? next_shared(r) : ht_walk_slice(&r->walk, &visitor, r, SLICE_CHUNKS);
+
+    if (!r->found.owners)
+        return rc;
+    if (!rc)
+        rc = ht_recompress_batch_add(&r->batch, &r->found, out_bytes);
+    ht_store_lock(r->s);
+    forget_found(r);
+    ht_store_unlock(r->s);
+    return rc;
+}
+
+/* 1: there is more; 0: all was looked at; or the error that ends the round. */
 static int go_on(struct ht_recompress_round *r, struct ht_budget *b)
 {
     int rc = 0;
 
     do {
-        if (!ht_walk_is_over(&r->walk) && !ht_recompress_batch_is_full(&r->batch))
+        if (!is_over(r) && !ht_recompress_batch_is_full(&r->batch))
             rc = next(r, &b->bytes);
-    } while (!rc && b->bytes < b->most_bytes && ht_now_ns() < b->until_ns && !ht_walk_is_over(&r->walk) &&
+    } while (!rc && b->bytes < b->most_bytes && ht_now_ns() < b->until_ns && !is_over(r) &&
              !ht_recompress_batch_is_full(&r->batch));
     if (!rc && ht_recompress_batch_is_full(&r->batch))
         rc = ht_recompress_batch_publish(&r->batch);
-    return rc ? rc : !ht_walk_is_over(&r->walk);
+    return rc ? rc : !is_over(r);
 }
 
 /* ---------------------------------------------------------------- the engine */

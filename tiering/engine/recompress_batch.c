@@ -6,9 +6,9 @@
  *                                              | gain
  *                                              v
  *                           write the frame to new space, and it waits
- *                                              | 64 frames, 8 MiB of them, or the end of the round
+ *                                              | 64 frames, 8 MiB of them, very many owners, or the end of the round
  *                                              v
- *                           one flush -> one transaction: each chunk has its frame
+ *                           one flush -> one transaction: all owners of the content have its frame
  *
  * No chunk, no object and no lock is held while frames wait. So a chunk may change before its frame is published: then
  * the transaction leaves it as it is, and the frame's space is free again (txn/move.c). What the checksum of the
@@ -54,6 +54,7 @@ static void forget_waiting(struct ht_recompress_batch *b)
         ht_ref_forget(&b->move[i].now);
     }
     b->count = 0;
+    b->owners = 0;
     b->blocks = 0;
 }
 
@@ -78,29 +79,46 @@ static void free_frame(struct ht_recompress_batch *b, unsigned i) HT_REQUIRES(HT
         ht_free_ref_now(b->s, &b->move[i].now);
 }
 
-/* Those whose objects are still there and may be compressed come first in move[], with a reference. Their number. */
+/* Takes a reference to the object of each owner of a frame, from `at` on, and moves them to `to`. Or to none. */
+static bool take_owners(struct ht_recompress_batch *b, unsigned at, unsigned n, const bool may[], unsigned to)
+    HT_REQUIRES(HT_LOCK_STORE)
+{
+    unsigned taken = 0;
+
+    for (; taken < n; taken++) {
+        struct ht_obj *o = ht_obj_find_locked(b->s, b->oid[at + taken]);
+        if (!o || o->dead || !may[at + taken])
+            break;
+        o->refs++;
+        b->owner[to + taken] = (struct ht_move_owner){o, b->owner[at + taken].index};
+    }
+    for (unsigned i = 0; taken < n && i < taken; i++)
+        ht_obj_put_locked(b->owner[to + i].obj);
+    return taken == n;
+}
+
+/* Frames of which all owners are still there, and may be compressed, come first in move[]. Their number. */
 static unsigned take_objects(struct ht_recompress_batch *b)
 {
-    bool may[HT_RECOMPRESS_FRAMES_MAX];
-    unsigned n = 0;
+    bool may[HT_RECOMPRESS_OWNERS_MAX];
+    unsigned n = 0, owners = 0, at = 0;
 
-    for (unsigned i = 0; i < b->count; i++)
+    for (unsigned i = 0; i < b->owners; i++)
         may[i] = b->figures->may(b->figures->ctx, b->oid[i]);
     ht_store_lock(b->s);
-    for (unsigned i = 0; i < b->count; i++) {
-        struct ht_obj *o = ht_obj_find_locked(b->s, b->oid[i]);
-        if (!o || o->dead || !may[i]) {
+    for (unsigned i = 0; i < b->count; at += b->move[i++].owners) {
+        if (!take_owners(b, at, b->move[i].owners, may, owners)) {
             free_frame(b, i);
             ht_ref_forget(&b->move[i].was);
             continue;
         }
-        o->refs++;
-        b->owner[n] = (struct ht_move_owner){o, b->owner[i].index};
-        b->move[n] = b->move[i];
-        b->move[n].owner = &b->owner[n];
-        n++;
+        struct ht_move m = b->move[i];
+        m.owner = &b->owner[owners];
+        owners += m.owners;
+        b->move[n++] = m;
     }
     b->count = n;
+    b->owners = owners;
     ht_store_unlock(b->s);
     return n;
 }
@@ -108,7 +126,7 @@ static unsigned take_objects(struct ht_recompress_batch *b)
 static void put_objects(struct ht_recompress_batch *b)
 {
     ht_store_lock(b->s);
-    for (unsigned i = 0; i < b->count; i++) {
+    for (unsigned i = 0; i < b->owners; i++) {
         ht_obj_put_locked(b->owner[i].obj);
         b->owner[i].obj = NULL;
     }
@@ -161,7 +179,7 @@ static uint64_t available(struct ht_store *s)
 bool ht_recompress_batch_is_full(struct ht_recompress_batch *b)
 {
     return b->count == HT_RECOMPRESS_FRAMES_MAX || b->blocks >= WAITING_BLOCKS_MAX ||
-        b->blocks * WAITING_SHARE > available(b->s);
+        b->owners + HT_OWNERS_MAX > HT_RECOMPRESS_OWNERS_MAX || b->blocks * WAITING_SHARE > available(b->s);
 }
 
 /* For the longest frame: in blocks that are free now, and that no promise counts on. */
@@ -198,11 +216,10 @@ static int need_space(struct ht_recompress_batch *b, const struct ht_ref *was)
 
 /* ------------------------------------------------------------------ a chunk */
 
-static int read_content(struct ht_recompress_batch *b, struct ht_ring *ring, struct ht_obj *o, uint64_t index,
-                        const struct ht_ref *ref)
+static int read_content(struct ht_recompress_batch *b, struct ht_ring *ring, const struct ht_move *m)
 {
-    const struct ht_permit_request request = ht_admission_of_ref(b->s, ref);
-    struct ht_chunk_io io = {.obj = o, .index = index, .ref = *ref};
+    const struct ht_permit_request request = ht_admission_of_ref(b->s, &m->was);
+    struct ht_chunk_io io = {.obj = m->owner[0].obj, .index = m->owner[0].index, .ref = m->was};
     struct ht_permit permit;
 
     ht_permit_get(&b->s->gate, &request, &permit);
@@ -213,32 +230,35 @@ static int read_content(struct ht_recompress_batch *b, struct ht_ring *ring, str
 }
 
 /* No later round tries it again. */
-static void keep_raw(struct ht_store *s, struct ht_obj *o, uint64_t index, const struct ht_ref *was)
+static void keep_raw(struct ht_store *s, const struct ht_move *m)
 {
     ht_store_lock(s);
-    struct ht_chunk *c = ht_chunk_find(o, index);
-    if (c && (c->flags & HT_CH_PUB) && ht_ref_same_place(&c->pub, was))
-        c->pub.kept_raw = 1;
+    for (unsigned i = 0; i < m->owners; i++) {
+        struct ht_chunk *c = ht_chunk_find(m->owner[i].obj, m->owner[i].index);
+        if (c && (c->flags & HT_CH_PUB) && ht_ref_same_place(&c->pub, &m->was))
+            c->pub.kept_raw = 1;
+    }
     ht_store_unlock(s);
 }
 
 /* The frame waits then. */
-static int write_frame(struct ht_recompress_batch *b, struct ht_ring *ring, struct ht_obj *o, uint64_t index,
-                       const struct ht_ref *was, uint32_t len)
+static int write_frame(struct ht_recompress_batch *b, struct ht_ring *ring, const struct ht_move *from, uint32_t len)
 {
     struct ht_move *m = &b->move[b->count];
 
-    b->owner[b->count] = (struct ht_move_owner){o, index};
-    b->oid[b->count] = o->oid;
-    *m = (struct ht_move){.owner = &b->owner[b->count], .owners = 1};
-    int rc = ht_ref_copy(&m->was, was);
+    *m = (struct ht_move){.owner = from->owner, .owners = from->owners};
+    int rc = ht_ref_copy(&m->was, &from->was);
     if (rc)
         return rc;
     rc = ht_move_write(m, ring, b->frame, len, false);
-    b->owner[b->count].obj = NULL;
     if (rc) {
         ht_ref_forget(&m->was);
         return rc;
+    }
+    m->owner = &b->owner[b->owners];
+    for (unsigned i = 0; i < m->owners; i++) {
+        b->owner[b->owners] = (struct ht_move_owner){.index = from->owner[i].index};
+        b->oid[b->owners++] = from->owner[i].obj->oid;
     }
     b->blocks += ht_ref_blocks(&m->now);
     b->count++;
@@ -246,40 +266,40 @@ static int write_frame(struct ht_recompress_batch *b, struct ht_ring *ring, stru
 }
 
 /* What is free may lie in too many pieces: then it needs the space of the raw chunks, too. */
-static int write_frame_somewhere(struct ht_recompress_batch *b, struct ht_ring *ring, struct ht_obj *o, uint64_t index,
-                                 const struct ht_ref *was, uint32_t len)
+static int write_frame_somewhere(struct ht_recompress_batch *b, struct ht_ring *ring, const struct ht_move *m,
+                                 uint32_t len)
 {
-    int rc = write_frame(b, ring, o, index, was, len);
+    int rc = write_frame(b, ring, m, len);
 
     if (rc != -ENOSPC || !(b->count || b->lsn))
         return rc;
     rc = free_raw_chunks(b);
-    return rc ? rc : write_frame(b, ring, o, index, was, len);
+    return rc ? rc : write_frame(b, ring, m, len);
 }
 
-int ht_recompress_batch_add(struct ht_recompress_batch *b, struct ht_obj *o, uint64_t index, const struct ht_ref *was,
-                            uint64_t *out_bytes)
+int ht_recompress_batch_add(struct ht_recompress_batch *b, const struct ht_move *m, uint64_t *out_bytes)
 {
+    const struct ht_ref *was = &m->was;
     struct ht_ring *ring = ht_store_ring(b->s);
     int rc = ring ? need_space(b, was) : -ENOMEM;
 
     if (rc)
         return rc;
-    rc = read_content(b, ring, o, index, was);
+    rc = read_content(b, ring, m);
     *out_bytes += was->stored;
     if (rc == -EIO)
-        keep_raw(b->s, o, index, was); /* until the next mount */
+        keep_raw(b->s, m); /* until the next mount */
     if (rc)
         return rc == -ENOMEM ? rc : 0;
     int len = ht_codec_encode(b->encoder, b->raw, was->visible, b->frame);
     if (len < 0)
         return len;
     if (!len || ht_div_up((uint32_t)len, HT_BLOCK_BYTES) >= ht_ref_blocks(was)) {
-        keep_raw(b->s, o, index, was);
+        keep_raw(b->s, m);
         b->figures->kept_raw++;
         return 0;
     }
     *out_bytes += ht_round_up((uint32_t)len, HT_BLOCK_BYTES);
     rc = ht_store_need_feature(b->s, HT_FEAT_REFUSE_PLANES); /* durable before the first frame */
-    return rc ? rc : write_frame_somewhere(b, ring, o, index, was, (uint32_t)len);
+    return rc ? rc : write_frame_somewhere(b, ring, m, (uint32_t)len);
 }

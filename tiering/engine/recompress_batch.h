@@ -5,6 +5,7 @@
 
 #include "tiering/base/base.h"
 #include "tiering/base/guarded.h"
+#include "tiering/engine/owners.h"
 #include "tiering/txn/txn.h"
 
 struct ht_store;
@@ -12,7 +13,7 @@ struct ht_obj;
 struct ht_encoder;
 struct ht_recompress;
 
-enum { HT_RECOMPRESS_FRAMES_MAX = 64 };
+enum { HT_RECOMPRESS_FRAMES_MAX = 64, HT_RECOMPRESS_OWNERS_MAX = 2 * HT_OWNERS_MAX };
 
 /* One thread's. */
 struct ht_recompress_batch {
@@ -22,9 +23,9 @@ struct ht_recompress_batch {
     void *raw, *frame; /* a chunk each */
     /* Frames that were written and wait for their transaction. Between calls no owner has an object. */
     struct ht_move move[HT_RECOMPRESS_FRAMES_MAX];
-    struct ht_move_owner owner[HT_RECOMPRESS_FRAMES_MAX];
-    uint64_t oid[HT_RECOMPRESS_FRAMES_MAX];
-    unsigned count;
+    struct ht_move_owner owner[HT_RECOMPRESS_OWNERS_MAX]; /* in the order of the frames */
+    uint64_t oid[HT_RECOMPRESS_OWNERS_MAX];
+    unsigned count, owners;
     uint64_t blocks; /* of the frames */
     uint64_t lsn;    /* of the last transaction; 0: all are durable */
 };
@@ -36,12 +37,13 @@ int ht_recompress_batch_init(struct ht_recompress_batch *b, struct ht_store *s,
 void ht_recompress_batch_destroy(struct ht_recompress_batch *b);
 uint64_t ht_recompress_batch_bytes(const struct ht_recompress_batch *b); /* heap */
 /*
- * Reads a chunk, of which `was` is a copy of the published reference, encodes it and writes the frame. The batch is not
- * full, and the caller holds a reference to the object. *out_bytes: read and written. An error: nothing of that kind
- * will succeed now. A chunk that cannot be read, or of which the frame saves too little, stays as it is.
+ * Reads content with its owners, encodes it and writes the frame. m->was is a copy of the owner's published reference
+ * that shows most. The batch is not full, and the caller holds a reference to each object. *out_bytes: read and
+ * written. An error: nothing of that kind will succeed now. Content that cannot be read, or of which the frame saves
+ * too little, stays as it is.
  */
-int ht_recompress_batch_add(struct ht_recompress_batch *b, struct ht_obj *o, uint64_t index, const struct ht_ref *was,
-                            uint64_t *out_bytes) HT_EXCLUDES(HT_LOCK_STORE) HT_MUST_CHECK;
+int ht_recompress_batch_add(struct ht_recompress_batch *b, const struct ht_move *m, uint64_t *out_bytes)
+    HT_EXCLUDES(HT_LOCK_STORE) HT_MUST_CHECK;
 /* It is time to publish. */
 bool ht_recompress_batch_is_full(struct ht_recompress_batch *b) HT_EXCLUDES(HT_LOCK_STORE);
 /* One flush and one transaction for all frames that wait. Chunks that have changed meanwhile keep their content. */

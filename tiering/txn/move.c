@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * move.c - gives stored bytes another place, with all of their owners at once; many in one transaction. Or a compressed
- * frame takes the place of raw bytes with one owner.
+ * frame takes the place of raw bytes, for all owners, too.
  *
  *   read, write, flush -> transaction: a record with the new place for each owner -> the old place is a deferred free
  *
@@ -83,10 +83,13 @@ bool ht_move_may(struct ht_store *s, const struct ht_move *m)
     return (e ? e->owners : 1) == m->owners || HT_MUTANT("owner-left-behind");
 }
 
-/* A frame has only the content that was visible when it was made. */
+/* A frame has only the content that was visible when it was made: does it have what each owner shows? */
 static bool has_content(const struct ht_move *m) HT_REQUIRES(HT_LOCK_STORE)
 {
-    return m->now.codec == m->was.codec || chunk_of(&m->owner[0])->pub.visible <= m->now.visible;
+    for (unsigned i = 0; m->now.codec != m->was.codec && i < m->owners; i++)
+        if (chunk_of(&m->owner[i])->pub.visible > m->now.visible)
+            return HT_MUTANT("frame-too-short");
+    return true;
 }
 
 /* A copy of the new reference for each owner, and owners for all but the first. Changes nothing if it fails. */

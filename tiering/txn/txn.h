@@ -55,7 +55,7 @@ int ht_relocate_end(struct ht_obj *o, uint64_t index, const struct ht_ref *was, 
 
 /* ---------------------------------------------------------------- moving */
 
-/* move.c: stored bytes with all of their owners; or a compressed frame instead of the raw bytes of one. */
+/* move.c: stored bytes with all of their owners; or a compressed frame instead of their raw bytes. */
 struct ht_move_owner {
     struct ht_obj *obj; /* the caller keeps its reference */
     uint64_t index;

@@ -253,19 +253,6 @@ START_TEST(what_saves_too_little_is_tried_once)
 }
 END_TEST
 
-START_TEST(chunks_of_several_owners_stay)
-{
-    struct ht_obj *twin = object(MIB, 0);
-
-    ck_assert_int_eq(ht_obj_clone(obj, 0, twin, 0, BYTES), BYTES);
-    ck_assert_int_eq(ht_obj_sync(twin), 0);
-    compress_cold();
-    ck_assert_uint_eq(codec_of(0), HT_CODEC_RAW);
-    expect_all();
-    ht_obj_put(twin);
-}
-END_TEST
-
 /* A chunk that cannot be read is read once, and the others are compressed. */
 START_TEST(damage_is_not_read_in_each_round)
 {
@@ -872,7 +859,6 @@ int main(void)
     tcase_add_test(raw, what_is_not_published_waits);
     tcase_add_test(raw, only_objects_that_may_be);
     tcase_add_test(raw, what_saves_too_little_is_tried_once);
-    tcase_add_test(raw, chunks_of_several_owners_stay);
     tcase_add_test(raw, damage_is_not_read_in_each_round);
     tcase_add_test(raw, a_full_store_ends_the_round);
     tcase_add_test(raw, a_store_that_is_almost_full_goes_on_with_the_space_that_became_free);

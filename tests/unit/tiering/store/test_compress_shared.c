@@ -1,0 +1,435 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* test_compress_shared.c - content with several owners is compressed for all of them at once, or for none. */
+#include "tiering/object/context.h"
+
+#include "fixture.h"
+
+#include <pthread.h>
+#include <stdatomic.h>
+#include <time.h>
+
+#include "tests/unit/tiering/codec/content.h"
+#include "tiering/api/background.h"
+#include "tiering/api/compress.h"
+#include "tiering/object/chunk.h"
+#include "tiering/object/ref.h"
+
+enum { CHUNKS = 3, BYTES = CHUNKS * MIB - 1000, SMALL = HT_SMALL_CHUNK_BYTES, STORE_MIB = 64, OWNERS = 3 };
+
+static uint8_t *content;
+static struct ht_obj *owner[OWNERS]; /* all have the same content */
+static uint64_t oid[OWNERS];
+
+static uint64_t none, asked_of;
+static unsigned asked;
+static void (*meanwhile)(void); /* once, when the engine asks about asked_of for the second time: before it publishes */
+
+static bool may(void *ctx, uint64_t id)
+{
+    (void)ctx;
+    if (meanwhile && id == asked_of && ++asked == 2) {
+        void (*change)(void) = meanwhile;
+        meanwhile = NULL;
+        change();
+    }
+    return id == 0 || id != none;
+}
+
+static void compress(void)
+{
+    ht_store_set_compress(s, may, NULL);
+    ck_assert_int_eq(ht_store_compress(s), 0);
+}
+
+static void compress_cold(void)
+{
+    compress();
+    compress();
+}
+
+static uint64_t figure(const char *key)
+{
+    struct ht_background_stat st;
+
+    for (unsigned i = 0; ht_store_background_stat(s, i, &st) == 0; i++)
+        for (unsigned k = 0; strcmp(st.engine, "recompress") == 0 && k < st.figures; k++)
+            if (strcmp(st.figure[k].key, key) == 0)
+                return st.value[k];
+    ck_abort_msg("no figure %s", key);
+}
+
+static void sync_it(struct ht_obj *o)
+{
+    ck_assert_int_eq(ht_obj_sync(o), 0);
+}
+
+static void share(struct ht_obj *from, struct ht_obj *to, uint64_t bytes)
+{
+    ck_assert_int_eq(ht_obj_clone(from, 0, to, 0, bytes), (ssize_t)bytes);
+    sync_it(to);
+}
+
+static void expect_codec(unsigned codec)
+{
+    for (unsigned i = 0; i < OWNERS; i++)
+        for (uint64_t k = 0; owner[i] && k < CHUNKS; k++)
+            ck_assert_uint_eq(ht_chunk_ref(ht_chunk_find(owner[i], k))->codec, codec);
+}
+
+static void expect_all(void)
+{
+    for (unsigned i = 0; i < OWNERS; i++) {
+        if (!owner[i])
+            continue;
+        expect(owner[i], 0, content, BYTES);
+        ht_obj_evict(owner[i]);
+        expect(owner[i], 0, content, BYTES);
+    }
+}
+
+static void put_owners(void)
+{
+    for (unsigned i = 0; i < OWNERS; i++)
+        ht_obj_put(owner[i]);
+}
+
+static void begin_again(void (*how)(void))
+{
+    put_owners();
+    how();
+    for (unsigned i = 0; i < OWNERS; i++)
+        owner[i] = oid[i] ? ht_obj_get(s, oid[i]) : NULL;
+}
+
+static void setup(void)
+{
+    none = asked_of = 0;
+    asked = 0;
+    meanwhile = NULL;
+    fresh(STORE_MIB, false);
+    content = malloc(BYTES);
+    content_bf16(content, BYTES, 5);
+    for (unsigned i = 0; i < OWNERS; i++) {
+        owner[i] = object(MIB, 0);
+        oid[i] = ht_obj_id(owner[i]);
+    }
+    put_all(owner[0], 0, content, BYTES);
+    sync_it(owner[0]);
+    for (unsigned i = 1; i < OWNERS; i++)
+        share(owner[0], owner[i], BYTES);
+}
+
+static void teardown(void)
+{
+    put_owners();
+    done();
+    free(content);
+}
+
+static void fill_the_store(void)
+{
+    struct ht_obj *rest = object(MIB, 0);
+    uint8_t *block = pattern(MIB, 8);
+    uint64_t at = 0;
+
+    while (ht_obj_write(rest, at, block, MIB) == MIB)
+        at += MIB;
+    while (ht_obj_write(rest, at, block, HT_BLOCK_BYTES) == HT_BLOCK_BYTES)
+        at += HT_BLOCK_BYTES;
+    ht_obj_put(rest);
+    free(block);
+}
+
+/* Each place once in the figures, and its space is free once. */
+START_TEST(all_owners_get_the_frame)
+{
+    uint64_t before = obj_stat(owner[0]).stored_bytes, available = stats().available_bytes;
+
+    compress_cold();
+    expect_codec(HT_CODEC_PLANES);
+    ck_assert_uint_eq(figure("chunks"), CHUNKS);
+    ck_assert_uint_eq(figure("raw_bytes"), before);
+    ck_assert_uint_eq(figure("saved_bytes"), before - obj_stat(owner[2]).stored_bytes);
+    ck_assert_uint_eq(stats().available_bytes, available + figure("saved_bytes"));
+    expect_all();
+    ck_assert_int_eq(ht_store_commit(s), 0);
+    begin_again(crash);
+    expect_codec(HT_CODEC_PLANES);
+    expect_all();
+}
+END_TEST
+
+/* The space is free when the last owner goes, and no sooner. */
+START_TEST(the_frame_goes_with_its_last_owner)
+{
+    uint64_t empty = stats().available_bytes + obj_stat(owner[0]).stored_bytes;
+
+    compress_cold();
+    for (unsigned i = 0; i < OWNERS; i++) {
+        delete (owner[i]);
+        owner[i] = NULL;
+        ck_assert_int_eq(ht_store_commit(s), 0);
+        expect_all();
+    }
+    ck_assert_uint_eq(stats().available_bytes, empty);
+}
+END_TEST
+
+/* Its former twins are gone: it is still known as shared. */
+START_TEST(the_last_owner_is_enough)
+{
+    for (unsigned i = 0; i < OWNERS; i += 2) {
+        delete (owner[i]);
+        owner[i] = NULL;
+    }
+    ck_assert_int_eq(ht_store_commit(s), 0);
+    compress_cold();
+    expect_codec(HT_CODEC_PLANES);
+    expect_all();
+}
+END_TEST
+
+/* A frame has what the owner shows that shows most, whichever that is. */
+START_TEST(a_cut_owner_takes_nothing_from_the_others)
+{
+    const uint32_t keep = MIB + 5000;
+    struct ht_obj *cut = owner[_i];
+
+    ck_assert_int_eq(ht_obj_truncate(cut, keep), 0);
+    sync_it(cut);
+    compress_cold();
+    owner[_i] = NULL;
+    expect_codec(HT_CODEC_PLANES);
+    expect_all();
+    ck_assert_uint_eq(ht_chunk_ref(ht_chunk_find(cut, 1))->codec, HT_CODEC_PLANES);
+    ck_assert_int_eq(ht_obj_truncate(cut, BYTES), 0); /* what was cut off is zeros */
+    uint8_t *want = calloc(1, BYTES);
+    memcpy(want, content, keep);
+    expect(cut, 0, want, BYTES);
+    free(want);
+    ht_obj_put(cut);
+}
+END_TEST
+
+/* An owner that may not be compressed, is new, or has something newer, keeps the content as it is for all. */
+START_TEST(one_owner_that_stays_keeps_all)
+{
+    struct ht_obj *other = NULL;
+
+    if (_i == 0)
+        none = oid[1];
+    compress();
+    if (_i == 1) {
+        other = object(MIB, 0);
+        share(owner[0], other, BYTES);
+    } else if (_i == 2) {
+        put_all(owner[2], BYTES, content, 1); /* in its last chunk, not published */
+    }
+    compress();
+    ck_assert_uint_eq(figure("chunks"), 0);
+    expect_codec(HT_CODEC_RAW);
+    none = 0;
+    sync_it(owner[2]);
+    compress_cold();
+    ck_assert_uint_ge(figure("chunks"), CHUNKS);
+    expect_codec(HT_CODEC_PLANES);
+    expect_all();
+    ht_obj_put(other);
+}
+END_TEST
+
+START_TEST(what_saves_too_little_is_read_once)
+{
+    content_random(content, BYTES, 1);
+    put_all(owner[0], 0, content, BYTES);
+    sync_it(owner[0]);
+    for (unsigned i = 1; i < OWNERS; i++)
+        share(owner[0], owner[i], BYTES);
+    compress_cold();
+    ck_assert_uint_eq(figure("kept_raw"), CHUNKS);
+    uint64_t read = stats().device_read_bytes;
+    compress_cold();
+    ck_assert_uint_eq(stats().device_read_bytes, read);
+    expect_all();
+}
+END_TEST
+
+/* Two owners with a rewrite reserve, on a full store: each can be written once. */
+START_TEST(each_owner_can_still_be_rewritten)
+{
+    ck_assert_int_eq(ht_obj_rewrite_reserve(owner[0], BYTES), 0);
+    ck_assert_int_eq(ht_obj_rewrite_reserve(owner[2], BYTES), 0);
+    compress_cold();
+    ck_assert_uint_eq(figure("chunks"), CHUNKS);
+    fill_the_store();
+    uint8_t *was = malloc(BYTES);
+    memcpy(was, content, BYTES);
+    content_random(content, BYTES, 3);
+    for (unsigned i = 0; i < OWNERS; i += 2) {
+        put_all(owner[i], 0, content, BYTES);
+        sync_it(owner[i]);
+    }
+    expect(owner[1], 0, was, BYTES);
+    expect(owner[0], 0, content, BYTES);
+    expect(owner[2], 0, content, BYTES);
+    free(was);
+}
+END_TEST
+
+static struct ht_obj *copy;
+
+static void clone_one(void)
+{
+    share(owner[1], copy, BYTES);
+}
+
+static void delete_one(void)
+{
+    delete (owner[1]);
+    owner[1] = NULL;
+    oid[1] = 0;
+}
+
+static void rewrite_one(void)
+{
+    put_all(owner[1], 0, content, BYTES);
+    sync_it(owner[1]);
+}
+
+START_TEST(what_happens_while_the_frame_waits_wins)
+{
+    static const struct {
+        void (*change)(void);
+        unsigned codec; /* of the owners that did not change */
+    } cases[] = {{clone_one, HT_CODEC_RAW}, {delete_one, HT_CODEC_RAW}, {rewrite_one, HT_CODEC_RAW}};
+    uint64_t available = stats().available_bytes;
+
+    copy = object(MIB, 0);
+    compress();
+    asked_of = oid[2];
+    meanwhile = cases[_i].change;
+    compress();
+    ck_assert_ptr_null(meanwhile);
+    ck_assert_uint_eq(figure("chunks"), 0);
+    expect_codec(cases[_i].codec);
+    ck_assert_int_eq(ht_store_commit(s), 0);
+    ck_assert_uint_eq(stats().available_bytes, available - (_i == 2 ? obj_stat(owner[1]).stored_bytes : 0));
+    expect_all();
+    if (_i == 0)
+        expect(copy, 0, content, BYTES);
+    ht_obj_put(copy);
+    begin_again(crash);
+    expect_all();
+    compress_cold();
+    ck_assert_uint_eq(figure("chunks"), _i == 2 ? 2 * CHUNKS : CHUNKS);
+    expect_all();
+}
+END_TEST
+
+/* As many owners as a step may have, and one more. */
+START_TEST(content_of_very_many_owners_stays)
+{
+    enum { MOST = 1024 };
+    struct ht_obj *many[MOST + 1];
+    unsigned n = MOST + (unsigned)_i;
+
+    for (unsigned i = 0; i < n; i++) {
+        many[i] = object(SMALL, 0);
+        if (i == 0)
+            put_all(many[0], 0, content, SMALL);
+        else
+            ck_assert_int_eq(ht_obj_clone(many[0], 0, many[i], 0, SMALL), SMALL);
+        if (i == 0 || i + 1 == n)
+            ck_assert_int_eq(ht_store_commit(s), 0);
+    }
+    compress_cold();
+    ck_assert_uint_eq(figure("chunks"), CHUNKS + (_i ? 0 : 1));
+    for (unsigned i = 0; i < n; i++) {
+        ck_assert_uint_eq(ht_chunk_ref(ht_chunk_find(many[i], 0))->codec, _i ? HT_CODEC_RAW : HT_CODEC_PLANES);
+        ht_obj_evict(many[i]);
+        if (i % 100 == 0 || i + 1 == n)
+            expect(many[i], 0, content, SMALL);
+        ht_obj_put(many[i]);
+    }
+}
+END_TEST
+
+/* -------------------------------------------------------------- beside others */
+
+static _Atomic bool ended;
+
+static void *compress_always(void *arg)
+{
+    (void)arg;
+    while (!ended)
+        ck_assert_int_eq(ht_store_compress(s), 0);
+    return NULL;
+}
+
+static void wait_for_chunks(void)
+{
+    const struct timespec pause = {.tv_nsec = 1000000};
+
+    for (unsigned i = 0; !figure("chunks") && i < 2000; i++)
+        nanosleep(&pause, NULL);
+}
+
+/* One thread changes owners and makes others; the other compresses whatever it finds. */
+START_TEST(whichever_thread_changes_an_owner_first_wins)
+{
+    enum { ROUNDS = 24, EACH = 8 };
+    uint8_t *mine = malloc(BYTES);
+    uint64_t x = 12345;
+    pthread_t thread;
+
+    memcpy(mine, content, BYTES);
+    ht_store_set_compress(s, may, NULL);
+    ended = false;
+    ck_assert_int_eq(pthread_create(&thread, NULL, compress_always, NULL), 0);
+    for (unsigned i = 0; i < ROUNDS; i++) {
+        uint64_t off = content_next(&x) % (BYTES - 5000), n = 1 + content_next(&x) % 5000;
+        content_bf16(mine + off, n, i + 1);
+        put_all(owner[1], off, mine + off, n);
+        if (i % 2)
+            sync_it(owner[1]);
+        if (i % 3 == 0)
+            ht_obj_evict(owner[i % OWNERS]);
+        expect(owner[0], off, content + off, n);
+        expect(owner[1], off, mine + off, n);
+        if (i % EACH < EACH - 1)
+            continue;
+        share(owner[0], owner[1], BYTES); /* all have the same again, raw or not */
+        memcpy(mine, content, BYTES);
+        ck_assert_int_eq(ht_store_commit(s), 0);
+        wait_for_chunks();
+    }
+    ended = true;
+    pthread_join(thread, NULL);
+    ck_assert_uint_gt(figure("chunks"), 0);
+    expect_all();
+    begin_again(crash);
+    expect_all();
+    free(mine);
+}
+END_TEST
+
+int main(void)
+{
+    TCase *tc = tcase_create("shared");
+    Suite *suite = suite_create("compress");
+
+    tcase_add_checked_fixture(tc, setup, teardown);
+    tcase_set_timeout(tc, 120);
+    tcase_add_test(tc, all_owners_get_the_frame);
+    tcase_add_test(tc, the_frame_goes_with_its_last_owner);
+    tcase_add_test(tc, the_last_owner_is_enough);
+    tcase_add_loop_test(tc, a_cut_owner_takes_nothing_from_the_others, 0, OWNERS);
+    tcase_add_loop_test(tc, one_owner_that_stays_keeps_all, 0, 3);
+    tcase_add_test(tc, what_saves_too_little_is_read_once);
+    tcase_add_test(tc, each_owner_can_still_be_rewritten);
+    tcase_add_loop_test(tc, what_happens_while_the_frame_waits_wins, 0, 3);
+    tcase_add_loop_test(tc, content_of_very_many_owners_stays, 0, 2);
+    tcase_add_test(tc, whichever_thread_changes_an_owner_first_wins);
+    suite_add_tcase(suite, tc);
+    return run_all(suite);
+}

@@ -1,0 +1,70 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* owners.c - see owners.h. */
+#include "tiering/engine/owners.h"
+
+#include <stdlib.h>
+
+#include "tiering/object/refcount.h"
+
+enum { CAP_START = 1024 };
+
+bool ht_owners_are_too_many(const struct ht_store *s, const struct ht_ref *ref)
+{
+    const struct ht_refcount *e = ht_refcount_find(s, ref);
+
+    return e && e->owners > HT_OWNERS_MAX;
+}
+
+int ht_owners_note(struct ht_owners *w, const struct ht_owner_found *f)
+{
+    if (w->count == w->cap) {
+        size_t cap = w->cap ? 2 * w->cap : CAP_START;
+        struct ht_owner_found *more = realloc(w->found, cap * sizeof(*more));
+        if (!more)
+            return -ENOMEM;
+        w->found = more;
+        w->cap = cap;
+    }
+    w->found[w->count++] = *f;
+    return 0;
+}
+
+static int by_place(const void *a, const void *b)
+{
+    const struct ht_owner_found *x = a, *y = b;
+
+    if (x->group != y->group)
+        return x->group < y->group ? -1 : 1;
+    if (x->place != y->place)
+        return x->place < y->place ? -1 : 1;
+    if (x->oid != y->oid)
+        return x->oid < y->oid ? -1 : 1;
+    return x->index < y->index ? -1 : x->index > y->index;
+}
+
+void ht_owners_sort(struct ht_owners *w)
+{
+    if (w->count)
+        qsort(w->found, w->count, sizeof(*w->found), by_place);
+}
+
+size_t ht_owners_same(const struct ht_owners *w, size_t at)
+{
+    const struct ht_owner_found *first = &w->found[at];
+    size_t n = 1;
+
+    while (at + n < w->count && first[n].group == first->group && first[n].place == first->place)
+        n++;
+    return n;
+}
+
+uint64_t ht_owners_bytes(const struct ht_owners *w)
+{
+    return w->cap * sizeof(*w->found);
+}
+
+void ht_owners_end(struct ht_owners *w)
+{
+    free(w->found);
+    *w = (struct ht_owners){0};
+}

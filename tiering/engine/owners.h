@@ -1,0 +1,52 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * owners.h - inside engine/: who owns stored bytes, as a walk over all references finds it.
+ *
+ * A reference does not know the other owners of its bytes. So a walk notes each owner of the places that matter, and
+ * owners of one place follow each other when the notes are in order. Whether all were found says the count of owners
+ * (ht_move_may).
+ *
+ * One thread's.
+ */
+#ifndef HITRAIN_TIERING_ENGINE_OWNERS_H
+#define HITRAIN_TIERING_ENGINE_OWNERS_H
+
+#include "tiering/base/base.h"
+#include "tiering/base/guarded.h"
+#include "tiering/object/ref.h"
+
+struct ht_store;
+
+enum { HT_OWNERS_MAX = 1024 }; /* of one place: bytes with more stay, so that no step holds the store's lock for long */
+
+struct ht_owner_found {
+    uint64_t place; /* of the first block: owners of the same bytes have the same */
+    uint64_t oid, index;
+    unsigned group; /* what the walk looks for may lie in several groups */
+};
+
+struct ht_owners {
+    struct ht_owner_found *found;
+    size_t count, cap;
+};
+
+static inline uint64_t ht_owners_key(unsigned device, uint64_t number)
+{
+    return (uint64_t)device << 48 | number;
+}
+static inline uint64_t ht_owners_place(const struct ht_ref *ref)
+{
+    struct ht_extent first = ht_ref_extent(ref, 0);
+
+    return ht_owners_key(first.device, first.block);
+}
+bool ht_owners_are_too_many(const struct ht_store *s, const struct ht_ref *ref) HT_REQUIRES(HT_LOCK_STORE);
+/* -ENOMEM */
+int ht_owners_note(struct ht_owners *w, const struct ht_owner_found *f) HT_MUST_CHECK;
+void ht_owners_sort(struct ht_owners *w); /* by group, place, object and index */
+/* How many from `at` on, which is there, have the same group and place. The notes are in order. */
+size_t ht_owners_same(const struct ht_owners *w, size_t at);
+uint64_t ht_owners_bytes(const struct ht_owners *w); /* heap */
+void ht_owners_end(struct ht_owners *w);
+
+#endif
