@@ -3,7 +3,8 @@
  * receive.c - `hitrainctl receive`: a stream from standard input becomes a new model root.
  *
  * A directory out of sight becomes a model root first, so nothing in it is published before its commit. At the end
- * mark, with the right digest, it gets its step, is committed and gets its name. Until then any failure removes it.
+ * mark, with the right digest, it gets its step, is committed and moves to its name. Until then any failure removes it,
+ * and after a crash the next program does (staging.h).
  */
 #include "mount-helpers/ctl/ctl.h"
 
@@ -108,7 +109,7 @@ static int write_tree(const char *path, const struct ht_staging *s, int base, st
     int rc;
 
     ht_progress_begin(&progress, false, "received", r->head.bytes);
-    rc = ht_tree_write(s->dir, base, r, geteuid() == 0, &p, &out->root, &out->digest, why);
+    rc = ht_tree_write(s->model, base, r, geteuid() == 0, &p, &out->root, &out->digest, why);
     if (rc == 0)
         ht_progress_end(&progress);
     else
@@ -172,25 +173,45 @@ static int set_step(const char *path, int dir, uint64_t step)
     return -errno;
 }
 
-/* A model at its step, durable in its directory out of sight. The directory belongs to the caller alone until then. */
+/* A model at its step, durable. Until then its directory is the caller's own. */
 static int commit(const char *path, const struct ht_staging *s, const struct received *r)
 {
     char why[HT_TREE_WHY_MAX];
-    int rc = set_step(path, s->dir, r->step), ctl;
+    int rc = set_step(path, s->model, r->step), ctl;
 
     if (rc < 0)
         return rc;
-    ctl = openat(s->dir, HT_CTL_DIR "/ctl", O_RDWR | O_CLOEXEC);
+    ctl = openat(s->model, HT_CTL_DIR "/ctl", O_RDWR | O_CLOEXEC);
     if (ctl < 0) {
         ht_error("%s: " HT_CTL_DIR "/ctl: %s", path, strerror(errno));
         return -errno;
     }
-    rc = ht_tree_write_root(s->dir, &r->root, geteuid() == 0, why);
+    rc = ht_tree_write_root(s->model, &r->root, geteuid() == 0, why);
     if (rc < 0)
         ht_error("%s: %s", path, why);
     if (rc == 0)
         rc = commit_by(path, ctl);
     close(ctl);
+    return rc;
+}
+
+/*
+ * To move a directory its owner needs to be able to write to it. A model that its owner may not write to gets its mode
+ * after it has its name: a crash in between leaves it whole, at its name, and writable.
+ */
+static int finish(const char *path, struct ht_staging *s, struct received *r)
+{
+    bool later = geteuid() != 0 && !(r->root.mode & S_IWUSR);
+    uint16_t mode = r->root.mode;
+    int rc;
+
+    r->root.mode |= later ? S_IWUSR : 0;
+    rc = commit(path, s, r);
+    if (rc == 0)
+        rc = ht_staging_publish(s, path);
+    r->root.mode = mode;
+    if (rc == 0 && later && (rc = commit(path, s, r)) < 0)
+        ht_error("%s has its name, but not its mode", path);
     return rc;
 }
 
@@ -237,12 +258,12 @@ int ht_cmd_receive(const char *path, const struct ht_cmd_options *o)
     catch_signals();
     if (ht_staging_begin(&s, path) < 0)
         return HT_CMD_FAILED;
-    rc = fill(path, &s, o->base, &r);
+    rc = ht_staging_make_model(&s, path);
     if (rc == 0)
-        rc = commit(path, &s, &r);
+        rc = fill(path, &s, o->base, &r);
     if (rc == 0)
-        rc = ht_staging_publish(&s, path);
-    if (rc < 0)
+        rc = finish(path, &s, &r);
+    if (rc < 0 && !s.published)
         ht_staging_drop(&s);
     ht_staging_end(&s);
     ht_buf_free(&r.root.lists);

@@ -17,6 +17,7 @@
 #include <hitrain/words.h>
 
 #define PREFIX ".hitrain-receive-"
+#define MODEL "model"
 
 /* ----------------------------------------------------------------- removal */
 
@@ -110,12 +111,24 @@ static bool is_there(int parent, const char *name, int dir)
         mine.st_ino == named.st_ino && mine.st_dev == named.st_dev;
 }
 
+/* The model that is inside; earlier versions received into the directory itself. */
+static void forget_all_steps(int dir)
+{
+    int model = open_to_empty(dir, MODEL);
+
+    forget_steps(dir);
+    if (model < 0)
+        return;
+    forget_steps(model);
+    close(model);
+}
+
 /* Somebody may have moved the directory away meanwhile. Then it is left, empty, and so is the one that has its name. */
-static int remove_model(int parent, const char *name, int dir)
+static int remove_with_model(int parent, const char *name, int dir)
 {
     int rc;
 
-    forget_steps(dir);
+    forget_all_steps(dir);
     rc = fchmod(dir, 0700) < 0 ? -errno : empty(dir, 0);
     if (rc == 0 && !is_there(parent, name, dir))
         return -ENOENT;
@@ -129,7 +142,7 @@ static int remove_model(int parent, const char *name, int dir)
 static bool is_old(int dir, const char *name)
 {
     char made_as[NAME_MAX + 1];
-    ssize_t n = fgetxattr(dir, HT_TREE_UNFINISHED, made_as, sizeof(made_as));
+    ssize_t n = fgetxattr(dir, HT_STAGING_ATTRIBUTE, made_as, sizeof(made_as));
     struct stat st;
 
     return n == (ssize_t)strlen(name) && memcmp(made_as, name, (size_t)n) == 0 && fstat(dir, &st) == 0 &&
@@ -146,7 +159,7 @@ static void remove_old(const struct ht_staging *s, const char *name)
     fd = openat(s->parent, name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
     if (fd < 0)
         return;
-    if (is_old(fd, name) && remove_model(s->parent, name, fd) == 0)
+    if (is_old(fd, name) && remove_with_model(s->parent, name, fd) == 0)
         ht_info("removed %s, which an interrupted receive had left", name);
     close(fd);
 }
@@ -222,7 +235,7 @@ static int make_one(struct ht_staging *s)
         rc = -EAGAIN;
     else if (!is_new(s->dir))
         rc = -EPERM;
-    else if (fsetxattr(s->dir, HT_TREE_UNFINISHED, s->temporary, strlen(s->temporary), 0) < 0)
+    else if (fsetxattr(s->dir, HT_STAGING_ATTRIBUTE, s->temporary, strlen(s->temporary), 0) < 0 || fsync(s->dir) < 0)
         rc = -errno;
     if (rc < 0) {
         close(s->dir);
@@ -241,13 +254,49 @@ static int make(struct ht_staging *s)
     return rc;
 }
 
+int ht_staging_make_model(struct ht_staging *s, const char *path)
+{
+    int rc = mkdirat(s->dir, MODEL, 0700) < 0 ? -errno : 0;
+
+    if (rc == 0)
+        return ht_staging_open_model(s, path);
+    ht_error("%s: %s", path, strerror(-rc));
+    return rc;
+}
+
+int ht_staging_model_path(const struct ht_staging *s, const char *path, char out[PATH_MAX])
+{
+    char folder[PATH_MAX];
+    struct ht_staging same;
+    int rc = split(&same, path, folder);
+
+    if (rc == 0 && snprintf(out, PATH_MAX, "%s/%s/" MODEL, folder, s->temporary) >= PATH_MAX)
+        rc = -ENAMETOOLONG;
+    if (rc < 0)
+        ht_error("%s: %s", path, strerror(-rc));
+    return rc;
+}
+
+int ht_staging_open_model(struct ht_staging *s, const char *path)
+{
+    s->model = openat(s->dir, MODEL, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+    if (s->model >= 0)
+        return 0;
+    int rc = -errno;
+    if (rc == -ENOENT)
+        ht_error("%s: somebody moved %s away", path, s->temporary);
+    else
+        ht_error("%s: %s", path, strerror(-rc));
+    return rc;
+}
+
 int ht_staging_begin(struct ht_staging *s, const char *path)
 {
     char folder[PATH_MAX];
     struct stat st;
     int rc;
 
-    *s = (struct ht_staging){.parent = -1, .dir = -1};
+    *s = (struct ht_staging){.parent = -1, .dir = -1, .model = -1};
     rc = split(s, path, folder);
     if (rc == 0) {
         s->parent = open(folder, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
@@ -272,14 +321,12 @@ int ht_staging_begin(struct ht_staging *s, const char *path)
     return rc;
 }
 
-/* A rename goes by names alone, so the directory is compared before it, and after it. */
+/* No other user can have changed what is in the directory: it is private. But the directory itself may have gone. */
 static int rename_to_name(const struct ht_staging *s)
 {
-    if (!is_there(s->parent, s->temporary, s->dir))
+    if (!is_there(s->parent, s->temporary, s->dir) || !is_there(s->dir, MODEL, s->model))
         return -ESTALE;
-    if (renameat2(s->parent, s->temporary, s->parent, s->name, RENAME_NOREPLACE) < 0)
-        return -errno;
-    return is_there(s->parent, s->name, s->dir) ? 0 : -ESTALE;
+    return renameat2(s->dir, MODEL, s->parent, s->name, RENAME_NOREPLACE) < 0 ? -errno : 0;
 }
 
 int ht_staging_publish(struct ht_staging *s, const char *path)
@@ -288,8 +335,11 @@ int ht_staging_publish(struct ht_staging *s, const char *path)
 
     if (rc == 0 && fsync(s->parent) < 0) {
         rc = -errno;
-        (void)renameat2(s->parent, s->name, s->parent, s->temporary, RENAME_NOREPLACE);
+        (void)renameat2(s->parent, s->name, s->dir, MODEL, RENAME_NOREPLACE);
+    } else if (rc == 0) {
+        (void)unlinkat(s->parent, s->temporary, AT_REMOVEDIR); /* empty: if this fails, the next program does it */
     }
+    s->published = rc == 0;
     if (rc == -ESTALE)
         ht_error("%s: the step cannot get its name: somebody moved %s away", path, s->temporary);
     else if (rc < 0)
@@ -299,7 +349,7 @@ int ht_staging_publish(struct ht_staging *s, const char *path)
 
 void ht_staging_drop(struct ht_staging *s)
 {
-    int rc = remove_model(s->parent, s->temporary, s->dir);
+    int rc = remove_with_model(s->parent, s->temporary, s->dir);
 
     if (rc < 0)
         ht_error("%s is left, and can be removed: %s", s->temporary, strerror(-rc));
@@ -307,9 +357,11 @@ void ht_staging_drop(struct ht_staging *s)
 
 void ht_staging_end(struct ht_staging *s)
 {
+    if (s->model >= 0)
+        close(s->model);
     if (s->dir >= 0)
         close(s->dir);
     if (s->parent >= 0)
         close(s->parent);
-    s->parent = s->dir = -1;
+    s->parent = s->dir = s->model = -1;
 }

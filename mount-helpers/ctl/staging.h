@@ -1,10 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * staging.h - a directory that is filled out of sight and gets its name at the end.
+ * staging.h - a model that is made out of sight and gets its name at the end.
  *
- * It lies beside its future name, on a store, as .hitrain-receive-XXXXXXXX, and holds a lock (flock) as long as its
- * program runs. So the next program of that user that stages something there knows, and removes, one whose program was
- * killed. Others may write in the directory above: so everything goes by descriptors, and no symlink is followed.
+ * It is the only entry of a private directory .hitrain-receive-XXXXXXXX, beside its future name, on a store. That
+ * directory has an attribute, durable before the model begins, and a lock (flock) as long as its program runs. So the
+ * next program of that user that stages something there knows it, and removes it with the model in it, whatever a
+ * killed program or a crash left: at any moment until the model moved to its name. Others may write in the directory
+ * above: so everything goes by descriptors, and no symlink is followed.
  */
 #ifndef HITRAIN_MOUNT_HELPERS_CTL_STAGING_H
 #define HITRAIN_MOUNT_HELPERS_CTL_STAGING_H
@@ -12,15 +14,25 @@
 #include <limits.h>
 #include "tiering/base/base.h"
 
+/* Its value is the name of the private directory. */
+#define HT_STAGING_ATTRIBUTE "user.hitrain-receive"
+
 struct ht_staging {
-    int parent, dir; /* descriptors */
+    int parent, dir, model; /* descriptors; model: -1 before there is one */
+    bool published;
     char temporary[32];
     char name[NAME_MAX + 1];
 };
 
 /* 0 or -errno, with a message printed. -EEXIST: there is something at path. */
 int ht_staging_begin(struct ht_staging *s, const char *path) HT_MUST_CHECK;
-/* Gives it its name, durably. 0 or -errno, with a message printed; the caller then drops it. */
+/* A new directory that is to become the model, for the caller alone. 0 or -errno, with a message printed. */
+int ht_staging_make_model(struct ht_staging *s, const char *path) HT_MUST_CHECK;
+/* The path at which another program, which gets a path, can make it. */
+int ht_staging_model_path(const struct ht_staging *s, const char *path, char out[PATH_MAX]) HT_MUST_CHECK;
+/* The model that was made there. 0 or -errno, with a message printed. */
+int ht_staging_open_model(struct ht_staging *s, const char *path) HT_MUST_CHECK;
+/* Gives the model its name, durably. 0 or -errno, with a message printed; the caller then drops it. */
 int ht_staging_publish(struct ht_staging *s, const char *path) HT_MUST_CHECK;
 /* Removes it with everything in it. Prints a message if that fails. */
 void ht_staging_drop(struct ht_staging *s);

@@ -26,9 +26,6 @@ int ht_tree_measure(int dir, uint64_t *out_bytes, char why[HT_TREE_WHY_MAX]) HT_
 int ht_tree_read(int dir, int base, struct ht_stream_writer *w, const struct ht_tree_progress *p,
                  char why[HT_TREE_WHY_MAX]) HT_MUST_CHECK;
 
-/* An attribute of a directory that is being written, which its maker sets. It goes with ht_tree_write_root. */
-#define HT_TREE_UNFINISHED "user.hitrain-receive"
-
 /* What the directory itself has at last: it stays the writer's own until then. */
 struct ht_tree_root {
     uint16_t mode;

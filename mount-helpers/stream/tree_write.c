@@ -164,8 +164,7 @@ static int remove_others(struct build *b, int fd, const struct ht_stream_attribu
     if (len < 0)
         return errno == ENOTSUP ? 0 : fail(b, errno, "read attributes");
     for (char *p = names; p < names + len; p += strlen(p) + 1)
-        if (ht_stream_attribute_known(p, strlen(p)) && strcmp(p, HT_TREE_UNFINISHED) != 0 && !has(*list, p) &&
-            fremovexattr(fd, p) < 0 && errno != ENODATA)
+        if (ht_stream_attribute_known(p, strlen(p)) && !has(*list, p) && fremovexattr(fd, p) < 0 && errno != ENODATA)
             return fail(b, errno, "remove an attribute");
     return 0;
 }
@@ -497,8 +496,6 @@ int ht_tree_write_root(int dir, const struct ht_tree_root *root, bool owners, ch
     int rc = 0;
 
     why[0] = '\0';
-    if (fremovexattr(dir, HT_TREE_UNFINISHED) < 0 && errno != ENODATA)
-        return fail(&b, errno, "remove " HT_TREE_UNFINISHED);
     while (rc == 0 && ht_stream_attribute_next(&list, &a))
         rc = set_attribute(&b, dir, &a);
     return rc == 0 ? set_meta(&b, dir, &m, 0777 | S_ISVTX | S_ISGID) : rc;

@@ -231,7 +231,7 @@ def begin_receiving(base, stream, path):
                          stderr=subprocess.DEVNULL)
     p.stdin.write(stream[:len(stream) // 2])
     p.stdin.flush()
-    wait_for(lambda: [n for n in os.listdir(path.parent) if n.startswith(STAGING) and (path.parent / n / 'deep').exists()],
+    wait_for(lambda: [n for n in os.listdir(path.parent) if n.startswith(STAGING) and (path.parent / n / 'model' / 'deep').exists()],
              'a part of the step')
     return p
 

@@ -3,6 +3,7 @@
 import errno
 import json
 import os
+import shutil
 import signal
 import stat
 import subprocess
@@ -201,6 +202,11 @@ def left(folder):
     return [n for n in os.listdir(folder) if n.startswith(STAGING)]
 
 
+def part(folder):
+    """Of a model that is being received."""
+    return folder / left(folder)[0] / 'model'
+
+
 def test_a_killed_receiver_leaves_a_directory_that_the_next_one_removes(stores, stream):
     _, (_, b) = stores
     (b / 'other').mkdir()
@@ -232,7 +238,7 @@ def test_many_receivers_do_not_disturb_each_other(stores, stream):
 def test_an_interrupted_receiver_leaves_nothing(stores, stream, number):
     _, (_, b) = stores
     p = begin_receiving(stream, b / 'model')
-    wait_for(lambda: left(b) and os.path.exists(b / left(b)[0] / 'deep'), 'a part of the step')
+    wait_for(lambda: left(b) and os.path.exists(part(b) / 'deep'), 'a part of the step')
     p.send_signal(number)
     assert p.wait(SECONDS_MAX) == 1 and os.listdir(b) == []
     p.stdin.close()
@@ -241,7 +247,7 @@ def test_an_interrupted_receiver_leaves_nothing(stores, stream, number):
 def test_a_killed_daemon_leaves_no_part_of_a_step(stores, stream):
     pair, (_, b) = stores
     p = begin_receiving(stream, b / 'model')
-    wait_for(lambda: left(b) and os.path.exists(b / left(b)[0] / 'deep'), 'a part of the step')
+    wait_for(lambda: left(b) and os.path.exists(part(b) / 'deep'), 'a part of the step')
     pair[1].kill()
     try:
         p.communicate(stream[len(stream) // 2:], timeout=SECONDS_MAX)
@@ -249,8 +255,30 @@ def test_a_killed_daemon_leaves_no_part_of_a_step(stores, stream):
         pass
     assert p.wait(SECONDS_MAX) == 1
     pair[1].mount()
-    assert not (b / 'model').exists() and all(os.listdir(b / n) == [] for n in left(b))
+    assert not (b / 'model').exists() and all(not part(b).exists() or os.listdir(part(b)) == [] for n in left(b))
     assert receive(stream, b / 'model').returncode == 0 and os.listdir(b) == ['model']
+
+
+@pytest.mark.parametrize('crash', ['receiver', 'daemon'])
+def test_a_committed_step_without_its_name_is_removed(stores, stream, crash):
+    """Killed between the commit and the rename, with a kept step, and of another owner than the caller."""
+    if not shutil.which('strace'):
+        pytest.skip('no strace here')
+    pair, (a, b) = stores
+    root = make_model(a / 'kept')
+    os.chmod(root, 0o555)
+    os.chown(root, NOBODY, NOBODY)
+    command(root, 'snapshot x')
+    killed = ['strace', '-f', '-o', '/dev/null', '-e', 'trace=renameat2', '-e', 'inject=renameat2:signal=KILL']
+    subprocess.run([*killed, BIN / 'hitrainctl', 'receive', b / 'model'], input=send(root, 'x'), stdout=subprocess.DEVNULL,
+                   stderr=subprocess.DEVNULL, timeout=SECONDS_MAX)
+    if crash == 'daemon':
+        pair[1].kill()
+        pair[1].mount()
+    assert os.listdir(b) == left(b) and word(part(b), 'durable_step') == '0' and os.stat(part(b)).st_uid == NOBODY
+    command(part(b), 'snapshot y')
+    done = receive(stream, b / 'model')
+    assert done.returncode == 0 and b'interrupted receive' in done.stderr and os.listdir(b) == ['model']
 
 
 def test_a_killed_sender_is_a_cut_stream(stores, stream):
@@ -377,7 +405,7 @@ def test_a_symlink_in_the_place_of_the_directory_leads_nowhere(stores, stream, w
     put_gradient(other, 'w', gradient(300_000, 50, 'f32'))  # a step that is open
     was = describe(other)
     p = begin_receiving(stream, b / 'home' / 'model')
-    wait_for(lambda: left(b / 'home') and os.path.exists(b / 'home' / left(b / 'home')[0] / 'deep'), 'a part of the step')
+    wait_for(lambda: left(b / 'home') and os.path.exists(part(b / 'home') / 'deep'), 'a part of the step')
     subprocess.run(['sh', '-c', f'mv {left(b / "home")[0]} away && ln -s {other} {left(b / "home")[0]}'], cwd=b / 'home',
                    user=NOBODY, group=NOBODY, extra_groups=[], check=True)
     _, said = p.communicate(stream[len(stream) // 2:] if whole else b'', timeout=SECONDS_MAX)

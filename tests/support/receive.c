@@ -4,11 +4,12 @@
 #include <stdio.h>
 #include <sys/stat.h>
 
-#include "mount-helpers/stream/tree.h"
+#include "mount-helpers/ctl/staging.h"
 #include "tests/support/receive.h"
 #include "tiering/base/hash.h"
 
 #define UNNAMED ".hitrain-receive-00000001"
+#define MODEL "model"
 
 enum { ELEMENTS_MAX = 2000, SECONDS = 1000000000, FILES_MAX = 8 };
 
@@ -51,12 +52,21 @@ static int set_meta(const struct harness *k, uint64_t ino, mode_t mode)
     return rc;
 }
 
+/* The model out of sight, in its private directory. */
+static int find_unnamed(const struct harness *k, uint64_t *out)
+{
+    uint64_t outer = 0;
+    int rc = find(k, HT_NS_ROOT_INO, UNNAMED, &outer);
+
+    return rc ? rc : find(k, outer, MODEL, out);
+}
+
 /* A new file of its size, without content. */
 static int make_file(const struct harness *k, const char *name, const char *dtype, uint64_t size, uint64_t *out)
 {
     struct stat st;
     uint64_t dir;
-    int rc = find(k, HT_NS_ROOT_INO, UNNAMED, &dir);
+    int rc = find_unnamed(k, &dir);
 
     if (!rc)
         rc = ht_ns_mknod(k->ns, dir, name, S_IFREG | 0600, 0, user, &st);
@@ -144,7 +154,7 @@ static int put_states(const struct receive *r, const struct harness_param *p, bo
 {
     static const char *const names[] = {"exp_avg", "exp_avg_sq", "master", "step"};
     uint64_t dir;
-    int rc = find(r->k, HT_NS_ROOT_INO, UNNAMED, &dir);
+    int rc = find_unnamed(r->k, &dir);
 
     for (unsigned i = 0; !rc && i < HT_ARRAY_SIZE(names); i++)
         if (strcmp(names[i], "master") != 0 || harness_element_bytes(p) < 4)
@@ -192,20 +202,34 @@ static void changed(const struct receive *r)
         r->changed(r->ctx);
 }
 
-int receive_begin(const struct receive *r)
+static int make_directory(const struct receive *r, uint64_t parent, const char *name, uint64_t *out)
 {
     struct stat st;
-    int rc = ht_ns_mkdir(r->k->ns, HT_NS_ROOT_INO, UNNAMED, 0700, user, &st);
+    int rc = ht_ns_mkdir(r->k->ns, parent, name, 0700, user, &st);
 
     if (rc)
         return rc;
     ht_ns_forget(r->k->ns, st.st_ino, 1);
     changed(r);
-    rc = ht_ns_setxattr(r->k->ns, st.st_ino, HT_TREE_UNFINISHED, UNNAMED, sizeof(UNNAMED) - 1, 0);
-    if (!rc) {
-        changed(r);
-        rc = set_word(r->k, st.st_ino, "user.hitrain.optimizer", config);
-    }
+    *out = st.st_ino;
+    return 0;
+}
+
+int receive_begin(const struct receive *r)
+{
+    uint64_t outer, model;
+    int rc = make_directory(r, HT_NS_ROOT_INO, UNNAMED, &outer);
+
+    if (!rc)
+        rc = ht_ns_setxattr(r->k->ns, outer, HT_STAGING_ATTRIBUTE, UNNAMED, sizeof(UNNAMED) - 1, 0);
+    if (rc)
+        return rc;
+    changed(r);
+    rc = ht_ns_fsync(r->k->ns, outer);
+    if (!rc)
+        rc = make_directory(r, outer, MODEL, &model);
+    if (!rc)
+        rc = set_word(r->k, model, "user.hitrain.optimizer", config);
     if (!rc)
         changed(r);
     return rc;
@@ -231,12 +255,10 @@ int receive_files(const struct receive *r)
 int receive_commit(const struct receive *r)
 {
     uint64_t dir;
-    int rc = find(r->k, HT_NS_ROOT_INO, UNNAMED, &dir);
+    int rc = find_unnamed(r->k, &dir);
 
     if (!rc)
         rc = set_word(r->k, dir, "user.hitrain.step", "7");
-    if (!rc)
-        rc = ht_ns_removexattr(r->k->ns, dir, HT_TREE_UNFINISHED);
     if (!rc)
         rc = set_meta(r->k, dir, 0755);
     return rc ? rc : ht_optim_commit(r->k->optim, dir);
@@ -244,14 +266,18 @@ int receive_commit(const struct receive *r)
 
 int receive_publish(const struct receive *r)
 {
-    int rc = ht_ns_rename(r->k->ns, HT_NS_ROOT_INO, UNNAMED, HT_NS_ROOT_INO, receive_name, RENAME_NOREPLACE);
+    uint64_t outer = 0;
+    int rc = find(r->k, HT_NS_ROOT_INO, UNNAMED, &outer);
 
+    if (!rc)
+        rc = ht_ns_rename(r->k->ns, outer, MODEL, HT_NS_ROOT_INO, receive_name, RENAME_NOREPLACE);
     if (rc)
         return rc;
     changed(r);
     rc = ht_ns_fsync(r->k->ns, HT_NS_ROOT_INO);
-    int back = rc ? ht_ns_rename(r->k->ns, HT_NS_ROOT_INO, receive_name, HT_NS_ROOT_INO, UNNAMED, RENAME_NOREPLACE) : 0;
-    (void)back; /* a log that has failed takes no change any more */
+    int after = rc ? ht_ns_rename(r->k->ns, HT_NS_ROOT_INO, receive_name, outer, MODEL, RENAME_NOREPLACE)
+                   : ht_ns_rmdir(r->k->ns, HT_NS_ROOT_INO, UNNAMED);
+    (void)after; /* a log that has failed takes no change any more */
     return rc;
 }
 
@@ -271,18 +297,29 @@ static int take_name(void *ctx, const struct ht_ns_dirent *e)
     return 0;
 }
 
-int receive_clean(const struct harness *k)
+static int empty(const struct harness *k, uint64_t dir)
 {
     struct list l = {.count = 0};
-    uint64_t dir;
-    int rc = find(k, HT_NS_ROOT_INO, UNNAMED, &dir);
+    int rc = ht_ns_readdir(k->ns, dir, 0, take_name, &l);
+
+    for (unsigned i = 0; !rc && i < l.count; i++)
+        rc = ht_ns_unlink(k->ns, dir, l.name[i]);
+    return rc;
+}
+
+int receive_clean(const struct harness *k)
+{
+    uint64_t outer, dir;
+    int rc = find(k, HT_NS_ROOT_INO, UNNAMED, &outer);
 
     if (rc)
         return rc == -ENOENT ? 0 : rc;
-    rc = ht_ns_readdir(k->ns, dir, 0, take_name, &l);
-    for (unsigned i = 0; !rc && i < l.count; i++)
-        rc = ht_ns_unlink(k->ns, dir, l.name[i]);
-    return rc ? rc : ht_ns_rmdir(k->ns, HT_NS_ROOT_INO, UNNAMED);
+    rc = find(k, outer, MODEL, &dir);
+    if (!rc)
+        rc = empty(k, dir);
+    if (!rc)
+        rc = ht_ns_rmdir(k->ns, outer, MODEL);
+    return rc && rc != -ENOENT ? rc : ht_ns_rmdir(k->ns, HT_NS_ROOT_INO, UNNAMED);
 }
 
 /* ----------------------------------------------------------------- judging */
@@ -301,20 +338,26 @@ static int mix_name(void *ctx, const struct ht_ns_dirent *e)
 }
 
 /* The names of all files, also if some are missing. The time is that of the stream only at the end. */
-static uint64_t place_hash(const struct harness *k, const struct harness_param *params, const char *name, uint64_t hash)
+static uint64_t model_hash(const struct harness *k, const struct harness_param *params, uint64_t parent,
+                           const char *name, uint64_t hash)
 {
-    uint64_t dir = harness_find(k, HT_NS_ROOT_INO, name), names = 0;
+    uint64_t dir = parent ? harness_find(k, parent, name) : 0, names = 0;
     struct stat st;
 
     if (!dir || ht_ns_getattr(k->ns, dir, &st))
         return mix(hash, 4);
     ck_assert_int_eq(ht_ns_readdir(k->ns, dir, 0, mix_name, &names), 0);
     hash = mix(mix(mix(hash, st.st_mode), names), st.st_mode & S_IXOTH ? (uint64_t)st.st_mtim.tv_sec : 0);
-    hash = mix(hash, ht_ns_getxattr(k->ns, dir, HT_TREE_UNFINISHED, NULL, 0) > 0);
     return mix(mix(hash, harness_model_step(k, dir)), harness_model_hash(k, dir, params, RECEIVE_PARAMS));
 }
 
 uint64_t receive_hash(const struct harness *k, const struct harness_param *params)
 {
-    return place_hash(k, params, UNNAMED, place_hash(k, params, receive_name, 0));
+    uint64_t outer = harness_find(k, HT_NS_ROOT_INO, UNNAMED), hash = mix(0, outer != 0);
+    bool is_marked = outer && ht_ns_getxattr(k->ns, outer, HT_STAGING_ATTRIBUTE, NULL, 0) == sizeof(UNNAMED) - 1;
+
+    /* The next receive removes what is marked: all that a cut left, but for an empty directory. */
+    ck_assert_msg(is_marked || !outer || !harness_find(k, outer, MODEL), "a model without a mark");
+    hash = model_hash(k, params, HT_NS_ROOT_INO, receive_name, mix(hash, is_marked));
+    return model_hash(k, params, outer, MODEL, hash);
 }

@@ -2,8 +2,9 @@
 /*
  * receive.h - what `hitrainctl receive` asks of the daemon, call by call.
  *
- * The order is that of mount-helpers/ctl/receive.c and staging.c: a directory out of sight becomes a model root, gets
- * files and state, its step, its mode and a commit, and then its name. Functions return 0 or a negative errno.
+ * The order is that of mount-helpers/ctl/receive.c and staging.c: a private directory, with a durable mark, gets a
+ * model root, which gets files and state, its step, its mode and a commit, and then moves to
+ * its name. Functions return 0 or a negative errno.
  */
 #ifndef HITRAIN_TESTS_SUPPORT_RECEIVE_H
 #define HITRAIN_TESTS_SUPPORT_RECEIVE_H
@@ -29,7 +30,7 @@ int receive_commit(const struct receive *r) HT_MUST_CHECK;
 int receive_publish(const struct receive *r) HT_MUST_CHECK;
 /* Removes what a failed or killed receive left; 0 also if there is nothing. */
 int receive_clean(const struct harness *k) HT_MUST_CHECK;
-/* Both names as one number: files, state, step, mode and time of the directory, and whether it is finished. */
+/* Both names as one number: files, state, step, mode and time of the directory, and what is marked as unfinished. */
 uint64_t receive_hash(const struct harness *k, const struct harness_param *params);
 
 #endif
