@@ -36,6 +36,9 @@ struct ht_cmd_options {
     const char *loss;   /* report: a file of losses, or NULL */
     uint64_t to, lost;  /* reshard: the number of ranks; the rank that is gone, if one is */
     bool loses;
+    bool for_rank; /* send: for one rank alone, and of one former rank, or of all */
+    bool of_rank;
+    uint64_t shard, of;
 };
 
 /* Each command in its own file; path is on any mount. Returns an exit code, and prints errors. */

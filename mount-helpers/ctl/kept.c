@@ -245,15 +245,24 @@ static int report_clone(const char *root, const struct ht_cmd_options *o, const 
     return fflush(stdout) == 0 ? HT_CMD_OK : HT_CMD_FAILED;
 }
 
-int ht_cmd_clone(const char *path, const struct ht_cmd_options *o)
+int ht_kept_clone(const char *root, const char *name, const char *path)
 {
     char place[PATH_MAX], line[2 * PATH_MAX];
-    const char *step = o->words[0], *dir = o->words[1];
+    int rc = is_name(root, name) ? ht_cmd_check_mount(root) : -EINVAL;
 
-    if (!is_name(path, step) || ht_cmd_check_mount(path) < 0 || place_of(path, dir, place, sizeof(place)) < 0)
-        return HT_CMD_FAILED;
-    snprintf(line, sizeof(line), "clone %s %s", step, place);
-    return ht_cmd_command(path, path, line) < 0 ? HT_CMD_FAILED : report_clone(path, o, dir);
+    if (rc == 0)
+        rc = place_of(root, path, place, sizeof(place));
+    if (rc < 0)
+        return rc;
+    snprintf(line, sizeof(line), "clone %s %s", name, place);
+    return ht_cmd_command(root, root, line);
+}
+
+int ht_cmd_clone(const char *path, const struct ht_cmd_options *o)
+{
+    const char *dir = o->words[1];
+
+    return ht_kept_clone(path, o->words[0], dir) < 0 ? HT_CMD_FAILED : report_clone(path, o, dir);
 }
 
 /* -------------------------------------------------------------------- steps */

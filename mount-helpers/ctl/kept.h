@@ -14,16 +14,20 @@ int ht_kept_open(const char *root, const char *name) HT_MUST_CHECK;
 int ht_kept_step(int dir, uint64_t *out_step) HT_MUST_CHECK;
 /* The digest that the store has computed, without a look at the content. -ENODATA: not yet. */
 int ht_kept_stored_digest(int dir, struct ht_hash128 *out) HT_MUST_CHECK;
+/* A model of its own from a kept step, at a path that is not there yet. 0 or -errno, with a message printed. */
+int ht_kept_clone(const char *root, const char *name, const char *path) HT_MUST_CHECK;
 /* kept_base.c: a kept step that is read whole, which verifies every checksum of the store. */
 struct ht_kept_reading {
-    const char *name, *done; /* of the step; what the progress says */
-    int base_dir;            /* -1: a whole step */
+    const char *name, *done;             /* of the step; what the progress says */
+    const struct ht_stream_shard *shard; /* that the stream is for; NULL: the whole step */
+    int base_dir;                        /* -1: a whole step */
     struct ht_stream_base base;
     int (*put)(void *ctx, const void *data, size_t len); /* takes the stream; NULL: for its digest alone */
     void *ctx;
     struct ht_progress progress; /* after success the caller ends it */
     uint64_t entries, bytes;     /* out, as the digest */
     struct ht_hash128 digest;
+    struct ht_moved moved; /* of a stream for a rank */
 };
 /* 0, or -errno with why or without one. */
 int ht_kept_read(struct ht_kept_reading *q, int dir, char why[HT_TREE_WHY_MAX]) HT_MUST_CHECK;

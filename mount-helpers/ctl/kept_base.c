@@ -19,12 +19,14 @@ static void add(void *ctx, uint64_t bytes)
 
 int ht_kept_read(struct ht_kept_reading *q, int dir, char why[HT_TREE_WHY_MAX])
 {
-    struct ht_stream_head head = {.incremental = q->base_dir >= 0, .base = q->base};
+    struct ht_stream_head head = {.incremental = q->base_dir >= 0, .base = q->base, .for_rank = q->shard != NULL};
     struct ht_tree_progress p = {add, &q->progress};
     struct ht_stream_writer w = {0};
     int rc = ht_kept_step(dir, &head.step);
 
     why[0] = '\0';
+    if (q->shard)
+        head.shard = *q->shard;
     if (rc < 0) {
         snprintf(why, HT_TREE_WHY_MAX, "%s has no number of a step: %s", q->name, strerror(-rc));
         return rc;
@@ -41,6 +43,7 @@ int ht_kept_read(struct ht_kept_reading *q, int dir, char why[HT_TREE_WHY_MAX])
         rc = ht_stream_put_end(&w, &q->digest);
     q->entries = w.entries;
     q->bytes = w.bytes;
+    q->moved = w.moves.sum;
     ht_stream_writer_free(&w);
     if (rc < 0)
         ht_progress_clear(&q->progress);

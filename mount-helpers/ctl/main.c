@@ -33,6 +33,8 @@ enum {
     OPT_TO,
     OPT_LOST,
     OPT_RECEIVE,
+    OPT_SHARD,
+    OPT_OF,
     OPT_HELP,
     OPT_VERSION
 };
@@ -161,16 +163,18 @@ static const struct command {
      "Reads a kept step, which verifies its checksums, and prints its digest. The same step has the same digest in\n"
      "every store. Fails if the store has computed another one in the background.\n\n"
      "  --digest=DIGEST  fail if it has another one\n"},
-    {"send", "ROOT STEP [--from=STEP [--digest=DIGEST]] [--rate=BYTES]", NULL, ht_cmd_send, ROOT_STEP,
-     OPT_BIT(OPT_RATE) | OPT_BIT(OPT_FROM) | OPT_BIT(OPT_DIGEST),
+    {"send", "ROOT STEP [--from=STEP [--digest=DIGEST] | --shard=r [--of=q]] [--rate=BYTES]", NULL, ht_cmd_send,
+     ROOT_STEP, OPT_BIT(OPT_RATE) | OPT_BIT(OPT_FROM) | OPT_BIT(OPT_DIGEST) | OPT_BIT(OPT_SHARD) | OPT_BIT(OPT_OF),
      "Writes a kept step to standard output, as a stream for receive: names, attributes, content and optimizer state.\n\n"
      "  --from=STEP      content that differs from this kept step alone; the receiver needs to keep it, too\n"
      "  --digest=DIGEST  the digest of that step, which is read for it otherwise\n"
+     "  --shard=r        the blocks alone that rank r gets by the last reshard before the step\n"
+     "  --of=q           of these the ones that were of rank q before, when each rank has a store\n"
      "  --rate=BYTES     at most so many bytes per second, as in 100M\n"},
     {"receive", "DIR [--base=ROOT] [--json]", NULL, ht_cmd_receive, ONE, OPT_BIT(OPT_JSON) | OPT_BIT(OPT_BASE),
      "Makes a model root in the new directory DIR from a stream on standard input. A stream that is cut or damaged\n"
-     "leaves nothing there.\n\n"
-     "  --base=ROOT      a model root of the same store that keeps the step of send --from\n"},
+     "leaves nothing there. Streams of send --shard --of for one rank may follow each other.\n\n"
+     "  --base=ROOT      a model root of the same store that keeps the step of send --from, or of send --shard\n"},
     {"reshard", "ROOT --to=R [--lost=r] [--json]", NULL, ht_cmd_reshard, ONE,
      OPT_BIT(OPT_JSON) | OPT_BIT(OPT_TO) | OPT_BIT(OPT_LOST),
      "Gives each of R ranks its blocks of all parameters of the model root ROOT, and moves as few as it can from the ranks\n"
@@ -242,6 +246,8 @@ static const struct option words[] = {
     {"to", required_argument, NULL, OPT_TO},
     {"lost", required_argument, NULL, OPT_LOST},
     {"receive", no_argument, NULL, OPT_RECEIVE},
+    {"shard", required_argument, NULL, OPT_SHARD},
+    {"of", required_argument, NULL, OPT_OF},
     {"help", no_argument, NULL, OPT_HELP},
     {"version", no_argument, NULL, OPT_VERSION},
     {NULL, 0, NULL, 0},
@@ -394,6 +400,12 @@ static int parse_value(int option, const char *value, struct ht_cmd_options *o)
     case OPT_LOST:
         o->loses = true;
         return parse_number(value, &o->lost) ? 0 : usage_error("--lost: not the number of a rank: ", value);
+    case OPT_SHARD:
+        o->for_rank = true;
+        return parse_number(value, &o->shard) ? 0 : usage_error("--shard: not the number of a rank: ", value);
+    case OPT_OF:
+        o->of_rank = true;
+        return parse_number(value, &o->of) ? 0 : usage_error("--of: not the number of a rank: ", value);
     case OPT_SINCE:
         return parse_number(value, &o->since) ? 0 : usage_error("--since: not a number: ", value);
     case OPT_IF:

@@ -19,8 +19,7 @@
 #include "mount-helpers/common/progress.h"
 #include "mount-helpers/common/text.h"
 #include "mount-helpers/ctl/kept.h"
-#include "mount-helpers/ctl/staging.h"
-#include "mount-helpers/stream/tree.h"
+#include "mount-helpers/ctl/receive.h"
 #include "tiering/base/json.h"
 #include <hitrain/words.h>
 
@@ -46,9 +45,15 @@ static void catch_signals(void)
     (void)signal(SIGPIPE, SIG_IGN);
 }
 
-static ssize_t get(void *ctx, void *data, size_t len)
+ssize_t ht_receive_get(void *ctx, void *data, size_t len)
 {
-    (void)ctx;
+    struct ht_receive_input *in = ctx;
+
+    if (in->holds && len) {
+        in->holds = false;
+        *(uint8_t *)data = in->held;
+        return 1;
+    }
     for (;;) {
         ssize_t n;
         if (stopped)
@@ -64,15 +69,7 @@ static void add(void *ctx, uint64_t bytes)
     ht_progress_add(ctx, bytes);
 }
 
-struct received {
-    uint64_t step, entries, bytes;
-    bool incremental;
-    uint64_t base_step;
-    struct ht_hash128 digest; /* of a whole step */
-    struct ht_tree_root root;
-};
-
-static bool is_stopped(void)
+bool ht_receive_stopped(void)
 {
     return stopped;
 }
@@ -90,7 +87,7 @@ static int find_base(const char *path, const struct ht_staging *s, const struct 
             path, (unsigned long long)base->step);
         return -EINVAL;
     }
-    *out = ht_kept_find_base(root, base, is_stopped);
+    *out = ht_kept_find_base(root, base, ht_receive_stopped);
     if (*out < 0)
         return *out;
     if (fstat(*out, &theirs) == 0 && fstat(s->dir, &mine) == 0 && mine.st_dev == theirs.st_dev)
@@ -99,9 +96,8 @@ static int find_base(const char *path, const struct ht_staging *s, const struct 
     return -EXDEV;
 }
 
-/* The stream becomes the content of the staging directory. */
-static int write_tree(const char *path, const struct ht_staging *s, int base, struct ht_stream_reader *r,
-                      struct received *out)
+int ht_receive_tree(const char *path, const struct ht_staging *s, int base, struct ht_stream_reader *r,
+                    struct ht_received *out)
 {
     char why[HT_TREE_WHY_MAX] = "";
     struct ht_progress progress = {0};
@@ -119,24 +115,37 @@ static int write_tree(const char *path, const struct ht_staging *s, int base, st
     return rc;
 }
 
-static int fill(const char *path, const struct ht_staging *s, const char *base_root, struct received *out)
+/* A stream of a whole step, or of what differs from a base. */
+static int fill_new(const char *path, struct ht_staging *s, const char *base_root, struct ht_stream_reader *r,
+                    struct ht_received *out)
 {
+    int rc = ht_staging_make_model(s, path), base = -1;
+
+    if (rc == 0 && r->head.incremental)
+        rc = find_base(path, s, &r->head.base, base_root, &base);
+    if (rc == 0)
+        rc = ht_receive_tree(path, s, base, r, out);
+    if (base >= 0)
+        close(base);
+    out->entries = r->entries;
+    out->bytes = r->bytes;
+    return rc;
+}
+
+static int fill(const char *path, struct ht_staging *s, const char *base_root, struct ht_received *out)
+{
+    struct ht_receive_input in = {.holds = false};
     struct ht_stream_reader r;
-    int rc = ht_stream_reader_begin(&r, get, NULL), base = -1;
+    int rc = ht_stream_reader_begin(&r, ht_receive_get, &in);
 
     if (rc < 0)
         ht_error("%s: nothing is received: %s", path, r.in.why);
-    else if (r.head.incremental)
-        rc = find_base(path, s, &r.head.base, base_root, &base);
-    if (rc == 0)
-        rc = write_tree(path, s, base, &r, out);
-    if (base >= 0)
-        close(base);
+    else
+        rc = r.head.for_rank ? ht_receive_shards(path, s, base_root, &r, out) : fill_new(path, s, base_root, &r, out);
     out->incremental = r.head.incremental;
+    out->for_rank = r.head.for_rank;
     out->base_step = r.head.base.step;
     out->step = r.head.step;
-    out->entries = r.entries;
-    out->bytes = r.bytes;
     ht_stream_reader_free(&r);
     return rc;
 }
@@ -174,10 +183,10 @@ static int set_step(const char *path, int dir, uint64_t step)
 }
 
 /* A model at its step, durable. Until then its directory is the caller's own. */
-static int commit(const char *path, const struct ht_staging *s, const struct received *r)
+static int commit(const char *path, const struct ht_staging *s, const struct ht_received *r)
 {
     char why[HT_TREE_WHY_MAX];
-    int rc = set_step(path, s->model, r->step), ctl;
+    int rc = r->is_clone ? 0 : set_step(path, s->model, r->step), ctl;
 
     if (rc < 0)
         return rc;
@@ -186,7 +195,7 @@ static int commit(const char *path, const struct ht_staging *s, const struct rec
         ht_error("%s: " HT_CTL_DIR "/ctl: %s", path, strerror(errno));
         return -errno;
     }
-    rc = ht_tree_write_root(s->model, &r->root, geteuid() == 0, why);
+    rc = r->is_clone ? 0 : ht_tree_write_root(s->model, &r->root, geteuid() == 0, why);
     if (rc < 0)
         ht_error("%s: %s", path, why);
     if (rc == 0)
@@ -199,9 +208,9 @@ static int commit(const char *path, const struct ht_staging *s, const struct rec
  * To move a directory its owner needs to be able to write to it. A model that its owner may not write to gets its mode
  * after it has its name: a crash in between leaves it whole, at its name, and writable.
  */
-static int finish(const char *path, struct ht_staging *s, struct received *r)
+static int finish(const char *path, struct ht_staging *s, struct ht_received *r)
 {
-    bool later = geteuid() != 0 && !(r->root.mode & S_IWUSR);
+    bool later = geteuid() != 0 && !r->is_clone && !(r->root.mode & S_IWUSR);
     uint16_t mode = r->root.mode;
     int rc;
 
@@ -215,31 +224,46 @@ static int finish(const char *path, struct ht_staging *s, struct received *r)
     return rc;
 }
 
-static void report(const char *path, const struct ht_cmd_options *o, const struct received *r)
+static void report_text(const char *path, const struct ht_received *r)
+{
+    char text[HT_DIGEST_TEXT_MAX];
+
+    if (r->for_rank) {
+        printf("%s: received what rank %u gets at step %llu: %s of parameters and state", path, r->shard.rank,
+               (unsigned long long)r->step, ht_size_text(r->moved.sent));
+        printf(", and the least is %s\n", ht_size_text(r->moved.least));
+    } else if (r->incremental) {
+        printf("%s: received step %llu as changes since step %llu: %llu entries, %s of content\n", path,
+               (unsigned long long)r->step, (unsigned long long)r->base_step, (unsigned long long)r->entries,
+               ht_size_text(r->bytes));
+    } else {
+        printf("%s: received step %llu: %llu entries, %s of content, digest %s\n", path, (unsigned long long)r->step,
+               (unsigned long long)r->entries, ht_size_text(r->bytes), ht_digest_text(&r->digest, text));
+    }
+}
+
+static void report(const char *path, const struct ht_cmd_options *o, const struct ht_received *r)
 {
     char text[HT_DIGEST_TEXT_MAX];
     struct ht_json j;
 
-    ht_digest_text(&r->digest, text);
-    if (!o->json && r->incremental) {
-        printf("%s: received step %llu as changes since step %llu: %llu entries, %s of content\n", path,
-               (unsigned long long)r->step, (unsigned long long)r->base_step, (unsigned long long)r->entries,
-               ht_size_text(r->bytes));
-        return;
-    }
     if (!o->json) {
-        printf("%s: received step %llu: %llu entries, %s of content, digest %s\n", path, (unsigned long long)r->step,
-               (unsigned long long)r->entries, ht_size_text(r->bytes), text);
+        report_text(path, r);
         return;
     }
     ht_json_init(&j, stdout);
     ht_json_object(&j, NULL);
     ht_json_str(&j, "path", path);
     ht_json_u64(&j, "step", r->step);
-    if (r->incremental)
+    if (r->for_rank) {
+        ht_json_u64(&j, "rank", r->shard.rank);
+        ht_json_u64(&j, "moved_bytes", r->moved.sent);
+        ht_json_u64(&j, "least_bytes", r->moved.least);
+    } else if (r->incremental) {
         ht_json_u64(&j, "from", r->base_step);
-    else
-        ht_json_str(&j, "digest", text);
+    } else {
+        ht_json_str(&j, "digest", ht_digest_text(&r->digest, text));
+    }
     ht_json_u64(&j, "entries", r->entries);
     ht_json_u64(&j, "bytes", r->bytes);
     ht_json_end(&j);
@@ -248,7 +272,7 @@ static void report(const char *path, const struct ht_cmd_options *o, const struc
 int ht_cmd_receive(const char *path, const struct ht_cmd_options *o)
 {
     struct ht_staging s;
-    struct received r = {0};
+    struct ht_received r = {0};
     int rc;
 
     if (isatty(STDIN_FILENO)) {
@@ -258,9 +282,7 @@ int ht_cmd_receive(const char *path, const struct ht_cmd_options *o)
     catch_signals();
     if (ht_staging_begin(&s, path) < 0)
         return HT_CMD_FAILED;
-    rc = ht_staging_make_model(&s, path);
-    if (rc == 0)
-        rc = fill(path, &s, o->base, &r);
+    rc = fill(path, &s, o->base, &r);
     if (rc == 0)
         rc = finish(path, &s, &r);
     if (rc < 0 && !s.published)

@@ -9,6 +9,7 @@
 #include <sys/xattr.h>
 
 #include "mount-helpers/common/text.h"
+#include "mount-helpers/stream/stream.h"
 #include "tiering/base/json.h"
 #include "tiering/base/shards.h"
 #include <hitrain/words.h>
@@ -17,20 +18,15 @@ struct change {
     struct ht_shards before, after;
     bool first; /* there was no table */
     uint64_t bytes[HT_SHARDS_RANKS_MAX], gets[HT_SHARDS_RANKS_MAX];
-    uint64_t total, moved;
+    uint64_t total, moved, least; /* least: no even shares of whole blocks move fewer */
 };
 
 static bool is_parameter(const char *path)
 {
-    static const char *const floats[] = {"f32", "bf16", "f16"};
     char dtype[16];
-    ssize_t n = getxattr(path, HT_XATTR_PREFIX "dtype", dtype, sizeof(dtype) - 1);
+    ssize_t n = getxattr(path, HT_XATTR_PREFIX "dtype", dtype, sizeof(dtype));
 
-    dtype[n < 0 ? 0 : n] = '\0';
-    for (size_t i = 0; i < HT_ARRAY_SIZE(floats); i++)
-        if (strcmp(dtype, floats[i]) == 0)
-            return true;
-    return false;
+    return n > 0 && ht_stream_is_float(dtype, (size_t)n);
 }
 
 /* The owner that a block had, under its present number. */
@@ -41,7 +37,7 @@ static unsigned former(const struct change *c, const uint16_t *before, uint64_t 
 
 static int add_parameter(struct change *c, uint64_t size)
 {
-    uint64_t blocks = ht_div_up(size, HT_SHARD_BLOCK_BYTES);
+    uint64_t blocks = ht_div_up(size, HT_SHARD_BLOCK_BYTES), moved = 0, moved_before = c->moved;
     uint16_t *now = calloc(blocks + 1, sizeof(*now)), *before = calloc(blocks + 1, sizeof(*before));
     int rc = !now || !before ? -ENOMEM : !ht_shards_fit(&c->after, blocks) ? -EFBIG : 0;
 
@@ -56,7 +52,11 @@ static int add_parameter(struct change *c, uint64_t size)
         c->gets[now[b]] += moves ? bytes : 0;
         c->total += bytes;
         c->moved += moves ? bytes : 0;
+        moved += moves;
     }
+    if (rc == 0 && moved) /* each block is whole but the last one */
+        c->least +=
+            ht_min_u64(c->moved - moved_before, ht_shards_least(&c->after, blocks, before) * HT_SHARD_BLOCK_BYTES);
     free(now);
     free(before);
     return rc;
@@ -66,7 +66,7 @@ static int add_all(struct change *c, const char *root)
 {
     char *paths[] = {(char *)(uintptr_t)root, NULL};
     FTS *walk = fts_open(paths, FTS_PHYSICAL | FTS_NOCHDIR | FTS_XDEV, NULL);
-    int rc = walk ? 0 : -errno;
+    int rc = walk ? 0 : ht_cmd_explain(root, -errno);
     FTSENT *e;
 
     while (rc == 0 && (errno = 0, (e = fts_read(walk)))) {
@@ -77,9 +77,11 @@ static int add_all(struct change *c, const char *root)
         if (rc == -EFBIG)
             ht_error("%s: a parameter in shards has at most 1 TiB, and 4 TiB divided by the numbers of the table",
                      e->fts_path);
+        else if (rc == -ENOMEM)
+            ht_error("%s: not enough memory", e->fts_path);
     }
     if (rc == 0 && errno)
-        rc = -errno;
+        rc = ht_cmd_explain(root, -errno);
     if (walk)
         fts_close(walk);
     return rc;
@@ -128,7 +130,8 @@ static void print(const char *root, const struct change *c, const char *text, bo
     if (!json) {
         printf("%s: %u ranks", root, ranks);
         printf(", %s of parameters; ", ht_size_text(c->total));
-        printf("%s get another owner\n", ht_size_text(c->moved));
+        printf("%s get another owner", ht_size_text(c->moved));
+        printf(", and %s have to\n", ht_size_text(c->least));
         return;
     }
     ht_json_init(&j, stdout);
@@ -137,6 +140,7 @@ static void print(const char *root, const struct change *c, const char *text, bo
     ht_json_str(&j, "shards", text);
     ht_json_u64(&j, "bytes", c->total);
     ht_json_u64(&j, "moved_bytes", c->moved);
+    ht_json_u64(&j, "least_bytes", c->least);
     ht_json_array(&j, "ranks");
     for (unsigned r = 0; r < ranks; r++) {
         ht_json_object(&j, NULL);
@@ -155,6 +159,8 @@ int ht_cmd_reshard(const char *path, const struct ht_cmd_options *o)
     char text[HT_SHARDS_TEXT_MAX] = "";
     int rc = c ? ht_cmd_check_mount(path) : -ENOMEM;
 
+    if (!c)
+        ht_error("%s: not enough memory", path);
     if (rc == 0 && !o->to) {
         ht_error("reshard: --to=R is needed: the number of ranks");
         free(c);

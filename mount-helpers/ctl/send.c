@@ -50,11 +50,51 @@ static int open_base(const char *root, struct ht_kept_reading *q, const struct h
     return rc;
 }
 
+/* The rank that the stream is for, by the table that is part of the step. */
+static int open_shard(const char *root, const char *name, int dir, const struct ht_cmd_options *o,
+                      struct ht_stream_shard *out)
+{
+    char text[HT_SHARDS_TEXT_MAX];
+    ssize_t n = fgetxattr(dir, HT_XATTR_PREFIX "shards", text, sizeof(text));
+    const char *why = NULL;
+
+    out->rank = (unsigned)ht_min_u64(o->shard, HT_SHARDS_NONE);
+    out->of = o->of_rank ? (unsigned)ht_min_u64(o->of, HT_SHARDS_NONE - 1) : HT_SHARDS_NONE;
+    if (n < 0 || ht_shards_parse(text, (size_t)n, &out->table) < 0)
+        why = "the step has no table of ranks; `hitrainctl reshard` makes one";
+    else
+        why = ht_stream_shard_refused(out);
+    if (!why)
+        return 0;
+    ht_error("%s: step %s: nothing is sent to rank %llu: %s", root, name, (unsigned long long)o->shard, why);
+    return -EINVAL;
+}
+
+static void report_shard(const char *root, const struct ht_kept_reading *q)
+{
+    char sent[32];
+
+    snprintf(sent, sizeof(sent), "%s", ht_size_text(q->moved.sent));
+    if (q->shard->of == HT_SHARDS_NONE) {
+        ht_info("%s: sent what rank %u gets at step %s: %s of parameters and state; the least is %s", root,
+                q->shard->rank, q->name, sent, ht_size_text(q->moved.least));
+        return;
+    }
+    char gets[32];
+    snprintf(gets, sizeof(gets), "%s", ht_size_text(q->moved.gets));
+    ht_info(
+        "%s: sent what rank %u gets of the former rank %u at step %s: %s of parameters and state, of %s that it gets "
+        "of all; the least is %s",
+        root, q->shard->rank, q->shard->of, q->name, sent, gets, ht_size_text(q->moved.least));
+}
+
 static void report_sent(const char *root, const struct ht_kept_reading *q, const struct ht_cmd_options *o)
 {
     char text[HT_DIGEST_TEXT_MAX];
 
-    if (o->from)
+    if (q->shard)
+        report_shard(root, q);
+    else if (o->from)
         ht_info("%s: sent step %s as changes since step %s, digest %s: %llu entries, %s of content", root, q->name,
                 o->from, ht_digest_text(&q->base.digest, text), (unsigned long long)q->entries, ht_size_text(q->bytes));
     else
@@ -66,6 +106,7 @@ int ht_cmd_send(const char *path, const struct ht_cmd_options *o)
 {
     struct ht_sink sink = {.rate = o->rate};
     struct ht_kept_reading q = {.name = o->words[0], .done = "sent", .base_dir = -1, .put = ht_sink_put, .ctx = &sink};
+    struct ht_stream_shard shard;
     int dir, rc;
 
     if (isatty(STDOUT_FILENO)) {
@@ -76,11 +117,16 @@ int ht_cmd_send(const char *path, const struct ht_cmd_options *o)
         ht_error("--digest is that of the step of --from");
         return HT_CMD_USAGE;
     }
+    if ((o->for_rank && o->from) || (o->of_rank && !o->for_rank)) {
+        ht_error("--shard goes without --from, and --of goes with --shard");
+        return HT_CMD_USAGE;
+    }
     dir = ht_kept_open(path, q.name);
     if (dir < 0)
         return HT_CMD_FAILED;
     (void)signal(SIGPIPE, SIG_IGN); /* a message says that the reader is gone */
-    rc = o->from ? open_base(path, &q, o) : 0;
+    rc = o->from ? open_base(path, &q, o) : o->for_rank ? open_shard(path, q.name, dir, o, &shard) : 0;
+    q.shard = o->for_rank ? &shard : NULL;
     sink.began_ns = ht_now_ns();
     if (rc == 0)
         rc = read_step(path, &q, dir);

@@ -18,9 +18,9 @@
 /* -------------------------------------------------------------------- open */
 
 /* Another file system below the step would have other numbers of inodes. */
-static int open_below(int dir, const char *path)
+static int open_below(int dir, const char *path, unsigned access)
 {
-    const struct open_how how = {.flags = O_RDONLY | O_CLOEXEC | O_NONBLOCK,
+    const struct open_how how = {.flags = access | O_CLOEXEC | O_NONBLOCK,
                                  .resolve = RESOLVE_BENEATH | RESOLVE_NO_SYMLINKS | RESOLVE_NO_XDEV};
     int fd = (int)syscall(SYS_openat2, dir, path, &how, sizeof(how));
     struct stat st;
@@ -35,16 +35,26 @@ static int open_below(int dir, const char *path)
 
 int ht_base_open(int dir, const char *path)
 {
-    return open_below(dir, path);
+    return open_below(dir, path, O_RDONLY);
 }
 
-int ht_base_open_state(int dir, const char *path, const char *state)
+static int open_state(int dir, const char *path, const char *state, unsigned access)
 {
     char full[HT_STREAM_PATH_BYTES_MAX + sizeof(HT_CTL_DIR "/state//") + HT_STREAM_STATE_NAME_BYTES_MAX];
     const char *slash = strrchr(path, '/'), *name = slash ? slash + 1 : path;
 
     snprintf(full, sizeof(full), "%.*s" HT_CTL_DIR "/state/%s/%s", (int)(name - path), path, name, state);
-    return open_below(dir, full);
+    return open_below(dir, full, access);
+}
+
+int ht_base_open_state(int dir, const char *path, const char *state)
+{
+    return open_state(dir, path, state, O_RDONLY);
+}
+
+int ht_base_open_to_write(int dir, const char *path, const char *state)
+{
+    return state ? open_state(dir, path, state, O_WRONLY) : open_below(dir, path, O_WRONLY);
 }
 
 /* -------------------------------------------------------------------- list */

@@ -143,6 +143,34 @@ const char *ht_stream_order_refused(const char *last, enum ht_stream_kind last_k
     return compare_paths(last, path) < 0 ? NULL : "it is not in order, or comes twice";
 }
 
+/* -------------------------------------------------------------- parameters */
+
+bool ht_stream_is_float(const char *dtype, size_t len)
+{
+    return is_word(dtype, len, "f32") || is_word(dtype, len, "bf16") || is_word(dtype, len, "f16");
+}
+
+bool ht_stream_is_parameter(const struct ht_stream_entry *e)
+{
+    static const char dtype[] = HT_XATTR_PREFIX "dtype";
+    struct ht_stream_attributes rest = e->attributes;
+    struct ht_stream_attribute a;
+
+    while (e->kind == HT_STREAM_FILE && ht_stream_attribute_next(&rest, &a))
+        if (is_word(a.name, a.name_len, dtype))
+            return ht_stream_is_float((const char *)a.value, a.value_len);
+    return false;
+}
+
+uint64_t ht_stream_shape(const char *path, const char *state, uint64_t size)
+{
+    uint64_t sum = ht_hash64(path, strlen(path), 1);
+
+    if (state)
+        sum = ht_hash64(state, strlen(state), sum);
+    return ht_hash64(&size, sizeof(size), sum);
+}
+
 /* ----------------------------------------------------------------- entries */
 
 static const char *target_refused(const struct ht_stream_entry *e)

@@ -1,13 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* reader.c - reads a stream, record by record. Nothing in it is believed before it was checked. */
 #include "mount-helpers/stream/stream.h"
+#include <hitrain/words.h>
 
-enum { STATE_FIXED_BYTES = 8, SAME_FIXED_BYTES = 8 };
+enum { STATE_FIXED_BYTES = 8, SAME_FIXED_BYTES = 8, SHARD_FIXED_BYTES = 4 };
 
 /* ------------------------------------------------------------------ header */
 
 static int take_header(struct ht_stream_reader *r, const uint8_t *h)
 {
+    uint32_t features = ht_le32_load(h + 12);
+
     if (memcmp(h, HT_STREAM_MAGIC, 8) != 0)
         return ht_records_fail(&r->in, -EPROTO, "this is no stream of a step");
     if (ht_le64_load(h + 56) != ht_hash64(h, 56, 0))
@@ -15,9 +18,9 @@ static int take_header(struct ht_stream_reader *r, const uint8_t *h)
     if (ht_le32_load(h + 8) != HT_STREAM_VERSION)
         return ht_records_fail(&r->in, -EPROTO, "the stream has version %u, and this program reads version %u",
                                ht_le32_load(h + 8), HT_STREAM_VERSION);
-    if (ht_le32_load(h + 12) & ~(uint32_t)HT_STREAM_INCREMENTAL)
+    if (features > HT_STREAM_FOR_RANK)
         return ht_records_fail(&r->in, -EPROTO, "the stream has features that this program does not know: 0x%x",
-                               ht_le32_load(h + 12));
+                               features);
     if (ht_le32_load(h + 16) != HT_STREAM_BLOCK_BYTES)
         return ht_records_fail(&r->in, -EPROTO,
                                "the stream has blocks of %u bytes, and this program reads blocks of %u",
@@ -26,7 +29,8 @@ static int take_header(struct ht_stream_reader *r, const uint8_t *h)
         return ht_records_fail(&r->in, -EPROTO, "the header has bytes that this program does not know");
     r->head.step = ht_le64_load(h + 24);
     r->head.bytes = ht_le64_load(h + 32);
-    r->head.incremental = ht_le32_load(h + 12) & HT_STREAM_INCREMENTAL;
+    r->head.incremental = features == HT_STREAM_INCREMENTAL;
+    r->head.for_rank = features == HT_STREAM_FOR_RANK;
     return r->head.step > INT64_MAX ? ht_records_fail(&r->in, -EPROTO, "the number of the step is impossible") : 0;
 }
 
@@ -51,6 +55,31 @@ static int take_base(struct ht_stream_reader *r)
     return 0;
 }
 
+/* The first record of a stream for a rank. */
+static int take_shard(struct ht_stream_reader *r)
+{
+    struct ht_stream_shard *s = &r->head.shard;
+    struct ht_records_head head;
+    struct ht_reader in;
+    const char *text, *why;
+    int rc = ht_records_get(&r->in, &head);
+
+    if (rc < 0)
+        return rc;
+    in = ht_reader_of(r->in.payload, head.len);
+    s->rank = ht_get_u16(&in);
+    s->of = ht_get_u16(&in);
+    text = (const char *)ht_get_bytes(&in, head.len < SHARD_FIXED_BYTES ? 0 : head.len - SHARD_FIXED_BYTES);
+    if (head.type != HT_STREAM_SHARD || head.place || in.bad ||
+        ht_shards_parse(text, head.len - SHARD_FIXED_BYTES, &s->table) < 0)
+        return ht_records_fail(&r->in, -EPROTO, "the stream is for a rank and has no proper table of ranks");
+    why = ht_stream_shard_refused(s);
+    if (why)
+        return ht_records_fail(&r->in, -EPROTO, "the stream is for rank %u, and %s", s->rank, why);
+    ht_digest_shard(&r->digest, s);
+    return 0;
+}
+
 int ht_stream_reader_begin(struct ht_stream_reader *r, ssize_t (*from)(void *ctx, void *data, size_t len), void *ctx)
 {
     uint8_t bytes[HT_STREAM_HEADER_BYTES];
@@ -65,12 +94,14 @@ int ht_stream_reader_begin(struct ht_stream_reader *r, ssize_t (*from)(void *ctx
     rc = ht_digest_begin(&r->digest, r->head.step);
     if (rc < 0)
         return ht_records_fail(&r->in, rc, "not enough memory");
-    return r->head.incremental ? take_base(r) : 0;
+    ht_moves_begin(&r->moves, &r->head.shard);
+    return r->head.incremental ? take_base(r) : r->head.for_rank ? take_shard(r) : 0;
 }
 
 void ht_stream_reader_free(struct ht_stream_reader *r)
 {
     ht_digest_end(&r->digest);
+    ht_moves_end(&r->moves);
     ht_records_in_free(&r->in);
 }
 
@@ -86,6 +117,37 @@ static bool take_text(struct ht_reader *from, size_t len, char *to, size_t cap)
     memcpy(to, p, len);
     to[len] = '\0';
     return true;
+}
+
+/* The root has the table that the stream is made by. */
+static bool has_table(const struct ht_stream_reader *r, const struct ht_stream_entry *e)
+{
+    static const char name[] = HT_XATTR_PREFIX "shards";
+    struct ht_stream_attributes rest = e->attributes;
+    struct ht_stream_attribute a;
+    char text[HT_SHARDS_TEXT_MAX];
+
+    ht_shards_format(&r->head.shard.table, text);
+    while (ht_stream_attribute_next(&rest, &a))
+        if (a.name_len == strlen(name) && memcmp(a.name, name, a.name_len) == 0)
+            return a.value_len == strlen(text) && memcmp(a.value, text, a.value_len) == 0;
+    return false;
+}
+
+/* In a stream for a rank: which blocks of the entry come. */
+static int begin_moves(struct ht_stream_reader *r, const struct ht_stream_entry *e)
+{
+    bool is_parameter = ht_stream_is_parameter(e);
+    int rc;
+
+    if (e->path[0] == '\0' && !has_table(r, e))
+        return ht_records_fail(&r->in, -EPROTO, "the model has another table of ranks than the stream");
+    rc = ht_moves_file(&r->moves, is_parameter, e->size);
+    if (rc < 0)
+        return ht_records_fail(&r->in, rc == -EFBIG ? -EPROTO : rc, "the entry %.120s is refused: %s", e->path,
+                               rc == -EFBIG ? "it has too many blocks for ranks to share" : "not enough memory");
+    r->shape += is_parameter ? ht_stream_shape(e->path, NULL, e->size) : 0;
+    return 0;
 }
 
 static int take_entry(struct ht_stream_reader *r, size_t len, struct ht_stream_record *out)
@@ -124,7 +186,7 @@ static int take_entry(struct ht_stream_reader *r, size_t len, struct ht_stream_r
     r->next_block = 0;
     r->entries++;
     ht_digest_entry(&r->digest, e);
-    return 0;
+    return r->head.for_rank ? begin_moves(r, e) : 0;
 }
 
 static int take_state(struct ht_stream_reader *r, size_t len, struct ht_stream_record *out)
@@ -144,6 +206,9 @@ static int take_state(struct ht_stream_reader *r, size_t len, struct ht_stream_r
         return ht_records_fail(&r->in, -EPROTO, "the state %s is refused: %s", name, why);
     if (strcmp(r->state, name) >= 0)
         return ht_records_fail(&r->in, -EPROTO, "the state %s is not in order, or comes twice", name);
+    if (r->head.for_rank && ht_moves_state(&r->moves, name, s->size) < 0)
+        return ht_records_fail(&r->in, -EPROTO, "the state %s is refused: its size is not that of its parameter", name);
+    r->shape += r->head.for_rank ? ht_stream_shape(r->path, name, s->size) : 0;
     memcpy(r->state, name, strlen(name) + 1);
     s->name = r->state;
     r->size = s->size;
@@ -160,6 +225,8 @@ static int take_block(struct ht_stream_reader *r, uint64_t index, const struct h
                                (unsigned long long)index);
     if (len != ht_min_u64(HT_STREAM_BLOCK_BYTES, r->size - index * HT_STREAM_BLOCK_BYTES))
         return ht_records_fail(&r->in, -EPROTO, "block %llu has another size", (unsigned long long)index);
+    if (r->head.for_rank && !ht_moves_has(&r->moves, index))
+        return ht_records_fail(&r->in, -EPROTO, "block %llu is none that the rank gets", (unsigned long long)index);
     if (ht_stream_is_zero(r->in.payload, len))
         return ht_records_fail(&r->in, -EPROTO, "block %llu is zero, and such blocks are left out",
                                (unsigned long long)index);
@@ -206,6 +273,8 @@ static int take_end(struct ht_stream_reader *r, size_t len, struct ht_stream_rec
         return ht_records_fail(&r->in, -EPROTO, "the end mark has other counts: something is missing");
     if (memcmp(digest, out->digest.byte, sizeof(out->digest.byte)) != 0)
         return ht_records_fail(&r->in, -EPROTO, "the end mark has another digest");
+    if (r->head.for_rank)
+        return 0;
     ssize_t n = r->in.get(r->in.ctx, &more, 1);
     if (n < 0)
         return ht_records_fail(&r->in, (int)n, "cannot read: %s", strerror((int)-n));

@@ -10,12 +10,14 @@
  * that no path comes twice.
  *
  * An incremental stream builds on a step that the receiver has, its base: runs of blocks that a file of the base has,
- * too, are named and not carried.
+ * too, are named and not carried. A stream for a rank has of parameters and state the blocks alone that the rank gets
+ * when the table of shards changes.
  */
 #ifndef HITRAIN_MOUNT_HELPERS_STREAM_STREAM_H
 #define HITRAIN_MOUNT_HELPERS_STREAM_STREAM_H
 
 #include "mount-helpers/stream/records.h"
+#include "mount-helpers/stream/shard.h"
 #include "tiering/base/step_digest.h"
 
 enum {
@@ -30,7 +32,7 @@ enum {
 #define HT_STREAM_MAGIC "HTstep\r\n"
 
 /* Features of the header. */
-enum { HT_STREAM_INCREMENTAL = 1 };
+enum { HT_STREAM_INCREMENTAL = 1, HT_STREAM_FOR_RANK = 2 };
 
 enum ht_stream_type {
     HT_STREAM_ENTRY = 1,
@@ -39,6 +41,7 @@ enum ht_stream_type {
     HT_STREAM_END = 4,
     HT_STREAM_BASE = 5,
     HT_STREAM_SAME = 6,
+    HT_STREAM_SHARD = 7,
 };
 enum ht_stream_kind { HT_STREAM_DIRECTORY = 1, HT_STREAM_FILE = 2, HT_STREAM_SYMLINK = 3, HT_STREAM_LINK = 4 };
 
@@ -52,6 +55,8 @@ struct ht_stream_head {
     uint64_t bytes; /* of content that may follow: for a display of progress */
     bool incremental;
     struct ht_stream_base base; /* of an incremental stream */
+    bool for_rank;
+    struct ht_stream_shard shard; /* of a stream for a rank */
 };
 
 /* Extended attributes back to back: u16 length of the name, u32 length of the value, name, value. Sorted by name. */
@@ -103,6 +108,14 @@ const char *ht_stream_same_refused(const struct ht_stream_same *s);
 /* The same for an entry that comes after the one with the path last, which is of kind last_kind. */
 const char *ht_stream_order_refused(const char *last, enum ht_stream_kind last_kind, const char *path);
 bool ht_stream_is_zero(const uint8_t *p, size_t len);
+/* Is it a file of a type that can be trained? */
+bool ht_stream_is_parameter(const struct ht_stream_entry *e);
+bool ht_stream_is_float(const char *dtype, size_t len);
+/*
+ * One number of all parameters and states of a model: the sum of this of each. Models of other parameters or sizes have
+ * another one. state: NULL for the parameter itself.
+ */
+uint64_t ht_stream_shape(const char *path, const char *state, uint64_t size);
 
 /* ------------------------------------------------------------------ digest */
 
@@ -112,6 +125,7 @@ void ht_digest_state(struct ht_digest *d, const struct ht_stream_state *s);
 /* These make the digest that of an incremental stream. */
 void ht_digest_base(struct ht_digest *d, const struct ht_stream_base *base);
 void ht_digest_same(struct ht_digest *d, const struct ht_stream_same *s);
+void ht_digest_shard(struct ht_digest *d, const struct ht_stream_shard *s);
 
 /* ------------------------------------------------------------------ writer */
 
@@ -125,7 +139,9 @@ struct ht_stream_writer {
     struct ht_digest digest;
     char last[HT_STREAM_PATH_BYTES_MAX + 1];
     enum ht_stream_kind last_kind;
-    bool incremental;
+    bool incremental, for_rank;
+    struct ht_stream_shard shard; /* of a stream for a rank, as the next */
+    struct ht_moves moves;
 };
 /* After a failure, too, the caller ends with ht_stream_writer_free. */
 int ht_stream_writer_begin(struct ht_stream_writer *w, const struct ht_stream_head *head,
@@ -170,13 +186,16 @@ struct ht_stream_reader {
     enum ht_stream_kind kind;
     char state[HT_STREAM_STATE_NAME_BYTES_MAX + 1]; /* "": the blocks are the entry's own */
     uint64_t size, next_block;
+    struct ht_moves moves; /* of a stream for a rank, as the next */
+    uint64_t shape;        /* of its parameters and states so far */
 };
 /* After a failure, too, the caller ends with ht_stream_reader_free. -EPROTO: this is no such stream. */
 int ht_stream_reader_begin(struct ht_stream_reader *r, ssize_t (*get)(void *ctx, void *data, size_t len),
                            void *ctx) HT_MUST_CHECK;
 /*
  * 0, and the next record; texts and content in it live until the next call. END is the last one: its digest is that of
- * what came, and nothing follows. -EPROTO: the stream is cut or damaged; -errno: get failed. r->in.why says which.
+ * what came, and nothing follows; after a stream for a rank, which nothing reads on, another one may follow. -EPROTO:
+ * the stream is cut or damaged; -errno: get failed. r->in.why says which.
  */
 int ht_stream_next(struct ht_stream_reader *r, struct ht_stream_record *out) HT_MUST_CHECK;
 void ht_stream_reader_free(struct ht_stream_reader *r);

@@ -18,6 +18,8 @@ struct ht_tree_progress {
 
 /* Sizes of all files and states below the directory, without reading them. */
 int ht_tree_measure(int dir, uint64_t *out_bytes, char why[HT_TREE_WHY_MAX]) HT_MUST_CHECK;
+/* The shape of the model in the directory: ht_stream_shape. */
+int ht_tree_shape(int dir, uint64_t *out_shape, char why[HT_TREE_WHY_MAX]) HT_MUST_CHECK;
 /*
  * Writes the directory and everything below it, without the end mark. The tree must not change meanwhile. base: the
  * directory of the step that an incremental stream builds on, or -1. 0 or -errno with the reason in why: that of the
@@ -41,6 +43,12 @@ struct ht_tree_root {
  */
 int ht_tree_write(int dir, int base, struct ht_stream_reader *r, bool owners, const struct ht_tree_progress *p,
                   struct ht_tree_root *out_root, struct ht_hash128 *out_digest,
+                  char why[HT_TREE_WHY_MAX]) HT_MUST_CHECK;
+/*
+ * Writes the blocks of a stream for a rank into the model in the directory, which has its parameters and their state.
+ * All else in the stream is left alone. zeros: a block that the stream leaves out is not zero there already.
+ */
+int ht_tree_merge(int dir, struct ht_stream_reader *r, bool zeros, const struct ht_tree_progress *p,
                   char why[HT_TREE_WHY_MAX]) HT_MUST_CHECK;
 /* Access lists, owner, mode and time of the directory. */
 int ht_tree_write_root(int dir, const struct ht_tree_root *root, bool owners, char why[HT_TREE_WHY_MAX]) HT_MUST_CHECK;

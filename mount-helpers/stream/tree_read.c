@@ -21,7 +21,7 @@
 struct walk {
     struct ht_stream_writer *w; /* NULL: sizes only */
     const struct ht_tree_progress *progress;
-    uint64_t bytes;
+    uint64_t bytes, shape;
     uint8_t *block;
     struct ht_buf attributes;
     char path[HT_STREAM_PATH_BYTES_MAX + 1]; /* of the present entry */
@@ -207,16 +207,27 @@ static int put_blocks(struct walk *k, int fd, struct ht_twin *twin, uint64_t fro
     return rc == 0 ? ht_stream_put_block(k->w, same.index, k->block, len) : rc;
 }
 
+/* The next byte of a block that the stream has. */
+static uint64_t next_wanted(const struct walk *k, uint64_t at, uint64_t size)
+{
+    uint64_t blocks = ht_div_up(size, HT_STREAM_BLOCK_BYTES), index = at / HT_STREAM_BLOCK_BYTES;
+
+    if (!k->w->for_rank)
+        return at;
+    return ht_min_u64(ht_moves_next(&k->w->moves, index, blocks) * HT_STREAM_BLOCK_BYTES, size);
+}
+
 static int put_content(struct walk *k, int fd, uint64_t size, struct ht_twin *twin)
 {
+    bool whole = twin->fd < 0 && !k->w->for_rank;
     int rc = 0;
 
     /* Reading ahead would read what is left out. */
-    (void)posix_fadvise(fd, 0, 0, twin->fd < 0 ? POSIX_FADV_SEQUENTIAL : POSIX_FADV_RANDOM);
+    (void)posix_fadvise(fd, 0, 0, whole ? POSIX_FADV_SEQUENTIAL : POSIX_FADV_RANDOM);
     for (uint64_t at = 0; rc == 0 && at < size;) {
-        uint64_t from = ht_max_u64(at, next_content(fd, at, size));
+        uint64_t wanted = next_wanted(k, at, size), from = ht_max_u64(wanted, next_content(fd, wanted, size));
         uint64_t len = 0;
-        if (from < size)
+        if (from < size && from == next_wanted(k, from, size))
             rc = put_blocks(k, fd, twin, from, size, &len);
         rc = done(k, rc, from + len - at);
         at = from + len;
@@ -235,6 +246,7 @@ static int put_one_state(struct walk *k, int dir, const char *name)
     } else if (st.st_size > 0) { /* else it has no state yet */
         s.size = (uint64_t)st.st_size;
         k->bytes += s.size;
+        k->shape += ht_stream_shape(k->path, name, s.size);
         if (k->w)
             rc = ht_stream_put_state(k->w, &s);
         if (rc == 0 && k->w) {
@@ -330,12 +342,21 @@ static int put_entry(struct walk *k, const struct stat *st, enum ht_stream_kind 
     return ht_stream_put_entry(k->w, &e);
 }
 
+static bool is_parameter(int fd)
+{
+    char dtype[16];
+    ssize_t n = fgetxattr(fd, DTYPE, dtype, sizeof(dtype));
+
+    return n > 0 && ht_stream_is_float(dtype, (size_t)n);
+}
+
 /* Under its first name. */
 static int put_plain_file(struct walk *k, int parent, int fd, const char *name, const struct stat *st)
 {
     int rc = 0;
 
     k->bytes += (uint64_t)st->st_size;
+    k->shape += is_parameter(fd) ? ht_stream_shape(k->path, NULL, (uint64_t)st->st_size) : 0;
     k->twin.fd = -1;
     if (k->w) {
         rc = take_attributes(k, fd);
@@ -476,6 +497,16 @@ int ht_tree_measure(int dir, uint64_t *out_bytes, char why[HT_TREE_WHY_MAX])
 
     if (rc == 0)
         *out_bytes = k.bytes;
+    return rc;
+}
+
+int ht_tree_shape(int dir, uint64_t *out_shape, char why[HT_TREE_WHY_MAX])
+{
+    struct walk k = {.base = {.dir = -1}, .why = why};
+    int rc = walk(&k, dir);
+
+    if (rc == 0)
+        *out_shape = k.shape;
     return rc;
 }
 

@@ -5,7 +5,7 @@
  *
  * The first byte says how the rest is meant. 0: it is a stream. Else it is a step, and records, each with its type, its
  * place and its payload. They get right numbers and checksums, because no fuzzer finds these. A step of 128 or more
- * makes the stream an incremental one.
+ * makes the stream an incremental one, and one of 64 to 127 makes it one for rank 0 of "2 1-0".
  */
 #include "mount-helpers/stream/stream.h"
 #include "tests/fuzz/fuzz.h"
@@ -20,6 +20,8 @@ int LLVMFuzzerInitialize(int *argc, char ***argv)
 
 static struct ht_buf given, made;
 
+static const struct ht_shards table = {.changes = 2, .change = {{2, HT_SHARDS_NONE}, {1, 0}}};
+
 static void frame(struct ht_reader *in)
 {
     struct ht_stream_writer w;
@@ -28,6 +30,9 @@ static void frame(struct ht_reader *in)
 
     head.incremental = head.step & 0x80;
     head.base.step = head.step & 0x7f;
+    head.for_rank = !head.incremental && (head.step & 0x40);
+    if (head.for_rank)
+        head.shard = (struct ht_stream_shard){.table = table, .of = head.step & 1 ? HT_SHARDS_NONE : 0};
     MUST(ht_stream_writer_begin(&w, &head, fuzz_put, &given) == 0);
     number = w.out.number;
     ht_stream_writer_free(&w);

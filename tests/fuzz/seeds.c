@@ -237,6 +237,36 @@ static void put_incremental_stream(void)
     ht_buf_free(&stream);
 }
 
+static void put_stream_for_rank(void)
+{
+    static const char table[] = "2 1-0";
+    struct ht_stream_head head = {.step = 0x41, .for_rank = true, .shard = {.of = HT_SHARDS_NONE}};
+    struct ht_buf attributes = HT_BUF_INIT, stream = HT_BUF_INIT;
+    static const uint8_t content[600] = {1, 2, 3};
+    struct ht_stream_writer w;
+    struct ht_hash128 digest;
+
+    MUST(ht_shards_parse(table, sizeof(table) - 1, &head.shard.table) == 0);
+    MUST(ht_stream_writer_begin(&w, &head, put_bytes, &stream) == 0);
+    size_t begin = stream.len;
+    ht_stream_attribute_put(&attributes, "user.hitrain.shards", table, sizeof(table) - 1);
+    put_entry(&w, HT_STREAM_DIRECTORY, "", "", 0, &attributes);
+    ht_buf_reset(&attributes);
+    ht_stream_attribute_put(&attributes, "user.hitrain.dtype", "f32", 3);
+    put_entry(&w, HT_STREAM_FILE, "v", "", 2 * HT_STREAM_BLOCK_BYTES + 600, &attributes);
+    MUST(ht_stream_put_block(&w, 2, content, 600) == 0);
+    put_entry(&w, HT_STREAM_FILE, "w", "", sizeof(content), &attributes);
+    MUST(ht_stream_put_block(&w, 0, content, sizeof(content)) == 0);
+    MUST(ht_stream_put_state(&w, &(struct ht_stream_state){"exp_avg", 600}) == 0);
+    MUST(ht_stream_put_block(&w, 0, content, 600) == 0);
+    MUST(ht_stream_put_state(&w, &(struct ht_stream_state){"step", 4}) == 0);
+    MUST(ht_stream_put_end(&w, &digest) == 0 && !stream.err);
+    put_unframed("for-rank", &stream, begin, (uint8_t)head.step);
+    ht_stream_writer_free(&w);
+    ht_buf_free(&attributes);
+    ht_buf_free(&stream);
+}
+
 /* One step as a stream, and the same as the target's records: types, places of one byte, payloads. */
 static void put_follow(void)
 {
@@ -292,6 +322,7 @@ int main(int argc, char **argv)
     put_all_compressed();
     put_stream();
     put_incremental_stream();
+    put_stream_for_rank();
     put_follow();
     return 0;
 }

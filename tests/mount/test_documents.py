@@ -81,7 +81,7 @@ RUN_BY = {
     ('docs/guide.md', 'fstab'): (1, 'mount/test_documents.py'),
     ('docs/offload.md', 'python'): (2, 'optim/test_torch_microbatches.py'),
     ('docs/pytorch.md', 'python'): (3, 'optim/test_torch_readme.py'),
-    ('docs/pytorch.md', 'sh'): (2, 'mount/test_documents.py'),
+    ('docs/pytorch.md', 'sh'): (3, 'mount/test_documents.py'),
     ('docs/trace-format.md', 'sh'): (4, 'mount/test_replay.py'),
     ('docs/trace-format.md', 'trace'): (1, 'mount/test_replay.py'),
     ('docs/frameworks/accelerate.md', 'python'): (1, 'ecosystem/test_transformers.py'),
@@ -152,17 +152,31 @@ def test_commands_of_kept_steps(make_store, tmp_path):
     assert 'w' in done.stdout.split() and not os.listdir(model / '.hitrain/snap')
 
 
-def test_commands_of_shards(make_store):
-    commands = re.search(r'^### Shards.*?^```sh\n(.*?)^```', (ROOT / 'docs/pytorch.md').read_text(), re.M | re.S).group(1)
-    here = make_store('64M').mount()
-    (here / 'model').mkdir()
-    os.setxattr(here / 'model', 'user.hitrain.dtype', b'f32')
-    (here / 'model/w').write_bytes(bytes(4096))
-    os.setxattr(here / 'model', 'user.hitrain.optimizer', b'adamw lr=0.5')
-    done = subprocess.run(['bash', '-eu', '-c', commands.replace('/mnt/a/', f'{here}/')], capture_output=True, text=True,
-                          env={**os.environ, 'PATH': f'{BIN}:{os.environ["PATH"]}'}, timeout=SECONDS_MAX)
+def run_lines(text, here, there):
+    script = text.replace('/mnt/a/', f'{here}/').replace('/mnt/b/', f'{there}/').replace('ssh copy ', '')
+    done = subprocess.run(['bash', '-eu', '-o', 'pipefail', '-c', script], env={**os.environ, 'PATH': f'{BIN}:{os.environ["PATH"]}'},
+                          stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=SECONDS_MAX)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stdout.splitlines()[-1] == 'w' and '3 ranks' in done.stdout
+    return done.stdout
+
+
+def test_commands_of_shards(make_store):
+    """In one store, and with a store for each rank: the second one has the copy of the lost rank's model."""
+    shards = re.search(r'^### Shards.*?^### ', (ROOT / 'docs/pytorch.md').read_text(), re.M | re.S).group()
+    one, several = re.findall(r'^```sh\n(.*?)^```', shards, re.M | re.S)
+    here, there = make_store('64M').mount(), make_store('64M').mount()
+    for store in here, there:
+        (store / 'model').mkdir()
+        os.setxattr(store / 'model', 'user.hitrain.dtype', b'f32')
+        (store / 'model/w').write_bytes(bytes([store == there]) * (6 << 20))
+        os.setxattr(store / 'model', 'user.hitrain.optimizer', b'adamw lr=0.5')
+    assert '3 ranks' in (said := run_lines(one, here, there)) and said.splitlines()[-1] == 'w'
+    keep, move = several.splitlines()
+    for store in here, there:
+        os.setxattr(store / 'model', 'user.hitrain.shards', b'4')
+        run_lines(keep, store, there)
+    assert 'what rank 2 gets' in run_lines(move, here, there)
+    assert (here / 'next/w').read_bytes().count(1) == 1 << 20
 
 
 def test_every_event_has_a_row():

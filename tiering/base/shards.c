@@ -172,6 +172,24 @@ void ht_shards_owners(const struct ht_shards *s, uint64_t blocks, uint16_t *owne
     owners(s, s->changes, blocks, owner);
 }
 
+/* A rank keeps at most an even share of what it had, and as many ranks as blocks are over keep one more. */
+uint64_t ht_shards_least(const struct ht_shards *s, uint64_t blocks, const uint16_t *before)
+{
+    uint64_t had[HT_SHARDS_RANKS_MAX] = {0}, stay = 0, more = 0;
+    unsigned ranks = ht_shards_ranks(s);
+
+    for (uint64_t b = 0; b < blocks; b++) {
+        unsigned r = ht_shards_renumber(s, before[b]);
+        if (r != HT_SHARDS_NONE)
+            had[r]++;
+    }
+    for (unsigned r = 0; r < ranks; r++) {
+        stay += ht_min_u64(had[r], blocks / ranks);
+        more += had[r] > blocks / ranks;
+    }
+    return blocks - stay - ht_min_u64(more, blocks % ranks);
+}
+
 bool ht_shards_owners_before(const struct ht_shards *s, uint64_t blocks, uint16_t *owner)
 {
     if (s->changes < 2)

@@ -51,6 +51,8 @@ unsigned ht_shards_renumber(const struct ht_shards *s, unsigned rank);
 /* May a parameter have so many blocks? */
 bool ht_shards_fit(const struct ht_shards *s, uint64_t blocks);
 void ht_shards_owners(const struct ht_shards *s, uint64_t blocks, uint16_t *owner);
+/* The least number of blocks that get another owner by the last change, however they are given out evenly. */
+uint64_t ht_shards_least(const struct ht_shards *s, uint64_t blocks, const uint16_t *before);
 bool ht_shards_owners_before(const struct ht_shards *s, uint64_t blocks, uint16_t *owner);
 
 /* "2of4". False: it is no such name. */

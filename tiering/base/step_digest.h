@@ -26,6 +26,7 @@ enum ht_digest_part {
     HT_DIGEST_BLOCK = 3,
     HT_DIGEST_BASE = 5,
     HT_DIGEST_SAME = 6,
+    HT_DIGEST_SHARD = 7,
 };
 enum ht_digest_kind { HT_DIGEST_DIRECTORY = 1, HT_DIGEST_FILE = 2, HT_DIGEST_SYMLINK = 3, HT_DIGEST_LINK = 4 };
 

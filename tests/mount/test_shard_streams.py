@@ -1,0 +1,216 @@
+# SPDX-License-Identifier: Apache-2.0
+"""hitrainctl send --shard: after a change of ranks each rank gets the blocks that it lacks, and no others, or nothing."""
+import json
+import os
+import subprocess
+
+import numpy as np
+import pytest
+
+from conftest import BIN, MIB, SECONDS_MAX
+from test_roots import command, random, word
+from test_shards import make_model, reshard, shard, step
+from test_step_streams import left, receive
+
+SIZES = {'w': 5 * MIB + 4096, 'deep/v': 2 * MIB, 'b': 4}
+STATES = 'exp_avg', 'exp_avg_sq'
+
+
+def ctl(*args, **how):
+    return subprocess.run([BIN / 'hitrainctl', *args], stdout=subprocess.PIPE, stderr=subprocess.PIPE, timeout=SECONDS_MAX, **how)
+
+
+def send(root, rank, of=None, name='moved'):
+    done = ctl('send', root, name, f'--shard={rank}', *([] if of is None else [f'--of={of}']))
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def take(stream, path, *options):
+    return ctl('receive', path, *options, input=stream)
+
+
+def owners_of(root, name, ranks):
+    """Found by content: which rank has which block, by the files of the shards."""
+    whole = (root / name).read_bytes()
+    blocks = [whole[i:i + MIB] for i in range(0, len(whole), MIB)]
+    out = {}
+    for r in range(ranks):
+        mine = (shard(root, r, ranks) / 'param' / name).read_bytes()
+        for i in range(0, len(mine), MIB):
+            out[blocks.index(mine[i:i + MIB])] = r
+    return [out[b] for b in range(len(blocks))]
+
+
+def paths_of(root, name):
+    return [root / name] + [root / '.hitrain/state' / name / s for s in STATES]
+
+
+def keep_own(root, whole, rank, owners):
+    """The store of one rank: what others have is anything."""
+    for name in SIZES:
+        for path in paths_of(root, name):
+            data = bytearray(path.read_bytes())
+            width = max(len(data) // SIZES[name], 1)
+            for b, r in enumerate(owners[name]):
+                if r != rank:
+                    at = slice(b * width * MIB, (b + 1) * width * MIB)
+                    data[at] = bytes([0x3e]) * len(data[at])
+            with open(path, 'r+b') as f:
+                f.write(data)
+
+
+def shards_of(root, rank, ranks):
+    part = shard(root, rank, ranks)
+    files = [part / 'param' / n for n in SIZES] + [part / 'state' / n / s for n in SIZES for s in (*STATES, 'step')]
+    return {str(f.relative_to(part)): f.read_bytes() for f in files}
+
+
+@pytest.fixture
+def mnt(make_store):
+    return make_store('2G').mount()
+
+
+@pytest.fixture
+def job(mnt):
+    """A model whose blocks are all right, and of each rank one that has its own blocks alone."""
+    def make(ranks, to, *lost, zeros=False):
+        whole = make_model(mnt / 'whole')
+        reshard(whole, ranks)
+        step(whole, 2)
+        if zeros:
+            (whole / 'w').write_bytes(bytes(SIZES['w']))
+        command(whole, 'snapshot before')
+        owners = {n: [b % ranks for b in range(-(-SIZES[n] // MIB))] for n in SIZES}
+        for r in range(ranks):
+            assert ctl('clone', whole, 'before', mnt / f'{r}').returncode == 0
+            keep_own(mnt / f'{r}', whole, r, owners)
+        done = None
+        for root in (whole, *(mnt / f'{r}' for r in range(ranks))):
+            done = reshard(root, to, *lost)
+            command(root, 'snapshot moved')
+        return whole, done
+    return make
+
+
+@pytest.mark.parametrize('zeros', [False, True])
+def test_ranks_that_stay_get_what_a_lost_one_had(mnt, job, zeros):
+    """Four ranks become three. The blocks of the lost one come of a copy of all."""
+    whole, change = job(4, 3, '--lost=1', zeros=zeros)
+    moved = 0
+    for new, old in enumerate((0, 2, 3)):
+        streams = [send(whole, new, 1)] + [send(mnt / f'{q}', new, q) for q in (0, 2, 3)]
+        done = take(b''.join(streams), mnt / f'new{new}', f'--base={mnt / str(old)}', '--json')
+        assert done.returncode == 0, done.stderr
+        said = json.loads(done.stdout)
+        assert said['rank'] == new and said['least_bytes'] <= said['moved_bytes']
+        moved += said['moved_bytes']
+        assert shards_of(mnt / f'new{new}', new, 3) == shards_of(whole, new, 3)
+        assert word(mnt / f'new{new}', 'durable_step') == word(whole, 'durable_step')
+        alone = take(send(whole, new), mnt / f'alone{new}', f'--base={mnt / str(old)}')  # of all at once
+        assert alone.returncode == 0 and shards_of(mnt / f'alone{new}', new, 3) == shards_of(whole, new, 3)
+    assert moved == 3 * change['moved_bytes'] and change['moved_bytes'] == change['least_bytes']
+    assert left(mnt) == []
+
+
+def test_new_ranks_begin_with_their_blocks(mnt, job):
+    """Three ranks become eight: a new one gets files and names of the first, and blocks of each."""
+    whole, _ = job(3, 8)
+    for new in (0, 3, 7):
+        streams = [send(mnt / f'{q}', new, q) for q in range(3)]
+        target = mnt / f'new{new}'
+        if new < 3:
+            assert b'--base=ROOT' in take(b''.join(streams), target).stderr
+        else:
+            assert b'without --base' in take(b''.join(streams), target, f'--base={mnt / "0"}').stderr
+            assert b'first former rank' in take(b''.join(streams[::-1]), target).stderr
+        assert not target.exists()
+        done = take(b''.join(streams), target, *([f'--base={mnt / "0"}'] if new < 3 else []))
+        assert done.returncode == 0, done.stderr
+        assert shards_of(target, new, 8) == shards_of(whole, new, 8)
+        assert (target / 'notes.txt').read_bytes() == b'no parameter'
+        assert word(target, 'step') == '1' and word(target, 'shards') == '3 8'
+
+
+def test_a_rank_goes_on_with_the_same_bits(make_store):
+    """Two stores and a pipe. All blocks of the next step are those of one store."""
+    a, b = make_store(), make_store()
+    whole = make_model(a.mount() / 'model')
+    reshard(whole, 2)
+    step(whole, 2)
+    command(whole, 'snapshot before')
+    b.mount()
+    assert take(ctl('send', whole, 'before').stdout, b.point / 'model').returncode == 0
+    keep_own(b.point / 'model', whole, 1, {n: [i % 2 for i in range(-(-SIZES[n] // MIB))] for n in SIZES})
+    for root in whole, b.point / 'model':
+        reshard(root, 1, '--lost=0')
+        command(root, 'snapshot moved')
+    sender = subprocess.Popen([BIN / 'hitrainctl', 'send', whole, 'moved', '--shard=0', '--of=0'], stdout=subprocess.PIPE)
+    done = ctl('receive', b.point / 'next', f'--base={b.point / "model"}', stdin=sender.stdout)
+    assert sender.wait(SECONDS_MAX) == 0 and done.returncode == 0, done.stderr
+    for root in whole, b.point / 'next':
+        step(root, 3)
+    b.kill()
+    b.mount()
+    assert shards_of(b.point / 'next', 0, 1) == shards_of(whole, 0, 1)
+
+
+@pytest.mark.parametrize('ranks, to, share', [(4, 3, 1 / 4), (3, 8, 5 / 8)])
+def test_the_share_that_must_moves_and_no_more(mnt, ranks, to, share):
+    """Bytes of the streams and of both sides' figures, beside the least."""
+    root = mnt / 'model'
+    root.mkdir()
+    word(root, 'dtype', 'bf16')
+    blocks = 24
+    (root / 'p').write_bytes(np.tile(random(MIB // 4, 1), blocks).tobytes())
+    word(root, 'optimizer', 'sgd lr=1')
+    reshard(root, ranks)
+    change = reshard(root, to)
+    command(root, 'snapshot moved')
+    streams = [ctl('send', root, 'moved', f'--shard={r}') for r in range(to)]
+    bytes_sent = sum(len(s.stdout) for s in streams)
+    assert all(b'the least is' in s.stderr for s in streams)
+    assert change['moved_bytes'] == change['least_bytes'] == share * blocks * MIB
+    assert change['moved_bytes'] <= bytes_sent <= change['moved_bytes'] + to * 64 * 1024
+
+
+def test_streams_that_do_not_belong_together_leave_nothing(mnt, job):
+    whole, _ = job(4, 3, '--lost=1')
+    base = f'--base={mnt / "2"}'  # rank 1 gets blocks of the lost one alone
+    first, second = send(whole, 1, 1), send(mnt / '0', 1, 0)
+    reshard(mnt / '3', 4)
+    command(mnt / '3', 'snapshot later')
+    step(mnt / '0', 5)
+    command(mnt / '0', 'snapshot stepped')
+    command(whole, 'snapshot whole')
+    os.removexattr(whole, 'user.hitrain.shards')
+    command(whole, 'snapshot none')
+    assert ctl('clone', mnt / '0', 'moved', mnt / 'odd').returncode == 0
+    (mnt / 'odd' / 'more').write_bytes(bytes(8))
+    command(mnt / 'odd', 'snapshot moved')
+    refused = {
+        'rank 1 are missing': second,
+        'come twice': first + first,
+        'keeps no step': send(mnt / '3', 1, name='later'),
+        'different tables': first + send(mnt / '3', 1, name='later'),
+        'different steps': first + send(mnt / '0', 1, 0, name='stepped'),
+        'different ranks': first + send(whole, 0, 2, name='whole'),
+        'no stream of a step': first + b'and something that is no stream, but has the length of a header........',
+        'for no rank': first + ctl('send', whole, 'whole').stdout,
+        'is cut': (first + second)[:-1],
+        'checksum': first[:-3000] + bytes([first[-3000] ^ 1]) + first[-2999:],
+        'different parameters': send(mnt / 'odd', 1),
+    }
+    for why, stream in refused.items():
+        done = take(stream, mnt / 'x', base)
+        assert done.returncode == 1 and not (mnt / 'x').exists() and left(mnt) == [], why
+        assert why in done.stderr.decode() or (why == 'checksum' and b'damaged' in done.stderr), (why, done.stderr)
+    assert b'no model root' in take(first, mnt / 'x', '--base=/').stderr
+    assert b'this is no' in take(first, mnt / 'x', f'--base={mnt / "2" / "deep"}').stderr and left(mnt) == []
+    assert take(first + second, mnt / 'x', base).returncode == 0
+    for args, why in ((('none', '--shard=0'), 'no table'), (('before', '--shard=0'), 'has not changed'),
+                      (('moved', '--shard=3'), 'no such rank'), (('moved', '--shard=0', '--of=4'), 'was no such rank')):
+        done = ctl('send', whole, *args)
+        assert done.returncode == 1 and why in done.stderr.decode() and not done.stdout, done.stderr
+    for args in (['--of=1'], ['--shard=0', '--from=before'], ['--shard=x'], ['--shard=0', '--of=-1']):
+        assert ctl('send', whole, 'moved', *args).returncode == 2
