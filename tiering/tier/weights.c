@@ -4,6 +4,7 @@
 
 #define NEAR 0.25     /* a difference that may be noise */
 #define FOLLOW 0.25   /* part of a small difference that an estimate follows in one sample */
+#define FAR 0.5       /* a difference that is none */
 #define FAST 0.5      /* of a larger one */
 #define FIRST 3.0     /* a first estimate is at most so many times what the device moves */
 #define REACH 0.1     /* an estimate grows to so much more than what the device moves */
@@ -51,9 +52,13 @@ static void follow(struct ht_weights_way *e, double busy_speed, double speed)
         e->bytes_per_s = busy_speed < speed * FIRST ? busy_speed : speed * FIRST;
         prove(e, speed, REACH);
     } else if (busy_speed < was) {
-        e->bytes_per_s += (busy_speed - was) * (busy_speed < was * (1 - NEAR) ? FAST : FOLLOW);
+        bool drops = busy_speed < was * (1 - FAR);
+        double part = drops && e->drops ? 1 : busy_speed < was * (1 - NEAR) ? FAST : FOLLOW;
+        e->bytes_per_s += (busy_speed - was) * part;
+        e->drops = drops;
         prove(e, speed, REACH);
     } else {
+        e->drops = false;
         grow(e, busy_speed, speed);
     }
     e->known = true;

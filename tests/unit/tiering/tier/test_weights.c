@@ -273,6 +273,35 @@ START_TEST(shares_follow_a_device_that_slows_down_and_recovers)
 }
 END_TEST
 
+/* The second step reads what the first slow one has written, so that one must have found the speeds early. */
+START_TEST(a_device_that_slows_down_tenfold_costs_one_step)
+{
+    struct sim s = begin(2);
+    const double before[] = {2.25e8, 7.5e7}, after[] = {2.25e7, 7.5e7};
+
+    s.step_bytes = 6e8;
+    (void)run(&s, before, 10, 1, loops[_i].burst);
+    double used = run(&s, after, 2, 1, loops[_i].burst);
+    ck_assert_msg(used > .9, "the second step: %.3f of the new sum", used);
+}
+END_TEST
+
+START_TEST(a_stall_is_no_new_speed)
+{
+    struct sim s = begin(2);
+
+    serve(&s, 0, 3e8, 3e8, 3e8);
+    serve(&s, 1, 1e8, 1e8, 1e8);
+    ck_assert(look(&s));
+    serve(&s, 0, 1e6, 1e6, 1e6);
+    (void)look(&s);
+    check_shares(&s, (double[]){.6, .4}, .01, "after a stall");
+    serve(&s, 0, 1e6, 1e6, 1e6);
+    (void)look(&s);
+    check_shares(&s, (double[]){1. / 65, 64. / 65}, .01, "after two");
+}
+END_TEST
+
 static const struct {
     double gap;
     bool phases;
@@ -360,6 +389,8 @@ int main(void)
     tcase_add_test(t, noise_changes_no_share);
     tcase_add_loop_test(t, shares_find_the_speeds_also_when_idle_devices_seem_faster, 0, (int)HT_ARRAY_SIZE(loops));
     tcase_add_loop_test(t, shares_follow_a_device_that_slows_down_and_recovers, 0, 3);
+    tcase_add_loop_test(t, a_device_that_slows_down_tenfold_costs_one_step, 0, 3);
+    tcase_add_test(t, a_stall_is_no_new_speed);
     tcase_add_loop_test(t, gaps_and_phases_hide_no_speed, 0, (int)HT_ARRAY_SIZE(paces));
     tcase_add_test(t, a_direction_that_is_not_used_is_forgotten);
     tcase_add_test(t, a_stalled_device_loses_its_share_and_gets_it_back);
