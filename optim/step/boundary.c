@@ -307,6 +307,11 @@ bool ht_opt_step_durable(const struct ht_root *root, uint64_t undurable)
     return undurable >= root->config.durable_every || (root->config.redo && undurable > root->redo.steps);
 }
 
+bool ht_opt_step_final(const struct ht_root *root)
+{
+    return root->undurable + 1 >= root->config.durable_every;
+}
+
 int ht_opt_boundary_request(struct ht_root *root, struct ht_optim_steer *by, uint64_t *out_ticket)
 {
     char why[HT_OPTIM_ERROR_MAX];

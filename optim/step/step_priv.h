@@ -59,6 +59,8 @@ int ht_opt_step_end(struct ht_root *root, int rc, bool durable, struct ht_copy *
     HT_EXCLUDES(HT_LOCK_OPTIM) HT_MUST_CHECK;
 /* Is a step durable when it ends, with so many that no commit has published? */
 bool ht_opt_step_durable(const struct ht_root *root, uint64_t undurable) HT_REQUIRES(HT_LOCK_OPTIM);
+/* Will the open step be published when it ends, as far as the optimizer knows? Then what its updates leave is final. */
+bool ht_opt_step_final(const struct ht_root *root) HT_REQUIRES(HT_LOCK_OPTIM);
 /* When the caller learns of the step's end, caches are as new as the step. */
 void ht_opt_step_leave(struct ht_root *root) HT_EXCLUDES(HT_LOCK_OPTIM);
 /*

@@ -130,7 +130,10 @@ static void describe(struct job *j, struct ht_optim *o)
     unsigned work = r->work & HT_WORK_LOG ? r->work & (HT_WORK_ADD | HT_WORK_MEASURE) : r->work;
     bool update = work & HT_WORK_UPDATE;
 
-    j->pin = (struct ht_batch_pin){.store = o->store};
+    lock(o);
+    bool final = ht_opt_step_final(p->root);
+    unlock(o);
+    j->pin = (struct ht_batch_pin){.store = o->store, .final = update && final};
     j->work = work;
     j->summed = ht_opt_range_summed(r);
     j->cover = ht_opt_range_cover(r, &j->whole, &j->covers);

@@ -44,6 +44,7 @@ static void number_slots(struct ht_arena *a)
             a->room[p][k].head = HT_SLOT_NONE;
         for (unsigned k = 0; k < HT_IMAGE_LISTS; k++)
             a->list[k][p].head = HT_SLOT_NONE;
+        a->final[p].head = HT_SLOT_NONE;
     }
     for (uint32_t i = 0; i < a->slots; i++) {
         unsigned p = (unsigned)ht_nodes_turn(&shares, credit);

@@ -41,7 +41,8 @@ struct ht_image {
     bool waiting : 1;         /* protected, and it goes when it was used */
     bool planned : 1;         /* its next use is known: evicted in order */
     uint8_t target_device;    /* device it should be written to, and 1; 0: any */
-    uint8_t subs;             /* number of its sub-slots; the arena's */
+    uint8_t subs : 5;         /* number of its sub-slots; the arena's */
+    bool final : 1;           /* dirty, and no change is expected before it is published; the arena's */
     uint8_t next_use : 7;     /* planned: place in the order, modulo HT_ORDER_PLACES */
     bool pinned : 1;          /* protected until it is unpinned: an operator wants it in memory */
 };
@@ -78,6 +79,12 @@ uint32_t ht_arena_get_ahead(struct ht_arena *a, uint64_t place, int numa_index) 
 void ht_arena_attach(struct ht_arena *a, uint32_t slot, void *owner, uint64_t index, bool durable)
     HT_REQUIRES(HT_LOCK_STORE);
 void ht_arena_set_dirty(struct ht_arena *a, uint32_t slot, bool dirty) HT_REQUIRES(HT_LOCK_STORE);
+/*
+ * Dirty bytes that are published as they are now, as far as the owner knows: writing them before that costs nothing
+ * more. Protected images may be final, too. Clean images are not. Nothing for external ones.
+ */
+void ht_arena_set_final(struct ht_arena *a, uint32_t slot, bool final) HT_REQUIRES(HT_LOCK_STORE);
+bool ht_arena_has_final(const struct ht_arena *a) HT_REQUIRES(HT_LOCK_STORE);
 /* The image is loaded before a reader needs it. */
 void ht_arena_mark_readahead(struct ht_arena *a, uint32_t slot) HT_REQUIRES(HT_LOCK_STORE);
 /* How many images were read ahead, how many of these were used, and how many were evicted before. */
@@ -196,6 +203,7 @@ uint32_t ht_arena_slot_bytes(const struct ht_arena *a, uint32_t slot) HT_REQUIRE
  */
 struct ht_dirty_walk {
     bool scratch;
+    bool final;     /* of final images alone, which need not pass */
     int numa_index; /* HT_NUMA_INDEX_ANY: of all nodes */
     /* private */
     unsigned kind, place, nodes, passed;
@@ -203,6 +211,7 @@ struct ht_dirty_walk {
 };
 #define HT_DIRTY_WALK(scratch_, numa_index_) \
     ((struct ht_dirty_walk){.scratch = (scratch_), .numa_index = (numa_index_)})
+#define HT_FINAL_WALK ((struct ht_dirty_walk){.final = true, .numa_index = HT_NUMA_INDEX_ANY})
 /* HT_SLOT_NONE: the walk has seen all that were there when it came to their list. */
 uint32_t ht_dirty_walk_next(struct ht_arena *a, struct ht_dirty_walk *w) HT_REQUIRES(HT_LOCK_STORE);
 /* The images of this list cannot be written: the walk goes on with those of another node, or kind. */

@@ -28,8 +28,8 @@ enum ht_image_kind {
     HT_IMAGE_KINDS,
     HT_IMAGE_LISTS = HT_IMAGE_PROTECTED
 };
-/* Lists of slots: those of the first kinds, and that of free slots or of room in split ones. */
-enum { HT_LIST_ROOM = HT_IMAGE_LISTS, HT_SLOT_LISTS };
+/* Lists of slots: those of the first kinds, that of free slots or of room in split ones, and that of final images. */
+enum { HT_LIST_ROOM = HT_IMAGE_LISTS, HT_LIST_FINAL, HT_SLOT_LISTS };
 
 /* A ring of slots. Its head is the oldest, and the one before it the newest. */
 struct ht_slot_list {
@@ -45,6 +45,7 @@ struct ht_slot {
     uint8_t numa_index;             /* place of its node */
     uint16_t used;                  /* SPLIT: mask of sub-slots */
     uint8_t images[HT_IMAGE_KINDS]; /* in it, by kind */
+    uint8_t finals;                 /* final images in it, of any kind */
     uint8_t room;                   /* SPLIT: 1 + log2 of the sub-slots of the longest piece that fits; 0: none */
     uint32_t at;                    /* in memory, in slots */
     struct ht_slot_link link[HT_SLOT_LISTS];
@@ -78,6 +79,7 @@ struct ht_arena {
     struct ht_slot_list free[HT_NODES_MAX], room[HT_NODES_MAX][HT_PIECE_LENGTHS];
     /* Slots with an image of that kind; dirty ones by node, the others at 0. */
     struct ht_slot_list list[HT_IMAGE_LISTS][HT_NODES_MAX];
+    struct ht_slot_list final[HT_NODES_MAX];                /* slots with a final image, by node */
     uint64_t used_on[HT_NODES_MAX], dirty_on[HT_NODES_MAX]; /* dirty: in passing images */
     uint64_t used_bytes, protected_bytes, workingset_bytes; /* the last two: whole slots */
     uint64_t waiting_bytes, waiting_expected;               /* waiting images: there, and in a whole step */

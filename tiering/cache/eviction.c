@@ -426,6 +426,7 @@ void ht_eviction_note_attached(struct ht_arena *a, uint32_t n)
 
 void ht_eviction_forget(struct ht_arena *a, uint32_t n)
 {
+    ht_arena_set_final(a, n, false);
     count(a, n, -1);
     a->readahead_wasted += a->image[n].readahead;
     readahead_no_more(a, n);
@@ -530,20 +531,52 @@ void ht_arena_set_dirty(struct ht_arena *a, uint32_t n, bool dirty)
         im->dirty = dirty;
         return;
     }
+    if (!dirty)
+        ht_arena_set_final(a, n, false);
     count(a, n, -1);
     im->dirty = dirty;
     count(a, n, 1);
 }
 
+void ht_arena_set_final(struct ht_arena *a, uint32_t n, bool final)
+{
+    struct ht_image *im = ht_arena_image(a, n);
+
+    if (ht_arena_is_external(a, n) || im->final == (final && im->dirty))
+        return;
+    uint32_t i = n / HT_SLOT_SUBS;
+    struct ht_slot *s = &a->slot[i];
+    im->final = !im->final;
+    s->finals = (uint8_t)(im->final ? s->finals + 1 : s->finals - 1);
+    if (im->final && s->finals == 1)
+        ht_slot_list_add(a->slot, &a->final[s->numa_index], HT_LIST_FINAL, i);
+    if (!im->final && !s->finals)
+        ht_slot_list_del(a->slot, &a->final[s->numa_index], HT_LIST_FINAL, i);
+}
+
+bool ht_arena_has_final(const struct ht_arena *a)
+{
+    for (unsigned p = 0; p < ht_pinned_parts(&a->memory); p++)
+        if (a->final[p].count)
+            return true;
+    return false;
+}
+
+static struct ht_slot_list *list_of(struct ht_arena *a, const struct ht_dirty_walk *w)
+{
+    return w->final ? &a->final[w->place] : &a->list[w->kind][w->place];
+}
+
 /* Turns to the next list. False: that was the last. Walks over all nodes begin on each in turn. */
 static bool next_list(struct ht_arena *a, struct ht_dirty_walk *w)
 {
-    unsigned last = w->scratch ? HT_IMAGE_SCRATCH : HT_IMAGE_DIRTY, nodes = ht_pinned_parts(&a->memory);
+    unsigned first = w->final ? HT_LIST_FINAL : HT_IMAGE_DIRTY, last = w->scratch ? HT_IMAGE_SCRATCH : first;
+    unsigned nodes = ht_pinned_parts(&a->memory);
 
     if (!w->kind) {
         w->nodes = w->numa_index == HT_NUMA_INDEX_ANY ? nodes : 1;
         w->place = w->numa_index == HT_NUMA_INDEX_ANY ? a->turn++ % nodes : (unsigned)w->numa_index;
-        w->kind = HT_IMAGE_DIRTY;
+        w->kind = first;
     } else if (w->passed < w->nodes) {
         w->place = (w->place + 1) % nodes;
     } else if (w->kind < last) {
@@ -554,7 +587,7 @@ static bool next_list(struct ht_arena *a, struct ht_dirty_walk *w)
         return false;
     }
     w->passed++;
-    const struct ht_slot_list *l = &a->list[w->kind][w->place];
+    const struct ht_slot_list *l = list_of(a, w);
     w->left = l->count + (l->sub ? 1 : 0); /* the head's images before that are the newest */
     return true;
 }
@@ -567,7 +600,7 @@ static uint32_t next_in_head(const struct ht_arena *a, struct ht_slot_list *l, u
         if (n == HT_SLOT_NONE)
             break;
         l->sub = n % HT_SLOT_SUBS + a->image[n].subs;
-        if (ht_image_kind(&a->image[n]) == kind)
+        if (kind == HT_LIST_FINAL ? a->image[n].final : ht_image_kind(&a->image[n]) == kind)
             return n;
     }
     return HT_SLOT_NONE;
@@ -579,7 +612,7 @@ uint32_t ht_dirty_walk_next(struct ht_arena *a, struct ht_dirty_walk *w)
         while (!w->left)
             if (!next_list(a, w))
                 return HT_SLOT_NONE;
-        struct ht_slot_list *l = &a->list[w->kind][w->place];
+        struct ht_slot_list *l = list_of(a, w);
         uint32_t n = next_in_head(a, l, w->kind);
         if (n != HT_SLOT_NONE)
             return n;

@@ -26,6 +26,7 @@ static void check_image(const struct ht_arena *a, uint32_t n, struct sums *sums)
     assert(!im->protected || !im->workingset);
     assert(im->protected || (!im->waiting && !im->pinned));
     assert(!im->waiting || !im->pinned);
+    assert(im->dirty || !im->final);
     sums->used_bytes += bytes;
     sums->used_on[place] += bytes;
     sums->readahead_bytes += im->readahead ? bytes : 0;
@@ -53,7 +54,7 @@ static void check_used_slot(const struct ht_arena *a, uint32_t i, struct sums *s
     const struct ht_slot *s = &a->slot[i];
     uint8_t images[HT_IMAGE_KINDS] = {0};
     uint16_t used = s->state == HT_SLOT_WHOLE ? mask_of(0, HT_SLOT_SUBS) : s->used;
-    uint32_t step;
+    uint32_t step, finals = 0;
 
     assert(used);
     for (uint32_t k = 0; k < HT_SLOT_SUBS; k += step) {
@@ -67,8 +68,11 @@ static void check_used_slot(const struct ht_arena *a, uint32_t i, struct sums *s
         assert((used & mask_of(k, step)) == mask_of(k, step));
         check_image(a, i * HT_SLOT_SUBS + k, sums);
         images[ht_image_kind(im)]++;
+        finals += im->final;
     }
-    assert(memcmp(s->images, images, sizeof(images)) == 0);
+    assert(memcmp(s->images, images, sizeof(images)) == 0 && s->finals == finals);
+    if (finals)
+        check_link(a, i, HT_LIST_FINAL);
     for (unsigned kind = 0; kind < HT_IMAGE_LISTS; kind++)
         if (images[kind])
             check_link(a, i, kind);
@@ -94,13 +98,15 @@ static void check_lists(struct ht_arena *a, struct sums *sums) HT_REQUIRES(HT_LO
 {
     uint32_t images[HT_IMAGE_LISTS][HT_NODES_MAX] = {0}, planned[HT_ORDER_PLACES] = {0},
              room[HT_NODES_MAX][HT_PIECE_LENGTHS] = {0};
-    uint32_t unused[HT_NODES_MAX] = {0};
+    uint32_t unused[HT_NODES_MAX] = {0}, final[HT_NODES_MAX] = {0};
 
     for (uint32_t i = 0; i < a->slots; i++) {
         const struct ht_slot *s = &a->slot[i];
         unused[s->numa_index] += s->state == HT_SLOT_FREE;
         for (unsigned kind = 0; kind < HT_IMAGE_KINDS; kind++)
             assert(s->state != HT_SLOT_FREE || !s->images[kind]);
+        assert(s->state != HT_SLOT_FREE || !s->finals);
+        final[s->numa_index] += s->finals > 0;
         if (s->state == HT_SLOT_SPLIT && s->room)
             room[s->numa_index][s->room - 1]++;
         for (unsigned kind = 0; kind < HT_IMAGE_PLANNED && s->state != HT_SLOT_FREE; kind++)
@@ -115,6 +121,8 @@ static void check_lists(struct ht_arena *a, struct sums *sums) HT_REQUIRES(HT_LO
     }
     assert(a->order.slots == slots);
     for (unsigned p = 0; p < HT_NODES_MAX; p++) {
+        check_list(a, &a->final[p], HT_LIST_FINAL);
+        assert(a->final[p].count == final[p]);
         check_list(a, &a->free[p], HT_LIST_ROOM);
         assert(a->free[p].count == unused[p]);
         sums->free_slots += unused[p];

@@ -27,7 +27,6 @@
 #include "tiering/data/fill.h"
 
 enum {
-    FLIGHT_BYTES_MAX = 16 << 20,
     PUSH_BYTES = 1 << 20, /* go to the device in one call, so that neighbours become one request */
 };
 
@@ -90,7 +89,6 @@ static void prepare(struct ht_write_batch *w, struct ht_batch_write *j, bool cop
 {
     struct ht_store *s = w->s;
 
-    s->flow.preparing++;
     if (copied)
         j->copy = take_copy(w, ht_chunk_numa_index(s, j->io.chunk));
     void *data = ht_arena_data(s->arena, j->io.chunk->slot);
@@ -99,12 +97,11 @@ static void prepare(struct ht_write_batch *w, struct ht_batch_write *j, bool cop
         memcpy(j->copy, data, j->bytes);
     ht_chunk_write_prepare(&j->io, copied ? j->copy : data, j->bytes);
     ht_store_lock(s);
-    s->flow.preparing--;
 }
 
 bool ht_write_batch_full(const struct ht_write_batch *w)
 {
-    return w->count == HT_WRITE_BATCH_MAX || w->flight_bytes >= FLIGHT_BYTES_MAX;
+    return w->count == HT_WRITE_BATCH_MAX || w->flight_bytes >= w->flight_bytes_max;
 }
 
 bool ht_write_batch_admit(struct ht_write_batch *w, int device)
@@ -119,7 +116,7 @@ bool ht_write_batch_admit(struct ht_write_batch *w, int device)
     const struct ht_permit_request r = {
         .dev = device < 0 ? NULL : s->dev[device],
         .direction = HT_DIRECTION_WRITE,
-        .good = HT_GATE_MEMORY,
+        .good = w->good,
         .bytes = HT_CHUNK_BYTES,
     };
     enum ht_admission a = ht_admit(s, &w->spare, &r, w->count > 0);
@@ -156,10 +153,13 @@ int ht_write_batch_start(struct ht_write_batch *w, struct ht_obj *o, struct ht_c
     }
     struct ht_batch_write *j = &w->job[(w->first + w->count) % HT_WRITE_BATCH_MAX];
     *j = (struct ht_batch_write){.io = {.obj = o, .chunk = c, .index = index}, .bytes = bytes};
+    j->makes_room = !ht_arena_image(s->arena, c->slot)->protected;
+    s->flow.coming += j->makes_room;
     prepare(w, j, copied);
     rc = ht_chunk_write_place(&j->io, (struct ht_alloc_hint){.device = ht_chunk_target_device(s, c)});
     if (rc) {
         put_copy(w, j);
+        s->flow.coming -= j->makes_room;
         ht_chunk_unlock_exclusive(o, c, index);
         return rc;
     }
@@ -184,7 +184,7 @@ int ht_write_batch_start(struct ht_write_batch *w, struct ht_obj *o, struct ht_c
 }
 
 /* No place took the bytes: the image is dirty again. */
-static void job_failed(struct ht_batch_write *j, int rc) HT_REQUIRES(HT_LOCK_STORE)
+static void job_failed(struct ht_batch_write *j, bool early, int rc) HT_REQUIRES(HT_LOCK_STORE)
 {
     struct ht_obj *o = j->io.obj;
     struct ht_chunk *c = j->io.chunk;
@@ -193,7 +193,8 @@ static void job_failed(struct ht_batch_write *j, int rc) HT_REQUIRES(HT_LOCK_STO
     /* Best effort: without a reservation the next try reports ENOSPC. */
     int again = ht_chunk_reserve(o, c, (uint32_t)ht_div_up(ht_chunk_len(o, j->io.index), HT_BLOCK_BYTES));
     ht_chunk_set_dirty(o, c, j->io.index);
-    ht_obj_set_error(o, again ? again : rc);
+    if (!early)
+        ht_obj_set_error(o, again ? again : rc);
 }
 
 void ht_write_batch_note_error(struct ht_write_batch *w, int rc)
@@ -217,7 +218,7 @@ void ht_write_batch_finish(struct ht_write_batch *w)
     ht_permit_put(&j->io.permit);
     put_copy(w, j);
     if (rc) {
-        job_failed(j, rc);
+        job_failed(j, w->early, rc);
         ht_write_batch_note_error(w, rc);
     } else {
         s->flow.writebacks++;
@@ -229,6 +230,7 @@ void ht_write_batch_finish(struct ht_write_batch *w)
     if (!--w->count)
         ht_list_del(&w->link);
     w->flight_bytes -= j->bytes;
+    s->flow.coming -= j->makes_room;
     s->flow.writing--;
     o->writing--;
     ht_obj_untouch_if_idle(o);
@@ -242,6 +244,8 @@ struct ht_write_batch *ht_write_batch_open(struct ht_store *s)
     if (!w)
         return NULL;
     w->s = s;
+    w->good = HT_GATE_MEMORY;
+    w->flight_bytes_max = HT_WRITE_BATCH_FLIGHT_MAX;
     w->ring = ht_store_ring(s);
     if (!w->ring) {
         free(w);

@@ -12,11 +12,12 @@
 struct ht_obj;
 struct ht_chunk;
 
-enum { HT_WRITE_BATCH_MAX = 64 };
+enum { HT_WRITE_BATCH_MAX = 64, HT_WRITE_BATCH_FLIGHT_MAX = 16 << 20 };
 struct ht_batch_write {
     struct ht_chunk_io io;
     uint32_t bytes;
-    void *copy; /* a copy of the image, or NULL */
+    void *copy;      /* a copy of the image, or NULL */
+    bool makes_room; /* the image may go once it is clean */
 };
 
 struct ht_write_batch {
@@ -27,7 +28,10 @@ struct ht_write_batch {
     unsigned first, count; /* in flight, oldest first */
     unsigned copies;       /* jobs with a copy */
     uint64_t flight_bytes, unpushed_bytes;
-    struct ht_permit spare; /* for the next one; closing gives it back */
+    uint64_t flight_bytes_max; /* the opener may lower it */
+    struct ht_permit spare;    /* for the next one; closing gives it back */
+    enum ht_gate_good good;    /* that the writes bring */
+    bool early;                /* a failure is none of the object's: whoever publishes it writes the image again */
     unsigned failed;
     int error; /* the first */
 };

@@ -71,6 +71,8 @@ static void wake_engines(struct ht_store *s, const struct ht_wakes *w)
 
     for (unsigned i = 0; w->writeback && i < e->reliefs; i++)
         (void)ht_row_wake(&e->relief[i].row);
+    if (w->cleaning && e->started)
+        (void)ht_row_wake(&e->row[HT_ENGINE_CLEANING]);
     if (w->readahead && !s->opts.no_threads)
         (void)ht_row_wake(&e->row[HT_ENGINE_READAHEAD]);
     if (w->planner && !s->opts.no_threads && !s->opts.no_plan)
@@ -90,6 +92,7 @@ static const struct ht_lane_config lanes[HT_ENGINE_LANES] = {
     [HT_LANE_COMMIT] = {.name = "ht-commit", .io_class = HT_IO_PLANNED},
     [HT_LANE_CHECKPOINT] = {.name = "ht-checkpoint", .io_class = HT_IO_BACKGROUND},
     [HT_LANE_HEALTH] = {.name = "ht-health"},
+    [HT_LANE_CLEANING] = {.name = "ht-cleaning", .on_demand = true, .io_class = HT_IO_PLANNED},
     [HT_LANE_READAHEAD] = {.name = "ht-readahead", .on_demand = true, .io_class = HT_IO_PLANNED},
     [HT_LANE_PLANNER] = {.name = "ht-planner", .on_demand = true, .io_class = HT_IO_PLANNED},
     [HT_LANE_BACKGROUND] = {.name = "ht-background",
@@ -109,6 +112,7 @@ static const struct {
     [HT_ENGINE_COMMIT] = {&ht_commit_engine, HT_LANE_COMMIT},
     [HT_ENGINE_CHECKPOINT] = {&checkpoint_engine, HT_LANE_CHECKPOINT},
     [HT_ENGINE_HEALTH] = {&health_engine, HT_LANE_HEALTH},
+    [HT_ENGINE_CLEANING] = {&ht_cleaning_engine, HT_LANE_CLEANING},
     [HT_ENGINE_READAHEAD] = {&ht_readahead_engine, HT_LANE_READAHEAD},
     [HT_ENGINE_PLANNER] = {&ht_planner_engine, HT_LANE_PLANNER},
     [HT_ENGINE_SCRUB] = {&ht_scrub_engine, HT_LANE_BACKGROUND, ht_scrub_rate_bytes},

@@ -79,6 +79,7 @@ enum ht_lane_id {
     HT_LANE_COMMIT,
     HT_LANE_CHECKPOINT,
     HT_LANE_HEALTH,
+    HT_LANE_CLEANING,
     HT_LANE_READAHEAD,
     HT_LANE_PLANNER,
     HT_LANE_BACKGROUND,
@@ -88,6 +89,7 @@ enum ht_engine_id {
     HT_ENGINE_COMMIT,
     HT_ENGINE_CHECKPOINT,
     HT_ENGINE_HEALTH,
+    HT_ENGINE_CLEANING,
     HT_ENGINE_READAHEAD,
     HT_ENGINE_PLANNER,
     HT_ENGINE_SCRUB,
@@ -128,7 +130,7 @@ struct ht_engine {
     bool started;
 };
 
-extern const struct ht_engine_type ht_planner_engine;
+extern const struct ht_engine_type ht_planner_engine, ht_cleaning_engine;
 extern const struct ht_engine_type ht_commit_engine, ht_relief_engine, ht_digest_engine;
 
 /* -ENOMEM */
@@ -161,8 +163,8 @@ uint64_t ht_digest_rate_bytes(const struct ht_store *s);
 
 /* ------------------------------------------------------------- writeback */
 
-/* GROWING: pressing images, and also those that a writer fills. */
-enum ht_clean { HT_CLEAN_ANY, HT_CLEAN_PRESSING, HT_CLEAN_GROWING };
+/* GROWING: pressing images, and also those that a writer fills. FINAL: images of any set that are final. */
+enum ht_clean { HT_CLEAN_ANY, HT_CLEAN_PRESSING, HT_CLEAN_GROWING, HT_CLEAN_FINAL };
 
 /*
  * Cleans some dirty images to make room: only pressing ones, as long as they press, or all except the protected set,

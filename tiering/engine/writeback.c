@@ -1,9 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * writeback.c - which dirty images are cleaned to make room, and the engine that keeps some images clean.
- * txn/writeback.c writes those of an object or a scope; data/write_batch.c says how.
+ * writeback.c - which dirty images are cleaned to make room, and two engines: one keeps some images clean, the other
+ * one writes final images. txn/writeback.c writes those of an object or a scope; data/write_batch.c says how.
+ *
+ * A final image is published as it is now (api/batch_pin.h): an update made it, and its step will be durable. It is
+ * written as soon as the gate lets planned writes pass, each one once. So the devices are busy while a trainer
+ * computes, and the publication finds little to write. If it changes again before, it is final no more.
  */
 #include "tiering/sys/nodes.h"
+#include "tiering/io/gate.h"
 #include "tiering/cache/arena.h"
 #include "tiering/api/store.h"
 #include "tiering/object/chunk.h"
@@ -19,6 +24,8 @@ enum {
     FAILED_MAX = 16,
     TRIED_MAX = 256,
     PAUSE_MS = 10,
+    FINAL = 64, /* in one step */
+    FINAL_FLIGHT_MIN = 2 << 20,
     IN_VAIN_MS_MAX = 100,
 };
 
@@ -26,12 +33,38 @@ enum {
 static bool goes_on(const struct ht_write_batch *w, unsigned tried, unsigned most, enum ht_clean whom)
     HT_REQUIRES(HT_LOCK_STORE)
 {
+    if (whom == HT_CLEAN_FINAL)
+        return tried < most && !w->s->waits.stopping;
     return tried - w->failed < most || (whom && tried < TRIED_MAX && ht_arena_under_pressure(w->s->arena));
 }
 
 static bool is_asked(struct ht_store *s, uint32_t slot, enum ht_clean whom) HT_REQUIRES(HT_LOCK_STORE)
 {
-    return !whom || ht_arena_presses(s->arena, slot, whom == HT_CLEAN_GROWING);
+    return whom == HT_CLEAN_ANY || whom == HT_CLEAN_FINAL || ht_arena_presses(s->arena, slot, whom == HT_CLEAN_GROWING);
+}
+
+static struct ht_dirty_walk walk_for(struct ht_store *s, enum ht_clean whom, int numa_index) HT_REQUIRES(HT_LOCK_STORE)
+{
+    if (whom == HT_CLEAN_FINAL)
+        return HT_FINAL_WALK;
+    return HT_DIRTY_WALK(!whom || ht_arena_is_short(s->arena), numa_index);
+}
+
+/*
+ * Of final images so many bytes are in flight as the devices move in the time that the gate lets urgent requests wait:
+ * while no urgent request comes the gate lets all pass, and then one comes.
+ */
+static uint64_t final_flight_bytes(const struct ht_store *s)
+{
+    uint64_t bytes = 0;
+
+    for (unsigned i = 0; i < s->dev_count; i++) {
+        struct ht_dev_rate rate = {0};
+        if (s->dev[i])
+            ht_dev_rate(s->dev[i], HT_DIRECTION_WRITE, &rate);
+        bytes += rate.known ? rate.bytes_per_s / 1000 * (HT_GATE_BOUND_NS / 1000000) : 0;
+    }
+    return ht_min_u64(ht_max_u64(bytes, FINAL_FLIGHT_MIN), HT_WRITE_BATCH_FLIGHT_MAX);
 }
 
 int ht_writeback_some(struct ht_store *s, unsigned most, enum ht_clean whom, int numa_index)
@@ -42,8 +75,13 @@ int ht_writeback_some(struct ht_store *s, unsigned most, enum ht_clean whom, int
 
     if (!w)
         return -ENOMEM;
+    if (whom == HT_CLEAN_FINAL) {
+        w->early = true;
+        w->good = HT_GATE_NOTHING;
+        w->flight_bytes_max = final_flight_bytes(s);
+    }
     ht_store_lock(s);
-    struct ht_dirty_walk walk = HT_DIRTY_WALK(!whom || ht_arena_is_short(s->arena), numa_index);
+    struct ht_dirty_walk walk = walk_for(s, whom, numa_index);
     while (goes_on(w, tried, most, whom)) {
         /* Now, because both release the lock. */
         while (ht_write_batch_full(w) || !ht_write_batch_admit(w, -1))
@@ -57,7 +95,8 @@ int ht_writeback_some(struct ht_store *s, unsigned most, enum ht_clean whom, int
         struct ht_chunk *c = ht_chunk_find(o, im->index);
         if (!is_asked(s, slot, whom) || !ht_chunk_trylock_exclusive(c))
             continue;
-        o->refs++; /* a scratch object or a dead one may have no other reference */
+        ht_arena_set_final(s->arena, slot, false); /* it is tried once: the publication is next */
+        o->refs++;                                 /* a scratch object or a dead one may have no other reference */
         rc = ht_write_batch_start(w, o, c, im->index);
         ht_obj_put_locked(o);
         tried++;
@@ -116,4 +155,19 @@ static enum ht_step step(void *ctx, struct ht_budget *b)
     return n > 0 ? HT_STEP_WORKED : HT_STEP_BLOCKED;
 }
 
+static enum ht_step clean_final(void *ctx, struct ht_budget *b)
+{
+    struct ht_store *s = ctx;
+
+    (void)b; /* a longer step keeps the devices busy, and no other row waits for it */
+    ht_store_lock(s);
+    bool needed = !s->waits.stopping && ht_arena_has_final(s->arena);
+    ht_store_unlock(s);
+    if (!needed)
+        return HT_STEP_IDLE;
+    int n = ht_writeback_some(s, FINAL, HT_CLEAN_FINAL, HT_NUMA_INDEX_ANY);
+    return n > 0 ? HT_STEP_WORKED : HT_STEP_BLOCKED;
+}
+
+const struct ht_engine_type ht_cleaning_engine = {.name = "cleaning", .pause_ms = PAUSE_MS, .step = clean_final};
 const struct ht_engine_type ht_relief_engine = {.name = "writeback", .pause_ms = PAUSE_MS, .step = step};

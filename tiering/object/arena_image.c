@@ -85,7 +85,7 @@ static bool is_met(const struct slot_request *w) HT_REQUIRES(HT_LOCK_STORE)
 /* Will an image be clean soon? */
 static bool some_come(const struct ht_store *s) HT_REQUIRES(HT_LOCK_STORE)
 {
-    return s->flow.writing || s->flow.preparing;
+    return s->flow.coming;
 }
 
 /* Cleans some images, or waits until a thread releases one. Lock and chunk held; releases both in between. */

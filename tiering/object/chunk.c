@@ -3,6 +3,7 @@
 #include <assert.h>
 
 #include "tiering/object/chunk.h"
+#include "tiering/object/image.h"
 #include "tiering/api/object.h"
 #include "tiering/base/probe.h"
 #include "tiering/space/alloc.h"
@@ -41,6 +42,7 @@ void ht_chunk_set_dirty(struct ht_obj *o, struct ht_chunk *c, uint64_t index)
 
     assert(!o->scope->frozen);
     o->version++;
+    ht_arena_set_final(o->s->arena, c->slot, false);
     if (im->dirty)
         return;
     ht_arena_set_dirty(o->s->arena, c->slot, true);
@@ -50,6 +52,16 @@ void ht_chunk_set_dirty(struct ht_obj *o, struct ht_chunk *c, uint64_t index)
     if (ht_arena_under_pressure(o->s->arena))
         o->s->waits.wakes.writeback = o->s->waits.wakes.any = true;
     ht_obj_touch(o);
+}
+
+void ht_chunk_set_final(struct ht_obj *o, struct ht_chunk *c)
+{
+    struct ht_store *s = o->s;
+
+    if (o->obj_class == HT_CLASS_SCRATCH || ht_obj_is_volatile(o))
+        return;
+    ht_arena_set_final(s->arena, c->slot, true);
+    s->waits.wakes.cleaning = s->waits.wakes.any = true;
 }
 
 void ht_chunk_set_clean(struct ht_obj *o, struct ht_chunk *c, uint64_t index)

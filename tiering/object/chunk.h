@@ -142,6 +142,11 @@ static inline struct ht_ref *ht_chunk_ref(struct ht_chunk *c)
 }
 /* Marks the image dirty or clean, and keeps counts, reservation and the scope's list. */
 void ht_chunk_set_dirty(struct ht_obj *o, struct ht_chunk *c, uint64_t index) HT_REQUIRES(HT_LOCK_STORE);
+/*
+ * A dirty image is published as it is: it is written once the devices have time (engine/writeback.c). The next change
+ * ends that.
+ */
+void ht_chunk_set_final(struct ht_obj *o, struct ht_chunk *c) HT_REQUIRES(HT_LOCK_STORE);
 void ht_chunk_set_clean(struct ht_obj *o, struct ht_chunk *c, uint64_t index) HT_REQUIRES(HT_LOCK_STORE);
 /* Installs a new current reference (or none: hole). Drops an unpublished one. */
 void ht_chunk_install(struct ht_obj *o, struct ht_chunk *c, uint64_t index, const struct ht_ref *ref)

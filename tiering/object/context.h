@@ -56,7 +56,7 @@ struct ht_hooks {
 struct ht_flow {
     uint64_t dirty_bytes;
     unsigned missing;        /* readers that wait for a device */
-    unsigned preparing;      /* images that writeback is about to write: it sums their bytes */
+    unsigned coming;         /* images that writeback has begun to write, and that may go then */
     unsigned writing;        /* images on their way to a device by writeback */
     uint64_t writing_blocks; /* that they have */
     uint64_t hits, misses, evictions, writebacks, commits;

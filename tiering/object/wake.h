@@ -15,6 +15,7 @@ struct ht_wakes {    /* wake.c: threads to wake when the lock has been released 
     unsigned slots;  /* how many threads that wait for an image */
     bool all_slots;
     bool writeback, readahead; /* engines: the tier is under pressure; a reader is pending */
+    bool cleaning;             /* engine: an image is final */
     bool planner;              /* engine: a plan may be made, or ends */
     bool discard, compact;     /* engines: space became free; compaction could gain some */
     bool any;

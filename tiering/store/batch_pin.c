@@ -387,6 +387,8 @@ static void end_image(struct ht_batch_pin *l, struct ht_batch_pin_chunk *lc, str
     if (p->io.chunk->flags & HT_CH_BAD)
         ht_chunk_install_hole(lc->obj, p->io.chunk, lc->index);
     ht_chunk_set_dirty(lc->obj, p->io.chunk, lc->index);
+    if (l->final)
+        ht_chunk_set_final(lc->obj, p->io.chunk);
 }
 
 /*

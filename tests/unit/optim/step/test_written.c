@@ -2,6 +2,11 @@
 /* What the store writes for a model counts for its steps. */
 #include "fixture.h"
 
+#include <unistd.h>
+
+#include "tiering/cache/arena.h"
+#include "tiering/object/context.h"
+
 static struct fixture w;
 
 static int unmake(void *ctx)
@@ -61,10 +66,142 @@ START_TEST(a_step_counts_what_was_written_since_the_one_before)
 }
 END_TEST
 
+/* ------------------------------------------------------------- early writes */
+
+enum { STATE = 12 * MIB, RECORDS = MIB };
+
+/* Parameter and state of a model that memory holds: 12 MiB that each step changes. */
+static uint64_t open_resident(const char *config)
+{
+    w.dram_bytes = 64ull * MIB;
+    fixture_open_as(&w, config, 2);
+    fixture_param(&w, HT_DTYPE_F32, HT_DTYPE_F32, MIB, HT_CHUNK_BYTES);
+    step_all(&w);
+    ck_assert_int_eq(ht_optim_commit(w.o, ROOT), 0);
+    return ht_scope_written_bytes(w.s, ROOT);
+}
+
+static void wait_until_written(uint64_t bytes)
+{
+    for (unsigned ms = 0; ht_scope_written_bytes(w.s, ROOT) < bytes && ms < 60000; ms++)
+        usleep(1000);
+    ck_assert_uint_ge(ht_scope_written_bytes(w.s, ROOT), bytes);
+}
+
+/* A trainer that computes for long ends no step: the devices need not wait for that. */
+START_TEST(what_a_durable_step_leaves_is_written_before_it_ends_and_only_once)
+{
+    uint64_t before = open_resident("adamw lr=1e-2");
+
+    for (uint64_t i = 1; i <= 3; i++, before = ht_scope_written_bytes(w.s, ROOT)) {
+        step_all(&w);
+        wait_until_written(before + STATE);
+        ck_assert_uint_eq(fixture_stat(&w).step, i);
+        ck_assert_int_eq(ht_optim_step(w.o, ROOT), 0);
+        ck_assert_uint_eq(fixture_stat(&w).durable_step, i + 1);
+        ck_assert_uint_le(ht_scope_written_bytes(w.s, ROOT), before + STATE + RECORDS);
+        check_all(&w);
+    }
+    fixture_close(&w);
+}
+END_TEST
+
+START_TEST(an_abort_takes_back_what_was_written_early)
+{
+    uint64_t before = open_resident("adamw lr=1e-2"), hash = fixture_hash(&w);
+    uint8_t *g = random_gradient(&w, &w.param[0]);
+
+    write_gradient(&w, &w.param[0], g);
+    wait_until_written(before + STATE);
+    ck_assert_int_eq(ht_optim_abort(w.o, ROOT), 0);
+    ck_assert(fixture_hash(&w) == hash);
+    free(g);
+    step_all(&w);
+    ck_assert_int_eq(ht_optim_commit(w.o, ROOT), 0);
+    check_all(&w);
+    fixture_close(&w);
+}
+END_TEST
+
+/* Every third step is durable: what the two before it leave will change. */
+START_TEST(what_the_next_step_changes_is_not_written)
+{
+    uint64_t before = open_resident("adamw lr=1e-2 durable_every=3");
+
+    for (unsigned i = 0; i < 3; i++, before = ht_scope_written_bytes(w.s, ROOT)) {
+        for (unsigned k = 0; k < 3; k++) {
+            step_all(&w);
+            ck_assert_int_eq(ht_optim_step(w.o, ROOT), 0);
+            usleep(20000); /* for writes that should not be */
+        }
+        ck_assert_uint_eq(fixture_stat(&w).durable_step, fixture_stat(&w).step);
+        ck_assert_uint_ge(ht_scope_written_bytes(w.s, ROOT), before + STATE);
+        ck_assert_uint_le(ht_scope_written_bytes(w.s, ROOT), before + STATE + RECORDS);
+    }
+    check_all(&w);
+    fixture_close(&w);
+}
+END_TEST
+
+/* A program writes into a parameter between its update and the end of the step: both are there after the commit. */
+START_TEST(a_change_after_an_early_write_is_not_lost)
+{
+    static const float mine[3] = {1, 2, 3};
+    uint64_t before = open_resident("adamw lr=1e-2");
+
+    step_all(&w);
+    wait_until_written(before + STATE);
+    memcpy(w.param[0].p + 8000, mine, sizeof(mine));
+    ck_assert_int_eq(ht_obj_write(w.param[0].obj, 8000, mine, sizeof(mine)), sizeof(mine));
+    ck_assert_int_eq(ht_optim_commit(w.o, ROOT), 0);
+    fixture_crash(&w);
+    fixture_mount(&w);
+    check_all(&w);
+    fixture_close(&w);
+}
+END_TEST
+
+static void wait_for_cleaning(void)
+{
+    bool rests = false;
+
+    for (unsigned ms = 0; !rests && ms < 60000; ms++) {
+        ht_store_lock(w.s);
+        rests = !ht_arena_has_final(w.s->arena) && !w.s->flow.writing;
+        ht_store_unlock(w.s);
+        usleep(1000);
+    }
+    ck_assert(rests);
+}
+
+/* The publication writes what an early write could not, and only its own failure is one of the step. */
+START_TEST(an_early_write_that_fails_is_no_failure_of_the_step)
+{
+    uint64_t before = open_resident("adamw lr=1e-2");
+
+    ht_fault_arm(HT_FAULT_STORE_WRITE, 1, true);
+    step_all(&w);
+    ck_assert_int_eq(ht_optim_wait(w.o, ROOT, 0), 0);
+    wait_for_cleaning();
+    ck_assert_uint_gt(ht_fault_passed(HT_FAULT_STORE_WRITE), 0);
+    ht_fault_disarm_all();
+    ck_assert_uint_lt(ht_scope_written_bytes(w.s, ROOT), before + STATE);
+    ck_assert_int_eq(ht_optim_commit(w.o, ROOT), 0);
+    ck_assert(!fixture_stat(&w).error[0]);
+    check_all(&w);
+    fixture_close(&w);
+}
+END_TEST
+
 int main(void)
 {
     TCase *t = tcase_create("all");
 
     tcase_add_test(t, a_step_counts_what_was_written_since_the_one_before);
+    tcase_add_test(t, what_a_durable_step_leaves_is_written_before_it_ends_and_only_once);
+    tcase_add_test(t, an_abort_takes_back_what_was_written_early);
+    tcase_add_test(t, what_the_next_step_changes_is_not_written);
+    tcase_add_test(t, a_change_after_an_early_write_is_not_lost);
+    tcase_add_test(t, an_early_write_that_fails_is_no_failure_of_the_step);
     return run_suite("written", t);
 }

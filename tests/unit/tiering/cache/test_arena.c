@@ -477,11 +477,10 @@ static void grow(uint32_t from)
 {
     uint32_t bytes = ht_arena_slot_bytes(model, from);
     struct ht_image was = *ht_arena_image(model, from);
-    bool was_dirty = was.dirty;
 
     ht_arena_set_dirty(model, from, true); /* as one that is held */
     uint32_t to = bytes < 1 << 20 ? get_any(2 * bytes) : HT_SLOT_NONE;
-    ht_arena_set_dirty(model, from, was_dirty);
+    ht_arena_set_dirty(model, from, was.dirty);
     if (to == HT_SLOT_NONE)
         return;
     ht_arena_attach(model, to, was.owner, was.index, true);
@@ -489,7 +488,7 @@ static void grow(uint32_t from)
     went(from);
     ht_arena_replace(model, from, to);
     ck_assert_uint_eq(ht_arena_image(model, to)->valid_hi, was.valid_hi);
-    ck_assert_uint_eq(ht_arena_image(model, to)->dirty, was_dirty);
+    ck_assert_uint_eq(ht_arena_image(model, to)->dirty, was.dirty);
     ck_assert(!ht_arena_image(model, to)->protected || was.protected);
     ck_assert_ptr_null(ht_arena_image(model, from)->owner);
 }
@@ -519,6 +518,7 @@ static void one_step(void)
         ht_arena_expect_waiting(model, (uint64_t)rnd(MODEL_MIB) << 20);
     } else if (what == 6) {
         ht_arena_set_dirty(model, n, rnd(2));
+        ht_arena_set_final(model, n, rnd(2));
         ht_arena_use(model, n);
     } else if (what == 7) {
         ht_arena_want_pinned(model, ht_arena_pin(model, n) ? 0 : (uint64_t)rnd(MODEL_MIB) << 20);
