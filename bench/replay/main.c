@@ -22,7 +22,7 @@ static int usage(void)
         "                       [durable=STEPS] [optimizer=20%]\n"
         "       replay generate scan [tensors=64] [bytes=8M] [steps=4] [compute=SECONDS] [durable=STEPS]\n"
         "       replay simulate TRACE [dram=BYTES|PERCENT%] [read=300M] [write=300M] [latency=MICROSECONDS] [copy=4G]\n"
-        "                       [buffer=64M] [noise=PERCENT%] [seed=1] [warm=2] [policy=NAME] [json=1]\n"
+        "                       [buffer=64M] [noise=PERCENT%] [seed=1] [warm=2] [state_ahead=1] [policy=NAME] [json=1]\n"
         "       replay make TRACE FOLDER\n"
         "       replay play TRACE FOLDER [noise=PERCENT%] [seed=1] [warm=2]\n"
         "KIND: gpt, llama, gpt-swap, llama-swap. compute= is of one step, rates are bytes a second. SHAPE:\n",
@@ -130,7 +130,8 @@ static bool take_simulate_word(struct words *w, const char *word)
     return take_dram(w, word) || take_number(word, "read", 1, 1, &s->read_rate) ||
         take_number(word, "write", 1, 1, &s->write_rate) || take_number(word, "latency", 1e3, 0, &s->latency_ns) ||
         take_number(word, "copy", 1, 0, &s->copy_rate) || take_number(word, "buffer", 1, 1, &s->buffer_bytes) ||
-        take_number(word, "json", 1, 0, &w->json) || take_play_word(w, word);
+        take_number(word, "state_ahead", 1, 0, &s->state_ahead) || take_number(word, "json", 1, 0, &w->json) ||
+        take_play_word(w, word);
 }
 
 static bool take_words(struct words *w, char **word, int count, bool (*take)(struct words *w, const char *word))

@@ -8,7 +8,8 @@
  *
  *   access:  the plan keeps the unit   admitted; units that leave make room
  *            it leaves                 on the list of units that make room, the oldest first; not admitted after a miss
- *   fetch:   in the order of the plan, when it is due and the device is idle
+ *   fetch:   in the order of the plan, when it is due and the device is idle; of what a program reads, and of state and
+ *            parameters before their update only if the configuration says so
  *
  * The plan's clock follows the accesses: it stands at the time of the newest access, and what has passed since.
  */
@@ -187,18 +188,21 @@ static void link_accesses(struct sim *s)
     }
 }
 
-/* The reads of one step, in their order. */
-static void list_fetches(struct planned *p)
+/* The reads of one step, in their order. Updates read for themselves, as in the store, unless state_ahead is set. */
+static void list_fetches(struct planned *p, bool state_ahead)
 {
     for (uint32_t i = 0; i < p->accesses; i++) {
         uint32_t unit = p->record[i].unit, next = p->next[i];
         const struct ht_plan_idle *idle = &p->plan.idle[i];
+        uint32_t target = next == NONE ? p->first[unit] : next;
         if (!idle->leaves || idle->fetch_ns >= idle->next_ns)
+            continue;
+        if (!state_ahead && p->record[target].use != HT_PLAN_READ)
             continue;
         p->fetch[p->fetches++] = (struct fetch){
             .due_ns = (int64_t)idle->fetch_ns - (next == NONE ? (int64_t)p->step_ns : 0),
             .unit = unit,
-            .target = next == NONE ? p->first[unit] : next,
+            .target = target,
         };
     }
     qsort(p->fetch, p->fetches, sizeof(*p->fetch), by_due);
@@ -242,7 +246,7 @@ static void make_plan(struct sim *s, uint64_t step_ns, bool stored)
     }
     if (p->has_plan) {
         link_accesses(s);
-        list_fetches(p);
+        list_fetches(p, s->config->state_ahead);
     }
     free(tensor);
     free(access);

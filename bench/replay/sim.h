@@ -25,7 +25,8 @@ struct sim_config {
     uint64_t buffer_bytes;          /* of writes in flight, and of updates under way */
     double noise;                   /* compute times change by up to this part, either way */
     uint64_t seed;
-    uint64_t warm_steps; /* the figures begin after so many steps, if there are more */
+    uint64_t state_ahead; /* not 0: the plan reads what an update needs before its gradient comes */
+    uint64_t warm_steps;  /* the figures begin after so many steps, if there are more */
 };
 
 struct sim_result {
