@@ -63,3 +63,14 @@ def least_seconds(trace, memory, rate):
         for end, seconds in from_here(step, begin, set(ends), memory, rate).items():
             best[end] = max(best.get(end, 0), best[begin] + seconds)
     return best[len(step)]
+
+
+def clipped_over_plain(memory_bytes, moved, gradient):
+    """The least time of a step that clips, over the device's time for `moved` bytes each way; all per parameter.
+
+    No update begins before the last gradient. What memory cannot hold of the gradients is written until then, while
+    nothing can be read for the updates, and it is read with them.
+    """
+    spilled = max(0, gradient - memory_bytes)
+    resident = max(0, min(moved, memory_bytes - gradient))
+    return (spilled + max(moved - resident + spilled, moved)) / moved

@@ -69,3 +69,12 @@ def test_an_update_may_end_with_the_step():
     text = 'parameter p 100 500\ncompute 1000000\ngradient p\ncompute 2000000\nstep\n'
     assert least(text, 600) == 3
     assert least(text, 100) == 1 + 5                    # the device works from the gradient on
+
+
+def test_clipping_costs_the_gradients_that_memory_cannot_hold_twice():
+    def bound(memory_bytes):
+        return round(reachable.clipped_over_plain(memory_bytes, 12, 4), 6)
+
+    assert bound(16) == bound(8) == bound(4) == 1       # all gradients wait in memory
+    assert bound(1) == 1.5                              # 3 are written first, then 15 are read while 12 are written
+    assert bound(0) == round(20 / 12, 6)
