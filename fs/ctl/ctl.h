@@ -90,6 +90,8 @@ struct ht_traffic *ht_ctl_traffic(struct ht_ctl *c);
  */
 uint32_t ht_ctl_epoch(struct ht_ctl *c);
 void ht_ctl_changed(struct ht_ctl *c);
+/* Something ends at a model root only without kept steps: says so in its attribute error. True: it has some. */
+bool ht_ctl_report_kept(struct ht_ctl *c, uint64_t root, const char *kind);
 /* The model root that this file is a parameter of, or 0. */
 uint64_t ht_ctl_param(struct ht_ctl *c, uint64_t ino);
 /* Returns when the updates of these bytes of a parameter that were queued before the call are applied. WAITS. */

@@ -246,15 +246,18 @@ static void report_not_ended(struct ht_ctl *c, uint64_t ino, int error)
                       st.error[0] ? st.error : strerror(-error));
 }
 
-/* The end is refused for these before it publishes anything. */
-static int check_no_kept_steps(struct ht_ctl *c, uint64_t ino)
+bool ht_ctl_report_kept(struct ht_ctl *c, uint64_t root, const char *kind)
 {
     struct ht_ns_kept *all = NULL;
     size_t count = 0;
-    int rc = ht_ns_kept_list(c->ns, ino, &all, &count);
+    int rc = ht_ns_kept_list(c->ns, root, &all, &count);
 
     free(all);
-    return rc == 0 && count ? -EBUSY : rc;
+    if (rc || !count)
+        return false;
+    ht_last_error_set(c, root, kind, "%s: the model has %zu kept steps: `hitrainctl forget ROOT --all` ends them", kind,
+                      count);
+    return true;
 }
 
 static int end_root(struct ht_ctl *c, uint64_t ino, const struct ht_caller *caller)
@@ -264,9 +267,9 @@ static int end_root(struct ht_ctl *c, uint64_t ino, const struct ht_caller *call
 
     if (rc)
         return rc;
-    rc = check_no_kept_steps(c, ino);
-    if (rc == 0)
-        rc = ht_optim_root_end(c->optim, ino, unmake, &n);
+    if (ht_ctl_report_kept(c, ino, word_kind)) /* an end that is refused publishes nothing */
+        return -EBUSY;
+    rc = ht_optim_root_end(c->optim, ino, unmake, &n);
     if (rc)
         report_not_ended(c, ino, rc);
     else

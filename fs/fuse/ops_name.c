@@ -101,9 +101,25 @@ void ht_op_unlink(fuse_req_t req, fuse_ino_t parent, const char *name)
     ht_reply(req, ht_ns_unlink(ht_fuse_of(req)->ns, parent, name));
 }
 
+/* Why a model root cannot be removed: EBUSY alone does not say it. */
+static void report_busy(struct ht_fuse *f, fuse_ino_t parent, const char *name)
+{
+    struct stat st;
+
+    if (ht_ns_lookup(f->ns, parent, name, &st))
+        return;
+    (void)ht_ctl_report_kept(f->ctl, st.st_ino, "rmdir");
+    ht_ns_forget(f->ns, st.st_ino, 1);
+}
+
 void ht_op_rmdir(fuse_req_t req, fuse_ino_t parent, const char *name)
 {
-    ht_reply(req, ht_ns_rmdir(ht_fuse_of(req)->ns, parent, name));
+    struct ht_fuse *f = ht_fuse_of(req);
+    int rc = ht_ns_rmdir(f->ns, parent, name);
+
+    if (rc == -EBUSY)
+        report_busy(f, parent, name);
+    ht_reply(req, rc);
 }
 
 void ht_op_rename(fuse_req_t req, fuse_ino_t parent, const char *name, fuse_ino_t new_parent, const char *new_name,

@@ -39,6 +39,7 @@ struct ht_cmd_options {
     bool for_rank; /* send: for one rank alone, and of one former rank, or of all */
     bool of_rank;
     uint64_t shard, of;
+    bool all; /* forget: all kept steps */
 };
 
 /* Each command in its own file; path is on any mount. Returns an exit code, and prints errors. */

@@ -35,6 +35,7 @@ enum {
     OPT_RECEIVE,
     OPT_SHARD,
     OPT_OF,
+    OPT_ALL,
     OPT_HELP,
     OPT_VERSION
 };
@@ -56,7 +57,7 @@ static const struct {
     [OPTIONAL] = {0, 1, "expected one path after "},
     [ROOT_NAME] = {1, 2, "expected a model root, and at most a name, after "},
     [ROOT_STEP] = {2, 2, "expected a model root and a kept step after "},
-    [ROOT_STEPS] = {2, INT_MAX, "expected a model root and kept steps after "},
+    [ROOT_STEPS] = {1, INT_MAX, "expected a model root and kept steps after "},
     [ROOT_STEP_DIR] = {3, 3, "expected a model root, a kept step and a new directory after "},
 };
 
@@ -156,8 +157,9 @@ static const struct command {
     {"clone", "ROOT STEP DIR [--json]", NULL, ht_cmd_clone, ROOT_STEP_DIR, OPT_BIT(OPT_JSON),
      "Makes a kept step a model of its own, in the new directory DIR of the same store. Both share what is stored, until\n"
      "either changes it.\n\n"},
-    {"forget", "ROOT STEP...", NULL, ht_cmd_forget, ROOT_STEPS, 0,
-     "Drops kept steps, and the space that they alone have. '*' stands for all.\n\n"},
+    {"forget", "ROOT STEP...|--all", NULL, ht_cmd_forget, ROOT_STEPS, OPT_BIT(OPT_ALL),
+     "Drops kept steps, and the space that they alone have. A model root that has any keeps its name and its optimizer.\n\n"
+     "  --all            all kept steps of ROOT\n"},
     {"verify", "ROOT STEP [--digest=DIGEST] [--json]", NULL, ht_cmd_verify, ROOT_STEP,
      OPT_BIT(OPT_JSON) | OPT_BIT(OPT_DIGEST),
      "Reads a kept step, which verifies its checksums, and prints its digest. The same step has the same digest in\n"
@@ -248,6 +250,7 @@ static const struct option words[] = {
     {"receive", no_argument, NULL, OPT_RECEIVE},
     {"shard", required_argument, NULL, OPT_SHARD},
     {"of", required_argument, NULL, OPT_OF},
+    {"all", no_argument, NULL, OPT_ALL},
     {"help", no_argument, NULL, OPT_HELP},
     {"version", no_argument, NULL, OPT_VERSION},
     {NULL, 0, NULL, 0},
@@ -342,6 +345,8 @@ static bool *flag_of(int option, struct ht_cmd_options *o)
         return &o->udev;
     case OPT_RECEIVE:
         return &o->receive;
+    case OPT_ALL:
+        return &o->all;
     default:
         return NULL;
     }

@@ -6,11 +6,13 @@ Plain descent by gradients of -1 with a learning rate of 1 counts: after step k 
 import errno
 import mmap
 import os
+import shutil
 import subprocess
 
 import numpy as np
 import pytest
 
+from conftest import run
 from test_async_step import command
 from test_roots import put_gradient, sync, word
 
@@ -173,6 +175,26 @@ def test_a_root_ends_after_its_last_kept_step(mnt):
     os.removexattr(root, 'user.hitrain.optimizer')
     assert np.unique(np.fromfile(root / 'w', 'f4')) == [2]
     assert refused(lambda: os.listdir(root / '.hitrain' / 'snap')) == errno.ENOENT
+
+
+def test_a_root_with_kept_steps_is_removed_by_force_alone(mnt):
+    root = make(mnt, 'retain=2')
+    train(root, 1)
+    train(root, 2)
+    command(root, 'snapshot taken')
+    shutil.rmtree(root, ignore_errors=True)
+    assert refused(lambda: os.rmdir(root)) == errno.EBUSY and os.listdir(root) == []
+    assert 'rmdir: the model has 3 kept steps' in word(root, 'error') and 'forget ROOT --all' in word(root, 'error')
+    command(root, 'rollback taken')
+    assert refused(lambda: os.removexattr(root, 'user.hitrain.optimizer')) == errno.EBUSY
+    assert 'optimizer: the model has 3 kept steps' in word(root, 'error')
+    for args in (root,), (root, 'taken', '--all'):
+        assert run('hitrainctl', 'forget', *args, check=False).returncode == 2
+    assert len(kept(root)) == 3
+    run('hitrainctl', 'forget', root, '--all')
+    assert kept(root) == [] and run('hitrainctl', 'forget', root, '--all').returncode == 0
+    shutil.rmtree(root)
+    assert not root.exists()
 
 
 @pytest.mark.parametrize('line, error', [('snapshot 7', errno.EINVAL), ('snapshot a/b', errno.EINVAL),
