@@ -19,8 +19,8 @@
 #include <unistd.h>
 
 enum {
-    LINE_MAX_BYTES = PATH_MAX + 64,
-    RESULTS_MAX_BYTES = 1 << 16, /* unread results beyond this are dropped, oldest first */
+    LINE_MAX_BYTES = PATH_MAX + NAME_MAX + 64, /* a path, and a name or the numbers of an update before it */
+    RESULTS_MAX_BYTES = 1 << 16,               /* unread results beyond this are dropped, oldest first */
 };
 
 struct session {

@@ -201,16 +201,33 @@ void ht_follow_files_free(struct ht_follow_files *f)
 
 /* -------------------------------------------------------------------- send */
 
+/* The path alone may be as long as a call takes, so it begins at an open directory. name: below the root. */
+static int open_from(const struct ht_follow_files *f, const char *name, const char *path, int flags)
+{
+    int root = open(f->root, O_PATH | O_DIRECTORY | O_CLOEXEC), dir, fd, err;
+
+    dir = root < 0 ? -1 : openat(root, name, O_PATH | O_DIRECTORY | O_CLOEXEC);
+    fd = dir < 0 ? -1 : open_quietly(dir, path, flags);
+    err = errno;
+    if (dir >= 0)
+        close(dir);
+    if (root >= 0)
+        close(root);
+    errno = err;
+    return fd;
+}
+
 /* Does the optimizer keep state for it? Gradients change it then. Absent state has no bytes. */
 static bool has_state(const struct ht_follow_files *f, const char *path)
 {
-    char dir[PATH_MAX];
     struct dirent *d;
     struct stat st;
     bool any = false;
-    int n = snprintf(dir, sizeof(dir), "%s/" HT_CTL_DIR "/state/%s", f->root, path);
-    DIR *list = n > 0 && (size_t)n < sizeof(dir) ? opendir(dir) : NULL;
+    int fd = open_from(f, HT_CTL_DIR "/state", path, O_DIRECTORY);
+    DIR *list = fd < 0 ? NULL : fdopendir(fd);
 
+    if (fd >= 0 && !list)
+        close(fd);
     while (list && !any && (d = readdir(list)))
         any = !ht_is_dot(d->d_name) && fstatat(dirfd(list), d->d_name, &st, 0) == 0 && st.st_size > 0;
     if (list)
@@ -241,16 +258,14 @@ static int send_content(int fd, struct ht_follow_writer *w, uint64_t size)
 /* -EAGAIN: it is gone meanwhile. */
 static int send_file(struct ht_follow_files *f, struct ht_follow_writer *w, const char *path)
 {
-    char whole[PATH_MAX];
-    int n = snprintf(whole, sizeof(whole), "%s/%s", f->root, path);
-    int fd = n > 0 && (size_t)n < sizeof(whole) ? open_quietly(AT_FDCWD, whole, 0) : (errno = ENAMETOOLONG, -1);
+    int fd = open_from(f, ".", path, 0);
     struct stat st;
     int rc;
 
     if (fd < 0 && errno == ENOENT)
         return -EAGAIN;
     if (fd < 0 || fstat(fd, &st) < 0) {
-        rc = ht_cmd_explain(whole, -errno);
+        rc = ht_cmd_explain(path, -errno);
     } else {
         struct ht_follow_file file = {st.st_mode & 0777, time_of(&st.st_mtim), (uint64_t)st.st_size, path};
         rc = ht_follow_put_file(w, &file);
@@ -292,7 +307,7 @@ static int send_changed(struct ht_follow_files *now, const struct ht_follow_file
     for (size_t i = 0; rc == 0 && i < now->count; i++) {
         struct ht_follow_entry *e = &now->entry[i];
         const struct ht_follow_entry *first = find(before, e->ino), *was = find_name(before, first, e->path);
-        const char *why = ht_follow_path_refused(e->path);
+        const char *why = ht_stream_path_refused(e->path);
         bool renamed = was && strcmp(was->path, e->path) != 0;
         e->is_param = first && first->is_param;
         if (e->is_param && renamed) {

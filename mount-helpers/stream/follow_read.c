@@ -66,8 +66,8 @@ static int take_step(struct ht_follow_reader *r, uint64_t place, size_t len, str
     return 0;
 }
 
-/* The rest of the payload as a path. */
-static int take_path(struct ht_follow_reader *r, struct ht_reader *in)
+/* The rest of the payload as a path. That of a parameter stands in a command. */
+static int take_path(struct ht_follow_reader *r, struct ht_reader *in, const char *(*refused)(const char *path))
 {
     size_t len = (size_t)(in->end - in->p);
     const uint8_t *p = ht_get_bytes(in, len);
@@ -77,7 +77,7 @@ static int take_path(struct ht_follow_reader *r, struct ht_reader *in)
         return ht_records_fail(&r->in, -EPROTO, "there is no proper path");
     memcpy(r->path, p, len);
     r->path[len] = '\0';
-    why = ht_follow_path_refused(r->path);
+    why = refused(r->path);
     return why ? ht_records_fail(&r->in, -EPROTO, "the path %.120s is refused: %s", r->path, why) : 0;
 }
 
@@ -90,7 +90,7 @@ static int take_param(struct ht_follow_reader *r, size_t len, struct ht_follow_p
     p->path = r->path;
     if (!p->numbers || !ht_stream_is_zero(p->numbers, 8) || !r->params_left)
         return ht_records_fail(&r->in, -EPROTO, "there is a parameter too many, or one without its numbers");
-    rc = take_path(r, &in);
+    rc = take_path(r, &in, ht_follow_path_refused);
     if (rc < 0)
         return rc;
     r->params_left--;
@@ -122,7 +122,7 @@ static int take_file(struct ht_follow_reader *r, size_t len, struct ht_follow_fi
         return ht_records_fail(&r->in, -EPROTO, "a file has impossible numbers, or stands before a parameter");
     r->next_at = 0;
     r->size = f->size;
-    return take_path(r, &in);
+    return take_path(r, &in, ht_stream_path_refused);
 }
 
 /* Of a gradient, or of a file. */

@@ -39,8 +39,9 @@ def receiver(root, stdin, *options):
 
 def stream(root, *options):
     """All present steps."""
-    done = subprocess.run([BIN / 'hitrainctl', 'follow', root, '--once', *options], stdout=subprocess.PIPE, check=True,
+    done = subprocess.run([BIN / 'hitrainctl', 'follow', root, '--once', *options], stdout=subprocess.PIPE,
                           stderr=subprocess.PIPE, timeout=SECONDS_MAX)
+    assert done.returncode == 0, done.stderr
     return done.stdout
 
 
@@ -351,6 +352,46 @@ def test_a_parameter_with_two_names_follows(stores):
         train(root, n)
         assert follow(other, stream(root, *options)).returncode == 0 and same(root, other)
         assert place(other)['files'] == str(n)
+
+
+def in_depth(root, path, flags, data=None):
+    """A file whose path from the mount no call takes: directory by directory."""
+    *folders, name = path.split('/')
+    fd = os.open(root, os.O_RDONLY)
+    for folder in folders:
+        if flags & os.O_CREAT and not os.path.lexists(f'/proc/self/fd/{fd}/{folder}'):
+            os.mkdir(folder, dir_fd=fd)
+        below = os.open(folder, os.O_RDONLY, dir_fd=fd)
+        os.close(fd)
+        fd = below
+    with open(os.open(name, flags, 0o644, dir_fd=fd), 'rb' if data is None else 'wb', 0) as f:
+        os.close(fd)
+        return f.read() if data is None else f.write(data)
+
+
+def test_files_of_any_name_and_depth_follow(stores):
+    """Names that no line of a command can have, and paths as long as a stream takes: of a file and of a parameter."""
+    root, other = start(*stores[1])
+    deep = '/'.join(['d' * 254] * 16)
+    files = {n: n.encode() for n in ('ends ', ' begins', 'two\nlines', '\t', deep + '/' + 'f' * 15)}
+    parameter = deep + '/' + 'p' * 15
+    assert len(parameter) == 4095
+    for name, data in files.items():
+        in_depth(root, name, os.O_WRONLY | os.O_CREAT, data)
+    in_depth(root, parameter, os.O_WRONLY | os.O_CREAT, bytes(4000))
+    in_depth(root / '.hitrain/grad', parameter, os.O_WRONLY, random(1000, 3).tobytes())
+    train(root, 3)
+    command(root, 'snapshot with')
+    assert receive(send(root, 'with'), other.parent / 'whole').returncode == 0
+    in_depth(root / '.hitrain/grad', parameter, os.O_WRONLY, random(1000, 4).tobytes())
+    for name in files:
+        in_depth(root, name, os.O_WRONLY | os.O_TRUNC, b'later')
+    train(root, 4)
+    done = follow(other.parent / 'whole', stream(root, '--from=with'))
+    assert done.returncode == 0 and same(root, other.parent / 'whole'), done.stderr
+    for name in (*files, parameter):
+        assert in_depth(root, name, os.O_RDONLY) == in_depth(other.parent / 'whole', name, os.O_RDONLY), name
+    assert in_depth(root, 'ends ', os.O_RDONLY) == b'later' and any(in_depth(root, parameter, os.O_RDONLY))
 
 
 def test_a_place_ahead_of_the_copy_is_taken_back(stores):
