@@ -31,7 +31,7 @@ PROGRAM_SECONDS_MAX = 7200 if os.environ.get('HITRAIN_LONG') else 900
 LINTS = ['includes.py', 'headers.sh', 'names.py', 'format.sh', 'layout.py', 'size.py', 'shell.sh', 'spdx.sh', 'locks.sh', 'threads.sh', 'english.py', 'deps.sh']
 # Tests of a daemon that ThreadSanitizer watches.
 RACES = ['test_mixed_load.py', 'test_stress.py', 'test_concurrency.py', 'test_scrub.py', 'test_passthrough.py',
-         'test_steps_engines.py']
+         'test_steps_engines.py', 'test_kept_races.py']
 # Tests that read or change something that the whole machine has once: memory in /proc/meminfo, the page cache, sockets
 # named by the number of a mount (those of mounts that end meanwhile become free), /dev/log.
 ALONE = ['test_passthrough.py', 'test_memory.py', 'test_posix_names.py', 'test_dump.py', 'test_errors.py']
