@@ -12,7 +12,7 @@ from trees import blob, content
 
 LONG = bool(os.environ.get('HITRAIN_LONG'))
 SOURCES = ('Makefile', 'include', 'tiering', 'optim', 'fs', 'mount-helpers', 'tests', 'bench')
-NO_MAKE = ('MAKEFLAGS', 'MFLAGS', 'GNUMAKEFLAGS', 'MAKELEVEL', 'MAKEOVERRIDES')
+NO_MAKE = ('V', 'MAKEFLAGS', 'MFLAGS', 'GNUMAKEFLAGS', 'MAKELEVEL', 'MAKEOVERRIDES')
 
 
 def sh(*args, **kw):
