@@ -62,7 +62,8 @@ static void report_ready(struct ht_fuse *f)
         f->ready(f->callback_ctx);
 }
 
-static void process(struct worker *w, size_t bytes)
+/* Never inlined: its variables must not be on the stack of a worker that is cancelled (see receive). */
+static __attribute__((noinline)) void process(struct worker *w, size_t bytes)
 {
     const struct ht_request none = {0}, request = ht_request_of(w->request.mem, bytes);
     struct ht_fuse *f = w->fuse;
