@@ -7,8 +7,10 @@
 ##   deps       install missing Debian packages, and libfuse into build/deps if the packaged one is too old
 ##   demo       train a small GPT through a mounted store that crashes, goes back to a kept step and sends it to another store,
 ##              and one that does not fit into its memory: deps, all, optim/torch/demo.py and demo_fit.py
-##   check      everything below, ASan and UBSan runs of the unit tests, and a build with clang; ends on one line of sums
-##   check-long the same with more random states and steps per test, and TSan runs of the unit tests and of a mount
+##   check      lint, unit tests with ASan and UBSan, crash and model tests, mutants, tests on a mount and with PyTorch; ends on one
+##              line of sums
+##   check-long the same with more random states and steps per test, unit tests without sanitizers and with TSan, a mount under
+##              TSan, and a build with clang
 ##   check-vm   a training loop on NVMe devices of a machine in QEMU, whose power is cut 20 times (HITRAIN_LONG=1: 200);
 ##              before that, the places of memory and threads in one with two NUMA nodes, and stores on /dev/ngXnY; some 7
 ##              minutes; skipped if QEMU is not installed
@@ -216,10 +218,14 @@ LOCK_FLAGS := $(if $(filter-out coverage,$(sans))$(LOCKS),-DHT_LOCK_CHECK)
 VERIFY_FLAGS := $(if $(filter-out coverage,$(sans)),-DHT_VERIFY_STATE)
 MUTANT_FLAGS := $(if $(MUTANTS),-DHT_MUTANTS)
 
+# Tests compile four times as fast without most optimizations, and what they test is compiled apart. Reports of
+# sanitizers need lines, but no variables.
+LEVEL := $(if $(filter asan ubsan,$(sans)),-O1 -g1,-O2 -g)
+TEST_LEVEL := -Og -g1
 # No contraction: results are bit-identical on every instruction set; code that fuses says fmaf.
-CFLAGS_ALL = -std=gnu11 -O2 -g -D_GNU_SOURCE -D_FILE_OFFSET_BITS=64 -ffp-contract=off -fstack-protector-strong -pthread \
+CFLAGS_ALL = -std=gnu11 $(LEVEL) -D_GNU_SOURCE -D_FILE_OFFSET_BITS=64 -ffp-contract=off -fstack-protector-strong -pthread \
 	$(WARN) $(if $(is_clang),$(WARN_clang),$(WARN_gcc) $(if $(sans),$(WARN_gcc_san))) \
-	$(if $(sans),$(SAN_FLAGS),-U_FORTIFY_SOURCE -D_FORTIFY_SOURCE=2) $(LOCK_FLAGS) $(VERIFY_FLAGS) $(MUTANT_FLAGS) -Iinclude -I. $(EXTRA_CFLAGS)
+	$(if $(sans),$(SAN_FLAGS),-U_FORTIFY_SOURCE -D_FORTIFY_SOURCE=2) $(LOCK_FLAGS) $(VERIFY_FLAGS) $(MUTANT_FLAGS) -Iinclude -I.
 
 # Code for newer processors stands in files of its own, is chosen at run time, and is empty elsewhere.
 x86 := $(findstring x86_64,$(shell $(CC) -dumpmachine 2>/dev/null))
@@ -236,6 +242,7 @@ FUSE_LIBS := $(shell pkg-config --libs fuse3 2>/dev/null)
 endif
 CHECK_LIBS := $(shell pkg-config --libs check 2>/dev/null)
 
+level_of = $(if $(filter tests/%,$(1)),$(TEST_LEVEL))
 dir_flags = $(if $(filter fs/fuse/% tests/unit/fs/fuse/%,$(1)),$(FUSE_CFLAGS))$(if $(filter mount-helpers/mount/%,$(1)),-DHT_BINDIR='"$(PREFIX)/bin"')
 LDFLAGS_ALL = $(SAN_FLAGS) -pthread -Wl,--as-needed -Wl,-z,relro,-z,now $(LDFLAGS)
 LIBS := -luring -lnuma -lzstd -lxxhash -lblkid -lm
@@ -252,7 +259,7 @@ tests: $(test_programs) $(fuzz_programs) $(B)/tests/fuzz/seeds clients
 clients: $(client_programs) $(B)/bench/replay $(patsubst %,$(B)/%,$(bench_clients))
 
 # Rebuilds when the command has changed.
-flags_now := $(CC) | $(PREFIX) | $(CFLAGS_ALL) | $(LDFLAGS_ALL) | $(FUSE_LIBS)
+flags_now := $(CC) | $(PREFIX) | $(CFLAGS_ALL) $(TEST_LEVEL) $(EXTRA_CFLAGS) | $(LDFLAGS_ALL) | $(FUSE_LIBS)
 $(B)/flags: FORCE
 	@mkdir -p $(@D); echo '$(flags_now)' | cmp -s - $@ || echo '$(flags_now)' >$@
 FORCE:
@@ -261,7 +268,7 @@ FORCE:
 $(B)/obj/%.o: %.c $(B)/flags
 	$(call say,CC,$<)
 	@mkdir -p $(@D)
-	$(Q)$(CC) $(CFLAGS_ALL) $(call dir_flags,$<) $(call isa_flags,$<) -MMD -MP -c -o $@ $<
+	$(Q)$(CC) $(CFLAGS_ALL) $(call level_of,$<) $(call dir_flags,$<) $(call isa_flags,$<) $(EXTRA_CFLAGS) -MMD -MP -c -o $@ $<
 
 define archive_rule
 $(call archive,$(1)): $(call objects,$(1)) $(B)/lib/$(subst /,-,$(1)).members

@@ -43,11 +43,10 @@ LONGEST = ['test_repair', 'test_points', 'test_every_nth', 'test_keeping', 'test
            'test_master', 'test_dir', 'test_hold', 'crash_small', 'crash_step', 'crash_damage',
            'test_life_holds', 'test_worked_examples', 'test_step_streams', 'test_stress', 'test_sqlite', 'test_helpers', 'test_tools',
            'test_torch_habits', 'test_torch_ranks', 'test_torch_numerics', 'test_torch_client', 'test_torch_offload']
-# Tests that visit a great many states by computing only: `make check` runs them with sanitizers, and not without, too.
-WATCHED = ['test_repair', 'test_points', 'test_every_nth']
+# `make check` runs unit tests with sanitizers, and these as users build them, too: their results must not depend on
+# optimizations and instruction sets, or they measure memory that a sanitizer changes.
+OPTIMIZED = ['tests/unit/optim/rules/*', 'tests/unit/tiering/codec/*', 'tests/unit/tiering/space/*']
 PROGRAMS = ['all', 'clients']
-# Each command is a session, and the kernel schedules sessions as groups: a nice value alone counts within its group only.
-CALM = 'echo 10 2>/dev/null >/proc/self/autogroup; exec nice -n 10 "$@"'
 FUZZ_SAN = 'asan,ubsan,fuzzer'
 FUZZ_RSS_MIB = 1024
 CHECK_LINE = re.compile(r'^\d+%: Checks: (\d+), Failures: (\d+), Errors: (\d+)', re.M)
@@ -84,9 +83,9 @@ def terminated(text):
 class Runner:
     def __init__(self, args):
         self.args = args
-        self.ahead = {}  # builds of later sections, by what they build
-        self.builder = concurrent.futures.ThreadPoolExecutor(1)
-        self.calm = threading.Lock()  # held while nothing may be built
+        self.counting = threading.RLock()  # sections may run side by side
+        self.alone = None  # tests that wait for the end of all others, while sections run side by side
+        self.made = False  # the programs, for all sections
         self.groups = set()  # process groups that run
         self.begin = time.monotonic()
         self.ended = False  # by a signal
@@ -96,8 +95,9 @@ class Runner:
         self.env = {k: v for k, v in os.environ.items() if k not in NOT_INHERITED}
         self.env.setdefault('PYTHONPYCACHEPREFIX', os.path.abspath(os.path.join(args.out, 'pycache')))
         self.jobs = os.cpu_count() or 1
-        # Half of the time a test waits, for a device, a timer or a daemon that ends.
-        self.tests_at_once = self.jobs + (self.jobs + 1) // 2
+        # Programs wait a little. Tests on a mount wait most of the time, for a device, a timer or a daemon that ends.
+        self.programs_at_once = self.jobs + (self.jobs + 1) // 2
+        self.pytests_at_once = 3 * self.jobs
         self.works = {}  # by program in front of a command
         self.cut = [0] * 4  # scripts, flush points, states made, distinct
 
@@ -105,15 +105,22 @@ class Runner:
 
     def heading(self, text):
         after = time.monotonic() - self.begin
-        print(f'== {text}' + (f', after {after:.0f} s' if after >= 1 else ''), flush=True)
+        with self.counting:
+            print(f'== {text}' + (f', after {after:.0f} s' if after >= 1 else ''), flush=True)
 
     def fail(self, name, count, output):
-        self.failed += count
-        self.failures.append(name)
-        print(f'---- output of {name}\n{terminated(output)}----', flush=True)
+        with self.counting:
+            if self.ended:
+                return
+            self.failed += count
+            self.failures.append(name)
+            print(f'---- output of {name}\n{terminated(output)}----', flush=True)
 
     def line(self, ok, seconds, name, remark):
-        print(f'  {"ok  " if ok else "FAIL"} {seconds:7.1f} s  {name}  {remark}'.rstrip(), flush=True)
+        if self.ended:
+            return
+        with self.counting:
+            print(f'  {"ok  " if ok else "FAIL"} {seconds:7.1f} s  {name}  {remark}'.rstrip(), flush=True)
 
     # -- doing --
 
@@ -151,39 +158,19 @@ class Runner:
                 pass
         sys.exit(128 + signum)
 
-    def build(self, targets, cc, san, more, prefix=()):
+    def build(self, targets, cc, san, more):
         """(status, output, seconds) of a make."""
         a = self.args
-        argv = [*prefix, a.make, '-k', '--no-print-directory', f'O={a.out}', f'CC={cc}', f'SAN={san}', *more, *a.set, *targets]
+        argv = [a.make, '-k', '--no-print-directory', f'O={a.out}', f'CC={cc}', f'SAN={san}', *more, *a.set, *targets]
         return self.command(argv + (['V=1'] if a.verbose else []), self.env, 3600)
-
-    def make_ahead(self, targets, cc, san, more=()):
-        """Begins to build what a later section asks make() for. Tests wait half of their time, and this takes only the
-        rest."""
-        def calmly():
-            with self.calm:
-                return self.build(targets, cc, san, more, ['sh', '-c', CALM, 'sh'])
-        if targets:
-            self.ahead[cc, san, tuple(more), tuple(targets)] = self.builder.submit(calmly)
-
-    def made_ahead(self, targets, cc, san, more):
-        """The result of make_ahead(), or None. No other make works in the folder after that."""
-        result = self.ahead.pop((cc, san, tuple(more), tuple(targets)), None)
-        for key, other in self.ahead.items():
-            if key[:3] == (cc, san, tuple(more)):
-                other.result()
-        return result.result() if result else None
 
     def make(self, targets, cc, san, more=()):
         """Builds targets as far as possible; returns those that could not be built."""
-        begin = time.monotonic()
-        status, output, spent = self.made_ahead(targets, cc, san, more) or self.build(targets, cc, san, more)
-        seconds = time.monotonic() - begin
+        status, output, seconds = self.build(targets, cc, san, more)
         name = f'building in {variant_dir(self.args.out, cc, san)}'
         ok = status == 0
         lost = [] if ok else [t for t in targets if self.build([t], cc, san, more)[0] != 0]
-        before = f'begun before, {spent:.0f} s in all' if spent > seconds + 1 else ''
-        self.line(ok, seconds, name, before if ok else f'not built: {" ".join(lost)}')
+        self.line(ok, seconds, name, '' if ok else f'not built: {" ".join(lost)}')
         if not ok:
             noise = re.compile(r"^(  (CC|LD|AR) |make(\[\d+\])?: Target .* not remade)")
             self.fail(name, 1, ''.join(l for l in output.splitlines(True) if not noise.match(l)))
@@ -236,22 +223,29 @@ class Runner:
         mark = '' if out == self.args.out else f' ({os.path.relpath(out, self.args.out)})'
         return {os.path.join(out, s[:-2]): s[:-2] + mark for s in self.selected(sources)}
 
-    def programs(self, sources, cc, san):
-        """Builds and runs C test programs, some more at a time than there are processors."""
+    def prepare(self, sources, cc, san):
+        """Builds C test programs. Returns (name, command, environment) of each that can run."""
         targets = self.targets(sources, cc, san)
         if not targets:
-            return
+            return []
         out = variant_dir(self.args.out, cc, san)
         lost = self.make(list(targets), cc, san)
         env = self.program_env(san)
         env['HITRAIN_BIN'] = os.path.abspath(os.path.join(out, 'bin'))
         env['HITRAIN_BUILD'] = os.path.abspath(out)
         prefix = self.fixed_addresses() if san else []
-        with concurrent.futures.ThreadPoolExecutor(self.tests_at_once) as pool:
-            running = {pool.submit(self.command, prefix + [os.path.abspath(t)], env): n
-                       for t, n in targets.items() if t not in lost}
+        return [(n, prefix + [os.path.abspath(t)], env) for t, n in targets.items() if t not in lost]
+
+    def programs(self, *kinds):
+        """Builds and runs C test programs of each kind (sources, compiler, sanitizers), some more at a time than there
+        are processors."""
+        ready = [program for kind in kinds for program in self.prepare(*kind)]
+        ready.sort(key=lambda r: pathlib.Path(r[1][-1]).name not in LONGEST)
+        with concurrent.futures.ThreadPoolExecutor(self.programs_at_once) as pool:
+            running = {pool.submit(self.command, argv, env): name for name, argv, env in ready}
             for done in concurrent.futures.as_completed(running):
-                self.count_program(running[done], *done.result())
+                with self.counting:
+                    self.count_program(running[done], *done.result())
 
     def count_program(self, name, status, output, seconds):
         self.ran += 1
@@ -283,7 +277,7 @@ class Runner:
                 print('       ' + l[len('figures: '):], flush=True)
 
     def pytests(self, sources, env=None, prefix=(), python=PYTHON):
-        """One pytest process for each file, some more at a time than there are processors. Each has mounts and folders of
+        """One pytest process for each file, more at a time than there are processors. Each has mounts and folders of
         its own; ALONE says which come last, by themselves."""
         prefix = [*self.own_mounts(), *prefix]
         def run(source):
@@ -291,13 +285,16 @@ class Runner:
                                 env or self.env)
         sources = self.selected(sources)
         alone = [s for s in sources if os.path.basename(s) in ALONE]
-        with concurrent.futures.ThreadPoolExecutor(self.tests_at_once) as pool:
+        with concurrent.futures.ThreadPoolExecutor(self.pytests_at_once) as pool:
             running = {pool.submit(run, s): s for s in sources if s not in alone}
             for done in concurrent.futures.as_completed(running):
-                self.count_pytest(running[done], *done.result())
-        with self.calm:
-            for source in alone:
-                self.count_pytest(source, *run(source))
+                with self.counting:
+                    self.count_pytest(running[done], *done.result())
+        if self.alone is not None:
+            self.alone += [(source, run) for source in alone]
+            return
+        for source in alone:
+            self.count_pytest(source, *run(source))
 
     def count_pytest(self, source, status, output, seconds):
         self.ran += 1
@@ -326,8 +323,11 @@ class Runner:
 
     # -- targets of the Makefile --
 
-    def all_programs(self):
-        if self.make(PROGRAMS, self.args.cc, self.args.san):
+    def all_programs(self, tests=()):
+        if self.made:
+            return
+        self.made = True
+        if self.make(PROGRAMS + list(tests), self.args.cc, self.args.san):
             print('  the programs are not all there: expect tests that use them to fail', flush=True)
 
     def lint(self):
@@ -353,37 +353,38 @@ class Runner:
         if status != 0:
             self.fail('tests/lint/circles.py', 1, output)
 
-    def unit(self, cc=None, san=None, sources=None):
-        cc, san = cc or self.args.cc, self.args.san if san is None else san
-        self.heading('unit tests' + (f', SAN={san}' if san else '') + (f', CC={cc}' if cc != 'gcc' else ''))
-        self.programs(unit_sources() if sources is None else sources, cc, san)
+    def unit(self, san=None):
+        cc, san = self.args.cc, self.args.san if san is None else san
+        self.heading('unit tests' + (f', SAN={san}' if san else ''))
+        self.programs((unit_sources(), cc, san))
 
     def states(self):
         self.heading('crash and model tests')
-        self.programs(state_sources(), self.args.cc, self.args.san)
-        scripts, points, made, distinct = self.cut
-        print(f'  power cuts: {scripts} scripts with {points} flush points, {made} states, {distinct} of them distinct', flush=True)
+        self.programs((state_sources(), self.args.cc, self.args.san))
+        self.power_cuts()
 
-    def mutants_build(self):
-        out = os.path.join(self.args.out, 'mutants')
-        return ['all'] + [f'{out}/{program}' for program in mutants.PROGRAMS], 'gcc', '', ['MUTANTS=1']
+    def power_cuts(self):
+        scripts, points, made, distinct = self.cut
+        if scripts:
+            print(f'  power cuts: {scripts} scripts with {points} flush points, {made} states, {distinct} of them distinct', flush=True)
 
     def mutants(self):
         """Each mutant must be noticed; their programs are built in a folder of their own."""
         self.heading('mutants')
         out = os.path.join(self.args.out, 'mutants')
-        if self.make(*self.mutants_build()):
+        if self.make(['all'] + [f'{out}/{program}' for program in mutants.PROGRAMS], 'gcc', '', ['MUTANTS=1']):
             return
         status, output, seconds = self.command([PYTHON, 'tests/tools/mutants.py', '--build', out], self.env)
         counts = re.findall(r'^(\d+) mutants caught, (\d+) not$', output, re.M)
         good, bad = map(int, counts[-1]) if counts else (0, 1)
-        self.ran += 1
-        self.passed += good
-        self.line(status == 0, seconds, 'tests/tools/mutants.py', f'{good} mutants caught' + (f', {bad} not' if bad else ''))
-        if status != 0:
-            self.fail('tests/tools/mutants.py', max(bad, 1), output)
-        else:
-            self.figures(output)
+        with self.counting:
+            self.ran += 1
+            self.passed += good
+            self.line(status == 0, seconds, 'tests/tools/mutants.py', f'{good} mutants caught' + (f', {bad} not' if bad else ''))
+            if status != 0:
+                self.fail('tests/tools/mutants.py', max(bad, 1), output)
+            else:
+                self.figures(output)
 
     def mounted(self):
         self.python_tests('mounted tests', 'tests/mount')
@@ -395,9 +396,9 @@ class Runner:
         self.python_tests('tests of whole systems', 'tests/system')
 
     def python_tests(self, title, folder):
-        self.heading(title)
         sources = self.selected(pathlib.Path(folder).glob('test_*.py'))
         if sources:
+            self.heading(title)
             self.all_programs()
             self.pytests(sources)
 
@@ -432,12 +433,9 @@ class Runner:
         for report in sorted(os.listdir(folder)):
             self.fail(report, 1, pathlib.Path(folder, report).read_text(errors='replace')[:20000])
 
-    def other_build(self):
-        """It never runs, and clang says as much about code that it does not optimize."""
-        return (['all', 'tests'], 'clang', '', ['EXTRA_CFLAGS=-O0 -g0']) if self.args.cc != 'clang' else (['all', 'tests'], 'gcc', '')
-
     def other_compiler(self):
-        build = self.other_build()
+        """It never runs, and clang says as much about code that it does not optimize."""
+        build = (['all', 'tests'], 'clang', '', ['EXTRA_CFLAGS=-O0 -g0']) if self.args.cc != 'clang' else (['all', 'tests'], 'gcc', '')
         self.heading(f'build with {build[1]}')
         self.make(*build)
 
@@ -496,10 +494,6 @@ class Runner:
             if status != 0:
                 self.fail(f'fuzz_{name}', 1, output[-20000:])
 
-    def replay(self):
-        self.heading('inputs of fuzz targets')
-        self.programs(fuzz_sources(), self.args.cc, 'asan,ubsan')
-
     def bench(self):
         sources = self.selected(pathlib.Path('bench').glob('bench_*.c'))
         out = variant_dir(self.args.out, self.args.cc, self.args.san)
@@ -525,45 +519,43 @@ class Runner:
         self.heading('coverage')
         print(coverage.report(pathlib.Path(out)), flush=True)
 
-    def unwatched(self, long):
-        return [s for s in unit_sources() if long or s.stem not in WATCHED]
+    def computing(self, plain):
+        self.heading('unit tests and inputs of fuzz targets, SAN=asan,ubsan; unit tests, crash and model tests without')
+        self.programs((plain, self.args.cc, self.args.san), ([*unit_sources(), *fuzz_sources()], self.args.cc, 'asan,ubsan'))
+        self.power_cuts()
 
-    def check_builds(self, long):
-        """What check() builds, those of one folder together."""
-        cc, san = self.args.cc, self.args.san
-        yield PROGRAMS, cc, san
-        yield list(self.targets(self.unwatched(long), cc, san)), cc, san
-        yield list(self.targets(state_sources(), cc, san)), cc, san
-        yield list(self.targets(unit_sources(), cc, 'asan,ubsan')), cc, 'asan,ubsan'
-        yield list(self.targets(fuzz_sources(), cc, 'asan,ubsan')), cc, 'asan,ubsan'
-        if long:
-            yield list(self.targets(unit_sources(), cc, 'tsan')), cc, 'tsan'
-        if not self.args.test:
-            yield self.mutants_build()
-            yield self.other_build()
+    def side_by_side(self, *sections):
+        """Runs lists of sections at the same time, and then the tests that no other may disturb."""
+        def run_all(section):
+            for one in section:
+                one()
+        self.alone = []
+        with concurrent.futures.ThreadPoolExecutor(len(sections)) as pool:
+            for done in concurrent.futures.as_completed([pool.submit(run_all, s) for s in sections]):
+                done.result()
+        alone, self.alone = self.alone, None
+        if alone:
+            self.heading('tests that run alone')
+        for source, run in alone:
+            self.count_pytest(source, *run(source))
 
     def check(self, long=False):
-        # Tests that wait much come before those for which much is to be built.
         everything = not self.args.test
-        for build in self.check_builds(long):
-            self.make_ahead(*build)
         if everything:
             self.lint()
-            self.heading('build')
-            self.all_programs()
+        self.heading('build')
+        # Some mounted tests copy this folder: nothing is built in it beside them.
+        plain = [s for s in unit_sources() if long or any(fnmatch.fnmatch(s, pattern) for pattern in OPTIMIZED)]
+        plain += state_sources()
+        self.all_programs(self.targets(plain, self.args.cc, self.args.san))
+        if everything:
             self.circles()
-        self.unit(sources=self.unwatched(long))
-        self.mounted()
-        self.torch()
-        self.states()
-        self.unit(san='asan,ubsan')
-        self.replay()
+        # Tests on a mount wait half of their time. The others compute.
+        self.side_by_side([self.mounted, self.torch], [lambda: self.computing(plain)] + [self.mutants] * everything)
         if long:
             self.unit(san='tsan')
-        if everything:
-            self.mutants()
-            self.other_compiler()
         if long and everything:
+            self.other_compiler()
             self.races()
             self.system()
 
@@ -600,10 +592,7 @@ def main():
     for number in signal.SIGINT, signal.SIGTERM:
         signal.signal(number, runner.end)
     whats = {'check-long': lambda: runner.check(long=True), 'lint': runner.lint_alone}
-    try:
-        whats.get(args.what, getattr(runner, args.what.replace('-', '_'), None))()
-    finally:
-        runner.builder.shutdown(cancel_futures=True)
+    whats.get(args.what, getattr(runner, args.what.replace('-', '_'), None))()
     return runner.finish(begin, args.what not in ('lint', 'bench', 'fuzz-merge'))
 
 
