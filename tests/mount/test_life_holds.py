@@ -13,6 +13,7 @@ import pytest
 
 from conftest import BIN, MIB, SECONDS_MAX, SMALL, run, wait_for
 from slow import loop_device, slow_group
+from test_life import daemons_of
 
 WAIT_S = 25  # less than the 30 s for which a program waits for one that ends
 
@@ -310,6 +311,7 @@ def test_hold_outlasts_a_dead_mount_only_as_long_as_its_writes(held, tmp_path):
     assert held.fsck().returncode == 0
     run('hitrain', '-o', ','.join(SMALL), held.image, tmp_path)
     unmount(tmp_path)
+    wait_for(lambda: not daemons_of(held.image), 'end of the daemon')
     assert run('mkfs.hitrain', '--force', held.image).returncode == 0
     held.detach()
 
