@@ -70,6 +70,8 @@ void scenario_receive_publish(struct crash_scenario *s)
 
     ck_assert_int_eq(receive_publish(&r), 0);
     note(s, true);
+    ck_assert_int_eq(receive_clean(&s->k), 0);
+    note(s, false);
 }
 
 void scenario_receive_drop(struct crash_scenario *s)

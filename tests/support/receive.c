@@ -275,9 +275,8 @@ int receive_publish(const struct receive *r)
         return rc;
     changed(r);
     rc = ht_ns_fsync(r->k->ns, HT_NS_ROOT_INO);
-    int after = rc ? ht_ns_rename(r->k->ns, HT_NS_ROOT_INO, receive_name, outer, MODEL, RENAME_NOREPLACE)
-                   : ht_ns_rmdir(r->k->ns, HT_NS_ROOT_INO, UNNAMED);
-    (void)after; /* a log that has failed takes no change any more */
+    int back = rc ? ht_ns_rename(r->k->ns, HT_NS_ROOT_INO, receive_name, outer, MODEL, RENAME_NOREPLACE) : 0;
+    (void)back; /* a log that has failed takes no change any more */
     return rc;
 }
 

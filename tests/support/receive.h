@@ -28,7 +28,7 @@ int receive_begin(const struct receive *r) HT_MUST_CHECK;
 int receive_files(const struct receive *r) HT_MUST_CHECK;
 int receive_commit(const struct receive *r) HT_MUST_CHECK;
 int receive_publish(const struct receive *r) HT_MUST_CHECK;
-/* Removes what a failed or killed receive left; 0 also if there is nothing. */
+/* Removes what a receive left, also one that failed or was killed; 0 also if there is nothing. */
 int receive_clean(const struct harness *k) HT_MUST_CHECK;
 /* Both names as one number: files, state, step, mode and time of the directory, and what is marked as unfinished. */
 uint64_t receive_hash(const struct harness *k, const struct harness_param *params);

@@ -102,7 +102,9 @@ static int receive(void)
         rc = receive_files(&r);
     if (!rc)
         rc = receive_commit(&r);
-    return rc ? rc : receive_publish(&r);
+    if (!rc)
+        rc = receive_publish(&r);
+    return rc ? rc : receive_clean(&k);
 }
 
 static int clean(void)
