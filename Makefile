@@ -58,8 +58,8 @@
 ##              space of checkpoints, copies, weights of a trained model; cold reads of compressed weights; beside btrfs and XFS with
 ##              duperemove; 6 minutes; SIZE= is the size of the copy in MiB (512); build/bench/space.jsonl
 ##   bench-aging
-##              cold reads and synced writes of a store that is old and almost full, beside a fresh one; 2 minutes;
-##              build/bench/aging.jsonl
+##              cold reads, steps and synced writes of a store that is old and almost full, beside a fresh one; 3 hours of churn,
+##              or 24 with HITRAIN_LONG=1; 3 or 15 minutes; build/bench/aging.jsonl
 ##   bench-path reading and writing tensors through the mount, cold, hot and passthrough, beside fio on the same limited device, XFS, tmpfs
 ##              and libfuse's passthrough_hp; 20 minutes, 7 with RUNS=1; build/bench/path.jsonl and .svg
 ##   bench-plan made traces of training in a simulator and on a mount, beside unlimited memory, Belady's choice and LRU; per
