@@ -12,8 +12,9 @@ Run it with `make bench-space`, as root. Every system gets the same files on an 
 
 hitrain has deduplication and compression on; btrfs has compress=zstd; XFS has reflinks, and duperemove runs after the
 files were written. Space is what the file system counts, after its engines have settled. The time begins with the first
-write and ends there. Then the device is limited, and files are read cold; hitrain also reads the same weights
-without compression, in turns. SIZE= in the environment is the size of the copy in MiB (512); all else
+write and ends there. Then the device is limited, and files are read cold; hitrain also reads such weights, moments and
+random bytes without compression, in turns. On the limited device it compares a copy with its origin, too: the rate at
+which it reads both, beside the limit. SIZE= in the environment is the size of the copy in MiB (512); all else
 follows from it. A row of a system that is not installed here says so. Figures in space.jsonl.
 """
 import argparse
@@ -32,13 +33,14 @@ import numpy as np
 from common import BUILD, PROGRAMS, TOP, SpeedLimit, begin, is_mounted, make_loop_device, run, wait_for
 
 MIB = 1 << 20
-CHECKPOINTS, CHANGED = 10, 0.01
+CHECKPOINTS, CHANGED, TURN = 10, 0.01, 4096 + 12
 SETTLE_SECONDS_MAX = 240
 DUPEREMOVE_SECONDS_MAX = 90
 TARGETS = {'checkpoints': 'at most 1.15 of one', 'copy': 'at most 1.001 of one', 'weights': '1.4 : 1', 'moments': 'none',
            'random': 'none'}
 KINDS = list(TARGETS)
-DECODE_TARGET, READ_TARGET = 1.5, 1.25
+DECODE_TARGET, READ_TARGET, SAME_TARGET, HASH_TARGET, DEVICE_TARGET = 1.5, 1.25, 0.97, 2.0, 0.9
+RAW = {'raw': 'weights', 'raw-moments': 'moments', 'raw-random': 'random'}
 
 
 # ------------------------------------------------------------------ content
@@ -68,6 +70,11 @@ def repeated(data, size):
     return data * max(1, size // len(data))
 
 
+def turned(data):
+    """The same elements from another one on: no chunk of it is a duplicate."""
+    return data[TURN:] + data[:TURN]
+
+
 class Content:
     def __init__(self, size, steps):
         self.rng = np.random.default_rng(1)
@@ -76,10 +83,11 @@ class Content:
         self.files = {
             'copy': self.rng.bytes(size),
             'weights': repeated(weights, size // 4),
-            'moments': repeated(moments, size // 8),
-            'random': self.rng.bytes(size // 8),
+            'moments': repeated(moments, size // 4),
+            'random': self.rng.bytes(size // 4),
         }
-        self.files['raw'] = self.files['weights']
+        for raw, kind in RAW.items():
+            self.files[raw] = turned(self.files[kind])
         self.changes = [self.rng.bytes(int(len(self.model) * CHANGED)) for _ in range(CHECKPOINTS - 1)]
 
     def checkpoints(self):
@@ -104,7 +112,7 @@ class Content:
         return written
 
     def largest(self):
-        return CHECKPOINTS * len(self.model) + sum(map(len, self.files.values())) + len(self.files['copy'])
+        return CHECKPOINTS * len(self.model) + sum(map(len, self.files.values())) + 2 * len(self.files['copy'])
 
 
 # ------------------------------------------------------------------ systems
@@ -145,14 +153,13 @@ class Kernel:
         made.mkdir()
         return made
 
-    def forget(self, path):
-        """From here on the file is cold."""
+    def forget(self, *paths):
+        """From here on the files are cold."""
         self.unmount()
         self.mount()
-        return path
 
-    def read(self, path):
-        return float(self.group_run(sys.executable, '-c', READER, path))
+    def read(self, first, path):
+        return float(self.group_run(sys.executable, '-c', READER, first, path))
 
     def group_run(self, *args):
         return run(*args, seconds_max=SETTLE_SECONDS_MAX, preexec_fn=self.group.enter)
@@ -160,11 +167,15 @@ class Kernel:
 
 READER = '''
 import sys, time
-began, n, into = time.monotonic(), 0, bytearray(1 << 20)
-with open(sys.argv[1], 'rb', buffering=0) as f:
-    while got := f.readinto(into):
-        n += got
-print(n / (time.monotonic() - began))
+into = bytearray(1 << 20)
+def read(path):
+    began, n = time.monotonic(), 0
+    with open(path, 'rb', buffering=0) as f:
+        while got := f.readinto(into):
+            n += got
+    return n / (time.monotonic() - began)
+read(sys.argv[1])
+print(read(sys.argv[2]))
 '''
 
 
@@ -192,9 +203,10 @@ class Xfs(Kernel):
 
 
 class Hitrain(Kernel):
-    """raw: weights that stay uncompressed. They come when the compressed ones are there, so they share nothing."""
+    """Some contents come a second time and stay uncompressed."""
 
-    name, kinds, reads = 'hitrain', [*KINDS, 'raw'], ('weights', 'raw', 'copy')
+    name, kinds = 'hitrain', [*KINDS, *RAW]
+    reads = ('weights', 'raw', 'copy', 'moments', 'raw-moments', 'random', 'raw-random')
     options = 'dram=256M,dedup=on,compress=off,compress_after=1,commit=1,background_rate=8G'
     daemon = None
 
@@ -217,10 +229,10 @@ class Hitrain(Kernel):
 
     def folder(self, kind):
         made = super().folder(kind)
-        dtype = {'weights': b'bf16', 'raw': b'bf16', 'moments': b'f32'}.get(kind)
+        dtype = {'weights': b'bf16', 'moments': b'f32'}.get(RAW.get(kind, kind))
         if dtype:
             os.setxattr(made, 'user.hitrain.dtype', dtype)
-        os.setxattr(made, 'user.hitrain.compress', b'off' if kind == 'raw' else b'auto')
+        os.setxattr(made, 'user.hitrain.compress', b'off' if kind in RAW else b'auto')
         return made
 
     def engines(self):
@@ -244,13 +256,36 @@ class Hitrain(Kernel):
         run(PROGRAMS / 'hitrainctl', 'commit', self.point)
         return time.monotonic() - since
 
+    def compare(self, data, limit):
+        """Two files with this content: the engine's reads of both while it compares, in bytes a second."""
+        run(PROGRAMS / 'hitrainctl', 'background', 'pause', self.point)
+        folder = super().folder('compare')
+        os.setxattr(folder, 'user.hitrain.compress', b'off')
+        for name in 'origin', 'copy':
+            (folder / name).write_bytes(data)
+        run(PROGRAMS / 'hitrainctl', 'commit', self.point)
+        self.group.set(limit)
+        run(PROGRAMS / 'hitrainctl', 'background', 'resume', self.point)
+        seen, end = [], time.monotonic() + SETTLE_SECONDS_MAX
+        first = last = self.engines()['dedup']['compared_bytes']
+        while last - first < len(data) // MIB * MIB * 0.9 and time.monotonic() < end:
+            now = self.engines()['dedup']['compared_bytes']
+            if now > last:
+                seen.append((time.monotonic(), now))
+            last = now
+            time.sleep(0.05)
+        self.group.set(0)
+        (from_at, from_bytes), (to_at, to_bytes) = seen[0], seen[-1]
+        return 2 * (to_bytes - from_bytes) / (to_at - from_at)
+
     def used(self):
         run(PROGRAMS / 'hitrainctl', 'commit', self.point)
         st = os.statvfs(self.point)
         return (st.f_blocks - st.f_bfree) * st.f_frsize
 
-    def forget(self, path):
-        run(PROGRAMS / 'hitrainctl', 'evict', path)
+    def forget(self, *paths):
+        for path in paths:
+            run(PROGRAMS / 'hitrainctl', 'evict', path)
 
 
 SYSTEMS = Hitrain, Btrfs, Xfs
@@ -281,15 +316,16 @@ def fill(system, content, said):
 
 
 def read_all(system, group, limit, runs, said):
-    """Cold reads of some kinds in turns, on the limited device."""
-    rows = []
+    """Cold reads of some kinds in turns, on the limited device. Another file comes first: the limit of an idle device
+    lets a few MiB pass."""
+    rows, first = [], system.point / 'checkpoints/checkpoints0'
     for number in range(runs):
         for kind in system.reads:
             path = system.point / kind / f'{kind}0'
             group.set(0)
-            system.forget(path)
+            system.forget(first, path)
             group.set(limit)
-            rows.append({'system': system.name, 'kind': kind, 'run': number, 'read_bytes_per_s': system.read(path)})
+            rows.append({'system': system.name, 'kind': kind, 'run': number, 'read_bytes_per_s': system.read(first, path)})
     group.set(0)
     for kind in system.reads:
         said(f'{system.name}: reads {kind} with {rate(rows, system.name, kind) / MIB:.0f} MiB/s')
@@ -301,16 +337,22 @@ def rate(rows, system, kind):
     return statistics.median(found) if found else None
 
 
-def decode_speed(folder, content):
-    """GB/s of one core, by build/bench/bench_codec."""
+def speeds_in_memory(folder, content):
+    """GB/s of one core by build/bench/bench_codec: decoding, hashing, comparing."""
     path = folder / 'weights'
     path.write_bytes(content.files['weights'][:64 * MIB])
-    found = re.search(r'decode +([\d.]+)', run(BUILD / 'bench/bench_codec', path))
+    text = run(BUILD / 'bench/bench_codec', path)
     path.unlink()
-    return float(found[1]) if found else 0.0
+    found = {name: re.search(rf'{name} +([\d.]+)', text) for name in ('decode', 'hashing', 'comparing')}
+    return {name: float(match[1]) if match else 0.0 for name, match in found.items()}
 
 
-def tell(spaces, reads, decode, absent):
+def over_raw(reads, raw):
+    """How fast its content was read that may be compressed, beside the same that stays raw."""
+    return rate(reads, 'hitrain', RAW[raw]) / rate(reads, 'hitrain', raw)
+
+
+def tell(spaces, reads, memory, compared, absent):
     print(f'\n  {"":14}' + ''.join(f'{name:>24}' for name in ('hitrain', 'btrfs', 'xfs')) + '   target of hitrain')
     for kind in KINDS:
         line = f'  {kind:14}'
@@ -324,16 +366,21 @@ def tell(spaces, reads, decode, absent):
             found = rate(reads, name, kind)
             line += f'{found / MIB:18.0f} MiB/s' if found else f'{"-":>24}'
         print(line)
-    raw = rate(reads, 'hitrain', 'raw')
-    gain = rate(reads, 'hitrain', 'weights') / raw
+    gains = {RAW[raw]: over_raw(reads, raw) for raw in RAW}
     weights = next(1 / r['of_one'] for r in spaces if (r['system'], r['kind']) == ('hitrain', 'weights'))
     print('\n  Space over that of one, raw; seconds until it is so.')
     for name, why in absent.items():
         print(f'  {name}: {why}')
     print(f'\n  trained weights                       {weights:6.2f} : 1   target 1.4\n'
-          f'  decoding, one core                    {decode:6.2f} GB/s  target {DECODE_TARGET}\n'
-          f'  cold reads of compressed over raw     {gain:6.2f}       target {READ_TARGET}')
-    return {'weights': weights, 'decode_gb_per_s': decode, 'reads_over_raw': gain, 'absent': absent}
+          f'  decoding, one core                    {memory["decode"]:6.2f} GB/s  target {DECODE_TARGET}\n'
+          f'  hashing, one core                     {memory["hashing"]:6.2f} GB/s  target {HASH_TARGET}\n'
+          f'  comparing, one core                   {memory["comparing"]:6.2f} GB/s  target {HASH_TARGET}\n'
+          f'  comparing over the device             {compared:6.2f}       target {DEVICE_TARGET}\n'
+          f'  cold reads of compressed over raw     {gains["weights"]:6.2f}       target {READ_TARGET}\n'
+          f'  the same of moments                   {gains["moments"]:6.2f}       target {SAME_TARGET}\n'
+          f'  the same of random bytes              {gains["random"]:6.2f}       target {SAME_TARGET}')
+    return {'weights': weights, 'memory_gb_per_s': memory, 'compare_over_device': compared, 'reads_over_raw': gains,
+            'absent': absent}
 
 
 def parse_args():
@@ -355,7 +402,7 @@ def main():
 
     content = Content(args.size * MIB, args.steps)
     said(f'a model was trained for {args.steps} steps, loss {content.loss:.2f}')
-    decode = decode_speed(folder, content)
+    memory, compared = speeds_in_memory(folder, content), 0.0
     spaces, reads, absent = [], [], {}
     for make in SYSTEMS:
         image, point = folder / f'image-{make.name}', folder / make.name
@@ -371,11 +418,14 @@ def main():
             continue
         spaces += fill(system, content, said)
         reads += read_all(system, group, args.limit, args.runs, said)
+        if isinstance(system, Hitrain):
+            compared = system.compare(content.rng.bytes(args.size // 4 * MIB), args.limit) / args.limit
+            said(f'hitrain: compares a copy at {compared:.2f} of the device')
         if system.notes:
             absent[system.name] = '; '.join(system.notes)
         system.unmount()
         os.truncate(image, 0)
-    figures = tell(spaces, reads, decode, absent)
+    figures = tell(spaces, reads, memory, compared, absent)
     out.write_text(''.join(json.dumps(r) + '\n' for r in [*spaces, *reads, figures]))
     print(f'  all figures: {out}')
 
