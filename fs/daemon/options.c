@@ -132,6 +132,19 @@ static int set_compress(struct ht_options *o, const char *value)
     return o->compress || strcmp(value, "off") == 0 ? 0 : refuse("compress", value, "off or auto is allowed");
 }
 
+static int set_compress_inline(struct ht_options *o, const char *value)
+{
+    static const char *const words[] = {[HT_INLINE_AUTO] = "auto", [HT_INLINE_OFF] = "off", [HT_INLINE_ALWAYS] = "on"};
+
+    for (unsigned i = 0; i < HT_ARRAY_SIZE(words); i++) {
+        if (strcmp(value, words[i]) == 0) {
+            o->compress_inline = (enum ht_inline)i;
+            return 0;
+        }
+    }
+    return refuse("compress_inline", value, "auto, on or off is allowed");
+}
+
 static int set_compress_after(struct ht_options *o, const char *value)
 {
     return parse_number("compress_after", value, 1, COMPRESS_AFTER_S_MAX, &o->compress_after_s);
@@ -267,6 +280,9 @@ static const struct row {
     {"compress", "off|auto", set_compress,
      "whether files without the attribute compress are compressed when they have not changed for a while (default: off)",
      FIXED(compress)},
+    {"compress_inline", "auto|on|off", set_compress_inline,
+     "compress new content of such files when it is written: where that is faster, always, or never (default: auto)",
+     FIXED(compress_inline)},
     {"compress_after", "SECONDS", set_compress_after,
      "how long content has to stay the same before it is compressed (default: 60)", FIXED(compress_after_s)},
     {"optim_threads", "N", set_optim_threads, "threads of the optimizer (default: one for each CPU, at least 2)",

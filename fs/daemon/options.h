@@ -6,6 +6,7 @@
 #include "fs/daemon/mountflags.h"
 #include "tiering/base/base.h"
 #include "tiering/base/buf.h"
+#include "tiering/api/store.h"
 #include "tiering/sys/mem.h"
 #include <hitrain/limits.h>
 
@@ -29,6 +30,7 @@ struct ht_options {
     bool discard;
     unsigned compress_after_s; /* 0: the store's default */
     bool compress;             /* files without the attribute, too */
+    enum ht_inline compress_inline;
     unsigned commit_ms;
     unsigned answer_s;      /* 0: the store's default */
     unsigned optim_threads; /* 0: as many as CPUs, at least two, and two for each of several devices */

@@ -81,7 +81,7 @@ static void revert_inode(struct ht_ns *ns, struct ht_ns_shadow *s) HT_REQUIRES(H
 
     ht_ns_shadow_set(i, NULL);
     revert_xattrs(ns, i);
-    ht_ns_residency_changed(ns, i);
+    ht_ns_content_changed(ns, i);
     if ((i->flags & HT_NS_PUBLISHED) == 0) {
         i->flags |= HT_NS_STALE;
         return;

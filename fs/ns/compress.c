@@ -3,10 +3,11 @@
  * compress.c - which files may be compressed: those whose attribute user.hitrain.compress is auto, and those without
  * one where the mount says so. A new file or directory gets the attribute of its directory.
  */
+#include "fs/ns/content.h"
 #include "fs/ns/ns_priv.h"
 #include "tiering/api/compress.h"
 
-static const char name[] = HT_XATTR_PREFIX "compress";
+static const char name[] = HT_NS_COMPRESS_NAME;
 
 void ht_ns_note_compress(struct ht_ns *ns, const char *attribute, size_t len)
 {
@@ -24,6 +25,12 @@ static bool may_compress(const struct ht_ns *ns, const struct ht_ns_inode *i) HT
     if (!x || x->value_len == 0)
         return ns->compress_all;
     return x->value_len == 4 && memcmp(ht_ns_xattr_value(x), "auto", 4) == 0;
+}
+
+/* New content may be compressed by the thread that writes it. */
+void ht_ns_compress_content(struct ht_ns *ns, const struct ht_ns_inode *i, struct ht_obj *obj)
+{
+    ht_obj_set_compress(obj, may_compress(ns, i));
 }
 
 /* Called by the store's engine. oid 0: may any be? */

@@ -28,9 +28,10 @@ static enum ht_residency residency_of(const struct ht_ns_inode *i) HT_REQUIRES_S
     return has_value(i, HT_XATTR_PREFIX "tier", "capacity") ? HT_RESIDENCY_COLD : HT_RESIDENCY_AUTO;
 }
 
-bool ht_ns_is_residency(const char *attribute)
+bool ht_ns_is_of_content(const char *attribute)
 {
-    return strcmp(attribute, HT_XATTR_PREFIX "pin") == 0 || strcmp(attribute, HT_XATTR_PREFIX "tier") == 0;
+    return strcmp(attribute, HT_XATTR_PREFIX "pin") == 0 || strcmp(attribute, HT_XATTR_PREFIX "tier") == 0 ||
+        strcmp(attribute, HT_NS_COMPRESS_NAME) == 0;
 }
 
 int ht_ns_content(struct ht_ns *ns, struct ht_ns_inode *i, struct ht_obj **out_obj)
@@ -50,15 +51,18 @@ int ht_ns_content(struct ht_ns *ns, struct ht_ns_inode *i, struct ht_obj **out_o
         return rc;
     if (residency_of(i) != HT_RESIDENCY_AUTO)
         ht_obj_set_residency(obj, residency_of(i));
+    ht_ns_compress_content(ns, i, obj);
     *out_obj = obj;
     return 0;
 }
 
-void ht_ns_residency_changed(struct ht_ns *ns, const struct ht_ns_inode *i)
+void ht_ns_content_changed(struct ht_ns *ns, const struct ht_ns_inode *i)
 {
     struct ht_obj *obj = S_ISREG(i->cur.mode) ? ht_obj_get(ns->store, i->ino) : NULL;
 
-    if (obj)
+    if (obj) {
         ht_obj_set_residency(obj, residency_of(i));
+        ht_ns_compress_content(ns, i, obj);
+    }
     ht_obj_put(obj);
 }

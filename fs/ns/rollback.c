@@ -322,7 +322,7 @@ static int change_attributes(struct rollback *r, const struct match *m) HT_REQUI
             ht_ns_xattr_install(&r->op, m->to, now, 0);
     }
     m->to->cur = m->from->cur;
-    ht_ns_residency_changed(r->op.ns, m->to);
+    ht_ns_content_changed(r->op.ns, m->to);
     return rc;
 }
 

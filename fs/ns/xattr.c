@@ -319,8 +319,8 @@ static int set_locked(struct ht_ns_op *op, const struct xattr_request *q) HT_REQ
     if (w)
         return set_word(op, i, w, q);
     rc = is_acl(q->name) ? set_acl(op, i, q) : set_bytes(op, i, q);
-    if (rc == 0 && ht_ns_is_residency(q->name))
-        ht_ns_residency_changed(op->ns, i);
+    if (rc == 0 && ht_ns_is_of_content(q->name))
+        ht_ns_content_changed(op->ns, i);
     return rc;
 }
 
@@ -440,8 +440,8 @@ static int remove_locked(struct ht_ns_op *op, uint64_t ino, const char *name) HT
     if (!x)
         return is_acl(name) ? 0 : -ENODATA; /* the caller wants no list, and there is none */
     ht_ns_xattr_drop(op, i, x, op->now_ns);
-    if (ht_ns_is_residency(name))
-        ht_ns_residency_changed(op->ns, i);
+    if (ht_ns_is_of_content(name))
+        ht_ns_content_changed(op->ns, i);
     return 0;
 }
 

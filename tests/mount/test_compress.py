@@ -14,7 +14,7 @@ from calls import sync
 from conftest import run, wait_for
 
 MIB = 1 << 20
-SOON = 'compress_after=1'
+SOON = 'compress_after=1,compress_inline=off'
 
 
 def figures(point):
@@ -128,6 +128,37 @@ def test_figures_and_a_crash(make_store):
         assert (made / name).read_bytes() == content
         assert stored(made / name) < 1.5 * MIB
     assert (made / 'random').read_bytes() == random
+
+
+def test_new_content_is_compressed_when_it_is_written(make_store):
+    store = make_store()
+    options = 'compress_inline=on', 'compress_after=3600'
+    point = store.mount(*options)
+    made, written = folder(point, 'made'), {}
+
+    def write_another():
+        path = made / f'w{len(written)}'
+        written[path.name] = weights(2 * MIB + 100, len(written))
+        write(path, written[path.name])
+        return stored(path) < 1.6 * MIB
+
+    wait_for(write_another, 'compression, once the superblock says so')
+    now = figures(point)
+    assert now['chunks'] == 0 and now['inline_chunks'] == 2 and 0 < now['inline_saved_bytes'] < 2 * MIB
+    with open(made / 'w0', 'r+b') as f:
+        f.seek(100)
+        f.write(b'changed')
+    written['w0'] = written['w0'][:100] + b'changed' + written['w0'][107:]
+    sync(made / 'w0')
+    set_compress(made / 'w0', 'off')
+    os.truncate(made / 'w0', 0)
+    write(made / 'w0', written['w0'])
+    assert stored(made / 'w0') > 2 * MIB
+    store.kill()
+    point = store.mount(*options)
+    for name, data in written.items():
+        assert (made / name).read_bytes() == data
+    assert stored(made / f'w{len(written) - 1}') < 1.6 * MIB
 
 
 def test_the_attribute_is_inherited_and_checked(make_store):

@@ -717,9 +717,22 @@ static int count_compressed(void *ctx, const struct ht_chunk_info *info)
     return 0;
 }
 
+unsigned scenario_compressed(struct crash_scenario *s)
+{
+    unsigned count = 0;
+
+    ck_assert_int_eq(ht_store_walk(s->k.store, count_compressed, &count), 0);
+    return count;
+}
+
+void scenario_compress_inline(struct crash_scenario *s)
+{
+    ht_ns_compress_begin(s->k.ns, true);
+}
+
 unsigned scenario_compress(struct crash_scenario *s)
 {
-    unsigned count = 0, complete = 0;
+    unsigned complete = 0;
 
     ht_store_set_compress(s->k.store, may_compress, s);
     for (unsigned i = 0; i < 8 && complete < 2; i++) {
@@ -729,8 +742,7 @@ unsigned scenario_compress(struct crash_scenario *s)
         scenario_commit(s); /* what one round freed is there in the next */
     }
     ck_assert_uint_eq(complete, 2);
-    ck_assert_int_eq(ht_store_walk(s->k.store, count_compressed, &count), 0);
-    return count;
+    return scenario_compressed(s);
 }
 
 void scenario_lose_log(struct crash_scenario *s, unsigned copy)

@@ -123,6 +123,11 @@ uint64_t scenario_discard(struct crash_scenario *s); /* what became free; its by
  */
 void scenario_scrub(struct crash_scenario *s, const char *name);
 /*
+ * From now on new content of files is compressed when it is written, as soon as the superblocks say that it may be.
+ */
+void scenario_compress_inline(struct crash_scenario *s);
+unsigned scenario_compressed(struct crash_scenario *s); /* chunks */
+/*
  * Rounds of the engine until nothing is left to compress, each with a commit. Returns how many chunks are compressed.
  */
 unsigned scenario_compress(struct crash_scenario *s);

@@ -92,6 +92,7 @@ static int make_layers(struct harness *k, unsigned optim_threads)
                                  .shm_bytes = k->shm_bytes,
                                  .numa_node = HT_NUMA_OFF,
                                  .discard = true,
+                                 .compress_inline = HT_INLINE_ALWAYS, /* of files that may be compressed: none */
                                  .no_threads = true};
     int rc = ht_store_new(k->dev, k->dev_count, &opts, &k->store);
 

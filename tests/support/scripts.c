@@ -322,6 +322,32 @@ static void compressed_shared(struct crash_scenario *s)
     scenario_commit(s);
 }
 
+static void little_room(struct crash_scenario *s)
+{
+    scenario_write(s, "c", 1, 0, SMALL);
+    scenario_fsync(s, "c");
+    scenario_fill(s, 4 * CHUNK);
+}
+
+/*
+ * The first weights are raw: the superblock has to say first that there may be frames. Others
+ * need all space that is left.
+ */
+static void compressed_inline(struct crash_scenario *s)
+{
+    scenario_compress_inline(s);
+    scenario_write_weights(s, "a", 1, 0, CHUNK);
+    scenario_fsync(s, "a");
+    ck_assert_uint_eq(scenario_compress(s), 1);
+    scenario_write_weights(s, "b", 2, 0, 3 * CHUNK);
+    scenario_fsync(s, "b");
+    ck_assert_uint_eq(scenario_compressed(s), 4);
+    scenario_write(s, "b", 3, 100, 10);
+    scenario_truncate(s, "b", 2 * CHUNK + 10);
+    scenario_write_weights(s, "c", 4, 0, 2 * CHUNK);
+    scenario_commit(s);
+}
+
 /* ------------------------------------------------------------------ models */
 
 static void model(struct crash_scenario *s)
@@ -778,6 +804,7 @@ const struct scenario_script scenario_scripts[] = {
     {"two-scrub", {"a", "b"}, 512, 2, synced_a, scrubbed},
     {"compress", {"a", "b", "c"}, 4096, 1, weights_and_little_room, compressed},
     {"compress-shared", {"a", "b", "c", "d"}, 4096, 1, shared_weights, compressed_shared},
+    {"compress-inline", {"a", "b", "c"}, 4096, 1, little_room, compressed_inline},
     {"two-compress", {"a", "b", "c"}, 512, 2, weights_and_little_room, compressed, .seldom = true},
     {"step", {"model", "a"}, 512, 1, model, steps},
     {"async-step", {"model", "a"}, 512, 1, model, async_steps},

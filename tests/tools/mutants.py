@@ -65,6 +65,7 @@ MUTANTS = [
     ('damage-unseen', 'a log that lost its middle is damaged', ROT, ''),
     ('no-chain', 'a frame names the one before it', ROT, ''),
     ('cut-undone', 'a repaired chunk shows no more than before', SCRUB, ''),
+    ('frame-early', 'older programs are kept away before a writer compresses', SMALL, 'compress-inline'),
     ('owner-forgotten', 'a shared frame waits for its last owner', SMALL, 'compress-shared'),
     ('feature-late', 'older programs are kept away before the first frame', SMALL, 'compress'),
     ('given-up-unseen', 'a publication notices what was given up', FLUSH, ''),

@@ -211,6 +211,8 @@ void ht_obj_evict(struct ht_obj *obj);
  */
 enum ht_residency { HT_RESIDENCY_AUTO, HT_RESIDENCY_PINNED, HT_RESIDENCY_COLD };
 void ht_obj_set_residency(struct ht_obj *obj, enum ht_residency residency);
+/* Whether threads that write its content back may compress it at once (data/write_frame.h). */
+void ht_obj_set_compress(struct ht_obj *obj, bool may);
 /* Bytes that can still be pinned if all of the object is: less than 0 if it does not fit. */
 int64_t ht_obj_pinnable_bytes(struct ht_obj *obj);
 /*

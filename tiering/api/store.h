@@ -44,6 +44,13 @@ struct ht_tx;
 
 /* ------------------------------------------------------------------ life */
 
+/* Do writers compress new content at once? */
+enum ht_inline {
+    HT_INLINE_AUTO, /* where that is faster (tier/encode_policy.h) */
+    HT_INLINE_OFF,
+    HT_INLINE_ALWAYS,
+};
+
 struct ht_store_opts {
     uint64_t dram_bytes;       /* DRAM tier; 0: a quarter of the available memory; at least 8 MiB */
     uint64_t shm_bytes;        /* of that, for images in shared memory; at most 75 % */
@@ -61,6 +68,7 @@ struct ht_store_opts {
     bool discard;               /* devices forget space that became free */
     unsigned commit_ms;         /* unsynced data outside scopes may stay volatile so long; 0: no timer */
     unsigned compress_after_ms; /* content may be compressed when it has not changed for so long; 0: a minute */
+    enum ht_inline compress_inline;
     bool read_only;
     unsigned answer_ms; /* a device with an older request does not answer; 0: 30 s */
     bool degraded;      /* go on without members that are missing */

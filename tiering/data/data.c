@@ -16,6 +16,7 @@ int ht_data_setup(struct ht_store *s)
     ht_list_init(&s->data->writing);
     ht_cond_init(&s->data->probe_ended);
     ht_decoders_init(&s->data->decoders);
+    ht_encoders_init(&s->data->encoders);
     return 0;
 }
 
@@ -26,7 +27,7 @@ int ht_data_need_decoder(struct ht_store *s)
 
 uint64_t ht_data_bytes(struct ht_store *s)
 {
-    return ht_decoders_bytes(&s->data->decoders);
+    return ht_decoders_bytes(&s->data->decoders) + ht_encoders_bytes(&s->data->encoders);
 }
 
 void ht_data_teardown(struct ht_store *s)
@@ -36,5 +37,6 @@ void ht_data_teardown(struct ht_store *s)
     ht_probes_end(s);
     pthread_cond_destroy(&s->data->probe_ended);
     ht_decoders_destroy(&s->data->decoders);
+    ht_encoders_destroy(&s->data->encoders);
     free(s->data);
 }

@@ -9,6 +9,7 @@
 #include "tiering/base/base.h"
 #include "tiering/base/list.h"
 #include "tiering/data/decode.h"
+#include "tiering/data/encode.h"
 #include "tiering/tier/endurance.h"
 #include "tiering/tier/weights.h"
 #include <hitrain/limits.h>
@@ -45,6 +46,7 @@ struct ht_data {
     };
     pthread_cond_t probe_ended;
     struct ht_decoders decoders;
+    struct ht_encoders encoders;
     /* members.c */
     HT_GUARDED_BY(HT_LOCK_SUPER) struct {
         uint32_t part;         /* devices (bits) that take part in the epoch */

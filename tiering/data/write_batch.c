@@ -6,7 +6,7 @@
  *                                                                          --error-> dirty again, sticky error
  *
  * The image itself is written: writeback holds the chunk shared, so no thread changes it. Of a volatile object a copy
- * in a staging buffer is written.
+ * in a staging buffer is written, and of new content maybe a compressed frame (write_frame.h).
  */
 #include <stdlib.h>
 
@@ -25,6 +25,7 @@
 #include "tiering/data/chunk_io.h"
 #include "tiering/data/data_priv.h"
 #include "tiering/data/fill.h"
+#include "tiering/data/write_frame.h"
 
 enum {
     PUSH_BYTES = 1 << 20, /* go to the device in one call, so that neighbours become one request */
@@ -83,20 +84,27 @@ static void put_copy(struct ht_write_batch *w, struct ht_batch_write *j)
 
 /*
  * Prepares the bytes of the image; of a volatile object those of a copy, as programs may store anything in between.
- * Bytes after them in the image are zeros already, or were not written. Releases the lock in between.
+ * Bytes after them in the image are zeros already, or were not written. Or a frame. Releases the lock in between.
  */
 static void prepare(struct ht_write_batch *w, struct ht_batch_write *j, bool copied) HT_REQUIRES(HT_LOCK_STORE)
 {
     struct ht_store *s = w->s;
+    bool frame = !copied && ht_write_frame_may(j->io.obj, j->io.chunk, j->bytes), vain = false;
+    int numa_index = ht_chunk_numa_index(s, j->io.chunk);
 
     if (copied)
-        j->copy = take_copy(w, ht_chunk_numa_index(s, j->io.chunk));
+        j->copy = take_copy(w, numa_index);
     void *data = ht_arena_data(s->arena, j->io.chunk->slot);
     ht_store_unlock(s);
     if (copied)
         memcpy(j->copy, data, j->bytes);
-    ht_chunk_write_prepare(&j->io, copied ? j->copy : data, j->bytes);
+    if (!frame || !ht_write_frame_prepare(w, j, data, numa_index, &vain)) {
+        ht_chunk_write_prepare(&j->io, copied ? j->copy : data, j->bytes);
+        j->io.ref.kept_raw = vain;
+    }
     ht_store_lock(s);
+    if (frame && ht_write_frames_asked(s))
+        s->waits.wakes.recompress = s->waits.wakes.any = true;
 }
 
 bool ht_write_batch_full(const struct ht_write_batch *w)
@@ -156,6 +164,7 @@ int ht_write_batch_start(struct ht_write_batch *w, struct ht_obj *o, struct ht_c
     j->makes_room = !ht_arena_image(s->arena, c->slot)->protected;
     s->flow.coming += j->makes_room;
     prepare(w, j, copied);
+    bytes = j->bytes;
     rc = ht_chunk_write_place(&j->io, (struct ht_alloc_hint){.device = ht_chunk_target_device(s, c)});
     if (rc) {
         put_copy(w, j);

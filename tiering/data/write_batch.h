@@ -15,8 +15,8 @@ struct ht_chunk;
 enum { HT_WRITE_BATCH_MAX = 64, HT_WRITE_BATCH_FLIGHT_MAX = 16 << 20 };
 struct ht_batch_write {
     struct ht_chunk_io io;
-    uint32_t bytes;
-    void *copy;      /* a copy of the image, or NULL */
+    uint32_t bytes;  /* that are stored, once it is prepared */
+    void *copy;      /* a copy of the image, or a frame; NULL: the image itself is written */
     bool makes_room; /* the image may go once it is clean */
 };
 

@@ -79,6 +79,8 @@ static void wake_engines(struct ht_store *s, const struct ht_wakes *w)
         (void)ht_row_wake(&e->row[HT_ENGINE_PLANNER]);
     if (w->discard && e->started)
         (void)ht_row_wake(&e->row[HT_ENGINE_DISCARD]);
+    if (w->recompress && e->started)
+        (void)ht_row_wake(&e->row[HT_ENGINE_RECOMPRESS]);
     if (w->compact && e->started)
         (void)ht_row_wake(&e->row[HT_ENGINE_COMPACT]);
 }

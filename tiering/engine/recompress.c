@@ -31,6 +31,8 @@
 #include "tiering/object/context.h"
 #include "tiering/object/object.h"
 #include "tiering/object/ref.h"
+#include "tiering/data/write_frame.h"
+#include "tiering/txn/txn.h"
 #include "tiering/engine/engine_priv.h"
 #include "tiering/engine/recompress_batch.h"
 #include "tiering/engine/recompress_shared.h"
@@ -316,6 +318,12 @@ static uint64_t after_ns(const struct ht_store *s)
     return (s->opts.compress_after_ms ? s->opts.compress_after_ms : AFTER_MS_DEFAULT) * UINT64_C(1000000);
 }
 
+/* They wrote new content that they would have compressed, if the superblocks said that there may be frames. */
+static int let_writers_encode(struct ht_store *s)
+{
+    return ht_write_frames_asked(s) ? ht_store_need_feature(s, HT_FEAT_REFUSE_PLANES) : 0;
+}
+
 static enum ht_step step(void *ctx, struct ht_budget *b)
 {
     struct ht_store *s = ctx;
@@ -327,6 +335,8 @@ static enum ht_step step(void *ctx, struct ht_budget *b)
         return HT_STEP_IDLE;
     }
     b->at_ns = c->next_ns;
+    if (let_writers_encode(s))
+        return HT_STEP_BLOCKED;
     if (!c->round && now < c->next_ns)
         return HT_STEP_IDLE;
     if (!c->round && round_new(s, &c->round))
@@ -344,13 +354,16 @@ static void give_back(void *ctx)
     ht_recompress_stop(&((struct ht_store *)ctx)->engine->recompress);
 }
 
-enum { CHUNKS, RAW_BYTES, SAVED_BYTES, KEPT_RAW, FIGURES };
+enum { CHUNKS, RAW_BYTES, SAVED_BYTES, KEPT_RAW, INLINE_CHUNKS, INLINE_SAVED, FIGURES };
+static_assert((int)FIGURES <= (int)HT_ENGINE_FIGURES_MAX, "figures of an engine");
 
 static const struct ht_engine_figure figures[FIGURES] = {
     [CHUNKS] = {"chunks", "Chunks that were compressed."},
     [RAW_BYTES] = {"raw_bytes", "Bytes that these took on devices before."},
     [SAVED_BYTES] = {"saved_bytes", "Bytes that they take less now."},
     [KEPT_RAW] = {"kept_raw", "Chunks that stay as they are, because a frame saves too little."},
+    [INLINE_CHUNKS] = {"inline_chunks", "Chunks that were compressed when they were written."},
+    [INLINE_SAVED] = {"inline_saved_bytes", "Bytes that these take less."},
 };
 
 static void values(void *ctx, uint64_t out[])
@@ -361,6 +374,7 @@ static void values(void *ctx, uint64_t out[])
     out[RAW_BYTES] = c->raw_bytes;
     out[SAVED_BYTES] = c->saved_bytes;
     out[KEPT_RAW] = c->kept_raw;
+    ht_write_frame_figures(ctx, &out[INLINE_CHUNKS], &out[INLINE_SAVED]);
 }
 
 const struct ht_engine_type ht_recompress_engine = {
@@ -408,7 +422,9 @@ int ht_store_compress(struct ht_store *s)
 
     if (ht_is_read_only(s))
         return -EROFS;
-    int rc = c->round ? 0 : round_new(s, &c->round);
+    int rc = let_writers_encode(s);
+    if (!rc)
+        rc = c->round ? 0 : round_new(s, &c->round);
     if (rc)
         return rc;
     do {

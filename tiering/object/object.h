@@ -66,7 +66,8 @@ struct ht_obj {
         bool lost : 1;                /* a chunk is BAD: the error stays until abort */
         int16_t sticky;               /* the last error, until a client clears it */
         uint32_t hits, misses;
-        uint32_t refs : 29;
+        uint32_t refs : 28;
+        uint32_t compress : 1;                 /* writers may compress it: data/write_frame.h */
         uint32_t ending : 1;                   /* dead and large: its content is freed in slices */
         uint32_t residency : 2;                /* enum ht_residency */
         uint32_t dirty, unpublished, resident; /* chunks */

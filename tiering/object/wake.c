@@ -36,7 +36,7 @@ static void wake_all(struct ht_store *s, const struct ht_wakes *w)
         pthread_cond_broadcast(&s->waits.slot);
     for (unsigned i = 0; !w->all_slots && i < w->slots; i++)
         pthread_cond_signal(&s->waits.slot);
-    if (w->writeback || w->cleaning || w->readahead || w->planner || w->discard || w->compact)
+    if (w->writeback || w->cleaning || w->readahead || w->planner || w->discard || w->compact || w->recompress)
         s->hooks.wake_engines(s, w);
 }
 

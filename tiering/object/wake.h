@@ -18,6 +18,7 @@ struct ht_wakes {    /* wake.c: threads to wake when the lock has been released 
     bool cleaning;             /* engine: an image is final */
     bool planner;              /* engine: a plan may be made, or ends */
     bool discard, compact;     /* engines: space became free; compaction could gain some */
+    bool recompress;           /* engine: writers could compress if the superblocks said so */
     bool any;
 };
 

@@ -46,6 +46,13 @@ static void apply(struct ht_obj *o, const struct ht_chunk *c) HT_REQUIRES(HT_LOC
     }
 }
 
+void ht_obj_set_compress(struct ht_obj *o, bool may)
+{
+    ht_store_lock(o->s);
+    o->compress = may;
+    ht_store_unlock(o->s);
+}
+
 void ht_obj_set_residency(struct ht_obj *o, enum ht_residency residency)
 {
     struct ht_chunk *c;

@@ -28,6 +28,7 @@
 #include "tiering/object/ref.h"
 #include "tiering/object/refcount.h"
 #include "tiering/object/scope.h"
+#include "tiering/data/write_frame.h"
 #include "tiering/data/data.h"
 #include "tiering/data/flush.h"
 #include "tiering/data/members.h"
@@ -323,7 +324,12 @@ static int check_features(const struct ht_store *s)
 static int prepare_for_frames(struct ht_store *s)
 {
     HT_UNSHARED(HT_LOCK_SUPER); /* the store is being opened */
-    return s->sb.feat_refuse & HT_FEAT_REFUSE_PLANES ? ht_data_need_decoder(s) : 0;
+    if (!(s->sb.feat_refuse & HT_FEAT_REFUSE_PLANES))
+        return 0;
+    int rc = ht_data_need_decoder(s);
+    if (!rc)
+        ht_write_frames_durable(s);
+    return rc;
 }
 
 int ht_store_mount(struct ht_store *s)

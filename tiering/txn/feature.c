@@ -10,6 +10,7 @@
 #include "tiering/object/context.h"
 #include "tiering/data/data.h"
 #include "tiering/data/members.h"
+#include "tiering/data/write_frame.h"
 #include "tiering/txn/txn.h"
 
 int ht_store_need_feature(struct ht_store *s, uint64_t bit)
@@ -26,6 +27,8 @@ int ht_store_need_feature(struct ht_store *s, uint64_t bit)
             s->sb.feat_refuse &= ~bit;
     }
     ht_mutex_unlock(ht_super_mutex(s));
+    if (!rc && bit == HT_FEAT_REFUSE_PLANES)
+        ht_write_frames_durable(s);
     return rc;
 }
 

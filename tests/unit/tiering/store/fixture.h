@@ -24,6 +24,7 @@ static struct ht_dev *dev;
 static struct ht_store *s;
 static uint64_t fixture_shm_bytes; /* beside the 8 MiB */
 static bool fixture_discard;
+static enum ht_inline fixture_inline; /* of objects that may be compressed: none */
 
 static inline void mount_with(bool threads, bool read_only)
 {
@@ -33,6 +34,7 @@ static inline void mount_with(bool threads, bool read_only)
                                  .numa_node = HT_NUMA_OFF,
                                  .no_threads = !threads,
                                  .discard = fixture_discard,
+                                 .compress_inline = fixture_inline,
                                  .read_only = read_only};
 
     ck_assert_int_eq(ht_store_new(&dev, 1, &opts, &s), 0);

@@ -1,0 +1,325 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * test_compress_inline.c - threads that write new content compress it, and nothing that reads or changes it sees a
+ * difference but the space.
+ */
+#include "tiering/object/context.h"
+
+#include "fixture.h"
+
+#include "tests/unit/tiering/codec/content.h"
+#include "tiering/api/background.h"
+#include "tiering/api/compress.h"
+#include "tiering/cache/staging.h"
+#include "tiering/object/chunk.h"
+#include "tiering/object/ref.h"
+
+enum { CHUNKS = 3, BYTES = CHUNKS * MIB + 5000, STORE_MIB = 64 };
+
+static uint8_t *content;
+static struct ht_obj *obj;
+static uint64_t oid;
+
+static bool may(void *ctx, uint64_t id)
+{
+    (void)ctx;
+    (void)id;
+    return true;
+}
+
+static uint64_t figure(const char *key)
+{
+    struct ht_background_stat st;
+
+    for (unsigned i = 0; ht_store_background_stat(s, i, &st) == 0; i++)
+        for (unsigned k = 0; strcmp(st.engine, "recompress") == 0 && k < st.figures; k++)
+            if (strcmp(st.figure[k].key, key) == 0)
+                return st.value[k];
+    ck_abort_msg("no figure %s", key);
+}
+
+static unsigned codec_of(struct ht_obj *o, uint64_t index)
+{
+    struct ht_chunk *c = ht_chunk_find(o, index);
+
+    return c && ht_chunk_ref(c) ? ht_chunk_ref(c)->codec : 0;
+}
+
+static void expect_codecs(unsigned first, unsigned others)
+{
+    for (uint64_t i = 0; i < CHUNKS; i++)
+        ck_assert_uint_eq(codec_of(obj, i), i ? others : first);
+}
+
+static void expect_all(void)
+{
+    expect(obj, 0, content, BYTES);
+    ht_obj_evict(obj);
+    expect(obj, 0, content, BYTES);
+}
+
+static void sync_object(void)
+{
+    ck_assert_int_eq(ht_obj_sync(obj), 0);
+}
+
+static void write_all(void)
+{
+    put_all(obj, 0, content, BYTES);
+    sync_object();
+}
+
+static struct ht_obj *object_that_may(uint64_t scope)
+{
+    struct ht_obj *o = object(MIB, scope);
+
+    ht_obj_set_compress(o, true);
+    return o;
+}
+
+/* durable: the superblock says that there may be frames. */
+static void begin(bool durable)
+{
+    fixture_inline = HT_INLINE_ALWAYS;
+    fresh(STORE_MIB, false);
+    if (durable)
+        ck_assert_int_eq(ht_store_mark_compressed(s), 0);
+    content = malloc(BYTES);
+    content_bf16(content, BYTES, 5);
+    obj = object_that_may(0);
+    oid = ht_obj_id(obj);
+}
+
+static void setup(void)
+{
+    begin(true);
+}
+
+static void teardown(void)
+{
+    ht_obj_put(obj);
+    done();
+    free(content);
+    fixture_shm_bytes = 0;
+}
+
+static void begin_again(void (*how)(void))
+{
+    ht_obj_put(obj);
+    how();
+    obj = ht_obj_get(s, oid);
+    ck_assert_ptr_nonnull(obj);
+}
+
+START_TEST(new_content_is_smaller_and_the_same)
+{
+    uint64_t available = stats().available_bytes;
+
+    write_all();
+    expect_codecs(HT_CODEC_PLANES, HT_CODEC_PLANES);
+    ck_assert_uint_eq(codec_of(obj, CHUNKS), HT_CODEC_RAW); /* the last one may get longer */
+    ck_assert_uint_eq(figure("inline_chunks"), CHUNKS);
+    uint64_t stored = obj_stat(obj).stored_bytes;
+    ck_assert_uint_lt(stored, (uint64_t)BYTES * 10 / 13);
+    ck_assert_uint_eq(figure("inline_saved_bytes"), CHUNKS * (uint64_t)MIB + 2 * HT_BLOCK_BYTES - stored);
+    ck_assert_uint_eq(stats().available_bytes, available - stored);
+    expect_all();
+    begin_again(crash);
+    expect_codecs(HT_CODEC_PLANES, HT_CODEC_PLANES);
+    expect_all();
+    begin_again(remount);
+    expect_all();
+}
+END_TEST
+
+/* The first content asks, and is raw; a round of the engine writes the superblock. */
+START_TEST(no_frame_comes_before_the_superblock_says_so)
+{
+    teardown();
+    begin(false);
+    write_all();
+    expect_codecs(HT_CODEC_RAW, HT_CODEC_RAW);
+    ck_assert_uint_eq(ht_store_super(s)->feat_refuse & HT_FEAT_REFUSE_PLANES, 0);
+    ht_store_set_compress(s, may, NULL);
+    ck_assert_int_eq(ht_store_compress(s), 0);
+    ck_assert_uint_ne(ht_store_super(s)->feat_refuse & HT_FEAT_REFUSE_PLANES, 0);
+    expect_codecs(HT_CODEC_RAW, HT_CODEC_RAW);
+    ck_assert_int_eq(ht_obj_truncate(obj, 0), 0);
+    write_all();
+    expect_codecs(HT_CODEC_PLANES, HT_CODEC_PLANES);
+    expect_all();
+}
+END_TEST
+
+static void forbid(void)
+{
+    ht_obj_set_compress(obj, false);
+}
+
+static void take_scope(void)
+{
+    ht_obj_put(obj);
+    obj = object_that_may(77);
+    oid = ht_obj_id(obj);
+}
+
+static void take_reserve(void)
+{
+    ck_assert_int_eq(ht_obj_rewrite_reserve(obj, BYTES), 0);
+}
+
+static void hand_out(void)
+{
+    int fd;
+
+    ck_assert_int_eq(ht_obj_truncate(obj, BYTES), 0);
+    ck_assert_int_eq(ht_obj_shm_open(obj, &fd), 0);
+}
+
+/* Not of files that may not be, of models, with a rewrite reserve, or in the memory of passthrough files. */
+START_TEST(other_content_is_written_as_it_is)
+{
+    static void (*const cases[])(void) = {forbid, take_scope, take_reserve, hand_out};
+    bool handed = cases[_i] == hand_out;
+
+    teardown();
+    fixture_shm_bytes = handed ? 8 * MIB : 0;
+    setup();
+    cases[_i]();
+    put_all(obj, 0, content, BYTES);
+    ck_assert_int_eq(ht_obj_writeback(obj), 0);
+    expect_codecs(HT_CODEC_RAW, HT_CODEC_RAW);
+    ck_assert_uint_eq(figure("inline_chunks"), 0);
+    if (handed)
+        ht_obj_shm_close(obj);
+    expect(obj, 0, content, BYTES);
+    if (_i == 1)
+        ck_assert_int_eq(ht_scope_abort(s, 77), 0);
+}
+END_TEST
+
+START_TEST(content_that_is_written_again_is_raw)
+{
+    write_all();
+    put_all(obj, 100, content, 50);
+    memcpy(content + 100, content, 50);
+    expect(obj, 0, content, BYTES);
+    sync_object();
+    expect_codecs(HT_CODEC_RAW, HT_CODEC_PLANES);
+    expect_all();
+    ck_assert_int_eq(ht_obj_truncate(obj, 0), 0); /* then it is new */
+    content_bf16(content, BYTES, 6);
+    write_all();
+    expect_codecs(HT_CODEC_PLANES, HT_CODEC_PLANES);
+    expect_all();
+}
+END_TEST
+
+/* The engine leaves it alone, and does not read it. Few of its chunks are tried. */
+START_TEST(what_saves_too_little_is_written_as_it_is)
+{
+    content_random(content, BYTES, 1);
+    write_all();
+    expect_codecs(HT_CODEC_RAW, HT_CODEC_RAW);
+    ht_store_set_compress(s, may, NULL);
+    ck_assert_int_eq(ht_store_compress(s), 0);
+    uint64_t read = stats().device_read_bytes;
+    ck_assert_int_eq(ht_store_compress(s), 0);
+    ck_assert_uint_eq(stats().device_read_bytes, read + (CHUNKS - 1) * (uint64_t)MIB + 2 * HT_BLOCK_BYTES);
+    ck_assert_uint_eq(figure("inline_chunks"), 0);
+    expect_all();
+}
+END_TEST
+
+/* A write fails at one place (0), or everywhere (1), or the flush after it does (2): then images are written again. */
+START_TEST(a_write_that_fails_is_made_again)
+{
+    put_all(obj, 0, content, BYTES);
+    if (_i == 2)
+        dev_fail(dev, HT_IO_FLUSH, 1, false);
+    else
+        dev_fail(dev, HT_IO_WRITE, 1, _i == 1);
+    int rc = ht_obj_sync(obj);
+    ck_assert_int_eq(rc, _i == 1 ? -EIO : 0);
+    expect(obj, 0, content, BYTES);
+    dev_fail(dev, HT_IO_WRITE, 0, false);
+    dev_fail(dev, HT_IO_FLUSH, 0, false);
+    sync_object();
+    expect_all();
+    begin_again(crash);
+    expect_all();
+}
+END_TEST
+
+/* Readers have all buffers: the writer waits for none. */
+START_TEST(without_a_buffer_it_is_raw)
+{
+    unsigned n = ht_staging_count(s->staging, HT_STAGING_FILL);
+    void *buf[64];
+
+    ck_assert_uint_le(n, HT_ARRAY_SIZE(buf));
+    for (unsigned i = 0; i < n; i++)
+        ck_assert_int_eq(ht_staging_get(s->staging, HT_STAGING_FILL, 1, true, HT_NUMA_INDEX_ANY, &buf[i]), 0);
+    write_all();
+    for (unsigned i = 0; i < n; i++)
+        ht_staging_put(s->staging, HT_STAGING_FILL, buf[i]);
+    expect_codecs(HT_CODEC_RAW, HT_CODEC_RAW);
+    expect_all();
+}
+END_TEST
+
+/* More than the store could hold as it is: what was accepted is stored. */
+START_TEST(a_full_store_takes_more)
+{
+    struct ht_obj *big = object_that_may(0);
+    uint64_t at = 0;
+
+    while (ht_obj_write(big, at, content, MIB) == MIB) {
+        at += MIB;
+        ck_assert_int_eq(ht_obj_sync(big), 0);
+    }
+    ck_assert_uint_gt(at, (uint64_t)STORE_MIB * MIB);
+    ht_obj_evict(big);
+    for (uint64_t off = 0; off < at; off += MIB)
+        expect(big, off, content, MIB);
+    ht_obj_put(big);
+}
+END_TEST
+
+/* With measured rates: whatever they say, the content is the same. */
+START_TEST(measurements_decide)
+{
+    teardown();
+    fixture_inline = HT_INLINE_AUTO;
+    fresh(STORE_MIB, false);
+    ck_assert_int_eq(ht_store_mark_compressed(s), 0);
+    content = malloc(BYTES);
+    content_bf16(content, BYTES, 5);
+    obj = object_that_may(0);
+    oid = ht_obj_id(obj);
+    write_all(); /* nothing was measured yet */
+    expect_codecs(HT_CODEC_RAW, HT_CODEC_RAW);
+    ck_assert_uint_eq(figure("inline_chunks"), 0);
+    expect_all();
+}
+END_TEST
+
+int main(void)
+{
+    TCase *tc = tcase_create("inline");
+    Suite *suite = suite_create("compress");
+
+    tcase_add_checked_fixture(tc, setup, teardown);
+    tcase_set_timeout(tc, 120);
+    tcase_add_test(tc, new_content_is_smaller_and_the_same);
+    tcase_add_test(tc, no_frame_comes_before_the_superblock_says_so);
+    tcase_add_loop_test(tc, other_content_is_written_as_it_is, 0, 4);
+    tcase_add_test(tc, content_that_is_written_again_is_raw);
+    tcase_add_test(tc, what_saves_too_little_is_written_as_it_is);
+    tcase_add_loop_test(tc, a_write_that_fails_is_made_again, 0, 3);
+    tcase_add_test(tc, without_a_buffer_it_is_raw);
+    tcase_add_test(tc, a_full_store_takes_more);
+    tcase_add_test(tc, measurements_decide);
+    suite_add_tcase(suite, tc);
+    return run_all(suite);
+}

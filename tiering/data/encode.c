@@ -1,0 +1,145 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* encode.c - see encode.h. */
+#include "tiering/data/encode.h"
+
+#include <unistd.h>
+
+#include "tiering/codec/frame.h"
+#include "tiering/data/data_priv.h"
+#include "tiering/io/dev.h"
+#include "tiering/object/context.h"
+#include "tiering/sys/processors.h"
+
+#define LOOK_NS UINT64_C(250000000)     /* between looks */
+#define FORGET_NS UINT64_C(10000000000) /* a rate of the codec that is older may have been that of a busy machine */
+#define RATE_BYTES_MAX (64 * UINT64_C(1 << 20)) /* of what was encoded: older content fades */
+
+void ht_encoders_init(struct ht_encoders *e)
+{
+    HT_UNSHARED(HT_LOCK_ENCODERS);
+    long processors = sysconf(_SC_NPROCESSORS_ONLN);
+
+    ht_mutex_init(&e->lock, HT_LOCK_ENCODERS);
+    e->most = processors < 4 ? 1 : (unsigned)ht_min_u64((uint64_t)processors / 2, HT_ENCODERS_MAX);
+}
+
+void ht_encoders_destroy(struct ht_encoders *e)
+{
+    HT_UNSHARED(HT_LOCK_ENCODERS);
+    while (e->idle_count)
+        ht_encoder_free(e->idle[--e->idle_count]);
+    ht_mutex_destroy(&e->lock);
+}
+
+uint64_t ht_encoders_bytes(struct ht_encoders *e)
+{
+    ht_mutex_lock(ht_encoders_lock(e));
+    uint64_t bytes = e->bytes;
+    ht_mutex_unlock(ht_encoders_lock(e));
+    return bytes;
+}
+
+/* ------------------------------------------------------------------ is it worth it? */
+
+/* The writes of all devices together. */
+static void look_at_devices(struct ht_store *s, struct ht_encode_look *l)
+{
+    l->device_known = s->dev_count > 0;
+    for (unsigned i = 0; i < s->dev_count; i++) {
+        struct ht_dev_rate rate = {.known = false};
+        if (!s->dev[i])
+            continue;
+        ht_dev_rate(s->dev[i], HT_DIRECTION_WRITE, &rate);
+        l->device_known &= rate.known;
+        l->device_bytes_per_s += rate.bytes_per_s;
+    }
+}
+
+static uint64_t codec_rate(const struct ht_encoders *e, uint64_t now_ns) HT_REQUIRES(HT_LOCK_ENCODERS)
+{
+    if (!e->rate_ns || now_ns - e->encoded_at_ns > FORGET_NS)
+        return 0;
+    return (uint64_t)((double)e->rate_bytes * 1e9 / (double)e->rate_ns);
+}
+
+/* The first look knows no time in which processors were idle. */
+static void look(struct ht_store *s, struct ht_encoders *e, uint64_t now_ns) HT_REQUIRES(HT_LOCK_ENCODERS)
+{
+    struct ht_encode_look l = {.codec_bytes_per_s = codec_rate(e, now_ns)};
+    uint64_t idle_ms, ns = now_ns - e->looked_ns;
+
+    e->worth = false;
+    if (ht_processors_idle_ms(&idle_ms))
+        return;
+    if (e->looked_ns && idle_ms > e->idle_ms) {
+        look_at_devices(s, &l);
+        l.idle_percent = (unsigned)((idle_ms - e->idle_ms) * 100000000 / ns);
+        l.encoding_percent = (unsigned)(e->encoding_ns * 100 / ns);
+        e->worth = ht_encode_is_worth(&l);
+    }
+    e->looked_ns = now_ns;
+    e->idle_ms = idle_ms;
+    e->encoding_ns = 0;
+}
+
+bool ht_encode_is_worth_now(struct ht_store *s)
+{
+    struct ht_encoders *e = &s->data->encoders;
+    uint64_t now_ns = ht_now_ns();
+
+    if (s->opts.compress_inline != HT_INLINE_AUTO)
+        return s->opts.compress_inline == HT_INLINE_ALWAYS;
+    ht_mutex_lock(ht_encoders_lock(e));
+    if (now_ns - e->looked_ns >= LOOK_NS)
+        look(s, e, now_ns);
+    bool worth = e->worth;
+    ht_mutex_unlock(ht_encoders_lock(e));
+    return worth;
+}
+
+/* ------------------------------------------------------------------ encoding */
+
+/* NULL: others have all, there is no memory, or content of this kind saves too little. */
+static struct ht_encoder *get(struct ht_encoders *e)
+{
+    struct ht_encoder *encoder = NULL;
+
+    ht_mutex_lock(ht_encoders_lock(e));
+    if (!e->idle_count && e->made < e->most && !ht_encoder_new(&encoder)) {
+        e->made++;
+        e->bytes += ht_encoder_bytes(encoder);
+        e->idle[e->idle_count++] = encoder;
+    }
+    encoder = e->idle_count && ht_encode_tries(&e->vain) ? e->idle[--e->idle_count] : NULL;
+    ht_mutex_unlock(ht_encoders_lock(e));
+    return encoder;
+}
+
+static void put(struct ht_encoders *e, struct ht_encoder *encoder, uint32_t bytes, uint64_t ns, bool saved)
+{
+    ht_mutex_lock(ht_encoders_lock(e));
+    e->idle[e->idle_count++] = encoder;
+    ht_encode_tried(&e->vain, saved);
+    if (e->rate_bytes > RATE_BYTES_MAX) {
+        e->rate_bytes /= 2;
+        e->rate_ns /= 2;
+    }
+    e->encoding_ns += ns;
+    e->rate_bytes += bytes;
+    e->rate_ns += ns;
+    e->encoded_at_ns = ht_now_ns();
+    ht_mutex_unlock(ht_encoders_lock(e));
+}
+
+int ht_encode_now(struct ht_store *s, const void *raw, uint32_t bytes, void *out)
+{
+    struct ht_encoders *e = &s->data->encoders;
+    struct ht_encoder *encoder = get(e);
+
+    if (!encoder)
+        return -EAGAIN;
+    uint64_t began_ns = ht_now_ns();
+    int len = ht_codec_encode(encoder, raw, bytes, out);
+    put(e, encoder, bytes, ht_now_ns() - began_ns, len > 0);
+    return len < 0 ? -EAGAIN : len;
+}
