@@ -68,6 +68,7 @@ struct ht_redo {
     bool logging;       /* the transaction of a commit that leaves parameters and state out */
     bool reserved;      /* log bytes for its record */
     bool making;        /* a worker makes the object */
+    bool taking;        /* a worker takes of the space that is set aside: the next one finds what it left */
     bool replaying;     /* logged steps are computed again, or will be at once; readers wait */
     bool recovering;    /* after a mount; the thread that does it has the gate, or will have it */
     int failed;         /* they could not be: nothing below the root may change */

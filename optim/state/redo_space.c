@@ -111,12 +111,17 @@ int ht_opt_redo_prealloc(struct ht_root *root, struct ht_obj *obj, uint64_t at, 
 
     do {
         lock(o);
+        while (root->redo.taking)
+            wait_changed(o);
         uint64_t bytes = ht_min_u64(root->redo.aside_bytes, ht_round_up(len, HT_BLOCK_BYTES) + HT_CHUNK_BYTES);
         root->redo.aside_bytes -= bytes;
+        root->redo.taking = true;
         unlock(o);
         rc = ht_obj_prealloc_aside(obj, at, len, &bytes);
         lock(o);
         root->redo.aside_bytes += bytes;
+        root->redo.taking = false;
+        notify_changed(o);
         unlock(o);
     } while (rc == -ENOSPC && !ht_store_make_space(o->store, true));
     return rc;

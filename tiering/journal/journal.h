@@ -178,6 +178,8 @@ bool ht_journal_try_space(struct ht_journal *j, size_t bytes) HT_MUST_CHECK;
  * reserve returns -ENOSPC beyond it, unless force (deletes, abort, replay).
  */
 int ht_journal_reserve(struct ht_journal *j, uint64_t bytes, bool force) HT_MUST_CHECK;
+/* Would a reserve of so many bytes be refused now? */
+bool ht_journal_lacks_room(struct ht_journal *j, uint64_t bytes);
 /*
  * May pieces of content reserve so many bytes by force (rule 3 of log_space.c)? others_reserve: some time later, when
  * other calls may have made all the reserves that they are allowed.

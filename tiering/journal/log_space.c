@@ -104,6 +104,19 @@ void ht_journal_emitted_locked(struct ht_journal *j, size_t bytes)
 
 /* ----------------------------------------------------------- log reserves */
 
+static bool fits_reserve_locked(const struct ht_journal *j, uint64_t bytes) HT_REQUIRES(HT_LOCK_JOURNAL)
+{
+    return bytes <= j->log_bytes && j->reserved + bytes <= ht_journal_reserve_limit(j->log_bytes);
+}
+
+bool ht_journal_lacks_room(struct ht_journal *j, uint64_t bytes)
+{
+    ht_mutex_lock(ht_journal_lock(j));
+    bool fits = fits_reserve_locked(j, bytes);
+    ht_mutex_unlock(ht_journal_lock(j));
+    return !fits;
+}
+
 int ht_journal_reserve(struct ht_journal *j, uint64_t bytes, bool force)
 {
     int rc = force ? 0 : ht_fault(HT_FAULT_JOURNAL_RESERVE);
@@ -111,7 +124,7 @@ int ht_journal_reserve(struct ht_journal *j, uint64_t bytes, bool force)
     if (rc)
         return rc;
     ht_mutex_lock(ht_journal_lock(j));
-    if (!force && (bytes > j->log_bytes || j->reserved + bytes > ht_journal_reserve_limit(j->log_bytes)))
+    if (!force && !fits_reserve_locked(j, bytes))
         rc = -ENOSPC;
     if (rc == 0) {
         j->reserved += bytes;

@@ -32,12 +32,16 @@
 #include "tiering/api/store.h"
 #include "tiering/api/tx.h"
 #include "tiering/object/context.h"
+#include "tiering/object/record_bytes.h"
 #include "tiering/object/scope.h"
 #include "tiering/data/flush.h"
 #include "tiering/shm/shm.h"
 #include "tiering/txn/keep.h"
 #include "tiering/txn/txn.h"
 #include "tiering/txn/txn_priv.h"
+
+/* With less room than this for new content the log is full. */
+enum { LOG_ROOM_BYTES = 64 * (HT_CHUNK_RECORD_BYTES + HT_FRAG_RECORD_BYTES) };
 
 /* All in one, and those of each client. */
 static size_t pending_bytes(struct ht_store *s, uint64_t scope, bool rest, size_t out_of_client[HT_CLIENTS_MAX])
@@ -257,6 +261,7 @@ int ht_store_commit(struct ht_store *s)
     return ht_txn_commit_outside(s, ht_shm_scan_scope(s, 0));
 }
 
+/* Nothing that a participant can give up is in the log. */
 int ht_store_make_space(struct ht_store *s, bool again)
 {
     const struct ht_txn *t = s->txn;
@@ -264,6 +269,8 @@ int ht_store_make_space(struct ht_store *s, bool again)
 
     if (!again)
         return ht_store_commit(s);
+    if (ht_journal_lacks_room(s->journal, LOG_ROOM_BYTES))
+        return -ENOSPC;
     for (unsigned i = 0; i < t->clients; i++)
         if (t->client[i].give_up)
             any |= t->client[i].give_up(t->client[i].ctx);

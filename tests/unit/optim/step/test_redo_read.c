@@ -2,11 +2,14 @@
 /* Logged steps for readers: which are there, what they are, and the same updates in another store. */
 #include "tests/unit/optim/step/fixture.h"
 
+#include <unistd.h>
+
 #include "optim/state/context.h"
 #include "optim/state/param.h"
 #include "optim/state/redo.h"
 #include "optim/state/root.h"
 #include "tiering/base/event.h"
+#include "tiering/object/context.h"
 #include <hitrain/redo.h>
 
 static const char keep_3[] = "adamw lr=1e-2 redo=on durable_every=4 redo_keep=3";
@@ -419,6 +422,24 @@ START_TEST(a_full_store_gives_up_kept_steps)
 }
 END_TEST
 
+/* Content that takes all space, but for what is set aside. */
+static struct ht_obj *fill_store(void)
+{
+    struct ht_obj_attr attr = {.oid = ht_store_new_id(w.s), .chunk_bytes = HT_CHUNK_BYTES};
+    uint8_t *bytes = calloc(1, MIB);
+    struct ht_obj *filler;
+    uint64_t off = 0;
+
+    ck_assert_int_eq(ht_obj_create(w.s, &attr, &filler), 0);
+    for (size_t len = MIB; len >= 4096; len /= 2) {
+        memset(bytes, (int)(off >> 12) + 1, MIB);
+        while (ht_obj_write(filler, off, bytes, len) == (ssize_t)len)
+            off += len;
+    }
+    free(bytes);
+    return filler;
+}
+
 /* A store full of kept steps takes the gradient, and the state, of a new parameter. */
 START_TEST(kept_steps_are_given_up_before_a_gradient_is_refused)
 {
@@ -454,6 +475,90 @@ START_TEST(kept_steps_are_given_up_before_a_gradient_is_refused)
 }
 END_TEST
 
+/* The log is full, and giving up a kept step would make no room there. */
+START_TEST(a_full_log_gives_up_no_kept_step)
+{
+    uint64_t reserved = 0;
+
+    given_up_count = 0;
+    ht_event_set_sink(note_given_up, NULL);
+    fixture_begin_mixed(&w, keeps, 2);
+    fixture_train(&w, 1, 12);
+    struct ht_redo_steps before = steps();
+    uint64_t aside = fixture_stat(&w).redo_reserved_bytes;
+    while (!ht_store_log_reserve(w.s, 64))
+        reserved += 64;
+    ck_assert_int_eq(ht_store_make_space(w.s, true), -ENOSPC);
+    ck_assert_uint_eq(given_up_count, 0);
+    ck_assert_uint_eq(steps().first, before.first);
+    ck_assert_uint_eq(fixture_stat(&w).redo_reserved_bytes, aside);
+    ht_store_log_unreserve(w.s, reserved);
+    ck_assert_int_eq(ht_store_make_space(w.s, true), 0);
+    ht_event_set_sink(NULL, NULL);
+    fixture_close(&w);
+}
+END_TEST
+
+struct taker {
+    pthread_t thread;
+    struct ht_root *root;
+    struct ht_obj *obj;
+    uint64_t at, len;
+    int rc;
+};
+
+static void *take_space(void *arg)
+{
+    struct taker *t = arg;
+
+    t->rc = ht_opt_redo_prealloc(t->root, t->obj, t->at, t->len);
+    return NULL;
+}
+
+/* Two workers need all that is set aside of a full store: neither finds it gone while the other one takes its part. */
+START_TEST(workers_share_the_space_that_is_set_aside)
+{
+    enum { TAKERS = 2, TRIES = 4 };
+    struct taker taker[TAKERS];
+
+    given_up_count = 0;
+    fixture_begin_mixed(&w, keeps, 2);
+    fixture_train(&w, 1, 12);
+    struct ht_obj *filler = fill_store();
+    struct ht_root *root = ht_opt_root_get(w.o, ROOT);
+    uint64_t part = fixture_stat(&w).redo_reserved_bytes / TAKERS / 4096 * 4096;
+    ck_assert_uint_gt(part, 0);
+    ck_assert_uint_lt(ht_store_available(w.s), part);
+    ht_event_set_sink(note_given_up, NULL);
+    for (unsigned try = 0; try < TRIES; try++) {
+        struct ht_obj_attr attr = {.oid = ht_store_new_id(w.s), .chunk_bytes = HT_CHUNK_BYTES, .scope = ROOT};
+        struct ht_obj *obj;
+        ck_assert_int_eq(ht_obj_create(w.s, &attr, &obj), 0);
+        ht_store_lock(w.s); /* so that the one is still at it when the other comes */
+        for (unsigned i = 0; i < TAKERS; i++) {
+            taker[i] = (struct taker){.root = root, .obj = obj, .at = (uint64_t)i * 64 * MIB, .len = part};
+            ck_assert_int_eq(pthread_create(&taker[i].thread, NULL, take_space, &taker[i]), 0);
+        }
+        usleep(20000);
+        ht_store_unlock(w.s);
+        for (unsigned i = 0; i < TAKERS; i++) {
+            ck_assert_int_eq(pthread_join(taker[i].thread, NULL), 0);
+            ck_assert_int_eq(taker[i].rc, 0);
+        }
+        ck_assert_int_eq(ht_opt_redo_delete_unseen(w.s, obj), 0);
+        ht_obj_put(obj);
+        ck_assert_uint_eq(given_up_count, 0);
+        lock(w.o); /* what the object had is free again */
+        ht_opt_redo_set_aside(root);
+        unlock(w.o);
+    }
+    ht_event_set_sink(NULL, NULL);
+    ht_opt_root_put(root);
+    ht_obj_put(filler);
+    fixture_close(&w);
+}
+END_TEST
+
 int main(void)
 {
     TCase *t = tcase_create("redo_read");
@@ -472,5 +577,7 @@ int main(void)
     tcase_add_test(t, a_parameter_without_numbers_takes_no_gradient);
     tcase_add_test(t, a_full_store_gives_up_kept_steps);
     tcase_add_test(t, kept_steps_are_given_up_before_a_gradient_is_refused);
+    tcase_add_test(t, a_full_log_gives_up_no_kept_step);
+    tcase_add_test(t, workers_share_the_space_that_is_set_aside);
     return run_suite("redo_read", t);
 }
