@@ -22,6 +22,8 @@
 #include "optim/optim.h"
 #include "optim/state/context.h"
 #include "optim/state/notify.h"
+#include "optim/state/records.h"
+#include "optim/state/redo.h"
 #include "optim/state/root.h"
 #include "optim/step/step_priv.h"
 
@@ -83,6 +85,22 @@ static void report_failed(struct ht_root *root, int rc)
     ht_opt_refuse(root, HT_EVENT_COMMIT_FAILED, 0, "commit failed: %s; the last durable step stands", strerror(-rc));
 }
 
+/* A mutant: the logged steps are gone before the full step that replaces them is durable. */
+static void delete_logged_early(struct ht_root *root)
+{
+    struct ht_optim *o = root->o;
+    struct ht_tx *tx;
+    uint64_t lsn;
+
+    if (ht_tx_begin(o->store, HT_OPT_REDO_DEL_RECORD_BYTES, &tx))
+        return;
+    lock(o);
+    ht_opt_redo_delete(root, true, tx);
+    unlock(o);
+    if (!ht_tx_commit(tx, &lsn))
+        (void)!ht_store_sync(o->store, lsn);
+}
+
 /*
  * Publishes everything below the root, and releases the root in any case. wanted: a kept step that a client asked for,
  * or NULL.
@@ -102,6 +120,8 @@ static int publish_all(struct ht_root *root, struct ht_copy *wanted)
     unlock(o);
     struct ht_redo_held last = ht_opt_redo_take(root);
     int rc = ht_opt_redo_discard(root);
+    if (HT_MUTANT("logged-early"))
+        delete_logged_early(root);
     if (!rc)
         rc = commit(root, keep ? k : NULL, &lsn);
     ht_opt_release(root);

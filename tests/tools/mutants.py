@@ -78,6 +78,7 @@ MUTANTS = [
     ('lineage-kept', 'a step after a change that is not logged does not follow', 'tests/unit/optim/step/test_redo_read', ''),
     ('logged-stay', 'logged steps go with the full step that follows', REDO, ''),
     ('data-flush', 'flush of logged gradients before their record', SMALL, 'redo'),
+    ('logged-early', 'logged steps stay until the full step is durable', SMALL, 'redo'),
     ('torn-commit', 'a logged step and its files are one frame', SMALL, 'redo-write'),
     ('logged-unsorted', 'a step that is logged beside a checkpoint comes after the older ones', REDO, ''),
     ('replay-shown', 'readers wait while logged steps are computed again', RECOVER, ''),
