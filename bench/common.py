@@ -44,12 +44,13 @@ def run(*args, seconds_max=SECONDS_MAX, **kw):
     return done.stdout.strip()
 
 
-def wait_for(condition, what):
+def wait_for(condition, what, seconds=0.02):
+    """Looks each `seconds`."""
     end = time.monotonic() + SECONDS_MAX
     while not condition():
         if time.monotonic() > end:
             give_up(f'{what}: not within {SECONDS_MAX} s')
-        time.sleep(0.02)
+        time.sleep(seconds)
 
 
 def is_mounted(path):

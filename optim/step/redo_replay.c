@@ -5,6 +5,11 @@
  *   each step   its summary is read and checked; each gradient is written and frozen as a client's, and queued; the
  *               workers update; the step is counted
  *
+ * Reading and updating overlap. The store reads ahead of the thread that replays, which is a sequential reader of each
+ * step's object. While the last updates of a step run it reads the summary and the first gradients of the next one. So
+ * the DRAM tier has what is read ahead, as far as it has room for that. The thread waits with no chunk, and with no
+ * staging buffer.
+ *
  * Nothing is published, so a crash leaves the full step and the logged ones as they were. Afterwards the root is as it
  * was when the last of these steps had been logged.
  */
@@ -25,7 +30,10 @@
 #include "optim/state/root.h"
 #include "optim/step/step_priv.h"
 
-enum { COPY_BYTES = 256 << 10 };
+enum {
+    COPY_BYTES = 256 << 10,
+    AHEAD_BYTES_MAX = 16 << 20, /* of the next step */
+};
 #define TELL_NS 10000000000ull /* between two events of progress */
 typedef unsigned long long ull;
 
@@ -35,16 +43,94 @@ struct reshaped {
     struct ht_param_shape was;
 };
 
-struct replay {
-    struct ht_root *root;
-    struct ht_obj *obj; /* of the step */
+/* A logged step that is being read. The store knows the address of its reader. */
+struct source {
+    struct ht_redo_step step;
+    struct ht_obj *obj; /* reference; NULL: none is read */
+    struct ht_obj_reader reader;
     uint8_t *summary;
     struct ht_redo_summary s;
+};
+
+struct replay {
+    struct ht_root *root;
+    struct source source[2], *now, *next;
     struct ht_param **param; /* in the order of the summary, with references; NULL: deleted */
     uint8_t copy[COPY_BYTES];
     struct reshaped *reshaped;
     size_t reshaped_count;
 };
+
+/* ----------------------------------------------------------------- sources */
+
+static void close_source(struct source *from)
+{
+    if (!from->obj)
+        return;
+    ht_obj_reader_end(&from->reader);
+    ht_obj_evict(from->obj);
+    ht_obj_put(from->obj);
+    free(from->summary);
+    *from = (struct source){.obj = NULL};
+}
+
+/* It is closed, and the caller closes it again, also after an error. */
+static int open_source(const struct replay *w, const struct ht_redo_step *step, struct source *out)
+{
+    *out = (struct source){.step = *step, .obj = ht_obj_get(w->root->o->store, step->oid)};
+    return out->obj ? ht_opt_redo_read(out->obj, step, &out->summary, &out->s) : -EUCLEAN;
+}
+
+static void ignore_bytes(void *ctx, const void *bytes, size_t len)
+{
+    (void)ctx, (void)bytes, (void)len;
+}
+
+/* Its gradients lie in the order of its pieces. */
+static ssize_t read_source(struct replay *w, struct source *from, uint64_t off, size_t len, ht_obj_read_fn fn,
+                           void *ctx)
+{
+    return ht_obj_read_in_place(from->obj, &from->reader, off, w->copy, len, fn, ctx);
+}
+
+static bool is_busy(const struct ht_root *root)
+{
+    lock(root->o);
+    bool busy = (root->pending || root->running) && !root->o->stopping;
+    unlock(root->o);
+    return busy;
+}
+
+/* While updates run. What goes wrong here goes wrong again when the step is due. */
+static void read_ahead(struct replay *w, const struct ht_redo_step *step)
+{
+    uint64_t most = ht_min_u64(step->at, AHEAD_BYTES_MAX), at = 0;
+
+    if (open_source(w, step, w->next)) {
+        close_source(w->next);
+        return;
+    }
+    while (at < most && is_busy(w->root)) {
+        ssize_t n = read_source(w, w->next, at, ht_min_u64(most - at, sizeof(w->copy)), ignore_bytes, NULL);
+        if (n <= 0)
+            return;
+        at += (uint64_t)n;
+    }
+}
+
+/* The step is due: it may have been opened ahead. */
+static int begin_source(struct replay *w, const struct ht_redo_step *step)
+{
+    struct source *free = w->now;
+
+    if (w->next->obj && w->next->step.oid == step->oid && w->next->step.step == step->step) {
+        w->now = w->next;
+        w->next = free;
+        return 0;
+    }
+    close_source(w->next);
+    return open_source(w, step, w->now);
+}
 
 /* -------------------------------------------------------------- parameters */
 
@@ -84,7 +170,7 @@ static int begin_param(struct replay *w, uint64_t i)
 {
     struct ht_root *root = w->root;
     struct ht_redo_param want;
-    int rc = ht_opt_redo_param_at(&w->s, i, &want);
+    int rc = ht_opt_redo_param_at(&w->now->s, i, &want);
 
     if (rc)
         return rc;
@@ -122,6 +208,15 @@ static struct ht_range *range_of(struct ht_param *p, const struct ht_redo_piece 
     return taken ? NULL : r;
 }
 
+/* Bytes that were read are in the buffer already, or in an image. */
+static void copy_bytes(void *ctx, const void *bytes, size_t len)
+{
+    uint8_t *buf = ctx;
+
+    if (bytes != buf)
+        memcpy(buf, bytes, len);
+}
+
 static int copy_piece(struct replay *w, struct ht_param *p, const struct ht_redo_piece *piece)
 {
     uint64_t to = (uint64_t)piece->range * p->shape.range_elements * p->shape.g_bytes + piece->begin;
@@ -129,7 +224,7 @@ static int copy_piece(struct replay *w, struct ht_param *p, const struct ht_redo
 
     while (len) {
         size_t part = ht_min_u64(len, sizeof(w->copy));
-        ssize_t n = ht_obj_read(w->obj, from, w->copy, part);
+        ssize_t n = read_source(w, w->now, from, part, copy_bytes, w->copy);
         if (n == (ssize_t)part)
             n = ht_obj_write(p->grad, to, w->copy, part);
         while (n == -ENOSPC && !ht_store_make_space(p->o->store, true))
@@ -172,14 +267,14 @@ static int replay_pieces(struct replay *w)
 {
     struct ht_redo_piece now, next;
     uint32_t place, next_place = 0;
-    int rc = w->s.pieces ? ht_opt_redo_piece_at(&w->s, 0, &next_place, &next) : 0;
+    int rc = w->now->s.pieces ? ht_opt_redo_piece_at(&w->now->s, 0, &next_place, &next) : 0;
 
-    for (uint64_t i = 0; !rc && i < w->s.pieces; i++) {
+    for (uint64_t i = 0; !rc && i < w->now->s.pieces; i++) {
         now = next;
         place = next_place;
-        bool last = i + 1 == w->s.pieces;
+        bool last = i + 1 == w->now->s.pieces;
         if (!last)
-            rc = ht_opt_redo_piece_at(&w->s, i + 1, &next_place, &next);
+            rc = ht_opt_redo_piece_at(&w->now->s, i + 1, &next_place, &next);
         if (!rc && w->param[place])
             rc = replay_piece(w, w->param[place], &now, last || next_place != place || next.range != now.range);
     }
@@ -188,13 +283,13 @@ static int replay_pieces(struct replay *w)
 
 /* -------------------------------------------------------------------- step */
 
-static int read_summary(struct replay *w, const struct ht_redo_step *step)
+static int begin_step(struct replay *w, const struct ht_redo_step *step)
 {
-    int rc = ht_opt_redo_read(w->obj, step, &w->summary, &w->s);
+    int rc = begin_source(w, step);
 
     if (rc)
         return rc;
-    w->param = calloc(w->s.params + 1, sizeof(struct ht_param *));
+    w->param = calloc(w->now->s.params + 1, sizeof(struct ht_param *));
     return w->param ? 0 : -ENOMEM;
 }
 
@@ -214,33 +309,33 @@ static void open_step(struct ht_root *root) HT_REQUIRES(HT_LOCK_OPTIM)
 static void end_step(struct replay *w)
 {
     lock(w->root->o);
-    for (uint64_t i = 0; w->param && i < w->s.params; i++)
+    for (uint64_t i = 0; w->param && i < w->now->s.params; i++)
         if (w->param[i])
             w->param[i]->refs--;
     unlock(w->root->o);
     free(w->param);
-    free(w->summary);
     w->param = NULL;
-    w->summary = NULL;
-    w->s = (struct ht_redo_summary){.params = 0};
+    close_source(w->now);
 }
 
-static int replay_step(struct replay *w, const struct ht_redo_step *step)
+/* next: the step after it, or NULL. */
+static int replay_step(struct replay *w, const struct ht_redo_step *step, const struct ht_redo_step *next)
 {
     struct ht_root *root = w->root;
+    int rc = begin_step(w, step);
 
-    w->obj = ht_obj_get(root->o->store, step->oid);
-    int rc = w->obj ? read_summary(w, step) : -EUCLEAN;
     lock(root->o);
     if (!rc && step->step != root->step + 1)
         rc = -EUCLEAN;
     if (!rc)
         open_step(root);
     unlock(root->o);
-    for (uint64_t i = 0; !rc && i < w->s.params; i++)
+    for (uint64_t i = 0; !rc && i < w->now->s.params; i++)
         rc = begin_param(w, i);
     if (!rc)
         rc = replay_pieces(w);
+    if (!rc && next)
+        read_ahead(w, next);
     lock(root->o);
     int drained = ht_opt_drain(root);
     rc = rc ? rc : drained;
@@ -248,7 +343,6 @@ static int replay_step(struct replay *w, const struct ht_redo_step *step)
         ht_opt_close_step(root, false);
     unlock(root->o);
     end_step(w);
-    ht_obj_put(w->obj);
     return rc;
 }
 
@@ -311,19 +405,22 @@ static int count_replayed(struct ht_root *root, uint64_t *told)
 static int replay_all(struct ht_root *root, uint64_t *out_step)
 {
     struct replay *w = calloc(1, sizeof(*w));
-    struct ht_redo_step step;
+    struct ht_redo_step step, next;
     uint64_t told = ht_now_ns();
     int rc = 0;
 
     if (!w)
         return -ENOMEM;
     w->root = root;
+    w->now = &w->source[0];
+    w->next = &w->source[1];
     for (size_t i = 0; !rc && step_at(root, i, &step); i++) {
         *out_step = step.step;
-        rc = replay_step(w, &step);
+        rc = replay_step(w, &step, step_at(root, i + 1, &next) ? &next : NULL);
         if (!rc)
             rc = count_replayed(root, &told);
     }
+    close_source(w->next);
     int restored = restore_shapes(w);
     free(w);
     return rc ? rc : restored;

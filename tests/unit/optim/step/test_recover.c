@@ -82,6 +82,44 @@ static void wait_and_check(void)
     check_all(&w);
 }
 
+/* ---------------------------------------------------------------- reading */
+
+static uint64_t resident_bytes(uint64_t oid)
+{
+    struct ht_obj *obj = ht_obj_get(w.s, oid);
+    struct ht_obj_stat st;
+
+    ck_assert_ptr_nonnull(obj);
+    ht_obj_stat(obj, &st);
+    ht_obj_put(obj);
+    return st.resident_bytes;
+}
+
+/* While updates of a step run, the gradients of the next one are read. Those of a step that has ended leave memory. */
+START_TEST(the_next_step_is_read_while_updates_run)
+{
+    uint64_t oid[2];
+
+    begin(2);
+    crash_and_hold();
+    lock(w.o);
+    const struct ht_root *root = ht_opt_root_find(w.o, ROOT);
+    ck_assert_uint_ge(root->redo.steps, 2);
+    for (unsigned i = 0; i < 2; i++)
+        oid[i] = root->redo.step[i].oid;
+    unlock(w.o);
+    for (unsigned ms = 0; ms < 60000 && !resident_bytes(oid[1]); ms++)
+        usleep(1000);
+    ck_assert_uint_gt(resident_bytes(oid[1]), 0);
+    ck_assert_uint_eq(fixture_stat(&w).replay_steps_left, STEPS - 1);
+    go_on();
+    wait_and_check();
+    for (unsigned i = 0; i < 2; i++)
+        ck_assert_uint_eq(resident_bytes(oid[i]), 0);
+    fixture_close(&w);
+}
+END_TEST
+
 /* ------------------------------------------------------------------ clients */
 
 struct client {
@@ -462,6 +500,7 @@ int main(void)
     TCase *t = tcase_create("recover");
 
     tcase_add_test(t, a_mount_does_not_wait_for_logged_steps);
+    tcase_add_test(t, the_next_step_is_read_while_updates_run);
     tcase_add_test(t, a_crash_during_the_replay_begins_it_again);
     tcase_add_test(t, a_crash_at_any_time_of_the_replay_begins_it_again);
     tcase_add_test(t, an_orderly_end_waits_for_the_replay);
