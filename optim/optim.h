@@ -243,6 +243,13 @@ bool ht_optim_readable(struct ht_optim *o, uint64_t oid, uint64_t off, uint64_t 
  * memory.
  */
 bool ht_optim_replaying(struct ht_optim *o, uint64_t oid);
+/* The same of any parameter of a root. */
+bool ht_optim_root_replaying(struct ht_optim *o, uint64_t root);
+/*
+ * A thread's interrupt flag was set (tiering/base/activity.h): if its call waits for such a replay, it returns -EINTR
+ * and has done nothing.
+ */
+void ht_optim_interrupt(struct ht_optim *o);
 /* Removes a waiter. True: it was still waiting and will not be called. */
 bool ht_optim_cancel(struct ht_optim *o, struct ht_waiter *w);
 /* True when something of this parameter or state is queued or running or partly covered: its step is open. */

@@ -12,6 +12,7 @@
 
 #include <semaphore.h>
 #include <stdlib.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "tiering/base/activity.h"
@@ -333,6 +334,8 @@ uint64_t ht_ctl_param(struct ht_ctl *c, uint64_t ino)
     return t.root;
 }
 
+#define LOOK_NS 50000000 /* between two looks whether the request is interrupted */
+
 struct sleeper {
     struct ht_waiter waiter;
     sem_t done;
@@ -343,19 +346,49 @@ static void wake_sleeper(struct ht_waiter *w)
     sem_post(&ht_container_of(w, struct sleeper, waiter)->done);
 }
 
-void ht_ctl_wait_updates(struct ht_ctl *c, uint64_t ino, uint64_t off, uint64_t len)
+static void sleep_until_done(struct sleeper *s)
+{
+    while (sem_wait(&s->done) && errno == EINTR)
+        ;
+}
+
+/* True: it was woken. Else the client does not want the request any more. */
+static bool sleep_or_interrupted(struct ht_ctl *c, struct sleeper *s)
+{
+    struct timespec until;
+
+    while (!ht_activity_interrupted()) {
+        clock_gettime(CLOCK_REALTIME, &until);
+        until.tv_nsec += LOOK_NS;
+        until.tv_sec += until.tv_nsec / 1000000000;
+        until.tv_nsec %= 1000000000;
+        if (!sem_timedwait(&s->done, &until))
+            return true;
+    }
+    if (ht_optim_cancel(c->optim, &s->waiter))
+        return false;
+    sleep_until_done(s);
+    return true;
+}
+
+int ht_ctl_wait_updates(struct ht_ctl *c, uint64_t ino, uint64_t off, uint64_t len)
 {
     struct sleeper s = {.waiter = {.wake = wake_sleeper}};
+    bool done = true;
 
     if (len == 0 || ht_optim_readable(c->optim, ino, off, len, NULL))
-        return;
+        return 0;
     sem_init(&s.done, 0, 0);
     ht_activity_wait("updates of parameter", ino);
-    if (!ht_optim_readable(c->optim, ino, off, len, &s.waiter))
-        while (sem_wait(&s.done) && errno == EINTR)
-            ;
+    if (!ht_optim_readable(c->optim, ino, off, len, &s.waiter)) {
+        if (ht_activity_interruptible())
+            done = sleep_or_interrupted(c, &s);
+        else
+            sleep_until_done(&s);
+    }
     ht_activity_go_on();
     sem_destroy(&s.done);
+    return done ? 0 : -EINTR;
 }
 
 int ht_ctl_describe(struct ht_ctl *c, uint64_t ino, struct ht_param_desc *out)

@@ -94,8 +94,11 @@ void ht_ctl_changed(struct ht_ctl *c);
 bool ht_ctl_report_kept(struct ht_ctl *c, uint64_t root, const char *kind);
 /* The model root that this file is a parameter of, or 0. */
 uint64_t ht_ctl_param(struct ht_ctl *c, uint64_t ino);
-/* Returns when the updates of these bytes of a parameter that were queued before the call are applied. WAITS. */
-void ht_ctl_wait_updates(struct ht_ctl *c, uint64_t ino, uint64_t off, uint64_t len);
+/*
+ * Returns when the updates of these bytes of a parameter that were queued before the call are applied. -EINTR: the
+ * client does not want its request any more (ht_activity_interrupted). WAITS.
+ */
+int ht_ctl_wait_updates(struct ht_ctl *c, uint64_t ino, uint64_t off, uint64_t len) HT_MUST_CHECK;
 
 /* -------------------------------------------------- attributes of hitrain */
 

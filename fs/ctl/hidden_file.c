@@ -419,30 +419,40 @@ static int run_line(struct ht_hidden_file *f) HT_REQUIRES(HT_LOCK_CTL_SESSION)
         rc = ht_seat_check(f->ctl, dir, tensor.root, &t->seat, err);
     if (rc == 0)
         rc = run_checked(f, tensor.root, &cmd, err);
-    if (rc || cmd.id != HT_COMMAND_NONE)
+    if (rc != -EINTR && (rc || cmd.id != HT_COMMAND_NONE))
         answer(t, rc, err[0] ? err : strerror(-rc));
     t->line_len = 0;
     t->line_too_long = false;
     return rc;
 }
 
-/* The first command that fails ends the write with its error, so that a shell sees it; the rest is not run. */
+/*
+ * The first command that fails ends the write with its error, so that a shell sees it; the rest is not run. One that
+ * was interrupted has done nothing and has no answer: the client may write it again, from
+ * where the command before it ended.
+ */
 static ssize_t write_session(struct ht_hidden_file *f, const char *buf, size_t len)
 {
     struct session *t = f->session;
+    size_t done = 0;
     int rc = 0;
 
     ht_mutex_lock(session_lock(t));
+    size_t before = t->line_len;
     for (size_t i = 0; i < len && rc == 0; i++) {
-        if (buf[i] == '\n')
-            rc = run_line(f);
+        if (buf[i] == '\n' && (rc = run_line(f)) == 0)
+            done = i + 1;
+        else if (buf[i] == '\n')
+            break;
         else if (t->line_len < LINE_MAX_BYTES)
             t->line[t->line_len++] = buf[i];
         else
             t->line_too_long = true;
     }
+    if (rc == -EINTR)
+        t->line_len = done ? 0 : before;
     ht_mutex_unlock(session_lock(t));
-    return rc ? rc : (ssize_t)len;
+    return rc == -EINTR && done ? (ssize_t)done : rc ? rc : (ssize_t)len;
 }
 
 static int flush_session(struct ht_hidden_file *f)
@@ -533,8 +543,9 @@ static ssize_t wait_updates(void *ctx, uint64_t off, void *buf, size_t len)
 {
     const struct ht_hidden_file *f = ctx;
 
-    ht_ctl_wait_updates(f->ctl, ht_hidden_base(f->ino), off, len);
-    return (ssize_t)len;
+    int rc = ht_ctl_wait_updates(f->ctl, ht_hidden_base(f->ino), off, len);
+
+    return rc ? rc : (ssize_t)len;
 }
 
 void ht_hidden_wait_updates(struct ht_hidden_file *f, uint64_t off, void *buf, size_t len)

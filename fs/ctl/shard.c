@@ -22,8 +22,9 @@ int ht_shard_table(struct ht_ctl *c, uint64_t root, unsigned ranks, struct ht_sh
 
 ssize_t ht_shard_param_read(struct ht_ctl *c, const struct ht_param_desc *p, uint64_t off, void *buf, size_t len)
 {
-    ht_ctl_wait_updates(c, ht_obj_id(p->obj), off, len);
-    return ht_obj_read(p->obj, off, buf, len);
+    int rc = ht_ctl_wait_updates(c, ht_obj_id(p->obj), off, len);
+
+    return rc ? rc : ht_obj_read(p->obj, off, buf, len);
 }
 
 static ssize_t write_with_space(struct ht_ctl *c, struct ht_obj *obj, uint64_t off, const void *buf, size_t len)

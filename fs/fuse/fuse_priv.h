@@ -238,7 +238,7 @@ void ht_privilege_drop(struct ht_fuse *f, uint64_t ino, unsigned kills);
 int ht_park_init(struct ht_fuse *f) HT_MUST_CHECK;
 void ht_park_read(struct ht_fuse *f, fuse_req_t req, struct ht_open *o, uint64_t off, size_t len);
 /* Waits until no update of the range is pending. If that may be long, the thread must be that of a job. */
-void ht_park_wait(struct ht_fuse *f, uint64_t oid, uint64_t off, uint64_t len);
+int ht_park_wait(struct ht_fuse *f, uint64_t oid, uint64_t off, uint64_t len) HT_MUST_CHECK;
 /* reader: that of the request's descriptor, or NULL. */
 void ht_read_and_reply(struct ht_fuse *f, fuse_req_t req, struct ht_obj *obj, struct ht_obj_reader *reader,
                        uint64_t off, size_t len, enum ht_traffic_kind kind);
@@ -249,7 +249,8 @@ void ht_park_finish(struct ht_fuse *f);
 struct ht_job_lane;
 struct ht_job {
     struct ht_list link;
-    struct ht_job_lane *lane; /* while it is running, until it leaves */
+    struct ht_job_lane *lane;   /* while it is running, until it leaves */
+    struct ht_job_lane *queued; /* while it waits there */
     bool left;
     void (*fn)(struct ht_job *job);
     struct ht_fuse *fuse;
@@ -261,6 +262,13 @@ struct ht_job {
     struct open_dir *dir;
     int flags;
     char *data; /* owned: freed after fn */
+    /*
+     * An interrupt of its request ends it with EINTR while it waits for a replay of logged steps, in its lane or
+     * running. So fn leaves nothing undone if its calls return -EINTR.
+     */
+    bool may_end;
+    uint64_t key; /* of its lane */
+    _Atomic bool interrupted;
 };
 int ht_job_start(struct ht_fuse *f) HT_MUST_CHECK;
 /* A zeroed job with req set, which may be NULL; NULL: no memory, and req was answered with that error. */

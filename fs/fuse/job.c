@@ -45,6 +45,9 @@
  * Threads are started when a job finds none idle, and stay until the end: at most HT_LANES x
  * HT_LANE_THREADS + HT_LANE_LEFT_MAX.
  *
+ * Interrupts. A process may wait for a replay of logged steps, which takes long. If its request is interrupted then, a
+ * queued job ends, and a running one learns of it (ht_activity_interrupted). All other waits are short: they go on.
+ *
  * Locks: job_lock, a leaf. Threads: submit from workers and jobs; fn on job threads.
  */
 #include "fs/fuse/job_priv.h"
@@ -141,6 +144,7 @@ static struct ht_job *take_job(struct ht_fuse *f, enum ht_lane_kind kind) HT_REQ
     struct ht_job *job = ht_list_entry(l->queue.next, struct ht_job, link);
 
     ht_list_del(&job->link);
+    job->queued = NULL;
     job->lane = l;
     l->running++;
     f->jobs.running[kind]++;
@@ -168,6 +172,7 @@ static void put_free(struct ht_fuse *f, struct ht_job *job) HT_REQUIRES(HT_LOCK_
 {
     free(job->data);
     job->data = NULL;
+    job->req = NULL; /* an interrupt that comes late finds another request, or none */
     ht_list_add_tail(&f->job_free, &job->link);
 }
 
@@ -260,7 +265,9 @@ static void *run(void *arg)
         ht_mutex_unlock(ht_fuse_job_lock(f));
         current_job = job;
         ht_activity_set_request(&job->request);
+        ht_activity_set_interrupt(job->may_end ? &job->interrupted : NULL);
         job->fn(job);
+        ht_activity_set_interrupt(NULL);
         ht_activity_set_request(&none);
         current_job = NULL;
         ht_mutex_lock(ht_fuse_job_lock(f));
@@ -312,8 +319,10 @@ struct ht_job *ht_job_new(struct ht_fuse *f, fuse_req_t req, void (*fn)(struct h
             ht_reply(req, -ENOMEM);
         return NULL;
     }
+    ht_mutex_lock(ht_fuse_job_lock(f)); /* an interrupt of its last request may look at it */
     *job = (struct ht_job){.fn = fn, .fuse = f, .req = req, .request = ht_activity_request()};
     ht_list_init(&job->link);
+    ht_mutex_unlock(ht_fuse_job_lock(f));
     return job;
 }
 
@@ -339,6 +348,56 @@ bool ht_job_data(struct ht_job *job, const void *data, size_t len)
     job->data[len] = 0;
     job->size = len;
     return true;
+}
+
+/* ---------------------------------------------------------------- interrupt */
+
+/* Takes a queued job out. False: it is not queued. */
+static bool take_back(struct ht_fuse *f, struct ht_job *job) HT_REQUIRES(HT_LOCK_JOBS)
+{
+    struct ht_job_lane *l = job->queued;
+
+    if (!l)
+        return false;
+    ht_list_del(&job->link);
+    job->queued = NULL;
+    l->bytes -= job->data ? job->size : 0;
+    requeue_lane(f, l);
+    f->jobs.count--;
+    put_free(f, job);
+    if (f->jobs.stop)
+        pthread_cond_broadcast(&f->job_wanted);
+    return true;
+}
+
+/* The job's key if it is this request's. 0: the request has been answered. */
+static uint64_t key_of(struct ht_fuse *f, const struct ht_job *job, fuse_req_t req)
+{
+    ht_mutex_lock(ht_fuse_job_lock(f));
+    uint64_t key = job->req == req ? job->key : 0;
+    ht_mutex_unlock(ht_fuse_job_lock(f));
+    return key;
+}
+
+/* libfuse keeps the request during the call, so no other one has its address. Jobs stay until the end. */
+static void on_interrupt(fuse_req_t req, void *data)
+{
+    struct ht_fuse *f = ht_fuse_of(req);
+    struct ht_job *job = data;
+    uint64_t key = key_of(f, job, req);
+
+    if (!key || !ht_optim_root_replaying(f->optim, key))
+        return;
+    ht_mutex_lock(ht_fuse_job_lock(f));
+    bool mine = job->req == req;
+    if (mine)
+        job->interrupted = true;
+    bool ended = mine && take_back(f, job);
+    ht_mutex_unlock(ht_fuse_job_lock(f));
+    if (ended)
+        fuse_reply_err(req, EINTR);
+    else if (mine)
+        ht_optim_interrupt(f->optim);
 }
 
 static size_t bytes_waiting(struct ht_fuse *f, enum ht_lane_kind kind, uint64_t key)
@@ -384,6 +443,9 @@ bool ht_job_submit(struct ht_job *job, enum ht_lane_kind kind, uint64_t key)
 {
     struct ht_fuse *f = job->fuse;
 
+    job->key = key;
+    if (job->may_end)
+        fuse_req_interrupt_func(job->req, on_interrupt, job);
     ht_mutex_lock(ht_fuse_job_lock(f));
     struct ht_job_lane *l = find_lane(f, kind, key);
     if (!l)
@@ -395,6 +457,7 @@ bool ht_job_submit(struct ht_job *job, enum ht_lane_kind kind, uint64_t key)
     }
     l->bytes += job->data ? job->size : 0;
     ht_list_add_tail(&l->queue, &job->link);
+    job->queued = l;
     f->jobs.count++;
     requeue_lane(f, l);
     call_thread(f);

@@ -86,9 +86,9 @@ static void setattr_now(fuse_req_t req, uint64_t ino, const struct stat *attr, i
     bool size = what_to_set(to_set) & HT_SET_SIZE;
     struct stat st;
 
-    if (size && ht_ctl_param(f->ctl, ino))
-        ht_park_wait(f, ino, 0, HT_FILE_BYTES_MAX);
-    int rc = size ? ht_passthrough_resize_begin(f, ino, (uint64_t)attr->st_size, &resized) : 0;
+    int rc = size && ht_ctl_param(f->ctl, ino) ? ht_park_wait(f, ino, 0, HT_FILE_BYTES_MAX) : 0;
+    if (!rc && size)
+        rc = ht_passthrough_resize_begin(f, ino, (uint64_t)attr->st_size, &resized);
     if (!rc)
         rc = set_attributes(req, ino, attr, to_set, &st);
     ht_passthrough_resize_end(f, resized);
@@ -115,6 +115,7 @@ void ht_op_setattr(fuse_req_t req, fuse_ino_t ino, struct stat *attr, int to_set
         return;
     job->ino = ino;
     job->flags = to_set;
+    job->may_end = true;
     ht_job_submit(job, HT_LANE_UPDATE, ht_job_key(f, ino));
 }
 

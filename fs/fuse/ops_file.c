@@ -57,9 +57,9 @@ static int truncate_on_open(fuse_req_t req, uint64_t ino)
     struct ht_passthrough_file *resized;
     struct stat zero = {0}, st;
 
-    if (ht_ctl_param(f->ctl, ino))
-        ht_park_wait(f, ino, 0, HT_FILE_BYTES_MAX);
-    int rc = ht_passthrough_resize_begin(f, ino, 0, &resized);
+    int rc = ht_ctl_param(f->ctl, ino) ? ht_park_wait(f, ino, 0, HT_FILE_BYTES_MAX) : 0;
+    if (!rc)
+        rc = ht_passthrough_resize_begin(f, ino, 0, &resized);
     if (rc)
         return rc;
     if (ht_privileged(f, ino))
@@ -147,10 +147,14 @@ static void open_now(fuse_req_t req, uint64_t ino, struct fuse_file_info *fi)
 static void job_open(struct ht_job *job)
 {
     struct fuse_file_info fi = {.flags = job->flags};
+    int rc = 0;
 
     if (ht_optim_replaying(job->fuse->optim, job->ino))
-        ht_park_wait(job->fuse, job->ino, 0, HT_FILE_BYTES_MAX);
-    open_now(job->req, job->ino, &fi);
+        rc = ht_park_wait(job->fuse, job->ino, 0, HT_FILE_BYTES_MAX);
+    if (rc)
+        ht_reply(job->req, rc);
+    else
+        open_now(job->req, job->ino, &fi);
 }
 
 void ht_op_open(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi)
@@ -163,6 +167,7 @@ void ht_op_open(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi)
     } else if ((job = ht_job_new(f, req, job_open))) {
         job->ino = ino;
         job->flags = fi->flags;
+        job->may_end = true;
         ht_job_submit(job, HT_LANE_UPDATE, ht_job_key(f, ino));
     }
 }
@@ -320,14 +325,16 @@ static ssize_t write_direct(struct ht_fuse *f, struct ht_open *o, const char *bu
     return *out_error;
 }
 
-/* A writer that calls write itself waits for a pending update of the bytes, and wins over it. */
+/* A writer that calls write itself waits for a pending update of the bytes, and wins over it, or is interrupted. */
 static ssize_t write_bytes(fuse_req_t req, struct ht_open *o, const char *buf, size_t size, uint64_t off, bool direct,
                            int *out_error)
 {
     struct ht_fuse *f = ht_fuse_of(req);
+    int rc = o->root ? ht_park_wait(f, o->ino, off, size) : 0;
 
-    if (o->root)
-        ht_park_wait(f, o->ino, off, size);
+    *out_error = 0;
+    if (rc)
+        return rc;
     if (o->privileged)
         drop_privilege(req, o->ino);
     return direct ? write_direct(f, o, buf, size, off, out_error) : write_now(f, o, buf, size, off, out_error);
@@ -370,6 +377,7 @@ void ht_op_write(fuse_req_t req, fuse_ino_t ino, const char *buf, size_t size, o
         job->open = o;
         job->off = (uint64_t)off;
         job->flags = fi->flags;
+        job->may_end = true;
         ht_job_submit(job, HT_LANE_UPDATE, o->root);
         return;
     }
@@ -410,14 +418,14 @@ static int extend_to(struct ht_fuse *f, uint64_t ino, struct ht_obj *obj, uint64
 }
 
 /* The kernel sends other file systems a request to end setuid bits, but us only writes. */
-static void range_written_by(fuse_req_t req, struct ht_open *o, uint64_t off, uint64_t len)
+static int range_written_by(fuse_req_t req, struct ht_open *o, uint64_t off, uint64_t len)
 {
     struct ht_fuse *f = ht_fuse_of(req);
+    int rc = ht_open_root(f, o) ? ht_park_wait(f, o->ino, off, len) : 0;
 
-    if (ht_open_root(f, o))
-        ht_park_wait(f, o->ino, off, len);
-    if (o->privileged)
+    if (!rc && o->privileged)
         drop_privilege(req, o->ino);
+    return rc;
 }
 
 static bool range_mode_known(int mode)
@@ -453,7 +461,9 @@ static int change_range(fuse_req_t req, struct ht_open *o, int mode, uint64_t of
         return -EOPNOTSUPP;
     if (off > HT_FILE_BYTES_MAX || len > HT_FILE_BYTES_MAX - off)
         return -EFBIG;
-    range_written_by(req, o, off, len);
+    rc = range_written_by(req, o, off, len);
+    if (rc)
+        return rc;
     size = ht_obj_size(o->obj);
     if ((mode & ~FALLOC_FL_KEEP_SIZE) && off < size)
         rc = ht_obj_punch(o->obj, off, ht_min_u64(len, size - off));
@@ -483,6 +493,7 @@ void ht_op_fallocate(fuse_req_t req, fuse_ino_t ino, int mode, off_t off, off_t 
         job->flags = mode;
         job->off = (uint64_t)off;
         job->size = (uint64_t)len;
+        job->may_end = true;
         ht_job_submit(job, HT_LANE_UPDATE, ht_job_key(f, ino));
     }
 }
@@ -499,9 +510,11 @@ static ssize_t copy_range(fuse_req_t req, struct ht_open *from, uint64_t from_of
     ssize_t n;
 
     len = ht_min_u64(len, COPY_BYTES_MAX);
-    if (ht_open_root(f, from))
-        ht_park_wait(f, from->ino, from_off, len);
-    range_written_by(req, to, to_off, len);
+    int rc = ht_open_root(f, from) ? ht_park_wait(f, from->ino, from_off, len) : 0;
+    if (!rc)
+        rc = range_written_by(req, to, to_off, len);
+    if (rc)
+        return rc;
     n = ht_obj_clone(from->obj, from_off, to->obj, to_off, len);
     for (bool again = false; made_room(f, (int)n, again); again = true)
         n = ht_obj_clone(from->obj, from_off, to->obj, to_off, len);

@@ -71,6 +71,7 @@ void ht_hidden_op_open(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi
         return;
     job->ino = ino;
     job->flags = fi->flags;
+    job->may_end = true;
     ht_job_submit(job, HT_LANE_GRADIENT, ht_hidden_root(f->ctl, ino));
 }
 
@@ -107,6 +108,7 @@ void ht_hidden_op_read(fuse_req_t req, fuse_ino_t ino, size_t size, off_t off, s
     job->file = file_of(fi);
     job->off = (uint64_t)off;
     job->size = size;
+    job->may_end = true;
     ht_job_submit(job, lane, ht_hidden_root(f->ctl, ino));
 }
 
@@ -268,6 +270,7 @@ static void write_later(fuse_req_t req, fuse_ino_t ino, enum ht_lane_kind lane, 
         return;
     job->file = file_of(fi);
     job->off = (uint64_t)off;
+    job->may_end = true;
     ht_job_submit(job, lane, root);
 }
 
@@ -336,6 +339,7 @@ void ht_hidden_op_ioctl(fuse_req_t req, fuse_ino_t ino, unsigned cmd, void *arg,
     if (!job || !ht_job_data(job, line.text, len))
         return;
     job->file = file_of(fi);
+    job->may_end = true;
     ht_job_submit(job, ht_hidden_lane(job->file, HT_HIDDEN_WRITE, line.text, len), ht_hidden_root(f->ctl, ino));
 }
 

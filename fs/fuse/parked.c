@@ -226,9 +226,9 @@ void ht_park_read(struct ht_fuse *f, fuse_req_t req, struct ht_open *o, uint64_t
 
 /* -------------------------------------------------------------- whole threads */
 
-void ht_park_wait(struct ht_fuse *f, uint64_t oid, uint64_t off, uint64_t len)
+int ht_park_wait(struct ht_fuse *f, uint64_t oid, uint64_t off, uint64_t len)
 {
-    ht_ctl_wait_updates(f->ctl, oid, off, len);
+    return ht_ctl_wait_updates(f->ctl, oid, off, len);
 }
 
 /* --------------------------------------------------------------------- end */

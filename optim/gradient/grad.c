@@ -192,10 +192,10 @@ static int begin_write(struct ht_grad *g, struct ht_inflight *w) HT_REQUIRES(HT_
     int rc;
 
     ht_activity_wait("updates of parameter", g->param->oid);
-    while ((rc = try_begin_write(g, w)) == -EAGAIN)
+    while ((rc = try_begin_write(g, w)) == -EAGAIN && !ht_opt_interrupted(g->param->root))
         wait_changed(g->param->o);
     ht_activity_go_on();
-    return rc;
+    return rc == -EAGAIN ? -EINTR : rc;
 }
 
 static void widen(struct ht_grad *g, uint64_t begin, uint64_t end) HT_REQUIRES(HT_LOCK_OPTIM)
@@ -236,7 +236,7 @@ static void report_write_error(struct ht_param *p, uint64_t off, size_t len, int
 {
     unsigned long long at = off, count = len;
 
-    if (ht_opt_close_failed(p->root, err))
+    if (err == -EINTR || ht_opt_close_failed(p->root, err))
         return;
     if (err == -EINVAL)
         ht_opt_refuse(p->root, HT_EVENT_GRADIENT_REFUSED, p->oid,

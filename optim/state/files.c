@@ -189,11 +189,15 @@ ssize_t ht_optim_state_read(struct ht_optim *o, const struct ht_param_desc *desc
     if (!p)
         return 0;
     lock(o);
-    ht_opt_wait_replayed(p->root);
+    rc = ht_opt_wait_replayed(p->root);
+    if (rc) {
+        unlock(o);
+        ht_opt_param_put(p);
+        return rc;
+    }
     len = ht_min_u64(len, HT_FILE_BYTES_MAX);
     if (p->cur.exists && off < HT_FILE_BYTES_MAX)
         wait_for_range(p, off, len);
-    rc = 0;
     if (p->cur.exists && !ht_opt_same_layout(&layout, &p->cur.layout))
         rc = -ESTALE;
     else if (p->cur.exists && word < layout.count && layout.kind[word] == HT_STATE_MASTER_LOW)

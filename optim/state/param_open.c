@@ -183,8 +183,9 @@ static int open_param(struct ht_root *root, uint64_t oid, const struct ht_param_
     bool done = false;
 
     lock(o);
-    ht_opt_wait_replayed(root); /* a replay gives parameters the shapes of logged gradients */
-    int rc = find_or_make(root, oid, &p);
+    int rc = ht_opt_wait_replayed(root); /* a replay gives parameters the shapes of logged gradients */
+    if (!rc)
+        rc = find_or_make(root, oid, &p);
     if (!rc) {
         p->refs++;
         rc = try_open(p, shape, &done);

@@ -115,6 +115,11 @@ bool ht_opt_backlog_full(const struct ht_root *r)
 
 /* -------------------------------------------------------------------- gate */
 
+bool ht_opt_interrupted(const struct ht_root *r)
+{
+    return r->redo.replaying && ht_activity_interrupted();
+}
+
 int ht_opt_gate_enter(struct ht_root *r)
 {
     if (r->frozen)
@@ -122,11 +127,13 @@ int ht_opt_gate_enter(struct ht_root *r)
     if (r->redo.failed)
         return -EIO;
     ht_activity_wait("the gate of model root", r->id);
-    while (r->gate && !r->o->stopping)
+    while (r->gate && !r->o->stopping && !ht_opt_interrupted(r))
         wait_changed(r->o);
     ht_activity_go_on();
     if (r->o->stopping)
         return -ECANCELED;
+    if (r->gate)
+        return -EINTR;
     if (r->redo.failed) /* meanwhile */
         return -EIO;
     r->gate = true;
@@ -140,12 +147,13 @@ void ht_opt_gate_leave(struct ht_root *r)
     notify_changed(r->o);
 }
 
-void ht_opt_wait_replayed(struct ht_root *r)
+int ht_opt_wait_replayed(struct ht_root *r)
 {
     ht_activity_wait("logged steps of model root", r->id);
-    while (r->redo.replaying && !r->o->stopping)
+    while (r->redo.replaying && !r->o->stopping && !ht_opt_interrupted(r))
         wait_changed(r->o);
     ht_activity_go_on();
+    return r->redo.replaying && !r->o->stopping ? -EINTR : 0;
 }
 
 uint64_t ht_opt_root_step(const struct ht_root *r)
@@ -156,10 +164,10 @@ uint64_t ht_opt_root_step(const struct ht_root *r)
 int ht_opt_wait_open(struct ht_root *r)
 {
     ht_activity_wait("the end of a boundary or abort of model root", r->id);
-    while (r->draining && !r->o->stopping)
+    while (r->draining && !r->o->stopping && !ht_opt_interrupted(r))
         wait_changed(r->o);
     ht_activity_go_on();
-    return r->o->stopping ? -ECANCELED : 0;
+    return r->o->stopping ? -ECANCELED : r->draining ? -EINTR : 0;
 }
 
 /* ------------------------------------------------------------------ errors */

@@ -110,8 +110,13 @@ static inline bool ht_opt_close_refuses(const struct ht_root *r) HT_REQUIRES(HT_
 {
     return r->redo.failed || (r->close_error && (!r->open || r->open == r->close_open));
 }
-/* Waits until no logged steps are computed again. Releases the lock meanwhile. */
-void ht_opt_wait_replayed(struct ht_root *r) HT_REQUIRES(HT_LOCK_OPTIM);
+/*
+ * Nobody wants the calling thread's request any more, and what it waits for is a replay, which may take long. Its call
+ * returns -EINTR, having done nothing.
+ */
+bool ht_opt_interrupted(const struct ht_root *r) HT_REQUIRES(HT_LOCK_OPTIM);
+/* Waits until no logged steps are computed again. Releases the lock meanwhile. -EINTR. */
+int ht_opt_wait_replayed(struct ht_root *r) HT_REQUIRES(HT_LOCK_OPTIM) HT_MUST_CHECK;
 /* The step that clients see: while logged steps are computed again, the last one of these. */
 uint64_t ht_opt_root_step(const struct ht_root *r) HT_REQUIRES(HT_LOCK_OPTIM);
 /* Waits until gradients may be written and frozen. */

@@ -56,6 +56,28 @@ int ht_opt_drain(struct ht_root *root)
     return root->pending || root->running ? -ECANCELED : root->failure ? -EIO : 0;
 }
 
+/* p: the parameter with this number, or NULL. */
+static bool is_waited_for(const struct ht_root *root, uint64_t oid, const struct ht_param *p) HT_REQUIRES(HT_LOCK_OPTIM)
+{
+    return oid ? p && ht_opt_param_hidden(p) : root->pending || root->async || root->redo.replaying;
+}
+
+void ht_optim_interrupt(struct ht_optim *o)
+{
+    lock(o);
+    notify_changed(o);
+    unlock(o);
+}
+
+bool ht_optim_root_replaying(struct ht_optim *o, uint64_t id)
+{
+    lock(o);
+    const struct ht_root *root = ht_opt_root_find(o, id);
+    bool yes = root && root->redo.replaying;
+    unlock(o);
+    return yes;
+}
+
 int ht_optim_wait(struct ht_optim *o, uint64_t id, uint64_t oid)
 {
     struct ht_root *root = ht_opt_root_get(o, id);
@@ -65,13 +87,13 @@ int ht_optim_wait(struct ht_optim *o, uint64_t id, uint64_t oid)
     if (root) {
         lock(o);
         ht_activity_wait("queued updates of model root", id);
-        while ((oid ? p && ht_opt_param_hidden(p) : root->pending || root->async || root->redo.replaying) &&
-               !o->stopping)
+        while (is_waited_for(root, oid, p) && !o->stopping && !ht_opt_interrupted(root))
             wait_changed(o);
         ht_activity_go_on();
+        bool interrupted = is_waited_for(root, oid, p);
         ht_opt_inval_wait(o, o->inval_issued); /* only this call orders mappings */
         bool failed = root->redo.failed || (oid ? p && p->failed : root->failure || root->close_error);
-        rc = o->stopping ? -ECANCELED : failed ? -EIO : 0;
+        rc = o->stopping ? -ECANCELED : interrupted ? -EINTR : failed ? -EIO : 0;
         unlock(o);
         ht_opt_root_put(root);
     }

@@ -2,7 +2,9 @@
 """Logged steps (redo=on) that a mount computes again in the background, after the daemon was killed."""
 import errno
 import os
+import signal
 import subprocess
+import sys
 import threading
 
 import numpy as np
@@ -10,10 +12,14 @@ import pytest
 
 from calls import fails
 from conftest import MIB, run, wait_for
+from passthrough import IOCTL_COMMAND
+from slow import loop_device, slow_group
 from test_steering import tell, word
 
 LARGE, SMALL = 5 * MIB // 4 + 1000, 777     # elements
 STEPS = 6
+# Not by a write, during which the kernel makes all other writers of the file wait.
+ABORT = f'import fcntl, os, sys; fcntl.ioctl(os.open(sys.argv[1], os.O_RDWR), {IOCTL_COMMAND}, b"abort".ljust(256, b"\\0"))'
 
 
 def gradients(step):
@@ -186,3 +192,44 @@ def test_a_full_store_gives_up_kept_steps(make_store):
     assert 'is not kept for readers any more' in store.messages()
     train(root, 9, 9)
     assert word(root, 'durable_step') == '9'
+
+
+def is_waiting(process):
+    """It has come to its last call, which takes an answer of the daemon."""
+    with open(f'/proc/{process.pid}/stat') as f:
+        state = f.read().rsplit(')', 1)[1].split()[0]
+    with open(f'/proc/{process.pid}/wchan') as f:
+        return state in 'SD' and 'wait' in f.read()
+
+
+def test_processes_that_wait_for_logged_steps_can_be_killed(make_store):
+    """An abort computes steps again, from a device that hardly gives their gradients."""
+    store = make_store()
+    image = store.image
+    with loop_device(image) as store.image, slow_group(store.image, ('read',)) as (group, limit):
+        root = begin(store, 'device_timeout=600')
+        with open(f'{group}/cgroup.procs', 'w') as f:
+            f.write(str(store.daemon.pid))
+        train(root, 1, STEPS)
+        wanted = content(root)
+        limit(20000)
+        abort = subprocess.Popen([sys.executable, '-c', ABORT, root / '.hitrain/ctl'])
+        wait_for(lambda: stat(root, 'replay_steps_left') > 0, 'the replay')
+        calls = (f'printf x 1<>{root}/small', f'printf "commit\\n" 1<>{root}/.hitrain/ctl', f'exec truncate -s 4 {root}/large',
+                 f'exec cat {root}/.hitrain/state/small/exp_avg', f'printf x > {root}/.hitrain/grad/small')
+        processes = [subprocess.Popen(['sh', '-c', call], stdout=subprocess.DEVNULL) for call in calls]
+        for process in processes:
+            wait_for(lambda p=process: is_waiting(p), f'{process.args} waits')
+        for process in processes:
+            assert process.poll() is None
+            process.kill()
+        for process in processes:
+            assert process.wait(60) == -signal.SIGKILL
+        assert stat(root, 'replay_steps_left') > 0 and abort.poll() is None
+        limit(0)
+        assert abort.wait(60) == 0
+        assert content(root) == wanted
+        assert tell(root, 'commit') == 'ok'
+        assert word(root, 'step') == str(STEPS)
+        store.unmount()
+    store.image = image

@@ -135,8 +135,8 @@ int ht_store_commit(struct ht_store *s) HT_MUST_CHECK;
 /*
  * For a caller that was refused with -ENOSPC. 0: it may try again. At first this commits, because space that truncating
  * and rewriting gave up is free when that is published. again: the caller tried once more since then, so participants
- * give up what they can do without, part by part (participant.h). -ENOSPC: they have nothing more, or it is the log that
- * is full. WAITS.
+ * give up what they can do without, part by part (participant.h). -ENOSPC: they have nothing more, or it is the log
+ * that is full. WAITS.
  */
 int ht_store_make_space(struct ht_store *s, bool again) HT_MUST_CHECK;
 /*

@@ -17,6 +17,7 @@ static __thread struct ht_activity *mine;
 static __thread int own_number;
 static __thread uint64_t waited_ns;
 static __thread int buffers;
+static __thread const _Atomic bool *interrupt;
 
 static void give_back(void *record)
 {
@@ -71,6 +72,21 @@ int ht_activity_thread(void)
     if (!own_number)
         own_number = gettid();
     return own_number;
+}
+
+void ht_activity_set_interrupt(const _Atomic bool *flag)
+{
+    interrupt = flag;
+}
+
+bool ht_activity_interrupted(void)
+{
+    return interrupt && atomic_load(interrupt);
+}
+
+bool ht_activity_interruptible(void)
+{
+    return interrupt != NULL;
 }
 
 #define SET(field, value) atomic_store_explicit(&(field), value, memory_order_relaxed)

@@ -37,6 +37,14 @@ struct ht_request {
 /* The calling thread works on this request; what NULL: on none. */
 void ht_activity_set_request(const struct ht_request *r);
 struct ht_request ht_activity_request(void);
+/*
+ * Another thread sets *flag when the client does not want the request any more. NULL: the request goes on in any case.
+ */
+void ht_activity_set_interrupt(const _Atomic bool *flag);
+/* The client does not want the calling thread's request any more. */
+bool ht_activity_interrupted(void);
+/* Can that happen? */
+bool ht_activity_interruptible(void);
 /* The calling thread waits. what lives for ever; id follows it unless it is 0. The outermost wait counts. */
 void ht_activity_wait(const char *what, uint64_t id);
 void ht_activity_go_on(void);

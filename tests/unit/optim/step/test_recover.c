@@ -12,6 +12,7 @@
 #include "optim/state/redo.h"
 #include "optim/state/root.h"
 #include "tiering/api/shm.h"
+#include "tiering/base/activity.h"
 #include "tiering/base/event.h"
 
 static struct fixture w;
@@ -272,6 +273,74 @@ START_TEST(a_mount_does_not_wait_for_logged_steps)
 }
 END_TEST
 
+static atomic_bool interrupt[5];
+
+static int interruptible(unsigned i, int (*run)(void))
+{
+    ht_activity_set_interrupt(&interrupt[i]);
+    int rc = run();
+    ht_activity_set_interrupt(NULL);
+    return rc;
+}
+
+static int commit_interruptible(void)
+{
+    return interruptible(0, commit);
+}
+
+static int abort_interruptible(void)
+{
+    return interruptible(1, abort_step);
+}
+
+static int wait_interruptible(void)
+{
+    return interruptible(2, wait_for_root);
+}
+
+static int read_interruptible(void)
+{
+    return interruptible(3, read_state);
+}
+
+static int open_interruptible(void)
+{
+    return interruptible(4, open_gradient);
+}
+
+/* Each of these clients ends alone, and nothing has changed. */
+START_TEST(a_client_that_waits_for_logged_steps_can_be_interrupted)
+{
+    static int (*const waits[])(void) = {commit_interruptible, abort_interruptible, wait_interruptible,
+                                         read_interruptible, open_interruptible};
+    struct client client[HT_ARRAY_SIZE(waits)];
+
+    begin(2);
+    crash_and_hold();
+    ck_assert(ht_optim_root_replaying(w.o, ROOT));
+    for (unsigned i = 0; i < HT_ARRAY_SIZE(waits); i++) {
+        interrupt[i] = false;
+        client_begin(&client[i], waits[i]);
+    }
+    usleep(20000); /* they wait by then, nearly always */
+    for (unsigned i = 0; i < HT_ARRAY_SIZE(waits); i++) {
+        ck_assert_msg(!client[i].ended, "client %u did not wait", i);
+        interrupt[i] = true;
+        ht_optim_interrupt(w.o);
+        ck_assert_msg(client_end(&client[i]) == -EINTR, "client %u: %d", i, client[i].rc);
+    }
+    ck_assert_uint_eq(fixture_stat(&w).replay_steps_left, STEPS - 1);
+    go_on();
+    wait_and_check();
+    ck_assert(!ht_optim_root_replaying(w.o, ROOT));
+    for (unsigned i = 0; i < HT_ARRAY_SIZE(waits); i++) /* without a replay they do not end early */
+        ck_assert_msg(waits[i]() == 0, "client %u", i);
+    train(1);
+    check_all(&w);
+    fixture_close(&w);
+}
+END_TEST
+
 /* It publishes nothing. */
 START_TEST(a_crash_during_the_replay_begins_it_again)
 {
@@ -501,6 +570,7 @@ int main(void)
 
     tcase_add_test(t, a_mount_does_not_wait_for_logged_steps);
     tcase_add_test(t, the_next_step_is_read_while_updates_run);
+    tcase_add_test(t, a_client_that_waits_for_logged_steps_can_be_interrupted);
     tcase_add_test(t, a_crash_during_the_replay_begins_it_again);
     tcase_add_test(t, a_crash_at_any_time_of_the_replay_begins_it_again);
     tcase_add_test(t, an_orderly_end_waits_for_the_replay);
