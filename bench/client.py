@@ -26,6 +26,7 @@ from common import BUILD, PROGRAMS, TOP, give_up, machine
 MIB = 1 << 20
 HERE = TOP / 'optim/torch'
 LARGE_BYTES = 64 * MIB
+PASSTHROUGH = '1G,passthrough=512M'  # for root, since Linux 6.9
 SECONDS_MAX = 580
 
 
@@ -58,10 +59,10 @@ MODELS = {'300': dense, '20000': experts}
 class Mounted:
     """A new store in a file, and what its daemon has done."""
 
-    def __init__(self):
+    def __init__(self, dram='1G'):
         from demo_store import Store
         self.folder = pathlib.Path(tempfile.mkdtemp(prefix='client-', dir=BUILD))
-        self.store = Store(PROGRAMS, self.folder, '4G', '1G')
+        self.store = Store(PROGRAMS, self.folder, '4G', dram)
 
     def __enter__(self):
         self.store.format()
@@ -90,7 +91,7 @@ def timed(call):
     return time.monotonic() - begin, time.process_time() - cpu
 
 
-def measure_model(name, steps, **options):
+def measure_model(name, steps, dram='1G', **options):
     import torch
     import hitrain
     shapes = MODELS[name]()
@@ -99,34 +100,35 @@ def measure_model(name, steps, **options):
     other = torch.optim.AdamW(theirs.values(), lr=1e-3, foreach=True)
     mib = sum(p.numel() for p in own.values()) * 4 / MIB
     rows = []
-    with Mounted() as store:
+    with Mounted(dram) as store:
         begin = time.monotonic()
         with hitrain.AdamW(own.items(), store.path('model'), lr=1e-3, durable_every=1000, **options) as optimizer:
             made = time.monotonic() - begin
             files = len(optimizer._parameter_files())
-            for step in range(steps + 1):
+            for step in range(steps + 2):
                 for p, q in zip(own.values(), theirs.values()):
                     p.grad, q.grad = torch.ones_like(p), torch.ones_like(q)
                 before = store.requests()
                 wall, cpu = timed(optimizer.step)
                 requests = store.requests() - before
                 rows.append((wall, cpu, requests, *timed(other.step)))
-    rows = rows[1:]  # the first makes the state
+    rows = rows[2:]  # the first makes the state, the second maps files
     wall, cpu, requests, torch_wall, torch_cpu = (statistics.median(r[i] for r in rows) for i in range(5))
     return {'parameters': len(own), 'files': files, 'MiB': mib, 'make_s': made, 'step_s': wall, 'client_cpu_s': cpu, 'torch_s': torch_wall, 'torch_cpu_s': torch_cpu,
             'requests': requests, 'requests_per_MiB': requests / (2 * mib)}
 
 
-def measure_rates(count):
+def measure_rates(count, dram='1G'):
     """With a norm to clip by, updates wait for the end of the step: the gradient has the machine for itself."""
     import torch
     import hitrain
     n = LARGE_BYTES // 4
     p = torch.nn.Parameter(torch.randn(n))
     into, rates = torch.empty(n), {'memcpy': [], 'gradient': [], 'parameter': []}
-    with Mounted() as store, hitrain.AdamW([('w', p)], store.path('model'), lr=1e-3, durable_every=1000, max_grad_norm=1e9) as optimizer:
+    with Mounted(dram) as store, hitrain.AdamW([('w', p)], store.path('model'), lr=1e-3, durable_every=1000, max_grad_norm=1e9) as optimizer:
         p.grad = torch.ones(n)
-        optimizer.step()
+        for _ in range(2):
+            optimizer.step()
         (f,) = optimizer._parameter_files()
         for _ in range(count):
             rates['memcpy'].append(timed(lambda: into.copy_(p.grad))[0])
@@ -134,9 +136,12 @@ def measure_rates(count):
 
             def send():
                 f.write_gradient(lambda: None)
-                if hasattr(f, 'hand_over'):  # earlier clients do so in write_gradient
+                if not getattr(f, 'is_stored', False) and hasattr(f, 'hand_over'):  # earlier clients do so in write_gradient
                     f.hand_over()
             rates['gradient'].append(timed(send)[0])
+            if getattr(f, 'is_stored', False):
+                rates.setdefault('apply', []).append(timed(lambda: optimizer._root.apply([f.name]))[0])
+                f.written = 0
             f.gradient_sent(early=False)
             optimizer._open = optimizer._root.number('step_open')
             optimizer._end_step()
@@ -144,6 +149,7 @@ def measure_rates(count):
             with f._opened() as fd:
                 os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
             rates['parameter'].append(timed(lambda: optimizer.receive_parameter(p))[0])
+            rates.setdefault('search_for_changes', []).append(timed(f.changed)[0])
     return {f'{k}_MiB_s': LARGE_BYTES / MIB / statistics.median(v) for k, v in rates.items()}
 
 
@@ -234,6 +240,7 @@ def measure_export():
 WHATS = {'model300': lambda: measure_model('300', 8), 'model20000': lambda: measure_model('20000', 3),
          'packed300': lambda: measure_model('300', 8, pack=MIB),
          'packed20000': lambda: measure_model('20000', 8, pack=64 << 10), 'rates': lambda: measure_rates(9),
+         'mapped300': lambda: measure_model('300', 8, dram=PASSTHROUGH), 'mapped_rates': lambda: measure_rates(9, PASSTHROUGH),
          'ranks': lambda: measure_ranks(4), 'export': measure_export}
 
 
@@ -270,7 +277,7 @@ def main():
                     log.write(json.dumps({'what': what, 'client': name, **runs[name][-1]}) + '\n')
             print(f'\n{what:28}' + ''.join(f'{name:>12}' for name in clients))
             for key in runs['this'][0]:
-                values = [statistics.median(r[key] for r in runs[name]) for name in clients]
+                values = [statistics.median(r.get(key, float('nan')) for r in runs[name]) for name in clients]
                 print(f'  {key:26}' + ''.join(f'{v:12.3f}' if v < 100 else f'{v:12,.0f}' for v in values), flush=True)
 
 

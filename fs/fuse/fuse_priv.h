@@ -161,6 +161,7 @@ struct ht_caller ht_fuse_caller(fuse_req_t req);
 /* ops_ioctl.c: the answer to HT_IOCTL_SAME on an open file, or on a state (NULL); in has in_len bytes. */
 struct ht_open;
 void ht_reply_same(fuse_req_t req, uint64_t ino, struct ht_open *open, const void *in, size_t in_len, size_t out_cap);
+void ht_reply_passed(fuse_req_t req, uint64_t ino, size_t out_cap); /* to HT_IOCTL_PASSED, on a file or a gradient */
 void ht_count_read(struct ht_fuse *f, enum ht_traffic_kind kind, ssize_t n);
 void ht_count_written(struct ht_fuse *f, enum ht_traffic_kind kind, ssize_t n);
 
@@ -202,6 +203,8 @@ void ht_passthrough_init(struct ht_fuse *f);
 void ht_passthrough_negotiate(struct ht_fuse *f, struct fuse_conn_info *conn);
 int ht_passthrough_open(fuse_req_t req, struct ht_open *o, struct fuse_file_info *fi) HT_MUST_CHECK;
 bool ht_passthrough_is_active(const struct ht_open *o);
+/* Are the opens of this inode, a file or a gradient, passed through? May wait for the I/O of another opener. */
+bool ht_passthrough_has(struct ht_fuse *f, uint64_t ino);
 /*
  * Around a change of a file's size; no open of the file begins in between. -EBUSY: the file becomes smaller, and a
  * program may store into its pages. end gets *out, which may be NULL.

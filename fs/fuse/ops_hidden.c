@@ -324,6 +324,10 @@ void ht_hidden_op_ioctl(fuse_req_t req, fuse_ino_t ino, unsigned cmd, void *arg,
         ht_reply_same(req, ino, NULL, in, in_len, out_cap);
         return;
     }
+    if (cmd == HT_IOCTL_PASSED && ht_hidden_is_gradient(ino)) {
+        ht_reply_passed(req, ino, out_cap);
+        return;
+    }
     if (cmd != HT_IOCTL_COMMAND || in_len < sizeof(line) || !fi || !ht_hidden_commands(ino)) {
         ht_reply(req, -ENOTTY);
         return;

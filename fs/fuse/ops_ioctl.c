@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * ops_ioctl.c - the requests of lsattr and chattr: there are no flags here, and none can be set. And the comparison of
- * kept steps. Requests to .hitrain/ctl are in ops_hidden.c.
+ * kept steps, and which files are passed through. Requests to .hitrain/ctl are in ops_hidden.c.
  */
 #include "fs/fuse/fuse_priv.h"
 
@@ -43,6 +43,16 @@ void ht_reply_same(fuse_req_t req, uint64_t ino, struct ht_open *open, const voi
     fuse_reply_ioctl(req, 0, &same, sizeof(same));
 }
 
+void ht_reply_passed(fuse_req_t req, uint64_t ino, size_t out_cap)
+{
+    uint32_t passed = ht_passthrough_has(ht_fuse_of(req), ino);
+
+    if (out_cap < sizeof(passed))
+        fuse_reply_err(req, EINVAL);
+    else
+        fuse_reply_ioctl(req, 0, &passed, sizeof(passed));
+}
+
 void ht_op_ioctl(fuse_req_t req, fuse_ino_t ino, unsigned cmd, void *arg, struct fuse_file_info *fi, unsigned flags,
                  const void *in, size_t in_len, size_t out_cap)
 {
@@ -52,6 +62,8 @@ void ht_op_ioctl(fuse_req_t req, fuse_ino_t ino, unsigned cmd, void *arg, struct
     if (cmd == HT_IOCTL_SAME)
         ht_reply_same(req, ino, fi && !(flags & FUSE_IOCTL_DIR) ? (struct ht_open *)(uintptr_t)fi->fh : NULL, in,
                       in_len, out_cap);
+    else if (cmd == HT_IOCTL_PASSED)
+        ht_reply_passed(req, ino, out_cap);
     else if (cmd == FS_IOC_SETFLAGS || cmd == FS_IOC_FSSETXATTR)
         reply_set(req, is_none(cmd, in, in_len));
     else if (cmd == FS_IOC_FSGETXATTR && out_cap >= sizeof(none))

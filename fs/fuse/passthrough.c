@@ -228,6 +228,16 @@ bool ht_passthrough_is_active(const struct ht_open *o)
     return o->passthrough && o->passthrough->active;
 }
 
+bool ht_passthrough_has(struct ht_fuse *f, uint64_t ino)
+{
+    struct ht_passthrough_file *e = f->passthrough.share_bytes ? enter(f, ino, 0) : NULL; /* no open */
+    bool active = e && e->active;
+
+    if (e)
+        ht_passthrough_file_leave(f, e);
+    return active;
+}
+
 /* ------------------------------------------------------------ close, forget */
 
 /* The kernel forgets an unused inode when it has no name for it. */

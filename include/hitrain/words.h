@@ -31,6 +31,12 @@ struct ht_ioctl_same {
 };
 #define HT_IOCTL_SAME _IOWR('h', 2, struct ht_ioctl_same)
 
+/*
+ * On a descriptor of a file or of a gradient: 1 if its shared mapping is the memory that updates work on, and that
+ * `apply` takes; 0 if the kernel has other pages for the file. The answer holds as long as the descriptor or a mapping.
+ */
+#define HT_IOCTL_PASSED _IOR('h', 3, uint32_t)
+
 /* The abstract socket of a mount's daemon for `hitrainctl dump`, by the device number of the mount. */
 #define HT_DUMP_SOCKET "hitrain-dump-%u:%u"
 /* The last line of its answer. */

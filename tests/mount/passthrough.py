@@ -4,6 +4,7 @@ import array
 import fcntl
 import mmap
 import os
+import struct
 
 import pytest
 
@@ -80,6 +81,15 @@ IOCTL_COMMAND = 1 << 30 | 256 << 16 | ord('h') << 8 | 1         # HT_IOCTL_COMMA
 def steer(ctl, text):
     """A command without a write."""
     fcntl.ioctl(ctl, IOCTL_COMMAND, text.encode().ljust(256, b'\0'))
+
+
+def is_passed(path, flags=os.O_RDWR):
+    """HT_IOCTL_PASSED of a new descriptor."""
+    fd = os.open(path, flags)
+    try:
+        return struct.unpack('I', fcntl.ioctl(fd, 2 << 30 | 4 << 16 | ord('h') << 8 | 3, bytes(4)))[0]
+    finally:
+        os.close(fd)
 
 
 def grad_window(root, name):

@@ -10,9 +10,8 @@ import sys
 import pytest
 
 from conftest import MIB, wait_for
-from passthrough import (HALF, ONE, PARAM, command, floats, grad_window, make_model, mapped, passthrough_store, root,
-                         stat,
-                    steer)
+from passthrough import (HALF, ONE, PARAM, command, floats, grad_window, is_passed, make_model, mapped, passthrough_store, root,
+                         stat, steer)
 
 
 def test_a_step_without_a_read_or_write(passthrough_store, root):
@@ -177,3 +176,28 @@ def test_stored_gradient_belongs_to_one_step(passthrough_store, root):
         with pytest.raises(OSError):
             command(root, 'apply nobody')
         assert g[:4] == ONE         # nothing has taken it
+
+
+def test_asking_opens_nothing(passthrough_store):
+    """So a window ends with the descriptors of its openers."""
+    root = make_model(passthrough_store.point, a=4096)
+    files = stat(passthrough_store.point, 'passthrough_files')
+    assert is_passed(root / '.hitrain/grad/a') == 1
+    wait_for(lambda: stat(passthrough_store.point, 'passthrough_files') == files, 'the window ends', 20)
+
+
+def test_a_program_can_ask_which_way_a_descriptor_has(passthrough_store):
+    root = make_model(passthrough_store.point, a=PARAM, b=4096)
+    for name in 'ab':
+        for path in (root / name, root / '.hitrain/grad' / name):
+            assert is_passed(path) == 1
+    with open(root / '.hitrain/grad/b', 'r+b'):         # the window of another opener stays one
+        assert is_passed(root / '.hitrain/grad/b', os.O_WRONLY) == 1
+    (root.parent / 'more').mkdir()
+    more = make_model(root.parent / 'more', c=4096)
+    with open(more / 'c', 'rb', opener=lambda path, flags: os.open(path, flags | os.O_DIRECT)):
+        assert is_passed(more / 'c') == 0
+    with open(more / '.hitrain/grad/c', 'wb', buffering=0):
+        assert is_passed(more / '.hitrain/grad/c') == 0
+    with pytest.raises(OSError, match='Inappropriate ioctl'):
+        is_passed(root / '.hitrain/ctl')

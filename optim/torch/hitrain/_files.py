@@ -297,6 +297,14 @@ class ParameterFile:
         _hand_over(os.path.join(self.root, HIDDEN, 'grad-topk', self.name),
                    [torch.frombuffer(bytearray(head), dtype=torch.uint8), indices, values], 0, drop)
 
+    @property
+    def is_stored(self) -> bool:
+        """The written gradient lies in mapped memory: `apply` gives it to the step, and hand_over() would not."""
+        return False
+
+    def remember(self) -> None:
+        """Updates of the file may begin before step(), so the file cannot tell any more whether the tensor was changed."""
+
     def gradient_sent(self, early: bool) -> None:
         """early: before step(), so .grad may be changed before it ends; PyTorch's version counter would not see all changes."""
         self.sent += 1

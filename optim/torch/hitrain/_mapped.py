@@ -36,6 +36,17 @@ def can_be_mapped(tensor: torch.Tensor) -> bool:
     return tensor.device.type == 'cpu' and tensor.is_contiguous() and tensor.layout == torch.strided
 
 
+def map_file(fd: int, size: int, protection: int) -> Any:
+    """The shared mapping of a file's first bytes, as a ctypes array. It ends with the last tensor that has its memory."""
+    address = _libc.mmap(None, size, protection, mmap.MAP_SHARED, fd, 0)
+    if address == _FAILED:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number))
+    content = (ctypes.c_ubyte * size).from_address(address)
+    weakref.finalize(content, _libc.munmap, address, size).atexit = False  # tensors keep it
+    return content
+
+
 class MappedFile(ParameterFile):
     """fill: gives the tensor its first values, for one that has none yet."""
 
@@ -157,15 +168,13 @@ class MappedFile(ParameterFile):
         size = os.fstat(fd).st_size
         if size != self.content_bytes:
             raise OSError(errno.EIO, f'the file of {self.name} has {size} bytes, and the tensor {self.content_bytes}')
-        address = _libc.mmap(None, self.bytes, mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_SHARED, fd, 0)
-        if address == _FAILED:
-            number = ctypes.get_errno()
-            raise OSError(number, f'{os.strerror(number)}: the file of {self.name} cannot be mapped')
-        content = (ctypes.c_ubyte * self.content_bytes).from_address(address)
-        weakref.finalize(content, _libc.munmap, address, self.bytes).atexit = False  # tensors keep it
+        try:
+            content = map_file(fd, self.content_bytes, mmap.PROT_READ | mmap.PROT_WRITE)
+        except OSError as e:
+            raise OSError(e.errno, f'{e.strerror}: the file of {self.name} cannot be mapped') from e
         self._content = torch.frombuffer(content, dtype=self.dtype).view(self.tensor.shape)
         self.tensor.data = self._content
-        self._address = address
+        self._address = ctypes.addressof(content)
         os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)  # those that create() has written
 
     def _raise(self, fd: int, at: int, number: int) -> None:

@@ -26,12 +26,14 @@ from hitrain._job import Job, bring_together, kept_numbers
 from hitrain._packs import Member, PackFile, Place
 from hitrain._parts import Part, is_dtensor, local_of, part_of_dtensor, shares
 from hitrain._root import Root
+from hitrain._windows import WindowFile, can_have_windows
 from hitrain.distributed import RankFailed, Ranks, Shard, part_of
 
 # Flags of torch.optim: those that change no number, and those that the store does not do.
 FREE_FLAGS = ('capturable', 'foreach', 'fused')
 # Gradients up to so many bytes are handed over together, so many in one call.
 SMALL_BYTES, SMALL_MOST = 256 << 10, 256
+TOGETHER_BYTES = 8 << 20  # then the store begins with them
 READERS = min(4, os.cpu_count() or 1)  # threads that read new parameters
 REFUSED_FLAGS = ('amsgrad', 'decoupled_weight_decay', 'differentiable', 'initial_accumulator_value')
 
@@ -169,9 +171,10 @@ class Optimizer(torch.optim.Optimizer):
         self._unread = False  # files have newer values than tensors
         self._durable_due = False  # the end of the step that has begun is to be durable
         # in step() and send_gradients(): no code of the user runs until the gradients are done with
-        self._sending_all = False
+        self._sending_all = self._ends = False
         self._latched: Optional[List[str]] = None
         self._small: Optional[List[ParameterFile]] = None  # written gradients that are handed over together
+        self._small_bytes = 0  # of these
         self._torn = ''  # why a step could not be taken back
         self._seen_reducers = False
         self.defaults = defaults  # torch.optim sets the same; needed before that
@@ -675,6 +678,7 @@ class Optimizer(torch.optim.Optimizer):
             for f in self._parameter_files():
                 self._check_pack(f)
         self._settle()
+        self._ends = ends
         files = list(self._parameter_files())
         there = [f.has_gradient() for f in files]
         for f, has in zip(files, there):
@@ -806,6 +810,8 @@ class Optimizer(torch.optim.Optimizer):
             if self._ranks.leads:  # otherwise the whole step is taken back before it can end
                 self._root.command(f'drop {f.name}')
         together = False
+        if not (self._sending_all and self._ends):
+            f.remember()
         with self._root.explained(f'gradient of {f.name}'):
             if self._feedback:
                 f.write_sparse(drop, *self._feedback.choose(f.tensor, f.gradient(), f.grad_dtype, self.grad_scale))
@@ -813,10 +819,12 @@ class Optimizer(torch.optim.Optimizer):
                 f.write_gradient(drop, part)
                 together = self._is_small(f)
                 if not together:
-                    f.hand_over()
+                    self._root.apply([f.name]) if f.is_stored else f.hand_over()
+                    f.written = 0
         if together and self._small is not None:
             self._small.append(f)
-            if len(self._small) == SMALL_MOST or not (self._open or self._shard):
+            self._small_bytes += f.written
+            if len(self._small) == SMALL_MOST or self._small_bytes >= TOGETHER_BYTES or not (self._open or self._shard):
                 self._apply_small()
         f.gradient_sent(early=not self._sending_all)
         if not self._shard and not self._open:
@@ -824,8 +832,9 @@ class Optimizer(torch.optim.Optimizer):
 
     def _is_small(self, f: ParameterFile) -> bool:
         """Does its gradient go to the step together with others that follow?"""
-        return self._small is not None and 0 < f.written <= SMALL_BYTES and f.name == f.name.strip() and self._ranks.leads and \
-            not Descriptors.crowded()
+        if self._small is None or not 0 < f.written or f.name != f.name.strip() or not self._ranks.leads:
+            return False
+        return f.is_stored or (f.written <= SMALL_BYTES and not Descriptors.crowded())
 
     def _apply_small(self) -> None:
         """One call for all."""
@@ -834,12 +843,12 @@ class Optimizer(torch.optim.Optimizer):
             self._root.apply([f.name for f in files])
             for f in files:
                 f.written = 0
-            self._small = []
+            self._small, self._small_bytes = [], 0
 
     @contextlib.contextmanager
     def _handed_over(self) -> Iterator[None]:
         """Small gradients that are written in here are handed over together."""
-        self._small = []
+        self._small, self._small_bytes = [], 0
         try:
             yield
             self._apply_small()
@@ -1270,6 +1279,8 @@ class Optimizer(torch.optim.Optimizer):
                 raise TypeError(f'{name}: files can be {" or ".join(FILE_DTYPES.values())}, not {d}')
 
     def _file_of(self, name: str, p: torch.Tensor, dtype: torch.dtype, grad_dtype: torch.dtype, part: Any) -> ParameterFile:
+        if self._root.passes_through and not part and not self._shard and can_have_windows(name, p):
+            return WindowFile(self.root, name, p, dtype, grad_dtype)
         return ParameterFile(self.root, name, p, dtype, grad_dtype, part, direct=not self._root.passes_through)
 
     def _alike(self, name: str) -> str:

@@ -1,0 +1,188 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A parameter of the trainer's memory on a mount that passes files through: its file and its gradient are mapped here.
+
+    .grad   --copy--> window of the gradient --`apply`--> the step           the tensor keeps memory of its own
+    tensor  <--copy-- mapping of the file, which updates work on             no byte of either crosses the mount
+
+Updates change the file while a step runs, so the tensor takes its values after the step. Between steps the tensor is compared
+with the file byte by byte. Once a gradient is sent, updates may run: then a checksum tells whether the tensor was changed.
+
+No descriptor here may store through a mapping of the file: otherwise each step would count as a change from outside. So another program
+can make the file smaller, and a process that touches the mapping beyond the new end gets SIGBUS.
+
+The kernel has pages of its own for a file that is open in the ordinary way: these are no window. A closed file stays open a moment longer, so
+the first uses ask again. Until then, and where the mount's share is used up, bytes go with calls.
+"""
+import contextlib
+import ctypes
+import errno
+import fcntl
+import mmap
+import os
+import struct
+from typing import Any, Callable, Iterator, Optional
+
+import torch
+
+from hitrain._files import HIDDEN, ParameterFile, bytes_of, checksum, close_quietly
+from hitrain._mapped import map_file
+from hitrain._parts import is_dtensor
+
+LEAST_BYTES = 4096  # of a file that is mapped; calls read and write smaller ones
+_ASKS = 3
+_PASSED = 2 << 30 | 4 << 16 | ord('h') << 8 | 3  # HT_IOCTL_PASSED of hitrain/words.h
+_CHANGED = -1  # no checksum
+_INTEGERS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+_libc = ctypes.CDLL(None)
+_libc.memcmp.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t]
+
+
+def can_have_windows(name: str, tensor: torch.Tensor) -> bool:
+    """A command names the gradient, so its name must be one word of a line."""
+    return not is_dtensor(tensor) and tensor.device.type == 'cpu' and tensor.layout == torch.strided and tensor.element_size() in _INTEGERS and \
+        name == name.strip()
+
+
+class WindowFile(ParameterFile):
+    """Its methods are those of ParameterFile."""
+
+    def __init__(self, root: str, name: str, tensor: torch.Tensor, dtype: torch.dtype, grad_dtype: torch.dtype) -> None:
+        super().__init__(root, name, tensor, dtype, grad_dtype)
+        self._values = _Mapping(self.path, os.O_RDONLY, dtype, tensor.shape)
+        self._window = _Mapping(os.path.join(root, HIDDEN, 'grad', name), os.O_RDWR, grad_dtype, tensor.shape)
+        self._mode = os.O_WRONLY
+
+    # -- gradients --
+
+    @torch.no_grad()
+    def write_gradient(self, drop: Callable[[], None], part: slice = slice(None)) -> None:
+        window = self._window.memory()
+        if window is None:
+            super().write_gradient(drop, part)
+            return
+        window.copy_(self.gradient())
+        self.written = window.numel() * window.element_size()
+
+    @property
+    def is_stored(self) -> bool:
+        return self.written > 0 and self._window.content is not None
+
+    # -- values --
+
+    @torch.no_grad()
+    def read(self) -> None:
+        values = self._values.memory()
+        if values is None:
+            with self._reading():
+                super().read()
+            return
+        self._half_read = True
+        self.local.copy_(values)
+        self._known, self._half_read = None, False
+
+    def open_existing(self, may_change: bool, fill: bool = False) -> None:
+        with self._reading():
+            super().open_existing(may_change, fill)
+
+    def changed(self) -> bool:
+        if self._half_read or self._known is not None or self._values.content is None:
+            return super().changed()
+        return not _same(self.local.detach(), self._values.content)
+
+    def remember(self) -> None:
+        if self._known is None and self._values.content is not None and not self._half_read:
+            self._known = _CHANGED if self.changed() else checksum(self.local)
+
+    def restore(self, may_create: bool, fill: bool = False) -> bool:
+        """An abort may have made the file anew, and the mapping would go on to show the old one."""
+        self._values.end()
+        self._window.end()
+        return super().restore(may_create, fill)
+
+    # -- descriptors --
+
+    @contextlib.contextmanager
+    def _opened(self) -> Iterator[int]:
+        reads = self._mode == os.O_RDONLY
+        if reads and self._fd >= 0:
+            yield self._fd
+            return
+        fd = os.open(self.path, self._mode | os.O_CLOEXEC)
+        with super()._keeping(fd) if reads and self._values.is_refused else self._keeping(fd):
+            yield fd
+
+    @contextlib.contextmanager
+    def _keeping(self, fd: int) -> Iterator[int]:
+        """One that stays open would keep an ordinary file ordinary."""
+        try:
+            yield fd
+        finally:
+            close_quietly(fd)
+
+    @contextlib.contextmanager
+    def _reading(self) -> Iterator[None]:
+        self._mode = os.O_RDONLY
+        try:
+            yield
+        finally:
+            self._mode = os.O_WRONLY
+
+    def _close_kept(self) -> None:
+        super()._close_kept()
+        self._values.end()
+        self._window.end()
+
+
+class _Mapping:
+    """content: the memory, once it is mapped."""
+
+    def __init__(self, path: str, mode: int, dtype: torch.dtype, shape: Any) -> None:
+        self._path, self._mode, self._dtype, self._shape = path, mode, dtype, shape
+        self._bytes = shape.numel() * bytes_of(dtype)
+        self.content: Optional[torch.Tensor] = None
+        self._asks = 0
+        self.end()
+
+    @property
+    def is_refused(self) -> bool:
+        return not self._asks
+
+    def memory(self) -> Optional[torch.Tensor]:
+        if self.content is None and self._asks:
+            self._asks -= 1
+            self.content = self._mapped()
+        return self.content
+
+    def end(self) -> None:
+        self.content = None
+        self._asks = _ASKS if self._bytes >= LEAST_BYTES else 0
+
+    def _mapped(self) -> Optional[torch.Tensor]:
+        fd = os.open(self._path, self._mode | os.O_CLOEXEC)
+        try:
+            if not _is_passed(fd):
+                return None
+            size = os.fstat(fd).st_size
+            if size != self._bytes:
+                raise OSError(errno.EIO, f'the file has {size} bytes, and the tensor {self._bytes}')
+            protection = mmap.PROT_READ | (mmap.PROT_WRITE if self._mode == os.O_RDWR else 0)
+            return torch.frombuffer(map_file(fd, size, protection), dtype=self._dtype).view(self._shape)
+        finally:
+            close_quietly(fd)
+
+
+def _is_passed(fd: int) -> bool:
+    try:
+        return bool(struct.unpack('I', fcntl.ioctl(fd, _PASSED, bytes(4)))[0])
+    except OSError as e:
+        if e.errno != errno.ENOTTY:  # of an older daemon
+            raise
+        return False
+
+
+def _same(own: torch.Tensor, stored: torch.Tensor) -> bool:
+    if own.dtype == stored.dtype and own.is_contiguous():
+        return not _libc.memcmp(own.data_ptr(), stored.data_ptr(), own.numel() * own.element_size())
+    integer = _INTEGERS[own.element_size()]
+    return torch.equal(own.contiguous().view(integer), stored.to(own.dtype).view(integer))

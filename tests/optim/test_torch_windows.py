@@ -1,0 +1,189 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The client on a mount with passthrough=: gradients and parameters are copied through mappings, and no byte crosses the mount."""
+import errno
+import os
+import pathlib
+import tempfile
+
+import pytest
+
+from trainer import LR, equal, random_parameters  # first: it makes the client importable
+import torch
+from demo_store import mounted
+from hitrain import SGD, AdamW, _root
+from hitrain._files import attribute
+
+SHAPES = {'embed': (301, 64), 'q': (64, 33), 'norm': (64,), 'scale': (1,)}
+MAPPED = ('embed', 'q')  # the others are smaller than a page
+
+
+@pytest.fixture(scope='module')
+def store():
+    with mounted('torch-windows', '64M,passthrough=32M') as s:
+        if 'passthrough is off' in s.log_path.read_text():
+            pytest.skip('the kernel or the privileges are not there')
+        yield s
+
+
+@pytest.fixture
+def root(store):
+    return pathlib.Path(tempfile.mkdtemp(dir=store.mountpoint)) / 'model'
+
+
+def give(params, n, dtype=None):
+    for p, other in zip(params.values(), random_parameters(SHAPES, seed=100 + n).values()):
+        p.grad = other.detach().to(p.dtype)
+
+
+def crossed(store):
+    now = store.counters()
+    return sum(now[f'mount_{kind}_bytes'] for kind in ('param_read', 'param_written', 'grad_written'))
+
+
+def number(root, word):
+    return int(attribute(root, word))
+
+
+def copies(params):
+    return {n: p.detach().clone() for n, p in params.items()}
+
+
+def ordinary(rule, steps, **options):
+    """The same on a mount without passthrough."""
+    with mounted('torch-no-windows') as s:
+        params = random_parameters(SHAPES)
+        with rule(params.items(), s.mountpoint / 'model', lr=LR, **options) as optimizer:
+            for n in range(steps):
+                give(params, n)
+                optimizer.step()
+        return params
+
+
+@pytest.mark.parametrize('rule, options', [(AdamW, {}), (AdamW, {'param_dtype': torch.bfloat16, 'max_grad_norm': 1.0}),
+                                           (SGD, {'param_dtype': torch.bfloat16, 'grad_dtype': torch.float32, 'overlap': True})])
+def test_no_byte_of_a_mapped_parameter_crosses_the_mount(store, root, monkeypatch, rule, options):
+    params, calls = random_parameters(SHAPES), []
+    with rule(params.items(), root, lr=LR, **options) as optimizer:
+        for n in range(4):
+            give(params, n)
+            optimizer.step()
+            if n == 1:
+                before = crossed(store)
+                for name in ('open', 'pwrite', 'preadv', 'getxattr'):
+                    real = getattr(os, name)
+                    monkeypatch.setattr(os, name, lambda *a, name=name, real=real, **kw: (calls.append(name), real(*a, **kw))[1])
+        monkeypatch.undo()
+        small = sum(params[n].numel() for n in SHAPES if n not in MAPPED)
+        assert crossed(store) - before <= 2 * 8 * small + 1000
+        assert [calls.count(name) for name in ('open', 'pwrite', 'preadv')] == [0, 2 * 2, 2 * 2]
+        assert optimizer.committed_step == 4
+    assert equal(params, ordinary(rule, 4, **options))
+    again = random_parameters(SHAPES, seed=1)
+    with rule(again.items(), root, lr=LR, resume=True, **options):
+        assert equal(again, params)
+
+
+@pytest.mark.parametrize('dtype', [torch.float32, torch.bfloat16])
+def test_values_that_the_user_changes_count(root, dtype):
+    """Through .data, which moves no version. Between steps they go to the file; after a gradient was sent it is too late."""
+    params = random_parameters(SHAPES)
+    with AdamW(params.items(), root, lr=LR, accumulate=2, param_dtype=dtype) as optimizer:
+        for n in range(2):
+            for _ in range(2):
+                give(params, n)
+                optimizer.send_gradients()
+            optimizer.step()
+        params['embed'].data[300, 63] = 7.0
+        give(params, 2)
+        optimizer.send_gradients()
+        file = torch.frombuffer(bytearray((root / 'embed').read_bytes()), dtype=dtype)
+        assert file[-1] == 7.0 and torch.equal(file.float(), params['embed'].detach().view(-1))
+        params['q'].data[0, 0] = -7.0
+        with pytest.raises(RuntimeError, match='the parameter q was changed after'):
+            optimizer.step()
+        assert number(root, 'step') == number(root, 'durable_step') == 2 and number(root, 'step_open') == 0
+
+
+@pytest.mark.parametrize('error', [OSError(errno.EIO, 'of the test'), KeyboardInterrupt()])
+def test_nothing_of_a_failed_step_is_in_the_next(root, monkeypatch, error):
+    params, other = random_parameters(SHAPES), random_parameters(SHAPES)
+    with SGD(params.items(), root, lr=1.0) as optimizer:
+        for n in range(2):
+            give(params, n)
+            optimizer.step()
+        before, real, left = copies(params), _root.Root.apply, [2]
+
+        def fails(self, names):
+            left[0] -= 1
+            if left[0] == 0:
+                raise error
+            real(self, names)
+        monkeypatch.setattr(_root.Root, 'apply', fails)
+        give(params, 9)
+        with pytest.raises(type(error)):
+            optimizer.step()
+        monkeypatch.undo()
+        assert equal(before, params) and number(root, 'step_open') == 0
+        give(params, 2)
+        params['q'].grad = None
+        optimizer.step()
+        for n, p in random_parameters(SHAPES, seed=102).items():
+            assert torch.equal(params[n], before[n] - p if n != 'q' else before[n])
+        optimizer.commit()
+    again = {n: torch.nn.Parameter(torch.zeros_like(p)) for n, p in other.items()}
+    with SGD(again.items(), root, lr=1.0, resume=True):
+        assert equal(again, params)
+
+
+def test_an_abort_brings_back_the_durable_values(root):
+    """Also where it takes away a file that was never committed, whose mapping goes on to show what it was."""
+    params, late = random_parameters(SHAPES), torch.nn.Parameter(torch.full((50, 50), 3.0))
+    with SGD(params.items(), root, lr=1.0, durable_every=100) as optimizer:
+        before = copies(params)
+        optimizer.add_param_group({'params': [('late', late)]})
+        for n in range(3):
+            give(params, n)
+            late.grad = torch.ones(50, 50)
+            optimizer.step()
+        assert (late == 0).all()
+        optimizer.abort()
+        assert equal(before, params) and (late == 0).all()  # made anew, with its values
+        for n in range(2):
+            give(params, n)
+            late.grad = torch.ones(50, 50)
+            optimizer.step()
+        optimizer.commit()
+        assert (late == -2).all() and bytes(late.detach().numpy()) == (root / 'late').read_bytes()
+        assert all(bytes(p.detach().numpy()) == (root / n).read_bytes() for n, p in params.items())
+
+
+def test_a_used_up_share_leaves_calls(store):
+    params = {f'p{i}': torch.nn.Parameter(torch.full((1 << 20,), float(i))) for i in range(5)}
+    root = pathlib.Path(tempfile.mkdtemp(dir=store.mountpoint)) / 'model'
+    with SGD(params.items(), root, lr=1.0, durable_every=100) as optimizer:
+        for _ in range(5):
+            for p in params.values():
+                p.grad = torch.ones_like(p)
+            optimizer.step()
+        assert all((p == i - 5).all() for i, p in enumerate(params.values()))
+        mapped = [f._values.content is not None for f in optimizer._parameter_files()]
+        assert any(mapped) and not all(mapped)
+
+
+def logged(root):
+    """Steps that are logged, of two trainers one after the other."""
+    params, seen = random_parameters(SHAPES), []
+    for resume in (False, True):
+        with AdamW(params.items(), root, lr=LR, durable_every=8, redo=True, resume=resume) as optimizer:
+            for n in range(6):
+                give(params, n)
+                optimizer.step()
+                seen.append(int(attribute(root, 'stats').split('\nlogged_steps=')[1].split()[0]))
+    return seen
+
+
+def test_logged_steps_stay_logged(root):
+    """A descriptor that might store through a mapping would make each of them a full step."""
+    with mounted('torch-no-windows') as s:
+        want = logged(s.mountpoint / 'model')
+    assert logged(root) == want and max(want) > 3
