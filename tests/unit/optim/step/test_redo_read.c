@@ -257,7 +257,7 @@ START_TEST(decided_updates_have_the_same_bits)
         ck_assert_msg(fixture_hash(&w) == hash[step], "step %u", step);
         free(file[step]);
     }
-    ck_assert_uint_eq(steps().last, LAST); /* it logs what it was given */
+    ck_assert_uint_eq(steps().last, LAST); /* it logs the numbers of the client */
     fixture_crash(&w);
     fixture_mount(&w);
     ck_assert_uint_eq(fixture_hash(&w), hash[LAST]);
@@ -422,7 +422,7 @@ START_TEST(a_full_store_gives_up_kept_steps)
 }
 END_TEST
 
-/* Content that takes all space, but for what is set aside. */
+/* Content that takes all space but that set aside. */
 static struct ht_obj *fill_store(void)
 {
     struct ht_obj_attr attr = {.oid = ht_store_new_id(w.s), .chunk_bytes = HT_CHUNK_BYTES};
