@@ -89,12 +89,18 @@ static int empty(int dir, unsigned depth)
     return rc;
 }
 
-/* A model whose commits kept steps can be removed without these alone. Without any this does nothing. */
+/*
+ * A model whose commits kept steps can be removed without these alone. Only a model root has the directory of kept
+ * steps. Any other directory that lies in a model has ctl, too, but its commands go to the root above.
+ */
 static void forget_steps(int dir)
 {
     static const char line[] = "forget *\n";
-    int fd = openat(dir, HT_CTL_DIR "/ctl", O_WRONLY | O_NOFOLLOW | O_CLOEXEC);
+    int fd;
 
+    if (faccessat(dir, HT_CTL_DIR "/snap", F_OK, AT_EACCESS) < 0)
+        return;
+    fd = openat(dir, HT_CTL_DIR "/ctl", O_WRONLY | O_NOFOLLOW | O_CLOEXEC);
     if (fd < 0)
         return;
     if (write(fd, line, sizeof(line) - 1) < 0)
@@ -290,6 +296,12 @@ int ht_staging_open_model(struct ht_staging *s, const char *path)
     return rc;
 }
 
+/* Is the directory a model root, or below one? Gradients are there alone. */
+static bool is_in_model(int dir)
+{
+    return faccessat(dir, HT_CTL_DIR "/grad", F_OK, AT_EACCESS) == 0;
+}
+
 int ht_staging_begin(struct ht_staging *s, const char *path)
 {
     char folder[PATH_MAX];
@@ -305,6 +317,11 @@ int ht_staging_begin(struct ht_staging *s, const char *path)
     if (rc == 0 && ht_cmd_check_mount(folder) < 0) { /* has printed why */
         ht_staging_end(s);
         return -ENOTSUP;
+    }
+    if (rc == 0 && is_in_model(s->parent)) {
+        ht_error("%s lies in a model; a step is received into a directory outside of model roots", path);
+        ht_staging_end(s);
+        return -EINVAL;
     }
     if (rc == 0 && fstatat(s->parent, s->name, &st, AT_SYMLINK_NOFOLLOW) == 0)
         rc = -EEXIST;

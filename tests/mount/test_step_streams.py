@@ -178,6 +178,32 @@ def test_a_directory_that_is_there_is_left_alone(stores, stream):
     assert done.returncode == 1 and 'is there already' in done.stderr.decode() and os.listdir(b) == ['model']
 
 
+@pytest.mark.parametrize('folder', ['', 'deep'])
+def test_nothing_is_received_into_a_model(stores, stream, folder):
+    """The command that ends kept steps would reach the model around: it keeps its own."""
+    _, (a, _) = stores
+    root = a / 'model'
+    command(root, 'snapshot more')
+    was = describe(root)
+    for bytes_ in (b'garbage', stream[:len(stream) // 2], stream):
+        done = receive(bytes_, root / folder / 'copy')
+        assert sorted(os.listdir(root / '.hitrain' / 'snap')) == ['1', 'more']
+        assert done.returncode == 1 and b'outside of model roots' in done.stderr and describe(root) == was
+
+
+def test_a_directory_that_comes_into_a_model_ends_none_of_its_kept_steps(stores, stream):
+    """The directory above becomes a model when the header alone has come, and nothing comes after it."""
+    _, (_, b) = stores
+    (b / 'home').mkdir()
+    p = begin_receiving(stream[:128], b / 'home' / 'model')
+    wait_for(lambda: left(b / 'home') and part(b / 'home').exists(), 'the hidden directory')
+    word(b / 'home', 'optimizer', ADAMW)
+    command(b / 'home', 'snapshot one', 'snapshot two')
+    p.communicate(timeout=SECONDS_MAX)
+    assert p.returncode == 1 and sorted(os.listdir(b / 'home' / '.hitrain' / 'snap')) == ['one', 'two']
+    assert left(b / 'home') == []
+
+
 def test_a_step_is_received_on_a_store_only(stream, tmp_path):
     done = receive(stream, tmp_path / 'model')
     assert done.returncode == 1 and 'not on a hitrain mount' in done.stderr.decode() and not os.listdir(tmp_path)
