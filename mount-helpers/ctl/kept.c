@@ -166,11 +166,11 @@ int ht_cmd_forget(const char *path, const struct ht_cmd_options *o)
 
 /* -------------------------------------------------------------------- clone */
 
-/* The path of a real path from the root of its file system, without a slash before it: "" for the root. */
-static int place_in_store(const char *real, char *out, size_t cap)
+/* The path of a directory from the root of its file system, without a slash before it: "" for the root. */
+static int place_in_store(const char *handle, const char *real, char *out, size_t cap)
 {
     struct ht_mount_entry *m = malloc(sizeof(*m));
-    int rc = m ? ht_mount_of_path(real, m) : -ENOMEM;
+    int rc = m ? ht_mount_of_path(handle, m) : -ENOMEM;
 
     if (!rc) {
         size_t len = strcmp(m->point, "/") == 0 ? 0 : strlen(m->point);
@@ -186,45 +186,96 @@ static int place_in_store(const char *real, char *out, size_t cap)
     return rc;
 }
 
-/* The store knows nothing of mounts: it takes the place of the new name from the root of the file system. */
-static int place_of(const char *root, const char *path, char *out, size_t cap)
+/*
+ * The store knows nothing of mounts: it takes the place of the new name from the root of the file system, and follows
+ * no symlink. Nor does this: the kernel says where the open directory is.
+ */
+static int place_at(int dir, const char *name, char *out, size_t cap)
 {
-    char folder[PATH_MAX], real[PATH_MAX], place[PATH_MAX];
+    char handle[64], real[PATH_MAX], place[PATH_MAX];
+    ssize_t n;
+    int rc;
+
+    snprintf(handle, sizeof(handle), "/proc/self/fd/%d", dir);
+    n = readlink(handle, real, sizeof(real));
+    if (n < 0 || n == sizeof(real))
+        return n < 0 ? -errno : -ENAMETOOLONG;
+    real[n] = '\0';
+    rc = place_in_store(handle, real, place, sizeof(place));
+    if (rc == 0 && (size_t)snprintf(out, cap, "%s%s%s", place, place[0] ? "/" : "", name) >= cap)
+        rc = -ENAMETOOLONG;
+    return rc;
+}
+
+int ht_kept_clone_at(const char *root, const char *name, int dir, const char *as, const char *path)
+{
+    char place[PATH_MAX], line[2 * PATH_MAX];
+    int rc = is_name(root, name) ? ht_cmd_check_mount(root) : -EINVAL;
+
+    if (rc < 0)
+        return rc;
+    rc = place_at(dir, as, place, sizeof(place));
+    if (rc < 0)
+        return ht_cmd_explain(path, rc);
+    if (strchr(" \t", place[0]) || strchr(" \t", place[strlen(place) - 1])) {
+        ht_error("%s: a name that begins or ends with a blank cannot be given to the store", path);
+        return -EINVAL;
+    }
+    if (strpbrk(place, "\r\n")) { /* what follows would be another command */
+        ht_error("%s: a path with a line break cannot be given to the store", path);
+        return -EINVAL;
+    }
+    snprintf(line, sizeof(line), "clone %s %s", name, place);
+    return ht_cmd_command(root, root, line);
+}
+
+/* The directory of path, open; as: the name in it. A descriptor, or -errno with a message printed. */
+static int open_folder(const char *root, const char *path, char as[NAME_MAX + 1])
+{
+    char folder[PATH_MAX];
     struct stat own, other;
     size_t len = strlen(path), begin;
+    int dir;
 
     while (len > 1 && path[len - 1] == '/')
         len--;
     for (begin = len; begin > 0 && path[begin - 1] != '/';)
         begin--;
-    if (len == begin || len >= sizeof(folder) || strpbrk(path, "\r\n")) {
+    if (len == begin || len >= sizeof(folder) || len - begin > NAME_MAX || strpbrk(path, "\r\n")) {
         ht_error("%s: this cannot be the name of a new directory", path);
         return -EINVAL;
     }
+    snprintf(as, NAME_MAX + 1, "%.*s", (int)(len - begin), path + begin);
     snprintf(folder, sizeof(folder), "%.*s", begin ? (int)begin : 1, begin ? path : ".");
-    if (!realpath(folder, real) || stat(real, &other) != 0 || stat(root, &own) != 0) {
-        ht_error("%s: %s", folder, strerror(errno));
-        return -errno;
+    dir = open(folder, O_PATH | O_DIRECTORY | O_CLOEXEC);
+    if (dir < 0 || fstat(dir, &other) != 0 || stat(root, &own) != 0) {
+        int err = errno;
+        ht_error("%s: %s", folder, strerror(err));
+        if (dir >= 0)
+            close(dir);
+        return -err;
     }
-    if (ht_cmd_check_mount(real) < 0)
-        return -EINVAL;
-    if (own.st_dev != other.st_dev) {
+    if (own.st_dev == other.st_dev)
+        return dir;
+    close(dir);
+    if (ht_cmd_check_mount(folder) == 0)
         ht_error("%s is in another store than %s: a step goes there with send and receive", folder, root);
-        return -EXDEV;
-    }
-    int rc = place_in_store(real, place, sizeof(place));
-    if (!rc &&
-        (size_t)snprintf(out, cap, "%s%s%.*s", place, place[0] ? "/" : "", (int)(len - begin), path + begin) >= cap)
-        rc = -ENAMETOOLONG;
-    if (rc) {
-        (void)ht_cmd_explain(path, rc);
+    return -EXDEV;
+}
+
+static int clone_as(const char *root, const char *name, const char *path)
+{
+    char as[NAME_MAX + 1];
+    int rc = is_name(root, name) ? ht_cmd_check_mount(root) : -EINVAL, dir;
+
+    if (rc < 0)
         return rc;
-    }
-    if (strchr(" \t", out[0]) || strchr(" \t", out[strlen(out) - 1])) {
-        ht_error("%s: a name that begins or ends with a blank cannot be given to the store", path);
-        return -EINVAL;
-    }
-    return 0;
+    dir = open_folder(root, path, as);
+    if (dir < 0)
+        return dir;
+    rc = ht_kept_clone_at(root, name, dir, as, path);
+    close(dir);
+    return rc;
 }
 
 /* The step of a new model: its directory may be one that this user cannot open. */
@@ -251,24 +302,11 @@ static int report_clone(const char *root, const struct ht_cmd_options *o, const 
     return fflush(stdout) == 0 ? HT_CMD_OK : HT_CMD_FAILED;
 }
 
-int ht_kept_clone(const char *root, const char *name, const char *path)
-{
-    char place[PATH_MAX], line[2 * PATH_MAX];
-    int rc = is_name(root, name) ? ht_cmd_check_mount(root) : -EINVAL;
-
-    if (rc == 0)
-        rc = place_of(root, path, place, sizeof(place));
-    if (rc < 0)
-        return rc;
-    snprintf(line, sizeof(line), "clone %s %s", name, place);
-    return ht_cmd_command(root, root, line);
-}
-
 int ht_cmd_clone(const char *path, const struct ht_cmd_options *o)
 {
     const char *dir = o->words[1];
 
-    return ht_kept_clone(path, o->words[0], dir) < 0 ? HT_CMD_FAILED : report_clone(path, o, dir);
+    return clone_as(path, o->words[0], dir) < 0 ? HT_CMD_FAILED : report_clone(path, o, dir);
 }
 
 /* -------------------------------------------------------------------- steps */

@@ -14,8 +14,11 @@ int ht_kept_open(const char *root, const char *name) HT_MUST_CHECK;
 int ht_kept_step(int dir, uint64_t *out_step) HT_MUST_CHECK;
 /* The digest that the store has computed, without a look at the content. -ENODATA: not yet. */
 int ht_kept_stored_digest(int dir, struct ht_hash128 *out) HT_MUST_CHECK;
-/* A model of its own from a kept step, at a path that is not there yet. 0 or -errno, with a message printed. */
-int ht_kept_clone(const char *root, const char *name, const char *path) HT_MUST_CHECK;
+/*
+ * A model of its own from a kept step: a new entry of an open directory of the same store. Messages name path. 0 or
+ * -errno, with a message printed.
+ */
+int ht_kept_clone_at(const char *root, const char *name, int dir, const char *as, const char *path) HT_MUST_CHECK;
 /* kept_base.c: a kept step that is read whole, which verifies every checksum of the store. */
 struct ht_kept_reading {
     const char *name, *done;             /* of the step; what the progress says */

@@ -84,13 +84,11 @@ static int find_step(const struct gathering *g, char out[NAME_MAX + 1])
 
 static int clone_base(struct gathering *g)
 {
-    char name[NAME_MAX + 1], place[PATH_MAX], why[HT_TREE_WHY_MAX];
+    char name[NAME_MAX + 1], why[HT_TREE_WHY_MAX];
     int rc = find_step(g, name);
 
     if (rc == 0)
-        rc = ht_staging_model_path(g->s, g->path, place);
-    if (rc == 0)
-        rc = ht_kept_clone(g->base_root, name, place);
+        rc = ht_kept_clone_at(g->base_root, name, g->s->dir, HT_STAGING_MODEL, g->path);
     if (rc == 0)
         rc = ht_staging_open_model(g->s, g->path);
     if (rc < 0)

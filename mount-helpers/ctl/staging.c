@@ -17,7 +17,7 @@
 #include <hitrain/words.h>
 
 #define PREFIX ".hitrain-receive-"
-#define MODEL "model"
+#define MODEL HT_STAGING_MODEL
 
 /* ----------------------------------------------------------------- removal */
 
@@ -267,19 +267,6 @@ int ht_staging_make_model(struct ht_staging *s, const char *path)
     if (rc == 0)
         return ht_staging_open_model(s, path);
     ht_error("%s: %s", path, strerror(-rc));
-    return rc;
-}
-
-int ht_staging_model_path(const struct ht_staging *s, const char *path, char out[PATH_MAX])
-{
-    char folder[PATH_MAX];
-    struct ht_staging same;
-    int rc = split(&same, path, folder);
-
-    if (rc == 0 && snprintf(out, PATH_MAX, "%s/%s/" MODEL, folder, s->temporary) >= PATH_MAX)
-        rc = -ENAMETOOLONG;
-    if (rc < 0)
-        ht_error("%s: %s", path, strerror(-rc));
     return rc;
 }
 

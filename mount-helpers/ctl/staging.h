@@ -17,6 +17,8 @@
 /* Its value is the name of the private directory. */
 #define HT_STAGING_ATTRIBUTE "user.hitrain-receive"
 
+#define HT_STAGING_MODEL "model"
+
 struct ht_staging {
     int parent, dir, model; /* descriptors; model: -1 before there is one */
     bool published;
@@ -28,9 +30,7 @@ struct ht_staging {
 int ht_staging_begin(struct ht_staging *s, const char *path) HT_MUST_CHECK;
 /* A new directory that is to become the model, for the caller alone. 0 or -errno, with a message printed. */
 int ht_staging_make_model(struct ht_staging *s, const char *path) HT_MUST_CHECK;
-/* The path at which another program, which gets a path, can make it. */
-int ht_staging_model_path(const struct ht_staging *s, const char *path, char out[PATH_MAX]) HT_MUST_CHECK;
-/* The model that was made there. 0 or -errno, with a message printed. */
+/* The model that was made otherwise as the entry HT_STAGING_MODEL of dir. 0 or -errno, with a message printed. */
 int ht_staging_open_model(struct ht_staging *s, const char *path) HT_MUST_CHECK;
 /* Gives the model its name, durably. 0 or -errno, with a message printed; the caller then drops it. */
 int ht_staging_publish(struct ht_staging *s, const char *path) HT_MUST_CHECK;

@@ -7,10 +7,10 @@ import subprocess
 import numpy as np
 import pytest
 
-from conftest import BIN, MIB, SECONDS_MAX
+from conftest import BIN, MIB, SECONDS_MAX, wait_for
 from test_roots import command, random, word
 from test_shards import make_model, reshard, shard, step
-from test_step_streams import left, receive
+from test_step_streams import NOBODY, left, receive
 
 SIZES = {'w': 5 * MIB + 4096, 'deep/v': 2 * MIB, 'b': 4}
 STATES = 'exp_avg', 'exp_avg_sq'
@@ -172,6 +172,26 @@ def test_the_share_that_must_moves_and_no_more(mnt, ranks, to, share):
     assert all(b'the least is' in s.stderr for s in streams)
     assert change['moved_bytes'] == change['least_bytes'] == share * blocks * MIB
     assert change['moved_bytes'] <= bytes_sent <= change['moved_bytes'] + to * 64 * 1024
+
+
+def test_a_symlink_in_the_place_of_the_directory_leads_no_clone_away(mnt, job):
+    """Another user owns the directory above, and leads root's receiver to a directory that this user may not even read."""
+    whole, _ = job(2, 1, '--lost=1')
+    stream = send(whole, 0, 1)
+    os.chmod(mnt, 0o755)
+    (mnt / 'home').mkdir()
+    os.chown(mnt / 'home', NOBODY, NOBODY)
+    (mnt / 'other').mkdir(0o700)
+    p = subprocess.Popen([BIN / 'hitrainctl', 'receive', mnt / 'home' / 'model', f'--base={mnt / "0"}'], stdin=subprocess.PIPE,
+                         stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+    wait_for(lambda: left(mnt / 'home'), 'the hidden directory')
+    name = left(mnt / 'home')[0]
+    wait_for(lambda: 'user.hitrain-receive' in os.listxattr(mnt / 'home' / name), 'its attribute')
+    subprocess.run(['sh', '-c', f'mv {name} away && ln -s {mnt / "other"} {name}'], cwd=mnt / 'home', user=NOBODY, group=NOBODY,
+                   extra_groups=[], check=True)
+    _, said = p.communicate(stream, timeout=SECONDS_MAX)
+    assert os.listdir(mnt / 'other') == [] and p.returncode == 1 and b'moved' in said
+    assert os.listdir(mnt / 'home' / 'away') == [] and not os.path.lexists(mnt / 'home' / 'model')
 
 
 def test_streams_that_do_not_belong_together_leave_nothing(mnt, job):

@@ -194,6 +194,15 @@ def test_a_clone_below_a_bind_mount_is_where_its_name_says(root, kept, tmp_path)
         subprocess.run(['umount', other], check=True, timeout=SECONDS_MAX)
 
 
+def test_the_name_of_a_folder_is_no_command(root, kept, tmp_path):
+    """Another user made it, and a symlink leads there."""
+    (root.parent / 'a\nforget 1\nb').mkdir()
+    os.symlink(root.parent / 'a\nforget 1\nb', tmp_path / 'link')
+    done = run('hitrainctl', 'clone', root, '1', tmp_path / 'link' / 'new', check=False)
+    assert [k['name'] for k in listed(root)] == ['1']
+    assert done.returncode == 1 and 'line break' in done.stderr
+
+
 def test_a_clone_of_what_is_no_model_is_refused(root):
     said, = command(root.parent, 'clone a new')
     assert 'EINVAL' in said and 'no model root' in said
