@@ -158,7 +158,8 @@ static const struct command {
      "Makes a kept step a model of its own, in the new directory DIR of the same store. Both share what is stored, until\n"
      "either changes it.\n\n"},
     {"forget", "ROOT STEP...|--all", NULL, ht_cmd_forget, ROOT_STEPS, OPT_BIT(OPT_ALL),
-     "Drops kept steps, and the space that they alone have. A model root that has any keeps its name and its optimizer.\n\n"
+     "Drops kept steps, and the space that they alone have. A model root that has any cannot be\n"
+     "removed, and keeps its optimizer.\n\n"
      "  --all            all kept steps of ROOT\n"},
     {"verify", "ROOT STEP [--digest=DIGEST] [--json]", NULL, ht_cmd_verify, ROOT_STEP,
      OPT_BIT(OPT_JSON) | OPT_BIT(OPT_DIGEST),

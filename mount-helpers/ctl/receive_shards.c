@@ -77,9 +77,21 @@ static int find_step(const struct gathering *g, char out[NAME_MAX + 1])
     if (out[0] != '\0')
         return 0;
     ht_shards_format(&g->head.shard.table, text);
-    ht_error("%s: nothing is received: %s keeps no step %llu with the table \"%s\", which the stream is made by",
-             g->path, g->base_root, (unsigned long long)g->head.step, text);
+    ht_error(
+        "%s: nothing is received: %s keeps no step %llu with the table \"%s\", which the stream is made by; run the same "
+        "reshard and snapshot in that store",
+        g->path, g->base_root, (unsigned long long)g->head.step, text);
     return -ENOENT;
+}
+
+static int check_store(const struct gathering *g)
+{
+    struct stat mine, theirs;
+
+    if (stat(g->base_root, &theirs) == 0 && fstat(g->s->dir, &mine) == 0 && mine.st_dev == theirs.st_dev)
+        return 0;
+    ht_error("%s: nothing is received: %s is in another store", g->path, g->base_root);
+    return -EXDEV;
 }
 
 static int clone_base(struct gathering *g)
@@ -87,6 +99,8 @@ static int clone_base(struct gathering *g)
     char name[NAME_MAX + 1], why[HT_TREE_WHY_MAX];
     int rc = find_step(g, name);
 
+    if (rc == 0)
+        rc = check_store(g);
     if (rc == 0)
         rc = ht_kept_clone_at(g->base_root, name, g->s->dir, HT_STAGING_MODEL, g->path);
     if (rc == 0)

@@ -64,6 +64,8 @@ static int open_shard(const char *root, const char *name, int dir, const struct 
         why = "the step has no table of ranks; `hitrainctl reshard` makes one";
     else
         why = ht_stream_shard_refused(out);
+    if (why && out->table.changes < 2 && n >= 0)
+        why = "the number of ranks has not changed; keep a step after `hitrainctl reshard`";
     if (!why)
         return 0;
     ht_error("%s: step %s: nothing is sent to rank %llu: %s", root, name, (unsigned long long)o->shard, why);

@@ -165,8 +165,13 @@ static void remove_old(const struct ht_staging *s, const char *name)
     fd = openat(s->parent, name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
     if (fd < 0)
         return;
-    if (is_old(fd, name) && remove_with_model(s->parent, name, fd) == 0)
-        ht_info("removed %s, which an interrupted receive had left", name);
+    if (is_old(fd, name)) {
+        int rc = remove_with_model(s->parent, name, fd);
+        if (rc < 0)
+            ht_info("%s, which an interrupted receive left, cannot be removed: %s", name, strerror(-rc));
+        else
+            ht_info("removed %s, which an interrupted receive had left", name);
+    }
     close(fd);
 }
 
@@ -222,7 +227,7 @@ static bool is_new(int dir)
     return is;
 }
 
-static int make_one(struct ht_staging *s)
+static int make_one(struct ht_staging *s, const char **out_why)
 {
     uint32_t number;
     int rc = ht_random(&number, sizeof(number));
@@ -240,7 +245,7 @@ static int make_one(struct ht_staging *s)
     else if (!is_there(s->parent, s->temporary, s->dir))
         rc = -EAGAIN;
     else if (!is_new(s->dir))
-        rc = -EPERM;
+        rc = (*out_why = "another directory stands in the place of the hidden one", -EPERM);
     else if (fsetxattr(s->dir, HT_STAGING_ATTRIBUTE, s->temporary, strlen(s->temporary), 0) < 0 || fsync(s->dir) < 0)
         rc = -errno;
     if (rc < 0) {
@@ -251,12 +256,13 @@ static int make_one(struct ht_staging *s)
     return rc;
 }
 
-static int make(struct ht_staging *s)
+/* *out_why: a sentence where the error says too little. */
+static int make(struct ht_staging *s, const char **out_why)
 {
     int rc = -EAGAIN;
 
     for (unsigned i = 0; rc == -EAGAIN && i < TRIES; i++)
-        rc = make_one(s);
+        rc = make_one(s, out_why);
     return rc;
 }
 
@@ -292,6 +298,7 @@ static bool is_in_model(int dir)
 int ht_staging_begin(struct ht_staging *s, const char *path)
 {
     char folder[PATH_MAX];
+    const char *why = NULL;
     struct stat st;
     int rc;
 
@@ -314,12 +321,12 @@ int ht_staging_begin(struct ht_staging *s, const char *path)
         rc = -EEXIST;
     if (rc == 0) {
         remove_all_old(s);
-        rc = make(s);
+        rc = make(s, &why);
     }
     if (rc == -EEXIST)
         ht_error("%s is there already; a step is received into a new directory", path);
     else if (rc < 0)
-        ht_error("%s: %s", path, strerror(-rc));
+        ht_error("%s: %s", path, why ? why : strerror(-rc));
     if (rc < 0)
         ht_staging_end(s);
     return rc;

@@ -145,6 +145,8 @@ def test_a_rank_goes_on_with_the_same_bits(make_store):
     for root in whole, b.point / 'model':
         reshard(root, 1, '--lost=0')
         command(root, 'snapshot moved')
+    elsewhere = take(send(whole, 0, 0), b.point / 'next', f'--base={whole}')
+    assert elsewhere.returncode == 1 and f'{whole} is in another store' in elsewhere.stderr.decode()
     sender = subprocess.Popen([BIN / 'hitrainctl', 'send', whole, 'moved', '--shard=0', '--of=0'], stdout=subprocess.PIPE)
     done = ctl('receive', b.point / 'next', f'--base={b.point / "model"}', stdin=sender.stdout)
     assert sender.wait(SECONDS_MAX) == 0 and done.returncode == 0, done.stderr
@@ -211,7 +213,7 @@ def test_streams_that_do_not_belong_together_leave_nothing(mnt, job):
     refused = {
         'rank 1 are missing': second,
         'come twice': first + first,
-        'keeps no step': send(mnt / '3', 1, name='later'),
+        'run the same reshard and snapshot in that store': send(mnt / '3', 1, name='later'),
         'different tables': first + send(mnt / '3', 1, name='later'),
         'different steps': first + send(mnt / '0', 1, 0, name='stepped'),
         'different ranks': first + send(whole, 0, 2, name='whole'),
@@ -228,7 +230,7 @@ def test_streams_that_do_not_belong_together_leave_nothing(mnt, job):
     assert b'no model root' in take(first, mnt / 'x', '--base=/').stderr
     assert b'this is no' in take(first, mnt / 'x', f'--base={mnt / "2" / "deep"}').stderr and left(mnt) == []
     assert take(first + second, mnt / 'x', base).returncode == 0
-    for args, why in ((('none', '--shard=0'), 'no table'), (('before', '--shard=0'), 'has not changed'),
+    for args, why in ((('none', '--shard=0'), 'no table'), (('before', '--shard=0'), 'keep a step after `hitrainctl reshard`'),
                       (('moved', '--shard=3'), 'no such rank'), (('moved', '--shard=0', '--of=4'), 'was no such rank')):
         done = ctl('send', whole, *args)
         assert done.returncode == 1 and why in done.stderr.decode() and not done.stdout, done.stderr

@@ -402,6 +402,21 @@ def test_only_directories_of_an_own_killed_receiver_are_removed(stores, stream, 
     assert receive(stream, tmp_path / 'model').returncode == 1 and os.listdir(tmp_path) == [STAGING + '00000005']
 
 
+def test_what_cannot_be_removed_of_a_killed_receiver_is_named(stores, stream):
+    _, (_, b) = stores
+    old = b / (STAGING + '00000001')
+    old.mkdir(0o700)
+    os.setxattr(old, 'user.hitrain-receive', old.name.encode())
+    (old / 'mounted').write_bytes(b'')
+    subprocess.run(['mount', '--bind', old / 'mounted', old / 'mounted'], check=True, timeout=SECONDS_MAX)
+    try:
+        done = receive(stream, b / 'model')
+        assert done.returncode == 0 and f'{old.name}, which an interrupted receive left, cannot be removed'.encode() in done.stderr
+    finally:
+        subprocess.run(['umount', old / 'mounted'], check=True, timeout=SECONDS_MAX)
+    assert receive(stream, b / 'more').returncode == 0 and sorted(os.listdir(b)) == ['model', 'more']
+
+
 @pytest.mark.parametrize('owner, mode', [(NOBODY, 0o755), (0, 0o1777), (0, 0o775)])
 def test_nothing_is_removed_where_others_can_make_names(stores, stream, owner, mode):
     _, (_, b) = stores
