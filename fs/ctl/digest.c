@@ -36,7 +36,8 @@
 enum { FAILURES_MAX = 64, STATES_MAX = 16 };
 
 static const char optimizer[] = HT_XATTR_PREFIX "optimizer";
-static const char follow[] = "user.hitrain-follow"; /* mount-helpers/stream/stream.h: of a copy alone */
+/* mount-helpers/stream/stream.h: part of no step */
+static const char follow[] = "user.hitrain-follow", receive[] = "user.hitrain-receive";
 
 struct name {
     uint64_t ino;
@@ -171,7 +172,7 @@ static int put_attributes(struct walk *k, uint64_t ino)
     if (!names)
         return -ENOMEM;
     for (char *p = k->list; p < k->list + len; p += strlen(p) + 1)
-        if (strcmp(p, follow) != 0)
+        if (strcmp(p, follow) != 0 && strcmp(p, receive) != 0)
             names[count++] = p;
     qsort(names, count, sizeof(*names), by_text);
     for (size_t i = 0; rc == 0 && i < count; i++)

@@ -3,19 +3,16 @@
  * staging.h - a model that is made out of sight and gets its name at the end.
  *
  * It is the only entry of a private directory .hitrain-receive-XXXXXXXX, beside its future name, on a store. That
- * directory has an attribute, durable before the model begins, and a lock (flock) as long as its program runs. So the
- * next program of that user that stages something there knows it, and removes it with the model in it, whatever a
- * killed program or a crash left: at any moment until the model moved to its name. Others may write in the directory
- * above: so everything goes by descriptors, and no symlink is followed.
+ * directory has the attribute HT_STAGING_ATTRIBUTE, whose value is its name, durable before the model begins. It has a
+ * lock (flock) as long as its program runs. So the next program of that user that stages something there knows it, and
+ * removes it with the model in it, whatever a killed program or a crash left: at any moment until the model moved to
+ * its name. Others may write in the directory above: so everything goes by descriptors, and no symlink is followed.
  */
 #ifndef HITRAIN_MOUNT_HELPERS_CTL_STAGING_H
 #define HITRAIN_MOUNT_HELPERS_CTL_STAGING_H
 
 #include <limits.h>
-#include "tiering/base/base.h"
-
-/* Its value is the name of the private directory. */
-#define HT_STAGING_ATTRIBUTE "user.hitrain-receive"
+#include "mount-helpers/stream/stream.h"
 
 #define HT_STAGING_MODEL "model"
 

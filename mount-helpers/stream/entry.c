@@ -42,7 +42,7 @@ static bool is_word(const char *name, size_t len, const char *word)
 
 bool ht_stream_attribute_known(const char *name, size_t len)
 {
-    if (is_word(name, len, HT_FOLLOW_ATTRIBUTE)) /* of this copy alone */
+    if (is_word(name, len, HT_FOLLOW_ATTRIBUTE) || is_word(name, len, HT_STAGING_ATTRIBUTE))
         return false;
     return (len > 5 && memcmp(name, "user.", 5) == 0) || is_word(name, len, "system.posix_acl_access") ||
         is_word(name, len, "system.posix_acl_default");

@@ -61,7 +61,8 @@ def test_the_digest_is_that_of_everything_that_can_be_read(make_store, dtype):
     for name in ('fifo', 'device', 'symbolic-too'):
         if os.path.lexists(root / 'tree' / name):
             os.unlink(root / 'tree' / name)
-    os.setxattr(root / 'tree', 'user.hitrain-follow', b'of a copy alone')
+    for name in ('follow', 'receive'):
+        os.setxattr(root / 'tree', f'user.hitrain-{name}', b'part of no step')
     run('hitrainctl', 'snapshot', root)
     run('hitrainctl', 'snapshot', root, 'named')
     digest = stored(root, '1')

@@ -402,6 +402,20 @@ def test_only_directories_of_an_own_killed_receiver_are_removed(stores, stream, 
     assert receive(stream, tmp_path / 'model').returncode == 1 and os.listdir(tmp_path) == [STAGING + '00000005']
 
 
+def test_a_stream_marks_no_directory_as_that_of_a_killed_receiver(stores, stream):
+    """Its author could choose what the next receive removes."""
+    _, (a, b) = stores
+    folder = a / 'model' / (STAGING + '00000001')
+    folder.mkdir(0o700)
+    (folder / 'mine').write_bytes(b'x')
+    os.setxattr(folder, 'user.hitrain-receive', folder.name.encode())
+    command(a / 'model', 'snapshot marked')
+    done = receive(send(a / 'model', 'marked'), b / 'model')
+    assert done.returncode == 0 and 'user.hitrain-receive' not in os.listxattr(b / 'model' / folder.name), done.stderr
+    command(b / 'model', 'snapshot')
+    assert digest(b / 'model', '1') == digest(a / 'model', 'marked')
+
+
 def test_what_cannot_be_removed_of_a_killed_receiver_is_named(stores, stream):
     _, (_, b) = stores
     old = b / (STAGING + '00000001')

@@ -382,6 +382,8 @@ static const struct {
     {HT_STREAM_FILE, "x", "", 0, "trusted.x", "neither user"},
     {HT_STREAM_FILE, "x", "", 0, "security.capability", "neither user"},
     {HT_STREAM_FILE, "x", "", 0, "user.", "neither user"},
+    {HT_STREAM_DIRECTORY, "x", "", 0, "user.hitrain-follow", "neither user"},
+    {HT_STREAM_DIRECTORY, "x", "", 0, "user.hitrain-receive", "neither user"},
     {HT_STREAM_FILE, "x", "", 0, "", "no proper name"},
     {HT_STREAM_SYMLINK, "x", "", 0, NULL, "link to nothing"},
     {HT_STREAM_SYMLINK, "x", "y", 0, "user.a", "has attributes"},
