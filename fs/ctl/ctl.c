@@ -352,12 +352,12 @@ static void sleep_until_done(struct sleeper *s)
         ;
 }
 
-/* True: it was woken. Else the client does not want the request any more. */
-static bool sleep_or_interrupted(struct ht_ctl *c, struct sleeper *s)
+/* True: it was woken. Else the client does not want the request any more, which waits for a replay of logged steps. */
+static bool sleep_or_interrupted(struct ht_ctl *c, uint64_t ino, struct sleeper *s)
 {
     struct timespec until;
 
-    while (!ht_activity_interrupted()) {
+    while (!ht_activity_interrupted() || !ht_optim_replaying(c->optim, ino)) {
         clock_gettime(CLOCK_REALTIME, &until);
         until.tv_nsec += LOOK_NS;
         until.tv_sec += until.tv_nsec / 1000000000;
@@ -382,7 +382,7 @@ int ht_ctl_wait_updates(struct ht_ctl *c, uint64_t ino, uint64_t off, uint64_t l
     ht_activity_wait("updates of parameter", ino);
     if (!ht_optim_readable(c->optim, ino, off, len, &s.waiter)) {
         if (ht_activity_interruptible())
-            done = sleep_or_interrupted(c, &s);
+            done = sleep_or_interrupted(c, ino, &s);
         else
             sleep_until_done(&s);
     }

@@ -45,8 +45,9 @@
  * Threads are started when a job finds none idle, and stay until the end: at most HT_LANES x
  * HT_LANE_THREADS + HT_LANE_LEFT_MAX.
  *
- * Interrupts. A process may wait for a replay of logged steps, which takes long. If its request is interrupted then, a
- * queued job ends, and a running one learns of it (ht_activity_interrupted). All other waits are short: they go on.
+ * Interrupts. A process may wait for a replay of logged steps, which takes long. If its request is interrupted, before
+ * the replay or during it, a queued job ends, and a running one learns of it (ht_activity_interrupted). All other waits
+ * are short: they go on.
  *
  * Locks: job_lock, a leaf. Threads: submit from workers and jobs; fn on job threads.
  */
@@ -370,34 +371,36 @@ static bool take_back(struct ht_fuse *f, struct ht_job *job) HT_REQUIRES(HT_LOCK
     return true;
 }
 
-/* The job's key if it is this request's. 0: the request has been answered. */
-static uint64_t key_of(struct ht_fuse *f, const struct ht_job *job, fuse_req_t req)
+/* Ends it if it is queued and its root computes logged steps again; if it runs, it looks for itself. */
+static void end_interrupted(struct ht_fuse *f, struct ht_job *job, fuse_req_t req, uint64_t key)
 {
+    bool replaying = ht_optim_root_replaying(f->optim, key);
+
     ht_mutex_lock(ht_fuse_job_lock(f));
-    uint64_t key = job->req == req ? job->key : 0;
+    bool ended = replaying && job->req == req && job->interrupted && take_back(f, job);
     ht_mutex_unlock(ht_fuse_job_lock(f));
-    return key;
+    if (ended)
+        fuse_reply_err(req, EINTR);
+    else
+        ht_optim_interrupt(f->optim);
 }
 
-/* libfuse keeps the request during the call, so no other one has its address. Jobs stay until the end. */
+/*
+ * The kernel interrupts a request once: the job remembers it also before it is queued, and before a replay begins.
+ * libfuse keeps the request during the call, so no other one has its address. Jobs stay until the end.
+ */
 static void on_interrupt(fuse_req_t req, void *data)
 {
     struct ht_fuse *f = ht_fuse_of(req);
     struct ht_job *job = data;
-    uint64_t key = key_of(f, job, req);
 
-    if (!key || !ht_optim_root_replaying(f->optim, key))
-        return;
     ht_mutex_lock(ht_fuse_job_lock(f));
-    bool mine = job->req == req;
-    if (mine)
+    uint64_t key = job->req == req ? job->key : 0; /* 0 also if the request has been answered */
+    if (key)
         job->interrupted = true;
-    bool ended = mine && take_back(f, job);
     ht_mutex_unlock(ht_fuse_job_lock(f));
-    if (ended)
-        fuse_reply_err(req, EINTR);
-    else if (mine)
-        ht_optim_interrupt(f->optim);
+    if (key)
+        end_interrupted(f, job, req, key);
 }
 
 static size_t bytes_waiting(struct ht_fuse *f, enum ht_lane_kind kind, uint64_t key)
@@ -442,10 +445,11 @@ bool ht_job_waits_for_update(struct ht_fuse *f, uint64_t ino, uint64_t off, uint
 bool ht_job_submit(struct ht_job *job, enum ht_lane_kind kind, uint64_t key)
 {
     struct ht_fuse *f = job->fuse;
+    fuse_req_t req = job->req; /* from where it is queued, the job may end */
 
     job->key = key;
     if (job->may_end)
-        fuse_req_interrupt_func(job->req, on_interrupt, job);
+        fuse_req_interrupt_func(req, on_interrupt, job);
     ht_mutex_lock(ht_fuse_job_lock(f));
     struct ht_job_lane *l = find_lane(f, kind, key);
     if (!l)
@@ -460,8 +464,11 @@ bool ht_job_submit(struct ht_job *job, enum ht_lane_kind kind, uint64_t key)
     job->queued = l;
     f->jobs.count++;
     requeue_lane(f, l);
+    bool interrupted = job->interrupted;
     call_thread(f);
     ht_mutex_unlock(ht_fuse_job_lock(f));
+    if (interrupted)
+        end_interrupted(f, job, req, key);
     return true;
 }
 

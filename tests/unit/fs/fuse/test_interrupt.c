@@ -1,0 +1,212 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Requests that wait for a replay of logged steps end when they are interrupted, whenever the interrupt comes. */
+#include "tests/unit/optim/step/fixture.h"
+
+#include "optim/state/context.h"
+#include "optim/state/notify.h"
+#include "optim/state/range.h"
+#include "optim/state/root.h"
+#include "tests/unit/fs/fuse/socket.h"
+
+enum { RUNNING = 4, LOOKS_US = 150000 }; /* jobs of a lane; two looks whether a request is interrupted */
+
+static struct fixture w;
+static struct ht_ctl *ctl;
+static void (*fn)(struct ht_job *job);
+static bool late; /* the request is interrupted before its job is queued */
+
+/* ------------------------------------------------------------------- jobs */
+
+static void hold_lane(struct ht_job *job)
+{
+    sem_post(&began);
+    sem_wait(&go);
+}
+
+static void reply_now(struct ht_job *job)
+{
+    fuse_reply_err(job->req, 0);
+}
+
+static void wait_for_updates(struct ht_job *job)
+{
+    sem_post(&began);
+    fuse_reply_err(job->req, -ht_ctl_wait_updates(ctl, w.param[0].oid, 0, 4));
+}
+
+static void op_getattr(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi)
+{
+    struct ht_job *job = ht_job_new(&fuse, req, fn);
+
+    ck_assert_ptr_nonnull(job);
+    job->may_end = true;
+    while (late && !fuse_req_interrupted(req))
+        usleep(1000);
+    ck_assert(ht_job_submit(job, HT_LANE_UPDATE, ROOT));
+}
+
+static void op_access(fuse_req_t req, fuse_ino_t ino, int mask)
+{
+    fuse_reply_err(req, 0);
+}
+
+static const struct fuse_lowlevel_ops ops = {.access = op_access, .getattr = op_getattr};
+
+/* As many as may run at a time. */
+static void fill_lane(void)
+{
+    for (unsigned i = 0; i < RUNNING; i++) {
+        struct ht_job *job = ht_job_new(&fuse, NULL, hold_lane);
+        ck_assert_ptr_nonnull(job);
+        ck_assert(ht_job_submit(job, HT_LANE_UPDATE, ROOT));
+    }
+    for (unsigned i = 0; i < RUNNING; i++)
+        sem_wait(&began);
+}
+
+static void empty_lane(void)
+{
+    for (unsigned i = 0; i < RUNNING; i++)
+        sem_post(&go);
+}
+
+/* ---------------------------------------------------------------- requests */
+
+static uint64_t ask(void (*with)(struct ht_job *job), bool interrupted_early)
+{
+    const struct fuse_getattr_in in = {0};
+
+    fn = with;
+    late = interrupted_early;
+    return request(FUSE_GETATTR, &in, sizeof(in));
+}
+
+static void interrupt(uint64_t unique)
+{
+    const struct fuse_interrupt_in in = {.unique = unique};
+
+    request(FUSE_INTERRUPT, &in, sizeof(in));
+}
+
+static void expect_answer(uint64_t unique, int error)
+{
+    struct fuse_out_header out = answer();
+
+    ck_assert_uint_eq(out.unique, unique);
+    ck_assert_int_eq(out.error, error);
+}
+
+/* ---------------------------------------------------------------- the root */
+
+static void set_replaying(bool replaying)
+{
+    lock(w.o);
+    ht_opt_root_find(w.o, ROOT)->redo.replaying = replaying;
+    notify_changed(w.o);
+    unlock(w.o);
+}
+
+static void set_hold(bool hold)
+{
+    lock(w.o);
+    struct ht_root *root = ht_opt_root_find(w.o, ROOT);
+    root->hold = hold;
+    ht_opt_root_ready(root);
+    notify_changed(w.o);
+    unlock(w.o);
+}
+
+static void prepare(unsigned workers)
+{
+    memset(&w, 0, sizeof(w));
+    fixture_open_as(&w, "adamw lr=1e-2", 1);
+    fixture_mixed_params(&w, HT_SMALL_CHUNK_BYTES);
+    ck_assert_int_eq(ht_ctl_new(w.s, &ctl), 0);
+    ht_ctl_attach(ctl, NULL, w.o);
+    setup();
+    fuse.optim = w.o;
+    begin(workers, &ops);
+    ck_assert_int_eq(agree(), 0);
+}
+
+static void finish(void)
+{
+    end();
+    teardown();
+    ht_ctl_free(ctl);
+    fixture_close(&w);
+}
+
+/* ------------------------------------------------------------------- tests */
+
+START_TEST(an_interrupt_before_the_job_is_queued_is_not_lost)
+{
+    prepare(4);
+    fill_lane();
+    set_replaying(true);
+    uint64_t unique = ask(reply_now, true);
+    interrupt(unique);
+    expect_answer(unique, -EINTR);
+    set_replaying(false);
+    empty_lane();
+    finish();
+}
+END_TEST
+
+/* A single worker has taken the interrupt when it takes the next request. */
+START_TEST(an_interrupt_of_a_queued_job_ends_it_only_during_a_replay)
+{
+    prepare(1);
+    fill_lane();
+    set_replaying(_i);
+    uint64_t unique = ask(reply_now, false);
+    ping();
+    interrupt(unique);
+    if (_i) {
+        expect_answer(unique, -EINTR);
+    } else {
+        ping();
+        ck_assert(is_silent());
+    }
+    set_replaying(false);
+    empty_lane();
+    if (!_i)
+        expect_answer(unique, 0);
+    finish();
+}
+END_TEST
+
+/* The updates go on, or their step is taken back and the logged ones are computed again. */
+START_TEST(an_interrupt_before_a_replay_ends_a_wait_once_it_begins)
+{
+    prepare(1);
+    set_hold(true);
+    step_all(&w);
+    uint64_t unique = ask(wait_for_updates, false);
+    sem_wait(&began);
+    interrupt(unique);
+    ping();
+    usleep(LOOKS_US);
+    ck_assert(is_silent());
+    if (_i) {
+        set_replaying(true);
+        expect_answer(unique, -EINTR);
+        set_replaying(false);
+        set_hold(false);
+    } else {
+        set_hold(false);
+        expect_answer(unique, 0);
+    }
+    finish();
+}
+END_TEST
+
+int main(void)
+{
+    TCase *tc = tcase_create("interrupt");
+
+    tcase_add_test(tc, an_interrupt_before_the_job_is_queued_is_not_lost);
+    tcase_add_loop_test(tc, an_interrupt_of_a_queued_job_ends_it_only_during_a_replay, 0, 2);
+    tcase_add_loop_test(tc, an_interrupt_before_a_replay_ends_a_wait_once_it_begins, 0, 2);
+    return run_suite("interrupt", tc);
+}
