@@ -18,6 +18,7 @@ from test_steering import tell, word
 
 LARGE, SMALL = 5 * MIB // 4 + 1000, 777     # elements
 STEPS = 6
+LANE = 4  # requests of one kind of a model root that the daemon works on at a time (fs/fuse/job.c)
 # Not by a write, during which the kernel makes all other writers of the file wait.
 ABORT = f'import fcntl, os, sys; fcntl.ioctl(os.open(sys.argv[1], os.O_RDWR), {IOCTL_COMMAND}, b"abort".ljust(256, b"\\0"))'
 
@@ -217,13 +218,15 @@ def test_processes_that_wait_for_logged_steps_can_be_killed(make_store):
         wait_for(lambda: stat(root, 'replay_steps_left') > 0, 'the replay')
         calls = (f'printf x 1<>{root}/small', f'printf "commit\\n" 1<>{root}/.hitrain/ctl', f'exec truncate -s 4 {root}/large',
                  f'exec cat {root}/.hitrain/state/small/exp_avg', f'printf x > {root}/.hitrain/grad/small')
-        processes = [subprocess.Popen(['sh', '-c', call], stdout=subprocess.DEVNULL) for call in calls]
-        for process in processes:
-            wait_for(lambda p=process: is_waiting(p), f'{process.args} waits')
-        for process in processes:
+        calls += calls[-1:] * LANE  # the daemon has not begun with the last one
+        processes = []
+        for call in calls:
+            process = subprocess.Popen(['sh', '-c', call], stdout=subprocess.DEVNULL)
+            processes.append(process)
+            wait_for(lambda p=process: is_waiting(p), f'{call} waits')
+        for process in reversed(processes):
             assert process.poll() is None
             process.kill()
-        for process in processes:
             assert process.wait(60) == -signal.SIGKILL
         assert stat(root, 'replay_steps_left') > 0 and abort.poll() is None
         limit(0)
