@@ -69,12 +69,24 @@ static bool needs_resolving(const struct ht_store *s, const struct ht_chunk *c, 
     return ht_chunk_has_place(c) && (ht_ref_unflushed(s, &c->cur) & devices);
 }
 
-/* Without a reservation the writeback of the image reports ENOSPC; its content stays in memory until there is space. */
-static void reserve_if_possible(struct ht_obj *o, struct ht_chunk *c, uint32_t blocks) HT_REQUIRES(HT_LOCK_STORE)
+/*
+ * For the image of what the reference holds. A frame's content may be written as it is, so it needs more than the
+ * frame has; if there is not so much, as much as that. Without a reservation the writeback of the image reports
+ * ENOSPC; its content stays in memory until there is space.
+ */
+static void reserve_if_possible(struct ht_obj *o, struct ht_chunk *c, uint32_t raw_blocks, uint32_t blocks)
+    HT_REQUIRES(HT_LOCK_STORE)
 {
-    int rc = ht_chunk_reserve(o, c, blocks);
+    int rc = ht_chunk_reserve(o, c, raw_blocks);
 
+    if (rc)
+        rc = ht_chunk_reserve(o, c, blocks);
     (void)rc;
+}
+
+static uint32_t raw_blocks_of(const struct ht_ref *r)
+{
+    return (uint32_t)ht_div_up(ht_ref_image_bytes(r), HT_BLOCK_BYTES);
 }
 
 /* Makes an image with all bytes of the current reference, dirty: it stays until it was written anew. Chunk held. */
@@ -86,7 +98,7 @@ static int load(struct ht_obj *o, struct ht_chunk *c, uint64_t index, uint32_t d
     if (!rc && needs_resolving(s, c, devices))
         rc = ht_chunk_fill(o, c, index);
     if (!rc && needs_resolving(s, c, devices)) {
-        reserve_if_possible(o, c, ht_ref_blocks(&c->cur));
+        reserve_if_possible(o, c, raw_blocks_of(&c->cur), ht_ref_blocks(&c->cur));
         ht_chunk_set_dirty(o, c, index);
     }
     return rc;
@@ -96,13 +108,13 @@ static int load(struct ht_obj *o, struct ht_chunk *c, uint64_t index, uint32_t d
 static void give_up(struct ht_obj *o, struct ht_chunk *c, uint64_t index, int error) HT_REQUIRES(HT_LOCK_STORE)
 {
     struct ht_store *s = o->s;
-    uint32_t blocks = ht_ref_blocks(&c->cur);
+    uint32_t raw_blocks = raw_blocks_of(&c->cur), blocks = ht_ref_blocks(&c->cur);
 
     if (error) {
         lose(o, c, index, error);
     } else {
         ht_chunk_drop_cur(o, c);
-        reserve_if_possible(o, c, blocks); /* a full store has had no space for it before */
+        reserve_if_possible(o, c, raw_blocks, blocks); /* a full store has had no space for it before */
         ht_chunk_note_unpublished(o, c, index, true);
     }
     s->data->given_up++;

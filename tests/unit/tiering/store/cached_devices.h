@@ -21,6 +21,7 @@ static inline void mount_all(void)
                                  .numa_node = HT_NUMA_OFF,
                                  .no_threads = !commit_ms,
                                  .answer_ms = answer_ms,
+                                 .compress_inline = fixture_inline,
                                  .commit_ms = commit_ms};
     struct ht_dev *given[DEVICES_MAX];
 

@@ -10,7 +10,9 @@
 
 #include "tests/support/dev.h"
 #include "tests/support/memory.h"
+#include "tests/unit/tiering/codec/content.h"
 #include "tests/unit/tiering/store/cached_devices.h"
+#include "tiering/api/compress.h"
 #include "tiering/base/log.h"
 #include "tiering/sys/mem.h"
 #include "tiering/space/members.h"
@@ -26,6 +28,39 @@ static void fail_beside(unsigned device)
     ck_assert_int_eq(ht_obj_sync(other), 0);
     ht_obj_put(other);
 }
+
+/* ------------------------------------------------------------------- space */
+
+/* Its frames are smaller than what replaces them. The space for that is not that of others. */
+START_TEST(content_whose_frames_are_given_up_has_space_as_it_is)
+{
+    enum { FILE_MIB = 20 };
+    uint8_t *content = malloc(FILE_MIB * MIB);
+
+    fixture_inline = HT_INLINE_ALWAYS;
+    make(2);
+    ck_assert_int_eq(ht_store_mark_compressed(s), 0);
+    content_bf16(content, FILE_MIB * MIB, 5);
+    struct ht_obj *f = object(MIB, 0), *others = object(MIB, 0);
+    ht_obj_set_compress(f, true);
+    put_all(f, 0, content, FILE_MIB * MIB);
+    ck_assert_int_eq(ht_obj_writeback(f), 0);
+    ck_assert_uint_lt(obj_stat(f).stored_bytes, FILE_MIB * MIB * 9 / 10);
+    ht_obj_set_compress(f, false);
+    fail_beside((unsigned)_i);
+    uint64_t at = 0;
+    while (ht_obj_write(others, at, one, MIB) == MIB && ht_obj_sync(others) == 0)
+        at += MIB;
+    ck_assert_int_eq(ht_obj_sync(f), 0);
+    uint64_t id = put(f);
+    ht_obj_put(others);
+    power_cut(12);
+    expect_after_cut(id, content, FILE_MIB * MIB);
+    end();
+    fixture_inline = HT_INLINE_AUTO;
+    free(content);
+}
+END_TEST
 
 /* ---------------------------------------------------------- publications */
 
@@ -631,6 +666,7 @@ int main(void)
     ht_log_set_level(HT_LOG_ERROR);
     memory_keep(true);
     tcase_set_timeout(tc, 300);
+    tcase_add_loop_test(tc, content_whose_frames_are_given_up_has_space_as_it_is, 0, 2);
     tcase_add_loop_test(tc, a_flush_that_fails_beside_a_commit_does_not_tear_it, 0, 3);
     tcase_add_loop_test(tc, what_replaced_flushed_content_is_not_missed, 0, 2);
     tcase_add_loop_test(tc, what_is_written_back_after_the_flush_is_flushed_before_it_is_published, 0, 3);
