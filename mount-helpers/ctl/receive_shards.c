@@ -170,7 +170,7 @@ static void add(void *ctx, uint64_t bytes)
 static int merge(struct gathering *g, struct ht_stream_reader *r)
 {
     struct ht_progress progress = {0};
-    struct ht_tree_progress p = {add, &progress};
+    struct ht_tree_progress p = {add, &progress, ht_receive_stopped};
     char why[HT_TREE_WHY_MAX] = "";
     int rc;
 

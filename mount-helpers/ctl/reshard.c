@@ -26,7 +26,7 @@ static bool is_parameter(const char *path)
     char dtype[16];
     ssize_t n = getxattr(path, HT_XATTR_PREFIX "dtype", dtype, sizeof(dtype));
 
-    return n > 0 && ht_stream_is_float(dtype, (size_t)n);
+    return n > 0 && ht_stream_float(dtype, (size_t)n);
 }
 
 /* The owner that a block had, under its present number. */

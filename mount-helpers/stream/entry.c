@@ -145,12 +145,17 @@ const char *ht_stream_order_refused(const char *last, enum ht_stream_kind last_k
 
 /* -------------------------------------------------------------- parameters */
 
-bool ht_stream_is_float(const char *dtype, size_t len)
+const char *ht_stream_float(const char *dtype, size_t len)
 {
-    return is_word(dtype, len, "f32") || is_word(dtype, len, "bf16") || is_word(dtype, len, "f16");
+    static const char *const known[] = {"f32", "bf16", "f16"};
+
+    for (size_t i = 0; i < HT_ARRAY_SIZE(known); i++)
+        if (is_word(dtype, len, known[i]))
+            return known[i];
+    return NULL;
 }
 
-bool ht_stream_is_parameter(const struct ht_stream_entry *e)
+const char *ht_stream_parameter(const struct ht_stream_entry *e)
 {
     static const char dtype[] = HT_XATTR_PREFIX "dtype";
     struct ht_stream_attributes rest = e->attributes;
@@ -158,17 +163,25 @@ bool ht_stream_is_parameter(const struct ht_stream_entry *e)
 
     while (e->kind == HT_STREAM_FILE && ht_stream_attribute_next(&rest, &a))
         if (is_word(a.name, a.name_len, dtype))
-            return ht_stream_is_float((const char *)a.value, a.value_len);
-    return false;
+            return ht_stream_float((const char *)a.value, a.value_len);
+    return NULL;
 }
 
-uint64_t ht_stream_shape(const char *path, const char *state, uint64_t size)
+static uint64_t shape(const char *path, const char *what, uint64_t size, uint64_t kind)
 {
-    uint64_t sum = ht_hash64(path, strlen(path), 1);
+    uint64_t sum = ht_hash64(what, strlen(what), ht_hash64(path, strlen(path), kind));
 
-    if (state)
-        sum = ht_hash64(state, strlen(state), sum);
     return ht_hash64(&size, sizeof(size), sum);
+}
+
+uint64_t ht_stream_shape(const char *path, const char *dtype, uint64_t size)
+{
+    return shape(path, dtype, size, 1);
+}
+
+uint64_t ht_stream_state_shape(const char *path, const char *state, uint64_t size)
+{
+    return shape(path, state, size, 2);
 }
 
 /* ----------------------------------------------------------------- entries */

@@ -137,16 +137,16 @@ static bool has_table(const struct ht_stream_reader *r, const struct ht_stream_e
 /* In a stream for a rank: which blocks of the entry come. */
 static int begin_moves(struct ht_stream_reader *r, const struct ht_stream_entry *e)
 {
-    bool is_parameter = ht_stream_is_parameter(e);
+    const char *dtype = ht_stream_parameter(e);
     int rc;
 
     if (e->path[0] == '\0' && !has_table(r, e))
         return ht_records_fail(&r->in, -EPROTO, "the model has another table of ranks than the stream");
-    rc = ht_moves_file(&r->moves, is_parameter, e->size);
+    rc = ht_moves_file(&r->moves, dtype != NULL, e->size);
     if (rc < 0)
         return ht_records_fail(&r->in, rc == -EFBIG ? -EPROTO : rc, "the entry %.120s is refused: %s", e->path,
                                rc == -EFBIG ? "it has too many blocks for ranks to share" : "not enough memory");
-    r->shape += is_parameter ? ht_stream_shape(e->path, NULL, e->size) : 0;
+    r->shape += dtype ? ht_stream_shape(e->path, dtype, e->size) : 0;
     return 0;
 }
 
@@ -208,7 +208,7 @@ static int take_state(struct ht_stream_reader *r, size_t len, struct ht_stream_r
         return ht_records_fail(&r->in, -EPROTO, "the state %s is not in order, or comes twice", name);
     if (r->head.for_rank && ht_moves_state(&r->moves, name, s->size) < 0)
         return ht_records_fail(&r->in, -EPROTO, "the state %s is refused: its size is not that of its parameter", name);
-    r->shape += r->head.for_rank ? ht_stream_shape(r->path, name, s->size) : 0;
+    r->shape += r->head.for_rank ? ht_stream_state_shape(r->path, name, s->size) : 0;
     memcpy(r->state, name, strlen(name) + 1);
     s->name = r->state;
     r->size = s->size;

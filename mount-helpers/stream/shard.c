@@ -42,6 +42,9 @@ bool ht_stream_shard_has_files(const struct ht_stream_shard *s)
 
 /* ------------------------------------------------------------------- blocks */
 
+/* Bytes of a state for each byte of its parameter. Those of the store are f32, and parameters have at least 2 bytes. */
+enum { WIDTH_MAX = 4 };
+
 void ht_moves_begin(struct ht_moves *m, const struct ht_stream_shard *s)
 {
     *m = (struct ht_moves){.shard = s};
@@ -134,7 +137,7 @@ int ht_moves_state(struct ht_moves *m, const char *name, uint64_t size)
     m->all = true;
     if (strcmp(name, "step") == 0)
         return 0;
-    if (!m->file_bytes || size % m->file_bytes)
+    if (!m->file_bytes || size % m->file_bytes || size / m->file_bytes > WIDTH_MAX)
         return -EINVAL;
     m->width = size / m->file_bytes;
     count(m, size);
@@ -151,6 +154,6 @@ uint64_t ht_moves_next(const struct ht_moves *m, uint64_t index, uint64_t end)
     if (!m->width)
         return m->all ? index : end;
     while (index < end && !ht_moves_has(m, index))
-        index++;
-    return index;
+        index = (index / m->width + 1) * m->width; /* blocks for one of the parameter come together */
+    return ht_min_u64(index, end);
 }

@@ -110,14 +110,15 @@ const char *ht_stream_same_refused(const struct ht_stream_same *s);
 /* The same for an entry that comes after the one with the path last, which is of kind last_kind. */
 const char *ht_stream_order_refused(const char *last, enum ht_stream_kind last_kind, const char *path);
 bool ht_stream_is_zero(const uint8_t *p, size_t len);
-/* Is it a file of a type that can be trained? */
-bool ht_stream_is_parameter(const struct ht_stream_entry *e);
-bool ht_stream_is_float(const char *dtype, size_t len);
+/* The dtype of a file that can be trained, or NULL. */
+const char *ht_stream_parameter(const struct ht_stream_entry *e);
+const char *ht_stream_float(const char *dtype, size_t len);
 /*
- * One number of all parameters and states of a model: the sum of this of each. Models of other parameters or sizes have
- * another one. state: NULL for the parameter itself.
+ * One number of all parameters and states of a model: the sum of these of each. Models of other parameters, dtypes or
+ * sizes have another one.
  */
-uint64_t ht_stream_shape(const char *path, const char *state, uint64_t size);
+uint64_t ht_stream_shape(const char *path, const char *dtype, uint64_t size);
+uint64_t ht_stream_state_shape(const char *path, const char *state, uint64_t size);
 
 /* ------------------------------------------------------------------ digest */
 

@@ -14,6 +14,7 @@ enum { HT_TREE_WHY_MAX = HT_RECORDS_WHY_MAX + 256 };
 struct ht_tree_progress {
     void (*add)(void *ctx, uint64_t bytes); /* or NULL */
     void *ctx;
+    bool (*stopped)(void); /* or NULL: is the caller to end? */
 };
 
 /* Sizes of all files and states below the directory, without reading them. */

@@ -20,7 +20,8 @@ struct merge {
     bool zeros;
     struct ht_moves moves; /* of the present file or state; that of the reader may be one further */
     int to;                /* where blocks go: a parameter, or a state; -1: nowhere */
-    uint64_t size, next;   /* of that: bytes, and the first block that nothing was said about */
+    uint64_t size, passed; /* of the present file or state: all bytes, and those that were dealt with */
+    uint64_t next;         /* the first block that nothing was said about */
     struct timespec times[2];
     uint8_t *zero; /* a block */
     char *why;
@@ -43,6 +44,14 @@ static int fail_errno(struct merge *m, int err)
     return fail(m, -err, text);
 }
 
+/* The content up to end is there. */
+static void pass(struct merge *m, uint64_t end)
+{
+    if (end > m->passed && m->progress && m->progress->add)
+        m->progress->add(m->progress->ctx, end - m->passed);
+    m->passed = end;
+}
+
 static int write_at(struct merge *m, const uint8_t *data, size_t len, uint64_t at)
 {
     size_t done = 0;
@@ -55,12 +64,16 @@ static int write_at(struct merge *m, const uint8_t *data, size_t len, uint64_t a
             return fail_errno(m, n < 0 ? errno : EIO);
         done += (size_t)n;
     }
-    if (m->progress && m->progress->add)
-        m->progress->add(m->progress->ctx, len);
+    pass(m, at + len);
     return 0;
 }
 
-/* Blocks of zeros are left out: those of the rank before the given one. */
+static bool is_stopped(const struct merge *m)
+{
+    return m->progress && m->progress->stopped && m->progress->stopped();
+}
+
+/* Blocks of zeros are left out: those of the rank before the given one. Nothing is read for them. */
 static int put_zeros(struct merge *m, uint64_t end)
 {
     uint64_t index = ht_moves_next(&m->moves, m->next, end);
@@ -68,7 +81,8 @@ static int put_zeros(struct merge *m, uint64_t end)
 
     while (rc == 0 && m->zeros && index < end) {
         uint64_t at = index * HT_STREAM_BLOCK_BYTES;
-        rc = write_at(m, m->zero, (size_t)ht_min_u64(HT_STREAM_BLOCK_BYTES, m->size - at), at);
+        rc = is_stopped(m) ? fail_errno(m, EINTR)
+                           : write_at(m, m->zero, (size_t)ht_min_u64(HT_STREAM_BLOCK_BYTES, m->size - at), at);
         index = ht_moves_next(&m->moves, index + 1, end);
     }
     return rc;
@@ -79,14 +93,17 @@ static int end_content(struct merge *m)
 {
     int rc = 0;
 
-    if (m->to < 0)
+    if (m->to < 0) {
+        pass(m, m->size);
         return 0;
+    }
     rc = put_zeros(m, ht_div_up(m->size, HT_STREAM_BLOCK_BYTES));
     if (rc == 0 && futimens(m->to, m->times) < 0 && errno != EROFS && errno != EPERM && errno != EINVAL)
         rc = fail_errno(m, errno);
     if (close(m->to) < 0 && rc == 0)
         rc = fail_errno(m, errno);
     m->to = -1;
+    pass(m, m->size);
     return rc;
 }
 
@@ -95,7 +112,6 @@ static int begin_content(struct merge *m, int fd, uint64_t size)
     struct stat st;
 
     m->to = fd;
-    m->size = size;
     m->next = 0;
     if (fd < 0)
         return fail(m, fd, fd == -ENOENT ? "the model here has none" : strerror(-fd));
@@ -116,8 +132,11 @@ static bool has_blocks(const struct merge *m, uint64_t size)
 
 static int take_entry(struct merge *m, const struct ht_stream_entry *e)
 {
-    int rc = ht_moves_file(&m->moves, ht_stream_is_parameter(e), e->size);
+    int rc;
 
+    m->size = e->size;
+    m->passed = 0;
+    rc = ht_moves_file(&m->moves, ht_stream_parameter(e) != NULL, e->size);
     if (rc < 0)
         return fail_errno(m, -rc);
     return has_blocks(m, e->size) ? begin_content(m, ht_base_open_to_write(m->dir, e->path, NULL), e->size) : 0;
@@ -125,8 +144,11 @@ static int take_entry(struct merge *m, const struct ht_stream_entry *e)
 
 static int take_state(struct merge *m, const struct ht_stream_state *s)
 {
-    int rc = ht_moves_state(&m->moves, s->name, s->size);
+    int rc;
 
+    m->size = s->size;
+    m->passed = 0;
+    rc = ht_moves_state(&m->moves, s->name, s->size);
     if (rc < 0)
         return fail_errno(m, -rc);
     return has_blocks(m, s->size) ? begin_content(m, ht_base_open_to_write(m->dir, m->r->path, s->name), s->size) : 0;

@@ -246,7 +246,7 @@ static int put_one_state(struct walk *k, int dir, const char *name)
     } else if (st.st_size > 0) { /* else it has no state yet */
         s.size = (uint64_t)st.st_size;
         k->bytes += s.size;
-        k->shape += ht_stream_shape(k->path, name, s.size);
+        k->shape += ht_stream_state_shape(k->path, name, s.size);
         if (k->w)
             rc = ht_stream_put_state(k->w, &s);
         if (rc == 0 && k->w) {
@@ -342,21 +342,23 @@ static int put_entry(struct walk *k, const struct stat *st, enum ht_stream_kind 
     return ht_stream_put_entry(k->w, &e);
 }
 
-static bool is_parameter(int fd)
+/* Of a file that can be trained, or NULL. */
+static const char *dtype_of(int fd)
 {
     char dtype[16];
     ssize_t n = fgetxattr(fd, DTYPE, dtype, sizeof(dtype));
 
-    return n > 0 && ht_stream_is_float(dtype, (size_t)n);
+    return n > 0 ? ht_stream_float(dtype, (size_t)n) : NULL;
 }
 
 /* Under its first name. */
 static int put_plain_file(struct walk *k, int parent, int fd, const char *name, const struct stat *st)
 {
+    const char *dtype = dtype_of(fd);
     int rc = 0;
 
     k->bytes += (uint64_t)st->st_size;
-    k->shape += is_parameter(fd) ? ht_stream_shape(k->path, NULL, (uint64_t)st->st_size) : 0;
+    k->shape += dtype ? ht_stream_shape(k->path, dtype, (uint64_t)st->st_size) : 0;
     k->twin.fd = -1;
     if (k->w) {
         rc = take_attributes(k, fd);

@@ -80,7 +80,7 @@ int ht_stream_put_entry(struct ht_stream_writer *w, const struct ht_stream_entry
     if (ht_stream_entry_refused(e) || first != (e->path[0] == '\0') ||
         (!first && ht_stream_order_refused(w->last, w->last_kind, e->path)))
         return -EINVAL;
-    rc = w->for_rank ? ht_moves_file(&w->moves, ht_stream_is_parameter(e), e->size) : 0;
+    rc = w->for_rank ? ht_moves_file(&w->moves, ht_stream_parameter(e) != NULL, e->size) : 0;
     if (rc < 0)
         return rc;
     encode(&w->out.payload, e);

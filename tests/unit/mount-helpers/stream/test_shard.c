@@ -1,8 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Streams for a rank: which blocks they have, and that a reader takes no others. */
 #include <check.h>
+#include <fcntl.h>
 #include <stdlib.h>
+#include <unistd.h>
 #include "mount-helpers/stream/stream.h"
+#include "mount-helpers/stream/tree.h"
 #include "tests/support/suite.h"
 
 #define MIB ((uint64_t)HT_STREAM_BLOCK_BYTES)
@@ -120,7 +123,14 @@ START_TEST(blocks_of_state_follow_the_parameter)
     ck_assert(ht_moves_has(&m, 0) && !ht_moves_has(&m, 1) && ht_moves_has(&m, 2));
     ck_assert_int_eq(ht_moves_state(&m, "master", 4 * MIB + 16), 0);
     ck_assert(ht_moves_has(&m, 1) && !ht_moves_has(&m, 2) && !ht_moves_has(&m, 3) && ht_moves_has(&m, 4));
+    for (uint64_t i = 0, next = 0; i < 5; i++, next = i) { /* the same answers, but without looking at each */
+        while (next < 5 && !ht_moves_has(&m, next))
+            next++;
+        ck_assert_uint_eq(ht_moves_next(&m, i, 5), next);
+    }
     ck_assert_int_eq(ht_moves_state(&m, "odd", 4 * MIB + 17), -EINVAL);
+    ck_assert_int_eq(ht_moves_state(&m, "wide", 8 * (2 * MIB + 8)), -EINVAL);
+    ck_assert_int_eq(ht_moves_state(&m, "hostile", (2 * MIB + 8) << 20), -EINVAL);
     ck_assert_int_eq(ht_moves_state(&m, "step", 4), 0);
     ck_assert(ht_moves_has(&m, 0));
     ck_assert_int_eq(ht_moves_file(&m, false, 3 * MIB), 0);
@@ -153,7 +163,7 @@ static ssize_t get(void *ctx, void *data, size_t len)
     return (ssize_t)n;
 }
 
-static void begin(struct ht_stream_writer *w, struct ht_stream_shard s, const char *table)
+static void begin_dtype(struct ht_stream_writer *w, struct ht_stream_shard s, const char *table, const char *dtype)
 {
     struct ht_stream_head head = {.step = 4, .for_rank = true, .shard = s};
     struct ht_buf a = HT_BUF_INIT;
@@ -165,11 +175,16 @@ static void begin(struct ht_stream_writer *w, struct ht_stream_shard s, const ch
     e.attributes = (struct ht_stream_attributes){a.data, a.len};
     ck_assert_int_eq(ht_stream_put_entry(w, &e), 0);
     ht_buf_reset(&a);
-    ht_stream_attribute_put(&a, "user.hitrain.dtype", "f32", 3);
+    ht_stream_attribute_put(&a, "user.hitrain.dtype", dtype, strlen(dtype));
     e = (struct ht_stream_entry){.kind = HT_STREAM_FILE, .path = "w", .target = "", .size = 2 * MIB + 8};
     e.attributes = (struct ht_stream_attributes){a.data, a.len};
     ck_assert_int_eq(ht_stream_put_entry(w, &e), 0);
     ht_buf_free(&a);
+}
+
+static void begin(struct ht_stream_writer *w, struct ht_stream_shard s, const char *table)
+{
+    begin_dtype(w, s, table, "f32");
 }
 
 static void end(struct ht_stream_writer *w)
@@ -181,6 +196,7 @@ static void end(struct ht_stream_writer *w)
 }
 
 static char why[HT_RECORDS_WHY_MAX];
+static uint64_t shape;
 
 /* Records, or a negative errno. */
 static int read_bytes(size_t len)
@@ -193,6 +209,7 @@ static int read_bytes(size_t len)
     for (; rc == 0 && x.type != HT_STREAM_END; count++)
         rc = ht_stream_next(&r, &x);
     memcpy(why, r.in.why, sizeof(why));
+    shape = r.shape;
     ht_stream_reader_free(&r);
     return rc < 0 ? rc : count;
 }
@@ -245,6 +262,103 @@ START_TEST(blocks_of_others_and_other_tables_are_refused)
 }
 END_TEST
 
+/* f16 and bf16 have the same sizes, and other numbers. */
+START_TEST(models_of_another_dtype_have_another_shape)
+{
+    static const char *const dtype[] = {"f32", "bf16", "f16"};
+    uint64_t sum[HT_ARRAY_SIZE(dtype)];
+
+    for (size_t i = 0; i < HT_ARRAY_SIZE(dtype); i++) {
+        struct ht_stream_writer w;
+        begin_dtype(&w, shard("2 1-0", 0, 0), "2 1-0", dtype[i]);
+        end(&w);
+        ck_assert_int_eq(read_bytes(stream.len), 3);
+        sum[i] = shape;
+        for (size_t j = 0; j < i; j++)
+            ck_assert(sum[i] != sum[j]);
+    }
+}
+END_TEST
+
+/* ------------------------------------------------------------------- merges */
+
+static uint64_t passed;
+static unsigned asked;
+
+static void add(void *ctx, uint64_t bytes)
+{
+    (void)ctx;
+    passed += bytes;
+}
+
+static bool stopped(void)
+{
+    return ++asked == 2;
+}
+
+/* The stream goes into a file of 0x3e bytes. */
+static int merge(const struct ht_tree_progress *p, uint8_t out_first[3])
+{
+    char folder[] = "/tmp/hitrain-merge-XXXXXX", text[HT_TREE_WHY_MAX];
+    struct ht_reader in = ht_reader_of(stream.data, stream.len);
+    struct ht_stream_reader r;
+    int dir, fd, rc;
+
+    ck_assert_ptr_nonnull(mkdtemp(folder));
+    dir = open(folder, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    fd = openat(dir, "w", O_RDWR | O_CREAT | O_CLOEXEC, 0600);
+    memset(content, 0x3e, sizeof(content));
+    for (unsigned b = 0; b < 3; b++)
+        ck_assert_int_eq(pwrite(fd, content, b < 2 ? MIB : 8, (off_t)(b * MIB)), b < 2 ? MIB : 8);
+    ck_assert_int_eq(ht_stream_reader_begin(&r, get, &in), 0);
+    passed = asked = 0;
+    rc = ht_tree_merge(dir, &r, true, p, text);
+    for (unsigned b = 0; b < 3; b++)
+        ck_assert_int_eq(pread(fd, out_first + b, 1, (off_t)(b * MIB)), 1);
+    ht_stream_reader_free(&r);
+    close(fd);
+    ck_assert_int_eq(unlinkat(dir, "w", 0), 0);
+    close(dir);
+    ck_assert_int_eq(rmdir(folder), 0);
+    return rc;
+}
+
+/* Blocks that stay are counted, too: the whole is that of the model. */
+START_TEST(progress_of_a_merge_ends_with_all_bytes)
+{
+    struct ht_stream_writer w;
+    struct ht_tree_progress p = {add, NULL, NULL};
+    uint8_t first[3];
+
+    memset(content, 7, sizeof(content));
+    begin(&w, shard("2 1-0", 0, 0), "2 1-0");
+    ck_assert_int_eq(ht_stream_put_block(&w, 0, content, MIB), 0);
+    end(&w);
+    ck_assert_int_eq(merge(&p, first), 0);
+    ck_assert(first[0] == 7 && first[1] == 0x3e && first[2] == 0);
+    ck_assert_uint_eq(passed, 2 * MIB + 8);
+    begin(&w, shard("2 1-0", 0, 1), "2 1-0"); /* has nothing for the rank */
+    end(&w);
+    ck_assert_int_eq(merge(&p, first), 0);
+    ck_assert(first[0] == 0x3e && first[1] == 0x3e && first[2] == 0x3e);
+    ck_assert_uint_eq(passed, 2 * MIB + 8);
+}
+END_TEST
+
+/* For blocks of zeros nothing is read, where a signal would end it. */
+START_TEST(zeros_are_written_until_the_caller_is_to_end)
+{
+    struct ht_stream_writer w;
+    struct ht_tree_progress p = {.stopped = stopped};
+    uint8_t first[3];
+
+    begin(&w, shard("2 1-0", 0, 0), "2 1-0");
+    end(&w);
+    ck_assert_int_eq(merge(&p, first), -EINTR);
+    ck_assert(first[0] == 0 && first[1] == 0x3e && first[2] == 0x3e);
+}
+END_TEST
+
 START_TEST(a_table_without_a_change_has_no_stream)
 {
     static const struct {
@@ -279,6 +393,9 @@ int main(void)
     tcase_add_test(t, blocks_of_state_follow_the_parameter);
     tcase_add_test(t, a_stream_for_a_rank_comes_back_whole_or_not);
     tcase_add_test(t, blocks_of_others_and_other_tables_are_refused);
+    tcase_add_test(t, models_of_another_dtype_have_another_shape);
+    tcase_add_test(t, progress_of_a_merge_ends_with_all_bytes);
+    tcase_add_test(t, zeros_are_written_until_the_caller_is_to_end);
     tcase_add_test(t, a_table_without_a_change_has_no_stream);
     suite_add_tcase(s, t);
     return run_all(s);
