@@ -144,7 +144,7 @@ def test_new_content_is_compressed_when_it_is_written(make_store):
 
     wait_for(write_another, 'compression, once the superblock says so')
     now = figures(point)
-    assert now['chunks'] == 0 and now['inline_chunks'] == 2 and 0 < now['inline_saved_bytes'] < 2 * MIB
+    assert now['chunks'] == 0 and now['inline_chunks'] >= 2 and 0 < now['inline_saved_bytes'] < 2 * MIB
     with open(made / 'w0', 'r+b') as f:
         f.seek(100)
         f.write(b'changed')
