@@ -16,6 +16,8 @@ SECONDS_MAX = 900
 UNIT = 'test_kernel', 'test_config', 'test_parse', 'test_repair', 'test_backoff', 'test_trim', 'test_tally'
 MOUNTED = 'tests/mount/test_next_object.py', 'tests/mount/test_writeback.py'
 
+LONG = pytest.mark.skipif('HITRAIN_LONG' not in os.environ, reason='HITRAIN_LONG=1 builds the worked examples and runs their tests')
+
 
 def run(copy, *command):
     environment = {k: v for k, v in os.environ.items() if k not in ('MAKEFLAGS', 'MAKELEVEL', 'MFLAGS', 'HITRAIN_BUILD')}
@@ -60,15 +62,23 @@ def test_contributing_shows_each_example():
     assert shown == {path.name for path in EXAMPLES} and shown
 
 
+def test_each_example_applies():
+    for example in EXAMPLES:
+        subprocess.run(['git', '-c', f'safe.directory={TOP}', 'apply', '-C1', '--check', example], cwd=TOP, check=True)
+
+
+@LONG
 @pytest.mark.parametrize('name', UNIT)
 def test_unit_tests_of_the_examples_pass(copy, name):
     assert re.search(r'[1-9]\d* passed, 0 failed', run(copy, 'make', '-j2', 'unit', f'TEST={name}'))
 
 
+@LONG
 def test_mounted_tests_of_the_examples_pass(copy):
     assert '2 passed' in run(copy, '/usr/bin/python3', '-m', 'pytest', '-q', *MOUNTED)
 
 
+@LONG
 def test_the_house_style_holds(copy):
     for arguments in ('init', '-q'), ('add', '-A'):  # lints ask git for the files
         run(copy, 'git', *arguments)

@@ -88,12 +88,11 @@ void walk_keep(const struct state_walk *w, struct kept_state *k);
 uint8_t *walk_kept_content(const struct state_walk *w, const struct kept_state *k);
 void kept_free(struct kept_state *k);
 /*
- * All states at the point: every subset of the writes in flight, up to 10 writes. For more writes every prefix, every
- * single loss, every single survivor, and random subsets. Then, with tears, each write is torn at 512 and 4096 bytes,
- * or replaced by noise, beside those before it and beside all; and all writes are torn alike. The walk calls fn with
- * each state, and fn may change the devices. If fn returns false, the walk ends.
+ * All states at the point: every subset of the writes in flight, up to 8 writes (10 with HITRAIN_LONG=1). For more
+ * writes every prefix, every single loss, every single survivor, and random subsets. Then, with tears, each write is
+ * torn at 512 and 4096 bytes, or replaced by noise, beside those before it and beside all; and all writes are torn
+ * alike. The walk calls fn with each state, and fn may change the devices. If fn returns false, the walk ends.
  */
-enum { WALK_SUBSETS_OF_MAX = 10 };
 bool walk_each(struct state_walk *w, bool tears, uint64_t *rnd, bool (*fn)(void *ctx, enum state_kind kind), void *ctx);
 void walk_end(struct state_walk *w);
 

@@ -15,7 +15,7 @@
 #include "tests/support/states.h"
 #include "tests/support/suite.h"
 
-enum { PAIRS = 60, PAIRS_LONG = 1500, LOGS = 60, LOGS_LONG = 3000, READS_MAX = 200 };
+enum { PAIRS = 20, PAIRS_LONG = 1500, LOGS = 30, LOGS_LONG = 3000, READS_MAX = 200 };
 
 /* --------------------------------------------------------------- expected texts */
 
