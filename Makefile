@@ -219,8 +219,8 @@ VERIFY_FLAGS := $(if $(filter-out coverage,$(sans)),-DHT_VERIFY_STATE)
 MUTANT_FLAGS := $(if $(MUTANTS),-DHT_MUTANTS)
 
 # Tests compile four times as fast without most optimizations, and what they test is compiled apart. Reports of
-# sanitizers need lines, but no variables.
-LEVEL := $(if $(filter asan ubsan,$(sans)),-O1 -g1,-O2 -g)
+# sanitizers need lines, but no variables; mutants are looked at once.
+LEVEL := $(if $(filter asan ubsan,$(sans))$(MUTANTS),-O1 -g1,-O2 -g)
 TEST_LEVEL := -Og -g1
 # No contraction: results are bit-identical on every instruction set; code that fuses says fmaf.
 CFLAGS_ALL = -std=gnu11 $(LEVEL) -D_GNU_SOURCE -D_FILE_OFFSET_BITS=64 -ffp-contract=off -fstack-protector-strong -pthread \
