@@ -205,7 +205,7 @@ WARN := -Wall -Wextra -Werror -Wshadow -Wstrict-prototypes -Wmissing-prototypes 
 	-Wno-unused-parameter -Wno-missing-field-initializers
 WARN_gcc := -Wlogical-op -Wimplicit-fallthrough=5 -Wtrampolines
 WARN_clang := -Wimplicit-fallthrough -Wno-gnu-folding-constant -Wno-unknown-warning-option -Wno-unused-command-line-argument
-# The extra code of sanitizers makes gcc report unset variables that are set.
+# The extra code of sanitizers, and fewer optimizations, make gcc report unset variables that are set.
 WARN_gcc_san := -Wno-maybe-uninitialized -Wno-stringop-overflow -Wno-stringop-overread -Wno-array-bounds
 
 is_clang := $(findstring clang,$(compiler))
@@ -224,7 +224,7 @@ LEVEL := $(if $(filter asan ubsan,$(sans))$(MUTANTS),-O1 -g1,-O2 -g)
 TEST_LEVEL := -Og -g1
 # No contraction: results are bit-identical on every instruction set; code that fuses says fmaf.
 CFLAGS_ALL = -std=gnu11 $(LEVEL) -D_GNU_SOURCE -D_FILE_OFFSET_BITS=64 -ffp-contract=off -fstack-protector-strong -pthread \
-	$(WARN) $(if $(is_clang),$(WARN_clang),$(WARN_gcc) $(if $(sans),$(WARN_gcc_san))) \
+	$(WARN) $(if $(is_clang),$(WARN_clang),$(WARN_gcc) $(if $(sans)$(MUTANTS),$(WARN_gcc_san))) \
 	$(if $(sans),$(SAN_FLAGS),-U_FORTIFY_SOURCE -D_FORTIFY_SOURCE=2) $(LOCK_FLAGS) $(VERIFY_FLAGS) $(MUTANT_FLAGS) -Iinclude -I.
 
 # Code for newer processors stands in files of its own, is chosen at run time, and is empty elsewhere.
