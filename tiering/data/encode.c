@@ -2,13 +2,10 @@
 /* encode.c - see encode.h. */
 #include "tiering/data/encode.h"
 
-#include <unistd.h>
-
 #include "tiering/codec/frame.h"
 #include "tiering/data/data_priv.h"
 #include "tiering/io/dev.h"
 #include "tiering/object/context.h"
-#include "tiering/sys/processors.h"
 
 #define LOOK_NS UINT64_C(250000000)     /* between looks */
 #define FORGET_NS UINT64_C(10000000000) /* a rate of the codec that is older may have been that of a busy machine */
@@ -17,10 +14,10 @@
 void ht_encoders_init(struct ht_encoders *e)
 {
     HT_UNSHARED(HT_LOCK_ENCODERS);
-    long processors = sysconf(_SC_NPROCESSORS_ONLN);
-
+    ht_processors_of_thread(&e->processors);
     ht_mutex_init(&e->lock, HT_LOCK_ENCODERS);
-    e->most = processors < 4 ? 1 : (unsigned)ht_min_u64((uint64_t)processors / 2, HT_ENCODERS_MAX);
+    unsigned most = ht_processors_count(&e->processors) / 2;
+    e->most = (unsigned)ht_min_u64(ht_max_u64(most, 1), HT_ENCODERS_MAX);
 }
 
 void ht_encoders_destroy(struct ht_encoders *e)
@@ -69,7 +66,7 @@ static void look(struct ht_store *s, struct ht_encoders *e, uint64_t now_ns) HT_
     uint64_t idle_ms, ns = now_ns - e->looked_ns;
 
     e->worth = false;
-    if (ht_processors_idle_ms(&idle_ms))
+    if (ht_processors_idle_ms(&e->processors, &idle_ms))
         return;
     if (e->looked_ns && idle_ms > e->idle_ms) {
         look_at_devices(s, &l);
