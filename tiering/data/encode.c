@@ -7,7 +7,6 @@
 #include "tiering/io/dev.h"
 #include "tiering/object/context.h"
 
-#define LOOK_NS UINT64_C(250000000)     /* between looks */
 #define FORGET_NS UINT64_C(10000000000) /* a rate of the codec that is older may have been that of a busy machine */
 #define RATE_BYTES_MAX (64 * UINT64_C(1 << 20)) /* of what was encoded: older content fades */
 
@@ -59,19 +58,17 @@ static uint64_t codec_rate(const struct ht_encoders *e, uint64_t now_ns) HT_REQU
     return (uint64_t)((double)e->rate_bytes * 1e9 / (double)e->rate_ns);
 }
 
-/* The first look knows no time in which processors were idle. */
-static void look(struct ht_store *s, struct ht_encoders *e, uint64_t now_ns) HT_REQUIRES(HT_LOCK_ENCODERS)
+/* The first look knows no time in which processors were idle. idle_ms: of all processors together, now. */
+static void look(struct ht_store *s, struct ht_encoders *e, uint64_t now_ns, uint64_t idle_ms)
+    HT_REQUIRES(HT_LOCK_ENCODERS)
 {
-    struct ht_encode_look l = {.codec_bytes_per_s = codec_rate(e, now_ns)};
-    uint64_t idle_ms, ns = now_ns - e->looked_ns;
+    struct ht_encode_look l = {.codec_bytes_per_s = codec_rate(e, now_ns), .ns = now_ns - e->looked_ns};
 
     e->worth = false;
-    if (ht_processors_idle_ms(&e->processors, &idle_ms))
-        return;
     if (e->looked_ns && idle_ms > e->idle_ms) {
         look_at_devices(s, &l);
-        l.idle_percent = (unsigned)((idle_ms - e->idle_ms) * 100000000 / ns);
-        l.encoding_percent = (unsigned)(e->encoding_ns * 100 / ns);
+        l.idle_percent = (unsigned)((idle_ms - e->idle_ms) * 100000000 / l.ns);
+        l.encoding_percent = (unsigned)(e->encoding_ns * 100 / l.ns);
         e->worth = ht_encode_is_worth(&l);
     }
     e->looked_ns = now_ns;
@@ -79,16 +76,26 @@ static void look(struct ht_store *s, struct ht_encoders *e, uint64_t now_ns) HT_
     e->encoding_ns = 0;
 }
 
+/* The kernel counts without the lock: other writers go on as the last look said. */
 bool ht_encode_is_worth_now(struct ht_store *s)
 {
     struct ht_encoders *e = &s->data->encoders;
-    uint64_t now_ns = ht_now_ns();
+    uint64_t now_ns = ht_now_ns(), idle_ms;
 
     if (s->opts.compress_inline != HT_INLINE_AUTO)
         return s->opts.compress_inline == HT_INLINE_ALWAYS;
     ht_mutex_lock(ht_encoders_lock(e));
-    if (now_ns - e->looked_ns >= LOOK_NS)
-        look(s, e, now_ns);
+    if (!e->looking && now_ns - e->looked_ns >= HT_ENCODE_LOOK_NS) {
+        e->looking = true;
+        ht_mutex_unlock(ht_encoders_lock(e));
+        int rc = ht_processors_idle_ms(&e->processors, &idle_ms);
+        ht_mutex_lock(ht_encoders_lock(e));
+        e->looking = false;
+        if (!rc)
+            look(s, e, now_ns, idle_ms);
+        else
+            e->worth = false;
+    }
     bool worth = e->worth;
     ht_mutex_unlock(ht_encoders_lock(e));
     return worth;

@@ -33,6 +33,7 @@ struct ht_encoders {
         uint64_t bytes; /* of all that were made */
         struct ht_encode_vain vain;
         bool worth;                   /* what the last look said */
+        bool looking;                 /* a thread does, without the lock */
         uint64_t looked_ns, idle_ms;  /* then */
         uint64_t encoding_ns;         /* since then */
         uint64_t rate_bytes, rate_ns; /* of what was encoded, faded */

@@ -10,7 +10,7 @@ enum {
 
 bool ht_encode_is_worth(const struct ht_encode_look *l)
 {
-    if (!l->device_known || l->idle_percent + l->encoding_percent < WHOLE)
+    if (l->ns > 2 * HT_ENCODE_LOOK_NS || !l->device_known || l->idle_percent + l->encoding_percent < WHOLE)
         return false;
     return !l->codec_bytes_per_s || l->codec_bytes_per_s / MARGIN >= l->device_bytes_per_s / MARGIN_OF;
 }

@@ -10,14 +10,18 @@
 
 #include "tiering/base/base.h"
 
+#define HT_ENCODE_LOOK_NS UINT64_C(250000000) /* between looks, while content is written */
+
 struct ht_encode_look {
     bool device_known;           /* its rate was measured */
     uint64_t device_bytes_per_s; /* writes of all devices together */
     uint64_t codec_bytes_per_s;  /* content that one processor encodes; 0: not measured lately */
     unsigned idle_percent;       /* of one processor: 150 are one and a half that were idle */
     unsigned encoding_percent;   /* that encoding itself has used then */
+    uint64_t ns;                 /* since the look before */
 };
 
+/* After a pause processors were idle because nothing was written. Then only the next look says something. */
 bool ht_encode_is_worth(const struct ht_encode_look *l);
 
 /* Content that saved too little: more of that kind is likely to follow. Zeros: none was seen. */

@@ -23,7 +23,10 @@ static const struct {
     {{true, 645 * MB, 800 * MB, 100, 0}, false},   /* not quite */
     {{true, 3000 * MB, 0, 200, 0}, true},          /* the codec has to be measured once */
     {{true, 0, 800 * MB, 200, 0}, true},           /* a device that completes nothing */
-    {{true, UINT64_MAX, 800 * MB, 200, 0}, false}, {{true, 300 * MB, UINT64_MAX, 200, 0}, true},
+    {{true, UINT64_MAX, 800 * MB, 200, 0}, false},
+    {{true, 300 * MB, UINT64_MAX, 200, 0}, true},
+    {{true, 300 * MB, 800 * MB, 200, 0, 2 * HT_ENCODE_LOOK_NS}, true},
+    {{true, 300 * MB, 800 * MB, 200, 0, 2 * HT_ENCODE_LOOK_NS + 1}, false}, /* most of that was a pause */
 };
 
 START_TEST(the_slower_of_both_decides)
