@@ -50,15 +50,17 @@ static void follow(struct ht_weights_way *e, double busy_speed, double speed)
 
     if (!e->known || (busy_speed > 0 && was <= 0)) {
         e->bytes_per_s = busy_speed < speed * FIRST ? busy_speed : speed * FIRST;
+        e->dropped_from = 0;
         prove(e, speed, REACH);
     } else if (busy_speed < was) {
-        bool drops = busy_speed < was * (1 - FAR);
-        double part = drops && e->drops ? 1 : busy_speed < was * (1 - NEAR) ? FAST : FOLLOW;
+        bool again = e->dropped_from > 0;
+        bool drops = busy_speed < (again ? e->dropped_from : was) * (1 - FAR);
+        double part = drops && again ? 1 : busy_speed < was * (1 - NEAR) ? FAST : FOLLOW;
         e->bytes_per_s += (busy_speed - was) * part;
-        e->drops = drops;
+        e->dropped_from = !drops ? 0 : again ? busy_speed : was;
         prove(e, speed, REACH);
     } else {
-        e->drops = false;
+        e->dropped_from = 0;
         grow(e, busy_speed, speed);
     }
     e->known = true;

@@ -11,7 +11,7 @@
  * store has been in use for HT_WEIGHTS_FORGET_NS without a sample of it.
  *
  * One sample of less than half of an estimate may be a stall: the estimate goes half of the way. A second one in a row
- * is no stall: the estimate is what was measured. So what a step has written when its end comes lies as the speeds are.
+ * of less than half of that estimate is no stall: the estimate is what was measured. So what a step has written when its end comes lies as the speeds are.
  *
  *   not measured    counts as the mean of the others; while none is measured there are no shares
  *   any speed       gets 1/HT_WEIGHTS_LEAST of all at least, also at rate 0, so that it is measured again
@@ -55,7 +55,8 @@ struct ht_weights { /* all zero: no look yet */
             uint64_t last_busy_ns;                                                  /* at the last look */
             double bytes_per_s;
             double proven, reach; /* what it moved when this part of that became the growth */
-            bool known, drops;    /* drops: the last sample was far below the estimate */
+            double dropped_from;  /* the estimate before the last sample was far below it; 0: that was not */
+            bool known;
         } way[HT_WEIGHTS_WAYS];
         uint32_t share; /* of HT_WEIGHTS_WHOLE */
     } device[HT_DEVICES_MAX];

@@ -302,6 +302,49 @@ START_TEST(a_stall_is_no_new_speed)
 }
 END_TEST
 
+/* Both samples are below half of the estimate before the first one, and the second is above half of the one after it. */
+START_TEST(two_samples_of_a_little_less_than_half_are_a_new_speed)
+{
+    struct sim s = begin(2);
+
+    serve(&s, 0, 3e8, 3e8, 3e8);
+    serve(&s, 1, 1e8, 1e8, 1e8);
+    ck_assert(look(&s));
+    for (unsigned i = 0; i < 2; i++) {
+        serve(&s, 0, 1.4e8, 1.4e8, 1.4e8);
+        (void)look(&s);
+    }
+    check_shares(&s, (double[]){1.4 / 2.4, 1 / 2.4}, .01, "after two");
+}
+END_TEST
+
+/* What an estimate was before it was forgotten, or became nothing, makes no stall a new speed. */
+START_TEST(a_stall_after_a_new_begin_is_no_new_speed)
+{
+    struct sim s = begin(2);
+
+    serve(&s, 0, 3e8, 3e8, 3e8);
+    serve(&s, 1, 1e8, 1e8, 1e8);
+    ck_assert(look(&s));
+    for (unsigned i = 0; i < (_i ? 1 : 2); i++) {
+        measure_way(&s, 0, 0, 0);
+        measure_way(&s, 0, 1, 0);
+        (void)look(&s);
+    }
+    for (unsigned i = 0; _i && i < HT_WEIGHTS_FORGET_NS / SECOND + 1; i++) {
+        serve(&s, 1, 1e8, 1e8, 1e8);
+        (void)look(&s);
+    }
+    ck_assert(!_i || !s.w.device[0].way[1].known);
+    serve(&s, 0, 3e8, 3e8, 3e8);
+    (void)look(&s);
+    check_shares(&s, (double[]){.75, .25}, .01, "a new begin");
+    serve(&s, 0, 1e6, 1e6, 1e6);
+    (void)look(&s);
+    check_shares(&s, (double[]){.6, .4}, .01, "after a stall");
+}
+END_TEST
+
 static const struct {
     double gap;
     bool phases;
@@ -391,6 +434,8 @@ int main(void)
     tcase_add_loop_test(t, shares_follow_a_device_that_slows_down_and_recovers, 0, 3);
     tcase_add_loop_test(t, a_device_that_slows_down_tenfold_costs_one_step, 0, 3);
     tcase_add_test(t, a_stall_is_no_new_speed);
+    tcase_add_test(t, two_samples_of_a_little_less_than_half_are_a_new_speed);
+    tcase_add_loop_test(t, a_stall_after_a_new_begin_is_no_new_speed, 0, 2);
     tcase_add_loop_test(t, gaps_and_phases_hide_no_speed, 0, (int)HT_ARRAY_SIZE(paces));
     tcase_add_test(t, a_direction_that_is_not_used_is_forgotten);
     tcase_add_test(t, a_stalled_device_loses_its_share_and_gets_it_back);
