@@ -11,7 +11,8 @@
  * store has been in use for HT_WEIGHTS_FORGET_NS without a sample of it.
  *
  * One sample of less than half of an estimate may be a stall: the estimate goes half of the way. A second one in a row
- * of less than half of that estimate is no stall: the estimate is what was measured. So what a step has written when its end comes lies as the speeds are.
+ * of less than half of that estimate is no stall: the estimate is what was measured. So what a step has written when
+ * its end comes lies as the speeds are.
  *
  *   not measured    counts as the mean of the others; while none is measured there are no shares
  *   any speed       gets 1/HT_WEIGHTS_LEAST of all at least, also at rate 0, so that it is measured again

@@ -302,7 +302,9 @@ START_TEST(a_stall_is_no_new_speed)
 }
 END_TEST
 
-/* Both samples are below half of the estimate before the first one, and the second is above half of the one after it. */
+/*
+ * Both samples are below half of the estimate before the first one, and the second is above half of the one after it.
+ */
 START_TEST(two_samples_of_a_little_less_than_half_are_a_new_speed)
 {
     struct sim s = begin(2);
