@@ -182,10 +182,30 @@ static int set_step(const char *path, int dir, uint64_t step)
     return -errno;
 }
 
+static int write_root(const char *path, int dir, const struct ht_tree_root *root)
+{
+    char why[HT_TREE_WHY_MAX];
+    int rc = ht_tree_write_root(dir, root, geteuid() == 0, why);
+
+    if (rc < 0)
+        ht_error("%s: %s", path, why);
+    return rc;
+}
+
+/* A clone has all else. */
+static int set_mode(const char *path, int dir, mode_t mode)
+{
+    struct stat st;
+
+    if (fstat(dir, &st) == 0 && ((st.st_mode & 07777) == mode || fchmod(dir, mode) == 0))
+        return 0;
+    ht_error("%s: cannot set its mode: %s", path, strerror(errno));
+    return -errno;
+}
+
 /* A model at its step, durable. Until then its directory is the caller's own. */
 static int commit(const char *path, const struct ht_staging *s, const struct ht_received *r)
 {
-    char why[HT_TREE_WHY_MAX];
     int rc = r->is_clone ? 0 : set_step(path, s->model, r->step), ctl;
 
     if (rc < 0)
@@ -195,9 +215,7 @@ static int commit(const char *path, const struct ht_staging *s, const struct ht_
         ht_error("%s: " HT_CTL_DIR "/ctl: %s", path, strerror(errno));
         return -errno;
     }
-    rc = r->is_clone ? 0 : ht_tree_write_root(s->model, &r->root, geteuid() == 0, why);
-    if (rc < 0)
-        ht_error("%s: %s", path, why);
+    rc = r->is_clone ? set_mode(path, s->model, r->root.mode) : write_root(path, s->model, &r->root);
     if (rc == 0)
         rc = commit_by(path, ctl);
     close(ctl);
@@ -210,7 +228,7 @@ static int commit(const char *path, const struct ht_staging *s, const struct ht_
  */
 static int finish(const char *path, struct ht_staging *s, struct ht_received *r)
 {
-    bool later = geteuid() != 0 && !r->is_clone && !(r->root.mode & S_IWUSR);
+    bool later = geteuid() != 0 && !(r->root.mode & S_IWUSR);
     uint16_t mode = r->root.mode;
     int rc;
 

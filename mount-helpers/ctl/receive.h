@@ -11,8 +11,8 @@ struct ht_received {
     bool incremental, for_rank;
     uint64_t base_step;
     struct ht_hash128 digest;     /* of a whole step */
-    struct ht_tree_root root;     /* of a directory that was made for it */
-    bool is_clone;                /* it has all that already */
+    struct ht_tree_root root;     /* of a directory that was made for it; of a clone the mode alone */
+    bool is_clone;                /* it has all else already */
     struct ht_stream_shard shard; /* of streams for a rank, as the next */
     struct ht_moved moved;
 };

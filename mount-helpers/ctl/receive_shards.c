@@ -94,6 +94,21 @@ static int check_store(const struct gathering *g)
     return -EXDEV;
 }
 
+/* A root that its owner may not write to cannot move to its name. It gets its mode at the end. */
+static int make_writable(struct gathering *g)
+{
+    struct stat st;
+    mode_t mode;
+
+    if (fstat(g->s->model, &st) < 0)
+        return refuse(g, -errno, strerror(errno));
+    mode = st.st_mode & 07777;
+    g->out->root.mode = (uint16_t)mode;
+    if (geteuid() == 0 || (mode & S_IWUSR) || fchmod(g->s->model, mode | S_IWUSR) == 0)
+        return 0;
+    return refuse(g, -errno, "the mode of its clone cannot be changed");
+}
+
 static int clone_base(struct gathering *g)
 {
     char name[NAME_MAX + 1], why[HT_TREE_WHY_MAX];
@@ -108,6 +123,9 @@ static int clone_base(struct gathering *g)
     if (rc < 0)
         return rc;
     g->out->is_clone = true;
+    rc = make_writable(g);
+    if (rc < 0)
+        return rc;
     rc = ht_tree_shape(g->s->model, &g->shape, why);
     g->has_shape = rc == 0;
     return rc < 0 ? refuse(g, rc, why) : 0;

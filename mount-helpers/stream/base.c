@@ -52,9 +52,30 @@ int ht_base_open_state(int dir, const char *path, const char *state)
     return open_state(dir, path, state, O_RDONLY);
 }
 
-int ht_base_open_to_write(int dir, const char *path, const char *state)
+static int open_to_write(int dir, const char *path, const char *state)
 {
     return state ? open_state(dir, path, state, O_WRONLY) : open_below(dir, path, O_WRONLY);
+}
+
+int ht_base_open_to_write(int dir, const char *path, const char *state)
+{
+    int fd = open_to_write(dir, path, state), file;
+    struct stat st;
+
+    if (fd != -EACCES)
+        return fd;
+    file = open_below(dir, path, O_RDONLY);
+    if (file < 0)
+        return fd;
+    if (fstat(file, &st) == 0 && fchmod(file, (st.st_mode & 07777) | S_IWUSR) == 0) {
+        fd = open_to_write(dir, path, state);
+        if (fchmod(file, st.st_mode & 07777) < 0 && fd >= 0) {
+            close(fd);
+            fd = -EACCES;
+        }
+    }
+    close(file);
+    return fd;
 }
 
 /* -------------------------------------------------------------------- list */

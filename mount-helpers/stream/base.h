@@ -12,7 +12,7 @@
 int ht_base_open(int dir, const char *path) HT_MUST_CHECK;
 /* The same for a state of that file, by the name of the state. */
 int ht_base_open_state(int dir, const char *path, const char *state) HT_MUST_CHECK;
-/* Either one, to be written; state: NULL for the file. */
+/* Either one, to be written, also where the mode keeps its owner from that; state: NULL for the file. */
 int ht_base_open_to_write(int dir, const char *path, const char *state) HT_MUST_CHECK;
 
 struct ht_base_file; /* size and path */

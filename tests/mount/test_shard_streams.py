@@ -26,8 +26,8 @@ def send(root, rank, of=None, name='moved'):
     return done.stdout
 
 
-def take(stream, path, *options):
-    return ctl('receive', path, *options, input=stream)
+def take(stream, path, *options, **how):
+    return ctl('receive', path, *options, input=stream, **how)
 
 
 def owners_of(root, name, ranks):
@@ -176,6 +176,26 @@ def test_masters_of_two_bytes_move_with_their_blocks(mnt):
     for root in whole, new:
         step(root, 3, 'bf16')
     assert files(new) == files(whole)
+
+
+@pytest.mark.parametrize('ranks, to', [(3, 1), (2, 3)])
+def test_parameters_that_their_owner_may_not_write_get_their_blocks(mnt, ranks, to):
+    """Of a rank that stays, and of a new one: an ordinary user's, and the root may not be written, either."""
+    whole, new, rank = make_model(mnt / 'whole'), mnt / 'new', to - 1
+    reshard(whole, ranks)
+    step(whole, 2)
+    reshard(whole, to)
+    for path in (mnt, whole, *whole.iterdir(), *(whole / n for n in SIZES)):
+        os.chown(path, NOBODY, NOBODY)
+        os.chmod(path, 0o755 if path.is_dir() else 0o444)
+    os.chmod(whole, 0o555)
+    command(whole, 'snapshot moved')
+    os.chmod(whole, 0o755)  # whose ctl makes the clone
+    streams = b''.join(send(whole, rank, q) for q in range(ranks))
+    done = take(streams, new, *([f'--base={whole}'] if to == 1 else []), user=NOBODY, group=NOBODY, extra_groups=[])
+    assert done.returncode == 0, done.stderr
+    assert shards_of(new, rank, to) == shards_of(whole, rank, to) and left(mnt) == []
+    assert [os.stat(new / n).st_mode & 0o777 for n in ('', *SIZES)] == [0o555] + [0o444] * len(SIZES)
 
 
 @pytest.mark.parametrize('ranks, to, share', [(4, 3, 1 / 4), (3, 8, 5 / 8)])
