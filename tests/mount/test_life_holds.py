@@ -358,7 +358,8 @@ def test_killed_while_its_writes_go_on(make_store, tmp_path):
         assert waited > 0.3, 'the device was not slow enough to test anything'
         told = 'waiting up to 30 s' in done.stderr  # after some seconds
         assert told or waited < 30, done.stderr
-        assert not told or 'killed' in done.stderr, done.stderr
+        # Other tests look for free loop devices, and have this one open for a moment.
+        assert not told or 'killed' in done.stderr or 'perhaps by process' in done.stderr, done.stderr
         assert 'detached the mount of a hitrain that is gone' in done.stderr
         for i in range(8):
             assert (store.point / f'kept{i}').read_bytes() == bytes([i]) * MIB
