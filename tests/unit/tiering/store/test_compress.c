@@ -14,7 +14,6 @@
 
 #include "tests/support/wrap.h"
 #include "tests/unit/tiering/codec/content.h"
-#include "tiering/api/background.h"
 #include "tiering/api/compress.h"
 #include "tiering/base/event.h"
 #include "tiering/base/fault.h"
@@ -70,17 +69,6 @@ static void compress_cold(void)
     compress();
 }
 
-static uint64_t figure(const char *key)
-{
-    struct ht_background_stat st;
-
-    for (unsigned i = 0; ht_store_background_stat(s, i, &st) == 0; i++)
-        for (unsigned k = 0; strcmp(st.engine, "recompress") == 0 && k < st.figures; k++)
-            if (strcmp(st.figure[k].key, key) == 0)
-                return st.value[k];
-    ck_abort_msg("no figure %s", key);
-}
-
 static uint64_t stored(void)
 {
     return obj_stat(obj).stored_bytes;
@@ -134,7 +122,7 @@ static void setup_compressed(void)
 {
     setup();
     compress_cold();
-    ck_assert_uint_eq(figure("chunks"), CHUNKS);
+    ck_assert_uint_eq(engine_figure("recompress", "chunks"), CHUNKS);
     ht_obj_evict(obj);
 }
 
@@ -165,9 +153,9 @@ START_TEST(content_is_smaller_and_the_same)
     for (uint64_t i = 0; i < CHUNKS; i++)
         ck_assert_uint_eq(codec_of(i), HT_CODEC_PLANES);
     ck_assert_uint_lt(stored(), before * 10 / 14);
-    ck_assert_uint_eq(figure("chunks"), CHUNKS);
-    ck_assert_uint_eq(figure("raw_bytes"), before);
-    ck_assert_uint_eq(figure("saved_bytes"), before - stored());
+    ck_assert_uint_eq(engine_figure("recompress", "chunks"), CHUNKS);
+    ck_assert_uint_eq(engine_figure("recompress", "raw_bytes"), before);
+    ck_assert_uint_eq(engine_figure("recompress", "saved_bytes"), before - stored());
     ck_assert_uint_eq(stats().available_bytes, available + before - stored());
     ck_assert_uint_ne(ht_store_super(s)->feat_refuse & HT_FEAT_REFUSE_PLANES, 0);
     expect_all();
@@ -193,13 +181,13 @@ END_TEST
 START_TEST(what_changed_since_the_round_before_waits)
 {
     compress();
-    ck_assert_uint_eq(figure("chunks"), 0); /* never seen before */
+    ck_assert_uint_eq(engine_figure("recompress", "chunks"), 0); /* never seen before */
     put(0, 1);
     sync_object();
     compress();
-    ck_assert_uint_eq(figure("chunks"), 0);
+    ck_assert_uint_eq(engine_figure("recompress", "chunks"), 0);
     compress();
-    ck_assert_uint_eq(figure("chunks"), CHUNKS);
+    ck_assert_uint_eq(engine_figure("recompress", "chunks"), CHUNKS);
     expect_all();
 }
 END_TEST
@@ -208,13 +196,13 @@ START_TEST(what_is_not_published_waits)
 {
     put(0, 1);
     compress_cold();
-    ck_assert_uint_eq(figure("chunks"), 0);
+    ck_assert_uint_eq(engine_figure("recompress", "chunks"), 0);
     ck_assert_int_eq(ht_obj_writeback(obj), 0);
     compress_cold();
-    ck_assert_uint_eq(figure("chunks"), 0);
+    ck_assert_uint_eq(engine_figure("recompress", "chunks"), 0);
     sync_object();
     compress();
-    ck_assert_uint_eq(figure("chunks"), CHUNKS);
+    ck_assert_uint_eq(engine_figure("recompress", "chunks"), CHUNKS);
 }
 END_TEST
 
@@ -223,12 +211,12 @@ START_TEST(only_objects_that_may_be)
     none = oid;
     compress_cold();
     compress();
-    ck_assert_uint_eq(figure("chunks"), 0);
+    ck_assert_uint_eq(engine_figure("recompress", "chunks"), 0);
     none = 0;
     compress();
-    ck_assert_uint_eq(figure("chunks"), 0); /* seen for the first time */
+    ck_assert_uint_eq(engine_figure("recompress", "chunks"), 0); /* seen for the first time */
     compress();
-    ck_assert_uint_eq(figure("chunks"), CHUNKS);
+    ck_assert_uint_eq(engine_figure("recompress", "chunks"), CHUNKS);
 }
 END_TEST
 
@@ -239,8 +227,8 @@ START_TEST(what_saves_too_little_is_tried_once)
     sync_object();
     uint64_t before = stored();
     compress_cold();
-    ck_assert_uint_eq(figure("chunks"), 0);
-    ck_assert_uint_eq(figure("kept_raw"), CHUNKS);
+    ck_assert_uint_eq(engine_figure("recompress", "chunks"), 0);
+    ck_assert_uint_eq(engine_figure("recompress", "kept_raw"), CHUNKS);
     uint64_t read = stats().device_read_bytes;
     compress_cold();
     ck_assert_uint_eq(stats().device_read_bytes, read);
@@ -249,7 +237,7 @@ START_TEST(what_saves_too_little_is_tried_once)
     put(0, MIB); /* written again, it is tried again */
     sync_object();
     compress_cold();
-    ck_assert_uint_eq(figure("chunks"), 1);
+    ck_assert_uint_eq(engine_figure("recompress", "chunks"), 1);
 }
 END_TEST
 
@@ -261,12 +249,12 @@ START_TEST(damage_is_not_read_in_each_round)
     compress();
     ck_assert_uint_eq(ht_fault_passed(HT_FAULT_STORE_CHECKSUM), CHUNKS);
     ht_fault_disarm_all();
-    ck_assert_uint_eq(figure("chunks"), CHUNKS - 1);
-    ck_assert_uint_eq(figure("kept_raw"), 0);
+    ck_assert_uint_eq(engine_figure("recompress", "chunks"), CHUNKS - 1);
+    ck_assert_uint_eq(engine_figure("recompress", "kept_raw"), 0);
     uint64_t read_bytes = stats().device_read_bytes;
     compress_cold();
     ck_assert_uint_eq(stats().device_read_bytes, read_bytes);
-    ck_assert_uint_eq(figure("chunks"), CHUNKS - 1);
+    ck_assert_uint_eq(engine_figure("recompress", "chunks"), CHUNKS - 1);
     expect_all();
 }
 END_TEST
@@ -291,7 +279,7 @@ START_TEST(a_full_store_ends_the_round)
     ck_assert_int_eq(ht_obj_truncate(rest, 0), 0);
     ck_assert_int_eq(ht_obj_sync(rest), 0);
     compress();
-    ck_assert_uint_eq(figure("chunks"), CHUNKS);
+    ck_assert_uint_eq(engine_figure("recompress", "chunks"), CHUNKS);
     ht_obj_put(rest);
     free(block);
 }
@@ -315,7 +303,7 @@ START_TEST(a_store_that_is_almost_full_goes_on_with_the_space_that_became_free)
     ck_assert_int_eq(ht_obj_truncate(rest, at - (uint64_t)LEFT_BLOCKS * HT_BLOCK_BYTES), 0);
     ck_assert_int_eq(ht_obj_sync(rest), 0);
     compress_cold();
-    ck_assert_uint_ge(figure("chunks"), COLD);
+    ck_assert_uint_ge(engine_figure("recompress", "chunks"), COLD);
     expect_all();
     for (unsigned i = 0; i < COLD; i++)
         expect(cold, i * (uint64_t)MIB, content, MIB);
@@ -363,7 +351,7 @@ START_TEST(the_next_rewrite_still_has_its_space)
 
     ck_assert_int_eq(ht_obj_rewrite_reserve(obj, BYTES), 0);
     compress_cold();
-    ck_assert_uint_eq(figure("chunks"), CHUNKS);
+    ck_assert_uint_eq(engine_figure("recompress", "chunks"), CHUNKS);
     while (ht_obj_write(rest, at, block, 4096) == 4096)
         at += 4096;
     content_random(content, BYTES, 3);
@@ -413,12 +401,12 @@ START_TEST(a_long_object_is_looked_at_in_parts)
         put_all(o, i * SMALL, noise, SMALL);
     ck_assert_int_eq(ht_obj_sync(o), 0);
     compress_cold();
-    ck_assert_uint_eq(figure("kept_raw"), COUNT);
-    uint64_t before = figure("chunks");
+    ck_assert_uint_eq(engine_figure("recompress", "kept_raw"), COUNT);
+    uint64_t before = engine_figure("recompress", "chunks");
     put_all(o, (COUNT - 1) * SMALL, content, SMALL);
     ck_assert_int_eq(ht_obj_sync(o), 0);
     compress_cold();
-    ck_assert_uint_eq(figure("chunks"), before + 1);
+    ck_assert_uint_eq(engine_figure("recompress", "chunks"), before + 1);
     ht_obj_evict(o);
     expect(o, (COUNT - 1) * SMALL, content, SMALL);
     expect(o, (COUNT - 2) * SMALL, noise, SMALL);
@@ -437,7 +425,7 @@ START_TEST(frames_share_a_flush_and_a_transaction)
     compress();
     uint64_t flushes = stats().device_flushes;
     compress();
-    ck_assert_uint_eq(figure("chunks"), BYTES / SMALL + 1);
+    ck_assert_uint_eq(engine_figure("recompress", "chunks"), BYTES / SMALL + 1);
     ck_assert_uint_le(stats().device_flushes - flushes, 4);
     expect_all();
 }
@@ -540,7 +528,7 @@ START_TEST(frames_that_wait_are_given_back)
     ck_assert_int_eq(ht_recompress_engine.step(s, &b), HT_STEP_WORKED);
     ck_assert_uint_gt(b.bytes, 0);
     ck_assert_uint_lt(stats().available_bytes, available);
-    ck_assert_uint_eq(figure("chunks"), 0);
+    ck_assert_uint_eq(engine_figure("recompress", "chunks"), 0);
     if (_i == 1) {
         ht_engine_stop(s);
     } else if (_i == 2) {
@@ -553,7 +541,7 @@ START_TEST(frames_that_wait_are_given_back)
     expect_all();
     if (_i == 2) { /* when it goes on */
         compress_cold();
-        ck_assert_uint_eq(figure("chunks"), CHUNKS);
+        ck_assert_uint_eq(engine_figure("recompress", "chunks"), CHUNKS);
         expect_all();
     }
 }
@@ -589,12 +577,12 @@ START_TEST(frames_that_are_not_flushed_are_not_published)
     uint64_t before = stored();
     dev_fail(dev, HT_IO_FLUSH, 1, false);
     ck_assert_int_eq(ht_store_compress(s), -EIO);
-    ck_assert_uint_eq(figure("chunks"), 0);
+    ck_assert_uint_eq(engine_figure("recompress", "chunks"), 0);
     ck_assert_uint_eq(stored(), before);
     expect_all();
     ck_assert_int_eq(ht_store_commit(s), 0);
     compress();
-    ck_assert_uint_eq(figure("chunks"), CHUNKS);
+    ck_assert_uint_eq(engine_figure("recompress", "chunks"), CHUNKS);
     expect_all();
 }
 END_TEST
@@ -616,7 +604,7 @@ START_TEST(a_part_is_written)
     sync_object();
     expect_all();
     compress_cold();
-    ck_assert_uint_gt(figure("chunks"), CHUNKS);
+    ck_assert_uint_gt(engine_figure("recompress", "chunks"), CHUNKS);
     expect_all();
 }
 END_TEST
@@ -701,7 +689,7 @@ START_TEST(a_passthrough_file_shows_it)
     ck_assert_int_eq(memcmp(shown, content, BYTES), 0);
     free(shown);
     compress_cold();
-    ck_assert_uint_eq(figure("chunks"), CHUNKS); /* not again */
+    ck_assert_uint_eq(engine_figure("recompress", "chunks"), CHUNKS); /* not again */
     ht_obj_shm_close(obj);
     expect_all();
 }
@@ -829,7 +817,8 @@ START_TEST(whichever_thread_changes_a_chunk_first_wins)
             put(off, BYTES - off);
         }
         expect(obj, off, content + off, n);
-        for (uint64_t seen = figure("chunks"), k = 0; i % 12 == 11 && figure("chunks") == seen && k < 2000; k++) {
+        for (uint64_t seen = engine_figure("recompress", "chunks"), k = 0;
+             i % 12 == 11 && engine_figure("recompress", "chunks") == seen && k < 2000; k++) {
             const struct timespec pause = {.tv_nsec = 1000000};
             if (k == 0)
                 sync_object();
@@ -838,7 +827,7 @@ START_TEST(whichever_thread_changes_a_chunk_first_wins)
     }
     ended = true;
     pthread_join(thread, NULL);
-    ck_assert_uint_gt(figure("chunks"), 0);
+    ck_assert_uint_gt(engine_figure("recompress", "chunks"), 0);
     expect_all();
     sync_object();
     begin_again(crash);

@@ -8,7 +8,6 @@
 #include "fixture.h"
 
 #include "tests/unit/tiering/codec/content.h"
-#include "tiering/api/background.h"
 #include "tiering/api/compress.h"
 #include "tiering/cache/staging.h"
 #include "tiering/object/chunk.h"
@@ -25,17 +24,6 @@ static bool may(void *ctx, uint64_t id)
     (void)ctx;
     (void)id;
     return true;
-}
-
-static uint64_t figure(const char *key)
-{
-    struct ht_background_stat st;
-
-    for (unsigned i = 0; ht_store_background_stat(s, i, &st) == 0; i++)
-        for (unsigned k = 0; strcmp(st.engine, "recompress") == 0 && k < st.figures; k++)
-            if (strcmp(st.figure[k].key, key) == 0)
-                return st.value[k];
-    ck_abort_msg("no figure %s", key);
 }
 
 static unsigned codec_of(struct ht_obj *o, uint64_t index)
@@ -78,9 +66,9 @@ static struct ht_obj *object_that_may(uint64_t scope)
 }
 
 /* durable: the superblock says that there may be frames. */
-static void begin(bool durable)
+static void begin(enum ht_inline when, bool durable)
 {
-    fixture_inline = HT_INLINE_ALWAYS;
+    fixture_inline = when;
     fresh(STORE_MIB, false);
     if (durable)
         ck_assert_int_eq(ht_store_mark_compressed(s), 0);
@@ -92,7 +80,7 @@ static void begin(bool durable)
 
 static void setup(void)
 {
-    begin(true);
+    begin(HT_INLINE_ALWAYS, true);
 }
 
 static void teardown(void)
@@ -118,10 +106,11 @@ START_TEST(new_content_is_smaller_and_the_same)
     write_all();
     expect_codecs(HT_CODEC_PLANES, HT_CODEC_PLANES);
     ck_assert_uint_eq(codec_of(obj, CHUNKS), HT_CODEC_RAW); /* the last one may get longer */
-    ck_assert_uint_eq(figure("inline_chunks"), CHUNKS);
+    ck_assert_uint_eq(engine_figure("recompress", "inline_chunks"), CHUNKS);
     uint64_t stored = obj_stat(obj).stored_bytes;
     ck_assert_uint_lt(stored, (uint64_t)BYTES * 10 / 13);
-    ck_assert_uint_eq(figure("inline_saved_bytes"), CHUNKS * (uint64_t)MIB + 2 * HT_BLOCK_BYTES - stored);
+    ck_assert_uint_eq(engine_figure("recompress", "inline_saved_bytes"),
+                      CHUNKS * (uint64_t)MIB + 2 * HT_BLOCK_BYTES - stored);
     ck_assert_uint_eq(stats().available_bytes, available - stored);
     expect_all();
     begin_again(crash);
@@ -136,7 +125,7 @@ END_TEST
 START_TEST(no_frame_comes_before_the_superblock_says_so)
 {
     teardown();
-    begin(false);
+    begin(HT_INLINE_ALWAYS, false);
     write_all();
     expect_codecs(HT_CODEC_RAW, HT_CODEC_RAW);
     ck_assert_uint_eq(ht_store_super(s)->feat_refuse & HT_FEAT_REFUSE_PLANES, 0);
@@ -189,7 +178,7 @@ START_TEST(other_content_is_written_as_it_is)
     put_all(obj, 0, content, BYTES);
     ck_assert_int_eq(ht_obj_writeback(obj), 0);
     expect_codecs(HT_CODEC_RAW, HT_CODEC_RAW);
-    ck_assert_uint_eq(figure("inline_chunks"), 0);
+    ck_assert_uint_eq(engine_figure("recompress", "inline_chunks"), 0);
     if (handed)
         ht_obj_shm_close(obj);
     expect(obj, 0, content, BYTES);
@@ -226,7 +215,7 @@ START_TEST(what_saves_too_little_is_written_as_it_is)
     uint64_t read = stats().device_read_bytes;
     ck_assert_int_eq(ht_store_compress(s), 0);
     ck_assert_uint_eq(stats().device_read_bytes, read + (CHUNKS - 1) * (uint64_t)MIB + 2 * HT_BLOCK_BYTES);
-    ck_assert_uint_eq(figure("inline_chunks"), 0);
+    ck_assert_uint_eq(engine_figure("recompress", "inline_chunks"), 0);
     expect_all();
 }
 END_TEST
@@ -290,16 +279,10 @@ END_TEST
 START_TEST(measurements_decide)
 {
     teardown();
-    fixture_inline = HT_INLINE_AUTO;
-    fresh(STORE_MIB, false);
-    ck_assert_int_eq(ht_store_mark_compressed(s), 0);
-    content = malloc(BYTES);
-    content_bf16(content, BYTES, 5);
-    obj = object_that_may(0);
-    oid = ht_obj_id(obj);
+    begin(HT_INLINE_AUTO, true);
     write_all(); /* nothing was measured yet */
     expect_codecs(HT_CODEC_RAW, HT_CODEC_RAW);
-    ck_assert_uint_eq(figure("inline_chunks"), 0);
+    ck_assert_uint_eq(engine_figure("recompress", "inline_chunks"), 0);
     expect_all();
 }
 END_TEST

@@ -9,7 +9,6 @@
 #include <time.h>
 
 #include "tests/unit/tiering/codec/content.h"
-#include "tiering/api/background.h"
 #include "tiering/api/compress.h"
 #include "tiering/object/chunk.h"
 #include "tiering/object/ref.h"
@@ -45,17 +44,6 @@ static void compress_cold(void)
 {
     compress();
     compress();
-}
-
-static uint64_t figure(const char *key)
-{
-    struct ht_background_stat st;
-
-    for (unsigned i = 0; ht_store_background_stat(s, i, &st) == 0; i++)
-        for (unsigned k = 0; strcmp(st.engine, "recompress") == 0 && k < st.figures; k++)
-            if (strcmp(st.figure[k].key, key) == 0)
-                return st.value[k];
-    ck_abort_msg("no figure %s", key);
 }
 
 static void sync_it(struct ht_obj *o)
@@ -147,10 +135,10 @@ START_TEST(all_owners_get_the_frame)
 
     compress_cold();
     expect_codec(HT_CODEC_PLANES);
-    ck_assert_uint_eq(figure("chunks"), CHUNKS);
-    ck_assert_uint_eq(figure("raw_bytes"), before);
-    ck_assert_uint_eq(figure("saved_bytes"), before - obj_stat(owner[2]).stored_bytes);
-    ck_assert_uint_eq(stats().available_bytes, available + figure("saved_bytes"));
+    ck_assert_uint_eq(engine_figure("recompress", "chunks"), CHUNKS);
+    ck_assert_uint_eq(engine_figure("recompress", "raw_bytes"), before);
+    ck_assert_uint_eq(engine_figure("recompress", "saved_bytes"), before - obj_stat(owner[2]).stored_bytes);
+    ck_assert_uint_eq(stats().available_bytes, available + engine_figure("recompress", "saved_bytes"));
     expect_all();
     ck_assert_int_eq(ht_store_commit(s), 0);
     begin_again(crash);
@@ -226,12 +214,12 @@ START_TEST(one_owner_that_stays_keeps_all)
         put_all(owner[2], BYTES, content, 1); /* in its last chunk, not published */
     }
     compress();
-    ck_assert_uint_eq(figure("chunks"), 0);
+    ck_assert_uint_eq(engine_figure("recompress", "chunks"), 0);
     expect_codec(HT_CODEC_RAW);
     none = 0;
     sync_it(owner[2]);
     compress_cold();
-    ck_assert_uint_ge(figure("chunks"), CHUNKS);
+    ck_assert_uint_ge(engine_figure("recompress", "chunks"), CHUNKS);
     expect_codec(HT_CODEC_PLANES);
     expect_all();
     ht_obj_put(other);
@@ -246,7 +234,7 @@ START_TEST(what_saves_too_little_is_read_once)
     for (unsigned i = 1; i < OWNERS; i++)
         share(owner[0], owner[i], BYTES);
     compress_cold();
-    ck_assert_uint_eq(figure("kept_raw"), CHUNKS);
+    ck_assert_uint_eq(engine_figure("recompress", "kept_raw"), CHUNKS);
     uint64_t read = stats().device_read_bytes;
     compress_cold();
     ck_assert_uint_eq(stats().device_read_bytes, read);
@@ -260,7 +248,7 @@ START_TEST(each_owner_can_still_be_rewritten)
     ck_assert_int_eq(ht_obj_rewrite_reserve(owner[0], BYTES), 0);
     ck_assert_int_eq(ht_obj_rewrite_reserve(owner[2], BYTES), 0);
     compress_cold();
-    ck_assert_uint_eq(figure("chunks"), CHUNKS);
+    ck_assert_uint_eq(engine_figure("recompress", "chunks"), CHUNKS);
     fill_the_store();
     uint8_t *was = malloc(BYTES);
     memcpy(was, content, BYTES);
@@ -310,7 +298,7 @@ START_TEST(what_happens_while_the_frame_waits_wins)
     meanwhile = cases[_i].change;
     compress();
     ck_assert_ptr_null(meanwhile);
-    ck_assert_uint_eq(figure("chunks"), 0);
+    ck_assert_uint_eq(engine_figure("recompress", "chunks"), 0);
     expect_codec(cases[_i].codec);
     ck_assert_int_eq(ht_store_commit(s), 0);
     ck_assert_uint_eq(stats().available_bytes, available - (_i == 2 ? obj_stat(owner[1]).stored_bytes : 0));
@@ -321,7 +309,7 @@ START_TEST(what_happens_while_the_frame_waits_wins)
     begin_again(crash);
     expect_all();
     compress_cold();
-    ck_assert_uint_eq(figure("chunks"), _i == 2 ? 2 * CHUNKS : CHUNKS);
+    ck_assert_uint_eq(engine_figure("recompress", "chunks"), _i == 2 ? 2 * CHUNKS : CHUNKS);
     expect_all();
 }
 END_TEST
@@ -343,7 +331,7 @@ START_TEST(content_of_very_many_owners_stays)
             ck_assert_int_eq(ht_store_commit(s), 0);
     }
     compress_cold();
-    ck_assert_uint_eq(figure("chunks"), CHUNKS + (_i ? 0 : 1));
+    ck_assert_uint_eq(engine_figure("recompress", "chunks"), CHUNKS + (_i ? 0 : 1));
     for (unsigned i = 0; i < n; i++) {
         ck_assert_uint_eq(ht_chunk_ref(ht_chunk_find(many[i], 0))->codec, _i ? HT_CODEC_RAW : HT_CODEC_PLANES);
         ht_obj_evict(many[i]);
@@ -370,7 +358,7 @@ static void wait_for_chunks(void)
 {
     const struct timespec pause = {.tv_nsec = 1000000};
 
-    for (unsigned i = 0; !figure("chunks") && i < 2000; i++)
+    for (unsigned i = 0; !engine_figure("recompress", "chunks") && i < 2000; i++)
         nanosleep(&pause, NULL);
 }
 
@@ -405,7 +393,7 @@ START_TEST(whichever_thread_changes_an_owner_first_wins)
     }
     ended = true;
     pthread_join(thread, NULL);
-    ck_assert_uint_gt(figure("chunks"), 0);
+    ck_assert_uint_gt(engine_figure("recompress", "chunks"), 0);
     expect_all();
     begin_again(crash);
     expect_all();

@@ -611,20 +611,10 @@ static void wait_for_shared(uint64_t bytes)
     ck_assert_uint_eq(figures().shared_bytes, bytes);
 }
 
-static struct ht_background_stat engine(void)
-{
-    struct ht_background_stat st;
-
-    for (unsigned i = 0; !ht_store_background_stat(s, i, &st); i++)
-        if (strcmp(st.engine, "dedup") == 0)
-            return st;
-    ck_abort_msg("there is no such engine");
-}
-
 START_TEST(the_engine_finds_them_by_itself)
 {
     fresh(32, false);
-    ck_assert_uint_eq(engine().state, HT_BACKGROUND_OFF);
+    ck_assert_uint_eq(engine("dedup").state, HT_BACKGROUND_OFF);
     uint8_t *p = noise(2 * MIB, 1);
     struct ht_obj *a = stored(HT_CHUNK_BYTES, 0, p, 2 * MIB), *b = stored(HT_CHUNK_BYTES, 0, p, 2 * MIB);
     ht_obj_put(a);
@@ -635,11 +625,11 @@ START_TEST(the_engine_finds_them_by_itself)
     a = stored(HT_CHUNK_BYTES, 0, p, MIB);
     usleep(300000);
     ck_assert_uint_eq(figures().shared_bytes, 2 * MIB);
-    ck_assert_uint_eq(engine().state, HT_BACKGROUND_PAUSED);
+    ck_assert_uint_eq(engine("dedup").state, HT_BACKGROUND_PAUSED);
     ck_assert_int_eq(ht_store_background_resume(s, NULL), 0);
     wait_for_shared(3 * MIB);
     expect_stored(a, p, MIB);
-    ck_assert_uint_gt(engine().bytes, 0);
+    ck_assert_uint_gt(engine("dedup").bytes, 0);
     ck_assert_int_eq(ht_store_background_pause(s, "nothing"), -ENOENT);
     ht_obj_put(a);
     free(p);
