@@ -36,8 +36,6 @@
 enum { FAILURES_MAX = 64, STATES_MAX = 16 };
 
 static const char optimizer[] = HT_XATTR_PREFIX "optimizer";
-/* mount-helpers/stream/stream.h: part of no step */
-static const char follow[] = "user.hitrain-follow", receive[] = "user.hitrain-receive";
 
 struct name {
     uint64_t ino;
@@ -172,8 +170,7 @@ static int put_attributes(struct walk *k, uint64_t ino)
     if (!names)
         return -ENOMEM;
     for (char *p = k->list; p < k->list + len; p += strlen(p) + 1)
-        if (strcmp(p, follow) != 0 && strcmp(p, receive) != 0)
-            names[count++] = p;
+        names[count++] = p;
     qsort(names, count, sizeof(*names), by_text);
     for (size_t i = 0; rc == 0 && i < count; i++)
         rc = put_attribute(k, ino, names[i]);

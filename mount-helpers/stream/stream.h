@@ -95,11 +95,7 @@ struct ht_stream_same {
 /* Takes the next attribute off the front; false: there is none, or a is damaged. */
 bool ht_stream_attribute_next(struct ht_stream_attributes *a, struct ht_stream_attribute *out);
 void ht_stream_attribute_put(struct ht_buf *b, const char *name, const void *value, size_t len);
-/* These are part of no step. Where a copy that follows another model is: mount-helpers/ctl/follow.h. */
-#define HT_FOLLOW_ATTRIBUTE "user.hitrain-follow"
-/* Whose directory the next receive may remove: mount-helpers/ctl/staging.h. */
-#define HT_STAGING_ATTRIBUTE "user.hitrain-receive"
-/* May a stream carry it? user.* and access lists. */
+/* May a stream carry it? user.* and access lists, without those that are part of no step. */
 bool ht_stream_attribute_known(const char *name, size_t len);
 
 /* NULL, or why this is no entry, as the rest of a sentence. */
