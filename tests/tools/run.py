@@ -85,7 +85,7 @@ class Runner:
         self.args = args
         self.counting = threading.RLock()  # sections may run side by side
         self.alone = None  # tests that wait for the end of all others, while sections run side by side
-        self.made = False  # the programs, for all sections
+        self.built = {}  # by compiler, sanitizers and settings: which targets were built, and which could not be
         self.groups = set()  # process groups that run
         self.begin = time.monotonic()
         self.ended = False  # by a signal
@@ -165,7 +165,15 @@ class Runner:
         return self.command(argv + (['V=1'] if a.verbose else []), self.env, 3600)
 
     def make(self, targets, cc, san, more=()):
-        """Builds targets as far as possible; returns those that could not be built."""
+        """Builds targets once, as far as possible; returns those that could not be built."""
+        built = self.built.setdefault((cc, san, tuple(more)), {})
+        new = [t for t in targets if t not in built]
+        if new:
+            lost = self.make_new(new, cc, san, more)
+            built.update({t: t not in lost for t in new})
+        return [t for t in targets if not built[t]]
+
+    def make_new(self, targets, cc, san, more):
         status, output, seconds = self.build(targets, cc, san, more)
         name = f'building in {variant_dir(self.args.out, cc, san)}'
         ok = status == 0
@@ -324,9 +332,6 @@ class Runner:
     # -- targets of the Makefile --
 
     def all_programs(self, tests=()):
-        if self.made:
-            return
-        self.made = True
         if self.make(PROGRAMS + list(tests), self.args.cc, self.args.san):
             print('  the programs are not all there: expect tests that use them to fail', flush=True)
 
