@@ -349,6 +349,7 @@ struct fixed {
 static const struct fixed fixed[] = {
     {"ctl", HT_HIDDEN_CTL, false, false},
     {"events", HT_HIDDEN_EVENTS, false, true},
+    {"gather", HT_HIDDEN_GATHER, true, false, true, true},
     {"grad", HT_HIDDEN_GRAD_DIR, true, false},
     {"grad-topk", HT_HIDDEN_TOPK_DIR, true, false},
     {"plan", HT_HIDDEN_PLAN, false, true},

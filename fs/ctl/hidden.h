@@ -10,6 +10,7 @@
  *     redo/STEP            of a model root's directory, for its owner and root: a logged step
  *     snap/STEP            of a model root's directory: that of a kept step, an ordinary inode
  *     shard/<r>of<R>/      of a model root's directory: param/P, grad/P and state/P/NAME, the blocks of rank r alone
+ *     gather               of a model root's directory: many parameters and gradients as one file (gather.h)
  *     events               of the mount's root only; for its owner and root, as it names what others may not see
  *
  * Its inodes exist only as numbers: kind, index and the inode of the directory or parameter they belong to. They take
@@ -74,9 +75,11 @@ ssize_t ht_hidden_write(struct ht_hidden_file *f, uint64_t off, const void *buf,
  */
 void ht_hidden_wait_updates(struct ht_hidden_file *f, uint64_t off, void *buf, size_t len);
 void ht_hidden_drop_pages(struct ht_hidden_file *f, uint64_t off, void *buf, size_t len);
-/* For a gradient: the same, but -EAGAIN, with nothing done, if that one waits for a step. */
+/* For gradients: as ht_hidden_write, but -EAGAIN, to be written again, if that one waits for a step. */
 ssize_t ht_hidden_try_write(struct ht_hidden_file *f, uint64_t off, const void *buf, size_t len) HT_MUST_CHECK;
 bool ht_hidden_is_dense(const struct ht_hidden_file *f);
+/* Does a write try first whether it has to wait? */
+bool ht_hidden_tries(const struct ht_hidden_file *f);
 /* Bytes of a whole gradient; 0: it is no gradient. */
 uint64_t ht_hidden_gradient_bytes(const struct ht_hidden_file *f);
 /* The parameter of a gradient or state. */
@@ -91,6 +94,11 @@ void ht_hidden_release(struct ht_hidden_file *f);
 /* fs/fuse counts this open among those of a passthrough gradient. Set before a client can use the file. */
 void ht_hidden_set_counted(struct ht_hidden_file *f);
 bool ht_hidden_is_counted(const struct ht_hidden_file *f);
+
+/* Is it .hitrain/gather? More members of an open one (gather.h). WAITS as the open of a gradient does. */
+bool ht_hidden_gathers(uint64_t ino);
+int ht_hidden_gather(struct ht_hidden_file *f, const char *lines, size_t len,
+                     const struct ht_caller *caller) HT_MUST_CHECK;
 
 /* Is it a ctl, whose writes are commands? */
 bool ht_hidden_commands(uint64_t ino);
@@ -110,7 +118,9 @@ enum ht_lane_kind {
 enum ht_hidden_op { HT_HIDDEN_READ, HT_HIDDEN_WRITE, HT_HIDDEN_FLUSH };
 /* buf: the bytes to write. The write of a dense gradient is tried first. */
 enum ht_lane_kind ht_hidden_lane(const struct ht_hidden_file *f, enum ht_hidden_op op, const void *buf, size_t len);
+/* Of its writes; and of its reads. */
 enum ht_traffic_kind ht_hidden_traffic(const struct ht_hidden_file *f);
+enum ht_traffic_kind ht_hidden_read_traffic(const struct ht_hidden_file *f);
 
 /* After a mount that ended with open files: no client will close them. No other call may be in progress. */
 void ht_hidden_close_all(struct ht_ctl *c);

@@ -7,6 +7,7 @@
  * command, which is why such calls WAIT.
  */
 #include "fs/ctl/events.h"
+#include "fs/ctl/gather.h"
 #include "fs/ctl/hidden_priv.h"
 #include "fs/ctl/plan.h"
 #include "fs/ctl/shard.h"
@@ -52,6 +53,7 @@ struct ht_hidden_file {
     struct ht_buf text;         /* STATS */
     struct ht_feed *feed;       /* EVENTS, TRACE and PLAN */
     struct ht_optim_redo *redo; /* REDO */
+    struct ht_gather *gather;   /* GATHER */
     bool counted;               /* by fs/fuse */
 };
 
@@ -220,6 +222,8 @@ static int open_kind(struct ht_hidden_file *f, const struct ht_caller *caller)
         return ht_plan_feed_open(f->ctl, &f->feed);
     case HT_HIDDEN_REDO:
         return open_redo(f);
+    case HT_HIDDEN_GATHER:
+        return ht_gather_new(f->ctl, ht_hidden_base(f->ino), f->flags, &f->gather);
     case HT_HIDDEN_SHARD_PARAM:
     case HT_HIDDEN_SHARD_GRAD:
     case HT_HIDDEN_SHARD_STATE:
@@ -363,6 +367,8 @@ void ht_hidden_release(struct ht_hidden_file *f)
         ht_feed_close(f->feed);
     if (f->redo)
         ht_optim_redo_close(f->redo);
+    if (f->gather)
+        ht_gather_free(f->gather);
     ht_buf_free(&f->text);
     free(f);
 }
@@ -586,6 +592,8 @@ ssize_t ht_hidden_read(struct ht_hidden_file *f, uint64_t off, void *buf, size_t
         return ht_feed_read(f->feed, off, buf, len);
     case HT_HIDDEN_REDO:
         return ht_optim_redo_read(f->redo, off, buf, len);
+    case HT_HIDDEN_GATHER:
+        return ht_gather_read(f->gather, off, buf, len);
     default:
         return read_text(&f->text, off, buf, len);
     }
@@ -605,6 +613,8 @@ ssize_t ht_hidden_write(struct ht_hidden_file *f, uint64_t off, const void *buf,
         return ht_topk_write(f->topk, off, buf, len);
     case HT_HIDDEN_CTL:
         return write_session(f, buf, len);
+    case HT_HIDDEN_GATHER:
+        return ht_gather_write(f->gather, off, buf, len, true);
     default:
         return -EBADF;
     }
@@ -623,9 +633,24 @@ bool ht_hidden_is_dense(const struct ht_hidden_file *f)
     return f->kind == HT_HIDDEN_GRAD;
 }
 
+bool ht_hidden_tries(const struct ht_hidden_file *f)
+{
+    return f->kind == HT_HIDDEN_GRAD || f->kind == HT_HIDDEN_GATHER;
+}
+
 ssize_t ht_hidden_try_write(struct ht_hidden_file *f, uint64_t off, const void *buf, size_t len)
 {
-    return ht_grad_try_write(f->grad, off, buf, len);
+    return f->gather ? ht_gather_write(f->gather, off, buf, len, false) : ht_grad_try_write(f->grad, off, buf, len);
+}
+
+bool ht_hidden_gathers(uint64_t ino)
+{
+    return ht_hidden_kind(ino) == HT_HIDDEN_GATHER;
+}
+
+int ht_hidden_gather(struct ht_hidden_file *f, const char *lines, size_t len, const struct ht_caller *caller)
+{
+    return ht_gather_add(f->gather, lines, len, caller);
 }
 
 uint64_t ht_hidden_gradient_bytes(const struct ht_hidden_file *f)
@@ -699,6 +724,8 @@ enum ht_lane_kind ht_hidden_lane(const struct ht_hidden_file *f, enum ht_hidden_
         return op == HT_HIDDEN_WRITE ? HT_LANE_WRITE : op == HT_HIDDEN_FLUSH ? HT_LANE_GRADIENT : HT_LANE_NONE;
     case HT_HIDDEN_SHARD_PARAM:
         return op == HT_HIDDEN_WRITE ? HT_LANE_PAGES : op == HT_HIDDEN_READ ? HT_LANE_GRADIENT : HT_LANE_NONE;
+    case HT_HIDDEN_GATHER:
+        return op == HT_HIDDEN_READ ? HT_LANE_GRADIENT : HT_LANE_NONE;
     case HT_HIDDEN_CTL:
         return op == HT_HIDDEN_WRITE && ht_parse_takes_turn(buf, len) ? HT_LANE_TURN : HT_LANE_CTL_SESSION;
     default:
@@ -712,6 +739,7 @@ enum ht_traffic_kind ht_hidden_traffic(const struct ht_hidden_file *f)
     case HT_HIDDEN_GRAD:
     case HT_HIDDEN_TOPK:
     case HT_HIDDEN_SHARD_GRAD:
+    case HT_HIDDEN_GATHER:
         return HT_TRAFFIC_GRAD;
     case HT_HIDDEN_STATE:
     case HT_HIDDEN_SHARD_STATE:
@@ -721,4 +749,9 @@ enum ht_traffic_kind ht_hidden_traffic(const struct ht_hidden_file *f)
     default:
         return HT_TRAFFIC_OTHER;
     }
+}
+
+enum ht_traffic_kind ht_hidden_read_traffic(const struct ht_hidden_file *f)
+{
+    return f->gather ? HT_TRAFFIC_PARAM : ht_hidden_traffic(f);
 }

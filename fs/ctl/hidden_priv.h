@@ -24,7 +24,8 @@ enum ht_hidden_kind {
     HT_HIDDEN_SNAP_DIR,  /* .hitrain/snap; base: the model root's directory. Its entries are ordinary inodes */
     HT_HIDDEN_REDO_DIR,  /* .hitrain/redo; base: the model root's directory, as in the next */
     HT_HIDDEN_REDO,      /* .hitrain/redo/STEP; index: STEP modulo 256 */
-    HT_HIDDEN_SHARD_DIR, /* .hitrain/shard; base: the model root's directory */
+    HT_HIDDEN_SHARD_DIR, /* .hitrain/shard; base: the model root's directory, as in the next */
+    HT_HIDDEN_GATHER,    /* .hitrain/gather */
 
     /* Those below it also have a rank, and the number of ranks. */
     HT_HIDDEN_SHARD_FIRST = 128,

@@ -20,8 +20,9 @@ static void trace_gradient(struct ht_fuse *f, const struct ht_hidden_file *file,
                            const struct ht_trace_mark *mark)
 {
     bool dense = ht_hidden_is_dense(file);
+    bool other = !ht_hidden_tries(file) && ht_hidden_traffic(file) == HT_TRAFFIC_GRAD; /* others trace themselves */
 
-    if (dense || ht_hidden_traffic(file) == HT_TRAFFIC_GRAD)
+    if (dense || other)
         ht_trace_end(ht_store_trace(f->store), mark, HT_TRACE_GRADIENT, ht_hidden_param(file), dense ? off : 0,
                      dense ? bytes : 0);
 }
@@ -80,7 +81,7 @@ static void read_now(struct ht_fuse *f, fuse_req_t req, struct ht_hidden_file *f
     char *buf = ht_fuse_buffer();
     ssize_t n = buf ? ht_hidden_read(file, off, buf, ht_min_u64(size, HT_FUSE_IO_BYTES)) : -ENOMEM;
 
-    ht_count_read(f, ht_hidden_traffic(file), n);
+    ht_count_read(f, ht_hidden_read_traffic(file), n);
     if (n < 0)
         ht_reply(req, (int)n);
     else
@@ -293,8 +294,8 @@ void ht_hidden_op_write(fuse_req_t req, fuse_ino_t ino, const char *buf, size_t 
         return;
     }
     struct ht_trace_mark mark = ht_trace_begin();
-    n = ht_hidden_is_dense(file) ? ht_hidden_try_write(file, (uint64_t)off, buf, size)
-                                 : ht_hidden_write(file, (uint64_t)off, buf, size);
+    n = ht_hidden_tries(file) ? ht_hidden_try_write(file, (uint64_t)off, buf, size)
+                              : ht_hidden_write(file, (uint64_t)off, buf, size);
     if (n == -EAGAIN)
         write_later(req, ino, HT_LANE_WRITE, buf, size, off, fi);
     else
@@ -309,6 +310,36 @@ static void job_command(struct ht_job *job)
         ht_reply(job->req, (int)n);
     else
         fuse_reply_ioctl(job->req, 0, NULL, 0);
+}
+
+static void job_gather(struct ht_job *job)
+{
+    struct ht_caller caller = ht_fuse_caller(job->req);
+    int rc = ht_hidden_gather(job->file, job->data, job->size, &caller);
+
+    if (rc)
+        ht_reply(job->req, rc);
+    else
+        fuse_reply_ioctl(job->req, 0, NULL, 0);
+}
+
+static void gather(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi, const void *in, size_t in_len)
+{
+    struct ht_fuse *f = ht_fuse_of(req);
+    size_t len = strnlen(in, in_len);
+    struct ht_job *job;
+
+    if (in_len < sizeof(struct ht_ioctl_gather) || len == in_len) {
+        ht_reply(req, -E2BIG);
+        return;
+    }
+    job = ht_job_new(f, req, job_gather);
+    if (!job || !ht_job_data(job, in, len))
+        return;
+    job->file = file_of(fi);
+    job->size = len;
+    job->may_end = true;
+    ht_job_submit(job, HT_LANE_GRADIENT, ht_hidden_root(f->ctl, ino));
 }
 
 /* A whole line: its newline takes the place of the NUL. */
@@ -326,6 +357,10 @@ void ht_hidden_op_ioctl(fuse_req_t req, fuse_ino_t ino, unsigned cmd, void *arg,
     }
     if (cmd == HT_IOCTL_PASSED && ht_hidden_is_gradient(ino)) {
         ht_reply_passed(req, ino, out_cap);
+        return;
+    }
+    if (cmd == HT_IOCTL_GATHER && fi && in && ht_hidden_gathers(ino)) {
+        gather(req, ino, fi, in, in_len);
         return;
     }
     if (cmd != HT_IOCTL_COMMAND || in_len < sizeof(line) || !fi || !ht_hidden_commands(ino)) {

@@ -37,6 +37,16 @@ struct ht_ioctl_same {
  */
 #define HT_IOCTL_PASSED _IOR('h', 3, uint32_t)
 
+/*
+ * On .hitrain/gather of a model root: these parameters follow the members that the open file has. A line for each: its
+ * bytes, a space, its path below the root, a newline; and a NUL after all. If one cannot be a member, none becomes one,
+ * and the root's error says why. -ESTALE: a file has other bytes.
+ */
+struct ht_ioctl_gather {
+    char lines[8192];
+};
+#define HT_IOCTL_GATHER _IOW('h', 4, struct ht_ioctl_gather)
+
 /* The abstract socket of a mount's daemon for `hitrainctl dump`, by the device number of the mount. */
 #define HT_DUMP_SOCKET "hitrain-dump-%u:%u"
 /* The last line of its answer. */

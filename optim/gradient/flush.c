@@ -337,6 +337,7 @@ static int flush_window(struct ht_param *p, struct ht_grad *g, struct ht_words *
         rc = ht_opt_sum_reserve(p);
     if (!rc)
         rc = freeze(p, &w, &words->config, out_ticket);
+    p->applied += !rc && !g;
     if (!rc)
         ht_opt_succeeded(p->root, HT_EVENT_GRADIENT_REFUSED, p->oid);
     return rc;

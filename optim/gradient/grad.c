@@ -48,6 +48,10 @@ void ht_grad_set_part(struct ht_grad *g, ht_grad_part_fn has, const void *ctx)
 
 void ht_opt_grad_refresh(struct ht_grad *g)
 {
+    if (g->applied != g->param->applied) {
+        g->applied = g->param->applied;
+        ht_opt_window_clear(&g->mine);
+    }
     if (g->since == g->param->forgotten)
         return;
     g->since = g->param->forgotten;

@@ -20,6 +20,7 @@ struct ht_grad {
     struct ht_param *param;
     /* The fields below are valid as long as param.forgotten is since. */
     uint64_t since;
+    uint64_t applied;          /* param.applied: mine is valid as long as it is that */
     struct ht_opt_window mine; /* from the first to the last byte written since the last flush */
     bool spoiled;              /* a write went beyond the end: the next flush refuses this opener's bytes */
     uint64_t sized;            /* size that was set after the last write, for the next flush; 0: none */

@@ -69,6 +69,7 @@ struct ht_param {
         bool rewriting;     /* its masters, from outside */
         uint64_t rewrites;  /* rewrites of its masters, or an abort */
         uint64_t forgotten; /* aborts and drops: earlier writes do not count */
+        uint64_t applied;   /* times that the written bytes of all openers were handed over */
     };
     struct ht_param_meta cur, pub;
     struct ht_state_link state_link[HT_STATES_MAX]; /* those of cur, in its order (owner.c) */

@@ -16,6 +16,7 @@ from conftest import MIB, ROOT, wait_for
 from passthrough import SHARED, READ, passthrough_store, stat
 from passthrough import steer as by_ioctl
 from test_async_step import command as order
+from test_gather import gather
 from test_roots import command, put_gradient, refused, word
 
 OWNER, MEMBER, STRANGER, GROUP = 2001, 2002, 2003, 3000
@@ -397,6 +398,25 @@ def test_a_gradient_needs_write_permission_on_its_parameter(model):
     may_not(errno.EACCES, STRANGER, open, model / '.hitrain/grad-topk/w', 'wb')
     may(MEMBER, put, model, 'w')
     assert np.all(np.fromfile(model / 'w', 'f4') == -1)
+
+
+def gathers(model, name, flags):
+    with gather(model, [name], flags) as fd:
+        return len(os.pread(fd, 1 << 20, 0)) if flags == os.O_RDONLY else os.pwrite(fd, np.ones(ELEMENTS, 'f4'), 0)
+
+
+@row('gather')
+def test_members_of_a_gather_need_the_permissions_of_their_files(model):
+    os.chmod(model / 'private' / 'own', 0o666)
+    for flags in os.O_RDONLY, os.O_WRONLY:
+        for name in 'own', 'private/own':
+            may_not(errno.EACCES, MEMBER, gathers, model, name, flags)
+            assert may(OWNER, gathers, model, name, flags) == 4 * ELEMENTS
+        assert may(MEMBER, gathers, model, 'w', flags) == 4 * ELEMENTS
+    os.chmod(model / 'w', 0o644)
+    assert may(MEMBER, gathers, model, 'w', os.O_RDONLY) == 4 * ELEMENTS
+    may_not(errno.EACCES, MEMBER, gathers, model, 'w', os.O_WRONLY)
+    may_not(errno.EACCES, STRANGER, gathers, model, 'w', os.O_WRONLY)
 
 
 @row('read state', 'write state')

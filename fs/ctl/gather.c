@@ -1,0 +1,267 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* gather.c - see gather.h. */
+#include "fs/ctl/gather.h"
+#include "fs/ctl/ctl_priv.h"
+
+#include <fcntl.h>
+#include <stdlib.h>
+#include <unistd.h>
+
+enum { BLOCK_MEMBERS = 256, BLOCKS_MAX = 512 };
+enum side { VALUES, GRADIENTS, SIDES };
+
+struct member {
+    uint64_t ino, bytes[SIDES], end[SIDES]; /* end: its place in the file */
+    struct ht_obj *obj;                     /* open until ht_ns_close(ino) */
+    struct ht_grad *grad;                   /* NULL: the file is open for reading only */
+};
+
+struct ht_gather {
+    struct ht_ctl *ctl;
+    uint64_t root;
+    bool reads, writes;
+    struct member *block[BLOCKS_MAX]; /* written before count says so, and then constant */
+    _Atomic uint32_t count;
+    struct ht_mutex lock; /* over the growth of count */
+};
+
+HT_MUTEX_OF(gather_lock, struct ht_gather, lock, HT_LOCK_CTL_SESSION)
+
+int ht_gather_new(struct ht_ctl *c, uint64_t root, int flags, struct ht_gather **out)
+{
+    struct ht_gather *g = calloc(1, sizeof(*g));
+    int mode = flags & O_ACCMODE;
+
+    if (!g)
+        return -ENOMEM;
+    g->ctl = c;
+    g->root = root;
+    g->reads = mode != O_WRONLY;
+    g->writes = mode != O_RDONLY;
+    ht_mutex_init(&g->lock, HT_LOCK_CTL_SESSION);
+    *out = g;
+    return 0;
+}
+
+static struct member *member_at(struct ht_gather *g, uint32_t i)
+{
+    return &g->block[i / BLOCK_MEMBERS][i % BLOCK_MEMBERS];
+}
+
+static void close_member(struct ht_gather *g, struct member *m)
+{
+    if (m->grad) {
+        ht_grad_discard(m->grad);
+        ht_grad_release(m->grad);
+    }
+    ht_ns_close(g->ctl->ns, m->ino);
+}
+
+void ht_gather_free(struct ht_gather *g)
+{
+    for (uint32_t i = 0; i < g->count; i++)
+        close_member(g, member_at(g, i));
+    for (uint32_t b = 0; b < BLOCKS_MAX; b++)
+        free(g->block[b]);
+    ht_mutex_destroy(&g->lock);
+    free(g);
+}
+
+/* ----------------------------------------------------------------- members */
+
+static int open_described(struct ht_gather *g, const struct ht_param_desc *d, struct member *m)
+{
+    char why[HT_CTL_ERROR_MAX];
+    const struct ht_dtype_word *p = ht_dtype_row(d->dtype), *of_grad = ht_dtype_row(d->grad_dtype);
+
+    if (d->root != g->root || !p || !of_grad || (g->writes && ht_shape_check(g->ctl, m->ino, why)))
+        return -EINVAL;
+    m->obj = d->obj;
+    m->bytes[VALUES] = ht_obj_size(d->obj);
+    m->bytes[GRADIENTS] = m->bytes[VALUES] / p->bytes * of_grad->bytes;
+    return g->writes ? ht_grad_open(g->ctl->optim, d, &m->grad) : 0;
+}
+
+static int open_member(struct ht_gather *g, uint64_t ino, uint64_t bytes, const struct ht_caller *caller,
+                       struct member *m)
+{
+    int mask = (g->reads ? R_OK : 0) | (g->writes ? W_OK : 0);
+    int rc = ht_ctl_access(g->ctl, ino, mask, caller);
+    struct ht_param_desc d;
+
+    if (rc == 0)
+        rc = ht_ctl_describe(g->ctl, ino, &d);
+    if (rc)
+        return rc;
+    *m = (struct member){.ino = ino};
+    rc = ht_obj_size(d.obj) == bytes ? open_described(g, &d, m) : -ESTALE;
+    if (rc)
+        ht_ns_close(g->ctl->ns, ino);
+    return rc;
+}
+
+static int open_line(struct ht_gather *g, const char *line, size_t len, const struct ht_caller *caller,
+                     struct member *m)
+{
+    const char *space = memchr(line, ' ', len);
+    uint64_t bytes = 0, ino;
+    int rc = space ? ht_parse_u64(line, (size_t)(space - line), &bytes) : -EINVAL;
+
+    if (rc == 0)
+        rc = ht_ctl_resolve(g->ctl, g->root, space + 1, len - (size_t)(space + 1 - line), caller, &ino);
+    if (rc)
+        return rc;
+    rc = open_member(g, ino, bytes, caller, m);
+    ht_ns_forget(g->ctl->ns, ino, 1);
+    return rc;
+}
+
+/* The place of member i, which follows the one before it. */
+static int append(struct ht_gather *g, uint32_t i, const char *line, size_t len, const struct ht_caller *caller)
+    HT_REQUIRES(HT_LOCK_CTL_SESSION)
+{
+    struct member *m;
+    int rc;
+
+    if (i >= BLOCKS_MAX * BLOCK_MEMBERS)
+        return -E2BIG;
+    if (!g->block[i / BLOCK_MEMBERS]) {
+        g->block[i / BLOCK_MEMBERS] = calloc(BLOCK_MEMBERS, sizeof(*m));
+        if (!g->block[i / BLOCK_MEMBERS])
+            return -ENOMEM;
+    }
+    m = member_at(g, i);
+    rc = open_line(g, line, len, caller, m);
+    for (int s = 0; s < SIDES && rc == 0; s++)
+        m->end[s] = (i ? member_at(g, i - 1)->end[s] : 0) + m->bytes[s];
+    return rc;
+}
+
+static void report(struct ht_gather *g, const char *line, size_t len, int error)
+{
+    ht_last_error_set(g->ctl, g->root, "gather", "gather: '%.*s': %s", (int)ht_min_u64(len, 120), line,
+                      error == -EINVAL       ? "names no parameter of this model"
+                          : error == -ESTALE ? "the file has another size"
+                                             : strerror(-error));
+}
+
+int ht_gather_add(struct ht_gather *g, const char *lines, size_t len, const struct ht_caller *caller)
+{
+    const char *end = lines + len, *next;
+    int rc = 0;
+
+    ht_mutex_lock(gather_lock(g));
+    uint32_t before = g->count, count = before;
+    for (const char *at = lines; at < end && rc == 0; at = next + 1) {
+        next = memchr(at, '\n', (size_t)(end - at));
+        if (!next)
+            next = end;
+        rc = append(g, count, at, (size_t)(next - at), caller);
+        if (rc == 0)
+            count++;
+        else if (rc != -EINTR)
+            report(g, at, (size_t)(next - at), rc);
+    }
+    if (rc)
+        while (count > before)
+            close_member(g, member_at(g, --count));
+    else
+        g->count = count;
+    ht_mutex_unlock(gather_lock(g));
+    if (rc == 0)
+        ht_last_error_done(g->ctl, g->root, "gather");
+    return rc;
+}
+
+/* ------------------------------------------------------------------- bytes */
+
+/* The first member that ends after off, of count; count: none. */
+static uint32_t find(struct ht_gather *g, enum side side, uint64_t off, uint32_t count)
+{
+    uint32_t low = 0, high = count;
+
+    while (low < high) {
+        uint32_t middle = low + (high - low) / 2;
+        if (member_at(g, middle)->end[side] <= off)
+            low = middle + 1;
+        else
+            high = middle;
+    }
+    return low;
+}
+
+typedef ssize_t piece_fn(struct ht_gather *g, struct member *m, uint64_t off, void *buf, size_t len);
+
+/* Calls fn for the pieces of [off, off+len), until one fails or ends early. */
+static ssize_t each(struct ht_gather *g, enum side side, uint64_t off, void *buf, size_t len, piece_fn *fn)
+{
+    uint32_t count = g->count, i = find(g, side, off, count);
+    size_t done = 0;
+    ssize_t n = 0;
+
+    for (; i < count && done < len; i++) {
+        struct member *m = member_at(g, i);
+        uint64_t at = off + done - (m->end[side] - m->bytes[side]);
+        size_t piece = ht_min_u64(len - done, m->bytes[side] - at);
+        if (!piece)
+            continue;
+        n = fn(g, m, at, (uint8_t *)buf + done, piece);
+        if (n < 0)
+            break;
+        done += (size_t)n;
+        if ((size_t)n < piece)
+            break;
+    }
+    return n == -EAGAIN || !done ? n : (ssize_t)done;
+}
+
+static void trace(struct ht_gather *g, const struct ht_trace_mark *mark, enum ht_trace_op op, const struct member *m,
+                  uint64_t off, ssize_t n)
+{
+    if (n > 0)
+        ht_trace_end(ht_store_trace(g->ctl->store), mark, op, m->ino, off, (uint64_t)n);
+}
+
+static ssize_t read_piece(struct ht_gather *g, struct member *m, uint64_t off, void *buf, size_t len)
+{
+    struct ht_trace_mark mark = ht_trace_begin();
+    int rc = ht_ctl_wait_updates(g->ctl, m->ino, off, len);
+    ssize_t n = rc ? rc : ht_obj_read(m->obj, off, buf, len);
+
+    trace(g, &mark, HT_TRACE_READ, m, off, n);
+    return n >= 0 && (size_t)n < len ? -ESTALE : n;
+}
+
+ssize_t ht_gather_read(struct ht_gather *g, uint64_t off, void *buf, size_t len)
+{
+    return each(g, VALUES, off, buf, len, read_piece);
+}
+
+static ssize_t write_piece(struct ht_gather *g, struct member *m, uint64_t off, void *buf, size_t len)
+{
+    struct ht_trace_mark mark = ht_trace_begin();
+    ssize_t n = ht_grad_write(m->grad, off, buf, len);
+
+    trace(g, &mark, HT_TRACE_GRADIENT, m, off, n);
+    return n;
+}
+
+static ssize_t try_piece(struct ht_gather *g, struct member *m, uint64_t off, void *buf, size_t len)
+{
+    struct ht_trace_mark mark = ht_trace_begin();
+    ssize_t n = ht_grad_try_write(m->grad, off, buf, len);
+
+    trace(g, &mark, HT_TRACE_GRADIENT, m, off, n);
+    return n;
+}
+
+/* A write that is too long writes nothing. */
+ssize_t ht_gather_write(struct ht_gather *g, uint64_t off, const void *buf, size_t len, bool waits)
+{
+    uint32_t count = g->count;
+    uint64_t bytes = count ? member_at(g, count - 1)->end[GRADIENTS] : 0;
+
+    if (off > bytes || len > bytes - off)
+        return -EINVAL;
+    return each(g, GRADIENTS, off, (void *)(uintptr_t)buf, len, waits ? write_piece : try_piece);
+}
