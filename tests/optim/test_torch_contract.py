@@ -11,7 +11,7 @@ import pytest
 from trainer import LR, close, equal, random_parameters, shared_root as root, shared_store  # first: it makes the client importable
 import torch
 import hitrain
-from hitrain import _files
+from hitrain import _files, _gather
 
 SHAPES = {'w': (30, 100), 'bias': (100,), 'norm': (7,), 'scale': ()}
 RULES = ['AdamW', 'Adam', 'SGD', 'Adagrad']
@@ -163,6 +163,8 @@ def test_a_sparse_gradient_is_refused_before_anything_is_sent(root, monkeypatch,
     sent = []
     real = _files.ParameterFile.write_gradient
     monkeypatch.setattr(_files.ParameterFile, 'write_gradient', lambda f, *args: (sent.append(f.name), real(f, *args)))
+    together = _gather.Gather.write
+    monkeypatch.setattr(_gather.Gather, 'write', lambda g, run: (sent.extend(run.names), together(g, run)))
     with hitrain.SGD(named, root, lr=LR, overlap=overlap) as optimizer:
         with optimizer.hold_gradients():
             dense(rows(torch.tensor([1, 2]))).sum().backward()

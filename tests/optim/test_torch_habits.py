@@ -13,7 +13,7 @@ import pytest
 
 from trainer import LR, SECONDS_MAX, close, equal, random_parameters, root, store  # first: it makes the client importable
 import torch
-from hitrain import SGD, Adagrad, Adam, AdamW, Shard, _files, _root
+from hitrain import SGD, Adagrad, Adam, AdamW, Shard, _files, _gather, _root
 
 SHAPES = {'w': (300, 100), 'bias': (100,), 'norm': (7,), 'scale': ()}
 
@@ -142,18 +142,29 @@ def test_a_change_is_not_lost_with_a_commit_that_failed(root, monkeypatch):
         assert equal(own, {n: p - own[n].grad for n, p in loaded.items()})
 
 
-def test_checksums_see_every_byte():
+def sum_by_python(tensor):
+    with pytest.MonkeyPatch.context() as m:
+        m.setattr(_files, '_xxh3', None)
+        return _files.checksum(tensor)
+
+
+SUMS = {'here': _files.checksum, 'without a library': sum_by_python, 'on other devices': lambda t: _files._sum_of_words(t.contiguous())}
+
+
+@pytest.mark.parametrize('checksum', SUMS.values(), ids=SUMS)
+def test_checksums_see_every_byte(checksum):
+    assert _files._xxh3
     for size in (1, 3, 250, 251, 502, 100000, 251 * 8 * 7 + 5):
         t = torch.randint(0, 255, (size,), dtype=torch.uint8)
-        before = _files.checksum(t)
+        before = checksum(t)
         for at in {0, size // 2, size - 1}:
             t[at] += 1
-            assert _files.checksum(t) != before
+            assert checksum(t) != before
             t[at] -= 1
-        assert _files.checksum(t) == before
+        assert checksum(t) == before
     wide = torch.randn(64, 64)
-    assert _files.checksum(wide.t()) == _files.checksum(wide.t().contiguous())
-    assert _files.checksum(wide.view(-1)[1:]) == _files.checksum(wide.view(-1)[1:].clone())
+    assert checksum(wide.t()) == checksum(wide.t().contiguous())
+    assert checksum(wide.view(-1)[1:]) == checksum(wide.view(-1)[1:].clone())
 
 
 def negate_column(t):
@@ -185,13 +196,14 @@ def change_last_signs(t):
 @pytest.mark.parametrize('dtype', [torch.float32, torch.bfloat16, torch.float64])
 @pytest.mark.parametrize('shape', [(600, 128), (601, 127), (1000, 129)])  # a part of a row of the checksum, and more; with and without a tail
 @pytest.mark.parametrize('change', [negate_column, flip_two_signs, swap_far_rows, swap_distant_elements, flip_all_bits, change_last_signs])
-def test_checksums_see_changes_of_one_pattern(dtype, shape, change):
+@pytest.mark.parametrize('checksum', SUMS.values(), ids=SUMS)
+def test_checksums_see_changes_of_one_pattern(dtype, shape, change, checksum):
     """Signs are top bits, which an odd factor moves nowhere; elements that change places must have different factors."""
     t = torch.randn(shape, generator=torch.Generator().manual_seed(4)).to(dtype)
-    before = _files.checksum(t)
-    assert _files.checksum(t.clone()) == before
+    before = checksum(t)
+    assert checksum(t.clone()) == before
     change(t)
-    assert _files.checksum(t) != before
+    assert checksum(t) != before
 
 
 # --------------------------------------------------------- hyper-parameters
@@ -309,7 +321,8 @@ def test_what_cannot_be_sent_again_is_an_error(root):
 # ------------------------------------------------------------- broken steps
 
 def fail_at(monkeypatch, calls, error):
-    """The calls-th pwrite from now on raises it."""
+    """The calls-th pwrite from now on raises it, of a gradient each."""
+    monkeypatch.setattr(_gather, 'RUN_MEMBERS', 1)
     left, real = [calls], os.pwrite
 
     def pwrite(*args):

@@ -1,14 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How bytes go to the store and back: descriptors stay open, small gradients go together, several threads read."""
+"""How bytes go to the store and back: descriptors stay open, small parameters go together, several threads transfer."""
 import fcntl
 import os
+import shutil
 import threading
 
 import pytest
 
 from trainer import equal, shared_root, shared_store  # first: it makes the client importable
 import torch
-from hitrain import SGD, AdamW, _files, _optimizer, _root
+from hitrain import SGD, AdamW, _files, _gather, _optimizer, _root
 
 COUNT = 600
 
@@ -22,11 +23,20 @@ def give(params, value=1.0):
         p.grad = torch.full_like(p, value)
 
 
+@pytest.fixture(params=[True, False], ids=['together', 'each alone'])
+def together(request, monkeypatch, shared_root):
+    """Or as with an older daemon."""
+    if not request.param:
+        monkeypatch.setattr(_gather.Gather, '_name', lambda self, lines, files: None)
+    yield request.param
+    shutil.rmtree(shared_root)  # the store has room for a few of these models
+
+
 def number(root, word):
     return int(os.getxattr(root, f'user.hitrain.{word}'))
 
 
-def test_a_step_opens_nothing_and_hands_small_gradients_over_together(shared_root, monkeypatch):
+def test_a_step_opens_nothing_and_hands_small_gradients_over_together(shared_root, monkeypatch, together):
     params, calls = {**many(), 'large': torch.nn.Parameter(torch.zeros(1 << 20))}, {}
     with SGD(params.items(), shared_root, lr=1.0) as optimizer:
         give(params)
@@ -44,13 +54,13 @@ def test_a_step_opens_nothing_and_hands_small_gradients_over_together(shared_roo
         give(params)
         optimizer.step()
     assert 'open' not in calls
-    assert calls['pwrite'] == calls['preadv'] == COUNT + 1
+    assert calls['pwrite'] == calls['preadv'] == (1 if together else COUNT) + 1
     assert calls['write'] <= COUNT // _optimizer.SMALL_MOST + 4  # the first alone, and the commit
     assert calls['dup'] == 1
     assert all(torch.equal(p, torch.full_like(p, float(n[1:]) - 2 if n != 'large' else -2.0)) for n, p in params.items())
 
 
-def test_a_refused_gradient_among_many_is_named(shared_root):
+def test_a_refused_gradient_among_many_is_named(shared_root, together):
     """And the step is taken back, with the gradients that were written and not handed over."""
     params = many()
     with AdamW(params.items(), shared_root, lr=1.0) as optimizer:
@@ -73,8 +83,9 @@ def test_a_refused_gradient_among_many_is_named(shared_root):
 
 @pytest.mark.parametrize('after', [1, 2, 100, 258])
 @pytest.mark.parametrize('where', ['pwrite', 'apply'])
-def test_an_interrupt_among_many_gradients(shared_root, monkeypatch, after, where):
+def test_an_interrupt_among_many_gradients(shared_root, monkeypatch, after, where, together):
     params = many(300)
+    monkeypatch.setattr(_gather, 'RUN_MEMBERS', 1)  # also for runs: one write each
     with SGD(params.items(), shared_root, lr=1.0) as optimizer:
         give(params)
         target, name, left = (os, 'pwrite', [after]) if where == 'pwrite' else (_root.Root, 'apply', [min(after, 2)])
@@ -97,23 +108,25 @@ def test_an_interrupt_among_many_gradients(shared_root, monkeypatch, after, wher
     assert number(shared_root, 'step_open') == 0 and number(shared_root, 'durable_step') == 1
 
 
-def test_an_error_while_several_threads_read(shared_root, monkeypatch):
+def test_an_error_while_several_threads_read(shared_root, monkeypatch, together):
     """step() returns when none of them reads any more; the next one reads what is missing."""
     params, threads = many(200), set()
     monkeypatch.setattr(_optimizer, 'READERS', 4)
+    monkeypatch.setattr(_gather, 'RUN_MEMBERS', 1)
     with SGD(params.items(), shared_root, lr=1.0) as optimizer:
-        real, failures = _files.ParameterFile.read, ['p50']
+        target, failures = _gather.Gather if together else _files.ParameterFile, ['p50']
+        real = target.read
 
-        def read(f):
+        def read(*args):
             threads.add(threading.get_ident())
-            if f.name in failures:
+            if getattr(args[-1], 'name', str(args[-1])) in failures:
                 failures.clear()  # going back reads it, too
                 raise OSError(5, 'of the test')
-            real(f)
+            real(*args)
         give(params)
         with monkeypatch.context() as m:
-            m.setattr(_files.ParameterFile, 'read', read)
-            with pytest.raises(OSError, match='parameter p50'):
+            m.setattr(target, 'read', read)
+            with pytest.raises(OSError, match='parameters? p50'):
                 optimizer.step()
         assert len(threads) > 1
         assert not [t for t in threading.enumerate() if t.name.startswith('hitrain-read')]
@@ -133,3 +146,60 @@ def test_reads_pass_the_kernels_cache_by_where_that_is_faster(shared_root, monke
     monkeypatch.setattr(_root, 'attribute', lambda where, word: '4096' if word == 'passthrough_bytes' else _files.attribute(where, word))
     with SGD(params.items(), shared_root, lr=1.0, resume=True) as optimizer:
         assert not flags(optimizer) & os.O_DIRECT
+
+
+def test_runs_are_of_one_dtype_and_leave_out_what_has_no_gradient(shared_root, monkeypatch):
+    """Files and gradients of several dtypes, on both sides of the limits; values of others never get into a parameter."""
+    monkeypatch.setattr(_gather, 'RUN_BYTES', 1 << 12)
+    monkeypatch.setattr(_gather, 'MEMBER_BYTES_MAX', 1 << 12)
+    generator = torch.Generator().manual_seed(3)
+    sizes = {f'p{i}': 1 + (i * 37) % 300 for i in range(100)}
+    sizes.update(least=1024, large=1025, wide=5000)
+    params = {n: torch.nn.Parameter(torch.randn(k, generator=generator).to(torch.bfloat16 if k % 3 == 0 else torch.float32)) for n, k in sizes.items()}
+    theirs = {n: torch.nn.Parameter(p.detach().clone()) for n, p in params.items()}
+    with SGD(params.items(), shared_root, lr=0.5) as optimizer, \
+            SGD(theirs.items(), shared_root.with_name('alone'), lr=0.5) as other:
+        monkeypatch.setattr(other._gather, 'runs', lambda files: [])
+        for step in range(6):
+            for i, n in enumerate(sizes):
+                grad = torch.randn(sizes[n], generator=generator).to(params[n].dtype)
+                has = (i * 7 + step) % 5 != 0
+                params[n].grad, theirs[n].grad = (grad, grad.clone()) if has else (None, None)
+            params['p9'].data[0] = theirs['p9'].data[0] = 7.0  # a change outside steps
+            optimizer.step()
+            other.step()
+            assert equal(params, theirs)
+        assert len(optimizer._gather.runs(list(optimizer._parameter_files()))) > 3
+        optimizer.abort()
+        assert equal(params, theirs)
+    assert all((shared_root / n).read_bytes() == (shared_root.with_name('alone') / n).read_bytes() for n in sizes)
+
+
+def test_several_threads_share_a_large_tensor(shared_root, monkeypatch):
+    monkeypatch.setattr(_files, 'THREADS', 3)
+    monkeypatch.setattr(_files, 'PIECE_BYTES', 1 << 16)
+    threads, real = {'pwrite': set(), 'preadv': set()}, {}
+    for name in threads:
+        real[name] = getattr(os, name)
+
+        def called(*args, name=name):
+            threads[name].add(threading.current_thread().name)
+            return real[name](*args)
+        monkeypatch.setattr(os, name, called)
+    p = torch.nn.Parameter(torch.arange((1 << 19) + 7.0))
+    start = p.detach().clone()
+    with SGD([('w', p)], shared_root, lr=1.0) as optimizer:
+        for n in range(2):
+            p.grad = torch.arange((1 << 19) + 8.0)[1:] * (n + 1)  # not at a page of memory
+            optimizer.step()
+        assert torch.equal(p, start - 3 * (start + 1))
+    assert all(len(t) > 1 and all(name.startswith('hitrain-transfer') for name in t) for t in threads.values())
+
+    def fails(*args):
+        raise OSError(5, 'of the test')
+    with SGD([('w', p)], shared_root, lr=1.0, resume=True) as optimizer:
+        with monkeypatch.context() as m:
+            m.setattr(os, 'pwrite', fails)
+            with pytest.raises(OSError, match='of the test|gradient of w'):
+                optimizer.step()
+        assert torch.equal(p, start - 3 * (start + 1)) and number(shared_root, 'step_open') == 0

@@ -1,14 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
 """One tensor and its file in the store: sends and receives bytes, and notices changes from elsewhere.
 
-A tensor is compared with its file by a checksum over all its bytes. PyTorch's version counter does not see changes
-through `.data`, which clipping of weights and averages of weights often use. The checksum reads memory once; it needs
-no copy.
+A tensor is compared by a checksum over all its bytes with what it was when its file had the same values. PyTorch's version
+counter does not see changes through `.data`, which clipping of weights and averages of weights often use. The checksum reads
+memory once; it needs no copy.
 """
+import concurrent.futures
 import contextlib
 import ctypes
 import errno
+import functools
+import hashlib
 import math
+import mmap
 import os
 import resource
 from typing import Any, Callable, Dict, Iterator, List, Optional, Tuple
@@ -20,6 +24,10 @@ from hitrain._parts import Part, as_placed, is_dtensor, local_of, value_of_part
 
 XATTR = 'user.hitrain.'
 HIDDEN = '.hitrain'
+
+THREADS = min(4, os.cpu_count() or 1)  # that transfer bytes at the same time
+PIECE_BYTES = 4 << 20
+BLOCK_BYTES = 1 << 18  # fits into a processor's cache
 
 # The dtypes of files, in the words of the store.
 FILE_DTYPES = {torch.float32: 'f32', torch.bfloat16: 'bf16', torch.float16: 'f16'}
@@ -128,6 +136,17 @@ class ParameterFile:
         """The tensor takes the file's values."""
         with self._opened() as fd:
             self._read(fd)
+
+    def may_gather(self) -> bool:
+        """Can it be read and written together with others (_gather.py)?"""
+        return self.part is None and self.name == self.name.strip() and self.tensor.numel() > 0
+
+    def take(self, values: torch.Tensor) -> None:
+        """The tensor takes these, which are those of the file, flat."""
+        self._half_read = True
+        local = self.local
+        self._store(values.view(local.shape))
+        self._known, self._half_read = checksum(local), False
 
     def restore(self, may_create: bool, fill: bool = False) -> bool:
         """After an abort: read the file anew, or make it anew where the abort took it away because it was never committed.
@@ -302,9 +321,6 @@ class ParameterFile:
         """The written gradient lies in mapped memory: `apply` gives it to the step, and hand_over() would not."""
         return False
 
-    def remember(self) -> None:
-        """Updates of the file may begin before step(), so the file cannot tell any more whether the tensor was changed."""
-
     def gradient_sent(self, early: bool) -> None:
         """early: before step(), so .grad may be changed before it ends; PyTorch's version counter would not see all changes."""
         self.sent += 1
@@ -426,22 +442,80 @@ class ParameterFile:
 
 # ------------------------------------------------------------------ tensors
 
-_SMALL_BYTES_MAX = 8192
+def _load_xxh3() -> Optional[Callable[[int, int], int]]:
+    """Of the library that the store's daemon uses, too. It runs at the speed of memory."""
+    try:
+        call = ctypes.CDLL('libxxhash.so.0').XXH3_64bits
+    except (OSError, AttributeError):
+        return None
+    call.restype, call.argtypes = ctypes.c_uint64, [ctypes.c_void_p, ctypes.c_size_t]
+    return call
+
+
+_xxh3 = _load_xxh3()
+
+
+def checksum(tensor: torch.Tensor) -> int:
+    """Of all bytes, where the tensor is. It holds for this process alone."""
+    dense = tensor.detach().contiguous()
+    if dense.device.type != 'cpu':
+        return _sum_of_words(dense)
+    size, address = dense.numel() * dense.element_size(), dense.data_ptr()
+    if _xxh3 and address and size <= BLOCK_BYTES:
+        return _xxh3(address, size)
+    return _in_blocks(memory_of(dense), address)
+
+
+def take_and_sum(tensor: torch.Tensor, values: torch.Tensor) -> int:
+    """Copies values into the tensor and returns its checksum. Both are plain memory: then each block is summed while a processor's
+    cache has it."""
+    if not (_direct(tensor, values.dtype) and _direct(values, tensor.dtype)):
+        tensor.copy_(values)
+        return checksum(tensor)
+    tensor.detach().view(-1)[:0].zero_()  # values that autograd saved are void: a view of nothing moves the version counter
+    return _in_blocks(memory_of(tensor), tensor.data_ptr(), values.data_ptr())
+
+
+def _in_blocks(memory: memoryview, address: int, source: int = 0) -> int:
+    """The checksum of the blocks' checksums. source: the address of bytes that memory gets before."""
+    def add(block: int) -> int:
+        at = block * BLOCK_BYTES
+        size = min(BLOCK_BYTES, len(memory) - at)
+        if source:
+            ctypes.memmove(address + at, source + at, size)
+        return _sum_of(memory[at:at + size], address + at)
+
+    def add_some(first: int) -> List[int]:
+        return [add(block) for block in range(first, min(first + step, count))]
+    count, step = -(-len(memory) // BLOCK_BYTES), max(1, PIECE_BYTES // BLOCK_BYTES)
+    if count <= 1:
+        return add(0)
+    firsts = range(0, count, step)
+    if len(firsts) == 1 or THREADS == 1:
+        sums = [s for first in firsts for s in add_some(first)]
+    else:
+        with concurrent.futures.ThreadPoolExecutor(THREADS, thread_name_prefix='hitrain-transfer') as pool:
+            sums = [s for some in pool.map(add_some, firsts) for s in some]
+    whole = (ctypes.c_uint64 * count)(*sums)
+    return _sum_of(memoryview(whole).cast('B'), ctypes.addressof(whole))
+
+
+def _sum_of(memory: memoryview, address: int) -> int:
+    if _xxh3:
+        return _xxh3(address, len(memory))
+    return int.from_bytes(hashlib.blake2b(memory, digest_size=8).digest(), 'little')
+
+
 _ROW = 1 << 15  # words; a row and its mixed copy fit in a core's cache
 _MIX, _MASK = 0x9E3779B97F4A7C15, (1 << 64) - 1
 _factors = {torch.device('cpu'): torch.randint(-(1 << 62), 1 << 62, (_ROW,), generator=torch.Generator().manual_seed(251)) | 1}
 
 
 @torch.no_grad()
-def checksum(tensor: torch.Tensor) -> int:
-    """A checksum of all bytes, as rows of 64-bit words. Each word is mixed and takes a factor of its place in the row;
-    the rows' sums are mixed in turn. It runs where the tensor is. Small ones on the CPU take Python's hash, which
-    starts sooner."""
-    dense = tensor.detach().contiguous()
+def _sum_of_words(dense: torch.Tensor) -> int:
+    """With PyTorch's operations, for other devices: rows of 64-bit words. Each word is mixed and takes a factor of its place in
+    the row; the rows' sums are mixed in turn."""
     size = dense.numel() * dense.element_size()
-    on_cpu = dense.device.type == 'cpu'
-    if on_cpu and size <= _SMALL_BYTES_MAX:
-        return hash(bytes(memory_of(dense)))
     flat = dense.view(-1).view(torch.uint8)
     if flat.storage_offset() % 8:
         flat = flat.clone()
@@ -452,8 +526,7 @@ def checksum(tensor: torch.Tensor) -> int:
     tail[:size % 8] = flat[size - size % 8:]
     words = flat[:size - size % 8].view(torch.int64)
     whole = len(words) // _ROW * _ROW
-    # PyTorch's threads share the rows of one group; a device is busy with more.
-    groups = words[:whole].view(-1, _ROW).split(torch.get_num_threads() if on_cpu else 256)
+    groups = words[:whole].view(-1, _ROW).split(256)
     sums = [_row_sums(rows, factors) for rows in groups]
     sums += [_row_sums(words[whole:].unsqueeze(0), factors), _row_sums(tail.view(torch.int64).view(1, 1), factors)]
     total = size
@@ -493,6 +566,7 @@ def _identity(tensor: Optional[torch.Tensor]) -> Any:
     return local.data_ptr(), local._version
 
 
+@functools.lru_cache(maxsize=None)
 def bytes_of(dtype: torch.dtype) -> int:
     return torch.empty((), dtype=dtype).element_size()
 
@@ -525,18 +599,38 @@ def attribute(where: Any, word: str) -> str:
 
 
 def write_all(fd: int, tensor: torch.Tensor, at: int = 0) -> None:
-    memory, done = memory_of(tensor), 0
+    _in_pieces(lambda memory, at: _write_on(fd, memory, at), tensor, at)
+
+
+def _write_on(fd: int, memory: memoryview, at: int) -> None:
+    done = 0
     while done < len(memory):
         done += os.pwrite(fd, memory[done:], at + done)
 
 
 def read_all(fd: int, tensor: torch.Tensor, at: int = 0) -> None:
-    memory, done = memory_of(tensor), 0
-    while done < len(memory):
-        n = os.preadv(fd, [memory[done:]], at + done)
-        if n == 0:
-            raise OSError(errno.EIO, f'the file ends after {at + done} of {at + len(memory)} bytes')
-        done += n
+    def read(memory: memoryview, at: int) -> None:
+        done = 0
+        while done < len(memory):
+            n = os.preadv(fd, [memory[done:]], at + done)
+            if n == 0:
+                raise OSError(errno.EIO, f'the file ends after {at + done} of {at + len(memory)} bytes')
+            done += n
+    _in_pieces(read, tensor, at)
+
+
+def _in_pieces(transfer: Callable[[memoryview, int], None], tensor: torch.Tensor, at: int) -> None:
+    """A call sends the kernel's requests one after the other, so several threads share a large tensor. Pieces begin at pages of memory,
+    as requests do. All have ended when this returns."""
+    memory = memory_of(tensor)
+    begin = min(len(memory), -tensor.data_ptr() % mmap.PAGESIZE)
+    if len(memory) < 2 * PIECE_BYTES or THREADS == 1:
+        transfer(memory, at)
+        return
+    edges = [0, *range(begin + PIECE_BYTES, len(memory), PIECE_BYTES), len(memory)]
+    with concurrent.futures.ThreadPoolExecutor(THREADS, thread_name_prefix='hitrain-transfer') as pool:
+        for done in [pool.submit(transfer, memory[a:b], at + a) for a, b in zip(edges, edges[1:])]:
+            done.result()
 
 
 def _hand_over(path: str, tensors: List[torch.Tensor], at: int, drop: Callable[[], None]) -> None:
@@ -545,7 +639,7 @@ def _hand_over(path: str, tensors: List[torch.Tensor], at: int, drop: Callable[[
     fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
     try:
         for t in tensors:
-            write_all(fd, t, at)
+            _write_on(fd, memory_of(t), at)
             at += t.numel() * t.element_size()
     except BaseException:
         try:

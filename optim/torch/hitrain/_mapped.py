@@ -120,6 +120,9 @@ class MappedFile(ParameterFile):
             self._fill(self.tensor)
         super().create()
 
+    def may_gather(self) -> bool:
+        return False
+
     def restore(self, may_create: bool, fill: bool = False) -> bool:
         self.forget()
         self._close_kept()

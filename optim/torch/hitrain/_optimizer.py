@@ -20,7 +20,7 @@ from typing import Any, Callable, Dict, Iterable, Iterator, List, Mapping, Optio
 
 import torch
 
-from hitrain import _ahead, _packs, _topk
+from hitrain import _ahead, _gather, _packs, _topk
 from hitrain._files import FILE_DTYPES, HIDDEN, XATTR, Descriptors, ParameterFile, bytes_of, check_name, check_plain
 from hitrain._job import Job, bring_together, kept_numbers
 from hitrain._packs import Member, PackFile, Place
@@ -155,6 +155,7 @@ class Optimizer(torch.optim.Optimizer):
         self.accumulate, self.accumulate_mode = accumulate, accumulate_mode
         self._feedback = _topk.ErrorFeedback(topk) if topk else None
         self._ahead: Optional[_ahead.ReadAhead] = None
+        self._gather = _gather.Gather(self.root)
         self._async, self._closing = async_step, False  # _closing: the store may still be closing the last step
         self._param_dtype, self._grad_dtype = param_dtype, grad_dtype
         self.full_state_dict = full_state_dict
@@ -171,7 +172,7 @@ class Optimizer(torch.optim.Optimizer):
         self._unread = False  # files have newer values than tensors
         self._durable_due = False  # the end of the step that has begun is to be durable
         # in step() and send_gradients(): no code of the user runs until the gradients are done with
-        self._sending_all = self._ends = False
+        self._sending_all = False
         self._latched: Optional[List[str]] = None
         self._small: Optional[List[ParameterFile]] = None  # written gradients that are handed over together
         self._small_bytes = 0  # of these
@@ -408,7 +409,8 @@ class Optimizer(torch.optim.Optimizer):
         self._go_back(wholly=True)
 
     def send_gradient(self, parameter: torch.Tensor) -> None:
-        """Write the gradient of one parameter; the store may begin its update at once. Part of step()."""
+        """Write the gradient of one parameter; the store may begin its update at once. step() calls it for each parameter, if a class of
+        your own overrides it; otherwise small ones go together."""
         if self._shard:
             raise RuntimeError('with a shard, all processes send together: call send_gradients() or step()')
         f = self._files[parameter]
@@ -425,7 +427,7 @@ class Optimizer(torch.optim.Optimizer):
             self._send_one(f)
 
     def receive_parameter(self, parameter: torch.Tensor) -> None:
-        """Read one parameter, with those that share its file; waits for its update. Part of step()."""
+        """Read one parameter, with those that share its file; waits for its update. step() calls it as it calls send_gradient()."""
         self._receive_whole(self._files[parameter].whole)
 
     def _receive_whole(self, f: ParameterFile) -> None:
@@ -515,6 +517,7 @@ class Optimizer(torch.optim.Optimizer):
             self._ahead = None
         if os.getpid() == self._pid and self._root.is_open and (self._open or self._closing):
             self._hand_back()
+        self._gather.end()
         for f in self._parameter_files():
             f.close()
         self._holding = True  # remaining hooks do nothing
@@ -678,7 +681,6 @@ class Optimizer(torch.optim.Optimizer):
             for f in self._parameter_files():
                 self._check_pack(f)
         self._settle()
-        self._ends = ends
         files = list(self._parameter_files())
         there = [f.has_gradient() for f in files]
         for f, has in zip(files, there):
@@ -740,10 +742,13 @@ class Optimizer(torch.optim.Optimizer):
 
         def write() -> None:
             with self._handed_over():
-                for f, owners in owned:
-                    if f.is_sent():
-                        continue
+                rest = [(f, owners) for f, owners in owned if not f.is_sent()]
+                for f, _ in rest:
                     self._check_room(f)
+                together = self._send_runs([f for f, _ in rest])
+                for f, owners in rest:
+                    if f in together:
+                        continue
                     if f.part:
                         self._send_one(f, f.share)
                     elif self._shard:
@@ -810,8 +815,6 @@ class Optimizer(torch.optim.Optimizer):
             if self._ranks.leads:  # otherwise the whole step is taken back before it can end
                 self._root.command(f'drop {f.name}')
         together = False
-        if not (self._sending_all and self._ends):
-            f.remember()
         with self._root.explained(f'gradient of {f.name}'):
             if self._feedback:
                 f.write_sparse(drop, *self._feedback.choose(f.tensor, f.gradient(), f.grad_dtype, self.grad_scale))
@@ -829,6 +832,28 @@ class Optimizer(torch.optim.Optimizer):
         f.gradient_sent(early=not self._sending_all)
         if not self._shard and not self._open:
             self._open = self._root.number('step_open')
+
+    def _send_runs(self, files: List[ParameterFile]) -> Set[ParameterFile]:
+        """Small gradients, in few requests. Returns those that are sent."""
+        runs = self._runs_of(files, 'send_gradient') if not self._feedback else []
+
+        def write(run: _gather.Run) -> None:
+            with self._root.explained(f'gradients of {run}'):
+                self._gather.write(run)
+
+        def take(run: _gather.Run) -> None:
+            self._root.apply(run.names)
+            for f in run.files:
+                f.gradient_sent(early=False)
+            if not self._open:
+                self._open = self._root.number('step_open')
+        _gather.in_turn(runs, write, take, lambda run: self._drop(run.names))
+        return {f for run in runs for f in run.files}
+
+    def _runs_of(self, files: List[ParameterFile], method: str) -> List[_gather.Run]:
+        """None with a shard: other ranks have parts of the gradients. None if a user's own class watches this method."""
+        watched = getattr(getattr(self, method), '__func__', None) is not getattr(Optimizer, method)
+        return [] if self._shard or watched else self._gather.runs(files)
 
     def _is_small(self, f: ParameterFile) -> bool:
         """Does its gradient go to the step together with others that follow?"""
@@ -891,18 +916,25 @@ class Optimizer(torch.optim.Optimizer):
     def _receive_one(self, f: ParameterFile) -> None:
         self._receive_whole(f) if isinstance(f, PackFile) else self.receive_parameter(f.tensor)
 
+    def _receive_run(self, run: _gather.Run) -> None:
+        with self._root.explained(f'parameters {run}'):
+            self._gather.read(run)
+
     def _receive_all(self, files: List[ParameterFile]) -> None:
         """With several threads: the store answers one while another takes its bytes. All have ended when this returns."""
-        rest, lock = iter(files), threading.Lock()
+        runs = self._runs_of(files, 'receive_parameter') if not self._closing else []
+        together = {f for run in runs for f in run.files}
+        tasks: List[Any] = [*runs, *(f for f in files if f not in together)]
+        rest, lock = iter(tasks), threading.Lock()
 
         def read() -> None:
             while True:
                 with lock:
-                    f = next(rest, None)
-                if f is None:
+                    task = next(rest, None)
+                if task is None:
                     return
-                self._receive_one(f)
-        if len(files) <= 1 or READERS == 1 or self._closing:  # only one thread may wait for updates
+                self._receive_run(task) if isinstance(task, _gather.Run) else self._receive_one(task)
+        if len(tasks) <= 1 or READERS == 1 or self._closing:  # only one thread may wait for updates
             read()
             return
         with concurrent.futures.ThreadPoolExecutor(READERS, thread_name_prefix='hitrain-read') as pool:
@@ -1057,6 +1089,7 @@ class Optimizer(torch.optim.Optimizer):
         self._config = ''
         mine, of_leader = [], set(made)
         if reread:
+            self._gather.end()  # files may have been made anew
             self._pushed_alone = {}
         for f in self._parameter_files():
             f.forget()
@@ -1243,6 +1276,7 @@ class Optimizer(torch.optim.Optimizer):
             self._taken_names.pop(name, None)
             f = self._files.pop(p, None)
             gone += [f.whole] if f else []
+        self._gather.end()
         for f in dict.fromkeys(gone):
             self._held.pop(f, None)
             self._taken_names.pop(f.name, None)
@@ -1300,6 +1334,7 @@ def _forsake_all() -> None:
     for optimizer in list(_LIVE):
         optimizer._root.forsake()
         optimizer._ranks.forsake()
+        optimizer._gather.end()
         for f in optimizer._parameter_files():
             f.forsake()
 

@@ -95,6 +95,9 @@ class PackFile(ParameterFile):
         for place, tensor in zip(self.places, self.tensors):
             yield tensor, Member(self, place, tensor)
 
+    def may_gather(self) -> bool:
+        return False
+
     # -- gradients --
 
     def has_gradient(self) -> bool:

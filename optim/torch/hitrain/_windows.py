@@ -4,8 +4,7 @@
     .grad   --copy--> window of the gradient --`apply`--> the step           the tensor keeps memory of its own
     tensor  <--copy-- mapping of the file, which updates work on             no byte of either crosses the mount
 
-Updates change the file while a step runs, so the tensor takes its values after the step. Between steps the tensor is compared
-with the file byte by byte. Once a gradient is sent, updates may run: then a checksum tells whether the tensor was changed.
+Updates change the file while a step runs, so the tensor takes its values after the step.
 
 No descriptor here may store through a mapping of the file: otherwise each step would count as a change from outside. So another program
 can make the file smaller, and a process that touches the mapping beyond the new end gets SIGBUS.
@@ -14,7 +13,6 @@ The kernel has pages of its own for a file that is open in the ordinary way: the
 the first uses ask again. Until then, and where the mount's share is used up, bytes go with calls.
 """
 import contextlib
-import ctypes
 import errno
 import fcntl
 import mmap
@@ -24,23 +22,18 @@ from typing import Any, Callable, Iterator, Optional
 
 import torch
 
-from hitrain._files import HIDDEN, ParameterFile, bytes_of, checksum, close_quietly
+from hitrain._files import HIDDEN, ParameterFile, bytes_of, close_quietly, take_and_sum
 from hitrain._mapped import map_file
 from hitrain._parts import is_dtensor
 
 LEAST_BYTES = 4096  # of a file that is mapped; calls read and write smaller ones
 _ASKS = 3
 _PASSED = 2 << 30 | 4 << 16 | ord('h') << 8 | 3  # HT_IOCTL_PASSED of hitrain/words.h
-_CHANGED = -1  # no checksum
-_INTEGERS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
-
-_libc = ctypes.CDLL(None)
-_libc.memcmp.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t]
 
 
 def can_have_windows(name: str, tensor: torch.Tensor) -> bool:
     """A command names the gradient, so its name must be one word of a line."""
-    return not is_dtensor(tensor) and tensor.device.type == 'cpu' and tensor.layout == torch.strided and tensor.element_size() in _INTEGERS and \
+    return not is_dtensor(tensor) and tensor.device.type == 'cpu' and tensor.layout == torch.strided and \
         name == name.strip()
 
 
@@ -78,21 +71,15 @@ class WindowFile(ParameterFile):
                 super().read()
             return
         self._half_read = True
-        self.local.copy_(values)
-        self._known, self._half_read = None, False
+        self._known = take_and_sum(self.local, values)
+        self._half_read = False
+
+    def may_gather(self) -> bool:
+        return self._values.is_refused and self._window.is_refused and super().may_gather()
 
     def open_existing(self, may_change: bool, fill: bool = False) -> None:
         with self._reading():
             super().open_existing(may_change, fill)
-
-    def changed(self) -> bool:
-        if self._half_read or self._known is not None or self._values.content is None:
-            return super().changed()
-        return not _same(self.local.detach(), self._values.content)
-
-    def remember(self) -> None:
-        if self._known is None and self._values.content is not None and not self._half_read:
-            self._known = _CHANGED if self.changed() else checksum(self.local)
 
     def restore(self, may_create: bool, fill: bool = False) -> bool:
         """An abort may have made the file anew, and the mapping would go on to show the old one."""
@@ -146,7 +133,7 @@ class _Mapping:
 
     @property
     def is_refused(self) -> bool:
-        return not self._asks
+        return not self._asks and self.content is None
 
     def memory(self) -> Optional[torch.Tensor]:
         if self.content is None and self._asks:
@@ -179,10 +166,3 @@ def _is_passed(fd: int) -> bool:
         if e.errno != errno.ENOTTY:  # of an older daemon
             raise
         return False
-
-
-def _same(own: torch.Tensor, stored: torch.Tensor) -> bool:
-    if own.dtype == stored.dtype and own.is_contiguous():
-        return not _libc.memcmp(own.data_ptr(), stored.data_ptr(), own.numel() * own.element_size())
-    integer = _INTEGERS[own.element_size()]
-    return torch.equal(own.contiguous().view(integer), stored.to(own.dtype).view(integer))
