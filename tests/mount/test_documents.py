@@ -79,7 +79,7 @@ RUN_BY = {
     ('README.md', 'sh'): (1, 'mount/test_readme.py'),
     ('docs/guide.md', 'sh'): (1, 'system/test_package.py'),
     ('docs/guide.md', 'fstab'): (1, 'mount/test_documents.py'),
-    ('docs/offload.md', 'python'): (2, 'optim/test_torch_microbatches.py'),
+    ('docs/offload.md', 'python'): (3, 'optim/test_torch_microbatches.py'),
     ('docs/pytorch.md', 'python'): (3, 'optim/test_torch_readme.py'),
     ('docs/pytorch.md', 'sh'): (3, 'mount/test_documents.py'),
     ('docs/trace-format.md', 'sh'): (4, 'mount/test_replay.py'),

@@ -553,7 +553,8 @@ def test_the_bytes_that_are_needed_are_named(shared_root):
 @pytest.mark.parametrize('options, message', [
     ({'optimizer': 'adafactor'}, 'there is no optimizer adafactor'),
     ({'param_dtype': torch.bfloat16}, 'takes no param_dtype'),
-    ({'shard': hitrain.Shard(0, 2)}, 'takes no shard'),
+    ({'shard': hitrain.Shard(0, 2)}, 'init_process_group'),
+    ({'parts': {'norm.weight': (0, (WIDTH,))}}, 'takes no parts'),
     ({'blocks': [nn.Linear(1, 1)]}, 'no part of the model'),
     ({'params': [nn.Parameter(torch.ones(3))]}, 'is no parameter of the model')])
 def test_arguments_that_are_refused(shared_root, options, message):

@@ -3,6 +3,7 @@
 
 docs/offload.md describes it for users; _mapped.py has the memory of a parameter and _residency.py the order."""
 import functools
+import itertools
 import os
 import threading
 import warnings
@@ -20,7 +21,10 @@ from hitrain._mapped import MappedFile, can_be_mapped
 from hitrain._microbatches import Turns, run_in_turns
 from hitrain._optimizer import Optimizer
 from hitrain._packs import Place
+from hitrain._parts import is_dtensor
+from hitrain._reduce import BUCKET_BYTES, check_group, take_means
 from hitrain._residency import Residency, Unit
+from hitrain.distributed import RankFailed, Shard
 
 __all__ = ['init_empty', 'materialize', 'microbatches', 'offload']
 
@@ -28,7 +32,7 @@ RULES: Dict[str, Type[Optimizer]] = {c.rule: c for c in (optim.AdamW, optim.Adam
 REFUSED = {
     'overlap': 'gradients always leave in backward',
     'param_dtype': "files have the parameters' own dtype: convert the model first, as with model.bfloat16()",
-    'shard': 'several processes are not supported yet',
+    'parts': 'each file is the memory of a whole parameter',
     'pack': 'each file is the memory of one parameter',
     'names': 'files have the names of the model',
     'topk': 'a residual in memory is as large as the model',
@@ -38,7 +42,8 @@ REFUSED = {
 def offload(model: nn.Module, root: 'os.PathLike[str] | str', optimizer: Union[str, Type[Optimizer]] = 'adamw', *, keep: int,
             blocks: Optional[Iterable[nn.Module]] = None, weights: Optional[Weights] = None,
             init: Optional[Callable[[nn.Module], Any]] = None, params: Union[None, Iterable, Callable[[nn.Module], Iterable]] = None,
-            resume: bool = False, activations: Union[None, int, str] = None, **options: Any) -> Optimizer:
+            resume: bool = False, activations: Union[None, int, str] = None, shard: Optional[Shard] = None, group: Any = None,
+            **options: Any) -> Optimizer:
     """Moves the parameters of a model into the store, in place, and returns their optimizer. The loop of training stays as it is.
 
     keep      bytes of parameters that are in memory at a time. Two blocks at least let one be read while the other computes
@@ -53,6 +58,9 @@ def offload(model: nn.Module, root: 'os.PathLike[str] | str', optimizer: Union[s
     resume    the values are in the store already, and the model may be one of init_empty()
     activations  bytes of tensors saved for backward that stay in memory; older ones go to the store. 'auto': as many as the store cannot
               take in the time of the forward. Default: all stay. Needs PyTorch 2
+    shard     this process is one of several, each of which offloads the same model to the same root and runs batches of its own. A step
+              has the mean of their gradients. All ranks call backward(), step() and zero_grad() alike
+    group     with a shard: the process group of its ranks, which takes tensors of the CPU; default: that of all processes
     options   those of the optimizer, as lr, accumulate, max_grad_norm or async_step"""
     for name, why in REFUSED.items():
         if options.get(name):
@@ -64,6 +72,8 @@ def offload(model: nn.Module, root: 'os.PathLike[str] | str', optimizer: Union[s
         raise ValueError(f"activations must be a number of bytes or 'auto', not {activations}")
     if activations is not None and not hasattr(torch, 'compiler'):
         raise ValueError(f'activations= needs PyTorch 2.1 or newer, and this is {torch.__version__}')
+    if shard and shard.world > 1:
+        check_group(shard, group)
     _check_model(model)
     filler = Filler(model, None if resume else weights, init)
     try:
@@ -73,7 +83,7 @@ def offload(model: nn.Module, root: 'os.PathLike[str] | str', optimizer: Union[s
         _check_keep(units, keep)
         groups = list(params(model) if callable(params) else params or model.named_parameters())
         groups = _with_frozen(model, groups)
-        made = _class_of(kind)(model, groups, root, units, keep, filler, resume=resume, **options)
+        made = _class_of(kind)(model, groups, root, units, keep, filler, group, resume=resume, shard=shard if shard and shard.world > 1 else None, **options)
     except BaseException:
         filler.take_back()
         raise
@@ -113,10 +123,15 @@ class Offloaded(Optimizer):
     """An optimizer of this kind steers the parameters of one model in memory, too.
 
     close() releases files and hooks. The tensors stay mappings of their files, so the store cannot be unmounted before the model
-    is deleted."""
+    is deleted.
+
+    With a shard the mappings of all ranks are one memory. Gradients are collected in a bucket, in which ranks reduce them together."""
+
+    _reduces = True
+    _under = 'offload() does not work under {}: it reduces gradients after backward has sent them. Pass shard= to offload() instead'
 
     def __init__(self, model: nn.Module, params: Iterable, root: 'os.PathLike[str] | str', units: List[Tuple[str, nn.Module, List[nn.Parameter]]],
-                 keep: int, filler: Filler, *args: Any, resume: bool = False, **options: Any) -> None:
+                 keep: int, filler: Filler, group: Any, *args: Any, resume: bool = False, **options: Any) -> None:
         self._fill = None if resume else filler.fill
         self._was_empty = filler.made
         self._residency: Any = None  # Residency, once the model is attached
@@ -126,7 +141,11 @@ class Offloaded(Optimizer):
         self._units_of: Dict[ParameterFile, List[Unit]] = {}
         self._left: Dict[ParameterFile, None] = {}  # whose gradients of this step were sent
         self._turns: Optional[Turns] = None  # of micro-batches, while they run
+        self._group = group
+        self._bucket: Dict[ParameterFile, None] = {}  # whose gradients are to be reduced
+        self._originals: List[Tuple[torch.Tensor, torch.Tensor]] = []  # with a shard, until all ranks have the model
         super().__init__(params, root, *args, overlap=True, resume=resume, **options)
+        self._originals = []
         self._fill = None  # `weights` need not stay in memory
         for f in self._mapped():
             f._fill = None
@@ -157,6 +176,7 @@ class Offloaded(Optimizer):
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Gradients of an unfinished step are taken back from the store, too."""
         super().zero_grad(set_to_none=set_to_none)
+        self._bucket = {}
         if self._begun:
             finished = self._step
             self._go_back(wholly=False)
@@ -199,6 +219,8 @@ class Offloaded(Optimizer):
             if self._fill:
                 self._fill(p)
             return super()._file_of(name, p, dtype, grad_dtype, part)
+        if self._shard:
+            self._originals.append((p, p.data))
         return MappedFile(self.root, name, p, grad_dtype, self._fill)
 
     def _packs_of(self, group: Dict[str, Any]) -> Dict[str, List[Place]]:
@@ -213,6 +235,8 @@ class Offloaded(Optimizer):
 
     def _undo(self) -> None:
         """The files go away, so the tensors take their values back. A model that was on meta has none, and need not fit."""
+        for p, data in self._originals:  # not from the files, which rank 0 may take away at this moment
+            p.data = data
         for f in self._mapped():
             try:
                 f.unmap(keeps_values=id(f.tensor) not in self._was_empty)
@@ -231,6 +255,20 @@ class Offloaded(Optimizer):
 
     # -- steps --
 
+    def _offer(self, ends: bool) -> Dict[str, Any]:
+        if self._shard:
+            self._bucket.update((f, None) for f in self._parameter_files() if f.has_gradient())  # of blocks that run twice
+            self._send_bucket()
+        return super()._offer(ends)
+
+    def _end_step(self) -> None:
+        self._note_open()
+        super()._end_step()
+
+    def _note_open(self) -> None:
+        if self._shard and self._ranks.leads and not self._open:
+            self._open = self._root.number('step_open')
+
     def _begin(self, changed: List[ParameterFile]) -> None:
         if not self._begun:
             self._flush()
@@ -239,12 +277,13 @@ class Offloaded(Optimizer):
     def _begin_at(self, step: int) -> None:
         super()._begin_at(step)
         left, self._left = self._left, {}
+        self._bucket = {}
         if self._residency:
             self._residency.step_ended(lambda f: f in left)
 
-    def _restore(self, wholly: bool, unread: bool, begun: bool) -> Dict[str, Any]:
-        self._left.update(dict.fromkeys(self._parameter_files()))
-        return super()._restore(wholly, unread, begun)
+    def _read_back(self, reread: bool, made: Iterable[str] = ()) -> List[str]:
+        self._left.update(dict.fromkeys(self._parameter_files()))  # on all ranks
+        return super()._read_back(reread, made)
 
     def _gradient_ready(self, f: ParameterFile) -> None:
         if any(u.calls > 1 for u in self._units_of.get(f, ())):
@@ -255,10 +294,74 @@ class Offloaded(Optimizer):
         if f.tensor.grad is not None and f.tensor.grad.requires_grad and not self._holding:
             raise RuntimeError(f'backward(create_graph=True) keeps the gradient of {f.name} for another backward, but an offloaded model '
                                'sends gradients as they arise: wrap all backwards but the last in hold_gradients()')
+        if self._shard:
+            self._collect(f)
+            return
         sent = f.sent
         super()._gradient_ready(f)
         if f.sent > sent:
             f.clear_gradient()
+
+    def _collect(self, f: ParameterFile) -> None:
+        if self._holding or f.tensor.grad is None:
+            return
+        with self._whole_step():
+            self._refuse_reducers()
+            self._check_room(f)
+            f.check_gradient()
+            self._bucket[f] = None
+            if sum(g.tensor.numel() * g.tensor.element_size() for g in self._bucket) >= BUCKET_BYTES:
+                self._send_bucket()
+        torch.autograd.Variable._execution_engine.queue_callback(self._backward_ended)  # type: ignore[attr-defined]
+
+    def _backward_ended(self) -> None:
+        with self._whole_step():
+            self._send_bucket()
+
+    @torch.no_grad()
+    def _send_bucket(self) -> None:
+        """All ranks reduce the same gradients. All have left the meeting before any of their parts is sent, so the parts of a gradient
+        are there before those of the next gradient of the parameter, and before the end of the step."""
+        files, self._bucket = [f for f in self._bucket if f.has_gradient()], {}
+        if not files:
+            return
+
+        def offer() -> Dict[str, Any]:
+            self._check_usable()
+            facts: Dict[str, Any] = {'gradients': [f.name for f in files], 'changed': ''}
+            if not self._begun:
+                for f in self._mapped():
+                    f.attach()  # rank 0 flushes the memory of all
+                facts['changed'] = ''.join('01'[f.changed()] for f in self._parameter_files())
+            return facts
+        said = self._ranks.together(f'the gradient of {files[0].name}', offer)
+        for rank, s in enumerate(said):
+            other = next((pair for pair in itertools.zip_longest(said[0]['gradients'], s['gradients']) if pair[0] != pair[1]), None)
+            if other:
+                raise RuntimeError(f'rank 0 comes to the gradient of {other[0]}, and rank {rank} to that of {other[1]}: all ranks must run the same '
+                                   'modules in the same order')
+        if not self._begun:
+            self._begin_together(said)
+        for f in files:
+            f.tensor.grad = f.gradient().contiguous()
+        try:
+            for f, part in zip(files, self._take_means(files)):
+                self._send_one(f, part)
+        finally:
+            for f in files:
+                f.clear_gradient()  # its memory holds a part of the mean at most
+        self._note_open()
+
+    def _take_means(self, files: List[ParameterFile]) -> List[slice]:
+        try:
+            return take_means([f.gradient() for f in files], self._ranks.rank, self._ranks.world, self._group)
+        except RuntimeError as e:
+            try:
+                self._ranks.together('the end of a reduction that failed')
+            except RankFailed as failed:
+                if self._ranks.over:
+                    raise failed from e
+            raise
 
     def _send_one(self, f: ParameterFile, part: slice = slice(None)) -> None:
         self._left[f] = None
@@ -444,6 +547,8 @@ def _apply_nothing(module: nn.Module, model: str, change: Callable[[torch.Tensor
 def _check_model(model: nn.Module) -> None:
     seen: Dict[int, str] = {}
     for name, p in model.named_parameters():
+        if is_dtensor(p):
+            raise TypeError(f'{name} is a DTensor, of which each process holds a part: offload() takes models with whole parameters')
         if p.device.type not in ('cpu', 'meta'):
             raise ValueError(f'{name} is on {p.device}: offload() takes models in the memory of the CPU')
         if '_apply' in vars(model):

@@ -118,6 +118,8 @@ class Optimizer(torch.optim.Optimizer):
     """
 
     rule = ''  # the store's word for it
+    _reduces = False  # gradients of a shard's ranks, in backward
+    _under = 'overlap=True does not work under {}: it reduces gradients after backward has sent them. Pass overlap=False; step() then sends what was reduced'
 
     def __init__(self, params: Iterable, root: 'os.PathLike[str] | str', defaults: Dict[str, Any], *,
                  names: Optional[Iterable[str]] = None, param_dtype: Optional[torch.dtype] = None,
@@ -134,7 +136,7 @@ class Optimizer(torch.optim.Optimizer):
             raise ValueError(f'redo_keep must be from 0 to 128, and needs redo=True, not {redo_keep}')
         if accumulate < 1 or accumulate_mode not in ('sum', 'mean'):
             raise ValueError(f'accumulate must be at least 1 and its mode sum or mean, not {accumulate} {accumulate_mode}')
-        if shard and (not 0 <= shard.rank < shard.world or overlap or topk or async_step):
+        if shard and (not 0 <= shard.rank < shard.world or (overlap and not self._reduces) or topk or async_step):
             raise ValueError('a shard has a rank below its world, and no overlap, topk or async_step')
         if pack < 0 or (pack and topk):
             raise ValueError('pack must be at least 0, and a pack takes no topk: its largest elements may all be of one member')
@@ -732,12 +734,7 @@ class Optimizer(torch.optim.Optimizer):
             if missing:
                 raise RuntimeError(f'{f.name} has a gradient on rank {owners[0]} and none on rank {missing[0]}, which holds a part of it: '
                                    'give one on all ranks or on none')
-        changed = [[f for f, bit in zip(self._parameter_files(), s['changed']) if bit == '1'] for s in said]
-        self._ranks.together('beginning the step', lambda: self._begin(changed[0]) if self._ranks.leads else None)
-        if any(changed):
-            self._ranks.together('taking changed parameters', lambda: self._take_changed(changed))
-            self._pushed_alone = {}
-        self._begun = True
+        self._begin_together(said)
         owned = [(f, owners) for f, owners in self._owned(said) if self._ranks.rank in owners]
 
         def write() -> None:
@@ -765,6 +762,14 @@ class Optimizer(torch.optim.Optimizer):
                 f.sent += 1
         if self._ranks.leads and not self._open:
             self._open = self._root.number('step_open')
+
+    def _begin_together(self, said: List[Dict[str, Any]]) -> None:
+        changed = [[f for f, bit in zip(self._parameter_files(), s['changed']) if bit == '1'] for s in said]
+        self._ranks.together('beginning the step', lambda: self._begin(changed[0]) if self._ranks.leads else None)
+        if any(changed):
+            self._ranks.together('taking changed parameters', lambda: self._take_changed(changed))
+            self._pushed_alone = {}
+        self._begun = True
 
     def _begin(self, changed: List[ParameterFile]) -> None:
         """Before the first gradient of a step: parameters that were changed, then hyper-parameters. Later: parameters alone."""
@@ -948,13 +953,16 @@ class Optimizer(torch.optim.Optimizer):
         if self._holding or not self._early or f.tensor.grad is None:
             return
         with self._whole_step():
-            if not self._seen_reducers:
-                _refuse_reducers(self._files)
-                self._seen_reducers = True
+            self._refuse_reducers()
             self._check_room(f)
             self.send_gradient(f.tensor)
         if self.accumulate > 1:
             f.clear_gradient()  # the next one is another
+
+    def _refuse_reducers(self) -> None:
+        if not self._seen_reducers:
+            _refuse_reducers(self._files, self._under)
+            self._seen_reducers = True
 
     def _check_room(self, f: ParameterFile) -> None:
         if f.sent >= self.accumulate:
@@ -1366,7 +1374,7 @@ def _when_accumulated(p: torch.Tensor, method: weakref.WeakMethod, f: ParameterF
         return _NodeHook(node.next_functions[0][0], call)
 
 
-def _refuse_reducers(parameters: Dict[torch.Tensor, Any]) -> None:
+def _refuse_reducers(parameters: Dict[torch.Tensor, Any], text: str) -> None:
     """Wrappers that reduce gradients between processes do it after a parameter's hook was called, so the hook would
     send gradients that are not reduced yet. Nothing links a parameter to its wrapper: look at all objects."""
     if not (torch.distributed.is_available() and torch.distributed.is_initialized() and torch.distributed.get_world_size() > 1):
@@ -1375,8 +1383,7 @@ def _refuse_reducers(parameters: Dict[torch.Tensor, Any]) -> None:
         kind = type(o).__name__
         if kind in ('DistributedDataParallel', 'FullyShardedDataParallel') and isinstance(o, torch.nn.Module) and \
                 any(p in parameters for p in o.parameters()):
-            raise RuntimeError(f'overlap=True does not work under {kind}: it reduces gradients after backward has sent them. Pass '
-                               'overlap=False; step() then sends what was reduced')
+            raise RuntimeError(text.format(kind))
 
 
 _WRAPPERS = {'_checkpoint_wrapped_module', '_fsdp_wrapped_module', '_orig_mod'}
