@@ -167,7 +167,7 @@ class Activations:
     def settle(self) -> None:
         """Returns when the thread has done what it was asked to do."""
         done = threading.Event()
-        self._work.put(('settle', done))  # type: ignore[arg-type]
+        self._work.put(('settle', done))
         done.wait()
 
     def close(self) -> None:

@@ -25,7 +25,7 @@ class ReadAhead:
         self._order: Dict[torch.Tensor, None] = {}  # dicts, because tensors in lists compare their elements
         self._asked: Dict[torch.Tensor, None] = {}
         self._unasked: Dict[torch.Tensor, None] = {}  # read in this step, and no caller has waited for them
-        self._pending: Dict[torch.Tensor, concurrent.futures.Future] = {}
+        self._pending: Dict[torch.Tensor, 'concurrent.futures.Future[None]'] = {}
         self._hooks: List[Any] = []
         owners = [(m, [p for p in m.parameters(recurse=False) if p in wanted]) for m in model.modules()]
         for _, own in owners:

@@ -171,7 +171,7 @@ def _random_states(count: int) -> List[Tuple[torch.Tensor, torch.Tensor]]:
 def _autocast() -> Callable[[], Any]:
     """Makes contexts that have in another thread the autocast that this one has now."""
     try:
-        enabled, dtype = torch.is_autocast_enabled('cpu'), torch.get_autocast_dtype('cpu')  # type: ignore[call-arg]
+        enabled, dtype = torch.is_autocast_enabled('cpu'), torch.get_autocast_dtype('cpu')
     except (TypeError, AttributeError):  # before PyTorch 2.4
         enabled, dtype = torch.is_autocast_cpu_enabled(), torch.get_autocast_cpu_dtype()
     if not enabled:

@@ -41,7 +41,7 @@ REFUSED = {
 
 def offload(model: nn.Module, root: 'os.PathLike[str] | str', optimizer: Union[str, Type[Optimizer]] = 'adamw', *, keep: int,
             blocks: Optional[Iterable[nn.Module]] = None, weights: Optional[Weights] = None,
-            init: Optional[Callable[[nn.Module], Any]] = None, params: Union[None, Iterable, Callable[[nn.Module], Iterable]] = None,
+            init: Optional[Callable[[nn.Module], Any]] = None, params: Union[None, Iterable[Any], Callable[[nn.Module], Iterable[Any]]] = None,
             resume: bool = False, activations: Union[None, int, str] = None, shard: Optional[Shard] = None, group: Any = None,
             **options: Any) -> Optimizer:
     """Moves the parameters of a model into the store, in place, and returns their optimizer. The loop of training stays as it is.
@@ -130,7 +130,7 @@ class Offloaded(Optimizer):
     _reduces = True
     _under = 'offload() does not work under {}: it reduces gradients after backward has sent them. Pass shard= to offload() instead'
 
-    def __init__(self, model: nn.Module, params: Iterable, root: 'os.PathLike[str] | str', units: List[Tuple[str, nn.Module, List[nn.Parameter]]],
+    def __init__(self, model: nn.Module, params: Iterable[Any], root: 'os.PathLike[str] | str', units: List[Tuple[str, nn.Module, List[nn.Parameter]]],
                  keep: int, filler: Filler, group: Any, *args: Any, resume: bool = False, **options: Any) -> None:
         self._fill = None if resume else filler.fill
         self._was_empty = filler.made
@@ -312,7 +312,7 @@ class Offloaded(Optimizer):
             self._bucket[f] = None
             if sum(g.tensor.numel() * g.tensor.element_size() for g in self._bucket) >= BUCKET_BYTES:
                 self._send_bucket()
-        torch.autograd.Variable._execution_engine.queue_callback(self._backward_ended)  # type: ignore[attr-defined]
+        torch.autograd.Variable._execution_engine.queue_callback(self._backward_ended)
 
     def _backward_ended(self) -> None:
         with self._whole_step():

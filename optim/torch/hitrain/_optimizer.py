@@ -121,7 +121,7 @@ class Optimizer(torch.optim.Optimizer):
     _reduces = False  # gradients of a shard's ranks, in backward
     _under = 'overlap=True does not work under {}: it reduces gradients after backward has sent them. Pass overlap=False; step() then sends what was reduced'
 
-    def __init__(self, params: Iterable, root: 'os.PathLike[str] | str', defaults: Dict[str, Any], *,
+    def __init__(self, params: Iterable[Any], root: 'os.PathLike[str] | str', defaults: Dict[str, Any], *,
                  names: Optional[Iterable[str]] = None, param_dtype: Optional[torch.dtype] = None,
                  grad_dtype: Optional[torch.dtype] = None, durable_every: int = 1, redo: bool = False, redo_keep: int = 0,
                  max_grad_norm: float = 0.0, grad_scale: float = 1.0, skip_nonfinite: bool = False, overlap: bool = False, async_step: bool = False,
@@ -1360,7 +1360,7 @@ class _NodeHook:
         self._handle.remove()
 
 
-def _when_accumulated(p: torch.Tensor, method: weakref.WeakMethod, f: ParameterFile) -> Any:
+def _when_accumulated(p: torch.Tensor, method: 'weakref.WeakMethod[Callable[[ParameterFile], None]]', f: ParameterFile) -> Any:
     """Call method(f) whenever backward has added to p.grad all that it will; the result's remove() ends that."""
     def call(*unused: Any) -> None:
         bound = method()
@@ -1398,7 +1398,7 @@ def _without_wrappers(names: List[str]) -> List[str]:
     return plain
 
 
-def _as_groups(params: Iterable) -> List[Dict[str, Any]]:
+def _as_groups(params: Iterable[Any]) -> List[Dict[str, Any]]:
     if isinstance(params, torch.Tensor):
         raise TypeError('params must be a list of parameters, not one tensor')
     listed = list(params)
@@ -1412,7 +1412,7 @@ def _refuse_capture() -> None:
         raise RuntimeError('a CUDA graph cannot hold a step of the store: capture forward and backward, and call step() after them')
 
 
-class _StateInStore(collections.defaultdict):
+class _StateInStore(collections.defaultdict[Any, Any]):
     """Optimizer.state: empty, and true. Code that makes a first step when it finds no state must find some."""
 
     def __bool__(self) -> bool:

@@ -18,7 +18,7 @@ class AdamW(Optimizer):
     """torch.optim.AdamW's rule. options: those of Optimizer."""
     rule = 'adamw'
 
-    def __init__(self, params: Iterable, root: 'os.PathLike[str] | str', lr: Number = 1e-3,
+    def __init__(self, params: Iterable[Any], root: 'os.PathLike[str] | str', lr: Number = 1e-3,
                  betas: Tuple[float, float] = (0.9, 0.999), eps: float = 1e-8, weight_decay: float = 1e-2, *,
                  maximize: bool = False, **options: Any) -> None:
         super().__init__(params, root, {'lr': lr, 'betas': tuple(betas), 'eps': eps, 'weight_decay': weight_decay,
@@ -32,7 +32,7 @@ class Adam(Optimizer):
     """torch.optim.Adam's rule: weight_decay is part of the gradient."""
     rule = 'adam'
 
-    def __init__(self, params: Iterable, root: 'os.PathLike[str] | str', lr: Number = 1e-3,
+    def __init__(self, params: Iterable[Any], root: 'os.PathLike[str] | str', lr: Number = 1e-3,
                  betas: Tuple[float, float] = (0.9, 0.999), eps: float = 1e-8, weight_decay: float = 0.0, *,
                  maximize: bool = False, **options: Any) -> None:
         super().__init__(params, root, {'lr': lr, 'betas': tuple(betas), 'eps': eps, 'weight_decay': weight_decay,
@@ -46,7 +46,7 @@ class SGD(Optimizer):
     """torch.optim.SGD's rule."""
     rule = 'sgd'
 
-    def __init__(self, params: Iterable, root: 'os.PathLike[str] | str', lr: Number = 1e-3, momentum: float = 0.0,
+    def __init__(self, params: Iterable[Any], root: 'os.PathLike[str] | str', lr: Number = 1e-3, momentum: float = 0.0,
                  dampening: float = 0.0, weight_decay: float = 0.0, nesterov: bool = False, *,
                  maximize: bool = False, **options: Any) -> None:
         super().__init__(params, root, {'lr': lr, 'momentum': momentum, 'dampening': dampening,
@@ -61,7 +61,7 @@ class Lion(Optimizer):
     """Lion (Chen et al., arXiv:2302.06675)."""
     rule = 'lion'
 
-    def __init__(self, params: Iterable, root: 'os.PathLike[str] | str', lr: Number = 1e-4,
+    def __init__(self, params: Iterable[Any], root: 'os.PathLike[str] | str', lr: Number = 1e-4,
                  betas: Tuple[float, float] = (0.9, 0.99), weight_decay: float = 0.0, *,
                  maximize: bool = False, **options: Any) -> None:
         super().__init__(params, root, {'lr': lr, 'betas': tuple(betas), 'weight_decay': weight_decay,
@@ -75,7 +75,7 @@ class Adagrad(Optimizer):
     """torch.optim.Adagrad's rule, its sums beginning with zero."""
     rule = 'adagrad'
 
-    def __init__(self, params: Iterable, root: 'os.PathLike[str] | str', lr: Number = 1e-2, lr_decay: float = 0.0,
+    def __init__(self, params: Iterable[Any], root: 'os.PathLike[str] | str', lr: Number = 1e-2, lr_decay: float = 0.0,
                  weight_decay: float = 0.0, eps: float = 1e-10, *, maximize: bool = False, **options: Any) -> None:
         super().__init__(params, root, {'lr': lr, 'lr_decay': lr_decay, 'weight_decay': weight_decay, 'eps': eps,
                                         'maximize': maximize}, **options)
