@@ -142,10 +142,10 @@ class ParameterFile:
         return self.part is None and self.name == self.name.strip() and self.tensor.numel() > 0
 
     def take(self, values: torch.Tensor) -> None:
-        """The tensor takes these, which are those of the file, flat."""
+        """The tensor takes these, which are those of the file, flat. Without gradients."""
         self._half_read = True
         local = self.local
-        self._store(values.view(local.shape))
+        local.copy_(values.view(local.shape))
         self._known, self._half_read = checksum(local), False
 
     def restore(self, may_create: bool, fill: bool = False) -> bool:
@@ -248,6 +248,8 @@ class ParameterFile:
     def gradient(self) -> torch.Tensor:
         grad: Any = self.tensor.grad
         own: Any = self.tensor
+        if type(grad) is torch.Tensor and grad.layout == torch.strided and grad.device.type != 'meta':
+            return grad
         if is_dtensor(grad) and is_dtensor(own):
             if tuple(grad.placements) != tuple(own.placements):
                 raise TypeError(f'the gradient of {self.name} is placed as {grad.placements} and not as its parameter, {own.placements}')
@@ -457,7 +459,7 @@ _xxh3 = _load_xxh3()
 
 def checksum(tensor: torch.Tensor) -> int:
     """Of all bytes, where the tensor is. It holds for this process alone."""
-    dense = tensor.detach().contiguous()
+    dense = tensor if tensor.is_contiguous() else tensor.detach().contiguous()
     if dense.device.type != 'cpu':
         return _sum_of_words(dense)
     size, address = dense.numel() * dense.element_size(), dense.data_ptr()

@@ -55,6 +55,13 @@ class _Place(NamedTuple):
         return _Place(self.values + size.values, self.gradients + size.gradients)
 
 
+class _Member(NamedTuple):
+    """In the order of the file."""
+    place: _Place
+    size: _Place
+    file: ParameterFile
+
+
 class Gather:
     """The file of the model at root; it is open while there are members."""
 
@@ -63,20 +70,18 @@ class Gather:
         self._fd = -1
         self._absent = False
         self._refused: Set[ParameterFile] = set()
-        self._places: Dict[ParameterFile, _Place] = {}
+        self._members: Dict[ParameterFile, _Member] = {}
         self._end = _Place(0, 0)
         self._spare: List[torch.Tensor] = []
         self._lock = threading.Lock()
 
     def runs(self, files: Sequence[ParameterFile]) -> List[Run]:
         """Those of the files that can be members, in the order of the file."""
-        small = [f for f in files if f.may_gather() and max(_size(f)) <= MEMBER_BYTES_MAX]
         if not self._absent:
-            self._add([f for f in small if f not in self._places and f not in self._refused])
+            self._add([f for f in files if f not in self._members and f not in self._refused and f.may_gather() and max(_size(f)) <= MEMBER_BYTES_MAX])
         out: List[Run] = []
         end, used, kinds = _Place(-1, -1), 0, None
-        for f in sorted((f for f in small if f in self._places), key=self._places.__getitem__):
-            place, size = self._places[f], _size(f)
+        for place, size, f in sorted(self._members[f] for f in files if f in self._members):
             if place != end or kinds != (f.dtype, f.grad_dtype) or used + max(size) > RUN_BYTES or len(out[-1].files) == RUN_MEMBERS:
                 out.append(Run([], *place))
                 used, kinds = 0, (f.dtype, f.grad_dtype)
@@ -98,6 +103,7 @@ class Gather:
                     own.copy_(g.reshape(-1))
             write_all(self._fd, buffer, run.gradients_at)
 
+    @torch.no_grad()
     def read(self, run: Run) -> None:
         """The tensors take the values of the store."""
         with self._buffer(sum(run.elements), run.files[0].dtype) as buffer:
@@ -108,8 +114,8 @@ class Gather:
     def end(self) -> None:
         """Closes it. Written gradients that no `apply` has named are dropped."""
         fd, self._fd = self._fd, -1
-        self._places, self._end, self._absent, self._spare = {}, _Place(0, 0), False, []
-        self._refused = set()
+        self._members, self._refused, self._end = {}, set(), _Place(0, 0)
+        self._absent, self._spare = False, []
         if fd >= 0:
             close_quietly(fd)
 
@@ -138,8 +144,9 @@ class Gather:
             self._refused.update(files)
             return
         for f in files:
-            self._places[f] = self._end
-            self._end = self._end.after(_size(f))
+            size = _size(f)
+            self._members[f] = _Member(self._end, size, f)
+            self._end = self._end.after(size)
 
     @contextlib.contextmanager
     def _buffer(self, elements: int, dtype: torch.dtype) -> Iterator[torch.Tensor]:

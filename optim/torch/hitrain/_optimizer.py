@@ -721,6 +721,9 @@ class Optimizer(torch.optim.Optimizer):
     def _owned(self, said: List[Dict[str, Any]]) -> Iterator[Tuple[ParameterFile, List[int]]]:
         """Each parameter and the ranks that have a gradient for it."""
         bits = [s['gradients'] for s in said]
+        if len(bits) == 1:
+            yield from ((f, [0] if bit == '1' else []) for f, bit in zip(self._parameter_files(), bits[0]))
+            return
         for i, f in enumerate(self._parameter_files()):
             yield f, [rank for rank, b in enumerate(bits) if b[i] == '1']
 

@@ -18,14 +18,19 @@ class Part(NamedTuple):
     shape: Tuple[int, ...]
 
 
+PLAIN = (torch.nn.Parameter, torch.Tensor)
+
+
 def is_dtensor(tensor: Any) -> bool:
     return hasattr(tensor, 'to_local') and hasattr(tensor, 'placements')
 
 
-@torch.no_grad()
 def local_of(tensor: Any) -> torch.Tensor:
     """The memory of this process's elements."""
-    return tensor.to_local() if is_dtensor(tensor) else tensor
+    if type(tensor) in PLAIN or not is_dtensor(tensor):
+        return tensor
+    with torch.no_grad():
+        return tensor.to_local()
 
 
 def part_of_dtensor(name: str, tensor: Any) -> Part:
