@@ -18,6 +18,7 @@
  */
 #include <assert.h>
 #include <stdlib.h>
+#include <sys/mman.h>
 
 #include "tiering/object/refcount.h"
 #include "tiering/base/idhash.h"
@@ -32,6 +33,8 @@
 
 /* Places of the former table that each new entry looks at: the other table cannot be full before the last one. */
 enum { TABLE_START = 64, PLACES_PER_ADD = 8 };
+
+enum { LARGE = 1 << 14 }; /* places of a table with memory of its own: 384 KiB */
 
 static uint64_t key_of(const struct ht_ref *ref)
 {
@@ -129,14 +132,51 @@ static bool is_idle(const struct ht_store *s, const struct ht_refcount *e) HT_RE
     return e->owners == 1 && e->ended != s->frees.tx_count;
 }
 
+/* calloc would zero a large table at once, if its memory was in use before. */
+static int new_table(struct ht_refcount_table *t, size_t size)
+{
+    void *entry;
+
+    if (size < LARGE) {
+        entry = calloc(size, sizeof(*t->entry));
+    } else {
+        entry = mmap(NULL, size * sizeof(*t->entry), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+        entry = entry == MAP_FAILED ? NULL : entry;
+    }
+    *t = (struct ht_refcount_table){.entry = entry, .size = entry ? size : 0};
+    return entry ? 0 : -ENOMEM;
+}
+
+void ht_refcount_table_free(const struct ht_refcount_table *t)
+{
+    if (t->size < LARGE)
+        free(t->entry);
+    else
+        (void)munmap(t->entry, t->size * sizeof(*t->entry));
+}
+
+struct ht_refcount_table ht_refcounts_take_former(struct ht_store *s)
+{
+    struct ht_refcount_table *former = &s->frees.refcounts.former, taken = *former;
+
+    s->objects.meta_bytes -= taken.size * sizeof(*taken.entry);
+    *former = (struct ht_refcount_table){0};
+    return taken;
+}
+
 static void end_move(struct ht_store *s) HT_REQUIRES(HT_LOCK_STORE)
 {
     struct ht_refcounts *r = &s->frees.refcounts;
+    const struct ht_refcount_table before = ht_refcounts_take_former(s);
 
     assert(!r->was.count);
-    free(r->was.entry);
-    s->objects.meta_bytes -= r->was.size * sizeof(*r->was.entry);
+    ht_refcount_table_free(&before); /* nobody came in between */
+    r->former = r->was;
     r->was = (struct ht_refcount_table){0};
+    if (r->former.size < LARGE) {
+        const struct ht_refcount_table small = ht_refcounts_take_former(s);
+        ht_refcount_table_free(&small);
+    }
 }
 
 /*
@@ -180,18 +220,19 @@ static void move_all(struct ht_store *s) HT_REQUIRES(HT_LOCK_STORE)
 static int begin_move(struct ht_store *s, size_t size) HT_REQUIRES(HT_LOCK_STORE)
 {
     struct ht_refcounts *r = &s->frees.refcounts;
-    struct ht_refcount *entry = calloc(size, sizeof(*entry));
+    struct ht_refcount_table table;
+    int rc = new_table(&table, size);
 
-    if (!entry)
-        return -ENOMEM;
+    if (rc)
+        return rc;
     assert(!r->was.size);
     r->was = r->now;
-    r->now = (struct ht_refcount_table){.entry = entry, .size = size};
+    r->now = table;
     r->left = r->was.size;
     r->at = 0;
     while (r->at < r->was.size && r->was.entry[r->at].owners) /* not within a chain */
         r->at++;
-    s->objects.meta_bytes += size * sizeof(*entry);
+    s->objects.meta_bytes += size * sizeof(*table.entry);
     return 0;
 }
 
@@ -273,8 +314,9 @@ enum ht_refcount_left ht_refcount_drop(struct ht_store *s, const struct ht_ref *
 
 void ht_refcounts_free(struct ht_store *s)
 {
-    free(s->frees.refcounts.now.entry);
-    free(s->frees.refcounts.was.entry);
+    ht_refcount_table_free(&s->frees.refcounts.now);
+    ht_refcount_table_free(&s->frees.refcounts.was);
+    ht_refcount_table_free(&s->frees.refcounts.former);
 }
 
 /* ---------------------------------------------------------------- chunks */

@@ -28,6 +28,11 @@ struct ht_refcounts {
     struct ht_refcount_table was; /* size 0: nothing moves */
     size_t at, left;              /* places of was: the next one, and how many have still to be looked at */
     size_t single;                /* entries with one owner */
+    /*
+     * A large table that has moved. To give its memory back takes milliseconds, so the next thread that releases the
+     * lock between two slices does that.
+     */
+    struct ht_refcount_table former;
 };
 
 /* Adds an owner to the extents of ref; ref is one of the present owners. named: by a record in the log. -ENOMEM. */
@@ -44,6 +49,9 @@ enum ht_refcount_left {
 enum ht_refcount_left ht_refcount_drop(struct ht_store *s, const struct ht_ref *ref, bool logged)
     HT_REQUIRES(HT_LOCK_STORE);
 void ht_refcounts_free(struct ht_store *s) HT_REQUIRES(HT_LOCK_STORE);
+/* The large table that has moved, if there is one. The caller frees it without the lock. */
+struct ht_refcount_table ht_refcounts_take_former(struct ht_store *s) HT_REQUIRES(HT_LOCK_STORE);
+void ht_refcount_table_free(const struct ht_refcount_table *t);
 /* Of places for entries in both tables; the entry of a place has no owner if none is there. */
 size_t ht_refcount_places(const struct ht_store *s) HT_REQUIRES(HT_LOCK_STORE);
 const struct ht_refcount *ht_refcount_at(const struct ht_store *s, size_t place) HT_REQUIRES(HT_LOCK_STORE);

@@ -5,8 +5,9 @@
 #include <sched.h>
 
 #include "tiering/object/context.h"
+#include "tiering/object/refcount.h"
 
-enum { STEPS_PER_LOOK = 64 }; /* at the clock */
+enum { STEPS_PER_LOOK = 16 }; /* at the clock */
 
 /* Looks at the clock once for many steps. */
 static bool is_over(struct ht_slice *slice, uint64_t *out_ns)
@@ -37,7 +38,9 @@ void ht_slice_next(struct ht_store *s, struct ht_slice *slice)
     if (slice->last || !is_over(slice, &took_ns))
         return;
     bool wanted = ht_mutex_is_wanted(ht_store_mutex(s));
+    const struct ht_refcount_table former = ht_refcounts_take_former(s);
     ht_store_unlock(s);
+    ht_refcount_table_free(&former);
     if (wanted)
         let_others_in(ht_store_mutex(s), took_ns);
     ht_store_lock(s);
