@@ -155,6 +155,34 @@ static bool is_old(int dir, const char *name)
         st.st_uid == geteuid() && (st.st_mode & 0777) == 0700 && flock(dir, LOCK_EX | LOCK_NB) == 0;
 }
 
+/*
+ * A directory that a program made, and had not marked when it was killed. Another program may mark it at this moment:
+ * it notices that it is gone, and makes another one. Anything else of this name is left.
+ */
+static bool is_unmarked(int dir)
+{
+    struct stat st;
+
+    return fgetxattr(dir, HT_STAGING_ATTRIBUTE, NULL, 0) < 0 && errno == ENODATA && fstat(dir, &st) == 0 &&
+        st.st_uid == geteuid() && (st.st_mode & 0777) == 0700 && flock(dir, LOCK_EX | LOCK_NB) == 0;
+}
+
+/* -ENOTEMPTY: it is in use. */
+static int remove_empty(int parent, const char *name, int dir)
+{
+    if (!is_there(parent, name, dir))
+        return -ENOENT;
+    return unlinkat(parent, name, AT_REMOVEDIR) < 0 ? -errno : 0;
+}
+
+static void tell_removed(const char *name, int rc)
+{
+    if (rc < 0)
+        ht_info("%s, which an interrupted receive left, cannot be removed: %s", name, strerror(-rc));
+    else
+        ht_info("removed %s, which an interrupted receive had left", name);
+}
+
 static void remove_old(const struct ht_staging *s, const char *name)
 {
     const char *number = name + sizeof(PREFIX) - 1;
@@ -165,13 +193,10 @@ static void remove_old(const struct ht_staging *s, const char *name)
     fd = openat(s->parent, name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
     if (fd < 0)
         return;
-    if (is_old(fd, name)) {
-        int rc = remove_with_model(s->parent, name, fd);
-        if (rc < 0)
-            ht_info("%s, which an interrupted receive left, cannot be removed: %s", name, strerror(-rc));
-        else
-            ht_info("removed %s, which an interrupted receive had left", name);
-    }
+    if (is_old(fd, name))
+        tell_removed(name, remove_with_model(s->parent, name, fd));
+    else if (is_unmarked(fd) && remove_empty(s->parent, name, fd) == 0)
+        tell_removed(name, 0);
     close(fd);
 }
 

@@ -395,7 +395,11 @@ def test_only_directories_of_an_own_killed_receiver_are_removed(stores, stream, 
     os.setxattr(b / (STAGING + '00000004'), 'user.hitrain-receive', STAGING.encode() + b'00000004')
     (b / (STAGING + '00000006')).mkdir(0o700)  # somebody renamed a private directory
     (b / (STAGING + '00000006') / 'mine').write_bytes(b'6')
+    (b / (STAGING + '00000007')).mkdir(0o700)  # of one that was killed before it marked it
+    (b / (STAGING + '00000008')).mkdir(0o700)
+    os.chown(b / (STAGING + '00000008'), NOBODY, NOBODY)
     assert receive(stream, b / 'model').returncode == 0
+    (b / (STAGING + '00000008')).rmdir()
     assert sorted(os.listdir(b)) == sorted([STAGING + n for n in ('notes', '0000000g', '00000001', '00000002', '00000003', '00000006')] + ['model'])
     assert all(os.listdir(b / n) == ['mine'] for n in left(b))
     (tmp_path / (STAGING + '00000005')).mkdir(0o700)
