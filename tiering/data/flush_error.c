@@ -131,7 +131,7 @@ static bool try_resolve(struct ht_obj *o, struct ht_chunk *c, uint64_t index, ui
 {
     struct ht_store *s = o->s;
 
-    ht_chunk_lock_exclusive(s, c);
+    ht_chunk_lock_exclusive(o, c, index);
     int rc = needs_resolving(s, c, devices) ? load(o, c, index, devices) : 0;
     struct ht_ref was = c->cur;
     ht_chunk_drop_empty(o, c, index);
@@ -143,7 +143,7 @@ static bool try_resolve(struct ht_obj *o, struct ht_chunk *c, uint64_t index, ui
     ht_store_unlock(s); /* no thread waits for a transaction with a chunk held, but threads in one wait for chunks */
     ht_mutex_lock(&s->tx_lock);
     ht_store_lock(s);
-    ht_chunk_lock_exclusive(s, c);
+    ht_chunk_lock_exclusive(o, c, index);
     ht_chunk_leaf(c)->users--;
     bool same = needs_resolving(s, c, devices) && c->cur.place == was.place && c->cur.checksum == was.checksum;
     bool held = c->slot != HT_SLOT_NONE && ht_arena_image(s->arena, c->slot)->dirty;

@@ -39,7 +39,7 @@ static void write_chunk(struct ht_write_batch *w, struct ht_obj *o, uint64_t ind
     }
     if (!is_to_be_written(w, c))
         return;
-    ht_chunk_lock_exclusive(s, c);
+    ht_chunk_lock_exclusive(o, c, index);
     if (!dirty(s, c)) {
         ht_chunk_unlock_exclusive(o, c, index);
         return;

@@ -175,7 +175,7 @@ static uint32_t next_of(struct ht_obj_reader *r, struct ht_chunk **out_c, uint64
         uint64_t index = chunk_after(r, 0), before = r->next;
         struct ht_chunk *c = ht_chunk_find(o, index);
         r->next = r->downwards ? index : index + 1;
-        if (!is_wanted(o, c) || !ht_chunk_trylock_exclusive(c))
+        if (!is_wanted(o, c) || !ht_chunk_trylock_exclusive(o, c, index))
             continue;
         int numa_index = ht_chunk_numa_index(o->s, c);
         uint32_t bytes = ht_chunk_image_bytes(o, c, index, 0);
@@ -247,7 +247,7 @@ static bool feed_plan(struct ht_read_batch *w) HT_REQUIRES(HT_LOCK_STORE)
         return false;
     const struct ht_permit_request permit = ht_admission_of_ref(s, ht_chunk_ref(c));
     enum ht_admission a = ht_admit(s, &w->spare, &permit, w->count > 0);
-    if (a != HT_ADMITTED || !ht_chunk_trylock_exclusive(c))
+    if (a != HT_ADMITTED || !ht_chunk_trylock_exclusive(o, c, index))
         return a == HT_ADMISSION_AGAIN;
     int numa_index = ht_chunk_numa_index(s, c);
     uint32_t slot = ht_next_use_may_take(s) ? ht_arena_get(s->arena, HT_MIB, TRIES, numa_index) : HT_SLOT_NONE;
@@ -401,7 +401,7 @@ static int prefetch_chunk(struct prefetch *p, struct ht_obj *o, uint64_t index) 
     }
     if (!c)
         return 0;
-    ht_chunk_lock_exclusive(s, c);
+    ht_chunk_lock_exclusive(o, c, index);
     int rc = 0;
     if (is_wanted(o, c)) {
         uint32_t slot = prefetch_slot(p, o, c, index);

@@ -218,7 +218,7 @@ static int validate(struct ht_suspect *x, struct verdict *v)
     ht_store_lock(s);
     struct ht_chunk *c = ht_chunk_find(x->obj, x->index);
     if (c) {
-        ht_chunk_lock_exclusive(s, c);
+        ht_chunk_lock_exclusive(x->obj, c, x->index);
         rc = read_again(x, c, buf, v);
         ht_chunk_unlock_exclusive(x->obj, c, x->index);
     }

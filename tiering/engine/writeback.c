@@ -93,7 +93,7 @@ int ht_writeback_some(struct ht_store *s, unsigned most, enum ht_clean whom, int
         struct ht_image *im = ht_arena_image(s->arena, slot);
         struct ht_obj *o = im->owner;
         struct ht_chunk *c = ht_chunk_find(o, im->index);
-        if (!is_asked(s, slot, whom) || !ht_chunk_trylock_exclusive(c))
+        if (!is_asked(s, slot, whom) || !ht_chunk_trylock_exclusive(o, c, im->index))
             continue;
         ht_arena_set_final(s->arena, slot, false); /* it is tried once: the publication is next */
         o->refs++;                                 /* a scratch object or a dead one may have no other reference */

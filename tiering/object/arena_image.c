@@ -48,19 +48,6 @@ static void move_image(struct ht_obj *o, struct ht_chunk *c, uint64_t index, uin
     ht_wake_for_slot(s, from);
 }
 
-/* All images are in use: waits for a thread to release one. False: none did for some time. */
-static bool wait_for_slot(struct ht_store *s, struct ht_chunk *c) HT_REQUIRES(HT_LOCK_STORE)
-{
-    s->waits.slot_waiters++;
-    ht_gate_want(&s->gate, HT_GATE_MEMORY);
-    ht_activity_wait("room in the DRAM tier", 0);
-    int rc = ht_chunk_wait(s, c, &s->waits.slot, ht_now_ns() + PATIENCE_NS);
-    ht_activity_go_on();
-    ht_gate_want_end(&s->gate, HT_GATE_MEMORY);
-    s->waits.slot_waiters--;
-    return !rc;
-}
-
 /* A request for an image that reaches so far, for a held chunk; with its place, and its target device + 1. */
 struct slot_request {
     struct ht_obj *o;
@@ -88,6 +75,21 @@ static bool some_come(const struct ht_store *s) HT_REQUIRES(HT_LOCK_STORE)
     return s->flow.coming;
 }
 
+/* All images are in use: waits for a thread to release one. False: none did for some time. */
+static bool wait_for_slot(const struct slot_request *w) HT_REQUIRES(HT_LOCK_STORE)
+{
+    struct ht_store *s = w->o->s;
+
+    s->waits.slot_waiters++;
+    ht_gate_want(&s->gate, HT_GATE_MEMORY);
+    ht_activity_wait("room in the DRAM tier", 0);
+    int rc = ht_chunk_wait(w->o, w->c, w->index, &s->waits.slot, ht_now_ns() + PATIENCE_NS);
+    ht_activity_go_on();
+    ht_gate_want_end(&s->gate, HT_GATE_MEMORY);
+    s->waits.slot_waiters--;
+    return !rc;
+}
+
 /* Cleans some images, or waits until a thread releases one. Lock and chunk held; releases both in between. */
 static int make_room(const struct slot_request *w, uint32_t *out_slot) HT_REQUIRES(HT_LOCK_STORE)
 {
@@ -101,7 +103,7 @@ static int make_room(const struct slot_request *w, uint32_t *out_slot) HT_REQUIR
     /* Images in flight will be clean soon: no reason yet to evict the working set. */
     *out_slot = try_get(w, some_come(s) ? HT_ARENA_ASK_ALL : HT_ARENA_FORCE);
     if (*out_slot == HT_SLOT_NONE)
-        (void)wait_for_slot(s, w->c);
+        (void)wait_for_slot(w);
     return 0;
 }
 
@@ -124,7 +126,7 @@ static int wait_for_room(const struct slot_request *w, uint32_t *out_slot) HT_RE
             s->waits.wakes.writeback = s->waits.wakes.any = true;
         /* A thread that waits for the next image in flight continues at the speed of the device, without long stops. */
         bool wait = comes && some_come(s);
-        comes = !wait || wait_for_slot(s, w->c);
+        comes = !wait || wait_for_slot(w);
         rc = wait ? 0 : make_room(w, &slot);
         if (!rc && slot == HT_SLOT_NONE)
             rc = is_met(w) ? -EALREADY : 0;
@@ -209,7 +211,7 @@ static void evict(struct ht_obj *o) HT_REQUIRES(HT_LOCK_STORE)
     ht_chunk_for_each_from(c, o, index)
     {
         if (may_evict(o, c)) {
-            ht_chunk_lock_exclusive(o->s, c); /* an answered read may hold it for a moment more */
+            ht_chunk_lock_exclusive(o, c, index); /* an answered read may hold it for a moment more */
             if (may_evict(o, c))
                 ht_chunk_drop_image(o, c, index);
             ht_chunk_unlock_exclusive(o, c, index);

@@ -115,17 +115,30 @@ static inline bool ht_chunk_in_use(const struct ht_chunk *c)
 /* ----------------------------------------------------------------- locks */
 
 void ht_chunk_lock_shared(struct ht_store *s, struct ht_chunk *c) HT_REQUIRES(HT_LOCK_STORE);
-void ht_chunk_lock_exclusive(struct ht_store *s, struct ht_chunk *c) HT_REQUIRES(HT_LOCK_STORE);
-bool ht_chunk_trylock_exclusive(struct ht_chunk *c);
+void ht_chunk_lock_exclusive(struct ht_obj *o, struct ht_chunk *c, uint64_t index) HT_REQUIRES(HT_LOCK_STORE);
+bool ht_chunk_trylock_exclusive(struct ht_obj *o, struct ht_chunk *c, uint64_t index) HT_REQUIRES(HT_LOCK_STORE);
 /* The chunk may be gone afterwards. */
 void ht_chunk_unlock_shared(struct ht_obj *o, struct ht_chunk *c, uint64_t index) HT_REQUIRES(HT_LOCK_STORE);
 void ht_chunk_unlock_exclusive(struct ht_obj *o, struct ht_chunk *c, uint64_t index) HT_REQUIRES(HT_LOCK_STORE);
 /* From shared to exclusive. WAITS, and others may have the chunk before. */
-void ht_chunk_relock_exclusive(struct ht_store *s, struct ht_chunk *c) HT_REQUIRES(HT_LOCK_STORE);
+void ht_chunk_relock_exclusive(struct ht_obj *o, struct ht_chunk *c, uint64_t index) HT_REQUIRES(HT_LOCK_STORE);
 /* As ht_store_wait, with a chunk that is held exclusively, but not while this waits. */
-int ht_chunk_wait(struct ht_store *s, struct ht_chunk *c, pthread_cond_t *cond, uint64_t at_ns)
+int ht_chunk_wait(struct ht_obj *o, struct ht_chunk *c, uint64_t index, pthread_cond_t *cond, uint64_t at_ns)
     HT_REQUIRES(HT_LOCK_STORE);
 void ht_chunk_downgrade(struct ht_store *s, struct ht_chunk *c) HT_REQUIRES(HT_LOCK_STORE); /* exclusive to shared */
+
+/*
+ * While a thread looks at chunks in slices: has another one taken a chunk exclusively, which this one may have passed?
+ * Content comes and goes under such a lock alone.
+ */
+struct ht_chunk_watch {
+    struct ht_chunk_watch *next;
+    const struct ht_obj *o;
+    uint64_t first; /* chunks from here on */
+    bool taken;
+};
+void ht_chunk_watch_begin(struct ht_chunk_watch *w, const struct ht_obj *o, uint64_t first) HT_REQUIRES(HT_LOCK_STORE);
+void ht_chunk_watch_end(struct ht_chunk_watch *w) HT_REQUIRES(HT_LOCK_STORE);
 
 /* ----------------------------------------------------------------- state */
 

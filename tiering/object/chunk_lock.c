@@ -83,24 +83,45 @@ void ht_chunk_lock_shared(struct ht_store *s, struct ht_chunk *c)
     ht_activity_hold(c);
 }
 
-bool ht_chunk_trylock_exclusive(struct ht_chunk *c)
+void ht_chunk_watch_begin(struct ht_chunk_watch *w, const struct ht_obj *o, uint64_t first)
+{
+    *w = (struct ht_chunk_watch){.next = o->s->objects.watches, .o = o, .first = first};
+    o->s->objects.watches = w;
+}
+
+void ht_chunk_watch_end(struct ht_chunk_watch *w)
+{
+    struct ht_chunk_watch **p = &w->o->s->objects.watches;
+
+    while (*p != w)
+        p = &(*p)->next;
+    *p = w->next;
+}
+
+static void take_exclusive(struct ht_obj *o, struct ht_chunk *c, uint64_t index) HT_REQUIRES(HT_LOCK_STORE)
+{
+    c->exclusive = 1;
+    ht_activity_hold(c);
+    for (struct ht_chunk_watch *w = o->s->objects.watches; w; w = w->next)
+        w->taken |= w->o == o && index >= w->first;
+}
+
+bool ht_chunk_trylock_exclusive(struct ht_obj *o, struct ht_chunk *c, uint64_t index)
 {
     if (c->exclusive || c->shared)
         return false;
-    c->exclusive = 1;
-    ht_activity_hold(c);
+    take_exclusive(o, c, index);
     return true;
 }
 
-void ht_chunk_lock_exclusive(struct ht_store *s, struct ht_chunk *c)
+void ht_chunk_lock_exclusive(struct ht_obj *o, struct ht_chunk *c, uint64_t index)
 {
     while (c->exclusive || c->shared) {
         c->waiting = 1; /* the thread that gets it clears the wish; others set it again */
-        wait_chunk(s, c);
+        wait_chunk(o->s, c);
     }
     c->waiting = 0;
-    c->exclusive = 1;
-    ht_activity_hold(c);
+    take_exclusive(o, c, index);
 }
 
 static void release_shared(struct ht_store *s, struct ht_chunk *c) HT_REQUIRES(HT_LOCK_STORE)
@@ -134,20 +155,20 @@ void ht_chunk_unlock_exclusive(struct ht_obj *o, struct ht_chunk *c, uint64_t in
     end_use(o, c, index);
 }
 
-void ht_chunk_relock_exclusive(struct ht_store *s, struct ht_chunk *c)
+void ht_chunk_relock_exclusive(struct ht_obj *o, struct ht_chunk *c, uint64_t index)
 {
-    release_shared(s, c);
-    ht_chunk_lock_exclusive(s, c);
+    release_shared(o->s, c);
+    ht_chunk_lock_exclusive(o, c, index);
 }
 
-int ht_chunk_wait(struct ht_store *s, struct ht_chunk *c, pthread_cond_t *cond, uint64_t at_ns)
+int ht_chunk_wait(struct ht_obj *o, struct ht_chunk *c, uint64_t index, pthread_cond_t *cond, uint64_t at_ns)
 {
     struct ht_leaf_head *leaf = ht_chunk_leaf(c);
 
-    release_exclusive(s, c);
+    release_exclusive(o->s, c);
     leaf->users++;
-    int rc = ht_store_wait(s, cond, at_ns);
-    ht_chunk_lock_exclusive(s, c);
+    int rc = ht_store_wait(o->s, cond, at_ns);
+    ht_chunk_lock_exclusive(o, c, index);
     leaf->users--;
     return rc;
 }

@@ -181,7 +181,7 @@ static void release_in_slices(struct ht_obj *o) HT_REQUIRES(HT_LOCK_STORE)
 
     ht_chunk_for_each_from(c, o, index)
     {
-        if (ht_chunk_in_use(c) && ht_chunk_trylock_exclusive(c)) {
+        if (ht_chunk_in_use(c) && ht_chunk_trylock_exclusive(o, c, index)) {
             release_chunk(o, c, index);
             ht_chunk_unlock_exclusive(o, c, index);
         }
@@ -424,7 +424,7 @@ void ht_obj_scratch_drop(struct ht_obj *o, uint64_t first, uint64_t count)
         if (index >= end)
             break;
         if (ht_chunk_in_use(c)) {
-            ht_chunk_lock_exclusive(s, c);
+            ht_chunk_lock_exclusive(o, c, index);
             ht_chunk_drop_image(o, c, index);
             ht_chunk_prealloc_drop(o, c, 0);
             ht_chunk_install_hole(o, c, index);

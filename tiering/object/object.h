@@ -93,6 +93,7 @@ struct ht_objects {
     struct ht_list ending; /* dead objects, by touched; each holds a reference */
     unsigned ending_now;   /* those that threads have taken from the list, and free */
     bool replaying;
+    struct ht_chunk_watch *watches; /* chunk.h */
 };
 
 /* extra.c. A new object has one that is all zeros and shared. */

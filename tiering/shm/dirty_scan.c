@@ -88,7 +88,7 @@ static int note_change(struct ht_obj *o, struct ht_chunk *c, uint64_t index, uin
     struct ht_store *s = o->s;
     int rc = -EAGAIN;
 
-    ht_chunk_lock_exclusive(s, c);
+    ht_chunk_lock_exclusive(o, c, index);
     uint32_t len = ht_chunk_len(o, index);
     if (!ht_arena_is_external(s->arena, c->slot) || !len)
         rc = 0;

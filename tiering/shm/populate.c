@@ -76,7 +76,7 @@ int ht_shm_read_in(struct ht_obj *o)
         c = make_way(&all, o, index);
         if (!c)
             continue;
-        ht_chunk_lock_exclusive(s, c);
+        ht_chunk_lock_exclusive(o, c, index);
         if (may_read_here(o, c, index))
             start(&all, o, c, index);
         else

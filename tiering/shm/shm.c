@@ -150,7 +150,7 @@ static int complete(struct ht_obj *o, bool clear) HT_REQUIRES(HT_LOCK_STORE)
         struct ht_chunk *c = ht_chunk_make(o, index);
         if (!c)
             return -ENOMEM;
-        ht_chunk_lock_exclusive(o->s, c);
+        ht_chunk_lock_exclusive(o, c, index);
         int rc = o->extra->shm ? complete_chunk(o, c, index, clear) : 0;
         ht_chunk_unlock_exclusive(o, c, index);
         if (rc && !first)
@@ -254,19 +254,18 @@ static bool try_trim(struct ht_obj *o, uint64_t size) HT_REQUIRES(HT_LOCK_STORE)
 
 void ht_shm_trim(struct ht_obj *o)
 {
-    struct ht_store *s = o->s;
     bool done = false;
 
     while (!done && o->extra->shm && o->extra->shm->memory.bytes > o->size) {
         uint64_t size = o->size, behind = ht_div_up(size, ht_obj_bytes_per_chunk(o)), at = behind;
         struct ht_chunk *end = behind ? ht_chunk_find(o, behind - 1) : NULL, *held = held_behind(o, &at);
         if (held) { /* it began with a larger object, or makes it larger */
-            ht_chunk_lock_exclusive(s, held);
+            ht_chunk_lock_exclusive(o, held, at);
             ht_chunk_unlock_exclusive(o, held, at);
             continue;
         }
         if (end)
-            ht_chunk_lock_exclusive(s, end);
+            ht_chunk_lock_exclusive(o, end, behind - 1);
         done = !o->extra->shm || try_trim(o, size); /* another object may have taken its memory in between */
         if (end)
             ht_chunk_unlock_exclusive(o, end, behind - 1);

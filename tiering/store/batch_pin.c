@@ -167,7 +167,7 @@ static int take_chunk(struct ht_store *s, struct ht_batch_pin_work *w, struct ht
 
     if (!c)
         return -ENOMEM;
-    ht_chunk_lock_exclusive(s, c);
+    ht_chunk_lock_exclusive(o, c, lc->index);
     p->io.obj = o;
     p->io.chunk = c;
     p->io.index = lc->index;

@@ -111,7 +111,7 @@ static int take_source(struct ht_obj *o, uint64_t index, uint32_t n, struct ht_r
 
     if (!c)
         return ht_chunk_is_volatile(o, index) ? COPY : 0;
-    ht_chunk_lock_exclusive(o->s, c); /* so that none of its writes is in flight */
+    ht_chunk_lock_exclusive(o, c, index); /* so that none of its writes is in flight */
     const struct ht_ref *ref = ht_chunk_ref(c);
     bool newer = c->slot != HT_SLOT_NONE && ht_arena_image(o->s->arena, c->slot)->dirty;
     int rc = 0;
@@ -149,7 +149,7 @@ static int put_target_chunk(struct ht_obj *o, uint64_t index, uint32_t n, const 
 
     if (rc)
         return rc;
-    ht_chunk_lock_exclusive(s, c);
+    ht_chunk_lock_exclusive(o, c, index);
     /* Bytes after n stay; mapped memory has its bytes in place. */
     rc = ht_obj_images(o)->mapped || (n < ht_obj_bytes_per_chunk(o) && o->size > end) || is_void(s, t) ? COPY : 0;
     if (!rc && !ht_ref_pieces_fit(s, ref)) /* a copy may have fewer pieces, or is refused like any write */

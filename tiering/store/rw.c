@@ -61,7 +61,7 @@ static int hold_for_read(struct ht_obj *o, struct ht_obj_reader *r, struct ht_ch
         ht_obj_count_hit(o);
         return 0;
     }
-    ht_chunk_relock_exclusive(s, c);
+    ht_chunk_relock_exclusive(o, c, index);
     int rc = 0;
     if (c->flags & HT_CH_BAD)
         rc = -EIO;
@@ -345,7 +345,7 @@ static int write_piece(struct ht_obj *o, uint64_t index, uint32_t a, uint32_t le
     if (rc)
         return rc;
     bool late = false;
-    ht_chunk_lock_exclusive(s, c);
+    ht_chunk_lock_exclusive(o, c, index);
     rc = prepare_write(o, c, index, a, a + len);
     if (!rc) {
         uint8_t *data = ht_arena_data(s->arena, c->slot) + a;

@@ -17,6 +17,8 @@
 
 /* -------------------------------------------------------------- truncate */
 
+enum { TRIES_IN_SLICES = 3 };
+
 /* The chunk keeps its first keep bytes; the rest reads as zeros. Needs no space. Lock and chunk held. */
 static void cut_chunk(struct ht_obj *o, struct ht_chunk *c, uint64_t index, uint32_t keep) HT_REQUIRES(HT_LOCK_STORE)
 {
@@ -54,7 +56,7 @@ static void drop_chunks(struct ht_obj *o, uint64_t first, uint64_t last) HT_REQU
         if (index >= last)
             break;
         if (ht_chunk_in_use(c)) {
-            ht_chunk_lock_exclusive(s, c);
+            ht_chunk_lock_exclusive(o, c, index);
             cut_chunk(o, c, index, 0);
             ht_chunk_unlock_exclusive(o, c, index);
         }
@@ -62,8 +64,8 @@ static void drop_chunks(struct ht_obj *o, uint64_t first, uint64_t last) HT_REQU
     }
 }
 
-/* Is there nothing at or beyond size? */
-static bool is_cut(struct ht_obj *o, uint64_t size) HT_REQUIRES(HT_LOCK_STORE)
+/* Is there nothing at or beyond size? slice: releases the lock in between; NULL: does not. */
+static bool is_cut(struct ht_obj *o, uint64_t size, struct ht_slice *slice) HT_REQUIRES(HT_LOCK_STORE)
 {
     uint64_t first = size >> o->chunk_shift, index = first;
     uint32_t keep = (uint32_t)(size & (ht_obj_bytes_per_chunk(o) - 1));
@@ -77,19 +79,32 @@ static bool is_cut(struct ht_obj *o, uint64_t size) HT_REQUIRES(HT_LOCK_STORE)
             end = (uint32_t)ht_max_u64(end, ht_arena_image(o->s->arena, c->slot)->data_hi);
         if (c->exclusive || end > (index == first ? keep : 0)) /* its holder may have begun with the old size */
             return false;
+        if (slice)
+            ht_slice_next(o->s, slice);
     }
     return true;
 }
 
+/* Is it cut at this moment? In slices, if no other thread takes a chunk there meanwhile. */
+static bool is_cut_now(struct ht_obj *o, uint64_t size) HT_REQUIRES(HT_LOCK_STORE)
+{
+    struct ht_slice slice = {0};
+    struct ht_chunk_watch watch;
+
+    ht_chunk_watch_begin(&watch, o, size >> o->chunk_shift);
+    bool cut = is_cut(o, size, &slice);
+    ht_chunk_watch_end(&watch);
+    return cut && !watch.taken;
+}
+
 static void cut_object(struct ht_obj *o, uint64_t size) HT_REQUIRES(HT_LOCK_STORE)
 {
-    struct ht_store *s = o->s;
     uint32_t keep = (uint32_t)(size & (ht_obj_bytes_per_chunk(o) - 1));
     uint64_t index = size >> o->chunk_shift;
     struct ht_chunk *c = keep ? ht_chunk_find(o, index) : NULL;
 
     if (c) {
-        ht_chunk_lock_exclusive(s, c);
+        ht_chunk_lock_exclusive(o, c, index);
         cut_chunk(o, c, index, keep);
         ht_chunk_unlock_exclusive(o, c, index);
     }
@@ -100,9 +115,10 @@ static void cut_object(struct ht_obj *o, uint64_t size) HT_REQUIRES(HT_LOCK_STOR
 static int truncate_locked(struct ht_obj *o, uint64_t size) HT_REQUIRES(HT_LOCK_STORE)
 {
     /* The size comes last. If it were published before the cuts, a later growth would show bytes beyond the end. */
-    while (size < o->size) {
+    for (unsigned tries = 0; size < o->size; tries++) {
         cut_object(o, size);
-        if (is_cut(o, size))
+        /* Threads that write behind the new end all the time could make this last: then it looks without a break. */
+        if (tries < TRIES_IN_SLICES ? is_cut_now(o, size) : is_cut(o, size, NULL))
             break;
     }
     if (size == o->size)
@@ -155,7 +171,7 @@ static int zero_piece(struct ht_obj *o, uint64_t index, uint32_t a, uint32_t b) 
 
     if (!c)
         return 0;
-    ht_chunk_lock_exclusive(s, c);
+    ht_chunk_lock_exclusive(o, c, index);
     int rc = 0;
     if (c->slot != HT_SLOT_NONE || ht_chunk_ref(c)) {
         rc = ht_image_attach(o, c, index, b);

@@ -21,7 +21,7 @@ static void abort_chunk(struct ht_obj *o, struct ht_chunk *c, uint64_t index) HT
 {
     struct ht_store *s = o->s;
 
-    ht_chunk_lock_exclusive(s, c);
+    ht_chunk_lock_exclusive(o, c, index);
     ht_chunk_prealloc_drop(o, c, 0);
     bool was = ht_chunk_unpublished(c);
     bool newer = was || (c->flags & HT_CH_BAD) || ht_obj_is_volatile(o) ||

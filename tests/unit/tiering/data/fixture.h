@@ -80,7 +80,7 @@ static inline void setup(void)
     obj->size = HT_CHUNK_BYTES;
     ht_store_lock(s);
     chunk = ht_chunk_make(obj, 0);
-    ht_chunk_lock_exclusive(s, chunk);
+    ht_chunk_lock_exclusive(obj, chunk, 0);
     ht_store_unlock(s);
 }
 

@@ -55,7 +55,7 @@ static void open_shm(void)
     ck_assert_ptr_ne(map, MAP_FAILED);
     ht_store_lock(s);
     chunk = ht_chunk_make(obj, 0);
-    ht_chunk_lock_exclusive(s, chunk);
+    ht_chunk_lock_exclusive(obj, chunk, 0);
 }
 
 static void close_shm(void)
@@ -163,7 +163,7 @@ START_TEST(a_chunk_after_the_end_gets_an_image_when_the_file_grows)
 
     open_shm();
     struct ht_chunk *far = ht_chunk_make(obj, FAR);
-    ht_chunk_lock_exclusive(s, far);
+    ht_chunk_lock_exclusive(obj, far, FAR);
     ck_assert_int_eq(ht_image_attach(obj, far, FAR, 0), -EINVAL);
     ck_assert_uint_eq(far->slot, HT_SLOT_NONE);
     ck_assert_int_eq(ht_image_extend(obj, far, FAR, 100), 0);
@@ -192,7 +192,7 @@ START_TEST(eviction_spares_memory_that_programs_have)
     ht_obj_images(obj)->evict(obj);
     ck_assert_ptr_eq(ht_obj_images(obj), &ht_arena_images);
     chunk = ht_chunk_make(obj, 0);
-    ht_chunk_lock_exclusive(s, chunk);
+    ht_chunk_lock_exclusive(obj, chunk, 0);
     ck_assert_uint_eq(chunk->slot, HT_SLOT_NONE);
 }
 END_TEST
