@@ -27,7 +27,7 @@ HIDDEN = '.hitrain'
 
 THREADS = min(4, os.cpu_count() or 1)  # that transfer bytes at the same time
 PIECE_BYTES = 4 << 20
-BLOCK_BYTES = 1 << 18  # fits into a processor's cache
+BLOCK_BYTES = 1 << 20  # fits into a cache of a processor
 
 # The dtypes of files, in the words of the store.
 FILE_DTYPES = {torch.float32: 'f32', torch.bfloat16: 'bf16', torch.float16: 'f16'}
