@@ -50,6 +50,19 @@ static bool range_applied(const struct ht_range *r) HT_REQUIRES(HT_LOCK_OPTIM)
     return r->state == HT_RANGE_FAILED || (taken && (r->work & HT_WORK_UPDATE) && !(r->work & HT_WORK_LOG));
 }
 
+bool ht_opt_root_applied(const struct ht_root *root)
+{
+    ht_list_for_each(pos, &root->params) {
+        const struct ht_param *p = ht_list_entry(pos, struct ht_param, of_root);
+        for (uint64_t i = 0; i < p->shape.range_count; i++) {
+            const struct ht_range *r = ht_opt_range_find(p, i);
+            if (r && range_applied(r))
+                return true;
+        }
+    }
+    return false;
+}
+
 /* *out_running: a worker adds a gradient to a sum right now, or sums its squares. */
 static bool applied(const struct ht_param *p, bool *out_running) HT_REQUIRES(HT_LOCK_OPTIM)
 {

@@ -40,6 +40,8 @@ bool ht_opt_is_decided(const struct ht_param *p) HT_REQUIRES(HT_LOCK_OPTIM);
 
 /* ---------------------------------------------------------------- drop.c */
 
+/* No update is queued or running: has one changed a parameter in this step, or failed? */
+bool ht_opt_root_applied(const struct ht_root *root) HT_REQUIRES(HT_LOCK_OPTIM);
 /*
  * Releases the lock in between: no update runs. Waits for writes that copy, then forgets written, frozen and
  * summed bytes.

@@ -182,6 +182,14 @@ static void abort_param(struct ht_param *p) HT_REQUIRES(HT_LOCK_OPTIM)
     }
 }
 
+static void abort_counts(struct ht_root *r) HT_REQUIRES(HT_LOCK_OPTIM)
+{
+    ht_list_for_each(pos, &r->params)
+        abort_param(ht_list_entry(pos, struct ht_param, of_root));
+    r->step = r->pub_step;
+    r->undurable = 0;
+}
+
 void ht_opt_abort(void *ctx, uint64_t scope)
 {
     struct ht_optim *o = ctx;
@@ -189,12 +197,10 @@ void ht_opt_abort(void *ctx, uint64_t scope)
     lock(o);
     struct ht_root *r = ht_opt_root_find(o, scope);
     if (r) {
-        ht_list_for_each(pos, &r->params)
-            abort_param(ht_list_entry(pos, struct ht_param, of_root));
+        if (!r->redo.sparing)
+            abort_counts(r);
         r->publications++;
-        r->step = r->pub_step;
         r->config = r->published_config;
-        r->undurable = 0;
         r->redo.gap = r->redo.renamed = r->redo.full = false;
         o->words_changes++;
     }

@@ -50,6 +50,15 @@ bool ht_opt_redo_may_log(const struct ht_root *root)
         root->undurable <= HT_REDO_STEPS_MAX;
 }
 
+bool ht_opt_redo_is_current(const struct ht_root *root)
+{
+    const struct ht_redo *redo = &root->redo;
+
+    return redo->steps && root->undurable == redo->steps && redo->step[redo->steps - 1].step == root->step &&
+        root->durable_step == root->step && !redo->gap && !redo->counted && !redo->failed && !root->failure &&
+        !root->close_error;
+}
+
 void ht_opt_redo_count_heap(struct ht_root *root)
 {
     struct ht_redo *redo = &root->redo;

@@ -11,6 +11,7 @@
  *   publication  ----------> the object and its record, in the transaction of the commit            state/redo.c
  *   full step    ----------> all such objects are deleted, in the transaction that publishes all     state/redo.c
  *   mount, abort ----------> F, then the steps after it, by ordinary updates                    step/redo_replay.c
+ *   abort without an update -> as the last logged step has left them                                  step/abort.c
  *   readers      ----------> with redo_keep the last steps, also full ones         redo_hold.c, redo_read.c
  *   settings     ----------> space is set aside for the steps up to the next full one        redo_space.c
  *
@@ -66,6 +67,7 @@ struct ht_redo {
     bool full;          /* so it does because a client asked for that */
     bool counted;       /* obj and summary are of the last step, which is not durable yet: no worker runs until it is */
     bool logging;       /* the transaction of a commit that leaves parameters and state out */
+    bool sparing;       /* that of an abort that leaves them as they are */
     bool reserved;      /* log bytes for its record */
     bool making;        /* a worker makes the object */
     bool taking;        /* a worker takes of the space that is set aside: the next one finds what it left */
@@ -89,6 +91,7 @@ struct ht_redo {
     uint64_t aside_bytes; /* space of the store that is set aside for steps to come */
     uint64_t largest;     /* bytes of the largest step that was logged since the mount, or since the settings changed */
     size_t replayed;      /* steps, while replaying */
+    uint64_t replays;     /* since the mount */
     uint64_t replay_began_ns;
 };
 
@@ -111,6 +114,11 @@ bool ht_opt_redo_room(struct ht_root *root, size_t n) HT_REQUIRES(HT_LOCK_OPTIM)
 void ht_opt_redo_count_heap(struct ht_root *root) HT_REQUIRES(HT_LOCK_OPTIM);
 /* May the commit leave parameters and state out, as far as the optimizer knows? */
 bool ht_opt_redo_may_log(const struct ht_root *root) HT_REQUIRES(HT_LOCK_OPTIM);
+/*
+ * Are parameters and state those of the last logged step, but for what updates of the open step have done? Then nothing
+ * else has changed them, as far as the optimizer knows.
+ */
+bool ht_opt_redo_is_current(const struct ht_root *root) HT_REQUIRES(HT_LOCK_OPTIM);
 /* The object of the step was published, or is deleted, or aborted. */
 void ht_opt_redo_reset(struct ht_root *root) HT_REQUIRES(HT_LOCK_OPTIM);
 /* Deletes the unpublished object of the step, if there is one. Not locked. */

@@ -1,5 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* redo_read.c - durable steps of a root for readers: a header, the summary, then the bytes of the gradients. */
+/*
+ * redo_read.c - durable steps of a root for readers: a header, the summary, then the bytes of the gradients. The store
+ * reads ahead of a reader of gradients.
+ */
 #include <stdlib.h>
 
 #include "tiering/base/base.h"
@@ -13,6 +16,7 @@
 
 struct ht_optim_redo {
     struct ht_obj *obj; /* reference */
+    struct ht_obj_reader reader;
     struct ht_redo_step step;
     struct ht_redo_file head;
 };
@@ -108,6 +112,7 @@ int ht_optim_redo_open(struct ht_optim *o, uint64_t id, uint64_t step, struct ht
 
 void ht_optim_redo_close(struct ht_optim_redo *r)
 {
+    ht_obj_reader_end(&r->reader);
     ht_obj_put(r->obj);
     free(r);
 }
@@ -117,8 +122,15 @@ uint64_t ht_optim_redo_bytes(const struct ht_optim_redo *r)
     return sizeof(r->head) + r->step.bytes + r->step.at;
 }
 
+/* Bytes that were read are in the buffer already, or in an image. */
+static void copy_bytes(void *ctx, const void *bytes, size_t len)
+{
+    if (bytes != ctx)
+        memcpy(ctx, bytes, len);
+}
+
 /* One of the three parts, from an offset in it on. */
-static ssize_t read_part(const struct ht_optim_redo *r, uint64_t off, void *buf, size_t len)
+static ssize_t read_part(struct ht_optim_redo *r, uint64_t off, void *buf, size_t len)
 {
     size_t n;
 
@@ -131,7 +143,9 @@ static ssize_t read_part(const struct ht_optim_redo *r, uint64_t off, void *buf,
     if (off < r->step.bytes)
         return ht_obj_read(r->obj, r->step.at + off, buf, ht_min_u64(len, r->step.bytes - off));
     off -= r->step.bytes;
-    return off < r->step.at ? ht_obj_read(r->obj, off, buf, ht_min_u64(len, r->step.at - off)) : 0;
+    if (off >= r->step.at)
+        return 0;
+    return ht_obj_read_in_place(r->obj, &r->reader, off, buf, ht_min_u64(len, r->step.at - off), copy_bytes, buf);
 }
 
 ssize_t ht_optim_redo_read(struct ht_optim_redo *r, uint64_t off, void *buf, size_t len)

@@ -25,9 +25,9 @@ static void invalidate_whole(struct ht_param *p) HT_REQUIRES(HT_LOCK_OPTIM)
 
 /*
  * Returns when no part of the step is left to run or to write. *out_refused: it may not be taken back, and nothing has
- * happened.
+ * happened. *out_spare: no update has run since the last logged step.
  */
-static int quiesce(struct ht_root *root, struct ht_optim_steer *by, bool *out_refused)
+static int quiesce(struct ht_root *root, struct ht_optim_steer *by, bool *out_refused, bool *out_spare)
 {
     char why[HT_OPTIM_ERROR_MAX];
     struct ht_optim *o = root->o;
@@ -41,7 +41,7 @@ static int quiesce(struct ht_root *root, struct ht_optim_steer *by, bool *out_re
         ht_opt_refuse_steering(root, by, why);
         return rc;
     }
-    rc = ht_opt_stop_step(root);
+    rc = ht_opt_stop_step(root, out_spare);
     unlock(o);
     return rc;
 }
@@ -76,6 +76,29 @@ int ht_opt_take_back(struct ht_root *root, int *out_shown)
     return rc ? rc : ht_opt_redo_replay(root);
 }
 
+/*
+ * Parameters and state are as the last logged step has left them: only what is newer than the last commit goes. A
+ * change that turns up meanwhile takes the long way.
+ */
+static int take_back_rest(struct ht_root *root, int *out_shown)
+{
+    struct ht_optim *o = root->o;
+
+    lock(o);
+    root->reverting = root->redo.sparing = true;
+    unlock(o);
+    int rc = ht_scope_abort_rest(o->store, root->id);
+    *out_shown = rc ? 0 : ht_scope_shm_restore(o->store, root->id);
+    lock(o);
+    root->redo.sparing = false;
+    if (!rc)
+        ht_opt_forget_step(root);
+    root->reverting = false;
+    notify_changed(o);
+    unlock(o);
+    return rc == -EBUSY ? ht_opt_take_back(root, out_shown) : rc;
+}
+
 void ht_opt_wake_readers(struct ht_root *root)
 {
     struct ht_waiter *chain = NULL;
@@ -104,18 +127,18 @@ void ht_opt_show_all(struct ht_root *root)
 int ht_optim_abort_by(struct ht_optim *o, uint64_t id, struct ht_optim_steer *by)
 {
     struct ht_root *root;
-    bool refused;
+    bool refused, spare = false;
     int shown = 0, rc = ht_opt_step_enter(o, id, &root);
 
     if (rc)
         return rc;
-    rc = quiesce(root, by, &refused);
+    rc = quiesce(root, by, &refused, &spare);
     if (refused) {
         ht_opt_step_leave(root);
         return rc;
     }
     if (!rc)
-        rc = ht_opt_take_back(root, &shown);
+        rc = spare ? take_back_rest(root, &shown) : ht_opt_take_back(root, &shown);
     lock(o);
     if (!rc)
         root->error.text[0] = '\0'; /* whatever it was about is taken back */

@@ -433,6 +433,7 @@ int ht_opt_redo_replay(struct ht_root *root)
     bool any = root->redo.steps > 0;
     root->redo.replaying = any;
     root->redo.replayed = 0;
+    root->redo.replays += any;
     root->redo.replay_began_ns = ht_now_ns();
     unlock(root->o);
     if (!any)

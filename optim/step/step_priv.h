@@ -73,8 +73,11 @@ int ht_opt_publish_closed(struct ht_root *root) HT_EXCLUDES(HT_LOCK_OPTIM) HT_MU
 
 /* Calls fn for every parameter of the root, with a reference held. */
 void ht_opt_each_param(struct ht_root *root, void (*fn)(struct ht_param *p)) HT_REQUIRES(HT_LOCK_OPTIM);
-/* Draining, and an abort follows: no part of the step is left to run or to write, and its gradients are forgotten. */
-int ht_opt_stop_step(struct ht_root *root) HT_REQUIRES(HT_LOCK_OPTIM) HT_MUST_CHECK;
+/*
+ * Draining, and an abort follows: no part of the step is left to run or to write, and its gradients are forgotten.
+ * *out_spare: steps are logged, and no update has run since the last one.
+ */
+int ht_opt_stop_step(struct ht_root *root, bool *out_spare) HT_REQUIRES(HT_LOCK_OPTIM) HT_MUST_CHECK;
 /* The store has gone back: takes references to the objects that exist again, and ends the open step. */
 void ht_opt_forget_step(struct ht_root *root) HT_REQUIRES(HT_LOCK_OPTIM);
 /*

@@ -60,12 +60,13 @@ static void reload(struct ht_param *p) HT_REQUIRES(HT_LOCK_OPTIM)
         ht_opt_not_reserved(p, "space for its next rewrite is not reserved after the abort");
 }
 
-int ht_opt_stop_step(struct ht_root *root)
+int ht_opt_stop_step(struct ht_root *root, bool *out_spare)
 {
     ht_opt_each_param(root, ht_opt_cancel);
     int rc = ht_opt_drain(root);
     if (rc && rc != -EIO)
         return rc;
+    *out_spare = ht_opt_redo_is_current(root) && !ht_opt_root_applied(root);
     ht_opt_redo_reset(root); /* the abort takes its object back */
     ht_opt_each_param(root, ht_opt_forget_gradient);
     return 0;
@@ -82,9 +83,10 @@ void ht_opt_forget_step(struct ht_root *root)
 void ht_opt_show_full(struct ht_root *root)
 {
     struct ht_optim *o = root->o;
+    bool spare;
 
     lock(o);
-    int rc = ht_opt_stop_step(root);
+    int rc = ht_opt_stop_step(root, &spare);
     root->reverting = true;
     unlock(o);
     rc = ht_scope_abort(o->store, root->id);

@@ -213,6 +213,8 @@ def test_processes_that_wait_for_logged_steps_can_be_killed(make_store):
             f.write(str(store.daemon.pid))
         train(root, 1, STEPS)
         wanted = content(root)
+        with open(root / 'small', 'r+b') as f:
+            f.write(b'x')  # else nothing needs to be computed again
         limit(20000)
         abort = subprocess.Popen([sys.executable, '-c', ABORT, root / '.hitrain/ctl'])
         wait_for(lambda: stat(root, 'replay_steps_left') > 0, 'the replay')

@@ -11,6 +11,9 @@
 #include "tests/support/receive.h"
 #include "tests/support/recorder.h"
 #include "tests/unit/tiering/codec/content.h"
+#include "optim/state/context.h"
+#include "optim/state/redo.h"
+#include "optim/state/root.h"
 #include "tiering/base/fault.h"
 #include "tiering/base/hash.h"
 #include "tiering/api/check.h"
@@ -31,6 +34,8 @@ static const char *optimizer_of(const struct scenario_script *script)
 {
     if (script->keeps)
         return "adamw lr=0.01 weight_decay=0.1 retain=2";
+    if (script->clips)
+        return "adamw lr=0.01 weight_decay=0.1 max_grad_norm=1 redo=on durable_every=4";
     if (script->logs)
         return "adamw lr=0.01 weight_decay=0.1 redo=on durable_every=4";
     return script->accumulates ? "adamw lr=0.01 weight_decay=0.1 accumulate=2" : "adamw lr=0.01 weight_decay=0.1";
@@ -570,6 +575,17 @@ void scenario_check_logged(const struct crash_scenario *s, unsigned steps)
 
     ck_assert_int_eq(ht_optim_root_stat(s->k.optim, must_find(s, "model"), &st), 0);
     ck_assert_uint_eq(st.logged_steps, steps);
+}
+
+void scenario_check_replays(const struct crash_scenario *s, uint64_t replays)
+{
+    struct ht_optim *o = s->k.optim;
+    uint64_t id = must_find(s, "model");
+
+    lock(o);
+    uint64_t found = ht_opt_root_find(o, id)->redo.replays;
+    unlock(o);
+    ck_assert_uint_eq(found, replays);
 }
 
 void scenario_snapshot(struct crash_scenario *s, const char *name)

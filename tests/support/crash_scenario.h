@@ -28,6 +28,7 @@ struct scenario_script {
     bool accumulates; /* two gradients of each parameter make a step of its model, and the second is sparse */
     bool keeps;       /* each commit of its model keeps its step; two stay */
     bool logs;        /* steps of its model are logged; each fourth is full */
+    bool clips;       /* so are they, and updates wait for the boundary */
     bool seldom;      /* only by its name, or with HITRAIN_LONG=1 */
 };
 extern const struct scenario_script scenario_scripts[];
@@ -89,10 +90,11 @@ void scenario_model_commit(struct crash_scenario *s);
 /* Work and an asynchronous step; during may come before or after the end of the step. */
 void scenario_model_async(struct crash_scenario *s, unsigned step, void (*during)(struct crash_scenario *s));
 void scenario_model_abort(struct crash_scenario *s);
-void scenario_model_commit_full(struct crash_scenario *s);                  /* leaves no logged steps */
-void scenario_write_param(struct crash_scenario *s, float value);           /* one element, as a client does it */
-void scenario_check_logged(const struct crash_scenario *s, unsigned steps); /* so many logged steps are durable */
-void scenario_snapshot(struct crash_scenario *s, const char *name);         /* NULL: under its number */
+void scenario_check_replays(const struct crash_scenario *s, uint64_t replays); /* so many since the mount */
+void scenario_model_commit_full(struct crash_scenario *s);                     /* leaves no logged steps */
+void scenario_write_param(struct crash_scenario *s, float value);              /* one element, as a client does it */
+void scenario_check_logged(const struct crash_scenario *s, unsigned steps);    /* so many logged steps are durable */
+void scenario_snapshot(struct crash_scenario *s, const char *name);            /* NULL: under its number */
 void scenario_digest(struct crash_scenario *s, const char *step); /* notes one; durable with the next commit */
 /* The kept step becomes a model of its own, which belongs to the group of the model; it takes a step. */
 void scenario_clone_kept(struct crash_scenario *s, const char *step);

@@ -440,6 +440,19 @@ static void logged_steps(struct crash_scenario *s)
     step_and_check(s, 7, 1);
 }
 
+/* Aborts before a boundary, where updates wait for it: nothing is computed again, and the logged steps go on. */
+static void aborts_without_updates(struct crash_scenario *s)
+{
+    scenario_work(s, 4);
+    scenario_writeback(s);
+    scenario_model_abort(s);
+    scenario_write(s, "a", 3, 0, SMALL);
+    scenario_fsync(s, "a");
+    step_and_check(s, 5, 3);
+    scenario_model_abort(s);
+    scenario_check_replays(s, 0);
+}
+
 /* Writes of a parameter between steps, and during one, make the next commit full. */
 static void writes_between_logged_steps(struct crash_scenario *s)
 {
@@ -832,6 +845,7 @@ const struct scenario_script scenario_scripts[] = {
     {"redo", {"model", "a"}, 512, 1, logged_model, logged_steps, .logs = true},
     {"redo-write", {"model", "a"}, 4096, 1, logged_model, writes_between_logged_steps, .logs = true},
     {"redo-mount", {"model", "a"}, 512, 1, logged_model, replays, .logs = true},
+    {"redo-abort", {"model", "a"}, 512, 1, logged_model, aborts_without_updates, .logs = true, .clips = true},
     {"two-redo", {"model", "a"}, 4096, 2, logged_model, logged_steps, .logs = true},
     {"two-redo-write", {"model", "a"}, 512, 2, logged_model, writes_between_logged_steps, .logs = true, .seldom = true},
     {"two-redo-mount", {"model", "a"}, 4096, 2, logged_model, replays, .logs = true, .seldom = true},

@@ -109,6 +109,12 @@ int ht_store_mark_redo(struct ht_store *s) HT_MUST_CHECK;
  */
 int ht_scope_abort(struct ht_store *s, uint64_t scope) HT_MUST_CHECK;
 /*
+ * The same without derived objects, after ht_scope_commit_rest: the caller knows that no batch pin has changed them
+ * since, and its clients know that they stay. -EBUSY, with nothing done: as for that, or stores into shared memory
+ * cannot be found out.
+ */
+int ht_scope_abort_rest(struct ht_store *s, uint64_t scope) HT_MUST_CHECK;
+/*
  * Ends a scope in a transaction of the caller, which has put its own part into tx. Each client forgets the scope,
  * in the order of a commit; then everything unpublished of its objects goes into tx, also what the clients deleted. The
  * caller holds no lock of a client.

@@ -92,7 +92,7 @@ static void let_changes_in(struct ht_store *s, struct ht_scope *sc) HT_REQUIRES(
  * Needs no memory: the caller has restored the names already, and must get through. Each object goes to the end of the
  * list before the lock may be released. So as many visits as there were objects at the beginning reach every object.
  */
-void ht_scope_abort_objects(struct ht_store *s, uint64_t scope)
+void ht_scope_abort_objects(struct ht_store *s, uint64_t scope, bool rest)
 {
     size_t left = 0;
 
@@ -108,6 +108,8 @@ void ht_scope_abort_objects(struct ht_store *s, uint64_t scope)
         struct ht_obj *o = ht_list_entry(sc->touched.next, struct ht_obj, touched);
         ht_list_del(&o->touched);
         ht_list_add_tail(&sc->touched, &o->touched);
+        if (rest && o->extra->derived)
+            continue;
         o->refs++;
         abort_object(o);
         ht_obj_put_locked(o);

@@ -293,21 +293,44 @@ void ht_scope_end(struct ht_store *s, uint64_t scope, enum ht_scope_end how, str
     ht_store_unlock(s);
 }
 
-int ht_scope_abort(struct ht_store *s, uint64_t scope)
+static void abort_in_tx(struct ht_store *s, uint64_t scope, bool rest) HT_REQUIRES(HT_LOCK_TX)
 {
     const struct ht_txn *t = s->txn;
+
+    for (unsigned i = 0; i < t->clients; i++)
+        if (t->client[i].abort)
+            t->client[i].abort(t->client[i].ctx, scope);
+    /* Still inside the transaction, so that no thread makes an object between the names and the content. */
+    ht_scope_abort_objects(s, scope, rest);
+}
+
+int ht_scope_abort(struct ht_store *s, uint64_t scope)
+{
     struct ht_tx *tx;
 
     assert(scope);
     int rc = ht_tx_begin(s, 0, &tx);
     if (rc)
         return rc;
-    for (unsigned i = 0; i < t->clients; i++)
-        if (t->client[i].abort)
-            t->client[i].abort(t->client[i].ctx, scope);
-    /* Still inside the transaction, so that no thread makes an object between the names and the content. */
-    ht_scope_abort_objects(s, scope);
+    abort_in_tx(s, scope, false);
     return ht_tx_commit(tx, NULL);
+}
+
+int ht_scope_abort_rest(struct ht_store *s, uint64_t scope)
+{
+    struct ht_tx *tx;
+
+    assert(scope);
+    if (ht_shm_scan_scope(s, scope)) /* stores of programs are changes, too */
+        return -EBUSY;
+    int rc = ht_tx_begin(s, 0, &tx);
+    if (rc)
+        return rc;
+    bool edited = ht_scope_edited(s, scope);
+    if (!edited)
+        abort_in_tx(s, scope, true);
+    rc = ht_tx_commit(tx, NULL);
+    return rc ? rc : edited ? -EBUSY : 0;
 }
 
 int ht_kept_end(struct ht_store *s, uint64_t kept, size_t bytes, uint64_t *out_lsn)

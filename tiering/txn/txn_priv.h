@@ -51,8 +51,9 @@ void ht_tx_log_failed(struct ht_store *s, int error);
 size_t ht_scope_pending_object_bytes(struct ht_store *s, uint64_t scope, bool rest);
 /*
  * abort.c: restores the published content and sizes of the scope's objects. Inside a transaction; waits for chunks.
+ * rest: without derived objects.
  */
-void ht_scope_abort_objects(struct ht_store *s, uint64_t scope);
+void ht_scope_abort_objects(struct ht_store *s, uint64_t scope, bool rest);
 
 /* --------------------------------------------------------------- records */
 

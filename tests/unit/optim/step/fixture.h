@@ -394,6 +394,24 @@ static inline void fixture_send_most(struct fixture *w, unsigned step)
             fixture_send(w, i, step, 0);
 }
 
+/* Content that leaves so many bytes free, about. */
+static inline struct ht_obj *fixture_fill(struct fixture *w, uint64_t leave)
+{
+    struct ht_obj_attr attr = {.oid = ht_store_new_id(w->s), .chunk_bytes = HT_CHUNK_BYTES};
+    uint8_t *bytes = calloc(1, MIB);
+    struct ht_obj *filler;
+    uint64_t off = 0;
+
+    ck_assert_int_eq(ht_obj_create(w->s, &attr, &filler), 0);
+    for (size_t len = MIB; len >= 4096; len /= 2) {
+        memset(bytes, (int)(off >> 12) + 1, MIB);
+        while (ht_store_available(w->s) >= leave + len && ht_obj_write(filler, off, bytes, len) == (ssize_t)len)
+            off += len;
+    }
+    free(bytes);
+    return filler;
+}
+
 static inline void fixture_train(struct fixture *w, unsigned first, unsigned last)
 {
     for (unsigned step = first; step <= last; step++) {

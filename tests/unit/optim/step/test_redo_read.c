@@ -422,24 +422,6 @@ START_TEST(a_full_store_gives_up_kept_steps)
 }
 END_TEST
 
-/* Content that takes all space but that set aside. */
-static struct ht_obj *fill_store(void)
-{
-    struct ht_obj_attr attr = {.oid = ht_store_new_id(w.s), .chunk_bytes = HT_CHUNK_BYTES};
-    uint8_t *bytes = calloc(1, MIB);
-    struct ht_obj *filler;
-    uint64_t off = 0;
-
-    ck_assert_int_eq(ht_obj_create(w.s, &attr, &filler), 0);
-    for (size_t len = MIB; len >= 4096; len /= 2) {
-        memset(bytes, (int)(off >> 12) + 1, MIB);
-        while (ht_obj_write(filler, off, bytes, len) == (ssize_t)len)
-            off += len;
-    }
-    free(bytes);
-    return filler;
-}
-
 /* A store full of kept steps takes the gradient, and the state, of a new parameter. */
 START_TEST(kept_steps_are_given_up_before_a_gradient_is_refused)
 {
@@ -524,7 +506,7 @@ START_TEST(workers_share_the_space_that_is_set_aside)
     given_up_count = 0;
     fixture_begin_mixed(&w, keeps, 2);
     fixture_train(&w, 1, 12);
-    struct ht_obj *filler = fill_store();
+    struct ht_obj *filler = fixture_fill(&w, 0);
     struct ht_root *root = ht_opt_root_get(w.o, ROOT);
     uint64_t part = fixture_stat(&w).redo_reserved_bytes / TAKERS / 4096 * 4096;
     ck_assert_uint_gt(part, 0);
