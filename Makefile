@@ -66,8 +66,8 @@
 ##              cent of the ideal, and the targets; 10 minutes, 5 with RUNS=1; build/bench/plan.jsonl
 ##   bench-step optimizer steps in the store, beside clients outside it and fio, on a device of known speed; bytes as the
 ##              device counts them; 10 minutes; all figures into build/bench/step.jsonl. DEVICES=2: only stores of two
-##              devices, of equal and of different speed; 6 minutes. REDO=1: only steps that are durable by their gradients;
-##              10 minutes with RUNS=1
+##              devices, of equal and of different speed; 6 minutes. REDO=1: only steps that are durable by their gradients,
+##              and a second store that follows them; 14 minutes with RUNS=1
 ##   bench-overlap
 ##              training steps that end with `step async` beside `step`, at three ratios of device time to computation; 3 minutes;
 ##              --elements=100663296 with bench/overlap.py is the full size; build/bench/overlap.jsonl

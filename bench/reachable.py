@@ -65,6 +65,16 @@ def least_seconds(trace, memory, rate):
     return best[len(step)]
 
 
+def logged_over_plain(moved, gradient, resident, durable_every, backward):
+    """The least time of a step that logs its gradients, over that of one that does not; all per parameter.
+
+    Memory keeps this part of `moved`, which is written every so many steps; the rest is read and written in each step. Gradients
+    are written once. backward: so many bytes can be written while gradients are computed.
+    """
+    plain = moved * (1 - resident) + moved * resident / durable_every
+    return max(plain + gradient, backward) / max(plain, backward)
+
+
 def clipped_over_plain(memory_bytes, moved, gradient):
     """The least time of a step that clips, over the device's time for `moved` bytes each way; all per parameter.
 

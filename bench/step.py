@@ -65,11 +65,11 @@ PAIRS = [(Case(name, resident, 1, 3, gradients=gradients), Case(f'{name}, clippe
 
 
 class Device:
-    def __init__(self, folder, size, limit):
+    def __init__(self, folder, size, limit, name='hitrain-bench'):
         self.path = make_loop_device(folder / 'image', size)
         atexit.register(run, 'losetup', '--detach', self.path)
         self.limit = limit
-        self.group = SpeedLimit(self.path, name='hitrain-bench')
+        self.group = SpeedLimit(self.path, name=name)
         atexit.register(self.group.remove)
 
     def slow(self, on):
@@ -305,6 +305,7 @@ def parse_args():
     p.add_argument('--devices', action='store_true', help='only stores of two devices')
     p.add_argument('--options', action='append', default=[], help='an option of the mount, with --devices')
     p.add_argument('--redo', action='store_true', help='only steps that are durable by their gradients (redo=on)')
+    p.add_argument('--follow', action='store_true', help='of these only a second store that follows them')
     p.add_argument('--pairs', action='store_true', help='only steps with and without clipping')
     return p.parse_args()
 
@@ -356,7 +357,7 @@ def main():
         import step_devices  # it uses this file
         step_devices.main(args, folder, out.with_name('step_devices.jsonl'))
         return
-    if args.redo:
+    if args.redo or args.follow:
         import step_redo  # it uses this file
         step_redo.main(args, folder, out.with_name('step_redo.jsonl'))
         return

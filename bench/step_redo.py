@@ -4,7 +4,8 @@
 step.py runs it with --redo (`make bench-step REDO=1`). AdamW on f32 and on bf16 parameters; everything resident, and half of
 parameters and state. The trainer takes as long for its gradients as the device needs to write them, as a backward pass does. Then the
 daemon is killed before a full step, and the steps that the next mount computes again are timed. The first of these
-also reads parameters and state, so the others count: an ordinary step has these in memory.
+also reads parameters and state, so the others count: an ordinary step has these in memory. At last a second store follows
+logged steps (step_follow.py).
 """
 import json
 import os
@@ -12,6 +13,8 @@ import statistics
 import time
 
 from common import check_elements, wait_for
+import step_follow
+from reachable import logged_over_plain
 from step import FILES, KEPT_SHARE, MIB, Device, Store
 
 EVERY = 16
@@ -116,6 +119,12 @@ class Bench:
                     statistics.median(r['written'] for r in found[LOGGED]), 'B', bytes_max * 1.02 if part == 'all' else None)
         ratio = statistics.median(a['step_s'] / b['step_s'] for a, b in zip(found[LOGGED], found[PLAIN]))
         self.figure(who, 'a step by its gradients over one of every 16th', ratio, '', TIME_MAX[part])
+        if part == 'half':
+            gradient = self.store.element_bytes
+            bound = logged_over_plain(CONTENT_BYTES, gradient, 0.5, EVERY, BACKWARD * gradient)
+            self.figure(who, 'the least that the bytes of both allow', bound, '')
+            self.figure(who, 'written for each parameter and step, every 16th durable',
+                        statistics.median(r['written'] for r in found[PLAIN]), 'B')
         late = statistics.median((a['boundary_s'] - b['boundary_s']) * 1000 for a, b in zip(found[LOGGED], found[PLAIN]))
         if part == 'all':
             self.figure(who, 'boundary by gradients, later than without', late, 'ms', LATENCY_MS_MAX)
@@ -141,6 +150,9 @@ def main(args, folder, out):
     bench = Bench(args, folder)
     print(f'bench-step, logged steps: {args.elements / 1e6:.0f} million parameters, AdamW, {args.runs} runs, device limited to '
           f'{args.limit / MIB:.0f} MiB/s each way', flush=True)
-    bench.run_all()
+    if not args.follow:
+        bench.run_all()
+        bench.store.stop()
+    step_follow.run_all(bench, folder)
     out.write_text(''.join(json.dumps(r) + '\n' for r in bench.rows))
     print(f'  all figures: {out}')

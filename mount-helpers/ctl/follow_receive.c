@@ -2,7 +2,7 @@
 /*
  * follow_receive.c - the receiver of `hitrainctl follow`: computes each step of a stream in a copy of the model. A step
  * and the place in the stream, an attribute of the root, are in one commit. An abort takes back a step that did
- * not end.
+ * not end. A feeder reads the stream on while a step is committed.
  */
 #include "mount-helpers/ctl/follow.h"
 
@@ -16,6 +16,7 @@
 #include <unistd.h>
 
 #include "mount-helpers/common/text.h"
+#include "mount-helpers/ctl/feeder.h"
 #include "mount-helpers/ctl/kept.h"
 #include "tiering/base/json.h"
 #include <hitrain/limits.h>
@@ -47,20 +48,8 @@ struct receiver {
     uint64_t received, bytes, from, newest;
     bool json, terminal, ended;
     struct ht_follow_file file; /* that is being written */
+    struct ht_feeder *feeder;
 };
-
-static ssize_t get(void *ctx, void *data, size_t len)
-{
-    (void)ctx;
-    for (;;) {
-        ssize_t n;
-        if (ht_follow_stopped())
-            return -EINTR;
-        n = read(STDIN_FILENO, data, len);
-        if (n >= 0 || errno != EINTR)
-            return n < 0 ? -errno : n;
-    }
-}
 
 /* ----------------------------------------------------------------- commands */
 
@@ -270,7 +259,10 @@ static int begin(struct receiver *q)
 
     if (rc < 0)
         return rc;
-    rc = ht_follow_reader_begin(&q->r, get, NULL);
+    rc = ht_feeder_begin(ht_follow_stopped, &q->feeder);
+    if (rc < 0)
+        return ht_cmd_explain(q->path, rc);
+    rc = ht_follow_reader_begin(&q->r, ht_feeder_get, q->feeder);
     if (rc < 0) {
         ht_error("%s: nothing is received: %s", q->path, q->r.in.why);
         return rc;
@@ -601,6 +593,7 @@ int ht_follow_receive(const char *path, const struct ht_cmd_options *o)
     if (begun)
         ht_info("%s: received %llu %s, from step %llu to step %llu", path, (unsigned long long)q.received,
                 ht_plural(q.received, "step"), (unsigned long long)q.from, (unsigned long long)q.step);
+    ht_feeder_end(q.feeder);
     ht_follow_reader_free(&q.r);
     if (q.ctl >= 0)
         close(q.ctl);

@@ -3,6 +3,7 @@
 import fcntl
 import json
 import os
+import select
 import signal
 import struct
 import subprocess
@@ -11,7 +12,7 @@ import termios
 import pytest
 
 from calls import rename, sync
-from conftest import BIN, SECONDS_MAX, run, wait_for
+from conftest import BIN, MIB, SECONDS_MAX, run, wait_for
 from test_logged_steps import REDO, figures, train
 from test_roots import command, put_gradient, random, word
 from test_step_streams import content, make_model, receive, send
@@ -19,6 +20,7 @@ from test_step_streams import content, make_model, receive, send
 FILES = 'w', 'deep/v'
 WHERE = 'user.hitrain-follow'
 RENAME_EXCHANGE = 2
+HEADER_BYTES, PART_BYTES = 64, 4096
 
 
 @pytest.fixture
@@ -101,6 +103,32 @@ def test_a_copy_follows_to_the_same_bits(stores, dtype):
     for r in (root, other):
         train(r, 999, dtype)
     assert same(root, other)
+
+
+def test_a_stream_comes_on_while_the_copy_is_busy(stores):
+    """Its store answers nothing for a while, and the sender gets rid of all that it has."""
+    pair, (a, b) = stores
+    root, other = start(a, b)
+    for n in range(3, 7):
+        train(root, n)
+    data = stream(root, '--from=base')
+    assert len(data) > 8 * MIB
+    come, go = os.pipe()
+    with os.fdopen(go, 'wb', buffering=0) as pipe:
+        at = receiver(other, come)
+        os.close(come)
+        pipe.write(data[:HEADER_BYTES])
+        wait_for(lambda: WHERE in os.listxattr(other), 'the receiver has begun')
+        pair[1].daemon.send_signal(signal.SIGSTOP)
+        try:
+            os.set_blocking(go, False)
+            left = memoryview(data)[HEADER_BYTES:]
+            while left and select.select([], [pipe], [], SECONDS_MAX)[1]:
+                left = left[pipe.write(left[:PART_BYTES]) or 0:]
+        finally:
+            pair[1].daemon.send_signal(signal.SIGCONT)
+        assert not left
+    assert at.wait(SECONDS_MAX) == 0 and same(root, other), at.stderr.read()
 
 
 @pytest.mark.parametrize('dtype', ['f32', 'bf16'])
