@@ -82,6 +82,9 @@ class MappedFile(ParameterFile):
     def flush(self) -> None:
         """When this returns the store has all values that were stored through the tensor."""
         self.attach()
+        self.flush_pages()
+
+    def flush_pages(self) -> None:
         with self._opened() as fd:
             self._flush(fd)
 

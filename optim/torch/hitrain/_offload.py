@@ -2,6 +2,7 @@
 """Train what does not fit: parameters lie in the store, and are in memory while a block needs them.
 
 docs/offload.md describes it for users; _mapped.py has the memory of a parameter and _residency.py the order."""
+import contextlib
 import functools
 import itertools
 import os
@@ -280,6 +281,12 @@ class Offloaded(Optimizer):
         self._bucket = {}
         if self._residency:
             self._residency.step_ended(lambda f: f in left)
+
+    def _restore(self, wholly: bool, unread: bool, begun: bool) -> Dict[str, Any]:
+        with contextlib.suppress(OSError):  # of a dead mount
+            for f in self._mapped():
+                f.flush_pages()  # what the kernel has not written yet would come to the store after the abort
+        return super()._restore(wholly, unread, begun)
 
     def _read_back(self, reread: bool, made: Iterable[str] = ()) -> List[str]:
         self._left.update(dict.fromkeys(self._parameter_files()))  # on all ranks
