@@ -29,6 +29,7 @@
 ##   lint       include directions, headers compile alone, names, formatting, sizes, shell scripts, SPDX lines, lock types, held locks, `make deps all`;
 ##              circles of calls where something is built
 ##   format     rewrite all C files as .clang-format and tests/lint/layout.py say
+##   check-gpu  hitrain.offload on a GPU; says so and ends well where there is none. GPU_PYTHON= is a Python whose PyTorch sees the GPU
 ##   races      tests of a real mount with a daemon that ThreadSanitizer watches (part of check-long)
 ##   coverage   lines that unit, crash, mounted and PyTorch tests run, by folder, and the functions that none runs, into
 ##              build/coverage/report.txt; TEST= selects some; 12 minutes
@@ -74,6 +75,8 @@
 ##   bench-steps
 ##              what kept steps cost: time and bytes of keeping each step, rollback and clone beside a mount, memory, send and receive
 ##              beside device and pipe; 10 minutes; build/bench/steps.jsonl. ELEMENTS=16777216 STEPS=2 RUNS=1: 1 minute
+##   bench-gpu  rates of copies to and from a GPU, and a step with offload() beside one all in the GPU; skipped where none is;
+##              build/bench/gpu.jsonl
 ##   bench-fit  training what does not fit: offload() in an eighth of its memory beside all in memory, recomputation, XFS and
 ##              DeepSpeed, and the bound of the device; DTYPE=bf16, WIDTH= and BLOCKS= of the GPT; build/bench/fit.jsonl
 ##   profile    sample the daemon with perf during 20 s of training; report and flame graph into build/profile
@@ -367,6 +370,14 @@ deps:
 
 check: deps
 	@$(runner) check
+# Skipped where no GPU is, before anything is built.
+GPU_PYTHON ?= $(PYTHON)
+.PHONY: check-gpu bench-gpu
+check-gpu:
+	@$(GPU_PYTHON) tests/tools/gpu.py $@ sh -c '$(MAKE) --no-print-directory all && \
+		exec $(GPU_PYTHON) -m pytest -q -p no:cacheprovider tests/gpu'
+bench-gpu:
+	@$(GPU_PYTHON) tests/tools/gpu.py $@ sh -c '$(MAKE) --no-print-directory all && exec $(GPU_PYTHON) bench/gpu.py $(if $(RUNS),--runs $(RUNS))'
 check-long: deps
 	@HITRAIN_LONG=1 $(runner) check-long
 check-ecosystem:

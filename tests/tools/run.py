@@ -37,7 +37,7 @@ RACES = ['test_mixed_load.py', 'test_stress.py', 'test_concurrency.py', 'test_sc
 ALONE = ['test_passthrough.py', 'test_memory.py', 'test_posix_names.py', 'test_dump.py', 'test_errors.py']
 # Tests of the client that run with the newest PyTorch, too.
 TORCH_2 = ['test_torch_client.py', 'test_torch_contract.py', 'test_torch_gradients.py', 'test_torch_async.py', 'test_torch_checkpoint.py',
-           'test_torch_offload.py', 'test_torch_activations.py', 'test_torch_microbatches.py', 'test_torch_transfers.py']
+           'test_torch_offload.py', 'test_torch_activations.py', 'test_torch_microbatches.py', 'test_torch_transfers.py', 'test_torch_device.py']
 # Tests that take longest begin first, so that none runs on alone while processors are idle.
 LONGEST = ['test_repair', 'test_points', 'test_every_nth', 'test_keeping', 'test_flush', 'test_silent', 'test_pipeline', 'test_step',
            'test_master', 'test_dir', 'test_hold', 'crash_small', 'crash_step', 'crash_damage',

@@ -16,6 +16,7 @@ from torch import nn
 
 from hitrain import optim
 from hitrain._activations import Activations
+from hitrain._device import Copies, DeviceFile, gpu_of
 from hitrain._empty import Filler, Weights, init_empty
 from hitrain._files import ParameterFile
 from hitrain._mapped import MappedFile, can_be_mapped
@@ -43,8 +44,8 @@ REFUSED = {
 def offload(model: nn.Module, root: 'os.PathLike[str] | str', optimizer: Union[str, Type[Optimizer]] = 'adamw', *, keep: int,
             blocks: Optional[Iterable[nn.Module]] = None, weights: Optional[Weights] = None,
             init: Optional[Callable[[nn.Module], Any]] = None, params: Union[None, Iterable[Any], Callable[[nn.Module], Iterable[Any]]] = None,
-            resume: bool = False, activations: Union[None, int, str] = None, shard: Optional[Shard] = None, group: Any = None,
-            **options: Any) -> Optimizer:
+            resume: bool = False, activations: Union[None, int, str] = None, device: Union[None, str, torch.device] = None,
+            shard: Optional[Shard] = None, group: Any = None, **options: Any) -> Optimizer:
     """Moves the parameters of a model into the store, in place, and returns their optimizer. The loop of training stays as it is.
 
     keep      bytes of parameters that are in memory at a time. Two blocks at least let one be read while the other computes
@@ -59,6 +60,8 @@ def offload(model: nn.Module, root: 'os.PathLike[str] | str', optimizer: Union[s
     resume    the values are in the store already, and the model may be one of init_empty()
     activations  bytes of tensors saved for backward that stay in memory; older ones go to the store. 'auto': as many as the store cannot
               take in the time of the forward. Default: all stay. Needs PyTorch 2
+    device    a GPU that computes: `keep` bytes of parameters are on it. Buffers go there, and activations stay there. The model itself is given
+              in the memory of the CPU, or as one of init_empty(). Default: the CPU computes
     shard     this process is one of several, each of which offloads the same model to the same root and runs batches of its own. A step
               has the mean of their gradients. All ranks call backward(), step() and zero_grad() alike
     group     with a shard: the process group of its ranks, which takes tensors of the CPU; default: that of all processes
@@ -75,6 +78,7 @@ def offload(model: nn.Module, root: 'os.PathLike[str] | str', optimizer: Union[s
         raise ValueError(f'activations= needs PyTorch 2.1 or newer, and this is {torch.__version__}')
     if shard and shard.world > 1:
         check_group(shard, group)
+    copies = _copies_of(device, activations, shard)
     _check_model(model)
     filler = Filler(model, None if resume else weights, init)
     try:
@@ -84,7 +88,7 @@ def offload(model: nn.Module, root: 'os.PathLike[str] | str', optimizer: Union[s
         _check_keep(units, keep)
         groups = list(params(model) if callable(params) else params or model.named_parameters())
         groups = _with_frozen(model, groups)
-        made = _class_of(kind)(model, groups, root, units, keep, filler, group, resume=resume, shard=shard if shard and shard.world > 1 else None, **options)
+        made = _class_of(kind)(model, groups, root, units, keep, filler, group, copies, resume=resume, shard=shard if shard and shard.world > 1 else None, **options)
     except BaseException:
         filler.take_back()
         raise
@@ -99,6 +103,10 @@ def offload(model: nn.Module, root: 'os.PathLike[str] | str', optimizer: Union[s
 
 def materialize(model: nn.Module, names: Iterable[str]) -> Dict[str, torch.Tensor]:
     """Copies of single parameters, in memory of their own, by name. KeyError: the model has none of that name."""
+    known = _OPTIMIZERS.get(model)
+    optimizer = known() if known else None
+    if optimizer is not None:
+        optimizer._rest()
     held = {f'{prefix}.{name}' if prefix else name: p for prefix, module in model.named_modules() for name, p in module._parameters.items()}
     return {name: held[name].detach().clone() for name in names}
 
@@ -132,7 +140,7 @@ class Offloaded(Optimizer):
     _under = 'offload() does not work under {}: it reduces gradients after backward has sent them. Pass shard= to offload() instead'
 
     def __init__(self, model: nn.Module, params: Iterable[Any], root: 'os.PathLike[str] | str', units: List[Tuple[str, nn.Module, List[nn.Parameter]]],
-                 keep: int, filler: Filler, group: Any, *args: Any, resume: bool = False, **options: Any) -> None:
+                 keep: int, filler: Filler, group: Any, copies: Optional[Copies], *args: Any, resume: bool = False, **options: Any) -> None:
         self._fill = None if resume else filler.fill
         self._was_empty = filler.made
         self._residency: Any = None  # Residency, once the model is attached
@@ -143,7 +151,10 @@ class Offloaded(Optimizer):
         self._left: Dict[ParameterFile, None] = {}  # whose gradients of this step were sent
         self._turns: Optional[Turns] = None  # of micro-batches, while they run
         self._group = group
-        self._bucket: Dict[ParameterFile, None] = {}  # whose gradients are to be reduced
+        self._copies = copies  # of a GPU
+        self._on_device = self._has_copies = False  # the tensors; and parameters on the device
+        self._in_backward_of_device = False
+        self._bucket: Dict[ParameterFile, None] = {}  # whose gradients are to be reduced, or on their way from the device
         self._originals: List[Tuple[torch.Tensor, torch.Tensor]] = []  # with a shard, until all ranks have the model
         super().__init__(params, root, *args, overlap=True, resume=resume, **options)
         self._originals = []
@@ -203,6 +214,8 @@ class Offloaded(Optimizer):
         try:
             if self._residency:
                 self._residency.close()
+            if os.getpid() == self._pid:
+                self._rest()
             if self._activations:
                 self._activations.close()
         finally:
@@ -219,9 +232,13 @@ class Offloaded(Optimizer):
         if not can_be_mapped(p):
             if self._fill:
                 self._fill(p)
+            if self._copies:
+                p.data = p.data.to(self._copies.device)
             return super()._file_of(name, p, dtype, grad_dtype, part)
         if self._shard:
             self._originals.append((p, p.data))
+        if self._copies:
+            return DeviceFile(self._copies, self.root, name, p, grad_dtype, self._fill)
         return MappedFile(self.root, name, p, grad_dtype, self._fill)
 
     def _packs_of(self, group: Dict[str, Any]) -> Dict[str, List[Place]]:
@@ -257,7 +274,7 @@ class Offloaded(Optimizer):
     # -- steps --
 
     def _offer(self, ends: bool) -> Dict[str, Any]:
-        if self._shard:
+        if self._shard or self._copies:
             self._bucket.update((f, None) for f in self._parameter_files() if f.has_gradient())  # of blocks that run twice
             self._send_bucket()
         return super()._offer(ends)
@@ -279,6 +296,7 @@ class Offloaded(Optimizer):
         super()._begin_at(step)
         left, self._left = self._left, {}
         self._bucket = {}
+        self._rest()
         if self._residency:
             self._residency.step_ended(lambda f: f in left)
 
@@ -290,6 +308,7 @@ class Offloaded(Optimizer):
 
     def _read_back(self, reread: bool, made: Iterable[str] = ()) -> List[str]:
         self._left.update(dict.fromkeys(self._parameter_files()))  # on all ranks
+        self._rest(discard=True)
         return super()._read_back(reread, made)
 
     def _gradient_ready(self, f: ParameterFile) -> None:
@@ -301,7 +320,7 @@ class Offloaded(Optimizer):
         if f.tensor.grad is not None and f.tensor.grad.requires_grad and not self._holding:
             raise RuntimeError(f'backward(create_graph=True) keeps the gradient of {f.name} for another backward, but an offloaded model '
                                'sends gradients as they arise: wrap all backwards but the last in hold_gradients()')
-        if self._shard:
+        if self._shard or self._copies:
             self._collect(f)
             return
         sent = f.sent
@@ -316,17 +335,34 @@ class Offloaded(Optimizer):
             self._refuse_reducers()
             self._check_room(f)
             f.check_gradient()
+            if isinstance(f, DeviceFile):
+                f.fetch_gradient()
             self._bucket[f] = None
-            if sum(g.tensor.numel() * g.tensor.element_size() for g in self._bucket) >= BUCKET_BYTES:
-                self._send_bucket()
-        torch.autograd.Variable._execution_engine.queue_callback(self._backward_ended)
+            self._send_bucket(BUCKET_BYTES)
+        _when_backward_ends(self._backward_ended)
 
     def _backward_ended(self) -> None:
         with self._whole_step():
             self._send_bucket()
 
+    def _send_bucket(self, most: int = 0) -> None:
+        """Sends the oldest gradients that exceed so many bytes; with a shard all, when they do."""
+        held = sum(f.tensor.numel() * f.tensor.element_size() for f in self._bucket)
+        if self._shard:
+            if held >= most:
+                self._send_together()
+            return
+        for f in list(self._bucket):
+            if held < most:
+                return
+            held -= f.tensor.numel() * f.tensor.element_size()
+            del self._bucket[f]
+            if f.has_gradient():
+                self._send_whole(f)
+                f.clear_gradient()
+
     @torch.no_grad()
-    def _send_bucket(self) -> None:
+    def _send_together(self) -> None:
         """All ranks reduce the same gradients. All have left the meeting before any of their parts is sent, so the parts of a gradient
         are there before those of the next gradient of the parameter, and before the end of the step."""
         files, self._bucket = [f for f in self._bucket if f.has_gradient()], {}
@@ -403,6 +439,8 @@ class Offloaded(Optimizer):
         for module in model.modules():
             module.__dict__['_apply'] = functools.partial(_apply_nothing, module, type(model).__name__)
             self._own_apply.append(module)
+        if self._copies:
+            self._attach_device(model)
         _OPTIMIZERS[model] = mine
 
     def _save_activations(self, model: nn.Module, keep: Union[int, str]) -> None:
@@ -462,16 +500,74 @@ class Offloaded(Optimizer):
                 raise RuntimeError(f'{f.name} of the offloaded model was replaced by another tensor: change its values in place')
             if os.getpid() == self._pid:
                 f.attach()
+        self._use_device()
+        self._in_backward_of_device &= recomputed
         self._residency.enter(unit, recomputed=recomputed, counts=not self._turns or self._turns.is_first)
+        self._wait_for_copies(unit)
 
     def _before_backward(self, unit: Unit) -> None:
         if self._turns:
             self._stop(self._turns, f'the backward of {unit.name or "the model"}')
+        self._use_device()
+        self._use_device()
+        if self._copies and not self._in_backward_of_device:  # and not in one within it, as of torch.utils.checkpoint
+            self._in_backward_of_device = True
+            _when_backward_ends(self._device_backward_ended)
         self._residency.need(unit)
+        self._wait_for_copies(unit)
+
+    def _device_backward_ended(self) -> None:
+        self._in_backward_of_device = False
+        self._rest()
+
+    def _use_device(self) -> None:
+        if self._copies and not self._on_device:
+            self._on_device = self._has_copies = True
+            for f in self._mapped():
+                f.use()  # type: ignore[attr-defined]
+
+    def _wait_for_copies(self, unit: Unit) -> None:
+        if self._copies:
+            for f in unit.files:
+                with self._root.explained(f'parameter {f.name}'):
+                    f.ready()  # type: ignore[attr-defined]
+
+    def _rest(self, discard: bool = False, keep_copies: bool = False) -> None:
+        """All tensors are in the memory of the CPU."""
+        if not (self._on_device if keep_copies else self._has_copies):
+            return
+        for f in self._mapped():
+            f.rest(discard, keep_copies)  # type: ignore[attr-defined]
+        self._on_device, self._has_copies = False, keep_copies
+
+    def _attach_device(self, model: nn.Module) -> None:
+        """Tensors are on the device in the forward and the backward of the model only: elsewhere they may have no memory there. After a
+        forward, backward needs the copies that are there."""
+        mine, device = weakref.ref(self), self._copies.device  # type: ignore[union-attr]
+
+        def rest(*unused: Any) -> None:
+            optimizer = mine()
+            if optimizer is not None:
+                optimizer._rest()
+
+        def after(module: nn.Module, inputs: Any, outputs: Any) -> None:
+            optimizer = mine()
+            if optimizer is not None and module is model_of():
+                optimizer._rest(keep_copies=torch.is_grad_enabled())
+        model_of = weakref.ref(model)
+        for module in model.modules():
+            for name, buffer in module._buffers.items():
+                if buffer is not None:
+                    module._buffers[name] = buffer.to(device)
+            self._handles.append(module._register_load_state_dict_pre_hook(rest))
+            self._handles.append(module.register_state_dict_pre_hook(rest))
+        self._handles.append(model.register_forward_hook(after, always_call=True))
 
     def _run_microbatches(self, model: nn.Module, batches: List[Any], loss_fn: Callable[[nn.Module, Any], torch.Tensor]) -> List[torch.Tensor]:
         if self._turns:
             raise RuntimeError('microbatches() runs already')
+        if self._copies:
+            raise ValueError('microbatches() takes no model with device=: backward of a GPU runs in one thread for all micro-batches')
         self._check_usable()
         turns = self._turns = Turns(len(batches))
 
@@ -504,6 +600,11 @@ class _Entered(threading.local):
     def __init__(self) -> None:
         self.entered: List[Any] = []
 
+
+
+def _when_backward_ends(call: Callable[[], None]) -> None:
+    """For hooks of a backward."""
+    torch.autograd.Variable._execution_engine.queue_callback(call)
 
 
 def _in_backward() -> bool:
@@ -549,6 +650,14 @@ def _apply_nothing(module: nn.Module, model: str, change: Callable[[torch.Tensor
         if buffer is not None:
             module._buffers[name] = change(buffer)
     return module
+
+
+def _copies_of(device: Union[None, str, torch.device], activations: Union[None, int, str], shard: Optional[Shard]) -> Optional[Copies]:
+    if device is None:
+        return None
+    if activations is not None or shard is not None:
+        raise ValueError('offload() takes no activations= and no shard= with device= yet')
+    return Copies(gpu_of(device))
 
 
 def _check_model(model: nn.Module) -> None:

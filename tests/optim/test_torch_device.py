@@ -1,0 +1,185 @@
+# SPDX-License-Identifier: Apache-2.0
+"""hitrain.offload(device=) without a GPU: memory of the CPU stands for that of the device, so all but streams and events runs.
+
+tests/gpu has the tests with a device (make check-gpu)."""
+import copy
+import gc
+import re
+import shutil
+import subprocess
+import sys
+
+import pytest
+
+from trainer import LR, SECONDS_MAX, TOP, shared_root, shared_store  # first: it makes the client importable
+import torch
+import hitrain
+from hitrain import _offload
+from test_torch_offload import KEEP, Adapted, Image, Text, Twice, assert_equal, loss_of, made, train, values
+
+pytestmark = pytest.mark.skipif(not hasattr(torch, 'compiler'), reason='PyTorch 2.1 or newer')
+
+
+@pytest.fixture(autouse=True)
+def stand_in(monkeypatch, request):
+    """A device without streams."""
+    if 'device' not in request.fixturenames:
+        monkeypatch.setattr(_offload, 'gpu_of', torch.device)
+    yield
+    gc.collect()
+    if 'shared_root' in request.fixturenames:
+        shutil.rmtree(request.node.funcargs['shared_root'].parent, ignore_errors=True)
+
+
+def offload(model, root, **options):
+    return hitrain.offload(model, root, lr=LR, device='cpu', **{'keep': KEEP, **options})
+
+
+def there(optimizer):
+    """Bytes of parameters on the device."""
+    return sum(f._there.untyped_storage().nbytes() for f in optimizer._mapped() if f._there is not None)
+
+
+def expected(root, steps, kind=Text, passes=1, model_options={}, **options):
+    model = made(kind, **model_options)
+    with hitrain.AdamW(model.named_parameters(), root, lr=LR, **options) as optimizer:
+        return train(model, optimizer, 0, steps, passes), values(model)
+
+
+@pytest.mark.parametrize('kind, model_options, options', [
+    (Text, {}, {}), (Twice, {}, {}), (Adapted, {}, {}), (Image, {}, {}), (Text, {'recompute': 'reentrant'}, {}), (Text, {'recompute': 'yes'}, {}),
+    (Text, {'tied': False}, {'max_grad_norm': 0.1}), (Text, {}, {'async_step': True}), (Text, {}, {'passes': 2, 'accumulate': 2})])
+def test_the_bits_are_those_of_the_model_in_memory(shared_root, kind, model_options, options):
+    passes = options.pop('passes', 1)
+    losses, wanted = expected(shared_root.with_name('plain'), 3, kind, passes, model_options, **options)
+    model, most = made(kind, **model_options), []
+    with offload(model, shared_root, **options) as optimizer:
+        for module in model.modules():
+            module.register_forward_hook(lambda *unused: most.append(there(optimizer)))
+        assert train(model, optimizer, 0, 3, passes) == losses
+        optimizer.commit()
+        assert_equal(wanted, values(model))
+        assert 0 < max(most) <= KEEP and there(optimizer) == 0
+
+
+def test_gradients_leave_the_device_in_backward(shared_root):
+    model = made(tied=False)
+    with offload(model, shared_root) as optimizer:
+        loss_of(model, 0).backward()
+        assert all(p.grad is None for p in model.parameters()) and not optimizer._bucket
+        assert all(f.sent == 1 for f in optimizer._parameter_files())
+
+
+def test_values_that_the_user_changes_count(shared_root):
+    """At rest, in a forward without gradients, and while the parameters are on the device."""
+    def halve(module, inputs, output):
+        with torch.no_grad():
+            module.bias.mul_(0.5)
+
+    def change(model, step, offloaded):
+        weight = model.blocks[0].up.weight
+        if step == 1:
+            weight.data.mul_(0.5)
+        elif step == 2:
+            with torch.no_grad():
+                loss_of(model, 99)
+                weight.clamp_(-0.05, 0.05)
+        elif step == 3:
+            loss_of(model, 98)  # the graph ends here, and leaves copies on the device
+            if offloaded:
+                assert there(offloaded)
+            with torch.no_grad():
+                model.head.bias.add_(1.0)
+        elif step == 4:
+            model.load_state_dict(made().state_dict())
+        elif step == 5:
+            loss_of(model, 97)
+            model.norm.weight.data = model.norm.weight.data * 2
+        elif step == 6:  # on the device
+            handle = model.norm.register_forward_hook(halve)
+            with torch.no_grad():
+                loss_of(model, 96)
+            handle.remove()
+    results = []
+    for name, offloaded in (('plain', False), ('own', True)):
+        model, where = made(), shared_root / name
+        with offload(model, where, keep=1 << 30) if offloaded else hitrain.AdamW(model.named_parameters(), where, lr=LR) as optimizer:
+            for step in range(8):
+                change(model, step, optimizer if offloaded else None)
+                train(model, optimizer, step, step + 1)
+            results.append(values(model))
+    assert_equal(*results)
+
+
+def test_all_values_are_there_within_a_step_too(shared_root):
+    """state_dict() between forward and backward, copies and single tensors after an evaluation."""
+    wanted = values(made())
+    _, after = expected(shared_root.with_name('plain'), 1)
+    model = made()
+    with offload(model, shared_root) as optimizer:
+        loss = loss_of(model, 0)
+        assert there(optimizer)
+        assert_equal(wanted, values(model))
+        assert there(optimizer)
+        assert_equal(wanted, {name: t for name, t in model.state_dict().items() if name in wanted})
+        assert there(optimizer) == 0
+        loss.backward()
+        optimizer.step()
+        assert_equal(after, values(model))
+        with torch.no_grad():
+            loss_of(model, 1)
+        assert_equal(after, values(copy.deepcopy(model)))
+        loss_of(model, 1)
+        assert torch.equal(hitrain.materialize(model, ['head.bias'])['head.bias'], after['head.bias'])
+
+
+def test_an_abort_takes_the_values_back(shared_root):
+    model = made()
+    with offload(model, shared_root, durable_every=100) as optimizer:
+        train(model, optimizer, 0, 1)
+        optimizer.commit()
+        wanted = values(model)
+        losses = train(model, optimizer, 1, 3)
+        loss_of(model, 9).backward()
+        with torch.no_grad():
+            model.head.bias.add_(1.0)
+        optimizer.abort()
+        assert_equal(wanted, values(model))
+        assert train(model, optimizer, 1, 3) == losses
+        loss_of(model, 77).backward()
+        with pytest.warns(RuntimeWarning, match='went back from step 3 to its durable step 1'):
+            optimizer.zero_grad()
+        assert_equal(wanted, values(model))
+        train(model, optimizer, 1, 2)
+
+
+def test_the_model_is_in_the_memory_of_the_cpu_in_the_end(shared_root):
+    model = made()
+    optimizer = offload(model, shared_root)
+    loss_of(model, 0)
+    optimizer.close()
+    assert_equal(values(made()), values(model))
+
+
+def test_arguments_that_are_refused(shared_root):
+    for options, message in (({'activations': 1 << 20}, 'no activations= and no shard= with device='),
+                             ({'shard': hitrain.Shard(0, 1)}, 'no activations= and no shard= with device=')):
+        with pytest.raises(ValueError, match=message):
+            offload(made(), shared_root, **options)
+    model = made()
+    with offload(model, shared_root):
+        with pytest.raises(ValueError, match='microbatches.. takes no model with device='):
+            hitrain.microbatches(model, [0], loss_of)
+
+
+@pytest.mark.parametrize('device, message', [('cpu', 'must be a CUDA device'), ('cuda:63', 'sees no device cuda:63')])
+def test_a_device_that_is_not_there_is_named(shared_root, device, message):
+    with pytest.raises(ValueError, match=message):
+        hitrain.offload(made(), shared_root, keep=KEEP, lr=LR, device=device)
+    assert not shared_root.exists()
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason='a GPU is here')
+def test_targets_for_a_gpu_say_that_they_were_skipped():
+    done = subprocess.run([sys.executable, TOP / 'tests/tools/gpu.py', 'check-gpu', 'false'], capture_output=True, text=True, timeout=SECONDS_MAX)
+    assert done.returncode == 0 and re.match('check-gpu: skipped, nothing was run: .* sees no GPU', done.stdout), done
