@@ -12,6 +12,10 @@
  * inodes and names alone: nothing that ends meanwhile stays because of it. The digest is noted in one transaction of
  * its own. After a crash or an unmount before that the work begins anew.
  *
+ * A directory is read in small parts, so the lock of names is held for moments. A heap gives the names in their order.
+ * The walk has memory for the directories on its way: at most twice the bytes of their names, and 32 for each. A file
+ * of which it has met some names and not all takes its first path and 80 bytes.
+ *
  * The order is that of a stream of the step (mount-helpers/stream/tree_read.c): a directory, then what is in it by the
  * bytes of names; a file, then its blocks, then its states.
  *
@@ -33,27 +37,30 @@
 #define AFTER_NS (3 * NS_PER_S) /* the commit that kept the step */
 #define AFTER_NS_MAX (3600 * NS_PER_S)
 
-enum { FAILURES_MAX = 64, STATES_MAX = 16 };
+enum { FAILURES_MAX = 64, STATES_MAX = 16, NAMES_IN_PART = 256 };
 
 static const char optimizer[] = HT_XATTR_PREFIX "optimizer";
 
 struct name {
     uint64_t ino;
-    uint32_t type; /* S_IFMT bits */
-    size_t at;     /* in the texts of its directory */
+    size_t at; /* in the texts of its directory */
 };
 
 /* A directory that is being read. */
 struct frame {
+    uint64_t ino, cookie; /* of the last name that was read */
+    unsigned part;        /* names that were read at once */
+    bool whole;           /* no name is missing */
     struct ht_buf text;
-    struct name *name; /* by their bytes */
-    size_t count, next;
+    struct name *name; /* a heap: the least one by their bytes is the first */
+    size_t count, cap;
     size_t path_len; /* of its path */
 };
 
-/* The first path of a file with several names. */
+/* The first path of a file with several names, until all are met. */
 struct link {
     uint64_t ino;
+    uint64_t left; /* names that are not met yet */
     char path[];
 };
 
@@ -90,24 +97,81 @@ struct ht_digests {
 
 /* --------------------------------------------------------------- directories */
 
+static bool is_less(const struct frame *f, size_t a, size_t b)
+{
+    return strcmp((const char *)f->text.data + f->name[a].at, (const char *)f->text.data + f->name[b].at) < 0;
+}
+
+static void swap_names(struct frame *f, size_t a, size_t b)
+{
+    struct name n = f->name[a];
+
+    f->name[a] = f->name[b];
+    f->name[b] = n;
+}
+
+static void add_name(struct frame *f, struct name n)
+{
+    size_t i = f->count++;
+
+    f->name[i] = n;
+    for (; i && is_less(f, i, (i - 1) / 2); i = (i - 1) / 2)
+        swap_names(f, i, (i - 1) / 2);
+}
+
+static struct name take_least(struct frame *f)
+{
+    struct name least = f->name[0];
+    size_t i = 0, child;
+
+    f->name[0] = f->name[--f->count];
+    while ((child = 2 * i + 1) < f->count) {
+        child += child + 1 < f->count && is_less(f, child + 1, child);
+        if (!is_less(f, child, i))
+            break;
+        swap_names(f, i, child);
+        i = child;
+    }
+    return least;
+}
+
+static int make_room(struct frame *f)
+{
+    size_t cap = f->cap ? 2 * f->cap : 64;
+    struct name *more = realloc(f->name, cap * sizeof(*more));
+
+    if (!more)
+        return -ENOMEM;
+    f->name = more;
+    f->cap = cap;
+    return 0;
+}
+
 static int note_name(void *ctx, const struct ht_ns_dirent *e)
 {
     struct frame *f = ctx;
+    size_t at = f->text.len;
 
-    if (f->count % 64 == 0) {
-        struct name *more = realloc(f->name, (f->count + 64) * sizeof(*more));
-        if (!more)
-            return f->text.err = -ENOMEM;
-        f->name = more;
-    }
-    f->name[f->count++] = (struct name){.ino = e->ino, .type = e->type, .at = f->text.len};
+    if (f->part == NAMES_IN_PART)
+        return 1;
+    if (f->count == f->cap && make_room(f))
+        return f->text.err = -ENOMEM;
     ht_buf_put(&f->text, e->name, strlen(e->name) + 1);
-    return f->text.err;
+    if (f->text.err)
+        return f->text.err;
+    add_name(f, (struct name){.ino = e->ino, .at = at});
+    f->cookie = e->cookie;
+    f->part++;
+    return 0;
 }
 
-static int by_bytes(const void *a, const void *b, void *text)
+static int read_part(struct walk *k, struct frame *f)
 {
-    return strcmp((char *)text + ((const struct name *)a)->at, (char *)text + ((const struct name *)b)->at);
+    f->part = 0;
+    int rc = ht_ns_readdir(k->c->ns, f->ino, f->cookie, note_name, f);
+
+    f->whole = f->part < NAMES_IN_PART;
+    return rc ? rc : f->text.err;
 }
 
 static void pop(struct walk *k)
@@ -121,19 +185,10 @@ static void pop(struct walk *k)
 /* The directory at k->path. */
 static int push(struct walk *k, uint64_t ino)
 {
-    struct frame *f = &k->frame[k->depth];
-    int rc;
-
     if (k->depth == HT_ARRAY_SIZE(k->frame))
         return -ENAMETOOLONG;
-    *f = (struct frame){.text = HT_BUF_INIT, .path_len = strlen(k->path)};
-    k->depth++;
-    rc = ht_ns_readdir(k->c->ns, ino, 0, note_name, f);
-    if (rc == 0)
-        rc = f->text.err;
-    if (rc == 0 && f->count)
-        qsort_r(f->name, f->count, sizeof(*f->name), by_bytes, f->text.data);
-    return rc;
+    k->frame[k->depth++] = (struct frame){.ino = ino, .text = HT_BUF_INIT, .path_len = strlen(k->path)};
+    return 0;
 }
 
 /* --------------------------------------------------------------- attributes */
@@ -312,34 +367,42 @@ static int by_inode(const void *a, const void *b)
     return x->ino < y->ino ? -1 : x->ino > y->ino;
 }
 
-/* The first path of a file with several names; "" for the first time. NULL: no memory. */
-static const char *first_path(struct walk *k, uint64_t ino)
+/* Is there a file with several names whose first one was met? Its path goes to first, until the last one is met. */
+static bool find_first(struct walk *k, uint64_t ino, char *first)
 {
-    struct link *l = malloc(sizeof(*l) + strlen(k->path) + 1), **there;
+    const struct link want = {.ino = ino};
+    struct link **there = tfind(&want, &k->links, by_inode), *l = there ? *there : NULL;
 
     if (!l)
-        return NULL;
-    l->ino = ino;
-    memcpy(l->path, k->path, strlen(k->path) + 1);
-    there = tsearch(l, &k->links, by_inode);
-    if (there && *there == l)
-        return "";
-    free(l);
-    return there ? (*there)->path : NULL;
+        return false;
+    memcpy(first, l->path, strlen(l->path) + 1);
+    if (--l->left == 0) {
+        (void)tdelete(&want, &k->links, by_inode);
+        free(l);
+    }
+    return true;
 }
 
-static int put_file(struct walk *k, const struct stat *st)
+static int note_first(struct walk *k, const struct stat *st)
 {
-    const char *first = st->st_nlink > 1 ? first_path(k, st->st_ino) : "";
+    size_t len = strlen(k->path) + 1;
+    struct link *l = malloc(sizeof(*l) + len);
+
+    if (!l)
+        return -ENOMEM;
+    l->ino = st->st_ino;
+    l->left = st->st_nlink - 1;
+    memcpy(l->path, k->path, len);
+    if (tsearch(l, &k->links, by_inode))
+        return 0;
+    free(l);
+    return -ENOMEM;
+}
+
+static int put_content(struct walk *k, const struct stat *st)
+{
     int rc;
 
-    if (!first)
-        return -ENOMEM;
-    if (first[0] != '\0') {
-        ht_digest_put_entry(&k->digest, HT_DIGEST_LINK, 0, k->path, first);
-        ht_digest_put_attributes_end(&k->digest);
-        return 0;
-    }
     ht_digest_put_entry(&k->digest, HT_DIGEST_FILE, (uint64_t)st->st_size, k->path, "");
     rc = put_attributes(k, st->st_ino);
     k->ino = st->st_ino;
@@ -347,6 +410,20 @@ static int put_file(struct walk *k, const struct stat *st)
     k->at = 0;
     k->state = NULL;
     return rc ? rc : list_states(k);
+}
+
+static int put_file(struct walk *k, const struct stat *st)
+{
+    char first[HT_DIGEST_PATH_BYTES_MAX + 1];
+    int rc;
+
+    if (st->st_nlink > 1 && find_first(k, st->st_ino, first)) {
+        ht_digest_put_entry(&k->digest, HT_DIGEST_LINK, 0, k->path, first);
+        ht_digest_put_attributes_end(&k->digest);
+        return 0;
+    }
+    rc = st->st_nlink > 1 ? note_first(k, st) : 0;
+    return rc ? rc : put_content(k, st);
 }
 
 static int put_directory(struct walk *k, uint64_t ino)
@@ -395,18 +472,20 @@ static int put_inode(struct walk *k, uint64_t ino)
 static int next_name(struct walk *k)
 {
     struct frame *f = &k->frame[k->depth - 1];
-    const struct name *n;
+    struct name n;
     int len;
 
     k->path[f->path_len] = '\0';
-    if (f->next == f->count) {
+    if (!f->whole)
+        return read_part(k, f);
+    if (f->count == 0) {
         pop(k);
         return 0;
     }
-    n = &f->name[f->next++];
+    n = take_least(f);
     len = snprintf(k->path + f->path_len, sizeof(k->path) - f->path_len, "%s%s", f->path_len ? "/" : "",
-                   (const char *)f->text.data + n->at);
-    return (size_t)len >= sizeof(k->path) - f->path_len ? -ENAMETOOLONG : put_inode(k, n->ino);
+                   (const char *)f->text.data + n.at);
+    return (size_t)len >= sizeof(k->path) - f->path_len ? -ENAMETOOLONG : put_inode(k, n.ino);
 }
 
 /* ------------------------------------------------------------------ the walk */

@@ -6,8 +6,8 @@
  * directory has the attribute HT_STAGING_ATTRIBUTE, whose value is its name, durable before the model begins. It has a
  * lock (flock) as long as its program runs. So the next program of that user that stages something there knows it, and
  * removes it with the model in it, whatever a killed program or a crash left: at any moment until the model moved to
- * its name. Without the attribute it has nothing in it yet, and goes only then. Others may write in the directory above:
- * so everything goes by descriptors, and no symlink is followed.
+ * its name. Without the attribute it has nothing in it yet, and goes only then. Others may write in the directory
+ * above: so everything goes by descriptors, and no symlink is followed.
  */
 #ifndef HITRAIN_MOUNT_HELPERS_CTL_STAGING_H
 #define HITRAIN_MOUNT_HELPERS_CTL_STAGING_H

@@ -75,6 +75,22 @@ def test_the_digest_is_that_of_everything_that_can_be_read(make_store, dtype):
     assert figures['digests'] == 2 and figures['failed'] == 0 and figures['bytes'] > 2 * MIB and figures['left_bytes'] == 0
 
 
+def test_a_directory_of_many_names_is_read_in_their_order(make_store):
+    """The store reads it in parts. Files have a name in it alone, or others that come before and after."""
+    root = make_store('128M').mount(QUICK) / 'model'
+    (root / 'many').mkdir(parents=True)
+    word(root, 'optimizer', ADAMW)
+    for i in range(700):
+        with open(root / 'many' / f'{i * 397 % 700}', 'wb', 0) as f:
+            f.write(b'%d' % i)
+    for i in range(0, 700, 70):
+        for name in ('a', 'many/a', 'many/z', 'z'):
+            os.link(root / 'many' / f'{i}', root / f'{name}{i}')
+    run('hitrainctl', 'snapshot', root, 'all')
+    digest = stored(root, 'all')
+    assert json.loads(verify(root, 'all').stdout)['digest'] == digest
+
+
 def test_stores_of_other_chunks_places_and_codecs_have_the_same_digest(make_store):
     """One byte more, and it is another."""
     def fill(point, chunks_first):
