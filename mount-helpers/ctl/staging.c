@@ -252,7 +252,8 @@ static bool is_new(int dir)
     return is;
 }
 
-static int make_one(struct ht_staging *s, const char **out_why)
+/* -ESTALE: another directory stands in its place. */
+static int make_one(struct ht_staging *s)
 {
     uint32_t number;
     int rc = ht_random(&number, sizeof(number));
@@ -270,7 +271,7 @@ static int make_one(struct ht_staging *s, const char **out_why)
     else if (!is_there(s->parent, s->temporary, s->dir))
         rc = -EAGAIN;
     else if (!is_new(s->dir))
-        rc = (*out_why = "another directory stands in the place of the hidden one", -EPERM);
+        rc = -ESTALE;
     else if (fsetxattr(s->dir, HT_STAGING_ATTRIBUTE, s->temporary, strlen(s->temporary), 0) < 0 || fsync(s->dir) < 0)
         rc = -errno;
     if (rc < 0) {
@@ -281,13 +282,12 @@ static int make_one(struct ht_staging *s, const char **out_why)
     return rc;
 }
 
-/* *out_why: a sentence where the error says too little. */
-static int make(struct ht_staging *s, const char **out_why)
+static int make(struct ht_staging *s)
 {
     int rc = -EAGAIN;
 
     for (unsigned i = 0; rc == -EAGAIN && i < TRIES; i++)
-        rc = make_one(s, out_why);
+        rc = make_one(s);
     return rc;
 }
 
@@ -323,7 +323,6 @@ static bool is_in_model(int dir)
 int ht_staging_begin(struct ht_staging *s, const char *path)
 {
     char folder[PATH_MAX];
-    const char *why = NULL;
     struct stat st;
     int rc;
 
@@ -346,12 +345,14 @@ int ht_staging_begin(struct ht_staging *s, const char *path)
         rc = -EEXIST;
     if (rc == 0) {
         remove_all_old(s);
-        rc = make(s, &why);
+        rc = make(s);
     }
     if (rc == -EEXIST)
         ht_error("%s is there already; a step is received into a new directory", path);
+    else if (rc == -ESTALE)
+        ht_error("%s: another directory stands in the place of the hidden one", path);
     else if (rc < 0)
-        ht_error("%s: %s", path, why ? why : strerror(-rc));
+        ht_error("%s: %s", path, strerror(-rc));
     if (rc < 0)
         ht_staging_end(s);
     return rc;
