@@ -567,7 +567,7 @@ def test_arguments_that_are_refused(shared_root, options, message):
 
 def test_a_model_stays_as_it_was_where_it_cannot_be_offloaded(shared_root, tmp_path):
     model, wanted = made(), values(made())
-    with pytest.raises(OSError):
+    with pytest.raises(OSError, match='this is no hitrain mount'):
         hitrain.offload(model, tmp_path / 'model', keep=KEEP, lr=LR)
     assert_equal(values(model), wanted)
     shared_root.mkdir(parents=True)

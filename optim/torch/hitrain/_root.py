@@ -113,12 +113,18 @@ class Root:
     def _says(self, number: int) -> str:
         if number not in GONE:
             try:
-                return attribute(self.path, 'error')
+                said = attribute(self.path, 'error')
+                if said or number != errno.ENOENT:
+                    return said
             except OSError as e:
                 number = e.errno or 0  # a request that a killed daemon was taking ended with EIO; later ones tell
         if number in GONE:
             return "the file system's daemon is gone; mount again and continue with resume=True"
-        return 'this is no hitrain mount' if number == errno.ENOTSUP else ''
+        return 'this is no hitrain mount' if number == errno.ENOTSUP or self._is_elsewhere() else ''
+
+    def _is_elsewhere(self) -> bool:
+        """A directory of another file system, which may store attributes, too."""
+        return os.path.isdir(self.path) and not os.path.exists(os.path.join(self.path, HIDDEN))
 
 
 def _last(lines: Sequence[str], answers: List[str]) -> str:
