@@ -51,8 +51,8 @@
 ##   bench-client
 ##              the PyTorch client's own cost with 300 and with 20,000 parameters in memory, rates beside memcpy, four ranks beside
 ##              one, export; AGAINST= names another copy of the client to take turns with; 10 minutes
-##   bench-gate cold reads of 4 KiB alone, and beside a scrub and a writer, on a limited device, beside fio; 4 minutes, 2 with
-##              RUNS=1
+##   bench-gate cold reads of 4 KiB alone, and beside a scrub and a writer, on a device of steady speed, beside fio; 4 minutes,
+##              2 with RUNS=1; DEVICE=limited takes a loop device that a cgroup limits
 ##   bench-background
 ##              steps and tensor I/O beside all engines in the background, and with these paused; 4 minutes; build/bench/background.jsonl
 ##   bench-space
@@ -198,7 +198,7 @@ fuzz_programs := $(patsubst %,$(B)/%,$(fuzz_targets))
 test_programs := $(patsubst %,$(B)/%,$(unit_tests) $(state_tests))
 client_programs := $(patsubst %,$(B)/%,$(clients))
 bench_programs := $(patsubst %,$(B)/%,$(benches))
-bench_clients := bench/meta_client bench/step_client bench/recovery_maker bench/path_client
+bench_clients := bench/meta_client bench/step_client bench/recovery_maker bench/path_client bench/steady_device
 
 # ---- flags ----
 
@@ -246,7 +246,7 @@ endif
 CHECK_LIBS := $(shell pkg-config --libs check 2>/dev/null)
 
 level_of = $(if $(filter tests/%,$(1)),$(TEST_LEVEL))
-dir_flags = $(if $(filter fs/fuse/% tests/unit/fs/fuse/%,$(1)),$(FUSE_CFLAGS))$(if $(filter mount-helpers/mount/%,$(1)),-DHT_BINDIR='"$(PREFIX)/bin"')
+dir_flags = $(if $(filter fs/fuse/% tests/unit/fs/fuse/% bench/steady_device.c,$(1)),$(FUSE_CFLAGS))$(if $(filter mount-helpers/mount/%,$(1)),-DHT_BINDIR='"$(PREFIX)/bin"')
 LDFLAGS_ALL = $(SAN_FLAGS) -pthread -Wl,--as-needed -Wl,-z,relro,-z,now $(LDFLAGS)
 LIBS := -luring -lnuma -lzstd -lxxhash -lblkid -lm
 
@@ -409,9 +409,9 @@ bench-meta:
 	@$(PYTHON) bench/meta.py
 bench-gate:
 	@tests/tools/deps.sh bench-path
-	@$(MAKE) --no-print-directory all
+	@$(MAKE) --no-print-directory all $(B)/bench/steady_device
 	@mkdir -p $(B)/bench
-	@$(PYTHON) bench/gate.py $(if $(RUNS),--runs $(RUNS))
+	@$(PYTHON) bench/gate.py $(if $(RUNS),--runs $(RUNS)) $(if $(DEVICE),--device $(DEVICE))
 bench-background: deps
 	@$(MAKE) --no-print-directory all
 	@mkdir -p $(B)/bench

@@ -9,10 +9,13 @@ and beside a scrub and a program that writes as fast as it can; runs of both kin
 "left" is what the reads leave: the bytes that scrub moves without them in the same time, less theirs. Figures are
 medians over runs.
 
-The limit of a cgroup delays reads itself, once the device is busy all the time. So fio reads 1 MiB after the same
-pauses from the bare device, alone and beside a second fio that keeps one request of 1 MiB in flight. No gate is there.
+The device is a loop device on a file of steady_device.c, which serves the requests of a direction one after the other.
+With --device=limited it is one on an ordinary file, and a cgroup limits it. That limit lets requests pass in portions,
+and so delays reads itself. On both fio reads 1 MiB after the same pauses from the bare device, alone and beside a second
+fio that keeps one request of 1 MiB in flight. No gate is there.
 """
 import argparse
+import atexit
 import json
 import os
 import pathlib
@@ -22,13 +25,42 @@ import sys
 import threading
 import time
 
-from common import BUILD, PROGRAMS, begin, machine, run
+from common import BUILD, PROGRAMS, SECONDS_MAX, begin, is_mounted, machine, run, wait_for
 from path_sides import MIB, Devices, Hitrain
 
 TENSOR, TENSORS = 64 * MIB, 12
 WRITTEN = 256 * MIB
 DRAM, SCRUB_RATE = '64M', '4G'
 LIMIT = 300 * MIB
+
+
+class SteadyDevices(Devices):
+    """One device, of memory, that has its speed by itself. Members of its group are not limited."""
+
+    def __init__(self, folder, sizes, limit):  # pylint: disable=super-init-not-called
+        (name, size), = sizes.items()
+        self.limit, self.group = limit, NoGroup()
+        point = folder / 'steady'
+        point.mkdir()
+        self.daemon = subprocess.Popen([BUILD / 'bench/steady_device', point, str(size)], stdin=subprocess.PIPE, text=True)
+        wait_for(lambda: is_mounted(point) or self.daemon.poll() is not None, 'a mount of steady_device')
+        atexit.register(self.stop, point)
+        self.paths = {name: run('losetup', '--find', '--show', '--direct-io=on', point / 'device')}
+        atexit.register(run, 'losetup', '--detach', self.paths[name])
+
+    def stop(self, point):
+        """The loop device goes a moment after it is detached."""
+        run('umount', '--lazy', point)
+        self.daemon.wait(SECONDS_MAX)
+
+    def slow(self, on):
+        self.daemon.stdin.write(f'{self.limit if on else 0}\n')
+        self.daemon.stdin.flush()
+
+
+class NoGroup:
+    def enter(self):
+        """For preexec_fn."""
 
 
 class Store(Hitrain):
@@ -86,7 +118,7 @@ while True:
 
 
 def fio(*words):
-    return ['fio', '--direct=1', '--ioengine=io_uring', '--bs=1M', '--iodepth=1', '--time_based', '--output-format=json', *words]
+    return ['fio', '--thread', '--direct=1', '--ioengine=io_uring', '--bs=1M', '--iodepth=1', '--time_based', '--output-format=json', *words]
 
 
 def fio_p99(devices, seconds, pause, beside):
@@ -109,7 +141,8 @@ def fio_p99(devices, seconds, pause, beside):
 class Bench:
     def __init__(self, args, folder):
         self.args = args
-        self.devices = Devices(folder, {'hitrain': 4096 * MIB}, args.limit)
+        kind = SteadyDevices if args.device == 'steady' else Devices
+        self.devices = kind(folder, {'hitrain': 4096 * MIB}, args.limit)
         self.store = Store(self.devices, folder / 'hitrain')
         self.store.format()
         self.store.mount('1G')
@@ -172,11 +205,12 @@ def main():
     p.add_argument('--seconds', type=float, default=15)
     p.add_argument('--pause', type=float, default=0.05, help='mean seconds between reads')
     p.add_argument('--limit', type=int, default=LIMIT)
+    p.add_argument('--device', choices=('steady', 'limited'), default='steady')
     p.add_argument('--beside', choices=('scrub', 'write', 'both'), default='both')
     args = p.parse_args()
     pathlib.Path(BUILD / 'bench').mkdir(exist_ok=True)
     bench = Bench(args, begin('gate'))
-    print(f'{machine()}; device limited to {args.limit // MIB} MiB/s each way')
+    print(f'{machine()}; a {args.device} device of {args.limit // MIB} MiB/s each way')
     rows = []
     for i in range(args.runs):
         alone, both, others = (bench.measure(i, *kinds) for kinds in ((True, False), (True, True), (False, True)))

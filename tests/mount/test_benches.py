@@ -4,8 +4,11 @@ import json
 import os
 import subprocess
 import sys
+import threading
+import time
 
-from conftest import BIN, MIB, SECONDS_MAX, ROOT, run
+import pytest
+from conftest import BIN, MIB, SECONDS_MAX, ROOT, run, wait_for
 
 sys.path.insert(0, str(ROOT / 'bench'))
 import reachable  # noqa: E402
@@ -41,6 +44,52 @@ def test_recovery_maker_adds_chunks_to_a_store_with_names(make_store):
         with open(mnt / f'{i}', 'rb') as f:
             assert f.read(BLOCK) == b'x' * BLOCK
             assert os.pread(f.fileno(), 2 * BLOCK, each * MIB) == bytes(2 * BLOCK)
+
+
+# --------------------------------------------------------------- steady_device
+
+@pytest.fixture
+def steady(tmp_path):
+    """A file of 8 MiB, and a function that sets its speed."""
+    folder = tmp_path / 'steady'
+    folder.mkdir()
+    with subprocess.Popen([BIN.parent / 'bench/steady_device', folder, str(8 * MIB)], stdin=subprocess.PIPE, text=True) as daemon:
+        def set_speed(bytes_per_s):
+            daemon.stdin.write(f'{bytes_per_s}\n')
+            daemon.stdin.flush()
+
+        wait_for(lambda: os.path.ismount(folder), "a mount of steady_device")
+        yield folder / 'device', set_speed
+        subprocess.run(['umount', folder], check=True, timeout=SECONDS_MAX)
+        assert daemon.wait(SECONDS_MAX) == 0
+
+
+def timed(what, *args):
+    began = time.monotonic()
+    what(*args)
+    return time.monotonic() - began
+
+
+def test_a_steady_device_keeps_content_and_is_no_faster_than_it_says(steady):
+    device, set_speed = steady
+    content = os.urandom(MIB)
+    fd = os.open(device, os.O_RDWR)
+    assert os.fstat(fd).st_size == 8 * MIB
+    assert os.pwrite(fd, content, 3 * MIB) == MIB
+    set_speed(8 * MIB)
+    while timed(os.pread, fd, MIB, 0) < 0.1:            # until it has read the line
+        pass
+    began = time.monotonic()
+    threads = [threading.Thread(target=os.pread, args=(fd, MIB, 0)) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    assert os.pread(fd, MIB, 3 * MIB) == content
+    for thread in threads:
+        thread.join()
+    assert time.monotonic() - began > 0.37              # one after the other
+    with pytest.raises(OSError):
+        os.pwrite(fd, content, 8 * MIB)
+    os.close(fd)
 
 
 # ------------------------------------------------------------------- reachable
