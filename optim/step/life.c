@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* life.c - the life of the optimizer: registration, threads, end. */
-#include <sched.h>
 #include <stdlib.h>
 
 #include "tiering/base/base.h"
@@ -14,6 +13,7 @@
 #include "tiering/api/object.h"
 #include "tiering/api/stats.h"
 #include "tiering/api/store.h"
+#include "tiering/sys/processors.h"
 #include "optim/rules/kernel.h"
 #include "optim/optim.h"
 #include "optim/state/context.h"
@@ -29,14 +29,6 @@ enum { WORKERS_LEND_MIN = 2 };   /* one may do background work, another one is f
 #define UNIT_PERIOD_NS UINT64_C(1000000000)
 enum { BACKLOG_EIGHTHS = 3 }; /* of the part of the DRAM tier through which content passes */
 
-static unsigned cpu_count(void)
-{
-    cpu_set_t set;
-    int n = sched_getaffinity(0, sizeof(set), &set) ? 1 : CPU_COUNT(&set);
-
-    return n > 0 ? (unsigned)n : 1;
-}
-
 /*
  * A worker waits for the device that its range lies on, so that several devices need several to be busy. With one
  * processor there are two, so that they can do background work.
@@ -45,7 +37,8 @@ static unsigned thread_count(const struct ht_store *s)
 {
     unsigned devices = ht_store_device_count(s);
 
-    return (unsigned)ht_max_u64(cpu_count(), devices > 1 ? (uint64_t)devices * WORKERS_PER_DEVICE : WORKERS_LEND_MIN);
+    return (unsigned)ht_max_u64(ht_processors_usable(),
+                                devices > 1 ? (uint64_t)devices * WORKERS_PER_DEVICE : WORKERS_LEND_MIN);
 }
 
 static void init_locks(struct ht_optim *o)

@@ -2,18 +2,15 @@
 /* decode.c - see decode.h. */
 #include "tiering/data/decode.h"
 
-#include <unistd.h>
-
 #include "tiering/codec/frame.h"
+#include "tiering/sys/processors.h"
 
 void ht_decoders_init(struct ht_decoders *d)
 {
     HT_UNSHARED(HT_LOCK_DECODERS);
-    long processors = sysconf(_SC_NPROCESSORS_ONLN);
-
     ht_mutex_init(&d->lock, HT_LOCK_DECODERS);
     ht_cond_init(&d->returned);
-    d->most = processors < 1 ? 1 : processors > HT_DECODERS_MAX ? HT_DECODERS_MAX : (unsigned)processors;
+    d->most = (unsigned)ht_min_u64(ht_processors_usable(), HT_DECODERS_MAX);
 }
 
 void ht_decoders_destroy(struct ht_decoders *d)

@@ -15,7 +15,8 @@ void ht_encoders_init(struct ht_encoders *e)
     HT_UNSHARED(HT_LOCK_ENCODERS);
     ht_processors_of_thread(&e->processors);
     ht_mutex_init(&e->lock, HT_LOCK_ENCODERS);
-    unsigned most = ht_processors_count(&e->processors) / 2;
+    ht_quota_find(&e->quota);
+    unsigned most = ht_processors_usable() / 2;
     e->most = (unsigned)ht_min_u64(ht_max_u64(most, 1), HT_ENCODERS_MAX);
 }
 
@@ -58,8 +59,11 @@ static uint64_t codec_rate(const struct ht_encoders *e, uint64_t now_ns) HT_REQU
     return (uint64_t)((double)e->rate_bytes * 1e9 / (double)e->rate_ns);
 }
 
-/* The first look knows no time in which processors were idle. idle_ms: of all processors together, now. */
-static void look(struct ht_store *s, struct ht_encoders *e, uint64_t now_ns, uint64_t idle_ms)
+/*
+ * The first look knows no time in which processors were idle. idle_ms: of all processors together, now. left_percent:
+ * of a quota.
+ */
+static void look(struct ht_store *s, struct ht_encoders *e, uint64_t now_ns, uint64_t idle_ms, uint64_t left_percent)
     HT_REQUIRES(HT_LOCK_ENCODERS)
 {
     struct ht_encode_look l = {.codec_bytes_per_s = codec_rate(e, now_ns), .ns = now_ns - e->looked_ns};
@@ -67,7 +71,7 @@ static void look(struct ht_store *s, struct ht_encoders *e, uint64_t now_ns, uin
     e->worth = false;
     if (e->looked_ns && idle_ms > e->idle_ms) {
         look_at_devices(s, &l);
-        l.idle_percent = (unsigned)((idle_ms - e->idle_ms) * 100000000 / l.ns);
+        l.idle_percent = (unsigned)ht_min_u64((idle_ms - e->idle_ms) * 100000000 / l.ns, left_percent);
         l.encoding_percent = (unsigned)(e->encoding_ns * 100 / l.ns);
         e->worth = ht_encode_is_worth(&l);
     }
@@ -80,19 +84,21 @@ static void look(struct ht_store *s, struct ht_encoders *e, uint64_t now_ns, uin
 bool ht_encode_is_worth_now(struct ht_store *s)
 {
     struct ht_encoders *e = &s->data->encoders;
-    uint64_t now_ns = ht_now_ns(), idle_ms;
+    uint64_t now_ns = ht_now_ns(), idle_ms, left_percent;
 
     if (s->opts.compress_inline != HT_INLINE_AUTO)
         return s->opts.compress_inline == HT_INLINE_ALWAYS;
     ht_mutex_lock(ht_encoders_lock(e));
     if (!e->looking && now_ns - e->looked_ns >= HT_ENCODE_LOOK_NS) {
+        uint64_t since_ns = now_ns - e->looked_ns;
         e->looking = true;
         ht_mutex_unlock(ht_encoders_lock(e));
         int rc = ht_processors_idle_ms(&e->processors, &idle_ms);
+        left_percent = ht_quota_left_percent(&e->quota, since_ns);
         ht_mutex_lock(ht_encoders_lock(e));
         e->looking = false;
         if (!rc)
-            look(s, e, now_ns, idle_ms);
+            look(s, e, now_ns, idle_ms, left_percent);
         else
             e->worth = false;
     }

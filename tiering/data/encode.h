@@ -2,8 +2,8 @@
 /*
  * encode.h - threads that write content compress it at once, where that is faster (tier/encode_policy.h).
  *
- * An encoder's memory is larger than a chunk. So there is at most one for each two processors that the daemon may run
- * on, made when it is first needed, and a thread has one only while it encodes, never during I/O. A thread that finds
+ * An encoder's memory is larger than a chunk. So there is at most one for each two processors that the daemon can keep
+ * busy, made when it is first needed, and a thread has one only while it encodes, never during I/O. A thread that finds
  * none writes the bytes as they are.
  *
  * Before the first frame the superblocks have to say that there may be some. A writer cannot do that while it holds a
@@ -18,6 +18,7 @@
 #include "tiering/base/base.h"
 #include "tiering/base/lock.h"
 #include "tiering/sys/processors.h"
+#include "tiering/sys/quota.h"
 #include "tiering/tier/encode_policy.h"
 
 struct ht_encoder;
@@ -27,6 +28,7 @@ enum { HT_ENCODERS_MAX = 128 };
 struct ht_encoders {
     struct ht_mutex lock;            /* before those of devices */
     struct ht_processors processors; /* those of the thread that made the store */
+    struct ht_quota quota;           /* of that one's groups; of the thread that looks */
     HT_GUARDED_BY(HT_LOCK_ENCODERS) struct {
         struct ht_encoder *idle[HT_ENCODERS_MAX];
         unsigned idle_count, made, most;

@@ -8,6 +8,8 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "tiering/sys/quota.h"
+
 static bool is_in(const struct ht_processors *p, unsigned cpu)
 {
     return cpu < HT_PROCESSORS_MAX && (p->may[cpu / 64] >> cpu % 64 & 1);
@@ -32,6 +34,19 @@ unsigned ht_processors_count(const struct ht_processors *p)
     for (unsigned i = 0; i < HT_ARRAY_SIZE(p->may); i++)
         n += (unsigned)__builtin_popcountll(p->may[i]);
     return n;
+}
+
+unsigned ht_processors_usable(void)
+{
+    struct ht_processors p;
+    struct ht_quota quota;
+
+    ht_processors_of_thread(&p);
+    ht_quota_find(&quota);
+    uint64_t percent = ht_quota_percent(&quota), count = ht_processors_count(&p);
+    if (percent != HT_QUOTA_NONE)
+        count = ht_min_u64(count, ht_div_up(percent, 100));
+    return (unsigned)ht_max_u64(count, 1);
 }
 
 /* Lines of processors come first. */

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * processors.h - how much of the processors that a thread may run on is idle. Any thread. A quota of its control group
- * is not seen.
+ * processors.h - the processors that a thread may run on: how many this process can keep busy, and for how long they
+ * were idle. Any thread.
  */
 #ifndef HITRAIN_TIERING_SYS_PROCESSORS_H
 #define HITRAIN_TIERING_SYS_PROCESSORS_H
@@ -16,6 +16,11 @@ struct ht_processors {
 /* Those that the calling thread may run on, or all if the kernel does not say. */
 void ht_processors_of_thread(struct ht_processors *out);
 unsigned ht_processors_count(const struct ht_processors *p);
+/*
+ * So many processors can work for this process at once: those of the calling thread, and not more than the quotas of
+ * its control groups allow (quota.h). At least 1.
+ */
+unsigned ht_processors_usable(void);
 /* Milliseconds for which they were idle, all together, since the machine began. -EIO: the kernel does not say. */
 int ht_processors_idle_ms(const struct ht_processors *p, uint64_t *out_ms) HT_MUST_CHECK;
 

@@ -7,6 +7,7 @@
 
 #include "fixture.h"
 
+#include "tests/support/group.h"
 #include "tests/unit/tiering/codec/content.h"
 #include "tiering/api/compress.h"
 #include "tiering/cache/staging.h"
@@ -287,6 +288,27 @@ START_TEST(measurements_decide)
 }
 END_TEST
 
+/* A slow device, and half a processor: no whole one is idle, whatever the machine does. */
+START_TEST(a_quota_of_processor_time_counts)
+{
+    enum { DELAY_MS = 20, WRITES = 35 }; /* several looks */
+    struct group g;
+
+    teardown();
+    bool limited = group_enter("cpu", "cpu.cfs_quota_us", "50000", "cpu.max", "50000 100000", &g);
+    begin(HT_INLINE_AUTO, true);
+    dev_set_delay(dev, DELAY_MS);
+    for (uint64_t i = 0; limited && i < WRITES; i++) {
+        put_all(obj, i * MIB, content, MIB);
+        sync_object();
+    }
+    dev_set_delay(dev, 0);
+    if (limited)
+        group_leave(&g);
+    ck_assert_uint_eq(engine_figure("recompress", "inline_chunks"), 0);
+}
+END_TEST
+
 int main(void)
 {
     TCase *tc = tcase_create("inline");
@@ -303,6 +325,7 @@ int main(void)
     tcase_add_test(tc, without_a_buffer_it_is_raw);
     tcase_add_test(tc, a_full_store_takes_more);
     tcase_add_test(tc, measurements_decide);
+    tcase_add_test(tc, a_quota_of_processor_time_counts);
     suite_add_tcase(suite, tc);
     return run_all(suite);
 }

@@ -7,8 +7,8 @@
 #include <sys/mman.h>
 #include <sys/prctl.h>
 #include <sys/resource.h>
-#include <sys/stat.h>
 #include <unistd.h>
+#include "tests/support/group.h"
 #include "tests/support/memory.h"
 #include "tests/support/suite.h"
 #include "tiering/sys/mem.h"
@@ -165,54 +165,14 @@ START_TEST(available_memory_is_some_and_not_more_than_there_is)
 }
 END_TEST
 
-static bool write_text(const char *dir, const char *name, const char *text)
-{
-    char path[256];
-    FILE *f;
-    bool ok;
-
-    snprintf(path, sizeof(path), "%s/%s", dir, name);
-    f = fopen(path, "we");
-    if (!f)
-        return false;
-    ok = fputs(text, f) >= 0;
-    return fclose(f) == 0 && ok;
-}
-
-/* In a group of its own below one of the two usual places; false where that cannot be made. */
-static bool enter_limited_group(const char *parent, const char *limit_file, char dir[128])
-{
-    char limit_path[256], pid[32];
-
-    snprintf(dir, 128, "%s/hitrain-test-%d", parent, (int)getpid());
-    if (mkdir(dir, 0755) != 0)
-        return false;
-    snprintf(limit_path, sizeof(limit_path), "%s/%s", dir, limit_file);
-    snprintf(pid, sizeof(pid), "%d", (int)getpid());
-    if (access(limit_path, W_OK) == 0 && write_text(dir, limit_file, "67108864") &&
-        write_text(dir, "cgroup.procs", pid))
-        return true;
-    rmdir(dir);
-    return false;
-}
-
 START_TEST(a_cgroup_limit_caps_available_memory)
 {
-    bool v2 = false;
-    char dir[128], pid[32];
-    uint64_t available;
+    struct group g;
 
-    if (!enter_limited_group("/sys/fs/cgroup/memory", "memory.limit_in_bytes", dir)) {
-        v2 = enter_limited_group("/sys/fs/cgroup", "memory.max", dir);
-        if (!v2) {
-            printf("skipped: no cgroup with a memory limit can be made here\n");
-            return;
-        }
-    }
-    available = ht_mem_available();
-    snprintf(pid, sizeof(pid), "%d", (int)getpid());
-    ck_assert(write_text(v2 ? "/sys/fs/cgroup" : "/sys/fs/cgroup/memory", "cgroup.procs", pid));
-    ck_assert_int_eq(rmdir(dir), 0);
+    if (!group_enter("memory", "memory.limit_in_bytes", "67108864", "memory.max", "67108864", &g))
+        return;
+    uint64_t available = ht_mem_available();
+    group_leave(&g);
     ck_assert_uint_le(available, 64 * HT_MIB);
     ck_assert_uint_gt(available, 32 * HT_MIB);
 }
