@@ -10,7 +10,9 @@
  *                              50 times the walk's time    v
  *                                               '----- emptying the groups, a unit in each step (move_unit.c)
  *
- * Free space, the end of a discard and transactions wake it (object/wake.c).
+ * Free space, the end of a discard and transactions wake it (object/wake.c): a pass begins a second after the last one,
+ * or later if the walk takes long. After a pass in vain it pauses, longer each time. A store that has many more nearly
+ * empty groups than that pass left ends the pause.
  *
  * A group is emptied if all that is taken there belongs to published content of which all owners were found, and if the
  * other broken groups have room for that. Otherwise it stays as it is: a group that is half empty is no gain. Owners
@@ -39,9 +41,11 @@
 enum {
     SLICE_CHUNKS = 256,
     PAUSE_MS = 1000,
-    WALK_SHARE = 50,   /* between batches, at least so many times what the walk took */
-    PERIOD_MS = 30000, /* between passes; doubled after each one that gained little */
-    PERIOD_MS_MAX = 3600000,
+    WALK_SHARE = 50,  /* between batches, at least so many times what the walk took */
+    PERIOD_MS = 1000, /* between passes */
+    VAIN_MS = 30000,  /* after one that gained little; twice as long after the next one */
+    VAIN_MS_MAX = 3600000,
+    VAIN_GROUPS = 16, /* with so many more sparse groups than twice those that it left it is worth another one */
 };
 
 bool ht_compact_is_on(const struct ht_store *s)
@@ -217,23 +221,38 @@ static uint64_t whole_groups(struct ht_store *s)
     return groups;
 }
 
+static uint64_t sparse_groups(struct ht_store *s)
+{
+    ht_store_lock(s);
+    uint64_t groups = ht_alloc_sparse_groups(s->alloc);
+    ht_store_unlock(s);
+    return groups;
+}
+
 /* What was moved may have broken other groups, or none could be emptied: then passes come later and later. */
 static void end_pass(struct ht_store *s, struct ht_compaction *c)
 {
     uint64_t emptied = c->figures.emptied - c->pass_emptied, whole = whole_groups(s);
-    bool in_vain = emptied ? whole < c->pass_whole + (emptied + 1) / 2 : c->pass_copied;
+    bool in_vain = !emptied || whole < c->pass_whole + (emptied + 1) / 2;
+    uint64_t now = ht_now_ns();
 
-    c->period_ms = in_vain ? ht_min_u64(2 * c->period_ms, PERIOD_MS_MAX) : PERIOD_MS;
+    c->vain_ms = in_vain ? ht_min_u64(ht_max_u64(2 * c->vain_ms, VAIN_MS), VAIN_MS_MAX) : 0;
+    c->vain_until_ns = in_vain ? now + c->vain_ms * MS : 0;
+    c->pass_left = sparse_groups(s);
     c->device = 0;
     c->group = 0;
-    c->next_ns = ht_max_u64(c->next_ns, ht_now_ns() + c->period_ms * MS);
+    c->next_ns = ht_max_u64(c->next_ns, now + PERIOD_MS * MS);
     c->figures.passes++;
 }
 
-/* False: there is nothing to do. */
-static bool begin_pass(struct ht_store *s, struct ht_compaction *c)
+/* False: there is nothing to do until it is woken, or until then. */
+static bool begin_pass(struct ht_store *s, struct ht_compaction *c, uint64_t *out_at_ns)
 {
+    bool pauses = c->vain_until_ns > ht_now_ns();
+
+    *out_at_ns = pauses ? c->vain_until_ns : 0;
     ht_store_lock(s);
+    s->waits.compact_groups_min = pauses ? 2 * c->pass_left + VAIN_GROUPS : 0;
     bool begins = ht_compact_may_begin(s);
     s->waits.compact_sleeps = !begins;
     if (begins) {
@@ -243,9 +262,7 @@ static bool begin_pass(struct ht_store *s, struct ht_compaction *c)
     ht_store_unlock(s);
     if (!begins)
         return false;
-    c->period_ms = c->period_ms ? c->period_ms : PERIOD_MS;
     c->pass_emptied = c->figures.emptied;
-    c->pass_copied = false;
     c->pass_whole = whole_groups(s);
     c->in_pass = true;
     return true;
@@ -253,7 +270,6 @@ static bool begin_pass(struct ht_store *s, struct ht_compaction *c)
 
 static void end_batch(struct ht_store *s, struct ht_compaction *c)
 {
-    c->pass_copied |= c->batch->copied;
     c->next_ns = ht_now_ns() + WALK_SHARE * c->batch->walk.ns;
     ht_move_open_all(c->batch);
     free_batch(c->batch);
@@ -286,8 +302,8 @@ static enum ht_step step(void *ctx, struct ht_budget *budget)
             budget->at_ns = c->next_ns;
             return HT_STEP_IDLE;
         }
-        if (!c->in_pass && !begin_pass(s, c))
-            return HT_STEP_IDLE; /* until it is woken */
+        if (!c->in_pass && !begin_pass(s, c, &budget->at_ns))
+            return HT_STEP_IDLE;
         return new_batch(s, &c->batch) ? HT_STEP_BLOCKED : HT_STEP_WORKED;
     }
     if (!c->batch->walk.oids)

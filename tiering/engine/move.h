@@ -23,10 +23,11 @@ struct ht_compaction {
     struct ht_move_batch *batch; /* NULL: none */
     unsigned device;             /* where the next batch begins to look for groups */
     uint64_t group;
-    bool in_pass;                                 /* there are groups that it has not looked at */
-    bool pass_copied;                             /* something was copied in this pass */
-    uint64_t next_ns;                             /* as of struct ht_dedup */
-    uint64_t period_ms, pass_emptied, pass_whole; /* emptied and whole groups when the pass began */
+    bool in_pass;                      /* there are groups that it has not looked at */
+    uint64_t next_ns;                  /* as of struct ht_dedup */
+    uint64_t pass_emptied, pass_whole; /* emptied and whole groups when the pass began */
+    uint64_t vain_ms, vain_until_ns;   /* after a pass in vain: the pause, and its end; 0: it gained */
+    uint64_t pass_left;                /* sparse groups when it ended */
 };
 
 bool ht_compact_is_on(const struct ht_store *s);

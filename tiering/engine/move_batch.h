@@ -31,7 +31,6 @@ struct ht_move_batch {
     struct ht_owners owners; /* group: the victim. In order once all was walked */
     uint64_t closed_blocks;  /* that were free in the groups that are closed */
     uint64_t lsn;            /* of the last transaction that moved something; 0: all are durable */
-    bool copied;             /* something was */
     uint8_t *buf;            /* a chunk */
 };
 

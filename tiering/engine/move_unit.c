@@ -305,7 +305,6 @@ static int publish(struct unit *u, unsigned done)
     int rc = done ? ht_move_publish(u->s, u->move, done, &lsn) : 0;
 
     b->lsn = !rc && lsn ? lsn : b->lsn;
-    b->copied |= done > 0;
     for (unsigned i = 0; !rc && i < done; i++)
         if (u->move[i].moved)
             b->figures->moved_bytes += u->move[i].was.stored;

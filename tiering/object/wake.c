@@ -93,7 +93,8 @@ bool ht_compact_may_begin(const struct ht_store *s)
 {
     bool news = s->waits.compact_freed || s->waits.compact_seen_lsn != s->frees.last_lsn + 1;
 
-    return news && ht_alloc_wants_compaction(s->alloc);
+    return news && ht_alloc_wants_compaction(s->alloc) &&
+        ht_alloc_sparse_groups(s->alloc) >= s->waits.compact_groups_min;
 }
 
 void ht_wake_for_compact(struct ht_store *s)

@@ -34,9 +34,10 @@ struct ht_waits {
     struct ht_wakes wakes HT_GUARDED_BY(HT_LOCK_STORE);
     bool discard_noted HT_GUARDED_BY(HT_LOCK_STORE); /* its engine was woken, and has not looked yet */
     HT_GUARDED_BY(HT_LOCK_STORE) struct {
-        bool compact_sleeps;       /* its engine found nothing to do, and is woken when that changes */
-        bool compact_freed;        /* space became free since its last pass began */
-        uint64_t compact_seen_lsn; /* one more than the log had when its last pass began; 0: there was none */
+        bool compact_sleeps;         /* its engine found nothing to do, and is woken when that changes */
+        bool compact_freed;          /* space became free since its last pass began */
+        uint64_t compact_seen_lsn;   /* one more than the log had when its last pass began; 0: there was none */
+        uint64_t compact_groups_min; /* so many sparse groups are worth a pass */
     };
     _Atomic bool stopping;  /* the background ends; no lock */
     _Atomic bool trim_ends; /* ht_store_trim_cancel was called; no lock */
@@ -47,7 +48,10 @@ void ht_waits_destroy(struct ht_waits *w);
 void ht_store_unlock_and_wake(struct ht_store *s) HT_RELEASE(HT_LOCK_STORE);
 /* Space became free. */
 void ht_wake_for_discard(struct ht_store *s) HT_REQUIRES(HT_LOCK_STORE);
-/* There is space to gain, and space became free or the log has grown since the last pass of compaction began. */
+/*
+ * There is space to gain, and space became free or the log has grown since the last pass of compaction began. After a
+ * pass in vain it has to be more space for a while (engine/move.c).
+ */
 bool ht_compact_may_begin(const struct ht_store *s) HT_REQUIRES(HT_LOCK_STORE);
 /* Space became free, also behind a discard; the log grew. */
 void ht_wake_for_compact_freed(struct ht_store *s) HT_REQUIRES(HT_LOCK_STORE);

@@ -526,11 +526,35 @@ START_TEST(it_sleeps_until_there_is_space_to_gain)
 }
 END_TEST
 
+/* A second lies between two passes. */
+static void wait_for_turn(void)
+{
+    usleep(1100000);
+}
+
+/* After one that gained space the next pass begins as soon as other groups are nearly empty. */
+START_TEST(the_next_pass_begins_soon)
+{
+    fresh(64, false);
+    s->hooks.wake_engines = count_wakes;
+    sparse(16);
+    finish_pass();
+    ck_assert_uint_ge(figures().emptied, 12);
+    put_files();
+    sparse(16);
+    wait_for_turn();
+    finish_pass();
+    ck_assert_uint_ge(figures().emptied, 24);
+    put_files();
+    done();
+}
+END_TEST
+
 /* Clones of an open scope hold all groups up. A transaction that frees nothing may let them go. */
 /* Owners that are not published keep their groups as they are. twin: of each file. */
-static void pass_in_vain(struct ht_obj *twin[FILES])
+static void pass_in_vain(struct ht_obj *twin[FILES], uint64_t mib)
 {
-    fresh(32, false);
+    fresh(mib, false);
     s->hooks.wake_engines = count_wakes;
     sparse(16);
     for (unsigned i = 0; i < FILES; i++)
@@ -558,12 +582,49 @@ static void end_twins(struct ht_obj *twin[FILES])
     done();
 }
 
+/* When the engine looks again by itself: ns from now; 0: when it is woken. A pass does not begin. */
+static uint64_t looks_in_ns(void)
+{
+    struct ht_budget budget = {.most_bytes = UINT64_MAX, .until_ns = UINT64_MAX};
+
+    ck_assert_int_eq(ht_compact_engine.step(s, &budget), HT_STEP_IDLE);
+    return budget.at_ns ? budget.at_ns - ht_min_u64(ht_now_ns(), budget.at_ns) : 0;
+}
+
+/* In a pause after a pass in vain it sleeps, and many more groups end the pause. */
+START_TEST(much_more_space_to_gain_ends_a_pause)
+{
+    enum { MORE = 60 * 16 }; /* of 60 groups */
+    struct ht_obj *twin[FILES] = {NULL}, *more[MORE];
+
+    pass_in_vain(twin, 96);
+    wait_for_turn();
+    ck_assert_uint_gt(looks_in_ns(), 5000000000); /* 30 s */
+    for (unsigned i = 0; i < MORE; i++) {
+        more[i] = object(SMALL, 0);
+        put_all(more[i], 0, content[i % FILES], SMALL);
+    }
+    ck_assert_int_eq(ht_store_commit(s), 0);
+    ck_assert_uint_eq(wakes, 0);
+    for (unsigned i = 0; i < MORE; i++)
+        if (i % 16)
+            delete (more[i]);
+        else
+            ht_obj_put(more[i]);
+    ck_assert_int_eq(ht_store_commit(s), 0);
+    ck_assert_uint_eq(wakes, 1);
+    finish_pass();
+    ck_assert_uint_ge(figures().emptied, 30);
+    end_twins(twin);
+}
+END_TEST
+
 START_TEST(it_looks_again_when_the_log_has_grown)
 {
     struct ht_obj *twin[FILES] = {NULL};
     uint64_t lsn;
 
-    pass_in_vain(twin);
+    pass_in_vain(twin, 32);
     ck_assert_int_eq(ht_scope_commit(s, SCOPE, &lsn), 0);
     ck_assert_uint_eq(wakes, 1);
     ck_assert_int_eq(ht_store_compact(s), 0);
@@ -577,7 +638,7 @@ START_TEST(it_looks_again_when_space_became_free)
 {
     struct ht_obj *twin[FILES] = {NULL};
 
-    pass_in_vain(twin);
+    pass_in_vain(twin, 32);
     for (unsigned i = 0; i < FILES; i++)
         if (twin[i]) {
             ck_assert_int_eq(ht_obj_truncate(twin[i], 0), 0);
@@ -713,6 +774,8 @@ int main(void)
     tcase_add_test(tc, a_crash_leaves_all_content);
     tcase_add_loop_test(tc, a_step_keeps_to_its_budget, 0, 2);
     tcase_add_test(tc, it_sleeps_until_there_is_space_to_gain);
+    tcase_add_test(tc, the_next_pass_begins_soon);
+    tcase_add_test(tc, much_more_space_to_gain_ends_a_pause);
     tcase_add_test(tc, it_looks_again_when_the_log_has_grown);
     tcase_add_test(tc, it_looks_again_when_space_became_free);
     tcase_add_test(tc, it_is_woken_when_a_discard_ends);
