@@ -116,9 +116,10 @@ void scenario_note(struct crash_scenario *s, const char *group, uint64_t hash, b
 void scenario_checkpoint(struct crash_scenario *s);
 void scenario_writeback(struct crash_scenario *s); /* as memory pressure does */
 /* A pass of deduplication, which frees so many bytes. Nothing that a client sees changes, and no promise is made. */
-void scenario_compact(struct crash_scenario *s, uint64_t bytes); /* the same for compaction, which moves so many */
 void scenario_dedup(struct crash_scenario *s, uint64_t bytes);
-uint64_t scenario_discard(struct crash_scenario *s); /* what became free; its bytes */
+uint64_t scenario_dedup_some(struct crash_scenario *s);          /* returns how many */
+void scenario_compact(struct crash_scenario *s, uint64_t bytes); /* the same for compaction, which moves so many */
+uint64_t scenario_discard(struct crash_scenario *s);             /* what became free; its bytes */
 /*
  * Damage on the first device, below the recorder: a superblock copy, a frame of a log copy,
  * the first block of the name; and its repair.

@@ -322,6 +322,36 @@ static void compressed_shared(struct crash_scenario *s)
     scenario_commit(s);
 }
 
+/* A copy that came after its origin was compressed, and was compressed, too. */
+static void compressed_twins(struct crash_scenario *s)
+{
+    scenario_write_weights(s, "a", 1, 0, 2 * CHUNK);
+    scenario_write(s, "c", 9, 0, 1);
+    scenario_commit(s);
+    ck_assert_uint_eq(scenario_compress(s), 2);
+    scenario_write_weights(s, "b", 1, 0, 2 * CHUNK);
+    scenario_commit(s);
+    ck_assert_uint_eq(scenario_compress(s), 2 + 2);
+    scenario_fill(s, 2 * CHUNK);
+}
+
+/* Their frames get two owners, who leave one after the other. Others take what comes free. */
+static void deduplicated_frames(struct crash_scenario *s)
+{
+    ck_assert_uint_gt(scenario_dedup_some(s), CHUNK);
+    ck_assert_int_eq(scenario_write(s, "c", 3, 0, 2 * CHUNK), 0);
+    scenario_fsync(s, "c");
+    scenario_truncate(s, "b", CHUNK + 10);
+    scenario_unlink(s, "a");
+    scenario_fsync(s, "");
+    ck_assert_int_eq(scenario_write(s, "c", 4, 0, CHUNK), 0);
+    scenario_fsync(s, "c");
+    ck_assert_int_eq(scenario_write(s, "b", 5, 10, 10), 0);
+    scenario_commit(s);
+    ck_assert_int_eq(scenario_write(s, "c", 6, 0, CHUNK), 0);
+    scenario_fsync(s, "c");
+}
+
 static void little_room(struct crash_scenario *s)
 {
     scenario_write(s, "c", 1, 0, SMALL);
@@ -817,6 +847,7 @@ const struct scenario_script scenario_scripts[] = {
     {"two-scrub", {"a", "b"}, 512, 2, synced_a, scrubbed},
     {"compress", {"a", "b", "c"}, 4096, 1, weights_and_little_room, compressed},
     {"compress-shared", {"a", "b", "c", "d"}, 4096, 1, shared_weights, compressed_shared},
+    {"dedup-frames", {"a", "b", "c"}, 4096, 1, compressed_twins, deduplicated_frames},
     {"compress-inline", {"a", "b", "c"}, 4096, 1, little_room, compressed_inline},
     {"two-compress", {"a", "b", "c"}, 512, 2, weights_and_little_room, compressed, .seldom = true},
     {"step", {"model", "a"}, 512, 1, model, steps},

@@ -18,6 +18,7 @@ SECONDS_MAX = 300
 SMALL, ROT = 'tests/crash/crash_small', 'tests/crash/crash_rot'
 SCRUB = 'tests/unit/tiering/store/test_scrub'
 DEDUP = 'tests/unit/tiering/store/test_dedup'
+FRAMES = 'tests/unit/tiering/store/test_dedup_frames'
 COMPACT = 'tests/unit/tiering/store/test_compact'
 COMPRESS = 'tests/unit/tiering/store/test_compress_shared'
 FLUSH = 'tests/unit/tiering/store/test_flush'
@@ -55,6 +56,9 @@ MUTANTS = [
     ('rollback-half', 'a rollback takes back the state of all parameters', KEPT, ''),
     ('dedup-uncompared', 'content is compared before it is shared', DEDUP, ''),
     ('dedup-unowned', 'bytes that are to be shared still have their owner', DEDUP, ''),
+    ('dedup-uncompared', 'frames are compared before they are shared', FRAMES, ''),
+    ('dedup-unowned', 'a frame that is to be shared still has its owner', FRAMES, ''),
+    ('owner-forgotten', 'a frame of two files waits for its last owner', SMALL, 'dedup-frames'),
     ('owner-left-behind', 'owners of shared bytes move together', COMPACT, ''),
     ('owner-left-behind', 'owners of shared bytes are compressed together', COMPRESS, ''),
     ('frame-too-short', 'a frame has what each owner shows', SMALL, 'compress-shared'),

@@ -17,7 +17,10 @@
  * Objects with a rewrite reserve take no part: shared space does not come back when it is rewritten, so the reserve
  * would grow by what is freed. So a model in training is never touched.
  *
- * Zeros: whole chunks only. Their checksum is known.
+ * Compressed frames take part as they are stored. So a copy that comes after its origin was compressed is found once it
+ * is compressed, too.
+ *
+ * Zeros: whole chunks only. Their checksum is known, and that of their frame.
  */
 #include "tiering/engine/dedup.h"
 
@@ -25,6 +28,7 @@
 #include <stdlib.h>
 
 #include "tiering/cache/arena.h"
+#include "tiering/codec/frame.h"
 #include "tiering/object/chunk.h"
 #include "tiering/object/context.h"
 #include "tiering/object/object.h"
@@ -52,6 +56,12 @@ enum {
 };
 static_assert(HT_SMALL_CHUNK_BYTES << (ZEROS - 1) >= HT_CHUNK_BYTES, "each size of a chunk has its checksum of zeros");
 
+/* As they are stored: raw, and as a compressed frame. */
+struct zeros {
+    uint64_t checksum, frame_checksum;
+    uint32_t frame_bytes; /* 0: no frame is smaller */
+};
+
 struct ht_dedup_pass {
     struct ht_store *s;
     struct ht_dedup_figures *figures;
@@ -64,7 +74,7 @@ struct ht_dedup_pass {
     size_t head, waiting;
     struct ht_dedup_same same;
     uint8_t *buf[2];
-    uint64_t zero_checksum[ZEROS]; /* of HT_SMALL_CHUNK_BYTES << i bytes */
+    struct zeros zeros[ZEROS]; /* HT_SMALL_CHUNK_BYTES << i */
     uint64_t settle_ns, memory_bytes;
     bool skipped;
 };
@@ -106,11 +116,24 @@ static void free_pass(struct ht_dedup_pass *p)
     free(p);
 }
 
-static void know_zeros(struct ht_dedup_pass *p)
+static int know_zeros(struct ht_dedup_pass *p)
 {
+    struct ht_encoder *encoder;
+    int rc = ht_encoder_new(&encoder);
+
+    if (rc)
+        return rc;
     memset(p->buf[0], 0, HT_CHUNK_BYTES);
-    for (unsigned i = 0; i < ZEROS && (uint64_t)HT_SMALL_CHUNK_BYTES << i <= HT_CHUNK_BYTES; i++)
-        p->zero_checksum[i] = ht_store_checksum(p->s, p->buf[0], (size_t)HT_SMALL_CHUNK_BYTES << i);
+    for (unsigned i = 0; i < ZEROS && rc >= 0 && (uint64_t)HT_SMALL_CHUNK_BYTES << i <= HT_CHUNK_BYTES; i++) {
+        struct zeros *z = &p->zeros[i];
+        uint32_t bytes = (uint32_t)HT_SMALL_CHUNK_BYTES << i;
+        z->checksum = ht_store_checksum(p->s, p->buf[0], bytes);
+        rc = ht_codec_encode(encoder, p->buf[0], bytes, p->buf[1]);
+        z->frame_bytes = rc > 0 ? (uint32_t)rc : 0;
+        z->frame_checksum = ht_store_checksum(p->s, p->buf[1], z->frame_bytes);
+    }
+    ht_encoder_free(encoder);
+    return rc < 0 ? rc : 0;
 }
 
 static int allocate(struct ht_dedup_pass *p, unsigned part)
@@ -146,11 +169,12 @@ static int begin_pass(struct ht_store *s, unsigned part, uint64_t settle_ns, str
     p->figures = &s->engine->dedup.figures;
     p->settle_ns = settle_ns;
     int rc = allocate(p, part);
+    if (!rc)
+        rc = know_zeros(p);
     if (rc) {
         free_pass(p);
         return rc;
     }
-    know_zeros(p);
     *out = p;
     return 0;
 }
@@ -185,9 +209,11 @@ static void put_in_queue(struct ht_dedup_pass *p, const struct ht_dedup_pair *pa
 
 static bool is_probably_zero(const struct ht_dedup_pass *p, const struct ht_obj *o, const struct ht_ref *ref)
 {
-    unsigned i = o->chunk_shift - (unsigned)__builtin_ctz(HT_SMALL_CHUNK_BYTES);
+    const struct zeros *z = &p->zeros[o->chunk_shift - (unsigned)__builtin_ctz(HT_SMALL_CHUNK_BYTES)];
 
-    return ref->stored == ht_obj_bytes_per_chunk(o) && ref->checksum == p->zero_checksum[i];
+    if (ref->codec == HT_CODEC_RAW)
+        return ref->stored == ht_obj_bytes_per_chunk(o) && ref->checksum == z->checksum;
+    return ref->stored == z->frame_bytes && ref->checksum == z->frame_checksum;
 }
 
 /* The chunk that the index names, if it still has that content. */
@@ -217,7 +243,7 @@ static void look_up(struct ht_dedup_pass *p, struct ht_obj *o, struct ht_chunk *
         return;
     struct ht_chunk *first = find_entry(p, e, &first_o);
     uint64_t first_index = e->chunk;
-    bool comparable = first && first->pub.stored == c->pub.stored && first_o->chunk_shift == o->chunk_shift;
+    bool comparable = first && ht_dedup_may_be_same(&first->pub, &c->pub) && first_o->chunk_shift == o->chunk_shift;
     if (!comparable || (c->pub.shared && !first->pub.shared))
         ht_dedup_index_add(&p->index, e, &own);
     if (!comparable || ht_ref_same_place(&first->pub, &c->pub))

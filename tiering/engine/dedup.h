@@ -59,8 +59,13 @@ struct ht_dedup_same {
     unsigned count;
 };
 
-/* Is the chunk's content published, on present devices, nothing newer in memory, and was it not looked at in vain? */
+/*
+ * Is the chunk's content published, on present devices, nothing newer in memory, and was it not looked at in vain? Raw
+ * bytes and compressed frames may be.
+ */
 bool ht_dedup_may_share(const struct ht_store *s, const struct ht_chunk *c) HT_REQUIRES(HT_LOCK_STORE);
+/* Have both the same codec, stored length and checksum? */
+bool ht_dedup_may_be_same(const struct ht_ref *a, const struct ht_ref *b);
 /*
  * dedup_pair.c: compares a pair, and adds it to `same`, which has room. buf: two buffers of a chunk each. *out_bytes
  * grows by the bytes read. 0: it was added, or never will be; -EAGAIN: it was skipped; -ENOMEM.

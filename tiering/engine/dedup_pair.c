@@ -12,7 +12,10 @@
  *
  * A crash before the transaction is durable leaves both places. After it, the one that both name.
  *
- * The thread waits for the permit of each read with nothing held, and its buffers belong to the pass.
+ * Raw bytes are compared with raw bytes, and compressed frames with frames, as they are stored. The same bytes always
+ * give the same frame, so two files that were compressed alike meet here. Only for zeros a frame is decoded.
+ *
+ * The thread waits for a permit with nothing held and nothing in flight, and its buffers belong to the pass.
  */
 #include <stdlib.h>
 
@@ -62,7 +65,7 @@ static bool is_in_vain(struct ht_dedup_vain *v, const struct ht_ref *ref)
 
 bool ht_dedup_may_share(const struct ht_store *s, const struct ht_chunk *c)
 {
-    if ((c->flags & ~HT_CH_LOG_RESERVED) != HT_CH_PUB || !ht_ref_holds(&c->pub) || c->pub.codec != HT_CODEC_RAW)
+    if ((c->flags & ~HT_CH_LOG_RESERVED) != HT_CH_PUB || !ht_ref_holds(&c->pub))
         return false;
     return (c->slot == HT_SLOT_NONE || !ht_arena_image(s->arena, c->slot)->dirty) && is_present(s, &c->pub) &&
         !is_in_vain(&s->engine->dedup.vain, &c->pub);
@@ -88,12 +91,14 @@ static int find(struct ht_store *s, const struct ht_dedup_chunk *want, struct ht
     return 0;
 }
 
+bool ht_dedup_may_be_same(const struct ht_ref *a, const struct ht_ref *b)
+{
+    return a->stored == b->stored && a->codec == b->codec && a->checksum == b->checksum;
+}
+
 static bool is_probably_same(const struct ht_sharer_side *a, const struct ht_sharer_side *b)
 {
-    const struct ht_ref *x = &a->was, *y = &b->was;
-
-    return x->stored == y->stored && x->codec == y->codec && x->checksum == y->checksum &&
-        a->obj->chunk_shift == b->obj->chunk_shift;
+    return ht_dedup_may_be_same(&a->was, &b->was) && a->obj->chunk_shift == b->obj->chunk_shift;
 }
 
 /* Both sides; without an owner only the other. -EALREADY: they share the bytes already. */
@@ -129,23 +134,59 @@ static void put_pair(struct ht_store *s, struct ht_sharer *x)
 
 /* -------------------------------------------------------------- comparing */
 
-/* Scrub reports what cannot be read. */
-static int read_side(struct ht_store *s, struct ht_ring *ring, const struct ht_sharer_side *x, uint8_t *buf)
-{
-    struct ht_chunk_io io = {.obj = x->obj, .index = x->index, .ref = x->was};
-    const struct ht_permit_request request = ht_admission_of_ref(s, &x->was);
+/* A side that is read. */
+struct reading {
+    struct ht_chunk_io io;
     struct ht_permit permit;
+};
 
-    ht_permit_get(&s->gate, &request, &permit);
-    ht_chunk_read_start(&io, ring, buf);
-    int rc = ht_chunk_read_finish_quietly(&io, ring);
-    ht_permit_put(&permit);
+/* With its permit. */
+static void start(struct reading *r, struct ht_ring *ring, const struct ht_sharer_side *x, bool decode, uint8_t *buf)
+{
+    r->io = (struct ht_chunk_io){.obj = x->obj, .index = x->index, .ref = x->was, .as_stored = !decode};
+    ht_chunk_read_start(&r->io, ring, buf);
+}
+
+/* Scrub reports what cannot be read. */
+static int finish(struct reading *r, struct ht_ring *ring)
+{
+    int rc = ht_chunk_read_finish_quietly(&r->io, ring);
+
+    ht_permit_put(&r->permit);
     return rc;
 }
 
-static bool is_zero(const uint8_t *p, size_t n)
+/* Both sides at once, if the gate lets two pass, or one alone. rc[]: of each. */
+static void read_sides(struct ht_store *s, struct ht_ring *ring, const struct ht_sharer_side *const side[2],
+                       unsigned sides, uint8_t *buf[2], int rc[2])
 {
-    return !p[0] && memcmp(p, p + 1, n - 1) == 0;
+    struct ht_permit_request request = ht_admission_of_ref(s, &side[0]->was);
+    struct reading r[2];
+
+    ht_permit_get(&s->gate, &request, &r[0].permit);
+    start(&r[0], ring, side[0], sides == 1, buf[0]);
+    if (sides == 1) {
+        rc[0] = finish(&r[0], ring);
+        return;
+    }
+    request = ht_admission_of_ref(s, &side[1]->was);
+    bool both = ht_permit_try(&s->gate, &request, &r[1].permit);
+    if (!both) {
+        rc[0] = finish(&r[0], ring);
+        ht_permit_get(&s->gate, &request, &r[1].permit);
+    }
+    start(&r[1], ring, side[1], false, buf[1]);
+    if (both)
+        rc[0] = finish(&r[0], ring);
+    rc[1] = finish(&r[1], ring);
+}
+
+/* The decoder writes the visible bytes only. */
+static bool is_zero(const struct ht_ref *ref, const uint8_t *p)
+{
+    size_t n = ref->codec == HT_CODEC_RAW ? ref->stored : ref->visible;
+
+    return !n || (!p[0] && memcmp(p, p + 1, n - 1) == 0);
 }
 
 /* Content that changed meanwhile is skipped. Other content is not looked at again. */
@@ -168,21 +209,20 @@ static int compare(struct ht_store *s, const struct ht_sharer *x, uint8_t *buf[2
     uint32_t bytes = x->other.was.stored;
     const struct ht_sharer_side *side[2] = {&x->other, &x->first};
     unsigned sides = x->first.obj ? 2 : 1;
+    int read[2];
 
     if (!ring)
         return -ENOMEM;
+    read_sides(s, ring, side, sides, buf, read);
+    *out_bytes += sides * (uint64_t)bytes;
     for (unsigned i = 0; i < sides; i++) {
-        *out_bytes += bytes;
-        int rc = read_side(s, ring, side[i], buf[i]);
-        if (rc == -ENOMEM)
-            return rc;
-        if (rc) {
-            rc = in_vain(s, side[i]);
-            f->skipped += rc == 0;
-            return rc;
-        }
+        if (!read[i])
+            continue;
+        int rc = read[i] == -ENOMEM ? read[i] : in_vain(s, side[i]);
+        f->skipped += rc == 0;
+        return rc;
     }
-    if (HT_MUTANT("dedup-uncompared") || (sides == 1 ? is_zero(buf[0], bytes) : !memcmp(buf[0], buf[1], bytes)))
+    if (HT_MUTANT("dedup-uncompared") || (sides == 1 ? is_zero(&x->other.was, buf[0]) : !memcmp(buf[0], buf[1], bytes)))
         return 1;
     int rc = in_vain(s, &x->other);
     f->different += rc == 0;

@@ -1,0 +1,377 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* test_dedup_frames.c - compressed content that is stored twice is stored once, and nothing else about it changes. */
+#include "tiering/object/context.h"
+
+#include "tests/unit/tiering/codec/content.h"
+#include "tests/unit/tiering/store/collision.h"
+#include "tests/unit/tiering/store/fixture.h"
+#include "tiering/api/compress.h"
+#include "tiering/api/dedup.h"
+#include "tiering/base/fault.h"
+#include "tiering/base/hash.h"
+#include "tiering/codec/frame.h"
+#include "tiering/engine/dedup.h"
+#include "tiering/object/chunk.h"
+#include "tiering/object/ref.h"
+#include <hitrain/format.h>
+
+enum { CHUNKS = 3, BYTES = CHUNKS * MIB - 1000, SMALL = HT_SMALL_CHUNK_BYTES, STORE_MIB = 64 };
+
+static uint8_t *content;
+static struct ht_obj *origin;
+
+static bool may(void *ctx, uint64_t oid)
+{
+    (void)ctx;
+    (void)oid;
+    return true;
+}
+
+/* Everything is cold at the second look. */
+static void compress(void)
+{
+    ht_store_set_compress(s, may, NULL);
+    for (unsigned i = 0; i < 2; i++)
+        ck_assert_int_eq(ht_store_compress(s), 0);
+    ck_assert_int_eq(ht_store_commit(s), 0);
+}
+
+static struct ht_obj *stored(const uint8_t *p, size_t n)
+{
+    struct ht_obj *o = object(MIB, 0);
+
+    put_all(o, 0, p, n);
+    ck_assert_int_eq(ht_obj_sync(o), 0);
+    return o;
+}
+
+static struct ht_dedup_stats figures(void)
+{
+    struct ht_dedup_stats st;
+
+    ht_store_dedup_stats(s, &st);
+    return st;
+}
+
+/* One pass, durable; what it did. */
+static struct ht_dedup_stats dedup(void)
+{
+    struct ht_dedup_stats was = figures(), now;
+
+    ck_assert_int_eq(ht_store_dedup(s), 0);
+    ck_assert_int_eq(ht_store_commit(s), 0);
+    now = figures();
+    now.compared_bytes -= was.compared_bytes;
+    now.shared_bytes -= was.shared_bytes;
+    now.hole_bytes -= was.hole_bytes;
+    now.different -= was.different;
+    now.skipped -= was.skipped;
+    ht_store_verify(s, true);
+    return now;
+}
+
+static void expect_stored(struct ht_obj *o, const uint8_t *p, size_t n)
+{
+    ht_obj_evict(o);
+    expect(o, 0, p, n);
+}
+
+static void expect_frames(struct ht_obj *o)
+{
+    for (uint64_t k = 0; k < CHUNKS; k++)
+        ck_assert_uint_eq(ht_chunk_ref(ht_chunk_find(o, k))->codec, HT_CODEC_PLANES);
+}
+
+static uint64_t free_bytes(void)
+{
+    return stats().free_bytes;
+}
+
+/* Other bytes wherever there is room, so that they overwrite space that is free by mistake. */
+static struct ht_obj *use_all_space(void)
+{
+    struct ht_obj *o = object(SMALL, 0);
+    uint8_t *junk = malloc(SMALL);
+    uint64_t end = 0;
+
+    content_random(junk, SMALL, 99);
+    for (; ht_obj_write(o, end, junk, SMALL) > 0; end += SMALL) {
+        ++*(uint64_t *)junk;
+        if (end % (32 * SMALL) == 0)
+            ck_assert_int_eq(ht_obj_writeback(o), 0);
+    }
+    ck_assert_int_eq(ht_obj_sync(o), 0);
+    free(junk);
+    return o;
+}
+
+static void setup(void)
+{
+    fresh(STORE_MIB, false);
+    content = malloc(BYTES);
+    content_bf16(content, BYTES, 5);
+    origin = stored(content, BYTES);
+    compress();
+    expect_frames(origin);
+}
+
+static void teardown(void)
+{
+    ht_obj_put(origin);
+    done();
+    free(content);
+}
+
+/* It has its frames before a mount (1), and the pass comes after it. */
+START_TEST(a_copy_that_comes_after_compression_meets_its_origin)
+{
+    uint64_t once = free_bytes(), oid[2];
+    struct ht_obj *copy = stored(content, BYTES);
+
+    ck_assert_uint_eq(dedup().compared_bytes, 0); /* raw bytes are no frame */
+    compress();
+    oid[0] = ht_obj_id(origin);
+    oid[1] = ht_obj_id(copy);
+    if (_i) {
+        ht_obj_put(origin);
+        ht_obj_put(copy);
+        crash();
+        origin = ht_obj_get(s, oid[0]);
+        copy = ht_obj_get(s, oid[1]);
+    }
+    struct ht_dedup_stats st = dedup();
+    ck_assert_uint_eq(st.shared_bytes, obj_stat(copy).stored_bytes);
+    ck_assert_uint_eq(st.different + st.skipped, 0);
+    ck_assert_uint_eq(free_bytes(), once);
+    ck_assert_uint_eq(dedup().compared_bytes, 0); /* nothing is left to do */
+    expect_frames(copy);
+    expect_stored(origin, content, BYTES);
+    expect_stored(copy, content, BYTES);
+    ht_obj_put(origin);
+    ht_obj_put(copy);
+    crash();
+    origin = ht_obj_get(s, oid[0]);
+    copy = ht_obj_get(s, oid[1]);
+    ck_assert_uint_eq(free_bytes(), once);
+    expect_stored(origin, content, BYTES);
+    expect_stored(copy, content, BYTES);
+    ht_obj_put(copy);
+}
+END_TEST
+
+/* A clone of each: whatever has owners already keeps them, and the frames stay for the last one. */
+START_TEST(frames_stay_for_the_last_owner)
+{
+    uint64_t once = free_bytes();
+    struct ht_obj *o[4] = {origin, object(MIB, 0), stored(content, BYTES), object(MIB, 0)};
+
+    for (unsigned i = 1; i < 4; i += 2) {
+        ck_assert_int_eq(ht_obj_clone(o[i - 1], 0, o[i], 0, BYTES), BYTES);
+        ck_assert_int_eq(ht_obj_sync(o[i]), 0);
+    }
+    compress();
+    for (unsigned passes = 0; free_bytes() != once; passes++) {
+        ck_assert_uint_lt(passes, 2);
+        ck_assert_uint_gt(dedup().shared_bytes, 0);
+    }
+    for (unsigned i = 0; i < 3; i++) {
+        unsigned leaves = (i + _i) % 4;
+        if (i % 2) {
+            put_all(o[leaves], 0, content + 1, BYTES - 1); /* other bytes, and others still have these */
+            ck_assert_int_eq(ht_obj_sync(o[leaves]), 0);
+            ht_obj_put(o[leaves]);
+        } else {
+            delete (o[leaves]);
+        }
+        ck_assert_int_eq(ht_store_commit(s), 0);
+    }
+    origin = o[(3 + _i) % 4];
+    ht_obj_put(use_all_space());
+    expect_stored(origin, content, BYTES);
+    uint64_t oid = ht_obj_id(origin);
+    ht_obj_put(origin);
+    remount();
+    origin = ht_obj_get(s, oid);
+    expect_stored(origin, content, BYTES);
+}
+END_TEST
+
+START_TEST(a_cut_copy_keeps_its_length)
+{
+    const uint64_t keep = MIB + 5000;
+    struct ht_obj *copy = stored(content, BYTES);
+    uint8_t *want = calloc(1, BYTES);
+
+    compress();
+    ck_assert_int_eq(ht_obj_truncate(copy, keep), 0);
+    ck_assert_int_eq(ht_obj_sync(copy), 0);
+    ck_assert_uint_gt(dedup().shared_bytes, 0);
+    expect_stored(copy, content, keep);
+    ck_assert_int_eq(ht_obj_truncate(copy, BYTES), 0);
+    memcpy(want, content, keep);
+    expect_stored(copy, want, BYTES);
+    ck_assert_int_eq(ht_obj_sync(copy), 0);
+    expect_stored(origin, content, BYTES);
+    ht_obj_put(copy);
+    free(want);
+}
+END_TEST
+
+/* In the plane that a frame stores as it is, which comes first: every second byte of the content. */
+static void put_in_frame(uint8_t *raw, size_t at, uint64_t word)
+{
+    for (unsigned i = 0; i < 8; i++)
+        raw[2 * (at - sizeof(struct ht_disk_planes) + i)] = (uint8_t)(word >> 8 * i);
+}
+
+START_TEST(frames_with_the_same_checksum_are_compared)
+{
+    uint64_t word[2][COLLISION_WORDS], salt = ht_store_layout(s)->salt, sum[2];
+    uint8_t *raw[2] = {malloc(MIB), malloc(MIB)}, *frame = malloc(MIB);
+    struct ht_encoder *encoder;
+    struct ht_obj *o[2];
+    int len[2];
+
+    collision_words(salt, word[0], word[1]);
+    ck_assert_int_eq(ht_encoder_new(&encoder), 0);
+    for (unsigned i = 0; i < 2; i++) {
+        content_bf16(raw[i], MIB, 6);
+        for (unsigned k = 0; k < COLLISION_WORDS; k++)
+            put_in_frame(raw[i], COLLISION_BLOCK + collision_at(k), word[i][k]);
+        len[i] = ht_codec_encode(encoder, raw[i], MIB, frame);
+        sum[i] = ht_hash64(frame, (size_t)len[i], salt);
+        o[i] = stored(raw[i], MIB);
+    }
+    ht_encoder_free(encoder);
+    ck_assert_int_gt(len[0], 0);
+    ck_assert_int_eq(len[0], len[1]);
+    ck_assert_uint_eq(sum[0], sum[1]);
+    ck_assert_int_ne(memcmp(raw[0], raw[1], MIB), 0);
+    compress();
+    struct ht_dedup_stats st = dedup();
+    ck_assert_uint_eq(st.different, 1);
+    ck_assert_uint_eq(st.shared_bytes, 0);
+    for (unsigned i = 0; i < 2; i++) {
+        expect_stored(o[i], raw[i], MIB);
+        ht_obj_put(o[i]);
+        free(raw[i]);
+    }
+    free(frame);
+}
+END_TEST
+
+static struct ht_dedup_chunk name(struct ht_obj *o)
+{
+    return (struct ht_dedup_chunk){.oid = ht_obj_id(o), .version = obj_stat(o).version};
+}
+
+/* After the comparison one of both is compressed (0), deleted (1: the owner, 2: the other) or written anew (3, 4). */
+START_TEST(what_has_changed_since_the_comparison_is_left_alone)
+{
+    static struct ht_dedup_same same;
+    uint8_t *buf[2] = {aligned_alloc(4096, MIB), aligned_alloc(4096, MIB)};
+    uint64_t bytes = 0;
+    struct ht_obj *o[2] = {stored(content, MIB), stored(content, MIB)};
+    struct ht_obj *changed = o[_i == 2 || _i == 4];
+
+    if (_i)
+        compress();
+    const struct ht_dedup_pair pair = {name(o[0]), name(o[1]), MIB};
+    same.count = 0;
+    ck_assert_int_eq(ht_dedup_compare(s, &pair, &same, buf, &bytes), 0);
+    ck_assert_uint_eq(same.count, 1);
+    if (_i == 0) {
+        compress();
+    } else if (_i < 3) {
+        delete (changed);
+    } else {
+        put_all(changed, 0, content + MIB, MIB);
+        ck_assert_int_eq(ht_obj_sync(changed), 0);
+    }
+    uint64_t before = free_bytes();
+    ck_assert_int_eq(ht_dedup_share(s, &same), 1);
+    ck_assert_uint_eq(free_bytes(), before);
+    ck_assert_int_eq(ht_store_commit(s), 0);
+    ht_obj_put(use_all_space());
+    for (unsigned i = 0; i < 2; i++) {
+        if (o[i] != changed || _i == 0 || _i > 2) {
+            expect_stored(o[i], o[i] == changed && _i > 2 ? content + MIB : content, MIB);
+            ht_obj_put(o[i]);
+        }
+        free(buf[i]);
+    }
+}
+END_TEST
+
+/* A frame that cannot be read, or whose checksum is wrong, stays as it is. */
+START_TEST(what_cannot_be_read_is_skipped)
+{
+    static const enum ht_fault_point points[] = {HT_FAULT_IO_READ, HT_FAULT_STORE_CHECKSUM};
+    struct ht_obj *copy = stored(content, MIB);
+
+    compress();
+    for (unsigned nth = 1; nth <= 2; nth++) {
+        ht_fault_arm(points[_i], nth, false);
+        struct ht_dedup_stats st = dedup();
+        ck_assert_uint_ge(ht_fault_passed(points[_i]), nth);
+        ht_fault_disarm_all();
+        ck_assert_uint_eq(st.skipped, 1);
+        ck_assert_uint_eq(st.shared_bytes, 0);
+    }
+    ck_assert_uint_eq(stats().checksum_errors + stats().read_errors, 0);
+    ck_assert_uint_gt(dedup().shared_bytes, 0);
+    expect_stored(copy, content, MIB);
+    ht_obj_put(copy);
+}
+END_TEST
+
+/* Zeros that were compressed before a pass has seen them. */
+START_TEST(frames_of_zeros_become_holes)
+{
+    uint64_t before = free_bytes();
+    uint8_t *p = calloc(1, BYTES);
+
+    p[MIB] = 1;
+    struct ht_obj *o[2] = {stored(p, BYTES), object(SMALL, 0)};
+    uint64_t oid = ht_obj_id(o[0]);
+    put_all(o[1], 0, p, SMALL);
+    ck_assert_int_eq(ht_obj_sync(o[1]), 0);
+    compress();
+    expect_frames(o[0]);
+    struct ht_dedup_stats st = dedup();
+    ck_assert_uint_eq(st.hole_bytes, 2 * HT_BLOCK_BYTES); /* not the last chunk, which is not whole */
+    ck_assert_uint_eq(st.shared_bytes + st.different + st.skipped, 0);
+    ck_assert_int_eq(ht_obj_seek(o[0], 0, true), 0);
+    ck_assert_int_eq(ht_obj_seek(o[0], 0, false), MIB);
+    ck_assert_uint_eq(obj_stat(o[1]).stored_bytes, 0);
+    ck_assert_uint_eq(before - free_bytes(), obj_stat(o[0]).stored_bytes);
+    expect_stored(o[0], p, BYTES);
+    expect_stored(o[1], p, SMALL);
+    for (unsigned i = 0; i < 2; i++)
+        ht_obj_put(o[i]);
+    uint64_t origin_oid = ht_obj_id(origin);
+    ht_obj_put(origin);
+    remount();
+    origin = ht_obj_get(s, origin_oid);
+    o[0] = ht_obj_get(s, oid);
+    expect_stored(o[0], p, BYTES);
+    ht_obj_put(o[0]);
+    free(p);
+}
+END_TEST
+
+int main(void)
+{
+    TCase *tc = tcase_create("dedup_frames");
+
+    tcase_set_timeout(tc, 300);
+    tcase_add_checked_fixture(tc, setup, teardown);
+    tcase_add_loop_test(tc, a_copy_that_comes_after_compression_meets_its_origin, 0, 2);
+    tcase_add_loop_test(tc, frames_stay_for_the_last_owner, 0, 4);
+    tcase_add_test(tc, a_cut_copy_keeps_its_length);
+    tcase_add_test(tc, frames_with_the_same_checksum_are_compared);
+    tcase_add_loop_test(tc, what_has_changed_since_the_comparison_is_left_alone, 0, 5);
+    tcase_add_loop_test(tc, what_cannot_be_read_is_skipped, 0, 2);
+    tcase_add_test(tc, frames_of_zeros_become_holes);
+    return run_suite(tc);
+}
