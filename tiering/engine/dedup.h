@@ -32,13 +32,14 @@ struct ht_dedup_vain {
 /* The engine's; its thread's alone but for the figures. */
 struct ht_dedup {
     struct ht_dedup_figures figures;
+    /* ht_store_reserves_complete: any thread's, apart from fields that the compiler may read together. */
+    _Atomic bool reserved;
     struct ht_dedup_vain vain;
     struct ht_dedup_pass *pass; /* NULL: none */
     uint64_t seen_lsn;          /* what the log had when the last whole round began */
     uint64_t next_ns;           /* the next pass begins not before */
     unsigned part;              /* of the index, of the next pass */
     bool again;                 /* something was skipped */
-    _Atomic bool reserved;      /* ht_store_reserves_complete: any thread's */
 };
 
 /* A chunk, as it was when it was found. */
