@@ -156,6 +156,8 @@ static int find_place(struct ht_ctl *c, const struct ht_command *cmd, const stru
         out->dir = 0;
     if (rc == 0)
         rc = ht_parse_component(&last, &len, out->name) == 1 ? 0 : -EINVAL;
+    if (rc == 0 && cmd->inside && cmd->inside != out->dir) /* somebody has changed the way meanwhile */
+        rc = -ESTALE;
     if (rc == 0 && strcmp(out->name, HT_CTL_DIR) == 0)
         rc = -EINVAL;
     return rc ? rc : ht_ctl_access(c, out->dir, W_OK | X_OK, caller);

@@ -327,11 +327,18 @@ static bool take_kept(const char *text, size_t len, struct ht_command *out)
 /* The rest of the line is the path: it may have blanks. */
 static bool take_clone(const char *text, size_t len, struct ht_command *out)
 {
-    const char *end = text + len, *at = end_of_word(text, end);
+    const char *end = text + len, *at = end_of_word(text, end), *inside;
 
     if (!take_name(text, (size_t)(at - text), out->name))
         return false;
     at = skip_blanks(at, end);
+    inside = behind(at, (size_t)(end - at), "in=");
+    if (inside) {
+        at = end_of_word(inside, end);
+        if (ht_parse_u64(inside, (size_t)(at - inside), &out->inside) || !out->inside)
+            return false;
+        at = skip_blanks(at, end);
+    }
     out->path = at;
     out->path_len = (size_t)(end - at);
     return at < end;

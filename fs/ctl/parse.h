@@ -72,6 +72,7 @@ struct ht_command {
     const char *word; /* its name, a text that stays */
     const char *path; /* the argument, inside the line; path_len 0: none */
     size_t path_len;
+    uint64_t inside;  /* of a clone: the inode of the directory of its name; 0: whichever the path leads to */
     bool async;       /* of a step */
     bool full;        /* of a commit */
     bool conditional; /* "if=N" was given, and N */

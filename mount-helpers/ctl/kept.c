@@ -210,11 +210,12 @@ static int place_at(int dir, const char *name, char *out, size_t cap)
 int ht_kept_clone_at(const char *root, const char *name, int dir, const char *as, const char *path)
 {
     char place[PATH_MAX], line[2 * PATH_MAX];
+    struct stat st;
     int rc = is_name(root, name) ? ht_cmd_check_mount(root) : -EINVAL;
 
     if (rc < 0)
         return rc;
-    rc = place_at(dir, as, place, sizeof(place));
+    rc = fstat(dir, &st) < 0 ? -errno : place_at(dir, as, place, sizeof(place));
     if (rc < 0)
         return ht_cmd_explain(path, rc);
     if (strchr(" \t", place[0]) || strchr(" \t", place[strlen(place) - 1])) {
@@ -225,7 +226,8 @@ int ht_kept_clone_at(const char *root, const char *name, int dir, const char *as
         ht_error("%s: a path with a line break cannot be given to the store", path);
         return -EINVAL;
     }
-    snprintf(line, sizeof(line), "clone %s %s", name, place);
+    /* Whoever may move the directory may do so now: the number says which one is meant. */
+    snprintf(line, sizeof(line), "clone %s in=%llu %s", name, (unsigned long long)st.st_ino, place);
     return ht_cmd_command(root, root, line);
 }
 

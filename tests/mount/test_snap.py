@@ -203,6 +203,19 @@ def test_the_name_of_a_folder_is_no_command(root, kept, tmp_path):
     assert done.returncode == 1 and 'line break' in done.stderr
 
 
+def test_a_clone_goes_into_the_directory_that_is_meant(root, kept):
+    """Somebody moves it away while the command is on its way, and has another one in its place."""
+    folder = root.parent / 'folder'
+    folder.mkdir()
+    meant = os.stat(folder).st_ino
+    folder.rename(root.parent / 'moved')
+    folder.mkdir()
+    answers = command(root, f'clone 1 in={meant} folder/new')
+    assert answers != ['ok'] and os.listdir(folder) == [] == os.listdir(root.parent / 'moved')
+    assert command(root, f'clone 1 in={meant} moved/new') == ['ok'] and os.listdir(root.parent / 'moved') == ['new']
+    assert command(root, f'clone 1 in={os.stat(root.parent).st_ino} top') == ['ok']
+
+
 def test_a_clone_of_what_is_no_model_is_refused(root):
     said, = command(root.parent, 'clone a new')
     assert 'EINVAL' in said and 'no model root' in said
