@@ -66,6 +66,7 @@ struct ht_ctl {
         } shards; /* shard.c */
     };
     _Atomic unsigned last_errors; /* that are there; changes under lock */
+    _Atomic uint32_t gathered;    /* members of all open gathers (gather.c) */
 
     struct ht_digests *digests; /* digest.c; NULL before the start */
     struct ht_event_log *events;

@@ -7,7 +7,8 @@
 #include <stdlib.h>
 #include <unistd.h>
 
-enum { BLOCK_MEMBERS = 256, BLOCKS_MAX = 512 };
+/* A member costs a client nothing and the daemon some memory: those of all open files have a limit. */
+enum { BLOCK_MEMBERS = 256, BLOCKS_MAX = 512, MEMBERS_OF_ALL_MAX = 1 << 18 };
 enum side { VALUES, GRADIENTS, SIDES };
 
 struct member {
@@ -55,6 +56,7 @@ static void close_member(struct ht_gather *g, struct member *m)
         ht_grad_release(m->grad);
     }
     ht_ns_close(g->ctl->ns, m->ino);
+    g->ctl->gathered--;
 }
 
 void ht_gather_free(struct ht_gather *g)
@@ -125,6 +127,8 @@ static int append(struct ht_gather *g, uint32_t i, const char *line, size_t len,
 
     if (i >= BLOCKS_MAX * BLOCK_MEMBERS)
         return -E2BIG;
+    if (g->ctl->gathered >= MEMBERS_OF_ALL_MAX)
+        return -ENOMEM;
     if (!g->block[i / BLOCK_MEMBERS]) {
         g->block[i / BLOCK_MEMBERS] = calloc(BLOCK_MEMBERS, sizeof(*m));
         if (!g->block[i / BLOCK_MEMBERS])
@@ -134,6 +138,7 @@ static int append(struct ht_gather *g, uint32_t i, const char *line, size_t len,
     rc = open_line(g, line, len, caller, m);
     for (int s = 0; s < SIDES && rc == 0; s++)
         m->end[s] = (i ? member_at(g, i - 1)->end[s] : 0) + m->bytes[s];
+    g->ctl->gathered += rc == 0;
     return rc;
 }
 
@@ -143,6 +148,17 @@ static void report(struct ht_gather *g, const char *line, size_t len, int error)
                       error == -EINVAL       ? "names no parameter of this model"
                           : error == -ESTALE ? "the file has another size"
                                              : strerror(-error));
+}
+
+/* The members from `first` on, of count, which nobody has seen. */
+static void take_back(struct ht_gather *g, uint32_t first, uint32_t count) HT_REQUIRES(HT_LOCK_CTL_SESSION)
+{
+    while (count > first)
+        close_member(g, member_at(g, --count));
+    for (uint32_t b = (uint32_t)ht_div_up(first, BLOCK_MEMBERS); b < BLOCKS_MAX && g->block[b]; b++) {
+        free(g->block[b]);
+        g->block[b] = NULL;
+    }
 }
 
 int ht_gather_add(struct ht_gather *g, const char *lines, size_t len, const struct ht_caller *caller)
@@ -163,8 +179,7 @@ int ht_gather_add(struct ht_gather *g, const char *lines, size_t len, const stru
             report(g, at, (size_t)(next - at), rc);
     }
     if (rc)
-        while (count > before)
-            close_member(g, member_at(g, --count));
+        take_back(g, before, count);
     else
         g->count = count;
     ht_mutex_unlock(gather_lock(g));

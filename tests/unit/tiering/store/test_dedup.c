@@ -534,7 +534,7 @@ START_TEST(thousands_of_owners_of_one_chunk)
             continue;
         ck_assert_int_eq(ht_store_commit(s), 0);
         for (unsigned passes = 0; before - free_bytes() > 4096; passes++) {
-            ck_assert_uint_lt(passes, i < N ? 1 : 3); /* what has owners already may be met last */
+            ck_assert_uint_lt(passes, i < N ? 1 : 3); /* the copy with the owners may be met last */
             ck_assert_uint_gt(dedup().shared_bytes, 0);
         }
     }
