@@ -149,6 +149,37 @@ def part_memory(r, model, optimizer):
     dist.barrier()
 
 
+class Shares(torch.nn.Module):
+    """Gradients of a sum share memory, with each other and with one that backward still needs."""
+
+    def __init__(self):
+        super().__init__()
+        self.query, self.key = (torch.nn.Parameter(torch.linspace(-1, k, 128).view(16, 8)) for k in (1, 2))
+        self.token, self.last = torch.nn.Linear(8, 8), torch.nn.Linear(8, 8)
+
+    def forward(self, x):
+        both = self.query.unsqueeze(0) + self.key.unsqueeze(0)
+        return self.last(self.token(x) + both).square().mean()
+
+
+def part_shares(r):
+    torch.manual_seed(1)
+    model, alone = Shares(), Shares()
+    alone.load_state_dict(model.state_dict())
+    batches = [torch.full((1, 16, 8), rank + 1.0) for rank in range(WORLD)]
+    mean = [sum(g) for g in zip(*(torch.autograd.grad(alone(x) / WORLD, list(alone.parameters())) for x in batches))]
+    bytes_before, _offload.BUCKET_BYTES = _offload.BUCKET_BYTES, 600
+    with r.offload(model, 'shares', optimizer='sgd', activations=None) as optimizer:
+        for group in optimizer.param_groups:
+            group['lr'] = 1.0
+        model(batches[r.rank]).backward()
+        optimizer.step()
+        _offload.BUCKET_BYTES = bytes_before
+        for (name, p), was, g in zip(model.named_parameters(), alone.parameters(), mean):
+            torch.testing.assert_close(p.detach(), was.detach() - g, msg=lambda why, name=name: f'{name}: {why}')
+        dist.barrier()
+
+
 def part_disagrees(r):
     """Models that run differently, and a wrapper that reduces, too, are named on all ranks; then training goes on."""
     model = made()
@@ -216,7 +247,7 @@ def work(rank, base, tmp, results):
         torch.set_num_threads(1)
         _offload.BUCKET_BYTES = 100 << 10
         r = Rank(rank, base, tmp)
-        for part, options in ((part_example, [EXAMPLE]), (part_trains, [Text]), (part_trains, [Twice]), (part_disagrees, []), (part_one_fails, []),
+        for part, options in ((part_example, [EXAMPLE]), (part_trains, [Text]), (part_trains, [Twice]), (part_shares, []), (part_disagrees, []), (part_one_fails, []),
                               (part_death, [])):
             part(r, *options)
             gc.collect()

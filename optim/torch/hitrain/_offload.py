@@ -386,7 +386,8 @@ class Offloaded(Optimizer):
         if not self._begun:
             self._begin_together(said)
         for f in files:
-            f.tensor.grad = f.gradient().contiguous()
+            # In memory of its own: several gradients may share theirs, as after `a + b`, and autograd may still need it.
+            f.tensor.grad = (f.gradient() / self._ranks.world).contiguous()
         try:
             for f, part in zip(files, self._take_means(files)):
                 self._send_one(f, part)

@@ -30,9 +30,9 @@ def check_group(shard: Shard, group: Any) -> None:
 
 @torch.no_grad()
 def take_means(grads: Sequence[torch.Tensor], rank: int, world: int, group: Any) -> List[slice]:
-    """All ranks of the group call it with contiguous gradients of equal shapes. Returns the part of each flat gradient that holds the mean
-    of all ranks now. The rest is void."""
-    flats = [g.view(-1).div_(world) for g in grads]
+    """All ranks of the group call it with contiguous gradients of equal shapes, divided by the number of ranks, in memory that nothing
+    else uses. Returns the part of each flat gradient that holds the mean of all ranks now. The rest is void."""
+    flats = [g.view(-1) for g in grads]
     parts = [[part_of(f.numel(), r, world) for f in flats] for r in range(world)]
     pieces = [[f[p].view(torch.uint8) for f, p in zip(flats, of_rank)] for of_rank in parts]  # bytes: gloo lacks bf16
     sizes = [sum(p.numel() for p in of_rank) for of_rank in pieces]
