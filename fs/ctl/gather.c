@@ -227,7 +227,7 @@ static ssize_t each(struct ht_gather *g, enum side side, uint64_t off, void *buf
         if ((size_t)n < piece)
             break;
     }
-    return n == -EAGAIN || !done ? n : (ssize_t)done;
+    return done ? (ssize_t)done : n; /* what is done is not done again */
 }
 
 static void trace(struct ht_gather *g, const struct ht_trace_mark *mark, enum ht_trace_op op, const struct member *m,
