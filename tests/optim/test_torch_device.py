@@ -15,7 +15,7 @@ from trainer import LR, SECONDS_MAX, TOP, shared_root, shared_store  # first: it
 import torch
 import hitrain
 from hitrain import _offload
-from test_torch_offload import KEEP, Adapted, Image, Text, Twice, assert_equal, loss_of, made, train, values
+from test_torch_offload import KEEP, WIDTH, WORDS, Adapted, Image, Text, Twice, assert_equal, loss_of, made, train, values
 
 pytestmark = pytest.mark.skipif(not hasattr(torch, 'compiler'), reason='PyTorch 2.1 or newer')
 
@@ -31,8 +31,8 @@ def stand_in(monkeypatch, request):
         shutil.rmtree(request.node.funcargs['shared_root'].parent, ignore_errors=True)
 
 
-def offload(model, root, **options):
-    return hitrain.offload(model, root, lr=LR, device='cpu', **{'keep': KEEP, **options})
+def offload(model, root, rule='adamw', **options):
+    return hitrain.offload(model, root, rule, lr=LR, device='cpu', **{'keep': KEEP, **options})
 
 
 def there(optimizer):
@@ -151,6 +151,92 @@ def test_an_abort_takes_the_values_back(shared_root):
             optimizer.zero_grad()
         assert_equal(wanted, values(model))
         train(model, optimizer, 1, 2)
+
+
+class Branch(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a, self.b, self.c = (torch.nn.Linear(WIDTH, WIDTH) for _ in range(3))
+
+    def forward(self, x, uses_b):
+        x = self.a(x)
+        return self.c(self.b(x) if uses_b else x).square().mean()
+
+
+def fail(*unused):
+    raise ValueError('backward ends here')
+
+
+@pytest.mark.parametrize('how', ['zero_grad', 'abort'])
+def test_gradients_of_a_backward_that_raised_are_gone(shared_root, how):
+    model = made(Branch)
+    wanted, x = values(model), torch.ones(2, WIDTH)
+    with offload(model, shared_root, 'sgd') as optimizer:
+        handle = model.a.weight.register_hook(fail)
+        with pytest.raises(ValueError, match='ends here'):
+            model(x, True).backward()
+        handle.remove()
+        getattr(optimizer, how)()
+        assert not any(f.has_gradient() for f in optimizer._parameter_files())
+        model(x, False).backward()
+        optimizer.step()
+        assert torch.equal(wanted['b.weight'], model.b.weight) and not torch.equal(wanted['c.weight'], model.c.weight)
+
+
+def test_after_a_backward_that_raised_parameters_have_their_values_again(shared_root):
+    model = made()
+    wanted = values(model)
+    with offload(model, shared_root) as optimizer:
+        model.blocks[1].up.weight.register_hook(fail)
+        with pytest.raises(ValueError, match='ends here'):
+            loss_of(model, 0).backward()
+        optimizer.zero_grad()
+        assert not optimizer._on_device and there(optimizer) == 0
+        assert_equal(wanted, values(model))
+
+
+class Outside(torch.nn.Module):
+    """Parameters outside blocks, which other modules than their own use, before and after the blocks."""
+
+    def __init__(self):
+        super().__init__()
+        self.factor, self.more = torch.nn.Parameter(torch.rand(WIDTH, WIDTH)), torch.nn.ParameterList([torch.nn.Parameter(torch.rand(WIDTH))])
+        self.embedding, self.attention = torch.nn.Embedding(WORDS, WIDTH), torch.nn.MultiheadAttention(WIDTH, 4, batch_first=True)
+        self.blocks = torch.nn.ModuleList(torch.nn.Linear(WIDTH, WIDTH) for _ in range(6))
+
+    def forward(self, x):
+        y = self.embedding(x) @ self.factor
+        y = self.attention(y, y, y)[0]
+        for block in self.blocks:
+            y = y + block(y)
+        return torch.nn.functional.linear(y * self.more[0], self.embedding.weight), y.new_zeros(())
+
+
+class Layers(torch.nn.Module):
+    """No blocks: nothing leaves the device within a step."""
+
+    def __init__(self):
+        super().__init__()
+        self.embedding = torch.nn.Embedding(WORDS, WIDTH)
+        self.layers = torch.nn.Sequential(*(torch.nn.TransformerEncoderLayer(WIDTH, 4, WIDTH, dropout=0, batch_first=True) for _ in range(2)))
+
+    def forward(self, x):
+        y = self.layers(self.embedding(x))
+        return y @ self.embedding.weight.T, y.new_zeros(())
+
+
+@pytest.mark.parametrize('kind, blocks', [(Outside, 2), (Layers, 0)])
+def test_parameters_outside_blocks_stay_on_the_device(shared_root, kind, blocks):
+    losses, wanted = expected(shared_root.with_name('plain'), 3, kind)
+    model = made(kind)
+    sizes = {name: -(-p.numel() * 4 // 4096) * 4096 for name, p in model.named_parameters()}
+    keep = sum(size for name, size in sizes.items() if not name.startswith('blocks.')) + blocks * (sizes.get('blocks.0.weight', 0) + 4096)
+    with pytest.raises(ValueError, match=f'too little for this {kind.__name__} with device=, which needs {keep} bytes .* {blocks} largest'):
+        offload(made(kind), shared_root, keep=keep - 1)
+    with offload(model, shared_root, keep=keep) as optimizer:
+        assert train(model, optimizer, 0, 3) == losses
+        assert_equal(wanted, values(model))
+        assert optimizer.figures()['held_bytes_max'] <= keep
 
 
 def test_the_model_is_in_the_memory_of_the_cpu_in_the_end(shared_root):

@@ -208,6 +208,13 @@ class DeviceFile(MappedFile):
         self._fetched = self.copies.fetch(super().gradient())
         self.tensor.grad = None
 
+    def begin_step(self) -> None:
+        super().begin_step()
+        self.forget_gradient()
+
+    def forget_gradient(self) -> None:
+        self._fetched = None
+
     def gradient(self) -> torch.Tensor:
         return self._fetched.values if self._fetched else super().gradient()
 

@@ -84,8 +84,8 @@ def offload(model: nn.Module, root: 'os.PathLike[str] | str', optimizer: Union[s
     try:
         if not resume:
             filler.check()
-        units = _units(model, None if blocks is None else list(blocks))
-        _check_keep(units, keep)
+        units = _units(model, None if blocks is None else list(blocks), copies is not None)
+        (_check_keep_of_device if copies else _check_keep)(model, units, keep)
         groups = list(params(model) if callable(params) else params or model.named_parameters())
         groups = _with_frozen(model, groups)
         made = _class_of(kind)(model, groups, root, units, keep, filler, group, copies, resume=resume, shard=shard if shard and shard.world > 1 else None, **options)
@@ -189,12 +189,21 @@ class Offloaded(Optimizer):
         """Gradients of an unfinished step are taken back from the store, too."""
         super().zero_grad(set_to_none=set_to_none)
         self._bucket = {}
+        if self._copies:
+            self._forget_backward()
         if self._begun:
             finished = self._step
             self._go_back(wholly=False)
             if self._step < finished:
                 warnings.warn(f'zero_grad() within a step: {self.root} went back from step {finished} to its durable step {self._step}',
                               RuntimeWarning, stacklevel=2)
+
+    def _forget_backward(self) -> None:
+        """One that raised has left parameters on the device, and gradients that were fetched from it."""
+        for f in self._mapped():
+            f.forget_gradient()  # type: ignore[attr-defined]
+        if self._on_device:
+            self._rest()
 
     def receive_parameter(self, parameter: torch.Tensor) -> None:
         f = self._files[parameter]
@@ -423,6 +432,7 @@ class Offloaded(Optimizer):
             files = [f for f in (self._files.get(p) for p in params) if isinstance(f, MappedFile)]
             if files:
                 made.append(Unit(name, module, files))
+                made[-1].stays = self._copies is not None and not name
                 for f in files:
                     self._units_of.setdefault(f, []).append(made[-1])
         mine, root = weakref.ref(self), self._root  # so that the last reference of the user ends it, on the user's thread
@@ -526,6 +536,8 @@ class Offloaded(Optimizer):
             self._on_device = self._has_copies = True
             for f in self._mapped():
                 f.use()  # type: ignore[attr-defined]
+            for unit in self._residency.load_staying():
+                self._wait_for_copies(unit)
 
     def _wait_for_copies(self, unit: Unit) -> None:
         if self._copies:
@@ -676,8 +688,9 @@ def _check_model(model: nn.Module) -> None:
             raise ValueError(f'{name} and {seen[p.data_ptr()]} are two parameters in one memory: make them one parameter')
 
 
-def _units(model: nn.Module, blocks: Optional[List[nn.Module]]) -> List[Tuple[str, nn.Module, List[nn.Parameter]]]:
-    """Blocks with all their parameters, and every other module with its own, as the model has them in order."""
+def _units(model: nn.Module, blocks: Optional[List[nn.Module]], others_together: bool) -> List[Tuple[str, nn.Module, List[nn.Parameter]]]:
+    """Blocks with all their parameters, and every other module with its own, as the model has them in order. others_together: these
+    are one unit, that of the model."""
     names = {m: name for name, m in model.named_modules()}
     if blocks is None:
         blocks = [child for m in names if isinstance(m, nn.ModuleList) for child in m]
@@ -688,19 +701,33 @@ def _units(model: nn.Module, blocks: Optional[List[nn.Module]]) -> List[Tuple[st
         within.update(m for m in block.modules() if m is not block)
     whole = set(blocks) - within
     found = []
+    if others_together and model not in whole:
+        others = dict.fromkeys(p for m in names if m not in within and m not in whole for p in m.parameters(recurse=False))
+        found += [('', model, list(others))] if others else []
     for module, name in names.items():
-        if module not in within:
+        if module not in within and (module in whole or not others_together):
             params = list(dict.fromkeys(module.parameters(recurse=module in whole)))
             if params:
                 found.append((name, module, params))
     return found
 
 
-def _check_keep(units: List[Tuple[str, nn.Module, List[nn.Parameter]]], keep: int) -> None:
+def _size(params: Sequence[nn.Parameter]) -> int:
+    return sum(-(-p.numel() * p.element_size() // 4096) * 4096 for p in params)
+
+
+def _check_keep_of_device(model: nn.Module, units: List[Tuple[str, nn.Module, List[nn.Parameter]]], keep: int) -> None:
+    """Parameters outside blocks stay on the device, and backward is in two blocks at a time."""
+    others = sum(_size(params) for _, module, params in units if module is model)
+    blocks = sorted((_size(params) for _, module, params in units if module is not model), reverse=True)[:2]
+    if keep < others + sum(blocks):
+        raise ValueError(f'keep={keep} is too little for this {type(model).__name__} with device=, which needs {others + sum(blocks)} bytes at a time: '
+                         f'{others} outside its blocks, and {sum(blocks)} for the {len(blocks)} largest blocks. blocks= names others')
+
+
+def _check_keep(model: nn.Module, units: List[Tuple[str, nn.Module, List[nn.Parameter]]], keep: int) -> None:
     """A unit is needed with those around it: their forward runs, too."""
-    def size(params: Sequence[nn.Parameter]) -> int:
-        return sum(-(-p.numel() * p.element_size() // 4096) * 4096 for p in params)
-    sizes = {module: size(params) for _, module, params in units}
+    sizes = {module: _size(params) for _, module, params in units}
     need = {name: sum(n for outer, n in sizes.items() if module is outer or module in set(outer.modules())) for name, module, _ in units}
     largest = max(need, key=lambda name: need[name])
     if keep < need[largest]:

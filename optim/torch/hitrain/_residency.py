@@ -32,6 +32,7 @@ _NEVER = 1 << 60
 class Unit:
     def __init__(self, name: str, module: nn.Module, files: Sequence[MappedFile]) -> None:
         self.name, self.module, self.files = name, module, list(files)
+        self.stays = False  # until its values change
         self.state = ABSENT
         self.calls = 0  # forwards of this pass
 
@@ -99,6 +100,12 @@ class Residency:
                 self._recent.remove(unit)
             self._recent.append(unit)
         self._use(unit)
+
+    def load_staying(self) -> List[Unit]:
+        staying = [u for u in self.units if u.stays]
+        for unit in staying:
+            self._use(unit)
+        return staying
 
     def step_ended(self, changed: Callable[[MappedFile], bool]) -> None:
         """Files that have changed are loaded anew when they are used next. A new order is expected."""
@@ -217,7 +224,7 @@ class Residency:
         free = self.keep - self.held_bytes - need
         chosen: List[Unit] = []
         if free < 0:
-            idle = [u for u in self.units if u.state == PRESENT and u not in self._running]
+            idle = [u for u in self.units if u.state == PRESENT and not u.stays and u not in self._running]
             for u in sorted(idle, key=lambda u: (u in self._recent, -self._next_use(u))):
                 if free >= 0 or (before < _NEVER and (u in self._recent or self._next_use(u) <= before)):
                     break
