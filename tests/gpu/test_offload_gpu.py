@@ -109,7 +109,7 @@ def test_the_device_holds_what_keep_allows(store):
     torch.manual_seed(0)
     model = nn.Sequential(*[nn.Linear(1024, 1024, bias=False) for _ in range(32)]).bfloat16()
     keep = 8 << 20
-    with hitrain.offload(model, store.mountpoint / 'own', 'sgd', keep=keep, lr=LR, device='cuda') as optimizer:
+    with hitrain.offload(model, store.mountpoint / 'own', 'sgd', keep=keep, blocks=model, lr=LR, device='cuda') as optimizer:
         x = torch.ones(1, 1024, dtype=torch.bfloat16, device='cuda')
         model(x).sum().backward()  # the first pass makes workspaces of cuBLAS
         optimizer.step()
