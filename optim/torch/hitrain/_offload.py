@@ -60,7 +60,7 @@ def offload(model: nn.Module, root: 'os.PathLike[str] | str', optimizer: Union[s
     resume    the values are in the store already, and the model may be one of init_empty()
     activations  bytes of tensors saved for backward that stay in memory; older ones go to the store. 'auto': as many as the store cannot
               take in the time of the forward. Default: all stay. Needs PyTorch 2
-    device    a GPU that computes: `keep` bytes of parameters are on it. Buffers go there, and activations stay there. The model itself is given
+    device    a GPU that computes: `keep` bytes of parameters are loaded there, with all that are outside blocks. Buffers go there, and activations stay there. The model itself is given
               in the memory of the CPU, or as one of init_empty(). Default: the CPU computes
     shard     this process is one of several, each of which offloads the same model to the same root and runs batches of its own. A step
               has the mean of their gradients. All ranks call backward(), step() and zero_grad() alike
