@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include "tests/unit/tiering/store/collision.h"
+#include "tests/unit/tiering/store/dedup.h"
 #include "tests/unit/tiering/store/fixture.h"
 #include "tiering/api/background.h"
 #include "tiering/api/dedup.h"
@@ -41,62 +42,6 @@ static void publish_scope(void)
 
     ck_assert_int_eq(ht_scope_commit(s, SCOPE, &lsn), 0);
     ck_assert_int_eq(ht_store_sync(s, lsn), 0);
-}
-
-static struct ht_dedup_stats figures(void)
-{
-    struct ht_dedup_stats st;
-
-    ht_store_dedup_stats(s, &st);
-    return st;
-}
-
-/* One pass, durable; what it did. */
-static struct ht_dedup_stats dedup(void)
-{
-    struct ht_dedup_stats was = figures(), now;
-
-    ck_assert_int_eq(ht_store_dedup(s), 0);
-    ck_assert_int_eq(ht_store_commit(s), 0);
-    now = figures();
-    ck_assert_uint_eq(now.left_bytes, 0);
-    ck_assert_uint_eq(now.memory_bytes, was.memory_bytes);
-    now.compared_bytes -= was.compared_bytes;
-    now.shared_bytes -= was.shared_bytes;
-    now.hole_bytes -= was.hole_bytes;
-    now.different -= was.different;
-    now.skipped -= was.skipped;
-    ht_store_verify(s, true);
-    return now;
-}
-
-static void expect_stored(struct ht_obj *o, const uint8_t *p, size_t n)
-{
-    ht_obj_evict(o);
-    expect(o, 0, p, n);
-}
-
-static uint64_t free_bytes(void)
-{
-    return stats().free_bytes;
-}
-
-/* Puts other bytes wherever there is room, so that they overwrite space that is free by mistake. */
-static struct ht_obj *use_all_space(void)
-{
-    struct ht_obj *o = object(SMALL, 0);
-    uint8_t *junk = noise(SMALL, 99);
-    uint64_t end = 0;
-
-    while (ht_obj_write(o, end, junk, SMALL) > 0) {
-        end += SMALL;
-        ++*(uint64_t *)junk;
-        if (end % (32 * SMALL) == 0)
-            ck_assert_int_eq(ht_obj_writeback(o), 0);
-    }
-    ck_assert_int_eq(ht_obj_sync(o), 0);
-    free(junk);
-    return o;
 }
 
 START_TEST(copies_take_no_space_and_keep_their_bytes)

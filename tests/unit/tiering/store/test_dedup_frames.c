@@ -4,6 +4,7 @@
 
 #include "tests/unit/tiering/codec/content.h"
 #include "tests/unit/tiering/store/collision.h"
+#include "tests/unit/tiering/store/dedup.h"
 #include "tests/unit/tiering/store/fixture.h"
 #include "tiering/api/compress.h"
 #include "tiering/api/dedup.h"
@@ -45,64 +46,10 @@ static struct ht_obj *stored(const uint8_t *p, size_t n)
     return o;
 }
 
-static struct ht_dedup_stats figures(void)
-{
-    struct ht_dedup_stats st;
-
-    ht_store_dedup_stats(s, &st);
-    return st;
-}
-
-/* One pass, durable; what it did. */
-static struct ht_dedup_stats dedup(void)
-{
-    struct ht_dedup_stats was = figures(), now;
-
-    ck_assert_int_eq(ht_store_dedup(s), 0);
-    ck_assert_int_eq(ht_store_commit(s), 0);
-    now = figures();
-    now.compared_bytes -= was.compared_bytes;
-    now.shared_bytes -= was.shared_bytes;
-    now.hole_bytes -= was.hole_bytes;
-    now.different -= was.different;
-    now.skipped -= was.skipped;
-    ht_store_verify(s, true);
-    return now;
-}
-
-static void expect_stored(struct ht_obj *o, const uint8_t *p, size_t n)
-{
-    ht_obj_evict(o);
-    expect(o, 0, p, n);
-}
-
 static void expect_frames(struct ht_obj *o)
 {
     for (uint64_t k = 0; k < CHUNKS; k++)
         ck_assert_uint_eq(ht_chunk_ref(ht_chunk_find(o, k))->codec, HT_CODEC_PLANES);
-}
-
-static uint64_t free_bytes(void)
-{
-    return stats().free_bytes;
-}
-
-/* Other bytes wherever there is room, so that they overwrite space that is free by mistake. */
-static struct ht_obj *use_all_space(void)
-{
-    struct ht_obj *o = object(SMALL, 0);
-    uint8_t *junk = malloc(SMALL);
-    uint64_t end = 0;
-
-    content_random(junk, SMALL, 99);
-    for (; ht_obj_write(o, end, junk, SMALL) > 0; end += SMALL) {
-        ++*(uint64_t *)junk;
-        if (end % (32 * SMALL) == 0)
-            ck_assert_int_eq(ht_obj_writeback(o), 0);
-    }
-    ck_assert_int_eq(ht_obj_sync(o), 0);
-    free(junk);
-    return o;
 }
 
 static void setup(void)
