@@ -141,6 +141,15 @@ static int remove_with_model(int parent, const char *name, int dir)
     return rc == 0 && unlinkat(parent, name, AT_REMOVEDIR) < 0 ? -errno : rc;
 }
 
+/* A directory of the same user, as staging makes it, that no program locks. Takes the lock. */
+static bool is_left(int dir)
+{
+    struct stat st;
+
+    return fstat(dir, &st) == 0 && st.st_uid == geteuid() && (st.st_mode & 0777) == 0700 &&
+        flock(dir, LOCK_EX | LOCK_NB) == 0;
+}
+
 /*
  * The directory of a program of the same user that was killed. Another user may have renamed it, or given another
  * directory such a name, but cannot have set its attribute.
@@ -149,10 +158,8 @@ static bool is_old(int dir, const char *name)
 {
     char made_as[NAME_MAX + 1];
     ssize_t n = fgetxattr(dir, HT_STAGING_ATTRIBUTE, made_as, sizeof(made_as));
-    struct stat st;
 
-    return n == (ssize_t)strlen(name) && memcmp(made_as, name, (size_t)n) == 0 && fstat(dir, &st) == 0 &&
-        st.st_uid == geteuid() && (st.st_mode & 0777) == 0700 && flock(dir, LOCK_EX | LOCK_NB) == 0;
+    return n == (ssize_t)strlen(name) && memcmp(made_as, name, (size_t)n) == 0 && is_left(dir);
 }
 
 /*
@@ -161,10 +168,7 @@ static bool is_old(int dir, const char *name)
  */
 static bool is_unmarked(int dir)
 {
-    struct stat st;
-
-    return fgetxattr(dir, HT_STAGING_ATTRIBUTE, NULL, 0) < 0 && errno == ENODATA && fstat(dir, &st) == 0 &&
-        st.st_uid == geteuid() && (st.st_mode & 0777) == 0700 && flock(dir, LOCK_EX | LOCK_NB) == 0;
+    return fgetxattr(dir, HT_STAGING_ATTRIBUTE, NULL, 0) < 0 && errno == ENODATA && is_left(dir);
 }
 
 /* -ENOTEMPTY: it is in use. */
