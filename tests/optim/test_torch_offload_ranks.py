@@ -17,6 +17,7 @@ import hitrain
 from hitrain import _offload
 from hitrain.distributed import RankFailed, Shard
 from test_torch_offload import KEEP, Text, Twice, assert_equal, loss_of, made, values
+from test_torch_readme import Model
 
 WORLD, STEPS = 2, 3
 
@@ -45,20 +46,9 @@ def reference(kind, root, path):
     torch.save(values(model), f'{path}-{STEPS + 2}')
 
 
-# The example of docs/offload.md. The loss is the output.
+# The example of docs/offload.md.
 EXAMPLE, = re.findall(r'^## Several processes\n.*?^```python\n(.*?)^```', (TOP / 'docs/offload.md').read_text(), re.M | re.S)
 BATCHES = [torch.randn(4, 64, generator=torch.Generator().manual_seed(i)) for i in range(2 * WORLD)]
-
-
-class Model(torch.nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.layers = torch.nn.ModuleList(torch.nn.Linear(64, 64) for _ in range(3))
-
-    def forward(self, x):
-        for layer in self.layers:
-            x = layer(x).tanh()
-        return x.square().mean()
 
 
 def reference_of_example(root, path):
