@@ -520,7 +520,6 @@ class Offloaded(Optimizer):
         if self._turns:
             self._stop(self._turns, f'the backward of {unit.name or "the model"}')
         self._use_device()
-        self._use_device()
         if self._copies and not self._in_backward_of_device:  # and not in one within it, as of torch.utils.checkpoint
             self._in_backward_of_device = True
             _when_backward_ends(self._device_backward_ended)
