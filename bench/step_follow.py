@@ -13,11 +13,12 @@ import statistics
 import subprocess
 import time
 
-from common import PROGRAMS, run
+from common import PROGRAMS, give_up, run
 from step import FILES, KEPT_SHARE, MIB, SETUP_SECONDS_MAX, Device, Store
 
 STEPS = 9                    # the first one only begins the time of the others
 CONTENT_BYTES = 12
+DEVICE_BYTES = 120           # of a parameter: content, the kept step, the next rewrite, readable steps, and the room for logged ones
 WORDS = 'adamw lr=1e-3 durable_every=16 redo=on redo_keep=32'
 FOLLOW_MIN = 0.9             # of the rate of the copy's own steps, or of the pipe
 CTL = PROGRAMS / 'hitrainctl'
@@ -27,9 +28,10 @@ FREE, LIMITED = 'a free pipe', 'as fast a pipe'
 class Pair:
     def __init__(self, args, folder):
         self.args, self.stores = args, []
+        self.said = open(folder / 'sender.txt', 'w+')
         for name in 'model', 'copy':
             (folder / name).mkdir(exist_ok=True)
-            device = Device(folder / name, args.elements * 48 + (2 << 30), args.limit, f'hitrain-bench-{name}')
+            device = Device(folder / name, args.elements * DEVICE_BYTES + (2 << 30), args.limit, f'hitrain-bench-{name}')
             self.stores.append(Store(device, folder / name, args.elements, FILES))
         self.model, self.copy = self.stores
 
@@ -70,7 +72,7 @@ class Pair:
     def sender(self, rate):
         limit = [f'--rate={rate}'] if rate else []
         return subprocess.Popen([CTL, 'follow', self.model.point / 'model', '--from=base', '--once', *limit],
-                                stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+                                stdout=subprocess.PIPE, stderr=self.said)
 
     def pipe(self, rate):
         """Seconds that the stream takes for a step."""
@@ -79,6 +81,9 @@ class Pair:
         with self.sender(rate) as sender:
             while sender.stdout.read1(MIB):
                 began = began or time.monotonic()
+        if not began or sender.returncode:
+            self.said.seek(0)
+            give_up(self.said.read())
         return (time.monotonic() - began) / STEPS
 
     def follow(self, rate):
