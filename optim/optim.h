@@ -55,6 +55,8 @@ struct ht_optim_hooks {
                     struct ht_optim_config *out, char err[HT_OPTIM_ERROR_MAX]);
     /* Names and attributes were taken back, by no request: drop cached copies. May block. May be NULL. */
     void (*taken_back)(void *ctx);
+    /* An abort computes logged steps of the root again, which may take long. May be NULL. */
+    void (*replay_begins)(void *ctx, uint64_t root);
 };
 
 /* For ht_participant_optim. */

@@ -105,6 +105,14 @@ static void hook_taken_back(void *ctx)
     ht_endurance_apply(ctx);
 }
 
+static void hook_replay_begins(void *ctx, uint64_t root)
+{
+    const struct ht_ctl *c = ctx;
+
+    if (c->cache)
+        c->cache->replay_begins(c->cache->ctx, root);
+}
+
 void ht_ctl_link(struct ht_ctl *c, struct ht_list *head, struct ht_list *link)
 {
     ht_mutex_lock(ht_ctl_lock(c));
@@ -190,6 +198,7 @@ int ht_ctl_new(struct ht_store *s, struct ht_ctl **out)
         .file = hook_file,
         .override = hook_override,
         .taken_back = hook_taken_back,
+        .replay_begins = hook_replay_begins,
     };
     rc = ht_events_start(c);
     if (rc) {

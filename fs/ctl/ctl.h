@@ -50,6 +50,8 @@ struct ht_ctl_cache {
     struct ht_obj *(*mapped)(void *ctx, uint64_t gradient);
     /* Prefetches a file's content to the place of its next opener. False: that is the store's own memory. WAITS. */
     bool (*bring)(void *ctx, uint64_t ino, struct ht_obj *obj);
+    /* Requests of this model root that nobody wants any more need not wait: a replay of logged steps begins. */
+    void (*replay_begins)(void *ctx, uint64_t root);
 };
 /* NULL: there is no such cache. */
 void ht_ctl_set_cache(struct ht_ctl *c, const struct ht_ctl_cache *cache);

@@ -286,6 +286,11 @@ bool ht_job_submit(struct ht_job *job, enum ht_lane_kind kind, uint64_t key);
 /* A job of no request, unless one with its fn is queued in this lane and does the same: then this one is gone. */
 bool ht_job_submit_once(struct ht_job *job, enum ht_lane_kind kind, uint64_t key);
 /*
+ * A replay of this root's logged steps begins: its queued jobs end whose requests were interrupted before. ctx: struct
+ * ht_fuse.
+ */
+void ht_job_replay_begins(void *ctx, uint64_t root);
+/*
  * The calling job, if it serves a request, gives up its place in its lane: it is about to wait for a lock of the
  * kernel, which the request of a later job may hold. False: too many have left; it keeps its place and must not wait
  * for that lock.

@@ -47,7 +47,7 @@
  *
  * Interrupts. A process may wait for a replay of logged steps, which takes long. If its request is interrupted, before
  * the replay or during it, a queued job ends, and a running one learns of it (ht_activity_interrupted). All other waits
- * are short: they go on.
+ * are short: they go on. A job that was interrupted earlier ends when the replay begins.
  *
  * Locks: job_lock, a leaf. Threads: submit from workers and jobs; fn on job threads.
  */
@@ -401,6 +401,36 @@ static void on_interrupt(fuse_req_t req, void *data)
     ht_mutex_unlock(ht_fuse_job_lock(f));
     if (key)
         end_interrupted(f, job, req, key);
+}
+
+/* Takes it out of its lane; NULL: there is none. */
+static fuse_req_t take_interrupted(struct ht_fuse *f, struct ht_job_lane *l) HT_REQUIRES(HT_LOCK_JOBS)
+{
+    ht_list_for_each(pos, &l->queue) {
+        struct ht_job *job = ht_list_entry(pos, struct ht_job, link);
+        fuse_req_t req = job->req;
+        if (job->interrupted && take_back(f, job))
+            return req;
+    }
+    return NULL;
+}
+
+/* A job that comes into a lane later, or is interrupted later, finds the replay. */
+void ht_job_replay_begins(void *ctx, uint64_t root)
+{
+    struct ht_fuse *f = ctx;
+
+    for (unsigned kind = 0; kind < HT_LANES; kind++) {
+        fuse_req_t req;
+        do {
+            ht_mutex_lock(ht_fuse_job_lock(f));
+            struct ht_job_lane *l = find_lane(f, (enum ht_lane_kind)kind, root);
+            req = l ? take_interrupted(f, l) : NULL;
+            ht_mutex_unlock(ht_fuse_job_lock(f));
+            if (req)
+                fuse_reply_err(req, EINTR);
+        } while (req);
+    }
 }
 
 static size_t bytes_waiting(struct ht_fuse *f, enum ht_lane_kind kind, uint64_t key)

@@ -239,7 +239,8 @@ int ht_fuse_new(struct ht_ctl *ctl, const struct ht_fuse_opts *opts, struct ht_f
                                      .drop_data = drop_data,
                                      .drop_name = ht_fuse_drop_name,
                                      .mapped = ht_passthrough_mapped,
-                                     .bring = ht_passthrough_prefetch};
+                                     .bring = ht_passthrough_prefetch,
+                                     .replay_begins = ht_job_replay_begins};
     f->single_thread = opts->single_thread;
     f->threads = opts->threads ? opts->threads : default_threads();
     f->ready = opts->ready;

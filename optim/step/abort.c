@@ -52,10 +52,14 @@ static int quiesce(struct ht_root *root, struct ht_optim_steer *by, bool *out_re
  */
 static void begin_reverting(struct ht_root *root)
 {
+    const struct ht_optim_hooks *hooks = &root->o->hooks;
+
     lock(root->o);
     root->reverting = true;
-    root->redo.replaying = root->redo.steps > 0;
+    bool replaying = root->redo.replaying = root->redo.steps > 0;
     unlock(root->o);
+    if (replaying && hooks->replay_begins)
+        hooks->replay_begins(hooks->ctx, root->id);
 }
 
 int ht_opt_take_back(struct ht_root *root, int *out_shown)

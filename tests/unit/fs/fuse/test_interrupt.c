@@ -106,6 +106,12 @@ static void set_replaying(bool replaying)
     unlock(w.o);
 }
 
+static void note_replay(void *ctx, uint64_t root)
+{
+    (void)ctx;
+    ht_job_replay_begins(&fuse, root);
+}
+
 static void set_hold(bool hold)
 {
     lock(w.o);
@@ -119,6 +125,7 @@ static void set_hold(bool hold)
 static void prepare(unsigned workers)
 {
     memset(&w, 0, sizeof(w));
+    w.hooks.replay_begins = note_replay;
     fixture_open_as(&w, "adamw lr=1e-2", 1);
     fixture_mixed_params(&w, HT_SMALL_CHUNK_BYTES);
     ck_assert_int_eq(ht_ctl_new(w.s, &ctl), 0);
@@ -201,6 +208,35 @@ START_TEST(an_interrupt_before_a_replay_ends_a_wait_once_it_begins)
 }
 END_TEST
 
+/* Its lane is full when an abort computes logged steps again, and until after that: one request was interrupted. */
+START_TEST(an_interrupt_before_a_replay_ends_a_queued_job_once_it_begins)
+{
+    struct ht_optim_config logs = fixture_config("adamw lr=1e-2 redo=on durable_every=100");
+
+    prepare(1);
+    ht_ctl_detach(ctl); /* events need no names, of which there are none */
+    ck_assert_int_eq(ht_optim_root_configure(w.o, ROOT, &logs), 0);
+    ck_assert_int_eq(ht_optim_commit(w.o, ROOT), 0);
+    for (unsigned step = 1; step <= 3; step++) {
+        step_all(&w);
+        ck_assert_int_eq(step < 3 ? ht_optim_commit(w.o, ROOT) : ht_optim_wait(w.o, ROOT, 0), 0);
+    }
+    fill_lane();
+    uint64_t wanted = ask(reply_now, false), unique = ask(reply_now, false);
+    ping();
+    interrupt(unique);
+    ping();
+    ck_assert(is_silent());
+    ck_assert_int_eq(ht_optim_abort(w.o, ROOT), 0);
+    ck_assert_uint_eq(fixture_stat(&w).replay_steps, 0);
+    expect_answer(unique, -EINTR);
+    ck_assert(is_silent());
+    empty_lane();
+    expect_answer(wanted, 0);
+    finish();
+}
+END_TEST
+
 int main(void)
 {
     TCase *tc = tcase_create("interrupt");
@@ -208,5 +244,6 @@ int main(void)
     tcase_add_test(tc, an_interrupt_before_the_job_is_queued_is_not_lost);
     tcase_add_loop_test(tc, an_interrupt_of_a_queued_job_ends_it_only_during_a_replay, 0, 2);
     tcase_add_loop_test(tc, an_interrupt_before_a_replay_ends_a_wait_once_it_begins, 0, 2);
+    tcase_add_test(tc, an_interrupt_before_a_replay_ends_a_queued_job_once_it_begins);
     return run_suite("interrupt", tc);
 }
