@@ -6,7 +6,6 @@
 #include <pthread.h>
 #include <signal.h>
 #include <stdlib.h>
-#include <sys/eventfd.h>
 #include <unistd.h>
 
 #include "tiering/base/lock.h"
@@ -18,7 +17,6 @@ struct ht_feeder {
     pthread_t thread;
     struct ht_mutex lock;
     pthread_cond_t changed;
-    int wake; /* an eventfd: the thread is to end */
     /* The thread alone adds to used, and the caller alone moves begin. */
     HT_GUARDED_BY(HT_LOCK_FEEDER) struct {
         size_t begin, used;
@@ -45,21 +43,25 @@ static size_t wait_for_room(struct ht_feeder *f, size_t *out_at)
     return ending ? 0 : ht_min_u64(room, READ_BYTES_MAX);
 }
 
-/* A count, 0 at the end, or -errno; -ECANCELED: the thread is to end. */
-static ssize_t read_some(struct ht_feeder *f, void *to, size_t len)
+/*
+ * A count, 0 at the end, or -errno. The thread ends here if the caller wants that: also in the middle of a read, which
+ * waits for however long if another process takes the bytes that have come.
+ */
+static ssize_t read_some(void *to, size_t len)
 {
-    for (;;) {
-        struct pollfd in[] = {{.fd = STDIN_FILENO, .events = POLLIN}, {.fd = f->wake, .events = POLLIN}};
-        if (poll(in, 2, -1) < 0 && errno != EINTR)
-            return -errno;
-        if (in[1].revents)
-            return -ECANCELED;
-        if (!in[0].revents)
-            continue;
-        ssize_t n = read(STDIN_FILENO, to, len);
-        if (n >= 0 || (errno != EINTR && errno != EAGAIN))
-            return n < 0 ? -errno : n;
-    }
+    struct pollfd in = {.fd = STDIN_FILENO, .events = POLLIN};
+    ssize_t n;
+    int before;
+
+    (void)pthread_setcancelstate(PTHREAD_CANCEL_ENABLE, &before);
+    do {
+        n = read(STDIN_FILENO, to, len);
+        if (n < 0 && errno == EAGAIN)
+            (void)poll(&in, 1, -1);
+    } while (n < 0 && (errno == EINTR || errno == EAGAIN));
+    int rc = n < 0 ? -errno : 0;
+    (void)pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &before);
+    return rc ? rc : n;
 }
 
 static void *feed(void *arg)
@@ -67,9 +69,11 @@ static void *feed(void *arg)
     struct ht_feeder *f = arg;
     size_t at, room;
     ssize_t n = 1;
+    int before;
 
+    (void)pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &before);
     while (n > 0 && (room = wait_for_room(f, &at)) > 0) {
-        n = read_some(f, f->ring + at, room);
+        n = read_some(f->ring + at, room);
         ht_mutex_lock(feeder_lock(f));
         if (n > 0)
             f->used += (size_t)n;
@@ -99,8 +103,6 @@ static void free_all(struct ht_feeder *f)
 {
     ht_mutex_destroy(&f->lock);
     pthread_cond_destroy(&f->changed);
-    if (f->wake >= 0)
-        close(f->wake);
     free(f->ring);
     free(f);
 }
@@ -114,9 +116,8 @@ int ht_feeder_begin(bool (*stopped)(void), struct ht_feeder **out)
     f->stopped = stopped;
     ht_mutex_init(&f->lock, HT_LOCK_FEEDER);
     ht_cond_init(&f->changed);
-    f->wake = eventfd(0, EFD_CLOEXEC);
     f->ring = malloc(HT_FEEDER_BYTES);
-    int rc = f->wake < 0 ? -errno : f->ring ? start_thread(f) : -ENOMEM;
+    int rc = f->ring ? start_thread(f) : -ENOMEM;
     if (rc < 0) {
         free_all(f);
         return rc;
@@ -148,16 +149,13 @@ ssize_t ht_feeder_get(void *feeder, void *data, size_t len)
 
 void ht_feeder_end(struct ht_feeder *f)
 {
-    const uint64_t one = 1;
-
     if (!f)
         return;
     ht_mutex_lock(feeder_lock(f));
     f->ending = true;
     pthread_cond_broadcast(&f->changed);
     ht_mutex_unlock(feeder_lock(f));
-    ssize_t told = write(f->wake, &one, sizeof(one)); /* an eventfd takes it */
-    (void)told;
+    (void)pthread_cancel(f->thread);
     pthread_join(f->thread, NULL);
     free_all(f);
 }

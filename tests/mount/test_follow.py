@@ -5,6 +5,7 @@ import json
 import os
 import select
 import signal
+import socket
 import struct
 import subprocess
 import termios
@@ -20,7 +21,7 @@ from test_step_streams import content, make_model, receive, send
 FILES = 'w', 'deep/v'
 WHERE = 'user.hitrain-follow'
 RENAME_EXCHANGE = 2
-HEADER_BYTES, PART_BYTES = 64, 4096
+HEADER_BYTES, END_BYTES, PART_BYTES = 64, 48, 4096
 
 
 @pytest.fixture
@@ -149,6 +150,23 @@ def test_a_copy_follows_sums_of_gradients(stores, dtype):
     for r in (root, other):
         train(r, 999, dtype)
     assert same(root, other)
+
+
+def test_a_receiver_ends_while_it_waits_for_bytes(stores):
+    """As when another process has taken those that came: its read goes on until there are many."""
+    root, other = start(*stores[1])
+    train(root, 3)
+    data = stream(root, '--from=base')
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        at = receiver(other, theirs)
+        ours.sendall(data[:-END_BYTES])
+        wait_for(lambda: word(other, 'step') == '3', 'the step is there')
+        theirs.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, MIB)
+        ours.sendall(data[-END_BYTES:1 - END_BYTES])
+        wait_for(lambda: not select.select([theirs], [], [], 0)[0], 'the byte is taken')
+        at.send_signal(signal.SIGINT)
+        assert at.wait(SECONDS_MAX) == 1 and same(root, other)
 
 
 def test_a_stopped_copy_goes_on_where_it_was(stores):
