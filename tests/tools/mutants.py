@@ -17,6 +17,7 @@ import time
 SECONDS_MAX = 300
 SMALL, ROT = 'tests/crash/crash_small', 'tests/crash/crash_rot'
 SCRUB = 'tests/unit/tiering/store/test_scrub'
+SHARED = 'tests/unit/tiering/store/test_scrub_shared'
 DEDUP = 'tests/unit/tiering/store/test_dedup'
 FRAMES = 'tests/unit/tiering/store/test_dedup_frames'
 COMPACT = 'tests/unit/tiering/store/test_compact'
@@ -61,6 +62,8 @@ MUTANTS = [
     ('owner-forgotten', 'a frame of two files waits for its last owner', SMALL, 'dedup-frames'),
     ('owner-left-behind', 'owners of shared bytes move together', COMPACT, ''),
     ('owner-left-behind', 'owners of shared bytes are compressed together', COMPRESS, ''),
+    ('owner-left-behind', 'owners of bad bytes move together', SHARED, ''),
+    ('frame-too-short', 'a repair has what each owner shows', SHARED, ''),
     ('frame-too-short', 'a frame has what each owner shows', SMALL, 'compress-shared'),
     ('frame-checksum', 'checksum of a frame', SMALL, 'xattr'),
     ('padding-later', 'a frame torn in its padding is no later one', SMALL, 'create'),

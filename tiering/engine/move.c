@@ -18,8 +18,9 @@
  * other broken groups have room for that. Otherwise it stays as it is: a group that is half empty is no gain. Owners
  * move together (txn/move.c), the chunks of an object in their order. Compressed content moves as it is.
  *
- * A walk costs the same for one group as for many, so a batch has many. Content of very many owners stays, so that no
- * step holds the store's lock for long.
+ * A walk costs the same for one group as for many, so a batch has many. The notes of owners have a bound. If groups
+ * have more owners, half of the groups leave the batch, as often as it needs, and the next batch begins with them. A
+ * group that has too many owners alone stays, and so does content of more than HT_OWNERS_MAX.
  */
 #include "tiering/engine/move.h"
 
@@ -105,6 +106,25 @@ static int note(struct ht_move_batch *b, const struct ht_owner_found *f)
     return rc;
 }
 
+/* Half of the groups leave the batch, and their notes with them. */
+static void cut(struct ht_move_batch *b)
+{
+    size_t n = 0;
+
+    b->count /= 2;
+    b->next_key = b->victim[b->count].key;
+    for (size_t i = 0; i < b->owners.count; i++)
+        if (b->owners.found[i].group < b->count && !b->victim[b->owners.found[i].group].skip)
+            b->owners.found[n++] = b->owners.found[i];
+    b->owners.count = n;
+}
+
+/* One group alone has more owners than the notes may have. */
+static bool is_full(const struct ht_move_batch *b)
+{
+    return b->count == 1 && b->owners.count >= b->owners_most;
+}
+
 /* Has the walk noted this chunk for the victim? Its notes are the last ones, from `first` on. */
 static bool is_noted(const struct ht_move_batch *b, size_t first, unsigned victim)
 {
@@ -118,10 +138,12 @@ static bool is_noted(const struct ht_move_batch *b, size_t first, unsigned victi
 static int look_at(void *ctx, struct ht_obj *o, struct ht_chunk *c, uint64_t index) HT_REQUIRES(HT_LOCK_STORE)
 {
     struct ht_move_batch *b = ctx;
-    size_t noted = b->owners.count;
 
     if (!(c->flags & HT_CH_PUB) || !ht_ref_holds(&c->pub))
         return HT_WALK_ON;
+    while (b->owners.count >= b->owners_most && b->count > 1)
+        cut(b);
+    size_t noted = b->owners.count;
     uint64_t place = ht_owners_place(&c->pub);
     for (unsigned i = 0; i < ht_ref_extents(&c->pub); i++) {
         struct ht_extent e = ht_ref_extent(&c->pub, i);
@@ -130,8 +152,8 @@ static int look_at(void *ctx, struct ht_obj *o, struct ht_chunk *c, uint64_t ind
             struct ht_move_victim *v = find_victim(b, ht_owners_key(e.device, group));
             if (!v || is_noted(b, noted, (unsigned)(v - b->victim)))
                 continue;
-            v->skip |= b->owners.count >= HT_MOVE_FOUND_MAX || ht_owners_are_too_many(b->s, &c->pub);
             const struct ht_owner_found f = {place, o->oid, index, (unsigned)(v - b->victim)};
+            v->skip |= ht_owners_are_too_many(b->s, &c->pub) || is_full(b);
             int rc = v->skip ? 0 : note(b, &f);
             if (rc)
                 return rc;
@@ -176,6 +198,8 @@ static int new_batch(struct ht_store *s, struct ht_move_batch **out)
     }
     b->s = s;
     b->buf = buf;
+    b->flight = 1;
+    b->owners_most = 2 * (size_t)ht_owners_max(s);
     b->figures = &s->engine->compaction.figures;
     b->figures->memory_bytes += sizeof(*b) + HT_CHUNK_BYTES;
     *out = b;
@@ -211,6 +235,16 @@ static int go_on(struct ht_move_batch *b, struct ht_budget *budget)
     int rc = ht_walk_is_over(&b->walk) ? ht_move_unit(b, budget) : walk(b);
 
     return rc ? rc : !ht_walk_is_over(&b->walk) || !ht_move_is_over(b);
+}
+
+/* Groups that had to leave the batch come next. */
+static bool is_cut(const struct ht_move_batch *b, unsigned *out_device, uint64_t *out_group)
+{
+    if (!b->next_key)
+        return false;
+    *out_device = ht_move_device(b->next_key);
+    *out_group = ht_move_group(b->next_key);
+    return true;
 }
 
 static uint64_t whole_groups(struct ht_store *s)
@@ -271,6 +305,7 @@ static bool begin_pass(struct ht_store *s, struct ht_compaction *c, uint64_t *ou
 static void end_batch(struct ht_store *s, struct ht_compaction *c)
 {
     c->next_ns = ht_now_ns() + WALK_SHARE * c->batch->walk.ns;
+    c->in_pass |= is_cut(c->batch, &c->device, &c->group);
     ht_move_open_all(c->batch);
     free_batch(c->batch);
     c->batch = NULL;
@@ -390,6 +425,7 @@ int ht_store_compact(struct ht_store *s)
         rc = b->count ? begin_walk(b) : 0;
         while (!rc && b->count && (rc = go_on_at_once(b)) > 0)
             rc = 0;
+        end = !is_cut(b, &device, &group) && end;
         ht_move_open_all(b);
         free_batch(b);
     }

@@ -5,14 +5,14 @@
 
 #include "tiering/base/base.h"
 #include "tiering/space/alloc.h"
+#include "tiering/txn/txn.h"
 #include "tiering/engine/move.h"
 #include "tiering/engine/owners.h"
 #include "tiering/engine/walk.h"
 
 enum {
-    HT_MOVE_GROUPS_MAX = 4096,                     /* of a batch */
-    HT_MOVE_TAKEN_MAX = HT_ALLOC_SPARSE_TAKEN_MAX, /* blocks of a group that is nearly empty: a quarter */
-    HT_MOVE_FOUND_MAX = 1 << 17                    /* owners of a batch; groups with more stay */
+    HT_MOVE_GROUPS_MAX = 4096,                    /* of a batch */
+    HT_MOVE_TAKEN_MAX = HT_ALLOC_SPARSE_TAKEN_MAX /* blocks of a group that is nearly empty: a quarter */
 };
 
 /* A nearly empty group. */
@@ -22,6 +22,15 @@ struct ht_move_victim {
     bool closed;  /* it was closed: emptying it has begun */
 };
 
+static inline unsigned ht_move_device(uint64_t key)
+{
+    return (unsigned)(key >> 48);
+}
+static inline uint64_t ht_move_group(uint64_t key)
+{
+    return key & ((UINT64_C(1) << 48) - 1);
+}
+
 struct ht_move_batch {
     struct ht_store *s;
     struct ht_move_figures *figures;
@@ -29,11 +38,20 @@ struct ht_move_batch {
     unsigned count, at, settled; /* at: the group that is emptied next; settled: groups before it are open again */
     struct ht_walk walk;
     struct ht_owners owners; /* group: the victim. In order once all was walked */
-    uint64_t closed_blocks;  /* that were free in the groups that are closed */
-    uint64_t lsn;            /* of the last transaction that moved something; 0: all are durable */
-    uint8_t *buf;            /* a chunk */
+    size_t owners_most;
+    uint64_t next_key;      /* the first group that left the batch, since there were too many owners; 0: none */
+    uint64_t closed_blocks; /* that were free in the groups that are closed */
+    uint64_t lsn;           /* of the last transaction that moved something; 0: all are durable */
+    uint8_t *buf;           /* a chunk */
+    unsigned flight;        /* contents that move together: what the devices serve in a part of a step */
 };
 
+/*
+ * move_copy.c: reads content, verifies it and writes it to new places, as much as the budget allows and at least one.
+ * *out_done: the moves before it were copied. 0, or the error of that one; later ones may have been copied, too.
+ */
+int ht_move_copy(struct ht_move_batch *b, struct ht_move m[], unsigned count, struct ht_budget *budget,
+                 unsigned *out_done) HT_EXCLUDES(HT_LOCK_STORE) HT_MUST_CHECK;
 /*
  * move_unit.c: copies and publishes some content of the next groups, as much as the budget allows, or makes moves
  * durable and opens the groups. 0, or an error that is not the groups'.

@@ -24,8 +24,7 @@
 #include "tiering/object/context.h"
 #include "tiering/object/object.h"
 #include "tiering/object/ref.h"
-#include "tiering/data/admission.h"
-#include "tiering/data/chunk_io.h"
+#include "tiering/object/slice.h"
 #include "tiering/data/flush.h"
 #include "tiering/txn/txn.h"
 #include "tiering/engine/engine_priv.h"
@@ -33,8 +32,8 @@
 
 enum {
     MOVES_MAX = HT_ALLOC_GROUP_BLOCKS,
-    OWNERS_MAX = 2 * HT_OWNERS_MAX,
-    UNIT_BLOCKS = HT_ALLOC_GROUP_BLOCKS,            /* of a unit with several groups */
+    UNIT_OWNERS = 2048,                             /* of a unit with several groups */
+    UNIT_BLOCKS = HT_ALLOC_GROUP_BLOCKS,            /* the same */
     GROUP_BLOCKS_MAX = 4 * HT_ALLOC_GROUP_BLOCKS,   /* of the content of one group, with what lies outside of it */
     LOOKS_MAX = 64,                                 /* groups that a unit looks at */
     CLOSED_BLOCKS_MAX = 64 * HT_ALLOC_GROUP_BLOCKS, /* in closed groups */
@@ -46,19 +45,20 @@ struct unit {
     struct ht_move_batch *b;
     struct ht_store *s;
     struct ht_move move[MOVES_MAX];
-    unsigned victim[MOVES_MAX];             /* of each move: the first of its groups */
-    struct ht_move_owner owner[OWNERS_MAX]; /* each with a reference to its object */
-    unsigned count, owners, blocks;
+    unsigned victim[MOVES_MAX];  /* of each move: the first of its groups */
+    struct ht_move_owner *owner; /* in the order of the moves, each with a reference to its object */
+    unsigned count, owners, owners_cap, blocks;
+    struct ht_slice slice; /* while it gathers */
 };
 
 static unsigned device_of(const struct ht_move_victim *v)
 {
-    return (unsigned)(v->key >> 48);
+    return ht_move_device(v->key);
 }
 
 static uint64_t group_of(const struct ht_move_victim *v)
 {
-    return v->key & ((1ull << 48) - 1);
+    return ht_move_group(v->key);
 }
 
 static unsigned blocks_inside(const struct ht_move_victim *v, const struct ht_ref *ref)
@@ -103,6 +103,23 @@ static struct ht_move *find_move(struct unit *u, const struct ht_ref *ref)
     return NULL;
 }
 
+/* For so many owners more. -ENOMEM */
+static int need_room(struct unit *u, unsigned more)
+{
+    unsigned cap = u->owners + more, at = 0;
+
+    if (cap <= u->owners_cap)
+        return 0;
+    struct ht_move_owner *owner = realloc(u->owner, cap * sizeof(*owner));
+    if (!owner)
+        return -ENOMEM;
+    u->owner = owner;
+    u->owners_cap = cap;
+    for (unsigned i = 0; i < u->count; at += u->move[i++].owners)
+        u->move[i].owner = &owner[at];
+    return 0;
+}
+
 static bool add_owner(struct unit *u, struct ht_move *m, const struct ht_owner_found *f) HT_REQUIRES(HT_LOCK_STORE)
 {
     struct ht_obj *o;
@@ -137,7 +154,7 @@ static int gather_place(struct unit *u, unsigned victim, const struct ht_owner_f
         return rc;
     u->victim[u->count++] = victim;
     u->blocks += ht_ref_blocks(&m->was);
-    for (unsigned i = 0; i < n; i++)
+    for (unsigned i = 0; i < n; i++, ht_slice_next(u->s, &u->slice))
         if (!add_owner(u, m, &f[i]))
             return STAYS;
     return ht_move_may(u->s, m) ? GATHERED : STAYS;
@@ -149,10 +166,8 @@ static void forget_from(struct unit *u, unsigned count) HT_REQUIRES(HT_LOCK_STOR
     while (u->count > count) {
         struct ht_move *m = &u->move[--u->count];
         u->blocks -= ht_ref_blocks(&m->was);
-        while (m->owners) {
+        for (; m->owners; m->owners--, ht_slice_next(u->s, &u->slice))
             ht_obj_put_locked(u->owner[--u->owners].obj);
-            m->owners--;
-        }
         if (ht_ref_holds(&m->now))
             ht_free_ref_now(u->s, &m->now);
         ht_ref_forget(&m->was);
@@ -186,7 +201,8 @@ static bool fits(const struct unit *u, unsigned before, unsigned owners)
 {
     unsigned most = before ? UNIT_BLOCKS : GROUP_BLOCKS_MAX;
 
-    return u->blocks <= most && u->count + HT_MOVE_TAKEN_MAX <= MOVES_MAX && u->owners + owners <= OWNERS_MAX;
+    return u->blocks <= most && u->count + HT_MOVE_TAKEN_MAX <= MOVES_MAX &&
+        (!before || u->owners + owners <= UNIT_OWNERS);
 }
 
 /* All that lies in a group. GATHERED; or nothing was gathered: FULL, STAYS, NOT_DURABLE, -ENOMEM. */
@@ -195,12 +211,14 @@ static int gather_group(struct unit *u, unsigned victim, const struct ht_owner_f
 {
     struct ht_move_victim *v = &u->b->victim[victim];
     unsigned before = u->count, inside = 0;
-    int rc = v->skip || n > HT_OWNERS_MAX ? STAYS : GATHERED;
+    int rc = v->skip ? STAYS : GATHERED;
 
     if (!rc && v->closed && !ht_alloc_is_closed_group(u->s->alloc, device_of(v), group_of(v)))
         rc = STAYS; /* a writer needed it */
     if (!rc && !fits(u, before, (unsigned)n))
         rc = FULL;
+    if (!rc)
+        rc = need_room(u, (unsigned)n);
     for (size_t i = 0, same; !rc && i < n; i += same) {
         for (same = 1; i + same < n && f[i + same].place == f[i].place; same++)
             continue;
@@ -259,44 +277,7 @@ static int gather(struct unit *u)
     return rc == NOT_DURABLE || rc < 0 ? rc : 0;
 }
 
-/* ----------------------------------------------------------------- copying */
-
-static int read_bytes(struct unit *u, struct ht_move *m, struct ht_ring *ring)
-{
-    struct ht_chunk_io io = {.obj = m->owner[0].obj, .index = m->owner[0].index, .ref = m->was, .as_stored = true};
-    const struct ht_permit_request request = ht_admission_of_ref(u->s, &m->was);
-    struct ht_permit permit;
-
-    ht_permit_get(&u->s->gate, &request, &permit);
-    ht_chunk_read_start(&io, ring, u->b->buf);
-    int rc = ht_chunk_read_finish_quietly(&io, ring); /* scrub reports it */
-    ht_permit_put(&permit);
-    return rc;
-}
-
-static bool is_used_up(const struct ht_budget *budget)
-{
-    return budget->bytes >= budget->most_bytes || ht_now_ns() >= budget->until_ns;
-}
-
-/* As many as the budget allows. *out_done: the moves before it were copied. 0, or the error of the next one. */
-static int copy_some(struct unit *u, unsigned *out_done, struct ht_budget *budget)
-{
-    struct ht_ring *ring = ht_store_ring(u->s);
-    unsigned i = 0;
-    int rc = ring ? 0 : -ENOMEM;
-
-    for (; !rc && i < u->count; i++) {
-        if (i > 0 && (is_used_up(budget) || u->s->waits.stopping))
-            break;
-        rc = read_bytes(u, &u->move[i], ring);
-        if (!rc)
-            rc = ht_move_write(&u->move[i], ring, u->b->buf, 0, true);
-        budget->bytes += 2 * (uint64_t)u->move[i].was.stored; /* read and written */
-    }
-    *out_done = rc && i ? i - 1 : i;
-    return rc;
-}
+/* -------------------------------------------------------------- publishing */
 
 static int publish(struct unit *u, unsigned done)
 {
@@ -315,7 +296,7 @@ static int publish(struct unit *u, unsigned done)
 static int copy_and_publish(struct unit *u, struct ht_budget *budget)
 {
     unsigned done;
-    int rc = copy_some(u, &done, budget);
+    int rc = ht_move_copy(u->b, u->move, u->count, budget, &done);
 
     if (done < u->count)
         u->b->at = u->victim[done];
@@ -323,8 +304,10 @@ static int copy_and_publish(struct unit *u, struct ht_budget *budget)
         u->b->at++;
         rc = 0;
     }
+    bool many = u->owners > UNIT_OWNERS;
     int published = publish(u, done);
-    return rc ? rc : published == -EIO ? 0 : published;
+    bool stays = published == -EIO || (published == -ENOSPC && many); /* the log has no room for so many records */
+    return rc ? rc : stays ? 0 : published;
 }
 
 /* ---------------------------------------------------------------- settling */
@@ -395,6 +378,7 @@ int ht_move_unit(struct ht_move_batch *b, struct ht_budget *budget)
     ht_store_lock(b->s);
     forget_from(u, 0);
     ht_store_unlock(b->s);
+    free(u->owner);
     free(u);
     return rc;
 }

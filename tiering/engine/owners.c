@@ -4,15 +4,24 @@
 
 #include <stdlib.h>
 
+#include "tiering/engine/walk.h"
+#include "tiering/object/chunk.h"
+#include "tiering/object/context.h"
+#include "tiering/object/object.h"
 #include "tiering/object/refcount.h"
 
-enum { CAP_START = 1024 };
+enum { CAP_START = 1024, SLICE_CHUNKS = 256 };
+
+unsigned ht_owners_max(const struct ht_store *s)
+{
+    return s->opts.owners_max ? s->opts.owners_max : HT_OWNERS_MAX;
+}
 
 bool ht_owners_are_too_many(const struct ht_store *s, const struct ht_ref *ref)
 {
     const struct ht_refcount *e = ht_refcount_find(s, ref);
 
-    return e && e->owners > HT_OWNERS_MAX;
+    return e && e->owners > ht_owners_max(s);
 }
 
 int ht_owners_note(struct ht_owners *w, const struct ht_owner_found *f)
@@ -27,6 +36,36 @@ int ht_owners_note(struct ht_owners *w, const struct ht_owner_found *f)
     }
     w->found[w->count++] = *f;
     return 0;
+}
+
+struct search {
+    const struct ht_ref *ref;
+    struct ht_owners *found;
+    size_t most;
+};
+
+static int look_at(void *ctx, struct ht_obj *o, struct ht_chunk *c, uint64_t index) HT_REQUIRES(HT_LOCK_STORE)
+{
+    const struct search *x = ctx;
+
+    if (!(c->flags & HT_CH_PUB) || !ht_ref_same_place(&c->pub, x->ref) || x->found->count == x->most)
+        return HT_WALK_ON;
+    const struct ht_owner_found f = {.place = ht_owners_place(&c->pub), .oid = o->oid, .index = index};
+    int rc = ht_owners_note(x->found, &f);
+    return rc ? rc : HT_WALK_ON;
+}
+
+int ht_owners_find(struct ht_store *s, const struct ht_ref *ref, struct ht_owners *w)
+{
+    static const struct ht_walk_visitor visitor = {.chunk = look_at};
+    struct search x = {.ref = ref, .found = w, .most = ht_owners_max(s)};
+    struct ht_walk walk;
+    int rc = ht_walk_begin(&walk, s);
+
+    while (!rc && !ht_walk_is_over(&walk))
+        rc = ht_walk_slice(&walk, &visitor, &x, SLICE_CHUNKS);
+    ht_walk_end(&walk);
+    return rc;
 }
 
 static int by_place(const void *a, const void *b)

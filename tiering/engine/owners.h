@@ -17,7 +17,11 @@
 
 struct ht_store;
 
-enum { HT_OWNERS_MAX = 1024 }; /* of one place: bytes with more stay, so that no step holds the store's lock for long */
+/*
+ * Of one place: bytes with more stay where they are. So the notes of an engine have a bound, twice as many: 8 MiB. The
+ * option owners_max is for tests.
+ */
+enum { HT_OWNERS_MAX = 1 << 17 };
 
 struct ht_owner_found {
     uint64_t place; /* of the first block: owners of the same bytes have the same */
@@ -40,7 +44,14 @@ static inline uint64_t ht_owners_place(const struct ht_ref *ref)
 
     return ht_owners_key(first.device, first.block);
 }
+unsigned ht_owners_max(const struct ht_store *s);
 bool ht_owners_are_too_many(const struct ht_store *s, const struct ht_ref *ref) HT_REQUIRES(HT_LOCK_STORE);
+/*
+ * Notes all owners of what a published reference names, by a walk of its own: at most HT_OWNERS_MAX. -ENOMEM: some may
+ * be noted.
+ */
+int ht_owners_find(struct ht_store *s, const struct ht_ref *ref, struct ht_owners *w)
+    HT_EXCLUDES(HT_LOCK_STORE) HT_MUST_CHECK;
 /* -ENOMEM */
 int ht_owners_note(struct ht_owners *w, const struct ht_owner_found *f) HT_MUST_CHECK;
 void ht_owners_sort(struct ht_owners *w); /* by group, place, object and index */

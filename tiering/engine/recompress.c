@@ -10,7 +10,7 @@
  *
  * The walk finds published raw chunks of objects that may be compressed and have the same version as in the round
  * before. Content with several owners is compressed for all owners at once, if the walk has found all. An owner that is
- * no candidate keeps the content raw for all, and so do more than 1,024 owners (recompress_shared.h).
+ * no candidate keeps the content raw for all, and so do more owners than HT_OWNERS_MAX (recompress_shared.h).
  *
  * Left alone are content in the memory of passthrough files, and objects with anything that is not published: an update
  * or a writer is about to replace it.
@@ -31,6 +31,7 @@
 #include "tiering/object/context.h"
 #include "tiering/object/object.h"
 #include "tiering/object/ref.h"
+#include "tiering/object/slice.h"
 #include "tiering/data/write_frame.h"
 #include "tiering/txn/txn.h"
 #include "tiering/engine/engine_priv.h"
@@ -61,7 +62,8 @@ struct ht_recompress_round {
     struct ht_recompress_shared shared;
     /* What the last slice found: owners with a reference to their objects, and a copy of theirs. No owners: nothing. */
     struct ht_move found;
-    struct ht_move_owner owner[HT_OWNERS_MAX];
+    struct ht_move_owner one; /* room of found.owner, if more was never needed */
+    unsigned owners_cap;
 };
 
 uint64_t ht_recompress_rate_bytes(const struct ht_store *s)
@@ -79,6 +81,8 @@ static void round_free(struct ht_recompress_round *r)
     ht_recompress_batch_destroy(&r->batch);
     ht_recompress_shared_end(&r->shared);
     ht_walk_end(&r->walk);
+    if (r->found.owner != &r->one)
+        free(r->found.owner);
     free(r->seen);
     free(r);
 }
@@ -98,8 +102,9 @@ static int round_new(struct ht_store *s, struct ht_recompress_round **out)
         return -ENOMEM;
     r->s = s;
     r->c = &s->engine->recompress;
-    r->found.owner = r->owner;
-    ht_recompress_shared_begin(&r->shared, r->c->part, HT_RECOMPRESS_NOTES_MAX);
+    r->found.owner = &r->one;
+    r->owners_cap = 1;
+    ht_recompress_shared_begin(&r->shared, r->c->part, 2 * (size_t)ht_owners_max(s));
     int rc = ht_recompress_batch_init(&r->batch, s, r->c);
     if (!rc)
         rc = ht_walk_begin(&r->walk, s);
@@ -186,13 +191,31 @@ static bool is_candidate(const struct ht_store *s, const struct ht_chunk *c) HT_
 static void hold(struct ht_recompress_round *r, struct ht_obj *o, uint64_t index) HT_REQUIRES(HT_LOCK_STORE)
 {
     o->refs++;
-    r->owner[r->found.owners++] = (struct ht_move_owner){o, index};
+    r->found.owner[r->found.owners++] = (struct ht_move_owner){o, index};
+}
+
+/* -ENOMEM */
+static int need_owners(struct ht_recompress_round *r, size_t n)
+{
+    bool grown = r->found.owner != &r->one;
+
+    if (n <= r->owners_cap)
+        return 0;
+    struct ht_move_owner *owner = realloc(grown ? r->found.owner : NULL, n * sizeof(*owner));
+    if (!owner)
+        return -ENOMEM;
+    r->c->bytes += (n - (grown ? r->owners_cap : 0)) * sizeof(*owner);
+    r->found.owner = owner;
+    r->owners_cap = (unsigned)n;
+    return 0;
 }
 
 static void forget_found(struct ht_recompress_round *r) HT_REQUIRES(HT_LOCK_STORE)
 {
-    while (r->found.owners)
-        ht_obj_put_locked(r->owner[--r->found.owners].obj);
+    struct ht_slice slice = {0};
+
+    for (; r->found.owners; ht_slice_next(r->s, &slice))
+        ht_obj_put_locked(r->found.owner[--r->found.owners].obj);
     ht_ref_forget(&r->found.was);
     memset(&r->found.was, 0, sizeof(r->found.was));
 }
@@ -240,22 +263,25 @@ static struct ht_chunk *noted_chunk(struct ht_recompress_round *r, const struct 
 static int find_owners(struct ht_recompress_round *r, const struct ht_owner_found *f, size_t n)
     HT_REQUIRES(HT_LOCK_STORE)
 {
-    const struct ht_ref *most = NULL;
+    struct ht_ref *most = &r->found.was;
+    struct ht_slice slice = {0};
     struct ht_obj *o;
-    int rc = 0;
+    int rc = need_owners(r, n);
 
-    for (size_t i = 0; i < n; i++) {
+    for (size_t i = 0; !rc && i < n; i++, ht_slice_next(r->s, &slice)) {
         struct ht_chunk *c = noted_chunk(r, &f[i], &o);
         if (!c)
             break;
-        if (!most || (c->pub.visible > most->visible && !HT_MUTANT("frame-too-short")))
-            most = &c->pub;
+        if (i == 0)
+            rc = ht_ref_copy(most, &c->pub);
+        if (rc)
+            break;
+        if (c->pub.visible > most->visible && !HT_MUTANT("frame-too-short"))
+            most->visible = c->pub.visible;
         hold(r, o, f[i].index);
     }
-    bool all = n && r->found.owners == n && most->visible > HT_BLOCK_BYTES;
-    if (all)
-        rc = ht_ref_copy(&r->found.was, most);
-    if (!all || rc || !ht_move_may(r->s, &r->found))
+    bool all = !rc && r->found.owners == n && most->visible > HT_BLOCK_BYTES;
+    if (!all || !ht_move_may(r->s, &r->found))
         forget_found(r);
     return rc;
 }
@@ -271,7 +297,7 @@ static int next_shared(struct ht_recompress_round *r)
     if (HT_MUTANT("owner-left-behind"))
         n = 1;
     ht_store_lock(r->s);
-    int rc = n > HT_OWNERS_MAX ? 0 : find_owners(r, f, n);
+    int rc = find_owners(r, f, n);
     ht_store_unlock(r->s);
     return rc;
 }

@@ -27,6 +27,7 @@
 #include "tiering/object/deferred_free.h"
 #include "tiering/object/object.h"
 #include "tiering/object/ref.h"
+#include "tiering/object/slice.h"
 #include "tiering/data/admission.h"
 #include "tiering/data/chunk_io.h"
 #include "tiering/engine/engine_priv.h"
@@ -62,6 +63,8 @@ void ht_recompress_batch_destroy(struct ht_recompress_batch *b)
 {
     forget_waiting(b);
     ht_encoder_free(b->encoder);
+    free(b->owner);
+    free(b->oid);
     free(b->raw);
     free(b->frame);
 }
@@ -80,34 +83,47 @@ static void free_frame(struct ht_recompress_batch *b, unsigned i) HT_REQUIRES(HT
 }
 
 /* Takes a reference to the object of each owner of a frame, from `at` on, and moves them to `to`. Or to none. */
-static bool take_owners(struct ht_recompress_batch *b, unsigned at, unsigned n, const bool may[], unsigned to)
-    HT_REQUIRES(HT_LOCK_STORE)
+static bool take_owners(struct ht_recompress_batch *b, unsigned at, unsigned n, unsigned to) HT_REQUIRES(HT_LOCK_STORE)
 {
+    struct ht_slice slice = {0};
     unsigned taken = 0;
 
-    for (; taken < n; taken++) {
+    for (; taken < n; taken++, ht_slice_next(b->s, &slice)) {
         struct ht_obj *o = ht_obj_find_locked(b->s, b->oid[at + taken]);
-        if (!o || o->dead || !may[at + taken])
+        if (!o || o->dead)
             break;
         o->refs++;
         b->owner[to + taken] = (struct ht_move_owner){o, b->owner[at + taken].index};
     }
-    for (unsigned i = 0; taken < n && i < taken; i++)
+    for (unsigned i = 0; taken < n && i < taken; i++, ht_slice_next(b->s, &slice))
         ht_obj_put_locked(b->owner[to + i].obj);
     return taken == n;
+}
+
+/* Numbers of objects that may not be compressed become 0. Owners of one object often follow each other. */
+static void ask_for_all(struct ht_recompress_batch *b)
+{
+    uint64_t last = 0;
+    bool may = false;
+
+    for (unsigned i = 0; i < b->owners; i++) {
+        if (b->oid[i] != last) {
+            last = b->oid[i];
+            may = b->figures->may(b->figures->ctx, last);
+        }
+        b->oid[i] = may ? last : 0;
+    }
 }
 
 /* Frames of which all owners are still there, and may be compressed, come first in move[]. Their number. */
 static unsigned take_objects(struct ht_recompress_batch *b)
 {
-    bool may[HT_RECOMPRESS_OWNERS_MAX];
     unsigned n = 0, owners = 0, at = 0;
 
-    for (unsigned i = 0; i < b->owners; i++)
-        may[i] = b->figures->may(b->figures->ctx, b->oid[i]);
+    ask_for_all(b);
     ht_store_lock(b->s);
     for (unsigned i = 0; i < b->count; at += b->move[i++].owners) {
-        if (!take_owners(b, at, b->move[i].owners, may, owners)) {
+        if (!take_owners(b, at, b->move[i].owners, owners)) {
             free_frame(b, i);
             ht_ref_forget(&b->move[i].was);
             continue;
@@ -125,8 +141,10 @@ static unsigned take_objects(struct ht_recompress_batch *b)
 
 static void put_objects(struct ht_recompress_batch *b)
 {
+    struct ht_slice slice = {0};
+
     ht_store_lock(b->s);
-    for (unsigned i = 0; i < b->owners; i++) {
+    for (unsigned i = 0; i < b->owners; i++, ht_slice_next(b->s, &slice)) {
         ht_obj_put_locked(b->owner[i].obj);
         b->owner[i].obj = NULL;
     }
@@ -179,7 +197,7 @@ static uint64_t available(struct ht_store *s)
 bool ht_recompress_batch_is_full(struct ht_recompress_batch *b)
 {
     return b->count == HT_RECOMPRESS_FRAMES_MAX || b->blocks >= WAITING_BLOCKS_MAX ||
-        b->owners + HT_OWNERS_MAX > HT_RECOMPRESS_OWNERS_MAX || b->blocks * WAITING_SHARE > available(b->s);
+        b->owners >= HT_RECOMPRESS_OWNERS || b->blocks * WAITING_SHARE > available(b->s);
 }
 
 /* For the longest frame: in blocks that are free now, and that no promise counts on. */
@@ -232,8 +250,10 @@ static int read_content(struct ht_recompress_batch *b, struct ht_ring *ring, con
 /* No later round tries it again. */
 static void keep_raw(struct ht_store *s, const struct ht_move *m)
 {
+    struct ht_slice slice = {0};
+
     ht_store_lock(s);
-    for (unsigned i = 0; i < m->owners; i++) {
+    for (unsigned i = 0; i < m->owners; i++, ht_slice_next(s, &slice)) {
         struct ht_chunk *c = ht_chunk_find(m->owner[i].obj, m->owner[i].index);
         if (c && (c->flags & HT_CH_PUB) && ht_ref_same_place(&c->pub, &m->was))
             c->pub.kept_raw = 1;
@@ -241,16 +261,39 @@ static void keep_raw(struct ht_store *s, const struct ht_move *m)
     ht_store_unlock(s);
 }
 
+/* For so many owners more. -ENOMEM */
+static int need_room(struct ht_recompress_batch *b, unsigned more)
+{
+    unsigned cap = b->owners + more, at = 0;
+
+    if (cap <= b->owners_cap)
+        return 0;
+    struct ht_move_owner *owner = realloc(b->owner, cap * sizeof(*owner));
+    b->owner = owner ? owner : b->owner;
+    uint64_t *oid = owner ? realloc(b->oid, cap * sizeof(*oid)) : NULL;
+    for (unsigned i = 0; owner && i < b->count; at += b->move[i++].owners)
+        b->move[i].owner = &owner[at];
+    if (!oid)
+        return -ENOMEM;
+    b->figures->bytes += (cap - b->owners_cap) * (sizeof(*owner) + sizeof(*oid));
+    b->oid = oid;
+    b->owners_cap = cap;
+    return 0;
+}
+
 /* The frame waits then. */
 static int write_frame(struct ht_recompress_batch *b, struct ht_ring *ring, const struct ht_move *from, uint32_t len)
 {
     struct ht_move *m = &b->move[b->count];
 
-    *m = (struct ht_move){.owner = from->owner, .owners = from->owners};
-    int rc = ht_ref_copy(&m->was, &from->was);
+    int rc = need_room(b, from->owners);
     if (rc)
         return rc;
-    rc = ht_move_write(m, ring, b->frame, len, false);
+    *m = (struct ht_move){.owner = from->owner, .owners = from->owners};
+    rc = ht_ref_copy(&m->was, &from->was);
+    if (rc)
+        return rc;
+    rc = ht_move_write_frame(m, ring, b->frame, len);
     if (rc) {
         ht_ref_forget(&m->was);
         return rc;

@@ -13,7 +13,8 @@ struct ht_obj;
 struct ht_encoder;
 struct ht_recompress;
 
-enum { HT_RECOMPRESS_FRAMES_MAX = 64, HT_RECOMPRESS_OWNERS_MAX = 2 * HT_OWNERS_MAX };
+/* The batch is full with so many owners; those of its last frame may exceed that. */
+enum { HT_RECOMPRESS_FRAMES_MAX = 64, HT_RECOMPRESS_OWNERS = 1024 };
 
 /* One thread's. */
 struct ht_recompress_batch {
@@ -23,9 +24,9 @@ struct ht_recompress_batch {
     void *raw, *frame; /* a chunk each */
     /* Frames that were written and wait for their transaction. Between calls no owner has an object. */
     struct ht_move move[HT_RECOMPRESS_FRAMES_MAX];
-    struct ht_move_owner owner[HT_RECOMPRESS_OWNERS_MAX]; /* in the order of the frames */
-    uint64_t oid[HT_RECOMPRESS_OWNERS_MAX];
-    unsigned count, owners;
+    struct ht_move_owner *owner; /* of all, in the order of the frames */
+    uint64_t *oid;
+    unsigned count, owners, owners_cap;
     uint64_t blocks; /* of the frames */
     uint64_t lsn;    /* of the last transaction; 0: all are durable */
 };

@@ -28,8 +28,6 @@ struct ht_recompress_shared {
     size_t at;   /* the next place, once all was walked */
 };
 
-enum { HT_RECOMPRESS_NOTES_MAX = 1 << 17 };
-
 void ht_recompress_shared_begin(struct ht_recompress_shared *x, struct ht_recompress_part now, size_t most);
 void ht_recompress_shared_end(struct ht_recompress_shared *x); /* its memory */
 /* An owner of the bytes at a place. A place has at most half as many as `most`. -ENOMEM */

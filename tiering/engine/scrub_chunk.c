@@ -7,29 +7,36 @@
  *   hold the chunk; does it still name this? ---no---> done: it moved
  *        | yes: read again ---sound, or another publication replaced it---> done
  *        | bad
- *   repair from memory
+ *   repair from memory: a new place for all owners of the content, or the image is written back. An owner without an
+ *   image is mended from that of another one
  *
  * The first read disturbs no other thread and proves nothing: space may be freed and written anew under it. Only an
  * error of the second read is damage.
  */
 #include <stdlib.h>
 
+#include "tiering/base/mutant.h"
 #include "tiering/space/alloc.h"
 #include "tiering/cache/arena.h"
 #include "tiering/cache/staging.h"
 #include "tiering/codec/frame.h"
+#include "tiering/api/tx.h"
 #include "tiering/object/chunk.h"
 #include "tiering/object/context.h"
+#include "tiering/object/deferred_free.h"
 #include "tiering/object/image.h"
 #include "tiering/object/numa.h"
 #include "tiering/object/object.h"
 #include "tiering/object/ref.h"
+#include "tiering/object/refcount.h"
+#include "tiering/object/slice.h"
 #include "tiering/object/space.h"
 #include "tiering/data/chunk_io.h"
 #include "tiering/data/checksum.h"
 #include "tiering/data/write_batch.h"
 #include "tiering/txn/txn.h"
 #include "tiering/engine/engine_priv.h"
+#include "tiering/engine/owners.h"
 
 /* The set of devices does not change while the store is open. */
 static bool is_present(const struct ht_store *s, const struct ht_ref *ref)
@@ -160,7 +167,7 @@ static int copy_image(struct ht_suspect *x, const uint8_t *data, uint32_t visibl
 struct verdict {
     bool bad;
     enum remedy remedy;
-    struct ht_ref moved; /* RELOCATE: the second place of the bytes */
+    struct ht_move move; /* RELOCATE: the second place of the bytes */
     int error;           /* of the remedy, so far */
 };
 
@@ -182,8 +189,11 @@ static void find_remedy(struct ht_suspect *x, struct ht_chunk *c, void *buf, str
     bool mapped = ht_chunk_images(o, c)->mapped;
     ht_store_unlock(s);
     v->error = copy_image(x, data, visible, mapped, buf);
+    struct ht_move_owner self = {x->obj, x->index};
+    v->move = (struct ht_move){.was = x->ref, .owner = &self, .owners = 1};
     if (!v->error)
-        v->error = ht_relocate_begin(x->obj, x->ring, buf, visible, &v->moved);
+        v->error = ht_move_write_raw(&v->move, x->ring, buf, visible);
+    v->move.owner = NULL; /* known later */
     ht_store_lock(s);
 }
 
@@ -227,6 +237,120 @@ static int validate(struct ht_suspect *x, struct verdict *v)
     return rc;
 }
 
+/* All owners with a reference to their objects, this one first. */
+static struct ht_move_owner *take_owners(struct ht_suspect *x, const struct ht_owners *w, unsigned *out_n)
+{
+    struct ht_store *s = x->obj->s;
+    struct ht_move_owner *owner = malloc((w->count + 1) * sizeof(*owner));
+    struct ht_slice slice = {0};
+    unsigned n = 0;
+
+    if (!owner)
+        return NULL;
+    ht_store_lock(s);
+    x->obj->refs++;
+    owner[n++] = (struct ht_move_owner){x->obj, x->index};
+    for (size_t i = 0; i < w->count; i++, ht_slice_next(s, &slice)) {
+        struct ht_obj *o = ht_obj_find_locked(s, w->found[i].oid);
+        if (!o || o->dead || (o == x->obj && w->found[i].index == x->index))
+            continue;
+        o->refs++;
+        owner[n++] = (struct ht_move_owner){o, w->found[i].index};
+    }
+    ht_store_unlock(s);
+    *out_n = n;
+    return owner;
+}
+
+static void put_owners(struct ht_move_owner *owner, unsigned n)
+{
+    for (unsigned i = 0; i < n; i++)
+        ht_obj_put(owner[i].obj);
+    free(owner);
+}
+
+static bool has_others(struct ht_suspect *x)
+{
+    struct ht_store *s = x->obj->s;
+
+    ht_store_lock(s);
+    struct ht_chunk *c = ht_chunk_find(x->obj, x->index);
+    const struct ht_refcount *e = c && (c->flags & HT_CH_PUB) ? ht_refcount_find(s, &c->pub) : NULL;
+    bool others = e && e->owners > 1 && !HT_MUTANT("owner-left-behind");
+    ht_store_unlock(s);
+    return others;
+}
+
+/* The new place, for all owners of the bad bytes. */
+static int relocate(struct ht_suspect *x, struct ht_move *m)
+{
+    struct ht_store *s = x->obj->s;
+    struct ht_owners found = {0};
+    uint64_t lsn = 0;
+    int rc = has_others(x) ? ht_owners_find(s, &x->ref, &found) : 0;
+
+    m->owner = rc ? NULL : take_owners(x, &found, &m->owners);
+    ht_owners_end(&found);
+    if (!m->owner) {
+        ht_store_lock(s);
+        ht_free_ref_now(s, &m->now);
+        ht_store_unlock(s);
+        return -ENOMEM;
+    }
+    rc = ht_move_publish_bad(s, m, &lsn);
+    put_owners(m->owner, m->owners);
+    return rc ? rc : ht_store_sync(s, lsn);
+}
+
+/* The noted owner's object, with a reference, if its image may have the content. */
+static struct ht_obj *take_other(struct ht_suspect *x, const struct ht_owner_found *f)
+{
+    struct ht_store *s = x->obj->s;
+
+    ht_store_lock(s);
+    struct ht_obj *o = ht_obj_find_locked(s, f->oid);
+    struct ht_chunk *c = o && !o->dead ? ht_chunk_find(o, f->index) : NULL;
+    if (!c || c->slot == HT_SLOT_NONE || ht_chunk_unpublished(c) || (o == x->obj && f->index == x->index))
+        o = NULL;
+    if (o)
+        o->refs++;
+    ht_store_unlock(s);
+    return o;
+}
+
+static bool still_names(struct ht_suspect *x)
+{
+    struct ht_store *s = x->obj->s;
+
+    ht_store_lock(s);
+    struct ht_chunk *c = ht_chunk_find(x->obj, x->index);
+    bool still = c && names(c, &x->ref);
+    ht_store_unlock(s);
+    return still;
+}
+
+/* This owner has no image of the content: another one may have. -ENODATA: none has. */
+static int mend_from_others(struct ht_suspect *x)
+{
+    struct ht_owners found = {0};
+    int rc = has_others(x) ? ht_owners_find(x->obj->s, &x->ref, &found) : 0;
+
+    for (size_t i = 0; !rc && i < found.count && still_names(x); i++) {
+        struct ht_suspect other = *x;
+        struct verdict v = {.remedy = NO_REMEDY};
+        other.obj = take_other(x, &found.found[i]);
+        other.index = found.found[i].index;
+        if (!other.obj)
+            continue;
+        rc = validate(&other, &v);
+        if (!rc && v.remedy == RELOCATE && !v.error)
+            (void)relocate(&other, &v.move); /* this one may have stayed: then the next one is asked */
+        ht_obj_put(other.obj);
+    }
+    ht_owners_end(&found);
+    return rc ? rc : still_names(x) ? -ENODATA : 0;
+}
+
 static int apply(struct ht_suspect *x, struct verdict *v)
 {
     if (v->error)
@@ -235,9 +359,9 @@ static int apply(struct ht_suspect *x, struct verdict *v)
     case WRITE_BACK:
         return write_back(x);
     case RELOCATE:
-        return ht_relocate_end(x->obj, x->index, &x->ref, &v->moved);
+        return relocate(x, &v->move);
     default:
-        return x->repair ? -ENODATA : -EROFS;
+        return x->repair ? mend_from_others(x) : -EROFS;
     }
 }
 

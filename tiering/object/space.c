@@ -111,7 +111,7 @@ void ht_chunk_prealloc_return(struct ht_obj *o, struct ht_chunk *c, uint32_t blo
  * Is there space in the log for the pieces of dirty and in-flight images, of need blocks more, and for so many bytes of
  * known pieces?
  */
-static bool pieces_fit(struct ht_store *s, uint32_t need, uint32_t bytes) HT_REQUIRES(HT_LOCK_STORE)
+static bool pieces_fit(struct ht_store *s, uint32_t need, uint64_t bytes) HT_REQUIRES(HT_LOCK_STORE)
 {
     uint64_t blocks = s->flow.dirty_bytes / HT_BLOCK_BYTES + s->flow.writing_blocks + need;
     uint64_t whole = ht_alloc_whole_blocks(s->alloc);
@@ -121,9 +121,9 @@ static bool pieces_fit(struct ht_store *s, uint32_t need, uint32_t bytes) HT_REQ
     return !room || ht_journal_has_space_for_pieces(s->journal, room, true);
 }
 
-bool ht_ref_pieces_fit(struct ht_store *s, const struct ht_ref *ref)
+bool ht_ref_pieces_fit(struct ht_store *s, const struct ht_ref *ref, unsigned owners)
 {
-    return ht_ref_extents(ref) == 1 || pieces_fit(s, 0, ht_ref_extra_bytes(ref));
+    return ht_ref_extents(ref) == 1 || pieces_fit(s, 0, (uint64_t)owners * ht_ref_extra_bytes(ref));
 }
 
 int ht_chunk_reserve(struct ht_obj *o, struct ht_chunk *c, uint32_t need)

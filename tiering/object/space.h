@@ -43,10 +43,10 @@ void ht_obj_forget_stored(struct ht_obj *o, const struct ht_ref *ref) HT_REQUIRE
 /* A record in the open transaction ends the reference: it is free once that is durable. */
 void ht_tx_free_ref(struct ht_obj *o, struct ht_ref *ref) HT_REQUIRES(HT_LOCK_STORE);
 /*
- * May another chunk have this reference, too: does the log have room for its pieces, beside
- * those of accepted content? Lock held.
+ * May so many other chunks have this reference, too: does the log have room for its pieces, beside those of accepted
+ * content?
  */
-bool ht_ref_pieces_fit(struct ht_store *s, const struct ht_ref *ref) HT_REQUIRES(HT_LOCK_STORE);
+bool ht_ref_pieces_fit(struct ht_store *s, const struct ht_ref *ref, unsigned owners) HT_REQUIRES(HT_LOCK_STORE);
 /*
  * Reserves log bytes for the pieces of a reference, by force: the bytes are stored already.
  * ht_obj_forget_stored gives them back.

@@ -403,7 +403,8 @@ static int take_place(struct ht_obj *o, struct part *p, int target_device) HT_RE
 
     if (!rc)
         rc = ht_chunk_write_place(&p->io, (struct ht_alloc_hint){.device = target_device});
-    if (rc || o->obj_class == HT_CLASS_SCRATCH || o->extra->rewrite_reserve_blocks || ht_ref_pieces_fit(s, &p->io.ref))
+    if (rc || o->obj_class == HT_CLASS_SCRATCH || o->extra->rewrite_reserve_blocks ||
+        ht_ref_pieces_fit(s, &p->io.ref, 1))
         return rc;
     ht_chunk_write_cancel(&p->io);
     return -ENOSPC;

@@ -152,7 +152,7 @@ static int put_target_chunk(struct ht_obj *o, uint64_t index, uint32_t n, const 
     ht_chunk_lock_exclusive(o, c, index);
     /* Bytes after n stay; mapped memory has its bytes in place. */
     rc = ht_obj_images(o)->mapped || (n < ht_obj_bytes_per_chunk(o) && o->size > end) || is_void(s, t) ? COPY : 0;
-    if (!rc && !ht_ref_pieces_fit(s, ref)) /* a copy may have fewer pieces, or is refused like any write */
+    if (!rc && !ht_ref_pieces_fit(s, ref, 1)) /* a copy may have fewer pieces, or is refused like any write */
         rc = COPY;
     if (!rc)
         rc = ht_obj_need_extra(o);

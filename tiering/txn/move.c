@@ -1,18 +1,34 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * move.c - gives stored bytes another place, with all of their owners at once; many in one transaction. Or a compressed
- * frame takes the place of raw bytes, for all owners, too.
+ * move.c - gives stored bytes another place, with all of their owners at once; many in one transaction. Or other bytes
+ * with the same content take their place for all owners: a compressed frame, or raw bytes from memory for bad ones.
  *
  *   read, write, flush -> transaction: a record with the new place for each owner -> the old place is a deferred free
  *
  * References do not know the other owners of their bytes. A caller that moved one of several would store the bytes
  * twice. So it names all owners, and the count of owners says whether one is missing: then the bytes stay.
  *
- * No chunk is held before the transaction. In it everything is looked at again: any change of any owner in between
- * wins, and the bytes stay where they are for all. As with a relocation (relocate.c) the content stays the same, so
- * this may come in the middle of a step.
+ * No chunk is held while the thread waits for the transaction: an abort inside one waits for chunks. In the transaction
+ * everything is looked at again: any change of any owner in between wins, and the bytes stay where they are for all.
+ * What an owner shows stays the same, so this may come in the middle of a step: the step stays atomic. The reservation
+ * for an object's next rewrite is not touched. A truncation in between keeps the place but shows fewer bytes: then the
+ * new place shows as few.
+ *
+ * Bytes may have very many owners, so the transaction lets other threads have the store's lock now and then:
+ *
+ *   hold each owner, waiting for none --all there are are held--> a record for each, and it is released
+ *                                     '--one is not-------------> release them: the bytes stay
+ *
+ * Nothing but the holder of a chunk changes it, and published references change in transactions alone. So a held owner
+ * stays what it was when it was looked at. No owner can be added either: that needs a chunk of one. The records of all
+ * owners are in one transaction, so a crash leaves all of them at the old place or all at the new one.
+ *
+ * Bytes that are bad (scrub found that) leave their place with the owners that can: the others would not gain if all
+ * stayed there.
  */
+#include <limits.h>
 #include <stdlib.h>
+#include <time.h>
 
 #include "tiering/base/mutant.h"
 #include "tiering/tier/placement.h"
@@ -24,23 +40,53 @@
 #include "tiering/object/record_bytes.h"
 #include "tiering/object/ref.h"
 #include "tiering/object/refcount.h"
+#include "tiering/object/slice.h"
 #include "tiering/object/space.h"
 #include "tiering/data/chunk_io.h"
 #include "tiering/data/flush.h"
 #include "tiering/txn/txn.h"
 #include "tiering/txn/txn_priv.h"
 
-int ht_move_write(struct ht_move *m, struct ht_ring *ring, void *bytes, uint32_t frame_bytes, bool compacts)
-{
-    struct ht_chunk_io io = {.obj = m->owner[0].obj};
-    struct ht_store *s = io.obj->s;
-    struct ht_permit permit;
+enum { TRIES = 50, PAUSE_NS = 2000000 }; /* of bad bytes, while a thread holds an owner */
 
-    if (frame_bytes)
-        ht_chunk_write_prepare_frame(&io, bytes, frame_bytes, m->was.visible);
-    else
-        ht_chunk_write_prepare_copy(&io, bytes, &m->was);
-    uint32_t blocks = (uint32_t)ht_div_up(io.ref.stored, HT_BLOCK_BYTES);
+/* ---------------------------------------------------------------- writing */
+
+/* The bytes of io, which no chunk waits for, are on their way to new space. -ENOSPC: also if they took more pieces. */
+static int begin_write(struct ht_chunk_io *io, struct ht_ring *ring, unsigned extents_max, struct ht_alloc_hint hint)
+{
+    struct ht_store *s = io->obj->s;
+
+    ht_store_lock(s);
+    int rc = ht_chunk_write_place(io, hint);
+    if (!rc && ht_ref_extents(&io->ref) > extents_max) { /* it would read slower, and the log may lack room */
+        ht_chunk_write_cancel(io);
+        rc = -ENOSPC;
+    }
+    if (rc) {
+        ht_store_unlock(s);
+        return rc;
+    }
+    ht_chunk_write_start(io, ring);
+    return 0;
+}
+
+static int end_write(struct ht_move *m, struct ht_chunk_io *io, struct ht_ring *ring)
+{
+    struct ht_store *s = io->obj->s;
+
+    ht_chunk_write_wait(io, ring);
+    ht_store_lock(s);
+    int rc = ht_chunk_write_finish(io, ring);
+    ht_store_unlock(s);
+    if (!rc)
+        m->now = io->ref;
+    m->flush_error_passes = io->xfer.flush_error_passes;
+    return rc;
+}
+
+/* The device for so many blocks, and the permit to write them there. Or -ENOSPC. */
+static int admit(struct ht_store *s, uint32_t blocks, struct ht_permit *out_permit)
+{
     ht_store_lock(s);
     int device = ht_alloc_assign(s->alloc, blocks, HT_ALLOC_HINT_NONE);
     ht_store_unlock(s);
@@ -48,14 +94,58 @@ int ht_move_write(struct ht_move *m, struct ht_ring *ring, void *bytes, uint32_t
         return -ENOSPC;
     const struct ht_permit_request request = {
         .dev = s->dev[device], .direction = HT_DIRECTION_WRITE, .bytes = blocks * HT_BLOCK_BYTES};
-    ht_permit_get(&s->gate, &request, &permit);
-    int rc = ht_txn_write_copy(&io, ring, ht_ref_extents(&m->was),
-                               (struct ht_alloc_hint){.device = device, .compacts = compacts});
+    ht_permit_get(&s->gate, &request, out_permit);
+    return device;
+}
+
+int ht_move_write_copies(struct ht_store *s, struct ht_move m[], uint8_t *const bytes[], unsigned n,
+                         struct ht_ring *ring, int out_rc[])
+{
+    struct ht_chunk_io io[HT_MOVE_WRITES_MAX];
+    struct ht_permit permit;
+    uint32_t blocks = 0;
+
+    for (unsigned i = 0; i < n; i++) {
+        io[i] = (struct ht_chunk_io){.obj = m[i].owner[0].obj};
+        ht_chunk_write_prepare_copy(&io[i], bytes[i], &m[i].was);
+        blocks += ht_ref_blocks(&m[i].was);
+    }
+    int device = admit(s, blocks, &permit);
+    if (device < 0)
+        return device;
+    for (unsigned i = 0; i < n; i++)
+        out_rc[i] = begin_write(&io[i], ring, ht_ref_extents(&m[i].was),
+                                (struct ht_alloc_hint){.device = device, .compacts = true});
+    for (unsigned i = 0; i < n; i++)
+        if (!out_rc[i])
+            out_rc[i] = end_write(&m[i], &io[i], ring);
     ht_permit_put(&permit);
+    return 0;
+}
+
+int ht_move_write_frame(struct ht_move *m, struct ht_ring *ring, void *frame, uint32_t len)
+{
+    struct ht_chunk_io io = {.obj = m->owner[0].obj};
+    struct ht_permit permit;
+
+    ht_chunk_write_prepare_frame(&io, frame, len, m->was.visible);
+    int device = admit(io.obj->s, ht_ref_blocks(&io.ref), &permit);
+    if (device < 0)
+        return device;
+    int rc = begin_write(&io, ring, ht_ref_extents(&m->was), (struct ht_alloc_hint){.device = device});
     if (!rc)
-        m->now = io.ref;
-    m->flush_error_passes = io.xfer.flush_error_passes;
+        rc = end_write(m, &io, ring);
+    ht_permit_put(&permit);
     return rc;
+}
+
+int ht_move_write_raw(struct ht_move *m, struct ht_ring *ring, void *bytes, uint32_t len)
+{
+    struct ht_chunk_io io = {.obj = m->owner[0].obj};
+
+    ht_chunk_write_prepare(&io, bytes, len);
+    int rc = begin_write(&io, ring, UINT_MAX, HT_ALLOC_HINT_NONE);
+    return rc ? rc : end_write(m, &io, ring);
 }
 
 /* ----------------------------------------------------------- transaction */
@@ -65,48 +155,100 @@ static struct ht_chunk *chunk_of(const struct ht_move_owner *w) HT_REQUIRES(HT_L
     return ht_chunk_find(w->obj, w->index);
 }
 
-static bool is_unchanged(const struct ht_move *m, const struct ht_move_owner *w) HT_REQUIRES(HT_LOCK_STORE)
+/* Is it an owner of the bytes, with nothing newer? A thread may hold it. */
+static struct ht_chunk *owner_chunk(const struct ht_move *m, const struct ht_move_owner *w) HT_REQUIRES(HT_LOCK_STORE)
 {
     const struct ht_obj *o = w->obj;
     struct ht_chunk *c = chunk_of(w);
+    bool owns = !o->dead && o->published && c && (c->flags & ~HT_CH_LOG_RESERVED) == HT_CH_PUB &&
+        ht_ref_same_place(&c->pub, &m->was);
 
-    return !o->dead && o->published && c && (c->flags & ~HT_CH_LOG_RESERVED) == HT_CH_PUB && !c->exclusive &&
-        !c->shared && ht_ref_same_place(&c->pub, &m->was);
+    return owns ? c : NULL;
+}
+
+static bool is_held(const struct ht_chunk *c)
+{
+    return c->exclusive || c->shared;
+}
+
+/* Has the reference so many owners? The first one is as it was. */
+static bool has_owners(struct ht_store *s, const struct ht_move *m, unsigned n) HT_REQUIRES(HT_LOCK_STORE)
+{
+    const struct ht_chunk *c = owner_chunk(m, &m->owner[0]);
+    const struct ht_refcount *e = c ? ht_refcount_find(s, &c->pub) : NULL;
+
+    return c && ((e ? e->owners : 1) == n || HT_MUTANT("owner-left-behind"));
 }
 
 bool ht_move_may(struct ht_store *s, const struct ht_move *m)
 {
-    for (unsigned i = 0; i < m->owners; i++)
-        if (!is_unchanged(m, &m->owner[i]))
+    struct ht_slice slice = {0};
+
+    for (unsigned i = 0; i < m->owners; i++, ht_slice_next(s, &slice)) {
+        const struct ht_chunk *c = owner_chunk(m, &m->owner[i]);
+        if (!c || is_held(c))
             return false;
-    const struct ht_refcount *e = ht_refcount_find(s, &chunk_of(&m->owner[0])->pub);
-    return (e ? e->owners : 1) == m->owners || HT_MUTANT("owner-left-behind");
+    }
+    return has_owners(s, m, m->owners);
 }
 
-/* A frame has only the content that was visible when it was made: does it have what each owner shows? */
-static bool has_content(const struct ht_move *m) HT_REQUIRES(HT_LOCK_STORE)
+/* Other bytes than the ones that were there have only the content that was visible when they were made. */
+static bool has_content(const struct ht_move *m, const struct ht_chunk *c)
 {
-    for (unsigned i = 0; m->now.codec != m->was.codec && i < m->owners; i++)
-        if (chunk_of(&m->owner[i])->pub.visible > m->now.visible)
-            return HT_MUTANT("frame-too-short");
-    return true;
+    bool copy = m->now.codec == m->was.codec && m->now.stored == m->was.stored && m->now.checksum == m->was.checksum;
+
+    return copy || c->pub.visible <= m->now.visible || HT_MUTANT("frame-too-short");
+}
+
+static void release(struct ht_store *s, const struct ht_move *m, unsigned held) HT_REQUIRES(HT_LOCK_STORE)
+{
+    struct ht_slice slice = {0};
+
+    for (unsigned i = 0; i < held; i++, ht_slice_next(s, &slice))
+        ht_chunk_unlock_exclusive(m->owner[i].obj, chunk_of(&m->owner[i]), m->owner[i].index);
+}
+
+/*
+ * Holds the owners that may move now, and puts them first: without `some` up to one that may not, and always the first
+ * one or none. *busy: a thread holds one that may move later.
+ */
+static unsigned hold(struct ht_store *s, struct ht_move *m, bool some, bool *busy) HT_REQUIRES(HT_LOCK_STORE)
+{
+    struct ht_slice slice = {0};
+    unsigned held = 0;
+
+    *busy = false;
+    for (unsigned i = 0; i < m->owners && (held == i || (some && held)); i++, ht_slice_next(s, &slice)) {
+        struct ht_move_owner w = m->owner[i];
+        struct ht_chunk *c = owner_chunk(m, &w);
+        if (!c || !has_content(m, c))
+            continue;
+        if (!ht_chunk_trylock_exclusive(w.obj, c, w.index)) {
+            *busy = true;
+            continue;
+        }
+        m->owner[i] = m->owner[held];
+        m->owner[held++] = w;
+    }
+    return held;
 }
 
 /* A copy of the new reference for each owner, and owners for all but the first. Changes nothing if it fails. */
-static struct ht_ref *make_refs(struct ht_store *s, struct ht_move *m) HT_REQUIRES(HT_LOCK_STORE)
+static struct ht_ref *make_refs(struct ht_store *s, struct ht_move *m, unsigned n) HT_REQUIRES(HT_LOCK_STORE)
 {
-    struct ht_ref *ref = calloc(m->owners, sizeof(*ref));
+    struct ht_ref *ref = calloc(n, sizeof(*ref));
+    struct ht_slice slice = {0};
     unsigned copies = 1, counted = 1;
 
     if (!ref)
         return NULL;
-    m->now.shared = m->owners > 1;
+    m->now.shared = n > 1;
     ref[0] = m->now;
-    while (copies < m->owners && !ht_ref_copy(&ref[copies], &m->now))
-        copies++;
-    while (copies == m->owners && counted < m->owners && !ht_refcount_add(s, &m->now, true))
-        counted++;
-    if (copies == m->owners && counted == m->owners)
+    for (; copies < n && !ht_ref_copy(&ref[copies], &m->now); copies++)
+        ht_slice_next(s, &slice);
+    for (; copies == n && counted < n && !ht_refcount_add(s, &m->now, true); counted++)
+        ht_slice_next(s, &slice);
+    if (copies == n && counted == n)
         return ref;
     for (; counted > 1; counted--)
         (void)ht_refcount_drop(s, &m->now, false);
@@ -117,6 +259,7 @@ static struct ht_ref *make_refs(struct ht_store *s, struct ht_move *m) HT_REQUIR
     return NULL;
 }
 
+/* An owner that is held, and no longer. */
 static void move_owner(const struct ht_move_owner *w, const struct ht_ref *ref, struct ht_tx *tx)
     HT_REQUIRES(HT_LOCK_STORE)
 {
@@ -124,7 +267,8 @@ static void move_owner(const struct ht_move_owner *w, const struct ht_ref *ref, 
     struct ht_chunk *c = chunk_of(w);
     struct ht_ref now = *ref;
 
-    now.visible = c->pub.visible; /* fewer, if a truncation was published after the bytes had been read */
+    if (!HT_MUTANT("cut-undone"))
+        now.visible = c->pub.visible; /* fewer, if a truncation was published after the bytes had been read */
     now.kept_raw = c->pub.kept_raw;
     c->generation++;
     ht_record_chunk(&tx->records, o, w->index, c, &now);
@@ -135,21 +279,43 @@ static void move_owner(const struct ht_move_owner *w, const struct ht_ref *ref, 
     ht_tx_free_ref(o, &c->pub);
     c->pub = now;
     ht_note_published(o->s, &c->pub);
+    ht_chunk_unlock_exclusive(o, c, w->index);
 }
 
-/* All owners or none. In a transaction, lock held. */
-static void move(struct ht_store *s, struct ht_move *m, struct ht_tx *tx) HT_REQUIRES(HT_LOCK_STORE)
+static int move_held(struct ht_store *s, struct ht_move *m, unsigned n, struct ht_tx *tx) HT_REQUIRES(HT_LOCK_STORE)
 {
-    if (!ht_ref_holds(&m->now) || !ht_move_may(s, m) || !has_content(m) || ht_ref_endangered(s, &m->now))
-        return;
-    struct ht_ref *ref = make_refs(s, m);
+    struct ht_slice slice = {0};
+    bool more_pieces = ht_ref_extents(&m->now) > ht_ref_extents(&m->was);
+
+    if (more_pieces && !ht_ref_pieces_fit(s, &m->now, n))
+        return -ENOSPC; /* of the log */
+    struct ht_ref *ref = make_refs(s, m, n);
     if (!ref)
-        return;
-    for (unsigned i = 0; i < m->owners; i++)
+        return -ENOMEM;
+    for (unsigned i = 0; i < n; i++, ht_slice_next(s, &slice))
         move_owner(&m->owner[i], &ref[i], tx);
     free(ref);
     memset(&m->now, 0, sizeof(m->now)); /* the first owner has its extents */
     m->moved = true;
+    return 0;
+}
+
+/*
+ * All owners or none; or some: those that may. In a transaction. -EAGAIN: a thread holds one; -ESTALE: one has changed,
+ * or there are others; -ENOSPC, -ENOMEM.
+ */
+static int move(struct ht_store *s, struct ht_move *m, bool some, struct ht_tx *tx) HT_REQUIRES(HT_LOCK_STORE)
+{
+    bool busy;
+
+    if (!ht_ref_holds(&m->now) || ht_ref_endangered(s, &m->now))
+        return -ESTALE;
+    unsigned held = hold(s, m, some, &busy);
+    bool may = held && (some || (held == m->owners && has_owners(s, m, held)));
+    int rc = may ? move_held(s, m, held, tx) : busy ? -EAGAIN : -ESTALE;
+    if (rc)
+        release(s, m, held);
+    return rc;
 }
 
 static size_t record_bytes(const struct ht_move m[], unsigned count)
@@ -191,26 +357,46 @@ static void give_back(struct ht_store *s, struct ht_move m[], unsigned count)
     ht_store_unlock(s);
 }
 
-int ht_move_publish(struct ht_store *s, struct ht_move m[], unsigned count, uint64_t *out_lsn)
+/* -EIO, and the errors of the log: nothing was moved. *out_rc: of the last move. */
+static int publish(struct ht_store *s, struct ht_move m[], unsigned count, bool some, uint64_t *out_lsn, int *out_rc)
 {
     struct ht_tx *tx;
-    int rc = flush_all(s, m, count);
+    int rc = ht_tx_begin(s, record_bytes(m, count), &tx);
 
-    *out_lsn = 0;
-    if (rc) {
-        give_back(s, m, count);
+    if (rc)
         return rc;
-    }
-    rc = ht_tx_begin(s, record_bytes(m, count), &tx);
-    if (rc) {
-        give_back(s, m, count);
-        return rc;
-    }
     ht_store_lock(s);
     for (unsigned i = 0; i < count; i++)
-        move(s, &m[i], tx);
+        *out_rc = move(s, &m[i], some, tx);
     ht_store_unlock(s);
-    rc = ht_tx_commit(tx, out_lsn);
+    return ht_tx_commit(tx, out_lsn);
+}
+
+int ht_move_publish(struct ht_store *s, struct ht_move m[], unsigned count, uint64_t *out_lsn)
+{
+    int rc = flush_all(s, m, count), moved = 0;
+
+    *out_lsn = 0;
+    if (!rc)
+        rc = publish(s, m, count, false, out_lsn, &moved);
     give_back(s, m, count);
     return rc;
+}
+
+/* All owners, or if that cannot be those that may. While a thread holds one this waits a while. */
+int ht_move_publish_bad(struct ht_store *s, struct ht_move *m, uint64_t *out_lsn)
+{
+    const struct timespec pause = {.tv_nsec = PAUSE_NS};
+    int rc = flush_all(s, m, 1), moved = -EAGAIN;
+    bool some = false;
+
+    *out_lsn = 0;
+    for (unsigned i = 0; !rc && i < TRIES && (moved == -EAGAIN || (moved == -ESTALE && !some)); i++) {
+        if (i && moved == -EAGAIN)
+            nanosleep(&pause, NULL);
+        some |= moved == -ESTALE || i + 1 == TRIES;
+        rc = publish(s, m, 1, some, out_lsn, &moved);
+    }
+    give_back(s, m, 1);
+    return rc ? rc : moved;
 }

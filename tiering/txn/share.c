@@ -5,7 +5,7 @@
  *   own bytes --transaction: the record names the bytes of the other owner------> its own space becomes a deferred free
  *   own bytes, all zeros --transaction: a record ends the chunk-----------------> the same
  *
- * What the chunk shows stays the same, so this may come between an open step and its commit, as a relocation may. A
+ * What the chunk shows stays the same, so this may come between an open step and its commit, as a move may. A
  * crash leaves the record or not, and the old space is not used again before the record is durable.
  *
  * The caller has read and compared the bytes before the transaction, and holds nothing meanwhile. So the transaction
@@ -72,7 +72,7 @@ static int own_first(const struct ht_sharer *x, struct ht_ref *out) HT_REQUIRES(
         return ht_ref_copy(out, &x->first.was);
     if (!rc && ht_ref_endangered(o->s, &first->pub))
         rc = -EAGAIN;
-    if (!rc && !ht_ref_pieces_fit(o->s, &first->pub))
+    if (!rc && !ht_ref_pieces_fit(o->s, &first->pub, 1))
         rc = -ENOSPC;
     if (!rc)
         rc = ht_obj_need_extra(o);

@@ -41,40 +41,41 @@ void ht_scope_publish(struct ht_store *s, uint64_t scope, bool rest, struct ht_t
 /* feature.c: the superblocks have this bit of feat_refuse when the call returns 0. WAITS. */
 int ht_store_need_feature(struct ht_store *s, uint64_t bit) HT_EXCLUDES(HT_LOCK_STORE) HT_MUST_CHECK;
 
-/* ------------------------------------------------------------ relocation */
-
-/*
- * relocate.c: published bytes to another place, as they are. No lock, no chunk held. begin: write len bytes (room for
- * whole blocks) to new space, and flush. end: publish and make durable that the published reference `was` of the chunk
- * is there now; *ref is used up. -ENOSPC; -ESTALE, -EAGAIN: the chunk changed or is busy, nothing was done.
- */
-int ht_relocate_begin(struct ht_obj *o, struct ht_ring *ring, void *bytes, uint32_t len, struct ht_ref *out)
-    HT_EXCLUDES(HT_LOCK_STORE) HT_MUST_CHECK;
-int ht_relocate_end(struct ht_obj *o, uint64_t index, const struct ht_ref *was, struct ht_ref *ref)
-    HT_EXCLUDES(HT_LOCK_STORE) HT_MUST_CHECK;
-
 /* ---------------------------------------------------------------- moving */
 
-/* move.c: stored bytes with all of their owners; or a compressed frame instead of their raw bytes. */
+/* move.c: stored bytes with all of their owners; or other bytes instead, with the same content. */
 struct ht_move_owner {
     struct ht_obj *obj; /* the caller keeps its reference */
     uint64_t index;
 };
 struct ht_move {
     struct ht_ref was, now;      /* a copy of the owners' reference; the new place, once it was written */
-    struct ht_move_owner *owner; /* all of them */
+    struct ht_move_owner *owner; /* all of them, in any order */
     unsigned owners;
     uint64_t flush_error_passes; /* when the new place was taken */
     bool moved;                  /* out */
 };
+enum { HT_MOVE_WRITES_MAX = 16 };
 /*
- * Writes bytes (room for whole blocks) to a new place, unflushed: as they are stored at m->was, or a compressed frame
- * of that content with so many bytes. It takes no more pieces than m->was has. The call waits for the permit of the
- * device. compacts: the place is one that compaction fills. No lock, no chunk held. -ENOSPC, -EIO: m->now is empty.
+ * Writes bytes (room for whole blocks) to new places, unflushed, as they are stored at m[i].was: all together in
+ * flight. A copy takes no more pieces than the original has. The call waits for the permit of a device. No lock, no
+ * chunk held. out_rc[i]: -ENOSPC, -EIO: m[i].now is empty. -ENOSPC of the call: of all.
  */
-int ht_move_write(struct ht_move *m, struct ht_ring *ring, void *bytes, uint32_t frame_bytes, bool compacts)
+int ht_move_write_copies(struct ht_store *s, struct ht_move m[], uint8_t *const bytes[], unsigned n,
+                         struct ht_ring *ring, int out_rc[]) HT_EXCLUDES(HT_LOCK_STORE) HT_MUST_CHECK;
+/* The same for a compressed frame with so many bytes, of the content at m->was. */
+int ht_move_write_frame(struct ht_move *m, struct ht_ring *ring, void *frame, uint32_t len)
     HT_EXCLUDES(HT_LOCK_STORE) HT_MUST_CHECK;
-/* Are the owners that m names all there are, and has none changed? Asked again when m is published. */
+/*
+ * The same for raw content that replaces bad bytes, in as many pieces as it takes. The caller may hold the chunk, and
+ * the call waits for no permit.
+ */
+int ht_move_write_raw(struct ht_move *m, struct ht_ring *ring, void *bytes, uint32_t len)
+    HT_EXCLUDES(HT_LOCK_STORE) HT_MUST_CHECK;
+/*
+ * Are the owners that m names all there are, and has none changed? Asked again when m is published. It may release the
+ * lock in between.
+ */
 bool ht_move_may(struct ht_store *s, const struct ht_move *m) HT_REQUIRES(HT_LOCK_STORE);
 /*
  * Flushes, and publishes the new places of all for which no owner has changed meanwhile, in one transaction; gives the
@@ -82,6 +83,13 @@ bool ht_move_may(struct ht_store *s, const struct ht_move *m) HT_REQUIRES(HT_LOC
  * has failed.
  */
 int ht_move_publish(struct ht_store *s, struct ht_move m[], unsigned count, uint64_t *out_lsn)
+    HT_EXCLUDES(HT_LOCK_STORE) HT_MUST_CHECK;
+/*
+ * The same for bad bytes. If not all owners can move, those move that show no more than what was written, and among
+ * them the first. 0: these moved; -ESTALE, -EAGAIN: the first one has changed or is busy, and
+ * nothing was done; -ENOSPC.
+ */
+int ht_move_publish_bad(struct ht_store *s, struct ht_move *m, uint64_t *out_lsn)
     HT_EXCLUDES(HT_LOCK_STORE) HT_MUST_CHECK;
 
 /* --------------------------------------------------------------- sharing */

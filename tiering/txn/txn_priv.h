@@ -63,9 +63,4 @@ void ht_record_chunk(struct ht_buf *b, const struct ht_obj *o, uint64_t index, c
                      const struct ht_ref *r);
 void ht_record_chunk_del(struct ht_buf *b, uint64_t oid, uint64_t index);
 
-/* relocate.c: writes io's bytes, which no chunk waits for, to new space. -ENOSPC: also if they took more pieces. */
-struct ht_chunk_io;
-int ht_txn_write_copy(struct ht_chunk_io *io, struct ht_ring *ring, unsigned extents_max, struct ht_alloc_hint hint)
-    HT_EXCLUDES(HT_LOCK_STORE) HT_MUST_CHECK;
-
 #endif

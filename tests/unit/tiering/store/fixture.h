@@ -25,6 +25,7 @@ static struct ht_dev *dev;
 static struct ht_store *s;
 static uint64_t fixture_shm_bytes; /* beside the 8 MiB */
 static bool fixture_discard;
+static unsigned fixture_owners_max;   /* of bytes that background work moves; 0: the store's limit */
 static enum ht_inline fixture_inline; /* of objects that may be compressed: none */
 
 static inline void mount_with(bool threads, bool read_only)
@@ -36,6 +37,7 @@ static inline void mount_with(bool threads, bool read_only)
                                  .no_threads = !threads,
                                  .discard = fixture_discard,
                                  .compress_inline = fixture_inline,
+                                 .owners_max = fixture_owners_max,
                                  .read_only = read_only};
 
     ck_assert_int_eq(ht_store_new(&dev, 1, &opts, &s), 0);

@@ -3,93 +3,12 @@
 #include <pthread.h>
 #include <unistd.h>
 
-#include "tiering/object/chunk.h"
-#include "tiering/object/context.h"
-#include "tiering/object/ref.h"
-
-#include "tests/unit/tiering/store/fixture.h"
-#include "tiering/api/compact.h"
+#include "tests/unit/tiering/store/compact.h"
 #include "tiering/api/compress.h"
 #include "tiering/api/dedup.h"
 #include "tiering/api/discard.h"
 #include "tiering/base/fault.h"
-#include "tiering/engine/move.h"
-
-enum { SMALL = HT_SMALL_CHUNK_BYTES, SCOPE = 9, FILES = 320 };
-
-static struct ht_obj *file[FILES];
-static uint8_t *content[FILES];
-
-static uint8_t *noise(size_t n, uint64_t seed)
-{
-    uint8_t *p = malloc(n);
-
-    for (size_t i = 0; i < n; i++) {
-        if (i % 8 == 0)
-            seed = seed * 6364136223846793005ull + 1442695040888963407ull;
-        p[i] = (uint8_t)(seed >> (56 - i % 8));
-    }
-    return p;
-}
-
-static struct ht_compact_stats figures(void)
-{
-    struct ht_compact_stats st;
-
-    ht_store_compact_stats(s, &st);
-    return st;
-}
-
-/* Many files of a chunk; then only each keep-th is left, so groups are nearly empty. */
-static void sparse(unsigned keep)
-{
-    for (unsigned i = 0; i < FILES; i++) {
-        content[i] = noise(SMALL, i);
-        file[i] = object(SMALL, 0);
-        put_all(file[i], 0, content[i], SMALL);
-    }
-    ck_assert_int_eq(ht_store_commit(s), 0);
-    for (unsigned i = 0; i < FILES; i++)
-        if (i % keep) {
-            delete (file[i]);
-            file[i] = NULL;
-        }
-    ck_assert_int_eq(ht_store_commit(s), 0);
-}
-
-static void expect_all(void)
-{
-    for (unsigned i = 0; i < FILES; i++)
-        if (file[i]) {
-            ht_obj_evict(file[i]);
-            expect(file[i], 0, content[i], SMALL);
-        }
-}
-
-static void put_files(void)
-{
-    for (unsigned i = 0; i < FILES; i++) {
-        if (file[i])
-            ht_obj_put(file[i]);
-        file[i] = NULL;
-        free(content[i]);
-    }
-}
-
-static void reopen(void)
-{
-    uint64_t oid[FILES] = {0};
-
-    for (unsigned i = 0; i < FILES; i++)
-        if (file[i]) {
-            oid[i] = ht_obj_id(file[i]);
-            ht_obj_put(file[i]);
-        }
-    remount();
-    for (unsigned i = 0; i < FILES; i++)
-        if (oid[i])
-            file[i] = ht_obj_get(s, oid[i]);
-}
+#include "tiering/io/gate.h"
 
 START_TEST(nearly_empty_groups_become_free)
 {
@@ -326,16 +245,6 @@ END_TEST
 
 /* ------------------------------------------------------------ odd content */
 
-static uint64_t block_of(struct ht_obj *o, uint64_t index)
-{
-    ht_store_lock(s);
-    struct ht_chunk *c = ht_chunk_find(o, index);
-    const struct ht_ref *ref = c ? ht_chunk_ref(c) : NULL;
-    uint64_t block = ref && ht_ref_holds(ref) ? ht_ref_extent(ref, 0).block : 0;
-    ht_store_unlock(s);
-    return block;
-}
-
 /* A scratch object, which reserves no log space, takes all blocks. */
 static struct ht_obj *fill_with_blocks(uint64_t *out_chunks)
 {
@@ -417,35 +326,6 @@ START_TEST(content_in_pieces_is_moved_once)
 }
 END_TEST
 
-/* No step may take long. So a chunk of very many owners stays, and one of fewer moves. */
-START_TEST(content_of_very_many_owners_stays)
-{
-    enum { OWNERS = 1100 };
-    static struct ht_obj *owner[OWNERS];
-    unsigned owners = _i ? OWNERS : OWNERS / 2;
-
-    fresh(32, false);
-    sparse(16);
-    for (unsigned i = 0; i < owners; i++) {
-        owner[i] = object(SMALL, 0);
-        ck_assert_int_eq(ht_obj_clone(file[160], 0, owner[i], 0, SMALL), SMALL);
-    }
-    ck_assert_int_eq(ht_store_commit(s), 0);
-    uint64_t block = block_of(file[160], 0);
-    ck_assert_int_eq(ht_store_compact(s), 0);
-    ck_assert_uint_ge(figures().emptied, 12);
-    ck_assert_int_eq(block_of(file[160], 0) == block, _i);
-    ht_store_verify(s, true);
-    for (unsigned i = 0; i < owners; i++) {
-        expect(owner[i], 0, content[160], SMALL);
-        ht_obj_put(owner[i]);
-    }
-    expect_all();
-    put_files();
-    done();
-}
-END_TEST
-
 /* A step ends after its bytes (0), or at its time (1): then a device that takes 6 ms serves one move. */
 START_TEST(a_step_keeps_to_its_budget)
 {
@@ -473,6 +353,64 @@ START_TEST(a_step_keeps_to_its_budget)
 }
 END_TEST
 
+static void *compact_main(void *arg)
+{
+    ck_assert_int_eq(ht_store_compact(s), 0);
+    return arg;
+}
+
+static uint64_t in_flight_bytes(void)
+{
+    struct ht_gate_stats st;
+    uint64_t bytes = 0;
+
+    ht_gate_stats(dev, &st);
+    for (unsigned i = 0; i < HT_IO_CLASSES; i++)
+        bytes += st.in_flight_bytes[i];
+    return bytes;
+}
+
+/* A round of one, of two, of four: the device stops within the third one. */
+START_TEST(several_contents_move_at_once)
+{
+    pthread_t thread;
+
+    fresh(32, false);
+    sparse(16);
+    dev_stall_at(dev, _i ? HT_IO_WRITE : HT_IO_READ, 6);
+    ck_assert_int_eq(pthread_create(&thread, NULL, compact_main, NULL), 0);
+    for (unsigned ms = 0; in_flight_bytes() < 2 * SMALL || !dev_is_stalled(dev); ms++) {
+        ck_assert_uint_lt(ms, 20000);
+        usleep(1000);
+    }
+    dev_stall(dev, false);
+    pthread_join(thread, NULL);
+    ck_assert_uint_ge(figures().emptied, 12);
+    ht_store_verify(s, true);
+    expect_all();
+    put_files();
+    done();
+}
+END_TEST
+
+/* One of those that are in flight together fails: the others move, and its group is tried again. */
+START_TEST(what_fails_keeps_its_group_alone)
+{
+    fresh(32, false);
+    sparse(16);
+    uint64_t free_bytes = stats().free_bytes;
+    dev_fail(dev, _i ? HT_IO_WRITE : HT_IO_READ, 6, false);
+    ck_assert_int_eq(ht_store_compact(s), 0);
+    ck_assert_uint_ge(figures().emptied, 10);
+    ht_store_verify(s, !_i);
+    expect_all();
+    if (!_i) /* a place that failed is kept */
+        ck_assert_uint_eq(stats().free_bytes, free_bytes);
+    put_files();
+    done();
+}
+END_TEST
+
 /* ------------------------------------------------------------ when it runs */
 
 static unsigned wakes;
@@ -481,23 +419,6 @@ static void count_wakes(struct ht_store *store, const struct ht_wakes *w)
 {
     (void)store;
     wakes += w->compact;
-}
-
-/* One step: is it idle until it is woken? */
-static bool sleeps(void)
-{
-    struct ht_budget budget = {.most_bytes = UINT64_MAX, .until_ns = UINT64_MAX};
-
-    return ht_compact_engine.step(s, &budget) == HT_STEP_IDLE && budget.at_ns == 0;
-}
-
-static void finish_pass(void)
-{
-    uint64_t passes = figures().passes;
-
-    for (unsigned i = 0; i < 1000 && figures().passes == passes; i++)
-        ck_assert(!sleeps());
-    ck_assert_uint_eq(figures().passes, passes + 1);
 }
 
 /* It is woken once for all that became free before it looked. */
@@ -773,6 +694,8 @@ int main(void)
     tcase_add_loop_test(tc, an_error_leaves_everything_where_it_was, 0, 5);
     tcase_add_test(tc, a_crash_leaves_all_content);
     tcase_add_loop_test(tc, a_step_keeps_to_its_budget, 0, 2);
+    tcase_add_loop_test(tc, several_contents_move_at_once, 0, 2);
+    tcase_add_loop_test(tc, what_fails_keeps_its_group_alone, 0, 2);
     tcase_add_test(tc, it_sleeps_until_there_is_space_to_gain);
     tcase_add_test(tc, the_next_pass_begins_soon);
     tcase_add_test(tc, much_more_space_to_gain_ends_a_pause);
@@ -782,7 +705,6 @@ int main(void)
     tcase_add_test(tc, a_store_closes_in_the_middle_of_a_batch);
     tcase_add_test(tc, compressed_content_moves_as_it_is);
     tcase_add_test(tc, content_in_pieces_is_moved_once);
-    tcase_add_loop_test(tc, content_of_very_many_owners_stays, 0, 2);
     tcase_add_test(tc, writers_and_readers_beside_it_lose_nothing);
     return run_suite(tc);
 }

@@ -314,31 +314,73 @@ START_TEST(what_happens_while_the_frame_waits_wins)
 }
 END_TEST
 
-/* As many owners as a step may have, and one more. */
-START_TEST(content_of_very_many_owners_stays)
+/* A file of which each chunk has the content of another one's first chunk. */
+static struct ht_obj *with_owners(struct ht_obj *from, unsigned n)
 {
-    enum { MOST = 1024 };
-    struct ht_obj *many[MOST + 1];
-    unsigned n = MOST + (unsigned)_i;
+    struct ht_obj *o = object(SMALL, 0);
 
-    for (unsigned i = 0; i < n; i++) {
-        many[i] = object(SMALL, 0);
-        if (i == 0)
-            put_all(many[0], 0, content, SMALL);
-        else
-            ck_assert_int_eq(ht_obj_clone(many[0], 0, many[i], 0, SMALL), SMALL);
-        if (i == 0 || i + 1 == n)
-            ck_assert_int_eq(ht_store_commit(s), 0);
-    }
+    for (uint64_t i = 0; i < n; i++)
+        ck_assert_int_eq(ht_obj_clone(from, 0, o, i * SMALL, SMALL), SMALL);
+    ck_assert_int_eq(ht_store_commit(s), 0);
+    return o;
+}
+
+static void expect_owners(struct ht_obj *o, unsigned n, unsigned codec)
+{
+    for (uint64_t i = 0; i < n; i++)
+        ck_assert_uint_eq(ht_chunk_ref(ht_chunk_find(o, i))->codec, codec);
+    ht_obj_evict(o);
+    for (uint64_t i = 0; i < n; i += 97)
+        expect(o, i * SMALL, content, SMALL);
+}
+
+START_TEST(content_of_very_many_owners_is_compressed)
+{
+    unsigned n = getenv("HITRAIN_LONG") ? 100000 : 5000;
+
+    put_owners();
+    done();
+    fresh(n == 5000 ? STORE_MIB : 1024, false);
+    memset(owner, 0, sizeof(owner));
+    struct ht_obj *first = object(SMALL, 0);
+    put_all(first, 0, content, SMALL);
+    sync_it(first);
+    uint64_t available = stats().available_bytes;
+    struct ht_obj *o = with_owners(first, n);
+    uint64_t id = ht_obj_id(o);
     compress_cold();
-    ck_assert_uint_eq(engine_figure("recompress", "chunks"), CHUNKS + (_i ? 0 : 1));
-    for (unsigned i = 0; i < n; i++) {
-        ck_assert_uint_eq(ht_chunk_ref(ht_chunk_find(many[i], 0))->codec, _i ? HT_CODEC_RAW : HT_CODEC_PLANES);
-        ht_obj_evict(many[i]);
-        if (i % 100 == 0 || i + 1 == n)
-            expect(many[i], 0, content, SMALL);
-        ht_obj_put(many[i]);
-    }
+    ck_assert_uint_eq(engine_figure("recompress", "chunks"), 1);
+    ck_assert_uint_eq(stats().available_bytes, available + engine_figure("recompress", "saved_bytes"));
+    ht_store_verify(s, true);
+    expect_owners(o, n, HT_CODEC_PLANES);
+    ck_assert_int_eq(ht_store_commit(s), 0);
+    ht_obj_put(o);
+    ht_obj_put(first);
+    crash();
+    o = ht_obj_get(s, id);
+    expect_owners(o, n, HT_CODEC_PLANES);
+    ht_obj_put(o);
+}
+END_TEST
+
+/* As many owners as bytes that move may have, and one more. */
+START_TEST(content_of_too_many_owners_stays)
+{
+    put_owners();
+    done();
+    memset(owner, 0, sizeof(owner));
+    fixture_owners_max = 64;
+    fresh(STORE_MIB, false);
+    struct ht_obj *first = object(SMALL, 0);
+    put_all(first, 0, content, SMALL);
+    sync_it(first);
+    struct ht_obj *o = with_owners(first, 63 + (unsigned)_i);
+    compress_cold();
+    ck_assert_uint_eq(engine_figure("recompress", "chunks"), _i ? 0 : 1);
+    expect_owners(o, 63, _i ? HT_CODEC_RAW : HT_CODEC_PLANES);
+    ht_obj_put(o);
+    ht_obj_put(first);
+    fixture_owners_max = 0;
 }
 END_TEST
 
@@ -416,7 +458,8 @@ int main(void)
     tcase_add_test(tc, what_saves_too_little_is_read_once);
     tcase_add_test(tc, each_owner_can_still_be_rewritten);
     tcase_add_loop_test(tc, what_happens_while_the_frame_waits_wins, 0, 3);
-    tcase_add_loop_test(tc, content_of_very_many_owners_stays, 0, 2);
+    tcase_add_test(tc, content_of_very_many_owners_is_compressed);
+    tcase_add_loop_test(tc, content_of_too_many_owners_stays, 0, 2);
     tcase_add_test(tc, whichever_thread_changes_an_owner_first_wins);
     suite_add_tcase(suite, tc);
     return run_all(suite);

@@ -2,7 +2,7 @@
 /*
  * test_scrub.c - damage on the media is found, repaired if there is a second copy, and other threads see none of this.
  */
-#include "fixture.h"
+#include "scrub.h"
 
 #include <pthread.h>
 #include <stdatomic.h>
@@ -19,8 +19,6 @@
 #include "tiering/api/tx.h"
 #include "tiering/object/chunk.h"
 
-enum { SMALL = HT_SMALL_CHUNK_BYTES, BIG = HT_CHUNK_BYTES, SCOPE = 77 };
-
 /* ---------------------------------------------------------------- support */
 
 static _Atomic unsigned events[HT_EVENT_CODES];
@@ -31,53 +29,6 @@ static void count_event(void *ctx, const struct ht_event *e)
     events[e->code]++;
     if ((e->code == HT_EVENT_SCRUB_DAMAGE || e->code == HT_EVENT_SCRUB_REPAIRED) && !first.text[0])
         first = *e;
-}
-
-static uint8_t *ram(void)
-{
-    return ht_dev_ram_data(dev);
-}
-
-/* Where these bytes are on the device. */
-static uint64_t place_of(const uint8_t *p, size_t n)
-{
-    uint8_t *at = memmem(ram(), ht_dev_size(dev), p, n);
-
-    ck_assert_ptr_nonnull(at);
-    return (uint64_t)(at - ram());
-}
-
-static void damage(uint64_t place)
-{
-    ram()[place] ^= 0x10;
-}
-
-static struct ht_scrub_stats scrub(void)
-{
-    struct ht_scrub_stats st;
-
-    ck_assert_int_eq(ht_store_scrub(s), 0);
-    ht_store_scrub_stats(s, &st);
-    ck_assert_uint_eq(st.state, HT_SCRUB_COMPLETE);
-    return st;
-}
-
-static void expect_found(uint64_t found, uint64_t repaired)
-{
-    struct ht_scrub_stats st = scrub();
-
-    ck_assert_uint_eq(st.run_found, found);
-    ck_assert_uint_eq(st.run_repaired, repaired);
-}
-
-/* An object of one chunk, stored and published. */
-static struct ht_obj *stored(const uint8_t *p, size_t n, uint64_t scope)
-{
-    struct ht_obj *o = object(BIG, scope);
-
-    put_all(o, 0, p, n);
-    ck_assert_int_eq(ht_obj_sync(o), 0);
-    return o;
 }
 
 static void setup(void)
@@ -428,26 +379,6 @@ START_TEST(every_read_or_write_may_fail_and_a_run_ends)
     ht_obj_put(o);
     remount();
     o = ht_obj_get(s, oid);
-    expect(o, 0, p, BIG);
-    ht_obj_put(o);
-    free(p);
-}
-END_TEST
-
-START_TEST(a_clone_is_repaired_for_each_owner_that_has_an_image)
-{
-    uint8_t *p = pattern(BIG, 1);
-    struct ht_obj *o = stored(p, BIG, 0), *other = object(BIG, 0);
-
-    ck_assert_int_eq(ht_obj_clone(o, 0, other, 0, BIG), BIG);
-    ck_assert_int_eq(ht_obj_sync(other), 0);
-    damage(place_of(p, BIG) + 1);
-    expect_found(2, 1);
-    expect(o, 0, p, BIG);
-    delete (other);
-    ck_assert_int_eq(ht_store_commit(s), 0);
-    expect_found(0, 0);
-    ht_obj_evict(o);
     expect(o, 0, p, BIG);
     ht_obj_put(o);
     free(p);
@@ -880,7 +811,6 @@ int main(void)
     tcase_add_test(tc, an_error_that_a_device_reports_is_not_called_a_wrong_checksum);
     tcase_add_test(tc, a_read_that_fails_once_is_no_damage_and_one_that_goes_on_failing_is);
     tcase_add_test(tc, every_read_or_write_may_fail_and_a_run_ends);
-    tcase_add_test(tc, a_clone_is_repaired_for_each_owner_that_has_an_image);
     tcase_add_test(tc, a_read_only_store_is_looked_at_and_left_alone);
     tcase_add_test(tc, it_is_started_once_and_stopped_once_and_ends_with_the_mount);
     tcase_add_test(tc, one_that_cannot_start_leaves_no_trace);

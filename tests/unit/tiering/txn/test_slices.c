@@ -20,6 +20,8 @@
 #include "tiering/api/batch_pin.h"
 #include "tiering/api/keep.h"
 #include "tiering/base/lock.h"
+#include "tiering/cache/arena.h"
+#include "tiering/data/chunk_io.h"
 #include "tiering/txn/keep.h"
 #include "tiering/object/slice.h"
 #include "tiering/tier/next_use.h"
@@ -192,12 +194,49 @@ static void setup(void)
     ht_lock_measure(prints);
 }
 
+/* The content of the hot file gets as many owners as there are chunks, and moves. */
+static void move_all_owners(void)
+{
+    struct ht_obj *many = object(CHUNK, 0);
+    struct ht_move_owner *owner = calloc(chunks + 1, sizeof(*owner));
+    uint8_t *bytes = aligned_alloc(BLOCK, CHUNK);
+    uint64_t lsn;
+    int rc;
+
+    ck_assert_int_eq(ht_obj_sync(hot), 0);
+    for (uint64_t i = 0; i < chunks; i++) {
+        ck_assert_int_eq(ht_obj_clone(hot, 0, many, i * CHUNK, BLOCK), BLOCK);
+        owner[i] = (struct ht_move_owner){many, i};
+    }
+    owner[chunks] = (struct ht_move_owner){hot, 0};
+    ck_assert_int_eq(ht_store_commit(s), 0);
+    struct ht_move m = {.was = ht_chunk_find(many, 0)->pub, .owner = owner, .owners = (unsigned)chunks + 1};
+    ht_store_lock(s);
+    memcpy(bytes, ht_arena_data(s->arena, ht_chunk_find(hot, 0)->slot), BLOCK);
+    ht_store_unlock(s);
+    begin();
+    ht_store_lock(s);
+    (void)ht_move_may(s, &m); /* a reader may hold it */
+    ht_store_unlock(s);
+    expect_slices("look at many owners");
+    begin();
+    for (m.moved = false; !m.moved;) { /* until no reader holds it */
+        ck_assert_int_eq(ht_move_write_copies(s, &m, &bytes, 1, ht_store_ring(s), &rc), 0);
+        ck_assert_int_eq(ht_move_publish(s, &m, 1, &lsn), 0);
+    }
+    expect_slices("move of bytes of many owners");
+    free(bytes);
+    free(owner);
+    ht_obj_put(many);
+}
+
 START_TEST(no_operation_on_many_chunks_holds_the_lock_for_long)
 {
     pthread_t reader;
 
     setup();
     ck_assert_int_eq(pthread_create(&reader, NULL, read_hot, NULL), 0);
+    move_all_owners();
     fill(0, chunks, 1);
     begin();
     commit();

@@ -1,0 +1,117 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* compact.h - a store of nearly empty groups of blocks, and what tests of compaction look at. */
+#ifndef HITRAIN_TESTS_UNIT_TIERING_STORE_COMPACT_H
+#define HITRAIN_TESTS_UNIT_TIERING_STORE_COMPACT_H
+
+#include "tiering/object/chunk.h"
+#include "tiering/object/context.h"
+#include "tiering/object/ref.h"
+
+#include "tests/unit/tiering/store/fixture.h"
+#include "tiering/api/compact.h"
+#include "tiering/engine/move.h"
+
+enum { SMALL = HT_SMALL_CHUNK_BYTES, SCOPE = 9, FILES = 320 };
+
+static struct ht_obj *file[FILES];
+static uint8_t *content[FILES];
+
+static inline uint8_t *noise(size_t n, uint64_t seed)
+{
+    uint8_t *p = malloc(n);
+
+    for (size_t i = 0; i < n; i++) {
+        if (i % 8 == 0)
+            seed = seed * 6364136223846793005ull + 1442695040888963407ull;
+        p[i] = (uint8_t)(seed >> (56 - i % 8));
+    }
+    return p;
+}
+
+static inline struct ht_compact_stats figures(void)
+{
+    struct ht_compact_stats st;
+
+    ht_store_compact_stats(s, &st);
+    return st;
+}
+
+/* Many files of a chunk; then only each keep-th is left, so groups are nearly empty. */
+static inline void sparse(unsigned keep)
+{
+    for (unsigned i = 0; i < FILES; i++) {
+        content[i] = noise(SMALL, i);
+        file[i] = object(SMALL, 0);
+        put_all(file[i], 0, content[i], SMALL);
+    }
+    ck_assert_int_eq(ht_store_commit(s), 0);
+    for (unsigned i = 0; i < FILES; i++)
+        if (i % keep) {
+            delete (file[i]);
+            file[i] = NULL;
+        }
+    ck_assert_int_eq(ht_store_commit(s), 0);
+}
+
+static inline void expect_all(void)
+{
+    for (unsigned i = 0; i < FILES; i++)
+        if (file[i]) {
+            ht_obj_evict(file[i]);
+            expect(file[i], 0, content[i], SMALL);
+        }
+}
+
+static inline void put_files(void)
+{
+    for (unsigned i = 0; i < FILES; i++) {
+        if (file[i])
+            ht_obj_put(file[i]);
+        file[i] = NULL;
+        free(content[i]);
+    }
+}
+
+static inline void reopen(void)
+{
+    uint64_t oid[FILES] = {0};
+
+    for (unsigned i = 0; i < FILES; i++)
+        if (file[i]) {
+            oid[i] = ht_obj_id(file[i]);
+            ht_obj_put(file[i]);
+        }
+    remount();
+    for (unsigned i = 0; i < FILES; i++)
+        if (oid[i])
+            file[i] = ht_obj_get(s, oid[i]);
+}
+
+static inline uint64_t block_of(struct ht_obj *o, uint64_t index)
+{
+    ht_store_lock(s);
+    struct ht_chunk *c = ht_chunk_find(o, index);
+    const struct ht_ref *ref = c ? ht_chunk_ref(c) : NULL;
+    uint64_t block = ref && ht_ref_holds(ref) ? ht_ref_extent(ref, 0).block : 0;
+    ht_store_unlock(s);
+    return block;
+}
+
+/* One step: is it idle until it is woken? */
+static inline bool sleeps(void)
+{
+    struct ht_budget budget = {.most_bytes = UINT64_MAX, .until_ns = UINT64_MAX};
+
+    return ht_compact_engine.step(s, &budget) == HT_STEP_IDLE && budget.at_ns == 0;
+}
+
+static inline void finish_pass(void)
+{
+    uint64_t passes = figures().passes;
+
+    for (unsigned i = 0; i < 1000 && figures().passes == passes; i++)
+        ck_assert(!sleeps());
+    ck_assert_uint_eq(figures().passes, passes + 1);
+}
+
+#endif

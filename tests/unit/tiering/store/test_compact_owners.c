@@ -1,0 +1,196 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* test_compact_owners.c - content of very many owners moves, with all of them or not at all. */
+#include <unistd.h>
+
+#include "tests/unit/tiering/store/compact.h"
+#include "tiering/data/chunk_io.h"
+
+enum { OWNERS = 5000, OWNERS_LONG = 100000 };
+
+static unsigned very_many(void)
+{
+    return getenv("HITRAIN_LONG") ? OWNERS_LONG : OWNERS;
+}
+
+/* With a log for so many owners. A tensor leaves little space, so that there is some to gain. */
+static struct ht_obj *fresh_for(unsigned owners)
+{
+    uint64_t log_mib = owners / 4096 + 1, mib = 32 + 2 * log_mib + log_mib * 4;
+    struct ht_format_opts opts = {.log_bytes = log_mib * MIB};
+    struct ht_super sb;
+
+    ck_assert_int_eq(dev_open_ram(mib * MIB, 512, &dev), 0);
+    ck_assert_int_eq(ht_super_format(&dev, 1, &opts, &sb), 0);
+    mount_with(false, false);
+    return tensor_of((unsigned)(stats().free_bytes / MIB - 30));
+}
+
+/* A file of which each chunk has the content of file[160]. */
+static struct ht_obj *with_owners(unsigned n)
+{
+    struct ht_obj *o = object(SMALL, 0);
+
+    for (uint64_t i = 0; i < n; i++)
+        ck_assert_int_eq(ht_obj_clone(file[160], 0, o, i * SMALL, SMALL), SMALL);
+    ck_assert_int_eq(ht_store_commit(s), 0);
+    return o;
+}
+
+static void expect_owners(struct ht_obj *o, unsigned n)
+{
+    uint64_t block = block_of(file[160], 0);
+
+    for (uint64_t i = 0; i < n; i++)
+        ck_assert_uint_eq(block_of(o, i), block);
+    ht_obj_evict(o);
+    for (uint64_t i = 0; i < n; i += 97)
+        expect(o, i * SMALL, content[160], SMALL);
+    expect(o, (n - 1) * (uint64_t)SMALL, content[160], SMALL);
+    expect_all();
+}
+
+/* All in one transaction: a crash later they are still together. */
+START_TEST(content_of_very_many_owners_moves)
+{
+    unsigned n = very_many();
+
+    struct ht_obj *tensor = fresh_for(n);
+    sparse(16);
+    struct ht_obj *o = with_owners(n);
+    uint64_t oid = ht_obj_id(o), block = block_of(o, 0), free_bytes = stats().free_bytes;
+    ck_assert_int_eq(ht_store_compact(s), 0);
+    ck_assert_uint_ge(figures().emptied, 12);
+    ck_assert_uint_ne(block_of(o, 0), block);
+    ck_assert_uint_eq(stats().free_bytes, free_bytes);
+    ht_store_verify(s, true);
+    expect_owners(o, n);
+    ht_obj_put(o);
+    ht_obj_put(tensor);
+    reopen();
+    o = ht_obj_get(s, oid);
+    expect_owners(o, n);
+    ck_assert_uint_eq(stats().free_bytes, free_bytes);
+    ht_obj_put(o);
+    put_files();
+    done();
+}
+END_TEST
+
+/* A thread holds the first, a middle or the last owner: all stay, and the others are not held afterwards. */
+START_TEST(an_owner_that_is_held_keeps_all_where_they_are)
+{
+    const unsigned n = OWNERS, held[] = {0, n / 2, n - 1};
+
+    struct ht_obj *tensor = fresh_for(n);
+    sparse(16);
+    struct ht_obj *o = with_owners(n);
+    struct ht_move_owner *owner = calloc(n + 1, sizeof(*owner));
+    for (unsigned i = 0; i < n; i++)
+        owner[i] = (struct ht_move_owner){o, i};
+    owner[n] = (struct ht_move_owner){file[160], 0};
+    struct ht_move m = {.owner = owner, .owners = n + 1};
+    uint64_t lsn, free_bytes = stats().free_bytes, block = block_of(o, 0);
+    ht_store_lock(s);
+    ck_assert_int_eq(ht_ref_copy(&m.was, &ht_chunk_find(o, 0)->pub), 0);
+    ck_assert(ht_move_may(s, &m));
+    struct ht_chunk *c = ht_chunk_find(o, held[_i]);
+    ht_chunk_lock_shared(s, c);
+    ck_assert(!ht_move_may(s, &m));
+    ht_store_unlock(s);
+    uint8_t *bytes = aligned_alloc(HT_BLOCK_BYTES, SMALL);
+    memcpy(bytes, content[160], SMALL);
+    for (int i = 0, rc; i < 2; i++) {
+        ck_assert_int_eq(ht_move_write_copies(s, &m, &bytes, 1, ht_store_ring(s), &rc), 0);
+        ck_assert_int_eq(ht_move_publish(s, &m, 1, &lsn), 0);
+        ck_assert_int_eq(m.moved, i);
+        ht_store_lock(s);
+        for (uint64_t k = 0; k < n; k++)
+            ck_assert(!ht_chunk_find(o, k)->exclusive);
+        if (!i)
+            ht_chunk_unlock_shared(o, c, held[_i]);
+        ht_store_unlock(s);
+        ck_assert_int_eq(ht_store_commit(s), 0);
+        ck_assert_uint_eq(stats().free_bytes, free_bytes);
+        ck_assert_int_eq(block_of(o, 0) == block, !i);
+        ht_store_verify(s, true);
+        expect_owners(o, n);
+    }
+    ht_ref_forget(&m.was);
+    free(bytes);
+    free(owner);
+    ht_obj_put(tensor);
+    ht_obj_put(o);
+    put_files();
+    done();
+}
+END_TEST
+
+/* As many owners as bytes that move may have, and one more. */
+START_TEST(content_of_too_many_owners_stays)
+{
+    fixture_owners_max = 64;
+    fresh(32, false);
+    sparse(16);
+    struct ht_obj *o = with_owners(63 + (unsigned)_i);
+    uint64_t block = block_of(o, 0);
+    ck_assert_int_eq(ht_store_compact(s), 0);
+    ck_assert_uint_ge(figures().emptied, 12);
+    ck_assert_int_eq(block_of(o, 0) == block, _i);
+    expect_owners(o, 63);
+    ht_obj_put(o);
+    put_files();
+    done();
+    fixture_owners_max = 0;
+}
+END_TEST
+
+/* More owners in all than the notes of a batch may have: the other groups come next. */
+START_TEST(groups_with_many_owners_need_several_batches)
+{
+    enum { EACH = 30 };
+    struct ht_obj *twin[FILES] = {NULL};
+
+    fixture_owners_max = 2 * EACH;
+    fresh(32, false);
+    sparse(16);
+    for (unsigned i = 0; i < FILES; i++) {
+        twin[i] = file[i] ? object(SMALL, 0) : NULL;
+        for (uint64_t k = 0; twin[i] && k < EACH; k++)
+            ck_assert_int_eq(ht_obj_clone(file[i], 0, twin[i], k * SMALL, SMALL), SMALL);
+    }
+    ck_assert_int_eq(ht_store_commit(s), 0);
+    if (_i)
+        ck_assert_int_eq(ht_store_compact(s), 0);
+    for (unsigned ms = 0; !figures().passes; ms++) { /* the engine rests between two batches */
+        struct ht_budget budget = {.most_bytes = UINT64_MAX, .until_ns = UINT64_MAX};
+        ck_assert_uint_lt(ms, 60000);
+        if (ht_compact_engine.step(s, &budget) == HT_STEP_IDLE)
+            usleep(1000);
+    }
+    ck_assert_uint_ge(figures().emptied, 12);
+    ck_assert_uint_eq(figures().memory_bytes, 0);
+    ht_store_verify(s, true);
+    for (unsigned i = 0; i < FILES; i++)
+        for (uint64_t k = 0; twin[i] && k < EACH; k++)
+            ck_assert_uint_eq(block_of(twin[i], k), block_of(file[i], 0));
+    expect_all();
+    for (unsigned i = 0; i < FILES; i++)
+        if (twin[i])
+            ht_obj_put(twin[i]);
+    put_files();
+    done();
+    fixture_owners_max = 0;
+}
+END_TEST
+
+int main(void)
+{
+    TCase *tc = tcase_create("owners");
+
+    tcase_set_timeout(tc, 300);
+    tcase_add_test(tc, content_of_very_many_owners_moves);
+    tcase_add_loop_test(tc, an_owner_that_is_held_keeps_all_where_they_are, 0, 3);
+    tcase_add_loop_test(tc, content_of_too_many_owners_stays, 0, 2);
+    tcase_add_loop_test(tc, groups_with_many_owners_need_several_batches, 0, 2);
+    return run_suite(tc);
+}

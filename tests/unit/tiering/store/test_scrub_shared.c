@@ -1,0 +1,162 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* test_scrub_shared.c - bad bytes of several owners get another place, for all of them if that can be. */
+#include "tiering/object/chunk.h"
+#include "tiering/object/context.h"
+#include "tiering/object/ref.h"
+
+#include "scrub.h"
+
+#include "tiering/base/log.h"
+#include "tiering/data/chunk_io.h"
+
+static void setup(void)
+{
+    fresh(32, false);
+}
+
+static struct ht_obj *clone_of(struct ht_obj *o, uint64_t n, uint64_t scope)
+{
+    struct ht_obj *other = object(BIG, scope);
+
+    ck_assert_int_eq(ht_obj_clone(o, 0, other, 0, n), (ssize_t)n);
+    return other;
+}
+
+static bool is_same_place(struct ht_obj *a, struct ht_obj *b)
+{
+    ht_store_lock(s);
+    bool same = ht_ref_same_place(&ht_chunk_find(a, 0)->pub, &ht_chunk_find(b, 0)->pub);
+    ht_store_unlock(s);
+    return same;
+}
+
+/* Whichever has the image, and whichever scrub finds first. */
+START_TEST(all_owners_of_bad_bytes_move_together)
+{
+    enum { OWNERS = 5 };
+    struct ht_obj *owner[OWNERS];
+    uint64_t oid[OWNERS], lsn;
+    uint8_t *p = pattern(BIG, 1);
+
+    owner[0] = stored(p, BIG, 0);
+    for (unsigned i = 1; i < OWNERS; i++)
+        owner[i] = clone_of(owner[0], BIG, i == 3 ? SCOPE : 0);
+    ck_assert_int_eq(ht_scope_commit(s, SCOPE, &lsn), 0);
+    ck_assert_int_eq(ht_store_commit(s), 0);
+    ht_obj_evict(owner[0]);
+    uint64_t free_bytes = stats().free_bytes;
+    expect(owner[_i], 0, p, BIG); /* its image */
+    damage(place_of(p, BIG) + 1);
+    expect_found(1, 1);
+    expect_found(0, 0);
+    ck_assert_uint_eq(stats().free_bytes, free_bytes);
+    for (unsigned i = 0; i < OWNERS; i++) {
+        ck_assert(is_same_place(owner[0], owner[i]));
+        oid[i] = ht_obj_id(owner[i]);
+        ht_obj_put(owner[i]);
+    }
+    ht_store_verify(s, true);
+    crash();
+    ck_assert_uint_eq(stats().free_bytes, free_bytes);
+    for (unsigned i = 0; i < OWNERS; i++) {
+        owner[i] = ht_obj_get(s, oid[i]);
+        expect(owner[i], 0, p, BIG);
+        ht_obj_put(owner[i]);
+    }
+    free(p);
+}
+END_TEST
+
+/* An owner that shows more than the image has, or that is newer, does not keep the others from a repair. */
+START_TEST(bad_bytes_stay_with_owners_that_cannot_move)
+{
+    enum { CUT = 300000 };
+    uint8_t *p = pattern(BIG, 1), byte;
+    struct ht_obj *o = stored(p, BIG, 0), *cut = clone_of(o, BIG, 0), *other = clone_of(o, BIG, 0);
+
+    ck_assert_int_eq(ht_store_commit(s), 0);
+    if (_i == 0)
+        ck_assert_int_eq(ht_obj_truncate(o, CUT), 0);
+    ck_assert_int_eq(ht_obj_truncate(cut, CUT), 0);
+    ck_assert_int_eq(ht_store_commit(s), 0);
+    ht_obj_evict(o);
+    ht_obj_evict(cut);
+    if (_i == 0) {
+        expect(cut, 0, p, CUT); /* other shows more */
+    } else {
+        expect(o, 0, p, BIG);
+        ht_obj_evict(other);
+        put_all(other, BIG - 1, &(uint8_t){7}, 1); /* it reads the rest */
+        ck_assert_int_eq(ht_obj_writeback(other), 0);
+    }
+    damage(place_of(p, BIG) + 1);
+    struct ht_scrub_stats st = scrub();
+    ck_assert_uint_ge(st.run_repaired, 1);
+    ck_assert(is_same_place(o, cut));
+    ck_assert(!is_same_place(o, other));
+    ht_store_verify(s, true);
+    ht_obj_evict(cut);
+    ht_obj_evict(o);
+    expect(cut, 0, p, CUT);
+    expect(o, 0, p, _i ? BIG : CUT);
+    if (_i == 0)
+        ck_assert_int_eq(ht_obj_read(other, 0, &byte, 1), -EIO);
+    else
+        expect(other, 0, p, BIG - 1);
+    ht_obj_put(o);
+    ht_obj_put(cut);
+    ht_obj_put(other);
+    free(p);
+}
+END_TEST
+
+/* A thread holds another owner all the time: scrub does not wait for ever, and mends the one that it can. */
+START_TEST(a_held_owner_of_bad_bytes_is_not_waited_for_for_ever)
+{
+    uint8_t *p = pattern(BIG, 1);
+    struct ht_obj *o = stored(p, BIG, 0), *other = clone_of(o, BIG, 0);
+
+    ck_assert_int_eq(ht_store_commit(s), 0);
+    ht_store_lock(s);
+    struct ht_move_owner owner[2] = {{o, 0}, {other, 0}};
+    struct ht_move m = {.was = ht_chunk_find(o, 0)->pub, .owner = owner, .owners = 2};
+    struct ht_chunk *c = ht_chunk_find(other, 0);
+    ht_chunk_lock_shared(s, c);
+    ht_store_unlock(s);
+    uint64_t lsn;
+    uint8_t *bytes = aligned_alloc(HT_BLOCK_BYTES, BIG);
+    memcpy(bytes, p, BIG);
+    ck_assert_int_eq(ht_move_write_raw(&m, ht_store_ring(s), bytes, BIG), 0);
+    ck_assert_int_eq(ht_move_publish_bad(s, &m, &lsn), 0);
+    ck_assert(!is_same_place(o, other));
+    m = (struct ht_move){.was = ht_chunk_find(other, 0)->pub, .owner = &owner[1], .owners = 1};
+    ck_assert_int_eq(ht_move_write_raw(&m, ht_store_ring(s), bytes, BIG), 0);
+    ck_assert_int_eq(ht_move_publish_bad(s, &m, &lsn), -EAGAIN);
+    free(bytes);
+    ht_store_lock(s);
+    ht_chunk_unlock_shared(other, c, 0);
+    ht_store_unlock(s);
+    ck_assert_int_eq(ht_store_commit(s), 0);
+    ht_store_verify(s, true);
+    ht_obj_evict(o);
+    ht_obj_evict(other);
+    expect(o, 0, p, BIG);
+    expect(other, 0, p, BIG);
+    ht_obj_put(o);
+    ht_obj_put(other);
+    free(p);
+}
+END_TEST
+
+int main(void)
+{
+    ht_log_set_level(HT_LOG_ERROR);
+    TCase *tc = tcase_create("shared");
+
+    tcase_add_checked_fixture(tc, setup, done);
+    tcase_set_timeout(tc, 120);
+    tcase_add_loop_test(tc, all_owners_of_bad_bytes_move_together, 0, 5);
+    tcase_add_loop_test(tc, bad_bytes_stay_with_owners_that_cannot_move, 0, 2);
+    tcase_add_test(tc, a_held_owner_of_bad_bytes_is_not_waited_for_for_ever);
+    return run_suite(tc);
+}
