@@ -22,6 +22,7 @@
 #include "tiering/api/discard.h"
 #include "tiering/api/compress.h"
 #include "tiering/api/scrub.h"
+#include "tiering/api/shm.h"
 #include "tiering/api/stats.h"
 
 enum { PARAMS = SCENARIO_PARAMS, NAME_MAX_BYTES = 64, XATTR_BYTES_MAX = 8192, FILE_BYTES_MAX = 1 << 20 };
@@ -217,6 +218,7 @@ void scenario_play(struct crash_scenario *s, const struct scenario_script *scrip
     snprintf(path, sizeof(path), "/proc/self/fd/%d", fd);
     *s = (struct crash_scenario){.script = script};
     harness_format(&s->k, script->devices, SCENARIO_DEVICE_BYTES, script->lba);
+    s->k.shm_bytes = script->maps ? 4 << 20 : 0;
     ck_assert_int_eq(harness_open(&s->k, 1), 0);
     for (unsigned g = 0; g < SCENARIO_GROUPS_MAX && script->groups[g]; g++)
         push(s, g, group_hash(&s->k, script->groups[g]));
@@ -569,6 +571,29 @@ void scenario_write_param(struct crash_scenario *s, float value)
     ck_assert_int_eq(harness_write(&s->k, ino, 400, &value, sizeof(value)), 0);
 }
 
+void scenario_map(struct crash_scenario *s)
+{
+    uint64_t ino = harness_find(&s->k, must_find(s, "model"), scenario_params[0].name);
+    int fd;
+
+    ck_assert_int_eq(ht_ns_open(s->k.ns, ino, &s->mapped), 0);
+    ck_assert_int_eq(ht_obj_shm_open(s->mapped, &fd), 0);
+    s->mapped_fd = fd;
+}
+
+void scenario_unmap(struct crash_scenario *s)
+{
+    static uint8_t seen[8192], read[8192];
+    uint64_t ino = harness_find(&s->k, must_find(s, "model"), scenario_params[0].name);
+    ssize_t n = ht_obj_read(s->mapped, 0, read, sizeof(read));
+
+    ck_assert_int_gt(n, 0);
+    ck_assert_int_eq(pread(s->mapped_fd, seen, sizeof(seen), 0), n);
+    ck_assert_int_eq(memcmp(seen, read, (size_t)n), 0);
+    ht_obj_shm_close(s->mapped);
+    ht_ns_close(s->k.ns, ino);
+}
+
 void scenario_check_logged(const struct crash_scenario *s, unsigned steps)
 {
     struct ht_root_stat st;
@@ -699,14 +724,19 @@ void scenario_scrub(struct crash_scenario *s, const char *name)
     ck_assert_uint_eq(st.run_repaired, PLACES);
 }
 
-void scenario_compact(struct crash_scenario *s, uint64_t bytes)
+uint64_t scenario_compact_some(struct crash_scenario *s)
 {
     struct ht_compact_stats was, now;
 
     ht_store_compact_stats(s->k.store, &was);
     ck_assert_int_eq(ht_store_compact(s->k.store), 0);
     ht_store_compact_stats(s->k.store, &now);
-    ck_assert_uint_eq(now.moved_bytes - was.moved_bytes, bytes);
+    return now.moved_bytes - was.moved_bytes;
+}
+
+void scenario_compact(struct crash_scenario *s, uint64_t bytes)
+{
+    ck_assert_uint_eq(scenario_compact_some(s), bytes);
 }
 
 uint64_t scenario_dedup_some(struct crash_scenario *s)

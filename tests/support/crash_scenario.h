@@ -29,6 +29,7 @@ struct scenario_script {
     bool keeps;       /* each commit of its model keeps its step; two stay */
     bool logs;        /* steps of its model are logged; each fourth is full */
     bool clips;       /* so are they, and updates wait for the boundary */
+    bool maps;        /* it may call scenario_map */
     bool seldom;      /* only by its name, or with HITRAIN_LONG=1 */
 };
 extern const struct scenario_script scenario_scripts[];
@@ -45,6 +46,8 @@ struct crash_scenario {
     size_t count[SCENARIO_GROUPS_MAX];
     struct scenario_ack now, *acks; /* acknowledged now; acknowledged at each mark */
     size_t ack_count;
+    struct ht_obj *mapped; /* the parameter whose memory programs have, and that */
+    int mapped_fd;
     bool recording;
 };
 
@@ -93,8 +96,11 @@ void scenario_model_abort(struct crash_scenario *s);
 void scenario_check_replays(const struct crash_scenario *s, uint64_t replays); /* so many since the mount */
 void scenario_model_commit_full(struct crash_scenario *s);                     /* leaves no logged steps */
 void scenario_write_param(struct crash_scenario *s, float value);              /* one element, as a client does it */
-void scenario_check_logged(const struct crash_scenario *s, unsigned steps);    /* so many logged steps are durable */
-void scenario_snapshot(struct crash_scenario *s, const char *name);            /* NULL: under its number */
+/* From now on programs have the memory of a parameter, as with passthrough=; then they see in it what a reader sees. */
+void scenario_map(struct crash_scenario *s);
+void scenario_unmap(struct crash_scenario *s);
+void scenario_check_logged(const struct crash_scenario *s, unsigned steps); /* so many logged steps are durable */
+void scenario_snapshot(struct crash_scenario *s, const char *name);         /* NULL: under its number */
 void scenario_digest(struct crash_scenario *s, const char *step); /* notes one; durable with the next commit */
 /* The kept step becomes a model of its own, which belongs to the group of the model; it takes a step. */
 void scenario_clone_kept(struct crash_scenario *s, const char *step);
@@ -119,7 +125,8 @@ void scenario_writeback(struct crash_scenario *s); /* as memory pressure does */
 void scenario_dedup(struct crash_scenario *s, uint64_t bytes);
 uint64_t scenario_dedup_some(struct crash_scenario *s);          /* returns how many */
 void scenario_compact(struct crash_scenario *s, uint64_t bytes); /* the same for compaction, which moves so many */
-uint64_t scenario_discard(struct crash_scenario *s);             /* what became free; its bytes */
+uint64_t scenario_compact_some(struct crash_scenario *s);
+uint64_t scenario_discard(struct crash_scenario *s); /* what became free; its bytes */
 /*
  * Damage on the first device, below the recorder: a superblock copy, a frame of a log copy,
  * the first block of the name; and its repair.

@@ -273,6 +273,27 @@ static void scrubbed(struct crash_scenario *s)
     scenario_fsync(s, "a");
 }
 
+static void little_room_and_a_clone(struct crash_scenario *s)
+{
+    fill_up_but_little(s);
+    scenario_clone(s, "a", "c", CHUNK);
+    scenario_commit(s);
+}
+
+/* Whichever owner has the image: both have another place afterwards, and the next write needs the old one. */
+static void scrubbed_clone(struct crash_scenario *s)
+{
+    scenario_scrub(s, "a");
+    scenario_write(s, "b", 3, 0, 2 * CHUNK);
+    scenario_fsync(s, "b");
+    scenario_truncate(s, "b", CHUNK);
+    scenario_commit(s);
+    scenario_scrub(s, "c");
+    scenario_unlink(s, "a");
+    scenario_write(s, "b", 4, 0, 2 * CHUNK);
+    scenario_fsync(s, "b");
+}
+
 static void weights_and_little_room(struct crash_scenario *s)
 {
     scenario_write_weights(s, "a", 1, 0, 3 * CHUNK);
@@ -726,6 +747,54 @@ static void dedup_in_an_open_step(struct crash_scenario *s)
     scenario_checkpoint(s);
 }
 
+/* The committed content of the model and a file with a clone lie alone in groups that other files have left. */
+static void lonely_model(struct crash_scenario *s)
+{
+    static const char *const names[] = {"x", "y", "z"};
+
+    for (unsigned i = 0; i < HT_ARRAY_SIZE(names); i++) {
+        scenario_write(s, names[i], i + 1, 0, 16 * CHUNK);
+        scenario_fsync(s, names[i]);
+        if (i == 0) {
+            scenario_write(s, "a", 9, 0, CHUNK);
+            scenario_fsync(s, "a");
+        } else if (i == 1) {
+            scenario_model(s);
+            scenario_work(s, 1);
+            scenario_model_commit(s);
+        }
+    }
+    scenario_clone(s, "a", "c", CHUNK);
+    for (unsigned i = 0; i < HT_ARRAY_SIZE(names); i++)
+        scenario_unlink(s, names[i]);
+    scenario_commit(s);
+}
+
+/*
+ * Between the gradients of a step and its commit, and before its abort. A program has a parameter's memory meanwhile.
+ */
+static void compact_in_an_open_step(struct crash_scenario *s)
+{
+    scenario_map(s);
+    scenario_work(s, 2);
+    ck_assert_uint_gt(scenario_compact_some(s), 0);
+    scenario_writeback(s);
+    scenario_model_commit(s);
+    scenario_write(s, "d", 4, 0, 20 * CHUNK); /* also where they were */
+    scenario_fsync(s, "d");
+    scenario_unlink(s, "d");
+    scenario_fsync(s, "");
+    scenario_work(s, 3);
+    scenario_writeback(s);
+    (void)scenario_compact_some(s);
+    scenario_model_abort(s);
+    scenario_unmap(s);
+    scenario_write(s, "d", 5, 0, 20 * CHUNK);
+    scenario_fsync(s, "d");
+    scenario_work(s, 4);
+    scenario_model_commit(s);
+}
+
 /* --------------------------------------------------------------------- log */
 
 static void checkpoint_in_an_open_step(struct crash_scenario *s)
@@ -837,13 +906,21 @@ const struct scenario_script scenario_scripts[] = {
     {"reuse", {"a", "b"}, 4096, 1, fill_up, reuse},
     {"reuse-clone", {"a", "b", "c"}, 4096, 1, fill_up, reuse_of_clones},
     {"compact", {"a", "b", "c", "d"}, 4096, 1, lonely, compacted},
+    {"compact-step",
+     {"model", "a", "c", "d"},
+     4096,
+     1,
+     lonely_model,
+     compact_in_an_open_step,
+     .maps = true,
+     .seldom = true},
     {"dedup", {"a", "b", "c"}, 4096, 1, twins_on_a_full_store, deduplicated},
     {"dedup-zeros", {"a"}, 512, 1, zeros_of_a, holes},
     {"dedup-step", {"model", "a", "b"}, 512, 1, model_and_twins, dedup_in_an_open_step},
     {"two-dedup", {"a", "b", "c"}, 512, 2, twins, deduplicated},
     {"discard", {"a", "b"}, 4096, 1, fill_up, discarded},
     {"two-discard", {"a", "b"}, 512, 2, synced_a, discarded},
-    {"scrub", {"a", "b"}, 4096, 1, fill_up_but_little, scrubbed},
+    {"scrub", {"a", "b", "c"}, 4096, 1, little_room_and_a_clone, scrubbed_clone},
     {"two-scrub", {"a", "b"}, 512, 2, synced_a, scrubbed},
     {"compress", {"a", "b", "c"}, 4096, 1, weights_and_little_room, compressed},
     {"compress-shared", {"a", "b", "c", "d"}, 4096, 1, shared_weights, compressed_shared},
