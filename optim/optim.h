@@ -185,6 +185,11 @@ int ht_grad_open(struct ht_optim *o, const struct ht_param_desc *desc, struct ht
 typedef bool (*ht_grad_part_fn)(const void *ctx, uint64_t off);
 void ht_grad_set_part(struct ht_grad *g, ht_grad_part_fn has, const void *ctx);
 /*
+ * Right after it was opened: ht_grad_discard drops exactly what this opener wrote. Otherwise it drops what lies between
+ * its first and its last byte, too, whoever wrote it.
+ */
+void ht_grad_keep_account(struct ht_grad *g);
+/*
  * Bytes of the gradient at off. -EINVAL beyond the parameter; -EBUSY for elements already queued in this step
  * (accumulate=S: all S times; before that it waits until the one before has been added). WAITS.
  */

@@ -179,6 +179,7 @@ int ht_ctl_new(struct ht_store *s, struct ht_ctl **out)
     ht_list_init(&c->dirs);
     HT_UNSHARED(HT_LOCK_CTL);
     ht_list_init(&c->shards.lists);
+    ht_list_init(&c->gathers.users);
     ht_mutex_init(&c->lock, HT_LOCK_CTL);
     ht_mutex_init(&c->root_lock, HT_LOCK_ROOTS);
     ht_rwlock_init(&c->words_lock, HT_LOCK_WORDS);

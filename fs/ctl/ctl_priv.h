@@ -64,9 +64,12 @@ struct ht_ctl {
             uint64_t bytes;
             unsigned idle;
         } shards; /* shard.c */
+        struct {
+            struct ht_list users; /* with open files */
+            uint32_t members;     /* of all */
+        } gathers;                /* gather.c */
     };
     _Atomic unsigned last_errors; /* that are there; changes under lock */
-    _Atomic uint32_t gathered;    /* members of all open gathers (gather.c) */
 
     struct ht_digests *digests; /* digest.c; NULL before the start */
     struct ht_event_log *events;

@@ -7,8 +7,7 @@
 #include <stdlib.h>
 #include <unistd.h>
 
-/* A member costs a client nothing and the daemon some memory: those of all open files have a limit. */
-enum { BLOCK_MEMBERS = 256, BLOCKS_MAX = 512, MEMBERS_OF_ALL_MAX = 1 << 18 };
+enum { BLOCK_MEMBERS = 256, BLOCKS_MAX = HT_GATHER_MEMBERS_MAX / BLOCK_MEMBERS };
 enum side { VALUES, GRADIENTS, SIDES };
 
 struct member {
@@ -17,9 +16,19 @@ struct member {
     struct ht_grad *grad;                   /* NULL: the file is open for reading only */
 };
 
+/* What one user has: files that are open, and members of all these. */
+struct ht_gather_user {
+    struct ht_list link; /* in ctl.gathers.users */
+    uint32_t uid;
+    HT_GUARDED_BY(HT_LOCK_CTL) struct {
+        uint32_t files, members;
+    };
+};
+
 struct ht_gather {
     struct ht_ctl *ctl;
     uint64_t root;
+    struct ht_gather_user *user;
     bool reads, writes;
     struct member *block[BLOCKS_MAX]; /* written before count says so, and then constant */
     _Atomic uint32_t count;
@@ -28,13 +37,92 @@ struct ht_gather {
 
 HT_MUTEX_OF(gather_lock, struct ht_gather, lock, HT_LOCK_CTL_SESSION)
 
-int ht_gather_new(struct ht_ctl *c, uint64_t root, int flags, struct ht_gather **out)
+/* ------------------------------------------------------------------- users */
+
+/* NULL: there is none yet. */
+static struct ht_gather_user *find_user(struct ht_ctl *c, uint32_t uid) HT_REQUIRES(HT_LOCK_CTL)
+{
+    ht_list_for_each(pos, &c->gathers.users) {
+        struct ht_gather_user *u = ht_list_entry(pos, struct ht_gather_user, link);
+        if (u->uid == uid)
+            return u;
+    }
+    return NULL;
+}
+
+/* One more open file of this user. NULL: no memory. */
+static struct ht_gather_user *enter_user(struct ht_ctl *c, uint32_t uid)
+{
+    struct ht_gather_user *fresh = calloc(1, sizeof(*fresh)), *u;
+
+    ht_mutex_lock(ht_ctl_lock(c));
+    u = find_user(c, uid);
+    if (!u && fresh) {
+        u = fresh;
+        fresh = NULL;
+        u->uid = uid;
+        ht_list_add_tail(&c->gathers.users, &u->link);
+    }
+    if (u)
+        u->files++;
+    ht_mutex_unlock(ht_ctl_lock(c));
+    free(fresh);
+    return u;
+}
+
+static void leave_user(struct ht_ctl *c, struct ht_gather_user *u)
+{
+    ht_mutex_lock(ht_ctl_lock(c));
+    bool last = --u->files == 0;
+    if (last)
+        ht_list_del(&u->link);
+    ht_mutex_unlock(ht_ctl_lock(c));
+    if (last)
+        free(u);
+}
+
+/*
+ * A member costs a client nothing and the daemon some memory, so all together have a limit. A user other than root
+ * has at most as many as are left for others: -EDQUOT. -ENOMEM: so many are not left.
+ */
+static int take_members(struct ht_gather *g, uint32_t count)
+{
+    struct ht_ctl *c = g->ctl;
+    int rc = -ENOMEM;
+
+    ht_mutex_lock(ht_ctl_lock(c));
+    uint32_t left = HT_GATHER_MEMBERS_OF_ALL_MAX - c->gathers.members;
+    if (count <= left)
+        rc = g->user->uid && g->user->members + count > left - count ? -EDQUOT : 0;
+    if (!rc) {
+        g->user->members += count;
+        c->gathers.members += count;
+    }
+    ht_mutex_unlock(ht_ctl_lock(c));
+    return rc;
+}
+
+static void give_members(struct ht_gather *g, uint32_t count)
+{
+    ht_mutex_lock(ht_ctl_lock(g->ctl));
+    g->user->members -= count;
+    g->ctl->gathers.members -= count;
+    ht_mutex_unlock(ht_ctl_lock(g->ctl));
+}
+
+/* -------------------------------------------------------------------- life */
+
+int ht_gather_new(struct ht_ctl *c, uint64_t root, int flags, uint32_t uid, struct ht_gather **out)
 {
     struct ht_gather *g = calloc(1, sizeof(*g));
     int mode = flags & O_ACCMODE;
 
-    if (!g)
+    if (g)
+        g->user = enter_user(c, uid);
+    if (!g || !g->user) {
+        free(g);
         return -ENOMEM;
+    }
     g->ctl = c;
     g->root = root;
     g->reads = mode != O_WRONLY;
@@ -56,13 +144,14 @@ static void close_member(struct ht_gather *g, struct member *m)
         ht_grad_release(m->grad);
     }
     ht_ns_close(g->ctl->ns, m->ino);
-    g->ctl->gathered--;
 }
 
 void ht_gather_free(struct ht_gather *g)
 {
     for (uint32_t i = 0; i < g->count; i++)
         close_member(g, member_at(g, i));
+    give_members(g, g->count);
+    leave_user(g->ctl, g->user);
     for (uint32_t b = 0; b < BLOCKS_MAX; b++)
         free(g->block[b]);
     ht_mutex_destroy(&g->lock);
@@ -81,7 +170,12 @@ static int open_described(struct ht_gather *g, const struct ht_param_desc *d, st
     m->obj = d->obj;
     m->bytes[VALUES] = ht_obj_size(d->obj);
     m->bytes[GRADIENTS] = m->bytes[VALUES] / p->bytes * of_grad->bytes;
-    return g->writes ? ht_grad_open(g->ctl->optim, d, &m->grad) : 0;
+    if (!g->writes)
+        return 0;
+    int rc = ht_grad_open(g->ctl->optim, d, &m->grad);
+    if (!rc)
+        ht_grad_keep_account(m->grad); /* a close drops nothing of other writers */
+    return rc;
 }
 
 static int open_member(struct ht_gather *g, uint64_t ino, uint64_t bytes, const struct ht_caller *caller,
@@ -118,30 +212,6 @@ static int open_line(struct ht_gather *g, const char *line, size_t len, const st
     return rc;
 }
 
-/* The place of member i, which follows the one before it. */
-static int append(struct ht_gather *g, uint32_t i, const char *line, size_t len, const struct ht_caller *caller)
-    HT_REQUIRES(HT_LOCK_CTL_SESSION)
-{
-    struct member *m;
-    int rc;
-
-    if (i >= BLOCKS_MAX * BLOCK_MEMBERS)
-        return -E2BIG;
-    if (g->ctl->gathered >= MEMBERS_OF_ALL_MAX)
-        return -ENOMEM;
-    if (!g->block[i / BLOCK_MEMBERS]) {
-        g->block[i / BLOCK_MEMBERS] = calloc(BLOCK_MEMBERS, sizeof(*m));
-        if (!g->block[i / BLOCK_MEMBERS])
-            return -ENOMEM;
-    }
-    m = member_at(g, i);
-    rc = open_line(g, line, len, caller, m);
-    for (int s = 0; s < SIDES && rc == 0; s++)
-        m->end[s] = (i ? member_at(g, i - 1)->end[s] : 0) + m->bytes[s];
-    g->ctl->gathered += rc == 0;
-    return rc;
-}
-
 static void report(struct ht_gather *g, const char *line, size_t len, int error)
 {
     ht_last_error_set(g->ctl, g->root, "gather", "gather: '%.*s': %s", (int)ht_min_u64(len, 120), line,
@@ -150,41 +220,106 @@ static void report(struct ht_gather *g, const char *line, size_t len, int error)
                                              : strerror(-error));
 }
 
-/* The members from `first` on, of count, which nobody has seen. */
-static void take_back(struct ht_gather *g, uint32_t first, uint32_t count) HT_REQUIRES(HT_LOCK_CTL_SESSION)
+static const char *end_of_line(const char *at, const char *end)
 {
-    while (count > first)
-        close_member(g, member_at(g, --count));
-    for (uint32_t b = (uint32_t)ht_div_up(first, BLOCK_MEMBERS); b < BLOCKS_MAX && g->block[b]; b++) {
-        free(g->block[b]);
-        g->block[b] = NULL;
+    const char *newline = memchr(at, '\n', (size_t)(end - at));
+
+    return newline ? newline : end;
+}
+
+static uint32_t count_lines(const char *at, const char *end)
+{
+    uint32_t count = 0;
+
+    for (; at < end; at = end_of_line(at, end) + 1)
+        count++;
+    return count;
+}
+
+/* Opens what the lines name. After an error none is open. */
+static int open_lines(struct ht_gather *g, const char *at, const char *end, const struct ht_caller *caller,
+                      struct member *out)
+{
+    uint32_t opened = 0;
+
+    while (at < end) {
+        const char *next = end_of_line(at, end);
+        int rc = open_line(g, at, (size_t)(next - at), caller, &out[opened]);
+        if (rc) {
+            while (opened)
+                close_member(g, &out[--opened]);
+            if (rc != -EINTR)
+                report(g, at, (size_t)(next - at), rc);
+            return rc;
+        }
+        opened++;
+        at = next + 1;
     }
+    return 0;
+}
+
+/* Room for the members from first on; what is left of a failed call is used by the next. */
+static int make_blocks(struct ht_gather *g, uint32_t first, uint32_t end) HT_REQUIRES(HT_LOCK_CTL_SESSION)
+{
+    if (end > HT_GATHER_MEMBERS_MAX)
+        return -E2BIG;
+    for (uint32_t b = first / BLOCK_MEMBERS; b < ht_div_up(end, BLOCK_MEMBERS); b++) {
+        if (!g->block[b])
+            g->block[b] = calloc(BLOCK_MEMBERS, sizeof(struct member));
+        if (!g->block[b])
+            return -ENOMEM;
+    }
+    return 0;
+}
+
+/* They follow those that are there. */
+static int append(struct ht_gather *g, const struct member *fresh, uint32_t count)
+{
+    ht_mutex_lock(gather_lock(g));
+    uint32_t before = g->count;
+    int rc = make_blocks(g, before, before + count);
+    for (uint32_t i = 0; i < count && !rc; i++) {
+        struct member *m = member_at(g, before + i);
+        *m = fresh[i];
+        for (int s = 0; s < SIDES; s++)
+            m->end[s] = (before + i ? member_at(g, before + i - 1)->end[s] : 0) + m->bytes[s];
+    }
+    if (!rc)
+        g->count = before + count;
+    ht_mutex_unlock(gather_lock(g));
+    return rc;
+}
+
+static int add(struct ht_gather *g, const char *lines, const char *end, const struct ht_caller *caller,
+               struct member *fresh, uint32_t count)
+{
+    int rc = open_lines(g, lines, end, caller, fresh);
+
+    if (rc)
+        return rc;
+    rc = append(g, fresh, count);
+    for (uint32_t i = 0; i < count && rc; i++)
+        close_member(g, &fresh[i]);
+    return rc;
 }
 
 int ht_gather_add(struct ht_gather *g, const char *lines, size_t len, const struct ht_caller *caller)
 {
-    const char *end = lines + len, *next;
-    int rc = 0;
+    const char *end = lines + len;
+    uint32_t count = count_lines(lines, end);
+    struct member *fresh = calloc(count + 1, sizeof(*fresh));
+    int rc = fresh ? take_members(g, count) : -ENOMEM;
 
-    ht_mutex_lock(gather_lock(g));
-    uint32_t before = g->count, count = before;
-    for (const char *at = lines; at < end && rc == 0; at = next + 1) {
-        next = memchr(at, '\n', (size_t)(end - at));
-        if (!next)
-            next = end;
-        rc = append(g, count, at, (size_t)(next - at), caller);
-        if (rc == 0)
-            count++;
-        else if (rc != -EINTR)
-            report(g, at, (size_t)(next - at), rc);
+    if (rc) {
+        ht_last_error_set(g->ctl, g->root, "gather", "gather: no room for %u members more: %s", count, strerror(-rc));
+    } else {
+        rc = add(g, lines, end, caller, fresh, count);
+        if (rc)
+            give_members(g, count);
+        else
+            ht_last_error_done(g->ctl, g->root, "gather");
     }
-    if (rc)
-        take_back(g, before, count);
-    else
-        g->count = count;
-    ht_mutex_unlock(gather_lock(g));
-    if (rc == 0)
-        ht_last_error_done(g->ctl, g->root, "gather");
+    free(fresh);
     return rc;
 }
 

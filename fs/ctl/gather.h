@@ -5,9 +5,13 @@
  *
  * The members are those that HT_IOCTL_GATHER has named so far, in that order. They are of one open file, and stay its
  * members as they were named: a member whose file is gone, or has another size, is ESTALE. Written gradients join the
- * step by `apply`, and nothing else; those that wait for it when the file is closed are dropped.
+ * step by `apply`, and nothing else; those that wait for it when the file is closed are dropped. Bytes of other writers
+ * stay.
  *
- * One lock for each open file, over the naming of members. Reads and writes take no lock here.
+ * The members of all open files have a limit. A user other than root has at most as many as are left for others, so no
+ * user takes all. A file counts for the user that opened it.
+ *
+ * One lock for each open file, while members join it; it is held over no wait. Reads and writes take no lock here.
  */
 #ifndef HITRAIN_FS_CTL_GATHER_H
 #define HITRAIN_FS_CTL_GATHER_H
@@ -15,10 +19,13 @@
 #include "fs/ctl/ctl.h"
 
 struct ht_gather;
-int ht_gather_new(struct ht_ctl *c, uint64_t root, int flags, struct ht_gather **out) HT_MUST_CHECK;
+int ht_gather_new(struct ht_ctl *c, uint64_t root, int flags, uint32_t uid, struct ht_gather **out) HT_MUST_CHECK;
 /* No other call is in progress. */
 void ht_gather_free(struct ht_gather *g);
-/* lines: as in struct ht_ioctl_gather. All become members, or none. WAITS: for a boundary. */
+/*
+ * lines: as in struct ht_ioctl_gather. All become members, or none: -E2BIG, -EDQUOT, -ENOMEM for a limit. WAITS: for a
+ * boundary.
+ */
 int ht_gather_add(struct ht_gather *g, const char *lines, size_t len, const struct ht_caller *caller) HT_MUST_CHECK;
 /* WAITS for updates of what is read. */
 ssize_t ht_gather_read(struct ht_gather *g, uint64_t off, void *buf, size_t len) HT_MUST_CHECK;

@@ -23,11 +23,13 @@
 #define HT_LOG_BYTES_MAX (16ull << 30) /* 88 million chunks */
 #define HT_LABEL_BYTES 32u
 #define HT_SHAPE_DIMS_MAX 16u
-#define HT_KEPT_NAME_MAX 64u    /* characters of the name of a kept step */
-#define HT_RETAIN_MAX 1000000u  /* kept steps of a model root that expire */
-#define HT_SHM_IMAGES_MAX 4096u /* images in shared memory: descriptors and mappings have limits */
-#define HT_SHM_USER_QUARTERS 3u /* of that number, and of the share of memory, for one user other than root */
-#define HT_SHM_PERCENT_MAX 75u  /* of the DRAM tier */
+#define HT_KEPT_NAME_MAX 64u             /* characters of the name of a kept step */
+#define HT_RETAIN_MAX 1000000u           /* kept steps of a model root that expire */
+#define HT_SHM_IMAGES_MAX 4096u          /* images in shared memory: descriptors and mappings have limits */
+#define HT_SHM_USER_QUARTERS 3u          /* of that number, and of the share of memory, for one user other than root */
+#define HT_SHM_PERCENT_MAX 75u           /* of the DRAM tier */
+#define HT_GATHER_MEMBERS_MAX (1u << 17) /* of one open .hitrain/gather */
+#define HT_GATHER_MEMBERS_OF_ALL_MAX (1u << 19) /* of all: some 80 MiB of memory if they are open for writing */
 #define HT_DEVICE_WAIT_S 30
 #define HT_DEVICE_ANSWER_S 30 /* default: a device whose oldest request is older does not answer */
 

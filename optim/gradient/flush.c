@@ -92,11 +92,19 @@ static void drop_written(struct ht_param *p, const struct ht_opt_window *w) HT_R
     }
 }
 
+static void drop_mine(struct ht_grad *g) HT_REQUIRES(HT_LOCK_OPTIM)
+{
+    if (g->account.kept)
+        ht_opt_account_drop(&g->account, g->param);
+    else
+        drop_written(g->param, &g->mine);
+}
+
 void ht_opt_grad_spoil(struct ht_grad *g)
 {
     ht_opt_grad_refresh(g);
     g->spoiled = true;
-    drop_written(g->param, &g->mine);
+    drop_mine(g);
 }
 
 void ht_grad_refuse(struct ht_grad *g)
@@ -350,7 +358,7 @@ static int flush_locked(struct ht_param *p, struct ht_grad *g, struct ht_words *
     int rc = flush_window(p, g, words, out_torn, &ticket);
 
     if (g && (!rc || rc == -EINVAL)) {
-        ht_opt_window_clear(&g->mine);
+        ht_opt_grad_forget_mine(g);
         g->spoiled = false;
     }
     ht_opt_inval_wait(p->o, ticket);
@@ -386,8 +394,8 @@ void ht_grad_discard(struct ht_grad *g)
 {
     lock(g->param->o);
     ht_opt_grad_refresh(g);
-    drop_written(g->param, &g->mine);
-    ht_opt_window_clear(&g->mine);
+    drop_mine(g);
+    ht_opt_grad_forget_mine(g);
     unlock(g->param->o);
 }
 

@@ -46,16 +46,21 @@ void ht_grad_set_part(struct ht_grad *g, ht_grad_part_fn has, const void *ctx)
     g->mine.ctx = ctx;
 }
 
+void ht_grad_keep_account(struct ht_grad *g)
+{
+    g->account.kept = true;
+}
+
 void ht_opt_grad_refresh(struct ht_grad *g)
 {
     if (g->applied != g->param->applied) {
         g->applied = g->param->applied;
-        ht_opt_window_clear(&g->mine);
+        ht_opt_grad_forget_mine(g);
     }
     if (g->since == g->param->forgotten)
         return;
     g->since = g->param->forgotten;
-    ht_opt_window_clear(&g->mine);
+    ht_opt_grad_forget_mine(g);
     g->spoiled = false;
     g->sized = 0;
 }
@@ -63,6 +68,7 @@ void ht_opt_grad_refresh(struct ht_grad *g)
 void ht_grad_release(struct ht_grad *g)
 {
     ht_opt_param_close(g->param);
+    ht_opt_account_free(&g->account);
     free(g);
 }
 
@@ -78,28 +84,11 @@ uint64_t ht_grad_size(struct ht_grad *g)
 
 /* ------------------------------------------------------------------- write */
 
-/* The part of gradient bytes [begin, end) that lies in one range. */
-struct piece {
-    uint64_t index;
-    uint32_t begin, end; /* from the start of the range */
-};
-
-static struct piece piece_at(const struct ht_param *p, uint64_t begin, uint64_t end)
-{
-    uint64_t bytes = (uint64_t)p->shape.range_elements * p->shape.g_bytes, index = begin / bytes;
-
-    return (struct piece){
-        .index = index,
-        .begin = (uint32_t)(begin - index * bytes),
-        .end = (uint32_t)ht_min_u64(end - index * bytes, bytes),
-    };
-}
-
 /* Is any byte frozen? -EAGAIN: not for long. Makes the ranges. */
 static int check_free(struct ht_param *p, uint64_t begin, uint64_t end) HT_REQUIRES(HT_LOCK_OPTIM)
 {
     while (begin < end) {
-        struct piece at = piece_at(p, begin, end);
+        struct ht_range_piece at = ht_opt_range_piece(p, begin, end);
         struct ht_range *r = ht_opt_range_make(p, at.index);
         if (!r)
             return -ENOMEM;
@@ -115,7 +104,7 @@ static int check_free(struct ht_param *p, uint64_t begin, uint64_t end) HT_REQUI
 static int add_written(struct ht_param *p, uint64_t begin, uint64_t end) HT_REQUIRES(HT_LOCK_OPTIM)
 {
     while (begin < end) {
-        struct piece at = piece_at(p, begin, end);
+        struct ht_range_piece at = ht_opt_range_piece(p, begin, end);
         struct ht_range *r = ht_opt_range_find(p, at.index);
         int rc = ht_interval_set_add(&r->written, at.begin, at.end);
         ht_opt_range_count_intervals(r);
@@ -131,7 +120,7 @@ static int add_written(struct ht_param *p, uint64_t begin, uint64_t end) HT_REQU
 static int remove_written(struct ht_param *p, uint64_t begin, uint64_t end) HT_REQUIRES(HT_LOCK_OPTIM)
 {
     while (begin < end) {
-        struct piece at = piece_at(p, begin, end);
+        struct ht_range_piece at = ht_opt_range_piece(p, begin, end);
         struct ht_range *r = ht_opt_range_find(p, at.index);
         int rc = ht_interval_set_remove(&r->written, at.begin, at.end);
         ht_opt_range_count_intervals(r);
@@ -219,8 +208,9 @@ static ssize_t end_write(struct ht_grad *g, struct ht_inflight *w, ssize_t n) HT
 
     ht_list_del(&w->link);
     if (n > 0 && !p->gone) {
-        int rc = add_written(p, w->begin, w->begin + (uint64_t)n);
         widen(g, w->begin, w->begin + (uint64_t)n);
+        int rc = ht_opt_account_add(&g->account, p, w->begin, w->begin + (uint64_t)n);
+        rc = rc ? rc : add_written(p, w->begin, w->begin + (uint64_t)n);
         p->root->grad_bytes += rc ? 0 : (uint64_t)n;
         n = rc ? rc : n;
     }
@@ -379,7 +369,7 @@ static bool find_gap(const struct ht_param *p, uint64_t *begin, uint64_t *out_en
     uint64_t whole = p->shape.elements * p->shape.g_bytes;
 
     while (*begin < whole) {
-        struct piece at = piece_at(p, *begin, whole);
+        struct ht_range_piece at = ht_opt_range_piece(p, *begin, whole);
         const struct ht_range *r = ht_opt_range_find(p, at.index);
         uint32_t from = at.begin, to = at.end;
         if (r && !ht_opt_range_adding(r))
@@ -459,7 +449,7 @@ static void mask_range(const struct ht_range *r, uint32_t begin, uint32_t end, u
 static void mask(struct ht_param *p, uint64_t begin, uint64_t end, uint8_t *buf) HT_REQUIRES(HT_LOCK_OPTIM)
 {
     while (begin < end) {
-        struct piece at = piece_at(p, begin, end);
+        struct ht_range_piece at = ht_opt_range_piece(p, begin, end);
         const struct ht_range *r = ht_opt_range_find(p, at.index);
         if (r && r->state != HT_RANGE_DONE)
             mask_range(r, at.begin, at.end, buf);

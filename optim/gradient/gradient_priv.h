@@ -4,6 +4,7 @@
 #define HITRAIN_OPTIM_GRADIENT_GRADIENT_PRIV_H
 
 #include "optim/optim.h"
+#include "optim/state/interval_set.h"
 #include "tiering/base/base.h"
 
 struct ht_param;
@@ -16,14 +17,32 @@ struct ht_opt_window {
     const void *ctx;
 };
 
+/* account.c: the bytes that an opener itself wrote since its last flush, if they are kept. */
+struct ht_opt_account {
+    bool kept;
+    uint32_t count, cap;
+    struct ht_opt_own {
+        uint64_t index; /* of a range */
+        struct ht_interval_set set;
+    } * own;
+};
+/* -ENOMEM; -E2BIG: too many pieces. Some of the bytes may be in it then. */
+int ht_opt_account_add(struct ht_opt_account *a, const struct ht_param *p, uint64_t begin, uint64_t end)
+    HT_REQUIRES(HT_LOCK_OPTIM) HT_MUST_CHECK;
+/* They count as not written. If a set cannot be cut for want of memory, its whole range. */
+void ht_opt_account_drop(const struct ht_opt_account *a, struct ht_param *p) HT_REQUIRES(HT_LOCK_OPTIM);
+void ht_opt_account_clear(struct ht_opt_account *a);
+void ht_opt_account_free(struct ht_opt_account *a);
+
 struct ht_grad {
     struct ht_param *param;
     /* The fields below are valid as long as param.forgotten is since. */
     uint64_t since;
     uint64_t applied;          /* param.applied: mine is valid as long as it is that */
     struct ht_opt_window mine; /* from the first to the last byte written since the last flush */
-    bool spoiled;              /* a write went beyond the end: the next flush refuses this opener's bytes */
-    uint64_t sized;            /* size that was set after the last write, for the next flush; 0: none */
+    struct ht_opt_account account;
+    bool spoiled;   /* a write went beyond the end: the next flush refuses this opener's bytes */
+    uint64_t sized; /* size that was set after the last write, for the next flush; 0: none */
 
     bool wrote; /* ever */
 };
@@ -40,10 +59,11 @@ void ht_opt_grad_refresh(struct ht_grad *g) HT_REQUIRES(HT_LOCK_OPTIM);
  */
 int ht_opt_grad_fill_holes(struct ht_grad *g) HT_EXCLUDES(HT_LOCK_OPTIM) HT_MUST_CHECK;
 /* The opener has written nothing. Its part stays its part. */
-static inline void ht_opt_window_clear(struct ht_opt_window *w)
+static inline void ht_opt_grad_forget_mine(struct ht_grad *g)
 {
-    w->begin = 0;
-    w->end = 0;
+    g->mine.begin = 0;
+    g->mine.end = 0;
+    ht_opt_account_clear(&g->account);
 }
 /* A write of this opener went beyond the end: drops its bytes, and makes its next flush fail. */
 void ht_opt_grad_spoil(struct ht_grad *g) HT_REQUIRES(HT_LOCK_OPTIM);

@@ -110,6 +110,17 @@ struct ht_range *ht_opt_range_find(const struct ht_param *p, uint64_t index)
     return block ? &block[index % HT_RANGE_BLOCK] : NULL;
 }
 
+struct ht_range_piece ht_opt_range_piece(const struct ht_param *p, uint64_t begin, uint64_t end)
+{
+    uint64_t bytes = (uint64_t)p->shape.range_elements * p->shape.g_bytes, index = begin / bytes;
+
+    return (struct ht_range_piece){
+        .index = index,
+        .begin = (uint32_t)(begin - index * bytes),
+        .end = (uint32_t)ht_min_u64(end - index * bytes, bytes),
+    };
+}
+
 static struct ht_range *make_block(struct ht_param *p, uint64_t b) HT_REQUIRES(HT_LOCK_OPTIM)
 {
     unsigned count = block_ranges(p, b);

@@ -64,6 +64,12 @@ unsigned ht_opt_state_stride(const struct ht_param_shape *s, uint8_t kind);
 uint64_t ht_opt_state_range_bytes(uint8_t kind, uint64_t elements);
 uint64_t ht_opt_state_bytes(const struct ht_param_shape *s, uint8_t kind);
 struct ht_range *ht_opt_range_find(const struct ht_param *p, uint64_t index); /* NULL: never touched */
+/* The part of gradient bytes [begin, end) that lies in the range of begin. */
+struct ht_range_piece {
+    uint64_t index;
+    uint32_t begin, end; /* from the start of the range */
+};
+struct ht_range_piece ht_opt_range_piece(const struct ht_param *p, uint64_t begin, uint64_t end);
 struct ht_range *ht_opt_range_make(struct ht_param *p, uint64_t index) HT_REQUIRES(HT_LOCK_OPTIM); /* NULL: no memory */
 uint32_t ht_opt_range_elements(const struct ht_param_shape *s, uint64_t index);
 uint32_t ht_opt_range_grad_bytes(const struct ht_param *p, uint64_t index);

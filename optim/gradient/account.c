@@ -1,0 +1,114 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * account.c - exactly which bytes an opener has written since its last flush.
+ *
+ * The window of an opener reaches from its first to its last byte, and other openers may have written between them. An
+ * opener that keeps an account discards its own bytes alone. A byte that two openers wrote belongs to both.
+ *
+ * The account is a set for each range that has any, in ascending order of ranges. Guarded by the optimizer's lock.
+ */
+#include <stdlib.h>
+
+#include "tiering/base/list.h"
+#include "optim/state/context.h"
+#include "optim/state/interval_set.h"
+#include "optim/state/param.h"
+#include "optim/state/range.h"
+#include "optim/gradient/gradient_priv.h"
+
+/* Where the set of this range is, or belongs. */
+static uint32_t place_of(const struct ht_opt_account *a, uint64_t index)
+{
+    uint32_t low = 0, high = a->count;
+
+    while (low < high) {
+        uint32_t middle = low + (high - low) / 2;
+        if (a->own[middle].index < index)
+            low = middle + 1;
+        else
+            high = middle;
+    }
+    return low;
+}
+
+static int grow(struct ht_opt_account *a)
+{
+    uint32_t cap = a->cap ? 2 * a->cap : 1;
+    struct ht_opt_own *own;
+
+    if (a->count < a->cap)
+        return 0;
+    own = realloc(a->own, cap * sizeof(*own));
+    if (!own)
+        return -ENOMEM;
+    a->own = own;
+    a->cap = cap;
+    return 0;
+}
+
+/* The set of a range; NULL: no memory. */
+static struct ht_interval_set *set_of(struct ht_opt_account *a, uint64_t index)
+{
+    uint32_t at = place_of(a, index);
+
+    if (at < a->count && a->own[at].index == index)
+        return &a->own[at].set;
+    if (grow(a))
+        return NULL;
+    memmove(a->own + at + 1, a->own + at, (a->count - at) * sizeof(*a->own));
+    a->own[at] = (struct ht_opt_own){.index = index};
+    a->count++;
+    return &a->own[at].set;
+}
+
+int ht_opt_account_add(struct ht_opt_account *a, const struct ht_param *p, uint64_t begin, uint64_t end)
+{
+    while (a->kept && begin < end) {
+        struct ht_range_piece at = ht_opt_range_piece(p, begin, end);
+        struct ht_interval_set *set = set_of(a, at.index);
+        int rc = set ? ht_interval_set_add(set, at.begin, at.end) : -ENOMEM;
+        if (rc)
+            return rc;
+        begin += at.end - at.begin;
+    }
+    return 0;
+}
+
+static int remove_all(struct ht_interval_set *from, const struct ht_interval_set *set)
+{
+    const struct ht_interval *v = ht_interval_set_all(set);
+    int rc = 0;
+
+    for (uint32_t i = 0; i < set->count && !rc; i++)
+        rc = ht_interval_set_remove(from, v[i].begin, v[i].end);
+    return rc;
+}
+
+void ht_opt_account_drop(const struct ht_opt_account *a, struct ht_param *p)
+{
+    for (uint32_t i = 0; i < a->count; i++) {
+        uint64_t index = a->own[i].index;
+        bool there = index < p->shape.range_count; /* its shape may have changed */
+        struct ht_range *r = there ? ht_opt_range_find(p, index) : NULL;
+        if (!r)
+            continue;
+        if (remove_all(&r->written, &a->own[i].set))
+            ht_interval_set_clear(&r->written);
+        ht_opt_range_count_intervals(r);
+        if (!r->written.count)
+            ht_list_del(&r->dirty);
+    }
+}
+
+void ht_opt_account_clear(struct ht_opt_account *a)
+{
+    for (uint32_t i = 0; i < a->count; i++)
+        ht_interval_set_free(&a->own[i].set);
+    a->count = 0;
+}
+
+void ht_opt_account_free(struct ht_opt_account *a)
+{
+    ht_opt_account_clear(a);
+    free(a->own);
+}

@@ -1,0 +1,232 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* An open .hitrain/gather: what a write that must wait has written, what a close drops, who waits, shares of users. */
+#include <check.h>
+#include <fcntl.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <unistd.h>
+
+#include "fs/ctl/ctl_priv.h"
+#include "fs/ctl/gather.h"
+#include "optim/state/context.h"
+#include "optim/state/notify.h"
+#include "optim/state/param.h"
+#include "optim/state/root.h"
+#include "tests/support/harness.h"
+#include "tests/support/suite.h"
+#include "tiering/api/batch_pin.h"
+
+enum { ELEMENTS = 1000, BYTES = 4 * ELEMENTS, DEVICE_BYTES = 64 << 20, LINES_BYTES = 8191, OWNER = 7, OTHER = 8 };
+
+static const struct harness_param params[] = {{"a", "f32", ELEMENTS}, {"b", "f32", ELEMENTS}};
+static const struct ht_caller nobody_else = {{0, 0, 0}, NULL, NULL, NULL};
+static const char both[] = "4000 a\n4000 b\n";
+static struct harness k;
+static uint64_t root, b_ino;
+static uint8_t bytes[2 * BYTES];
+
+static void setup(void)
+{
+    harness_format(&k, 1, DEVICE_BYTES, 512);
+    ck_assert_int_eq(harness_open(&k, 2), 0);
+    root = harness_model(&k, "model", params, 2, "sgd lr=1");
+    ck_assert_int_eq(ht_optim_commit(k.optim, root), 0);
+    b_ino = harness_find(&k, root, "b");
+}
+
+static void teardown(void)
+{
+    ck_assert_int_eq(harness_close(&k, true), 0);
+    harness_free(&k);
+}
+
+static struct ht_gather *open_for(uint32_t uid, int flags)
+{
+    struct ht_gather *g;
+
+    ck_assert_int_eq(ht_gather_new(k.ctl, root, flags, uid, &g), 0);
+    return g;
+}
+
+static int name(struct ht_gather *g, const char *lines)
+{
+    return ht_gather_add(g, lines, strlen(lines), &nobody_else);
+}
+
+/* The gradient of b, as a client of its own has it. */
+static struct ht_grad *open_b(void)
+{
+    struct ht_param_desc desc = {.root = root, .dtype = HT_DTYPE_F32, .grad_dtype = HT_DTYPE_F32};
+    struct ht_grad *grad;
+
+    ck_assert_int_eq(ht_ns_open(k.ns, b_ino, &desc.obj), 0);
+    ck_assert_int_eq(ht_grad_open(k.optim, &desc, &grad), 0);
+    return grad;
+}
+
+static void close_b(struct ht_grad *grad)
+{
+    ht_grad_release(grad);
+    ht_ns_close(k.ns, b_ino);
+}
+
+/* ------------------------------------------------------------------ writes */
+
+static void *write_b(void *grad)
+{
+    ck_assert_int_eq(ht_grad_write(grad, 0, bytes, BYTES), BYTES);
+    return NULL;
+}
+
+static bool is_being_written(struct ht_param *p)
+{
+    lock(k.optim);
+    bool busy = !ht_list_empty(&p->inflight);
+    unlock(k.optim);
+    return busy;
+}
+
+START_TEST(a_write_that_must_wait_returns_what_it_has_written)
+{
+    struct ht_gather *g = open_for(0, O_RDWR);
+    struct ht_grad *grad = open_b();
+    pthread_t writer;
+
+    ck_assert_int_eq(name(g, both), 0);
+    write_b(grad);
+    struct ht_param *p = ht_opt_param_get(k.optim, b_ino);
+    struct ht_batch_pin pin = {
+        .store = k.store, .count = 1, .chunk = {{.obj = p->grad, .index = 0, .mode = HT_BATCH_PIN_READ}}};
+    ck_assert_int_eq(ht_batch_pin_begin(&pin), 0);
+    ck_assert_int_eq(ht_batch_pin_wait(&pin), 0);
+    ck_assert_int_eq(pthread_create(&writer, NULL, write_b, grad), 0);
+    while (!is_being_written(p))
+        usleep(1000);
+    ck_assert_int_eq(ht_gather_write(g, 0, bytes, 2 * BYTES, false), BYTES);
+    ck_assert_int_eq(ht_gather_write(g, BYTES, bytes, BYTES, false), -EAGAIN);
+    ht_batch_pin_end(&pin, 0);
+    ck_assert_int_eq(ht_batch_pin_finish(&pin), 0);
+    pthread_join(writer, NULL);
+    ck_assert_int_eq(ht_gather_write(g, BYTES, bytes, BYTES, false), BYTES);
+    ht_opt_param_put(p);
+    close_b(grad);
+    ht_gather_free(g);
+}
+END_TEST
+
+START_TEST(a_close_drops_nothing_that_others_wrote_in_between)
+{
+    struct ht_gather *g = open_for(0, O_WRONLY);
+    struct ht_grad *grad = open_b();
+
+    ck_assert_int_eq(name(g, "4000 b"), 0);
+    ck_assert_int_eq(ht_gather_write(g, BYTES - 4, bytes, 4, true), 4);
+    ck_assert_int_eq(ht_gather_write(g, 1, bytes, 3, true), 3);
+    ck_assert_int_eq(ht_gather_write(g, 0, bytes, 1, true), 1);
+    ck_assert_int_eq(ht_grad_write(grad, 4, bytes, BYTES - 8), BYTES - 8);
+    ht_gather_free(g);
+    ck_assert_int_eq(ht_grad_flush(grad), 0);
+    harness_gradient(&k, root, &params[0], 1);
+    ck_assert_int_eq(ht_optim_step(k.optim, root), -EBUSY); /* what the gather wrote is dropped, */
+    ck_assert_int_eq(ht_grad_write(grad, 0, bytes, 4), 4);
+    ck_assert_int_eq(ht_grad_write(grad, BYTES - 4, bytes, 4), 4);
+    ck_assert_int_eq(ht_grad_flush(grad), 0);
+    ck_assert_int_eq(ht_optim_step(k.optim, root), 0); /* and nothing else */
+    close_b(grad);
+}
+END_TEST
+
+/* -------------------------------------------------------------------- names */
+
+struct naming {
+    struct ht_gather *g;
+    atomic_bool done;
+};
+
+static void *name_both(void *arg)
+{
+    struct naming *n = arg;
+
+    ck_assert_int_eq(name(n->g, both), 0);
+    n->done = true;
+    return NULL;
+}
+
+static void set_gate(bool held)
+{
+    lock(k.optim);
+    ht_opt_root_find(k.optim, root)->gate = held;
+    notify_changed(k.optim);
+    unlock(k.optim);
+}
+
+/* The members of one call wait for the gate, as at a boundary; another call on the same file does not. */
+START_TEST(nobody_waits_for_one_who_waits_for_a_boundary)
+{
+    struct naming n = {.g = open_for(0, O_RDWR)};
+    pthread_t namer;
+
+    set_gate(true);
+    ck_assert_int_eq(pthread_create(&namer, NULL, name_both, &n), 0);
+    usleep(100000);
+    ck_assert_int_eq(name(n.g, "4000 none"), -ENOENT);
+    ck_assert(!n.done);
+    set_gate(false);
+    pthread_join(namer, NULL);
+    ck_assert_int_eq(ht_gather_read(n.g, 0, bytes, 2 * BYTES), 2 * BYTES);
+    ht_gather_free(n.g);
+}
+END_TEST
+
+/* a becomes so many members. */
+static int name_many(struct ht_gather *g, unsigned count)
+{
+    static char lines[LINES_BYTES + 1];
+
+    ck_assert_uint_le(7 * count, LINES_BYTES);
+    for (unsigned i = 0; i < count; i++)
+        memcpy(lines + 7 * (size_t)i, "4000 a\n", 7);
+    return ht_gather_add(g, lines, 7 * (size_t)count, &nobody_else);
+}
+
+/* As if others had all members but a thousand. */
+START_TEST(no_user_takes_all_members)
+{
+    enum { LEFT = 1000, HALF = LEFT / 2, QUARTER = LEFT / 4 };
+    struct ht_gather *first = open_for(OWNER, O_RDONLY), *second = open_for(OWNER, O_RDONLY);
+    struct ht_gather *other = open_for(OTHER, O_RDONLY), *own = open_for(0, O_RDONLY);
+
+    k.ctl->gathers.members = HT_GATHER_MEMBERS_OF_ALL_MAX - LEFT;
+    ck_assert_int_eq(name_many(first, HALF + 1), -EDQUOT);
+    ck_assert_int_eq(name_many(first, HALF), 0);
+    ck_assert_int_eq(name_many(second, 1), -EDQUOT);
+    ck_assert_int_eq(name_many(other, QUARTER + 1), -EDQUOT);
+    ck_assert_int_eq(name_many(other, QUARTER), 0);
+    ck_assert_int_eq(name_many(own, QUARTER + 1), -ENOMEM);
+    ck_assert_int_eq(name_many(own, QUARTER), 0);
+    ht_gather_free(first);
+    ck_assert_int_eq(name_many(second, QUARTER), 0);
+    ck_assert_int_eq(ht_gather_read(second, 0, bytes, 2 * BYTES), 2 * BYTES);
+    ht_gather_free(second);
+    ht_gather_free(other);
+    ht_gather_free(own);
+    ck_assert_uint_eq(k.ctl->gathers.members, HT_GATHER_MEMBERS_OF_ALL_MAX - LEFT);
+    ck_assert(ht_list_empty(&k.ctl->gathers.users));
+}
+END_TEST
+
+int main(void)
+{
+    Suite *s = suite_create("gather");
+    TCase *tc = tcase_create("gather");
+
+    tcase_set_timeout(tc, 60);
+    tcase_add_checked_fixture(tc, setup, teardown);
+    tcase_add_test(tc, a_write_that_must_wait_returns_what_it_has_written);
+    tcase_add_test(tc, a_close_drops_nothing_that_others_wrote_in_between);
+    tcase_add_test(tc, nobody_waits_for_one_who_waits_for_a_boundary);
+    tcase_add_test(tc, no_user_takes_all_members);
+    suite_add_tcase(s, tc);
+    return run_all(s);
+}
