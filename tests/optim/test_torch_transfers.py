@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """How bytes go to the store and back: descriptors stay open, small parameters go together, several threads transfer."""
 import fcntl
+import mmap
 import os
 import shutil
 import threading
@@ -9,7 +10,7 @@ import pytest
 
 from trainer import equal, shared_root, shared_store  # first: it makes the client importable
 import torch
-from hitrain import SGD, AdamW, _files, _gather, _optimizer, _root
+from hitrain import SGD, AdamW, _files, _gather, _optimizer, _ring, _root
 
 COUNT = 600
 
@@ -54,7 +55,8 @@ def test_a_step_opens_nothing_and_hands_small_gradients_over_together(shared_roo
         give(params)
         optimizer.step()
     assert 'open' not in calls
-    assert calls['pwrite'] == calls['preadv'] == (1 if together else COUNT) + 1
+    assert calls['pwrite'] == (1 if together else COUNT) + 1
+    assert calls['preadv'] == (1 if together else COUNT) + 4  # a MiB at a time
     assert calls['write'] <= COUNT // _optimizer.SMALL_MOST + 4  # the first alone, and the commit
     assert calls['dup'] == 1
     assert all(torch.equal(p, torch.full_like(p, float(n[1:]) - 2 if n != 'large' else -2.0)) for n, p in params.items())
@@ -203,3 +205,42 @@ def test_several_threads_share_a_large_tensor(shared_root, monkeypatch):
             with pytest.raises(OSError, match='of the test|gradient of w'):
                 optimizer.step()
         assert torch.equal(p, start - 3 * (start + 1)) and number(shared_root, 'step_open') == 0
+
+
+@pytest.mark.parametrize('shift', [0, 64, 4095])
+def test_values_are_summed_while_they_are_read(tmp_path, monkeypatch, shift):
+    """With the checksum that they have later, wherever their memory begins."""
+    monkeypatch.setattr(_files, 'THREADS', 3)
+    path, piece = tmp_path / 'values', _files.PIECE_BYTES
+    for size in 0, 1, _files.BLOCK_BYTES, _files.BLOCK_BYTES + 1, piece + 4097, 2 * piece, 3 * piece + 12345:
+        raw = os.urandom(size)
+        path.write_bytes(b'head' + raw)
+        values = torch.frombuffer(mmap.mmap(-1, size + 4096), dtype=torch.uint8)[shift:shift + size]
+        fd = os.open(path, os.O_RDONLY)
+        try:
+            assert _files.read_and_sum(fd, values, 4) == _files.checksum(values) == _files.checksum(values.clone())
+            assert bytes(_files.memory_of(values)) == raw
+            with pytest.raises(OSError, match='the file ends'):
+                os.truncate(path, size + 3)
+                _files.read_and_sum(fd, values[:max(1, size)] if size else torch.zeros(1), 4)
+        finally:
+            os.close(fd)
+
+
+def test_other_dtypes_pass_through_a_few_buffers(shared_root, monkeypatch):
+    made, allocated, real_made, real_empty = [], [], _ring._made, torch.empty
+    monkeypatch.setattr(_files, 'THREADS', 3)
+    monkeypatch.setattr(_ring, 'BUFFER_BYTES', 1 << 18)
+    monkeypatch.setattr(_ring, '_spare', {False: [], True: []})
+    monkeypatch.setattr(_ring, '_made', lambda pinned: made.append(real_made(pinned)) or made[-1])
+    monkeypatch.setattr(torch, 'empty', lambda *args, **kw: allocated.append(real_empty(*args, **kw)) or allocated[-1])
+    count = 5 * (1 << 17) + 3
+    params = {'flat': torch.nn.Parameter(torch.arange(count) % 100 + 0.001), 'turned': torch.nn.Parameter(torch.ones(700, 800).t())}
+    with SGD(params.items(), shared_root, lr=1.0, param_dtype=torch.bfloat16) as optimizer:
+        for _ in range(2):
+            give(params)
+            optimizer.step()
+        assert torch.equal(params['flat'].detach(), torch.arange(count) % 100 - 2.0)
+        assert torch.equal(params['turned'].detach(), torch.full((800, 700), -1.0))
+    assert 0 < len(made) <= 3
+    assert all(t.numel() != count for t in allocated)

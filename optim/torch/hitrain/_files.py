@@ -15,11 +15,11 @@ import math
 import mmap
 import os
 import resource
-from typing import Any, Callable, Dict, Iterator, List, Optional, Tuple
+from typing import Any, Callable, Iterator, List, Optional, Tuple
 
 import torch
 
-from hitrain import _topk
+from hitrain import _ring, _topk
 from hitrain._parts import Part, as_placed, is_dtensor, local_of, value_of_part
 
 XATTR = 'user.hitrain.'
@@ -74,7 +74,6 @@ class ParameterFile:
         self.hook: Any = None
         self._fd = self._grad_fd = -1
         self._flags = os.O_RDWR | os.O_CLOEXEC | (os.O_DIRECT if direct else 0)
-        self._buffers: Dict[torch.dtype, torch.Tensor] = {}
         self._known: Optional[int] = None  # checksum of the tensor when it was equal to the file
         self._half_read = False
         self._pushed_in = -1  # finished steps when the tensor's own value was last written to the file
@@ -267,20 +266,20 @@ class ParameterFile:
         self.gradient()
 
     def outgoing(self) -> torch.Tensor:
-        """The gradient as its file takes it, flat."""
-        return self._ready(self.gradient(), self.grad_dtype).view(-1)
+        """The gradient, flat. Its file may have another dtype."""
+        return _flat(self.gradient())
 
     def write_gradient(self, drop: Callable[[], None], part: slice = slice(None)) -> None:
         """hand_over() or `apply` gives it to the step. drop: takes back the written part when the rest cannot be written."""
-        local = self.outgoing()
-        self.written = local[part].numel() * local.element_size()
+        grad, size = self.outgoing()[part], bytes_of(self.grad_dtype)
+        self.written = grad.numel() * size
         if not self.written:
             return
         if self._grad_fd < 0:
             self._grad_fd = os.open(os.path.join(self.root, HIDDEN, 'grad', self.name), os.O_WRONLY | os.O_CLOEXEC)
             Descriptors.kept += 1
         try:
-            write_all(self._grad_fd, local[part], (self.offset + (part.start or 0)) * local.element_size())
+            write_as(self._grad_fd, grad, self.grad_dtype, (self.offset + (part.start or 0)) * size)
         except BaseException:
             with contextlib.suppress(OSError):
                 drop()  # otherwise the caller takes back the whole step
@@ -404,42 +403,36 @@ class ParameterFile:
 
     def _write(self, fd: int) -> None:
         self._known = None
-        local = self.local
-        source = self._ready(local, self.dtype)
-        write_all(fd, source, self.offset * source.element_size())
-        if self.dtype != local.dtype:  # compute with the store's values
-            self._store(source)
+        local, rounds = self.local, self.dtype != self.local.dtype
+        flat = _flat(local)
+        write_as(fd, flat, self.dtype, self.offset * bytes_of(self.dtype), back=rounds)  # compute with the store's values
+        if rounds and not local.is_contiguous():
+            self._store(flat)
         self._known = checksum(local)
 
     def _read(self, fd: int) -> None:
         self._half_read = True
         local, at = self.local, self.offset * bytes_of(self.dtype)
         if _direct(local, self.dtype):
-            read_all(fd, local, at)
+            known = read_and_sum(fd, local, at)
             # Values that autograd saved are void: a view of nothing moves the version counter.
             local.detach().view(-1)[:0].zero_()
+        elif local.is_contiguous():
+            read_as(fd, _flat(local), self.dtype, at)
+            known = checksum(local)
         else:
-            buffer = self._buffer(self.dtype)
-            read_all(fd, buffer, at)
-            self._store(buffer)
-        self._known, self._half_read = checksum(local), False
+            values = torch.empty(local.numel(), dtype=self.dtype)
+            read_all(fd, values, at)
+            self._store(values)
+            known = checksum(local)
+        self._known, self._half_read = known, False
 
     def _shape(self) -> str:
         return ','.join(map(str, self.shape)) or '1'
 
-    def _buffer(self, dtype: torch.dtype) -> torch.Tensor:
-        if dtype not in self._buffers:
-            local = self.local
-            self._buffers[dtype] = torch.empty(local.shape, dtype=dtype, pin_memory=local.is_cuda)
-        return self._buffers[dtype]
-
-    def _ready(self, tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-        """The tensor itself if a file takes its memory, else a copy (f32 to bf16: to nearest even)."""
-        return tensor if _direct(tensor, dtype) else self._buffer(dtype).copy_(tensor.detach())
-
     @torch.no_grad()
     def _store(self, values: torch.Tensor) -> None:
-        self.local.copy_(values)
+        self.local.copy_(values.view(self.local.shape))
 
 
 # ------------------------------------------------------------------ tensors
@@ -578,6 +571,11 @@ def _direct(tensor: torch.Tensor, dtype: torch.dtype) -> bool:
     return tensor.dtype == dtype and tensor.device.type == 'cpu' and tensor.is_contiguous()
 
 
+def _flat(tensor: torch.Tensor) -> torch.Tensor:
+    """All elements in the order of a file: the tensor's memory, or a copy if its memory has another order."""
+    return tensor.detach().reshape(-1)
+
+
 def memory_of(tensor: torch.Tensor) -> memoryview:
     """The bytes of a contiguous tensor on the CPU, without a copy; valid while the tensor is."""
     size, address = tensor.numel() * tensor.element_size(), tensor.data_ptr()
@@ -604,6 +602,51 @@ def write_all(fd: int, tensor: torch.Tensor, at: int = 0) -> None:
     _in_pieces(lambda memory, at: _write_on(fd, memory, at), tensor, at)
 
 
+def write_as(fd: int, flat: torch.Tensor, dtype: torch.dtype, at: int = 0, back: bool = False) -> None:
+    """As elements of dtype; f32 to bf16: to nearest even. back: the tensor takes the values that the file has."""
+    if _direct(flat, dtype):
+        write_all(fd, flat, at)
+        return
+    copies = _ring.Copies(flat)
+
+    def write(own: torch.Tensor, buffer: torch.Tensor, at: int) -> None:
+        copies.copy(buffer, own)
+        _write_on(fd, memory_of(buffer), at)
+        if back:
+            copies.copy(own, buffer)
+    _through_buffers(write, flat, dtype, at, copies.pinned)
+
+
+def read_as(fd: int, flat: torch.Tensor, dtype: torch.dtype, at: int = 0) -> None:
+    """The file has elements of dtype. Values that autograd saved are void: each copy moves the version counter."""
+    copies = _ring.Copies(flat)
+
+    def read(own: torch.Tensor, buffer: torch.Tensor, at: int) -> None:
+        _read_on(fd, memory_of(buffer), at)
+        copies.copy(own, buffer)
+    _through_buffers(read, flat, dtype, at, copies.pinned)
+
+
+def _through_buffers(transfer: Callable[[torch.Tensor, torch.Tensor, int], None], flat: torch.Tensor, dtype: torch.dtype, at: int,
+                     pinned: bool) -> None:
+    """Calls it with a piece of the tensor, a buffer for that, and its place in the file. All have ended when this returns."""
+    size = bytes_of(dtype)
+    step = _ring.BUFFER_BYTES // size
+
+    def do(first: int) -> None:
+        own = flat[first:first + step]
+        with _ring.buffer(pinned, own.numel(), dtype) as buffer:
+            transfer(own, buffer, at + first * size)
+    firsts = range(0, flat.numel(), step)
+    if len(firsts) <= 1 or THREADS == 1:
+        for first in firsts:
+            do(first)
+        return
+    with concurrent.futures.ThreadPoolExecutor(THREADS, thread_name_prefix='hitrain-transfer') as pool:
+        for done in [pool.submit(do, first) for first in firsts]:
+            done.result()
+
+
 def _write_on(fd: int, memory: memoryview, at: int) -> None:
     done = 0
     while done < len(memory):
@@ -611,14 +654,59 @@ def _write_on(fd: int, memory: memoryview, at: int) -> None:
 
 
 def read_all(fd: int, tensor: torch.Tensor, at: int = 0) -> None:
-    def read(memory: memoryview, at: int) -> None:
-        done = 0
-        while done < len(memory):
-            n = os.preadv(fd, [memory[done:]], at + done)
-            if n == 0:
-                raise OSError(errno.EIO, f'the file ends after {at + done} of {at + len(memory)} bytes')
-            done += n
-    _in_pieces(read, tensor, at)
+    _in_pieces(lambda memory, at: _read_on(fd, memory, at), tensor, at)
+
+
+def _read_on(fd: int, memory: memoryview, at: int) -> None:
+    done = 0
+    while done < len(memory):
+        n = os.preadv(fd, [memory[done:]], at + done)
+        if n == 0:
+            raise OSError(errno.EIO, f'the file ends after {at + done} of {at + len(memory)} bytes')
+        done += n
+
+
+def read_and_sum(fd: int, tensor: torch.Tensor, at: int = 0) -> int:
+    """As read_all, and returns the tensor's checksum. A thread sums each block as soon as it is read, while the processor's cache has it. Blocks
+    begin where the tensor does, and reads at pages of memory: a block that two threads read in part is summed at the end."""
+    memory, address = memory_of(tensor), tensor.data_ptr()
+    begin, count = min(len(memory), -address % mmap.PAGESIZE), -(-len(memory) // BLOCK_BYTES)
+    sums = (ctypes.c_uint64 * max(1, count))()
+
+    def add(block: int) -> None:
+        first, end = block * BLOCK_BYTES, min(len(memory), (block + 1) * BLOCK_BYTES)
+        sums[block] = _sum_of(memory[first:end], address + first)
+
+    def read(first: int, end: int) -> None:
+        block = -(-first // BLOCK_BYTES)
+        while first < end:
+            to = min(end, (first or begin) + BLOCK_BYTES)
+            _read_on(fd, memory[first:to], at + first)
+            first = to
+            while block < count and min(len(memory), (block + 1) * BLOCK_BYTES) <= first:
+                add(block)
+                block += 1
+    edges = _shares(len(memory), begin)
+    if len(edges) <= 2:
+        read(0, len(memory))
+    else:
+        with concurrent.futures.ThreadPoolExecutor(THREADS, thread_name_prefix='hitrain-transfer') as pool:
+            for done in [pool.submit(read, a, b) for a, b in zip(edges, edges[1:])]:
+                done.result()
+        for edge in edges[1:-1]:
+            if edge % BLOCK_BYTES:
+                add(edge // BLOCK_BYTES)
+    if count <= 1:
+        return sums[0] if count else checksum(tensor)
+    return _sum_of(memoryview(sums).cast('B'), ctypes.addressof(sums))
+
+
+def _shares(size: int, begin: int) -> List[int]:
+    """Where the parts of so many bytes begin that threads take one after the other, and the end. The first begins within a page."""
+    if size < 2 * PIECE_BYTES or THREADS == 1:
+        return [0, size]
+    step = max(PIECE_BYTES, size // (2 * THREADS) // BLOCK_BYTES * BLOCK_BYTES)
+    return [0, *range(begin + step, size, step), size]
 
 
 def _in_pieces(transfer: Callable[[memoryview, int], None], tensor: torch.Tensor, at: int) -> None:

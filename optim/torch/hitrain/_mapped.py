@@ -161,9 +161,6 @@ class MappedFile(ParameterFile):
             self.tensor.data = self._content
         self.tensor.detach().view(-1)[:0].zero_()  # values that autograd saved are void: the version counter shows it
 
-    def _buffer(self, dtype: torch.dtype) -> torch.Tensor:
-        return torch.empty(self.tensor.shape, dtype=dtype)  # for a gradient that its file cannot take as it is
-
     def _flush(self, fd: int) -> None:
         try:
             os.close(os.dup(fd))  # sync_file_range() waits for pages alone, which older kernels copy for FUSE before they send them
