@@ -21,6 +21,7 @@ SHARED = 'tests/unit/tiering/store/test_scrub_shared'
 DEDUP = 'tests/unit/tiering/store/test_dedup'
 FRAMES = 'tests/unit/tiering/store/test_dedup_frames'
 COMPACT = 'tests/unit/tiering/store/test_compact'
+OWNERS = 'tests/unit/tiering/store/test_compact_owners'
 COMPRESS = 'tests/unit/tiering/store/test_compress_shared'
 FLUSH = 'tests/unit/tiering/store/test_flush'
 NEWER = 'tests/unit/tiering/store/test_newer'
@@ -62,6 +63,7 @@ MUTANTS = [
     ('owner-forgotten', 'a frame of two files waits for its last owner', SMALL, 'dedup-frames'),
     ('owner-left-behind', 'owners of shared bytes move together', COMPACT, ''),
     ('owner-left-behind', 'owners of shared bytes are compressed together', COMPRESS, ''),
+    ('owner-unheld', 'one owner that is held keeps all', OWNERS, ''),
     ('owner-left-behind', 'owners of bad bytes move together', SHARED, ''),
     ('frame-too-short', 'a repair has what each owner shows', SHARED, ''),
     ('frame-too-short', 'a frame has what each owner shows', SMALL, 'compress-shared'),

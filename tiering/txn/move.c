@@ -171,13 +171,13 @@ static bool is_held(const struct ht_chunk *c)
     return c->exclusive || c->shared;
 }
 
-/* Has the reference so many owners? The first one is as it was. */
-static bool has_owners(struct ht_store *s, const struct ht_move *m, unsigned n) HT_REQUIRES(HT_LOCK_STORE)
+/* Has the reference as many owners as there are here? The first one is as it was. */
+static bool has_owners(struct ht_store *s, const struct ht_move *m) HT_REQUIRES(HT_LOCK_STORE)
 {
     const struct ht_chunk *c = owner_chunk(m, &m->owner[0]);
     const struct ht_refcount *e = c ? ht_refcount_find(s, &c->pub) : NULL;
 
-    return c && ((e ? e->owners : 1) == n || HT_MUTANT("owner-left-behind"));
+    return c && ((e ? e->owners : 1) == m->owners || HT_MUTANT("owner-left-behind"));
 }
 
 bool ht_move_may(struct ht_store *s, const struct ht_move *m)
@@ -189,7 +189,7 @@ bool ht_move_may(struct ht_store *s, const struct ht_move *m)
         if (!c || is_held(c))
             return false;
     }
-    return has_owners(s, m, m->owners);
+    return has_owners(s, m);
 }
 
 /* Other bytes than the ones that were there have only the content that was visible when they were made. */
@@ -311,7 +311,8 @@ static int move(struct ht_store *s, struct ht_move *m, bool some, struct ht_tx *
     if (!ht_ref_holds(&m->now) || ht_ref_endangered(s, &m->now))
         return -ESTALE;
     unsigned held = hold(s, m, some, &busy);
-    bool may = held && (some || (held == m->owners && has_owners(s, m, held)));
+    bool all = held == m->owners || HT_MUTANT("owner-unheld");
+    bool may = held && (some || (all && has_owners(s, m)));
     int rc = may ? move_held(s, m, held, tx) : busy ? -EAGAIN : -ESTALE;
     if (rc)
         release(s, m, held);
