@@ -38,11 +38,13 @@ typedef struct {
 
 /* Feature words: an unknown bit in the first refuses the mount, in the second allows
  * read-only, in the third is ignored. */
-#define HT_FEAT_REFUSE_LOST 1ull   /* there are, or were, chunks of HT_CODEC_LOST */
-#define HT_FEAT_REFUSE_PLANES 2ull /* chunks may be of HT_CODEC_PLANES */
-#define HT_FEAT_REFUSE_KEPT 4ull   /* there are, or were, kept steps */
-#define HT_FEAT_REFUSE_REDO 8ull   /* there are, or were, logged steps */
-#define HT_FEAT_REFUSE_KNOWN (HT_FEAT_REFUSE_LOST | HT_FEAT_REFUSE_PLANES | HT_FEAT_REFUSE_KEPT | HT_FEAT_REFUSE_REDO)
+#define HT_FEAT_REFUSE_LOST 1ull    /* there are, or were, chunks of HT_CODEC_LOST */
+#define HT_FEAT_REFUSE_PLANES 2ull  /* chunks may be of HT_CODEC_PLANES */
+#define HT_FEAT_REFUSE_KEPT 4ull    /* there are, or were, kept steps */
+#define HT_FEAT_REFUSE_REDO 8ull    /* there are, or were, logged steps */
+#define HT_FEAT_REFUSE_SPARSE 16ull /* pieces of logged gradients are, or were, of HT_REDO_SPARSE */
+#define HT_FEAT_REFUSE_KNOWN \
+    (HT_FEAT_REFUSE_LOST | HT_FEAT_REFUSE_PLANES | HT_FEAT_REFUSE_KEPT | HT_FEAT_REFUSE_REDO | HT_FEAT_REFUSE_SPARSE)
 #define HT_FEAT_RO_KNOWN 0ull
 
 struct ht_disk_log_copy {
@@ -160,11 +162,13 @@ static_assert(sizeof(struct ht_disk_master) == 16, "block of masters");
 
 /*
  * A logged step has an object: bytes of gradients, then a summary. The summary is this header, the parameters that the
- * step changed, and the pieces of their gradients, all in this order without gaps.
+ * step changed, and the pieces of their gradients, all in this order without gaps. A summary of HT_REDO_VERSION_CODED
+ * says of each piece how its bytes are stored.
  */
 #define HT_REDO_VERSION 1u
+#define HT_REDO_VERSION_CODED 2u
 struct ht_disk_redo {
-    ht_le32 version; /*  0 HT_REDO_VERSION */
+    ht_le32 version; /*  0 HT_REDO_VERSION, HT_REDO_VERSION_CODED */
     ht_le32 pad;     /*  4 zero */
     ht_le64 step;    /*  8 its number */
     ht_le64 params;  /* 16 */
@@ -190,6 +194,15 @@ struct ht_disk_redo_piece {
     ht_le32 begin, end; /* 16 bytes of the gradient, from the start of the range */
 };
 static_assert(sizeof(struct ht_disk_redo_piece) == 24, "piece of a logged gradient");
+#define HT_REDO_PLAIN 0u
+#define HT_REDO_SPARSE 1u /* entries: tiering/base/sparse.h */
+#define HT_REDO_SPARSE_BYTES_MAX ((1u << 20) - 64)
+struct ht_disk_redo_coded {
+    struct ht_disk_redo_piece piece; /*  0 */
+    ht_le32 bytes;                   /* 24 that are stored; of entries at most HT_REDO_SPARSE_BYTES_MAX */
+    ht_le32 coding;                  /* 28 HT_REDO_PLAIN: end - begin bytes; HT_REDO_SPARSE */
+};
+static_assert(sizeof(struct ht_disk_redo_coded) == 32, "piece of a logged gradient, with its coding");
 
 /* Bytes of a record's header. */
 #define HT_RECORD_HEADER_BYTES 8u

@@ -533,6 +533,7 @@ static int take(struct receiver *q, const struct ht_follow_record *x)
     case HT_FOLLOW_FILE:
         return wants_files(q) ? take_file(q, &x->file) : 0;
     case HT_FOLLOW_BLOCK:
+    case HT_FOLLOW_SPARSE:
         return q->apply ? write_block(q, &x->block) : 0;
     case HT_FOLLOW_PART:
         return wants_files(q) ? write_block(q, &x->block) : 0;

@@ -17,9 +17,11 @@
 
 enum { POLL_NS = 5000000, SUMMARY_BYTES_MAX = 1 << 30, PIPE_BYTES = 1 << 20 };
 
+/* at, bytes: in the gradients of the file; offset, len: in the gradient of its parameter. */
 struct piece {
-    uint64_t at, offset, len; /* in the gradients of the file; in the gradient of its parameter */
+    uint64_t at, bytes, offset, len;
     uint32_t param;
+    bool sparse;
 };
 
 /* A logged step that is open. */
@@ -84,28 +86,42 @@ static const uint8_t *param_of(const struct logged *l, uint64_t i)
     return l->summary + sizeof(struct ht_disk_redo) + i * sizeof(struct ht_disk_redo_param);
 }
 
-/* False: no such piece is in this step. */
-static bool take_piece(const struct logged *l, const uint8_t *from, struct piece *out)
+/* Are its entries, or its bytes, as long as they may be? */
+static bool fits(const struct piece *p)
 {
-    uint32_t begin = ht_le32_load(from + 16), end = ht_le32_load(from + 20);
+    return p->sparse ? p->bytes <= HT_REDO_SPARSE_BYTES_MAX && p->len <= HT_FOLLOW_SPARSE_BYTES_MAX
+                     : p->bytes == p->len;
+}
 
+/* False: no such piece is in this step. */
+static bool take_piece(const struct logged *l, const uint8_t *from, bool coded, struct piece *out)
+{
+    uint32_t begin = ht_le32_load(from + 16), end = ht_le32_load(from + 20),
+             coding = coded ? ht_le32_load(from + 28) : HT_REDO_PLAIN;
+
+    if (begin >= end || coding > HT_REDO_SPARSE)
+        return false;
     out->at = ht_le64_load(from);
     out->param = ht_le32_load(from + 8);
-    if (out->param >= l->params || begin >= end || end - begin > l->bytes || out->at > l->bytes - (end - begin))
+    out->len = end - begin;
+    out->bytes = coded ? ht_le32_load(from + 24) : out->len;
+    out->sparse = coding == HT_REDO_SPARSE;
+    if (out->param >= l->params || out->bytes > l->bytes || out->at > l->bytes - out->bytes)
         return false;
     out->offset = range_bytes(param_of(l, out->param)) * ht_le32_load(from + 12) + begin;
-    out->len = end - begin;
-    return true;
+    return fits(out);
 }
 
 static int parse(struct logged *l, size_t len)
 {
+    const uint32_t version = ht_le32_load(l->summary);
+    const bool coded = version == HT_REDO_VERSION_CODED;
     const size_t head = sizeof(struct ht_disk_redo), param = sizeof(struct ht_disk_redo_param),
-                 piece = sizeof(struct ht_disk_redo_piece);
+                 piece = coded ? sizeof(struct ht_disk_redo_coded) : sizeof(struct ht_disk_redo_piece);
 
     l->params = ht_le64_load(l->summary + 16);
     l->pieces = ht_le64_load(l->summary + 24);
-    if (ht_le32_load(l->summary) != HT_REDO_VERSION || ht_le64_load(l->summary + 8) != l->step ||
+    if ((version != HT_REDO_VERSION && !coded) || ht_le64_load(l->summary + 8) != l->step ||
         l->params > (len - head) / param || l->pieces > (len - head) / piece ||
         head + l->params * param + l->pieces * piece != len)
         return -EPROTO;
@@ -114,7 +130,7 @@ static int parse(struct logged *l, size_t len)
         return -ENOMEM;
     const uint8_t *from = param_of(l, l->params);
     for (uint64_t i = 0; i < l->pieces; i++)
-        if (!take_piece(l, from + i * piece, &l->piece[i]))
+        if (!take_piece(l, from + i * piece, coded, &l->piece[i]))
             return -EPROTO;
     if (l->pieces)
         qsort(l->piece, l->pieces, sizeof(*l->piece), compare);
@@ -170,11 +186,21 @@ static int open_logged(const char *root, uint64_t step, struct logged *l)
 
 /* --------------------------------------------------------------------- step */
 
+static int put_sparse(struct sender *s, const struct logged *l, const struct piece *p)
+{
+    const struct ht_follow_sparse block = {p->offset, (uint32_t)p->len, s->block, p->bytes};
+    int rc = read_all(l->fd, s->block, p->bytes, l->gradients_at + p->at);
+
+    return rc < 0 ? ht_cmd_explain("a logged step", rc) : ht_follow_put_sparse(&s->w, &block);
+}
+
 static int put_piece(struct sender *s, const struct logged *l, const struct piece *p)
 {
     uint64_t done = 0;
     int rc = 0;
 
+    if (p->sparse)
+        return put_sparse(s, l, p);
     while (rc == 0 && done < p->len) {
         size_t len = ht_min_u64(HT_FOLLOW_BLOCK_BYTES_MAX, p->len - done);
         rc = read_all(l->fd, s->block, len, l->gradients_at + p->at + done);

@@ -4,8 +4,9 @@
  *
  *   header, { step, { parameter, its blocks }, [settings], { file, its parts }, done }, end
  *
- * A block is bytes of a gradient, and a part is bytes of a file that is no parameter. The sum of a step is that of its
- * parameters and blocks: the same step has the same sum in each stream.
+ * A block is bytes of a gradient, as they are or as entries of those that are not zero. A part is bytes of a file that
+ * is no parameter. The sum of a step is that of its parameters and blocks: the same step has the same sum in each
+ * stream.
  */
 #ifndef HITRAIN_MOUNT_HELPERS_STREAM_FOLLOW_H
 #define HITRAIN_MOUNT_HELPERS_STREAM_FOLLOW_H
@@ -19,6 +20,7 @@ enum {
     HT_FOLLOW_BLOCK_BYTES_MAX = 1 << 20,
     HT_FOLLOW_NUMBERS_BYTES = sizeof(struct ht_disk_redo_param),
     HT_FOLLOW_PAYLOAD_BYTES_MAX = HT_FOLLOW_BLOCK_BYTES_MAX,
+    HT_FOLLOW_SPARSE_BYTES_MAX = 2 << 20, /* of a gradient, in a block of entries */
     HT_FOLLOW_WORDS_BYTES_MAX = 4096,
 };
 #define HT_FOLLOW_MAGIC "HTfoll\r\n"
@@ -32,6 +34,7 @@ enum ht_follow_type {
     HT_FOLLOW_DONE = 6,
     HT_FOLLOW_END = 7,
     HT_FOLLOW_WORDS = 8,
+    HT_FOLLOW_SPARSE = 9, /* a block as entries (tiering/base/sparse.h) */
 };
 /* The header proves the step that the stream continues: not at all; by the digest of all content; by its sum. */
 enum ht_follow_proof { HT_FOLLOW_NO_PROOF = 0, HT_FOLLOW_DIGEST = 1, HT_FOLLOW_SUM = 2 };
@@ -73,6 +76,14 @@ struct ht_follow_block {
     size_t len;
 };
 
+/* Bytes [at, at + bytes) of a gradient, as entries. */
+struct ht_follow_sparse {
+    uint64_t at;
+    uint32_t bytes;
+    const uint8_t *entries;
+    size_t len;
+};
+
 /* The end of a step: its sum, and whether the files of the stream belong to it. */
 struct ht_follow_done {
     struct ht_hash128 sum;
@@ -85,7 +96,8 @@ struct ht_follow_record {
     struct ht_follow_param param;
     struct ht_follow_words words;
     struct ht_follow_file file;
-    struct ht_follow_block block; /* BLOCK and PART */
+    struct ht_follow_block block; /* BLOCK and PART; SPARSE: all bytes, with the zeros */
+    struct ht_follow_sparse sparse;
     struct ht_follow_done done;
 };
 
@@ -99,8 +111,9 @@ struct ht_follow_sum {
 };
 int ht_follow_sum_begin(struct ht_follow_sum *s, uint64_t step) HT_MUST_CHECK;
 void ht_follow_sum_param(struct ht_follow_sum *s, const struct ht_follow_param *p);
-/* block: the checksum of its bytes. */
-void ht_follow_sum_block(struct ht_follow_sum *s, uint64_t at, const struct ht_hash128 *block);
+/* type: BLOCK or SPARSE; payload: its checksum. */
+void ht_follow_sum_block(struct ht_follow_sum *s, enum ht_follow_type type, uint64_t at,
+                         const struct ht_hash128 *payload);
 /* Ends it. */
 struct ht_hash128 ht_follow_sum_end(struct ht_follow_sum *s);
 
@@ -118,6 +131,7 @@ int ht_follow_put_step(struct ht_follow_writer *w, const struct ht_follow_step *
 int ht_follow_put_param(struct ht_follow_writer *w, const struct ht_follow_param *p) HT_MUST_CHECK;
 /* Of the last parameter, with rising places. */
 int ht_follow_put_block(struct ht_follow_writer *w, uint64_t at, const uint8_t *data, size_t len) HT_MUST_CHECK;
+int ht_follow_put_sparse(struct ht_follow_writer *w, const struct ht_follow_sparse *s) HT_MUST_CHECK;
 int ht_follow_put_words(struct ht_follow_writer *w, const char *text) HT_MUST_CHECK;
 int ht_follow_put_file(struct ht_follow_writer *w, const struct ht_follow_file *f) HT_MUST_CHECK;
 int ht_follow_put_part(struct ht_follow_writer *w, uint64_t at, const uint8_t *data, size_t len) HT_MUST_CHECK;
@@ -135,6 +149,8 @@ struct ht_follow_reader {
     struct ht_records_in in; /* in.why says where it failed */
     struct ht_follow_head head;
     uint64_t step, params_left, next_at, size;
+    unsigned element_bytes; /* of the parameter's gradient; 0: of no known type */
+    uint8_t *elements;      /* owned: of a block of entries; NULL: there was none yet */
     enum ht_follow_type last;
     struct ht_follow_sum sum;
     char path[HT_STREAM_PATH_BYTES_MAX + 1];

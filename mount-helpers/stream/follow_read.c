@@ -2,6 +2,11 @@
 /* follow_read.c - reads a stream of logged steps. Nothing in it is believed before it was checked. */
 #include "mount-helpers/stream/follow.h"
 
+#include <stdlib.h>
+
+#include "tiering/base/sparse.h"
+#include <hitrain/words.h>
+
 enum { STEP_BYTES = 24, FILE_FIXED_BYTES = 18, DONE_BYTES = 17 };
 
 /* ------------------------------------------------------------------ header */
@@ -41,6 +46,8 @@ void ht_follow_reader_free(struct ht_follow_reader *r)
 {
     ht_hash128_sum_free(r->sum.sum);
     r->sum.sum = NULL;
+    free(r->elements);
+    r->elements = NULL;
     ht_records_in_free(&r->in);
 }
 
@@ -81,6 +88,11 @@ static int take_path(struct ht_follow_reader *r, struct ht_reader *in, const cha
     return why ? ht_records_fail(&r->in, -EPROTO, "the path %.120s is refused: %s", r->path, why) : 0;
 }
 
+static unsigned element_bytes(uint8_t dtype)
+{
+    return dtype == HT_DTYPE_F32 ? 4 : dtype == HT_DTYPE_BF16 || dtype == HT_DTYPE_F16 ? 2 : 0;
+}
+
 static int take_param(struct ht_follow_reader *r, size_t len, struct ht_follow_param *p)
 {
     struct ht_reader in = ht_reader_of(r->in.payload, len);
@@ -96,6 +108,7 @@ static int take_param(struct ht_follow_reader *r, size_t len, struct ht_follow_p
     r->params_left--;
     r->next_at = 0;
     r->size = HT_FILE_BYTES_MAX;
+    r->element_bytes = element_bytes(p->numbers[offsetof(struct ht_disk_redo_param, grad_dtype)]);
     ht_follow_sum_param(&r->sum, p);
     return 0;
 }
@@ -136,6 +149,32 @@ static int take_block(struct ht_follow_reader *r, uint64_t at, size_t len, struc
     return 0;
 }
 
+/* Its elements, as a block. */
+static int take_sparse(struct ht_follow_reader *r, uint64_t at, size_t len, struct ht_follow_record *out)
+{
+    struct ht_reader in = ht_reader_of(r->in.payload, len);
+    struct ht_follow_sparse *s = &out->sparse;
+
+    s->at = at;
+    s->bytes = ht_get_u32(&in);
+    s->entries = in.p;
+    s->len = (size_t)(in.end - in.p);
+    if (in.bad || s->bytes > HT_FOLLOW_SPARSE_BYTES_MAX || !r->element_bytes)
+        return ht_records_fail(&r->in, -EPROTO, "a sparse block is too long, or its gradient is of no known type");
+    int rc = take_block(r, at, s->bytes, &out->block);
+    if (rc < 0)
+        return rc;
+    if (!r->elements)
+        r->elements = malloc(HT_FOLLOW_SPARSE_BYTES_MAX);
+    if (!r->elements)
+        return ht_records_fail(&r->in, -ENOMEM, "not enough memory");
+    if (ht_sparse_decode(s->entries, s->len, r->element_bytes, r->elements, s->bytes))
+        return ht_records_fail(&r->in, -EPROTO, "a sparse block has elements outside of its %u bytes at %llu", s->bytes,
+                               (unsigned long long)at);
+    out->block.data = r->elements;
+    return 0;
+}
+
 static int take_done(struct ht_follow_reader *r, uint64_t place, size_t len, struct ht_follow_done *d)
 {
     struct ht_hash128 sum = ht_follow_sum_end(&r->sum);
@@ -149,6 +188,11 @@ static int take_done(struct ht_follow_reader *r, uint64_t place, size_t len, str
         : ht_records_fail(&r->in, -EPROTO, "step %llu does not match its sum", (unsigned long long)r->step);
 }
 
+static bool is_block(enum ht_follow_type type)
+{
+    return type == HT_FOLLOW_BLOCK || type == HT_FOLLOW_SPARSE;
+}
+
 /* May a record of this type come after the last one? */
 static bool follows(const struct ht_follow_reader *r, enum ht_follow_type type)
 {
@@ -159,13 +203,14 @@ static bool follows(const struct ht_follow_reader *r, enum ht_follow_type type)
     case HT_FOLLOW_END:
         return between;
     case HT_FOLLOW_PARAM:
-        return r->last == HT_FOLLOW_STEP || r->last == HT_FOLLOW_PARAM || r->last == HT_FOLLOW_BLOCK;
+        return r->last == HT_FOLLOW_STEP || r->last == HT_FOLLOW_PARAM || is_block(r->last);
     case HT_FOLLOW_BLOCK:
-        return r->last == HT_FOLLOW_PARAM || r->last == HT_FOLLOW_BLOCK;
+    case HT_FOLLOW_SPARSE:
+        return r->last == HT_FOLLOW_PARAM || is_block(r->last);
     case HT_FOLLOW_PART:
         return r->last == HT_FOLLOW_FILE || r->last == HT_FOLLOW_PART;
     case HT_FOLLOW_WORDS:
-        return r->last == HT_FOLLOW_STEP || r->last == HT_FOLLOW_PARAM || r->last == HT_FOLLOW_BLOCK;
+        return r->last == HT_FOLLOW_STEP || r->last == HT_FOLLOW_PARAM || is_block(r->last);
     case HT_FOLLOW_FILE:
     case HT_FOLLOW_DONE:
         return !between;
@@ -200,9 +245,10 @@ int ht_follow_next(struct ht_follow_reader *r, struct ht_follow_record *out)
     case HT_FOLLOW_FILE:
         return take_file(r, len, &out->file);
     case HT_FOLLOW_BLOCK:
-        rc = take_block(r, place, len, &out->block);
+    case HT_FOLLOW_SPARSE:
+        rc = out->type == HT_FOLLOW_BLOCK ? take_block(r, place, len, &out->block) : take_sparse(r, place, len, out);
         if (rc == 0)
-            ht_follow_sum_block(&r->sum, place, &head.sum);
+            ht_follow_sum_block(&r->sum, out->type, place, &head.sum);
         return rc;
     case HT_FOLLOW_PART:
         return take_block(r, place, len, &out->block);

@@ -43,11 +43,12 @@ void ht_follow_sum_param(struct ht_follow_sum *s, const struct ht_follow_param *
     ht_hash128_sum_add(s->sum, p->numbers, HT_FOLLOW_NUMBERS_BYTES);
 }
 
-void ht_follow_sum_block(struct ht_follow_sum *s, uint64_t at, const struct ht_hash128 *block)
+void ht_follow_sum_block(struct ht_follow_sum *s, enum ht_follow_type type, uint64_t at,
+                         const struct ht_hash128 *payload)
 {
-    add_number(s, HT_FOLLOW_BLOCK);
+    add_number(s, type);
     add_number(s, at);
-    ht_hash128_sum_add(s->sum, block->byte, sizeof(block->byte));
+    ht_hash128_sum_add(s->sum, payload->byte, sizeof(payload->byte));
 }
 
 struct ht_hash128 ht_follow_sum_end(struct ht_follow_sum *s)

@@ -47,8 +47,22 @@ int ht_follow_put_block(struct ht_follow_writer *w, uint64_t at, const uint8_t *
 {
     struct ht_hash128 sum = ht_hash128(data, len);
 
-    ht_follow_sum_block(&w->sum, at, &sum);
+    ht_follow_sum_block(&w->sum, HT_FOLLOW_BLOCK, at, &sum);
     return ht_records_put(&w->out, HT_FOLLOW_BLOCK, at, &sum, data, len);
+}
+
+int ht_follow_put_sparse(struct ht_follow_writer *w, const struct ht_follow_sparse *s)
+{
+    struct ht_buf *b = &w->out.payload;
+
+    ht_buf_reset(b);
+    ht_buf_put_u32(b, s->bytes);
+    ht_buf_put(b, s->entries, s->len);
+    if (b->err)
+        return b->err;
+    struct ht_hash128 sum = ht_hash128(b->data, b->len);
+    ht_follow_sum_block(&w->sum, HT_FOLLOW_SPARSE, s->at, &sum);
+    return ht_records_put_payload(&w->out, HT_FOLLOW_SPARSE, s->at);
 }
 
 int ht_follow_put_words(struct ht_follow_writer *w, const char *text)

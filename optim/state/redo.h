@@ -41,10 +41,11 @@ struct ht_store;
 /* Logged steps of a root; and bytes in an object before the writer begins to write them to the device. */
 enum { HT_REDO_STEPS_MAX = 1024, HT_REDO_WRITE_BYTES = 4 << 20 };
 
-/* Gradient bytes [begin, end) of a range; in the object of the step they are at `at`. */
+/* Gradient bytes [begin, end) of a range. In the object of the step they are `bytes` bytes at `at`. */
 struct ht_redo_piece {
     uint64_t oid, at;
-    uint32_t range, begin, end;
+    uint32_t range, begin, end, bytes;
+    bool sparse; /* as entries, without zeros (tiering/base/sparse.h) */
 };
 
 /* A step of the log. */
@@ -65,6 +66,7 @@ struct ht_redo {
     bool gap;           /* something is no function of the logged steps: the next commit publishes everything */
     bool renamed;       /* so is the name of a parameter; with gap */
     bool full;          /* so it does because a client asked for that */
+    bool sparse;        /* its summary has a sparse piece */
     bool counted;       /* obj and summary are of the last step, which is not durable yet: no worker runs until it is */
     bool logging;       /* the transaction of a commit that leaves parameters and state out */
     bool sparing;       /* that of an abort that leaves them as they are */
@@ -189,6 +191,7 @@ bool ht_opt_redo_summarize(struct ht_root *root, bool skipped) HT_REQUIRES(HT_LO
 struct ht_redo_summary {
     const uint8_t *param, *piece;
     uint64_t params, pieces;
+    bool coded; /* pieces are struct ht_disk_redo_coded */
 };
 struct ht_redo_param {
     uint64_t oid, steps, elements;
@@ -211,7 +214,7 @@ bool ht_opt_redo_follows(const struct ht_param_meta *m, uint64_t updates, const 
 /* A parameter and its file are as the summary says, after `updates` logged updates more than its record has. */
 bool ht_opt_redo_fits(const struct ht_param *p, struct ht_obj *file, uint64_t updates, const struct ht_redo_param *want)
     HT_REQUIRES(HT_LOCK_OPTIM);
-/* The piece lies in a range of this shape, and has whole elements. */
+/* The piece lies in a range of this shape, and has whole elements, or whole entries of such. */
 bool ht_opt_redo_piece_fits(const struct ht_param_shape *shape, const struct ht_redo_piece *piece);
 int ht_opt_redo_param_at(const struct ht_redo_summary *s, uint64_t i, struct ht_redo_param *out) HT_MUST_CHECK;
 /* Without the parameter's number; instead its place among the parameters. */

@@ -7,6 +7,7 @@
 
 #include "tiering/base/base.h"
 #include "tiering/base/list.h"
+#include "tiering/base/sparse.h"
 #include "tiering/api/object.h"
 #include "optim/optim.h"
 #include "optim/state/context.h"
@@ -17,7 +18,8 @@
 
 struct redo_check {
     struct ht_root *root;
-    uint64_t size; /* of the object of the step */
+    struct ht_obj *obj; /* of the step */
+    uint64_t size;
     struct ht_redo_summary s;
     struct ht_param **param; /* in the order of the summary; NULL: deleted since */
     struct ht_param_shape *shape;
@@ -94,7 +96,7 @@ static bool piece_fits(const struct redo_check *w, const struct place *at)
     const struct ht_param_shape *s = &w->shape[at->param];
     const struct ht_redo_piece *piece = &at->piece;
 
-    return ht_opt_redo_piece_fits(s, piece) && piece->at <= w->size && piece->end - piece->begin <= w->size - piece->at;
+    return ht_opt_redo_piece_fits(s, piece) && piece->at <= w->size && piece->bytes <= w->size - piece->at;
 }
 
 static int by_place(const void *a, const void *b)
@@ -150,6 +152,35 @@ static int check_pieces(const struct redo_check *w, const char **out)
     return 0;
 }
 
+/* Do all entries of a piece lie in it? The pieces themselves are checked. */
+static int check_sparse(const struct redo_check *w, const struct ht_redo_piece *piece, unsigned size, const char **out)
+{
+    uint8_t *bytes = malloc(piece->bytes + 1);
+
+    if (!bytes)
+        return -ENOMEM;
+    ssize_t n = ht_obj_read(w->obj, piece->at, bytes, piece->bytes);
+    int rc = n < 0 ? (int)n : 0;
+    if (!rc && ht_sparse_decode(bytes, (size_t)n, size, NULL, piece->end - piece->begin))
+        *out = "it has elements of a sparse gradient outside of its piece";
+    free(bytes);
+    return rc;
+}
+
+static int check_all_sparse(const struct redo_check *w, const char **out)
+{
+    struct ht_redo_piece piece;
+    uint32_t param;
+    int rc = 0;
+
+    for (uint64_t i = 0; !rc && !*out && i < w->s.pieces; i++) {
+        rc = ht_opt_redo_piece_at(&w->s, i, &param, &piece);
+        if (!rc && piece.sparse && w->param[param])
+            rc = check_sparse(w, &piece, w->shape[param].g_bytes, out);
+    }
+    return rc;
+}
+
 /* -------------------------------------------------------------------- step */
 
 /* The next step finds the parameters of this one with one update more. And losing one of them loses steps. */
@@ -171,6 +202,10 @@ static int check_summary(struct redo_check *w, const char **out)
         rc = check_params(w, out);
     if (!rc && !*out)
         rc = check_pieces(w, out);
+    unlock(w->root->o);
+    if (!rc && !*out)
+        rc = check_all_sparse(w, out);
+    lock(w->root->o);
     if (!rc && !*out)
         count_updates(w);
     unlock(w->root->o);
@@ -182,20 +217,19 @@ static int check_summary(struct redo_check *w, const char **out)
 /* *out: why the step cannot be computed again; NULL: it can. */
 static int check_step(struct ht_root *root, const struct ht_redo_step *step, const char **out)
 {
-    struct redo_check w = {.root = root};
-    struct ht_obj *obj = ht_obj_get(root->o->store, step->oid);
+    struct redo_check w = {.root = root, .obj = ht_obj_get(root->o->store, step->oid)};
     uint8_t *bytes = NULL;
 
     *out = NULL;
-    if (!obj)
+    if (!w.obj)
         return 0; /* reported when the log was read */
-    w.size = ht_obj_size(obj);
-    int rc = ht_opt_redo_read(obj, step, &bytes, &w.s);
-    ht_obj_put(obj);
+    w.size = ht_obj_size(w.obj);
+    int rc = ht_opt_redo_read(w.obj, step, &bytes, &w.s);
     if (rc == -EUCLEAN)
         *out = "its summary makes no sense";
     if (!rc)
         rc = check_summary(&w, out);
+    ht_obj_put(w.obj);
     free(bytes);
     return rc == -EUCLEAN ? 0 : rc;
 }

@@ -12,6 +12,7 @@
 #include "tiering/base/buf.h"
 #include "tiering/base/list.h"
 #include "tiering/base/mutant.h"
+#include "tiering/base/sparse.h"
 #include "tiering/api/object.h"
 #include "optim/rules/kernel.h"
 #include "optim/rules/rule.h"
@@ -75,17 +76,27 @@ static bool put_piece(struct ht_buf *b, struct ht_root *root, const struct ht_re
     HT_REQUIRES(HT_LOCK_OPTIM)
 {
     const struct ht_param *p = ht_opt_param_find(root->o, piece->oid);
-    struct ht_disk_redo_piece d;
+    struct ht_disk_redo_coded d;
 
     if (!p || p->gone || !p->has_grad)
         return false;
-    ht_le64_store(&d.at, piece->at);
-    ht_le32_store(&d.param, p->redo_place);
-    ht_le32_store(&d.range, piece->range);
-    ht_le32_store(&d.begin, piece->begin);
-    ht_le32_store(&d.end, piece->end);
-    ht_buf_put(b, &d, sizeof(d));
+    ht_le64_store(&d.piece.at, piece->at);
+    ht_le32_store(&d.piece.param, p->redo_place);
+    ht_le32_store(&d.piece.range, piece->range);
+    ht_le32_store(&d.piece.begin, piece->begin);
+    ht_le32_store(&d.piece.end, piece->end);
+    ht_le32_store(&d.bytes, piece->bytes);
+    ht_le32_store(&d.coding, piece->sparse ? HT_REDO_SPARSE : HT_REDO_PLAIN);
+    ht_buf_put(b, &d, root->redo.sparse ? sizeof(d) : sizeof(d.piece));
     return true;
+}
+
+static bool any_sparse(const struct ht_redo *redo, uint64_t pieces)
+{
+    for (uint64_t i = 0; i < pieces; i++)
+        if (redo->piece[i].sparse)
+            return true;
+    return false;
 }
 
 /* Has every range with a gradient been logged? */
@@ -141,6 +152,7 @@ bool ht_opt_redo_summarize(struct ht_root *root, bool skipped)
     uint64_t params = 0, pieces = skipped ? 0 : redo->pieces;
     struct ht_disk_redo head = {.pad = {{0}}};
 
+    redo->sparse = any_sparse(redo, pieces);
     ht_buf_reset(b);
     ht_buf_put(b, &head, sizeof(head));
     bool fits = skipped || put_params(root, &params);
@@ -149,7 +161,7 @@ bool ht_opt_redo_summarize(struct ht_root *root, bool skipped)
     ht_opt_redo_count_heap(root);
     if (!fits || b->err)
         return false;
-    ht_le32_store(&head.version, HT_REDO_VERSION);
+    ht_le32_store(&head.version, redo->sparse ? HT_REDO_VERSION_CODED : HT_REDO_VERSION);
     ht_le64_store(&head.step, root->step + 1);
     ht_le64_store(&head.params, params);
     ht_le64_store(&head.pieces, pieces);
@@ -168,17 +180,21 @@ int ht_opt_redo_parse(const uint8_t *bytes, size_t len, uint64_t step, struct ht
         return -EUCLEAN;
     memcpy(&head, bytes, sizeof(head));
     uint64_t params = ht_le64_load(&head.params), pieces = ht_le64_load(&head.pieces), left = len - sizeof(head);
-    if (ht_le32_load(&head.version) != HT_REDO_VERSION || ht_le64_load(&head.step) != step ||
+    uint32_t version = ht_le32_load(&head.version);
+    bool coded = version == HT_REDO_VERSION_CODED;
+    size_t piece = coded ? sizeof(struct ht_disk_redo_coded) : sizeof(struct ht_disk_redo_piece);
+    if ((version != HT_REDO_VERSION && !coded) || ht_le64_load(&head.step) != step ||
         params > left / sizeof(struct ht_disk_redo_param))
         return -EUCLEAN;
     left -= params * sizeof(struct ht_disk_redo_param);
-    if (pieces != left / sizeof(struct ht_disk_redo_piece) || left % sizeof(struct ht_disk_redo_piece))
+    if (pieces != left / piece || left % piece)
         return -EUCLEAN;
     *out = (struct ht_redo_summary){
         .param = bytes + sizeof(head),
         .piece = bytes + sizeof(head) + params * sizeof(struct ht_disk_redo_param),
         .params = params,
         .pieces = pieces,
+        .coded = coded,
     };
     return 0;
 }
@@ -239,6 +255,8 @@ bool ht_opt_redo_piece_fits(const struct ht_param_shape *shape, const struct ht_
 {
     if (piece->range >= shape->range_count || piece->begin % shape->g_bytes || piece->end % shape->g_bytes)
         return false;
+    if (piece->sparse && piece->bytes % ht_sparse_entry_bytes(shape->g_bytes))
+        return false;
     return piece->end / shape->g_bytes <= ht_opt_range_elements(shape, piece->range);
 }
 
@@ -263,15 +281,23 @@ int ht_opt_redo_param_at(const struct ht_redo_summary *s, uint64_t i, struct ht_
 
 int ht_opt_redo_piece_at(const struct ht_redo_summary *s, uint64_t i, uint32_t *out_param, struct ht_redo_piece *out)
 {
-    struct ht_disk_redo_piece d;
+    struct ht_disk_redo_coded d;
+    size_t size = s->coded ? sizeof(d) : sizeof(d.piece);
 
-    memcpy(&d, s->piece + i * sizeof(d), sizeof(d));
-    *out_param = ht_le32_load(&d.param);
+    memcpy(&d, s->piece + i * size, size);
+    *out_param = ht_le32_load(&d.piece.param);
     *out = (struct ht_redo_piece){
-        .at = ht_le64_load(&d.at),
-        .range = ht_le32_load(&d.range),
-        .begin = ht_le32_load(&d.begin),
-        .end = ht_le32_load(&d.end),
+        .at = ht_le64_load(&d.piece.at),
+        .range = ht_le32_load(&d.piece.range),
+        .begin = ht_le32_load(&d.piece.begin),
+        .end = ht_le32_load(&d.piece.end),
     };
-    return *out_param < s->params && out->begin < out->end ? 0 : -EUCLEAN;
+    if (*out_param >= s->params || out->begin >= out->end)
+        return -EUCLEAN;
+    out->bytes = s->coded ? ht_le32_load(&d.bytes) : out->end - out->begin;
+    out->sparse = s->coded && ht_le32_load(&d.coding) == HT_REDO_SPARSE;
+    if (out->sparse)
+        return out->bytes <= HT_REDO_SPARSE_BYTES_MAX ? 0 : -EUCLEAN;
+    bool plain = !s->coded || ht_le32_load(&d.coding) == HT_REDO_PLAIN;
+    return plain && out->bytes == out->end - out->begin ? 0 : -EUCLEAN;
 }

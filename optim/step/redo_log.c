@@ -139,6 +139,8 @@ struct source {
     const struct ht_interval *v;
     struct ht_interval whole;
     uint32_t count, bytes; /* intervals; of an element in obj */
+    bool sparse;           /* its interval is logged as entries */
+    uint32_t entry_bytes;  /* of all entries then */
 };
 
 static void find_source(const struct ht_range *r, struct source *s) HT_REQUIRES(HT_LOCK_OPTIM)
@@ -148,6 +150,7 @@ static void find_source(const struct ht_range *r, struct source *s) HT_REQUIRES(
 
     s->obj = summed ? p->sum : p->grad;
     s->bytes = summed ? sizeof(float) : p->shape.g_bytes;
+    s->sparse = false;
     s->begin = (uint64_t)r->index * p->shape.range_elements * s->bytes;
     s->v = ht_opt_range_cover(r, &s->whole, &s->count);
 }
@@ -170,9 +173,15 @@ static int place(const struct ht_range *r, const struct source *s, uint64_t *out
     *out_at = redo->used;
     for (uint32_t i = 0; i < s->count; i++) {
         struct ht_interval v = piece_of(r, s, i);
-        redo->piece[redo->pieces++] = (struct ht_redo_piece){
-            .oid = r->param->oid, .at = redo->used, .range = r->index, .begin = v.begin, .end = v.end};
-        redo->used += v.end - v.begin;
+        uint32_t bytes = s->sparse ? s->entry_bytes : v.end - v.begin;
+        redo->piece[redo->pieces++] = (struct ht_redo_piece){.oid = r->param->oid,
+                                                             .at = redo->used,
+                                                             .range = r->index,
+                                                             .begin = v.begin,
+                                                             .end = v.end,
+                                                             .bytes = bytes,
+                                                             .sparse = s->sparse};
+        redo->used += bytes;
     }
     redo->unwritten += redo->used - *out_at;
     return 0;
@@ -196,6 +205,17 @@ static int copy_bytes(struct ht_obj *from, uint64_t off, struct ht_obj *to, uint
     return 0;
 }
 
+/* Gradients in many parts have parts of their own without zeros. */
+static int measure(const struct ht_range *r, struct source *s)
+{
+    struct ht_interval v;
+
+    if (s->count != 1)
+        return 0;
+    v = piece_of(r, s, 0);
+    return ht_opt_sparse_measure(s->obj, s->begin + v.begin, v.end - v.begin, s->bytes, &s->sparse, &s->entry_bytes);
+}
+
 /* The range is running: its frozen intervals, their bytes and its sum do not change. */
 static int copy(const struct ht_range *r, const struct source *s, struct ht_obj *obj, uint64_t at)
 {
@@ -203,6 +223,8 @@ static int copy(const struct ht_range *r, const struct source *s, struct ht_obj 
 
     for (uint32_t i = 0; !rc && i < s->count; i++) {
         struct ht_interval v = piece_of(r, s, i);
+        if (s->sparse)
+            return ht_opt_sparse_copy(s->obj, s->begin + v.begin, v.end - v.begin, s->bytes, obj, at, s->entry_bytes);
         rc = copy_bytes(s->obj, s->begin + v.begin, obj, at, v.end - v.begin);
         at += v.end - v.begin;
     }
@@ -245,7 +267,13 @@ void ht_opt_redo_log(struct ht_range *r)
 
     lock(o);
     find_source(r, &s);
-    int rc = r->param->gone ? -ESTALE : need_object(root); /* its commit is full in any case */
+    int rc = r->param->gone ? -ESTALE : 0; /* its commit is full in any case */
+    unlock(o);
+    if (!rc)
+        rc = measure(r, &s);
+    lock(o);
+    if (!rc)
+        rc = r->param->gone ? -ESTALE : need_object(root);
     if (!rc)
         rc = place(r, &s, &at);
     if (!rc)
@@ -254,7 +282,7 @@ void ht_opt_redo_log(struct ht_range *r)
     unlock(o);
     if (!rc && !obj)
         rc = -ESTALE;
-    if (!rc)
+    if (!rc && len)
         rc = ht_opt_redo_prealloc(root, obj, at, len);
     if (!rc)
         rc = copy(r, &s, obj, at);
@@ -361,13 +389,15 @@ int ht_opt_redo_commit(struct ht_root *root, uint64_t *out_lsn)
     struct ht_store *s = root->o->store;
 
     lock(root->o);
-    bool counted = root->redo.counted;
+    bool counted = root->redo.counted, sparse = counted && root->redo.sparse;
     unlock(root->o);
     /* Without a step there may be an object of one that was taken back. */
     int rc = counted ? write_summary(root) : ht_opt_redo_discard(root);
 
     if (!rc)
         rc = ht_store_mark_redo(s);
+    if (!rc && sparse && !HT_MUTANT("sparse-unmarked"))
+        rc = ht_store_mark_redo_sparse(s);
     if (!rc)
         rc = prepare(root);
     if (rc)

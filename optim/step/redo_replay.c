@@ -18,6 +18,7 @@
 #include "tiering/base/base.h"
 #include "tiering/base/event.h"
 #include "tiering/base/list.h"
+#include "tiering/base/sparse.h"
 #include "tiering/api/object.h"
 #include "tiering/api/store.h"
 #include "optim/rules/kernel.h"
@@ -57,6 +58,8 @@ struct replay {
     struct source source[2], *now, *next;
     struct ht_param **param; /* in the order of the summary, with references; NULL: deleted */
     uint8_t copy[COPY_BYTES];
+    uint8_t *entries, *elements; /* of a sparse piece */
+    size_t entries_max, elements_max;
     struct reshaped *reshaped;
     size_t reshaped_count;
 };
@@ -217,25 +220,66 @@ static void copy_bytes(void *ctx, const void *bytes, size_t len)
         memcpy(buf, bytes, len);
 }
 
+static int write_gradient(struct ht_param *p, uint64_t to, const uint8_t *bytes, size_t len)
+{
+    ssize_t n;
+
+    do
+        n = ht_obj_write(p->grad, to, bytes, len);
+    while (n == -ENOSPC && !ht_store_make_space(p->o->store, true));
+    return n == (ssize_t)len ? 0 : n < 0 ? (int)n : -EUCLEAN;
+}
+
+static bool grow(uint8_t **buf, size_t *have, size_t bytes)
+{
+    if (*have >= bytes)
+        return true;
+    free(*buf);
+    *buf = malloc(bytes);
+    *have = *buf ? bytes : 0;
+    return *buf != NULL;
+}
+
+/* Sizes are checked: entries are a MiB at most, and elements those of a range. */
+static int copy_sparse(struct replay *w, struct ht_param *p, const struct ht_redo_piece *piece, uint64_t to)
+{
+    size_t len = piece->end - piece->begin, done = 0;
+
+    if (!grow(&w->entries, &w->entries_max, piece->bytes + 1) || !grow(&w->elements, &w->elements_max, len))
+        return -ENOMEM;
+    while (done < piece->bytes) {
+        size_t part = ht_min_u64(piece->bytes - done, sizeof(w->copy));
+        ssize_t n = read_source(w, w->now, piece->at + done, part, copy_bytes, w->copy);
+        if (n != (ssize_t)part)
+            return n < 0 ? (int)n : -EUCLEAN;
+        memcpy(w->entries + done, w->copy, part);
+        done += part;
+    }
+    int rc = ht_sparse_decode(w->entries, piece->bytes, p->shape.g_bytes, w->elements, len);
+    for (done = 0; !rc && done < len; done += COPY_BYTES)
+        rc = write_gradient(p, to + done, w->elements + done, ht_min_u64(len - done, COPY_BYTES));
+    return rc;
+}
+
 static int copy_piece(struct replay *w, struct ht_param *p, const struct ht_redo_piece *piece)
 {
     uint64_t to = (uint64_t)piece->range * p->shape.range_elements * p->shape.g_bytes + piece->begin;
     uint64_t from = piece->at, len = piece->end - piece->begin;
+    int rc = 0;
 
-    while (len) {
+    if (piece->sparse)
+        return copy_sparse(w, p, piece, to);
+    while (!rc && len) {
         size_t part = ht_min_u64(len, sizeof(w->copy));
         ssize_t n = read_source(w, w->now, from, part, copy_bytes, w->copy);
-        if (n == (ssize_t)part)
-            n = ht_obj_write(p->grad, to, w->copy, part);
-        while (n == -ENOSPC && !ht_store_make_space(p->o->store, true))
-            n = ht_obj_write(p->grad, to, w->copy, part);
         if (n != (ssize_t)part)
             return n < 0 ? (int)n : -EUCLEAN;
+        rc = write_gradient(p, to, w->copy, part);
         from += part;
         to += part;
         len -= part;
     }
-    return 0;
+    return rc;
 }
 
 /* Writes and freezes a piece. last: no further one of its range follows, and the range is queued. */
@@ -422,6 +466,8 @@ static int replay_all(struct ht_root *root, uint64_t *out_step)
     }
     close_source(w->next);
     int restored = restore_shapes(w);
+    free(w->entries);
+    free(w->elements);
     free(w);
     return rc ? rc : restored;
 }

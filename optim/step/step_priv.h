@@ -6,6 +6,7 @@
 #include "optim/optim.h"
 #include "tiering/base/base.h"
 
+struct ht_obj;
 struct ht_optim;
 struct ht_param;
 struct ht_range;
@@ -118,6 +119,18 @@ int ht_opt_redo_commit(struct ht_root *root, uint64_t *out_lsn) HT_EXCLUDES(HT_L
 struct ht_redo_held ht_opt_redo_take(struct ht_root *root) HT_EXCLUDES(HT_LOCK_OPTIM) HT_MUST_CHECK;
 /* Ends the writer. The optimizer is stopping. */
 void ht_opt_redo_join(struct ht_optim *o) HT_EXCLUDES(HT_LOCK_OPTIM);
+
+/* --------------------------------------------------------- redo_sparse.c */
+
+/*
+ * Elements [off, off + len) of an object, of so many bytes each: do they take at most half of their bytes as entries?
+ * Their bytes then. WAITS.
+ */
+int ht_opt_sparse_measure(struct ht_obj *obj, uint64_t off, uint32_t len, unsigned size, bool *out_sparse,
+                          uint32_t *out_bytes) HT_EXCLUDES(HT_LOCK_OPTIM) HT_MUST_CHECK;
+/* Writes these entries into another object, and nothing else. -EIO: they have not these bytes any more. WAITS. */
+int ht_opt_sparse_copy(struct ht_obj *obj, uint64_t off, uint32_t len, unsigned size, struct ht_obj *to, uint64_t at,
+                       uint32_t bytes) HT_EXCLUDES(HT_LOCK_OPTIM) HT_MUST_CHECK;
 
 /* --------------------------------------------------------- redo_replay.c */
 

@@ -32,8 +32,8 @@ static void add(uint8_t type, uint64_t place, const uint8_t *payload, size_t len
         char *path = fuzz_text(payload + HT_FOLLOW_NUMBERS_BYTES, len - HT_FOLLOW_NUMBERS_BYTES);
         ht_follow_sum_param(&sum, &(struct ht_follow_param){payload, path});
         free(path);
-    } else if (sum.sum && type == HT_FOLLOW_BLOCK) {
-        ht_follow_sum_block(&sum, place, &of);
+    } else if (sum.sum && (type == HT_FOLLOW_BLOCK || type == HT_FOLLOW_SPARSE)) {
+        ht_follow_sum_block(&sum, (enum ht_follow_type)type, place, &of);
     }
 }
 
@@ -75,6 +75,8 @@ static int write_again(struct ht_follow_writer *w, const struct ht_follow_record
         return ht_follow_put_param(w, &x->param);
     case HT_FOLLOW_BLOCK:
         return ht_follow_put_block(w, x->block.at, x->block.data, x->block.len);
+    case HT_FOLLOW_SPARSE:
+        return ht_follow_put_sparse(w, &x->sparse);
     case HT_FOLLOW_WORDS:
         return ht_follow_put_words(w, x->words.text);
     case HT_FOLLOW_FILE:

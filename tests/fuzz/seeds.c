@@ -271,7 +271,8 @@ static void put_stream_for_rank(void)
 static void put_follow(void)
 {
     struct ht_follow_head head = {.step = 3, .lineage = 7, .proof = HT_FOLLOW_SUM};
-    static const uint8_t numbers[HT_FOLLOW_NUMBERS_BYTES] = {0, 0, 0, 0, 0, 0, 0, 0, 4}, content[40] = {1, 2, 3};
+    uint8_t numbers[HT_FOLLOW_NUMBERS_BYTES] = {0, 0, 0, 0, 0, 0, 0, 0, 4};
+    static const uint8_t content[40] = {1, 2, 3};
     struct ht_follow_writer w;
     struct ht_hash128 sum;
     struct ht_buf stream = HT_BUF_INIT, out = HT_BUF_INIT;
@@ -279,9 +280,11 @@ static void put_follow(void)
     ht_buf_put_u8(&stream, 0);
     MUST(ht_follow_writer_begin(&w, &head, put_bytes, &stream) == 0);
     size_t at = stream.len;
+    numbers[offsetof(struct ht_disk_redo_param, grad_dtype)] = HT_DTYPE_F32;
     MUST(ht_follow_put_step(&w, &(struct ht_follow_step){4, 1, 40, 5}) == 0);
     MUST(ht_follow_put_param(&w, &(struct ht_follow_param){numbers, "d/w"}) == 0);
     MUST(ht_follow_put_block(&w, 8, content, sizeof(content)) == 0);
+    MUST(ht_follow_put_sparse(&w, &(struct ht_follow_sparse){48, 200, content, 12}) == 0);
     MUST(ht_follow_put_words(&w, "adamw lr=1") == 0);
     MUST(ht_follow_put_file(&w, &(struct ht_follow_file){0644, 1, 100, "rng"}) == 0);
     MUST(ht_follow_put_part(&w, 60, content, sizeof(content)) == 0);

@@ -14,9 +14,9 @@ import pytest
 
 from calls import rename, sync
 from conftest import BIN, MIB, SECONDS_MAX, run, wait_for
-from test_logged_steps import REDO, figures, train
+from test_logged_steps import REDO, figures, put_topk, thin, train
 from test_roots import command, put_gradient, random, word
-from test_step_streams import content, make_model, receive, send
+from test_step_streams import content, gradient, make_model, receive, send
 
 FILES = 'w', 'deep/v'
 WHERE = 'user.hitrain-follow'
@@ -150,6 +150,27 @@ def test_a_copy_follows_sums_of_gradients(stores, dtype):
     for r in (root, other):
         train(r, 999, dtype)
     assert same(root, other)
+
+
+@pytest.mark.parametrize('dtype', ['f32', 'bf16'])
+def test_sparse_gradients_take_little_of_the_stream(stores, dtype):
+    """Beside dense ones; a cut stream goes on after each step."""
+    root, other = start(*stores[1], dtype)
+    sizes = [len(stream(root, '--from=base'))]
+    for n in range(3, 8):
+        for i, name in enumerate(FILES):
+            g = gradient(300_000, 10 * n + i, dtype)
+            if n % 2:
+                put_topk(root, name, thin(g))
+            else:
+                put_gradient(root, name, g)
+        sync(root)
+        data = stream(root, *(['--from=base'] if n == 3 else [f'--since={n - 1}']))
+        sizes.append(len(data))
+        done = follow(other, data)
+        assert done.returncode == 0 and same(root, other), done.stderr.decode()
+    assert max(sizes[1::2]) < 0.1 * min(sizes[2::2]), sizes
+    refused(other, data[:300] + bytes([data[300] ^ 1]) + data[301:], 'at byte')
 
 
 def test_a_receiver_ends_while_it_waits_for_bytes(stores):

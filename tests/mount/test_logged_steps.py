@@ -4,6 +4,7 @@ import errno
 import os
 import struct
 
+import numpy as np
 import pytest
 
 from calls import fails, sync
@@ -13,11 +14,35 @@ from test_step_streams import content, gradient, make_model, receive, send
 
 REDO = 'adamw lr=0.01 weight_decay=0.1 redo=on durable_every=4 redo_keep=12'
 PARAM = struct.Struct('<QQQIBBBB9fI')
-PIECE = struct.Struct('<QIIII')
+PIECES = {1: struct.Struct('<QIIII'), 2: struct.Struct('<QIIIIII')}
+ENTRY = {2: np.dtype([('zeros', '<u2'), ('value', '<u2')]), 4: np.dtype([('zeros', '<u2'), ('value', '<u4')])}
 
 
 def figures(root):
     return {k: int(v) for k, v in (line.split('=') for line in word(root, 'redo').split())}
+
+
+def elements_of(entries, size, length):
+    """All elements, of entries without zeros."""
+    entries = np.frombuffer(entries, ENTRY[size])
+    out = np.zeros(length // size, ENTRY[size]['value'])
+    out[np.cumsum(entries['zeros'].astype(int) + 1) - 1] = entries['value']
+    return out.tobytes()
+
+
+def thin(g):
+    """A hundredth of its elements; the others are zero."""
+    out = np.zeros_like(g)
+    out[::100] = g[::100]
+    return out
+
+
+def put_topk(root, name, g):
+    """A gradient of f32, or of bf16 in 16 bits, that names only its elements that are not zero."""
+    at = np.flatnonzero(g)
+    head = struct.pack('<8sIB3xQQ', b'HTtopk\r\n', 1, 1 if g.dtype.itemsize == 4 else 2, len(g), len(at))
+    with open(root / '.hitrain' / 'grad-topk' / name, 'wb') as f:
+        f.write(head + at.astype('<u4').tobytes() + g[at].tobytes())
 
 
 def logged(root, number):
@@ -26,8 +51,9 @@ def logged(root, number):
     magic, version, zero, step, lineage, summary, grads = struct.unpack_from('<8sIIQQQQ', raw)
     assert (magic, version, zero, step) == (b'HTredo\r\n', 1, 0, number) and len(raw) == 64 + summary + grads
     assert lineage == figures(root)['lineage']
-    params, pieces = struct.unpack_from('<16xQQ', raw, 64)
-    assert summary == 32 + params * PARAM.size + pieces * PIECE.size
+    version, params, pieces = struct.unpack_from('<I12xQQ', raw, 64)
+    record_of = PIECES[version]
+    assert summary == 32 + params * PARAM.size + pieces * record_of.size
     paths = {os.stat(os.path.join(at, f)).st_ino: os.path.relpath(os.path.join(at, f), root)
              for at, _, files in os.walk(root) for f in files}
     out, names = {}, []
@@ -36,11 +62,13 @@ def logged(root, number):
         names.append(paths[PARAM.unpack(record)[0]])
         out[names[-1]] = record, {}
     for i in range(pieces):
-        at, place, index, begin, end = PIECE.unpack_from(raw, 96 + params * PARAM.size + i * PIECE.size)
+        at, place, index, begin, end, *coded = record_of.unpack_from(raw, 96 + params * PARAM.size + i * record_of.size)
+        stored, coding = coded or (end - begin, 0)
         _, _, _, chunk, dtype, grad_dtype, *_ = PARAM.unpack(out[names[place]][0])
         size = {1: 4, 2: 2, 3: 2}
         first = chunk // size[dtype] * size[grad_dtype] * index
-        out[names[place]][1][first + begin] = raw[64 + summary + at:][:end - begin]
+        data = raw[64 + summary + at:][:stored]
+        out[names[place]][1][first + begin] = elements_of(data, size[grad_dtype], end - begin) if coding else data
     return out
 
 
@@ -87,6 +115,33 @@ def test_the_same_numbers_and_gradients_make_the_same_bits(stores, dtype):
         apply(b / 'model', logged(root, n))
         assert word(b / 'model', 'step') == word(b / 'model', 'durable_step') == str(n)
         assert content(root, 'w', 'deep/v') == content(b / 'model', 'w', 'deep/v'), n
+
+
+@pytest.mark.parametrize('dtype', ['f32', 'bf16'])
+def test_sparse_gradients_are_logged_without_zeros(stores, dtype):
+    """A hundredth of the elements: in the log, after a crash, and in another store."""
+    (store, _), (a, b) = stores
+    root = make_model(a / 'model', dtype)
+    word(root, 'optimizer', REDO)
+    for seed in (10, 20):
+        train(root, seed, dtype)
+    copy(root, b / 'model')
+    word(b / 'model', 'optimizer', 'adamw lr=1')
+    for n in range(3, 8):
+        sparse = [thin(gradient(300_000, 10 * n + i, dtype)) for i in (0, 1)]
+        for name, g in zip(('w', 'deep/v'), sparse):
+            put_topk(root, name, g)
+        sync(root)
+        taken = os.stat(root / '.hitrain' / 'redo' / str(n)).st_size
+        assert taken < 0.025 * 2 * 300_000 * sparse[0].dtype.itemsize
+        step = logged(root, n)
+        assert b''.join(step['w'][1][at] for at in sorted(step['w'][1])) == sparse[0].tobytes()
+        apply(b / 'model', step)
+        assert content(root, 'w', 'deep/v') == content(b / 'model', 'w', 'deep/v'), n
+    store.kill()
+    store.mount()
+    wait_for(lambda: word(root, 'step') == '7' and figures(root)['last'] == 7, 'the steps are computed again')
+    assert content(root, 'w', 'deep/v') == content(b / 'model', 'w', 'deep/v')
 
 
 def test_a_window_of_steps_stays_readable(stores):

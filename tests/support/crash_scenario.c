@@ -274,11 +274,14 @@ const char *scenario_compare(const struct crash_scenario *s, size_t ack, const s
     return NULL;
 }
 
-static void work_pass(const struct harness *k, uint64_t root, unsigned step, unsigned pass)
+/* Of logged steps each other one has sparse gradients. */
+static void work_pass(const struct crash_scenario *s, const struct harness *k, uint64_t root, unsigned step,
+                      unsigned pass)
 {
+    bool sparse = pass == 1 || (s->script->logs && step % 2);
+
     for (unsigned i = 0; i < PARAMS; i++)
-        (pass == 1 ? harness_sparse_gradient : harness_gradient)(k, root, &scenario_params[i],
-                                                                 step * 100 + 10 * pass + i);
+        (sparse ? harness_sparse_gradient : harness_gradient)(k, root, &scenario_params[i], step * 100 + 10 * pass + i);
 }
 
 static void work(const struct crash_scenario *s, const struct harness *k, uint64_t root, unsigned step)
@@ -286,7 +289,7 @@ static void work(const struct crash_scenario *s, const struct harness *k, uint64
     char text[16];
 
     for (unsigned pass = 0; pass < passes_of(s->script); pass++)
-        work_pass(k, root, step, pass);
+        work_pass(s, k, root, step, pass);
     snprintf(text, sizeof(text), "%u", step);
     harness_put(k, root, "cursor", text, strlen(text));
 }
@@ -530,7 +533,7 @@ void scenario_work(struct crash_scenario *s, unsigned step)
 
 void scenario_pass(struct crash_scenario *s, unsigned step, unsigned pass)
 {
-    work_pass(&s->k, must_find(s, "model"), step, pass);
+    work_pass(s, &s->k, must_find(s, "model"), step, pass);
     ck_assert_int_eq(ht_optim_wait(s->k.optim, must_find(s, "model"), 0), 0);
 }
 

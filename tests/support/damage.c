@@ -782,8 +782,8 @@ static int find_logged(void *ctx, const struct ht_chunk_info *info)
     return 0;
 }
 
-/* Three steps more, of which two are logged; then a crash. */
-static struct logged log_steps(struct harness *k, const struct damage_ids *ids)
+/* Three steps more, of which two are logged; the store stays open. */
+static struct logged begin_logged(struct harness *k, const struct damage_ids *ids, bool sparse)
 {
     const struct harness_param w_param = {"w", "f32", 700};
     struct logged l = {.k = k, .w = ids->w};
@@ -794,13 +794,33 @@ static struct logged log_steps(struct harness *k, const struct damage_ids *ids)
         ck_assert_int_eq(ht_optim_wait(k->optim, ids->model, 0), 0);
         if (step == 3) /* written, so that this step is a full one */
             ck_assert_int_eq(harness_write(k, ids->w, 0, "\0\0\0", 4), 0);
-        harness_gradient(k, ids->model, &w_param, step);
+        (sparse ? harness_sparse_gradient : harness_gradient)(k, ids->model, &w_param, step);
         ck_assert_int_eq(ht_optim_commit(k->optim, ids->model), 0);
     }
     ck_assert_int_eq(ht_store_walk(k->store, find_logged, &l), 0);
     ck_assert(l.block && l.w_block);
+    return l;
+}
+
+/* Then a crash. */
+static struct logged log_steps(struct harness *k, const struct damage_ids *ids)
+{
+    struct logged l = begin_logged(k, ids, false);
+
     ck_assert_int_eq(harness_close(k, false), 0);
     return l;
+}
+
+/* Its first element lies far beyond the end; the checksum is right. */
+static void bad_sparse_gradient(struct harness *k, const struct damage_ids *ids)
+{
+    struct logged l = begin_logged(k, ids, true);
+    struct ht_obj *obj = ht_obj_get(k->store, l.oid);
+
+    ck_assert_int_eq(ht_obj_write(obj, 0, "\xff\xff", 2), 2);
+    ck_assert_int_eq(ht_obj_sync(obj), 0);
+    ht_obj_put(obj);
+    ck_assert_int_eq(harness_close(k, false), 0);
 }
 
 static void bad_logged_gradient(struct harness *k, const struct damage_ids *ids)
@@ -902,6 +922,7 @@ const struct damage damages[] = {
     {"DATA-FRAME", .harm = bad_compressed, .alone = true},
     {"DATA-REDO", .harm = bad_logged_gradient, .alone = true},
     {"OPT-REDO-summary", .harm = bad_logged_summary, .alone = true},
+    {"OPT-REDO-sparse", .harm = bad_sparse_gradient, .alone = true},
     {"OPT-REDO-content", .harm = bad_content_of_logged, .alone = true},
     {"OPT-REDO-outside", .harm = outside_content_of_logged, .alone = true},
 };

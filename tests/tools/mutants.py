@@ -84,6 +84,8 @@ MUTANTS = [
     ('squares-stay', 'sums of squares go with their gradient', SQUARES, ''),
     ('edit-unseen', 'a parameter that was written is published with its step', REDO, ''),
     ('factor-unlogged', 'a logged step has its own clipping', REDO, ''),
+    ('feature-late', 'older programs are kept away before the first logged step', REDO + '_sparse', ''),
+    ('sparse-unmarked', 'older programs refuse a store with sparse pieces', REDO + '_sparse', ''),
     ('lineage-kept', 'a step after a change that is not logged does not follow', 'tests/unit/optim/step/test_redo_read', ''),
     ('logged-stay', 'logged steps go with the full step that follows', REDO, ''),
     ('data-flush', 'flush of logged gradients before their record', SMALL, 'redo'),

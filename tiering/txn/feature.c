@@ -37,6 +37,11 @@ int ht_store_mark_redo(struct ht_store *s)
     return ht_store_need_feature(s, HT_FEAT_REFUSE_REDO);
 }
 
+int ht_store_mark_redo_sparse(struct ht_store *s)
+{
+    return ht_store_need_feature(s, HT_FEAT_REFUSE_SPARSE);
+}
+
 int ht_store_mark_compressed(struct ht_store *s)
 {
     return ht_store_need_feature(s, HT_FEAT_REFUSE_PLANES);
