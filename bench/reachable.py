@@ -75,6 +75,14 @@ def logged_over_plain(moved, gradient, resident, durable_every, backward):
     return max(plain + gradient, backward) / max(plain, backward)
 
 
+def replayed_at_most(moved, gradient, steps, step_seconds, rate):
+    """Steps computed again over as many ordinary ones, whose rate is 1; gradient and moved: bytes of all parameters.
+
+    All gradients are read, and once what an ordinary step finds in memory.
+    """
+    return min(1, steps * step_seconds * rate / (steps * gradient + moved))
+
+
 def clipped_over_plain(memory_bytes, moved, gradient):
     """The least time of a step that clips, over the device's time for `moved` bytes each way; all per parameter.
 

@@ -14,7 +14,7 @@ import time
 
 from common import check_elements, wait_for
 import step_follow
-from reachable import logged_over_plain
+from reachable import logged_over_plain, replayed_at_most
 from step import FILES, KEPT_SHARE, MIB, Device, Store
 
 EVERY = 16
@@ -143,6 +143,9 @@ class Bench:
             least = max(ordinary, self.args.elements * element_bytes / self.args.limit)
             self.figure(dtype, 'a step again at a mount: its rate, of the least time', least / replayed, '', REPLAY_MIN, most=False)
             self.figure(dtype, 'the same, with the mount and the first reading of state', least / all_of_it, '')
+            elements = self.args.elements
+            self.figure(dtype, 'the most that these bytes allow', replayed_at_most(
+                CONTENT_BYTES * elements, element_bytes * elements, EVERY - 1, least, self.args.limit), '')
 
 
 def main(args, folder, out):
