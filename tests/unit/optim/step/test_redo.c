@@ -378,7 +378,7 @@ START_TEST(incomplete_sums_are_logged)
 }
 END_TEST
 
-/* Taken back after its last addition and before the boundary: nothing of it is computed again. */
+/* Taken back after its last addition and before the boundary: no replay has it. */
 START_TEST(a_dropped_sum_is_not_replayed)
 {
     two_steps("adamw lr=1e-2 skip_nonfinite=1 redo=on durable_every=100");

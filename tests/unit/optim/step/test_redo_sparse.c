@@ -174,7 +174,7 @@ START_TEST(large_ranges_are_logged_without_zeros)
 }
 END_TEST
 
-/* A sum of gradients is mostly zeros if each of them is. */
+/* A sum of sparse gradients is sparse, too. */
 START_TEST(sums_are_logged_without_zeros)
 {
     static const char *const config[] = {"adamw lr=1e-2 accumulate=3", "adamw lr=1e-2 accumulate=3 max_grad_norm=0.1"};
