@@ -177,6 +177,7 @@ enum argument {
     ARG_KEPT_STEP,
     ARG_ONE_STEP,
     ARG_CLONE,
+    ARG_CLONE_IN,
     ARG_DECIDE
 };
 static const char *const takes[] = {
@@ -192,6 +193,7 @@ static const char *const takes[] = {
     [ARG_KEPT_STEP] = "the number or name of a kept step, or * for all",
     [ARG_ONE_STEP] = "the number or name of a kept step",
     [ARG_CLONE] = "the number or name of a kept step, and the path of a new directory below the mount's root",
+    [ARG_CLONE_IN] = "an inode number, the number or name of a kept step, and the path of a new directory",
     [ARG_DECIDE] = "144 hexadecimal digits from the summary of a logged step, and the path of a file",
     [ARG_CLAIM] = "NAME or NAME takeover=OLDNAME, each of 1 to 64 letters, digits and . _ : -",
 };
@@ -217,6 +219,7 @@ static const struct {
     {"forget", HT_COMMAND_FORGET, ARG_KEPT_STEP, true},
     {"rollback", HT_COMMAND_ROLLBACK, ARG_ONE_STEP, true},
     {"clone", HT_COMMAND_CLONE, ARG_CLONE, true},
+    {"clone_in", HT_COMMAND_CLONE, ARG_CLONE_IN, true},
     {"decide", HT_COMMAND_DECIDE, ARG_DECIDE, true},
     {"claim", HT_COMMAND_CLAIM, ARG_CLAIM, true},
     {"unclaim", HT_COMMAND_UNCLAIM, ARG_NONE, false},
@@ -327,21 +330,25 @@ static bool take_kept(const char *text, size_t len, struct ht_command *out)
 /* The rest of the line is the path: it may have blanks. */
 static bool take_clone(const char *text, size_t len, struct ht_command *out)
 {
-    const char *end = text + len, *at = end_of_word(text, end), *inside;
+    const char *end = text + len, *at = end_of_word(text, end);
 
     if (!take_name(text, (size_t)(at - text), out->name))
         return false;
     at = skip_blanks(at, end);
-    inside = behind(at, (size_t)(end - at), "in=");
-    if (inside) {
-        at = end_of_word(inside, end);
-        if (ht_parse_u64(inside, (size_t)(at - inside), &out->inside) || !out->inside)
-            return false;
-        at = skip_blanks(at, end);
-    }
     out->path = at;
     out->path_len = (size_t)(end - at);
     return at < end;
+}
+
+/* The number of the directory comes first. An older store knows no such command, and makes nothing. */
+static bool take_clone_in(const char *text, size_t len, struct ht_command *out)
+{
+    const char *end = text + len, *at = end_of_word(text, end);
+
+    if (ht_parse_u64(text, (size_t)(at - text), &out->inside) || !out->inside)
+        return false;
+    at = skip_blanks(at, end);
+    return take_clone(at, (size_t)(end - at), out);
 }
 
 static int digit(char c)
@@ -390,6 +397,8 @@ static bool take_argument(enum argument kind, const char *text, size_t len, stru
         return take_name(text, len, out->name);
     case ARG_CLONE:
         return take_clone(text, len, out);
+    case ARG_CLONE_IN:
+        return take_clone_in(text, len, out);
     case ARG_PAUSE:
         return take_pause(text, len, out);
     case ARG_DECIDE:

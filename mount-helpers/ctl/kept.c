@@ -227,7 +227,7 @@ int ht_kept_clone_at(const char *root, const char *name, int dir, const char *as
         return -EINVAL;
     }
     /* Whoever may move the directory may do so now: the number says which one is meant. */
-    snprintf(line, sizeof(line), "clone %s in=%llu %s", name, (unsigned long long)st.st_ino, place);
+    snprintf(line, sizeof(line), "clone_in %llu %s %s", (unsigned long long)st.st_ino, name, place);
     return ht_cmd_command(root, root, line);
 }
 

@@ -333,10 +333,12 @@ def test_a_rollback_is_made_by_the_owner_of_all_of_it(model):
     assert (model / 'own').stat().st_mode & 0o777 == 0o600
 
 
-@row('clone STEP DIR')
-def test_a_clone_is_made_by_the_owner_of_all_of_it(model, shared):
+@pytest.mark.parametrize('meant', [False, True])
+@row('clone STEP DIR', 'clone_in INODE STEP DIR')
+def test_a_clone_is_made_by_the_owner_of_all_of_it(model, shared, meant):
     def clone(step, name):
-        order(model, f'clone {step} {shared.name}/{name}')
+        order(model, f'{verb} {step} {shared.name}/{name}')
+    verb = f'clone_in {shared.stat().st_ino}' if meant else 'clone'
     tensor(model / 'theirs', MEMBER)
     order(model, 'snapshot mixed')
     may_not(errno.EPERM, OWNER, clone, 'mixed', 'c')

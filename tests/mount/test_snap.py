@@ -210,10 +210,10 @@ def test_a_clone_goes_into_the_directory_that_is_meant(root, kept):
     meant = os.stat(folder).st_ino
     folder.rename(root.parent / 'moved')
     folder.mkdir()
-    answers = command(root, f'clone 1 in={meant} folder/new')
+    answers = command(root, f'clone_in {meant} 1 folder/new')
     assert answers != ['ok'] and os.listdir(folder) == [] == os.listdir(root.parent / 'moved')
-    assert command(root, f'clone 1 in={meant} moved/new') == ['ok'] and os.listdir(root.parent / 'moved') == ['new']
-    assert command(root, f'clone 1 in={os.stat(root.parent).st_ino} top') == ['ok']
+    assert command(root, f'clone_in {meant} 1 moved/new') == ['ok'] and os.listdir(root.parent / 'moved') == ['new']
+    assert command(root, f'clone_in {os.stat(root.parent).st_ino} 1 top') == ['ok']
 
 
 def test_a_clone_of_what_is_no_model_is_refused(root):

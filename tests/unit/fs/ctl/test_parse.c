@@ -216,7 +216,8 @@ START_TEST(commands_take_what_they_need)
         {"decide " ZEROS "0a  a b ", HT_COMMAND_DECIDE, "a b"},
         {"rollback best-1 ", HT_COMMAND_ROLLBACK, ""},
         {"clone 7 models/a b ", HT_COMMAND_CLONE, "models/a b"},
-        {"clone 7 in=12  models/a b ", HT_COMMAND_CLONE, "models/a b"},
+        {"clone 7 in=12 models/a", HT_COMMAND_CLONE, "in=12 models/a"},
+        {"clone_in 12 7  models/a b ", HT_COMMAND_CLONE, "models/a b"},
         {"claim a.B:c-d_9", HT_COMMAND_CLAIM, ""},
         {"claim a  takeover=b ", HT_COMMAND_CLAIM, ""},
         {"unclaim", HT_COMMAND_UNCLAIM, ""},
@@ -300,10 +301,12 @@ START_TEST(conditions_and_claims_are_read_whole)
         "clone 7",
         "clone a/b c",
         "clone * c",
-        "clone 7 in=12",
-        "clone 7 in=0 c",
-        "clone 7 in=x c",
-        "clone 7 in= c",
+        "clone_in",
+        "clone_in 12",
+        "clone_in 12 7",
+        "clone_in 0 7 c",
+        "clone_in x 7 c",
+        "clone_in 12 a/b c",
     };
     char err[HT_CTL_ERROR_MAX], line[200];
     struct ht_command c;
