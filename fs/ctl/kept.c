@@ -175,18 +175,17 @@ static void show(struct ht_ctl *c, const struct place *p)
     cache->drop_data(cache->ctx, p->dir, 0, 0);
 }
 
-static const char *why_no_clone(int error)
+/* k: a clone that was refused, or one that is not durable because of rc. */
+static void explain_clone(const struct ht_copy *k, int rc, char err[HT_CTL_ERROR_MAX])
 {
-    switch (error) {
-    case -EPERM:
-        return "only root clones a step with files of several users";
-    case -EINVAL:
-        return "the new directory is to be outside of model roots";
-    case -ENOSPC:
-        return "no space for the next step of the clone, or for its records";
-    default:
-        return strerror(-error);
-    }
+    if (rc == -EPERM)
+        snprintf(err, HT_CTL_ERROR_MAX, "only root clones a step with files of several users");
+    else if (rc == -EINVAL)
+        snprintf(err, HT_CTL_ERROR_MAX, "the new directory is to be outside of model roots");
+    else if (k->error)
+        ht_copy_explain(k, err, HT_CTL_ERROR_MAX);
+    else
+        snprintf(err, HT_CTL_ERROR_MAX, "%s", strerror(-rc));
 }
 
 static int clone_to(struct ht_ctl *c, uint64_t kept, const struct place *place, const struct ht_caller *caller,
@@ -207,7 +206,7 @@ static int clone_to(struct ht_ctl *c, uint64_t kept, const struct place *place, 
     if (rc == 0)
         rc = ht_store_sync(c->store, lsn);
     if (rc)
-        snprintf(err, HT_CTL_ERROR_MAX, "%s", why_no_clone(rc));
+        explain_clone(&k, rc, err);
     else
         show(c, place);
     return rc;

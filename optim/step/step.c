@@ -42,9 +42,12 @@ static void report_kept(struct ht_root *root, const struct ht_copy *k)
 {
     struct ht_optim *o = root->o;
 
-    if (k->error)
-        ht_opt_refuse(root, HT_EVENT_STEP_NOT_KEPT, 0, "step %llu is not kept: %s", (unsigned long long)k->step,
-                      k->error == -EEXIST ? "that name is taken" : strerror(-k->error));
+    if (k->error) {
+        char why[HT_OPTIM_ERROR_MAX] = "that name is taken";
+        if (k->error != -EEXIST)
+            ht_copy_explain(k, why, sizeof(why));
+        ht_opt_refuse(root, HT_EVENT_STEP_NOT_KEPT, 0, "step %llu is not kept: %s", (unsigned long long)k->step, why);
+    }
     lock(o);
     struct ht_root *kept = k->error ? NULL : ht_opt_root_find(o, k->to);
     if (kept)

@@ -284,6 +284,8 @@ int harness_rollback(const struct harness *k, uint64_t root, const char *step)
     return ht_optim_rollback_by(k->optim, root, &to, &by);
 }
 
+char harness_why[HT_OPTIM_ERROR_MAX];
+
 int harness_clone(const struct harness *k, uint64_t root, const char *step, uint64_t dir, const char *name,
                   uint32_t uid)
 {
@@ -297,6 +299,7 @@ int harness_clone(const struct harness *k, uint64_t root, const char *step, uint
     if (rc)
         return rc;
     rc = ht_scope_clone(k->store, about.ino, &copy, &lsn);
+    ht_copy_explain(&copy, harness_why, sizeof(harness_why));
     return rc ? rc : ht_store_sync(k->store, lsn);
 }
 

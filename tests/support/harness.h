@@ -63,6 +63,7 @@ uint64_t harness_model(const struct harness *k, const char *name, const struct h
 /* A clone of one of its kept steps gets this name in dir, durable. 0 or -errno. */
 int harness_clone(const struct harness *k, uint64_t root, const char *step, uint64_t dir, const char *name,
                   uint32_t uid) HT_MUST_CHECK;
+extern char harness_why[HT_OPTIM_ERROR_MAX]; /* what a refusal of the last one says */
 /* Takes the model back to one of its kept steps. 0 or -errno. */
 int harness_rollback(const struct harness *k, uint64_t root, const char *step) HT_MUST_CHECK;
 /* Writes and closes the gradient of a parameter. */

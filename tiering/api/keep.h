@@ -34,6 +34,9 @@ struct ht_clone_target {
     const void *config; /* the optimizer's: its configuration in the clone */
 };
 
+/* What a copy that was refused with -ENOSPC did not get. */
+enum ht_copy_lack { HT_COPY_LACKS_LOG, HT_COPY_LACKS_SPACE, HT_COPY_LACKS_TABLES };
+
 struct ht_copy {
     uint64_t scope;                      /* what is copied */
     const struct ht_clone_target *clone; /* NULL: it becomes a kept step */
@@ -43,8 +46,10 @@ struct ht_copy {
     const char *name; /* NULL: its step, in decimal */
     uint32_t retain;  /* a kept step without a name of its own: at most so many of these stay; 0: any number */
 
-    int error;   /* out: the copy was refused; 0: it was made */
-    uint64_t to; /* out: its scope */
+    int error;              /* out: the copy was refused; 0: it was made */
+    uint64_t to;            /* out: its scope */
+    enum ht_copy_lack lack; /* out, with an error of -ENOSPC */
+    uint64_t lack_bytes;    /* of space: what it had to reserve */
 
     /* From here on for participants, in a transaction. */
     struct ht_store *s;
@@ -76,6 +81,8 @@ int ht_scope_commit_copying(struct ht_store *s, uint64_t scope, struct ht_copy *
  * not belong to clone->uid; -ESTALE: the scope has ended. WAITS.
  */
 int ht_scope_clone(struct ht_store *s, uint64_t scope, struct ht_copy *k, uint64_t *out_lsn) HT_MUST_CHECK;
+/* The bound that k->error is about, and what helps, in words. */
+void ht_copy_explain(const struct ht_copy *k, char *text, size_t cap);
 /* Ends a kept step: everything of it goes in one transaction. bytes: of its records. WAITS. */
 int ht_kept_end(struct ht_store *s, uint64_t kept, size_t bytes, uint64_t *out_lsn) HT_MUST_CHECK;
 

@@ -22,6 +22,7 @@
  * participant.
  */
 #include <assert.h>
+#include <stdio.h>
 #include <stdlib.h>
 
 #include "tiering/base/buf.h"
@@ -264,6 +265,15 @@ static void drop_objects(struct ht_keep *w) HT_REQUIRES(HT_LOCK_STORE)
     ht_scope_end_frozen(s, w->k->to);
 }
 
+/* It was the devices that refused a copy. */
+static void lacks_space(struct ht_copy *k, int rc, uint64_t bytes)
+{
+    if (rc != -ENOSPC)
+        return;
+    k->lack = HT_COPY_LACKS_SPACE;
+    k->lack_bytes = bytes;
+}
+
 /*
  * Objects and chunks for the content, with space and log bytes reserved. ids grows no more. Makes all or none. In a
  * transaction, so no other thread makes or deletes a published object. Releases the lock in between: chunks that are
@@ -299,8 +309,10 @@ static int make_objects(struct ht_keep *w) HT_REQUIRES(HT_LOCK_STORE)
     if (n.pieces_bytes && !ht_journal_has_space_for_pieces(s->journal, n.pieces_bytes, true))
         rc = -ENOSPC;
     uint64_t reserve = HT_MUTANT("kept-unreserved") ? 0 : n.reserve_blocks;
-    if (!rc)
+    if (!rc) {
         rc = ht_alloc_reserve(s->alloc, reserve);
+        lacks_space(k, rc, reserve * HT_BLOCK_BYTES);
+    }
     if (rc) {
         settle_log(k, reserved, 0);
         return rc;
@@ -311,6 +323,7 @@ static int make_objects(struct ht_keep *w) HT_REQUIRES(HT_LOCK_STORE)
         if (!o)
             continue;
         rc = make_object(o, k->ids[i].to, sc, &slice, &made_chunks);
+        k->lack = rc == -ENOSPC ? HT_COPY_LACKS_TABLES : k->lack;
         made += ht_obj_find_locked(s, k->ids[i].to) != NULL;
         ht_obj_put_locked(o);
         ht_slice_next(s, &slice);
@@ -487,6 +500,7 @@ static int reserve_objects(struct ht_keep *w)
         const struct ht_copy_id *id = &w->k->ids[i];
         struct ht_obj *o = id->reserve_bytes && !HT_MUTANT("clone-unreserved") ? ht_obj_get(w->k->s, id->to) : NULL;
         rc = o ? ht_obj_rewrite_reserve(o, id->reserve_bytes) : 0;
+        lacks_space(w->k, rc, id->reserve_bytes);
         ht_obj_put(o);
     }
     return rc;
@@ -527,6 +541,7 @@ int ht_keep_make(struct ht_keep *w)
 
     k->bytes = 0;
     k->to = 0;
+    k->lack = HT_COPY_LACKS_LOG; /* until something else is missing */
     for (; !rc && i < t->clients; i++)
         rc = t->client[i].copy ? t->client[i].copy(t->client[i].ctx, k) : 0;
     if (rc) {
@@ -566,6 +581,44 @@ int ht_keep_put(struct ht_keep *w, struct ht_tx *tx)
     ht_store_unlock(s);
     return 0;
 }
+
+/* ------------------------------------------------------------------- words */
+
+static void explain_log(const struct ht_copy *k, char *text, size_t cap)
+{
+    struct ht_journal_stats st;
+    char most[32], left[32];
+
+    ht_journal_stats(k->s->journal, &st);
+    uint64_t used = ht_min_u64(st.reserved_bytes, st.reserve_limit_bytes);
+    ht_format_size(st.reserve_limit_bytes, most, sizeof(most));
+    ht_format_size(st.reserve_limit_bytes - used, left, sizeof(left));
+    snprintf(
+        text, cap,
+        "the log has room for %s of records, and %s are left, which is too little for a copy; forget kept steps, or make a "
+        "store with a larger log (mkfs.hitrain --log-size=)",
+        most, left);
+}
+
+void ht_copy_explain(const struct ht_copy *k, char *text, size_t cap)
+{
+    char bytes[32];
+
+    if (k->error != -ENOSPC || !k->s)
+        snprintf(text, cap, "%s", strerror(-k->error));
+    else if (k->lack == HT_COPY_LACKS_LOG)
+        explain_log(k, text, cap);
+    else if (k->lack == HT_COPY_LACKS_SPACE)
+        snprintf(text, cap,
+                 "the devices lack %s of space for rewrites of what is shared then; forget kept steps, or delete files",
+                 ht_format_size(k->lack_bytes, bytes, sizeof(bytes)));
+    else
+        snprintf(text, cap,
+                 "sparse files have all the memory that they may; delete some, or make a store with a larger log "
+                 "(mkfs.hitrain --log-size=)");
+}
+
+/* ------------------------------------------------------------------ the end */
 
 void ht_keep_end(struct ht_keep *w)
 {

@@ -399,7 +399,7 @@ START_TEST(without_space_for_the_next_rewrite_a_step_is_not_kept)
     ck_assert_str_eq(names(), "1 2 ");
     ck_assert_int_eq(ht_optim_root_stat(k.optim, root, &st), 0);
     ck_assert_uint_eq(st.durable_step, must ? 2 : 3);
-    ck_assert_msg(must || strstr(st.error, "step 3 is not kept: No space"), "error is \"%s\"", st.error);
+    ck_assert_msg(must || strstr(st.error, "step 3 is not kept: the devices lack "), "error is \"%s\"", st.error);
     if (must)
         ck_assert_int_eq(ht_optim_abort(k.optim, root), 0);
     ck_assert_uint_eq(fingerprint(root), must ? was : hashes[3]);
@@ -419,6 +419,19 @@ START_TEST(without_space_for_the_next_rewrite_a_step_is_not_kept)
 }
 END_TEST
 
+/* The refusal says how much the log holds, as the figures do, and what helps. */
+static void expect_log_named(void)
+{
+    struct ht_root_stat st;
+    char most[32], want[128];
+
+    ht_format_size(figures().log.reserve_limit_bytes, most, sizeof(most));
+    snprintf(want, sizeof(want), "step 1 is not kept: the log has room for %s of records, and ", most);
+    ck_assert_int_eq(ht_optim_root_stat(k.optim, root, &st), 0);
+    ck_assert_msg(strncmp(st.error, want, strlen(want)) == 0 && strstr(st.error, "(mkfs.hitrain --log-size=)"),
+                  "error is \"%s\"", st.error);
+}
+
 /* Nothing is written between them, so the log ends before the space. */
 START_TEST(more_steps_than_the_log_holds_are_not_kept)
 {
@@ -434,6 +447,7 @@ START_TEST(more_steps_than_the_log_holds_are_not_kept)
         kept_count += !rc;
     }
     ck_assert_int_eq(rc, -ENOSPC);
+    expect_log_named();
     ck_assert_uint_gt(kept_count, 10);
     ck_assert_uint_gt(ht_store_available(k.store), SMALL_DEVICE_BYTES / 4);
     work(2);
@@ -557,6 +571,7 @@ START_TEST(a_clone_has_space_for_its_next_step_or_is_not_made)
     struct ht_store_stats was = figures();
     for (unsigned i = 0; i < 3; i++)
         ck_assert_int_eq(harness_clone(&k, root, "x", HT_NS_ROOT_INO, "clone", 0), -ENOSPC);
+    ck_assert_msg(strncmp(harness_why, "the devices lack ", 17) == 0, "said \"%s\"", harness_why);
     ck_assert_uint_eq(figures().meta_bytes, was.meta_bytes);
     ck_assert_uint_eq(harness_find(&k, HT_NS_ROOT_INO, "clone"), 0);
     expect_unchanged(&was);
