@@ -48,7 +48,7 @@ def remove_folder(folder):
 class Store:
     """A store in a regular file and its mount. The daemon runs in the foreground, so that it can be signalled."""
 
-    def __init__(self, folder, size):
+    def __init__(self, folder, size, *format_options):
         self.folder = folder
         self.image = folder / 'image'
         self.point = folder / 'mnt'
@@ -56,7 +56,7 @@ class Store:
         self.point.mkdir()
         self.daemon = None
         self.ends_clean = True  # False: the test leaves a store with problems
-        run('mkfs.hitrain', f'--size={size}', self.image)
+        run('mkfs.hitrain', f'--size={size}', *format_options, self.image)
 
     def start(self, *options, flags=()):
         args = [str(BIN / 'hitrain'), '-f', *flags, str(self.image), str(self.point)]
@@ -128,13 +128,13 @@ def pytest_runtest_makereport(item, call):
 
 @pytest.fixture
 def make_store(request):
-    """make_store(size='256M'): stores that are unmounted and must be clean when the test ends."""
+    """make_store(size='256M', *options of mkfs): stores that are unmounted and must be clean when the test ends."""
     made = []
 
-    def make(size='256M'):
+    def make(size='256M', *format_options):
         folder = pathlib.Path(tempfile.mkdtemp(prefix='hitrain-test-'))
         folder.chmod(0o755)  # other users reach the mount
-        made.append(Store(folder, size))
+        made.append(Store(folder, size, *format_options))
         return made[-1]
 
     yield make

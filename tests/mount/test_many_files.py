@@ -8,7 +8,8 @@ from test_roots import command, word
 from test_step_streams import ADAMW
 
 LONG = bool(os.environ.get('HITRAIN_LONG'))
-FILES, FOLDER, SIZE, SECONDS = (1_000_000, 1000, '128G', 3600) if LONG else (400, 100, '256M', 120)
+FILES, FOLDER, SECONDS = (1_000_000, 1000, 3600) if LONG else (400, 100, 120)
+SIZE = ('14G', '--log-size=3G') if LONG else ('256M',)  # a default log holds the records of one such tree, and not of two
 
 
 def ctl(*args, **how):
@@ -19,8 +20,8 @@ def path(root, n):
     return root / f'{n // FOLDER}' / f'file {n}'
 
 
-def make(root):
-    for n in range(FILES):
+def make(root, files=FILES):
+    for n in range(files):
         if n % FOLDER == 0:
             os.mkdir(root / f'{n // FOLDER}')
         with open(path(root, n), 'wb', 0) as f:
@@ -34,7 +35,7 @@ def listed(root):
 
 
 def test_very_many_tiny_files_are_kept_and_sent(make_store):
-    a, b = make_store(SIZE), make_store(SIZE)
+    a, b = make_store(*SIZE), make_store(*SIZE)
     root, other = a.mount() / 'model', b.mount() / 'other'
     root.mkdir()
     word(root, 'optimizer', ADAMW)
@@ -57,3 +58,18 @@ def test_very_many_tiny_files_are_kept_and_sent(make_store):
     b.kill()
     b.mount()
     assert listed(other) == names
+
+
+def test_a_log_that_is_too_small_for_a_kept_step_is_named(make_store):
+    """As a default log is for a million files and a kept step of them."""
+    files = 500
+    root = make_store('64M', '--log-size=512K').mount() / 'model'
+    root.mkdir()
+    word(root, 'optimizer', ADAMW)
+    make(root, files)
+    said, = command(root, 'snapshot all')
+    assert 'ENOSPC' in said and 'the log has room for 137.8 KiB of records' in said and 'mkfs.hitrain --log-size=' in said
+    assert os.listdir(root / '.hitrain/snap') == []
+    for n in range(100, files):
+        path(root, n).unlink()
+    assert command(root, 'snapshot all') == ['ok'] and len(os.listdir(root / '.hitrain/snap/all/0')) == 100
