@@ -10,13 +10,15 @@ struct ht_store;
 /*
  * One run reads and verifies everything once: superblock copies, log copies, and every stored chunk that a reference
  * names, past the DRAM tier. Damage is written anew from a second copy: superblocks and log frames from another copy,
- * chunks from their image in DRAM, to a new place. Damage without a second copy is counted and reported (events
- * scrub-*); reads of it still return -EIO. A run ends with the mount, and the next one begins at the beginning.
+ * chunks from their image in DRAM, to a new place. Content with several owners is read once, unless it is bad. Damage
+ * without a second copy is counted and reported (events scrub-*); reads of it still return -EIO. A run ends with the
+ * mount, and the next one begins at the beginning.
  */
 enum ht_scrub_state { HT_SCRUB_NEVER, HT_SCRUB_RUNNING, HT_SCRUB_COMPLETE, HT_SCRUB_STOPPED, HT_SCRUB_FAILED };
 struct ht_scrub_stats {
     uint64_t state; /* enum ht_scrub_state */
-    /* Of the present run, or the last one. total: the bytes to read when it began. */
+    /* Of the present run, or the last one. total: the bytes to read when it began, less those that were read
+     * for another owner. */
     uint64_t run_bytes, run_total_bytes, run_ns, run_found, run_repaired;
     uint64_t runs, bytes, found, repaired; /* since the mount; runs: complete ones */
 };

@@ -67,7 +67,8 @@ struct ht_scrub {
     pthread_cond_t changed;
     HT_GUARDED_BY(HT_LOCK_SCRUB) struct {
         bool stop;
-        bool in_row; /* the row makes the run, and not the thread that called */
+        bool in_row;          /* the row makes the run, and not the thread that called */
+        uint16_t last_number; /* of a run */
         uint64_t began_ns;
         struct ht_scrub_stats st;
         struct ht_scrub_run *run; /* of the thread that makes the run */
@@ -182,6 +183,7 @@ struct ht_suspect {
     struct ht_ref ref; /* a copy of the reference under test */
     struct ht_ring *ring;
     bool repair;
+    bool verified; /* out: its bytes were read and are sound; else the chunk may have others by now */
     /* out, when it is bad */
     int error;     /* the device's; -EUCLEAN if mismatch */
     bool mismatch; /* the device gave bytes, and their checksum is wrong */

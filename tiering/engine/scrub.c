@@ -12,6 +12,9 @@
  * processor time: while it holds the store's lock it must get on.
  *
  * Bytes that are written during a run may be read or not: no run has verified them, but they were written just now.
+ *
+ * Sound bytes of several owners, as those of kept steps and clones, are read once in a run: their entry in the table of
+ * owners has the number of the run. Bad ones are read for each owner, because each may have another remedy.
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -29,6 +32,7 @@
 #include "tiering/object/context.h"
 #include "tiering/object/object.h"
 #include "tiering/object/ref.h"
+#include "tiering/object/refcount.h"
 #include "tiering/data/admission.h"
 #include "tiering/data/chunk_io.h"
 #include "tiering/data/silent.h"
@@ -36,7 +40,12 @@
 
 #define RATE_BYTES_DEFAULT (64 * HT_MIB)
 
-enum { LOG_PAUSE_MS = 100, REASON_BYTES = 128, FRAME_BYTES = 256 << 10 /* of most frames, at most */ };
+enum {
+    LOG_PAUSE_MS = 100,
+    REASON_BYTES = 128,
+    FRAME_BYTES = 256 << 10, /* of most frames, at most */
+    PASSED_MAX = 256,        /* chunks that need no read, under one hold of the store's lock */
+};
 enum phase { SUPERS, LOG, CHUNKS };
 
 /* Where the run is: what comes next. */
@@ -50,7 +59,9 @@ struct ht_scrub_run {
     struct ht_log_scrub log;
     uint64_t *oids, index;
     size_t count, at;
-    uint64_t bytes; /* read in this step */
+    uint64_t bytes;  /* read in this step */
+    uint64_t passed; /* bytes that the run has read for other owners, and not taken off its total yet */
+    uint16_t number; /* not 0. The same one comes again after 65,535 runs, which no mount sees */
     struct ht_permit permit;
 };
 
@@ -88,6 +99,19 @@ static void count_bytes(struct ht_scrub_run *r, uint64_t bytes)
     r->c->st.run_bytes += bytes;
     r->c->st.bytes += bytes;
     ht_mutex_unlock(ht_scrub_lock(r->c));
+}
+
+/* The run reads these bytes no second time. */
+static void take_off_passed(struct ht_scrub_run *r)
+{
+    struct ht_scrub_stats *st = &r->c->st;
+
+    if (!r->passed)
+        return;
+    ht_mutex_lock(ht_scrub_lock(r->c));
+    st->run_total_bytes -= ht_min_u64(st->run_total_bytes, r->passed);
+    ht_mutex_unlock(ht_scrub_lock(r->c));
+    r->passed = 0;
 }
 
 static void count_found(struct ht_scrub_run *r, bool repaired)
@@ -239,17 +263,25 @@ static void report_chunk(struct ht_scrub_run *r, const struct ht_suspect *x)
              repaired ? "it was written to another place from memory" : text);
 }
 
-/* Copies of the chunk's references: none, one or two; no lost one. Lock held. */
-static int copy_refs(const struct ht_chunk *c, struct ht_ref out[2])
+static bool was_read(struct ht_scrub_run *r, const struct ht_ref *ref) HT_REQUIRES(HT_LOCK_STORE)
+{
+    bool read = ht_refcount_is_verified(r->s, ref, r->number);
+
+    r->passed += read ? (uint64_t)ht_ref_blocks(ref) * HT_BLOCK_BYTES : 0;
+    return read;
+}
+
+/* Copies of the chunk's references that are to be read: none, one or two; no lost one. */
+static int copy_refs(struct ht_scrub_run *r, const struct ht_chunk *c, struct ht_ref out[2]) HT_REQUIRES(HT_LOCK_STORE)
 {
     int n = 0;
 
-    if ((c->flags & HT_CH_PUB) && ht_ref_holds(&c->pub)) {
+    if ((c->flags & HT_CH_PUB) && ht_ref_holds(&c->pub) && !was_read(r, &c->pub)) {
         if (ht_ref_copy(&out[n], &c->pub))
             return -ENOMEM;
         n++;
     }
-    if ((c->flags & HT_CH_CUR) && !(c->flags & HT_CH_SHARE)) {
+    if ((c->flags & HT_CH_CUR) && !(c->flags & HT_CH_SHARE) && !was_read(r, &c->cur)) {
         if (ht_ref_copy(&out[n], &c->cur)) {
             while (n)
                 ht_ref_forget(&out[--n]);
@@ -258,6 +290,15 @@ static int copy_refs(const struct ht_chunk *c, struct ht_ref out[2])
         n++;
     }
     return n;
+}
+
+static void note_sound(struct ht_scrub_run *r, const struct ht_ref *ref)
+{
+    if (!ref->shared)
+        return;
+    ht_store_lock(r->s);
+    ht_refcount_set_verified(r->s, ref, r->number);
+    ht_store_unlock(r->s);
 }
 
 static int scrub_ref(struct ht_scrub_run *r, struct ht_obj *o, struct ht_ref *ref)
@@ -270,24 +311,33 @@ static int scrub_ref(struct ht_scrub_run *r, struct ht_obj *o, struct ht_ref *re
     ht_permit_put(&r->permit);
     if (rc == HT_SUSPECT_BAD)
         report_chunk(r, &x);
+    if (rc == HT_SUSPECT_SOUND && x.verified)
+        note_sound(r, ref);
     if (rc >= 0 && rc != HT_SUSPECT_ABSENT)
         count_bytes(r, (uint64_t)ht_ref_blocks(ref) * HT_BLOCK_BYTES);
     return rc < 0 ? rc : 0;
 }
 
-/* References of the first chunk from r->index on that has some. 0: no chunk has. Lock held. */
-static int find_refs(struct ht_scrub_run *r, struct ht_obj *o, struct ht_ref out[2]) HT_REQUIRES(HT_LOCK_STORE)
+/*
+ * References of the first chunk from r->index on that has some to read. 0: the next ones have none. *out_over: nor has
+ * any other chunk of the object.
+ */
+static int find_refs(struct ht_scrub_run *r, struct ht_obj *o, struct ht_ref out[2], bool *out_over)
+    HT_REQUIRES(HT_LOCK_STORE)
 {
     struct ht_chunk *c;
+    unsigned passed = 0;
     int n = 0;
 
+    *out_over = false;
     ht_chunk_for_each_from(c, o, r->index)
     {
-        n = copy_refs(c, out);
-        if (n)
-            break;
+        n = copy_refs(r, c, out);
+        if (n || ++passed == PASSED_MAX)
+            return n;
     }
-    return n;
+    *out_over = true;
+    return 0;
 }
 
 /* The run holds the object only while it reads: a deleted one keeps its space as long as it is held. Lock held. */
@@ -313,23 +363,25 @@ static int scrub_refs(struct ht_scrub_run *r, struct ht_obj *o, struct ht_ref re
     return rc;
 }
 
-/* One chunk. As next_super; 0: that was all; -ENOMEM. */
+/* One chunk, or some that need no read. As next_super; 0: that was all; -ENOMEM. */
 static int next_chunk(struct ht_scrub_run *r)
 {
     struct ht_store *s = r->s;
     struct ht_ref ref[2];
+    bool over = true;
 
     if (r->at == r->count)
         return 0;
     ht_store_lock(s);
     struct ht_obj *o = hold_object(r);
-    int n = o ? find_refs(r, o, ref) : 0;
+    int n = o ? find_refs(r, o, ref, &over) : 0;
     ht_store_unlock(s);
+    take_off_passed(r);
     int rc = scrub_refs(r, o, ref, n);
     if (o)
         ht_obj_put(o);
-    r->index = n ? r->index + 1 : 0;
-    r->at += !n;
+    r->index = over ? 0 : r->index + 1;
+    r->at += over;
     return rc ? rc : 1;
 }
 
@@ -367,6 +419,8 @@ static int begin(struct ht_store *s, struct ht_scrub_run **out_run)
         rc = ht_row_wake(&s->engine->row[HT_ENGINE_SCRUB]);
     if (!rc) {
         c->run = r;
+        r->number = c->last_number == UINT16_MAX ? 1 : (uint16_t)(c->last_number + 1);
+        c->last_number = r->number;
         c->in_row = !out_run;
         c->stop = false;
         c->began_ns = ht_now_ns();

@@ -53,6 +53,7 @@ static int read_and_verify(struct ht_suspect *x, void *buf)
 
     ht_chunk_read_start(&io, x->ring, buf);
     int rc = ht_chunk_read_finish_quietly(&io, x->ring);
+    x->verified = !rc;
     struct ht_event_about about = ht_chunk_io_about(&io, rc);
     x->device = about.device;
     x->offset = about.offset;

@@ -289,6 +289,22 @@ void ht_refcount_named(struct ht_store *s, const struct ht_ref *ref)
         e->named = true;
 }
 
+void ht_refcount_set_verified(struct ht_store *s, const struct ht_ref *ref, uint16_t scrub)
+{
+    struct ht_refcount_table *t;
+    struct ht_refcount *e = ref->shared ? lookup(&s->frees.refcounts, key_of(ref), &t) : NULL;
+
+    if (e)
+        e->verified = scrub;
+}
+
+bool ht_refcount_is_verified(const struct ht_store *s, const struct ht_ref *ref, uint16_t scrub)
+{
+    const struct ht_refcount *e = ht_refcount_find(s, ref);
+
+    return e && e->verified == scrub;
+}
+
 enum ht_refcount_left ht_refcount_drop(struct ht_store *s, const struct ht_ref *ref, bool logged)
 {
     struct ht_refcounts *r = &s->frees.refcounts;

@@ -14,8 +14,10 @@ struct ht_refcount { /* extents with several owners */
     uint64_t key;    /* first block and device */
     uint64_t ended;  /* value of tx_count at the last transaction that ended an owner */
     uint32_t owners;
-    bool named; /* by a record in the log */
+    bool named;        /* by a record in the log */
+    uint16_t verified; /* the scrub that has last read them, and found them sound; 0: none */
 };
+static_assert(sizeof(struct ht_refcount) == 24, "memory per shared extent is bounded");
 
 struct ht_refcount_table {
     struct ht_refcount *entry; /* owners is 0 where there is none */
@@ -30,7 +32,7 @@ struct ht_refcounts {
     size_t single;                /* entries with one owner */
     /*
      * A large table that has moved. To give its memory back takes milliseconds, so the next thread that releases the
-     * lock between two slices does that.
+     * lock between two slices, or ends a transaction, does that.
      */
     struct ht_refcount_table former;
 };
@@ -45,6 +47,10 @@ enum ht_refcount_left {
     HT_REFCOUNT_LATER,   /* free when the last transaction that was appended is durable */
     HT_REFCOUNT_WITH_TX, /* when the transaction that is being collected is durable */
 };
+/* A scrub with this number has read ref, of whichever owner, and found it sound; and has it? */
+void ht_refcount_set_verified(struct ht_store *s, const struct ht_ref *ref, uint16_t scrub) HT_REQUIRES(HT_LOCK_STORE);
+bool ht_refcount_is_verified(const struct ht_store *s, const struct ht_ref *ref, uint16_t scrub)
+    HT_REQUIRES(HT_LOCK_STORE);
 /* Drops an owner; logged: by a record in the open transaction. */
 enum ht_refcount_left ht_refcount_drop(struct ht_store *s, const struct ht_ref *ref, bool logged)
     HT_REQUIRES(HT_LOCK_STORE);

@@ -14,6 +14,7 @@
 #include "tiering/object/deferred_free.h"
 #include "tiering/object/object.h"
 #include "tiering/object/ref.h"
+#include "tiering/object/refcount.h"
 #include "tiering/object/slice.h"
 #include "tiering/txn/txn.h"
 #include "tiering/txn/txn_priv.h"
@@ -83,7 +84,9 @@ static void queue_frees(struct ht_tx *tx, uint64_t lsn, bool *out_ended)
     ht_deferred_frees_durable(s, ht_journal_durable(s->journal));
     *out_ended = !ht_list_empty(&s->objects.ending);
     ht_wake_for_compact(s);
+    const struct ht_refcount_table former = ht_refcounts_take_former(s);
     ht_store_unlock(s);
+    ht_refcount_table_free(&former);
 }
 
 /*

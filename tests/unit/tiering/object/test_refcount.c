@@ -169,6 +169,32 @@ START_TEST(a_table_full_of_ends_moves_at_once)
 }
 END_TEST
 
+/* Even if no thread walks over many chunks. */
+START_TEST(a_former_table_goes_with_the_next_transaction)
+{
+    unsigned key = 0;
+    struct ht_tx *tx;
+
+    fresh(64, false);
+    const struct ht_refcounts *r = &s->frees.refcounts;
+    ht_store_lock(s);
+    while (!r->former.size && key < KEYS)
+        add(key++);
+    uint64_t with = s->objects.meta_bytes, former = r->former.size * sizeof(*r->former.entry);
+    ht_store_unlock(s);
+    ck_assert_uint_gt(former, 0);
+    ck_assert_int_eq(ht_tx_begin(s, 0, &tx), 0);
+    ck_assert_int_eq(ht_tx_commit(tx, NULL), 0);
+    ht_store_lock(s);
+    ck_assert_uint_eq(r->former.size, 0);
+    ck_assert_uint_eq(s->objects.meta_bytes, with - former);
+    expect_all();
+    drop_all();
+    ht_store_unlock(s);
+    done();
+}
+END_TEST
+
 int main(void)
 {
     TCase *tc = tcase_create("refcount");
@@ -177,5 +203,6 @@ int main(void)
     tcase_add_test(tc, owners_are_counted_while_entries_move);
     tcase_add_test(tc, idle_entries_make_room);
     tcase_add_test(tc, a_table_full_of_ends_moves_at_once);
+    tcase_add_test(tc, a_former_table_goes_with_the_next_transaction);
     return run_suite(tc);
 }

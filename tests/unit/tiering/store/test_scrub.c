@@ -385,6 +385,45 @@ START_TEST(every_read_or_write_may_fail_and_a_run_ends)
 }
 END_TEST
 
+static uint64_t read_bytes(void)
+{
+    struct ht_dev_counters c;
+
+    ht_dev_counters(dev, &c);
+    return c.read_bytes;
+}
+
+/* Two chunks with three owners each, one of them unpublished; the next run reads them again. */
+START_TEST(content_of_several_owners_is_read_once_in_each_run)
+{
+    uint8_t *p = pattern(2 * BIG, 1);
+    struct ht_obj *o = stored(p, 2 * BIG, 0), *other[2] = {object(BIG, 0), object(BIG, SCOPE)};
+    uint64_t place = place_of(p, BIG);
+
+    for (unsigned i = 0; i < HT_ARRAY_SIZE(other); i++)
+        ck_assert_int_eq(ht_obj_clone(o, 0, other[i], 0, 2 * BIG), 2 * BIG);
+    ck_assert_int_eq(ht_obj_sync(other[0]), 0);
+    ht_obj_evict(o);
+    for (unsigned run = 0; run < 3; run++) {
+        uint64_t before = read_bytes();
+        struct ht_scrub_stats st = scrub();
+        ck_assert_uint_eq(st.run_found, 0);
+        ck_assert_uint_eq(st.run_bytes, st.run_total_bytes);
+        ck_assert_uint_ge(st.run_bytes, 2 * BIG);
+        ck_assert_uint_lt(st.run_bytes, 3 * BIG);
+        ck_assert_uint_lt(read_bytes() - before, 3 * BIG);
+    }
+    damage(place);
+    expect_found(3, 0); /* a finding for each owner */
+    damage(place);      /* and back */
+    expect_found(0, 0);
+    for (unsigned i = 0; i < HT_ARRAY_SIZE(other); i++)
+        ht_obj_put(other[i]);
+    ht_obj_put(o);
+    free(p);
+}
+END_TEST
+
 START_TEST(a_read_only_store_is_looked_at_and_left_alone)
 {
     uint8_t *p = pattern(BIG, 1);
@@ -757,6 +796,34 @@ START_TEST(what_changes_beside_a_repair_stays_changed)
 }
 END_TEST
 
+/*
+ * While the bytes are read for the first of both owners, one of them gets others: that read says nothing of the other.
+ */
+START_TEST(bad_bytes_are_found_for_the_owner_that_still_has_them)
+{
+    struct beside b = {.change = REWRITTEN, .p = pattern(BIG, 1), .q = pattern(BIG, 99)};
+    struct ht_obj *owner[2] = {stored(b.p, BIG, 0), object(BIG, 0)};
+    struct ht_scrub_stats st;
+
+    ck_assert_int_eq(ht_obj_clone(owner[0], 0, owner[1], 0, BIG), BIG);
+    ck_assert_int_eq(ht_obj_sync(owner[1]), 0);
+    ht_obj_evict(owner[0]);
+    unsigned reads = reads_of_a_run();
+    damage(place_of(b.p, BIG) + 900000);
+    b.o = owner[_i];
+    silent_in(FIRST_LOOK, reads);
+    ck_assert_int_eq(ht_store_scrub_start(s), 0);
+    change_in_silence(&b);
+    ht_store_scrub_stats(s, &st);
+    ck_assert_uint_ge(st.run_found, 1); /* 2: the change came late */
+    expect(b.o, 0, b.q, BIG);
+    for (unsigned i = 0; i < HT_ARRAY_SIZE(owner); i++)
+        ht_obj_put(owner[i]);
+    free(b.p);
+    free(b.q);
+}
+END_TEST
+
 START_TEST(a_truncation_between_the_copy_of_a_repair_and_its_transaction_stays)
 {
     uint8_t *p = pattern(BIG, 1);
@@ -811,12 +878,14 @@ int main(void)
     tcase_add_test(tc, an_error_that_a_device_reports_is_not_called_a_wrong_checksum);
     tcase_add_test(tc, a_read_that_fails_once_is_no_damage_and_one_that_goes_on_failing_is);
     tcase_add_test(tc, every_read_or_write_may_fail_and_a_run_ends);
+    tcase_add_test(tc, content_of_several_owners_is_read_once_in_each_run);
     tcase_add_test(tc, a_read_only_store_is_looked_at_and_left_alone);
     tcase_add_test(tc, it_is_started_once_and_stopped_once_and_ends_with_the_mount);
     tcase_add_test(tc, one_that_cannot_start_leaves_no_trace);
     tcase_add_loop_test(tc, a_step_keeps_to_its_budget, 0, 2);
     tcase_add_test(tc, a_paused_one_stops_although_no_thread_begins);
     tcase_add_loop_test(tc, what_changes_beside_a_repair_stays_changed, 0, PHASES * CHANGES);
+    tcase_add_loop_test(tc, bad_bytes_are_found_for_the_owner_that_still_has_them, 0, 2);
     tcase_add_test(tc, a_truncation_between_the_copy_of_a_repair_and_its_transaction_stays);
     tcase_add_test(tc, beside_a_load_it_finds_nothing_and_changes_nothing);
     tcase_set_timeout(tc, 120);

@@ -12,6 +12,7 @@
 #include <sched.h>
 #include <stdatomic.h>
 #include <stdio.h>
+#include <unistd.h>
 
 #include "tiering/object/chunk.h"
 #include "tiering/object/context.h"
@@ -19,6 +20,7 @@
 #include "tests/unit/tiering/store/fixture.h"
 #include "tiering/api/batch_pin.h"
 #include "tiering/api/keep.h"
+#include "tiering/api/scrub.h"
 #include "tiering/base/lock.h"
 #include "tiering/cache/arena.h"
 #include "tiering/data/chunk_io.h"
@@ -26,7 +28,7 @@
 #include "tiering/object/slice.h"
 #include "tiering/tier/next_use.h"
 
-enum { SCOPE = 9, CHUNK = HT_SMALL_CHUNK_BYTES, FEW_CHUNKS = 6000, STEPS_MAX = 2 * HT_SLICE_STEPS, BLOCK = 4096 };
+enum { SCOPE = 9, CHUNK = HT_SMALL_CHUNK_BYTES, FEW_CHUNKS = 6000, STEPS_MAX = 2 * HT_SLICE_STEPS, BLOCK = 4096, ALONE_US = 1000000 };
 
 static struct ht_obj *obj, *hot;
 static uint64_t chunks;
@@ -236,6 +238,10 @@ START_TEST(no_operation_on_many_chunks_holds_the_lock_for_long)
 
     setup();
     ck_assert_int_eq(pthread_create(&reader, NULL, read_hot, NULL), 0);
+    begin();
+    if (prints)
+        usleep(ALONE_US);
+    expect_slices("nothing beside the reader");
     move_all_owners();
     fill(0, chunks, 1);
     begin();
@@ -259,6 +265,9 @@ START_TEST(no_operation_on_many_chunks_holds_the_lock_for_long)
     begin();
     uint64_t kept = keep();
     expect_slices("kept step");
+    begin();
+    ck_assert_int_eq(ht_store_scrub(s), 0);
+    expect_slices("scrub of a kept step");
     fill(0, chunks, 3);
     begin();
     commit();
