@@ -115,6 +115,11 @@ void ht_pool_put(struct ht_pool *p, void *piece)
         put_in_block(p, piece);
 }
 
+bool ht_pool_is_apart(void)
+{
+    return EACH_ALONE;
+}
+
 void ht_pool_destroy(struct ht_pool *p)
 {
     ht_list_for_each_safe(pos, next, &p->open) {

@@ -25,6 +25,8 @@ void ht_pool_init(struct ht_pool *p, size_t piece_bytes);
 void *ht_pool_get(struct ht_pool *p);
 /* NULL is none. */
 void ht_pool_put(struct ht_pool *p, void *piece);
+/* Is each piece an allocation of its own? */
+bool ht_pool_is_apart(void);
 /* All pieces were put. */
 void ht_pool_destroy(struct ht_pool *p);
 

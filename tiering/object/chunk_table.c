@@ -8,6 +8,7 @@
 #include "tiering/object/chunk.h"
 #include "tiering/object/context.h"
 #include "tiering/object/object.h"
+#include "tiering/object/trash.h"
 
 /* Chunks below this many are within a tree of that height. */
 static unsigned shift_of(unsigned height)
@@ -126,13 +127,13 @@ static bool is_leaf_in_use(const struct ht_leaf *l)
 static void free_leaf(struct ht_obj *o, struct ht_leaf *l) HT_REQUIRES(HT_LOCK_STORE)
 {
     count_table(o->s, -(int64_t)sizeof(*l));
-    free(l);
+    ht_trash_put(o->s, l);
 }
 
 static void free_node(struct ht_obj *o, struct ht_node *n) HT_REQUIRES(HT_LOCK_STORE)
 {
     count_table(o->s, -(int64_t)sizeof(*n));
-    free(n);
+    ht_trash_put(o->s, n);
 }
 
 /* Slots from the first up that are empty. */

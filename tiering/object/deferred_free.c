@@ -16,6 +16,7 @@
 #include "tiering/object/ref.h"
 #include "tiering/object/refcount.h"
 #include "tiering/object/slice.h"
+#include "tiering/object/trash.h"
 
 static struct ht_deferred_block *append_block(struct ht_deferred_frees *q)
 {
@@ -51,7 +52,7 @@ struct ht_deferred_free *ht_deferred_frees_first(const struct ht_deferred_frees 
     return q->count ? &q->first->item[q->head] : NULL;
 }
 
-static void drop_block(struct ht_deferred_frees *q)
+static struct ht_deferred_block *drop_block(struct ht_deferred_frees *q)
 {
     struct ht_deferred_block *b = q->first;
 
@@ -60,19 +61,18 @@ static void drop_block(struct ht_deferred_frees *q)
         q->last = NULL;
     q->head = 0;
     if (q->spare) {
-        free(b);
         q->blocks--;
-    } else {
-        q->spare = b;
+        return b;
     }
+    q->spare = b;
+    return NULL;
 }
 
-void ht_deferred_frees_pop(struct ht_deferred_frees *q)
+struct ht_deferred_block *ht_deferred_frees_pop(struct ht_deferred_frees *q)
 {
     assert(q->count);
     q->count--;
-    if (++q->head == HT_DEFERRED_BLOCK_ITEMS || !q->count)
-        drop_block(q);
+    return ++q->head == HT_DEFERRED_BLOCK_ITEMS || !q->count ? drop_block(q) : NULL;
 }
 
 struct ht_deferred_place ht_deferred_frees_begin(const struct ht_deferred_frees *q)
@@ -99,8 +99,10 @@ uint64_t ht_deferred_frees_bytes(const struct ht_deferred_frees *q)
 
 void ht_deferred_frees_end(struct ht_deferred_frees *q)
 {
-    for (; q->count; ht_deferred_frees_pop(q))
+    while (q->count) {
         ht_ref_forget(&ht_deferred_frees_first(q)->ref);
+        free(ht_deferred_frees_pop(q));
+    }
     free(q->spare);
     *q = (struct ht_deferred_frees){0};
 }
@@ -174,7 +176,7 @@ void ht_deferred_frees_durable(struct ht_store *s, uint64_t lsn)
 
     while ((first = ht_deferred_frees_first(q)) && first->lsn <= lsn) {
         struct ht_ref ref = first->ref;
-        ht_deferred_frees_pop(q);
+        ht_trash_put(s, ht_deferred_frees_pop(q));
         ht_alloc_pending_free_sub(s->alloc, ht_ref_countable(s, &ref));
         ht_free_ref_now(s, &ref);
         ht_slice_next(s, &slice);

@@ -8,6 +8,7 @@
 #include "tiering/base/base.h"
 #include "tiering/object/ref.h"
 #include "tiering/object/refcount.h"
+#include "tiering/object/trash.h"
 
 struct ht_store;
 
@@ -35,6 +36,7 @@ struct ht_frees {
         struct ht_deferred_frees logged; /* each waits for its lsn */
         struct ht_deferred_frees open;   /* of the open transaction, which fills in the lsn at its commit */
         struct ht_refcounts refcounts;
+        struct ht_trash trash;
         uint64_t tx_count;    /* transactions that have ended */
         uint64_t lost_blocks; /* of lost chunks, or without a place in these lists: free at the next mount */
     };
@@ -44,7 +46,8 @@ struct ht_frees {
 /* -ENOMEM */
 int ht_deferred_frees_push(struct ht_deferred_frees *q, uint64_t lsn, const struct ht_ref *ref) HT_MUST_CHECK;
 struct ht_deferred_free *ht_deferred_frees_first(const struct ht_deferred_frees *q); /* NULL: none */
-void ht_deferred_frees_pop(struct ht_deferred_frees *q);                             /* there is one */
+/* There is one. Returns a block that is empty now, of malloc, or NULL. */
+struct ht_deferred_block *ht_deferred_frees_pop(struct ht_deferred_frees *q) HT_MUST_CHECK;
 /* A walk over all items, while the lock is held. */
 struct ht_deferred_place {
     const struct ht_deferred_block *block;

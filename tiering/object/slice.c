@@ -5,7 +5,7 @@
 #include <sched.h>
 
 #include "tiering/object/context.h"
-#include "tiering/object/refcount.h"
+#include "tiering/object/trash.h"
 
 enum { STEPS_PER_LOOK = 16 }; /* at the clock */
 
@@ -38,9 +38,9 @@ void ht_slice_next(struct ht_store *s, struct ht_slice *slice)
     if (slice->last || !is_over(slice, &took_ns))
         return;
     bool wanted = ht_mutex_is_wanted(ht_store_mutex(s));
-    const struct ht_refcount_table former = ht_refcounts_take_former(s);
+    struct ht_trash trash = ht_trash_take(s);
     ht_store_unlock(s);
-    ht_refcount_table_free(&former);
+    ht_trash_empty(&trash);
     if (wanted)
         let_others_in(ht_store_mutex(s), took_ns);
     ht_store_lock(s);

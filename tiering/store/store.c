@@ -451,9 +451,11 @@ void ht_store_close(struct ht_store *s)
     for (unsigned k = 0; k < HT_LOG_COPIES; k++)
         ht_dev_close(s->own->log_aside[k]);
     free_objects(s);
-    ht_refcounts_free(s);
     ht_deferred_frees_end(&s->frees.logged);
     ht_deferred_frees_end(&s->frees.open);
+    struct ht_trash trash = ht_trash_take(s);
+    ht_trash_empty(&trash);
+    ht_refcounts_free(s);
     ht_batch_pin_works_free(s);
     ht_staging_free(s->staging);
     ht_arena_free(s->arena);

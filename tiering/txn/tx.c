@@ -14,8 +14,8 @@
 #include "tiering/object/deferred_free.h"
 #include "tiering/object/object.h"
 #include "tiering/object/ref.h"
-#include "tiering/object/refcount.h"
 #include "tiering/object/slice.h"
+#include "tiering/object/trash.h"
 #include "tiering/txn/txn.h"
 #include "tiering/txn/txn_priv.h"
 
@@ -61,7 +61,7 @@ static void queue_frees(struct ht_tx *tx, uint64_t lsn, bool *out_ended)
     ht_store_lock(s);
     for (; (first = ht_deferred_frees_first(&s->frees.open)); ht_slice_next(s, &slice)) {
         struct ht_ref ref = first->ref;
-        ht_deferred_frees_pop(&s->frees.open);
+        ht_trash_put(s, ht_deferred_frees_pop(&s->frees.open));
         if (lsn && ht_deferred_frees_push(&s->frees.logged, lsn, &ref) == 0)
             continue;
         ht_alloc_pending_free_sub(s->alloc, ht_ref_countable(s, &ref));
@@ -84,9 +84,9 @@ static void queue_frees(struct ht_tx *tx, uint64_t lsn, bool *out_ended)
     ht_deferred_frees_durable(s, ht_journal_durable(s->journal));
     *out_ended = !ht_list_empty(&s->objects.ending);
     ht_wake_for_compact(s);
-    const struct ht_refcount_table former = ht_refcounts_take_former(s);
+    struct ht_trash trash = ht_trash_take(s);
     ht_store_unlock(s);
-    ht_refcount_table_free(&former);
+    ht_trash_empty(&trash);
 }
 
 /*

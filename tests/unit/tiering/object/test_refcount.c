@@ -170,7 +170,7 @@ START_TEST(a_table_full_of_ends_moves_at_once)
 END_TEST
 
 /* Even if no thread walks over many chunks. */
-START_TEST(a_former_table_goes_with_the_next_transaction)
+START_TEST(former_tables_go_with_the_next_transaction)
 {
     unsigned key = 0;
     struct ht_tx *tx;
@@ -180,6 +180,9 @@ START_TEST(a_former_table_goes_with_the_next_transaction)
     ht_store_lock(s);
     while (!r->former.size && key < KEYS)
         add(key++);
+    for (unsigned i = 0; i < 2 * HT_TRASH_PIECES_MAX; i++)
+        ht_trash_put(s, malloc(sizeof(void *)));
+    ck_assert_uint_le(s->frees.trash.pieces, HT_TRASH_PIECES_MAX);
     uint64_t with = s->objects.meta_bytes, former = r->former.size * sizeof(*r->former.entry);
     ht_store_unlock(s);
     ck_assert_uint_gt(former, 0);
@@ -187,6 +190,7 @@ START_TEST(a_former_table_goes_with_the_next_transaction)
     ck_assert_int_eq(ht_tx_commit(tx, NULL), 0);
     ht_store_lock(s);
     ck_assert_uint_eq(r->former.size, 0);
+    ck_assert_uint_eq(s->frees.trash.pieces, 0);
     ck_assert_uint_eq(s->objects.meta_bytes, with - former);
     expect_all();
     drop_all();
@@ -203,6 +207,6 @@ int main(void)
     tcase_add_test(tc, owners_are_counted_while_entries_move);
     tcase_add_test(tc, idle_entries_make_room);
     tcase_add_test(tc, a_table_full_of_ends_moves_at_once);
-    tcase_add_test(tc, a_former_table_goes_with_the_next_transaction);
+    tcase_add_test(tc, former_tables_go_with_the_next_transaction);
     return run_suite(tc);
 }

@@ -1,0 +1,32 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * trash.h - memory that is given back without the store's lock.
+ *
+ * The last free() of many megabytes gives all of them back to the system. That takes milliseconds for the tables of a
+ * million chunks. So the memory of tables is collected, and the thread that ends a slice or a transaction frees it when
+ * it has let the lock go.
+ */
+#ifndef HITRAIN_TIERING_OBJECT_TRASH_H
+#define HITRAIN_TIERING_OBJECT_TRASH_H
+
+#include "tiering/base/base.h"
+#include "tiering/base/guarded.h"
+#include "tiering/object/refcount.h"
+
+struct ht_store;
+
+enum { HT_TRASH_PIECES_MAX = 2048 }; /* more are freed at once: about a megabyte */
+
+struct ht_trash {
+    void *first; /* of malloc; each begins with the address of the next one */
+    unsigned pieces;
+    struct ht_refcount_table former; /* size 0: none */
+};
+
+/* A piece of malloc, as large as an address at least. NULL is none. */
+void ht_trash_put(struct ht_store *s, void *piece) HT_REQUIRES(HT_LOCK_STORE);
+/* Takes all of it, for ht_trash_empty without the lock. */
+struct ht_trash ht_trash_take(struct ht_store *s) HT_REQUIRES(HT_LOCK_STORE);
+void ht_trash_empty(struct ht_trash *t);
+
+#endif
