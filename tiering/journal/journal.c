@@ -36,6 +36,7 @@
 #include "tiering/base/mutant.h"
 
 #define FRAME_PAYLOAD_MAX ((uint64_t)(4 * HT_MIB))
+#define COPY_LOCKED_MAX ((uint64_t)HT_MIB)
 
 /* ---------------------------------------------------------------- frames */
 
@@ -77,13 +78,22 @@ static struct ht_frame_buf *frame_get_locked(struct ht_journal *j, size_t payloa
 
 void ht_journal_spare_put_locked(struct ht_journal *j, struct ht_frame_buf *f)
 {
-    if (j->spare_count >= HT_JOURNAL_SPARE_FRAMES || f->cap > ht_frame_bytes(j->frame_payload_max)) {
+    if (j->spare_count >= HT_JOURNAL_SPARE_FRAMES) {
         frame_free(f);
         return;
     }
     f->next = j->spare;
     j->spare = f;
     j->spare_count++;
+}
+
+/* To give many megabytes back takes milliseconds. */
+struct ht_frame_buf *ht_journal_free_large(const struct ht_journal *j, struct ht_frame_buf *f)
+{
+    if (f->cap <= ht_frame_bytes(j->frame_payload_max))
+        return f;
+    frame_free(f);
+    return NULL;
 }
 
 static void frame_list_free(struct ht_frame_buf *f)
@@ -291,9 +301,22 @@ void ht_journal_seal_locked(struct ht_journal *j)
     j->open = NULL;
 }
 
+/* It gets a frame of its own, and its bytes are copied without the lock. */
+static bool is_large(const struct ht_journal *j, size_t len)
+{
+    return len > ht_min_u64(j->frame_payload_max, COPY_LOCKED_MAX);
+}
+
 static bool fits_open_frame_locked(const struct ht_journal *j, size_t len) HT_REQUIRES(HT_LOCK_JOURNAL)
 {
     return j->open && j->open->payload_len + len <= j->frame_payload_max;
+}
+
+static void open_this_locked(struct ht_journal *j, struct ht_frame_buf *f) HT_REQUIRES(HT_LOCK_JOURNAL)
+{
+    ht_journal_seal_locked(j);
+    f->seq = j->next_seq++;
+    j->open = f;
 }
 
 static int open_frame_locked(struct ht_journal *j, size_t len) HT_REQUIRES(HT_LOCK_JOURNAL)
@@ -302,27 +325,40 @@ static int open_frame_locked(struct ht_journal *j, size_t len) HT_REQUIRES(HT_LO
 
     if (!f)
         return -ENOMEM;
-    ht_journal_seal_locked(j);
-    f->seq = j->next_seq++;
-    j->open = f;
+    open_this_locked(j, f);
     return 0;
 }
 
-int ht_journal_append_locked(struct ht_journal *j, const uint8_t *records, size_t len, uint64_t *out_lsn)
+/* For tests, in builds that check locks. */
+static void count_copied(size_t len)
+{
+    for (size_t at = 0; at < len; at += HT_BLOCK_BYTES)
+        ht_lock_step();
+}
+
+/* May a group be appended? joins: to the open frame. */
+static int check_append_locked(const struct ht_journal *j, size_t len, bool joins) HT_REQUIRES(HT_LOCK_JOURNAL)
 {
     if (j->error || !j->started)
         return j->error ? j->error : -EROFS;
     if (len > j->log_bytes)
         return -ENOSPC;
-    bool joins = fits_open_frame_locked(j, len);
     uint64_t end =
         j->tail_pos + (joins ? ht_frame_bytes(j->open->payload_len + len) : open_bytes_locked(j) + ht_frame_bytes(len));
-    if (end > ht_journal_limit_pos_locked(j))
-        return -ENOSPC;
-    int rc = joins ? 0 : open_frame_locked(j, len);
+    return end > ht_journal_limit_pos_locked(j) ? -ENOSPC : 0;
+}
+
+int ht_journal_append_locked(struct ht_journal *j, const uint8_t *records, size_t len, uint64_t *out_lsn)
+{
+    bool joins = fits_open_frame_locked(j, len);
+    int rc = check_append_locked(j, len, joins);
+
+    if (!rc && !joins)
+        rc = open_frame_locked(j, len);
     if (rc)
         return rc;
     memcpy(j->open->mem + HT_FRAME_HEADER_BYTES + j->open->payload_len, records, len);
+    count_copied(len);
     j->open->payload_len += len;
     j->groups++;
     *out_lsn = j->open->seq;
@@ -334,7 +370,8 @@ int ht_journal_prepare(struct ht_journal *j, size_t bytes)
     int rc = 0;
 
     ht_mutex_lock(ht_journal_lock(j));
-    bool there = fits_open_frame_locked(j, bytes) || (j->spare && ht_frame_bytes(bytes) <= j->spare->cap);
+    bool joins = !is_large(j, bytes) && fits_open_frame_locked(j, bytes);
+    bool there = joins || (j->spare && ht_frame_bytes(bytes) <= j->spare->cap);
     if (!there && !j->error) {
         struct ht_frame_buf *f = frame_new(ht_max_u64(bytes, j->frame_payload_max));
         rc = f ? 0 : -ENOMEM;
@@ -348,18 +385,50 @@ int ht_journal_prepare(struct ht_journal *j, size_t bytes)
     return rc;
 }
 
+/* The frame of a large group, which no other thread knows yet; NULL: no memory. */
+static struct ht_frame_buf *frame_of(struct ht_journal *j, const struct ht_buf *group)
+{
+    ht_mutex_lock(ht_journal_lock(j));
+    struct ht_frame_buf *f = frame_get_locked(j, group->len);
+    ht_mutex_unlock(ht_journal_lock(j));
+
+    if (f)
+        memcpy(f->mem + HT_FRAME_HEADER_BYTES, group->data, group->len);
+    if (f)
+        f->payload_len = group->len;
+    return f;
+}
+
+static int append_frame_locked(struct ht_journal *j, struct ht_frame_buf *f, uint64_t *out_lsn)
+    HT_REQUIRES(HT_LOCK_JOURNAL)
+{
+    int rc = check_append_locked(j, f->payload_len, false);
+
+    if (rc)
+        return rc;
+    open_this_locked(j, f);
+    j->groups++;
+    *out_lsn = f->seq;
+    return 0;
+}
+
 int ht_journal_append(struct ht_journal *j, const struct ht_buf *group, uint64_t *out_lsn)
 {
     if (group->err)
         return group->err;
     assert(group->len > 0 && ht_records_valid(group->data, group->len));
+    struct ht_frame_buf *f = is_large(j, group->len) ? frame_of(j, group) : NULL;
+    if (!f && is_large(j, group->len))
+        return -ENOMEM;
     ht_mutex_lock(ht_journal_lock(j));
-    int rc = ht_journal_append_locked(j, group->data, group->len, out_lsn);
+    int rc = f ? append_frame_locked(j, f, out_lsn) : ht_journal_append_locked(j, group->data, group->len, out_lsn);
     if (rc == 0)
         ht_journal_emitted_locked(j, group->len);
     if (rc == 0 && ht_journal_checkpoint_wanted_locked(j))
         ht_journal_wake_locked(j);
     ht_mutex_unlock(ht_journal_lock(j));
+    if (rc)
+        frame_free(f);
     return rc;
 }
 

@@ -222,6 +222,8 @@ int ht_journal_append_locked(struct ht_journal *j, const uint8_t *records, size_
     HT_REQUIRES(HT_LOCK_JOURNAL) HT_MUST_CHECK;
 void ht_journal_seal_locked(struct ht_journal *j) HT_REQUIRES(HT_LOCK_JOURNAL);
 uint64_t ht_journal_used_locked(const struct ht_journal *j) HT_REQUIRES(HT_LOCK_JOURNAL);
+/* Without the lock: frees a frame that is too large for a spare one, and returns NULL; or f. */
+struct ht_frame_buf *ht_journal_free_large(const struct ht_journal *j, struct ht_frame_buf *f);
 void ht_journal_spare_put_locked(struct ht_journal *j, struct ht_frame_buf *f) HT_REQUIRES(HT_LOCK_JOURNAL);
 /* Writes frames until lsn is on the media of the copies in use; in split mode that is not durable yet. */
 int ht_journal_write_up_to_locked(struct ht_journal *j, uint64_t lsn) HT_REQUIRES(HT_LOCK_JOURNAL) HT_MUST_CHECK;

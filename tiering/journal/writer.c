@@ -335,12 +335,14 @@ void ht_journal_write_next_locked(struct ht_journal *j)
     ht_mutex_unlock(ht_journal_lock(j));
     if (rc == 0)
         rc = write_frame(j, f, &header);
+    f = ht_journal_free_large(j, f);
     ht_mutex_lock(ht_journal_lock(j));
     if (rc)
         ht_journal_fail_locked(j, rc);
     else
         frame_written_locked(j, &header);
-    ht_journal_spare_put_locked(j, f);
+    if (f)
+        ht_journal_spare_put_locked(j, f);
     if (rc == 0 && !j->split)
         ht_journal_notify_durable_locked(j);
     ht_journal_token_release_locked(j);

@@ -4,6 +4,7 @@
 #include "tests/unit/tiering/journal/kv.h"
 
 #include "tiering/base/fault.h"
+#include "tiering/base/lock.h"
 #include "tiering/base/log.h"
 
 static struct kv kv;
@@ -395,6 +396,33 @@ START_TEST(no_memory_for_a_large_group_changes_nothing)
 }
 END_TEST
 
+/*
+ * Between small ones, which come before and after it. Builds that check locks count the blocks
+ * that are copied under the lock.
+ */
+START_TEST(a_large_group_is_copied_without_the_lock)
+{
+    static uint32_t keys[40];
+    uint64_t lsn, last = 0;
+
+    new_store(true);
+    for (unsigned i = 0; i < 40; i++)
+        keys[i] = i;
+    for (unsigned n = 1; n <= 5; n++) {
+        ht_lock_longest(HT_LOCK_JOURNAL);
+        ck_assert_int_eq(kv_set(&kv, keys, n % 3 ? 1 : 40, n, n % 3 ? 100 : 2000, &lsn), 0);
+        ck_assert_uint_le(ht_lock_longest(HT_LOCK_JOURNAL).steps, 1);
+        ck_assert_uint_ge(lsn, last);
+        last = lsn;
+    }
+    ck_assert_int_eq(ht_journal_sync(kv.j, lsn), 0);
+    kv_crash(&kv);
+    remount_same();
+    kv_unmount(&kv);
+    kv_free_devs(&kv);
+}
+END_TEST
+
 /* Waiters are woken by a log that fails while they wait. */
 static void *wait_main(void *arg)
 {
@@ -488,6 +516,7 @@ static Suite *suite(void)
     tcase_add_loop_test(t, a_store_without_a_copy_left_fails_and_stays_failed, 0, 4);
     tcase_add_test(t, data_that_cannot_be_made_durable_closes_the_log);
     tcase_add_test(t, no_memory_for_a_large_group_changes_nothing);
+    tcase_add_test(t, a_large_group_is_copied_without_the_lock);
     tcase_add_test(t, a_failing_log_wakes_those_who_wait_for_room);
     tcase_add_loop_test(t, nothing_waits_for_a_checkpoint_that_was_given_up_before_the_end, 0, 2);
     tcase_add_test(t, poke_asks_for_a_checkpoint_and_stop_ends_the_waiting);

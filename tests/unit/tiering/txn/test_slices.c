@@ -28,7 +28,14 @@
 #include "tiering/object/slice.h"
 #include "tiering/tier/next_use.h"
 
-enum { SCOPE = 9, CHUNK = HT_SMALL_CHUNK_BYTES, FEW_CHUNKS = 6000, STEPS_MAX = 2 * HT_SLICE_STEPS, BLOCK = 4096, ALONE_US = 1000000 };
+enum {
+    SCOPE = 9,
+    CHUNK = HT_SMALL_CHUNK_BYTES,
+    FEW_CHUNKS = 6000,
+    STEPS_MAX = 2 * HT_SLICE_STEPS,
+    BLOCK = 4096,
+    ALONE_US = 1000000
+};
 
 static struct ht_obj *obj, *hot;
 static uint64_t chunks;
@@ -70,6 +77,7 @@ static uint64_t began_ns, reads_before;
 static void begin(void)
 {
     ht_lock_longest(HT_LOCK_STORE);
+    ht_lock_longest(HT_LOCK_JOURNAL);
     slowest_ns = 0;
     reads_before = reads;
     began_ns = ht_now_ns();
@@ -78,12 +86,13 @@ static void begin(void)
 static void expect_slices(const char *what)
 {
     uint64_t ns = ht_now_ns() - began_ns;
-    struct ht_lock_hold longest = ht_lock_longest(HT_LOCK_STORE);
+    struct ht_lock_hold longest = ht_lock_longest(HT_LOCK_STORE), log = ht_lock_longest(HT_LOCK_JOURNAL);
 
     if (prints)
-        printf("%-28s %9.1f ms  longest hold %8.3f ms  %7llu steps  slowest read %8.3f ms  %8.0f reads/s\n", what,
-               (double)ns / 1e6, (double)longest.ns / 1e6, (unsigned long long)longest.steps, (double)slowest_ns / 1e6,
-               (double)(reads - reads_before) * 1e9 / (double)ns);
+        printf(
+            "%-28s %9.1f ms  longest holds: store %8.3f ms  %7llu steps  log %8.3f ms  slowest read %8.3f ms  %8.0f reads/s\n",
+            what, (double)ns / 1e6, (double)longest.ns / 1e6, (unsigned long long)longest.steps, (double)log.ns / 1e6,
+            (double)slowest_ns / 1e6, (double)(reads - reads_before) * 1e9 / (double)ns);
     ck_assert_msg(longest.steps <= STEPS_MAX, "%s: %llu steps in one hold", what, (unsigned long long)longest.steps);
 }
 
