@@ -73,3 +73,25 @@ def test_a_log_that_is_too_small_for_a_kept_step_is_named(make_store):
     for n in range(100, files):
         path(root, n).unlink()
     assert command(root, 'snapshot all') == ['ok'] and len(os.listdir(root / '.hitrain/snap/all/0')) == 100
+
+
+def test_a_kept_step_of_small_files_has_its_bound_of_memory(make_store):
+    """400 bytes for each file, with its name, and 64 for its chunk. The first one makes the table of owners, too."""
+    files, steps = 1000, 8
+    store = make_store('64M', '--log-size=16M')
+    root = store.mount() / 'model'
+    root.mkdir()
+    word(root, 'optimizer', ADAMW)
+    make(root, files)
+
+    def memory():
+        figures = dict(line.split('=', 1) for line in word(store.point, 'stats').splitlines())
+        return int(figures['meta_bytes']) + int(figures['names_bytes'])
+    command(root, 'snapshot first')
+    before = memory()
+    for n in range(steps):
+        assert command(root, f'snapshot n{n}') == ['ok']
+    assert (memory() - before) / (steps * files) <= 464
+    store.unmount()
+    store.mount()
+    assert (memory() - before) / (steps * files) <= 464

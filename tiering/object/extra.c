@@ -2,8 +2,9 @@
 /*
  * extra.c - the part of an object that few objects need.
  *
- * More than one chunk, a rewrite reserve, preallocation, shared memory and further owners need an extra. It is made
- * where that begins and can still be refused, so a call that must succeed needs no memory for it.
+ * More than one chunk, a rewrite reserve, preallocation and shared memory need an extra. It is made where that begins
+ * and can still be refused, so a call that must succeed needs no memory for it. A small file that kept steps share
+ * needs none: there are millions of these.
  */
 #include <assert.h>
 #include <stdlib.h>
@@ -31,6 +32,7 @@ int ht_obj_need_extra(struct ht_obj *o)
     struct ht_obj_extra *x = calloc(1, sizeof(*x));
     if (!x)
         return -ENOMEM;
+    x->shared_blocks = ht_obj_shared_blocks(o);
     o->extra = x;
     o->s->objects.meta_bytes += sizeof(*x);
     return 0;
@@ -40,6 +42,33 @@ struct ht_obj_extra *ht_obj_extra(struct ht_obj *o)
 {
     assert(ht_obj_has_extra(o));
     return (struct ht_obj_extra *)(uintptr_t)o->extra;
+}
+
+static uint64_t shared_blocks_of(const struct ht_chunk *c) HT_REQUIRES(HT_LOCK_STORE)
+{
+    uint64_t blocks = c->flags & HT_CH_PUB && c->pub.shared ? ht_ref_blocks(&c->pub) : 0;
+    bool own = (c->flags & (HT_CH_CUR | HT_CH_SHARE)) == HT_CH_CUR;
+
+    return blocks + (own && c->cur.shared ? ht_ref_blocks(&c->cur) : 0);
+}
+
+uint64_t ht_obj_shared_blocks(const struct ht_obj *o)
+{
+    if (ht_obj_has_extra(o))
+        return o->extra->shared_blocks;
+    return o->first.head.there ? shared_blocks_of(&o->first.chunk) : 0;
+}
+
+void ht_obj_add_shared(struct ht_obj *o, const struct ht_ref *ref)
+{
+    if (ht_obj_has_extra(o))
+        ht_obj_extra(o)->shared_blocks += ht_ref_blocks(ref);
+}
+
+void ht_obj_sub_shared(struct ht_obj *o, const struct ht_ref *ref)
+{
+    if (ht_obj_has_extra(o))
+        ht_obj_extra(o)->shared_blocks -= ht_ref_blocks(ref);
 }
 
 int ht_obj_set_derived(struct ht_obj *o, bool edited)

@@ -21,7 +21,7 @@ struct ht_obj_extra {
     void *root; /* of the chunks: a leaf if height is 0, or a node; NULL: none but the first */
     struct ht_shm *shm;
     uint64_t rewrite_reserve_blocks, rewrite_reserve_left, prealloc_blocks;
-    uint64_t shared_blocks; /* of references with the bit shared */
+    uint64_t shared_blocks; /* of references with the bit shared; an object without an extra has one chunk to ask */
     uint8_t height;         /* nodes above a leaf */
     bool may_be_dirty;      /* its content may have been changed by programs without a call */
     bool shm_reserve;       /* the rewrite reserve is for stores to shared memory: no caller wanted it */
@@ -104,6 +104,10 @@ int ht_obj_need_extra(struct ht_obj *o) HT_REQUIRES(HT_LOCK_STORE) HT_MUST_CHECK
 /* For a change: it has an extra of its own then. */
 struct ht_obj_extra *ht_obj_extra(struct ht_obj *o) HT_REQUIRES(HT_LOCK_STORE);
 void ht_obj_free_extra(struct ht_obj *o) HT_REQUIRES(HT_LOCK_STORE);
+/* Blocks of its references with the bit shared; to be told when such a reference comes or goes. */
+uint64_t ht_obj_shared_blocks(const struct ht_obj *o) HT_REQUIRES(HT_LOCK_STORE);
+void ht_obj_add_shared(struct ht_obj *o, const struct ht_ref *ref) HT_REQUIRES(HT_LOCK_STORE);
+void ht_obj_sub_shared(struct ht_obj *o, const struct ht_ref *ref) HT_REQUIRES(HT_LOCK_STORE);
 /* Its content is changed otherwise than through a batch pin. */
 static inline void ht_obj_note_edit(struct ht_obj *o) HT_REQUIRES(HT_LOCK_STORE)
 {

@@ -338,20 +338,15 @@ void ht_refcounts_free(struct ht_store *s)
 /* ---------------------------------------------------------------- chunks */
 
 /* Shared space does not come back when it is dropped: a rewrite reserve may not count it as stored. */
-static int rewrite_reserve_shared(struct ht_obj *o, uint32_t blocks) HT_REQUIRES(HT_LOCK_STORE)
+static int rewrite_reserve_shared(struct ht_obj *o, const struct ht_ref *ref) HT_REQUIRES(HT_LOCK_STORE)
 {
-    int rc = ht_obj_need_extra(o);
-
+    ht_obj_add_shared(o, ref);
+    uint64_t n = ht_min_u64(ht_rewrite_reserve_missing(o), ht_ref_blocks(ref));
+    int rc = n ? ht_alloc_reserve(o->s->alloc, n) : 0;
     if (rc)
-        return rc;
-    struct ht_obj_extra *x = ht_obj_extra(o);
-    x->shared_blocks += blocks;
-    uint64_t n = ht_min_u64(ht_rewrite_reserve_missing(o), blocks);
-    rc = ht_alloc_reserve(o->s->alloc, n);
-    if (rc)
-        x->shared_blocks -= blocks;
-    else
-        x->rewrite_reserve_left += n;
+        ht_obj_sub_shared(o, ref);
+    else if (n)
+        ht_obj_extra(o)->rewrite_reserve_left += n;
     return rc;
 }
 
@@ -364,8 +359,7 @@ int ht_chunk_share(struct ht_obj *o, struct ht_chunk *c, struct ht_ref *out)
 
     if (rc)
         return rc;
-    uint32_t blocks = ht_ref_blocks(own);
-    rc = own->shared ? 0 : rewrite_reserve_shared(o, blocks);
+    rc = own->shared ? 0 : rewrite_reserve_shared(o, own);
     if (!rc) {
         own->shared = 1;
         c->cur.shared |= c->flags & HT_CH_SHARE ? 1 : 0;

@@ -51,7 +51,7 @@ int ht_obj_rewrite_reserve(struct ht_obj *o, uint64_t size)
     uint64_t tail = size & (ht_obj_bytes_per_chunk(o) - 1);
     uint64_t blocks = (size - tail) / HT_BLOCK_BYTES + ht_div_up(tail, HT_BLOCK_BYTES);
     uint64_t stored =
-        ht_obj_stored_blocks(o) - o->extra->shared_blocks; /* shared space does not come back when it is rewritten */
+        ht_obj_stored_blocks(o) - ht_obj_shared_blocks(o); /* shared space does not come back when it is rewritten */
     uint64_t want = 2 * blocks > stored ? 2 * blocks - stored : 0;
     if (size == 0)
         want = 0;

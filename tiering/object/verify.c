@@ -203,7 +203,7 @@ static void check_object(struct ht_obj *o, struct tally *all, uint64_t *tables_b
     assert(o->dirty == t.dirty && o->unpublished == t.unpublished);
     assert(o->resident == t.resident && o->writing == t.writing);
     assert(o->stored_blocks >= t.stored_blocks && (t.held || o->stored_blocks == t.stored_blocks));
-    assert(x->shared_blocks == t.shared_blocks && x->prealloc_blocks == t.prealloc_blocks);
+    assert(ht_obj_shared_blocks(o) == t.shared_blocks && x->prealloc_blocks == t.prealloc_blocks);
     assert(x->rewrite_reserve_left <= 2 * x->rewrite_reserve_blocks);
     assert(!x->may_be_dirty || x->shm);
     check_life(o);

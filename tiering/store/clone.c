@@ -155,14 +155,12 @@ static int put_target_chunk(struct ht_obj *o, uint64_t index, uint32_t n, const 
     if (!rc && !ht_ref_pieces_fit(s, ref, 1)) /* a copy may have fewer pieces, or is refused like any write */
         rc = COPY;
     if (!rc)
-        rc = ht_obj_need_extra(o);
-    if (!rc)
         rc = ht_chunk_reserve(o, c, 0);
     if (!rc) {
         ht_chunk_drop_image(o, c, index);
         ht_chunk_install(o, c, index, ref);
         o->stored_blocks += ht_ref_blocks(ref);
-        ht_obj_extra(o)->shared_blocks += ht_ref_blocks(ref);
+        ht_obj_add_shared(o, ref);
         o->version++;
         ht_obj_note_edit(o);
         ht_obj_grow_locked(o, end);

@@ -205,9 +205,7 @@ static int make_object(struct ht_obj *from, uint64_t oid, struct ht_scope *sc, s
     o->refs = 1;
     struct ht_chunk *c, *to;
     uint64_t index = 0;
-    int rc = ht_obj_need_extra(from);
-    if (!rc)
-        rc = ht_obj_need_extra(o);
+    int rc = 0;
     ht_chunk_for_each_from(c, from, index)
     {
         if (rc)
@@ -335,13 +333,15 @@ static int make_objects(struct ht_keep *w) HT_REQUIRES(HT_LOCK_STORE)
 /* ------------------------------------------------------------- publication */
 
 /* The reserve for the next rewrite of a chunk that becomes shared comes from that of the copy. */
-static void reserve_rewrite(struct ht_keep *w, struct ht_obj *o, uint32_t blocks) HT_REQUIRES(HT_LOCK_STORE)
+static void reserve_rewrite(struct ht_keep *w, struct ht_obj *o, const struct ht_ref *ref) HT_REQUIRES(HT_LOCK_STORE)
 {
-    struct ht_obj_extra *x = ht_obj_extra(o);
     struct ht_store *s = o->s;
 
-    x->shared_blocks += blocks;
-    uint64_t n = ht_min_u64(ht_rewrite_reserve_missing(o), blocks), own = ht_min_u64(n, w->reserved_blocks);
+    ht_obj_add_shared(o, ref);
+    uint64_t n = ht_min_u64(ht_rewrite_reserve_missing(o), ht_ref_blocks(ref)), own = ht_min_u64(n, w->reserved_blocks);
+    if (!n)
+        return;
+    struct ht_obj_extra *x = ht_obj_extra(o);
     w->reserved_blocks -= own;
     x->rewrite_reserve_left += own;
     if (n > own && !HT_MUTANT("kept-unreserved") && ht_alloc_reserve(s->alloc, n - own) == 0) /* written meanwhile */
@@ -365,12 +365,12 @@ static int share_chunk(struct ht_keep *w, struct ht_obj *o, struct ht_chunk *c, 
             return rc;
         }
         if (!c->pub.shared)
-            reserve_rewrite(w, o, ht_ref_blocks(&c->pub));
+            reserve_rewrite(w, o, &c->pub);
         c->pub.shared = 1;
         c->cur.shared |= c->flags & HT_CH_SHARE ? 1 : 0;
         ref.shared = 1;
         copy->stored_blocks += ht_ref_blocks(&ref);
-        ht_obj_extra(copy)->shared_blocks += ht_ref_blocks(&ref);
+        ht_obj_add_shared(copy, &ref);
         ht_ref_log_reserve_pieces(s, &ref);
     }
     to->pub = ref;
@@ -419,7 +419,7 @@ static int share_object(struct ht_keep *w, struct ht_obj *o, struct ht_obj *copy
 {
     struct ht_chunk *c, *to = NULL;
     uint64_t index = 0;
-    int rc = ht_obj_need_extra(o);
+    int rc = 0;
 
     copy->size = copy->pub_size = o->pub_size;
     ht_chunk_for_each_from(c, o, index)

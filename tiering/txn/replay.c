@@ -452,11 +452,9 @@ static int settle_waiting(struct settling *w, struct waiting *x) HT_REQUIRES(HT_
     ref->shared = e->place && e->ref && ht_ref_same_place(e->ref, ref);
     if (!ref->shared)
         return mark_ref(x->o, x->index, ref);
-    if (ht_obj_need_extra(x->o) || ht_obj_need_extra(e->o))
-        return -ENOMEM;
-    ht_obj_extra(x->o)->shared_blocks += ht_ref_blocks(ref);
+    ht_obj_add_shared(x->o, ref);
     if (!e->ref->shared)
-        ht_obj_extra(e->o)->shared_blocks += ht_ref_blocks(ref);
+        ht_obj_add_shared(e->o, ref);
     e->ref->shared = 1;
     return ht_refcount_add(x->o->s, ref, true);
 }

@@ -74,8 +74,6 @@ static int own_first(const struct ht_sharer *x, struct ht_ref *out) HT_REQUIRES(
         rc = -EAGAIN;
     if (!rc && !ht_ref_pieces_fit(o->s, &first->pub, 1))
         rc = -ENOSPC;
-    if (!rc)
-        rc = ht_obj_need_extra(o);
     return rc ? rc : ht_chunk_share(x->first.obj, first, out);
 }
 
@@ -97,7 +95,7 @@ static int take_over(struct ht_sharer *x, struct ht_tx *tx) HT_REQUIRES(HT_LOCK_
     c->generation++;
     ht_record_chunk(&tx->records, o, x->other.index, c, &ref);
     o->stored_blocks += ht_ref_blocks(&ref);
-    ht_obj_extra(o)->shared_blocks += ht_ref_blocks(&ref);
+    ht_obj_add_shared(o, &ref);
     ht_ref_log_reserve_pieces(s, &ref);
     ht_tx_free_ref(o, &c->pub);
     c->pub = ref;
