@@ -2,7 +2,7 @@
 /*
  * trash.h - memory that is given back without the store's lock.
  *
- * The last free() of many megabytes gives all of them back to the system. That takes milliseconds for the tables of a
+ * The last free() of many megabytes returns these to the system. That takes milliseconds for the tables of a
  * million chunks. So the memory of tables is collected, and the thread that ends a slice or a transaction frees it when
  * it has let the lock go.
  */
@@ -25,7 +25,7 @@ struct ht_trash {
 
 /* A piece of malloc, as large as an address at least. NULL is none. */
 void ht_trash_put(struct ht_store *s, void *piece) HT_REQUIRES(HT_LOCK_STORE);
-/* Takes all of it, for ht_trash_empty without the lock. */
+/* Takes everything, for ht_trash_empty without the lock. */
 struct ht_trash ht_trash_take(struct ht_store *s) HT_REQUIRES(HT_LOCK_STORE);
 void ht_trash_empty(struct ht_trash *t);
 

@@ -393,7 +393,7 @@ static uint64_t read_bytes(void)
     return c.read_bytes;
 }
 
-/* Two chunks with three owners each, one of them unpublished; the next run reads them again. */
+/* Two chunks with three owners each, one unpublished; the next run reads both again. */
 START_TEST(content_of_several_owners_is_read_once_in_each_run)
 {
     uint8_t *p = pattern(2 * BIG, 1);
@@ -796,9 +796,7 @@ START_TEST(what_changes_beside_a_repair_stays_changed)
 }
 END_TEST
 
-/*
- * While the bytes are read for the first of both owners, one of them gets others: that read says nothing of the other.
- */
+/* While the bytes are read for the first owner, one owner gets others: that read says nothing about the other owner. */
 START_TEST(bad_bytes_are_found_for_the_owner_that_still_has_them)
 {
     struct beside b = {.change = REWRITTEN, .p = pattern(BIG, 1), .q = pattern(BIG, 99)};
