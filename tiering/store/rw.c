@@ -335,6 +335,18 @@ void ht_obj_grow_locked(struct ht_obj *o, uint64_t size)
     ht_obj_touch(o);
 }
 
+/*
+ * The first content of a tensor's chunk in a model: it was never stored, and is whole now. So no change is expected
+ * before the commit. Chunks that are written again and again have been stored, and wait for the commit.
+ */
+static bool is_first_content(const struct ht_obj *o, struct ht_chunk *c) HT_REQUIRES(HT_LOCK_STORE)
+{
+    const struct ht_image *im = ht_arena_image(o->s->arena, c->slot);
+
+    return o->scope->id && !ht_chunk_ref(c) && ht_obj_bytes_per_chunk(o) == HT_CHUNK_BYTES && im->valid_lo == 0 &&
+        im->data_hi == HT_CHUNK_BYTES;
+}
+
 static int write_piece(struct ht_obj *o, uint64_t index, uint32_t a, uint32_t len, const uint8_t *buf)
     HT_REQUIRES(HT_LOCK_STORE)
 {
@@ -356,6 +368,8 @@ static int write_piece(struct ht_obj *o, uint64_t index, uint32_t a, uint32_t le
         if (c->flags & HT_CH_BAD)
             ht_chunk_install_hole(o, c, index);
         ht_chunk_set_dirty(o, c, index);
+        if (is_first_content(o, c))
+            ht_chunk_set_final(o, c);
         ht_obj_note_edit(o);
         late = ht_chunk_images(o, c) != ht_obj_images(o);
         rc = ht_shm_grow(o, (index << o->chunk_shift) + a + len);
