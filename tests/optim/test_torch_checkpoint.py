@@ -391,3 +391,20 @@ def test_memory_does_not_grow_with_the_model(root, tmp_path):
                            capture_output=True, text=True, check=True, timeout=120).stdout
     assert 0 < int(grown) < 24 << 10
     assert torch.equal(read(tmp_path / 'b.safetensors')['w'], torch.arange(12 << 20, dtype=torch.float32))
+
+
+@pytest.mark.parametrize('dtype', [None, torch.bfloat16])
+def test_an_import_asks_the_kernel_for_whole_blocks(root, tmp_path, monkeypatch, dtype):
+    values = torch.arange(3 * _blocks.BLOCK_BYTES // 4 + 5, dtype=torch.float32)
+    hitrain.SGD([('w', torch.nn.Parameter(values))], root, lr=1.0).close()
+    path, asked, real = tmp_path / 'model.safetensors', [], os.posix_fadvise
+    export_safetensors(root, path)
+
+    def advise(fd, at, size, advice):
+        if advice == os.POSIX_FADV_WILLNEED:
+            asked.append((at, size))
+        real(fd, at, size, advice)
+    monkeypatch.setattr(os, 'posix_fadvise', advise)
+    import_safetensors(path, root.parent / 'copy', dtype=dtype)
+    assert sum(size for _, size in asked) == values.numel() * 4
+    assert sorted(at for at, _ in asked) == [at for at in range(path.stat().st_size - values.numel() * 4, path.stat().st_size, asked[0][1])]

@@ -429,7 +429,7 @@ class _Making:
         self._write(self._make(t, 1), block, buffer)
 
     def _write(self, fd: int, block: 'Block', buffer: memoryview) -> None:
-        _fill(buffer, block, self._sources)
+        _fill(buffer, block, self._sources, ahead=True)
         _blocks.write_at(fd, buffer[:block.size], block.at)
         with self._lock:
             self._left[fd] -= 1
@@ -491,12 +491,23 @@ def _cut(tensors: List[Tensor], dtype: Optional[torch.dtype], at: int) -> Iterat
         yield Block(at, size, pieces)
 
 
-def _fill(buffer: memoryview, block: Block, sources: _blocks.Opened) -> None:
+def _fill(buffer: memoryview, block: Block, sources: _blocks.Opened, ahead: bool = False) -> None:
+    """ahead: the kernel reads the whole block at once. By itself it asks a device for a little at a time."""
     at = 0
     for p in block.pieces:
         with sources.file(p.tensor.path) as fd:
+            if ahead:
+                _ask_for(fd, p)
             _take(fd, p, buffer[at:at + p.end - p.begin])
         at += p.end - p.begin
+
+
+def _ask_for(fd: int, p: Piece) -> None:
+    narrow = BYTES[p.tensor.dtype]
+    wide = bytes_of(p.dtype) if p.dtype else narrow
+    first, end = p.begin // wide * narrow, -(-p.end // wide) * narrow
+    with contextlib.suppress(OSError):
+        os.posix_fadvise(fd, p.tensor.at + first, end - first, os.POSIX_FADV_WILLNEED)
 
 
 def _take(fd: int, p: Piece, out: memoryview) -> None:
