@@ -59,7 +59,7 @@ static uint32_t written_to(const struct ht_store *s, uint64_t scope) HT_REQUIRES
     ht_list_for_each(p, &s->data->writing) {
         const struct ht_write_batch *w = ht_list_entry(p, struct ht_write_batch, link);
         for (unsigned i = 0; i < w->count; i++) {
-            const struct ht_batch_write *j = &w->job[(w->first + i) % HT_WRITE_BATCH_MAX];
+            const struct ht_batch_write *j = &w->job[w->order[i]];
             if (j->io.obj->scope->id == scope)
                 devices |= devices_of(&j->io.ref);
         }

@@ -8,6 +8,7 @@
  * The image itself is written: writeback holds the chunk shared, so no thread changes it. Of a volatile object a copy
  * in a staging buffer is written, and of new content maybe a compressed frame (write_frame.h).
  */
+#include <limits.h>
 #include <stdlib.h>
 
 #include "tiering/data/write_batch.h"
@@ -159,7 +160,7 @@ int ht_write_batch_start(struct ht_write_batch *w, struct ht_obj *o, struct ht_c
         ht_chunk_unlock_exclusive(o, c, index);
         return 0;
     }
-    struct ht_batch_write *j = &w->job[(w->first + w->count) % HT_WRITE_BATCH_MAX];
+    struct ht_batch_write *j = &w->job[w->order[w->count]];
     *j = (struct ht_batch_write){.io = {.obj = o, .chunk = c, .index = index}, .bytes = bytes};
     j->makes_room = !ht_arena_image(s->arena, c->slot)->protected;
     s->flow.coming += j->makes_room;
@@ -213,14 +214,44 @@ void ht_write_batch_note_error(struct ht_write_batch *w, int rc)
         w->error = rc;
 }
 
+/* Its place is the last free one: start() may be preparing a job in the first. */
+static void remove_job(struct ht_write_batch *w, unsigned k)
+{
+    uint8_t place = w->order[k];
+
+    memmove(&w->order[k], &w->order[k + 1], (HT_WRITE_BATCH_MAX - 1 - k) * sizeof(w->order[0]));
+    w->order[HT_WRITE_BATCH_MAX - 1] = place;
+    w->count--;
+}
+
+/*
+ * The oldest job that has been written. Devices complete requests in any order, and a slow one must not keep the images
+ * of others.
+ */
+static unsigned wait_for_job(struct ht_write_batch *w) HT_EXCLUDES(HT_LOCK_STORE)
+{
+    for (;;) {
+        unsigned fewest = UINT_MAX;
+        for (unsigned k = 0; k < w->count; k++) {
+            unsigned left = ht_xfer_pieces_left(&w->job[w->order[k]].io.xfer);
+            if (!left)
+                return k;
+            fewest = left < fewest ? left : fewest;
+        }
+        ht_ring_wait_some(w->ring, fewest); /* no job ends with fewer */
+    }
+}
+
 void ht_write_batch_finish(struct ht_write_batch *w)
 {
     struct ht_store *s = w->s;
-    struct ht_batch_write *j = &w->job[w->first];
+
+    ht_store_unlock(s);
+    unsigned k = wait_for_job(w);
+    struct ht_batch_write *j = &w->job[w->order[k]];
     struct ht_obj *o = j->io.obj;
     struct ht_chunk *c = j->io.chunk;
 
-    ht_store_unlock(s);
     ht_chunk_write_wait(&j->io, w->ring);
     ht_store_lock(s);
     int rc = ht_chunk_write_finish(&j->io, w->ring);
@@ -235,10 +266,10 @@ void ht_write_batch_finish(struct ht_write_batch *w)
     c->writing = 0;
     ht_chunk_leaf(c)->writing--;
     ht_chunk_unlock_shared(o, c, j->io.index);
-    w->first = (w->first + 1) % HT_WRITE_BATCH_MAX;
-    if (!--w->count)
-        ht_list_del(&w->link);
     w->flight_bytes -= j->bytes;
+    remove_job(w, k);
+    if (!w->count)
+        ht_list_del(&w->link);
     s->flow.coming -= j->makes_room;
     s->flow.writing--;
     o->writing--;
@@ -253,6 +284,8 @@ struct ht_write_batch *ht_write_batch_open(struct ht_store *s)
     if (!w)
         return NULL;
     w->s = s;
+    for (unsigned k = 0; k < HT_WRITE_BATCH_MAX; k++)
+        w->order[k] = (uint8_t)k;
     w->good = HT_GATE_MEMORY;
     w->flight_bytes_max = HT_WRITE_BATCH_FLIGHT_MAX;
     w->ring = ht_store_ring(s);

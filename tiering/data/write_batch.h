@@ -25,8 +25,9 @@ struct ht_write_batch {
     struct ht_store *s;
     struct ht_ring *ring;
     struct ht_batch_write job[HT_WRITE_BATCH_MAX];
-    unsigned first, count; /* in flight, oldest first */
-    unsigned copies;       /* jobs with a copy */
+    uint8_t order[HT_WRITE_BATCH_MAX]; /* places of jobs: those in flight, oldest first, then free ones */
+    unsigned count;                    /* in flight */
+    unsigned copies;                   /* jobs with a copy */
     uint64_t flight_bytes, unpushed_bytes;
     uint64_t flight_bytes_max; /* the opener may lower it */
     struct ht_permit spare;    /* for the next one; closing gives it back */
@@ -39,7 +40,7 @@ struct ht_write_batch {
 struct ht_write_batch *ht_write_batch_open(struct ht_store *s) HT_EXCLUDES(HT_LOCK_STORE);
 /* Waits for all. Returns the first error. Releases the lock in between. */
 int ht_write_batch_close(struct ht_write_batch *w) HT_REQUIRES(HT_LOCK_STORE);
-/* Must the oldest be finished before another one is started? */
+/* Must one be finished before another one is started? */
 bool ht_write_batch_full(const struct ht_write_batch *w);
 /*
  * Before the next chunk is taken: waits until the thread's class may write. device: where the chunk goes, or -1. False:
@@ -49,7 +50,7 @@ bool ht_write_batch_admit(struct ht_write_batch *w, int device) HT_REQUIRES(HT_L
 /* A dirty chunk, held exclusively, which is shared or free afterwards. Releases the lock in between. */
 int ht_write_batch_start(struct ht_write_batch *w, struct ht_obj *o, struct ht_chunk *c, uint64_t index)
     HT_REQUIRES(HT_LOCK_STORE) HT_MUST_CHECK;
-/* Finishes the oldest. Releases the lock in between. */
+/* Finishes the oldest one that a device has written, or the first that it writes. Releases the lock in between. */
 void ht_write_batch_finish(struct ht_write_batch *w) HT_REQUIRES(HT_LOCK_STORE);
 /* One was not written. */
 void ht_write_batch_note_error(struct ht_write_batch *w, int rc);

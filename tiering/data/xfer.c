@@ -59,6 +59,15 @@ int ht_xfer_queue(struct ht_xfer *x, struct ht_store *s, struct ht_ring *ring, c
     return 0;
 }
 
+unsigned ht_xfer_pieces_left(const struct ht_xfer *x)
+{
+    unsigned n = 0;
+
+    for (unsigned i = 0; i < x->count; i++)
+        n += ht_io_pieces_left(&x->ios[i]);
+    return n;
+}
+
 int ht_xfer_wait(struct ht_xfer *x, struct ht_ring *ring)
 {
     int first = x->lost ? -EIO : 0;

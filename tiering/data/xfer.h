@@ -21,6 +21,8 @@ struct ht_xfer {
 /* To the ring, and no further: requests go to the device with the next ht_ring_kick or ht_ring_offer, or a wait. */
 int ht_xfer_queue(struct ht_xfer *x, struct ht_store *s, struct ht_ring *ring, const struct ht_ref *ref, void *buf,
                   enum ht_io_op op) HT_MUST_CHECK;
+/* Pieces of requests that have not ended; 0: all have. */
+unsigned ht_xfer_pieces_left(const struct ht_xfer *x);
 /* Frees what queue took. Every error of a device is -EIO: a full one below us (thin, or a file) is not a full store. */
 int ht_xfer_wait(struct ht_xfer *x, struct ht_ring *ring) HT_EXCLUDES(HT_LOCK_STORE) HT_MUST_CHECK;
 /* Both in one system call. */

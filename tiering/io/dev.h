@@ -177,6 +177,10 @@ void ht_ring_kick(struct ht_ring *ring);
 void ht_ring_offer(struct ht_ring *ring);
 /* Waits until this request is done (others may complete before); returns io->result. */
 int ht_ring_wait(struct ht_ring *ring, struct ht_io *io) HT_EXCLUDES(HT_LOCK_STORE);
+/* Pieces that a request still waits for, at least 1; 0: it is done. */
+unsigned ht_io_pieces_left(const struct ht_io *io);
+/* Takes what has been completed, or waits until so many pieces are, of any requests in flight. */
+void ht_ring_wait_some(struct ht_ring *ring, unsigned pieces) HT_EXCLUDES(HT_LOCK_STORE);
 /* Waits until nothing is in flight. */
 void ht_ring_drain(struct ht_ring *ring);
 unsigned ht_ring_in_flight(const struct ht_ring *ring);

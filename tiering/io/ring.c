@@ -446,6 +446,19 @@ int ht_ring_wait(struct ht_ring *ring, struct ht_io *io)
     return io->result;
 }
 
+unsigned ht_io_pieces_left(const struct ht_io *io)
+{
+    return io->done ? 0 : io->pieces_ > 0 ? io->pieces_ : 1;
+}
+
+void ht_ring_wait_some(struct ht_ring *ring, unsigned pieces)
+{
+    assert(pthread_equal(ring->owner, pthread_self()));
+    ht_activity_wait("a device", 0);
+    reap(ring, pieces);
+    ht_activity_go_on();
+}
+
 void ht_ring_drain(struct ht_ring *ring)
 {
     while (ring->in_flight > 0)

@@ -2,6 +2,7 @@
 /* Stores of two devices of memory: members that are missing, return, fail, or stop answering. */
 #include <check.h>
 #include <pthread.h>
+#include <sched.h>
 #include <unistd.h>
 
 #include "tests/support/dev.h"
@@ -821,6 +822,28 @@ START_TEST(a_device_that_does_not_answer_is_told_and_hangs_only_who_needs_it)
 }
 END_TEST
 
+/* Half of the chunks go to each device. */
+START_TEST(an_image_is_clean_once_its_own_device_has_written_it)
+{
+    enum { CHUNKS = 4 };
+    pthread_t thread;
+
+    make();
+    struct ht_obj *o = object(HT_CHUNK_BYTES, 0);
+    put_all(o, 0, newer, CHUNKS * MIB);
+    dev_stall(devs[_i], true);
+    ck_assert_int_eq(pthread_create(&thread, NULL, sync_object, o), 0);
+    while (obj_stat(o).device_written_bytes < CHUNKS / 2 * MIB)
+        sched_yield();
+    dev_stall(devs[_i], false);
+    pthread_join(thread, NULL);
+    expect(o, 0, newer, CHUNKS * MIB);
+    ht_obj_put(o);
+    unmount();
+    end();
+}
+END_TEST
+
 int main(void)
 {
     TCase *t = tcase_create("devices");
@@ -850,6 +873,7 @@ int main(void)
     tcase_add_test(t, what_a_failed_flush_covered_is_not_published_later);
     tcase_add_loop_test(t, a_device_that_dies_takes_only_what_was_durable_on_it, 0, 2);
     tcase_add_test(t, what_died_with_its_device_is_told_to_its_owner_alone);
+    tcase_add_loop_test(t, an_image_is_clean_once_its_own_device_has_written_it, 0, DEVICES);
     tcase_add_test(t, a_device_that_does_not_answer_is_told_and_hangs_only_who_needs_it);
     return run_suite(t);
 }
