@@ -140,6 +140,22 @@ static void push(struct ht_write_batch *w)
     w->unpushed_bytes = 0;
 }
 
+/* Threads that need an image wait for it. */
+static void note_coming(struct ht_store *s, struct ht_batch_write *j, const struct ht_image *im)
+    HT_REQUIRES(HT_LOCK_STORE)
+{
+    j->workingset = im->workingset;
+    j->makes_room = !im->protected && !im->workingset;
+    s->flow.coming += j->makes_room;
+    s->flow.coming_workingset += j->workingset;
+}
+
+static void note_came(struct ht_store *s, const struct ht_batch_write *j) HT_REQUIRES(HT_LOCK_STORE)
+{
+    s->flow.coming -= j->makes_room;
+    s->flow.coming_workingset -= j->workingset;
+}
+
 int ht_write_batch_start(struct ht_write_batch *w, struct ht_obj *o, struct ht_chunk *c, uint64_t index)
 {
     struct ht_store *s = w->s;
@@ -162,14 +178,13 @@ int ht_write_batch_start(struct ht_write_batch *w, struct ht_obj *o, struct ht_c
     }
     struct ht_batch_write *j = &w->job[w->order[w->count]];
     *j = (struct ht_batch_write){.io = {.obj = o, .chunk = c, .index = index}, .bytes = bytes};
-    j->makes_room = !ht_arena_image(s->arena, c->slot)->protected;
-    s->flow.coming += j->makes_room;
+    note_coming(s, j, ht_arena_image(s->arena, c->slot));
     prepare(w, j, copied);
     bytes = j->bytes;
     rc = ht_chunk_write_place(&j->io, (struct ht_alloc_hint){.device = ht_chunk_target_device(s, c)});
     if (rc) {
         put_copy(w, j);
-        s->flow.coming -= j->makes_room;
+        note_came(s, j);
         ht_chunk_unlock_exclusive(o, c, index);
         return rc;
     }
@@ -270,7 +285,7 @@ void ht_write_batch_finish(struct ht_write_batch *w)
     remove_job(w, k);
     if (!w->count)
         ht_list_del(&w->link);
-    s->flow.coming -= j->makes_room;
+    note_came(s, j);
     s->flow.writing--;
     o->writing--;
     ht_obj_untouch_if_idle(o);

@@ -18,6 +18,7 @@ struct ht_batch_write {
     uint32_t bytes;  /* that are stored, once it is prepared */
     void *copy;      /* a copy of the image, or a frame; NULL: the image itself is written */
     bool makes_room; /* the image may go once it is clean */
+    bool workingset; /* it may go then if a reader finds no other */
 };
 
 struct ht_write_batch {

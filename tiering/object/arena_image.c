@@ -56,10 +56,20 @@ struct slot_request {
     uint32_t reach;
     int numa_index;
     uint8_t target_device;
+    bool reads;        /* the image comes free again after the read */
+    uint64_t since_ns; /* it waits; 0: not yet */
 };
+
+/* Writers leave what comes free to readers that wait, for a while. */
+static bool gives_way(const struct slot_request *w) HT_REQUIRES(HT_LOCK_STORE)
+{
+    return !w->reads && w->o->s->waits.slot_readers && (!w->since_ns || ht_now_ns() - w->since_ns < PATIENCE_NS);
+}
 
 static uint32_t try_get(const struct slot_request *w, uint32_t tries) HT_REQUIRES(HT_LOCK_STORE)
 {
+    if (gives_way(w))
+        return HT_SLOT_NONE;
     return ht_arena_get(w->o->s->arena, ht_chunk_image_bytes(w->o, w->c, w->index, w->reach), tries, w->numa_index);
 }
 
@@ -69,24 +79,33 @@ static bool is_met(const struct slot_request *w) HT_REQUIRES(HT_LOCK_STORE)
     return has_slot(w->o->s, w->c, w->reach) || ht_chunk_images(w->o, w->c) != &ht_arena_images;
 }
 
-/* Will an image be clean soon? */
+/* Will an image be clean soon that may go then? */
 static bool some_come(const struct ht_store *s) HT_REQUIRES(HT_LOCK_STORE)
 {
     return s->flow.coming;
+}
+
+/* Shall the thread wait for images in flight? A reader may take those of the working set, too. */
+static bool should_wait(const struct slot_request *w) HT_REQUIRES(HT_LOCK_STORE)
+{
+    return some_come(w->o->s) || (w->reads && w->o->s->flow.coming_workingset);
 }
 
 /* All images are in use: waits for a thread to release one. False: none did for some time. */
 static bool wait_for_slot(const struct slot_request *w) HT_REQUIRES(HT_LOCK_STORE)
 {
     struct ht_store *s = w->o->s;
+    pthread_cond_t *cond = w->reads ? &s->waits.slot_read : &s->waits.slot;
 
     s->waits.slot_waiters++;
+    s->waits.slot_readers += w->reads;
     ht_gate_want(&s->gate, HT_GATE_MEMORY);
     ht_activity_wait("room in the DRAM tier", 0);
-    int rc = ht_chunk_wait(w->o, w->c, w->index, &s->waits.slot, ht_now_ns() + PATIENCE_NS);
+    int rc = ht_chunk_wait(w->o, w->c, w->index, cond, ht_now_ns() + PATIENCE_NS);
     ht_activity_go_on();
     ht_gate_want_end(&s->gate, HT_GATE_MEMORY);
     s->waits.slot_waiters--;
+    s->waits.slot_readers -= w->reads;
     return !rc;
 }
 
@@ -108,10 +127,21 @@ static int make_room(const struct slot_request *w, uint32_t *out_slot) HT_REQUIR
 }
 
 /*
- * Gets an image for a chunk that found none. -EALREADY: it needs none any more. A thread that was woken for a whole
- * slot and leaves a part of it wakes the next one.
+ * The device may be busy for long with images that stay when they are clean, as when a commit writes the working set.
+ * Then one such image goes for a reader. A writer would take them all.
  */
-static int wait_for_room(const struct slot_request *w, uint32_t *out_slot) HT_REQUIRES(HT_LOCK_STORE)
+static uint32_t ask(const struct slot_request *w) HT_REQUIRES(HT_LOCK_STORE)
+{
+    bool busy = w->o->s->flow.coming_workingset && !some_come(w->o->s);
+
+    return try_get(w, w->reads && busy ? HT_ARENA_FORCE : HT_ARENA_ASK_ALL);
+}
+
+/*
+ * Gets an image for a chunk that found none. -EALREADY: it needs none any more. A thread that was woken for a whole
+ * slot and leaves a part of it wakes the next one; so does a reader, to which writers gave way.
+ */
+static int wait_for_room(struct slot_request *w, uint32_t *out_slot) HT_REQUIRES(HT_LOCK_STORE)
 {
     struct ht_obj *o = w->o;
     struct ht_store *s = o->s;
@@ -120,20 +150,22 @@ static int wait_for_room(const struct slot_request *w, uint32_t *out_slot) HT_RE
     int rc = 0;
 
     s->flow.room_waits++;
+    w->since_ns = ht_now_ns();
+    slot = ask(w);
     while (!rc && slot == HT_SLOT_NONE) {
         /* Pressure also begins without a new dirty image: here, when a search has found none to evict. */
         if (ht_arena_under_pressure(s->arena))
             s->waits.wakes.writeback = s->waits.wakes.any = true;
         /* A thread that waits for the next image in flight continues at the speed of the device, without long stops. */
-        bool wait = comes && some_come(s);
+        bool wait = comes && should_wait(w);
         comes = !wait || wait_for_slot(w);
         rc = wait ? 0 : make_room(w, &slot);
         if (!rc && slot == HT_SLOT_NONE)
             rc = is_met(w) ? -EALREADY : 0;
         if (!rc && slot == HT_SLOT_NONE)
-            slot = try_get(w, HT_ARENA_ASK_ALL);
+            slot = ask(w);
     }
-    if (rc || ht_arena_slot_bytes(s->arena, slot) < HT_CHUNK_BYTES)
+    if (rc || w->reads || ht_arena_slot_bytes(s->arena, slot) < HT_CHUNK_BYTES)
         ht_wake_one_for_slot(s);
     if (!rc)
         *out_slot = slot;
@@ -153,10 +185,11 @@ static void choose_place(struct slot_request *w) HT_REQUIRES(HT_LOCK_STORE)
     w->numa_index = ht_arena_numa_index(a, w->c->slot);
 }
 
-static int attach(struct ht_obj *o, struct ht_chunk *c, uint64_t index, uint32_t reach) HT_REQUIRES(HT_LOCK_STORE)
+static int get_image(struct ht_obj *o, struct ht_chunk *c, uint64_t index, uint32_t reach, bool reads)
+    HT_REQUIRES(HT_LOCK_STORE)
 {
     struct ht_store *s = o->s;
-    struct slot_request w = {.o = o, .c = c, .index = index, .reach = reach};
+    struct slot_request w = {.o = o, .c = c, .index = index, .reach = reach, .reads = reads};
 
     assert(c->exclusive);
     if (has_slot(s, c, reach))
@@ -174,6 +207,16 @@ static int attach(struct ht_obj *o, struct ht_chunk *c, uint64_t index, uint32_t
     if (w.target_device)
         ht_arena_image(s->arena, slot)->target_device = w.target_device;
     return 0;
+}
+
+static int attach(struct ht_obj *o, struct ht_chunk *c, uint64_t index, uint32_t reach) HT_REQUIRES(HT_LOCK_STORE)
+{
+    return get_image(o, c, index, reach, true);
+}
+
+static int extend(struct ht_obj *o, struct ht_chunk *c, uint64_t index, uint32_t reach) HT_REQUIRES(HT_LOCK_STORE)
+{
+    return get_image(o, c, index, reach, false);
 }
 
 /* --------------------------------------------------------- the other calls */
@@ -222,7 +265,7 @@ static void evict(struct ht_obj *o) HT_REQUIRES(HT_LOCK_STORE)
 
 const struct ht_image_ops ht_arena_images = {
     .attach = attach,
-    .extend = attach,
+    .extend = extend,
     .reach = reach_of,
     .cut = cut,
     .revert = ht_chunk_drop_image,

@@ -55,10 +55,11 @@ struct ht_hooks {
 /* Bytes in flight, and counts of events since the mount. */
 struct ht_flow {
     uint64_t dirty_bytes;
-    unsigned missing;        /* readers that wait for a device */
-    unsigned coming;         /* images that writeback has begun to write, and that may go then */
-    unsigned writing;        /* images on their way to a device by writeback */
-    uint64_t writing_blocks; /* that they have */
+    unsigned missing;           /* readers that wait for a device */
+    unsigned coming;            /* images that writeback has begun to write, and that may go then */
+    unsigned coming_workingset; /* the same of the working set, which go for readers only */
+    unsigned writing;           /* images on their way to a device by writeback */
+    uint64_t writing_blocks;    /* that they have */
     uint64_t hits, misses, evictions, writebacks, commits;
     uint64_t room_waits;  /* waits for the eviction of an image */
     uint64_t moved_bytes; /* of updates, to another device than before */

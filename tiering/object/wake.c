@@ -5,8 +5,8 @@
  * They need that lock first: woken while it is held they would only wait for it. So the wakes are noted, and made when
  * the lock has been released.
  *
- * For images (ht_waits.slot) as many threads are woken as may find a place: one for a whole slot. A woken thread that
- * has no use for it passes it on (arena_image.c), and none waits for ever.
+ * For images (ht_waits.slot) as many threads are woken as may find a place: one for a whole slot, readers first. A
+ * woken thread that has no use for it passes it on (arena_image.c), and none waits for ever.
  */
 #include "tiering/base/lock.h"
 #include "tiering/cache/arena.h"
@@ -18,6 +18,7 @@ void ht_waits_init(struct ht_waits *w)
         pthread_cond_init(&w->chunk[i], NULL);
     pthread_cond_init(&w->settled, NULL);
     ht_cond_init(&w->slot);
+    ht_cond_init(&w->slot_read);
 }
 
 void ht_waits_destroy(struct ht_waits *w)
@@ -26,16 +27,19 @@ void ht_waits_destroy(struct ht_waits *w)
         pthread_cond_destroy(&w->chunk[i]);
     pthread_cond_destroy(&w->settled);
     pthread_cond_destroy(&w->slot);
+    pthread_cond_destroy(&w->slot_read);
 }
 
 static void wake_all(struct ht_store *s, const struct ht_wakes *w)
 {
     for (uint64_t left = w->chunks; left; left &= left - 1)
         pthread_cond_broadcast(&s->waits.chunk[__builtin_ctzll(left)]);
-    if (w->all_slots)
+    if (w->all_slots) {
+        pthread_cond_broadcast(&s->waits.slot_read);
         pthread_cond_broadcast(&s->waits.slot);
+    }
     for (unsigned i = 0; !w->all_slots && i < w->slots; i++)
-        pthread_cond_signal(&s->waits.slot);
+        pthread_cond_signal(i < w->slots_read ? &s->waits.slot_read : &s->waits.slot);
     if (w->writeback || w->cleaning || w->readahead || w->planner || w->discard || w->compact || w->recompress)
         s->hooks.wake_engines(s, w);
 }
@@ -66,8 +70,13 @@ int ht_store_wait(struct ht_store *s, pthread_cond_t *c, uint64_t at_ns)
 
 void ht_wake_one_for_slot(struct ht_store *s)
 {
-    s->waits.wakes.slots += s->waits.wakes.slots < s->waits.slot_waiters;
-    s->waits.wakes.any |= s->waits.wakes.slots > 0;
+    struct ht_wakes *w = &s->waits.wakes;
+
+    if (w->slots == s->waits.slot_waiters)
+        return;
+    w->slots++;
+    w->slots_read += w->slots_read < s->waits.slot_readers;
+    w->any = true;
 }
 
 void ht_wake_for_slot(struct ht_store *s, uint32_t slot)

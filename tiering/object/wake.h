@@ -10,9 +10,10 @@
 
 struct ht_store;
 
-struct ht_wakes {    /* wake.c: threads to wake when the lock has been released */
-    uint64_t chunks; /* as bits: places in ht_waits.chunk */
-    unsigned slots;  /* how many threads that wait for an image */
+struct ht_wakes {        /* wake.c: threads to wake when the lock has been released */
+    uint64_t chunks;     /* as bits: places in ht_waits.chunk */
+    unsigned slots;      /* how many threads that wait for an image */
+    unsigned slots_read; /* of these, so many that want to read */
     bool all_slots;
     bool writeback, readahead; /* engines: the tier is under pressure; a reader is pending */
     bool cleaning;             /* engine: an image is final */
@@ -28,9 +29,11 @@ enum { HT_COND_COUNT = 64 };
 struct ht_waits {
     pthread_cond_t chunk[HT_COND_COUNT]; /* chunk locks, by address */
     pthread_cond_t slot;                 /* an image may be evictable now */
+    pthread_cond_t slot_read;            /* the same, for threads that want one to read: they come first */
     /* A transaction was appended and its frees are deferred; a discard ended; an abort ended, or may begin. */
     pthread_cond_t settled;
-    unsigned slot_waiters HT_GUARDED_BY(HT_LOCK_STORE);
+    unsigned slot_waiters HT_GUARDED_BY(HT_LOCK_STORE); /* of both kinds */
+    unsigned slot_readers HT_GUARDED_BY(HT_LOCK_STORE);
     struct ht_wakes wakes HT_GUARDED_BY(HT_LOCK_STORE);
     bool discard_noted HT_GUARDED_BY(HT_LOCK_STORE); /* its engine was woken, and has not looked yet */
     HT_GUARDED_BY(HT_LOCK_STORE) struct {

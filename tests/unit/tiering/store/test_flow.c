@@ -8,6 +8,10 @@
 #include <stdatomic.h>
 #include <unistd.h>
 
+#include "tiering/cache/arena.h"
+#include "tiering/object/chunk.h"
+#include "tiering/object/context.h"
+
 #include "tests/support/dev.h"
 #include "tests/unit/tiering/store/fixture.h"
 
@@ -179,6 +183,155 @@ START_TEST(a_reader_that_finds_no_room_has_writeback_make_more)
 }
 END_TEST
 
+static void *read_one(void *o)
+{
+    expect(o, 0, want, MIB);
+    return NULL;
+}
+
+static unsigned waiting(const unsigned *count)
+{
+    ht_store_lock(s);
+    unsigned n = *count;
+    ht_store_unlock(s);
+    return n;
+}
+
+static bool has_image(struct ht_obj *o)
+{
+    ht_store_lock(s);
+    const struct ht_chunk *c = ht_chunk_find(o, 0);
+    bool has = c && c->slot != HT_SLOT_NONE;
+    ht_store_unlock(s);
+    return has;
+}
+
+static void hold(struct ht_obj *o, uint64_t chunks, bool holds)
+{
+    ht_store_lock(s);
+    for (uint64_t i = 0; i < chunks; i++)
+        if (holds)
+            ht_chunk_lock_shared(s, ht_chunk_find(o, i));
+        else
+            ht_chunk_unlock_shared(o, ht_chunk_find(o, i), i);
+    ht_store_unlock(s);
+}
+
+/* All images are held. A writer waits for one, then a reader does, and then one comes free. */
+START_TEST(a_reader_gets_the_first_image_that_comes_free)
+{
+    want = pattern(BUDGET, 7);
+    fresh(64, true);
+    struct ht_obj *held = object(HT_CHUNK_BYTES, 0), *one = object(HT_CHUNK_BYTES, 0),
+                  *read = object(HT_CHUNK_BYTES, 0);
+    struct writer w = {.o = object(HT_CHUNK_BYTES, 0), .bytes = MIB, .piece = MIB};
+    pthread_t reader;
+
+    put_all(read, 0, want, MIB);
+    ck_assert_int_eq(ht_obj_sync(read), 0);
+    ht_obj_evict(read);
+    put_all(held, 0, want, BUDGET - MIB);
+    put_all(one, 0, want, MIB);
+    ck_assert_int_eq(ht_obj_sync(held), 0);
+    ck_assert_int_eq(ht_obj_sync(one), 0);
+    hold(held, BUDGET / MIB - 1, true);
+    hold(one, 1, true);
+    start(&w);
+    while (waiting(&s->waits.slot_waiters) == 0)
+        sched_yield();
+    ck_assert_int_eq(pthread_create(&reader, NULL, read_one, read), 0);
+    for (bool both = false; !both;) {
+        ht_store_lock(s);
+        both = s->waits.slot_readers == 1 && s->waits.slot_waiters == 2;
+        if (both) {
+            dev_stall(dev, true);
+            ht_chunk_unlock_shared(one, ht_chunk_find(one, 0), 0);
+        }
+        ht_store_unlock(s);
+    }
+    while (!has_image(read) && !w.written)
+        sched_yield();
+    ck_assert_uint_eq(w.written, 0);
+    dev_stall(dev, false);
+    hold(held, BUDGET / MIB - 1, false);
+    pthread_join(reader, NULL);
+    pthread_join(w.thread, NULL);
+    compare(&w);
+    ht_obj_put(w.o);
+    ht_obj_put(read);
+    ht_obj_put(one);
+    ht_obj_put(held);
+    done();
+    free(want);
+}
+END_TEST
+
+/* Passes over more than fits: a part joins the working set. Changes that part. Returns how many images. */
+static unsigned change_workingset(struct ht_obj *o, unsigned chunks)
+{
+    unsigned changed = 0;
+
+    for (unsigned pass = 0; pass < 4; pass++)
+        for (unsigned i = 0; i < chunks; i++)
+            expect(o, (uint64_t)i * MIB, want + i * (uint64_t)MIB % BUDGET, MIB);
+    for (unsigned i = 0; i < chunks; i++) {
+        ht_store_lock(s);
+        const struct ht_chunk *c = ht_chunk_find(o, i);
+        bool is = c->slot != HT_SLOT_NONE && ht_arena_image(s->arena, c->slot)->workingset;
+        ht_store_unlock(s);
+        if (is)
+            put_all(o, (uint64_t)i * MIB, want + i * (uint64_t)MIB % BUDGET, MIB);
+        changed += is;
+    }
+    return changed;
+}
+
+static void *sync_one(void *o)
+{
+    ck_assert_int_eq(ht_obj_sync(o), 0);
+    return NULL;
+}
+
+/*
+ * The device writes changed images of the working set, which stay when they are clean, and stands still after two.
+ * All others are dirty.
+ */
+START_TEST(a_reader_takes_an_image_of_the_working_set_if_no_other_comes)
+{
+    enum { CHUNKS = 24 };
+    pthread_t reader, syncer;
+
+    want = pattern(BUDGET, 8);
+    fresh(64, false);
+    struct ht_obj *read = object(HT_CHUNK_BYTES, 0), *set = object(HT_CHUNK_BYTES, 0),
+                  *others = object(HT_CHUNK_BYTES, 0);
+    put_all(read, 0, want, MIB);
+    ck_assert_int_eq(ht_obj_sync(read), 0);
+    ht_obj_evict(read);
+    for (unsigned i = 0; i < CHUNKS; i++)
+        put_all(set, (uint64_t)i * MIB, want + i * (uint64_t)MIB % BUDGET, MIB);
+    ck_assert_int_eq(ht_obj_sync(set), 0);
+    unsigned changed = change_workingset(set, CHUNKS);
+    ck_assert_uint_ge(changed, 4);
+    put_all(others, 0, want, BUDGET - (uint64_t)changed * MIB);
+    dev_stall_at(dev, HT_IO_WRITE, 3);
+    ck_assert_int_eq(pthread_create(&syncer, NULL, sync_one, set), 0);
+    while (!dev_is_stalled(dev))
+        sched_yield();
+    ck_assert_int_eq(pthread_create(&reader, NULL, read_one, read), 0);
+    while (!has_image(read))
+        sched_yield();
+    dev_stall(dev, false);
+    pthread_join(reader, NULL);
+    pthread_join(syncer, NULL);
+    ht_obj_put(read);
+    ht_obj_put(set);
+    ht_obj_put(others);
+    done();
+    free(want);
+}
+END_TEST
+
 static void delete_but_hold(struct ht_obj *o)
 {
     struct ht_tx *tx;
@@ -226,6 +379,8 @@ int main(void)
     tcase_add_test(tc, many_writers_share_what_comes_free);
     tcase_add_test(tc, what_was_begun_and_left_is_written_too);
     tcase_add_test(tc, a_reader_that_finds_no_room_has_writeback_make_more);
+    tcase_add_test(tc, a_reader_gets_the_first_image_that_comes_free);
+    tcase_add_test(tc, a_reader_takes_an_image_of_the_working_set_if_no_other_comes);
     tcase_add_test(tc, what_is_deleted_may_be_let_go_of_beside_writing);
     return run_suite(tc);
 }
