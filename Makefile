@@ -57,7 +57,7 @@
 ##              steps and tensor I/O beside all engines in the background, and with these paused; 4 minutes; build/bench/background.jsonl
 ##   bench-space
 ##              space of checkpoints, copies, weights of a trained model; cold reads of compressed weights; beside btrfs and XFS with
-##              duperemove; 6 minutes; SIZE= is the size of the copy in MiB (512); build/bench/space.jsonl
+##              duperemove; 14 minutes, 7 with STEPS=300 of training; SIZE= is the size of the copy in MiB (512); build/bench/space.jsonl
 ##   bench-aging
 ##              cold reads, steps and synced writes of a store that is old and almost full, beside a fresh one; 3 hours of churn,
 ##              or 24 with HITRAIN_LONG=1; 3 or 15 minutes; build/bench/aging.jsonl
@@ -419,7 +419,7 @@ bench-background: deps
 bench-space:
 	@tests/tools/deps.sh bench-space
 	@$(MAKE) --no-print-directory all $(B)/bench/bench_codec
-	@$(PYTHON) bench/space.py $(if $(RUNS),--runs $(RUNS))
+	@$(PYTHON) bench/space.py $(if $(RUNS),--runs $(RUNS)) $(if $(STEPS),--steps $(STEPS))
 bench-aging:
 	@tests/tools/deps.sh bench-path
 	@$(MAKE) --no-print-directory all

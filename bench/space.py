@@ -15,7 +15,8 @@ files were written. Space is what the file system counts, after its engines have
 write and ends there. Then the device is limited, and files are read cold; hitrain also reads such weights, moments and
 random bytes without compression, in turns. On the limited device it compares a copy with its origin, too: the rate at
 which it reads both, beside the limit. SIZE= in the environment is the size of the copy in MiB (512); all else
-follows from it. A row of a system that is not installed here says so. Figures in space.jsonl.
+follows from it. STEPS= is how long the model is trained (1,000 steps). A row of a system that is not installed here says
+so. Figures in space.jsonl.
 """
 import argparse
 import atexit
@@ -388,7 +389,7 @@ def parse_args():
     p = argparse.ArgumentParser(description=__doc__)
     p.add_argument('--runs', type=int, default=3, help='of the reads')
     p.add_argument('--size', type=int, default=int(os.environ.get('SIZE', 512)), help='MiB of the copy')
-    p.add_argument('--steps', type=int, default=300, help='of the training')
+    p.add_argument('--steps', type=int, default=1000, help='of the training')
     p.add_argument('--limit', type=int, default=300 * MIB, help='bytes per second while reading')
     return p.parse_args()
 
