@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * model_steps.c - long random work on a model root that logs its steps, against whole arrays: gradients of all and of
- * some parameters and elements, steps of every kind, writes of parameters and state, resets, new parameters, aborts,
- * checkpoints, clean remounts, and crashes, also while logged steps are computed again.
+ * some parameters and elements, dense and sparse ones, steps of every kind, writes of parameters and state, resets, new
+ * parameters, aborts, checkpoints, clean remounts, and crashes, also while logged steps are computed again.
  *
  * Each step is durable, logged or not. So after a crash and after an abort the root equals the arrays as they were when
  * the last call that committed returned. HITRAIN_SEED=N runs other work, HITRAIN_LONG=1 does fifty times as much.
@@ -110,11 +110,25 @@ static void check(void)
 
 /* ---------------------------------------------------------------- the steps */
 
+/* Leaves one element of many, as in the gradient of an embedding. */
+static void thin(uint8_t *g, const struct test_param *p)
+{
+    size_t size = dtype_bytes(p->grad_dtype);
+    uint64_t every = 2 + below(20) * below(500);
+
+    for (uint64_t i = 0; i < p->n; i++)
+        if (i % every)
+            memset(g + i * size, 0, size);
+}
+
 static void send_part(struct test_param *p, uint64_t first, uint64_t end, bool count)
 {
     struct ht_optim_config c = fixture_config(w.config);
     size_t g_bytes = dtype_bytes(p->grad_dtype);
     uint8_t *g = random_gradient(&w, p);
+
+    if (!below(3))
+        thin(g, p);
     struct ht_grad *grad = open_grad(&w, p);
     size_t len = (end - first) * g_bytes;
 
