@@ -92,6 +92,8 @@ static const struct row rows[] = {
     STORE("dirty_bytes", GAUGE, store.dram_dirty_bytes, "Part of the DRAM tier newer than the devices."),
     STORE("protected_bytes", GAUGE, store.dram_protected_bytes,
           "Part of the DRAM tier, in whole MiB, that holds what updates work on: the protected set."),
+    STORE("protectable_bytes", GAUGE, store.dram_protectable_bytes,
+          "What the protected set may take now: less while gradients find no room beside it."),
     STORE("pinned_bytes", GAUGE, store.dram_pinned_bytes,
           "Part of the DRAM tier that holds files with pin=dram or tier=dram."),
     STORE("passthrough_bytes", GAUGE, store.shm_bytes, "Part of the DRAM tier for passthrough files."),

@@ -202,8 +202,10 @@ static int end_boundary(struct ht_root *root) HT_REQUIRES(HT_LOCK_OPTIM)
     root->norm_known = root->open && ht_opt_deferred(root) && !rc;
     if (!rc)
         rc = ht_opt_drain(root);
-    if (!rc && root->open)
+    if (!rc && root->open) {
+        ht_store_end_step(root->o->store, ht_opt_deferred(root));
         ht_opt_close_step(root, skipped);
+    }
     return rc;
 }
 

@@ -15,8 +15,9 @@ struct ht_store_stats {
     uint64_t total_bytes, free_bytes, available_bytes, reserved_bytes, pending_free_bytes; /* space for data */
     uint64_t objects, chunks, lost_chunks; /* published; published and marked lost */
     uint64_t dram_bytes, dram_used_bytes, dram_dirty_bytes, dram_protected_bytes, dram_workingset_bytes;
-    uint64_t dram_pinned_bytes;  /* of the protected ones */
-    uint64_t dram_passing_bytes; /* that the protected set never takes */
+    uint64_t dram_pinned_bytes;      /* of the protected ones */
+    uint64_t dram_passing_bytes;     /* that the protected set never takes */
+    uint64_t dram_protectable_bytes; /* what it may take now */
     uint64_t shm_bytes, shm_used_bytes,
         shm_count; /* share; memory of open objects, and of closed ones that still have it; objects */
     uint64_t staging_bytes, staging_used_bytes;

@@ -132,6 +132,8 @@ bool ht_store_leaves_out(const struct ht_store *s);
  * in the protected set. 0: none.
  */
 void ht_store_expect_waiting(struct ht_store *s, uint64_t bytes);
+/* All updates of a step have run. waits: its gradients waited in memory. Other content may get more room, or less. */
+void ht_store_end_step(struct ht_store *s, bool waits);
 /* Publishes everything outside scopes and makes it durable: sync(2). WAITS. */
 int ht_store_commit(struct ht_store *s) HT_MUST_CHECK;
 /*

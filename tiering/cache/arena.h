@@ -143,6 +143,9 @@ static inline uint64_t ht_arena_protected_max(uint64_t arena_bytes)
 {
     return arena_bytes - ht_max_u64(arena_bytes / 8, ht_min_u64(arena_bytes / 4, 32u << 20));
 }
+/* Of this arena: that at first, and less while what passes needs more room (tier/passing.h). Pins heed the first. */
+void ht_arena_set_protected_max(struct ht_arena *a, uint64_t bytes) HT_REQUIRES(HT_LOCK_STORE);
+uint64_t ht_arena_protected_max_now(const struct ht_arena *a) HT_REQUIRES(HT_LOCK_STORE);
 /*
  * Is there room in the protected set for another image of any size? For this one, which may share its slot with
  * protected ones? Room for waiting images that are expected does not count.

@@ -82,6 +82,7 @@ struct ht_arena {
     struct ht_slot_list final[HT_NODES_MAX];                /* slots with a final image, by node */
     uint64_t used_on[HT_NODES_MAX], dirty_on[HT_NODES_MAX]; /* dirty: in passing images */
     uint64_t used_bytes, protected_bytes, workingset_bytes; /* the last two: whole slots */
+    uint64_t protected_max;                                 /* for both */
     uint64_t waiting_bytes, waiting_expected;               /* waiting images: there, and in a whole step */
     uint64_t pinned_bytes, pinned_wanted;                   /* pinned images: there, and without room */
     uint64_t passing_dirty_bytes,

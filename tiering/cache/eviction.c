@@ -111,9 +111,14 @@ static void set_protected(struct ht_arena *a, uint32_t n, bool protected) HT_REQ
     count(a, n, 1);
 }
 
-static uint64_t workingset_bytes_max(const struct ht_arena *a)
+void ht_arena_set_protected_max(struct ht_arena *a, uint64_t bytes)
 {
-    return ht_arena_protected_max(ht_arena_bytes(a));
+    a->protected_max = ht_min_u64(bytes, ht_arena_protected_max(ht_arena_bytes(a)));
+}
+
+uint64_t ht_arena_protected_max_now(const struct ht_arena *a)
+{
+    return a->protected_max;
 }
 
 /* Room in the protected set that waiting and pinned images will take. */
@@ -122,26 +127,25 @@ static uint64_t awaited_bytes(const struct ht_arena *a)
     return a->waiting_expected - ht_min_u64(a->waiting_bytes, a->waiting_expected) + a->pinned_wanted;
 }
 
-/* Is there room in the protected set for the content of a slot? */
-static bool has_share(const struct ht_arena *a, const struct ht_slot *s, uint64_t others)
+/* Is there room in the protected set for the content of a slot, up to so many bytes? */
+static bool has_share(const struct ht_arena *a, const struct ht_slot *s, uint64_t others, uint64_t most)
 {
-    return s->images[HT_IMAGE_PROTECTED] ||
-        a->protected_bytes + others + (1u << HT_SLOT_SHIFT) <= workingset_bytes_max(a);
+    return s->images[HT_IMAGE_PROTECTED] || a->protected_bytes + others + (1u << HT_SLOT_SHIFT) <= most;
 }
 
 bool ht_arena_has_protected_room(const struct ht_arena *a)
 {
-    return a->protected_bytes + awaited_bytes(a) + (1u << HT_SLOT_SHIFT) <= workingset_bytes_max(a);
+    return a->protected_bytes + awaited_bytes(a) + (1u << HT_SLOT_SHIFT) <= a->protected_max;
 }
 
 void ht_arena_expect_waiting(struct ht_arena *a, uint64_t bytes)
 {
-    a->waiting_expected = ht_min_u64(bytes, workingset_bytes_max(a));
+    a->waiting_expected = ht_min_u64(bytes, a->protected_max);
 }
 
 bool ht_arena_lacks_waiting_room(const struct ht_arena *a)
 {
-    return a->protected_bytes + awaited_bytes(a) > workingset_bytes_max(a);
+    return a->protected_bytes + awaited_bytes(a) > a->protected_max;
 }
 
 uint64_t ht_arena_waiting_bytes(const struct ht_arena *a)
@@ -151,7 +155,7 @@ uint64_t ht_arena_waiting_bytes(const struct ht_arena *a)
 
 bool ht_arena_may_protect(const struct ht_arena *a, uint32_t n)
 {
-    return !ht_arena_is_external(a, n) && has_share(a, &a->slot[n / HT_SLOT_SUBS], awaited_bytes(a));
+    return !ht_arena_is_external(a, n) && has_share(a, &a->slot[n / HT_SLOT_SUBS], awaited_bytes(a), a->protected_max);
 }
 
 void ht_arena_protect(struct ht_arena *a, uint32_t n)
@@ -161,7 +165,8 @@ void ht_arena_protect(struct ht_arena *a, uint32_t n)
 
 void ht_arena_protect_waiting(struct ht_arena *a, uint32_t n)
 {
-    if (ht_arena_is_external(a, n) || a->image[n].protected || !has_share(a, &a->slot[n / HT_SLOT_SUBS], 0))
+    if (ht_arena_is_external(a, n) || a->image[n].protected ||
+        !has_share(a, &a->slot[n / HT_SLOT_SUBS], 0, a->protected_max))
         return;
     ht_arena_protect(a, n);
     a->image[n].waiting = true;
@@ -189,7 +194,7 @@ bool ht_arena_has_pinned_room(const struct ht_arena *a)
     uint64_t slot = 1u << HT_SLOT_SHIFT;
 
     return a->pinned_bytes + slot <= ht_arena_pinned_max(ht_arena_bytes(a)) &&
-        a->protected_bytes + slot <= workingset_bytes_max(a);
+        a->protected_bytes + slot <= ht_arena_protected_max(ht_arena_bytes(a));
 }
 
 bool ht_arena_pin(struct ht_arena *a, uint32_t n)
@@ -198,7 +203,7 @@ bool ht_arena_pin(struct ht_arena *a, uint32_t n)
         return true;
     uint32_t bytes = ht_arena_slot_bytes(a, n);
     if (a->pinned_bytes + bytes > ht_arena_pinned_max(ht_arena_bytes(a)) ||
-        !has_share(a, &a->slot[n / HT_SLOT_SUBS], 0))
+        !has_share(a, &a->slot[n / HT_SLOT_SUBS], 0, ht_arena_protected_max(ht_arena_bytes(a))))
         return false;
     wait_no_more(a, n);
     set_protected(a, n, true);
@@ -254,7 +259,8 @@ void ht_eviction_join_workingset(struct ht_arena *a, uint32_t n)
 {
     const struct ht_slot *s = &a->slot[n / HT_SLOT_SUBS];
 
-    if (s->images[HT_IMAGE_WORKINGSET] || has_share(a, s, a->workingset_bytes + ht_order_hint_bytes(a)))
+    if (s->images[HT_IMAGE_WORKINGSET] ||
+        has_share(a, s, a->workingset_bytes + ht_order_hint_bytes(a), a->protected_max))
         set_workingset(a, n, true);
 }
 
@@ -438,7 +444,7 @@ void ht_eviction_forget(struct ht_arena *a, uint32_t n)
 /* The protected set takes its room from the working set. */
 static bool may_stay_in_workingset(const struct ht_arena *a, const struct ht_image *im)
 {
-    return !a->forced && a->protected_bytes + a->workingset_bytes + ht_order_hint_bytes(a) <= workingset_bytes_max(a) &&
+    return !a->forced && a->protected_bytes + a->workingset_bytes + ht_order_hint_bytes(a) <= a->protected_max &&
         !ht_workingset_is_over(&a->workingset, im->used_at);
 }
 

@@ -165,6 +165,7 @@ void ht_arena_verify(struct ht_arena *a)
     assert(a->free_slots == sums.free_slots);
     assert(a->used_bytes == sums.used_bytes);
     assert(a->protected_bytes == sums.protected_bytes && a->workingset_bytes == sums.workingset_bytes);
+    assert(a->protected_max <= ht_arena_protected_max(ht_arena_bytes(a)));
     assert(a->passing_dirty_bytes == sums.passing_dirty_bytes);
     assert(a->durable_dirty_bytes == sums.durable_dirty_bytes);
     assert(a->readahead_bytes == sums.readahead_bytes && a->waiting_bytes == sums.waiting_bytes);

@@ -11,6 +11,7 @@
 #include "tiering/object/image.h"
 #include "tiering/object/object.h"
 #include "tiering/engine/engine.h"
+#include "tiering/store/store_priv.h"
 
 void ht_obj_evict(struct ht_obj *o)
 {
@@ -88,5 +89,14 @@ void ht_store_expect_waiting(struct ht_store *s, uint64_t bytes)
     ht_store_lock(s);
     ht_arena_expect_waiting(s->arena, bytes);
     ht_planner_expect_waiting(s, bytes);
+    ht_store_unlock(s);
+}
+
+void ht_store_end_step(struct ht_store *s, bool waits)
+{
+    ht_store_lock(s);
+    struct ht_passing *p = &s->own->passing;
+    if (ht_passing_end_step(p, waits))
+        ht_arena_set_protected_max(s->arena, ht_arena_bytes(s->arena) - p->bytes);
     ht_store_unlock(s);
 }

@@ -108,6 +108,7 @@ void ht_store_stats(struct ht_store *s, struct ht_store_stats *out)
     out->dram_used_bytes = ht_arena_used_bytes(s->arena);
     out->dram_dirty_bytes = s->flow.dirty_bytes;
     out->dram_protected_bytes = ht_arena_protected_bytes(s->arena);
+    out->dram_protectable_bytes = ht_arena_protected_max_now(s->arena);
     out->dram_pinned_bytes = ht_arena_pinned_bytes(s->arena);
     out->dram_workingset_bytes = ht_arena_workingset_bytes(s->arena);
     out->hits = s->flow.hits;

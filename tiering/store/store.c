@@ -99,6 +99,9 @@ static int make_memory(struct ht_store *s)
     if (!rc)
         rc = ht_arena_new(o->dram_bytes - o->shm_bytes, &s->numa.nodes, ht_store_evict_image, s, &s->arena);
     if (!rc)
+        ht_passing_init(&s->own->passing, ht_arena_bytes(s->arena),
+                        ht_arena_bytes(s->arena) - ht_arena_protected_max(ht_arena_bytes(s->arena)));
+    if (!rc)
         rc = ht_shm_init(s);
     return rc ? rc : ht_staging_new(o->staging_bytes, &s->numa.nodes, &s->staging);
 }

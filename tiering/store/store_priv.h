@@ -4,6 +4,7 @@
 #define HITRAIN_TIERING_STORE_STORE_PRIV_H
 
 #include "tiering/base/base.h"
+#include "tiering/tier/passing.h"
 #include "tiering/journal/journal.h"
 
 struct ht_store;
@@ -21,6 +22,7 @@ struct ht_own {
     HT_GUARDED_BY(HT_LOCK_STORE) struct {
         struct ht_batch_pin_work *batch_pin_works; /* free ones */
         uint64_t batch_pin_works_bytes;            /* heap of all */
+        struct ht_passing passing;
     };
 };
 

@@ -395,6 +395,35 @@ START_TEST(the_backlog_ends_before_the_store_writes_ahead)
 }
 END_TEST
 
+/*
+ * A gradient has 16 MiB. The protected set is full of its parameter and state, and leaves 8. A part is written and read
+ * back, so the set gives way at the end of the step.
+ */
+START_TEST(a_gradient_gets_room_from_the_protected_set)
+{
+    struct ht_store_stats st;
+    uint64_t least = UINT64_MAX;
+
+    w.dram_bytes = 32 * MIB;
+    w.device_bytes = 384ull * MIB;
+    w.no_plan = true;
+    fixture_open_as(&w, "adamw lr=1e-2", 1);
+    fixture_param(&w, HT_DTYPE_F32, HT_DTYPE_F32, 16 * MIB / 4, HT_CHUNK_BYTES);
+    for (unsigned step = 0; step < 3; step++) {
+        large_step();
+        ht_store_stats(w.s, &st);
+        least = ht_min_u64(least, st.dram_protectable_bytes);
+    }
+    ck_assert_uint_le(least, 22 * MIB);
+    configure("adamw lr=1e-2 max_grad_norm=1");
+    large_step();
+    ht_store_stats(w.s, &st);
+    ck_assert_uint_eq(st.dram_protectable_bytes, 24 * MIB);
+    ht_store_verify(w.s, false);
+    fixture_close(&w);
+}
+END_TEST
+
 /* Half of the gradients have closed, then their root goes: nothing is kept for them any more. */
 START_TEST(nothing_waits_for_a_root_that_is_gone)
 {
@@ -436,6 +465,7 @@ int main(void)
     tcase_add_test(t, what_is_covered_in_part_counts_in_part);
     tcase_add_test(t, a_parameter_that_goes_before_the_boundary_does_not_count);
     tcase_add_loop_test(t, waiting_gradients_stay_in_memory, 0, 2);
+    tcase_add_test(t, a_gradient_gets_room_from_the_protected_set);
     tcase_add_test(t, nothing_waits_for_a_root_that_is_gone);
     tcase_add_loop_test(t, the_backlog_ends_before_the_store_writes_ahead, 0, 4);
     return run_suite("norm", t);

@@ -50,12 +50,42 @@ START_TEST(pinned_images_get_room_from_protected_ones)
 }
 END_TEST
 
+START_TEST(the_protected_set_gives_way_but_pins_have_all_of_it)
+{
+    struct ht_arena *a;
+    uint32_t n[32];
+
+    ck_assert_int_eq(ht_arena_new(32 << 20, NULL, evict, NULL, &a), 0);
+    for (int i = 0; i < 32; i++) {
+        n[i] = ht_arena_get(a, 1 << 20, 0, HT_NUMA_INDEX_ANY);
+        ht_arena_image(a, n[i])->owner = a;
+        if (ht_arena_may_protect(a, n[i]))
+            ht_arena_protect(a, n[i]);
+    }
+    ck_assert_uint_eq(ht_arena_protected_bytes(a), 24 << 20);
+    ht_arena_set_protected_max(a, 20 << 20);
+    ck_assert_uint_eq(ht_arena_protected_max_now(a), 20 << 20);
+    for (int i = 0; i < 4; i++) {
+        ck_assert(ht_arena_lacks_waiting_room(a) && !ht_arena_may_protect(a, n[24]));
+        ht_arena_unprotect(a, n[i]);
+    }
+    ck_assert(!ht_arena_lacks_waiting_room(a) && !ht_arena_has_protected_room(a));
+    ck_assert(ht_arena_has_pinned_room(a) && ht_arena_pin(a, n[24]));
+    ht_arena_verify(a);
+    ht_arena_set_protected_max(a, 100 << 20);
+    ck_assert_uint_eq(ht_arena_protected_max_now(a), 24 << 20);
+    ck_assert(ht_arena_may_protect(a, n[0]));
+    ht_arena_free(a);
+}
+END_TEST
+
 int main(void)
 {
     Suite *suite = suite_create("pinned");
     TCase *tc = tcase_create("pinned");
 
     tcase_add_test(tc, pinned_images_get_room_from_protected_ones);
+    tcase_add_test(tc, the_protected_set_gives_way_but_pins_have_all_of_it);
     suite_add_tcase(suite, tc);
     return run_all(suite);
 }

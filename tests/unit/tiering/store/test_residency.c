@@ -221,6 +221,63 @@ START_TEST(content_that_becomes_cold_is_protected_no_more)
 }
 END_TEST
 
+/*
+ * A backward pass writes a gradient, and updates read it for the last time. Returns the MiB that devices read for it.
+ */
+static uint64_t consume(struct ht_obj *gradient, uint64_t mib)
+{
+    uint8_t *p = pattern(mib * MIB, 5);
+    uint64_t before = obj_stat(gradient).device_read_bytes;
+
+    put_all(gradient, 0, p, mib * MIB);
+    free(p);
+    for (uint64_t i = 0; i < mib; i++) {
+        struct ht_batch_pin l = {.store = s, .count = 1};
+        l.chunk[0] =
+            (struct ht_batch_pin_chunk){.obj = gradient, .index = i, .mode = HT_BATCH_PIN_READ, .consumed = true};
+        ck_assert_int_eq(ht_batch_pin_begin(&l), 0);
+        ck_assert_int_eq(ht_batch_pin_wait(&l), 0);
+        ht_batch_pin_end(&l, 0);
+        ck_assert_int_eq(ht_batch_pin_finish(&l), 0);
+        ht_obj_scratch_drop(gradient, i, 1);
+    }
+    return (obj_stat(gradient).device_read_bytes - before) / MIB;
+}
+
+START_TEST(the_protected_set_gives_way_to_gradients_that_are_read_back)
+{
+    struct ht_store_stats st;
+    bool staged;
+
+    fresh(128, false);
+    struct ht_obj_attr a = {
+        .oid = ht_store_new_id(s), .chunk_bytes = HT_CHUNK_BYTES, .obj_class = HT_CLASS_SCRATCH, .scope = 9};
+    struct ht_obj *state = full(16, 1), *gradient;
+    ck_assert_int_eq(ht_obj_create(s, &a, &gradient), 0);
+    for (unsigned step = 0; step < 8; step++) {
+        uint64_t back = consume(gradient, 5);
+        for (uint64_t i = 0; i < 16; i++)
+            update(state, i, &staged);
+        ck_assert_int_eq(ht_obj_sync(state), 0);
+        ht_store_stats(s, &st);
+        if (step == 1) /* the set is full */
+            ck_assert(back >= 3 && st.dram_protectable_bytes == 6 * MIB);
+        if (step >= 3) {
+            ck_assert_uint_eq(back, 0);
+            ck_assert_uint_le(st.dram_protectable_bytes, 3 * MIB);
+            ck_assert_uint_le(st.dram_protected_bytes, 3 * MIB);
+        }
+        ht_store_end_step(s, false);
+    }
+    ht_store_end_step(s, true);
+    ht_store_stats(s, &st);
+    ck_assert_uint_eq(st.dram_protectable_bytes, 6 * MIB);
+    ht_obj_put(gradient);
+    ht_obj_put(state);
+    done();
+}
+END_TEST
+
 int main(void)
 {
     TCase *tc = tcase_create("residency");
@@ -232,5 +289,6 @@ int main(void)
     tcase_add_test(tc, a_pinned_image_that_grows_stays_pinned);
     tcase_add_test(tc, cold_content_leaves_first);
     tcase_add_test(tc, content_that_becomes_cold_is_protected_no_more);
+    tcase_add_test(tc, the_protected_set_gives_way_to_gradients_that_are_read_back);
     return run_suite(tc);
 }
