@@ -28,6 +28,7 @@ struct ht_store_stats {
     uint64_t room_waits;                                         /* requests that waited for room in the DRAM tier */
     uint64_t readahead_chunks, readahead_hits, readahead_wasted; /* read ahead; later used; evicted unused */
     uint64_t moved_bytes; /* of ranges that an update wrote to another device than before */
+    uint64_t scratch_written_bytes, scratch_dropped_bytes; /* of scratch objects: to devices; ended in memory */
     uint64_t device_read_bytes, device_written_bytes, device_discarded_bytes, device_flushes;
     uint64_t day_written_bytes, endurance_bytes; /* in the last 24 hours since the mount; the budget, 0: none */
     uint64_t checksum_errors, read_errors, write_errors;

@@ -166,6 +166,9 @@ void ht_chunk_drop_image(struct ht_obj *o, struct ht_chunk *c, uint64_t index)
 {
     if (c->slot == HT_SLOT_NONE)
         return;
+    const struct ht_image *im = ht_arena_image(o->s->arena, c->slot);
+    if (im->dirty && o->obj_class == HT_CLASS_SCRATCH)
+        o->s->flow.scratch_dropped_bytes += im->data_hi;
     ht_chunk_set_clean(o, c, index);
     ht_chunk_unreserve(o, c);
     ht_wake_for_slot(o->s, c->slot);

@@ -61,8 +61,9 @@ struct ht_flow {
     unsigned writing;           /* images on their way to a device by writeback */
     uint64_t writing_blocks;    /* that they have */
     uint64_t hits, misses, evictions, writebacks, commits;
-    uint64_t room_waits;  /* waits for the eviction of an image */
-    uint64_t moved_bytes; /* of updates, to another device than before */
+    uint64_t room_waits;                                   /* waits for the eviction of an image */
+    uint64_t moved_bytes;                                  /* of updates, to another device than before */
+    uint64_t scratch_written_bytes, scratch_dropped_bytes; /* of scratch objects: to devices; gone before that */
     uint64_t checksum_errors, read_errors, write_errors;
 };
 

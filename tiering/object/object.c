@@ -406,6 +406,8 @@ void ht_obj_count_written(struct ht_obj *o, const struct ht_ref *ref)
 {
     o->written_blocks = ht_min_u64((uint64_t)o->written_blocks + ht_ref_blocks(ref), BLOCKS_MAX);
     o->scope->written_bytes += ht_ref_blocks(ref) * HT_BLOCK_BYTES;
+    if (o->obj_class == HT_CLASS_SCRATCH)
+        o->s->flow.scratch_written_bytes += ht_ref_blocks(ref) * HT_BLOCK_BYTES;
 }
 
 /* --------------------------------------------------------------- scratch */

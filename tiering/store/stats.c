@@ -118,6 +118,8 @@ void ht_store_stats(struct ht_store *s, struct ht_store_stats *out)
     out->writebacks = s->flow.writebacks;
     out->room_waits = s->flow.room_waits;
     out->moved_bytes = s->flow.moved_bytes;
+    out->scratch_written_bytes = s->flow.scratch_written_bytes;
+    out->scratch_dropped_bytes = s->flow.scratch_dropped_bytes;
     out->commits = s->flow.commits;
     out->checksum_errors = s->flow.checksum_errors;
     out->read_errors = s->flow.read_errors;

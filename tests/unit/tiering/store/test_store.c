@@ -377,10 +377,20 @@ START_TEST(scratch_is_not_protected_and_costs_no_write)
     ht_obj_scratch_drop(o, 1, 1);
     memset(p + MIB, 0, MIB);
     expect(o, 0, p, 4 * MIB);
+    ht_store_stats(s, &after);
+    ck_assert_uint_eq(after.scratch_dropped_bytes, MIB);
     ht_obj_scratch_clear(o);
     ck_assert_uint_eq(ht_obj_size(o), 0);
     ht_store_stats(s, &after);
     ck_assert_uint_eq(after.dram_dirty_bytes, 0);
+    ck_assert_uint_eq(after.scratch_dropped_bytes, 4 * MIB);
+    ck_assert_uint_eq(after.scratch_written_bytes, 0);
+    uint8_t *more = pattern(12 * MIB, 12); /* the tier has 8 */
+    put_all(o, 0, more, 12 * MIB);
+    free(more);
+    ht_store_stats(s, &after);
+    ck_assert_uint_ge(after.scratch_written_bytes, 4 * MIB);
+    ht_obj_scratch_clear(o);
     uint64_t oid = ht_obj_id(o);
     ht_obj_put(o);
     free(p);
