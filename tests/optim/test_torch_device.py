@@ -14,7 +14,9 @@ import pytest
 from trainer import LR, SECONDS_MAX, TOP, shared_root, shared_store  # first: it makes the client importable
 import torch
 import hitrain
-from hitrain import _offload
+from hitrain import _activations, _offload
+from hitrain._device import Copies, Fetched, Leaving
+import test_torch_activations as activations
 from test_torch_offload import KEEP, WIDTH, WORDS, Adapted, Image, Text, Twice, assert_equal, loss_of, made, train, values
 
 pytestmark = pytest.mark.skipif(not hasattr(torch, 'compiler'), reason='PyTorch 2.1 or newer')
@@ -29,6 +31,36 @@ def stand_in(monkeypatch, request):
     gc.collect()
     if 'shared_root' in request.fixturenames:
         shutil.rmtree(request.node.funcargs['shared_root'].parent, ignore_errors=True)
+
+
+class Late(Copies):
+    """Copies end when they are waited for, and no earlier: whoever does not wait finds other bytes."""
+
+    class Event:
+        def __init__(self, into, values):
+            self.into, self.values = into, values
+
+        def synchronize(self):
+            if self.into.numel() * self.into.element_size() <= self.into.untyped_storage().nbytes():  # else it left unused
+                with torch.no_grad():
+                    self.into.view(-1).copy_(self.values.reshape(-1))
+
+    def load(self, values, there):
+        there.untyped_storage().resize_(values.numel() * values.element_size())
+        there.view(-1).view(torch.uint8).fill_(0x7f)
+        return self.Event(there, values.detach().clone())
+
+    def send(self, host):
+        there = torch.full_like(host, 0x7f)
+        return there, self.Event(there, host)
+
+    def wait(self, loaded, there):
+        loaded.synchronize()
+
+    def fetch(self, there):
+        host = torch.empty_like(there)
+        host.view(-1).view(torch.uint8).fill_(0x7f)
+        return Fetched(host, self.Event(host, there.detach()))
 
 
 def offload(model, root, rule='adamw', **options):
@@ -49,7 +81,10 @@ def expected(root, steps, kind=Text, passes=1, model_options={}, **options):
 @pytest.mark.parametrize('kind, model_options, options', [
     (Text, {}, {}), (Twice, {}, {}), (Adapted, {}, {}), (Image, {}, {}), (Text, {'recompute': 'reentrant'}, {}), (Text, {'recompute': 'yes'}, {}),
     (Text, {'tied': False}, {'max_grad_norm': 0.1}), (Text, {}, {'async_step': True}), (Text, {}, {'passes': 2, 'accumulate': 2})])
-def test_the_bits_are_those_of_the_model_in_memory(shared_root, kind, model_options, options):
+def test_the_bits_are_those_of_the_model_in_memory(shared_root, kind, model_options, options, monkeypatch):
+    options = dict(options)
+    if kind is not Image:  # which has small parameters alone
+        monkeypatch.setattr(_offload, 'Copies', Late)
     passes = options.pop('passes', 1)
     losses, wanted = expected(shared_root.with_name('plain'), 3, kind, passes, model_options, **options)
     model, most = made(kind, **model_options), []
@@ -60,6 +95,128 @@ def test_the_bits_are_those_of_the_model_in_memory(shared_root, kind, model_opti
         optimizer.commit()
         assert_equal(wanted, values(model))
         assert 0 < max(most) <= KEEP and there(optimizer) == 0
+
+
+@pytest.mark.parametrize('copies, keep, model_options', [(Copies, 3 << 20, {}), (Late, 0, {'recompute': True})])
+def test_saved_tensors_leave_the_device(shared_root, copies, keep, model_options, monkeypatch):
+    monkeypatch.setattr(_offload, 'Copies', copies)
+    wanted, _ = activations.train(shared_root.with_name('plain'), 2, model_options)
+    found, figures = activations.train(shared_root.with_name('own'), 2, model_options, activations=keep, device='cpu')
+    assert all(torch.equal(found[name], wanted[name]) for name in wanted)
+    assert figures['saved_bytes'] > 4 << 20
+    assert figures['written_bytes'] + figures['forwarded_bytes'] + figures['dropped_bytes'] > 0
+
+
+def test_parameters_on_the_device_are_not_saved_again(shared_root):
+    model = torch.nn.Sequential(*(torch.nn.Linear(512, 512) for _ in range(3)))
+    with offload(model, shared_root, keep=64 << 20, activations=0) as optimizer:
+        model(torch.ones(1, 512, requires_grad=True)).sum().backward()
+        assert optimizer.figures()['activations']['saved_bytes'] == 0
+
+
+@pytest.mark.parametrize('copies', [Copies, Late])
+def test_a_saved_tensor_is_written_read_and_forwarded(shared_store, monkeypatch, copies):
+    slow = activations.Slow(monkeypatch)
+    saved = _activations.Activations(str(shared_store.mountpoint), 0, set(), copies(torch.device('cpu'), 0))
+    values = [activations.matrix(i) for i in range(3)]
+    packed = [saved.pack(v) for v in values]
+    assert slow.begun.wait(SECONDS_MAX)
+    assert saved.unpack(packed[1]).data_ptr() == values[1].data_ptr() and packed[1].entry.fetched is None
+    values[2].add_(1)  # while the copy from the device may still run
+    slow.go.set()
+    saved.settle()
+    assert packed[0].entry.state == _activations.STORED and packed[0].entry.memory is None
+    again = saved.unpack(packed[0])
+    assert torch.equal(again, values[0]) and again.data_ptr() != values[0].data_ptr()
+    with pytest.raises(RuntimeError, match='modified by an inplace operation'):
+        saved.unpack(packed[2])
+    del again, packed
+    activations.assert_nothing_is_left(saved)
+    saved.close()
+
+
+def test_an_error_of_the_device_is_raised_by_the_next_forward_and_by_backward(shared_store, monkeypatch):
+    class Broken(Late):
+        def send(self, host):
+            raise RuntimeError('CUDA error of the test')
+
+        def fetch(self, there):
+            def fail():
+                raise RuntimeError('CUDA error of the test')
+            fetched = super().fetch(there)
+            fetched._event.synchronize = fail
+            return fetched
+    saved = _activations.Activations(str(shared_store.mountpoint), 0, set(), Late(torch.device('cpu'), 0))
+    packed = saved.pack(activations.matrix())
+    saved.settle()
+    saved._copies = Broken(torch.device('cpu'), 0)
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match='CUDA error of the test'):
+            saved.unpack(packed)
+    more = saved.pack(activations.matrix(1))
+    saved.settle()
+    with pytest.raises(RuntimeError, match='CUDA error of the test'):
+        saved.pack(activations.matrix(2))
+    assert torch.equal(saved.unpack(more), activations.matrix(1))  # it is on the device still
+    del packed, more
+    activations.assert_nothing_is_left(saved)
+    saved.close()
+
+
+def test_a_load_waits_until_the_device_has_passed_what_left():
+    said = []
+
+    class Event:
+        def __init__(self, name):
+            self.name = name
+
+        def synchronize(self):
+            said.append(self.name)
+    leaving = Leaving(100)
+    leaving.enters(60)
+    leaving.enters(40)
+    leaving.leaves(60, [Event('a'), Event('b')])
+    leaving.leaves(40, [Event('c')])
+    assert said == []
+    leaving.enters(50)  # beside the 40 of c
+    assert said == ['a', 'b']
+    leaving.enters(10)
+    assert said == ['a', 'b']
+    leaving.enters(1)
+    assert said == ['a', 'b', 'c']
+    leaving.enters(1000)  # what must be there comes, although there is no room
+    leaving.leaves(1000, [])
+    leaving.enters(39)
+    assert said == ['a', 'b', 'c']
+
+
+def test_what_a_stream_uses_is_waited_for(shared_root, monkeypatch):
+    """A stream that is behind: what left for it counts until it was waited for."""
+    class Stream(Late):
+        behind = 0
+
+        def record_event(self):
+            Stream.behind += 1
+            return self
+
+        def synchronize(self):
+            Stream.behind -= 1
+
+        def wait(self, loaded, there):
+            super().wait(loaded, there)
+            return self
+
+        def load(self, values, there):
+            assert self.leaving._there_bytes + self.leaving._left_bytes <= KEEP
+            return super().load(values, there)
+    monkeypatch.setattr(_offload, 'Copies', Stream)
+    losses, wanted = expected(shared_root.with_name('plain'), 2)
+    model = made()
+    with offload(model, shared_root) as optimizer:
+        assert train(model, optimizer, 0, 2) == losses
+        assert Stream.behind == len(optimizer._copies.leaving._left) > 0
+        assert optimizer._copies.leaving._there_bytes == 0
+        assert_equal(wanted, values(model))
 
 
 def test_gradients_leave_the_device_in_backward(shared_root):
@@ -248,10 +405,8 @@ def test_the_model_is_in_the_memory_of_the_cpu_in_the_end(shared_root):
 
 
 def test_arguments_that_are_refused(shared_root):
-    for options, message in (({'activations': 1 << 20}, 'no activations= and no shard= with device='),
-                             ({'shard': hitrain.Shard(0, 1)}, 'no activations= and no shard= with device=')):
-        with pytest.raises(ValueError, match=message):
-            offload(made(), shared_root, **options)
+    with pytest.raises(ValueError, match='pass bytes with device='):
+        offload(made(), shared_root, activations='auto')
     model = made()
     with offload(model, shared_root):
         with pytest.raises(ValueError, match='microbatches.. takes no model with device='):

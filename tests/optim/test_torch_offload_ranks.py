@@ -139,6 +139,18 @@ def part_memory(r, model, optimizer):
     dist.barrier()
 
 
+def part_device(r, kind):
+    """Memory of the CPU stands for that of a GPU of each rank."""
+    gpu_of, _offload.gpu_of = _offload.gpu_of, torch.device
+    model = made(kind)
+    with r.offload(model, f'device-{kind.__name__}', device='cpu', activations=64 << 10) as optimizer:
+        r.train(model, optimizer, 0, STEPS)
+        r.agrees(model, r.tmp / f'{kind.__name__}-{STEPS}')
+        assert not optimizer._has_copies
+        dist.barrier()
+    _offload.gpu_of = gpu_of
+
+
 class Shares(torch.nn.Module):
     """Gradients of a sum share memory, with each other and with one that backward still needs."""
 
@@ -237,8 +249,9 @@ def work(rank, base, tmp, results):
         torch.set_num_threads(1)
         _offload.BUCKET_BYTES = 100 << 10
         r = Rank(rank, base, tmp)
-        for part, options in ((part_example, [EXAMPLE]), (part_trains, [Text]), (part_trains, [Twice]), (part_shares, []), (part_disagrees, []), (part_one_fails, []),
-                              (part_death, [])):
+        on_device = [(part_device, [Twice])] if hasattr(torch, 'compiler') else []
+        for part, options in ((part_example, [EXAMPLE]), (part_trains, [Text]), (part_trains, [Twice]), *on_device, (part_shares, []), (part_disagrees, []),
+                              (part_one_fails, []), (part_death, [])):
             part(r, *options)
             gc.collect()
         results.put((rank, None))

@@ -8,6 +8,9 @@ memory, because backward needs them first. The oldest are written when the entri
       ^                          |                               |
       '--------- needed ---------'                               '-- needed: its memory is still there
 
+Tensors of a GPU go through pinned memory (_device.py): the copy from the device begins when an entry is queued, after the work that computes
+it, and the thread writes what it finds there. What is read back goes to the device on a stream of its own. So backward waits for it there.
+
 An entry ends with the last saved tensor that has it; then its place in the file is punched. Places are a stack of whole chunks: backward
 frees the newest first. The file has no name, and its class is scratch: the store writes it only when its memory is short.
 
@@ -27,11 +30,13 @@ from typing import Any, Deque, Dict, List, Optional, Set, Tuple, Union
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
+from hitrain._device import Copies
 from hitrain._files import XATTR, close_quietly, memory_of
 
 HELD, QUEUED, WRITING, STORED, LOADING, LOADED, DEAD = range(7)
 SMALL_BYTES = 256 << 10  # smaller tensors stay in memory
 _CHUNK = 1 << 20
+_BYTE = torch.empty(0, dtype=torch.uint8)
 _PUNCH = 1 | 2  # keep the size, punch a hole
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -44,9 +49,11 @@ class _Entry:
     memory       its bytes, as a flat tensor; None: they are in the file only"""
 
     def __init__(self, tensor: torch.Tensor, begin: int, size: int, order: Tuple[int, int, int]) -> None:
-        flat = torch.empty(0, dtype=torch.uint8)
+        flat = torch.empty(0, dtype=torch.uint8, device=tensor.device)
         self.memory: Any = flat.set_(tensor.untyped_storage(), begin, (size,), (1,))
         self.original: Any = tensor
+        self.fetched: Any = None  # of a device: the copy in the memory of the CPU, from when it is queued until it is written
+        self.loaded: Any = None  # of a device: what ends the copy to it, once it was read back
         self.storage = StorageWeakRef(tensor.untyped_storage())
         self.version, self.changed = tensor._version, False
         self.begin, self.bytes, self.order = begin, size, order
@@ -73,11 +80,13 @@ class Activations:
     was measured, as SSDTrain (arXiv:2408.10013) chooses them. The first pass measures
 
     stay      addresses of storages that stay as they are: those of parameters
+    copies    to and from a device, whose tensors are meant, and not those of the CPU
     Counts: see figures()."""
 
-    def __init__(self, folder: str, keep: Union[int, str], stay: Set[int]) -> None:
+    def __init__(self, folder: str, keep: Union[int, str], stay: Set[int], copies: Optional[Copies] = None) -> None:
         self.auto, self.keep = keep == 'auto', 0 if keep == 'auto' else int(keep)
-        self._stay, self._pid = stay, os.getpid()
+        self._stay, self._pid, self._copies = stay, os.getpid(), copies
+        self._device = copies.device if copies else torch.device('cpu')
         self._fd = self._open(folder)
         self._changed = threading.Condition()
         self._entries: Dict[Any, _Entry] = {}  # by storage, version and place
@@ -85,7 +94,7 @@ class Activations:
         self._stack: List[_Entry] = []  # with a place in the file
         self.turn: Tuple[int, int] = (0, 0)  # a part of the model, and the micro-batch that goes through it
         self._count = 0  # of entries
-        self._error: Optional[OSError] = None
+        self._error: Optional[Exception] = None
         self.held_bytes = self.held_bytes_max = self.saved_bytes = 0
         self.written_bytes = self.read_bytes = self.forwarded_bytes = self.dropped_bytes = 0
         self.waited_seconds = 0.0
@@ -142,16 +151,18 @@ class Activations:
             if entry.state in (QUEUED, WRITING):
                 self.forwarded_bytes += entry.bytes
                 if entry.state == QUEUED:
-                    entry.state = HELD
+                    entry.state, entry.fetched = HELD, None
             elif entry.state == STORED:
                 self._load(entry)
             if entry.changed or (entry.original is not None and entry.original._version != entry.version):
                 raise _modified(packed.size)
             self._read_ahead(entry)
             memory = entry.memory
+            if self._copies and entry.loaded is not None:
+                self._copies.wait(entry.loaded, memory)
         shift = (packed.offset * packed.dtype.itemsize - entry.begin) // packed.dtype.itemsize
         begin = memory.storage_offset() // packed.dtype.itemsize
-        return torch.empty(0, dtype=packed.dtype).set_(memory.untyped_storage(), begin + shift, packed.size, packed.stride)
+        return torch.empty(0, dtype=packed.dtype, device=memory.device).set_(memory.untyped_storage(), begin + shift, packed.size, packed.stride)
 
     def figures(self) -> Dict[str, Any]:
         """Bytes since the beginning: saved, written, read back, forwarded (needed while they were queued or written), dropped (ended
@@ -181,13 +192,15 @@ class Activations:
 
     def _span(self, t: torch.Tensor) -> Optional[Tuple[int, int]]:
         """Where the bytes of a tensor are in its storage; None: it stays. Views of most of a storage share all of it."""
-        if t.device.type != 'cpu' or t.layout != torch.strided or t.is_sparse or type(t) not in (torch.Tensor, torch.nn.Parameter):
+        if t.device != self._device or t.layout != torch.strided or t.is_sparse or type(t) not in (torch.Tensor, torch.nn.Parameter):
             return None
         size = t.numel() * t.element_size()
         if size < SMALL_BYTES or t.is_conj() or t.is_neg():
             return None
         whole = t.untyped_storage().nbytes()
         if whole < SMALL_BYTES or t.untyped_storage().data_ptr() in self._stay:
+            return None
+        if self._copies and t.untyped_storage()._cdata in self._copies.storages:
             return None
         if 2 * size >= whole:
             return 0, whole
@@ -209,6 +222,7 @@ class Activations:
             waiting -= entry.bytes
             if entry.state == HELD:
                 entry.state = QUEUED
+                entry.fetched = self._copies.fetch(entry.memory) if self._copies else None
                 self._work.put(('write', entry))
         begin = time.monotonic()
         while self.held_bytes - self.keep > max(_WINDOW_BYTES, self.keep // 4) and not self._error and self._queued():
@@ -273,15 +287,20 @@ class Activations:
             entry.state = WRITING
             entry.at = self._stack[-1].at + _chunks(self._stack[-1].bytes) if self._stack else 0
             self._stack.append(entry)
-        memory, done, begin = memory_of(entry.memory), 0, time.monotonic()
-        error: Optional[OSError] = None
+            memory, fetched = entry.memory, entry.fetched
+        done, begin = 0, time.monotonic()
+        error: Optional[Exception] = None
         try:
-            while done < len(memory):
-                done += os.pwrite(self._fd, memory[done:], entry.at + done)
+            view = memory_of(fetched.values if fetched else memory)
+            while done < len(view):
+                done += os.pwrite(self._fd, view[done:], entry.at + done)
         except OSError as e:
             error = OSError(e.errno, f'{os.strerror(e.errno or 0)} (saving a tensor for backward in the store)')
+        except RuntimeError as e:  # of the device
+            error = e
         with self._changed:
             self._writing_seconds += time.monotonic() - begin
+            entry.fetched = None
             if error:
                 self._error = error
                 entry.state = HELD
@@ -296,21 +315,26 @@ class Activations:
 
     def _read(self, entry: _Entry) -> None:
         """Of an entry that is LOADING, without the lock."""
-        memory = torch.empty(entry.bytes, dtype=torch.uint8)
-        view, done = memory_of(memory), 0
+        loaded: Any = None
         try:
+            memory = self._copies.host(_BYTE, entry.bytes) if self._copies else torch.empty(entry.bytes, dtype=torch.uint8)
+            view, done = memory_of(memory), 0
             while done < len(view):
                 n = os.preadv(self._fd, [view[done:]], entry.at + done)
                 if n == 0:
                     raise OSError(errno.EIO, 'the file of saved tensors ends early')
                 done += n
-        except OSError as e:
+            if self._copies:
+                memory, loaded = self._copies.send(memory)
+        except BaseException as e:
             with self._changed:
                 entry.state = STORED
                 self._changed.notify_all()
-            raise OSError(e.errno, f'{os.strerror(e.errno or 0)} (reading a tensor for backward from the store)') from e
+            if isinstance(e, OSError):
+                raise OSError(e.errno, f'{os.strerror(e.errno or 0)} (reading a tensor for backward from the store)') from e
+            raise
         with self._changed:
-            entry.memory, entry.state = memory, LOADED
+            entry.memory, entry.loaded, entry.state = memory, loaded, LOADED
             self.read_bytes += entry.bytes
             self.held_bytes += entry.bytes
             self.held_bytes_max = max(self.held_bytes_max, self.held_bytes)
@@ -326,7 +350,7 @@ class Activations:
                     self.dropped_bytes += entry.bytes
             if self._entries.get(entry.key) is entry:
                 del self._entries[entry.key]
-            entry.state, entry.memory, entry.original = DEAD, None, None
+            entry.state, entry.memory, entry.original, entry.fetched = DEAD, None, None, None
             if entry in self._held:
                 self._held.remove(entry)
             if entry.at >= 0:

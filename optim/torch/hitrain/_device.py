@@ -5,14 +5,16 @@
     in use    in the forward and the backward of the model: the tensor is on the device, and has memory there while it is loaded
 
     load      file --mapping--> pinned memory --stream `to`--> device --event--> the stream that computes
-    release   the storage on the device shrinks to nothing; views that autograd saved have their values again after the next load
+    release   the storage on the device shrinks to nothing; views that autograd saved have their values again after the next load.
+              The next load waits until the device has passed all uses of what left, where `keep` has no room for both
     gradient  device --stream `back`, after the stream that computed it--> pinned memory --event--> the store
 
 PyTorch's allocators reuse pinned memory and memory of the device, each block after the streams that used it.
 """
+import collections
 import contextlib
 import threading
-from typing import Any, Optional
+from typing import Any, Deque, Optional, Sequence, Set, Tuple
 
 import torch
 
@@ -33,11 +35,47 @@ def gpu_of(device: Any) -> torch.device:
     return torch.device('cuda', torch.cuda.current_device() if found.index is None else found.index)
 
 
-class Copies:
-    """Streams for both directions. A device that is no GPU has no streams, and copies end when they return."""
+class Leaving:
+    """Parameters on the device: those that are there, and those that left while work of streams may still use their memory. Both have at
+    most so many bytes, or there are only the former."""
 
-    def __init__(self, device: torch.device) -> None:
-        self.device = device
+    def __init__(self, most: int) -> None:
+        self._most, self._there_bytes, self._left_bytes = most, 0, 0
+        self._left: Deque[Tuple[int, Sequence[Any]]] = collections.deque()  # oldest first, with the events that end their use
+        self._lock, self._turn = threading.Lock(), threading.Lock()
+
+    def enters(self, size: int) -> None:
+        """Waits until so many bytes have room. One thread waits at a time: streams that it waits for go on without the others."""
+        with self._turn:
+            while True:
+                with self._lock:
+                    if not self._left or self._there_bytes + self._left_bytes + size <= self._most:
+                        self._there_bytes += size
+                        return
+                    left, events = self._left[0]
+                for event in events:
+                    event.synchronize()
+                with self._lock:
+                    self._left.popleft()
+                    self._left_bytes -= left
+
+    def leaves(self, size: int, events: Sequence[Any]) -> None:
+        with self._lock:
+            self._there_bytes -= size
+            if events:
+                self._left.append((size, events))
+                self._left_bytes += size
+
+
+class Copies:
+    """Streams for both directions. A device that is no GPU has no streams, and copies end when they return.
+
+    keep      bytes of parameters that may be on the device
+    storages  those of parameters on the device, by the addresses of what PyTorch has of them"""
+
+    def __init__(self, device: torch.device, keep: int) -> None:
+        self.device, self.leaving = device, Leaving(keep)
+        self.storages: Set[int] = set()
         self._has_streams = device.type == 'cuda'
         self._to: Any = torch.cuda.Stream(device) if self._has_streams else None
         self._back: Any = torch.cuda.Stream(device) if self._has_streams else None
@@ -56,12 +94,22 @@ class Copies:
                 there.view(-1)[at:at + step].copy_(self.host(values, piece.numel()).copy_(piece), non_blocking=True)
             return self._to.record_event() if self._has_streams else None
 
-    def wait(self, loaded: Any, there: torch.Tensor) -> None:
-        """What the current stream is given from now on finds the values; the memory is not used again before that has run."""
-        if self._has_streams:
-            stream = torch.cuda.current_stream(self.device)
-            stream.wait_event(loaded)
-            there.record_stream(stream)
+    @torch.no_grad()
+    def send(self, host: torch.Tensor) -> Tuple[torch.Tensor, Any]:
+        """A new tensor on the device that gets the values of host(), and what wait() takes."""
+        with self._on(self._to):
+            there = torch.empty(host.shape, dtype=host.dtype, device=self.device).copy_(host, non_blocking=True)
+            return there, self._to.record_event() if self._has_streams else None
+
+    def wait(self, loaded: Any, there: torch.Tensor) -> Any:
+        """What the current stream is given from now on finds the values; the memory is not used again before that has run. Returns the
+        stream, if the device has any."""
+        if not self._has_streams:
+            return None
+        stream = torch.cuda.current_stream(self.device)
+        stream.wait_event(loaded)
+        there.record_stream(stream)
+        return stream
 
     @torch.no_grad()
     def fetch(self, there: torch.Tensor) -> 'Fetched':
@@ -105,6 +153,7 @@ class DeviceFile(MappedFile):
         super().__init__(*args)
         self.copies = copies
         self._lock = threading.Lock()
+        self._streams: Set[Any] = set()  # that use the values
 
     def use(self) -> None:
         """The tensor is on the device from now on."""
@@ -114,6 +163,7 @@ class DeviceFile(MappedFile):
         if self._there is None:
             self._there = torch.empty_like(self._content, device=self.copies.device)
             self._there.untyped_storage().resize_(0)
+            self.copies.storages.add(self._there.untyped_storage()._cdata)
         with self._lock:
             if self._version != self.tensor._version:
                 self._free()
@@ -138,7 +188,8 @@ class DeviceFile(MappedFile):
         """The stream that computes may use the values."""
         if not self._is_loaded:
             self.load()
-        self.copies.wait(self._loaded, self._there)
+        with self._lock:
+            self._wait()
 
     # -- as MappedFile --
 
@@ -147,8 +198,13 @@ class DeviceFile(MappedFile):
         super().load()
         with self._lock:
             if self._in_use and not self._is_loaded:
-                self._loaded = self.copies.load(self._content, self._there)
-                self._is_loaded = True
+                self.copies.leaving.enters(self.content_bytes)
+                self._streams, self._is_loaded = set(), True
+                try:
+                    self._loaded = self.copies.load(self._content, self._there)
+                except BaseException:
+                    self._free()
+                    raise
                 super().release()
 
     def release(self) -> None:
@@ -173,7 +229,7 @@ class DeviceFile(MappedFile):
                 self._free()
                 return
             if self._is_loaded:
-                self.copies.wait(self._loaded, self._there)
+                self._wait()
                 self._there.copy_(self._content)
             self.tensor.data = self._there
             self._version = self.tensor._version
@@ -184,10 +240,16 @@ class DeviceFile(MappedFile):
         super()._read(fd)
         self._version = self.tensor._version
 
+    def _wait(self) -> None:
+        stream = self.copies.wait(self._loaded, self._there)
+        if stream is not None:
+            self._streams.add(stream)
+
     def _free(self) -> None:
         if self._is_loaded:
             self._is_loaded, self._loaded = False, None
             self._there.untyped_storage().resize_(0)
+            self.copies.leaving.leaves(self.content_bytes, [stream.record_event() for stream in self._streams])
 
     @torch.no_grad()
     def _write_back(self) -> None:
@@ -206,6 +268,11 @@ class DeviceFile(MappedFile):
     def fetch_gradient(self) -> None:
         """The gradient leaves the device, in the background."""
         self._fetched = self.copies.fetch(super().gradient())
+        self.tensor.grad = None
+
+    def replace_gradient(self, values: torch.Tensor) -> None:
+        """By one in the memory of the CPU."""
+        self._fetched = Fetched(values, None)
         self.tensor.grad = None
 
     def begin_step(self) -> None:

@@ -60,8 +60,8 @@ def offload(model: nn.Module, root: 'os.PathLike[str] | str', optimizer: Union[s
     resume    the values are in the store already, and the model may be one of init_empty()
     activations  bytes of tensors saved for backward that stay in memory; older ones go to the store. 'auto': as many as the store cannot
               take in the time of the forward. Default: all stay. Needs PyTorch 2
-    device    a GPU that computes: `keep` bytes of parameters are loaded there, with all that are outside blocks. Buffers go there, and activations stay there. The model itself is given
-              in the memory of the CPU, or as one of init_empty(). Default: the CPU computes
+    device    a GPU that computes: `keep` bytes of parameters are loaded there, with all that are outside blocks. Buffers go there. The model
+              itself is given in the memory of the CPU, or as one of init_empty(). Default: the CPU computes
     shard     this process is one of several, each of which offloads the same model to the same root and runs batches of its own. A step
               has the mean of their gradients. All ranks call backward(), step() and zero_grad() alike
     group     with a shard: the process group of its ranks, which takes tensors of the CPU; default: that of all processes
@@ -78,7 +78,7 @@ def offload(model: nn.Module, root: 'os.PathLike[str] | str', optimizer: Union[s
         raise ValueError(f'activations= needs PyTorch 2.1 or newer, and this is {torch.__version__}')
     if shard and shard.world > 1:
         check_group(shard, group)
-    copies = _copies_of(device, activations, shard)
+    copies = _copies_of(device, keep, activations)
     _check_model(model)
     filler = Filler(model, None if resume else weights, init)
     try:
@@ -241,6 +241,8 @@ class Offloaded(Optimizer):
         if not can_be_mapped(p):
             if self._fill:
                 self._fill(p)
+            if self._copies and self._shard:
+                raise ValueError(f'{name} is not contiguous, so it would stay on the device: offload() takes no shard= with device= then')
             if self._copies:
                 p.data = p.data.to(self._copies.device)
             return super()._file_of(name, p, dtype, grad_dtype, part)
@@ -395,8 +397,14 @@ class Offloaded(Optimizer):
         if not self._begun:
             self._begin_together(said)
         for f in files:
+            if isinstance(f, DeviceFile) and f.tensor.grad is not None:
+                f.fetch_gradient()
             # In memory of its own: several gradients may share theirs, as after `a + b`, and autograd may still need it.
-            f.tensor.grad = (f.gradient() / self._ranks.world).contiguous()
+            mean = (f.gradient() / self._ranks.world).contiguous()
+            if isinstance(f, MappedFile):
+                f.replace_gradient(mean)
+            else:
+                f.tensor.grad = mean
         try:
             for f, part in zip(files, self._take_means(files)):
                 self._send_one(f, part)
@@ -459,7 +467,7 @@ class Offloaded(Optimizer):
         folder = outside if os.stat(outside).st_dev == os.stat(self.root).st_dev else self.root
         stay = {p.untyped_storage().data_ptr() for p in model.parameters()}
         with self._root.explained('activations'):
-            saved = self._activations = Activations(folder, keep, stay)
+            saved = self._activations = Activations(folder, keep, stay, self._copies)
         own = _Entered()
 
         def before(module: nn.Module, inputs: Any) -> None:
@@ -664,12 +672,12 @@ def _apply_nothing(module: nn.Module, model: str, change: Callable[[torch.Tensor
     return module
 
 
-def _copies_of(device: Union[None, str, torch.device], activations: Union[None, int, str], shard: Optional[Shard]) -> Optional[Copies]:
+def _copies_of(device: Union[None, str, torch.device], keep: int, activations: Union[None, int, str]) -> Optional[Copies]:
     if device is None:
         return None
-    if activations is not None or shard is not None:
-        raise ValueError('offload() takes no activations= and no shard= with device= yet')
-    return Copies(gpu_of(device))
+    if activations == 'auto':
+        raise ValueError("activations='auto' measures the time of the forward, which ends on a GPU after it has returned: pass bytes with device=")
+    return Copies(gpu_of(device), keep)
 
 
 def _check_model(model: nn.Module) -> None:
