@@ -26,6 +26,7 @@ from torch import nn  # noqa: E402
 import hitrain  # noqa: E402
 from demo_store import Store  # noqa: E402
 from hitrain._mapped import map_file  # noqa: E402
+from hitrain._windows import _is_passed  # noqa: E402
 
 MIB = 1 << 20
 COPY = 64 * MIB
@@ -75,23 +76,35 @@ def registered(host):
     return error
 
 
+def file_of_store(mountpoint, size):
+    """The mapping of a file that the store hands out, as far as it does. The file goes with the mapping; the rest is whether it is handed out."""
+    path = mountpoint / 'copy'
+    with open(path, 'wb') as f:
+        os.setxattr(path, 'user.hitrain.dtype', b'f32')
+        os.setxattr(path, 'user.hitrain.pin', b'dram')
+        f.write(bytes(size))
+    fd = os.open(path, os.O_RDWR)
+    try:
+        mapped = torch.frombuffer(map_file(fd, size, mmap.PROT_READ | mmap.PROT_WRITE), dtype=torch.uint8)
+        return mapped, _is_passed(fd)
+    finally:
+        os.close(fd)
+        path.unlink()
+
+
 def copies(store):
     device = torch.ones(COPY, dtype=torch.uint8, device='cuda')
     pinned = torch.ones(COPY, dtype=torch.uint8, pin_memory=True)
     anonymous = torch.frombuffer(mmap.mmap(-1, COPY), dtype=torch.uint8).fill_(1)
     found = {'pageable': (rate(anonymous, device, False), rate(anonymous, device, True)), 'pinned': (rate(pinned, device, False), rate(pinned, device, True))}
-    path = store.mountpoint / 'copy'
-    path.write_bytes(bytes(COPY))
-    fd = os.open(path, os.O_RDWR)
-    mapped = torch.frombuffer(map_file(fd, COPY, mmap.PROT_READ | mmap.PROT_WRITE), dtype=torch.uint8)
-    for name, host in (('registered', anonymous), ('registered file of the store', mapped)):
+    mapped, passed = file_of_store(store.mountpoint, COPY)
+    for name, host in (('registered', anonymous), (f'registered file of the store{"" if passed else ", not handed out"}', mapped)):
         error = registered(host)
         if error:
             found[name] = error
             continue
         found[name] = rate(host, device, False), rate(host, device, True)
         torch.cuda.cudart().cudaHostUnregister(host.data_ptr())
-    os.close(fd)
     return found
 
 
@@ -158,7 +171,7 @@ def main():
             store.close()
     print(f'{torch.cuda.get_device_name()}, PyTorch {torch.__version__}')
     for name, found in rates.items():
-        print(f'  copies, {name:30}' + (f'refused, error {found} of CUDA' if isinstance(found, int) else
+        print(f'  copies, {name:45}' + (f'refused, error {found} of CUDA' if isinstance(found, int) else
                                         f'{found[0]:6.1f} GB/s to the GPU, {found[1]:6.1f} GB/s from it'))
     whole = seconds['all in the GPU, state in the store']
     for name, taken in seconds.items():

@@ -7,7 +7,7 @@ import tempfile
 
 import pytest
 
-from trainer import LR, equal, random_parameters  # first: it makes the client importable
+from trainer import LR, TOP, equal, random_parameters  # first: it makes the client importable
 import torch
 from demo_store import mounted
 from hitrain import SGD, AdamW, _root
@@ -207,3 +207,10 @@ def test_what_another_program_writes_between_steps_counts(root):
         give(params, 4)
         optimizer.step()
         assert torch.equal(params['q'], 9.0 - params['q'].grad)
+
+
+def test_the_file_of_bench_gpu_is_handed_out(store, monkeypatch):
+    monkeypatch.syspath_prepend(str(TOP / 'bench'))
+    import gpu
+    mapped, passed = gpu.file_of_store(store.mountpoint, 3 << 20)
+    assert passed and mapped.numel() == 3 << 20 and not mapped.any()
