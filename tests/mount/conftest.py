@@ -65,11 +65,11 @@ class Store:
         with open(self.log, 'a') as log:
             self.daemon = subprocess.Popen(args, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
 
-    def mount(self, *options, flags=()):
+    def mount(self, *options, flags=(), seconds=SECONDS_MAX):
         """With little memory, unless the options say otherwise. Also over a dead mount, which is why the daemon's word counts and not the kernel's table."""
         mounts = self.mounts_told()
         self.start(*SMALL, *options, flags=flags)
-        wait_for(lambda: self.daemon.poll() is not None or self.mounts_told() > mounts, 'mount')
+        wait_for(lambda: self.daemon.poll() is not None or self.mounts_told() > mounts, 'mount', seconds)
         assert self.daemon.poll() is None, self.messages()
         return self.point
 

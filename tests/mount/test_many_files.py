@@ -56,7 +56,7 @@ def test_very_many_tiny_files_are_kept_and_sent(make_store):
     assert digests[0] == digests[1]
     command(root, 'forget *')
     b.kill()
-    b.mount()
+    b.mount(seconds=SECONDS)
     assert listed(other) == names
 
 
