@@ -5,7 +5,7 @@
 Run it with `make bench-steps`, as root. A model of f32 parameters in 64 files lies on a loop device of limited speed.
 AdamW takes durable steps with and without retain=2, in turns. The device counts what each step writes, and the difference
 is the price of keeping. Then the model goes back to a kept step, of which it shares no byte, and a clone is made; both beside
-the time of a mount. Memory is measured with many kept steps. A step is sent through a pipe and received from a file,
+the time of a mount. Memory, and the time of a mount, are measured with many kept steps. A step is sent through a pipe and received from a file,
 beside the speed of the device and of a pipe alone. Then a step that differs in one MiB of each file is sent and received as its
 changes. Medians; all figures in steps.jsonl. Missed targets are named.
 """
@@ -24,12 +24,14 @@ STATES = 2            # of AdamW
 STATE_BYTES = 4 * (1 + STATES)   # of a parameter, with itself
 DRAM = 64 * MIB
 MEMORY_STEPS = 100
+MOUNT_STEPS = 400     # and twice as many
 
 TIME_MAX = 0.02       # of a step's time, for keeping it
 BYTES_MAX = 0.001     # of the model's bytes
 MOUNTS_MAX = 1.0      # times the time of a mount, for a rollback or a clone
 CONTENT_MAX = 0.01    # of the model's bytes, for a rollback or a clone: records alone
 CHUNK_MAX, FILE_MAX = 64, 400    # bytes of memory
+LINEAR_MAX = 1.25     # times the time that a mount needs for each of fewer kept steps
 PIPE_MIN = 0.9        # of the lower of device and pipe
 CHANGES_MAX = 1.05    # of the bytes that differ, for the stream and for reads
 
@@ -160,6 +162,22 @@ class Bench:
         self.figure('memory that stays after all are forgotten', stays, 'bytes', 0)
         self.store.stop()
 
+    def mounting_many(self):
+        """The time of a mount grows with the number of kept steps, and no faster."""
+        times = []
+        self.start(slow=False)
+        for begin in range(0, 3 * MOUNT_STEPS, MOUNT_STEPS):
+            for number in range(begin - MOUNT_STEPS if begin else 0, begin):
+                self.command(f'snapshot mount{number}')
+            times.append(statistics.median(self.mount_seconds() for _ in range(self.args.runs)))
+            self.device.slow(False)
+        for number in range(2 * MOUNT_STEPS):
+            self.command(f'forget mount{number}')
+        self.store.stop()
+        none, some, twice = times
+        self.figure(f'a mount with {MOUNT_STEPS} kept steps', some, 's')
+        self.figure('a mount: each of the next ones, of one of these', (twice - some) / max(some - none, 1e-3), '', LINEAR_MAX)
+
     # -- streams --
 
     def pipe_rate(self):
@@ -234,6 +252,7 @@ def main():
     b.keeping()
     b.going_back()
     b.keeping_many()
+    b.mounting_many()
     b.streams()
     out.write_text(''.join(json.dumps(r) + '\n' for r in b.rows))
     print(f'  {b.missed} targets missed; all figures: {out}')
