@@ -79,7 +79,7 @@ def environment(python):
 class Bench:
     def __init__(self, args, folder, python):
         self.args, self.folder, self.python = args, folder, python
-        self.limit = self.base = self.fast = self.saved = None
+        self.limit = self.base = self.fast = self.saved = self.deepspeed_base = None
         size = max(args.parameters * 64, 2 << 30)
         self.device = Device(folder, size, args.limit)
         self.point = folder / 'mnt'
@@ -168,9 +168,14 @@ class Bench:
     def one(self, case):
         """In a cgroup of its own, so that its peak is its own."""
         micro = MICRO.get(case, 1)
-        group = Group('hitrain-fit', self.limit + (micro - 1) * self.saved // SHARE if case in IN_GROUP else None)
+        limit = self.limit + (micro - 1) * self.saved // SHARE if case in IN_GROUP else None
+        if case == 'deepspeed':
+            if self.deepspeed_base is None:
+                self.deepspeed_base = self.one('deepspeed-base').get('group_peak', self.base)
+            limit += self.deepspeed_base - self.base
+        group = Group('hitrain-fit', limit)
         try:
-            if case in ('memory', 'checkpoint', 'base'):
+            if case in ('memory', 'checkpoint', 'base', 'deepspeed-base'):
                 out = self.train(case, group=group)
             elif case == 'plain':
                 out = self.on_store('plain', 16 * self.args.parameters + (64 << 20))
@@ -251,7 +256,7 @@ def median_saved(runs):
     return int(statistics.median(f['saved_bytes'] for f in figures) / (WARM + STEPS[0])) if figures else 0
 
 
-WARM, STEPS = 1, [0]
+WARM, STEPS = 3, [0]
 
 
 def same_bits(rows, reference):

@@ -11,6 +11,7 @@ offload      hitrain.offload() with activations
 vertical     the same with several micro-batches, block by block
 xfs          the same order of loading, with parameters and state in mapped files of another file system
 deepspeed    ZeRO-3 with offload_param and offload_optimizer on the folder
+deepspeed-base  as base, for DeepSpeed
 """
 import argparse
 import fcntl
@@ -36,7 +37,7 @@ from hitrain._residency import Residency, Unit
 
 MIB = 1 << 20
 RATE = 1e-3
-WARM = 1  # steps before the timed ones
+WARM = 3  # steps before the timed ones: the store learns how much room passes, and makes a plan
 
 
 def make(args, empty=False):
@@ -286,16 +287,16 @@ def deepspeed_config(args):
         'optimizer': {'type': 'AdamW', 'params': {'lr': RATE, 'torch_adam': True}}, 'zero_force_ds_cpu_optimizer': False,
         'bf16': {'enabled': args.dtype == 'bf16'},
         'zero_optimization': {
-            'stage': 3, 'offload_param': {**where, 'buffer_count': 5, 'buffer_size': elements, 'max_in_cpu': 0},
-            'offload_optimizer': {**where, 'buffer_count': 4}, 'sub_group_size': elements,
-            'stage3_max_live_parameters': elements, 'stage3_prefetch_bucket_size': elements, 'stage3_param_persistence_threshold': 10000},
+            'stage': 3, 'offload_param': {**where, 'buffer_count': 16, 'buffer_size': 4 * args.width**2 + 4096, 'max_in_cpu': 0},
+            'offload_optimizer': {**where, 'buffer_count': 4}, 'sub_group_size': elements, 'reduce_bucket_size': elements,
+            'stage3_max_live_parameters': elements, 'stage3_max_reuse_distance': 0, 'stage3_prefetch_bucket_size': elements, 'stage3_param_persistence_threshold': 10000},
         'aio': {'block_size': MIB, 'queue_depth': 8, 'single_submit': False, 'overlap_events': True}}
 
 
-def run_deepspeed(args):
+def run_deepspeed(args, config=None):
     os.environ.update(MASTER_ADDR='127.0.0.1', MASTER_PORT='29551', RANK='0', WORLD_SIZE='1', LOCAL_RANK='0')
     import deepspeed
-    config = deepspeed_config(args)
+    config = config or deepspeed_config(args)
     deepspeed.init_distributed('gloo')
     with deepspeed.zero.Init(config_dict_or_path=config):
         model = make(args)
@@ -312,8 +313,16 @@ def run_deepspeed(args):
     return {**run_steps(args, step), 'config': config}
 
 
+def run_deepspeed_base(args):
+    args.layers, args.steps, args.micro = 1, 1, 1
+    config = deepspeed_config(args)
+    for name in ('offload_param', 'offload_optimizer'):
+        del config['zero_optimization'][name]
+    return run_deepspeed(args, config)
+
+
 WAYS = {'base': run_base, 'memory': run_memory, 'checkpoint': run_checkpoint, 'plain': run_plain, 'activations': run_activations, 'readback': run_readback, 'offload': run_offload,
-        'vertical': run_offload, 'xfs': run_xfs, 'deepspeed': run_deepspeed}
+        'vertical': run_offload, 'xfs': run_xfs, 'deepspeed': run_deepspeed, 'deepspeed-base': run_deepspeed_base}
 
 
 def main():
