@@ -241,14 +241,18 @@ static void remove_job(struct ht_write_batch *w, unsigned k)
 
 /*
  * The oldest job that has been written. Devices complete requests in any order, and a slow one must not keep the images
- * of others.
+ * of others. A job that no device took comes after all older ones: by then a device that was silent may answer, and
+ * the job is tried again.
  */
 static unsigned wait_for_job(struct ht_write_batch *w) HT_EXCLUDES(HT_LOCK_STORE)
 {
     for (;;) {
         unsigned fewest = UINT_MAX;
         for (unsigned k = 0; k < w->count; k++) {
-            unsigned left = ht_xfer_pieces_left(&w->job[w->order[k]].io.xfer);
+            const struct ht_chunk_io *io = &w->job[w->order[k]].io;
+            if (k && io->rc)
+                continue;
+            unsigned left = ht_xfer_pieces_left(&io->xfer);
             if (!left)
                 return k;
             fewest = left < fewest ? left : fewest;
