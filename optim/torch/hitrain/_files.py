@@ -15,7 +15,7 @@ import math
 import mmap
 import os
 import resource
-from typing import Any, Callable, Iterator, List, Optional, Tuple
+from typing import Any, Callable, Iterable, Iterator, List, Optional, Tuple
 
 import torch
 
@@ -265,6 +265,9 @@ class ParameterFile:
         """TypeError: it cannot be sent."""
         self.gradient()
 
+    def replace_gradient(self, values: torch.Tensor) -> None:
+        self.tensor.grad = values
+
     def outgoing(self) -> torch.Tensor:
         """The gradient, flat. Its file may have another dtype."""
         return _flat(self.gradient())
@@ -489,8 +492,7 @@ def _in_blocks(memory: memoryview, address: int, source: int = 0) -> int:
     if len(firsts) == 1 or THREADS == 1:
         sums = [s for first in firsts for s in add_some(first)]
     else:
-        with concurrent.futures.ThreadPoolExecutor(THREADS, thread_name_prefix='hitrain-transfer') as pool:
-            sums = [s for some in pool.map(add_some, firsts) for s in some]
+        sums = [s for some in _at_once(add_some, firsts) for s in some]
     whole = (ctypes.c_uint64 * count)(*sums)
     return _sum_of(memoryview(whole).cast('B'), ctypes.addressof(whole))
 
@@ -642,9 +644,7 @@ def _through_buffers(transfer: Callable[[torch.Tensor, torch.Tensor, int], None]
         for first in firsts:
             do(first)
         return
-    with concurrent.futures.ThreadPoolExecutor(THREADS, thread_name_prefix='hitrain-transfer') as pool:
-        for done in [pool.submit(do, first) for first in firsts]:
-            done.result()
+    _at_once(do, firsts)
 
 
 def _write_on(fd: int, memory: memoryview, at: int) -> None:
@@ -690,9 +690,7 @@ def read_and_sum(fd: int, tensor: torch.Tensor, at: int = 0) -> int:
     if len(edges) <= 2:
         read(0, len(memory))
     else:
-        with concurrent.futures.ThreadPoolExecutor(THREADS, thread_name_prefix='hitrain-transfer') as pool:
-            for done in [pool.submit(read, a, b) for a, b in zip(edges, edges[1:])]:
-                done.result()
+        _at_once(read, edges, edges[1:])
         for edge in edges[1:-1]:
             if edge % BLOCK_BYTES:
                 add(edge // BLOCK_BYTES)
@@ -718,9 +716,13 @@ def _in_pieces(transfer: Callable[[memoryview, int], None], tensor: torch.Tensor
         transfer(memory, at)
         return
     edges = [0, *range(begin + PIECE_BYTES, len(memory), PIECE_BYTES), len(memory)]
+    _at_once(lambda a, b: transfer(memory[a:b], at + a), edges, edges[1:])
+
+
+def _at_once(do: Callable[..., Any], *arguments: Iterable[Any]) -> List[Any]:
+    """Calls it with the first of all arguments, the second, and so on, by several threads. All calls have ended when this returns."""
     with concurrent.futures.ThreadPoolExecutor(THREADS, thread_name_prefix='hitrain-transfer') as pool:
-        for done in [pool.submit(transfer, memory[a:b], at + a) for a, b in zip(edges, edges[1:])]:
-            done.result()
+        return list(pool.map(do, *arguments))
 
 
 def _hand_over(path: str, tensors: List[torch.Tensor], at: int, drop: Callable[[], None]) -> None:

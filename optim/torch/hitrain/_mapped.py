@@ -143,9 +143,6 @@ class MappedFile(ParameterFile):
         super().begin_step()
         self._version_sent = None
 
-    def replace_gradient(self, values: torch.Tensor) -> None:
-        self.tensor.grad = values
-
     def gradient_sent(self, early: bool) -> None:
         super().gradient_sent(early)
         self._version_sent = self.tensor._version

@@ -400,11 +400,7 @@ class Offloaded(Optimizer):
             if isinstance(f, DeviceFile) and f.tensor.grad is not None:
                 f.fetch_gradient()
             # In memory of its own: several gradients may share theirs, as after `a + b`, and autograd may still need it.
-            mean = (f.gradient() / self._ranks.world).contiguous()
-            if isinstance(f, MappedFile):
-                f.replace_gradient(mean)
-            else:
-                f.tensor.grad = mean
+            f.replace_gradient((f.gradient() / self._ranks.world).contiguous())
         try:
             for f, part in zip(files, self._take_means(files)):
                 self._send_one(f, part)
