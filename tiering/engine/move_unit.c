@@ -103,23 +103,6 @@ static struct ht_move *find_move(struct unit *u, const struct ht_ref *ref)
     return NULL;
 }
 
-/* For so many owners more. -ENOMEM */
-static int need_room(struct unit *u, unsigned more)
-{
-    unsigned cap = u->owners + more, at = 0;
-
-    if (cap <= u->owners_cap)
-        return 0;
-    struct ht_move_owner *owner = realloc(u->owner, cap * sizeof(*owner));
-    if (!owner)
-        return -ENOMEM;
-    u->owner = owner;
-    u->owners_cap = cap;
-    for (unsigned i = 0; i < u->count; at += u->move[i++].owners)
-        u->move[i].owner = &owner[at];
-    return 0;
-}
-
 static bool add_owner(struct unit *u, struct ht_move *m, const struct ht_owner_found *f) HT_REQUIRES(HT_LOCK_STORE)
 {
     struct ht_obj *o;
@@ -218,7 +201,7 @@ static int gather_group(struct unit *u, unsigned victim, const struct ht_owner_f
     if (!rc && !fits(u, before, (unsigned)n))
         rc = FULL;
     if (!rc)
-        rc = need_room(u, (unsigned)n);
+        rc = ht_move_make_room(&u->owner, &u->owners_cap, u->owners + (unsigned)n, u->move, u->count);
     for (size_t i = 0, same; !rc && i < n; i += same) {
         for (same = 1; i + same < n && f[i + same].place == f[i].place; same++)
             continue;

@@ -62,7 +62,6 @@ struct ht_recompress_round {
     struct ht_recompress_shared shared;
     /* What the last slice found: owners with a reference to their objects, and a copy of theirs. No owners: nothing. */
     struct ht_move found;
-    struct ht_move_owner one; /* room of found.owner, if more was never needed */
     unsigned owners_cap;
 };
 
@@ -81,8 +80,7 @@ static void round_free(struct ht_recompress_round *r)
     ht_recompress_batch_destroy(&r->batch);
     ht_recompress_shared_end(&r->shared);
     ht_walk_end(&r->walk);
-    if (r->found.owner != &r->one)
-        free(r->found.owner);
+    free(r->found.owner);
     free(r->seen);
     free(r);
 }
@@ -102,8 +100,6 @@ static int round_new(struct ht_store *s, struct ht_recompress_round **out)
         return -ENOMEM;
     r->s = s;
     r->c = &s->engine->recompress;
-    r->found.owner = &r->one;
-    r->owners_cap = 1;
     ht_recompress_shared_begin(&r->shared, r->c->part, 2 * (size_t)ht_owners_max(s));
     int rc = ht_recompress_batch_init(&r->batch, s, r->c);
     if (!rc)
@@ -197,17 +193,11 @@ static void hold(struct ht_recompress_round *r, struct ht_obj *o, uint64_t index
 /* -ENOMEM */
 static int need_owners(struct ht_recompress_round *r, size_t n)
 {
-    bool grown = r->found.owner != &r->one;
+    unsigned had = r->owners_cap;
+    int rc = ht_move_make_room(&r->found.owner, &r->owners_cap, (unsigned)n, NULL, 0);
 
-    if (n <= r->owners_cap)
-        return 0;
-    struct ht_move_owner *owner = realloc(grown ? r->found.owner : NULL, n * sizeof(*owner));
-    if (!owner)
-        return -ENOMEM;
-    r->c->bytes += (n - (grown ? r->owners_cap : 0)) * sizeof(*owner);
-    r->found.owner = owner;
-    r->owners_cap = (unsigned)n;
-    return 0;
+    r->c->bytes += (r->owners_cap - had) * sizeof(*r->found.owner);
+    return rc;
 }
 
 static void forget_found(struct ht_recompress_round *r) HT_REQUIRES(HT_LOCK_STORE)
@@ -240,7 +230,9 @@ static int look_at(void *ctx, struct ht_obj *o, struct ht_chunk *c, uint64_t ind
         return HT_WALK_ON;
     if (c->pub.shared)
         return note_owner(r, o, c, index);
-    int rc = ht_ref_copy(&r->found.was, &c->pub);
+    int rc = need_owners(r, 1);
+    if (!rc)
+        rc = ht_ref_copy(&r->found.was, &c->pub);
     if (rc)
         return rc;
     hold(r, o, index);

@@ -264,21 +264,17 @@ static void keep_raw(struct ht_store *s, const struct ht_move *m)
 /* For so many owners more. -ENOMEM */
 static int need_room(struct ht_recompress_batch *b, unsigned more)
 {
-    unsigned cap = b->owners + more, at = 0;
+    unsigned need = b->owners + more, had = b->owners_cap;
 
-    if (cap <= b->owners_cap)
+    if (need <= had)
         return 0;
-    struct ht_move_owner *owner = realloc(b->owner, cap * sizeof(*owner));
-    b->owner = owner ? owner : b->owner;
-    uint64_t *oid = owner ? realloc(b->oid, cap * sizeof(*oid)) : NULL;
-    for (unsigned i = 0; owner && i < b->count; at += b->move[i++].owners)
-        b->move[i].owner = &owner[at];
+    uint64_t *oid = realloc(b->oid, need * sizeof(*oid));
     if (!oid)
         return -ENOMEM;
-    b->figures->bytes += (cap - b->owners_cap) * (sizeof(*owner) + sizeof(*oid));
     b->oid = oid;
-    b->owners_cap = cap;
-    return 0;
+    int rc = ht_move_make_room(&b->owner, &b->owners_cap, need, b->move, b->count);
+    b->figures->bytes += (b->owners_cap - had) * (sizeof(*b->owner) + sizeof(*oid));
+    return rc;
 }
 
 /* The frame waits then. */

@@ -49,6 +49,22 @@
 
 enum { TRIES = 50, PAUSE_NS = 2000000 }; /* of bad bytes, while a thread holds an owner */
 
+int ht_move_make_room(struct ht_move_owner **owner, unsigned *cap, unsigned need, struct ht_move m[], unsigned count)
+{
+    unsigned at = 0;
+
+    if (need <= *cap)
+        return 0;
+    struct ht_move_owner *more = realloc(*owner, need * sizeof(*more));
+    if (!more)
+        return -ENOMEM;
+    for (unsigned i = 0; i < count; at += m[i++].owners)
+        m[i].owner = &more[at];
+    *owner = more;
+    *cap = need;
+    return 0;
+}
+
 /* ---------------------------------------------------------------- writing */
 
 /* The bytes of io, which no chunk waits for, are on their way to new space. -ENOSPC: also if they took more pieces. */

@@ -55,6 +55,12 @@ struct ht_move {
     uint64_t flush_error_passes; /* when the new place was taken */
     bool moved;                  /* out */
 };
+/*
+ * *owner has room for need owners then, and those of each move follow those of the one before it. They are the
+ * caller's, of malloc. -ENOMEM: nothing changed.
+ */
+int ht_move_make_room(struct ht_move_owner **owner, unsigned *cap, unsigned need, struct ht_move m[],
+                      unsigned count) HT_MUST_CHECK;
 enum { HT_MOVE_WRITES_MAX = 16 };
 /*
  * Writes bytes (room for whole blocks) to new places, unflushed, as they are stored at m[i].was: all together in
