@@ -249,10 +249,9 @@ static int copy_sparse(struct replay *w, struct ht_param *p, const struct ht_red
         return -ENOMEM;
     while (done < piece->bytes) {
         size_t part = ht_min_u64(piece->bytes - done, sizeof(w->copy));
-        ssize_t n = read_source(w, w->now, piece->at + done, part, copy_bytes, w->copy);
+        ssize_t n = read_source(w, w->now, piece->at + done, part, copy_bytes, w->entries + done);
         if (n != (ssize_t)part)
             return n < 0 ? (int)n : -EUCLEAN;
-        memcpy(w->entries + done, w->copy, part);
         done += part;
     }
     int rc = ht_sparse_decode(w->entries, piece->bytes, p->shape.g_bytes, w->elements, len);
