@@ -261,13 +261,18 @@ static void compacted(struct crash_scenario *s)
 }
 
 /* A scrub moves damaged content to another place, and the next write needs its old place at once. */
-static void scrubbed(struct crash_scenario *s)
+static void scrub_and_write(struct crash_scenario *s)
 {
     scenario_scrub(s, "a");
     scenario_write(s, "b", 3, 0, 2 * CHUNK);
     scenario_fsync(s, "b");
     scenario_truncate(s, "b", CHUNK);
     scenario_commit(s);
+}
+
+static void scrubbed(struct crash_scenario *s)
+{
+    scrub_and_write(s);
     scenario_scrub(s, "b");
     scenario_write(s, "a", 4, 10, 10);
     scenario_fsync(s, "a");
@@ -283,11 +288,7 @@ static void little_room_and_a_clone(struct crash_scenario *s)
 /* Whichever owner has the image: both have another place afterwards, and the next write needs the old one. */
 static void scrubbed_clone(struct crash_scenario *s)
 {
-    scenario_scrub(s, "a");
-    scenario_write(s, "b", 3, 0, 2 * CHUNK);
-    scenario_fsync(s, "b");
-    scenario_truncate(s, "b", CHUNK);
-    scenario_commit(s);
+    scrub_and_write(s);
     scenario_scrub(s, "c");
     scenario_unlink(s, "a");
     scenario_write(s, "b", 4, 0, 2 * CHUNK);

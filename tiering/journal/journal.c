@@ -392,10 +392,10 @@ static struct ht_frame_buf *frame_of(struct ht_journal *j, const struct ht_buf *
     struct ht_frame_buf *f = frame_get_locked(j, group->len);
     ht_mutex_unlock(ht_journal_lock(j));
 
-    if (f)
-        memcpy(f->mem + HT_FRAME_HEADER_BYTES, group->data, group->len);
-    if (f)
-        f->payload_len = group->len;
+    if (!f)
+        return NULL;
+    memcpy(f->mem + HT_FRAME_HEADER_BYTES, group->data, group->len);
+    f->payload_len = group->len;
     return f;
 }
 
