@@ -5,7 +5,9 @@
  * The window of an opener reaches from its first to its last byte, and other openers may have written between them. An
  * opener that keeps an account discards its own bytes alone. A byte that two openers wrote belongs to both.
  *
- * The account is a set for each range that has any, in ascending order of ranges. Guarded by the optimizer's lock.
+ * The account is a set for each range that has any, in ascending order of ranges. Another opener's flush may freeze
+ * these bytes with its own. When the range is thawed, at the boundary or after a pass, the sets lose what was frozen.
+ * From then on these bytes belong to the opener that writes them next. Guarded by the optimizer's lock.
  */
 #include <stdlib.h>
 
@@ -23,7 +25,7 @@ static uint32_t place_of(const struct ht_opt_account *a, uint64_t index)
 
     while (low < high) {
         uint32_t middle = low + (high - low) / 2;
-        if (a->own[middle].index < index)
+        if (a->own[middle]->index < index)
             low = middle + 1;
         else
             high = middle;
@@ -34,11 +36,11 @@ static uint32_t place_of(const struct ht_opt_account *a, uint64_t index)
 static int grow(struct ht_opt_account *a)
 {
     uint32_t cap = a->cap ? 2 * a->cap : 1;
-    struct ht_opt_own *own;
+    struct ht_range_own **own;
 
     if (a->count < a->cap)
         return 0;
-    own = realloc(a->own, cap * sizeof(*own));
+    own = realloc(a->own, cap * sizeof(struct ht_range_own *));
     if (!own)
         return -ENOMEM;
     a->own = own;
@@ -47,25 +49,35 @@ static int grow(struct ht_opt_account *a)
 }
 
 /* The set of a range; NULL: no memory. */
-static struct ht_interval_set *set_of(struct ht_opt_account *a, uint64_t index)
+static struct ht_interval_set *set_of(struct ht_opt_account *a, const struct ht_param *p, uint64_t index)
+    HT_REQUIRES(HT_LOCK_OPTIM)
 {
     uint32_t at = place_of(a, index);
+    struct ht_range_own *own = at < a->count ? a->own[at] : NULL;
 
-    if (at < a->count && a->own[at].index == index)
-        return &a->own[at].set;
-    if (grow(a))
+    if (own && own->index == index) {
+        if (ht_list_empty(&own->link)) { /* of a former range: its bytes are gone */
+            ht_interval_set_clear(&own->bytes);
+            ht_list_add_tail(&ht_opt_range_find(p, index)->own, &own->link);
+        }
+        return &own->bytes;
+    }
+    own = grow(a) ? NULL : calloc(1, sizeof(*own));
+    if (!own)
         return NULL;
-    memmove(a->own + at + 1, a->own + at, (a->count - at) * sizeof(*a->own));
-    a->own[at] = (struct ht_opt_own){.index = index};
+    own->index = index;
+    ht_list_add_tail(&ht_opt_range_find(p, index)->own, &own->link);
+    memmove(a->own + at + 1, a->own + at, (a->count - at) * sizeof(struct ht_range_own *));
+    a->own[at] = own;
     a->count++;
-    return &a->own[at].set;
+    return &own->bytes;
 }
 
 int ht_opt_account_add(struct ht_opt_account *a, const struct ht_param *p, uint64_t begin, uint64_t end)
 {
     while (a->kept && begin < end) {
         struct ht_range_piece at = ht_opt_range_piece(p, begin, end);
-        struct ht_interval_set *set = set_of(a, at.index);
+        struct ht_interval_set *set = set_of(a, p, at.index);
         int rc = set ? ht_interval_set_add(set, at.begin, at.end) : -ENOMEM;
         if (rc)
             return rc;
@@ -87,12 +99,11 @@ static int remove_all(struct ht_interval_set *from, const struct ht_interval_set
 void ht_opt_account_drop(const struct ht_opt_account *a, struct ht_param *p)
 {
     for (uint32_t i = 0; i < a->count; i++) {
-        uint64_t index = a->own[i].index;
-        bool there = index < p->shape.range_count; /* its shape may have changed */
-        struct ht_range *r = there ? ht_opt_range_find(p, index) : NULL;
+        const struct ht_range_own *own = a->own[i];
+        struct ht_range *r = ht_list_empty(&own->link) ? NULL : ht_opt_range_find(p, own->index);
         if (!r)
             continue;
-        if (remove_all(&r->written, &a->own[i].set))
+        if (remove_all(&r->written, &own->bytes))
             ht_interval_set_clear(&r->written);
         ht_opt_range_count_intervals(r);
         if (!r->written.count)
@@ -102,8 +113,11 @@ void ht_opt_account_drop(const struct ht_opt_account *a, struct ht_param *p)
 
 void ht_opt_account_clear(struct ht_opt_account *a)
 {
-    for (uint32_t i = 0; i < a->count; i++)
-        ht_interval_set_free(&a->own[i].set);
+    for (uint32_t i = 0; i < a->count; i++) {
+        ht_list_del(&a->own[i]->link);
+        ht_interval_set_free(&a->own[i]->bytes);
+        free(a->own[i]);
+    }
     a->count = 0;
 }
 

@@ -105,7 +105,7 @@ void ht_opt_range_added(struct ht_range *r)
     r->state = HT_RANGE_IDLE;
     r->work = 0;
     r->consumed = false;
-    ht_interval_set_clear(&r->frozen);
+    ht_opt_range_thaw(r);
 }
 
 void ht_opt_sum_drop(struct ht_range *r)

@@ -67,8 +67,12 @@ void ht_opt_grad_refresh(struct ht_grad *g)
 
 void ht_grad_release(struct ht_grad *g)
 {
-    ht_opt_param_close(g->param);
+    struct ht_optim *o = g->param->o;
+
+    lock(o);
     ht_opt_account_free(&g->account);
+    unlock(o);
+    ht_opt_param_close(g->param);
     free(g);
 }
 

@@ -8,6 +8,7 @@
 #include "tiering/base/base.h"
 
 struct ht_param;
+struct ht_range_own;
 struct ht_root;
 
 /* Bytes of a gradient: of its ranges those that has() names; NULL: all. */
@@ -21,18 +22,15 @@ struct ht_opt_window {
 struct ht_opt_account {
     bool kept;
     uint32_t count, cap;
-    struct ht_opt_own {
-        uint64_t index; /* of a range */
-        struct ht_interval_set set;
-    } * own;
+    struct ht_range_own **own; /* in ascending order of ranges */
 };
 /* -ENOMEM; -E2BIG: too many pieces. Some of the bytes may be in it then. */
 int ht_opt_account_add(struct ht_opt_account *a, const struct ht_param *p, uint64_t begin, uint64_t end)
     HT_REQUIRES(HT_LOCK_OPTIM) HT_MUST_CHECK;
 /* They count as not written. If a set cannot be cut for want of memory, its whole range. */
 void ht_opt_account_drop(const struct ht_opt_account *a, struct ht_param *p) HT_REQUIRES(HT_LOCK_OPTIM);
-void ht_opt_account_clear(struct ht_opt_account *a);
-void ht_opt_account_free(struct ht_opt_account *a);
+void ht_opt_account_clear(struct ht_opt_account *a) HT_REQUIRES(HT_LOCK_OPTIM);
+void ht_opt_account_free(struct ht_opt_account *a) HT_REQUIRES(HT_LOCK_OPTIM);
 
 struct ht_grad {
     struct ht_param *param;
@@ -59,7 +57,7 @@ void ht_opt_grad_refresh(struct ht_grad *g) HT_REQUIRES(HT_LOCK_OPTIM);
  */
 int ht_opt_grad_fill_holes(struct ht_grad *g) HT_EXCLUDES(HT_LOCK_OPTIM) HT_MUST_CHECK;
 /* The opener has written nothing. Its part stays its part. */
-static inline void ht_opt_grad_forget_mine(struct ht_grad *g)
+static inline void ht_opt_grad_forget_mine(struct ht_grad *g) HT_REQUIRES(HT_LOCK_OPTIM)
 {
     g->mine.begin = 0;
     g->mine.end = 0;

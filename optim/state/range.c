@@ -86,6 +86,8 @@ static void free_block(struct ht_param *p, uint64_t b) HT_REQUIRES(HT_LOCK_OPTIM
         ht_interval_set_free(&r->frozen);
         ht_opt_range_count_intervals(r);
         ht_list_del(&r->dirty);
+        while (!ht_list_empty(&r->own))
+            ht_list_del(r->own.next);
     }
     free(p->block[b]);
     p->o->meta_bytes -= count * sizeof(struct ht_range);
@@ -132,6 +134,7 @@ static struct ht_range *make_block(struct ht_param *p, uint64_t b) HT_REQUIRES(H
         r->index = (uint32_t)(b * HT_RANGE_BLOCK + i);
         ht_list_init(&r->queue);
         ht_list_init(&r->dirty);
+        ht_list_init(&r->own);
     }
     if (block)
         p->o->meta_bytes += count * sizeof(*block);
@@ -227,18 +230,40 @@ bool ht_opt_param_hidden(const struct ht_param *p)
 
 /* ---------------------------------------------------------------- coverage */
 
-static void clear_range(struct ht_range *r, bool frozen_only) HT_REQUIRES(HT_LOCK_OPTIM)
+/* An account keeps the bytes that are still written. Without memory for that it loses all of the range. */
+static void keep_written(struct ht_range_own *own, const struct ht_interval_set *written)
+{
+    const struct ht_interval *v = ht_interval_set_all(written);
+    uint32_t pos = 0;
+    int rc = 0;
+
+    for (uint32_t i = 0; i < written->count && !rc; i++) {
+        rc = ht_interval_set_remove(&own->bytes, pos, v[i].begin);
+        pos = v[i].end;
+    }
+    if (rc || ht_interval_set_remove(&own->bytes, pos, UINT32_MAX))
+        ht_interval_set_clear(&own->bytes);
+}
+
+void ht_opt_range_thaw(struct ht_range *r)
 {
     ht_interval_set_clear(&r->frozen);
+    ht_list_for_each(pos, &r->own)
+        keep_written(ht_list_entry(pos, struct ht_range_own, link), &r->written);
+}
+
+static void clear_range(struct ht_range *r, bool frozen_only) HT_REQUIRES(HT_LOCK_OPTIM)
+{
+    if (!frozen_only)
+        ht_interval_set_clear(&r->written);
+    ht_opt_range_thaw(r);
     r->state = HT_RANGE_IDLE;
     r->work = 0;
     r->consumed = r->part_added = r->logged = false;
     r->measured = HT_MUTANT("squares-stay") && r->measured;
     r->added = 0;
-    if (frozen_only)
-        return;
-    ht_interval_set_clear(&r->written);
-    ht_list_del(&r->dirty);
+    if (!frozen_only)
+        ht_list_del(&r->dirty);
 }
 
 void ht_opt_coverage_clear(struct ht_param *p, bool frozen_only)

@@ -29,6 +29,7 @@ struct ht_range {
     struct ht_list queue;                   /* in root.early or param.queue while QUEUED */
     struct ht_list dirty;                   /* in param.dirty while written is not empty */
     struct ht_interval_set written, frozen; /* gradient bytes from the start of the range */
+    struct ht_list own;                     /* struct ht_range_own: bytes of openers with an account */
     uint32_t index;
     uint8_t state HT_GUARDED_BY(HT_LOCK_OPTIM); /* enum ht_range_state */
     uint8_t work;                               /* enum ht_range_work, while it is not IDLE */
@@ -41,6 +42,16 @@ struct ht_range {
     uint32_t added;    /* whole gradients in the sum */
     uint32_t updates, nonfinite;
     uint32_t spans_bytes HT_GUARDED_BY(HT_LOCK_OPTIM); /* of its sets, as far as optim.meta_bytes has them */
+};
+
+/*
+ * The bytes of a range that one opener wrote and that were not handed over since. Its opener owns it, and takes it off
+ * the range's list before it frees it (gradient/account.c).
+ */
+struct ht_range_own {
+    struct ht_list link; /* in range.own; by itself: the range is gone */
+    struct ht_interval_set bytes;
+    uint64_t index; /* of the range */
 };
 
 /* A write that is copying right now; on the writer's stack. */
@@ -79,6 +90,8 @@ void ht_opt_range_count_intervals(struct ht_range *r) HT_REQUIRES(HT_LOCK_OPTIM)
 bool ht_opt_ranges_share(const struct ht_param *p);
 /* What a range counts in root.backlog_bytes while it has this work: a gradient that is only measured stays anyway. */
 uint32_t ht_opt_range_backlog_bytes(const struct ht_range *r, unsigned work);
+/* The frozen bytes belong to no step any more, and any opener may write them anew: no account has them. */
+void ht_opt_range_thaw(struct ht_range *r) HT_REQUIRES(HT_LOCK_OPTIM);
 /* Forget all coverage; nothing may be RUNNING. frozen_only: written bytes stay. */
 void ht_opt_coverage_clear(struct ht_param *p, bool frozen_only) HT_REQUIRES(HT_LOCK_OPTIM);
 /* Releases the lock in between: drops the gradient chunks of a range that are not needed any more. */

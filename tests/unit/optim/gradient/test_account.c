@@ -1,0 +1,153 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* An opener that keeps an account discards its own bytes, and never those that another opener wrote later. */
+#include "optim/gradient/gradient.h"
+#include "optim/state/context.h"
+#include "optim/state/param.h"
+#include "tests/unit/optim/step/fixture.h"
+
+enum { ELEMENTS = 57344, BYTES = ELEMENTS * 4 };
+
+static struct fixture w;
+static struct test_param *p;
+static struct ht_grad *g, *own; /* own keeps an account */
+static uint8_t *bytes;
+
+static void begin(const char *config)
+{
+    w.config = config;
+    w.threads = 2;
+    fixture_open(&w);
+    p = fixture_param(&w, HT_DTYPE_F32, HT_DTYPE_F32, ELEMENTS, HT_SMALL_CHUNK_BYTES);
+    ck_assert_int_eq(ht_optim_commit(w.o, ROOT), 0);
+    g = open_grad(&w, p);
+    own = open_grad(&w, p);
+    ht_grad_keep_account(own);
+    bytes = random_gradient(&w, p);
+}
+
+/* Its close after the bytes of the next gradient have been written, but not flushed. */
+static void close_own(void)
+{
+    ht_grad_discard(own);
+    ht_grad_release(own);
+}
+
+static void done(void)
+{
+    ht_grad_release(g);
+    free(bytes);
+    fixture_close(&w);
+}
+
+/* Writes all but the ends through own, and the ends through g, whose flush takes both. */
+static void write_around_and_flush(void)
+{
+    write_all(own, 4, bytes, BYTES - 8);
+    write_all(g, 0, bytes, 4);
+    write_all(g, BYTES - 4, bytes, 4);
+    ck_assert_int_eq(ht_grad_flush(g), 0);
+}
+
+static void applied_all(unsigned steps)
+{
+    struct ht_optim_config c = fixture_config(w.config);
+
+    ck_assert_int_eq(ht_grad_flush(g), 0);
+    ck_assert_int_eq(ht_optim_commit(w.o, ROOT), 0);
+    ck_assert_uint_eq(fixture_stat(&w).updated_elements, (uint64_t)steps * ELEMENTS);
+    for (unsigned i = 0; i < steps; i++)
+        model_update(p, &c, bytes, 0, p->n, true);
+    check_all(&w);
+}
+
+START_TEST(ends_with_the_step_that_took_its_bytes)
+{
+    begin("adamw lr=1e-2");
+    write_around_and_flush();
+    ck_assert_int_eq(ht_optim_commit(w.o, ROOT), 0);
+    write_all(g, 0, bytes, BYTES);
+    close_own();
+    applied_all(2);
+    done();
+}
+END_TEST
+
+/* Every range comes free for the second gradient of the same step. */
+START_TEST(ends_with_the_pass_that_took_its_bytes)
+{
+    begin("sgd lr=1e-2 accumulate=2");
+    write_around_and_flush();
+    ck_assert_int_eq(ht_optim_wait(w.o, ROOT, 0), 0);
+    write_all(g, 0, bytes, BYTES);
+    close_own();
+    ck_assert_int_eq(ht_grad_flush(g), 0);
+    ck_assert_int_eq(ht_optim_commit(w.o, ROOT), 0);
+    ck_assert_uint_eq(fixture_stat(&w).updated_elements, ELEMENTS);
+    done();
+}
+END_TEST
+
+/* A partial boundary: of one range some bytes are applied, and others stay the opener's own. */
+START_TEST(keeps_what_no_flush_took)
+{
+    begin("adamw lr=1e-2 partial=1");
+    write_all(own, 4, bytes + 4, 4);
+    write_all(own, 100, bytes + 100, 4);
+    write_all(g, 0, bytes, 4);
+    write_all(g, 8, bytes + 8, 4);
+    ck_assert_int_eq(ht_grad_flush(g), 0); /* [0, 12) */
+    ck_assert_int_eq(ht_optim_commit(w.o, ROOT), 0);
+    ck_assert_uint_eq(fixture_stat(&w).updated_elements, 3);
+    write_all(g, 0, bytes, 100);
+    close_own(); /* its own are [100, 104) alone */
+    ck_assert_int_eq(ht_grad_flush(g), 0);
+    ck_assert_int_eq(ht_optim_commit(w.o, ROOT), 0);
+    ck_assert_uint_eq(fixture_stat(&w).updated_elements, 3 + 25);
+    /* They are gone, too: the window of this flush spans them. */
+    write_all(g, 96, bytes, 4);
+    write_all(g, 104, bytes, 4);
+    ck_assert_int_eq(ht_grad_flush(g), 0);
+    ck_assert_int_eq(ht_optim_commit(w.o, ROOT), 0);
+    ck_assert_uint_eq(fixture_stat(&w).updated_elements, 3 + 25 + 2);
+    done();
+}
+END_TEST
+
+/* Two accounts of one range, closed in either order, also after a drop has ended both. */
+START_TEST(of_several_openers)
+{
+    begin("adamw lr=1e-2");
+    struct ht_grad *other = open_grad(&w, p);
+    ht_grad_keep_account(other);
+    write_all(own, 0, bytes, 8);
+    write_all(other, 8, bytes, 8);
+    if (_i & 1)
+        ck_assert_int_eq(ht_optim_drop(w.o, ROOT, p->oid, NULL), 0);
+    write_all(other, 16, bytes, 8);
+    if (_i & 2)
+        close_own();
+    ht_grad_discard(other);
+    ht_grad_release(other);
+    if (!(_i & 2))
+        close_own();
+    write_all(g, 0, bytes, 4);
+    write_all(g, BYTES - 4, bytes, 4);
+    ck_assert_int_eq(ht_grad_flush(g), 0); /* nothing lies between */
+    ck_assert_int_eq(ht_optim_commit(w.o, ROOT), -EBUSY);
+    ck_assert_int_eq(ht_optim_drop(w.o, ROOT, p->oid, NULL), 0);
+    write_all(g, 0, bytes, BYTES);
+    applied_all(1);
+    done();
+}
+END_TEST
+
+int main(void)
+{
+    TCase *t = tcase_create("account");
+
+    tcase_add_test(t, ends_with_the_step_that_took_its_bytes);
+    tcase_add_test(t, ends_with_the_pass_that_took_its_bytes);
+    tcase_add_test(t, keeps_what_no_flush_took);
+    tcase_add_loop_test(t, of_several_openers, 0, 4);
+    return run_suite("account", t);
+}
