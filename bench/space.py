@@ -46,7 +46,7 @@ RAW = {'raw': 'weights', 'raw-moments': 'moments', 'raw-random': 'random'}
 
 # ------------------------------------------------------------------ content
 
-def train(steps):
+def train(steps, said):
     """bf16 weights, and f32 moments, of the demo's model after so many steps of AdamW."""
     sys.path.insert(0, str(TOP / 'optim/torch'))
     import demo_gpt
@@ -60,6 +60,8 @@ def train(steps):
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()
+        if not (step + 1) % 100:
+            said(f'trained for {step + 1} of {steps} steps, loss {loss.item():.2f}')
     bf16 = [p.detach().to(torch.bfloat16).view(torch.int16).flatten().numpy().tobytes() for p in model.parameters()]
     moments = [optimizer.state[p][name].flatten().numpy().tobytes()
                for name in ('exp_avg', 'exp_avg_sq') for p in model.parameters()]
@@ -77,9 +79,9 @@ def turned(data):
 
 
 class Content:
-    def __init__(self, size, steps):
+    def __init__(self, size, steps, said):
         self.rng = np.random.default_rng(1)
-        weights, moments, self.loss = train(steps)
+        weights, moments, self.loss = train(steps, said)
         self.model = self.rng.bytes(size // 4)
         self.files = {
             'copy': self.rng.bytes(size),
@@ -402,8 +404,8 @@ def main():
     def said(text):
         print(f'  {time.monotonic() - began:5.0f} s  {text}', flush=True)
 
-    content = Content(args.size * MIB, args.steps)
-    said(f'a model was trained for {args.steps} steps, loss {content.loss:.2f}')
+    content = Content(args.size * MIB, args.steps, said)
+    said('the contents are made')
     memory, compared = speeds_in_memory(folder, content), 0.0
     spaces, reads, absent = [], [], {}
     for make in SYSTEMS:
