@@ -25,8 +25,7 @@ import torch  # noqa: E402
 from torch import nn  # noqa: E402
 import hitrain  # noqa: E402
 from demo_store import Store  # noqa: E402
-from hitrain._mapped import map_file  # noqa: E402
-from hitrain._windows import _is_passed  # noqa: E402
+from hitrain._mapped import is_passed, map_file  # noqa: E402
 
 MIB = 1 << 20
 COPY = 64 * MIB
@@ -86,7 +85,7 @@ def file_of_store(mountpoint, size):
     fd = os.open(path, os.O_RDWR)
     try:
         mapped = torch.frombuffer(map_file(fd, size, mmap.PROT_READ | mmap.PROT_WRITE), dtype=torch.uint8)
-        return mapped, _is_passed(fd)
+        return mapped, is_passed(fd)
     finally:
         os.close(fd)
         path.unlink()

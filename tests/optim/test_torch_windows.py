@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The client on a mount with passthrough=: gradients and parameters are copied through mappings, and no byte crosses the mount."""
 import errno
+import gc
 import os
 import pathlib
 import tempfile
@@ -9,6 +10,8 @@ import pytest
 
 from trainer import LR, TOP, equal, random_parameters  # first: it makes the client importable
 import torch
+import hitrain
+import test_torch_offload as offloaded
 from demo_store import mounted
 from hitrain import SGD, AdamW, _root
 from hitrain._files import attribute
@@ -214,3 +217,34 @@ def test_the_file_of_bench_gpu_is_handed_out(store, monkeypatch):
     import gpu
     mapped, passed = gpu.file_of_store(store.mountpoint, 3 << 20)
     assert passed and mapped.numel() == 3 << 20 and not mapped.any()
+
+
+@pytest.mark.parametrize('rule', ['adamw', 'sgd'])
+def test_parameters_of_an_offloaded_model_are_the_memory_of_the_store(store, root, rule):
+    """New ones, too. What a program stores in them counts, and an abort takes it back."""
+    model, alone = offloaded.made(), offloaded.made()
+    with mounted('torch-no-windows') as s:
+        with {'adamw': AdamW, 'sgd': SGD}[rule](alone.named_parameters(), s.mountpoint / 'model', lr=LR) as optimizer:
+            losses = offloaded.train(alone, optimizer, 0, 4)
+    before = store.counters()
+    with hitrain.offload(model, root, rule, keep=offloaded.KEEP, lr=LR) as optimizer:
+        assert offloaded.train(model, optimizer, 0, 2) == losses[:2]
+        was = offloaded.values(model)
+        with torch.no_grad():
+            model.norm.weight.add_(1.0)
+        optimizer.commit()
+        assert torch.equal(torch.frombuffer(bytearray((root / 'norm.weight').read_bytes()), dtype=torch.float32), was['norm.weight'] + 1.0)
+        with torch.no_grad():
+            model.norm.weight.copy_(was['norm.weight'])
+        optimizer.commit()
+        with torch.no_grad():
+            model.head.bias.fill_(7.0)
+        optimizer.abort()
+        offloaded.assert_equal(offloaded.values(model), was)
+        assert offloaded.train(model, optimizer, 2, 4) == losses[2:]
+        offloaded.assert_equal(offloaded.values(model), offloaded.values(alone))
+        after = store.counters()
+        assert after['passthrough_opens'] - before['passthrough_opens'] >= len(list(model.parameters()))
+        assert after['mount_param_read_bytes'] == before['mount_param_read_bytes']
+    del model, optimizer
+    gc.collect()

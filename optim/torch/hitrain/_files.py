@@ -15,7 +15,7 @@ import math
 import mmap
 import os
 import resource
-from typing import Any, Callable, Iterable, Iterator, List, Optional, Tuple
+from typing import Any, Callable, Iterable, Iterator, List, Optional, Tuple, Union
 
 import torch
 
@@ -105,10 +105,7 @@ class ParameterFile:
         fd = os.open(self.path, self._flags | os.O_CREAT | os.O_EXCL, 0o666)
         self.made = True
         with self._keeping(fd):
-            os.setxattr(fd, XATTR + 'dtype', FILE_DTYPES[self.dtype].encode())
-            os.setxattr(fd, XATTR + 'shape', self._shape().encode())
-            if self.grad_dtype != self.dtype:
-                os.setxattr(fd, XATTR + 'grad_dtype', FILE_DTYPES[self.grad_dtype].encode())
+            self._set_attributes(fd)
             self.describe(fd)
             if self.part:
                 os.ftruncate(fd, math.prod(self.shape) * bytes_of(self.dtype))
@@ -117,6 +114,12 @@ class ParameterFile:
 
     def describe(self, fd: int) -> None:
         """Further attributes of a new file."""
+
+    def _set_attributes(self, where: Union[int, str]) -> None:
+        os.setxattr(where, XATTR + 'dtype', FILE_DTYPES[self.dtype].encode())
+        os.setxattr(where, XATTR + 'shape', self._shape().encode())
+        if self.grad_dtype != self.dtype:
+            os.setxattr(where, XATTR + 'grad_dtype', FILE_DTYPES[self.grad_dtype].encode())
 
     def open_existing(self, may_change: bool, fill: bool = False) -> None:
         """may_change: the dtype of its gradients may be set. fill: another rank has made the file, which takes this part's values."""

@@ -6,13 +6,19 @@
 The tensor has its values in both states. Code that uses a parameter that is not loaded reads it page by page, which is
 slow and right. What a program stores through the tensor goes to the file; flush() sends it to the store at once.
 
+On a mount with passthrough= the mapping is the memory of the store itself. Then nothing is read, and nothing has to be flushed. The file
+must have its dtype and size before it is opened for the first time: an open of any other file would keep it ordinary.
+
 A page that cannot be read is SIGBUS for the thread that touches it. load() reads all pages first, so that a store that is
 gone is an OSError there.
 """
 import ctypes
 import errno
+import fcntl
 import mmap
 import os
+import stat
+import struct
 import weakref
 from typing import Any, Callable, Optional
 
@@ -23,6 +29,7 @@ from hitrain._files import ParameterFile, write_all
 _PIECE = 16 << 20  # another thread that changes the address space waits for one piece at most
 _MADV_DONTNEED, _MADV_POPULATE_READ = 4, 22  # the latter since Linux 5.14
 _FAILED = ctypes.c_void_p(-1).value
+_PASSED = 2 << 30 | 4 << 16 | ord('h') << 8 | 3  # HT_IOCTL_PASSED of hitrain/words.h
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.mmap.restype = ctypes.c_void_p
@@ -47,6 +54,16 @@ def map_file(fd: int, size: int, protection: int) -> Any:
     return content
 
 
+def is_passed(fd: int) -> bool:
+    """Does the kernel have the store's memory of this file?"""
+    try:
+        return bool(struct.unpack('I', fcntl.ioctl(fd, _PASSED, bytes(4)))[0])
+    except OSError as e:
+        if e.errno != errno.ENOTTY:  # of an older daemon
+            raise
+        return False
+
+
 class MappedFile(ParameterFile):
     """fill: gives the tensor its first values, for one that has none yet."""
 
@@ -57,6 +74,7 @@ class MappedFile(ParameterFile):
         self.bytes = -(-self.content_bytes // mmap.PAGESIZE) * mmap.PAGESIZE  # of memory, when it is loaded
         self._address: Any = None  # of the mapping
         self._content: Any = None  # keeps the mapping, whatever memory a program gives the tensor
+        self._is_passed = False  # the mapping is the store's memory
         self._fill = fill
         self._version_sent: Optional[int] = None
 
@@ -65,7 +83,8 @@ class MappedFile(ParameterFile):
     def load(self) -> None:
         """Returns when all pages are in memory. OSError: they cannot be read."""
         with self._opened() as fd:
-            os.posix_fadvise(fd, 0, self.content_bytes, os.POSIX_FADV_WILLNEED)
+            if not self._is_passed:
+                os.posix_fadvise(fd, 0, self.content_bytes, os.POSIX_FADV_WILLNEED)
             for at in range(0, self.bytes, _PIECE):
                 if _libc.madvise(self._address + at, min(_PIECE, self.bytes - at), _MADV_POPULATE_READ):
                     self._raise(fd, at, ctypes.get_errno())
@@ -73,6 +92,8 @@ class MappedFile(ParameterFile):
     def release(self) -> None:
         """The pages leave memory. Those that were changed since flush() stay until the kernel has written them."""
         _libc.madvise(self._address, self.bytes, _MADV_DONTNEED)
+        if self._is_passed:
+            return
         try:
             with self._opened() as fd:
                 os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
@@ -121,7 +142,13 @@ class MappedFile(ParameterFile):
     def create(self) -> None:
         if self._fill:
             self._fill(self.tensor)
-        super().create()
+        os.mknod(self.path, stat.S_IFREG | 0o666)
+        self.made = True
+        self._set_attributes(self.path)
+        os.truncate(self.path, self.content_bytes)
+        with self._opened() as fd:
+            self._write(fd)
+        self.config = ''
 
     def may_gather(self) -> bool:
         return False
@@ -162,6 +189,8 @@ class MappedFile(ParameterFile):
         self.tensor.detach().view(-1)[:0].zero_()  # values that autograd saved are void: the version counter shows it
 
     def _flush(self, fd: int) -> None:
+        if self._is_passed:
+            return
         try:
             os.close(os.dup(fd))  # sync_file_range() waits for pages alone, which older kernels copy for FUSE before they send them
         except OSError as e:
@@ -177,8 +206,9 @@ class MappedFile(ParameterFile):
             raise OSError(e.errno, f'{e.strerror}: the file of {self.name} cannot be mapped') from e
         self._content = torch.frombuffer(content, dtype=self.dtype).view(self.tensor.shape)
         self.tensor.data = self._content
-        self._address = ctypes.addressof(content)
-        os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)  # those that create() has written
+        self._address, self._is_passed = ctypes.addressof(content), is_passed(fd)
+        if not self._is_passed:
+            os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)  # those that create() has written
 
     def _raise(self, fd: int, at: int, number: int) -> None:
         """The kernel says only that a page cannot be read. A read says why."""

@@ -14,21 +14,18 @@ the first uses ask again. Until then, and where the mount's share is used up, by
 """
 import contextlib
 import errno
-import fcntl
 import mmap
 import os
-import struct
 from typing import Any, Callable, Iterator, Optional
 
 import torch
 
 from hitrain._files import HIDDEN, ParameterFile, bytes_of, close_quietly, take_and_sum
-from hitrain._mapped import map_file
+from hitrain._mapped import is_passed, map_file
 from hitrain._parts import is_dtensor
 
 LEAST_BYTES = 4096  # of a file that is mapped; calls read and write smaller ones
 _ASKS = 3
-_PASSED = 2 << 30 | 4 << 16 | ord('h') << 8 | 3  # HT_IOCTL_PASSED of hitrain/words.h
 
 
 def can_have_windows(name: str, tensor: torch.Tensor) -> bool:
@@ -148,7 +145,7 @@ class _Mapping:
     def _mapped(self) -> Optional[torch.Tensor]:
         fd = os.open(self._path, self._mode | os.O_CLOEXEC)
         try:
-            if not _is_passed(fd):
+            if not is_passed(fd):
                 return None
             size = os.fstat(fd).st_size
             if size != self._bytes:
@@ -157,12 +154,3 @@ class _Mapping:
             return torch.frombuffer(map_file(fd, size, protection), dtype=self._dtype).view(self._shape)
         finally:
             close_quietly(fd)
-
-
-def _is_passed(fd: int) -> bool:
-    try:
-        return bool(struct.unpack('I', fcntl.ioctl(fd, _PASSED, bytes(4)))[0])
-    except OSError as e:
-        if e.errno != errno.ENOTTY:  # of an older daemon
-            raise
-        return False
