@@ -12,24 +12,15 @@
 #include "mount-helpers/common/text.h"
 #include "mount-helpers/ctl/kept.h"
 #include "mount-helpers/ctl/sink.h"
-#include <hitrain/redo.h>
+#include "mount-helpers/stream/logged.h"
 #include <hitrain/words.h>
 
-enum { POLL_NS = 5000000, SUMMARY_BYTES_MAX = 1 << 30, PIPE_BYTES = 1 << 20 };
-
-/* at, bytes: in the gradients of the file; offset, len: in the gradient of its parameter. */
-struct piece {
-    uint64_t at, bytes, offset, len;
-    uint32_t param;
-    bool sparse;
-};
+enum { POLL_NS = 5000000, PIPE_BYTES = 1 << 20 };
 
 /* A logged step that is open. */
 struct logged {
     int fd;
-    uint64_t step, lineage, gradients_at, bytes, params, pieces;
-    uint8_t *summary;
-    struct piece *piece; /* by parameter and place */
+    struct ht_logged l;
 };
 
 struct sender {
@@ -59,151 +50,71 @@ static int read_all(int fd, void *to, size_t len, uint64_t at)
     return 0;
 }
 
-static int compare(const void *a, const void *b)
-{
-    const struct piece *x = a, *y = b;
-
-    if (x->param != y->param)
-        return x->param < y->param ? -1 : 1;
-    return x->offset < y->offset ? -1 : x->offset > y->offset;
-}
-
-static unsigned element_bytes(uint8_t dtype)
-{
-    return dtype == HT_DTYPE_F32 ? 4 : dtype == HT_DTYPE_BF16 || dtype == HT_DTYPE_F16 ? 2 : 0;
-}
-
-/* Bytes of the gradient for a chunk of the parameter; 0: it makes no sense. */
-static uint64_t range_bytes(const uint8_t *param)
-{
-    unsigned p = element_bytes(param[28]), g = element_bytes(param[29]);
-
-    return p ? ht_le32_load(param + 24) / p * g : 0;
-}
-
-static const uint8_t *param_of(const struct logged *l, uint64_t i)
-{
-    return l->summary + sizeof(struct ht_disk_redo) + i * sizeof(struct ht_disk_redo_param);
-}
-
-/* Are its entries, or its bytes, as long as they may be? */
-static bool fits(const struct piece *p)
-{
-    return p->sparse ? p->bytes <= HT_REDO_SPARSE_BYTES_MAX && p->len <= HT_FOLLOW_SPARSE_BYTES_MAX
-                     : p->bytes == p->len;
-}
-
-/* False: no such piece is in this step. */
-static bool take_piece(const struct logged *l, const uint8_t *from, bool coded, struct piece *out)
-{
-    uint32_t begin = ht_le32_load(from + 16), end = ht_le32_load(from + 20),
-             coding = coded ? ht_le32_load(from + 28) : HT_REDO_PLAIN;
-
-    if (begin >= end || coding > HT_REDO_SPARSE)
-        return false;
-    out->at = ht_le64_load(from);
-    out->param = ht_le32_load(from + 8);
-    out->len = end - begin;
-    out->bytes = coded ? ht_le32_load(from + 24) : out->len;
-    out->sparse = coding == HT_REDO_SPARSE;
-    if (out->param >= l->params || out->bytes > l->bytes || out->at > l->bytes - out->bytes)
-        return false;
-    out->offset = range_bytes(param_of(l, out->param)) * ht_le32_load(from + 12) + begin;
-    return fits(out);
-}
-
-static int parse(struct logged *l, size_t len)
-{
-    const uint32_t version = ht_le32_load(l->summary);
-    const bool coded = version == HT_REDO_VERSION_CODED;
-    const size_t head = sizeof(struct ht_disk_redo), param = sizeof(struct ht_disk_redo_param),
-                 piece = coded ? sizeof(struct ht_disk_redo_coded) : sizeof(struct ht_disk_redo_piece);
-
-    l->params = ht_le64_load(l->summary + 16);
-    l->pieces = ht_le64_load(l->summary + 24);
-    if ((version != HT_REDO_VERSION && !coded) || ht_le64_load(l->summary + 8) != l->step ||
-        l->params > (len - head) / param || l->pieces > (len - head) / piece ||
-        head + l->params * param + l->pieces * piece != len)
-        return -EPROTO;
-    l->piece = malloc((l->pieces + 1) * sizeof(*l->piece));
-    if (!l->piece)
-        return -ENOMEM;
-    const uint8_t *from = param_of(l, l->params);
-    for (uint64_t i = 0; i < l->pieces; i++)
-        if (!take_piece(l, from + i * piece, coded, &l->piece[i]))
-            return -EPROTO;
-    if (l->pieces)
-        qsort(l->piece, l->pieces, sizeof(*l->piece), compare);
-    return 0;
-}
-
-static int read_summary(struct logged *l)
+static int read_logged(struct logged *o, uint64_t step)
 {
     struct ht_redo_file h;
-    int rc = read_all(l->fd, &h, sizeof(h), 0);
+    uint64_t len = 0;
+    int rc = read_all(o->fd, &h, sizeof(h), 0);
 
+    if (rc == 0)
+        rc = ht_logged_take_header(&o->l, &h, step, &len);
     if (rc < 0)
         return rc;
-    uint64_t len = ht_le64_load(&h.summary_bytes);
-    if (memcmp(h.magic, HT_REDO_FILE_MAGIC, sizeof(h.magic)) != 0 || ht_le32_load(&h.version) != HT_REDO_FILE_VERSION ||
-        ht_le64_load(&h.step) != l->step || len < sizeof(struct ht_disk_redo) || len > SUMMARY_BYTES_MAX)
-        return -EPROTO;
-    l->lineage = ht_le64_load(&h.lineage);
-    l->bytes = ht_le64_load(&h.gradient_bytes);
-    l->gradients_at = sizeof(h) + len;
-    l->summary = malloc(len);
-    if (!l->summary)
+    uint8_t *summary = malloc(len);
+    if (!summary)
         return -ENOMEM;
-    rc = read_all(l->fd, l->summary, len, sizeof(h));
-    return rc < 0 ? rc : parse(l, len);
+    rc = read_all(o->fd, summary, len, sizeof(h));
+    if (rc == 0)
+        return ht_logged_take_summary(&o->l, summary, len);
+    free(summary);
+    return rc;
 }
 
-static void close_logged(struct logged *l)
+static void close_logged(struct logged *o)
 {
-    if (l->fd >= 0)
-        close(l->fd);
-    free(l->summary);
-    free(l->piece);
+    if (o->fd >= 0)
+        close(o->fd);
+    ht_logged_free(&o->l);
 }
 
 /* -ENOENT: it is not there any more. Other errors are printed. */
-static int open_logged(const char *root, uint64_t step, struct logged *l)
+static int open_logged(const char *root, uint64_t step, struct logged *o)
 {
     char path[PATH_MAX];
     int n = snprintf(path, sizeof(path), "%s/" HT_CTL_DIR "/redo/%llu", root, (unsigned long long)step), rc;
 
-    *l = (struct logged){.fd = -1, .step = step};
+    *o = (struct logged){.fd = -1};
     if (n < 0 || (size_t)n >= sizeof(path))
         return ht_cmd_explain(root, -ENAMETOOLONG);
-    l->fd = open(path, O_RDONLY | O_CLOEXEC);
-    if (l->fd < 0)
+    o->fd = open(path, O_RDONLY | O_CLOEXEC);
+    if (o->fd < 0)
         return errno == ENOENT ? -ENOENT : ht_cmd_explain(path, -errno);
-    rc = read_summary(l);
+    rc = read_logged(o, step);
     if (rc < 0)
-        close_logged(l);
+        close_logged(o);
     return rc < 0 ? ht_cmd_explain(path, rc) : 0;
 }
 
 /* --------------------------------------------------------------------- step */
 
-static int put_sparse(struct sender *s, const struct logged *l, const struct piece *p)
+static int put_sparse(struct sender *s, const struct logged *o, const struct ht_logged_piece *p)
 {
     const struct ht_follow_sparse block = {p->offset, (uint32_t)p->len, s->block, p->bytes};
-    int rc = read_all(l->fd, s->block, p->bytes, l->gradients_at + p->at);
+    int rc = read_all(o->fd, s->block, p->bytes, o->l.gradients_at + p->at);
 
     return rc < 0 ? ht_cmd_explain("a logged step", rc) : ht_follow_put_sparse(&s->w, &block);
 }
 
-static int put_piece(struct sender *s, const struct logged *l, const struct piece *p)
+static int put_piece(struct sender *s, const struct logged *o, const struct ht_logged_piece *p)
 {
     uint64_t done = 0;
     int rc = 0;
 
     if (p->sparse)
-        return put_sparse(s, l, p);
+        return put_sparse(s, o, p);
     while (rc == 0 && done < p->len) {
         size_t len = ht_min_u64(HT_FOLLOW_BLOCK_BYTES_MAX, p->len - done);
-        rc = read_all(l->fd, s->block, len, l->gradients_at + p->at + done);
+        rc = read_all(o->fd, s->block, len, o->l.gradients_at + p->at + done);
         if (rc < 0)
             return ht_cmd_explain("a logged step", rc);
         rc = ht_follow_put_block(&s->w, p->offset + done, s->block, len);
@@ -212,14 +123,15 @@ static int put_piece(struct sender *s, const struct logged *l, const struct piec
     return rc;
 }
 
-static int put_params(struct sender *s, const struct logged *l)
+static int put_params(struct sender *s, const struct logged *o)
 {
+    const struct ht_logged *l = &o->l;
     uint64_t at = 0;
     int rc = 0;
 
     for (uint64_t i = 0; rc == 0 && i < l->params; i++) {
         uint8_t numbers[HT_FOLLOW_NUMBERS_BYTES];
-        memcpy(numbers, param_of(l, i), sizeof(numbers));
+        memcpy(numbers, ht_logged_param(l, i), sizeof(numbers));
         const char *path = ht_follow_param_path(&s->files, ht_le64_load(numbers));
         const char *why = path ? ht_follow_path_refused(path) : "a parameter of the step has no name any more";
         if (why) {
@@ -230,20 +142,21 @@ static int put_params(struct sender *s, const struct logged *l)
         struct ht_follow_param p = {numbers, path};
         rc = ht_follow_put_param(&s->w, &p);
         for (; rc == 0 && at < l->pieces && l->piece[at].param == i; at++)
-            rc = put_piece(s, l, &l->piece[at]);
+            rc = put_piece(s, o, &l->piece[at]);
     }
     return rc;
 }
 
 /* files: with those that changed, if the step is the newest one. */
-static int put_step(struct sender *s, const struct logged *l, uint64_t newest, bool files, struct ht_hash128 *out)
+static int put_step(struct sender *s, const struct logged *o, uint64_t newest, bool files, struct ht_hash128 *out)
 {
+    const struct ht_logged *l = &o->l;
     const struct ht_follow_step step = {l->step, l->params, l->bytes, newest};
     bool sent = false;
     int rc = ht_follow_put_step(&s->w, &step);
 
     if (rc == 0)
-        rc = put_params(s, l);
+        rc = put_params(s, o);
     if (rc == 0 && files && newest == l->step)
         rc = ht_follow_files_send(&s->files, l->step, &s->w, &sent);
     return rc == 0 ? ht_follow_put_done(&s->w, sent, out) : rc;
@@ -324,7 +237,7 @@ static int begin_from_kept(struct sender *s, const struct ht_cmd_options *o, str
 static int begin_from_logged(struct sender *s, uint64_t since, const struct ht_follow_state *now,
                              struct ht_follow_head *h)
 {
-    struct logged l;
+    struct logged o;
     int rc = ht_follow_files_begin(&s->files, s->root, -1);
 
     h->step = since ? since : now->first ? now->first - 1 : 0;
@@ -338,12 +251,12 @@ static int begin_from_logged(struct sender *s, uint64_t since, const struct ht_f
     }
     if (rc < 0 || !since)
         return rc;
-    rc = open_logged(s->root, since, &l);
+    rc = open_logged(s->root, since, &o);
     if (rc < 0)
         return rc == -ENOENT ? 0 : rc;           /* the lineage may prove it */
-    rc = put_step(s, &l, since, false, &h->sum); /* nothing is written yet */
-    h->proof = l.lineage == s->lineage ? HT_FOLLOW_SUM : HT_FOLLOW_NO_PROOF;
-    close_logged(&l);
+    rc = put_step(s, &o, since, false, &h->sum); /* nothing is written yet */
+    h->proof = o.l.lineage == s->lineage ? HT_FOLLOW_SUM : HT_FOLLOW_NO_PROOF;
+    close_logged(&o);
     return rc;
 }
 
@@ -394,9 +307,9 @@ static void pause_shortly(void)
 
 static int send_next(struct sender *s, const struct ht_follow_state *now)
 {
-    struct logged l;
+    struct logged o;
     struct ht_hash128 sum;
-    int rc = open_logged(s->root, s->next, &l);
+    int rc = open_logged(s->root, s->next, &o);
 
     if (rc == -ENOENT) { /* the next look says why */
         pause_shortly();
@@ -404,8 +317,8 @@ static int send_next(struct sender *s, const struct ht_follow_state *now)
     }
     if (rc < 0)
         return rc;
-    rc = l.lineage == s->lineage ? put_step(s, &l, now->last, true, &sum) : refuse(s->root, another);
-    close_logged(&l);
+    rc = o.l.lineage == s->lineage ? put_step(s, &o, now->last, true, &sum) : refuse(s->root, another);
+    close_logged(&o);
     if (rc == 0) {
         s->next++;
         s->sent++;

@@ -5,6 +5,7 @@
  */
 #include "mount-helpers/stream/follow.h"
 #include "mount-helpers/stream/stream.h"
+#include "optim/rules/kernel.h"
 #include "tests/fuzz/fuzz.h"
 #include "tests/support/dev.h"
 #include "tests/support/sample.h"
@@ -308,6 +309,53 @@ static void put_follow(void)
     ht_buf_free(&out);
 }
 
+/* ------------------------------------------------- summary of a logged step */
+
+static void put_logged_param(struct ht_buf *out, uint64_t object, uint64_t elements, uint8_t dtype, uint8_t grad_dtype)
+{
+    struct ht_disk_redo_param d = {.dtype = dtype, .grad_dtype = grad_dtype, .kernel = HT_KERNEL_ADAMW};
+
+    ht_le64_store(&d.object, object);
+    ht_le64_store(&d.steps, 4);
+    ht_le64_store(&d.elements, elements);
+    ht_le32_store(&d.chunk_bytes, HT_SMALL_CHUNK_BYTES);
+    ht_le32_store(&d.scalar[0], 0x3f800000); /* 1 */
+    ht_buf_put(out, &d, sizeof(d));
+}
+
+/* In a summary without codings all of its bytes are stored. */
+static void put_logged_piece(struct ht_buf *out, bool coded, uint64_t at, uint32_t param, uint32_t end,
+                             uint32_t entries)
+{
+    struct ht_disk_redo_coded d = {.piece = {.at = {{0}}}};
+
+    ht_le64_store(&d.piece.at, at);
+    ht_le32_store(&d.piece.param, param);
+    ht_le32_store(&d.piece.end, end);
+    ht_le32_store(&d.bytes, entries ? entries : end);
+    ht_le32_store(&d.coding, entries ? HT_REDO_SPARSE : HT_REDO_PLAIN);
+    ht_buf_put(out, &d, coded ? sizeof(d) : sizeof(d.piece));
+}
+
+/* As the target makes it: the version, the number of parameters, these, pieces; and bytes that are entries. */
+static void put_logged(const char *name, bool coded)
+{
+    static const uint8_t entries[12] = {3, 0, 1, 2, 3, 4, 0, 0, 5, 6, 7, 8};
+    struct ht_buf out = HT_BUF_INIT;
+
+    ht_buf_put_u8(&out, coded ? 3 : 1);
+    ht_buf_put_u8(&out, 2);
+    put_logged_param(&out, 5, 1000, HT_DTYPE_F32, HT_DTYPE_F32);
+    put_logged_param(&out, 6, 300, HT_DTYPE_BF16, HT_DTYPE_BF16);
+    size_t end = out.len + 2 * (coded ? sizeof(struct ht_disk_redo_coded) : sizeof(struct ht_disk_redo_piece));
+    put_logged_piece(&out, coded, coded ? end : 0, 0, 4000, coded ? sizeof(entries) : 0);
+    put_logged_piece(&out, coded, 4000, 1, 600, 0);
+    if (coded)
+        ht_buf_put(&out, entries, sizeof(entries));
+    put_seed("redo", name, out.data, out.len);
+    ht_buf_free(&out);
+}
+
 int main(int argc, char **argv)
 {
     struct harness k;
@@ -327,5 +375,7 @@ int main(int argc, char **argv)
     put_incremental_stream();
     put_stream_for_rank();
     put_follow();
+    put_logged("plain", false);
+    put_logged("coded", true);
     return 0;
 }
