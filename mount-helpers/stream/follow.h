@@ -5,8 +5,11 @@
  *   header, { step, { parameter, its blocks }, [settings], { file, its parts }, done }, end
  *
  * A block is bytes of a gradient, as they are or as entries of those that are not zero. A part is bytes of a file that
- * is no parameter. The sum of a step is that of its parameters and blocks: the same step has the same sum in each
- * stream.
+ * is no parameter.
+ *
+ * The sum of a step is that of its parameters and blocks. Steps with one sum have the same gradients, and a logged step
+ * has one sum in all streams. Two logs may cut and code the same gradients in different ways: then their sums differ,
+ * and a copy of the one refuses the other, as if it were another step.
  */
 #ifndef HITRAIN_MOUNT_HELPERS_STREAM_FOLLOW_H
 #define HITRAIN_MOUNT_HELPERS_STREAM_FOLLOW_H
@@ -15,7 +18,8 @@
 #include <hitrain/format.h>
 
 enum {
-    HT_FOLLOW_VERSION = 1,
+    HT_FOLLOW_VERSION = 2,
+    HT_FOLLOW_VERSION_PLAIN = 1, /* has no sparse blocks; is read, too */
     HT_FOLLOW_HEADER_BYTES = 64,
     HT_FOLLOW_BLOCK_BYTES_MAX = 1 << 20,
     HT_FOLLOW_NUMBERS_BYTES = sizeof(struct ht_disk_redo_param),
@@ -40,6 +44,7 @@ enum ht_follow_type {
 enum ht_follow_proof { HT_FOLLOW_NO_PROOF = 0, HT_FOLLOW_DIGEST = 1, HT_FOLLOW_SUM = 2 };
 
 struct ht_follow_head {
+    uint32_t version;
     uint64_t step; /* the first one of the stream is the next */
     uint64_t lineage;
     enum ht_follow_proof proof;

@@ -11,18 +11,36 @@ enum { STEP_BYTES = 24, FILE_FIXED_BYTES = 18, DONE_BYTES = 17 };
 
 /* ------------------------------------------------------------------ header */
 
+/* Of a version that this program reads? Later ones have the same beginning of the header. */
+static int take_version(struct ht_follow_reader *r, const uint8_t *h)
+{
+    uint32_t version = ht_le32_load(h + 8), features = ht_le32_load(h + 12);
+
+    if (version > HT_FOLLOW_VERSION)
+        return ht_records_fail(&r->in, -EPROTO,
+                               "this is a stream of version %u, and this program reads up to version %u: update the "
+                               "receiver",
+                               version, HT_FOLLOW_VERSION);
+    if (version < HT_FOLLOW_VERSION_PLAIN || features)
+        return ht_records_fail(&r->in, -EPROTO,
+                               "the stream has version %u and features 0x%x, which this program does not know", version,
+                               features);
+    r->head.version = version;
+    return 0;
+}
+
 static int take_header(struct ht_follow_reader *r, const uint8_t *h)
 {
     uint32_t proof = ht_le32_load(h + 32);
+    int rc;
 
     if (memcmp(h, HT_FOLLOW_MAGIC, 8) != 0)
         return ht_records_fail(&r->in, -EPROTO, "this is no stream of logged steps");
     if (ht_le64_load(h + 56) != ht_hash64(h, 56, 0))
         return ht_records_fail(&r->in, -EPROTO, "the header is damaged");
-    if (ht_le32_load(h + 8) != HT_FOLLOW_VERSION || !ht_stream_is_zero(h + 12, 4))
-        return ht_records_fail(&r->in, -EPROTO,
-                               "the stream has version %u and features 0x%x, and this program reads version %u",
-                               ht_le32_load(h + 8), ht_le32_load(h + 12), HT_FOLLOW_VERSION);
+    rc = take_version(r, h);
+    if (rc < 0)
+        return rc;
     if (proof > HT_FOLLOW_SUM || !ht_stream_is_zero(h + 36, 4) || (!proof && !ht_stream_is_zero(h + 40, 16)))
         return ht_records_fail(&r->in, -EPROTO, "the header has bytes that this program does not know");
     r->head.step = r->step = ht_le64_load(h + 16);
@@ -155,6 +173,8 @@ static int take_sparse(struct ht_follow_reader *r, uint64_t at, size_t len, stru
     struct ht_reader in = ht_reader_of(r->in.payload, len);
     struct ht_follow_sparse *s = &out->sparse;
 
+    if (r->head.version == HT_FOLLOW_VERSION_PLAIN)
+        return ht_records_fail(&r->in, -EPROTO, "a stream of version %u has no sparse blocks", r->head.version);
     s->at = at;
     s->bytes = ht_get_u32(&in);
     s->entries = in.p;
