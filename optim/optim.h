@@ -318,8 +318,9 @@ struct ht_optim_redo_check {
     bool (*is_other)(void *ctx, uint64_t oid);
     int (*report)(void *ctx, uint64_t root, uint64_t step, const char *why);
     void *ctx;
+    uint64_t steps, coded; /* out: those that it would compute again; of these, summaries of HT_REDO_VERSION_CODED */
 };
-int ht_optim_redo_check(struct ht_optim *o, const struct ht_optim_redo_check *check) HT_MUST_CHECK;
+int ht_optim_redo_check(struct ht_optim *o, struct ht_optim_redo_check *check) HT_MUST_CHECK;
 /* For fsck: forgets the last logged step without a record, if its number is at least step. Its object; 0: none. */
 uint64_t ht_optim_redo_cut(struct ht_optim *o, uint64_t root, uint64_t step);
 /* For fsck: problems that were found when the log had been read, and taken out. Returns how many. */

@@ -72,6 +72,7 @@ enum ht_fsck_code {
     HT_FSCK_OPT_STATE,
     HT_FSCK_OPT_CONFIG,
     HT_FSCK_OPT_REDO,
+    HT_FSCK_OPT_FEATURE,
     HT_FSCK_REF_OBJECT,
     HT_FSCK_REF_RANGE,
     HT_FSCK_REF_META,
@@ -185,7 +186,7 @@ struct ht_fsck {
     bool newer;                        /* a newer version wrote the store: no copy of anything is written either */
     bool cut;                          /* the log ends where its longest copy does */
     bool overlaps;                     /* references share space, and at most one is right */
-    bool unmarked;                     /* chunks are compressed, and the superblock does not say so */
+    uint64_t unmarked;                 /* bits of feat_refuse that the superblock should have */
     struct ht_fsck_notes lose;         /* chunks: object, index */
     struct ht_fsck_notes orphans;      /* objects */
     struct ht_fsck_notes strangers;    /* objects that can be no file */

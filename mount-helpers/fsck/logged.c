@@ -7,6 +7,8 @@
  */
 #include "mount-helpers/fsck/fsck.h"
 
+#include "mount-helpers/common/text.h"
+
 typedef unsigned long long ull;
 
 static bool is_noted(const struct ht_fsck_notes *n, uint64_t root, uint64_t step)
@@ -77,7 +79,25 @@ static int report(void *ctx, uint64_t root, uint64_t step, const char *why)
     return ht_fsck_cut_steps(ctx, root, step, why);
 }
 
+/* Programs that do not know a bit of feat_refuse must not open the store: see tiering/txn/feature.c. */
+static void check_mark(struct ht_fsck *f, uint64_t bit, uint64_t steps, const char *kind)
+{
+    const struct ht_fsck_where w = {HT_FSCK_NOWHERE};
+
+    if (steps && !(ht_store_super(f->store)->feat_refuse & bit) &&
+        ht_fsck_problem(f, HT_FSCK_OPT_FEATURE, &w, "there %s %llu logged %s%s, and the superblock does not say so",
+                        steps == 1 ? "is" : "are", (ull)steps, ht_plural(steps, "step"), kind))
+        f->unmarked |= bit;
+}
+
 int ht_fsck_check_logged(struct ht_fsck *f)
 {
-    return ht_optim_redo_check(f->optim, &(struct ht_optim_redo_check){is_other, report, f});
+    struct ht_optim_redo_check check = {.is_other = is_other, .report = report, .ctx = f};
+    int rc = ht_optim_redo_check(f->optim, &check);
+
+    if (rc == 0) {
+        check_mark(f, HT_FEAT_REFUSE_REDO, check.steps, "");
+        check_mark(f, HT_FEAT_REFUSE_SPARSE, check.coded, " with sparse gradients");
+    }
+    return rc;
 }

@@ -301,9 +301,10 @@ static void check_codecs(struct ht_fsck *f)
 
     for (size_t i = 0; i < f->item_count; i++)
         count += f->items[i].codec == HT_CODEC_PLANES;
-    if (count && !(ht_store_super(f->store)->feat_refuse & HT_FEAT_REFUSE_PLANES))
-        f->unmarked = ht_fsck_problem(f, HT_FSCK_REF_CODEC, &w, "%zu %s compressed, and the superblock does not say so",
-                                      count, count == 1 ? "chunk is" : "chunks are");
+    if (count && !(ht_store_super(f->store)->feat_refuse & HT_FEAT_REFUSE_PLANES) &&
+        ht_fsck_problem(f, HT_FSCK_REF_CODEC, &w, "%zu %s compressed, and the superblock does not say so", count,
+                        count == 1 ? "chunk is" : "chunks are"))
+        f->unmarked |= HT_FEAT_REFUSE_PLANES;
 }
 
 int ht_fsck_pass_refs(struct ht_fsck *f)

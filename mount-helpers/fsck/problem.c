@@ -62,6 +62,7 @@ static const struct row {
     [HT_FSCK_OPT_STATE] = {"OPT-STATE", ASK, STORE, "forget all state of this parameter; it goes to lost+found"},
     [HT_FSCK_OPT_CONFIG] = {"OPT-CONFIG", ASK, STORE, "set one with lr=0 that goes with its state"},
     [HT_FSCK_OPT_REDO] = {"OPT-REDO", ASK, STORE, "forget this step and those after it: the model goes back"},
+    [HT_FSCK_OPT_FEATURE] = {"OPT-FEATURE", SAFE, MARK, "note it in the superblock"},
     [HT_FSCK_REF_OBJECT] = {"REF-OBJECT", ASK, STORE, "describe it as its chunks show it"},
     [HT_FSCK_REF_RANGE] = {"REF-RANGE", SAFE, MARK, "mark the chunk lost: reading it is an error"},
     [HT_FSCK_REF_META] = {"REF-META", SAFE, MARK, "mark the chunk lost: reading it is an error"},

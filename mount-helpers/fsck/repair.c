@@ -156,6 +156,21 @@ static int configure_roots(struct ht_fsck *f)
     return rc;
 }
 
+/* ---------------------------------------------------------------- features */
+
+static int mark_features(struct ht_fsck *f)
+{
+    int rc = 0;
+
+    if (f->unmarked & HT_FEAT_REFUSE_PLANES)
+        rc = ht_store_mark_compressed(f->store);
+    if (rc == 0 && f->unmarked & HT_FEAT_REFUSE_REDO)
+        rc = ht_store_mark_redo(f->store);
+    if (rc == 0 && f->unmarked & HT_FEAT_REFUSE_SPARSE)
+        rc = ht_store_mark_redo_sparse(f->store);
+    return rc;
+}
+
 /* --------------------------------------------------------------------- all */
 
 static int first_round(struct ht_fsck *f)
@@ -167,8 +182,8 @@ static int first_round(struct ht_fsck *f)
         rc = ht_ns_reconnect(f->ns);
     if (rc == 0)
         rc = lose_chunks(f); /* also chunks of objects that are deleted next */
-    if (rc == 0 && f->unmarked)
-        rc = ht_store_mark_compressed(f->store);
+    if (rc == 0)
+        rc = mark_features(f);
     if (rc == 0)
         rc = add_orphans(f);
     return rc == 0 ? configure_roots(f) : rc;

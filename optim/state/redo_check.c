@@ -214,13 +214,14 @@ static int check_summary(struct redo_check *w, const char **out)
     return rc;
 }
 
-/* *out: why the step cannot be computed again; NULL: it can. */
-static int check_step(struct ht_root *root, const struct ht_redo_step *step, const char **out)
+/* *out: why the step cannot be computed again; NULL: it can. *out_coded: by the version of its summary. */
+static int check_step(struct ht_root *root, const struct ht_redo_step *step, const char **out, bool *out_coded)
 {
     struct redo_check w = {.root = root, .obj = ht_obj_get(root->o->store, step->oid)};
     uint8_t *bytes = NULL;
 
     *out = NULL;
+    *out_coded = false;
     if (!w.obj)
         return 0; /* reported when the log was read */
     w.size = ht_obj_size(w.obj);
@@ -229,6 +230,7 @@ static int check_step(struct ht_root *root, const struct ht_redo_step *step, con
         *out = "its summary makes no sense";
     if (!rc)
         rc = check_summary(&w, out);
+    *out_coded = w.s.coded;
     ht_obj_put(w.obj);
     free(bytes);
     return rc == -EUCLEAN ? 0 : rc;
@@ -236,24 +238,27 @@ static int check_step(struct ht_root *root, const struct ht_redo_step *step, con
 
 /* Bytes that cannot be read are DATA-REDO, and end the steps there, too. */
 static int check_root(struct ht_root *root, const struct ht_redo_step *list, size_t count,
-                      const struct ht_optim_redo_check *check)
+                      struct ht_optim_redo_check *check)
 {
     int rc = 0;
 
     for (size_t i = 0; !rc && i < count; i++) {
         const char *why = check->is_other(check->ctx, list[i].oid) ? "its object is something else, too" : NULL;
+        bool coded = false;
         if (!why)
-            rc = check_step(root, &list[i], &why);
+            rc = check_step(root, &list[i], &why, &coded);
         if (rc == -EIO)
             return 0;
         if (why)
             return check->report(check->ctx, root->id, list[i].step, why);
+        check->steps++;
+        check->coded += coded;
     }
     return rc;
 }
 
 /* No other thread is there, so that the lists stay as they are while steps are read. */
-int ht_optim_redo_check(struct ht_optim *o, const struct ht_optim_redo_check *check)
+int ht_optim_redo_check(struct ht_optim *o, struct ht_optim_redo_check *check)
 {
     int rc = 0;
 

@@ -823,6 +823,28 @@ static void bad_sparse_gradient(struct harness *k, const struct damage_ids *ids)
     ck_assert_int_eq(harness_close(k, false), 0);
 }
 
+static void clear_feature(struct harness *k, uint64_t bit)
+{
+    struct ht_super sb = super_of(k, 0);
+
+    ck_assert(sb.feat_refuse & bit);
+    sb.feat_refuse &= ~bit;
+    ck_assert_int_eq(ht_super_write(&sb, k->dev, k->dev_count), 0);
+}
+
+static void sparse_unmarked(struct harness *k, const struct damage_ids *ids)
+{
+    (void)begin_logged(k, ids, true);
+    ck_assert_int_eq(harness_close(k, false), 0);
+    clear_feature(k, HT_FEAT_REFUSE_SPARSE);
+}
+
+static void logged_unmarked(struct harness *k, const struct damage_ids *ids)
+{
+    (void)log_steps(k, ids);
+    clear_feature(k, HT_FEAT_REFUSE_REDO);
+}
+
 static void bad_logged_gradient(struct harness *k, const struct damage_ids *ids)
 {
     struct logged l = log_steps(k, ids);
@@ -923,6 +945,8 @@ const struct damage damages[] = {
     {"DATA-REDO", .harm = bad_logged_gradient, .alone = true},
     {"OPT-REDO-summary", .harm = bad_logged_summary, .alone = true},
     {"OPT-REDO-sparse", .harm = bad_sparse_gradient, .alone = true},
+    {"OPT-FEATURE", .harm = sparse_unmarked, .alone = true},
+    {"OPT-FEATURE-steps", .harm = logged_unmarked, .alone = true},
     {"OPT-REDO-content", .harm = bad_content_of_logged, .alone = true},
     {"OPT-REDO-outside", .harm = outside_content_of_logged, .alone = true},
 };
