@@ -10,9 +10,7 @@
 #include "fs/ctl/shard.h"
 #include "fs/ctl/events.h"
 
-#include <semaphore.h>
 #include <stdlib.h>
-#include <time.h>
 #include <unistd.h>
 
 #include "tiering/base/activity.h"
@@ -348,37 +346,44 @@ uint64_t ht_ctl_param(struct ht_ctl *c, uint64_t ino)
 
 struct sleeper {
     struct ht_waiter waiter;
-    sem_t done;
+    struct ht_mutex lock;
+    pthread_cond_t woken;
+    HT_GUARDED_BY(HT_LOCK_SLEEPER) bool done;
 };
 
+HT_MUTEX_OF(sleeper_lock, struct sleeper, lock, HT_LOCK_SLEEPER)
+
+/* The sleeper may be gone once the lock is released. */
 static void wake_sleeper(struct ht_waiter *w)
 {
-    sem_post(&ht_container_of(w, struct sleeper, waiter)->done);
+    struct sleeper *s = ht_container_of(w, struct sleeper, waiter);
+
+    ht_mutex_lock(sleeper_lock(s));
+    s->done = true;
+    pthread_cond_signal(&s->woken);
+    ht_mutex_unlock(sleeper_lock(s));
 }
 
-static void sleep_until_done(struct sleeper *s)
+/* By the clock of ht_now_ns, so that a change of the time of day delays nothing; 0: for as long as it takes. */
+static bool sleep_until(struct sleeper *s, uint64_t at_ns)
 {
-    while (sem_wait(&s->done) && errno == EINTR)
-        ;
+    int rc = 0;
+
+    ht_mutex_lock(sleeper_lock(s));
+    while (!s->done && !rc)
+        rc = ht_cond_wait_until(&s->woken, sleeper_lock(s), at_ns);
+    bool done = s->done;
+    ht_mutex_unlock(sleeper_lock(s));
+    return done;
 }
 
 /* True: it was woken. Else the client does not want the request any more, which waits for a replay of logged steps. */
 static bool sleep_or_interrupted(struct ht_ctl *c, uint64_t ino, struct sleeper *s)
 {
-    struct timespec until;
-
-    while (!ht_activity_interrupted() || !ht_optim_replaying(c->optim, ino)) {
-        clock_gettime(CLOCK_REALTIME, &until);
-        until.tv_nsec += LOOK_NS;
-        until.tv_sec += until.tv_nsec / 1000000000;
-        until.tv_nsec %= 1000000000;
-        if (!sem_timedwait(&s->done, &until))
+    while (!ht_activity_interrupted() || !ht_optim_replaying(c->optim, ino))
+        if (sleep_until(s, ht_now_ns() + LOOK_NS))
             return true;
-    }
-    if (ht_optim_cancel(c->optim, &s->waiter))
-        return false;
-    sleep_until_done(s);
-    return true;
+    return !ht_optim_cancel(c->optim, &s->waiter) && sleep_until(s, 0);
 }
 
 int ht_ctl_wait_updates(struct ht_ctl *c, uint64_t ino, uint64_t off, uint64_t len)
@@ -388,16 +393,14 @@ int ht_ctl_wait_updates(struct ht_ctl *c, uint64_t ino, uint64_t off, uint64_t l
 
     if (len == 0 || ht_optim_readable(c->optim, ino, off, len, NULL))
         return 0;
-    sem_init(&s.done, 0, 0);
+    ht_mutex_init(&s.lock, HT_LOCK_SLEEPER);
+    ht_cond_init(&s.woken);
     ht_activity_wait("updates of parameter", ino);
-    if (!ht_optim_readable(c->optim, ino, off, len, &s.waiter)) {
-        if (ht_activity_interruptible())
-            done = sleep_or_interrupted(c, ino, &s);
-        else
-            sleep_until_done(&s);
-    }
+    if (!ht_optim_readable(c->optim, ino, off, len, &s.waiter))
+        done = ht_activity_interruptible() ? sleep_or_interrupted(c, ino, &s) : sleep_until(&s, 0);
     ht_activity_go_on();
-    sem_destroy(&s.done);
+    pthread_cond_destroy(&s.woken);
+    ht_mutex_destroy(&s.lock);
     return done ? 0 : -EINTR;
 }
 

@@ -37,6 +37,7 @@
     LOCK(HT_LOCK_SCRUB, "scrub")              /* engine: figures of the scrub, and its end */                        \
     LOCK(HT_LOCK_ENGINE, "engine")            /* engine: when the rows of a lane are due */                          \
     LOCK(HT_LOCK_CTL, "hidden files")         /* fs/ctl: open hidden files, the last error of each file */           \
+    LOCK(HT_LOCK_SLEEPER, "sleeper")          /* fs/ctl: one thread that waits for an update */                      \
     LOCK(HT_LOCK_JOBS, "jobs")                /* fs/fuse: requests for threads that may wait */                      \
     LOCK(HT_LOCK_WORKERS, "workers")          /* fs/fuse: threads that take requests */                              \
     LOCK(HT_LOCK_PASSTHROUGH, "passthrough")  /* fs/fuse: files whose pages the kernel has */                        \

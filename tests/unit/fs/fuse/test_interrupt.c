@@ -8,12 +8,15 @@
 #include "optim/state/root.h"
 #include "tests/unit/fs/fuse/socket.h"
 
+#include <sys/syscall.h>
+
 enum { RUNNING = 4, LOOKS_US = 150000 }; /* jobs of a lane; two looks whether a request is interrupted */
 
 static struct fixture w;
 static struct ht_ctl *ctl;
 static void (*fn)(struct ht_job *job);
 static bool late; /* the request is interrupted before its job is queued */
+static _Atomic time_t wall_ahead_s;
 
 /* ------------------------------------------------------------------- jobs */
 
@@ -122,6 +125,16 @@ static void set_hold(bool hold)
     unlock(w.o);
 }
 
+/* Instead of the C library's: the time of day may be one that the kernel's clock has not reached. */
+int clock_gettime(clockid_t id, struct timespec *out)
+{
+    int rc = (int)syscall(SYS_clock_gettime, id, out);
+
+    if (id == CLOCK_REALTIME)
+        out->tv_sec += wall_ahead_s;
+    return rc;
+}
+
 static void prepare(unsigned workers)
 {
     memset(&w, 0, sizeof(w));
@@ -132,6 +145,7 @@ static void prepare(unsigned workers)
     ht_ctl_attach(ctl, NULL, w.o);
     setup();
     fuse.optim = w.o;
+    fuse.single_thread = workers == 1; /* no other one takes its place, however long it takes */
     begin(workers, &ops);
     ck_assert_int_eq(agree(), 0);
 }
@@ -208,6 +222,26 @@ START_TEST(an_interrupt_before_a_replay_ends_a_wait_once_it_begins)
 }
 END_TEST
 
+/* Somebody sets the time of day back by an hour while the request waits. */
+START_TEST(a_clock_that_is_set_back_delays_no_interrupt)
+{
+    prepare(1);
+    wall_ahead_s = 3600;
+    set_hold(true);
+    step_all(&w);
+    uint64_t unique = ask(wait_for_updates, false);
+    sem_wait(&began);
+    usleep(LOOKS_US);
+    set_replaying(true);
+    interrupt(unique);
+    expect_answer(unique, -EINTR);
+    wall_ahead_s = 0;
+    set_replaying(false);
+    set_hold(false);
+    finish();
+}
+END_TEST
+
 /* Its lane is full when an abort computes logged steps again, and until after that: one request was interrupted. */
 START_TEST(an_interrupt_before_a_replay_ends_a_queued_job_once_it_begins)
 {
@@ -245,5 +279,6 @@ int main(void)
     tcase_add_loop_test(tc, an_interrupt_of_a_queued_job_ends_it_only_during_a_replay, 0, 2);
     tcase_add_loop_test(tc, an_interrupt_before_a_replay_ends_a_wait_once_it_begins, 0, 2);
     tcase_add_test(tc, an_interrupt_before_a_replay_ends_a_queued_job_once_it_begins);
+    tcase_add_test(tc, a_clock_that_is_set_back_delays_no_interrupt);
     return run_suite("interrupt", tc);
 }
