@@ -12,8 +12,6 @@
 #include "tiering/object/ref.h"
 #include "tiering/object/slice.h"
 
-#define PATIENCE_NS 100000000u
-
 /* Does it have an image that reaches up to so many bytes? */
 static bool has_slot(struct ht_store *s, const struct ht_chunk *c, uint32_t reach) HT_REQUIRES(HT_LOCK_STORE)
 {
@@ -63,7 +61,9 @@ struct slot_request {
 /* Writers leave what comes free to readers that wait, for a while. */
 static bool gives_way(const struct slot_request *w) HT_REQUIRES(HT_LOCK_STORE)
 {
-    return !w->reads && w->o->s->waits.slot_readers && (!w->since_ns || ht_now_ns() - w->since_ns < PATIENCE_NS);
+    const struct ht_waits *waits = &w->o->s->waits;
+
+    return !w->reads && waits->slot_readers && (!w->since_ns || ht_now_ns() - w->since_ns < waits->patience_ns);
 }
 
 static uint32_t try_get(const struct slot_request *w, uint32_t tries) HT_REQUIRES(HT_LOCK_STORE)
@@ -101,7 +101,7 @@ static bool wait_for_slot(const struct slot_request *w) HT_REQUIRES(HT_LOCK_STOR
     s->waits.slot_readers += w->reads;
     ht_gate_want(&s->gate, HT_GATE_MEMORY);
     ht_activity_wait("room in the DRAM tier", 0);
-    int rc = ht_chunk_wait(w->o, w->c, w->index, cond, ht_now_ns() + PATIENCE_NS);
+    int rc = ht_chunk_wait(w->o, w->c, w->index, cond, ht_now_ns() + HT_PATIENCE_NS);
     ht_activity_go_on();
     ht_gate_want_end(&s->gate, HT_GATE_MEMORY);
     s->waits.slot_waiters--;

@@ -14,11 +14,13 @@
 
 void ht_waits_init(struct ht_waits *w)
 {
+    HT_UNSHARED(HT_LOCK_STORE);
     for (unsigned i = 0; i < HT_COND_COUNT; i++)
         pthread_cond_init(&w->chunk[i], NULL);
     pthread_cond_init(&w->settled, NULL);
     ht_cond_init(&w->slot);
     ht_cond_init(&w->slot_read);
+    w->patience_ns = HT_PATIENCE_NS;
 }
 
 void ht_waits_destroy(struct ht_waits *w)

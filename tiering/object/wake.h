@@ -24,6 +24,7 @@ struct ht_wakes {        /* wake.c: threads to wake when the lock has been relea
 };
 
 enum { HT_COND_COUNT = 64 };
+#define HT_PATIENCE_NS UINT64_C(100000000)
 
 /* Threads wait with the store's lock for these. */
 struct ht_waits {
@@ -34,6 +35,7 @@ struct ht_waits {
     pthread_cond_t settled;
     unsigned slot_waiters HT_GUARDED_BY(HT_LOCK_STORE); /* of both kinds */
     unsigned slot_readers HT_GUARDED_BY(HT_LOCK_STORE);
+    uint64_t patience_ns HT_GUARDED_BY(HT_LOCK_STORE); /* for which a writer leaves what comes free to readers */
     struct ht_wakes wakes HT_GUARDED_BY(HT_LOCK_STORE);
     bool discard_noted HT_GUARDED_BY(HT_LOCK_STORE); /* its engine was woken, and has not looked yet */
     HT_GUARDED_BY(HT_LOCK_STORE) struct {
