@@ -138,37 +138,37 @@ START_TEST(sparse_gradients_are_logged_without_zeros)
     ck_assert_int_eq(ht_optim_commit(w.o, ROOT), 0);
     ck_assert_uint_eq(fixture_stat(&w).logged_steps, STEPS);
     check_all(&w);
-    for (unsigned again = 0; again < 2; again++) {
-        fixture_crash(&w);
-        fixture_mount(&w);
-        ck_assert(is_marked(HT_FEAT_REFUSE_REDO) && is_marked(HT_FEAT_REFUSE_SPARSE)); /* on the device */
-        ck_assert_uint_eq(fixture_stat(&w).step, STEPS + 1);
-        ck_assert_str_eq(fixture_stat(&w).error, "");
-        check_all(&w);
-    }
+    fixture_crash(&w);
+    fixture_mount(&w);
+    ck_assert(is_marked(HT_FEAT_REFUSE_REDO) && is_marked(HT_FEAT_REFUSE_SPARSE)); /* on the device */
+    ck_assert_uint_eq(fixture_stat(&w).step, STEPS + 1);
+    ck_assert_str_eq(fixture_stat(&w).error, "");
+    check_all(&w);
     ck_assert_int_eq(ht_optim_abort(w.o, ROOT), 0);
     check_all(&w);
     fixture_close(&w);
 }
 END_TEST
 
-/* Of whole chunks, with few elements: zeros of more than an entry can name. */
+/* Of whole chunks and a little more, with few elements: zeros of more than an entry can name. */
 START_TEST(large_ranges_are_logged_without_zeros)
 {
+    enum { F32 = HT_CHUNK_BYTES / 4 + 1001, BF16 = HT_CHUNK_BYTES / 2 + 1001 };
+
     memset(&w, 0, sizeof(w));
     fixture_open_as(&w, logs, 2);
-    fixture_param(&w, HT_DTYPE_F32, HT_DTYPE_F32, 300001, HT_CHUNK_BYTES);
-    fixture_param(&w, HT_DTYPE_BF16, HT_DTYPE_F32, 600001, HT_CHUNK_BYTES);
+    fixture_param(&w, HT_DTYPE_F32, HT_DTYPE_F32, F32, HT_CHUNK_BYTES);
+    fixture_param(&w, HT_DTYPE_BF16, HT_DTYPE_F32, BF16, HT_CHUNK_BYTES);
     ck_assert_int_eq(ht_optim_commit(w.o, ROOT), 0);
-    for (unsigned step = 1; step <= 4; step++) {
+    for (unsigned step = 1; step <= 2; step++) {
         step_sparse(&w.param[0], 4 + 200000 * (step % 2), false);
         step_sparse(&w.param[1], 200000 - 199996 * (step % 2), false);
         ck_assert_int_eq(ht_optim_commit(w.o, ROOT), 0);
     }
-    ck_assert_uint_lt(last_step().at, 300001 * 4 * 5 / 8);
+    ck_assert_uint_lt(last_step().at, F32 * 4 * 5 / 8);
     fixture_crash(&w);
     fixture_mount(&w);
-    ck_assert_uint_eq(fixture_stat(&w).step, 4);
+    ck_assert_uint_eq(fixture_stat(&w).step, 2);
     check_all(&w);
     fixture_close(&w);
 }
@@ -184,7 +184,7 @@ START_TEST(sums_are_logged_without_zeros)
     for (unsigned redo = 0; redo < 2; redo++) {
         snprintf(text, sizeof(text), "%s%s", config[_i], redo ? " redo=on durable_every=100" : "");
         fixture_begin_mixed(&w, text, 2);
-        for (unsigned pass = 0; pass < 9; pass++) {
+        for (unsigned pass = 0; pass < 6; pass++) {
             for (unsigned i = 0; i < w.params; i++) {
                 w.rnd = 88172645463325252ull + 1000 * i + pass;
                 uint8_t *g = sparse_gradient(&w.param[i], 50, &count);
@@ -199,7 +199,7 @@ START_TEST(sums_are_logged_without_zeros)
             fixture_crash(&w);
             fixture_mount(&w);
         }
-        ck_assert_uint_eq(fixture_stat(&w).step, 3);
+        ck_assert_uint_eq(fixture_stat(&w).step, 2);
         hash[redo] = fixture_hash(&w);
         fixture_close(&w);
     }
