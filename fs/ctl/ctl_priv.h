@@ -67,6 +67,7 @@ struct ht_ctl {
         struct {
             struct ht_list users; /* with open files */
             uint32_t members;     /* of all */
+            uint32_t of_users;    /* of users other than root */
         } gathers;                /* gather.c */
     };
     _Atomic unsigned last_errors; /* that are there; changes under lock */

@@ -81,22 +81,34 @@ static void leave_user(struct ht_ctl *c, struct ht_gather_user *u)
         free(u);
 }
 
+/* More members of this user. -ENOMEM: so many are not left. -EDQUOT: root's, or others', would be too few. */
+static int may_take(const struct ht_gather *g, uint32_t count) HT_REQUIRES(HT_LOCK_CTL)
+{
+    uint32_t all = g->ctl->gathers.members, left = HT_GATHER_MEMBERS_OF_ALL_MAX - all;
+
+    if (count > left)
+        return -ENOMEM;
+    if (!g->user->uid)
+        return 0;
+    return g->user->members + count > left - count || g->ctl->gathers.of_users + count > HT_GATHER_MEMBERS_OF_USERS_MAX
+        ? -EDQUOT
+        : 0;
+}
+
 /*
  * A member costs a client nothing and the daemon some memory, so all together have a limit. A user other than root
- * has at most as many as are left for others: -EDQUOT. -ENOMEM: so many are not left.
+ * has at most as many as are left for others, and all such users leave some to root.
  */
 static int take_members(struct ht_gather *g, uint32_t count)
 {
     struct ht_ctl *c = g->ctl;
-    int rc = -ENOMEM;
 
     ht_mutex_lock(ht_ctl_lock(c));
-    uint32_t left = HT_GATHER_MEMBERS_OF_ALL_MAX - c->gathers.members;
-    if (count <= left)
-        rc = g->user->uid && g->user->members + count > left - count ? -EDQUOT : 0;
+    int rc = may_take(g, count);
     if (!rc) {
         g->user->members += count;
         c->gathers.members += count;
+        c->gathers.of_users += g->user->uid ? count : 0;
     }
     ht_mutex_unlock(ht_ctl_lock(c));
     return rc;
@@ -107,6 +119,7 @@ static void give_members(struct ht_gather *g, uint32_t count)
     ht_mutex_lock(ht_ctl_lock(g->ctl));
     g->user->members -= count;
     g->ctl->gathers.members -= count;
+    g->ctl->gathers.of_users -= g->user->uid ? count : 0;
     ht_mutex_unlock(ht_ctl_lock(g->ctl));
 }
 

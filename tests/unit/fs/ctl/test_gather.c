@@ -216,6 +216,26 @@ START_TEST(no_user_takes_all_members)
 }
 END_TEST
 
+/* As if many users had all that users may have, but some: another one gets none, and root does. */
+START_TEST(all_users_leave_members_to_root)
+{
+    enum { LEFT = 500, TAKEN = HT_GATHER_MEMBERS_OF_USERS_MAX - LEFT };
+    struct ht_gather *first = open_for(OWNER, O_RDONLY), *other = open_for(OTHER, O_RDONLY),
+                     *own = open_for(0, O_RDONLY);
+
+    k.ctl->gathers.members = k.ctl->gathers.of_users = TAKEN;
+    ck_assert_int_eq(name_many(first, LEFT), 0);
+    ck_assert_int_eq(name_many(other, 1), -EDQUOT);
+    ck_assert_int_eq(name_many(own, 2 * LEFT), 0);
+    ht_gather_free(first);
+    ck_assert_int_eq(name_many(other, LEFT), 0);
+    ht_gather_free(other);
+    ht_gather_free(own);
+    ck_assert_uint_eq(k.ctl->gathers.members, TAKEN);
+    ck_assert_uint_eq(k.ctl->gathers.of_users, TAKEN);
+}
+END_TEST
+
 int main(void)
 {
     Suite *s = suite_create("gather");
@@ -227,6 +247,7 @@ int main(void)
     tcase_add_test(tc, a_close_drops_nothing_that_others_wrote_in_between);
     tcase_add_test(tc, nobody_waits_for_one_who_waits_for_a_boundary);
     tcase_add_test(tc, no_user_takes_all_members);
+    tcase_add_test(tc, all_users_leave_members_to_root);
     suite_add_tcase(s, tc);
     return run_all(s);
 }
