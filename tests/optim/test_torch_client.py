@@ -536,6 +536,24 @@ def test_what_is_no_hitrain_mount(tmp_path):
         AdamW(parameters().items(), tmp_path, lr=LR, resume=True)
 
 
+def test_a_root_that_cannot_change(store, root):
+    """Of a mount with ro, or of a kept step."""
+    params = parameters()
+    with AdamW(params.items(), root, lr=LR) as optimizer:
+        run(optimizer, params, 0, 1)
+        optimizer.snapshot('kept')
+    with pytest.raises(OSError, match='`hitrainctl clone` makes a model of a kept step'):
+        AdamW(parameters().items(), root / '.hitrain/snap/kept', lr=LR, resume=True)
+    store.unmount()
+    store.dram += ',ro'
+    store.mount()
+    for path, options in ((root, {'resume': True}), (root.parent / 'new', {})):
+        with pytest.raises(OSError, match='mount without ro') as e:
+            AdamW(parameters().items(), path, lr=LR, **options)
+        assert e.value.errno == errno.EROFS
+    assert step_of(root) == 1
+
+
 @pytest.mark.parametrize('kind, match, params, options', [
     (ValueError, 'cannot be the name', [('a/b', 0)], {}),
     (ValueError, 'cannot be the name', [('.hitrain', 0)], {}),

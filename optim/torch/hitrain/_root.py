@@ -8,6 +8,8 @@ from typing import Any, List, Optional, Sequence
 from hitrain._files import HIDDEN, XATTR, attribute, close_quietly
 
 GONE = (errno.ENOTCONN, errno.ECONNABORTED)  # what a mount answers without its daemon
+READ_ONLY = ('nothing can change here: mount without ro, or see `hitrainctl events` if the mount became so; `hitrainctl clone` makes a '
+             'model of a kept step')
 
 
 class Root:
@@ -51,7 +53,9 @@ class Root:
             os.write(self._ctl, ''.join(f'{line}\n' for line in lines).encode())
         except OSError as e:
             answers = self._answers()
-            said = _reason(answers) or self._says(e.errno or 0)
+            said = _reason(answers)
+            if said in ('', os.strerror(e.errno or 0)):  # no more than the name of the error
+                said = self._says(e.errno or 0) or said
             raise OSError(e.errno, f'{os.strerror(e.errno or 0)} ({_last(lines, answers)}): {said}', self.path) from e
         self._answers()
 
@@ -111,6 +115,8 @@ class Root:
         return text.decode(errors='replace').splitlines()
 
     def _says(self, number: int) -> str:
+        if number == errno.EROFS:
+            return READ_ONLY
         if number not in GONE:
             try:
                 said = attribute(self.path, 'error')
