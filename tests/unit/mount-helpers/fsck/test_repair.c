@@ -196,7 +196,7 @@ START_TEST(json_of_a_repair_keeps_a_bounded_number_of_problems)
     enum { PROBLEMS = 20000, TEXT_BYTES = 1500 };
     struct ht_fsck *f = calloc(1, sizeof(*f));
     struct ht_fsck_where w = {HT_FSCK_NOWHERE};
-    char *text = NULL, *listed, long_text[TEXT_BYTES + 1];
+    char *text = NULL, long_text[TEXT_BYTES + 1];
     size_t text_len = 0;
     uint64_t count = 0;
 
@@ -213,8 +213,9 @@ START_TEST(json_of_a_repair_keeps_a_bounded_number_of_problems)
     ht_fsck_report_all(f, false);
     ht_json_end(&f->json);
     fclose(f->out);
-    for (listed = text; (listed = strstr(listed, "\"code\"")); listed++)
-        count++;
+    /* Not strstr: with a sanitizer it takes the length of all that follows, each time. */
+    for (const char *c = text; (c = memchr(c, '"', (size_t)(text + text_len - c))); c++)
+        count += c + 6 <= text + text_len && memcmp(c, "\"code\"", 6) == 0;
     ck_assert_ptr_null(strstr(text, "true"));
     ck_assert_uint_eq(f->problems, PROBLEMS + 1);
     ck_assert_uint_eq(count + f->unlisted, PROBLEMS + 1);
