@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * fixture.h - a store on a device of memory with one model root, its optimizer, and a plain model of the result of
- * every step: the scalar kernel over whole arrays.
+ * every step: a kernel over whole arrays.
  */
 #ifndef HITRAIN_TESTS_UNIT_OPTIM_STEP_FIXTURE_H
 #define HITRAIN_TESTS_UNIT_OPTIM_STEP_FIXTURE_H
@@ -24,6 +24,14 @@
 #include "tiering/api/stats.h"
 #include "tiering/api/store.h"
 #include "tiering/api/tx.h"
+
+/*
+ * test_kernel and test_pipeline compare kernels with the scalar one. Sanitizers make that slow, so other tests take the
+ * fastest.
+ */
+#ifndef MODEL_KERNELS
+#define MODEL_KERNELS ht_kernels_choose()
+#endif
 
 enum { MIB = 1 << 20, ROOT = 1000, PARAMS_MAX = 9 };
 
@@ -344,7 +352,7 @@ static inline void model_update(struct test_param *p, const struct ht_optim_conf
 
     p->t += count;
     ht_rule_scalars(c, p->t, &s);
-    ht_kernels_scalar.fn[s.kernel](&s, &a, last - first);
+    MODEL_KERNELS->fn[s.kernel](&s, &a, last - first);
 }
 
 static inline struct ht_grad *open_grad(struct fixture *w, const struct test_param *p)

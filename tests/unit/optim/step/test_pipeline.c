@@ -3,6 +3,7 @@
  * Whatever the threads, chunks, write order, memory and kernel: parameters and state are those
  * of one plain pass, bit for bit.
  */
+#define MODEL_KERNELS (&ht_kernels_scalar)
 #include "tests/unit/optim/step/fixture.h"
 
 #include <math.h>
