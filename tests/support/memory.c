@@ -1,11 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* memory.c - see memory.h. */
+#include <limits.h>
+#include <malloc.h>
 #include <pthread.h>
 
 #include "tests/support/memory.h"
 #include "tiering/sys/mem.h"
 
-enum { KEPT_MAX = 8, HUGE_PAGE_BYTES = 2 << 20 };
+enum { KEPT_MAX = 8, HUGE_PAGE_BYTES = 2 << 20, HEAP_STEP_BYTES = 16 << 20, MAPPED_LEAST_BYTES = 32 << 20 };
 
 int __real_ht_pinned_alloc(struct ht_pinned *m, const char *name, size_t bytes, const struct ht_nodes *nodes);
 void __real_ht_pinned_free(struct ht_pinned *m);
@@ -45,8 +47,18 @@ static bool keep(const struct ht_pinned *m)
     return room;
 }
 
+/* The C library, too: new pages for each buffer would take a third of a test that opens thousands of stores. */
+static void keep_heap(void)
+{
+    mallopt(M_MMAP_THRESHOLD, MAPPED_LEAST_BYTES);
+    mallopt(M_TRIM_THRESHOLD, INT_MAX);
+    mallopt(M_TOP_PAD, HEAP_STEP_BYTES);
+}
+
 void memory_keep(bool on)
 {
+    if (on)
+        keep_heap();
     pthread_mutex_lock(&kept.lock);
     kept.on = on;
     while (!on && kept.count > 0)

@@ -10,7 +10,7 @@
 
 /*
  * What is freed from now on is kept, as it is, for the next allocation of the same size that is not divided among NUMA
- * nodes. false: as usual again, and the kept memory is freed.
+ * nodes. The heap keeps its pages. false: pinned memory as usual again, and the kept one is freed.
  */
 void memory_keep(bool on);
 
