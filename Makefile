@@ -160,8 +160,11 @@ ifneq ($(filter-out asan ubsan tsan fuzzer coverage,$(sans))$(if $(filter covera
 $(error SAN=$(SAN): asan, ubsan, tsan and (alone) coverage are known, and fuzzer with CC=clang)
 endif
 compiler := $(notdir $(firstword $(CC)))
-variant := $(subst $(space),-,$(strip $(filter-out gcc cc,$(compiler)) $(sans) $(if $(LOCKS),locks) $(if $(MUTANTS),mutants)))
-B := $(O)$(if $(variant),/$(variant))
+variant := $(subst $(space),-,$(strip $(filter-out gcc cc,$(compiler)) $(sans) $(if $(LOCKS),locks)))
+folder_of = $(O)$(if $(1),/$(1))
+B := $(call folder_of,$(if $(MUTANTS),$(subst $(space),-,$(strip $(variant) mutants)),$(variant)))
+# The same build without mutants.
+PLAIN := $(call folder_of,$(variant))
 
 # ---- sources: found by wildcard, so a new file or an empty folder needs no line here ----
 
@@ -181,7 +184,13 @@ REPLAY_DIR := bench/replay
 ARCHIVE_DIRS := $(LAYERS) $(HELPER_DIRS) tests/support $(REPLAY_DIR)
 
 archive = $(if $(wildcard $(1)/*.c),$(B)/lib/lib$(subst /,-,$(1)).a)
-objects = $(patsubst %.c,$(B)/obj/%.o,$(wildcard $(1)/*.c))
+# Only files that may be mutants are compiled for a build of mutants. It takes all others from the build without.
+mutated := $(if $(MUTANTS),$(shell grep -rl --include='*.[ch]' 'base/mutant\.h"' $(ARCHIVE_DIRS)))
+ifneq ($(filter %.h,$(mutated)),)
+$(error $(filter %.h,$(mutated)): only files that are compiled include mutant.h)
+endif
+object_of = $(if $(MUTANTS),$(if $(filter $(mutated),$(1)),$(B),$(PLAIN)),$(B))/obj/$(patsubst %.c,%.o,$(1))
+objects = $(foreach s,$(wildcard $(1)/*.c),$(call object_of,$(s)))
 reverse = $(if $(1),$(call reverse,$(wordlist 2,$(words $(1)),$(1))) $(firstword $(1)))
 # $(call up_to,LAYER,LIST): LIST up to and including LAYER; the whole LIST where LAYER is not in it
 up_to = $(if $(2),$(firstword $(2)) $(if $(filter-out $(1),$(firstword $(2))),$(call up_to,$(1),$(wordlist 2,$(words $(2)),$(2)))))
@@ -222,13 +231,13 @@ VERIFY_FLAGS := $(if $(filter-out coverage,$(sans)),-DHT_VERIFY_STATE)
 MUTANT_FLAGS := $(if $(MUTANTS),-DHT_MUTANTS)
 
 # Tests compile four times as fast without most optimizations, and what they test is compiled apart. Reports of
-# sanitizers need lines, but no variables; mutants are looked at once.
-LEVEL := $(if $(filter asan ubsan,$(sans))$(MUTANTS),-O1 -g1,-O2 -g)
+# sanitizers need lines, but no variables.
+LEVEL := $(if $(filter asan ubsan,$(sans)),-O1 -g1,-O2 -g)
 TEST_LEVEL := -Og -g1
 # No contraction: results are bit-identical on every instruction set; code that fuses says fmaf.
 CFLAGS_ALL = -std=gnu11 $(LEVEL) -D_GNU_SOURCE -D_FILE_OFFSET_BITS=64 -ffp-contract=off -fstack-protector-strong -pthread \
-	$(WARN) $(if $(is_clang),$(WARN_clang),$(WARN_gcc) $(if $(sans)$(MUTANTS),$(WARN_gcc_san))) \
-	$(if $(sans),$(SAN_FLAGS),-U_FORTIFY_SOURCE -D_FORTIFY_SOURCE=2) $(LOCK_FLAGS) $(VERIFY_FLAGS) $(MUTANT_FLAGS) -Iinclude -I.
+	$(WARN) $(if $(is_clang),$(WARN_clang),$(WARN_gcc) $(if $(sans),$(WARN_gcc_san))) \
+	$(if $(sans),$(SAN_FLAGS),-U_FORTIFY_SOURCE -D_FORTIFY_SOURCE=2) $(LOCK_FLAGS) $(VERIFY_FLAGS) -Iinclude -I.
 
 # Code for newer processors stands in files of its own, is chosen at run time, and is empty elsewhere.
 x86 := $(findstring x86_64,$(shell $(CC) -dumpmachine 2>/dev/null))
@@ -263,15 +272,20 @@ clients: $(client_programs) $(B)/bench/replay $(patsubst %,$(B)/%,$(bench_client
 
 # Rebuilds when the command has changed.
 flags_now := $(CC) | $(PREFIX) | $(CFLAGS_ALL) $(TEST_LEVEL) $(EXTRA_CFLAGS) | $(LDFLAGS_ALL) | $(FUSE_LIBS)
-$(B)/flags: FORCE
-	@mkdir -p $(@D); echo '$(flags_now)' | cmp -s - $@ || echo '$(flags_now)' >$@
 FORCE:
 .PHONY: FORCE
 
-$(B)/obj/%.o: %.c $(B)/flags
-	$(call say,CC,$<)
-	@mkdir -p $(@D)
-	$(Q)$(CC) $(CFLAGS_ALL) $(call level_of,$<) $(call dir_flags,$<) $(call isa_flags,$<) $(EXTRA_CFLAGS) -MMD -MP -c -o $@ $<
+# $(call object_rules,FOLDER,MORE FLAGS)
+define object_rules
+$(1)/flags: FORCE
+	@mkdir -p $$(@D); echo '$$(flags_now)' | cmp -s - $$@ || echo '$$(flags_now)' >$$@
+$(1)/obj/%.o: %.c $(1)/flags
+	$$(call say,CC,$$<)
+	@mkdir -p $$(@D)
+	$$(Q)$$(CC) $$(CFLAGS_ALL) $(2) $$(call level_of,$$<) $$(call dir_flags,$$<) $$(call isa_flags,$$<) $$(EXTRA_CFLAGS) -MMD -MP -c -o $$@ $$<
+endef
+$(eval $(call object_rules,$(B),$(MUTANT_FLAGS)))
+$(if $(MUTANTS),$(eval $(call object_rules,$(PLAIN))))
 
 define archive_rule
 $(call archive,$(1)): $(call objects,$(1)) $(B)/lib/$(subst /,-,$(1)).members
@@ -354,7 +368,7 @@ $(client_programs): $(B)/%: $(B)/obj/%.o
 	$(Q)$(CC) $(LDFLAGS_ALL) -o $@ $^
 .SECONDARY:
 
--include $(shell test -d $(B)/obj && find $(B)/obj -name '*.d')
+-include $(shell find $(sort $(wildcard $(B)/obj $(if $(MUTANTS),$(PLAIN)/obj))) /dev/null -name '*.d')
 
 # ---- tests ----
 

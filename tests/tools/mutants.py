@@ -2,9 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Mutants: the program without one safeguard (tiering/base/mutant.h). A test that passes on a mutant proves nothing.
 
-Each row names a mutant, the missing safeguard, and the test that has to notice. The tests are the ordinary ones, built
-in a folder of their own with MUTANTS=1; the same tests pass on the program itself. The last line is "N mutants caught,
-N not".
+Each row names a mutant, the missing safeguard, and the test that has to notice; no other test of that program runs. The
+tests are the ordinary ones, built in a folder of their own with MUTANTS=1; the same tests pass on the program itself. The
+last line is "N mutants caught, N not".
 """
 import argparse
 import concurrent.futures
@@ -32,7 +32,7 @@ REDO = 'tests/unit/optim/step/test_redo'
 RECOVER = 'tests/unit/optim/step/test_recover'
 HOLD = 'tests/mount/test_life_holds.py::test_a_file_stays_held_while_writes_of_the_dead_go_on'
 
-# mutant, missing safeguard, program, scenario (of crash_small)
+# mutant, missing safeguard, program, scenario (of crash_small) or test (of the others)
 MUTANTS = [
     ('data-flush', 'flush of data before the frame that names it', SMALL, 'create'),
     ('second-flush', 'flush of data on the other device', SMALL, 'two-write'),
@@ -53,47 +53,47 @@ MUTANTS = [
     ('kept-half', 'a kept step is whole', SMALL, 'keep'),
     ('torn-commit', 'a received step is one commit', SMALL, 'receive'),
     ('owner-forgotten', 'a received step owns what it shares', SMALL, 'receive-from'),
-    ('kept-unreserved', 'the next rewrite of shared content has its space', KEPT, ''),
-    ('clone-unreserved', 'the next rewrite of a clone has its space', KEPT, ''),
-    ('rollback-half', 'a rollback takes back the state of all parameters', KEPT, ''),
-    ('dedup-uncompared', 'content is compared before it is shared', DEDUP, ''),
-    ('dedup-unowned', 'bytes that are to be shared still have their owner', DEDUP, ''),
-    ('dedup-uncompared', 'frames are compared before they are shared', FRAMES, ''),
-    ('dedup-unowned', 'a frame that is to be shared still has its owner', FRAMES, ''),
+    ('kept-unreserved', 'the next rewrite of shared content has its space', KEPT, 'a_step_after_a_kept_one_has_its_space'),
+    ('clone-unreserved', 'the next rewrite of a clone has its space', KEPT, 'a_clone_has_space_for_its_next_step_or_is_not_made'),
+    ('rollback-half', 'a rollback takes back the state of all parameters', KEPT, 'a_rollback_is_the_step_and_goes_on_as_the_first_time'),
+    ('dedup-uncompared', 'content is compared before it is shared', DEDUP, 'content_with_the_same_checksum_is_compared'),
+    ('dedup-unowned', 'bytes that are to be shared still have their owner', DEDUP, 'a_pair_that_has_changed_is_left_alone'),
+    ('dedup-uncompared', 'frames are compared before they are shared', FRAMES, 'frames_with_the_same_checksum_are_compared'),
+    ('dedup-unowned', 'a frame that is to be shared still has its owner', FRAMES, 'what_has_changed_since_the_comparison_is_left_alone'),
     ('owner-forgotten', 'a frame of two files waits for its last owner', SMALL, 'dedup-frames'),
-    ('owner-left-behind', 'owners of shared bytes move together', COMPACT, ''),
-    ('owner-left-behind', 'owners of shared bytes are compressed together', COMPRESS, ''),
-    ('owner-unheld', 'one owner that is held keeps all', OWNERS, ''),
-    ('owner-left-behind', 'owners of bad bytes move together', SHARED, ''),
-    ('frame-too-short', 'a repair has what each owner shows', SHARED, ''),
+    ('owner-left-behind', 'owners of shared bytes move together', COMPACT, 'all_owners_move_together'),
+    ('owner-left-behind', 'owners of shared bytes are compressed together', COMPRESS, 'all_owners_get_the_frame'),
+    ('owner-unheld', 'one owner that is held keeps all', OWNERS, 'an_owner_that_is_held_keeps_all_where_they_are'),
+    ('owner-left-behind', 'owners of bad bytes move together', SHARED, 'all_owners_of_bad_bytes_move_together'),
+    ('frame-too-short', 'a repair has what each owner shows', SHARED, 'bad_bytes_stay_with_owners_that_cannot_move'),
     ('frame-too-short', 'a frame has what each owner shows', SMALL, 'compress-shared'),
     ('frame-checksum', 'checksum of a frame', SMALL, 'xattr'),
     ('padding-later', 'a frame torn in its padding is no later one', SMALL, 'create'),
-    ('super-checksum', 'checksum of a superblock', ROT, ''),
-    ('chunk-checksum', 'checksum of stored content', ROT, ''),
-    ('damage-unseen', 'a log that lost its middle is damaged', ROT, ''),
-    ('no-chain', 'a frame names the one before it', ROT, ''),
-    ('cut-undone', 'a repaired chunk shows no more than before', SCRUB, ''),
+    ('super-checksum', 'checksum of a superblock', ROT, 'rot_in_one_superblock_is_survived'),
+    ('chunk-checksum', 'checksum of stored content', ROT, 'rot_in_content_is_an_error'),
+    ('damage-unseen', 'a log that lost its middle is damaged', ROT, 'rot_in_both_logs_is_survived_or_refused'),
+    ('no-chain', 'a frame names the one before it', ROT, 'frames_of_another_past_are_not_continued'),
+    ('cut-undone', 'a repaired chunk shows no more than before', SCRUB, 'what_changes_beside_a_repair_stays_changed'),
     ('frame-early', 'older programs are kept away before a writer compresses', SMALL, 'compress-inline'),
     ('owner-forgotten', 'a shared frame waits for its last owner', SMALL, 'compress-shared'),
     ('feature-late', 'older programs are kept away before the first frame', SMALL, 'compress'),
-    ('given-up-unseen', 'a publication notices what was given up', FLUSH, ''),
-    ('frame-voided', 'a frame notices a failed flush of another thread', FLUSH, ''),
-    ('publish-unasked', 'a root that may not end publishes nothing', STEP, ''),
-    ('types-dropped', 'a writer knows each type of record', NEWER, ''),
-    ('squares-stay', 'sums of squares go with their gradient', SQUARES, ''),
-    ('edit-unseen', 'a parameter that was written is published with its step', REDO, ''),
-    ('factor-unlogged', 'a logged step has its own clipping', REDO, ''),
-    ('feature-late', 'older programs are kept away before the first logged step', REDO + '_sparse', ''),
-    ('sparse-unmarked', 'older programs refuse a store with sparse pieces', REDO + '_sparse', ''),
-    ('lineage-kept', 'a step after a change that is not logged does not follow', 'tests/unit/optim/step/test_redo_read', ''),
-    ('logged-stay', 'logged steps go with the full step that follows', REDO, ''),
+    ('given-up-unseen', 'a publication notices what was given up', FLUSH, 'what_replaced_flushed_content_is_not_missed'),
+    ('frame-voided', 'a frame notices a failed flush of another thread', FLUSH, 'a_frame_that_a_flush_of_another_thread_voided_is_written_again'),
+    ('publish-unasked', 'a root that may not end publishes nothing', STEP, 'a_refused_end_of_a_root_publishes_nothing'),
+    ('types-dropped', 'a writer knows each type of record', NEWER, 'no_type_of_a_later_version_is_dropped'),
+    ('squares-stay', 'sums of squares go with their gradient', SQUARES, 'any_order_of_pieces_and_closes_gives_the_same_bits'),
+    ('edit-unseen', 'a parameter that was written is published with its step', REDO, 'a_written_parameter_makes_the_next_step_full'),
+    ('factor-unlogged', 'a logged step has its own clipping', REDO, 'incomplete_sums_are_logged'),
+    ('feature-late', 'older programs are kept away before the first logged step', REDO + '_sparse', 'sparse_gradients_are_logged_without_zeros'),
+    ('sparse-unmarked', 'older programs refuse a store with sparse pieces', REDO + '_sparse', 'sparse_gradients_are_logged_without_zeros'),
+    ('lineage-kept', 'a step after a change that is not logged does not follow', 'tests/unit/optim/step/test_redo_read', 'a_change_that_is_not_logged_begins_another_lineage'),
+    ('logged-stay', 'logged steps go with the full step that follows', REDO, 'steps_are_logged_up_to_a_full_one'),
     ('data-flush', 'flush of logged gradients before their record', SMALL, 'redo'),
     ('logged-early', 'logged steps stay until the full step is durable', SMALL, 'redo'),
     ('torn-commit', 'a logged step and its files are one frame', SMALL, 'redo-write'),
-    ('logged-unsorted', 'a step that is logged beside a checkpoint comes after the older ones', REDO, ''),
-    ('replay-shown', 'readers wait while logged steps are computed again', RECOVER, ''),
-    ('record-unseen', 'a parameter whose record is not published makes a step full', REDO, ''),
+    ('logged-unsorted', 'a step that is logged beside a checkpoint comes after the older ones', REDO, 'a_step_is_logged_beside_a_checkpoint'),
+    ('replay-shown', 'readers wait while logged steps are computed again', RECOVER, 'a_mount_does_not_wait_for_logged_steps'),
+    ('record-unseen', 'a parameter whose record is not published makes a step full', REDO, 'a_count_that_does_not_follow_makes_a_step_full'),
     ('fcntl', 'flock: a hold that outlives its process', HOLD, ''),
 ]
 PROGRAMS = sorted({test for _, _, test, _ in MUTANTS if '::' not in test})
@@ -108,11 +108,10 @@ def command(test, build):
 
 def run(mutant, test, scenario, build, seed):
     """(passed, skipped, output)"""
-    env = dict(os.environ, HITRAIN_MUTANT=mutant, HITRAIN_SEED=str(seed), HITRAIN_SCRIPT=scenario, HITRAIN_BUILD=build,
-               HITRAIN_BIN=os.path.join(build, 'bin'))
+    env = dict(os.environ, HITRAIN_MUTANT=mutant, HITRAIN_SEED=str(seed), HITRAIN_BUILD=build, HITRAIN_BIN=os.path.join(build, 'bin'))
     env.pop('HITRAIN_LONG', None)
-    if not scenario:
-        del env['HITRAIN_SCRIPT']
+    if scenario:
+        env['HITRAIN_SCRIPT' if test == SMALL else 'HITRAIN_TEST'] = scenario
     done = subprocess.run(command(test, build), env=env, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
                           stderr=subprocess.STDOUT, timeout=SECONDS_MAX)
     text = done.stdout.decode('utf-8', 'replace')
@@ -151,7 +150,7 @@ def main():
         running = [(row, pool.submit(runs, row, os.path.abspath(args.build), args.seeds)) for row in chosen]
         for (mutant, lacks, test, scenario), done in running:
             results, seconds = done.result()
-            by = scenario or test.split('/')[-1].split('.')[0]
+            by = scenario if test == SMALL else test.split('/')[-1].split('.')[0]
             if any(skipped for _, skipped, _ in results):
                 print(f'figures: {mutant:<16} {lacks:<52} {"skipped":<14} {"":>6} {seconds:6.1f}')
                 continue
