@@ -33,7 +33,8 @@ LINTS = ['includes.py', 'headers.sh', 'names.py', 'format.sh', 'layout.py', 'siz
 RACES = ['test_mixed_load.py', 'test_stress.py', 'test_concurrency.py', 'test_scrub.py', 'test_passthrough.py',
          'test_steps_engines.py', 'test_kept_races.py']
 # Tests that read or change something that the whole machine has once: memory in /proc/meminfo, the page cache, sockets
-# named by the number of a mount (those of mounts that end meanwhile become free), /dev/log.
+# named by the number of a mount (those of mounts that end meanwhile become free), /dev/log. No other test on a mount runs
+# beside them; programs that compute do.
 ALONE = ['test_passthrough.py', 'test_memory.py', 'test_posix_names.py', 'test_dump.py', 'test_errors.py']
 # Tests of the client that run with the newest PyTorch, too.
 TORCH_2 = ['test_torch_client.py', 'test_torch_contract.py', 'test_torch_gradients.py', 'test_torch_async.py', 'test_torch_checkpoint.py',
@@ -84,7 +85,7 @@ class Runner:
     def __init__(self, args):
         self.args = args
         self.counting = threading.RLock()  # sections may run side by side
-        self.alone = None  # tests that wait for the end of all others, while sections run side by side
+        self.alone = None  # tests that wait for the end of all others on a mount, while sections run side by side
         self.built = {}  # by compiler, sanitizers and settings: which targets were built, and which could not be
         self.groups = set()  # process groups that run
         self.begin = time.monotonic()
@@ -337,8 +338,9 @@ class Runner:
 
     def lint(self):
         self.heading('lint')
-        for script in LINTS:
-            status, output, seconds = self.command([os.path.join('tests/lint', script)], self.env)
+        with concurrent.futures.ThreadPoolExecutor(self.jobs) as pool:
+            said = list(pool.map(lambda script: self.command([os.path.join('tests/lint', script)], self.env), LINTS))
+        for script, (status, output, seconds) in zip(LINTS, said):
             self.line(status == 0, seconds, script, '')
             if status != 0:
                 self.fail(f'tests/lint/{script}', 1, output)
@@ -529,18 +531,21 @@ class Runner:
         self.programs((plain, self.args.cc, self.args.san), ([*unit_sources(), *fuzz_sources()], self.args.cc, 'asan,ubsan'))
         self.power_cuts()
 
-    def side_by_side(self, *sections):
-        """Runs lists of sections at the same time, and then the tests that no other may disturb."""
-        def run_all(section):
-            for one in section:
+    def side_by_side(self, on_mounts, computing):
+        """Runs two lists of sections at the same time. After those on mounts come the tests that no other on a mount may
+        disturb."""
+        def run_all(sections):
+            for one in sections:
                 one()
         self.alone = []
-        with concurrent.futures.ThreadPoolExecutor(len(sections)) as pool:
-            for done in concurrent.futures.as_completed([pool.submit(run_all, s) for s in sections]):
+        with concurrent.futures.ThreadPoolExecutor(2) as pool:
+            for done in concurrent.futures.as_completed([pool.submit(run_all, [*on_mounts, self.run_alone]), pool.submit(run_all, computing)]):
                 done.result()
+
+    def run_alone(self):
         alone, self.alone = self.alone, None
         if alone:
-            self.heading('tests that run alone')
+            self.heading('tests that run alone among those on a mount')
         for source, run in alone:
             self.count_pytest(source, *run(source))
 
