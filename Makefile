@@ -311,7 +311,8 @@ $(foreach p,$(built_programs),$(eval $(call program_rule,$(p))))
 # Tests of failing calls stand between the project and the C library (tests/support/wrap.h).
 failing_calls := tests/unit/fs/fuse/test_requests tests/unit/optim/gradient/test_open \
 	tests/unit/tiering/store/test_compress tests/unit/tiering/store/test_scrub \
-	tests/unit/tiering/store/test_planner tests/unit/tiering/tier/test_next_use
+	tests/unit/tiering/store/test_planner tests/unit/tiering/tier/test_next_use \
+	tests/unit/tiering/engine/test_scheduler
 wrapped := malloc calloc realloc aligned_alloc posix_memalign pthread_create
 wrap_flags = $(patsubst %,-Wl$(comma)--wrap=%,$(1))
 # Memory that tests keep for the next store stands between the store and tiering/sys (tests/support/memory.h).

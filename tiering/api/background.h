@@ -17,7 +17,9 @@ enum ht_step {
 struct ht_budget {
     uint64_t most_bytes; /* in: the step ends when it has moved so many */
     uint64_t until_ns;   /* in: and when it is that late, after one piece of work at least */
+    bool may_be_long;    /* in: nobody needs the thread before the step has ended */
     uint64_t bytes;      /* out: moved */
+    bool next_is_long;   /* out: what comes next may take longer than such a step. It comes with may_be_long */
     uint64_t at_ns;      /* out, of an idle step: when the next one is due; 0: when the row is woken */
 };
 

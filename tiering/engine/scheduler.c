@@ -88,10 +88,26 @@ static void end_run(struct ht_row *r) HT_REQUIRES(HT_LOCK_ENGINE)
     r->run_began_ns = 0;
 }
 
-/* Lock held; the step runs without it. */
-static void step(struct ht_lane *l, struct ht_row *r) HT_REQUIRES(HT_LOCK_ENGINE)
+static void *lane_main(void *arg);
+
+/* Lock held. The thread that has ended needs it no more. */
+static int start_locked(struct ht_lane *l) HT_REQUIRES(HT_LOCK_ENGINE)
 {
-    struct ht_budget b = {.most_bytes = budget_bytes(r), .until_ns = NEVER};
+    if (l->stopping)
+        return -ECANCELED;
+    if (l->running)
+        return 0;
+    if (l->joinable)
+        pthread_join(l->thread, NULL);
+    int rc = pthread_create(&l->thread, NULL, lane_main, l);
+    l->running = l->joinable = rc == 0;
+    return -rc;
+}
+
+/* Lock held; the step runs without it. own: by the lane's own thread. */
+static void step(struct ht_lane *l, struct ht_row *r, bool own) HT_REQUIRES(HT_LOCK_ENGINE)
+{
+    struct ht_budget b = {.most_bytes = budget_bytes(r), .until_ns = NEVER, .may_be_long = own || r->long_anyway};
 
     r->woken = r->blocked = r->passes = false;
     r->stepping = true;
@@ -114,6 +130,8 @@ static void step(struct ht_lane *l, struct ht_row *r) HT_REQUIRES(HT_LOCK_ENGINE
     r->at_ns = next_ns(r, found, &b, traffic);
     if (found == HT_STEP_IDLE)
         end_run(r);
+    r->is_long = b.next_is_long;
+    r->long_anyway = r->is_long && l->lent && start_locked(l);
 }
 
 /* Lock held; the row rests without it. */
@@ -137,20 +155,36 @@ static uint64_t due_ns(const struct ht_row *r) HT_REQUIRES(HT_LOCK_ENGINE)
     return r->paused || r->off ? NEVER : ht_max_u64(r->at_ns, r->lane->not_before_ns);
 }
 
+/* Is the row one for the lane's own thread, or for one that serves? */
+static bool is_for(const struct ht_row *r, bool own) HT_REQUIRES(HT_LOCK_ENGINE)
+{
+    if (own)
+        return !r->lane->lent || (r->passes && !r->off) || (r->is_long && !r->long_anyway);
+    return !r->is_long || r->long_anyway || r->rests;
+}
+
 /* Of rows that wait for the budget, the one that is due longest. */
 static bool comes_before(const struct ht_row *a, const struct ht_row *b) HT_REQUIRES(HT_LOCK_ENGINE)
 {
     return due_ns(a) != due_ns(b) ? due_ns(a) < due_ns(b) : a->at_ns < b->at_ns;
 }
 
-static struct ht_row *first_due(const struct ht_lane *l) HT_REQUIRES(HT_LOCK_ENGINE)
+/* NULL: none is for this thread. */
+static struct ht_row *first_due(const struct ht_lane *l, bool own) HT_REQUIRES(HT_LOCK_ENGINE)
 {
-    struct ht_row *first = l->row[0];
+    struct ht_row *first = NULL;
 
-    for (unsigned i = 1; i < l->rows; i++)
-        if (comes_before(l->row[i], first))
+    for (unsigned i = 0; i < l->rows; i++)
+        if (is_for(l->row[i], own) && (!first || comes_before(l->row[i], first)))
             first = l->row[i];
     return first;
+}
+
+static uint64_t first_due_ns(const struct ht_lane *l, bool own) HT_REQUIRES(HT_LOCK_ENGINE)
+{
+    const struct ht_row *r = first_due(l, own);
+
+    return r ? due_ns(r) : NEVER;
 }
 
 /* Until something changes, or then. False: a thread that lingers has done so long enough. Lock held. */
@@ -159,47 +193,32 @@ static bool rest(struct ht_lane *l, uint64_t at_ns, bool lingers) HT_REQUIRES(HT
     uint64_t until = lingers ? ht_now_ns() + LINGER_NS : at_ns == NEVER ? 0 : at_ns;
     int rc = ht_cond_wait_until(&l->changed, ht_lane_lock(l), until);
 
-    return !lingers || rc != ETIMEDOUT || due_ns(first_due(l)) != NEVER;
+    return !lingers || rc != ETIMEDOUT || first_due_ns(l, true) != NEVER;
 }
 
 /* Lock held. */
-static void serve_row(struct ht_lane *l, struct ht_row *r) HT_REQUIRES(HT_LOCK_ENGINE)
+static void serve_row(struct ht_lane *l, struct ht_row *r, bool own) HT_REQUIRES(HT_LOCK_ENGINE)
 {
     l->busy = true;
     if (r->rests)
         rest_row(l, r);
     else
-        step(l, r);
+        step(l, r, own);
     l->busy = false;
     pthread_cond_broadcast(&l->changed);
 }
 
 /* Serves the row if it is due, or waits. False: the thread has lingered long enough. Lock held. */
-static bool turn(struct ht_lane *l, struct ht_row *r, bool lingers) HT_REQUIRES(HT_LOCK_ENGINE)
+static bool turn(struct ht_lane *l, struct ht_row *r, bool own) HT_REQUIRES(HT_LOCK_ENGINE)
 {
-    uint64_t due = due_ns(r);
+    uint64_t due = r ? due_ns(r) : NEVER;
 
     if (l->busy)
         return rest(l, NEVER, false);
     if (due > ht_now_ns())
-        return rest(l, due, lingers && due == NEVER);
-    serve_row(l, r);
+        return rest(l, due, own && l->config.on_demand && due == NEVER);
+    serve_row(l, r, own);
     return true;
-}
-
-/* A row whose wake ends its work, or NULL. Lock held. */
-static struct ht_row *first_passing(const struct ht_lane *l) HT_REQUIRES(HT_LOCK_ENGINE)
-{
-    for (unsigned i = 0; i < l->rows; i++)
-        if (l->row[i]->passes && !l->row[i]->off)
-            return l->row[i];
-    return NULL;
-}
-
-/* The row that the lane's own thread serves next, or NULL: none. Lock held. */
-static struct ht_row *next_of_own(const struct ht_lane *l) HT_REQUIRES(HT_LOCK_ENGINE)
-{
-    return l->stopping ? NULL : l->lent ? first_passing(l) : first_due(l);
 }
 
 static void *lane_main(void *arg)
@@ -212,25 +231,11 @@ static void *lane_main(void *arg)
     if (l->config.enter)
         l->config.enter(l->config.ctx);
     ht_mutex_lock(ht_lane_lock(l));
-    for (bool more = true; more && (r = next_of_own(l));)
-        more = turn(l, r, l->config.on_demand);
+    for (bool more = true; more && !l->stopping && (r = first_due(l, true));)
+        more = turn(l, r, true);
     l->running = false;
     ht_mutex_unlock(ht_lane_lock(l));
     return NULL;
-}
-
-/* Lock held. The thread that has ended needs it no more. */
-static int start_locked(struct ht_lane *l) HT_REQUIRES(HT_LOCK_ENGINE)
-{
-    if (l->stopping)
-        return -ECANCELED;
-    if (l->running)
-        return 0;
-    if (l->joinable)
-        pthread_join(l->thread, NULL);
-    int rc = pthread_create(&l->thread, NULL, lane_main, l);
-    l->running = l->joinable = rc == 0;
-    return -rc;
 }
 
 static void wake_locked(struct ht_row *r) HT_REQUIRES(HT_LOCK_ENGINE)
@@ -325,7 +330,7 @@ void ht_lane_take_back(struct ht_lane *l)
     pthread_cond_broadcast(&l->changed);
     while (l->served)
         ht_cond_wait(&l->changed, ht_lane_lock(l));
-    if (l->rows && due_ns(first_due(l)) != NEVER)
+    if (first_due_ns(l, true) != NEVER)
         (void)start_locked(l); /* else the next wake starts it */
     ht_mutex_unlock(ht_lane_lock(l));
 }
@@ -341,10 +346,10 @@ static void serve_locked(struct ht_lane *l, bool once) HT_REQUIRES(HT_LOCK_ENGIN
     l->served = true;
     if (once)
         atomic_store(&l->recalled, true); /* it is wanted already: it waits at no gate */
-    if (once && !l->busy && due_ns(first_due(l)) <= ht_now_ns())
-        serve_row(l, first_due(l));
+    if (once && !l->busy && first_due_ns(l, false) <= ht_now_ns())
+        serve_row(l, first_due(l, false), false);
     while (!once && serves_on(l))
-        (void)turn(l, first_due(l), false);
+        (void)turn(l, first_due(l, false), false);
     atomic_store(&l->recalled, false);
     l->served = false;
     pthread_cond_broadcast(&l->changed);
@@ -379,7 +384,7 @@ static int wake_and_start(struct ht_row *r) HT_REQUIRES(HT_LOCK_ENGINE)
 
     wake_locked(r);
     pthread_cond_broadcast(&l->changed);
-    if (!l->config.on_demand || (l->lent && !l->stopping && !r->passes))
+    if (!l->config.on_demand || (l->lent && !l->stopping && !is_for(r, true)))
         return 0;
     return l->stopping || due_ns(r) != NEVER ? start_locked(l) : 0;
 }

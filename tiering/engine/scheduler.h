@@ -32,6 +32,9 @@
  *   own thread <--take back-- lent, nobody serves --serve--> a lender's thread waits or steps
  *       '---------lend---------^       ^-----------recalled-----------'
  *
+ * A row whose next piece of work cannot be divided, and takes longer than such a step, says so and does not begin it.
+ * Then the lane's own thread makes that step, and a thread that is recalled need not wait for it.
+ *
  * A lane that is stopped begins no step, and its thread ends after the one that runs. Other threads make a long step
  * end by what that engine looks at, before they stop its lane.
  *
@@ -78,6 +81,8 @@ struct ht_row {
         bool stepping, woken, blocked;
         bool paused, passes;   /* passes: one step comes in spite of pause and budget */
         bool rests;            /* its rest is due */
+        bool is_long;          /* so is its next step: not for a thread that serves */
+        bool long_anyway;      /* but the lane's own thread could not be started */
         bool off;              /* it never steps, or not any more */
         uint64_t run_began_ns; /* 0: it is idle; pauses move it on */
         uint64_t paused_ns;    /* while paused: since when */

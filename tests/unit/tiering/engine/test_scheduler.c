@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #include "tests/support/suite.h"
+#include "tests/support/wrap.h"
 #include "tiering/engine/scheduler.h"
 
 enum { MIB = 1 << 20, WAIT_MS_MAX = 30000 };
@@ -20,6 +21,8 @@ struct fake {
     _Atomic uint64_t steps, rests, budget, entered_ns;
     _Atomic uint64_t time_ns;   /* that the budget leaves, or UINT64_MAX */
     _Atomic bool held, inside;  /* a step waits while it is held, as on a device that is silent */
+    _Atomic bool is_long;       /* what comes next takes long */
+    _Atomic uint64_t longs;     /* steps that could be long */
     _Atomic uint64_t at_ns[64]; /* of the first steps */
 };
 
@@ -38,7 +41,9 @@ static enum ht_step fake_step(void *ctx, struct ht_budget *budget)
         f->at_ns[n] = ht_now_ns();
     f->budget = budget->most_bytes;
     f->time_ns = budget->until_ns == UINT64_MAX ? UINT64_MAX : budget->until_ns - begin_ns;
-    while (f->held)
+    budget->next_is_long = f->is_long && !budget->may_be_long;
+    f->longs += budget->may_be_long;
+    while (f->held && !budget->next_is_long)
         usleep(1000);
     budget->bytes = f->bytes ? f->bytes : budget->most_bytes;
     budget->at_ns = f->after_ns ? ht_now_ns() + f->after_ns : 0;
@@ -672,6 +677,13 @@ static void begin_serving(struct server *x, bool once)
     ck_assert_int_eq(pthread_create(&x->thread, NULL, serve_main, x), 0);
 }
 
+static void wait_until_own_thread_ends(void)
+{
+    for (unsigned ms = 0; ms < WAIT_MS_MAX && runs(); ms++)
+        usleep(1000);
+    ck_assert(!runs());
+}
+
 static void make_lent(const struct ht_engine_type *type)
 {
     make(&(struct ht_lane_config){.name = "test", .on_demand = true, .io_class = HT_IO_BACKGROUND}, type, 0);
@@ -780,9 +792,7 @@ START_TEST(the_own_thread_of_a_lane_ends_when_it_is_lent)
     ck_assert_int_eq(ht_row_wake(&a.row), 0);
     wait_for_steps(&a, 1);
     ht_lane_lend(&lane);
-    for (unsigned ms = 0; ms < WAIT_MS_MAX && runs(); ms++)
-        usleep(1000);
-    ck_assert(!runs());
+    wait_until_own_thread_ends();
     uint64_t steps = a.steps;
     begin_serving(&x, false);
     wait_for_steps(&a, steps + 10);
@@ -801,9 +811,7 @@ START_TEST(the_wake_that_ends_work_needs_no_thread_that_serves)
     for (unsigned i = 1; i <= 2; i++) {
         ck_assert_int_eq(ht_row_wake_to_end(&a.row), 0);
         wait_for_steps(&a, i);
-        for (unsigned ms = 0; ms < WAIT_MS_MAX && runs(); ms++)
-            usleep(1000);
-        ck_assert(!runs());
+        wait_until_own_thread_ends();
         ck_assert_uint_eq(a.steps, i);
     }
     end();
@@ -878,6 +886,75 @@ START_TEST(a_row_of_a_lane_that_is_lent_rests_in_a_pause)
 }
 END_TEST
 
+/* The thread that serves is free meanwhile: it is recalled, and does not wait. */
+START_TEST(a_long_step_of_a_lane_that_is_lent_is_for_its_own_thread)
+{
+    struct server x;
+
+    make_lent(&quick);
+    a.says = HT_STEP_WORKED;
+    a.is_long = a.held = true;
+    ck_assert_int_eq(ht_row_wake(&a.row), 0);
+    begin_serving(&x, false);
+    wait_for_steps(&a, 2);
+    wait_until_inside(&a);
+    ck_assert_uint_eq(a.longs, 1);
+    ht_lane_recall(&lane);
+    pthread_join(x.thread, NULL);
+    ck_assert(x.more && a.inside && runs());
+    a.is_long = a.held = false;
+    wait_until_own_thread_ends();
+    ck_assert(ht_lane_serve(&lane, true)); /* what follows is the other's again */
+    ck_assert_uint_eq(a.longs, 1);
+    end();
+}
+END_TEST
+
+START_TEST(a_row_with_long_steps_is_paused_as_others_are)
+{
+    make_lent(&careful);
+    a.says = HT_STEP_WORKED;
+    a.is_long = a.held = true;
+    ck_assert_int_eq(ht_row_wake(&a.row), 0);
+    ck_assert(ht_lane_serve(&lane, true));
+    for (unsigned pause = 1; pause <= 2; pause++) {
+        wait_for_steps(&a, 2 * pause);
+        wait_until_inside(&a);
+        ht_row_pause(&a.row);
+        a.held = false;
+        wait_until_own_thread_ends();
+        ck_assert(ht_lane_serve(&lane, true)); /* its rest */
+        ck_assert_uint_eq(a.rests, pause);
+        ck_assert_uint_eq(a.steps, 2 * pause);
+        a.held = true;
+        ck_assert_int_eq(ht_row_resume(&a.row), 0);
+        ck_assert(ht_lane_serve(&lane, true));
+    }
+    a.held = false;
+    end();
+    ck_assert_uint_ge(a.longs, 2);
+}
+END_TEST
+
+/* There is no memory for a thread, say. */
+START_TEST(without_its_own_thread_another_one_makes_a_long_step)
+{
+    make_lent(&quick);
+    a.says = HT_STEP_WORKED;
+    a.is_long = true;
+    ck_assert_int_eq(ht_row_wake(&a.row), 0);
+    wrap_fail(WRAP_THREAD, 1, true);
+    for (unsigned i = 1; i <= 4; i++) {
+        ck_assert(ht_lane_serve(&lane, true));
+        ck_assert_uint_eq(a.steps, i);
+        ck_assert_uint_eq(a.longs, i / 2);
+    }
+    wrap_fail(WRAP_THREAD, 0, false);
+    ck_assert(!runs());
+    end();
+}
+END_TEST
+
 int main(void)
 {
     Suite *suite = suite_create("scheduler");
@@ -913,6 +990,9 @@ int main(void)
     tcase_add_test(tc, the_wake_that_ends_work_waits_for_the_step_that_runs);
     tcase_add_loop_test(tc, a_lane_stops_while_a_thread_serves, 0, 2);
     tcase_add_test(tc, a_row_of_a_lane_that_is_lent_rests_in_a_pause);
+    tcase_add_test(tc, a_long_step_of_a_lane_that_is_lent_is_for_its_own_thread);
+    tcase_add_test(tc, a_row_with_long_steps_is_paused_as_others_are);
+    tcase_add_test(tc, without_its_own_thread_another_one_makes_a_long_step);
     suite_add_tcase(suite, tc);
     return run_all(suite);
 }
