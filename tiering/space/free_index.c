@@ -193,6 +193,18 @@ uint64_t ht_free_index_around(const struct ht_free_index *x, unsigned class, uin
     return group == HT_NO_GROUP ? ht_free_index_next(x, class, 0) : group;
 }
 
+void ht_free_index_prefetch(const struct ht_free_index *x, unsigned class, uint64_t group)
+{
+    enum { WORDS_AHEAD = 4 };
+    uint64_t word = group / 64, ahead = word + WORDS_AHEAD;
+
+    __builtin_prefetch(&x->longest[group], 1);
+    __builtin_prefetch(word_at(x, 0, HT_FREE_WHOLE, word), 1);
+    __builtin_prefetch(word_at(x, 0, HT_FREE_SPARSE, word), 1);
+    if (ahead < x->words[0])
+        __builtin_prefetch(word_at(x, 0, class, ahead), 1);
+}
+
 uint64_t ht_free_index_last(const struct ht_free_index *x, unsigned class)
 {
     uint64_t at = 0;

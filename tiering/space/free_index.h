@@ -66,6 +66,8 @@ bool ht_free_index_is_closed(const struct ht_free_index *x, uint64_t group);
 /* The first group of the class at or after from, or HT_NO_GROUP; the same, and around the end. */
 uint64_t ht_free_index_next(const struct ht_free_index *x, unsigned class, uint64_t from);
 uint64_t ht_free_index_around(const struct ht_free_index *x, unsigned class, uint64_t from);
+/* Prefetches what a change of this group of the class touches, and finding the next groups. */
+void ht_free_index_prefetch(const struct ht_free_index *x, unsigned class, uint64_t group);
 /* The last group of the class, or HT_NO_GROUP. */
 uint64_t ht_free_index_last(const struct ht_free_index *x, unsigned class);
 /* How many groups below this one, and in the same 64, are whole without a gap. */

@@ -9,6 +9,7 @@ enum {
     GROUP_WORDS = HT_GROUP_BLOCKS / 64,
     PAGE_GROUPS = 4096 / (GROUP_WORDS * 8), /* that a page of the map of blocks has */
     TRIES_MAX = 32,                         /* groups of the request's own class that a search looks at */
+    GROUPS_AHEAD = 8,                       /* of which memory is prefetched */
     DISCARD_GROUPS_MAX = 4096,              /* that one search for blocks to discard looks at */
 };
 
@@ -201,20 +202,35 @@ static void index_group(struct ht_space_map *m, uint64_t group)
     ht_free_index_set(&m->index, group, whole, whole || closed ? 0 : longest_run(m, group));
 }
 
-/* The blocks [block, end) changed. Runs of the group before may end in them, and run on in the group behind. */
-static void index_blocks(struct ht_space_map *m, uint64_t block, uint64_t end)
+/* True: the group is whole now and was broken, or the other way round. */
+static bool index_changed_group(struct ht_space_map *m, uint64_t group)
 {
-    uint64_t first = block / HT_GROUP_BLOCKS;
+    bool was_whole = ht_free_index_is_whole(&m->index, group);
 
-    if (first > 0 && !is_taken(m, first * HT_GROUP_BLOCKS - 1) && !is_whole(m, first - 1))
-        index_group(m, first - 1);
-    uint64_t g = first;
-    for (; g * HT_GROUP_BLOCKS < end; g++) {
-        note_touched(m, g);
-        index_group(m, g);
+    note_touched(m, group);
+    index_group(m, group);
+    return was_whole != ht_free_index_is_whole(&m->index, group);
+}
+
+/*
+ * The blocks [block, end) changed. Runs of the group before may end in them, if all blocks before them are free, and
+ * run on in the group behind, if they reach its border. Groups that are whole, or closed (`joins` changes then), join
+ * no others.
+ */
+static void index_blocks(struct ht_space_map *m, uint64_t block, uint64_t end, bool joins)
+{
+    uint64_t first = block / HT_GROUP_BLOCKS, last = (end - 1) / HT_GROUP_BLOCKS, next = last + 1;
+    bool before = joins || all_free(m, first * HT_GROUP_BLOCKS, block), behind = joins || end % HT_GROUP_BLOCKS == 0;
+
+    for (uint64_t g = first; g <= last; g++) {
+        bool changed = index_changed_group(m, g);
+        before |= changed && g == first;
+        behind |= changed && g == last;
     }
-    if (g < m->groups && !is_taken(m, g * HT_GROUP_BLOCKS) && !is_whole(m, g))
-        index_group(m, g);
+    if (before && first > 0 && !is_taken(m, first * HT_GROUP_BLOCKS - 1) && !is_whole(m, first - 1))
+        index_group(m, first - 1);
+    if (behind && next < m->groups && !is_taken(m, next * HT_GROUP_BLOCKS) && !is_whole(m, next))
+        index_group(m, next);
 }
 
 void ht_space_map_set(struct ht_space_map *m, uint64_t block, uint64_t count, bool taken)
@@ -222,7 +238,7 @@ void ht_space_map_set(struct ht_space_map *m, uint64_t block, uint64_t count, bo
     bits_set(m->taken, block, block + count, taken);
     m->free_blocks = taken ? m->free_blocks - count : m->free_blocks + count;
     if (!m->index_deferred) {
-        index_blocks(m, block, block + count);
+        index_blocks(m, block, block + count, false);
         return;
     }
     for (uint64_t g = block / HT_GROUP_BLOCKS; g * HT_GROUP_BLOCKS < block + count; g++)
@@ -264,7 +280,7 @@ int ht_space_map_init(struct ht_space_map *m, uint64_t blocks)
     uint64_t end = m->groups * HT_GROUP_BLOCKS;
     if (blocks < end) {
         bits_set(m->taken, blocks, end, true);
-        index_blocks(m, blocks, end);
+        index_blocks(m, blocks, end, false);
     }
     m->small_next = blocks;
     return 0;
@@ -417,19 +433,17 @@ bool ht_space_map_take(struct ht_space_map *m, uint32_t blocks, struct ht_run *o
 
 /* ----------------------------------------------------------- pieces */
 
-/* Runs of the group that have half of its longest one, while all of a run is needed; the first in any case. */
-unsigned ht_space_map_take_pieces(struct ht_space_map *m, uint32_t blocks, struct ht_run out[HT_GROUP_BLOCKS])
+/*
+ * Runs of the group that have half of its longest one, while all of a run is needed; the first in any case. Returns
+ * how many.
+ */
+static unsigned take_pieces_of(struct ht_space_map *m, uint64_t group, uint32_t blocks, struct ht_run out[])
 {
-    uint64_t group = longest_group(m);
+    uint64_t at = group * HT_GROUP_BLOCKS + begun_before(m, group), stop = (group + 1) * HT_GROUP_BLOCKS;
+    uint32_t least = ht_free_index_longest(&m->index, group) / 2;
     unsigned n = 0;
 
-    assert(blocks <= HT_GROUP_BLOCKS);
-    if (group == HT_NO_GROUP)
-        return 0;
-    uint64_t first = group * HT_GROUP_BLOCKS + begun_before(m, group), stop = (group + 1) * HT_GROUP_BLOCKS;
-    uint32_t least = ht_free_index_longest(&m->index, group) / 2;
-    uint64_t at = first;
-    while ((at = ht_space_map_find(m, at, stop, false)) < stop) {
+    while (blocks && (at = ht_space_map_find(m, at, stop, false)) < stop) {
         struct ht_run run = run_at(m, group, at);
         at = run.block + run.blocks;
         if (run.blocks < least || (n && run.blocks > blocks))
@@ -440,7 +454,51 @@ unsigned ht_space_map_take_pieces(struct ht_space_map *m, uint32_t blocks, struc
         blocks -= run.blocks;
         out[n++] = run;
     }
-    index_blocks(m, first, ht_max_u64(stop, out[n - 1].block + out[n - 1].blocks));
+    index_blocks(m, out[0].block, out[n - 1].block + out[n - 1].blocks, false);
+    return n;
+}
+
+struct ahead {
+    unsigned class; /* HT_FREE_NONE: nothing was prefetched */
+    uint64_t group; /* the last one of the class of which the memory was prefetched */
+};
+
+/*
+ * Pieces come from groups anywhere on a large device, and each would wait several times for memory that is in no cache.
+ * So the memory of some groups that come next is on its way while this one is taken.
+ */
+static void look_ahead(const struct ht_space_map *m, uint64_t group, struct ahead *ahead)
+{
+    unsigned class = ht_free_class_of(ht_free_index_longest(&m->index, group));
+    unsigned most = class == ahead->class ? 1 : GROUPS_AHEAD;
+
+    if (class != ahead->class || ahead->group < group)
+        *ahead = (struct ahead){class, group};
+    for (unsigned i = 0; i < most; i++) {
+        uint64_t next = ht_free_index_next(&m->index, class, ahead->group + 1);
+        if (next == HT_NO_GROUP)
+            return;
+        ht_free_index_prefetch(&m->index, class, next);
+        __builtin_prefetch(&m->taken[next * GROUP_WORDS], 1);
+        __builtin_prefetch(&m->taken[next * GROUP_WORDS - 1]);
+        ahead->group = next;
+    }
+}
+
+unsigned ht_space_map_take_pieces(struct ht_space_map *m, uint32_t blocks, struct ht_run out[HT_GROUP_BLOCKS])
+{
+    struct ahead ahead = {.class = HT_FREE_NONE};
+    uint64_t group;
+    unsigned n = 0;
+
+    assert(blocks <= HT_GROUP_BLOCKS);
+    while (blocks && (group = longest_group(m)) != HT_NO_GROUP) {
+        if (n && ht_free_index_longest(&m->index, group) >= blocks)
+            break; /* the rest fits into one run: the caller looks for the closest */
+        look_ahead(m, group, &ahead);
+        for (unsigned end = n + take_pieces_of(m, group, blocks, &out[n]); n < end; n++)
+            blocks -= out[n].blocks;
+    }
     return n;
 }
 
@@ -459,7 +517,7 @@ uint64_t ht_space_map_sparse(const struct ht_space_map *m)
 static void set_closed(struct ht_space_map *m, uint64_t group, bool closed)
 {
     ht_free_index_note(&m->index, HT_FREE_CLOSED, group, closed);
-    index_blocks(m, group * HT_GROUP_BLOCKS, (group + 1) * HT_GROUP_BLOCKS);
+    index_blocks(m, group * HT_GROUP_BLOCKS, (group + 1) * HT_GROUP_BLOCKS, true);
 }
 
 void ht_space_map_close(struct ht_space_map *m, uint64_t group)
@@ -526,7 +584,7 @@ static bool take_runs_of(struct ht_space_map *m, uint64_t group, uint64_t left, 
         m->free_blocks -= most;
         left -= most;
     }
-    index_blocks(m, first, stop);
+    index_blocks(m, first, stop, false);
     return true;
 }
 

@@ -68,8 +68,8 @@ void ht_space_map_prefetch(const struct ht_space_map *m, uint64_t block);
 /* Takes so many blocks, 1 to HT_GROUP_BLOCKS, in one run. False: finds no such run, and nothing changed. */
 bool ht_space_map_take(struct ht_space_map *m, uint32_t blocks, struct ht_run *out);
 /*
- * Takes some of the longest runs, at most so many blocks in all, and at least one block while one is free. Returns the
- * number of runs, at most HT_GROUP_BLOCKS.
+ * Takes some of the longest runs, at most so many blocks in all, and at least one block while one is free. It ends when
+ * what is left may fit into one run. Returns the number of runs, at most HT_GROUP_BLOCKS.
  */
 unsigned ht_space_map_take_pieces(struct ht_space_map *m, uint32_t blocks, struct ht_run out[HT_GROUP_BLOCKS]);
 

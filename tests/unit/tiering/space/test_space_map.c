@@ -229,7 +229,7 @@ END_TEST
 START_TEST(pieces_are_the_longest_first)
 {
     struct ht_space_map m;
-    struct ht_run out[G];
+    struct ht_run out[G] = {{0}};
 
     ck_assert_int_eq(ht_space_map_init(&m, 4 * G), 0);
     ht_space_map_set(&m, 0, 4 * G, true);
@@ -238,13 +238,13 @@ START_TEST(pieces_are_the_longest_first)
     ht_space_map_set(&m, 2 * G - 30, 60, false);
     ht_space_map_set(&m, 3 * G + 10, 40, false);
     ck_assert(!ht_space_map_take(&m, 200, out));
-    ck_assert_uint_eq(ht_space_map_take_pieces(&m, 200, out), 1);
+    ck_assert_uint_eq(ht_space_map_take_pieces(&m, _i ? 200 : 70, out), _i ? 102 : 1);
     ck_assert_uint_eq(out[0].block, 2 * G - 30);
     ck_assert_uint_eq(out[0].blocks, 60);
-    ck_assert_uint_eq(ht_space_map_take_pieces(&m, 140, out), 1);
-    ck_assert_uint_eq(out[0].blocks, 40);
-    ck_assert_uint_eq(ht_space_map_take_pieces(&m, 100, out), 100);
-    ck_assert_uint_eq(m.free_blocks, 28);
+    ck_assert_uint_eq(out[1].blocks, _i ? 40 : 0); /* or the caller finds the closest run for the rest */
+    for (unsigned i = 2; _i && i < 102; i++)
+        ck_assert_uint_eq(out[i].blocks, 1);
+    ck_assert_uint_eq(m.free_blocks, _i ? 28 : 168);
     ht_space_map_verify(&m);
     ht_space_map_destroy(&m);
 }
@@ -402,7 +402,7 @@ static Suite *suite(void)
     tcase_add_test(t, a_large_request_takes_a_run_across_groups_when_no_group_is_whole);
     tcase_add_test(t, a_close_run_is_taken_before_a_longer_one);
     tcase_add_test(t, each_free_run_is_discarded_once);
-    tcase_add_test(t, pieces_are_the_longest_first);
+    tcase_add_loop_test(t, pieces_are_the_longest_first, 0, 2);
     tcase_add_test(t, sparse_groups_are_those_in_which_few_blocks_are_taken);
     tcase_add_loop_test(t, free_space_stays_together_under_churn, 0, (int)HT_ARRAY_SIZE(mixes));
     suite_add_tcase(s, t);
