@@ -24,7 +24,8 @@
  * owners are in one transaction, so a crash leaves all of them at the old place or all at the new one.
  *
  * Bytes that are bad (scrub found that) leave their place with the owners that can: the others would not gain if all
- * stayed there.
+ * stayed there. For the same reason they need not move in one transaction. If the log or memory has no room for all
+ * records, parts of the owners follow each other, and the caller is an owner of the new place meanwhile.
  */
 #include <limits.h>
 #include <stdlib.h>
@@ -47,7 +48,11 @@
 #include "tiering/txn/txn.h"
 #include "tiering/txn/txn_priv.h"
 
-enum { TRIES = 50, PAUSE_NS = 2000000 }; /* of bad bytes, while a thread holds an owner */
+enum { TRIES = 50, PAUSE_NS = 2000000 };   /* of bad bytes, while a thread holds an owner */
+enum { PART_RECORD_BYTES_MAX = 16 << 20 }; /* of their owners that move together */
+
+/* Which owners move: all or none; those that may, and among them the first; those that may. */
+enum whom { ALL, WITH_FIRST, ANY };
 
 int ht_move_make_room(struct ht_move_owner **owner, unsigned *cap, unsigned need, struct ht_move m[], unsigned count)
 {
@@ -224,17 +229,20 @@ static void release(struct ht_store *s, const struct ht_move *m, unsigned held) 
         ht_chunk_unlock_exclusive(m->owner[i].obj, chunk_of(&m->owner[i]), m->owner[i].index);
 }
 
-/*
- * Holds the owners that may move now, and puts them first: without `some` up to one that may not, and always the first
- * one or none. *busy: a thread holds one that may move later.
- */
-static unsigned hold(struct ht_store *s, struct ht_move *m, bool some, bool *busy) HT_REQUIRES(HT_LOCK_STORE)
+/* Having looked at so many and held these: is another one worth it? */
+static bool looks_on(enum whom whom, unsigned looked, unsigned held)
+{
+    return whom == ANY || held == looked || (whom == WITH_FIRST && held);
+}
+
+/* Holds the owners that may move now, and puts them first. *busy: a thread holds one that may move later. */
+static unsigned hold(struct ht_store *s, struct ht_move *m, enum whom whom, bool *busy) HT_REQUIRES(HT_LOCK_STORE)
 {
     struct ht_slice slice = {0};
     unsigned held = 0;
 
     *busy = false;
-    for (unsigned i = 0; i < m->owners && (held == i || (some && held)); i++, ht_slice_next(s, &slice)) {
+    for (unsigned i = 0; i < m->owners && looks_on(whom, i, held); i++, ht_slice_next(s, &slice)) {
         struct ht_move_owner w = m->owner[i];
         struct ht_chunk *c = owner_chunk(m, &w);
         if (!c || !has_content(m, c))
@@ -249,16 +257,20 @@ static unsigned hold(struct ht_store *s, struct ht_move *m, bool some, bool *bus
     return held;
 }
 
-/* A copy of the new reference for each owner, and owners for all but the first. Changes nothing if it fails. */
+/*
+ * A copy of the new reference for each owner, and owners for all. The first gets the caller's, unless that stays an
+ * owner. Changes nothing if it fails.
+ */
 static struct ht_ref *make_refs(struct ht_store *s, struct ht_move *m, unsigned n) HT_REQUIRES(HT_LOCK_STORE)
 {
     struct ht_ref *ref = calloc(n, sizeof(*ref));
     struct ht_slice slice = {0};
-    unsigned copies = 1, counted = 1;
+    bool had_others = m->now.shared;
+    unsigned first = m->keeps ? 0 : 1, copies = first, counted = first;
 
     if (!ref)
         return NULL;
-    m->now.shared = n > 1;
+    m->now.shared = had_others || m->keeps || n > 1;
     ref[0] = m->now;
     for (; copies < n && !ht_ref_copy(&ref[copies], &m->now); copies++)
         ht_slice_next(s, &slice);
@@ -266,10 +278,11 @@ static struct ht_ref *make_refs(struct ht_store *s, struct ht_move *m, unsigned 
         ht_slice_next(s, &slice);
     if (copies == n && counted == n)
         return ref;
-    for (; counted > 1; counted--)
+    for (; counted > first; counted--)
         (void)ht_refcount_drop(s, &m->now, false);
-    (void)ht_refcount_drop(s, &m->now, false); /* the first one: the table forgets the place */
-    while (copies-- > 1)
+    if (!had_others)
+        (void)ht_refcount_drop(s, &m->now, false); /* the first one: the table forgets the place */
+    while (copies-- > first)
         ht_ref_forget(&ref[copies]);
     free(ref);
     return NULL;
@@ -311,28 +324,31 @@ static int move_held(struct ht_store *s, struct ht_move *m, unsigned n, struct h
     for (unsigned i = 0; i < n; i++, ht_slice_next(s, &slice))
         move_owner(&m->owner[i], &ref[i], tx);
     free(ref);
-    memset(&m->now, 0, sizeof(m->now)); /* the first owner has its extents */
+    if (!m->keeps)
+        memset(&m->now, 0, sizeof(m->now)); /* the first owner has its extents */
     m->moved = true;
     return 0;
 }
 
-/*
- * All owners or none; or some: those that may. In a transaction. -EAGAIN: a thread holds one; -ESTALE: one has changed,
- * or there are others; -ENOSPC, -ENOMEM.
- */
-static int move(struct ht_store *s, struct ht_move *m, bool some, struct ht_tx *tx) HT_REQUIRES(HT_LOCK_STORE)
+/* In a transaction. -EAGAIN: a thread holds one; -ESTALE: one has changed, or there are others; -ENOSPC, -ENOMEM. */
+static int move(struct ht_store *s, struct ht_move *m, enum whom whom, struct ht_tx *tx) HT_REQUIRES(HT_LOCK_STORE)
 {
     bool busy;
 
     if (!ht_ref_holds(&m->now) || ht_ref_endangered(s, &m->now))
         return -ESTALE;
-    unsigned held = hold(s, m, some, &busy);
+    unsigned held = hold(s, m, whom, &busy);
     bool all = held == m->owners || HT_MUTANT("owner-unheld");
-    bool may = held && (some || (all && has_owners(s, m)));
+    bool may = held && (whom != ALL || (all && has_owners(s, m)));
     int rc = may ? move_held(s, m, held, tx) : busy ? -EAGAIN : -ESTALE;
     if (rc)
         release(s, m, held);
     return rc;
+}
+
+uint32_t ht_move_record_bytes(const struct ht_ref *ref)
+{
+    return HT_CHUNK_RECORD_BYTES + HT_FRAG_RECORD_BYTES + ht_ref_extra_bytes(ref);
 }
 
 static size_t record_bytes(const struct ht_move m[], unsigned count)
@@ -340,7 +356,7 @@ static size_t record_bytes(const struct ht_move m[], unsigned count)
     size_t bytes = 0;
 
     for (unsigned i = 0; i < count; i++)
-        bytes += m[i].owners * (HT_CHUNK_RECORD_BYTES + HT_FRAG_RECORD_BYTES + ht_ref_extra_bytes(&m[i].now));
+        bytes += m[i].owners * (size_t)ht_move_record_bytes(&m[i].now);
     return bytes;
 }
 
@@ -375,7 +391,8 @@ static void give_back(struct ht_store *s, struct ht_move m[], unsigned count)
 }
 
 /* -EIO, and the errors of the log: nothing was moved. *out_rc: of the last move. */
-static int publish(struct ht_store *s, struct ht_move m[], unsigned count, bool some, uint64_t *out_lsn, int *out_rc)
+static int publish(struct ht_store *s, struct ht_move m[], unsigned count, enum whom whom, uint64_t *out_lsn,
+                   int *out_rc)
 {
     struct ht_tx *tx;
     int rc = ht_tx_begin(s, record_bytes(m, count), &tx);
@@ -384,7 +401,7 @@ static int publish(struct ht_store *s, struct ht_move m[], unsigned count, bool 
         return rc;
     ht_store_lock(s);
     for (unsigned i = 0; i < count; i++)
-        *out_rc = move(s, &m[i], some, tx);
+        *out_rc = move(s, &m[i], whom, tx);
     ht_store_unlock(s);
     return ht_tx_commit(tx, out_lsn);
 }
@@ -395,25 +412,77 @@ int ht_move_publish(struct ht_store *s, struct ht_move m[], unsigned count, uint
 
     *out_lsn = 0;
     if (!rc)
-        rc = publish(s, m, count, false, out_lsn, &moved);
+        rc = publish(s, m, count, ALL, out_lsn, &moved);
     give_back(s, m, count);
     return rc;
 }
 
-/* All owners, or if that cannot be those that may. While a thread holds one this waits a while. */
-int ht_move_publish_bad(struct ht_store *s, struct ht_move *m, uint64_t *out_lsn)
+/* ---------------------------------------------------------------- bad bytes */
+
+/* All owners that m names, or if that cannot be, these. While a thread holds one this waits a while. */
+static int publish_some(struct ht_store *s, struct ht_move *m, enum whom these, uint64_t *out_lsn)
 {
     const struct timespec pause = {.tv_nsec = PAUSE_NS};
-    int rc = flush_all(s, m, 1), moved = -EAGAIN;
-    bool some = false;
+    int rc = 0, moved = -EAGAIN;
+    enum whom whom = ALL;
 
-    *out_lsn = 0;
-    for (unsigned i = 0; !rc && i < TRIES && (moved == -EAGAIN || (moved == -ESTALE && !some)); i++) {
+    for (unsigned i = 0; !rc && i < TRIES && (moved == -EAGAIN || (moved == -ESTALE && whom == ALL)); i++) {
         if (i && moved == -EAGAIN)
             nanosleep(&pause, NULL);
-        some |= moved == -ESTALE || i + 1 == TRIES;
-        rc = publish(s, m, 1, some, out_lsn, &moved);
+        if (moved == -ESTALE || i + 1 == TRIES)
+            whom = these;
+        rc = publish(s, m, 1, whom, out_lsn, &moved);
     }
-    give_back(s, m, 1);
     return rc ? rc : moved;
+}
+
+/* One part after the other. 0, or the error of the first one. */
+static int publish_parts(struct ht_store *s, struct ht_move *m, unsigned most, uint64_t *out_lsn)
+{
+    struct ht_move part = *m;
+    uint64_t lsn;
+    int result = -ENOSPC;
+
+    part.keeps = true;
+    for (unsigned at = 0; at < m->owners && most;) {
+        part.owner = &m->owner[at];
+        part.owners = (unsigned)ht_min_u64(most, m->owners - at);
+        int rc = publish_some(s, &part, at ? ANY : WITH_FIRST, &lsn);
+        if (rc == -ENOSPC) { /* of the log, maybe not for fewer */
+            most /= 2;
+            continue;
+        }
+        *out_lsn = !rc && lsn ? lsn : *out_lsn;
+        result = at ? result : rc;
+        if (result)
+            break;
+        at += part.owners;
+    }
+    m->moved = part.moved;
+    m->now = part.now;
+    return result;
+}
+
+/* The caller is an owner no more, or it was the only one. */
+static void end_keeping(struct ht_store *s, struct ht_move *m)
+{
+    ht_store_lock(s);
+    if (ht_ref_holds(&m->now))
+        (void)ht_ref_drop(s, &m->now);
+    memset(&m->now, 0, sizeof(m->now));
+    ht_store_unlock(s);
+}
+
+int ht_move_publish_bad(struct ht_store *s, struct ht_move *m, uint64_t *out_lsn)
+{
+    unsigned most = PART_RECORD_BYTES_MAX / ht_move_record_bytes(&m->now);
+    int rc = flush_all(s, m, 1);
+
+    *out_lsn = 0;
+    if (!rc)
+        rc = m->owners <= most ? publish_some(s, m, WITH_FIRST, out_lsn) : -ENOSPC;
+    if (rc == -ENOSPC && m->owners > 1)
+        rc = publish_parts(s, m, (unsigned)ht_min_u64(most, m->owners / 2), out_lsn);
+    end_keeping(s, m);
+    return rc;
 }

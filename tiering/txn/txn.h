@@ -53,6 +53,7 @@ struct ht_move {
     struct ht_move_owner *owner; /* all of them, in any order */
     unsigned owners;
     uint64_t flush_error_passes; /* when the new place was taken */
+    bool keeps;                  /* `now` stays an owner of the new place. move.c alone sets it */
     bool moved;                  /* out */
 };
 /*
@@ -61,6 +62,8 @@ struct ht_move {
  */
 int ht_move_make_room(struct ht_move_owner **owner, unsigned *cap, unsigned need, struct ht_move m[],
                       unsigned count) HT_MUST_CHECK;
+/* Of one owner of such bytes in a transaction. A new place has at most as many pieces, but for bad bytes. */
+uint32_t ht_move_record_bytes(const struct ht_ref *ref);
 enum { HT_MOVE_WRITES_MAX = 16 };
 /*
  * Writes bytes (room for whole blocks) to new places, unflushed, as they are stored at m[i].was: all together in
@@ -92,8 +95,8 @@ int ht_move_publish(struct ht_store *s, struct ht_move m[], unsigned count, uint
     HT_EXCLUDES(HT_LOCK_STORE) HT_MUST_CHECK;
 /*
  * The same for bad bytes. If not all owners can move, those move that show no more than what was written, and among
- * them the first. 0: these moved; -ESTALE, -EAGAIN: the first one has changed or is busy, and
- * nothing was done; -ENOSPC.
+ * them the first. If the log has no room for all records at once they move in several transactions. 0: the first one
+ * moved; -ESTALE, -EAGAIN: it has changed or is busy, and nothing was done; -ENOSPC: not even for one.
  */
 int ht_move_publish_bad(struct ht_store *s, struct ht_move *m, uint64_t *out_lsn)
     HT_EXCLUDES(HT_LOCK_STORE) HT_MUST_CHECK;
