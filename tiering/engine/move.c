@@ -27,6 +27,7 @@
 #include <assert.h>
 #include <stdlib.h>
 
+#include "tiering/base/lock.h"
 #include "tiering/space/alloc.h"
 #include "tiering/object/chunk.h"
 #include "tiering/object/context.h"
@@ -106,11 +107,12 @@ static int note(struct ht_move_batch *b, const struct ht_owner_found *f)
     return rc;
 }
 
-/* Half of the groups leave the batch, and their notes with them. */
+/* Half of the groups leave the batch, and their notes with them. No lock is held: there may be very many. */
 static void cut(struct ht_move_batch *b)
 {
     size_t n = 0;
 
+    ht_lock_expect_none("looking through all notes");
     b->count /= 2;
     b->next_key = b->victim[b->count].key;
     for (size_t i = 0; i < b->owners.count; i++)
@@ -134,6 +136,11 @@ static bool is_noted(const struct ht_move_batch *b, size_t first, unsigned victi
     return false;
 }
 
+static bool must_cut(const struct ht_move_batch *b)
+{
+    return b->owners.count >= b->owners_most && b->count > 1;
+}
+
 /* The chunk is noted once for each victim that its extents reach into. */
 static int look_at(void *ctx, struct ht_obj *o, struct ht_chunk *c, uint64_t index) HT_REQUIRES(HT_LOCK_STORE)
 {
@@ -141,8 +148,8 @@ static int look_at(void *ctx, struct ht_obj *o, struct ht_chunk *c, uint64_t ind
 
     if (!(c->flags & HT_CH_PUB) || !ht_ref_holds(&c->pub))
         return HT_WALK_ON;
-    while (b->owners.count >= b->owners_most && b->count > 1)
-        cut(b);
+    if (must_cut(b))
+        return HT_WALK_PAUSE;
     size_t noted = b->owners.count;
     uint64_t place = ht_owners_place(&c->pub);
     for (unsigned i = 0; i < ht_ref_extents(&c->pub); i++) {
@@ -166,11 +173,9 @@ static const struct ht_walk_visitor visitor = {.chunk = look_at};
 
 static int walk(struct ht_move_batch *b)
 {
-    int rc = ht_walk_slice(&b->walk, &visitor, b, SLICE_CHUNKS);
-
-    if (!rc && ht_walk_is_over(&b->walk))
-        ht_owners_sort(&b->owners);
-    return rc;
+    while (must_cut(b))
+        cut(b);
+    return ht_walk_slice(&b->walk, &visitor, b, SLICE_CHUNKS);
 }
 
 /* -------------------------------------------------------------------- batch */
@@ -229,12 +234,29 @@ static bool choose_groups(struct ht_move_batch *b, unsigned *device, uint64_t *g
     return end;
 }
 
+/* What comes next cannot be divided, and takes longer than a step. */
+static bool is_long(const struct ht_move_batch *b)
+{
+    return ht_walk_is_over(&b->walk) && (b->sorted ? ht_move_is_long(b) : b->owners.count > HT_OWNERS_SORT_MAX);
+}
+
 /* 1: the batch has more to do; 0: it is done. */
 static int go_on(struct ht_move_batch *b, struct ht_budget *budget)
 {
-    int rc = ht_walk_is_over(&b->walk) ? ht_move_unit(b, budget) : walk(b);
+    int rc = 0;
 
-    return rc ? rc : !ht_walk_is_over(&b->walk) || !ht_move_is_over(b);
+    budget->next_is_long = !budget->may_be_long && is_long(b);
+    if (budget->next_is_long)
+        return 1;
+    if (!ht_walk_is_over(&b->walk)) {
+        rc = walk(b);
+    } else if (b->sorted) {
+        rc = ht_move_unit(b, budget);
+    } else {
+        ht_owners_sort(&b->owners);
+        b->sorted = true;
+    }
+    return rc ? rc : !b->sorted || !ht_move_is_over(b);
 }
 
 /* Groups that had to leave the batch come next. */
@@ -404,7 +426,7 @@ void ht_store_compact_stats(struct ht_store *s, struct ht_compact_stats *out)
 
 static int go_on_at_once(struct ht_move_batch *b)
 {
-    struct ht_budget budget = {.most_bytes = 2 * HT_CHUNK_BYTES, .until_ns = UINT64_MAX};
+    struct ht_budget budget = {.most_bytes = 2 * HT_CHUNK_BYTES, .until_ns = UINT64_MAX, .may_be_long = true};
 
     return go_on(b, &budget);
 }

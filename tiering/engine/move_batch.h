@@ -37,7 +37,8 @@ struct ht_move_batch {
     struct ht_move_victim victim[HT_MOVE_GROUPS_MAX]; /* in order */
     unsigned count, at, settled; /* at: the group that is emptied next; settled: groups before it are open again */
     struct ht_walk walk;
-    struct ht_owners owners; /* group: the victim. In order once all was walked */
+    struct ht_owners owners; /* group: the victim */
+    bool sorted;             /* they are in order. Then all was walked */
     size_t owners_most;
     uint64_t next_key;      /* the first group that left the batch, since there were too many owners; 0: none */
     uint64_t closed_blocks; /* that were free in the groups that are closed */
@@ -57,6 +58,8 @@ int ht_move_copy(struct ht_move_batch *b, struct ht_move m[], unsigned count, st
  * durable and opens the groups. 0, or an error that is not the groups'.
  */
 int ht_move_unit(struct ht_move_batch *b, struct ht_budget *budget) HT_EXCLUDES(HT_LOCK_STORE) HT_MUST_CHECK;
+/* The next unit has very many owners, so it takes longer than a step. */
+bool ht_move_is_long(const struct ht_move_batch *b);
 /* Nothing is left to do. */
 bool ht_move_is_over(const struct ht_move_batch *b);
 /* Opens the groups that are still closed. */

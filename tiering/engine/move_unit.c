@@ -32,7 +32,7 @@
 
 enum {
     MOVES_MAX = HT_ALLOC_GROUP_BLOCKS,
-    UNIT_OWNERS = 2048,                             /* of a unit with several groups */
+    UNIT_OWNERS = HT_OWNERS_LONG,                   /* of a unit with several groups */
     UNIT_BLOCKS = HT_ALLOC_GROUP_BLOCKS,            /* the same */
     GROUP_BLOCKS_MAX = 4 * HT_ALLOC_GROUP_BLOCKS,   /* of the content of one group, with what lies outside of it */
     LOOKS_MAX = 64,                                 /* groups that a unit looks at */
@@ -189,23 +189,23 @@ static bool fits(const struct unit *u, unsigned before, unsigned owners)
 }
 
 /* All that lies in a group. GATHERED; or nothing was gathered: FULL, STAYS, NOT_DURABLE, -ENOMEM. */
-static int gather_group(struct unit *u, unsigned victim, const struct ht_owner_found *f, size_t n)
-    HT_REQUIRES(HT_LOCK_STORE)
+static int gather_group(struct unit *u, unsigned victim) HT_REQUIRES(HT_LOCK_STORE)
 {
+    const struct ht_owners *w = &u->b->owners;
     struct ht_move_victim *v = &u->b->victim[victim];
-    unsigned before = u->count, inside = 0;
+    size_t first = ht_owners_first_of(w, victim), end = ht_owners_first_of(w, victim + 1);
+    unsigned n = (unsigned)(end - first), before = u->count, inside = 0;
     int rc = v->skip ? STAYS : GATHERED;
 
     if (!rc && v->closed && !ht_alloc_is_closed_group(u->s->alloc, device_of(v), group_of(v)))
         rc = STAYS; /* a writer needed it */
-    if (!rc && !fits(u, before, (unsigned)n))
+    if (!rc && !fits(u, before, n))
         rc = FULL;
     if (!rc)
-        rc = ht_move_make_room(&u->owner, &u->owners_cap, u->owners + (unsigned)n, u->move, u->count);
-    for (size_t i = 0, same; !rc && i < n; i += same) {
-        for (same = 1; i + same < n && f[i + same].place == f[i].place; same++)
-            continue;
-        rc = gather_place(u, victim, &f[i], HT_MUTANT("owner-left-behind") ? 1 : (unsigned)same, &inside);
+        rc = ht_move_make_room(&u->owner, &u->owners_cap, u->owners + n, u->move, u->count);
+    for (size_t i = first, same; !rc && i < end; i += same) {
+        same = ht_owners_same(w, i);
+        rc = gather_place(u, victim, &w->found[i], HT_MUTANT("owner-left-behind") ? 1 : (unsigned)same, &inside);
     }
     if (!rc && !fits(u, before, 0))
         rc = before ? FULL : STAYS;
@@ -216,41 +216,30 @@ static int gather_group(struct unit *u, unsigned victim, const struct ht_owner_f
     return rc;
 }
 
-/* What was found in the group: the first, and how many. */
-static size_t found_in(const struct ht_move_batch *b, unsigned victim, const struct ht_owner_found **out)
-{
-    size_t from = 0, end = b->owners.count;
-
-    while (from < end) {
-        size_t middle = (from + end) / 2;
-        if (b->owners.found[middle].group < victim)
-            from = middle + 1;
-        else
-            end = middle;
-    }
-    *out = &b->owners.found[from];
-    for (end = from; end < b->owners.count && b->owners.found[end].group == victim; end++)
-        continue;
-    return end - from;
-}
-
 /* The groups that are closed become free before another one is closed. */
 static bool has_enough(const struct ht_move_batch *b)
 {
     return b->closed_blocks >= CLOSED_BLOCKS_MAX && !b->victim[b->at].closed;
 }
 
-/* The next groups, as many as a unit holds. 0, NOT_DURABLE, or -ENOMEM. */
+bool ht_move_is_long(const struct ht_move_batch *b)
+{
+    if (b->at == b->count || has_enough(b))
+        return false;
+    return ht_owners_first_of(&b->owners, b->at + 1) - ht_owners_first_of(&b->owners, b->at) > UNIT_OWNERS;
+}
+
+/*
+ * The next groups, as many as a unit holds; one of very many owners is a unit of its own. 0, NOT_DURABLE, or -ENOMEM.
+ */
 static int gather(struct unit *u)
 {
     struct ht_move_batch *b = u->b;
-    const struct ht_owner_found *f;
     int rc = GATHERED;
 
     ht_store_lock(u->s);
-    for (unsigned i = 0; i < LOOKS_MAX && b->at < b->count && !has_enough(b); i++) {
-        size_t n = found_in(b, b->at, &f);
-        rc = gather_group(u, b->at, f, n);
+    for (unsigned i = 0; i < LOOKS_MAX && b->at < b->count && !has_enough(b) && !(i && ht_move_is_long(b)); i++) {
+        rc = gather_group(u, b->at);
         if (rc != GATHERED && rc != STAYS)
             break;
         b->figures->skipped += rc == STAYS && !b->victim[b->at].closed;
@@ -275,7 +264,10 @@ static int publish(struct unit *u, unsigned done)
     return rc;
 }
 
-/* Where the next unit begins: with the content that was not copied, or behind the group of which some cannot be. */
+/*
+ * Where the next unit begins: with the content that was not copied, or behind the group of which some cannot be, or of
+ * which copies found no room in the log: another unit would copy the same again.
+ */
 static int copy_and_publish(struct unit *u, struct ht_budget *budget)
 {
     unsigned done;
@@ -290,6 +282,8 @@ static int copy_and_publish(struct unit *u, struct ht_budget *budget)
     bool many = u->owners > UNIT_OWNERS;
     int published = publish(u, done);
     bool stays = published == -EIO || (published == -ENOSPC && many); /* the log has no room for so many records */
+    if (stays && u->b->at == u->victim[done - 1])
+        u->b->at++;
     return rc ? rc : stays ? 0 : published;
 }
 

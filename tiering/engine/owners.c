@@ -9,6 +9,7 @@
 #include "tiering/object/context.h"
 #include "tiering/object/object.h"
 #include "tiering/object/refcount.h"
+#include "tiering/txn/txn.h"
 
 enum { CAP_START = 1024, SLICE_CHUNKS = 256 };
 
@@ -21,7 +22,9 @@ bool ht_owners_are_too_many(const struct ht_store *s, const struct ht_ref *ref)
 {
     const struct ht_refcount *e = ht_refcount_find(s, ref);
 
-    return e && e->owners > ht_owners_max(s);
+    return e &&
+        (e->owners > ht_owners_max(s) ||
+         e->owners * (uint64_t)ht_move_record_bytes(ref) > ht_owners_max(s) * (uint64_t)HT_OWNERS_RECORD_BYTES);
 }
 
 int ht_owners_note(struct ht_owners *w, const struct ht_owner_found *f)
@@ -68,14 +71,20 @@ int ht_owners_find(struct ht_store *s, const struct ht_ref *ref, struct ht_owner
     return rc;
 }
 
+static int by_group_and_place(const struct ht_owner_found *x, const struct ht_owner_found *y)
+{
+    if (x->group != y->group)
+        return x->group < y->group ? -1 : 1;
+    return x->place < y->place ? -1 : x->place > y->place;
+}
+
 static int by_place(const void *a, const void *b)
 {
     const struct ht_owner_found *x = a, *y = b;
+    int order = by_group_and_place(x, y);
 
-    if (x->group != y->group)
-        return x->group < y->group ? -1 : 1;
-    if (x->place != y->place)
-        return x->place < y->place ? -1 : 1;
+    if (order)
+        return order;
     if (x->oid != y->oid)
         return x->oid < y->oid ? -1 : 1;
     return x->index < y->index ? -1 : x->index > y->index;
@@ -89,12 +98,30 @@ void ht_owners_sort(struct ht_owners *w)
 
 size_t ht_owners_same(const struct ht_owners *w, size_t at)
 {
-    const struct ht_owner_found *first = &w->found[at];
-    size_t n = 1;
+    size_t from = at + 1, end = w->count;
 
-    while (at + n < w->count && first[n].group == first->group && first[n].place == first->place)
-        n++;
-    return n;
+    while (from < end) {
+        size_t middle = from + (end - from) / 2;
+        if (by_group_and_place(&w->found[middle], &w->found[at]) == 0)
+            from = middle + 1;
+        else
+            end = middle;
+    }
+    return from - at;
+}
+
+size_t ht_owners_first_of(const struct ht_owners *w, unsigned group)
+{
+    size_t from = 0, end = w->count;
+
+    while (from < end) {
+        size_t middle = from + (end - from) / 2;
+        if (w->found[middle].group < group)
+            from = middle + 1;
+        else
+            end = middle;
+    }
+    return from;
 }
 
 uint64_t ht_owners_bytes(const struct ht_owners *w)

@@ -19,9 +19,16 @@ struct ht_store;
 
 /*
  * Of one place: bytes with more stay where they are. So the notes of an engine have a bound, twice as many: 8 MiB. The
- * option owners_max is for tests.
+ * records of all owners are in one transaction, which has as many bytes in memory and in the log. So bytes in many
+ * pieces may have fewer owners: on average HT_OWNERS_RECORD_BYTES for each of the most, 16 MiB in all. The option
+ * owners_max is for tests.
  */
-enum { HT_OWNERS_MAX = 1 << 17 };
+enum { HT_OWNERS_MAX = 1 << 17, HT_OWNERS_RECORD_BYTES = 128 };
+
+enum {
+    HT_OWNERS_LONG = 2048,      /* work on more owners of one place takes longer than a step (scheduler.h) */
+    HT_OWNERS_SORT_MAX = 16384, /* so does putting more notes in order */
+};
 
 struct ht_owner_found {
     uint64_t place; /* of the first block: owners of the same bytes have the same */
@@ -47,16 +54,18 @@ static inline uint64_t ht_owners_place(const struct ht_ref *ref)
 unsigned ht_owners_max(const struct ht_store *s);
 bool ht_owners_are_too_many(const struct ht_store *s, const struct ht_ref *ref) HT_REQUIRES(HT_LOCK_STORE);
 /*
- * Notes all owners of what a published reference names, by a walk of its own: at most HT_OWNERS_MAX. -ENOMEM: some may
- * be noted.
+ * Notes all owners of what a published reference names, by a walk of its own: at most
+ * HT_OWNERS_MAX. -ENOMEM: some may be noted.
  */
 int ht_owners_find(struct ht_store *s, const struct ht_ref *ref, struct ht_owners *w)
     HT_EXCLUDES(HT_LOCK_STORE) HT_MUST_CHECK;
 /* -ENOMEM */
 int ht_owners_note(struct ht_owners *w, const struct ht_owner_found *f) HT_MUST_CHECK;
 void ht_owners_sort(struct ht_owners *w); /* by group, place, object and index */
-/* How many from `at` on, which is there, have the same group and place. The notes are in order. */
+/* How many from `at` on, which is there, have the same group and place. The notes are in order, also for the next. */
 size_t ht_owners_same(const struct ht_owners *w, size_t at);
+/* The first note of a group, or of a later one. */
+size_t ht_owners_first_of(const struct ht_owners *w, unsigned group);
 uint64_t ht_owners_bytes(const struct ht_owners *w); /* heap */
 void ht_owners_end(struct ht_owners *w);
 

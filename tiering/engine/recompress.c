@@ -60,6 +60,7 @@ struct ht_recompress_round {
     size_t seen_count;
     struct ht_recompress_seen *seen; /* in this round, by ascending oid */
     struct ht_recompress_shared shared;
+    bool lacks_room; /* for the next owner that the walk meets */
     /* What the last slice found: owners with a reference to their objects, and a copy of theirs. No owners: nothing. */
     struct ht_move found;
     unsigned owners_cap;
@@ -217,6 +218,9 @@ static int note_owner(struct ht_recompress_round *r, const struct ht_obj *o, con
 
     if (ht_owners_are_too_many(r->s, &c->pub))
         return HT_WALK_ON;
+    r->lacks_room = ht_recompress_shared_is_full(&r->shared, ht_owners_place(&c->pub));
+    if (r->lacks_room)
+        return HT_WALK_PAUSE;
     int rc = ht_recompress_shared_note(&r->shared, ht_owners_place(&c->pub), o->oid, index);
     r->c->bytes += ht_owners_bytes(&r->shared.owners) - before;
     return rc ? rc : HT_WALK_ON;
@@ -299,10 +303,18 @@ static bool is_over(const struct ht_recompress_round *r)
     return ht_walk_is_over(&r->walk) && ht_recompress_shared_is_over(&r->shared);
 }
 
+static int walk(struct ht_recompress_round *r)
+{
+    if (r->lacks_room)
+        ht_recompress_shared_make_room(&r->shared);
+    r->lacks_room = false;
+    return ht_walk_slice(&r->walk, &visitor, r, SLICE_CHUNKS);
+}
+
 /* A slice, and what it found. */
 static int next(struct ht_recompress_round *r, uint64_t *out_bytes)
 {
-    int rc = ht_walk_is_over(&r->walk) ? next_shared(r) : ht_walk_slice(&r->walk, &visitor, r, SLICE_CHUNKS);
+    int rc = ht_walk_is_over(&r->walk) ? next_shared(r) : walk(r);
 
     if (!r->found.owners)
         return rc;
@@ -314,12 +326,21 @@ static int next(struct ht_recompress_round *r, uint64_t *out_bytes)
     return rc;
 }
 
+/* What comes next cannot be divided, and takes longer than a step. */
+static bool is_long(const struct ht_recompress_round *r)
+{
+    return ht_walk_is_over(&r->walk) && ht_recompress_shared_is_long(&r->shared);
+}
+
 /* 1: there is more; 0: all was looked at; or the error that ends the round. */
 static int go_on(struct ht_recompress_round *r, struct ht_budget *b)
 {
     int rc = 0;
 
     do {
+        b->next_is_long = !b->may_be_long && is_long(r) && !ht_recompress_batch_is_full(&r->batch);
+        if (b->next_is_long)
+            return 1;
         if (!is_over(r) && !ht_recompress_batch_is_full(&r->batch))
             rc = next(r, &b->bytes);
     } while (!rc && b->bytes < b->most_bytes && ht_now_ns() < b->until_ns && !is_over(r) &&
@@ -446,7 +467,7 @@ int ht_store_compress(struct ht_store *s)
     if (rc)
         return rc;
     do {
-        struct ht_budget b = {.most_bytes = HT_MIB, .until_ns = UINT64_MAX};
+        struct ht_budget b = {.most_bytes = HT_MIB, .until_ns = UINT64_MAX, .may_be_long = true};
         rc = go_on(c->round, &b);
     } while (rc > 0 && !s->waits.stopping);
     int ended = round_end(c->round);

@@ -8,7 +8,8 @@
  *                           write the frame to new space, and it waits
  *                                              | 64 frames, 8 MiB of them, very many owners, or the end of the round
  *                                              v
- *                           one flush -> one transaction: all owners of the content have its frame
+ *                           one flush -> one transaction: all owners of the content have its frame. Another one for
+ *                           content of very many owners: without room for it in the log that stays raw, as without gain
  *
  * No chunk, no object and no lock is held while frames wait. So a chunk may change before its frame is published: then
  * the transaction leaves it as it is, and the frame's space is free again (txn/move.c). What the checksum of the
@@ -151,27 +152,63 @@ static void put_objects(struct ht_recompress_batch *b)
     ht_store_unlock(b->s);
 }
 
-int ht_recompress_batch_publish(struct ht_recompress_batch *b)
+/* No later round tries it again. */
+static void keep_raw(struct ht_store *s, const struct ht_move *m)
+{
+    struct ht_slice slice = {0};
+
+    ht_store_lock(s);
+    for (unsigned i = 0; i < m->owners; i++, ht_slice_next(s, &slice)) {
+        struct ht_chunk *c = ht_chunk_find(m->owner[i].obj, m->owner[i].index);
+        if (c && (c->flags & HT_CH_PUB) && ht_ref_same_place(&c->pub, &m->was))
+            c->pub.kept_raw = 1;
+    }
+    ht_store_unlock(s);
+}
+
+/* Some of the frames, in a transaction. */
+static int publish_frames(struct ht_recompress_batch *b, struct ht_move m[], unsigned n)
 {
     uint32_t before[HT_RECOMPRESS_FRAMES_MAX], after[HT_RECOMPRESS_FRAMES_MAX];
-    unsigned n = take_objects(b);
     uint64_t lsn = 0;
 
     for (unsigned i = 0; i < n; i++) {
-        before[i] = ht_ref_blocks(&b->move[i].was);
-        after[i] = ht_ref_blocks(&b->move[i].now);
+        before[i] = ht_ref_blocks(&m[i].was);
+        after[i] = ht_ref_blocks(&m[i].now);
     }
-    int rc = n ? ht_move_publish(b->s, b->move, n, &lsn) : 0;
+    int rc = n ? ht_move_publish(b->s, m, n, &lsn) : 0;
     b->lsn = lsn ? lsn : b->lsn;
     for (unsigned i = 0; !rc && i < n; i++) {
-        if (!b->move[i].moved)
+        if (!m[i].moved)
             continue;
         b->figures->chunks++;
         b->figures->raw_bytes += (uint64_t)before[i] * HT_BLOCK_BYTES;
         b->figures->saved_bytes += (uint64_t)(before[i] - after[i]) * HT_BLOCK_BYTES;
     }
+    return rc;
+}
+
+/* A log without room for the records of very many owners keeps them as they are. Later content has its turn. */
+static int publish_last(struct ht_recompress_batch *b, struct ht_move *m)
+{
+    int rc = publish_frames(b, m, 1);
+
+    if (rc != -ENOSPC)
+        return rc;
+    keep_raw(b->s, m);
+    return 0;
+}
+
+int ht_recompress_batch_publish(struct ht_recompress_batch *b)
+{
+    unsigned n = take_objects(b);
+    bool alone = n && b->move[n - 1].owners > HT_RECOMPRESS_OWNERS / 2; /* so many that it may fail for that */
+    int rc = publish_frames(b, b->move, n - alone);
+
+    if (alone && !rc)
+        rc = publish_last(b, &b->move[n - 1]);
     put_objects(b);
-    forget_waiting(b);
+    ht_recompress_batch_give_back(b); /* what was not tried */
     return rc;
 }
 
@@ -245,20 +282,6 @@ static int read_content(struct ht_recompress_batch *b, struct ht_ring *ring, con
     int rc = ht_chunk_read_finish_quietly(&io, ring);
     ht_permit_put(&permit);
     return rc;
-}
-
-/* No later round tries it again. */
-static void keep_raw(struct ht_store *s, const struct ht_move *m)
-{
-    struct ht_slice slice = {0};
-
-    ht_store_lock(s);
-    for (unsigned i = 0; i < m->owners; i++, ht_slice_next(s, &slice)) {
-        struct ht_chunk *c = ht_chunk_find(m->owner[i].obj, m->owner[i].index);
-        if (c && (c->flags & HT_CH_PUB) && ht_ref_same_place(&c->pub, &m->was))
-            c->pub.kept_raw = 1;
-    }
-    ht_store_unlock(s);
 }
 
 /* For so many owners more. -ENOMEM */

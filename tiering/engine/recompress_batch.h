@@ -47,7 +47,10 @@ int ht_recompress_batch_add(struct ht_recompress_batch *b, const struct ht_move 
     HT_EXCLUDES(HT_LOCK_STORE) HT_MUST_CHECK;
 /* It is time to publish. */
 bool ht_recompress_batch_is_full(struct ht_recompress_batch *b) HT_EXCLUDES(HT_LOCK_STORE);
-/* One flush and one transaction for all frames that wait. Chunks that have changed meanwhile keep their content. */
+/*
+ * A flush and a transaction for frames that wait; one more for content of very many owners. Chunks that have changed
+ * meanwhile keep their content.
+ */
 int ht_recompress_batch_publish(struct ht_recompress_batch *b) HT_EXCLUDES(HT_LOCK_STORE) HT_MUST_CHECK;
 /* The space of frames that wait. */
 void ht_recompress_batch_give_back(struct ht_recompress_batch *b) HT_EXCLUDES(HT_LOCK_STORE);

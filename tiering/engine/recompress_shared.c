@@ -3,6 +3,7 @@
 #include "tiering/engine/recompress_shared.h"
 
 #include "tiering/base/idhash.h"
+#include "tiering/base/lock.h"
 
 #define HASHES_ALL (UINT64_C(1) << 32)
 
@@ -30,6 +31,7 @@ static void narrow(struct ht_recompress_shared *x)
 {
     size_t n = 0;
 
+    ht_lock_expect_none("looking through all notes");
     x->now.hashes /= 2;
     for (size_t i = 0; i < x->owners.count; i++)
         if (is_in_part(x, x->owners.found[i].place))
@@ -37,10 +39,19 @@ static void narrow(struct ht_recompress_shared *x)
     x->owners.count = n;
 }
 
+bool ht_recompress_shared_is_full(const struct ht_recompress_shared *x, uint64_t place)
+{
+    return x->owners.count >= x->most && x->now.hashes > 1 && is_in_part(x, place);
+}
+
+void ht_recompress_shared_make_room(struct ht_recompress_shared *x)
+{
+    while (x->owners.count >= x->most && x->now.hashes > 1)
+        narrow(x);
+}
+
 int ht_recompress_shared_note(struct ht_recompress_shared *x, uint64_t place, uint64_t oid, uint64_t index)
 {
-    while (is_in_part(x, place) && x->owners.count >= x->most && x->now.hashes > 1)
-        narrow(x);
     if (!is_in_part(x, place) || x->owners.count >= x->most)
         return 0;
     return ht_owners_note(&x->owners, &(struct ht_owner_found){.place = place, .oid = oid, .index = index});
@@ -61,6 +72,13 @@ const struct ht_owner_found *ht_recompress_shared_next(struct ht_recompress_shar
 bool ht_recompress_shared_is_over(const struct ht_recompress_shared *x)
 {
     return x->at == x->owners.count;
+}
+
+bool ht_recompress_shared_is_long(const struct ht_recompress_shared *x)
+{
+    if (ht_recompress_shared_is_over(x))
+        return false;
+    return (x->at ? ht_owners_same(&x->owners, x->at) : x->owners.count) > HT_OWNERS_LONG;
 }
 
 struct ht_recompress_part ht_recompress_shared_then(const struct ht_recompress_shared *x)

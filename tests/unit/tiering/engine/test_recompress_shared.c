@@ -21,8 +21,11 @@ static unsigned round_of(struct ht_recompress_part *part, unsigned places)
 
     ht_recompress_shared_begin(&x, *part, MOST);
     for (uint64_t k = 0; k < OWNERS; k++)
-        for (uint64_t i = 0; i < places; i++)
+        for (uint64_t i = 0; i < places; i++) {
+            if (ht_recompress_shared_is_full(&x, i))
+                ht_recompress_shared_make_room(&x);
             ck_assert_int_eq(ht_recompress_shared_note(&x, i, i * 31 % 7, k), 0);
+        }
     ck_assert_uint_le(x.owners.count, MOST);
     while ((f = ht_recompress_shared_next(&x, &n))) {
         ck_assert_uint_eq(n, OWNERS);
@@ -71,6 +74,27 @@ START_TEST(few_places_are_one_part_again)
 }
 END_TEST
 
+/* Work that is longer than a step: notes without order, then a place with very many owners. */
+START_TEST(very_many_owners_are_long_work)
+{
+    struct ht_recompress_shared x;
+    size_t n;
+
+    ht_recompress_shared_begin(&x, (struct ht_recompress_part){0}, 4 * HT_OWNERS_LONG);
+    for (uint64_t i = 0; i < HT_OWNERS_LONG + 3; i++) {
+        ck_assert(!ht_recompress_shared_is_long(&x) || i > HT_OWNERS_LONG);
+        ck_assert_int_eq(ht_recompress_shared_note(&x, i < 2 ? i : 2, 1, i), 0);
+    }
+    for (uint64_t place = 0; place < 3; place++) {
+        ck_assert_int_eq(ht_recompress_shared_is_long(&x), place != 1);
+        ck_assert_uint_eq(ht_recompress_shared_next(&x, &n)->place, place);
+        ck_assert_uint_eq(n, place == 2 ? HT_OWNERS_LONG + 1 : 1);
+    }
+    ck_assert(!ht_recompress_shared_is_long(&x));
+    ht_recompress_shared_end(&x);
+}
+END_TEST
+
 START_TEST(nothing_was_found)
 {
     struct ht_recompress_shared x;
@@ -90,6 +114,7 @@ int main(void)
 
     tcase_add_test(tc, rounds_come_to_all_places);
     tcase_add_test(tc, few_places_are_one_part_again);
+    tcase_add_test(tc, very_many_owners_are_long_work);
     tcase_add_test(tc, nothing_was_found);
     suite_add_tcase(suite, tc);
     return run_all(suite);

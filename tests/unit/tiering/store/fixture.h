@@ -44,14 +44,20 @@ static inline void mount_with(bool threads, bool read_only)
     ck_assert_int_eq(ht_store_mount(s), 0);
 }
 
-static inline void fresh(uint64_t mib, bool threads)
+/* log_bytes 0: the usual size. */
+static inline void fresh_with_log(uint64_t mib, uint64_t log_bytes, bool threads)
 {
     struct ht_super sb;
-    struct ht_format_opts opts = {0};
+    struct ht_format_opts opts = {.log_bytes = log_bytes};
 
     ck_assert_int_eq(dev_open_ram(mib * MIB, 512, &dev), 0);
     ck_assert_int_eq(ht_super_format(&dev, 1, &opts, &sb), 0);
     mount_with(threads, false);
+}
+
+static inline void fresh(uint64_t mib, bool threads)
+{
+    fresh_with_log(mib, 0, threads);
 }
 
 static inline void done(void)
@@ -137,6 +143,24 @@ static inline struct ht_obj_stat obj_stat(struct ht_obj *o)
 
     ht_obj_stat(o, &st);
     return st;
+}
+
+/*
+ * Sets so much of the log aside that it has no room for one transaction of so many bytes, but for half of that. The
+ * store has threads: a thread that needs room waits for a checkpoint.
+ */
+static inline uint64_t crowd_log(size_t bytes)
+{
+    uint64_t aside = 0;
+    struct ht_tx *tx;
+
+    for (; ht_tx_begin(s, bytes, &tx) == 0; aside += bytes / 4) {
+        ck_assert_int_eq(ht_tx_commit(tx, NULL), 0);
+        ht_store_log_reserve_force(s, bytes / 4);
+    }
+    ck_assert_int_eq(ht_tx_begin(s, bytes / 2, &tx), 0);
+    ck_assert_int_eq(ht_tx_commit(tx, NULL), 0);
+    return aside;
 }
 
 /* Work in the background, by its name. */

@@ -4,6 +4,7 @@
 
 #include "tests/unit/tiering/store/compact.h"
 #include "tiering/data/chunk_io.h"
+#include "tiering/engine/owners.h"
 
 enum { OWNERS = 5000, OWNERS_LONG = 100000 };
 
@@ -16,24 +17,25 @@ static unsigned very_many(void)
 static struct ht_obj *fresh_for(unsigned owners)
 {
     uint64_t log_mib = owners / 4096 + 1, mib = 32 + 2 * log_mib + log_mib * 4;
-    struct ht_format_opts opts = {.log_bytes = log_mib * MIB};
-    struct ht_super sb;
 
-    ck_assert_int_eq(dev_open_ram(mib * MIB, 512, &dev), 0);
-    ck_assert_int_eq(ht_super_format(&dev, 1, &opts, &sb), 0);
-    mount_with(false, false);
+    fresh_with_log(mib, log_mib * MIB, false);
     return tensor_of((unsigned)(stats().free_bytes / MIB - 30));
 }
 
-/* A file of which each chunk has the content of file[160]. */
-static struct ht_obj *with_owners(unsigned n)
+/* A file of which each chunk has the content of that one. */
+static struct ht_obj *with_owners_of(struct ht_obj *from, unsigned n)
 {
     struct ht_obj *o = object(SMALL, 0);
 
     for (uint64_t i = 0; i < n; i++)
-        ck_assert_int_eq(ht_obj_clone(file[160], 0, o, i * SMALL, SMALL), SMALL);
+        ck_assert_int_eq(ht_obj_clone(from, 0, o, i * SMALL, SMALL), SMALL);
     ck_assert_int_eq(ht_store_commit(s), 0);
     return o;
+}
+
+static struct ht_obj *with_owners(unsigned n)
+{
+    return with_owners_of(file[160], n);
 }
 
 static void expect_owners(struct ht_obj *o, unsigned n)
@@ -71,6 +73,37 @@ START_TEST(content_of_very_many_owners_moves)
     expect_owners(o, n);
     ck_assert_uint_eq(stats().free_bytes, free_bytes);
     ht_obj_put(o);
+    put_files();
+    done();
+}
+END_TEST
+
+/* No thread that updates may need makes that step. */
+START_TEST(very_many_owners_need_a_step_that_may_be_long)
+{
+    bool is_long = false;
+    unsigned waits = 0, n = HT_OWNERS_LONG + 1;
+
+    struct ht_obj *tensor = fresh_for(n);
+    sparse(16);
+    struct ht_obj *o = with_owners(n);
+    uint64_t block = block_of(o, 0);
+    while (!figures().passes) {
+        struct ht_budget budget = {.most_bytes = MIB, .until_ns = UINT64_MAX, .may_be_long = is_long};
+        bool stays = block_of(o, 0) == block;
+        if (ht_compact_engine.step(s, &budget) == HT_STEP_IDLE)
+            usleep(1000);
+        if (stays && !is_long)
+            ck_assert_uint_eq(block_of(o, 0), block);
+        ck_assert(!is_long || !budget.next_is_long);
+        is_long = budget.next_is_long;
+        waits += is_long;
+    }
+    ck_assert_uint_eq(waits, 1);
+    ck_assert_uint_ne(block_of(o, 0), block);
+    expect_owners(o, n);
+    ht_obj_put(o);
+    ht_obj_put(tensor);
     put_files();
     done();
 }
@@ -183,14 +216,59 @@ START_TEST(groups_with_many_owners_need_several_batches)
 }
 END_TEST
 
+static uint64_t group_of(struct ht_obj *o)
+{
+    return block_of(o, 0) / HT_ALLOC_GROUP_BLOCKS;
+}
+
+/* A unit copies one content of a group of several, and the log has no room for its owners: it is not copied again. */
+START_TEST(content_whose_owners_have_no_room_in_the_log_stays)
+{
+    enum { KEEP = 8, STEPS_MAX = 2000 };
+    unsigned i = 8 * KEEP, n = HT_OWNERS_LONG + 50, steps = 0;
+
+    fresh_with_log(64, HT_LOG_BYTES_MIN, true);
+    struct ht_obj *tensor = tensor_of((unsigned)(stats().free_bytes / MIB - 30));
+    sparse(KEEP);
+    while (group_of(file[i]) != group_of(file[i + KEEP]) || group_of(file[i - KEEP]) == group_of(file[i]))
+        i += KEEP; /* the first one of its group, in which nothing else lies */
+    ck_assert_uint_gt(group_of(file[i]), 0);
+    uint64_t block = block_of(file[i], 0);
+    struct ht_obj *o = with_owners_of(file[i], n);
+    uint64_t aside = crowd_log(n * (size_t)ht_move_record_bytes(&(struct ht_ref){0}));
+    for (; !figures().passes; steps++) {
+        struct ht_budget budget = {.most_bytes = 1, .until_ns = UINT64_MAX, .may_be_long = true};
+        ck_assert_uint_lt(steps, STEPS_MAX);
+        if (ht_compact_engine.step(s, &budget) == HT_STEP_IDLE)
+            usleep(1000);
+    }
+    ck_assert_uint_ge(figures().emptied, 12);
+    ck_assert_uint_le(figures().moved_bytes, 2 * FILES / KEEP * SMALL);
+    ck_assert_uint_eq(block_of(file[i], 0), block);
+    ht_store_log_unreserve(s, aside);
+    ht_store_verify(s, true);
+    for (uint64_t k = 0; k < n; k++)
+        ck_assert_uint_eq(block_of(o, k), block);
+    ht_obj_evict(o);
+    expect(o, (n - 1) * (uint64_t)SMALL, content[i], SMALL);
+    expect_all();
+    ht_obj_put(o);
+    ht_obj_put(tensor);
+    put_files();
+    done();
+}
+END_TEST
+
 int main(void)
 {
     TCase *tc = tcase_create("owners");
 
     tcase_set_timeout(tc, 300);
     tcase_add_test(tc, content_of_very_many_owners_moves);
+    tcase_add_test(tc, very_many_owners_need_a_step_that_may_be_long);
     tcase_add_loop_test(tc, an_owner_that_is_held_keeps_all_where_they_are, 0, 3);
     tcase_add_loop_test(tc, content_of_too_many_owners_stays, 0, 2);
     tcase_add_loop_test(tc, groups_with_many_owners_need_several_batches, 0, 2);
+    tcase_add_test(tc, content_whose_owners_have_no_room_in_the_log_stays);
     return run_suite(tc);
 }

@@ -12,6 +12,7 @@
 #include "tiering/api/compress.h"
 #include "tiering/object/chunk.h"
 #include "tiering/object/ref.h"
+#include "tiering/engine/owners.h"
 
 enum { CHUNKS = 3, BYTES = CHUNKS * MIB - 1000, SMALL = HT_SMALL_CHUNK_BYTES, STORE_MIB = 64, OWNERS = 3 };
 
@@ -384,6 +385,101 @@ START_TEST(content_of_too_many_owners_stays)
 }
 END_TEST
 
+/* More owners in all than a round may note: others have their turn in later rounds. */
+START_TEST(rounds_come_to_all_shared_content)
+{
+    teardown();
+    fixture_owners_max = 4;
+    setup();
+    for (unsigned i = 0; i < 40 && engine_figure("recompress", "chunks") < CHUNKS; i++)
+        compress();
+    expect_codec(HT_CODEC_PLANES);
+    expect_all();
+    fixture_owners_max = 0;
+}
+END_TEST
+
+/* The log has no room for the records of all owners. What comes after them is compressed all the same. */
+START_TEST(owners_without_room_in_the_log_keep_no_others_from_it)
+{
+    unsigned n = 1500;
+
+    put_owners();
+    done();
+    memset(owner, 0, sizeof(owner));
+    fresh_with_log(STORE_MIB, HT_LOG_BYTES_MIN, true);
+    struct ht_obj *first = object(SMALL, 0), *later = object(SMALL, 0), *twin = object(SMALL, 0);
+    put_all(first, 0, content, SMALL);
+    sync_it(first);
+    put_all(later, 0, &content[SMALL], SMALL);
+    sync_it(later);
+    share(later, twin, SMALL);
+    struct ht_obj *o = with_owners(first, n);
+    uint64_t aside = crowd_log(n * (size_t)ht_move_record_bytes(&(struct ht_ref){0}));
+    compress_cold();
+    compress_cold();
+    ck_assert_uint_eq(engine_figure("recompress", "chunks"), 1);
+    expect_owners(o, n, HT_CODEC_RAW);
+    ck_assert_uint_eq(ht_chunk_ref(ht_chunk_find(twin, 0))->codec, HT_CODEC_PLANES);
+    uint64_t read = stats().device_read_bytes;
+    compress_cold();
+    ck_assert_uint_eq(stats().device_read_bytes, read); /* no later round reads them again */
+    ht_obj_evict(twin);
+    expect(twin, 0, &content[SMALL], SMALL);
+    ht_store_log_unreserve(s, aside);
+    ht_store_verify(s, true);
+    ht_obj_put(first);
+    ht_obj_put(later);
+    ht_obj_put(twin);
+    ht_obj_put(o);
+}
+END_TEST
+
+/* A store in which only single blocks are free, and what keeps them apart. */
+static struct ht_obj *fresh_in_crumbs(void)
+{
+    struct ht_obj *crumbs;
+    uint64_t n = 0;
+
+    fresh_with_log(16, MIB, false);
+    crumbs = object(SMALL, 0);
+    while (ht_obj_write(crumbs, n * SMALL, content, HT_BLOCK_BYTES) == HT_BLOCK_BYTES)
+        n++;
+    ck_assert_int_eq(ht_obj_sync(crumbs), 0);
+    for (uint64_t i = 0; i < n; i += 2)
+        ck_assert_int_eq(ht_obj_punch(crumbs, i * SMALL, SMALL), 0);
+    sync_it(crumbs);
+    return crumbs;
+}
+
+/* The records of all owners are in one transaction: content in many pieces may have fewer owners. */
+START_TEST(records_of_all_owners_are_bounded)
+{
+    enum { MOST = 8, PIECES = SMALL / HT_BLOCK_BYTES };
+    unsigned n = _i ? 5 : 4;
+
+    put_owners();
+    done();
+    memset(owner, 0, sizeof(owner));
+    fixture_owners_max = MOST;
+    struct ht_obj *crumbs = fresh_in_crumbs(), *first = object(SMALL, 0);
+    put_all(first, 0, content, SMALL);
+    sync_it(first);
+    ck_assert_uint_eq(ht_ref_extents(&ht_chunk_find(first, 0)->pub), PIECES);
+    uint64_t bytes = n * (uint64_t)ht_move_record_bytes(&ht_chunk_find(first, 0)->pub);
+    ck_assert_int_eq(bytes > MOST * HT_OWNERS_RECORD_BYTES, _i);
+    delete (crumbs);
+    ck_assert_int_eq(ht_store_commit(s), 0);
+    struct ht_obj *o = with_owners(first, n - 1);
+    compress_cold();
+    ck_assert_uint_eq(engine_figure("recompress", "chunks"), !_i);
+    expect_owners(o, n - 1, _i ? HT_CODEC_RAW : HT_CODEC_PLANES);
+    ht_obj_put(o);
+    ht_obj_put(first);
+    fixture_owners_max = 0;
+}
+END_TEST
+
 /* -------------------------------------------------------------- beside others */
 
 static _Atomic bool ended;
@@ -460,6 +556,9 @@ int main(void)
     tcase_add_loop_test(tc, what_happens_while_the_frame_waits_wins, 0, 3);
     tcase_add_test(tc, content_of_very_many_owners_is_compressed);
     tcase_add_loop_test(tc, content_of_too_many_owners_stays, 0, 2);
+    tcase_add_test(tc, rounds_come_to_all_shared_content);
+    tcase_add_test(tc, owners_without_room_in_the_log_keep_no_others_from_it);
+    tcase_add_loop_test(tc, records_of_all_owners_are_bounded, 0, 2);
     tcase_add_test(tc, whichever_thread_changes_an_owner_first_wins);
     suite_add_tcase(suite, tc);
     return run_all(suite);
