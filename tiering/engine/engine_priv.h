@@ -65,8 +65,8 @@ struct ht_scrub_run; /* scrub.c */
 struct ht_scrub {
     struct ht_mutex lock; /* a leaf */
     pthread_cond_t changed;
+    _Atomic bool stop; /* the run should end. Set with the lock */
     HT_GUARDED_BY(HT_LOCK_SCRUB) struct {
-        bool stop;
         bool in_row;          /* the row makes the run, and not the thread that called */
         uint16_t last_number; /* of a run */
         uint64_t began_ns;
@@ -174,28 +174,5 @@ enum ht_clean { HT_CLEAN_ANY, HT_CLEAN_PRESSING, HT_CLEAN_GROWING, HT_CLEAN_FINA
  */
 int ht_writeback_some(struct ht_store *s, unsigned most, enum ht_clean whom, int numa_index)
     HT_EXCLUDES(HT_LOCK_STORE) HT_MUST_CHECK;
-
-/* ------------------------------------------------------ scrub of a chunk */
-
-struct ht_suspect {
-    struct ht_obj *obj; /* the caller keeps its reference */
-    uint64_t index;
-    struct ht_ref ref; /* a copy of the reference under test */
-    struct ht_ring *ring;
-    bool repair;
-    bool verified; /* out: its bytes were read and are sound; else the chunk may have others by now */
-    /* out, when it is bad */
-    int error;     /* the device's; -EUCLEAN if mismatch */
-    bool mismatch; /* the device gave bytes, and their checksum is wrong */
-    const char *device;
-    uint64_t offset;
-    int repair_error; /* why it was not repaired; -ENODATA: there is no second copy; 0: it was */
-};
-enum ht_suspect_result { HT_SUSPECT_SOUND, HT_SUSPECT_ABSENT, HT_SUSPECT_BAD };
-/*
- * Reads a reference and verifies it, again if it seems bad, and repairs it if it is. -ENOMEM; out as enum
- * ht_suspect_result.
- */
-int ht_suspect_check(struct ht_suspect *x) HT_EXCLUDES(HT_LOCK_STORE) HT_MUST_CHECK;
 
 #endif

@@ -58,7 +58,7 @@ static int look_at(void *ctx, struct ht_obj *o, struct ht_chunk *c, uint64_t ind
     return rc ? rc : HT_WALK_ON;
 }
 
-int ht_owners_find(struct ht_store *s, const struct ht_ref *ref, struct ht_owners *w)
+int ht_owners_find(struct ht_store *s, const struct ht_ref *ref, const _Atomic bool *stop, struct ht_owners *w)
 {
     static const struct ht_walk_visitor visitor = {.chunk = look_at};
     struct search x = {.ref = ref, .found = w, .most = ht_owners_max(s)};
@@ -66,7 +66,7 @@ int ht_owners_find(struct ht_store *s, const struct ht_ref *ref, struct ht_owner
     int rc = ht_walk_begin(&walk, s);
 
     while (!rc && !ht_walk_is_over(&walk))
-        rc = ht_walk_slice(&walk, &visitor, &x, SLICE_CHUNKS);
+        rc = *stop ? -ECANCELED : ht_walk_slice(&walk, &visitor, &x, SLICE_CHUNKS);
     ht_walk_end(&walk);
     return rc;
 }

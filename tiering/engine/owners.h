@@ -11,6 +11,8 @@
 #ifndef HITRAIN_TIERING_ENGINE_OWNERS_H
 #define HITRAIN_TIERING_ENGINE_OWNERS_H
 
+#include <stdatomic.h>
+
 #include "tiering/base/base.h"
 #include "tiering/base/guarded.h"
 #include "tiering/object/ref.h"
@@ -55,9 +57,9 @@ unsigned ht_owners_max(const struct ht_store *s);
 bool ht_owners_are_too_many(const struct ht_store *s, const struct ht_ref *ref) HT_REQUIRES(HT_LOCK_STORE);
 /*
  * Notes all owners of what a published reference names, by a walk of its own: at most
- * HT_OWNERS_MAX. -ENOMEM: some may be noted.
+ * HT_OWNERS_MAX. -ENOMEM; -ECANCELED: *stop became true. Then some may be noted.
  */
-int ht_owners_find(struct ht_store *s, const struct ht_ref *ref, struct ht_owners *w)
+int ht_owners_find(struct ht_store *s, const struct ht_ref *ref, const _Atomic bool *stop, struct ht_owners *w)
     HT_EXCLUDES(HT_LOCK_STORE) HT_MUST_CHECK;
 /* -ENOMEM */
 int ht_owners_note(struct ht_owners *w, const struct ht_owner_found *f) HT_MUST_CHECK;

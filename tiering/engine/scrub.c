@@ -14,7 +14,8 @@
  * Bytes that are written during a run may be read or not: no run has verified them, but they were written just now.
  *
  * Sound bytes of several owners, as those of kept steps and clones, are read once in a run: their entry in the table of
- * owners has the number of the run. Bad ones are read for each owner, because each may have another remedy.
+ * owners has the number of the run. Bad ones are read for each owner, because each may have another remedy. But images
+ * of other owners are looked for once in a run: if none replaces the bytes, the entry says that, too.
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -37,6 +38,8 @@
 #include "tiering/data/chunk_io.h"
 #include "tiering/data/silent.h"
 #include "tiering/engine/engine_priv.h"
+#include "tiering/engine/owners.h"
+#include "tiering/engine/scrub_chunk.h"
 
 #define RATE_BYTES_DEFAULT (64 * HT_MIB)
 
@@ -59,9 +62,14 @@ struct ht_scrub_run {
     struct ht_log_scrub log;
     uint64_t *oids, index;
     size_t count, at;
-    uint64_t bytes;  /* read in this step */
-    uint64_t passed; /* bytes that the run has read for other owners, and not taken off its total yet */
-    uint16_t number; /* not 0. The same one comes again after 65,535 runs, which no mount sees */
+    uint64_t bytes;                 /* read in this step */
+    uint64_t passed;                /* bytes that the run has read for other owners, and not taken off its total yet */
+    uint16_t number;                /* not 0. The same one comes again after 65,535 runs, which no mount sees */
+    bool may_be_long, next_is_long; /* as of the step's budget */
+    struct {
+        bool waits;            /* for a step that may be long: this reference */
+        uint64_t index, place; /* of r->oids[r->at] */
+    } later;
     struct ht_permit permit;
 };
 
@@ -114,9 +122,10 @@ static void take_off_passed(struct ht_scrub_run *r)
     r->passed = 0;
 }
 
-static void count_found(struct ht_scrub_run *r, bool repaired)
+static void count_found(struct ht_scrub_run *r, bool repaired, unsigned walks)
 {
     ht_mutex_lock(ht_scrub_lock(r->c));
+    r->c->st.run_walks += walks;
     r->c->st.run_found++;
     r->c->st.found++;
     r->c->st.run_repaired += repaired;
@@ -145,7 +154,7 @@ static void report_super(struct ht_scrub_run *r, unsigned device, unsigned copy,
     int error = f->problem[copy] == HT_SUPER_UNREADABLE ? -EIO : -EUCLEAN;
     struct ht_event_about about = {0, ht_dev_name(r->s->dev[device]), f->offset[copy], error};
 
-    count_found(r, f->repaired[copy]);
+    count_found(r, f->repaired[copy], 0);
     ht_event(code_of(f->repaired[copy]), &about, "scrub: superblock copy %u on %s: %s; %s", copy, about.device,
              f->stale[copy] ? "older than the others" : ht_super_problem_text(f->problem[copy]),
              f->repaired[copy] ? "it was written anew" : "it could not be written anew");
@@ -205,7 +214,7 @@ static void report_log(struct ht_scrub_run *r, unsigned copy, const struct ht_lo
     struct ht_event_about about = {0, ht_dev_name(d->dev), d->offset, d->error};
     char reason[REASON_BYTES];
 
-    count_found(r, d->repaired);
+    count_found(r, d->repaired, 0);
     ht_event(code_of(d->repaired), &about, "scrub: copy %u of the log is damaged at byte %llu of %s: %s; %s", copy,
              (unsigned long long)d->offset, about.device,
              reason_of(d->mismatch, "a frame does not verify", d->error, reason),
@@ -251,7 +260,7 @@ static void report_chunk(struct ht_scrub_run *r, const struct ht_suspect *x)
     bool repaired = x->repair_error == 0;
     char text[128], reason[REASON_BYTES];
 
-    count_found(r, repaired);
+    count_found(r, repaired, x->walks);
     if (x->repair_error == -ENODATA)
         snprintf(text, sizeof(text),
                  "there is no second copy: reading it fails with EIO; restore the file or delete it");
@@ -265,7 +274,7 @@ static void report_chunk(struct ht_scrub_run *r, const struct ht_suspect *x)
 
 static bool was_read(struct ht_scrub_run *r, const struct ht_ref *ref) HT_REQUIRES(HT_LOCK_STORE)
 {
-    bool read = ht_refcount_is_verified(r->s, ref, r->number);
+    bool read = ht_refcount_was_found(r->s, ref, r->number, HT_REFCOUNT_SOUND);
 
     r->passed += read ? (uint64_t)ht_ref_blocks(ref) * HT_BLOCK_BYTES : 0;
     return read;
@@ -297,13 +306,37 @@ static void note_sound(struct ht_scrub_run *r, const struct ht_ref *ref)
     if (!ref->shared)
         return;
     ht_store_lock(r->s);
-    ht_refcount_set_verified(r->s, ref, r->number);
+    ht_refcount_set_found(r->s, ref, r->number, HT_REFCOUNT_SOUND);
     ht_store_unlock(r->s);
+}
+
+/* The run comes back to this reference, and not to others of the chunk. */
+static void wait_for_long_step(struct ht_scrub_run *r, const struct ht_ref *ref)
+{
+    r->next_is_long = r->later.waits = true;
+    r->later.index = r->index;
+    r->later.place = ht_owners_place(ref);
+}
+
+/* Was all but the one that waits looked at before? Of another chunk none waits. */
+static bool is_done(struct ht_scrub_run *r, const struct ht_ref *ref)
+{
+    r->later.waits = r->later.waits && r->later.index == r->index;
+    return r->later.waits && r->later.place != ht_owners_place(ref);
 }
 
 static int scrub_ref(struct ht_scrub_run *r, struct ht_obj *o, struct ht_ref *ref)
 {
-    struct ht_suspect x = {.obj = o, .index = r->index, .ref = *ref, .ring = r->ring, .repair = r->repair};
+    struct ht_suspect x = {
+        .obj = o,
+        .index = r->index,
+        .ref = *ref,
+        .ring = r->ring,
+        .scrub = r->number,
+        .stop = &r->c->stop,
+        .repair = r->repair,
+        .may_be_long = r->may_be_long,
+    };
     const struct ht_permit_request permit = ht_admission_of_ref(r->s, ref);
 
     get_permit(r, permit.dev, permit.bytes);
@@ -313,7 +346,9 @@ static int scrub_ref(struct ht_scrub_run *r, struct ht_obj *o, struct ht_ref *re
         report_chunk(r, &x);
     if (rc == HT_SUSPECT_SOUND && x.verified)
         note_sound(r, ref);
-    if (rc >= 0 && rc != HT_SUSPECT_ABSENT)
+    if (rc == HT_SUSPECT_LONG)
+        wait_for_long_step(r, ref);
+    if (rc == HT_SUSPECT_SOUND || rc == HT_SUSPECT_BAD)
         count_bytes(r, (uint64_t)ht_ref_blocks(ref) * HT_BLOCK_BYTES);
     return rc < 0 ? rc : 0;
 }
@@ -356,8 +391,10 @@ static int scrub_refs(struct ht_scrub_run *r, struct ht_obj *o, struct ht_ref re
     int rc = n < 0 ? n : 0;
 
     for (int i = 0; i < n; i++) {
-        if (!rc)
+        if (!rc && !r->next_is_long && !is_done(r, &ref[i])) {
+            r->later.waits = false;
             rc = scrub_ref(r, o, &ref[i]);
+        }
         ht_ref_forget(&ref[i]);
     }
     return rc;
@@ -380,6 +417,9 @@ static int next_chunk(struct ht_scrub_run *r)
     int rc = scrub_refs(r, o, ref, n);
     if (o)
         ht_obj_put(o);
+    if (r->next_is_long)
+        return rc ? rc : 1;
+    r->later.waits = false;
     r->index = over ? 0 : r->index + 1;
     r->at += over;
     return rc ? rc : 1;
@@ -425,7 +465,7 @@ static int begin(struct ht_store *s, struct ht_scrub_run **out_run)
         c->stop = false;
         c->began_ns = ht_now_ns();
         c->st.state = HT_SCRUB_RUNNING;
-        c->st.run_bytes = c->st.run_ns = c->st.run_found = c->st.run_repaired = 0;
+        c->st.run_bytes = c->st.run_ns = c->st.run_found = c->st.run_repaired = c->st.run_walks = 0;
         c->st.run_total_bytes = total;
     }
     ht_mutex_unlock(ht_scrub_lock(c));
@@ -471,14 +511,6 @@ static void end(struct ht_scrub_run *r, int rc, bool stopped)
     free(r);
 }
 
-static bool is_stopped(struct ht_scrub *c)
-{
-    ht_mutex_lock(ht_scrub_lock(c));
-    bool stop = c->stop;
-    ht_mutex_unlock(ht_scrub_lock(c));
-    return stop;
-}
-
 static int next(struct ht_scrub_run *r)
 {
     return r->phase == SUPERS ? next_super(r) : r->phase == LOG ? next_frame(r) : next_chunk(r);
@@ -494,14 +526,17 @@ static int go_on(struct ht_scrub_run *r, struct ht_budget *b, int *out_rc)
     int rc = 1;
 
     r->bytes = 0;
+    r->may_be_long = b->may_be_long;
+    r->next_is_long = false;
     r->ring = ht_store_ring(r->s);
     if (!r->ring)
         rc = -ENOMEM;
     do {
-        stop = is_stopped(r->c);
+        stop = r->c->stop;
         rc = stop || rc < 0 ? rc : next(r);
-    } while (!stop && rc > 0 && r->bytes < b->most_bytes && ht_now_ns() < b->until_ns);
+    } while (!stop && rc > 0 && r->bytes < b->most_bytes && !r->next_is_long && ht_now_ns() < b->until_ns);
     b->bytes = r->bytes;
+    b->next_is_long = r->next_is_long;
     if (!stop && (rc > 0 || rc == -EAGAIN))
         return rc;
     *out_rc = rc < 0 && rc != -EAGAIN ? rc : 0;
@@ -589,7 +624,7 @@ int ht_store_scrub_stop(struct ht_store *s)
 int ht_store_scrub(struct ht_store *s)
 {
     const struct timespec pause = {.tv_nsec = LOG_PAUSE_MS * 1000000l};
-    struct ht_budget b = {.most_bytes = UINT64_MAX, .until_ns = UINT64_MAX};
+    struct ht_budget b = {.most_bytes = UINT64_MAX, .until_ns = UINT64_MAX, .may_be_long = true};
     struct ht_scrub_run *r;
     int result = 0, rc = begin(s, &r);
 

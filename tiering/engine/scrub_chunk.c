@@ -10,6 +10,9 @@
  *   repair from memory: a new place for all owners of the content, or the image is written back. An owner without an
  *   image is mended from that of another one
  *
+ * Who else owns the bytes only a walk over all references can say. A run makes it for the first owner without an image.
+ * If no image of another one helps, the entry of the bytes says so, and later owners look at their own image alone.
+ *
  * The first read disturbs no other thread and proves nothing: space may be freed and written anew under it. Only an
  * error of the second read is damage.
  */
@@ -20,6 +23,7 @@
 #include "tiering/cache/arena.h"
 #include "tiering/cache/staging.h"
 #include "tiering/codec/frame.h"
+#include "tiering/api/object.h"
 #include "tiering/api/tx.h"
 #include "tiering/object/chunk.h"
 #include "tiering/object/context.h"
@@ -35,8 +39,8 @@
 #include "tiering/data/checksum.h"
 #include "tiering/data/write_batch.h"
 #include "tiering/txn/txn.h"
-#include "tiering/engine/engine_priv.h"
 #include "tiering/engine/owners.h"
+#include "tiering/engine/scrub_chunk.h"
 
 /* The set of devices does not change while the store is open. */
 static bool is_present(const struct ht_store *s, const struct ht_ref *ref)
@@ -282,13 +286,22 @@ static bool has_others(struct ht_suspect *x)
     return others;
 }
 
+/* None if it is the only one. */
+static int find_owners(struct ht_suspect *x, struct ht_owners *found)
+{
+    if (!has_others(x))
+        return 0;
+    x->walks++;
+    return ht_owners_find(x->obj->s, &x->ref, x->stop, found);
+}
+
 /* The new place, for all owners of the bad bytes. */
 static int relocate(struct ht_suspect *x, struct ht_move *m)
 {
     struct ht_store *s = x->obj->s;
     struct ht_owners found = {0};
     uint64_t lsn = 0;
-    int rc = has_others(x) ? ht_owners_find(s, &x->ref, &found) : 0;
+    int rc = find_owners(x, &found);
 
     m->owner = rc ? NULL : take_owners(x, &found, &m->owners);
     ht_owners_end(&found);
@@ -296,7 +309,7 @@ static int relocate(struct ht_suspect *x, struct ht_move *m)
         ht_store_lock(s);
         ht_free_ref_now(s, &m->now);
         ht_store_unlock(s);
-        return -ENOMEM;
+        return rc ? rc : -ENOMEM;
     }
     rc = ht_move_publish_bad(s, m, &lsn);
     put_owners(m->owner, m->owners);
@@ -330,26 +343,59 @@ static bool still_names(struct ht_suspect *x)
     return still;
 }
 
+/* Has this run found that no owner's image replaces the bytes? Or: it has. */
+static bool is_lost(struct ht_suspect *x)
+{
+    struct ht_store *s = x->obj->s;
+
+    ht_store_lock(s);
+    bool lost = ht_refcount_was_found(s, &x->ref, x->scrub, HT_REFCOUNT_LOST);
+    ht_store_unlock(s);
+    return lost;
+}
+
+static void note_lost(struct ht_suspect *x)
+{
+    struct ht_store *s = x->obj->s;
+
+    ht_store_lock(s);
+    ht_refcount_set_found(s, &x->ref, x->scrub, HT_REFCOUNT_LOST);
+    ht_store_unlock(s);
+}
+
+/* All owners that can move get what another one's image has, if it has the content. */
+static int mend_from(struct ht_suspect *x, const struct ht_owner_found *f)
+{
+    struct ht_suspect other = *x;
+    struct verdict v = {.remedy = NO_REMEDY};
+
+    other.obj = take_other(x, f);
+    other.index = f->index;
+    if (!other.obj)
+        return 0;
+    int rc = validate(&other, &v);
+    if (!rc && v.remedy == RELOCATE && !v.error)
+        (void)relocate(&other, &v.move); /* this one may have stayed: then the next one is asked */
+    x->walks = other.walks;
+    ht_obj_put(other.obj);
+    return rc;
+}
+
 /* This owner has no image of the content: another one may have. -ENODATA: none has. */
 static int mend_from_others(struct ht_suspect *x)
 {
     struct ht_owners found = {0};
-    int rc = has_others(x) ? ht_owners_find(x->obj->s, &x->ref, &found) : 0;
+    int rc = is_lost(x) ? 0 : find_owners(x, &found);
 
-    for (size_t i = 0; !rc && i < found.count && still_names(x); i++) {
-        struct ht_suspect other = *x;
-        struct verdict v = {.remedy = NO_REMEDY};
-        other.obj = take_other(x, &found.found[i]);
-        other.index = found.found[i].index;
-        if (!other.obj)
-            continue;
-        rc = validate(&other, &v);
-        if (!rc && v.remedy == RELOCATE && !v.error)
-            (void)relocate(&other, &v.move); /* this one may have stayed: then the next one is asked */
-        ht_obj_put(other.obj);
-    }
+    for (size_t i = 0; !rc && i < found.count && still_names(x) && !*x->stop; i++)
+        rc = mend_from(x, &found.found[i]);
     ht_owners_end(&found);
-    return rc ? rc : still_names(x) ? -ENODATA : 0;
+    if (rc || !still_names(x))
+        return rc;
+    if (*x->stop)
+        return -ECANCELED;
+    note_lost(x);
+    return -ENODATA;
 }
 
 static int apply(struct ht_suspect *x, struct verdict *v)
@@ -388,6 +434,8 @@ int ht_suspect_check(struct ht_suspect *x)
     int rc = first_look(x);
     if (rc != -EIO)
         return rc ? rc : HT_SUSPECT_SOUND;
+    if (!x->may_be_long && x->repair && has_others(x) && !is_lost(x))
+        return HT_SUSPECT_LONG;
     enum ht_io_class was = ht_io_class_set(HT_IO_URGENT); /* other threads wait for the chunk */
     rc = validate(x, &v);
     if (!rc && v.bad)

@@ -1,5 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* test_scrub_shared.c - bad bytes of several owners get another place, for all of them if that can be. */
+#include <pthread.h>
+#include <unistd.h>
+
 #include "tiering/object/chunk.h"
 #include "tiering/object/context.h"
 #include "tiering/object/ref.h"
@@ -8,6 +11,7 @@
 
 #include "tiering/base/log.h"
 #include "tiering/data/chunk_io.h"
+#include "tiering/engine/scrub_chunk.h"
 
 static void setup(void)
 {
@@ -148,6 +152,187 @@ START_TEST(a_held_owner_of_bad_bytes_is_not_waited_for_for_ever)
 }
 END_TEST
 
+/* Each owner is found, in each run. But only the first one looks for the others. */
+START_TEST(owners_of_lost_bytes_are_looked_for_once_in_a_run)
+{
+    enum { OWNERS = 40 };
+    struct ht_obj *owner[OWNERS];
+    uint8_t *p = pattern(BIG, 1);
+
+    owner[0] = stored(p, BIG, 0);
+    for (unsigned i = 1; i < OWNERS; i++)
+        owner[i] = clone_of(owner[0], BIG, 0);
+    ck_assert_int_eq(ht_store_commit(s), 0);
+    ht_obj_evict(owner[0]);
+    uint64_t place = place_of(p, BIG) + 1;
+    damage(place);
+    for (unsigned run = 0; run < 2; run++) {
+        struct ht_scrub_stats st = scrub();
+        ck_assert_uint_eq(st.run_found, OWNERS);
+        ck_assert_uint_eq(st.run_repaired, 0);
+        ck_assert_uint_eq(st.run_walks, 1);
+    }
+    damage(place); /* the device has the right bytes again */
+    expect(owner[OWNERS - 1], 0, p, BIG);
+    damage(place);
+    expect_found(1, 1); /* this image has them */
+    for (unsigned i = 0; i < OWNERS; i++) {
+        ck_assert(is_same_place(owner[0], owner[i]));
+        expect(owner[i], 0, p, BIG);
+        ht_obj_put(owner[i]);
+    }
+    free(p);
+}
+END_TEST
+
+static _Atomic bool stop; /* the run should end */
+
+/* It may be one of very many in a large store. */
+START_TEST(a_run_that_stops_looks_for_no_other_owners)
+{
+    uint8_t *p = pattern(BIG, 1);
+    struct ht_obj *o = stored(p, BIG, 0), *other = clone_of(o, BIG, 0);
+
+    ck_assert_int_eq(ht_store_commit(s), 0);
+    ht_obj_evict(o);
+    if (_i)
+        expect(other, 0, p, BIG); /* its image */
+    damage(place_of(p, BIG) + 1);
+    for (unsigned stops = 2; stops-- > 0;) {
+        struct ht_suspect x = {.obj = o, .ring = ht_store_ring(s), .scrub = 1, .stop = &stop, .repair = true};
+        ht_store_lock(s);
+        ck_assert_int_eq(ht_ref_copy(&x.ref, &ht_chunk_find(o, 0)->pub), 0);
+        ht_store_unlock(s);
+        stop = stops;
+        ck_assert_int_eq(ht_suspect_check(&x), HT_SUSPECT_LONG);
+        x.may_be_long = true;
+        ck_assert_int_eq(ht_suspect_check(&x), HT_SUSPECT_BAD);
+        ck_assert_int_eq(x.repair_error, stops ? -ECANCELED : _i ? 0 : -ENODATA);
+        ht_ref_forget(&x.ref);
+    }
+    ht_obj_put(o);
+    ht_obj_put(other);
+    free(p);
+}
+END_TEST
+
+/* They follow each other in parts. */
+START_TEST(owners_of_bad_bytes_without_room_in_the_log_move_nevertheless)
+{
+    enum { OWNERS = 400 };
+    uint8_t *p = pattern(SMALL, 1);
+
+    done();
+    fresh_with_log(32, HT_LOG_BYTES_MIN, true);
+    struct ht_obj *first = object(SMALL, 0);
+    put_all(first, 0, p, SMALL);
+    ck_assert_int_eq(ht_obj_sync(first), 0);
+    struct ht_obj *o = object(SMALL, 0);
+    for (uint64_t i = 0; i < OWNERS; i++)
+        ck_assert_int_eq(ht_obj_clone(first, 0, o, i * SMALL, SMALL), SMALL);
+    ck_assert_int_eq(ht_store_commit(s), 0);
+    uint64_t aside = crowd_log(OWNERS * (size_t)ht_move_record_bytes(&(struct ht_ref){0}));
+    uint64_t oid = ht_obj_id(o), free_bytes = stats().free_bytes;
+    expect(first, 0, p, SMALL); /* its image */
+    damage(place_of(p, SMALL) + 1);
+    expect_found(1, 1);
+    ck_assert_int_eq(ht_store_commit(s), 0);
+    ck_assert_uint_eq(stats().free_bytes, free_bytes);
+    ck_assert(is_same_place(first, o));
+    ht_store_log_unreserve(s, aside);
+    ht_store_verify(s, true);
+    ht_obj_put(first);
+    ht_obj_put(o);
+    crash();
+    ck_assert_uint_eq(stats().free_bytes, free_bytes);
+    o = ht_obj_get(s, oid);
+    for (uint64_t i = 0; i < OWNERS; i++)
+        expect(o, i * SMALL, p, SMALL);
+    expect_found(0, 0);
+    ht_obj_put(o);
+    free(p);
+}
+END_TEST
+
+static void *check(void *suspect)
+{
+    struct ht_suspect *x = suspect;
+
+    x->ring = ht_store_ring(s);
+    ck_assert_int_eq(ht_suspect_check(x), HT_SUSPECT_BAD);
+    return NULL;
+}
+
+/* One owner with an image could not mend this one, and the run stops before it asks the next. */
+START_TEST(a_run_that_stops_asks_no_more_owners)
+{
+    enum { CUT = 300000, READS_BEFORE = 2 };
+    uint8_t *p = pattern(BIG, 1);
+    struct ht_obj *o = stored(p, BIG, 0), *cut = clone_of(o, BIG, 0);
+    struct ht_suspect x = {.obj = o, .scrub = 1, .stop = &stop, .repair = true, .may_be_long = true};
+    pthread_t thread;
+
+    ck_assert_int_eq(ht_store_commit(s), 0);
+    ck_assert_int_eq(ht_obj_truncate(cut, CUT), 0);
+    ck_assert_int_eq(ht_store_commit(s), 0);
+    ht_obj_evict(o);
+    ht_obj_evict(cut);
+    expect(cut, 0, p, CUT); /* its image */
+    ht_store_lock(s);
+    ck_assert_int_eq(ht_ref_copy(&x.ref, &ht_chunk_find(o, 0)->pub), 0);
+    ht_store_unlock(s);
+    damage(place_of(p, BIG) + 1);
+    stop = false;
+    dev_stall_at(dev, HT_IO_READ, READS_BEFORE + 1); /* that of the other owner */
+    ck_assert_int_eq(pthread_create(&thread, NULL, check, &x), 0);
+    while (!dev_is_stalled(dev))
+        usleep(1000);
+    stop = true;
+    dev_stall(dev, false);
+    pthread_join(thread, NULL);
+    ck_assert_int_eq(x.repair_error, -ECANCELED);
+    ck_assert_uint_eq(x.walks, 2);
+    ht_ref_forget(&x.ref);
+    ht_obj_put(o);
+    ht_obj_put(cut);
+    free(p);
+}
+END_TEST
+
+/* A walk over all references is no work for a thread that others need: each bad reference is met once all the same. */
+START_TEST(a_run_beside_a_pool_of_threads_finds_each_once)
+{
+    uint8_t *p = pattern(BIG, 1), *q = pattern(BIG, 2);
+    struct ht_scrub_stats st = {0};
+
+    done();
+    fresh(32, true);
+    struct ht_obj *o = stored(p, BIG, 0), *other = clone_of(o, BIG, 0), *alone = stored(q, BIG, 0);
+    ck_assert_int_eq(ht_store_commit(s), 0);
+    ht_obj_evict(o);
+    ht_obj_evict(alone);
+    if (_i)
+        expect(other, 0, p, BIG); /* its image */
+    damage(place_of(p, BIG) + 1);
+    damage(place_of(q, BIG) + 1);
+    ck_assert(ht_store_background_lend(s));
+    ck_assert_int_eq(ht_store_scrub_start(s), 0);
+    while (st.state != HT_SCRUB_COMPLETE) {
+        ck_assert(ht_store_background_serve(s, true));
+        ht_store_scrub_stats(s, &st);
+        ck_assert_int_ne(st.state, HT_SCRUB_FAILED);
+    }
+    ck_assert_uint_eq(st.run_found, _i ? 2 : 3);
+    ck_assert_uint_eq(st.run_repaired, _i);
+    ht_store_background_take_back(s);
+    ht_obj_put(o);
+    ht_obj_put(other);
+    ht_obj_put(alone);
+    free(p);
+    free(q);
+}
+END_TEST
+
 int main(void)
 {
     ht_log_set_level(HT_LOG_ERROR);
@@ -158,5 +343,10 @@ int main(void)
     tcase_add_loop_test(tc, all_owners_of_bad_bytes_move_together, 0, 5);
     tcase_add_loop_test(tc, bad_bytes_stay_with_owners_that_cannot_move, 0, 2);
     tcase_add_test(tc, a_held_owner_of_bad_bytes_is_not_waited_for_for_ever);
+    tcase_add_test(tc, owners_of_lost_bytes_are_looked_for_once_in_a_run);
+    tcase_add_test(tc, owners_of_bad_bytes_without_room_in_the_log_move_nevertheless);
+    tcase_add_loop_test(tc, a_run_that_stops_looks_for_no_other_owners, 0, 2);
+    tcase_add_test(tc, a_run_that_stops_asks_no_more_owners);
+    tcase_add_loop_test(tc, a_run_beside_a_pool_of_threads_finds_each_once, 0, 2);
     return run_suite(tc);
 }
