@@ -796,6 +796,28 @@ static void compact_in_an_open_step(struct crash_scenario *s)
     scenario_model_commit(s);
 }
 
+/* Compression and discards between the gradients of a step and its commit or abort; others use what comes free. */
+static void frames_and_discards_in_an_open_step(struct crash_scenario *s)
+{
+    scenario_work(s, 2);
+    scenario_write_weights(s, "a", 1, 0, 2 * CHUNK);
+    scenario_commit(s);
+    ck_assert_uint_ge(scenario_compress(s), 2);
+    ck_assert_uint_gt(scenario_discard(s), 0);
+    scenario_writeback(s);
+    scenario_model_commit(s);
+    scenario_write_weights(s, "a", 3, 0, 2 * CHUNK);
+    scenario_commit(s);
+    scenario_work(s, 3);
+    scenario_writeback(s);
+    ck_assert_uint_ge(scenario_compress(s), 2);
+    scenario_model_abort(s);
+    ck_assert_uint_gt(scenario_discard(s), 0);
+    scenario_write(s, "b", 4, 0, 2 * CHUNK);
+    scenario_work(s, 4);
+    scenario_model_commit(s);
+}
+
 /* --------------------------------------------------------------------- log */
 
 static void checkpoint_in_an_open_step(struct crash_scenario *s)
@@ -927,6 +949,7 @@ const struct scenario_script scenario_scripts[] = {
     {"compress-shared", {"a", "b", "c", "d"}, 4096, 1, shared_weights, compressed_shared},
     {"dedup-frames", {"a", "b", "c"}, 4096, 1, compressed_twins, deduplicated_frames},
     {"compress-inline", {"a", "b", "c"}, 4096, 1, little_room, compressed_inline},
+    {"compress-step", {"model", "a", "b"}, 512, 1, model, frames_and_discards_in_an_open_step, .seldom = true},
     {"two-compress", {"a", "b", "c"}, 512, 2, weights_and_little_room, compressed, .seldom = true},
     {"step", {"model", "a"}, 512, 1, model, steps},
     {"async-step", {"model", "a"}, 512, 1, model, async_steps},
