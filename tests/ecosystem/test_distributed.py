@@ -10,10 +10,11 @@ from page import PLAIN, Page, numbers, page, shared_store  # first: it makes the
 STEPS = 20
 
 
-def test_ddp(page):
+@pytest.mark.parametrize('processes', [2, 4])
+def test_ddp(page, processes):
     ddp = page('ddp')
-    said = ddp.run('own', processes=2)
-    own, theirs = numbers('loss', said), numbers('loss', ddp.run('plain', PLAIN, processes=2))
+    said = ddp.run('own', processes=processes)
+    own, theirs = numbers('loss', said), numbers('loss', ddp.run('plain', PLAIN, processes=processes))
     assert len(own) == STEPS and own[-1] < own[0] and own == pytest.approx(theirs, rel=1e-4)
     assert re.search(f'^step {STEPS}$', said, re.M)
 
