@@ -31,6 +31,7 @@
 #define HT_GATHER_MEMBERS_MAX (1u << 17) /* of one open .hitrain/gather */
 #define HT_GATHER_MEMBERS_OF_ALL_MAX (1u << 19)   /* of all: some 80 MiB of memory if they are open for writing */
 #define HT_GATHER_MEMBERS_OF_USERS_MAX (3u << 17) /* of all users other than root */
+#define HT_ACCOUNTS_BYTES_MAX (64ull << 20)       /* memory of places that such files have written, and not applied */
 #define HT_DEVICE_WAIT_S 30
 #define HT_DEVICE_ANSWER_S 30 /* default: a device whose oldest request is older does not answer */
 

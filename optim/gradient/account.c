@@ -17,6 +17,7 @@
 #include "optim/state/param.h"
 #include "optim/state/range.h"
 #include "optim/gradient/gradient_priv.h"
+#include <hitrain/limits.h>
 
 /* Where the set of this range is, or belongs. */
 static uint32_t place_of(const struct ht_opt_account *a, uint64_t index)
@@ -48,37 +49,74 @@ static int grow(struct ht_opt_account *a)
     return 0;
 }
 
-/* The set of a range; NULL: no memory. */
-static struct ht_interval_set *set_of(struct ht_opt_account *a, const struct ht_param *p, uint64_t index)
+static struct ht_range_own *insert(struct ht_opt_account *a, uint32_t at, uint64_t index) HT_REQUIRES(HT_LOCK_OPTIM)
+{
+    struct ht_range_own *own = grow(a) ? NULL : calloc(1, sizeof(*own));
+
+    if (!own)
+        return NULL;
+    own->index = index;
+    ht_list_init(&own->link);
+    memmove(a->own + at + 1, a->own + at, (a->count - at) * sizeof(struct ht_range_own *));
+    a->own[at] = own;
+    a->count++;
+    ht_opt_range_count_own(a->o, own, false);
+    return own;
+}
+
+static bool is_full(const struct ht_opt_account *a) HT_REQUIRES(HT_LOCK_OPTIM)
+{
+    return a->o->account_bytes >= HT_ACCOUNTS_BYTES_MAX;
+}
+
+/* The set of a range. */
+static int find_own(struct ht_opt_account *a, const struct ht_param *p, uint64_t index, struct ht_range_own **out)
     HT_REQUIRES(HT_LOCK_OPTIM)
 {
     uint32_t at = place_of(a, index);
     struct ht_range_own *own = at < a->count ? a->own[at] : NULL;
 
-    if (own && own->index == index) {
-        if (ht_list_empty(&own->link)) { /* of a former range: its bytes are gone */
-            ht_interval_set_clear(&own->bytes);
-            ht_list_add_tail(&ht_opt_range_find(p, index)->own, &own->link);
-        }
-        return &own->bytes;
+    if (!own || own->index != index) {
+        if (is_full(a))
+            return -EDQUOT;
+        own = insert(a, at, index);
+        if (!own)
+            return -ENOMEM;
     }
-    own = grow(a) ? NULL : calloc(1, sizeof(*own));
-    if (!own)
-        return NULL;
-    own->index = index;
-    ht_list_add_tail(&ht_opt_range_find(p, index)->own, &own->link);
-    memmove(a->own + at + 1, a->own + at, (a->count - at) * sizeof(struct ht_range_own *));
-    a->own[at] = own;
-    a->count++;
-    return &own->bytes;
+    if (ht_list_empty(&own->link)) { /* new, or of a former range: its bytes are gone */
+        ht_interval_set_clear(&own->bytes);
+        ht_list_add_tail(&ht_opt_range_find(p, index)->own, &own->link);
+    }
+    *out = own;
+    return 0;
+}
+
+/* Will the set have no more intervals, or has it memory for one more? */
+static bool has_room(const struct ht_interval_set *s, uint32_t begin, uint32_t end)
+{
+    return s->count < (s->cap ? s->cap : 1) || ht_interval_set_overlap(s, begin - (begin > 0), end + 1);
+}
+
+static int add_piece(struct ht_opt_account *a, const struct ht_param *p, const struct ht_range_piece *at)
+    HT_REQUIRES(HT_LOCK_OPTIM)
+{
+    struct ht_range_own *own;
+    int rc = find_own(a, p, at->index, &own);
+
+    if (rc)
+        return rc;
+    if (is_full(a) && !has_room(&own->bytes, at->begin, at->end))
+        return -EDQUOT;
+    rc = ht_interval_set_add(&own->bytes, at->begin, at->end);
+    ht_opt_range_count_own(a->o, own, false);
+    return rc;
 }
 
 int ht_opt_account_add(struct ht_opt_account *a, const struct ht_param *p, uint64_t begin, uint64_t end)
 {
-    while (a->kept && begin < end) {
+    while (a->o && begin < end) {
         struct ht_range_piece at = ht_opt_range_piece(p, begin, end);
-        struct ht_interval_set *set = set_of(a, p, at.index);
-        int rc = set ? ht_interval_set_add(set, at.begin, at.end) : -ENOMEM;
+        int rc = add_piece(a, p, &at);
         if (rc)
             return rc;
         begin += at.end - at.begin;
@@ -115,6 +153,7 @@ void ht_opt_account_clear(struct ht_opt_account *a)
 {
     for (uint32_t i = 0; i < a->count; i++) {
         ht_list_del(&a->own[i]->link);
+        ht_opt_range_count_own(a->o, a->own[i], true);
         ht_interval_set_free(&a->own[i]->bytes);
         free(a->own[i]);
     }

@@ -94,7 +94,7 @@ static void drop_written(struct ht_param *p, const struct ht_opt_window *w) HT_R
 
 static void drop_mine(struct ht_grad *g) HT_REQUIRES(HT_LOCK_OPTIM)
 {
-    if (g->account.kept)
+    if (g->account.o)
         ht_opt_account_drop(&g->account, g->param);
     else
         drop_written(g->param, &g->mine);

@@ -48,7 +48,7 @@ void ht_grad_set_part(struct ht_grad *g, ht_grad_part_fn has, const void *ctx)
 
 void ht_grad_keep_account(struct ht_grad *g)
 {
-    g->account.kept = true;
+    g->account.o = g->param->o;
 }
 
 void ht_opt_grad_refresh(struct ht_grad *g)
@@ -242,6 +242,12 @@ static void report_write_error(struct ht_param *p, uint64_t off, size_t len, int
     else if (err == -EBUSY)
         ht_opt_refuse(p->root, HT_EVENT_GRADIENT_REFUSED, p->oid,
                       "gradient: bytes at %llu (%llu) belong to this step already; end the step first", at, count);
+    else if (err == -EDQUOT)
+        ht_opt_refuse(
+            p->root, HT_EVENT_GRADIENT_REFUSED, p->oid,
+            "gradient: bytes at %llu: what all open .hitrain/gather have written and not applied lies in too many "
+            "pieces; apply some of it",
+            at);
     else if (err == -E2BIG)
         ht_opt_refuse(p->root, HT_EVENT_GRADIENT_REFUSED, p->oid,
                       "gradient: written in more than %d pieces around byte %llu", HT_INTERVALS_MAX, at);

@@ -20,11 +20,14 @@ struct ht_opt_window {
 
 /* account.c: the bytes that an opener itself wrote since its last flush, if they are kept. */
 struct ht_opt_account {
-    bool kept;
+    struct ht_optim *o; /* NULL: they are not kept */
     uint32_t count, cap;
     struct ht_range_own **own; /* in ascending order of ranges */
 };
-/* -ENOMEM; -E2BIG: too many pieces. Some of the bytes may be in it then. */
+/*
+ * -ENOMEM; -E2BIG: too many pieces; -EDQUOT: all accounts together take too much memory for that. Some of the bytes may
+ * be in it then.
+ */
 int ht_opt_account_add(struct ht_opt_account *a, const struct ht_param *p, uint64_t begin, uint64_t end)
     HT_REQUIRES(HT_LOCK_OPTIM) HT_MUST_CHECK;
 /* They count as not written. If a set cannot be cut for want of memory, its whole range. */

@@ -77,6 +77,7 @@ struct ht_optim {
     HT_GUARDED_BY(HT_LOCK_OPTIM) struct {
         uint64_t next_seq;
         uint64_t meta_bytes;    /* of roots, parameters and ranges */
+        uint64_t account_bytes; /* of struct ht_range_own */
         uint64_t waiting_bytes; /* of all roots */
         uint64_t last_step_number, last_claim;
         uint64_t words_changes; /* of roots and of the words that amend theirs */

@@ -76,6 +76,16 @@ void ht_opt_range_count_intervals(struct ht_range *r)
     r->spans_bytes = bytes;
 }
 
+void ht_opt_range_count_own(struct ht_optim *o, struct ht_range_own *own, bool freed)
+{
+    uint32_t array = own->bytes.cap * (uint32_t)sizeof(struct ht_interval);
+    uint32_t bytes =
+        freed ? 0 : (uint32_t)(sizeof(*own) + 2 * sizeof(own)) + array; /* the account's array of pointers, too */
+
+    o->account_bytes += (uint64_t)bytes - own->counted_bytes;
+    own->counted_bytes = bytes;
+}
+
 static void free_block(struct ht_param *p, uint64_t b) HT_REQUIRES(HT_LOCK_OPTIM)
 {
     unsigned count = block_ranges(p, b);
@@ -248,8 +258,11 @@ static void keep_written(struct ht_range_own *own, const struct ht_interval_set 
 void ht_opt_range_thaw(struct ht_range *r)
 {
     ht_interval_set_clear(&r->frozen);
-    ht_list_for_each(pos, &r->own)
-        keep_written(ht_list_entry(pos, struct ht_range_own, link), &r->written);
+    ht_list_for_each(pos, &r->own) {
+        struct ht_range_own *own = ht_list_entry(pos, struct ht_range_own, link);
+        keep_written(own, &r->written);
+        ht_opt_range_count_own(r->param->o, own, false);
+    }
 }
 
 static void clear_range(struct ht_range *r, bool frozen_only) HT_REQUIRES(HT_LOCK_OPTIM)

@@ -51,7 +51,8 @@ struct ht_range {
 struct ht_range_own {
     struct ht_list link; /* in range.own; by itself: the range is gone */
     struct ht_interval_set bytes;
-    uint64_t index; /* of the range */
+    uint64_t index;         /* of the range */
+    uint32_t counted_bytes; /* of this and its set, as far as optim.account_bytes has them */
 };
 
 /* A write that is copying right now; on the writer's stack. */
@@ -86,6 +87,8 @@ uint32_t ht_opt_range_elements(const struct ht_param_shape *s, uint64_t index);
 uint32_t ht_opt_range_grad_bytes(const struct ht_param *p, uint64_t index);
 /* One of its sets of intervals may have another size now. */
 void ht_opt_range_count_intervals(struct ht_range *r) HT_REQUIRES(HT_LOCK_OPTIM);
+/* The same of an opener's set; freed: it has none any more, and goes. */
+void ht_opt_range_count_own(struct ht_optim *o, struct ht_range_own *own, bool freed) HT_REQUIRES(HT_LOCK_OPTIM);
 /* Whether ranges of this parameter share chunks of the gradient with their neighbours. */
 bool ht_opt_ranges_share(const struct ht_param *p);
 /* What a range counts in root.backlog_bytes while it has this work: a gradient that is only measured stays anyway. */

@@ -64,8 +64,8 @@ static void init_lists(struct ht_optim *o)
 uint64_t ht_optim_meta_bytes(struct ht_optim *o)
 {
     lock(o);
-    uint64_t bytes = o->meta_bytes + ht_id_table_bytes(&o->roots_by_id) + ht_id_table_bytes(&o->params_by_oid) +
-        ht_id_table_bytes(&o->states_by_oid);
+    uint64_t bytes = o->meta_bytes + o->account_bytes + ht_id_table_bytes(&o->roots_by_id) +
+        ht_id_table_bytes(&o->params_by_oid) + ht_id_table_bytes(&o->states_by_oid);
     unlock(o);
     return bytes;
 }

@@ -4,6 +4,7 @@
 #include "optim/state/context.h"
 #include "optim/state/param.h"
 #include "tests/unit/optim/step/fixture.h"
+#include <hitrain/limits.h>
 
 enum { ELEMENTS = 57344, BYTES = ELEMENTS * 4 };
 
@@ -141,6 +142,50 @@ START_TEST(of_several_openers)
 }
 END_TEST
 
+static uint64_t account_bytes(void)
+{
+    lock(w.o);
+    uint64_t n = w.o->account_bytes;
+    unlock(w.o);
+    return n;
+}
+
+/* As if others took all memory that accounts may have. */
+static void take_memory(bool take)
+{
+    lock(w.o);
+    w.o->account_bytes += take ? HT_ACCOUNTS_BYTES_MAX : -HT_ACCOUNTS_BYTES_MAX;
+    unlock(w.o);
+}
+
+START_TEST(of_all_openers_have_bounded_memory)
+{
+    begin("adamw lr=1e-2");
+    ck_assert_uint_eq(account_bytes(), 0);
+    write_all(own, 0, bytes, 8);
+    uint64_t one = account_bytes();
+    ck_assert_uint_gt(one, 0);
+    take_memory(true);
+    write_all(own, 8, bytes + 8, 8); /* still one piece */
+    ck_assert_int_eq(ht_grad_write(own, 100, bytes + 100, 4), -EDQUOT);
+    ck_assert_ptr_nonnull(strstr(fixture_stat(&w).error, "lies in too many pieces; apply some of it"));
+    ck_assert_int_eq(ht_grad_write(own, BYTES - 4, bytes, 4), -EDQUOT); /* in a range of its own */
+    write_all(g, 100, bytes + 100, 4);                                  /* without an account */
+    take_memory(false);
+    ck_assert_uint_eq(account_bytes(), one);
+    for (unsigned i = 0; i < 9; i++)
+        write_all(own, 200 + 8 * i, bytes, 4);
+    ck_assert_uint_gt(account_bytes(), one);
+    ck_assert_int_eq(ht_grad_flush(own), 0);
+    ck_assert_uint_eq(account_bytes(), 0);
+    write_all(own, BYTES - 4, bytes, 4);
+    ck_assert_uint_eq(account_bytes(), one);
+    close_own();
+    ck_assert_uint_eq(account_bytes(), 0);
+    done();
+}
+END_TEST
+
 int main(void)
 {
     TCase *t = tcase_create("account");
@@ -149,5 +194,6 @@ int main(void)
     tcase_add_test(t, ends_with_the_pass_that_took_its_bytes);
     tcase_add_test(t, keeps_what_no_flush_took);
     tcase_add_loop_test(t, of_several_openers, 0, 4);
+    tcase_add_test(t, of_all_openers_have_bounded_memory);
     return run_suite("account", t);
 }
