@@ -87,13 +87,13 @@ class Slow:
 
     def __init__(self, monkeypatch):
         self.go, self.begun = threading.Event(), threading.Event()
-        write = os.pwrite
+        write = os.pwritev
 
         def slow(fd, data, at):
             self.begun.set()
             assert self.go.wait(120)
             return write(fd, data, at)
-        monkeypatch.setattr(_activations.os, 'pwrite', slow)
+        monkeypatch.setattr(_activations.os, 'pwritev', slow)
 
 
 @pytest.fixture
@@ -111,10 +111,11 @@ def matrix(seed=0):
 def test_each_state_of_a_tensor(saved, monkeypatch):
     slow = Slow(monkeypatch)
     values = [matrix(i) for i in range(3)]
-    packed = [saved.pack(v) for v in values]
+    packed = [saved.pack(values[0])]
     assert slow.begun.wait(120)
+    packed += [saved.pack(v) for v in values[1:]]
     assert [p.entry.state for p in packed] == [_activations.WRITING, _activations.QUEUED, _activations.QUEUED]
-    for p, v in zip(packed[:2], values):  # needed while it is written, and before
+    for p, v in [(packed[1], values[1]), (packed[0], values[0])]:  # needed before it is written, and meanwhile
         assert saved.unpack(p).data_ptr() == v.data_ptr()
     del packed[2], p  # ends before it is written
     slow.go.set()
@@ -203,6 +204,61 @@ def test_backward_reads_ahead_and_twice(saved):
     found = run(torch.autograd.graph.saved_tensors_hooks(saved.pack, saved.unpack))
     assert all(torch.equal(a, b) for a, b in zip(found, wanted))
     assert_nothing_is_left(saved)
+
+
+def counted(monkeypatch, owner, name):
+    """Calls of this function from now on, as a list that grows."""
+    real, calls = getattr(owner, name), []
+
+    def call(*args, **options):
+        calls.append(args)
+        return real(*args, **options)
+    monkeypatch.setattr(owner, name, call)
+    return calls
+
+
+def test_small_tensors_share_calls_and_memory(saved, monkeypatch):
+    monkeypatch.setattr(_activations, '_WINDOW_BYTES', 8 * MIB)
+    saved.keep, values = 8 * MIB, [torch.full((MIB // 8,), float(i)) for i in range(64)]
+    written, read = counted(monkeypatch, os, 'pwritev'), counted(monkeypatch, os, 'preadv')
+    punched, made = counted(monkeypatch, _activations._libc, 'fallocate'), counted(monkeypatch, _activations.mmap, 'mmap')
+    packed = [saved.pack(v) for v in values]
+    saved.settle()
+    stored = saved.figures()['written_bytes']
+    assert stored >= 22 * MIB and len(written) <= stored // (2 * MIB)
+    while packed:
+        assert torch.equal(saved.unpack(packed.pop()), values.pop())
+        saved.settle()
+    assert saved.figures()['read_bytes'] == stored and len(read) == len(punched) == len(written)
+    assert len(made) * MIB // 2 < stored
+    assert_nothing_is_left(saved)
+
+
+def test_memory_that_is_used_again_mixes_nothing(saved, monkeypatch):
+    """Neither with a tensor that is in use still, nor with one that was saved again."""
+    monkeypatch.setattr(_activations, '_WINDOW_BYTES', 5 * MIB)
+    packed, kept, again = [saved.pack(matrix(i)) for i in range(24)], [], []
+    saved.settle()
+    for i in reversed(range(24)):
+        t = saved.unpack(packed.pop())
+        if i % 6 == 0:
+            kept.append((i, t))
+        elif i % 6 == 3:
+            again.append((i, saved.pack(t)))  # as a backward of a backward does
+        del t
+        saved.settle()
+    assert all(torch.equal(t, matrix(i)) for i, t in kept)
+    assert all(torch.equal(saved.unpack(p), matrix(i)) for i, p in again)
+
+
+def test_a_large_tensor_is_read_from_its_end(saved, monkeypatch):
+    """As the tensors before it: for a reader that goes downwards the store reads ahead."""
+    x = torch.arange(10 * MIB // 4, dtype=torch.float32)
+    packed = saved.pack(x)
+    saved.settle()
+    read = counted(monkeypatch, os, 'preadv')
+    assert torch.equal(saved.unpack(packed), x)
+    assert [at // MIB for _, _, at in read] == [8, 4, 0]
 
 
 def test_an_exception_in_forward_ends_the_hooks(shared_root):

@@ -11,8 +11,10 @@ memory, because backward needs them first. The oldest are written when the entri
 Tensors of a GPU go through pinned memory (_device.py): the copy from the device begins when an entry is queued, after the work that computes
 it, and the thread writes what it finds there. What is read back goes to the device on a stream of its own. So backward waits for it there.
 
-An entry ends with the last saved tensor that has it; then its place in the file is punched. Places are a stack of whole chunks: backward
-frees the newest first. The file has no name, and its class is scratch: the store writes it only when its memory is short.
+Entries that are queued when the thread comes to them are written with one call. They are a segment, of whole chunks, and are read back
+together, too: a call costs more than the bytes of a small entry. A segment is punched when its last entry has ended, and an entry ends with
+the last saved tensor that has it. Segments are a stack: backward frees the newest first. The file has no name, and its class is
+scratch: the store writes it only when its memory is short.
 
 One lock guards all entries. __del__ may run wherever Python frees memory, also under the lock, so it only puts the entry into a queue.
 """
@@ -20,12 +22,14 @@ import collections
 import ctypes
 import errno
 import fcntl
+import mmap
 import os
 import queue
 import tempfile
 import threading
 import time
-from typing import Any, Deque, Dict, List, Optional, Set, Tuple, Union
+import weakref
+from typing import Any, Callable, Deque, Dict, List, Optional, Set, Tuple, Union
 
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
@@ -35,6 +39,7 @@ from hitrain._files import XATTR, close_quietly, memory_of
 
 HELD, QUEUED, WRITING, STORED, LOADING, LOADED, DEAD = range(7)
 SMALL_BYTES = 256 << 10  # smaller tensors stay in memory
+SEGMENT_BYTES = 4 << 20  # of entries that are written or read with one call, unless one alone has more
 _CHUNK = 1 << 20
 _BYTE = torch.empty(0, dtype=torch.uint8)
 _PUNCH = 1 | 2  # keep the size, punch a hole
@@ -54,13 +59,29 @@ class _Entry:
         self.original: Any = tensor
         self.fetched: Any = None  # of a device: the copy in the memory of the CPU, from when it is queued until it is written
         self.loaded: Any = None  # of a device: what ends the copy to it, once it was read back
+        self.buffer: Tuple[Any, Any] = None, None  # which the memory is, once it was read back; and a reference that ends with the last tensor that has it
         self.storage = StorageWeakRef(tensor.untyped_storage())
         self.version, self.changed = tensor._version, False
         self.begin, self.bytes, self.order = begin, size, order
         self.state, self.at = HELD, -1
+        self.segment: Any = None
         self.key: Any = None
         self.users = 0
         self.ended: List[None] = []  # as long as the number of users that are gone: append() needs no lock
+
+
+class _Segment:
+    """Entries at consecutive places of the file, in the order in which they were saved."""
+
+    def __init__(self, at: int, entries: List[_Entry]) -> None:
+        self.at, self.bytes, self.living, self.entries = at, 0, len(entries), entries
+        for e in entries:
+            e.segment, e.at = self, at + self.bytes
+            self.bytes += e.bytes
+
+    @property
+    def end(self) -> int:
+        return self.at + -(-self.bytes // _CHUNK) * _CHUNK
 
 
 class _Saved:
@@ -72,7 +93,10 @@ class _Saved:
 
     def __del__(self) -> None:
         self.entry.ended.append(None)
-        self.owner._work.put(('unused', self.entry))
+        self.owner._unused.append(self.entry)
+        if not self.owner._told:
+            self.owner._told = True
+            self.owner._work.put(('unused', None))
 
 
 class Activations:
@@ -91,7 +115,12 @@ class Activations:
         self._changed = threading.Condition()
         self._entries: Dict[Any, _Entry] = {}  # by storage, version and place
         self._held: Deque[_Entry] = collections.deque()  # HELD, oldest first
-        self._stack: List[_Entry] = []  # with a place in the file
+        self._queue: Deque[_Entry] = collections.deque()  # QUEUED, or needed since
+        self._unused: Deque[_Entry] = collections.deque()  # of which a user is gone
+        self._told = self._asked = False  # the thread will look at unused entries; it will read ahead
+        self._after: Tuple[int, int, int] = (0, 0, 0)  # the order of what backward needed last
+        self._stack: List[_Segment] = []
+        self._spare: Dict[int, List[Any]] = {}  # buffers by size, for entries that this pass reads
         self.turn: Tuple[int, int] = (0, 0)  # a part of the model, and the micro-batch that goes through it
         self._count = 0  # of entries
         self._error: Optional[Exception] = None
@@ -211,153 +240,224 @@ class Activations:
         if self.auto and self._pass_written and self._writing_seconds:
             rate = self._pass_written / self._writing_seconds
             self.keep = max(0, self._pass_bytes - int(rate * (self._end - self._begin)))
+        self._spare = {}
         self._backward, self._begin = False, 0.0
         self._writing_seconds, self._pass_bytes, self._pass_written = 0.0, 0, 0
 
     def _shrink(self) -> None:
-        """Queues the oldest entries, and waits while more than keep and one entry is held."""
+        """Queues the oldest entries, enough for one call, and waits while more than keep and one entry is held."""
         waiting = sum(e.bytes for e in self._held)
-        while self._held and waiting > self.keep:
-            entry = self._held.popleft()
-            waiting -= entry.bytes
-            if entry.state == HELD:
-                entry.state = QUEUED
-                entry.fetched = self._copies.fetch(entry.memory) if self._copies else None
-                self._work.put(('write', entry))
+        if waiting > self.keep + min(SEGMENT_BYTES, self.keep // 4):
+            while self._held and waiting > self.keep:
+                entry = self._held.popleft()
+                waiting -= entry.bytes
+                if entry.state == HELD:
+                    entry.state = QUEUED
+                    entry.fetched = self._copies.fetch(entry.memory) if self._copies else None
+                    self._queue.append(entry)
+            self._work.put(('write', None))
         begin = time.monotonic()
-        while self.held_bytes - self.keep > max(_WINDOW_BYTES, self.keep // 4) and not self._error and self._queued():
+        while self.held_bytes - self.keep > max(_WINDOW_BYTES, self.keep // 4) and not self._error and self._is_writing():
             self._changed.wait(0.1)
         self.waited_seconds += time.monotonic() - begin
 
-    def _queued(self) -> bool:
+    def _is_writing(self) -> bool:
         return any(e.state in (QUEUED, WRITING) for e in self._entries.values())
 
     def _load(self, entry: _Entry) -> None:
         """Leaves the lock while it reads."""
-        entry.state = LOADING
+        run = self._take_run([entry, *(e for e in self._stored() if e.order > entry.order)])
         begin = time.monotonic()
         self._changed.release()
         try:
-            self._read(entry)
+            self._read(run)
         finally:
             self._changed.acquire()
             self.waited_seconds += time.monotonic() - begin
 
+    def _stored(self) -> List[_Entry]:
+        """In the order in which backward needs them."""
+        return sorted((e for s in self._stack for e in s.entries if e.state == STORED and len(e.ended) < e.users), key=lambda e: e.order)
+
+    def _take_run(self, stored: List[_Entry], most: int = SEGMENT_BYTES) -> List[_Entry]:
+        """The first of these with what follows and can be read with it, which are LOADING then."""
+        run, size = stored[:1], sum(e.bytes for e in stored[:1])
+        for e in stored[1:]:
+            size += e.bytes
+            if size > most or e.segment is not run[-1].segment or e.at + e.bytes != run[-1].at:
+                break
+            run.append(e)
+        for e in run:
+            e.state = LOADING
+        return run
+
+    @property
+    def _room(self) -> int:
+        """For entries that are read ahead."""
+        return max(self.keep, _WINDOW_BYTES) - self.held_bytes
+
     def _read_ahead(self, entry: _Entry) -> None:
         """Asks for the entries that backward needs next."""
-        room = max(self.keep, _WINDOW_BYTES) - self.held_bytes
-        for e in sorted((e for e in reversed(self._stack) if e.order > entry.order), key=lambda e: e.order):
-            room -= e.bytes
-            if room < 0:
-                return
-            if e.state == STORED:
-                self._work.put(('read', e))
+        self._after = entry.order
+        if not self._asked and self._stack and self._room >= SEGMENT_BYTES:
+            self._asked = True
+            self._work.put(('ahead', None))
 
     # -- the thread --
 
     def _run(self) -> None:
         while True:
-            what, entry = self._work.get()
+            what, done = self._work.get()
             if what == 'close':
                 return
             if what == 'settle':
-                entry.set()
+                done.set()
             elif what == 'unused':
-                self._unused(entry)
+                self._end_unused()
             elif what == 'write':
-                self._write(entry)
-            elif what == 'read':
-                with self._changed:
-                    wanted = entry.state == STORED
-                    if wanted:
-                        entry.state = LOADING
-                if wanted:
-                    try:
-                        self._read(entry)
-                    except Exception:
-                        pass  # its use reads it again, and raises
+                self._write()
+            elif what == 'ahead':
+                self._read_on()
 
-    def _write(self, entry: _Entry) -> None:
+    def _read_on(self) -> None:
+        """Reads one run. The next one has its turn after other work that waits."""
         with self._changed:
-            if entry.state != QUEUED:
+            stored = [e for e in self._stored() if e.order > self._after] if self._room >= SEGMENT_BYTES else []
+            self._asked = bool(stored) and stored[0].bytes <= self._room
+            run = self._take_run(stored, min(SEGMENT_BYTES, self._room)) if self._asked else []
+        if run:
+            try:
+                self._read(run)
+                self._work.put(('ahead', None))
+            except Exception:  # its use reads it again, and raises
+                self._asked = False
+
+    def _write(self) -> None:
+        with self._changed:
+            batch = self._take_queued()
+            if not batch:
                 return
-            if len(entry.ended) == entry.users:
-                entry.state = HELD
-                return
-            entry.state = WRITING
-            entry.at = self._stack[-1].at + _chunks(self._stack[-1].bytes) if self._stack else 0
-            self._stack.append(entry)
-            memory, fetched = entry.memory, entry.fetched
-        done, begin = 0, time.monotonic()
+            segment = _Segment(self._stack[-1].end if self._stack else 0, batch)
+            self._stack.append(segment)
+            if self._queue:
+                self._work.put(('write', None))
+            parts = [(e.memory, e.fetched) for e in batch]
+        begin = time.monotonic()
         error: Optional[Exception] = None
         try:
-            view = memory_of(fetched.values if fetched else memory)
-            while done < len(view):
-                done += os.pwrite(self._fd, view[done:], entry.at + done)
+            _all_of(os.pwritev, self._fd, [memory_of(fetched.values if fetched else memory) for memory, fetched in parts], segment.at)
         except OSError as e:
             error = OSError(e.errno, f'{os.strerror(e.errno or 0)} (saving a tensor for backward in the store)')
         except RuntimeError as e:  # of the device
             error = e
         with self._changed:
             self._writing_seconds += time.monotonic() - begin
-            entry.fetched = None
-            if error:
-                self._error = error
-                entry.state = HELD
-            else:
-                self.written_bytes += entry.bytes
-                self._pass_written += entry.bytes
-                entry.state = STORED
-                entry.changed = entry.original._version != entry.version
-                entry.memory = entry.original = None
-                self.held_bytes -= entry.bytes
+            self._error = error or self._error
+            for entry in batch:
+                self._written(entry, error is None)
+            del parts
             self._changed.notify_all()
 
-    def _read(self, entry: _Entry) -> None:
-        """Of an entry that is LOADING, without the lock."""
-        loaded: Any = None
+    def _take_queued(self) -> List[_Entry]:
+        """Those that go into one segment, WRITING then. Those without a user stay, and end soon."""
+        batch: List[_Entry] = []
+        size = 0
+        while self._queue and (not batch or size + self._queue[0].bytes <= SEGMENT_BYTES):
+            entry = self._queue.popleft()
+            if entry.state != QUEUED:
+                continue
+            entry.state = HELD if len(entry.ended) == entry.users else WRITING
+            if entry.state == WRITING:
+                batch.append(entry)
+                size += entry.bytes
+        return batch
+
+    def _written(self, entry: _Entry, done: bool) -> None:
+        entry.fetched, entry.state = None, STORED if done else HELD
+        if done:
+            self.written_bytes += entry.bytes
+            self._pass_written += entry.bytes
+            entry.changed = entry.original._version != entry.version
+            entry.memory = entry.original = None
+            self.held_bytes -= entry.bytes
+
+    def _read(self, run: List[_Entry]) -> None:
+        """Of entries that are LOADING, without the lock. Each lies before the one that precedes it here."""
+        found: List[Tuple[Any, torch.Tensor, Any]] = []  # buffer, memory, loaded
         try:
-            memory = self._copies.host(_BYTE, entry.bytes) if self._copies else torch.empty(entry.bytes, dtype=torch.uint8)
-            view, done = memory_of(memory), 0
-            while done < len(view):
-                n = os.preadv(self._fd, [view[done:]], entry.at + done)
-                if n == 0:
-                    raise OSError(errno.EIO, 'the file of saved tensors ends early')
-                done += n
+            found = [self._memory(e.bytes) for e in run]
+            views = [memory_of(memory) for _, memory, _ in reversed(found)]
+            if len(views) == 1:  # by segments, the last one first: a reader that goes downwards, for whom the store reads ahead
+                for low in reversed(range(0, len(views[0]), SEGMENT_BYTES)):
+                    _all_of(os.preadv, self._fd, [views[0][low:low + SEGMENT_BYTES]], run[0].at + low)
+            else:
+                _all_of(os.preadv, self._fd, views, run[-1].at)
             if self._copies:
-                memory, loaded = self._copies.send(memory)
+                found = [((None, None), *self._copies.send(memory)) for _, memory, _ in found]
         except BaseException as e:
-            with self._changed:
-                entry.state = STORED
-                self._changed.notify_all()
+            self._end_read(run, [])
             if isinstance(e, OSError):
                 raise OSError(e.errno, f'{os.strerror(e.errno or 0)} (reading a tensor for backward from the store)') from e
             raise
+        self._end_read(run, found)
+
+    def _end_read(self, run: List[_Entry], found: List[Tuple[Any, torch.Tensor, Any]]) -> None:
         with self._changed:
-            entry.memory, entry.loaded, entry.state = memory, loaded, LOADED
-            self.read_bytes += entry.bytes
-            self.held_bytes += entry.bytes
+            for e in run:
+                if e.state == LOADING:  # and did not end meanwhile
+                    e.state = STORED
+            for e, (buffer, memory, loaded) in zip(run, found):
+                if e.state == STORED:
+                    e.buffer, e.memory, e.loaded, e.state = buffer, memory, loaded, LOADED
+                    self.read_bytes += e.bytes
+                    self.held_bytes += e.bytes
             self.held_bytes_max = max(self.held_bytes_max, self.held_bytes)
             self._changed.notify_all()
 
-    def _unused(self, entry: _Entry) -> None:
+    def _memory(self, size: int) -> Tuple[Any, torch.Tensor, Any]:
+        """Room for an entry that is read. New memory would cost a page fault for each page, so that of ended entries serves again, each
+        time as another storage."""
+        if self._copies:
+            return (None, None), self._copies.host(_BYTE, size), None
         with self._changed:
-            if entry.state == DEAD or len(entry.ended) < entry.users:
-                return
-            if entry.memory is not None:
-                self.held_bytes -= entry.bytes
-                if entry.at < 0:
-                    self.dropped_bytes += entry.bytes
-            if self._entries.get(entry.key) is entry:
-                del self._entries[entry.key]
-            entry.state, entry.memory, entry.original, entry.fetched = DEAD, None, None, None
-            if entry in self._held:
-                self._held.remove(entry)
-            if entry.at >= 0:
-                _libc.fallocate(self._fd, _PUNCH, entry.at, _chunks(entry.bytes))
-            while self._stack and self._stack[-1].state == DEAD:
+            spare = self._spare.get(size)
+            buffer = spare.pop() if spare else mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        content = (ctypes.c_ubyte * size).from_buffer(buffer)
+        return (buffer, weakref.ref(content)), torch.frombuffer(content, dtype=torch.uint8), None
+
+    def _end_unused(self) -> None:
+        self._told = False
+        dead: List[_Segment] = []
+        with self._changed:
+            while self._unused:
+                entry = self._unused.popleft()
+                if entry.state != DEAD and len(entry.ended) == entry.users:
+                    self._drop(entry, dead)
+            while self._stack and not self._stack[-1].living:
                 self._stack.pop()
             self._changed.notify_all()
+        for segment in dead:  # only this thread gives their places to others
+            _libc.fallocate(self._fd, _PUNCH, segment.at, segment.end - segment.at)
+
+    def _drop(self, entry: _Entry, dead: List[_Segment]) -> None:
+        if entry.memory is not None:
+            self.held_bytes -= entry.bytes
+            if not entry.segment:
+                self.dropped_bytes += entry.bytes
+        if self._entries.get(entry.key) is entry:
+            del self._entries[entry.key]
+        entry.state, entry.memory, entry.original, entry.fetched = DEAD, None, None, None
+        buffer, in_use = entry.buffer
+        if buffer and in_use() is None and sum(n * len(b) for n, b in self._spare.items()) < 2 * SEGMENT_BYTES:
+            self._spare.setdefault(entry.bytes, []).append(buffer)
+        entry.buffer = None, None
+        if entry in self._held:
+            self._held.remove(entry)
+        if entry.segment:
+            entry.segment.living -= 1
+            if not entry.segment.living:
+                entry.segment.entries = []
+                dead.append(entry.segment)
 
     # -- the file --
 
@@ -379,8 +479,17 @@ class Activations:
 _WINDOW_BYTES = 32 << 20  # of entries that are being written or read ahead
 
 
-def _chunks(size: int) -> int:
-    return -(-size // _CHUNK) * _CHUNK
+def _all_of(call: Callable[[int, List[memoryview], int], int], fd: int, views: List[memoryview], at: int) -> None:
+    """preadv or pwritev, as often as it takes."""
+    while views:
+        n = call(fd, views, at)
+        if n == 0:
+            raise OSError(errno.EIO, 'the file of saved tensors ends early')
+        at += n
+        while views and n >= len(views[0]):
+            n -= len(views.pop(0))
+        if n:
+            views[0] = views[0][n:]
 
 
 def _modified(shape: Any) -> RuntimeError:
