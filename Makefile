@@ -96,7 +96,7 @@
 ##              count which lines run (build/coverage)
 ##   MUTANTS=1  with mutants to choose from by HITRAIN_MUTANT (tiering/base/mutant.h); has its own folder
 ##   LOCKS=1    end a program at the first lock taken out of order (include/hitrain/locks.h); builds with SAN= always do;
-##              has its own folder, build/locks
+##              has its own folder, build/locks. Counts the basic blocks in each hold of a lock
 ##   FUZZ_SECONDS=  seconds for fuzz (300)
 ##   CC=        compiler; another one than gcc has its own folder, e.g. build/clang
 ##   TEST=      glob over test names or paths: only these are built and run, e.g. make unit TEST='test_ring*'
@@ -225,9 +225,11 @@ san_names := $(subst $(space),$(comma),$(strip $(patsubst asan,address,$(patsubs
 SAN_FLAGS := $(if $(filter coverage,$(sans)),--coverage -fprofile-update=atomic,$(if $(sans),-fsanitize=$(san_names) \
 	-fno-sanitize-recover=all -fno-omit-frame-pointer))
 # The order of locks is checked in builds that look for errors (include/hitrain/locks.h).
-LOCK_FLAGS := $(if $(filter-out coverage,$(sans))$(LOCKS),-DHT_LOCK_CHECK)
+LOCK_FLAGS := $(if $(filter-out coverage,$(sans))$(LOCKS),-DHT_LOCK_CHECK) $(if $(LOCKS),-DHT_LOCK_BLOCKS)
 # So are whole structures (tiering/base/verify.h).
 VERIFY_FLAGS := $(if $(filter-out coverage,$(sans)),-DHT_VERIFY_STATE)
+# LOCKS=1 counts basic blocks in the daemon's code. The file that counts them is left out.
+blocks_of = $(if $(LOCKS),$(if $(filter tiering/% optim/% fs/%,$(filter-out tiering/base/lock.c,$(1))),-fsanitize-coverage=trace-pc))
 MUTANT_FLAGS := $(if $(MUTANTS),-DHT_MUTANTS)
 
 # Tests compile four times as fast without most optimizations, and what they test is compiled apart. Reports of
@@ -282,7 +284,7 @@ $(1)/flags: FORCE
 $(1)/obj/%.o: %.c $(1)/flags
 	$$(call say,CC,$$<)
 	@mkdir -p $$(@D)
-	$$(Q)$$(CC) $$(CFLAGS_ALL) $(2) $$(call level_of,$$<) $$(call dir_flags,$$<) $$(call isa_flags,$$<) $$(EXTRA_CFLAGS) -MMD -MP -c -o $$@ $$<
+	$$(Q)$$(CC) $$(CFLAGS_ALL) $(2) $$(call level_of,$$<) $$(call dir_flags,$$<) $$(call isa_flags,$$<) $$(call blocks_of,$$<) $$(EXTRA_CFLAGS) -MMD -MP -c -o $$@ $$<
 endef
 $(eval $(call object_rules,$(B),$(MUTANT_FLAGS)))
 $(if $(MUTANTS),$(eval $(call object_rules,$(PLAIN))))

@@ -61,6 +61,8 @@ struct ht_copy {
     size_t expired_count;
 };
 
+/* Memory for so many numbers, so that adding them moves none. -ENOMEM. */
+int ht_copy_expect(struct ht_copy *k, size_t count) HT_MUST_CHECK;
 /* A number for the copy of from. 0: no memory, or no number is left. */
 uint64_t ht_copy_add(struct ht_copy *k, uint64_t from) HT_MUST_CHECK;
 /* The number of its copy. 0: it has none. */

@@ -3,44 +3,35 @@
 #include "tiering/base/idtable.h"
 #include "tiering/base/idhash.h"
 
-#include <stdlib.h>
-
-enum { SIZE_START = 64 };
-
-static struct ht_id_link **slot_of(const struct ht_id_table *t, uint64_t id)
-{
-    return &t->slot[ht_id_hash(id) & (t->size - 1)];
-}
+enum { GROW_MAX = 2 };
 
 static void put(struct ht_id_table *t, struct ht_id_link *link)
 {
-    struct ht_id_link **head = slot_of(t, link->id);
+    void **head = ht_bucket_of_hash(&t->buckets, ht_id_hash(link->id));
 
     link->next = *head;
     *head = link;
 }
 
+/* By a bucket or two, until there is one for each entry. */
 static void grow(struct ht_id_table *t)
 {
-    struct ht_id_table old = *t;
-    size_t size = old.size ? old.size * 2 : SIZE_START;
-    struct ht_id_link **slot = calloc(size, sizeof(*slot));
+    void **from;
 
-    if (!slot)
-        return;
-    t->slot = slot;
-    t->size = size;
-    for (size_t i = 0; i < old.size; i++)
-        for (struct ht_id_link *link = old.slot[i], *next; link; link = next) {
+    for (unsigned i = 0; i < GROW_MAX && t->count >= t->buckets.count; i++) {
+        if (!ht_buckets_grow(&t->buckets, &from) || !from)
+            return;
+        struct ht_id_link *link = *from, *next;
+        for (*from = NULL; link; link = next) {
             next = link->next;
             put(t, link);
         }
-    free(old.slot);
+    }
 }
 
 struct ht_id_link *ht_id_find(const struct ht_id_table *t, uint64_t id)
 {
-    struct ht_id_link *link = t->size ? *slot_of(t, id) : NULL;
+    struct ht_id_link *link = t->buckets.count ? *ht_bucket_of_hash(&t->buckets, ht_id_hash(id)) : NULL;
 
     while (link && link->id != id)
         link = link->next;
@@ -49,9 +40,8 @@ struct ht_id_link *ht_id_find(const struct ht_id_table *t, uint64_t id)
 
 int ht_id_insert(struct ht_id_table *t, struct ht_id_link *link)
 {
-    if (t->count >= t->size)
-        grow(t);
-    if (!t->size)
+    grow(t);
+    if (!t->buckets.count)
         return -ENOMEM;
     put(t, link);
     t->count++;
@@ -60,16 +50,21 @@ int ht_id_insert(struct ht_id_table *t, struct ht_id_link *link)
 
 void ht_id_remove(struct ht_id_table *t, struct ht_id_link *link)
 {
-    struct ht_id_link **at = slot_of(t, link->id);
+    void **head = ht_bucket_of_hash(&t->buckets, ht_id_hash(link->id));
+    struct ht_id_link *before = *head;
 
-    while (*at != link)
-        at = &(*at)->next;
-    *at = link->next;
+    if (before == link) {
+        *head = link->next;
+    } else {
+        while (before->next != link)
+            before = before->next;
+        before->next = link->next;
+    }
     t->count--;
 }
 
 void ht_id_table_free(struct ht_id_table *t)
 {
-    free(t->slot);
+    ht_buckets_free(&t->buckets);
     *t = (struct ht_id_table){0};
 }

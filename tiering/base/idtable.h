@@ -2,13 +2,14 @@
 /*
  * idtable.h - things found by their number: a hash table of links that live in them.
  *
- * Doubles when full and never shrinks; one that cannot grow has longer chains and is still correct. Zeros are an empty
- * table. No lock: the owner's.
+ * Grows by a bucket at a time and never shrinks; one that cannot grow has longer chains and is still correct. Zeros are
+ * an empty table. No lock: the owner's.
  */
 #ifndef HITRAIN_TIERING_BASE_IDTABLE_H
 #define HITRAIN_TIERING_BASE_IDTABLE_H
 
 #include "tiering/base/base.h"
+#include "tiering/base/buckets.h"
 
 struct ht_id_link {
     uint64_t id;
@@ -16,8 +17,8 @@ struct ht_id_link {
 };
 
 struct ht_id_table {
-    struct ht_id_link **slot;
-    size_t size, count; /* size: a power of two, or 0 */
+    struct ht_buckets buckets;
+    size_t count;
 };
 
 /* The link with this id, or NULL. */
@@ -29,7 +30,7 @@ void ht_id_remove(struct ht_id_table *t, struct ht_id_link *link);
 /* Heap of the table, without its entries. */
 static inline uint64_t ht_id_table_bytes(const struct ht_id_table *t)
 {
-    return t->size * sizeof(t->slot[0]);
+    return ht_buckets_bytes(&t->buckets);
 }
 /* The entries remain the caller's. */
 void ht_id_table_free(struct ht_id_table *t);

@@ -70,6 +70,16 @@ int ht_rwlock_writer(const struct ht_rwlock *l)
 #endif
 }
 
+bool ht_rwlock_is_wanted_by_writer(const struct ht_rwlock *l)
+{
+#ifdef __GLIBC__
+    return __atomic_load_n(&l->lock.__data.__writers, __ATOMIC_RELAXED) != 0;
+#else
+    (void)l;
+    return true;
+#endif
+}
+
 /* Each thread has a list of the locks that it holds, outermost first. */
 #ifdef HT_LOCK_CHECK
 
@@ -85,13 +95,13 @@ static const char *const names[HT_LOCK_RANKS] = {HT_LOCKS(NAME_OF)};
 static _Thread_local struct {
     const void *lock;
     enum ht_lock_rank rank;
-    uint64_t since_ns, steps; /* of this hold */
+    uint64_t since_ns, steps, since_block; /* of this hold */
 } held[HT_LOCK_RANKS];
 static _Thread_local unsigned held_count;
 
 static _Atomic bool measuring;
 static struct {
-    _Atomic uint64_t ns, steps;
+    _Atomic uint64_t ns, steps, blocks;
 } longest[HT_LOCK_RANKS];
 
 static const char *name_of(enum ht_lock_rank rank)
@@ -127,8 +137,20 @@ static void raise_to(_Atomic uint64_t *most, uint64_t value)
         ;
 }
 
+static _Thread_local uint64_t blocks; /* that this thread ran through */
+
+#ifdef HT_LOCK_BLOCKS
+/* The compiler calls this function in each basic block. */
+void __sanitizer_cov_trace_pc(void);
+void __sanitizer_cov_trace_pc(void)
+{
+    blocks++;
+}
+#endif
+
 static void begin_hold(unsigned i)
 {
+    held[i].since_block = blocks;
     held[i].since_ns = processor_ns();
     held[i].steps = 0;
 }
@@ -140,6 +162,7 @@ static void end_hold(unsigned i)
     if (now_ns)
         raise_to(&longest[held[i].rank].ns, now_ns - held[i].since_ns);
     raise_to(&longest[held[i].rank].steps, held[i].steps);
+    raise_to(&longest[held[i].rank].blocks, blocks - held[i].since_block);
 }
 
 void ht_lock_measure(bool on)
@@ -150,7 +173,8 @@ void ht_lock_measure(bool on)
 struct ht_lock_hold ht_lock_longest(enum ht_lock_rank rank)
 {
     return (struct ht_lock_hold){.ns = atomic_exchange(&longest[rank].ns, 0),
-                                 .steps = atomic_exchange(&longest[rank].steps, 0)};
+                                 .steps = atomic_exchange(&longest[rank].steps, 0),
+                                 .blocks = atomic_exchange(&longest[rank].blocks, 0)};
 }
 
 void ht_lock_step(void)

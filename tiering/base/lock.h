@@ -73,12 +73,15 @@ void ht_lock_giving(const void *lock, enum ht_lock_rank rank);
 void ht_lock_given(void);
 
 /*
- * The longest holds of a lock, in builds that check: the processor time of the thread, so other programs do not count.
- * A wait for a condition ends a hold. Threads count their steps through long lists and tables with ht_lock_step.
+ * The longest holds of a lock, in builds that check. A wait for a condition ends a hold. Time is the processor time of
+ * the thread, so other programs count only by what they do to caches; a hypervisor may count, too. Two numbers depend
+ * on no machine: threads count their steps through long lists and tables with ht_lock_step, and in builds with LOCKS=1
+ * the compiler counts the basic blocks that the project's code runs through.
  */
 struct ht_lock_hold {
-    uint64_t ns;    /* of the longest, in processor time; 0: none, or not measured */
-    uint64_t steps; /* the most in one hold */
+    uint64_t ns;     /* of the longest, in processor time; 0: none, or not measured */
+    uint64_t steps;  /* the most in one hold */
+    uint64_t blocks; /* the same; 0 in other builds */
 };
 #ifdef HT_LOCK_CHECK
 /* Measures time from now on, or no more; steps are always counted. Any thread. */
@@ -216,5 +219,7 @@ bool ht_rwlock_rdlock_for(struct ht_rwlock *l, uint64_t ns) HT_ATTRIBUTE(try_acq
 /* The kernel's number of the thread that holds the lock, or writes under it. 0: none, or the C library hides it. */
 int ht_mutex_holder(const struct ht_mutex *m);
 int ht_rwlock_writer(const struct ht_rwlock *l);
+/* Does a thread wait to write under the lock, with which this one writes? */
+bool ht_rwlock_is_wanted_by_writer(const struct ht_rwlock *l);
 
 #endif

@@ -70,13 +70,9 @@ static void add_unflushed(struct ht_obj *o, struct ht_slice *slice, void *ctx) H
 
     if (o->obj_class == HT_CLASS_SCRATCH || o->deleted || (u->rest && o->extra->derived))
         return;
-    ht_chunk_for_each_from(c, o, index)
+    ht_chunk_for_each_unpublished(c, o, index)
     {
-        if (!o->unpublished)
-            break;
-        if (!ht_chunk_leaf(c)->unpublished)
-            index = ht_leaf_last(index);
-        else if (ht_chunk_has_place(c))
+        if (ht_chunk_has_place(c))
             u->devices |= ht_ref_unflushed(o->s, &c->cur);
         if (slice)
             ht_slice_next(o->s, slice);
@@ -86,7 +82,7 @@ static void add_unflushed(struct ht_obj *o, struct ht_slice *slice, void *ctx) H
 uint32_t ht_obj_unflushed_locked(struct ht_obj *o)
 {
     struct unflushed u = {0};
-    struct ht_slice slice = {0};
+    struct ht_slice slice = HT_SLICE_RESTING;
 
     add_unflushed(o, &slice, &u);
     return u.devices;
@@ -95,7 +91,7 @@ uint32_t ht_obj_unflushed_locked(struct ht_obj *o)
 uint32_t ht_scope_unflushed_locked(struct ht_store *s, uint64_t scope, bool rest)
 {
     struct unflushed u = {.rest = rest};
-    struct ht_slice slice = {0};
+    struct ht_slice slice = HT_SLICE_RESTING;
 
     ht_scope_visit_touched(s, scope, &slice, add_unflushed, &u);
     return u.devices;

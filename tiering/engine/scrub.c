@@ -34,6 +34,7 @@
 #include "tiering/object/object.h"
 #include "tiering/object/ref.h"
 #include "tiering/object/refcount.h"
+#include "tiering/object/slice.h"
 #include "tiering/data/admission.h"
 #include "tiering/data/chunk_io.h"
 #include "tiering/data/silent.h"
@@ -427,17 +428,34 @@ static int next_chunk(struct ht_scrub_run *r)
 
 /* -------------------------------------------------------------------- run */
 
+/* Of all objects. Objects may come and go meanwhile. */
+static uint64_t stored_blocks(struct ht_store *s)
+{
+    const struct ht_buckets *t = &s->objects.table;
+    struct ht_slice slice = {0};
+    uint64_t blocks = 0;
+    size_t bucket = 0;
+
+    ht_store_lock(s);
+    do {
+        for (const struct ht_obj *o = t->count ? *ht_bucket_at(t, bucket) : NULL; o; o = o->next) {
+            blocks += ht_obj_stored_blocks(o);
+            ht_lock_step();
+        }
+        bucket = t->count ? ht_buckets_next(t, bucket) : 0;
+        ht_slice_next(s, &slice);
+    } while (bucket);
+    ht_store_unlock(s);
+    return blocks;
+}
+
 static uint64_t total_bytes(struct ht_store *s)
 {
     struct ht_journal_stats log;
 
     ht_journal_stats(s->journal, &log);
     uint64_t blocks = (uint64_t)s->dev_count * HT_SUPER_COPIES, bytes = HT_LOG_COPIES * log.used_bytes;
-    ht_store_lock(s);
-    for (size_t b = 0; b < s->objects.table_size; b++)
-        for (const struct ht_obj *o = s->objects.table[b]; o; o = o->next)
-            blocks += ht_obj_stored_blocks(o);
-    ht_store_unlock(s);
+    blocks += stored_blocks(s);
     return bytes + blocks * HT_BLOCK_BYTES;
 }
 

@@ -119,14 +119,17 @@ void ht_chunk_note_unpublished(struct ht_obj *o, struct ht_chunk *c, uint64_t in
         return;
     if (is) {
         o->unpublished++;
-        ht_chunk_leaf(c)->unpublished++;
+        if (!ht_chunk_leaf(c)->unpublished++ && index)
+            ht_chunk_note_leaf(o, index, true);
+        ht_scope_note_change(o);
         o->scope->found_bytes += HT_CHUNK_RECORD_BYTES + HT_FRAG_RECORD_BYTES;
         if ((c->flags & HT_CH_CUR) && ht_ref_holds(&c->cur))
             o->scope->found_bytes += ht_ref_extra_bytes(&c->cur);
         ht_obj_touch(o);
     } else {
         o->unpublished--;
-        ht_chunk_leaf(c)->unpublished--;
+        if (!--ht_chunk_leaf(c)->unpublished && index)
+            ht_chunk_note_leaf(o, index, false);
     }
 }
 

@@ -79,7 +79,9 @@ static_assert(offsetof(struct ht_leaf, chunk) == offsetof(struct ht_first, chunk
 static_assert(HT_LEAF_CHUNKS <= 1 << 3, "a chunk's place in its leaf has three bits");
 struct ht_node {
     void *slot[HT_NODE_SLOTS]; /* nodes or, in the lowest ones, leaves; NULL: no chunk */
+    uint64_t unpublished;      /* a bit for each slot below which a chunk is so */
 };
+static_assert(HT_NODE_SLOTS == 64, "bits of a node's mask");
 
 /* ----------------------------------------------------------------- table */
 
@@ -94,8 +96,14 @@ int ht_chunk_ask(struct ht_obj *o, uint64_t index, struct ht_chunk **out_c) HT_R
 void ht_chunk_trim(struct ht_obj *o, uint64_t index) HT_REQUIRES(HT_LOCK_STORE);
 /* The chunk at *index or the next one in memory after it; moves *index there. NULL: none. A leaf has all its chunks. */
 struct ht_chunk *ht_chunk_next(struct ht_obj *o, uint64_t *index) HT_REQUIRES(HT_LOCK_STORE);
+/* The same, but it passes leaves of which no chunk is unpublished, however many there are. */
+struct ht_chunk *ht_chunk_next_unpublished(struct ht_obj *o, uint64_t *index) HT_REQUIRES(HT_LOCK_STORE);
+/* The leaf of index has unpublished chunks from now on, or no more. Not for an object's first chunk. */
+void ht_chunk_note_leaf(struct ht_obj *o, uint64_t index, bool unpublished) HT_REQUIRES(HT_LOCK_STORE);
 /* All chunks from index on, ascending; the lock may be released in between. */
 #define ht_chunk_for_each_from(c, o, index) for (; (c = ht_chunk_next(o, &(index))); (index)++)
+/* Those that are unpublished, and others in their leaves. */
+#define ht_chunk_for_each_unpublished(c, o, index) for (; (c = ht_chunk_next_unpublished(o, &(index))); (index)++)
 static inline struct ht_leaf_head *ht_chunk_leaf(struct ht_chunk *c)
 {
     return (struct ht_leaf_head *)((char *)(c - c->pos) - offsetof(struct ht_leaf, chunk));

@@ -60,11 +60,69 @@ struct ht_chunk *ht_chunk_next(struct ht_obj *o, uint64_t *index)
     return NULL;
 }
 
+/* ------------------------------------------------------------ unpublished */
+
+/* Descends towards *index, or the next index that may be so. NULL: none below the same node; *index is behind it. */
+static struct ht_leaf *descend_unpublished(const struct ht_obj *o, uint64_t *index) HT_REQUIRES(HT_LOCK_STORE)
+{
+    unsigned shift = shift_of(o->extra->height);
+    void *p = o->extra->root;
+
+    while (p && shift > HT_LEAF_SHIFT) {
+        const struct ht_node *n = p;
+        unsigned first = *index >> (shift - HT_NODE_SHIFT) & (HT_NODE_SLOTS - 1);
+        uint64_t mask = n->unpublished & UINT64_MAX << first;
+        if (!mask)
+            break;
+        shift -= HT_NODE_SHIFT;
+        unsigned slot = (unsigned)__builtin_ctzll(mask);
+        if (slot > first)
+            *index = ((*index >> shift) + slot - first) << shift;
+        p = n->slot[slot];
+    }
+    if (p && shift == HT_LEAF_SHIFT && ((struct ht_leaf *)p)->head.unpublished)
+        return p;
+    *index = ((*index >> shift) + 1) << shift;
+    return NULL;
+}
+
+struct ht_chunk *ht_chunk_next_unpublished(struct ht_obj *o, uint64_t *index)
+{
+    ht_lock_step();
+    if (!*index && o->first.head.there && o->first.head.unpublished)
+        return &o->first.chunk;
+    *index += !*index;
+    while (o->unpublished && within(o, *index)) {
+        struct ht_leaf *l = descend_unpublished(o, index);
+        if (l)
+            return &l->chunk[*index & (HT_LEAF_CHUNKS - 1)];
+    }
+    return NULL;
+}
+
 /* Five nodes, one below the other, reach the last chunk of the largest object. */
 enum { HEIGHT_MAX = 5 };
 
 static_assert(HT_FILE_BYTES_MAX / HT_SMALL_CHUNK_BYTES <= 1ull << (HT_LEAF_SHIFT + HT_NODE_SHIFT * HEIGHT_MAX),
               "a table's height");
+
+void ht_chunk_note_leaf(struct ht_obj *o, uint64_t index, bool unpublished)
+{
+    struct ht_node *way[HEIGHT_MAX];
+    unsigned depth = 0, shift = shift_of(o->extra->height);
+
+    for (void *p = o->extra->root; shift > HT_LEAF_SHIFT; depth++) {
+        way[depth] = p;
+        shift -= HT_NODE_SHIFT;
+        p = way[depth]->slot[index >> shift & (HT_NODE_SLOTS - 1)];
+    }
+    for (bool any = unpublished; depth && any == unpublished; shift += HT_NODE_SHIFT) {
+        struct ht_node *n = way[--depth];
+        uint64_t bit = UINT64_C(1) << (index >> shift & (HT_NODE_SLOTS - 1));
+        n->unpublished = unpublished ? n->unpublished | bit : n->unpublished & ~bit;
+        any = n->unpublished != 0;
+    }
+}
 
 static void count_table(struct ht_store *s, int64_t bytes) HT_REQUIRES(HT_LOCK_STORE)
 {
@@ -95,6 +153,11 @@ static struct ht_leaf *new_leaf(struct ht_obj *o) HT_REQUIRES(HT_LOCK_STORE)
     return l;
 }
 
+static bool has_unpublished(const void *p, unsigned height)
+{
+    return height ? ((const struct ht_node *)p)->unpublished : ((const struct ht_leaf *)p)->head.unpublished;
+}
+
 /* Nodes above the root until index is within. */
 static int raise(struct ht_obj *o, uint64_t index) HT_REQUIRES(HT_LOCK_STORE)
 {
@@ -106,6 +169,7 @@ static int raise(struct ht_obj *o, uint64_t index) HT_REQUIRES(HT_LOCK_STORE)
             if (!n)
                 return -ENOMEM;
             n->slot[0] = x->root;
+            n->unpublished = has_unpublished(x->root, x->height);
             x->root = n;
         }
         x->height++;

@@ -26,49 +26,51 @@
 #include "tiering/object/slice.h"
 #include "tiering/object/space.h"
 
-enum { TABLE_START = 1024, OBJECTS_PER_BUCKET = 2 };
+enum { OBJECTS_PER_BUCKET = 2, GROW_MAX = 2 };
 
 /* ----------------------------------------------------------------- table */
 
-static size_t bucket(const struct ht_store *s, uint64_t oid) HT_REQUIRES(HT_LOCK_STORE)
-{
-    return ht_id_hash(oid) & (s->objects.table_size - 1);
-}
-
 struct ht_obj *ht_obj_find_locked(struct ht_store *s, uint64_t oid)
 {
-    if (!s->objects.table_size)
-        return NULL;
-    for (struct ht_obj *o = s->objects.table[bucket(s, oid)]; o; o = o->next)
-        if (o->oid == oid)
-            return o;
-    return NULL;
+    struct ht_obj *o = s->objects.table.count ? *ht_bucket_of_hash(&s->objects.table, ht_id_hash(oid)) : NULL;
+
+    while (o && o->oid != oid)
+        o = o->next;
+    return o;
 }
 
+static void put_in_table(struct ht_store *s, struct ht_obj *o) HT_REQUIRES(HT_LOCK_STORE)
+{
+    void **head = ht_bucket_of_hash(&s->objects.table, ht_id_hash(o->oid));
+
+    o->next = *head;
+    *head = o;
+}
+
+/* By a bucket or two. Without memory for one chains become longer, and all is still correct. */
 static void grow_table(struct ht_store *s) HT_REQUIRES(HT_LOCK_STORE)
 {
-    size_t old = s->objects.table_size, size = old ? old * 2 : TABLE_START;
-    struct ht_obj **table = calloc(size, sizeof(*table)), **was = s->objects.table;
+    struct ht_buckets *t = &s->objects.table;
+    uint64_t before = ht_buckets_bytes(t);
+    void **from;
 
-    if (!table)
-        return; /* longer chains, still correct */
-    s->objects.table = table;
-    s->objects.table_size = size;
-    for (size_t i = 0; i < old; i++)
-        for (struct ht_obj *o = was[i], *next; o; o = next) {
+    for (unsigned i = 0; i < GROW_MAX && s->objects.count >= t->count * OBJECTS_PER_BUCKET; i++) {
+        if (!ht_buckets_grow(t, &from) || !from)
+            break;
+        struct ht_obj *o = *from, *next;
+        for (*from = NULL; o; o = next) {
             next = o->next;
-            o->next = table[bucket(s, o->oid)];
-            table[bucket(s, o->oid)] = o;
+            put_in_table(s, o);
+            ht_lock_step();
         }
-    free(was);
-    s->objects.meta_bytes += (size - old) * sizeof(*table);
+    }
+    s->objects.meta_bytes += ht_buckets_bytes(t) - before;
 }
 
 struct ht_obj *ht_obj_insert_locked(struct ht_store *s, uint64_t oid)
 {
-    if (s->objects.count >= s->objects.table_size * OBJECTS_PER_BUCKET)
-        grow_table(s);
-    struct ht_obj *o = s->objects.table_size ? ht_pool_get(&s->objects.pool) : NULL;
+    grow_table(s);
+    struct ht_obj *o = s->objects.table.count ? ht_pool_get(&s->objects.pool) : NULL;
     if (!o)
         return NULL;
     o->s = s;
@@ -77,8 +79,7 @@ struct ht_obj *ht_obj_insert_locked(struct ht_store *s, uint64_t oid)
     ht_obj_join(o, s->objects.scope0);
     ht_obj_init_extra(o);
     ht_list_init(&o->touched);
-    o->next = s->objects.table[bucket(s, oid)];
-    s->objects.table[bucket(s, oid)] = o;
+    put_in_table(s, o);
     s->objects.count++;
     s->objects.meta_bytes += sizeof(*o);
     return o;
@@ -86,11 +87,16 @@ struct ht_obj *ht_obj_insert_locked(struct ht_store *s, uint64_t oid)
 
 static void remove_from_table(struct ht_obj *o) HT_REQUIRES(HT_LOCK_STORE)
 {
-    struct ht_obj **p = &o->s->objects.table[bucket(o->s, o->oid)];
+    void **head = ht_bucket_of_hash(&o->s->objects.table, ht_id_hash(o->oid));
 
-    while (*p != o)
-        p = &(*p)->next;
-    *p = o->next;
+    if (*head == o) {
+        *head = o->next;
+    } else {
+        struct ht_obj *before = *head;
+        while (before->next != o)
+            before = before->next;
+        before->next = o->next;
+    }
     o->s->objects.count--;
 }
 
@@ -99,7 +105,7 @@ void ht_obj_untouch_if_idle(struct ht_obj *o)
     if (ht_list_empty(&o->touched) || o->leaving || o->dead || o->dirty || o->writing || o->unpublished ||
         o->meta_dirty)
         return;
-    ht_list_del(&o->touched);
+    ht_obj_untouch(o);
     ht_obj_put_locked(o);
 }
 
@@ -175,7 +181,7 @@ void ht_obj_put_locked(struct ht_obj *o)
  */
 static void release_in_slices(struct ht_obj *o) HT_REQUIRES(HT_LOCK_STORE)
 {
-    struct ht_slice slice = {0};
+    struct ht_slice slice = HT_SLICE_RESTING;
     struct ht_chunk *c;
     uint64_t index = 0;
 

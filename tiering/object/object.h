@@ -4,6 +4,7 @@
 #define HITRAIN_TIERING_OBJECT_OBJECT_H
 
 #include "tiering/base/base.h"
+#include "tiering/base/buckets.h"
 #include "tiering/base/idtable.h"
 #include "tiering/base/list.h"
 #include "tiering/base/pool.h"
@@ -78,9 +79,9 @@ static_assert(sizeof(struct ht_obj) == 192, "memory per file is bounded");
 
 /* All objects. */
 struct ht_objects {
-    struct ht_pool pool;   /* their memory */
-    struct ht_obj **table; /* hash */
-    size_t table_size, count;
+    struct ht_pool pool;     /* their memory */
+    struct ht_buckets table; /* hash by number */
+    size_t count;
     uint64_t chunks, lost_chunks; /* published */
     uint64_t tables_bytes;        /* heap of leaves and nodes */
     uint64_t tables_bytes_max;
@@ -93,7 +94,9 @@ struct ht_objects {
     struct ht_list ending; /* dead objects, by touched; each holds a reference */
     unsigned ending_now;   /* those that threads have taken from the list, and free */
     bool replaying;
-    struct ht_chunk_watch *watches; /* chunk.h */
+    struct ht_chunk_watch *watches;   /* chunk.h */
+    struct ht_touched_walk *walks;    /* scope.h */
+    struct ht_scope_changes *changes; /* scope.h; NULL: no publication goes on */
 };
 
 /* extra.c. A new object has one that is all zeros and shared. */

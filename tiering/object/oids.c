@@ -2,9 +2,8 @@
 /*
  * oids.c - the numbers of all objects, in slices.
  *
- * The lock is held for some buckets of the table at a time, and the table may double between slices. So buckets are
- * visited in the order of their reversed numbers: what a bucket becomes when the table doubles are neighbours in that
- * order. An object that is there from the first slice to the last one is listed once, and others at most once.
+ * The lock is held for some buckets of the table at a time, and the table may grow between slices. An object that is
+ * there from the first slice to the last one is listed once (ht_buckets_next), and others at most once.
  */
 #include <stdlib.h>
 #include <time.h>
@@ -13,18 +12,6 @@
 #include "tiering/object/object.h"
 
 enum { SLICE_BUCKETS = 1024, REST_NS_MAX = 1000000 };
-
-/* The bucket after `bucket` in a table of so many; 0: it was the last one. size: a power of two. */
-static size_t next_bucket(size_t bucket, size_t size)
-{
-    size_t bit = size >> 1;
-
-    while (bucket & bit) {
-        bucket ^= bit;
-        bit >>= 1;
-    }
-    return bucket | bit;
-}
 
 static size_t chain_length(const struct ht_obj *o) HT_REQUIRES(HT_LOCK_STORE)
 {
@@ -40,10 +27,11 @@ int ht_oid_scan_slice(struct ht_store *s, struct ht_oid_scan *scan)
     unsigned left = SLICE_BUCKETS;
 
     ht_store_lock(s);
-    size_t size = s->objects.table_size, wanted = 0;
-    scan->is_over = size == 0;
+    const struct ht_buckets *t = &s->objects.table;
+    size_t wanted = 0;
+    scan->is_over = t->count == 0;
     while (!scan->is_over && left--) {
-        const struct ht_obj *o = s->objects.table[scan->bucket];
+        const struct ht_obj *o = *ht_bucket_at(t, scan->bucket);
         size_t n = chain_length(o);
         if (scan->count + n > scan->room) {
             wanted = scan->count + s->objects.count; /* enough for all that are there now */
@@ -51,7 +39,7 @@ int ht_oid_scan_slice(struct ht_store *s, struct ht_oid_scan *scan)
         }
         for (; o; o = o->next)
             scan->oid[scan->count++] = o->oid;
-        scan->bucket = next_bucket(scan->bucket, size);
+        scan->bucket = ht_buckets_next(t, scan->bucket);
         scan->is_over = scan->bucket == 0;
     }
     ht_store_unlock(s);

@@ -99,31 +99,13 @@ void ht_obj_touch(struct ht_obj *o)
      * A dead object may still be written by threads that hold it, but is never published: on the list it would stay for
      * ever.
      */
+    if (o->meta_dirty)
+        ht_scope_note_change(o);
     if (!ht_list_empty(&o->touched) || o->dead || o->obj_class == HT_CLASS_SCRATCH || o->s->objects.replaying)
         return;
     ht_list_add_tail(&o->scope->touched, &o->touched);
     o->scope->found_bytes += HT_OBJECT_RECORD_BYTES;
     o->refs++;
-}
-
-int ht_scope_collect(struct ht_store *s, uint64_t scope, struct ht_obj ***out, size_t *out_count)
-{
-    struct ht_scope *sc = ht_scope_find(s, scope, false);
-    size_t n = 0, i = 0;
-
-    if (sc)
-        ht_list_for_each(p, &sc->touched)
-            n++;
-    *out = malloc((n + 1) * sizeof(**out));
-    if (!*out)
-        return -ENOMEM;
-    if (sc)
-        ht_list_for_each(p, &sc->touched) {
-            (*out)[i] = ht_list_entry(p, struct ht_obj, touched);
-            (*out)[i++]->refs++;
-        }
-    *out_count = n;
-    return 0;
 }
 
 uint64_t ht_scope_found_bytes(struct ht_store *s, uint64_t scope)

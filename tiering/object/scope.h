@@ -29,23 +29,55 @@ struct ht_scope {
     struct ht_id_link by_id;
 };
 struct ht_scope *ht_scope_find(struct ht_store *s, uint64_t id, bool make) HT_REQUIRES(HT_LOCK_STORE);
-void ht_obj_touch(struct ht_obj *o) HT_REQUIRES(HT_LOCK_STORE); /* onto its scope's list */
+void ht_obj_touch(struct ht_obj *o) HT_REQUIRES(HT_LOCK_STORE);   /* onto its scope's list */
+void ht_obj_untouch(struct ht_obj *o) HT_REQUIRES(HT_LOCK_STORE); /* off it; the list's reference is the caller's */
 /* The object belongs to this scope from now on. NULL: to none, because its memory goes. */
 void ht_obj_join(struct ht_obj *o, struct ht_scope *sc) HT_REQUIRES(HT_LOCK_STORE);
 /* A kept step is gone. */
 void ht_scope_end_frozen(struct ht_store *s, uint64_t id) HT_REQUIRES(HT_LOCK_STORE);
 /*
+ * A walk over the objects that were touched when it began, with a break of the lock between two, if the caller
+ * likes. One that is touched no more is left out. Needs no memory.
+ */
+struct ht_touched_walk {
+    struct ht_touched_walk *next;
+    struct ht_store *s;
+    struct ht_list *at, *last; /* the next object and the last one; at NULL: there is none */
+};
+void ht_touched_walk_begin(struct ht_touched_walk *w, struct ht_store *s, uint64_t scope) HT_REQUIRES(HT_LOCK_STORE);
+/* With a reference, or NULL. */
+struct ht_obj *ht_touched_walk_next(struct ht_touched_walk *w) HT_REQUIRES(HT_LOCK_STORE);
+void ht_touched_walk_end(struct ht_touched_walk *w) HT_REQUIRES(HT_LOCK_STORE);
+
+/*
  * References to all touched objects of a scope, in a malloc'd array (count returned), for loops that release the lock.
+ * Releases the lock in between.
  */
 int ht_scope_collect(struct ht_store *s, uint64_t scope, struct ht_obj ***out, size_t *out_count)
     HT_REQUIRES(HT_LOCK_STORE) HT_MUST_CHECK;
 /*
  * Calls visit for each object that was touched at the beginning. Releases the lock in between (slice.h), and visit may,
- * with this slice. With NULL, or without memory for a list, it does not: visit gets NULL then.
+ * with this slice. With NULL it does not: visit gets NULL then.
  */
 typedef void ht_scope_visit(struct ht_obj *o, struct ht_slice *slice, void *ctx);
 void ht_scope_visit_touched(struct ht_store *s, uint64_t scope, struct ht_slice *slice, ht_scope_visit *visit,
                             void *ctx) HT_REQUIRES(HT_LOCK_STORE);
+
+/* Objects of a scope that get something to publish while it is published in slices; some more than once. */
+enum { HT_SCOPE_CHANGES_MAX = 512 };
+struct ht_scope_changes {
+    struct ht_store *s;
+    const struct ht_scope *scope;
+    unsigned count;
+    bool more; /* than obj has room for */
+    struct ht_obj *obj[HT_SCOPE_CHANGES_MAX];
+};
+/* One at a time: in a transaction. */
+void ht_scope_changes_begin(struct ht_scope_changes *c, struct ht_store *s, uint64_t scope) HT_REQUIRES(HT_LOCK_STORE);
+void ht_scope_changes_clear(struct ht_scope_changes *c) HT_REQUIRES(HT_LOCK_STORE);
+void ht_scope_changes_end(struct ht_scope_changes *c) HT_REQUIRES(HT_LOCK_STORE);
+/* It has something new to publish. */
+void ht_scope_note_change(struct ht_obj *o) HT_REQUIRES(HT_LOCK_STORE);
 
 /* found_bytes of a scope; 0: it is not in memory. */
 uint64_t ht_scope_found_bytes(struct ht_store *s, uint64_t scope) HT_EXCLUDES(HT_LOCK_STORE);

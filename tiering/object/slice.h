@@ -10,20 +10,9 @@
 
 #include "tiering/base/base.h"
 #include "tiering/base/guarded.h"
+#include "tiering/base/slice.h"
 
 struct ht_store;
-
-/* No lock is held longer than a slice: this long, or this many steps of the loop. */
-#define HT_SLICE_NS UINT64_C(400000)
-enum { HT_SLICE_STEPS = 1024 };
-
-/* All zeros at the beginning of a loop. */
-struct ht_slice {
-    uint64_t began_ns;
-    unsigned steps;
-    unsigned ended; /* how often the lock was released */
-    bool last;      /* it is released no more; set by the caller */
-};
 
 /*
  * After each step of the loop. At the end of a slice it releases the lock and takes it again. If threads wait for the

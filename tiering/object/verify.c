@@ -169,8 +169,12 @@ static uint64_t check_table(const struct ht_obj *o, void *p, unsigned height, ui
         check_leaf(o, &l->chunk[!index], index + !index, HT_LEAF_CHUNKS - !index, all);
         return sizeof(*l);
     }
-    for (uint64_t k = 0; k < HT_NODE_SLOTS; k++)
-        bytes += check_table(o, ((struct ht_node *)p)->slot[k], height - 1, index | k << (shift - HT_NODE_SHIFT), all);
+    const struct ht_node *n = p;
+    for (uint64_t k = 0; k < HT_NODE_SLOTS; k++) {
+        uint32_t unpublished = all->unpublished;
+        bytes += check_table(o, n->slot[k], height - 1, index | k << (shift - HT_NODE_SHIFT), all);
+        assert((n->unpublished >> k & 1) == (all->unpublished > unpublished));
+    }
     assert(bytes > sizeof(struct ht_node));
     return bytes;
 }
@@ -291,8 +295,8 @@ static void check_space(struct ht_store *s, bool idle) HT_REQUIRES(HT_LOCK_STORE
     uint64_t deferred = pending_free(s, &s->frees.logged) + pending_free(s, &s->frees.open);
 
     ht_alloc_verify(s->alloc, deferred);
-    for (size_t b = 0; w.count && b < s->objects.table_size; b++)
-        for (struct ht_obj *o = s->objects.table[b]; o; o = o->next)
+    for (size_t b = 0; w.count && b < s->objects.table.count; b++)
+        for (struct ht_obj *o = *ht_bucket_at(&s->objects.table, b); o; o = o->next)
             count_owners(&w, o);
     for (size_t i = 0; i < places; i++) {
         uint32_t owners = ht_refcount_at(s, i)->owners;
@@ -341,9 +345,9 @@ void ht_objects_verify(struct ht_store *s, bool idle)
     uint64_t tables_bytes = 0;
     size_t count = 0, listed = 0;
 
-    for (size_t b = 0; b < s->objects.table_size; b++)
-        for (struct ht_obj *o = s->objects.table[b]; o; o = o->next) {
-            assert((ht_id_hash(o->oid) & (s->objects.table_size - 1)) == b);
+    for (size_t b = 0; b < s->objects.table.count; b++)
+        for (struct ht_obj *o = *ht_bucket_at(&s->objects.table, b); o; o = o->next) {
+            assert(ht_bucket_of(&s->objects.table, ht_id_hash(o->oid)) == b);
             check_object(o, &t, &tables_bytes);
             listed += !ht_list_empty(&o->touched) && !o->leaving && !o->ending;
             count++;

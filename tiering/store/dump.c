@@ -93,7 +93,7 @@ static bool put_chunks_of(struct ht_obj *o, struct ht_dump *d, struct walk *w) H
 /* False: the slice ends before the bucket does. An object that goes between two slices ends its bucket. */
 static bool put_bucket(struct ht_store *s, struct ht_dump *d, struct walk *w) HT_REQUIRES(HT_LOCK_STORE)
 {
-    struct ht_obj *o = s->objects.table[w->bucket];
+    struct ht_obj *o = *ht_bucket_at(&s->objects.table, w->bucket);
 
     while (w->oid && o && o->oid != w->oid)
         o = o->next;
@@ -111,9 +111,9 @@ static bool put_slice(struct ht_store *s, struct ht_dump *d, struct walk *w)
 {
     if (!ht_dump_lock(d, ht_store_mutex(s), "the store"))
         return false;
-    for (w->left = SLICE; w->left && w->bucket < s->objects.table_size && put_bucket(s, d, w); w->bucket++)
+    for (w->left = SLICE; w->left && w->bucket < s->objects.table.count && put_bucket(s, d, w); w->bucket++)
         w->left -= w->left != 0;
-    bool more = w->bucket < s->objects.table_size;
+    bool more = w->bucket < s->objects.table.count;
     ht_store_unlock(s);
     return more;
 }

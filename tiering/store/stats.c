@@ -193,8 +193,8 @@ int ht_store_walk(struct ht_store *s, int (*fn)(void *ctx, const struct ht_chunk
 
     if (!objs)
         return -ENOMEM;
-    for (size_t b = 0; b < s->objects.table_size; b++)
-        for (struct ht_obj *o = s->objects.table[b]; o; o = o->next)
+    for (size_t b = 0; b < s->objects.table.count; b++)
+        for (struct ht_obj *o = *ht_bucket_at(&s->objects.table, b); o; o = o->next)
             objs[n++] = o;
     qsort(objs, n, sizeof(*objs), by_oid);
     int rc = 0;

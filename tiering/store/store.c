@@ -414,15 +414,14 @@ static void forget_content(struct ht_obj *o) HT_REQUIRES(HT_LOCK_STORE)
 
 static void free_objects(struct ht_store *s) HT_REQUIRES(HT_LOCK_STORE)
 {
-    for (size_t b = 0; b < s->objects.table_size; b++)
-        while (s->objects.table[b]) {
-            struct ht_obj *o = s->objects.table[b];
-            s->objects.table[b] = o->next;
+    for (size_t b = 0; b < s->objects.table.count; b++)
+        for (struct ht_obj *o = *ht_bucket_at(&s->objects.table, b), *next; o; o = next) {
+            next = o->next;
             forget_content(o);
             ht_shm_free(o);
             ht_obj_free_memory(o);
         }
-    free(s->objects.table);
+    ht_buckets_free(&s->objects.table);
     ht_pool_destroy(&s->objects.pool);
     ht_id_table_free(&s->objects.scopes_by_id);
     while (s->objects.scopes) {

@@ -37,9 +37,8 @@ static void abort_chunk(struct ht_obj *o, struct ht_chunk *c, uint64_t index) HT
     ht_chunk_unlock_exclusive(o, c, index);
 }
 
-static void abort_object(struct ht_obj *o) HT_REQUIRES(HT_LOCK_STORE)
+static void abort_object(struct ht_obj *o, struct ht_slice *slice) HT_REQUIRES(HT_LOCK_STORE)
 {
-    struct ht_slice slice = {0};
     struct ht_chunk *c;
     uint64_t index = 0;
 
@@ -48,7 +47,7 @@ static void abort_object(struct ht_obj *o) HT_REQUIRES(HT_LOCK_STORE)
     {
         if (ht_chunk_in_use(c))
             abort_chunk(o, c, index);
-        ht_slice_next(o->s, &slice);
+        ht_slice_next(o->s, slice);
     }
     o->error = 0;
     o->lost = false;
@@ -66,7 +65,7 @@ static void abort_object(struct ht_obj *o) HT_REQUIRES(HT_LOCK_STORE)
     o->dead = true;
     o->deleted = true;
     if (!ht_list_empty(&o->touched)) {
-        ht_list_del(&o->touched);
+        ht_obj_untouch(o);
         ht_obj_put_locked(o);
     }
 }
@@ -88,32 +87,26 @@ static void let_changes_in(struct ht_store *s, struct ht_scope *sc) HT_REQUIRES(
     pthread_cond_broadcast(&s->waits.settled);
 }
 
-/*
- * Needs no memory: the caller has restored the names already, and must get through. Each object goes to the end of the
- * list before the lock may be released. So as many visits as there were objects at the beginning reach every object.
- */
+/* Needs no memory: the caller has restored the names already, and must get through. */
 void ht_scope_abort_objects(struct ht_store *s, uint64_t scope, bool rest)
 {
-    size_t left = 0;
+    struct ht_slice slice = {0};
+    struct ht_touched_walk w;
+    struct ht_obj *o;
 
     ht_store_lock(s);
     ht_shm_touch(s, scope);
     struct ht_scope *sc = ht_scope_find(s, scope, false);
     if (sc)
         shut_out_changes(s, sc);
-    if (sc)
-        ht_list_for_each(p, &sc->touched)
-            left++;
-    for (; left && !ht_list_empty(&sc->touched); left--) {
-        struct ht_obj *o = ht_list_entry(sc->touched.next, struct ht_obj, touched);
-        ht_list_del(&o->touched);
-        ht_list_add_tail(&sc->touched, &o->touched);
-        if (rest && o->extra->derived)
-            continue;
-        o->refs++;
-        abort_object(o);
+    ht_touched_walk_begin(&w, s, scope);
+    while ((o = ht_touched_walk_next(&w))) {
+        if (!rest || !o->extra->derived)
+            abort_object(o, &slice);
         ht_obj_put_locked(o);
+        ht_slice_next(s, &slice);
     }
+    ht_touched_walk_end(&w);
     if (sc)
         let_changes_in(s, sc);
     ht_store_unlock(s);

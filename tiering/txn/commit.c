@@ -111,6 +111,21 @@ static size_t bytes_again(size_t bytes)
     return ht_min_u64(bytes / PART, BYTES_MAX);
 }
 
+/*
+ * The same in a transaction: as much as the records take, because writers may change everything meanwhile, or as much
+ * as the log has room for. all: the records, and those of a copy.
+ */
+static size_t space_again(struct ht_store *s, size_t all, size_t bytes)
+{
+    enum { BYTES_MAX = 64 << 20 };
+    size_t again = ht_min_u64(bytes, BYTES_MAX), least = bytes_again(bytes);
+
+    while (again > least && !ht_journal_try_space(s->journal, all + again))
+        again /= 2;
+    again = ht_max_u64(again, least);
+    return ht_journal_try_space(s->journal, all + again) ? again : 0;
+}
+
 /* The transaction of a commit, with room for a copy if it can be had. */
 static int begin(struct ht_store *s, struct ht_rounds *rounds, struct ht_keep *w, struct ht_tx **out_tx)
     HT_ACQUIRE_IF_0(HT_LOCK_TX) HT_NO_THREAD_SAFETY_ANALYSIS
@@ -140,11 +155,13 @@ static int prepare(struct ht_store *s, const struct ht_rounds *rounds, struct ht
 
     if (rc)
         return rc;
-    size_t all = bytes + (w->made ? w->k->bytes : 0), again = bytes_again(bytes);
-    if (!ht_journal_try_space(s->journal, all + again))
-        again = 0;
-    tx->again_bytes = again / (w->made ? 4 : 2); /* a chunk's second record, that of the copy, and as much aside */
+    size_t all = bytes + (w->made ? w->k->bytes : 0), again = space_again(s, all, bytes);
     rc = ht_tx_expect(tx, all + again);
+    if (rc && again) {
+        again = 0;
+        rc = ht_tx_expect(tx, all);
+    }
+    tx->again_bytes = again / (w->made ? 4 : 2); /* a chunk's second record, that of the copy, and as much aside */
     if (!rc && rounds->rest && ht_scope_edited(s, rounds->scope))
         rc = -EBUSY;
     if (rc)

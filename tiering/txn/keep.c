@@ -77,9 +77,8 @@ void ht_copy_reserve(struct ht_copy *k, uint64_t from, uint64_t bytes)
 }
 
 /* At most half of the hash is in use. */
-static int grow_table(struct ht_copy *k)
+static int grow_table(struct ht_copy *k, size_t size)
 {
-    size_t size = k->table_size ? 2 * k->table_size : TABLE_START;
     size_t *table = calloc(size, sizeof(*table));
 
     if (!table)
@@ -92,9 +91,8 @@ static int grow_table(struct ht_copy *k)
     return 0;
 }
 
-static int grow_ids(struct ht_copy *k)
+static int grow_ids(struct ht_copy *k, size_t cap)
 {
-    size_t cap = k->cap ? 2 * k->cap : IDS_START;
     struct ht_copy_id *ids = realloc(k->ids, cap * sizeof(*ids));
 
     if (!ids)
@@ -104,11 +102,22 @@ static int grow_ids(struct ht_copy *k)
     return 0;
 }
 
+int ht_copy_expect(struct ht_copy *k, size_t count)
+{
+    size_t size = TABLE_START;
+
+    while (size <= 2 * (k->count + count))
+        size *= 2;
+    if (size > k->table_size && grow_table(k, size))
+        return -ENOMEM;
+    return k->count + count > k->cap ? grow_ids(k, k->count + count) : 0;
+}
+
 uint64_t ht_copy_add(struct ht_copy *k, uint64_t from)
 {
-    if (2 * k->count >= k->table_size && grow_table(k))
+    if (2 * k->count >= k->table_size && grow_table(k, k->table_size ? 2 * k->table_size : TABLE_START))
         return 0;
-    if (k->count == k->cap && grow_ids(k))
+    if (k->count == k->cap && grow_ids(k, k->cap ? 2 * k->cap : IDS_START))
         return 0;
     const struct ht_copy_id id = {.from = from, .to = ht_store_new_id(k->s)};
     if (!id.to)
@@ -249,11 +258,14 @@ static void settle_log(struct ht_copy *k, size_t reserved, size_t needed)
 static void drop_objects(struct ht_keep *w) HT_REQUIRES(HT_LOCK_STORE)
 {
     struct ht_store *s = w->k->s;
+    struct ht_slice slice = HT_SLICE_RESTING;
 
     for (size_t i = 0; i < w->k->count; i++) {
         struct ht_obj *o = ht_obj_find_locked(s, w->k->ids[i].to);
         if (o)
             take_back(o);
+        ht_lock_step();
+        ht_slice_next(s, &slice);
     }
     ht_alloc_unreserve(s->alloc, w->reserved_blocks);
     w->reserved_blocks = 0;
@@ -283,7 +295,7 @@ static int make_objects(struct ht_keep *w) HT_REQUIRES(HT_LOCK_STORE)
     struct ht_store *s = k->s;
     struct ht_scope *sc = ht_scope_find(s, k->to, true);
     uint64_t objects = 0, made = 0, made_chunks = 0;
-    struct ht_slice slice = {0};
+    struct ht_slice slice = HT_SLICE_RESTING;
     struct need n = {0};
 
     assert(k->to); /* names have made its directory */
@@ -441,7 +453,7 @@ static int share_object(struct ht_keep *w, struct ht_obj *o, struct ht_obj *copy
 static int share_objects(struct ht_keep *w) HT_REQUIRES(HT_LOCK_STORE)
 {
     struct ht_store *s = w->k->s;
-    struct ht_slice slice = {0};
+    struct ht_slice slice = HT_SLICE_RESTING;
     int rc = 0;
 
     for (size_t i = 0; !rc && i < w->k->count; i++) {
@@ -479,7 +491,7 @@ static void put_objects(struct ht_keep *w, struct ht_tx *tx) HT_REQUIRES(HT_LOCK
 {
     struct ht_store *s = w->k->s;
     size_t count = HT_MUTANT("kept-half") ? w->k->count / 2 : w->k->count;
-    struct ht_slice slice = {0};
+    struct ht_slice slice = HT_SLICE_RESTING;
 
     for (size_t i = 0; i < count; i++) {
         struct ht_obj *o = ht_obj_find_locked(s, w->k->ids[i].to);

@@ -92,7 +92,7 @@ static void note_delete(struct ht_tx *tx, struct ht_obj *o) HT_REQUIRES(HT_LOCK_
     ht_record_end(&tx->records, mark);
     if (ht_list_empty(&o->touched))
         o->refs++;
-    ht_list_del(&o->touched); /* takes over the reference of the scope's list */
+    ht_obj_untouch(o); /* takes over the reference of the scope's list */
     ht_list_add_tail(&tx->deleted, &o->touched);
 }
 
@@ -143,13 +143,9 @@ static void publish_chunks(struct ht_obj *o, struct ht_tx *tx, struct ht_slice *
     struct ht_chunk *c;
     uint64_t index = 0;
 
-    ht_chunk_for_each_from(c, o, index)
+    ht_chunk_for_each_unpublished(c, o, index)
     {
-        if (!o->unpublished)
-            break;
-        if (!ht_chunk_leaf(c)->unpublished)
-            index = ht_leaf_last(index);
-        else if (ht_chunk_unpublished(c)) {
+        if (ht_chunk_unpublished(c)) {
             publish_chunk(o, c, index, tx);
             ht_chunk_trim(o, index);
         }
@@ -211,13 +207,9 @@ static void add_pending(struct ht_obj *o, struct ht_slice *slice, void *ctx) HT_
     n->bytes += (size_t)(o->dirty + o->writing) * (HT_CHUNK_RECORD_BYTES + HT_FRAG_RECORD_BYTES);
     struct ht_chunk *c;
     uint64_t index = 0;
-    ht_chunk_for_each_from(c, o, index)
+    ht_chunk_for_each_unpublished(c, o, index)
     {
-        if (!o->unpublished)
-            break;
-        if (!ht_chunk_leaf(c)->unpublished)
-            index = ht_leaf_last(index);
-        else if (c->flags & HT_CH_CUR)
+        if (c->flags & HT_CH_CUR)
             n->bytes += HT_CHUNK_RECORD_BYTES + HT_FRAG_RECORD_BYTES + ht_ref_extra_bytes(&c->cur);
         else if (c->flags & HT_CH_GONE)
             n->bytes += HT_CHUNK_DEL_RECORD_BYTES;
@@ -228,7 +220,7 @@ static void add_pending(struct ht_obj *o, struct ht_slice *slice, void *ctx) HT_
 
 void ht_obj_publish(struct ht_obj *o, struct ht_tx *tx)
 {
-    struct ht_slice slice = {0};
+    struct ht_slice slice = HT_SLICE_RESTING;
 
     ht_store_lock(o->s);
     tx->found_bytes = o->scope->found_bytes;
@@ -247,7 +239,7 @@ static void bury(struct ht_obj *o) HT_REQUIRES(HT_LOCK_STORE)
     o->dead = true;
     o->refs++;
     if (!ht_list_empty(&o->touched)) {
-        ht_list_del(&o->touched);
+        ht_obj_untouch(o);
         ht_obj_put_locked(o);
     }
     ht_obj_put_locked(o);
@@ -281,7 +273,7 @@ int ht_obj_set_scope(struct ht_obj *o, uint64_t scope, struct ht_tx *tx)
     if (!rc && !o->leaving) {
         ht_obj_join(o, sc);
         if (touched) { /* the reference moves, too */
-            ht_list_del(&o->touched);
+            ht_obj_untouch(o);
             ht_list_add_tail(&sc->touched, &o->touched);
         }
         if (o->published)
@@ -310,33 +302,56 @@ static void publish_touched(struct ht_obj *o, struct ht_slice *slice, void *ctx)
     }
 }
 
+/* Everything that changed during a publication in slices, once it is little enough. */
+static void publish_changes(struct ht_scope_changes *c, struct publication *p) HT_REQUIRES(HT_LOCK_STORE)
+{
+    for (unsigned i = 0; i < c->count; i++)
+        publish_touched(c->obj[i], NULL, p);
+}
+
 /*
  * A large scope in slices, and then at once what changed meanwhile. So the transaction has the scope as it is at one
- * moment, and threads hardly wait for the lock.
+ * moment, and threads hardly wait for the lock. While too much has changed for that, again in slices: each time takes a
+ * part of the time before, unless writers are faster.
  */
 void ht_scope_publish(struct ht_store *s, uint64_t scope, bool rest, struct ht_tx *tx)
 {
+    enum { TIMES_MAX = 8 };
     struct publication p = {.tx = tx, .rest = rest};
-    struct ht_slice slice = {0};
+    struct ht_scope_changes changes;
+    struct ht_slice slice;
+    unsigned times = 0;
 
     ht_store_lock(s);
-    ht_scope_visit_touched(s, scope, &slice, publish_touched, &p);
-    if (slice.ended)
+    ht_scope_changes_begin(&changes, s, scope);
+    do {
+        slice = (struct ht_slice)HT_SLICE_RESTING;
+        ht_scope_changes_clear(&changes);
+        ht_scope_visit_touched(s, scope, &slice, publish_touched, &p);
+    } while (slice.ended && changes.more && ++times < TIMES_MAX);
+    if (slice.ended && changes.more)
         ht_scope_visit_touched(s, scope, NULL, publish_touched, &p);
+    else if (slice.ended)
+        publish_changes(&changes, &p);
+    ht_scope_changes_end(&changes);
     ht_store_unlock(s);
+}
+
+static void note_edited(struct ht_obj *o, struct ht_slice *slice, void *ctx) HT_REQUIRES(HT_LOCK_STORE)
+{
+    bool *edited = ctx;
+
+    (void)slice;
+    *edited |= o->extra->derived && is_edited(o);
 }
 
 bool ht_scope_edited(struct ht_store *s, uint64_t scope)
 {
+    struct ht_slice slice = HT_SLICE_RESTING;
     bool edited = false;
 
     ht_store_lock(s);
-    struct ht_scope *sc = ht_scope_find(s, scope, false);
-    if (sc)
-        ht_list_for_each(p, &sc->touched) {
-            const struct ht_obj *o = ht_list_entry(p, struct ht_obj, touched);
-            edited |= o->extra->derived && is_edited(o);
-        }
+    ht_scope_visit_touched(s, scope, &slice, note_edited, &edited);
     ht_store_unlock(s);
     return edited;
 }
@@ -353,7 +368,7 @@ uint64_t ht_scope_edits_published(struct ht_store *s, uint64_t scope)
 size_t ht_obj_pending_bytes(struct ht_obj *o)
 {
     struct pending n = {.bytes = HT_OBJECT_RECORD_BYTES};
-    struct ht_slice slice = {0};
+    struct ht_slice slice = HT_SLICE_RESTING;
 
     ht_store_lock(o->s);
     add_pending(o, &slice, &n);
@@ -364,7 +379,7 @@ size_t ht_obj_pending_bytes(struct ht_obj *o)
 size_t ht_scope_pending_object_bytes(struct ht_store *s, uint64_t scope, bool rest)
 {
     struct pending n = {.rest = rest};
-    struct ht_slice slice = {0};
+    struct ht_slice slice = HT_SLICE_RESTING;
 
     ht_store_lock(s);
     ht_scope_visit_touched(s, scope, &slice, add_pending, &n);

@@ -464,8 +464,8 @@ static int settle_shared(struct ht_store *s, struct settling *w) HT_REQUIRES(HT_
 {
     int rc = w->count ? list_places(w) : 0;
 
-    for (size_t b = 0; !rc && w->count && b < s->objects.table_size; b++)
-        for (struct ht_obj *o = s->objects.table[b]; o; o = o->next)
+    for (size_t b = 0; !rc && w->count && b < s->objects.table.count; b++)
+        for (struct ht_obj *o = *ht_bucket_at(&s->objects.table, b); o; o = o->next)
             list_owners(w, o);
     for (size_t i = 0; !rc && i < w->count; i++)
         rc = settle_waiting(w, &w->waiting[i]);
@@ -515,8 +515,8 @@ static int settle_all(struct ht_store *s, struct settling *w)
     if (s->opts.leave_out)
         return settle_sorted(s, w);
     HT_UNSHARED(HT_LOCK_STORE);
-    for (size_t b = 0; !rc && b < s->objects.table_size; b++)
-        for (struct ht_obj *o = s->objects.table[b]; !rc && o; o = o->next)
+    for (size_t b = 0; !rc && b < s->objects.table.count; b++)
+        for (struct ht_obj *o = *ht_bucket_at(&s->objects.table, b); !rc && o; o = o->next)
             rc = settle_and_check(o, w);
     return rc;
 }

@@ -56,7 +56,7 @@ static void queue_frees(struct ht_tx *tx, uint64_t lsn, bool *out_ended)
 {
     struct ht_store *s = tx->s;
     struct ht_deferred_free *first;
-    struct ht_slice slice = {0};
+    struct ht_slice slice = HT_SLICE_RESTING;
 
     ht_store_lock(s);
     for (; (first = ht_deferred_frees_first(&s->frees.open)); ht_slice_next(s, &slice)) {

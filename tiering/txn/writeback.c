@@ -11,6 +11,7 @@
 #include "tiering/object/context.h"
 #include "tiering/object/object.h"
 #include "tiering/object/scope.h"
+#include "tiering/object/slice.h"
 #include "tiering/data/flush.h"
 #include "tiering/data/write_batch.h"
 #include "tiering/shm/shm.h"
@@ -67,15 +68,16 @@ static int write_scope(struct ht_store *s, uint64_t scope, bool rest)
 
     if (!w)
         return -ENOMEM;
+    struct ht_slice slice = {0};
     struct ht_obj **objs;
     size_t count;
     ht_store_lock(s);
     int rc = ht_scope_collect(s, scope, &objs, &count);
-    for (size_t i = 0; !rc && i < count; i++)
+    for (size_t i = 0; !rc && i < count; i++, ht_slice_next(s, &slice))
         if ((!scope || !w->error) && !(rest && objs[i]->extra->derived)) /* a model root is published whole, or not */
             write_object(w, objs[i]);
     int wrc = ht_write_batch_close(w);
-    for (size_t i = 0; !rc && i < count; i++) {
+    for (size_t i = 0; !rc && i < count; i++, ht_slice_next(s, &slice)) {
         /* A commit of a root reports failures since the last one. Outside, fsync and close of the file do. */
         if (scope && objs[i]->error && !wrc)
             wrc = objs[i]->error;

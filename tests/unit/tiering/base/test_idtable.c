@@ -25,14 +25,14 @@ START_TEST(each_is_found_by_its_number)
         ck_assert_ptr_null(ht_id_find(&t, links[i].id));
         ck_assert_int_eq(ht_id_insert(&t, &links[i]), 0);
     }
-    ck_assert_uint_ge(t.size, COUNT);
+    ck_assert_uint_ge(t.buckets.count, COUNT);
     for (unsigned i = 0; i < COUNT; i += 3)
         ht_id_remove(&t, &links[i]);
     for (unsigned i = 0; i < COUNT; i++)
         ck_assert_ptr_eq(ht_id_find(&t, id_of(i)), i % 3 ? &links[i] : NULL);
     ck_assert_uint_eq(t.count, COUNT - (COUNT + 2) / 3);
     ht_id_table_free(&t);
-    ck_assert_uint_eq(t.size, 0);
+    ck_assert_uint_eq(t.buckets.count, 0);
 }
 END_TEST
 

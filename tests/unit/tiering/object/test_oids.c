@@ -92,13 +92,13 @@ END_TEST
 /* After _i slices the table has doubled several times. */
 START_TEST(none_is_missed_or_listed_twice_when_the_table_grows)
 {
-    size_t before = s->objects.table_size;
+    size_t before = s->objects.table.count;
 
     scan_on((unsigned)_i);
     ck_assert(!scan.is_over);
     for (unsigned i = 0; i < MORE; i++)
         more[i] = make();
-    ck_assert_uint_ge(s->objects.table_size, 4 * before);
+    ck_assert_uint_ge(s->objects.table.count, 4 * before);
     expect_first();
     put_objects(more, MORE);
     put_objects(first, FIRST);

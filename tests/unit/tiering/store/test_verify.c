@@ -100,6 +100,11 @@ static void a_leaf_with_another_count(void)
     ht_chunk_leaf(chunk(1))->unpublished++;
 }
 
+static void a_node_with_another_mask(void)
+{
+    ((struct ht_node *)o->extra->root)->unpublished ^= 1;
+}
+
 static void a_leaf_of_nothing(void)
 {
     ck_assert_ptr_nonnull(ht_chunk_make(o, 1000));
@@ -303,6 +308,7 @@ static void (*const wrong[])(void) = {
     a_write_that_holds_nothing,
     no_log_bytes,
     a_leaf_with_another_count,
+    a_node_with_another_mask,
     a_leaf_of_nothing,
     a_dirty_chunk_too_many,
     blocks_that_nothing_names,
