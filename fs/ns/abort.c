@@ -96,13 +96,13 @@ static void revert_inode(struct ht_ns *ns, struct ht_ns_shadow *s) HT_REQUIRES(H
     }
 }
 
-static void take_list(struct ht_list *from, struct ht_list *to)
+static void take_list(struct ht_ns *ns, struct ht_list *from, struct ht_list *to) HT_REQUIRES(HT_LOCK_NAMES)
 {
     ht_list_init(to);
     while (!ht_list_empty(from)) {
-        struct ht_list *first = from->next;
-        ht_list_del(first);
-        ht_list_add_tail(to, first);
+        struct ht_ns_shadow *first = ht_list_entry(from->next, struct ht_ns_shadow, link);
+        ht_ns_shadow_leave(ns, first);
+        ht_list_add_tail(to, &first->link);
     }
 }
 
@@ -151,7 +151,7 @@ void ht_ns_abort(void *ctx, uint64_t scope)
     entry_count = root->entry_count;
     root->whole = false;
     revert_entries(ns, root);
-    take_list(&root->shadows, &shadows);
+    take_list(ns, &root->shadows, &shadows);
     ht_list_for_each_safe(p, next, &shadows)
         revert_inode(ns, ht_list_entry(p, struct ht_ns_shadow, link));
     ht_rwlock_unlock(ht_ns_lock(ns));

@@ -4,15 +4,18 @@
  *
  * The copy gets inodes, names and attributes as they are when the transaction has begun: from then on until its end no
  * other thread changes any of them. Only times may still change, by threads that read and write: these are taken when
- * the commit has published them. Until that moment nothing leads to the copy, and the log does not know it.
+ * the commit has published them. Until that moment nothing leads to the copy, and the log does not know it. Its inodes
+ * are STALE until then, so that no number leads to them either.
  *
- * ns.lock held for writing, inside a transaction.
+ * ns.lock held for writing, inside a transaction. Loops over the files release it now and then (fs/ns/slice.h).
  */
 #include "fs/ns/ns_priv.h"
 #include "fs/ns/kept.h"
 #include "fs/ns/pending.h"
 #include "fs/ns/scope.h"
 #include "fs/ns/shadow.h"
+#include "fs/ns/slice.h"
+#include "fs/ns/tree.h"
 #include "tiering/api/digest.h"
 
 #include <stdio.h>
@@ -26,6 +29,7 @@ struct ht_ns_copying {
     struct ht_ns_entry *name; /* of a clone; NULL: a kept step */
     struct ht_ns_kept about;
     bool reserved; /* the record of the kept step */
+    struct ht_slice slice;
 };
 
 /* ------------------------------------------------------------------ inodes */
@@ -67,6 +71,7 @@ static int copy_inode(struct ht_ns *ns, struct ht_copy *k, const struct ht_ns_in
         return rc;
     *out = i;
     i->cur = from->cur;
+    i->flags |= HT_NS_STALE;
     ht_ns_inode_set_root(ns, i, ns->copying->root);
     if (S_ISCHR(from->cur.mode) || S_ISBLK(from->cur.mode))
         i->u.rdev = from->u.rdev;
@@ -78,16 +83,34 @@ static int copy_inode(struct ht_ns *ns, struct ht_copy *k, const struct ht_ns_in
     return rc;
 }
 
+/* Memory for all. Large pieces take a while, so the lock is released. */
+static int expect_inodes(struct ht_ns *ns, struct ht_copy *k) HT_REQUIRES(HT_LOCK_NAMES)
+{
+    struct ht_ns_copying *c = ns->copying;
+    int rc;
+
+    ht_rwlock_unlock(ht_ns_lock(ns));
+    c->to = calloc(c->from.count, sizeof(*c->to));
+    rc = c->to ? ht_copy_expect(k, c->from.count) : -ENOMEM;
+    ht_rwlock_wrlock(ht_ns_lock(ns));
+    return rc;
+}
+
+/* Others' files get no names of who clones. */
+static bool is_allowed(const struct ht_copy *k, const struct ht_ns_inode *from) HT_REQUIRES(HT_LOCK_NAMES)
+{
+    return !k->clone || k->clone->uid == 0 || from->cur.uid == k->clone->uid;
+}
+
 static int copy_inodes(struct ht_ns *ns, struct ht_copy *k) HT_REQUIRES(HT_LOCK_NAMES)
 {
     struct ht_ns_copying *c = ns->copying;
-    int rc = 0;
+    int rc = expect_inodes(ns, k);
 
-    c->to = calloc(c->from.count, sizeof(*c->to));
-    if (!c->to)
-        return -ENOMEM;
-    for (size_t n = 0; rc == 0 && n < c->from.count; n++)
-        rc = copy_inode(ns, k, c->from.inodes[n], &c->to[n]);
+    for (size_t n = 0; rc == 0 && n < c->from.count; n++) {
+        rc = is_allowed(k, c->from.inodes[n]) ? copy_inode(ns, k, c->from.inodes[n], &c->to[n]) : -EPERM;
+        ht_ns_slice_next(ns, &c->slice);
+    }
     return rc;
 }
 
@@ -122,6 +145,7 @@ static int copy_dir(struct ht_ns *ns, struct ht_copy *k, const struct ht_ns_inod
         const struct ht_ns_entry *e = ht_ns_dir_entry(d, s);
         if (e)
             rc = copy_entry(ns, k, e, to);
+        ht_ns_slice_next(ns, &ns->copying->slice);
     }
     return rc;
 }
@@ -131,9 +155,11 @@ static int copy_names(struct ht_ns *ns, struct ht_copy *k) HT_REQUIRES(HT_LOCK_N
     struct ht_ns_copying *c = ns->copying;
     int rc = 0;
 
-    for (size_t n = 0; rc == 0 && n < c->from.count; n++)
+    for (size_t n = 0; rc == 0 && n < c->from.count; n++) {
         if (ht_ns_is_dir(c->from.inodes[n]))
             rc = copy_dir(ns, k, c->from.inodes[n], c->to[n]);
+        ht_ns_slice_next(ns, &c->slice);
+    }
     return rc;
 }
 
@@ -210,34 +236,38 @@ static int name_copy(struct ht_ns *ns, struct ht_copy *k) HT_REQUIRES(HT_LOCK_NA
 /* ------------------------------------------------------------------- whole */
 
 /* The flag is for the walk alone. The transaction keeps the members in memory. */
-static void unmark(const struct ht_ns_members *m) HT_REQUIRES(HT_LOCK_NAMES)
+static void unmark(struct ht_ns *ns, const struct ht_ns_members *m) HT_REQUIRES(HT_LOCK_NAMES)
 {
-    for (size_t n = 0; n < m->count; n++)
+    for (size_t n = 0; n < m->count; n++, ht_ns_slice_next(ns, &ns->copying->slice))
         m->inodes[n]->flags &= (uint8_t)~HT_NS_MARKED;
 }
 
-static void free_copying(struct ht_ns *ns) HT_REQUIRES(HT_LOCK_NAMES)
+/* Frees what a copy in the making had beside its inodes and names; no lock held. */
+static void free_copying(struct ht_ns_copying *c)
 {
-    struct ht_ns_copying *c = ns->copying;
-
-    ns->copying = NULL;
     free(c->from.inodes);
     free(c->to);
     free(c);
 }
 
-static void drop(struct ht_ns *ns) HT_REQUIRES(HT_LOCK_NAMES)
+static void drop_names(struct ht_ns *ns, struct ht_ns_inode *i) HT_REQUIRES(HT_LOCK_NAMES)
+{
+    while (i && i->names) {
+        struct ht_ns_entry *e = i->names;
+        ht_ns_dir_remove(ns, e->dir->u.dir, e);
+        ht_ns_entry_remove(ns, e);
+        ht_ns_entry_free(ns, e);
+    }
+}
+
+/* The caller frees it without the lock. */
+static struct ht_ns_copying *drop(struct ht_ns *ns) HT_REQUIRES(HT_LOCK_NAMES)
 {
     struct ht_ns_copying *c = ns->copying;
 
-    for (size_t n = 0; c->to && n < c->from.count; n++)
-        while (c->to[n] && c->to[n]->names) {
-            struct ht_ns_entry *e = c->to[n]->names;
-            ht_ns_dir_remove(ns, e->dir->u.dir, e);
-            ht_ns_entry_remove(ns, e);
-            ht_ns_entry_free(ns, e);
-        }
-    for (size_t n = 0; c->to && n < c->from.count; n++)
+    for (size_t n = c->to ? c->from.count : 0; n > 0; n--, ht_ns_slice_next(ns, &c->slice))
+        drop_names(ns, c->to[n - 1]);
+    for (size_t n = 0; c->to && n < c->from.count; n++, ht_ns_slice_next(ns, &c->slice))
         if (c->to[n])
             ht_ns_inode_free(ns, c->to[n]);
     if (c->name)
@@ -245,19 +275,17 @@ static void drop(struct ht_ns *ns) HT_REQUIRES(HT_LOCK_NAMES)
     if (c->reserved)
         ht_store_log_unreserve(ns->store, ht_ns_kept_log_bytes(&c->about));
     if (c->root)
-        ht_ns_root_free(ns, c->root);
-    free_copying(ns);
+        ht_ns_root_free_empty(ns, c->root);
+    ns->copying = NULL;
+    return c;
 }
 
 static int make(struct ht_ns *ns, struct ht_copy *k, struct ht_ns_inode *top) HT_REQUIRES(HT_LOCK_NAMES)
 {
     struct ht_ns_copying *c = ns->copying;
-    int rc = ht_ns_collect_tree(&c->from, top);
+    int rc = ht_ns_collect_tree(ns, &c->from, top, &c->slice);
 
-    unmark(&c->from);
-    if (rc == 0 && k->clone &&
-        ht_ns_first_foreign(&c->from, k->clone->uid)) /* others' files get no names of the caller */
-        rc = -EPERM;
+    unmark(ns, &c->from);
     if (rc == 0) {
         c->root = ht_ns_root_new(ns, 0);
         rc = c->root ? 0 : -ENOMEM;
@@ -279,6 +307,7 @@ static int make(struct ht_ns *ns, struct ht_copy *k, struct ht_ns_inode *top) HT
 int ht_ns_copy(void *ctx, struct ht_copy *k)
 {
     struct ht_ns *ns = ctx;
+    struct ht_ns_copying *dropped = NULL;
     struct ht_ns_inode *top;
     int rc;
 
@@ -287,27 +316,33 @@ int ht_ns_copy(void *ctx, struct ht_copy *k)
     ns->copying = calloc(1, sizeof(*ns->copying));
     rc = !ns->copying ? -ENOMEM : !top || (top->flags & HT_NS_MODEL_ROOT) == 0 ? -ESTALE : make(ns, k, top);
     if (rc != 0 && ns->copying)
-        drop(ns);
+        dropped = drop(ns);
     ht_rwlock_unlock(ht_ns_lock(ns));
+    if (dropped)
+        free_copying(dropped);
     return rc;
 }
 
 void ht_ns_copy_dropped(void *ctx, struct ht_copy *k)
 {
     struct ht_ns *ns = ctx;
+    struct ht_ns_copying *dropped;
     struct ht_ns_kept_step *x;
 
     ht_rwlock_wrlock(ht_ns_lock(ns));
     x = ht_ns_kept_step(ns, k->to);
     if (x)
         ht_ns_kept_remove(ns, x);
-    drop(ns);
+    dropped = drop(ns);
     ht_rwlock_unlock(ht_ns_lock(ns));
+    free_copying(dropped);
 }
 
-static void put_inode(struct ht_tx *tx, struct ht_ns_inode *i) HT_REQUIRES(HT_LOCK_NAMES)
+/* With the published times of the inode that it is a copy of. */
+static void put_inode(struct ht_tx *tx, const struct ht_ns_inode *from, struct ht_ns_inode *i)
+    HT_REQUIRES(HT_LOCK_NAMES)
 {
-    i->flags |= HT_NS_PUBLISHED;
+    i->cur = *ht_ns_published_attr(from);
     ht_ns_put_inode(tx, i, &i->cur);
     if (S_ISLNK(i->cur.mode))
         ht_ns_put_target(tx, i);
@@ -315,6 +350,13 @@ static void put_inode(struct ht_tx *tx, struct ht_ns_inode *i) HT_REQUIRES(HT_LO
         ht_ns_put_xattr(tx, i->ino, x, 0);
     for (const struct ht_ns_entry *e = i->names; e; e = e->name_next)
         ht_ns_put_entry(tx, e, 0);
+}
+
+/* From now on numbers lead to it. */
+static void settle(struct ht_ns_inode *i) HT_REQUIRES(HT_LOCK_NAMES)
+{
+    i->flags |= HT_NS_PUBLISHED;
+    i->flags &= (uint8_t)~HT_NS_STALE;
 }
 
 /* The clone appears under its name. */
@@ -335,17 +377,19 @@ void ht_ns_copied(void *ctx, struct ht_copy *k, struct ht_tx *tx)
 
     ht_rwlock_wrlock(ht_ns_lock(ns));
     c = ns->copying;
-    for (size_t n = 0; n < c->from.count; n++)
-        c->to[n]->cur = *ht_ns_published_attr(c->from.inodes[n]);
     c->to[0]->flags |= HT_NS_MODEL_ROOT | (k->clone ? 0 : HT_NS_FROZEN);
-    for (size_t n = 0; n < c->from.count; n++)
-        put_inode(tx, c->to[n]);
+    for (size_t n = 0; n < c->from.count; n++, ht_ns_slice_next(ns, &c->slice))
+        put_inode(tx, c->from.inodes[n], c->to[n]);
+    for (size_t n = c->from.count; n > 1; n--, ht_ns_slice_next(ns, &c->slice))
+        settle(c->to[n - 1]);
+    settle(c->to[0]); /* last: names lead to the others from here */
     if (k->clone)
         put_name(ns, k, tx);
     else
         ht_ns_put_kept(tx, &c->about);
     if (!k->clone)
         ht_store_wake_digest(ns->store);
-    free_copying(ns);
+    ns->copying = NULL;
     ht_rwlock_unlock(ht_ns_lock(ns));
+    free_copying(c);
 }

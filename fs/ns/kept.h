@@ -25,12 +25,6 @@ static inline bool ht_ns_frozen(const struct ht_ns_inode *i) HT_REQUIRES_SHARED(
 {
     return ht_ns_root(i)->frozen;
 }
-/* The directory and everything below it, in the order of their depth. */
-struct ht_ns_members;
-int ht_ns_collect_tree(struct ht_ns_members *m, struct ht_ns_inode *top) HT_REQUIRES(HT_LOCK_NAMES) HT_MUST_CHECK;
-/* The first member that does not belong to uid; NULL: there is none, or uid is root's. */
-const struct ht_ns_inode *ht_ns_first_foreign(const struct ht_ns_members *m, uint32_t uid)
-    HT_REQUIRES_SHARED(HT_LOCK_NAMES);
 /* The kept step with this directory; NULL: none. */
 struct ht_ns_kept_step *ht_ns_kept_step(struct ht_ns *ns, uint64_t ino) HT_REQUIRES_SHARED(HT_LOCK_NAMES);
 /* The one of this name; NULL: none. */

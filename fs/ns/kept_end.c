@@ -3,7 +3,9 @@
 #include "fs/ns/ns_priv.h"
 #include "fs/ns/kept.h"
 #include "fs/ns/pending.h"
-#include "fs/ns/scope.h"
+#include "fs/ns/shadow.h"
+#include "fs/ns/slice.h"
+#include "fs/ns/tree.h"
 
 /* Beside its own, a file has the records of its object and its state. */
 enum { END_BYTES = 4096, MEMBER_BYTES = 8 * (HT_RECORD_HEADER_BYTES + 8) };
@@ -17,19 +19,19 @@ static void put_kept_del(struct ht_tx *tx, uint64_t ino)
 
 int ht_ns_kept_end_bytes(struct ht_ns *ns, uint64_t ino, size_t *out_bytes)
 {
-    struct ht_ns_inode *i = ht_ns_inode_live(ns, ino);
-    struct ht_ns_members m = {0};
-    size_t bytes = END_BYTES;
-    int rc = i ? ht_ns_collect_tree(&m, i) : -ESTALE;
+    struct ht_ns_tree_walk w = {.top = ino, .dir = ino};
+    const struct ht_ns_entry *e;
+    size_t bytes = END_BYTES + MEMBER_BYTES;
+    struct ht_slice slice = {0};
 
-    for (size_t n = 0; n < m.count; n++) {
-        bytes += MEMBER_BYTES;
-        for (const struct ht_ns_entry *e = m.inodes[n]->names; e; e = e->name_next)
-            bytes += ht_ns_entry_log_bytes(e);
+    if (!ht_ns_inode_live(ns, ino))
+        return -ESTALE;
+    while ((e = ht_ns_tree_next(ns, &w))) {
+        bytes += MEMBER_BYTES + ht_ns_entry_log_bytes(e);
+        ht_ns_slice_next(ns, &slice);
     }
-    ht_ns_members_free(&m);
     *out_bytes = bytes;
-    return rc;
+    return 0;
 }
 
 /* Its names, its content and itself. Files that are open stay readable until the last close. */
@@ -45,6 +47,8 @@ static void end_member(struct ht_ns *ns, struct ht_ns_inode *i, struct ht_tx *tx
     i->flags |= HT_NS_STALE;
     if (ht_ns_unused(i))
         ht_ns_inode_free(ns, i);
+    else
+        ht_ns_inode_set_root(ns, i, &ns->outside);
 }
 
 static void end_names(struct ht_ns *ns, struct ht_ns_inode *i, struct ht_tx *tx) HT_REQUIRES(HT_LOCK_NAMES)
@@ -59,12 +63,16 @@ static void end_names(struct ht_ns *ns, struct ht_ns_inode *i, struct ht_tx *tx)
     }
 }
 
-/* Collecting the tree needs memory, which its end cannot wait for: takes an inode from the end of a directory each. */
+/*
+ * Collecting the tree needs memory, which its end cannot wait for: takes an inode from the end of a directory each.
+ * Releases the lock in between. The transaction keeps the directories, which have names until they are empty.
+ */
 static void end_below(struct ht_ns *ns, struct ht_ns_inode *top, struct ht_tx *tx) HT_REQUIRES(HT_LOCK_NAMES)
 {
     struct ht_ns_inode *dir = top;
+    struct ht_slice slice = {0};
 
-    while (dir != top || dir->u.dir->live > 0) {
+    for (; dir != top || dir->u.dir->live > 0; ht_ns_slice_next(ns, &slice)) {
         const struct ht_ns_dir *d = dir->u.dir;
         if (d->live == 0) {
             struct ht_ns_inode *above = d->self->dir;
@@ -97,12 +105,12 @@ void ht_ns_ended(void *ctx, uint64_t scope, enum ht_scope_end how, struct ht_tx 
     if (x) {
         struct ht_ns_inode *top = ht_ns_inode_find(ns, scope);
         struct ht_ns_root *root = ht_ns_root(top);
-        end_below(ns, top, tx);
         put_kept_del(tx, scope);
         ht_store_log_unreserve(ns->store, ht_ns_kept_log_bytes(&x->about));
-        ht_ns_kept_remove(ns, x);
-        ht_ns_root_free(ns, root);
+        ht_ns_kept_remove(ns, x); /* first: nobody finds half of a step */
+        end_below(ns, top, tx);
         end_member(ns, top, tx);
+        ht_ns_root_free_empty(ns, root);
     }
     ht_rwlock_unlock(ht_ns_lock(ns));
 }

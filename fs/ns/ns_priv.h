@@ -38,6 +38,7 @@
 
 #include "fs/ns/ns.h"
 #include "fs/ns/records.h"
+#include "tiering/base/buckets.h"
 #include "tiering/base/list.h"
 #include "tiering/base/lock.h"
 #include "tiering/base/pool.h"
@@ -52,7 +53,7 @@ enum {
     HT_NS_PUBLISHED = 1,  /* the log holds it */
     HT_NS_MODEL_ROOT = 2, /* carries an optimizer */
     HT_NS_GHOST = 4,      /* deleted below a root, and still published */
-    HT_NS_STALE = 8,      /* made and aborted; only references are left */
+    HT_NS_STALE = 8,      /* made and aborted: only references are left. Or in a copy that is not complete */
     HT_NS_MARKED = 16,    /* for one walk, under the lock */
     HT_NS_UNNAMED = 32,   /* made without a name, and may get its first one */
     HT_NS_VICTIM = 64,    /* lost its names when contradictory records were removed */
@@ -152,15 +153,14 @@ struct ht_ns {
     struct ht_pool inode_pool;
     struct ht_pool entry_pool[HT_NS_ENTRY_SIZES]; /* by their size in 8 bytes */
     HT_GUARDED_BY(HT_LOCK_NAMES) struct {
-        struct ht_ns_inode **inodes;  /* hash by number */
-        struct ht_ns_entry **entries; /* hash by directory and name */
-        uint64_t inode_mask, entry_mask;
-        uint64_t inode_count, entry_count, xattr_count;
-        uint64_t meta_bytes;
+        struct ht_buckets inodes;  /* hash by number */
+        struct ht_buckets entries; /* hash by directory and name */
+        uint64_t inode_count, entry_count, xattr_count, meta_bytes;
         struct ht_list roots;
         struct ht_ns_root outside;
         struct ht_ns_copying *copying; /* a copy of a model root that the open transaction makes, or NULL */
         struct ht_list kept, free_shadows;
+        struct ht_ns_shadow_walk *shadow_walks; /* shadow.h */
         uint32_t free_shadow_count;
         bool replaying;
         struct ht_ns_problem *problems; /* found when linking up */
@@ -280,8 +280,7 @@ void ht_ns_inode_free(struct ht_ns *ns, struct ht_ns_inode *i) HT_REQUIRES(HT_LO
 int ht_ns_inode_each(struct ht_ns *ns, int (*fn)(void *ctx, struct ht_ns_inode *i), void *ctx)
     HT_REQUIRES_SHARED(HT_LOCK_NAMES);
 /*
- * In the order of their numbers, without those that fn has freed. For fsck: its output and its repairs must not depend
- * on the hash. -ENOMEM.
+ * In the order of their numbers, without those that fn has freed: repairs must not depend on the hash. -ENOMEM.
  */
 int ht_ns_inode_each_sorted(struct ht_ns *ns, int (*fn)(void *ctx, struct ht_ns_inode *i), void *ctx)
     HT_REQUIRES_SHARED(HT_LOCK_NAMES);
@@ -336,8 +335,9 @@ struct ht_ns_entry *ht_ns_dir_entry(const struct ht_ns_dir *d, uint32_t slot) HT
 
 struct ht_ns_root *ht_ns_root_find(struct ht_ns *ns, uint64_t ino) HT_REQUIRES_SHARED(HT_LOCK_NAMES);
 struct ht_ns_root *ht_ns_root_new(struct ht_ns *ns, uint64_t ino) HT_REQUIRES(HT_LOCK_NAMES);
-/* Remaining members belong to the outside from now on. Everything was published. */
+/* Remaining members belong to the outside from now on (empty: there are none). Everything was published. */
 void ht_ns_root_free(struct ht_ns *ns, struct ht_ns_root *root) HT_REQUIRES(HT_LOCK_NAMES);
+void ht_ns_root_free_empty(struct ht_ns *ns, struct ht_ns_root *root) HT_REQUIRES(HT_LOCK_NAMES);
 void ht_ns_root_publish_locked(struct ht_ns *ns, struct ht_ns_root *root, struct ht_tx *tx) HT_REQUIRES(HT_LOCK_NAMES);
 size_t ht_ns_root_pending_bytes_locked(struct ht_ns_root *root) HT_REQUIRES_SHARED(HT_LOCK_NAMES);
 /* The part of names in a commit and an abort: see struct ht_meta_client. */

@@ -24,6 +24,7 @@
 #include "fs/ns/pending.h"
 #include "fs/ns/shadow.h"
 #include "fs/ns/scope.h"
+#include "fs/ns/slice.h"
 
 #include <assert.h>
 #include <stdlib.h>
@@ -86,12 +87,13 @@ static void publish_new(struct ht_ns *ns, struct ht_ns_entry *e, struct ht_tx *t
 /* --------------------------------------------------------- a whole root */
 
 /* Removal moves the last pending entry into the place of the removed one: going down from the end meets each once. */
-static void publish_entries(struct ht_ns *ns, struct ht_ns_root *root, struct ht_tx *tx) HT_REQUIRES(HT_LOCK_NAMES)
+static void publish_entries(struct ht_ns *ns, struct ht_ns_root *root, struct ht_tx *tx, struct ht_slice *slice)
+    HT_REQUIRES(HT_LOCK_NAMES)
 {
-    for (uint32_t n = root->entry_count; n > 0; n--)
+    for (uint32_t n = root->entry_count; n > 0; n--, ht_ns_slice_next(ns, slice))
         if (root->entries[n - 1]->state == HT_NS_GONE)
             publish_gone(ns, root->entries[n - 1], tx);
-    while (root->entry_count > 0)
+    for (; root->entry_count > 0; ht_ns_slice_next(ns, slice))
         publish_new(ns, root->entries[root->entry_count - 1], tx);
 }
 
@@ -108,18 +110,34 @@ static void publish_ghost(struct ht_ns *ns, struct ht_ns_inode *i, struct ht_tx 
     ht_ns_inode_free(ns, i);
 }
 
-/* Open orphans are published as well, because their content is: a mount deletes both. */
-void ht_ns_root_publish_locked(struct ht_ns *ns, struct ht_ns_root *root, struct ht_tx *tx)
+/*
+ * Open orphans are published as well, because their content is: a mount deletes both. Where the lock is released in
+ * between, only times change. Those of inodes that have no shadow at the beginning come with the next publication.
+ */
+static void publish_root(struct ht_ns *ns, struct ht_ns_root *root, struct ht_tx *tx, struct ht_slice *slice)
+    HT_REQUIRES(HT_LOCK_NAMES)
 {
+    struct ht_ns_shadow_walk w;
+    const struct ht_ns_shadow *s;
+
     root->whole = false;
-    publish_entries(ns, root, tx);
-    while (!ht_list_empty(&root->shadows)) {
-        struct ht_ns_inode *i = ht_list_entry(root->shadows.next, struct ht_ns_shadow, link)->inode;
+    publish_entries(ns, root, tx, slice);
+    ht_ns_shadow_walk_begin(ns, &w, &root->shadows);
+    for (; (s = ht_ns_shadow_walk_next(&w)); ht_ns_slice_next(ns, slice)) {
+        struct ht_ns_inode *i = s->inode;
         if ((i->flags & HT_NS_GHOST) != 0)
             publish_ghost(ns, i, tx);
         else
             publish_inode(ns, i, tx);
     }
+    ht_ns_shadow_walk_end(ns, &w);
+}
+
+void ht_ns_root_publish_locked(struct ht_ns *ns, struct ht_ns_root *root, struct ht_tx *tx)
+{
+    struct ht_slice all = {.last = true};
+
+    publish_root(ns, root, tx, &all);
 }
 
 static size_t inode_pending_bytes(const struct ht_ns_inode *i) HT_REQUIRES_SHARED(HT_LOCK_NAMES)
@@ -160,24 +178,28 @@ static size_t times_limit(struct ht_ns *ns)
     return (size_t)ht_max_u64((st.log.log_bytes - st.log.used_bytes) / SHARE_OF_FREE_LOG, LIMIT_MIN);
 }
 
-static size_t times_bytes(struct ht_ns *ns, size_t limit) HT_REQUIRES_SHARED(HT_LOCK_NAMES)
+/* Of inodes on the list; at most about so many bytes. Releases the lock in between. */
+static size_t shadows_bytes(struct ht_ns *ns, struct ht_list *shadows, size_t limit) HT_REQUIRES(HT_LOCK_NAMES)
 {
+    struct ht_ns_shadow_walk w;
+    const struct ht_ns_shadow *s;
+    struct ht_slice slice = {0};
     size_t bytes = 0;
 
-    ht_list_for_each(p, &ns->outside.shadows) {
-        if (bytes >= limit)
-            break;
-        bytes += inode_pending_bytes(ht_list_entry(p, struct ht_ns_shadow, link)->inode);
-    }
+    ht_ns_shadow_walk_begin(ns, &w, shadows);
+    for (; bytes < limit && (s = ht_ns_shadow_walk_next(&w)); ht_ns_slice_next(ns, &slice))
+        bytes += inode_pending_bytes(s->inode);
+    ht_ns_shadow_walk_end(ns, &w);
     return bytes;
 }
 
-/* Counts as times_bytes did. Times that were touched since, also by reads of other threads, come later. */
+/* Counts as shadows_bytes did. Times that were touched since, also by reads of other threads, come later. */
 static void publish_times(struct ht_ns *ns, size_t bytes, struct ht_tx *tx) HT_REQUIRES(HT_LOCK_NAMES)
 {
     struct ht_list *shadows = &ns->outside.shadows;
+    struct ht_slice slice = {0};
 
-    while (!ht_list_empty(shadows) && bytes > 0) {
+    for (; !ht_list_empty(shadows) && bytes > 0; ht_ns_slice_next(ns, &slice)) {
         struct ht_ns_inode *i = ht_list_entry(shadows->next, struct ht_ns_shadow, link)->inode;
         bytes -= ht_min_u64(bytes, inode_pending_bytes(i));
         ht_ns_put_inode(tx, i, &i->cur);
@@ -191,9 +213,24 @@ bool ht_ns_is_changed(struct ht_ns *ns, uint64_t ino)
 {
     ht_rwlock_rdlock(ht_ns_lock(ns));
     struct ht_ns_root *root = ht_ns_root_find(ns, ino);
-    bool changed = root && ht_ns_root_pending_bytes_locked(root) != 0;
+    bool changed = root && (root->entry_count > 0 || !ht_list_empty(&root->shadows));
     ht_rwlock_unlock(ht_ns_lock(ns));
     return changed;
+}
+
+/* Outside of a transaction names come and go between two slices, and so may the root. */
+static size_t root_bytes(struct ht_ns *ns, uint64_t scope) HT_REQUIRES(HT_LOCK_NAMES)
+{
+    struct ht_ns_root *root = ht_ns_root_find(ns, scope);
+    struct ht_slice slice = {0};
+    size_t bytes = 0;
+
+    for (uint32_t n = 0; root && n < root->entry_count; n++) {
+        bytes += ht_ns_entry_log_bytes(root->entries[n]);
+        ht_ns_slice_next(ns, &slice);
+        root = ht_ns_root_find(ns, scope);
+    }
+    return root ? bytes + shadows_bytes(ns, &root->shadows, SIZE_MAX) : 0;
 }
 
 size_t ht_ns_pending_bytes(void *ctx, uint64_t scope)
@@ -201,9 +238,8 @@ size_t ht_ns_pending_bytes(void *ctx, uint64_t scope)
     struct ht_ns *ns = ctx;
     size_t limit = scope == 0 ? times_limit(ns) : 0, bytes;
 
-    ht_rwlock_rdlock(ht_ns_lock(ns));
-    struct ht_ns_root *root = ht_ns_root_find(ns, scope);
-    bytes = root ? ht_ns_root_pending_bytes_locked(root) : times_bytes(ns, limit);
+    ht_rwlock_wrlock(ht_ns_lock(ns));
+    bytes = scope == 0 ? shadows_bytes(ns, &ns->outside.shadows, limit) : root_bytes(ns, scope);
     ht_rwlock_unlock(ht_ns_lock(ns));
     return bytes;
 }
@@ -211,11 +247,12 @@ size_t ht_ns_pending_bytes(void *ctx, uint64_t scope)
 void ht_ns_publish(void *ctx, uint64_t scope, size_t expected_bytes, struct ht_tx *tx)
 {
     struct ht_ns *ns = ctx;
+    struct ht_slice slice = {0};
 
     ht_rwlock_wrlock(ht_ns_lock(ns));
     struct ht_ns_root *root = ht_ns_root_find(ns, scope);
     if (root)
-        ht_ns_root_publish_locked(ns, root, tx);
+        publish_root(ns, root, tx, &slice);
     else if (scope == 0) /* a scope that is no model root has nothing */
         publish_times(ns, expected_bytes, tx);
     ht_rwlock_unlock(ht_ns_lock(ns));

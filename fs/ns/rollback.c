@@ -11,7 +11,8 @@
  *   4. attributes, and times last
  *
  * So files that are still there keep their number: open files and mappings show the step. Everything happens in one
- * transaction, in which no other thread changes names. Step 3 releases the lock where a deletion calls the hook.
+ * transaction, in which no other thread changes names. Step 3 releases the lock where a deletion calls the hook, and
+ * all loops over the files release it now and then (fs/ns/slice.h). So readers of names may see both meanwhile.
  */
 #include "fs/ns/ns_priv.h"
 #include "fs/ns/content.h"
@@ -19,6 +20,8 @@
 #include "fs/ns/pending.h"
 #include "fs/ns/scope.h"
 #include "fs/ns/shadow.h"
+#include "fs/ns/slice.h"
+#include "fs/ns/tree.h"
 
 #include <stdlib.h>
 
@@ -34,7 +37,13 @@ struct rollback {
     struct match *matches; /* in the order of their depth; the first is the directory of the root */
     struct match **sorted; /* the same by number of from */
     size_t count;
+    struct ht_slice slice;
 };
+
+static void next_step(struct rollback *r) HT_REQUIRES(HT_LOCK_NAMES)
+{
+    ht_ns_slice_next(r->op.ns, &r->slice);
+}
 
 /* ------------------------------------------------------------------- match */
 
@@ -95,7 +104,7 @@ static void match_children(struct rollback *r, const struct match *dir) HT_REQUI
 {
     const struct ht_ns_dir *d = dir->from->u.dir;
 
-    for (uint32_t s = 0; s < d->slot_count; s++) {
+    for (uint32_t s = 0; s < d->slot_count; s++, next_step(r)) {
         const struct ht_ns_entry *e = ht_ns_dir_entry(d, s);
         struct match *m = e ? match_of(r, e->inode) : NULL;
         const struct ht_ns_entry *living = m && !m->to ? ht_ns_entry_find(r->op.ns, dir->to, e->name, e->len) : NULL;
@@ -109,10 +118,10 @@ static void match_children(struct rollback *r, const struct match *dir) HT_REQUI
 static void match_all(struct rollback *r) HT_REQUIRES(HT_LOCK_NAMES)
 {
     r->matches[0].to = r->top;
-    for (size_t n = 0; n < r->count; n++)
+    for (size_t n = 0; n < r->count; n++, next_step(r))
         if (r->matches[n].to && ht_ns_is_dir(r->matches[n].from))
             match_children(r, &r->matches[n]);
-    for (size_t n = 0; n < r->count; n++)
+    for (size_t n = 0; n < r->count; n++, next_step(r))
         if (r->matches[n].to)
             r->matches[n].to->flags &= (uint8_t)~HT_NS_MARKED;
 }
@@ -120,8 +129,11 @@ static void match_all(struct rollback *r) HT_REQUIRES(HT_LOCK_NAMES)
 static int list_step(struct rollback *r, struct ht_ns_inode *kept) HT_REQUIRES(HT_LOCK_NAMES)
 {
     struct ht_ns_members m = {0};
-    int rc = ht_ns_collect_tree(&m, kept);
+    int rc = ht_ns_collect_tree(r->op.ns, &m, kept, &r->slice);
 
+    for (size_t n = 0; n < m.count; n++, next_step(r))
+        m.inodes[n]->flags &= (uint8_t)~HT_NS_MARKED;
+    ht_ns_op_unlock(&r->op); /* sorting takes a while */
     if (rc == 0) {
         r->matches = calloc(m.count, sizeof(*r->matches));
         r->sorted = calloc(m.count, sizeof(*r->sorted));
@@ -132,9 +144,10 @@ static int list_step(struct rollback *r, struct ht_ns_inode *kept) HT_REQUIRES(H
         r->matches[n].from = m.inodes[n];
         r->sorted[n] = &r->matches[n];
     }
-    ht_ns_members_free(&m);
+    free(m.inodes);
     if (rc == 0)
         qsort(r->sorted, r->count, sizeof(struct match *), compare);
+    ht_ns_op_lock(&r->op);
     return rc;
 }
 
@@ -184,7 +197,7 @@ static int make_all(struct rollback *r) HT_REQUIRES(HT_LOCK_NAMES)
 {
     int rc = 0;
 
-    for (size_t n = 0; rc == 0 && n < r->count; n++)
+    for (size_t n = 0; rc == 0 && n < r->count; n++, next_step(r))
         if (!r->matches[n].to)
             rc = make_one(r, &r->matches[n]);
     return rc;
@@ -238,7 +251,7 @@ static int end_names(struct rollback *r, const struct match *dir) HT_REQUIRES(HT
     const struct ht_ns_dir *d = dir->to->u.dir;
     int rc = 0;
 
-    for (uint32_t s = d->slot_count; rc == 0 && s > 0; s--) {
+    for (uint32_t s = d->slot_count; rc == 0 && s > 0; s--, next_step(r)) {
         struct ht_ns_entry *e = s <= d->slot_count ? ht_ns_dir_entry(d, s - 1) : NULL;
         const struct ht_ns_entry *kept = e ? ht_ns_entry_find(r->op.ns, dir->from, e->name, e->len) : NULL;
         if (e && !(kept && match_of(r, kept->inode)->to == e->inode))
@@ -267,7 +280,7 @@ static int add_names(struct rollback *r, const struct match *dir) HT_REQUIRES(HT
     const struct ht_ns_dir *d = dir->from->u.dir;
     int rc = 0;
 
-    for (uint32_t s = 0; rc == 0 && s < d->slot_count; s++) {
+    for (uint32_t s = 0; rc == 0 && s < d->slot_count; s++, next_step(r)) {
         const struct ht_ns_entry *e = ht_ns_dir_entry(d, s);
         if (e && !ht_ns_entry_find(r->op.ns, dir->to, e->name, e->len))
             rc = add_name(r, dir, e);
@@ -279,10 +292,10 @@ static int change_names(struct rollback *r) HT_REQUIRES(HT_LOCK_NAMES)
 {
     int rc = 0;
 
-    for (size_t n = 0; rc == 0 && n < r->count; n++)
+    for (size_t n = 0; rc == 0 && n < r->count; n++, next_step(r))
         if (ht_ns_is_dir(r->matches[n].from))
             rc = end_names(r, &r->matches[n]);
-    for (size_t n = 0; rc == 0 && n < r->count; n++)
+    for (size_t n = 0; rc == 0 && n < r->count; n++, next_step(r))
         if (ht_ns_is_dir(r->matches[n].from))
             rc = add_names(r, &r->matches[n]);
     return rc;
@@ -329,14 +342,14 @@ static int change_attributes(struct rollback *r, const struct match *m) HT_REQUI
 /* ------------------------------------------------------------------- whole */
 
 /* Regular files, by the number in the kept step. */
-static int list_files(const struct rollback *r, struct ht_copy_id **out, size_t *out_count) HT_REQUIRES(HT_LOCK_NAMES)
+static int list_files(struct rollback *r, struct ht_copy_id **out, size_t *out_count) HT_REQUIRES(HT_LOCK_NAMES)
 {
     struct ht_copy_id *ids = calloc(r->count, sizeof(*ids));
     size_t count = 0;
 
     if (!ids)
         return -ENOMEM;
-    for (size_t n = 0; n < r->count; n++)
+    for (size_t n = 0; n < r->count; n++, next_step(r))
         if (S_ISREG(r->sorted[n]->from->cur.mode))
             ids[count++] = (struct ht_copy_id){.from = r->sorted[n]->from->ino, .to = r->sorted[n]->to->ino};
     *out = ids;
@@ -345,15 +358,15 @@ static int list_files(const struct rollback *r, struct ht_copy_id **out, size_t 
 }
 
 /* The caller takes back nothing of others, and nothing that others get. */
-static int check_owners(const struct rollback *r, uint32_t uid) HT_REQUIRES(HT_LOCK_NAMES)
+static int check_owners(struct rollback *r, uint32_t uid) HT_REQUIRES(HT_LOCK_NAMES)
 {
-    struct ht_ns_members living = {0};
-    int rc = uid != 0 ? ht_ns_collect_tree(&living, r->top) : 0;
+    struct ht_ns_tree_walk living = {.top = r->top->ino, .dir = r->top->ino};
+    const struct ht_ns_entry *e;
+    int rc = uid == 0 || r->top->cur.uid == uid ? 0 : -EPERM;
 
-    if (rc == 0 && ht_ns_first_foreign(&living, uid))
-        rc = -EPERM;
-    ht_ns_members_free(&living);
-    for (size_t n = 0; rc == 0 && uid != 0 && n < r->count; n++)
+    for (; rc == 0 && uid != 0 && (e = ht_ns_tree_next(r->op.ns, &living)); next_step(r))
+        rc = e->inode->cur.uid == uid ? 0 : -EPERM;
+    for (size_t n = 0; rc == 0 && uid != 0 && n < r->count; n++, next_step(r))
         rc = r->matches[n].from->cur.uid == uid ? 0 : -EPERM;
     return rc;
 }
@@ -376,7 +389,7 @@ static int change_tree(struct rollback *r, uint64_t kept, uint32_t uid) HT_REQUI
     }
     if (rc == 0)
         rc = change_names(r);
-    for (size_t n = 0; rc == 0 && n < r->count; n++)
+    for (size_t n = 0; rc == 0 && n < r->count; n++, next_step(r))
         rc = change_attributes(r, &r->matches[n]);
     return rc;
 }

@@ -12,6 +12,8 @@
 #include "fs/ns/pending.h"
 #include "fs/ns/shadow.h"
 #include "fs/ns/scope.h"
+#include "fs/ns/slice.h"
+#include "fs/ns/tree.h"
 
 #include <assert.h>
 #include <stdlib.h>
@@ -62,6 +64,11 @@ void ht_ns_root_free(struct ht_ns *ns, struct ht_ns_root *root)
     int rc = ht_ns_inode_each(ns, set_root_of, &s);
 
     (void)rc;
+    ht_ns_root_free_empty(ns, root);
+}
+
+void ht_ns_root_free_empty(struct ht_ns *ns, struct ht_ns_root *root)
+{
     ht_list_del(&root->link);
     ns->meta_bytes -= sizeof(*root) + (uint64_t)root->entry_cap * sizeof(struct ht_ns_entry *);
     free(root->entries);
@@ -95,36 +102,6 @@ int ht_ns_roots(struct ht_ns *ns, int (*fn)(void *ctx, uint64_t ino), void *ctx)
 }
 
 /* ------------------------------------------------------- inodes of a tree */
-
-static int add_children(struct ht_ns_members *m, const struct ht_ns_dir *d) HT_REQUIRES(HT_LOCK_NAMES)
-{
-    int rc = 0;
-
-    for (uint32_t s = 0; rc == 0 && s < d->slot_count; s++) {
-        struct ht_ns_entry *e = ht_ns_dir_entry(d, s);
-        if (e)
-            rc = ht_ns_members_add(m, e->inode);
-    }
-    return rc;
-}
-
-int ht_ns_collect_tree(struct ht_ns_members *m, struct ht_ns_inode *top)
-{
-    int rc = ht_ns_members_add(m, top);
-
-    for (size_t n = 0; rc == 0 && n < m->count; n++)
-        if (ht_ns_is_dir(m->inodes[n]))
-            rc = add_children(m, m->inodes[n]->u.dir);
-    return rc;
-}
-
-const struct ht_ns_inode *ht_ns_first_foreign(const struct ht_ns_members *m, uint32_t uid)
-{
-    for (size_t n = 0; uid != 0 && n < m->count; n++)
-        if (m->inodes[n]->cur.uid != uid)
-            return m->inodes[n];
-    return NULL;
-}
 
 /* Members are in the order of their depth: all directories above the first foreign one are the claimant's. */
 static int check_owners(const struct ht_ns_members *m, struct ht_ns_claimant *by) HT_REQUIRES_SHARED(HT_LOCK_NAMES)
@@ -252,12 +229,13 @@ static int make_locked(struct ht_ns_op *op, struct root_change *c) HT_REQUIRES(H
 {
     struct ht_ns_inode *i = ht_ns_inode_live(op->ns, c->ino);
     struct ht_ns_members m = {0};
+    struct ht_slice slice = {0};
     int rc = check_new_root(i);
 
     if (rc == 0)
         rc = ht_ns_reserve(op->ns, ht_ns_root(i), 2, 0);
     if (rc == 0)
-        rc = ht_ns_collect_tree(&m, i);
+        rc = ht_ns_collect_tree(op->ns, &m, i, &slice);
     if (rc == 0)
         rc = check_owners(&m, c->by);
     if (rc == 0)
@@ -271,16 +249,22 @@ static int make_locked(struct ht_ns_op *op, struct root_change *c) HT_REQUIRES(H
 /* An estimate, before the transaction, of the log bytes for moving everything at and below ino. */
 static int tree_bytes(struct ht_ns *ns, uint64_t ino, size_t *out_bytes)
 {
-    struct ht_ns_inode *i;
-    struct ht_ns_members m = {0};
+    struct ht_ns_tree_walk w = {.top = ino, .dir = ino};
+    const struct ht_ns_inode *i;
+    struct ht_slice slice = {0};
+    uint64_t members = 1, most;
     int rc;
 
     ht_rwlock_wrlock(ht_ns_lock(ns));
+    most = ns->entry_count; /* names that others move meanwhile are met again */
     i = ht_ns_inode_live(ns, ino);
-    rc = !i ? -ESTALE : !ht_ns_is_dir(i) ? -ENOTDIR : ht_ns_collect_tree(&m, i);
-    *out_bytes = ROOT_BYTES + m.count * (OBJECT_MOVE_BYTES + HT_NS_INODE_RECORD_BYTES);
-    ht_ns_members_free(&m);
+    rc = !i ? -ESTALE : !ht_ns_is_dir(i) ? -ENOTDIR : 0;
+    while (rc == 0 && members <= most && ht_ns_tree_next(ns, &w)) {
+        members++;
+        ht_ns_slice_next(ns, &slice);
+    }
     ht_rwlock_unlock(ht_ns_lock(ns));
+    *out_bytes = ROOT_BYTES + members * (OBJECT_MOVE_BYTES + HT_NS_INODE_RECORD_BYTES);
     return rc;
 }
 

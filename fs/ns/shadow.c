@@ -64,7 +64,7 @@ void ht_ns_shadow_drop(struct ht_ns *ns, struct ht_ns_inode *i)
 
 void ht_ns_shadow_recycle(struct ht_ns *ns, struct ht_ns_shadow *s)
 {
-    ht_list_del(&s->link);
+    ht_ns_shadow_leave(ns, s);
     if (ns->free_shadow_count >= FREE_SHADOWS_MAX) {
         ns->meta_bytes -= sizeof(*s);
         free(s);
@@ -78,12 +78,54 @@ void ht_ns_inode_set_root(struct ht_ns *ns, struct ht_ns_inode *i, struct ht_ns_
 {
     struct ht_ns_shadow *s = ht_ns_shadow(i);
 
-    (void)ns;
     if (!s) {
         i->home = (uintptr_t)root;
         return;
     }
     s->root = root;
-    ht_list_del(&s->link);
+    ht_ns_shadow_leave(ns, s);
     ht_list_add_tail(&root->shadows, &s->link);
+}
+
+/* -------------------------------------------------------------------- walk */
+
+void ht_ns_shadow_walk_begin(struct ht_ns *ns, struct ht_ns_shadow_walk *w, struct ht_list *list)
+{
+    *w = (struct ht_ns_shadow_walk){.next = ns->shadow_walks};
+    ns->shadow_walks = w;
+    if (ht_list_empty(list))
+        return;
+    w->at = list->next;
+    w->last = list->prev;
+}
+
+struct ht_ns_shadow *ht_ns_shadow_walk_next(struct ht_ns_shadow_walk *w)
+{
+    struct ht_list *at = w->at;
+
+    if (!at)
+        return NULL;
+    w->at = at == w->last ? NULL : at->next;
+    return ht_list_entry(at, struct ht_ns_shadow, link);
+}
+
+void ht_ns_shadow_walk_end(struct ht_ns *ns, struct ht_ns_shadow_walk *w)
+{
+    struct ht_ns_shadow_walk **p = &ns->shadow_walks;
+
+    while (*p != w)
+        p = &(*p)->next;
+    *p = w->next;
+}
+
+/* A walk that would come to it next goes past it. */
+void ht_ns_shadow_leave(struct ht_ns *ns, struct ht_ns_shadow *s)
+{
+    for (struct ht_ns_shadow_walk *w = ns->shadow_walks; w; w = w->next) {
+        if (w->at == &s->link)
+            w->at = w->at == w->last ? NULL : w->at->next;
+        else if (w->last == &s->link)
+            w->last = s->link.prev;
+    }
+    ht_list_del(&s->link);
 }

@@ -4,6 +4,8 @@
 #define HITRAIN_FS_NS_SHADOW_H
 
 #include "tiering/base/base.h"
+#include "tiering/base/guarded.h"
+#include "tiering/base/list.h"
 
 struct ht_ns;
 struct ht_ns_inode;
@@ -19,6 +21,19 @@ void ht_ns_shadow_drop(struct ht_ns *ns, struct ht_ns_inode *i) HT_REQUIRES(HT_L
 void ht_ns_shadow_set(struct ht_ns_inode *i, struct ht_ns_shadow *s) HT_REQUIRES(HT_LOCK_NAMES);
 /* Moves it from its list to the free ones. */
 void ht_ns_shadow_recycle(struct ht_ns *ns, struct ht_ns_shadow *s) HT_REQUIRES(HT_LOCK_NAMES);
+/* Takes it from its list. */
+void ht_ns_shadow_leave(struct ht_ns *ns, struct ht_ns_shadow *s) HT_REQUIRES(HT_LOCK_NAMES);
+
+/* A walk over the shadows that are on a list when it begins. The lock may be released between two. */
+struct ht_ns_shadow_walk {
+    struct ht_ns_shadow_walk *next;
+    struct ht_list *at, *last; /* at NULL: there is none */
+};
+void ht_ns_shadow_walk_begin(struct ht_ns *ns, struct ht_ns_shadow_walk *w, struct ht_list *list)
+    HT_REQUIRES(HT_LOCK_NAMES);
+struct ht_ns_shadow *ht_ns_shadow_walk_next(struct ht_ns_shadow_walk *w) HT_REQUIRES(HT_LOCK_NAMES);
+void ht_ns_shadow_walk_end(struct ht_ns *ns, struct ht_ns_shadow_walk *w) HT_REQUIRES(HT_LOCK_NAMES);
+
 /* Moves it to another scope's lists; the caller moves its object. */
 void ht_ns_inode_set_root(struct ht_ns *ns, struct ht_ns_inode *i, struct ht_ns_root *root) HT_REQUIRES(HT_LOCK_NAMES);
 

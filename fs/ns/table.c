@@ -5,8 +5,8 @@
  * Owns allocation, the two hash tables, the figures of ht_ns_stats and the log reserves, which are given back when the
  * thing is freed. Other files decide the links between inodes, slots and pending lists.
  *
- * Tables double when full and never shrink. A table that cannot grow has longer chains and is still correct. All
- * functions: ns.lock held, for writing where something changes.
+ * Tables grow by a bucket at a time and never shrink. A table that cannot grow has longer chains and is still correct.
+ * All functions: ns.lock held, for writing where something changes.
  */
 #include "fs/ns/ns_priv.h"
 #include "fs/ns/shadow.h"
@@ -15,7 +15,7 @@
 #include "tiering/base/hash.h"
 #include "tiering/base/idhash.h"
 
-enum { TABLE_SIZE_START = 256, PER_BUCKET = 2 };
+enum { PER_BUCKET = 2, GROW_MAX = 2 };
 
 /* ----------------------------------------------------------- log reserves */
 
@@ -52,14 +52,14 @@ uint64_t ht_ns_xattr_log_bytes(const struct ht_ns_xattr *x)
 
 /* ---------------------------------------------------------------- inodes */
 
-static uint64_t inode_bucket(const struct ht_ns *ns, uint64_t ino) HT_REQUIRES_SHARED(HT_LOCK_NAMES)
+static void **inode_bucket(const struct ht_ns *ns, uint64_t ino) HT_REQUIRES_SHARED(HT_LOCK_NAMES)
 {
-    return ht_id_hash(ino) & ns->inode_mask;
+    return ht_bucket_of_hash(&ns->inodes, ht_id_hash(ino));
 }
 
 struct ht_ns_inode *ht_ns_inode_find(struct ht_ns *ns, uint64_t ino)
 {
-    struct ht_ns_inode *i = ns->inodes[inode_bucket(ns, ino)];
+    struct ht_ns_inode *i = *inode_bucket(ns, ino);
 
     while (i && i->ino != ino)
         i = i->hash_next;
@@ -73,35 +73,37 @@ struct ht_ns_inode *ht_ns_inode_live(struct ht_ns *ns, uint64_t ino)
     return i && (i->flags & (HT_NS_STALE | HT_NS_GHOST)) == 0 ? i : NULL;
 }
 
+static void put_inode(struct ht_ns *ns, struct ht_ns_inode *i) HT_REQUIRES(HT_LOCK_NAMES)
+{
+    void **head = inode_bucket(ns, i->ino);
+
+    i->hash_next = *head;
+    *head = i;
+}
+
 static void grow_inodes(struct ht_ns *ns) HT_REQUIRES(HT_LOCK_NAMES)
 {
-    uint64_t old_mask = ns->inode_mask, size = 2 * (old_mask + 1);
-    struct ht_ns_inode **old = ns->inodes, **table = calloc(size, sizeof(struct ht_ns_inode *));
+    uint64_t before = ht_buckets_bytes(&ns->inodes);
+    void **from;
 
-    if (!table)
-        return;
-    ns->inodes = table;
-    ns->inode_mask = size - 1;
-    ns->meta_bytes += (old_mask + 1) * sizeof(struct ht_ns_inode *);
-    for (uint64_t b = 0; b <= old_mask; b++)
-        for (struct ht_ns_inode *i = old[b], *next; i; i = next) {
-            struct ht_ns_inode **head = &table[inode_bucket(ns, i->ino)];
+    for (unsigned n = 0; n < GROW_MAX && ns->inode_count >= ns->inodes.count * PER_BUCKET; n++) {
+        struct ht_ns_inode *i, *next;
+        if (!ht_buckets_grow(&ns->inodes, &from))
+            break;
+        i = *from;
+        for (*from = NULL; i; i = next) {
             next = i->hash_next;
-            i->hash_next = *head;
-            *head = i;
+            put_inode(ns, i);
+            ht_lock_step();
         }
-    free(old);
+    }
+    ns->meta_bytes += ht_buckets_bytes(&ns->inodes) - before;
 }
 
 static void insert_inode(struct ht_ns *ns, struct ht_ns_inode *i) HT_REQUIRES(HT_LOCK_NAMES)
 {
-    struct ht_ns_inode **head;
-
-    if (ns->inode_count >= (ns->inode_mask + 1) * PER_BUCKET)
-        grow_inodes(ns);
-    head = &ns->inodes[inode_bucket(ns, i->ino)];
-    i->hash_next = *head;
-    *head = i;
+    grow_inodes(ns);
+    put_inode(ns, i);
     ns->inode_count++;
     ns->meta_bytes += sizeof(*i);
 }
@@ -155,11 +157,16 @@ int ht_ns_inode_set_target(struct ht_ns *ns, struct ht_ns_inode *i, const char *
 
 static void remove_from_table(struct ht_ns *ns, struct ht_ns_inode *i) HT_REQUIRES(HT_LOCK_NAMES)
 {
-    struct ht_ns_inode **p = &ns->inodes[inode_bucket(ns, i->ino)];
+    void **head = inode_bucket(ns, i->ino);
+    struct ht_ns_inode *before = *head;
 
-    while (*p != i)
-        p = &(*p)->hash_next;
-    *p = i->hash_next;
+    if (before == i) {
+        *head = i->hash_next;
+    } else {
+        while (before->hash_next != i)
+            before = before->hash_next;
+        before->hash_next = i->hash_next;
+    }
     ns->inode_count--;
 }
 
@@ -195,8 +202,8 @@ void ht_ns_inode_free(struct ht_ns *ns, struct ht_ns_inode *i)
 
 int ht_ns_inode_each(struct ht_ns *ns, int (*fn)(void *ctx, struct ht_ns_inode *i), void *ctx)
 {
-    for (uint64_t b = 0; b <= ns->inode_mask; b++)
-        for (struct ht_ns_inode *i = ns->inodes[b], *next; i; i = next) {
+    for (size_t b = 0; b < ns->inodes.count; b++)
+        for (struct ht_ns_inode *i = *ht_bucket_at(&ns->inodes, b), *next; i; i = next) {
             int rc;
             next = i->hash_next;
             rc = fn(ctx, i);
@@ -279,39 +286,26 @@ int ht_ns_inode_collect(struct ht_ns *ns, ht_ns_wanted_fn wanted, uint64_t **out
     return 0;
 }
 
-static uint64_t reverse_bits(uint64_t v)
-{
-    uint64_t r = 0;
-
-    for (int i = 0; i < 64; i++, v >>= 1)
-        r = r << 1 | (v & 1);
-    return r;
-}
-
-/*
- * The cursor counts in reversed bits: all buckets that a doubling makes from one come right after each other in that
- * order. So a walk that met the one has met their entries, and needs no memory of the table's size.
- */
 struct ht_ns_inode *ht_ns_inode_scan(struct ht_ns *ns, uint64_t *cursor)
 {
-    struct ht_ns_inode *chain = ns->inodes[*cursor & ns->inode_mask];
+    struct ht_ns_inode *chain = *ht_bucket_at(&ns->inodes, *cursor);
 
-    *cursor = reverse_bits(reverse_bits(*cursor | ~ns->inode_mask) + 1);
+    *cursor = ht_buckets_next(&ns->inodes, *cursor);
     return chain;
 }
 
 /* --------------------------------------------------------------- entries */
 
-static uint64_t entry_bucket(const struct ht_ns *ns, uint64_t dir, const char *name, size_t len)
+static void **entry_bucket(const struct ht_ns *ns, uint64_t dir, const char *name, size_t len)
     HT_REQUIRES_SHARED(HT_LOCK_NAMES)
 {
-    return ht_hash64(name, len, ns->salt ^ ht_id_hash(dir)) & ns->entry_mask;
+    return ht_bucket_of_hash(&ns->entries, ht_hash64(name, len, ns->salt ^ ht_id_hash(dir)));
 }
 
 static struct ht_ns_entry *find_entry(struct ht_ns *ns, const struct ht_ns_inode *dir, const char *name, size_t len,
                                       bool gone) HT_REQUIRES_SHARED(HT_LOCK_NAMES)
 {
-    struct ht_ns_entry *e = ns->entries[entry_bucket(ns, dir->ino, name, len)];
+    struct ht_ns_entry *e = *entry_bucket(ns, dir->ino, name, len);
 
     for (; e; e = e->hash_next)
         if (e->dir == dir && e->len == len && (e->state == HT_NS_GONE) == gone && memcmp(e->name, name, len) == 0)
@@ -367,37 +361,39 @@ void ht_ns_entry_free(struct ht_ns *ns, struct ht_ns_entry *e)
     ht_pool_put(entry_pool(ns, e->len), e);
 }
 
+static void put_entry(struct ht_ns *ns, struct ht_ns_entry *e) HT_REQUIRES(HT_LOCK_NAMES)
+{
+    void **head = entry_bucket(ns, e->dir->ino, e->name, e->len);
+
+    e->hash_next = *head;
+    *head = e;
+}
+
 static void grow_entries(struct ht_ns *ns) HT_REQUIRES(HT_LOCK_NAMES)
 {
-    uint64_t old_mask = ns->entry_mask, size = 2 * (old_mask + 1);
-    struct ht_ns_entry **old = ns->entries, **table = calloc(size, sizeof(struct ht_ns_entry *));
+    uint64_t before = ht_buckets_bytes(&ns->entries);
+    void **from;
 
-    if (!table)
-        return;
-    ns->entries = table;
-    ns->entry_mask = size - 1;
-    ns->meta_bytes += (old_mask + 1) * sizeof(struct ht_ns_entry *);
-    for (uint64_t b = 0; b <= old_mask; b++)
-        for (struct ht_ns_entry *e = old[b], *next; e; e = next) {
-            struct ht_ns_entry **head = &table[entry_bucket(ns, e->dir->ino, e->name, e->len)];
+    for (unsigned n = 0; n < GROW_MAX && ns->entry_count >= ns->entries.count * PER_BUCKET; n++) {
+        struct ht_ns_entry *e, *next;
+        if (!ht_buckets_grow(&ns->entries, &from))
+            break;
+        e = *from;
+        for (*from = NULL; e; e = next) {
             next = e->hash_next;
-            e->hash_next = *head;
-            *head = e;
+            put_entry(ns, e);
+            ht_lock_step();
         }
-    free(old);
+    }
+    ns->meta_bytes += ht_buckets_bytes(&ns->entries) - before;
 }
 
 void ht_ns_entry_insert(struct ht_ns *ns, struct ht_ns_entry *e, struct ht_ns_inode *dir, struct ht_ns_inode *inode)
 {
-    struct ht_ns_entry **head;
-
-    if (ns->entry_count >= (ns->entry_mask + 1) * PER_BUCKET)
-        grow_entries(ns);
+    grow_entries(ns);
     e->dir = dir;
     e->inode = inode;
-    head = &ns->entries[entry_bucket(ns, dir->ino, e->name, e->len)];
-    e->hash_next = *head;
-    *head = e;
+    put_entry(ns, e);
     e->name_next = inode->names;
     e->name_pprev = &inode->names;
     if (e->name_next)
@@ -407,11 +403,16 @@ void ht_ns_entry_insert(struct ht_ns *ns, struct ht_ns_entry *e, struct ht_ns_in
 
 void ht_ns_entry_remove(struct ht_ns *ns, struct ht_ns_entry *e)
 {
-    struct ht_ns_entry **p = &ns->entries[entry_bucket(ns, e->dir->ino, e->name, e->len)];
+    void **head = entry_bucket(ns, e->dir->ino, e->name, e->len);
+    struct ht_ns_entry *before = *head;
 
-    while (*p != e)
-        p = &(*p)->hash_next;
-    *p = e->hash_next;
+    if (before == e) {
+        *head = e->hash_next;
+    } else {
+        while (before->hash_next != e)
+            before = before->hash_next;
+        before->hash_next = e->hash_next;
+    }
     *e->name_pprev = e->name_next;
     if (e->name_next)
         e->name_next->name_pprev = e->name_pprev;
@@ -480,18 +481,16 @@ void ht_ns_xattr_remove(struct ht_ns_inode *i, struct ht_ns_xattr *x)
 
 int ht_ns_tables_init(struct ht_ns *ns)
 {
+    void **from;
+
     ht_pool_init(&ns->inode_pool, sizeof(struct ht_ns_inode));
     for (size_t i = 1; i < HT_NS_ENTRY_SIZES; i++)
         ht_pool_init(&ns->entry_pool[i], i * 8);
-    ns->inodes = calloc(TABLE_SIZE_START, sizeof(struct ht_ns_inode *));
-    ns->entries = calloc(TABLE_SIZE_START, sizeof(struct ht_ns_entry *));
-    if (!ns->inodes || !ns->entries) {
-        free(ns->inodes);
-        free(ns->entries);
+    if (!ht_buckets_grow(&ns->inodes, &from) || !ht_buckets_grow(&ns->entries, &from)) {
+        ht_buckets_free(&ns->inodes);
         return -ENOMEM;
     }
-    ns->inode_mask = ns->entry_mask = TABLE_SIZE_START - 1;
-    ns->meta_bytes = sizeof(*ns) + TABLE_SIZE_START * 2 * sizeof(void *);
+    ns->meta_bytes = sizeof(*ns) + ht_buckets_bytes(&ns->inodes) + ht_buckets_bytes(&ns->entries);
     return 0;
 }
 
@@ -507,10 +506,9 @@ void ht_ns_tables_free(struct ht_ns *ns)
     int rc;
 
     ns->replaying = true;
-    for (uint64_t b = 0; b <= ns->entry_mask; b++)
-        while (ns->entries[b]) {
-            struct ht_ns_entry *e = ns->entries[b];
-            ns->entries[b] = e->hash_next;
+    for (size_t b = 0; b < ns->entries.count; b++)
+        for (struct ht_ns_entry *e = *ht_bucket_at(&ns->entries, b), *next; e; e = next) {
+            next = e->hash_next;
             ht_ns_entry_free(ns, e);
         }
     rc = ht_ns_inode_each(ns, free_inode, ns);
@@ -518,6 +516,6 @@ void ht_ns_tables_free(struct ht_ns *ns)
     ht_pool_destroy(&ns->inode_pool);
     for (size_t i = 1; i < HT_NS_ENTRY_SIZES; i++)
         ht_pool_destroy(&ns->entry_pool[i]);
-    free(ns->inodes);
-    free(ns->entries);
+    ht_buckets_free(&ns->inodes);
+    ht_buckets_free(&ns->entries);
 }

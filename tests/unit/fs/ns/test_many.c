@@ -1,0 +1,235 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Changes of many files hold the lock of names for short slices only, and other threads find
+ * and change files meanwhile.
+ *
+ * Builds that check locks count the steps of each hold: that does not depend on the machine. HITRAIN_TEST_FILES is the
+ * number of files, and the test prints the longest holds then:
+ *
+ *   make LOCKS=1 tests && HITRAIN_TEST_FILES=1000000 build/locks/tests/unit/fs/ns/test_many
+ */
+#include <pthread.h>
+#include <stdatomic.h>
+
+#include "fixture.h"
+#include "tiering/api/keep.h"
+#include "tiering/base/lock.h"
+#include "tiering/base/slice.h"
+
+enum { FEW_FILES = 6000, DIRS = 8, STEPS_MAX = 4 * HT_SLICE_STEPS, LINKS = 100 };
+
+static struct fixture w;
+static uint64_t root, dirs[DIRS], *files;
+static size_t count;
+static bool prints;
+
+/* ------------------------------------------------------------ other threads */
+
+static _Atomic bool stop;
+static _Atomic uint64_t looked, touched, failed;
+
+static uint64_t next_random(uint64_t *state)
+{
+    *state ^= *state << 13, *state ^= *state >> 7, *state ^= *state << 17;
+    return *state;
+}
+
+static void name_of(size_t n, char name[32])
+{
+    snprintf(name, 32, "f%zu", n);
+}
+
+/* Each name is there, and leads to its file. */
+static void *look_up(void *arg)
+{
+    uint64_t state = 88172645463325252;
+    char name[32];
+    struct stat st;
+
+    while (!stop) {
+        size_t n = next_random(&state) % count;
+        name_of(n, name);
+        failed += ht_ns_lookup(w.ns, dirs[n % DIRS], name, &st) != 0 || st.st_ino != files[n];
+        ht_ns_forget(w.ns, files[n], 1);
+        looked++;
+    }
+    return arg;
+}
+
+static void *touch(void *arg)
+{
+    uint64_t state = 11400714819323198485u;
+
+    while (!stop) {
+        ht_ns_touch(w.ns, files[next_random(&state) % count], true);
+        touched++;
+    }
+    return arg;
+}
+
+/* -------------------------------------------------------------- operations */
+
+static uint64_t began_ns;
+
+static void begin(void)
+{
+    ht_lock_longest(HT_LOCK_NAMES);
+    began_ns = ht_now_ns();
+}
+
+static void expect_slices(const char *what)
+{
+    uint64_t ns = ht_now_ns() - began_ns;
+    struct ht_lock_hold longest = ht_lock_longest(HT_LOCK_NAMES);
+
+    if (prints)
+        printf("%-28s %9.1f ms  longest hold: %8.3f ms  %6llu steps  %8llu blocks\n", what, (double)ns / 1e6,
+               (double)longest.ns / 1e6, (unsigned long long)longest.steps, (unsigned long long)longest.blocks);
+    ck_assert_msg(longest.steps <= STEPS_MAX, "%s: %llu steps in one hold", what, (unsigned long long)longest.steps);
+}
+
+static uint64_t keep(uint64_t step)
+{
+    struct ht_copy k = {.must = true, .step = step, .retain = 1};
+    uint64_t lsn;
+
+    OK(ht_scope_commit_copying(w.s, root, &k, &lsn));
+    OK(ht_store_sync(w.s, lsn));
+    return k.to;
+}
+
+static uint64_t make_clone(uint64_t kept, const char *name)
+{
+    const struct ht_clone_target target = {.parent = ROOT, .name = name, .uid = 1000};
+    struct ht_copy k = {.clone = &target};
+    uint64_t lsn;
+
+    OK(ht_scope_clone(w.s, kept, &k, &lsn));
+    OK(ht_store_sync(w.s, lsn));
+    return k.to;
+}
+
+static void go_back(uint64_t kept)
+{
+    struct ht_copy_id *ids = NULL;
+    uint64_t lsn;
+    size_t n;
+
+    OK(ht_ns_rollback(w.ns, root, kept, 1000, &ids, &n));
+    ck_assert_uint_eq(n, count);
+    free(ids);
+    OK(ht_scope_commit(w.s, root, &lsn));
+}
+
+/* ------------------------------------------------------------------- tests */
+
+static void make_files(void)
+{
+    char name[32];
+
+    for (unsigned d = 0; d < DIRS; d++) {
+        snprintf(name, sizeof(name), "d%u", d);
+        dirs[d] = make_dir(&w, root, name);
+    }
+    for (size_t n = 0; n < count; n++) {
+        name_of(n, name);
+        files[n] = make_file(&w, dirs[n % DIRS], name);
+    }
+    for (size_t n = 0; n < LINKS; n++) {
+        struct stat st;
+        snprintf(name, sizeof(name), "link%zu", n);
+        OK(ht_ns_link(w.ns, files[n], dirs[(n + 1) % DIRS], name, &st));
+    }
+}
+
+static void setup(void)
+{
+    const char *text = getenv("HITRAIN_TEST_FILES");
+
+    prints = text != NULL;
+    setlinebuf(stdout);
+    count = text ? strtoull(text, NULL, 10) : FEW_FILES;
+    files = calloc(count, sizeof(*files));
+    uint64_t log_bytes = ht_round_up(64 * MIB + count * 4096, MIB);
+    fixture_new_log(&w, 8 * log_bytes, log_bytes);
+    root = make_dir(&w, ROOT, "model");
+    make_root(&w, root);
+    ht_lock_measure(prints);
+}
+
+/* Every other file has another mode, and some have no name any more. */
+static void change_files(void)
+{
+    struct stat mode = {.st_mode = 0600}, st;
+
+    for (size_t n = 0; n < count; n += 2)
+        OK(ht_ns_setattr(w.ns, files[n], HT_SET_MODE, &mode, &st));
+    for (size_t n = 0; n < LINKS; n++) {
+        char name[32];
+        snprintf(name, sizeof(name), "link%zu", n);
+        OK(ht_ns_unlink(w.ns, dirs[(n + 1) % DIRS], name));
+    }
+}
+
+static void expect_step(uint64_t at)
+{
+    uint64_t d = peek(&w, at, "d1"), i = peek(&w, d, "link0");
+
+    ck_assert_uint_ne(i, 0);
+    ck_assert_uint_eq(attributes(&w, i).st_mode, S_IFREG | 0644);
+    ck_assert_uint_eq(attributes(&w, i).st_nlink, 2);
+    ck_assert_uint_eq(i, peek(&w, peek(&w, at, "d0"), "f0"));
+}
+
+START_TEST(no_change_of_many_files_holds_the_lock_of_names_for_long)
+{
+    pthread_t reader, writer;
+    uint64_t kept, copy;
+
+    setup();
+    begin();
+    make_files();
+    expect_slices("making files");
+    OK(pthread_create(&reader, NULL, look_up, NULL));
+    OK(pthread_create(&writer, NULL, touch, NULL));
+    begin();
+    kept = keep(1);
+    expect_slices("first commit, kept");
+    ck_assert(ht_ns_is_frozen(w.ns, kept));
+    begin();
+    copy = make_clone(kept, "copy");
+    expect_slices("clone");
+    expect_step(copy);
+    change_files();
+    begin();
+    go_back(kept);
+    expect_slices("going back");
+    expect_step(root);
+    begin();
+    kept = keep(2); /* the first one expires */
+    expect_slices("kept, and one expires");
+    begin();
+    OK(ht_ns_kept_forget(w.ns, root, "2"));
+    expect_slices("end of a kept step");
+    ck_assert(!ht_ns_is_frozen(w.ns, kept));
+    stop = true;
+    pthread_join(reader, NULL);
+    pthread_join(writer, NULL);
+    ck_assert_uint_eq(failed, 0);
+    ck_assert_uint_gt(looked, 0);
+    ck_assert_uint_gt(touched, 0);
+    fixture_check(&w);
+    fixture_synced_crash(&w);
+    expect_step(peek(&w, ROOT, "model"));
+    expect_step(peek(&w, ROOT, "copy"));
+    fixture_free(&w);
+    free(files);
+}
+END_TEST
+
+int main(void)
+{
+    const TTest *const tests[] = {no_change_of_many_files_holds_the_lock_of_names_for_long};
+
+    return run_tests("many files", tests, HT_ARRAY_SIZE(tests));
+}
