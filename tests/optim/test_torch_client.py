@@ -446,9 +446,8 @@ def test_a_copy_follows_the_steps(store, root):
 
 
 def test_redo_needs_steps_to_log(root):
-    for refused in {'durable_every': 1}, {'durable_every': 4, 'accumulate': 2}:
-        with pytest.raises(ValueError, match='redo needs'):
-            AdamW(parameters().items(), root, lr=LR, redo=True, **refused)
+    with pytest.raises(ValueError, match='redo needs'):
+        AdamW(parameters().items(), root, lr=LR, redo=True, durable_every=1)
 
 
 def test_abort_goes_back_to_the_durable_step(root):

@@ -203,12 +203,15 @@ def test_what_is_left_out_is_sent_later(root):
 
 # ----------------------------------------------------------- several processes
 
+LOGGED = {'durable_every': 50, 'redo': True}
+
+
 def train_part(rank, world, barrier, root, dtype, passes, results):
     """One process of several: all compute the same gradients here, each writes its part."""
     try:
         torch.set_num_threads(1)
         own = parameters(seed=rank)  # those of rank 0 count
-        with AdamW(own.items(), root, lr=LR, param_dtype=dtype,
+        with AdamW(own.items(), root, lr=LR, param_dtype=dtype, **LOGGED,
                    accumulate=passes, shard=Shard(rank, world, lambda: barrier.wait(SECONDS_MAX))) as optimizer:
             steps_of(optimizer, own, passes)
             if rank:
@@ -236,7 +239,8 @@ def steps_of(optimizer, own, passes):
 
 @pytest.mark.parametrize('world, dtype, passes', [(2, torch.float32, 2)] +
                          [(3, torch.bfloat16, 1), (3, torch.bfloat16, 3)] * bool(os.environ.get('HITRAIN_LONG')))
-def test_processes_write_a_part_each(root, world, dtype, passes):
+def test_processes_write_a_part_each(store, root, world, dtype, passes):
+    """After their steps the daemon is killed: the mount computes these again, from parts and from sums."""
     context = multiprocessing.get_context('spawn')
     barrier, results = context.Barrier(world), context.Queue()
     workers = [context.Process(target=train_part, args=(r, world, barrier, root, dtype, passes, results)) for r in range(world)]
@@ -254,6 +258,14 @@ def test_processes_write_a_part_each(root, world, dtype, passes):
         assert not isinstance(part, BaseException), part
         assert equal({n: torch.from_numpy(part[n]) for n in part}, found_as_tensors(found[0]))
     assert close(found_as_tensors(found[0]), {n: p.detach() for n, p in alone.items()})
+    stats = os.getxattr(root, 'user.hitrain.stats').decode().splitlines()
+    assert [line for line in stats if line.startswith('logged_steps=')] == ['logged_steps=2']  # new parameters make the first one full
+    store.kill()
+    store.mount()
+    again = parameters(seed=5)
+    with AdamW(again.items(), root, lr=LR, param_dtype=dtype, accumulate=passes, resume=True, **LOGGED) as optimizer:
+        assert optimizer.committed_step == 3
+        assert equal(found_as_tensors(found[0]), {n: p.detach() for n, p in again.items()})
 
 
 def found_as_tensors(part):

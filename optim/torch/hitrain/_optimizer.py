@@ -53,7 +53,7 @@ class Optimizer(torch.optim.Optimizer):
     durable_every  1: each step is durable when step() returns. N: a crash may lose up to N - 1 finished steps, and
                    never leaves one in parts
     redo           True, with durable_every=N above 1: each step is durable when step() returns, because the store logs its
-                   gradients; parameters and state are written in every N-th step alone. Not with accumulate
+                   gradients, or their sums; parameters and state are written in every N-th step alone
     redo_keep      with redo: the last so many steps, at most 128, stay readable, for a copy that `hitrainctl follow` keeps
     max_grad_norm  clip the norm of all gradients together to it, as torch.nn.utils.clip_grad_norm_ does before a step;
                    0: do not. `grad_norm` is the norm of the last step
@@ -130,8 +130,8 @@ class Optimizer(torch.optim.Optimizer):
                  retain_every: int = 1, job: Optional[Job] = None, resume: bool = False, **flags: Any) -> None:
         if durable_every < 1:
             raise ValueError(f'durable_every must be at least 1, not {durable_every}')
-        if redo and (durable_every == 1 or accumulate > 1):
-            raise ValueError('redo needs durable_every above 1, and no accumulate: other steps are not logged')
+        if redo and durable_every == 1:
+            raise ValueError('redo needs durable_every above 1: every step would be written in full')
         if not 0 <= redo_keep <= 128 or (redo_keep and not redo):
             raise ValueError(f'redo_keep must be from 0 to 128, and needs redo=True, not {redo_keep}')
         if accumulate < 1 or accumulate_mode not in ('sum', 'mean'):
