@@ -35,9 +35,9 @@ def train(root, first, last):
         assert tell(root, 'step') == 'ok'
 
 
-def content(root):
+def content(root, *names):
     state = root / '.hitrain/state'
-    files = [root / 'large', root / 'small', *sorted(state.glob('*/*'))]
+    files = [*(root / n for n in names or ('large', 'small')), *sorted(state.glob('*/*'))]
     return {str(file.relative_to(root)): file.read_bytes() for file in files}
 
 
@@ -58,6 +58,17 @@ def begin(store, *options):
     return root
 
 
+def step_beside(root, step):
+    """Of another model, which the first of these makes."""
+    if step == 1:
+        root.mkdir()
+        word(root, 'dtype', 'bf16')
+        word(root, 'optimizer', 'sgd lr=0.1 momentum=0.9 redo=on durable_every=4')
+        (root / 'w').write_bytes(bytes(2 * SMALL))
+    (root / '.hitrain/grad/w').write_bytes(np.full(SMALL, 0x3f00 + step, np.uint16).tobytes())
+    assert tell(root, 'step') == 'ok'
+
+
 def replayed(store):
     return store.messages().count('were computed again from their gradients')
 
@@ -66,17 +77,20 @@ def replayed(store):
 def test_a_mount_computes_logged_steps_in_the_background(make_store, options):
     store = make_store()
     root = begin(store, *options)
-    train(root, 1, STEPS)
-    assert stat(root, 'logged_steps') == STEPS - 1
-    wanted = content(root)
+    beside = root.parent / 'beside'
+    for step in range(1, STEPS + 1):
+        train(root, step, step)
+        step_beside(beside, step)
+    assert stat(root, 'logged_steps') == STEPS - 1 and stat(beside, 'logged_steps') == 1
+    wanted, wanted_beside = content(root), content(beside, 'w')
     (root / 'cursor').write_text('unasked')
     store.kill()
     root = store.mount(*options) / 'model'
-    assert word(root, 'step') == word(root, 'durable_step') == str(STEPS)
+    assert word(root, 'step') == word(root, 'durable_step') == word(beside, 'durable_step') == str(STEPS)
     assert word(root, 'step_open') == '0'
     assert (root / 'cursor').read_text() == '0'
-    assert content(root) == wanted
-    wait_for(lambda: replayed(store) == 1, 'the end of the replay')
+    assert content(root) == wanted and content(beside, 'w') == wanted_beside
+    wait_for(lambda: replayed(store) == 2, 'the end of both replays')
     assert stat(root, 'replay_steps') == stat(root, 'replay_steps_left') == 0
     train(root, STEPS + 1, STEPS + 2)
     run('hitrainctl', 'commit', '--full', root)
