@@ -500,3 +500,26 @@ def test_a_skipped_step_and_a_parameter_without_a_gradient_follow(stores):
     for r in (root, other):
         train(r, 6)
     assert same(root, other)
+
+
+def test_a_copy_goes_on_with_another_copy(make_store, stores):
+    """The model is lost. One copy is promoted and trains on, and the other one follows it: its log has the same last step."""
+    root, first = start(*stores[1])
+    second = make_store().mount() / 'model'
+    assert receive(send(root, 'base'), second).returncode == 0
+    for sparse, options in (False, ['--from=base']), (True, []):
+        for i, name in enumerate(FILES):
+            g = random(300_000, i)
+            (put_topk if sparse else put_gradient)(root, name, thin(g) if sparse else g)
+        sync(root)
+        data = stream(root, *options)
+        for copy in first, second:
+            done = follow(copy, data)
+            assert done.returncode == 0 and same(root, copy), done.stderr.decode()
+    command(first, 'abort')
+    os.removexattr(first, WHERE)
+    train(first, 5)
+    done = follow(second, stream(first))
+    assert done.returncode == 0 and same(first, second) and word(second, 'step') == '5', done.stderr.decode()
+    train(root, 6)
+    refused(second, stream(root, '--since=4'), 'does not continue')
