@@ -13,6 +13,7 @@
 
 #include "tests/support/dev.h"
 #include "tests/support/fault_scenario.h"
+#include "tests/support/memory.h"
 #include "tests/support/states.h"
 #include "tests/support/suite.h"
 #include "tests/support/wrap.h"
@@ -85,6 +86,7 @@ START_TEST(every_nth_may_fail)
 
     if (nth && (unsigned)_i != setting("HITRAIN_FAULT_KIND", (uint64_t)_i))
         return;
+    memory_keep(kind->what < REQUESTS);
     fault_scenario_learn();
     if (nth) {
         (void)fault_scenario(kind, nth, repeat);

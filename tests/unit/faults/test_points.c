@@ -12,6 +12,7 @@
 #include <stdlib.h>
 
 #include "tests/support/fault_scenario.h"
+#include "tests/support/memory.h"
 #include "tests/support/suite.h"
 #include "tiering/base/fault.h"
 
@@ -91,6 +92,7 @@ START_TEST(each_point_fires_and_costs_no_more_than_it_must)
     }
     if (traits[point] & FILE_ONLY)
         harness_free(&p.k);
+    memory_keep(point != HT_FAULT_PINNED);
     fault_scenario_learn();
     for (unsigned nth = 1; fault_scenario(point, nth, false) >= nth; nth *= 2) {
         fired++;

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Records: which ones decode, which ones are refused, and logs whose records do not fit together. */
 #include "fs/ns/records.h"
+#include "tests/support/memory.h"
 #include "tiering/base/log.h"
 #include "tiering/api/store.h"
 #include "tiering/api/tx.h"
@@ -409,5 +410,6 @@ int main(void)
     };
 
     ht_log_set_level(HT_LOG_ERROR);
+    memory_keep(true);
     return run_tests("records", tests, HT_ARRAY_SIZE(tests));
 }

@@ -16,6 +16,7 @@
 #include "optim/rules/rule.h"
 #include "optim/optim.h"
 #include "tests/support/dev.h"
+#include "tests/support/memory.h"
 #include "tests/support/suite.h"
 #include "tiering/base/fault.h"
 #include "tiering/base/hash.h"
@@ -544,6 +545,7 @@ static inline int run_suite(const char *name, TCase *t)
 {
     Suite *suite = suite_create(name);
 
+    memory_keep(true);
     tcase_set_timeout(t, 300);
     suite_add_tcase(suite, t);
     return run_all(suite);
