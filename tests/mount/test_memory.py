@@ -4,6 +4,7 @@ import ctypes
 import hashlib
 import os
 import pathlib
+import re
 import resource
 import subprocess
 
@@ -200,6 +201,15 @@ def test_stats_are_what_the_kernel_counts(make_store):
         assert figures['locked_bytes'] == _status(store, 'VmLck') >= pinned + figures['passthrough_used_bytes']
     assert _status(store, 'RssAnon') < pinned + 32 * MIB
     store.unmount()
+
+
+def test_programs_that_the_daemon_starts_get_no_copy_of_it(make_store):
+    """libfuse starts mount(8) and umount(8). A fork copies registered pages at once, as large as they are."""
+    store = make_store('64M')
+    store.mount()
+    areas = re.findall(r'^VmFlags: (.*)$', pathlib.Path(f'/proc/{store.daemon.pid}/smaps').read_text(), re.M)
+    locked = [flags.split() for flags in areas if ' lo ' in flags]
+    assert len(locked) >= 2 and all('dc' in flags for flags in locked), locked
 
 
 def test_a_daemon_that_may_not_lock_says_so_and_goes_on(make_store):

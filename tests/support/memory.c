@@ -3,6 +3,7 @@
 #include <limits.h>
 #include <malloc.h>
 #include <pthread.h>
+#include <sys/mman.h>
 
 #include "tests/support/memory.h"
 #include "tiering/sys/mem.h"
@@ -73,10 +74,14 @@ static bool is_divided(const struct ht_nodes *nodes)
 
 int __wrap_ht_pinned_alloc(struct ht_pinned *m, const char *name, size_t bytes, const struct ht_nodes *nodes)
 {
-    if (is_divided(nodes) || !take(m, ht_round_up(bytes, HUGE_PAGE_BYTES)))
-        return __real_ht_pinned_alloc(m, name, bytes, nodes);
-    m->nodes = nodes;
-    return 0;
+    if (!is_divided(nodes) && take(m, ht_round_up(bytes, HUGE_PAGE_BYTES))) {
+        m->nodes = nodes;
+        return 0;
+    }
+    int rc = __real_ht_pinned_alloc(m, name, bytes, nodes);
+    if (rc == 0)
+        madvise(m->base, m->bytes, MADV_DOFORK); /* each test is a child of the program */
+    return rc;
 }
 
 void __wrap_ht_pinned_free(struct ht_pinned *m)

@@ -226,6 +226,7 @@ static int prepare(struct ht_pinned *m)
 
     madvise(m->base, m->bytes, MADV_HUGEPAGE);
     madvise(m->base, m->bytes, MADV_DONTDUMP);
+    madvise(m->base, m->bytes, MADV_DONTFORK); /* libfuse starts mount(8): it would copy what rings have registered */
     for (unsigned i = 0; m->nodes && i < m->nodes->count; i++)
         ht_nodes_prefer(m->nodes, (int)i, (char *)m->base + ht_pinned_part_start(m, i), ht_pinned_part_bytes(m, i));
     m->locked = mlock2(m->base, m->bytes, MLOCK_ONFAULT) == 0;
