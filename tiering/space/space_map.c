@@ -465,13 +465,15 @@ struct ahead {
 
 /*
  * Pieces come from groups anywhere on a large device, and each would wait several times for memory that is in no cache.
- * So the memory of some groups that come next is on its way while this one is taken.
+ * So the memory of some groups that come next is on its way while this one is taken, if so many blocks need them.
  */
-static void look_ahead(const struct ht_space_map *m, uint64_t group, struct ahead *ahead)
+static void look_ahead(const struct ht_space_map *m, uint64_t group, uint32_t blocks, struct ahead *ahead)
 {
-    unsigned class = ht_free_class_of(ht_free_index_longest(&m->index, group));
-    unsigned most = class == ahead->class ? 1 : GROUPS_AHEAD;
+    unsigned longest = ht_free_index_longest(&m->index, group), class = ht_free_class_of(longest);
+    unsigned need = (blocks - 1) / longest, most = (unsigned)ht_min_u64(need, GROUPS_AHEAD);
 
+    if (class == ahead->class)
+        most = need >= GROUPS_AHEAD;
     if (class != ahead->class || ahead->group < group)
         *ahead = (struct ahead){class, group};
     for (unsigned i = 0; i < most; i++) {
@@ -495,7 +497,7 @@ unsigned ht_space_map_take_pieces(struct ht_space_map *m, uint32_t blocks, struc
     while (blocks && (group = longest_group(m)) != HT_NO_GROUP) {
         if (n && ht_free_index_longest(&m->index, group) >= blocks)
             break; /* the rest fits into one run: the caller looks for the closest */
-        look_ahead(m, group, &ahead);
+        look_ahead(m, group, blocks, &ahead);
         for (unsigned end = n + take_pieces_of(m, group, blocks, &out[n]); n < end; n++)
             blocks -= out[n].blocks;
     }
