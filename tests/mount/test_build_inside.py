@@ -61,17 +61,20 @@ def git(tmp_path):
     return Git(tmp_path)
 
 
-@pytest.fixture
-def project(git, tmp_path):
-    """This project's repository, or its sources as a repository with a few commits where it came without one."""
-    if (ROOT / '.git').exists():
+@pytest.fixture(scope='module')
+def project(tmp_path_factory):
+    """This project's sources as a repository with a few commits. HITRAIN_LONG=1 takes its whole history, where it came with
+    one."""
+    if LONG and (ROOT / '.git').exists():
         return ROOT
-    copy_sources(tmp_path / 'project')
-    git(tmp_path / 'project', 'init', '-q')
+    folder = tmp_path_factory.mktemp('git')
+    git, made = Git(folder), folder / 'project'
+    copy_sources(made)
+    git(made, 'init', '-q')
     for name in SOURCES:
-        git(tmp_path / 'project', 'add', name)
-        git(tmp_path / 'project', 'commit', '-q', '-m', name)
-    return tmp_path / 'project'
+        git(made, '-c', 'core.fsync=none', 'add', name)
+        git(made, 'commit', '-q', '-m', name)
+    return made
 
 
 @pytest.mark.parametrize('transport', ['--no-hardlinks', '--no-local'])
@@ -164,13 +167,14 @@ def test_commits_survive_a_crash(store, git, project):
 # -------------------------------------------------------------- make and compilers
 
 def test_this_project_builds_and_runs_inside(mnt):
-    """Its lower layers: two processes of make, dependencies by time stamps, programs that run from where they were linked."""
+    """Its lower layers: two processes of make, dependencies by time stamps, programs that run from where they were linked.
+    Optimizations would take most of the time."""
     copy_sources(mnt / 'src')
     names = ['base/test_buf', 'space/test_alloc']
     programs = [f'out/tests/unit/tiering/{n}' for n in names]
 
     def make(*args):
-        out = sh('make', '-j2', 'O=out', *programs, *args, cwd=mnt / 'src')
+        out = sh('make', '-j2', 'O=out', 'EXTRA_CFLAGS=-O0 -g0 -U_FORTIFY_SOURCE', *programs, *args, cwd=mnt / 'src')
         return {line.split()[1] for line in out.splitlines() if line.startswith(('  CC ', '  AR ', '  LD '))}
     done = make()
     assert {'tiering/base/buf.c', 'tiering/space/alloc.c', *programs} <= done
