@@ -83,9 +83,12 @@ static void put_inode(struct ht_ns *ns, struct ht_ns_inode *i) HT_REQUIRES(HT_LO
 
 static void grow_inodes(struct ht_ns *ns) HT_REQUIRES(HT_LOCK_NAMES)
 {
-    uint64_t before = ht_buckets_bytes(&ns->inodes);
+    uint64_t before;
     void **from;
 
+    if (ns->inode_count < ns->inodes.count * PER_BUCKET)
+        return;
+    before = ht_buckets_bytes(&ns->inodes);
     for (unsigned n = 0; n < GROW_MAX && ns->inode_count >= ns->inodes.count * PER_BUCKET; n++) {
         struct ht_ns_inode *i, *next;
         if (!ht_buckets_grow(&ns->inodes, &from))
@@ -371,9 +374,12 @@ static void put_entry(struct ht_ns *ns, struct ht_ns_entry *e) HT_REQUIRES(HT_LO
 
 static void grow_entries(struct ht_ns *ns) HT_REQUIRES(HT_LOCK_NAMES)
 {
-    uint64_t before = ht_buckets_bytes(&ns->entries);
+    uint64_t before;
     void **from;
 
+    if (ns->entry_count < ns->entries.count * PER_BUCKET)
+        return;
+    before = ht_buckets_bytes(&ns->entries);
     for (unsigned n = 0; n < GROW_MAX && ns->entry_count >= ns->entries.count * PER_BUCKET; n++) {
         struct ht_ns_entry *e, *next;
         if (!ht_buckets_grow(&ns->entries, &from))

@@ -32,6 +32,7 @@ LINTS = ['includes.py', 'headers.sh', 'names.py', 'format.sh', 'layout.py', 'siz
 # Tests of a daemon that ThreadSanitizer watches.
 RACES = ['test_mixed_load.py', 'test_stress.py', 'test_concurrency.py', 'test_scrub.py', 'test_passthrough.py',
          'test_steps_engines.py', 'test_kept_races.py']
+HOLDS = ['tests/unit/tiering/txn/test_slices', 'tests/unit/fs/ns/test_many']
 # Tests that read or change something that the whole machine has once: memory in /proc/meminfo, the page cache, sockets
 # named by the number of a mount (those of mounts that end meanwhile become free), /dev/log. No other test on a mount runs
 # beside them; programs that compute do.
@@ -440,6 +441,17 @@ class Runner:
         for report in sorted(os.listdir(folder)):
             self.fail(report, 1, pathlib.Path(folder, report).read_text(errors='replace')[:20000])
 
+    def locks(self):
+        """Holds of locks with many chunks and files, in a build that counts the basic blocks in each."""
+        self.heading('holds of locks')
+        out = variant_dir(self.args.out, self.args.cc, 'locks')
+        targets = {os.path.join(out, s): f'{s} (locks)' for s in HOLDS}
+        lost = self.make(list(targets), self.args.cc, '', ['LOCKS=1'])
+        env = {**self.program_env(''), 'HITRAIN_TEST_CHUNKS': '30000', 'HITRAIN_TEST_FILES': '30000'}
+        for target, name in targets.items():
+            if target not in lost:
+                self.count_program(name, *self.command([os.path.abspath(target)], env))
+
     def other_compiler(self):
         """It never runs, and clang says as much about code that it does not optimize."""
         build = (['all', 'tests'], 'clang', '', ['EXTRA_CFLAGS=-O0 -g0']) if self.args.cc != 'clang' else (['all', 'tests'], 'gcc', '')
@@ -566,6 +578,7 @@ class Runner:
             self.unit(san='tsan')
         if long and everything:
             self.other_compiler()
+            self.locks()
             self.races()
             self.system()
 

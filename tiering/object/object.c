@@ -51,9 +51,11 @@ static void put_in_table(struct ht_store *s, struct ht_obj *o) HT_REQUIRES(HT_LO
 static void grow_table(struct ht_store *s) HT_REQUIRES(HT_LOCK_STORE)
 {
     struct ht_buckets *t = &s->objects.table;
-    uint64_t before = ht_buckets_bytes(t);
     void **from;
 
+    if (s->objects.count < t->count * OBJECTS_PER_BUCKET)
+        return;
+    uint64_t before = ht_buckets_bytes(t);
     for (unsigned i = 0; i < GROW_MAX && s->objects.count >= t->count * OBJECTS_PER_BUCKET; i++) {
         if (!ht_buckets_grow(t, &from) || !from)
             break;
