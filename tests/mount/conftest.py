@@ -56,6 +56,7 @@ class Store:
         self.point.mkdir()
         self.daemon = None
         self.ends_clean = True  # False: the test leaves a store with problems
+        self.seconds = SECONDS_MAX  # of a mount, an unmount or a check
         run('mkfs.hitrain', f'--size={size}', *format_options, self.image)
 
     def start(self, *options, flags=()):
@@ -65,11 +66,11 @@ class Store:
         with open(self.log, 'a') as log:
             self.daemon = subprocess.Popen(args, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
 
-    def mount(self, *options, flags=(), seconds=SECONDS_MAX):
+    def mount(self, *options, flags=(), seconds=None):
         """With little memory, unless the options say otherwise. Also over a dead mount, which is why the daemon's word counts and not the kernel's table."""
         mounts = self.mounts_told()
         self.start(*SMALL, *options, flags=flags)
-        wait_for(lambda: self.daemon.poll() is not None or self.mounts_told() > mounts, 'mount', seconds)
+        wait_for(lambda: self.daemon.poll() is not None or self.mounts_told() > mounts, 'mount', seconds or self.seconds)
         assert self.daemon.poll() is None, self.messages()
         return self.point
 
@@ -85,8 +86,8 @@ class Store:
         return self.log.read_text()
 
     def unmount(self):
-        subprocess.run(['umount', str(self.point)], check=True, timeout=SECONDS_MAX)
-        assert self.daemon.wait(SECONDS_MAX) == 0, self.messages()
+        subprocess.run(['umount', str(self.point)], check=True, timeout=self.seconds)
+        assert self.daemon.wait(self.seconds) == 0, self.messages()
         self.daemon = None
 
     def kill(self):
@@ -99,7 +100,7 @@ class Store:
         subprocess.run(['umount', '-l', str(self.point)], timeout=SECONDS_MAX, stderr=subprocess.DEVNULL)
 
     def fsck(self):
-        return run('hitrain-fsck', '-n', self.image, check=False)
+        return run('hitrain-fsck', '-n', self.image, check=False, timeout=self.seconds)
 
     def assert_clean(self):
         done = self.fsck()
