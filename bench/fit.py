@@ -5,8 +5,9 @@
 Run it with `make bench-fit`, as root. A GPT trains on a loop device that is limited to the same speed for reads and for writes.
 Trainer and daemon are in one memory cgroup, which has an eighth of parameters, gradients, state and activations, beside what
 Python and PyTorch take. The bound of a step is the larger of two times: that of the step in memory, and bytes that must move over
-the device's rate. PyTorch 2 and DeepSpeed are those of `make check-ecosystem`. Without that environment the system's PyTorch runs,
-if it can save tensors by hooks. Medians of runs that take turns; all figures are in build/bench/fit.jsonl.
+the device's rate. Several micro-batches have a bound of their own. PyTorch 2 and DeepSpeed are those of `make check-ecosystem`.
+Without that environment the system's PyTorch runs, if it can save tensors by hooks. Medians of runs that take turns; all figures are
+in build/bench/fit.jsonl.
 """
 import argparse
 import atexit
@@ -32,8 +33,8 @@ SECONDS_MAX = 900
 STATE_BYTES = {'f32': 8, 'bf16': 10}  # moments, and of bf16 the low bits of the masters
 ITEM_BYTES = {'f32': 4, 'bf16': 2}
 IN_GROUP = ('offload', 'vertical', 'XFS', 'fast', 'deepspeed')
-CASES = ('memory', 'checkpoint', 'activations', 'activations on XFS', 'read back', 'offload', 'vertical', 'XFS', 'fast', 'deepspeed')
-MICRO = {'vertical': 4, 'deepspeed': 4}  # micro-batches, whose activations are in the sum
+MICRO = {'memory of 4': 4, 'vertical': 4, 'deepspeed': 4}  # micro-batches, whose activations are in the sum
+CASES = ('memory', 'checkpoint', 'activations', 'activations on XFS', 'read back', 'offload', 'memory of 4', 'vertical', 'XFS', 'fast', 'deepspeed')
 FAST = 1.25  # the fast device has so many times the rate at which it would be as fast as memory
 READ_BACK_DRAM = 64 << 20
 
@@ -175,8 +176,8 @@ class Bench:
             limit += self.deepspeed_base - self.base
         group = Group('hitrain-fit', limit)
         try:
-            if case in ('memory', 'checkpoint', 'base', 'deepspeed-base'):
-                out = self.train(case, group=group)
+            if case in ('memory', 'memory of 4', 'checkpoint', 'base', 'deepspeed-base'):
+                out = self.train(case.split()[0], group=group, micro=micro)
             elif case == 'plain':
                 out = self.on_store('plain', 16 * self.args.parameters + (64 << 20))
             elif case == 'activations':
@@ -233,19 +234,22 @@ def report(args, runs, reference, bench, rate):
     def median(case, key):
         values = [v for r in runs[case] if key in r for v in (r[key] if isinstance(r[key], list) else [r[key]])]
         return statistics.median(values) if values else float('nan')
-    saved = median_saved(runs)
-    limit_s = bound(args, median('memory', 'seconds'), saved, rate)
+    saved, limit_s = median_saved(runs), {}
+    for micro in sorted({MICRO.get(case, 1) for case in runs}):
+        memory_s = median('memory' if micro == 1 else f'memory of {micro}', 'seconds')
+        print(f'bound of {micro} micro-batch{"es" * (micro > 1)}:')
+        limit_s[micro] = memory_s, bound(args, memory_s, micro * saved, rate)
     print(f'\n{"":20}{"s a step":>10}{"/ memory":>10}{"/ bound":>10}{"peak MiB":>10}{"read":>10}{"written":>10}  MiB of the device a step')
     for case, rows in runs.items():
         failed = next((r['failed'] for r in rows if 'failed' in r), None)
         if failed:
             print(f'{case:20}skipped or failed: {failed[:200]}')
             continue
-        s = median(case, 'seconds')
+        s, (memory_s, least_s) = median(case, 'seconds'), limit_s[MICRO.get(case, 1)]
         in_group = case in IN_GROUP
         if case == 'read back':
             continue
-        print(f'{case:20}{s:10.2f}{s / median("memory", "seconds"):10.2f}' + (f'{s / limit_s:10.2f}' if in_group and case != 'fast' else ' ' * 10) +
+        print(f'{case:20}{s:10.2f}{s / memory_s:10.2f}' + (f'{s / least_s:10.2f}' if in_group and case != 'fast' else ' ' * 10) +
               f'{median(case, "group_peak" if in_group else "peak") / MIB:10.0f}{median(case, "read") / MIB:10.0f}{median(case, "written") / MIB:10.0f}'
               + ('' if case not in ('offload', 'fast') else f'  {same_bits(rows, reference)}'))
     print_shares(runs, median, bench, rate)
@@ -327,7 +331,8 @@ def main():
     cases = [c for c in CASES if c in args.only.split(',')]
     python, missing = interpreter()
     bench = Bench(args, begin('fit'), python)
-    runs, began = {c: [] for c in dict.fromkeys(['memory', 'activations', *cases])}, time.monotonic()
+    four = ['memory of 4'] * any(MICRO.get(c, 1) > 1 for c in cases)
+    runs, began = {c: [] for c in dict.fromkeys(['memory', 'activations', *four, *cases])}, time.monotonic()
     print(f'bench-fit: a GPT of {args.parameters / 1e6:.0f} million {args.dtype} parameters, {args.runs} runs of {args.steps} steps. {machine()}', flush=True)
 
     def said(case, out):

@@ -172,6 +172,19 @@ def test_many_steps(shared_root):
     assert figures['loaded_bytes'] > steps * KEEP / 2
 
 
+def test_a_scheduler_sets_the_rate(shared_root):
+    def run(model, optimizer):
+        with optimizer:
+            scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)
+            for step in range(STEPS):
+                train(model, optimizer, step, step + 1)
+                scheduler.step()
+            return values(model)
+    plain, own = made(), made()
+    wanted = run(plain, hitrain.AdamW(plain.named_parameters(), shared_root.with_name('plain'), lr=LR))
+    assert_equal(run(own, hitrain.offload(own, shared_root, keep=KEEP, lr=LR)), wanted)
+
+
 @pytest.mark.parametrize('kind', [Text, Twice])
 def test_accumulation_in_the_store(shared_root, kind):
     plain_and_offloaded(shared_root, kind, passes=3, accumulate=3, accumulate_mode='mean')
