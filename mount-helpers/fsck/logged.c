@@ -7,6 +7,8 @@
  */
 #include "mount-helpers/fsck/fsck.h"
 
+#include <stdlib.h>
+
 #include "mount-helpers/common/text.h"
 
 typedef unsigned long long ull;
@@ -80,14 +82,27 @@ static int report(void *ctx, uint64_t root, uint64_t step, const char *why)
 }
 
 /* Programs that do not know a bit of feat_refuse must not open the store: see tiering/txn/feature.c. */
-static void check_mark(struct ht_fsck *f, uint64_t bit, uint64_t steps, const char *kind)
+static void check_mark(struct ht_fsck *f, uint64_t bit, uint64_t steps, const char *before, const char *after)
 {
     const struct ht_fsck_where w = {HT_FSCK_NOWHERE};
 
     if (steps && !(ht_store_super(f->store)->feat_refuse & bit) &&
-        ht_fsck_problem(f, HT_FSCK_OPT_FEATURE, &w, "there %s %llu logged %s%s, and the superblock does not say so",
-                        steps == 1 ? "is" : "are", (ull)steps, ht_plural(steps, "step"), kind))
+        ht_fsck_problem(f, HT_FSCK_OPT_FEATURE, &w, "there %s %llu %s %s%s, and the superblock does not say so",
+                        steps == 1 ? "is" : "are", (ull)steps, before, ht_plural(steps, "step"), after))
         f->unmarked |= bit;
+}
+
+static int check_kept_mark(struct ht_fsck *f)
+{
+    struct ht_ns_kept *list;
+    size_t count;
+    int rc = ht_ns_kept_list(f->ns, 0, &list, &count);
+
+    if (rc < 0)
+        return rc;
+    free(list);
+    check_mark(f, HT_FEAT_REFUSE_KEPT, count, "kept", "");
+    return 0;
 }
 
 int ht_fsck_check_logged(struct ht_fsck *f)
@@ -96,8 +111,9 @@ int ht_fsck_check_logged(struct ht_fsck *f)
     int rc = ht_optim_redo_check(f->optim, &check);
 
     if (rc == 0) {
-        check_mark(f, HT_FEAT_REFUSE_REDO, check.steps, "");
-        check_mark(f, HT_FEAT_REFUSE_SPARSE, check.coded, " with sparse gradients");
+        check_mark(f, HT_FEAT_REFUSE_REDO, check.steps, "logged", "");
+        check_mark(f, HT_FEAT_REFUSE_SPARSE, check.coded, "logged", " with sparse gradients");
+        rc = check_kept_mark(f);
     }
     return rc;
 }

@@ -293,18 +293,25 @@ static int check_owner(struct ht_fsck *f, size_t first, size_t end)
     return report_orphan(f, &w, end - first);
 }
 
-/* A program that does not know compressed chunks would take the store for damaged. */
-static void check_codecs(struct ht_fsck *f)
+/* A program that does not know such chunks would take the store for damaged. */
+static void check_mark(struct ht_fsck *f, uint64_t bit, uint64_t count, const char *what)
 {
     struct ht_fsck_where w = {HT_FSCK_NOWHERE};
-    size_t count = 0;
+
+    if (count && !(ht_store_super(f->store)->feat_refuse & bit) &&
+        ht_fsck_problem(f, HT_FSCK_REF_CODEC, &w, "%llu %s %s, and the superblock does not say so",
+                        (unsigned long long)count, count == 1 ? "chunk is" : "chunks are", what))
+        f->unmarked |= bit;
+}
+
+static void check_codecs(struct ht_fsck *f)
+{
+    uint64_t count = 0;
 
     for (size_t i = 0; i < f->item_count; i++)
         count += f->items[i].codec == HT_CODEC_PLANES;
-    if (count && !(ht_store_super(f->store)->feat_refuse & HT_FEAT_REFUSE_PLANES) &&
-        ht_fsck_problem(f, HT_FSCK_REF_CODEC, &w, "%zu %s compressed, and the superblock does not say so", count,
-                        count == 1 ? "chunk is" : "chunks are"))
-        f->unmarked |= HT_FEAT_REFUSE_PLANES;
+    check_mark(f, HT_FEAT_REFUSE_PLANES, count, "compressed");
+    check_mark(f, HT_FEAT_REFUSE_LOST, f->lost_chunks, "marked lost");
 }
 
 int ht_fsck_pass_refs(struct ht_fsck *f)

@@ -162,12 +162,8 @@ static int mark_features(struct ht_fsck *f)
 {
     int rc = 0;
 
-    if (f->unmarked & HT_FEAT_REFUSE_PLANES)
-        rc = ht_store_mark_compressed(f->store);
-    if (rc == 0 && f->unmarked & HT_FEAT_REFUSE_REDO)
-        rc = ht_store_mark_redo(f->store);
-    if (rc == 0 && f->unmarked & HT_FEAT_REFUSE_SPARSE)
-        rc = ht_store_mark_redo_sparse(f->store);
+    for (uint64_t left = f->unmarked; rc == 0 && left; left &= left - 1)
+        rc = ht_store_mark_feature(f->store, left & -left);
     return rc;
 }
 

@@ -839,6 +839,27 @@ static void sparse_unmarked(struct harness *k, const struct damage_ids *ids)
     clear_feature(k, HT_FEAT_REFUSE_SPARSE);
 }
 
+/* A step is kept. */
+static void kept_unmarked(struct harness *k, const struct damage_ids *ids)
+{
+    const struct harness_param w_param = {"w", "f32", 700};
+
+    ck_assert_int_eq(harness_open(k, 1), 0);
+    harness_set_word(k, ids->model, "user.hitrain.optimizer", "adamw lr=0.01 retain=1");
+    harness_gradient(k, ids->model, &w_param, 3);
+    ck_assert_int_eq(ht_optim_commit(k->optim, ids->model), 0);
+    ck_assert_int_eq(harness_close(k, true), 0);
+    clear_feature(k, HT_FEAT_REFUSE_KEPT);
+}
+
+static void lost_unmarked(struct harness *k, const struct damage_ids *ids)
+{
+    ck_assert_int_eq(harness_open(k, 1), 0);
+    ck_assert_int_eq(ht_store_lose_chunk(k->store, ids->small, 0), 0);
+    ck_assert_int_eq(harness_close(k, true), 0);
+    clear_feature(k, HT_FEAT_REFUSE_LOST);
+}
+
 static void logged_unmarked(struct harness *k, const struct damage_ids *ids)
 {
     (void)log_steps(k, ids);
@@ -947,6 +968,8 @@ const struct damage damages[] = {
     {"OPT-REDO-sparse", .harm = bad_sparse_gradient, .alone = true},
     {"OPT-FEATURE", .harm = sparse_unmarked, .alone = true},
     {"OPT-FEATURE-steps", .harm = logged_unmarked, .alone = true},
+    {"OPT-FEATURE-kept", .harm = kept_unmarked, .alone = true},
+    {"REF-CODEC-lost", .harm = lost_unmarked, .alone = true},
     {"OPT-REDO-content", .harm = bad_content_of_logged, .alone = true},
     {"OPT-REDO-outside", .harm = outside_content_of_logged, .alone = true},
 };

@@ -42,7 +42,7 @@ int ht_store_mark_redo_sparse(struct ht_store *s)
     return ht_store_need_feature(s, HT_FEAT_REFUSE_SPARSE);
 }
 
-int ht_store_mark_compressed(struct ht_store *s)
+int ht_store_mark_feature(struct ht_store *s, uint64_t bit)
 {
-    return ht_store_need_feature(s, HT_FEAT_REFUSE_PLANES);
+    return ht_store_need_feature(s, bit);
 }
