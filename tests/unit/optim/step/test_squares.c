@@ -58,7 +58,7 @@ static void model_step(struct test_param *p, const uint8_t *g, uint8_t g_dtype, 
 
     ht_rule_scalars(&c, ++p->t, &s);
     s.grad_factor = (float)factor;
-    ht_kernels_scalar.fn[s.kernel](&s, &u, p->n);
+    MODEL_KERNELS->fn[s.kernel](&s, &u, p->n);
 }
 
 static void forget_gradients(void)
