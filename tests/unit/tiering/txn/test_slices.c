@@ -620,6 +620,38 @@ START_TEST(a_watch_sees_who_takes_a_later_chunk_of_its_object)
 }
 END_TEST
 
+static void *take_lock_once(void *arg)
+{
+    ht_store_lock(s);
+    ht_store_unlock(s);
+    return arg;
+}
+
+/* However busy the machine is, a rest takes no less. */
+START_TEST(a_loop_rests_for_a_thread_that_waits)
+{
+    struct ht_slice slice = HT_SLICE_RESTING;
+    pthread_t waiter;
+
+    setup();
+    ht_store_lock(s);
+    ck_assert_int_eq(pthread_create(&waiter, NULL, take_lock_once, NULL), 0);
+    while (!ht_mutex_is_wanted(ht_store_mutex(s)))
+        sched_yield();
+    uint64_t began = ht_now_ns();
+    slice.began_ns = began - HT_SLICE_NS;
+    while (!slice.ended)
+        ht_slice_next(s, &slice);
+    ck_assert_uint_ge(ht_now_ns() - began, slice.rest * HT_SLICE_NS);
+    ck_assert_uint_gt(slice.rest, 0);
+    ht_store_unlock(s);
+    pthread_join(waiter, NULL);
+    ht_obj_put(obj);
+    ht_obj_put(hot);
+    done();
+}
+END_TEST
+
 /* A hole is published while a thread holds the chunk for content that comes next. */
 START_TEST(a_held_chunk_keeps_its_log_bytes)
 {
@@ -690,6 +722,7 @@ int main(void)
     tcase_add_test(tc, a_copy_that_begins_again_gives_its_log_bytes_back);
     tcase_add_loop_test(tc, a_held_chunk_keeps_its_log_bytes, 0, 2);
     tcase_add_test(tc, a_watch_sees_who_takes_a_later_chunk_of_its_object);
+    tcase_add_test(tc, a_loop_rests_for_a_thread_that_waits);
     tcase_add_test(tc, a_truncation_waits_for_a_chunk_that_it_has_passed);
     tcase_add_test(tc, what_changes_while_it_is_published_is_not_lost);
     return run_suite(tc);
