@@ -8,6 +8,10 @@
 #include "tests/support/fault_scenario.h"
 #include "tests/support/states.h"
 #include "tiering/api/batch_pin.h"
+#include "tiering/api/compact.h"
+#include "tiering/api/compress.h"
+#include "tiering/api/dedup.h"
+#include "tiering/api/discard.h"
 #include "tiering/api/scrub.h"
 #include "tiering/api/shm.h"
 
@@ -34,10 +38,11 @@ static int op(struct fault_scenario *p, int rc)
 
 /* ------------------------------------------------------------------ files */
 
+/* It is smaller when it is compressed. */
 static void pattern(uint8_t *out, uint64_t seed)
 {
     for (size_t i = 0; i < BYTES; i++)
-        out[i] = (uint8_t)(1 + (seed * 37 + i / 11) % 250);
+        out[i] = i % 2 ? 60 : (uint8_t)(1 + (seed * 37 + i / 11) % 250);
 }
 
 static uint64_t now(const struct fault_scenario_file *f)
@@ -412,6 +417,28 @@ static void step_seen(struct fault_scenario *p, bool give_up)
     ht_ns_close(p->k.ns, ino);
 }
 
+/* ---------------------------------------------------------------- engines */
+
+static bool may_compress(void *ctx, uint64_t oid)
+{
+    (void)ctx, (void)oid;
+    return true;
+}
+
+/* Work in the background. Whatever fails, files and models stay as they are. */
+static void engines(struct fault_scenario *p)
+{
+    struct ht_store *s = p->k.store;
+
+    (void)op(p, ht_store_scrub(s));
+    (void)op(p, ht_store_dedup(s));
+    ht_store_set_compress(s, may_compress, NULL);
+    for (unsigned round = 0; round < 2; round++)
+        (void)op(p, ht_store_compress(s));
+    (void)op(p, ht_store_compact(s));
+    ht_store_discard_freed(s);
+}
+
 /* ----------------------------------------------------------------- script */
 
 static void script(struct fault_scenario *p)
@@ -437,9 +464,10 @@ static void script(struct fault_scenario *p)
     cut(p, b);
     sync_file(p, b);
     step_seen(p, false);
-    put(p, b, 21);
+    put(p, b, 50);
+    commit_all(p); /* b and e have the same content */
     evict(p, b);
-    (void)op(p, ht_store_scrub(p->k.store));
+    engines(p);
     sync_file(p, a);
 }
 
