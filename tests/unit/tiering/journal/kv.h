@@ -130,8 +130,11 @@ static inline int kv_replay_set(struct kv *kv, struct ht_reader *r, uint32_t len
 
     if (r->bad || key >= KV_KEYS || stamp == 0)
         return -EUCLEAN;
-    for (uint32_t i = 12; i < len; i++)
-        if (ht_get_u8(r) != (uint8_t)(stamp + key))
+    const uint8_t *value = ht_get_bytes(r, len - 12);
+    if (r->bad)
+        return -EUCLEAN;
+    for (uint32_t i = 0; i < len - 12; i++)
+        if (value[i] != (uint8_t)(stamp + key))
             return -EUCLEAN;
     kv->map.e[key] = (struct kv_entry){stamp, len - 12};
     return 0;
@@ -285,8 +288,9 @@ static inline void kv_put_set(struct ht_buf *b, uint32_t key, uint64_t stamp, ui
 
     ht_buf_put_u32(b, key);
     ht_buf_put_u64(b, stamp);
-    for (uint32_t i = 0; i < len; i++)
-        ht_buf_put_u8(b, (uint8_t)(stamp + key));
+    ck_assert_int_eq(ht_buf_reserve(b, len), 0);
+    memset(b->data + b->len, (uint8_t)(stamp + key), len);
+    b->len += len;
     ht_record_end(b, mark);
 }
 
