@@ -12,9 +12,10 @@ import subprocess
 import numpy as np
 import pytest
 
-from conftest import run
+from conftest import MIB, run
 from test_async_step import command
 from test_roots import put_gradient, sync, word
+from test_scrub import damage
 
 ELEMENTS = 300000
 
@@ -213,3 +214,22 @@ def test_refused_commands_change_nothing(mnt, line, error):
     command(root, 'forget taken')
     os.removexattr(root, 'user.hitrain.optimizer')
     assert refused(lambda: os.listdir(root / '.hitrain' / 'snap')) == errno.ENOENT
+
+
+def test_damage_is_told_for_every_step_that_has_the_bytes(make_store):
+    """Of two kept steps with the same content, and of the living model, which has other content now."""
+    store = make_store()
+    root = make(store.mount(), 'retain=4')
+    data = os.urandom(MIB)
+    (root / 'bytes').write_bytes(data)
+    sync(root)
+    for name in ('first', 'second'):
+        command(root, f'snapshot {name}')
+    (root / 'bytes').write_bytes(bytes(MIB))
+    sync(root)
+    store.unmount()
+    damage(store.image, data)
+    store.ends_clean = False
+    said = store.fsck()
+    told = {line.split(': ')[1].split(',')[0] for line in said.stdout.splitlines() if 'DATA' in line}
+    assert told == {'/model/.hitrain/snap/first/bytes', '/model/.hitrain/snap/second/bytes'}, said.stdout
