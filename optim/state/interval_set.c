@@ -109,6 +109,39 @@ int ht_interval_set_remove(struct ht_interval_set *s, uint32_t begin, uint32_t e
     return 0;
 }
 
+/* Adds what is in both, in order. */
+static int append_common(struct ht_interval_set *to, const struct ht_interval_set *s,
+                         const struct ht_interval_set *other)
+{
+    const struct ht_interval *v = ht_interval_set_all(s), *w = ht_interval_set_all(other);
+    int rc = 0;
+
+    for (uint32_t i = 0, j = 0; i < s->count && j < other->count && !rc;) {
+        uint32_t begin = v[i].begin > w[j].begin ? v[i].begin : w[j].begin;
+        bool ends_first = v[i].end < w[j].end;
+        uint32_t end = ends_first ? v[i].end : w[j].end;
+        if (begin < end)
+            rc = insert(to, to->count, (struct ht_interval){begin, end});
+        i += ends_first;
+        j += !ends_first;
+    }
+    return rc;
+}
+
+int ht_interval_set_intersect(struct ht_interval_set *s, const struct ht_interval_set *other)
+{
+    struct ht_interval_set common = {0};
+    int rc = append_common(&common, s, other);
+
+    if (rc) {
+        ht_interval_set_free(&common);
+        return rc;
+    }
+    ht_interval_set_free(s);
+    *s = common;
+    return 0;
+}
+
 bool ht_interval_set_overlap(const struct ht_interval_set *s, uint32_t begin, uint32_t end)
 {
     uint32_t i = begin < end ? first_ending_at(s, begin + 1) : s->count;

@@ -30,6 +30,11 @@ static inline const struct ht_interval *ht_interval_set_all(const struct ht_inte
 /* -ENOMEM; -E2BIG: more than HT_INTERVALS_MAX. Nothing changed then. An empty interval is fine. */
 int ht_interval_set_add(struct ht_interval_set *s, uint32_t begin, uint32_t end) HT_MUST_CHECK;
 int ht_interval_set_remove(struct ht_interval_set *s, uint32_t begin, uint32_t end) HT_MUST_CHECK;
+/*
+ * Keeps the bytes that are in both, in one walk. -ENOMEM; -E2BIG: more than HT_INTERVALS_MAX. Nothing changed then.
+ * With an empty set it needs no memory.
+ */
+int ht_interval_set_intersect(struct ht_interval_set *s, const struct ht_interval_set *other) HT_MUST_CHECK;
 bool ht_interval_set_overlap(const struct ht_interval_set *s, uint32_t begin, uint32_t end);
 bool ht_interval_set_cover(const struct ht_interval_set *s, uint32_t begin, uint32_t end);
 /*

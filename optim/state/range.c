@@ -240,27 +240,14 @@ bool ht_opt_param_hidden(const struct ht_param *p)
 
 /* ---------------------------------------------------------------- coverage */
 
-/* An account keeps the bytes that are still written. Without memory for that it loses all of the range. */
-static void keep_written(struct ht_range_own *own, const struct ht_interval_set *written)
-{
-    const struct ht_interval *v = ht_interval_set_all(written);
-    uint32_t pos = 0;
-    int rc = 0;
-
-    for (uint32_t i = 0; i < written->count && !rc; i++) {
-        rc = ht_interval_set_remove(&own->bytes, pos, v[i].begin);
-        pos = v[i].end;
-    }
-    if (rc || ht_interval_set_remove(&own->bytes, pos, UINT32_MAX))
-        ht_interval_set_clear(&own->bytes);
-}
-
+/* Accounts keep the bytes that are still written. Without memory for that an account loses all of the range. */
 void ht_opt_range_thaw(struct ht_range *r)
 {
     ht_interval_set_clear(&r->frozen);
     ht_list_for_each(pos, &r->own) {
         struct ht_range_own *own = ht_list_entry(pos, struct ht_range_own, link);
-        keep_written(own, &r->written);
+        if (ht_interval_set_intersect(&own->bytes, &r->written))
+            ht_interval_set_clear(&own->bytes);
         ht_opt_range_count_own(r->param->o, own, false);
     }
 }

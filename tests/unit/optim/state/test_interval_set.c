@@ -66,6 +66,42 @@ START_TEST(a_set_behaves_as_flags_do)
 }
 END_TEST
 
+START_TEST(what_is_in_both_stays)
+{
+    struct ht_interval_set other = {0};
+
+    srand(8);
+    memset(flag, 0, sizeof(flag));
+    for (unsigned i = 0; i < ROUNDS / 50; i++) {
+        bool in_other[SIZE] = {false};
+        for (unsigned k = 0; k < 20; k++) {
+            uint32_t a = (uint32_t)rand() % SIZE, b = (uint32_t)rand() % SIZE, pieces = i % 4 ? 8 : 60;
+            ck_assert_int_eq(ht_interval_set_add(&set, a, a + 1), 0);
+            flag[a] = true;
+            for (b = b < pieces ? pieces : b; pieces; pieces--)
+                in_other[b - pieces] = true;
+            ck_assert_int_eq(ht_interval_set_add(&other, b - (i % 4 ? 8 : 60), b), 0);
+        }
+        ck_assert_int_eq(ht_interval_set_intersect(&set, &other), 0);
+        for (uint32_t k = 0; k < SIZE; k++)
+            flag[k] &= in_other[k];
+        check_equal();
+        ht_interval_set_clear(&other);
+    }
+    ht_interval_set_free(&other);
+    ck_assert_int_eq(ht_interval_set_intersect(&set, &other), 0);
+    ck_assert(set.count == 0 && set.cap == 0);
+    for (uint32_t i = 0; i < HT_INTERVALS_MAX; i++)
+        ck_assert_int_eq(ht_interval_set_add(&set, 4 * i, 4 * i + 3), 0);
+    for (uint32_t i = 0; i < 2; i++)
+        ck_assert_int_eq(ht_interval_set_add(&other, i ? 2 : 0, i ? 4 * HT_INTERVALS_MAX : 1), 0);
+    ck_assert_int_eq(ht_interval_set_intersect(&set, &other), -E2BIG);
+    ck_assert_uint_eq(set.count, HT_INTERVALS_MAX);
+    ht_interval_set_free(&set);
+    ht_interval_set_free(&other);
+}
+END_TEST
+
 START_TEST(too_many_pieces_are_refused_and_change_nothing)
 {
     for (uint32_t i = 0; i < HT_INTERVALS_MAX; i++)
@@ -96,6 +132,7 @@ int main(void)
 
     tcase_set_timeout(t, 120);
     tcase_add_test(t, a_set_behaves_as_flags_do);
+    tcase_add_test(t, what_is_in_both_stays);
     tcase_add_test(t, too_many_pieces_are_refused_and_change_nothing);
     tcase_add_test(t, one_piece_needs_no_memory);
     suite_add_tcase(suite, t);
