@@ -16,6 +16,7 @@ import time
 
 SECONDS_MAX = 300
 SMALL, ROT = 'tests/crash/crash_small', 'tests/crash/crash_rot'
+SLICES = 'tests/unit/tiering/txn/test_slices'
 SCRUB = 'tests/unit/tiering/store/test_scrub'
 SHARED = 'tests/unit/tiering/store/test_scrub_shared'
 DEDUP = 'tests/unit/tiering/store/test_dedup'
@@ -80,6 +81,7 @@ MUTANTS = [
     ('given-up-unseen', 'a publication notices what was given up', FLUSH, 'what_replaced_flushed_content_is_not_missed'),
     ('frame-voided', 'a frame notices a failed flush of another thread', FLUSH, 'a_frame_that_a_flush_of_another_thread_voided_is_written_again'),
     ('publish-unasked', 'a root that may not end publishes nothing', STEP, 'a_refused_end_of_a_root_publishes_nothing'),
+    ('change-unseen', 'a commit is the root at one moment', SLICES, 'a_commit_has_all_objects_as_at_one_moment'),
     ('types-dropped', 'a writer knows each type of record', NEWER, 'no_type_of_a_later_version_is_dropped'),
     ('squares-stay', 'sums of squares go with their gradient', SQUARES, 'any_order_of_pieces_and_closes_gives_the_same_bits'),
     ('edit-unseen', 'a parameter that was written is published with its step', REDO, 'a_written_parameter_makes_the_next_step_full'),

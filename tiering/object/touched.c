@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* touched.c - what walks over touched objects, and a publication in slices, learn of changes (scope.h). */
 #include "tiering/base/list.h"
+#include "tiering/base/mutant.h"
 #include "tiering/object/context.h"
 #include "tiering/object/object.h"
 #include "tiering/object/scope.h"
@@ -25,6 +26,8 @@ void ht_scope_note_change(struct ht_obj *o)
 {
     struct ht_scope_changes *c = o->s->objects.changes;
 
+    if (HT_MUTANT("change-unseen"))
+        return;
     if (!c || c->scope != o->scope || o->dead || (c->count && c->obj[c->count - 1] == o))
         return;
     c->more |= c->count == HT_SCOPE_CHANGES_MAX;

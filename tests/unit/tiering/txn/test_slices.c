@@ -709,6 +709,63 @@ START_TEST(a_copy_that_begins_again_gives_its_log_bytes_back)
 }
 END_TEST
 
+/* A commit that comes to the first object before a change, and to the last after it, has both or neither. */
+static struct ht_obj *pair[2];
+
+static void put_number(struct ht_obj *o, uint64_t n)
+{
+    uint64_t block[BLOCK / 8] = {n};
+
+    if (ht_obj_write(o, 0, block, BLOCK) != BLOCK || ht_obj_writeback(o))
+        abort();
+}
+
+static void *count_up(void *arg)
+{
+    for (uint64_t n = 1; !stop; n++, changes++) {
+        put_number(pair[0], n); /* the commit comes to this one first */
+        put_number(pair[1], n); /* and to this one last */
+    }
+    return arg;
+}
+
+START_TEST(a_commit_has_all_objects_as_at_one_moment)
+{
+    uint64_t oid[2], got[2], block[BLOCK / 8];
+    pthread_t writer;
+
+    setup();
+    pair[0] = object(CHUNK, SCOPE);
+    put_number(pair[0], 0);
+    make_many();
+    write_many(1);
+    pair[1] = object(CHUNK, SCOPE);
+    put_number(pair[1], 0);
+    ck_assert_int_eq(ht_scope_writeback(s, SCOPE), 0);
+    oid[0] = ht_obj_id(pair[0]), oid[1] = ht_obj_id(pair[1]);
+    ck_assert_int_eq(pthread_create(&writer, NULL, count_up, NULL), 0);
+    while (changes < 100)
+        sched_yield();
+    commit();
+    stop = true;
+    pthread_join(writer, NULL);
+    for (size_t i = 0; i < many_count; i++)
+        ht_obj_put(files[i]);
+    many_count = 0;
+    ht_obj_put(pair[0]), ht_obj_put(pair[1]), ht_obj_put(obj), ht_obj_put(hot);
+    ht_store_close(s); /* a crash */
+    open_store();
+    for (int i = 0; i < 2; i++) {
+        struct ht_obj *o = ht_obj_get(s, oid[i]);
+        ck_assert_int_eq(ht_obj_read(o, 0, block, BLOCK), BLOCK);
+        got[i] = block[0];
+        ht_obj_put(o);
+    }
+    ck_assert(got[0] == got[1] || got[0] == got[1] + 1);
+    done();
+}
+END_TEST
+
 int main(void)
 {
     TCase *tc = tcase_create("slices");
@@ -725,5 +782,6 @@ int main(void)
     tcase_add_test(tc, a_loop_rests_for_a_thread_that_waits);
     tcase_add_test(tc, a_truncation_waits_for_a_chunk_that_it_has_passed);
     tcase_add_test(tc, what_changes_while_it_is_published_is_not_lost);
+    tcase_add_loop_test(tc, a_commit_has_all_objects_as_at_one_moment, 0, 20);
     return run_suite(tc);
 }
