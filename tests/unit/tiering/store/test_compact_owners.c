@@ -230,8 +230,10 @@ START_TEST(content_whose_owners_have_no_room_in_the_log_stays)
     fresh_with_log(64, HT_LOG_BYTES_MIN, true);
     struct ht_obj *tensor = tensor_of((unsigned)(stats().free_bytes / MIB - 30));
     sparse(KEEP);
-    while (group_of(file[i]) != group_of(file[i + KEEP]) || group_of(file[i - KEEP]) == group_of(file[i]))
+    while (group_of(file[i]) != group_of(file[i + KEEP]) || group_of(file[i - KEEP]) == group_of(file[i])) {
         i += KEEP; /* the first one of its group, in which nothing else lies */
+        ck_assert_uint_lt(i + KEEP, FILES);
+    }
     ck_assert_uint_gt(group_of(file[i]), 0);
     uint64_t block = block_of(file[i], 0);
     struct ht_obj *o = with_owners_of(file[i], n);
@@ -242,7 +244,7 @@ START_TEST(content_whose_owners_have_no_room_in_the_log_stays)
         if (ht_compact_engine.step(s, &budget) == HT_STEP_IDLE)
             usleep(1000);
     }
-    ck_assert_uint_ge(figures().emptied, 12);
+    ck_assert_uint_ge(figures().emptied, 4); /* threads have placed the files in any order */
     ck_assert_uint_le(figures().moved_bytes, 2 * FILES / KEEP * SMALL);
     ck_assert_uint_eq(block_of(file[i], 0), block);
     ht_store_log_unreserve(s, aside);
