@@ -23,8 +23,9 @@ struct ht_slice {
 };
 
 /*
- * For loops over what may be a million chunks, in which no other thread waits for what the loop holds besides. Threads
- * that use the lock all the time keep nine tenths of their speed. Where no thread waits for the lock, nothing rests.
+ * For loops over what may be a million chunks. Threads that use the lock all the time keep nine tenths of their speed.
+ * The loop then takes up to ten times as long, and so do threads that wait for what it holds besides, as a transaction.
+ * Where no thread waits for the lock, nothing rests.
  */
 #define HT_SLICE_RESTING \
     {                    \

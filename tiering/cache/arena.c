@@ -23,6 +23,7 @@
 
 enum { SUB_SHIFT = 16, SPARE_SHARE = 16, SPARE_MAX = 16 };
 enum { AHEAD_TRIES = 4 };
+enum { RESERVE_PART = 32, RESERVE_MAX = 4 }; /* slots that writers leave to readers */
 enum { CHANCES = 16 }; /* images that one request passes because they were used; then it takes the next one */
 
 /* Numbers slots, each node's in proportion to its share; lists them in this order. */
@@ -382,6 +383,17 @@ uint32_t ht_arena_get(struct ht_arena *a, uint32_t bytes, uint32_t most, int wan
     ht_eviction_note_new(a, n);
     note_used(a, n, 1);
     return n;
+}
+
+bool ht_arena_keeps_reserve(struct ht_arena *a, uint64_t held)
+{
+    uint64_t reserve = ht_min_u64(a->slots / RESERVE_PART, RESERVE_MAX),
+             left = (uint64_t)a->free_slots + a->list[HT_IMAGE_CLEAN][0].count + a->order.slots;
+    bool keeps = reserve && left <= reserve + held;
+
+    if (keeps)
+        a->short_for = a->slots;
+    return keeps;
 }
 
 uint32_t ht_arena_get_ahead(struct ht_arena *a, uint64_t place, int numa_index)

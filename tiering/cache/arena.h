@@ -68,6 +68,11 @@ void ht_arena_stop_populating(struct ht_arena *a);
 #define HT_ARENA_ASK_ALL (HT_ARENA_FORCE - 1)
 uint32_t ht_arena_get(struct ht_arena *a, uint32_t bytes, uint32_t tries, int numa_index) HT_REQUIRES(HT_LOCK_STORE);
 /*
+ * Are only so few images free or clean as writers leave to readers? Then a writer has found no room. The working set
+ * does not count, and so many clean images are held by requests in flight.
+ */
+bool ht_arena_keeps_reserve(struct ht_arena *a, uint64_t held) HT_REQUIRES(HT_LOCK_STORE);
+/*
  * For an image that is read before it is needed, at this place in the order: takes a free slot, or evicts an image that
  * is needed later. Whole slots only.
  */

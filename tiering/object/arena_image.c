@@ -68,9 +68,14 @@ static bool gives_way(const struct slot_request *w) HT_REQUIRES(HT_LOCK_STORE)
 
 static uint32_t try_get(const struct slot_request *w, uint32_t tries) HT_REQUIRES(HT_LOCK_STORE)
 {
+    struct ht_store *s = w->o->s;
+
     if (gives_way(w))
         return HT_SLOT_NONE;
-    return ht_arena_get(w->o->s->arena, ht_chunk_image_bytes(w->o, w->c, w->index, w->reach), tries, w->numa_index);
+    /* The last clean images are for readers, unless nothing else can go. */
+    if (!w->reads && tries != HT_ARENA_FORCE && ht_arena_keeps_reserve(s->arena, s->flow.coming))
+        return HT_SLOT_NONE;
+    return ht_arena_get(s->arena, ht_chunk_image_bytes(w->o, w->c, w->index, w->reach), tries, w->numa_index);
 }
 
 /* Was the request met, or does it need no image of the arena any more? Another thread may have had the chunk. */

@@ -23,14 +23,15 @@ enum { MIB = 1 << 20 };
 
 static struct ht_dev *dev;
 static struct ht_store *s;
-static uint64_t fixture_shm_bytes; /* beside the 8 MiB */
+static uint64_t fixture_dram_bytes = 8 * MIB;
+static uint64_t fixture_shm_bytes; /* beside these */
 static bool fixture_discard;
 static unsigned fixture_owners_max;   /* of bytes that background work moves; 0: the store's limit */
 static enum ht_inline fixture_inline; /* of objects that may be compressed: none */
 
 static inline void mount_with(bool threads, bool read_only)
 {
-    struct ht_store_opts opts = {.dram_bytes = 8 * MIB + fixture_shm_bytes,
+    struct ht_store_opts opts = {.dram_bytes = fixture_dram_bytes + fixture_shm_bytes,
                                  .shm_bytes = fixture_shm_bytes,
                                  .staging_bytes = 16 * MIB,
                                  .numa_node = HT_NUMA_OFF,

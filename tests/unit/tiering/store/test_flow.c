@@ -269,6 +269,39 @@ START_TEST(a_reader_gets_the_first_image_that_comes_free)
 }
 END_TEST
 
+/* Writers have changed all images that they get, and the device stands still: a reader has one at once. */
+START_TEST(a_reader_needs_not_wait_for_what_writers_changed)
+{
+    pthread_t reader;
+
+    want = pattern(BUDGET, 9);
+    fixture_dram_bytes = 32 * MIB;
+    fresh(128, true);
+    struct ht_obj *read = object(HT_CHUNK_BYTES, 0);
+    struct writer w = {.o = object(HT_CHUNK_BYTES, 0), .bytes = fixture_dram_bytes + MIB, .piece = SMALL};
+    put_all(read, 0, want, MIB);
+    ck_assert_int_eq(ht_obj_sync(read), 0);
+    ht_obj_evict(read);
+    dev_stall(dev, true);
+    start(&w);
+    while (stats().room_waits == 0)
+        sched_yield();
+    ck_assert_int_eq(pthread_create(&reader, NULL, read_one, read), 0);
+    while (!has_image(read) && stats().room_waits == 1)
+        sched_yield();
+    ck_assert(has_image(read));
+    dev_stall(dev, false);
+    pthread_join(reader, NULL);
+    pthread_join(w.thread, NULL);
+    compare(&w);
+    ht_obj_put(w.o);
+    ht_obj_put(read);
+    done();
+    fixture_dram_bytes = 8 * MIB;
+    free(want);
+}
+END_TEST
+
 /* Passes over more than fits: a part joins the working set. Changes that part. Returns how many images. */
 static unsigned change_workingset(struct ht_obj *o, unsigned chunks)
 {
@@ -383,6 +416,7 @@ int main(void)
     tcase_add_test(tc, what_was_begun_and_left_is_written_too);
     tcase_add_test(tc, a_reader_that_finds_no_room_has_writeback_make_more);
     tcase_add_test(tc, a_reader_gets_the_first_image_that_comes_free);
+    tcase_add_test(tc, a_reader_needs_not_wait_for_what_writers_changed);
     tcase_add_test(tc, a_reader_takes_an_image_of_the_working_set_if_no_other_comes);
     tcase_add_test(tc, what_is_deleted_may_be_let_go_of_beside_writing);
     return run_suite(tc);
