@@ -48,6 +48,8 @@ def remove_folder(folder):
 class Store:
     """A store in a regular file and its mount. The daemon runs in the foreground, so that it can be signalled."""
 
+    seconds = SECONDS_MAX  # of a mount, an unmount or a check
+
     def __init__(self, folder, size, *format_options):
         self.folder = folder
         self.image = folder / 'image'
@@ -56,7 +58,6 @@ class Store:
         self.point.mkdir()
         self.daemon = None
         self.ends_clean = True  # False: the test leaves a store with problems
-        self.seconds = SECONDS_MAX  # of a mount, an unmount or a check
         run('mkfs.hitrain', f'--size={size}', *format_options, self.image)
 
     def start(self, *options, flags=()):
