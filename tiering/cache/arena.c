@@ -388,7 +388,7 @@ uint32_t ht_arena_get(struct ht_arena *a, uint32_t bytes, uint32_t most, int wan
 bool ht_arena_keeps_reserve(struct ht_arena *a, uint64_t held)
 {
     uint64_t reserve = ht_min_u64(a->slots / RESERVE_PART, RESERVE_MAX),
-             left = (uint64_t)a->free_slots + a->list[HT_IMAGE_CLEAN][0].count + a->order.slots;
+             left = a->free_slots + ht_eviction_passes(a, false);
     bool keeps = reserve && left <= reserve + held;
 
     if (keeps)
