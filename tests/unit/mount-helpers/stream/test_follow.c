@@ -4,29 +4,12 @@
 #include <stdlib.h>
 #include "mount-helpers/stream/follow.h"
 #include "tests/support/suite.h"
+#include "tests/unit/mount-helpers/stream/memory.h"
 #include <hitrain/words.h>
 
 enum { BYTES = 400, AT_VERSION = 8, AT_FEATURES = 12, AT_CHECKSUM = 56 };
 
-static struct ht_buf stream;
 static struct ht_hash128 sum;
-
-static int put(void *ctx, const void *data, size_t len)
-{
-    (void)ctx;
-    ht_buf_put(&stream, data, len);
-    return stream.err;
-}
-
-static ssize_t get(void *ctx, void *data, size_t len)
-{
-    struct ht_reader *in = ctx;
-    size_t left = (size_t)(in->end - in->p), n = len < left ? len : left;
-
-    if (n)
-        memcpy(data, ht_get_bytes(in, n), n);
-    return (ssize_t)n;
-}
 
 static void setup(void)
 {
@@ -84,7 +67,7 @@ static int read_all(void)
     struct ht_reader in = ht_reader_of(stream.data, stream.len);
     struct ht_follow_record x = {.type = HT_FOLLOW_STEP};
     struct ht_follow_reader r;
-    int rc = ht_follow_reader_begin(&r, get, &in), bytes = 0;
+    int rc = ht_follow_reader_begin(&r, get_left, &in), bytes = 0;
 
     while (rc == 0 && x.type != HT_FOLLOW_END) {
         rc = ht_follow_next(&r, &x);

@@ -7,6 +7,7 @@
 #include "mount-helpers/stream/stream.h"
 #include "mount-helpers/stream/tree.h"
 #include "tests/support/suite.h"
+#include "tests/unit/mount-helpers/stream/memory.h"
 
 #define MIB ((uint64_t)HT_STREAM_BLOCK_BYTES)
 
@@ -143,25 +144,7 @@ END_TEST
 
 /* ------------------------------------------------------------------ streams */
 
-static struct ht_buf stream;
 static uint8_t content[HT_STREAM_BLOCK_BYTES];
-
-static int put(void *ctx, const void *data, size_t len)
-{
-    (void)ctx;
-    ht_buf_put(&stream, data, len);
-    return stream.err;
-}
-
-static ssize_t get(void *ctx, void *data, size_t len)
-{
-    struct ht_reader *in = ctx;
-    size_t n = ht_min_u64(len, (uint64_t)(in->end - in->p));
-
-    memcpy(data, in->p, n);
-    in->p += n;
-    return (ssize_t)n;
-}
 
 static void begin_dtype(struct ht_stream_writer *w, struct ht_stream_shard s, const char *table, const char *dtype)
 {
@@ -204,7 +187,7 @@ static int read_bytes(size_t len)
     struct ht_reader in = ht_reader_of(stream.data, len);
     struct ht_stream_record x = {.type = HT_STREAM_ENTRY};
     struct ht_stream_reader r;
-    int rc = ht_stream_reader_begin(&r, get, &in), count = 0;
+    int rc = ht_stream_reader_begin(&r, get_left, &in), count = 0;
 
     for (; rc == 0 && x.type != HT_STREAM_END; count++)
         rc = ht_stream_next(&r, &x);
@@ -310,7 +293,7 @@ static int merge(const struct ht_tree_progress *p, uint8_t out_first[3])
     memset(content, 0x3e, sizeof(content));
     for (unsigned b = 0; b < 3; b++)
         ck_assert_int_eq(pwrite(fd, content, b < 2 ? MIB : 8, (off_t)(b * MIB)), b < 2 ? MIB : 8);
-    ck_assert_int_eq(ht_stream_reader_begin(&r, get, &in), 0);
+    ck_assert_int_eq(ht_stream_reader_begin(&r, get_left, &in), 0);
     passed = asked = 0;
     rc = ht_tree_merge(dir, &r, true, p, text);
     for (unsigned b = 0; b < 3; b++)

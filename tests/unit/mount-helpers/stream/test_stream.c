@@ -5,15 +5,7 @@
 #include <stdlib.h>
 #include "mount-helpers/stream/stream.h"
 #include "tests/support/suite.h"
-
-static struct ht_buf stream;
-
-static int put(void *ctx, const void *data, size_t len)
-{
-    (void)ctx;
-    ht_buf_put(&stream, data, len);
-    return stream.err;
-}
+#include "tests/unit/mount-helpers/stream/memory.h"
 
 struct source {
     const uint8_t *p, *end;

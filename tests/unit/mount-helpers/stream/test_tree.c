@@ -10,19 +10,12 @@
 
 #include "mount-helpers/stream/tree.h"
 #include "tests/support/suite.h"
+#include "tests/unit/mount-helpers/stream/memory.h"
 
-static struct ht_buf stream;
 static size_t at;
 static struct ht_stream_writer w;
 static char folder[64], why[HT_TREE_WHY_MAX];
 static int dir = -1, base_dir = -1; /* base_dir: the stream is an incremental one */
-
-static int put(void *ctx, const void *data, size_t len)
-{
-    (void)ctx;
-    ht_buf_put(&stream, data, len);
-    return stream.err;
-}
 
 static ssize_t get(void *ctx, void *data, size_t len)
 {
