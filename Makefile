@@ -68,7 +68,8 @@
 ##   bench-step optimizer steps in the store, beside clients outside it and fio, on a device of known speed; bytes as the
 ##              device counts them; 10 minutes; all figures into build/bench/step.jsonl. DEVICES=2: only stores of two
 ##              devices, of equal and of different speed; 6 minutes. REDO=1: only steps that are durable by their gradients,
-##              and a second store that follows them; 14 minutes with RUNS=1
+##              and a second store that follows them; 14 minutes with RUNS=1. BEFORE=PATH: only steps of this build beside those of
+##              another tree in which make has run, by turns; with REDO=1 steps that a mount computes again. ELEMENTS=16777216: faster
 ##   bench-overlap
 ##              training steps that end with `step async` beside `step`, at three ratios of device time to computation; 3 minutes;
 ##              --elements=100663296 with bench/overlap.py is the full size; build/bench/overlap.jsonl
@@ -111,6 +112,7 @@
 ## Environment of tests and of the demo
 ##   HITRAIN_BIN    absolute path of the programs, HITRAIN_BUILD of the folder above it
 ##   HITRAIN_LONG   1 in check-long
+##   HITRAIN_FLAKY  fail: no second chance for a test that fails once (tests/README.md)
 
 ifeq ($(MAKELEVEL),0)
 MAKEFLAGS += -j$(shell nproc)
@@ -322,6 +324,7 @@ memory_flags := $(call wrap_flags,ht_pinned_alloc ht_pinned_free) -Wl,-u,__wrap_
 # So does what notes assertions between tests and Check (tests/support/mark.c).
 test_flags = $(call wrap_flags,_mark_point) $(if $(filter tests/unit/faults/% $(failing_calls),$(1)),$(call wrap_flags,$(wrapped))) \
 	$(if $(filter tests/unit/optim/step/test_async,$(1)),$(call wrap_flags,ht_obj_next_read)) \
+	$(if $(filter tests/unit/tiering/store/test_shares,$(1)),$(call wrap_flags,ht_shares_update)) \
 	$(if $(filter bench/% tests/unit/tiering/base/%,$(1)),,$(memory_flags)) \
 	$(if $(filter bench/bench_arena,$(1)),$(call wrap_flags,ht_pinned_alloc ht_pinned_free))
 
@@ -459,7 +462,7 @@ bench-recovery: deps
 bench-step:
 	@tests/tools/deps.sh bench-step
 	@$(MAKE) --no-print-directory all $(B)/bench/step_client
-	@$(PYTHON) bench/step.py $(if $(RUNS),--runs $(RUNS)) $(if $(DEVICES),--devices) $(if $(REDO),--redo)
+	@$(PYTHON) bench/step.py $(if $(RUNS),--runs $(RUNS)) $(if $(ELEMENTS),--elements $(ELEMENTS)) $(if $(DEVICES),--devices) $(if $(REDO),--redo) $(if $(BEFORE),--before $(BEFORE))
 
 bench-overlap:
 	@tests/tools/deps.sh

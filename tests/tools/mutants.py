@@ -14,7 +14,7 @@ import subprocess
 import sys
 import time
 
-SECONDS_MAX = 300
+SECONDS_MAX = 900
 SMALL, ROT = 'tests/crash/crash_small', 'tests/crash/crash_rot'
 SLICES = 'tests/unit/tiering/txn/test_slices'
 SCRUB = 'tests/unit/tiering/store/test_scrub'
@@ -88,6 +88,7 @@ MUTANTS = [
     ('factor-unlogged', 'a logged step has its own clipping', REDO, 'incomplete_sums_are_logged'),
     ('feature-late', 'older programs are kept away before the first logged step', REDO + '_sparse', 'sparse_gradients_are_logged_without_zeros'),
     ('sparse-unmarked', 'older programs refuse a store with sparse pieces', REDO + '_sparse', 'sparse_gradients_are_logged_without_zeros'),
+    ('sections-unmarked', 'older programs refuse a store with numbers for ranges of elements', 'tests/unit/optim/step/test_sections', 'steps_with_sections_are_logged'),
     ('lineage-kept', 'a step after a change that is not logged does not follow', 'tests/unit/optim/step/test_redo_read', 'a_change_that_is_not_logged_begins_another_lineage'),
     ('logged-stay', 'logged steps go with the full step that follows', REDO, 'steps_are_logged_up_to_a_full_one'),
     ('data-flush', 'flush of logged gradients before their record', SMALL, 'redo'),

@@ -8,6 +8,11 @@ tests/optim/test_*.py are run by pytest, one process for each file.
 
 A failure never ends the run: its whole output appears where it happened, its name again at the end, and the last line
 is "N passed, N failed". Only tests count as passed; a failing build or lint counts as one failure each.
+
+`check`, `check-long` and `check-ecosystem` run many tests side by side on few processors. A file of tests that fails there runs
+three times more at the end, by itself. One more failure fails the run. A file that passes each time is flaky: the line above the
+last names it, and its first output stays in the log. Whoever sees it mends it. Reports of sanitizers, crashes and hangs get no
+second chance, nor do crash, model and fuzz tests: their results do not depend on time. HITRAIN_FLAKY=fail gives none at all.
 """
 import argparse
 import concurrent.futures
@@ -27,7 +32,7 @@ import ecosystem
 import mutants
 
 PYTHON = '/usr/bin/python3'
-PROGRAM_SECONDS_MAX = 7200 if os.environ.get('HITRAIN_LONG') else 900
+PROGRAM_SECONDS_MAX = 7200 if os.environ.get('HITRAIN_LONG') else 1800
 LINTS = ['includes.py', 'headers.sh', 'names.py', 'format.sh', 'layout.py', 'size.py', 'shell.sh', 'spdx.sh', 'locks.sh', 'threads.sh', 'english.py', 'deps.sh']
 # Tests of a daemon that ThreadSanitizer watches.
 RACES = ['test_mixed_load.py', 'test_stress.py', 'test_concurrency.py', 'test_scrub.py', 'test_passthrough.py',
@@ -49,6 +54,13 @@ LONGEST = ['test_repair', 'test_points', 'test_every_nth', 'test_keeping', 'test
 # optimizations and instruction sets, or they measure memory that a sanitizer changes.
 OPTIMIZED = ['tests/unit/optim/rules/*', 'tests/unit/tiering/codec/*', 'tests/unit/tiering/space/*']
 PROGRAMS = ['all', 'clients']
+FLAKY_RUNS = 3  # of a file that failed once
+FLAKY_SECONDS_MAX = 300  # longer ones do not run again
+FLAKY_FILES_MAX = 3  # if more fail, the reason is not the load
+# Reports of sanitizers, assertions, signals that end a program, hangs; problems that hitrain-fsck finds.
+NEVER_FLAKY = re.compile(r"Sanitizer|runtime error:|Assertion `|stack smashing|core dumped|Received signal"
+                         r"|(exit|status) -(4|6|7|8|11)\b|(?<!\d)-(4|6|7|8|11) ==|SIG(ILL|ABRT|BUS|FPE|SEGV)|Fatal Python error"
+                         r"|Test timeout expired|stopped: still running|\b[1-9]\d* problems? left")
 FUZZ_SAN = 'asan,ubsan,fuzzer'
 FUZZ_RSS_MIB = 1024
 CHECK_LINE = re.compile(r'^\d+%: Checks: (\d+), Failures: (\d+), Errors: (\d+)', re.M)
@@ -93,6 +105,8 @@ class Runner:
         self.ended = False  # by a signal
         self.passed = self.failed = self.skipped = 0
         self.failures = []
+        self.doubtful = None  # files that failed once, while there is a section that runs them again: name, call, judge
+        self.flaky = []
         self.ran = 0
         self.env = {k: v for k, v in os.environ.items() if k not in NOT_INHERITED}
         self.env.setdefault('PYTHONPYCACHEPREFIX', os.path.abspath(os.path.join(args.out, 'pycache')))
@@ -252,13 +266,13 @@ class Runner:
         ready = [program for kind in kinds for program in self.prepare(*kind)]
         ready.sort(key=lambda r: pathlib.Path(r[1][-1]).name not in LONGEST)
         with concurrent.futures.ThreadPoolExecutor(self.programs_at_once) as pool:
-            running = {pool.submit(self.command, argv, env): name for name, argv, env in ready}
+            running = {pool.submit(self.command, argv, env): (name, argv, env) for name, argv, env in ready}
             for done in concurrent.futures.as_completed(running):
-                with self.counting:
-                    self.count_program(running[done], *done.result())
+                name, argv, env = running[done]
+                self.count_program(name, *done.result(), lambda argv=argv, env=env: self.command(argv, env))
 
-    def count_program(self, name, status, output, seconds):
-        self.ran += 1
+    def judge_program(self, status, output):
+        """(passed, failed, skipped, output) of a C test program."""
         good = bad = 0
         said = CHECK_LINE.findall(output)
         for checks, failures, errors in said:
@@ -269,16 +283,59 @@ class Runner:
         if bad == 0 and (status != 0 or good == 0):
             bad = 1
             output = terminated(output) + f'exit status {status}, {good} checks passed\n'
+        return good, bad, 0, output
+
+    def count_program(self, name, status, output, seconds, again=None):
+        depends_on_time = name.startswith('tests/unit/')
+        with self.counting:
+            for numbers in STATES_LINE.findall(output):
+                self.cut = [a + int(b) for a, b in zip(self.cut, numbers)]
+            if self.count(name, status, output, seconds, self.judge_program, again if depends_on_time else None):
+                self.figures(output)
+
+    def count(self, name, status, output, seconds, judge, again):
+        """Counts and prints a result. The caller counts alone. again: runs the same once more, or None. False: it failed, or all
+        was printed."""
+        good, bad, skipped, output = judge(status, output)
+        self.ran += 1
+        self.line(bad == 0, seconds, name, f'{good} passed' + (f', {bad} failed' if bad else '') +
+                  (f', {skipped} skipped' if skipped else ''))
+        if bad and again and self.may_be_flaky(output, seconds):
+            print(f'---- output of {name}, which runs again at the end\n{terminated(output)}----', flush=True)
+            self.doubtful.append((name, again, judge))
+            return False
         self.passed += good
-        for numbers in STATES_LINE.findall(output):
-            self.cut = [a + int(b) for a, b in zip(self.cut, numbers)]
-        self.line(bad == 0, seconds, name, f'{good} passed' + (f', {bad} failed' if bad else ''))
+        self.skipped += skipped
         if bad:
             self.fail(name, bad, output)
         elif self.args.verbose:
             print(output, end='', flush=True)
-        else:
-            self.figures(output)
+        return not bad and not self.args.verbose
+
+    def may_be_flaky(self, output, seconds):
+        return (self.doubtful is not None and len(self.doubtful) < FLAKY_FILES_MAX and not self.ended and
+                seconds <= FLAKY_SECONDS_MAX and not NEVER_FLAKY.search(output))
+
+    def with_second_chance(self, run):
+        """Runs sections, then each file that failed once by itself. A person who chose tests wants the failure."""
+        self.doubtful = None if self.args.test or self.env.get('HITRAIN_FLAKY') == 'fail' else []
+        run()
+        doubtful, self.doubtful = self.doubtful or [], None
+        if doubtful:
+            self.heading(f'tests that failed once, {FLAKY_RUNS} times by themselves')
+        for name, again, judge in doubtful:
+            for number in range(1, FLAKY_RUNS + 1):
+                status, output, seconds = again()
+                good, bad, skipped, output = judge(status, output)
+                self.line(bad == 0, seconds, name, f'run {number}')
+                if bad:
+                    break
+            self.passed += good
+            self.skipped += skipped
+            if bad:
+                self.fail(name, bad, output)
+            else:
+                self.flaky.append(name)
 
     def figures(self, output):
         """Prints the measurements of a program, also when all is well."""
@@ -298,16 +355,15 @@ class Runner:
         with concurrent.futures.ThreadPoolExecutor(self.pytests_at_once) as pool:
             running = {pool.submit(run, s): s for s in sources if s not in alone}
             for done in concurrent.futures.as_completed(running):
-                with self.counting:
-                    self.count_pytest(running[done], *done.result())
+                self.count_pytest(running[done], run, *done.result())
         if self.alone is not None:
             self.alone += [(source, run) for source in alone]
             return
         for source in alone:
-            self.count_pytest(source, *run(source))
+            self.count_pytest(source, run, *run(source))
 
-    def count_pytest(self, source, status, output, seconds):
-        self.ran += 1
+    def judge_pytest(self, status, output):
+        """(passed, failed, skipped, output) of a file of Python tests."""
         counts = {}
         said = PYTEST_LINE.findall(output)
         for number, word in re.findall(r'(\d+) ([a-z]+)', said[-1] if said else ''):
@@ -317,19 +373,14 @@ class Runner:
         if bad == 0 and status != 0:
             bad = 1
             output = terminated(output) + f'exit status {status}\n'
-        skipped = counts.get('skipped', 0)
-        self.passed += good
-        self.skipped += skipped
-        self.line(bad == 0, seconds, source, f'{good} passed' + (f', {bad} failed' if bad else '') +
-                  (f', {skipped} skipped' if skipped else ''))
-        if bad:
-            self.fail(source, bad, output)
-        elif self.args.verbose:
-            print(output, end='', flush=True)
-        else:
-            for l in output.splitlines():
-                if l.startswith('SKIPPED'):
-                    print('       ' + l, flush=True)
+        return good, bad, counts.get('skipped', 0), output
+
+    def count_pytest(self, source, run, status, output, seconds):
+        with self.counting:
+            if self.count(source, status, output, seconds, self.judge_pytest, lambda: run(source)):
+                for l in output.splitlines():
+                    if l.startswith('SKIPPED'):
+                        print('       ' + l, flush=True)
 
     # -- targets of the Makefile --
 
@@ -400,6 +451,9 @@ class Runner:
     def torch(self):
         self.python_tests('tests with PyTorch', 'tests/optim')
 
+    def tools(self):
+        self.python_tests('tests of the tools that run tests', 'tests/tools')
+
     def system(self):
         self.python_tests('tests of whole systems', 'tests/system')
 
@@ -423,7 +477,8 @@ class Runner:
         self.all_programs()
         # Compiled modules lie beside the packages, and those of the sources nowhere.
         env = {k: v for k, v in self.env.items() if k != 'PYTHONPYCACHEPREFIX'}
-        self.pytests(sources, {**env, **ecosystem.variables(ecosystem.place()), 'PYTHONDONTWRITEBYTECODE': '1'}, python=python)
+        env.update(**ecosystem.variables(ecosystem.place()), PYTHONDONTWRITEBYTECODE='1')
+        self.with_second_chance(lambda: self.pytests(sources, env, python=python))
 
     def races(self):
         """Mounted tests with programs that ThreadSanitizer watches; whatever it reports is a failure."""
@@ -559,7 +614,7 @@ class Runner:
         if alone:
             self.heading('tests that run alone among those on a mount')
         for source, run in alone:
-            self.count_pytest(source, *run(source))
+            self.count_pytest(source, run, *run(source))
 
     def check(self, long=False):
         everything = not self.args.test
@@ -573,7 +628,7 @@ class Runner:
         if everything:
             self.circles()
         # Tests on a mount wait half of their time. The others compute.
-        self.side_by_side([self.mounted, self.torch], [lambda: self.computing(plain)] + [self.mutants] * everything)
+        self.with_second_chance(lambda: self.side_by_side([self.mounted, self.torch, self.tools], [lambda: self.computing(plain)] + [self.mutants] * everything))
         if long:
             self.unit(san='tsan')
         if long and everything:
@@ -591,6 +646,8 @@ class Runner:
             print('failed: ' + ', '.join(self.failures))
         if self.skipped:
             print(f'skipped: {self.skipped}')
+        if self.flaky:
+            print(f'flaky: {", ".join(self.flaky)}: failed once, passed {FLAKY_RUNS} times alone; the first outputs are above')
         if sums:
             print(f'{self.passed} passed, {self.failed} failed', flush=True)
         return 1 if self.failed else 0

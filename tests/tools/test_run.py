@@ -1,0 +1,75 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The second chance of a file that failed once. The results here are texts as pytest and Check write them."""
+import argparse
+
+import pytest
+
+from run import FLAKY_FILES_MAX, FLAKY_RUNS, Runner
+
+GOOD = 0, '.. [100%]\n2 passed in 0.10s\n', 0.1
+BAD = 1, 'F. [100%]\n1 failed, 1 passed in 0.10s\n', 0.1
+CHECK_BAD = 1, '50%: Checks: 2, Failures: 1, Errors: 0\n', 0.1
+
+
+@pytest.fixture
+def runner(tmp_path, monkeypatch):
+    monkeypatch.delenv('HITRAIN_FLAKY', raising=False)
+    return Runner(argparse.Namespace(out=str(tmp_path), test='', verbose=False))
+
+
+def chance(runner, first, *later, name='test_a.py'):
+    """Counts a file whose first run ends with first, and returns how many runs came later."""
+    left = list(later)
+    runner.with_second_chance(lambda: runner.count_pytest(name, lambda _: left.pop(0), *first))
+    return len(later) - len(left)
+
+
+def results(runner):
+    return runner.passed, runner.failed, runner.flaky
+
+
+def test_a_file_that_passes_each_time_alone_is_flaky(runner, capsys):
+    assert chance(runner, BAD, GOOD, GOOD, GOOD) == FLAKY_RUNS and results(runner) == (2, 0, ['test_a.py'])
+    assert '1 failed, 1 passed' in capsys.readouterr().out, 'the first output is not in the log'
+    assert runner.finish(0, True) == 0 and 'flaky: test_a.py' in capsys.readouterr().out
+
+
+@pytest.mark.parametrize('later', [[BAD], [GOOD, BAD], [GOOD, GOOD, BAD]])
+def test_one_more_failure_is_a_failure(runner, later):
+    assert chance(runner, BAD, *later) == len(later) and results(runner) == (1, 1, []) and runner.finish(0, True) == 1
+
+
+def test_a_file_that_passes_runs_once(runner):
+    assert chance(runner, GOOD) == 0 and results(runner) == (2, 0, [])
+
+
+@pytest.mark.parametrize('report', ['ERROR: AddressSanitizer: heap-use-after-free', 'a.c:1:2: runtime error: shift',
+                                    "hitrain: a.c:1: f: Assertion `x' failed.", '*** stack smashing detected ***',
+                                    'test_a.c:3:E:a:f:0: (after this point) Received signal 11 (Segmentation fault)', 'E   assert -11 == 0', '/dev/loop0: 12 problems left', 'mkfs.hitrain: exit -11',
+                                    'E   assert (1 == 2 or -11 == 0)', "died with <Signals.SIGSEGV: 11>", 'the daemon ended with status -6',
+                                    'a.c:1:E:a:f:0: (after this point) Test timeout expired', 'stopped: still running after 1800 s'])
+def test_reports_of_programs_have_no_second_chance(runner, report):
+    assert chance(runner, (1, report + '\n' + BAD[1], 0.1)) == 0 and results(runner) == (1, 1, [])
+
+
+def test_unit_tests_have_one_and_crash_tests_have_none(runner):
+    again = [(0, '100%: Checks: 2, Failures: 0, Errors: 0\n', 0.1)] * FLAKY_RUNS
+    runner.with_second_chance(lambda: (runner.count_program('tests/unit/a', *CHECK_BAD, again.pop),
+                                       runner.count_program('tests/crash/a', *CHECK_BAD, again.pop)))
+    assert not again and results(runner) == (3, 1, ['tests/unit/a']) and runner.failures == ['tests/crash/a']
+
+
+def test_many_failures_are_no_matter_of_load(runner):
+    runner.with_second_chance(lambda: [runner.count_pytest(f'test_{i}.py', lambda _: GOOD, *BAD) for i in range(FLAKY_FILES_MAX + 1)])
+    assert len(runner.flaky) == FLAKY_FILES_MAX and runner.failures == [f'test_{FLAKY_FILES_MAX}.py']
+
+
+def test_a_file_that_runs_long_has_none(runner):
+    assert chance(runner, (*BAD[:2], 301)) == 0 and runner.failed == 1
+
+
+def test_none_where_the_caller_wants_none(runner):
+    runner.args.test = 'test_a*'
+    assert chance(runner, BAD) == 0 and runner.failed == 1
+    runner.args.test, runner.env['HITRAIN_FLAKY'] = '', 'fail'
+    assert chance(runner, BAD) == 0 and runner.failed == 2
