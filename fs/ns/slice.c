@@ -2,20 +2,12 @@
 /* slice.c - see slice.h. */
 #include "fs/ns/slice.h"
 
-#include <sched.h>
-
 #include "fs/ns/ns_priv.h"
 
-/*
- * Until another thread writes under the lock, at most as long as the slice took. Readers need no help: the lock goes to
- * those that wait for it.
- */
-static void let_writers_in(const struct ht_rwlock *lock, uint64_t ns)
+/* Readers need no help: the lock goes to those that wait for it. */
+static bool has_writer(const void *lock)
 {
-    uint64_t until_ns = ht_now_ns() + ht_min_u64(ns, HT_SLICE_NS);
-
-    while (!ht_rwlock_writer(lock) && ht_now_ns() < until_ns)
-        sched_yield();
+    return ht_rwlock_writer(lock);
 }
 
 void ht_ns_slice_next(struct ht_ns *ns, struct ht_slice *slice)
@@ -28,7 +20,7 @@ void ht_ns_slice_next(struct ht_ns *ns, struct ht_slice *slice)
     bool wanted = ht_rwlock_is_wanted_by_writer(ht_ns_lock(ns));
     ht_rwlock_unlock(ht_ns_lock(ns));
     if (wanted)
-        let_writers_in(ht_ns_lock(ns), took_ns);
+        ht_slice_let_in(has_writer, ht_ns_lock(ns), took_ns);
     ht_rwlock_wrlock(ht_ns_lock(ns));
     ht_slice_begin_next(slice);
 }

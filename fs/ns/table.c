@@ -77,8 +77,7 @@ static void put_inode(struct ht_ns *ns, struct ht_ns_inode *i) HT_REQUIRES(HT_LO
 {
     void **head = inode_bucket(ns, i->ino);
 
-    i->hash_next = *head;
-    *head = i;
+    ht_bucket_link(head, i, hash_next);
 }
 
 static void grow_inodes(struct ht_ns *ns) HT_REQUIRES(HT_LOCK_NAMES)
@@ -161,15 +160,8 @@ int ht_ns_inode_set_target(struct ht_ns *ns, struct ht_ns_inode *i, const char *
 static void remove_from_table(struct ht_ns *ns, struct ht_ns_inode *i) HT_REQUIRES(HT_LOCK_NAMES)
 {
     void **head = inode_bucket(ns, i->ino);
-    struct ht_ns_inode *before = *head;
 
-    if (before == i) {
-        *head = i->hash_next;
-    } else {
-        while (before->hash_next != i)
-            before = before->hash_next;
-        before->hash_next = i->hash_next;
-    }
+    ht_bucket_remove(head, i, hash_next);
     ns->inode_count--;
 }
 
@@ -368,8 +360,7 @@ static void put_entry(struct ht_ns *ns, struct ht_ns_entry *e) HT_REQUIRES(HT_LO
 {
     void **head = entry_bucket(ns, e->dir->ino, e->name, e->len);
 
-    e->hash_next = *head;
-    *head = e;
+    ht_bucket_link(head, e, hash_next);
 }
 
 static void grow_entries(struct ht_ns *ns) HT_REQUIRES(HT_LOCK_NAMES)
@@ -410,15 +401,8 @@ void ht_ns_entry_insert(struct ht_ns *ns, struct ht_ns_entry *e, struct ht_ns_in
 void ht_ns_entry_remove(struct ht_ns *ns, struct ht_ns_entry *e)
 {
     void **head = entry_bucket(ns, e->dir->ino, e->name, e->len);
-    struct ht_ns_entry *before = *head;
 
-    if (before == e) {
-        *head = e->hash_next;
-    } else {
-        while (before->hash_next != e)
-            before = before->hash_next;
-        before->hash_next = e->hash_next;
-    }
+    ht_bucket_remove(head, e, hash_next);
     *e->name_pprev = e->name_next;
     if (e->name_next)
         e->name_next->name_pprev = e->name_pprev;

@@ -38,13 +38,15 @@ typedef struct {
 
 /* Feature words: an unknown bit in the first refuses the mount, in the second allows
  * read-only, in the third is ignored. */
-#define HT_FEAT_REFUSE_LOST 1ull    /* there are, or were, chunks of HT_CODEC_LOST */
-#define HT_FEAT_REFUSE_PLANES 2ull  /* chunks may be of HT_CODEC_PLANES */
-#define HT_FEAT_REFUSE_KEPT 4ull    /* there are, or were, kept steps */
-#define HT_FEAT_REFUSE_REDO 8ull    /* there are, or were, logged steps */
-#define HT_FEAT_REFUSE_SPARSE 16ull /* pieces of logged gradients are, or were, of HT_REDO_SPARSE */
-#define HT_FEAT_REFUSE_KNOWN \
-    (HT_FEAT_REFUSE_LOST | HT_FEAT_REFUSE_PLANES | HT_FEAT_REFUSE_KEPT | HT_FEAT_REFUSE_REDO | HT_FEAT_REFUSE_SPARSE)
+#define HT_FEAT_REFUSE_LOST 1ull      /* there are, or were, chunks of HT_CODEC_LOST */
+#define HT_FEAT_REFUSE_PLANES 2ull    /* chunks may be of HT_CODEC_PLANES */
+#define HT_FEAT_REFUSE_KEPT 4ull      /* there are, or were, kept steps */
+#define HT_FEAT_REFUSE_REDO 8ull      /* there are, or were, logged steps */
+#define HT_FEAT_REFUSE_SPARSE 16ull   /* pieces of logged gradients are, or were, of HT_REDO_SPARSE */
+#define HT_FEAT_REFUSE_SECTIONS 32ull /* parameters of logged steps have, or had, numbers for ranges of elements */
+#define HT_FEAT_REFUSE_KNOWN                                                                                           \
+    (HT_FEAT_REFUSE_LOST | HT_FEAT_REFUSE_PLANES | HT_FEAT_REFUSE_KEPT | HT_FEAT_REFUSE_REDO | HT_FEAT_REFUSE_SPARSE | \
+     HT_FEAT_REFUSE_SECTIONS)
 #define HT_FEAT_RO_KNOWN 0ull
 
 struct ht_disk_log_copy {
@@ -163,10 +165,12 @@ static_assert(sizeof(struct ht_disk_master) == 16, "block of masters");
 /*
  * A logged step has an object: bytes of gradients, then a summary. The summary is this header, the parameters that the
  * step changed, and the pieces of their gradients, all in this order without gaps. A summary of HT_REDO_VERSION_CODED
- * says of each piece how its bytes are stored.
+ * says of each piece how its bytes are stored. So does one of HT_REDO_VERSION_SECTIONS, where sections may follow a
+ * parameter; they count as parameters.
  */
 #define HT_REDO_VERSION 1u
 #define HT_REDO_VERSION_CODED 2u
+#define HT_REDO_VERSION_SECTIONS 3u
 struct ht_disk_redo {
     ht_le32 version; /*  0 HT_REDO_VERSION, HT_REDO_VERSION_CODED */
     ht_le32 pad;     /*  4 zero */
@@ -187,6 +191,20 @@ struct ht_disk_redo_param {
     ht_le32 pad;                     /* 68 zero */
 };
 static_assert(sizeof(struct ht_disk_redo_param) == 72, "parameter of a logged step");
+/* Elements [begin, end) of the parameter before it, which its update took with other numbers. They ascend. */
+struct ht_disk_redo_section {
+    ht_le64 object;                  /*  0 that of the parameter */
+    ht_le64 begin, end;              /*  8 */
+    ht_le32 pad;                     /* 24 zero */
+    uint8_t no_dtype;                /* 28 zero: a parameter has a dtype here */
+    uint8_t frozen;                  /* 29 1: the update left them as they were */
+    uint8_t kernel, maximize;        /* 30 */
+    ht_le32 scalar[HT_REDO_SCALARS]; /* 32 */
+    ht_le32 pad2;                    /* 68 zero */
+};
+static_assert(sizeof(struct ht_disk_redo_section) == sizeof(struct ht_disk_redo_param), "they count as parameters");
+static_assert(offsetof(struct ht_disk_redo_section, no_dtype) == offsetof(struct ht_disk_redo_param, dtype),
+              "no dtype");
 struct ht_disk_redo_piece {
     ht_le64 at;         /*  0 of its bytes in the object */
     ht_le32 param;      /*  8 place among the parameters of the summary */

@@ -49,7 +49,6 @@ enum {
     LOOKED_AT = 4 << 20, /* bytes of a file that a look at the tree reads */
     DEPTH_MAX = 40,
     NAMES_MAX = 4096,
-    TICK_NS = 12 * 1000 * 1000, /* longer than the clock of any kernel's time stamps */
     HANG_S = 120,
 };
 
@@ -1142,6 +1141,18 @@ static void say_call(const struct kind *k, const struct call *c, const struct us
         say(" mode %o", c->mode);
 }
 
+/* Until the clock that stamps files has gone on. On a busy machine it may stand still for longer than its period. */
+static void tick(void)
+{
+    struct timespec began, now;
+
+    clock_gettime(CLOCK_REALTIME_COARSE, &began);
+    do {
+        nanosleep(&(struct timespec){0, 1000 * 1000}, NULL);
+        clock_gettime(CLOCK_REALTIME_COARSE, &now);
+    } while (now.tv_sec == began.tv_sec && now.tv_nsec == began.tv_nsec);
+}
+
 static void step(void)
 {
     static struct watched before[WATCHED], after[WATCHED];
@@ -1156,7 +1167,7 @@ static void step(void)
     say_call(k, &c, u);
     if (timed) {
         watch(&c, before);
-        nanosleep(&(struct timespec){0, TICK_NS}, NULL);
+        tick();
     }
     become(u);
     errno = 0;

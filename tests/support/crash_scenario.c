@@ -521,6 +521,9 @@ void scenario_model(struct crash_scenario *s)
 {
     uint64_t root = harness_model(&s->k, "model", scenario_params, PARAMS, optimizer_of(s->script));
 
+    if (s->script->logs) /* with numbers for ranges of elements */
+        harness_set_word(&s->k, harness_find(&s->k, root, "w"), "user.hitrain.optimizer",
+                         "0:7 weight_decay=0 7:9 frozen=1 1499:1500 lr=1");
     ck_assert_int_eq(ht_optim_commit(s->k.optim, root), 0);
     note_model(s);
 }

@@ -782,14 +782,16 @@ static int find_logged(void *ctx, const struct ht_chunk_info *info)
     return 0;
 }
 
-/* Three steps more, of which two are logged; the store stays open. */
-static struct logged begin_logged(struct harness *k, const struct damage_ids *ids, bool sparse)
+/* Three steps more, of which two are logged; the store stays open. ranges: of elements have numbers of their own. */
+static struct logged begin_logged(struct harness *k, const struct damage_ids *ids, bool sparse, bool ranges)
 {
     const struct harness_param w_param = {"w", "f32", 700};
     struct logged l = {.k = k, .w = ids->w};
 
     ck_assert_int_eq(harness_open(k, 1), 0);
     harness_set_word(k, ids->model, "user.hitrain.optimizer", "adamw lr=0.01 redo=on durable_every=100");
+    if (ranges)
+        harness_set_word(k, ids->w, "user.hitrain.optimizer", "0:3 lr=1 5:9 frozen=1");
     for (uint64_t step = 3; step <= 5; step++) {
         ck_assert_int_eq(ht_optim_wait(k->optim, ids->model, 0), 0);
         if (step == 3) /* written, so that this step is a full one */
@@ -803,24 +805,30 @@ static struct logged begin_logged(struct harness *k, const struct damage_ids *id
 }
 
 /* Then a crash. */
-static struct logged log_steps(struct harness *k, const struct damage_ids *ids)
+static struct logged crash_logged(struct harness *k, const struct damage_ids *ids, bool sparse, bool ranges)
 {
-    struct logged l = begin_logged(k, ids, false);
+    struct logged l = begin_logged(k, ids, sparse, ranges);
 
     ck_assert_int_eq(harness_close(k, false), 0);
     return l;
 }
 
-/* Its first element lies far beyond the end; the checksum is right. */
-static void bad_sparse_gradient(struct harness *k, const struct damage_ids *ids)
+/* Two bytes in the object of step 4 are others; the checksum is right. Then a crash. */
+static void spoil(struct harness *k, const struct logged *l, uint64_t at, const char *bytes)
 {
-    struct logged l = begin_logged(k, ids, true);
-    struct ht_obj *obj = ht_obj_get(k->store, l.oid);
+    struct ht_obj *obj = ht_obj_get(k->store, l->oid);
 
-    ck_assert_int_eq(ht_obj_write(obj, 0, "\xff\xff", 2), 2);
-    ck_assert_int_eq(ht_obj_sync(obj), 0);
+    ck_assert(ht_obj_write(obj, at, bytes, 2) == 2 && !ht_obj_sync(obj));
     ht_obj_put(obj);
     ck_assert_int_eq(harness_close(k, false), 0);
+}
+
+/* Its first element lies far beyond the end. */
+static void bad_sparse_gradient(struct harness *k, const struct damage_ids *ids)
+{
+    struct logged l = begin_logged(k, ids, true, false);
+
+    spoil(k, &l, 0, "\xff\xff");
 }
 
 static void clear_feature(struct harness *k, uint64_t bit)
@@ -834,9 +842,23 @@ static void clear_feature(struct harness *k, uint64_t bit)
 
 static void sparse_unmarked(struct harness *k, const struct damage_ids *ids)
 {
-    (void)begin_logged(k, ids, true);
-    ck_assert_int_eq(harness_close(k, false), 0);
+    (void)crash_logged(k, ids, true, false);
     clear_feature(k, HT_FEAT_REFUSE_SPARSE);
+}
+
+static void sections_unmarked(struct harness *k, const struct damage_ids *ids)
+{
+    (void)crash_logged(k, ids, false, true);
+    clear_feature(k, HT_FEAT_REFUSE_SECTIONS);
+}
+
+/* The first range of elements ends after the last element. 700 gradients of f32 are before the summary. */
+static void bad_section(struct harness *k, const struct damage_ids *ids)
+{
+    struct logged l = begin_logged(k, ids, false, true);
+    uint64_t param = 2800 + sizeof(struct ht_disk_redo), section = param + sizeof(struct ht_disk_redo_param);
+
+    spoil(k, &l, section + offsetof(struct ht_disk_redo_section, end), "\xbd\x02");
 }
 
 /* A step is kept. */
@@ -862,13 +884,13 @@ static void lost_unmarked(struct harness *k, const struct damage_ids *ids)
 
 static void logged_unmarked(struct harness *k, const struct damage_ids *ids)
 {
-    (void)log_steps(k, ids);
+    (void)crash_logged(k, ids, false, false);
     clear_feature(k, HT_FEAT_REFUSE_REDO);
 }
 
 static void bad_logged_gradient(struct harness *k, const struct damage_ids *ids)
 {
-    struct logged l = log_steps(k, ids);
+    struct logged l = crash_logged(k, ids, false, false);
 
     bytes_at(k, 0, l.block * HT_BLOCK_BYTES)[5] ^= 1;
 }
@@ -876,7 +898,7 @@ static void bad_logged_gradient(struct harness *k, const struct damage_ids *ids)
 /* Gradients in the place of the summary. */
 static void bad_logged_summary(struct harness *k, const struct damage_ids *ids)
 {
-    struct logged l = log_steps(k, ids);
+    struct logged l = crash_logged(k, ids, false, false);
     struct ht_buf b = HT_BUF_INIT;
     size_t mark = ht_record_begin(&b, HT_REC_OPT_FIRST + 5);
 
@@ -890,7 +912,7 @@ static void bad_logged_summary(struct harness *k, const struct damage_ids *ids)
 /* The steps after the last full one begin with this content. */
 static void bad_content_of_logged(struct harness *k, const struct damage_ids *ids)
 {
-    struct logged l = log_steps(k, ids);
+    struct logged l = crash_logged(k, ids, false, false);
 
     bytes_at(k, 0, l.w_block * HT_BLOCK_BYTES)[5] ^= 1;
 }
@@ -900,7 +922,7 @@ static void outside_content_of_logged(struct harness *k, const struct damage_ids
 {
     struct ht_buf b = HT_BUF_INIT;
 
-    (void)log_steps(k, ids);
+    (void)crash_logged(k, ids, false, false);
     damage_put_chunk(&b, ids->w, &(struct ht_ref_place){1u << 30, 1, 2800, 9});
     damage_append(k, &b);
     ht_buf_free(&b);
@@ -966,7 +988,9 @@ const struct damage damages[] = {
     {"DATA-REDO", .harm = bad_logged_gradient, .alone = true},
     {"OPT-REDO-summary", .harm = bad_logged_summary, .alone = true},
     {"OPT-REDO-sparse", .harm = bad_sparse_gradient, .alone = true},
+    {"OPT-REDO-section", .harm = bad_section, .alone = true},
     {"OPT-FEATURE", .harm = sparse_unmarked, .alone = true},
+    {"OPT-FEATURE-sections", .harm = sections_unmarked, .alone = true},
     {"OPT-FEATURE-steps", .harm = logged_unmarked, .alone = true},
     {"OPT-FEATURE-kept", .harm = kept_unmarked, .alone = true},
     {"REF-CODEC-lost", .harm = lost_unmarked, .alone = true},

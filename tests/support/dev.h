@@ -35,6 +35,8 @@ bool dev_is_stalled(struct ht_dev *dev);
  * flush has ended well, which takes flush_us. A flush that fails removes all unflushed writes from the medium.
  */
 int dev_set_cache(struct ht_dev *dev, uint32_t flush_us) HT_MUST_CHECK;
+/* Also for flushes in flight. */
+void dev_set_flush_us(struct ht_dev *dev, uint32_t flush_us);
 /*
  * Cuts the power of devices with caches, at one moment: their media keep some 512-byte sectors of the unflushed writes,
  * as seed says, and all later requests fail. After power on a device shows the content of its medium.

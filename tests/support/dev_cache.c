@@ -25,7 +25,7 @@ enum state { CLEAN, WRITTEN, COVERED };
 struct dev_cache {
     uint8_t *medium;
     uint8_t *state; /* state of each sector */
-    uint64_t flush_ns;
+    _Atomic uint64_t flush_ns;
     unsigned void_after; /* writes; 0: never */
     bool off;
 };
@@ -49,6 +49,11 @@ int dev_set_cache(struct ht_dev *dev, uint32_t flush_us)
     }
     memcpy(c->medium, d->dev->ram, d->dev->size);
     return 0;
+}
+
+void dev_set_flush_us(struct ht_dev *dev, uint32_t flush_us)
+{
+    dev_of(dev)->cache->flush_ns = (uint64_t)flush_us * 1000;
 }
 
 void dev_cache_free(struct dev *d)

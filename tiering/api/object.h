@@ -41,6 +41,8 @@ void ht_obj_put_soon(struct ht_obj *obj);
  * the scope is committed or ends. The content is freed with the last reference. Never fails.
  */
 void ht_obj_delete(struct ht_obj *obj, struct ht_tx *tx);
+/* Memory that the first chunk takes to have so many bytes, as programs read and write it: a power of two. */
+uint32_t ht_obj_first_image_bytes(uint32_t least);
 /* Allowed while the object holds no byte, and did not when it was published; else -EBUSY. */
 int ht_obj_set_chunk_bytes(struct ht_obj *obj, uint32_t chunk_bytes) HT_MUST_CHECK;
 

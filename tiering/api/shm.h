@@ -25,6 +25,8 @@ int ht_obj_shm_open(struct ht_obj *obj, int *out_fd) HT_MUST_CHECK;
 int ht_obj_shm_open_for(struct ht_obj *obj, uint32_t user, int *out_fd) HT_MUST_CHECK;
 /* From now on programs may change it without a call. Reserves its whole rewrite: -ENOSPC. WAITS. */
 int ht_obj_shm_expect_stores(struct ht_obj *obj) HT_MUST_CHECK;
+/* No program changes it without a call any more, though it stays open: the next scan is the last one. */
+void ht_obj_shm_expect_no_stores(struct ht_obj *obj);
 /* No program has it any more: the memory stays until another object wants it. */
 void ht_obj_shm_close(struct ht_obj *obj);
 /*

@@ -102,7 +102,8 @@ bool ht_scope_edited(struct ht_store *s, uint64_t scope);
 uint64_t ht_scope_edits_published(struct ht_store *s, uint64_t scope);
 /* Before the first record of a logged step: programs that do not know these refuse the store. WAITS. */
 int ht_store_mark_redo(struct ht_store *s) HT_MUST_CHECK;
-int ht_store_mark_redo_sparse(struct ht_store *s) HT_MUST_CHECK; /* the same, of sparse pieces */
+int ht_store_mark_redo_sparse(struct ht_store *s) HT_MUST_CHECK;   /* the same, of sparse pieces */
+int ht_store_mark_redo_sections(struct ht_store *s) HT_MUST_CHECK; /* and of numbers for ranges of elements */
 /*
  * Restores the published state of a scope in one transaction: metadata of the clients, then content and sizes. Objects
  * created since are deleted, objects deleted since are there again. The caller holds no batch pin on them. WAITS for

@@ -3,6 +3,9 @@
 #include "tiering/base/hash.h"
 
 #include <xxhash.h>
+#if defined(__x86_64__) && __has_include(<xxh_x86dispatch.h>)
+#include <xxh_x86dispatch.h> /* the same sums, with the widest vectors of the processor */
+#endif
 
 uint64_t ht_hash64(const void *data, size_t len, uint64_t seed)
 {

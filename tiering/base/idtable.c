@@ -9,8 +9,7 @@ static void put(struct ht_id_table *t, struct ht_id_link *link)
 {
     void **head = ht_bucket_of_hash(&t->buckets, ht_id_hash(link->id));
 
-    link->next = *head;
-    *head = link;
+    ht_bucket_link(head, link, next);
 }
 
 /* By a bucket or two, until there is one for each entry. */
@@ -51,15 +50,8 @@ int ht_id_insert(struct ht_id_table *t, struct ht_id_link *link)
 void ht_id_remove(struct ht_id_table *t, struct ht_id_link *link)
 {
     void **head = ht_bucket_of_hash(&t->buckets, ht_id_hash(link->id));
-    struct ht_id_link *before = *head;
 
-    if (before == link) {
-        *head = link->next;
-    } else {
-        while (before->next != link)
-            before = before->next;
-        before->next = link->next;
-    }
+    ht_bucket_remove(head, link, next);
     t->count--;
 }
 

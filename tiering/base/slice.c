@@ -2,7 +2,17 @@
 /* slice.c - see slice.h. */
 #include "tiering/base/slice.h"
 
+#include <sched.h>
+
 enum { STEPS_PER_LOOK = 16 }; /* at the clock */
+
+void ht_slice_let_in(ht_slice_is_taken_fn *is_taken, const void *lock, uint64_t took_ns)
+{
+    uint64_t until_ns = ht_now_ns() + ht_min_u64(took_ns, HT_SLICE_NS);
+
+    while (!is_taken(lock) && ht_now_ns() < until_ns)
+        sched_yield();
+}
 
 bool ht_slice_is_over(struct ht_slice *slice, uint64_t *out_ns)
 {
@@ -17,5 +27,8 @@ bool ht_slice_is_over(struct ht_slice *slice, uint64_t *out_ns)
 
 void ht_slice_begin_next(struct ht_slice *slice)
 {
-    *slice = (struct ht_slice){.began_ns = ht_now_ns(), .ended = slice->ended + 1, .rest = slice->rest};
+    slice->began_ns = ht_now_ns();
+    slice->steps = 0;
+    slice->ended++;
+    slice->last = false;
 }

@@ -2,10 +2,9 @@
 /*
  * arena.c - slots of the DRAM tier: memory for images. eviction.c chooses which image goes.
  *
- * A 1 MiB slot is FREE, WHOLE or SPLIT. A SPLIT one has pieces: runs of 1, 2, 4 or 8 of its sub-slots, each at a
- * multiple of its length, so that a returned piece leaves room for one of its length. SPLIT slots are listed by the
- * longest piece that they have room for, and a piece takes the tightest room: a slot in use is filled before a fresh
- * one is split.
+ * A 1 MiB slot is FREE, WHOLE or SPLIT. A SPLIT one has pieces: runs of 1 to 15 of its sub-slots. SPLIT slots are
+ * listed by the longest piece that they have room for, and a piece takes the tightest room: a slot in use is filled
+ * before a fresh one is split.
  *
  *   FREE --get large--> WHOLE --put--> FREE
  *   FREE --get small--> SPLIT --last piece put--> FREE
@@ -212,25 +211,37 @@ static uint16_t mask_of(uint32_t first, uint32_t subs)
     return (uint16_t)(((1u << subs) - 1) << first);
 }
 
+/* So many sub-slots from k on are unused. */
+static uint32_t unused_from(uint16_t used, uint32_t k)
+{
+    return (uint32_t)__builtin_ctz((uint32_t)used >> k | 1u << (HT_SLOT_SUBS - k));
+}
+
 bool ht_slot_has_room(const struct ht_arena *a, uint32_t i, uint32_t subs, uint32_t *out_first)
 {
+    uint32_t best = HT_SLOT_SUBS + 1;
+
     if (i >= a->slots || a->slot[i].state != HT_SLOT_SPLIT)
         return false;
-    for (uint32_t k = 0; k < HT_SLOT_SUBS; k += subs)
-        if (!(a->slot[i].used & mask_of(k, subs))) {
-            *out_first = k;
-            return true;
-        }
-    return false;
+    for (uint32_t k = 0, n; k < HT_SLOT_SUBS; k += n + 1) {
+        n = unused_from(a->slot[i].used, k);
+        if (n < subs || n >= best)
+            continue;
+        best = n;
+        *out_first = k;
+    }
+    return best <= HT_SLOT_SUBS;
 }
 
 uint8_t ht_slot_room(uint16_t used)
 {
-    for (unsigned k = HT_PIECE_LENGTHS; k-- > 0;)
-        for (uint32_t first = 0; first < HT_SLOT_SUBS; first += 1u << k)
-            if (!(used & mask_of(first, 1u << k)))
-                return (uint8_t)(k + 1);
-    return 0;
+    uint32_t most = 0;
+
+    for (uint32_t k = 0, n; k < HT_SLOT_SUBS; k += n + 1) {
+        n = unused_from(used, k);
+        most = n > most ? n : most;
+    }
+    return (uint8_t)most;
 }
 
 /* The pieces of a split slot have changed. Without a piece it is on no list. */
@@ -325,10 +336,19 @@ static uint32_t split(struct ht_arena *a, uint32_t subs, unsigned numa_index)
 /* A piece from the tightest room on a node. */
 static uint32_t find_piece(struct ht_arena *a, uint32_t subs, unsigned numa_index)
 {
-    for (unsigned k = (unsigned)__builtin_ctz(subs); k < HT_PIECE_LENGTHS; k++)
+    for (unsigned k = subs - 1; k < HT_PIECE_LENGTHS; k++)
         if (a->room[numa_index][k].count)
             return take_piece(a, a->room[numa_index][k].head, subs);
     return HT_SLOT_NONE;
+}
+
+static uint32_t find_any_piece(struct ht_arena *a, uint32_t subs)
+{
+    uint32_t n = HT_SLOT_NONE;
+
+    for (unsigned p = 0; n == HT_SLOT_NONE && p < ht_pinned_parts(&a->memory); p++)
+        n = find_piece(a, subs, p);
+    return n;
 }
 
 /* A piece: from room that is near, else from a fresh slot, else from room anywhere, else from what the clock frees. */
@@ -339,8 +359,8 @@ static uint32_t get_piece(struct ht_arena *a, uint32_t subs, uint64_t tries, uns
 
     if (n == HT_SLOT_NONE)
         n = split(a, subs, numa_index);
-    for (unsigned p = 0; n == HT_SLOT_NONE && p < ht_pinned_parts(&a->memory); p++)
-        n = find_piece(a, subs, p);
+    if (n == HT_SLOT_NONE)
+        n = find_any_piece(a, subs);
     for (; n == HT_SLOT_NONE && tries; tries--) {
         uint32_t i = ht_eviction_pass(a, subs);
         if (i == HT_SLOT_NONE)
@@ -355,11 +375,14 @@ static uint32_t get_piece(struct ht_arena *a, uint32_t subs, uint64_t tries, uns
 /* Sub-slots of a piece for so many bytes, or HT_SLOT_SUBS. */
 static uint32_t subs_for(uint32_t bytes)
 {
-    uint32_t subs = 1;
+    return (uint32_t)ht_max_u64(ht_min_u64(ht_div_up(bytes, 1u << SUB_SHIFT), HT_SLOT_SUBS), 1);
+}
 
-    while (subs < HT_SLOT_SUBS && subs << SUB_SHIFT < bytes)
-        subs *= 2;
-    return subs;
+static void begin_image(struct ht_arena *a, uint32_t n, uint32_t subs) HT_REQUIRES(HT_LOCK_STORE)
+{
+    a->image[n] = (struct ht_image){.referenced = true, .subs = (uint8_t)subs};
+    ht_eviction_note_new(a, n);
+    note_used(a, n, 1);
 }
 
 uint32_t ht_arena_get(struct ht_arena *a, uint32_t bytes, uint32_t most, int wanted)
@@ -379,9 +402,21 @@ uint32_t ht_arena_get(struct ht_arena *a, uint32_t bytes, uint32_t most, int wan
     if (n == HT_SLOT_NONE)
         return n;
     a->short_for -= a->short_for > 0;
-    a->image[n] = (struct ht_image){.referenced = true, .subs = (uint8_t)subs};
-    ht_eviction_note_new(a, n);
-    note_used(a, n, 1);
+    begin_image(a, n, subs);
+    return n;
+}
+
+uint32_t ht_arena_get_piece(struct ht_arena *a, uint32_t bytes, int wanted)
+{
+    uint32_t subs = subs_for(bytes);
+
+    if (subs == HT_SLOT_SUBS || ht_fault(HT_FAULT_CACHE_SLOT) != 0)
+        return HT_SLOT_NONE;
+    uint32_t n = find_piece(a, subs, place_of(a, wanted));
+    if (n == HT_SLOT_NONE)
+        n = find_any_piece(a, subs);
+    if (n != HT_SLOT_NONE)
+        begin_image(a, n, subs);
     return n;
 }
 

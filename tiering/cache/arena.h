@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * arena.h - the DRAM tier: one pinned memory of 1 MiB slots. A slot is used whole for an image, or split into pieces of
- * 64, 128, 256 and 512 KiB for small ones.
+ * some 64 KiB each for small ones.
  *
  * External images are images in memory that is not the arena's (tensors in shared memory). They have slot numbers of
  * their own after those of the slots, are always protected, and are never evicted by the clock.
@@ -67,6 +67,11 @@ void ht_arena_stop_populating(struct ht_arena *a);
 #define HT_ARENA_FORCE UINT32_MAX
 #define HT_ARENA_ASK_ALL (HT_ARENA_FORCE - 1)
 uint32_t ht_arena_get(struct ht_arena *a, uint32_t bytes, uint32_t tries, int numa_index) HT_REQUIRES(HT_LOCK_STORE);
+/*
+ * For an image that is smaller than a slot: room in a slot that is divided already, which no image of a whole slot can
+ * have. Nothing goes for it. HT_SLOT_NONE: there is none, or the image needs a whole slot.
+ */
+uint32_t ht_arena_get_piece(struct ht_arena *a, uint32_t bytes, int numa_index) HT_REQUIRES(HT_LOCK_STORE);
 /*
  * Are only so few images free or clean as writers leave to readers? Then a writer has found no room. The working set
  * does not count, and so many clean images are held by requests in flight.

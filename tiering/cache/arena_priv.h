@@ -14,7 +14,7 @@
 #include "tiering/tier/workingset.h"
 
 enum { HT_SLOT_SUBS = 16, HT_SLOT_SHIFT = 20 };
-enum { HT_PIECE_LENGTHS = 4 }; /* of pieces: 1, 2, 4, 8 sub-slots */
+enum { HT_PIECE_LENGTHS = HT_SLOT_SUBS - 1 }; /* of pieces: 1 to 15 sub-slots */
 enum ht_slot_state { HT_SLOT_FREE, HT_SLOT_WHOLE, HT_SLOT_SPLIT };
 
 /* What an image is to the clock and to writeback. */
@@ -46,7 +46,7 @@ struct ht_slot {
     uint16_t used;                  /* SPLIT: mask of sub-slots */
     uint8_t images[HT_IMAGE_KINDS]; /* in it, by kind */
     uint8_t finals;                 /* final images in it, of any kind */
-    uint8_t room;                   /* SPLIT: 1 + log2 of the sub-slots of the longest piece that fits; 0: none */
+    uint8_t room;                   /* SPLIT: sub-slots of the longest piece that fits */
     uint32_t at;                    /* in memory, in slots */
     struct ht_slot_link link[HT_SLOT_LISTS];
 };
@@ -119,9 +119,9 @@ struct ht_slot_list *ht_slot_image_list(struct ht_arena *a, uint32_t i, unsigned
 
 /* -------------------------------------------------------------- arena.c */
 
-/* Has slot i, if it is SPLIT, room for a piece of so many sub-slots? *out_first: the first sub-slot of that room. */
+/* Has slot i, if it is SPLIT, room for a piece of so many sub-slots? *out_first: the first one of the tightest room. */
 bool ht_slot_has_room(const struct ht_arena *a, uint32_t i, uint32_t subs, uint32_t *out_first);
-/* 1 + log2 of the sub-slots of the longest piece that fits beside these; 0: none. */
+/* Sub-slots of the longest piece that fits beside these; 0: none. */
 uint8_t ht_slot_room(uint16_t used);
 /* The first image of a used slot at sub-slot k or later; HT_SLOT_NONE. */
 uint32_t ht_slot_image(const struct ht_arena *a, uint32_t i, uint32_t k);

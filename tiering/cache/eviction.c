@@ -121,10 +121,12 @@ uint64_t ht_arena_protected_max_now(const struct ht_arena *a)
     return a->protected_max;
 }
 
-/* Room in the protected set that waiting and pinned images will take. */
+/* Room in the protected set for waiting and pinned images that come. The size of the set changes. */
 static uint64_t awaited_bytes(const struct ht_arena *a)
 {
-    return a->waiting_expected - ht_min_u64(a->waiting_bytes, a->waiting_expected) + a->pinned_wanted;
+    uint64_t expected = ht_min_u64(a->waiting_expected, a->protected_max);
+
+    return expected - ht_min_u64(a->waiting_bytes, expected) + a->pinned_wanted;
 }
 
 /* Is there room in the protected set for the content of a slot, up to so many bytes? */
@@ -140,7 +142,7 @@ bool ht_arena_has_protected_room(const struct ht_arena *a)
 
 void ht_arena_expect_waiting(struct ht_arena *a, uint64_t bytes)
 {
-    a->waiting_expected = ht_min_u64(bytes, a->protected_max);
+    a->waiting_expected = bytes;
 }
 
 bool ht_arena_lacks_waiting_room(const struct ht_arena *a)

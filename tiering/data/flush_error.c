@@ -59,8 +59,7 @@ static void lose(struct ht_obj *o, struct ht_chunk *c, uint64_t index, int error
     ht_chunk_note_unpublished(o, c, index, was);
     ht_obj_set_error(o, -EIO);
     o->lost = o->scope->id != 0;
-    o->meta_dirty = true; /* keeps it on the scope's list, for abort */
-    ht_obj_touch(o);
+    ht_obj_touch_meta(o); /* keeps it on the scope's list, for abort */
 }
 
 static bool needs_resolving(const struct ht_store *s, const struct ht_chunk *c, uint32_t devices)

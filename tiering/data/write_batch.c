@@ -21,6 +21,7 @@
 #include "tiering/object/numa.h"
 #include "tiering/object/object.h"
 #include "tiering/object/ref.h"
+#include "tiering/object/rewrite_reserve.h"
 #include "tiering/object/space.h"
 #include "tiering/data/admission.h"
 #include "tiering/data/chunk_io.h"
@@ -156,7 +157,9 @@ static void note_came(struct ht_store *s, const struct ht_batch_write *j) HT_REQ
     s->flow.coming_workingset -= j->workingset;
 }
 
-int ht_write_batch_start(struct ht_write_batch *w, struct ht_obj *o, struct ht_chunk *c, uint64_t index)
+/* As ht_write_batch_start, but after an error the caller still holds the chunk. */
+static int start(struct ht_write_batch *w, struct ht_obj *o, struct ht_chunk *c, uint64_t index)
+    HT_REQUIRES(HT_LOCK_STORE)
 {
     struct ht_store *s = w->s;
     bool copied = ht_obj_is_volatile(o);
@@ -167,10 +170,8 @@ int ht_write_batch_start(struct ht_write_batch *w, struct ht_obj *o, struct ht_c
     if (copied) /* programs may have stored anything */
         ht_arena_image(s->arena, c->slot)->data_hi = ht_chunk_len(o, index);
     int rc = complete_image(o, c, index, &bytes);
-    if (rc) {
-        ht_chunk_unlock_exclusive(o, c, index);
+    if (rc)
         return rc;
-    }
     if (bytes == 0) { /* a truncation removed it in between */
         ht_image_cut(o, c, index, 0);
         ht_chunk_unlock_exclusive(o, c, index);
@@ -185,7 +186,6 @@ int ht_write_batch_start(struct ht_write_batch *w, struct ht_obj *o, struct ht_c
     if (rc) {
         put_copy(w, j);
         note_came(s, j);
-        ht_chunk_unlock_exclusive(o, c, index);
         return rc;
     }
     j->io.permit = ht_admission_take(&w->spare);
@@ -206,6 +206,27 @@ int ht_write_batch_start(struct ht_write_batch *w, struct ht_obj *o, struct ht_c
         push(w);
     ht_store_lock(s);
     return 0;
+}
+
+/* Without space: may a write in flight give some back? A thread that waits for others has none itself. */
+static bool wait_for_reserve(struct ht_write_batch *w, struct ht_obj *o) HT_REQUIRES(HT_LOCK_STORE)
+{
+    if (!w->count || !o->extra->rewrite_reserve_blocks)
+        return ht_obj_wait_for_reserve(o);
+    ht_write_batch_finish(w);
+    return true;
+}
+
+int ht_write_batch_start(struct ht_write_batch *w, struct ht_obj *o, struct ht_chunk *c, uint64_t index)
+{
+    int rc;
+
+    do
+        rc = start(w, o, c, index);
+    while (rc == -ENOSPC && wait_for_reserve(w, o));
+    if (rc)
+        ht_chunk_unlock_exclusive(o, c, index);
+    return rc;
 }
 
 /* No place took the bytes: the image is dirty again. */
@@ -292,6 +313,7 @@ void ht_write_batch_finish(struct ht_write_batch *w)
     note_came(s, j);
     s->flow.writing--;
     o->writing--;
+    ht_obj_tell_reserve_waiters(s);
     ht_obj_untouch_if_idle(o);
     ht_obj_put_locked(o);
 }

@@ -29,6 +29,7 @@
 #include "tiering/api/store.h"
 #include "tiering/object/chunk.h"
 #include "tiering/object/context.h"
+#include "tiering/object/image.h"
 #include "tiering/object/object.h"
 #include "tiering/data/endurance.h"
 #include "tiering/engine/engine.h"
@@ -112,6 +113,14 @@ static void end_hint(const struct ht_obj *o, const struct ht_chunk *c) HT_REQUIR
         ht_arena_forget_next_use(s->arena, c->slot);
 }
 
+/* Bytes that its image takes, or would take. */
+static uint32_t memory_of(const struct ht_obj *o, const struct ht_chunk *c, uint64_t index) HT_REQUIRES(HT_LOCK_STORE)
+{
+    if (c->slot != HT_SLOT_NONE)
+        return ht_arena_slot_bytes(o->s->arena, c->slot);
+    return ht_chunk_update_bytes(o, c, index, 0);
+}
+
 void ht_planner_note(struct ht_obj *o, const struct ht_chunk *c, uint64_t index, enum ht_plan_use use, bool begins)
 {
     struct ht_store *s = o->s;
@@ -126,6 +135,7 @@ void ht_planner_note(struct ht_obj *o, const struct ht_chunk *c, uint64_t index,
         .index = (uint32_t)index,
         .use = use,
         .chunk_shift = o->chunk_shift,
+        .bytes = memory_of(o, c, index),
         .stored = o->obj_class != HT_CLASS_SCRATCH,
         .pinned = o->residency == HT_RESIDENCY_PINNED,
         .begins = begins,

@@ -78,6 +78,7 @@ enum remedy {
     NO_REMEDY,  /* no second copy, or one that is newer than this reference's content */
     WRITE_BACK, /* the image replaces an unpublished reference, or is dirty anyway */
     RELOCATE,   /* the image is the published content */
+    LATER,      /* the same, but the step is too short to look for other owners */
 };
 
 /*
@@ -176,6 +177,13 @@ struct verdict {
     int error;           /* of the remedy, so far */
 };
 
+static bool has_others_locked(const struct ht_store *s, const struct ht_chunk *c) HT_REQUIRES(HT_LOCK_STORE)
+{
+    const struct ht_refcount *e = c && (c->flags & HT_CH_PUB) ? ht_refcount_find(s, &c->pub) : NULL;
+
+    return e && e->owners > 1 && !HT_MUTANT("owner-left-behind");
+}
+
 static void find_remedy(struct ht_suspect *x, struct ht_chunk *c, void *buf, struct verdict *v)
     HT_REQUIRES(HT_LOCK_STORE)
 {
@@ -186,6 +194,8 @@ static void find_remedy(struct ht_suspect *x, struct ht_chunk *c, void *buf, str
     v->remedy = x->repair ? choose(c, im, &x->ref) : NO_REMEDY;
     if (v->remedy == WRITE_BACK && !im->dirty)
         v->error = mark_dirty(o, c, x->index);
+    if (v->remedy == RELOCATE && !x->may_be_long && has_others_locked(s, c))
+        v->remedy = LATER;
     if (v->remedy != RELOCATE)
         return;
     /* A truncation may have been published since x->ref was copied: the chunk knows how many bytes count now. */
@@ -279,9 +289,7 @@ static bool has_others(struct ht_suspect *x)
     struct ht_store *s = x->obj->s;
 
     ht_store_lock(s);
-    struct ht_chunk *c = ht_chunk_find(x->obj, x->index);
-    const struct ht_refcount *e = c && (c->flags & HT_CH_PUB) ? ht_refcount_find(s, &c->pub) : NULL;
-    bool others = e && e->owners > 1 && !HT_MUTANT("owner-left-behind");
+    bool others = has_others_locked(s, ht_chunk_find(x->obj, x->index));
     ht_store_unlock(s);
     return others;
 }
@@ -438,7 +446,9 @@ int ht_suspect_check(struct ht_suspect *x)
         return HT_SUSPECT_LONG;
     enum ht_io_class was = ht_io_class_set(HT_IO_URGENT); /* other threads wait for the chunk */
     rc = validate(x, &v);
-    if (!rc && v.bad)
+    if (!rc && v.remedy == LATER)
+        rc = HT_SUSPECT_LONG;
+    else if (!rc && v.bad)
         x->repair_error = apply(x, &v);
     (void)ht_io_class_set(was);
     if (rc)

@@ -3,6 +3,7 @@
 #include <assert.h>
 
 #include "tiering/base/activity.h"
+#include "tiering/api/object.h"
 #include "tiering/object/image.h"
 #include "tiering/cache/arena.h"
 #include "tiering/object/chunk.h"
@@ -18,13 +19,26 @@ static bool has_slot(struct ht_store *s, const struct ht_chunk *c, uint32_t reac
     return c->slot != HT_SLOT_NONE && ht_arena_slot_bytes(s->arena, c->slot) >= reach;
 }
 
-uint32_t ht_chunk_image_bytes(const struct ht_obj *o, const struct ht_chunk *c, uint64_t index, uint32_t reach)
+uint32_t ht_chunk_update_bytes(const struct ht_obj *o, const struct ht_chunk *c, uint64_t index, uint32_t reach)
 {
-    if (index)
-        return ht_obj_bytes_per_chunk(o);
     uint64_t bytes = ht_max_u64(reach, ht_chunk_len(o, index));
+
     bytes = ht_max_u64(bytes, c->flags & HT_CH_PUB ? ht_ref_image_bytes(&c->pub) : 0);
     return (uint32_t)ht_max_u64(bytes, c->flags & HT_CH_CUR ? ht_ref_image_bytes(&c->cur) : 0);
+}
+
+uint32_t ht_obj_first_image_bytes(uint32_t least)
+{
+    uint32_t bytes = HT_SMALL_CHUNK_BYTES;
+
+    while (bytes < least)
+        bytes *= 2;
+    return bytes;
+}
+
+uint32_t ht_chunk_image_bytes(const struct ht_obj *o, const struct ht_chunk *c, uint64_t index, uint32_t reach)
+{
+    return index ? ht_obj_bytes_per_chunk(o) : ht_obj_first_image_bytes(ht_chunk_update_bytes(o, c, index, reach));
 }
 
 /* A longer image takes the place of the present one. During the copy both belong to the chunk, which is held. */
@@ -58,6 +72,11 @@ struct slot_request {
     uint64_t since_ns; /* it waits; 0: not yet */
 };
 
+static uint32_t bytes_of(const struct slot_request *w) HT_REQUIRES(HT_LOCK_STORE)
+{
+    return ht_chunk_image_bytes(w->o, w->c, w->index, w->reach);
+}
+
 /* Writers leave what comes free to readers that wait, for a while. */
 static bool gives_way(const struct slot_request *w) HT_REQUIRES(HT_LOCK_STORE)
 {
@@ -70,12 +89,12 @@ static uint32_t try_get(const struct slot_request *w, uint32_t tries) HT_REQUIRE
 {
     struct ht_store *s = w->o->s;
 
-    if (gives_way(w))
-        return HT_SLOT_NONE;
+    if (gives_way(w)) /* readers of whole slots have no use for room in a divided one */
+        return s->waits.slot_piece_readers ? HT_SLOT_NONE : ht_arena_get_piece(s->arena, bytes_of(w), w->numa_index);
     /* The last clean images are for readers, unless nothing else can go. */
     if (!w->reads && tries != HT_ARENA_FORCE && ht_arena_keeps_reserve(s->arena, s->flow.coming))
         return HT_SLOT_NONE;
-    return ht_arena_get(s->arena, ht_chunk_image_bytes(w->o, w->c, w->index, w->reach), tries, w->numa_index);
+    return ht_arena_get(s->arena, bytes_of(w), tries, w->numa_index);
 }
 
 /* Was the request met, or does it need no image of the arena any more? Another thread may have had the chunk. */
@@ -101,9 +120,11 @@ static bool wait_for_slot(const struct slot_request *w) HT_REQUIRES(HT_LOCK_STOR
 {
     struct ht_store *s = w->o->s;
     pthread_cond_t *cond = w->reads ? &s->waits.slot_read : &s->waits.slot;
+    bool piece = w->reads && bytes_of(w) < HT_CHUNK_BYTES;
 
     s->waits.slot_waiters++;
     s->waits.slot_readers += w->reads;
+    s->waits.slot_piece_readers += piece;
     ht_gate_want(&s->gate, HT_GATE_MEMORY);
     ht_activity_wait("room in the DRAM tier", 0);
     int rc = ht_chunk_wait(w->o, w->c, w->index, cond, ht_now_ns() + HT_PATIENCE_NS);
@@ -111,6 +132,7 @@ static bool wait_for_slot(const struct slot_request *w) HT_REQUIRES(HT_LOCK_STOR
     ht_gate_want_end(&s->gate, HT_GATE_MEMORY);
     s->waits.slot_waiters--;
     s->waits.slot_readers -= w->reads;
+    s->waits.slot_piece_readers -= piece;
     return !rc;
 }
 

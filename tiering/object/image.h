@@ -49,6 +49,9 @@ const struct ht_image_ops *ht_chunk_images(const struct ht_obj *o, const struct 
  */
 uint32_t ht_chunk_image_bytes(const struct ht_obj *o, const struct ht_chunk *c, uint64_t index, uint32_t reach)
     HT_REQUIRES(HT_LOCK_STORE);
+/* Of the image that an update makes: tensors and states keep their size, so it takes no more than the chunk has. */
+uint32_t ht_chunk_update_bytes(const struct ht_obj *o, const struct ht_chunk *c, uint64_t index, uint32_t reach)
+    HT_REQUIRES(HT_LOCK_STORE);
 /*
  * Attaches an image that reaches so far, and moves a shorter one. The call may release the chunk and take it again:
  * then everything else about the chunk may have changed. extend: for bytes that the object gets now.

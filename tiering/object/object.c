@@ -43,8 +43,7 @@ static void put_in_table(struct ht_store *s, struct ht_obj *o) HT_REQUIRES(HT_LO
 {
     void **head = ht_bucket_of_hash(&s->objects.table, ht_id_hash(o->oid));
 
-    o->next = *head;
-    *head = o;
+    ht_bucket_link(head, o, next);
 }
 
 /* By a bucket or two. Without memory for one chains become longer, and all is still correct. */
@@ -91,14 +90,7 @@ static void remove_from_table(struct ht_obj *o) HT_REQUIRES(HT_LOCK_STORE)
 {
     void **head = ht_bucket_of_hash(&o->s->objects.table, ht_id_hash(o->oid));
 
-    if (*head == o) {
-        *head = o->next;
-    } else {
-        struct ht_obj *before = *head;
-        while (before->next != o)
-            before = before->next;
-        before->next = o->next;
-    }
+    ht_bucket_remove(head, o, next);
     o->s->objects.count--;
 }
 
@@ -343,14 +335,27 @@ uint32_t ht_obj_chunk_bytes(const struct ht_obj *o)
     return ht_obj_bytes_per_chunk(o);
 }
 
+/* Adds what the image of this chunk lacks of a whole one: to all, and to dirty if it is dirty. */
+static void count_short(struct ht_obj *o, uint64_t index, uint64_t *all, uint64_t *dirty) HT_REQUIRES(HT_LOCK_STORE)
+{
+    const struct ht_chunk *c = ht_chunk_find(o, index);
+
+    if (!c || c->slot == HT_SLOT_NONE)
+        return;
+    uint64_t lacks = ht_obj_bytes_per_chunk(o) - ht_arena_slot_bytes(o->s->arena, c->slot);
+    *all += lacks;
+    *dirty += ht_arena_image(o->s->arena, c->slot)->dirty ? lacks : 0;
+}
+
 void ht_obj_stat(struct ht_obj *o, struct ht_obj_stat *out)
 {
+    uint64_t lacks = 0, dirty_lacks = 0;
+
     ht_store_lock(o->s);
-    const struct ht_chunk *first = ht_chunk_find(o, 0);
-    uint32_t slot = first ? first->slot : HT_SLOT_NONE;
-    uint64_t unit = ht_obj_bytes_per_chunk(o); /* of all images but the first */
-    uint64_t lacks = slot != HT_SLOT_NONE ? unit - ht_arena_slot_bytes(o->s->arena, slot) : 0;
-    bool first_dirty = lacks && ht_arena_image(o->s->arena, slot)->dirty;
+    uint64_t unit = ht_obj_bytes_per_chunk(o), last = o->size ? (o->size - 1) >> o->chunk_shift : 0;
+    count_short(o, 0, &lacks, &dirty_lacks); /* other images are whole, but for the last one */
+    if (last)
+        count_short(o, last, &lacks, &dirty_lacks);
     *out = (struct ht_obj_stat){
         .oid = o->oid,
         .size = o->size,
@@ -360,7 +365,7 @@ void ht_obj_stat(struct ht_obj *o, struct ht_obj_stat *out)
         .stored_bytes = ht_obj_stored_blocks(o) * HT_BLOCK_BYTES,
         .prealloc_bytes = o->extra->prealloc_blocks * HT_BLOCK_BYTES,
         .resident_bytes = o->resident * unit - lacks,
-        .dirty_bytes = o->dirty * unit - (first_dirty ? lacks : 0),
+        .dirty_bytes = o->dirty * unit - dirty_lacks,
         .hits = o->hits,
         .misses = o->misses,
         .device_read_bytes = (uint64_t)o->read_blocks * HT_BLOCK_BYTES,

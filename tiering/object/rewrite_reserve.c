@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* rewrite_reserve.c - space for one rewrite of an object between two publications: two copies, one stored already. */
 #include "tiering/object/rewrite_reserve.h"
+#include "tiering/base/activity.h"
 #include "tiering/space/alloc.h"
 #include "tiering/cache/arena.h"
 #include "tiering/api/object.h"
@@ -43,16 +44,15 @@ static int reserve_uncovered(struct ht_obj *o, uint64_t blocks) HT_REQUIRES(HT_L
     return 0;
 }
 
-int ht_obj_rewrite_reserve(struct ht_obj *o, uint64_t size)
+int ht_obj_set_rewrite_reserve(struct ht_obj *o, uint64_t size)
 {
     struct ht_store *s = o->s;
-
-    ht_store_lock(s);
     uint64_t tail = size & (ht_obj_bytes_per_chunk(o) - 1);
     uint64_t blocks = (size - tail) / HT_BLOCK_BYTES + ht_div_up(tail, HT_BLOCK_BYTES);
     uint64_t stored =
         ht_obj_stored_blocks(o) - ht_obj_shared_blocks(o); /* shared space does not come back when it is rewritten */
     uint64_t want = 2 * blocks > stored ? 2 * blocks - stored : 0;
+
     if (size == 0)
         want = 0;
     int rc = size ? ht_obj_need_extra(o) : 0;
@@ -70,7 +70,14 @@ int ht_obj_rewrite_reserve(struct ht_obj *o, uint64_t size)
         x->rewrite_reserve_blocks = blocks;
         x->shm_reserve = false; /* it is the caller's now */
     }
-    ht_store_unlock(s);
+    return rc;
+}
+
+int ht_obj_rewrite_reserve(struct ht_obj *o, uint64_t size)
+{
+    ht_store_lock(o->s);
+    int rc = ht_obj_set_rewrite_reserve(o, size);
+    ht_store_unlock(o->s);
     return rc;
 }
 
@@ -90,4 +97,24 @@ void ht_obj_refill_rewrite_reserve(struct ht_obj *o, uint32_t blocks)
     uint64_t n = ht_min_u64(ht_rewrite_reserve_missing(o), blocks);
     if (n && ht_alloc_reserve(o->s->alloc, n) == 0)
         ht_obj_extra(o)->rewrite_reserve_left += n;
+}
+
+bool ht_obj_wait_for_reserve(struct ht_obj *o)
+{
+    struct ht_store *s = o->s;
+
+    if (!o->extra->rewrite_reserve_blocks || !o->writing)
+        return false;
+    s->waits.reserve_waiters++;
+    ht_activity_wait("space that a write in flight has borrowed; object", o->oid);
+    ht_store_wait(s, &s->waits.settled, 0);
+    ht_activity_go_on();
+    s->waits.reserve_waiters--;
+    return true;
+}
+
+void ht_obj_tell_reserve_waiters(struct ht_store *s)
+{
+    if (s->waits.reserve_waiters)
+        pthread_cond_broadcast(&s->waits.settled);
 }

@@ -25,11 +25,21 @@ static inline uint64_t ht_rewrite_reserve_missing(const struct ht_obj *o) HT_REQ
 
     return 2 * x->rewrite_reserve_blocks > have ? 2 * x->rewrite_reserve_blocks - have : 0;
 }
+/* As ht_obj_rewrite_reserve, for a caller with the lock, which stays held. */
+int ht_obj_set_rewrite_reserve(struct ht_obj *o, uint64_t size) HT_REQUIRES(HT_LOCK_STORE) HT_MUST_CHECK;
 /*
  * Blocks of an object with a rewrite reserve go back into that reserve as soon as they are (or
  * will be) free. Of any object.
  */
 void ht_obj_refill_rewrite_reserve(struct ht_obj *o, uint32_t blocks) HT_REQUIRES(HT_LOCK_STORE);
+/*
+ * A chunk that is written twice between two publications takes space of the reserve while its first copy is still
+ * stored. Other chunks get that space back when the write has ended. Waits for a write of this object to end; false:
+ * there is none. The caller has no write of the object in flight. Releases the lock in between.
+ */
+bool ht_obj_wait_for_reserve(struct ht_obj *o) HT_REQUIRES(HT_LOCK_STORE);
+/* A write of an object has ended. */
+void ht_obj_tell_reserve_waiters(struct ht_store *s) HT_REQUIRES(HT_LOCK_STORE);
 /* Ends the reserve of a deleted object. */
 void ht_obj_end_rewrite_reserve(struct ht_obj *o) HT_REQUIRES(HT_LOCK_STORE);
 

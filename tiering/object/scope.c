@@ -108,6 +108,14 @@ void ht_obj_touch(struct ht_obj *o)
     o->refs++;
 }
 
+void ht_obj_touch_meta(struct ht_obj *o)
+{
+    if (!o->meta_dirty && !ht_list_empty(&o->touched)) /* a publication in slices may have put its record already */
+        o->scope->found_bytes += HT_OBJECT_RECORD_BYTES;
+    o->meta_dirty = true;
+    ht_obj_touch(o);
+}
+
 uint64_t ht_scope_found_bytes(struct ht_store *s, uint64_t scope)
 {
     ht_store_lock(s);

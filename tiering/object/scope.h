@@ -29,7 +29,9 @@ struct ht_scope {
     struct ht_id_link by_id;
 };
 struct ht_scope *ht_scope_find(struct ht_store *s, uint64_t id, bool make) HT_REQUIRES(HT_LOCK_STORE);
-void ht_obj_touch(struct ht_obj *o) HT_REQUIRES(HT_LOCK_STORE);   /* onto its scope's list */
+void ht_obj_touch(struct ht_obj *o) HT_REQUIRES(HT_LOCK_STORE); /* onto its scope's list */
+/* The same: its size or existence is unpublished from now on. */
+void ht_obj_touch_meta(struct ht_obj *o) HT_REQUIRES(HT_LOCK_STORE);
 void ht_obj_untouch(struct ht_obj *o) HT_REQUIRES(HT_LOCK_STORE); /* off it; the list's reference is the caller's */
 /* The object belongs to this scope from now on. NULL: to none, because its memory goes. */
 void ht_obj_join(struct ht_obj *o, struct ht_scope *sc) HT_REQUIRES(HT_LOCK_STORE);

@@ -2,27 +2,30 @@
 /* slice.c - see slice.h. */
 #include "tiering/object/slice.h"
 
-#include <sched.h>
 #include <time.h>
 
 #include "tiering/object/context.h"
 #include "tiering/object/trash.h"
+#include "tiering/io/gate.h"
 
-/* Until another thread has the lock, at most as long as the slice took: a mutex does not go to the next in line. */
-static void let_others_in(const struct ht_mutex *lock, uint64_t ns)
+static bool has_holder(const void *lock)
 {
-    uint64_t until_ns = ht_now_ns() + ht_min_u64(ns, HT_SLICE_NS);
+    return ht_mutex_holder(lock);
+}
 
-    while (!ht_mutex_holder(lock) && ht_now_ns() < until_ns)
-        sched_yield();
+/* Does a thread wait for the end of the loop? Its own caller, or one for the transaction that it is in. */
+static bool is_awaited(const struct ht_store *s)
+{
+    return ht_io_class() == HT_IO_URGENT || ht_mutex_is_wanted(&s->tx_lock);
 }
 
 /* A slice during which the thread did not run counts as one of usual length. */
-static void leave_lock(unsigned times, uint64_t ns)
+static void rest(const struct ht_store *s, struct ht_slice *slice, uint64_t ns)
 {
-    const struct timespec rest = {.tv_nsec = (long)(times * ht_min_u64(ns, HT_SLICE_NS))};
+    const struct timespec as_long = {.tv_nsec = (long)ht_min_u64(ns, HT_SLICE_NS)};
 
-    nanosleep(&rest, NULL);
+    for (int i = 0; i < (is_awaited(s) ? HT_SLICE_REST : HT_SLICE_LONG_REST); i++, slice->rested++)
+        nanosleep(&as_long, NULL);
 }
 
 void ht_slice_next(struct ht_store *s, struct ht_slice *slice)
@@ -35,10 +38,10 @@ void ht_slice_next(struct ht_store *s, struct ht_slice *slice)
     struct ht_trash trash = ht_trash_take(s);
     ht_store_unlock(s);
     ht_trash_empty(&trash);
-    if (wanted && slice->rest)
-        leave_lock(slice->rest, took_ns);
+    if (wanted && slice->rests)
+        rest(s, slice, took_ns);
     else if (wanted)
-        let_others_in(ht_store_mutex(s), took_ns);
+        ht_slice_let_in(has_holder, ht_store_mutex(s), took_ns);
     ht_store_lock(s);
     ht_slice_begin_next(slice);
 }

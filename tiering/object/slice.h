@@ -16,7 +16,7 @@ struct ht_store;
 
 /*
  * After each step of the loop. At the end of a slice it releases the lock and takes it again. If threads wait for the
- * lock, one gets it first.
+ * lock, one gets it first. A slice that rests gives them more time: most in a thread of a lower class (io/gate.h).
  */
 void ht_slice_next(struct ht_store *s, struct ht_slice *slice) HT_REQUIRES(HT_LOCK_STORE);
 

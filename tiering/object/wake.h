@@ -31,11 +31,16 @@ struct ht_waits {
     pthread_cond_t chunk[HT_COND_COUNT]; /* chunk locks, by address */
     pthread_cond_t slot;                 /* an image may be evictable now */
     pthread_cond_t slot_read;            /* the same, for threads that want one to read: they come first */
-    /* A transaction was appended and its frees are deferred; a discard ended; an abort ended, or may begin. */
+    /*
+     * A transaction was appended and its frees are deferred; a discard ended; an abort ended, or may begin; a write
+     * ended that may have borrowed from a rewrite reserve.
+     */
     pthread_cond_t settled;
-    unsigned slot_waiters HT_GUARDED_BY(HT_LOCK_STORE); /* of both kinds */
+    unsigned reserve_waiters HT_GUARDED_BY(HT_LOCK_STORE); /* for such a write */
+    unsigned slot_waiters HT_GUARDED_BY(HT_LOCK_STORE);    /* of both kinds */
     unsigned slot_readers HT_GUARDED_BY(HT_LOCK_STORE);
-    uint64_t patience_ns HT_GUARDED_BY(HT_LOCK_STORE); /* for which a writer leaves what comes free to readers */
+    unsigned slot_piece_readers HT_GUARDED_BY(HT_LOCK_STORE); /* of these, for images smaller than a slot */
+    uint64_t patience_ns HT_GUARDED_BY(HT_LOCK_STORE);        /* for which a writer leaves what comes free to readers */
     struct ht_wakes wakes HT_GUARDED_BY(HT_LOCK_STORE);
     bool discard_noted HT_GUARDED_BY(HT_LOCK_STORE); /* its engine was woken, and has not looked yet */
     HT_GUARDED_BY(HT_LOCK_STORE) struct {

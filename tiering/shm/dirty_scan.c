@@ -14,6 +14,7 @@
 #include "tiering/object/context.h"
 #include "tiering/object/object.h"
 #include "tiering/object/ref.h"
+#include "tiering/object/rewrite_reserve.h"
 #include "tiering/object/space.h"
 #include "tiering/data/checksum.h"
 #include "tiering/shm/shm.h"
@@ -117,15 +118,11 @@ static int scan_chunk(struct ht_obj *o, uint64_t index) HT_REQUIRES(HT_LOCK_STOR
 static void end_stores(struct ht_obj *o) HT_REQUIRES(HT_LOCK_STORE)
 {
     struct ht_obj_extra *x = ht_obj_extra(o);
-    bool end = x->shm_reserve;
 
-    x->may_be_dirty = x->shm_reserve = false;
-    if (!end)
-        return;
-    ht_store_unlock(o->s);
-    int none = ht_obj_rewrite_reserve(o, 0); /* giving back cannot fail */
+    /* In one hold of the lock: a program that opens the object takes a reserve if it may not be dirty. */
+    int none = x->shm_reserve ? ht_obj_set_rewrite_reserve(o, 0) : 0; /* giving back cannot fail */
     (void)none;
-    ht_store_lock(o->s);
+    x->may_be_dirty = x->shm_reserve = false;
 }
 
 static bool is_more(const struct ht_obj *o, uint64_t index) HT_REQUIRES(HT_LOCK_STORE)
@@ -154,13 +151,13 @@ static int fail(struct ht_obj *o, int error) HT_REQUIRES(HT_LOCK_STORE)
 }
 
 /*
- * Releases the lock in between. The object has no stores any more if it was closed all the time: otherwise stores
- * may have gone into chunks that were scanned already.
+ * Releases the lock in between. The object has no stores any more if no program could make one all the time: otherwise
+ * stores may have gone into chunks that were scanned already.
  */
 static int scan_all(struct ht_obj *o, void (*between)(struct ht_store *s)) HT_REQUIRES(HT_LOCK_STORE)
 {
     uint64_t open_id = o->extra->shm->open_id, index = 0;
-    bool was_open = o->extra->shm->is_open;
+    bool took_stores = ht_shm_takes_stores(o->extra->shm);
     int first = ht_shm_complete(o);
 
     while (is_more(o, index)) {
@@ -170,7 +167,7 @@ static int scan_all(struct ht_obj *o, void (*between)(struct ht_store *s)) HT_RE
         if (between)
             between(o->s);
     }
-    if (!first && !was_open && ht_obj_is_volatile(o) && o->extra->shm->open_id == open_id)
+    if (!first && !took_stores && ht_obj_is_volatile(o) && o->extra->shm->open_id == open_id)
         end_stores(o);
     return fail(o, first);
 }
@@ -258,7 +255,7 @@ static bool is_due(const struct ht_shm *h, const void *ctx) HT_REQUIRES(HT_LOCK_
 {
     const struct ht_shm_scan *scan = ctx;
 
-    return h->obj->extra->may_be_dirty && (!h->is_open || h->due_ns <= scan->now_ns);
+    return h->obj->extra->may_be_dirty && (!ht_shm_takes_stores(h) || h->due_ns <= scan->now_ns);
 }
 
 static int scan_due(struct ht_obj *o, void *ctx) HT_REQUIRES(HT_LOCK_STORE)
@@ -267,7 +264,7 @@ static int scan_due(struct ht_obj *o, void *ctx) HT_REQUIRES(HT_LOCK_STORE)
 
     if (!ht_obj_is_volatile(o))
         return 0;
-    if (!o->extra->shm->is_open)
+    if (!ht_shm_takes_stores(o->extra->shm))
         return scan_all(o, scan->between);
     return scan->slices && ht_now_ns() >= scan->until_ns ? 0 : scan_until(o, scan);
 }

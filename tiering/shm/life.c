@@ -20,6 +20,7 @@
 #include "tiering/object/context.h"
 #include "tiering/object/numa.h"
 #include "tiering/object/object.h"
+#include "tiering/object/rewrite_reserve.h"
 #include "tiering/data/write_batch.h"
 #include "tiering/shm/shm.h"
 #include "tiering/shm/shm_priv.h"
@@ -136,6 +137,7 @@ int ht_obj_shm_open_for(struct ht_obj *o, uint32_t user, int *out_fd)
     }
     assert(!o->extra->shm->is_open);
     o->extra->shm->is_open = true;
+    o->extra->shm->stores = false;
     o->extra->shm->user = user;
     o->extra->shm->open_id = ++s->shm->opens;
     o->refs++;
@@ -158,14 +160,15 @@ int ht_obj_shm_expect_stores(struct ht_obj *o)
     ht_store_lock(s);
     struct ht_shm *h = o->extra->shm;
     assert(h && h->is_open);
-    bool rewrite_reserve = !o->extra->may_be_dirty && !o->extra->rewrite_reserve_blocks;
-    uint64_t size = o->size;
-    ht_store_unlock(s);
-    int rc = s->opts.read_only ? -EROFS : rewrite_reserve ? ht_obj_rewrite_reserve(o, size) : 0;
-    if (rc)
+    bool reserve = !o->extra->may_be_dirty && !o->extra->rewrite_reserve_blocks;
+    int rc = s->opts.read_only ? -EROFS : reserve ? ht_obj_set_rewrite_reserve(o, o->size) : 0;
+    if (rc) {
+        ht_store_unlock(s);
         return rc;
-    ht_store_lock(s);
-    ht_obj_extra(o)->shm_reserve |= rewrite_reserve;
+    }
+    h->stores = true; /* from here on no scan ends them */
+    h->open_id = ++s->shm->opens;
+    ht_obj_extra(o)->shm_reserve |= reserve;
     ht_obj_extra(o)->may_be_dirty = true;
     ht_obj_note_edit(o); /* programs may store into it from now on, unseen */
     h->quiet = 0;
@@ -174,6 +177,16 @@ int ht_obj_shm_expect_stores(struct ht_obj *o)
     rc = ht_shm_complete(o);
     ht_store_unlock(s);
     return rc;
+}
+
+void ht_obj_shm_expect_no_stores(struct ht_obj *o)
+{
+    struct ht_store *s = o->s;
+
+    ht_store_lock(s);
+    assert(o->extra->shm && o->extra->shm->is_open);
+    o->extra->shm->stores = false;
+    ht_store_unlock(s);
 }
 
 void ht_obj_shm_close(struct ht_obj *o)

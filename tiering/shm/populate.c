@@ -73,7 +73,7 @@ int ht_shm_read_in(struct ht_obj *o)
     {
         if (all.error || index << o->chunk_shift >= o->size)
             break;
-        c = make_way(&all, o, index);
+        c = may_read_here(o, c, index) ? make_way(&all, o, index) : NULL;
         if (!c)
             continue;
         ht_chunk_lock_exclusive(o, c, index);

@@ -16,8 +16,8 @@
  *  4. If stores are expected, a device gets a copy of the image, so that the checksum is that of the written bytes.
  *
  * A comparison of an image with the checksum of its reference finds unseen stores (dirty_scan.c): then the image is
- * dirty like any other. Commits, syncs and copies scan first; the commit timer scans closed objects, and open ones as
- * often as is cheap (ht_shm_scan).
+ * dirty like any other. Commits, syncs and copies scan first; the commit timer scans objects that take no more stores,
+ * and others as often as is cheap (ht_shm_scan).
  *
  * Lock: store.lock; chunks as in batch_pin.c, one at a time.
  */
@@ -138,16 +138,30 @@ static int complete_chunk(struct ht_obj *o, struct ht_chunk *c, uint64_t index, 
     return rc ? rc : ht_chunk_fill(o, c, index);
 }
 
+/* Has the chunk all that complete_chunk would give it, and does no thread hold it? */
+static bool is_complete(const struct ht_obj *o, const struct ht_chunk *c) HT_REQUIRES(HT_LOCK_STORE)
+{
+    struct ht_arena *arena = o->s->arena;
+
+    if (c->exclusive || c->shared || (c->flags & HT_CH_BAD) || !ht_arena_is_external(arena, c->slot))
+        return false;
+    const struct ht_image *im = ht_arena_image(arena, c->slot);
+    return !im->valid_lo && im->valid_hi == ht_arena_slot_bytes(arena, c->slot);
+}
+
 /*
  * Invariant 2. Lock held; releases it in between: a closed object may have lost its memory to another one then, and
- * nothing is to be done.
+ * nothing is to be done. An object that is opened again has all already, so that costs some nanoseconds a chunk.
  */
 static int complete(struct ht_obj *o, bool clear) HT_REQUIRES(HT_LOCK_STORE)
 {
     int first = 0;
 
     for (uint64_t index = 0; o->extra->shm && index << o->chunk_shift < o->size; index++) {
-        struct ht_chunk *c = ht_chunk_make(o, index);
+        struct ht_chunk *c = ht_chunk_find(o, index);
+        if (c && is_complete(o, c))
+            continue;
+        c = ht_chunk_make(o, index);
         if (!c)
             return -ENOMEM;
         ht_chunk_lock_exclusive(o, c, index);

@@ -14,8 +14,9 @@ struct ht_shm {
     struct ht_obj *obj;
     struct ht_shared memory;
     HT_GUARDED_BY(HT_LOCK_STORE) struct {
-        uint64_t open_id; /* of opens, when it was opened last */
+        uint64_t open_id; /* of opens, when it was opened last, or programs might change it again */
         bool is_open;     /* holds a reference */
+        bool stores;      /* while it is open: programs may change it without a call */
         uint32_t user;    /* while it is open: the user that it counts for; 0: none */
         /* the timer's scan */
         bool changed;     /* a scan has found something in this round */
@@ -24,6 +25,11 @@ struct ht_shm {
         uint64_t scanned; /* the next chunk of the round */
     };
 };
+
+static inline bool ht_shm_takes_stores(const struct ht_shm *h) HT_REQUIRES(HT_LOCK_STORE)
+{
+    return h->is_open && h->stores;
+}
 
 /* The state of shm/. */
 struct ht_shm_state {

@@ -26,6 +26,7 @@
 #include "tiering/object/numa.h"
 #include "tiering/object/object.h"
 #include "tiering/object/ref.h"
+#include "tiering/object/rewrite_reserve.h"
 #include "tiering/object/scope.h"
 #include "tiering/object/space.h"
 #include "tiering/data/chunk_io.h"
@@ -127,7 +128,7 @@ static void admit(struct ht_store *s, struct ht_batch_pin_chunk *lc, struct ht_c
     HT_REQUIRES(HT_LOCK_STORE)
 {
     struct ht_obj *o = lc->obj;
-    uint32_t bytes = ht_chunk_image_bytes(o, c, lc->index, 0);
+    uint32_t bytes = ht_chunk_update_bytes(o, c, lc->index, 0);
     int tries = admission(s, bytes);
     enum ht_forecast_stay stay = ht_planner_stays(o, lc->index);
 
@@ -428,7 +429,11 @@ static void end_staged(struct ht_batch_pin *l, struct ht_batch_pin_chunk *lc, st
     if (gone)
         p->io.chunk->flags |= HT_CH_GONE;
     ht_chunk_note_unpublished(lc->obj, p->io.chunk, lc->index, was);
-    p->rc = take_place(lc->obj, p, w->target_device);
+    const struct ht_ref prepared = p->io.ref;
+    do {
+        p->io.ref = prepared;
+        p->rc = take_place(lc->obj, p, w->target_device);
+    } while (p->rc == -ENOSPC && ht_obj_wait_for_reserve(lc->obj));
     p->writing = !p->rc;
     if (p->rc)
         return;
@@ -520,8 +525,7 @@ static void install_or_lose(struct ht_batch_pin *l, struct ht_batch_pin_chunk *l
     p->io.chunk->flags |= HT_CH_BAD;
     ht_obj_set_error(o, p->rc);
     o->lost = true;
-    o->meta_dirty = true; /* keeps it on the scope's list, for abort */
-    ht_obj_touch(o);
+    ht_obj_touch_meta(o); /* keeps it on the scope's list, for abort */
 }
 
 int ht_batch_pin_finish(struct ht_batch_pin *l)

@@ -10,6 +10,7 @@
 #include "tiering/object/context.h"
 #include "tiering/object/image.h"
 #include "tiering/object/object.h"
+#include "tiering/object/slice.h"
 #include "tiering/engine/engine.h"
 #include "tiering/store/store_priv.h"
 
@@ -26,11 +27,17 @@ void ht_obj_evict(struct ht_obj *o)
 
 void ht_obj_unprotect(struct ht_obj *o)
 {
+    struct ht_slice slice = {0};
     struct ht_chunk *c;
     uint64_t index = 0;
 
     ht_store_lock(o->s);
-    ht_chunk_for_each_from(c, o, index) if (c->slot != HT_SLOT_NONE) ht_chunk_unprotect(o, c);
+    ht_chunk_for_each_from(c, o, index)
+    {
+        if (c->slot != HT_SLOT_NONE)
+            ht_chunk_unprotect(o, c);
+        ht_slice_next(o->s, &slice);
+    }
     ht_store_unlock(o->s);
 }
 

@@ -329,10 +329,9 @@ void ht_obj_grow_locked(struct ht_obj *o, uint64_t size)
     if (size <= o->size)
         return;
     o->size = size;
-    o->meta_dirty = true;
     o->version++;
     ht_obj_note_edit(o);
-    ht_obj_touch(o);
+    ht_obj_touch_meta(o);
 }
 
 /*

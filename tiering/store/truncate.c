@@ -126,10 +126,9 @@ static int truncate_locked(struct ht_obj *o, uint64_t size) HT_REQUIRES(HT_LOCK_
     int rc = ht_shm_grow(o, size);
     if (!rc && size != o->size) {
         o->size = size;
-        o->meta_dirty = true;
         o->version++;
         ht_obj_note_edit(o);
-        ht_obj_touch(o);
+        ht_obj_touch_meta(o);
     }
     ht_shm_trim(o);
     return rc;

@@ -31,6 +31,7 @@ struct object {
     uint32_t first, last; /* chunks */
     uint32_t unit;        /* the first */
     uint8_t chunk_shift;
+    uint32_t last_bytes; /* memory of the last chunk */
     bool stored, pinned;
 };
 
@@ -85,6 +86,14 @@ static struct object *place_of(const struct ht_forecast *f, uint64_t id)
     return &f->object[at & (f->places - 1)];
 }
 
+/* Without a figure, and for chunks that are smaller than the unit of figures: a whole chunk. */
+static uint32_t last_bytes(const struct ht_run *run)
+{
+    uint64_t chunk = UINT64_C(1) << run->chunk_shift, bytes = (uint64_t)run->last_units * HT_RUN_UNIT;
+
+    return (uint32_t)(bytes ? ht_min_u64(bytes, chunk) : chunk);
+}
+
 static int collect_objects(struct ht_forecast *f, const struct ht_forecast_input *in)
 {
     f->places = 2;
@@ -100,8 +109,14 @@ static int collect_objects(struct ht_forecast *f, const struct ht_forecast_input
         struct object *o = place_of(f, run->object);
         if (!o->id) {
             f->objects++;
-            *o = (struct object){run->object, run->first, run->last, 0, run->chunk_shift, run->stored, run->pinned};
+            *o = (struct object){.id = run->object,
+                                 .first = run->first,
+                                 .chunk_shift = run->chunk_shift,
+                                 .stored = run->stored,
+                                 .pinned = run->pinned};
         }
+        if (run->last >= o->last)
+            o->last_bytes = last_bytes(run);
         o->first = (uint32_t)ht_min_u64(o->first, run->first);
         o->last = (uint32_t)ht_max_u64(o->last, run->last);
     }
@@ -150,7 +165,10 @@ static uint64_t end_chunk(const struct ht_forecast *f, const struct unit *u)
 
 static uint64_t unit_bytes(const struct ht_forecast *f, const struct unit *u)
 {
-    return (end_chunk(f, u) - first_chunk(f, u)) << f->object[u->object].chunk_shift;
+    const struct object *o = &f->object[u->object];
+    uint64_t end = end_chunk(f, u), bytes = (end - first_chunk(f, u)) << o->chunk_shift;
+
+    return end > o->last ? bytes - (UINT64_C(1) << o->chunk_shift) + o->last_bytes : bytes;
 }
 
 static int make_units(struct ht_forecast *f)

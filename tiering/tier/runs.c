@@ -64,6 +64,13 @@ static bool goes_on(struct ht_run *run, const struct ht_run_access *a)
     return true;
 }
 
+static uint8_t units_of(const struct ht_run_access *a)
+{
+    uint64_t chunk = UINT64_C(1) << a->chunk_shift, bytes = a->bytes ? ht_min_u64(a->bytes, chunk) : chunk;
+
+    return (uint8_t)ht_min_u64(ht_div_up(bytes, HT_RUN_UNIT), UINT8_MAX);
+}
+
 void ht_runs_note(struct ht_runs *r, const struct ht_run_access *a)
 {
     uint64_t *open = open_of(r, a);
@@ -72,6 +79,7 @@ void ht_runs_note(struct ht_runs *r, const struct ht_run_access *a)
         struct ht_run *run = run_of(r, *open - 1);
         if (is_of(run, a) && goes_on(run, a)) {
             run->end_ns = a->now_ns;
+            run->last_units = a->index == run->last ? units_of(a) : run->last_units;
             return;
         }
     }
@@ -84,6 +92,7 @@ void ht_runs_note(struct ht_runs *r, const struct ht_run_access *a)
         .use = (uint8_t)a->use,
         .seen = 1,
         .chunk_shift = a->chunk_shift,
+        .last_units = units_of(a),
         .stored = a->stored,
         .pinned = a->pinned,
     };

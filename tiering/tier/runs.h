@@ -12,7 +12,7 @@
 
 #include "tiering/tier/plan.h"
 
-enum { HT_RUNS_MIN = 1 << 15, HT_RUNS_MAX = 1 << 20, HT_RUNS_OPEN = 1 << 10, HT_RUN_NEAR = 8 };
+enum { HT_RUNS_MIN = 1 << 15, HT_RUNS_MAX = 1 << 20, HT_RUNS_OPEN = 1 << 10, HT_RUN_NEAR = 8, HT_RUN_UNIT = 1 << 16 };
 
 struct ht_run {
     uint64_t object;
@@ -21,6 +21,7 @@ struct ht_run {
     uint8_t use;               /* enum ht_plan_use */
     uint8_t seen;              /* of the last chunks, HT_RUN_NEAR, as bits */
     uint8_t chunk_shift;
+    uint8_t last_units;  /* of HT_RUN_UNIT: memory of the last chunk */
     bool stored, pinned; /* as in struct ht_plan_tensor */
 };
 
@@ -38,6 +39,7 @@ struct ht_run_access {
     uint32_t index;
     enum ht_plan_use use;
     uint8_t chunk_shift;
+    uint32_t bytes; /* of memory that the chunk takes; 0: a whole chunk */
     bool stored, pinned;
     bool begins; /* from the first byte of the chunk on */
 };

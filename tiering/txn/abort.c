@@ -90,7 +90,7 @@ static void let_changes_in(struct ht_store *s, struct ht_scope *sc) HT_REQUIRES(
 /* Needs no memory: the caller has restored the names already, and must get through. */
 void ht_scope_abort_objects(struct ht_store *s, uint64_t scope, bool rest)
 {
-    struct ht_slice slice = {0};
+    struct ht_slice slice = HT_SLICE_RESTING;
     struct ht_touched_walk w;
     struct ht_obj *o;
 

@@ -15,14 +15,19 @@
 #include "tiering/data/flush.h"
 #include "tiering/txn/txn_priv.h"
 
-/* Without a checkpoint thread the caller makes the room that it needs. */
+/*
+ * Without a checkpoint thread the caller makes the room that it needs. -ENOSPC: a checkpoint makes none, and another
+ * one would not.
+ */
 static int checkpoint_if_full(struct ht_store *s, size_t bytes)
 {
     struct ht_journal_stats st;
 
     ht_journal_stats(s->journal, &st);
-    bool full = st.used_bytes + bytes > st.log_bytes / 2 || !ht_journal_try_space(s->journal, bytes);
-    return full ? ht_store_checkpoint(s) : 0;
+    if (st.used_bytes + bytes <= st.log_bytes / 2 && ht_journal_try_space(s->journal, bytes))
+        return 0;
+    int rc = ht_store_checkpoint(s);
+    return rc ? rc : ht_journal_try_space(s->journal, bytes) ? 0 : -ENOSPC;
 }
 
 /* The first caller that needs the log reports a failure that no caller saw, as one in a checkpoint. */

@@ -129,12 +129,13 @@ static void publish_chunk(struct ht_obj *o, struct ht_chunk *c, uint64_t index, 
 }
 
 /*
- * The transaction has room for some chunks that change while it is collected. When that room is used, the rest is
- * published without a break.
+ * Before the slice may end. The transaction has room for some objects and chunks that change while it is collected.
+ * When that room is used, the rest is published without a break.
  */
-static bool may_break(const struct ht_obj *o, const struct ht_tx *tx) HT_REQUIRES(HT_LOCK_STORE)
+static void keep_room(const struct ht_obj *o, const struct ht_tx *tx, struct ht_slice *slice) HT_REQUIRES(HT_LOCK_STORE)
 {
-    return o->scope->found_bytes - tx->found_bytes <= tx->again_bytes;
+    if (slice)
+        slice->last = o->scope->found_bytes - tx->found_bytes > tx->again_bytes;
 }
 
 /* slice: releases the lock in between; NULL: does not. */
@@ -149,10 +150,9 @@ static void publish_chunks(struct ht_obj *o, struct ht_tx *tx, struct ht_slice *
             publish_chunk(o, c, index, tx);
             ht_chunk_trim(o, index);
         }
-        if (slice) {
-            slice->last = !may_break(o, tx);
+        keep_room(o, tx, slice);
+        if (slice)
             ht_slice_next(o->s, slice);
-        }
     }
 }
 
@@ -254,8 +254,7 @@ void ht_obj_delete(struct ht_obj *o, struct ht_tx *tx)
     if (!o->published) {
         bury(o);
     } else if (o->scope->id) {
-        o->meta_dirty = true;
-        ht_obj_touch(o);
+        ht_obj_touch_meta(o);
     } else {
         note_delete(tx, o);
     }
@@ -300,6 +299,7 @@ static void publish_touched(struct ht_obj *o, struct ht_slice *slice, void *ctx)
     } else if (!o->deleted && !(p->rest && o->extra->derived)) {
         publish_object(o, p->tx, slice);
     }
+    keep_room(o, p->tx, slice);
 }
 
 /* Everything that changed during a publication in slices, once it is little enough. */

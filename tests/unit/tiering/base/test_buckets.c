@@ -21,8 +21,7 @@ static void put(struct entry *e)
 {
     void **head = ht_bucket_of_hash(&t, e->hash);
 
-    e->next = *head;
-    *head = e;
+    ht_bucket_link(head, e, next);
 }
 
 /* One bucket more for one entry more: a chain has few. Returns how many entries moved. */
@@ -101,6 +100,23 @@ START_TEST(a_walk_meets_each_entry_once_while_the_table_grows)
 }
 END_TEST
 
+/* First, last and inner entries of a chain, and its only one. */
+START_TEST(what_leaves_a_chain_is_found_no_more_and_all_others_are)
+{
+    for (unsigned i = 0; i < FIRST; i++)
+        add(i);
+    for (unsigned i = 0; i < FIRST; i++) {
+        unsigned k = i * 7 % FIRST; /* in another order than they came */
+        void **head = ht_bucket_of_hash(&t, entries[k].hash);
+        struct entry *e = &entries[k];
+        ht_bucket_remove(head, e, next);
+        ck_assert(!is_found(e));
+    }
+    for (size_t b = 0; b < t.count; b++)
+        ck_assert_ptr_null(*ht_bucket_at(&t, b));
+}
+END_TEST
+
 int main(void)
 {
     TCase *tc = tcase_create("buckets");
@@ -109,6 +125,7 @@ int main(void)
     tcase_add_checked_fixture(tc, NULL, teardown);
     tcase_add_test(tc, growth_moves_few_entries_and_loses_none);
     tcase_add_loop_test(tc, a_walk_meets_each_entry_once_while_the_table_grows, 0, 6);
+    tcase_add_test(tc, what_leaves_a_chain_is_found_no_more_and_all_others_are);
     suite_add_tcase(suite, tc);
     return run_all(suite);
 }

@@ -129,6 +129,37 @@ START_TEST(the_checksum_is_xxh3)
 }
 END_TEST
 
+/* Sums of long content, which vectors compute, by the reference without any. */
+START_TEST(vectors_compute_the_same_checksums)
+{
+    static const struct {
+        size_t len;
+        uint64_t sum;
+    } cases[] = {{240, 0xc8f1f35d2ef00a80u},
+                 {241, 0x31646dda452dcfa5u},
+                 {1024, 0x1920b02c26ed6776u},
+                 {65536, 0x0edc1c7bb7f24752u},
+                 {1048589, 0xcde45648e4e7aa44u}};
+    static const uint8_t want[] = {0x13, 0x99, 0xf3, 0xce, 0x36, 0x3b, 0xac, 0xf3,
+                                   0xe9, 0xa9, 0xba, 0xcb, 0x6b, 0x52, 0x08, 0x52};
+    static uint8_t data[1048589];
+    struct ht_hash128_sum *sum;
+
+    for (size_t i = 0; i < sizeof(data); i++)
+        data[i] = (uint8_t)(i * i >> 3);
+    for (size_t i = 0; i < HT_ARRAY_SIZE(cases); i++)
+        ck_assert_uint_eq(ht_hash64(data, cases[i].len, 77), cases[i].sum);
+    struct ht_hash128 whole = ht_hash128(data, sizeof(data));
+    ck_assert_int_eq(ht_hash128_sum_new(&sum), 0);
+    ht_hash128_sum_add(sum, data, 777);
+    ht_hash128_sum_add(sum, data + 777, sizeof(data) - 777);
+    struct ht_hash128 parts = ht_hash128_sum_get(sum);
+    ht_hash128_sum_free(sum);
+    ck_assert_mem_eq(whole.byte, want, sizeof(want));
+    ck_assert_mem_eq(parts.byte, want, sizeof(want));
+}
+END_TEST
+
 struct item {
     int value;
     struct ht_list link;
@@ -176,6 +207,7 @@ int main(void)
     tcase_add_test(t, text_is_terminated_behind_its_length);
     tcase_add_test(t, unaligned_stores_and_loads);
     tcase_add_test(t, the_checksum_is_xxh3);
+    tcase_add_test(t, vectors_compute_the_same_checksums);
     tcase_add_test(t, lists_keep_order_and_allow_removal);
     suite_add_tcase(s, t);
     return run_all(s);

@@ -11,6 +11,14 @@ static bool evict(void *ctx, uint32_t slot)
     return true;
 }
 
+static void take(struct ht_arena *a, uint32_t n[], unsigned count)
+{
+    for (unsigned i = 0; i < count; i++) {
+        n[i] = ht_arena_get(a, 1 << 20, 0, HT_NUMA_INDEX_ANY);
+        ht_arena_image(a, n[i])->owner = a;
+    }
+}
+
 /* 32 slots: at most 24 are protected, and 16 pinned. */
 START_TEST(pinned_images_get_room_from_protected_ones)
 {
@@ -18,10 +26,7 @@ START_TEST(pinned_images_get_room_from_protected_ones)
     uint32_t n[32], pinned = 0;
 
     ck_assert_int_eq(ht_arena_new(32 << 20, NULL, evict, NULL, &a), 0);
-    for (int i = 0; i < 32; i++) {
-        n[i] = ht_arena_get(a, 1 << 20, 0, HT_NUMA_INDEX_ANY);
-        ht_arena_image(a, n[i])->owner = a;
-    }
+    take(a, n, 32);
     for (int i = 0; i < 20; i++)
         ht_arena_protect(a, n[i]);
     while (ht_arena_pin(a, n[31 - pinned]))
@@ -79,6 +84,26 @@ START_TEST(the_protected_set_gives_way_but_pins_have_all_of_it)
 }
 END_TEST
 
+/* The protected set is small for a while, as when gradients find no room beside it. */
+START_TEST(what_is_expected_has_its_room_again_when_the_set_grows)
+{
+    struct ht_arena *a;
+    uint32_t n[24], count = 0;
+
+    ck_assert_int_eq(ht_arena_new(32 << 20, NULL, evict, NULL, &a), 0);
+    take(a, n, 24);
+    ht_arena_set_protected_max(a, 4 << 20);
+    ht_arena_expect_waiting(a, 10 << 20);
+    ck_assert(!ht_arena_lacks_waiting_room(a) && !ht_arena_has_protected_room(a));
+    ht_arena_set_protected_max(a, 24 << 20);
+    for (; ht_arena_has_protected_room(a); count++)
+        ht_arena_protect(a, n[count]);
+    ck_assert_uint_eq(count, 14);
+    ht_arena_verify(a);
+    ht_arena_free(a);
+}
+END_TEST
+
 int main(void)
 {
     Suite *suite = suite_create("pinned");
@@ -86,6 +111,7 @@ int main(void)
 
     tcase_add_test(tc, pinned_images_get_room_from_protected_ones);
     tcase_add_test(tc, the_protected_set_gives_way_but_pins_have_all_of_it);
+    tcase_add_test(tc, what_is_expected_has_its_room_again_when_the_set_grows);
     suite_add_tcase(suite, tc);
     return run_all(suite);
 }

@@ -10,7 +10,7 @@
 #include "tiering/sys/mem.h"
 #include "tiering/cache/staging.h"
 
-enum { BUFS = 16, ALL = 12, CROWD = 8, CROWD_TAKES = 4, MANY_MAX = ALL, PATIENCE_S = 20 };
+enum { BUFS = 16, ALL = 12, CROWD = 8, CROWD_TAKES = 4, MANY_MAX = ALL, PATIENCE_S = 60 };
 
 static struct ht_staging *pool;
 

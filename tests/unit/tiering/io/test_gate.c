@@ -38,9 +38,10 @@ static struct ht_gate_stats figures(void)
     return st;
 }
 
+/* Writes, whose rate stays unknown: reads that a device does not answer for a second have a rate of nothing. */
 static struct ht_permit_request request(enum ht_gate_good good)
 {
-    return (struct ht_permit_request){.dev = dev, .direction = HT_DIRECTION_READ, .good = good, .bytes = HT_MIB};
+    return (struct ht_permit_request){.dev = dev, .direction = HT_DIRECTION_WRITE, .good = good, .bytes = HT_MIB};
 }
 
 /* As many permits as are given at once, at most 16; all go back. */

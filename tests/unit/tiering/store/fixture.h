@@ -147,8 +147,7 @@ static inline struct ht_obj_stat obj_stat(struct ht_obj *o)
 }
 
 /*
- * Sets so much of the log aside that it has no room for one transaction of so many bytes, but for half of that. The
- * store has threads: a thread that needs room waits for a checkpoint.
+ * Sets so much of the log aside that it has no room for one transaction of so many bytes, but for half of that.
  */
 static inline uint64_t crowd_log(size_t bytes)
 {

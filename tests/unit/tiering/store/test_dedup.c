@@ -697,8 +697,10 @@ START_TEST(a_pass_shares_thousands_of_pairs)
         put_all(o, i * SMALL, p + i * 4096, 4096);
     ck_assert_int_eq(ht_obj_sync(o), 0);
     ht_obj_put(o);
+    commit_ms = 3600000; /* until the next pass */
     mount_for_dedup(0, true);
     uint64_t transactions = stats().log.groups;
+    ht_store_reserves_complete(s);
     wait_for_shared((uint64_t)N * 4096);
     ck_assert_uint_le(figures().passes, 1); /* all in the first one */
     ck_assert_uint_lt(stats().log.groups - transactions, N / 8);

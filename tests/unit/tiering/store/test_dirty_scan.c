@@ -3,6 +3,10 @@
  * The commit timer's scan of shared memory: bounded each time, complete, and rare where
  * nothing changes. Its clock is the test's.
  */
+#include <pthread.h>
+#include <sched.h>
+#include <stdatomic.h>
+#include <stdlib.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
@@ -157,6 +161,46 @@ START_TEST(a_change_that_another_finds_ends_the_pause)
 }
 END_TEST
 
+static atomic_bool over;
+
+static void *scan_always(void *arg)
+{
+    while (!over)
+        ck_assert_int_eq(ht_obj_shm_scan(obj), 0);
+    return arg;
+}
+
+/*
+ * Each scan that finds no program with the memory gives the space of its stores back. The next program takes it again.
+ */
+START_TEST(a_program_that_may_store_has_space_whenever_a_scan_ends)
+{
+    unsigned rounds = getenv("HITRAIN_LONG") ? 2000 : 200;
+    pthread_t thread;
+
+    start(4096);
+    over = false;
+    ck_assert_int_eq(pthread_create(&thread, NULL, scan_always, NULL), 0);
+    for (unsigned i = 0; i < rounds; i++) {
+        ck_assert_int_eq(ht_obj_shm_expect_stores(obj), 0);
+        ht_store_lock(s);
+        ck_assert(obj->extra->may_be_dirty && obj->extra->rewrite_reserve_blocks && obj->extra->shm_reserve);
+        ht_store_unlock(s);
+        ht_obj_shm_expect_no_stores(obj);
+        for (bool dirty = true; dirty;) {
+            ht_store_lock(s);
+            dirty = obj->extra->may_be_dirty;
+            ht_store_unlock(s);
+            sched_yield(); /* the scan takes the lock */
+        }
+    }
+    over = true;
+    pthread_join(thread, NULL);
+    ht_obj_shm_close(obj);
+    end(4096);
+}
+END_TEST
+
 int main(void)
 {
     TCase *tc = tcase_create("dirty_scan");
@@ -167,5 +211,6 @@ int main(void)
     tcase_add_test(tc, what_is_back_is_looked_at_at_once_and_whole);
     tcase_add_test(tc, where_nothing_changes_looks_get_rare);
     tcase_add_test(tc, a_change_that_another_finds_ends_the_pause);
+    tcase_add_test(tc, a_program_that_may_store_has_space_whenever_a_scan_ends);
     return run_suite(tc);
 }

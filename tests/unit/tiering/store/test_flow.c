@@ -269,6 +269,46 @@ START_TEST(a_reader_gets_the_first_image_that_comes_free)
 }
 END_TEST
 
+/* All whole images are held, and a slot of small ones has room that the reader cannot use. */
+START_TEST(a_small_writer_needs_not_wait_for_a_reader_of_a_whole_image)
+{
+    pthread_t reader;
+
+    want = pattern(BUDGET, 10);
+    fresh(64, true);
+    struct ht_obj *held = object(HT_CHUNK_BYTES, 0), *small = object(SMALL, 0), *read = object(HT_CHUNK_BYTES, 0);
+    put_all(read, 0, want, MIB);
+    ck_assert_int_eq(ht_obj_sync(read), 0);
+    ht_obj_evict(read);
+    put_all(small, 0, want, SMALL);
+    put_all(held, 0, want, BUDGET - MIB);
+    ck_assert_int_eq(ht_obj_sync(small), 0);
+    ck_assert_int_eq(ht_obj_sync(held), 0);
+    hold(held, BUDGET / MIB - 1, true);
+    hold(small, 1, true);
+    ht_store_lock(s);
+    s->waits.patience_ns = UINT64_MAX;
+    ht_store_unlock(s);
+    ck_assert_int_eq(pthread_create(&reader, NULL, read_one, read), 0);
+    while (waiting(&s->waits.slot_readers) == 0)
+        sched_yield();
+    uint64_t waits = stats().room_waits;
+    struct writer w = {.o = small, .from = SMALL, .bytes = MIB, .piece = SMALL};
+    (void)write_all(&w);
+    ck_assert_uint_eq(stats().room_waits, waits);
+    ck_assert(!has_image(read));
+    hold(held, BUDGET / MIB - 1, false);
+    hold(small, 1, false);
+    pthread_join(reader, NULL);
+    expect(small, SMALL, want + SMALL, MIB - SMALL);
+    ht_obj_put(read);
+    ht_obj_put(small);
+    ht_obj_put(held);
+    done();
+    free(want);
+}
+END_TEST
+
 /* Writers have changed all images that they get, and the device stands still: a reader has one at once. */
 START_TEST(a_reader_needs_not_wait_for_what_writers_changed)
 {
@@ -416,6 +456,7 @@ int main(void)
     tcase_add_test(tc, what_was_begun_and_left_is_written_too);
     tcase_add_test(tc, a_reader_that_finds_no_room_has_writeback_make_more);
     tcase_add_test(tc, a_reader_gets_the_first_image_that_comes_free);
+    tcase_add_test(tc, a_small_writer_needs_not_wait_for_a_reader_of_a_whole_image);
     tcase_add_test(tc, a_reader_needs_not_wait_for_what_writers_changed);
     tcase_add_test(tc, a_reader_takes_an_image_of_the_working_set_if_no_other_comes);
     tcase_add_test(tc, what_is_deleted_may_be_let_go_of_beside_writing);

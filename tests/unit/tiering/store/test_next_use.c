@@ -93,7 +93,7 @@ END_TEST
 
 START_TEST(of_those_the_last_one_goes_first)
 {
-    static const unsigned after_s[] = {30, 400, 90};
+    static const unsigned after_s[] = {120, 500, 250};
     struct ht_obj *o[3], *scanned;
 
     begin(false);

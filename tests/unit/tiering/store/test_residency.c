@@ -153,6 +153,71 @@ START_TEST(updates_of_pinned_content_stay_in_memory)
 }
 END_TEST
 
+/* States of a MiB and a quarter: their ends share a slot, so that all states stay. */
+START_TEST(updates_keep_no_more_than_the_content_needs)
+{
+    enum { STATES = 4, END = MIB / 4 };
+    struct ht_obj *state[STATES];
+    uint8_t *p = pattern(MIB + END, 1);
+    bool staged;
+
+    fresh(128, false);
+    for (unsigned k = 0; k < STATES; k++) {
+        state[k] = object(HT_CHUNK_BYTES, 0);
+        put_all(state[k], 0, p, MIB + END);
+        ck_assert_int_eq(ht_obj_sync(state[k]), 0);
+        ht_obj_evict(state[k]);
+    }
+    for (unsigned pass = 0; pass < 2; pass++)
+        for (unsigned k = 0; k < STATES; k++)
+            for (uint64_t i = 0; i < 2; i++) {
+                update(state[k], i, &staged);
+                ck_assert(!staged);
+            }
+    ck_assert_uint_eq(stats().dram_used_bytes, STATES * (MIB + END));
+    ck_assert_uint_eq(stats().dram_protected_bytes, STATES * (MIB + END));
+    for (unsigned k = 0; k < STATES; k++) {
+        ck_assert_uint_eq(obj_stat(state[k]).resident_bytes, MIB + END);
+        ck_assert_uint_eq(obj_stat(state[k]).dirty_bytes, MIB + END);
+        expect(state[k], 0, p, MIB + END);
+        ht_obj_put(state[k]);
+    }
+    free(p);
+    done();
+}
+END_TEST
+
+/* The last image is as short as the content was. What the object has now is read, written and updated. */
+START_TEST(the_last_image_of_an_update_grows_with_its_object)
+{
+    enum { END = MIB / 4, SIZE = 3 * MIB };
+    uint8_t *p = calloc(1, SIZE);
+    bool staged;
+
+    fresh(128, false);
+    memset(p, 7, MIB + END);
+    for (unsigned write = 0; write < 2; write++) {
+        struct ht_obj *o = object(HT_CHUNK_BYTES, 0);
+        put_all(o, 0, p, MIB + END);
+        ck_assert_int_eq(ht_obj_sync(o), 0);
+        ht_obj_evict(o);
+        update(o, 1, &staged);
+        ck_assert(!staged);
+        ck_assert_int_eq(ht_obj_truncate(o, SIZE), 0);
+        if (write)
+            put_all(o, 2 * MIB - 4096, p, 4096);
+        memset(p + 2 * MIB - 4096, write ? 7 : 0, 4096);
+        update(o, 1, &staged);
+        ck_assert(staged == !write); /* it waits for no longer image while it holds chunks */
+        expect(o, 0, p, SIZE);
+        ht_store_verify(s, false);
+        ht_obj_put(o);
+    }
+    free(p);
+    done();
+}
+END_TEST
+
 START_TEST(a_pinned_image_that_grows_stays_pinned)
 {
     uint8_t *p = pattern(MIB, 1);
@@ -286,6 +351,8 @@ int main(void)
     tcase_add_test(tc, half_of_the_tier_can_be_pinned);
     tcase_add_test(tc, updates_leave_room_to_pinned_content);
     tcase_add_test(tc, updates_of_pinned_content_stay_in_memory);
+    tcase_add_test(tc, updates_keep_no_more_than_the_content_needs);
+    tcase_add_test(tc, the_last_image_of_an_update_grows_with_its_object);
     tcase_add_test(tc, a_pinned_image_that_grows_stays_pinned);
     tcase_add_test(tc, cold_content_leaves_first);
     tcase_add_test(tc, content_that_becomes_cold_is_protected_no_more);

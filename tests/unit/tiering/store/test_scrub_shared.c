@@ -216,6 +216,52 @@ START_TEST(a_run_that_stops_looks_for_no_other_owners)
 }
 END_TEST
 
+static int check_step(struct ht_obj *o, bool may_be_long, struct ht_suspect *x)
+{
+    *x = (struct ht_suspect){.obj = o, .scrub = 1, .stop = &stop, .repair = true, .may_be_long = may_be_long};
+    x->ring = ht_store_ring(s);
+    ht_store_lock(s);
+    ck_assert_int_eq(ht_ref_copy(&x->ref, &ht_chunk_find(o, 0)->pub), 0);
+    ht_store_unlock(s);
+    int rc = ht_suspect_check(x);
+    ht_ref_forget(&x->ref);
+    return rc;
+}
+
+/* The run has found no image of the bytes, and then an owner gets one: who else has them, a long step finds. */
+START_TEST(a_late_image_of_lost_bytes_waits_for_a_long_step)
+{
+    uint8_t *p = pattern(BIG, 1);
+    struct ht_obj *o = stored(p, BIG, 0), *late = clone_of(o, BIG, 0);
+    struct ht_suspect x;
+
+    ck_assert_int_eq(ht_store_commit(s), 0);
+    ht_obj_evict(o);
+    uint64_t place = place_of(p, BIG) + 1, free_bytes = stats().free_bytes;
+    damage(place);
+    stop = false;
+    ck_assert_int_eq(check_step(o, true, &x), HT_SUSPECT_BAD);
+    ck_assert_int_eq(x.repair_error, -ENODATA);
+    damage(place); /* the device has the right bytes again */
+    expect(late, 0, p, BIG);
+    damage(place);
+    ck_assert_int_eq(check_step(o, false, &x), HT_SUSPECT_BAD); /* it has none, and looks for none again */
+    ck_assert_uint_eq(x.walks, 0);
+    ck_assert_int_eq(check_step(late, false, &x), HT_SUSPECT_LONG);
+    ck_assert_uint_eq(x.walks, 0);
+    ck_assert_uint_eq(stats().free_bytes, free_bytes); /* nor is there a second place */
+    ck_assert_int_eq(check_step(late, true, &x), HT_SUSPECT_BAD);
+    ck_assert_int_eq(x.repair_error, 0);
+    ck_assert_uint_eq(x.walks, 1);
+    ck_assert(is_same_place(o, late));
+    ht_obj_evict(late);
+    expect(o, 0, p, BIG);
+    ht_obj_put(o);
+    ht_obj_put(late);
+    free(p);
+}
+END_TEST
+
 /* They follow each other in parts. */
 START_TEST(owners_of_bad_bytes_without_room_in_the_log_move_nevertheless)
 {
@@ -346,6 +392,7 @@ int main(void)
     tcase_add_test(tc, owners_of_lost_bytes_are_looked_for_once_in_a_run);
     tcase_add_test(tc, owners_of_bad_bytes_without_room_in_the_log_move_nevertheless);
     tcase_add_loop_test(tc, a_run_that_stops_looks_for_no_other_owners, 0, 2);
+    tcase_add_test(tc, a_late_image_of_lost_bytes_waits_for_a_long_step);
     tcase_add_test(tc, a_run_that_stops_asks_no_more_owners);
     tcase_add_loop_test(tc, a_run_beside_a_pool_of_threads_finds_each_once, 0, 2);
     return run_suite(tc);

@@ -34,7 +34,17 @@ static void end(void)
         ht_dev_close(devs[i]);
 }
 
-/* Shares of these quarters. What the tests move says nothing about the speed of memory, so they stay. */
+/*
+ * Linked in the place of what measures devices. In a second it has seen enough to replace the shares of a test, and a
+ * slow machine takes longer for that test.
+ */
+void __wrap_ht_shares_update(struct ht_store *store);
+void __wrap_ht_shares_update(struct ht_store *store)
+{
+    (void)store;
+}
+
+/* Shares of these quarters. */
 static void share(unsigned first, unsigned second)
 {
     const uint32_t shares[DEVICES] = {first * HT_PLACE_WHOLE / 4, second * HT_PLACE_WHOLE / 4};

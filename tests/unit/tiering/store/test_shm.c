@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Objects whose content others have as a file of memory. A mapping of that file plays the others. */
 #include "tests/support/dev.h"
+#include "tiering/object/chunk.h"
+#include "tiering/object/context.h"
 #include "tests/unit/tiering/store/fixture.h"
 
 #include <pthread.h>
@@ -511,6 +513,30 @@ START_TEST(back_and_out_again_reads_nothing)
 }
 END_TEST
 
+/* So opening it again waits for no thread, and the time hardly grows with the object. */
+START_TEST(back_and_out_again_takes_no_chunk)
+{
+    struct ht_chunk_watch watch;
+
+    start();
+    struct ht_obj *o = written(SIZE, 1, 0);
+    for (unsigned i = 0; i < 2; i++) {
+        ht_store_lock(s);
+        ht_chunk_watch_begin(&watch, o, 0);
+        ht_store_unlock(s);
+        open_shm(o);
+        ck_assert_int_eq(ht_obj_shm_expect_stores(o), 0);
+        ht_store_lock(s);
+        ht_chunk_watch_end(&watch);
+        ht_store_unlock(s);
+        ck_assert_int_eq(watch.taken, i == 0); /* at first they move into the file */
+        ht_obj_shm_close(o);
+    }
+    ht_obj_put(o);
+    done();
+}
+END_TEST
+
 /* More chunks than are read at once, holes and images among them, of an object that was cut short; reads that fail. */
 START_TEST(content_comes_from_devices)
 {
@@ -950,6 +976,7 @@ int main(void)
     tcase_add_test(tc, one_user_does_not_get_all_of_the_share);
     tcase_add_test(tc, memory_goes_to_who_wants_it_after_it_is_back);
     tcase_add_test(tc, back_and_out_again_reads_nothing);
+    tcase_add_test(tc, back_and_out_again_takes_no_chunk);
     tcase_add_test(tc, content_comes_from_devices);
     tcase_add_test(tc, what_cannot_be_opened_as_shm);
     tcase_add_test(tc, deleted_while_out);

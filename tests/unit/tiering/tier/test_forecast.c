@@ -303,6 +303,24 @@ START_TEST(what_has_room_needs_no_forecast)
 }
 END_TEST
 
+START_TEST(the_end_of_an_object_counts_what_it_takes)
+{
+    struct ht_forecast_part part;
+
+    for (uint32_t i = 0; i < OBJECTS; i++)
+        run[i].last_units = MIB / 2 / HT_RUN_UNIT;
+    ck_assert_int_eq(ht_forecast_make(&in, &f), 0);
+    ck_assert_ptr_null(f);
+    for (uint32_t i = 0; i < OBJECTS; i++)
+        run[i].last = 1;
+    run[1].object = 1; /* a second pass over the first chunk alone */
+    run[1].last = 0;
+    make();
+    for (uint32_t i = 0; ht_forecast_part(f, i, &part); i++)
+        ck_assert_uint_eq(part.bytes, part.offset ? MIB / 2 : MIB);
+}
+END_TEST
+
 static void set_no_object(void)
 {
     run[3].object = 0;
@@ -570,6 +588,7 @@ int main(void)
     tcase_add_test(tc, a_large_object_is_planned_by_chunks);
     tcase_add_test(tc, very_large_objects_are_planned_in_larger_parts);
     tcase_add_test(tc, what_has_room_needs_no_forecast);
+    tcase_add_test(tc, the_end_of_an_object_counts_what_it_takes);
     tcase_add_test(tc, a_pause_that_ends_early_makes_no_strangers);
     tcase_add_test(tc, reads_come_in_order_and_soon_enough);
     tcase_add_test(tc, only_a_plan_that_matches_reads);

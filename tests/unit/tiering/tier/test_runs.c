@@ -60,6 +60,27 @@ START_TEST(neighbours_make_a_run)
 }
 END_TEST
 
+/* Chunks of 1 MiB, the last one of 100 KiB; without a figure, a whole one. */
+START_TEST(a_run_knows_the_memory_of_its_last_chunk)
+{
+    struct ht_run_access a = {.object = 7, .now_ns = 1, .use = HT_PLAN_UPDATE, .chunk_shift = 20, .begins = true};
+
+    for (a.index = 0; a.index < 4; a.index++) {
+        a.bytes = a.index == 3 ? 100 << 10 : 1 << 20;
+        ht_runs_note(&r, &a);
+    }
+    a.index = 2;
+    a.begins = false;
+    ht_runs_note(&r, &a);
+    ck_assert_uint_eq(copy_all(), 1);
+    ck_assert_uint_eq(got[0].last, 3);
+    ck_assert_uint_eq(got[0].last_units, 2);
+    note(8, 0, HT_PLAN_READ, true);
+    ck_assert_uint_eq(copy_all(), 2);
+    ck_assert_uint_eq(got[1].last_units, 16);
+}
+END_TEST
+
 START_TEST(objects_and_uses_have_runs_of_their_own)
 {
     for (uint32_t i = 0; i < 10; i++) {
@@ -125,6 +146,7 @@ int main(void)
 
     tcase_add_checked_fixture(tc, begin, end);
     tcase_add_loop_test(tc, neighbours_make_a_run, 0, HT_ARRAY_SIZE(cases));
+    tcase_add_test(tc, a_run_knows_the_memory_of_its_last_chunk);
     tcase_add_test(tc, objects_and_uses_have_runs_of_their_own);
     tcase_add_test(tc, the_oldest_runs_make_room);
     tcase_add_test(tc, in_a_larger_ring_history_begins_anew);

@@ -341,6 +341,22 @@ START_TEST(a_commit_outside_of_roots_asks_for_scope_0)
 }
 END_TEST
 
+/* Without a thread for checkpoints, the one that it would wait for, it makes one itself and then gives up. */
+START_TEST(a_transaction_without_room_ends)
+{
+    enum { TRANSACTION = 32 << 10 };
+
+    fresh_with_log(32, HT_LOG_BYTES_MIN, _i);
+    uint64_t aside = crowd_log(TRANSACTION);
+    struct ht_tx *tx;
+    ck_assert_int_eq(ht_tx_begin(s, TRANSACTION, &tx), -ENOSPC);
+    ht_store_log_unreserve(s, aside);
+    ck_assert_int_eq(ht_tx_begin(s, TRANSACTION, &tx), 0);
+    ck_assert_int_eq(ht_tx_commit(tx, NULL), 0);
+    done();
+}
+END_TEST
+
 int main(void)
 {
     TCase *tc = tcase_create("commit");
@@ -354,5 +370,6 @@ int main(void)
     tcase_add_test(tc, a_commit_of_the_rest_leaves_derived_content_as_it_was);
     tcase_add_loop_test(tc, a_commit_of_the_rest_refuses_derived_content_that_was_changed, 0, 4);
     tcase_add_test(tc, a_commit_outside_of_roots_asks_for_scope_0);
+    tcase_add_loop_test(tc, a_transaction_without_room_ends, 0, 2);
     return run_suite(tc);
 }

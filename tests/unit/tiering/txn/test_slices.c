@@ -16,6 +16,8 @@
 
 #include "tiering/object/chunk.h"
 #include "tiering/object/context.h"
+#include "tiering/object/record_bytes.h"
+#include "tiering/object/scope.h"
 
 #include "tests/unit/tiering/store/fixture.h"
 #include "tiering/api/batch_pin.h"
@@ -23,9 +25,11 @@
 #include "tiering/api/scrub.h"
 #include "tiering/base/lock.h"
 #include "tiering/cache/arena.h"
+#include "tiering/io/gate.h"
 #include "tiering/data/chunk_io.h"
 #include "tiering/txn/keep.h"
 #include "tiering/txn/txn.h"
+#include "tiering/txn/txn_priv.h"
 #include "tiering/object/slice.h"
 #include "tiering/tier/next_use.h"
 
@@ -520,6 +524,55 @@ START_TEST(what_changes_while_it_is_published_is_not_lost)
 }
 END_TEST
 
+/*
+ * A publication in slices puts a second record for what changed meanwhile, as far as the transaction has room. When
+ * that is used, it holds the lock to its end: nothing more may change. Builds that check locks
+ * count the steps of a hold.
+ */
+START_TEST(a_publication_without_room_for_changes_is_in_one_piece)
+{
+    struct ht_tx *tx;
+
+    setup();
+    make_many();
+    size_t bytes = many_count * HT_OBJECT_RECORD_BYTES;
+    ck_assert_int_eq(ht_tx_begin(s, 2 * bytes, &tx), 0);
+    tx->again_bytes = bytes / 8;
+    tx->found_bytes = ht_scope_found_bytes(s, SCOPE) - tx->again_bytes - (_i ? 1 : 0);
+    begin();
+    ht_scope_publish(s, SCOPE, false, tx);
+    uint64_t steps = ht_lock_longest(HT_LOCK_STORE).steps;
+    if (steps)
+        ck_assert_msg(_i ? steps >= many_count : steps <= STEPS_MAX, "%llu steps", (unsigned long long)steps);
+    ck_assert_uint_le(tx->records.len, bytes + HT_OBJECT_RECORD_BYTES); /* one more has no content */
+    ck_assert_int_eq(ht_tx_commit(tx, NULL), 0);
+    delete_many();
+    ht_obj_put(obj);
+    ht_obj_put(hot);
+    done();
+}
+END_TEST
+
+START_TEST(a_size_that_changes_again_counts_again)
+{
+    struct ht_tx *tx;
+
+    setup();
+    fill(0, 1, 1); /* dirty, so it stays on the list of its scope */
+    ck_assert_int_eq(ht_tx_begin(s, CHUNK, &tx), 0);
+    ht_scope_publish(s, SCOPE, false, tx);
+    ck_assert_int_eq(ht_tx_commit(tx, NULL), 0);
+    uint64_t before = ht_scope_found_bytes(s, SCOPE);
+    for (unsigned i = 1; i <= 2; i++)
+        ck_assert_int_eq(ht_obj_truncate(obj, CHUNK + i), 0);
+    ck_assert_uint_eq(ht_scope_found_bytes(s, SCOPE) - before, HT_OBJECT_RECORD_BYTES);
+    commit();
+    ht_obj_put(obj);
+    ht_obj_put(hot);
+    done();
+}
+END_TEST
+
 enum { ROUNDS = 40, HOLD_NS = 1000000 };
 
 static _Atomic unsigned round_begun, round_cut, round_ended;
@@ -627,25 +680,51 @@ static void *take_lock_once(void *arg)
     return arg;
 }
 
-/* However busy the machine is, a rest takes no less. */
-START_TEST(a_loop_rests_for_a_thread_that_waits)
+static void *take_transaction_once(void *arg)
 {
-    struct ht_slice slice = HT_SLICE_RESTING;
+    ht_mutex_lock(&s->tx_lock);
+    ht_mutex_unlock(&s->tx_lock);
+    return arg;
+}
+
+static pthread_t start_waiter(void *(*waits)(void *arg), const struct ht_mutex *lock)
+{
     pthread_t waiter;
 
-    setup();
-    ht_store_lock(s);
-    ck_assert_int_eq(pthread_create(&waiter, NULL, take_lock_once, NULL), 0);
-    while (!ht_mutex_is_wanted(ht_store_mutex(s)))
+    ck_assert_int_eq(pthread_create(&waiter, NULL, waits, NULL), 0);
+    while (!ht_mutex_is_wanted(lock))
         sched_yield();
+    return waiter;
+}
+
+/* However busy the machine is, a rest takes no less. It is short if a thread waits for the end of the loop. */
+START_TEST(a_loop_rests_for_a_thread_that_waits)
+{
+    enum { URGENT, PLANNED, PLANNED_IN_A_TRANSACTION };
+    struct ht_slice slice = HT_SLICE_RESTING;
+    pthread_t waiter, other = 0;
+
+    setup();
+    enum ht_io_class was = ht_io_class_set(_i == URGENT ? HT_IO_URGENT : HT_IO_PLANNED);
+    if (_i == PLANNED_IN_A_TRANSACTION) {
+        ht_mutex_lock(&s->tx_lock);
+        other = start_waiter(take_transaction_once, &s->tx_lock);
+    }
+    ht_store_lock(s);
+    waiter = start_waiter(take_lock_once, ht_store_mutex(s));
     uint64_t began = ht_now_ns();
     slice.began_ns = began - HT_SLICE_NS;
     while (!slice.ended)
         ht_slice_next(s, &slice);
-    ck_assert_uint_ge(ht_now_ns() - began, slice.rest * HT_SLICE_NS);
-    ck_assert_uint_gt(slice.rest, 0);
+    ck_assert_uint_eq(slice.rested, _i == PLANNED ? HT_SLICE_LONG_REST : HT_SLICE_REST);
+    ck_assert_uint_ge(ht_now_ns() - began, slice.rested * HT_SLICE_NS);
     ht_store_unlock(s);
     pthread_join(waiter, NULL);
+    if (_i == PLANNED_IN_A_TRANSACTION) {
+        ht_mutex_unlock(&s->tx_lock);
+        pthread_join(other, NULL);
+    }
+    (void)ht_io_class_set(was);
     ht_obj_put(obj);
     ht_obj_put(hot);
     done();
@@ -779,9 +858,11 @@ int main(void)
     tcase_add_test(tc, a_copy_that_begins_again_gives_its_log_bytes_back);
     tcase_add_loop_test(tc, a_held_chunk_keeps_its_log_bytes, 0, 2);
     tcase_add_test(tc, a_watch_sees_who_takes_a_later_chunk_of_its_object);
-    tcase_add_test(tc, a_loop_rests_for_a_thread_that_waits);
+    tcase_add_loop_test(tc, a_loop_rests_for_a_thread_that_waits, 0, 3);
     tcase_add_test(tc, a_truncation_waits_for_a_chunk_that_it_has_passed);
     tcase_add_test(tc, what_changes_while_it_is_published_is_not_lost);
+    tcase_add_loop_test(tc, a_publication_without_room_for_changes_is_in_one_piece, 0, 2);
+    tcase_add_test(tc, a_size_that_changes_again_counts_again);
     tcase_add_loop_test(tc, a_commit_has_all_objects_as_at_one_moment, 0, 20);
     return run_suite(tc);
 }

@@ -1,0 +1,169 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* test_rewrite_reserve.c - in a full store an object with a rewrite reserve can be rewritten, in any order. */
+#include <check.h>
+#include <pthread.h>
+#include <unistd.h>
+
+#include "tests/support/dev.h"
+#include "tests/support/memory.h"
+#include "tiering/data/write_batch.h"
+#include "tiering/object/context.h"
+#include "tiering/object/object.h"
+#include "tests/unit/tiering/store/fixture.h"
+
+enum { CHUNKS = 12, CHUNK_BLOCKS = HT_CHUNK_BYTES / HT_BLOCK_BYTES, WAIT_MS_MAX = 60000 };
+
+static struct ht_obj *o, *filler;
+static uint8_t *p;
+
+/* The object is published and has its reserve; all other space is taken. */
+static void fill(bool threads)
+{
+    fresh(40, threads);
+    o = object(HT_CHUNK_BYTES, 9);
+    filler = object(HT_CHUNK_BYTES, 0);
+    p = pattern(CHUNKS * MIB + 3, 8);
+    put_all(o, 0, p, CHUNKS * MIB);
+    ck_assert_int_eq(ht_obj_sync(o), 0);
+    ck_assert_int_eq(ht_obj_rewrite_reserve(o, CHUNKS * MIB), 0);
+    while (ht_obj_write(filler, ht_obj_size(filler), p, MIB) > 0)
+        ;
+    ck_assert_int_eq(ht_obj_sync(filler), 0);
+    ck_assert_uint_lt(stats().available_bytes, MIB);
+}
+
+static void empty(void)
+{
+    ht_obj_put(o);
+    ht_obj_put(filler);
+    free(p);
+    done();
+}
+
+static uint64_t reserve_left(void)
+{
+    ht_store_lock(s);
+    uint64_t left = o->extra->rewrite_reserve_left;
+    ht_store_unlock(s);
+    return left;
+}
+
+/* The first chunk's second copy borrows the space of another one, which gets it back when that copy is written. */
+START_TEST(a_chunk_that_is_written_twice_leaves_the_others_their_space)
+{
+    fill(false);
+    for (int step = 1; step <= 3; step++) {
+        put_all(o, 0, p, MIB);
+        ck_assert_int_eq(ht_scope_writeback(s, 9), 0);
+        put_all(o, 0, p + step, CHUNKS * MIB);
+        ck_assert_int_eq(ht_scope_writeback(s, 9), 0);
+        expect(o, 0, p + step, CHUNKS * MIB);
+        ck_assert_int_eq(ht_obj_sync(o), 0);
+        ck_assert_uint_eq(reserve_left(), CHUNKS * CHUNK_BLOCKS);
+    }
+    empty();
+}
+END_TEST
+
+struct update {
+    uint64_t index;
+    bool staged;
+    _Atomic bool over;
+    int rc;
+};
+
+/* A pin belongs to the thread that begins it. */
+static void *update_main(void *arg)
+{
+    struct update *u = arg;
+    struct ht_batch_pin l = {
+        .store = s, .count = 1, .chunk[0] = {.obj = o, .index = u->index, .mode = HT_BATCH_PIN_OVERWRITE}};
+
+    u->rc = ht_batch_pin_begin(&l);
+    u->rc = u->rc ? u->rc : ht_batch_pin_wait(&l);
+    if (u->rc)
+        return NULL;
+    u->staged = l.chunk[0].staged;
+    memcpy(l.chunk[0].data, p + u->index * MIB + 1, MIB);
+    ht_batch_pin_end(&l, 1);
+    u->rc = ht_batch_pin_finish(&l);
+    u->over = true;
+    return NULL;
+}
+
+/* Its image is written, and no other. */
+static void *clean_main(void *arg)
+{
+    struct update *u = arg;
+
+    ht_obj_clean(o, u->index, u->index + 1);
+    u->over = true;
+    return NULL;
+}
+
+static bool waits(const struct update *u)
+{
+    unsigned waiters = 0;
+
+    for (unsigned ms = 0; ms < WAIT_MS_MAX && !waiters && !u->over; ms++) {
+        usleep(1000);
+        ht_store_lock(s);
+        waiters = s->waits.reserve_waiters;
+        ht_store_unlock(s);
+    }
+    return waiters == 1;
+}
+
+/*
+ * A thread writes the first chunk a second time, and the device does not answer. Meanwhile the last chunk needs its
+ * space: its image is written back, or an update without an image ends (staged).
+ */
+START_TEST(a_thread_waits_for_space_that_another_one_has_borrowed)
+{
+    bool staged = _i;
+    const uint64_t last = CHUNKS - 1;
+    struct update first = {.index = 0}, u = {.index = last};
+    pthread_t thread[2];
+
+    fill(true);
+    put_all(o, 0, p + 1, last * MIB);
+    ck_assert_int_eq(ht_scope_writeback(s, 9), 0);
+    ck_assert_uint_eq(reserve_left(), CHUNK_BLOCKS);
+    if (staged)
+        ht_obj_set_residency(o, HT_RESIDENCY_COLD);
+    dev_stall_at(dev, HT_IO_WRITE, 1); /* the writeback engine may be quicker */
+    put_all(o, 0, p + 2, MIB);
+    ck_assert_int_eq(pthread_create(&thread[0], NULL, clean_main, &first), 0);
+    for (unsigned ms = 0; ms < WAIT_MS_MAX && (reserve_left() || !dev_is_stalled(dev)); ms++)
+        usleep(1000);
+    ck_assert_uint_eq(reserve_left(), 0);
+    ck_assert_uint_lt(stats().available_bytes, MIB);
+    if (!staged)
+        put_all(o, last * MIB, p + last * MIB + 1, MIB);
+    ck_assert_int_eq(pthread_create(&thread[1], NULL, staged ? update_main : clean_main, &u), 0);
+    bool waited = waits(&u);
+    dev_stall(dev, false);
+    pthread_join(thread[0], NULL);
+    pthread_join(thread[1], NULL);
+    ck_assert_int_eq(u.rc, 0);
+    ck_assert_uint_eq(u.staged, staged);
+    ck_assert(waited);
+    ck_assert_int_eq(ht_scope_writeback(s, 9), 0);
+    expect(o, 0, p + 2, MIB);
+    expect(o, MIB, p + MIB + 1, (CHUNKS - 1) * MIB);
+    ck_assert_int_eq(ht_obj_sync(o), 0);
+    ck_assert_uint_eq(reserve_left(), CHUNKS * CHUNK_BLOCKS);
+    empty();
+}
+END_TEST
+
+int main(void)
+{
+    TCase *tc = tcase_create("rewrite reserve");
+
+    memory_keep(true);
+    tcase_set_timeout(tc, 300);
+    tcase_add_test(tc, a_chunk_that_is_written_twice_leaves_the_others_their_space);
+    tcase_add_loop_test(tc, a_thread_waits_for_space_that_another_one_has_borrowed, 0, 2);
+    return run_suite(tc);
+}
