@@ -32,12 +32,14 @@
 
 struct ht_optim;
 struct ht_grad;
+struct ht_quota_user; /* tiering/base/quota.h */
 
 /* ------------------------------------------------------------------- life */
 
 /* The file of a parameter has a name; has none, but is in use; is deleted, perhaps pending. */
 enum ht_optim_file { HT_OPTIM_FILE_NAMED, HT_OPTIM_FILE_UNLINKED, HT_OPTIM_FILE_DELETED };
 
+struct ht_optim_sections; /* optim/rules/sections.h */
 struct ht_optim_hooks {
     void *ctx;
     /* The object's bytes [off, off+len) changed or are about to: drop cached copies. May block; no lock held. */
@@ -48,11 +50,12 @@ struct ht_optim_hooks {
     enum ht_optim_file (*file)(void *ctx, uint64_t oid);
     /*
      * The words of a parameter: those of base, amended by its own and those of directories above it, as they were when
-     * change number as_of was the last (UINT64_MAX: now). -EINVAL with the reason in err:
-     * together they make no sense. May be NULL.
+     * change number as_of was the last (UINT64_MAX: now). sections: empty, and gets those of its own, which the caller
+     * frees, also after an error; NULL: they are not asked for. -EINVAL with the reason in err: together they make no
+     * sense. May be NULL.
      */
     int (*override)(void *ctx, uint64_t oid, uint64_t as_of, const struct ht_optim_config *base,
-                    struct ht_optim_config *out, char err[HT_OPTIM_ERROR_MAX]);
+                    struct ht_optim_config *out, struct ht_optim_sections *sections, char err[HT_OPTIM_ERROR_MAX]);
     /* Names and attributes were taken back, by no request: drop cached copies. May block. May be NULL. */
     void (*taken_back)(void *ctx);
     /* An abort computes logged steps of the root again, which may take long. May be NULL. */
@@ -186,9 +189,10 @@ typedef bool (*ht_grad_part_fn)(const void *ctx, uint64_t off);
 void ht_grad_set_part(struct ht_grad *g, ht_grad_part_fn has, const void *ctx);
 /*
  * Right after it was opened: ht_grad_discard drops exactly what this opener wrote. Otherwise it drops what lies between
- * its first and its last byte, too, whoever wrote it.
+ * its first and its last byte, too, whoever wrote it. The memory for that is a part of its user's, and
+ * writes are -EDQUOT where the user has too little. The optimizer's lock guards user, which outlives g.
  */
-void ht_grad_keep_account(struct ht_grad *g);
+void ht_grad_keep_account(struct ht_grad *g, struct ht_quota_user *user);
 /*
  * Bytes of the gradient at off. -EINVAL beyond the parameter; -EBUSY for elements already queued in this step
  * (accumulate=S: all S times; before that it waits until the one before has been added). WAITS.
@@ -202,7 +206,7 @@ ssize_t ht_grad_try_write(struct ht_grad *g, uint64_t off, const void *buf, size
  * flush, a larger one at once.
  */
 int ht_grad_set_size(struct ht_grad *g, uint64_t bytes) HT_MUST_CHECK;
-/* Nothing was ever written by this opener. */
+/* This opener never wrote anything, and no write of it was refused. */
 bool ht_grad_unused(struct ht_grad *g);
 /* Bytes that were written and are not consumed yet; zeros elsewhere. */
 ssize_t ht_grad_read(struct ht_grad *g, uint64_t off, void *buf, size_t len) HT_MUST_CHECK;
@@ -318,7 +322,8 @@ struct ht_optim_redo_check {
     bool (*is_other)(void *ctx, uint64_t oid);
     int (*report)(void *ctx, uint64_t root, uint64_t step, const char *why);
     void *ctx;
-    uint64_t steps, coded; /* out: those that it would compute again; of these, summaries of HT_REDO_VERSION_CODED */
+    uint64_t steps;           /* out: those that it would compute again */
+    uint64_t coded, sections; /* out: of these, summaries of HT_REDO_VERSION_CODED and HT_REDO_VERSION_SECTIONS */
 };
 int ht_optim_redo_check(struct ht_optim *o, struct ht_optim_redo_check *check) HT_MUST_CHECK;
 /* For fsck: forgets the last logged step without a record, if its number is at least step. Its object; 0: none. */
@@ -455,7 +460,7 @@ int ht_optim_rollback_by(struct ht_optim *o, uint64_t root, const struct ht_roll
 struct ht_decision {
     uint64_t root, oid;
     uint8_t grad_dtype; /* that of the parameter's gradients */
-    uint8_t bytes[72];  /* struct ht_disk_redo_param; its object does not count */
+    uint8_t bytes[72];  /* struct ht_disk_redo_param, or struct ht_disk_redo_section; its object does not count */
 };
 int ht_optim_decide(struct ht_optim *o, const struct ht_decision *d, struct ht_optim_steer *by) HT_MUST_CHECK;
 /* The verdict alone: whether such a command would be refused now. */

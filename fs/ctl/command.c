@@ -53,12 +53,7 @@ static int prefetch_or_evict(struct ht_ctl *c, uint64_t ino, bool prefetch)
 
     if (rc)
         return rc;
-    if (prefetch) {
-        rc = ht_ctl_prefetch(c, ino, obj);
-    } else {
-        rc = ht_obj_writeback(obj);
-        ht_obj_evict(obj);
-    }
+    rc = prefetch ? ht_ctl_prefetch(c, ino, obj) : ht_ctl_evict(c, ino, obj);
     ht_ns_close(c->ns, ino);
     return rc;
 }

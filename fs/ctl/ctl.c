@@ -92,9 +92,9 @@ static enum ht_optim_file hook_file(void *ctx, uint64_t oid)
 }
 
 static int hook_override(void *ctx, uint64_t oid, uint64_t as_of, const struct ht_optim_config *base,
-                         struct ht_optim_config *out, char err[HT_OPTIM_ERROR_MAX])
+                         struct ht_optim_config *out, struct ht_optim_sections *sections, char err[HT_OPTIM_ERROR_MAX])
 {
-    return ht_override_of(ctx, oid, as_of, base, out, err);
+    return ht_override_of(ctx, oid, as_of, base, out, sections, err);
 }
 
 static void hook_taken_back(void *ctx)
@@ -162,6 +162,17 @@ int ht_ctl_prefetch(struct ht_ctl *c, uint64_t ino, struct ht_obj *obj)
     return rc;
 }
 
+int ht_ctl_evict(struct ht_ctl *c, uint64_t ino, struct ht_obj *obj)
+{
+    const struct ht_ctl_cache *cache = c->cache;
+
+    if (cache)
+        cache->rest(cache->ctx, ino);
+    int rc = ht_obj_writeback(obj);
+    ht_obj_evict(obj);
+    return rc;
+}
+
 /* -------------------------------------------------------------------- life */
 
 int ht_ctl_new(struct ht_store *s, struct ht_ctl **out)
@@ -178,6 +189,7 @@ int ht_ctl_new(struct ht_store *s, struct ht_ctl **out)
     HT_UNSHARED(HT_LOCK_CTL);
     ht_list_init(&c->shards.lists);
     ht_list_init(&c->gathers.users);
+    c->gathers.members.max = HT_GATHER_MEMBERS_OF_ALL_MAX;
     ht_mutex_init(&c->lock, HT_LOCK_CTL);
     ht_mutex_init(&c->root_lock, HT_LOCK_ROOTS);
     ht_rwlock_init(&c->words_lock, HT_LOCK_WORDS);

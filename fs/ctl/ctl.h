@@ -50,6 +50,8 @@ struct ht_ctl_cache {
     struct ht_obj *(*mapped)(void *ctx, uint64_t gradient);
     /* Prefetches a file's content to the place of its next opener. False: that is the store's own memory. WAITS. */
     bool (*bring)(void *ctx, uint64_t ino, struct ht_obj *obj);
+    /* A file that no program has any more need not be ready for its next opener. */
+    void (*rest)(void *ctx, uint64_t ino);
     /* Requests of this model root that nobody wants any more need not wait: a replay of logged steps begins. */
     void (*replay_begins)(void *ctx, uint64_t root);
 };

@@ -9,6 +9,7 @@
 #include "tiering/base/idtable.h"
 #include "tiering/base/list.h"
 #include "tiering/base/lock.h"
+#include "tiering/base/quota.h"
 #include "tiering/base/event.h"
 #include "tiering/api/object.h"
 #include "tiering/api/background.h"
@@ -66,14 +67,14 @@ struct ht_ctl {
         } shards; /* shard.c */
         struct {
             struct ht_list users; /* with open files */
-            uint32_t members;     /* of all */
-            uint32_t of_users;    /* of users other than root */
-        } gathers;                /* gather.c */
+            struct ht_quota members;
+        } gathers; /* gather.c */
     };
     _Atomic unsigned last_errors; /* that are there; changes under lock */
 
     struct ht_digests *digests; /* digest.c; NULL before the start */
     struct ht_event_log *events;
+    uint64_t event_patience_ns; /* an open of .hitrain/events waits so long for names of earlier events */
     pthread_t event_thread;
     struct ht_line_quota lines[HT_EVENT_CODES]; /* of that thread */
     struct ht_mutex name_lock;                  /* above names and optimizer */
@@ -85,6 +86,7 @@ struct ht_ctl {
     struct ht_rwlock words_lock;      /* override.c; guards the fields below */
     struct ht_id_table earlier_words; /* by inode */
     struct ht_list earlier_roots;     /* the same, by model root and by change */
+    size_t earlier_bytes;             /* of their texts */
 };
 
 HT_MUTEX_OF(ht_ctl_lock, struct ht_ctl, lock, HT_LOCK_CTL)
@@ -125,6 +127,8 @@ void ht_ctl_unlink(struct ht_ctl *c, struct ht_list *link);
 void ht_ctl_drop_stale(struct ht_ctl *c);
 /* A file's content into memory, where its next opener will look for it. WAITS. */
 int ht_ctl_prefetch(struct ht_ctl *c, uint64_t ino, struct ht_obj *obj) HT_MUST_CHECK;
+/* Out of memory, unless a program has it mapped. WAITS. */
+int ht_ctl_evict(struct ht_ctl *c, uint64_t ino, struct ht_obj *obj) HT_MUST_CHECK;
 /* Parameter: its description, with the content kept until ht_ns_close(ns, ino). -EINVAL: no float dtype, or no root. */
 int ht_ctl_describe(struct ht_ctl *c, uint64_t ino, struct ht_param_desc *out) HT_MUST_CHECK;
 
@@ -141,7 +145,8 @@ int ht_optimizer_read(struct ht_ctl *c, uint64_t ino, struct ht_optim_config *ou
  * optimizer. text NULL in the others: without the word.
  */
 int ht_override_of(struct ht_ctl *c, uint64_t ino, uint64_t as_of, const struct ht_optim_config *base,
-                   struct ht_optim_config *out, char err[HT_OPTIM_ERROR_MAX]) HT_MUST_CHECK;
+                   struct ht_optim_config *out, struct ht_optim_sections *sections,
+                   char err[HT_OPTIM_ERROR_MAX]) HT_MUST_CHECK;
 /*
  * May ino, below root, have this text? -EINVAL: it is senseless there; -EBUSY: state of another rule; with err. Under
  * root_lock.

@@ -43,7 +43,7 @@ int ht_event_log_new(unsigned entries, struct ht_event_log **out)
     l->entries = entries;
     ht_mutex_init(&l->lock, HT_LOCK_EVENT_LOG);
     ht_cond_init(&l->more);
-    pthread_cond_init(&l->named, NULL);
+    ht_cond_init(&l->named);
     *out = l;
     return 0;
 }
@@ -220,6 +220,15 @@ bool ht_event_log_wait(struct ht_event_log *l)
     }
     ht_mutex_unlock(log_lock(l));
     return work;
+}
+
+void ht_event_log_settle(struct ht_event_log *l, uint64_t until_ns)
+{
+    ht_mutex_lock(log_lock(l));
+    for (uint64_t last = l->last; l->visible < last && !l->stopped;)
+        if (ht_cond_wait_until(&l->named, log_lock(l), until_ns))
+            break;
+    ht_mutex_unlock(log_lock(l));
 }
 
 void ht_event_log_drain(struct ht_event_log *l)

@@ -10,6 +10,8 @@
 
 #include "tiering/base/json.h"
 
+#define PATIENCE_NS UINT64_C(1000000000)
+
 /* ------------------------------------------------------------------ naming */
 
 void ht_ctl_find_path(struct ht_ctl *c, uint64_t id, char path[HT_EVENT_PATH_BYTES])
@@ -100,6 +102,7 @@ int ht_events_start(struct ht_ctl *c)
 {
     int rc = ht_event_log_new(HT_EVENT_ENTRIES, &c->events);
 
+    c->event_patience_ns = PATIENCE_NS;
     if (rc)
         return rc;
     rc = pthread_create(&c->event_thread, NULL, name_and_report, c);
@@ -173,5 +176,6 @@ static bool next_line(void *ctx, uint64_t *after, FILE *to)
 
 int ht_event_feed_open(struct ht_ctl *c, struct ht_feed **out)
 {
+    ht_event_log_settle(c->events, ht_now_ns() + c->event_patience_ns);
     return ht_feed_open(next_line, NULL, c->events, out);
 }

@@ -18,6 +18,10 @@ int ht_events_start(struct ht_ctl *c) HT_MUST_CHECK;
 /* Logs the remaining events; from then on events are messages only. */
 void ht_events_stop(struct ht_ctl *c);
 
+/*
+ * The reader sees all events that were raised before: the events thread names these first. If that takes long, as in a
+ * mount that hangs, they come later.
+ */
 int ht_event_feed_open(struct ht_ctl *c, struct ht_feed **out) HT_MUST_CHECK;
 
 /*

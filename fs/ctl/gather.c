@@ -16,13 +16,15 @@ struct member {
     struct ht_grad *grad;                   /* NULL: the file is open for reading only */
 };
 
-/* What one user has: files that are open, and members of all these. */
+/* What one user has: files that are open, members of all these, and memory of their accounts. */
 struct ht_gather_user {
     struct ht_list link; /* in ctl.gathers.users */
-    uint32_t uid;
+    uint32_t group;      /* ht_quota_group */
     HT_GUARDED_BY(HT_LOCK_CTL) struct {
-        uint32_t files, members;
+        uint32_t files;
+        struct ht_quota_user members;
     };
+    struct ht_quota_user account; /* the optimizer's lock guards its count */
 };
 
 struct ht_gather {
@@ -40,27 +42,38 @@ HT_MUTEX_OF(gather_lock, struct ht_gather, lock, HT_LOCK_CTL_SESSION)
 /* ------------------------------------------------------------------- users */
 
 /* NULL: there is none yet. */
-static struct ht_gather_user *find_user(struct ht_ctl *c, uint32_t uid) HT_REQUIRES(HT_LOCK_CTL)
+static struct ht_gather_user *find_user(struct ht_ctl *c, uint32_t group, enum ht_quota_kind kind)
+    HT_REQUIRES(HT_LOCK_CTL)
 {
     ht_list_for_each(pos, &c->gathers.users) {
         struct ht_gather_user *u = ht_list_entry(pos, struct ht_gather_user, link);
-        if (u->uid == uid)
+        if (u->group == group && u->members.kind == kind)
             return u;
     }
     return NULL;
 }
 
+static enum ht_quota_kind kind_of(struct ht_ctl *c, const struct ht_caller *caller)
+{
+    if (!caller->cred.uid)
+        return HT_QUOTA_ROOT;
+    return ht_ctl_owner(c, HT_NS_ROOT_INO, caller) ? HT_QUOTA_OTHERS : HT_QUOTA_OWNER;
+}
+
 /* One more open file of this user. NULL: no memory. */
-static struct ht_gather_user *enter_user(struct ht_ctl *c, uint32_t uid)
+static struct ht_gather_user *enter_user(struct ht_ctl *c, const struct ht_caller *caller)
 {
     struct ht_gather_user *fresh = calloc(1, sizeof(*fresh)), *u;
+    uint32_t group = ht_quota_group(caller->cred.uid);
+    enum ht_quota_kind kind = kind_of(c, caller);
 
     ht_mutex_lock(ht_ctl_lock(c));
-    u = find_user(c, uid);
+    u = find_user(c, group, kind);
     if (!u && fresh) {
         u = fresh;
         fresh = NULL;
-        u->uid = uid;
+        u->group = group;
+        u->members.kind = u->account.kind = kind;
         ht_list_add_tail(&c->gathers.users, &u->link);
     }
     if (u)
@@ -81,35 +94,25 @@ static void leave_user(struct ht_ctl *c, struct ht_gather_user *u)
         free(u);
 }
 
-/* More members of this user. -ENOMEM: so many are not left. -EDQUOT: root's, or others', would be too few. */
+/* More members of this user. -ENOMEM: so many are not left. -EDQUOT: not for this user. */
 static int may_take(const struct ht_gather *g, uint32_t count) HT_REQUIRES(HT_LOCK_CTL)
 {
-    uint32_t all = g->ctl->gathers.members, left = HT_GATHER_MEMBERS_OF_ALL_MAX - all;
+    const struct ht_quota *q = &g->ctl->gathers.members;
 
-    if (count > left)
+    if (count > q->max - ht_quota_taken(q))
         return -ENOMEM;
-    if (!g->user->uid)
-        return 0;
-    return g->user->members + count > left - count || g->ctl->gathers.of_users + count > HT_GATHER_MEMBERS_OF_USERS_MAX
-        ? -EDQUOT
-        : 0;
+    return count > ht_quota_room(q, &g->user->members) ? -EDQUOT : 0;
 }
 
-/*
- * A member costs a client nothing and the daemon some memory, so all together have a limit. A user other than root
- * has at most as many as are left for others, and all such users leave some to root.
- */
+/* A member costs a client nothing and the daemon some memory, so all together have a limit. */
 static int take_members(struct ht_gather *g, uint32_t count)
 {
     struct ht_ctl *c = g->ctl;
 
     ht_mutex_lock(ht_ctl_lock(c));
     int rc = may_take(g, count);
-    if (!rc) {
-        g->user->members += count;
-        c->gathers.members += count;
-        c->gathers.of_users += g->user->uid ? count : 0;
-    }
+    if (!rc)
+        ht_quota_set(&c->gathers.members, &g->user->members, g->user->members.taken + count);
     ht_mutex_unlock(ht_ctl_lock(c));
     return rc;
 }
@@ -117,21 +120,19 @@ static int take_members(struct ht_gather *g, uint32_t count)
 static void give_members(struct ht_gather *g, uint32_t count)
 {
     ht_mutex_lock(ht_ctl_lock(g->ctl));
-    g->user->members -= count;
-    g->ctl->gathers.members -= count;
-    g->ctl->gathers.of_users -= g->user->uid ? count : 0;
+    ht_quota_set(&g->ctl->gathers.members, &g->user->members, g->user->members.taken - count);
     ht_mutex_unlock(ht_ctl_lock(g->ctl));
 }
 
 /* -------------------------------------------------------------------- life */
 
-int ht_gather_new(struct ht_ctl *c, uint64_t root, int flags, uint32_t uid, struct ht_gather **out)
+int ht_gather_new(struct ht_ctl *c, uint64_t root, int flags, const struct ht_caller *caller, struct ht_gather **out)
 {
     struct ht_gather *g = calloc(1, sizeof(*g));
     int mode = flags & O_ACCMODE;
 
     if (g)
-        g->user = enter_user(c, uid);
+        g->user = enter_user(c, caller);
     if (!g || !g->user) {
         free(g);
         return -ENOMEM;
@@ -187,7 +188,7 @@ static int open_described(struct ht_gather *g, const struct ht_param_desc *d, st
         return 0;
     int rc = ht_grad_open(g->ctl->optim, d, &m->grad);
     if (!rc)
-        ht_grad_keep_account(m->grad); /* a close drops nothing of other writers */
+        ht_grad_keep_account(m->grad, &g->user->account); /* a close drops nothing of other writers */
     return rc;
 }
 

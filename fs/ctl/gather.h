@@ -8,8 +8,8 @@
  * step by `apply`, and nothing else; those that wait for it when the file is closed are dropped. Bytes of other writers
  * stay.
  *
- * The members of all open files have a limit. A user other than root has at most as many as are left for others, so no
- * user takes all. A file counts for the user that opened it.
+ * The members of all open files have a limit, and so has the memory for bytes that wait for `apply`. Of both a
+ * user has a part (tiering/base/quota.h), so no user takes all. A file counts for the user that opened it.
  *
  * One lock for each open file, while members join it; it is held over no wait. Reads and writes take no lock here.
  */
@@ -19,7 +19,8 @@
 #include "fs/ctl/ctl.h"
 
 struct ht_gather;
-int ht_gather_new(struct ht_ctl *c, uint64_t root, int flags, uint32_t uid, struct ht_gather **out) HT_MUST_CHECK;
+int ht_gather_new(struct ht_ctl *c, uint64_t root, int flags, const struct ht_caller *caller,
+                  struct ht_gather **out) HT_MUST_CHECK;
 /* No other call is in progress. */
 void ht_gather_free(struct ht_gather *g);
 /*

@@ -223,7 +223,7 @@ static int open_kind(struct ht_hidden_file *f, const struct ht_caller *caller)
     case HT_HIDDEN_REDO:
         return open_redo(f);
     case HT_HIDDEN_GATHER:
-        return ht_gather_new(f->ctl, ht_hidden_base(f->ino), f->flags, caller->cred.uid, &f->gather);
+        return ht_gather_new(f->ctl, ht_hidden_base(f->ino), f->flags, caller, &f->gather);
     case HT_HIDDEN_SHARD_PARAM:
     case HT_HIDDEN_SHARD_GRAD:
     case HT_HIDDEN_SHARD_STATE:

@@ -7,6 +7,7 @@
  * below a root it is also in that of the root, where a trainer looks.
  */
 #include "fs/ctl/ctl_priv.h"
+#include "optim/rules/sections.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -172,16 +173,33 @@ static int set_override(struct ht_ctl *c, uint64_t root, uint64_t ino, const cha
     return rc;
 }
 
+/* Of a root, or of something outside of models. */
+static int parse_own(const char *text, bool dir, struct ht_optim_config *out, char err[HT_OPTIM_ERROR_MAX])
+{
+    size_t len = strlen(text), first = ht_optim_sections_at(text, len), own = dir ? len : first;
+    struct ht_optim_sections sections;
+    int rc = ht_optim_config_parse(text, own, out, err);
+
+    if (dir && first < len)
+        snprintf(err, HT_OPTIM_ERROR_MAX, "only a file has words for ranges of elements");
+    if (rc && own < len && ht_optim_sections_alone(text, own))
+        snprintf(err, HT_OPTIM_ERROR_MAX,
+                 "outside of a model ranges of elements follow a rule, as in adamw lr=0.1 0:32 lr=0.01");
+    if (rc || own == len)
+        return rc;
+    rc = ht_optim_sections_parse(text + own, len - own, out, &sections, err);
+    ht_optim_sections_free(&sections);
+    return rc;
+}
+
 static int set_own(struct ht_ctl *c, uint64_t ino, const struct ht_ns_tensor *t, bool dir, const char *text, int flags,
                    const struct ht_caller *caller)
 {
     struct ht_optim_config config;
     char err[HT_OPTIM_ERROR_MAX];
 
-    if (ht_optim_config_parse(text, strlen(text), &config, err)) {
-        refuse_text(c, ino, err);
-        return -EINVAL;
-    }
+    if (parse_own(text, dir, &config, err))
+        return refuse_text(c, ino, err);
     if (!dir)
         return ht_ns_setxattr(c->ns, ino, word, text, strlen(text), flags);
     return t->is_root ? change_root(c, ino, text, &config) : make_root(c, ino, text, &config, caller);
@@ -204,27 +222,38 @@ static int set_locked(struct ht_ctl *c, uint64_t ino, bool dir, const char *text
     return rc;
 }
 
+/* The text of a file may have many ranges of elements. */
+static int refuse_value(struct ht_ctl *c, uint64_t ino, mode_t mode, const char *value, size_t len)
+{
+    if (!S_ISDIR(mode) && !S_ISREG(mode))
+        return refuse_text(c, ino, "only directories and regular files can carry one");
+    if (len >= HT_OPTIM_CONFIG_TEXT_MAX && (S_ISDIR(mode) || ht_optim_sections_at(value, len) == len))
+        return refuse_text(c, ino, "the text is longer than 1023 bytes");
+    if (len > HT_OPTIM_SECTIONS_TEXT_MAX)
+        return refuse_text(c, ino, "the text is longer than 65536 bytes");
+    return len && memchr(value, 0, len) ? refuse_text(c, ino, "the text has a zero byte") : 0;
+}
+
 int ht_optimizer_set(struct ht_ctl *c, uint64_t ino, const char *value, size_t len, int flags,
                      const struct ht_caller *caller)
 {
-    char text[HT_OPTIM_CONFIG_TEXT_MAX];
     struct stat st;
-    int rc;
+    int rc = ht_ns_getattr(c->ns, ino, &st);
 
-    if (len >= sizeof(text))
-        return refuse_text(c, ino, "the text is longer than 1023 bytes");
-    if (len && memchr(value, 0, len))
-        return refuse_text(c, ino, "the text has a zero byte");
-    memcpy(text, value, len);
-    text[len] = 0;
-    rc = ht_ns_getattr(c->ns, ino, &st);
+    if (rc == 0)
+        rc = refuse_value(c, ino, st.st_mode, value, len);
     if (rc)
         return rc;
-    if (!S_ISDIR(st.st_mode) && !S_ISREG(st.st_mode))
-        return refuse_text(c, ino, "only directories and regular files can carry one");
+    char *text = malloc(len + 1);
+    if (!text)
+        return -ENOMEM;
+    if (len)
+        memcpy(text, value, len); /* has no zero at its end */
+    text[len] = 0;
     ht_mutex_lock(ht_ctl_root_lock(c));
     rc = set_locked(c, ino, S_ISDIR(st.st_mode), text, flags, caller);
     ht_mutex_unlock(ht_ctl_root_lock(c));
+    free(text);
     return rc;
 }
 

@@ -2,7 +2,8 @@
 /*
  * override.c - the word user.hitrain.optimizer of files, and of directories below a model root.
  *
- * Such a text amends: omitted words come from the directory above it, and in the end from the root. A change is for the
+ * Such a text amends: omitted words come from the directory above it, and in the end from the root. That of a file may
+ * have sections, with other words for ranges of its elements (optim/rules/sections.h). A change is for the
  * next step that opens. So while a step is open, the earlier text is kept beside the new one, with the number of the
  * change (ht_optim_words_change): a caller that asks with an earlier number gets the earlier text.
  *
@@ -10,9 +11,10 @@
  * they see a whole change or nothing. An earlier text is forgotten at the first change after its step.
  *
  * An open step only needs the text that was there when it opened. So an inode has one earlier text at most, that of the
- * first change after the opening, however often it is changed. There are EARLIER_MAX in all.
+ * first change after the opening, however often it is changed. There are EARLIER_MAX in all, with EARLIER_BYTES_MAX.
  */
 #include "fs/ctl/ctl_priv.h"
+#include "optim/rules/sections.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -20,7 +22,7 @@
 
 static const char word[] = HT_XATTR_PREFIX "optimizer";
 
-enum { EARLIER_MAX = 1 << 16 };
+enum { EARLIER_MAX = 1 << 16, EARLIER_BYTES_MAX = 64 << 20 };
 
 /* A model root that has earlier texts. */
 struct earlier_root {
@@ -47,7 +49,9 @@ struct question {
     uint64_t as_of;
     uint64_t tried_ino; /* 0: none */
     const char *tried;
+    uint64_t file; /* whose sections are asked for */
     struct ht_optim_config *config;
+    struct ht_optim_sections *sections; /* NULL: they are not */
     char *err;
 };
 
@@ -56,6 +60,27 @@ static struct earlier *find_earlier(const struct ht_ctl *c, uint64_t ino)
     struct ht_id_link *link = ht_id_find(&c->earlier_words, ino);
 
     return link ? ht_container_of(link, struct earlier, by_ino) : NULL;
+}
+
+static int refuse_directory(char err[HT_OPTIM_ERROR_MAX])
+{
+    snprintf(err, HT_OPTIM_ERROR_MAX, "only a file has words for ranges of elements");
+    return -EINVAL;
+}
+
+/* The file comes last, so its sections amend all other words. */
+static int amend_with(const struct question *q, uint64_t ino, const char *value, size_t len)
+{
+    size_t own = ht_optim_sections_at(value, len);
+
+    if (own < len && ino != q->file)
+        return refuse_directory(q->err);
+    int rc = own < len && ht_optim_sections_alone(value, own)
+        ? 0
+        : ht_optim_config_amend(value, own, q->config, q->config, q->err);
+    if (rc || own == len || !q->sections)
+        return rc;
+    return ht_optim_sections_parse(value + own, len - own, q->config, q->sections, q->err);
 }
 
 static int amend(void *ctx, uint64_t ino, const char *value, size_t len)
@@ -70,20 +95,25 @@ static int amend(void *ctx, uint64_t ino, const char *value, size_t len)
         value = e->none ? NULL : e->text;
         len = e->len;
     }
-    return value ? ht_optim_config_amend(value, len, q->config, q->config, q->err) : 0;
+    return value ? amend_with(q, ino, value, len) : 0;
+}
+
+static int ask(struct ht_ctl *c, uint64_t ino, struct question *q)
+{
+    ht_rwlock_rdlock(ht_ctl_words_lock(c));
+    int rc = ht_ns_xattr_path(c->ns, ino, word, amend, q);
+    ht_rwlock_unlock(ht_ctl_words_lock(c));
+    return rc;
 }
 
 int ht_override_of(struct ht_ctl *c, uint64_t ino, uint64_t as_of, const struct ht_optim_config *base,
-                   struct ht_optim_config *out, char err[HT_OPTIM_ERROR_MAX])
+                   struct ht_optim_config *out, struct ht_optim_sections *sections, char err[HT_OPTIM_ERROR_MAX])
 {
-    struct question q = {.ctl = c, .as_of = as_of, .config = out, .err = err};
-    int rc;
+    struct question q = {.ctl = c, .as_of = as_of, .file = ino, .config = out, .sections = sections, .err = err};
 
     *out = *base;
     snprintf(err, HT_OPTIM_ERROR_MAX, "its words cannot be read");
-    ht_rwlock_rdlock(ht_ctl_words_lock(c));
-    rc = ht_ns_xattr_path(c->ns, ino, word, amend, &q);
-    ht_rwlock_unlock(ht_ctl_words_lock(c));
+    int rc = ask(c, ino, &q);
     return rc == -ESTALE ? 0 : rc; /* the inode is gone, and other functions report that */
 }
 
@@ -92,15 +122,21 @@ int ht_override_of(struct ht_ctl *c, uint64_t ino, uint64_t as_of, const struct 
 static int try_text(struct ht_ctl *c, uint64_t root, uint64_t ino, uint64_t tried_ino, const char *text,
                     struct ht_optim_config *out, char err[HT_OPTIM_ERROR_MAX])
 {
-    struct question q = {
-        .ctl = c, .as_of = UINT64_MAX, .tried_ino = tried_ino, .tried = text, .config = out, .err = err};
+    struct ht_optim_sections sections = {.section = NULL};
+    struct question q = {.ctl = c,
+                         .as_of = UINT64_MAX,
+                         .tried_ino = tried_ino,
+                         .tried = text,
+                         .file = ino,
+                         .config = out,
+                         .sections = &sections,
+                         .err = err};
     int rc = ht_optim_words_of(c->optim, root, 0, out, err);
 
     if (rc)
         return rc;
-    ht_rwlock_rdlock(ht_ctl_words_lock(c));
-    rc = ht_ns_xattr_path(c->ns, ino, word, amend, &q);
-    ht_rwlock_unlock(ht_ctl_words_lock(c));
+    rc = ask(c, ino, &q);
+    ht_optim_sections_free(&sections);
     return rc;
 }
 
@@ -154,6 +190,8 @@ int ht_override_check(struct ht_ctl *c, uint64_t root, uint64_t ino, const char 
     int rc = ht_ns_getattr(c->ns, ino, &st);
 
     err[0] = 0;
+    if (rc == 0 && text && S_ISDIR(st.st_mode) && ht_optim_sections_at(text, strlen(text)) < strlen(text))
+        return refuse_directory(err);
     if (rc == 0)
         rc = try_text(c, root, ino, ino, text, &config, err);
     if (rc == 0 && S_ISDIR(st.st_mode))
@@ -168,6 +206,7 @@ static void forget(struct ht_ctl *c, struct earlier *e)
     struct earlier_root *of = e->of;
 
     ht_id_remove(&c->earlier_words, &e->by_ino);
+    c->earlier_bytes -= e->len;
     ht_list_del(&e->link);
     free(e);
     if (!ht_list_empty(&of->words))
@@ -234,6 +273,7 @@ static int keep(struct ht_ctl *c, uint64_t root, struct earlier *e)
         e->of = earlier_root(c, root);
         if (e->of) {
             ht_list_add_tail(&e->of->words, &e->link);
+            c->earlier_bytes += e->len;
             return 0;
         }
         ht_id_remove(&c->earlier_words, &e->by_ino);
@@ -267,6 +307,14 @@ static int read_earlier(struct ht_ctl *c, uint64_t ino, uint64_t change, struct 
     return 0;
 }
 
+static int refuse_more(const struct ht_ctl *c, char err[HT_OPTIM_ERROR_MAX])
+{
+    snprintf(err, HT_OPTIM_ERROR_MAX,
+             "the words of %zu files were changed in open steps: commit or abort the step first",
+             c->earlier_words.count);
+    return -EBUSY;
+}
+
 /*
  * Numbers a change and keeps the earlier text, if an open step may need it and it is not kept yet. The number comes
  * first: a step that opens from then on knows the change. *out: the added text, or NULL.
@@ -287,12 +335,13 @@ static int keep_earlier(struct ht_ctl *c, uint64_t root, uint64_t ino, struct ea
         return 0;
     if (e)
         forget(c, e); /* of the root that it was in before */
-    if (c->earlier_words.count >= EARLIER_MAX) {
-        snprintf(err, HT_OPTIM_ERROR_MAX,
-                 "the words of %d files were changed in open steps: commit or abort the step first", EARLIER_MAX);
-        return -EBUSY;
-    }
+    if (c->earlier_words.count >= EARLIER_MAX)
+        return refuse_more(c, err);
     rc = read_earlier(c, ino, change, &e);
+    if (rc == 0 && c->earlier_bytes + e->len > EARLIER_BYTES_MAX) {
+        free(e);
+        return refuse_more(c, err);
+    }
     if (rc == 0)
         rc = keep(c, root, e);
     if (rc == 0)

@@ -86,16 +86,22 @@ int ht_daemon_fork(void)
     return 0;
 }
 
-void ht_daemon_ready(void)
+void ht_daemon_detach(void)
 {
-    ssize_t n;
-
     if (ready_fd < 0)
         return;
     ht_log_to_syslog("hitrain");
     if (chdir("/"))
         ht_warn("cannot change to /: %s", strerror(errno));
     ht_stdio_fds_detach();
+}
+
+void ht_daemon_ready(void)
+{
+    ssize_t n;
+
+    if (ready_fd < 0)
+        return;
     n = write(ready_fd, "", 1);
     (void)n; /* the command is gone: no process reads this */
     close(ready_fd);

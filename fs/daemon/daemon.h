@@ -14,7 +14,12 @@
  * child, until it is ready.
  */
 int ht_daemon_fork(void) HT_MUST_CHECK;
-/* From now on messages go to syslog and no process waits. No-op when nothing was forked. Any thread, once. */
+/*
+ * From now on messages go to syslog; the working directory is /, and standard descriptors are /dev/null. No-op when
+ * nothing was forked. Any thread, once, before ht_daemon_ready.
+ */
+void ht_daemon_detach(void);
+/* The command returns now. No-op when nothing was forked. Any thread, once. */
 void ht_daemon_ready(void);
 
 #endif

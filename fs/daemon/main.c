@@ -214,8 +214,10 @@ static void on_ready(void *ctx)
 
     const struct ht_event_about about = {.device = d->source};
 
-    ht_daemon_ready();
+    ht_daemon_detach();
+    /* It is the first event: what a caller does once the command returned comes after it. */
     ht_event(HT_EVENT_MOUNTED, &about, "%s is mounted on %s", d->source, d->mountpoint);
+    ht_daemon_ready();
 }
 
 static void on_ending(void *ctx)

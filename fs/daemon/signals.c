@@ -46,6 +46,7 @@ void ht_process_protect(void)
         (void)setrlimit(RLIMIT_NOFILE, &files);
     }
     signal(SIGPIPE, SIG_IGN);
+    signal(SIGIO, SIG_IGN); /* another program ends a lease (fs/fuse/passthrough_closed.c) */
 }
 
 static bool read_setting(const char *path, char *out, size_t cap)

@@ -93,6 +93,15 @@ struct ht_fuse {
         struct ht_mutex lock; /* a leaf */
         pthread_cond_t idle;
         struct ht_list files[HT_PASSTHROUGH_BUCKETS];
+        /* passthrough_closed.c */
+        _Atomic bool keeps_closed;
+        pthread_t thread;
+        pthread_cond_t closed_changed;
+        void (*drop_names)(struct ht_fuse *f, uint64_t ino);
+        HT_GUARDED_BY(HT_LOCK_PASSTHROUGH) struct {
+            struct ht_list closed; /* a moment ago, the first one first */
+            bool over;             /* the thread ends */
+        };
     } passthrough;
 
     /* parked.c */
@@ -226,7 +235,11 @@ bool ht_passthrough_hidden_open(fuse_req_t req, uint64_t ino, uint64_t bytes, in
 void ht_passthrough_hidden_close(struct ht_fuse *f, uint64_t ino);
 struct ht_obj *ht_passthrough_mapped(void *fuse, uint64_t ino);             /* ht_ctl_cache.mapped */
 bool ht_passthrough_prefetch(void *fuse, uint64_t ino, struct ht_obj *obj); /* ht_ctl_cache.bring */
-void ht_passthrough_finish(struct ht_fuse *f);                              /* when the connection has ended */
+void ht_passthrough_rest(void *fuse, uint64_t ino);                         /* ht_ctl_cache.rest */
+/* passthrough_closed.c: what files that were closed a moment ago have reserved is the commit's to give back. */
+void ht_passthrough_make_room(struct ht_fuse *f);
+void ht_passthrough_closed_stop(struct ht_fuse *f);
+void ht_passthrough_finish(struct ht_fuse *f); /* when the connection has ended */
 
 /* privilege.c */
 bool ht_privileged(struct ht_fuse *f, uint64_t ino);

@@ -2,6 +2,7 @@
 /* ops_attr.c - attributes, plain and extended, and figures of the whole file system. */
 #include "fs/fuse/fuse_priv.h"
 
+#include <stdlib.h>
 #include <sys/xattr.h>
 
 void ht_op_getattr(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi)
@@ -170,18 +171,20 @@ static void job_setxattr(struct ht_job *job)
 /* Keeps name and value one after the other, the name with its NUL. */
 static void setxattr_later(fuse_req_t req, fuse_ino_t ino, const char *name, const char *value, size_t size, int flags)
 {
-    char both[HT_XATTR_NAME_BYTES_MAX + 2048];
     size_t name_len = strlen(name) + 1;
+    char *both = size <= HT_XATTR_VALUE_BYTES_MAX ? malloc(name_len + size) : NULL;
     struct ht_job *job;
 
-    if (name_len + size > sizeof(both)) {
-        fuse_reply_err(req, EINVAL);
+    if (!both) {
+        fuse_reply_err(req, size <= HT_XATTR_VALUE_BYTES_MAX ? ENOMEM : E2BIG);
         return;
     }
     memcpy(both, name, name_len);
     memcpy(both + name_len, value, size);
     job = ht_job_new(ht_fuse_of(req), req, job_setxattr);
-    if (!job || !ht_job_data(job, both, name_len + size))
+    bool kept = job && ht_job_data(job, both, name_len + size);
+    free(both);
+    if (!kept)
         return;
     job->ino = ino;
     job->off = name_len;

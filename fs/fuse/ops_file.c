@@ -248,7 +248,11 @@ void ht_op_read(fuse_req_t req, fuse_ino_t ino, size_t size, off_t off, struct f
 /* True: try again. again: this was such a try. */
 static bool made_room(struct ht_fuse *f, int error, bool again)
 {
-    return error == -ENOSPC && ht_store_make_space(f->store, again) == 0;
+    if (error != -ENOSPC)
+        return false;
+    if (!again)
+        ht_passthrough_make_room(f);
+    return ht_store_make_space(f->store, again) == 0;
 }
 
 /* *out_error: the reason for a short write. */

@@ -8,14 +8,14 @@
  *   ordinary --first open, wanted, possible--> active --FORGET--> ordinary
  *
  * The kernel refuses to mix: while one open of an inode is passed through all must be, to the same memory. A mapping
- * lives on after RELEASE, and keeps the inode: only FORGET says that no process has the pages any more. After the last
- * RELEASE the daemon provokes it by dropping the file's names from the kernel's cache.
+ * lives on after RELEASE, and keeps the inode: FORGET says that no process has the pages any more. After the last
+ * RELEASE the daemon provokes it by dropping the file's names from the kernel's cache, a moment later
+ * (passthrough_closed.c).
  *
  * If anything prevents this, the file is opened in the ordinary way, and that is counted. Reasons are no privilege, an
  * old kernel, the share of memory used up, or bytes that cannot be read.
  *
- * Lock: passthrough.lock, a leaf. An entry that is busy belongs to one thread, which may wait for I/O; other openers of
- * the same file wait for it.
+ * passthrough_table.c has the table, and its lock.
  */
 #include "fs/fuse/passthrough_policy.h"
 #include "fs/fuse/passthrough_priv.h"
@@ -24,81 +24,6 @@
 #include <stdlib.h>
 #include <sys/syscall.h>
 #include <unistd.h>
-
-/* ------------------------------------------------------------------- table */
-
-static struct ht_list *bucket(struct ht_fuse *f, uint64_t ino)
-{
-    return &f->passthrough.files[ino * 0x9e3779b97f4a7c15ull >> 56];
-}
-static_assert(HT_PASSTHROUGH_BUCKETS == 256, "eight bits");
-
-struct ht_passthrough_file *ht_passthrough_file_find(struct ht_fuse *f, uint64_t ino)
-{
-    ht_list_for_each(p, bucket(f, ino)) {
-        struct ht_passthrough_file *e = ht_list_entry(p, struct ht_passthrough_file, link);
-        if (e->ino == ino)
-            return e;
-    }
-    return NULL;
-}
-
-struct ht_passthrough_file *ht_passthrough_file_get(struct ht_fuse *f, uint64_t ino)
-{
-    struct ht_passthrough_file *e = ht_passthrough_file_find(f, ino);
-
-    if (e)
-        return e;
-    e = calloc(1, sizeof(*e));
-    if (!e)
-        return NULL;
-    e->ino = ino;
-    ht_list_add_tail(bucket(f, ino), &e->link);
-    return e;
-}
-
-/* The caller owns the entry until leave; more opens are counted. NULL: no memory. */
-static struct ht_passthrough_file *enter(struct ht_fuse *f, uint64_t ino, unsigned more)
-{
-    struct ht_passthrough_file *e;
-
-    ht_mutex_lock(ht_fuse_passthrough_lock(f));
-    e = ht_passthrough_file_get(f, ino);
-    if (e) {
-        e->waiting++;
-        while (e->busy)
-            ht_cond_wait(&f->passthrough.idle, ht_fuse_passthrough_lock(f));
-        e->waiting--;
-        e->busy = true;
-        e->others = e->opens;
-        e->opens += more;
-    }
-    ht_mutex_unlock(ht_fuse_passthrough_lock(f));
-    return e;
-}
-
-struct ht_passthrough_file *ht_passthrough_file_enter(struct ht_fuse *f, uint64_t ino)
-{
-    return enter(f, ino, 1);
-}
-
-void ht_passthrough_file_free_if_unused(struct ht_passthrough_file *e)
-{
-    if (e->opens || e->waiting || e->lookups || e->busy || e->active)
-        return;
-    ht_list_del(&e->link);
-    free(e->name);
-    free(e);
-}
-
-void ht_passthrough_file_leave(struct ht_fuse *f, struct ht_passthrough_file *e)
-{
-    ht_mutex_lock(ht_fuse_passthrough_lock(f));
-    e->busy = false;
-    pthread_cond_broadcast(&f->passthrough.idle);
-    ht_passthrough_file_free_if_unused(e);
-    ht_mutex_unlock(ht_fuse_passthrough_lock(f));
-}
 
 /* -------------------------------------------------------------------- open */
 
@@ -123,10 +48,23 @@ static bool wanted(struct ht_fuse *f, const struct ht_passthrough_file *e, struc
     return ht_passthrough_wanted(&c);
 }
 
+/* Files that were closed a moment ago make room. */
+static int open_memory(struct ht_fuse *f, struct ht_obj *obj, uint32_t user, int *out_fd)
+{
+    int rc;
+
+    do {
+        rc = ht_obj_shm_open_for(obj, user, out_fd);
+    } while ((rc == -ENOSPC && ht_passthrough_closed_end_one(f, NULL)) ||
+             (rc == -EDQUOT && ht_passthrough_closed_end_one(f, &user)));
+    return rc;
+}
+
 int ht_passthrough_file_begin(fuse_req_t req, struct ht_passthrough_file *e, struct ht_obj *obj, bool stores)
 {
     struct ht_fuse *f = ht_fuse_of(req);
-    int fd, rc = f->passthrough.on ? ht_obj_shm_open_for(obj, fuse_req_ctx(req)->uid, &fd) : -EOPNOTSUPP;
+    uint32_t user = fuse_req_ctx(req)->uid;
+    int fd, rc = f->passthrough.on ? open_memory(f, obj, user, &fd) : -EOPNOTSUPP;
 
     if (rc)
         return rc;
@@ -141,6 +79,7 @@ int ht_passthrough_file_begin(fuse_req_t req, struct ht_passthrough_file *e, str
         return rc;
     }
     e->obj = obj;
+    e->user = user;
     e->fd = fd;
     e->active = true;
     e->stores = stores;
@@ -161,6 +100,20 @@ static void trace(struct ht_fuse *f, const struct ht_open *o, enum ht_trace_op o
     ht_trace_end(ht_store_trace(f->store), mark, op, o->ino, 0, ht_obj_size(o->obj));
 }
 
+/* The first open of an active file, which was closed a moment ago, or is still mapped: is it to be as before? */
+static void look_again(fuse_req_t req, struct ht_passthrough_file *e, struct ht_obj *obj,
+                       const struct fuse_file_info *fi)
+{
+    struct ht_fuse *f = ht_fuse_of(req);
+
+    if (e->obj != obj || e->user != fuse_req_ctx(req)->uid || !wanted(f, e, obj, fi->direct_io))
+        (void)ht_passthrough_file_end(f, e);
+    else if (e->stores && !ht_passthrough_may_store(fi->flags) && ht_passthrough_file_is_free(f, e)) {
+        ht_obj_shm_expect_no_stores(e->obj);
+        e->stores = false;
+    }
+}
+
 int ht_passthrough_open(fuse_req_t req, struct ht_open *o, struct fuse_file_info *fi)
 {
     struct ht_fuse *f = ht_fuse_of(req);
@@ -175,11 +128,17 @@ int ht_passthrough_open(fuse_req_t req, struct ht_open *o, struct fuse_file_info
     if (!e)
         return -ENOMEM;
     o->passthrough = e;
+    if (e->active && !e->others)
+        look_again(req, e, o->obj, fi);
     if (!e->active && wanted(f, e, o->obj, fi->direct_io) && ht_passthrough_file_begin(req, e, o->obj, stores))
         f->traffic->passthrough_fallbacks++;
     if (e->active && stores && !e->stores) {
         rc = ht_obj_shm_expect_stores(e->obj);
         e->stores = rc == 0;
+        if (rc && ht_passthrough_file_end(f, e)) { /* nobody has it: as if this were the first open */
+            f->traffic->passthrough_fallbacks++;
+            rc = 0;
+        }
     }
     if (e->active && rc == 0) {
         use_memory(e, fi);
@@ -216,7 +175,7 @@ bool ht_passthrough_prefetch(void *fuse, uint64_t ino, struct ht_obj *obj)
 
     if (!e)
         return false;
-    done = wanted(f, e, obj, false) && ht_obj_shm_open(obj, &fd) == 0;
+    done = wanted(f, e, obj, false) && open_memory(f, obj, 0, &fd) == 0;
     if (done)
         ht_obj_shm_close(obj);
     ht_passthrough_file_leave(f, e);
@@ -230,7 +189,7 @@ bool ht_passthrough_is_active(const struct ht_open *o)
 
 bool ht_passthrough_has(struct ht_fuse *f, uint64_t ino)
 {
-    struct ht_passthrough_file *e = f->passthrough.share_bytes ? enter(f, ino, 0) : NULL; /* no open */
+    struct ht_passthrough_file *e = f->passthrough.share_bytes ? ht_passthrough_file_hold(f, ino) : NULL;
     bool active = e && e->active;
 
     if (e)
@@ -251,9 +210,9 @@ static void job_drop_names(struct ht_job *job)
         cache->drop_name(cache->ctx, parent, name);
 }
 
-static void submit_drop(struct ht_fuse *f, uint64_t ino, void (*drop_names)(struct ht_job *job))
+static void submit_drop(struct ht_fuse *f, uint64_t ino, void (*drop)(struct ht_job *job))
 {
-    struct ht_job *job = ht_job_new(f, NULL, drop_names);
+    struct ht_job *job = ht_job_new(f, NULL, drop);
 
     if (!job)
         return;
@@ -261,18 +220,28 @@ static void submit_drop(struct ht_fuse *f, uint64_t ino, void (*drop_names)(stru
     ht_job_submit(job, HT_LANE_NAMES, ht_job_key(f, ino));
 }
 
-void ht_passthrough_file_close(struct ht_fuse *f, struct ht_passthrough_file *e, void (*drop_names)(struct ht_job *job))
+static void drop_names(struct ht_fuse *f, uint64_t ino)
+{
+    if (f->mounted)
+        submit_drop(f, ino, job_drop_names);
+}
+
+void ht_passthrough_file_close(struct ht_fuse *f, struct ht_passthrough_file *e, bool stays,
+                               void (*drop)(struct ht_job *job))
 {
     uint64_t ino = e->ino;
-    bool provoke;
+    bool last, keep;
 
     ht_mutex_lock(ht_fuse_passthrough_lock(f));
     e->opens--;
-    provoke = !e->opens && e->active && f->mounted;
+    last = !e->opens && e->active && f->mounted;
+    keep = last && stays && f->passthrough.keeps_closed;
+    if (keep)
+        ht_passthrough_closed_add(f, e);
     ht_passthrough_file_free_if_unused(e);
     ht_mutex_unlock(ht_fuse_passthrough_lock(f));
-    if (provoke)
-        submit_drop(f, ino, drop_names);
+    if (last && !keep)
+        submit_drop(f, ino, drop);
 }
 
 void ht_passthrough_close(struct ht_fuse *f, struct ht_open *o)
@@ -283,7 +252,7 @@ void ht_passthrough_close(struct ht_fuse *f, struct ht_open *o)
         return;
     if (ht_passthrough_is_active(o))
         trace(f, o, HT_TRACE_CLOSE, &mark);
-    ht_passthrough_file_close(f, o->passthrough, job_drop_names);
+    ht_passthrough_file_close(f, o->passthrough, true, job_drop_names);
 }
 
 /* No open is left. If the file is active, the caller takes the entry. */
@@ -293,6 +262,8 @@ static struct ht_passthrough_file *take_closed(struct ht_fuse *f, uint64_t ino)
 
     ht_mutex_lock(ht_fuse_passthrough_lock(f));
     e = ht_passthrough_file_find(f, ino);
+    if (e && e->busy)
+        e->forgotten = true; /* its owner looks at that */
     if (e && (e->busy || e->opens || !e->active))
         e = NULL;
     if (e)
@@ -308,29 +279,27 @@ void ht_passthrough_forget(fuse_req_t req, uint64_t ino)
 
     if (!e)
         return;
-    if (!ht_ns_known(f->ns, ino)) {
-        fuse_passthrough_close(req, e->backing);
-        ht_obj_shm_close(e->obj);
-        e->active = e->stores = false;
-    }
+    if (!ht_ns_known(f->ns, ino))
+        ht_passthrough_file_deactivate(f, e);
     ht_passthrough_file_leave(f, e);
 }
 
 /* -------------------------------------------------------------------- size */
 
 /*
- * A file without opens is refused, too: a mapping may be left. If none is, the names that the job drops were all that
- * kept the pages, and the next call succeeds.
+ * A file without opens is ordinary then, unless a mapping is left. If the kernel does not say whether one is, the file
+ * is refused, too, and the names that the job drops may be all that keeps the pages: the next call succeeds.
  */
 int ht_passthrough_resize_begin(struct ht_fuse *f, uint64_t ino, uint64_t bytes, struct ht_passthrough_file **out)
 {
-    struct ht_passthrough_file *e = f->passthrough.share_bytes ? enter(f, ino, 0) : NULL;
+    struct ht_passthrough_file *e = f->passthrough.share_bytes ? ht_passthrough_file_hold(f, ino) : NULL;
     struct stat st;
     int rc;
 
     *out = NULL;
     if (!e)
         return f->passthrough.share_bytes ? -ENOMEM : 0;
+    (void)ht_passthrough_file_end(f, e);
     rc = ht_ns_getattr(f->ns, ino, &st);
     if (rc == 0 && !ht_passthrough_may_resize(e->active && e->stores, (uint64_t)st.st_size, bytes))
         rc = -EBUSY;
@@ -365,6 +334,8 @@ void ht_passthrough_init(struct ht_fuse *f)
 
     ht_mutex_init(&f->passthrough.lock, HT_LOCK_PASSTHROUGH);
     pthread_cond_init(&f->passthrough.idle, NULL);
+    ht_cond_init(&f->passthrough.closed_changed);
+    ht_list_init(&f->passthrough.closed);
     for (unsigned i = 0; i < HT_PASSTHROUGH_BUCKETS; i++)
         ht_list_init(&f->passthrough.files[i]);
     ht_store_stats(f->store, &st);
@@ -376,10 +347,12 @@ void ht_passthrough_negotiate(struct ht_fuse *f, struct fuse_conn_info *conn)
     if (!f->passthrough.share_bytes)
         return;
     f->passthrough.on = is_permitted() && fuse_set_feature_flag(conn, FUSE_CAP_PASSTHROUGH);
-    if (f->passthrough.on)
-        conn->max_backing_stack_depth = 1;
-    else
+    if (!f->passthrough.on) {
         ht_info("passthrough is off: it needs Linux 6.9 and CAP_SYS_ADMIN");
+        return;
+    }
+    conn->max_backing_stack_depth = 1;
+    ht_passthrough_closed_start(f, drop_names);
 }
 
 void ht_passthrough_finish(struct ht_fuse *f)
@@ -392,6 +365,7 @@ void ht_passthrough_finish(struct ht_fuse *f)
                 ht_obj_shm_close(e->obj);
             if (e->active && ht_hidden_match(e->ino))
                 ht_obj_put(e->obj); /* a window: gone with the mount */
+            ht_list_del(&e->closed_link);
             ht_list_del(&e->link);
             free(e->name);
             free(e);

@@ -107,7 +107,7 @@ void ht_passthrough_hidden_close(struct ht_fuse *f, uint64_t ino)
     ht_mutex_lock(ht_fuse_passthrough_lock(f));
     struct ht_passthrough_file *e = ht_passthrough_file_find(f, ino);
     ht_mutex_unlock(ht_fuse_passthrough_lock(f));
-    ht_passthrough_file_close(f, e, job_drop_name); /* the caller's open keeps it */
+    ht_passthrough_file_close(f, e, false, job_drop_name); /* the caller's open keeps it */
 }
 
 /* ------------------------------------------------------- lookup and forget */
@@ -175,10 +175,8 @@ void ht_passthrough_hidden_forget(fuse_req_t req, uint64_t ino, uint64_t n)
 
     if (!e)
         return;
-    fuse_passthrough_close(req, e->backing);
-    ht_obj_shm_close(e->obj);
+    ht_passthrough_file_deactivate(f, e);
     delete_window(f, e->obj);
-    e->active = false;
     ht_passthrough_file_leave(f, e);
 }
 
@@ -187,14 +185,13 @@ void ht_passthrough_hidden_forget(fuse_req_t req, uint64_t ino, uint64_t n)
 struct ht_obj *ht_passthrough_mapped(void *fuse, uint64_t ino)
 {
     struct ht_fuse *f = fuse;
-    struct ht_passthrough_file *e;
-    uint64_t oid = 0;
+    struct ht_passthrough_file *e = concerns(f, ino) ? ht_passthrough_file_hold(f, ino) : NULL;
+    struct ht_obj *window = NULL;
     struct stat st;
 
-    ht_mutex_lock(ht_fuse_passthrough_lock(f));
-    e = ht_passthrough_file_find(f, ino);
-    if (e && !e->busy && e->active && fstat(e->fd, &st) == 0 && st.st_blocks)
-        oid = ht_obj_id(e->obj);
-    ht_mutex_unlock(ht_fuse_passthrough_lock(f));
-    return oid ? ht_obj_get(f->store, oid) : NULL;
+    if (e && e->active && fstat(e->fd, &st) == 0 && st.st_blocks)
+        window = ht_obj_get(f->store, ht_obj_id(e->obj));
+    if (e)
+        ht_passthrough_file_leave(f, e);
+    return window;
 }

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * passthrough_priv.h - the table that passthrough files (passthrough.c) and passthrough gradients (passthrough_grad.c)
- * share.
+ * passthrough_priv.h - the table (passthrough_table.c) that passthrough files (passthrough.c, passthrough_closed.c) and
+ * passthrough gradients (passthrough_grad.c) share.
  */
 #ifndef HITRAIN_FS_FUSE_PASSTHROUGH_PRIV_H
 #define HITRAIN_FS_FUSE_PASSTHROUGH_PRIV_H
@@ -15,6 +15,7 @@
  */
 struct ht_passthrough_file {
     struct ht_list link;
+    struct ht_list closed_link; /* in passthrough.closed, or in no list */
     uint64_t ino;
     unsigned others; /* busy: how many had it open before */
     HT_GUARDED_BY(HT_LOCK_PASSTHROUGH) struct {
@@ -23,9 +24,12 @@ struct ht_passthrough_file {
         uint64_t lookups; /* of gradients: fs/ns counts those of files */
         uint64_t parent;  /* of gradients: parent of the last lookup, */
         char *name;       /* and its name */
+        uint64_t closed_until_ns;
         bool busy;
+        bool forgotten; /* busy: the kernel has forgotten it meanwhile */
     };
     bool active, stores;
+    uint32_t user;      /* active: who opened it first */
     int backing;        /* active: the kernel's name for the memory */
     int fd;             /* active: the memory; the store's */
     struct ht_obj *obj; /* active; the store keeps it */
@@ -37,12 +41,39 @@ struct ht_passthrough_file *ht_passthrough_file_get(struct ht_fuse *f, uint64_t 
 void ht_passthrough_file_free_if_unused(struct ht_passthrough_file *e) HT_REQUIRES(HT_LOCK_PASSTHROUGH);
 /* Counts one more open; the caller owns the entry until leave. NULL: no memory. */
 struct ht_passthrough_file *ht_passthrough_file_enter(struct ht_fuse *f, uint64_t ino);
+/* The same without an open. */
+struct ht_passthrough_file *ht_passthrough_file_hold(struct ht_fuse *f, uint64_t ino);
 void ht_passthrough_file_leave(struct ht_fuse *f, struct ht_passthrough_file *e);
 /* Registers the object's memory with the kernel; the caller owns the entry. */
 int ht_passthrough_file_begin(fuse_req_t req, struct ht_passthrough_file *e, struct ht_obj *obj,
                               bool stores) HT_MUST_CHECK;
-/* Counts one open less; the last one runs job, which drops the inode's names from the kernel's cache. */
-void ht_passthrough_file_close(struct ht_fuse *f, struct ht_passthrough_file *e,
-                               void (*drop_names)(struct ht_job *job));
+/* Active, and nobody has it: it is ordinary from now on. The caller owns the entry. */
+void ht_passthrough_file_deactivate(struct ht_fuse *f, struct ht_passthrough_file *e);
+/*
+ * Counts one open less; the last one runs job, which drops the inode's names from the kernel's cache. stays: not before
+ * a moment is over, if the kernel can be asked who has the memory.
+ */
+void ht_passthrough_file_close(struct ht_fuse *f, struct ht_passthrough_file *e, bool stays,
+                               void (*drop)(struct ht_job *job));
+
+/* ------------------------------------------- files that were closed a moment ago */
+
+#define HT_PASSTHROUGH_CLOSED_NS UINT64_C(1000000000)
+
+/*
+ * Starts the thread that calls drop_names when the moment is over. Without it, and where the kernel does not say who
+ * has the memory, no file is kept.
+ */
+void ht_passthrough_closed_start(struct ht_fuse *f, void (*drop_names)(struct ht_fuse *f, uint64_t ino));
+void ht_passthrough_closed_add(struct ht_fuse *f, struct ht_passthrough_file *e) HT_REQUIRES(HT_LOCK_PASSTHROUGH);
+/*
+ * Makes one such file ordinary: that which was closed first, and, if user is given, was opened by that user. False:
+ * there is none that no program can have.
+ */
+bool ht_passthrough_closed_end_one(struct ht_fuse *f, const uint32_t *user);
+/* Has no program the memory of this active file? The caller owns the entry, and has counted its own open at most. */
+bool ht_passthrough_file_is_free(const struct ht_fuse *f, const struct ht_passthrough_file *e);
+/* If so, the file is ordinary from now on. */
+bool ht_passthrough_file_end(struct ht_fuse *f, struct ht_passthrough_file *e);
 
 #endif

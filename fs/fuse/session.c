@@ -240,6 +240,7 @@ int ht_fuse_new(struct ht_ctl *ctl, const struct ht_fuse_opts *opts, struct ht_f
                                      .drop_name = ht_fuse_drop_name,
                                      .mapped = ht_passthrough_mapped,
                                      .bring = ht_passthrough_prefetch,
+                                     .rest = ht_passthrough_rest,
                                      .replay_begins = ht_job_replay_begins};
     f->single_thread = opts->single_thread;
     f->threads = opts->threads ? opts->threads : default_threads();
@@ -395,6 +396,7 @@ static void settle_notifications(struct ht_fuse *f)
 void ht_fuse_finish(struct ht_fuse *f)
 {
     f->ended = true;
+    ht_passthrough_closed_stop(f);
     if (f->mounted && f->exited) {
         settle_notifications(f);
         if (!is_in_place(f))
@@ -422,6 +424,7 @@ void ht_fuse_free(struct ht_fuse *f)
     ht_mutex_destroy(&f->open_lock);
     ht_mutex_destroy(&f->passthrough.lock);
     pthread_cond_destroy(&f->passthrough.idle);
+    pthread_cond_destroy(&f->passthrough.closed_changed);
     ht_mutex_destroy(&f->park_lock);
     ht_mutex_destroy(&f->job_lock);
     ht_workers_destroy(f);

@@ -29,9 +29,9 @@
 #define HT_SHM_USER_QUARTERS 3u          /* of that number, and of the share of memory, for one user other than root */
 #define HT_SHM_PERCENT_MAX 75u           /* of the DRAM tier */
 #define HT_GATHER_MEMBERS_MAX (1u << 17) /* of one open .hitrain/gather */
-#define HT_GATHER_MEMBERS_OF_ALL_MAX (1u << 19)   /* of all: some 80 MiB of memory if they are open for writing */
-#define HT_GATHER_MEMBERS_OF_USERS_MAX (3u << 17) /* of all users other than root */
-#define HT_ACCOUNTS_BYTES_MAX (64ull << 20)       /* memory of places that such files have written, and not applied */
+/* tiering/base/quota.h says which part of the next two a user may have. */
+#define HT_GATHER_MEMBERS_OF_ALL_MAX (1u << 19) /* of all: some 80 MiB of memory if they are open for writing */
+#define HT_ACCOUNTS_BYTES_MAX (64ull << 20)     /* memory of places that such files have written, and not applied */
 #define HT_DEVICE_WAIT_S 30
 #define HT_DEVICE_ANSWER_S 30 /* default: a device whose oldest request is older does not answer */
 

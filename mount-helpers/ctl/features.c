@@ -45,7 +45,7 @@ static void put_bit(struct ht_json *j, const struct ht_store_features *f, enum h
     if (!ht_features_name(f, effect, bit, name, since))
         snprintf(name, sizeof(name), "bit-%d", __builtin_ctzll(bit));
     if (!j) {
-        printf("%-12s %-5s %-9s ", name, used ? "yes" : "no", ht_feature_effect_words[effect]);
+        printf("%-15s %-5s %-9s ", name, used ? "yes" : "no", ht_feature_effect_words[effect]);
         if (own || known)
             puts(own ? own->text : "");
         else
@@ -110,7 +110,7 @@ static void put_for_people(const char *device, const struct ht_store_features *f
         fputs(", label ", stdout);
         ht_put_printable(f->label, stdout);
     }
-    printf("\n%-12s %-5s %-9s\n", "feature", "used", "older");
+    printf("\n%-15s %-5s %-9s\n", "feature", "used", "older");
     put_bits(NULL, f);
     if (!can_open(f))
         puts("this program cannot open the store");

@@ -361,11 +361,11 @@ static int open_below(int root, const char *path, bool make)
 
 static int take_param(struct receiver *q, const struct ht_follow_param *p)
 {
-    int grads, rc = end_content(q);
+    int grads, rc = p->section ? 0 : end_content(q);
 
     if (rc == 0)
         rc = decide(q, p);
-    if (rc < 0)
+    if (rc < 0 || p->section)
         return rc;
     q->open = true;
     grads = openat(q->dir, HT_CTL_DIR "/grad", O_RDONLY | O_DIRECTORY | O_CLOEXEC);

@@ -15,7 +15,7 @@
 #include "mount-helpers/stream/logged.h"
 #include <hitrain/words.h>
 
-enum { POLL_NS = 5000000, PIPE_BYTES = 1 << 20 };
+enum { POLL_NS = 5000000, PIPE_BYTES = 1 << 20, WHY_MAX = 300 };
 
 /* A logged step that is open. */
 struct logged {
@@ -77,6 +77,17 @@ static void close_logged(struct logged *o)
     ht_logged_free(&o->l);
 }
 
+static int refuse_logged(const char *path, const struct logged *o, int err)
+{
+    char why[WHY_MAX];
+
+    if (err != -EPROTO && err != -EPROTONOSUPPORT)
+        return ht_cmd_explain(path, err);
+    ht_logged_explain(&o->l, err, why, sizeof(why));
+    ht_error("%s: %s", path, why);
+    return err;
+}
+
 /* -ENOENT: it is not there any more. Other errors are printed. */
 static int open_logged(const char *root, uint64_t step, struct logged *o)
 {
@@ -90,9 +101,11 @@ static int open_logged(const char *root, uint64_t step, struct logged *o)
     if (o->fd < 0)
         return errno == ENOENT ? -ENOENT : ht_cmd_explain(path, -errno);
     rc = read_logged(o, step);
-    if (rc < 0)
+    if (rc < 0) {
+        (void)refuse_logged(path, o, rc);
         close_logged(o);
-    return rc < 0 ? ht_cmd_explain(path, rc) : 0;
+    }
+    return rc;
 }
 
 /* --------------------------------------------------------------------- step */
@@ -102,7 +115,7 @@ static int put_sparse(struct sender *s, const struct logged *o, const struct ht_
     const struct ht_follow_sparse block = {p->offset, (uint32_t)p->len, s->block, p->bytes};
     int rc = read_all(o->fd, s->block, p->bytes, o->l.gradients_at + p->at);
 
-    return rc < 0 ? ht_cmd_explain("a logged step", rc) : ht_follow_put_sparse(&s->w, &block);
+    return rc < 0 ? refuse_logged(s->root, o, rc) : ht_follow_put_sparse(&s->w, &block);
 }
 
 static int put_piece(struct sender *s, const struct logged *o, const struct ht_logged_piece *p)
@@ -116,7 +129,7 @@ static int put_piece(struct sender *s, const struct logged *o, const struct ht_l
         size_t len = ht_min_u64(HT_FOLLOW_BLOCK_BYTES_MAX, p->len - done);
         rc = read_all(o->fd, s->block, len, o->l.gradients_at + p->at + done);
         if (rc < 0)
-            return ht_cmd_explain("a logged step", rc);
+            return refuse_logged(s->root, o, rc);
         rc = ht_follow_put_block(&s->w, p->offset + done, s->block, len);
         done += len;
     }
@@ -139,9 +152,11 @@ static int put_params(struct sender *s, const struct logged *o)
             return -EINVAL;
         }
         memset(numbers, 0, 8);
-        struct ht_follow_param p = {numbers, path};
+        struct ht_follow_param p = {.numbers = numbers, .path = path};
         rc = ht_follow_put_param(&s->w, &p);
-        for (; rc == 0 && at < l->pieces && l->piece[at].param == i; at++)
+        if (i + 1 < l->params && ht_logged_is_section(l, i + 1)) /* sections come before all blocks */
+            continue;
+        for (; rc == 0 && at < l->pieces && l->piece[at].param <= i; at++)
             rc = put_piece(s, o, &l->piece[at]);
     }
     return rc;

@@ -9,6 +9,7 @@
 #include "mount-helpers/ctl/ctl.h"
 
 #include <fcntl.h>
+#include <poll.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -22,6 +23,8 @@
 #include "mount-helpers/ctl/receive.h"
 #include "tiering/base/json.h"
 #include <hitrain/words.h>
+
+enum { LOOK_MS = 200 };
 
 static volatile sig_atomic_t stopped;
 
@@ -54,14 +57,16 @@ ssize_t ht_receive_get(void *ctx, void *data, size_t len)
         *(uint8_t *)data = in->held;
         return 1;
     }
-    for (;;) {
-        ssize_t n;
-        if (stopped)
-            return -EINTR;
-        n = read(STDIN_FILENO, data, len);
+    while (!stopped) {
+        struct pollfd in_fd = {.fd = STDIN_FILENO, .events = POLLIN};
+        int ready = poll(&in_fd, 1, LOOK_MS); /* a signal that came just before the call does not end it */
+        if (ready == 0 || (ready < 0 && errno == EINTR))
+            continue;
+        ssize_t n = read(STDIN_FILENO, data, len);
         if (n >= 0 || errno != EINTR)
             return n < 0 ? -errno : n;
     }
+    return -EINTR;
 }
 
 static void add(void *ctx, uint64_t bytes)

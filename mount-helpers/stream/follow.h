@@ -18,8 +18,9 @@
 #include <hitrain/format.h>
 
 enum {
-    HT_FOLLOW_VERSION = 2,
-    HT_FOLLOW_VERSION_PLAIN = 1, /* has no sparse blocks; is read, too */
+    HT_FOLLOW_VERSION = 3,
+    HT_FOLLOW_VERSION_WHOLE = 2, /* has no sections of parameters; is read, too */
+    HT_FOLLOW_VERSION_PLAIN = 1, /* nor sparse blocks */
     HT_FOLLOW_HEADER_BYTES = 64,
     HT_FOLLOW_BLOCK_BYTES_MAX = 1 << 20,
     HT_FOLLOW_NUMBERS_BYTES = sizeof(struct ht_disk_redo_param),
@@ -60,6 +61,7 @@ struct ht_follow_step {
 struct ht_follow_param {
     const uint8_t *numbers; /* HT_FOLLOW_NUMBERS_BYTES, as in the summary of a logged step; object: 0 */
     const char *path;       /* below the root */
+    bool section;           /* numbers are those of a section of the parameter before, which has the same path */
 };
 
 /* A file that is no parameter, as it is at the end of the step. Its content is all zeros but for its parts. */

@@ -88,6 +88,7 @@ static int take_step(struct ht_follow_reader *r, uint64_t place, size_t len, str
         return ht_records_fail(&r->in, rc, "not enough memory");
     r->step = place;
     r->params_left = s->params;
+    r->path[0] = '\0';
     return 0;
 }
 
@@ -106,9 +107,17 @@ static int take_path(struct ht_follow_reader *r, struct ht_reader *in, const cha
     return why ? ht_records_fail(&r->in, -EPROTO, "the path %.120s is refused: %s", r->path, why) : 0;
 }
 
-static unsigned element_bytes(uint8_t dtype)
+/* A section follows its parameter, before any block. */
+static int take_section(struct ht_follow_reader *r, struct ht_reader *in, const struct ht_follow_param *p)
 {
-    return dtype == HT_DTYPE_F32 ? 4 : dtype == HT_DTYPE_BF16 || dtype == HT_DTYPE_F16 ? 2 : 0;
+    size_t len = strlen(r->path);
+
+    if (r->head.version <= HT_FOLLOW_VERSION_WHOLE || r->next_at || !len || (size_t)(in->end - in->p) != len ||
+        memcmp(in->p, r->path, len) != 0)
+        return ht_records_fail(&r->in, -EPROTO, "there are numbers for a range of elements without their parameter");
+    r->params_left--;
+    ht_follow_sum_param(&r->sum, p);
+    return 0;
 }
 
 static int take_param(struct ht_follow_reader *r, size_t len, struct ht_follow_param *p)
@@ -120,13 +129,16 @@ static int take_param(struct ht_follow_reader *r, size_t len, struct ht_follow_p
     p->path = r->path;
     if (!p->numbers || !ht_stream_is_zero(p->numbers, 8) || !r->params_left)
         return ht_records_fail(&r->in, -EPROTO, "there is a parameter too many, or one without its numbers");
+    p->section = !p->numbers[offsetof(struct ht_disk_redo_section, no_dtype)];
+    if (p->section)
+        return take_section(r, &in, p);
     rc = take_path(r, &in, ht_follow_path_refused);
     if (rc < 0)
         return rc;
     r->params_left--;
     r->next_at = 0;
     r->size = HT_FILE_BYTES_MAX;
-    r->element_bytes = element_bytes(p->numbers[offsetof(struct ht_disk_redo_param, grad_dtype)]);
+    r->element_bytes = ht_dtype_trained_bytes(p->numbers[offsetof(struct ht_disk_redo_param, grad_dtype)]);
     ht_follow_sum_param(&r->sum, p);
     return 0;
 }
@@ -173,7 +185,7 @@ static int take_sparse(struct ht_follow_reader *r, uint64_t at, size_t len, stru
     struct ht_reader in = ht_reader_of(r->in.payload, len);
     struct ht_follow_sparse *s = &out->sparse;
 
-    if (r->head.version == HT_FOLLOW_VERSION_PLAIN)
+    if (r->head.version <= HT_FOLLOW_VERSION_PLAIN)
         return ht_records_fail(&r->in, -EPROTO, "a stream of version %u has no sparse blocks", r->head.version);
     s->at = at;
     s->bytes = ht_get_u32(&in);

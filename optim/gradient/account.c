@@ -17,7 +17,6 @@
 #include "optim/state/param.h"
 #include "optim/state/range.h"
 #include "optim/gradient/gradient_priv.h"
-#include <hitrain/limits.h>
 
 /* Where the set of this range is, or belongs. */
 static uint32_t place_of(const struct ht_opt_account *a, uint64_t index)
@@ -49,13 +48,15 @@ static int grow(struct ht_opt_account *a)
     return 0;
 }
 
-static struct ht_range_own *insert(struct ht_opt_account *a, uint32_t at, uint64_t index) HT_REQUIRES(HT_LOCK_OPTIM)
+static struct ht_range_own *insert(struct ht_opt_account *a, uint64_t index) HT_REQUIRES(HT_LOCK_OPTIM)
 {
+    uint32_t at = place_of(a, index);
     struct ht_range_own *own = grow(a) ? NULL : calloc(1, sizeof(*own));
 
     if (!own)
         return NULL;
     own->index = index;
+    own->user = a->user;
     ht_list_init(&own->link);
     memmove(a->own + at + 1, a->own + at, (a->count - at) * sizeof(struct ht_range_own *));
     a->own[at] = own;
@@ -64,22 +65,29 @@ static struct ht_range_own *insert(struct ht_opt_account *a, uint32_t at, uint64
     return own;
 }
 
-static bool is_full(const struct ht_opt_account *a) HT_REQUIRES(HT_LOCK_OPTIM)
+static bool may_take(const struct ht_opt_account *a, uint64_t bytes) HT_REQUIRES(HT_LOCK_OPTIM)
 {
-    return a->o->account_bytes >= HT_ACCOUNTS_BYTES_MAX;
+    return bytes <= ht_quota_room(&a->o->accounts, a->user);
 }
 
-/* The set of a range. */
+/* The set of a range, or NULL. */
+static struct ht_range_own *own_at(const struct ht_opt_account *a, uint64_t index)
+{
+    uint32_t at = place_of(a, index);
+
+    return at < a->count && a->own[at]->index == index ? a->own[at] : NULL;
+}
+
+/* The set of a range, which is made if there is none. */
 static int find_own(struct ht_opt_account *a, const struct ht_param *p, uint64_t index, struct ht_range_own **out)
     HT_REQUIRES(HT_LOCK_OPTIM)
 {
-    uint32_t at = place_of(a, index);
-    struct ht_range_own *own = at < a->count ? a->own[at] : NULL;
+    struct ht_range_own *own = own_at(a, index);
 
-    if (!own || own->index != index) {
-        if (is_full(a))
+    if (!own) {
+        if (!may_take(a, HT_RANGE_OWN_BYTES))
             return -EDQUOT;
-        own = insert(a, at, index);
+        own = insert(a, index);
         if (!own)
             return -ENOMEM;
     }
@@ -91,12 +99,6 @@ static int find_own(struct ht_opt_account *a, const struct ht_param *p, uint64_t
     return 0;
 }
 
-/* Will the set have no more intervals, or has it memory for one more? */
-static bool has_room(const struct ht_interval_set *s, uint32_t begin, uint32_t end)
-{
-    return s->count < (s->cap ? s->cap : 1) || ht_interval_set_overlap(s, begin - (begin > 0), end + 1);
-}
-
 static int add_piece(struct ht_opt_account *a, const struct ht_param *p, const struct ht_range_piece *at)
     HT_REQUIRES(HT_LOCK_OPTIM)
 {
@@ -105,7 +107,7 @@ static int add_piece(struct ht_opt_account *a, const struct ht_param *p, const s
 
     if (rc)
         return rc;
-    if (is_full(a) && !has_room(&own->bytes, at->begin, at->end))
+    if (!may_take(a, ht_interval_set_growth(&own->bytes, at->begin, at->end)))
         return -EDQUOT;
     rc = ht_interval_set_add(&own->bytes, at->begin, at->end);
     ht_opt_range_count_own(a->o, own, false);
@@ -124,14 +126,18 @@ int ht_opt_account_add(struct ht_opt_account *a, const struct ht_param *p, uint6
     return 0;
 }
 
-static int remove_all(struct ht_interval_set *from, const struct ht_interval_set *set)
+void ht_opt_account_remove(struct ht_opt_account *a, const struct ht_param *p, uint64_t begin, uint64_t end)
 {
-    const struct ht_interval *v = ht_interval_set_all(set);
-    int rc = 0;
-
-    for (uint32_t i = 0; i < set->count && !rc; i++)
-        rc = ht_interval_set_remove(from, v[i].begin, v[i].end);
-    return rc;
+    while (a->count && begin < end) {
+        struct ht_range_piece at = ht_opt_range_piece(p, begin, end);
+        struct ht_range_own *own = own_at(a, at.index);
+        if (own) {
+            if (ht_interval_set_remove(&own->bytes, at.begin, at.end))
+                ht_interval_set_clear(&own->bytes);
+            ht_opt_range_count_own(a->o, own, false);
+        }
+        begin += at.end - at.begin;
+    }
 }
 
 void ht_opt_account_drop(const struct ht_opt_account *a, struct ht_param *p)
@@ -141,7 +147,7 @@ void ht_opt_account_drop(const struct ht_opt_account *a, struct ht_param *p)
         struct ht_range *r = ht_list_empty(&own->link) ? NULL : ht_opt_range_find(p, own->index);
         if (!r)
             continue;
-        if (remove_all(&r->written, &own->bytes))
+        if (ht_interval_set_subtract(&r->written, &own->bytes))
             ht_interval_set_clear(&r->written);
         ht_opt_range_count_intervals(r);
         if (!r->written.count)

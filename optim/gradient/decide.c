@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * decide.c - a client gives the numbers of the next updates, as a logged step of another store has them. Words, scales
+ * decide.c - a client gives the numbers of the next updates, as a logged step of another store has them: of a
+ * parameter, and then of ranges of its elements. Words, scales
  * and clipping have no part in such a step, and a parameter without numbers takes no gradient. The end of the step, or
  * an abort, ends this.
  */
@@ -12,6 +13,7 @@
 #include "optim/state/param.h"
 #include "optim/state/redo.h"
 #include "optim/state/root.h"
+#include "optim/state/sections.h"
 #include "optim/gradient/gradient.h"
 #include <hitrain/format.h>
 
@@ -45,18 +47,36 @@ static int decide(struct ht_root *root, uint64_t oid, uint8_t grad_dtype, const 
     p->decided = root->decided;
     p->decided_t = want->steps;
     p->decided_scalars = want->scalars;
+    ht_opt_sections_clear(p);
     p->decided_dtype = want->grad_dtype;
     return 0;
 }
 
+/* Numbers for a range of elements, after those of the parameter and of the ranges before. */
+static int decide_section(struct ht_root *root, uint64_t oid, const struct ht_redo_summary *one,
+                          char why[HT_OPTIM_ERROR_MAX]) HT_REQUIRES(HT_LOCK_OPTIM)
+{
+    struct ht_param *p = ht_opt_param_find(root->o, oid);
+    struct ht_param_section section;
+
+    if (!p || p->gone || p->root != root || !root->decided || p->has_grad || !ht_opt_is_decided(p))
+        return refuse(why, -EINVAL, "numbers for a range of elements follow those of their parameter");
+    uint64_t from = ht_opt_sections_decided_end(p);
+    if (ht_opt_redo_section_at(one, 0, ht_le64_load(one->param), from, p->cur.elements, &section) ||
+        !ht_opt_redo_keeps(&p->cur.layout, section.scalars.kernel))
+        return refuse(why, -EINVAL, "the numbers for a range of elements make no sense");
+    return ht_opt_sections_decide(p, &section);
+}
+
 int ht_optim_decide(struct ht_optim *o, const struct ht_decision *d, struct ht_optim_steer *by)
 {
-    const struct ht_redo_summary one = {.param = d->bytes, .params = 1};
+    const struct ht_redo_summary one = {.param = d->bytes, .params = 1, .sections = true};
+    bool section = ht_opt_redo_is_section(&one, 0);
     struct ht_redo_param want;
     struct ht_root *root;
 
     static_assert(sizeof(d->bytes) == sizeof(struct ht_disk_redo_param), "one of the summary");
-    if (ht_opt_redo_param_at(&one, 0, &want))
+    if (!section && ht_opt_redo_param_at(&one, 0, &want))
         return refuse(by->why, -EINVAL, "the numbers make no sense");
     root = ht_opt_root_get(o, d->root);
     if (!root)
@@ -64,7 +84,12 @@ int ht_optim_decide(struct ht_optim *o, const struct ht_decision *d, struct ht_o
     lock(o);
     int rc = ht_opt_gate_enter_by(root, by);
     if (!rc) {
-        rc = root->exists ? decide(root, d->oid, d->grad_dtype, &want, by->why) : -ENOENT;
+        if (!root->exists)
+            rc = -ENOENT;
+        else if (section)
+            rc = decide_section(root, d->oid, &one, by->why);
+        else
+            rc = decide(root, d->oid, d->grad_dtype, &want, by->why);
         ht_opt_gate_leave(root);
     }
     ht_opt_root_put_locked(root);

@@ -21,6 +21,7 @@
 #include "optim/state/param.h"
 #include "optim/state/range.h"
 #include "optim/state/root.h"
+#include "optim/state/sections.h"
 #include "optim/state/squares.h"
 #include "optim/gradient/gradient.h"
 #include "optim/gradient/gradient_priv.h"
@@ -151,7 +152,7 @@ static int freeze_range(struct ht_range *r, const struct ht_opt_window *w) HT_RE
 }
 
 /* The first gradient of a step fixes the step's hyper-parameters. */
-static void latch(struct ht_param *p, const struct ht_optim_config *config) HT_REQUIRES(HT_LOCK_OPTIM)
+static void latch(struct ht_param *p, const struct ht_words *words) HT_REQUIRES(HT_LOCK_OPTIM)
 {
     struct ht_root *root = p->root;
 
@@ -161,10 +162,14 @@ static void latch(struct ht_param *p, const struct ht_optim_config *config) HT_R
         return;
     p->has_grad = true;
     ht_list_add_tail(&root->touched, &p->touched);
-    ht_rule_scalars(config, p->cur.t + 1, &p->scalars);
-    p->scalars.grad_factor = (float)(1.0 / ht_opt_divisor(root));
-    if (root->decided)
+    ht_rule_scalars(&words->config, p->cur.t + 1, &p->scalars);
+    if (root->decided) {
         p->scalars = p->decided_scalars;
+        ht_opt_sections_latch_decided(p);
+    } else {
+        ht_opt_sections_latch(p, &words->sections);
+        ht_opt_set_grad_factor(p, (float)(1.0 / ht_opt_divisor(root)));
+    }
     p->layout = p->cur.layout;
     if (ht_opt_deferred(root) && !ht_opt_squares_make(p))
         ht_debug("no memory for sums of squares: the boundary computes them");
@@ -185,13 +190,13 @@ static unsigned work_of_whole(const struct ht_range *r) HT_REQUIRES(HT_LOCK_OPTI
 }
 
 /* Freezes a window, queues complete ranges. Returns a ticket of the invalidation. */
-static int freeze(struct ht_param *p, const struct ht_opt_window *w, const struct ht_optim_config *config,
-                  uint64_t *out_ticket) HT_REQUIRES(HT_LOCK_OPTIM)
+static int freeze(struct ht_param *p, const struct ht_opt_window *w, const struct ht_words *words, uint64_t *out_ticket)
+    HT_REQUIRES(HT_LOCK_OPTIM)
 {
     uint64_t first = UINT64_MAX, last = 0;
     int rc = 0;
 
-    latch(p, config);
+    latch(p, words);
     ht_list_for_each_safe(pos, next, &p->dirty) {
         struct ht_range *r = ht_list_entry(pos, struct ht_range, dirty);
         int err = freeze_range(r, w);
@@ -321,7 +326,9 @@ static int flush_window(struct ht_param *p, struct ht_grad *g, struct ht_words *
             continue;
         }
         rc = validate(p, g, &w, out_torn);
-        if (!rc && words->error && !p->has_grad) {
+        if (!rc && !words->error && !p->has_grad && !p->root->decided)
+            words->error = ht_opt_sections_check(p, &words->sections, words->why);
+        if (!rc && words->error && !p->has_grad && !p->root->decided) {
             drop_written(p, &w);
             words->refused = true;
             return words->error;
@@ -343,8 +350,10 @@ static int flush_window(struct ht_param *p, struct ht_grad *g, struct ht_words *
         rc = ht_opt_state_load(p);
     if (!rc && !p->has_grad)
         rc = ht_opt_sum_reserve(p);
+    if (!rc && !p->has_grad && !p->root->decided)
+        rc = ht_opt_sections_reserve(p, words->sections.count);
     if (!rc)
-        rc = freeze(p, &w, &words->config, out_ticket);
+        rc = freeze(p, &w, words, out_ticket);
     p->applied += !rc && !g;
     if (!rc)
         ht_opt_succeeded(p->root, HT_EVENT_GRADIENT_REFUSED, p->oid);
@@ -375,6 +384,7 @@ static int flush(struct ht_param *p, struct ht_grad *g)
     lock(o);
     int rc = flush_locked(p, g, &words, &torn);
     unlock(o);
+    ht_optim_sections_free(&words.sections);
     if (words.refused)
         ht_opt_refuse(p->root, HT_EVENT_GRADIENT_REFUSED, p->oid, "optimizer: %s; the gradient is not applied",
                       words.why);

@@ -46,9 +46,10 @@ void ht_grad_set_part(struct ht_grad *g, ht_grad_part_fn has, const void *ctx)
     g->mine.ctx = ctx;
 }
 
-void ht_grad_keep_account(struct ht_grad *g)
+void ht_grad_keep_account(struct ht_grad *g, struct ht_quota_user *user)
 {
     g->account.o = g->param->o;
+    g->account.user = user;
 }
 
 void ht_opt_grad_refresh(struct ht_grad *g)
@@ -206,17 +207,33 @@ static void widen(struct ht_grad *g, uint64_t begin, uint64_t end) HT_REQUIRES(H
     g->wrote = true;
 }
 
+static int count_bytes(struct ht_grad *g, uint64_t begin, uint64_t end) HT_REQUIRES(HT_LOCK_OPTIM)
+{
+    widen(g, begin, end);
+    int rc = ht_opt_account_add(&g->account, g->param, begin, end);
+    rc = rc ? rc : add_written(g->param, begin, end);
+    g->param->root->grad_bytes += rc ? 0 : end - begin;
+    return rc;
+}
+
+/* Bytes that a write did not bring: nobody has written them. */
+static void leave_out(struct ht_grad *g, uint64_t begin, uint64_t end) HT_REQUIRES(HT_LOCK_OPTIM)
+{
+    int none = remove_written(g->param, begin, end); /* the set has been without them, in the same pieces */
+
+    (void)none;
+    ht_opt_account_remove(&g->account, g->param, begin, end);
+}
+
 static ssize_t end_write(struct ht_grad *g, struct ht_inflight *w, ssize_t n) HT_REQUIRES(HT_LOCK_OPTIM)
 {
     struct ht_param *p = g->param;
 
     ht_list_del(&w->link);
-    if (n > 0 && !p->gone) {
-        widen(g, w->begin, w->begin + (uint64_t)n);
-        int rc = ht_opt_account_add(&g->account, p, w->begin, w->begin + (uint64_t)n);
-        rc = rc ? rc : add_written(p, w->begin, w->begin + (uint64_t)n);
-        p->root->grad_bytes += rc ? 0 : (uint64_t)n;
+    if (!p->gone) {
+        int rc = n > 0 ? count_bytes(g, w->begin, w->begin + (uint64_t)n) : 0;
         n = rc ? rc : n;
+        leave_out(g, w->begin + (n > 0 ? (uint64_t)n : 0), w->end);
     }
     notify_changed(p->o);
     return n;
@@ -245,8 +262,8 @@ static void report_write_error(struct ht_param *p, uint64_t off, size_t len, int
     else if (err == -EDQUOT)
         ht_opt_refuse(
             p->root, HT_EVENT_GRADIENT_REFUSED, p->oid,
-            "gradient: bytes at %llu: what all open .hitrain/gather have written and not applied lies in too many "
-            "pieces; apply some of it",
+            "gradient: bytes at %llu: what the user's open .hitrain/gather have written and not applied, or those of "
+            "all users, lies in too many pieces; apply some of it",
             at);
     else if (err == -E2BIG)
         ht_opt_refuse(p->root, HT_EVENT_GRADIENT_REFUSED, p->oid,
@@ -276,8 +293,12 @@ static ssize_t write_bytes(struct ht_grad *g, uint64_t off, const void *buf, siz
         n = end_write(g, &w, n);
         unlock(p->o);
     }
-    if (n < 0)
+    if (n < 0) {
+        lock(p->o);
+        g->refused = true;
+        unlock(p->o);
         report_write_error(p, off, len, (int)n);
+    }
     return n;
 }
 
@@ -352,7 +373,7 @@ int ht_grad_set_size(struct ht_grad *g, uint64_t bytes)
 bool ht_grad_unused(struct ht_grad *g)
 {
     lock(g->param->o);
-    bool unused = !g->wrote;
+    bool unused = !g->wrote && !g->refused;
     unlock(g->param->o);
     return unused;
 }

@@ -8,6 +8,7 @@
 #include "tiering/base/base.h"
 
 struct ht_param;
+struct ht_quota_user;
 struct ht_range_own;
 struct ht_root;
 
@@ -21,15 +22,19 @@ struct ht_opt_window {
 /* account.c: the bytes that an opener itself wrote since its last flush, if they are kept. */
 struct ht_opt_account {
     struct ht_optim *o; /* NULL: they are not kept */
+    struct ht_quota_user *user;
     uint32_t count, cap;
     struct ht_range_own **own; /* in ascending order of ranges */
 };
 /*
- * -ENOMEM; -E2BIG: too many pieces; -EDQUOT: all accounts together take too much memory for that. Some of the bytes may
- * be in it then.
+ * -ENOMEM; -E2BIG: too many pieces; -EDQUOT: the accounts of this user have too much memory for that, or those of all.
+ * Some of the bytes may be in it then, and the caller removes them.
  */
 int ht_opt_account_add(struct ht_opt_account *a, const struct ht_param *p, uint64_t begin, uint64_t end)
     HT_REQUIRES(HT_LOCK_OPTIM) HT_MUST_CHECK;
+/* Bytes of a write that failed belong to nobody. If a set cannot be cut for want of memory, none of its range do. */
+void ht_opt_account_remove(struct ht_opt_account *a, const struct ht_param *p, uint64_t begin, uint64_t end)
+    HT_REQUIRES(HT_LOCK_OPTIM);
 /* They count as not written. If a set cannot be cut for want of memory, its whole range. */
 void ht_opt_account_drop(const struct ht_opt_account *a, struct ht_param *p) HT_REQUIRES(HT_LOCK_OPTIM);
 void ht_opt_account_clear(struct ht_opt_account *a) HT_REQUIRES(HT_LOCK_OPTIM);
@@ -45,7 +50,7 @@ struct ht_grad {
     bool spoiled;   /* a write went beyond the end: the next flush refuses this opener's bytes */
     uint64_t sized; /* size that was set after the last write, for the next flush; 0: none */
 
-    bool wrote; /* ever */
+    bool wrote, refused; /* ever: bytes; a write that failed */
 };
 
 /* Was the gradient refused only because the step before failed after its request? The root's error says how it did. */

@@ -184,7 +184,7 @@ static int read_spool(struct ht_topk *t, uint64_t off, void *buf, size_t len) HT
 /* A value must be an element of the gradient without rounding. */
 static bool exact(uint8_t dtype, uint8_t grad_dtype)
 {
-    return ht_kernel_dtype_bytes(dtype) && (dtype == grad_dtype || grad_dtype == HT_DTYPE_F32);
+    return ht_dtype_trained_bytes(dtype) && (dtype == grad_dtype || grad_dtype == HT_DTYPE_F32);
 }
 
 static int validate_counts(struct ht_topk *t, uint64_t elements, uint64_t count) HT_REQUIRES(HT_LOCK_TOPK)
@@ -216,7 +216,7 @@ static int validate_header(struct ht_topk *t, const struct ht_topk_header *h, ui
         return refuse(t, "header: values of dtype %u are no elements of this gradient: give those of its grad_dtype",
                       h->dtype);
     t->dtype = h->dtype;
-    t->value_bytes = ht_kernel_dtype_bytes(h->dtype);
+    t->value_bytes = ht_dtype_trained_bytes(h->dtype);
     return validate_counts(t, ht_le64_load(&h->elements), ht_le64_load(&h->count));
 }
 

@@ -52,11 +52,16 @@ static const struct word words[] = {
     {"redo", CHOICE, FIELD(redo), 0, 1, false, "off or on", "off on"},
     {"partial", FLAG, FIELD(partial), 0, 1, false, "0 or 1"},
     {"maximize", FLAG, FIELD(maximize), 0, 1, false, "0 or 1"},
+    {"frozen", FLAG, FIELD(frozen), 0, 1, false, "0 or 1"},
+    {"missed", COUNT, FIELD(missed), 0, UINT32_MAX, false, "a whole number from 0 to 4294967295"},
 };
 
 /* Beside those of the rule. */
 static const char common_words[] = "durable_every partial maximize grad_scale max_grad_norm skip_nonfinite "
                                    "accumulate accumulate_mode retain retain_every retain_must redo redo_keep";
+
+/* The same, of a section of a parameter. */
+static const char section_words[] = "maximize frozen missed";
 
 /* Words that people try because torch.optim has them. */
 static const struct {
@@ -129,9 +134,10 @@ static int place_in(const char *list, const char *name, size_t len)
     return -1;
 }
 
-static const struct word *find_word(const struct ht_rule *rule, const char *name, size_t len)
+/* others: those beside the words of the rule. */
+static const struct word *find_word(const struct ht_rule *rule, const char *others, const char *name, size_t len)
 {
-    if (place_in(rule->words, name, len) < 0 && place_in(common_words, name, len) < 0)
+    if (place_in(rule->words, name, len) < 0 && place_in(others, name, len) < 0)
         return NULL;
     for (size_t i = 0; i < HT_ARRAY_SIZE(words); i++) {
         if (strlen(words[i].name) == len && !memcmp(words[i].name, name, len))
@@ -140,13 +146,13 @@ static const struct word *find_word(const struct ht_rule *rule, const char *name
     return NULL;
 }
 
-static int refuse_word(const struct ht_rule *rule, const char *text, size_t len, char *err)
+static int refuse_word(const struct ht_rule *rule, const char *others, const char *text, size_t len, char *err)
 {
     for (size_t i = 0; i < HT_ARRAY_SIZE(absent_words); i++) {
         if (strlen(absent_words[i].name) == len && !memcmp(absent_words[i].name, text, len))
             return refuse(err, "%s %s", absent_words[i].name, absent_words[i].why);
     }
-    return refuse(err, "\"%s\" is no word=value of %s; words: %s %s", text, rule->name, rule->words, common_words);
+    return refuse(err, "\"%s\" is no word=value of %s; words: %s %s", text, rule->name, rule->words, others);
 }
 
 /* Decimal numbers only: strtod also takes hexadecimal ones, infinities and NaN. */
@@ -188,16 +194,16 @@ static void set_word(const struct word *w, double value, struct ht_optim_config 
 }
 
 /* seen: bit i: words[i] was there. */
-static int parse_word(const struct token *t, unsigned *seen, struct ht_optim_config *out, char *err)
+static int parse_word(const struct token *t, const char *others, unsigned *seen, struct ht_optim_config *out, char *err)
 {
     const struct ht_rule *rule = ht_rule_of(out->rule);
     const char *equals = strchr(t->text, '=');
     size_t len = equals ? (size_t)(equals - t->text) : strlen(t->text);
-    const struct word *w = equals ? find_word(rule, t->text, len) : NULL;
+    const struct word *w = equals ? find_word(rule, others, t->text, len) : NULL;
     double value;
 
     if (!w)
-        return refuse_word(rule, t->text, len, err);
+        return refuse_word(rule, others, t->text, len, err);
     if (*seen & 1u << (w - words))
         return refuse(err, "%s is given twice", w->name);
     if (t->cut || !parse_value(w, equals + 1, &value) || !in_range(w, value))
@@ -243,27 +249,40 @@ static int begin_config(const char **pos, const char *end, const struct ht_optim
     return 0;
 }
 
-static int parse(const char *text, size_t len, const struct ht_optim_config *base, struct ht_optim_config *out,
-                 char err[HT_OPTIM_ERROR_MAX])
+/* Words from pos on amend config. */
+static int parse_words(const char *pos, const char *end, const char *others, struct ht_optim_config config,
+                       struct ht_optim_config *out, char err[HT_OPTIM_ERROR_MAX])
 {
-    const char *pos = text, *end = text + len;
-    struct ht_optim_config config;
     struct token t;
     unsigned seen = 0;
-    int rc;
 
-    if (len > HT_OPTIM_CONFIG_TEXT_MAX)
-        return refuse(err, "%zu characters; at most %d", len, HT_OPTIM_CONFIG_TEXT_MAX);
-    rc = begin_config(&pos, end, base, &config, err);
-    while (!rc && next_token(&pos, end, &t))
-        rc = parse_word(&t, &seen, &config, err);
-    if (rc)
-        return rc;
+    while (next_token(&pos, end, &t)) {
+        int rc = parse_word(&t, others, &seen, &config, err);
+        if (rc)
+            return rc;
+    }
     const char *wrong = ht_rule_of(config.rule)->refuse ? ht_rule_of(config.rule)->refuse(&config) : NULL;
     if (wrong)
         return refuse(err, "%s", wrong);
     *out = config;
     return 0;
+}
+
+static int refuse_length(size_t len, char err[HT_OPTIM_ERROR_MAX])
+{
+    return refuse(err, "%zu characters; at most %d", len, HT_OPTIM_CONFIG_TEXT_MAX);
+}
+
+static int parse(const char *text, size_t len, const struct ht_optim_config *base, struct ht_optim_config *out,
+                 char err[HT_OPTIM_ERROR_MAX])
+{
+    const char *pos = text, *end = text + len;
+    struct ht_optim_config config;
+
+    if (len > HT_OPTIM_CONFIG_TEXT_MAX)
+        return refuse_length(len, err);
+    int rc = begin_config(&pos, end, base, &config, err);
+    return rc ? rc : parse_words(pos, end, common_words, config, out, err);
 }
 
 int ht_optim_config_parse(const char *text, size_t len, struct ht_optim_config *out, char err[HT_OPTIM_ERROR_MAX])
@@ -275,6 +294,19 @@ int ht_optim_config_amend(const char *text, size_t len, const struct ht_optim_co
                           char err[HT_OPTIM_ERROR_MAX])
 {
     return parse(text, len, base, out, err);
+}
+
+int ht_optim_config_amend_section(const char *text, size_t len, const struct ht_optim_config *base,
+                                  struct ht_optim_config *out, char err[HT_OPTIM_ERROR_MAX])
+{
+    const char *pos = text;
+    struct token t;
+
+    if (len > HT_OPTIM_CONFIG_TEXT_MAX)
+        return refuse_length(len, err);
+    if (!next_token(&pos, text + len, &t))
+        return refuse(err, "the range has no words");
+    return parse_words(text, text + len, section_words, *base, out, err);
 }
 
 /* As few digits as give the same number. */
@@ -313,7 +345,7 @@ void ht_optim_config_text(const struct ht_optim_config *c, char *buf, size_t cap
 
     for (size_t i = 0; i < HT_ARRAY_SIZE(words) && used < cap; i++) {
         const struct word *w = &words[i];
-        if (!find_word(rule, w->name, strlen(w->name)))
+        if (!find_word(rule, common_words, w->name, strlen(w->name)))
             continue;
         put_value(w, c, value);
         used += (size_t)snprintf(buf + used, cap - used, " %s=%s", w->name, value);

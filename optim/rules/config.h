@@ -23,6 +23,8 @@ struct ht_optim_config {
     bool retain_must;       /* a commit that cannot keep its step fails */
     uint32_t redo_keep;     /* logged steps that stay readable; default 0 */
     bool redo;              /* a step is durable when its gradients are; every durable_every-th publishes all */
+    bool frozen;            /* of a section (sections.h): its elements and their state stay as they are */
+    uint32_t missed;        /* of a section: so many steps of the parameter did not count for it */
 };
 enum { HT_OPTIM_CONFIG_TEXT_MAX = 1024, HT_OPTIM_ERROR_MAX = 256, HT_ACCUMULATE_MAX = 65536, HT_REDO_KEEP_MAX = 128 };
 /*
@@ -39,6 +41,9 @@ int ht_optim_config_parse(const char *text, size_t len, struct ht_optim_config *
  */
 int ht_optim_config_amend(const char *text, size_t len, const struct ht_optim_config *base, struct ht_optim_config *out,
                           char err[HT_OPTIM_ERROR_MAX]) HT_MUST_CHECK;
+/* The same for a section of a parameter: words of the rule, maximize, frozen and missed, and no other. */
+int ht_optim_config_amend_section(const char *text, size_t len, const struct ht_optim_config *base,
+                                  struct ht_optim_config *out, char err[HT_OPTIM_ERROR_MAX]) HT_MUST_CHECK;
 /* The rule and all words that it has, as a text that parses to the same. Cut if it does not fit in cap bytes. */
 void ht_optim_config_text(const struct ht_optim_config *c, char *buf, size_t cap);
 

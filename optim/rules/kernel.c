@@ -88,19 +88,6 @@ float ht_kernel_element(const void *array, uint8_t dtype, size_t i)
     return dtype == HT_DTYPE_BF16 ? ht_bf16_to_f32(half) : ht_f16_to_f32(half);
 }
 
-uint8_t ht_kernel_dtype_bytes(uint8_t dtype)
-{
-    switch (dtype) {
-    case HT_DTYPE_F32:
-        return 4;
-    case HT_DTYPE_BF16:
-    case HT_DTYPE_F16:
-        return 2;
-    default:
-        return 0;
-    }
-}
-
 /* NULL: this CPU lacks instructions that they need. */
 static const struct ht_kernels *avx2(void)
 {

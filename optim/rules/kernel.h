@@ -111,8 +111,6 @@ extern const struct ht_kernels ht_kernels_avx2;
 const struct ht_kernels *ht_kernels_choose(void);
 /* Element i of an array of a dtype that gradients can have. */
 float ht_kernel_element(const void *array, uint8_t dtype, size_t i);
-/* Bytes of an element of a parameter or gradient: 4, 2, or 0 for a dtype that is none. */
-uint8_t ht_kernel_dtype_bytes(uint8_t dtype);
 
 /* bf16, f16 <-> f32, round to nearest even, subnormals kept; NaN stays NaN (quiet). */
 uint16_t ht_f32_to_bf16(float x);

@@ -13,8 +13,8 @@ static uint64_t update_tail(const struct ht_scalars *s, const struct ht_update *
     size_t done = n & ~(size_t)(HT_LANES - 1);
     struct ht_update tail = *u;
 
-    tail.p = (uint8_t *)u->p + done * ht_kernel_dtype_bytes(u->p_dtype);
-    tail.g = (const uint8_t *)u->g + done * ht_kernel_dtype_bytes(u->g_dtype);
+    tail.p = (uint8_t *)u->p + done * ht_dtype_trained_bytes(u->p_dtype);
+    tail.g = (const uint8_t *)u->g + done * ht_dtype_trained_bytes(u->g_dtype);
     tail.master = u->master ? u->master + done : NULL;
     for (unsigned k = 0; k < HT_KERNEL_STATES_MAX; k++)
         tail.state[k] = u->state[k] ? u->state[k] + done : NULL;
@@ -66,7 +66,8 @@ static void add_avx2(float *sum, const void *g, uint8_t dtype, size_t n, bool fi
     size_t done = n & ~(size_t)(HT_LANES - 1);
 
     add_by_gradient(sum, g, dtype, n, first);
-    ht_kernels_scalar.add(sum + done, (const uint8_t *)g + done * ht_kernel_dtype_bytes(dtype), dtype, n - done, first);
+    ht_kernels_scalar.add(sum + done, (const uint8_t *)g + done * ht_dtype_trained_bytes(dtype), dtype, n - done,
+                          first);
 }
 
 static void join_avx2(float *master, const uint16_t *p, const uint16_t *low, uint32_t upper, size_t n)

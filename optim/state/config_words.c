@@ -7,6 +7,7 @@
  * for the next step, for every parameter alike.
  */
 #include "optim/rules/config.h"
+#include "optim/rules/sections.h"
 #include "optim/optim.h"
 #include "optim/state/context.h"
 #include "optim/state/param.h"
@@ -30,10 +31,10 @@ uint64_t ht_optim_words_as_of(struct ht_optim *o, uint64_t id)
 }
 
 static int ask(struct ht_optim *o, uint64_t oid, uint64_t as_of, const struct ht_optim_config *base,
-               struct ht_optim_config *out, char err[HT_OPTIM_ERROR_MAX])
+               struct ht_optim_config *out, struct ht_optim_sections *sections, char err[HT_OPTIM_ERROR_MAX])
 {
     *out = *base;
-    return o->hooks.override ? o->hooks.override(o->hooks.ctx, oid, as_of, base, out, err) : 0;
+    return o->hooks.override ? o->hooks.override(o->hooks.ctx, oid, as_of, base, out, sections, err) : 0;
 }
 
 /* Latched words are not read again. */
@@ -55,7 +56,8 @@ void ht_opt_words_read(struct ht_param *p, struct ht_words *w)
     w->step = root->open;
     w->changes = o->words_changes;
     unlock(o);
-    w->error = ask(o, p->oid, as_of, &base, &w->config, w->why);
+    ht_optim_sections_free(&w->sections);
+    w->error = ask(o, p->oid, as_of, &base, &w->config, &w->sections, w->why);
     lock(o);
 }
 
@@ -73,7 +75,7 @@ int ht_optim_words_of(struct ht_optim *o, uint64_t id, uint64_t oid, struct ht_o
     if (!found)
         return -ENOENT;
     if (oid)
-        return ask(o, oid, UINT64_MAX, &base, out, err);
+        return ask(o, oid, UINT64_MAX, &base, out, NULL, err);
     *out = base;
     return 0;
 }

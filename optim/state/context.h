@@ -44,6 +44,7 @@
 #include "tiering/base/idtable.h"
 #include "tiering/base/list.h"
 #include "tiering/base/lock.h"
+#include "tiering/base/quota.h"
 #include "tiering/api/store.h"
 
 enum { HT_THREADS_MAX = 64, HT_CLOSERS_MAX = 16 };
@@ -76,9 +77,9 @@ struct ht_optim {
     struct ht_id_table states_by_oid; /* struct ht_state_link */
     HT_GUARDED_BY(HT_LOCK_OPTIM) struct {
         uint64_t next_seq;
-        uint64_t meta_bytes;    /* of roots, parameters and ranges */
-        uint64_t account_bytes; /* of struct ht_range_own */
-        uint64_t waiting_bytes; /* of all roots */
+        uint64_t meta_bytes;      /* of roots, parameters and ranges */
+        struct ht_quota accounts; /* bytes of struct ht_range_own */
+        uint64_t waiting_bytes;   /* of all roots */
         uint64_t last_step_number, last_claim;
         uint64_t words_changes; /* of roots and of the words that amend theirs */
     };

@@ -26,7 +26,7 @@ static bool is_copied(const struct ht_param *p, const struct ht_copy *k) HT_REQU
 /* As much as ht_opt_state_create reserves. */
 static void reserve_rewrites(const struct ht_param *p, struct ht_copy *k)
 {
-    ht_copy_reserve(k, p->oid, p->cur.elements * ht_kernel_dtype_bytes(p->cur.dtype));
+    ht_copy_reserve(k, p->oid, p->cur.elements * ht_dtype_trained_bytes(p->cur.dtype));
     for (unsigned i = 0; i < p->cur.layout.count; i++)
         ht_copy_reserve(k, p->cur.oid[i], ht_opt_state_bytes(&p->shape, p->cur.layout.kind[i]));
 }
@@ -124,7 +124,7 @@ static void put_twin(const struct ht_param *p, struct ht_param *twin, const stru
         meta.oid[i] = ht_copy_of(k, meta.oid[i]);
     twin->cur = meta;
     ht_opt_totals_update(twin);
-    int rc = ht_opt_shape_of(&twin->shape, meta.elements * ht_kernel_dtype_bytes(meta.dtype), meta.chunk_bytes,
+    int rc = ht_opt_shape_of(&twin->shape, meta.elements * ht_dtype_trained_bytes(meta.dtype), meta.chunk_bytes,
                              meta.dtype, meta.dtype);
     (void)rc; /* the same as that of p */
     ht_opt_publish_param(twin, tx);

@@ -66,7 +66,7 @@ static int find_word(struct ht_optim *o, const struct ht_param_desc *desc, const
 int ht_optim_state_name(struct ht_optim *o, const struct ht_param_desc *desc, unsigned index, const char **out_name)
 {
     struct ht_layout layout;
-    int rc = ht_kernel_dtype_bytes(desc->dtype) ? find_layout(o, desc, &layout) : -ENOENT;
+    int rc = ht_dtype_trained_bytes(desc->dtype) ? find_layout(o, desc, &layout) : -ENOENT;
 
     if (rc || index > file_count(&layout))
         return -ENOENT;
@@ -80,7 +80,7 @@ int64_t ht_optim_state_size(struct ht_optim *o, const struct ht_param_desc *desc
     int word = find_word(o, desc, name, &layout);
     int64_t size = 0;
 
-    if (word < 0 || !ht_kernel_dtype_bytes(desc->dtype))
+    if (word < 0 || !ht_dtype_trained_bytes(desc->dtype))
         return -ENOENT;
     lock(o);
     const struct ht_param *p = ht_opt_param_find(o, ht_obj_id(desc->obj));

@@ -25,11 +25,21 @@ static uint32_t first_ending_at(const struct ht_interval_set *s, uint32_t pos)
     return lo;
 }
 
+static bool is_full(const struct ht_interval_set *s)
+{
+    return s->count == (s->cap ? s->cap : 1);
+}
+
+static uint32_t next_cap(const struct ht_interval_set *s)
+{
+    return s->cap ? s->cap * 2 : 4;
+}
+
 static int grow(struct ht_interval_set *s)
 {
-    uint32_t cap = s->cap ? s->cap * 2 : 4;
+    uint32_t cap = next_cap(s);
 
-    if (s->count < (s->cap ? s->cap : 1))
+    if (!is_full(s))
         return 0;
     if (s->count >= HT_INTERVALS_MAX)
         return -E2BIG;
@@ -84,6 +94,13 @@ int ht_interval_set_add(struct ht_interval_set *s, uint32_t begin, uint32_t end)
     return 0;
 }
 
+size_t ht_interval_set_growth(const struct ht_interval_set *s, uint32_t begin, uint32_t end)
+{
+    if (begin >= end || !is_full(s) || ht_interval_set_overlap(s, begin - (begin > 0), end + 1))
+        return 0;
+    return (next_cap(s) - s->cap) * sizeof(struct ht_interval);
+}
+
 int ht_interval_set_remove(struct ht_interval_set *s, uint32_t begin, uint32_t end)
 {
     if (begin >= end)
@@ -128,18 +145,51 @@ static int append_common(struct ht_interval_set *to, const struct ht_interval_se
     return rc;
 }
 
-int ht_interval_set_intersect(struct ht_interval_set *s, const struct ht_interval_set *other)
+/* Adds what s has and other has not, in order. */
+static int append_rest(struct ht_interval_set *to, const struct ht_interval_set *s, const struct ht_interval_set *other)
 {
-    struct ht_interval_set common = {0};
-    int rc = append_common(&common, s, other);
+    const struct ht_interval *v = ht_interval_set_all(s), *w = ht_interval_set_all(other);
+    int rc = 0;
+
+    for (uint32_t i = 0, j = 0; i < s->count; i++) {
+        for (uint32_t begin = v[i].begin; begin < v[i].end && !rc;) {
+            while (j < other->count && w[j].end <= begin)
+                j++;
+            bool cut = j < other->count && w[j].begin < v[i].end;
+            uint32_t end = cut ? w[j].begin : v[i].end;
+            if (begin < end)
+                rc = insert(to, to->count, (struct ht_interval){begin, end});
+            begin = cut ? w[j].end : v[i].end;
+        }
+    }
+    return rc;
+}
+
+typedef int append_fn(struct ht_interval_set *to, const struct ht_interval_set *s, const struct ht_interval_set *other);
+
+/* The set becomes what append makes of both. */
+static int make_of_both(struct ht_interval_set *s, const struct ht_interval_set *other, append_fn *append)
+{
+    struct ht_interval_set made = {0};
+    int rc = append(&made, s, other);
 
     if (rc) {
-        ht_interval_set_free(&common);
+        ht_interval_set_free(&made);
         return rc;
     }
     ht_interval_set_free(s);
-    *s = common;
+    *s = made;
     return 0;
+}
+
+int ht_interval_set_intersect(struct ht_interval_set *s, const struct ht_interval_set *other)
+{
+    return make_of_both(s, other, append_common);
+}
+
+int ht_interval_set_subtract(struct ht_interval_set *s, const struct ht_interval_set *other)
+{
+    return make_of_both(s, other, append_rest);
 }
 
 bool ht_interval_set_overlap(const struct ht_interval_set *s, uint32_t begin, uint32_t end)

@@ -30,11 +30,15 @@ static inline const struct ht_interval *ht_interval_set_all(const struct ht_inte
 /* -ENOMEM; -E2BIG: more than HT_INTERVALS_MAX. Nothing changed then. An empty interval is fine. */
 int ht_interval_set_add(struct ht_interval_set *s, uint32_t begin, uint32_t end) HT_MUST_CHECK;
 int ht_interval_set_remove(struct ht_interval_set *s, uint32_t begin, uint32_t end) HT_MUST_CHECK;
+/* So many bytes of memory more the set would take with this interval. */
+size_t ht_interval_set_growth(const struct ht_interval_set *s, uint32_t begin, uint32_t end);
 /*
  * Keeps the bytes that are in both, in one walk. -ENOMEM; -E2BIG: more than HT_INTERVALS_MAX. Nothing changed then.
  * With an empty set it needs no memory.
  */
 int ht_interval_set_intersect(struct ht_interval_set *s, const struct ht_interval_set *other) HT_MUST_CHECK;
+/* Keeps the bytes that are not in the other one; otherwise the same. Without memory: if nothing is left. */
+int ht_interval_set_subtract(struct ht_interval_set *s, const struct ht_interval_set *other) HT_MUST_CHECK;
 bool ht_interval_set_overlap(const struct ht_interval_set *s, uint32_t begin, uint32_t end);
 bool ht_interval_set_cover(const struct ht_interval_set *s, uint32_t begin, uint32_t end);
 /*

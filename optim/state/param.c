@@ -15,6 +15,7 @@
 #include "optim/state/range.h"
 #include "optim/state/records.h"
 #include "optim/state/root.h"
+#include "optim/state/sections.h"
 
 /* ------------------------------------------------------------------- table */
 
@@ -107,6 +108,7 @@ void ht_opt_param_free(struct ht_param *p)
     ht_opt_totals_remove(p);
     ht_opt_param_put_objects(p);
     ht_opt_ranges_free(p);
+    ht_opt_sections_free(p);
     ht_list_del(&p->touched);
     ht_list_del(&p->all);
     ht_list_del(&p->of_root);

@@ -6,12 +6,14 @@
 #include "optim/optim.h"
 #include "optim/rules/kernel.h"
 #include "optim/rules/rule.h"
+#include "optim/rules/sections.h"
 #include "tiering/base/base.h"
 #include "tiering/base/idtable.h"
 #include "tiering/base/list.h"
 #include "tiering/api/tx.h"
 #include "optim/state/totals.h"
 
+struct ht_param_sections;
 struct ht_range;
 struct ht_root;
 
@@ -102,8 +104,11 @@ struct ht_param {
     };
     /* Latched by its first gradient of the step; state may be deleted while an update is running. */
     struct ht_scalars scalars;
+    struct ht_param_sections
+        *sections; /* for elements that have others (sections.h); NULL: there is no memory for any */
     struct ht_layout layout;
-    uint32_t redo_place; /* in the summary of a logged step, while that is made */
+    uint32_t redo_place; /* in the summary of a logged step, while that is made; in a replay: updates of this part */
+    uint64_t redo_at;    /* in a replay: its place in the row of all content (step/redo_parts.c) */
     double *squares; /* sums of squares of the gradient, by HT_SUM_SPAN elements (squares.h); NULL: none were needed */
 
     struct ht_list waiters;
@@ -173,7 +178,8 @@ int ht_opt_sum_delete(struct ht_param *p) HT_EXCLUDES(HT_LOCK_OPTIM) HT_MUST_CHE
 /* The words for a parameter's gradient, and the step they were read for. */
 struct ht_words {
     struct ht_optim_config config;
-    uint64_t step, changes; /* root.open and optim.words_changes when it was read */
+    struct ht_optim_sections sections; /* owned by who declares this */
+    uint64_t step, changes;            /* root.open and optim.words_changes when it was read */
     bool read;
     int error;    /* they make no sense together */
     bool refused; /* out: for that reason nothing was applied */

@@ -215,7 +215,7 @@ static int open_in_root(struct ht_root *root, const struct ht_param_desc *desc, 
     struct ht_param_shape shape;
     int rc = ht_opt_shape_of(&shape, bytes, ht_obj_chunk_bytes(desc->obj), desc->dtype, dtype_of_gradient(root, desc));
 
-    if (rc && !(ht_kernel_dtype_bytes(desc->dtype) && ht_kernel_dtype_bytes(desc->grad_dtype)))
+    if (rc && !(ht_dtype_trained_bytes(desc->dtype) && ht_dtype_trained_bytes(desc->grad_dtype)))
         ht_opt_refuse(root, HT_EVENT_GRADIENT_REFUSED, oid, "parameters and gradients are f32, bf16 or f16");
     else if (rc)
         ht_opt_refuse(root, HT_EVENT_GRADIENT_REFUSED, oid, "%llu bytes are no whole number of elements",

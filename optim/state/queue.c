@@ -50,9 +50,25 @@ void ht_opt_root_ready(struct ht_root *root)
     ht_opt_wake_worker(o);
 }
 
+/*
+ * Memory for the gradient of a range. Only the first chunk of an object has a short image, so the last range of several
+ * takes as much as the others.
+ */
+static uint32_t image_bytes(const struct ht_param *p, uint64_t index)
+{
+    const struct ht_param_shape *s = &p->shape;
+    uint32_t least = ht_opt_range_grad_bytes(p, index);
+
+    if (s->range_count > 1)
+        return s->range_elements * s->g_bytes;
+    if (least > s->chunk_bytes)
+        return (uint32_t)ht_round_up(least, s->chunk_bytes);
+    return ht_obj_first_image_bytes(least);
+}
+
 uint32_t ht_opt_range_backlog_bytes(const struct ht_range *r, unsigned work)
 {
-    return (work & ~(unsigned)HT_WORK_LOG) == HT_WORK_MEASURE ? 0 : ht_opt_range_grad_bytes(r->param, r->index);
+    return (work & ~(unsigned)HT_WORK_LOG) == HT_WORK_MEASURE ? 0 : image_bytes(r->param, r->index);
 }
 
 /* Before the first parameter that is not due earlier; looks at a few only. */

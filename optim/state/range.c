@@ -23,7 +23,7 @@
 
 int ht_opt_shape_of(struct ht_param_shape *out, uint64_t bytes, uint32_t chunk_bytes, uint8_t dtype, uint8_t grad_dtype)
 {
-    uint8_t p_bytes = ht_kernel_dtype_bytes(dtype), g_bytes = ht_kernel_dtype_bytes(grad_dtype);
+    uint8_t p_bytes = ht_dtype_trained_bytes(dtype), g_bytes = ht_dtype_trained_bytes(grad_dtype);
 
     if (!p_bytes || !g_bytes || bytes % p_bytes)
         return -EINVAL;
@@ -44,7 +44,7 @@ int ht_opt_state_shape(const struct ht_param *p, struct ht_param_shape *out)
 {
     const struct ht_param_meta *m = &p->cur;
 
-    return ht_opt_shape_of(out, m->elements * ht_kernel_dtype_bytes(m->dtype), m->chunk_bytes, m->dtype, m->dtype);
+    return ht_opt_shape_of(out, m->elements * ht_dtype_trained_bytes(m->dtype), m->chunk_bytes, m->dtype, m->dtype);
 }
 
 int ht_opt_ranges_init(struct ht_param *p, const struct ht_param_shape *shape)
@@ -79,10 +79,9 @@ void ht_opt_range_count_intervals(struct ht_range *r)
 void ht_opt_range_count_own(struct ht_optim *o, struct ht_range_own *own, bool freed)
 {
     uint32_t array = own->bytes.cap * (uint32_t)sizeof(struct ht_interval);
-    uint32_t bytes =
-        freed ? 0 : (uint32_t)(sizeof(*own) + 2 * sizeof(own)) + array; /* the account's array of pointers, too */
+    uint32_t bytes = freed ? 0 : HT_RANGE_OWN_BYTES + array;
 
-    o->account_bytes += (uint64_t)bytes - own->counted_bytes;
+    ht_quota_set(&o->accounts, own->user, own->user->taken + bytes - own->counted_bytes);
     own->counted_bytes = bytes;
 }
 

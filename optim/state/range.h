@@ -7,6 +7,7 @@
 #include "optim/optim.h"
 #include "tiering/base/base.h"
 #include "tiering/base/list.h"
+#include "tiering/base/quota.h"
 
 struct ht_param;
 struct ht_param_shape;
@@ -51,9 +52,12 @@ struct ht_range {
 struct ht_range_own {
     struct ht_list link; /* in range.own; by itself: the range is gone */
     struct ht_interval_set bytes;
-    uint64_t index;         /* of the range */
-    uint32_t counted_bytes; /* of this and its set, as far as optim.account_bytes has them */
+    uint64_t index;             /* of the range */
+    struct ht_quota_user *user; /* of its opener */
+    uint32_t counted_bytes;     /* of this and its set, as far as optim.accounts has them */
 };
+/* Without its set, but with what the account's array of pointers takes for it. */
+#define HT_RANGE_OWN_BYTES ((uint32_t)(sizeof(struct ht_range_own) + 2 * sizeof(struct ht_range_own *)))
 
 /* A write that is copying right now; on the writer's stack. */
 struct ht_inflight {
@@ -91,7 +95,10 @@ void ht_opt_range_count_intervals(struct ht_range *r) HT_REQUIRES(HT_LOCK_OPTIM)
 void ht_opt_range_count_own(struct ht_optim *o, struct ht_range_own *own, bool freed) HT_REQUIRES(HT_LOCK_OPTIM);
 /* Whether ranges of this parameter share chunks of the gradient with their neighbours. */
 bool ht_opt_ranges_share(const struct ht_param *p);
-/* What a range counts in root.backlog_bytes while it has this work: a gradient that is only measured stays anyway. */
+/*
+ * What a range counts in root.backlog_bytes while it has this work: the memory of its gradient's image, which takes
+ * more than a few elements need. A gradient that is only measured stays anyway.
+ */
 uint32_t ht_opt_range_backlog_bytes(const struct ht_range *r, unsigned work);
 /* The frozen bytes belong to no step any more, and any opener may write them anew: no account has them. */
 void ht_opt_range_thaw(struct ht_range *r) HT_REQUIRES(HT_LOCK_OPTIM);

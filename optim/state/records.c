@@ -298,7 +298,7 @@ static bool masters_fit(const struct ht_param_meta *meta)
         if (l->kind[i] == HT_STATE_MASTER || l->kind[i] >= HT_STATE_MASTER_LOW)
             return false;
     }
-    return others <= HT_KERNEL_STATES_MAX && (masters > 0) == (ht_kernel_dtype_bytes(meta->dtype) == 2) &&
+    return others <= HT_KERNEL_STATES_MAX && (masters > 0) == (ht_dtype_trained_bytes(meta->dtype) == 2) &&
         (masters < 2 || meta->dtype == HT_DTYPE_BF16);
 }
 
@@ -326,7 +326,7 @@ static int read_meta(struct ht_reader *in, struct ht_param_meta *meta)
     meta->chunk_bytes = ht_get_u32(in);
     meta->elements = ht_get_u64(in);
     meta->t = ht_get_u64(in);
-    if (in->bad || zero || !ht_kernel_dtype_bytes(meta->dtype) || count > HT_STATES_MAX ||
+    if (in->bad || zero || !ht_dtype_trained_bytes(meta->dtype) || count > HT_STATES_MAX ||
         (meta->chunk_bytes != HT_CHUNK_BYTES && meta->chunk_bytes != HT_SMALL_CHUNK_BYTES) ||
         meta->elements > HT_FILE_BYTES_MAX / 4 || meta->t > 1ull << 53)
         return -EUCLEAN;
@@ -349,7 +349,7 @@ static int put_in_table(struct ht_optim *o, uint64_t oid, uint64_t root_id, cons
         return -ENOMEM;
     p->cur = p->pub = *meta;
     ht_opt_totals_update(p);
-    return ht_opt_shape_of(&p->shape, meta->elements * ht_kernel_dtype_bytes(meta->dtype), meta->chunk_bytes,
+    return ht_opt_shape_of(&p->shape, meta->elements * ht_dtype_trained_bytes(meta->dtype), meta->chunk_bytes,
                            meta->dtype, meta->dtype);
 }
 

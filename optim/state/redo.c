@@ -104,7 +104,7 @@ void ht_opt_redo_reset(struct ht_root *root)
     redo->obj = NULL;
     redo->used = redo->unwritten = 0;
     redo->pieces = 0;
-    redo->counted = redo->sparse = false;
+    redo->counted = redo->sparse = redo->sections = false;
     ht_buf_reset(&redo->summary);
 }
 
@@ -306,18 +306,27 @@ void ht_opt_redo_free(struct ht_root *root)
     *redo = (struct ht_redo){.wanted = false};
 }
 
-/* All steps count alike. */
+bool ht_opt_redo_ends_part(const struct ht_root *root)
+{
+    const struct ht_redo *redo = &root->redo;
+
+    return redo->replaying && redo->part + 1 < redo->parts.count &&
+        redo->replayed + 1 == (redo->part + 1) * redo->steps;
+}
+
+/* All steps of all parts count alike. */
 void ht_opt_redo_progress(const struct ht_root *root, struct ht_redo_progress *out)
 {
     const struct ht_redo *redo = &root->redo;
-    uint64_t done = redo->replayed, ns = ht_now_ns() - redo->replay_began_ns;
+    uint64_t parts = redo->parts.count ? redo->parts.count : 1, all = redo->steps * parts, done = redo->replayed;
+    uint64_t ns = ht_now_ns() - redo->replay_began_ns, left = all > done ? all - done : 0;
 
     *out = (struct ht_redo_progress){0};
     if (!redo->replaying)
         return;
     out->steps = redo->steps;
-    out->left = redo->steps > done ? redo->steps - done : 0;
-    out->seconds_left = done ? (ns / done * out->left + 999999999) / 1000000000 : 0;
+    out->left = ht_div_up(left, parts);
+    out->seconds_left = done ? (ns / done * left + 999999999) / 1000000000 : 0;
 }
 
 uint64_t ht_opt_redo_step_of(const struct ht_root *root, uint64_t oid)

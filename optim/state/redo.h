@@ -10,7 +10,7 @@
  *   boundary     ----------> summary: scalars and pieces of each parameter                   state/redo_summary.c
  *   publication  ----------> the object and its record, in the transaction of the commit            state/redo.c
  *   full step    ----------> all such objects are deleted, in the transaction that publishes all     state/redo.c
- *   mount, abort ----------> F, then the steps after it, by ordinary updates                    step/redo_replay.c
+ *   mount, abort ----------> F, then the steps after it, by ordinary updates    step/redo_replay.c, redo_parts.c
  *   abort without an update -> as the last logged step has left them                                  step/abort.c
  *   readers      ----------> with redo_keep the last steps, also full ones         redo_hold.c, redo_read.c
  *   settings     ----------> space is set aside for the steps up to the next full one        redo_space.c
@@ -60,6 +60,17 @@ struct ht_redo_held {
     struct ht_obj *obj; /* reference */
 };
 
+/* A replay cuts the content of all parameters, in a row, into parts (step/redo_parts.c). */
+struct ht_redo_parts {
+    uint64_t bytes; /* of a part */
+    size_t count;
+};
+/* Where a parameter lies in the row. */
+struct ht_redo_place {
+    uint64_t at, range_bytes; /* bytes of a whole range, with its state */
+    uint64_t ranges;          /* that it has */
+};
+
 struct ht_redo {
     bool wanted;        /* the open step is to be logged */
     bool broken;        /* it cannot be */
@@ -67,6 +78,7 @@ struct ht_redo {
     bool renamed;       /* so is the name of a parameter; with gap */
     bool full;          /* so it does because a client asked for that */
     bool sparse;        /* its summary has a sparse piece */
+    bool sections;      /* its summary has a section of a parameter */
     bool counted;       /* obj and summary are of the last step, which is not durable yet: no worker runs until it is */
     bool logging;       /* the transaction of a commit that leaves parameters and state out */
     bool sparing;       /* that of an abort that leaves them as they are */
@@ -92,18 +104,21 @@ struct ht_redo {
     uint64_t heap_bytes;  /* of all these, as far as optim.meta_bytes has them */
     uint64_t aside_bytes; /* space of the store that is set aside for steps to come */
     uint64_t largest;     /* bytes of the largest step that was logged since the mount, or since the settings changed */
-    size_t replayed;      /* steps, while replaying */
     uint64_t replays;     /* since the mount */
     uint64_t replay_began_ns;
+    struct ht_redo_parts parts; /* of the last replay */
+    size_t part, replayed;      /* while replaying: the present part; steps of all parts */
 };
 
 /* How far a replay is; zeros where there is none. */
 struct ht_redo_progress {
-    uint64_t steps, left, seconds_left; /* seconds_left: 0 until a step has ended */
+    uint64_t steps, left, seconds_left; /* seconds_left: 0 until a step of a part has ended */
 };
 
 /* ---------------------------------------------------------------- redo.c */
 
+/* Is the present step of a replay the last one of a part that others follow? */
+bool ht_opt_redo_ends_part(const struct ht_root *root) HT_REQUIRES(HT_LOCK_OPTIM);
 void ht_opt_redo_progress(const struct ht_root *root, struct ht_redo_progress *out) HT_REQUIRES(HT_LOCK_OPTIM);
 
 /* A step opens: is it to be logged? */
@@ -190,8 +205,9 @@ bool ht_opt_redo_summarize(struct ht_root *root, bool skipped) HT_REQUIRES(HT_LO
 /* A summary that was read and checked as far as it says anything by itself. */
 struct ht_redo_summary {
     const uint8_t *param, *piece;
-    uint64_t params, pieces;
-    bool coded; /* pieces are struct ht_disk_redo_coded */
+    uint64_t params, pieces; /* params: with their sections */
+    bool coded;              /* pieces are struct ht_disk_redo_coded */
+    bool sections;           /* parameters may have sections */
 };
 struct ht_redo_param {
     uint64_t oid, steps, elements;
@@ -199,6 +215,7 @@ struct ht_redo_param {
     uint8_t dtype, grad_dtype;
     struct ht_scalars scalars;
 };
+struct ht_param_section; /* sections.h */
 /* -EUCLEAN: senseless. */
 int ht_opt_redo_parse(const uint8_t *bytes, size_t len, uint64_t step, struct ht_redo_summary *out) HT_MUST_CHECK;
 /*
@@ -217,6 +234,13 @@ bool ht_opt_redo_fits(const struct ht_param *p, struct ht_obj *file, uint64_t up
 /* The piece lies in a range of this shape, and has whole elements, or whole entries of such. */
 bool ht_opt_redo_piece_fits(const struct ht_param_shape *shape, const struct ht_redo_piece *piece);
 int ht_opt_redo_param_at(const struct ht_redo_summary *s, uint64_t i, struct ht_redo_param *out) HT_MUST_CHECK;
+/* Is there a section of the parameter before it, and no parameter? */
+bool ht_opt_redo_is_section(const struct ht_redo_summary *s, uint64_t i);
+/* A section of these elements, of which `from` is the first one that it may have. */
+int ht_opt_redo_section_at(const struct ht_redo_summary *s, uint64_t i, uint64_t oid, uint64_t from, uint64_t elements,
+                           struct ht_param_section *out) HT_MUST_CHECK;
+/* Checks all sections of parameter i. *out_count: how many follow it. */
+int ht_opt_redo_sections_of(const struct ht_redo_summary *s, uint64_t i, uint64_t *out_count) HT_MUST_CHECK;
 /* Without the parameter's number; instead its place among the parameters. */
 int ht_opt_redo_piece_at(const struct ht_redo_summary *s, uint64_t i, uint32_t *out_param,
                          struct ht_redo_piece *out) HT_MUST_CHECK;

@@ -33,12 +33,19 @@ struct place {
 
 /* -------------------------------------------------------------- parameters */
 
+static const char no_numbers[] = "its summary has numbers that no update uses";
+
 static const char *check_param(struct redo_check *w, uint64_t i) HT_REQUIRES(HT_LOCK_OPTIM)
 {
     struct ht_redo_param want;
+    uint64_t sections;
 
+    if (ht_opt_redo_is_section(&w->s, i)) /* checked with its parameter */
+        return NULL;
     if (ht_opt_redo_param_at(&w->s, i, &want))
-        return "its summary has numbers that no update uses";
+        return no_numbers;
+    if (ht_opt_redo_sections_of(&w->s, i, &sections))
+        return "a parameter has numbers for ranges of elements that make no sense";
     struct ht_param *p = ht_opt_param_find(w->root->o, want.oid);
     if (!p)
         return NULL;
@@ -46,7 +53,7 @@ static const char *check_param(struct redo_check *w, uint64_t i) HT_REQUIRES(HT_
     bool fits = p->root == w->root && file && ht_opt_redo_fits(p, file, p->redo_place, &want);
     ht_obj_put(file);
     if (!fits ||
-        ht_opt_shape_of(&w->shape[i], want.elements * ht_kernel_dtype_bytes(want.dtype), want.chunk_bytes, want.dtype,
+        ht_opt_shape_of(&w->shape[i], want.elements * ht_dtype_trained_bytes(want.dtype), want.chunk_bytes, want.dtype,
                         want.grad_dtype))
         return "a parameter is not as this step found it";
     w->param[i] = p;
@@ -63,14 +70,17 @@ static int by_number(const void *a, const void *b)
 static const char *check_twice(const struct redo_check *w, uint64_t *oid)
 {
     struct ht_redo_param want;
+    uint64_t count = 0;
 
     for (uint64_t i = 0; i < w->s.params; i++) {
+        if (ht_opt_redo_is_section(&w->s, i))
+            continue;
         if (ht_opt_redo_param_at(&w->s, i, &want))
-            return "its summary has numbers that no update uses";
-        oid[i] = want.oid;
+            return no_numbers;
+        oid[count++] = want.oid;
     }
-    qsort(oid, w->s.params, sizeof(*oid), by_number);
-    for (uint64_t i = 1; i < w->s.params; i++)
+    qsort(oid, count, sizeof(*oid), by_number);
+    for (uint64_t i = 1; i < count; i++)
         if (oid[i] == oid[i - 1])
             return "its summary has a parameter twice";
     return NULL;
@@ -214,14 +224,15 @@ static int check_summary(struct redo_check *w, const char **out)
     return rc;
 }
 
-/* *out: why the step cannot be computed again; NULL: it can. *out_coded: by the version of its summary. */
-static int check_step(struct ht_root *root, const struct ht_redo_step *step, const char **out, bool *out_coded)
+/* *out: why the step cannot be computed again; NULL: it can. *out_summary: what its version says. */
+static int check_step(struct ht_root *root, const struct ht_redo_step *step, const char **out,
+                      struct ht_redo_summary *out_summary)
 {
     struct redo_check w = {.root = root, .obj = ht_obj_get(root->o->store, step->oid)};
     uint8_t *bytes = NULL;
 
     *out = NULL;
-    *out_coded = false;
+    *out_summary = (struct ht_redo_summary){.param = NULL};
     if (!w.obj)
         return 0; /* reported when the log was read */
     w.size = ht_obj_size(w.obj);
@@ -230,7 +241,7 @@ static int check_step(struct ht_root *root, const struct ht_redo_step *step, con
         *out = "its summary makes no sense";
     if (!rc)
         rc = check_summary(&w, out);
-    *out_coded = w.s.coded;
+    *out_summary = w.s;
     ht_obj_put(w.obj);
     free(bytes);
     return rc == -EUCLEAN ? 0 : rc;
@@ -244,15 +255,16 @@ static int check_root(struct ht_root *root, const struct ht_redo_step *list, siz
 
     for (size_t i = 0; !rc && i < count; i++) {
         const char *why = check->is_other(check->ctx, list[i].oid) ? "its object is something else, too" : NULL;
-        bool coded = false;
+        struct ht_redo_summary s = {.coded = false};
         if (!why)
-            rc = check_step(root, &list[i], &why, &coded);
+            rc = check_step(root, &list[i], &why, &s);
         if (rc == -EIO)
             return 0;
         if (why)
             return check->report(check->ctx, root->id, list[i].step, why);
         check->steps++;
-        check->coded += coded;
+        check->coded += s.coded && !s.sections;
+        check->sections += s.sections;
     }
     return rc;
 }

@@ -21,6 +21,7 @@
 #include "optim/state/range.h"
 #include "optim/state/redo.h"
 #include "optim/state/root.h"
+#include "optim/state/sections.h"
 #include <hitrain/format.h>
 
 static_assert(HT_REDO_SCALARS == 1 + sizeof(((struct ht_scalars *)0)->number) / sizeof(float), "all scalars");
@@ -51,6 +52,21 @@ static bool sane(const struct ht_scalars *s)
     return !nan && (unsigned)s->kernel < HT_KERNEL_COUNT;
 }
 
+static void put_scalars(const struct ht_scalars *s, ht_le32 to[HT_REDO_SCALARS])
+{
+    ht_le32_store(&to[0], bits_of(HT_MUTANT("factor-unlogged") ? 1.0f : s->grad_factor));
+    for (size_t i = 0; i < HT_ARRAY_SIZE(s->number); i++)
+        ht_le32_store(&to[1 + i], bits_of(s->number[i]));
+}
+
+static void take_scalars(uint8_t kernel, uint8_t maximize, const ht_le32 from[HT_REDO_SCALARS], struct ht_scalars *out)
+{
+    *out =
+        (struct ht_scalars){.kernel = kernel, .maximize = maximize, .grad_factor = number_of(ht_le32_load(&from[0]))};
+    for (size_t k = 0; k < HT_ARRAY_SIZE(out->number); k++)
+        out->number[k] = number_of(ht_le32_load(&from[1 + k]));
+}
+
 /* A sum of gradients is logged in f32, which is never more bytes than each of its gradients. */
 static void put_param(struct ht_buf *b, const struct ht_param *p) HT_REQUIRES(HT_LOCK_OPTIM)
 {
@@ -66,10 +82,36 @@ static void put_param(struct ht_buf *b, const struct ht_param *p) HT_REQUIRES(HT
     ht_le64_store(&d.steps, p->cur.t + 1);
     ht_le64_store(&d.elements, p->shape.elements);
     ht_le32_store(&d.chunk_bytes, p->shape.chunk_bytes);
-    ht_le32_store(&d.scalar[0], bits_of(HT_MUTANT("factor-unlogged") ? 1.0f : s->grad_factor));
-    for (size_t i = 0; i < HT_ARRAY_SIZE(s->number); i++)
-        ht_le32_store(&d.scalar[1 + i], bits_of(s->number[i]));
+    put_scalars(s, d.scalar);
     ht_buf_put(b, &d, sizeof(d));
+}
+
+static void put_section(struct ht_buf *b, uint64_t oid, const struct ht_param_section *s)
+{
+    struct ht_disk_redo_section d = {
+        .frozen = s->frozen,
+        .kernel = (uint8_t)s->scalars.kernel,
+        .maximize = s->scalars.maximize,
+    };
+
+    ht_le64_store(&d.object, oid);
+    ht_le64_store(&d.begin, s->begin);
+    ht_le64_store(&d.end, s->end);
+    put_scalars(&s->scalars, d.scalar);
+    ht_buf_put(b, &d, sizeof(d));
+}
+
+/* False: one cannot be logged. */
+static bool put_sections(struct ht_buf *b, const struct ht_param *p) HT_REQUIRES(HT_LOCK_OPTIM)
+{
+    bool all = true;
+
+    for (uint32_t i = 0; i < ht_opt_sections_count(p); i++) {
+        all &= sane(&p->sections->of[i].scalars);
+        put_section(b, p->oid, &p->sections->of[i]);
+    }
+    p->root->redo.sections |= ht_opt_sections_count(p) > 0;
+    return all;
 }
 
 static bool put_piece(struct ht_buf *b, struct ht_root *root, const struct ht_redo_piece *piece)
@@ -87,7 +129,7 @@ static bool put_piece(struct ht_buf *b, struct ht_root *root, const struct ht_re
     ht_le32_store(&d.piece.end, piece->end);
     ht_le32_store(&d.bytes, piece->bytes);
     ht_le32_store(&d.coding, piece->sparse ? HT_REDO_SPARSE : HT_REDO_PLAIN);
-    ht_buf_put(b, &d, root->redo.sparse ? sizeof(d) : sizeof(d.piece));
+    ht_buf_put(b, &d, root->redo.sparse || root->redo.sections ? sizeof(d) : sizeof(d.piece));
     return true;
 }
 
@@ -137,10 +179,14 @@ static bool put_params(struct ht_root *root, uint64_t *out_count) HT_REQUIRES(HT
     *out_count = 0;
     ht_list_for_each(pos, &root->touched) {
         struct ht_param *p = ht_list_entry(pos, struct ht_param, touched);
-        if (p->gone || !all_logged(p) || !is_published(p) || !sane(&p->scalars) || *out_count == UINT32_MAX)
+        if (p->gone || !all_logged(p) || !is_published(p) || !sane(&p->scalars) ||
+            *out_count + ht_opt_sections_count(p) >= UINT32_MAX)
             return false;
-        p->redo_place = (uint32_t)(*out_count)++;
+        p->redo_place = (uint32_t)*out_count;
+        *out_count += 1 + ht_opt_sections_count(p);
         put_param(&root->redo.summary, p);
+        if (!put_sections(&root->redo.summary, p))
+            return false;
     }
     return true;
 }
@@ -153,6 +199,7 @@ bool ht_opt_redo_summarize(struct ht_root *root, bool skipped)
     struct ht_disk_redo head = {.pad = {{0}}};
 
     redo->sparse = any_sparse(redo, pieces);
+    redo->sections = false;
     ht_buf_reset(b);
     ht_buf_put(b, &head, sizeof(head));
     bool fits = skipped || put_params(root, &params);
@@ -161,7 +208,10 @@ bool ht_opt_redo_summarize(struct ht_root *root, bool skipped)
     ht_opt_redo_count_heap(root);
     if (!fits || b->err)
         return false;
-    ht_le32_store(&head.version, redo->sparse ? HT_REDO_VERSION_CODED : HT_REDO_VERSION);
+    ht_le32_store(&head.version,
+                  redo->sections     ? HT_REDO_VERSION_SECTIONS
+                      : redo->sparse ? HT_REDO_VERSION_CODED
+                                     : HT_REDO_VERSION);
     ht_le64_store(&head.step, root->step + 1);
     ht_le64_store(&head.params, params);
     ht_le64_store(&head.pieces, pieces);
@@ -181,7 +231,7 @@ int ht_opt_redo_parse(const uint8_t *bytes, size_t len, uint64_t step, struct ht
     memcpy(&head, bytes, sizeof(head));
     uint64_t params = ht_le64_load(&head.params), pieces = ht_le64_load(&head.pieces), left = len - sizeof(head);
     uint32_t version = ht_le32_load(&head.version);
-    bool coded = version == HT_REDO_VERSION_CODED;
+    bool sections = version == HT_REDO_VERSION_SECTIONS, coded = sections || version == HT_REDO_VERSION_CODED;
     size_t piece = coded ? sizeof(struct ht_disk_redo_coded) : sizeof(struct ht_disk_redo_piece);
     if ((version != HT_REDO_VERSION && !coded) || ht_le64_load(&head.step) != step ||
         params > left / sizeof(struct ht_disk_redo_param))
@@ -195,8 +245,9 @@ int ht_opt_redo_parse(const uint8_t *bytes, size_t len, uint64_t step, struct ht
         .params = params,
         .pieces = pieces,
         .coded = coded,
+        .sections = sections,
     };
-    return 0;
+    return params && ht_opt_redo_is_section(out, 0) ? -EUCLEAN : 0;
 }
 
 /*
@@ -238,14 +289,14 @@ bool ht_opt_redo_keeps(const struct ht_layout *l, enum ht_kernel kernel)
 bool ht_opt_redo_follows(const struct ht_param_meta *m, uint64_t updates, const struct ht_redo_param *want)
 {
     return m->exists && m->elements == want->elements && m->dtype == want->dtype &&
-        ht_kernel_dtype_bytes(want->grad_dtype) && m->t + updates + 1 == want->steps &&
+        ht_dtype_trained_bytes(want->grad_dtype) && m->t + updates + 1 == want->steps &&
         ht_opt_redo_keeps(&m->layout, want->scalars.kernel);
 }
 
 bool ht_opt_redo_fits(const struct ht_param *p, struct ht_obj *file, uint64_t updates, const struct ht_redo_param *want)
 {
     const struct ht_param_meta *m = &p->cur;
-    unsigned bytes = ht_kernel_dtype_bytes(m->dtype);
+    unsigned bytes = ht_dtype_trained_bytes(m->dtype);
 
     return ht_opt_redo_follows(m, updates, want) && m->chunk_bytes == want->chunk_bytes &&
         ht_obj_size(file) == m->elements * bytes && ht_obj_chunk_bytes(file) == m->chunk_bytes;
@@ -272,11 +323,59 @@ int ht_opt_redo_param_at(const struct ht_redo_summary *s, uint64_t i, struct ht_
         .chunk_bytes = ht_le32_load(&d.chunk_bytes),
         .dtype = d.dtype,
         .grad_dtype = d.grad_dtype,
-        .scalars = {.kernel = d.kernel, .maximize = d.maximize, .grad_factor = number_of(ht_le32_load(&d.scalar[0]))},
     };
-    for (size_t k = 0; k < HT_ARRAY_SIZE(out->scalars.number); k++)
-        out->scalars.number[k] = number_of(ht_le32_load(&d.scalar[1 + k]));
-    return sane(&out->scalars) && d.maximize <= 1 ? 0 : -EUCLEAN;
+    take_scalars(d.kernel, d.maximize, d.scalar, &out->scalars);
+    return sane(&out->scalars) && d.maximize <= 1 && !ht_opt_redo_is_section(s, i) ? 0 : -EUCLEAN;
+}
+
+bool ht_opt_redo_is_section(const struct ht_redo_summary *s, uint64_t i)
+{
+    const uint8_t *param = s->param + i * sizeof(struct ht_disk_redo_param);
+
+    return s->sections && !param[offsetof(struct ht_disk_redo_section, no_dtype)];
+}
+
+int ht_opt_redo_section_at(const struct ht_redo_summary *s, uint64_t i, uint64_t oid, uint64_t from, uint64_t elements,
+                           struct ht_param_section *out)
+{
+    struct ht_disk_redo_section d;
+
+    memcpy(&d, s->param + i * sizeof(d), sizeof(d));
+    *out = (struct ht_param_section){
+        .begin = ht_le64_load(&d.begin),
+        .end = ht_le64_load(&d.end),
+        .frozen = d.frozen == 1,
+    };
+    take_scalars(d.kernel, d.maximize, d.scalar, &out->scalars);
+    bool fits = ht_opt_redo_is_section(s, i) && ht_le64_load(&d.object) == oid && d.frozen <= 1 && d.maximize <= 1;
+    bool lies = from <= out->begin && out->begin < out->end && out->end <= elements;
+    return fits && lies && sane(&out->scalars) ? 0 : -EUCLEAN;
+}
+
+static bool same_states(enum ht_kernel a, enum ht_kernel b)
+{
+    uint8_t of_a[HT_KERNEL_STATES_MAX], of_b[HT_KERNEL_STATES_MAX];
+    unsigned count = ht_rule_kernel_states(a, of_a);
+
+    return count <= HT_KERNEL_STATES_MAX && count == ht_rule_kernel_states(b, of_b) && !memcmp(of_a, of_b, count);
+}
+
+int ht_opt_redo_sections_of(const struct ht_redo_summary *s, uint64_t i, uint64_t *out_count)
+{
+    struct ht_param_section section = {.end = 0};
+    struct ht_redo_param of;
+    int rc = ht_opt_redo_param_at(s, i, &of);
+
+    *out_count = 0;
+    while (!rc && i + 1 + *out_count < s->params && ht_opt_redo_is_section(s, i + 1 + *out_count)) {
+        uint64_t at = i + 1 + *out_count;
+        rc = ht_opt_redo_section_at(s, at, of.oid, section.end, of.elements, &section);
+        if (!rc && (*out_count)++ == HT_SECTIONS_MAX)
+            rc = -EUCLEAN;
+        if (!rc && !same_states(section.scalars.kernel, of.scalars.kernel))
+            rc = -EUCLEAN;
+    }
+    return rc;
 }
 
 int ht_opt_redo_piece_at(const struct ht_redo_summary *s, uint64_t i, uint32_t *out_param, struct ht_redo_piece *out)
@@ -292,7 +391,7 @@ int ht_opt_redo_piece_at(const struct ht_redo_summary *s, uint64_t i, uint32_t *
         .begin = ht_le32_load(&d.piece.begin),
         .end = ht_le32_load(&d.piece.end),
     };
-    if (*out_param >= s->params || out->begin >= out->end)
+    if (*out_param >= s->params || out->begin >= out->end || ht_opt_redo_is_section(s, *out_param))
         return -EUCLEAN;
     out->bytes = s->coded ? ht_le32_load(&d.bytes) : out->end - out->begin;
     out->sparse = s->coded && ht_le32_load(&d.coding) == HT_REDO_SPARSE;

@@ -68,7 +68,7 @@ struct ht_root {
         uint64_t undurable;     /* boundaries since the last publication */
         uint64_t pending;       /* QUEUED or RUNNING, of all parameters */
         uint64_t running;       /* taken by a worker and not wholly finished */
-        uint64_t backlog_bytes; /* gradients of the pending ranges */
+        uint64_t backlog_bytes; /* memory of gradients of the pending ranges */
         uint64_t waiting_bytes; /* gradients that waited for the last boundary, and will for the next ones */
         int failure;            /* first error of an update since the last abort */
         uint64_t grad_bytes, added_elements, updated_elements, nonfinite, update_ns, commit_ns;

@@ -74,7 +74,7 @@ void ht_opt_squares_add(const struct ht_kernels *kernels, double *span, const st
                         uint64_t *nonfinite)
 {
     const uint8_t *g = part->bytes;
-    uint32_t size = ht_kernel_dtype_bytes(part->dtype);
+    uint32_t size = ht_dtype_trained_bytes(part->dtype);
 
     for (uint64_t e = part->first, end = e + part->count, n; e < end; e += n, g += n * size) {
         n = ht_min_u64(end - e, HT_SUM_BLOCK - e % HT_SUM_BLOCK);
@@ -125,7 +125,7 @@ static const struct ht_range *find_measured(const struct ht_param *p, uint64_t i
 static int compute_again(const struct ht_param *p, uint64_t index, struct ht_obj *from, uint8_t dtype, double *span,
                          uint64_t *nonfinite)
 {
-    uint64_t elements = ht_opt_range_elements(&p->shape, index), size = ht_kernel_dtype_bytes(dtype),
+    uint64_t elements = ht_opt_range_elements(&p->shape, index), size = ht_dtype_trained_bytes(dtype),
              bytes = elements * size;
     void *buf = malloc(bytes);
     ssize_t n = buf ? ht_obj_read(from, index * p->shape.range_elements * size, buf, bytes) : -ENOMEM;

@@ -34,7 +34,7 @@ struct ht_layout ht_opt_layout(const struct ht_optim_config *config, uint8_t dty
     if (dtype == HT_DTYPE_BF16) {
         l.kind[l.count++] = HT_STATE_MASTER_LOW;
         l.kind[l.count++] = HT_STATE_MASTER_BLOCKS;
-    } else if (ht_kernel_dtype_bytes(dtype) == 2) {
+    } else if (ht_dtype_trained_bytes(dtype) == 2) {
         l.kind[l.count++] = HT_STATE_MASTER;
     }
     return l;

@@ -16,6 +16,7 @@
 #include "optim/state/param.h"
 #include "optim/state/range.h"
 #include "optim/state/root.h"
+#include "optim/state/sections.h"
 #include "optim/state/squares.h"
 
 /* What ranges add up to: those of a parameter, or of a root. */
@@ -101,6 +102,17 @@ static uint64_t check_ranges(const struct ht_param *p, struct tally *t) HT_REQUI
     return bytes;
 }
 
+/* Returns their memory. */
+static uint64_t check_sections(const struct ht_param *p) HT_REQUIRES(HT_LOCK_OPTIM)
+{
+    const struct ht_param_sections *s = p->sections;
+
+    assert(!s || (s->count <= s->room && s->decided <= s->room));
+    for (uint32_t i = 0; s && i < s->count; i++)
+        assert(s->of[i].begin < s->of[i].end && (!i || s->of[i - 1].end <= s->of[i].begin));
+    return ht_opt_sections_bytes(p);
+}
+
 static void check_objects(const struct ht_param *p) HT_REQUIRES(HT_LOCK_OPTIM)
 {
     const struct ht_param_meta *m = &p->cur;
@@ -124,7 +136,7 @@ static void check_queue(const struct ht_param *p, const struct tally *t) HT_REQU
 static uint64_t check_param(struct ht_param *p, struct tally *of_root) HT_REQUIRES(HT_LOCK_OPTIM)
 {
     struct tally t = {0};
-    uint64_t bytes = sizeof(*p) + check_ranges(p, &t), pending = t.queued + t.running;
+    uint64_t bytes = sizeof(*p) + check_ranges(p, &t) + check_sections(p), pending = t.queued + t.running;
 
     assert(ht_opt_param_find(p->o, p->oid) == p);
     assert(p->pending >= pending && (p->root->running || p->pending == pending));

@@ -110,21 +110,46 @@ static void count_written(struct ht_root *root) HT_REQUIRES(HT_LOCK_OPTIM)
     root->written_bytes = bytes;
 }
 
+/* The next parameter with a gradient gives that back, and the caller its reference; NULL: there is none. */
+static struct ht_param *drop_next(struct ht_root *root) HT_REQUIRES(HT_LOCK_OPTIM)
+{
+    if (ht_list_empty(&root->touched))
+        return NULL;
+    struct ht_param *p = ht_list_entry(root->touched.next, struct ht_param, touched);
+    p->refs++;
+    drop_leftovers(p);
+    return p;
+}
+
+static void end_param(struct ht_param *p) HT_REQUIRES(HT_LOCK_OPTIM)
+{
+    ht_opt_coverage_clear(p, true);
+    p->refs--;
+}
+
+void ht_opt_close_part(struct ht_root *root)
+{
+    struct ht_param *p;
+
+    while ((p = drop_next(root))) {
+        p->redo_place++;
+        end_param(p);
+    }
+    root->open = 0;
+}
+
 void ht_opt_close_step(struct ht_root *root, bool skipped)
 {
     bool logged = ht_opt_redo_count(root, skipped);
+    struct ht_param *p;
 
-    while (!ht_list_empty(&root->touched)) {
-        struct ht_param *p = ht_list_entry(root->touched.next, struct ht_param, touched);
-        p->refs++;
-        drop_leftovers(p);
+    while ((p = drop_next(root))) {
         if (!p->gone && !skipped) {
             p->cur.t++;
             p->redo_steps += logged;
             p->stepped = true;
         }
-        ht_opt_coverage_clear(p, true);
-        p->refs--;
+        end_param(p);
     }
     root->open = 0;
     root->step++;
@@ -311,7 +336,7 @@ bool ht_opt_step_durable(const struct ht_root *root, uint64_t undurable)
 
 bool ht_opt_step_final(const struct ht_root *root)
 {
-    return root->undurable + 1 >= root->config.durable_every;
+    return root->undurable + 1 >= root->config.durable_every || ht_opt_redo_ends_part(root);
 }
 
 int ht_opt_boundary_request(struct ht_root *root, struct ht_optim_steer *by, uint64_t *out_ticket)

@@ -23,6 +23,7 @@
 #include "optim/state/records.h"
 #include "optim/state/root.h"
 #include "optim/step/step_priv.h"
+#include <hitrain/limits.h>
 
 enum { WORKERS_PER_DEVICE = 2 }; /* of several, at least */
 enum { WORKERS_LEND_MIN = 2 };   /* one may do background work, another one is free */
@@ -64,7 +65,7 @@ static void init_lists(struct ht_optim *o)
 uint64_t ht_optim_meta_bytes(struct ht_optim *o)
 {
     lock(o);
-    uint64_t bytes = o->meta_bytes + o->account_bytes + ht_id_table_bytes(&o->roots_by_id) +
+    uint64_t bytes = o->meta_bytes + ht_quota_taken(&o->accounts) + ht_id_table_bytes(&o->roots_by_id) +
         ht_id_table_bytes(&o->params_by_oid) + ht_id_table_bytes(&o->states_by_oid);
     unlock(o);
     return bytes;
@@ -80,6 +81,7 @@ int ht_optim_new(struct ht_store *s, unsigned threads, const struct ht_optim_hoo
     o->store = s;
     o->hooks = *hooks;
     o->unit_period_ns = UNIT_PERIOD_NS;
+    o->accounts.max = HT_ACCOUNTS_BYTES_MAX;
     o->threads = (unsigned)ht_min_u64(threads ? threads : thread_count(s), HT_THREADS_MAX);
     init_locks(o);
     init_lists(o);
@@ -127,7 +129,7 @@ static int settle_param(struct ht_param *p) HT_REQUIRES(HT_LOCK_OPTIM)
     for (unsigned i = 0; !rc && i < p->cur.layout.count; i++)
         rc = ht_obj_rewrite_reserve(p->state[i], ht_opt_state_bytes(&p->shape, p->cur.layout.kind[i]));
     if (!rc)
-        rc = ht_obj_rewrite_reserve(p->obj, p->cur.elements * ht_kernel_dtype_bytes(p->cur.dtype));
+        rc = ht_obj_rewrite_reserve(p->obj, p->cur.elements * ht_dtype_trained_bytes(p->cur.dtype));
     return rc;
 }
 

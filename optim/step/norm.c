@@ -18,6 +18,7 @@
 #include "optim/state/param.h"
 #include "optim/state/range.h"
 #include "optim/state/root.h"
+#include "optim/state/sections.h"
 #include "optim/state/squares.h"
 #include "optim/gradient/gradient.h"
 #include "optim/step/step_priv.h"
@@ -108,7 +109,7 @@ static void clip(struct ht_root *root, double norm) HT_REQUIRES(HT_LOCK_OPTIM)
     /* NaN too: as with PyTorch it goes into every parameter. */
     ht_list_for_each(pos, &root->touched) {
         struct ht_param *p = ht_list_entry(pos, struct ht_param, touched);
-        p->scalars.grad_factor = (float)(coefficient / ht_opt_divisor(root));
+        ht_opt_set_grad_factor(p, (float)(coefficient / ht_opt_divisor(root)));
     }
     root->clipped++;
 }

@@ -390,6 +390,7 @@ int ht_opt_redo_commit(struct ht_root *root, uint64_t *out_lsn)
 
     lock(root->o);
     bool counted = root->redo.counted, sparse = counted && root->redo.sparse;
+    bool sections = counted && root->redo.sections;
     unlock(root->o);
     /* Without a step there may be an object of one that was taken back. */
     int rc = counted ? write_summary(root) : ht_opt_redo_discard(root);
@@ -398,6 +399,8 @@ int ht_opt_redo_commit(struct ht_root *root, uint64_t *out_lsn)
         rc = ht_store_mark_redo(s);
     if (!rc && sparse && !HT_MUTANT("sparse-unmarked"))
         rc = ht_store_mark_redo_sparse(s);
+    if (!rc && sections && !HT_MUTANT("sections-unmarked"))
+        rc = ht_store_mark_redo_sections(s);
     if (!rc)
         rc = prepare(root);
     if (rc)

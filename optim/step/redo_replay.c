@@ -2,8 +2,9 @@
 /*
  * redo_replay.c - computes logged steps again, after a mount or an abort, by ordinary updates (state/redo.h).
  *
- *   each step   its summary is read and checked; each gradient is written and frozen as a client's, and queued; the
- *               workers update; the step is counted
+ *   each part   of the content, if the DRAM tier does not hold all of it (redo_parts.c):
+ *   each step   its summary is read and checked; each gradient of the part is written and frozen as a client's, and
+ *               queued; the workers update; with the last part the step is counted
  *
  * Reading and updating overlap. The store reads ahead of the thread that replays, which is a sequential reader of each
  * step's object. While the last updates of a step run it reads the summary and the first gradients of the next one. So
@@ -12,6 +13,9 @@
  *
  * Nothing is published, so a crash leaves the full step and the logged ones as they were. Afterwards the root is as it
  * was when the last of these steps had been logged.
+ *
+ * A client may have passed all checks before an abort begins, and give a parameter another size only in the replay.
+ * Then the replay fails, everything goes back to the full step again, and a second replay follows.
  */
 #include <stdlib.h>
 
@@ -29,6 +33,7 @@
 #include "optim/state/range.h"
 #include "optim/state/redo.h"
 #include "optim/state/root.h"
+#include "optim/state/sections.h"
 #include "optim/step/step_priv.h"
 
 enum {
@@ -51,11 +56,20 @@ struct source {
     struct ht_obj_reader reader;
     uint8_t *summary;
     struct ht_redo_summary s;
+    struct ht_redo_place *place; /* of the parameters of the summary; NULL: there is one part */
+};
+
+/* A step of a part. */
+struct turn {
+    struct ht_redo_step step;
+    size_t part, index; /* index: of the step */
 };
 
 struct replay {
     struct ht_root *root;
     struct source source[2], *now, *next;
+    struct ht_redo_parts parts;
+    struct turn turn;        /* the present one */
     struct ht_param **param; /* in the order of the summary, with references; NULL: deleted */
     uint8_t copy[COPY_BYTES];
     uint8_t *entries, *elements; /* of a sparse piece */
@@ -66,22 +80,60 @@ struct replay {
 
 /* ----------------------------------------------------------------- sources */
 
-static void close_source(struct source *from)
+/* The other source may have read bytes of the same step ahead, for its next part: then they stay. */
+static void close_source(struct replay *w, struct source *from)
 {
+    const struct source *other = from == w->now ? w->next : w->now;
+
     if (!from->obj)
         return;
     ht_obj_reader_end(&from->reader);
-    ht_obj_evict(from->obj);
+    if (other->obj != from->obj)
+        ht_obj_evict(from->obj);
     ht_obj_put(from->obj);
     free(from->summary);
+    free(from->place);
     *from = (struct source){.obj = NULL};
+}
+
+/* A parameter that was deleted has no place, and none is asked for. */
+static int find_places(const struct replay *w, struct source *from)
+{
+    struct ht_optim *o = w->root->o;
+    struct ht_redo_param want;
+    int rc = 0;
+
+    if (w->parts.count == 1)
+        return 0;
+    from->place = calloc(from->s.params + 1, sizeof(*from->place));
+    if (!from->place)
+        return -ENOMEM;
+    for (uint64_t i = 0; !rc && i < from->s.params; i++) {
+        if (ht_opt_redo_is_section(&from->s, i)) /* no piece is its own */
+            continue;
+        rc = ht_opt_redo_param_at(&from->s, i, &want);
+        lock(o);
+        const struct ht_param *p = rc ? NULL : ht_opt_param_find(o, want.oid);
+        if (p && p->root == w->root)
+            from->place[i] = ht_opt_part_place(p);
+        unlock(o);
+    }
+    return rc;
 }
 
 /* It is closed, and the caller closes it again, also after an error. */
 static int open_source(const struct replay *w, const struct ht_redo_step *step, struct source *out)
 {
     *out = (struct source){.step = *step, .obj = ht_obj_get(w->root->o->store, step->oid)};
-    return out->obj ? ht_opt_redo_read(out->obj, step, &out->summary, &out->s) : -EUCLEAN;
+    int rc = out->obj ? ht_opt_redo_read(out->obj, step, &out->summary, &out->s) : -EUCLEAN;
+
+    return rc ? rc : find_places(w, out);
+}
+
+/* The piece of this parameter of the summary. */
+static bool is_of_part(const struct replay *w, const struct source *from, uint32_t place, uint32_t range, size_t part)
+{
+    return !from->place || ht_opt_part_of(&w->parts, from->place[place], range) == part;
 }
 
 static void ignore_bytes(void *ctx, const void *bytes, size_t len)
@@ -104,24 +156,49 @@ static bool is_busy(const struct ht_root *root)
     return busy;
 }
 
-/* While updates run. What goes wrong here goes wrong again when the step is due. */
-static void read_ahead(struct replay *w, const struct ht_redo_step *step)
+/* False: there is no time for more, or an error. */
+static bool read_through(struct replay *w, uint64_t at, uint64_t end)
 {
-    uint64_t most = ht_min_u64(step->at, AHEAD_BYTES_MAX), at = 0;
-
-    if (open_source(w, step, w->next)) {
-        close_source(w->next);
-        return;
-    }
-    while (at < most && is_busy(w->root)) {
-        ssize_t n = read_source(w, w->next, at, ht_min_u64(most - at, sizeof(w->copy)), ignore_bytes, NULL);
+    while (at < end && is_busy(w->root)) {
+        ssize_t n = read_source(w, w->next, at, ht_min_u64(end - at, sizeof(w->copy)), ignore_bytes, NULL);
         if (n <= 0)
-            return;
+            return false;
         at += (uint64_t)n;
     }
+    return at >= end;
 }
 
-/* The step is due: it may have been opened ahead. */
+/*
+ * The first gradients of a turn, while updates run. What goes wrong here goes wrong again when the turn has come.
+ * Pieces that follow each other are read together.
+ */
+static void read_ahead(struct replay *w, const struct turn *turn)
+{
+    uint64_t at = 0, end = 0, before = 0;
+    struct ht_redo_piece piece;
+    uint32_t place;
+
+    if (open_source(w, &turn->step, w->next)) {
+        close_source(w, w->next);
+        return;
+    }
+    for (uint64_t i = 0; i < w->next->s.pieces && before + (end - at) < AHEAD_BYTES_MAX; i++) {
+        if (ht_opt_redo_piece_at(&w->next->s, i, &place, &piece))
+            return;
+        if (!is_of_part(w, w->next, place, piece.range, turn->part))
+            continue;
+        if (piece.at != end) {
+            if (!read_through(w, at, end))
+                return;
+            before += end - at;
+            at = piece.at;
+        }
+        end = piece.at + piece.bytes;
+    }
+    (void)read_through(w, at, end);
+}
+
+/* Its turn has come: it may have been opened ahead. */
 static int begin_source(struct replay *w, const struct ht_redo_step *step)
 {
     struct source *free = w->now;
@@ -131,7 +208,7 @@ static int begin_source(struct replay *w, const struct ht_redo_step *step)
         w->next = free;
         return 0;
     }
-    close_source(w->next);
+    close_source(w, w->next);
     return open_source(w, step, w->now);
 }
 
@@ -154,7 +231,7 @@ static int shape_param(struct replay *w, struct ht_param *p, const struct ht_red
     HT_REQUIRES(HT_LOCK_OPTIM)
 {
     struct ht_param_shape shape, was = p->shape;
-    int rc = ht_opt_shape_of(&shape, want->elements * ht_kernel_dtype_bytes(want->dtype), want->chunk_bytes,
+    int rc = ht_opt_shape_of(&shape, want->elements * ht_dtype_trained_bytes(want->dtype), want->chunk_bytes,
                              want->dtype, want->grad_dtype);
 
     if (rc)
@@ -168,21 +245,53 @@ static int shape_param(struct replay *w, struct ht_param *p, const struct ht_red
     return rc ? rc : ht_opt_state_load(p);
 }
 
+/* Its sections follow it in the summary. */
+static int take_sections(const struct replay *w, uint64_t i, const struct ht_redo_param *want, struct ht_param *p)
+    HT_REQUIRES(HT_LOCK_OPTIM)
+{
+    struct ht_param_section section = {.end = 0};
+    uint64_t count;
+    int rc = ht_opt_redo_sections_of(&w->now->s, i, &count);
+
+    ht_opt_sections_clear(p);
+    for (uint64_t k = 1; !rc && k <= count; k++) {
+        rc = ht_opt_redo_section_at(&w->now->s, i + k, want->oid, section.end, want->elements, &section);
+        if (!rc)
+            rc = ht_opt_sections_add(p, &section);
+    }
+    return rc;
+}
+
+static bool counts(const struct replay *w)
+{
+    return w->turn.part + 1 == w->parts.count;
+}
+
+/* Steps of this part that have changed the parameter, and are not in its count yet. */
+static uint64_t uncounted(const struct replay *w, const struct ht_param *p)
+{
+    return counts(w) ? 0 : p->redo_place;
+}
+
 /* Its gradient comes: what its first gradient in an ordinary step does. */
 static int begin_param(struct replay *w, uint64_t i)
 {
     struct ht_root *root = w->root;
     struct ht_redo_param want;
-    int rc = ht_opt_redo_param_at(&w->now->s, i, &want);
 
+    if (ht_opt_redo_is_section(&w->now->s, i)) /* its parameter takes it */
+        return 0;
+    int rc = ht_opt_redo_param_at(&w->now->s, i, &want);
     if (rc)
         return rc;
     lock(root->o);
     struct ht_param *p = ht_opt_param_find(root->o, want.oid);
     bool deleted = !p || p->gone; /* a file that was open without a name, and is not any more */
-    if (deleted || p->root != root || !p->obj || p->has_grad || !ht_opt_redo_fits(p, p->obj, 0, &want)) {
+    bool passed = !deleted && p->root == root && !ht_opt_part_takes(p);
+    if (deleted || passed || p->root != root || !p->obj || p->has_grad ||
+        !ht_opt_redo_fits(p, p->obj, uncounted(w, p), &want)) {
         unlock(root->o);
-        return deleted ? 0 : -EUCLEAN;
+        return deleted || passed ? 0 : -EUCLEAN;
     }
     p->refs++;
     w->param[i] = p;
@@ -194,6 +303,7 @@ static int begin_param(struct replay *w, uint64_t i)
         ht_list_add_tail(&root->touched, &p->touched);
         p->scalars = want.scalars;
         p->layout = p->cur.layout;
+        rc = take_sections(w, i, &want, p);
     }
     unlock(root->o);
     return rc;
@@ -318,7 +428,7 @@ static int replay_pieces(struct replay *w)
         bool last = i + 1 == w->now->s.pieces;
         if (!last)
             rc = ht_opt_redo_piece_at(&w->now->s, i + 1, &next_place, &next);
-        if (!rc && w->param[place])
+        if (!rc && w->param[place] && is_of_part(w, w->now, place, now.range, w->turn.part))
             rc = replay_piece(w, w->param[place], &now, last || next_place != place || next.range != now.range);
     }
     return rc;
@@ -358,17 +468,18 @@ static void end_step(struct replay *w)
     unlock(w->root->o);
     free(w->param);
     w->param = NULL;
-    close_source(w->now);
+    close_source(w, w->now);
 }
 
-/* next: the step after it, or NULL. */
-static int replay_step(struct replay *w, const struct ht_redo_step *step, const struct ht_redo_step *next)
+/* next: the turn after the present one, or NULL. */
+static int take_turn(struct replay *w, const struct turn *next)
 {
     struct ht_root *root = w->root;
-    int rc = begin_step(w, step);
+    uint64_t before = counts(w) ? 0 : w->turn.index;
+    int rc = begin_step(w, &w->turn.step);
 
     lock(root->o);
-    if (!rc && step->step != root->step + 1)
+    if (!rc && w->turn.step.step != root->step + before + 1)
         rc = -EUCLEAN;
     if (!rc)
         open_step(root);
@@ -382,8 +493,10 @@ static int replay_step(struct replay *w, const struct ht_redo_step *step, const 
     lock(root->o);
     int drained = ht_opt_drain(root);
     rc = rc ? rc : drained;
-    if (!rc)
+    if (!rc && counts(w))
         ht_opt_close_step(root, false);
+    else if (!rc)
+        ht_opt_close_part(root);
     unlock(root->o);
     end_step(w);
     return rc;
@@ -414,13 +527,16 @@ static int restore_shapes(struct replay *w)
     return rc;
 }
 
-/* False: there are no more. */
-static bool step_at(struct ht_root *root, size_t i, struct ht_redo_step *out)
+/* A step of a part; with their end the first one of the next part. False: there are no more. */
+static bool turn_at(struct ht_root *root, size_t part, size_t i, struct turn *out)
 {
     lock(root->o);
-    bool any = i < root->redo.steps;
-    if (any)
-        *out = root->redo.step[i];
+    size_t steps = root->redo.steps;
+    bool any = i < steps || (steps && part + 1 < root->redo.parts.count);
+    if (any) {
+        size_t index = i < steps ? i : 0;
+        *out = (struct turn){root->redo.step[index], i < steps ? part : part + 1, index};
+    }
     unlock(root->o);
     return any;
 }
@@ -445,25 +561,37 @@ static int count_replayed(struct ht_root *root, uint64_t *told)
     return 0;
 }
 
+static int take_turns(struct replay *w, uint64_t *out_step)
+{
+    struct ht_root *root = w->root;
+    uint64_t told = ht_now_ns();
+    struct turn next = {.part = 0};
+    int rc = 0;
+
+    for (bool more = turn_at(root, 0, 0, &w->turn); !rc && more; w->turn = next) {
+        *out_step = w->turn.step.step;
+        more = turn_at(root, w->turn.part, w->turn.index + 1, &next);
+        rc = take_turn(w, more ? &next : NULL);
+        if (!rc)
+            rc = count_replayed(root, &told);
+        if (!rc && more && next.part != w->turn.part)
+            ht_opt_part_next(root);
+    }
+    return rc;
+}
+
 static int replay_all(struct ht_root *root, uint64_t *out_step)
 {
     struct replay *w = calloc(1, sizeof(*w));
-    struct ht_redo_step step, next;
-    uint64_t told = ht_now_ns();
-    int rc = 0;
 
     if (!w)
         return -ENOMEM;
     w->root = root;
     w->now = &w->source[0];
     w->next = &w->source[1];
-    for (size_t i = 0; !rc && step_at(root, i, &step); i++) {
-        *out_step = step.step;
-        rc = replay_step(w, &step, step_at(root, i + 1, &next) ? &next : NULL);
-        if (!rc)
-            rc = count_replayed(root, &told);
-    }
-    close_source(w->next);
+    w->parts = ht_opt_parts_cut(root);
+    int rc = take_turns(w, out_step);
+    close_source(w, w->next);
     int restored = restore_shapes(w);
     free(w->entries);
     free(w->elements);
@@ -471,8 +599,37 @@ static int replay_all(struct ht_root *root, uint64_t *out_step)
     return rc ? rc : restored;
 }
 
+/* Has a client given a parameter another size than its state has? Its request came before the abort, and ended late. */
+static bool is_resized(const struct ht_root *root) HT_REQUIRES(HT_LOCK_OPTIM)
+{
+    ht_list_for_each(pos, &root->params) {
+        const struct ht_param *p = ht_list_entry(pos, struct ht_param, of_root);
+        const struct ht_param_meta *m = &p->cur;
+        if (!p->gone && p->obj && m->exists && ht_obj_size(p->obj) != m->elements * ht_dtype_trained_bytes(m->dtype))
+            return true;
+    }
+    return false;
+}
+
+/* *out_again: it may succeed now. */
+static int try_replay(struct ht_root *root, uint64_t *out_step, bool *out_again)
+{
+    int rc = replay_all(root, out_step);
+
+    lock(root->o);
+    if (!root->exists) /* deleted meanwhile, with its logged steps */
+        rc = 0;
+    *out_again = rc && rc != -ECANCELED && is_resized(root);
+    unlock(root->o);
+    if (rc && rc != -ECANCELED)
+        ht_opt_show_full(root);
+    return rc;
+}
+
 int ht_opt_redo_replay(struct ht_root *root)
 {
+    bool again;
+
     lock(root->o);
     uint64_t step = root->step + 1;
     bool any = root->redo.steps > 0;
@@ -483,13 +640,13 @@ int ht_opt_redo_replay(struct ht_root *root)
     unlock(root->o);
     if (!any)
         return 0;
-    int rc = replay_all(root, &step);
-    lock(root->o);
-    if (!root->exists) /* deleted meanwhile, with its logged steps */
-        rc = 0;
-    unlock(root->o);
-    if (rc && rc != -ECANCELED)
-        ht_opt_show_full(root);
+    int rc = try_replay(root, &step, &again);
+    if (again) {
+        lock(root->o);
+        root->redo.replayed = 0;
+        unlock(root->o);
+        rc = try_replay(root, &step, &again);
+    }
     if (rc && rc != -ECANCELED)
         ht_opt_refuse(root, HT_EVENT_REPLAY_FAILED, 0,
                       "step %llu cannot be computed again from its gradients: %s; nothing below this model can change, "
@@ -498,6 +655,8 @@ int ht_opt_redo_replay(struct ht_root *root)
     lock(root->o);
     root->redo.replaying = false;
     root->redo.failed = rc;
+    if (rc && rc != -ECANCELED)
+        root->durable_step = root->pub_step;
     if (!rc)
         ht_opt_redo_set_aside(root);
     notify_changed(root->o);

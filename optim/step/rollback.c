@@ -194,7 +194,7 @@ static int find_param(const struct rollback *r, uint64_t oid, struct ht_param **
 /* New state is of this shape. -EBUSY: a gradient of another shape is open. */
 static int take_shape(struct ht_param *p, const struct ht_param_meta *meta) HT_REQUIRES(HT_LOCK_OPTIM)
 {
-    uint64_t bytes = meta->elements * ht_kernel_dtype_bytes(meta->dtype);
+    uint64_t bytes = meta->elements * ht_dtype_trained_bytes(meta->dtype);
     bool same = p->shape.elements == meta->elements && p->shape.dtype == meta->dtype &&
         p->shape.chunk_bytes == meta->chunk_bytes;
 
@@ -336,7 +336,7 @@ static int reserve_param(struct ht_param *p) HT_REQUIRES(HT_LOCK_OPTIM)
         rc = ht_opt_state_shape(p, &shape);
     for (unsigned i = 0; !rc && i < p->cur.layout.count; i++)
         rc = ht_obj_rewrite_reserve(p->state[i], ht_opt_state_bytes(&shape, p->cur.layout.kind[i]));
-    return rc ? rc : ht_obj_rewrite_reserve(p->obj, p->cur.elements * ht_kernel_dtype_bytes(p->cur.dtype));
+    return rc ? rc : ht_obj_rewrite_reserve(p->obj, p->cur.elements * ht_dtype_trained_bytes(p->cur.dtype));
 }
 
 static int reserve_all(struct ht_root *root) HT_REQUIRES(HT_LOCK_OPTIM)

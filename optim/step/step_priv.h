@@ -44,6 +44,8 @@ int ht_opt_boundary_request(struct ht_root *root, struct ht_optim_steer *by, uin
 int ht_opt_boundary_close(struct ht_root *root) HT_EXCLUDES(HT_LOCK_OPTIM) HT_MUST_CHECK;
 /* The step is over: counts it, and makes room for the next one's gradients. Releases the lock in between. */
 void ht_opt_close_step(struct ht_root *root, bool skipped) HT_REQUIRES(HT_LOCK_OPTIM);
+/* The same in a replay, while parts follow: the step is not counted. */
+void ht_opt_close_part(struct ht_root *root) HT_REQUIRES(HT_LOCK_OPTIM);
 /* Releases the lock in between: what has become of the parameter's file. */
 enum ht_optim_file ht_opt_param_file(struct ht_param *p) HT_REQUIRES(HT_LOCK_OPTIM);
 
@@ -60,7 +62,10 @@ int ht_opt_step_end(struct ht_root *root, int rc, bool durable, struct ht_copy *
     HT_EXCLUDES(HT_LOCK_OPTIM) HT_MUST_CHECK;
 /* Is a step durable when it ends, with so many that no commit has published? */
 bool ht_opt_step_durable(const struct ht_root *root, uint64_t undurable) HT_REQUIRES(HT_LOCK_OPTIM);
-/* Will the open step be published when it ends, as far as the optimizer knows? Then what its updates leave is final. */
+/*
+ * Will the open step be published when it ends, as far as the optimizer knows? Or is it the last one of a part that a
+ * replay computes? Then what its updates leave is final.
+ */
 bool ht_opt_step_final(const struct ht_root *root) HT_REQUIRES(HT_LOCK_OPTIM);
 /* When the caller learns of the step's end, caches are as new as the step. */
 void ht_opt_step_leave(struct ht_root *root) HT_EXCLUDES(HT_LOCK_OPTIM);
@@ -139,6 +144,19 @@ int ht_opt_sparse_copy(struct ht_obj *obj, uint64_t off, uint32_t len, unsigned 
  * changes from now on, and its error names the step. WAITS.
  */
 int ht_opt_redo_replay(struct ht_root *root) HT_EXCLUDES(HT_LOCK_OPTIM) HT_MUST_CHECK;
+
+/* ---------------------------------------------------------- redo_parts.c */
+
+struct ht_redo_parts;
+struct ht_redo_place;
+/* A replay begins, with published content: cuts the content into parts. */
+struct ht_redo_parts ht_opt_parts_cut(struct ht_root *root) HT_EXCLUDES(HT_LOCK_OPTIM);
+struct ht_redo_place ht_opt_part_place(const struct ht_param *p) HT_REQUIRES(HT_LOCK_OPTIM);
+size_t ht_opt_part_of(const struct ht_redo_parts *parts, struct ht_redo_place place, uint32_t range);
+/* Does the present part have ranges of the parameter? The last part counts the steps, and has all parameters. */
+bool ht_opt_part_takes(const struct ht_param *p) HT_REQUIRES(HT_LOCK_OPTIM);
+/* All steps of a part have run: its content may leave memory, and the next part is the present one. */
+void ht_opt_part_next(struct ht_root *root) HT_EXCLUDES(HT_LOCK_OPTIM);
 
 /* ------------------------------------------------------------- recover.c */
 

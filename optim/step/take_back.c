@@ -53,7 +53,7 @@ static void reload(struct ht_param *p) HT_REQUIRES(HT_LOCK_OPTIM)
         ht_opt_param_reclaim(p);
         return;
     }
-    uint64_t bytes = p->cur.exists ? p->cur.elements * ht_kernel_dtype_bytes(p->cur.dtype) : 0;
+    uint64_t bytes = p->cur.exists ? p->cur.elements * ht_dtype_trained_bytes(p->cur.dtype) : 0;
     bool other = p->cur.exists && !p->block; /* a rollback that failed may have left the shape of its step */
     if ((other && ht_opt_state_shape(p, &p->shape)) || ht_opt_state_load(p) || ht_obj_rewrite_reserve(p->obj, bytes) ||
         ht_opt_grad_reserve(p))
@@ -96,7 +96,6 @@ void ht_opt_show_full(struct ht_root *root)
     lock(o);
     if (back)
         ht_opt_forget_step(root);
-    root->durable_step = root->pub_step;
     root->reverting = false;
     notify_changed(o);
     unlock(o);

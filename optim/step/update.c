@@ -37,6 +37,7 @@
 #include "optim/state/param.h"
 #include "optim/state/range.h"
 #include "optim/state/root.h"
+#include "optim/state/sections.h"
 #include "optim/state/squares.h"
 #include "optim/gradient/gradient.h"
 #include "optim/step/step_priv.h"
@@ -269,16 +270,19 @@ static uint64_t run_at(const struct job *j, uint64_t e, uint64_t end, struct ht_
 static void update_elements(struct job *j, uint64_t e, uint64_t end, float *master)
 {
     const struct ht_param *p = j->range->param;
-    ht_kernel_fn kernel = p->o->kernels->fn[p->scalars.kernel];
+    uint64_t first = (uint64_t)j->range->index * p->shape.range_elements;
 
     while (e < end) {
         struct ht_update arrays;
-        uint64_t n = run_at(j, e, end, &arrays);
+        uint64_t n = end - e;
+        const struct ht_scalars *numbers = ht_opt_scalars_at(p, first + e, &n);
+        n = run_at(j, e, e + n, &arrays);
         if (master) {
             arrays.master = master;
             master += n;
         }
-        j->nonfinite += kernel(&p->scalars, &arrays, n);
+        if (numbers)
+            j->nonfinite += p->o->kernels->fn[numbers->kernel](numbers, &arrays, n);
         e += n;
     }
 }

@@ -39,7 +39,9 @@ static void add(uint8_t type, uint64_t place, const uint8_t *payload, size_t len
 
 static void frame(struct ht_reader *in, uint8_t first)
 {
-    struct ht_follow_head head = {.version = first & 4 ? HT_FOLLOW_VERSION_PLAIN : HT_FOLLOW_VERSION,
+    struct ht_follow_head head = {.version = first & 4 ? HT_FOLLOW_VERSION_PLAIN
+                                      : first & 8      ? HT_FOLLOW_VERSION_WHOLE
+                                                       : HT_FOLLOW_VERSION,
                                   .step = ht_get_u8(in),
                                   .lineage = 7,
                                   .proof = (enum ht_follow_proof)(first % 4)};

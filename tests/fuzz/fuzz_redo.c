@@ -3,14 +3,15 @@
  * Summaries of logged steps: the optimizer takes or refuses them, and so does the sender of `hitrainctl follow`. What
  * the sender takes the optimizer takes, too. Entries of sparse pieces become elements, and these become entries again.
  *
- * The first byte says how the rest is meant. 0: it is a summary. Else it has a summary's version as its second bit. The
- * number of parameters follows, then their bytes, then pieces. The target makes the header, because no fuzzer finds
- * counts that are right. The input is also what the entries of pieces are read from.
+ * The first byte says how the rest is meant. 0: it is a summary. Else its second and third bit say which version the
+ * summary has. The number of parameters follows, then their bytes, then pieces. The target makes the header, because no
+ * fuzzer finds counts that are right. The input is also what the entries of pieces are read from.
  */
 #include "mount-helpers/stream/logged.h"
 #include "optim/state/param.h"
 #include "optim/state/range.h"
 #include "optim/state/redo.h"
+#include "optim/state/sections.h"
 #include "tests/fuzz/fuzz.h"
 #include "tiering/base/sparse.h"
 #include <hitrain/limits.h>
@@ -23,7 +24,7 @@ static size_t object_bytes, decoded_bytes;
 
 static void make(struct ht_reader *in, uint8_t first)
 {
-    const bool coded = first & 2;
+    const bool sections = first & 4, coded = sections || first & 2;
     const size_t param = sizeof(struct ht_disk_redo_param),
                  piece = coded ? sizeof(struct ht_disk_redo_coded) : sizeof(struct ht_disk_redo_piece);
     struct ht_disk_redo head = {.pad = {{0}}};
@@ -32,7 +33,7 @@ static void make(struct ht_reader *in, uint8_t first)
 
     params = ht_min_u64(params, left / param);
     uint64_t pieces = (left - params * param) / piece;
-    ht_le32_store(&head.version, coded ? HT_REDO_VERSION_CODED : HT_REDO_VERSION);
+    ht_le32_store(&head.version, sections ? HT_REDO_VERSION_SECTIONS : coded ? HT_REDO_VERSION_CODED : HT_REDO_VERSION);
     ht_le64_store(&head.step, STEP);
     ht_le64_store(&head.params, params);
     ht_le64_store(&head.pieces, pieces);
@@ -90,7 +91,7 @@ static void decode(const struct ht_redo_piece *piece, unsigned size)
 /* Of a parameter that a store can have; 0: it has none such. */
 static unsigned shape_of(const struct ht_redo_param *p, struct ht_param_shape *out)
 {
-    unsigned bytes = ht_kernel_dtype_bytes(p->dtype);
+    unsigned bytes = ht_dtype_trained_bytes(p->dtype);
 
     if ((p->chunk_bytes != HT_CHUNK_BYTES && p->chunk_bytes != HT_SMALL_CHUNK_BYTES) || !bytes ||
         p->elements > HT_FILE_BYTES_MAX / bytes)
@@ -119,6 +120,23 @@ static bool take_piece(const struct ht_redo_summary *s, uint64_t i)
     return true;
 }
 
+/* Sections ascend, and lie in their parameter. Returns how many there are. */
+static uint64_t take_sections(const struct ht_redo_summary *s, uint64_t i, const struct ht_redo_param *p)
+{
+    struct ht_param_section section = {.end = 0};
+    uint64_t count, end = 0;
+    int rc = ht_opt_redo_sections_of(s, i, &count);
+
+    MUST(rc == 0 || rc == -EUCLEAN);
+    for (uint64_t k = 1; rc == 0 && k <= count; k++) {
+        MUST(ht_opt_redo_section_at(s, i + k, p->oid, end, p->elements, &section) == 0);
+        MUST(end <= section.begin && section.begin < section.end && section.end <= p->elements);
+        MUST(section.scalars.kernel < HT_KERNEL_COUNT);
+        end = section.end;
+    }
+    return rc ? 0 : count;
+}
+
 /* Does the optimizer take all pieces? */
 static bool take(const uint8_t *bytes, size_t len)
 {
@@ -132,6 +150,8 @@ static bool take(const uint8_t *bytes, size_t len)
         int one = ht_opt_redo_param_at(&s, i, &param);
         MUST(one == 0 || one == -EUCLEAN);
         MUST(one || param.scalars.kernel < HT_KERNEL_COUNT);
+        if (!one)
+            i += take_sections(&s, i, &param);
     }
     for (uint64_t i = 0; rc == 0 && i < s.pieces; i++)
         all &= take_piece(&s, i);
@@ -153,7 +173,7 @@ static bool send(const uint8_t *bytes, size_t len)
     int rc = ht_logged_take_header(&l, &head, STEP, &want);
     MUST(rc == (len < sizeof(struct ht_disk_redo) ? -EPROTO : 0) && (rc || want == len));
     rc = ht_logged_take_summary(&l, copy_of(bytes, len), len);
-    MUST(rc == 0 || rc == -EPROTO);
+    MUST(rc == 0 || rc == -EPROTO || (rc == -EPROTONOSUPPORT && l.version > HT_REDO_VERSION_SECTIONS));
     for (uint64_t i = 0; rc == 0 && i < l.pieces; i++) {
         const struct ht_logged_piece *p = &l.piece[i];
         MUST(p->param < l.params && p->len && p->len <= HT_FILE_BYTES_MAX - p->offset);

@@ -9,6 +9,7 @@
 #include "fs/daemon/options.h"
 #include "mount-helpers/mount/options.h"
 #include "optim/rules/config.h"
+#include "optim/rules/sections.h"
 #include "tests/fuzz/fuzz.h"
 #include "tiering/base/log.h"
 #include "tiering/base/shards.h"
@@ -22,6 +23,26 @@ int LLVMFuzzerInitialize(int *argc, char ***argv)
     return 0;
 }
 
+/* Of a file, as if it had no other words. */
+static void sections(const char *text, size_t len)
+{
+    static const char base_text[] = "sgd momentum=0.5";
+    struct ht_optim_config base;
+    struct ht_optim_sections s;
+    char err[HT_OPTIM_ERROR_MAX] = "";
+    size_t at = ht_optim_sections_at(text, len);
+
+    MUST(at <= len && ht_optim_config_parse(base_text, strlen(base_text), &base, err) == 0);
+    if (ht_optim_sections_parse(text, len, &base, &s, err))
+        MUST(err[0] && memchr(err, '\0', sizeof(err)));
+    else
+        MUST((s.count == 0) == (at == len));
+    for (size_t i = 0; i < s.count; i++)
+        MUST(s.section[i].begin < s.section[i].end && (!i || s.section[i - 1].end <= s.section[i].begin) &&
+             s.section[i].config.rule == HT_RULE_SGD && s.section[i].config.momentum > 0);
+    ht_optim_sections_free(&s);
+}
+
 static void optimizer(const uint8_t *text, size_t len)
 {
     struct ht_optim_config config;
@@ -30,7 +51,8 @@ static void optimizer(const uint8_t *text, size_t len)
     if (ht_optim_config_parse((const char *)text, len, &config, err))
         MUST(err[0] && memchr(err, '\0', sizeof(err)));
     else
-        MUST(config.lr >= 0 && config.durable_every >= 1);
+        MUST(config.lr >= 0 && config.durable_every >= 1 && !config.frozen && !config.missed);
+    sections((const char *)text, len);
 }
 
 static void shards(const uint8_t *text, size_t len)

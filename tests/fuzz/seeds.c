@@ -281,9 +281,12 @@ static void put_follow(void)
     ht_buf_put_u8(&stream, 0);
     MUST(ht_follow_writer_begin(&w, &head, put_bytes, &stream) == 0);
     size_t at = stream.len;
-    numbers[offsetof(struct ht_disk_redo_param, grad_dtype)] = HT_DTYPE_F32;
-    MUST(ht_follow_put_step(&w, &(struct ht_follow_step){4, 1, 40, 5}) == 0);
-    MUST(ht_follow_put_param(&w, &(struct ht_follow_param){numbers, "d/w"}) == 0);
+    numbers[offsetof(struct ht_disk_redo_param, dtype)] = numbers[offsetof(struct ht_disk_redo_param, grad_dtype)] =
+        HT_DTYPE_F32;
+    MUST(ht_follow_put_step(&w, &(struct ht_follow_step){4, 2, 40, 5}) == 0);
+    MUST(ht_follow_put_param(&w, &(struct ht_follow_param){numbers, "d/w", false}) == 0);
+    numbers[offsetof(struct ht_disk_redo_section, no_dtype)] = 0;
+    MUST(ht_follow_put_param(&w, &(struct ht_follow_param){numbers, "d/w", true}) == 0);
     MUST(ht_follow_put_block(&w, 8, content, sizeof(content)) == 0);
     MUST(ht_follow_put_sparse(&w, &(struct ht_follow_sparse){48, 200, content, 12}) == 0);
     MUST(ht_follow_put_words(&w, "adamw lr=1") == 0);
@@ -337,19 +340,35 @@ static void put_logged_piece(struct ht_buf *out, bool coded, uint64_t at, uint32
     ht_buf_put(out, &d, coded ? sizeof(d) : sizeof(d.piece));
 }
 
-/* As the target makes it: the version, the number of parameters, these, pieces; and bytes that are entries. */
-static void put_logged(const char *name, bool coded)
+static void put_logged_section(struct ht_buf *out, uint64_t object, uint64_t begin, uint64_t end)
+{
+    struct ht_disk_redo_section d = {.kernel = HT_KERNEL_ADAMW, .frozen = begin > 0};
+
+    ht_le64_store(&d.object, object);
+    ht_le64_store(&d.begin, begin);
+    ht_le64_store(&d.end, end);
+    ht_le32_store(&d.scalar[0], 0x3f800000); /* 1 */
+    ht_buf_put(out, &d, sizeof(d));
+}
+
+/*
+ * As the target makes it: the version, the number of parameters, these, pieces; and bytes that are entries. sections:
+ * the first parameter has as many.
+ */
+static void put_logged(const char *name, bool coded, uint8_t sections)
 {
     static const uint8_t entries[12] = {3, 0, 1, 2, 3, 4, 0, 0, 5, 6, 7, 8};
     struct ht_buf out = HT_BUF_INIT;
 
-    ht_buf_put_u8(&out, coded ? 3 : 1);
-    ht_buf_put_u8(&out, 2);
+    ht_buf_put_u8(&out, sections ? 5 : coded ? 3 : 1);
+    ht_buf_put_u8(&out, 2 + sections);
     put_logged_param(&out, 5, 1000, HT_DTYPE_F32, HT_DTYPE_F32);
+    for (uint8_t i = 0; i < sections; i++)
+        put_logged_section(&out, 5, i * 100u, i * 100u + 7);
     put_logged_param(&out, 6, 300, HT_DTYPE_BF16, HT_DTYPE_BF16);
     size_t end = out.len + 2 * (coded ? sizeof(struct ht_disk_redo_coded) : sizeof(struct ht_disk_redo_piece));
     put_logged_piece(&out, coded, coded ? end : 0, 0, 4000, coded ? sizeof(entries) : 0);
-    put_logged_piece(&out, coded, 4000, 1, 600, 0);
+    put_logged_piece(&out, coded, 4000, 1u + sections, 600, 0);
     if (coded)
         ht_buf_put(&out, entries, sizeof(entries));
     put_seed("redo", name, out.data, out.len);
@@ -375,7 +394,8 @@ int main(int argc, char **argv)
     put_incremental_stream();
     put_stream_for_rank();
     put_follow();
-    put_logged("plain", false);
-    put_logged("coded", true);
+    put_logged("plain", false, 0);
+    put_logged("coded", true, 0);
+    put_logged("sections", true, 2);
     return 0;
 }

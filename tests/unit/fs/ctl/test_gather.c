@@ -17,7 +17,16 @@
 #include "tests/support/suite.h"
 #include "tiering/api/batch_pin.h"
 
-enum { ELEMENTS = 1000, BYTES = 4 * ELEMENTS, DEVICE_BYTES = 64 << 20, LINES_BYTES = 8191, OWNER = 7, OTHER = 8 };
+enum {
+    ELEMENTS = 1000,
+    BYTES = 4 * ELEMENTS,
+    DEVICE_BYTES = 64 << 20,
+    LINES_BYTES = 8191,
+    OWNER = 7,
+    USER = 8,
+    OTHER = 9,
+    SUBUID = 524288
+};
 
 static const struct harness_param params[] = {{"a", "f32", ELEMENTS}, {"b", "f32", ELEMENTS}};
 static const struct ht_caller nobody_else = {{0, 0, 0}, NULL, NULL, NULL};
@@ -43,9 +52,10 @@ static void teardown(void)
 
 static struct ht_gather *open_for(uint32_t uid, int flags)
 {
+    const struct ht_caller caller = {.cred = {.uid = uid}};
     struct ht_gather *g;
 
-    ck_assert_int_eq(ht_gather_new(k.ctl, root, flags, uid, &g), 0);
+    ck_assert_int_eq(ht_gather_new(k.ctl, root, flags, &caller, &g), 0);
     return g;
 }
 
@@ -190,49 +200,102 @@ static int name_many(struct ht_gather *g, unsigned count)
     return ht_gather_add(g, lines, 7 * (size_t)count, &nobody_else);
 }
 
-/* As if others had all members but a thousand. */
+static void set_owner_of_store(uint32_t uid)
+{
+    struct stat st = {.st_uid = uid}, out;
+
+    ck_assert_int_eq(ht_ns_setattr(k.ns, HT_NS_ROOT_INO, HT_SET_UID, &st, &out), 0);
+}
+
+/* Two users halve the part of users; the owner of the store and root have the rest. */
 START_TEST(no_user_takes_all_members)
 {
-    enum { LEFT = 1000, HALF = LEFT / 2, QUARTER = LEFT / 4 };
-    struct ht_gather *first = open_for(OWNER, O_RDONLY), *second = open_for(OWNER, O_RDONLY);
-    struct ht_gather *other = open_for(OTHER, O_RDONLY), *own = open_for(0, O_RDONLY);
+    enum { MAX = 800, FIRST = 300, SECOND = 150, THIRD = 175 };
 
-    k.ctl->gathers.members = HT_GATHER_MEMBERS_OF_ALL_MAX - LEFT;
-    ck_assert_int_eq(name_many(first, HALF + 1), -EDQUOT);
-    ck_assert_int_eq(name_many(first, HALF), 0);
+    set_owner_of_store(OWNER);
+    struct ht_gather *first = open_for(USER, O_RDONLY), *second = open_for(USER, O_RDONLY);
+    struct ht_gather *other = open_for(OTHER, O_RDONLY), *own = open_for(OWNER, O_RDONLY), *all = open_for(0, O_RDONLY);
+
+    k.ctl->gathers.members.max = MAX;
+    ck_assert_int_eq(name_many(first, FIRST + 1), -EDQUOT);
+    ck_assert_int_eq(name_many(first, FIRST), 0);
     ck_assert_int_eq(name_many(second, 1), -EDQUOT);
-    ck_assert_int_eq(name_many(other, QUARTER + 1), -EDQUOT);
-    ck_assert_int_eq(name_many(other, QUARTER), 0);
-    ck_assert_int_eq(name_many(own, QUARTER + 1), -ENOMEM);
-    ck_assert_int_eq(name_many(own, QUARTER), 0);
+    ck_assert_int_eq(name_many(other, SECOND + 1), -EDQUOT);
+    ck_assert_int_eq(name_many(other, SECOND), 0);
+    ck_assert_int_eq(name_many(own, THIRD + 1), -EDQUOT);
+    ck_assert_int_eq(name_many(own, THIRD), 0);
+    ck_assert_int_eq(name_many(all, THIRD + 1), -ENOMEM);
+    ck_assert_int_eq(name_many(all, THIRD), 0);
     ht_gather_free(first);
-    ck_assert_int_eq(name_many(second, QUARTER), 0);
+    ck_assert_int_eq(name_many(second, SECOND), 0);
     ck_assert_int_eq(ht_gather_read(second, 0, bytes, 2 * BYTES), 2 * BYTES);
     ht_gather_free(second);
     ht_gather_free(other);
     ht_gather_free(own);
-    ck_assert_uint_eq(k.ctl->gathers.members, HT_GATHER_MEMBERS_OF_ALL_MAX - LEFT);
+    ht_gather_free(all);
+    ck_assert_uint_eq(ht_quota_taken(&k.ctl->gathers.members), 0);
     ck_assert(ht_list_empty(&k.ctl->gathers.users));
 }
 END_TEST
 
-/* As if many users had all that users may have, but some: another one gets none, and root does. */
-START_TEST(all_users_leave_members_to_root)
+static void set_account_bytes(uint64_t max)
 {
-    enum { LEFT = 500, TAKEN = HT_GATHER_MEMBERS_OF_USERS_MAX - LEFT };
-    struct ht_gather *first = open_for(OWNER, O_RDONLY), *other = open_for(OTHER, O_RDONLY),
-                     *own = open_for(0, O_RDONLY);
+    lock(k.optim);
+    k.optim->accounts.max = max;
+    unlock(k.optim);
+}
 
-    k.ctl->gathers.members = k.ctl->gathers.of_users = TAKEN;
-    ck_assert_int_eq(name_many(first, LEFT), 0);
-    ck_assert_int_eq(name_many(other, 1), -EDQUOT);
-    ck_assert_int_eq(name_many(own, 2 * LEFT), 0);
+/* Writes every second element, each of which is a piece of its own, until that is refused. How many there were. */
+static unsigned fill_account(struct ht_gather *g)
+{
+    unsigned pieces = 0;
+    ssize_t n;
+
+    ck_assert_int_eq(name(g, both), 0);
+    while ((n = ht_gather_write(g, 8 * pieces, bytes, 4, false)) == 4)
+        pieces++;
+    ck_assert_int_eq(n, -EDQUOT);
+    return pieces;
+}
+
+/* The same for the memory of what they have written. */
+START_TEST(no_user_takes_all_memory_of_accounts)
+{
+    enum { MAX = 4096, PIECES_LEAST = 30 };
+
+    set_owner_of_store(OWNER);
+    struct ht_gather *first = open_for(USER, O_RDWR), *second = open_for(USER, O_RDWR);
+    struct ht_gather *own = open_for(OWNER, O_RDWR), *all = open_for(0, O_RDWR);
+
+    set_account_bytes(MAX);
+    unsigned of_first = fill_account(first), of_second = fill_account(second);
+    lock(k.optim);
+    ck_assert_uint_le(k.optim->accounts.taken[HT_QUOTA_OTHERS], MAX / 4 * 3 / 2); /* they are one user */
+    unlock(k.optim);
+    ck_assert_uint_gt(of_first, 2 * of_second);
+    ck_assert_uint_gt(fill_account(own), PIECES_LEAST);
+    ck_assert_uint_gt(fill_account(all), PIECES_LEAST);
     ht_gather_free(first);
-    ck_assert_int_eq(name_many(other, LEFT), 0);
-    ht_gather_free(other);
+    ck_assert_int_eq(ht_gather_write(second, 8 * of_second, bytes, 4, false), 4);
+    ht_gather_free(second);
     ht_gather_free(own);
-    ck_assert_uint_eq(k.ctl->gathers.members, TAKEN);
-    ck_assert_uint_eq(k.ctl->gathers.of_users, TAKEN);
+    ht_gather_free(all);
+    lock(k.optim);
+    ck_assert_uint_eq(ht_quota_taken(&k.optim->accounts), 0);
+    unlock(k.optim);
+}
+END_TEST
+
+/* A subordinate uid of the same block is no user of its own. */
+START_TEST(uids_of_containers_share_a_part)
+{
+    struct ht_gather *first = open_for(SUBUID, O_RDONLY), *second = open_for(SUBUID + 1, O_RDONLY);
+
+    k.ctl->gathers.members.max = 800;
+    ck_assert_int_eq(name_many(first, 300), 0);
+    ck_assert_int_eq(name_many(second, 1), -EDQUOT);
+    ht_gather_free(first);
+    ht_gather_free(second);
 }
 END_TEST
 
@@ -247,7 +310,8 @@ int main(void)
     tcase_add_test(tc, a_close_drops_nothing_that_others_wrote_in_between);
     tcase_add_test(tc, nobody_waits_for_one_who_waits_for_a_boundary);
     tcase_add_test(tc, no_user_takes_all_members);
-    tcase_add_test(tc, all_users_leave_members_to_root);
+    tcase_add_test(tc, no_user_takes_all_memory_of_accounts);
+    tcase_add_test(tc, uids_of_containers_share_a_part);
     suite_add_tcase(s, tc);
     return run_all(s);
 }

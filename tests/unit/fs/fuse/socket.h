@@ -14,7 +14,7 @@
 
 #include <linux/fuse.h>
 
-enum { SECONDS_MAX = 20 };
+enum { SECONDS_MAX = 60 };
 
 static struct ht_fuse fuse;
 static struct ht_traffic traffic;

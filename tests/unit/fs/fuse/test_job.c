@@ -75,7 +75,7 @@ static unsigned begun(unsigned least)
 
     for (;;) {
         clock_gettime(CLOCK_REALTIME, &at);
-        at.tv_sec += n < least ? 20 : 0;
+        at.tv_sec += n < least ? 60 : 0;
         at.tv_nsec += n < least ? 0 : 50000000;
         at.tv_sec += at.tv_nsec / 1000000000;
         at.tv_nsec %= 1000000000;

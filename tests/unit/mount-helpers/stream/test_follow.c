@@ -49,6 +49,7 @@ static void write_step(uint32_t version, enum how how, float element)
     struct ht_follow_writer w;
 
     ht_buf_reset(&stream);
+    numbers[offsetof(struct ht_disk_redo_param, dtype)] = HT_DTYPE_F32;
     numbers[offsetof(struct ht_disk_redo_param, grad_dtype)] = HT_DTYPE_F32;
     ck_assert_int_eq(ht_follow_writer_begin(&w, &head, put, NULL), 0);
     ck_assert_int_eq(ht_follow_put_step(&w, &(struct ht_follow_step){4, 1, BYTES, 4}), 0);
@@ -93,9 +94,12 @@ static void refused(const char *text)
 
 /* -------------------------------------------------------------------- tests */
 
-START_TEST(streams_of_both_versions_are_read)
+START_TEST(streams_of_all_versions_are_read)
 {
     write_step(HT_FOLLOW_VERSION, SPARSE, 3);
+    ck_assert_uint_eq(ht_le32_load(stream.data + AT_VERSION), 3);
+    ck_assert_int_eq(read_all(), BYTES);
+    write_step(HT_FOLLOW_VERSION_WHOLE, SPARSE, 3);
     ck_assert_uint_eq(ht_le32_load(stream.data + AT_VERSION), 2);
     ck_assert_int_eq(read_all(), BYTES);
     write_step(HT_FOLLOW_VERSION, WHOLE, 3);
@@ -109,8 +113,8 @@ END_TEST
 START_TEST(another_version_is_refused_at_the_header)
 {
     write_step(HT_FOLLOW_VERSION, WHOLE, 3);
-    change_header(AT_VERSION, 3);
-    refused("this is a stream of version 3, and this program reads up to version 2: update the receiver");
+    change_header(AT_VERSION, 4);
+    refused("this is a stream of version 4, and this program reads up to version 3: update the receiver");
     change_header(AT_VERSION, UINT32_MAX);
     refused("update the receiver");
     change_header(AT_VERSION, 0);
@@ -126,6 +130,47 @@ START_TEST(a_sparse_block_needs_its_version)
     write_step(HT_FOLLOW_VERSION_PLAIN, SPARSE, 3);
     ck_assert_int_eq(read_all(), -EPROTO);
     ck_assert_msg(strstr(why, "a stream of version 1 has no sparse blocks"), "%s", why);
+}
+END_TEST
+
+/* A parameter and a section, in this order or not, with a block between them or not. */
+static int read_section(uint32_t version, bool first, bool late, const char *path)
+{
+    const struct ht_follow_head head = {.version = version, .step = 3, .lineage = 7};
+    uint8_t numbers[2][HT_FOLLOW_NUMBERS_BYTES] = {{0}, {0}};
+    struct ht_follow_param p[2] = {{numbers[0], "w", false}, {numbers[1], path, true}};
+    struct ht_follow_writer to;
+
+    ht_buf_reset(&stream);
+    numbers[0][offsetof(struct ht_disk_redo_param, dtype)] = HT_DTYPE_F32;
+    numbers[0][offsetof(struct ht_disk_redo_param, grad_dtype)] = HT_DTYPE_F32;
+    ck_assert_int_eq(ht_follow_writer_begin(&to, &head, put, NULL), 0);
+    ck_assert_int_eq(ht_follow_put_step(&to, &(struct ht_follow_step){4, 2, BYTES, 4}), 0);
+    ck_assert_int_eq(ht_follow_put_param(&to, &p[first]), 0);
+    if (late)
+        put_gradient(&to, WHOLE, 1);
+    ck_assert_int_eq(ht_follow_put_param(&to, &p[!first]), 0);
+    if (!late && !first)
+        put_gradient(&to, WHOLE, 1);
+    ck_assert_int_eq(ht_follow_put_done(&to, false, &sum), 0);
+    ck_assert_int_eq(ht_follow_put_end(&to), 0);
+    ht_follow_writer_free(&to);
+    return read_all();
+}
+
+START_TEST(a_section_follows_its_parameter)
+{
+    static const char text[] = "there are numbers for a range of elements without their parameter";
+
+    ck_assert_int_eq(read_section(HT_FOLLOW_VERSION, false, false, "w"), BYTES);
+    ck_assert_int_eq(read_section(HT_FOLLOW_VERSION_WHOLE, false, false, "w"), -EPROTO);
+    ck_assert_msg(strstr(why, text), "%s", why);
+    ck_assert_int_eq(read_section(HT_FOLLOW_VERSION, true, false, "w"), -EPROTO);
+    ck_assert_msg(strstr(why, text), "%s", why);
+    ck_assert_int_eq(read_section(HT_FOLLOW_VERSION, false, true, "w"), -EPROTO);
+    ck_assert_msg(strstr(why, text), "%s", why);
+    ck_assert_int_eq(read_section(HT_FOLLOW_VERSION, false, false, "v"), -EPROTO);
+    ck_assert_msg(strstr(why, text), "%s", why);
 }
 END_TEST
 
@@ -156,9 +201,10 @@ int main(void)
 
     suite_add_tcase(s, t);
     tcase_add_checked_fixture(t, setup, teardown);
-    tcase_add_test(t, streams_of_both_versions_are_read);
+    tcase_add_test(t, streams_of_all_versions_are_read);
     tcase_add_test(t, another_version_is_refused_at_the_header);
     tcase_add_test(t, a_sparse_block_needs_its_version);
+    tcase_add_test(t, a_section_follows_its_parameter);
     tcase_add_test(t, a_sum_is_that_of_blocks);
     return run_all(s);
 }

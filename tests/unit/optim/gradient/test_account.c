@@ -11,6 +11,7 @@ enum { ELEMENTS = 57344, BYTES = ELEMENTS * 4 };
 static struct fixture w;
 static struct test_param *p;
 static struct ht_grad *g, *own; /* own keeps an account */
+static struct ht_quota_user user = {.kind = HT_QUOTA_ROOT};
 static uint8_t *bytes;
 
 static void begin(const char *config)
@@ -22,7 +23,7 @@ static void begin(const char *config)
     ck_assert_int_eq(ht_optim_commit(w.o, ROOT), 0);
     g = open_grad(&w, p);
     own = open_grad(&w, p);
-    ht_grad_keep_account(own);
+    ht_grad_keep_account(own, &user);
     bytes = random_gradient(&w, p);
 }
 
@@ -119,7 +120,7 @@ START_TEST(of_several_openers)
 {
     begin("adamw lr=1e-2");
     struct ht_grad *other = open_grad(&w, p);
-    ht_grad_keep_account(other);
+    ht_grad_keep_account(other, &user);
     write_all(own, 0, bytes, 8);
     write_all(other, 8, bytes, 8);
     if (_i & 1)
@@ -142,10 +143,13 @@ START_TEST(of_several_openers)
 }
 END_TEST
 
+static uint64_t taken_by_others;
+
 static uint64_t account_bytes(void)
 {
     lock(w.o);
-    uint64_t n = w.o->account_bytes;
+    uint64_t n = user.taken;
+    ck_assert_uint_eq(ht_quota_taken(&w.o->accounts), n + taken_by_others);
     unlock(w.o);
     return n;
 }
@@ -154,7 +158,8 @@ static uint64_t account_bytes(void)
 static void take_memory(bool take)
 {
     lock(w.o);
-    w.o->account_bytes += take ? HT_ACCOUNTS_BYTES_MAX : -HT_ACCOUNTS_BYTES_MAX;
+    taken_by_others = take ? HT_ACCOUNTS_BYTES_MAX : 0;
+    w.o->accounts.taken[HT_QUOTA_OTHERS] = taken_by_others;
     unlock(w.o);
 }
 
@@ -186,6 +191,22 @@ START_TEST(of_all_openers_have_bounded_memory)
 }
 END_TEST
 
+START_TEST(has_no_bytes_of_a_write_that_failed)
+{
+    begin("adamw lr=1e-2 partial=1");
+    write_all(own, 0, bytes, 8);
+    take_memory(true);
+    ck_assert_int_eq(ht_grad_write(own, 4, bytes + 4, BYTES - 4), -EDQUOT); /* in its second range */
+    take_memory(false);
+    write_all(g, 8, bytes + 8, 92);
+    close_own(); /* its own are [0, 4) alone */
+    ck_assert_int_eq(ht_grad_flush(g), 0);
+    ck_assert_int_eq(ht_optim_commit(w.o, ROOT), 0);
+    ck_assert_uint_eq(fixture_stat(&w).updated_elements, 23);
+    done();
+}
+END_TEST
+
 int main(void)
 {
     TCase *t = tcase_create("account");
@@ -195,5 +216,6 @@ int main(void)
     tcase_add_test(t, keeps_what_no_flush_took);
     tcase_add_loop_test(t, of_several_openers, 0, 4);
     tcase_add_test(t, of_all_openers_have_bounded_memory);
+    tcase_add_test(t, has_no_bytes_of_a_write_that_failed);
     return run_suite("account", t);
 }

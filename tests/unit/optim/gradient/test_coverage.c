@@ -476,7 +476,7 @@ START_TEST(the_end_of_a_step_answers_readers_of_a_deleted_parameter)
     ck_assert_int_eq(ht_grad_flush(g), 0);
     ck_assert(!ht_optim_readable(w.o, p->oid, 0, 4, &parked.waiter));
     ck_assert_int_eq(pthread_create(&committer, NULL, commit_in_thread, &result), 0);
-    for (unsigned waited_ms = 0; !parked.woken && waited_ms < 20000; waited_ms++)
+    for (unsigned waited_ms = 0; !parked.woken && waited_ms < 60000; waited_ms++)
         usleep(1000);
     bool woken = parked.woken;
     let_go = true;

@@ -58,7 +58,7 @@ static void fill(uint8_t *bytes, size_t len, bool wild)
 
 static struct ht_update view(struct arrays *a, uint8_t p_dtype, uint8_t g_dtype, size_t skip)
 {
-    size_t p_size = ht_kernel_dtype_bytes(p_dtype), g_size = ht_kernel_dtype_bytes(g_dtype);
+    size_t p_size = ht_dtype_trained_bytes(p_dtype), g_size = ht_dtype_trained_bytes(g_dtype);
 
     return (struct ht_update){
         .p = a->p + skip * p_size,
@@ -287,7 +287,7 @@ START_TEST(additions_are_the_same_bits_everywhere)
         }
         for (size_t i = 0, n; i < N; i += n) {
             n = ht_min_u64(1 + (uint32_t)next_random() % 37, N - i);
-            ht_kernels_choose()->add(sum + i, (uint8_t *)g[pass] + i * ht_kernel_dtype_bytes(dtype), dtype, n, !pass);
+            ht_kernels_choose()->add(sum + i, (uint8_t *)g[pass] + i * ht_dtype_trained_bytes(dtype), dtype, n, !pass);
         }
         for (size_t i = 0; i < N; i++) {
             uint32_t bits;

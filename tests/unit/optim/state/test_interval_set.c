@@ -66,8 +66,12 @@ START_TEST(a_set_behaves_as_flags_do)
 }
 END_TEST
 
-START_TEST(what_is_in_both_stays)
+typedef int both_fn(struct ht_interval_set *s, const struct ht_interval_set *other);
+
+/* Elements of both sets stay, or those of the first one alone. */
+START_TEST(two_sets_are_joined_as_their_elements)
 {
+    both_fn *join = _i ? ht_interval_set_subtract : ht_interval_set_intersect;
     struct ht_interval_set other = {0};
 
     srand(8);
@@ -82,23 +86,38 @@ START_TEST(what_is_in_both_stays)
                 in_other[b - pieces] = true;
             ck_assert_int_eq(ht_interval_set_add(&other, b - (i % 4 ? 8 : 60), b), 0);
         }
-        ck_assert_int_eq(ht_interval_set_intersect(&set, &other), 0);
+        ck_assert_int_eq(join(&set, &other), 0);
         for (uint32_t k = 0; k < SIZE; k++)
-            flag[k] &= in_other[k];
+            flag[k] &= in_other[k] != _i;
         check_equal();
         ht_interval_set_clear(&other);
     }
     ht_interval_set_free(&other);
-    ck_assert_int_eq(ht_interval_set_intersect(&set, &other), 0);
-    ck_assert(set.count == 0 && set.cap == 0);
+    ht_interval_set_free(&set);
+}
+END_TEST
+
+START_TEST(joined_sets_have_bounds_and_need_no_memory_for_nothing)
+{
+    struct ht_interval_set other = {0};
+
     for (uint32_t i = 0; i < HT_INTERVALS_MAX; i++)
         ck_assert_int_eq(ht_interval_set_add(&set, 4 * i, 4 * i + 3), 0);
     for (uint32_t i = 0; i < 2; i++)
         ck_assert_int_eq(ht_interval_set_add(&other, i ? 2 : 0, i ? 4 * HT_INTERVALS_MAX : 1), 0);
     ck_assert_int_eq(ht_interval_set_intersect(&set, &other), -E2BIG);
     ck_assert_uint_eq(set.count, HT_INTERVALS_MAX);
-    ht_interval_set_free(&set);
     ht_interval_set_free(&other);
+    ck_assert_int_eq(ht_interval_set_add(&other, 5, 6), 0);
+    ck_assert_int_eq(ht_interval_set_subtract(&set, &other), -E2BIG);
+    ck_assert_uint_eq(set.count, HT_INTERVALS_MAX);
+    ck_assert_int_eq(ht_interval_set_add(&other, 0, 4 * HT_INTERVALS_MAX), 0);
+    ck_assert_int_eq(ht_interval_set_subtract(&set, &other), 0);
+    ck_assert(set.count == 0 && set.cap == 0);
+    ck_assert_int_eq(ht_interval_set_add(&set, 1, 2), 0);
+    ht_interval_set_free(&other);
+    ck_assert_int_eq(ht_interval_set_intersect(&set, &other), 0);
+    ck_assert(set.count == 0 && set.cap == 0);
 }
 END_TEST
 
@@ -132,7 +151,8 @@ int main(void)
 
     tcase_set_timeout(t, 120);
     tcase_add_test(t, a_set_behaves_as_flags_do);
-    tcase_add_test(t, what_is_in_both_stays);
+    tcase_add_loop_test(t, two_sets_are_joined_as_their_elements, 0, 2);
+    tcase_add_test(t, joined_sets_have_bounds_and_need_no_memory_for_nothing);
     tcase_add_test(t, too_many_pieces_are_refused_and_change_nothing);
     tcase_add_test(t, one_piece_needs_no_memory);
     suite_add_tcase(suite, t);

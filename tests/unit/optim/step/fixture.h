@@ -223,7 +223,7 @@ static inline void fixture_close(struct fixture *w)
 
 static inline size_t dtype_bytes(uint8_t dtype)
 {
-    return ht_kernel_dtype_bytes(dtype);
+    return ht_dtype_trained_bytes(dtype);
 }
 
 static inline float random_value(struct fixture *w)
@@ -519,6 +519,18 @@ static inline void check_all(struct fixture *w)
     ht_store_verify(w->s, false);
     for (unsigned i = 0; i < w->params; i++)
         check_param(w, &w->param[i]);
+}
+
+/* The file of a parameter is deleted; w->param[i] stays. */
+static inline void fixture_delete(struct fixture *w, unsigned i)
+{
+    const struct test_param *p = &w->param[i];
+    struct ht_tx *tx;
+
+    ck_assert_int_eq(ht_tx_begin(w->s, 0, &tx), 0);
+    ht_optim_param_deleted(w->o, p->oid, true, tx);
+    ht_obj_delete(p->obj, tx);
+    ck_assert_int_eq(ht_tx_commit(tx, NULL), 0);
 }
 
 static inline struct ht_root_stat fixture_stat(struct fixture *w)

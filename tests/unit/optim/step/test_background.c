@@ -27,11 +27,11 @@ static bool may_compress(void *ctx, uint64_t oid)
     struct ht_optim *o = ctx;
 
     (void)oid;
-    ck_assert_uint_eq(asked.inside++, 0); /* one at a time */
-    lock(o);
+    lock(o); /* before it shows itself: a test that sees it queues ranges */
     asked.beside_updates += !ht_list_empty(&o->ready);
     unlock(o);
     pthread_getname_np(pthread_self(), asked.thread, sizeof(asked.thread));
+    ck_assert_uint_eq(asked.inside++, 0); /* one at a time */
     while (asked.held)
         usleep(1000);
     if (asked.again)

@@ -9,6 +9,9 @@
 #include <math.h>
 #include <sched.h>
 
+#include "optim/state/context.h"
+#include "optim/state/param.h"
+
 enum { STEPS = 3 };
 
 static struct fixture w;
@@ -103,6 +106,16 @@ START_TEST(what_does_not_fit_in_memory_streams)
 }
 END_TEST
 
+static uint64_t gradient_writes(const struct test_param *p)
+{
+    struct ht_obj_stat st;
+
+    lock(w.o);
+    ht_obj_stat(ht_opt_param_find(w.o, p->oid)->grad, &st);
+    unlock(w.o);
+    return st.device_written_bytes;
+}
+
 /*
  * A gradient that is written faster than it is used waits for its turn outside the store,
  * instead of going through a device.
@@ -121,6 +134,7 @@ START_TEST(a_fast_writer_costs_no_device_traffic)
     ck_assert_int_eq(ht_optim_commit(w.o, ROOT), 0);
     uint8_t *bytes = calloc(CHUNKS, MIB);
     struct ht_grad *g = open_grad(&w, &w.param[0]);
+    uint64_t earlier = gradient_writes(&w.param[0]);
     ht_dev_counters(w.dev, &before);
     for (size_t i = 0; i < CHUNKS; i++) {
         write_all(g, i * MIB, bytes, MIB);
@@ -128,7 +142,10 @@ START_TEST(a_fast_writer_costs_no_device_traffic)
     }
     ck_assert_int_eq(ht_optim_commit(w.o, ROOT), 0);
     ht_dev_counters(w.dev, &after);
-    ck_assert_uint_lt(after.written_bytes - before.written_bytes, 3ull * CHUNKS * MIB + MIB);
+    /* That the step before found no room is remembered for as many images as there are. Until then some go through. */
+    uint64_t through = gradient_writes(&w.param[0]) - earlier;
+    ck_assert_uint_le(through, w.dram_bytes);
+    ck_assert_uint_lt(after.written_bytes - before.written_bytes, 3ull * CHUNKS * MIB + MIB + through);
     ht_grad_release(g);
     free(bytes);
     fixture_close(&w);
@@ -183,8 +200,8 @@ START_TEST(a_step_reads_what_does_not_fit_and_no_more)
         /* Some chunks may still be in the memory that other traffic uses. */
         uint64_t luck = w.dram_bytes - st.dram_protected_bytes, read = after.read_bytes - before.read_bytes;
         ck_assert(read <= rest && read >= rest - luck);
-        if (_i)
-            ck_assert_uint_le(after.written_bytes - before.written_bytes, rest);
+        if (_i) /* a thread that found no room has some of it written */
+            ck_assert_uint_le(after.written_bytes - before.written_bytes, rest + luck);
     }
     ck_assert_int_eq(ht_optim_commit(w.o, ROOT), 0);
     check_all(&w);

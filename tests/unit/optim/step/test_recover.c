@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include "tests/unit/optim/step/fixture.h"
+#include "tests/unit/optim/step/held.h"
 
 #include "optim/state/context.h"
 #include "optim/state/notify.h"
@@ -19,24 +20,7 @@ static struct fixture w;
 static const char logs[] = "adamw lr=1e-2 redo=on durable_every=100";
 enum { STEPS = 5 };
 
-static void set_hold(struct fixture *f, bool hold)
-{
-    lock(f->o);
-    struct ht_root *root = ht_opt_root_find(f->o, ROOT);
-    if (root) { /* else it was deleted */
-        root->hold = hold;
-        ht_opt_root_ready(root);
-        notify_changed(f->o);
-    }
-    unlock(f->o);
-}
-
 /* A gate may hold updates back; here nobody lets them go before the test does. */
-static void hold_updates(struct fixture *f)
-{
-    set_hold(f, true);
-}
-
 static void go_on(void)
 {
     set_hold(&w, false);
@@ -421,17 +405,6 @@ START_TEST(a_replay_publishes_nothing)
 }
 END_TEST
 
-static void delete_param(unsigned i)
-{
-    struct test_param *p = &w.param[i];
-    struct ht_tx *tx;
-
-    ck_assert_int_eq(ht_tx_begin(w.s, 0, &tx), 0);
-    ht_optim_param_deleted(w.o, p->oid, true, tx);
-    ht_obj_delete(p->obj, tx);
-    ck_assert_int_eq(ht_tx_commit(tx, NULL), 0);
-}
-
 /* _i: its updates are queued, or may be at any place. */
 START_TEST(a_parameter_is_deleted_beside_the_replay)
 {
@@ -442,13 +415,13 @@ START_TEST(a_parameter_is_deleted_beside_the_replay)
         go_on();
     for (unsigned i = 1u << _i; i; i--)
         sched_yield();
-    delete_param(last);
+    fixture_delete(&w, last);
     go_on();
     ht_optim_recovered(w.o);
     ck_assert_str_eq(fixture_stat(&w).error, "");
     ck_assert_int_eq(ht_optim_abort(w.o, ROOT), 0); /* it comes back */
     wait_and_check();
-    delete_param(last);
+    fixture_delete(&w, last);
     ht_obj_put(w.param[last].obj);
     forget_model(&w.param[last]);
     w.params--;
@@ -564,6 +537,44 @@ START_TEST(mapped_parameters_show_the_full_step_after_a_replay_that_fails)
 }
 END_TEST
 
+static bool is_replaying_updates(void)
+{
+    lock(w.o);
+    const struct ht_root *root = ht_opt_root_find(w.o, ROOT);
+    bool yes = root->redo.replaying && root->pending;
+    unlock(w.o);
+    return yes;
+}
+
+/* A client asked for another size before the abort began, and its request ends late: the abort takes it back, too. */
+START_TEST(a_size_that_comes_late_is_taken_back)
+{
+    struct client aborter;
+
+    begin(2);
+    uint64_t hash = fixture_hash(&w), bytes = w.param[0].n * dtype_bytes(w.param[0].dtype);
+    fixture_send(&w, 1, STEPS + 1, 0);
+    ck_assert_int_eq(ht_optim_wait(w.o, ROOT, 0), 0); /* so the logged steps are computed again */
+    set_hold(&w, true);
+    client_begin(&aborter, abort_step);
+    while (!is_replaying_updates())
+        usleep(1000);
+    ck_assert_int_eq(ht_obj_truncate(w.param[0].obj, _i ? bytes + 4096 : 4), 0);
+    go_on();
+    ck_assert_int_eq(client_end(&aborter), 0);
+    ck_assert_str_eq(fixture_stat(&w).error, "");
+    ck_assert_uint_eq(ht_obj_size(w.param[0].obj), bytes);
+    ck_assert_uint_eq(fixture_stat(&w).durable_step, STEPS);
+    ck_assert(fixture_hash(&w) == hash);
+    wait_and_check();
+    step_all(&w);
+    ck_assert_int_eq(ht_optim_step(w.o, ROOT), 0);
+    crash_and_mount();
+    check_all(&w);
+    fixture_close(&w);
+}
+END_TEST
+
 int main(void)
 {
     TCase *t = tcase_create("recover");
@@ -579,5 +590,6 @@ int main(void)
     tcase_add_loop_test(t, a_root_is_deleted_beside_the_replay, 0, 12);
     tcase_add_test(t, a_replay_that_fails_lets_nobody_wait);
     tcase_add_test(t, mapped_parameters_show_the_full_step_after_a_replay_that_fails);
+    tcase_add_loop_test(t, a_size_that_comes_late_is_taken_back, 0, 2);
     return run_suite("recover", t);
 }

@@ -1,9 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Very many parameters with gradients of one element each are logged together: a step makes few transactions and few
- * writes, and a crash loses none. HITRAIN_LONG=1 has a hundred thousand.
+ * writes, and a crash loses none. HITRAIN_LONG=1 has a hundred thousand. Their images count as they wait for updates.
  */
 #include "tests/unit/optim/step/fixture.h"
+#include "tests/unit/optim/step/held.h"
+
+#include <unistd.h>
 
 #include "tiering/base/log.h"
 #include "tiering/io/dev.h"
@@ -103,6 +106,63 @@ START_TEST(tiny_gradients_are_logged_together)
 }
 END_TEST
 
+static atomic_bool sent;
+
+static void *send_all(void *arg)
+{
+    for (unsigned i = 0; i < count; i++)
+        send(i, 1);
+    sent = true;
+    return arg;
+}
+
+/* Ranges that wait for their update. *out_full: no more gradients are taken. */
+static uint64_t waiting(bool *out_full)
+{
+    lock(w.o);
+    const struct ht_root *root = ht_opt_root_find(w.o, ROOT);
+    uint64_t n = root->pending;
+    *out_full = ht_opt_backlog_full(root);
+    unlock(w.o);
+    return n;
+}
+
+/* However slow the workers are: a gradient of one element takes an image, and counts as much. */
+START_TEST(tiny_gradients_wait_in_memory)
+{
+    struct ht_dev_counters before, after;
+    struct ht_store_stats st;
+    bool full = false;
+    pthread_t sender;
+    uint64_t n = 0;
+
+    count = 200;
+    oid = calloc(count, sizeof(*oid));
+    w.dram_bytes = 16 * MIB;
+    fixture_open_as(&w, "sgd lr=1", 2);
+    make_params();
+    ck_assert_int_eq(ht_optim_commit(w.o, ROOT), 0);
+    set_hold(&w, true);
+    ht_dev_counters(w.dev, &before);
+    ck_assert_int_eq(pthread_create(&sender, NULL, send_all, NULL), 0);
+    while (!full && !sent) {
+        n = waiting(&full);
+        usleep(1000);
+    }
+    ht_dev_counters(w.dev, &after);
+    ht_store_stats(w.s, &st);
+    ck_assert_msg(full && !sent, "%llu gradients wait", (unsigned long long)n);
+    ck_assert_uint_le(n * HT_SMALL_CHUNK_BYTES, st.dram_passing_bytes / 2);
+    ck_assert_uint_eq(after.writes, before.writes);
+    set_hold(&w, false);
+    pthread_join(sender, NULL);
+    ck_assert_int_eq(ht_optim_commit(w.o, ROOT), 0);
+    check_params(1);
+    fixture_close(&w);
+    free(oid);
+}
+END_TEST
+
 int main(void)
 {
     TCase *t = tcase_create("many");
@@ -110,5 +170,6 @@ int main(void)
     ht_log_set_level(HT_LOG_ERROR);
     setvbuf(stdout, NULL, _IOLBF, 0);
     tcase_add_test(t, tiny_gradients_are_logged_together);
+    tcase_add_test(t, tiny_gradients_wait_in_memory);
     return run_suite("logged steps of many parameters", t);
 }

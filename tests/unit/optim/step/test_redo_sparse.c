@@ -3,14 +3,11 @@
  * Gradients that are mostly zeros are logged without them: bytes, bits after a crash, the bit that keeps older programs
  * away, and logged steps that cannot be right.
  */
-#include "tests/unit/optim/step/fixture.h"
+#include "tests/unit/optim/step/logged.h"
 
 #include <hitrain/format.h>
 #include <hitrain/topk.h>
 
-#include "optim/state/context.h"
-#include "optim/state/redo.h"
-#include "optim/state/root.h"
 #include "tiering/base/buf.h"
 #include "tiering/base/log.h"
 #include "tiering/base/sparse.h"
@@ -19,31 +16,6 @@ enum { STEPS = 4 };
 
 static struct fixture w;
 static const char logs[] = "adamw lr=1e-2 redo=on durable_every=100";
-
-static struct ht_redo *redo_of(void)
-{
-    lock(w.o);
-    struct ht_root *root = ht_opt_root_find(w.o, ROOT);
-    unlock(w.o);
-    return &root->redo;
-}
-
-/* Of the last logged step. */
-static struct ht_redo_step last_step(void)
-{
-    struct ht_redo *redo = redo_of();
-
-    lock(w.o);
-    ck_assert_uint_gt(redo->steps, 0);
-    struct ht_redo_step s = redo->step[redo->steps - 1];
-    unlock(w.o);
-    return s;
-}
-
-static bool is_marked(uint64_t bit)
-{
-    return ht_store_super(w.s)->feat_refuse & bit;
-}
 
 /* An element in `rarely` has a value; in the way of a client that knows that, or as a whole gradient. */
 static uint8_t *sparse_gradient(const struct test_param *p, uint64_t rarely, uint64_t *out_count)
@@ -116,20 +88,20 @@ START_TEST(sparse_gradients_are_logged_without_zeros)
     ck_assert_int_eq(ht_optim_commit(w.o, ROOT), 0);
     step_all(&w);
     ck_assert_int_eq(ht_optim_commit(w.o, ROOT), 0);
-    uint64_t dense = last_step().at;
+    uint64_t dense = last_step(&w).at;
     ck_assert_uint_eq(dense, 70001 * 4 + 100003 * 2 + 50000 * 4 + 17 * 2);
-    ck_assert(is_marked(HT_FEAT_REFUSE_REDO) && !is_marked(HT_FEAT_REFUSE_SPARSE));
+    ck_assert(is_marked(&w, HT_FEAT_REFUSE_REDO) && !is_marked(&w, HT_FEAT_REFUSE_SPARSE));
     for (unsigned step = 3; step <= STEPS; step++) {
         uint64_t least = 0;
         for (unsigned i = 0; i < w.params; i++)
             least += step_sparse(&w.param[i], rarely[_i], step % 2);
         ck_assert_int_eq(ht_optim_commit(w.o, ROOT), 0);
-        uint64_t bytes = last_step().at;
+        uint64_t bytes = last_step(&w).at;
         ck_assert_msg(rarely[_i] < 5 || (bytes >= least && bytes <= least + 256), "%llu bytes for %llu of entries",
                       (unsigned long long)bytes, (unsigned long long)least);
         ck_assert_uint_le(bytes, dense);
     }
-    ck_assert(is_marked(HT_FEAT_REFUSE_SPARSE));
+    ck_assert(is_marked(&w, HT_FEAT_REFUSE_SPARSE));
     for (unsigned i = 0; i < w.params; i++)
         if (i % 2)
             step_sparse(&w.param[i], rarely[_i], true);
@@ -140,7 +112,7 @@ START_TEST(sparse_gradients_are_logged_without_zeros)
     check_all(&w);
     fixture_crash(&w);
     fixture_mount(&w);
-    ck_assert(is_marked(HT_FEAT_REFUSE_REDO) && is_marked(HT_FEAT_REFUSE_SPARSE)); /* on the device */
+    ck_assert(is_marked(&w, HT_FEAT_REFUSE_REDO) && is_marked(&w, HT_FEAT_REFUSE_SPARSE)); /* on the device */
     ck_assert_uint_eq(fixture_stat(&w).step, STEPS + 1);
     ck_assert_str_eq(fixture_stat(&w).error, "");
     check_all(&w);
@@ -165,7 +137,7 @@ START_TEST(large_ranges_are_logged_without_zeros)
         step_sparse(&w.param[1], 200000 - 199996 * (step % 2), false);
         ck_assert_int_eq(ht_optim_commit(w.o, ROOT), 0);
     }
-    ck_assert_uint_lt(last_step().at, F32 * 4 * 5 / 8);
+    ck_assert_uint_lt(last_step(&w).at, F32 * 4 * 5 / 8);
     fixture_crash(&w);
     fixture_mount(&w);
     ck_assert_uint_eq(fixture_stat(&w).step, 2);
@@ -195,7 +167,7 @@ START_TEST(sums_are_logged_without_zeros)
                 ck_assert_int_eq(ht_optim_commit(w.o, ROOT), 0);
         }
         if (redo) {
-            ck_assert_uint_lt(last_step().at, (70001 + 100003 + 50000) * 4 / 8);
+            ck_assert_uint_lt(last_step(&w).at, (70001 + 100003 + 50000) * 4 / 8);
             fixture_crash(&w);
             fixture_mount(&w);
         }
@@ -219,7 +191,7 @@ static const struct {
     uint64_t value;
 } wrong[] = {
     {"no coding", offsetof(struct ht_disk_redo, version), 4, HT_REDO_VERSION},
-    {"another version", offsetof(struct ht_disk_redo, version), 4, 3},
+    {"another version", offsetof(struct ht_disk_redo, version), 4, 4},
     {"a coding that there is not", PIECE(coding), 4, 2},
     {"entries that are none", PIECE(coding), 4, HT_REDO_PLAIN},
     {"a part of an entry", PIECE(bytes), 4, 7},
@@ -248,16 +220,6 @@ static uint64_t place_of(struct ht_obj *obj, const struct ht_redo_step *s, unsig
     ck_assert(piece.sparse);
     free(summary);
     return piece.at;
-}
-
-static void exchange(struct ht_obj *obj, uint64_t at, size_t bytes, uint64_t *value)
-{
-    uint64_t was = 0;
-
-    ck_assert_int_eq(ht_obj_read(obj, at, &was, bytes), (ssize_t)bytes);
-    ck_assert_int_eq(ht_obj_write(obj, at, value, bytes), (ssize_t)bytes);
-    ck_assert_int_eq(ht_obj_sync(obj), 0);
-    *value = was;
 }
 
 /* Puts it in, sees that the step is refused, and takes it back. */
@@ -297,7 +259,7 @@ START_TEST(a_sparse_piece_that_cannot_be_right_is_refused)
                 step_sparse(&w.param[i], 20, true);
         ck_assert_int_eq(ht_optim_commit(w.o, ROOT), 0);
     }
-    const struct ht_redo_step s = last_step();
+    const struct ht_redo_step s = last_step(&w);
     for (unsigned i = 0; i < HT_ARRAY_SIZE(wrong); i++)
         check_refused(&s, i);
     fixture_crash(&w);

@@ -152,15 +152,10 @@ END_TEST
 
 START_TEST(a_deleted_parameter_comes_back_with_abort)
 {
-    struct ht_tx *tx;
-
     two_params();
     step_all(&w);
     commit();
-    ck_assert_int_eq(ht_tx_begin(w.s, 0, &tx), 0);
-    ht_optim_param_deleted(w.o, w.param[0].oid, true, tx);
-    ht_obj_delete(w.param[0].obj, tx);
-    ck_assert_int_eq(ht_tx_commit(tx, NULL), 0);
+    fixture_delete(&w, 0);
     ck_assert_uint_eq(fixture_stat(&w).parameters, 1);
     step_param(&w, &w.param[1]);
     ck_assert_int_eq(ht_optim_abort(w.o, ROOT), 0);
@@ -177,7 +172,6 @@ END_TEST
 START_TEST(a_deleted_parameter_is_gone_after_the_commit)
 {
     struct ht_store_stats before, after;
-    struct ht_tx *tx;
 
     two_params();
     step_all(&w);
@@ -185,10 +179,7 @@ START_TEST(a_deleted_parameter_is_gone_after_the_commit)
     ht_store_stats(w.s, &before);
     /* In the middle of a step, with its updates queued or running. */
     step_all(&w);
-    ck_assert_int_eq(ht_tx_begin(w.s, 0, &tx), 0);
-    ht_optim_param_deleted(w.o, w.param[1].oid, true, tx);
-    ht_obj_delete(w.param[1].obj, tx);
-    ck_assert_int_eq(ht_tx_commit(tx, NULL), 0);
+    fixture_delete(&w, 1);
     ht_obj_put(w.param[1].obj);
     forget_model(&w.param[1]);
     w.params = 1;
@@ -462,12 +453,13 @@ START_TEST(another_rule_needs_parameters_without_state)
 END_TEST
 
 static int override_with_lion(void *ctx, uint64_t oid, uint64_t as_of, const struct ht_optim_config *base,
-                              struct ht_optim_config *out, char err[HT_OPTIM_ERROR_MAX])
+                              struct ht_optim_config *out, struct ht_optim_sections *sections,
+                              char err[HT_OPTIM_ERROR_MAX])
 {
     static const char text[] = "lion lr=0.5";
     struct fixture *me = ctx;
 
-    (void)as_of;
+    (void)as_of, (void)sections;
     return oid == me->param[0].oid ? ht_optim_config_amend(text, strlen(text), base, out, err) : 0;
 }
 
@@ -494,12 +486,12 @@ START_TEST(a_gradient_for_state_of_another_rule_is_refused)
 END_TEST
 
 static int override_first(void *ctx, uint64_t oid, uint64_t as_of, const struct ht_optim_config *base,
-                          struct ht_optim_config *out, char err[HT_OPTIM_ERROR_MAX])
+                          struct ht_optim_config *out, struct ht_optim_sections *sections, char err[HT_OPTIM_ERROR_MAX])
 {
     static const char text[] = "lr=0.5 weight_decay=0";
     struct fixture *me = ctx;
 
-    (void)as_of;
+    (void)as_of, (void)sections;
     return oid == me->param[0].oid ? ht_optim_config_amend(text, strlen(text), base, out, err) : 0;
 }
 

@@ -7,6 +7,7 @@
 #include "optim/state/param.h"
 #include "optim/state/range.h"
 #include "optim/state/root.h"
+#include "optim/state/sections.h"
 #include "tests/unit/optim/step/fixture.h"
 
 enum { ELEMENTS = 100000 };
@@ -210,6 +211,16 @@ static void a_state_found_by_another_number(void)
     ck_assert_int_eq(ht_id_insert(&w.o->states_by_oid, l), 0);
 }
 
+static void sections_that_overlap(void)
+{
+    const struct ht_param_section s = {.begin = 4, .end = 9};
+
+    lock(w.o);
+    ck_assert_int_eq(ht_opt_sections_add(param, &s), 0);
+    ck_assert_int_eq(ht_opt_sections_add(param, &s), 0);
+    unlock(w.o);
+}
+
 static void memory_of_nothing(void)
 {
     w.o->meta_bytes++;
@@ -250,6 +261,7 @@ static void (*const wrong[])(void) = {
     a_deleted_parameter_that_counts,
     a_sum_on_no_list,
     a_state_found_by_another_number,
+    sections_that_overlap,
     memory_of_nothing,
     a_range_of_another_place,
 };

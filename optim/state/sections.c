@@ -1,0 +1,170 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* sections.c - see sections.h. */
+#include "optim/state/sections.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "optim/rules/rule.h"
+#include "optim/rules/sections.h"
+#include "optim/state/param.h"
+#include "optim/state/root.h"
+
+typedef unsigned long long ull;
+
+enum { ROOM_SHARE_MAX = 4 }; /* times as much as is needed may stay from step to step */
+
+static int refuse(const struct ht_optim_section *s, char why[HT_OPTIM_ERROR_MAX], const char *text, uint64_t number)
+{
+    snprintf(why, HT_OPTIM_ERROR_MAX, "%llu:%llu: %s%llu", (ull)s->begin, (ull)s->end, text, (ull)number);
+    return -EINVAL;
+}
+
+int ht_opt_sections_check(const struct ht_param *p, const struct ht_optim_sections *s, char why[HT_OPTIM_ERROR_MAX])
+{
+    uint64_t t = p->cur.t;
+
+    for (size_t i = 0; i < s->count; i++) {
+        const struct ht_optim_section *v = &s->section[i];
+        if (v->end > p->shape.elements)
+            return refuse(v, why, "the range ends after the last element of the parameter, which has ",
+                          p->shape.elements);
+        if (!v->config.frozen && v->config.missed > t)
+            return refuse(v, why, "missed= is more than the steps of the parameter, which are ", t);
+    }
+    return 0;
+}
+
+/* ------------------------------------------------------------------ memory */
+
+static uint64_t bytes_of(size_t room)
+{
+    return sizeof(struct ht_param_sections) + room * sizeof(struct ht_param_section);
+}
+
+uint64_t ht_opt_sections_bytes(const struct ht_param *p)
+{
+    return p->sections ? bytes_of(p->sections->room) : 0;
+}
+
+int ht_opt_sections_reserve(struct ht_param *p, size_t count)
+{
+    if (!count || (p->sections && p->sections->room / ROOM_SHARE_MAX > count))
+        ht_opt_sections_free(p);
+    uint64_t had = ht_opt_sections_bytes(p);
+    if (!count || (had && count <= p->sections->room))
+        return 0;
+    struct ht_param_sections *s = realloc(p->sections, bytes_of(count));
+    if (!s)
+        return -ENOMEM;
+    if (!had)
+        *s = (struct ht_param_sections){.count = 0};
+    s->room = (uint32_t)count;
+    p->sections = s;
+    p->o->meta_bytes += bytes_of(count) - had;
+    return 0;
+}
+
+void ht_opt_sections_free(struct ht_param *p)
+{
+    p->o->meta_bytes -= ht_opt_sections_bytes(p);
+    free(p->sections);
+    p->sections = NULL;
+}
+
+/* ---------------------------------------------------------------- of a step */
+
+/* Of a frozen one no update uses the numbers: its count may be any. */
+void ht_opt_sections_latch(struct ht_param *p, const struct ht_optim_sections *s)
+{
+    ht_opt_sections_clear(p);
+    for (size_t i = 0; i < s->count; i++) {
+        const struct ht_optim_section *v = &s->section[i];
+        struct ht_param_section *to = &p->sections->of[i];
+        *to = (struct ht_param_section){.begin = v->begin, .end = v->end, .frozen = v->config.frozen};
+        ht_rule_scalars(&v->config, v->config.frozen ? 1 : p->cur.t + 1 - v->config.missed, &to->scalars);
+    }
+    if (p->sections)
+        p->sections->count = (uint32_t)s->count;
+}
+
+void ht_opt_sections_latch_decided(struct ht_param *p)
+{
+    if (p->sections)
+        p->sections->count = p->sections->decided;
+}
+
+void ht_opt_sections_clear(struct ht_param *p)
+{
+    if (p->sections)
+        p->sections->count = p->sections->decided = 0;
+}
+
+static int put(struct ht_param *p, uint32_t at, const struct ht_param_section *s) HT_REQUIRES(HT_LOCK_OPTIM)
+{
+    if (at >= HT_SECTIONS_MAX)
+        return -E2BIG;
+    int rc = p->sections && at < p->sections->room ? 0 : ht_opt_sections_reserve(p, at ? 2 * (size_t)at : 4);
+    if (!rc)
+        p->sections->of[at] = *s;
+    return rc;
+}
+
+int ht_opt_sections_add(struct ht_param *p, const struct ht_param_section *s)
+{
+    int rc = put(p, ht_opt_sections_count(p), s);
+
+    if (!rc)
+        p->sections->count++;
+    return rc;
+}
+
+int ht_opt_sections_decide(struct ht_param *p, const struct ht_param_section *s)
+{
+    int rc = put(p, p->sections ? p->sections->decided : 0, s);
+
+    if (!rc)
+        p->sections->decided++;
+    return rc;
+}
+
+uint32_t ht_opt_sections_count(const struct ht_param *p)
+{
+    return p->sections ? p->sections->count : 0;
+}
+
+uint64_t ht_opt_sections_decided_end(const struct ht_param *p)
+{
+    const struct ht_param_sections *s = p->sections;
+
+    return s && s->decided ? s->of[s->decided - 1].end : 0;
+}
+
+void ht_opt_set_grad_factor(struct ht_param *p, float factor)
+{
+    p->scalars.grad_factor = factor;
+    for (uint32_t i = 0; i < ht_opt_sections_count(p); i++)
+        p->sections->of[i].scalars.grad_factor = factor;
+}
+
+const struct ht_scalars *ht_opt_scalars_at(const struct ht_param *p, uint64_t e, uint64_t *n)
+{
+    uint32_t low = 0, high = ht_opt_sections_count(p), count = high;
+
+    while (low < high) { /* the first one that ends after e */
+        uint32_t middle = low + (high - low) / 2;
+        if (p->sections->of[middle].end > e)
+            high = middle;
+        else
+            low = middle + 1;
+    }
+    if (low == count)
+        return &p->scalars;
+    const struct ht_param_section *s = &p->sections->of[low];
+    if (e < s->begin) {
+        *n = ht_min_u64(*n, s->begin - e);
+        return &p->scalars;
+    }
+    *n = ht_min_u64(*n, s->end - e);
+    return s->frozen ? NULL : &s->scalars;
+}
