@@ -6,6 +6,7 @@ Three runs of the same steps: without a limit; in the cgroup, where the kernel k
 daemon in there, too. The first and the third end with the same bits. Parameters and gradients are in memory in the first two, and the
 optimizer's state is in the store in all three.
 """
+import errno
 import hashlib
 import os
 import pathlib
@@ -28,7 +29,7 @@ from demo_store import Store
 
 TOP = pathlib.Path(__file__).resolve().parents[2]
 PROGRAMS = pathlib.Path(os.environ.get('HITRAIN_BIN') or TOP / 'build/bin')
-STEPS, SECONDS_MAX = 3, 300
+STEPS, SECONDS_MAX = 3, 1200
 demo_gpt.WIDTH, demo_gpt.HEADS, demo_gpt.LAYERS, demo_gpt.BATCH = 640, 10, 12, 1
 MIB = 1 << 20
 KEEP, ACTIVATIONS = 48 * MIB, 16 * MIB
@@ -114,7 +115,16 @@ class Group:
         (self.folder / 'cgroup.procs').write_text(str(os.getpid()))
 
     def close(self) -> None:
-        self.folder.rmdir()
+        """Processes that have ended stay in it for a moment."""
+        deadline = time.monotonic() + 60
+        while True:
+            try:
+                self.folder.rmdir()
+                return
+            except OSError as e:
+                if e.errno != errno.EBUSY or time.monotonic() > deadline:
+                    raise
+            time.sleep(0.1)
 
 
 def said_by(kind: str, root: pathlib.Path, group: Optional[Group] = None) -> Dict[str, str]:

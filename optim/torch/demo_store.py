@@ -13,9 +13,9 @@ import tempfile
 import time
 from typing import Dict, Iterator, List, Optional
 
-READY_SECONDS_MAX = 60
-END_SECONDS_MAX = 60
-BUSY_SECONDS_MAX = 10
+READY_SECONDS_MAX = 120
+END_SECONDS_MAX = 120
+BUSY_SECONDS_MAX = 60
 
 
 class StoreError(Exception):

@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from trainer import LR, shared_root, shared_store, store  # first: it makes the client importable
+from trainer import LR, SECONDS_MAX, shared_root, shared_store, store  # first: it makes the client importable
 import torch
 import torch.utils.checkpoint
 from torch import nn
@@ -91,7 +91,7 @@ class Slow:
 
         def slow(fd, data, at):
             self.begun.set()
-            assert self.go.wait(120)
+            assert self.go.wait(SECONDS_MAX)
             return write(fd, data, at)
         monkeypatch.setattr(_activations.os, 'pwritev', slow)
 
@@ -112,7 +112,7 @@ def test_each_state_of_a_tensor(saved, monkeypatch):
     slow = Slow(monkeypatch)
     values = [matrix(i) for i in range(3)]
     packed = [saved.pack(values[0])]
-    assert slow.begun.wait(120)
+    assert slow.begun.wait(SECONDS_MAX)
     packed += [saved.pack(v) for v in values[1:]]
     assert [p.entry.state for p in packed] == [_activations.WRITING, _activations.QUEUED, _activations.QUEUED]
     for p, v in [(packed[1], values[1]), (packed[0], values[0])]:  # needed before it is written, and meanwhile
@@ -163,7 +163,8 @@ def test_another_storage_at_the_same_address_is_another_tensor(saved):
 def test_what_stays(saved):
     parameter = matrix()
     saved._stay.add(parameter.untyped_storage().data_ptr())
-    for t in (parameter, parameter.t(), torch.ones(10), matrix().to_sparse(), torch.ones(1).expand(N, N), matrix()[:, :200]):
+    without_storage = matrix().to_mkldnn(), torch.empty(N, N, device='meta'), matrix().to_sparse()
+    for t in (parameter, parameter.t(), torch.ones(10), *without_storage, torch.ones(1).expand(N, N), matrix()[:, :200]):
         assert saved.unpack(saved.pack(t)) is t
     changed = torch.ones(3)
     packed = saved.pack(changed)
@@ -231,6 +232,63 @@ def test_small_tensors_share_calls_and_memory(saved, monkeypatch):
         saved.settle()
     assert saved.figures()['read_bytes'] == stored and len(read) == len(punched) == len(written)
     assert len(made) * MIB // 2 < stored
+    assert_nothing_is_left(saved)
+
+
+@pytest.mark.parametrize('fast', [True, False])
+def test_reads_ahead_follow_the_rates_of_the_last_pass(saved, monkeypatch, fast):
+    """Where reads are fast, few bytes are ahead, and their memory serves again in the next pass."""
+    rates, segment = [], _activations.SEGMENT_BYTES
+    monkeypatch.setattr(_activations, 'bytes_ahead', lambda *given: rates.append(given) or (2 * segment if fast else None))
+    monkeypatch.setattr(_activations, '_WINDOW_BYTES', 16 * MIB)
+    saved.keep = 8 * MIB
+    made, most = counted(monkeypatch, _activations.mmap, 'mmap'), [0]
+    for _ in range(3):
+        packed = [saved.pack(torch.full((MIB // 8,), float(i))) for i in range(64)]
+        saved.settle()
+        made.clear()
+        most.append(0)
+        while packed:
+            assert saved.unpack(packed[-1])[3] == len(packed) - 1
+            packed.pop()
+            saved.settle()
+            most[-1] = max(most[-1], saved._loaded_bytes)
+    assert len(rates) == 2 and all(read > 0 and use > 0 and call == segment for read, use, call in rates)
+    assert most[1] > 2 * segment and (most[-1] <= 2 * segment and not made if fast else most[-1] > 2 * segment)
+    assert_nothing_is_left(saved)
+    assert saved._loaded_bytes == 0
+
+
+def looks(saved, monkeypatch, count):
+    """How often the state of an entry is looked at while so many are read back."""
+    found = [0]
+
+    class Entry(_activations._Entry):
+        @property
+        def state(self):
+            found[0] += 1
+            return self._state
+
+        @state.setter
+        def state(self, state):
+            self._state = state
+    monkeypatch.setattr(_activations, '_Entry', Entry)
+    packed = [saved.pack(torch.full((1024,), float(i))) for i in range(count)]
+    saved.settle()
+    found[0] = 0
+    while packed:
+        assert saved.unpack(packed.pop())[5] == len(packed)
+        saved.settle()
+    return found[0]
+
+
+def test_more_tensors_make_none_of_them_slower(saved, monkeypatch):
+    """A call that reads looks at what it reads, and not at all that is stored."""
+    for name, value in (('SMALL_BYTES', 4 << 10), ('SEGMENT_BYTES', 32 << 10), ('_WINDOW_BYTES', 64 << 10)):
+        monkeypatch.setattr(_activations, name, value)
+    saved.keep = 64 << 10
+    some, more = looks(saved, monkeypatch, 100), looks(saved, monkeypatch, 400)
+    assert more < 6 * some
     assert_nothing_is_left(saved)
 
 

@@ -13,7 +13,7 @@ import threading
 
 import pytest
 
-from trainer import LR, TOP, equal, random_parameters, shared_root as root, shared_store  # first: it makes the client importable
+from trainer import LR, SECONDS_MAX, TOP, equal, random_parameters, shared_root as root, shared_store  # first: it makes the client importable
 import torch
 import hitrain
 from hitrain import _blocks, checkpoint
@@ -93,7 +93,7 @@ def test_blocks_are_copied_at_the_same_time(root, tmp_path, monkeypatch, dtype, 
             under_way[0] += 1
             if under_way[0] == 2:
                 together.set()
-        assert at == 0 or together.wait(20)
+        assert at == 0 or together.wait(SECONDS_MAX)
         real(fd, memory, at)
         with lock:
             under_way[0] -= 1
@@ -388,7 +388,7 @@ def test_memory_does_not_grow_with_the_model(root, tmp_path):
     """One tensor of 48 MiB in a process of its own, which counts how much its memory grew."""
     write(tmp_path / 'a.safetensors', {'w': torch.arange(12 << 20, dtype=torch.float32)})
     grown = subprocess.run([sys.executable, '-c', GROWS, TOP / 'optim/torch', tmp_path / 'a.safetensors', root, tmp_path / 'b.safetensors'],
-                           capture_output=True, text=True, check=True, timeout=120).stdout
+                           capture_output=True, text=True, check=True, timeout=SECONDS_MAX).stdout
     assert 0 < int(grown) < 24 << 10
     assert torch.equal(read(tmp_path / 'b.safetensors')['w'], torch.arange(12 << 20, dtype=torch.float32))
 

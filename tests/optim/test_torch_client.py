@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from trainer import LR, SECONDS_MAX, TOP, random_parameters, root, store  # first: it makes the client importable
+from trainer import LR, SECONDS_MAX, TOP, random_parameters, root, store, wait_for  # first: it makes the client importable
 import torch
 import hitrain
 from hitrain import AdamW
@@ -417,7 +417,7 @@ def test_logged_steps_lose_nothing(store, root, dtype):
             store.kill()
         store.mount()
         assert step_of(root) == last
-        assert 'replay-progress' in store.log_path.read_text()
+        wait_for(lambda: 'replay-progress' in store.log_path.read_text(), 'the message of the replay')
         assert os.getxattr(root, 'user.note') == str(last).encode()
         parts = parameters(seed=1, dtype=dtype)
     with AdamW(parts.items(), root, resume=True, **options) as optimizer:

@@ -11,7 +11,7 @@ import warnings
 
 import pytest
 
-from trainer import LR, SECONDS_MAX, close, equal, random_parameters, root, store  # first: it makes the client importable
+from trainer import LR, SECONDS_MAX, close, equal, random_parameters, root, store, wait_unclaimed  # first: it makes the client importable
 import torch
 from hitrain import SGD, Adagrad, Adam, AdamW, Shard, _files, _gather, _root
 
@@ -588,6 +588,7 @@ def test_a_trainer_that_ends_without_close(store, root, what, options, kept):
         store.unmount()
         assert 'step-dropped' in store.log_path.read_text()
         store.mount()
+    wait_unclaimed(root)
     again = parameters(seed=5)
     with SGD(again.items(), root, lr=1.0, resume=True) as optimizer:
         assert optimizer.committed_step == kept == number(root, 'step') and number(root, 'step_open') == 0
@@ -599,6 +600,7 @@ def test_resume_takes_back_a_gradient_in_a_subdirectory(root):
     child.start()
     child.join(SECONDS_MAX)
     assert child.exitcode == 0 and number(root, 'step_open')
+    wait_unclaimed(root)
     again = parameters(seed=5)
     with SGD(again.items(), root, lr=1.0, resume=True) as optimizer:
         assert optimizer.committed_step == 2 and number(root, 'step_open') == 0
@@ -880,7 +882,7 @@ def test_the_reading_thread_may_drop_the_optimizer(root):
     optimizer = SGD(model.named_parameters(), root, lr=0.1)
     optimizer.read_ahead(model)
     ahead = optimizer._ahead
-    assert ahead._thread.submit(optimizer.close).exception(60) is None
+    assert ahead._thread.submit(optimizer.close).exception(SECONDS_MAX) is None
     assert not optimizer._root.is_open
 
 

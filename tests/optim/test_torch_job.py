@@ -10,7 +10,7 @@ import threading
 
 import pytest
 
-from trainer import LR, SECONDS_MAX, on_threads, random_parameters, shared_root, shared_store  # first: it makes the client importable
+from trainer import LR, SECONDS_MAX, on_threads, random_parameters, shared_root, shared_store, wait_unclaimed  # first: it makes the client importable
 import torch
 from demo_store import mounted
 from hitrain import AdamW, Job, RankFailed
@@ -286,4 +286,5 @@ def test_two_stores_of_one_job_continue_together_after_each_kill():
             for s in stores:
                 if s.daemon is None:
                     s.mount()
+                wait_unclaimed(s.mountpoint / 'model')
         assert current.begun and current.done == {0: digests[last], 1: digests[last]}

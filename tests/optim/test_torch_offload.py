@@ -11,18 +11,19 @@ import weakref
 
 import pytest
 
-from trainer import LR, root, shared_root, shared_store, store  # first: it makes the client importable
+from trainer import LR, SECONDS_MAX, root, shared_root, shared_store, store, wait_for, wait_unclaimed  # first: it makes the client importable
 import torch
 import torch.utils.checkpoint
 from torch import nn
 import hitrain
 from hitrain._mapped import MappedFile
-from hitrain._residency import TRANSIT
+from hitrain._residency import TRANSIT, Residency
 from hitrain._root import Root
 from hitrain.checkpoint import export_safetensors
 
 KEEP = 700 << 10
 STEPS = 3
+LONG = bool(os.environ.get('HITRAIN_LONG'))
 WIDTH = 64
 WORDS = 300
 
@@ -157,7 +158,7 @@ def plain_and_offloaded(root, kind=Text, steps=STEPS, passes=1, rule='adamw', ke
 @pytest.mark.parametrize('kind, options', [
     (Text, {}), (Twice, {}), (Adapted, {}), (Image, {}), (Text, {'recompute': 'reentrant'}), (Text, {'recompute': 'yes'}), (Text, {'tied': False})])
 def test_the_bits_are_those_of_the_model_in_memory(shared_root, kind, options):
-    plain_and_offloaded(shared_root, kind, model_options=options)
+    plain_and_offloaded(shared_root, kind, steps=200 if LONG else STEPS, model_options=options)
 
 
 @pytest.mark.parametrize('options', [{'max_grad_norm': 0.1}, {'skip_nonfinite': True}, {'async_step': True}, {'durable_every': 4},
@@ -167,7 +168,7 @@ def test_with_options_of_the_optimizer(shared_root, options):
 
 
 def test_many_steps(shared_root):
-    steps = 200 if os.environ.get('HITRAIN_LONG') else 20
+    steps = 200 if LONG else 20
     figures = plain_and_offloaded(shared_root, steps=steps, durable_every=50)
     assert figures['loaded_bytes'] > steps * KEEP / 2
 
@@ -187,7 +188,7 @@ def test_a_scheduler_sets_the_rate(shared_root):
 
 @pytest.mark.parametrize('kind', [Text, Twice])
 def test_accumulation_in_the_store(shared_root, kind):
-    plain_and_offloaded(shared_root, kind, passes=3, accumulate=3, accumulate_mode='mean')
+    plain_and_offloaded(shared_root, kind, steps=200 if LONG else STEPS, passes=3, accumulate=3, accumulate_mode='mean')
 
 
 def test_accumulation_in_memory(shared_root):
@@ -402,6 +403,7 @@ def test_the_last_reference_ends_it(shared_root):
         optimizer = hitrain.offload(model, shared_root, keep=KEEP, lr=LR, resume=i > 0)
         train(model, optimizer, i, i + 1)
         del optimizer
+        wait_unclaimed(shared_root)
 
 
 def test_an_interrupt_leaves_no_block_in_transit(shared_root, monkeypatch):
@@ -417,10 +419,13 @@ def test_an_interrupt_leaves_no_block_in_transit(shared_root, monkeypatch):
         train(plain, optimizer, 0, 2)
     with hitrain.offload(model, shared_root, keep=300 << 10, lr=LR) as optimizer:
         train(model, optimizer, 0, 1)
-        monkeypatch.setattr(MappedFile, 'release', release)
-        with pytest.raises(KeyboardInterrupt):
-            train(model, optimizer, 1, 2)
-        assert all(u.state != TRANSIT for u in optimizer._residency.units) or optimizer._residency._reading
+        wait_for(lambda: not optimizer._residency._reading, 'the loading thread rests')
+        with monkeypatch.context() as m:  # on demand only, so that this thread makes the room
+            m.setattr(Residency, '_read_ahead', lambda residency: None)
+            m.setattr(MappedFile, 'release', release)
+            with pytest.raises(KeyboardInterrupt):
+                train(model, optimizer, 1, 2)
+        assert all(u.state != TRANSIT for u in optimizer._residency.units)
         optimizer.abort()
         train(model, optimizer, 1, 2)
         assert_equal(values(plain), values(model))
@@ -548,10 +553,10 @@ def own_lock_held(optimizer):
     def hold():
         with optimizer._residency._changed:
             held.set()
-            end.wait(120)
+            end.wait(SECONDS_MAX)
     thread = threading.Thread(target=hold)
     thread.start()
-    assert held.wait(120)
+    assert held.wait(SECONDS_MAX)
     yield
     end.set()
     thread.join()

@@ -105,27 +105,88 @@ def test_clipping_takes_the_norm_of_all(shared_root):
         assert all(torch.allclose(own[n], other[n], atol=1e-5) for n in own)
 
 
-def test_groups_have_packs_of_their_own(shared_root):
+@pytest.mark.parametrize('rule', RULES)
+@pytest.mark.parametrize('options', [{}, {'param_dtype': torch.bfloat16}, {'durable_every': 4, 'redo': True}], ids=['f32', 'bf16', 'logged'])
+def test_groups_share_a_pack_with_the_bits_of_single_files(shared_root, rule, options):
+    """A schedule changes one group, another one comes to be like a third, and the model goes on with other groups."""
+    kind, alone = getattr(hitrain, rule), shared_root.with_name('alone')
+    own, other = random_parameters(SHAPES), random_parameters(SHAPES)
+
+    def groups(params, order):
+        return [{'params': [(n, params[n]) for n in names], **words} for names, words in order]
+    order = [(('a.weight', 'line', 'large'), {}), (('a.bias',), {'weight_decay': 0.0, 'lr': 2 * LR}), (('scale',), {'maximize': True})]
+    with kind(groups(own, order), shared_root, lr=LR, pack=PACK, **RULES[rule], **options) as optimizer, \
+            kind(groups(other, order), alone, lr=LR, **RULES[rule], **options) as single:
+        assert files(shared_root) == ['large', 'packed.0']
+        for step in range(6):
+            for o, params in ((optimizer, own), (single, other)):
+                o.param_groups[0]['lr'] = LR / (1 + step)
+                o.param_groups[1]['lr'] = LR * step
+                o.param_groups[1]['weight_decay'] = o.param_groups[0]['weight_decay'] if step == 4 else 0.0
+                run(o, params, step, step + 1)
+        assert equal(own, other) and same_state(optimizer, single)
+    order = [((name,), {'lr': LR * (i % 3)}) for i, name in enumerate(reversed(SHAPES))]
+    with kind(groups(own, order), shared_root, lr=LR, resume=True, **RULES[rule], **options) as optimizer, \
+            kind(groups(other, order), alone, lr=LR, resume=True, **RULES[rule], **options) as single:
+        run(optimizer, own, 6, 9)
+        run(single, other, 6, 9)
+        assert equal(own, other) and same_state(optimizer, single)
+
+
+def test_a_group_for_each_parameter_packs(shared_root):
+    """Many scripts make groups so. Their words are those that differ; equal neighbours have one range."""
+    params = {f'p{i}': torch.nn.Parameter(torch.ones(3)) for i in range(600)}
+    groups = [{'params': [(n, p)], 'lr': 0.5 if i % 4 < 2 else 0.25} for i, (n, p) in enumerate(params.items())]
+    with SGD(groups, shared_root, lr=0.5, pack=PACK) as optimizer:
+        assert files(shared_root) == ['packed.0', 'packed.1', 'packed.2']
+        assert os.getxattr(shared_root / 'packed.0', 'user.hitrain.optimizer').startswith(b'6:12 lr=0.25\n18:24 lr=0.25\n')
+        for p in params.values():
+            p.grad = torch.ones(3)
+        optimizer.step()
+        assert all(torch.equal(p, torch.full((3,), 0.5 if i % 4 < 2 else 0.75)) for i, p in enumerate(params.values()))
+        for group in optimizer.param_groups:
+            group['lr'] = 0.125
+        optimizer.step()
+        assert all(torch.equal(p, torch.full((3,), 0.375 if i % 4 < 2 else 0.625)) for i, p in enumerate(params.values()))
+        with pytest.raises(OSError):
+            os.getxattr(shared_root / 'packed.0', 'user.hitrain.optimizer')
+
+
+def test_groups_of_different_state_share_no_pack(shared_root):
+    params = {n: torch.nn.Parameter(torch.ones(3)) for n in 'abcd'}
+
+    def groups(momentum):
+        return [{'params': [(n, params[n]) for n in 'ab'], 'momentum': 0.9}, {'params': [(n, params[n]) for n in 'cd'], 'momentum': momentum}]
+    SGD(groups(0.0), shared_root, lr=LR, pack=PACK).close()
+    assert files(shared_root) == ['packed.0', 'packed.1']
+    SGD(groups(0.5), shared_root.with_name('alike'), lr=LR, pack=PACK).close()
+    with pytest.raises(ValueError, match='packed.0 holds a and c, and their parameter groups keep different state'):
+        SGD(groups(0.0), shared_root.with_name('alike'), lr=LR, resume=True)
+
+
+def test_later_groups_have_packs_of_their_own(shared_root):
     def groups(params):
         return [{'params': [(n, params[n]) for n in ('a.weight', 'line', 'large')]},
                 {'params': [(n, params[n]) for n in ('a.bias', 'scale')], 'weight_decay': 0.0, 'lr': 2 * LR}]
     own, other = random_parameters(SHAPES), random_parameters(SHAPES)
     with AdamW(groups(own), shared_root, lr=LR, pack=PACK) as optimizer, AdamW(groups(other), shared_root.with_name('alone'), lr=LR) as single:
-        assert files(shared_root) == ['large', 'packed.0', 'packed.1']
-        assert os.getxattr(shared_root / 'packed.1', 'user.hitrain.members') == b'0 20 a.bias\n20 1 scale\n'
+        assert files(shared_root) == ['large', 'packed.0']
+        assert os.getxattr(shared_root / 'packed.0', 'user.hitrain.members') == b'0 30,20 a.weight\n600 1,7,1 line\n607 20 a.bias\n627 1 scale\n'
         run(optimizer, own, 0, 2)
         run(single, other, 0, 2)
         assert equal(own, other)
         later = {f'later{i}': torch.nn.Parameter(torch.ones(3)) for i in range(3)}
         optimizer.add_param_group({'params': list(later.items()), 'lr': 0.5})
-        assert files(shared_root) == ['large', 'packed.0', 'packed.1', 'packed.2']
+        assert files(shared_root) == ['large', 'packed.0', 'packed.1']
         run(optimizer, {**own, **later}, 2, 3)
         run(single, other, 2, 3)
         assert equal(own, other) and not torch.equal(later['later1'], torch.ones(3))
-    AdamW(own.items(), shared_root, lr=LR, resume=True).close()  # one group may have several packs
-    split = [{'params': [(n, own[n]) for n in own if n != 'line']}, {'params': [('line', own['line'])]}]
-    with pytest.raises(ValueError, match='packed.0 holds a.weight and line, which is not in the same parameter group'):
-        AdamW(split, shared_root, lr=LR, resume=True)
+    AdamW([*own.items(), *later.items()], shared_root, lr=LR, resume=True).close()  # one group may have several packs
+    with pytest.raises(ValueError, match='packed.0 holds a.weight and line, which is not given with it'):
+        AdamW([(n, own[n]) for n in own if n != 'line'], shared_root, lr=LR, resume=True)
+    with AdamW([(n, own[n]) for n in SHAPES], shared_root, lr=LR, resume=True) as optimizer:
+        with pytest.raises(ValueError, match='packed.1 holds later0 and later1, which is not given with it'):
+            optimizer.add_param_group({'params': [('later0', later['later0']), ('later2', later['later2'])]})
 
 
 def test_a_file_has_so_many_members_as_its_attribute_has_room(shared_root):
@@ -352,7 +413,7 @@ def test_other_models_are_refused(shared_root):
     other = {**own, 'line': torch.nn.Parameter(torch.ones(7, 1))}
     with pytest.raises(ValueError, match='shape of line is 1,7,1 in the store and 7,1 in the model'):
         AdamW(other.items(), shared_root, lr=LR, resume=True)
-    with pytest.raises(ValueError, match='a.weight and line, which is not in'):
+    with pytest.raises(ValueError, match='a.weight and line, which is not given with it'):
         AdamW([(n, p) for n, p in own.items() if n != 'line'], shared_root, lr=LR, resume=True)
     with pytest.raises(ValueError, match='dtype is f32 in the store and bf16'):
         AdamW(own.items(), shared_root, lr=LR, resume=True, param_dtype=torch.bfloat16)
@@ -409,9 +470,11 @@ def test_names_of_members(shared_root):
         assert optimizer.param_groups[0]['names'] == ['module.a', 'module.b']
     with pytest.raises(FileNotFoundError, match='The model in the store has module.a: pass names='):
         AdamW([('a', own['module.a'])], shared_root, lr=LR, resume=True)
-    groups = [{'params': list(own.items())}, {'params': [('packed.0', torch.nn.Parameter(torch.ones(3)))]}]
-    with pytest.raises(ValueError, match='parameter is called packed.0, as a file of pack= is'):
-        AdamW(groups, shared_root.with_name('other'), lr=LR, pack=PACK)
+    large = torch.nn.Parameter(torch.ones(PACK))
+    with AdamW([{'params': list(own.items())}, {'params': [('packed.0', large)]}], shared_root.with_name('other'), lr=LR, pack=PACK) as optimizer:
+        assert files(shared_root.with_name('other')) == ['packed.0', 'packed.1']
+        with pytest.raises(ValueError, match='parameter is called packed.1, as a file of pack= is'):
+            optimizer.add_param_group({'params': [('packed.1', torch.nn.Parameter(torch.ones(3)))]})
     os.setxattr(shared_root / 'packed.0', 'user.hitrain.members', b'0 6 \xff\n')  # no UTF-8
     assert _packs.places_of(shared_root / 'packed.0')[0].line() == b'0 6 \xff\n'
 

@@ -10,7 +10,7 @@ import warnings
 
 import pytest
 
-from trainer import SECONDS_MAX, on_threads, random_parameters, store  # first: it makes the client importable
+from trainer import SECONDS_MAX, on_threads, random_parameters, store, wait_unclaimed  # first: it makes the client importable
 import torch
 import torch.distributed as dist
 from hitrain import distributed
@@ -56,14 +56,14 @@ def test_each_hears_all_and_a_failure_is_everybodys():
             assert (error.rank, error.cause) == (1, 'failed: ZeroDivisionError: integer division or modulo by zero')
 
 
-def test_one_meeting_after_another():
+def test_one_meeting_after_another(tmp_path):
     """A rank that is done early comes to the next meeting, and not to the remains of the last one."""
     def calls(rank, ranks):
         ranks.together('a')
         ranks.close()
         for k in range(20):
             time.sleep(0.01 * (rank == 0))
-            following = Ranks(Shard(rank, WORLD, timeout=SECONDS_MAX), '/')
+            following = Ranks(Shard(rank, WORLD, timeout=SECONDS_MAX), str(tmp_path))
             following.together(f'b{k}')
             following.close()
         return 'done'
@@ -485,6 +485,7 @@ def test_ranks_that_are_gone(base):
     run_parts(base, [part_interrupt, part_death], dies=(2,))
     assert os.getxattr(base / 'part_death', 'user.hitrain.step_open') == b'0'
     run_parts(base, [part_death_of_rank_0], dies=(0,))
+    wait_unclaimed(base / 'part_death_of_rank_0')
     own = parameters(seed=1)
     with SGD(own.items(), base / 'part_death_of_rank_0', resume=True) as optimizer:
         assert optimizer.committed_step == 0 and os.getxattr(optimizer.root, 'user.hitrain.step_open') == b'0'

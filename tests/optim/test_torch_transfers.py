@@ -8,7 +8,7 @@ import threading
 
 import pytest
 
-from trainer import equal, shared_root, shared_store  # first: it makes the client importable
+from trainer import SECONDS_MAX, equal, shared_root, shared_store  # first: it makes the client importable
 import torch
 from hitrain import SGD, AdamW, _files, _gather, _optimizer, _ring, _root
 
@@ -31,6 +31,20 @@ def together(request, monkeypatch, shared_root):
         monkeypatch.setattr(_gather.Gather, '_name', lambda self, lines, files: None)
     yield request.param
     shutil.rmtree(shared_root)  # the store has room for a few of these models
+
+
+class Meeting:
+    """A call waits until another thread has made one, too: on a busy machine the first would do the work of all."""
+
+    def __init__(self):
+        self.lock, self.names, self.both = threading.Lock(), set(), threading.Event()
+
+    def come(self):
+        with self.lock:
+            self.names.add(threading.current_thread().name)
+            if len(self.names) > 1:
+                self.both.set()
+        assert self.both.wait(SECONDS_MAX), self.names
 
 
 def number(root, word):
@@ -112,7 +126,7 @@ def test_an_interrupt_among_many_gradients(shared_root, monkeypatch, after, wher
 
 def test_an_error_while_several_threads_read(shared_root, monkeypatch, together):
     """step() returns when none of them reads any more; the next one reads what is missing."""
-    params, threads = many(200), set()
+    params, meeting = many(200), Meeting()
     monkeypatch.setattr(_optimizer, 'READERS', 4)
     monkeypatch.setattr(_gather, 'RUN_MEMBERS', 1)
     with SGD(params.items(), shared_root, lr=1.0) as optimizer:
@@ -120,7 +134,7 @@ def test_an_error_while_several_threads_read(shared_root, monkeypatch, together)
         real = target.read
 
         def read(*args):
-            threads.add(threading.get_ident())
+            meeting.come()
             if getattr(args[-1], 'name', str(args[-1])) in failures:
                 failures.clear()  # going back reads it, too
                 raise OSError(5, 'of the test')
@@ -130,7 +144,7 @@ def test_an_error_while_several_threads_read(shared_root, monkeypatch, together)
             m.setattr(target, 'read', read)
             with pytest.raises(OSError, match='parameters? p50'):
                 optimizer.step()
-        assert len(threads) > 1
+        assert meeting.both.is_set()
         assert not [t for t in threading.enumerate() if t.name.startswith('hitrain-read')]
         assert all(torch.equal(p, torch.full_like(p, float(n[1:]) - 1)) for n, p in params.items())  # the step is done, and read again
         optimizer.step()
@@ -180,12 +194,12 @@ def test_runs_are_of_one_dtype_and_leave_out_what_has_no_gradient(shared_root, m
 def test_several_threads_share_a_large_tensor(shared_root, monkeypatch):
     monkeypatch.setattr(_files, 'THREADS', 3)
     monkeypatch.setattr(_files, 'PIECE_BYTES', 1 << 16)
-    threads, real = {'pwrite': set(), 'preadv': set()}, {}
-    for name in threads:
+    meetings, real = {'pwrite': Meeting(), 'preadv': Meeting()}, {}
+    for name in meetings:
         real[name] = getattr(os, name)
 
         def called(*args, name=name):
-            threads[name].add(threading.current_thread().name)
+            meetings[name].come()
             return real[name](*args)
         monkeypatch.setattr(os, name, called)
     p = torch.nn.Parameter(torch.arange((1 << 19) + 7.0))
@@ -195,7 +209,7 @@ def test_several_threads_share_a_large_tensor(shared_root, monkeypatch):
             p.grad = torch.arange((1 << 19) + 8.0)[1:] * (n + 1)  # not at a page of memory
             optimizer.step()
         assert torch.equal(p, start - 3 * (start + 1))
-    assert all(len(t) > 1 and all(name.startswith('hitrain-transfer') for name in t) for t in threads.values())
+    assert all(m.both.is_set() and all(name.startswith('hitrain-transfer') for name in m.names) for m in meetings.values())
 
     def fails(*args):
         raise OSError(5, 'of the test')

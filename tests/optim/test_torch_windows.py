@@ -8,13 +8,14 @@ import tempfile
 
 import pytest
 
-from trainer import LR, TOP, equal, random_parameters  # first: it makes the client importable
+from trainer import LR, TOP, equal, random_parameters, wait_for  # first: it makes the client importable
 import torch
 import hitrain
 import test_torch_offload as offloaded
 from demo_store import mounted
 from hitrain import SGD, AdamW, _root
-from hitrain._files import attribute
+from hitrain._files import Descriptors, attribute
+from hitrain._mapped import is_passed
 
 SHAPES = {'embed': (301, 64), 'q': (64, 33), 'norm': (64,), 'scale': (1,)}
 MAPPED = ('embed', 'q')  # the others are smaller than a page
@@ -47,6 +48,14 @@ def number(root, word):
     return int(attribute(root, word))
 
 
+def passes(path):
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        return is_passed(fd)
+    finally:
+        os.close(fd)
+
+
 def copies(params):
     return {n: p.detach().clone() for n, p in params.items()}
 
@@ -67,6 +76,7 @@ def ordinary(rule, steps, **options):
 def test_no_byte_of_a_mapped_parameter_crosses_the_mount(store, root, monkeypatch, rule, options):
     params, calls = random_parameters(SHAPES), []
     with rule(params.items(), root, lr=LR, **options) as optimizer:
+        wait_for(lambda: all(passes(root / n) for n in MAPPED), 'the daemon has heard that the new files are closed')
         for n in range(4):
             give(params, n)
             optimizer.step()
@@ -246,5 +256,28 @@ def test_parameters_of_an_offloaded_model_are_the_memory_of_the_store(store, roo
         after = store.counters()
         assert after['passthrough_opens'] - before['passthrough_opens'] >= len(list(model.parameters()))
         assert after['mount_param_read_bytes'] == before['mount_param_read_bytes']
+    del model, optimizer
+    gc.collect()
+
+
+def test_an_offloaded_model_opens_its_files_once(store, root, monkeypatch):
+    """Blocks are loaded and let go without opens, also where a process may have few descriptors."""
+    monkeypatch.setattr(Descriptors, 'most', lambda: 1)
+    model, opened, real = offloaded.made(), [], os.open
+
+    def count(path, *args, **options):
+        opened.append(os.fspath(path))
+        return real(path, *args, **options)
+    with hitrain.offload(model, root, keep=offloaded.KEEP, lr=LR) as optimizer:
+        offloaded.train(model, optimizer, 0, 2)
+        before, loaded = store.counters(), optimizer.figures()['loaded_bytes']
+        monkeypatch.setattr(os, 'open', count)
+        offloaded.train(model, optimizer, 2, 4)
+        monkeypatch.undo()
+        after = store.counters()
+        assert optimizer.figures()['loaded_bytes'] - loaded > 2 * offloaded.KEEP
+        files = {str(root / name) for name, _ in model.named_parameters()}
+        assert opened and not files & set(opened)
+        assert after['passthrough_opens'] == before['passthrough_opens']
     del model, optimizer
     gc.collect()

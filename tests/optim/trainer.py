@@ -5,6 +5,7 @@ import pathlib
 import sys
 import tempfile
 import threading
+import time
 
 import pytest
 
@@ -16,7 +17,7 @@ sys.path.insert(0, str(TOP / 'optim/torch'))
 
 from demo_store import mounted  # noqa: E402
 
-SECONDS_MAX = 120
+SECONDS_MAX = 300
 LR = 1e-2
 
 
@@ -28,6 +29,18 @@ def on_threads(world, what):
     for t in threads:
         t.join(SECONDS_MAX)
         assert not t.is_alive()
+
+
+def wait_for(condition, what):
+    end = time.monotonic() + SECONDS_MAX
+    while not condition():
+        assert time.monotonic() < end, f'{what}: not within {SECONDS_MAX} s'
+        time.sleep(0.01)
+
+
+def wait_unclaimed(root):
+    """The kernel closes the files of a process that ended a moment later, and so may the last thread that has an optimizer."""
+    wait_for(lambda: b'claimed_by=' not in os.getxattr(root, 'user.hitrain.stats'), 'the end of the claim')
 
 
 @pytest.fixture

@@ -18,10 +18,12 @@ scratch: the store writes it only when its memory is short.
 
 One lock guards all entries. __del__ may run wherever Python frees memory, also under the lock, so it only puts the entry into a queue.
 """
+import bisect
 import collections
 import ctypes
 import errno
 import fcntl
+import itertools
 import mmap
 import os
 import queue
@@ -29,11 +31,12 @@ import tempfile
 import threading
 import time
 import weakref
-from typing import Any, Callable, Deque, Dict, List, Optional, Set, Tuple, Union
+from typing import Any, Callable, Deque, Dict, Iterator, List, Optional, Set, Tuple, Union
 
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
+from hitrain._depth import bytes_ahead
 from hitrain._device import Copies
 from hitrain._files import XATTR, close_quietly, memory_of
 
@@ -84,6 +87,53 @@ class _Segment:
         return self.at + -(-self.bytes // _CHUNK) * _CHUNK
 
 
+class _InOrder:
+    """Entries in the order in which backward needs them."""
+
+    def __init__(self) -> None:
+        self._orders: List[Tuple[int, int, int]] = []
+        self._entries: List[_Entry] = []
+
+    def add(self, entry: _Entry) -> None:
+        i = bisect.bisect_left(self._orders, entry.order)
+        self._orders.insert(i, entry.order)
+        self._entries.insert(i, entry)
+
+    def discard(self, entry: _Entry) -> None:
+        i = bisect.bisect_left(self._orders, entry.order)
+        if i < len(self._entries) and self._entries[i] is entry:
+            del self._orders[i], self._entries[i]
+
+    def after(self, order: Tuple[int, int, int]) -> Iterator[_Entry]:
+        return itertools.islice(self._entries, bisect.bisect_right(self._orders, order), None)
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+
+class _Spare:
+    """Buffers that serve again, the oldest of which go first."""
+
+    def __init__(self, most: int) -> None:
+        self._most, self._bytes = most, 0
+        self._buffers: Deque[Any] = collections.deque()
+
+    def take(self, size: int) -> Any:
+        """One of this size, or None."""
+        for i, buffer in enumerate(self._buffers):
+            if len(buffer) == size:
+                del self._buffers[i]
+                self._bytes -= size
+                return buffer
+        return None
+
+    def give(self, buffer: Any) -> None:
+        self._buffers.append(buffer)
+        self._bytes += len(buffer)
+        while self._bytes > self._most:
+            self._bytes -= len(self._buffers.popleft())
+
+
 class _Saved:
     """What the graph keeps in the place of a tensor."""
 
@@ -115,12 +165,14 @@ class Activations:
         self._changed = threading.Condition()
         self._entries: Dict[Any, _Entry] = {}  # by storage, version and place
         self._held: Deque[_Entry] = collections.deque()  # HELD, oldest first
+        self._waiting_bytes = 0  # of these
+        self._stored = _InOrder()  # STORED or LOADING
         self._queue: Deque[_Entry] = collections.deque()  # QUEUED, or needed since
         self._unused: Deque[_Entry] = collections.deque()  # of which a user is gone
         self._told = self._asked = False  # the thread will look at unused entries; it will read ahead
         self._after: Tuple[int, int, int] = (0, 0, 0)  # the order of what backward needed last
         self._stack: List[_Segment] = []
-        self._spare: Dict[int, List[Any]] = {}  # buffers by size, for entries that this pass reads
+        self._spare = _Spare(2 * SEGMENT_BYTES)  # for entries that are read
         self.turn: Tuple[int, int] = (0, 0)  # a part of the model, and the micro-batch that goes through it
         self._count = 0  # of entries
         self._error: Optional[Exception] = None
@@ -128,7 +180,10 @@ class Activations:
         self.written_bytes = self.read_bytes = self.forwarded_bytes = self.dropped_bytes = 0
         self.waited_seconds = 0.0
         self._writing_seconds, self._begin, self._end = 0.0, 0.0, 0.0  # of this pass
-        self._pass_bytes = self._pass_written = 0
+        self._pass_bytes = self._pass_written = self._pass_read = self._pass_used = 0
+        self._reading_seconds = self._first_use = self._last_use = 0.0
+        self._loaded_bytes = self._largest_bytes = 0  # of entries in memory that were read back; of an entry
+        self._ahead_bytes: Optional[int] = None  # that are read ahead; None: as many as there is room for
         self._backward = False
         self._work: 'queue.SimpleQueue[Tuple[str, Any]]' = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name='hitrain-activations', daemon=True)
@@ -155,6 +210,7 @@ class Activations:
                 entry = _Entry(t.detach(), *span, order=(-part, batch, -self._count))
                 entry.key, self._entries[key] = key, entry
                 self._held.append(entry)
+                self._waiting_bytes += entry.bytes
                 self.held_bytes += entry.bytes
                 self.saved_bytes += entry.bytes
                 self._pass_bytes += entry.bytes
@@ -174,7 +230,7 @@ class Activations:
             raise RuntimeError('a forked child cannot run backward through what its parent saved in the store')
         entry = packed.entry
         with self._changed:
-            self._backward = True
+            self._note_use(entry)
             while entry.state == LOADING:
                 self._changed.wait()
             if entry.state in (QUEUED, WRITING):
@@ -240,17 +296,26 @@ class Activations:
         if self.auto and self._pass_written and self._writing_seconds:
             rate = self._pass_written / self._writing_seconds
             self.keep = max(0, self._pass_bytes - int(rate * (self._end - self._begin)))
-        self._spare = {}
+        if self._reading_seconds and self._last_use > self._first_use:
+            self._ahead_bytes = bytes_ahead(self._pass_read / self._reading_seconds, self._pass_used / (self._last_use - self._first_use),
+                                            max(SEGMENT_BYTES, self._largest_bytes))
         self._backward, self._begin = False, 0.0
         self._writing_seconds, self._pass_bytes, self._pass_written = 0.0, 0, 0
+        self._reading_seconds, self._pass_read, self._pass_used = 0.0, 0, 0
+
+    def _note_use(self, entry: _Entry) -> None:
+        self._last_use = time.monotonic()
+        if not self._backward:
+            self._backward, self._first_use = True, self._last_use
+        self._pass_used += entry.bytes
+        self._largest_bytes = max(self._largest_bytes, entry.bytes)
 
     def _shrink(self) -> None:
         """Queues the oldest entries, enough for one call, and waits while more than keep and one entry is held."""
-        waiting = sum(e.bytes for e in self._held)
-        if waiting > self.keep + min(SEGMENT_BYTES, self.keep // 4):
-            while self._held and waiting > self.keep:
+        if self._waiting_bytes > self.keep + min(SEGMENT_BYTES, self.keep // 4):
+            while self._held and self._waiting_bytes > self.keep:
                 entry = self._held.popleft()
-                waiting -= entry.bytes
+                self._waiting_bytes -= entry.bytes
                 if entry.state == HELD:
                     entry.state = QUEUED
                     entry.fetched = self._copies.fetch(entry.memory) if self._copies else None
@@ -266,7 +331,7 @@ class Activations:
 
     def _load(self, entry: _Entry) -> None:
         """Leaves the lock while it reads."""
-        run = self._take_run([entry, *(e for e in self._stored() if e.order > entry.order)])
+        run = self._take_run(entry, self._stored_after(entry.order))
         begin = time.monotonic()
         self._changed.release()
         try:
@@ -275,14 +340,15 @@ class Activations:
             self._changed.acquire()
             self.waited_seconds += time.monotonic() - begin
 
-    def _stored(self) -> List[_Entry]:
+    def _stored_after(self, order: Tuple[int, int, int]) -> Iterator[_Entry]:
         """In the order in which backward needs them."""
-        return sorted((e for s in self._stack for e in s.entries if e.state == STORED and len(e.ended) < e.users), key=lambda e: e.order)
+        return (e for e in self._stored.after(order) if e.state == STORED and len(e.ended) < e.users)
 
-    def _take_run(self, stored: List[_Entry], most: int = SEGMENT_BYTES) -> List[_Entry]:
-        """The first of these with what follows and can be read with it, which are LOADING then."""
-        run, size = stored[:1], sum(e.bytes for e in stored[:1])
-        for e in stored[1:]:
+    @staticmethod
+    def _take_run(first: _Entry, others: Iterator[_Entry], most: int = SEGMENT_BYTES) -> List[_Entry]:
+        """The first with what follows and can be read with it, which are LOADING then."""
+        run, size = [first], first.bytes
+        for e in others:
             size += e.bytes
             if size > most or e.segment is not run[-1].segment or e.at + e.bytes != run[-1].at:
                 break
@@ -294,7 +360,8 @@ class Activations:
     @property
     def _room(self) -> int:
         """For entries that are read ahead."""
-        return max(self.keep, _WINDOW_BYTES) - self.held_bytes
+        room = max(self.keep, _WINDOW_BYTES) - self.held_bytes
+        return room if self._ahead_bytes is None else min(room, self._ahead_bytes - self._loaded_bytes)
 
     def _read_ahead(self, entry: _Entry) -> None:
         """Asks for the entries that backward needs next."""
@@ -322,9 +389,10 @@ class Activations:
     def _read_on(self) -> None:
         """Reads one run. The next one has its turn after other work that waits."""
         with self._changed:
-            stored = [e for e in self._stored() if e.order > self._after] if self._room >= SEGMENT_BYTES else []
-            self._asked = bool(stored) and stored[0].bytes <= self._room
-            run = self._take_run(stored, min(SEGMENT_BYTES, self._room)) if self._asked else []
+            room, stored = self._room, self._stored_after(self._after)
+            first = next(stored, None) if room >= SEGMENT_BYTES else None
+            self._asked = first is not None and first.bytes <= room
+            run = self._take_run(first, stored, min(SEGMENT_BYTES, room)) if first and self._asked else []
         if run:
             try:
                 self._read(run)
@@ -377,6 +445,7 @@ class Activations:
         if done:
             self.written_bytes += entry.bytes
             self._pass_written += entry.bytes
+            self._stored.add(entry)
             entry.changed = entry.original._version != entry.version
             entry.memory = entry.original = None
             self.held_bytes -= entry.bytes
@@ -384,6 +453,7 @@ class Activations:
     def _read(self, run: List[_Entry]) -> None:
         """Of entries that are LOADING, without the lock. Each lies before the one that precedes it here."""
         found: List[Tuple[Any, torch.Tensor, Any]] = []  # buffer, memory, loaded
+        begin = time.monotonic()
         try:
             found = [self._memory(e.bytes) for e in run]
             views = [memory_of(memory) for _, memory, _ in reversed(found)]
@@ -399,18 +469,22 @@ class Activations:
             if isinstance(e, OSError):
                 raise OSError(e.errno, f'{os.strerror(e.errno or 0)} (reading a tensor for backward from the store)') from e
             raise
-        self._end_read(run, found)
+        self._end_read(run, found, time.monotonic() - begin)
 
-    def _end_read(self, run: List[_Entry], found: List[Tuple[Any, torch.Tensor, Any]]) -> None:
+    def _end_read(self, run: List[_Entry], found: List[Tuple[Any, torch.Tensor, Any]], seconds: float = 0.0) -> None:
         with self._changed:
+            self._reading_seconds += seconds
+            self._pass_read += sum(e.bytes for e in run) if found else 0
             for e in run:
                 if e.state == LOADING:  # and did not end meanwhile
                     e.state = STORED
             for e, (buffer, memory, loaded) in zip(run, found):
                 if e.state == STORED:
                     e.buffer, e.memory, e.loaded, e.state = buffer, memory, loaded, LOADED
+                    self._stored.discard(e)
                     self.read_bytes += e.bytes
                     self.held_bytes += e.bytes
+                    self._loaded_bytes += e.bytes
             self.held_bytes_max = max(self.held_bytes_max, self.held_bytes)
             self._changed.notify_all()
 
@@ -420,8 +494,7 @@ class Activations:
         if self._copies:
             return (None, None), self._copies.host(_BYTE, size), None
         with self._changed:
-            spare = self._spare.get(size)
-            buffer = spare.pop() if spare else mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+            buffer = self._spare.take(size) or mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         content = (ctypes.c_ubyte * size).from_buffer(buffer)
         return (buffer, weakref.ref(content)), torch.frombuffer(content, dtype=torch.uint8), None
 
@@ -446,14 +519,18 @@ class Activations:
                 self.dropped_bytes += entry.bytes
         if self._entries.get(entry.key) is entry:
             del self._entries[entry.key]
+        if entry.state == LOADED:
+            self._loaded_bytes -= entry.bytes
         entry.state, entry.memory, entry.original, entry.fetched = DEAD, None, None, None
         buffer, in_use = entry.buffer
-        if buffer and in_use() is None and sum(n * len(b) for n, b in self._spare.items()) < 2 * SEGMENT_BYTES:
-            self._spare.setdefault(entry.bytes, []).append(buffer)
+        if buffer and in_use() is None:
+            self._spare.give(buffer)
         entry.buffer = None, None
         if entry in self._held:
             self._held.remove(entry)
+            self._waiting_bytes -= entry.bytes
         if entry.segment:
+            self._stored.discard(entry)
             entry.segment.living -= 1
             if not entry.segment.living:
                 entry.segment.entries = []

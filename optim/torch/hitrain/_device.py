@@ -234,10 +234,10 @@ class DeviceFile(MappedFile):
             self.tensor.data = self._there
             self._version = self.tensor._version
 
-    def _read(self, fd: int) -> None:
+    def _take_mapping(self) -> None:
         with self._lock:
             self._free()
-        super()._read(fd)
+        super()._take_mapping()
         self._version = self.tensor._version
 
     def _wait(self) -> None:

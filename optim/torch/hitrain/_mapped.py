@@ -6,7 +6,8 @@
 The tensor has its values in both states. Code that uses a parameter that is not loaded reads it page by page, which is
 slow and right. What a program stores through the tensor goes to the file; flush() sends it to the store at once.
 
-On a mount with passthrough= the mapping is the memory of the store itself. Then nothing is read, and nothing has to be flushed. The file
+On a mount with passthrough= the mapping is the memory of the store itself. Then nothing is read, and nothing has to be flushed, and the file
+is not opened again: a mapping needs no descriptor, and a model may have more files than a process may have descriptors. The file
 must have its dtype and size before it is opened for the first time: an open of any other file would keep it ordinary.
 
 A page that cannot be read is SIGBUS for the thread that touches it. load() reads all pages first, so that a store that is
@@ -82,12 +83,12 @@ class MappedFile(ParameterFile):
 
     def load(self) -> None:
         """Returns when all pages are in memory. OSError: they cannot be read."""
+        if self._is_passed:
+            self._populate()
+            return
         with self._opened() as fd:
-            if not self._is_passed:
-                os.posix_fadvise(fd, 0, self.content_bytes, os.POSIX_FADV_WILLNEED)
-            for at in range(0, self.bytes, _PIECE):
-                if _libc.madvise(self._address + at, min(_PIECE, self.bytes - at), _MADV_POPULATE_READ):
-                    self._raise(fd, at, ctypes.get_errno())
+            os.posix_fadvise(fd, 0, self.content_bytes, os.POSIX_FADV_WILLNEED)
+            self._populate()
 
     def release(self) -> None:
         """The pages leave memory. Those that were changed since flush() stay until the kernel has written them."""
@@ -106,6 +107,8 @@ class MappedFile(ParameterFile):
         self.flush_pages()
 
     def flush_pages(self) -> None:
+        if self._is_passed:
+            return
         with self._opened() as fd:
             self._flush(fd)
 
@@ -150,13 +153,20 @@ class MappedFile(ParameterFile):
             self._write(fd)
         self.config = ''
 
+    def read(self) -> None:
+        """The mapping has the file's values already."""
+        if self._address is None:
+            super().read()
+        else:
+            self._take_mapping()
+
     def may_gather(self) -> bool:
         return False
 
     def restore(self, may_create: bool, fill: bool = False) -> bool:
         self.forget()
         self._close_kept()
-        self.read()
+        super().read()
         return False
 
     def changed(self) -> bool:
@@ -184,7 +194,10 @@ class MappedFile(ParameterFile):
     def _read(self, fd: int) -> None:
         if self._address is None:
             self._map(fd)
-        elif self._is_detached():
+        self._take_mapping()
+
+    def _take_mapping(self) -> None:
+        if self._is_detached():
             self.tensor.data = self._content
         self.tensor.detach().view(-1)[:0].zero_()  # values that autograd saved are void: the version counter shows it
 
@@ -210,10 +223,16 @@ class MappedFile(ParameterFile):
         if not self._is_passed:
             os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)  # those that create() has written
 
-    def _raise(self, fd: int, at: int, number: int) -> None:
+    def _populate(self) -> None:
+        for at in range(0, self.bytes, _PIECE):
+            if _libc.madvise(self._address + at, min(_PIECE, self.bytes - at), _MADV_POPULATE_READ):
+                self._raise(at, ctypes.get_errno())
+
+    def _raise(self, at: int, number: int) -> None:
         """The kernel says only that a page cannot be read. A read says why."""
         if number == errno.EFAULT:
-            for place in range(at, min(at + _PIECE, self.content_bytes), mmap.PAGESIZE):
-                os.pread(fd, 1, place)
+            with self._opened() as fd:
+                for place in range(at, min(at + _PIECE, self.content_bytes), mmap.PAGESIZE):
+                    os.pread(fd, 1, place)
             number = errno.EIO
         raise OSError(number, os.strerror(number))

@@ -171,7 +171,8 @@ class Offloaded(Optimizer):
 
     def figures(self) -> Dict[str, Any]:
         """held_bytes and held_bytes_max of parameters in memory, loaded_bytes since the beginning, and waited_seconds for
-        loads that were not ahead. 'activations': see Activations.figures()."""
+        loads that were not ahead. ahead: how many uses are loaded ahead at most, where there is room. 'activations': see
+        Activations.figures()."""
         said = self._residency.figures() if self._residency else {}
         if self._activations:
             said['activations'] = self._activations.figures()
@@ -252,8 +253,8 @@ class Offloaded(Optimizer):
             return DeviceFile(self._copies, self.root, name, p, grad_dtype, self._fill)
         return MappedFile(self.root, name, p, grad_dtype, self._fill)
 
-    def _packs_of(self, group: Dict[str, Any]) -> Dict[str, List[Place]]:
-        packs = super()._packs_of(group)
+    def _packs_of(self, own: Dict[str, torch.Tensor], group_of: Dict[str, int]) -> Dict[str, List[Place]]:
+        packs = super()._packs_of(own, group_of)
         for pack, places in packs.items():
             raise ValueError(f'{self.root}/{pack} holds {len(places)} parameters, and an offloaded model needs a file for each: '
                              'copy the model with export_safetensors() and import_safetensors()')

@@ -162,6 +162,7 @@ class Optimizer(torch.optim.Optimizer):
         self._param_dtype, self._grad_dtype = param_dtype, grad_dtype
         self.full_state_dict = full_state_dict
         self._overlap, self._holding, self._early = overlap, False, overlap
+        self._given: Dict[torch.Tensor, None] = {}           # of all groups
         self._files: Dict[torch.Tensor, ParameterFile] = {}  # of members of packs: Member
         self._held: Dict[ParameterFile, None] = {}           # all that are open
         self._pack = pack
@@ -203,12 +204,13 @@ class Optimizer(torch.optim.Optimizer):
         group['params'], group['names'] = self._named(group['params'])
         _check_hyper({**self.defaults, **group})
         super().add_param_group(group)
+        self._given.update(dict.fromkeys(group['params']))
+        self._taken_names.update(dict.fromkeys(group['names']))
         if not self._built:
-            self._attach_group(group)
             return
         try:
             def attach() -> Dict[str, Any]:
-                self._attach_group(group)
+                self._attach_groups([group])
                 return self._said_of_parts()
             leads = self._ranks.leads
             made = self._ranks.together('a new group', attach if leads else dict)
@@ -547,6 +549,7 @@ class Optimizer(torch.optim.Optimizer):
             self._open_model()
             torch.optim.Optimizer.__init__(self, groups, self.defaults)
             self.state = _StateInStore(dict)
+            self._attach_groups(self.param_groups)
             if self._given_names is not None and next(self._given_names, None) is not None:
                 raise ValueError('names has more names than there are parameters')
             return {'model': self._model_digest(), **self._said_of_parts()}
@@ -623,13 +626,16 @@ class Optimizer(torch.optim.Optimizer):
                 f.share = of_ranks[self._ranks.rank]
                 f.writers = [rank for rank, s in enumerate(of_ranks) if s.stop > s.start]
 
-    def _config_text(self, group: Dict[str, Any], of_root: bool = False) -> str:
+    def _config_words(self, group: Dict[str, Any]) -> Dict[str, str]:
         """The words of the attribute. repr() of a float reads back as the same float."""
         words = {k: group[k] for k in self.defaults if k != 'betas'}
         if 'betas' in self.defaults:
             words['beta1'], words['beta2'] = group['betas']
         flags = {'nesterov', 'maximize'}
-        text = ' '.join([self.rule] + [f'{k}={int(v)}' if k in flags else f'{k}={float(v)!r}' for k, v in words.items()])
+        return {k: str(int(v)) if k in flags else repr(float(v)) for k, v in words.items()}
+
+    def _config_text(self, group: Dict[str, Any], of_root: bool = False) -> str:
+        text = ' '.join([self.rule] + [f'{k}={v}' for k, v in self._config_words(group).items()])
         return f'{text} {self._words_of_root()}' if of_root else text
 
     def _words_of_root(self) -> str:
@@ -662,8 +668,13 @@ class Optimizer(torch.optim.Optimizer):
                 self._config = texts[0]
             for group in self.param_groups:
                 text = self._config_text(group)
-                for f in dict.fromkeys(self._files[p].whole for p in group['params']):
-                    f.set_config('' if text == common else text)
+                for p in group['params']:
+                    if not isinstance(self._files[p], Member):
+                        self._files[p].set_config('' if text == common else text)
+            words = [self._config_words(group) for group in self.param_groups]
+            for f in self._parameter_files():
+                if isinstance(f, PackFile):
+                    f.set_config(f.config_of(self.rule, words))
 
     # -- one step --
 
@@ -1127,13 +1138,13 @@ class Optimizer(torch.optim.Optimizer):
             raise ValueError('the state_dict groups other parameters than this optimizer does')
         others = ('params', 'names', 'param_names', *FREE_FLAGS, *REFUSED_FLAGS)
         taken = [{k: copy.deepcopy(v) for k, v in new.items() if k not in others} for new in groups]
+        steps: Dict[ParameterFile, Tuple[Optional[float], str]] = {}  # of each pack: those of its first member
         for own, new, hyper in zip(self.param_groups, groups, taken):
             both = {**own, **hyper}
             flags = {k: new[k] for k in REFUSED_FLAGS if k in new}
             if self.rule == 'adamw':
                 flags.pop('decoupled_weight_decay', None)  # PyTorch 2.7 writes it for AdamW
             _check_hyper({**both, **flags})
-            steps: Dict[ParameterFile, Tuple[Optional[float], str]] = {}  # of each pack: those of its first member
             for p, i in zip(own['params'], new['params']):
                 kept, f = self._kept(both, p, state.get(i, {})), self._files[p]
                 self._check_state(p, kept, self.state_words(both))
@@ -1200,10 +1211,10 @@ class Optimizer(torch.optim.Optimizer):
                 name = next(self._given_names, None)
                 if name is None:
                     raise ValueError('names has fewer names than there are parameters')
-            if tensor in self._files or id(tensor) in seen:
+            if tensor in self._given or id(tensor) in seen:
                 raise ValueError(f'the parameter {name or len(tensors)} is given twice')
             seen.add(id(tensor))
-            names.append(name if name is not None else f'parameter{len(self._files) + len(names)}')
+            names.append(name if name is not None else f'parameter{len(self._given) + len(names)}')
             tensors.append(tensor)
         if self._given_names is None:
             names = self._unwrapped(names)
@@ -1230,34 +1241,39 @@ class Optimizer(torch.optim.Optimizer):
         with self._root.explained('model root'):
             return {*os.listdir(self.root), *(place.name for places in _packs.packs_in(self.root).values() for place in places)}
 
-    def _attach_group(self, group: Dict[str, Any]) -> None:
-        for pack, places in self._packs_of(group).items():
-            self._attach_pack(pack, places, dict(zip(group['names'], group['params'])))
-        for name, p in zip(group['names'], group['params']):
+    def _attach_groups(self, groups: List[Dict[str, Any]]) -> None:
+        """The last ones of param_groups."""
+        own = {name: p for group in groups for name, p in zip(group['names'], group['params'])}
+        first = len(self.param_groups) - len(groups)
+        group_of = {name: first + i for i, group in enumerate(groups) for name in group['names']}
+        for pack, places in self._packs_of(own, group_of).items():
+            self._attach_pack(pack, places, own, group_of)
+        for name, p in own.items():
             if p not in self._files:
                 self._attach(name, p)
         if self._overlap:
             self._hook_all()
 
-    def _packs_of(self, group: Dict[str, Any]) -> Dict[str, List[Place]]:
-        """Which parameters of a group share files: as the store has it, and new ones."""
-        names, tensors = group['names'], group['params']
+    def _packs_of(self, own: Dict[str, torch.Tensor], group_of: Dict[str, int]) -> Dict[str, List[Place]]:
+        """Which parameters share files: as the store has it, and new ones."""
+        names, tensors = list(own), list(own.values())
         there = self._resume or self._built
         with self._root.explained('model root'):
             packs = _packs.stored(self.root, names, tensors) if there else {}
             files = set(os.listdir(self.root)) if self._pack else set()
         if self._pack and (self._built or not self._resume):
             held = {place.name for places in packs.values() for place in places}
-            may = [(n, t) for n, t in zip(names, tensors)
+            state = [self.state_words(group) for group in self.param_groups]
+            may = [(n, t, group_of[n], state[group_of[n]]) for n, t in own.items()
                    if n not in held and n not in files and n not in self._given_parts and not is_dtensor(t)]
-            for n, t in may:
+            for n, t, _, _ in may:
                 self._check_kinds(n, t)
-            packs.update(_packs.planned([n for n, _ in may], [t for _, t in may],
-                                        lambda t: t.numel() * bytes_of(self._param_dtype or t.dtype), self._pack,
+            packs.update(_packs.planned(may, lambda t: t.numel() * bytes_of(self._param_dtype or t.dtype), self._pack,
                                         {*self._taken_names, *names, *files}))
-        return dict(sorted(packs.items(), key=lambda item: names.index(item[1][0].name)))
+        order = {name: i for i, name in enumerate(names)}
+        return dict(sorted(packs.items(), key=lambda item: order[item[1][0].name]))
 
-    def _attach_pack(self, pack: str, places: List[Place], own: Dict[str, torch.Tensor]) -> None:
+    def _attach_pack(self, pack: str, places: List[Place], own: Dict[str, torch.Tensor], group_of: Dict[str, int]) -> None:
         tensors = [own[place.name] for place in places]
         for place, t in zip(places, tensors):
             self._check_kinds(place.name, t)
@@ -1266,7 +1282,13 @@ class Optimizer(torch.optim.Optimizer):
         if self._feedback or any(is_dtensor(t) for t in tensors) or any(place.name in self._given_parts for place in places):
             raise ValueError(f'{self.root}/{pack} holds {len(places)} parameters, and {"topk" if self._feedback else "a parameter in parts"} '
                              'needs a file for each')
-        f = PackFile(self.root, pack, places, tensors, dtype, self._grad_dtype or dtype, direct=not self._root.passes_through)
+        runs = _packs.runs_of(places, group_of)
+        state = {self.state_words(self.param_groups[run.group]): place for run in runs for place in places if place.offset == run.first}
+        if len(state) > 1:
+            one, other = (place.name for place in list(state.values())[:2])
+            raise ValueError(f'{self.root}/{pack} holds {one} and {other}, and their parameter groups keep different state: give both the same '
+                             'kind, as momentum=0 or not')
+        f = PackFile(self.root, pack, places, tensors, runs, dtype, self._grad_dtype or dtype, direct=not self._root.passes_through)
         self._check_pack(f)
         self._files.update(f.members())
         self._taken_names[pack] = self._held[f] = None
@@ -1285,6 +1307,7 @@ class Optimizer(torch.optim.Optimizer):
         gone = []
         for name, p in zip(group['names'], group['params']):
             self._taken_names.pop(name, None)
+            self._given.pop(p, None)
             f = self._files.pop(p, None)
             gone += [f.whole] if f else []
         self._gather.end()

@@ -6,13 +6,14 @@ The file is a flat parameter. Its attribute `members` has a line for each member
     packed.0   | l0.norm1 | l0.norm2 | l0.router | ...        members: "0 32 l0.norm1\\n32 32 l0.norm2\\n..."
 
 The rules of the optimizer work element by element, so a member has the bits that it would have in a file of its own. Its
-tensor has memory of its own: values and gradients are copied to and from one flat tensor. All members belong to one
-parameter group, and a step has a gradient for all of them or for none, because they share the number of their steps.
+tensor has memory of its own: values and gradients are copied to and from one flat tensor. Members may be of several parameter
+groups: the attribute `optimizer` then has words for ranges of elements. A step has a gradient for all members or for none,
+because they share the number of their steps.
 """
 import math
 import os
 import re
-from typing import Any, Callable, Dict, Iterable, List, NamedTuple, Optional, Sequence, Set, Tuple
+from typing import Any, Callable, Dict, Iterable, List, Mapping, NamedTuple, Optional, Sequence, Set, Tuple
 
 import torch
 
@@ -24,6 +25,8 @@ PREFIX = 'packed.'
 NAMES = r'packed\.[0-9]+'
 TEXT_BYTES_MAX = 60000      # of the attribute; the kernel allows 65536
 PACK_BYTES_MAX = 16 << 20   # a pack is copied as a whole
+RUNS_MAX = 256              # of members of one group: so many have room in the attribute, with all of a rule's words
+WORDS_BYTES_MAX = 65536     # of that
 
 
 class Place(NamedTuple):
@@ -38,6 +41,24 @@ class Place(NamedTuple):
 
     def line(self) -> bytes:
         return b'%d %s %s\n' % (self.offset, _words(self.shape).encode(), os.fsencode(self.name))
+
+
+class Run(NamedTuple):
+    """Neighbours in a pack that are of one parameter group. first, end: elements."""
+    group: int
+    first: int
+    end: int
+
+
+def runs_of(places: List[Place], group_of: Mapping[str, int]) -> List[Run]:
+    runs: List[Run] = []
+    for place in places:
+        end, group = place.offset + place.elements, group_of[place.name]
+        if runs and runs[-1].group == group:
+            runs[-1] = runs[-1]._replace(end=end)
+        else:
+            runs.append(Run(group, place.offset, end))
+    return runs
 
 
 def _words(shape: Sequence[int]) -> str:
@@ -77,9 +98,9 @@ def packs_in(root: str) -> Dict[str, List[Place]]:
 class PackFile(ParameterFile):
     """The file of a pack. `tensor` has its shape and no memory; the tensors of the members have the values."""
 
-    def __init__(self, root: str, name: str, places: List[Place], tensors: List[torch.Tensor], dtype: torch.dtype,
+    def __init__(self, root: str, name: str, places: List[Place], tensors: List[torch.Tensor], runs: List[Run], dtype: torch.dtype,
                  grad_dtype: torch.dtype, direct: bool) -> None:
-        self.places, self.tensors = places, tensors
+        self.places, self.tensors, self.runs = places, tensors, runs
         wide = tensors[0].dtype
         for t in tensors:
             wide = torch.promote_types(wide, t.dtype)
@@ -98,6 +119,23 @@ class PackFile(ParameterFile):
     def may_gather(self) -> bool:
         return False
 
+    def config_of(self, rule: str, words: List[Dict[str, str]]) -> str:
+        """The text of `optimizer`. words: those of each parameter group; the root has those of the first one."""
+        own = words[self.runs[0].group]
+        sections: List[Tuple[int, int, str]] = []
+        for run in self.runs:
+            text = ' '.join(f'{k}={v}' for k, v in words[run.group].items() if v != own[k])
+            if text and sections and sections[-1][1:] == (run.first, text):
+                sections[-1] = (sections[-1][0], run.end, text)
+            elif text:
+                sections.append((run.first, run.end, text))
+        head = [] if own == words[0] else [' '.join([rule, *(f'{k}={v}' for k, v in own.items())])]
+        whole = '\n'.join(head + [f'{first}:{end} {text}' for first, end, text in sections])
+        if len(whole) > WORDS_BYTES_MAX:
+            raise ValueError(f'{self.path} holds {len(self.runs)} runs of members of different parameter groups, and their words do not '
+                             'fit into its attribute: train with the groups that the model was made with, or with fewer of them')
+        return whole
+
     # -- gradients --
 
     def has_gradient(self) -> bool:
@@ -105,7 +143,7 @@ class PackFile(ParameterFile):
         if any(there) and not all(there):
             missing, having = self.places[there.index(False)].name, self.places[there.index(True)].name
             raise RuntimeError(f'{missing} has no gradient and {having} has one, but both lie in {self.name} and can only step together: '
-                               'make the model without pack=')
+                               'make the model without pack=, or with an optimizer for each part that steps by itself')
         return there[0]
 
     def check_gradient(self) -> None:
@@ -232,16 +270,16 @@ def _joined(tensors: List[torch.Tensor]) -> torch.Tensor:
 # ------------------------------------------------------------- who lies where
 
 def stored(root: str, names: List[str], tensors: List[torch.Tensor]) -> Dict[str, List[Place]]:
-    """The packs in the store that hold parameters of a group. ValueError if the group has not all members of one, or others, and if a
-    parameter has a second place."""
+    """The packs in the store that hold some of these parameters. ValueError if they are not all members of one, and if a parameter has
+    a second place."""
     own, found = dict(zip(names, tensors)), {}
     place_of = {name: 'a file of its own' for name in os.listdir(root)}
     for pack, places in sorted(packs_in(root).items()):
         missing = [p.name for p in places if p.name not in own]
         there = [p.name for p in places if p.name in own]
         if there and missing:
-            raise ValueError(f'{os.path.join(root, pack)} holds {there[0]} and {missing[0]}, which is not in the same parameter group: '
-                             'make the optimizer with the groups that the model was made with')
+            raise ValueError(f'{os.path.join(root, pack)} holds {there[0]} and {missing[0]}, which is not given with it: make the optimizer '
+                             'with all parameters that share a file')
         for p in places if there else []:
             if p.name in place_of:
                 raise ValueError(f'{os.path.join(root, pack)} holds {p.name}, which has {place_of[p.name]}, too: remove the one that is a copy')
@@ -254,25 +292,27 @@ def stored(root: str, names: List[str], tensors: List[torch.Tensor]) -> Dict[str
     return found
 
 
-def planned(names: List[str], tensors: List[torch.Tensor], bytes_of: Callable[[torch.Tensor], int], most: int,
+def planned(given: Iterable[Tuple[str, torch.Tensor, int, Tuple[str, ...]]], bytes_of: Callable[[torch.Tensor], int], most: int,
             taken: Set[str]) -> Dict[str, List[Place]]:
-    """New packs for the parameters of at most so many bytes that train and are of one dtype and device. taken: names of other files.
-    A parameter that would be alone gets a file of its own."""
+    """New packs for the parameters of at most so many bytes that train and are of one dtype, device and kind of state. given: name,
+    tensor, group and state of each. taken: names of other files. A parameter that would be alone gets a file of its own."""
     packs: List[List[Place]] = []
-    open_pack: Dict[Any, Tuple[List[Place], List[int]]] = {}  # with bytes of the file, and of the attribute
-    for name, t in zip(names, tensors):
+    open_pack: Dict[Any, Tuple[List[Place], List[int]]] = {}  # with bytes of the file and of the attribute, runs, and the last group
+    for name, t, group, state in given:
         size = bytes_of(t)
         if not t.requires_grad or not 0 < size <= min(most, PACK_BYTES_MAX):
             continue
-        key = (t.dtype, t.device)
+        key = (t.dtype, t.device, state)
         line = len(Place(name, PACK_BYTES_MAX, tuple(t.shape)).line())
-        places, used = open_pack.get(key, ([], [PACK_BYTES_MAX, TEXT_BYTES_MAX]))
-        if used[0] + size > PACK_BYTES_MAX or used[1] + line > TEXT_BYTES_MAX:
-            places, used = open_pack[key] = [], [0, 0]
+        places, used = open_pack.get(key, ([], [PACK_BYTES_MAX, TEXT_BYTES_MAX, 0, group]))
+        if used[0] + size > PACK_BYTES_MAX or used[1] + line > TEXT_BYTES_MAX or used[2] + (used[3] != group) > RUNS_MAX:
+            places, used = open_pack[key] = [], [0, 0, 1, group]
             packs.append(places)
         places.append(Place(name, places[-1].offset + places[-1].elements if places else 0, tuple(t.shape)))
         used[0] += size
         used[1] += line
+        used[2] += used[3] != group
+        used[3] = group
     out: Dict[str, List[Place]] = {}
     number = 0
     for places in packs:

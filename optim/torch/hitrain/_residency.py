@@ -4,7 +4,7 @@
 A unit is a module whose parameters are loaded and released together. The forward of its module and the backward through
 its outputs use it. One step's uses are the order that is expected of the next one. So
 
-- a thread loads what comes next, as far ahead as room allows;
+- a thread loads what comes next, as far ahead as measured times ask for (_depth.py) and room allows;
 - units that the order needs last are released first, and never one that it needs before the unit that gets the place;
 - nothing is loaded ahead across the end of the step, which changes all values.
 
@@ -16,6 +16,7 @@ One lock guards all fields. No thread loads or releases pages while it holds it:
 import bisect
 import collections
 import concurrent.futures
+import math
 import os
 import threading
 import time
@@ -23,6 +24,7 @@ from typing import Any, Callable, Deque, Dict, List, Optional, Sequence
 
 from torch import nn
 
+from hitrain._depth import places_ahead
 from hitrain._mapped import MappedFile
 
 ABSENT, TRANSIT, PRESENT = range(3)
@@ -35,10 +37,15 @@ class Unit:
         self.stays = False  # until its values change
         self.state = ABSENT
         self.calls = 0  # forwards of this pass
+        self.loads: Deque[float] = collections.deque(maxlen=2)  # seconds of the last ones
 
     @property
     def bytes(self) -> int:
         return sum(f.bytes for f in self.files)
+
+    @property
+    def load_seconds(self) -> float:
+        return max(self.loads, default=math.inf)
 
 
 class Residency:
@@ -61,9 +68,11 @@ class Residency:
         self._recent: Deque[Unit] = collections.deque(maxlen=2)  # whose backward runs
         self._backward = False
         self._uses: List[Unit] = []  # of this step
+        self._computes: List[float] = []  # seconds from each of these to the next one
+        self._ready = 0.0  # when the parameters of the last use were there
         self._closed = self._reading = False
         self._thread = concurrent.futures.ThreadPoolExecutor(max_workers=1, thread_name_prefix='hitrain-load')
-        self._expect([*self.units, *reversed(self.units)])
+        self._expect([*self.units, *reversed(self.units)], [0.0] * 2 * len(self.units))
 
     # -- uses --
 
@@ -113,12 +122,13 @@ class Residency:
             return
         with self._changed:
             uses, self._uses = self._uses, []
+            computes, self._computes = self._computes, []
             self._running, self._backward = [], False
             self._recent.clear()
             for u in self.units:
                 u.calls = 0
             if uses:
-                self._expect(uses)
+                self._expect(uses, computes)
             self._at = -1
         for unit in self.units:
             if any(changed(f) for f in unit.files):
@@ -139,8 +149,9 @@ class Residency:
 
     # -- the order --
 
-    def _expect(self, order: List[Unit]) -> None:
+    def _expect(self, order: List[Unit], computes: List[float]) -> None:
         self._order, self._at = order, -1
+        self._ahead = places_ahead(computes, [u.load_seconds for u in order])
         self._places: Dict[Unit, List[int]] = collections.defaultdict(list)
         for i, unit in enumerate(order):
             self._places[unit].append(i)
@@ -150,14 +161,18 @@ class Residency:
         i = bisect.bisect_right(places, self._at)
         return places[i] if i < len(places) else _NEVER
 
-    def _note(self, unit: Unit) -> None:
+    def _note(self, unit: Unit, now: float) -> None:
         """Where in the order is this use? The place that follows the last use, else one that has the same use before it."""
         last = self._uses[-1] if self._uses else None
+        if last:
+            self._computes[-1] += now - self._ready
         if unit is last:
             return
         self._uses.append(unit)
+        self._computes.append(0.0)
         if len(self._uses) > 2 * len(self._order) + 1000:  # no step ends here, as in an evaluation
-            del self._uses[:len(self._uses) // 2]
+            half = len(self._uses) // 2
+            del self._uses[:half], self._computes[:half]
         places = self._places[unit]
         if self._order[self._at + 1:self._at + 2] == [unit]:
             self._at += 1
@@ -169,11 +184,12 @@ class Residency:
     # -- loading --
 
     def _use(self, unit: Unit) -> None:
-        with self._changed:
-            self._note(unit)
         begin = time.monotonic()
+        with self._changed:
+            self._note(unit, begin)
         self._bring(unit, _NEVER)
-        self.waited_seconds += time.monotonic() - begin
+        self._ready = time.monotonic()
+        self.waited_seconds += self._ready - begin
         self._read_ahead()
 
     def _bring(self, unit: Unit, before: int) -> bool:
@@ -203,8 +219,10 @@ class Residency:
                 with self._changed:
                     self._promised_bytes -= need
                     self.held_bytes_max = max(self.held_bytes_max, self.held_bytes - self._promised_bytes)
+            begin = time.monotonic()
             for f in fresh:
                 self._load(f)
+            unit.loads.append(time.monotonic() - begin)
         except BaseException:  # KeyboardInterrupt, too: nobody may wait for these units
             with self._changed:
                 for u in leaving:
@@ -268,7 +286,7 @@ class Residency:
             self._thread.submit(self._read_on)
 
     def _read_on(self) -> None:
-        """Loads what the order has next, until there is no room."""
+        """Loads what the order has next, until that is far enough ahead, or there is no room."""
         going = True
         while going:
             with self._changed:
@@ -285,7 +303,8 @@ class Residency:
             self._reading = False
 
     def _next_absent(self) -> Optional[Unit]:
-        for unit in self._order[self._at + 1:]:
+        first = self._at + 1
+        for unit in self._order[first:first + self._ahead[first]]:
             if any(self._is_final(f) for f in unit.files):
                 return None
             if unit.state == ABSENT:
@@ -294,4 +313,4 @@ class Residency:
 
     def figures(self) -> Dict[str, Any]:
         return {'held_bytes': self.held_bytes, 'held_bytes_max': self.held_bytes_max, 'loaded_bytes': self.loaded_bytes,
-                'waited_seconds': self.waited_seconds}
+                'waited_seconds': self.waited_seconds, 'ahead': max(self._ahead)}
