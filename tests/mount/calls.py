@@ -6,6 +6,7 @@ import errno
 import os
 import pickle
 import struct
+import tempfile
 import time
 
 AT_FDCWD = -100
@@ -15,6 +16,7 @@ NOREPLACE, EXCHANGE, WHITEOUT = 1, 2, 4
 KEEP_SIZE, PUNCH, COLLAPSE, ZERO, INSERT = 1, 2, 8, 16, 32
 UTIME_NOW, UTIME_OMIT = (1 << 30) - 1, (1 << 30) - 2
 NOBODY = 65534
+CLOCK_REALTIME_COARSE = 5
 
 libc = ctypes.CDLL(None, use_errno=True)
 
@@ -75,6 +77,32 @@ def drop_caches():
         f.write('2')
 
 
+@contextlib.contextmanager
+def fuse_control():
+    """A folder with the connections of all FUSE mounts."""
+    folder = tempfile.mkdtemp(prefix='hitrain-test-')
+    try:
+        call('mount', b'none', folder.encode(), b'fusectl', 0, None)
+        try:
+            yield folder
+        finally:
+            call('umount2', folder.encode(), 0)
+    finally:
+        os.rmdir(folder)
+
+
+def settle(mnt):
+    """Waits until the daemon has answered every request, also those of closes, for which no program waits."""
+    with fuse_control() as control:
+        waiting, end = f'{control}/{os.minor(os.stat(mnt).st_dev)}/waiting', time.monotonic() + 120
+        while True:
+            with open(waiting) as f:
+                if f.read() == '0\n':
+                    break
+            assert time.monotonic() < end, 'the daemon still has requests'
+            time.sleep(0.001)
+
+
 def close_dead(*fds):
     """Descriptors of a mount whose daemon was killed."""
     for fd in fds:
@@ -123,5 +151,7 @@ def as_user(fn, uid=NOBODY, gid=NOBODY, groups=()):
 
 
 def tick():
-    """Longer than the clock that stamps files stands still."""
-    time.sleep(0.012)
+    """Until the clock that stamps files has gone on. On a busy machine it may stand still for longer than its period."""
+    now = time.clock_gettime_ns(CLOCK_REALTIME_COARSE)
+    while time.clock_gettime_ns(CLOCK_REALTIME_COARSE) == now:
+        time.sleep(0.001)

@@ -16,6 +16,7 @@ import pytest
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 BIN = pathlib.Path(os.environ.get('HITRAIN_BIN', ROOT / 'build' / 'bin'))
 SECONDS_MAX = 120
+CRASHES = [-s for s in (signal.SIGILL, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGSEGV)]
 MIB = 1 << 20
 SMALL = ('dram=32M', 'staging=24M')
 
@@ -108,7 +109,8 @@ class Store:
         assert done.returncode == 0, done.stdout + done.stderr
 
     def close(self, failed):
-        if self.daemon and self.daemon.poll() is None and not failed:
+        ended = self.daemon.poll() if self.daemon else None
+        if self.daemon and ended is None and not failed:
             self.unmount()
         elif self.daemon:
             self.daemon.send_signal(signal.SIGTERM)
@@ -117,8 +119,11 @@ class Store:
             except subprocess.TimeoutExpired:
                 self.daemon.kill()
                 self.daemon.wait()
+            if ended is not None:
+                print(f'the daemon ended with status {ended}')
         while self.is_mounted():
             self.detach()
+        assert ended not in CRASHES, self.messages()
 
 
 @pytest.hookimpl(hookwrapper=True)

@@ -8,6 +8,7 @@ import struct
 
 import pytest
 
+from calls import settle
 from conftest import MIB
 
 SHARED, READ, WRITE = mmap.MAP_SHARED, mmap.PROT_READ, mmap.PROT_WRITE
@@ -37,6 +38,7 @@ def make_model(mnt, **params):
     for name, size in params.items():
         (root / name).write_bytes(ONE * (size // 4))
     command(root, 'commit')
+    settle(mnt)             # a file that a program has open in the ordinary way stays ordinary
     return root
 
 

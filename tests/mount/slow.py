@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Loop devices, and a cgroup whose members use one slowly."""
 import contextlib
+import errno
 import os
 import subprocess
-import time
 
 import pytest
 
-from conftest import SECONDS_MAX
+from conftest import SECONDS_MAX, wait_for
 
 BLKIO = '/sys/fs/cgroup/blkio'
 
@@ -38,6 +38,18 @@ def cgroup_root():
     except OSError:
         pass
     return None
+
+
+def remove_group(folder):
+    """Processes that have ended stay in a cgroup for a moment."""
+    def removed():
+        try:
+            os.rmdir(folder)
+        except OSError as e:
+            assert e.errno == errno.EBUSY, e
+            return False
+        return True
+    wait_for(removed, f'{folder} is empty')
 
 
 @contextlib.contextmanager
@@ -80,11 +92,4 @@ def slow_group(device, ways=('write',)):
         for member in members:  # a failed test leaves its daemon here
             with contextlib.suppress(OSError), open(f'{root[0]}/cgroup.procs', 'w') as f:
                 f.write(member)
-        end = time.monotonic() + SECONDS_MAX
-        while True:
-            try:
-                os.rmdir(folder)
-                break
-            except OSError:
-                assert time.monotonic() < end
-                time.sleep(0.1)
+        remove_group(folder)

@@ -64,11 +64,15 @@ def test_a_mount_a_scratch_file_and_a_device(store, make_store):
 
 def test_a_signal_removes_the_scratch_file(store):
     for number in signal.SIGINT, signal.SIGTERM:
-        program = start('--write', store.point)
-        wait_for(lambda: scratch_of(store.point), 'the scratch file')
-        program.send_signal(number)
-        program.communicate(timeout=SECONDS_MAX)
-        assert program.returncode == 128 + number and not scratch_of(store.point)
+        for _ in range(20):     # it has ended before the signal if this machine is busy
+            program = start('--write', store.point)
+            wait_for(lambda: scratch_of(store.point) or program.poll() is not None, 'the scratch file')
+            program.send_signal(number)
+            program.communicate(timeout=SECONDS_MAX)
+            assert not scratch_of(store.point)
+            if program.returncode:
+                break
+        assert program.returncode == 128 + number
 
 
 def test_refusals(store, tmp_path):

@@ -16,7 +16,7 @@ NO_MAKE = ('V', 'MAKEFLAGS', 'MFLAGS', 'GNUMAKEFLAGS', 'MAKELEVEL', 'MAKEOVERRID
 
 
 def sh(*args, **kw):
-    kw.setdefault('timeout', SECONDS_MAX)
+    kw.setdefault('timeout', 5 * SECONDS_MAX)  # it may compile much
     env = {**{k: v for k, v in os.environ.items() if k not in NO_MAKE}, **kw.pop('env', {}), 'LC_ALL': 'C'}
     done = subprocess.run(list(map(os.fspath, args)), env=env, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
                           stderr=subprocess.STDOUT, text=True, errors='replace', **kw)
@@ -179,7 +179,7 @@ def test_this_project_builds_and_runs_inside(mnt):
     done = make()
     assert {'tiering/base/buf.c', 'tiering/space/alloc.c', *programs} <= done
     for program in programs:
-        assert '100%: Checks:' in sh(mnt / 'src' / program, env={'CK_VERBOSITY': 'normal'})
+        assert '100%: Checks:' in sh(mnt / 'src' / program, env={'CK_VERBOSITY': 'normal', 'CK_DEFAULT_TIMEOUT': f'{SECONDS_MAX}'})
     assert make() == set()
     (mnt / 'src/tiering/space/alloc.h').touch()
     again = make()
@@ -199,7 +199,7 @@ def test_all_of_this_project_builds_inside(make_store, tmp_path):
     sh('make', '-j2', 'all', 'tests', cwd=mnt / 'src', timeout=600)
     for program in sorted((mnt / 'src/build/tests/unit/tiering').rglob('test_*')):
         if os.access(program, os.X_OK) and program.is_file() and program.suffix == '':
-            sh(program, env={'CK_VERBOSITY': 'normal'}, timeout=300)
+            sh(program, env={'CK_VERBOSITY': 'normal', 'CK_DEFAULT_TIMEOUT': f'{SECONDS_MAX}'}, timeout=300)
     sh(mnt / 'src/build/bin/mkfs.hitrain', '--size=64M', mnt / 'image')  # a store on a store
     sh(mnt / 'src/build/bin/hitrain-fsck', '-n', mnt / 'image')
     sh(BIN / 'hitrain-fsck', '-n', mnt / 'image')

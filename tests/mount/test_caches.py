@@ -29,6 +29,23 @@ def forget_names(point):
     subprocess.run(['mount', '-i', '-o', 'remount', str(point)], check=True)
 
 
+def drops():
+    """How often programs have dropped the kernel's caches."""
+    with open('/proc/vmstat') as f:
+        return [line for line in f if line.startswith('drop_')]
+
+
+def measured(store, work):
+    """Requests that work() makes. Again if another program dropped the kernel's caches meanwhile: then it asks anew."""
+    for _ in range(20):
+        before, dropped = asked(store), drops()
+        work()
+        more = asked(store) - before
+        if drops() == dropped:
+            break
+    return more
+
+
 def make_model(mnt):
     model = mnt / 'model'
     (model / 'below').mkdir(parents=True)
@@ -53,15 +70,18 @@ def test_kernel_does_not_ask_twice(make_store):
     assert missing(mnt / 'd' / 'none')
     tick()  # a listing within the tick of the last change counts as older than it, and the next as an access
     listing = os.listdir(mnt / 'd')
-    before = asked(store)
-    assert before['LOOKUP'] > 100
-    for _ in range(10):
-        assert missing(mnt / 'd' / 'none')
-        assert os.listdir(mnt / 'd') == listing
-        (mnt / 'd' / 'file7').read_bytes()
-    more = asked(store) - before
+    assert asked(store)['LOOKUP'] > 100
+    kinds = 'LOOKUP', 'READDIR', 'READDIRPLUS', 'FLUSH'
+
+    def look():
+        for _ in range(10):
+            assert missing(mnt / 'd' / 'none')
+            assert os.listdir(mnt / 'd') == listing
+            (mnt / 'd' / 'file7').read_bytes()
+
+    more = measured(store, look)
     assert more['OPEN'] == 10
-    for kind in ('LOOKUP', 'READDIR', 'READDIRPLUS', 'FLUSH'):
+    for kind in kinds:
         assert more[kind] == 0, more
 
 
@@ -73,11 +93,13 @@ def test_walk_over_forgotten_names_is_no_lookup_of_each(make_store):
         (mnt / 'd' / f'file{i}').touch()
     keeps_folder = os.open(mnt / 'd', os.O_RDONLY)
     os.listdir(mnt / 'd')
-    forget_names(mnt)
-    before = asked(store)
-    with os.scandir(mnt / 'd') as entries:
-        assert sum(e.stat().st_size == 0 for e in entries) == 1000
-    more = asked(store) - before
+
+    def walk():
+        forget_names(mnt)
+        with os.scandir(mnt / 'd') as entries:
+            assert sum(e.stat().st_size == 0 for e in entries) == 1000
+
+    more = measured(store, walk)
     assert more['READDIRPLUS'] > 0 and more['LOOKUP'] + more['GETATTR'] < 100, more
     os.close(keeps_folder)
 

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from conftest import BIN, ROOT, run
+from conftest import BIN, ROOT, SECONDS_MAX, run
 
 TABLES = {'hitrainctl': 'ctl/main.c', 'mkfs.hitrain': 'mkfs/main.c', 'hitrain-fsck': 'fsck/main.c'}
 
@@ -15,7 +15,7 @@ TABLES = {'hitrainctl': 'ctl/main.c', 'mkfs.hitrain': 'mkfs/main.c', 'hitrain-fs
 @pytest.fixture(scope='module')
 def made(tmp_path_factory):
     folder = tmp_path_factory.mktemp('completions')
-    subprocess.run([sys.executable, ROOT / 'mount-helpers/package/completions.py', BIN, folder], check=True, timeout=60)
+    subprocess.run([sys.executable, ROOT / 'mount-helpers/package/completions.py', BIN, folder], check=True, timeout=SECONDS_MAX)
     return folder
 
 
@@ -25,7 +25,7 @@ def complete(made, *words):
     text = f'''source "{made}/bash/{program}"; compopt() {{ :; }}
 COMP_WORDS=({' '.join(f"'{w}'" for w in words)}); COMP_CWORD={len(words) - 1}
 _{re.sub(r'[^a-z0-9]', '_', program)}; printf '%s\\n' "${{COMPREPLY[@]}}"'''
-    done = subprocess.run(['bash', '-eu', '-c', text], capture_output=True, text=True, timeout=60)
+    done = subprocess.run(['bash', '-eu', '-c', text], capture_output=True, text=True, timeout=SECONDS_MAX)
     assert done.returncode == 0, done.stderr
     return done.stdout.split()
 
@@ -62,14 +62,14 @@ def test_commands_verbs_and_mount_options(made):
 @pytest.mark.skipif(not shutil.which('zsh'), reason='zsh is not installed')
 def test_zsh(made):
     file = made / 'zsh/_hitrain'
-    subprocess.run(['zsh', '-n', file], check=True, timeout=60)
+    subprocess.run(['zsh', '-n', file], check=True, timeout=SECONDS_MAX)
 
     def complete_zsh(*words):
         """What it hands to zsh, with the two functions of zsh's own that it calls."""
         text = f'''compadd() {{ [[ $1 == -- ]] && shift; print -l -- $@ }}; _files() {{ print FILES }}
 try() {{ local service=$1; local -a words=($@); local CURRENT=$# PREFIX=$@[-1]; source {file} }}
 try "$@"'''
-        return subprocess.run(['zsh', '-f', '-e', '-c', text, 'zsh', *words], check=True, timeout=60, capture_output=True,
+        return subprocess.run(['zsh', '-f', '-e', '-c', text, 'zsh', *words], check=True, timeout=SECONDS_MAX, capture_output=True,
                               text=True).stdout.split()
 
     assert {'stats', 'doctor', 'report', '--version'} <= set(complete_zsh('hitrainctl', ''))

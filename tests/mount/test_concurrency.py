@@ -25,7 +25,7 @@ from trees import blob
 LONG = bool(os.environ.get('HITRAIN_LONG'))
 SECONDS = 10 if LONG else 0.3
 RENAME_NOREPLACE, RENAME_EXCHANGE = 1, 2
-STUCK_SECONDS = 30
+STUCK_SECONDS = SECONDS_MAX
 
 
 @pytest.fixture(params=[(), ('-s',)], ids=['workers', 'one-worker'])
@@ -58,6 +58,7 @@ class Crew:
     def repeat(self, work, *args, seconds=None):
         def loop():
             end = time.monotonic() + (SECONDS if seconds is None else seconds)
+            work(*args)     # once at least, also if this machine is busy
             while time.monotonic() < end:
                 work(*args)
         return self.start(loop)

@@ -7,7 +7,8 @@ import numpy as np
 
 from calls import sync
 from conftest import run, wait_for
-from test_scrub import events, flip, train
+from test_errors import events
+from test_scrub import flip, train
 
 MIB = 1 << 20
 LONG = 'HITRAIN_LONG' in os.environ
@@ -111,8 +112,8 @@ def test_damage_in_what_files_share_names_each_of_them(make_store):
         assert any('DATA-CSUM' in line and f'/{name}' in line for line in told.splitlines()), told
     point = store.mount('scrub_rate=8G')
     run('hitrainctl', 'scrub', 'start', point)
-    wait_for(lambda: len(events(point, 'scrub-damage')) == 3, 'the findings')
-    assert sorted(e['path'] for e in events(point, 'scrub-damage')) == names
+    wait_for(lambda: len(events(point, code='scrub-damage')) == 3, 'the findings')
+    assert sorted(e['path'] for e in events(point, code='scrub-damage')) == names
     for name in names:
         (point / name).unlink()
     used(point)
@@ -123,15 +124,16 @@ def test_damage_in_what_files_share_names_each_of_them(make_store):
 def test_steps_beside_it_give_the_same_bits(make_store):
     steps = 1000 if LONG else 8
     quiet, busy = make_store('512M'), make_store('512M')
-    want = train(quiet.mount(), steps, lambda step: None)
+    want = train(quiet.mount(), lambda step: step < steps)
     quiet.unmount()
     point = busy.mount(*ON)
     data = np.random.default_rng(5).bytes(8 * MIB)
 
     def copy(step):
         write(point / f'copy{step % 3}', data[:4 * MIB + step % 4 * MIB])
+        return step < steps
 
-    assert train(point, steps, copy) == want
+    assert train(point, copy) == want
     shared(point, 4 * MIB)
     for i in range(3):
         assert (point / f'copy{i}').read_bytes() == data[:(point / f'copy{i}').stat().st_size]

@@ -16,6 +16,7 @@ import pytest
 
 from calls import sync
 from conftest import MIB, SECONDS_MAX, SMALL, Store, run, wait_for
+from test_errors import events, wait_event
 
 SIZE = 96 * MIB
 EXT4_IOC_SHUTDOWN = 0x8004587d
@@ -33,11 +34,6 @@ def refused(error, f, *args):
 
 def devices(mnt):
     return json.loads(run('hitrainctl', 'device', '--json', mnt).stdout)['devices']
-
-
-def events(mnt, code):
-    found = [json.loads(line) for line in run('hitrainctl', 'events', '--json', mnt).stdout.splitlines()]
-    return [e for e in found if e['code'] == code]
 
 
 class PairStore(Store):
@@ -171,7 +167,7 @@ def test_two_devices_share_the_content_in_any_order(make_pair):
     assert [d['path'] for d in found] == [str(p) for p in store.loops]
     assert [(d['health'], d['log']) for d in found] == [('ok', 'written')] * 2
     used = [d['data_bytes'] - d['free_bytes'] for d in found]
-    assert abs(used[0] - used[1]) <= MIB and sum(used) >= 12 * MIB
+    assert min(used) >= MIB and sum(used) >= 12 * MIB  # the slower device gets less
     assert os.statvfs(mnt).f_blocks * 4096 > 1.8 * (SIZE - 8 * MIB)
     metrics = (mnt / '.hitrain/stats').read_text()
     assert f'hitrain_device_info{{device="1",path="{store.loops[1]}"}} 1\n' in metrics
@@ -202,12 +198,13 @@ def test_without_a_member_the_rest_works_and_it_comes_back(make_pair, gone):
     text = store.refused(there)
     assert f'device {gone} of 2 of the store is missing' in text and 'degraded' in text, text
     mnt = store.mount_on(there, 'degraded')
-    assert len(events(mnt, 'degraded')) == 1
+    wait_event(mnt, 'degraded')
+    assert len(events(mnt, code='degraded')) == 1
     found = devices(mnt)
     assert (found[gone]['health'], found[gone]['log'], found[gone]['path']) == ('missing', 'lost', '')
     assert found[1 - gone]['health'] == 'ok'
     lost = {name: lost_chunks(mnt, name, data) for name, data in content.items()}
-    assert 4 <= sum(map(len, lost.values())) <= 8
+    assert 0 < sum(map(len, lost.values())) < 12  # the slower device has less
     # written anew in place, and as files of their own
     name = max(lost, key=lambda n: len(lost[n]))
     with open(mnt / name, 'r+b') as f:
@@ -226,7 +223,7 @@ def test_without_a_member_the_rest_works_and_it_comes_back(make_pair, gone):
     os.close(fd)
     store.kill()
     mnt = store.mount_on(store.loops)
-    assert events(mnt, 'log-repaired')
+    wait_event(mnt, 'log-repaired')
     for path, data in content.items():
         assert (mnt / path).read_bytes() == data, path
     assert (mnt / 'new').read_bytes() == pattern(MIB, 7)
@@ -261,8 +258,8 @@ def test_a_device_that_fails_in_mid_run_costs_nothing_written_after_it(make_pair
         assert lost_chunks(mnt, name, data) == []
     bad = devices(mnt)[1]
     assert bad['health'] in ('errors', 'failing') and bad['write_errors'] > 0
-    found = events(mnt, 'write-error')
-    assert found and all(e['device'] == str(store.loops[1]) for e in found)
+    wait_event(mnt, 'write-error')
+    assert all(e['device'] == str(store.loops[1]) for e in events(mnt, code='write-error'))
     store.kill()
     os.truncate(backing, SIZE)
     subprocess.run(['losetup', '-c', store.loops[1]], check=True)
@@ -277,7 +274,7 @@ def test_a_device_that_dies_in_mid_run_takes_only_what_was_on_it(make_pair):
     store = make_pair(hosts=True)
     mnt = store.mount_on(store.loops, 'commit=0')
     write_tensors(mnt, 2)
-    flushed = {name: pattern(4 * MIB, 30 + i) for i, name in enumerate(('t/x', 't/y'))}
+    flushed = {'t/x': pattern(16 * MIB, 30), 't/y': pattern(4 * MIB, 31)}  # of many chunks each device has some
     for name, data in flushed.items():
         (mnt / name).write_bytes(data)
     run('hitrainctl', 'evict', mnt / 't/x')  # on its devices, but neither flushed nor in the log, nor in memory
@@ -289,9 +286,10 @@ def test_a_device_that_dies_in_mid_run_takes_only_what_was_on_it(make_pair):
     for name, data in {**after, 't/y': flushed['t/y']}.items():
         assert (mnt / name).read_bytes() == data
         assert os.getxattr(mnt / name, 'user.hitrain.error') == b''
+    wait_event(mnt, 'member-left')
     dead = devices(mnt)[1]
-    assert dead['health'] == 'failing' and dead['log'] == 'lost' and events(mnt, 'member-left')
-    assert not events(mnt, 'read-only')
+    assert dead['health'] == 'failing' and dead['log'] == 'lost'
+    assert not events(mnt, code='read-only')
     store.kill()
     mnt = store.mount_on(store.loops[:1], 'degraded')
     for name, data in {**after, 't/y': flushed['t/y']}.items():
@@ -312,6 +310,10 @@ def test_a_device_that_does_not_answer_hangs_nobody_who_does_not_need_it(make_pa
     content = write_tensors(mnt, 2)
     result = []
 
+    def told(code):
+        """On a busy machine the other device may be late, too, and each was perhaps late before."""
+        return [e for e in events(mnt, code=code) if e['device'] == str(store.loops[1]) and e['seq'] > before]
+
     def sync_new():
         with open(mnt / 't/new', 'wb') as f:
             f.write(pattern(4 * MIB, 50))
@@ -319,13 +321,15 @@ def test_a_device_that_does_not_answer_hangs_nobody_who_does_not_need_it(make_pa
             os.fsync(f.fileno())
             result.append(True)
 
+    wait_for(lambda: devices(mnt)[1]['health'] == 'ok', 'it answers')
+    before = max((e['seq'] for e in events(mnt)), default=0)
     subprocess.run(['fsfreeze', '-f', store.hosts[1]], check=True)
     thread = threading.Thread(target=sync_new)
     try:
         thread.start()
         wait_for(lambda: devices(mnt)[1]['health'] == 'not-answering', 'it is noticed')
-        wait_for(lambda: events(mnt, 'device-not-answering'), 'it is told')
-        assert len(events(mnt, 'device-not-answering')) == 1 and not result
+        wait_for(lambda: told('device-not-answering'), 'it is told')
+        assert len(told('device-not-answering')) == 1 and not result
         assert devices(mnt)[0]['health'] in ('ok', 'not-answering')
         (mnt / 'other').write_bytes(b'not waited for')  # names and memory are as ever
         assert (mnt / 'other').read_bytes() == b'not waited for' and len(os.listdir(mnt / 't')) == 3
@@ -334,7 +338,7 @@ def test_a_device_that_does_not_answer_hangs_nobody_who_does_not_need_it(make_pa
         subprocess.run(['fsfreeze', '-u', store.hosts[1]], check=True)
     thread.join(SECONDS_MAX)
     assert result
-    wait_for(lambda: events(mnt, 'device-answers'), 'it answers again')
+    wait_for(lambda: told('device-answers'), 'it answers again')
     store.kill()
     mnt = store.mount_on(store.loops)
     for name, data in {**content, 't/new': pattern(4 * MIB, 50)}.items():

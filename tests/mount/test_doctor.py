@@ -13,7 +13,7 @@ import time
 
 import pytest
 
-from conftest import BIN, run
+from conftest import BIN, SECONDS_MAX, run, wait_for
 
 LEVELS = 'ok', 'note', 'warn', 'error'
 
@@ -46,8 +46,8 @@ def test_a_mount_that_is_well(store):
 def test_a_refusal_is_an_event_of_the_last_day(store):
     with pytest.raises(OSError):
         os.setxattr(store.point, 'user.hitrain.nonsense', b'')
-    found = doctor(store.point)['events']
-    assert found['level'] == 'warn' and 'refused (1)' in found['text']
+    wait_for(lambda: 'refused (1)' in doctor(store.point)['events']['text'], 'the event, which the daemon names a moment later')
+    assert doctor(store.point)['events']['level'] == 'warn'
 
 
 def test_events_need_permission(store):
@@ -70,7 +70,7 @@ def test_a_full_store(make_store):
 def test_a_dead_mount_and_one_that_does_not_answer(store):
     store.daemon.send_signal(signal.SIGSTOP)
     seconds = []
-    while not seconds or min(seconds) >= 2 and len(seconds) < 10: # this machine may be busy for a while
+    while not seconds or min(seconds) >= 2 and len(seconds) < 30: # this machine may be busy for a while
         began = time.monotonic()
         found = doctor(store.point)['mount']
         seconds.append(time.monotonic() - began)
@@ -149,7 +149,7 @@ def test_a_request_that_is_never_answered(tmp_path, answers):
         asks = subprocess.Popen(f'{BIN}/hitrainctl doctor --json {tmp_path} | cat', shell=True, stdout=subprocess.PIPE, text=True)
         if answers:
             answers_first_questions(fd)
-        said = asks.communicate(timeout=100)[0]
+        said = asks.communicate(timeout=SECONDS_MAX)[0]
         assert any(f['check'] == 'mount' and 'does not answer' in f['text'] for f in json.loads(said)['findings'])
 
 
@@ -160,7 +160,7 @@ def test_a_device_on_a_file_system_that_does_not_answer(make_store, tmp_path):
     store.image = store.image.rename(disk / 'store.img')
     point = store.mount()
     with fuse_mount(disk):
-        for _ in range(10): # the mount answers late if this machine is busy
+        for _ in range(30): # the mount answers late if this machine is busy
             found = doctor(point)
             if 'device' in found:
                 break

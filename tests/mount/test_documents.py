@@ -62,7 +62,7 @@ def test_examples_print_what_the_page_says(folder, page):
     environment = {**os.environ, 'PATH': f'{BIN}:{os.environ["PATH"]}', 'PYTHONPATH': str(ROOT / 'optim/torch'), 'LC_ALL': 'C'}
     with open(folder / '.output', 'w') as output:  # a daemon that stays keeps no pipe of the test
         done = subprocess.run(['bash', '-eu', '-c', '\n'.join(script)], cwd=folder, env=environment, stdin=subprocess.DEVNULL,
-                              stdout=output, stderr=subprocess.STDOUT, timeout=SECONDS_MAX)
+                              stdout=output, stderr=subprocess.STDOUT, timeout=5 * SECONDS_MAX)  # of the whole page
     text = (folder / '.output').read_text(errors='replace')
     printed = re.split(r'@@\d+@@\n', text)[1:]
     assert done.returncode == 0, f'{commands[len(printed) - 1][0]}\n{text[-2000:]}'

@@ -3,6 +3,7 @@
 import fcntl
 import json
 import os
+import re
 import select
 import signal
 import socket
@@ -13,7 +14,7 @@ import termios
 import pytest
 
 from calls import rename, sync
-from conftest import BIN, MIB, SECONDS_MAX, run, wait_for
+from conftest import BIN, MIB, ROOT, SECONDS_MAX, run, wait_for
 from test_logged_steps import REDO, figures, put_topk, thin, train
 from test_roots import command, put_gradient, random, word
 from test_step_streams import content, gradient, make_model, receive, send
@@ -103,6 +104,25 @@ def test_a_copy_follows_to_the_same_bits(stores, dtype):
     assert word(root, 'optimizer').split() == word(other, 'optimizer').split()
     for r in (root, other):
         train(r, 999, dtype)
+    assert same(root, other)
+
+
+def test_a_copy_follows_numbers_for_ranges_of_elements(stores):
+    """Which change in each step, or are not there; a copy has no such words, and after it takes steps alone none in force."""
+    root, other = start(*stores[1])
+    for n in range(3, 9):
+        word(root / 'w', 'optimizer', f'lr=0.03 {n}:9 lr=0.5 70000:{70000 + n} frozen=1 299999:300000 weight_decay=0')
+        if n % 3:
+            word(root / 'deep' / 'v', 'optimizer', f'{65536 - n}:{65536 + n} lr=0.25')
+        else:
+            word(root / 'deep' / 'v', 'optimizer', 'lr=0.01')
+        train(root, 10 * n)
+    done = follow(other, stream(root, '--from=base'))
+    assert done.returncode == 0 and same(root, other), done.stderr
+    for r in (root, other):
+        for name in FILES:
+            word(r / name, 'optimizer', 'lr=0.01')
+        train(r, 999)
     assert same(root, other)
 
 
@@ -484,6 +504,12 @@ def test_a_hostile_stream_changes_nothing(stores):
         refused(other, bytes(bad), 'at byte')
     refused(other, b'', 'cut')
     refused(other, struct.pack('<64x'), 'no stream of logged steps')
+
+
+def test_documents_name_the_versions_of_streams():
+    last = re.search(r'HT_FOLLOW_VERSION = (\d+)', (ROOT / 'mount-helpers/stream/follow.h').read_text())[1]
+    assert f'writes streams of version {last}, and a receiver reads versions 1 to {last}.' in (ROOT / 'mount-helpers/man/hitrainctl.8').read_text()
+    assert f'| the version, {last};' in (ROOT / 'docs/stream-format.md').read_text()
 
 
 def test_a_skipped_step_and_a_parameter_without_a_gradient_follow(stores):

@@ -267,5 +267,6 @@ def test_sums_are_asked_for_without_a_look_at_every_parameter(mnt):
             times.append(time.perf_counter() - begin)
         return min(times)
 
+    # A look at every parameter makes all rounds slow.
     for name in 'step', 'parameters', 'state_bytes':
-        assert fastest(root, name) < 5 * fastest(small, name)
+        assert any(fastest(root, name) < 5 * fastest(small, name) for _ in range(20)), name

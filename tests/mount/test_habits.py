@@ -25,7 +25,7 @@ import zipfile
 import pytest
 
 from calls import sync
-from conftest import MIB, SECONDS_MAX
+from conftest import MIB, SECONDS_MAX, wait_for
 from trees import blob
 
 MARK = '''
@@ -107,7 +107,7 @@ def test_log_rotation_loses_no_line(mnt):
         writer.send_signal(signal.SIGHUP)
         if (mnt / 'log.3').exists():
             subprocess.run(['gzip', mnt / 'log.3'], check=True, timeout=SECONDS_MAX)
-        time.sleep(0.02)
+        wait_for(lambda: log.stat().st_size, 'the writer uses the new file')
     writer.terminate()
     count = int(writer.communicate(timeout=SECONDS_MAX)[0])
     assert writer.returncode == 0
@@ -137,10 +137,7 @@ def test_tail_follows_by_name_and_descriptor(mnt, tmp_path):
         tail = subprocess.Popen(['tail', '-n', '+1', '-s', '0.02', '-F', log], stdout=seen, stderr=subprocess.DEVNULL)
     try:
         def wait_for_line(text):
-            end = time.monotonic() + SECONDS_MAX
-            while text not in (tmp_path / 'seen').read_text():
-                assert time.monotonic() < end, text
-                time.sleep(0.01)
+            wait_for(lambda: text in (tmp_path / 'seen').read_text(), text)
         wait_for_line('first')
         with open(log, 'a') as f:
             f.write('second\n')

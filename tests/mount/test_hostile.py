@@ -15,7 +15,7 @@ import time
 
 import pytest
 
-from conftest import MIB, run
+from conftest import MIB, SECONDS_MAX, run
 
 NOBODY = 65534
 WORDS = ('dtype', 'shape', 'members', 'grad_dtype', 'class', 'pin', 'tier', 'optimizer', 'step', 'error', 'durable_step',
@@ -55,9 +55,9 @@ def root(mnt):
     os.sync()
 
 
-def as_nobody(code, *args, seconds=20):
+def as_nobody(code, *args):
     done = subprocess.run([sys.executable, '-c', code, *map(str, args)], user=NOBODY, group=NOBODY, extra_groups=[],
-                          stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=seconds)
+                          stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=SECONDS_MAX)
     assert done.returncode == 0, done.stdout
     return done.stdout
 
@@ -349,7 +349,7 @@ def test_clients_killed_in_the_middle(root):
         for c in clients:
             c.send_signal(signal.SIGKILL)
         for c in clients:
-            c.wait(20)
+            c.wait(SECONDS_MAX)
             c.stdout.close()
     (root / '.hitrain/ctl').write_bytes(b'abort\n')
     train(root, 'w')
@@ -474,15 +474,15 @@ def test_images_made_to_deceive(make_store):
     for what, data in [*((w, image.with_records(r)) for w, r in RECORDS.items()),
                        *((w, image.with_super(*s)) for w, s in SUPERS.items())]:
         bad.write_bytes(data)
-        done = run('hitrain-fsck', '-n', bad, check=False, timeout=60, preexec_fn=little_memory)
+        done = run('hitrain-fsck', '-n', bad, check=False, preexec_fn=little_memory)
         assert done.returncode in (4, 8, 12) and done.stdout + done.stderr, (what, done)
-        done = run('hitrain', bad, store.point, '-o', 'dram=32M,staging=24M', check=False, timeout=60,
+        done = run('hitrain', bad, store.point, '-o', 'dram=32M,staging=24M', check=False,
                    preexec_fn=little_memory)
         assert done.returncode > 0 and done.stderr, (what, done)
-        done = run('hitrain-fsck', '-y', bad, check=False, timeout=60, preexec_fn=little_memory)
+        done = run('hitrain-fsck', '-y', bad, check=False, preexec_fn=little_memory)
         assert done.returncode in (1, 4, 8, 12), (what, done)
         if done.returncode == 1:
-            assert run('hitrain-fsck', '-n', bad, check=False, timeout=60).returncode == 0, what
+            assert run('hitrain-fsck', '-n', bad, check=False).returncode == 0, what
 
 
 @pytest.fixture
@@ -523,7 +523,7 @@ def test_a_log_that_cannot_be_checkpointed(forged):
     store.ends_clean = False
     done = store.fsck()
     assert done.returncode == 4 and 'LOG-FULL' in done.stdout, done
-    done = run('hitrain', store.image, store.point, '-o', 'dram=32M,staging=24M', check=False, timeout=60)
+    done = run('hitrain', store.image, store.point, '-o', 'dram=32M,staging=24M', check=False)
     assert done.returncode > 0 and 'No space left' in done.stderr, done
     assert len(os.listdir(store.mount('ro'))) == 4501
 
@@ -534,9 +534,9 @@ def test_records_of_a_newer_version_are_kept(forged):
     store = forged(record(64, 'Q', 1))
     store.ends_clean = False
     before = store.image.read_bytes()
-    done = run('hitrain', store.image, store.point, '-o', 'dram=32M,staging=24M', check=False, timeout=60)
+    done = run('hitrain', store.image, store.point, '-o', 'dram=32M,staging=24M', check=False)
     assert done.returncode > 0 and 'does not know (64)' in done.stderr and 'read-only' in done.stderr, done
-    done = run('hitrain-fsck', '-y', store.image, check=False, timeout=60)
+    done = run('hitrain-fsck', '-y', store.image, check=False)
     assert done.returncode == 4 and 'LOG-TYPE' in done.stdout and 'use the version' in done.stdout, done
     assert (store.mount('ro') / 'file').read_bytes() == b'x'
     store.unmount()

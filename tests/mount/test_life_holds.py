@@ -3,6 +3,7 @@
 import contextlib
 import fcntl
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -94,12 +95,16 @@ def test_who_comes_right_after_unmount_waits_for_the_daemon(held, tmp_path, what
     held.assert_clean()
 
 
+def start_another(held, point, **kw):
+    return subprocess.Popen([str(BIN / 'hitrain'), '-o', ','.join(SMALL), str(held.image), str(point)],
+                            stdin=subprocess.DEVNULL, **kw)
+
+
 def start_while_held(held, point, **kw):
     """A daemon that has to wait for a second, and how long it took."""
     with kept_open(held):
         begin = time.monotonic()
-        waiter = subprocess.Popen([str(BIN / 'hitrain'), '-o', ','.join(SMALL), str(held.image), str(point)],
-                                  stdin=subprocess.DEVNULL, **kw)
+        waiter = start_another(held, point, **kw)
         time.sleep(1)
     assert waiter.wait(SECONDS_MAX) == 0
     unmount(point)
@@ -116,12 +121,15 @@ def test_a_short_wait_is_told_on_a_terminal_only(held, tmp_path):
             assert 'waiting' not in text
             break
     ours, its = os.openpty()
-    start_while_held(held, tmp_path, stderr=its)
-    os.close(its)
-    with contextlib.suppress(OSError):     # EIO at the end
-        text = os.read(ours, 65536).decode()
+    with kept_open(held):
+        waiter = start_another(held, tmp_path, stderr=its)
+        os.close(its)
+        text = ''
+        while 'waiting up to 30 s' not in text:
+            text += os.read(ours, 65536).decode()   # an error at the end
+    assert waiter.wait(SECONDS_MAX) == 0
     os.close(ours)
-    assert 'waiting up to 30 s' in text
+    unmount(tmp_path)
 
 
 def test_fsck_directly_after_unmount_again_and_again(held):
@@ -294,7 +302,7 @@ def test_waiting_ends_when_interrupted(make_store, tmp_path):
                                           stderr=subprocess.PIPE, text=True)
                 assert 'waiting' in waiter.stderr.readline()
                 waiter.send_signal(sig)
-                assert waiter.wait(10) == 128 + sig, (flags, sig)
+                assert waiter.wait(SECONDS_MAX) == 128 + sig, (flags, sig)
                 waiter.stderr.read()  # until the last process that has it is gone
                 waiter.stderr.close()
     assert not os.path.ismount(tmp_path)
@@ -329,6 +337,11 @@ os.fsync(fd)
 """
 
 
+def on_their_way(store):
+    """Bytes of writes that the device has not answered yet."""
+    return sum(map(int, re.findall(r'write of (\d+) bytes', run('hitrainctl', 'dump', store.point).stdout)))
+
+
 def test_killed_while_its_writes_go_on(make_store, tmp_path):
     """The remount waits for writes of a process that is gone, says so, and has every synced file."""
     store = make_store('256M')
@@ -347,7 +360,7 @@ def test_killed_while_its_writes_go_on(make_store, tmp_path):
                                     stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) for i in range(2)]
         for writer in writers:
             assert writer.stdout.readline() == b'written\n'
-        time.sleep(0.5)  # some of 20 MiB are on their way now, at 1 MiB each second
+        wait_for(lambda: on_their_way(store) >= MIB, 'writes for a second')
         begin = time.monotonic()
         store.kill()
         gone = time.monotonic() - begin
@@ -402,7 +415,7 @@ def test_a_file_stays_held_while_writes_of_the_dead_go_on(make_store, tmp_path):
         writer = subprocess.Popen([sys.executable, '-c', WRITE_AND_SYNC, store.point / 'lost'],
                                   stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
         assert writer.stdout.readline() == b'written\n'
-        time.sleep(0.5)  # some of 10 MiB are on their way now, at 1 MiB each second
+        wait_for(lambda: on_their_way(store) >= MIB, 'writes for a second')
         store.kill()
         writer.communicate(timeout=SECONDS_MAX)
         begin = time.monotonic()

@@ -50,7 +50,7 @@ class Namespace:
         '''
         env = dict(os.environ, IMAGE=str(self.store.image), POINT=str(self.store.point), SMALL=','.join(SMALL),
                    PATH=f'{BIN}:{os.environ["PATH"]}', LC_ALL='C')
-        done = subprocess.run(['unshare', '-m', 'bash', '-c', setup + script], text=True, timeout=SECONDS_MAX, env=env,
+        done = subprocess.run(['unshare', '-m', 'bash', '-c', setup + script], text=True, timeout=5 * SECONDS_MAX, env=env,
                               stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
         if done.returncode and 'unshare' in done.stderr:
             pytest.skip('mount namespaces are not allowed here')
@@ -370,7 +370,7 @@ def test_a_user_mounts_what_is_theirs(space, tmp_path):
     os.chmod(tmp_path, 0o755)
     os.chmod(tmp_path.parent, 0o755)
     done = space.run('''
-        D=$(mktemp -d); chown 65534:65534 $D; cd $D
+        export D=$(mktemp -d); chown 65534:65534 $D; cd $D
         as_nobody sh -c 'mkfs.hitrain --size=64M s >/dev/null; mkdir m'
         as_nobody hitrain s m -o $SMALL
         findmnt -n -o FSTYPE,OPTIONS $D/m
@@ -385,12 +385,12 @@ def test_a_user_mounts_what_is_theirs(space, tmp_path):
         cat m/f
         as_nobody fusermount3 -u m
         # a dead mount of theirs
-        as_nobody hitrain s m -o $SMALL
-        pkill -9 -f "^hitrain s m" -u 65534
-        as_nobody hitrain s m -o $SMALL
+        as_nobody hitrain $D/s m -o $SMALL
+        pkill -9 -f "^hitrain $D/s m" -u 65534
+        as_nobody hitrain $D/s m -o $SMALL
         as_nobody cat m/f
         # ended by a signal while in use, which only root may force
-        as_nobody sh -c 'exec 7>m/held; echo kept >&7; pkill -TERM -f "^hitrain s m"; sleep 0.5; fsync() { :; }; ! mountpoint -q m'
+        as_nobody timeout 100 sh -c 'exec 7>m/held; echo kept >&7; pkill -TERM -f "^hitrain $D/s m"; while mountpoint -q m; do sleep 0.1; done'
         as_nobody hitrain-fsck s >&2
         as_nobody hitrain s m -o $SMALL
         as_nobody cat m/held

@@ -175,14 +175,14 @@ def test_a_device_that_is_gone_is_an_error_and_no_hang(make_store):
         os.truncate(image, 0)
         subprocess.run(['losetup', '-c', store.image], check=True, timeout=SECONDS_MAX)
         done = subprocess.run(['dd', f'if={store.point}/big', 'iflag=direct', 'of=/dev/null', 'bs=1M'], text=True,
-                              stderr=subprocess.PIPE, timeout=60)
+                              stderr=subprocess.PIPE, timeout=SECONDS_MAX)
         assert done.returncode == 1 and 'Input/output error' in done.stderr, done.stderr
         done = subprocess.run(['dd', 'if=/dev/zero', f'of={store.point}/new', 'bs=1M', 'count=2', 'conv=fsync'], text=True,
-                              stderr=subprocess.PIPE, timeout=60)
+                              stderr=subprocess.PIPE, timeout=SECONDS_MAX)
         assert done.returncode == 1 and ('Input/output error' in done.stderr or 'Read-only' in done.stderr), done.stderr
         assert os.stat(store.point / 'big').st_size == 48 * MIB and os.listdir(store.point)
-        subprocess.run(['umount', store.point], check=True, timeout=60)
-        assert store.daemon.wait(60) == 1, 'what could not be written is told by the exit status, too'
+        subprocess.run(['umount', store.point], check=True, timeout=SECONDS_MAX)
+        assert store.daemon.wait(SECONDS_MAX) == 1, 'what could not be written is told by the exit status, too'
         assert 'not everything could be written' in store.messages()
         store.daemon = None
     store.image = image

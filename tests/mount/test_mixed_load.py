@@ -13,7 +13,7 @@ import sys
 import numpy as np
 
 from calls import sync
-from conftest import BIN, MIB
+from conftest import BIN, MIB, SECONDS_MAX
 from test_stress import MixedLoad, command, make_root
 
 SECONDS = 20 if os.environ.get('HITRAIN_LONG') else 3
@@ -56,7 +56,7 @@ for _ in range(20):
 
 def work_on_mapping(path):
     path.write_bytes(bytes(MIB))
-    subprocess.run([sys.executable, '-c', MAPPER, path], check=True, stderr=subprocess.DEVNULL, timeout=60)
+    subprocess.run([sys.executable, '-c', MAPPER, path], check=True, stderr=subprocess.DEVNULL, timeout=SECONDS_MAX)
 
 
 def train(root):
@@ -74,7 +74,7 @@ def look(point, root):
     (root / '.hitrain/stats').read_bytes()
     os.getxattr(root, 'user.hitrain.stats')
     os.statvfs(point)
-    subprocess.run([str(BIN / 'hitrainctl'), 'stats', str(point)], stdout=subprocess.DEVNULL, check=True, timeout=60)
+    subprocess.run([str(BIN / 'hitrainctl'), 'stats', str(point)], stdout=subprocess.DEVNULL, check=True, timeout=SECONDS_MAX)
 
 
 def until_dead(store):

@@ -7,14 +7,14 @@ import subprocess
 
 import pytest
 
-from conftest import BIN
+from conftest import BIN, SECONDS_MAX, wait_for
 
 MIB = 1 << 20
 SIZE = 32 * MIB
 
 
 def mkfs(*args):
-    return subprocess.run([BIN / 'mkfs.hitrain', '--no-wait', *args], capture_output=True, text=True, timeout=60)
+    return subprocess.run([BIN / 'mkfs.hitrain', '--no-wait', *args], capture_output=True, text=True, timeout=SECONDS_MAX)
 
 
 def new_file(path, size=SIZE):
@@ -93,7 +93,7 @@ def test_a_file_behind_a_loop_device_is_in_use(tmp_path):
         assert path.read_bytes() == bytes(SIZE)
     finally:
         subprocess.run(['losetup', '-d', loop], check=True)
-    assert mkfs(path).returncode == 0
+    wait_for(lambda: mkfs(path).returncode == 0, 'nobody has the loop device open')
 
 
 def test_swap_is_in_use(tmp_path):

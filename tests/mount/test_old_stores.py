@@ -147,6 +147,8 @@ def test_features_of_mounts_files_and_what_is_none(store, tmp_path):
     assert on_mount['version'] == on_mount['known_version'] == FORMAT and on_mount['can_open']
     assert not any(f['used'] for f in on_mount['features'])
     text = run('hitrainctl', 'features', store.point).stdout
+    head, *rows = text[text.index('\nfeature ') + 1:].splitlines()
+    assert all(row.find(' no ') + 1 == head.find(' used ') + 1 for row in rows), 'names stand in their column'
     assert f'format {FORMAT}' in text and 'compressed' in text
     (tmp_path / 'empty').touch()
     (tmp_path / 'other').write_bytes(os.urandom(1 << 20))

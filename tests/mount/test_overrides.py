@@ -235,6 +235,45 @@ def test_another_rule_beside_state_is_refused_when_it_is_set(root):
     assert os.path.exists(root / 'norms/.hitrain/state/o/exp_avg')
 
 
+def test_ranges_of_elements_have_words_of_their_own(store, root):
+    """A range in the middle of a chunk, one frozen, and one that has missed a step; after a crash and from the next step on."""
+    word(root, 'optimizer', 'sgd lr=1 momentum=0.5')
+    words = f'lr=2  0:7 lr=4\n7:8 frozen=1 {N - 1}:{N} maximize=1'
+    word(root / 'w', 'optimizer', words)
+    assert word(root / 'w', 'optimizer') == words and effective(root / 'w')['lr'] == '2'
+    step(root)
+    assert list(np.fromfile(root / 'w', 'f4')) == 7 * [-4] + [0] + (N - 9) * [-2] + [2]
+    put_gradient(root, 'w')
+    word(root / 'w', 'optimizer', '0:1 lr=100')  # for the next step
+    store.kill()
+    store.mount()
+    assert word(root / 'w', 'optimizer') == words
+    word(root / 'w', 'optimizer', '0:1 lr=0 7:8 missed=1')  # the others are as those of the root again
+    step(root)
+    assert list(np.fromfile(root / 'w', 'f4')) == [-4] + 6 * [-5.5] + [-1] + (N - 9) * [-3.5] + [1.5]
+    assert values(root, 'v') == -2.5
+
+
+def test_ranges_that_make_no_sense_are_refused_when_they_are_set(root):
+    for text, why in (('0:7 lr=1 6:9 lr=2', '6:9: ranges of elements must ascend'), ('0:7', 'has no words'), ('7:0 lr=1', '"7:0" is no range'),
+                      ('0:7 momentum=0.5', 'needs other state'), ('0:7 adamw', 'is no word=value of sgd'), ('0:7 durable_every=2', 'is no word')):
+        with fails(errno.EINVAL):
+            word(root / 'w', 'optimizer', text)
+        assert why in word(root / 'w', 'error') and 'm/w' in word(root, 'error')
+    for path in (root, root / 'norms'):
+        with fails(errno.EINVAL):
+            word(path, 'optimizer', 'sgd lr=1 0:7 lr=2')
+        assert 'only a file has words for ranges of elements' in word(path, 'error')
+    with fails(errno.EINVAL):
+        word(root / 'w', 'optimizer', 'lr=' + '0' * 1100)
+    word(root / 'w', 'optimizer', ' '.join(f'{i}:{i + 1} lr=2' for i in range(2000)))  # longer than other texts may be
+    assert len(word(root / 'w', 'optimizer')) > 20000
+    word(root / 'w', 'optimizer', f'0:{N + 1} lr=2')  # it may become longer
+    with fails(errno.EINVAL):
+        put_gradient(root, 'w')
+    assert f'0:{N + 1}: the range ends after the last element of the parameter, which has {N}' in word(root, 'error')
+
+
 def test_a_root_ends_and_begins_with_words_below(root):
     word(root / 'norms', 'optimizer', 'lr=2')
     os.removexattr(root, 'user.hitrain.optimizer')
@@ -262,3 +301,23 @@ def test_so_many_words_may_change_in_open_steps_and_no_more(make_store):
     assert tell(root, 'commit') == 'ok'
     word(root / 'norms' / str(most), 'optimizer', 'lr=2')
     assert word(root / 'norms' / str(most), 'optimizer') == 'lr=2' and values(root) == -1
+
+
+def test_so_many_bytes_of_words_may_change_in_open_steps_and_no_more(make_store):
+    """With ranges a text has up to 64 KiB."""
+    store, text = make_store('4G', '--log-size=512M'), ' '.join(f'{i}:{i + 1} lr=3' for i in range(4400)).encode()
+    root, most = make_root(store.mount()), (64 << 20) // len(text)
+    for i in range(most + 1):
+        file = root / 'norms' / str(i)
+        os.close(os.open(file, os.O_CREAT | os.O_WRONLY))
+        os.setxattr(file, 'user.hitrain.optimizer', text)
+    sync(root)
+    put_gradient(root, 'w')
+    for i in range(most):
+        word(root / 'norms' / str(i), 'optimizer', 'lr=3')
+    with fails(errno.EBUSY):
+        word(root / 'norms' / str(most), 'optimizer', 'lr=3')
+    assert f'{most} files were changed in open steps: commit or abort' in word(root / 'norms' / str(most), 'error')
+    os.setxattr(root / 'norms/0', 'user.hitrain.optimizer', text)  # its earlier text is kept already
+    assert tell(root, 'commit') == 'ok'
+    word(root / 'norms' / str(most), 'optimizer', 'lr=3')

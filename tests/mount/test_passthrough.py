@@ -13,7 +13,7 @@ import threading
 
 import pytest
 
-from calls import NOBODY
+from calls import NOBODY, settle
 from conftest import BIN, MIB, SECONDS_MAX, wait_for
 from passthrough import (HALF, ONE, PARAM, command, floats, gradient, passthrough_store, make_model, mapped, root,
                     stat)
@@ -220,6 +220,7 @@ def test_rollback_restores_mappings(passthrough_store, root):
 def test_file_that_abort_takes_away(passthrough_store, root):
     """Programs that have its pages keep them unchanged; requests that reach the daemon get an error."""
     (root / 'new').write_bytes(ONE * (MIB // 4))
+    settle(root)
     reader, writer = os.open(root / 'new', os.O_RDONLY), os.open(root / 'new', os.O_RDWR)
     with mmap.mmap(writer, 0) as m:
         command(root, 'abort')
@@ -333,6 +334,7 @@ def test_memory_comes_back_when_nobody_has_it(passthrough_store):
     def b_is_out():
         before = stat(passthrough_store.point, 'passthrough_opens')
         assert (root / 'b').read_bytes() == HALF * (10 * MIB // 4)
+        settle(root)
         return stat(passthrough_store.point, 'passthrough_opens') > before
 
     wait_for(b_is_out, 'b passed through')
@@ -347,10 +349,11 @@ def test_pinned_file_outside_models(passthrough_store):
     path.write_bytes(bytes(2 * MIB))
 
     def goes_out():
+        settle(passthrough_store.point)
         with mapped(path):
             return stat(passthrough_store.point, 'passthrough_files') == 1
 
-    wait_for(goes_out, 'passed through')    # the writer's close reaches the daemon after the writer has continued
+    wait_for(goes_out, 'passed through')
     with mapped(path) as m:
         m[MIB] = 5
         fd = os.open(path, os.O_RDONLY)
@@ -379,6 +382,7 @@ def test_stores_outside_models_become_durable_by_themselves(make_store):
     def word(path, name):
         return int(os.getxattr(path, f'user.hitrain.{name}'))
 
+    settle(store.point)
     with mapped(path) as m:
         os.sync()
         before = word(path, 'device_written_bytes')
@@ -427,10 +431,15 @@ mknod -m 666 $D/fuse c 10 229; mount --bind $D/fuse /dev/fuse; rm $D/fuse
 as_nobody() { setpriv --reuid 65534 --regid 65534 --clear-groups "$@"; }
 as_nobody hitrain $D/image $D/mnt -o dram=48M,staging=24M,passthrough=16M 2>$D/log
 trap "umount -l $D/mnt" EXIT
+mkdir $D/control; mount -t fusectl none $D/control
+waiting=$D/control/$(awk -v at=$D/mnt '$5 == at {split($3, n, ":"); print n[2]}' /proc/self/mountinfo)/waiting
+settle() { for i in $(seq 6000); do n=$(cat $waiting); [ "$n" != 0 ] || return 0; sleep 0.01; done; return 1; }
 as_nobody sh -ec '
 cd $D/mnt; mkdir model; setfattr -n user.hitrain.dtype -v f32 model; setfattr -n user.hitrain.optimizer -v sgd model
-head -c 100000 /dev/zero >model/w; cmp -n 100000 model/w /dev/zero; cmp -n 100000 - /dev/zero <>model/w
-getfattr --only-values -n user.hitrain.stats . | grep ^passthrough; cd /; umount $D/mnt'
+head -c 100000 /dev/zero >model/w'
+settle; as_nobody sh -c 'cmp -n 100000 $D/mnt/model/w /dev/zero'
+settle; as_nobody sh -c 'cmp -n 100000 - /dev/zero <>$D/mnt/model/w'
+as_nobody sh -c 'getfattr --absolute-names --only-values -n user.hitrain.stats $D/mnt | grep ^passthrough; umount $D/mnt'
 trap - EXIT
 """
 
@@ -456,7 +465,7 @@ def test_without_the_privilege_files_are_ordinary(make_store):
 def test_share_must_fit(make_store):
     store = make_store()
     store.start('dram=32M', 'staging=24M', 'passthrough=30M')
-    assert store.daemon.wait(20) != 0
+    assert store.daemon.wait(SECONDS_MAX) != 0
     assert 'passthrough=30 MiB is too much of dram=32 MiB' in store.messages()
     store.daemon = None
 

@@ -9,6 +9,7 @@ import sys
 
 import pytest
 
+from calls import settle
 from conftest import MIB, wait_for
 from passthrough import (HALF, ONE, PARAM, command, floats, grad_window, is_passed, make_model, mapped, passthrough_store, root,
                          stat, steer)
@@ -67,6 +68,40 @@ with t.grad_window(root, 'w') as g, t.mapped(root / 'w', os.O_RDONLY) as w:
     assert not [name for name in made if 'read' in name or 'write' in name]
 
 
+ASKER = """import fcntl, os, sys
+fd = os.open(sys.argv[1], os.O_RDWR)
+print(flush=True)
+while True:
+    fcntl.ioctl(fd, 2 << 30 | 4 << 16 | ord('h') << 8 | 3, bytes(4))
+"""
+
+
+def test_other_users_of_a_gradient_hide_no_stores(passthrough_store):
+    """They have the gradient for some nanoseconds each. A tracer makes the daemon's waits, and so these times, longer."""
+    if not shutil.which('strace'):
+        pytest.skip('no strace here')
+    root = make_model(passthrough_store.point, w=4096)
+    ctl = os.open(root / '.hitrain/ctl', os.O_RDONLY)
+    with grad_window(root, 'w') as g, mapped(root / 'w', os.O_RDONLY) as w:
+        others = [subprocess.Popen([sys.executable, '-c', ASKER, root / '.hitrain/grad/w'], stdout=subprocess.PIPE) for _ in range(3)]
+        for other in others:
+            other.stdout.readline()
+        slow = subprocess.Popen(['strace', '-f', '-o', '/dev/null', '-e', 'trace=futex', '-e', 'inject=futex:delay_exit=3000',
+                                 '-p', str(passthrough_store.daemon.pid)], stderr=subprocess.PIPE)
+        assert b' attached' in slow.stderr.readline()
+        for lap in range(10):
+            g[:] = ONE * 1024
+            steer(ctl, 'apply w')
+            steer(ctl, 'step')
+            steer(ctl, 'wait')
+            assert floats(w[:4])[0] == 0.5 - 0.5 * lap
+        for process in slow, *others:
+            process.terminate()
+            process.wait()
+            (process.stderr or process.stdout).close()
+    os.close(ctl)
+
+
 def test_mapped_gradients_of_every_kind(passthrough_store):
     root = make_model(passthrough_store.point, a=PARAM, b=4096, c=8)
     for name in 'abc':
@@ -122,6 +157,7 @@ def test_apply_that_fails_leaves_nothing_of_the_window(passthrough_store, root):
     fd = os.open(root / '.hitrain/grad/w', os.O_WRONLY)
     assert os.pwrite(fd, ONE * (PARAM // 4 - MIB // 2), 2 * MIB) == PARAM - 2 * MIB
     os.close(fd)
+    settle(root)
     with grad_window(root, 'w') as g:
         g[:] = HALF * (PARAM // 4)
         with pytest.raises(OSError, match='busy'):
@@ -183,7 +219,7 @@ def test_asking_opens_nothing(passthrough_store):
     root = make_model(passthrough_store.point, a=4096)
     files = stat(passthrough_store.point, 'passthrough_files')
     assert is_passed(root / '.hitrain/grad/a') == 1
-    wait_for(lambda: stat(passthrough_store.point, 'passthrough_files') == files, 'the window ends', 20)
+    wait_for(lambda: stat(passthrough_store.point, 'passthrough_files') == files, 'the window ends')
 
 
 def test_a_program_can_ask_which_way_a_descriptor_has(passthrough_store):

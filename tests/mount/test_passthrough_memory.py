@@ -1,11 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Memory of passthrough files (passthrough=): its amount, and when files get and lose it."""
 import os
+import pathlib
 import shutil
 import subprocess
+import time
 
 import pytest
 
+from calls import settle
 from conftest import MIB, wait_for
 from passthrough import HALF, ONE, PARAM, command, floats, gradient, passthrough_store, make_model, mapped, root, stat
 
@@ -78,6 +81,7 @@ def test_memory_goes_with_the_mapping_and_not_before(passthrough_store):
     model = make_model(passthrough_store.point, **{f'p{i}': 8 * MIB for i in range(8)})
 
     def is_passed_through(name):
+        settle(model)
         before = stat(passthrough_store.point, 'passthrough_opens')
         with mapped(model / name, os.O_RDONLY) as m:
             assert m[5 * MIB:5 * MIB + 4] == ONE
@@ -91,6 +95,33 @@ def test_memory_goes_with_the_mapping_and_not_before(passthrough_store):
         wait_for(lambda i=i: is_passed_through(f'p{i}'), f'p{i} passed through')
         used = stat(passthrough_store.point, 'passthrough_used_bytes')
         assert memory_of(passthrough_store.daemon) == used <= 16 * MIB
+
+
+def faults(daemon):
+    """Pages that its threads got, or had to map."""
+    return int((pathlib.Path('/proc') / str(daemon.pid) / 'stat').read_text().rsplit(')', 1)[1].split()[7])
+
+
+@pytest.mark.parametrize('flags', [os.O_RDONLY, os.O_RDWR])
+def test_opening_again_reads_and_copies_nothing(passthrough_store, root, flags):
+    """A trainer opens and closes parameters block by block. What it had open a moment ago is as it was."""
+    point, times, closed, late = passthrough_store.point, 40, 0, 0
+
+    def use():
+        nonlocal closed, late
+        with mapped(root / 'w', flags) as m:
+            assert m[MIB:MIB + 4] == ONE
+            late += time.monotonic() - closed >= 1      # the kernel may have given the memory back
+            closed = time.monotonic()
+    use()
+    late = 0
+    before = {word: stat(point, word) for word in ('device_read_bytes', 'device_written_bytes', 'passthrough_opens', 'passthrough_fallbacks')}
+    pages = faults(passthrough_store.daemon)
+    for _ in range(times):
+        use()
+    assert faults(passthrough_store.daemon) - pages < (times // 20 + late) * (PARAM // 4096)  # a copy of the file would be one for each page
+    assert {word: stat(point, word) - was for word, was in before.items()} == {
+        'device_read_bytes': 0, 'device_written_bytes': 0, 'passthrough_opens': times, 'passthrough_fallbacks': 0}
 
 
 # ------------------------------------------------------------------------ prefetch

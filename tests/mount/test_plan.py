@@ -6,6 +6,7 @@ import mmap
 import os
 import xml.etree.ElementTree
 
+from calls import sync
 from conftest import MIB, wait_for
 from test_passes import figure
 from test_roots import refused
@@ -62,7 +63,7 @@ def test_a_cyclic_pass_reads_what_has_no_room(make_store, tmp_path):
     path.touch()
     os.setxattr(path, 'user.hitrain.dtype', b'u8')
     path.write_bytes(b''.join(bytes([n]) * MIB for n in range(CHUNKS)))
-    os.sync()
+    sync(path)
     assert read_plan(point) == ({'active': False, 'made': 0, 'dropped': 0}, [])
     fd = os.open(path, os.O_RDONLY | os.O_DIRECT)
     with mmap.mmap(-1, MIB) as buffer:

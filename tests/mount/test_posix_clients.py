@@ -109,9 +109,9 @@ def test_ranges_and_deadlocks_of_posix_locks(mnt):
         theirs = os.open(mnt / 'f', os.O_RDWR)
         fcntl.lockf(theirs, fcntl.LOCK_EX, 100, 500)
         fcntl.lockf(theirs, fcntl.LOCK_EX, 100, 0)  # waits for ours
-    with child(cross):
+    with child(cross) as pid:
         wait_for(lambda: is_locked(fd, 500), 'the other holds its lock')
-        time.sleep(0.2)
+        wait_for(lambda: waits_for_lock(pid), 'the other waits for ours')
         with fails(errno.EDEADLK):
             fcntl.lockf(fd, fcntl.LOCK_EX, 100, 500)
     os.close(fd)
@@ -119,6 +119,11 @@ def test_ranges_and_deadlocks_of_posix_locks(mnt):
 
 def is_locked(fd, at):
     return struct.unpack_from('h', fcntl.fcntl(fd, fcntl.F_GETLK, flock_struct(fcntl.F_WRLCK, at, 1)))[0] != fcntl.F_UNLCK
+
+
+def waits_for_lock(pid):
+    with open('/proc/locks') as f:
+        return any(line.split()[1] == '->' and int(line.split()[5]) == pid for line in f)
 
 
 # --------------------------------------------------------------------- together
@@ -258,6 +263,7 @@ def train(mnt):
             os.fsync(root)
 
 
+WRITTEN = ('large', 'direct', 'synced', 'mapped', 'copy')
 CLIENTS = (write_much, write_direct, sync_much, map_much, read_much, copy_much, name_much, train)
 
 
@@ -274,6 +280,7 @@ def test_killed_clients_leave_nothing_stuck(make_store, flags):
     for _ in range(3):
         with contextlib.ExitStack() as stack:
             pids = [stack.enter_context(child(lambda client=client: client(mnt))) for client in CLIENTS]
+            wait_for(lambda: all((mnt / name).exists() for name in WRITTEN), 'all have begun')
             time.sleep(0.2 + rnd.random() / 2)
             assert not [client for client, pid in zip(CLIENTS, pids) if ended(pid)]
             for pid in rnd.sample(pids, len(pids)):
@@ -281,7 +288,7 @@ def test_killed_clients_leave_nothing_stuck(make_store, flags):
             wait_for(lambda: all(ended(p) for p in pids), 'all are gone')
     # Everything goes on working, and the mount can go.
     (mnt / 'after').write_bytes(b'fine')
-    for name in ('large', 'direct', 'synced', 'mapped', 'copy'):
+    for name in WRITTEN:
         fd = os.open(mnt / name, os.O_RDWR)
         os.fsync(fd)
         os.close(fd)

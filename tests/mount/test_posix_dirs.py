@@ -184,7 +184,7 @@ def test_walks_while_the_directory_changes(mnt):
         t.start()
     end = time.monotonic() + (60 if LONG else 4)
     walks = 0
-    while time.monotonic() < end and not problems:
+    while (time.monotonic() < end or walks < 6) and not problems:
         fd = os.open(mnt, os.O_RDONLY)
         seen = walk(fd, random.choice((300, 1000, 4096, 32768)))
         os.close(fd)
@@ -194,7 +194,7 @@ def test_walks_while_the_directory_changes(mnt):
     stop.set()
     for t in threads:
         t.join(SECONDS_MAX)
-    assert not problems and walks > 5
+    assert not problems
 
 
 def test_removing_while_reading(mnt):

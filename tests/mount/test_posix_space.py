@@ -12,7 +12,7 @@ import subprocess
 import pytest
 
 from calls import COLLAPSE, INSERT, KEEP_SIZE, PUNCH, ZERO, as_user, fails, fallocate, sync
-from conftest import MIB, wait_for
+from conftest import MIB, SECONDS_MAX, wait_for
 
 FILE_MAX = 1 << 44
 
@@ -295,7 +295,7 @@ def write_asynchronously(fd, size, off):
 def run_fio(path, *options):
     done = subprocess.run(['fio', '--output-format=json', '--name=f', f'--filename={path}', '--rw=write', '--bs=1M',
                            '--fallocate=none', *options], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-                          timeout=60)
+                          timeout=SECONDS_MAX)
     return json.loads(done.stdout[done.stdout.index('{'):])['jobs'][0]['error']
 
 

@@ -6,7 +6,7 @@ import os
 import numpy as np
 import pytest
 
-from calls import sync
+from calls import settle, sync
 from test_roots import command, put_gradient, refused, word
 
 ELEMENTS = 1024
@@ -82,6 +82,7 @@ def test_a_gradient_that_is_open_over_unlink_commit_and_abort(store, model):
     os.unlink(model / 'w')
     sync(model)
     g.close()
+    settle(model)
     assert command(model, 'abort') == ['ok']
     assert os.listdir(model) == ['v']
     step(model, ('v',))

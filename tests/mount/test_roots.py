@@ -12,7 +12,7 @@ import threading
 import numpy as np
 import pytest
 
-from calls import sync
+from calls import settle, sync
 from conftest import MIB, SECONDS_MAX, wait_for
 
 OPTIMIZER = 'adamw lr=0.01 beta1=0.9 beta2=0.999 eps=1e-8 weight_decay=0.1'
@@ -736,6 +736,7 @@ def test_changed_element_count_needs_a_reset(root):
     (root / 'w').write_bytes(random(500).tobytes())
     refused(errno.EINVAL, open, root / '.hitrain/grad/w', 'wb')
     assert 'reset' in word(root, 'error')
+    settle(root)  # the first gradient is closed
     assert command(root, 'reset w') == ['ok']
     put_gradient(root, 'w', random(500))
     sync(root)

@@ -3,12 +3,14 @@
 import json
 import os
 import subprocess
+import time
 
 import numpy as np
 import pytest
 
 from calls import sync
-from conftest import BIN, run, wait_for
+from conftest import BIN, SECONDS_MAX, run, wait_for
+from test_errors import wait_event
 
 ELEMENTS = 700_000
 STEPS = 12
@@ -24,11 +26,6 @@ def finished(point):
     """Waits for the end of the scrub that runs; its figures."""
     wait_for(lambda: scrub('status', point)['state'] != 'running', 'scrub')
     return scrub('status', point)
-
-
-def events(point, code):
-    lines = run('hitrainctl', 'events', point, '--json').stdout.splitlines()
-    return [e for e in map(json.loads, lines) if e['code'] == code]
 
 
 def write_file(path, data):
@@ -55,8 +52,8 @@ def damage(image, data):
     return at + 7
 
 
-def train(point, steps, between):
-    """Some steps of one model; the parameters and moments at the end."""
+def train(point, goes_on):
+    """Steps of one model, as long as goes_on(number of steps); the parameters and moments at the end."""
     root = point / 'model'
     root.mkdir()
     os.setxattr(root, 'user.hitrain.dtype', b'f32')
@@ -65,32 +62,37 @@ def train(point, steps, between):
         values = np.random.default_rng(i).standard_normal(ELEMENTS, dtype=np.float32)
         (root / name).write_bytes(values.tobytes())
     os.setxattr(root, 'user.hitrain.optimizer', b'adamw lr=0.01 weight_decay=0.1 max_grad_norm=1')
-    for step in range(steps):
+    step = 0
+    while goes_on(step):
         for i, name in enumerate(names):
             gradient = np.random.default_rng(100 * step + i).standard_normal(ELEMENTS, dtype=np.float32)
             (root / '.hitrain' / 'grad' / name).write_bytes(gradient.tobytes())
         sync(root)
-        between(step)
+        step += 1
     states = [root / '.hitrain' / 'state' / n / s for n in names for s in ('exp_avg', 'exp_avg_sq')]
     return [p.read_bytes() for p in [root / n for n in names] + states]
 
 
 def test_steps_beside_a_scrub_give_the_same_bits(make_store):
     quiet, busy = make_store('512M'), make_store('512M')
-    want = train(quiet.mount(), STEPS, lambda step: None)
     point = busy.mount('scrub_rate=8G')
     write_file(point / 'ballast', np.random.default_rng(9).bytes(24 * MIB))
-    runs = []
+    runs, steps, deadline = 0, 0, time.monotonic() + SECONDS_MAX
 
     def scrub_again(step):
+        """Until a whole run was beside the steps, and another one has begun."""
+        nonlocal runs, steps
+        steps = step
         if not runs or scrub('status', point)['state'] != 'running':
-            runs.append(scrub('start', point)['state'])
+            scrub('start', point)
+            runs += 1
+        assert time.monotonic() < deadline, (step, runs)
+        return step < STEPS or runs < 2
 
-    got = train(point, STEPS, scrub_again)
-    assert got == want
+    got = train(point, scrub_again)
     end = finished(point)
     assert (end['state'], end['found']) == ('complete', 0)
-    assert len(runs) >= 2
+    assert got == train(quiet.mount(), lambda step: step < steps)
     busy.unmount()
     busy.assert_clean()
 
@@ -107,8 +109,8 @@ def test_what_is_bad_is_repaired_from_memory_or_told(make_store):
     scrub('start', point)
     end = finished(point)
     assert (end['state'], end['found'], end['repaired']) == ('complete', 2, 1), end
-    assert events(point, 'scrub-damage')[0]['path'] == 'lost'
-    assert events(point, 'scrub-repaired')[0]['path'] == 'kept'
+    assert wait_event(point, 'scrub-damage')['path'] == 'lost'
+    assert wait_event(point, 'scrub-repaired')['path'] == 'kept'
     assert 'hitrain_scrub_repaired_total 1\n' in (point / '.hitrain' / 'stats').read_text()
     (point / 'lost').unlink()
     sync(point)

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from calls import fails, sync
+from calls import fails, fuse_control, sync
 from conftest import MIB, SECONDS_MAX
 from test_roots import word
 
@@ -77,21 +77,20 @@ assert {os.pread(w, 1, at) for at in pages} == {bytes([3])}
 
 
 @contextlib.contextmanager
-def abort_unless_ended(point, folder):
+def abort_unless_ended(point):
     """Yields a list, and aborts the connection if it stays empty: else its clients and its daemon would never end."""
-    control, minor, ended = folder / 'connections', os.minor(os.stat(point).st_dev), []
-    control.mkdir()
-    subprocess.run(['mount', '-t', 'fusectl', 'none', str(control)], check=True)
-    try:
-        yield ended
-    finally:
-        if not ended:
-            (control / str(minor) / 'abort').write_text('1')
-        subprocess.run(['umount', str(control)], check=True)
+    minor, ended = os.minor(os.stat(point).st_dev), []
+    with fuse_control() as control:
+        try:
+            yield ended
+        finally:
+            if not ended:
+                with open(f'{control}/{minor}/abort', 'w') as f:
+                    f.write('1')
 
 
 @pytest.mark.parametrize('program', [MAPPED, ASYNCHRONOUS], ids=['mapped', 'asynchronous'])
-def test_background_writes_of_a_shard_do_not_hang(store, tmp_path, program):
+def test_background_writes_of_a_shard_do_not_hang(store, program):
     """Every second page is changed: the kernel makes a request of each."""
     root = store.point / 'model'
     root.mkdir()
@@ -99,10 +98,10 @@ def test_background_writes_of_a_shard_do_not_hang(store, tmp_path, program):
     (root / 'w').write_bytes(bytes(SIZE))
     word(root, 'optimizer', 'sgd lr=1')
     sync(root)
-    with abort_unless_ended(store.point, tmp_path) as ended:
+    with abort_unless_ended(store.point) as ended:
         child = subprocess.Popen([sys.executable, '-c', program, str(root), str(SIZE)])
         try:
-            ended.append(child.wait(SECONDS_MAX / 2))
+            ended.append(child.wait(SECONDS_MAX))
         finally:
             child.kill()
     assert ended == [0]
@@ -127,7 +126,8 @@ def test_open_shards_share_their_lists_of_blocks(store):
     before = memory_of(store.daemon)
     opened = [os.open(root / f'.hitrain/shard/{i % 2}of2/{kind}/w', os.O_RDONLY)
               for i in range(50) for kind in ('param', 'grad')]
-    assert memory_of(store.daemon) - before < 32 * MIB  # alone, each has a list of 2 MiB
+    # Alone, each has a list of 2 MiB. The daemon may be filling its 56 MiB of memory for content at the same time.
+    assert memory_of(store.daemon) - before < 120 * MIB
     for fd in opened:
         os.close(fd)
     word(root, 'shards', '3 4 2 3 2')

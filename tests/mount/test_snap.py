@@ -10,7 +10,7 @@ import time
 import pytest
 
 from calls import EXCHANGE, as_user, fails, fallocate, rename, sync, utimens
-from conftest import SECONDS_MAX, run
+from conftest import SECONDS_MAX, run, wait_for
 from test_roots import command, put_gradient, random, word
 
 ELEMENTS = 300_000
@@ -117,7 +117,7 @@ def test_a_rollback_takes_all_back_for_every_reader(root, kept, store):
         assert m[:] == two['w'] and f.read(4) == two['w'][:4]
         assert run('hitrainctl', 'rollback', root, '1').stdout == f'{root}: back at step 1\n'
         assert m[:] == one['w'] and os.pread(f.fileno(), 8, 0) == one['w'][:8]
-    assert 'step-rolled-back' in run('hitrainctl', 'events', root.parent).stdout
+    wait_for(lambda: 'step-rolled-back' in run('hitrainctl', 'events', root.parent).stdout, 'the event')
     assert content(root) == one and word(root, 'step') == '1' and sorted(os.listdir(root)) == listing
     assert os.readlink(root / 'link') == 'w' and os.getxattr(root / 'w', 'user.note') == b'mine'
     for name in ('w', 'rng', 'deep', 'deep/v'):

@@ -113,7 +113,7 @@ def test_a_connection_that_is_lost_leaves_nothing(ssh, roots):
     root, copy = roots
     step(root, 10)
     command(root, 'snapshot')
-    to = subprocess.Popen([BIN / 'hitrainctl', 'send', root, '1', '--rate=1M'], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    to = subprocess.Popen([BIN / 'hitrainctl', 'send', root, '1', '--rate=256k'], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     at = subprocess.Popen(there(ssh, 'receive', copy), stdin=to.stdout, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     to.stdout.close()
     wait_for(lambda: any(n.startswith(STAGING) for n in os.listdir(copy.parent)), 'the receiver has begun')

@@ -309,7 +309,7 @@ def test_a_committed_step_without_its_name_is_removed(stores, stream, crash):
 
 def test_a_killed_sender_is_a_cut_stream(stores, stream):
     _, (a, b) = stores
-    sender = subprocess.Popen([BIN / 'hitrainctl', 'send', a / 'model', '1', '--rate=1M'], stdout=subprocess.PIPE,
+    sender = subprocess.Popen([BIN / 'hitrainctl', 'send', a / 'model', '1', '--rate=100k'], stdout=subprocess.PIPE,
                               stderr=subprocess.DEVNULL)
     receiver = subprocess.Popen([BIN / 'hitrainctl', 'receive', b / 'model'], stdin=sender.stdout,
                                 stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)

@@ -113,7 +113,7 @@ def is_compressed(path):
 def train_beside_engines(point):
     """A parameter gets its next gradient when it is compressed, and one that shares its content with it. Ends when each
     engine has worked beside the steps."""
-    trainer, woken, end = Trainer(point / 'model'), 0, time.monotonic() + SECONDS_MAX + STEPS
+    trainer, woken, end = Trainer(point / 'model'), 0, time.monotonic() + 3 * SECONDS_MAX + STEPS
     while len(trainer.steps) < STEPS or not woken or not all(worked(point).values()):
         assert time.monotonic() < end, (woken, worked(point))
         names = ['often']
