@@ -44,13 +44,21 @@ def run(*args, seconds_max=SECONDS_MAX, **kw):
     return done.stdout.strip()
 
 
-def wait_for(condition, what, seconds=0.02):
+def wait_for(condition, what, seconds=0.02, seconds_max=SECONDS_MAX):
     """Looks each `seconds`."""
-    end = time.monotonic() + SECONDS_MAX
+    end = time.monotonic() + seconds_max
     while not condition():
         if time.monotonic() > end:
-            give_up(f'{what}: not within {SECONDS_MAX} s')
+            give_up(f'{what}: not within {seconds_max} s')
         time.sleep(seconds)
+
+
+def programs_of(path):
+    """The programs of another build: of its tree, its build folder, or their own folder."""
+    for folder in path, path / 'build/bin', path / 'bin':
+        if (folder / 'mkfs.hitrain').exists():
+            return folder.resolve()
+    give_up(f'{path} has no programs: run make there first')
 
 
 def is_mounted(path):

@@ -129,7 +129,7 @@ class Bench:
             if daemon.poll() is not None:
                 give_up((self.folder / 'log').read_text())
             self.device.slow(True)
-            out = self.train(kind, self.point, group, **more)
+            out = self.train(kind, self.point, group, daemon=daemon.pid, **more)
         finally:
             self.device.slow(False)
             if is_mounted(self.point):
@@ -181,9 +181,9 @@ class Bench:
             elif case == 'plain':
                 out = self.on_store('plain', 16 * self.args.parameters + (64 << 20))
             elif case == 'activations':
-                out = self.on_store('activations', 1 << 30)
+                out = self.on_store('activations', 1 << 30, activations=self.args.alone)
             elif case == 'activations on XFS':
-                out = self.on_xfs('activations', group)
+                out = self.on_xfs('activations', group, activations=self.args.alone)
             elif case == 'read back':
                 out = self.on_store('readback', READ_BACK_DRAM)
             elif case == 'fast':
@@ -230,28 +230,35 @@ def bound(args, memory_s, saved, rate):
     return seconds
 
 
+def column(value, decimals):
+    return f'{"" if value != value else format(value, f".{decimals}f"):>10}'
+
+
 def report(args, runs, reference, bench, rate):
     def median(case, key):
         values = [v for r in runs[case] if key in r for v in (r[key] if isinstance(r[key], list) else [r[key]])]
-        return statistics.median(values) if values else float('nan')
+        return statistics.median(values) if values else NONE
     saved, limit_s = median_saved(runs), {}
     for micro in sorted({MICRO.get(case, 1) for case in runs}):
-        memory_s = median('memory' if micro == 1 else f'memory of {micro}', 'seconds')
-        print(f'bound of {micro} micro-batch{"es" * (micro > 1)}:')
-        limit_s[micro] = memory_s, bound(args, memory_s, micro * saved, rate)
-    print(f'\n{"":20}{"s a step":>10}{"/ memory":>10}{"/ bound":>10}{"peak MiB":>10}{"read":>10}{"written":>10}  MiB of the device a step')
+        name = 'memory' if micro == 1 else f'memory of {micro}'
+        limit_s[micro] = NONE, NONE
+        if is_known(runs, f'the bound of {micro} micro-batch{"es" * (micro > 1)}', name):
+            print(f'bound of {micro} micro-batch{"es" * (micro > 1)}:')
+            memory_s = median(name, 'seconds')
+            limit_s[micro] = memory_s, bound(args, memory_s, micro * saved, rate)
+    print(f'\n{"":20}{"s a step":>10}{"/ memory":>10}{"/ bound":>10}{"peak MiB":>10}{"read":>10}{"written":>10}{"trainer":>10}{"daemon":>10}')
+    print(f'{"":60}{"MiB of the device a step":>20}{"processor s a step":>20}')
     for case, rows in runs.items():
-        failed = next((r['failed'] for r in rows if 'failed' in r), None)
+        failed = [r['failed'] for r in rows if 'failed' in r]
         if failed:
-            print(f'{case:20}skipped or failed: {failed[:200]}')
+            print(f'{case:20}{len(failed)} of {len(rows)} runs skipped or failed: {failed[0][:WHY_MAX]}')
+        if len(failed) == len(rows) or case == 'read back':
             continue
         s, (memory_s, least_s) = median(case, 'seconds'), limit_s[MICRO.get(case, 1)]
         in_group = case in IN_GROUP
-        if case == 'read back':
-            continue
-        print(f'{case:20}{s:10.2f}{s / memory_s:10.2f}' + (f'{s / least_s:10.2f}' if in_group and case != 'fast' else ' ' * 10) +
-              f'{median(case, "group_peak" if in_group else "peak") / MIB:10.0f}{median(case, "read") / MIB:10.0f}{median(case, "written") / MIB:10.0f}'
-              + ('' if case not in ('offload', 'fast') else f'  {same_bits(rows, reference)}'))
+        columns = [(s, 2), (s / memory_s, 2), (s / least_s if in_group and case != 'fast' else NONE, 2), (median(case, 'group_peak' if in_group else 'peak') / MIB, 0),
+                   (median(case, 'read') / MIB, 0), (median(case, 'written') / MIB, 0), (median(case, 'trainer_busy'), 2), (median(case, 'daemon_busy'), 2)]
+        print(f'{case:20}{"".join(column(*c) for c in columns)}' + ('' if case not in ('offload', 'fast') else f'  {same_bits(rows, reference)}'))
     print_shares(runs, median, bench, rate)
 
 
@@ -261,11 +268,30 @@ def median_saved(runs):
 
 
 WARM, STEPS = 3, [0]
+WHY_MAX = 200
+NONE = float('nan')  # no figure
 
 
 def same_bits(rows, reference):
+    if 'failed' in reference:
+        return f'bits not compared: the reference failed: {reference["failed"][:WHY_MAX]}'
+    rows = [r for r in rows if 'failed' not in r]
     ok = all(r.get('digest') == reference.get('digest') and r.get('losses') == reference.get('losses') for r in rows)
     return 'the bits of the model in memory' if ok else 'OTHER BITS than the model in memory'
+
+
+def busy_beside_memory(case, median):
+    """Processor time of trainer and daemon."""
+    return (median(case, 'trainer_busy') + median(case, 'daemon_busy')) / median('memory', 'trainer_busy')
+
+
+def is_known(runs, what, *cases):
+    """Has each of these arrangements a figure? Otherwise prints which one has none, and why."""
+    why = [f'{case}: {next((r["failed"] for r in runs[case] if "failed" in r), "it printed no figures")[:WHY_MAX]}'
+           for case in cases if not any('seconds' in r for r in runs[case])]
+    if why:
+        print(f'{what} is not known. There is no figure of {"; ".join(why)}')
+    return not why
 
 
 def print_shares(runs, median, bench, rate):
@@ -275,20 +301,22 @@ def print_shares(runs, median, bench, rate):
         share = statistics.median(f['held_bytes_max'] / (f['saved_bytes'] / passes) for f in held)
         print(f'\nactivations alone: {median("memory", "seconds") / median("activations", "seconds"):.2f} of the speed in memory, at most {share:.2f} of the '
               f'bytes held, {median("activations", "written") / MIB:.0f} MiB of the device written')
-    if runs.get('read back') and median('read back', 'read') == median('read back', 'read'):
+        print(f'  processors work {busy_beside_memory("activations", median):.2f} times as long as in memory')
+    if 'read back' in runs and is_known(runs, 'the rate at which saved tensors are read back', 'read back'):
         got = median('read back', 'read') / median('read back', 'seconds')
         print(f'saved tensors are read back at {got / MIB:.0f} MiB/s, {got / rate:.2f} of the device')
-    if bench.fast and 'fast' in runs:
+    if 'fast' in runs and is_known(runs, 'the speed with everything on a fast device', 'memory', 'fast'):
         print(f'everything on a device of {bench.fast / MIB:.0f} MiB/s (it gives {bench.fast_rate / MIB:.0f}): '
               f'{median("memory", "seconds") / median("fast", "seconds"):.2f} of the speed in memory')
-    loaded = {case: [r['figures']['loaded_bytes'] for r in runs.get(case, []) if 'figures' in r] for case in ('offload', 'vertical')}
-    if all(loaded.values()):
-        one, four = (statistics.median(loaded[c]) for c in ('offload', 'vertical'))
+        least = busy_beside_memory('fast', median)
+        print(f'  processors work {least:.2f} times as long as in memory: with no wait for the device it would be {1 / least:.2f} of that speed')
+    if {'offload', 'vertical'} <= set(runs) and is_known(runs, 'the parameter bytes of vertical order', 'offload', 'vertical'):
+        one, four = (statistics.median(r['figures']['loaded_bytes'] for r in runs[c] if 'figures' in r) for c in ('offload', 'vertical'))
         print(f'4 micro-batches in vertical order: {four / one:.3f} times the parameter bytes of one')
-    theirs = median('deepspeed', 'seconds') if 'deepspeed' in runs else float('nan')
-    if theirs == theirs:
-        print(f'tokens/s of vertical order beside DeepSpeed in the same memory: {theirs / median("vertical", "seconds"):.2f} times; its settings: '
-              f'{json.dumps(runs["deepspeed"][0]["config"]["zero_optimization"])}')
+    if {'deepspeed', 'vertical'} <= set(runs) and is_known(runs, 'the rate of tokens beside DeepSpeed', 'deepspeed', 'vertical'):
+        config = next(r['config'] for r in runs['deepspeed'] if 'config' in r)
+        print(f'tokens/s of vertical order beside DeepSpeed in the same memory: {median("deepspeed", "seconds") / median("vertical", "seconds"):.2f} times; '
+              f'its settings: {json.dumps(config["zero_optimization"])}')
     if bench.limit:
         print(f'memory: {bench.limit / MIB:.0f} MiB, of which Python and PyTorch take {bench.base / MIB:.0f}')
 
@@ -314,12 +342,13 @@ def parse_args():
     parser.add_argument('--limit', type=int, default=300, help='MiB/s of the device, each way')
     parser.add_argument('--keep', type=int, default=32, help='MiB of parameters in the trainer')
     parser.add_argument('--activations', type=int, default=16, help='MiB of saved tensors in the trainer')
+    parser.add_argument('--alone', type=int, default=40, help='MiB of these where nothing else is offloaded')
     parser.add_argument('--dram', type=int, default=32, help='MiB of the DRAM tier')
     parser.add_argument('--staging', default='24M')
     parser.add_argument('--deepspeed-seconds', type=int, default=300)
     parser.add_argument('--only', default=','.join(CASES))
     args = parser.parse_args()
-    for name in ('limit', 'keep', 'activations', 'dram'):
+    for name in ('limit', 'keep', 'activations', 'alone', 'dram'):
         setattr(args, name, getattr(args, name) * MIB)
     args.parameters = args.layers * (12 * args.width**2 + 4 * args.width) + args.width * (2 * 256 + 128 + 2)
     return args
@@ -355,6 +384,8 @@ def main():
                 runs[case].append(out)
                 log.write(json.dumps({'run': number, 'case': case, **out}) + '\n')
                 said(case, out)
+                if case in ('memory', 'activations') and not any('seconds' in r for r in runs[case]):  # rates and limits follow them
+                    give_up(f'no other arrangement can be measured without {case}: {out["failed"]}')
     report(args, runs, reference, bench, rate)
     print(f'{time.monotonic() - began:.0f} s; all figures are in {BUILD}/bench/fit.jsonl')
 

@@ -54,18 +54,22 @@ def make(args, empty=False):
 
 
 def run_steps(args, step_of):
-    """step_of(number) runs one step and returns the loss. The device's counters are read where the timed steps begin and end."""
+    """step_of(batches) runs one step and returns the loss. Counters are read where the timed steps begin and end."""
     text = demo_gpt.Text(1)
-    losses, seconds, io = [], [], []
+    losses, seconds, io, busy = [], [], [], []
     for n in range(WARM + args.steps):
         if n == WARM:
             io.append(device_counters(args))
+            busy.append(processor_seconds(args))
         begin = time.monotonic()
         losses.append(step_of([text.batch(n * args.micro + i) for i in range(args.micro)]))
         seconds.append(time.monotonic() - begin)
     io.append(device_counters(args))
+    busy.append(processor_seconds(args))
     read, written = (last - first for first, last in zip(*io))
-    return {'losses': losses, 'seconds': seconds[WARM:], 'read': read / args.steps, 'written': written / args.steps}
+    trainer, daemon = (last - first for first, last in zip(*busy))
+    return {'losses': losses, 'seconds': seconds[WARM:], 'read': read / args.steps, 'written': written / args.steps,
+            'trainer_busy': trainer / args.steps, 'daemon_busy': daemon / args.steps}
 
 
 def device_counters(args):
@@ -74,6 +78,15 @@ def device_counters(args):
     with open(f'/sys/block/{os.path.basename(args.device)}/stat') as f:
         words = f.read().split()
     return int(words[2]) * 512, int(words[6]) * 512
+
+
+def processor_seconds(args):
+    """Of the trainer, and of the store's daemon."""
+    used, daemon = resource.getrusage(resource.RUSAGE_SELF), 0.0
+    if args.daemon:
+        words = pathlib.Path(f'/proc/{args.daemon}/stat').read_text().rsplit(')', 1)[1].split()
+        daemon = (int(words[11]) + int(words[12])) / os.sysconf('SC_CLK_TCK')
+    return used.ru_utime + used.ru_stime, daemon
 
 
 def plain_step(model, optimizer):
@@ -330,6 +343,7 @@ def main():
     parser.add_argument('kind', choices=WAYS)
     parser.add_argument('--folder', type=pathlib.Path)
     parser.add_argument('--device', default='')
+    parser.add_argument('--daemon', type=int, default=0, help='the process of the store')
     parser.add_argument('--dtype', default='f32')
     parser.add_argument('--buffered', action='store_true', help='the folder is not on a store')
     for name in ('width', 'layers', 'batch', 'micro', 'steps', 'keep', 'activations'):

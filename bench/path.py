@@ -50,7 +50,7 @@ HOT_SETS = [s for s in SETS if s.name != '64 MiB']
 ONE = Set('256 MiB', 256 * MIB, 256 * MIB)
 SWAPPED = Set('swapped', 8 * MIB, 512 * MIB)
 SCRATCH = Set('scratch', 8 * MIB, 512 * MIB)
-SWAPPED_DRAM = '256M'
+SWAPPED_DRAM = '342M'
 
 
 class Bench:

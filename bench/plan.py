@@ -6,7 +6,7 @@ Run it with `make bench-plan`, as root. The first table is of the simulator: sha
 device moves once each way in the time of a step's computing. The second one is of a mount on a loop device of that
 speed: small shapes, which bench/replay plays with timed waits, and the simulator's figures for the same. "Of ideal" is
 the time of a step with memory for everything over the time of the step; "reachable" is the most that any policy can
-have (reachable.py). docs/trace-format.md explains traces and
+have (reachable.py). For a target above that the bench prints so. docs/trace-format.md explains traces and
 policies. All figures go into plan.jsonl beside those of the other benches.
 """
 import argparse
@@ -63,14 +63,31 @@ def simulate(trace, **words):
     return {r['policy']: r for r in map(json.loads, out.splitlines())}
 
 
-def reachable(trace, memory, rate, ideal_s):
+def reachable(trace, memory, rate, ideal_s, copy_rate=0):
     """The part of the ideal that any policy can reach at most."""
     with open(trace) as f:
-        return min(1, ideal_s / least_seconds(f, memory, rate))
+        return min(1, ideal_s / least_seconds(f, memory, rate, copy_rate))
+
+
+def has_updates(trace):
+    with open(trace) as f:
+        return any(line.startswith('parameter ') for line in f)
+
+
+def copy_rate_of(trace, ideal):
+    """Of a played ideal: bytes per second that the caller waits for. 0: unknown, for updates are in its waits, too."""
+    return 0 if has_updates(trace) else (ideal['read_bytes'] + ideal['written_bytes']) / ideal['stall_s']
 
 
 def verdict(ok):
     return 'met' if ok else 'missed'
+
+
+def cause(name, share, target, reach):
+    """Of a target that no policy reaches."""
+    return [] if reach >= target else [
+        f'  {name} with DRAM for {share} %: bytes allow at most {reach:.4f}, whatever stays in memory: what a part of the step reads '
+        f'takes\n  the device longer than this part']
 
 
 # ------------------------------------------------------------------ simulated
@@ -143,7 +160,7 @@ class Mount:
 
 def mounted(folder, args, rows, said):
     mount = Mount(folder, args.limit)
-    lines = []
+    lines, causes = [], []
     for kind, shape, scale in MOUNTED:
         trace, size = make_trace(folder, kind, shape, args.limit, scale)
         mount.make(trace)
@@ -155,7 +172,8 @@ def mounted(folder, args, rows, said):
             expected = simulate(trace, read=args.limit, write=args.limit, dram=dram)
             of, of_noisy = (ideal['step_s'] / r['step_s'] for r in (got, noisy))
             lost = 100 * (of - of_noisy)
-            reach = reachable(trace, dram, args.limit, ideal['step_s'])
+            reach = reachable(trace, dram, args.limit, ideal['step_s'], copy_rate_of(trace, ideal))
+            causes += cause(f'{kind} {shape}', share, target, reach)
             said(f'{kind} {shape}, {share} %: {got["step_s"]:.2f} s a step')
             lines.append(f'  {kind + " " + shape:18}{share:5}%{got["step_s"]:9.3f}{of:10.3f}{target:8.2f}{verdict(of >= target):>8}{reach:11.3f}'
                          f'{got["device_read_bytes"] / size:8.2f}{got["device_written_bytes"] / size:8.2f}{lost:9.1f}'
@@ -167,7 +185,7 @@ def mounted(folder, args, rows, said):
     print(f'\n  mounted, a device of {args.limit / MIB:.0f} MiB/s each way; in and out: parts of all bytes;\n  plan, today, lru: seconds of a simulated step\n'
           f'  {"":18}{"DRAM":>6}{"s/step":>9}{"of ideal":>10}{"target":>8}{"":>8}{"reachable":>11}{"in":>8}{"out":>8}{"noise":>9}'
           f'{"plan":>11}{"today":>8}{"lru":>8}')
-    print('\n'.join(lines))
+    print('\n'.join(lines + causes))
     print(f'  cyclic scan of {SCAN} MiB with DRAM for half: reads {read:.3f} of all, target 0.500', flush=True)
 
 

@@ -4,13 +4,17 @@
 Of the tensors that a part of the step reads or changes, all but what memory holds at its beginning have to be read in
 it, and all but what memory holds at its end have to be written. So a part takes at least the larger one of its
 computing and of these bytes over the rate, and a step at least the sum over parts. An update may come late, so it
-belongs only to parts that last until the step ends.
+belongs only to parts that last until the step ends. Copies of what the caller reads and writes count as computing: it
+waits for them with unlimited memory, too.
 """
 PARTS = 48                      # a step is divided at so many places
 
 
-def last_step(trace):
-    """Entries (microseconds, key, bytes read, bytes changed, is an update) of the last step. trace: lines."""
+def last_step(trace, copy_us=0):
+    """Entries (microseconds, key, bytes read, bytes changed, is an update) of the last step. trace: lines.
+
+    copy_us: for each byte that the caller reads or writes.
+    """
     size, state, step, steps = {}, {}, [], []
     for words in map(str.split, trace):
         if not words or words[0] in ('hitrain', '#'):
@@ -22,9 +26,9 @@ def last_step(trace):
         elif op == 'compute':
             step.append((int(name), '', 0, 0, False))
         elif op in ('read', 'write'):
-            step.append((0, name, n * (op == 'read'), n * (op == 'write'), False))
+            step.append((n * copy_us, name, n * (op == 'read'), n * (op == 'write'), False))
         elif op == 'gradient':
-            step.append((0, name, size[name], size[name], True))
+            step.append((size[name] * copy_us, name, size[name], size[name], True))
             step.append((0, (name, 'state'), state[name], state[name], True))
         elif op in ('step', 'commit') and step:
             steps, step = [*steps, step], []
@@ -55,8 +59,9 @@ def from_here(step, begin, ends, memory, rate):
     return least
 
 
-def least_seconds(trace, memory, rate):
-    step = last_step(trace)
+def least_seconds(trace, memory, rate, copy_rate=0):
+    """copy_rate: bytes per second between the caller and memory; 0: copies take no time."""
+    step = last_step(trace, 1e6 / copy_rate if copy_rate else 0)
     ends = sorted({len(step) * k // PARTS for k in range(PARTS + 1)})
     best = {0: 0.0}
     for begin in ends[:-1]:

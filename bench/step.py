@@ -13,6 +13,7 @@ import argparse
 import atexit
 import json
 import os
+import pathlib
 import statistics
 import subprocess
 import time
@@ -102,10 +103,11 @@ def fio(device, read_bytes, write_bytes):
 # ------------------------------------------------------------------ hitrain
 
 class Store:
-    """devices: paths; device: limits the speed of the daemon, on all of them."""
+    """devices: paths; device: limits the speed of the daemon, on all of them; programs: of the build that is measured."""
 
     def __init__(self, device, folder, elements, files, devices=None):
         self.device, self.elements, self.files = device, elements, files
+        self.programs = PROGRAMS
         self.devices = devices or [device.path]
         self.point = folder / 'mnt'
         self.point.mkdir(exist_ok=True)
@@ -117,7 +119,7 @@ class Store:
     def format(self, dtype='f32', element_bytes=4):
         self.element_bytes = element_bytes
         self.device.slow(False)
-        run(PROGRAMS / 'mkfs.hitrain', '--force', '--no-discard', *self.devices)
+        run(self.programs / 'mkfs.hitrain', '--force', '--no-discard', *self.devices)
         self.start(1 << 30)
         root = self.point / 'model'
         root.mkdir()
@@ -134,7 +136,7 @@ class Store:
     def start(self, dram, optimizer='adamw lr=1e-3', options=()):
         with open(self.log, 'w') as log:
             words = ','.join([f'dram={dram}', *options])
-            self.daemon = subprocess.Popen([PROGRAMS / 'hitrain', '-f', *self.devices, self.point, '-o', words],
+            self.daemon = subprocess.Popen([self.programs / 'hitrain', '-f', *self.devices, self.point, '-o', words],
                                            stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
                                            preexec_fn=self.device.group.enter)
         wait_for(lambda: self.daemon.poll() is not None or is_mounted(self.point), 'mounting')
@@ -307,6 +309,7 @@ def parse_args():
     p.add_argument('--redo', action='store_true', help='only steps that are durable by their gradients (redo=on)')
     p.add_argument('--follow', action='store_true', help='of these only a second store that follows them')
     p.add_argument('--pairs', action='store_true', help='only steps with and without clipping')
+    p.add_argument('--before', type=pathlib.Path, help='only steps of this build beside those of another one, which lies there')
     return p.parse_args()
 
 
@@ -356,6 +359,10 @@ def main():
     if args.devices:
         import step_devices  # it uses this file
         step_devices.main(args, folder, out.with_name('step_devices.jsonl'))
+        return
+    if args.before:
+        import step_before  # it uses this file
+        step_before.main(args, folder, out.with_name('step_before.jsonl'))
         return
     if args.redo or args.follow:
         import step_redo  # it uses this file

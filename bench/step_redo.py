@@ -3,9 +3,9 @@
 
 step.py runs it with --redo (`make bench-step REDO=1`). AdamW on f32 and on bf16 parameters; everything resident, and half of
 parameters and state. The trainer takes as long for its gradients as the device needs to write them, as a backward pass does. Then the
-daemon is killed before a full step, and the steps that the next mount computes again are timed. The first of these
-also reads parameters and state, so the others count: an ordinary step has these in memory. At last a second store follows
-logged steps (step_follow.py).
+daemon is killed before a full step, and the steps that the next mount computes again are timed. With everything resident the first of
+these also reads parameters and state, so the others count: an ordinary step has these in memory. The mount is timed beside one
+without logged steps. At last a second store follows logged steps (step_follow.py).
 """
 import json
 import os
@@ -24,6 +24,7 @@ BACKWARD = 1.1               # times the device's time for the gradients
 TIME_MAX = {'all': 1.10, 'half': 1.05}  # of the time with durable_every=16 alone
 LATENCY_MS_MAX = 20
 REPLAY_MIN = 0.9             # of the rate of ordinary steps, or of the device that gives their gradients
+REPLAY_SECONDS_MAX = 600
 
 WORDS = {
     'every 16th durable': f'durable_every={EVERY}',
@@ -34,10 +35,11 @@ PLAIN, LOGGED, FULL = WORDS
 
 
 class Bench:
-    def __init__(self, args, folder):
+    def __init__(self, args, folder, store=None):
         self.args = args
-        self.device = Device(folder, args.elements * 32 + (2 << 30), args.limit)
-        self.store = Store(self.device, folder, args.elements, FILES)
+        self.store = store or Store(
+            Device(folder, args.elements * step_follow.DEVICE_BYTES + (2 << 30), args.limit), folder, args.elements, FILES)
+        self.device = self.store.device
         self.rows, self.began, self.number = [], time.monotonic(), 1
 
     def said(self, text):
@@ -46,7 +48,7 @@ class Bench:
     def start(self, words, resident):
         """Memory for this part of parameters and state; for all gradients, too, where everything is resident."""
         kept = CONTENT_BYTES * resident + (self.store.element_bytes if resident == 1 else 0)
-        self.store.start(int(kept * self.args.elements / KEPT_SHARE), f'adamw lr=1e-3 {words}')
+        self.store.start(max(int(kept * self.args.elements / KEPT_SHARE), 64 * MIB), f'adamw lr=1e-3 {words}')
 
     def steps(self, count, seconds=0.0):
         """Seconds of each boundary."""
@@ -72,28 +74,41 @@ class Bench:
         return {'step_s': seconds / EVERY, 'written': written / EVERY / self.args.elements,
                 'boundary_s': statistics.median(boundaries[:-1]), 'backward_s': backward}
 
-    def replay(self):
+    def replay(self, resident):
         """
-        Seconds of an ordinary step without a backward pass, of one that a mount computes again, the mean of all of these by the
-        daemon's clock, and of the mount.
+        ordinary_s: of a step without a backward pass; on the slow device, if a part of the content moves through it. warm_s: of one that
+        a mount computes again, after the first two. replay_s: of all of these, by the daemon's clock. plain_s: a mount after the same
+        crash, without logged steps; mount_s: with them.
         """
-        self.start(WORDS[LOGGED], 1)
-        self.to_full_step()
-        began = time.monotonic()
-        self.steps(EVERY - 1)
-        ordinary = (time.monotonic() - began) / (EVERY - 1)
+        self.start(WORDS[LOGGED], resident)
+        self.steps(1)
+        (self.store.point / 'model/.hitrain/ctl').write_text('commit full\n')
         self.store.daemon.kill()
         self.store.stop()
+        plain = self.timed_mount(resident)
+        self.device.slow(resident < 1)
+        self.steps(1)
+        began = time.monotonic()
+        self.steps(EVERY - 2)
+        ordinary = (time.monotonic() - began) / (EVERY - 2)
+        self.store.daemon.kill()
+        self.store.stop()
+        began = time.monotonic()
+        mount = self.timed_mount(resident)
+        reached = {}  # seconds since the daemon was started, by how many steps are left
+        wait_for(lambda: self.note_left(reached, began) == 0, 'computing logged steps again', 0.002, REPLAY_SECONDS_MAX)
+        self.store.stop()
+        warm = max((left for left in reached if left < EVERY - 2), default=0)
+        seconds = float(re.search(r'computed again from their gradients.*\(([\d.]+) s\)', self.store.log.read_text())[1])
+        return {'ordinary_s': ordinary, 'warm_s': (reached[0] - reached[warm]) / max(warm, 1), 'replay_s': seconds, 'mount_s': mount,
+                'plain_s': plain}
+
+    def timed_mount(self, resident):
+        """On the slow device. Seconds until it returns."""
         self.device.slow(True)
         began = time.monotonic()
-        self.start(WORDS[LOGGED], 1)
-        mount = time.monotonic() - began
-        reached = {}  # seconds since the daemon was started, by how many steps are left
-        wait_for(lambda: self.note_left(reached, began) == 0, 'computing logged steps again', 0.002)
-        self.store.stop()
-        warm = max(left for left in reached if left < EVERY - 2)
-        seconds = float(re.search(r'computed again from their gradients.*\(([\d.]+) s\)', self.store.log.read_text())[1])
-        return ordinary, (reached[0] - reached[warm]) / max(warm, 1), seconds / (EVERY - 1), mount
+        self.start(WORDS[LOGGED], resident)
+        return time.monotonic() - began
 
     def note_left(self, reached, began):
         left = self.left()
@@ -142,14 +157,30 @@ class Bench:
                         rows.append(self.measure(what, resident))
                         self.said(f'{dtype}, {part} resident, run {number + 1}: {what}: {rows[-1]["step_s"]:.2f} s')
                 self.compare(f'{dtype}, {part} resident', part, found)
-            ordinary, replayed, all_of_it, mount = self.replay()
-            least = max(ordinary, self.args.elements * element_bytes / self.args.limit)
-            self.figure(dtype, 'a step again at a mount: its rate, of the least time', least / replayed, '', REPLAY_MIN, most=False)
-            self.figure(dtype, 'the same, with the first reading of state', least / all_of_it, '')
-            elements = self.args.elements
-            self.figure(dtype, 'the most that these bytes allow', replayed_at_most(
-                CONTENT_BYTES * elements, element_bytes * elements, EVERY - 1, least, self.args.limit), '')
-            self.figure(dtype, 'a mount with logged steps, until it returns', mount, 's')
+            self.tell_replay(dtype, element_bytes)
+
+    def tell_replay(self, dtype, element_bytes):
+        found = {part: [] for part in ('all', 'half')}
+        for number in range(self.args.runs):
+            for part, rows in found.items():
+                rows.append(self.replay(1 if part == 'all' else 0.5))
+                self.said(f'{dtype}, {part} resident, run {number + 1}: computed again in {rows[-1]["replay_s"]:.2f} s')
+        elements = self.args.elements
+        for part, rows in found.items():
+            who = f'{dtype}, {part} resident'
+            for r in rows:
+                r['least_s'] = max(r['ordinary_s'], elements * element_bytes / self.args.limit)
+            all_of_it = statistics.median(r['least_s'] * (EVERY - 1) / r['replay_s'] for r in rows)
+            if part == 'half':
+                self.figure(who, 'steps again at a mount: their rate, of ordinary ones', all_of_it, '', REPLAY_MIN, most=False)
+                continue
+            self.figure(who, 'a step again at a mount: its rate, of the least time', statistics.median(
+                r['least_s'] / r['warm_s'] for r in rows), '', REPLAY_MIN, most=False)
+            self.figure(who, 'the same, with the first reading of state', all_of_it, '')
+            self.figure(who, 'the most that these bytes allow', statistics.median(replayed_at_most(
+                CONTENT_BYTES * elements, element_bytes * elements, EVERY - 1, r['least_s'], self.args.limit) for r in rows), '')
+            self.figure(who, 'a mount with logged steps, until it returns', statistics.median(r['mount_s'] for r in rows), 's')
+            self.figure(who, 'the same over one without logged steps', statistics.median(r['mount_s'] / r['plain_s'] for r in rows), '')
 
 
 def main(args, folder, out):
