@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * crash_flush.c - many threads on devices with volatile caches, whose flushes take their time and fail; and the power
- * is cut at any moment.
+ * crash_flush.c - many threads on devices with volatile caches, whose flushes take their time and fail, also beside one
+ * that succeeds; and the power is cut at any moment.
  *
  * Blocks bear the number of the round that wrote them. After each cut the store mounts, and every synced block has that
  * round or a later one. A model root bears one round, the last committed one or a later one. Clones bear the bytes that
@@ -44,6 +44,7 @@ enum {
     CUTS = 5,
     RUN_MS_MIN = 60,
     RUN_MS_MAX = 300,
+    ERROR_US_MAX = 3000, /* from a failure to the end of its request */
 };
 
 /* The known rounds of the blocks of one file, clone or root. */
@@ -310,6 +311,7 @@ static void let_flushes_fail(struct fixture *w, uint64_t run_ms)
     while (ht_now_ns() < end) {
         usleep(5000 + (unsigned)rnd_below(&w->seed, 25000));
         unsigned device = (unsigned)rnd_below(&w->seed, w->devices);
+        dev_set_error_us(w->dev[device], (uint32_t)rnd_below(&w->seed, ERROR_US_MAX));
         if (rnd_below(&w->seed, 3) == 0)
             dev_void_after(w->dev[device], 1 + (unsigned)rnd_below(&w->seed, 4));
         else

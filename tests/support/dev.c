@@ -45,6 +45,16 @@ void dev_set_delay(struct ht_dev *dev, unsigned ms)
     dev_of(dev)->delay_ms = ms;
 }
 
+void dev_set_error_us(struct ht_dev *dev, uint32_t us)
+{
+    dev_of(dev)->error_ns = (uint64_t)us * 1000;
+}
+
+unsigned dev_errors_pending(struct ht_dev *dev)
+{
+    return dev_of(dev)->errors_pending;
+}
+
 bool dev_is_stalled(struct ht_dev *dev)
 {
     return dev_of(dev)->stalled;
@@ -109,6 +119,18 @@ static void move(struct dev *d, struct ht_io *io)
 
 /* ---------------------------------------------------------------- observer */
 
+/* A request has failed; its owner does not know yet. */
+static void delay_error(struct dev *d)
+{
+    const struct timespec nap = {.tv_nsec = 50000};
+    uint64_t failed_ns = ht_now_ns();
+
+    d->errors_pending++;
+    while (ht_now_ns() - failed_ns < d->error_ns)
+        nanosleep(&nap, NULL);
+    d->errors_pending--;
+}
+
 static int begin(struct ht_observer *o, struct ht_io *io)
 {
     struct dev *d = (struct dev *)o;
@@ -119,6 +141,8 @@ static int begin(struct ht_observer *o, struct ht_io *io)
         nanosleep(&delay, NULL);
     if (io->op == HT_IO_FLUSH && d->cache)
         dev_cache_begin_flush(d, rc);
+    if (rc)
+        delay_error(d);
     if (io->op == HT_IO_FLUSH && d->recording)
         recorder_note_flush(d, io);
     return rc;

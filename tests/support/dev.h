@@ -22,6 +22,10 @@ void dev_set_node(struct ht_dev *dev, int node);
 void dev_fail(struct ht_dev *dev, enum ht_io_op op, unsigned nth, bool repeat);
 /* The same with this error. */
 void dev_fail_with(struct ht_dev *dev, enum ht_io_op op, unsigned nth, bool repeat, int error);
+/* A request that fails so ends this much later than its failure. Counts also for one that has failed already. */
+void dev_set_error_us(struct ht_dev *dev, uint32_t us);
+/* How many have failed and not ended. */
+unsigned dev_errors_pending(struct ht_dev *dev);
 /* Each request takes so long before it begins; 0: no longer. */
 void dev_set_delay(struct ht_dev *dev, unsigned ms);
 /* A device of memory stops answering, or answers again: its requests wait. */

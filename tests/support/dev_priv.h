@@ -30,6 +30,8 @@ struct dev {
 
     _Atomic bool stalled, armed;
     _Atomic unsigned delay_ms;
+    _Atomic uint64_t error_ns;
+    _Atomic unsigned errors_pending;
     pthread_mutex_t hook_lock;
     struct dev_hook hook[HT_IO_OPS]; /* hook_lock */
 

@@ -25,6 +25,7 @@ COMPACT = 'tests/unit/tiering/store/test_compact'
 OWNERS = 'tests/unit/tiering/store/test_compact_owners'
 COMPRESS = 'tests/unit/tiering/store/test_compress_shared'
 FLUSH = 'tests/unit/tiering/store/test_flush'
+IO_FLUSH = 'tests/unit/tiering/io/test_flush'
 NEWER = 'tests/unit/tiering/store/test_newer'
 STEP = 'tests/unit/optim/step/test_step'
 KEPT = 'tests/unit/mount-helpers/fsck/test_kept'
@@ -80,6 +81,7 @@ MUTANTS = [
     ('feature-late', 'older programs are kept away before the first frame', SMALL, 'compress'),
     ('given-up-unseen', 'a publication notices what was given up', FLUSH, 'what_replaced_flushed_content_is_not_missed'),
     ('frame-voided', 'a frame notices a failed flush of another thread', FLUSH, 'a_frame_that_a_flush_of_another_thread_voided_is_written_again'),
+    ('flush-beside', 'a flush counts when those beside it have ended', IO_FLUSH, 'a_success_beside_a_failure_is_not_believed'),
     ('publish-unasked', 'a root that may not end publishes nothing', STEP, 'a_refused_end_of_a_root_publishes_nothing'),
     ('change-unseen', 'a commit is the root at one moment', SLICES, 'a_commit_has_all_objects_as_at_one_moment'),
     ('types-dropped', 'a writer knows each type of record', NEWER, 'no_type_of_a_later_version_is_dropped'),

@@ -157,19 +157,9 @@ int ht_io_begin(struct ht_io *io)
     io->rated_ = rc == 0 && (io->op == HT_IO_READ || io->op == HT_IO_WRITE);
     io->large_ = io->rated_ && io->len >= HT_RATE_LARGE_BYTES;
     ht_flight_begin(io);
-    if (io->op == HT_IO_FLUSH) {
+    if (io->op == HT_IO_FLUSH)
         io->len = 0;
-        io->covers_ = atomic_load(&io->dev->writes_ended);
-    }
     return rc == 0 && o ? o->begin(o, io) : rc;
-}
-
-static void cover(struct ht_dev *dev, uint64_t covers)
-{
-    uint64_t covered = atomic_load(&dev->writes_covered);
-
-    while (covered < covers && !atomic_compare_exchange_weak(&dev->writes_covered, &covered, covers))
-        ;
 }
 
 static void count(struct ht_io *io, int result)
@@ -193,8 +183,6 @@ void ht_io_end(struct ht_io *io, int result, bool performed)
         o->end(o, io, result, result == 0 ? io->len : io->moved_);
     if (performed && io->op == HT_IO_WRITE) /* one that failed may have changed the medium, too */
         atomic_fetch_add(&io->dev->writes_ended, 1);
-    if (performed && io->op == HT_IO_FLUSH && result == 0)
-        cover(io->dev, io->covers_);
     count(io, result);
     ht_flight_end(io, result);
     if (io->shared_)

@@ -101,7 +101,7 @@ void ht_dev_large_totals(struct ht_dev *dev, enum ht_direction direction, struct
 /* The requests in flight, oldest first: what, where, how old, and the thread that waits for it. */
 struct ht_dump;
 void ht_dev_dump(struct ht_dev *dev, struct ht_dump *d);
-/* True when a write has completed since the last flush that covered it was submitted. */
+/* True when a write has completed after the caller of the last successful ht_ring_flush came. */
 bool ht_dev_needs_flush(const struct ht_dev *dev);
 /*
  * How many flushes of the device have failed. Unflushed writes from before a failure are in an unknown state for good:
@@ -130,7 +130,6 @@ struct ht_io {
     uint32_t moved_;
     unsigned pieces_;
     int error_;
-    uint64_t covers_;
     uint64_t seen_;   /* an observer's */
     uint64_t shared_; /* number of a flush that others may wait for, or 0 */
     struct ht_io *next_;

@@ -4,8 +4,8 @@
  * kind of device (begin, end).
  *
  * Durability is counted in writes: `writes_ended` grows with each completed write before its owner sees the completion;
- * a flush samples it before it is submitted and, once completed, raises `writes_covered` to the sample. A write that
- * ends while a flush runs is therefore never taken as covered.
+ * the caller of a flush samples it first and, once the flush counts (flush.c), raises `writes_covered` to the sample. A
+ * write that ends while a flush runs is therefore never taken as covered.
  *
  * Locks: ram_lock, flush_lock and flight_lock are leaves: a thread that holds one takes no other.
  */

@@ -129,6 +129,10 @@ static int command_result(struct ht_segment *p, int res)
     return ht_raw_result(res, p->len, &p->tries);
 }
 
+/*
+ * A flush of a file is not repeated: fsync returns the error of a write once, whichever it is (EAGAIN, too), and the
+ * next one would return 0. An NVMe command is: its status says that it may be.
+ */
 int ht_segment_complete(struct ht_segment *p, int res)
 {
     const struct ht_dev *dev = p->io->dev;
@@ -139,6 +143,8 @@ int ht_segment_complete(struct ht_segment *p, int res)
         res = (int)p->len;
     if (ht_fault(HT_FAULT_IO_AGAIN) != 0)
         res = -EAGAIN;
+    if (p->io->op == HT_IO_FLUSH && !dev->raw && (res == -EINTR || res == -EAGAIN))
+        res = -EIO;
     if (res == -EINTR)
         return 1;
     if (res == -EAGAIN)

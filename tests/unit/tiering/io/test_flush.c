@@ -12,6 +12,7 @@
 #define THREADS 8u
 
 static struct ht_dev *dev;
+static _Atomic unsigned ended; /* threads that began flushes */
 
 static uint64_t flushes(void)
 {
@@ -32,7 +33,10 @@ static void write_block(uint64_t n, uint8_t with)
 
 static void *flush_main(void *arg)
 {
-    return (void *)(intptr_t)ht_dev_flush(dev);
+    int rc = ht_dev_flush(dev);
+
+    ended++;
+    return (void *)(intptr_t)rc;
 }
 
 static unsigned begin_flushes(pthread_t thread[], unsigned count)
@@ -54,29 +58,35 @@ static unsigned count_failed(pthread_t thread[], unsigned count)
     return failed;
 }
 
-static void wait_for_flush(void)
+static unsigned count_waiting(const char *what)
 {
-    for (;;) {
-        ht_mutex_lock(&dev->flush_lock);
-        bool flushing = dev->flush_ends[1] != 0; /* the first */
-        ht_mutex_unlock(&dev->flush_lock);
-        if (flushing)
-            return;
-        usleep(1000);
+    unsigned waiting = 0;
+
+    for (unsigned i = 0; i < HT_ACTIVITIES_MAX; i++) {
+        const struct ht_activity *a = ht_activity_at(i);
+        const char *wait = a ? a->wait : NULL;
+        waiting += wait && !strcmp(wait, what);
     }
+    return waiting;
 }
 
-/* Until so many threads wait for a flush that another one began. */
+/* Threads that wait for a flush that another one began. */
+static unsigned count_sharers(void)
+{
+    return count_waiting("a flush that another thread began");
+}
+
 static void wait_for_sharers(unsigned count)
 {
-    for (unsigned sharers = 0; sharers < count; usleep(1000)) {
-        sharers = 0;
-        for (unsigned i = 0; i < HT_ACTIVITIES_MAX; i++) {
-            const struct ht_activity *a = ht_activity_at(i);
-            const char *wait = a ? a->wait : NULL;
-            sharers += wait && !strcmp(wait, "a flush that another thread began");
-        }
-    }
+    while (count_sharers() < count)
+        usleep(1000);
+}
+
+/* Until a thread waits for the flush that it began. */
+static void wait_for_flush(void)
+{
+    while (count_waiting("a device") == 0)
+        usleep(1000);
 }
 
 /*
@@ -101,6 +111,27 @@ START_TEST(callers_that_come_during_a_flush_share_one)
     ck_assert_uint_eq(count_failed(&first, 1), 0);
     ck_assert_uint_eq(count_failed(others, THREADS), 0);
     ck_assert_uint_eq(flushes(), written ? 2 : 1);
+    ck_assert(!ht_dev_needs_flush(dev));
+    ht_dev_close(dev);
+}
+END_TEST
+
+START_TEST(a_write_that_ends_during_a_flush_is_not_covered)
+{
+    pthread_t first;
+
+    ck_assert_int_eq(dev_open_ram(DEV_BYTES, 512, &dev), 0);
+    ck_assert_int_eq(dev_set_cache(dev, UINT32_MAX), 0);
+    ck_assert(!ht_dev_needs_flush(dev));
+    write_block(0, 1);
+    ck_assert(ht_dev_needs_flush(dev));
+    begin_flushes(&first, 1);
+    wait_for_flush();
+    write_block(1, 2);
+    dev_set_flush_us(dev, 0);
+    ck_assert_uint_eq(count_failed(&first, 1), 0);
+    ck_assert(ht_dev_needs_flush(dev));
+    ck_assert_int_eq(ht_dev_flush(dev), 0);
     ck_assert(!ht_dev_needs_flush(dev));
     ht_dev_close(dev);
 }
@@ -194,6 +225,35 @@ START_TEST(callers_that_join_a_flush_see_a_failure)
 }
 END_TEST
 
+/* The device fails a flush and loses what an older one covers. That one succeeds before anyone knows of the failure. */
+START_TEST(a_success_beside_a_failure_is_not_believed)
+{
+    pthread_t older, newer;
+
+    ck_assert_int_eq(dev_open_ram(DEV_BYTES, 512, &dev), 0);
+    ck_assert_int_eq(dev_set_cache(dev, UINT32_MAX), 0); /* no flush ends by itself */
+    write_block(0, 1);
+    begin_flushes(&older, 1);
+    wait_for_flush();
+    write_block(1, 2);
+    dev_fail(dev, HT_IO_FLUSH, 1, false);
+    dev_set_error_us(dev, UINT32_MAX);
+    begin_flushes(&newer, 1);
+    while (dev_errors_pending(dev) == 0)
+        usleep(1000);
+    dev_set_flush_us(dev, 0);
+    while (count_sharers() == 0 && ended == 0)
+        usleep(1000);
+    ck_assert_uint_eq(ended, 0);
+    ck_assert(ht_dev_needs_flush(dev));
+    dev_set_error_us(dev, 0);
+    ck_assert_uint_eq(count_failed(&older, 1), 1);
+    ck_assert_uint_eq(count_failed(&newer, 1), 1);
+    ck_assert(ht_dev_needs_flush(dev));
+    ht_dev_close(dev);
+}
+END_TEST
+
 static unsigned sectors_of(uint64_t n, uint8_t with)
 {
     const uint8_t *block = (const uint8_t *)ht_dev_ram_data(dev) + n * BLOCK;
@@ -251,9 +311,11 @@ int main(void)
 
     tcase_set_timeout(t, 120);
     tcase_add_loop_test(t, callers_that_come_during_a_flush_share_one, 0, 2);
+    tcase_add_test(t, a_write_that_ends_during_a_flush_is_not_covered);
     tcase_add_test(t, a_silent_device_does_not_keep_the_flush_of_another);
     tcase_add_test(t, a_failure_since_the_write_is_told);
     tcase_add_loop_test(t, callers_that_join_a_flush_see_a_failure, 0, 2);
+    tcase_add_test(t, a_success_beside_a_failure_is_not_believed);
     tcase_add_test(t, a_power_cut_keeps_what_was_flushed_and_any_sectors_of_the_rest);
     tcase_add_test(t, no_later_flush_brings_what_a_failed_one_lost);
     suite_add_tcase(s, t);
