@@ -100,6 +100,7 @@
 ##              has its own folder, build/locks. Counts the basic blocks in each hold of a lock
 ##   FUZZ_SECONDS=  seconds for fuzz (300)
 ##   CC=        compiler; another one than gcc has its own folder, e.g. build/clang
+##   CCACHE=    a cache of compiled objects (ccache, where it is installed); empty: none
 ##   TEST=      glob over test names or paths: only these are built and run, e.g. make unit TEST='test_ring*'
 ##   O=         folder for the build (build)
 ##   EXTRA_CFLAGS=  added last
@@ -162,6 +163,8 @@ ifneq ($(filter-out asan ubsan tsan fuzzer coverage,$(sans))$(if $(filter covera
 $(error SAN=$(SAN): asan, ubsan, tsan and (alone) coverage are known, and fuzzer with CC=clang)
 endif
 compiler := $(notdir $(firstword $(CC)))
+# Objects come from a cache of compilers where one is installed: CCACHE= builds without.
+CCACHE ?= $(shell command -v ccache)
 variant := $(subst $(space),-,$(strip $(filter-out gcc cc,$(compiler)) $(sans) $(if $(LOCKS),locks)))
 folder_of = $(O)$(if $(1),/$(1))
 B := $(call folder_of,$(if $(MUTANTS),$(subst $(space),-,$(strip $(variant) mutants)),$(variant)))
@@ -286,7 +289,7 @@ $(1)/flags: FORCE
 $(1)/obj/%.o: %.c $(1)/flags
 	$$(call say,CC,$$<)
 	@mkdir -p $$(@D)
-	$$(Q)$$(CC) $$(CFLAGS_ALL) $(2) $$(call level_of,$$<) $$(call dir_flags,$$<) $$(call isa_flags,$$<) $$(call blocks_of,$$<) $$(EXTRA_CFLAGS) -MMD -MP -c -o $$@ $$<
+	$$(Q)$$(CCACHE) $$(CC) $$(CFLAGS_ALL) $(2) $$(call level_of,$$<) $$(call dir_flags,$$<) $$(call isa_flags,$$<) $$(call blocks_of,$$<) $$(EXTRA_CFLAGS) -MMD -MP -c -o $$@ $$<
 endef
 $(eval $(call object_rules,$(B),$(MUTANT_FLAGS)))
 $(if $(MUTANTS),$(eval $(call object_rules,$(PLAIN))))

@@ -26,7 +26,7 @@ fuse_suite=trixie
 export DEBIAN_FRONTEND=noninteractive LC_ALL=C
 
 packages=(
-	gcc libc6-dev make pkgconf clang libclang-rt-dev
+	gcc libc6-dev make pkgconf ccache clang libclang-rt-dev
 	liburing-dev libnuma-dev libzstd-dev libxxhash-dev libblkid-dev systemtap-sdt-dev check
 	fuse3 attr acl e2fsprogs fio procps util-linux xxd
 	git rsync sqlite3 tar xz-utils stress-ng zsh
