@@ -11,6 +11,7 @@
 ##              line of sums
 ##   check-long the same with more random states and steps per test, unit tests without sanitizers and with TSan, a mount under
 ##              TSan, and a build with clang
+##   check-busy check beside stress-ng, which takes most of the processors and writes to the disk: no test depends on time
 ##   check-vm   a training loop on NVMe devices of a machine in QEMU, whose power is cut 20 times (HITRAIN_LONG=1: 200);
 ##              before that, the places of memory and threads in one with two NUMA nodes, and stores on /dev/ngXnY; some 7
 ##              minutes; skipped if QEMU is not installed
@@ -388,7 +389,7 @@ export PYTHONPYCACHEPREFIX := $(abspath $(O))/pycache
 runner = $(PYTHON) tests/tools/run.py --make '$(MAKE)' --out '$(O)' --cc '$(CC)' --san '$(SAN)' --test '$(TEST)' \
 	$(if $(V),--verbose) $(if $(EXTRA_CFLAGS),--set 'EXTRA_CFLAGS=$(EXTRA_CFLAGS)')
 
-.PHONY: deps check check-long check-ecosystem check-vm deps-vm deps-system unit states mutants mounted torch bench bench-meta bench-path bench-plan bench-recovery bench-step bench-overlap bench-gate bench-aging bench-background bench-space bench-kernel lint format demo
+.PHONY: deps check check-busy check-long check-ecosystem check-vm deps-vm deps-system unit states mutants mounted torch bench bench-meta bench-path bench-plan bench-recovery bench-step bench-overlap bench-gate bench-aging bench-background bench-space bench-kernel lint format demo
 deps:
 	@tests/tools/deps.sh
 
@@ -402,6 +403,8 @@ check-gpu:
 		exec $(GPU_PYTHON) -m pytest -q -p no:cacheprovider tests/gpu'
 bench-gpu:
 	@$(GPU_PYTHON) tests/tools/gpu.py $@ sh -c '$(MAKE) --no-print-directory all && exec $(GPU_PYTHON) bench/gpu.py $(if $(RUNS),--runs $(RUNS))'
+check-busy: deps
+	@$(runner) check-busy
 check-long: deps
 	@HITRAIN_LONG=1 $(runner) check-long
 check-ecosystem:

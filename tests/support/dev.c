@@ -37,7 +37,20 @@ void dev_stall_at(struct ht_dev *dev, enum ht_io_op op, unsigned nth)
 
 void dev_stall(struct ht_dev *dev, bool stalled)
 {
-    dev_of(dev)->stalled = stalled;
+    struct dev *d = dev_of(dev);
+
+    pthread_mutex_lock(&d->hook_lock);
+    for (unsigned i = 0; i < HT_IO_OPS && !stalled; i++)
+        if (d->hook[i].stalls)
+            d->hook[i] = (struct dev_hook){0};
+    d->stalled = stalled;
+    pthread_mutex_unlock(&d->hook_lock);
+}
+
+void dev_wait_stalled(struct ht_dev *dev)
+{
+    while (!dev_of(dev)->stalled)
+        nanosleep(&(struct timespec){.tv_nsec = 100000}, NULL);
 }
 
 void dev_set_delay(struct ht_dev *dev, unsigned ms)

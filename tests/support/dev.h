@@ -28,11 +28,13 @@ void dev_set_error_us(struct ht_dev *dev, uint32_t us);
 unsigned dev_errors_pending(struct ht_dev *dev);
 /* Each request takes so long before it begins; 0: no longer. */
 void dev_set_delay(struct ht_dev *dev, unsigned ms);
-/* A device of memory stops answering, or answers again: its requests wait. */
+/* A device of memory stops answering, or answers again: its requests wait. Answering again disarms dev_stall_at. */
 void dev_stall(struct ht_dev *dev, bool stalled);
 /* It stops when the n-th operation of a kind from now begins, that one included; 0 disarms. Replaces dev_fail of it. */
 void dev_stall_at(struct ht_dev *dev, enum ht_io_op op, unsigned nth);
 bool dev_is_stalled(struct ht_dev *dev);
+/* Returns when it has stopped. A test that releases a device without this may come before the request that stops it. */
+void dev_wait_stalled(struct ht_dev *dev);
 
 /*
  * Gives a device of memory a volatile cache: written bytes can be read at once. They are on the medium when a later

@@ -20,19 +20,21 @@ import fnmatch
 import os
 import pathlib
 import re
+import resource
 import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 
 import coverage
 import ecosystem
+import limits
 import mutants
 
 PYTHON = '/usr/bin/python3'
-PROGRAM_SECONDS_MAX = 7200 if os.environ.get('HITRAIN_LONG') else 1800
 LINTS = ['includes.py', 'headers.sh', 'names.py', 'format.sh', 'layout.py', 'size.py', 'shell.sh', 'spdx.sh', 'locks.sh', 'threads.sh', 'english.py', 'deps.sh']
 # Tests of a daemon that ThreadSanitizer watches.
 RACES = ['test_mixed_load.py', 'test_stress.py', 'test_concurrency.py', 'test_scrub.py', 'test_passthrough.py',
@@ -45,11 +47,6 @@ ALONE = ['test_passthrough.py', 'test_memory.py', 'test_posix_names.py', 'test_d
 # Tests of the client that run with the newest PyTorch, too.
 TORCH_2 = ['test_torch_client.py', 'test_torch_contract.py', 'test_torch_gradients.py', 'test_torch_async.py', 'test_torch_checkpoint.py',
            'test_torch_offload.py', 'test_torch_activations.py', 'test_torch_microbatches.py', 'test_torch_transfers.py', 'test_torch_device.py']
-# Tests that take longest begin first, so that none runs on alone while processors are idle.
-LONGEST = ['test_repair', 'test_points', 'test_every_nth', 'test_keeping', 'test_flush', 'test_silent', 'test_pipeline', 'test_step',
-           'test_master', 'test_dir', 'test_hold', 'crash_small', 'crash_step', 'crash_damage',
-           'test_life_holds', 'test_worked_examples', 'test_step_streams', 'test_stress', 'test_sqlite', 'test_helpers', 'test_tools',
-           'test_torch_habits', 'test_torch_ranks', 'test_torch_numerics', 'test_torch_client', 'test_torch_offload']
 # `make check` runs unit tests with sanitizers, and these as users build them, too: their results must not depend on
 # optimizations and instruction sets, or they measure memory that a sanitizer changes.
 OPTIMIZED = ['tests/unit/optim/rules/*', 'tests/unit/tiering/codec/*', 'tests/unit/tiering/space/*']
@@ -100,7 +97,7 @@ class Runner:
         self.counting = threading.RLock()  # sections may run side by side
         self.alone = None  # tests that wait for the end of all others on a mount, while sections run side by side
         self.built = {}  # by compiler, sanitizers and settings: which targets were built, and which could not be
-        self.groups = set()  # process groups that run
+        self.sessions = set()  # of commands that run
         self.begin = time.monotonic()
         self.ended = False  # by a signal
         self.passed = self.failed = self.skipped = 0
@@ -108,6 +105,7 @@ class Runner:
         self.doubtful = None  # files that failed once, while there is a section that runs them again: name, call, judge
         self.flaky = []
         self.ran = 0
+        self.seconds = {}  # that each took
         self.env = {k: v for k, v in os.environ.items() if k not in NOT_INHERITED}
         self.env.setdefault('PYTHONPYCACHEPREFIX', os.path.abspath(os.path.join(args.out, 'pycache')))
         self.jobs = os.cpu_count() or 1
@@ -136,49 +134,44 @@ class Runner:
         if self.ended:
             return
         with self.counting:
+            self.seconds[name] = seconds
             print(f'  {"ok  " if ok else "FAIL"} {seconds:7.1f} s  {name}  {remark}'.rstrip(), flush=True)
 
     # -- doing --
 
-    def command(self, argv, env, seconds_max=PROGRAM_SECONDS_MAX):
-        """Runs argv; all of its process group ends with it. Returns (status, output, seconds)."""
+    def command(self, argv, env, name=''):
+        """Runs argv; whatever it started ends with it. Returns (status, output, seconds). A command that runs longer than a
+        test of this name may leaves the stacks of all its threads."""
         begin = time.monotonic()
         if self.ended:
             return 130, '', 0.0
-        proc = subprocess.Popen(argv, env=env, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-                                stderr=subprocess.STDOUT, start_new_session=True)
-        self.groups.add(proc.pid)
-        try:
-            output, _ = proc.communicate(timeout=seconds_max)
-            late = ''
-        except subprocess.TimeoutExpired:
-            os.killpg(proc.pid, signal.SIGKILL)
+        with tempfile.TemporaryFile() as out:  # a pipe would be held by whatever leaves the session
+            proc = subprocess.Popen(argv, env=env, stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.STDOUT, start_new_session=True)
+            self.sessions.add(proc.pid)
             try:
-                output, _ = proc.communicate(timeout=30)
-            except subprocess.TimeoutExpired as e:  # something that left the group holds the pipe
-                output = e.output or b''
-            late = f'\nstopped: still running after {seconds_max} s\n'
-        finally:
-            self.groups.discard(proc.pid)
-        text = output.decode('utf-8', 'replace') + late
-        return proc.returncode if not late else 124, text, time.monotonic() - begin
+                status, late = proc.wait(limits.seconds(name)), ''
+            except subprocess.TimeoutExpired:
+                late = f'\nstopped: still running after {limits.seconds(name):.0f} s\n'
+                limits.end_with_stacks(proc, out)
+                status = 124
+            finally:
+                self.sessions.discard(proc.pid)
+            out.seek(0)
+            return status, out.read().decode('utf-8', 'replace') + late, time.monotonic() - begin
 
     def end(self, signum, _):
         """What still runs when this program ends would work in folders of the next run."""
         self.ended = True
         print(f'== ended by signal {signum} after {time.monotonic() - self.begin:.0f} s', flush=True)
-        for group in list(self.groups):
-            try:
-                os.killpg(group, signal.SIGTERM)
-            except OSError:
-                pass
+        for session in list(self.sessions):
+            limits.signal_session(session, signal.SIGTERM)
         sys.exit(128 + signum)
 
     def build(self, targets, cc, san, more):
         """(status, output, seconds) of a make."""
         a = self.args
         argv = [a.make, '-k', '--no-print-directory', f'O={a.out}', f'CC={cc}', f'SAN={san}', *more, *a.set, *targets]
-        return self.command(argv + (['V=1'] if a.verbose else []), self.env, 3600)
+        return self.command(argv + (['V=1'] if a.verbose else []), self.env, 'make')
 
     def make(self, targets, cc, san, more=()):
         """Builds targets once, as far as possible; returns those that could not be built."""
@@ -207,7 +200,7 @@ class Runner:
         def match(p):
             stem = os.path.splitext(p)[0]
             return any(fnmatch.fnmatch(n, pattern) for n in (p, stem, os.path.basename(p), os.path.basename(stem)))
-        paths = sorted(map(str, paths), key=lambda p: (pathlib.Path(p).stem not in LONGEST, p))
+        paths = sorted(map(str, paths), key=lambda p: (-limits.usual(p), p))
         return [p for p in paths if not pattern or match(p)]
 
     def where_it_works(self, prefix):
@@ -264,12 +257,12 @@ class Runner:
         """Builds and runs C test programs of each kind (sources, compiler, sanitizers), some more at a time than there
         are processors."""
         ready = [program for kind in kinds for program in self.prepare(*kind)]
-        ready.sort(key=lambda r: pathlib.Path(r[1][-1]).name not in LONGEST)
+        ready.sort(key=lambda r: -limits.usual(r[0]))
         with concurrent.futures.ThreadPoolExecutor(self.programs_at_once) as pool:
-            running = {pool.submit(self.command, argv, env): (name, argv, env) for name, argv, env in ready}
+            running = {pool.submit(self.command, argv, env, name): (name, argv, env) for name, argv, env in ready}
             for done in concurrent.futures.as_completed(running):
                 name, argv, env = running[done]
-                self.count_program(name, *done.result(), lambda argv=argv, env=env: self.command(argv, env))
+                self.count_program(name, *done.result(), lambda argv=argv, env=env, name=name: self.command(argv, env, name))
 
     def judge_program(self, status, output):
         """(passed, failed, skipped, output) of a C test program."""
@@ -349,7 +342,7 @@ class Runner:
         prefix = [*self.own_mounts(), *prefix]
         def run(source):
             return self.command([*prefix, python, '-m', 'pytest', '-q', '-rs', '--tb=short', '-p', 'no:cacheprovider', source],
-                                env or self.env)
+                                env or self.env, source)
         sources = self.selected(sources)
         alone = [s for s in sources if os.path.basename(s) in ALONE]
         with concurrent.futures.ThreadPoolExecutor(self.pytests_at_once) as pool:
@@ -433,7 +426,7 @@ class Runner:
         out = os.path.join(self.args.out, 'mutants')
         if self.make(['all'] + [f'{out}/{program}' for program in mutants.PROGRAMS], 'gcc', '', ['MUTANTS=1']):
             return
-        status, output, seconds = self.command([PYTHON, 'tests/tools/mutants.py', '--build', out], self.env)
+        status, output, seconds = self.command([PYTHON, 'tests/tools/mutants.py', '--build', out], self.env, 'tests/tools/mutants.py')
         counts = re.findall(r'^(\d+) mutants caught, (\d+) not$', output, re.M)
         good, bad = map(int, counts[-1]) if counts else (0, 1)
         with self.counting:
@@ -505,7 +498,7 @@ class Runner:
         env = {**self.program_env(''), 'HITRAIN_TEST_CHUNKS': '30000', 'HITRAIN_TEST_FILES': '30000'}
         for target, name in targets.items():
             if target not in lost:
-                self.count_program(name, *self.command([os.path.abspath(target)], env))
+                self.count_program(name, *self.command([os.path.abspath(target)], env, name))
 
     def other_compiler(self):
         """It never runs, and clang says as much about code that it does not optimize."""
@@ -593,6 +586,17 @@ class Runner:
         self.heading('coverage')
         print(coverage.report(pathlib.Path(out)), flush=True)
 
+    def check_busy(self):
+        """check beside programs that leave it a small part of the processors and of the disk."""
+        with tempfile.TemporaryDirectory(dir='/var/tmp') as folder, subprocess.Popen(
+                ['stress-ng', '--quiet', '--cpu', '8', '--hdd', '2', '--hdd-bytes', '256m', '--temp-path', folder]) as load:
+            try:
+                self.check()
+                if load.poll() is not None:
+                    self.fail('stress-ng', 1, f'the load ended before the tests: exit status {load.returncode}')
+            finally:
+                load.terminate()
+
     def computing(self, plain):
         self.heading('unit tests and inputs of fuzz targets, SAN=asan,ubsan; unit tests, crash and model tests without')
         self.programs((plain, self.args.cc, self.args.san), ([*unit_sources(), *fuzz_sources()], self.args.cc, 'asan,ubsan'))
@@ -641,7 +645,8 @@ class Runner:
         if self.args.test and self.ran == 0 and not self.failures:
             self.failed += 1
             self.failures.append(f'no test is called {self.args.test}')
-        print(f'== {time.monotonic() - begin:.0f} s')
+        used = resource.getrusage(resource.RUSAGE_CHILDREN)
+        print(f'== {time.monotonic() - begin:.0f} s, and {used.ru_utime:.0f} s of user and {used.ru_stime:.0f} s of system time of processors')
         if self.failures:
             print('failed: ' + ', '.join(self.failures))
         if self.skipped:
@@ -655,7 +660,7 @@ class Runner:
 
 def main():
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    p.add_argument('what', choices=['check', 'check-long', 'fuzz', 'fuzz-merge', 'unit', 'states', 'mutants', 'mounted',
+    p.add_argument('what', choices=['check', 'check-long', 'check-busy', 'fuzz', 'fuzz-merge', 'unit', 'states', 'mutants', 'mounted',
                                     'races', 'torch', 'system', 'ecosystem', 'lint', 'bench', 'coverage'])
     p.add_argument('--make', default='make')
     p.add_argument('--out', default='build')
@@ -673,6 +678,8 @@ def main():
         signal.signal(number, runner.end)
     whats = {'check-long': lambda: runner.check(long=True), 'lint': runner.lint_alone}
     whats.get(args.what, getattr(runner, args.what.replace('-', '_'), None))()
+    if os.environ.get('HITRAIN_REGENERATE') and args.what == 'check' and not args.test:
+        limits.write_usual(runner.seconds)
     return runner.finish(begin, args.what not in ('lint', 'bench', 'fuzz-merge'))
 
 

@@ -1,9 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """The second chance of a file that failed once. The results here are texts as pytest and Check write them."""
 import argparse
+import os
+import sys
+import textwrap
 
 import pytest
 
+import limits
 from run import FLAKY_FILES_MAX, FLAKY_RUNS, Runner
 
 GOOD = 0, '.. [100%]\n2 passed in 0.10s\n', 0.1
@@ -73,3 +77,38 @@ def test_none_where_the_caller_wants_none(runner):
     assert chance(runner, BAD) == 0 and runner.failed == 1
     runner.args.test, runner.env['HITRAIN_FLAKY'] = '', 'fail'
     assert chance(runner, BAD) == 0 and runner.failed == 2
+
+
+HANGING = textwrap.dedent("""
+    import os, sys, threading, time
+    def stands_still():
+        time.sleep(3600)
+    child = os.fork()
+    if child == 0:
+        os.setpgid(0, 0)  # as Check does
+    open(sys.argv[1] + ('child' if child == 0 else 'parent'), 'w').write(str(os.getpid()))
+    threading.Thread(target=stands_still, name='waiting').start()
+""")
+
+
+def test_a_program_that_hangs_shows_its_stacks_and_ends_with_its_children(runner, tmp_path, monkeypatch):
+    monkeypatch.setattr(limits, 'SPARE_SECONDS', -limits.TIMES * limits.USUAL_SECONDS_MIN + 3)
+    status, output, seconds = runner.command([sys.executable, '-X', 'faulthandler', '-c', HANGING, f'{tmp_path}/'], dict(os.environ), 'tests/unit/hanging')
+    assert status == 124 and 'stopped: still running after 3 s' in output
+    assert output.count('---- process') == 2 and 'in stands_still' in output, output
+    pids = [int((tmp_path / process).read_text()) for process in ('parent', 'child')]
+    assert all(f'---- process {pid}:' in output for pid in pids)
+    assert limits.session(pids[0]) == []
+
+
+def test_output_of_a_program_that_left_a_child_is_there_at_its_end(runner):
+    """A daemon that a test started holds its output."""
+    status, output, seconds = runner.command(['sh', '-c', 'setsid sleep 60 & echo done'], dict(os.environ), 'tests/unit/leaving')
+    assert (status, output) == (0, 'done\n') and seconds < 50
+
+
+def test_the_limit_follows_the_usual_time(monkeypatch):
+    monkeypatch.delenv('HITRAIN_LONG', raising=False)
+    monkeypatch.setattr(limits, 'USUAL', {'tests/unit/a': 50.0})
+    assert limits.seconds('tests/unit/a') - limits.seconds('tests/unit/b') == limits.TIMES * (50 - limits.USUAL_SECONDS_MIN)
+    assert limits.usual('tests/unit/a.c') == 50 and limits.seconds('make') == limits.LONG_SECONDS

@@ -123,6 +123,22 @@ START_TEST(a_forked_child_has_a_ring_of_its_own)
 }
 END_TEST
 
+/* A test that releases a device before the request that would stop it must not hang at a later one. */
+START_TEST(a_device_that_was_released_stops_at_no_later_request)
+{
+    uint8_t buf[BLOCK] = {0};
+
+    dev = open_kind(RAM_4096, DEV_BYTES);
+    dev_stall_at(dev, HT_IO_WRITE, 1);
+    dev_fail(dev, HT_IO_READ, 1, false);
+    dev_stall(dev, false);
+    ck_assert_int_eq(ht_dev_write(dev, 0, buf, BLOCK), 0);
+    ck_assert(!dev_is_stalled(dev));
+    ck_assert_int_eq(ht_dev_read(dev, 0, buf, BLOCK), -EIO);
+    ht_dev_close(dev);
+}
+END_TEST
+
 int main(void)
 {
     Suite *s = suite_create("sync");
@@ -133,6 +149,7 @@ int main(void)
     tcase_add_loop_test(t, a_refused_request_moves_nothing, 0, KINDS);
     tcase_add_loop_test(t, many_threads_at_once_share_a_device, 0, KINDS);
     tcase_add_loop_test(t, a_forked_child_has_a_ring_of_its_own, 0, KINDS);
+    tcase_add_test(t, a_device_that_was_released_stops_at_no_later_request);
     suite_add_tcase(s, t);
     return run_all(s);
 }

@@ -392,8 +392,7 @@ START_TEST(a_reader_takes_an_image_of_the_working_set_if_no_other_comes)
     put_all(others, 0, want, BUDGET - (uint64_t)changed * MIB);
     dev_stall_at(dev, HT_IO_WRITE, 3);
     ck_assert_int_eq(pthread_create(&syncer, NULL, sync_one, set), 0);
-    while (!dev_is_stalled(dev))
-        sched_yield();
+    dev_wait_stalled(dev);
     ck_assert_int_eq(pthread_create(&reader, NULL, read_one, read), 0);
     while (!has_image(read))
         sched_yield();

@@ -710,8 +710,7 @@ static void change_in_silence(struct beside *b)
     enum { ROUNDS = 30 };
     pthread_t thread;
 
-    while (!dev_is_stalled(dev))
-        rest();
+    dev_wait_stalled(dev);
     pthread_create(&thread, NULL, change_it, b);
     for (unsigned i = 0; i < ROUNDS && !b->done; i++)
         rest();

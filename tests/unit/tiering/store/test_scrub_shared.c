@@ -331,8 +331,7 @@ START_TEST(a_run_that_stops_asks_no_more_owners)
     stop = false;
     dev_stall_at(dev, HT_IO_READ, READS_BEFORE + 1); /* that of the other owner */
     ck_assert_int_eq(pthread_create(&thread, NULL, check, &x), 0);
-    while (!dev_is_stalled(dev))
-        usleep(1000);
+    dev_wait_stalled(dev);
     stop = true;
     dev_stall(dev, false);
     pthread_join(thread, NULL);

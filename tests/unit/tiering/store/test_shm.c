@@ -820,8 +820,7 @@ START_TEST(stores_during_a_write_are_not_in_it)
     pthread_t thread;
     dev_stall_at(dev, HT_IO_WRITE, 1);
     pthread_create(&thread, NULL, sync_it, o);
-    while (!dev_is_stalled(dev))
-        usleep(100);
+    dev_wait_stalled(dev);
     m[18] ^= 1;
     dev_stall(dev, false);
     pthread_join(thread, NULL);
