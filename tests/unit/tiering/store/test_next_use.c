@@ -242,6 +242,31 @@ END_TEST
 
 enum { LAYERS = 64 };
 
+/*
+ * The plan keeps the layer that is read next. Once no program needs it any more, the next layer that is read takes its
+ * place. If the machine is busy in between, the plan's time goes on, and images that are late go before it.
+ */
+static bool never_used_goes_first(struct ht_obj *o[])
+{
+    bool gone = false;
+
+    for (unsigned try = 0; try < TRIES && !gone; try++) {
+        unsigned next = 1, missing = LAYERS - 1;
+        for (unsigned i = 0; i < 3 * LAYERS; i++)
+            read_chunk(o[i % LAYERS], 0);
+        while (!resident(o[next]))
+            next++;
+        while (resident(o[missing]))
+            missing--;
+        say(o[next], HT_NEXT_USE_NEVER);
+        read_chunk(o[missing], 0);
+        gone = !resident(o[next]);
+        int rc = ht_obj_forget_next_use(o[next]);
+        ck_assert(rc == 0 || rc == -ENODATA);
+    }
+    return gone;
+}
+
 /* A plan's order has hints; without it they have their own again. */
 START_TEST(hints_count_more_than_a_plan)
 {
@@ -264,13 +289,7 @@ START_TEST(hints_count_more_than_a_plan)
     for (unsigned i = 0; i < 3 * LAYERS; i++)
         read_chunk(o[i % LAYERS], 0);
     ck_assert_uint_eq(resident(hinted), 0); /* of all it is needed last */
-    unsigned next = 1;
-    while (!resident(o[next]))
-        next++;
-    say(o[next], HT_NEXT_USE_NEVER);
-    for (unsigned i = LAYERS / 2; i < LAYERS; i++)
-        read_chunk(o[i], 0);
-    ck_assert_uint_eq(resident(o[next]), 0);
+    ck_assert(never_used_goes_first(o));
     for (unsigned i = 0; i < 50 && st.active; i++) {
         read_all(scanned);
         ht_store_plan(s);
