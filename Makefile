@@ -389,7 +389,7 @@ export PYTHONPYCACHEPREFIX := $(abspath $(O))/pycache
 runner = $(PYTHON) tests/tools/run.py --make '$(MAKE)' --out '$(O)' --cc '$(CC)' --san '$(SAN)' --test '$(TEST)' \
 	$(if $(V),--verbose) $(if $(EXTRA_CFLAGS),--set 'EXTRA_CFLAGS=$(EXTRA_CFLAGS)')
 
-.PHONY: deps check check-busy check-long check-ecosystem check-vm deps-vm deps-system unit states mutants mounted torch bench bench-meta bench-path bench-plan bench-recovery bench-step bench-overlap bench-gate bench-aging bench-background bench-space bench-kernel lint format demo
+.PHONY: deps check check-busy check-long check-ecosystem check-vm deps-vm deps-system unit states mutants mounted torch bench lint format demo
 deps:
 	@tests/tools/deps.sh
 
@@ -429,73 +429,34 @@ check-system: deps
 unit states mutants mounted torch bench:
 	@$(runner) $@
 
+# bench-NAME runs bench/NAME.py. What it needs: packages of deps.sh, and programs beside those of all.
+bench_deps_aging := bench-path
+bench_deps_fit := bench-fit
+bench_deps_gate := bench-path
+bench_deps_meta := bench-meta
+bench_deps_path := bench-path
+bench_deps_space := bench-space
+bench_deps_step := bench-step
+bench_needs_gate := bench/steady_device
+bench_needs_kernel := bench/bench_kernel
+bench_needs_meta := bench/meta_client
+bench_needs_path := bench/path_client
+bench_needs_plan := bench/replay bench/bench_planner
+bench_needs_recovery := bench/recovery_maker
+bench_needs_space := bench/bench_codec
+bench_needs_step := bench/step_client
+# RUNS=3 is --runs=3 of the script; DEVICES=2 and REDO=1 are words without a value.
+bench_knobs := RUNS:runs STEPS:steps ELEMENTS:elements AGAINST:against BEFORE:before DEVICE:device DTYPE:dtype WIDTH:width \
+	BLOCKS:layers LIMIT:limit ONLY:only
+knob_of = $(firstword $(subst :, ,$(1)))
+bench_args = $(foreach k,$(bench_knobs),$(if $($(call knob_of,$(k))),'--$(lastword $(subst :, ,$(k)))=$($(call knob_of,$(k)))')) \
+	$(if $(DEVICES),--devices) $(if $(REDO),--redo)
 # A new make, because the installed packages decide how everything is linked.
-bench-meta:
-	@tests/tools/deps.sh bench-meta
-	@$(MAKE) --no-print-directory all $(B)/bench/meta_client
-	@$(PYTHON) bench/meta.py
-bench-gate:
-	@tests/tools/deps.sh bench-path
-	@$(MAKE) --no-print-directory all $(B)/bench/steady_device
+bench-%:
+	@tests/tools/deps.sh $(bench_deps_$*)
+	@$(MAKE) --no-print-directory all $(addprefix $(B)/,$(bench_needs_$*))
 	@mkdir -p $(B)/bench
-	@$(PYTHON) bench/gate.py $(if $(RUNS),--runs $(RUNS)) $(if $(DEVICE),--device $(DEVICE))
-bench-background: deps
-	@$(MAKE) --no-print-directory all
-	@mkdir -p $(B)/bench
-	@$(PYTHON) bench/background.py $(if $(RUNS),--runs $(RUNS))
-bench-space:
-	@tests/tools/deps.sh bench-space
-	@$(MAKE) --no-print-directory all $(B)/bench/bench_codec
-	@$(PYTHON) bench/space.py $(if $(RUNS),--runs $(RUNS)) $(if $(STEPS),--steps $(STEPS))
-bench-aging:
-	@tests/tools/deps.sh bench-path
-	@$(MAKE) --no-print-directory all
-	@mkdir -p $(B)/bench
-	@$(PYTHON) bench/aging.py $(if $(RUNS),--runs $(RUNS))
-bench-kernel: deps
-	@$(MAKE) --no-print-directory $(B)/bench/bench_kernel
-	@$(PYTHON) bench/kernel.py
-bench-path:
-	@tests/tools/deps.sh bench-path
-	@$(MAKE) --no-print-directory all $(B)/bench/path_client
-	@$(PYTHON) bench/path.py $(if $(RUNS),--runs $(RUNS))
-bench-plan: deps
-	@$(MAKE) --no-print-directory all $(B)/bench/replay $(B)/bench/bench_planner
-	@$(PYTHON) bench/plan.py $(if $(RUNS),--runs $(RUNS))
-bench-recovery: deps
-	@$(MAKE) --no-print-directory all $(B)/bench/recovery_maker
-	@$(PYTHON) bench/recovery.py
-bench-step:
-	@tests/tools/deps.sh bench-step
-	@$(MAKE) --no-print-directory all $(B)/bench/step_client
-	@$(PYTHON) bench/step.py $(if $(RUNS),--runs $(RUNS)) $(if $(ELEMENTS),--elements $(ELEMENTS)) $(if $(DEVICES),--devices) $(if $(REDO),--redo) $(if $(BEFORE),--before $(BEFORE))
-
-bench-overlap:
-	@tests/tools/deps.sh
-	@$(MAKE) --no-print-directory all
-	@mkdir -p $(B)/bench
-	@$(PYTHON) bench/overlap.py
-
-.PHONY: bench-steps
-bench-steps:
-	@tests/tools/deps.sh
-	@$(MAKE) --no-print-directory all
-	@mkdir -p $(B)/bench
-	@$(PYTHON) bench/steps.py $(if $(RUNS),--runs $(RUNS)) $(if $(STEPS),--steps $(STEPS)) $(if $(ELEMENTS),--elements $(ELEMENTS))
-
-.PHONY: bench-client
-bench-client:
-	@tests/tools/deps.sh
-	@$(MAKE) --no-print-directory all
-	@$(PYTHON) bench/client.py $(if $(RUNS),--runs $(RUNS)) $(if $(AGAINST),--against $(AGAINST))
-
-.PHONY: bench-fit
-bench-fit:
-	@tests/tools/deps.sh bench-fit
-	@$(MAKE) --no-print-directory all
-	@mkdir -p $(B)/bench
-	@$(PYTHON) bench/fit.py $(if $(RUNS),--runs $(RUNS)) $(if $(STEPS),--steps $(STEPS)) $(if $(DTYPE),--dtype $(DTYPE)) \
-		$(if $(WIDTH),--width $(WIDTH)) $(if $(BLOCKS),--layers $(BLOCKS)) $(if $(LIMIT),--limit $(LIMIT)) $(if $(ONLY),--only '$(ONLY)')
+	@$(PYTHON) bench/$*.py $(bench_args)
 
 .PHONY: profile
 profile: deps
