@@ -143,15 +143,14 @@ class Store:
 
 
 @contextlib.contextmanager
-def mounted(name: str, dram: str = '64M') -> Iterator[Store]:
+def mounted(name: str, dram: str = '64M', size: str = '256M') -> Iterator[Store]:
     """A new, mounted store in a folder of its own, for a test. dram: with further options, if need be. The programs and the folder's place are
-    those of the build that runs it. At
-    the end the store must unmount, and hitrain-fsck must find nothing; a test that failed only leaves no mount."""
+    those of the build that runs it. At the end the store must unmount, and hitrain-fsck must find nothing; a test that failed only leaves no mount."""
     top = pathlib.Path(__file__).resolve().parents[2]
     build = pathlib.Path(os.environ.get('HITRAIN_BUILD') or top / 'build')
     build.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=build, prefix=f'{name}-') as folder:
-        store = Store(pathlib.Path(os.environ.get('HITRAIN_BIN') or top / 'build/bin'), pathlib.Path(folder), '256M', dram)
+        store = Store(pathlib.Path(os.environ.get('HITRAIN_BIN') or top / 'build/bin'), pathlib.Path(folder), size, dram)
         try:
             store.format()
             store.mount()

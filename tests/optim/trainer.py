@@ -43,11 +43,20 @@ def wait_unclaimed(root):
     wait_for(lambda: b'claimed_by=' not in os.getxattr(root, 'user.hitrain.stats'), 'the end of the claim')
 
 
+def store_of(request, size='256M'):
+    """A mounted store until a test ends, or all of a file. The traceback of a test that failed holds its model, whose mappings keep the
+    mount busy: then the daemon is killed, so that the reason is told at once."""
+    name = request.module.__name__.removeprefix('test_').replace('_', '-')  # test_torch_client: torch-client
+    failed = request.session.testsfailed
+    with mounted(name, size=size) as s:
+        yield s
+        if request.session.testsfailed > failed and s.daemon is not None:
+            s.kill()
+
+
 @pytest.fixture
 def store(request):
-    name = request.module.__name__.removeprefix('test_').replace('_', '-')  # test_torch_client: torch-client
-    with mounted(name) as s:
-        yield s
+    yield from store_of(request)
 
 
 @pytest.fixture
@@ -58,8 +67,7 @@ def root(store):
 @pytest.fixture(scope='module')
 def shared_store(request):
     """One mount for all tests of a file, which need none of their own."""
-    with mounted(request.module.__name__.removeprefix('test_').replace('_', '-')) as s:
-        yield s
+    yield from store_of(request)
 
 
 @pytest.fixture
