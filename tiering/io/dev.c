@@ -9,6 +9,7 @@
 #include "tiering/io/io_priv.h"
 
 #include <assert.h>
+#include <fcntl.h>
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <sys/file.h>
@@ -36,6 +37,30 @@ struct ht_dev *ht_dev_alloc(const char *name)
     return dev;
 }
 
+static void unlock_and_close(int fd)
+{
+    struct flock l = {.l_type = F_UNLCK, .l_whence = SEEK_SET};
+
+    (void)fcntl(fd, F_OFD_SETLK, &l);
+    close(fd);
+}
+
+void ht_dev_let_go(struct ht_dev *dev)
+{
+    /* nothing is in flight: even if another process still has the file open, the hold ends here */
+    if (dev->fd >= 0 && !dev->block) {
+        (void)flock(dev->fd, LOCK_UN);
+        unlock_and_close(dev->fd);
+    } else if (dev->fd >= 0) {
+        close(dev->fd);
+    }
+    if (dev->hold_fd >= 0)
+        close(dev->hold_fd);
+    while (dev->below_count > 0)
+        unlock_and_close(dev->below_fd[--dev->below_count]);
+    dev->fd = dev->hold_fd = -1;
+}
+
 void ht_dev_close(struct ht_dev *dev)
 {
     if (!dev)
@@ -45,13 +70,7 @@ void ht_dev_close(struct ht_dev *dev)
         dev->observer->close(dev->observer);
     if (dev->ram)
         munmap(dev->ram, dev->size);
-    if (dev->fd >= 0 && !dev->block)
-        /* nothing is in flight: even if another process still has the file open, the hold ends here */
-        (void)flock(dev->fd, LOCK_UN);
-    if (dev->fd >= 0)
-        close(dev->fd);
-    if (dev->hold_fd >= 0)
-        close(dev->hold_fd);
+    ht_dev_let_go(dev);
     pthread_cond_destroy(&dev->gate_changed);
     ht_mutex_destroy(&dev->flight_lock);
     pthread_cond_destroy(&dev->flush_ended);
@@ -84,6 +103,21 @@ const char *ht_dev_name(const struct ht_dev *dev)
 int ht_dev_numa_node(const struct ht_dev *dev)
 {
     return dev->numa_node;
+}
+
+bool ht_dev_is_local(const struct ht_dev *dev)
+{
+    return dev->local;
+}
+
+uint64_t ht_dev_place(const struct ht_dev *dev)
+{
+    return dev->place;
+}
+
+void ht_dev_stop_writes(struct ht_dev *dev)
+{
+    atomic_store(&dev->stopped, true);
 }
 
 void ht_dev_counters(const struct ht_dev *dev, struct ht_dev_counters *out)
@@ -131,7 +165,7 @@ static int check_transfer(const struct ht_io *io)
     const struct ht_dev *dev = io->dev;
     uint32_t mask = dev->lba - 1;
 
-    if (io->op != HT_IO_READ && dev->rdonly)
+    if (io->op != HT_IO_READ && (dev->rdonly || atomic_load(&dev->stopped)))
         return -EROFS;
     if (io->op == HT_IO_DISCARD && dev->raw && dev->discard_max == 0)
         return -EOPNOTSUPP;

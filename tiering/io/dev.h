@@ -44,7 +44,8 @@ enum ht_dev_flags {
 
 /*
  * Opens a block device, regular file or NVMe namespace (/dev/ngXnY) and holds it exclusively: O_EXCL for block devices,
- * flock for files, both for namespaces. The hold is on the descriptor that every ring registers, so it lasts until the
+ * flock for files, both for namespaces. Other names of its bytes are held, too, as far as the kernel knows them
+ * (below.h). The hold is on the descriptor that every ring registers, so it lasts until the
  * last I/O of a killed process has ended. If the device is held, waits up to 30 s and logs that. If its holder's mount
  * is in use, refuses at once.
  * -EBUSY: still held. -EINVAL: none of these, or O_DIRECT impossible.
@@ -72,6 +73,15 @@ uint32_t ht_dev_transfer_max(const struct ht_dev *dev, bool huge);
 bool ht_dev_rdonly(const struct ht_dev *dev);
 const char *ht_dev_name(const struct ht_dev *dev); /* path, or "ram" */
 int ht_dev_numa_node(const struct ht_dev *dev);    /* or HT_NUMA_OFF */
+/*
+ * Locks of this machine exclude all other writers: the device is memory, or all its bytes lie in files on local file
+ * systems, which it holds.
+ */
+bool ht_dev_is_local(const struct ht_dev *dev);
+/* The same for all names of the same bytes that this kernel knows, as long as it runs. */
+uint64_t ht_dev_place(const struct ht_dev *dev);
+/* From now on each write and discard fails with -EROFS. Those in flight go on. Any thread. */
+void ht_dev_stop_writes(struct ht_dev *dev);
 
 struct ht_dev_counters {
     uint64_t reads, writes, flushes, discards, read_bytes, written_bytes, discarded_bytes;

@@ -24,8 +24,13 @@ struct ht_dev {
     char *name;
     int fd; /* -1: memory */
     bool rdonly, block;
-    bool raw;    /* an NVMe namespace by its character device: takes commands */
-    int hold_fd; /* of a raw device: its block device, open so that no other process has it; or -1 */
+    bool raw;        /* an NVMe namespace by its character device: takes commands */
+    int hold_fd;     /* of a raw device: its block device, open so that no other process has it; or -1 */
+    int below_fd[4]; /* what loop devices show, held, too */
+    unsigned below_count;
+    bool local;           /* see ht_dev_is_local */
+    uint64_t place;       /* see ht_dev_place */
+    _Atomic bool stopped; /* takes no write any more */
     uint64_t size;
     uint32_t lba;
     uint32_t transfer_max,
@@ -76,6 +81,8 @@ struct ht_dev {
 HT_MUTEX_OF(ht_dev_flush_lock, struct ht_dev, flush_lock, HT_LOCK_DEV_FLUSH)
 HT_MUTEX_OF(ht_dev_flight_lock, struct ht_dev, flight_lock, HT_LOCK_DEV_FLIGHT)
 
+/* Ends all holds. Nothing is in flight. */
+void ht_dev_let_go(struct ht_dev *dev);
 /* A device with its locks and no content; name is copied. NULL: no memory. */
 struct ht_dev *ht_dev_alloc(const char *name);
 

@@ -10,9 +10,17 @@
  *
  * Readers of a file share it. A block device knows no shared claim, and a reader without one
  * would not keep a writer away; so there a reader excludes others, too.
+ *
+ * A loop device is another name of bytes that its file or device has already, and the kernel lets both be held. So who
+ * opens one holds what lies below it, too (below.h): O_EXCL for devices, and a lock of the open file for the part of a
+ * file that the loop device shows. Who opens a file locks all of it so, beside the flock, which has an owner that can
+ * be named. And no other loop device may show the same bytes, whether somebody uses it or not. Both checks come after
+ * the own hold, so of two programs that begin together at least one sees the other.
  */
 #include "tiering/io/io_priv.h"
+#include "tiering/sys/below.h"
 #include "tiering/sys/holder.h"
+#include "tiering/base/hash.h"
 #include "tiering/base/log.h"
 #include "tiering/sys/nvme_namespace.h"
 #include "tiering/base/mutant.h"
@@ -61,13 +69,68 @@ struct source {
     const char *path;
     enum { A_FILE, A_BLOCK_DEVICE, A_NAMESPACE } kind;
     char beside[PATH_MAX];
+    const char *busy; /* which name of its bytes another holds: path, or one below it; NULL: it was reported */
+    struct ht_below below;
 };
 
+/*
+ * Locks a part of a file on a local file system. Elsewhere such locks may be another form of flock, or lock out the
+ * holder itself.
+ */
+static int lock_part(int fd, bool rdonly, const struct ht_bytes *part)
+{
+    struct flock l = {.l_type = rdonly ? F_RDLCK : F_WRLCK, .l_whence = SEEK_SET, .l_start = (off_t)part->begin};
+
+    l.l_len = part->end > INT64_MAX ? 0 : (off_t)(part->end - part->begin); /* 0: to the end, wherever that is */
+    if (!ht_below_is_local(fd) || fcntl(fd, F_OFD_SETLK, &l) == 0)
+        return 0;
+    return errno == EAGAIN || errno == EACCES ? -EBUSY : -errno;
+}
+
+static int hold_thing(const struct ht_below_thing *t, struct ht_dev *dev)
+{
+    int fd, rc;
+
+    if (t->path[0] == '\0' || dev->below_count == HT_ARRAY_SIZE(dev->below_fd)) {
+        dev->local = false; /* a nonce on the device has to do (claim.h) */
+        return 0;
+    }
+    fd = open(t->path, (dev->rdonly ? O_RDONLY : O_RDWR) | O_CLOEXEC | (t->bytes.file ? 0 : O_EXCL));
+    rc = fd < 0 ? -errno : t->bytes.file ? lock_part(fd, dev->rdonly, &t->bytes) : 0;
+    if (rc == 0 || rc == -EBUSY)
+        dev->local &= fd >= 0 && t->bytes.file && ht_below_is_local(fd);
+    if (rc != 0 && fd >= 0)
+        close(fd);
+    if (rc != 0) {
+        dev->local = false;
+        return rc == -EBUSY ? rc : 0;
+    }
+    dev->below_fd[dev->below_count++] = fd;
+    return 0;
+}
+
+static int hold_below(struct source *s, struct ht_dev *dev)
+{
+    int rc = 0;
+
+    for (unsigned i = 0; rc == 0 && i < s->below.count; i++) {
+        const struct ht_below_thing *t = &s->below.thing[i];
+        if (t->by_loop)
+            rc = hold_thing(t, dev);
+        else if (t->bottom && !t->bytes.file)
+            dev->local = false;
+        if (rc != 0)
+            s->busy = t->path;
+    }
+    return rc;
+}
+
 /* One attempt; -EBUSY when another process holds it. */
-static int try_open(const struct source *s, struct ht_dev *dev)
+static int try_open(struct source *s, struct ht_dev *dev)
 {
     int flags = (dev->rdonly ? O_RDONLY : O_RDWR) | O_CLOEXEC, rc = 0;
 
+    s->busy = s->path;
     dev->fd = open(s->path, flags | (s->kind != A_NAMESPACE ? O_DIRECT : 0) | (s->kind == A_BLOCK_DEVICE ? O_EXCL : 0));
     if (dev->fd < 0)
         return -errno;
@@ -77,10 +140,13 @@ static int try_open(const struct source *s, struct ht_dev *dev)
         dev->hold_fd = open(s->beside, flags | O_EXCL);
         rc = dev->hold_fd < 0 ? -errno : 0;
     }
-    if (rc != 0) {
-        close(dev->fd);
-        dev->fd = -1;
-    }
+    dev->local = s->kind != A_FILE || ht_below_is_local(dev->fd);
+    if (rc == 0 && s->kind == A_FILE)
+        rc = lock_part(dev->fd, dev->rdonly, &s->below.thing[0].bytes);
+    if (rc == 0)
+        rc = hold_below(s, dev);
+    if (rc != 0)
+        ht_dev_let_go(dev);
     return rc;
 }
 
@@ -108,7 +174,21 @@ static void report_waiting(const char *path, int flags)
         ht_warn("%s is %s; waiting up to %d s for it", path, ht_holder_text(&h, text), HT_DEVICE_WAIT_S);
 }
 
-static int open_held(const struct source *s, int flags, struct ht_dev *dev)
+/* A loop device that shows some of the same bytes would let others write them, or keep old ones in memory. */
+static int check_loops(struct source *s, const struct ht_dev *dev)
+{
+    char name[NAME_MAX + 1];
+    int rc = ht_below_other_loop(&s->below, !dev->rdonly, name);
+
+    if (rc <= 0)
+        return rc;
+    ht_error("%s is in use as the loop device /dev/%s: use that, or end it with losetup -d /dev/%s", s->path, name,
+             name);
+    s->busy = NULL;
+    return -EBUSY;
+}
+
+static int open_held(struct source *s, int flags, struct ht_dev *dev)
 {
     uint64_t began_ns = ht_now_ns(), waited_ms;
     unsigned patience_ms = ht_log_on_terminal() ? 0 : PATIENCE_MS;
@@ -117,29 +197,36 @@ static int open_held(const struct source *s, int flags, struct ht_dev *dev)
 
     for (;;) {
         rc = try_open(s, dev);
-        if (rc != -EBUSY && rc != -EINTR)
+        if (rc == 0 || rc == -EBUSY) {
+            int other = check_loops(s, dev); /* it stays */
+            rc = other != 0 ? other : rc;
+        }
+        if ((rc != -EBUSY && rc != -EINTR) || !s->busy)
             return rc;
         waited_ms = (ht_now_ns() - began_ns) / 1000000;
         if (waited_ms >= HT_DEVICE_WAIT_S * 1000u)
             return rc;
         if (waited_ms >= GRACE_MS && !waits) {
-            waits = worth_waiting(s->path, flags);
+            waits = worth_waiting(s->busy, flags);
             if (!waits)
                 return rc;
         }
         if (waits && !reported && waited_ms >= patience_ms) {
-            report_waiting(s->path, flags);
+            report_waiting(s->busy, flags);
             reported = true;
         }
         sleep_ms(RETRY_MS);
     }
 }
 
-static void explain_busy(const char *path)
+static void explain_busy(const struct source *s)
 {
+    const char *path = s->busy;
     char text[HT_HOLDER_TEXT_MAX];
     struct ht_holder h = {0};
 
+    if (path != s->path)
+        ht_error("%s shows the same bytes as %s", s->path, path);
     if (ht_holder_find(path, &h) != 0)
         h = (struct ht_holder){0};
     ht_holder_text(&h, text);
@@ -157,7 +244,8 @@ static void explain_failure(const struct source *s, int flags, int err)
 
     switch (-err) {
     case EBUSY:
-        explain_busy(path);
+        if (s->busy)
+            explain_busy(s);
         break;
     case EINVAL:
         if (s->kind != A_FILE)
@@ -340,36 +428,68 @@ static int inspect(struct source *s)
         return rc;
     }
     s->kind = S_ISBLK(st.st_mode) ? A_BLOCK_DEVICE : S_ISREG(st.st_mode) ? A_FILE : A_NAMESPACE;
-    if (s->kind != A_NAMESPACE)
-        return 0;
-    if (ht_nvme_namespace_is(&st))
-        return find_beside(&st, s);
-    ht_error("%s is neither a block device nor a regular file, nor an NVMe namespace", s->path);
-    return -EINVAL;
+    if (s->kind == A_NAMESPACE && !ht_nvme_namespace_is(&st)) {
+        ht_error("%s is neither a block device nor a regular file, nor an NVMe namespace", s->path);
+        return -EINVAL;
+    }
+    rc = s->kind == A_NAMESPACE ? find_beside(&st, s) : 0;
+    if (rc == 0 && s->kind == A_NAMESPACE && stat(s->beside, &st) != 0)
+        rc = -errno;
+    if (rc != 0)
+        return rc;
+    rc = ht_below_find(&st, &s->below);
+    if (rc != 0)
+        ht_error("%s: what lies below it cannot be found out: %s", s->path, strerror(-rc));
+    return rc;
 }
 
-int ht_dev_open(const char *path, int flags, struct ht_dev **out_dev)
+/* The same number for all names of the bytes that this kernel knows, until it ends. */
+static uint64_t place_of(const struct ht_below *b)
 {
-    struct source s = {.path = path};
+    const struct ht_bytes *last = &b->thing[0].bytes;
+
+    for (unsigned i = 0; i < b->count; i++)
+        if (b->thing[i].bottom)
+            last = &b->thing[i].bytes;
+    const uint64_t words[] = {last->file, last->device, last->inode, last->begin};
+    return ht_hash64(words, sizeof(words), 0);
+}
+
+static int open_source(struct source *s, int flags, struct ht_dev **out_dev)
+{
     struct ht_dev *dev;
-    int rc = inspect(&s);
+    int rc = inspect(s);
 
     if (rc != 0)
         return rc;
-    dev = ht_dev_alloc(path);
+    dev = ht_dev_alloc(s->path);
     if (!dev)
         return -ENOMEM;
     dev->rdonly = flags & HT_DEV_RDONLY;
-    dev->block = s.kind == A_BLOCK_DEVICE;
-    rc = open_held(&s, flags, dev);
+    dev->block = s->kind == A_BLOCK_DEVICE;
+    dev->place = place_of(&s->below);
+    rc = open_held(s, flags, dev);
     if (rc != 0)
-        explain_failure(&s, flags, rc);
+        explain_failure(s, flags, rc);
     else
-        rc = learn_geometry(dev, &s);
+        rc = learn_geometry(dev, s);
     if (rc != 0) {
         ht_dev_close(dev);
         return rc;
     }
     *out_dev = dev;
     return 0;
+}
+
+int ht_dev_open(const char *path, int flags, struct ht_dev **out_dev)
+{
+    struct source *s = calloc(1, sizeof(*s));
+    int rc = -ENOMEM;
+
+    if (s) {
+        s->path = path;
+        rc = open_source(s, flags, out_dev);
+    }
+    free(s);
+    return rc;
 }

@@ -27,6 +27,7 @@ int ht_dev_open_ram(uint64_t bytes, uint32_t lba, struct ht_dev **out_dev)
     dev->ram = ram;
     dev->size = bytes;
     dev->lba = lba;
+    dev->local = true;
     *out_dev = dev;
     return 0;
 }

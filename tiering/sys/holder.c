@@ -168,6 +168,27 @@ static bool take_opener(pid_t pid, struct ht_holder *h)
     return holds;
 }
 
+/* The mount that a daemon serves has as its source a file or device that the daemon has open, by whatever name. */
+static int mount_of_process(pid_t pid, struct ht_mount_entry *m)
+{
+    char path[32], link[PATH_MAX];
+    struct dirent *e;
+    int rc = -ENOENT;
+    DIR *dir;
+
+    snprintf(path, sizeof(path), "/proc/%d/fd", (int)pid);
+    dir = opendir(path);
+    while (dir && rc != 0 && (e = readdir(dir))) {
+        ssize_t n = readlinkat(dirfd(dir), e->d_name, link, sizeof(link) - 1);
+        link[n > 0 ? n : 0] = '\0';
+        if (link[0] == '/')
+            rc = ht_mount_named(link, m);
+    }
+    if (dir)
+        closedir(dir);
+    return rc;
+}
+
 int ht_holder_find(const char *path, struct ht_holder *out)
 {
     struct ht_mount_entry *m;
@@ -181,7 +202,8 @@ int ht_holder_find(const char *path, struct ht_holder *out)
         return -ENOMEM;
     *out = (struct ht_holder){0};
     each(&st, S_ISBLK(st.st_mode) ? take_opener : take_owner, out);
-    if (ht_mount_of_source(path, m) == 0) {
+    if (ht_mount_of_source(path, m) == 0 ||
+        (out->pid && out->pid != getpid() && !out->opener && mount_of_process(out->pid, m) == 0)) {
         memcpy(out->point, m->point, sizeof(out->point));
         out->mount_lives = !ht_mount_is_fuse(m) || (out->pid != 0 && !out->opener);
     }

@@ -151,6 +151,18 @@ int ht_mount_of_source(const char *path, struct ht_mount_entry *out)
     return find(match_source, &s, out);
 }
 
+static int match_name(const void *what, const struct ht_mount_entry *m)
+{
+    unsigned long uid;
+
+    return ht_mount_is_hitrain(m) && ht_mount_user(m, &uid) && uid == 0 && strcmp(m->source, what) == 0;
+}
+
+int ht_mount_named(const char *source, struct ht_mount_entry *out)
+{
+    return find(match_name, source, out);
+}
+
 /* -------------------------------------------------------------- other questions */
 
 static int match_id(const void *what, const struct ht_mount_entry *m)

@@ -23,6 +23,8 @@ struct ht_mount_entry {
  * mount may claim any source: it counts only for files of that user. -ENOENT: it is not mounted in this namespace.
  */
 int ht_mount_of_source(const char *path, struct ht_mount_entry *out) HT_MUST_CHECK;
+/* A mount of hitrain by root with exactly this text as its source. */
+int ht_mount_named(const char *source, struct ht_mount_entry *out) HT_MUST_CHECK;
 /* The mount that path lies on; where the kernel gives no numbers of mounts, the topmost one of its file system. */
 int ht_mount_of_path(const char *path, struct ht_mount_entry *out) HT_MUST_CHECK;
 /* The topmost mount at exactly this absolute path, without touching the file system there: it may be dead. */
