@@ -31,6 +31,7 @@
 #include "tiering/api/discard.h"
 #include "tiering/api/stats.h"
 #include "tiering/api/store.h"
+#include <hitrain/limits.h>
 #include <hitrain/version.h>
 
 struct daemon {
@@ -43,6 +44,7 @@ struct daemon {
     struct ht_participants participants;
     struct ht_optim *optim; /* one of them */
     struct ht_fuse *fuse;
+    struct ht_ticker claims;
     bool store_mounted, optim_started;
 };
 
@@ -184,6 +186,14 @@ static int open_store(struct daemon *d)
     return rc ? rc : make_participants(d);
 }
 
+static void look_for_claims(void *ctx, uint64_t since_begin_ns)
+{
+    const struct daemon *d = ctx;
+
+    (void)since_begin_ns;
+    ht_store_look_for_claims(d->store);
+}
+
 static int mount_store(struct daemon *d)
 {
     struct ht_ticker progress;
@@ -197,6 +207,8 @@ static int mount_store(struct daemon *d)
     if (rc)
         return rc;
     d->store_mounted = true;
+    if (!d->options.read_only)
+        ht_ticker_begin(&d->claims, HT_CLAIM_LOOK_MS * UINT64_C(1000000), look_for_claims, d);
     rc = ht_participants_start(&d->participants);
     d->optim_started = rc == 0;
     if (rc == 0)
@@ -298,6 +310,8 @@ static int make_durable(struct daemon *d)
     if (d->optim_started)
         ht_optim_stop(d->optim);
     rc = d->store_mounted ? ht_store_unmount(d->store) : 0;
+    if (d->store_mounted && !d->options.read_only)
+        ht_ticker_end(&d->claims);
     if (rc) {
         const struct ht_event_about about = {.device = d->source, .error = rc};
         ht_event(HT_EVENT_PAGES_LOST, &about, "%s: not everything could be written at the end: %s", d->source,

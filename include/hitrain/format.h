@@ -51,7 +51,7 @@ typedef struct {
 
 struct ht_disk_log_copy {
     ht_le32 device; /*  0 index of the device */
-    ht_le32 pad;    /*  4 */
+    ht_le32 writer; /*  4 of copy 0: HT_WRITER_*; of copy 1: zero */
     ht_le64 offset; /*  8 bytes, multiple of 4096 */
 };
 
@@ -80,7 +80,8 @@ struct ht_disk_super {
     ht_le64 start_chain;                        /*  184 checksum that frame names as its predecessor's */
     ht_le64 epoch;                              /*  192 highest epoch ever used */
     ht_le64 durable_seq;                        /*  200 last frame, when HT_SUPER_CLEAN */
-    uint8_t host_id[16];                        /*  208 of the last writer */
+    ht_le64 writer;                             /*  208 nonce of the mount that writes, or 0 */
+    ht_le64 writer_place;                       /*  216 hash of its boot and of the bytes that it holds */
     uint8_t boot_id[16];                        /*  224 of the last writer */
     ht_le64 created_ns;                         /*  240 */
     ht_le64 device_bytes[HT_DEVICES_MAX];       /*  248 */
@@ -100,6 +101,10 @@ static_assert(offsetof(struct ht_disk_super, device_uuid) == 504, "superblock la
  * old one or the new. Another copy is valid where a new version of the program writes its names.
  */
 static_assert(offsetof(struct ht_disk_super, member_epoch) + 8 * HT_DEVICES_MAX <= 512, "superblock layout");
+
+/* Of older programs the 16 bytes from `writer` on are the host's id, and nothing is known of the mount. */
+#define HT_WRITER_KNOWN 1u
+#define HT_WRITER_LOCAL 2u /* locks of its machine excluded all others */
 
 #define HT_SUPER_CLEAN 1u  /* unmounted cleanly: durable_seq is the last frame */
 #define HT_SUPER_IN_USE 2u /* a writer has it mounted, or died */

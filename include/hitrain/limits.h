@@ -33,6 +33,8 @@
 #define HT_GATHER_MEMBERS_OF_ALL_MAX (1u << 19) /* of all: some 80 MiB of memory if they are open for writing */
 #define HT_ACCOUNTS_BYTES_MAX (64ull << 20)     /* memory of places that such files have written, and not applied */
 #define HT_DEVICE_WAIT_S 30
-#define HT_DEVICE_ANSWER_S 30 /* default: a device whose oldest request is older does not answer */
+#define HT_CLAIM_LOOK_MS 2000u  /* how often the owner of a store looks for claims of others */
+#define HT_CLAIM_WAIT_MS 10000u /* how long a claim waits for an owner whose end locks cannot prove */
+#define HT_DEVICE_ANSWER_S 30   /* default: a device whose oldest request is older does not answer */
 
 #endif

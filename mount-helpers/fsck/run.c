@@ -3,6 +3,7 @@
 #include "mount-helpers/fsck/fsck.h"
 
 #include "tiering/base/log.h"
+#include "tiering/space/claim.h"
 
 static const struct pass {
     const char *name; /* NULL: it reports its progress itself */
@@ -61,7 +62,8 @@ int ht_fsck_run(struct ht_fsck *f, const char *name)
         ht_json_object(&f->json, NULL);
         ht_json_array(&f->json, "problems");
     }
-    rc = f->failed ? -EIO : check(f);
+    rc = f->failed ? -EIO : f->opt.mode != HT_FSCK_CHECK ? ht_claim_ask(f->devs, f->dev_count) : 0;
+    rc = rc == 0 ? check(f) : rc;
     /* -EUCLEAN: the damage that ends the check was reported as a problem */
     f->failed |= rc < 0 && (rc != -EUCLEAN || f->problems == 0);
     if (f->opt.json && f->opt.mode == HT_FSCK_CHECK)

@@ -13,6 +13,7 @@
 #include "tiering/base/log.h"
 #include "tiering/sys/nvme_namespace.h"
 #include "tiering/sys/stdio_fds.h"
+#include "tiering/space/claim.h"
 #include "tiering/space/super.h"
 #include "mount-helpers/common/probe.h"
 #include "mount-helpers/common/text.h"
@@ -235,11 +236,14 @@ static int format(struct ht_mkfs_target *targets, unsigned count, const struct h
     struct ht_dev *devs[HT_DEVICES_MAX];
     int rc;
 
-    for (unsigned i = 0; i < count; i++) {
+    for (unsigned i = 0; i < count; i++)
         devs[i] = targets[i].dev;
+    rc = ht_claim_ask(devs, count);
+    if (rc < 0)
+        return rc;
+    for (unsigned i = 0; i < count; i++)
         if (targets[i].device && !o->no_discard)
             ht_mkfs_discard(&targets[i]);
-    }
     rc = ht_super_format(devs, count, &f, out_sb);
     if (rc == -ENOSPC)
         explain_too_small(targets, count, o);

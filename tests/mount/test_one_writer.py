@@ -1,15 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
 """A store has one writer, by whatever names its bytes are reached."""
 import contextlib
+import errno
 import os
+import signal
 import stat
 import struct
 import subprocess
+import time
 
 import pytest
 
 from conftest import BIN, SECONDS_MAX, run, wait_for
 from slow import loop_device
+from test_errors import events
 
 MIB = 1 << 20
 SIZE = 64 * MIB
@@ -162,3 +166,99 @@ def test_a_loop_device_that_only_reads_does_not_disturb_readers(make_store):
         made.mount('ro')
         assert run('hitrain-fsck', '-n', reader).returncode == 0
         made.unmount()
+
+
+# ------------------------------------------------ names that locks do not relate
+
+@contextlib.contextmanager
+def overlay(image):
+    """Another name of the image, on another file system: each has locks of its own. So is a device of two machines."""
+    folder = image.parent
+    for name in 'lower', 'work', 'merged':
+        (folder / name).mkdir()
+    upper = folder / 'upper'
+    upper.mkdir()
+    image.rename(upper / image.name)
+    done = subprocess.run(['mount', '-t', 'overlay', 'overlay', '-o', f'lowerdir={folder}/lower,upperdir={upper},workdir={folder}/work',
+                           folder / 'merged'])
+    if done.returncode:
+        (upper / image.name).rename(image)
+        pytest.skip('no overlay here')
+    try:
+        yield upper / image.name, folder / 'merged' / image.name
+    finally:
+        subprocess.run(['umount', '--lazy', folder / 'merged'], check=True)
+        (upper / image.name).rename(image)
+
+
+@pytest.fixture
+def two(make_store):
+    """Two mounts to be, of one store by two names."""
+    one, other = make_store(SIZE), make_store(SIZE)
+    image, spare = one.image, other.image
+    with overlay(image) as (one.image, other.image):
+        yield one, other
+        one.image, other.image = image, spare
+
+
+def assert_not_mounted(store):
+    store.start()
+    assert store.daemon.wait(SECONDS_MAX) != 0
+    store.daemon = None
+    assert 'has this store in use' in store.messages(), store.messages()
+
+
+@pytest.mark.parametrize('turn', [1, -1])
+def test_a_writer_that_locks_do_not_show_answers(two, turn):
+    one, other = two[::turn]
+    mnt = one.mount()
+    write(mnt, 'before')
+    assert_not_mounted(other)
+    for program in ['hitrain-fsck', '-y'], ['mkfs.hitrain', '--force']:
+        refused(*program, other.image, word='has this store in use')
+    write(mnt, 'after')
+    assert not [e for e in events(mnt, code='taken-over')]
+    one.unmount()
+    mnt = other.mount()
+    assert (mnt / 'before').read_bytes() == b'b' * MIB and (mnt / 'after').read_bytes() == b'a' * MIB
+    other.unmount()
+    other.assert_clean()
+
+
+def test_a_dead_writer_does_not_answer(two):
+    one, other = two
+    write(one.mount(), 'before')
+    one.kill()
+    one.detach()
+    began = time.monotonic()
+    mnt = one.mount()
+    assert time.monotonic() - began < 8  # the same bytes of the same kernel: nobody can live
+    one.kill()
+    one.detach()
+    mnt = other.mount()
+    assert 'waiting' in other.messages()
+    assert (mnt / 'before').read_bytes() == b'b' * MIB
+    other.unmount()
+    other.assert_clean()
+
+
+def test_a_writer_that_stood_still_stops_when_another_took_over(two):
+    one, other = two
+    mnt = one.mount()
+    write(mnt, 'before')
+    one.daemon.send_signal(signal.SIGSTOP)
+    theirs = other.mount()
+    write(theirs, 'after')
+    one.daemon.send_signal(signal.SIGCONT)
+    wait_for(lambda: events(mnt, code='taken-over'), 'the event')
+    with pytest.raises(OSError) as refusal:
+        write(mnt, 'lost')
+    assert refusal.value.errno in (errno.EIO, errno.EROFS)
+    one.daemon.terminate()
+    assert one.daemon.wait(SECONDS_MAX) != 0
+    one.daemon = None
+    write(theirs, 'end')
+    other.unmount()
+    other.assert_clean()
+    mnt = other.mount()
+    assert sorted(p.name for p in mnt.iterdir()) == ['after', 'before', 'end']

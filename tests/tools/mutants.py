@@ -32,6 +32,7 @@ KEPT = 'tests/unit/mount-helpers/fsck/test_kept'
 SQUARES = 'tests/unit/optim/step/test_squares'
 REDO = 'tests/unit/optim/step/test_redo'
 RECOVER = 'tests/unit/optim/step/test_recover'
+TAKEN = 'tests/mount/test_one_writer.py::test_a_writer_that_stood_still_stops_when_another_took_over'
 HOLD = 'tests/mount/test_life_holds.py::test_a_file_stays_held_while_writes_of_the_dead_go_on'
 
 # mutant, missing safeguard, program, scenario (of crash_small) or test (of the others)
@@ -71,6 +72,7 @@ MUTANTS = [
     ('frame-too-short', 'a frame has what each owner shows', SMALL, 'compress-shared'),
     ('frame-checksum', 'checksum of a frame', SMALL, 'xattr'),
     ('padding-later', 'a frame torn in its padding is no later one', SMALL, 'create'),
+    ('writer-unseen', 'a writer looks whether another took over', TAKEN, ''),
     ('super-checksum', 'checksum of a superblock', ROT, 'rot_in_one_superblock_is_survived'),
     ('chunk-checksum', 'checksum of stored content', ROT, 'rot_in_content_is_an_error'),
     ('damage-unseen', 'a log that lost its middle is damaged', ROT, 'rot_in_both_logs_is_survived_or_refused'),

@@ -100,8 +100,14 @@ int ht_store_cross_repair_log_aside(struct ht_store *s, unsigned *out_frames) HT
 /*
  * Replay the log and, unless read-only, begin to write. WAITS. -EUCLEAN: damaged; see ht_store_log_report.
  * -EPROTONOSUPPORT: the store has records or features that this program does not know, and that a writer would lose.
+ * -EBUSY: another machine has it, or a mount by a name that locks do not know.
  */
 int ht_store_mount(struct ht_store *s) HT_MUST_CHECK;
+/*
+ * Every HT_CLAIM_LOOK_MS from the mount on: answers another machine that asks whether the store is in use
+ * (tiering/space/claim.h), and stops all writes if it was taken over. WAITS for a device.
+ */
+void ht_store_look_for_claims(struct ht_store *s);
 /*
  * Writes back and publishes everything outside scopes, marks the store clean, stops threads. Drops pending state of
  * scopes. WAITS.

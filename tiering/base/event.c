@@ -53,6 +53,8 @@ const struct ht_event_kind ht_event_kinds[HT_EVENT_CODES] = {
     [HT_EVENT_DEGRADED] = {"degraded", HT_LOG_WARN, "The store was mounted without one of its members."},
     [HT_EVENT_MEMBER_LEFT] = {"member-left", HT_LOG_ERROR, "A member does not take a superblock or the log."},
     [HT_EVENT_DEVICE_FAILING] = {"device-failing", HT_LOG_ERROR, "A device fails writes."},
+    [HT_EVENT_TAKEN_OVER] = {"taken-over", HT_LOG_ERROR,
+                             "Another mount took the store over; this one writes nothing any more."},
     [HT_EVENT_DEVICE_SILENT] = {"device-not-answering", HT_LOG_ERROR, "A device does not answer."},
     [HT_EVENT_DEVICE_ANSWERS] = {"device-answers", HT_LOG_INFO, "A device answers again."},
     [HT_EVENT_STEP_NOT_KEPT] = {"step-not-kept", HT_LOG_ERROR, "A commit could not keep its step."},

@@ -49,9 +49,11 @@ struct ht_data {
     struct ht_encoders encoders;
     /* members.c */
     HT_GUARDED_BY(HT_LOCK_SUPER) struct {
-        uint32_t part;         /* devices (bits) that take part in the epoch */
-        uint32_t super_failed; /* devices that did not take the last superblock */
-        bool unrecorded;       /* no superblock names the present members of the epoch yet */
+        uint32_t part;          /* devices (bits) that take part in the epoch */
+        uint32_t super_failed;  /* devices that did not take the last superblock */
+        struct ht_claim *claim; /* of a store that is being mounted, or NULL */
+        bool taken;             /* all writes are stopped: another has the store */
+        bool unrecorded;        /* no superblock names the present members of the epoch yet */
     };
 };
 

@@ -19,6 +19,7 @@
  * Lock: super_lock guards sb, part, super_failed and unrecorded.
  */
 #include "tiering/data/members.h"
+#include "tiering/space/claim.h"
 #include "tiering/base/event.h"
 #include "tiering/base/lock.h"
 #include "tiering/base/log.h"
@@ -242,6 +243,19 @@ static uint32_t present(const struct ht_store *s)
     return devices;
 }
 
+static void stop_writes(struct ht_store *s) HT_REQUIRES(HT_LOCK_SUPER)
+{
+    if (s->data->taken)
+        return;
+    s->data->taken = s->sb.taken = true;
+    for (unsigned i = 0; i < s->dev_count; i++)
+        if (s->dev[i])
+            ht_dev_stop_writes(s->dev[i]);
+    ht_event(HT_EVENT_TAKEN_OVER, &(struct ht_event_about){.error = -EROFS},
+             "another machine, or a mount by another name of the device, took the store over while this mount stood "
+             "still: it writes nothing any more");
+}
+
 /* The devices (bits) that do not take it. A silent one that the log can do without is not asked. */
 static uint32_t write_to_members(struct ht_store *s) HT_REQUIRES(HT_LOCK_SUPER)
 {
@@ -250,7 +264,10 @@ static uint32_t write_to_members(struct ht_store *s) HT_REQUIRES(HT_LOCK_SUPER)
 
     for (unsigned i = 0; i < s->dev_count; i++)
         devs[i] = (s->data->super_failed | silent) >> i & 1 ? NULL : s->dev[i];
-    return ht_super_write_each(&s->sb, devs, s->dev_count) | silent;
+    uint32_t failed = ht_super_write_each(&s->sb, devs, s->dev_count);
+    if (s->sb.taken)
+        stop_writes(s);
+    return failed | silent;
 }
 
 /*
@@ -377,17 +394,71 @@ static int take_in(struct ht_store *s, uint32_t behind)
 int ht_store_begin_epoch(struct ht_store *s, const struct ht_journal_report *report)
 {
     uint32_t behind = log_behind(s, report) & present(s);
+    uint8_t host[16];
 
     ht_mutex_lock(ht_super_mutex(s));
     s->data->part = present(s) & ~behind;
     s->sb.flags = HT_SUPER_IN_USE;
-    ht_host_ids(s->sb.host_id, s->sb.boot_id);
+    ht_host_ids(host, s->sb.boot_id);
     if (s->opts.repair) /* later frames may have been given up */
         s->sb.durable_seq = ht_min_u64(s->sb.durable_seq, ht_journal_durable(s->journal));
     uint64_t epoch = ++s->sb.epoch; /* durable in the superblock before a frame carries the epoch */
+    ht_claim_free(s->data->claim);
+    s->data->claim = NULL;
     int rc = HT_MUTANT("epoch-unnamed") ? 0 : write_epoch(s);
     ht_mutex_unlock(ht_super_mutex(s));
     if (!rc)
         rc = ht_journal_start(s->journal, epoch);
     return rc ? rc : take_in(s, behind);
+}
+
+/* ------------------------------------------------------------------ claims */
+
+int ht_store_claim(struct ht_store *s)
+{
+    ht_mutex_lock(ht_super_mutex(s));
+    int rc = ht_claim_take(&s->sb, s->dev, s->dev_count, &s->data->claim);
+    ht_mutex_unlock(ht_super_mutex(s));
+    return rc;
+}
+
+void ht_store_unclaim(struct ht_store *s)
+{
+    ht_mutex_lock(ht_super_mutex(s));
+    if (s->data->claim)
+        ht_claim_undo(s->data->claim, &s->sb);
+    s->data->claim = NULL;
+    ht_mutex_unlock(ht_super_mutex(s));
+}
+
+/* Devices that hold the newest superblock, so that it may answer. Until a mount has written one it does not answer. */
+static uint32_t claimed(const struct ht_store *s) HT_REQUIRES(HT_LOCK_SUPER)
+{
+    return s->data->taken || s->data->claim ? 0 : s->sb.claimed & s->data->part & ~s->data->super_failed;
+}
+
+/* A copy that is just being written reads as damaged or foreign: so it counts only with the lock. */
+static void look_again(struct ht_store *s, unsigned i)
+{
+    ht_mutex_lock(ht_super_mutex(s));
+    if (claimed(s) >> i & 1) {
+        enum ht_claim_state state = ht_claim_look(&s->sb, s->dev[i], i);
+        if (state == HT_CLAIM_LOST)
+            stop_writes(s);
+        else if (state != HT_CLAIM_OWN)
+            ht_claim_answer(&s->sb, s->dev[i], i, state);
+    }
+    ht_mutex_unlock(ht_super_mutex(s));
+}
+
+void ht_store_look_for_claims(struct ht_store *s)
+{
+    ht_mutex_lock(ht_super_mutex(s));
+    struct ht_super sb = s->sb;
+    uint32_t devices = claimed(s);
+    ht_mutex_unlock(ht_super_mutex(s));
+
+    for (unsigned i = 0; i < s->dev_count; i++)
+        if ((devices >> i & 1) && ht_claim_look(&sb, s->dev[i], i) != HT_CLAIM_OWN)
+            look_again(s, i);
 }

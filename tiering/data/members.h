@@ -13,6 +13,10 @@ struct ht_journal_report;
 int ht_store_gather(struct ht_store *s, struct ht_dev *const devs[], unsigned n) HT_MUST_CHECK;
 /* The caller's list: members by index, then the devices that are none. */
 void ht_store_put_in_order(const struct ht_store *s, struct ht_dev *devs[], unsigned n);
+/* Before a store that will be written is replayed: nobody else has it (claim.h). */
+int ht_store_claim(struct ht_store *s) HT_MUST_CHECK;
+/* It was not mounted, and nothing was written. */
+void ht_store_unclaim(struct ht_store *s);
 /* A new epoch, in superblocks and log. */
 int ht_store_begin_epoch(struct ht_store *s, const struct ht_journal_report *report) HT_MUST_CHECK;
 

@@ -55,6 +55,13 @@ static enum ht_super_problem read_copy(struct ht_dev *dev, uint64_t offset, stru
     return problem == HT_SUPER_OK && !leaves_room(out_sb) ? HT_SUPER_BAD_FIELD : problem;
 }
 
+enum ht_super_problem ht_super_read_copy(struct ht_dev *dev, uint64_t offset, struct ht_super *out_sb)
+{
+    bool io_error;
+
+    return read_copy(dev, offset, out_sb, &io_error);
+}
+
 /* No valid copy was found: returns the most specific reason. */
 static int read_error(const struct ht_super_report *r, bool io_error)
 {
@@ -107,6 +114,10 @@ static int write_copy(struct ht_super *sb, struct ht_dev *dev, unsigned index, u
     struct ht_super check;
 
     sb->device_index = index;
+    if (sb->mine && sb->writer == sb->mine) {
+        sb->writer_place = sb->places[index];
+        sb->writer_flags = HT_WRITER_KNOWN | (sb->local >> index & 1 ? HT_WRITER_LOCAL : 0);
+    }
     ht_super_encode(sb, block);
     assert(ht_super_decode(block, &check) == HT_SUPER_OK); /* a superblock that cannot be read back is not written */
     int rc = ht_fault(HT_FAULT_SPACE_SUPER);
@@ -143,14 +154,23 @@ static bool same_store(const struct ht_super *sb, const struct ht_super *have)
     return memcmp(have->uuid, sb->uuid, sizeof(have->uuid)) == 0;
 }
 
+bool ht_super_is_foreign(const struct ht_super *sb, const struct ht_super *have)
+{
+    /* Our last superblock has no nonce any more. */
+    bool ours = have->writer == sb->mine || (have->writer == sb->writer && have->generation <= sb->generation);
+
+    return !HT_MUTANT("writer-unseen") && !(same_store(sb, have) && ours);
+}
+
 /*
  * The order in which to overwrite the copies of a device. Copies without the newest generation come first (after
  * damage, a failed write or flush, or a crash in between), so that one with it stays valid until another is flushed.
- * The device may have missed some generations that others took.
+ * The device may have missed some generations that others took. False: another mount took the store over (claim.h).
  */
-static void write_order(const struct ht_super *sb, struct ht_dev *dev, unsigned index,
+static bool write_order(const struct ht_super *sb, struct ht_dev *dev, unsigned index,
                         unsigned out_order[HT_SUPER_COPIES])
 {
+    bool foreign[HT_SUPER_COPIES] = {false};
     static const unsigned usual[HT_SUPER_COPIES] = {1, 0, 2};
     uint64_t generation[HT_SUPER_COPIES] = {0}, newest = 0;
     unsigned n = 0;
@@ -159,8 +179,9 @@ static void write_order(const struct ht_super *sb, struct ht_dev *dev, unsigned 
         struct ht_super have;
         bool io_error;
         uint64_t at = ht_super_offset(sb->device_bytes[index], c);
-        bool sure = !(sb->unsure[index] >> c & 1);
-        if (sure && read_copy(dev, at, &have, &io_error) == HT_SUPER_OK && same_store(sb, &have))
+        bool sure = !(sb->unsure[index] >> c & 1) && read_copy(dev, at, &have, &io_error) == HT_SUPER_OK;
+        foreign[c] = sure && (sb->claimed >> index & 1) && ht_super_is_foreign(sb, &have);
+        if (sure && same_store(sb, &have))
             generation[c] = have.generation;
         newest = ht_max_u64(newest, generation[c]);
     }
@@ -168,6 +189,7 @@ static void write_order(const struct ht_super *sb, struct ht_dev *dev, unsigned 
         for (unsigned i = 0; i < HT_SUPER_COPIES; i++)
             if (HT_MUTANT("super-order") ? pass == 0 : (generation[usual[i]] == newest) == (pass == 1))
                 out_order[n++] = usual[i];
+    return !(foreign[1] && foreign[2]);
 }
 
 /* The first copy is flushed: the other two may be overwritten together. */
@@ -228,8 +250,10 @@ uint32_t ht_super_write_all(struct ht_super *sb, struct ht_dev *const devs[], un
 
     assert(dev_count == sb->device_count && dev_count <= HT_DEVICES_MAX);
     for (unsigned i = 0; i < dev_count; i++)
-        if (devs[i])
-            write_order(sb, devs[i], i, order[i]);
+        sb->taken |= devs[i] && !write_order(sb, devs[i], i, order[i]);
+    *out_partial = 0;
+    if (sb->taken)
+        return UINT32_MAX;
     sb->generation++;
     write_first(sb, devs, dev_count, order, first);
     for (unsigned i = 0; i < dev_count; i++) {

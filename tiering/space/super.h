@@ -25,12 +25,19 @@ struct ht_super {
     uint64_t log_offset[HT_LOG_COPIES];
     uint64_t start_pos, start_seq, start_chain;
     uint64_t epoch, durable_seq;
-    uint8_t host_id[16], boot_id[16];
+    uint64_t writer, writer_place; /* claim.h; 0: nobody, or not known */
+    uint32_t writer_flags;
+    uint8_t boot_id[16];
     uint64_t created_ns;
     uint64_t device_bytes[HT_DEVICES_MAX];
     uint8_t device_uuid[HT_DEVICES_MAX][16];
     uint64_t member_epoch[HT_DEVICES_MAX]; /* members.h; all zero: never recorded */
-    uint8_t unsure[HT_DEVICES_MAX];        /* copies (bits) whose flush failed: in memory only */
+    /* In memory only: */
+    uint8_t unsure[HT_DEVICES_MAX]; /* copies (bits) whose flush failed */
+    uint64_t mine;                  /* our nonce, or 0 */
+    uint32_t claimed, local;        /* devices (bits) that took our claim; whose bytes locks exclude others from */
+    uint64_t places[HT_DEVICES_MAX];
+    bool taken; /* another took the store over: nothing may be written any more */
 };
 
 /* What of a superblock never changes: readable without a lock. */
@@ -99,7 +106,8 @@ struct ht_super_report {
 int ht_super_read(struct ht_dev *dev, struct ht_super *out_sb, struct ht_super_report *out_report) HT_MUST_CHECK;
 /*
  * Raises sb->generation by one and writes it to all copies of all devices (device_index set for each). devs[i] NULL:
- * missing, skipped. 0 when every present device holds it in at least one copy... else -EIO.
+ * missing, skipped. 0 when every present device holds it in at least one copy... else -EIO. If another mount took the
+ * store over, nothing is written, sb->taken is set, and no device counts as holding it.
  */
 int ht_super_write(struct ht_super *sb, struct ht_dev *const devs[], unsigned dev_count) HT_MUST_CHECK;
 /* The same; the devices (bits) that hold it in no copy. */
@@ -116,7 +124,11 @@ struct ht_super_scrub {
 };
 unsigned ht_super_scrub(const struct ht_super *sb, struct ht_dev *dev, unsigned index, bool repair,
                         struct ht_super_scrub *out);
-/* For fsck: one copy of one device anew, and flush. sb: as another copy of that device has it. */
+/* One copy, whatever the others say. */
+enum ht_super_problem ht_super_read_copy(struct ht_dev *dev, uint64_t offset, struct ht_super *out_sb);
+/* A copy that was found on a device of sb's store: is it another mount's, or another store's? */
+bool ht_super_is_foreign(const struct ht_super *sb, const struct ht_super *have);
+/* One copy of one device anew, and flush. sb: as another copy of that device has it. */
 int ht_super_rewrite(const struct ht_super *sb, struct ht_dev *dev, unsigned copy) HT_MUST_CHECK;
 
 struct ht_format_opts {

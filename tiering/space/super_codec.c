@@ -91,7 +91,9 @@ static void encode_identity(const struct ht_super *sb, struct ht_disk_super *d)
     memcpy(d->label, sb->label, strnlen(sb->label, HT_LABEL_BYTES));
     put64(&d->salt, sb->salt);
     put64(&d->generation, sb->generation);
-    memcpy(d->host_id, sb->host_id, sizeof(d->host_id));
+    put64(&d->writer, sb->writer);
+    put64(&d->writer_place, sb->writer ? sb->writer_place : 0);
+    put32(&d->log[0].writer, sb->writer ? sb->writer_flags | HT_WRITER_KNOWN : 0);
     memcpy(d->boot_id, sb->boot_id, sizeof(d->boot_id));
     put64(&d->created_ns, sb->created_ns);
 }
@@ -153,7 +155,9 @@ static void decode_identity(const struct ht_disk_super *d, struct ht_super *sb)
     sb->label[HT_LABEL_BYTES] = '\0';
     sb->salt = get64(&d->salt);
     sb->generation = get64(&d->generation);
-    memcpy(sb->host_id, d->host_id, sizeof(sb->host_id));
+    sb->writer_flags = get32(&d->log[0].writer);
+    sb->writer = sb->writer_flags & HT_WRITER_KNOWN ? get64(&d->writer) : 0;
+    sb->writer_place = get64(&d->writer_place);
     memcpy(sb->boot_id, d->boot_id, sizeof(sb->boot_id));
     sb->created_ns = get64(&d->created_ns);
 }

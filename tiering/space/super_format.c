@@ -70,6 +70,7 @@ static int make_uuid(uint8_t out[16])
 static int format_identity(struct ht_super *sb, const char *label)
 {
     int rc = make_uuid(sb->uuid);
+    uint8_t host[16];
 
     for (unsigned i = 0; !rc && i < sb->device_count; i++)
         rc = make_uuid(sb->device_uuid[i]);
@@ -81,7 +82,7 @@ static int format_identity(struct ht_super *sb, const char *label)
         return -EINVAL;
     if (label)
         memcpy(sb->label, label, strlen(label));
-    ht_host_ids(sb->host_id, sb->boot_id);
+    ht_host_ids(host, sb->boot_id);
     sb->created_ns = ht_wall_ns();
     return ht_super_label_valid(sb->label) ? 0 : -EINVAL;
 }

@@ -341,6 +341,8 @@ int ht_store_mount(struct ht_store *s)
 
     if (!rc)
         rc = prepare_for_frames(s);
+    if (!rc && !s->opts.read_only)
+        rc = ht_store_claim(s);
     if (!rc) {
         ht_store_lock(s);
         ht_alloc_begin_marking(s->alloc);
@@ -350,6 +352,8 @@ int ht_store_mount(struct ht_store *s)
         ht_alloc_end_marking(s->alloc);
         ht_store_unlock(s);
     }
+    if (rc)
+        ht_store_unclaim(s);
     if (rc || s->opts.read_only)
         return rc;
     HT_VERIFY(ht_store_verify(s, true));
@@ -389,6 +393,7 @@ int ht_store_unmount(struct ht_store *s)
     if (!rc) {
         ht_mutex_lock(ht_super_mutex(s));
         s->sb.flags = HT_SUPER_CLEAN;
+        s->sb.writer = 0;
         s->sb.durable_seq = ht_journal_durable(s->journal);
         rc = ht_store_write_super(s);
         ht_mutex_unlock(ht_super_mutex(s));
