@@ -53,6 +53,19 @@ static bool owner_may_live(const struct one *o)
     return may_live(&o->before, o->dev) || (read_copy(&o->before, o->dev, COPY_Y, &y) && may_live(&y, o->dev));
 }
 
+/* Somebody wrote a superblock since we read ours, and perhaps has the store. */
+static bool moved_on(const struct one *o)
+{
+    const struct ht_super *b = &o->before;
+    struct ht_super have;
+
+    for (unsigned c = 0; c < COPY_X; c++)
+        if (ht_super_read_copy(o->dev, ht_super_offset(b->device_bytes[b->device_index], c), &have) == HT_SUPER_OK &&
+            (memcmp(have.uuid, b->uuid, sizeof(have.uuid)) != 0 || have.generation > b->generation))
+            return true;
+    return false;
+}
+
 static int write_copy(const struct one *o, uint64_t nonce, unsigned copy)
 {
     struct ht_super with = o->before;
@@ -121,6 +134,8 @@ static int ask(struct ht_claim *c)
         if (!o->dev)
             continue;
         int rc = write_copy(o, c->nonce, COPY_X);
+        if (moved_on(o))
+            return refuse(c);
         wait |= owner_may_live(o);
         if (rc && owner_may_live(o))
             return rc;

@@ -7,7 +7,8 @@
  * one of them at a time, and the rest of that copy stays as it was read. So it never harms a store that is in use: the
  * other copies have the newest generation, and a writer overwrites copies without it first.
  *
- *   claim P:   X = P; read Y; if Y is another's: wait, and give up if X changes; Y = P; give up unless X is still P
+ *   claim P:   X = P; give up if there is a newer superblock; read Y; if Y is another's: wait, and give up if X
+ *              changes; Y = P; give up unless X is still P
  *   owner Q:   looks at X and Y every HT_CLAIM_LOOK_MS, and before it writes a superblock
  *                X foreign, Y own:  somebody asks: X = Q
  *                X own, Y foreign:  somebody was late, and reads X before it goes on: Y = Q
