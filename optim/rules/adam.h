@@ -10,21 +10,25 @@
  * Operations and roundings stand in the order of PyTorch 2, with its fused multiply-adds (1.13 computes m in two
  * steps, which is less exact), so that a run can move between the two:
  *
- *   m = fma(1 - beta1, g - m, m)
+ *   m = fma(1 - beta1, g - m, m)                                        where 1 - beta1 < 0.5 (torch.lerp)
+ *   m = fma(-beta1, g - m, g)                                           else; -beta1 as (1 - beta1) - 1 in float
  *   v = fma((1 - beta2) * g, g, v * beta2)
  *   p = p + (-step_size * m) / (sqrt(v) / sqrt(1 - beta2^t) + eps)      the quotient is rounded first
+ *
+ * The second form of m has kernels of its own, because logged steps of older programs have the first one for all beta1.
  */
 #ifndef HITRAIN_OPTIM_RULES_ADAM_H
 #define HITRAIN_OPTIM_RULES_ADAM_H
 
 #include "optim/rules/element.h"
 
-/* Moments; returns the change of the parameter. */
-HT_LANES_FN ht_lanes adam_change(struct ht_element *x, const struct ht_scalars *s)
+/* Both moments; returns the change of the parameter. near_g: m is computed from the side of g. */
+HT_LANES_FN ht_lanes adam_change(struct ht_element *x, const struct ht_scalars *s, bool near_g)
 {
     ht_lanes m = x->state[0], v = x->state[1];
+    float weight = near_g ? s->adam.one_minus_beta1 - 1 : s->adam.one_minus_beta1;
 
-    m = lanes_fma(lanes_set(s->adam.one_minus_beta1), x->g - m, m);
+    m = lanes_fma(lanes_set(weight), x->g - m, near_g ? x->g : m);
     v = lanes_fma(lanes_set(s->adam.one_minus_beta2) * x->g, x->g, v * lanes_set(s->adam.beta2));
     x->state[0] = m;
     x->state[1] = v;
@@ -35,7 +39,13 @@ HT_LANES_FN ht_lanes adam_change(struct ht_element *x, const struct ht_scalars *
 HT_LANES_FN void adam_step(struct ht_element *x, const struct ht_scalars *s)
 {
     x->g = lanes_fma(lanes_set(s->adam.weight_decay), x->p, x->g);
-    x->p = x->p + adam_change(x, s);
+    x->p = x->p + adam_change(x, s, false);
+}
+
+HT_LANES_FN void adam_near_g_step(struct ht_element *x, const struct ht_scalars *s)
+{
+    x->g = lanes_fma(lanes_set(s->adam.weight_decay), x->p, x->g);
+    x->p = x->p + adam_change(x, s, true);
 }
 
 /* Everything is computed in double and rounded once, as PyTorch does with the Python floats it is given. */
@@ -43,7 +53,6 @@ static inline void adam_scalars(const struct ht_optim_config *c, uint64_t t, str
 {
     double bc1 = 1.0 - pow(c->beta1, (double)t), bc2 = 1.0 - pow(c->beta2, (double)t);
 
-    out->kernel = HT_KERNEL_ADAM;
     out->adam.decay = (float)(1.0 - c->lr * c->weight_decay);
     out->adam.weight_decay = (float)c->weight_decay;
     out->adam.one_minus_beta1 = (float)(1.0 - c->beta1);
@@ -52,6 +61,7 @@ static inline void adam_scalars(const struct ht_optim_config *c, uint64_t t, str
     out->adam.minus_step_size = (float)-(c->lr / bc1);
     out->adam.sqrt_bc2 = (float)sqrt(bc2);
     out->adam.eps = (float)c->eps;
+    out->kernel = out->adam.one_minus_beta1 < 0.5f ? HT_KERNEL_ADAM : HT_KERNEL_ADAM_NEAR_G;
 }
 
 static inline unsigned adam_states(const struct ht_optim_config *c, uint8_t out_kind[HT_KERNEL_STATES_MAX])

@@ -12,13 +12,18 @@
 
 HT_LANES_FN void adamw_step(struct ht_element *x, const struct ht_scalars *s)
 {
-    x->p = x->p * lanes_set(s->adam.decay) + adam_change(x, s);
+    x->p = x->p * lanes_set(s->adam.decay) + adam_change(x, s, false);
+}
+
+HT_LANES_FN void adamw_near_g_step(struct ht_element *x, const struct ht_scalars *s)
+{
+    x->p = x->p * lanes_set(s->adam.decay) + adam_change(x, s, true);
 }
 
 static inline void adamw_scalars(const struct ht_optim_config *c, uint64_t t, struct ht_scalars *out)
 {
     adam_scalars(c, t, out);
-    out->kernel = HT_KERNEL_ADAMW;
+    out->kernel = out->kernel == HT_KERNEL_ADAM ? HT_KERNEL_ADAMW : HT_KERNEL_ADAMW_NEAR_G;
 }
 
 HT_RULE adamw_rule = {

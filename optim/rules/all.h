@@ -18,6 +18,8 @@
     X(HT_KERNEL_SGD_MOMENTUM, sgd_momentum, 1) \
     X(HT_KERNEL_SGD_NESTEROV, sgd_nesterov, 1) \
     X(HT_KERNEL_LION, lion, 1)                 \
-    X(HT_KERNEL_ADAGRAD, adagrad, 1)
+    X(HT_KERNEL_ADAGRAD, adagrad, 1)           \
+    X(HT_KERNEL_ADAMW_NEAR_G, adamw_near_g, 2) \
+    X(HT_KERNEL_ADAM_NEAR_G, adam_near_g, 2)
 
 #endif

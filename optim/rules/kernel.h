@@ -25,6 +25,8 @@ enum ht_kernel {
     HT_KERNEL_SGD_NESTEROV,
     HT_KERNEL_LION,
     HT_KERNEL_ADAGRAD,
+    HT_KERNEL_ADAMW_NEAR_G, /* beta1 up to 0.5 */
+    HT_KERNEL_ADAM_NEAR_G,
     HT_KERNEL_COUNT
 };
 

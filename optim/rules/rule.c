@@ -46,7 +46,7 @@ void ht_rule_scalars(const struct ht_optim_config *c, uint64_t t, struct ht_scal
     ht_rule_of(c->rule)->scalars(c, t, out);
 }
 
-/* Only momentum chooses among the kernels of a rule. */
+/* Only momentum and beta1 choose among the kernels of a rule. */
 unsigned ht_rule_kernel_states(enum ht_kernel kernel, uint8_t out_kind[HT_KERNEL_STATES_MAX])
 {
     for (size_t i = 0; i < HT_ARRAY_SIZE(rules); i++) {
@@ -55,6 +55,7 @@ unsigned ht_rule_kernel_states(enum ht_kernel kernel, uint8_t out_kind[HT_KERNEL
         for (unsigned momentum = 0; momentum < 3; momentum++) {
             c.momentum = momentum ? 0.5 : 0;
             c.nesterov = momentum == 2;
+            c.beta1 = momentum ? 0.25 : 0.75;
             ht_rule_scalars(&c, 1, &s);
             if (s.kernel == kernel)
                 return rules[i]->states(&c, out_kind);

@@ -104,7 +104,7 @@ void ht_opt_redo_reset(struct ht_root *root)
     redo->obj = NULL;
     redo->used = redo->unwritten = 0;
     redo->pieces = 0;
-    redo->counted = redo->sparse = redo->sections = false;
+    redo->counted = redo->sparse = redo->sections = redo->near_g = false;
     ht_buf_reset(&redo->summary);
 }
 

@@ -79,6 +79,7 @@ struct ht_redo {
     bool full;          /* so it does because a client asked for that */
     bool sparse;        /* its summary has a sparse piece */
     bool sections;      /* its summary has a section of a parameter */
+    bool near_g;        /* its summary has a kernel that older programs do not know (rules/adam.h) */
     bool counted;       /* obj and summary are of the last step, which is not durable yet: no worker runs until it is */
     bool logging;       /* the transaction of a commit that leaves parameters and state out */
     bool sparing;       /* that of an abort that leaves them as they are */

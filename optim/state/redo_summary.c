@@ -67,6 +67,11 @@ static void take_scalars(uint8_t kernel, uint8_t maximize, const ht_le32 from[HT
         out->number[k] = number_of(ht_le32_load(&from[1 + k]));
 }
 
+static void note_kernel(struct ht_root *root, const struct ht_scalars *s) HT_REQUIRES(HT_LOCK_OPTIM)
+{
+    root->redo.near_g |= s->kernel == HT_KERNEL_ADAMW_NEAR_G || s->kernel == HT_KERNEL_ADAM_NEAR_G;
+}
+
 /* A sum of gradients is logged in f32, which is never more bytes than each of its gradients. */
 static void put_param(struct ht_buf *b, const struct ht_param *p) HT_REQUIRES(HT_LOCK_OPTIM)
 {
@@ -84,6 +89,7 @@ static void put_param(struct ht_buf *b, const struct ht_param *p) HT_REQUIRES(HT
     ht_le32_store(&d.chunk_bytes, p->shape.chunk_bytes);
     put_scalars(s, d.scalar);
     ht_buf_put(b, &d, sizeof(d));
+    note_kernel(p->root, s);
 }
 
 static void put_section(struct ht_buf *b, uint64_t oid, const struct ht_param_section *s)
@@ -109,6 +115,7 @@ static bool put_sections(struct ht_buf *b, const struct ht_param *p) HT_REQUIRES
     for (uint32_t i = 0; i < ht_opt_sections_count(p); i++) {
         all &= sane(&p->sections->of[i].scalars);
         put_section(b, p->oid, &p->sections->of[i]);
+        note_kernel(p->root, &p->sections->of[i].scalars);
     }
     p->root->redo.sections |= ht_opt_sections_count(p) > 0;
     return all;
@@ -199,7 +206,7 @@ bool ht_opt_redo_summarize(struct ht_root *root, bool skipped)
     struct ht_disk_redo head = {.pad = {{0}}};
 
     redo->sparse = any_sparse(redo, pieces);
-    redo->sections = false;
+    redo->sections = redo->near_g = false;
     ht_buf_reset(b);
     ht_buf_put(b, &head, sizeof(head));
     bool fits = skipped || put_params(root, &params);

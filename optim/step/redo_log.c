@@ -390,7 +390,7 @@ int ht_opt_redo_commit(struct ht_root *root, uint64_t *out_lsn)
 
     lock(root->o);
     bool counted = root->redo.counted, sparse = counted && root->redo.sparse;
-    bool sections = counted && root->redo.sections;
+    bool sections = counted && root->redo.sections, near_g = counted && root->redo.near_g;
     unlock(root->o);
     /* Without a step there may be an object of one that was taken back. */
     int rc = counted ? write_summary(root) : ht_opt_redo_discard(root);
@@ -401,6 +401,8 @@ int ht_opt_redo_commit(struct ht_root *root, uint64_t *out_lsn)
         rc = ht_store_mark_redo_sparse(s);
     if (!rc && sections && !HT_MUTANT("sections-unmarked"))
         rc = ht_store_mark_redo_sections(s);
+    if (!rc && near_g)
+        rc = ht_store_mark_redo_near_g(s);
     if (!rc)
         rc = prepare(root);
     if (rc)

@@ -20,7 +20,7 @@ torch = pytest.importorskip('torch')
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 BUILD = pathlib.Path(os.environ.get('HITRAIN_BUILD', ROOT / 'build'))
 F32, BF16, F16 = 1, 2, 3
-KERNELS = 7
+KERNELS = 9
 STEPS = 1000
 ELEMENTS = 20000
 FLAGS = ['-std=gnu11', '-O2', '-fPIC', '-D_GNU_SOURCE', '-ffp-contract=off', '-Iinclude', '-I.']
@@ -160,6 +160,8 @@ CASES = {
     'adamw, maximize': adamw(maximize=True),
     'adamw, tiny gradients': adamw(g_scale=1e-12),
     'adamw, no momentum': adamw(beta1=0.0, beta2=0.99),
+    'adamw, half momentum': adamw(beta1=0.5, beta2=0.9),
+    'adam, no averages': Case('adam beta1=0 beta2=0', lambda p, lr: torch.optim.Adam(p, lr, (0.0, 0.0)), exact_adam(False, 0.0, 0.0)),
     'adam': Case('adam', lambda p, lr: torch.optim.Adam(p, lr), exact_adam(False)),
     'adam, L2': Case('adam weight_decay=0.1', lambda p, lr: torch.optim.Adam(p, lr, weight_decay=0.1),
                      exact_adam(False, weight_decay=0.1)),
@@ -229,6 +231,29 @@ def test_a_rule_is_torchs(library, monkeypatch, name):
         assert apart <= 1e-3 * case.lr
         assert our_error[0] <= 1.1 * torch_error[0]
         assert our_error[1] <= 1.1 * torch_error[1]
+
+
+@pytest.mark.parametrize('rule', ['adam', 'adamw'])
+@pytest.mark.parametrize('beta1', [0.0, 0.1, 0.499, 0.5, 0.501, 0.9])
+def test_the_average_has_both_forms_of_torch_lerp(library, monkeypatch, rule, beta1):
+    rng = np.random.default_rng(3)
+    m, g = ((rng.normal(0, 1, ELEMENTS) * np.exp(rng.normal(0, 6, ELEMENTS))).astype(np.float32) for _ in range(2))
+    weight = np.float32(1.0 - beta1)
+
+    def fused(weight, start):  # the product is exact in float64, and the sum nearly so
+        return (np.float64(weight) * (g - m).astype(np.float64) + start.astype(np.float64)).astype(np.float32)
+    near_m, near_g = fused(weight, m), fused(weight - np.float32(1), g)
+    right, wrong = (near_m, near_g) if weight < 0.5 else (near_g, near_m)
+    assert (right != wrong).mean() > 0.1
+    for ours in with_each_kernel(monkeypatch, library, np.zeros(ELEMENTS, np.float32), f'{rule} beta1={beta1}').values():
+        ours.state[0][:] = m
+        ours.step(g, 1e-3)
+        assert (ours.state[0] != right).mean() < 1e-4
+    theirs = torch.lerp(torch.from_numpy(m), torch.from_numpy(g), float(weight)).numpy()
+    scale = np.maximum(np.abs(m), np.abs(g)) * 2.0 ** -23
+    assert (np.abs(right.astype(np.float64) - theirs) <= 2 * scale).all()
+    if beta1 == 0:
+        assert (right == g).all() and (theirs == g).all()
 
 
 TORCH_DTYPE = {BF16: torch.bfloat16, F16: torch.float16}

@@ -104,6 +104,7 @@ uint64_t ht_scope_edits_published(struct ht_store *s, uint64_t scope);
 int ht_store_mark_redo(struct ht_store *s) HT_MUST_CHECK;
 int ht_store_mark_redo_sparse(struct ht_store *s) HT_MUST_CHECK;   /* the same, of sparse pieces */
 int ht_store_mark_redo_sections(struct ht_store *s) HT_MUST_CHECK; /* and of numbers for ranges of elements */
+int ht_store_mark_redo_near_g(struct ht_store *s) HT_MUST_CHECK;   /* and of kernels for beta1 up to 0.5 */
 /*
  * Restores the published state of a scope in one transaction: metadata of the clients, then content and sizes. Objects
  * created since are deleted, objects deleted since are there again. The caller holds no batch pin on them. WAITS for

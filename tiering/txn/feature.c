@@ -47,6 +47,11 @@ int ht_store_mark_redo_sections(struct ht_store *s)
     return ht_store_need_feature(s, HT_FEAT_REFUSE_SECTIONS);
 }
 
+int ht_store_mark_redo_near_g(struct ht_store *s)
+{
+    return ht_store_need_feature(s, HT_FEAT_REFUSE_NEAR_G);
+}
+
 int ht_store_mark_feature(struct ht_store *s, uint64_t bit)
 {
     return ht_store_need_feature(s, bit);

@@ -86,12 +86,14 @@ static double random_unit(void)
 
 static void random_scalars(struct ht_scalars *s, enum ht_kernel kernel)
 {
-    static const enum ht_rule_id rule[HT_KERNEL_COUNT] = {HT_RULE_ADAMW, HT_RULE_ADAM, HT_RULE_SGD,    HT_RULE_SGD,
-                                                          HT_RULE_SGD,   HT_RULE_LION, HT_RULE_ADAGRAD};
+    static const enum ht_rule_id rule[HT_KERNEL_COUNT] = {HT_RULE_ADAMW,   HT_RULE_ADAM,  HT_RULE_SGD,
+                                                          HT_RULE_SGD,     HT_RULE_SGD,   HT_RULE_LION,
+                                                          HT_RULE_ADAGRAD, HT_RULE_ADAMW, HT_RULE_ADAM};
+    bool near_g = kernel == HT_KERNEL_ADAMW_NEAR_G || kernel == HT_KERNEL_ADAM_NEAR_G;
     struct ht_optim_config c = {
         .rule = rule[kernel],
         .lr = random_unit() * 1e-2,
-        .beta1 = random_unit(),
+        .beta1 = random_unit() / 2 + (near_g ? 0 : 0.5001),
         .beta2 = random_unit(),
         .eps = 1e-8,
         .weight_decay = random_unit() * 0.1,
@@ -180,11 +182,11 @@ static void step_in_double(struct truth *x, const struct ht_optim_config *c, enu
                            uint64_t t)
 {
     g = c->maximize ? -g : g;
-    if (kernel == HT_KERNEL_ADAMW || kernel == HT_KERNEL_LION)
+    if (c->rule == HT_RULE_ADAMW || kernel == HT_KERNEL_LION)
         x->p *= 1 - c->lr * c->weight_decay;
     else
         g += c->weight_decay * x->p;
-    if (kernel == HT_KERNEL_ADAMW || kernel == HT_KERNEL_ADAM) {
+    if (c->rule == HT_RULE_ADAMW || c->rule == HT_RULE_ADAM) {
         x->m = c->beta1 * x->m + (1 - c->beta1) * g;
         x->v = c->beta2 * x->v + (1 - c->beta2) * g * g;
         double m = x->m / (1 - pow(c->beta1, (double)t)), v = x->v / (1 - pow(c->beta2, (double)t));
@@ -216,6 +218,8 @@ START_TEST(every_rule_follows_its_formula)
         "sgd lr=1e-2 momentum=0.9 nesterov=1 weight_decay=0.1",
         "lion lr=1e-2 beta1=0.8 beta2=0.95 weight_decay=0.1",
         "adagrad lr=1e-2 lr_decay=0.1 weight_decay=0.1",
+        "adamw lr=1e-2 beta1=0.5 beta2=0.95 weight_decay=0.1",
+        "adam lr=1e-2 beta1=0 beta2=0.95 weight_decay=0.1 maximize=1",
     };
     enum ht_kernel kernel = (enum ht_kernel)_i;
     struct ht_optim_config c;

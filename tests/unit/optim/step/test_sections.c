@@ -172,6 +172,27 @@ END_TEST
 
 /* ------------------------------------------------------------- logged steps */
 
+START_TEST(steps_with_a_low_beta1_are_logged)
+{
+    begin("adamw lr=1e-2 beta1=0.5 redo=on durable_every=100", 1 + (unsigned)_i);
+    step();
+    step();
+    step();
+    ck_assert_uint_eq(fixture_stat(&w).logged_steps, 2);
+    ck_assert(is_marked(&w, HT_FEAT_REFUSE_NEAR_G));
+    check_all(&w);
+    fixture_crash(&w);
+    fixture_mount(&w);
+    ck_assert(is_marked(&w, HT_FEAT_REFUSE_NEAR_G)); /* older programs would not know the kernel */
+    ck_assert_str_eq(fixture_stat(&w).error, "");
+    ck_assert_uint_eq(fixture_stat(&w).step, 3);
+    check_all(&w);
+    step();
+    check_all(&w);
+    fixture_close(&w);
+}
+END_TEST
+
 START_TEST(steps_with_sections_are_logged)
 {
     begin("adamw lr=1e-2 weight_decay=0.1 redo=on durable_every=100", 1 + (unsigned)_i);
@@ -367,6 +388,7 @@ int main(void)
     tcase_add_loop_test(t, a_range_has_the_bits_of_a_parameter_of_its_own, 0, HT_ARRAY_SIZE(rules));
     tcase_add_test(t, clipping_acts_on_all_ranges);
     tcase_add_test(t, words_that_do_not_fit_refuse_the_gradient);
+    tcase_add_loop_test(t, steps_with_a_low_beta1_are_logged, 0, 2);
     tcase_add_loop_test(t, steps_with_sections_are_logged, 0, 2);
     tcase_add_test(t, logged_sections_that_cannot_be_right_are_refused);
     tcase_add_test(t, numbers_of_a_client_have_sections);
