@@ -39,7 +39,9 @@ struct ht_cmd_options {
     bool for_rank; /* send: for one rank alone, and of one former rank, or of all */
     bool of_rank;
     uint64_t shard, of;
-    bool all; /* forget: all kept steps */
+    bool all;                               /* forget: all kept steps */
+    uint64_t params, tensors, retain, redo; /* size: 0 where they were not given */
+    const char *dtype, *optimizer;          /* or NULL */
 };
 
 /* Each command in its own file; path is on any mount. Returns an exit code, and prints errors. */
@@ -54,6 +56,7 @@ int ht_cmd_metrics(const char *path, const struct ht_cmd_options *o);
 int ht_cmd_features(const char *path, const struct ht_cmd_options *o);
 int ht_cmd_doctor(const char *path, const struct ht_cmd_options *o); /* path: NULL for the machine alone */
 int ht_cmd_bench(const char *path, const struct ht_cmd_options *o);
+int ht_cmd_size(const char *path, const struct ht_cmd_options *o); /* path: NULL */
 int ht_cmd_device(const char *path, const struct ht_cmd_options *o);
 int ht_cmd_prefetch(const char *path, const struct ht_cmd_options *o);
 int ht_cmd_evict(const char *path, const struct ht_cmd_options *o);

@@ -36,22 +36,29 @@ enum {
     OPT_SHARD,
     OPT_OF,
     OPT_ALL,
+    OPT_PARAMS,
+    OPT_TENSORS,
+    OPT_DTYPE,
+    OPT_OPTIMIZER,
+    OPT_RETAIN,
+    OPT_REDO,
     OPT_HELP,
     OPT_VERSION
 };
 enum { ENGINE_NAME_MAX = 64 };
-#define OPT_BIT(option) (1u << ((option)-OPT_JSON))
+#define OPT_BIT(option) (UINT64_C(1) << ((option)-OPT_JSON))
 
 static const char *const scrub_verbs[] = {"start", "status", "stop", NULL};
 static const char *const background_verbs[] = {"status", "pause", "resume", NULL};
 static const char *const trace_verbs[] = {"show", "save", NULL};
 
 /* What stands after the name of a command, and its verb. */
-enum paths { ONE, MANY, OPTIONAL, ROOT_NAME, ROOT_STEP, ROOT_STEPS, ROOT_STEP_DIR };
+enum paths { NONE, ONE, MANY, OPTIONAL, ROOT_NAME, ROOT_STEP, ROOT_STEPS, ROOT_STEP_DIR };
 static const struct {
     int least, most;
     const char *expected;
 } counts[] = {
+    [NONE] = {0, 0, "expected no path after "},
     [ONE] = {1, 1, "expected one path after "},
     [MANY] = {1, INT_MAX, "expected paths after "},
     [OPTIONAL] = {0, 1, "expected one path after "},
@@ -66,7 +73,7 @@ static const struct command {
     const char *const *verbs; /* a verb that stands between name and path; NULL: no verb does */
     int (*run)(const char *path, const struct ht_cmd_options *o);
     enum paths paths;
-    unsigned options;
+    uint64_t options;
     const char *help;
 } commands[] = {
     {"stats", "PATH [--json] [--watch=SECONDS]", NULL, ht_cmd_stats, ONE, OPT_BIT(OPT_JSON) | OPT_BIT(OPT_WATCH),
@@ -89,6 +96,18 @@ static const struct command {
      "Prints the version of the format of a mounted store, or of a device or file of a store, and the features that it uses.\n"
      "A program that does not know a used feature refuses the store, reads it only, or ignores the feature.\n\n"
      "  --udev           type, UUID and label instead, as udev's rules import them\n"},
+    {"size", "--params=N [--dtype=DTYPE] [--optimizer=WORDS] [--retain=N] [--redo=N] [--tensors=N] [--json]", NULL,
+     ht_cmd_size, NONE,
+     OPT_BIT(OPT_JSON) | OPT_BIT(OPT_PARAMS) | OPT_BIT(OPT_TENSORS) | OPT_BIT(OPT_DTYPE) | OPT_BIT(OPT_OPTIMIZER) |
+         OPT_BIT(OPT_RETAIN) | OPT_BIT(OPT_REDO),
+     "Prints how many bytes a store needs for one model: parameters, optimizer state and its rewrite, gradients that wait,\n"
+     "kept steps, logged steps, and the store's log. mkfs.hitrain --size takes the number.\n\n"
+     "  --params=N         parameters of the model\n"
+     "  --dtype=DTYPE      f32 (default), bf16 or f16\n"
+     "  --optimizer=WORDS  as in the attribute optimizer (adamw)\n"
+     "  --retain=N         kept steps\n"
+     "  --redo=N           logged steps, with every N-th in full\n"
+     "  --tensors=N        tensors of the model (1000; fewer if it is small)\n"},
     {"doctor", "[PATH|DEVICE] [--json]", NULL, ht_cmd_doctor, OPTIONAL, OPT_BIT(OPT_JSON),
      "Checks this machine, and the mount or the device or file of a store, for what is slow or unsafe, and prints a remedy\n"
      "for each finding. Changes nothing. Exit status: 3 if the worst finding is a warning, 4 if it is an error.\n\n"},
@@ -252,6 +271,12 @@ static const struct option words[] = {
     {"shard", required_argument, NULL, OPT_SHARD},
     {"of", required_argument, NULL, OPT_OF},
     {"all", no_argument, NULL, OPT_ALL},
+    {"params", required_argument, NULL, OPT_PARAMS},
+    {"tensors", required_argument, NULL, OPT_TENSORS},
+    {"dtype", required_argument, NULL, OPT_DTYPE},
+    {"optimizer", required_argument, NULL, OPT_OPTIMIZER},
+    {"retain", required_argument, NULL, OPT_RETAIN},
+    {"redo", required_argument, NULL, OPT_REDO},
     {"help", no_argument, NULL, OPT_HELP},
     {"version", no_argument, NULL, OPT_VERSION},
     {NULL, 0, NULL, 0},
@@ -322,7 +347,7 @@ static const struct command *find_command(const char *name)
 
 struct parsed {
     struct ht_cmd_options o;
-    unsigned given; /* OPT_BIT of each */
+    uint64_t given; /* OPT_BIT of each */
     bool help, version;
 };
 
@@ -353,6 +378,23 @@ static bool *flag_of(int option, struct ht_cmd_options *o)
     }
 }
 
+/* Those of `size`. */
+static int parse_need(int option, const char *value, struct ht_cmd_options *o)
+{
+    uint64_t *number = option == OPT_PARAMS ? &o->params
+        : option == OPT_TENSORS             ? &o->tensors
+        : option == OPT_RETAIN              ? &o->retain
+                                            : &o->redo;
+
+    if (option == OPT_DTYPE)
+        o->dtype = value;
+    else if (option == OPT_OPTIMIZER)
+        o->optimizer = value;
+    else if (!parse_number(value, number) || !*number)
+        return usage_error("not a number above 0: ", value);
+    return 0;
+}
+
 static int parse_value(int option, const char *value, struct ht_cmd_options *o)
 {
     bool *flag = flag_of(option, o);
@@ -361,6 +403,8 @@ static int parse_value(int option, const char *value, struct ht_cmd_options *o)
         *flag = true;
         return 0;
     }
+    if (option >= OPT_PARAMS && option <= OPT_REDO)
+        return parse_need(option, value, o);
     switch (option) {
     case OPT_SVG:
         o->svg = value;
@@ -443,7 +487,7 @@ static int parse(int argc, char **argv, struct parsed *p)
     return status;
 }
 
-static const char *misplaced(const struct command *command, unsigned given)
+static const char *misplaced(const struct command *command, uint64_t given)
 {
     for (const struct option *w = words; w->name; w++)
         if (given & ~command->options & OPT_BIT(w->val))
@@ -470,7 +514,7 @@ static int run(const struct command *command, char **paths, const struct ht_cmd_
 {
     int status = HT_CMD_OK;
 
-    if (!*paths || command->paths >= ROOT_NAME)
+    if (!*paths || command->paths >= ROOT_NAME) /* of none or one */
         return command->run(*paths, o);
     for (; *paths; paths++) {
         int one = command->run(*paths, o);

@@ -13,11 +13,13 @@
 #include "tiering/base/log.h"
 #include "tiering/sys/nvme_namespace.h"
 #include "tiering/sys/stdio_fds.h"
+#include "optim/rules/need.h"
 #include "tiering/space/claim.h"
 #include "tiering/space/super.h"
 #include "mount-helpers/common/probe.h"
 #include "mount-helpers/common/text.h"
 #include "mount-helpers/mkfs/mkfs.h"
+#include <hitrain/words.h>
 
 /* The minimum of ht_super_format for each device. */
 #define DEVICE_BYTES_MIN (8 * HT_MIB)
@@ -254,6 +256,22 @@ static int format(struct ht_mkfs_target *targets, unsigned count, const struct h
     return rc < 0 ? rc : verify(targets, count, out_sb);
 }
 
+/* What it is enough for; hitrainctl size has the way back. */
+static void report_model(const struct ht_super *sb)
+{
+    static const char adamw[] = "adamw";
+    struct ht_optim_config config;
+    char err[HT_OPTIM_ERROR_MAX];
+    uint64_t bytes = 0;
+
+    for (unsigned i = 0; i < sb->device_count; i++)
+        bytes += sb->device_bytes[i];
+    if (ht_optim_config_parse(adamw, strlen(adamw), &config, err) == 0)
+        printf("  model     with adamw up to %.3g million parameters in f32, or %.3g million in bf16\n",
+               (double)ht_need_elements(bytes, HT_DTYPE_F32, &config) / 1e6,
+               (double)ht_need_elements(bytes, HT_DTYPE_BF16, &config) / 1e6);
+}
+
 static void report(const struct ht_mkfs_target *targets, unsigned count, const struct ht_super *sb)
 {
     char uuid[HT_UUID_TEXT_MAX];
@@ -271,6 +289,7 @@ static void report(const struct ht_mkfs_target *targets, unsigned count, const s
     for (unsigned i = 0; i < HT_LOG_COPIES; i++)
         printf("%s device %u at %s", i == 0 ? ":" : ",", sb->log_device[i], ht_size_text(sb->log_offset[i]));
     printf("\n  chunk     %s\n", ht_size_text(sb->chunk_bytes));
+    report_model(sb);
 }
 
 int main(int argc, char **argv)

@@ -259,8 +259,10 @@ static void report_flush_error(struct ht_param *p, bool part, uint64_t torn, int
             "gradient: the step has numbers of a client (decide), and none for this parameter; it is not applied. "
             "A commit or an abort ends that step");
     else if (err == -ENOSPC)
-        ht_opt_refuse(p->root, HT_EVENT_GRADIENT_REFUSED, p->oid,
-                      "no space for its optimizer state, sums and one rewrite; the gradient is not applied");
+        ht_opt_refuse(
+            p->root, HT_EVENT_GRADIENT_REFUSED, p->oid,
+            "no space for its optimizer state, sums and one rewrite; the gradient is not applied; hitrainctl size "
+            "says how large a store must be");
     else
         ht_opt_refuse(p->root, HT_EVENT_GRADIENT_REFUSED, p->oid, "gradient: %s; it is not applied", strerror(-err));
 }

@@ -41,9 +41,10 @@ hitrain.integrations   for trainers of other packages
 """
 from hitrain import checkpoint, distributed, integrations, optim  # noqa: F401
 from hitrain.optim import *  # noqa: F401, F403
+from hitrain._need import store_bytes
 from hitrain._offload import init_empty, materialize, microbatches, offload
 from hitrain.optim import __all__ as _optimizers
 
-__all__ = [*_optimizers, 'init_empty', 'materialize', 'microbatches', 'offload']
+__all__ = [*_optimizers, 'init_empty', 'materialize', 'microbatches', 'offload', 'store_bytes']
 
 __version__ = '0.1.0'

@@ -20,7 +20,7 @@ from typing import Any, Callable, Dict, Iterable, Iterator, List, Mapping, Optio
 
 import torch
 
-from hitrain import _ahead, _gather, _packs, _topk
+from hitrain import _ahead, _gather, _need, _packs, _topk
 from hitrain._files import FILE_DTYPES, HIDDEN, XATTR, Descriptors, ParameterFile, bytes_of, check_name, check_plain
 from hitrain._job import Job, bring_together, kept_numbers
 from hitrain._packs import Member, PackFile, Place
@@ -183,6 +183,7 @@ class Optimizer(torch.optim.Optimizer):
         self._seen_reducers = False
         self.defaults = defaults  # torch.optim sets the same; needed before that
         self._root = Root(self.root)
+        self._root.room = weakref.WeakMethod(self._room)
         self._shard, self._ranks = shard, Ranks(shard, self.root)
         self._job = job
         self._given_parts = {name: Part(offset, tuple(shape)) for name, (offset, shape) in (parts or {}).items()}
@@ -195,6 +196,13 @@ class Optimizer(torch.optim.Optimizer):
             self._undo()
             self.close(f'could not make its optimizer: {type(e).__name__}')
             raise
+
+    def _room(self) -> int:
+        """How large a store must be, for a refusal that has no room."""
+        world = self._shard.world if self._shard else 1
+        sizes = [(self._param_dtype or p.dtype, p.numel() // world) for p in self._given]
+        momentum = max((g.get('momentum', 0.0) for g in self.param_groups), default=0.0)
+        return _need.bytes_of(sizes, self.rule, momentum, self.retain, self.durable_every if self.redo else 0, self.redo_keep, self.accumulate)
 
     # -- methods of torch.optim --
 

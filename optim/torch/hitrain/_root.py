@@ -3,7 +3,8 @@
 about errors."""
 import errno
 import os
-from typing import Any, List, Optional, Sequence
+import weakref
+from typing import Any, Callable, List, Optional, Sequence
 
 from hitrain._files import HIDDEN, XATTR, attribute, close_quietly
 
@@ -19,6 +20,7 @@ class Root:
         self.path = path
         self._ctl = self._waits = -1
         self._passes: Optional[bool] = None
+        self.room: 'Optional[weakref.WeakMethod[Callable[[], int]]]' = None  # bytes of a store in which the model has room
 
     def number(self, word: str) -> int:
         with self.explained(word):
@@ -56,7 +58,7 @@ class Root:
             said = _reason(answers)
             if said in ('', os.strerror(e.errno or 0)):  # no more than the name of the error
                 said = self._says(e.errno or 0) or said
-            raise OSError(e.errno, f'{os.strerror(e.errno or 0)} ({_last(lines, answers)}): {said}', self.path) from e
+            raise OSError(e.errno, f'{os.strerror(e.errno or 0)} ({_last(lines, answers)}): {said}{self._room(e.errno)}', self.path) from e
         self._answers()
 
     def apply(self, names: Sequence[str]) -> None:
@@ -128,6 +130,10 @@ class Root:
             return "the file system's daemon is gone; mount again and continue with resume=True"
         return 'this is no hitrain mount' if number == errno.ENOTSUP or self._is_elsewhere() else ''
 
+    def _room(self, error: Optional[int]) -> str:
+        room = self.room() if self.room and error == errno.ENOSPC else None
+        return f'; alone in a store of {room()} bytes the model has room' if room else ''
+
     def _is_elsewhere(self) -> bool:
         """A directory of another file system, which may store attributes, too."""
         return os.path.isdir(self.path) and not os.path.exists(os.path.join(self.path, HIDDEN))
@@ -154,5 +160,5 @@ class _Explained:
 
     def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
         if isinstance(error, OSError) and error.errno is not None:
-            text, said = f'{os.strerror(error.errno)} ({self.what})', self.root._says(error.errno)
+            text, said = f'{os.strerror(error.errno)} ({self.what})', self.root._says(error.errno) + self.root._room(error.errno)
             raise type(error)(error.errno, f'{text}: {said}' if said else text, self.root.path) from error

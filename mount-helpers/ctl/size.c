@@ -1,0 +1,68 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* size.c - `hitrainctl size`: how large a store a model needs. It looks at no store. */
+#include "mount-helpers/ctl/ctl.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+
+#include "mount-helpers/common/text.h"
+#include "optim/rules/need.h"
+#include "tiering/base/json.h"
+#include <hitrain/words.h>
+
+static int parse_dtype(const char *word, uint8_t *out)
+{
+    for (size_t i = 0; i < HT_DTYPE_WORDS; i++)
+        if (strcasecmp(ht_dtype_words[i].word, word) == 0 && ht_dtype_trained_bytes(ht_dtype_words[i].dtype)) {
+            *out = ht_dtype_words[i].dtype;
+            return 0;
+        }
+    ht_error("--dtype: not f32, bf16 or f16: %s", word);
+    return -EINVAL;
+}
+
+/* The words of --optimizer, amended by --retain and --redo. */
+static int parse_words(const struct ht_cmd_options *o, struct ht_optim_config *out)
+{
+    const char *text = o->optimizer ? o->optimizer : "adamw";
+    char err[HT_OPTIM_ERROR_MAX], more[128];
+    int rc = ht_optim_config_parse(text, strlen(text), out, err);
+
+    if (rc == 0 && o->retain) {
+        snprintf(more, sizeof(more), "retain=%" PRIu64, o->retain);
+        rc = ht_optim_config_amend(more, strlen(more), out, out, err);
+    }
+    if (rc == 0 && o->redo) {
+        snprintf(more, sizeof(more), "redo=on durable_every=%" PRIu64, o->redo);
+        rc = ht_optim_config_amend(more, strlen(more), out, out, err);
+    }
+    if (rc)
+        ht_error("--optimizer: %s", err);
+    return rc;
+}
+
+int ht_cmd_size(const char *path, const struct ht_cmd_options *o)
+{
+    struct ht_need need = {.elements = o->params, .tensors = o->tensors, .dtype = HT_DTYPE_F32};
+    struct ht_optim_config config;
+
+    (void)path;
+    if (!o->params) {
+        ht_error("size needs --params=N, the number of parameters");
+        return HT_CMD_USAGE;
+    }
+    if ((o->dtype && parse_dtype(o->dtype, &need.dtype)) || parse_words(o, &config))
+        return HT_CMD_USAGE;
+    if (!need.tensors)
+        need.tensors = ht_need_tensors(need.elements);
+    uint64_t bytes = ht_need_bytes(&need, &config);
+    if (bytes == UINT64_MAX) {
+        ht_error("no store is so large");
+        return HT_CMD_FAILED;
+    }
+    if (o->json)
+        printf("{\"bytes\": %" PRIu64 "}\n", bytes);
+    else
+        printf("%" PRIu64 "\n", bytes);
+    return HT_CMD_OK;
+}
