@@ -15,6 +15,8 @@ enum {
     MASTER_RANGE = 1u << 20, /* elements whose masters in two bytes have 64 KiB of facts */
     MASTER_FACTS = 64u << 10,
 };
+typedef unsigned __int128 sum;
+
 #define ELEMENTS_MAX (UINT64_C(1) << 46)
 
 /* Of 16 elements, so that facts on masters are whole bytes. */
@@ -40,10 +42,11 @@ uint64_t ht_need_bytes(const struct ht_need *n, const struct ht_optim_config *c)
     /* The oldest kept step goes when a newer one is there, and its space is free a commit later. */
     uint64_t kept = c->retain ? c->retain + 2ull : 0;
     uint64_t times = 2 + kept + (c->redo ? HT_NEED_REPLAY_REWRITES : 0);
-    unsigned __int128 all =
-        (unsigned __int128)(n->elements / 16 + 1) * (content_bytes(n->dtype, c) * times + 16 * gradient * gradients(c));
+    uint64_t sixteen = content_bytes(n->dtype, c) * times + 16 * gradient * gradients(c);
+    sum all = n->elements / 16 + 1;
 
-    all += (unsigned __int128)n->tensors * HT_BLOCK_BYTES * (TENSOR_BLOCKS * times + gradients(c));
+    all *= sixteen;
+    all += (sum)n->tensors * HT_BLOCK_BYTES * (TENSOR_BLOCKS * times + gradients(c));
     all += all / LOOSE_SHARE + OWN_BYTES;
     all = all * LOG_SHARE / (LOG_SHARE - 1);
     all = (all + HT_MIB - 1) / HT_MIB * HT_MIB;

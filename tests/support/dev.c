@@ -150,6 +150,8 @@ static int begin(struct ht_observer *o, struct ht_io *io)
     const struct timespec delay = {.tv_nsec = (long)d->delay_ms * 1000000};
     int rc = pass_hook(d, io->op);
 
+    if (d->before)
+        d->before(io->op);
     if (d->delay_ms)
         nanosleep(&delay, NULL);
     if (io->op == HT_IO_FLUSH && d->cache)
@@ -230,6 +232,11 @@ static struct dev *observe(struct ht_dev *dev)
     }
     dev->observer = &d->observer;
     return d;
+}
+
+void dev_call_before(struct ht_dev *dev, void (*fn)(enum ht_io_op op))
+{
+    dev_of(dev)->before = fn;
 }
 
 struct dev *dev_of(struct ht_dev *dev)

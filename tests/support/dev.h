@@ -32,6 +32,8 @@ void dev_set_delay(struct ht_dev *dev, unsigned ms);
 void dev_stall(struct ht_dev *dev, bool stalled);
 /* It stops when the n-th operation of a kind from now begins, that one included; 0 disarms. Replaces dev_fail of it. */
 void dev_stall_at(struct ht_dev *dev, enum ht_io_op op, unsigned nth);
+/* Called by the thread of each request before it begins; NULL: nothing is. */
+void dev_call_before(struct ht_dev *dev, void (*fn)(enum ht_io_op op));
 bool dev_is_stalled(struct ht_dev *dev);
 /* Returns when it has stopped. A test that releases a device without this may come before the request that stops it. */
 void dev_wait_stalled(struct ht_dev *dev);

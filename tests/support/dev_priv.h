@@ -29,6 +29,7 @@ struct dev {
     struct dev_cache *cache; /* or NULL */
 
     _Atomic bool stalled, armed;
+    void (*before)(enum ht_io_op op);
     _Atomic unsigned delay_ms;
     _Atomic uint64_t error_ns;
     _Atomic unsigned errors_pending;

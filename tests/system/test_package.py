@@ -76,14 +76,24 @@ def test_the_guide_installs_so():
     assert '```sh\nmake deps deb\napt install ./build/deb/hitrain_*.deb\n```' in (TOP / 'docs/guide.md').read_text()
 
 
+def mirror():
+    """DEBIAN_MIRROR= or the first archive of Debian that apt uses here, as in tests/tools/deps.sh."""
+    if os.environ.get('DEBIAN_MIRROR'):
+        return os.environ['DEBIAN_MIRROR']
+    said = subprocess.run(['apt-get', 'indextargets', '--format', '$(REPO_URI)', 'Created-By: Packages', 'Origin: Debian', 'Label: Debian'],
+                          stdout=subprocess.PIPE, text=True, timeout=SECONDS_MAX).stdout
+    if not said.split():
+        pytest.skip('apt has no lists of an archive of Debian: run apt-get update, or name one in DEBIAN_MIRROR=')
+    return min(said.split())
+
+
 def clean_root(suite):
     root = CACHE / f'debian-{suite}'
     if not root.exists():
         CACHE.mkdir(parents=True, exist_ok=True)
         fresh = pathlib.Path(tempfile.mkdtemp(dir=CACHE))
         try:
-            mirror = os.environ.get('DEBIAN_MIRROR', 'http://deb.debian.org/debian')
-            done = subprocess.run(['debootstrap', '--variant=minbase', suite, fresh, mirror], stdout=subprocess.PIPE,
+            done = subprocess.run(['debootstrap', '--variant=minbase', suite, fresh, mirror()], stdout=subprocess.PIPE,
                                   stderr=subprocess.STDOUT, text=True, timeout=SECONDS_MAX)
             assert done.returncode == 0, done.stdout[-3000:]
             fresh.rename(root)

@@ -4,14 +4,14 @@
  *
  * Each mount that writes has a nonce, and all superblocks that it writes carry it (0: nobody has the store mounted).
  * Two of the three copies of a device serve as registers: X is copy 2, Y is copy 1. A claim changes only the nonce in
- * one of them at a time, and the rest of that copy stays as it was read. So it never harms a store that is in use: the
+ * one copy at a time, and the rest of that copy stays as it was read. So it never harms a store that is in use: the
  * other copies have the newest generation, and a writer overwrites copies without it first.
  *
  *   claim P:   X = P; give up if there is a newer superblock; read Y; if Y is another's: wait, and give up if X
  *              changes; Y = P; give up unless X is still P
  *   owner Q:   looks at X and Y every HT_CLAIM_LOOK_MS, and before it writes a superblock
- *                X foreign, Y own:  somebody asks: X = Q
- *                X own, Y foreign:  somebody was late, and reads X before it goes on: Y = Q
+ *                X foreign, Y own:  a claim asks: X = Q
+ *                X own, Y foreign:  a claim was late, and reads X before it goes on: Y = Q
  *                both foreign:      another took the store over; Q stops writing at once
  *
  * Without the wait at most one of several claims succeeds, however slow each is: it is a splitter (Lamport's fast
@@ -38,7 +38,7 @@ int ht_claim_take(struct ht_super *sb, struct ht_dev *const devs[], unsigned cou
 void ht_claim_undo(struct ht_claim *c, struct ht_super *sb);
 /* It stays. */
 void ht_claim_free(struct ht_claim *c);
-/* -EBUSY, and it is reported: another machine, or another name, has a store on one of them mounted. */
+/* -EBUSY, and it is reported: another machine, or another name, has one of these stores mounted. */
 int ht_claim_ask(struct ht_dev *const devs[], unsigned count) HT_MUST_CHECK;
 
 enum ht_claim_state { HT_CLAIM_OWN, HT_CLAIM_ASKED, HT_CLAIM_LATE, HT_CLAIM_LOST };

@@ -36,11 +36,11 @@ struct ht_below {
 /* st: a regular file or a block device, which is the first thing. -EMLINK: more than can be followed. */
 int ht_below_find(const struct stat *st, struct ht_below *out) HT_MUST_CHECK;
 /*
- * A loop device that shows some of the same bytes and is not part of the chain itself: 1 and its name, without /dev.
+ * A loop device with some of the same bytes and is not part of the chain itself: 1 and its name, without /dev.
  * writing: also one that only reads counts. 0: there is none that can be seen.
  */
 int ht_below_other_loop(const struct ht_below *b, bool writing, char out_name[NAME_MAX + 1]) HT_MUST_CHECK;
-/* The file lies on a file system of this machine alone, on which one name of it excludes all others. */
+/* The file lies on a file system of this machine alone, where its lock excludes all others. */
 bool ht_below_is_local(int fd);
 
 #endif

@@ -8,10 +8,8 @@
 #include <check.h>
 #include <pthread.h>
 
+#include "tests/support/dev.h"
 #include "tests/support/suite.h"
-#include "tiering/base/log.h"
-#include "tiering/io/io_priv.h"
-#include "tiering/io/rings.h"
 
 enum { DEVICE_BYTES = 16 << 20, DEVICES_MAX = 2 };
 
@@ -36,59 +34,23 @@ static void *run_between(void *arg)
     return arg;
 }
 
-static int begin(struct ht_observer *o, struct ht_io *io)
+static void come_between(enum ht_io_op op)
 {
     pthread_t thread;
 
-    (void)o;
     /* the others' flush would wait for this one */
-    if (!between || io->op == HT_IO_FLUSH || !pthread_equal(pthread_self(), claimant) || ++begun != due)
-        return 0;
+    if (!between || op == HT_IO_FLUSH || !pthread_equal(pthread_self(), claimant) || ++begun != due)
+        return;
     ck_assert_int_eq(pthread_create(&thread, NULL, run_between, NULL), 0);
     pthread_join(thread, NULL);
-    return 0;
 }
-
-static bool holds(struct ht_observer *o, const struct ht_io *io)
-{
-    (void)o;
-    (void)io;
-    return false;
-}
-
-static int perform(struct ht_observer *o, struct ht_io *io)
-{
-    uint8_t *at = (uint8_t *)ht_dev_ram_data(io->dev) + io->offset;
-
-    (void)o;
-    if (io->op == HT_IO_WRITE)
-        memcpy(at, io->buf, io->len);
-    else if (io->op == HT_IO_READ)
-        memcpy(io->buf, at, io->len);
-    return 0;
-}
-
-static void end(struct ht_observer *o, struct ht_io *io, int result, uint32_t moved)
-{
-    (void)o;
-    (void)io;
-    (void)result;
-    (void)moved;
-}
-
-static void close_nothing(struct ht_observer *o)
-{
-    (void)o;
-}
-
-static struct ht_observer observer = {begin, holds, perform, end, close_nothing};
 
 static void make(unsigned devices)
 {
     count = devices;
     for (unsigned i = 0; i < count; i++) {
-        ck_assert_int_eq(ht_dev_open_ram(DEVICE_BYTES, 512, &devs[i]), 0);
-        devs[i]->observer = &observer;
+        ck_assert_int_eq(dev_open_ram(DEVICE_BYTES, 512, &devs[i]), 0);
+        dev_call_before(devs[i], come_between);
     }
     between = NULL;
     begun = 0;
