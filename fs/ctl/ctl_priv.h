@@ -187,7 +187,7 @@ int ht_ctl_may_steer(struct ht_ctl *c, uint64_t root, const struct ht_caller *ca
 /* May the caller search it? 0, -EACCES, -ENOTDIR. */
 int ht_ctl_may_search(struct ht_ctl *c, uint64_t dir, const struct ht_caller *caller) HT_MUST_CHECK;
 
-/* Could the caller find this directory by listing those above it? */
+/* Could the caller find this directory by listing those above it? Nobody finds a deleted one. */
 bool ht_ctl_may_find(struct ht_ctl *c, uint64_t dir, const struct ht_caller *caller);
 
 /* The opener of a .hitrain/ctl, and the claim of that descriptor. Guarded by its session's lock. */

@@ -102,10 +102,12 @@ static int add_entry(void *ctx, const struct ht_ns_dirent *e) HT_REQUIRES_SHARED
     return append(l, e->name, &st, counted, e->cookie + AFTER_DOTS) ? 0 : 1;
 }
 
-static bool add_dots(struct listing *l, uint64_t dir, uint64_t parent, uint64_t off)
+/* A directory without parent is its own. */
+static bool add_dots(struct listing *l, uint64_t dir, uint64_t off)
 {
+    uint64_t parent = ht_ns_parent(l->fuse->ns, dir);
     struct stat here = {.st_ino = dir, .st_mode = S_IFDIR};
-    struct stat up = {.st_ino = parent, .st_mode = S_IFDIR};
+    struct stat up = {.st_ino = parent ? parent : dir, .st_mode = S_IFDIR};
 
     if (off < AFTER_DOT && !append(l, ".", &here, false, AFTER_DOT))
         return false;
@@ -131,7 +133,7 @@ static void list(fuse_req_t req, fuse_ino_t ino, size_t size, off_t off, struct 
         ht_atime_touch(f, ino, true);
     if (at == 0)
         l.dir->last = ht_ns_dir_last(f->ns, ino);
-    if (at >= AFTER_DOTS || add_dots(&l, ino, ht_ns_parent(f->ns, ino), at))
+    if (at >= AFTER_DOTS || add_dots(&l, ino, at))
         rc = ht_ns_readdir(f->ns, ino, after_dots(at), add_entry, &l);
     if (rc < 0 && l.len == 0)
         ht_reply(req, rc);
@@ -150,7 +152,7 @@ static void list_hidden(fuse_req_t req, fuse_ino_t ino, size_t size, off_t off, 
 
     if (!begin_listing(&l, req, size, plus))
         return;
-    room = at >= AFTER_DOTS || add_dots(&l, ino, ino, at);
+    room = at >= AFTER_DOTS || add_dots(&l, ino, at);
     for (uint64_t i = after_dots(at); room && ht_hidden_entry(d, i, &name, &st); i++)
         room = append(&l, name, &st, false, i + 1 + AFTER_DOTS);
     fuse_reply_buf(req, l.buf, l.len);

@@ -205,8 +205,8 @@ uint64_t ht_ns_parent(struct ht_ns *ns, uint64_t dir)
 
     ht_rwlock_rdlock(ht_ns_lock(ns));
     i = ht_ns_inode_live(ns, dir);
-    if (i && ht_ns_is_dir(i))
-        parent = i->u.dir->self ? i->u.dir->self->dir->ino : i->ino;
+    if (i && ht_ns_is_dir(i) && i->u.dir->self)
+        parent = i->u.dir->self->dir->ino;
     ht_rwlock_unlock(ht_ns_lock(ns));
     return parent;
 }

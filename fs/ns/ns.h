@@ -180,7 +180,7 @@ int ht_ns_getattr_locked(struct ht_ns *ns, uint64_t ino, bool ref, struct stat *
     HT_REQUIRES_SHARED(HT_LOCK_NAMES);
 /* Do all of the directory's entries have a lookup count? Cheap: it samples a few. */
 bool ht_ns_entries_known(struct ht_ns *ns, uint64_t dir);
-/* Parent of a directory (the root's is itself), for "..". 0: not a directory. */
+/* Parent of a directory. 0: it has none: the top, a deleted one, a kept step, or no directory. */
 uint64_t ht_ns_parent(struct ht_ns *ns, uint64_t dir);
 
 /* ---------------------------------------------------- extended attributes */
