@@ -236,8 +236,11 @@ void ht_passthrough_hidden_close(struct ht_fuse *f, uint64_t ino);
 struct ht_obj *ht_passthrough_mapped(void *fuse, uint64_t ino);             /* ht_ctl_cache.mapped */
 bool ht_passthrough_prefetch(void *fuse, uint64_t ino, struct ht_obj *obj); /* ht_ctl_cache.bring */
 void ht_passthrough_rest(void *fuse, uint64_t ino);                         /* ht_ctl_cache.rest */
-/* passthrough_closed.c: what files that were closed a moment ago have reserved is the commit's to give back. */
-void ht_passthrough_make_room(struct ht_fuse *f);
+/*
+ * passthrough_closed.c: ends files that were closed a moment ago, unless these cannot reserve so much. True: the next
+ * commit gives back what they have reserved.
+ */
+bool ht_passthrough_make_room(struct ht_fuse *f, uint64_t lack_bytes);
 void ht_passthrough_closed_stop(struct ht_fuse *f);
 void ht_passthrough_finish(struct ht_fuse *f); /* when the connection has ended */
 

@@ -8,6 +8,7 @@
  * (passthrough.c) have no such pages.
  */
 #include "fs/fuse/fuse_priv.h"
+#include "tiering/base/lack.h"
 
 #include <fcntl.h>
 #include <linux/falloc.h>
@@ -245,18 +246,22 @@ void ht_op_read(fuse_req_t req, fuse_ino_t ino, size_t size, off_t off, struct f
                           HT_TRAFFIC_OTHER);
 }
 
-/* True: try again. again: this was such a try. */
-static bool made_room(struct ht_fuse *f, int error, bool again)
+/*
+ * True: try again. again: this was such a try. least: with less space than that the call fails all the same. A commit
+ * gives back what files that were closed a moment ago have reserved.
+ */
+static bool made_room(struct ht_fuse *f, int error, bool again, uint64_t least)
 {
     if (error != -ENOSPC)
         return false;
-    if (!again)
-        ht_passthrough_make_room(f);
+    if (ht_lack())
+        error = ht_lack_space(ht_max_u64(ht_lack(), least));
+    again = again && !ht_passthrough_make_room(f, ht_lack());
     return ht_store_make_space(f->store, again) == 0;
 }
 
-/* *out_error: the reason for a short write. */
-static ssize_t write_now(struct ht_fuse *f, struct ht_open *o, const char *buf, size_t size, uint64_t off,
+/* whole: a part is of no use. *out_error: the reason for a short write. */
+static ssize_t write_now(struct ht_fuse *f, struct ht_open *o, const char *buf, size_t size, uint64_t off, bool whole,
                          int *out_error)
 {
     size_t done = 0;
@@ -266,7 +271,7 @@ static ssize_t write_now(struct ht_fuse *f, struct ht_open *o, const char *buf, 
     while (done < size) {
         n = ht_obj_write(o->obj, off + done, buf + done, size - done);
         done += n > 0 ? (size_t)n : 0;
-        if (n <= 0 && !made_room(f, (int)n, again))
+        if (n <= 0 && !made_room(f, (int)n, again, whole ? size - done : 0))
             break;
         again = n <= 0;
     }
@@ -290,7 +295,7 @@ static ssize_t write_pages(struct ht_fuse *f, struct ht_open *o, const char *buf
     f->page_write_ns = ht_now_ns();
     if (o->privileged)
         ht_privilege_drop(f, o->ino, 0);
-    n = write_now(f, o, buf, size, off, out_error);
+    n = write_now(f, o, buf, size, off, false, out_error);
     f->page_writes--;
     return *out_error ? *out_error : n; /* the kernel takes a part for the whole */
 }
@@ -320,7 +325,7 @@ static ssize_t write_direct(struct ht_fuse *f, struct ht_open *o, const char *bu
     int rc;
 
     adapt_chunks(f, o, size);
-    ssize_t n = write_now(f, o, buf, size, off, out_error);
+    ssize_t n = write_now(f, o, buf, size, off, true, out_error);
     if (*out_error == 0 || n < 0)
         return n;
     rc = ht_obj_ungrow(o->obj, before, off + (uint64_t)n);
@@ -341,7 +346,7 @@ static ssize_t write_bytes(fuse_req_t req, struct ht_open *o, const char *buf, s
         return rc;
     if (o->privileged)
         drop_privilege(req, o->ino);
-    return direct ? write_direct(f, o, buf, size, off, out_error) : write_now(f, o, buf, size, off, out_error);
+    return direct ? write_direct(f, o, buf, size, off, out_error) : write_now(f, o, buf, size, off, false, out_error);
 }
 
 static void reply_written(fuse_req_t req, const struct ht_open *o, uint64_t off, size_t size, ssize_t n, int error,
@@ -449,7 +454,7 @@ static int allocate(struct ht_fuse *f, struct ht_open *o, uint64_t off, uint64_t
 {
     int rc = ht_obj_prealloc(o->obj, off, len);
 
-    for (bool again = false; made_room(f, rc, again); again = true)
+    for (bool again = false; made_room(f, rc, again, 0); again = true)
         rc = ht_obj_prealloc(o->obj, off, len);
     return rc;
 }
@@ -468,8 +473,10 @@ static int change_range(fuse_req_t req, struct ht_open *o, int mode, uint64_t of
     rc = range_written_by(req, o, off, len);
     if (rc)
         return rc;
+    if (mode & FALLOC_FL_ZERO_RANGE) /* a refused call leaves the bytes as they are */
+        rc = allocate(f, o, off, len);
     size = ht_obj_size(o->obj);
-    if ((mode & ~FALLOC_FL_KEEP_SIZE) && off < size)
+    if (!rc && (mode & ~FALLOC_FL_KEEP_SIZE) && off < size)
         rc = ht_obj_punch(o->obj, off, ht_min_u64(len, size - off));
     if (rc == 0 && !(mode & FALLOC_FL_PUNCH_HOLE))
         rc = allocate(f, o, off, len);
@@ -520,7 +527,7 @@ static ssize_t copy_range(fuse_req_t req, struct ht_open *from, uint64_t from_of
     if (rc)
         return rc;
     n = ht_obj_clone(from->obj, from_off, to->obj, to_off, len);
-    for (bool again = false; made_room(f, (int)n, again); again = true)
+    for (bool again = false; made_room(f, (int)n, again, 0); again = true)
         n = ht_obj_clone(from->obj, from_off, to->obj, to_off, len);
     if (n < 0)
         return n;

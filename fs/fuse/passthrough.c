@@ -48,11 +48,13 @@ static bool wanted(struct ht_fuse *f, const struct ht_passthrough_file *e, struc
     return ht_passthrough_wanted(&c);
 }
 
-/* Files that were closed a moment ago make room. */
+/* Files that were closed a moment ago make room, unless it is larger than all of the share. */
 static int open_memory(struct ht_fuse *f, struct ht_obj *obj, uint32_t user, int *out_fd)
 {
     int rc;
 
+    if (ht_obj_size(obj) > f->passthrough.share_bytes)
+        return -ENOSPC;
     do {
         rc = ht_obj_shm_open_for(obj, user, out_fd);
     } while ((rc == -ENOSPC && ht_passthrough_closed_end_one(f, NULL)) ||

@@ -150,10 +150,16 @@ bool ht_passthrough_closed_end_one(struct ht_fuse *f, const uint32_t *user)
     return done;
 }
 
-void ht_passthrough_make_room(struct ht_fuse *f)
+/* A file has reserved its bytes twice at most. */
+bool ht_passthrough_make_room(struct ht_fuse *f, uint64_t lack_bytes)
 {
+    bool any = false;
+
+    if (!lack_bytes || lack_bytes > 2 * f->passthrough.share_bytes + ht_store_could_give(f->store))
+        return false;
     while (ht_passthrough_closed_end_one(f, NULL))
-        ;
+        any = true;
+    return any;
 }
 
 void ht_passthrough_rest(void *fuse, uint64_t ino)

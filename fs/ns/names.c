@@ -271,7 +271,7 @@ static int check_room(struct ht_ns *ns, uint64_t parent)
     if (dir)
         bytes = ht_ns_chunk_bytes(ns, dir);
     ht_rwlock_unlock(ht_ns_lock(ns));
-    for (bool again = false; ht_store_available(ns->store) < bytes; again = true)
+    for (bool again = false; !ht_store_has_space(ns->store, bytes); again = true)
         if (ht_store_make_space(ns->store, again) != 0)
             return -ENOSPC;
     return 0;

@@ -170,10 +170,11 @@ void ht_opt_redo_trim(struct ht_root *root) HT_REQUIRES(HT_LOCK_OPTIM);
 /* A parameter has another name: a program that sends steps by names must not take these for the same history. */
 void ht_opt_redo_renamed(struct ht_root *root) HT_REQUIRES(HT_LOCK_OPTIM);
 /*
- * The store is full (struct ht_meta_client, give_up): each root gives back space that is set aside. If none has any, it
- * gives up its oldest step that is kept for readers. ctx: struct ht_optim. False: none has one.
+ * The store is full (tiering/api/participant.h): roots give back space that is set aside, and then the oldest steps
+ * that are kept for readers. ctx: struct ht_optim.
  */
-bool ht_opt_redo_give_up(void *ctx) HT_EXCLUDES(HT_LOCK_OPTIM);
+uint64_t ht_opt_redo_could_give(void *ctx) HT_EXCLUDES(HT_LOCK_OPTIM);
+uint64_t ht_opt_redo_give_up(void *ctx, uint64_t bytes) HT_EXCLUDES(HT_LOCK_OPTIM);
 /* What follows is no function of these steps: forgets them all, and begins another lineage. */
 void ht_opt_redo_cut(struct ht_root *root) HT_REQUIRES(HT_LOCK_OPTIM);
 
@@ -181,8 +182,10 @@ void ht_opt_redo_cut(struct ht_root *root) HT_REQUIRES(HT_LOCK_OPTIM);
 
 /* Sets space aside for the steps until the next full one, or gives back what is too much. */
 void ht_opt_redo_set_aside(struct ht_root *root) HT_REQUIRES(HT_LOCK_OPTIM);
-/* Each root gives back all but the space for a step. False: none has more. */
-bool ht_opt_redo_shrink_aside(struct ht_optim *o) HT_REQUIRES(HT_LOCK_OPTIM);
+/* Roots give back so many bytes, but not the space for a step. Returns how many; UINT64_MAX is all. */
+uint64_t ht_opt_redo_shrink_aside(struct ht_optim *o, uint64_t bytes) HT_REQUIRES(HT_LOCK_OPTIM);
+/* How many that could be. */
+uint64_t ht_opt_redo_spare_aside(struct ht_optim *o) HT_REQUIRES(HT_LOCK_OPTIM);
 /*
  * The space is needed for sums and gradients of a step, without which there is none: each root gives all its space
  * back. False: none has any.

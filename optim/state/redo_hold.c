@@ -89,28 +89,56 @@ static struct ht_obj *take_oldest(struct ht_optim *o, uint64_t *seq, uint64_t *o
 }
 
 /* A reader that has the step open keeps its space. */
-bool ht_opt_redo_give_up(void *ctx)
+static uint64_t bytes_of(struct ht_obj *obj)
+{
+    struct ht_obj_stat st;
+
+    ht_obj_stat(obj, &st);
+    return st.refs == 1 ? st.stored_bytes : 0;
+}
+
+uint64_t ht_opt_redo_could_give(void *ctx)
+{
+    struct ht_optim *o = ctx;
+
+    lock(o);
+    uint64_t bytes = ht_opt_redo_spare_aside(o);
+    ht_list_for_each(pos, &o->roots) {
+        const struct ht_redo *redo = &ht_list_entry(pos, struct ht_root, all)->redo;
+        for (size_t i = 0; i < redo->held_count; i++)
+            bytes += bytes_of(redo->held[i].obj);
+    }
+    unlock(o);
+    return bytes;
+}
+
+/* The oldest step of each root in turn. */
+uint64_t ht_opt_redo_give_up(void *ctx, uint64_t bytes)
 {
     struct ht_optim *o = ctx;
     uint64_t seq = 0, id = 0, step = 0;
+    bool any = false;
 
     lock(o);
-    bool any = ht_opt_redo_shrink_aside(o);
+    uint64_t given = ht_opt_redo_shrink_aside(o, bytes);
     unlock(o);
-    if (any)
-        return true;
-    for (;;) {
+    while (given < bytes) {
         lock(o);
         struct ht_obj *obj = take_oldest(o, &seq, &id, &step);
         unlock(o);
+        if (!obj && !any)
+            break;
+        any = obj;
+        seq = obj ? seq : 0;
         if (!obj)
-            return any;
+            continue;
+        given += bytes_of(obj);
         ht_obj_put(obj);
         const struct ht_event_about about = {.id = id};
         ht_event(HT_EVENT_STEPS_GIVEN_UP, &about, "the store is full: step %llu is not kept for readers any more",
                  (unsigned long long)step);
-        any = true;
     }
+    return given;
 }
 
 void ht_opt_redo_cut(struct ht_root *root)

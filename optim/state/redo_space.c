@@ -68,19 +68,34 @@ void ht_opt_redo_set_aside(struct ht_root *root)
         root->redo.aside_bytes = want;
 }
 
-bool ht_opt_redo_shrink_aside(struct ht_optim *o)
+static uint64_t spare_bytes(const struct ht_root *root) HT_REQUIRES(HT_LOCK_OPTIM)
 {
-    bool any = false;
+    uint64_t one = step_bytes(root), have = root->redo.aside_bytes;
+
+    return have > one ? have - one : 0;
+}
+
+uint64_t ht_opt_redo_spare_aside(struct ht_optim *o)
+{
+    uint64_t bytes = 0;
+
+    ht_list_for_each(pos, &o->roots)
+        bytes += spare_bytes(ht_list_entry(pos, struct ht_root, all));
+    return bytes;
+}
+
+uint64_t ht_opt_redo_shrink_aside(struct ht_optim *o, uint64_t bytes)
+{
+    uint64_t given = 0;
 
     ht_list_for_each(pos, &o->roots) {
         struct ht_root *root = ht_list_entry(pos, struct ht_root, all);
-        uint64_t one = step_bytes(root), have = root->redo.aside_bytes;
-        if (have <= one)
-            continue;
-        give_back(root, have - one);
-        any = true;
+        uint64_t spare = spare_bytes(root), left = bytes - given;
+        uint64_t n = spare > left ? ht_min_u64(spare, ht_round_up(left, HT_BLOCK_BYTES)) : spare;
+        give_back(root, n);
+        given += ht_min_u64(n, left);
     }
-    return any;
+    return given;
 }
 
 bool ht_opt_redo_yield_aside(struct ht_optim *o)

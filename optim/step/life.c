@@ -100,6 +100,7 @@ int ht_optim_new(struct ht_store *s, unsigned threads, const struct ht_optim_hoo
         .copy = ht_opt_copy,
         .copied = ht_opt_copied,
         .copy_dropped = ht_opt_copy_dropped,
+        .could_give = ht_opt_redo_could_give,
         .give_up = ht_opt_redo_give_up,
     };
     int rc = ht_store_register(s, &client);

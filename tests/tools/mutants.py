@@ -31,6 +31,7 @@ STEP = 'tests/unit/optim/step/test_step'
 KEPT = 'tests/unit/mount-helpers/fsck/test_kept'
 SQUARES = 'tests/unit/optim/step/test_squares'
 REDO = 'tests/unit/optim/step/test_redo'
+REDO_READ = 'tests/unit/optim/step/test_redo_read'
 RECOVER = 'tests/unit/optim/step/test_recover'
 TAKEN = 'tests/mount/test_one_writer.py::test_a_writer_that_stood_still_stops_when_another_took_over'
 HOLD = 'tests/mount/test_life_holds.py::test_a_file_stays_held_while_writes_of_the_dead_go_on'
@@ -101,6 +102,7 @@ MUTANTS = [
     ('logged-unsorted', 'a step that is logged beside a checkpoint comes after the older ones', REDO, 'a_step_is_logged_beside_a_checkpoint'),
     ('replay-shown', 'readers wait while logged steps are computed again', RECOVER, 'a_mount_does_not_wait_for_logged_steps'),
     ('record-unseen', 'a parameter whose record is not published makes a step full', REDO, 'a_count_that_does_not_follow_makes_a_step_full'),
+    ('give-up-unasked', 'kept steps stay where giving them up would not help', REDO_READ, 'what_cannot_be_served_makes_nobody_give_up_anything'),
     ('fcntl', 'flock: a hold that outlives its process', HOLD, ''),
 ]
 PROGRAMS = sorted({test for _, _, test, _ in MUTANTS if '::' not in test})

@@ -62,6 +62,7 @@ struct ht_obj_stat {
     uint64_t hits, misses; /* chunk accesses served from the image, or not; up to UINT32_MAX */
     uint64_t device_read_bytes, device_written_bytes;
     uint64_t version; /* grows with every change of content */
+    uint32_t refs;    /* references to it, of all threads */
     bool unpublished; /* there is something ht_obj_publish would put */
     int error;        /* write error that no writeback or sync has reported yet, or 0 */
     int sticky_error; /* the last write error, reported or not, until ht_obj_clear_error */

@@ -75,10 +75,11 @@ struct ht_meta_client {
     void (*copied)(void *ctx, struct ht_copy *k, struct ht_tx *tx);
     void (*copy_dropped)(void *ctx, struct ht_copy *k);
     /*
-     * The store is full: gives up a part of what takes space and is needed by no promise. False: there is nothing.
-     * May be NULL. The caller holds no lock.
+     * The store is full. could_give: bytes of space that is needed by no promise. give_up: gives up so many bytes of
+     * it, and no more than it has to; returns how many they were. Both may be NULL. The caller holds no lock.
      */
-    bool (*give_up)(void *ctx);
+    uint64_t (*could_give)(void *ctx);
+    uint64_t (*give_up)(void *ctx, uint64_t bytes);
 };
 
 /* How the programs make a participant. Each row of HT_PARTICIPANTS has one of these. */

@@ -144,11 +144,13 @@ void ht_store_end_step(struct ht_store *s, bool waits);
 int ht_store_commit(struct ht_store *s) HT_MUST_CHECK;
 /*
  * For a caller that was refused with -ENOSPC. 0: it may try again. At first this commits, because space that truncating
- * and rewriting gave up is free when that is published. again: the caller tried once more since then, so participants
- * give up what they can do without, part by part (participant.h). -ENOSPC: they have nothing more, or it is the log
- * that is full. WAITS.
+ * and rewriting gave up is free when that is published. again: the caller tried once more since then. So participants
+ * give up what they can do without, as much as the refused call of this thread lacked (tiering/base/lack.h,
+ * participant.h). -ENOSPC: all of them together have less, and keep it; or it is the log that is full. WAITS.
  */
 int ht_store_make_space(struct ht_store *s, bool again) HT_MUST_CHECK;
+/* Bytes that participants could give up. */
+uint64_t ht_store_could_give(struct ht_store *s);
 /*
  * Clean some dirty images, as memory pressure does. Returns how many were cleaned, or the
  * error if none could be. WAITS.

@@ -52,6 +52,7 @@
 
 #include "tiering/base/activity.h"
 #include "tiering/base/fault.h"
+#include "tiering/base/lack.h"
 #include "tiering/io/gate.h"
 
 #define EMISSION_MARGIN_BYTES ((uint64_t)(32 * HT_KIB))
@@ -122,10 +123,10 @@ int ht_journal_reserve(struct ht_journal *j, uint64_t bytes, bool force)
     int rc = force ? 0 : ht_fault(HT_FAULT_JOURNAL_RESERVE);
 
     if (rc)
-        return rc;
+        return rc == -ENOSPC ? ht_lack_space(0) : rc;
     ht_mutex_lock(ht_journal_lock(j));
     if (!force && !fits_reserve_locked(j, bytes))
-        rc = -ENOSPC;
+        rc = ht_lack_space(0);
     if (rc == 0) {
         j->reserved += bytes;
         j->emission_left += bytes;

@@ -371,6 +371,7 @@ void ht_obj_stat(struct ht_obj *o, struct ht_obj_stat *out)
         .device_read_bytes = (uint64_t)o->read_blocks * HT_BLOCK_BYTES,
         .device_written_bytes = (uint64_t)o->written_blocks * HT_BLOCK_BYTES,
         .version = o->version,
+        .refs = o->refs,
         .unpublished = o->dirty || o->writing || o->unpublished || o->meta_dirty,
         .error = o->error,
         .sticky_error = o->sticky,

@@ -4,6 +4,7 @@
 
 #include "tiering/object/space.h"
 #include "tiering/base/activity.h"
+#include "tiering/base/lack.h"
 #include "tiering/tier/placement.h"
 #include "tiering/journal/journal.h"
 #include "tiering/space/alloc.h"
@@ -150,7 +151,7 @@ int ht_chunk_reserve(struct ht_obj *o, struct ht_chunk *c, uint32_t need)
         return 0;
     uint32_t prealloc = ht_chunk_prealloc_use(o, c, need - im->reserved_blocks);
     bool refused = o->obj_class != HT_CLASS_SCRATCH && !pieces_fit(s, need, 0);
-    int rc = refused ? -ENOSPC : ht_alloc_reserve(s->alloc, need - im->reserved_blocks - prealloc);
+    int rc = refused ? ht_lack_space(0) : ht_alloc_reserve(s->alloc, need - im->reserved_blocks - prealloc);
     if (!rc) {
         im->reserved_blocks = need;
     } else {

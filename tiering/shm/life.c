@@ -64,6 +64,18 @@ static bool may_go_out(const struct ht_obj *o) HT_REQUIRES(HT_LOCK_STORE)
     return o->s->opts.shm_bytes && !o->deleted && !o->dead && ht_obj_bytes_per_chunk(o) == HT_CHUNK_BYTES && o->size;
 }
 
+/* Bytes of objects that no program has open. */
+static uint64_t closed_bytes(const struct ht_store *s) HT_REQUIRES(HT_LOCK_STORE)
+{
+    uint64_t bytes = 0;
+
+    ht_list_for_each(p, &s->shm->all) {
+        const struct ht_shm *h = ht_list_entry(p, struct ht_shm, link);
+        bytes += h->is_open ? 0 : ht_shm_footprint(h->memory.bytes);
+    }
+    return bytes;
+}
+
 /* Counts it among the objects with memory, and makes the memory without the lock. Releases the lock in between. */
 static int make_memory(struct ht_obj *o) HT_REQUIRES(HT_LOCK_STORE)
 {
@@ -71,6 +83,10 @@ static int make_memory(struct ht_obj *o) HT_REQUIRES(HT_LOCK_STORE)
     uint64_t size = o->size;
     struct ht_obj *old;
 
+    /* No memory is taken from others for what does not fit even so. */
+    if (ht_shm_footprint(size) > s->opts.shm_bytes ||
+        s->shm->used_bytes - closed_bytes(s) > s->opts.shm_bytes - ht_shm_footprint(size))
+        return -ENOSPC;
     while (!has_room(s, ht_shm_footprint(size)) && (old = oldest_closed(s)))
         if (!ht_shm_reclaim(old))
             return -ENOSPC;

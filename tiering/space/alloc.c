@@ -17,6 +17,7 @@
 #include <stdlib.h>
 
 #include "tiering/base/fault.h"
+#include "tiering/base/lack.h"
 #include "tiering/space/space_map.h"
 
 #define DISCARD_PART 4u                      /* of the free blocks: the most that one discard takes */
@@ -297,8 +298,12 @@ uint64_t ht_alloc_available(const struct ht_alloc *a)
 
 int ht_alloc_reserve(struct ht_alloc *a, uint64_t blocks)
 {
-    if (blocks > ht_alloc_available(a) || (blocks > 0 && ht_fault(HT_FAULT_SPACE_RESERVE) != 0))
-        return -ENOSPC;
+    uint64_t available = ht_alloc_available(a);
+
+    if (blocks > available)
+        return ht_lack_space((blocks - available) * HT_BLOCK_BYTES);
+    if (blocks > 0 && ht_fault(HT_FAULT_SPACE_RESERVE) != 0)
+        return ht_lack_space(blocks * HT_BLOCK_BYTES);
     a->reserved += blocks;
     return 0;
 }

@@ -3,6 +3,7 @@
 #include <stdlib.h>
 
 #include "tiering/base/idtable.h"
+#include "tiering/base/lack.h"
 #include "tiering/sys/mem.h"
 #include "tiering/io/dev.h"
 #include "tiering/io/rings.h"
@@ -130,6 +131,13 @@ void ht_store_stats(struct ht_store *s, struct ht_store_stats *out)
     ht_txn_stats(s, out);
     ht_store_unlock(s);
     out->working_bytes += ht_data_bytes(s);
+}
+
+bool ht_store_has_space(struct ht_store *s, uint64_t bytes)
+{
+    uint64_t available = ht_store_available(s);
+
+    return bytes <= available || ht_lack_space(bytes - available) == 0;
 }
 
 uint64_t ht_store_available(struct ht_store *s)

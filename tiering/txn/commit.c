@@ -26,6 +26,7 @@
  */
 #include <assert.h>
 
+#include "tiering/base/lack.h"
 #include "tiering/base/mutant.h"
 #include "tiering/journal/journal.h"
 #include "tiering/api/check.h"
@@ -278,21 +279,36 @@ int ht_store_commit(struct ht_store *s)
     return ht_txn_commit_outside(s, ht_shm_scan_scope(s, 0));
 }
 
+uint64_t ht_store_could_give(struct ht_store *s)
+{
+    const struct ht_txn *t = s->txn;
+    uint64_t bytes = 0;
+
+    for (unsigned i = 0; i < t->clients; i++)
+        if (t->client[i].could_give)
+            bytes += t->client[i].could_give(t->client[i].ctx);
+    return bytes;
+}
+
 /* Nothing that a participant can give up is in the log. */
 int ht_store_make_space(struct ht_store *s, bool again)
 {
     const struct ht_txn *t = s->txn;
-    bool any = false;
+    uint64_t lack = ht_lack_take(), given = 0;
 
     if (!again)
         return ht_store_commit(s);
+    if (HT_MUTANT("give-up-unasked"))
+        lack = UINT64_MAX;
+    else if (!lack || lack > ht_store_could_give(s))
+        return -ENOSPC;
     if (ht_journal_lacks_room(s->journal, LOG_ROOM_BYTES))
         return -ENOSPC;
-    for (unsigned i = 0; i < t->clients; i++)
+    for (unsigned i = 0; i < t->clients && given < lack; i++)
         if (t->client[i].give_up)
-            any |= t->client[i].give_up(t->client[i].ctx);
+            given += t->client[i].give_up(t->client[i].ctx, lack - given);
     ht_obj_wait_ended(s);
-    return any ? 0 : -ENOSPC;
+    return given ? 0 : -ENOSPC;
 }
 
 void ht_scope_end(struct ht_store *s, uint64_t scope, enum ht_scope_end how, struct ht_tx *tx)

@@ -379,6 +379,20 @@ static void note_given_up(void *ctx, const struct ht_event *e)
     given_up_count++;
 }
 
+/* A call of this thread was refused, for so many bytes. */
+static void lack(uint64_t bytes)
+{
+    ck_assert(!ht_store_has_space(w.s, ht_store_available(w.s) + bytes));
+}
+
+static uint64_t spare_aside(void)
+{
+    lock(w.o);
+    uint64_t bytes = ht_opt_redo_spare_aside(w.o);
+    unlock(w.o);
+    return bytes;
+}
+
 /* The oldest go first, and a reader that has one open keeps it. The log's own steps stay. */
 START_TEST(a_full_store_gives_up_kept_steps)
 {
@@ -391,21 +405,28 @@ START_TEST(a_full_store_gives_up_kept_steps)
     ck_assert_uint_ge(kept, 4);
     ck_assert_int_eq(ht_optim_redo_open(w.o, ROOT, before.first, &r), 0);
     ht_event_set_sink(note_given_up, NULL);
-    uint64_t available = ht_store_available(w.s);
+    uint64_t available = ht_store_available(w.s), spare = spare_aside();
+    ck_assert_uint_gt(spare, 0);
+    lack(spare);
     ck_assert_int_eq(ht_store_make_space(w.s, true), 0); /* space that is set aside, and no step */
-    ck_assert_uint_gt(ht_store_available(w.s), available);
+    ck_assert_uint_eq(ht_store_available(w.s), available + spare);
     ck_assert_uint_eq(steps().first, before.first);
     available = ht_store_available(w.s);
-    for (uint64_t i = 0; i < kept; i++) {
+    for (uint64_t i = 1; i < kept; i++) {
+        uint64_t gone = i == 1 ? 0 : i; /* the first one alone would bring nothing */
+        lack(1);
         ck_assert_int_eq(ht_store_make_space(w.s, false), 0); /* a commit alone */
-        ck_assert_uint_eq(steps().first, before.first + i);
+        ck_assert_uint_eq(steps().first, before.first + gone);
+        lack(1);
         ck_assert_int_eq(ht_store_make_space(w.s, true), 0);
         ck_assert_uint_eq(given_up_count, i + 1);
         ck_assert_uint_eq(given_up.id, ROOT);
-        ck_assert(i == 0 || ht_store_available(w.s) > available);
+        ck_assert_uint_gt(ht_store_available(w.s), available);
+        available = ht_store_available(w.s);
         ck_assert(i + 1 == kept ? steps().first > before.last - logged || !logged
                                 : steps().first == before.first + i + 1);
     }
+    lack(1);
     ck_assert_int_eq(ht_store_make_space(w.s, true), -ENOSPC);
     ht_event_set_sink(NULL, NULL);
     ck_assert_uint_eq(fixture_stat(&w).logged_steps, logged);
@@ -418,6 +439,36 @@ START_TEST(a_full_store_gives_up_kept_steps)
     fixture_crash(&w);
     fixture_mount(&w);
     ck_assert(fixture_hash(&w) == hash);
+    fixture_close(&w);
+}
+END_TEST
+
+/* All together have less than is lacking: each keeps what it has. So it is where no space for data is lacking. */
+START_TEST(what_cannot_be_served_makes_nobody_give_up_anything)
+{
+    given_up_count = 0;
+    ht_event_set_sink(note_given_up, NULL);
+    fixture_begin_mixed(&w, keeps, 2);
+    fixture_train(&w, 1, 12);
+    struct ht_redo_steps before = steps();
+    uint64_t aside = fixture_stat(&w).redo_reserved_bytes, could = ht_store_could_give(w.s);
+    uint64_t available = ht_store_available(w.s);
+    ck_assert_uint_gt(could, spare_aside());
+    const uint64_t hopeless[] = {could + HT_BLOCK_BYTES, 1ull << 40, 0};
+    for (size_t i = 0; i < HT_ARRAY_SIZE(hopeless); i++) {
+        if (hopeless[i])
+            lack(hopeless[i]);
+        ck_assert_int_eq(ht_store_make_space(w.s, true), -ENOSPC);
+    }
+    ck_assert_uint_eq(given_up_count, 0);
+    ck_assert_uint_eq(steps().first, before.first);
+    ck_assert_uint_eq(fixture_stat(&w).redo_reserved_bytes, aside);
+    ck_assert_uint_eq(ht_store_available(w.s), available);
+    lack(could);
+    ck_assert_int_eq(ht_store_make_space(w.s, true), 0);
+    ck_assert_uint_eq(ht_store_available(w.s), available + could);
+    ck_assert_uint_gt(given_up_count, 0);
+    ht_event_set_sink(NULL, NULL);
     fixture_close(&w);
 }
 END_TEST
@@ -443,8 +494,10 @@ START_TEST(kept_steps_are_given_up_before_a_gradient_is_refused)
             while (ht_obj_write(filler, off, bytes, len) == (ssize_t)len)
                 off += len;
         }
-        if (pass == 0) /* the filler takes the space that is set aside, too */
+        if (pass == 0) { /* the filler takes the space that is set aside, too */
+            lack(spare_aside());
             ck_assert_int_eq(ht_store_make_space(w.s, true), 0);
+        }
         ck_assert_uint_eq(given_up_count, 0);
     }
     free(bytes);
@@ -470,11 +523,13 @@ START_TEST(a_full_log_gives_up_no_kept_step)
     uint64_t aside = fixture_stat(&w).redo_reserved_bytes;
     while (!ht_store_log_reserve(w.s, 64))
         reserved += 64;
+    lack(1);
     ck_assert_int_eq(ht_store_make_space(w.s, true), -ENOSPC);
     ck_assert_uint_eq(given_up_count, 0);
     ck_assert_uint_eq(steps().first, before.first);
     ck_assert_uint_eq(fixture_stat(&w).redo_reserved_bytes, aside);
     ht_store_log_unreserve(w.s, reserved);
+    lack(1);
     ck_assert_int_eq(ht_store_make_space(w.s, true), 0);
     ht_event_set_sink(NULL, NULL);
     fixture_close(&w);
@@ -558,6 +613,7 @@ int main(void)
     tcase_add_test(t, decisions_that_do_not_fit_are_refused);
     tcase_add_test(t, a_parameter_without_numbers_takes_no_gradient);
     tcase_add_test(t, a_full_store_gives_up_kept_steps);
+    tcase_add_test(t, what_cannot_be_served_makes_nobody_give_up_anything);
     tcase_add_test(t, kept_steps_are_given_up_before_a_gradient_is_refused);
     tcase_add_test(t, a_full_log_gives_up_no_kept_step);
     tcase_add_test(t, workers_share_the_space_that_is_set_aside);
