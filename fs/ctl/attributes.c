@@ -257,9 +257,23 @@ static int remove_checked(const struct request *q, const char *kind,
     return rc ? rc : ht_ns_removexattr(q->ctl->ns, q->ino, q->name);
 }
 
+static int class_changed(const struct request *q, int rc)
+{
+    if (rc == -EOPNOTSUPP)
+        ht_last_error_set_below(q->ctl, q->ino, "class",
+                                "class: a file gets it before its first byte, while no program has it open; a copy of "
+                                "the file into a folder of that class has it");
+    return rc;
+}
+
+static int set_class(const struct request *q)
+{
+    return class_changed(q, ht_ns_setxattr(q->ctl->ns, q->ino, q->name, q->value, q->len, q->flags));
+}
+
 static int remove_class(const struct request *q)
 {
-    return remove_checked(q, "class", check_class_owner);
+    return class_changed(q, remove_checked(q, "class", check_class_owner));
 }
 
 static int remove_pin(const struct request *q)
@@ -587,7 +601,7 @@ static const struct word words[] = {
     {"shape", check_shape, NULL, NULL, NULL, false},
     {"members", check_members, NULL, NULL, NULL, false},
     {"grad_dtype", check_grad_dtype, set_dtype, NULL, remove_dtype, false},
-    {"class", check_class, NULL, NULL, remove_class, false},
+    {"class", check_class, set_class, NULL, remove_class, false},
     {"pin", check_pin, set_pin, NULL, remove_pin, false},
     {"tier", check_tier, NULL, NULL, remove_tier, false},
     {"next_use", check_next_use, set_next_use, get_next_use, remove_next_use, false},

@@ -167,9 +167,12 @@ static int check_flags(int flags, bool there)
 
 /*
  * An object's class never changes. So a file that has no byte yet, and is not open, gets a new object at its next open.
- * If the old one is published on a root its end would be pending, and the number taken until the commit.
+ * If the old one is published on a root its end would be pending, and the number taken until the commit. Programs that
+ * copy files set attributes when the content is there: that stays durable, which is more than scratch asks for. Other
+ * changes are refused in the way that they take for an attribute that cannot be copied.
  */
-static int change_class(struct ht_ns_op *op, struct ht_ns_inode *i) HT_REQUIRES_SHARED(HT_LOCK_NAMES)
+static int change_class(struct ht_ns_op *op, const struct ht_ns_inode *i, uint8_t value)
+    HT_REQUIRES_SHARED(HT_LOCK_NAMES)
 {
     struct ht_obj *obj = ht_obj_get(op->ns->store, i->ino);
     struct ht_obj_stat os;
@@ -178,9 +181,11 @@ static int change_class(struct ht_ns_op *op, struct ht_ns_inode *i) HT_REQUIRES_
     if (!obj)
         return 0;
     ht_obj_stat(obj, &os);
-    if (os.size > 0 || i->opens > 0 || (ht_ns_pending(i) && !os.unpublished && os.obj_class != HT_CLASS_SCRATCH))
-        rc = -EBUSY;
-    else
+    bool published = ht_ns_pending(i) && !os.unpublished && os.obj_class != HT_CLASS_SCRATCH;
+    bool stays = os.obj_class == value || (os.size > 0 && value == HT_CLASS_SCRATCH);
+    if (!stays && (os.size > 0 || i->opens > 0 || published))
+        rc = -EOPNOTSUPP;
+    else if (!stays)
         ht_obj_delete(obj, op->tx);
     ht_obj_put(obj);
     return rc;
@@ -206,7 +211,7 @@ static int set_field(struct ht_ns_op *op, struct ht_ns_inode *i, const struct wo
     int rc = 0;
 
     if (S_ISREG(i->cur.mode) && w->field == class_field && i->cur.obj_class != value)
-        rc = change_class(op, i);
+        rc = change_class(op, i, value);
     if (rc != 0)
         return rc;
     ht_ns_attr_edit(op, i);

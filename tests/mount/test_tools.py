@@ -139,6 +139,94 @@ def test_copytree_of_tensors_takes_words_and_no_figures(store, tmp_path):
         os.rename(target.parent / 'moved', target / 'rank0' / '0')
 
 
+# Values of all attributes that a file and a folder may have; those that a copier sees are the listed ones.
+OF_FILE = {'dtype': 'f32', 'grad_dtype': 'bf16', 'class': 'scratch', 'shape': '64,64', 'pin': 'dram', 'tier': 'dram',
+           'next_use': '60', 'compress': 'off'}
+OF_FOLDER = {'dtype': 'bf16', 'grad_dtype': 'f32', 'class': 'scratch', 'tier': 'capacity', 'compress': 'auto'}
+NEVER_LISTED = {'pin', 'next_use'}
+
+
+def tar(source, target):
+    keep = ('--xattrs', '--xattrs-include=*', '--acls')
+    archive = target.with_suffix('.tar')
+    sh('tar', '-C', source, *keep, '--format=posix', '-cf', archive, '.')
+    target.mkdir()
+    sh('tar', '-C', target, *keep, '-xpf', archive)
+
+
+def copy_each(source, target):
+    target.mkdir()
+    shutil.copystat(source, target)
+    for name in os.listdir(source):
+        if (source / name).is_dir():
+            copy_each(source / name, target / name)
+        else:
+            shutil.copy2(source / name, target / name)
+
+
+COPIERS = {
+    'copy2': copy_each,
+    'copytree': shutil.copytree,
+    'cp --preserve=all': lambda a, b: sh('cp', '-r', '--preserve=all', a, b),
+    'cp -a': lambda a, b: sh('cp', '-a', a, b),
+    'rsync': lambda a, b: sh('rsync', '-aX', f'{a}/', b),
+    'rsync in place': lambda a, b: sh('rsync', '-aX', '--inplace', f'{a}/', b),
+    'tar': tar,
+}
+
+
+def set_words(path, words):
+    for word, value in words.items():
+        os.setxattr(path, f'user.hitrain.{word}', value.encode())
+
+
+def listed(path):
+    return {name: os.getxattr(path, name) for name in os.listxattr(path) if name.startswith('user.hitrain.')}
+
+
+@pytest.mark.parametrize('copier', COPIERS)
+def test_listed_attributes_are_those_that_copiers_can_set(mnt, copier):
+    """On one mount: each copier succeeds, and the copy has each attribute, as well as the content."""
+    source = mnt / 'source'
+    source.mkdir()
+    for i, (word, value) in enumerate([(None, None), *OF_FILE.items()]):
+        path = source / f'{word}'
+        path.touch()
+        set_words(path, {word: value} if word == 'class' else {})
+        path.write_bytes(blob(16384 + 4 * i, i))
+        set_words(path, {word: value} if word and word != 'shape' else {})
+    (source / 'all').touch()
+    set_words(source / 'all', {'class': 'scratch'})
+    (source / 'all').write_bytes(blob(16384, 50))
+    set_words(source / 'all', {k: v for k, v in OF_FILE.items() if k != 'tier'})
+    (source / 'empty').touch()
+    set_words(source / 'empty', {'dtype': 'f16'})
+    (source / 'folder').mkdir()
+    set_words(source / 'folder', OF_FOLDER)
+    before = {name: listed(source / name) for name in ('', *os.listdir(source))}
+    assert {f'user.hitrain.{w}' for w in OF_FILE if w not in NEVER_LISTED} <= set(before['all']) | set(before['tier'])
+    COPIERS[copier](source, mnt / 'copy')
+    for name, words in before.items():
+        if name not in ('', 'folder'):
+            assert content(mnt / 'copy' / name) == content(source / name), name
+        assert listed(mnt / 'copy' / name) == words, name
+
+
+def test_a_class_that_cannot_change_says_why(mnt):
+    (mnt / 'scratch').touch()
+    set_words(mnt / 'scratch', {'class': 'scratch'})
+    (mnt / 'scratch').write_bytes(b'text')
+    for change in (lambda: set_words(mnt / 'scratch', {'class': 'durable'}),
+                   lambda: os.removexattr(mnt / 'scratch', 'user.hitrain.class')):
+        with pytest.raises(OSError) as e:
+            change()
+        assert e.value.errno == errno.ENOTSUP
+        assert 'before its first byte' in os.getxattr(mnt / 'scratch', 'user.hitrain.error').decode()
+    with open(mnt / 'open', 'wb'), pytest.raises(OSError) as e:
+        set_words(mnt / 'open', {'class': 'scratch'})
+    assert e.value.errno == errno.ENOTSUP
+
+
 # ------------------------------------------------------------------------- rsync
 
 def rsync(*args):
