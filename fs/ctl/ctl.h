@@ -96,6 +96,8 @@ uint32_t ht_ctl_epoch(struct ht_ctl *c);
 void ht_ctl_changed(struct ht_ctl *c);
 /* Something ends at a model root only without kept steps: says so in its attribute error. True: it has some. */
 bool ht_ctl_report_kept(struct ht_ctl *c, uint64_t root, const char *kind);
+/* Ends all kept steps of a root that goes. -EBUSY: the caller may not, and its attribute error says so. WAITS. */
+int ht_ctl_forget_kept(struct ht_ctl *c, uint64_t root, const struct ht_caller *caller) HT_MUST_CHECK;
 /* The model root that this file is a parameter of, or 0. */
 uint64_t ht_ctl_param(struct ht_ctl *c, uint64_t ino);
 /*

@@ -36,6 +36,14 @@ static int forget_all(struct ht_ctl *c, uint64_t root)
     return rc;
 }
 
+int ht_ctl_forget_kept(struct ht_ctl *c, uint64_t root, const struct ht_caller *caller)
+{
+    if (ht_ctl_may_steer(c, root, caller) == 0)
+        return forget_all(c, root);
+    (void)ht_ctl_report_kept(c, root, "rmdir");
+    return -EBUSY;
+}
+
 static int forget(struct ht_ctl *c, uint64_t root, const struct ht_command *cmd, struct ht_optim_steer *by,
                   char err[HT_CTL_ERROR_MAX])
 {

@@ -101,25 +101,35 @@ void ht_op_unlink(fuse_req_t req, fuse_ino_t parent, const char *name)
     ht_reply(req, ht_ns_unlink(ht_fuse_of(req)->ns, parent, name));
 }
 
-/* Why a model root cannot be removed: EBUSY alone does not say it. */
-static void report_busy(struct ht_fuse *f, fuse_ino_t parent, const char *name)
+/* An empty model root takes its kept steps along. EBUSY: they are not the caller's to end, and its error says so. */
+static void job_rmdir(struct ht_job *job)
 {
+    struct ht_fuse *f = job->fuse;
+    struct ht_caller caller = ht_fuse_caller(job->req);
     struct stat st;
+    int rc = ht_ns_rmdir(f->ns, job->ino, job->data);
 
-    if (ht_ns_lookup(f->ns, parent, name, &st))
-        return;
-    (void)ht_ctl_report_kept(f->ctl, st.st_ino, "rmdir");
-    ht_ns_forget(f->ns, st.st_ino, 1);
+    if (rc == -EBUSY && !ht_ns_lookup(f->ns, job->ino, job->data, &st)) {
+        rc = ht_ctl_forget_kept(f->ctl, st.st_ino, &caller);
+        ht_ns_forget(f->ns, st.st_ino, 1);
+        if (!rc)
+            rc = ht_ns_rmdir(f->ns, job->ino, job->data);
+    }
+    ht_reply(job->req, rc);
 }
 
 void ht_op_rmdir(fuse_req_t req, fuse_ino_t parent, const char *name)
 {
     struct ht_fuse *f = ht_fuse_of(req);
     int rc = ht_ns_rmdir(f->ns, parent, name);
+    struct ht_job *job;
 
-    if (rc == -EBUSY)
-        report_busy(f, parent, name);
-    ht_reply(req, rc);
+    if (rc != -EBUSY) {
+        ht_reply(req, rc);
+    } else if ((job = ht_job_new(f, req, job_rmdir)) && ht_job_data(job, name, strlen(name))) {
+        job->ino = parent;
+        ht_job_submit(job, HT_LANE_TURN, ht_job_key(f, parent));
+    }
 }
 
 void ht_op_rename(fuse_req_t req, fuse_ino_t parent, const char *name, fuse_ino_t new_parent, const char *new_name,

@@ -12,6 +12,7 @@ import subprocess
 import numpy as np
 import pytest
 
+from calls import as_user
 from conftest import MIB, run
 from test_async_step import command
 from test_roots import put_gradient, sync, word
@@ -178,15 +179,57 @@ def test_a_root_ends_after_its_last_kept_step(mnt):
     assert refused(lambda: os.listdir(root / '.hitrain' / 'snap')) == errno.ENOENT
 
 
-def test_a_root_with_kept_steps_is_removed_by_force_alone(mnt):
+@pytest.mark.parametrize('way', ['rmtree', 'rm'])
+@pytest.mark.parametrize('open_step', [False, True])
+def test_a_removed_model_takes_its_kept_steps_along(store, way, open_step):
+    mnt = store.point
+    before = set(os.listdir(mnt))
+    free = os.statvfs(mnt).f_bavail
     root = make(mnt, 'retain=2')
     train(root, 1)
     train(root, 2)
     command(root, 'snapshot taken')
-    shutil.rmtree(root, ignore_errors=True)
-    assert refused(lambda: os.rmdir(root)) == errno.EBUSY and os.listdir(root) == []
-    assert 'rmdir: the model has 3 kept steps' in word(root, 'error') and 'forget ROOT --all' in word(root, 'error')
-    command(root, 'rollback taken')
+    if open_step:
+        put_gradient(root, 'w', np.full(ELEMENTS, -1, 'f4'))
+    if way == 'rm':
+        subprocess.run(['rm', '-rf', root], check=True)
+    else:
+        shutil.rmtree(root)
+    assert set(os.listdir(mnt)) == before
+    sync(mnt)
+    assert abs(os.statvfs(mnt).f_bavail - free) < 64
+    store.kill()
+    store.mount()
+    assert set(os.listdir(mnt)) == before
+    make(mnt, 'retain=2')
+
+
+def test_only_who_steers_a_model_removes_its_kept_steps(mnt):
+    os.chmod(mnt, 0o777)
+    root = make(mnt, 'retain=2')
+    train(root, 1)
+    for folder, _, names in os.walk(root, topdown=False):
+        for name in names:
+            os.unlink(os.path.join(folder, name))
+        if folder != str(root):
+            os.rmdir(folder)
+    os.chmod(root, 0o755)
+    assert refused(lambda: as_user(lambda: os.rmdir(root))) == errno.EBUSY
+    assert 'rmdir: the model has 1 kept steps' in word(root, 'error') and 'forget ROOT --all' in word(root, 'error')
+    (root / 'w').touch()
+    assert refused(lambda: os.rmdir(root)) == errno.ENOTEMPTY and len(kept(root)) == 1
+    (mnt / 'other').mkdir()
+    os.unlink(root / 'w')
+    assert refused(lambda: os.rename(mnt / 'other', root)) == errno.EBUSY and len(kept(root)) == 1
+    os.rmdir(root)
+    assert not root.exists()
+
+
+def test_a_root_with_kept_steps_keeps_its_attribute(mnt):
+    root = make(mnt, 'retain=2')
+    train(root, 1)
+    train(root, 2)
+    command(root, 'snapshot taken')
     assert refused(lambda: os.removexattr(root, 'user.hitrain.optimizer')) == errno.EBUSY
     assert 'optimizer: the model has 3 kept steps' in word(root, 'error')
     for args in (root,), (root, 'taken', '--all'):
