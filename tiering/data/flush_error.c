@@ -235,8 +235,12 @@ static int resolve(struct ht_store *s) HT_REQUIRES(HT_LOCK_STORE)
     for (unsigned i = 0; i < s->dev_count; i++)
         if ((devices >> i & 1) && !(s->data->closed >> i & 1))
             close_device(s, i);
-    for (struct ht_scope *sc = s->objects.scopes; !rc && sc; sc = sc->next)
+    for (struct ht_scope *sc = s->objects.scopes, *next; !rc && sc; sc = next) {
+        ht_scope_hold(sc);
         rc = resolve_scope(s, sc->id, devices);
+        next = sc->next;
+        ht_scope_let_go(s, sc);
+    }
     s->data->resolving = 0;
     if (rc)
         s->data->suspect |= devices;

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* scope.c - scopes: objects that are published together, and the calls that change them. */
+#include <assert.h>
 #include <stdlib.h>
 
 #include "tiering/object/record_bytes.h"
@@ -16,8 +17,12 @@ struct ht_scope *ht_scope_find(struct ht_store *s, uint64_t id, bool make)
 {
     struct ht_id_link *link = ht_id_find(&s->objects.scopes_by_id, id);
 
-    if (link)
-        return ht_container_of(link, struct ht_scope, by_id);
+    if (link) {
+        struct ht_scope *found = ht_container_of(link, struct ht_scope, by_id);
+        if (make)
+            found->ended = false; /* the directory is a model root again, or a file of it is open */
+        return found;
+    }
     struct ht_scope *sc = make ? calloc(1, sizeof(*sc)) : NULL;
     if (!sc)
         return NULL;
@@ -47,8 +52,19 @@ static void free_scope(struct ht_store *s, struct ht_scope *sc) HT_REQUIRES(HT_L
 
 static void free_if_ended(struct ht_store *s, struct ht_scope *sc) HT_REQUIRES(HT_LOCK_STORE)
 {
-    if (sc->ended && !sc->objects && !sc->changing && ht_list_empty(&sc->touched))
+    if (sc->ended && !sc->objects && !sc->changing && !sc->users && ht_list_empty(&sc->touched))
         free_scope(s, sc);
+}
+
+void ht_scope_hold(struct ht_scope *sc)
+{
+    sc->users++;
+}
+
+void ht_scope_let_go(struct ht_store *s, struct ht_scope *sc)
+{
+    sc->users--;
+    free_if_ended(s, sc);
 }
 
 void ht_obj_join(struct ht_obj *o, struct ht_scope *sc)
@@ -64,11 +80,12 @@ void ht_obj_join(struct ht_obj *o, struct ht_scope *sc)
     free_if_ended(o->s, was);
 }
 
-void ht_scope_end_frozen(struct ht_store *s, uint64_t id)
+void ht_scope_forget(struct ht_store *s, uint64_t id)
 {
     struct ht_scope *sc = ht_scope_find(s, id, false);
 
-    if (!sc || !sc->frozen)
+    assert(id);
+    if (!sc)
         return;
     sc->ended = true;
     free_if_ended(s, sc);
@@ -156,6 +173,7 @@ void ht_scope_end_change(struct ht_store *s, struct ht_scope *sc)
 {
     if (--sc->changing == 0 && sc->aborting)
         pthread_cond_broadcast(&s->waits.settled);
+    free_if_ended(s, sc);
 }
 
 /* Clang cannot follow a lock that only one result keeps. */

@@ -19,7 +19,8 @@ struct ht_scope {
         uint64_t written_bytes; /* of its objects, to devices */
         bool aborting;
         bool frozen;              /* a kept step: no content changes */
-        bool ended;               /* frozen, and its kept step is gone: it goes with its last object */
+        bool ended;               /* its root or kept step is gone: it goes with its last object */
+        unsigned users;           /* threads that have it while they let the lock go */
         uint64_t objects;         /* in memory */
         uint64_t edits_published; /* ht_scope_edits_published */
         uint64_t found_bytes;     /* of records for objects and chunks that became unpublished, ever */
@@ -35,8 +36,11 @@ void ht_obj_touch_meta(struct ht_obj *o) HT_REQUIRES(HT_LOCK_STORE);
 void ht_obj_untouch(struct ht_obj *o) HT_REQUIRES(HT_LOCK_STORE); /* off it; the list's reference is the caller's */
 /* The object belongs to this scope from now on. NULL: to none, because its memory goes. */
 void ht_obj_join(struct ht_obj *o, struct ht_scope *sc) HT_REQUIRES(HT_LOCK_STORE);
-/* A kept step is gone. */
-void ht_scope_end_frozen(struct ht_store *s, uint64_t id) HT_REQUIRES(HT_LOCK_STORE);
+/* Its model root or kept step is gone. */
+void ht_scope_forget(struct ht_store *s, uint64_t id) HT_REQUIRES(HT_LOCK_STORE);
+/* For a thread that lets the lock go in between: its memory stays. */
+void ht_scope_hold(struct ht_scope *sc) HT_REQUIRES(HT_LOCK_STORE);
+void ht_scope_let_go(struct ht_store *s, struct ht_scope *sc) HT_REQUIRES(HT_LOCK_STORE);
 /*
  * A walk over the objects that were touched when it began, with a break of the lock between two, if the caller
  * likes. One that is touched no more is left out. Needs no memory.

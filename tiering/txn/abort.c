@@ -73,6 +73,7 @@ static void abort_object(struct ht_obj *o, struct ht_slice *slice) HT_REQUIRES(H
 /* Releases the lock in between. */
 static void shut_out_changes(struct ht_store *s, struct ht_scope *sc) HT_REQUIRES(HT_LOCK_STORE)
 {
+    ht_scope_hold(sc);
     sc->aborts++;
     sc->aborting = true;
     ht_activity_wait("changes below model root", sc->id);
@@ -85,6 +86,7 @@ static void let_changes_in(struct ht_store *s, struct ht_scope *sc) HT_REQUIRES(
 {
     sc->aborting = false;
     pthread_cond_broadcast(&s->waits.settled);
+    ht_scope_let_go(s, sc);
 }
 
 /* Needs no memory: the caller has restored the names already, and must get through. */

@@ -322,7 +322,7 @@ void ht_scope_end(struct ht_store *s, uint64_t scope, enum ht_scope_end how, str
     tx->found_bytes = ht_scope_found_bytes(s, scope);
     ht_scope_publish(s, scope, false, tx);
     ht_store_lock(s);
-    ht_scope_end_frozen(s, scope);
+    ht_scope_forget(s, scope);
     ht_store_unlock(s);
 }
 

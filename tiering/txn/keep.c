@@ -269,10 +269,7 @@ static void drop_objects(struct ht_keep *w) HT_REQUIRES(HT_LOCK_STORE)
     }
     ht_alloc_unreserve(s->alloc, w->reserved_blocks);
     w->reserved_blocks = 0;
-    struct ht_scope *sc = ht_scope_find(s, w->k->to, false);
-    if (sc) /* that of a clone goes, too: it never was there */
-        sc->frozen = true;
-    ht_scope_end_frozen(s, w->k->to);
+    ht_scope_forget(s, w->k->to); /* it never was there */
 }
 
 /* It was the devices that refused a copy. */

@@ -266,18 +266,21 @@ int ht_obj_set_scope(struct ht_obj *o, uint64_t scope, struct ht_tx *tx)
     struct ht_store *s = o->s;
 
     ht_store_lock(s);
+    bool made = !ht_scope_find(s, scope, false);
     struct ht_scope *sc = ht_scope_find(s, scope, true);
     bool known = o->published || o->obj_class == HT_CLASS_SCRATCH, touched = !ht_list_empty(&o->touched);
     int rc = !sc ? -ENOMEM : !known || (touched && sc != s->objects.scope0) ? -EBUSY : 0;
     if (!rc && !o->leaving) {
-        ht_obj_join(o, sc);
-        if (touched) { /* the reference moves, too */
+        if (touched)
             ht_obj_untouch(o);
+        ht_obj_join(o, sc); /* the scope that it leaves may go with that */
+        if (touched)        /* the reference moves, too */
             ht_list_add_tail(&sc->touched, &o->touched);
-        }
         if (o->published)
             ht_record_object(&tx->records, o, o->pub_size);
     }
+    if (rc && sc && made)
+        ht_scope_forget(s, scope);
     ht_store_unlock(s);
     return rc;
 }
