@@ -2,6 +2,8 @@
 /* participants.c - walks the table of participants. */
 #include "fs/participants/participants.h"
 
+#include "tiering/api/store.h"
+
 #define ADDRESS(ID, name, first, last) &ht_participant_##name,
 static const struct ht_participant_type *const types[HT_PARTICIPANT_COUNT] = {HT_PARTICIPANTS(ADDRESS)};
 #undef ADDRESS
@@ -10,7 +12,7 @@ int ht_participants_new(struct ht_store *s, const struct ht_participants_setup *
 {
     int rc = 0;
 
-    *out = (struct ht_participants){0};
+    *out = (struct ht_participants){.store = s};
     for (unsigned i = 0; rc == 0 && i < HT_PARTICIPANT_COUNT; i++)
         rc = types[i]->make(s, setup->of[i], &out->of[i]);
     if (rc)
@@ -29,6 +31,9 @@ int ht_participants_start(struct ht_participants *p)
 
 void ht_participants_free(struct ht_participants *p)
 {
+    if (p->store)
+        ht_store_stop(p->store);
+    p->store = NULL;
     for (unsigned i = HT_PARTICIPANT_COUNT; i > 0; i--) {
         if (p->of[i - 1])
             types[i - 1]->free(p->of[i - 1]);

@@ -27,12 +27,13 @@ struct ht_participants_setup {
 /* By index; all NULL before ht_participants_new and after it has failed. */
 struct ht_participants {
     void *of[HT_PARTICIPANT_COUNT];
+    struct ht_store *store;
 };
 
 int ht_participants_new(struct ht_store *s, const struct ht_participants_setup *setup,
                         struct ht_participants *out) HT_MUST_CHECK;
 int ht_participants_start(struct ht_participants *p) HT_MUST_CHECK;
-/* The last one first. Also where some or all are NULL. */
+/* Ends the store's threads, which call them; then the last one goes first. Also where some or all are NULL. */
 void ht_participants_free(struct ht_participants *p);
 
 #endif

@@ -113,6 +113,11 @@ void ht_store_look_for_claims(struct ht_store *s);
  * scopes. WAITS.
  */
 int ht_store_unmount(struct ht_store *s) HT_MUST_CHECK;
+/*
+ * Ends the store's threads, which call participants and whoever gave it functions to call: these may go afterwards.
+ * Writes nothing. Unmount and close do it, too.
+ */
+void ht_store_stop(struct ht_store *s);
 /* Frees everything. A store that is still mounted ends as in a crash: nothing more is written. */
 void ht_store_close(struct ht_store *s);
 

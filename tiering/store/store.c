@@ -444,6 +444,11 @@ static void destroy_locks(struct ht_store *s)
     ht_mutex_destroy(&s->lock);
 }
 
+void ht_store_stop(struct ht_store *s)
+{
+    ht_engine_stop(s);
+}
+
 void ht_store_close(struct ht_store *s)
 {
     if (!s)

@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The table of participants: record types that do not overlap, and the order of their lives. */
 #include <check.h>
+#include <stdatomic.h>
+#include <unistd.h>
 #include <hitrain/format.h>
 
 #include "fs/ns/ns.h"
@@ -8,6 +10,7 @@
 #include "optim/optim.h"
 #include "tests/support/dev.h"
 #include "tests/support/suite.h"
+#include "tiering/api/compress.h"
 #include "tiering/api/store.h"
 
 enum { DEVICE_BYTES = 16 << 20 };
@@ -16,10 +19,12 @@ static struct ht_dev *dev;
 static struct ht_store *store;
 static struct ht_participants participants;
 
+static bool threads; /* the next store has its own */
+
 static void open_store(void)
 {
     struct ht_store_opts opts = {
-        .dram_bytes = 8 << 20, .staging_bytes = 16 << 20, .numa_node = HT_NUMA_OFF, .no_threads = true};
+        .dram_bytes = 8 << 20, .staging_bytes = 16 << 20, .numa_node = HT_NUMA_OFF, .no_threads = !threads};
 
     ck_assert_int_eq(ht_store_new(&dev, 1, &opts, &store), 0);
 }
@@ -119,6 +124,56 @@ START_TEST(what_was_made_goes_when_one_fails)
 }
 END_TEST
 
+struct asked {
+    _Atomic bool inside, gone;
+    _Atomic bool late; /* a call that the participants did not outlive */
+};
+
+/* Stays inside until they are gone, or for a time in which they would be if nothing kept them. */
+static bool ask(void *ctx, uint64_t oid)
+{
+    struct asked *a = ctx;
+
+    (void)oid;
+    a->inside = true;
+    for (unsigned i = 0; i < 200 && !a->gone; i++)
+        usleep(1000);
+    a->late = a->late || a->gone;
+    return false;
+}
+
+/* A store that ends as in a crash has its threads still: they call into participants, as for names that are asked. */
+START_TEST(no_thread_calls_participants_that_are_gone)
+{
+    const struct ht_optim_hooks hooks = {0};
+    const struct ht_optim_setup optim = {.threads = 1, .hooks = &hooks};
+    struct asked a = {0};
+
+    format();
+    threads = true;
+    ck_assert_int_eq(make(&optim), 0);
+    ht_store_set_compress(store, ask, &a);
+    ck_assert_int_eq(ht_store_mount(store), 0);
+    ck_assert_int_eq(ht_participants_start(&participants), 0);
+    ht_store_wake_compress(store);
+    while (!a.inside)
+        usleep(1000);
+    ht_optim_stop(participants.of[HT_PARTICIPANT_OPT]);
+    a.inside = false;
+    while (!a.inside) {
+        ht_store_wake_compress(store);
+        usleep(1000);
+    }
+    ht_participants_free(&participants);
+    a.gone = true;
+    ht_store_wake_compress(store);
+    ht_store_close(store);
+    ck_assert(!a.late);
+    ht_dev_close(dev);
+    threads = false;
+}
+END_TEST
+
 int main(void)
 {
     Suite *s = suite_create("participants");
@@ -127,6 +182,7 @@ int main(void)
     tcase_add_test(tc, record_types_are_given_to_one_participant_each);
     tcase_add_test(tc, all_participants_are_made_started_and_freed);
     tcase_add_test(tc, what_was_made_goes_when_one_fails);
+    tcase_add_test(tc, no_thread_calls_participants_that_are_gone);
     suite_add_tcase(s, tc);
     return run_all(s);
 }
