@@ -340,7 +340,8 @@ def test_direct_write_that_fits_in_part(nearly_full):
 
 
 @pytest.mark.parametrize('options', ['libaio --direct=1 --iodepth=8', 'io_uring --direct=1 --iodepth=8', 'io_uring',
-                                     'psync', 'psync --direct=1', 'pvsync2 --direct=1', 'mmap'])
+                                     'psync', 'psync --direct=1', 'pvsync2 --direct=1', 'mmap',
+                                     'libaio --direct=1 --iodepth=8 --bs=4M', 'psync --direct=1 --bs=4M'])
 def test_every_kind_of_write_to_a_full_store(nearly_full, options):
     engine, *rest = options.split()
     assert run_fio(nearly_full / 'room', '--size=8M', '--end_fsync=1', f'--ioengine={engine}', *rest) == errno.ENOSPC
