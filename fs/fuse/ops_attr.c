@@ -133,10 +133,10 @@ void ht_op_statfs(fuse_req_t req, fuse_ino_t ino)
     log_left = s.log.reserve_limit_bytes - ht_min_u64(s.log.reserved_bytes, s.log.reserve_limit_bytes);
     v.f_blocks = s.total_bytes / HT_BLOCK_BYTES;
     /*
-     * Reserved space (for dirty data, for the next step of a model) counts as used; space that was just deleted counts
-     * as free.
+     * Reserved space (for dirty data, for the next step of a model) counts as used; space that was just deleted, cut or
+     * replaced counts as free.
      */
-    v.f_bfree = v.f_bavail = s.available_bytes / HT_BLOCK_BYTES;
+    v.f_bfree = v.f_bavail = ht_store_free(f->store) / HT_BLOCK_BYTES;
     v.f_ffree = ht_min_u64(v.f_bavail, log_left / n.file_log_bytes); /* a file that holds anything needs a block */
     v.f_files = n.inodes + v.f_ffree;
     fuse_reply_statfs(req, &v);

@@ -34,6 +34,7 @@ REDO = 'tests/unit/optim/step/test_redo'
 REDO_READ = 'tests/unit/optim/step/test_redo_read'
 RECOVER = 'tests/unit/optim/step/test_recover'
 TAKEN = 'tests/mount/test_one_writer.py::test_a_writer_that_stood_still_stops_when_another_took_over'
+FREE = 'tests/mount/test_free_space.py::test_space_is_free_when_the_call_returns'
 HOLD = 'tests/mount/test_life_holds.py::test_a_file_stays_held_while_writes_of_the_dead_go_on'
 
 # mutant, missing safeguard, program, scenario (of crash_small) or test (of the others)
@@ -103,6 +104,7 @@ MUTANTS = [
     ('replay-shown', 'readers wait while logged steps are computed again', RECOVER, 'a_mount_does_not_wait_for_logged_steps'),
     ('record-unseen', 'a parameter whose record is not published makes a step full', REDO, 'a_count_that_does_not_follow_makes_a_step_full'),
     ('give-up-unasked', 'kept steps stay where giving them up would not help', REDO_READ, 'what_cannot_be_served_makes_nobody_give_up_anything'),
+    ('free-late', 'space that a commit makes free is shown at once', FREE, ''),
     ('fcntl', 'flock: a hold that outlives its process', HOLD, ''),
 ]
 PROGRAMS = sorted({test for _, _, test, _ in MUTANTS if '::' not in test})

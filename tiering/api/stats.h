@@ -44,6 +44,11 @@ struct ht_store_stats {
     struct ht_journal_stats log;
 };
 void ht_store_stats(struct ht_store *s, struct ht_store_stats *out);
+/*
+ * What a writer gets at once: available_bytes, and what a commit makes free that a writer without space waits for.
+ * WAITS for the space of deleted files.
+ */
+uint64_t ht_store_free(struct ht_store *s);
 /* Are so many bytes available? If not, this thread lacks the rest (tiering/base/lack.h). */
 bool ht_store_has_space(struct ht_store *s, uint64_t bytes) HT_MUST_CHECK;
 /* Its available_bytes alone: cheap. */

@@ -171,7 +171,7 @@ static int take_chunk_space(struct ht_chunk_io *io, struct ht_alloc_hint hint) H
 
     if (rc != -ENOSPC || !o->extra->rewrite_reserve_blocks || !(c->flags & HT_CH_CUR) || (c->flags & HT_CH_SHARE))
         return rc;
-    bool was = ht_chunk_unpublished(c);
+    struct ht_chunk_before was = ht_chunk_before(c);
     ht_chunk_drop_cur(o, c);
     ht_chunk_note_unpublished(o, c, io->index, was);
     return ht_chunk_take_space(o, c, hint, &io->ref);

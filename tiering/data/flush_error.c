@@ -46,7 +46,7 @@ static void lose(struct ht_obj *o, struct ht_chunk *c, uint64_t index, int error
     struct ht_store *s = o->s;
     struct ht_extent e = ht_ref_extent(&c->cur, 0);
     struct ht_event_about about = {o->oid, ht_device_name(s, e.device), e.block * HT_BLOCK_BYTES, error};
-    bool was = ht_chunk_unpublished(c);
+    struct ht_chunk_before was = ht_chunk_before(c);
 
     ht_event(
         HT_EVENT_WRITE_ERROR, &about,
@@ -108,13 +108,14 @@ static void give_up(struct ht_obj *o, struct ht_chunk *c, uint64_t index, int er
 {
     struct ht_store *s = o->s;
     uint32_t raw_blocks = raw_blocks_of(&c->cur), blocks = ht_ref_blocks(&c->cur);
+    struct ht_chunk_before was = ht_chunk_before(c);
 
     if (error) {
         lose(o, c, index, error);
     } else {
         ht_chunk_drop_cur(o, c);
         reserve_if_possible(o, c, raw_blocks, blocks); /* a full store has had no space for it before */
-        ht_chunk_note_unpublished(o, c, index, true);
+        ht_chunk_note_unpublished(o, c, index, was);
     }
     s->data->given_up++;
 }

@@ -111,11 +111,13 @@ void ht_chunk_unprotect(struct ht_obj *o, struct ht_chunk *c)
     ht_arena_unprotect(o->s->arena, c->slot);
 }
 
-void ht_chunk_note_unpublished(struct ht_obj *o, struct ht_chunk *c, uint64_t index, bool was)
+void ht_chunk_note_unpublished(struct ht_obj *o, struct ht_chunk *c, uint64_t index, struct ht_chunk_before was)
 {
     bool is = ht_chunk_unpublished(c);
 
-    if (is == was)
+    if (o->scope == o->s->objects.scope0)
+        o->s->objects.superseded_blocks += (uint64_t)ht_chunk_superseded_blocks(c) - was.superseded_blocks;
+    if (is == was.unpublished)
         return;
     if (is) {
         o->unpublished++;
@@ -135,7 +137,7 @@ void ht_chunk_note_unpublished(struct ht_obj *o, struct ht_chunk *c, uint64_t in
 
 void ht_chunk_install(struct ht_obj *o, struct ht_chunk *c, uint64_t index, const struct ht_ref *ref)
 {
-    bool was = ht_chunk_unpublished(c);
+    struct ht_chunk_before was = ht_chunk_before(c);
 
     assert(!o->scope->frozen);
     ht_chunk_drop_cur(o, c);
@@ -147,14 +149,14 @@ void ht_chunk_install(struct ht_obj *o, struct ht_chunk *c, uint64_t index, cons
         ht_chunk_prealloc_drop(o, c, 0);
     c->flags &= (uint8_t)~HT_CH_BAD;
     c->generation++;
-    if (was && ht_ref_holds(&c->cur)) /* maybe more pieces than before */
+    if (was.unpublished && ht_ref_holds(&c->cur)) /* maybe more pieces than before */
         o->scope->found_bytes += ht_ref_extra_bytes(&c->cur);
     ht_chunk_note_unpublished(o, c, index, was);
 }
 
 void ht_chunk_install_hole(struct ht_obj *o, struct ht_chunk *c, uint64_t index)
 {
-    bool was = ht_chunk_unpublished(c);
+    struct ht_chunk_before was = ht_chunk_before(c);
 
     ht_chunk_drop_cur(o, c);
     if (c->flags & HT_CH_PUB)

@@ -173,13 +173,28 @@ void ht_chunk_set_clean(struct ht_obj *o, struct ht_chunk *c, uint64_t index) HT
 void ht_chunk_install(struct ht_obj *o, struct ht_chunk *c, uint64_t index, const struct ht_ref *ref)
     HT_REQUIRES(HT_LOCK_STORE);
 void ht_chunk_install_hole(struct ht_obj *o, struct ht_chunk *c, uint64_t index) HT_REQUIRES(HT_LOCK_STORE);
-/* Keeps the unpublished counters of a chunk and its object right after a change of flags. was: unpublished before. */
-void ht_chunk_note_unpublished(struct ht_obj *o, struct ht_chunk *c, uint64_t index, bool was)
-    HT_REQUIRES(HT_LOCK_STORE);
 static inline bool ht_chunk_unpublished(const struct ht_chunk *c)
 {
     return c->flags & (HT_CH_CUR | HT_CH_GONE);
 }
+/* Blocks of its published reference that its publication makes free. */
+static inline uint32_t ht_chunk_superseded_blocks(const struct ht_chunk *c)
+{
+    bool goes = c->flags & HT_CH_GONE || (c->flags & (HT_CH_CUR | HT_CH_SHARE)) == HT_CH_CUR;
+
+    return goes && c->flags & HT_CH_PUB && !c->pub.shared ? ht_ref_blocks(&c->pub) : 0;
+}
+/* Keeps what is counted of unpublished chunks right after a change of flags. was: ht_chunk_before before it. */
+struct ht_chunk_before {
+    bool unpublished;
+    uint32_t superseded_blocks;
+};
+static inline struct ht_chunk_before ht_chunk_before(const struct ht_chunk *c)
+{
+    return (struct ht_chunk_before){ht_chunk_unpublished(c), ht_chunk_superseded_blocks(c)};
+}
+void ht_chunk_note_unpublished(struct ht_obj *o, struct ht_chunk *c, uint64_t index, struct ht_chunk_before was)
+    HT_REQUIRES(HT_LOCK_STORE);
 /* Has its current reference a place that the log does not name yet? */
 static inline bool ht_chunk_has_place(const struct ht_chunk *c)
 {

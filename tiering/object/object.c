@@ -107,7 +107,7 @@ void ht_obj_untouch_if_idle(struct ht_obj *o)
 
 static void release_chunk(struct ht_obj *o, struct ht_chunk *c, uint64_t index) HT_REQUIRES(HT_LOCK_STORE)
 {
-    bool was = ht_chunk_unpublished(c);
+    struct ht_chunk_before was = ht_chunk_before(c);
 
     ht_chunk_drop_image(o, c, index);
     ht_chunk_drop_cur(o, c);

@@ -85,10 +85,11 @@ struct ht_objects {
     uint64_t chunks, lost_chunks; /* published */
     uint64_t tables_bytes;        /* heap of leaves and nodes */
     uint64_t tables_bytes_max;
-    bool tables_full;        /* the last call that wanted more of these bytes was refused */
-    uint64_t aside_blocks;   /* set aside for objects to come: a part of what the allocator has reserved */
-    uint64_t meta_bytes;     /* heap of objects, chunks, refcounts and scopes */
-    struct ht_scope *scopes; /* one per model root */
+    bool tables_full;           /* the last call that wanted more of these bytes was refused */
+    uint64_t superseded_blocks; /* that the publication of scope 0 makes free, as far as it is on devices */
+    uint64_t aside_blocks;      /* set aside for objects to come: a part of what the allocator has reserved */
+    uint64_t meta_bytes;        /* heap of objects, chunks, refcounts and scopes */
+    struct ht_scope *scopes;    /* one per model root */
     struct ht_id_table scopes_by_id;
     struct ht_scope *scope0;
     struct ht_list ending; /* dead objects, by touched; each holds a reference */

@@ -67,10 +67,24 @@ void ht_scope_let_go(struct ht_store *s, struct ht_scope *sc)
     free_if_ended(s, sc);
 }
 
+/* For an object that comes to scope 0: content outside it is unpublished there then. */
+static uint64_t superseded_blocks(struct ht_obj *o) HT_REQUIRES(HT_LOCK_STORE)
+{
+    uint64_t blocks = 0, index = 0;
+    struct ht_chunk *c;
+
+    ht_chunk_for_each_unpublished(c, o, index) blocks += ht_chunk_superseded_blocks(c);
+    return blocks;
+}
+
 void ht_obj_join(struct ht_obj *o, struct ht_scope *sc)
 {
     struct ht_scope *was = o->scope;
 
+    if (o->unpublished && sc && was) {
+        o->s->objects.superseded_blocks += sc == o->s->objects.scope0 ? superseded_blocks(o) : 0;
+        o->s->objects.superseded_blocks -= was == o->s->objects.scope0 ? superseded_blocks(o) : 0;
+    }
     o->scope = sc;
     if (sc)
         sc->objects++;

@@ -26,7 +26,7 @@
 struct tally {
     uint32_t dirty, unpublished, resident, writing, held;
     uint64_t published, lost;
-    uint64_t stored_blocks, shared_blocks, prealloc_blocks, reserved_blocks, dirty_bytes;
+    uint64_t stored_blocks, shared_blocks, prealloc_blocks, reserved_blocks, superseded_blocks, dirty_bytes;
 };
 
 static void add(struct tally *to, const struct tally *t)
@@ -42,6 +42,7 @@ static void add(struct tally *to, const struct tally *t)
     to->shared_blocks += t->shared_blocks;
     to->prealloc_blocks += t->prealloc_blocks;
     to->reserved_blocks += t->reserved_blocks;
+    to->superseded_blocks += t->superseded_blocks;
     to->dirty_bytes += t->dirty_bytes;
 }
 
@@ -131,6 +132,7 @@ static void check_chunk(const struct ht_obj *o, const struct ht_chunk *c, uint64
     check_log_reserve(o, c, t->dirty > dirty);
     t->published += (c->flags & HT_CH_PUB) != 0;
     t->unpublished += ht_chunk_unpublished(c);
+    t->superseded_blocks += o->scope == o->s->objects.scope0 ? ht_chunk_superseded_blocks(c) : 0;
     t->writing += c->writing;
     t->held += c->exclusive || c->shared;
     t->prealloc_blocks += c->prealloc;
@@ -354,6 +356,7 @@ void ht_objects_verify(struct ht_store *s, bool idle)
         }
     assert(s->objects.count == count && count_listed(s) == listed);
     assert(s->objects.chunks == t.published && s->objects.lost_chunks == t.lost);
+    assert(s->objects.superseded_blocks == t.superseded_blocks);
     assert(s->objects.tables_bytes == tables_bytes && s->objects.meta_bytes >= tables_bytes);
     assert(s->flow.dirty_bytes == t.dirty_bytes && s->flow.writing == t.writing);
     assert(!idle || (!t.held && !s->flow.writing_blocks));

@@ -424,7 +424,8 @@ static void end_staged(struct ht_batch_pin *l, struct ht_batch_pin_chunk *lc, st
     ht_store_lock(s);
     if (p->copied)
         ht_chunk_drop_image(lc->obj, p->io.chunk, lc->index);
-    bool was = ht_chunk_unpublished(p->io.chunk), gone = p->io.chunk->flags & HT_CH_GONE;
+    struct ht_chunk_before was = ht_chunk_before(p->io.chunk);
+    bool gone = p->io.chunk->flags & HT_CH_GONE;
     ht_chunk_drop_cur(lc->obj, p->io.chunk);
     if (gone)
         p->io.chunk->flags |= HT_CH_GONE;

@@ -4,6 +4,7 @@
 
 #include "tiering/base/idtable.h"
 #include "tiering/base/lack.h"
+#include "tiering/base/mutant.h"
 #include "tiering/sys/mem.h"
 #include "tiering/io/dev.h"
 #include "tiering/io/rings.h"
@@ -131,6 +132,15 @@ void ht_store_stats(struct ht_store *s, struct ht_store_stats *out)
     ht_txn_stats(s, out);
     ht_store_unlock(s);
     out->working_bytes += ht_data_bytes(s);
+}
+
+uint64_t ht_store_free(struct ht_store *s)
+{
+    ht_obj_wait_ended(s);
+    ht_store_lock(s);
+    uint64_t blocks = ht_alloc_available(s->alloc) + (HT_MUTANT("free-late") ? 0 : s->objects.superseded_blocks);
+    ht_store_unlock(s);
+    return blocks * HT_BLOCK_BYTES;
 }
 
 bool ht_store_has_space(struct ht_store *s, uint64_t bytes)

@@ -33,7 +33,7 @@ static void cut_chunk(struct ht_obj *o, struct ht_chunk *c, uint64_t index, uint
     }
     if (!ref || ref->visible <= keep)
         return;
-    bool was = ht_chunk_unpublished(c);
+    struct ht_chunk_before was = ht_chunk_before(c);
     if (ref == &c->pub) {
         c->cur = c->pub;
         c->flags |= HT_CH_CUR | HT_CH_SHARE;

@@ -23,8 +23,8 @@ static void abort_chunk(struct ht_obj *o, struct ht_chunk *c, uint64_t index) HT
 
     ht_chunk_lock_exclusive(o, c, index);
     ht_chunk_prealloc_drop(o, c, 0);
-    bool was = ht_chunk_unpublished(c);
-    bool newer = was || (c->flags & HT_CH_BAD) || ht_obj_is_volatile(o) ||
+    struct ht_chunk_before was = ht_chunk_before(c);
+    bool newer = was.unpublished || (c->flags & HT_CH_BAD) || ht_obj_is_volatile(o) ||
         (c->slot != HT_SLOT_NONE && ht_arena_image(s->arena, c->slot)->dirty);
     if (newer) {
         ht_image_revert(o, c, index);

@@ -105,6 +105,7 @@ static void publish_chunk(struct ht_obj *o, struct ht_chunk *c, uint64_t index, 
 {
     if (ht_chunk_has_place(c) && !tx->whole && ht_ref_endangered(o->s, &c->cur))
         return;
+    struct ht_chunk_before was = ht_chunk_before(c);
     if (c->flags & HT_CH_CUR) {
         ht_record_chunk(&tx->records, o, index, c, &c->cur);
         if ((c->flags & HT_CH_PUB) && !(c->flags & HT_CH_SHARE))
@@ -124,7 +125,7 @@ static void publish_chunk(struct ht_obj *o, struct ht_chunk *c, uint64_t index, 
         o->s->objects.chunks--;
     }
     c->flags &= (uint8_t) ~(HT_CH_CUR | HT_CH_SHARE | HT_CH_GONE);
-    ht_chunk_note_unpublished(o, c, index, true);
+    ht_chunk_note_unpublished(o, c, index, was);
     ht_chunk_drop_log_reserve(o, c);
 }
 
