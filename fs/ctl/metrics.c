@@ -119,6 +119,8 @@ static const struct row rows[] = {
         "meta_bytes", GAUGE, meta_bytes,
         "Memory for objects, chunks, optimizer ranges, descriptors of the tier, maps of devices and buffers of the log."),
     STORE("names_bytes", GAUGE, ns.meta_bytes, "Memory for names and attributes."),
+    STORE("heap_spare_bytes", GAUGE, store.heap_spare_bytes,
+          "Memory that other memory left behind, and that the next takes: some of it is resident."),
 
     STORE("hits", COUNTER, store.hits, "Chunk accesses served from DRAM."),
     STORE("misses", COUNTER, store.misses, "Chunk accesses that needed a device."),

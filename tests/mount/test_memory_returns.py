@@ -3,7 +3,10 @@
 
 HITRAIN_LONG=1 makes a hundred thousand of them, and looks at the memory of the process, too.
 """
+import contextlib
 import os
+import shutil
+import time
 
 import pytest
 
@@ -76,3 +79,38 @@ def test_models_that_ended_leave_nothing(store, end):
     assert min(after - before for before, after in zip(used, used[1:])) <= 0, used
     if LONG:
         assert resident(store) < memory + (16 << 20)
+
+
+def fill(mnt, number):
+    for i in range(8):
+        folder = mnt / f'd{i}'
+        folder.mkdir()
+        for k in range(150):
+            (folder / f'f{k}').write_bytes(b'x' * (37 * k * (number + 1) % 20000))
+    with open(mnt / 'large', 'wb', buffering=0) as f, pytest.raises(OSError):
+        while True:
+            f.write(os.urandom(1 << 20))
+    for i in range(4):
+        with contextlib.suppress(OSError):
+            (mnt / f'm{i}').mkdir()
+            os.setxattr(mnt / f'm{i}', 'user.hitrain.optimizer', b'adamw lr=0.1')
+
+
+def test_a_store_that_is_filled_and_emptied_reports_its_memory(make_store):
+    """Ten times: what is counted stops growing, and what is resident is counted."""
+    store = make_store('128M')
+    store.mount('passthrough=8M')
+    counted = []
+    for number in range(10):
+        fill(store.point, number)
+        for name in os.listdir(store.point):
+            path = store.point / name
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+        sync(store.point)
+        counted.append(figures(store)['meta_bytes'] + figures(store)['names_bytes'])
+    assert max(counted[6:]) <= max(counted[:6]) + (1 << 20), counted
+    time.sleep(1.1)  # spare bytes are a second old at most
+    now = figures(store)
+    known = now['locked_bytes'] + now['meta_bytes'] + now['names_bytes'] + now['heap_spare_bytes']
+    assert resident(store) < known + (16 << 20), (resident(store), now)
+    assert now['heap_spare_bytes'] < 64 << 20

@@ -21,6 +21,7 @@ struct ht_store_stats {
     uint64_t shm_bytes, shm_used_bytes,
         shm_count; /* share; memory of open objects, and of closed ones that still have it; objects */
     uint64_t staging_bytes, staging_used_bytes;
+    uint64_t heap_spare_bytes; /* ht_heap_spare_bytes */
     uint64_t locked_bytes; /* of all that memory; of mappings, which may be larger than their visible part */
     uint64_t huge_bytes;   /* of tier and pool in huge pages, as they were populated */
     struct ht_rings_stats io;

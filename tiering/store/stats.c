@@ -132,6 +132,7 @@ void ht_store_stats(struct ht_store *s, struct ht_store_stats *out)
     ht_txn_stats(s, out);
     ht_store_unlock(s);
     out->working_bytes += ht_data_bytes(s);
+    out->heap_spare_bytes = ht_heap_spare_bytes();
 }
 
 uint64_t ht_store_free(struct ht_store *s)

@@ -13,6 +13,7 @@
 #include "tiering/base/log.h"
 
 #include <inttypes.h>
+#include <malloc.h>
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdio.h>
@@ -33,6 +34,17 @@
 #ifndef MADV_POPULATE_WRITE
 #define MADV_POPULATE_WRITE 23 /* Linux 5.14 */
 #endif
+
+/* malloc looks at all that it has free, while others wait for it. */
+uint64_t ht_heap_spare_bytes(void)
+{
+    static _Atomic uint64_t bytes, until_ns;
+    uint64_t now = ht_now_ns(), until = until_ns;
+
+    if (now >= until && atomic_compare_exchange_strong(&until_ns, &until, now + 1000000000ull))
+        bytes = mallinfo2().fordblks;
+    return bytes;
+}
 
 /* Maps bytes at an address aligned to huge pages: reserves more than needed, keeps the aligned part. */
 static void *map_aligned(size_t bytes)

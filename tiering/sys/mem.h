@@ -9,6 +9,12 @@
 #include "tiering/base/base.h"
 #include "tiering/sys/nodes.h"
 
+/*
+ * Heap of the process that nothing uses, as malloc kept it for its next caller at most a second ago: some of it is in
+ * memory.
+ */
+uint64_t ht_heap_spare_bytes(void);
+
 struct ht_pinned {
     void *base; /* aligned to 2 MiB */
     size_t bytes;
