@@ -77,7 +77,7 @@ def may_have(f, size):
 
 
 def writer_gets(mnt, shown, forgets):
-    """A writer gets what was shown, and nothing more. forgets: the kernel tells a moment later that it forgets a file."""
+    """A writer gets so much, and no more. forgets: the kernel says a moment later that it forgets a file."""
     with open(mnt / 'writer', 'wb') as f:
         assert shown <= 2 * SLACK or may_have(f, shown - SLACK)
         more = shown + 2 * SLACK

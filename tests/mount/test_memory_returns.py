@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Memory for what has gone comes back: after models that were made and ended, however many, the counters are as before.
+"""Memory of deleted things comes back: after models that were made and ended, however many, the counters are as before.
 
-HITRAIN_LONG=1 makes a hundred thousand of them, and looks at the memory of the process, too.
+HITRAIN_LONG=1 makes a hundred thousand models, and looks at the memory of the process, too.
 """
 import contextlib
 import os
@@ -37,7 +37,7 @@ def unmade(root):
 
 
 def refused(root):
-    """It never becomes a model: a file of it has a name elsewhere."""
+    """It never becomes a model: its file has a name elsewhere."""
     os.link(root / 'w', root.parent / 'other')
     with pytest.raises(OSError):
         os.setxattr(root, 'user.hitrain.optimizer', b'adamw lr=0.1')
@@ -97,7 +97,7 @@ def fill(mnt, number):
 
 
 def test_a_store_that_is_filled_and_emptied_reports_its_memory(make_store):
-    """Ten times: what is counted stops growing, and what is resident is counted."""
+    """Ten times: the counters stop growing, and they have all that is resident."""
     store = make_store('128M')
     store.mount('passthrough=8M')
     counted = []

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Directories, model roots and files that were removed while a program uses them: each read of them, and of what shows
-the mount as a whole, returns; then the store can be unmounted, and SIGTERM ends the daemon."""
+"""Removed directories, model roots and files that a program still uses: each read returns, also of the files that show
+the mount as a whole. Then the store can be unmounted, and SIGTERM ends the daemon."""
 import contextlib
 import json
 import os
@@ -120,7 +120,7 @@ def hangs_for_a_while_only(store):
 
 
 class Reader:
-    """A program that uses what is removed while it runs."""
+    """A program that uses removed things."""
 
     def __init__(self, store, cwd, paths):
         said = {'cwd': str(cwd), 'open': [str(p) for p in paths], 'mount': str(store.point),

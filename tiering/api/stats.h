@@ -22,8 +22,8 @@ struct ht_store_stats {
         shm_count; /* share; memory of open objects, and of closed ones that still have it; objects */
     uint64_t staging_bytes, staging_used_bytes;
     uint64_t heap_spare_bytes; /* ht_heap_spare_bytes */
-    uint64_t locked_bytes; /* of all that memory; of mappings, which may be larger than their visible part */
-    uint64_t huge_bytes;   /* of tier and pool in huge pages, as they were populated */
+    uint64_t locked_bytes;     /* of all that memory; of mappings, which may be larger than their visible part */
+    uint64_t huge_bytes;       /* of tier and pool in huge pages, as they were populated */
     struct ht_rings_stats io;
     uint64_t hits, misses, evictions, writebacks;
     uint64_t room_waits;                                         /* requests that waited for room in the DRAM tier */
