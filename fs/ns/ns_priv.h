@@ -220,8 +220,10 @@ struct ht_ns_op {
     uint64_t deleted[2]; /* deleted inodes, for the hook */
     bool deleted_pending[2];
     unsigned deleted_count;
-    uint64_t ended_scope; /* of a root that lost its name, or went; 0: none */
-    uint64_t lsn;         /* out of end */
+    uint64_t ended_scope;      /* of a root that lost its name, or went; 0: none */
+    struct ht_obj *content[2]; /* to be published; each with a reference */
+    unsigned content_count;
+    uint64_t lsn; /* out of end */
 };
 int ht_ns_op_begin(struct ht_ns *ns, size_t bytes, struct ht_ns_op *op) HT_ACQUIRE_IF_0(HT_LOCK_TX)
     HT_ACQUIRE_IF_0(HT_LOCK_NAMES) HT_MUST_CHECK;
@@ -233,7 +235,15 @@ int ht_ns_op_begin_round(struct ht_ns *ns, size_t bytes, struct ht_rounds *round
     HT_ACQUIRE_IF_0(HT_LOCK_TX) HT_ACQUIRE_IF_0(HT_LOCK_NAMES) HT_MUST_CHECK;
 /* Returns rc, or if that is 0 the error of the commit. */
 int ht_ns_op_end(struct ht_ns_op *op, int rc) HT_RELEASE(HT_LOCK_TX) HT_RELEASE(HT_LOCK_NAMES) HT_MUST_CHECK;
-/* Releases the lock and calls the hooks, with the transaction still open: for calls into layers that call back. */
+/*
+ * The content goes into the transaction when the lock is released: a large file has a record for each of a million
+ * chunks, and all readers would wait. Two of them.
+ */
+void ht_ns_op_publish(struct ht_ns_op *op, struct ht_obj *obj);
+/*
+ * Releases the lock, publishes content and calls the hooks, with the transaction still open:
+ * for calls into layers that call back.
+ */
 void ht_ns_op_unlock(struct ht_ns_op *op) HT_RELEASE(HT_LOCK_NAMES);
 void ht_ns_op_lock(struct ht_ns_op *op) HT_ACQUIRE(HT_LOCK_NAMES);
 /* The root directory of a new store is in memory already, for replay found none: now in the log, too. */

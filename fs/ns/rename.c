@@ -95,8 +95,8 @@ static void publish_data(struct ht_ns_op *op, const struct ht_ns_inode *i) HT_RE
 
     if (!obj)
         return;
-    ht_obj_publish(obj, op->tx);
-    ht_obj_put(obj);
+    ht_ns_op_publish(op, obj);
+    ht_obj_put_soon(obj);
 }
 
 /* ---------------------------------------------------------------- checks */

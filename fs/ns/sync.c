@@ -41,22 +41,32 @@ static int inspect(struct ht_ns *ns, struct syncing *s) HT_REQUIRES_SHARED(HT_LO
     return 0;
 }
 
+/* Memory for what became unpublished since the transaction was begun: counted without the lock of names. */
+static int expect_content(struct ht_ns_op *op, const struct syncing *s) HT_REQUIRES(HT_LOCK_TX)
+    HT_REQUIRES(HT_LOCK_NAMES)
+{
+    if (!s->obj)
+        return 0;
+    ht_ns_op_unlock(op);
+    int rc = ht_tx_expect(op->tx, s->bytes + ht_obj_pending_bytes(s->obj));
+    ht_ns_op_lock(op);
+    return rc;
+}
+
 static int sync_locked(struct ht_ns_op *op, const struct syncing *s) HT_REQUIRES(HT_LOCK_TX) HT_REQUIRES(HT_LOCK_NAMES)
 {
+    int rc = expect_content(op, s);
     struct ht_ns_inode *i = ht_ns_inode_live(op->ns, s->ino);
 
-    if (!i)
-        return -ESTALE;
+    if (rc != 0 || !i)
+        return rc != 0 ? rc : -ESTALE;
     if (is_deleted(i))
         return 0; /* unlinked by another thread */
-    int rc = ht_tx_expect(op->tx, s->bytes + (s->obj ? ht_obj_pending_bytes(s->obj) : 0));
-    if (rc != 0)
-        return rc;
     if (ht_ns_pending(i))
         return ht_ns_publish_alone(op, i, s->obj);
     ht_ns_attr_put(op, i);
     if (s->obj)
-        ht_obj_publish(s->obj, op->tx);
+        ht_ns_op_publish(op, s->obj);
     return 0;
 }
 

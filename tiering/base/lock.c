@@ -179,8 +179,9 @@ struct ht_lock_hold ht_lock_longest(enum ht_lock_rank rank)
 
 void ht_lock_step(void)
 {
-    if (held_count)
-        held[held_count - 1].steps++;
+    for (unsigned i = 0; i < held_count;
+         i++) /* who waits for an outer lock waits for the steps under an inner one, too */
+        held[i].steps++;
 }
 
 /* ------------------------------------------------------------------- order */

@@ -182,6 +182,48 @@ static void expect_step(uint64_t at)
     ck_assert_uint_eq(i, peek(&w, peek(&w, at, "d0"), "f0"));
 }
 
+/* Its chunks are copies of the first one, which no record names yet. */
+static struct ht_obj *file_of_many_chunks(const char *name, uint64_t *out_ino)
+{
+    uint8_t block[4096] = {1};
+
+    *out_ino = make_file(&w, ROOT, name);
+    struct ht_obj *obj = ht_obj_get(w.s, *out_ino);
+    uint64_t bytes = ht_obj_chunk_bytes(obj);
+    ck_assert_int_eq(ht_obj_write(obj, 0, block, sizeof(block)), sizeof(block));
+    OK(ht_obj_truncate(obj, bytes));
+    for (uint64_t n = 1; n < count; n *= 2)
+        ck_assert_int_eq(ht_obj_clone(obj, 0, obj, n * bytes, n * bytes), (int64_t)(n * bytes));
+    return obj;
+}
+
+START_TEST(no_change_of_a_file_of_many_chunks_holds_the_lock_of_names_for_long)
+{
+    uint64_t ino[2];
+
+    setup();
+    struct ht_obj *a = file_of_many_chunks("a", &ino[0]);
+    begin();
+    OK(ht_ns_fsync(w.ns, ino[0]));
+    expect_slices("fsync");
+    ht_obj_put(a);
+    struct ht_obj *b = file_of_many_chunks("b", &ino[1]);
+    off_t size = (off_t)ht_obj_size(b);
+    begin();
+    OK(ht_ns_rename(w.ns, ROOT, "b", ROOT, "a", 0));
+    expect_slices("rename over a file");
+    ht_obj_put(b);
+    OK(ht_ns_fsync(w.ns, ino[1]));
+    ck_assert_uint_eq(peek(&w, ROOT, "a"), ino[1]);
+    fixture_check(&w);
+    fixture_crash(&w);
+    ck_assert_uint_eq(peek(&w, ROOT, "a"), ino[1]);
+    ck_assert_uint_eq(attributes(&w, ino[1]).st_size, size);
+    fixture_free(&w);
+    free(files);
+}
+END_TEST
+
 START_TEST(no_change_of_many_files_holds_the_lock_of_names_for_long)
 {
     pthread_t reader, writer;
@@ -230,7 +272,8 @@ END_TEST
 
 int main(void)
 {
-    const TTest *const tests[] = {no_change_of_many_files_holds_the_lock_of_names_for_long};
+    const TTest *const tests[] = {no_change_of_many_files_holds_the_lock_of_names_for_long,
+                                  no_change_of_a_file_of_many_chunks_holds_the_lock_of_names_for_long};
 
     return run_tests("many files", tests, HT_ARRAY_SIZE(tests));
 }
