@@ -29,10 +29,10 @@
 #include "tiering/object/chunk.h"
 #include "tiering/object/context.h"
 #include "tiering/object/image.h"
-#include "tiering/object/deferred_free.h"
 #include "tiering/object/object.h"
 #include "tiering/object/ref.h"
 #include "tiering/object/scope.h"
+#include "tiering/object/slice.h"
 #include "tiering/object/space.h"
 #include "tiering/data/data_priv.h"
 #include "tiering/data/fill.h"
@@ -166,12 +166,18 @@ static void resolve_chunk(struct ht_obj *o, uint64_t index, uint32_t devices) HT
 
 static void resolve_object(struct ht_obj *o, uint32_t devices) HT_REQUIRES(HT_LOCK_STORE)
 {
+    struct ht_slice slice = {0};
     struct ht_chunk *c;
     uint64_t index = 0;
 
     if (o->obj_class == HT_CLASS_SCRATCH)
         return;
-    ht_chunk_for_each_from(c, o, index) if (needs_resolving(o->s, c, devices)) resolve_chunk(o, index, devices);
+    ht_chunk_for_each_unpublished(c, o, index)
+    {
+        if (needs_resolving(o->s, c, devices))
+            resolve_chunk(o, index, devices);
+        ht_slice_next(o->s, &slice);
+    }
 }
 
 static int resolve_scope(struct ht_store *s, uint64_t id, uint32_t devices) HT_REQUIRES(HT_LOCK_STORE)
@@ -189,19 +195,6 @@ static int resolve_scope(struct ht_store *s, uint64_t id, uint32_t devices) HT_R
     return rc;
 }
 
-static uint64_t countable_deferred_frees(const struct ht_store *s) HT_REQUIRES(HT_LOCK_STORE)
-{
-    const struct ht_deferred_frees *queues[] = {&s->frees.logged, &s->frees.open};
-    uint64_t blocks = 0;
-
-    for (unsigned k = 0; k < HT_ARRAY_SIZE(queues); k++) {
-        struct ht_deferred_place at = ht_deferred_frees_begin(queues[k]);
-        for (const struct ht_ref *ref; (ref = ht_deferred_frees_next(&at));)
-            blocks += ht_ref_countable(s, ref);
-    }
-    return blocks;
-}
-
 /* Closes the devices to new content, as long as another one is left. */
 static void close_device(struct ht_store *s, unsigned device) HT_REQUIRES(HT_LOCK_STORE)
 {
@@ -211,9 +204,7 @@ static void close_device(struct ht_store *s, unsigned device) HT_REQUIRES(HT_LOC
         open += i != device && s->dev[i] && !(s->data->closed >> i & 1);
     if (!open)
         return;
-    uint64_t before = countable_deferred_frees(s);
     ht_alloc_set_offline(s->alloc, device);
-    ht_alloc_pending_free_sub(s->alloc, before - countable_deferred_frees(s));
     s->data->closed |= 1u << device;
     struct ht_event_about about = {.device = ht_device_name(s, device), .error = -EIO};
     ht_event(HT_EVENT_DEVICE_FAILING, &about,
@@ -222,11 +213,24 @@ static void close_device(struct ht_store *s, unsigned device) HT_REQUIRES(HT_LOC
              about.device);
 }
 
+/* Scopes come and go meanwhile. One that begins has nothing that was written before the failure. */
+static int resolve_scopes(struct ht_store *s, uint32_t devices) HT_REQUIRES(HT_LOCK_STORE)
+{
+    int rc = 0;
+
+    for (struct ht_scope *sc = s->objects.scopes, *next; !rc && sc; sc = next) {
+        ht_scope_hold(sc);
+        rc = resolve_scope(s, sc->id, devices);
+        next = sc->next;
+        ht_scope_let_go(s, sc);
+    }
+    return rc;
+}
+
 /* Releases the lock in between. */
 static int resolve(struct ht_store *s) HT_REQUIRES(HT_LOCK_STORE)
 {
     uint32_t devices = s->data->suspect;
-    int rc = 0;
 
     s->data->broken |= ((s->data->published | s->data->flushing) & devices) != 0;
     s->data->flush_error_passes++;
@@ -236,12 +240,7 @@ static int resolve(struct ht_store *s) HT_REQUIRES(HT_LOCK_STORE)
     for (unsigned i = 0; i < s->dev_count; i++)
         if ((devices >> i & 1) && !(s->data->closed >> i & 1))
             close_device(s, i);
-    for (struct ht_scope *sc = s->objects.scopes, *next; !rc && sc; sc = next) {
-        ht_scope_hold(sc);
-        rc = resolve_scope(s, sc->id, devices);
-        next = sc->next;
-        ht_scope_let_go(s, sc);
-    }
+    int rc = resolve_scopes(s, devices);
     s->data->resolving = 0;
     if (rc)
         s->data->suspect |= devices;

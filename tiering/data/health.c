@@ -61,6 +61,7 @@ enum ht_health ht_store_check_device(struct ht_store *s, unsigned device)
         return is;
     s->data->health[device] = is;
     ht_alloc_set_failing(s->alloc, device, is >= HT_HEALTH_FAILING);
+    pthread_cond_broadcast(&s->waits.settled); /* threads may wait for space that it discards */
     report(s, device, was, is);
     return is;
 }

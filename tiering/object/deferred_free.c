@@ -118,6 +118,24 @@ void ht_free_ref_now(struct ht_store *s, struct ht_ref *ref)
     ht_wake_for_compact_freed(s);
 }
 
+static void count_pending(struct ht_store *s, const struct ht_ref *ref, bool add) HT_REQUIRES(HT_LOCK_STORE)
+{
+    for (unsigned i = 0; ht_ref_holds(ref) && i < ht_ref_extents(ref); i++) {
+        struct ht_extent e = ht_ref_extent(ref, i);
+        if (add)
+            ht_alloc_pending_free_add(s->alloc, &e);
+        else
+            ht_alloc_pending_free_sub(s->alloc, &e);
+    }
+}
+
+void ht_ref_free_never(struct ht_store *s, struct ht_ref *ref)
+{
+    count_pending(s, ref, false);
+    s->frees.lost_blocks += ht_ref_countable(s, ref);
+    ht_ref_forget(ref);
+}
+
 /*
  * Without memory for the list, or with a log that failed, the space is lost until the next
  * mount, never reused too early.
@@ -132,7 +150,7 @@ void ht_ref_free_later(struct ht_store *s, struct ht_deferred_frees *q, uint64_t
         s->frees.lost_blocks += blocks;
         ht_ref_forget(ref);
     } else {
-        ht_alloc_pending_free_add(s->alloc, blocks);
+        count_pending(s, ref, true);
     }
     memset(ref, 0, sizeof(*ref));
 }
@@ -177,7 +195,7 @@ void ht_deferred_frees_durable(struct ht_store *s, uint64_t lsn)
     while ((first = ht_deferred_frees_first(q)) && first->lsn <= lsn) {
         struct ht_ref ref = first->ref;
         ht_trash_put(s, ht_deferred_frees_pop(q));
-        ht_alloc_pending_free_sub(s->alloc, ht_ref_countable(s, &ref));
+        count_pending(s, &ref, false);
         ht_free_ref_now(s, &ref);
         ht_slice_next(s, &slice);
     }

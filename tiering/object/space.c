@@ -233,7 +233,8 @@ static void return_reservation(struct ht_obj *o, struct ht_chunk *c, uint32_t ne
 /*
  * Reserved space may not be free yet: waits for it. Space is a deferred free until the log is durable; in the
  * transaction that is being collected, until that is appended. A transaction that frees space waits for no chunk, so it
- * ends. Free space that a device is discarding is free when that request has ended. Releases the lock while it waits.
+ * ends. Free space that a device is discarding is free when that request has ended, unless the device is silent by
+ * then. Releases the lock while it waits.
  */
 static int wait_for_space(struct ht_store *s) HT_REQUIRES(HT_LOCK_STORE)
 {
@@ -250,9 +251,9 @@ static int wait_for_space(struct ht_store *s) HT_REQUIRES(HT_LOCK_STORE)
             ht_deferred_frees_durable(s, lsn);
         return rc;
     }
-    bool discarding = ht_alloc_discarding(s->alloc) > 0;
+    bool discarding = ht_alloc_discarding(s->alloc, true) > 0;
     if (!s->frees.open.count && !discarding)
-        return -ENOSPC; /* lost, because a list of deferred frees found no memory */
+        return -ENOSPC; /* a silent device has it, or it is lost: a list of deferred frees found no memory */
     ht_activity_wait(discarding ? "space that is being discarded" : "space that the open transaction frees", 0);
     ht_store_wait(s, &s->waits.settled, 0);
     ht_activity_go_on();

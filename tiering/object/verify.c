@@ -307,7 +307,7 @@ static void check_space(struct ht_store *s, bool idle) HT_REQUIRES(HT_LOCK_STORE
         assert(!w.count || (owners >= w.count[i] && (!idle || owners == w.count[i])));
     }
     assert(entries == r->now.count + r->was.count && single == r->single);
-    uint64_t used = ht_alloc_total(s->alloc) - ht_alloc_free_blocks(s->alloc) - ht_alloc_discarding(s->alloc);
+    uint64_t used = ht_alloc_total(s->alloc) - ht_alloc_free_blocks(s->alloc) - ht_alloc_discarding(s->alloc, false);
     uint64_t named = fixed_blocks(s) + w.blocks + deferred + s->frees.lost_blocks;
     assert(!w.count || (used >= named - s->frees.lost_blocks && (!idle || used == named)));
     free(w.count);

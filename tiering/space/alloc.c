@@ -30,6 +30,7 @@ struct device {
     struct ht_space_map map;
     uint64_t bad_blocks;
     uint64_t discarding; /* blocks that are taken while the device forgets them */
+    uint64_t deferred;   /* blocks that are pending_free otherwise */
     bool offline, failing;
     uint32_t share;    /* as in struct ht_place_device */
     int64_t credit[2]; /* of new content, of rewritten content: a lot of one would hide what the other owes */
@@ -126,12 +127,17 @@ void ht_alloc_set_offline(struct ht_alloc *a, unsigned device)
     d->offline = true;
     a->total -= d->map.blocks;
     a->free_blocks -= d->map.free_blocks;
-    a->pending_free -= d->discarding;
+    a->pending_free -= d->deferred + (d->failing ? 0 : d->discarding);
 }
 
 void ht_alloc_set_failing(struct ht_alloc *a, unsigned device, bool failing)
 {
-    a->device[device].failing = failing;
+    struct device *d = &a->device[device];
+    bool ends = failing && !d->failing, begins = !failing && d->failing;
+
+    if (!d->offline)
+        a->pending_free += begins ? d->discarding : ends ? -d->discarding : 0;
+    d->failing = failing;
 }
 
 bool ht_alloc_is_free(const struct ht_alloc *a, const struct ht_extent *e)
@@ -314,15 +320,17 @@ void ht_alloc_unreserve(struct ht_alloc *a, uint64_t blocks)
     a->reserved -= blocks;
 }
 
-void ht_alloc_pending_free_add(struct ht_alloc *a, uint64_t blocks)
+void ht_alloc_pending_free_add(struct ht_alloc *a, const struct ht_extent *e)
 {
-    a->pending_free += blocks;
+    a->device[e->device].deferred += e->blocks;
+    a->pending_free += ht_alloc_countable(a, e);
 }
 
-void ht_alloc_pending_free_sub(struct ht_alloc *a, uint64_t blocks)
+void ht_alloc_pending_free_sub(struct ht_alloc *a, const struct ht_extent *e)
 {
-    assert(a->pending_free >= blocks);
-    a->pending_free -= blocks;
+    assert(a->device[e->device].deferred >= e->blocks && a->pending_free >= ht_alloc_countable(a, e));
+    a->device[e->device].deferred -= e->blocks;
+    a->pending_free -= ht_alloc_countable(a, e);
 }
 
 /* ------------------------------------------------------- allocation */
@@ -475,7 +483,7 @@ unsigned ht_alloc_take_freed(struct ht_alloc *a, struct ht_alloc_freed_walk *wal
     }
     d->discarding += blocks;
     a->free_blocks -= blocks;
-    a->pending_free += blocks;
+    a->pending_free += d->failing ? 0 : blocks;
     walk->ended = walk->from == HT_NO_GROUP;
     return n;
 }
@@ -486,17 +494,17 @@ void ht_alloc_put_freed(struct ht_alloc *a, const struct ht_extent e[], unsigned
         struct device *d = &a->device[e[i].device];
         assert(d->discarding >= e[i].blocks);
         d->discarding -= e[i].blocks;
-        a->pending_free -= d->offline ? 0 : e[i].blocks;
+        a->pending_free -= d->offline || d->failing ? 0 : e[i].blocks;
         device_set(a, &e[i], false);
     }
 }
 
-uint64_t ht_alloc_discarding(const struct ht_alloc *a)
+uint64_t ht_alloc_discarding(const struct ht_alloc *a, bool awaited)
 {
     uint64_t blocks = 0;
 
     for (unsigned i = 0; i < a->device_count; i++)
-        blocks += a->device[i].offline ? 0 : a->device[i].discarding;
+        blocks += a->device[i].offline || (awaited && a->device[i].failing) ? 0 : a->device[i].discarding;
     return blocks;
 }
 
@@ -514,7 +522,7 @@ void ht_alloc_verify(const struct ht_alloc *a, uint64_t pending_free)
         free_blocks += d->offline ? 0 : free_here;
     }
     assert(a->total == total && a->free_blocks == free_blocks);
-    assert(a->pending_free == pending_free + ht_alloc_discarding(a));
+    assert(a->pending_free == pending_free + ht_alloc_discarding(a, true));
 }
 
 static_assert((unsigned)HT_GROUP_BLOCKS <= HT_FRAGS_MAX,

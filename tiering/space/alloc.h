@@ -77,8 +77,8 @@ bool ht_alloc_is_free(const struct ht_alloc *a, const struct ht_extent *e);
 int ht_alloc_reserve(struct ht_alloc *a, uint64_t blocks) HT_MUST_CHECK;
 void ht_alloc_unreserve(struct ht_alloc *a, uint64_t blocks);
 /* Blocks that will be free soon (the store's deferred frees). */
-void ht_alloc_pending_free_add(struct ht_alloc *a, uint64_t blocks);
-void ht_alloc_pending_free_sub(struct ht_alloc *a, uint64_t blocks);
+void ht_alloc_pending_free_add(struct ht_alloc *a, const struct ht_extent *e);
+void ht_alloc_pending_free_sub(struct ht_alloc *a, const struct ht_extent *e);
 
 /*
  * Allocates exactly blocks (1 to 256) in as few runs as possible, contiguous if possible; consumes that much
@@ -101,7 +101,7 @@ int ht_alloc_assign(struct ht_alloc *a, uint32_t blocks, struct ht_alloc_hint hi
 /*
  * Discarding. A device may forget what free blocks held, while they are marked as taken: nothing is written there
  * meanwhile. They count as pending_free, so they stay available, and a caller of ht_alloc_take may have to wait for
- * them.
+ * them. Those of a device that fails or does not answer do not count: a discard there may never end.
  *
  * note_freed: from now on the allocator remembers groups in which blocks are released.
  */
@@ -123,7 +123,8 @@ unsigned ht_alloc_take_freed(struct ht_alloc *a, struct ht_alloc_freed_walk *wal
                              unsigned n_max);
 /* They are free again. */
 void ht_alloc_put_freed(struct ht_alloc *a, const struct ht_extent e[], unsigned n);
-uint64_t ht_alloc_discarding(const struct ht_alloc *a); /* blocks that are marked as taken for that */
+/* Blocks that are marked as taken for that. awaited: without those of failing devices. */
+uint64_t ht_alloc_discarding(const struct ht_alloc *a, bool awaited);
 /*
  * Groups of HT_GROUP_BLOCKS blocks, and the taken blocks of one. Sparse groups lie wholly on the device, and some of
  * their blocks are taken, but at most so many: compaction empties them.

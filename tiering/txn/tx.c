@@ -64,9 +64,7 @@ static void queue_frees(struct ht_tx *tx, uint64_t lsn, bool *out_ended)
         ht_trash_put(s, ht_deferred_frees_pop(&s->frees.open));
         if (lsn && ht_deferred_frees_push(&s->frees.logged, lsn, &ref) == 0)
             continue;
-        ht_alloc_pending_free_sub(s->alloc, ht_ref_countable(s, &ref));
-        s->frees.lost_blocks += ht_ref_countable(s, &ref);
-        ht_ref_forget(&ref);
+        ht_ref_free_never(s, &ref);
     }
     s->frees.tx_count++;
     s->txn->records_bytes = tx->records.cap;

@@ -61,7 +61,7 @@ START_TEST(reservations_bound_what_is_available)
     ck_assert_int_eq(ht_alloc_reserve(a, 200), 0);
     ck_assert_uint_eq(ht_alloc_available(a), 56);
     ck_assert_int_eq(ht_alloc_reserve(a, 57), -ENOSPC);
-    ht_alloc_pending_free_add(a, 10);
+    ht_alloc_pending_free_add(a, &(struct ht_extent){.blocks = 10});
     ck_assert_int_eq(ht_alloc_reserve(a, 66), 0);
     ck_assert_uint_eq(ht_alloc_available(a), 0);
     ck_assert_int_eq(ht_alloc_take(a, 200, HT_ALLOC_HINT_NONE, out), 1);
@@ -70,7 +70,7 @@ START_TEST(reservations_bound_what_is_available)
     ck_assert_int_eq(ht_alloc_take(a, 66, HT_ALLOC_HINT_NONE, out), -EAGAIN);
     ck_assert_uint_eq(ht_alloc_reserved(a), 66);
     ht_alloc_release(a, &(struct ht_extent){out[0].block, 10, 0});
-    ht_alloc_pending_free_sub(a, 10);
+    ht_alloc_pending_free_sub(a, &(struct ht_extent){.blocks = 10});
     ck_assert_int_gt(ht_alloc_take(a, 66, HT_ALLOC_HINT_NONE, out), 0);
     ck_assert_uint_eq(ht_alloc_free_blocks(a), 0);
     ht_alloc_free(a);

@@ -155,6 +155,14 @@ START_TEST(a_device_that_refuses_is_not_asked_again)
 }
 END_TEST
 
+static struct ht_device_stat device_stat(void)
+{
+    struct ht_device_stat st;
+
+    ht_store_device_stat(s, 0, &st);
+    return st;
+}
+
 static void *write_all(void *arg)
 {
     struct ht_obj *o = arg;
@@ -198,7 +206,7 @@ START_TEST(a_writer_waits_for_space_that_is_being_discarded)
     }
     ck_assert_uint_eq(ht_alloc_available(s->alloc), available);
     unsigned rests = take_the_rest(rest);
-    ck_assert_uint_gt(ht_alloc_discarding(s->alloc), 0);
+    ck_assert_uint_gt(ht_alloc_discarding(s->alloc, true), 0);
     ht_store_unlock(s);
     ht_store_verify(s, false);
     ck_assert_int_eq(pthread_create(&writer, NULL, write_all, o), 0);
@@ -212,6 +220,67 @@ START_TEST(a_writer_waits_for_space_that_is_being_discarded)
     ht_store_unlock(s);
     pthread_join(writer, &rc);
     ck_assert_int_eq((int)(intptr_t)rc, 0);
+    ht_obj_put(o);
+    ht_store_verify(s, true);
+}
+END_TEST
+
+static void *read_a_block(void *arg)
+{
+    static _Alignas(HT_BLOCK_BYTES) uint8_t block[HT_BLOCK_BYTES];
+
+    if (ht_dev_read(dev, 0, block, sizeof(block)))
+        abort();
+    return arg;
+}
+
+/*
+ * A discard may never end. What it has is no space any more when the device counts as silent: a writer who has waited
+ * for it is told at once, and the space is back when the device answers.
+ */
+START_TEST(a_writer_does_not_wait_for_a_discard_of_a_silent_device)
+{
+    static struct ht_extent e[4096], rest[4096];
+    struct ht_alloc_freed_walk walk = {.all = true};
+    struct ht_obj *o = object(HT_CHUNK_BYTES, 0);
+    pthread_t writer, reader;
+    unsigned n = 0;
+    void *rc;
+
+    ht_store_lock(s);
+    for (unsigned got = 1; got; n += got) {
+        got = ht_alloc_take_freed(s->alloc, &walk, e + n, 64);
+        walk.from = walk.ended ? 0 : walk.from;
+    }
+    unsigned rests = take_the_rest(rest);
+    uint64_t discarding = ht_alloc_discarding(s->alloc, true), available = ht_alloc_available(s->alloc);
+    s->opts.answer_ms = 1;
+    ht_store_unlock(s);
+    ck_assert_int_eq(pthread_create(&writer, NULL, write_all, o), 0);
+    while (obj_stat(o).dirty_bytes < BYTES)
+        usleep(1000);
+    usleep(50000); /* whether it waits by now or not */
+    dev_stall(dev, true);
+    ck_assert_int_eq(pthread_create(&reader, NULL, read_a_block, NULL), 0);
+    while (device_stat().health != HT_HEALTH_NOT_ANSWERING)
+        usleep(1000);
+    pthread_join(writer, &rc);
+    ck_assert_int_eq((int)(intptr_t)rc, -ENOSPC);
+    ht_store_lock(s);
+    ck_assert_uint_lt(ht_alloc_available(s->alloc), available - discarding + BYTES / HT_BLOCK_BYTES);
+    ht_store_unlock(s);
+    ht_store_verify(s, false);
+    dev_stall(dev, false);
+    pthread_join(reader, &rc);
+    while (device_stat().health == HT_HEALTH_NOT_ANSWERING)
+        usleep(1000);
+    ht_store_lock(s);
+    ck_assert_uint_eq(ht_alloc_discarding(s->alloc, true), discarding);
+    ht_alloc_put_freed(s->alloc, e, n);
+    for (unsigned i = 0; i < rests; i++)
+        ht_alloc_release(s->alloc, &rest[i]);
+    ht_store_unlock(s);
+    ck_assert_int_eq(ht_obj_sync(o), 0);
     ht_obj_put(o);
     ht_store_verify(s, true);
 }
@@ -321,6 +390,7 @@ int main(void)
     tcase_add_test(t, a_trim_discards_all_free_space_and_keeps_the_rest);
     tcase_add_test(t, a_device_that_refuses_is_not_asked_again);
     tcase_add_test(t, a_writer_waits_for_space_that_is_being_discarded);
+    tcase_add_test(t, a_writer_does_not_wait_for_a_discard_of_a_silent_device);
     tcase_add_loop_test(t, a_step_of_the_engine_ends_at_its_time, 0, 2);
     tcase_add_test(t, without_the_option_nothing_is_discarded_unasked);
     tcase_add_test(t, a_read_only_store_discards_nothing);

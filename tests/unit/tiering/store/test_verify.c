@@ -239,7 +239,7 @@ static void a_block_that_is_free_and_named(void)
 
 static void a_deferred_free_of_nothing(void)
 {
-    ht_alloc_pending_free_add(s->alloc, 1);
+    ht_alloc_pending_free_add(s->alloc, &(struct ht_extent){.blocks = 1});
 }
 
 static void an_owner_too_many(void)
