@@ -165,7 +165,8 @@ bool ht_obj_same(struct ht_obj *a, struct ht_obj *b, uint64_t off, uint64_t *out
  * reads and seeks see no difference. Stored bytes get nothing: writing them again needs new space, as everywhere. So
  * does writing more to a chunk that was written back in part, beyond the rest of its preallocation. Truncating (also to
  * the size it has), punching and deleting give the space back; so does abort, if anything of the object changed.
- * -ENOSPC: nothing is changed. -EFBIG: beyond HT_FILE_BYTES_MAX.
+ * -ENOSPC: nothing is changed, unless another call takes content or preallocations from the range meanwhile. -EFBIG:
+ * beyond HT_FILE_BYTES_MAX. Calls that write meanwhile use what their chunks have been given by then.
  */
 int ht_obj_prealloc(struct ht_obj *obj, uint64_t off, uint64_t len) HT_MUST_CHECK;
 /*

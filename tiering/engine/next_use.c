@@ -58,7 +58,7 @@ static void place_images(struct ht_obj *o) HT_REQUIRES(HT_LOCK_STORE)
 
     if (!o->resident)
         return;
-    ht_chunk_for_each_from(c, o, index)
+    ht_chunk_for_each_busy(c, o, index)
     {
         if (ended != slice.ended)
             known = ht_next_use_order_place(s, o->oid, &place);

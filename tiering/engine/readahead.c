@@ -28,6 +28,7 @@
 #include "tiering/object/numa.h"
 #include "tiering/object/object.h"
 #include "tiering/object/ref.h"
+#include "tiering/object/slice.h"
 #include "tiering/data/admission.h"
 #include "tiering/data/read_batch.h"
 #include "tiering/data/chunk_io.h"
@@ -432,18 +433,20 @@ static uint64_t evictable_bytes(const struct ht_obj *o) HT_REQUIRES(HT_LOCK_STOR
 static int prefetch(struct prefetch *p, struct ht_obj *o) HT_REQUIRES(HT_LOCK_STORE)
 {
     struct ht_read_batch *w = &p->batch;
+    struct ht_slice slice = {0};
     struct ht_chunk *c;
     uint64_t index = 0;
     int rc = ht_shm_complete(o); /* mapped memory has room for all of it */
 
     p->evictable_bytes = evictable_bytes(o);
 
-    ht_chunk_for_each_from(c, o, index)
+    ht_chunk_for_each_busy(c, o, index)
     {
         if (rc || w->error)
             break;
         if (c->slot == HT_SLOT_NONE && ht_chunk_ref(c))
             rc = prefetch_chunk(p, o, index);
+        ht_slice_next(o->s, &slice);
     }
     ht_read_batch_finish_all(w);
     return rc < 0 ? rc : w->error;

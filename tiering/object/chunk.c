@@ -122,7 +122,7 @@ void ht_chunk_note_unpublished(struct ht_obj *o, struct ht_chunk *c, uint64_t in
     if (is) {
         o->unpublished++;
         if (!ht_chunk_leaf(c)->unpublished++ && index)
-            ht_chunk_note_leaf(o, index, true);
+            ht_chunk_note_leaf(o, index, HT_MARK_UNPUBLISHED, true);
         ht_scope_note_change(o);
         o->scope->found_bytes += HT_CHUNK_RECORD_BYTES + HT_FRAG_RECORD_BYTES;
         if ((c->flags & HT_CH_CUR) && ht_ref_holds(&c->cur))
@@ -131,7 +131,7 @@ void ht_chunk_note_unpublished(struct ht_obj *o, struct ht_chunk *c, uint64_t in
     } else {
         o->unpublished--;
         if (!--ht_chunk_leaf(c)->unpublished && index)
-            ht_chunk_note_leaf(o, index, false);
+            ht_chunk_note_leaf(o, index, HT_MARK_UNPUBLISHED, false);
     }
 }
 

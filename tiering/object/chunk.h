@@ -69,6 +69,7 @@ struct ht_leaf_head {
 struct ht_leaf {
     struct ht_leaf_head head;
     struct ht_chunk chunk[HT_LEAF_CHUNKS];
+    uint8_t busy; /* a bit for each that is so, as the nodes above know it */
 };
 struct ht_first {
     struct ht_leaf_head head;
@@ -77,9 +78,17 @@ struct ht_first {
 static_assert(sizeof(struct ht_leaf_head) == 4 && HT_LEAF_CHUNKS < 1 << 4, "a leaf's head counts all of its chunks");
 static_assert(offsetof(struct ht_leaf, chunk) == offsetof(struct ht_first, chunk), "a chunk finds its leaf's head");
 static_assert(HT_LEAF_CHUNKS <= 1 << 3, "a chunk's place in its leaf has three bits");
+
+/*
+ * What nodes know of the chunks below each slot, so that a thread finds one without a look at all before it. Busy is a
+ * chunk with content, or one that a thread holds exclusively: content comes only then. All others are idle, also those
+ * that are not in memory. A chunk whose content went stays busy while threads share it or wait in its leaf. Who unlocks
+ * or trims a chunk keeps this right (ht_chunk_note_busy).
+ */
+enum ht_chunk_mark { HT_MARK_UNPUBLISHED, HT_MARK_BUSY, HT_MARK_IDLE, HT_MARKS };
 struct ht_node {
     void *slot[HT_NODE_SLOTS]; /* nodes or, in the lowest ones, leaves; NULL: no chunk */
-    uint64_t unpublished;      /* a bit for each slot below which a chunk is so */
+    uint64_t mask[HT_MARKS];   /* a bit for each slot below which a chunk is so */
 };
 static_assert(HT_NODE_SLOTS == 64, "bits of a node's mask");
 
@@ -96,14 +105,21 @@ int ht_chunk_ask(struct ht_obj *o, uint64_t index, struct ht_chunk **out_c) HT_R
 void ht_chunk_trim(struct ht_obj *o, uint64_t index) HT_REQUIRES(HT_LOCK_STORE);
 /* The chunk at *index or the next one in memory after it; moves *index there. NULL: none. A leaf has all its chunks. */
 struct ht_chunk *ht_chunk_next(struct ht_obj *o, uint64_t *index) HT_REQUIRES(HT_LOCK_STORE);
-/* The same, but it passes leaves of which no chunk is unpublished, however many there are. */
-struct ht_chunk *ht_chunk_next_unpublished(struct ht_obj *o, uint64_t *index) HT_REQUIRES(HT_LOCK_STORE);
-/* The leaf of index has unpublished chunks from now on, or no more. Not for an object's first chunk. */
-void ht_chunk_note_leaf(struct ht_obj *o, uint64_t index, bool unpublished) HT_REQUIRES(HT_LOCK_STORE);
+/* The same, but it passes leaves of which no chunk is so, however many there are. */
+struct ht_chunk *ht_chunk_next_marked(struct ht_obj *o, enum ht_chunk_mark mark, uint64_t *index)
+    HT_REQUIRES(HT_LOCK_STORE);
+/* index, or the first one after it without content. */
+uint64_t ht_chunk_next_hole(struct ht_obj *o, uint64_t index) HT_REQUIRES(HT_LOCK_STORE);
+/* The leaf of index has such chunks from now on, or no more. Not for an object's first chunk. */
+void ht_chunk_note_leaf(struct ht_obj *o, uint64_t index, enum ht_chunk_mark mark, bool any) HT_REQUIRES(HT_LOCK_STORE);
+/* After a change of its content, or of who holds it exclusively. */
+void ht_chunk_note_busy(struct ht_obj *o, const struct ht_chunk *c, uint64_t index) HT_REQUIRES(HT_LOCK_STORE);
 /* All chunks from index on, ascending; the lock may be released in between. */
 #define ht_chunk_for_each_from(c, o, index) for (; (c = ht_chunk_next(o, &(index))); (index)++)
-/* Those that are unpublished, and others in their leaves. */
-#define ht_chunk_for_each_unpublished(c, o, index) for (; (c = ht_chunk_next_unpublished(o, &(index))); (index)++)
+/* Those that are so, and others in their leaves. */
+#define ht_chunk_for_each_unpublished(c, o, index) \
+    for (; (c = ht_chunk_next_marked(o, HT_MARK_UNPUBLISHED, &(index))); (index)++)
+#define ht_chunk_for_each_busy(c, o, index) for (; (c = ht_chunk_next_marked(o, HT_MARK_BUSY, &(index))); (index)++)
 static inline struct ht_leaf_head *ht_chunk_leaf(struct ht_chunk *c)
 {
     return (struct ht_leaf_head *)((char *)(c - c->pos) - offsetof(struct ht_leaf, chunk));
@@ -160,6 +176,13 @@ static inline struct ht_ref *ht_chunk_ref(struct ht_chunk *c)
     if (c->flags & HT_CH_CUR)
         return &c->cur;
     return c->flags & HT_CH_PUB ? &c->pub : NULL;
+}
+/* Are there bytes, in memory, on a device, or lost? Else it reads as zeros. */
+static inline bool ht_chunk_has_content(const struct ht_chunk *c)
+{
+    bool stored = !(c->flags & HT_CH_GONE) && c->flags & (HT_CH_CUR | HT_CH_PUB);
+
+    return stored || c->slot != HT_SLOT_NONE || c->flags & HT_CH_BAD;
 }
 /* Marks the image dirty or clean, and keeps counts, reservation and the scope's list. */
 void ht_chunk_set_dirty(struct ht_obj *o, struct ht_chunk *c, uint64_t index) HT_REQUIRES(HT_LOCK_STORE);

@@ -55,6 +55,7 @@ static void end_use(struct ht_obj *o, struct ht_chunk *c, uint64_t index) HT_REQ
 {
     if ((c->flags & (HT_CH_LOG_RESERVED | HT_CH_PUB | HT_CH_CUR)) == HT_CH_LOG_RESERVED)
         ht_chunk_drop_log_reserve(o, c);
+    ht_chunk_note_busy(o, c, index);
     if (!ht_chunk_in_use(c))
         ht_chunk_trim(o, index);
 }
@@ -101,6 +102,7 @@ void ht_chunk_watch_end(struct ht_chunk_watch *w)
 static void take_exclusive(struct ht_obj *o, struct ht_chunk *c, uint64_t index) HT_REQUIRES(HT_LOCK_STORE)
 {
     c->exclusive = 1;
+    ht_chunk_note_busy(o, c, index);
     ht_activity_hold(c);
     for (struct ht_chunk_watch *w = o->s->objects.watches; w; w = w->next)
         w->taken |= w->o == o && index >= w->first;

@@ -60,10 +60,24 @@ struct ht_chunk *ht_chunk_next(struct ht_obj *o, uint64_t *index)
     return NULL;
 }
 
-/* ------------------------------------------------------------ unpublished */
+/* ------------------------------------------------------------------ marks */
 
-/* Descends towards *index, or the next index that may be so. NULL: none below the same node; *index is behind it. */
-static struct ht_leaf *descend_unpublished(const struct ht_obj *o, uint64_t *index) HT_REQUIRES(HT_LOCK_STORE)
+/* Of the leaf of index. The place of chunk 0 in the tree is unused: it is neither busy nor idle. */
+static bool leaf_has(const struct ht_leaf *l, uint64_t index, enum ht_chunk_mark mark)
+{
+    unsigned all = (1u << HT_LEAF_CHUNKS) - 1, unused = index < HT_LEAF_CHUNKS;
+
+    if (mark == HT_MARK_UNPUBLISHED)
+        return l->head.unpublished;
+    return mark == HT_MARK_BUSY ? l->busy : (l->busy | unused) != all;
+}
+
+/*
+ * Descends towards *index, or the next index that may be so. False: none below the same node; *index is behind it.
+ * *out_leaf: NULL if there is none, whose chunks would be idle.
+ */
+static bool descend_marked(const struct ht_obj *o, enum ht_chunk_mark mark, uint64_t *index, struct ht_leaf **out_leaf)
+    HT_REQUIRES(HT_LOCK_STORE)
 {
     unsigned shift = shift_of(o->extra->height);
     void *p = o->extra->root;
@@ -71,7 +85,7 @@ static struct ht_leaf *descend_unpublished(const struct ht_obj *o, uint64_t *ind
     while (p && shift > HT_LEAF_SHIFT) {
         const struct ht_node *n = p;
         unsigned first = *index >> (shift - HT_NODE_SHIFT) & (HT_NODE_SLOTS - 1);
-        uint64_t mask = n->unpublished & UINT64_MAX << first;
+        uint64_t mask = n->mask[mark] & UINT64_MAX << first;
         if (!mask)
             break;
         shift -= HT_NODE_SHIFT;
@@ -80,24 +94,50 @@ static struct ht_leaf *descend_unpublished(const struct ht_obj *o, uint64_t *ind
             *index = ((*index >> shift) + slot - first) << shift;
         p = n->slot[slot];
     }
-    if (p && shift == HT_LEAF_SHIFT && ((struct ht_leaf *)p)->head.unpublished)
-        return p;
+    *out_leaf = p;
+    if (p ? shift == HT_LEAF_SHIFT && leaf_has(p, *index, mark) : mark == HT_MARK_IDLE)
+        return true;
     *index = ((*index >> shift) + 1) << shift;
+    return false;
+}
+
+static bool is_first_marked(const struct ht_obj *o, enum ht_chunk_mark mark) HT_REQUIRES(HT_LOCK_STORE)
+{
+    return o->first.head.there && (mark == HT_MARK_BUSY || o->first.head.unpublished);
+}
+
+struct ht_chunk *ht_chunk_next_marked(struct ht_obj *o, enum ht_chunk_mark mark, uint64_t *index)
+{
+    struct ht_leaf *l;
+
+    ht_lock_step();
+    if (!*index && is_first_marked(o, mark))
+        return &o->first.chunk;
+    *index += !*index;
+    if (mark == HT_MARK_UNPUBLISHED && !o->unpublished)
+        return NULL;
+    while (within(o, *index))
+        if (descend_marked(o, mark, index, &l))
+            return &l->chunk[*index & (HT_LEAF_CHUNKS - 1)];
     return NULL;
 }
 
-struct ht_chunk *ht_chunk_next_unpublished(struct ht_obj *o, uint64_t *index)
+uint64_t ht_chunk_next_hole(struct ht_obj *o, uint64_t index)
 {
-    ht_lock_step();
-    if (!*index && o->first.head.there && o->first.head.unpublished)
-        return &o->first.chunk;
-    *index += !*index;
-    while (o->unpublished && within(o, *index)) {
-        struct ht_leaf *l = descend_unpublished(o, index);
-        if (l)
-            return &l->chunk[*index & (HT_LEAF_CHUNKS - 1)];
+    struct ht_leaf *l;
+
+    if (!index && !(o->first.head.there && ht_chunk_has_content(&o->first.chunk)))
+        return 0;
+    index += !index;
+    while (within(o, index)) {
+        ht_lock_step();
+        if (!descend_marked(o, HT_MARK_IDLE, &index, &l))
+            continue;
+        if (!l || !ht_chunk_has_content(&l->chunk[index & (HT_LEAF_CHUNKS - 1)]))
+            return index;
+        index++; /* the idle one is another of its leaf */
     }
-    return NULL;
+    return index;
 }
 
 /* Five nodes, one below the other, reach the last chunk of the largest object. */
@@ -106,7 +146,7 @@ enum { HEIGHT_MAX = 5 };
 static_assert(HT_FILE_BYTES_MAX / HT_SMALL_CHUNK_BYTES <= 1ull << (HT_LEAF_SHIFT + HT_NODE_SHIFT * HEIGHT_MAX),
               "a table's height");
 
-void ht_chunk_note_leaf(struct ht_obj *o, uint64_t index, bool unpublished)
+void ht_chunk_note_leaf(struct ht_obj *o, uint64_t index, enum ht_chunk_mark mark, bool is)
 {
     struct ht_node *way[HEIGHT_MAX];
     unsigned depth = 0, shift = shift_of(o->extra->height);
@@ -116,12 +156,26 @@ void ht_chunk_note_leaf(struct ht_obj *o, uint64_t index, bool unpublished)
         shift -= HT_NODE_SHIFT;
         p = way[depth]->slot[index >> shift & (HT_NODE_SLOTS - 1)];
     }
-    for (bool any = unpublished; depth && any == unpublished; shift += HT_NODE_SHIFT) {
-        struct ht_node *n = way[--depth];
-        uint64_t bit = UINT64_C(1) << (index >> shift & (HT_NODE_SLOTS - 1));
-        n->unpublished = unpublished ? n->unpublished | bit : n->unpublished & ~bit;
-        any = n->unpublished != 0;
+    for (bool any = is; depth && any == is; shift += HT_NODE_SHIFT) {
+        uint64_t *mask = &way[--depth]->mask[mark], bit = UINT64_C(1) << (index >> shift & (HT_NODE_SLOTS - 1));
+        *mask = is ? *mask | bit : *mask & ~bit;
+        any = *mask != 0;
     }
+}
+
+void ht_chunk_note_busy(struct ht_obj *o, const struct ht_chunk *c, uint64_t index)
+{
+    struct ht_leaf *l = (struct ht_leaf *)ht_chunk_leaf((struct ht_chunk *)c);
+    bool is = c->exclusive || ht_chunk_has_content(c);
+
+    if (!index || (l->busy >> c->pos & 1) == is)
+        return;
+    bool busy = leaf_has(l, index, HT_MARK_BUSY), idle = leaf_has(l, index, HT_MARK_IDLE);
+    l->busy ^= (uint8_t)(1u << c->pos);
+    if (leaf_has(l, index, HT_MARK_BUSY) != busy)
+        ht_chunk_note_leaf(o, index, HT_MARK_BUSY, !busy);
+    if (leaf_has(l, index, HT_MARK_IDLE) != idle)
+        ht_chunk_note_leaf(o, index, HT_MARK_IDLE, !idle);
 }
 
 static void count_table(struct ht_store *s, int64_t bytes) HT_REQUIRES(HT_LOCK_STORE)
@@ -134,8 +188,10 @@ static struct ht_node *new_node(struct ht_obj *o) HT_REQUIRES(HT_LOCK_STORE)
 {
     struct ht_node *n = calloc(1, sizeof(*n));
 
-    if (n)
-        count_table(o->s, sizeof(*n));
+    if (!n)
+        return NULL;
+    n->mask[HT_MARK_IDLE] = UINT64_MAX;
+    count_table(o->s, sizeof(*n));
     return n;
 }
 
@@ -153,9 +209,13 @@ static struct ht_leaf *new_leaf(struct ht_obj *o) HT_REQUIRES(HT_LOCK_STORE)
     return l;
 }
 
-static bool has_unpublished(const void *p, unsigned height)
+/* A new root above the tree knows what is below. */
+static void note_below(struct ht_node *n, const void *p, unsigned height)
 {
-    return height ? ((const struct ht_node *)p)->unpublished : ((const struct ht_leaf *)p)->head.unpublished;
+    for (enum ht_chunk_mark mark = 0; mark < HT_MARKS; mark++) {
+        uint64_t any = height ? ((const struct ht_node *)p)->mask[mark] != 0 : leaf_has(p, 0, mark);
+        n->mask[mark] = (n->mask[mark] & ~UINT64_C(1)) | any;
+    }
 }
 
 /* Nodes above the root until index is within. */
@@ -169,7 +229,7 @@ static int raise(struct ht_obj *o, uint64_t index) HT_REQUIRES(HT_LOCK_STORE)
             if (!n)
                 return -ENOMEM;
             n->slot[0] = x->root;
-            n->unpublished = has_unpublished(x->root, x->height);
+            note_below(n, x->root, x->height);
             x->root = n;
         }
         x->height++;
@@ -239,9 +299,10 @@ void ht_chunk_trim(struct ht_obj *o, uint64_t index)
     }
     if (*p) {
         struct ht_leaf *l = *p;
+        ht_chunk_note_busy(o, &l->chunk[index & (HT_LEAF_CHUNKS - 1)], index);
         if (is_leaf_in_use(l))
             return;
-        assert(!l->head.dirty && !l->head.unpublished && !l->head.writing);
+        assert(!l->head.dirty && !l->head.unpublished && !l->head.writing && !l->busy);
         free_leaf(o, l);
         *p = NULL;
     }

@@ -20,6 +20,7 @@
 #include "tiering/object/context.h"
 #include "tiering/object/object.h"
 #include "tiering/object/ref.h"
+#include "tiering/object/slice.h"
 
 static_assert(HT_DEVICES_MAX <= HT_NODES_MAX, "devices take turns as nodes do");
 
@@ -102,6 +103,7 @@ uint8_t ht_chunk_stored_target_device(const struct ht_store *s, struct ht_chunk 
 
 int ht_obj_common_numa_index(struct ht_obj *o)
 {
+    struct ht_slice slice = {0};
     struct ht_store *s = o->s;
     struct ht_chunk *c;
     uint64_t index = 0;
@@ -109,13 +111,14 @@ int ht_obj_common_numa_index(struct ht_obj *o)
 
     if (s->numa.nodes.count < 2)
         return s->numa.nodes.count ? 0 : HT_NUMA_INDEX_ANY;
-    ht_chunk_for_each_from(c, o, index)
+    ht_chunk_for_each_busy(c, o, index)
     {
         const struct ht_ref *ref = ht_chunk_ref(c);
         int here = ref ? ht_ref_numa_index(s, ref) : HT_NUMA_INDEX_ANY;
         if (ref && (here == HT_NUMA_INDEX_ANY || (numa_index != HT_NUMA_INDEX_ANY && numa_index != here)))
             return HT_NUMA_INDEX_ANY;
         numa_index = ref ? here : numa_index;
+        ht_slice_next(s, &slice);
     }
     return numa_index;
 }

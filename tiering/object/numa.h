@@ -38,7 +38,7 @@ int ht_chunk_numa_index(const struct ht_store *s, struct ht_chunk *c) HT_REQUIRE
 int ht_chunk_target_device(const struct ht_store *s, const struct ht_chunk *c) HT_REQUIRES(HT_LOCK_STORE);
 uint8_t ht_chunk_stored_target_device(const struct ht_store *s, struct ht_chunk *c);
 int ht_ref_numa_index(const struct ht_store *s, const struct ht_ref *ref);
-/* The place of all its stored bytes, or HT_NUMA_INDEX_ANY. */
+/* The place of all its stored bytes, or HT_NUMA_INDEX_ANY. Releases the lock in between. */
 int ht_obj_common_numa_index(struct ht_obj *o) HT_REQUIRES(HT_LOCK_STORE);
 
 #endif

@@ -6,6 +6,10 @@
  * the blocks that the image needs (ht_chunk_reserve) and then those that a staged write needs (ht_chunk_take_space). It
  * ends when the chunk is stored whole, cut off, punched or dropped. It is not in the log.
  *
+ * A call goes through its chunks three times, in slices, for there may be millions. It counts what they lack, and
+ * reserves all of it or fails. It makes the chunks that are missing and keeps their leaves (users), so that it can take
+ * them back. Then it gives each chunk what it lacks now. What is left it gives back.
+ *
  * Space that is set aside is a count of blocks for objects that do not exist yet.
  *
  * store.lock guards it; chunk locks do not matter.
@@ -23,6 +27,7 @@
 #include "tiering/object/record_bytes.h"
 #include "tiering/object/ref.h"
 #include "tiering/object/scope.h"
+#include "tiering/object/slice.h"
 #include "tiering/object/space.h"
 
 enum { LOG_RESERVE_BYTES = HT_CHUNK_RECORD_BYTES + HT_FRAG_RECORD_BYTES };
@@ -30,7 +35,22 @@ enum { LOG_RESERVE_BYTES = HT_CHUNK_RECORD_BYTES + HT_FRAG_RECORD_BYTES };
 struct range {
     struct ht_obj *o;
     uint64_t first, last, end; /* chunks, both included; the first byte after the range */
+    uint8_t chunk_shift;
 };
+
+/* What a call has reserved, and not given to chunks yet. */
+struct purse {
+    uint64_t blocks, log_chunks;
+};
+
+static struct range range_of(struct ht_obj *o, uint64_t off, uint64_t len)
+{
+    return (struct range){.o = o,
+                          .first = off >> o->chunk_shift,
+                          .last = (off + len - 1) >> o->chunk_shift,
+                          .end = off + len,
+                          .chunk_shift = o->chunk_shift};
+}
 
 /* Bytes of chunk index up to the end of the range. */
 static uint32_t wanted_bytes(const struct range *r, uint64_t index)
@@ -60,84 +80,156 @@ static uint32_t lacks(const struct range *r, struct ht_chunk *c, uint64_t index)
     return blocks_of(bytes) > have ? blocks_of(bytes) - have : 0;
 }
 
-/* The blocks and log reserves that the range lacks: as if no chunk were in memory, less those of the present chunks. */
-static void count(const struct range *r, uint64_t *out_blocks, uint64_t *out_log_chunks) HT_REQUIRES(HT_LOCK_STORE)
+/*
+ * The blocks and log reserves that the range lacks: as if no chunk were in memory, less those of the present chunks.
+ * Releases the lock in between.
+ */
+static void count(const struct range *r, struct purse *out) HT_REQUIRES(HT_LOCK_STORE)
 {
     uint64_t blocks =
         (r->last - r->first) * blocks_of(ht_obj_bytes_per_chunk(r->o)) + blocks_of(wanted_bytes(r, r->last));
     uint64_t log_chunks = r->last - r->first + 1, index = r->first;
+    struct ht_slice slice = HT_SLICE_RESTING;
     struct ht_chunk *c;
 
     ht_chunk_for_each_from(c, r->o, index)
     {
-        if (index > r->last)
+        if (index > r->last || r->chunk_shift != r->o->chunk_shift)
             break;
         uint32_t n = lacks(r, c, index);
         blocks -= blocks_of(wanted_bytes(r, index)) - n;
         log_chunks -= !n || c->flags & HT_CH_LOG_RESERVED ? 1 : 0;
+        ht_slice_next(r->o->s, &slice);
     }
-    *out_blocks = blocks;
-    *out_log_chunks = r->o->obj_class == HT_CLASS_SCRATCH ? 0 : log_chunks;
+    *out = (struct purse){blocks, r->o->obj_class == HT_CLASS_SCRATCH ? 0 : log_chunks};
 }
 
-/* Makes all chunks, or none that was not there before. */
-static int make_chunks(const struct range *r) HT_REQUIRES(HT_LOCK_STORE)
+/* All of it, or nothing. *aside: blocks that it may take, and then those that it left. */
+static int fill(struct ht_store *s, const struct purse *p, uint64_t *aside) HT_REQUIRES(HT_LOCK_STORE)
 {
+    uint64_t taken = ht_min_u64(p->blocks, *aside);
+    int rc = ht_alloc_reserve(s->alloc, p->blocks - taken);
+
+    if (rc)
+        return rc;
+    rc = p->log_chunks ? ht_journal_reserve(s->journal, p->log_chunks * LOG_RESERVE_BYTES, false) : 0;
+    if (rc) {
+        ht_alloc_unreserve(s->alloc, p->blocks - taken);
+        return rc;
+    }
+    s->objects.aside_blocks -= taken;
+    *aside -= taken;
+    return 0;
+}
+
+static void empty(struct ht_store *s, const struct purse *p) HT_REQUIRES(HT_LOCK_STORE)
+{
+    ht_alloc_unreserve(s->alloc, p->blocks);
+    if (p->log_chunks)
+        ht_journal_unreserve(s->journal, p->log_chunks * LOG_RESERVE_BYTES);
+}
+
+/* Releases the lock in between. */
+static void let_leaves_go(const struct range *r, uint64_t end) HT_REQUIRES(HT_LOCK_STORE)
+{
+    struct ht_slice slice = HT_SLICE_RESTING;
+
+    for (uint64_t i = r->first; i < end; i = ht_leaf_last(i) + 1) {
+        ht_chunk_leaf(ht_chunk_find(r->o, i))->users--;
+        ht_chunk_trim(r->o, i);
+        ht_slice_next(r->o->s, &slice);
+    }
+}
+
+/*
+ * Makes all chunks, or none that was not there before, and keeps their leaves. Releases the lock in between.
+ */
+static int hold_leaves(const struct range *r) HT_REQUIRES(HT_LOCK_STORE)
+{
+    struct ht_slice slice = HT_SLICE_RESTING;
     struct ht_chunk *c;
-    int rc = 0;
     uint64_t i = r->first;
 
-    for (; !rc && i <= r->last; i++)
-        rc = ht_chunk_ask(r->o, i, &c);
-    for (; rc && i > r->first; i--)
-        ht_chunk_trim(r->o, i - 1);
-    return rc;
+    while (i <= r->last) {
+        int rc = ht_chunk_ask(r->o, i, &c);
+        if (rc) {
+            let_leaves_go(r, i);
+            return rc;
+        }
+        ht_chunk_leaf(c)->users++;
+        i = ht_leaf_last(i) + 1;
+        ht_slice_next(r->o->s, &slice);
+    }
+    return 0;
 }
 
-static void prealloc(const struct range *r) HT_REQUIRES(HT_LOCK_STORE)
+/* The purse has too little only if another call took something from the range since it was counted. */
+static int need(struct ht_store *s, struct purse *p, uint32_t blocks, bool logged) HT_REQUIRES(HT_LOCK_STORE)
 {
-    struct ht_chunk *c;
+    struct purse more = {blocks > p->blocks ? blocks - p->blocks : 0, logged && !p->log_chunks};
+    uint64_t none = 0;
+    int rc = more.blocks || more.log_chunks ? fill(s, &more, &none) : 0;
+
+    if (rc)
+        return rc;
+    p->blocks += more.blocks - blocks;
+    p->log_chunks += more.log_chunks - logged;
+    return 0;
+}
+
+/* Releases the lock in between. */
+static int give(const struct range *r, struct purse *p) HT_REQUIRES(HT_LOCK_STORE)
+{
+    struct ht_slice slice = HT_SLICE_RESTING;
     uint64_t index = r->first;
+    struct ht_chunk *c;
 
     ht_chunk_for_each_from(c, r->o, index)
     {
         if (index > r->last)
             break;
         uint32_t n = lacks(r, c, index);
+        bool logged = n && r->o->obj_class != HT_CLASS_SCRATCH && !(c->flags & HT_CH_LOG_RESERVED);
+        int rc = need(r->o->s, p, n, logged);
+        if (rc)
+            return rc;
         ht_chunk_prealloc_return(r->o, c, n);
-        if (n && r->o->obj_class != HT_CLASS_SCRATCH)
+        if (logged)
             c->flags |= HT_CH_LOG_RESERVED;
+        ht_slice_next(r->o->s, &slice);
     }
+    return 0;
 }
 
-/* *aside: blocks that it may take, and then those that it left. */
-static int allocate(const struct range *r, uint64_t *aside) HT_REQUIRES(HT_LOCK_STORE)
+/* *aside as for fill. Releases the lock in between. */
+static int allocate(struct ht_obj *o, uint64_t off, uint64_t len, uint64_t *aside) HT_REQUIRES(HT_LOCK_STORE)
 {
-    struct ht_store *s = r->o->s;
-    uint64_t blocks, log_chunks;
+    struct ht_store *s = o->s;
+    int rc = ht_obj_need_extra(o);
+    struct range r;
+    struct purse p;
 
-    count(r, &blocks, &log_chunks);
-    uint64_t taken = ht_min_u64(blocks, *aside);
-    int rc = ht_obj_need_extra(r->o);
-    blocks -= taken;
-    if (!rc)
-        rc = ht_alloc_reserve(s->alloc, blocks);
     if (rc)
         return rc;
-    rc = log_chunks ? ht_journal_reserve(s->journal, log_chunks * LOG_RESERVE_BYTES, false) : 0;
-    if (!rc) {
-        rc = make_chunks(r); /* not before: the space bounds their number */
-        if (rc && log_chunks)
-            ht_journal_unreserve(s->journal, log_chunks * LOG_RESERVE_BYTES);
-    }
-    if (rc) {
-        ht_alloc_unreserve(s->alloc, blocks);
+    do {
+        r = range_of(o, off, len);
+        count(&r, &p);
+    } while (r.chunk_shift != o->chunk_shift); /* not from here on: it has chunks */
+    uint64_t before = *aside;
+    rc = fill(s, &p, aside);
+    if (rc)
         return rc;
+    rc = hold_leaves(&r); /* not before: the space bounds their number */
+    if (!rc) {
+        rc = give(&r, &p);
+        let_leaves_go(&r, r.last + 1);
+    } else {
+        p.blocks -= before - *aside;
+        s->objects.aside_blocks += before - *aside;
+        *aside = before;
     }
-    s->objects.aside_blocks -= taken;
-    *aside -= taken;
-    prealloc(r);
-    return 0;
+    empty(s, &p);
+    return rc;
 }
 
 int ht_store_set_aside(struct ht_store *s, uint64_t bytes)
@@ -178,9 +270,7 @@ int ht_obj_prealloc_aside(struct ht_obj *o, uint64_t off, uint64_t len, uint64_t
     int rc = ht_obj_lock_for_change(o, &sc);
     if (rc)
         return rc;
-    const struct range r = {
-        .o = o, .first = off >> o->chunk_shift, .last = (off + len - 1) >> o->chunk_shift, .end = off + len};
-    rc = allocate(&r, &aside);
+    rc = allocate(o, off, len, &aside);
     ht_obj_unlock_after_change(o, sc);
     *bytes = aside * HT_BLOCK_BYTES;
     return rc;
@@ -199,12 +289,14 @@ void ht_chunk_prealloc_drop(struct ht_obj *o, struct ht_chunk *c, uint32_t keep_
 
 void ht_obj_prealloc_drop_behind(struct ht_obj *o, uint64_t size)
 {
-    struct ht_chunk *c;
     uint64_t first = size >> o->chunk_shift, index = first;
+    struct ht_slice slice = HT_SLICE_RESTING;
+    struct ht_chunk *c;
 
     ht_chunk_for_each_from(c, o, index)
     {
         ht_chunk_prealloc_drop(o, c, index == first ? (uint32_t)(size & (ht_obj_bytes_per_chunk(o) - 1)) : 0);
         ht_chunk_trim(o, index);
+        ht_slice_next(o->s, &slice);
     }
 }

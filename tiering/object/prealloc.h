@@ -10,7 +10,7 @@ struct ht_chunk;
 
 /* Gives back the preallocation except that for the first keep_bytes of the chunk. */
 void ht_chunk_prealloc_drop(struct ht_obj *o, struct ht_chunk *c, uint32_t keep_bytes) HT_REQUIRES(HT_LOCK_STORE);
-/* Gives back preallocations beyond size. */
+/* Gives back preallocations beyond size. Releases the lock in between. */
 void ht_obj_prealloc_drop_behind(struct ht_obj *o, uint64_t size) HT_REQUIRES(HT_LOCK_STORE);
 
 #endif

@@ -9,74 +9,89 @@
 #include "tiering/object/context.h"
 #include "tiering/object/object.h"
 #include "tiering/object/ref.h"
+#include "tiering/object/slice.h"
 
 /*
- * Gives dirty images that a rewrite reserve of so many blocks does not cover a reservation of their own, first from the
- * old reserve.
+ * Gives dirty images that the reserve does not cover any more a reservation of their own, first from *left. Images that
+ * become dirty meanwhile get their own. slice: releases the lock in between; NULL: does not.
  */
-static int reserve_uncovered(struct ht_obj *o, uint64_t blocks) HT_REQUIRES(HT_LOCK_STORE)
+static int reserve_uncovered(struct ht_obj *o, uint64_t *left, struct ht_slice *slice) HT_REQUIRES(HT_LOCK_STORE)
 {
     struct ht_store *s = o->s;
     struct ht_chunk *c;
     uint64_t index = 0;
 
-    if (!o->extra->rewrite_reserve_blocks)
-        return 0;
-    ht_chunk_for_each_from(c, o, index)
+    ht_chunk_for_each_busy(c, o, index)
     {
-        if (!ht_chunk_leaf(c)->dirty) {
-            index = ht_leaf_last(index);
-            continue;
-        }
         const struct ht_ref *ref = ht_chunk_ref(c);
         struct ht_image *im = c->slot != HT_SLOT_NONE ? ht_arena_image(s->arena, c->slot) : NULL;
-        if (!im || !im->dirty || index << o->chunk_shift < ht_rewrite_reserve_bytes(o, blocks))
-            continue;
-        uint32_t need = (uint32_t)ht_div_up(ht_max_u64(im->data_hi, ref ? ref->visible : 0), HT_BLOCK_BYTES);
-        need = need > im->reserved_blocks ? need - im->reserved_blocks : 0;
-        uint64_t left = ht_min_u64(need, o->extra->rewrite_reserve_left);
-        int rc = ht_alloc_reserve(s->alloc, need - left);
-        if (rc)
-            return rc;
-        ht_obj_extra(o)->rewrite_reserve_left -= left;
-        im->reserved_blocks += need;
+        bool covered = index << o->chunk_shift < ht_rewrite_reserve_bytes(o, o->extra->rewrite_reserve_blocks);
+        if (!ht_chunk_leaf(c)->dirty)
+            index = ht_leaf_last(index);
+        if (im && im->dirty && !covered) {
+            uint32_t need = (uint32_t)ht_div_up(ht_max_u64(im->data_hi, ref ? ref->visible : 0), HT_BLOCK_BYTES);
+            need = need > im->reserved_blocks ? need - im->reserved_blocks : 0;
+            uint64_t taken = ht_min_u64(need, *left);
+            int rc = ht_alloc_reserve(s->alloc, need - taken);
+            if (rc)
+                return rc;
+            *left -= taken;
+            im->reserved_blocks += need;
+        }
+        if (slice)
+            ht_slice_next(s, slice);
     }
     return 0;
 }
 
-int ht_obj_set_rewrite_reserve(struct ht_obj *o, uint64_t size)
+/* Makes the reserve smaller, but keeps what it has. Ending one cannot fail: content without space says so later. */
+static int shrink(struct ht_obj *o, uint64_t blocks, struct ht_slice *slice) HT_REQUIRES(HT_LOCK_STORE)
+{
+    struct ht_obj_extra *x = ht_obj_extra(o);
+    uint64_t keeps = ht_min_u64(x->rewrite_reserve_left, 2 * blocks);
+    uint64_t left = x->rewrite_reserve_left - keeps;
+
+    x->rewrite_reserve_blocks = blocks;
+    x->rewrite_reserve_left = keeps;
+    int rc = reserve_uncovered(o, &left, slice);
+    x->rewrite_reserve_left += left;
+    return blocks ? rc : 0;
+}
+
+int ht_obj_set_rewrite_reserve(struct ht_obj *o, uint64_t size, struct ht_slice *slice)
 {
     struct ht_store *s = o->s;
     uint64_t tail = size & (ht_obj_bytes_per_chunk(o) - 1);
     uint64_t blocks = (size - tail) / HT_BLOCK_BYTES + ht_div_up(tail, HT_BLOCK_BYTES);
+    uint64_t was = o->extra->rewrite_reserve_blocks;
+    int rc = size ? ht_obj_need_extra(o) : 0;
+
+    if (!rc && blocks < was)
+        rc = shrink(o, blocks, slice);
     uint64_t stored =
         ht_obj_stored_blocks(o) - ht_obj_shared_blocks(o); /* shared space does not come back when it is rewritten */
-    uint64_t want = 2 * blocks > stored ? 2 * blocks - stored : 0;
-
-    if (size == 0)
-        want = 0;
-    int rc = size ? ht_obj_need_extra(o) : 0;
-    if (!rc)
-        rc = reserve_uncovered(o, blocks);
-    if (size == 0) /* ending one cannot fail; content without space reports it when it is written back */
-        rc = 0;
+    uint64_t want = size && 2 * blocks > stored ? 2 * blocks - stored : 0;
     if (!rc && want > o->extra->rewrite_reserve_left)
         rc = ht_alloc_reserve(s->alloc, want - o->extra->rewrite_reserve_left);
     else if (!rc)
         ht_alloc_unreserve(s->alloc, o->extra->rewrite_reserve_left - want);
-    if (!rc && ht_obj_has_extra(o)) {
-        struct ht_obj_extra *x = ht_obj_extra(o);
-        x->rewrite_reserve_left = want;
-        x->rewrite_reserve_blocks = blocks;
-        x->shm_reserve = false; /* it is the caller's now */
-    }
-    return rc;
+    if (!ht_obj_has_extra(o))
+        return rc;
+    struct ht_obj_extra *x = ht_obj_extra(o);
+    x->rewrite_reserve_blocks = rc ? was : blocks;
+    if (rc)
+        return rc;
+    x->rewrite_reserve_left = want;
+    x->shm_reserve = false; /* it is the caller's now */
+    return 0;
 }
 
 int ht_obj_rewrite_reserve(struct ht_obj *o, uint64_t size)
 {
+    struct ht_slice slice = {0};
+
     ht_store_lock(o->s);
-    int rc = ht_obj_set_rewrite_reserve(o, size);
+    int rc = ht_obj_set_rewrite_reserve(o, size, &slice);
     ht_store_unlock(o->s);
     return rc;
 }

@@ -8,6 +8,8 @@
 #include "tiering/base/base.h"
 #include "tiering/object/object.h"
 
+struct ht_slice;
+
 /* Bytes from the start that a reserve of so many blocks covers: scratch content has one copy only. */
 static inline uint64_t ht_rewrite_reserve_bytes(const struct ht_obj *o, uint64_t blocks)
 {
@@ -25,8 +27,9 @@ static inline uint64_t ht_rewrite_reserve_missing(const struct ht_obj *o) HT_REQ
 
     return 2 * x->rewrite_reserve_blocks > have ? 2 * x->rewrite_reserve_blocks - have : 0;
 }
-/* As ht_obj_rewrite_reserve, for a caller with the lock, which stays held. */
-int ht_obj_set_rewrite_reserve(struct ht_obj *o, uint64_t size) HT_REQUIRES(HT_LOCK_STORE) HT_MUST_CHECK;
+/* As ht_obj_rewrite_reserve, for a caller with the lock. slice: releases it in between; NULL: does not. */
+int ht_obj_set_rewrite_reserve(struct ht_obj *o, uint64_t size, struct ht_slice *slice)
+    HT_REQUIRES(HT_LOCK_STORE) HT_MUST_CHECK;
 /*
  * Blocks of an object with a rewrite reserve go back into that reserve as soon as they are (or
  * will be) free. Of any object.

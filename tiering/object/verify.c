@@ -140,6 +140,25 @@ static void check_chunk(const struct ht_obj *o, const struct ht_chunk *c, uint64
 
 /* ---------------------------------------------------------------- tables */
 
+/* The bits of a leaf's busy chunks. One that is shared, or waited for, may have a bit from before. */
+static void check_busy(const struct ht_leaf *l, uint64_t index) HT_REQUIRES(HT_LOCK_STORE)
+{
+    for (unsigned k = index & (HT_LEAF_CHUNKS - 1); k < HT_LEAF_CHUNKS; k++) {
+        const struct ht_chunk *c = &l->chunk[k];
+        bool is = c->exclusive || ht_chunk_has_content(c), noted = l->busy >> k & 1;
+        assert(noted == is || (noted && (c->shared || l->head.users)));
+    }
+}
+
+static bool has_idle(const struct ht_leaf *l, uint64_t index) HT_REQUIRES(HT_LOCK_STORE)
+{
+    unsigned idle = 0;
+
+    for (unsigned k = index < HT_LEAF_CHUNKS; k < HT_LEAF_CHUNKS; k++)
+        idle += !(l->busy >> k & 1);
+    return idle;
+}
+
 /* Chunks of one leaf, and whether it may be there: the object's first leaf has one chunk. */
 static void check_leaf(const struct ht_obj *o, struct ht_chunk *first, uint64_t index, unsigned count,
                        struct tally *all) HT_REQUIRES(HT_LOCK_STORE)
@@ -152,9 +171,27 @@ static void check_leaf(const struct ht_obj *o, struct ht_chunk *first, uint64_t 
         check_chunk(o, &first[k], index + k, &t);
         in_use |= ht_chunk_in_use(&first[k]);
     }
+    if (index)
+        check_busy((const struct ht_leaf *)head, index);
     assert(head->dirty == t.dirty && head->unpublished == t.unpublished && head->writing == t.writing);
     assert(in_use);
     add(all, &t);
+}
+
+static void check_marks(const struct ht_node *n, unsigned height, uint64_t k, uint64_t index) HT_REQUIRES(HT_LOCK_STORE)
+{
+    const void *p = n->slot[k];
+    bool busy = n->mask[HT_MARK_BUSY] >> k & 1, idle = n->mask[HT_MARK_IDLE] >> k & 1;
+
+    if (!p) {
+        assert(!busy && idle);
+    } else if (height == 1) {
+        const struct ht_leaf *l = p;
+        assert(busy == (l->busy != 0) && idle == has_idle(l, index));
+    } else {
+        const struct ht_node *below = p;
+        assert(busy == (below->mask[HT_MARK_BUSY] != 0) && idle == (below->mask[HT_MARK_IDLE] != 0));
+    }
 }
 
 static uint64_t check_table(const struct ht_obj *o, void *p, unsigned height, uint64_t index, struct tally *all)
@@ -174,8 +211,10 @@ static uint64_t check_table(const struct ht_obj *o, void *p, unsigned height, ui
     const struct ht_node *n = p;
     for (uint64_t k = 0; k < HT_NODE_SLOTS; k++) {
         uint32_t unpublished = all->unpublished;
-        bytes += check_table(o, n->slot[k], height - 1, index | k << (shift - HT_NODE_SHIFT), all);
-        assert((n->unpublished >> k & 1) == (all->unpublished > unpublished));
+        uint64_t below = index | k << (shift - HT_NODE_SHIFT);
+        bytes += check_table(o, n->slot[k], height - 1, below, all);
+        assert((n->mask[HT_MARK_UNPUBLISHED] >> k & 1) == (all->unpublished > unpublished));
+        check_marks(n, height, k, below);
     }
     assert(bytes > sizeof(struct ht_node));
     return bytes;

@@ -120,7 +120,7 @@ static void end_stores(struct ht_obj *o) HT_REQUIRES(HT_LOCK_STORE)
     struct ht_obj_extra *x = ht_obj_extra(o);
 
     /* In one hold of the lock: a program that opens the object takes a reserve if it may not be dirty. */
-    int none = x->shm_reserve ? ht_obj_set_rewrite_reserve(o, 0) : 0; /* giving back cannot fail */
+    int none = x->shm_reserve ? ht_obj_set_rewrite_reserve(o, 0, NULL) : 0; /* giving back cannot fail */
     (void)none;
     x->may_be_dirty = x->shm_reserve = false;
 }

@@ -177,7 +177,7 @@ int ht_obj_shm_expect_stores(struct ht_obj *o)
     struct ht_shm *h = o->extra->shm;
     assert(h && h->is_open);
     bool reserve = !o->extra->may_be_dirty && !o->extra->rewrite_reserve_blocks;
-    int rc = s->opts.read_only ? -EROFS : reserve ? ht_obj_set_rewrite_reserve(o, o->size) : 0;
+    int rc = s->opts.read_only ? -EROFS : reserve ? ht_obj_set_rewrite_reserve(o, o->size, NULL) : 0;
     if (rc) {
         ht_store_unlock(s);
         return rc;

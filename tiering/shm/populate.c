@@ -11,6 +11,7 @@
 #include "tiering/object/context.h"
 #include "tiering/object/object.h"
 #include "tiering/object/ref.h"
+#include "tiering/object/slice.h"
 #include "tiering/data/read_batch.h"
 #include "tiering/data/chunk_io.h"
 #include "tiering/shm/shm.h"
@@ -67,13 +68,15 @@ int ht_shm_read_in(struct ht_obj *o)
     ht_store_lock(s);
     if (!all.ring)
         return -ENOMEM;
+    struct ht_slice slice = {0};
     struct ht_chunk *c;
     uint64_t index = 0;
-    ht_chunk_for_each_from(c, o, index)
+    ht_chunk_for_each_busy(c, o, index)
     {
         if (all.error || index << o->chunk_shift >= o->size)
             break;
-        c = may_read_here(o, c, index) ? make_way(&all, o, index) : NULL;
+        ht_slice_next(s, &slice);
+        c = make_way(&all, o, index);
         if (!c)
             continue;
         ht_chunk_lock_exclusive(o, c, index);

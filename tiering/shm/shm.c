@@ -225,7 +225,7 @@ static void drop_images_behind(struct ht_obj *o, uint64_t first) HT_REQUIRES(HT_
     struct ht_chunk *c;
     uint64_t index = first;
 
-    ht_chunk_for_each_from(c, o, index)
+    ht_chunk_for_each_busy(c, o, index)
     {
         ht_chunk_drop_image(o, c, index);
         ht_chunk_trim(o, index);
@@ -346,7 +346,7 @@ bool ht_shm_try_free(struct ht_obj *o)
     if (!o->extra->shm || o->extra->shm->is_open || o->extra->may_be_dirty || o->dirty || o->writing ||
         held_behind(o, &any))
         return false;
-    ht_chunk_for_each_from(c, o, index)
+    ht_chunk_for_each_busy(c, o, index)
     {
         if (ht_arena_is_external(o->s->arena, c->slot))
             ht_chunk_drop_image(o, c, index);

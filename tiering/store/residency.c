@@ -32,7 +32,7 @@ void ht_obj_unprotect(struct ht_obj *o)
     uint64_t index = 0;
 
     ht_store_lock(o->s);
-    ht_chunk_for_each_from(c, o, index)
+    ht_chunk_for_each_busy(c, o, index)
     {
         if (c->slot != HT_SLOT_NONE)
             ht_chunk_unprotect(o, c);
@@ -41,6 +41,7 @@ void ht_obj_unprotect(struct ht_obj *o)
     ht_store_unlock(o->s);
 }
 
+/* What the object's residency says now: another thread may change it meanwhile, and goes through the images, too. */
 static void apply(struct ht_obj *o, const struct ht_chunk *c) HT_REQUIRES(HT_LOCK_STORE)
 {
     struct ht_arena *a = o->s->arena;
@@ -63,6 +64,7 @@ void ht_obj_set_compress(struct ht_obj *o, bool may)
 
 void ht_obj_set_residency(struct ht_obj *o, enum ht_residency residency)
 {
+    struct ht_slice slice = HT_SLICE_RESTING;
     struct ht_chunk *c;
     uint64_t index = 0;
 
@@ -71,20 +73,33 @@ void ht_obj_set_residency(struct ht_obj *o, enum ht_residency residency)
     if (changes && o->residency == HT_RESIDENCY_PINNED)
         ht_arena_want_pinned(o->s->arena, 0);
     o->residency = residency;
-    if (changes && o->resident)
-        ht_chunk_for_each_from(c, o, index) if (c->slot != HT_SLOT_NONE) apply(o, c);
+    ht_chunk_for_each_busy(c, o, index)
+    {
+        if (!changes || !o->resident)
+            break;
+        if (c->slot != HT_SLOT_NONE)
+            apply(o, c);
+        ht_slice_next(o->s, &slice);
+    }
     ht_store_unlock(o->s);
 }
 
 int64_t ht_obj_pinnable_bytes(struct ht_obj *o)
 {
+    struct ht_slice slice = HT_SLICE_RESTING;
     struct ht_chunk *c;
     uint64_t index = 0, own = 0;
 
     ht_store_lock(o->s);
-    if (o->residency == HT_RESIDENCY_PINNED && o->resident)
-        ht_chunk_for_each_from(c, o, index) if (c->slot != HT_SLOT_NONE && ht_arena_image(o->s->arena, c->slot)->pinned)
+    ht_chunk_for_each_busy(c, o, index)
+    {
+        if (o->residency != HT_RESIDENCY_PINNED || !o->resident)
+            break;
+        if (c->slot != HT_SLOT_NONE && ht_arena_image(o->s->arena, c->slot)->pinned)
             own += ht_arena_slot_bytes(o->s->arena, c->slot);
+        ht_slice_next(o->s, &slice);
+    }
+    own = ht_min_u64(own, ht_arena_pinned_bytes(o->s->arena)); /* some may have been unpinned meanwhile */
     uint64_t room = ht_arena_pinned_max(ht_arena_bytes(o->s->arena)) - ht_arena_pinned_bytes(o->s->arena) + own;
     uint64_t size = o->s->opts.shm_bytes ? 0 : ht_min_u64(o->size, INT64_MAX / 2); /* it may get memory of its own */
     ht_store_unlock(o->s);

@@ -47,7 +47,7 @@ static void cut_chunk(struct ht_obj *o, struct ht_chunk *c, uint64_t index, uint
 static void drop_chunks(struct ht_obj *o, uint64_t first, uint64_t last) HT_REQUIRES(HT_LOCK_STORE)
 {
     struct ht_store *s = o->s;
-    struct ht_slice slice = {0};
+    struct ht_slice slice = HT_SLICE_RESTING;
     struct ht_chunk *c;
     uint64_t index = first;
 
@@ -64,14 +64,17 @@ static void drop_chunks(struct ht_obj *o, uint64_t first, uint64_t last) HT_REQU
     }
 }
 
-/* Is there nothing at or beyond size? slice: releases the lock in between; NULL: does not. */
+/*
+ * Is there nothing at or beyond size? slice: releases the lock in between; NULL: does not. It comes to a chunk that has
+ * nothing only if that is a part of shared memory.
+ */
 static bool is_cut(struct ht_obj *o, uint64_t size, struct ht_slice *slice) HT_REQUIRES(HT_LOCK_STORE)
 {
     uint64_t first = size >> o->chunk_shift, index = first;
     uint32_t keep = (uint32_t)(size & (ht_obj_bytes_per_chunk(o) - 1));
     struct ht_chunk *c;
 
-    ht_chunk_for_each_from(c, o, index)
+    ht_chunk_for_each_busy(c, o, index)
     {
         const struct ht_ref *ref = ht_chunk_ref(c);
         uint32_t end = ref ? ref->visible : 0;
@@ -190,29 +193,27 @@ static int zero_piece(struct ht_obj *o, uint64_t index, uint32_t a, uint32_t b) 
     return rc;
 }
 
-static bool has_data(struct ht_chunk *c)
-{
-    return c->slot != HT_SLOT_NONE || ht_chunk_ref(c);
-}
-
 /*
  * Drops preallocations in [off, end), which lies beyond the size. A preallocation counts blocks from its chunk's start,
- * and which ones data has taken is not known. So a chunk with data gives back only if its tail is punched.
+ * and which ones data has taken is not known. So a chunk with data gives back only if its tail is punched. Releases the
+ * lock in between.
  */
 static void prealloc_drop_range(struct ht_obj *o, uint64_t off, uint64_t end) HT_REQUIRES(HT_LOCK_STORE)
 {
+    struct ht_slice slice = HT_SLICE_RESTING;
     uint64_t index = off >> o->chunk_shift;
     struct ht_chunk *c;
 
     ht_chunk_for_each_from(c, o, index)
     {
         uint64_t start = index << o->chunk_shift;
-        uint64_t stop = has_data(c) ? ht_obj_bytes_per_chunk(o) : (uint64_t)c->prealloc * HT_BLOCK_BYTES;
+        uint64_t stop = ht_chunk_has_content(c) ? ht_obj_bytes_per_chunk(o) : (uint64_t)c->prealloc * HT_BLOCK_BYTES;
         if (start >= end)
             break;
         if (start + stop <= ht_round_up(end, HT_BLOCK_BYTES))
             ht_chunk_prealloc_drop(o, c, start < off ? (uint32_t)(off - start) : 0);
         ht_chunk_trim(o, index);
+        ht_slice_next(o->s, &slice);
     }
 }
 
@@ -256,21 +257,17 @@ int ht_obj_punch(struct ht_obj *o, uint64_t off, uint64_t len)
 
 /* ------------------------------------------------------------------ seek */
 
-/* The first chunk at or after index with data, or without. Chunks that are not in memory have none. */
-static uint64_t seek_chunk(struct ht_obj *o, uint64_t index, bool hole) HT_REQUIRES(HT_LOCK_STORE)
+/* The first chunk at or after index with data. It passes chunks without content only if a thread holds them. */
+static uint64_t seek_data(struct ht_obj *o, uint64_t index) HT_REQUIRES(HT_LOCK_STORE)
 {
-    uint64_t at = index;
     struct ht_chunk *c;
 
-    ht_chunk_for_each_from(c, o, at)
+    ht_chunk_for_each_busy(c, o, index)
     {
-        if (hole && at != index)
-            return index; /* it skipped some */
-        if (has_data(c) != hole)
-            return at;
-        index = at + 1;
+        if (ht_chunk_has_content(c))
+            return index;
     }
-    return hole ? index : UINT64_MAX;
+    return UINT64_MAX;
 }
 
 int64_t ht_obj_seek(struct ht_obj *o, uint64_t off, bool hole)
@@ -283,7 +280,7 @@ int64_t ht_obj_seek(struct ht_obj *o, uint64_t off, bool hole)
     if (off < size && ht_obj_is_volatile(o)) { /* anything may be there */
         result = (int64_t)(hole ? size : off);
     } else if (off < size) {
-        uint64_t found = seek_chunk(o, index, hole);
+        uint64_t found = hole ? ht_chunk_next_hole(o, index) : seek_data(o, index);
         uint64_t at = found == index ? off : found == UINT64_MAX ? UINT64_MAX : found << o->chunk_shift;
         if (at < size)
             result = (int64_t)at;

@@ -17,6 +17,7 @@
 #include "tiering/object/chunk.h"
 #include "tiering/object/context.h"
 #include "tiering/object/object.h"
+#include "tiering/object/slice.h"
 #include "tiering/data/members.h"
 #include "tiering/txn/txn.h"
 #include "tiering/txn/txn_priv.h"
@@ -33,7 +34,9 @@ struct emission {
     uint64_t chunk; /* of the object being emitted */
 };
 
-static void emit_object(struct emission *e, struct ht_obj *o, struct ht_buf *b) HT_REQUIRES(HT_LOCK_STORE)
+/* Releases the lock in between. */
+static void emit_object(struct emission *e, struct ht_obj *o, struct ht_buf *b, struct ht_slice *slice)
+    HT_REQUIRES(HT_LOCK_STORE)
 {
     if (e->chunk == 0)
         ht_record_object(b, o, HT_MUTANT("pending-emitted") ? o->size : o->pub_size);
@@ -44,6 +47,7 @@ static void emit_object(struct emission *e, struct ht_obj *o, struct ht_buf *b) 
             return;
         if (c->flags & HT_CH_PUB)
             ht_record_chunk(b, o, e->chunk, c, HT_MUTANT("pending-emitted") ? ht_chunk_ref(c) : &c->pub);
+        ht_slice_next(e->s, slice);
     }
     e->chunk = 0;
     e->next++;
@@ -85,6 +89,7 @@ static int begin_slice(struct ht_store *s) HT_ACQUIRE_IF_0(HT_LOCK_TX) HT_NO_THR
 /* One slice in one transaction. The transaction lock keeps publications out until its end. */
 static int emit_objects_slice(struct emission *e)
 {
+    struct ht_slice slice = {0};
     struct ht_store *s = e->s;
     int rc = begin_slice(s);
 
@@ -95,11 +100,14 @@ static int emit_objects_slice(struct emission *e)
     while (e->next < e->count && b->len < SLICE_BYTES) {
         struct ht_obj *o = ht_obj_find_locked(s, e->oids[e->next]);
         if (o && o->published && !o->dead) {
-            emit_object(e, o, b);
+            o->refs++;
+            emit_object(e, o, b, &slice);
+            ht_obj_put_locked(o);
         } else {
             e->next++;
             e->chunk = 0;
         }
+        ht_slice_next(s, &slice);
     }
     ht_store_unlock(s);
     return ht_tx_commit(&s->txn->tx, NULL);

@@ -440,6 +440,8 @@ static int share_object(struct ht_keep *w, struct ht_obj *o, struct ht_obj *copy
             rc = chunk_in_copy(copy, index, &to);
         if (published && !rc)
             rc = share_chunk(w, o, c, copy, to);
+        if (published && !rc)
+            ht_chunk_note_busy(copy, to, index);
         ht_slice_next(o->s, slice);
     }
     if (!rc)

@@ -148,6 +148,7 @@ static int replay_chunk(struct ht_store *s, struct ht_reader *r) HT_REQUIRES(HT_
         return rc;
     s->objects.lost_chunks += ht_ref_lost(&c->pub);
     c->flags |= HT_CH_PUB;
+    ht_chunk_note_busy(o, c, index);
     c->generation = generation;
     s->objects.chunks++;
     return 0;

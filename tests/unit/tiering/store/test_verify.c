@@ -100,9 +100,24 @@ static void a_leaf_with_another_count(void)
     ht_chunk_leaf(chunk(1))->unpublished++;
 }
 
-static void a_node_with_another_mask(void)
+static void a_node_with_other_unpublished_chunks(void)
 {
-    ((struct ht_node *)o->extra->root)->unpublished ^= 1;
+    ((struct ht_node *)o->extra->root)->mask[HT_MARK_UNPUBLISHED] ^= 1;
+}
+
+static void a_node_with_other_busy_chunks(void)
+{
+    ((struct ht_node *)o->extra->root)->mask[HT_MARK_BUSY] ^= 1;
+}
+
+static void a_node_with_other_idle_chunks(void)
+{
+    ((struct ht_node *)o->extra->root)->mask[HT_MARK_IDLE] ^= 1;
+}
+
+static void a_leaf_that_misses_a_busy_chunk(void)
+{
+    ((struct ht_leaf *)ht_chunk_leaf(chunk(1)))->busy ^= 1u << 1;
 }
 
 static void a_leaf_of_nothing(void)
@@ -308,7 +323,10 @@ static void (*const wrong[])(void) = {
     a_write_that_holds_nothing,
     no_log_bytes,
     a_leaf_with_another_count,
-    a_node_with_another_mask,
+    a_leaf_that_misses_a_busy_chunk,
+    a_node_with_other_unpublished_chunks,
+    a_node_with_other_busy_chunks,
+    a_node_with_other_idle_chunks,
     a_leaf_of_nothing,
     a_dirty_chunk_too_many,
     blocks_that_nothing_names,
