@@ -22,6 +22,7 @@ static void emit_inode(struct ht_ns *ns, const struct ht_ns_inode *i, struct ht_
     for (const struct ht_ns_xattr *x = i->xattrs; x; x = x->next)
         if (x->state != HT_NS_NEW)
             ht_ns_put_xattr(tx, i->ino, x, 0);
+    /* bounded: HT_LINKS_MAX names */
     for (const struct ht_ns_entry *e = i->names; e; e = e->name_next)
         if (e->state != HT_NS_NEW)
             ht_ns_put_entry(tx, e, 0);

@@ -118,6 +118,7 @@ static int link_names(void *ctx, struct ht_ns_inode *i) HT_REQUIRES(HT_LOCK_NAME
 {
     int rc = 0;
 
+    /* bounded: HT_LINKS_MAX names */
     for (struct ht_ns_entry *e = i->names, *next; rc == 0 && e; e = next) {
         next = e->name_next;
         rc = link_entry(ctx, e);
@@ -235,6 +236,7 @@ static void move_to(struct ht_ns *ns, struct ht_ns_entry *e) HT_REQUIRES(HT_LOCK
 {
     struct ht_ns_inode *i = e->inode;
 
+    /* bounded: HT_LINKS_MAX names */
     for (struct ht_ns_entry *n = i->names, *next; n; n = next) {
         next = n->name_next;
         if ((n->dir->flags & HT_NS_MARKED) != 0 && ht_ns_root(n->dir) != ht_ns_root(e->dir))
@@ -432,6 +434,7 @@ static int add_log_bytes(void *ctx, struct ht_ns_inode *i) HT_REQUIRES_SHARED(HT
     *bytes += ht_ns_inode_log_bytes(i);
     for (const struct ht_ns_xattr *x = i->xattrs; x; x = x->next)
         *bytes += ht_ns_xattr_log_bytes(x);
+    /* bounded: HT_LINKS_MAX names */
     for (const struct ht_ns_entry *e = i->names; e; e = e->name_next)
         *bytes += ht_ns_entry_log_bytes(e);
     return 0;

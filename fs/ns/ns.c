@@ -321,6 +321,7 @@ bool ht_ns_link_at(struct ht_ns *ns, uint64_t ino, unsigned i, uint64_t *out_par
     ht_rwlock_rdlock(ht_ns_lock(ns));
     inode = ht_ns_inode_find(ns, ino);
     e = inode ? inode->names : NULL;
+    /* bounded: HT_LINKS_MAX names */
     while (e && (!ht_ns_current(e) || i-- > 0))
         e = e->name_next;
     if (e) {
@@ -401,6 +402,7 @@ static const struct ht_ns_entry *name_of(const struct ht_ns_inode *i) HT_REQUIRE
 {
     const struct ht_ns_entry *e = ht_ns_is_dir(i) ? i->u.dir->self : i->names;
 
+    /* bounded: HT_LINKS_MAX names */
     while (e && !ht_ns_current(e) && i->links > 0)
         e = e->name_next;
     return e;

@@ -290,6 +290,7 @@ static int closure_follow(struct ht_ns *ns, struct ht_ns_members *c, struct ht_n
 {
     int rc = is_removed_dir(i) ? closure_add_children(c, i) : 0;
 
+    /* bounded: HT_LINKS_MAX names */
     for (struct ht_ns_entry *e = i->names; rc == 0 && e; e = e->name_next) {
         struct ht_ns_entry *twin;
         if (!ht_ns_current(e) || !ht_ns_pending(e->dir))
@@ -315,6 +316,7 @@ static int closure_find(struct ht_ns *ns, struct ht_ns_members *c, struct ht_ns_
 
 static void publish_names_gone(struct ht_ns *ns, struct ht_ns_inode *i, struct ht_tx *tx) HT_REQUIRES(HT_LOCK_NAMES)
 {
+    /* bounded: HT_LINKS_MAX names */
     for (struct ht_ns_entry *e = i->names, *next; e; e = next) {
         next = e->name_next;
         if (e->state == HT_NS_GONE)
@@ -324,6 +326,7 @@ static void publish_names_gone(struct ht_ns *ns, struct ht_ns_inode *i, struct h
 
 static void publish_names_new(struct ht_ns *ns, struct ht_ns_inode *i, struct ht_tx *tx) HT_REQUIRES(HT_LOCK_NAMES)
 {
+    /* bounded: HT_LINKS_MAX names */
     for (struct ht_ns_entry *e = i->names; e; e = e->name_next)
         if (e->state == HT_NS_NEW)
             publish_new(ns, e, tx);

@@ -10,6 +10,7 @@
  * name's place in the same transaction.
  */
 #include "fs/ns/ns_priv.h"
+#include "fs/ns/slice.h"
 #include "fs/ns/pending.h"
 
 #include <stdio.h>
@@ -101,19 +102,22 @@ static void publish_data(struct ht_ns_op *op, const struct ht_ns_inode *i) HT_RE
 
 /* ---------------------------------------------------------------- checks */
 
-static bool is_at_or_below(const struct ht_ns_inode *i, const struct ht_ns_inode *above)
-    HT_REQUIRES_SHARED(HT_LOCK_NAMES)
+/* Directories may be a million deep. The transaction keeps them where they are. */
+static bool is_at_or_below(struct ht_ns *ns, const struct ht_ns_inode *i, const struct ht_ns_inode *above)
+    HT_REQUIRES(HT_LOCK_NAMES)
 {
-    while (i != above && i->u.dir->self)
+    struct ht_slice slice = {0};
+
+    for (; i != above && i->u.dir->self; ht_ns_slice_next(ns, &slice))
         i = i->u.dir->self->dir;
     return i == above;
 }
 
 /* Would the directory end up inside itself? */
-static bool goes_into_itself(const struct ht_ns_entry *e, const struct ht_ns_inode *new_dir)
-    HT_REQUIRES_SHARED(HT_LOCK_NAMES)
+static bool goes_into_itself(struct ht_ns *ns, const struct ht_ns_entry *e, const struct ht_ns_inode *new_dir)
+    HT_REQUIRES(HT_LOCK_NAMES)
 {
-    return ht_ns_is_dir(e->inode) && is_at_or_below(new_dir, e->inode);
+    return ht_ns_is_dir(e->inode) && is_at_or_below(ns, new_dir, e->inode);
 }
 
 static int check_replaced(struct ht_ns *ns, const struct renaming *r) HT_REQUIRES_SHARED(HT_LOCK_NAMES)
@@ -131,7 +135,7 @@ static int check_replaced(struct ht_ns *ns, const struct renaming *r) HT_REQUIRE
     return dir ? ht_ns_check_removable(ns, r->to->inode, true) : 0;
 }
 
-static int check_rename(struct ht_ns *ns, const struct renaming *r) HT_REQUIRES_SHARED(HT_LOCK_NAMES)
+static int check_rename(struct ht_ns *ns, const struct renaming *r) HT_REQUIRES(HT_LOCK_NAMES)
 {
     bool exchange = (r->flags & RENAME_EXCHANGE) != 0;
 
@@ -139,7 +143,7 @@ static int check_rename(struct ht_ns *ns, const struct renaming *r) HT_REQUIRES_
         return -ENOENT;
     if (ht_ns_root(r->dir) != ht_ns_root(r->new_dir))
         return -EXDEV;
-    if (goes_into_itself(r->from, r->new_dir) || (exchange && goes_into_itself(r->to, r->dir)))
+    if (goes_into_itself(ns, r->from, r->new_dir) || (exchange && goes_into_itself(ns, r->to, r->dir)))
         return -EINVAL;
     return exchange ? 0 : check_replaced(ns, r);
 }

@@ -120,6 +120,7 @@ static int check_tree(const struct ht_ns_members *m) HT_REQUIRES_SHARED(HT_LOCK_
         const struct ht_ns_inode *i = m->inodes[n];
         if ((i->flags & HT_NS_MODEL_ROOT) != 0)
             return -EINVAL;
+        /* bounded: HT_LINKS_MAX names */
         for (struct ht_ns_entry *e = ht_ns_is_dir(i) ? NULL : i->names; e; e = e->name_next)
             if ((e->dir->flags & HT_NS_MARKED) == 0)
                 return -EBUSY;

@@ -354,6 +354,7 @@ static const struct ht_ns_inode *dir_of(const struct ht_ns_inode *i) HT_REQUIRES
 {
     const struct ht_ns_entry *e = ht_ns_is_dir(i) ? i->u.dir->self : i->names;
 
+    /* bounded: HT_LINKS_MAX names */
     while (e && !ht_ns_current(e))
         e = e->name_next;
     return e && i->ino != HT_NS_ROOT_INO ? e->dir : NULL;

@@ -366,6 +366,7 @@ static int find_refs(struct ht_scrub_run *r, struct ht_obj *o, struct ht_ref out
     int n = 0;
 
     *out_over = false;
+    /* bounded: PASSED_MAX chunks */
     ht_chunk_for_each_from(c, o, r->index)
     {
         n = copy_refs(r, c, out);

@@ -49,6 +49,7 @@ static int walk_object(struct ht_walk *w, const struct ht_walk_visitor *v, void 
 
     if (!o || o->dead || (v->object && !v->object(ctx, o)))
         return 1;
+    /* bounded: so many chunks as left says */
     ht_chunk_for_each_from(c, o, w->chunk)
     {
         if (!*left)

@@ -125,6 +125,7 @@ static void release_content(struct ht_obj *o) HT_REQUIRES(HT_LOCK_STORE)
 
     if (o->residency == HT_RESIDENCY_PINNED)
         ht_arena_want_pinned(o->s->arena, 0);
+    /* bounded: larger objects are freed in slices before (is_large), but in a replay, where no thread waits */
     ht_chunk_for_each_from(c, o, index)
     {
         assert(!c->exclusive && !c->shared);

@@ -225,6 +225,7 @@ static void drop_images_behind(struct ht_obj *o, uint64_t first) HT_REQUIRES(HT_
     struct ht_chunk *c;
     uint64_t index = first;
 
+    /* bounded: shared memory has chunks of 1 MiB, and all at once lose their images */
     ht_chunk_for_each_busy(c, o, index)
     {
         ht_chunk_drop_image(o, c, index);
@@ -244,6 +245,7 @@ static struct ht_chunk *held_behind(struct ht_obj *o, uint64_t *index) HT_REQUIR
 {
     struct ht_chunk *c;
 
+    /* bounded: the same, and no thread may take one meanwhile */
     ht_chunk_for_each_from(c, o, *index) if (c->exclusive || c->shared) return c;
     return NULL;
 }
@@ -346,6 +348,7 @@ bool ht_shm_try_free(struct ht_obj *o)
     if (!o->extra->shm || o->extra->shm->is_open || o->extra->may_be_dirty || o->dirty || o->writing ||
         held_behind(o, &any))
         return false;
+    /* bounded: the same: shared memory has chunks of 1 MiB */
     ht_chunk_for_each_busy(c, o, index)
     {
         if (ht_arena_is_external(o->s->arena, c->slot))

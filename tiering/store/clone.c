@@ -21,6 +21,7 @@
 #include "tiering/object/ref.h"
 #include "tiering/object/refcount.h"
 #include "tiering/object/scope.h"
+#include "tiering/object/slice.h"
 #include "tiering/object/space.h"
 #include "tiering/data/flush.h"
 #include "tiering/data/write_batch.h"
@@ -59,6 +60,7 @@ static bool holds(struct ht_obj *o, struct ht_chunk *c) HT_REQUIRES(HT_LOCK_STOR
 static uint64_t scan_ahead(struct clone *k, uint64_t *out_hole)
 {
     struct ht_obj *o = k->src;
+    struct ht_slice slice = {0};
     struct ht_chunk *c;
 
     ht_store_lock(o->s);
@@ -72,6 +74,7 @@ static uint64_t scan_ahead(struct clone *k, uint64_t *out_hole)
             data = ht_max_u64(pos, index << o->chunk_shift);
             break;
         }
+        ht_slice_next(o->s, &slice);
     }
     ht_store_unlock(o->s);
     if (pos >= end)

@@ -73,6 +73,7 @@ static bool put_chunks_of(struct ht_obj *o, struct ht_dump *d, struct walk *w) H
 {
     struct ht_chunk *c;
 
+    /* bounded: w->left chunks */
     ht_chunk_for_each_from(c, o, w->index)
     {
         if (!w->left)
@@ -111,6 +112,7 @@ static bool put_slice(struct ht_store *s, struct ht_dump *d, struct walk *w)
 {
     if (!ht_dump_lock(d, ht_store_mutex(s), "the store"))
         return false;
+    /* bounded: SLICE chunks and buckets */
     for (w->left = SLICE; w->left && w->bucket < s->objects.table.count && put_bucket(s, d, w); w->bucket++)
         w->left -= w->left != 0;
     bool more = w->bucket < s->objects.table.count;

@@ -177,6 +177,7 @@ static int walk_object(struct ht_obj *o, int (*fn)(void *, const struct ht_chunk
     struct ht_chunk *c;
     uint64_t i = 0;
 
+    /* bounded: fsck alone, which has no other thread */
     ht_chunk_for_each_from(c, o, i)
     {
         if (!(c->flags & HT_CH_PUB))
@@ -212,6 +213,7 @@ int ht_store_walk(struct ht_store *s, int (*fn)(void *ctx, const struct ht_chunk
 
     if (!objs)
         return -ENOMEM;
+    /* bounded: the same */
     for (size_t b = 0; b < s->objects.table.count; b++)
         for (struct ht_obj *o = *ht_bucket_at(&s->objects.table, b); o; o = o->next)
             objs[n++] = o;
@@ -234,6 +236,7 @@ static bool add_space(struct ht_obj *o, uint64_t *index, uint64_t *stored_blocks
     struct ht_chunk *c;
     unsigned looked_at = 0;
 
+    /* bounded: SPACE_SLICE chunks */
     ht_chunk_for_each_from(c, o, *index)
     {
         if (looked_at++ == SPACE_SLICE)

@@ -408,6 +408,7 @@ static void forget_content(struct ht_obj *o) HT_REQUIRES(HT_LOCK_STORE)
     struct ht_chunk *c;
     uint64_t index = 0;
 
+    /* bounded: the store ends, and has no other thread */
     ht_chunk_for_each_from(c, o, index)
     {
         if ((c->flags & HT_CH_CUR) && !(c->flags & HT_CH_SHARE))
@@ -419,6 +420,7 @@ static void forget_content(struct ht_obj *o) HT_REQUIRES(HT_LOCK_STORE)
 
 static void free_objects(struct ht_store *s) HT_REQUIRES(HT_LOCK_STORE)
 {
+    /* bounded: the same */
     for (size_t b = 0; b < s->objects.table.count; b++)
         for (struct ht_obj *o = *ht_bucket_at(&s->objects.table, b), *next; o; o = next) {
             next = o->next;

@@ -262,6 +262,7 @@ static uint64_t seek_data(struct ht_obj *o, uint64_t index) HT_REQUIRES(HT_LOCK_
 {
     struct ht_chunk *c;
 
+    /* bounded: a busy chunk has content, or a thread holds it */
     ht_chunk_for_each_busy(c, o, index)
     {
         if (ht_chunk_has_content(c))
