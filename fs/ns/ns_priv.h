@@ -37,6 +37,7 @@
 #include <stdatomic.h>
 
 #include "fs/ns/ns.h"
+#include "fs/ns/op.h"
 #include "fs/ns/records.h"
 #include "tiering/base/buckets.h"
 #include "tiering/base/list.h"
@@ -212,40 +213,6 @@ static inline const char *ht_ns_xattr_value(const struct ht_ns_xattr *x)
 
 /* ------------------------------------------------------ operations (op.c) */
 
-/* One change of names: a transaction, and within it the lock held for writing. */
-struct ht_ns_op {
-    struct ht_ns *ns;
-    struct ht_tx *tx;
-    int64_t now_ns;
-    uint64_t deleted[2]; /* deleted inodes, for the hook */
-    bool deleted_pending[2];
-    unsigned deleted_count;
-    uint64_t ended_scope;      /* of a root that lost its name, or went; 0: none */
-    struct ht_obj *content[2]; /* to be published; each with a reference */
-    unsigned content_count;
-    uint64_t lsn; /* out of end */
-};
-int ht_ns_op_begin(struct ht_ns *ns, size_t bytes, struct ht_ns_op *op) HT_ACQUIRE_IF_0(HT_LOCK_TX)
-    HT_ACQUIRE_IF_0(HT_LOCK_NAMES) HT_MUST_CHECK;
-/*
- * For content that was written back in a round (tx.h); NULL: without one. -EAGAIN: nothing was begun, use the next
- * round.
- */
-int ht_ns_op_begin_round(struct ht_ns *ns, size_t bytes, struct ht_rounds *rounds, struct ht_ns_op *op)
-    HT_ACQUIRE_IF_0(HT_LOCK_TX) HT_ACQUIRE_IF_0(HT_LOCK_NAMES) HT_MUST_CHECK;
-/* Returns rc, or if that is 0 the error of the commit. */
-int ht_ns_op_end(struct ht_ns_op *op, int rc) HT_RELEASE(HT_LOCK_TX) HT_RELEASE(HT_LOCK_NAMES) HT_MUST_CHECK;
-/*
- * The content goes into the transaction when the lock is released: a large file has a record for each of a million
- * chunks, and all readers would wait. Two of them.
- */
-void ht_ns_op_publish(struct ht_ns_op *op, struct ht_obj *obj);
-/*
- * Releases the lock, publishes content and calls the hooks, with the transaction still open:
- * for calls into layers that call back.
- */
-void ht_ns_op_unlock(struct ht_ns_op *op) HT_RELEASE(HT_LOCK_NAMES);
-void ht_ns_op_lock(struct ht_ns_op *op) HT_ACQUIRE(HT_LOCK_NAMES);
 /* The root directory of a new store is in memory already, for replay found none: now in the log, too. */
 void ht_ns_publish_root_dir(struct ht_ns_op *op) HT_REQUIRES(HT_LOCK_NAMES);
 /* Coarse wall clock, like the kernel's stamps. */

@@ -39,7 +39,7 @@ LINTS = ['includes.py', 'headers.sh', 'names.py', 'format.sh', 'layout.py', 'siz
 # Tests of a daemon that ThreadSanitizer watches.
 RACES = ['test_mixed_load.py', 'test_stress.py', 'test_concurrency.py', 'test_scrub.py', 'test_passthrough.py',
          'test_steps_engines.py', 'test_kept_races.py']
-HOLDS = ['tests/unit/tiering/txn/test_slices', 'tests/unit/fs/ns/test_many']
+HOLDS = ['tests/unit/tiering/txn/test_slices', 'tests/unit/tiering/txn/test_slices_sparse', 'tests/unit/fs/ns/test_many']
 # Tests that read or change something that the whole machine has once: memory in /proc/meminfo, the page cache, sockets
 # named by the number of a mount (those of mounts that end meanwhile become free), /dev/log. No other test on a mount runs
 # beside them; programs that compute do.

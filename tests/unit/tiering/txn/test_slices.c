@@ -8,242 +8,7 @@
  *
  *   make LOCKS=1 tests && HITRAIN_TEST_CHUNKS=1000000 build/locks/tests/unit/tiering/txn/test_slices
  */
-#include <pthread.h>
-#include <sched.h>
-#include <stdatomic.h>
-#include <stdio.h>
-#include <unistd.h>
-
-#include "tiering/object/chunk.h"
-#include "tiering/object/context.h"
-#include "tiering/object/record_bytes.h"
-#include "tiering/object/scope.h"
-
-#include "tests/unit/tiering/store/fixture.h"
-#include "tiering/api/batch_pin.h"
-#include "tiering/api/keep.h"
-#include "tiering/api/scrub.h"
-#include "tiering/base/lock.h"
-#include "tiering/cache/arena.h"
-#include "tiering/io/gate.h"
-#include "tiering/data/chunk_io.h"
-#include "tiering/txn/keep.h"
-#include "tiering/txn/txn.h"
-#include "tiering/txn/txn_priv.h"
-#include "tiering/object/slice.h"
-#include "tiering/tier/next_use.h"
-
-enum {
-    SCOPE = 9,
-    CHUNK = HT_SMALL_CHUNK_BYTES,
-    FEW_CHUNKS = 6000,
-    STEPS_MAX = 4 * HT_SLICE_STEPS,
-    BLOCKS_MAX = 600000, /* take less than a millisecond */
-    BLOCK = 4096,
-    ALONE_US = 1000000
-};
-
-static struct ht_obj *obj, *hot;
-static uint64_t chunks;
-static bool prints;
-
-static uint64_t wanted_chunks(void)
-{
-    const char *text = getenv("HITRAIN_TEST_CHUNKS");
-
-    prints = text != NULL;
-    setlinebuf(stdout);
-    return text ? strtoull(text, NULL, 10) : FEW_CHUNKS;
-}
-
-/* ------------------------------------------------------------- a hot reader */
-
-static _Atomic bool stop;
-static _Atomic uint64_t slowest_ns;
-static _Atomic int reader_tid;
-
-/* How long the reader ran, or would have run but for other programs: all the time in which it waited for no lock. */
-static uint64_t reader_ready_ns(void)
-{
-    unsigned long long ran_ns = 0, waited_ns = 0;
-    char path[64];
-
-    snprintf(path, sizeof(path), "/proc/self/task/%d/schedstat", reader_tid);
-    FILE *f = fopen(path, "r");
-    if (f && fscanf(f, "%llu %llu", &ran_ns, &waited_ns) != 2)
-        ran_ns = waited_ns = 0;
-    if (f)
-        fclose(f);
-    return ran_ns + waited_ns;
-}
-
-static void *read_hot(void *arg)
-{
-    uint8_t block[BLOCK];
-
-    reader_tid = gettid();
-    while (!stop) {
-        uint64_t began_ns = ht_now_ns();
-        if (ht_obj_read(hot, 0, block, sizeof(block)) != sizeof(block))
-            abort();
-        uint64_t ns = ht_now_ns() - began_ns;
-        if (ns > slowest_ns)
-            slowest_ns = ns;
-    }
-    return arg;
-}
-
-/* -------------------------------------------------------------- operations */
-
-static uint64_t began_ns, ready_before_ns;
-
-static void begin(void)
-{
-    for (enum ht_lock_rank rank = HT_LOCK_TX; rank < HT_LOCK_RANKS; rank++)
-        ht_lock_longest(rank);
-    slowest_ns = 0;
-    ready_before_ns = reader_ready_ns();
-    began_ns = ht_now_ns();
-}
-
-/* Of all locks but that of the transaction, which is held from its begin to its end. */
-static void expect_slices(const char *what)
-{
-    uint64_t ns = ht_now_ns() - began_ns;
-    struct ht_lock_hold log = {0};
-
-    if (prints)
-        printf("%-28s %9.1f ms  slowest read %8.3f ms  reader ready %4.2f", what, (double)ns / 1e6,
-               (double)slowest_ns / 1e6, (double)(reader_ready_ns() - ready_before_ns) / (double)ns);
-    for (enum ht_lock_rank rank = HT_LOCK_TX + 1; rank < HT_LOCK_RANKS; rank++) {
-        struct ht_lock_hold longest = ht_lock_longest(rank);
-        if (prints && rank == HT_LOCK_STORE)
-            printf("  longest holds: store %7.3f ms %7llu steps %7llu blocks", (double)longest.ns / 1e6,
-                   (unsigned long long)longest.steps, (unsigned long long)longest.blocks);
-        ck_assert_msg(longest.steps <= STEPS_MAX && longest.blocks <= BLOCKS_MAX,
-                      "%s: %llu steps, %llu blocks in one hold", what, (unsigned long long)longest.steps,
-                      (unsigned long long)longest.blocks);
-        log = rank == HT_LOCK_JOURNAL ? longest : log;
-    }
-    if (prints)
-        printf("  log %7.3f ms\n", (double)log.ns / 1e6);
-}
-
-static void fill(uint64_t first, uint64_t count, uint8_t seed)
-{
-    uint8_t block[BLOCK];
-
-    memset(block, seed, sizeof(block));
-    for (uint64_t i = first; i < first + count; i++)
-        put_all(obj, i * CHUNK, block, sizeof(block));
-}
-
-static void expect_block(uint64_t index, uint8_t seed)
-{
-    uint8_t want[BLOCK];
-
-    memset(want, seed, sizeof(want));
-    expect(obj, index * CHUNK, want, sizeof(want));
-}
-
-static void commit(void)
-{
-    uint64_t lsn;
-
-    ck_assert_int_eq(ht_scope_commit(s, SCOPE, &lsn), 0);
-    ck_assert_int_eq(ht_store_sync(s, lsn), 0);
-}
-
-/* -------------------------------------------------------------- kept steps */
-
-static uint64_t kept_oid, *many_kept;
-static struct ht_obj **files;
-static size_t many_count;
-
-/* The names of a copy: one object, or many beside it. */
-static int copy_names(void *ctx, struct ht_copy *k)
-{
-    (void)ctx;
-    k->to = ht_store_new_id(k->s);
-    kept_oid = ht_copy_add(k, ht_obj_id(obj));
-    for (size_t i = 0; i < many_count; i++)
-        many_kept[i] = ht_copy_add(k, ht_obj_id(files[i]));
-    return kept_oid ? 0 : -ENOMEM;
-}
-
-static void delete_in(struct ht_tx *tx, struct ht_obj *o)
-{
-    ht_obj_delete(o, tx);
-    ht_obj_put(o);
-}
-
-static void names_ended(void *ctx, uint64_t scope, enum ht_scope_end how, struct ht_tx *tx)
-{
-    (void)ctx, (void)scope;
-    if (how != HT_SCOPE_DELETED)
-        return;
-    delete_in(tx, ht_obj_get(s, kept_oid));
-    for (size_t i = 0; i < many_count; i++)
-        delete_in(tx, ht_obj_get(s, many_kept[i]));
-}
-
-static int emit_nothing(void *ctx, struct ht_tx *tx, uint64_t *cursor, size_t max_bytes)
-{
-    (void)ctx, (void)tx, (void)cursor, (void)max_bytes;
-    return 0;
-}
-
-static uint64_t keep(void)
-{
-    struct ht_copy k = {.must = true, .step = 1};
-    uint64_t lsn;
-
-    ck_assert_int_eq(ht_scope_commit_copying(s, SCOPE, &k, &lsn), 0);
-    ck_assert_int_eq(ht_store_sync(s, lsn), 0);
-    return k.to;
-}
-
-static void forget(uint64_t kept)
-{
-    uint64_t lsn;
-
-    ck_assert_int_eq(ht_kept_end(s, kept, chunks, &lsn), 0);
-    ck_assert_int_eq(ht_store_sync(s, lsn), 0);
-}
-
-/* ------------------------------------------------------------------- store */
-
-static void open_store(void)
-{
-    struct ht_store_opts opts = {.dram_bytes = 64 * MIB, .staging_bytes = 16 * MIB, .numa_node = HT_NUMA_OFF};
-    struct ht_meta_client names = {.type_first = HT_REC_NS_FIRST,
-                                   .type_last = HT_REC_NS_LAST,
-                                   .emit = emit_nothing,
-                                   .ended = names_ended,
-                                   .copy = copy_names};
-
-    ck_assert_int_eq(ht_store_new(&dev, 1, &opts, &s), 0);
-    ck_assert_int_eq(ht_store_register(s, &names), 0);
-    ck_assert_int_eq(ht_store_mount(s), 0);
-}
-
-static void setup(void)
-{
-    struct ht_format_opts opts = {0};
-    struct ht_super sb;
-    uint8_t block[BLOCK] = {7};
-
-    chunks = wanted_chunks();
-    uint64_t bytes = chunks * 3 * BLOCK + 512 * (uint64_t)MIB;
-    opts.log_bytes = ht_max_u64(64 * MIB, ht_round_up(chunks * 1024, MIB));
-    ck_assert_int_eq(dev_open_ram(bytes + 2 * opts.log_bytes, 512, &dev), 0);
-    ck_assert_int_eq(ht_super_format(&dev, 1, &opts, &sb), 0);
-    open_store();
-    hot = object(CHUNK, 0);
-    put_all(hot, 0, block, sizeof(block));
-    obj = object(CHUNK, SCOPE);
-    ht_lock_measure(prints);
-}
+#include "tests/unit/tiering/txn/slices.h"
 
 /* The content of the hot file gets as many owners as there are chunks, and moves. */
 static void move_all_owners(void)
@@ -281,6 +46,33 @@ static void move_all_owners(void)
     ht_obj_put(many);
 }
 
+static void say_when_it_is_used(void)
+{
+    begin();
+    ck_assert_int_eq(ht_obj_set_next_use(obj, HT_NEXT_USE_NEVER), 0);
+    expect_slices("next use of the first object");
+    begin();
+    ck_assert_int_eq(ht_obj_set_next_use(obj, HT_NEXT_USE_NEVER), 0);
+    expect_slices("next use");
+    begin();
+    ck_assert_int_eq(ht_obj_forget_next_use(obj), 0);
+    expect_slices("end of a next use");
+}
+
+/* In memory, and on devices. */
+static void change_what_it_may_have(void)
+{
+    begin();
+    ht_obj_set_residency(obj, HT_RESIDENCY_PINNED);
+    (void)ht_obj_pinnable_bytes(obj);
+    ht_obj_set_residency(obj, HT_RESIDENCY_AUTO);
+    expect_slices("residency");
+    begin();
+    ck_assert_int_eq(ht_obj_rewrite_reserve(obj, chunks * BLOCK), 0);
+    ck_assert_int_eq(ht_obj_rewrite_reserve(obj, 0), 0);
+    expect_slices("rewrite reserve");
+}
+
 START_TEST(no_operation_on_many_chunks_holds_the_lock_for_long)
 {
     pthread_t reader;
@@ -302,24 +94,8 @@ START_TEST(no_operation_on_many_chunks_holds_the_lock_for_long)
     expect_slices("commit of a rewrite");
     expect_block(0, 2);
     expect_block(chunks - 1, 2);
-    begin();
-    ck_assert_int_eq(ht_obj_set_next_use(obj, HT_NEXT_USE_NEVER), 0);
-    expect_slices("next use of the first object");
-    begin();
-    ck_assert_int_eq(ht_obj_set_next_use(obj, HT_NEXT_USE_NEVER), 0);
-    expect_slices("next use");
-    begin();
-    ck_assert_int_eq(ht_obj_forget_next_use(obj), 0);
-    expect_slices("end of a next use");
-    begin();
-    ht_obj_set_residency(obj, HT_RESIDENCY_PINNED);
-    (void)ht_obj_pinnable_bytes(obj);
-    ht_obj_set_residency(obj, HT_RESIDENCY_AUTO);
-    expect_slices("residency");
-    begin();
-    ck_assert_int_eq(ht_obj_rewrite_reserve(obj, chunks * BLOCK), 0);
-    ck_assert_int_eq(ht_obj_rewrite_reserve(obj, 0), 0);
-    expect_slices("rewrite reserve");
+    say_when_it_is_used();
+    change_what_it_may_have();
     begin();
     uint64_t kept = keep();
     expect_slices("kept step");
@@ -383,225 +159,6 @@ START_TEST(a_change_at_the_end_of_a_large_object_is_published_in_few_steps)
         expect_block(chunks - 1, (uint8_t)(2 + i));
         ht_store_verify(s, true);
     }
-    ht_obj_put(obj);
-    ht_obj_put(hot);
-    done();
-}
-END_TEST
-
-/* Places that a program sets aside, and asks for again and again: chunks without content. */
-START_TEST(no_operation_on_many_reserved_chunks_holds_the_lock_for_long)
-{
-    pthread_t reader;
-
-    setup();
-    uint64_t bytes = chunks * CHUNK;
-    ck_assert_int_eq(pthread_create(&reader, NULL, read_hot, NULL), 0);
-    for (unsigned round = 0; round < 2; round++) {
-        begin();
-        ck_assert_int_eq(ht_obj_prealloc(obj, 0, bytes), 0);
-        expect_slices("reservation");
-        begin();
-        ck_assert_int_eq(ht_obj_prealloc(obj, 0, bytes), 0);
-        expect_slices("reservation of what is reserved");
-        begin();
-        ck_assert_int_eq(ht_obj_punch(obj, 0, bytes / 2), 0);
-        expect_slices("punch of reserved chunks behind the end");
-        ck_assert_int_eq(ht_obj_prealloc(obj, 0, bytes), 0);
-        begin();
-        ck_assert_int_eq(ht_obj_truncate(obj, bytes), 0);
-        ck_assert_int_eq(ht_obj_truncate(obj, bytes), 0);
-        expect_slices("truncate to the same size");
-        begin();
-        ht_obj_set_residency(obj, HT_RESIDENCY_PINNED);
-        (void)ht_obj_pinnable_bytes(obj);
-        ht_obj_set_residency(obj, HT_RESIDENCY_AUTO);
-        ht_obj_evict(obj);
-        ht_obj_unprotect(obj);
-        expect_slices("residency");
-        begin();
-        ck_assert_int_eq(ht_obj_prefetch(obj), 0);
-        expect_slices("prefetch");
-        begin();
-        ck_assert_int_eq(ht_obj_clone(obj, 0, obj, bytes, CHUNK), CHUNK);
-        expect_slices("copy of a hole");
-        begin();
-        ck_assert_int_eq(ht_store_commit(s), 0);
-        commit();
-        expect_slices("commit");
-        begin();
-        ck_assert_int_eq(ht_obj_truncate(obj, 0), 0);
-        expect_slices("truncate of reserved chunks");
-    }
-    stop = true;
-    pthread_join(reader, NULL);
-    ht_store_verify(s, true);
-    ht_obj_put(obj);
-    ht_obj_put(hot);
-    done();
-}
-END_TEST
-
-/* A file that was copied onto its own end again and again: all chunks have the same bytes. */
-static void double_up(struct ht_obj *o)
-{
-    for (uint64_t n = 1; n < chunks; n *= 2) {
-        uint64_t more = ht_min_u64(n, chunks - n);
-        ck_assert_int_eq(ht_obj_clone(o, 0, o, n * CHUNK, more * CHUNK), more * CHUNK);
-    }
-}
-
-START_TEST(no_operation_on_many_copies_of_a_chunk_holds_the_lock_for_long)
-{
-    struct ht_obj *many, *copy;
-    uint8_t block[CHUNK];
-    pthread_t reader;
-
-    setup();
-    memset(block, 3, sizeof(block));
-    many = object(CHUNK, 0);
-    copy = object(CHUNK, 0);
-    put_all(many, 0, block, sizeof(block));
-    ck_assert_int_eq(ht_obj_sync(many), 0);
-    ck_assert_int_eq(pthread_create(&reader, NULL, read_hot, NULL), 0);
-    begin();
-    double_up(many);
-    expect_slices("copies of a chunk");
-    begin();
-    ck_assert_int_eq(ht_obj_sync(many), 0);
-    expect_slices("sync of copies");
-    begin();
-    ck_assert_int_eq(ht_obj_clone(many, 0, copy, 0, chunks * CHUNK), chunks * CHUNK);
-    expect_slices("copy of copies");
-    begin();
-    ck_assert_int_eq(ht_store_commit(s), 0);
-    expect_slices("commit of copies");
-    begin();
-    put_all(many, CHUNK, block, BLOCK);
-    ck_assert_int_eq(ht_obj_sync(many), 0);
-    expect_slices("sync of one chunk of many");
-    begin();
-    ck_assert_int_eq(ht_obj_punch(many, 0, chunks / 2 * CHUNK), 0);
-    ck_assert_int_eq(ht_obj_sync(many), 0);
-    expect_slices("punch of copies");
-    begin();
-    ck_assert_int_eq(ht_store_checkpoint(s), 0);
-    expect_slices("checkpoint of the log");
-    begin();
-    ck_assert_int_eq(ht_obj_truncate(copy, 1), 0);
-    ck_assert_int_eq(ht_obj_sync(copy), 0);
-    expect_slices("truncate of copies");
-    stop = true;
-    pthread_join(reader, NULL);
-    ht_store_verify(s, true);
-    ht_obj_put(many), ht_obj_put(copy), ht_obj_put(obj), ht_obj_put(hot);
-    done();
-}
-END_TEST
-
-/* Looks for data and holes from everywhere, in few steps each. */
-static void expect_seeks(uint64_t off, int64_t data, int64_t hole)
-{
-    enum { FEW = 40 };
-
-    begin();
-    ck_assert_int_eq(ht_obj_seek(obj, off, false), data);
-    ck_assert_int_eq(ht_obj_seek(obj, off, true), hole);
-    ck_assert_uint_le(ht_lock_longest(HT_LOCK_STORE).steps, FEW);
-}
-
-START_TEST(a_seek_passes_any_number_of_chunks_in_few_steps)
-{
-    setup();
-    uint64_t bytes = chunks * CHUNK;
-    ck_assert_int_eq(ht_obj_prealloc(obj, 0, bytes), 0);
-    ck_assert_int_eq(ht_obj_truncate(obj, bytes), 0);
-    expect_seeks(0, -ENXIO, 0);
-    expect_seeks(CHUNK, -ENXIO, CHUNK);
-    fill(chunks - 1, 1, 1);
-    expect_seeks(CHUNK, (int64_t)(bytes - CHUNK), CHUNK);
-    expect_seeks(bytes - 1, (int64_t)bytes - 1, (int64_t)bytes);
-    fill(0, chunks, 2);
-    for (unsigned round = 0; round < 2; round++) {
-        expect_seeks(0, 0, (int64_t)bytes);
-        expect_seeks(CHUNK + 5, CHUNK + 5, (int64_t)bytes);
-        commit();
-        ht_obj_evict(obj);
-    }
-    ck_assert_int_eq(ht_obj_punch(obj, CHUNK, bytes - 2 * CHUNK), 0);
-    for (unsigned round = 0; round < 2; round++) {
-        expect_seeks(0, 0, CHUNK);
-        expect_seeks(2 * CHUNK, (int64_t)(bytes - CHUNK), 2 * CHUNK);
-        commit();
-    }
-    ht_store_verify(s, true);
-    ht_obj_put(obj);
-    ht_obj_put(hot);
-    done();
-}
-END_TEST
-
-/* ----------------------------------------------------- changes meanwhile */
-
-static uint8_t *seeds;
-static _Atomic uint64_t changes;
-
-/* One writer: seeds[] is what the chunks hold; 0: a hole, or behind the end. */
-static void *change(void *arg)
-{
-    uint64_t state = 88172645463325252;
-    uint8_t block[BLOCK];
-
-    while (!stop) {
-        state ^= state << 13, state ^= state >> 7, state ^= state << 17;
-        uint64_t index = state % chunks;
-        uint8_t seed = (uint8_t)(1 + state / chunks % 255);
-        memset(block, seed, sizeof(block));
-        if (state % 7 && ht_obj_write(obj, index * CHUNK, block, sizeof(block)) != sizeof(block))
-            abort();
-        if (!(state % 7) && ht_obj_punch(obj, index * CHUNK, CHUNK))
-            abort();
-        seeds[index] = state % 7 ? seed : 0;
-        changes++;
-    }
-    return arg;
-}
-
-static _Atomic uint64_t given;
-
-static void *prealloc_and_cut(void *arg)
-{
-    while (!stop) {
-        if (ht_obj_prealloc(obj, 0, chunks * CHUNK) || ht_obj_truncate(obj, ht_obj_size(obj)))
-            abort();
-        given++;
-    }
-    return arg;
-}
-
-/* Reservations come and go in slices beside writes, punches and commits. No block is counted twice, or forgotten. */
-START_TEST(reservations_beside_changes_keep_all_counts)
-{
-    pthread_t writer, giver;
-
-    setup();
-    seeds = calloc(chunks, 1);
-    ck_assert_int_eq(ht_obj_truncate(obj, chunks * CHUNK), 0);
-    ck_assert_int_eq(pthread_create(&writer, NULL, change, NULL), 0);
-    ck_assert_int_eq(pthread_create(&giver, NULL, prealloc_and_cut, NULL), 0);
-    while (given < 4)
-        commit();
-    stop = true;
-    pthread_join(writer, NULL);
-    pthread_join(giver, NULL);
-    ck_assert_int_eq(ht_obj_punch(obj, 0, chunks * CHUNK), 0);
-    ck_assert_int_eq(ht_obj_truncate(obj, 0), 0);
-    commit();
-    ht_store_verify(s, true);
-    struct ht_obj_stat st;
-    ht_obj_stat(obj, &st);
-    ck_assert_uint_eq(st.prealloc_bytes, 0);
-    free(seeds);
     ht_obj_put(obj);
     ht_obj_put(hot);
     done();
@@ -1054,12 +611,8 @@ int main(void)
     tcase_set_timeout(tc, 600);
     tcase_add_test(tc, no_operation_on_many_chunks_holds_the_lock_for_long);
     tcase_add_test(tc, no_operation_on_many_objects_holds_the_lock_for_long);
-    tcase_add_test(tc, no_operation_on_many_reserved_chunks_holds_the_lock_for_long);
-    tcase_add_test(tc, no_operation_on_many_copies_of_a_chunk_holds_the_lock_for_long);
     if (getenv("HITRAIN_TEST_CHUNKS"))
         return run_suite(tc);
-    tcase_add_test(tc, a_seek_passes_any_number_of_chunks_in_few_steps);
-    tcase_add_test(tc, reservations_beside_changes_keep_all_counts);
     tcase_add_test(tc, a_change_at_the_end_of_a_large_object_is_published_in_few_steps);
     tcase_add_test(tc, a_copy_that_begins_again_gives_its_log_bytes_back);
     tcase_add_loop_test(tc, a_held_chunk_keeps_its_log_bytes, 0, 2);
