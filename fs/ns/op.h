@@ -35,7 +35,7 @@ int ht_ns_op_begin_round(struct ht_ns *ns, size_t bytes, struct ht_rounds *round
 int ht_ns_op_end(struct ht_ns_op *op, int rc) HT_RELEASE(HT_LOCK_TX) HT_RELEASE(HT_LOCK_NAMES) HT_MUST_CHECK;
 /*
  * The content goes into the transaction when the lock is released: a large file has a record for each of a million
- * chunks, and all readers would wait. Two of them.
+ * chunks, and all readers would wait. Two at most.
  */
 void ht_ns_op_publish(struct ht_ns_op *op, struct ht_obj *obj);
 /*

@@ -5,7 +5,7 @@
 Such a loop calls ht_slice_next or ht_ns_slice_next, or a comment before it, on the line above or on its own, says why
 it is bounded:
 
-    /* bounded: SLICE_CHUNKS of them */
+    /* bounded: SLICE_CHUNKS chunks */
 
 Replays and checks are exempt: no other thread works then. Each run begins with examples of its own, so a lint that
 finds nothing any more fails.

@@ -21,7 +21,7 @@ from conftest import ROOT, run
 LONG = bool(os.environ.get('HITRAIN_LONG'))
 CHUNK = 65536
 CHUNKS = 5_000_000 if LONG else 1_000_000
-WINDOWS_MIN, WINDOWS, SECONDS = 3, 12, 0.25  # of each kind; how long one is
+WINDOWS_MIN, WINDOWS, SECONDS = 3, 40, 0.25  # of each kind; how long one is
 RATE, WAIT_SECONDS_MAX = 0.5, 0.1
 KEEP_SIZE = 1
 

@@ -213,7 +213,7 @@ static void close_device(struct ht_store *s, unsigned device) HT_REQUIRES(HT_LOC
              about.device);
 }
 
-/* Scopes come and go meanwhile. One that begins has nothing that was written before the failure. */
+/* Scopes come and go. A new one has nothing that was written before the failure. */
 static int resolve_scopes(struct ht_store *s, uint32_t devices) HT_REQUIRES(HT_LOCK_STORE)
 {
     int rc = 0;

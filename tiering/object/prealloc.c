@@ -7,8 +7,8 @@
  * ends when the chunk is stored whole, cut off, punched or dropped. It is not in the log.
  *
  * A call goes through its chunks three times, in slices, for there may be millions. It counts what they lack, and
- * reserves all of it or fails. It makes the chunks that are missing and keeps their leaves (users), so that it can take
- * them back. Then it gives each chunk what it lacks now. What is left it gives back.
+ * reserves that or fails. It makes the chunks that are missing and keeps their leaves (users), so that it can take
+ * them back. Then it gives each chunk what it lacks now. It gives the rest back.
  *
  * Space that is set aside is a count of blocks for objects that do not exist yet.
  *
@@ -104,7 +104,7 @@ static void count(const struct range *r, struct purse *out) HT_REQUIRES(HT_LOCK_
     *out = (struct purse){blocks, r->o->obj_class == HT_CLASS_SCRATCH ? 0 : log_chunks};
 }
 
-/* All of it, or nothing. *aside: blocks that it may take, and then those that it left. */
+/* All, or nothing. *aside: blocks that it may take, and then those that it left. */
 static int fill(struct ht_store *s, const struct purse *p, uint64_t *aside) HT_REQUIRES(HT_LOCK_STORE)
 {
     uint64_t taken = ht_min_u64(p->blocks, *aside);

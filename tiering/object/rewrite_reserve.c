@@ -13,7 +13,7 @@
 
 /*
  * Gives dirty images that the reserve does not cover any more a reservation of their own, first from *left. Images that
- * become dirty meanwhile get their own. slice: releases the lock in between; NULL: does not.
+ * become dirty now get their own. slice: releases the lock in between; NULL: does not.
  */
 static int reserve_uncovered(struct ht_obj *o, uint64_t *left, struct ht_slice *slice) HT_REQUIRES(HT_LOCK_STORE)
 {

@@ -96,7 +96,7 @@ static void visit_at_once(struct ht_store *s, uint64_t scope, ht_scope_visit *vi
     struct ht_scope *sc = ht_scope_find(s, scope, false);
 
     if (sc)
-        /* bounded: what is left after several rounds in slices, and has to be published at one moment */
+        /* bounded: the few changes since the last of several rounds in slices, published at one moment */
         ht_list_for_each_safe(p, next, &sc->touched) {
             visit(ht_list_entry(p, struct ht_obj, touched), NULL, ctx);
             ht_lock_step();

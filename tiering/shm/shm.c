@@ -245,7 +245,7 @@ static struct ht_chunk *held_behind(struct ht_obj *o, uint64_t *index) HT_REQUIR
 {
     struct ht_chunk *c;
 
-    /* bounded: the same, and no thread may take one meanwhile */
+    /* bounded: the same, and no thread may take one */
     ht_chunk_for_each_from(c, o, *index) if (c->exclusive || c->shared) return c;
     return NULL;
 }

@@ -41,7 +41,7 @@ void ht_obj_unprotect(struct ht_obj *o)
     ht_store_unlock(o->s);
 }
 
-/* What the object's residency says now: another thread may change it meanwhile, and goes through the images, too. */
+/* What the object's residency says now: another thread may change it, and goes through the images, too. */
 static void apply(struct ht_obj *o, const struct ht_chunk *c) HT_REQUIRES(HT_LOCK_STORE)
 {
     struct ht_arena *a = o->s->arena;
@@ -99,7 +99,7 @@ int64_t ht_obj_pinnable_bytes(struct ht_obj *o)
             own += ht_arena_slot_bytes(o->s->arena, c->slot);
         ht_slice_next(o->s, &slice);
     }
-    own = ht_min_u64(own, ht_arena_pinned_bytes(o->s->arena)); /* some may have been unpinned meanwhile */
+    own = ht_min_u64(own, ht_arena_pinned_bytes(o->s->arena)); /* another thread may have unpinned some */
     uint64_t room = ht_arena_pinned_max(ht_arena_bytes(o->s->arena)) - ht_arena_pinned_bytes(o->s->arena) + own;
     uint64_t size = o->s->opts.shm_bytes ? 0 : ht_min_u64(o->size, INT64_MAX / 2); /* it may get memory of its own */
     ht_store_unlock(o->s);

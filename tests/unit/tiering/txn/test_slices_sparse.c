@@ -19,7 +19,7 @@ START_TEST(no_operation_on_many_reserved_chunks_holds_the_lock_for_long)
         expect_slices("reservation");
         begin();
         ck_assert_int_eq(ht_obj_prealloc(obj, 0, bytes), 0);
-        expect_slices("reservation of what is reserved");
+        expect_slices("reservation of reserved chunks");
         begin();
         ck_assert_int_eq(ht_obj_punch(obj, 0, bytes / 2), 0);
         expect_slices("punch of reserved chunks behind the end");
