@@ -132,17 +132,17 @@ def attack(call, targets, shared):
 
 
 @pytest.fixture
-def places(make_store):
-    """The hot file, and {what: (small file, large file)}."""
+def places(make_store, request):
+    """The hot file, and {what: [small file, large file]}."""
     store = make_store()
     store.image.unlink()
     store.image.touch()
-    os.truncate(store.image, CHUNKS * 4 * CHUNK)  # sparse, and larger than the disk
+    os.truncate(store.image, CHUNKS * 3 // 2 * CHUNK)  # sparse, and larger than the disk
     run('mkfs.hitrain', store.image)
     mnt = store.mount()
     (mnt / 'hot').write_bytes(b'h' * 4096)
     files = {}
-    for what in ('file', 'orphan', 'removed root'):
+    for what in [request.node.callspec.params['what']]:
         folder = mnt / what
         folder.mkdir()
         if what == 'removed root':
