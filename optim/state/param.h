@@ -94,7 +94,9 @@ struct ht_param {
         uint64_t shown;    /* of these, the parameter has its new content already */
         uint64_t order;    /* in root.queue: the smaller one first */
         uint64_t failed;
-        uint64_t redo_steps; /* logged steps in its count, which its record does not have */
+        uint64_t redo_steps;  /* logged steps in its count, which its record does not have */
+        uint8_t redo_g_bytes; /* of an element of its gradient in logged steps, at most: a replay writes them */
+        bool unreserved;      /* space for its next rewrite or its gradient is missing */
     };
     /* Of a client, for the step with this root.decided; t: the count after it. */
     HT_GUARDED_BY(HT_LOCK_OPTIM) struct {
@@ -144,9 +146,11 @@ unsigned ht_opt_master_kinds(const struct ht_layout *l);
 /* Under the gate: make zero state and reserve one rewrite of everything. -ENOSPC leaves all as it was. */
 int ht_opt_state_create(struct ht_param *p, const struct ht_layout *layout) HT_EXCLUDES(HT_LOCK_OPTIM) HT_MUST_CHECK;
 /* With state: reserves space for the gradient outside memory. Without state: gives the space for sums back. */
-int ht_opt_grad_reserve(struct ht_param *p) HT_MUST_CHECK;
+int ht_opt_grad_reserve(struct ht_param *p) HT_REQUIRES(HT_LOCK_OPTIM) HT_MUST_CHECK;
+/* Reserves the next rewrite of the parameter and its state, and its gradient. -ENOSPC: some of it is missing. */
+int ht_opt_rewrites_reserve(struct ht_param *p) HT_REQUIRES(HT_LOCK_OPTIM) HT_MUST_CHECK;
 /* After the deletion of its state: gives the space for rewrites of the parameter and its gradient back. */
-int ht_opt_state_unreserve(struct ht_param *p) HT_MUST_CHECK;
+int ht_opt_state_unreserve(struct ht_param *p) HT_REQUIRES(HT_LOCK_OPTIM) HT_MUST_CHECK;
 /* Inside a transaction: delete the current state's objects. */
 void ht_opt_state_delete(struct ht_param *p, struct ht_tx *tx) HT_REQUIRES(HT_LOCK_OPTIM);
 void ht_opt_put_state(struct ht_param *p) HT_REQUIRES(HT_LOCK_OPTIM); /* references to state objects */

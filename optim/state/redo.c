@@ -227,6 +227,7 @@ void ht_opt_redo_delete(struct ht_root *root, bool record, struct ht_tx *tx)
     }
     ht_store_log_unreserve(root->o->store, redo->steps * HT_OPT_REDO_RECORD_BYTES);
     redo->steps = 0;
+    ht_opt_redo_unreserve(root);
 }
 
 size_t ht_opt_redo_pending_bytes(const struct ht_root *root)

@@ -198,6 +198,18 @@ bool ht_opt_redo_has_space(const struct ht_root *root) HT_REQUIRES(HT_LOCK_OPTIM
 /* So that this part of the object of a step can be written. -ENOSPC. Not locked. WAITS. */
 int ht_opt_redo_prealloc(struct ht_root *root, struct ht_obj *obj, uint64_t at, uint64_t len)
     HT_EXCLUDES(HT_LOCK_OPTIM) HT_MUST_CHECK;
+/*
+ * A parameter of the step that is to be logged: is everything reserved that computing the step again needs? If not, the
+ * step cannot be logged.
+ */
+bool ht_opt_redo_reserve(struct ht_param *p) HT_REQUIRES(HT_LOCK_OPTIM);
+/* There are no logged steps any more. */
+void ht_opt_redo_unreserve(struct ht_root *root) HT_REQUIRES(HT_LOCK_OPTIM);
+/* While roots recover: sets space aside for their gradients, as far as there is any; gives it back. */
+void ht_opt_redo_set_room(struct ht_optim *o) HT_REQUIRES(HT_LOCK_OPTIM);
+void ht_opt_redo_end_room(struct ht_optim *o) HT_REQUIRES(HT_LOCK_OPTIM);
+/* ht_opt_redo_set_aside of all roots. */
+void ht_opt_redo_set_all_aside(struct ht_optim *o) HT_REQUIRES(HT_LOCK_OPTIM);
 /* Bytes of logged steps, with those that are kept for readers. */
 uint64_t ht_opt_redo_bytes(const struct ht_root *root) HT_REQUIRES(HT_LOCK_OPTIM);
 

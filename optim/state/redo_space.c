@@ -4,13 +4,21 @@
  * as fit into half of the free space, all roots together, and for one of a root if that alone fits. Without space for a
  * step the step is full. So a full store makes full steps come earlier, and no step fails for want of space for its
  * log. Other content that finds the store full gets back what is more than a step of each root.
+ *
+ * A logged step is a promise: the next mount computes it again. What it needs for that stays reserved until the full
+ * step, else the step is not logged. It is the next rewrite of parameters and state, and their largest logged gradient.
+ * A mount reserves the rewrites again, and sets all free space aside that gradients may need, before it lets anyone in.
+ * The gradients take theirs from that. Steps to come get space only after that.
  */
 #include "tiering/base/base.h"
 #include "tiering/base/list.h"
+#include "tiering/base/mutant.h"
 #include "tiering/api/object.h"
 #include "tiering/api/stats.h"
 #include "tiering/api/store.h"
+#include "optim/rules/kernel.h"
 #include "optim/state/context.h"
+#include "optim/state/param.h"
 #include "optim/state/redo.h"
 #include "optim/state/root.h"
 
@@ -59,7 +67,7 @@ void ht_opt_redo_set_aside(struct ht_root *root)
 
     if (have > most)
         give_back(root, have - most);
-    if (have >= most || !root->o->started || ht_store_read_only(root->o->store))
+    if (have >= most || !root->o->started || ht_store_read_only(root->o->store) || root->o->recoveries)
         return;
     uint64_t free = ht_store_available(root->o->store), all = all_aside(root->o), half = (free + all) / 2;
     uint64_t fits = half > all - have ? (half - (all - have)) / one * one : 0;
@@ -118,6 +126,67 @@ bool ht_opt_redo_has_space(const struct ht_root *root)
 {
     return root->redo.aside_bytes >= step_bytes(root) || root->redo.held_count;
 }
+
+/* ------------------------------------------------------------------ replay */
+
+bool ht_opt_redo_reserve(struct ht_param *p)
+{
+    bool sum = p->root->latched.accumulate > 1;
+    uint8_t bytes = sum ? (uint8_t)sizeof(float) : p->shape.g_bytes;
+
+    if ((p->redo_g_bytes >= bytes && !p->unreserved) || HT_MUTANT("logged-unreserved"))
+        return true;
+    p->redo_g_bytes = (uint8_t)ht_max_u64(p->redo_g_bytes, bytes);
+    return !ht_opt_rewrites_reserve(p);
+}
+
+void ht_opt_redo_unreserve(struct ht_root *root)
+{
+    ht_list_for_each(pos, &root->params) {
+        struct ht_param *p = ht_list_entry(pos, struct ht_param, of_root);
+        bool more = p->redo_g_bytes > p->shape.g_bytes;
+        p->redo_g_bytes = 0;
+        if (more && !p->unreserved && ht_opt_grad_reserve(p)) /* giving back cannot fail */
+            p->unreserved = true;
+    }
+}
+
+/* Nobody knows yet of which dtype their gradients are. A reserve is for two halves, in whole blocks. */
+static uint64_t room_bytes(const struct ht_optim *o) HT_REQUIRES(HT_LOCK_OPTIM)
+{
+    uint64_t bytes = 0;
+
+    ht_list_for_each(pos, &o->params) {
+        const struct ht_param *p = ht_list_entry(pos, struct ht_param, all);
+        if (p->root->redo.recovering && p->cur.exists)
+            bytes += ht_round_up(p->cur.elements * sizeof(float), HT_BLOCK_BYTES) + 2 * (uint64_t)HT_BLOCK_BYTES;
+    }
+    return bytes;
+}
+
+void ht_opt_redo_set_room(struct ht_optim *o)
+{
+    uint64_t want = room_bytes(o), have = o->replay_room_bytes;
+    uint64_t more = ht_min_u64(want > have ? want - have : 0, ht_store_available(o->store));
+
+    if (more && !HT_MUTANT("replay-roomless") && !ht_store_set_aside(o->store, more))
+        o->replay_room_bytes += more;
+}
+
+void ht_opt_redo_end_room(struct ht_optim *o)
+{
+    if (o->replay_room_bytes)
+        ht_store_set_aside_end(o->store, o->replay_room_bytes);
+    o->replay_room_bytes = 0;
+}
+
+void ht_opt_redo_set_all_aside(struct ht_optim *o)
+{
+    ht_list_for_each(pos, &o->roots)
+        ht_opt_redo_set_aside(ht_list_entry(pos, struct ht_root, all));
+}
+
+/* ------------------------------------------------------------------ object */
 
 int ht_opt_redo_prealloc(struct ht_root *root, struct ht_obj *obj, uint64_t at, uint64_t len)
 {

@@ -159,11 +159,28 @@ static int reserve_record(struct ht_param *p) HT_REQUIRES(HT_LOCK_OPTIM)
  */
 int ht_opt_grad_reserve(struct ht_param *p)
 {
-    uint64_t bytes = p->cur.exists ? p->shape.elements * p->shape.g_bytes : 0;
+    uint64_t each = ht_max_u64(p->shape.g_bytes, p->redo_g_bytes), none = 0;
+    uint64_t bytes = p->cur.exists ? p->shape.elements * each : 0;
+    uint64_t *aside = p->root->redo.recovering ? &p->o->replay_room_bytes : &none;
     /* Sums have theirs from the first gradient of a step on; giving it back cannot fail. */
     int rc = p->sum && !p->cur.exists ? ht_obj_rewrite_reserve(p->sum, 0) : 0;
 
-    return rc ? rc : p->grad ? ht_obj_rewrite_reserve(p->grad, ht_div_up(bytes, 2)) : 0;
+    return rc ? rc : p->grad ? ht_obj_rewrite_reserve_aside(p->grad, ht_div_up(bytes, 2), aside) : 0;
+}
+
+int ht_opt_rewrites_reserve(struct ht_param *p)
+{
+    int rc = 0;
+
+    for (unsigned i = 0; !rc && i < p->cur.layout.count; i++)
+        rc = p->state[i] ? ht_obj_rewrite_reserve(p->state[i], ht_opt_state_bytes(&p->shape, p->cur.layout.kind[i]))
+                         : -ESTALE;
+    if (!rc && p->cur.exists && p->obj)
+        rc = ht_obj_rewrite_reserve(p->obj, p->cur.elements * ht_dtype_trained_bytes(p->cur.dtype));
+    if (!rc)
+        rc = ht_opt_grad_reserve(p);
+    p->unreserved = rc != 0;
+    return rc;
 }
 
 int ht_opt_state_unreserve(struct ht_param *p)

@@ -127,11 +127,7 @@ static int settle_param(struct ht_param *p) HT_REQUIRES(HT_LOCK_OPTIM)
         p->state[i] = p->state[i] ? p->state[i] : ht_obj_get(p->o->store, p->cur.oid[i]);
         rc = p->state[i] ? ht_obj_set_derived(p->state[i], false) : -ESTALE;
     }
-    for (unsigned i = 0; !rc && i < p->cur.layout.count; i++)
-        rc = ht_obj_rewrite_reserve(p->state[i], ht_opt_state_bytes(&p->shape, p->cur.layout.kind[i]));
-    if (!rc)
-        rc = ht_obj_rewrite_reserve(p->obj, p->cur.elements * ht_dtype_trained_bytes(p->cur.dtype));
-    return rc;
+    return rc ? rc : ht_opt_rewrites_reserve(p);
 }
 
 /* A store that has become too full is still readable: reports it, and lets steps fail. */
@@ -144,11 +140,6 @@ static void settle_all(struct ht_optim *o)
         struct ht_param *p = ht_list_entry(pos, struct ht_param, all);
         int rc = p->cur.exists && !p->root->frozen ? settle_param(p) : 0;
         first = first ? first : rc;
-    }
-    ht_list_for_each(pos, &o->roots) {
-        struct ht_root *root = ht_list_entry(pos, struct ht_root, all);
-        if (!root->redo.steps) /* else after the replay, which needs space for gradients */
-            ht_opt_redo_set_aside(root);
     }
     unlock(o);
     if (first) {
@@ -318,6 +309,7 @@ void ht_optim_stop(struct ht_optim *o)
         ht_opt_redo_cut(ht_list_entry(pos, struct ht_root, all));
         ht_opt_redo_end_aside(ht_list_entry(pos, struct ht_root, all));
     }
+    ht_opt_redo_end_room(o);
     ht_list_for_each(pos, &o->params)
         ht_opt_param_put_objects(ht_list_entry(pos, struct ht_param, all));
     o->started = false;

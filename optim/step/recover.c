@@ -29,6 +29,10 @@ static void let_go(struct ht_root *root) HT_REQUIRES(HT_LOCK_OPTIM)
     if (!root->exists)
         root->step = root->pub_step = root->durable_step = root->undurable = root->open = 0;
     root->draining = root->redo.recovering = false;
+    if (!--root->o->recoveries) {
+        ht_opt_redo_end_room(root->o);
+        ht_opt_redo_set_all_aside(root->o);
+    }
     ht_opt_gate_leave(root);
 }
 
@@ -145,6 +149,7 @@ static void begin(struct ht_root *root) HT_REQUIRES(HT_LOCK_OPTIM)
     root->refs++;
     root->gate = root->draining = true;
     redo->recovering = redo->replaying = true;
+    root->o->recoveries++;
     ht_event(HT_EVENT_REPLAY_PROGRESS, &about,
              "the %zu steps after %llu are computed again from their gradients; readers of parameters wait for step "
              "%llu",
@@ -170,6 +175,9 @@ int ht_opt_redo_recover(struct ht_optim *o)
         begin(root);
         any = true;
     }
+    if (any)
+        ht_opt_redo_set_room(o);
+    ht_opt_redo_set_all_aside(o);
     unlock(o);
     rc = any ? -pthread_create(&o->recovery, NULL, recover_all, o) : 0;
     lock(o);

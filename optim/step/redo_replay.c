@@ -24,6 +24,7 @@
 #include "tiering/base/list.h"
 #include "tiering/base/sparse.h"
 #include "tiering/api/object.h"
+#include "tiering/api/stats.h"
 #include "tiering/api/store.h"
 #include "optim/rules/kernel.h"
 #include "optim/optim.h"
@@ -41,6 +42,8 @@ enum {
     AHEAD_BYTES_MAX = 16 << 20, /* of the next step */
 };
 #define TELL_NS 10000000000ull /* between two events of progress */
+#define RETRY_NS 5000000000ull /* of a replay without room; sooner if there is more of it */
+#define POLL_NS 100000000ull
 typedef unsigned long long ull;
 
 /* A parameter that has an opener, and took another shape for the replay. */
@@ -236,6 +239,7 @@ static int shape_param(struct replay *w, struct ht_param *p, const struct ht_red
 
     if (rc)
         return -EUCLEAN;
+    p->redo_g_bytes = (uint8_t)ht_max_u64(p->redo_g_bytes, shape.g_bytes);
     if (p->openers && p->shape.grad_dtype != shape.grad_dtype)
         rc = note_shape(w, p, &was);
     unlock(p->o);
@@ -330,13 +334,22 @@ static void copy_bytes(void *ctx, const void *bytes, size_t len)
         memcpy(buf, bytes, len);
 }
 
+/* Steps to come get space after acknowledged ones. */
+static bool yields(struct ht_optim *o)
+{
+    lock(o);
+    bool any = ht_opt_redo_yield_aside(o);
+    unlock(o);
+    return any;
+}
+
 static int write_gradient(struct ht_param *p, uint64_t to, const uint8_t *bytes, size_t len)
 {
     ssize_t n;
 
     do
         n = ht_obj_write(p->grad, to, bytes, len);
-    while (n == -ENOSPC && !ht_store_make_space(p->o->store, true));
+    while (n == -ENOSPC && (!ht_store_make_space(p->o->store, true) || yields(p->o)));
     return n == (ssize_t)len ? 0 : n < 0 ? (int)n : -EUCLEAN;
 }
 
@@ -626,9 +639,52 @@ static int try_replay(struct ht_root *root, uint64_t *out_step, bool *out_again)
     return rc;
 }
 
+static void tell_full(struct ht_root *root, ull step)
+{
+    const struct ht_event_about about = {.id = root->id, .error = -ENOSPC};
+
+    ht_event(
+        HT_EVENT_NOT_RESERVED, &about,
+        "the store is too full to compute step %llu again; readers of this model wait: delete other files, then it "
+        "goes on",
+        step);
+}
+
+/*
+ * A store that an older program has filled has no room for the gradients. Everything stays as it is, and readers wait,
+ * until others have deleted something. False: the mount ends.
+ */
+static bool wait_for_room(struct ht_root *root, ull step, bool *told)
+{
+    struct ht_optim *o = root->o;
+    uint64_t began = ht_now_ns(), had = ht_store_available(o->store);
+
+    lock(o);
+    bool waits = root->redo.recovering;
+    unlock(o);
+    if (waits && !*told)
+        tell_full(root, step);
+    *told = true;
+    lock(o);
+    while (waits && root->exists && ht_now_ns() - began < RETRY_NS && !o->stopping && !o->finishing) {
+        (void)ht_cond_wait_until(&o->changed, ht_optim_lock(o), ht_now_ns() + POLL_NS);
+        unlock(o);
+        uint64_t has = ht_store_available(o->store);
+        lock(o);
+        if (has > had)
+            break;
+    }
+    waits = waits && !o->stopping && !o->finishing;
+    root->redo.replayed = 0;
+    if (waits)
+        ht_opt_redo_set_room(o);
+    unlock(o);
+    return waits;
+}
+
 int ht_opt_redo_replay(struct ht_root *root)
 {
-    bool again;
+    bool again, told = false;
 
     lock(root->o);
     uint64_t step = root->step + 1;
@@ -647,11 +703,14 @@ int ht_opt_redo_replay(struct ht_root *root)
         unlock(root->o);
         rc = try_replay(root, &step, &again);
     }
+    while (rc == -ENOSPC && wait_for_room(root, step, &told))
+        rc = try_replay(root, &step, &again);
     if (rc && rc != -ECANCELED)
         ht_opt_refuse(root, HT_EVENT_REPLAY_FAILED, 0,
                       "step %llu cannot be computed again from its gradients: %s; nothing below this model can change, "
-                      "unmount and run hitrain-fsck",
-                      (ull)step, strerror(-rc));
+                      "%s",
+                      (ull)step, strerror(-rc),
+                      rc == -ENOSPC ? "delete other files and mount again" : "unmount and run hitrain-fsck");
     lock(root->o);
     root->redo.replaying = false;
     root->redo.failed = rc;

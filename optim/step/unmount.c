@@ -95,6 +95,10 @@ int ht_optim_finish(struct ht_optim *o)
     /* A store whose log failed during the mount reports for each root that it is lost. */
     if (!o->started || (ht_store_read_only(o->store) && !ht_store_failed(o->store)))
         return 0;
+    lock(o);
+    o->finishing = true;
+    notify_changed(o);
+    unlock(o);
     for (struct ht_root *root = next_root(o, NULL); root; root = next_root(o, root)) {
         int rc = finish_root(root);
         first = first ? first : rc;

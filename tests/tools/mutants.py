@@ -35,6 +35,7 @@ REDO_READ = 'tests/unit/optim/step/test_redo_read'
 RECOVER = 'tests/unit/optim/step/test_recover'
 TAKEN = 'tests/mount/test_one_writer.py::test_a_writer_that_stood_still_stops_when_another_took_over'
 FREE = 'tests/mount/test_free_space.py::test_space_is_free_when_the_call_returns'
+FULL = 'tests/model/model_full'
 HOLD = 'tests/mount/test_life_holds.py::test_a_file_stays_held_while_writes_of_the_dead_go_on'
 
 # mutant, missing safeguard, program, scenario (of crash_small) or test (of the others)
@@ -102,6 +103,8 @@ MUTANTS = [
     ('torn-commit', 'a logged step and its files are one frame', SMALL, 'redo-write'),
     ('logged-unsorted', 'a step that is logged beside a checkpoint comes after the older ones', REDO, 'a_step_is_logged_beside_a_checkpoint'),
     ('replay-shown', 'readers wait while logged steps are computed again', RECOVER, 'a_mount_does_not_wait_for_logged_steps'),
+    ('replay-roomless', 'the room of a replay is nobody else\'s', FULL, 'a_full_store_keeps_acknowledged_steps'),
+    ('logged-unreserved', 'a logged step has room for its gradient', 'tests/unit/optim/step/test_redo_room', 'the_largest_gradient_has_its_room'),
     ('record-unseen', 'a parameter whose record is not published makes a step full', REDO, 'a_count_that_does_not_follow_makes_a_step_full'),
     ('give-up-unasked', 'kept steps stay where giving them up would not help', REDO_READ, 'what_cannot_be_served_makes_nobody_give_up_anything'),
     ('free-late', 'space that a commit makes free is shown at once', FREE, ''),

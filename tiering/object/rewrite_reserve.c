@@ -58,7 +58,21 @@ static int shrink(struct ht_obj *o, uint64_t blocks, struct ht_slice *slice) HT_
     return blocks ? rc : 0;
 }
 
-int ht_obj_set_rewrite_reserve(struct ht_obj *o, uint64_t size, struct ht_slice *slice)
+/* Blocks that are set aside serve first; *aside is how many there are, and then how many are left. */
+static int reserve_from(struct ht_store *s, uint64_t blocks, uint64_t *aside) HT_REQUIRES(HT_LOCK_STORE)
+{
+    uint64_t taken = ht_min_u64(blocks, *aside);
+    int rc = ht_alloc_reserve(s->alloc, blocks - taken);
+
+    if (rc)
+        return rc;
+    s->objects.aside_blocks -= taken;
+    *aside -= taken;
+    return 0;
+}
+
+static int set_reserve(struct ht_obj *o, uint64_t size, struct ht_slice *slice, uint64_t *aside)
+    HT_REQUIRES(HT_LOCK_STORE)
 {
     struct ht_store *s = o->s;
     uint64_t tail = size & (ht_obj_bytes_per_chunk(o) - 1);
@@ -72,7 +86,7 @@ int ht_obj_set_rewrite_reserve(struct ht_obj *o, uint64_t size, struct ht_slice 
         ht_obj_stored_blocks(o) - ht_obj_shared_blocks(o); /* shared space does not come back when it is rewritten */
     uint64_t want = size && 2 * blocks > stored ? 2 * blocks - stored : 0;
     if (!rc && want > o->extra->rewrite_reserve_left)
-        rc = ht_alloc_reserve(s->alloc, want - o->extra->rewrite_reserve_left);
+        rc = reserve_from(s, want - o->extra->rewrite_reserve_left, aside);
     else if (!rc)
         ht_alloc_unreserve(s->alloc, o->extra->rewrite_reserve_left - want);
     if (!ht_obj_has_extra(o))
@@ -86,14 +100,30 @@ int ht_obj_set_rewrite_reserve(struct ht_obj *o, uint64_t size, struct ht_slice 
     return 0;
 }
 
-int ht_obj_rewrite_reserve(struct ht_obj *o, uint64_t size)
+int ht_obj_set_rewrite_reserve(struct ht_obj *o, uint64_t size, struct ht_slice *slice)
 {
+    uint64_t none = 0;
+
+    return set_reserve(o, size, slice, &none);
+}
+
+int ht_obj_rewrite_reserve_aside(struct ht_obj *o, uint64_t size, uint64_t *bytes)
+{
+    uint64_t aside = *bytes / HT_BLOCK_BYTES;
     struct ht_slice slice = {0};
 
     ht_store_lock(o->s);
-    int rc = ht_obj_set_rewrite_reserve(o, size, &slice);
+    int rc = set_reserve(o, size, &slice, &aside);
     ht_store_unlock(o->s);
+    *bytes = aside * HT_BLOCK_BYTES;
     return rc;
+}
+
+int ht_obj_rewrite_reserve(struct ht_obj *o, uint64_t size)
+{
+    uint64_t none = 0;
+
+    return ht_obj_rewrite_reserve_aside(o, size, &none);
 }
 
 void ht_obj_end_rewrite_reserve(struct ht_obj *o)
