@@ -385,7 +385,7 @@ struct ht_optim_claim {
     uint64_t held;        /* the client's claim; 0: none. It is replaced on success. */
     const char *name;     /* at most HT_OPTIM_CLAIM_MAX characters */
     const char *takeover; /* the claim of a client of this name may be taken; NULL: of none */
-    int pid;              /* for messages */
+    int pid;              /* its process */
 };
 /*
  * The only client that may steer the root from now on. -EBUSY: another client is, named in why. Waits for the command
@@ -395,6 +395,8 @@ struct ht_optim_claim {
 int ht_optim_claim(struct ht_optim *o, uint64_t root, struct ht_optim_claim *want,
                    char why[HT_OPTIM_ERROR_MAX]) HT_MUST_CHECK;
 int ht_optim_unclaim(struct ht_optim *o, uint64_t root, uint64_t claim);
+/* The process that has claimed the root, and "claimed by ..." in why. False: none has. */
+bool ht_optim_claimed(struct ht_optim *o, uint64_t root, int *out_pid, char why[HT_OPTIM_ERROR_MAX]);
 
 /* ---------------------------------------------------------------- control */
 

@@ -51,13 +51,25 @@ static const char *quoted(const struct request *q, char out[40])
     return out;
 }
 
+/* The dtypes of a parameter decide what its bytes and those of its gradients mean. A new file has none. */
+static int may_set_dtype(const struct request *q)
+{
+    struct stat st;
+    int rc = ht_ns_getattr(q->ctl->ns, q->ino, &st);
+
+    if (rc || st.st_size == 0)
+        return rc;
+    return ht_ctl_may_set_words(q->ctl, ht_ctl_param(q->ctl, q->ino), q->ino, q->name + strlen(HT_XATTR_PREFIX),
+                                q->caller);
+}
+
 static int check_dtype(const struct request *q, char err[HT_CTL_ERROR_MAX])
 {
     char given[40];
     int at;
 
     if (ht_parse_dtype(q->value, q->len))
-        return 0;
+        return may_set_dtype(q);
     at = snprintf(err, HT_CTL_ERROR_MAX, "dtype: \"%s\" is not known; known are", quoted(q, given));
     for (size_t i = 0; i < HT_DTYPE_WORDS && at < HT_CTL_ERROR_MAX; i++)
         at += snprintf(err + at, (size_t)(HT_CTL_ERROR_MAX - at), " %s", ht_dtype_words[i].word);
@@ -70,7 +82,7 @@ static int check_grad_dtype(const struct request *q, char err[HT_CTL_ERROR_MAX])
     char given[40];
 
     if (row && (row->dtype == HT_DTYPE_F32 || row->dtype == HT_DTYPE_BF16 || row->dtype == HT_DTYPE_F16))
-        return 0;
+        return may_set_dtype(q);
     snprintf(err, HT_CTL_ERROR_MAX, "grad_dtype: \"%s\" is not known; gradients are f32, bf16 or f16",
              quoted(q, given));
     return -EINVAL;
@@ -298,7 +310,10 @@ static int set_dtype(const struct request *q)
 
 static int remove_dtype(const struct request *q)
 {
-    int rc = ht_ns_removexattr(q->ctl->ns, q->ino, q->name);
+    int rc = may_set_dtype(q);
+
+    if (rc == 0)
+        rc = ht_ns_removexattr(q->ctl->ns, q->ino, q->name);
 
     ht_ctl_changed(q->ctl);
     return rc;
@@ -419,6 +434,15 @@ static int root_stat(struct ht_ctl *c, uint64_t ino, struct ht_root_stat *out)
     return t.root ? ht_optim_root_stat(c->optim, t.root, out) : -ENODATA;
 }
 
+static int set_step_of(struct ht_ctl *c, uint64_t root, uint64_t step)
+{
+    int rc = ht_optim_root_set_step(c->optim, root, step);
+
+    if (rc == -EBUSY)
+        ht_last_error_set(c, root, "step", "step: a step is open or ends now; commit or abort it first");
+    return rc;
+}
+
 static int set_step(const struct request *q)
 {
     struct ht_ns_tensor t;
@@ -436,9 +460,11 @@ static int set_step(const struct request *q)
                           (long long)INT64_MAX);
         return -EINVAL;
     }
-    rc = ht_optim_root_set_step(q->ctl->optim, q->ino, step);
-    if (rc == -EBUSY)
-        ht_last_error_set(q->ctl, q->ino, "step", "step: a step is open or ends now; commit or abort it first");
+    ht_mutex_lock(ht_ctl_root_lock(q->ctl));
+    rc = ht_ctl_may_set_words(q->ctl, q->ino, q->ino, "step", q->caller);
+    if (rc == 0)
+        rc = set_step_of(q->ctl, q->ino, step);
+    ht_mutex_unlock(ht_ctl_root_lock(q->ctl));
     return rc;
 }
 

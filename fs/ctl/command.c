@@ -188,6 +188,8 @@ static int claim(struct ht_ctl *c, uint64_t root, struct ht_seat *seat, const st
 
     if (rc)
         return rc;
+    ht_mutex_lock(ht_ctl_root_lock(c)); /* another client's change of words that began before ends before the answer */
+    ht_mutex_unlock(ht_ctl_root_lock(c));
     if (seat->claim != want.held)
         ht_seat_leave(c, seat);
     seat->root = root;

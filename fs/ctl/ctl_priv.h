@@ -183,6 +183,12 @@ struct ht_caller ht_person_caller(struct ht_person *p);
 /* 0, or -EPERM: neither the owner nor root. */
 int ht_ctl_owner(struct ht_ctl *c, uint64_t ino, const struct ht_caller *caller) HT_MUST_CHECK;
 /* 0, or -EACCES: no write permission on the model root, or not the owner where it is sticky. */
+/*
+ * A claim also protects the words of a model that decide the numbers of its steps. -EBUSY: another process has claimed
+ * it, which is then in the word error of ino and its root.
+ */
+int ht_ctl_may_set_words(struct ht_ctl *c, uint64_t root, uint64_t ino, const char *kind,
+                         const struct ht_caller *caller) HT_MUST_CHECK;
 int ht_ctl_may_steer(struct ht_ctl *c, uint64_t root, const struct ht_caller *caller) HT_MUST_CHECK;
 /* May the caller search it? 0, -EACCES, -ENOTDIR. */
 int ht_ctl_may_search(struct ht_ctl *c, uint64_t dir, const struct ht_caller *caller) HT_MUST_CHECK;

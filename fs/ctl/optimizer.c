@@ -213,6 +213,8 @@ static int set_locked(struct ht_ctl *c, uint64_t ino, bool dir, const char *text
 
     if (rc == 0)
         rc = refuse_flags(c, ino, flags);
+    if (rc == 0)
+        rc = ht_ctl_may_set_words(c, t.root, ino, word_kind, caller);
     if (rc)
         return rc;
     rc = t.root && !t.is_root ? set_override(c, t.root, ino, text, flags)
@@ -314,9 +316,10 @@ int ht_optimizer_remove(struct ht_ctl *c, uint64_t ino, const struct ht_caller *
     if (rc)
         return rc;
     ht_mutex_lock(ht_ctl_root_lock(c));
-    if (t.is_root)
+    rc = ht_ctl_may_set_words(c, t.root, ino, word_kind, caller);
+    if (rc == 0 && t.is_root)
         rc = end_root(c, ino, caller);
-    else
+    else if (rc == 0)
         rc = t.root ? set_override(c, t.root, ino, NULL, 0) : ht_ns_removexattr(c->ns, ino, word);
     ht_mutex_unlock(ht_ctl_root_lock(c));
     return rc;

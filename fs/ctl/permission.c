@@ -97,6 +97,19 @@ int ht_ctl_may_steer(struct ht_ctl *c, uint64_t root, const struct ht_caller *ca
     return (st.st_mode & S_ISVTX) && !is_owner(&st, caller) ? -EACCES : 0;
 }
 
+int ht_ctl_may_set_words(struct ht_ctl *c, uint64_t root, uint64_t ino, const char *kind,
+                         const struct ht_caller *caller)
+{
+    char why[HT_OPTIM_ERROR_MAX];
+    int pid;
+
+    if (!root || !ht_optim_claimed(c->optim, root, &pid, why) ||
+        pid == (caller->process ? caller->process(caller->ctx) : 0))
+        return 0;
+    ht_last_error_set_below(c, ino, kind, "%s: %s, which alone changes it until the claim ends", kind, why);
+    return -EBUSY;
+}
+
 bool ht_ctl_may_find(struct ht_ctl *c, uint64_t dir, const struct ht_caller *caller)
 {
     uint64_t up;

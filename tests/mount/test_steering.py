@@ -12,7 +12,7 @@ import threading
 import numpy as np
 import pytest
 
-from calls import fails, sync
+from calls import as_user, fails, sync
 from conftest import BIN, wait_for
 
 SGD = 'sgd lr=1'
@@ -183,6 +183,39 @@ def test_a_claimed_root_is_steered_by_one_descriptor(root):
     assert holder('unclaim') == 'ok' and 'claimed_by' not in word(root, 'stats')
     assert holder('unclaim').startswith('error: EINVAL')
     assert tell(root, 'commit') == 'ok'
+    holder.close()
+
+
+# Words that decide the numbers of a step: of the root, of a file, and of a directory whose files amend them.
+WORDS = [('', 'optimizer', 'adamw lr=0.5'), ('', 'step', '7'), ('w', 'optimizer', 'adamw lr=0.5'), ('sub', 'optimizer', 'adamw lr=0.5'),
+         ('w', 'grad_dtype', 'bf16'), ('w', 'dtype', 'bf16')]
+
+
+def test_a_claim_protects_the_words_of_the_model(root):
+    """Other processes cannot change a bit of the claimant's steps by attributes; it can itself, from any thread."""
+    (root / 'sub').mkdir()
+    holder = Ctl(root)
+    assert holder('claim trainer') == 'ok'
+    told = f'claimed by trainer (pid {os.getpid()}), which alone changes it until the claim ends'
+
+    def set_or_refuse(place, name, value):
+        return as_user(lambda: word(root / place, name, value), uid=0, gid=0)
+    for place, name, value in WORDS:
+        with fails(errno.EBUSY):
+            set_or_refuse(place, name, value)
+        assert f'{name}: {told}' in word(root / place, 'error') and f'{name}: {told}' in word(root, 'error')
+    for place, name, value in WORDS:
+        thread = threading.Thread(target=word, args=(root / place, name, value))
+        thread.start()
+        thread.join()
+        assert word(root / place, name) == value
+    with fails(errno.EBUSY):
+        as_user(lambda: os.removexattr(root / 'w', 'user.hitrain.optimizer'), uid=0, gid=0)
+    (root / 'new').touch()
+    as_user(lambda: word(root / 'new', 'dtype', 'u8'), uid=0, gid=0)
+    assert holder('unclaim') == 'ok'
+    for place, name, value in WORDS:
+        set_or_refuse(place, name, value)
     holder.close()
 
 
