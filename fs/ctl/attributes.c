@@ -36,7 +36,7 @@ struct word {
     const char *(*text)(struct ht_ctl *c, uint64_t ino);
 };
 
-enum { TEXT_MAX = 32768 };
+enum { TEXT_MAX = 32768, MAKING_MAX = 64 };
 
 /* ------------------------------------------------------------------ checks */
 
@@ -238,6 +238,18 @@ static int check_shards(const struct request *q, char err[HT_CTL_ERROR_MAX])
     else
         return ht_ctl_may_steer(q->ctl, q->ino, q->caller);
     return rc;
+}
+
+/* Of the program that makes a model of this directory, for itself (optim/torch/hitrain/_making.py). */
+static int check_making(const struct request *q, char err[HT_CTL_ERROR_MAX])
+{
+    struct stat st;
+    int rc = ht_ns_getattr(q->ctl->ns, q->ino, &st);
+
+    if (rc || (S_ISDIR(st.st_mode) && q->len <= MAKING_MAX))
+        return rc;
+    snprintf(err, HT_CTL_ERROR_MAX, "making: only directories have it, and at most %d bytes", MAKING_MAX);
+    return -EINVAL;
 }
 
 static int check_endurance(const struct request *q, char err[HT_CTL_ERROR_MAX])
@@ -636,6 +648,7 @@ static const struct word words[] = {
     {"endurance", check_endurance, set_endurance, NULL, remove_endurance, false},
     {"optimizer", NULL, set_optimizer, NULL, remove_optimizer, true},
     {"step", NULL, set_step, get_step, read_only, true},
+    {"making", check_making, NULL, NULL, NULL, false},
     {"error", NULL, set_error, get_error, clear_error, false},
     {"durable_step", NULL, read_only, get_durable_step, read_only, false},
     {"grad_norm", NULL, read_only, get_grad_norm, read_only, false},

@@ -95,8 +95,9 @@ static uint8_t word_value(const struct word_field *w, const struct ht_ns_inode *
 /* Attributes that copies of a tree must not bring along. */
 static bool is_hidden(const char *name)
 {
-    return strcmp(name, HT_XATTR_PREFIX "optimizer") == 0 || strcmp(name, HT_XATTR_PREFIX "pin") == 0 ||
-        strcmp(name, HT_XATTR_PREFIX "endurance") == 0 || strcmp(name, HT_NS_DIGEST) == 0;
+    return strcmp(name, HT_XATTR_PREFIX "optimizer") == 0 || strcmp(name, HT_XATTR_PREFIX "making") == 0 ||
+        strcmp(name, HT_XATTR_PREFIX "pin") == 0 || strcmp(name, HT_XATTR_PREFIX "endurance") == 0 ||
+        strcmp(name, HT_NS_DIGEST) == 0;
 }
 
 /* ------------------------------------------------------ change of state */

@@ -60,7 +60,6 @@ class ParameterFile:
     writers  the ranks that do so
     written  bytes of its gradient that hand_over() has not given to the step yet
     sent     gradients of this parameter that the store has got in this step
-    config   the file's own attribute `optimizer`; None: not known
     direct   past the kernel's cache: each read is of new values, so a cache is only one more copy
     """
 
@@ -70,7 +69,6 @@ class ParameterFile:
         self.part, self.share, self.writers = part, slice(None), [0]
         self.dtype, self.grad_dtype = dtype, grad_dtype
         self.sent = self.written = 0
-        self.config: Optional[str] = ''
         self.hook: Any = None
         self._fd = self._grad_fd = -1
         self._flags = os.O_RDWR | os.O_CLOEXEC | (os.O_DIRECT if direct else 0)
@@ -110,7 +108,6 @@ class ParameterFile:
             if self.part:
                 os.ftruncate(fd, math.prod(self.shape) * bytes_of(self.dtype))
             self._write(fd)
-        self.config = ''
 
     def describe(self, fd: int) -> None:
         """Further attributes of a new file."""
@@ -121,17 +118,13 @@ class ParameterFile:
         if self.grad_dtype != self.dtype:
             os.setxattr(where, XATTR + 'grad_dtype', FILE_DTYPES[self.grad_dtype].encode())
 
-    def open_existing(self, may_change: bool, fill: bool = False) -> None:
-        """may_change: the dtype of its gradients may be set. fill: another rank has made the file, which takes this part's values."""
+    def open_existing(self, fill: bool = False) -> None:
+        """fill: another rank has made the file, which takes this part's values."""
         with self._opened() as fd:
             for word, wanted in (('dtype', FILE_DTYPES[self.dtype]), ('shape', self._shape())):
                 found = attribute(fd, word)
                 if found != wanted:
                     raise ValueError(f'{self.path}: {word} is {found or "not set"} in the store and {wanted} in the model')
-            grad = FILE_DTYPES[self.grad_dtype]
-            if may_change and (attribute(fd, 'grad_dtype') or FILE_DTYPES[self.dtype]) != grad:
-                os.setxattr(fd, XATTR + 'grad_dtype', grad.encode())
-            self.config = None
             self._write(fd) if fill else self._read(fd)
 
     def read(self) -> None:
@@ -166,9 +159,8 @@ class ParameterFile:
         return False
 
     def forget(self) -> None:
-        """The number of sent gradients, and the file's config, are not known any more."""
+        """The number of sent gradients is not known any more."""
         self.begin_step()
-        self.config = None
 
     def begin_step(self) -> None:
         self.sent, self._grad_sent, self._grad_sum = 0, None, None
@@ -345,19 +337,6 @@ class ParameterFile:
 
     def clear_gradient(self) -> None:
         self.tensor.grad = self._grad_sent = self._grad_sum = None
-
-    # -- its configuration --
-
-    def set_config(self, text: str) -> None:
-        if text == self.config:
-            return
-        if self.config is None:
-            self.config = attribute(self.path, 'optimizer')
-        if text and text != self.config:
-            os.setxattr(self.path, XATTR + 'optimizer', text.encode())
-        elif self.config and not text:
-            os.removexattr(self.path, XATTR + 'optimizer')
-        self.config = text
 
     def close(self) -> None:
         if self.hook is not None:

@@ -75,10 +75,13 @@ def kept_numbers(root: str) -> List[int]:
     return [int(name) for name in os.listdir(os.path.join(root, HIDDEN, 'snap')) if name.isdigit()]
 
 
-def bring_together(job: Job, root: Root, open_root: Callable[[], None]) -> int:
-    """Part of resume. open_root: makes this rank steer its model, in which then no step is open. Returns the step."""
+def bring_together(job: Job, root: Root, open_root: Callable[[], bool]) -> int:
+    """Part of resume. open_root: makes this rank steer its model, in which then no step is open; true: it makes the model anew. Returns the step."""
+    makes = False
+
     def begin() -> List[int]:
-        open_root()
+        nonlocal makes
+        makes = open_root()
         with root.explained('kept steps'):
             present = root.number('step')
             # A rollback leaves later kept steps, which belong to a history that the user has left.
@@ -95,6 +98,11 @@ def bring_together(job: Job, root: Root, open_root: Callable[[], None]) -> int:
             root.command(*(f'forget {number}' for number in sorted(later, reverse=True)))
 
     steps = job.meet('it could not open its model', begin)
+    first = job.all_reduce_min(job.rank if makes else NONE)
+    ahead = -job.all_reduce_min(-max(steps))
+    if first != NONE and ahead > 0:
+        raise RuntimeError(f'the model of rank {first} was never made to its end, and another store of the job is at step {ahead}: send that '
+                           'step to it with hitrainctl, or make all models anew')
     step = job.newest_common(steps)
     if step < 0:
         texts = (f'rank {rank} has {", ".join(map(str, of_rank))}' for rank, of_rank in enumerate(job.all_steps(steps)))

@@ -151,7 +151,6 @@ class MappedFile(ParameterFile):
         os.truncate(self.path, self.content_bytes)
         with self._opened() as fd:
             self._write(fd)
-        self.config = ''
 
     def read(self) -> None:
         """The mapping has the file's values already."""

@@ -20,8 +20,8 @@ from typing import Any, Callable, Dict, Iterable, Iterator, List, Mapping, Optio
 
 import torch
 
-from hitrain import _ahead, _gather, _need, _packs, _topk
-from hitrain._files import FILE_DTYPES, HIDDEN, XATTR, Descriptors, ParameterFile, bytes_of, check_name, check_plain
+from hitrain import _ahead, _gather, _making, _need, _packs, _settings, _topk
+from hitrain._files import FILE_DTYPES, HIDDEN, XATTR, Descriptors, ParameterFile, attribute, bytes_of, check_name, check_plain
 from hitrain._job import Job, bring_together, kept_numbers
 from hitrain._packs import Member, PackFile, Place
 from hitrain._parts import Part, is_dtensor, local_of, part_of_dtensor, shares
@@ -107,7 +107,8 @@ class Optimizer(torch.optim.Optimizer):
     resume         False: root is new (or empty) and the tensors' values are written to it.
                    True: root holds this model already, and the tensors take their values from it. The rest of an
                    interrupted step is taken back. Finished steps of an earlier process become durable: `committed_step`
-                   is the step of the tensors
+                   is the step of the tensors. A constructor that was killed has left a half-made model, and the next one makes it anew,
+                   with either value: resume=os.path.exists(root) is right at any time
     flags          fused, foreach and capturable are accepted and change nothing; amsgrad, differentiable and the like
                    only as False. No CUDA graph can hold a step of the store: step() refuses to be captured
 
@@ -189,9 +190,10 @@ class Optimizer(torch.optim.Optimizer):
         self._given_parts = {name: Part(offset, tuple(shape)) for name, (offset, shape) in (parts or {}).items()}
         self._fresh: Set[str] = set()  # rank 0 has just made these files, and each rank fills in its part
         self._resume = resume or not self._ranks.leads
+        self._makes = False  # this process makes the model
         _LIVE.add(self)
         try:
-            self._construct(groups, resume)
+            self._construct(groups)
         except BaseException as e:
             self._undo()
             self.close(f'could not make its optimizer: {type(e).__name__}')
@@ -551,7 +553,7 @@ class Optimizer(torch.optim.Optimizer):
 
     # -- the model root --
 
-    def _construct(self, groups: List[Dict[str, Any]], resume: bool) -> None:
+    def _construct(self, groups: List[Dict[str, Any]]) -> None:
         """Rank 0 makes or opens the model, then the others open it, then it is committed."""
         def build() -> Dict[str, Any]:
             self._open_model()
@@ -563,14 +565,16 @@ class Optimizer(torch.optim.Optimizer):
             return {'model': self._model_digest(), **self._said_of_parts()}
 
         def complete() -> None:
+            step = self._root.number('step')
             if self._ranks.leads:
                 self._send_config()
-                if not resume or self._root.number('step') != self._root.number('durable_step'):
-                    self._root.command('commit')
+                if self._makes or step != self._root.number('durable_step'):
+                    self._root.command('commit', last=True)  # with it a making ends, and so does this constructor
+                self._makes = False
                 # Commits keep the steps after this one only. A crash may come when one store has ended the next step, and another not.
-                if self._job and self.retain and self._root.number('step') not in kept_numbers(self.root):
+                if self._job and self.retain and step not in kept_numbers(self.root):
                     self._root.command('snapshot')
-            self._begin_at(self._root.number('step'))
+            self._begin_at(step)
         leads = self._ranks.leads
         made = self._ranks.together('making the model', build if leads else dict)
         self._fresh = set(made[0]['fresh'])
@@ -588,29 +592,61 @@ class Optimizer(torch.optim.Optimizer):
     def _open_model(self) -> None:
         if self._job and self._resume and self._ranks.leads:
             bring_together(self._job, self._root, self._open_root)
-            self._config = os.getxattr(self.root, XATTR + 'optimizer').decode()  # that of the step
         else:
             self._open_root()
 
-    def _open_root(self) -> None:
-        if not self._resume:
-            with self._root.explained('model root'):
-                os.makedirs(self.root, exist_ok=True)
-                if os.listdir(self.root):
-                    raise FileExistsError(f'{self.root} is not empty; pass resume=True to continue the model that it holds')
-                # A root first and its files afterwards, so that one commit publishes them: after a crash all or none.
-                self._config = self._config_text(self.defaults, of_root=True)
-                os.setxattr(self.root, XATTR + 'optimizer', self._config.encode())
+    def _open_root(self) -> bool:
+        """Returns whether the model is made anew."""
+        if not self._ranks.leads:
+            return False
         with self._root.explained('model root'):
-            self._config = os.getxattr(self.root, XATTR + 'optimizer').decode()
-        if self._ranks.leads:
-            self._root.claim()
-            if self._resume and self._root.number('step_open'):
-                self._take_over()
+            half = _making.take_back(self._root)
+            held = os.listdir(self.root) if os.path.isdir(self.root) else None
+            text = attribute(self.root, 'optimizer') if held is not None else ''
+        if half or not self._resume:
+            self._refuse_to_make(held, text)
+            self._make_root(begun=half)
+            return True
+        if not text or not held:
+            raise self._no_model(held)
+        self._root.claim()
+        if self._root.number('step_open'):
+            self._take_over()
+        return False
+
+    def _make_root(self, begun: bool) -> None:
+        """A root first and its files afterwards, so that one commit publishes them: after a crash all or none."""
+        with self._root.explained('model root'):
+            if not begun:
+                _making.begin(self.root)
+            self._resume = False
+            self._root.known.put(self.root, 'optimizer', self._config_text(self.defaults, of_root=True))
+        self._root.claim()
+        with self._root.explained('model root'):
+            _making.goes_on(self._root)
+        self._makes = True
+
+    def _refuse_to_make(self, held: Optional[List[str]], text: str) -> None:
+        if held and text:
+            raise FileExistsError(errno.EEXIST, f'is not empty; pass resume=True to continue the model that it holds, which is at step '
+                                  f'{self._root.number("step")}. Or make a model in another directory', self.root)
+        if held:
+            raise FileExistsError(errno.EEXIST, 'is not empty, and no model: make one in another directory', self.root)
+
+    def _no_model(self, held: Optional[List[str]]) -> OSError:
+        if held is None:
+            return FileNotFoundError(errno.ENOENT, 'there is no model to resume: without resume=True one is made', self.root)
+        if self._root.is_elsewhere:
+            return OSError(errno.ENODATA, 'there is no model to resume, and this is no hitrain mount', self.root)
+        if not held:
+            return FileNotFoundError(errno.ENOENT, 'there is no model to resume, the directory is empty: without resume=True one is made',
+                                     self.root)
+        return OSError(errno.ENODATA, 'this directory is no model, although it has files. A copy by cp, rsync or tar is none: `hitrainctl '
+                       'clone`, or send and receive, make a copy with its state', self.root)
 
     def _undo(self) -> None:
         """After a construction that failed: removes files that were made and never committed."""
-        if not self._resume and self._root.is_open:
+        if self._makes and self._root.is_open:
             try:
                 self._root.command('abort')
             except OSError:
@@ -635,32 +671,11 @@ class Optimizer(torch.optim.Optimizer):
                 f.writers = [rank for rank, s in enumerate(of_ranks) if s.stop > s.start]
 
     def _config_words(self, group: Dict[str, Any]) -> Dict[str, str]:
-        """The words of the attribute. repr() of a float reads back as the same float."""
-        words = {k: group[k] for k in self.defaults if k != 'betas'}
-        if 'betas' in self.defaults:
-            words['beta1'], words['beta2'] = group['betas']
-        flags = {'nesterov', 'maximize'}
-        return {k: str(int(v)) if k in flags else repr(float(v)) for k, v in words.items()}
+        return _settings.words_of_group(group, self.defaults)
 
     def _config_text(self, group: Dict[str, Any], of_root: bool = False) -> str:
-        text = ' '.join([self.rule] + [f'{k}={v}' for k, v in self._config_words(group).items()])
-        return f'{text} {self._words_of_root()}' if of_root else text
-
-    def _words_of_root(self) -> str:
-        words = [f'durable_every={self.durable_every}'] + (['redo=on'] if self.redo else [])
-        if self.redo_keep:
-            words.append(f'redo_keep={self.redo_keep}')
-        if self.retain:
-            words.append(f'retain={self.retain} retain_every={self.retain_every}')
-        if self.max_grad_norm:
-            words.append(f'max_grad_norm={float(self.max_grad_norm)!r}')
-        if self.grad_scale != 1.0:
-            words.append(f'grad_scale={float(self.grad_scale)!r}')
-        if self.skip_nonfinite:
-            words.append('skip_nonfinite=1')
-        if self.accumulate > 1:  # and a group may be shorter
-            words.append(f'accumulate={self.accumulate} accumulate_mode={self.accumulate_mode} partial=1')
-        return ' '.join(words)
+        text = _settings.text_of(self.rule, self._config_words(group))
+        return f'{text} {_settings.words_of_root(self)}' if of_root else text
 
     def _all_config(self) -> List[str]:
         return [self._config_text(self.param_groups[0], of_root=True)] + [self._config_text(g) for g in self.param_groups[1:]]
@@ -668,21 +683,21 @@ class Optimizer(torch.optim.Optimizer):
     def _send_config(self) -> None:
         """Send changes of param_groups to the store: the root follows the first group, the files of groups that differ
         from it carry their own. A step uses the values that are set when its first gradient is closed."""
-        common = self._config_text(self.param_groups[0])
-        texts = self._latched = self._all_config()
+        known = self._root.known
+        words = [self._config_words(group) for group in self.param_groups]
+        of_groups = ['' if own == words[0] else _settings.text_of(self.rule, own) for own in words]
+        self._latched = self._all_config()
         with self._root.explained('hyper-parameters'):
-            if texts[0] != self._config:
-                os.setxattr(self.root, XATTR + 'optimizer', texts[0].encode())
-                self._config = texts[0]
-            for group in self.param_groups:
-                text = self._config_text(group)
+            known.put(self.root, 'optimizer', self._latched[0])
+            for group, text in zip(self.param_groups, of_groups):
                 for p in group['params']:
                     if not isinstance(self._files[p], Member):
-                        self._files[p].set_config('' if text == common else text)
-            words = [self._config_words(group) for group in self.param_groups]
+                        known.put(self._files[p].path, 'optimizer', text)
             for f in self._parameter_files():
                 if isinstance(f, PackFile):
-                    f.set_config(f.config_of(self.rule, words))
+                    known.put(f.path, 'optimizer', f.config_of(self.rule, words))
+                if (known.read(f.path, 'grad_dtype') or FILE_DTYPES[f.dtype]) != FILE_DTYPES[f.grad_dtype]:  # not set: that of the file
+                    known.put(f.path, 'grad_dtype', FILE_DTYPES[f.grad_dtype])
 
     # -- one step --
 
@@ -1116,7 +1131,6 @@ class Optimizer(torch.optim.Optimizer):
 
     def _read_back(self, reread: bool, made: Iterable[str] = ()) -> List[str]:
         """made: files that rank 0 had to make anew. Returns those that this rank made."""
-        self._config = ''
         mine, of_leader = [], set(made)
         if reread:
             self._gather.end()  # files may have been made anew
@@ -1301,10 +1315,16 @@ class Optimizer(torch.optim.Optimizer):
         self._files.update(f.members())
         self._taken_names[pack] = self._held[f] = None
         with self._root.explained(f'parameter {pack}'):
-            if os.path.exists(f.path):
-                f.open_existing(self._ranks.leads)
-            else:
-                f.create()
+            self._open_file(f, os.path.exists(f.path))
+
+    def _open_file(self, f: ParameterFile, exists: bool, fill: bool = False) -> None:
+        self._root.known.forget(f.path)
+        if exists:
+            f.open_existing(fill)
+        else:
+            f.create()
+            self._root.known.note(f.path, 'optimizer', '')
+            self._root.known.note(f.path, 'grad_dtype', FILE_DTYPES[f.grad_dtype] if f.grad_dtype != f.dtype else '')
 
     def _check_pack(self, f: ParameterFile) -> None:
         if isinstance(f, PackFile) and self._overlap and self.accumulate > 1:
@@ -1342,10 +1362,7 @@ class Optimizer(torch.optim.Optimizer):
         if exists and not os.path.exists(f.path):
             raise FileNotFoundError(errno.ENOENT, f'no such file (parameter {name}). {self._alike(name)}', self.root)
         with self._root.explained(f'parameter {name}'):
-            if exists:
-                f.open_existing(self._ranks.leads, fill=part is not None and name in self._fresh)
-            else:
-                f.create()
+            self._open_file(f, exists, fill=part is not None and name in self._fresh)
 
     def _check_kinds(self, name: str, p: torch.Tensor) -> None:
         check_plain(f'the parameter {name}', local_of(p))

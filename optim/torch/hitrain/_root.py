@@ -7,6 +7,7 @@ import weakref
 from typing import Any, Callable, List, Optional, Sequence
 
 from hitrain._files import HIDDEN, XATTR, attribute, close_quietly
+from hitrain._settings import Known
 
 GONE = (errno.ENOTCONN, errno.ECONNABORTED)  # what a mount answers without its daemon
 READ_ONLY = ('nothing can change here: mount without ro, or see `hitrainctl events` if the mount became so; `hitrainctl clone` makes a '
@@ -21,6 +22,8 @@ class Root:
         self._ctl = self._waits = -1
         self._passes: Optional[bool] = None
         self.room: 'Optional[weakref.WeakMethod[Callable[[], int]]]' = None  # bytes of a store in which the model has room
+        self.known = Known()
+        self._left = 0  # answers that are not read yet
 
     def number(self, word: str) -> int:
         with self.explained(word):
@@ -30,15 +33,20 @@ class Root:
     def passes_through(self) -> bool:
         """Does the mount give the kernel memory of files? Then cached opens are the fast ones."""
         if self._passes is None:
-            top = os.path.realpath(self.path)
-            while not os.path.ismount(top):
-                top = os.path.dirname(top)
             with self.explained('mount'):
-                self._passes = attribute(top, 'passthrough_bytes') not in ('', '0')
+                self._passes = attribute(self._mount(), 'passthrough_bytes') not in ('', '0')
         return self._passes
 
+    def _mount(self) -> str:
+        top = os.path.realpath(self.path)
+        while not os.path.ismount(top):
+            top = os.path.dirname(top)
+        return top
+
     def claim(self) -> None:
-        """From now on no other client can end a step of this model or take one back."""
+        """From now on no other client can end a step of this model, take one back, or set the words that steer it."""
+        if self.is_open:
+            return
         with self.explained('model root'):
             self._ctl = os.open(os.path.join(self.path, HIDDEN, 'ctl'), os.O_RDWR | os.O_CLOEXEC)
         try:
@@ -49,8 +57,11 @@ class Root:
                 raise OSError(e.errno, f'{e.strerror}; one process steers a model: end that one first', self.path) from e
             raise
 
-    def command(self, *lines: str) -> None:
-        """OSError with the store's own words when it refuses a line; later lines are not run."""
+    def command(self, *lines: str, last: bool = False) -> None:
+        """OSError with the store's own words when it refuses a line; later lines are not run. last: no request follows a success; the next
+        command reads the answers."""
+        for line in lines:
+            self.known.before(line)
         try:
             os.write(self._ctl, ''.join(f'{line}\n' for line in lines).encode())
         except OSError as e:
@@ -59,7 +70,10 @@ class Root:
             if said in ('', os.strerror(e.errno or 0)):  # no more than the name of the error
                 said = self._says(e.errno or 0) or said
             raise OSError(e.errno, f'{os.strerror(e.errno or 0)} ({_last(lines, answers)}): {said}{self._room(e.errno)}', self.path) from e
-        self._answers()
+        if last:
+            self._left += len(lines)
+        else:
+            self._answers()
 
     def apply(self, names: Sequence[str]) -> None:
         """Written gradients of these parameters go to the step, in one call."""
@@ -95,7 +109,7 @@ class Root:
 
     def forsake(self) -> None:
         """Close, and let the claim be: in a forked child it is its parent's."""
-        fds, self._ctl, self._waits = (self._ctl, self._waits), -1, -1
+        fds, self._ctl, self._waits, self._left = (self._ctl, self._waits), -1, -1, 0
         for fd in fds:
             if fd >= 0:
                 close_quietly(fd)
@@ -114,7 +128,8 @@ class Root:
                     break
         except OSError:
             return []
-        return text.decode(errors='replace').splitlines()
+        left, self._left = self._left, 0
+        return text.decode(errors='replace').splitlines()[left:]
 
     def _says(self, number: int) -> str:
         if number == errno.EROFS:
@@ -128,15 +143,16 @@ class Root:
                 number = e.errno or 0  # a request that a killed daemon was taking ended with EIO; later ones tell
         if number in GONE:
             return "the file system's daemon is gone; mount again and continue with resume=True"
-        return 'this is no hitrain mount' if number == errno.ENOTSUP or self._is_elsewhere() else ''
+        return 'this is no hitrain mount' if number == errno.ENOTSUP or self.is_elsewhere else ''
 
     def _room(self, error: Optional[int]) -> str:
         room = self.room() if self.room and error == errno.ENOSPC else None
         return f'; alone in a store of {room()} bytes the model has room' if room else ''
 
-    def _is_elsewhere(self) -> bool:
+    @property
+    def is_elsewhere(self) -> bool:
         """A directory of another file system, which may store attributes, too."""
-        return os.path.isdir(self.path) and not os.path.exists(os.path.join(self.path, HIDDEN))
+        return os.path.isdir(self.path) and not any(os.path.exists(os.path.join(top, HIDDEN)) for top in (self.path, self._mount()))
 
 
 def _last(lines: Sequence[str], answers: List[str]) -> str:

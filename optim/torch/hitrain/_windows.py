@@ -74,9 +74,9 @@ class WindowFile(ParameterFile):
     def may_gather(self) -> bool:
         return self._values.is_refused and self._window.is_refused and super().may_gather()
 
-    def open_existing(self, may_change: bool, fill: bool = False) -> None:
+    def open_existing(self, fill: bool = False) -> None:
         with self._reading():
-            super().open_existing(may_change, fill)
+            super().open_existing(fill)
 
     def restore(self, may_create: bool, fill: bool = False) -> bool:
         """An abort may have made the file anew, and the mapping would go on to show the old one."""
