@@ -17,7 +17,7 @@ import torch
 
 OK, KILLED, FAILED = 0, -signal.SIGKILL, 3
 CALLS = [(os, name) for name in ('mkdir', 'rename', 'listdir', 'stat', 'getxattr', 'setxattr', 'removexattr', 'open', 'close', 'read', 'write', 'pwrite',
-                                 'preadv', 'ftruncate', 'truncate', 'mknod', 'unlink', 'fstat', 'dup')] + [(fcntl, 'ioctl')]
+                                 'pwritev', 'preadv', 'fsync', 'rmdir', 'ftruncate', 'truncate', 'mknod', 'unlink', 'fstat', 'dup')] + [(fcntl, 'ioctl')]
 
 
 class Requests:

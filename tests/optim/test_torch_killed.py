@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A trainer or a daemon that is killed at any request: the trainer is started again, and ends with the bits of a run without the kill."""
+import contextlib
+import json
 import os
 import re
 
@@ -9,6 +11,7 @@ from trainer import TOP, equal, shared_root, shared_store, store  # first: it ma
 import torch
 from hitrain import SGD, Adagrad, AdamW, Lion, _settings
 from hitrain._files import attribute
+from hitrain.checkpoint import import_safetensors
 from killed import digest, give_gradients, parameters, same_after_kills
 
 torch.set_num_threads(1)  # the children are forks
@@ -141,6 +144,33 @@ def test_a_trainer_is_killed_at_each_request_of_a_constructor(shared_store, shar
 def test_the_daemon_is_killed_at_each_request_of_a_constructor(store, tmp_path, resume):
     script = make_and_train({}, resume)
     assert same_after_kills(store, roots_in(store.mountpoint), script, tmp_path / 'said', daemon=True) > 20
+
+@pytest.mark.parametrize('daemon', [False, True], ids=['trainer', 'daemon'])
+def test_an_import_is_killed_at_each_request(store, tmp_path, daemon):
+    """A model that it did not import to its end is none: no trainer begins with zeros, or with values of its own."""
+    values = parameters()
+    lines = {n: {'dtype': 'F32', 'shape': [p.numel()], 'data_offsets': [0, 0]} for n, p in values.items()}
+    end = 0
+    for n, p in values.items():
+        lines[n]['data_offsets'], end = [end, end + 4 * p.numel()], end + 4 * p.numel()
+    head = json.dumps(lines).encode()
+    file = tmp_path / 'model.safetensors'
+    file.write_bytes(len(head).to_bytes(8, 'little') + head + b''.join(p.detach().numpy().tobytes() for p in values.values()))
+
+    def script(root, requests, again):
+        zeros = {n: torch.nn.Parameter(torch.zeros_like(p)) for n, p in values.items()}
+        if again:
+            with contextlib.suppress(FileNotFoundError), AdamW(zeros.items(), root, resume=True):
+                assert equal(zeros, values)
+                return 'whole'
+        requests.start()
+        import_safetensors(str(file), root)
+        requests.stop()
+        with AdamW(zeros.items(), root, resume=True):
+            assert equal(zeros, values)
+        return 'whole'
+    assert same_after_kills(store, roots_in(store.mountpoint), script, tmp_path / 'said', daemon) > 20
+
 
 def test_a_model_that_others_made_is_not_made_anew(shared_store, shared_root):
     """An empty directory, a copy, a model of another program whose files are not committed: the error names the way out."""

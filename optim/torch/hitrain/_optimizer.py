@@ -603,9 +603,12 @@ class Optimizer(torch.optim.Optimizer):
             half = _making.take_back(self._root)
             held = os.listdir(self.root) if os.path.isdir(self.root) else None
             text = attribute(self.root, 'optimizer') if held is not None else ''
+        if self._resume and half == _making.IMPORT:
+            raise FileNotFoundError(errno.ENOENT, 'an import into this directory did not end: import again, or make a model without '
+                                    'resume=True', self.root)
         if half or not self._resume:
             self._refuse_to_make(held, text)
-            self._make_root(begun=half)
+            self._make_root()
             return True
         if not text or not held:
             raise self._no_model(held)
@@ -614,16 +617,15 @@ class Optimizer(torch.optim.Optimizer):
             self._take_over()
         return False
 
-    def _make_root(self, begun: bool) -> None:
+    def _make_root(self) -> None:
         """A root first and its files afterwards, so that one commit publishes them: after a crash all or none."""
         with self._root.explained('model root'):
-            if not begun:
-                _making.begin(self.root)
+            _making.begin(self.root, _making.OPTIMIZER)
             self._resume = False
             self._root.known.put(self.root, 'optimizer', self._config_text(self.defaults, of_root=True))
         self._root.claim()
         with self._root.explained('model root'):
-            _making.goes_on(self._root)
+            _making.goes_on(self._root, _making.OPTIMIZER)
         self._makes = True
 
     def _refuse_to_make(self, held: Optional[List[str]], text: str) -> None:

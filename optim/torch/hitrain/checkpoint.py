@@ -19,7 +19,7 @@ from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Se
 
 import torch
 
-from hitrain import _blocks
+from hitrain import _blocks, _making
 from hitrain._files import FILE_DTYPES, HIDDEN, XATTR, attribute, bytes_of, check_name, close_quietly, memory_of
 from hitrain._packs import places_of
 from hitrain._root import Root
@@ -364,17 +364,21 @@ def _new_model(root: str, rule: str) -> Iterator[Root]:
     attribute that it had, or it is gone if it was not there before."""
     model, made, former = Root(root), not os.path.isdir(root), None
     with model.explained('model root'):
-        os.makedirs(root, exist_ok=True)
-        held = os.listdir(root)
+        _making.take_back(model)
+        held = not made and os.listdir(root)
     if held:
+        model.close()
         raise FileExistsError(errno.EEXIST, 'the directory is not empty: import into a new one', root)
     try:
         with model.explained('model root'):
+            _making.begin(root, _making.IMPORT)
             before = attribute(root, 'optimizer')
             os.setxattr(root, XATTR + 'optimizer', rule.encode())
             former = before
         model.claim()
         try:
+            with model.explained('model root'):
+                _making.goes_on(model, _making.IMPORT)
             yield model
         except BaseException:
             with contextlib.suppress(OSError):
@@ -388,6 +392,7 @@ def _new_model(root: str, rule: str) -> Iterator[Root]:
                 os.setxattr(root, XATTR + 'optimizer', former.encode())
             elif former is not None:
                 os.removexattr(root, XATTR + 'optimizer')
+            os.removexattr(root, XATTR + _making.WORD)
             if made:
                 os.rmdir(root)
         raise
