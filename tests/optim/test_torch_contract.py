@@ -5,6 +5,7 @@ import inspect
 import io
 import os
 import warnings
+import weakref
 
 import pytest
 
@@ -517,3 +518,57 @@ def test_hooks_of_state_dicts(root):
         saved = optimizer.state_dict()
         optimizer.load_state_dict(saved)
         assert calls == ['before saving', 1, 'after loading'] and saved['mine'] == 1
+
+
+@pytest.mark.parametrize('group', [False, True])
+@pytest.mark.parametrize('kind', [set, frozenset, weakref.WeakSet, lambda params: iter(set(params))], ids=['set', 'frozenset', 'WeakSet', 'iterator'])
+def test_a_set_of_parameters_has_no_order(root, kind, group):
+    """In another run they would have other places, and so other names."""
+    params = parameters()
+    given = kind(params.values())
+    with pytest.raises(TypeError, match=f'must have an order that is the same in each run.*a {type(given).__name__} has none'):
+        hitrain.AdamW([{'params': given}] if group else given, root)
+    with pytest.raises(TypeError, match='names must have an order'):
+        hitrain.AdamW(parameters().values(), root, names=set(SHAPES))
+    assert not root.exists()
+
+
+FLAT = torch.zeros(200)
+TOGETHER = {
+    'the same': (FLAT[:4], FLAT[:4]), 'a part': (FLAT[:20].view(4, 5), FLAT[19:30]), 'within': (FLAT, FLAT[70:71]),
+    'a column': (FLAT.view(20, 10), FLAT.view(20, 10)[:, 3]), 'columns': (FLAT.view(20, 10)[:, :4], FLAT.view(20, 10)[:, 3:5]),
+    'two dtypes': (FLAT[:4], FLAT.view(torch.bfloat16)[7:9]), 'transposed': (FLAT[:100].view(10, 10).t(), FLAT[50:60]),
+}
+APART = {
+    'halves': (FLAT[:100], FLAT[100:]), 'columns': (FLAT.view(20, 10)[:, :4], FLAT.view(20, 10)[:, 4:]),
+    'odd and even': (FLAT[::2], FLAT[1::2]), 'blocks': (FLAT.view(20, 10)[:10, :5], FLAT.view(20, 10)[5:, 5:]),
+}
+
+
+@pytest.mark.parametrize('pair', TOGETHER.values(), ids=TOGETHER)
+def test_two_parameters_in_one_memory_are_refused(root, pair):
+    """Each update would change the other one, too, and one would be lost."""
+    one, other = (torch.nn.Parameter(t) for t in pair)
+    between = torch.nn.Parameter(torch.zeros(3))
+    with pytest.raises(ValueError, match='(one|other) and (one|other) are two parameters in one memory: make them one parameter'):
+        hitrain.SGD([('one', one), ('between', between), ('other', other)], root, lr=1.0)
+    with hitrain.SGD([('one', one)], root, lr=1.0) as optimizer:
+        with pytest.raises(ValueError, match='are two parameters in one memory'):
+            optimizer.add_param_group({'params': [('other', other)]})
+        assert len(optimizer.param_groups) == 1 and os.listdir(root) == ['one']
+
+
+@pytest.mark.parametrize('pair', APART.values(), ids=APART)
+def test_two_parameters_beside_each_other_are_taken(root, pair):
+    FLAT.zero_()
+    own = {n: torch.nn.Parameter(t) for n, t in zip('ab', pair)}
+    with hitrain.SGD(own.items(), root, lr=1.0) as optimizer:
+        for n, p in own.items():
+            p.grad = torch.full(p.shape, 2.0 if n == 'a' else 3.0)
+        optimizer.step()
+    assert torch.equal(own['a'], torch.full_like(own['a'], -2.0)) and torch.equal(own['b'], torch.full_like(own['b'], -3.0))
+
+
+def test_an_expanded_parameter_is_refused(root):
+    with pytest.raises(ValueError, match='elements of p are in one memory, as after expand'):
+        hitrain.SGD([('p', torch.nn.Parameter(torch.ones(1).expand(5)))], root, lr=1.0)

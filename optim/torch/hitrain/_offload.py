@@ -20,6 +20,7 @@ from hitrain._device import Copies, DeviceFile, gpu_of
 from hitrain._empty import Filler, Weights, init_empty
 from hitrain._files import ParameterFile
 from hitrain._mapped import MappedFile, can_be_mapped
+from hitrain._memory import check_apart
 from hitrain._microbatches import Turns, run_in_turns
 from hitrain._optimizer import Optimizer
 from hitrain._packs import Place
@@ -678,7 +679,6 @@ def _copies_of(device: Union[None, str, torch.device], keep: int, activations: U
 
 
 def _check_model(model: nn.Module) -> None:
-    seen: Dict[int, str] = {}
     for name, p in model.named_parameters():
         if is_dtensor(p):
             raise TypeError(f'{name} is a DTensor, of which each process holds a part: offload() takes models with whole parameters')
@@ -686,10 +686,7 @@ def _check_model(model: nn.Module) -> None:
             raise ValueError(f'{name} is on {p.device}: offload() takes models in the memory of the CPU')
         if '_apply' in vars(model):
             raise ValueError('this model is offloaded already')
-        if p.device.type == 'meta' or p.layout != torch.strided or not p.numel():
-            continue
-        if seen.setdefault(p.data_ptr(), name) != name:
-            raise ValueError(f'{name} and {seen[p.data_ptr()]} are two parameters in one memory: make them one parameter')
+    check_apart(model.named_parameters())
 
 
 def _units(model: nn.Module, blocks: Optional[List[nn.Module]], others_together: bool) -> List[Tuple[str, nn.Module, List[nn.Parameter]]]:

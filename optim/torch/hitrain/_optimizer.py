@@ -23,6 +23,7 @@ import torch
 from hitrain import _ahead, _gather, _making, _need, _packs, _settings, _topk
 from hitrain._files import FILE_DTYPES, HIDDEN, XATTR, Descriptors, ParameterFile, attribute, bytes_of, check_name, check_plain
 from hitrain._job import Job, bring_together, kept_numbers
+from hitrain._memory import check_apart, check_ordered
 from hitrain._packs import Member, PackFile, Place
 from hitrain._parts import Part, is_dtensor, local_of, part_of_dtensor, shares
 from hitrain._root import Root
@@ -167,6 +168,7 @@ class Optimizer(torch.optim.Optimizer):
         self._files: Dict[torch.Tensor, ParameterFile] = {}  # of members of packs: Member
         self._held: Dict[ParameterFile, None] = {}           # all that are open
         self._pack = pack
+        check_ordered('names', names)
         self._given_names = iter(names) if names is not None else None
         self._taken_names: Dict[str, None] = {}
         self._built, self._pid = False, os.getpid()
@@ -1229,6 +1231,7 @@ class Optimizer(torch.optim.Optimizer):
         tensors: List[torch.Tensor] = []
         names: List[str] = []
         seen: Set[int] = set()
+        check_ordered("a group's 'params'", params)
         for entry in [params] if isinstance(params, torch.Tensor) else params:
             name, tensor = entry if isinstance(entry, tuple) else (None, entry)
             if name is None and self._given_names is not None:
@@ -1267,6 +1270,7 @@ class Optimizer(torch.optim.Optimizer):
 
     def _attach_groups(self, groups: List[Dict[str, Any]]) -> None:
         """The last ones of param_groups."""
+        check_apart((name, p) for group in self.param_groups for name, p in zip(group['names'], group['params']))
         own = {name: p for group in groups for name, p in zip(group['names'], group['params'])}
         first = len(self.param_groups) - len(groups)
         group_of = {name: first + i for i, group in enumerate(groups) for name in group['names']}
@@ -1454,10 +1458,14 @@ def _without_wrappers(names: List[str]) -> List[str]:
 def _as_groups(params: Iterable[Any]) -> List[Dict[str, Any]]:
     if isinstance(params, torch.Tensor):
         raise TypeError('params must be a list of parameters, not one tensor')
+    check_ordered('params', params)
     listed = list(params)
     if not listed:
         raise ValueError('there are no parameters')
-    return listed if isinstance(listed[0], dict) else [{'params': listed}]
+    groups = listed if isinstance(listed[0], dict) else [{'params': listed}]
+    for group in groups:
+        check_ordered("a group's 'params'", group['params'])
+    return groups
 
 
 def _refuse_capture() -> None:
