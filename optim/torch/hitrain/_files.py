@@ -11,10 +11,12 @@ import ctypes
 import errno
 import functools
 import hashlib
+import io
 import math
 import mmap
 import os
 import resource
+import weakref
 from typing import Any, Callable, Iterable, Iterator, List, Optional, Tuple, Union
 
 import torch
@@ -36,15 +38,15 @@ FILE_DTYPES = {torch.float32: 'f32', torch.bfloat16: 'bf16', torch.float16: 'f16
 class Descriptors:
     """How many files of parameters and gradients this process may keep open: half of its limit, or all but 512. Parameters take at most half
     of these, as they come first. The others are opened for each use."""
-    kept = 0
+    kept: 'weakref.WeakSet[io.FileIO]' = weakref.WeakSet()
 
     @classmethod
     def may_keep(cls) -> bool:
-        return cls.kept < cls.most() // 2
+        return len(cls.kept) < cls.most() // 2
 
     @classmethod
     def crowded(cls) -> bool:
-        return cls.kept > cls.most()
+        return len(cls.kept) > cls.most()
 
     @classmethod
     def most(cls) -> int:
@@ -70,7 +72,8 @@ class ParameterFile:
         self.dtype, self.grad_dtype = dtype, grad_dtype
         self.sent = self.written = 0
         self.hook: Any = None
-        self._fd = self._grad_fd = -1
+        self._file: Optional[io.FileIO] = None  # both: kept open
+        self._grad_file: Optional[io.FileIO] = None
         self._flags = os.O_RDWR | os.O_CLOEXEC | (os.O_DIRECT if direct else 0)
         self._known: Optional[int] = None  # checksum of the tensor when it was equal to the file
         self._half_read = False
@@ -100,9 +103,9 @@ class ParameterFile:
     # -- the parameter --
 
     def create(self) -> None:
-        fd = os.open(self.path, self._flags | os.O_CREAT | os.O_EXCL, 0o666)
+        file = opened(self.path, self._flags | os.O_CREAT | os.O_EXCL)
         self.made = True
-        with self._keeping(fd):
+        with self._keeping(file) as fd:
             self._set_attributes(fd)
             self.describe(fd)
             if self.part:
@@ -231,11 +234,8 @@ class ParameterFile:
 
     @contextlib.contextmanager
     def _state(self, name: str, flags: int) -> Iterator[int]:
-        fd = os.open(os.path.join(self.root, HIDDEN, 'state', self.whole.name, name), flags | os.O_CLOEXEC)
-        try:
-            yield fd
-        finally:
-            os.close(fd)
+        with opened(os.path.join(self.root, HIDDEN, 'state', self.whole.name, name), flags) as file:
+            yield file.fileno()
 
     # -- its gradient --
 
@@ -273,11 +273,11 @@ class ParameterFile:
         self.written = grad.numel() * size
         if not self.written:
             return
-        if self._grad_fd < 0:
-            self._grad_fd = os.open(os.path.join(self.root, HIDDEN, 'grad', self.name), os.O_WRONLY | os.O_CLOEXEC)
-            Descriptors.kept += 1
+        if self._grad_file is None:
+            self._grad_file = opened(os.path.join(self.root, HIDDEN, 'grad', self.name), os.O_WRONLY)
+            Descriptors.kept.add(self._grad_file)
         try:
-            write_as(self._grad_fd, grad, self.grad_dtype, (self.offset + (part.start or 0)) * size)
+            write_as(self._grad_file.fileno(), grad, self.grad_dtype, (self.offset + (part.start or 0)) * size)
         except BaseException:
             with contextlib.suppress(OSError):
                 drop()  # otherwise the caller takes back the whole step
@@ -286,16 +286,12 @@ class ParameterFile:
 
     def hand_over(self) -> None:
         """The written gradient goes to the step: errors of the gradient are raised here."""
-        fd, copy = self._grad_fd, -1
-        if fd < 0:
+        file = self._grad_file
+        if file is None:
             return
-        if not Descriptors.crowded():
-            with contextlib.suppress(OSError):
-                copy = os.dup(fd)
-        if copy < 0:
-            self._grad_fd = -1
-            Descriptors.kept -= 1
-        os.close(copy if copy >= 0 else fd)  # each close hands over
+        if Descriptors.crowded() or not close_copy(file.fileno()):  # each close hands over
+            self._grad_file = None
+            file.close()
         self.written = 0
 
     def finish_gradient(self) -> None:
@@ -305,10 +301,9 @@ class ParameterFile:
             self._close_gradient()
 
     def _close_gradient(self) -> None:
-        fd, self._grad_fd = self._grad_fd, -1
-        if fd >= 0:
-            Descriptors.kept -= 1
-            close_quietly(fd)
+        file, self._grad_file = self._grad_file, None
+        if file is not None:
+            close_quietly(file)
 
     def write_sparse(self, drop: Callable[[], None], indices: torch.Tensor, values: torch.Tensor) -> None:
         head = _topk.header(values.dtype, self.tensor.numel(), indices.numel())
@@ -359,32 +354,31 @@ class ParameterFile:
 
     @contextlib.contextmanager
     def _opened(self) -> Iterator[int]:
-        if self._fd >= 0:
-            yield self._fd
+        if self._file is not None:
+            yield self._file.fileno()
         else:
-            with self._keeping(os.open(self.path, self._flags)) as fd:
+            with self._keeping(opened(self.path, self._flags)) as fd:
                 yield fd
 
     @contextlib.contextmanager
-    def _keeping(self, fd: int) -> Iterator[int]:
+    def _keeping(self, file: io.FileIO) -> Iterator[int]:
         if self.part:  # what lies beyond the part is other ranks'
-            os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_RANDOM)
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_RANDOM)
         if Descriptors.may_keep():
-            Descriptors.kept += 1
-            self._fd = fd
-            yield fd
+            Descriptors.kept.add(file)
+            self._file = file
+            yield file.fileno()
             return
         try:
-            yield fd
+            yield file.fileno()
         finally:
-            close_quietly(fd)
+            close_quietly(file)
 
     def _close_kept(self) -> None:
         self._close_gradient()
-        fd, self._fd = self._fd, -1
-        if fd >= 0:
-            Descriptors.kept -= 1
-            close_quietly(fd)
+        file, self._file = self._file, None
+        if file is not None:
+            close_quietly(file)
 
     def _write(self, fd: int) -> None:
         self._known = None
@@ -710,10 +704,10 @@ def _at_once(do: Callable[..., Any], *arguments: Iterable[Any]) -> List[Any]:
 def _hand_over(path: str, tensors: List[torch.Tensor], at: int, drop: Callable[[], None]) -> None:
     """Writes a gradient: these tensors, one after the other. Closing hands the written bytes over, so an error drops
     them before."""
-    fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
+    file = opened(path, os.O_WRONLY)
     try:
         for t in tensors:
-            _write_on(fd, memory_of(t), at)
+            _write_on(file.fileno(), memory_of(t), at)
             at += t.numel() * t.element_size()
     except BaseException:
         try:
@@ -721,13 +715,32 @@ def _hand_over(path: str, tensors: List[torch.Tensor], at: int, drop: Callable[[
         except OSError:
             pass  # then the caller takes back the whole step
         finally:
-            close_quietly(fd)
+            close_quietly(file)
         raise
-    os.close(fd)  # hands the gradient over: errors of the gradient are raised here
+    file.close()  # hands the gradient over: errors of the gradient are raised here
 
 
-def close_quietly(fd: int) -> None:
+# Ctrl-C may come between any two operations of Python, as between os.open() and the place that takes its number: then nobody would close it.
+# The next two functions open and close within one operation.
+
+def opened(path: str, flags: int) -> io.FileIO:
+    """It closes itself when nobody has it any more."""
+    return next(map(io.FileIO, map(os.open, (path,), (flags | os.O_CLOEXEC,), (0o666,)), ('r',)))
+
+
+def close_copy(fd: int) -> bool:
+    """Closes a copy of the descriptor, of which the file system hears. False: there can be no more descriptors."""
     try:
-        os.close(fd)
+        next(map(os.close, map(os.dup, (fd,))))
+    except OSError as e:
+        if e.errno not in (errno.EMFILE, errno.ENFILE):
+            raise
+        return False
+    return True
+
+
+def close_quietly(file: Union[int, io.FileIO]) -> None:
+    try:
+        os.close(file) if isinstance(file, int) else file.close()
     except OSError:
         pass  # the earlier failure was reported already

@@ -16,11 +16,11 @@ import fcntl
 import mmap
 import os
 import threading
-from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Sequence, Set
+from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Sequence, Set
 
 import torch
 
-from hitrain._files import HIDDEN, ParameterFile, bytes_of, close_quietly, read_all, write_all
+from hitrain._files import HIDDEN, ParameterFile, bytes_of, close_quietly, opened, read_all, write_all
 
 MEMBER_BYTES_MAX = 1 << 20  # a larger one has requests of the full size anyway
 RUN_BYTES, RUN_MEMBERS = 4 << 20, 1024
@@ -62,26 +62,35 @@ class _Member(NamedTuple):
     file: ParameterFile
 
 
+class _Opened:
+    """A descriptor, and the members that the store has for it."""
+
+    def __init__(self, path: str) -> None:
+        self.file = opened(path, os.O_RDWR)
+        self.members: Dict[ParameterFile, _Member] = {}
+        self.end = _Place(0, 0)
+
+
 class Gather:
     """The file of the model at root; it is open while there are members."""
 
     def __init__(self, root: str) -> None:
         self._path = os.path.join(root, HIDDEN, 'gather')
-        self._fd = -1
+        self._open: Optional[_Opened] = None
         self._absent = False
         self._refused: Set[ParameterFile] = set()
-        self._members: Dict[ParameterFile, _Member] = {}
-        self._end = _Place(0, 0)
         self._spare: List[torch.Tensor] = []
         self._lock = threading.Lock()
 
     def runs(self, files: Sequence[ParameterFile]) -> List[Run]:
         """Those of the files that can be members, in the order of the file."""
         if not self._absent:
-            self._add([f for f in files if f not in self._members and f not in self._refused and f.may_gather() and max(_size(f)) <= MEMBER_BYTES_MAX])
+            members = self._open.members if self._open else {}
+            self._add([f for f in files if f not in members and f not in self._refused and f.may_gather() and max(_size(f)) <= MEMBER_BYTES_MAX])
         out: List[Run] = []
+        members = self._open.members if self._open else {}
         end, used, kinds = _Place(-1, -1), 0, None
-        for place, size, f in sorted(self._members[f] for f in files if f in self._members):
+        for place, size, f in sorted(members[f] for f in files if f in members):
             if place != end or kinds != (f.dtype, f.grad_dtype) or used + max(size) > RUN_BYTES or len(out[-1].files) == RUN_MEMBERS:
                 out.append(Run([], *place))
                 used, kinds = 0, (f.dtype, f.grad_dtype)
@@ -101,23 +110,22 @@ class Gather:
             else:
                 for own, g in zip(buffer.split(run.elements), parts):
                     own.copy_(g.reshape(-1))
-            write_all(self._fd, buffer, run.gradients_at)
+            write_all(self._number(), buffer, run.gradients_at)
 
     @torch.no_grad()
     def read(self, run: Run) -> None:
         """The tensors take the values of the store."""
         with self._buffer(sum(run.elements), run.files[0].dtype) as buffer:
-            read_all(self._fd, buffer, run.values_at)
+            read_all(self._number(), buffer, run.values_at)
             for f, values in zip(run.files, buffer.split(run.elements)):
                 f.take(values)
 
     def end(self) -> None:
         """Closes it. Written gradients that no `apply` has named are dropped."""
-        fd, self._fd = self._fd, -1
-        self._members, self._refused, self._end = {}, set(), _Place(0, 0)
-        self._absent, self._spare = False, []
-        if fd >= 0:
-            close_quietly(fd)
+        ended, self._open = self._open, None
+        self._absent, self._refused, self._spare = False, set(), []
+        if ended:
+            close_quietly(ended.file)
 
     # -- within --
 
@@ -135,18 +143,24 @@ class Gather:
             self._name(lines, named)
 
     def _name(self, lines: bytes, files: List[ParameterFile]) -> None:
+        """The descriptor and its members are put back when both agree: Ctrl-C in between ends them, and the next use begins anew."""
+        now, self._open = self._open, None
         try:
-            if self._fd < 0:
-                self._fd = os.open(self._path, os.O_RDWR | os.O_CLOEXEC)
-            fcntl.ioctl(self._fd, _GATHER, bytearray(lines.ljust(_LINES_BYTES, b'\0')))
+            if now is None:
+                now = _Opened(self._path)
+            fcntl.ioctl(now.file.fileno(), _GATHER, bytearray(lines.ljust(_LINES_BYTES, b'\0')))
         except OSError:
-            self._absent = self._fd < 0
+            self._absent, self._open = now is None, now
             self._refused.update(files)
             return
         for f in files:
             size = _size(f)
-            self._members[f] = _Member(self._end, size, f)
-            self._end = self._end.after(size)
+            now.members[f] = _Member(now.end, size, f)
+            now.end = now.end.after(size)
+        self._open = now
+
+    def _number(self) -> int:
+        return self._open.file.fileno() if self._open else -1
 
     @contextlib.contextmanager
     def _buffer(self, elements: int, dtype: torch.dtype) -> Iterator[torch.Tensor]:

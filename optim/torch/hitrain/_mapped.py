@@ -25,7 +25,7 @@ from typing import Any, Callable, Optional
 
 import torch
 
-from hitrain._files import ParameterFile, write_all
+from hitrain._files import ParameterFile, close_copy, write_all
 
 _PIECE = 16 << 20  # another thread that changes the address space waits for one piece at most
 _MADV_DONTNEED, _MADV_POPULATE_READ = 4, 22  # the latter since Linux 5.14
@@ -204,7 +204,8 @@ class MappedFile(ParameterFile):
         if self._is_passed:
             return
         try:
-            os.close(os.dup(fd))  # sync_file_range() waits for pages alone, which older kernels copy for FUSE before they send them
+            if not close_copy(fd):  # sync_file_range() waits for pages alone, which older kernels copy for FUSE before they send them
+                raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
         except OSError as e:
             raise OSError(e.errno, f'{os.strerror(e.errno or 0)}: changes of {self.name} could not be written') from e
 

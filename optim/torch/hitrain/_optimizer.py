@@ -5,7 +5,6 @@ Messages name the parameter and the store's reason. hitrain/__init__.py describe
 """
 import collections
 import concurrent.futures
-import contextlib
 import copy
 import errno
 import gc
@@ -16,7 +15,7 @@ import re
 import threading
 import warnings
 import weakref
-from typing import Any, Callable, Dict, Iterable, Iterator, List, Mapping, Optional, Sequence, Set, Tuple
+from typing import Any, Callable, ContextManager, Dict, Iterable, Iterator, List, Mapping, Optional, Sequence, Set, Tuple
 
 import torch
 
@@ -291,14 +290,9 @@ class Optimizer(torch.optim.Optimizer):
         if self._ahead:
             self._ahead.settle()
 
-    @contextlib.contextmanager
-    def hold_gradients(self) -> Iterator[None]:
+    def hold_gradients(self) -> 'ContextManager[None]':
         """With overlap=True: gradients of a backward() in here are not sent, because more will be added to them."""
-        before, self._holding = self._holding, True
-        try:
-            yield
-        finally:
-            self._holding = before
+        return _Holding(self)
 
     def state_dict(self) -> Dict[str, Any]:
         """Hyper-parameters, and the number of the last finished step. That step is made durable first; while gradients
@@ -711,6 +705,7 @@ class Optimizer(torch.optim.Optimizer):
         self._closing = False
         self._begun, self._open = False, 0  # the store's number of the open step, once it has a gradient
         self._latched = None  # hyper-parameters of the step that has begun
+        self._sending_all, self._small = False, None
         for f in self._parameter_files():
             f.begin_step()
 
@@ -779,25 +774,26 @@ class Optimizer(torch.optim.Optimizer):
         owned = [(f, owners) for f, owners in self._owned(said) if self._ranks.rank in owners]
 
         def write() -> None:
-            with self._handed_over():
-                rest = [(f, owners) for f, owners in owned if not f.is_sent()]
-                for f, _ in rest:
-                    self._check_room(f)
-                together = self._send_runs([f for f, _ in rest])
-                for f, owners in rest:
-                    if f in together:
-                        continue
-                    if f.part:
-                        self._send_one(f, f.share)
-                    elif self._shard:
-                        self._send_one(f, part_of(f.tensor.numel(), owners.index(self._ranks.rank), len(owners)))
-                    else:
-                        self._send_whole(f) if isinstance(f, PackFile) else self.send_gradient(f.tensor)
+            self._small, self._small_bytes = [], 0
+            rest = [(f, owners) for f, owners in owned if not f.is_sent()]
+            for f, _ in rest:
+                self._check_room(f)
+            together = self._send_runs([f for f, _ in rest])
+            for f, owners in rest:
+                if f in together:
+                    continue
+                if f.part:
+                    self._send_one(f, f.share)
+                elif self._shard:
+                    self._send_one(f, part_of(f.tensor.numel(), owners.index(self._ranks.rank), len(owners)))
+                else:
+                    self._send_whole(f) if isinstance(f, PackFile) else self.send_gradient(f.tensor)
+            self._apply_small()
         self._sending_all = True
         try:
             self._ranks.together('gradients', write)
         finally:
-            self._sending_all = False
+            self._sending_all, self._small = False, None
         for f, owners in self._owned(said):
             if owners and self._ranks.rank not in owners:
                 f.sent += 1
@@ -916,16 +912,6 @@ class Optimizer(torch.optim.Optimizer):
                 f.written = 0
             self._small, self._small_bytes = [], 0
 
-    @contextlib.contextmanager
-    def _handed_over(self) -> Iterator[None]:
-        """Small gradients that are written in here are handed over together."""
-        self._small, self._small_bytes = [], 0
-        try:
-            yield
-            self._apply_small()
-        finally:
-            self._small = None
-
     def _end_step(self) -> None:
         if self._ranks.leads:
             durable = self.durable_every == 1 or self._durable_due
@@ -1019,14 +1005,9 @@ class Optimizer(torch.optim.Optimizer):
 
     # -- going back --
 
-    @contextlib.contextmanager
-    def _whole_step(self) -> Iterator[None]:
+    def _whole_step(self) -> '_WholeStep':
         """An error in here takes back the sent gradients of the step, on all ranks."""
-        try:
-            yield
-        except BaseException as e:
-            self._take_back(e)
-            raise
+        return _WholeStep(self)
 
     def _take_back(self, error: BaseException) -> None:
         finished = self._step
@@ -1388,6 +1369,32 @@ class Optimizer(torch.optim.Optimizer):
         if held:
             return f'The model in the store has {held[0]}: pass names= as they are there'
         return 'The model in the store was made without it'
+
+
+# A generator would do as a context manager, but for Ctrl-C: one that is interrupted while it begins ends whenever Python collects it, and would
+# then act on a later step.
+
+class _WholeStep:
+    def __init__(self, optimizer: Optimizer) -> None:
+        self._optimizer = optimizer
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: Any, error: Optional[BaseException], trace: Any) -> None:
+        if error is not None:
+            self._optimizer._take_back(error)
+
+
+class _Holding:
+    def __init__(self, optimizer: Optimizer) -> None:
+        self._optimizer, self._before = optimizer, optimizer._holding
+
+    def __enter__(self) -> None:
+        self._before, self._optimizer._holding = self._optimizer._holding, True
+
+    def __exit__(self, *exc: Any) -> None:
+        self._optimizer._holding = self._before
 
 
 # Optimizers of this process. A forked child must not hold the descriptors that steer the model: it would do so after

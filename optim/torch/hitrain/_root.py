@@ -2,11 +2,12 @@
 """A model root as its one steering process sees it: attributes, commands of `.hitrain/ctl`, and the store's messages
 about errors."""
 import errno
+import io
 import os
 import weakref
 from typing import Any, Callable, List, Optional, Sequence
 
-from hitrain._files import HIDDEN, XATTR, attribute, close_quietly
+from hitrain._files import HIDDEN, XATTR, attribute, close_quietly, opened
 from hitrain._settings import Known
 
 GONE = (errno.ENOTCONN, errno.ECONNABORTED)  # what a mount answers without its daemon
@@ -19,7 +20,8 @@ class Root:
 
     def __init__(self, path: str) -> None:
         self.path = path
-        self._ctl = self._waits = -1
+        self._ctl: Optional[io.FileIO] = None
+        self._waits: Optional[io.FileIO] = None
         self._passes: Optional[bool] = None
         self.room: 'Optional[weakref.WeakMethod[Callable[[], int]]]' = None  # bytes of a store in which the model has room
         self.known = Known()
@@ -48,7 +50,7 @@ class Root:
         if self.is_open:
             return
         with self.explained('model root'):
-            self._ctl = os.open(os.path.join(self.path, HIDDEN, 'ctl'), os.O_RDWR | os.O_CLOEXEC)
+            self._ctl = self._opened()
         try:
             self.command(f'claim hitrain:{os.getpid()}')
         except OSError as e:
@@ -63,7 +65,7 @@ class Root:
         for line in lines:
             self.known.before(line)
         try:
-            os.write(self._ctl, ''.join(f'{line}\n' for line in lines).encode())
+            os.write(self._number(), ''.join(f'{line}\n' for line in lines).encode())
         except OSError as e:
             answers = self._answers()
             said = _reason(answers)
@@ -78,7 +80,7 @@ class Root:
     def apply(self, names: Sequence[str]) -> None:
         """Written gradients of these parameters go to the step, in one call."""
         try:
-            os.write(self._ctl, ''.join(f'apply {name}\n' for name in names).encode())
+            os.write(self._number(), ''.join(f'apply {name}\n' for name in names).encode())
         except OSError:
             with self.explained(f'gradient of {_last(names, self._answers())}'):
                 raise
@@ -86,17 +88,24 @@ class Root:
 
     def wait_for(self, name: str) -> None:
         """Until the updates of a parameter that are queued are applied. One thread at a time, and not the one of command()."""
-        if self._waits < 0:
-            self._waits = os.open(os.path.join(self.path, HIDDEN, 'ctl'), os.O_RDWR | os.O_CLOEXEC)
+        if self._waits is None:
+            self._waits = self._opened()
         plain = name == name.strip() and '\n' not in name  # else no command can name it
         try:
-            os.write(self._waits, f'wait {name if plain else ""}\n'.encode())
+            os.write(self._waits.fileno(), f'wait {name if plain else ""}\n'.encode())
         finally:
-            os.read(self._waits, 1 << 16)
+            os.read(self._waits.fileno(), 1 << 16)
 
     @property
     def is_open(self) -> bool:
-        return self._ctl >= 0
+        return self._ctl is not None
+
+    def _opened(self) -> io.FileIO:
+        return opened(os.path.join(self.path, HIDDEN, 'ctl'), os.O_RDWR)
+
+    def _number(self) -> int:
+        """EBADF: the model is not claimed."""
+        return self._ctl.fileno() if self._ctl else -1
 
     def close(self) -> None:
         """The claim ends before this returns: closing alone ends it a moment later."""
@@ -109,10 +118,10 @@ class Root:
 
     def forsake(self) -> None:
         """Close, and let the claim be: in a forked child it is its parent's."""
-        fds, self._ctl, self._waits, self._left = (self._ctl, self._waits), -1, -1, 0
-        for fd in fds:
-            if fd >= 0:
-                close_quietly(fd)
+        files, self._ctl, self._waits, self._left = (self._ctl, self._waits), None, None, 0
+        for file in files:
+            if file is not None:
+                close_quietly(file)
 
     def explained(self, what: str) -> '_Explained':
         return _Explained(self, what)
@@ -122,7 +131,7 @@ class Root:
         text, more = b'', b''
         try:
             while not text or len(more) == 1 << 16:
-                more = os.read(self._ctl, 1 << 16)
+                more = os.read(self._number(), 1 << 16)
                 text += more
                 if not more:
                     break

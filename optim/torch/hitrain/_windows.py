@@ -14,13 +14,14 @@ the first uses ask again. Until then, and where the mount's share is used up, by
 """
 import contextlib
 import errno
+import io
 import mmap
 import os
 from typing import Any, Callable, Iterator, Optional
 
 import torch
 
-from hitrain._files import HIDDEN, ParameterFile, bytes_of, close_quietly, take_and_sum
+from hitrain._files import HIDDEN, ParameterFile, bytes_of, close_quietly, opened, take_and_sum
 from hitrain._mapped import is_passed, map_file
 from hitrain._parts import is_dtensor
 
@@ -89,20 +90,20 @@ class WindowFile(ParameterFile):
     @contextlib.contextmanager
     def _opened(self) -> Iterator[int]:
         reads = self._mode == os.O_RDONLY
-        if reads and self._fd >= 0:
-            yield self._fd
+        if reads and self._file is not None:
+            yield self._file.fileno()
             return
-        fd = os.open(self.path, self._mode | os.O_CLOEXEC)
-        with super()._keeping(fd) if reads and self._values.is_refused else self._keeping(fd):
+        file = opened(self.path, self._mode)
+        with super()._keeping(file) if reads and self._values.is_refused else self._keeping(file) as fd:
             yield fd
 
     @contextlib.contextmanager
-    def _keeping(self, fd: int) -> Iterator[int]:
+    def _keeping(self, file: io.FileIO) -> Iterator[int]:
         """One that stays open would keep an ordinary file ordinary."""
         try:
-            yield fd
+            yield file.fileno()
         finally:
-            close_quietly(fd)
+            close_quietly(file)
 
     @contextlib.contextmanager
     def _reading(self) -> Iterator[None]:
@@ -143,8 +144,9 @@ class _Mapping:
         self._asks = _ASKS if self._bytes >= LEAST_BYTES else 0
 
     def _mapped(self) -> Optional[torch.Tensor]:
-        fd = os.open(self._path, self._mode | os.O_CLOEXEC)
+        file = opened(self._path, self._mode)
         try:
+            fd = file.fileno()
             if not is_passed(fd):
                 return None
             size = os.fstat(fd).st_size
@@ -153,4 +155,4 @@ class _Mapping:
             protection = mmap.PROT_READ | (mmap.PROT_WRITE if self._mode == os.O_RDWR else 0)
             return torch.frombuffer(map_file(fd, size, protection), dtype=self._dtype).view(self._shape)
         finally:
-            close_quietly(fd)
+            close_quietly(file)
