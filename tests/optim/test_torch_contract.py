@@ -4,12 +4,14 @@ import copy
 import inspect
 import io
 import os
+import re
+import threading
 import warnings
 import weakref
 
 import pytest
 
-from trainer import LR, close, equal, random_parameters, shared_root as root, shared_store  # first: it makes the client importable
+from trainer import LR, SECONDS_MAX, close, equal, random_parameters, shared_root as root, shared_store  # first: it makes the client importable
 import torch
 import hitrain
 from hitrain import _files, _gather
@@ -572,3 +574,49 @@ def test_two_parameters_beside_each_other_are_taken(root, pair):
 def test_an_expanded_parameter_is_refused(root):
     with pytest.raises(ValueError, match='elements of p are in one memory, as after expand'):
         hitrain.SGD([('p', torch.nn.Parameter(torch.ones(1).expand(5)))], root, lr=1.0)
+
+
+CALLS = {'step()': lambda o, p: o.step(), 'send_gradients()': lambda o, p: o.send_gradients(), 'commit()': lambda o, p: o.commit(),
+         'abort()': lambda o, p: o.abort(), 'backward() or send_gradient()': lambda o, p: o.send_gradient(p)}
+
+
+def test_one_thread_at_a_time_uses_an_optimizer(root, monkeypatch):
+    """Another one is told so, and the step in the first one ends as it would without it."""
+    own, theirs = parameters(), parameters()
+    other = torch.optim.SGD(theirs.values(), lr=1.0)
+    within, on = threading.Event(), threading.Event()
+    with hitrain.SGD(own.items(), root, lr=1.0) as optimizer:
+        give_gradients(own, 0)
+        command = optimizer._root.command
+
+        def wait(*lines, **options):
+            within.set()
+            assert on.wait(SECONDS_MAX)
+            command(*lines, **options)
+        with monkeypatch.context() as m:
+            m.setattr(optimizer._root, 'command', wait)
+            thread = threading.Thread(target=optimizer.step, name='first')
+            thread.start()
+            assert within.wait(SECONDS_MAX)
+            for what, call in CALLS.items():
+                with pytest.raises(RuntimeError, match=re.escape(what) + r' in the thread MainThread while step\(\) runs in first'):
+                    call(optimizer, own['w'])
+            on.set()
+            thread.join()
+        give_gradients(theirs, 0)
+        other.step()
+        assert equal(own, theirs) and optimizer._step == 1
+        give_gradients(own, 1)
+        give_gradients(theirs, 1)
+
+        def closure():  # as on a GPU, whose backward has a thread of its own
+            inner = threading.Thread(target=optimizer.send_gradients)
+            inner.start()
+            inner.join()
+            give_gradients(own, 1)
+        optimizer.accumulate = 2
+        give_gradients(own, 1)
+        optimizer.step(closure)
+        other.step()
+        other.step()
+        assert close(own, theirs)

@@ -5,6 +5,7 @@ Messages name the parameter and the store's reason. hitrain/__init__.py describe
 """
 import collections
 import concurrent.futures
+import contextlib
 import copy
 import errno
 import gc
@@ -182,6 +183,7 @@ class Optimizer(torch.optim.Optimizer):
         self._small: Optional[List[ParameterFile]] = None  # written gradients that are handed over together
         self._small_bytes = 0  # of these
         self._torn = ''  # why a step could not be taken back
+        self._users: 'List[weakref.ref[_Alone]]' = []  # calls that other threads must not disturb
         self._seen_reducers = False
         self.defaults = defaults  # torch.optim sets the same; needed before that
         self._root = Root(self.root)
@@ -240,11 +242,15 @@ class Optimizer(torch.optim.Optimizer):
         def prepare() -> Dict[str, Any]:
             nonlocal loss
             if closure is not None:
-                with torch.enable_grad():
-                    loss = closure()
+                users, self._users = self._users, []  # a thread of backward may send gradients
+                try:
+                    with torch.enable_grad():
+                        loss = closure()
+                finally:
+                    self._users = users
             return self._offer(ends=True)
 
-        with self._whole_step():
+        with self._whole_step('step()'):
             said = self._ranks.together('step()', prepare)
             files = [f for f, owners in self._owned(said) if f.sent or owners]
             if not files:
@@ -263,7 +269,7 @@ class Optimizer(torch.optim.Optimizer):
     @torch.no_grad()
     def send_gradients(self) -> None:
         """With accumulate=N: send the gradients of the backward passes since the last call as one of the N, and clear them."""
-        with self._whole_step():
+        with self._whole_step('send_gradients()'):
             self._send(self._ranks.together('send_gradients()', lambda: self._offer(ends=False)))
             for f in self._parameter_files():
                 if f.has_gradient():
@@ -393,16 +399,17 @@ class Optimizer(torch.optim.Optimizer):
         if not self._ranks.leads:
             raise RuntimeError(f'rank 0 steers the model, nobody else: call this there alone, not on rank {self._ranks.rank} '
                                f'of {self._ranks.world}')
-        self._check_usable()
-        if self._begun:
-            raise RuntimeError('a part of a step is sent: step() ends it and makes it durable, abort() takes it back')
-        self._closed()
-        self._settle()
-        self._push_changed()
-        self._root.command('commit')
-        for f in self._parameter_files():
-            f.published()
-        self._step = self._root.number('step')
+        with _Alone(self, 'commit()'):
+            self._check_usable()
+            if self._begun:
+                raise RuntimeError('a part of a step is sent: step() ends it and makes it durable, abort() takes it back')
+            self._closed()
+            self._settle()
+            self._push_changed()
+            self._root.command('commit')
+            for f in self._parameter_files():
+                f.published()
+            self._step = self._root.number('step')
 
     def snapshot(self, name: str = '') -> None:
         """commit(), and keep the step: `.hitrain/snap` below the root has its files, and `hitrainctl rollback` goes back to it. name:
@@ -416,7 +423,8 @@ class Optimizer(torch.optim.Optimizer):
         """Undo all changes that are not durable: the store and the tensors go back to `committed_step`. With a shard:
         on all ranks, which get the same tensors. Ranks that are in another call leave it with RankFailed, and go back
         with those that called this."""
-        self._go_back(wholly=True)
+        with _Alone(self, 'abort()'):
+            self._go_back(wholly=True)
 
     def send_gradient(self, parameter: torch.Tensor) -> None:
         """Write the gradient of one parameter; the store may begin its update at once. step() calls it for each parameter, if a class of
@@ -1005,9 +1013,9 @@ class Optimizer(torch.optim.Optimizer):
 
     # -- going back --
 
-    def _whole_step(self) -> '_WholeStep':
+    def _whole_step(self, what: str = 'backward() or send_gradient()') -> '_WholeStep':
         """An error in here takes back the sent gradients of the step, on all ranks."""
-        return _WholeStep(self)
+        return _WholeStep(self, what)
 
     def _take_back(self, error: BaseException) -> None:
         finished = self._step
@@ -1374,16 +1382,46 @@ class Optimizer(torch.optim.Optimizer):
 # A generator would do as a context manager, but for Ctrl-C: one that is interrupted while it begins ends whenever Python collects it, and would
 # then act on a later step.
 
-class _WholeStep:
-    def __init__(self, optimizer: Optimizer) -> None:
-        self._optimizer = optimizer
+class _Alone:
+    """One thread at a time is in here: the first one in the optimizer's list. It may be in several of these, one within the other. No lock,
+    because Ctrl-C could leave one locked; what is interrupted ends, and its reference in the list with it."""
+
+    def __init__(self, optimizer: Optimizer, what: str) -> None:
+        self._users, self._what, self._thread = optimizer._users, what, threading.current_thread()
+        self._own = weakref.ref(self)
 
     def __enter__(self) -> None:
-        pass
+        self._users.append(self._own)
+        for entry in list(self._users):
+            other = entry()
+            if other is self:
+                break
+            if other is None:
+                self._leave(entry)
+            elif other._thread is not self._thread:
+                self._leave(self._own)
+                raise RuntimeError(f'{self._what} in the thread {self._thread.name} while {other._what} runs in {other._thread.name}: one thread at a '
+                                   'time uses an optimizer, so let them wait for each other')
 
     def __exit__(self, kind: Any, error: Optional[BaseException], trace: Any) -> None:
-        if error is not None:
-            self._optimizer._take_back(error)
+        self._leave(self._own)
+
+    def _leave(self, entry: 'weakref.ref[_Alone]') -> None:
+        with contextlib.suppress(ValueError):  # another thread may have seen that it is gone
+            self._users.remove(entry)
+
+
+class _WholeStep(_Alone):
+    def __init__(self, optimizer: Optimizer, what: str) -> None:
+        super().__init__(optimizer, what)
+        self._optimizer = optimizer
+
+    def __exit__(self, kind: Any, error: Optional[BaseException], trace: Any) -> None:
+        try:
+            if error is not None:
+                self._optimizer._take_back(error)
+        finally:
+            super().__exit__(kind, error, trace)
 
 
 class _Holding:
