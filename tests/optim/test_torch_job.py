@@ -13,7 +13,7 @@ import pytest
 from trainer import LR, SECONDS_MAX, on_threads, random_parameters, shared_root, shared_store, wait_unclaimed  # first: it makes the client importable
 import torch
 from demo_store import mounted
-from hitrain import AdamW, Job, RankFailed
+from hitrain import AdamW, Job, RankFailed, _making
 from hitrain._job import NONE
 
 SHAPES = {'a.weight': (200, 100), 'a.bias': (100,)}
@@ -160,6 +160,24 @@ def test_no_common_step_names_what_each_store_has(shared_root):
     roots[1] = shared_root.with_name('nothing')
     failed = meet([None] * 2, resume)
     assert isinstance(failed[1], OSError) and isinstance(failed[0], RankFailed) and failed[0].rank == 1
+
+
+def test_a_model_that_is_made_anew_takes_no_other_store_back_to_its_beginning(shared_root):
+    """One store has a half-made model. If all are at the beginning the job begins; else the others keep their steps."""
+    roots = [shared_root.with_name(name) for name in ('half', 'trained')]
+
+    def run(job, steps):
+        params = random_parameters(SHAPES)
+        with AdamW(params.items(), roots[job.rank], lr=LR, retain=9, job=job, resume=True) as optimizer:
+            train(optimizer, params, optimizer.committed_step, steps)
+    _making.begin(str(roots[0]), _making.OPTIMIZER)
+    AdamW(random_parameters(SHAPES).items(), roots[1], lr=LR, retain=9).close()
+    assert meet([2, 2], run) == [None, None] and numbers(roots[0]) == numbers(roots[1]) == [0, 1, 2]
+    roots[0] = shared_root.with_name('lost')
+    _making.begin(str(roots[0]), _making.OPTIMIZER)
+    for error in meet([3, 3], run):
+        assert isinstance(error, RuntimeError) and 'the model of rank 0 was never made to its end, and another store of the job is at step 2' in str(error)
+    assert numbers(roots[1]) == [0, 1, 2]
 
 
 # ------------------------------------------- processes, stores, and their deaths

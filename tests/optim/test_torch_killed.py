@@ -100,7 +100,7 @@ def test_a_trainer_is_killed_at_each_request_of_a_step(shared_store, shared_root
     assert same_after_kills(shared_store, roots_in(shared_root.parent), script, tmp_path / 'said') > 8
 
 
-@pytest.mark.parametrize('word', ['lr', 'lr of a file', 'redo'])
+@pytest.mark.parametrize('word', ['lr', 'redo'])
 def test_the_daemon_is_killed_at_each_request_of_a_step(store, tmp_path, word):
     make, options, put, first, second = WORDS[word]
 
@@ -115,7 +115,7 @@ def test_the_daemon_is_killed_at_each_request_of_a_step(store, tmp_path, word):
 
 # ------------------------------------------------------------ half-made models
 
-RESUMES = {'exists': os.path.exists, 'never': lambda root: False, 'always': os.path.isdir}
+RESUMES = {'resumed': os.path.exists, 'anew': lambda root: False}
 
 
 def make_and_train(options, resume):

@@ -3,7 +3,7 @@
 
     no directory --rename--> a directory with `making` --optimizer--> a root --files--> a root with its files --commit--> the model
 
-The attribute `making` of the directory says who has begun: an Optimizer, or an import of files. It says no more until the directory is a
+The attribute `making` of the directory names its maker: an Optimizer, or an import of files. It says no more until the directory is a
 root, which is durable at once. Then the root's lineage and its number of publications at that moment follow, durable with the first
 commit. That commit is one more publication, so with it the attribute says nothing any more: the making ends with the commit, neither before
 nor after. A mount gives each root another lineage, so a number of an earlier mount says nothing either.
@@ -15,7 +15,7 @@ from hitrain._files import XATTR, attribute
 from hitrain._root import Root
 
 WORD = 'making'
-OPTIMIZER, IMPORT = 'optimizer', 'import'  # who
+OPTIMIZER, IMPORT = 'optimizer', 'import'  # makers
 
 
 def begin(path: str, who: str) -> None:
@@ -41,13 +41,13 @@ def goes_on(root: Root, who: str) -> None:
 
 
 def of(path: str) -> str:
-    """Who has begun to make this directory a model, and has not ended. ''. It may have ended by now; take_back() makes sure."""
+    """The maker of this directory, while it has not ended. ''. It may have ended by now; take_back() makes sure."""
     who, _, when = attribute(path, WORD).partition(' ')
     return who if not when or when == _now(path) else ''
 
 
 def take_back(root: Root) -> str:
-    """Nothing of a half-made model stays but an empty directory. Returns who has begun it; '': this is none."""
+    """Nothing of a half-made model stays but an empty directory. Returns its maker; '': this is none."""
     if not os.path.isdir(root.path) or not of(root.path):
         return ''
     if attribute(root.path, 'optimizer'):

@@ -26,8 +26,8 @@ class _Span(NamedTuple):
 
 
 def check_apart(parameters: Iterable[Tuple[str, torch.Tensor]]) -> None:
-    """Each update would change the other parameter, too, and one of them would be lost."""
-    reaching: List[_Span] = []  # of those before: spans that go on
+    """Each update would change the other parameter, too, and one update would be lost."""
+    reaching: List[_Span] = []  # earlier spans that go on
     for span in sorted(_spans(parameters), key=lambda s: s[:3]):
         reaching = [other for other in reaching if other.device == span.device and other.end > span.first]
         for other in reaching:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The words of a model: the attributes that steer its steps, and what the store is known to hold of them.
+"""The words of a model: the attributes that steer its steps, and what the store is known to hold.
 
 Known is the one owner of every attribute that the client keeps in mind. A command of `.hitrain/ctl` may take attributes back, or
 come after another program's changes. Root.command() tells Known before each one, and Known forgets what the table below says.

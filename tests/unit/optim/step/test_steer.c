@@ -165,11 +165,14 @@ START_TEST(who_has_claimed_a_root_steers_it_alone)
 {
     char why[HT_OPTIM_ERROR_MAX];
     uint64_t first = 0, second = 0;
+    int pid = 0;
 
     one_param();
     ck_assert_int_eq(claim_as("trainer", NULL, &first, why), 0);
     ck_assert_str_eq(fixture_stat(&w).claimed_by, "trainer");
     ck_assert_int_eq(fixture_stat(&w).claimed_pid, 4711);
+    ck_assert(ht_optim_claimed(w.o, ROOT, &pid, why) && pid == 4711);
+    ck_assert_str_eq(why, "claimed by trainer (pid 4711)");
     step_all(&w); /* any client may write gradients */
     ck_assert_int_eq(ht_optim_commit(w.o, ROOT), -EBUSY);
     ck_assert_str_eq(fixture_stat(&w).error, "claimed by trainer (pid 4711)");
@@ -184,6 +187,7 @@ START_TEST(who_has_claimed_a_root_steers_it_alone)
     ck_assert_int_eq(claim_as("trainer.2", NULL, &first, why), 0); /* its own, under another name */
     ck_assert_int_eq(ht_optim_unclaim(w.o, ROOT, first), 0);
     ck_assert_int_eq(ht_optim_unclaim(w.o, ROOT, first), -ESTALE);
+    ck_assert(!ht_optim_claimed(w.o, ROOT, &pid, why));
     ck_assert_str_eq(fixture_stat(&w).claimed_by, "");
     ck_assert_int_eq(ht_optim_commit(w.o, ROOT), 0);
     ck_assert_int_eq(ht_optim_commit_by(w.o, ROOT, &by), -ESTALE);
