@@ -9,7 +9,9 @@ commit. That commit is one more publication, so with it the attribute says nothi
 nor after. A mount gives each root another lineage, so a number of an earlier mount says nothing either.
 """
 import contextlib
+import errno
 import os
+from typing import List, Optional
 
 from hitrain._files import XATTR, attribute
 from hitrain._root import Root
@@ -56,6 +58,27 @@ def take_back(root: Root) -> str:
             return ''
         root.command('abort')
     return '' if os.listdir(root.path) else of(root.path)
+
+
+def check_empty(root: Root, held: Optional[List[str]], text: str) -> None:
+    """held: names in the directory; None: there is none. text: its attribute `optimizer`."""
+    if held and text:
+        raise FileExistsError(errno.EEXIST, f'is not empty; pass resume=True to continue the model that it holds, which is at step '
+                              f'{root.number("step")}. Or make a model in another directory', root.path)
+    if held:
+        raise FileExistsError(errno.EEXIST, 'is not empty, and no model: make one in another directory', root.path)
+
+
+def no_model(root: Root, held: Optional[List[str]]) -> OSError:
+    """Why there is nothing to resume."""
+    if held is None:
+        return FileNotFoundError(errno.ENOENT, 'there is no model to resume: without resume=True one is made', root.path)
+    if root.is_elsewhere:
+        return OSError(errno.ENODATA, 'there is no model to resume, and this is no hitrain mount', root.path)
+    if not held:
+        return FileNotFoundError(errno.ENOENT, 'there is no model to resume, the directory is empty: without resume=True one is made', root.path)
+    return OSError(errno.ENODATA, 'this directory is no model, although it has files. A copy by cp, rsync or tar is none: `hitrainctl '
+                   'clone`, or send and receive, make a copy with its state', root.path)
 
 
 def _now(path: str) -> str:

@@ -5,7 +5,6 @@ Messages name the parameter and the store's reason. hitrain/__init__.py describe
 """
 import collections
 import concurrent.futures
-import contextlib
 import copy
 import errno
 import gc
@@ -21,6 +20,7 @@ from typing import Any, Callable, ContextManager, Dict, Iterable, Iterator, List
 import torch
 
 from hitrain import _ahead, _gather, _making, _need, _packs, _settings, _topk
+from hitrain._alone import Alone, Holding, WholeStep
 from hitrain._files import FILE_DTYPES, HIDDEN, XATTR, Descriptors, ParameterFile, attribute, bytes_of, check_name, check_plain
 from hitrain._job import Job, bring_together, kept_numbers
 from hitrain._memory import check_apart, check_ordered
@@ -183,7 +183,7 @@ class Optimizer(torch.optim.Optimizer):
         self._small: Optional[List[ParameterFile]] = None  # written gradients that are handed over together
         self._small_bytes = 0  # of these
         self._torn = ''  # why a step could not be taken back
-        self._users: 'List[weakref.ref[_Alone]]' = []  # calls that other threads must not disturb
+        self._users: 'List[weakref.ref[Alone]]' = []  # calls that other threads must not disturb
         self._seen_reducers = False
         self.defaults = defaults  # torch.optim sets the same; needed before that
         self._root = Root(self.root)
@@ -298,7 +298,7 @@ class Optimizer(torch.optim.Optimizer):
 
     def hold_gradients(self) -> 'ContextManager[None]':
         """With overlap=True: gradients of a backward() in here are not sent, because more will be added to them."""
-        return _Holding(self)
+        return Holding(self)
 
     def state_dict(self) -> Dict[str, Any]:
         """Hyper-parameters, and the number of the last finished step. That step is made durable first; while gradients
@@ -399,7 +399,7 @@ class Optimizer(torch.optim.Optimizer):
         if not self._ranks.leads:
             raise RuntimeError(f'rank 0 steers the model, nobody else: call this there alone, not on rank {self._ranks.rank} '
                                f'of {self._ranks.world}')
-        with _Alone(self, 'commit()'):
+        with Alone(self._users, 'commit()'):
             self._check_usable()
             if self._begun:
                 raise RuntimeError('a part of a step is sent: step() ends it and makes it durable, abort() takes it back')
@@ -423,7 +423,7 @@ class Optimizer(torch.optim.Optimizer):
         """Undo all changes that are not durable: the store and the tensors go back to `committed_step`. With a shard:
         on all ranks, which get the same tensors. Ranks that are in another call leave it with RankFailed, and go back
         with those that called this."""
-        with _Alone(self, 'abort()'):
+        with Alone(self._users, 'abort()'):
             self._go_back(wholly=True)
 
     def send_gradient(self, parameter: torch.Tensor) -> None:
@@ -611,11 +611,11 @@ class Optimizer(torch.optim.Optimizer):
             raise FileNotFoundError(errno.ENOENT, 'an import into this directory did not end: import again, or make a model without '
                                     'resume=True', self.root)
         if half or not self._resume:
-            self._refuse_to_make(held, text)
+            _making.check_empty(self._root, held, text)
             self._make_root()
             return True
         if not text or not held:
-            raise self._no_model(held)
+            raise _making.no_model(self._root, held)
         self._root.claim()
         if self._root.number('step_open'):
             self._take_over()
@@ -631,24 +631,6 @@ class Optimizer(torch.optim.Optimizer):
         with self._root.explained('model root'):
             _making.goes_on(self._root, _making.OPTIMIZER)
         self._makes = True
-
-    def _refuse_to_make(self, held: Optional[List[str]], text: str) -> None:
-        if held and text:
-            raise FileExistsError(errno.EEXIST, f'is not empty; pass resume=True to continue the model that it holds, which is at step '
-                                  f'{self._root.number("step")}. Or make a model in another directory', self.root)
-        if held:
-            raise FileExistsError(errno.EEXIST, 'is not empty, and no model: make one in another directory', self.root)
-
-    def _no_model(self, held: Optional[List[str]]) -> OSError:
-        if held is None:
-            return FileNotFoundError(errno.ENOENT, 'there is no model to resume: without resume=True one is made', self.root)
-        if self._root.is_elsewhere:
-            return OSError(errno.ENODATA, 'there is no model to resume, and this is no hitrain mount', self.root)
-        if not held:
-            return FileNotFoundError(errno.ENOENT, 'there is no model to resume, the directory is empty: without resume=True one is made',
-                                     self.root)
-        return OSError(errno.ENODATA, 'this directory is no model, although it has files. A copy by cp, rsync or tar is none: `hitrainctl '
-                       'clone`, or send and receive, make a copy with its state', self.root)
 
     def _undo(self) -> None:
         """After a construction that failed: removes files that were made and never committed."""
@@ -1013,9 +995,9 @@ class Optimizer(torch.optim.Optimizer):
 
     # -- going back --
 
-    def _whole_step(self, what: str = 'backward() or send_gradient()') -> '_WholeStep':
+    def _whole_step(self, what: str = 'backward() or send_gradient()') -> WholeStep:
         """An error in here takes back the sent gradients of the step, on all ranks."""
-        return _WholeStep(self, what)
+        return WholeStep(self._users, what, self._take_back)
 
     def _take_back(self, error: BaseException) -> None:
         finished = self._step
@@ -1377,62 +1359,6 @@ class Optimizer(torch.optim.Optimizer):
         if held:
             return f'The model in the store has {held[0]}: pass names= as they are there'
         return 'The model in the store was made without it'
-
-
-# A generator would do as a context manager, but for Ctrl-C: one that is interrupted while it begins ends whenever Python collects it, and would
-# then act on a later step.
-
-class _Alone:
-    """One thread at a time is in here: the first one in the optimizer's list. It may be in several of these, one within the other. No lock,
-    because Ctrl-C could leave one locked; what is interrupted ends, and its reference in the list with it."""
-
-    def __init__(self, optimizer: Optimizer, what: str) -> None:
-        self._users, self._what, self._thread = optimizer._users, what, threading.current_thread()
-        self._own = weakref.ref(self)
-
-    def __enter__(self) -> None:
-        self._users.append(self._own)
-        for entry in list(self._users):
-            other = entry()
-            if other is self:
-                break
-            if other is None:
-                self._leave(entry)
-            elif other._thread is not self._thread:
-                self._leave(self._own)
-                raise RuntimeError(f'{self._what} in the thread {self._thread.name} while {other._what} runs in {other._thread.name}: one thread at a '
-                                   'time uses an optimizer, so let them wait for each other')
-
-    def __exit__(self, kind: Any, error: Optional[BaseException], trace: Any) -> None:
-        self._leave(self._own)
-
-    def _leave(self, entry: 'weakref.ref[_Alone]') -> None:
-        with contextlib.suppress(ValueError):  # another thread may have seen that it is gone
-            self._users.remove(entry)
-
-
-class _WholeStep(_Alone):
-    def __init__(self, optimizer: Optimizer, what: str) -> None:
-        super().__init__(optimizer, what)
-        self._optimizer = optimizer
-
-    def __exit__(self, kind: Any, error: Optional[BaseException], trace: Any) -> None:
-        try:
-            if error is not None:
-                self._optimizer._take_back(error)
-        finally:
-            super().__exit__(kind, error, trace)
-
-
-class _Holding:
-    def __init__(self, optimizer: Optimizer) -> None:
-        self._optimizer, self._before = optimizer, optimizer._holding
-
-    def __enter__(self) -> None:
-        self._before, self._optimizer._holding = self._optimizer._holding, True
-
-    def __exit__(self, *exc: Any) -> None:
-        self._optimizer._holding = self._before
 
 
 # Optimizers of this process. A forked child must not hold the descriptors that steer the model: it would do so after

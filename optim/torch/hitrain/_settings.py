@@ -12,7 +12,7 @@ from hitrain._files import XATTR, attribute
 
 # Commands after which any attribute of the model may be another one. No other command changes attributes.
 FORGETTING = {
-    'abort': 'takes back what was set since the last commit',
+    'abort': 'takes back all changes since the last commit',
     'rollback': 'brings the attributes of the kept step',
     'claim': 'until now another client could set them',
 }
