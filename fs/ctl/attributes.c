@@ -94,8 +94,8 @@ static int check_shape(const struct request *q, char err[HT_CTL_ERROR_MAX])
 
     if (ht_parse_shape(q->value, q->len, &shape) == 0)
         return ht_shape_fits(q->ctl, q->ino, q->value, q->len, err);
-    snprintf(err, HT_CTL_ERROR_MAX, "shape: numbers separated by commas, at most %u, as in 1024,768",
-             HT_SHAPE_DIMS_MAX);
+    snprintf(err, HT_CTL_ERROR_MAX,
+             "shape: numbers separated by commas, at most %u, as in 1024,768, or " HT_SHAPE_SCALAR, HT_SHAPE_DIMS_MAX);
     return -EINVAL;
 }
 

@@ -107,6 +107,8 @@ int ht_parse_shape(const char *text, size_t len, struct ht_shape *out)
     struct ht_shape shape = {.elements = 1};
     const char *p = text, *end = text + len;
 
+    if (is_word(text, len, HT_SHAPE_SCALAR))
+        p = end;
     while (p < end) {
         const char *comma = memchr(p, ',', (size_t)(end - p));
         size_t n = (size_t)((comma ? comma : end) - p);
@@ -139,7 +141,7 @@ static int64_t parse_member(const char *line, size_t len, uint64_t at)
     int rc = ht_parse_u64(line, (size_t)(shape - line), &offset);
     if (!rc)
         rc = ht_parse_shape(shape + 1, (size_t)(name - shape - 1), &s);
-    if (rc || offset != at || !s.count || !s.elements)
+    if (rc || offset != at || name == shape + 1 || !s.elements)
         return rc ? rc : -EINVAL;
     return (int64_t)s.elements;
 }

@@ -35,7 +35,10 @@ struct ht_shape {
     uint64_t dim[HT_SHAPE_DIMS_MAX];
     uint64_t elements;
 };
-/* "1024,768"; the empty text is a scalar. -EINVAL; -ERANGE: more elements than a file may hold. */
+#define HT_SHAPE_SCALAR "scalar"
+/*
+ * "1024,768", or the word for no dimensions, as the empty text. -EINVAL; -ERANGE: more elements than a file may hold.
+ */
 int ht_parse_shape(const char *text, size_t len, struct ht_shape *out) HT_MUST_CHECK;
 
 /*

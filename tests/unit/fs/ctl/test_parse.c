@@ -128,10 +128,23 @@ static int shape(const char *text, struct ht_shape *out)
 
 START_TEST(shapes_are_bounded_lists)
 {
-    static const char *const bad[] = {",", "1,", ",1", "1,,2", "1, 2", "a", "-1", "1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1"};
+    static const char *const bad[] = {",",
+                                      "1,",
+                                      ",1",
+                                      "1,,2",
+                                      "1, 2",
+                                      "a",
+                                      "-1",
+                                      "scalar,1",
+                                      "1,scalar",
+                                      "Scalar",
+                                      "1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1"};
     struct ht_shape s;
 
     ck_assert_int_eq(shape("", &s), 0);
+    ck_assert_uint_eq(s.count, 0);
+    ck_assert_uint_eq(s.elements, 1);
+    ck_assert_int_eq(shape("scalar", &s), 0);
     ck_assert_uint_eq(s.count, 0);
     ck_assert_uint_eq(s.elements, 1);
     ck_assert_int_eq(shape("1024,768", &s), 0);
@@ -164,6 +177,8 @@ START_TEST(members_lie_one_after_the_other)
 
     ck_assert_int_eq(ht_parse_members("0 2,3 a", 7, &n), 0);
     ck_assert_uint_eq(n, 6);
+    ck_assert_int_eq(ht_parse_members("0 scalar a\n1 2 b", 16, &n), 0);
+    ck_assert_uint_eq(n, 3);
     ck_assert_int_eq(ht_parse_members("0 2,3 a b\n6 1 c\n7 16 d\n", 23, &n), 0);
     ck_assert_uint_eq(n, 23);
     for (size_t i = 0; i < HT_ARRAY_SIZE(bad); i++)
