@@ -7,6 +7,7 @@ A fenced block of the kind "console" has commands after "$ " (and "> " for furth
 import os
 import pathlib
 import re
+import struct
 import subprocess
 import tempfile
 
@@ -81,6 +82,7 @@ RUN_BY = {
     ('docs/guide.md', 'fstab'): (1, 'mount/test_documents.py'),
     ('docs/offload.md', 'python'): (3, 'optim/test_torch_microbatches.py'),
     ('docs/pytorch.md', 'python'): (3, 'optim/test_torch_readme.py'),
+    ('docs/operations.md', 'sh'): (3, 'mount/test_documents.py'),
     ('docs/pytorch.md', 'sh'): (3, 'mount/test_documents.py'),
     ('docs/trace-format.md', 'sh'): (4, 'mount/test_replay.py'),
     ('docs/trace-format.md', 'trace'): (1, 'mount/test_replay.py'),
@@ -153,11 +155,56 @@ def test_commands_of_kept_steps(make_store, tmp_path):
 
 
 def run_lines(text, here, there):
-    script = text.replace('/mnt/a/', f'{here}/').replace('/mnt/b/', f'{there}/').replace('ssh copy ', '')
+    script = text.replace('/mnt/a/', f'{here}/').replace('/mnt/b/', f'{there}/').replace('ssh copy ', '').replace('ssh host ', '')
     done = subprocess.run(['bash', '-eu', '-o', 'pipefail', '-c', script], env={**os.environ, 'PATH': f'{BIN}:{os.environ["PATH"]}'},
                           stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=SECONDS_MAX)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
+
+
+def bits_of(model):
+    """Its parameter, state and step."""
+    state = model / '.hitrain/state/w'
+    return [(model / 'w').read_bytes(), *((state / name).read_bytes() for name in sorted(os.listdir(state))), os.getxattr(model, 'user.hitrain.step')]
+
+
+def test_commands_of_a_copy_that_follows(make_store):
+    """All blocks, one after the other: the model goes on between them, and ends with another history. Senders end at its present step."""
+    page = (ROOT / 'docs/operations.md').read_text()
+    copies, again, use = re.findall(r'^```sh\n(.*?)^```', page, re.M | re.S)
+    here, there = make_store('64M').mount(), make_store('64M').mount()
+    model = here / 'model'
+    model.mkdir()
+    os.setxattr(model, 'user.hitrain.dtype', b'f32')
+    os.setxattr(model, 'user.hitrain.optimizer', b'adamw lr=0.5 durable_every=8 redo=on redo_keep=64')
+    (model / 'w').write_bytes(bytes(4096))
+    run('hitrainctl', 'commit', model)
+
+    def step(number):
+        (model / '.hitrain/grad/w').write_bytes(struct.pack('f', number) * 1024)
+        run('hitrainctl', 'step', model)
+
+    def walk(text):
+        run_lines(re.sub(r'(follow .*--from=\S+)', r'\1 --once', text), here, there)
+    step(1)
+    first = copies.split('hitrainctl follow')[0]
+    walk(first)
+    step(2)
+    step(3)
+    walk(copies[len(first):])
+    assert bits_of(there / 'copy') == bits_of(model)
+    run('hitrainctl', 'rollback', model, 'base')
+    step(5)
+    first = again.split('hitrainctl follow')[0]
+    walk(first)
+    step(6)
+    walk(again[len(first):])
+    walk(use)
+    assert bits_of(there / 'new') == bits_of(model) and not (there / 'copy').exists()
+    for root in model, there / 'new':
+        (root / '.hitrain/grad/w').write_bytes(struct.pack('f', 7) * 1024)
+        run('hitrainctl', 'commit', root)
+    assert bits_of(there / 'new') == bits_of(model)
 
 
 def test_commands_of_shards(make_store):
