@@ -310,7 +310,6 @@ BROKEN = {
     'integers': (broken({'a': tensor(dtype='I32')}), 'parameters are F32, BF16 or F16'),
     'unknown dtype': (broken({'a': tensor(dtype='F8_E4M3')}), 'parameters are F32, BF16 or F16'),
     'no tensor': (broken({}, body=b''), 'has no tensors'),
-    'an empty tensor': (broken({'a': tensor(0, 0, (0,))}, body=b''), 'has no elements'),
 }
 
 

@@ -171,7 +171,7 @@ def test_later_groups_have_packs_of_their_own(shared_root):
     own, other = random_parameters(SHAPES), random_parameters(SHAPES)
     with AdamW(groups(own), shared_root, lr=LR, pack=PACK) as optimizer, AdamW(groups(other), shared_root.with_name('alone'), lr=LR) as single:
         assert files(shared_root) == ['large', 'packed.0']
-        assert os.getxattr(shared_root / 'packed.0', 'user.hitrain.members') == b'0 30,20 a.weight\n600 1,7,1 line\n607 20 a.bias\n627 1 scale\n'
+        assert os.getxattr(shared_root / 'packed.0', 'user.hitrain.members') == b'0 30,20 a.weight\n600 1,7,1 line\n607 20 a.bias\n627 scalar scale\n'
         run(optimizer, own, 0, 2)
         run(single, other, 0, 2)
         assert equal(own, other)

@@ -17,7 +17,7 @@ import mmap
 import os
 import resource
 import weakref
-from typing import Any, Callable, Iterable, Iterator, List, Optional, Tuple, Union
+from typing import Any, Callable, Iterable, Iterator, List, Optional, Sequence, Tuple, Union
 
 import torch
 
@@ -33,6 +33,7 @@ BLOCK_BYTES = 1 << 20  # fits into a cache of a processor
 
 # The dtypes of files, in the words of the store.
 FILE_DTYPES = {torch.float32: 'f32', torch.bfloat16: 'bf16', torch.float16: 'f16'}
+SCALAR = 'scalar'  # the word for a shape without dimensions
 
 
 class Descriptors:
@@ -100,6 +101,25 @@ class ParameterFile:
     def shape(self) -> Tuple[int, ...]:
         return self.part.shape if self.part else tuple(self.tensor.shape)
 
+    @property
+    def has_elements(self) -> bool:
+        """If not, its file has attributes alone. No step, abort or state concerns it."""
+        return math.prod(self.shape) > 0
+
+    def make_empty(self) -> None:
+        """The file of a parameter without elements, for exports. ValueError: the store has elements."""
+        if os.path.exists(self.path):
+            found = attribute(self.path, 'shape')
+            if os.stat(self.path).st_size or not is_shape(found, self.shape):
+                raise ValueError(f'{self.path}: shape is {found or "not set"} in the store and {shape_word(self.shape)} in the model')
+            return
+        fd = os.open(self.path, os.O_RDWR | os.O_CLOEXEC | os.O_CREAT | os.O_EXCL, 0o666)
+        self.made = True
+        try:
+            self._set_attributes(fd)
+        finally:
+            close_quietly(fd)
+
     # -- the parameter --
 
     def create(self) -> None:
@@ -117,16 +137,16 @@ class ParameterFile:
 
     def _set_attributes(self, where: Union[int, str]) -> None:
         os.setxattr(where, XATTR + 'dtype', FILE_DTYPES[self.dtype].encode())
-        os.setxattr(where, XATTR + 'shape', self._shape().encode())
+        os.setxattr(where, XATTR + 'shape', shape_word(self.shape).encode())
         if self.grad_dtype != self.dtype:
             os.setxattr(where, XATTR + 'grad_dtype', FILE_DTYPES[self.grad_dtype].encode())
 
     def open_existing(self, fill: bool = False) -> None:
         """fill: another rank has made the file, which takes this part's values."""
         with self._opened() as fd:
-            for word, wanted in (('dtype', FILE_DTYPES[self.dtype]), ('shape', self._shape())):
+            for word, wanted in (('dtype', FILE_DTYPES[self.dtype]), ('shape', shape_word(self.shape))):
                 found = attribute(fd, word)
-                if found != wanted:
+                if found != wanted and not (word == 'shape' and is_shape(found, self.shape)):
                     raise ValueError(f'{self.path}: {word} is {found or "not set"} in the store and {wanted} in the model')
             self._write(fd) if fill else self._read(fd)
 
@@ -212,8 +232,8 @@ class ParameterFile:
     def check_state(self, name: str, value: torch.Tensor) -> None:
         if name != 'step':
             self.own_value(name, value)
-        elif tuple(value.shape) != ():
-            raise ValueError(f'{name} of {self.name} has the shape (), not {tuple(value.shape)}')
+        elif value.numel() != 1:
+            raise ValueError(f'{name} of {self.name} is one number, not a tensor of the shape {tuple(value.shape)}')
 
     def own_value(self, name: str, value: torch.Tensor) -> torch.Tensor:
         """This process's elements of a value of the whole parameter, or of its part. ValueError if it is neither."""
@@ -224,6 +244,8 @@ class ParameterFile:
         step = name == 'step'
         out = torch.empty(() if step else tuple(self.local.shape), dtype=torch.float32)
         with self._state(name, os.O_RDONLY) as fd:
+            if os.fstat(fd).st_size == 0:
+                raise RuntimeError(f'{self.name} has no {name} yet: the store makes state in the first step of a parameter')
             read_all(fd, out, 0 if step else self.offset * 4)
         return out if step else as_placed(out.to(self.local.device) if is_dtensor(self.tensor) else out, self.tensor)
 
@@ -406,9 +428,6 @@ class ParameterFile:
             known = checksum(local)
         self._known, self._half_read = known, False
 
-    def _shape(self) -> str:
-        return ','.join(map(str, self.shape)) or '1'
-
     @torch.no_grad()
     def _store(self, values: torch.Tensor) -> None:
         self.local.copy_(values.view(self.local.shape))
@@ -574,6 +593,20 @@ def attribute(where: Any, word: str) -> str:
         if e.errno != errno.ENODATA:
             raise
         return ''
+
+
+def shape_word(shape: Sequence[int]) -> str:
+    """The attribute for a shape."""
+    return ','.join(map(str, shape)) or SCALAR
+
+
+def read_shape(word: str) -> Tuple[int, ...]:
+    return () if word == SCALAR else tuple(int(n) for n in word.split(','))
+
+
+def is_shape(word: str, shape: Sequence[int]) -> bool:
+    """Does an attribute mean this shape? Versions before 'scalar' wrote 1 for it, and such files keep that."""
+    return word == shape_word(shape) or (word == '1' and not tuple(shape))
 
 
 def write_all(fd: int, tensor: torch.Tensor, at: int = 0) -> None:

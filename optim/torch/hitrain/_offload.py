@@ -254,6 +254,13 @@ class Offloaded(Optimizer):
             return DeviceFile(self._copies, self.root, name, p, grad_dtype, self._fill)
         return MappedFile(self.root, name, p, grad_dtype, self._fill)
 
+    def _attach_empty(self, f: ParameterFile) -> None:
+        if self._fill:
+            self._fill(f.tensor)
+        if self._copies:
+            f.tensor.data = f.tensor.data.to(self._copies.device)
+        super()._attach_empty(f)
+
     def _packs_of(self, own: Dict[str, torch.Tensor], group_of: Dict[str, int]) -> Dict[str, List[Place]]:
         packs = super()._packs_of(own, group_of)
         for pack, places in packs.items():

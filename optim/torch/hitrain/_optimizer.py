@@ -371,8 +371,15 @@ class Optimizer(torch.optim.Optimizer):
         return packed
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        raise TypeError(f'{type(self).__name__} of {self.root} cannot be copied or pickled: its state is in the store. Save '
+        """State of a schedule may have the optimizer in it, as that of OneCycleLR of PyTorch 1.13."""
+        return _LeftOut, (type(self).__name__, self.root)
+
+    def __copy__(self) -> Any:
+        raise TypeError(f'{type(self).__name__} of {self.root} cannot be copied: its state is in the store. Save '
                         'state_dict() or export_state(), and make another optimizer on a root of its own')
+
+    def __deepcopy__(self, memo: Any) -> Any:
+        return self.__copy__()
 
     # -- additions of the store --
 
@@ -432,6 +439,8 @@ class Optimizer(torch.optim.Optimizer):
         if self._shard:
             raise RuntimeError('with a shard, all processes send together: call send_gradients() or step()')
         f = self._files[parameter]
+        if not f.has_elements:
+            return
         if isinstance(f, Member):
             raise RuntimeError(f'{f.name} shares {f.whole.name} with others, whose gradients go together: call send_gradients() or step()')
         self._send_whole(f)
@@ -446,7 +455,8 @@ class Optimizer(torch.optim.Optimizer):
 
     def receive_parameter(self, parameter: torch.Tensor) -> None:
         """Read one parameter, with those that share its file; waits for its update. step() calls it as it calls send_gradient()."""
-        self._receive_whole(self._files[parameter].whole)
+        if self._files[parameter].has_elements:
+            self._receive_whole(self._files[parameter].whole)
 
     def _receive_whole(self, f: ParameterFile) -> None:
         with self._root.explained(f'parameter {f.name}'):
@@ -679,7 +689,7 @@ class Optimizer(torch.optim.Optimizer):
             known.put(self.root, 'optimizer', self._latched[0])
             for group, text in zip(self.param_groups, of_groups):
                 for p in group['params']:
-                    if not isinstance(self._files[p], Member):
+                    if not isinstance(self._files[p], Member) and self._files[p].has_elements:
                         known.put(self._files[p].path, 'optimizer', text)
             for f in self._parameter_files():
                 if isinstance(f, PackFile):
@@ -990,7 +1000,7 @@ class Optimizer(torch.optim.Optimizer):
     def _hook_all(self) -> None:
         """Also parameters that were frozen when the optimizer was made."""
         for p, f in self._files.items():
-            if f.hook is None and p.requires_grad and not isinstance(f, Member):
+            if f.hook is None and p.requires_grad and not isinstance(f, Member) and f.has_elements:
                 f.hook = _when_accumulated(p, weakref.WeakMethod(self._gradient_ready), f)
 
     # -- going back --
@@ -1110,6 +1120,10 @@ class Optimizer(torch.optim.Optimizer):
         if reread:
             self._gather.end()  # files may have been made anew
             self._pushed_alone = {}
+        if reread and self._ranks.leads:
+            for f in self._files.values():
+                if not f.has_elements:
+                    f.make_empty()  # an abort takes it away before its first commit
         for f in self._parameter_files():
             f.forget()
             if reread:
@@ -1126,7 +1140,7 @@ class Optimizer(torch.optim.Optimizer):
 
     def _has_state(self, p: torch.Tensor) -> bool:
         with self._root.explained(f'state of {self._files[p].name}'):
-            return os.stat(os.path.join(self.root, HIDDEN, 'state', self._files[p].whole.name, 'step')).st_size > 0
+            return self._files[p].has_elements and os.stat(os.path.join(self.root, HIDDEN, 'state', self._files[p].whole.name, 'step')).st_size > 0
 
     def _checked_groups(self, groups: List[Dict[str, Any]], state: Dict[int, Any]) -> List[Dict[str, Any]]:
         """What is to be taken from each group of a state_dict, copied. Groups and state are checked."""
@@ -1169,6 +1183,8 @@ class Optimizer(torch.optim.Optimizer):
     def _take_state(self, group: Dict[str, Any], p: torch.Tensor, state: Dict[str, Any]) -> None:
         """On rank 0; other ranks add their part."""
         kept = self._kept(group, p, state)
+        if not self._files[p].has_elements:
+            return
         if not self._ranks.leads:
             for name in self.state_words(group):
                 if name in kept and name != 'step':
@@ -1331,7 +1347,8 @@ class Optimizer(torch.optim.Optimizer):
         self._check_kinds(name, p)
         dtype = self._param_dtype or p.dtype
         if math.prod(part.shape if part else p.shape) == 0:
-            raise ValueError(f'{name} has no elements')
+            self._attach_empty(ParameterFile(self.root, name, p, dtype, self._grad_dtype or dtype, part))
+            return
         f = self._file_of(name, p, dtype, self._grad_dtype or dtype, part)
         exists = os.path.exists(f.path) if self._built else self._resume
         self._files[p] = f
@@ -1340,6 +1357,13 @@ class Optimizer(torch.optim.Optimizer):
             raise FileNotFoundError(errno.ENOENT, f'no such file (parameter {name}). {self._alike(name)}', self.root)
         with self._root.explained(f'parameter {name}'):
             self._open_file(f, exists, fill=part is not None and name in self._fresh)
+
+    def _attach_empty(self, f: ParameterFile) -> None:
+        self._files[f.tensor] = f
+        self._taken_names[f.name] = None
+        if self._ranks.leads:
+            with self._root.explained(f'parameter {f.name}'):
+                f.make_empty()
 
     def _check_kinds(self, name: str, p: torch.Tensor) -> None:
         check_plain(f'the parameter {name}', local_of(p))
@@ -1442,6 +1466,22 @@ def _as_groups(params: Iterable[Any]) -> List[Dict[str, Any]]:
 def _refuse_capture() -> None:
     if torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing():
         raise RuntimeError('a CUDA graph cannot hold a step of the store: capture forward and backward, and call step() after them')
+
+
+class _LeftOut:
+    """What a pickle has in place of an optimizer."""
+
+    def __init__(self, kind: str, root: str) -> None:
+        self._said = kind, root
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith('_'):
+            raise AttributeError(name)
+        kind, root = self._said
+        raise TypeError(f'a pickle does not hold the {kind} of {root}, whose state is in the store: make it with resume=True')
+
+    def __reduce__(self) -> Any:
+        return _LeftOut, self._said
 
 
 class _StateInStore(collections.defaultdict[Any, Any]):

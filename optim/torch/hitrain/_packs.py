@@ -17,8 +17,8 @@ from typing import Any, Callable, Dict, Iterable, List, Mapping, NamedTuple, Opt
 
 import torch
 
-from hitrain._files import (XATTR, ParameterFile, attribute, check_name, check_plain, checksum, memory_of, read_all,
-                            write_all)
+from hitrain._files import (XATTR, ParameterFile, attribute, check_name, check_plain, checksum, is_shape, memory_of, read_all,
+                            read_shape, shape_word, write_all)
 
 WORD = 'members'
 PREFIX = 'packed.'
@@ -40,7 +40,7 @@ class Place(NamedTuple):
         return math.prod(self.shape)
 
     def line(self) -> bytes:
-        return b'%d %s %s\n' % (self.offset, _words(self.shape).encode(), os.fsencode(self.name))
+        return b'%d %s %s\n' % (self.offset, shape_word(self.shape).encode(), os.fsencode(self.name))
 
 
 class Run(NamedTuple):
@@ -61,10 +61,6 @@ def runs_of(places: List[Place], group_of: Mapping[str, int]) -> List[Run]:
     return runs
 
 
-def _words(shape: Sequence[int]) -> str:
-    return ','.join(map(str, shape)) or '1'
-
-
 def places_of(path: str) -> List[Place]:
     """[] if the file is no pack. ValueError: its attribute makes no sense."""
     text = attribute(path, WORD)
@@ -77,7 +73,7 @@ def read_places(path: str, text: str) -> List[Place]:
     for line in text.rstrip('\n').split('\n'):
         try:
             offset, shape, name = line.split(' ', 2)
-            place = Place(name, int(offset), tuple(int(n) for n in shape.split(',')))
+            place = Place(name, int(offset), read_shape(shape))
             check_name(name)
         except ValueError as e:
             raise ValueError(f'{path}: the attribute {WORD} has the line {line[:100]!r}, which names no member') from e
@@ -284,9 +280,9 @@ def stored(root: str, names: List[str], tensors: List[torch.Tensor]) -> Dict[str
             if p.name in place_of:
                 raise ValueError(f'{os.path.join(root, pack)} holds {p.name}, which has {place_of[p.name]}, too: remove the one that is a copy')
             place_of[p.name] = f'a place in {pack}'
-            if _words(own[p.name].shape) != _words(p.shape):
-                raise ValueError(f'{os.path.join(root, pack)}: the shape of {p.name} is {_words(p.shape)} in the store and '
-                                 f'{_words(own[p.name].shape)} in the model')
+            if not is_shape(shape_word(p.shape), own[p.name].shape):
+                raise ValueError(f'{os.path.join(root, pack)}: the shape of {p.name} is {shape_word(p.shape)} in the store and '
+                                 f'{shape_word(own[p.name].shape)} in the model')
         if there:
             found[pack] = [p._replace(shape=tuple(own[p.name].shape)) for p in places]
     return found

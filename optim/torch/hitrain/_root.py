@@ -13,6 +13,9 @@ from hitrain._settings import Known
 GONE = (errno.ENOTCONN, errno.ECONNABORTED)  # what a mount answers without its daemon
 READ_ONLY = ('nothing can change here: mount without ro, or see `hitrainctl events` if the mount became so; `hitrainctl clone` makes a '
              'model of a kept step')
+ELSEWHERE = 'this is no hitrain mount'
+NO_MODEL = ('this directory is no model with a step, as an empty one and a copy by cp, rsync or tar are none. `hitrainctl clone`, and '
+            '`hitrainctl send` and `receive`, copy a model with its state and restore it; resume=False begins a model in an empty directory')
 
 
 class Root:
@@ -145,6 +148,8 @@ class Root:
             return READ_ONLY
         if number not in GONE:
             try:
+                if number == errno.ENODATA and not attribute(self.path, 'optimizer'):
+                    return ELSEWHERE if self._is_elsewhere() else NO_MODEL
                 said = attribute(self.path, 'error')
                 if said or number != errno.ENOENT:
                     return said
@@ -152,7 +157,7 @@ class Root:
                 number = e.errno or 0  # a request that a killed daemon was taking ended with EIO; later ones tell
         if number in GONE:
             return "the file system's daemon is gone; mount again and continue with resume=True"
-        return 'this is no hitrain mount' if number == errno.ENOTSUP or self.is_elsewhere else ''
+        return ELSEWHERE if number == errno.ENOTSUP or self.is_elsewhere else ''
 
     def _room(self, error: Optional[int]) -> str:
         room = self.room() if self.room and error == errno.ENOSPC else None
@@ -161,7 +166,11 @@ class Root:
     @property
     def is_elsewhere(self) -> bool:
         """A directory of another file system, which may store attributes, too."""
-        return os.path.isdir(self.path) and not any(os.path.exists(os.path.join(top, HIDDEN)) for top in (self.path, self._mount()))
+        try:
+            os.getxattr(self.path, XATTR + 'error')  # in a store every directory has it
+        except OSError as e:
+            return e.errno in (errno.ENODATA, errno.ENOTSUP)
+        return False
 
 
 def _last(lines: Sequence[str], answers: List[str]) -> str:

@@ -10,6 +10,7 @@ import contextlib
 import errno
 import functools
 import json
+import logging
 import mmap
 import os
 import re
@@ -20,7 +21,7 @@ from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Se
 import torch
 
 from hitrain import _blocks, _making
-from hitrain._files import FILE_DTYPES, HIDDEN, XATTR, attribute, bytes_of, check_name, close_quietly, memory_of
+from hitrain._files import FILE_DTYPES, HIDDEN, XATTR, attribute, bytes_of, check_name, close_quietly, memory_of, read_shape, shape_word
 from hitrain._packs import places_of
 from hitrain._root import Root
 
@@ -32,6 +33,7 @@ PIECE_BYTES = 1 << 20           # of a source, converted at a time
 PAGE = mmap.PAGESIZE
 HEADER_BYTES_MAX = 100_000_000  # as the package safetensors has it
 DIMENSIONS_MAX = 64
+RESERVED = '__metadata__'       # a header's own entry
 SHARD_BYTES = 5_000_000_000     # as in transformers
 INDEX = 'model.safetensors.index.json'
 # What an export may write into a folder.
@@ -65,7 +67,8 @@ def export_safetensors(root: Path, path: Path, *, dtype: Optional[torch.dtype] =
     shard_bytes  a folder's files become at most so large, unless one tensor is larger
 
     No trainer may run on the model in the meantime: if it begins or ends a step, RuntimeError, and no file is written. A
-    tensor that is changed outside steps is not noticed. A parameter without dimensions has the shape [1], as in the store.
+    tensor that is changed outside steps is not noticed. The files have no optimizer state:
+    `hitrainctl send` writes a model with it.
 
     Files appear under their names when all are complete and durable. In a folder the files of an earlier export are
     removed after that. If giving names fails or is interrupted, a folder may have files of both exports; from the first
@@ -81,6 +84,8 @@ def export_safetensors(root: Path, path: Path, *, dtype: Optional[torch.dtype] =
     tensors = [t._replace(name=rename(t.name)) for t in _held(root)]
     if not tensors:
         raise ValueError(f'{root} holds no tensors')
+    if any(t.name == RESERVED for t in tensors):
+        raise ValueError(f'safetensors reserves the name {RESERVED}: pass rename= with another name for this parameter')
     twice = [name for name, n in collections.Counter(t.name for t in tensors).items() if n > 1]
     if twice:
         raise ValueError(f'two tensors get the same name {twice[0]}: from rename, or from a copy of a file with members')
@@ -108,7 +113,7 @@ def import_safetensors(path: Path, root: Path, *, dtype: Optional[torch.dtype] =
     """Makes a model of a safetensors file, or of a folder of such files, and returns the names of its parameters.
 
     root    a directory of the store, new or empty. Then make the optimizer of this model with resume=True: the
-            tensors take their values from the store
+            tensors take their values from the store. Their optimizer state begins at zero
     dtype   convert the tensors to it on the way; default: as in the files
     rename  the name in the store for a name in a file
     rule    the optimizer's rule and settings, as in the attribute `optimizer`; the optimizer that resumes sets its own
@@ -121,8 +126,6 @@ def import_safetensors(path: Path, root: Path, *, dtype: Optional[torch.dtype] =
         check_name(t.name)
         if t.dtype not in FLOATS or (dtype is None and FLOATS[t.dtype] not in FILE_DTYPES):
             raise TypeError(f'{t.path}: {t.name} is {t.dtype}; parameters are F32, BF16 or F16. Pass dtype= to convert floats')
-        if t.size == 0:
-            raise ValueError(f'{t.path}: {t.name} has no elements')
     if not tensors:
         raise ValueError(f'{path} has no tensors')
     names = [t.name for t in tensors]
@@ -134,6 +137,7 @@ def import_safetensors(path: Path, root: Path, *, dtype: Optional[torch.dtype] =
         with _blocks.opened(os.O_RDONLY) as sources, _Making(root, dtype, sources) as making:
             _blocks.run(making.jobs(tensors))
         model.command('commit')
+    logging.getLogger('hitrain').warning('%s: imported parameters have no optimizer state, so moments begin at zero', root)
     return names
 
 
@@ -165,7 +169,7 @@ def _held(root: str) -> Iterator[Tensor]:
                 yield Tensor(name, path, kind, list(p.shape), p.offset * BYTES[kind], p.elements * BYTES[kind])
             if places:
                 continue
-            yield Tensor(os.path.relpath(path, root), path, kind, [int(n) for n in shape.split(',')] if shape else [size // BYTES[kind]], 0, size)
+            yield Tensor(os.path.relpath(path, root), path, kind, list(read_shape(shape)) if shape else [size // BYTES[kind]], 0, size)
 
 
 def _out_dtype(t: Tensor, dtype: Optional[torch.dtype]) -> str:
@@ -205,7 +209,7 @@ def _index(shards: List[List[Tensor]], names: List[str], dtype: Optional[torch.d
 
 
 def _write_file(fd: int, tensors: List[Tensor], dtype: Optional[torch.dtype], sources: _blocks.Opened) -> None:
-    header: Dict[str, Any] = {'__metadata__': {'format': 'pt'}}
+    header: Dict[str, Any] = {RESERVED: {'format': 'pt'}}
     at = 0
     for t in tensors:
         end = at + _out_size(t, dtype)
@@ -324,7 +328,7 @@ def _read_header(path: str) -> List[Tensor]:
             raise ValueError(f'{path} is no safetensors file: its header is not JSON ({e})') from e
     if not isinstance(header, dict):
         raise ValueError(f'{path} is no safetensors file: its header is no object')
-    header.pop('__metadata__', None)
+    header.pop(RESERVED, None)
     found = [_described(path, name, said, 8 + length, size) for name, said in header.items()]
     found.sort(key=lambda t: (t.at, t.size))
     end = 8 + length
@@ -417,7 +421,9 @@ class _Making:
     def jobs(self, tensors: List[Tensor]) -> Iterator[_blocks.Job]:
         for t in tensors:
             blocks = list(_cut([t], self._dtype, 0))
-            if len(blocks) == 1:  # the thread makes the file, too, while others make theirs
+            if not blocks:  # it has no elements
+                os.close(_make_parameter(self._root, t, self._dtype or FLOATS[t.dtype]))
+            elif len(blocks) == 1:  # the thread makes the file, too, while others make theirs
                 yield functools.partial(self._write_whole, t, blocks[0])
             else:
                 fd = self._make(t, len(blocks))
@@ -450,7 +456,7 @@ def _make_parameter(root: str, t: Tensor, dtype: torch.dtype) -> int:
     fd = os.open(os.path.join(root, t.name), os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_DIRECT, 0o666)
     try:
         os.setxattr(fd, XATTR + 'dtype', FILE_DTYPES[dtype].encode())
-        os.setxattr(fd, XATTR + 'shape', (','.join(map(str, t.shape)) or '1').encode())
+        os.setxattr(fd, XATTR + 'shape', shape_word(t.shape).encode())
         os.ftruncate(fd, _out_size(t, dtype))
     except BaseException:
         close_quietly(fd)
