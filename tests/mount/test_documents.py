@@ -7,6 +7,7 @@ A fenced block of the kind "console" has commands after "$ " (and "> " for furth
 import os
 import pathlib
 import re
+import shutil
 import struct
 import subprocess
 import tempfile
@@ -132,6 +133,12 @@ def test_the_line_of_fstab(folder):
     run('umount.hitrain', folder / 'mnt')
 
 
+def bits_of(model):
+    """Its parameter, state and step."""
+    state = model / '.hitrain/state/w'
+    return [(model / 'w').read_bytes(), *((state / name).read_bytes() for name in sorted(os.listdir(state))), os.getxattr(model, 'user.hitrain.step')]
+
+
 def test_commands_of_kept_steps(make_store, tmp_path):
     """Of a model after 100 steps. The other machine is another store of this one."""
     commands = re.search(r'^## Kept steps.*?^```sh\n(.*?)^```', (ROOT / 'docs/pytorch.md').read_text(), re.M | re.S).group(1)
@@ -143,15 +150,15 @@ def test_commands_of_kept_steps(make_store, tmp_path):
     (model / 'w').write_bytes(bytes(4096))
     (model / '.hitrain/grad/w').write_bytes(b'\0\0\x80\x3f' * 1024)
     run('hitrainctl', 'commit', model)
-    trained = (model / 'w').read_bytes()
+    trained = bits_of(model)
     assert '| ssh host hitrainctl receive' in commands
     stores = {'/mnt/a/': f'{here}/', '/mnt/b/': f'{there}/'}
     script = re.sub('/mnt/[ab]/', lambda m: stores[m.group()], commands.replace('ssh host ', ''))
     done = subprocess.run(['bash', '-eu', '-o', 'pipefail', '-c', script], env={**os.environ, 'PATH': f'{BIN}:{os.environ["PATH"]}'},
                           stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=SECONDS_MAX)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert (here / 'b/w').read_bytes() == (there / 'model/w').read_bytes() == (model / 'w').read_bytes() == trained != bytes(4096)
-    assert 'w' in done.stdout.split() and not os.listdir(model / '.hitrain/snap')
+    assert bits_of(here / 'b') == bits_of(there / 'model') == bits_of(there / 'later') == bits_of(model) == trained
+    assert trained[0] != bytes(4096) and len(trained) == 5 and 'w' in done.stdout.split() and not os.listdir(model / '.hitrain/snap')
 
 
 def run_lines(text, here, there):
@@ -160,12 +167,6 @@ def run_lines(text, here, there):
                           stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=SECONDS_MAX)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
-
-
-def bits_of(model):
-    """Its parameter, state and step."""
-    state = model / '.hitrain/state/w'
-    return [(model / 'w').read_bytes(), *((state / name).read_bytes() for name in sorted(os.listdir(state))), os.getxattr(model, 'user.hitrain.step')]
 
 
 def test_commands_of_a_copy_that_follows(make_store):
@@ -205,6 +206,59 @@ def test_commands_of_a_copy_that_follows(make_store):
         (root / '.hitrain/grad/w').write_bytes(struct.pack('f', 7) * 1024)
         run('hitrainctl', 'commit', root)
     assert bits_of(there / 'new') == bits_of(model)
+
+
+def test_copies_by_tools_are_what_the_page_says(make_store):
+    """Parameters and attributes of files, and no model. The page names the tools."""
+    row, = re.findall(r'^\| (`cp.*?) \|.*the copy is no model, and moments and step are lost\*\* \|$', (ROOT / 'docs/operations.md').read_text(), re.M)
+    tools = re.findall('`(.*?)`', row)
+    mnt = make_store('64M').mount()
+    model = mnt / 'model'
+    model.mkdir()
+    os.setxattr(model, 'user.hitrain.dtype', b'f32')
+    os.setxattr(model, 'user.hitrain.optimizer', b'adamw lr=0.5')
+    (model / 'w').write_bytes(bytes(4096))
+    os.setxattr(model / 'w', 'user.hitrain.shape', b'32,32')
+    (model / '.hitrain/grad/w').write_bytes(struct.pack('f', 2) * 1024)
+    run('hitrainctl', 'commit', model)
+    assert [tool.split()[0] for tool in tools] == ['cp', 'rsync', 'tar']
+    for tool in tools:
+        to = mnt / f'by {tool.split()[0]}'
+        to.mkdir()
+        if tool.startswith('tar'):
+            subprocess.run(['sh', '-c', f'{tool} -C "$1" -c model | {tool} -C "$2" -x', 'sh', mnt, to], check=True)
+        elif shutil.which(tool.split()[0]):
+            subprocess.run([*tool.split(), model, to], check=True)
+        else:
+            continue
+        copy = to / 'model'
+        assert (copy / 'w').read_bytes() == (model / 'w').read_bytes() != bytes(4096)
+        assert os.getxattr(copy / 'w', 'user.hitrain.shape') == b'32,32' and os.getxattr(copy / 'w', 'user.hitrain.dtype') == b'f32'
+        with pytest.raises(OSError, match='No data available'):
+            os.getxattr(copy, 'user.hitrain.step')
+
+
+def manual_examples(page, word):
+    text = (ROOT / 'mount-helpers/man' / page).read_text()
+    found = [block.replace('\\-', '-') for block in re.findall(r'^\.EX\n(.*?)^\.EE', text, re.M | re.S) if word in block]
+    assert found, f'{page} has no example with {word}'
+    return found
+
+
+def test_examples_of_the_manual_copy_a_model_with_its_state(make_store):
+    """Those that send it, to another store and to a copy that follows."""
+    for text in manual_examples('hitrainctl.8', 'hitrainctl send'):
+        here, there = make_store('64M').mount(), make_store('64M').mount()
+        model = here / 'model'
+        model.mkdir()
+        for name, value in ('dtype', b'f32'), ('optimizer', b'adamw lr=0.5 redo=on redo_keep=64 durable_every=8'), ('step', b'99'):
+            os.setxattr(model, f'user.hitrain.{name}', value)
+        (model / 'w').write_bytes(bytes(4096))
+        (model / '.hitrain/grad/w').write_bytes(struct.pack('f', 2) * 1024)
+        run('hitrainctl', 'commit', model)
+        run('hitrainctl', 'snapshot', model)
+        run_lines(re.sub(r'(follow .*--from=\S+)', r'\1 --once', text), here, there)
+        assert bits_of(there / 'model') == bits_of(model) and bits_of(model)[0] != bytes(4096)
 
 
 def test_commands_of_shards(make_store):
