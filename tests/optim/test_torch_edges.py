@@ -8,14 +8,15 @@ import shutil
 
 import pytest
 
-from trainer import LR, equal, root, store  # first: it makes the client importable
+from trainer import LR, equal, mounted, on_threads, root, store  # first: it makes the client importable
 import torch
-from hitrain import AdamW, checkpoint, init_empty, offload
+from hitrain import AdamW, Shard, checkpoint, init_empty, offload
 from hitrain.checkpoint import export_safetensors, import_safetensors
 
 SHAPES = {'scalar': (), 'one': (1,), 'none': (0, 7), 'nothing': (0,), 'w': (3, 0x51), 'cube': (2, 1, 5)}
 NAMES = ('plain.weight', 'a b', ' lead', 'trail ', 'tab\there', 'back\\slash', '"quote\'', '-n', '%s%n', '$HOME`x`', '*?[a]', '#', 'ä\u65e5\u672c',
          '\x01\x7f', 'x' * 255, '.hidden', '__metadata')
+NO_TEXT = 'no text \udcff'
 WORDS = {'scalar': b'scalar', 'one': b'1', 'none': b'0,7', 'nothing': b'0', 'w': b'3,81', 'cube': b'2,1,5'}
 DTYPES = torch.float32, torch.bfloat16, torch.float16
 STATE = 'exp_avg', 'exp_avg_sq', 'step'
@@ -26,7 +27,7 @@ class Model(torch.nn.Module):
     def __init__(self, dtype, seed=0):
         super().__init__()
         random = torch.Generator().manual_seed(seed)
-        shapes = {**SHAPES, **{name: (3, 4) for name in NAMES}}
+        shapes = {**SHAPES, **{name: (3, 4) for name in (*NAMES, NO_TEXT)}}
         for name, shape in shapes.items():
             self._parameters[name] = torch.nn.Parameter(torch.randn(shape, generator=random).to(dtype))
 
@@ -85,8 +86,8 @@ def test_every_way_keeps_values_at_the_edge(store, root, tmp_path, dtype, way):
         of_torch = torch.optim.AdamW(Model(torch.float32).parameters(), lr=LR)
         of_torch.load_state_dict(optimizer.export_state())
     made = copies(store, root)
-    export_safetensors(root, tmp_path / 'a.safetensors')
-    import_safetensors(tmp_path / 'a.safetensors', root.parent / 'imported')
+    export_safetensors(root, tmp_path / 'a.safetensors', rename=lambda name: name.replace(NO_TEXT, 'renamed'))
+    import_safetensors(tmp_path / 'a.safetensors', root.parent / 'imported', rename=lambda name: name.replace('renamed', NO_TEXT))
     again = Model(dtype)
     with make(way, again, root, resume=True) as optimizer:
         assert equal(values(again), at_2)
@@ -99,6 +100,29 @@ def test_every_way_keeps_values_at_the_edge(store, root, tmp_path, dtype, way):
         assert equal(values(imported), at_2)
     for name, word in WORDS.items():
         assert os.getxattr(root.parent / 'imported' / name, 'user.hitrain.shape') == word
+
+
+def test_a_mount_with_passthrough_keeps_them(tmp_path):
+    with mounted('torch-edges', dram='128M,passthrough=64M') as store:
+        for way in WAYS:
+            for folder in store.mountpoint / way, tmp_path / way:
+                folder.mkdir()
+            test_every_way_keeps_values_at_the_edge(store, store.mountpoint / way / 'model', tmp_path / way, torch.float32, way)
+
+
+def test_ranks_of_a_shard_have_them(root):
+    found = {}
+
+    def rank(r):
+        model = Model(torch.float32)
+        with make('files', model, root, shard=Shard(r, 2)) as optimizer:
+            steps(model, optimizer, 0, 3)
+            found[r] = values(model)
+    on_threads(2, rank)
+    alone = Model(torch.float32)
+    with make('files', alone, root.parent / 'alone') as optimizer:
+        steps(alone, optimizer, 0, 3)
+        assert equal(found[0], values(alone)) and equal(found[1], values(alone))
 
 
 def test_a_scalar_of_an_older_version_keeps_its_one(root):
@@ -141,9 +165,10 @@ def test_a_name_that_no_file_can_have_is_refused(root, name):
         AdamW([(name, torch.nn.Parameter(torch.ones(2)))], root, lr=LR)
 
 
-def test_the_name_that_safetensors_reserves_can_be_exported_under_another(root, tmp_path):
-    AdamW([('__metadata__', torch.nn.Parameter(torch.ones(2)))], root, lr=LR).close()
-    with pytest.raises(ValueError, match='reserves the name __metadata__: pass rename='):
+@pytest.mark.parametrize('name', ['__metadata__', 'a\udcff', '\udcff\U0001f600'])
+def test_a_name_that_no_file_of_safetensors_can_have_is_exported_under_another(root, tmp_path, name):
+    AdamW([(name, torch.nn.Parameter(torch.ones(2)))], root, lr=LR).close()
+    with pytest.raises(ValueError, match='no tensor of a safetensors file can be called .*: pass rename='):
         export_safetensors(root, tmp_path / 'a.safetensors')
     assert not list(tmp_path.iterdir())
     export_safetensors(root, tmp_path / 'a.safetensors', rename=lambda name: 'w')
@@ -191,11 +216,13 @@ def test_each_dtype_of_a_store_is_exported_with_its_shape(root, tmp_path, shape,
 def test_an_empty_model_has_its_values_at_the_edge_from_weights(root, tmp_path):
     """init_empty(), with values of a file, and again from the store."""
     wanted = Model(torch.float32)
+    del wanted._parameters[NO_TEXT]
     AdamW(wanted._parameters.items(), root, lr=LR).close()
     export_safetensors(root, tmp_path / 'a.safetensors')
     for more in {'weights': tmp_path / 'a.safetensors'}, {'resume': True}:
         with init_empty():
             model = Model(torch.float32)
+            del model._parameters[NO_TEXT]
         with make('offload', model, root.parent / 'offloaded', **more) as optimizer:
             assert equal(values(model), values(wanted))
             model(torch.tensor(1.0)).backward()

@@ -652,7 +652,7 @@ class Optimizer(torch.optim.Optimizer):
 
     def _model_digest(self) -> str:
         text = '\n'.join(f'{f.name} {f.shape} {f.dtype} {f.grad_dtype} {f.part is not None}' for f in self._parameter_files())
-        return hashlib.sha256(text.encode()).hexdigest()
+        return hashlib.sha256(os.fsencode(text)).hexdigest()
 
     def _said_of_parts(self) -> Dict[str, Any]:
         """What this rank holds of parameters in parts, and, on rank 0, which of their files it has made."""

@@ -68,7 +68,7 @@ class Root:
         for line in lines:
             self.known.before(line)
         try:
-            os.write(self._number(), ''.join(f'{line}\n' for line in lines).encode())
+            os.write(self._number(), os.fsencode(''.join(f'{line}\n' for line in lines)))
         except OSError as e:
             answers = self._answers()
             said = _reason(answers)
@@ -83,7 +83,7 @@ class Root:
     def apply(self, names: Sequence[str]) -> None:
         """Written gradients of these parameters go to the step, in one call."""
         try:
-            os.write(self._number(), ''.join(f'apply {name}\n' for name in names).encode())
+            os.write(self._number(), os.fsencode(''.join(f'apply {name}\n' for name in names)))
         except OSError:
             with self.explained(f'gradient of {_last(names, self._answers())}'):
                 raise
@@ -95,7 +95,7 @@ class Root:
             self._waits = self._opened()
         plain = name == name.strip() and '\n' not in name  # else no command can name it
         try:
-            os.write(self._waits.fileno(), f'wait {name if plain else ""}\n'.encode())
+            os.write(self._waits.fileno(), os.fsencode(f'wait {name if plain else ""}\n'))
         finally:
             os.read(self._waits.fileno(), 1 << 16)
 
@@ -149,7 +149,7 @@ class Root:
         if number not in GONE:
             try:
                 if number == errno.ENODATA and not attribute(self.path, 'optimizer'):
-                    return ELSEWHERE if self._is_elsewhere() else NO_MODEL
+                    return ELSEWHERE if self.is_elsewhere else NO_MODEL
                 said = attribute(self.path, 'error')
                 if said or number != errno.ENOENT:
                     return said

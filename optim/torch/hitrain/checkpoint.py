@@ -84,8 +84,9 @@ def export_safetensors(root: Path, path: Path, *, dtype: Optional[torch.dtype] =
     tensors = [t._replace(name=rename(t.name)) for t in _held(root)]
     if not tensors:
         raise ValueError(f'{root} holds no tensors')
-    if any(t.name == RESERVED for t in tensors):
-        raise ValueError(f'safetensors reserves the name {RESERVED}: pass rename= with another name for this parameter')
+    for t in tensors:
+        if t.name == RESERVED or any('\ud800' <= c <= '\udfff' for c in t.name):  # the latter are bytes that are no text
+            raise ValueError(f'no tensor of a safetensors file can be called {t.name!r}: pass rename= with another name for it')
     twice = [name for name, n in collections.Counter(t.name for t in tensors).items() if n > 1]
     if twice:
         raise ValueError(f'two tensors get the same name {twice[0]}: from rename, or from a copy of a file with members')

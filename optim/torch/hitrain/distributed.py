@@ -185,7 +185,7 @@ class _Meeting:
 
 def _address(root: str) -> str:
     """In the abstract name space: the name vanishes when the processes end."""
-    return f'\0hitrain-{os.getuid()}-{hashlib.sha256(os.path.realpath(root).encode()).hexdigest()[:32]}'
+    return f'\0hitrain-{os.getuid()}-{hashlib.sha256(os.fsencode(os.path.realpath(root))).hexdigest()[:32]}'
 
 
 def _check_owner(sock: socket.socket) -> None:
