@@ -36,7 +36,7 @@ The package is pure Python and works with torch 1.13 and 2.x.
 
 hitrain.optim          the optimizers
 hitrain.distributed    several processes that train one model
-hitrain.checkpoint     models of a store as safetensors files, and back
+hitrain.checkpoint     parameters of a store as safetensors files, and back; no optimizer state
 hitrain.integrations   for trainers of other packages
 """
 from hitrain import checkpoint, distributed, integrations, optim  # noqa: F401
