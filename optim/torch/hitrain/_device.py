@@ -163,6 +163,7 @@ class DeviceFile(MappedFile):
         if self._there is None:
             self._there = torch.empty_like(self._content, device=self.copies.device)
             self._there.untyped_storage().resize_(0)
+            self._memory.add(self._there)
             self.copies.storages.add(self._there.untyped_storage()._cdata)
         with self._lock:
             if self._version != self.tensor._version:

@@ -26,6 +26,7 @@ from typing import Any, Callable, Optional
 import torch
 
 from hitrain._files import ParameterFile, close_copy, write_all
+from hitrain._gate import Memory, is_sealed, seal, unseal
 
 _PIECE = 16 << 20  # another thread that changes the address space waits for one piece at most
 _MADV_DONTNEED, _MADV_POPULATE_READ = 4, 22  # the latter since Linux 5.14
@@ -78,6 +79,7 @@ class MappedFile(ParameterFile):
         self._is_passed = False  # the mapping is the store's memory
         self._fill = fill
         self._version_sent: Optional[int] = None
+        self._memory = Memory()
 
     # -- pages --
 
@@ -139,6 +141,24 @@ class MappedFile(ParameterFile):
         else:
             self.tensor.data = torch.empty(self.tensor.shape, dtype=self.dtype)
         self._address = self._content = None
+        self._memory = Memory()
+
+    # -- who uses the memory --
+
+    def is_used(self) -> bool:
+        """May anything but the parameter itself still need its values?"""
+        return self._is_detached() or self._memory.is_used(self.tensor)
+
+    @property
+    def is_sealed(self) -> bool:
+        return is_sealed(self.tensor)
+
+    def seal(self) -> None:
+        """The values may change from now on, until the next step begins."""
+        seal(self.tensor, self.name)
+
+    def unseal(self) -> None:
+        unseal(self.tensor)
 
     # -- as its optimizer uses it --
 
@@ -178,6 +198,7 @@ class MappedFile(ParameterFile):
     def begin_step(self) -> None:
         super().begin_step()
         self._version_sent = None
+        self.unseal()
 
     def gradient_sent(self, early: bool) -> None:
         super().gradient_sent(early)
@@ -196,6 +217,7 @@ class MappedFile(ParameterFile):
         self._take_mapping()
 
     def _take_mapping(self) -> None:
+        self.unseal()
         if self._is_detached():
             self.tensor.data = self._content
         self.tensor.detach().view(-1)[:0].zero_()  # values that autograd saved are void: the version counter shows it
@@ -219,6 +241,8 @@ class MappedFile(ParameterFile):
             raise OSError(e.errno, f'{e.strerror}: the file of {self.name} cannot be mapped') from e
         self._content = torch.frombuffer(content, dtype=self.dtype).view(self.tensor.shape)
         self.tensor.data = self._content
+        self._memory = Memory()
+        self._memory.add(self._content)
         self._address, self._is_passed = ctypes.addressof(content), is_passed(fd)
         if not self._is_passed:
             os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)  # those that create() has written

@@ -297,6 +297,8 @@ class Offloaded(Optimizer):
         if self._shard or self._copies:
             self._bucket.update((f, None) for f in self._parameter_files() if f.has_gradient())  # of blocks that run twice
             self._send_bucket()
+        if not ends:
+            self._refuse_needed(self._parameter_files())
         return super()._offer(ends)
 
     def _end_step(self) -> None:
@@ -337,9 +339,15 @@ class Offloaded(Optimizer):
         if self._turns and not self._turns.is_last and not self._holding:
             self._check_room(f)
             return  # other micro-batches will add to it
-        if f.tensor.grad is not None and f.tensor.grad.requires_grad and not self._holding:
+        if self._holding or f.tensor.grad is None:
+            return
+        if f.tensor.grad.requires_grad:
             raise RuntimeError(f'backward(create_graph=True) keeps the gradient of {f.name} for another backward, but an offloaded model '
                                'sends gradients as they arise: wrap all backwards but the last in hold_gradients()')
+        with self._whole_step():
+            self._check_room(f)
+        if self._is_needed(f):
+            return  # step() sends it
         if self._shard or self._copies:
             self._collect(f)
             return
@@ -349,12 +357,10 @@ class Offloaded(Optimizer):
             f.clear_gradient()
 
     def _collect(self, f: ParameterFile) -> None:
-        if self._holding or f.tensor.grad is None:
-            return
         with self._whole_step():
             self._refuse_reducers()
-            self._check_room(f)
             f.check_gradient()
+            self._seal(f)
             if isinstance(f, DeviceFile):
                 f.fetch_gradient()
             self._bucket[f] = None
@@ -430,12 +436,30 @@ class Offloaded(Optimizer):
             raise
 
     def _send_one(self, f: ParameterFile, part: slice = slice(None)) -> None:
+        if not self._sending_all:
+            self._refuse_needed([f])
         self._left[f] = None
         super()._send_one(f, part)
+        if self._is_final(f):
+            self._seal(f)
 
-    def _is_final(self, f: MappedFile) -> bool:
-        """Its update may have run already, although the step has not ended."""
-        return f.sent >= self.accumulate and not self.max_grad_norm and not self.skip_nonfinite
+    def _is_final(self, f: ParameterFile, more: int = 0) -> bool:
+        """Its update may have run already, although the step has not ended. more: if so many gradients were sent now."""
+        return f.sent + more >= self.accumulate and not self.max_grad_norm and not self.skip_nonfinite
+
+    def _is_needed(self, f: ParameterFile) -> bool:
+        """Would its gradient start the update, while something may still need the values that it has?"""
+        return isinstance(f, MappedFile) and self._is_final(f, more=1) and not f.is_sealed and f.is_used()
+
+    def _refuse_needed(self, files: Iterable[ParameterFile]) -> None:
+        for f in files:
+            if f.has_gradient() and self._is_needed(f):
+                raise RuntimeError(f'the gradient of {f.name} would update the parameter, and a graph or a view still refers to its values: '
+                                   'end these before, or call step(), which sends all gradients')
+
+    def _seal(self, f: ParameterFile) -> None:
+        if isinstance(f, MappedFile) and self._is_final(f, more=1):
+            f.seal()
 
     # -- the model --
 

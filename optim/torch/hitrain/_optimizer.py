@@ -743,7 +743,7 @@ class Optimizer(torch.optim.Optimizer):
         if self._shard or self.accumulate > 1:
             raise RuntimeError(f'{why}; with accumulate or a shard that must be done before')
         if self._step != self._root.number('durable_step') or not all(f.has_gradient() for f in sent):
-            raise RuntimeError(f'{why}; do that before backward(), or pass overlap=False')
+            raise RuntimeError(f'{why}; do that before backward(), or run backward() in hold_gradients()')
         self._go_back(wholly=False)
         if self._early:
             warnings.warn(f'{why}: the step is sent again, and from now on backward() sends no gradients. Do that before backward() '

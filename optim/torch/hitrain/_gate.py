@@ -1,0 +1,129 @@
+# SPDX-License-Identifier: Apache-2.0
+"""When may the gradient of an offloaded weight leave? The store may then update the weight, in the memory that graphs of the program use.
+
+A gradient that starts the update leaves in backward if nothing but the parameter itself refers to the weight's memory. What can still need the
+old values refers to it: a graph that is kept, a detached use earlier in the model, a view in a custom autograd function, a tensor that
+torch.utils.checkpoint has recomputed. PyTorch counts these references, for the tensor and for its storage. A node of a graph gives its own back
+before the gradient arises, so an ordinary backward sends each gradient at once. Another gradient waits for step().
+
+Afterwards the parameter itself is the only way to the memory. So it is sealed until step() ends: its use raises an error that names the way out.
+"""
+import ctypes
+import functools
+from typing import Any, List, Tuple
+
+import torch
+from torch import nn
+
+_COUNT_AT = 8  # of c10::intrusive_ptr_target: behind the pointer to its virtual functions
+_OWN_REFERENCES = 2  # of a parameter's tensor: by Python, and by the node that accumulates its gradient
+_METADATA = {'grad', '_version', 'shape', 'dtype', 'device', 'layout', 'requires_grad', 'is_leaf', 'grad_fn', 'is_sparse', 'ndim', 'is_cuda', 'is_meta'}
+_HARMLESS = {'__hash__', 'numel', 'nelement', 'size', 'dim', 'stride', 'element_size', 'is_contiguous', 'data_ptr', 'is_floating_point',
+             'register_hook', 'requires_grad_', 'register_post_accumulate_grad_hook'}
+_without_overrides = getattr(torch._C, 'DisableTorchFunctionSubclass', torch._C.DisableTorchFunction)
+
+
+def storage_of(tensor: torch.Tensor) -> Any:
+    return tensor.untyped_storage() if hasattr(tensor, 'untyped_storage') else tensor.storage().untyped()  # the latter: PyTorch 1.13
+
+
+def references(thing: Any) -> int:
+    """To a tensor or a storage, as PyTorch counts them. The first 32 bits are the count in all versions that have been seen."""
+    return ctypes.c_uint32.from_address(thing._cdata + _COUNT_AT).value
+
+
+@functools.lru_cache(maxsize=None)
+def can_count() -> bool:
+    """Is the count where it is expected to be? It is tried with a backward whose graph ends, with one whose graph is kept, and with a view."""
+    p = nn.Parameter(torch.ones(2))
+    storage, seen = storage_of(p.detach()), []
+
+    def note(*unused: Any) -> None:
+        seen.append((references(p), references(storage)))
+    with torch.inference_mode(False), torch.enable_grad():
+        if hasattr(p, 'register_post_accumulate_grad_hook'):
+            handle = p.register_post_accumulate_grad_hook(note)
+        else:
+            handle = p.expand_as(p).grad_fn.next_functions[0][0]  # type: ignore[union-attr]
+            handle.register_hook(note)
+        first = references(storage)
+        (p * p).sum().backward()
+        kept = (p * p).sum()
+        kept.backward(retain_graph=True)
+        del kept
+        view = p.detach()
+        (p * p).sum().backward()
+        del view
+    return seen == [(2, first), (4, first), (2, first + 1)] and references(storage) == first
+
+
+class Memory:
+    """The memory of a weight, of which its owner has these tensors, beside the parameter itself. They are counted when they are made."""
+
+    def __init__(self) -> None:
+        self._storages: List[Any] = []
+        self._own = 0
+        can_count()
+
+    def add(self, tensor: torch.Tensor) -> None:
+        storage = storage_of(tensor)
+        self._storages.append(storage)
+        self._own += references(storage)
+
+    def is_used(self, parameter: torch.Tensor) -> bool:
+        """By others than the owner? Where it cannot be known: yes."""
+        if not can_count() or references(parameter) > _OWN_REFERENCES:
+            return True
+        return sum(references(s) for s in self._storages) != self._own
+
+
+class _Sealed:
+    """A parameter of this kind has its metadata and its gradient, and no values."""
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Tuple[Any, ...] = (), kwargs: Any = None) -> Any:
+        word = func.__name__
+        if word in ('__get__', '__set__', '__delete__'):
+            place = func.__self__.__name__
+            allowed = place in _METADATA or (place == 'data' and word == '__set__')  # new values are refused by step(), by name
+        else:
+            allowed = word in _HARMLESS
+        if allowed:
+            with _without_overrides():
+                return func(*args, **(kwargs or {}))
+        name = _name_in([*args, *(kwargs or {}).values()])
+        if word == '__repr__':
+            return f'<the weight {name}, whose gradient was sent to the store>'
+        raise RuntimeError(f'{name} is used after its gradient was sent, and the store may have updated it. Use it before backward() or after step(), '
+                           'or run backward() in `with optimizer.hold_gradients():`')
+
+
+def _name_in(args: Any) -> str:
+    for a in args:
+        if isinstance(a, _Sealed):
+            return str(a.__dict__['_sealed_name'])
+        found = _name_in(a) if isinstance(a, (list, tuple)) else ''
+        if found:
+            return found
+    return ''
+
+
+@functools.lru_cache(maxsize=None)
+def _sealed_class(kind: type) -> type:
+    return type(f'Sealed{kind.__name__}', (_Sealed, kind), {})
+
+
+def is_sealed(parameter: torch.Tensor) -> bool:
+    return isinstance(parameter, _Sealed)
+
+
+def seal(parameter: torch.Tensor, name: str) -> None:
+    if not isinstance(parameter, _Sealed):
+        parameter.__dict__['_sealed_name'] = name
+        parameter.__class__ = _sealed_class(type(parameter))
+
+
+def unseal(parameter: torch.Tensor) -> None:
+    if isinstance(parameter, _Sealed):
+        parameter.__class__ = type(parameter).__mro__[2]
+        del parameter.__dict__['_sealed_name']
