@@ -663,3 +663,49 @@ def no_mapping_is_left(request):
     gc.collect()
     if 'shared_root' in request.fixturenames:
         shutil.rmtree(request.node.funcargs['shared_root'].parent, ignore_errors=True)
+
+
+# -- models that are built in parts --
+
+def test_ties_made_by_identity_stay(shared_root):
+    class Pair(nn.Module):
+        def __init__(self):
+            super().__init__()
+            weight = nn.Parameter(torch.zeros(8, 8))
+            self.a, self.b = nn.Linear(8, 8), nn.Linear(8, 8)
+            self.a.weight, self.b.weight = weight, weight
+    with hitrain.init_empty():
+        model, others = Pair(), [nn.Linear(8, 8) for _ in range(100)]
+    assert model.a.weight is model.b.weight and model.a.weight.device.type == 'meta'
+    assert len({id(p) for layer in others for p in layer.parameters()}) == 200
+    weights = {'a.bias': torch.ones(8), 'b.bias': torch.ones(8), 'b.weight': torch.full((8, 8), 3.0)}  # by the second name of the tie
+    with hitrain.offload(model, shared_root, keep=KEEP, lr=LR, weights=weights):
+        assert torch.equal(model.a.weight, weights['b.weight'])
+
+
+def test_a_buffer_without_values_is_refused(shared_root):
+    model = nn.BatchNorm1d(4).to('meta')
+    with pytest.raises(ValueError, match='buffer running_mean is on the device meta.*init_empty'):
+        hitrain.offload(model, shared_root, keep=KEEP, lr=LR)
+
+
+@pytest.mark.parametrize('resume', [False, True])
+def test_a_missing_mount_is_named(tmp_path, resume):
+    for make in (lambda: hitrain.offload(nn.Linear(2, 2), tmp_path / 'model', keep=KEEP, lr=LR, resume=resume),
+                 lambda: hitrain.AdamW(nn.Linear(2, 2).parameters(), tmp_path / 'model', lr=LR, resume=resume, names=['a', 'b'])):
+        with pytest.raises(FileNotFoundError, match='is in no hitrain store: mount one with `mount -t hitrain'):
+            make()
+    assert not os.listdir(tmp_path)
+
+
+@pytest.mark.parametrize('options', [{}, {'pack': 4096}])
+def test_gradients_of_other_sizes_are_refused(shared_root, options):
+    """Also where both sizes have the right sum."""
+    a, b = nn.Parameter(torch.zeros(4)), nn.Parameter(torch.zeros(4))
+    with hitrain.AdamW([('a', a), ('b', b)], shared_root, lr=LR, **options) as optimizer:
+        before = torch.cat([a.detach(), b.detach()])
+        a.data, b.data = torch.zeros(3), torch.zeros(5)
+        a.grad, b.grad = torch.ones(3), torch.ones(5)
+        with pytest.raises(ValueError, match='the gradient of a has 3 elements of shape .3,., and its file has 4'):
+            optimizer.step()
+        a.data, b.data, a.grad, b.grad = before[:4], before[4:], None, None

@@ -3,6 +3,7 @@
 import contextlib
 import mmap
 import os
+import weakref
 from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Set, Tuple, Union
 
 import torch
@@ -22,11 +23,15 @@ def init_empty() -> Iterator[None]:
     """Modules that are built in here have their parameters on the device meta, without memory. Buffers are ordinary ones.
     offload() gives the parameters their values. For one thread at a time."""
     register = nn.Module.register_parameter
+    made: Dict[int, Tuple[Any, nn.Parameter]] = {}  # by the identity of a parameter that may end meanwhile, with a reference that shows it
 
     def registered(module: nn.Module, name: str, param: Optional[nn.Parameter]) -> None:
         register(module, name, param)
         if param is not None and param.device.type != 'meta':
-            empty = nn.Parameter(param.detach().to('meta'), requires_grad=param.requires_grad)
+            known, empty = made.get(id(param), (lambda: None, param))
+            if known() is not param:
+                empty = nn.Parameter(param.detach().to('meta'), requires_grad=param.requires_grad)
+                made[id(param)] = weakref.ref(param), empty
             module._parameters[name] = empty
     nn.Module.register_parameter = registered  # type: ignore[method-assign,assignment]
     try:
@@ -45,7 +50,7 @@ class Filler:
     def __init__(self, model: nn.Module, weights: Optional[Weights], init: Optional[Callable[[nn.Module], Any]]) -> None:
         self._init = init
         self._source = _Source(weights) if weights is not None else None
-        self._names: Dict[int, str] = {}
+        self._names: Dict[int, List[str]] = {}  # of a tied parameter all
         self._owner: Dict[int, nn.Module] = {}
         self._empty: Set[int] = set()  # identities of parameters without values
         self._was: List[Tuple[nn.Module, str, nn.Parameter]] = []
@@ -62,23 +67,23 @@ class Filler:
                         self.made.add(id(new[id(p)]))
                     self._was.append((module, name, p))
                     module._parameters[name] = p = new[id(p)]
-                self._names.setdefault(id(p), f'{prefix}.{name}' if prefix else name)
+                self._names.setdefault(id(p), []).append(f'{prefix}.{name}' if prefix else name)
                 self._owner.setdefault(id(p), module)
 
     def check(self) -> None:
         """ValueError: a parameter would get no values."""
-        for i, name in self._names.items():
-            owner = self._owner[i]
+        for i, names in self._names.items():
+            name, owner = names[0], self._owner[i]
             if self._source:
-                if name not in self._source:
-                    raise ValueError(f'weights has no values for {name}')
+                if not any(n in self._source for n in names):
+                    raise ValueError(f'weights has no values for {" or ".join(names)}')
             elif i in self._empty and not self._init and not _reset_of(owner):
                 raise ValueError(f'{name} is on the device meta, and {type(owner).__name__} has no reset_parameters(): pass weights=, or init=')
 
     def fill(self, p: torch.Tensor) -> None:
         if self._source:
             with torch.no_grad():
-                self._source.copy_into(p, self._names[id(p)])
+                self._source.copy_into(p, next(n for n in self._names[id(p)] if n in self._source))
         elif id(p) in self._empty:
             self._fill_module(self._owner[id(p)])
         self._empty.discard(id(p))

@@ -82,6 +82,7 @@ class ParameterFile:
         self._grad_sent: Any = None
         self._grad_sum: Optional[int] = None  # its checksum, of a gradient that was sent before step()
         self.made = False  # by create()
+        self._elements = self.local.numel()
 
     @property
     def local(self) -> torch.Tensor:
@@ -265,6 +266,7 @@ class ParameterFile:
         grad: Any = self.tensor.grad
         own: Any = self.tensor
         if type(grad) is torch.Tensor and grad.layout == torch.strided and grad.device.type != 'meta':
+            check_elements(self.name, grad, self._elements)
             return grad
         if is_dtensor(grad) and is_dtensor(own):
             if tuple(grad.placements) != tuple(own.placements):
@@ -273,6 +275,7 @@ class ParameterFile:
         if grad.layout != torch.strided:
             raise TypeError(f'the gradient of {self.name} is sparse; only dense ones can be sent')
         check_plain(f'the gradient of {self.name}', grad)
+        check_elements(self.name, grad, self._elements)
         return grad
 
     def has_gradient(self) -> bool:
@@ -571,6 +574,12 @@ def _direct(tensor: torch.Tensor, dtype: torch.dtype) -> bool:
 def _flat(tensor: torch.Tensor) -> torch.Tensor:
     """All elements in the order of a file: the tensor's memory, or a copy if its memory has another order."""
     return tensor.detach().reshape(-1)
+
+
+def check_elements(name: str, grad: torch.Tensor, elements: int) -> None:
+    if grad.numel() != elements:
+        raise ValueError(f'the gradient of {name} has {grad.numel()} elements of shape {tuple(grad.shape)}, and its file has {elements}: the '
+                         'parameter was given other memory. Change values in place, or make the model anew')
 
 
 def memory_of(tensor: torch.Tensor) -> memoryview:

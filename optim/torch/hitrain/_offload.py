@@ -710,6 +710,10 @@ def _copies_of(device: Union[None, str, torch.device], keep: int, activations: U
 
 
 def _check_model(model: nn.Module) -> None:
+    for name, buffer in model.named_buffers():
+        if buffer.device.type == 'meta':
+            raise ValueError(f'the buffer {name} is on the device meta, and offload() gives values to parameters alone: build the model in '
+                             'hitrain.init_empty(), which makes ordinary buffers, or give the buffer its values before')
     for name, p in model.named_parameters():
         if is_dtensor(p):
             raise TypeError(f'{name} is a DTensor, of which each process holds a part: offload() takes models with whole parameters')

@@ -17,7 +17,7 @@ from typing import Any, Callable, Dict, Iterable, List, Mapping, NamedTuple, Opt
 
 import torch
 
-from hitrain._files import (XATTR, ParameterFile, attribute, check_name, check_plain, checksum, is_shape, memory_of, read_all,
+from hitrain._files import (XATTR, ParameterFile, attribute, check_elements, check_name, check_plain, checksum, is_shape, memory_of, read_all,
                             read_shape, shape_word, write_all)
 
 WORD = 'members'
@@ -149,6 +149,7 @@ class PackFile(ParameterFile):
                 check_plain(f'the gradient of {place.name}', grad)
             if grad.layout != torch.strided:
                 raise TypeError(f'the gradient of {place.name} is sparse; only dense ones can be sent')
+            check_elements(place.name, grad, place.elements)
 
     @torch.no_grad()
     def outgoing(self) -> torch.Tensor:

@@ -29,6 +29,7 @@ class Root:
         self.room: 'Optional[weakref.WeakMethod[Callable[[], int]]]' = None  # bytes of a store in which the model has room
         self.known = Known()
         self._left = 0  # answers that are not read yet
+        _check_mounted(path)
 
     def number(self, word: str) -> int:
         with self.explained(word):
@@ -196,3 +197,16 @@ class _Explained:
         if isinstance(error, OSError) and error.errno is not None:
             text, said = f'{os.strerror(error.errno)} ({self.what})', self.root._says(error.errno) + self.root._room(error.errno)
             raise type(error)(error.errno, f'{text}: {said}' if said else text, self.root.path) from error
+
+
+def _check_mounted(path: str) -> None:
+    """Every file of a store has this attribute. A mount that is dead, or that cannot be reached, says so by itself later."""
+    there = os.path.abspath(path)
+    while not os.path.lexists(there) and there != os.path.dirname(there):
+        there = os.path.dirname(there)
+    try:
+        os.getxattr(there, XATTR + 'class')
+    except OSError as e:
+        if e.errno in (errno.ENODATA, errno.ENOTSUP):
+            raise FileNotFoundError(errno.ENOENT, f'{there} is in no hitrain store: mount one with `mount -t hitrain DEVICE DIRECTORY`, and give a '
+                                    'directory in it', path) from e
