@@ -348,6 +348,7 @@ class Offloaded(Optimizer):
             raise RuntimeError(f'backward(create_graph=True) keeps the gradient of {f.name} for another backward, but an offloaded model '
                                'sends gradients as they arise: wrap all backwards but the last in hold_gradients()')
         with self._whole_step():
+            self._refuse_reducers()  # which refer to weights, too
             self._check_room(f)
         if self._is_needed(f):
             return  # step() sends it
@@ -361,7 +362,6 @@ class Offloaded(Optimizer):
 
     def _collect(self, f: ParameterFile) -> None:
         with self._whole_step():
-            self._refuse_reducers()
             f.check_gradient()
             self._seal(f)
             if isinstance(f, DeviceFile):

@@ -208,5 +208,5 @@ def _check_mounted(path: str) -> None:
         os.getxattr(there, XATTR + 'class')
     except OSError as e:
         if e.errno in (errno.ENODATA, errno.ENOTSUP):
-            raise FileNotFoundError(errno.ENOENT, f'{there} is in no hitrain store: mount one with `mount -t hitrain DEVICE DIRECTORY`, and give a '
+            raise FileNotFoundError(errno.ENOENT, f'this is no hitrain mount: {there}. Mount a store with `mount -t hitrain DEVICE DIRECTORY`, and give a '
                                     'directory in it', path) from e
