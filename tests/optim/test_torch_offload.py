@@ -224,8 +224,9 @@ def test_autocast_and_bfloat16(shared_root):
     assert_equal(*results)
 
 
-def test_gradients_leave_as_they_arise(shared_root):
-    model = made(tied=False)
+@pytest.mark.parametrize('recompute', [None, 'reentrant', 'new'])
+def test_gradients_leave_as_they_arise(shared_root, recompute):
+    model = made(tied=False, recompute=recompute)
     most, held = [0], [0]
 
     def arrived(grad):
