@@ -395,14 +395,15 @@ deps:
 
 check: deps
 	@$(runner) check
-# Skipped where no GPU is, before anything is built.
+# Skipped where no GPU is, before anything is built. With HITRAIN_BIN, the programs of that folder are taken, and nothing is built.
+gpu_programs = $(if $(HITRAIN_BIN),true,$(MAKE) --no-print-directory all)
 GPU_PYTHON ?= $(PYTHON)
 .PHONY: check-gpu bench-gpu
 check-gpu:
-	@$(GPU_PYTHON) tests/tools/gpu.py $@ sh -c '$(MAKE) --no-print-directory all && \
+	@$(GPU_PYTHON) tests/tools/gpu.py $@ sh -c '$(gpu_programs) && \
 		exec $(GPU_PYTHON) -m pytest -q -p no:cacheprovider tests/gpu'
 bench-gpu:
-	@$(GPU_PYTHON) tests/tools/gpu.py $@ sh -c '$(MAKE) --no-print-directory all && exec $(GPU_PYTHON) bench/gpu.py $(if $(RUNS),--runs $(RUNS))'
+	@$(GPU_PYTHON) tests/tools/gpu.py $@ sh -c '$(gpu_programs) && exec $(GPU_PYTHON) bench/gpu.py $(if $(RUNS),--runs $(RUNS))'
 check-busy: deps
 	@$(runner) check-busy
 check-long: deps

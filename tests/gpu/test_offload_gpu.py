@@ -10,7 +10,7 @@ import pytest
 
 os.environ.setdefault('CUBLAS_WORKSPACE_CONFIG', ':4096:8')  # sums in one order
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / 'optim'))
-from trainer import LR, store_of  # noqa: E402
+from trainer import LR  # noqa: E402
 import torch  # noqa: E402
 from torch import nn  # noqa: E402
 import hitrain  # noqa: E402
@@ -56,12 +56,6 @@ def train(model, optimizer):
         optimizer.zero_grad()
         losses.append(loss.item())
     return losses
-
-
-@pytest.fixture
-def store(request):
-    """Three models of 5 million parameters with their state, and 160 MiB of saved tensors of each of two."""
-    yield from store_of(request, '1G')
 
 
 @pytest.fixture(scope='module', autouse=True)

@@ -1,0 +1,59 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A store for each test on a GPU. Device time is short, so a test that fails or stands still says why within a minute and leaves no mount."""
+import faulthandler
+import os
+import pathlib
+import sys
+import threading
+
+import pytest
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / 'optim/torch'))
+from demo_store import detach, mounted  # noqa: E402
+
+SECONDS_MAX = 45  # a test takes some seconds
+FAILED = pytest.StashKey[bool]()
+
+
+@pytest.hookimpl(hookwrapper=True)
+def pytest_runtest_makereport(item):
+    outcome = yield
+    report = outcome.get_result()
+    if report.failed:
+        item.stash[FAILED] = True
+        if 'stderr' in item.funcargs:  # a later test may end the process before pytest prints its summary
+            print(f'\n{item.nodeid}, {report.when}:\n{report.longreprtext}', file=item.funcargs['stderr'], flush=True)
+
+
+@pytest.fixture(scope='session')
+def stderr(request):
+    """The real one, since what pytest captured is lost when the process ends at once."""
+    with request.config.pluginmanager.getplugin('capturemanager').global_and_fixture_disabled():
+        return os.fdopen(os.dup(2), 'w')
+
+
+@pytest.fixture
+def store(request, stderr):
+    """Three models with their saved tensors take more than 256 MiB. After a failure the traceback holds mappings, which keep the mount
+    busy: the daemon is killed, since an unmount would wait for them."""
+    with mounted('offload-gpu', size='1G') as s:
+        daemon = s.daemon
+
+        def late():
+            faulthandler.dump_traceback(stderr)
+            daemon.kill()
+            detach(s.mountpoint)
+            os._exit(1)
+        limit = threading.Timer(SECONDS_MAX, late)
+        limit.daemon = True
+        limit.start()
+        faulthandler.dump_traceback_later(SECONDS_MAX + 10, exit=True, file=stderr)  # when no thread of Python runs any more
+        try:
+            yield s
+            if request.node.stash.get(FAILED, False):
+                s.kill()
+            else:
+                s.unmount()
+        finally:
+            limit.cancel()
+            faulthandler.cancel_dump_traceback_later()
