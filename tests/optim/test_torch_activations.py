@@ -108,6 +108,21 @@ def matrix(seed=0):
     return torch.randn(N, N, generator=torch.Generator().manual_seed(seed))
 
 
+@pytest.mark.parametrize('error', [TypeError, MemoryError])
+def test_an_error_of_any_kind_ends_the_wait_for_a_write(saved, monkeypatch, error):
+    def fails(fd, data, at):
+        raise error('of the test')
+    monkeypatch.setattr(_activations.os, 'pwritev', fails)
+    packed = saved.pack(matrix())
+    settled = threading.Thread(target=saved.settle, daemon=True)
+    settled.start()
+    settled.join(20)
+    assert not settled.is_alive(), 'the thread that writes has ended'
+    with pytest.raises(error, match='of the test'):
+        saved.pack(matrix(1))
+    assert torch.equal(saved.unpack(packed), matrix())  # what could not be written is held
+
+
 def test_each_state_of_a_tensor(saved, monkeypatch):
     slow = Slow(monkeypatch)
     values = [matrix(i) for i in range(3)]

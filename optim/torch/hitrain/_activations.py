@@ -416,7 +416,7 @@ class Activations:
             _all_of(os.pwritev, self._fd, [memory_of(fetched.values if fetched else memory) for memory, fetched in parts], segment.at)
         except OSError as e:
             error = OSError(e.errno, f'{os.strerror(e.errno or 0)} (saving a tensor for backward in the store)')
-        except RuntimeError as e:  # of the device
+        except Exception as e:  # of the device, or any other: the trainer waits for this thread
             error = e
         with self._changed:
             self._writing_seconds += time.monotonic() - begin
