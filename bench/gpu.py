@@ -166,6 +166,10 @@ def main():
             rates = copies(store)
             size, seconds, memory, equal, figures = steps(store, args)
             store.unmount()
+        except BaseException:
+            if store.daemon is not None:
+                store.kill()  # the traceback holds mappings, which keep the mount busy
+            raise
         finally:
             store.close()
     print(f'{torch.cuda.get_device_name()}, PyTorch {torch.__version__}')
