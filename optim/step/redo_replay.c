@@ -2,7 +2,7 @@
 /*
  * redo_replay.c - computes logged steps again, after a mount or an abort, by ordinary updates (state/redo.h).
  *
- *   each part   of the content, if the DRAM tier does not hold all of it (redo_parts.c):
+ *   each part   of the content, if the DRAM tier does not hold it all (redo_parts.c):
  *   each step   its summary is read and checked; each gradient of the part is written and frozen as a client's, and
  *               queued; the workers update; with the last part the step is counted
  *
@@ -42,7 +42,7 @@ enum {
     AHEAD_BYTES_MAX = 16 << 20, /* of the next step */
 };
 #define TELL_NS 10000000000ull /* between two events of progress */
-#define RETRY_NS 5000000000ull /* of a replay without room; sooner if there is more of it */
+#define RETRY_NS 5000000000ull /* of a replay without room; sooner if there is more */
 #define POLL_NS 100000000ull
 typedef unsigned long long ull;
 

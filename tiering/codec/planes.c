@@ -22,7 +22,7 @@ static void count_piece(struct counts *c, const uint8_t *p, size_t bytes)
         c->of[i % HT_PLANES_MAX][p[i]]++;
 }
 
-/* All of it if that is short, else pieces of it at equal distances. */
+/* The whole if that is short, else pieces at equal distances. */
 static void count_sample(struct counts *c, const uint8_t *raw, size_t bytes)
 {
     memset(c, 0, sizeof(*c));

@@ -13,7 +13,7 @@
  *
  * A loop device is another name of bytes that its file or device has already, and the kernel lets both be held. So who
  * opens one holds what lies below it, too (below.h): O_EXCL for devices, and a lock of the open file for the part of a
- * file that the loop device shows. Who opens a file locks all of it so, beside the flock, which has an owner that can
+ * file that the loop device shows. Who opens a file locks it all so, beside the flock, which has an owner that can
  * be named. And no other loop device may show the same bytes, whether somebody uses it or not. Both checks come after
  * the own hold, so of two programs that begin together at least one sees the other.
  */

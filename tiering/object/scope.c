@@ -20,7 +20,7 @@ struct ht_scope *ht_scope_find(struct ht_store *s, uint64_t id, bool make)
     if (link) {
         struct ht_scope *found = ht_container_of(link, struct ht_scope, by_id);
         if (make)
-            found->ended = false; /* the directory is a model root again, or a file of it is open */
+            found->ended = false; /* the directory is a model root again, or one of its files is open */
         return found;
     }
     struct ht_scope *sc = make ? calloc(1, sizeof(*sc)) : NULL;
@@ -73,6 +73,7 @@ static uint64_t superseded_blocks(struct ht_obj *o) HT_REQUIRES(HT_LOCK_STORE)
     uint64_t blocks = 0, index = 0;
     struct ht_chunk *c;
 
+    /* bounded: by the unpublished chunks of one tensor, which has large ones, once when it leaves its model */
     ht_chunk_for_each_unpublished(c, o, index) blocks += ht_chunk_superseded_blocks(c);
     return blocks;
 }
