@@ -41,7 +41,7 @@ uint64_t ht_need_bytes(const struct ht_need *n, const struct ht_optim_config *c)
     uint64_t gradient = n->dtype == HT_DTYPE_F32 || c->accumulate > 1 ? 4 : 2;
     /* The oldest kept step goes when a newer one is there, and its space is free a commit later. */
     uint64_t kept = c->retain ? c->retain + 2ull : 0;
-    uint64_t times = 2 + kept + (c->redo ? HT_NEED_REPLAY_REWRITES : 0);
+    uint64_t times = 2 + kept; /* a mount computes logged steps again in the space of the next rewrite */
     uint64_t sixteen = content_bytes(n->dtype, c) * times + 16 * gradient * gradients(c);
     sum all = n->elements / 16 + 1;
 

@@ -5,9 +5,6 @@
 
 #include "optim/rules/config.h"
 
-/* Bytes of rewrites that a replay after a crash needs, in units of what a step rewrites. */
-#define HT_NEED_REPLAY_REWRITES 1u
-
 struct ht_need {
     uint64_t elements, tensors; /* tensors: each rounds its content up */
     uint8_t dtype;              /* enum ht_dtype, of the parameters and of their gradients */

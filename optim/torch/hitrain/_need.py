@@ -13,7 +13,7 @@ def _need(elements: int, tensors: int, parameter: int, masters: int, states: int
     """Bytes of an element of the parameter, of its master and of its state; redo: 0, or each so many-th step is full."""
     content = 16 * (parameter + masters + states) + (2 if masters == 2 else 0)
     gradient = 4 if parameter == 4 or accumulate > 1 else 2
-    times, gradients = 2 + (retain + 2 if retain else 0) + (1 if redo else 0), 1 + (redo + redo_keep if redo else 0)
+    times, gradients = 2 + (retain + 2 if retain else 0), 1 + (redo + redo_keep if redo else 0)
     total = (elements // 16 + 1) * (content * times + 16 * gradient * gradients)
     total += tensors * _BLOCK * (5 * times + gradients)
     total += total // 24 + 12 * _MIB
