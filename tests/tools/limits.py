@@ -10,6 +10,7 @@ import pathlib
 import shutil
 import signal
 import subprocess
+import time
 
 TABLE = pathlib.Path(__file__).parent / 'usual.txt'
 USUAL_SECONDS_MIN = 10  # shorter times have no row
@@ -17,6 +18,7 @@ TIMES = 10
 SPARE_SECONDS = 500
 LONG_SECONDS = 7200  # in check-long, and of a build
 STACK_SECONDS_MAX = 30
+END_SECONDS_MAX = 5
 
 
 def read_usual():
@@ -44,17 +46,22 @@ def seconds(name):
     return SPARE_SECONDS + TIMES * usual(name)
 
 
+def fields_of(pid):
+    """The state of a process, its parent, its group, its session and so on; those of a zombie if it has ended."""
+    try:
+        return pathlib.Path(f'/proc/{pid}/stat').read_text(errors='replace').rpartition(')')[2].split()
+    except OSError:
+        return ['Z', '0', '0', '0']
+
+
+def is_alive(pid):
+    return fields_of(pid)[0] != 'Z'
+
+
 def session(leader):
     """The processes of a session, oldest first. Check puts each test into a process group of its own; these stay in the session."""
-    found = []
-    for stat in pathlib.Path('/proc').glob('[0-9]*/stat'):
-        try:
-            fields = stat.read_text(errors='replace').rpartition(')')[2].split()
-        except OSError:
-            continue  # it has ended
-        if int(fields[3]) == leader and fields[0] != 'Z':
-            found.append(int(stat.parent.name))
-    return sorted(found)
+    pids = (int(path.name) for path in pathlib.Path('/proc').glob('[0-9]*'))
+    return sorted(p for p in pids if fields_of(p)[3] == str(leader) and is_alive(p))
 
 
 def signal_session(leader, number):
@@ -85,17 +92,22 @@ def stacks(pid):
     return text
 
 
+def end_one(pid):
+    """pytest, and Python with faulthandler, print their stacks at SIGABRT: one after the other."""
+    os.kill(pid, signal.SIGABRT)
+    for _ in range(10 * END_SECONDS_MAX):
+        if not is_alive(pid):
+            return
+        time.sleep(0.1)
+
+
 def end_with_stacks(process, out):
-    """Writes stacks of all processes of its session to a file, and ends them. pytest prints stacks of Python at SIGABRT."""
-    for pid in session(process.pid):
+    """Writes stacks of all processes of its session to a file, and ends them, the youngest first."""
+    for pid in reversed(session(process.pid)):
         try:
             os.write(out.fileno(), stacks(pid).encode())
+            end_one(pid)
         except OSError:
             pass  # it has ended
-    for number in signal.SIGABRT, signal.SIGKILL:
-        signal_session(process.pid, number)
-        try:
-            process.wait(10)
-        except subprocess.TimeoutExpired:
-            continue
     signal_session(process.pid, signal.SIGKILL)
+    process.wait()

@@ -16,6 +16,10 @@ struct ht_claim {
     struct one {
         struct ht_dev *dev;     /* NULL: it takes no claim */
         struct ht_super before; /* as the device had it */
+        struct stamp {
+            uint8_t uuid[16];
+            uint64_t generation;
+        } stamp[COPY_X]; /* of the copies that are no X, as they were then; zeros: not valid */
         bool wrote_y;
     } one[HT_DEVICES_MAX];
 };
@@ -53,16 +57,33 @@ static bool owner_may_live(const struct one *o)
     return may_live(&o->before, o->dev) || (read_copy(&o->before, o->dev, COPY_Y, &y) && may_live(&y, o->dev));
 }
 
-/* Somebody wrote a superblock since we read ours, and perhaps has the store. */
+static struct stamp stamp_of(const struct one *o, unsigned copy)
+{
+    const struct ht_super *b = &o->before;
+    struct stamp stamp = {.generation = 0};
+    struct ht_super have;
+
+    if (ht_super_read_copy(o->dev, ht_super_offset(b->device_bytes[b->device_index], copy), &have) == HT_SUPER_OK) {
+        memcpy(stamp.uuid, have.uuid, sizeof(stamp.uuid));
+        stamp.generation = have.generation;
+    }
+    return stamp;
+}
+
+/*
+ * Somebody wrote a superblock since we read ours, and perhaps has the store. A copy of another store that was there
+ * before is what an interrupted mkfs has left.
+ */
 static bool moved_on(const struct one *o)
 {
     const struct ht_super *b = &o->before;
-    struct ht_super have;
 
-    for (unsigned c = 0; c < COPY_X; c++)
-        if (ht_super_read_copy(o->dev, ht_super_offset(b->device_bytes[b->device_index], c), &have) == HT_SUPER_OK &&
-            (memcmp(have.uuid, b->uuid, sizeof(have.uuid)) != 0 || have.generation > b->generation))
+    for (unsigned c = 0; c < COPY_X; c++) {
+        struct stamp now = stamp_of(o, c);
+        bool newer = memcmp(now.uuid, b->uuid, sizeof(now.uuid)) == 0 && now.generation > b->generation;
+        if (newer || (now.generation && memcmp(&now, &o->stamp[c], sizeof(now)) != 0))
             return true;
+    }
     return false;
 }
 
@@ -159,8 +180,11 @@ static struct ht_claim *new_claim(struct ht_dev *const devs[], unsigned count)
     for (unsigned i = 0; i < count; i++) {
         struct one *o = &c->one[c->count];
         struct ht_super_report report;
-        if (devs[i] && !ht_dev_rdonly(devs[i]) && ht_super_read(devs[i], &o->before, &report) == 0)
-            c->one[c->count++].dev = devs[i];
+        if (!devs[i] || ht_dev_rdonly(devs[i]) || ht_super_read(devs[i], &o->before, &report) != 0)
+            continue;
+        c->one[c->count++].dev = devs[i];
+        for (unsigned copy = 0; copy < COPY_X; copy++)
+            o->stamp[copy] = stamp_of(o, copy);
     }
     return c;
 }

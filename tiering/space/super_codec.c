@@ -155,9 +155,9 @@ static void decode_identity(const struct ht_disk_super *d, struct ht_super *sb)
     sb->label[HT_LABEL_BYTES] = '\0';
     sb->salt = get64(&d->salt);
     sb->generation = get64(&d->generation);
-    sb->writer_flags = get32(&d->log[0].writer);
-    sb->writer = sb->writer_flags & HT_WRITER_KNOWN ? get64(&d->writer) : 0;
-    sb->writer_place = get64(&d->writer_place);
+    sb->writer = get32(&d->log[0].writer) & HT_WRITER_KNOWN ? get64(&d->writer) : 0;
+    sb->writer_place = sb->writer ? get64(&d->writer_place) : 0;
+    sb->writer_flags = sb->writer ? get32(&d->log[0].writer) : 0;
     memcpy(sb->boot_id, d->boot_id, sizeof(sb->boot_id));
     sb->created_ns = get64(&d->created_ns);
 }

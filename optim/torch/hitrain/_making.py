@@ -14,7 +14,7 @@ import os
 from typing import List, Optional
 
 from hitrain._files import XATTR, attribute
-from hitrain._root import Root
+from hitrain._root import ELSEWHERE, NO_MODEL, Root
 
 WORD = 'making'
 OPTIMIZER, IMPORT = 'optimizer', 'import'  # makers
@@ -74,11 +74,10 @@ def no_model(root: Root, held: Optional[List[str]]) -> OSError:
     if held is None:
         return FileNotFoundError(errno.ENOENT, 'there is no model to resume: without resume=True one is made', root.path)
     if root.is_elsewhere:
-        return OSError(errno.ENODATA, 'there is no model to resume, and this is no hitrain mount', root.path)
+        return OSError(errno.ENODATA, f'there is no model to resume, and {ELSEWHERE}', root.path)
     if not held:
         return FileNotFoundError(errno.ENOENT, 'there is no model to resume, the directory is empty: without resume=True one is made', root.path)
-    return OSError(errno.ENODATA, 'this directory is no model, although it has files. A copy by cp, rsync or tar is none: `hitrainctl '
-                   'clone`, or send and receive, make a copy with its state', root.path)
+    return OSError(errno.ENODATA, NO_MODEL, root.path)
 
 
 def _now(path: str) -> str:
