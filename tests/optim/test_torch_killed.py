@@ -9,6 +9,7 @@ import pytest
 
 from trainer import TOP, equal, shared_root, shared_store, store  # first: it makes the client importable
 import torch
+import hitrain
 from hitrain import SGD, Adagrad, AdamW, Lion, _settings
 from hitrain._files import attribute
 from hitrain.checkpoint import import_safetensors
@@ -137,6 +138,27 @@ def make_and_train(options, resume):
 @pytest.mark.parametrize('options', [{}, {'pack': 4096, 'retain': 1, 'grad_dtype': torch.bfloat16}], ids=['plain', 'pack'])
 def test_a_trainer_is_killed_at_each_request_of_a_constructor(shared_store, shared_root, tmp_path, options, resume):
     script = make_and_train(options, resume)
+    assert same_after_kills(shared_store, roots_in(shared_root.parent), script, tmp_path / 'said') > 20
+
+
+@pytest.mark.parametrize('resume', RESUMES.values(), ids=RESUMES)
+def test_an_offloaded_model_whose_making_was_killed_has_its_first_values(shared_store, shared_root, tmp_path, resume):
+    """It was empty, and so the store alone had values. These did not become durable."""
+    values = {'weight': torch.randn(5, 3, generator=torch.Generator().manual_seed(1)), 'bias': torch.randn(5, generator=torch.Generator().manual_seed(2))}
+
+    def script(root, requests, again):
+        with hitrain.init_empty():
+            model = torch.nn.Linear(3, 5)
+        requests.start()
+        optimizer = hitrain.offload(model, root, keep=1 << 20, weights=values, resume=again and resume(root))
+        requests.stop()
+        assert equal(dict(model.named_parameters()), values)
+        for step in range(optimizer.state_dict()['hitrain']['step'], 2):
+            model(torch.full((2, 3), step + 1.0)).square().sum().backward()
+            optimizer.step()
+        said = digest(root, optimizer, dict(model.named_parameters()))
+        optimizer.close()
+        return said
     assert same_after_kills(shared_store, roots_in(shared_root.parent), script, tmp_path / 'said') > 20
 
 

@@ -45,7 +45,7 @@ MUTANTS = [
     ('frame-flush', 'flush after a frame', SMALL, 'create'),
     ('early-answer', 'fsync waits for the frame', SMALL, 'create'),
     ('super-flush', 'flushes of the superblock', SMALL, 'mount'),
-    ('super-order', 'the last good superblock is overwritten last', SMALL, 'mount'),
+    ('super-order', 'the last good superblock is overwritten last', 'tests/unit/tiering/space/test_super', 'the_last_present_copy_is_never_overwritten_first'),
     ('epoch-unnamed', 'the superblock knows an epoch before frames do', SMALL, 'mount'),
     ('start-early', 'checkpoint is durable before its start is named', SMALL, 'checkpoint'),
     ('log-reuse', 'log space is free when the new start is durable', SMALL, 'log-wrap'),

@@ -45,11 +45,13 @@ class Filler:
     values, with the others of its module.
 
     weights   where the values come from; None: from the modules
-    init      gives one module its values, when weights has none; None: reset_parameters()"""
+    init      gives one module its values, when weights has none; None: reset_parameters()
+    resume    the store has the values, unless begin() says that it has none"""
 
-    def __init__(self, model: nn.Module, weights: Optional[Weights], init: Optional[Callable[[nn.Module], Any]]) -> None:
+    def __init__(self, model: nn.Module, weights: Optional[Weights], init: Optional[Callable[[nn.Module], Any]], resume: bool) -> None:
         self._init = init
-        self._source = _Source(weights) if weights is not None else None
+        self._weights = weights
+        self._source = _Source(weights) if weights is not None and not resume else None
         self._names: Dict[int, List[str]] = {}  # of a tied parameter all
         self._owner: Dict[int, nn.Module] = {}
         self._empty: Set[int] = set()  # identities of parameters without values
@@ -69,6 +71,12 @@ class Filler:
                     module._parameters[name] = p = new[id(p)]
                 self._names.setdefault(id(p), []).append(f'{prefix}.{name}' if prefix else name)
                 self._owner.setdefault(id(p), module)
+
+    def begin(self) -> None:
+        """The store has no values although resume was asked for: the making of its model did not end."""
+        if self._weights is not None:
+            self._source = _Source(self._weights)
+        self.check()
 
     def check(self) -> None:
         """ValueError: a parameter would get no values."""

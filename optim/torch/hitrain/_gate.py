@@ -44,7 +44,8 @@ def can_count() -> bool:
         if hasattr(p, 'register_post_accumulate_grad_hook'):
             handle = p.register_post_accumulate_grad_hook(note)
         else:
-            handle = p.expand_as(p).grad_fn.next_functions[0][0]  # type: ignore[union-attr]
+            node: Any = p.expand_as(p).grad_fn
+            handle = node.next_functions[0][0]
             handle.register_hook(note)
         first = references(storage)
         (p * p).sum().backward()

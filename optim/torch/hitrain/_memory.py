@@ -7,7 +7,7 @@ import torch
 
 from hitrain._parts import local_of
 
-UNORDERED = (set, frozenset, weakref.WeakSet, type(iter(set())))
+UNORDERED: Tuple[type, ...] = (set, frozenset, weakref.WeakSet, type(iter(set())))
 
 
 def check_ordered(what: str, listed: Any) -> None:

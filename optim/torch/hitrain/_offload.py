@@ -81,7 +81,7 @@ def offload(model: nn.Module, root: 'os.PathLike[str] | str', optimizer: Union[s
         check_group(shard, group)
     copies = _copies_of(device, keep, activations)
     _check_model(model)
-    filler = Filler(model, None if resume else weights, init)
+    filler = Filler(model, weights, init, resume)
     try:
         if not resume:
             filler.check()
@@ -142,7 +142,8 @@ class Offloaded(Optimizer):
 
     def __init__(self, model: nn.Module, params: Iterable[Any], root: 'os.PathLike[str] | str', units: List[Tuple[str, nn.Module, List[nn.Parameter]]],
                  keep: int, filler: Filler, group: Any, copies: Optional[Copies], *args: Any, resume: bool = False, **options: Any) -> None:
-        self._fill = None if resume else filler.fill
+        self._filler = filler
+        self._fill: Optional[Callable[[torch.Tensor], None]] = None if resume else filler.fill
         self._was_empty = filler.made
         self._residency: Any = None  # Residency, once the model is attached
         self._activations: Optional[Activations] = None
@@ -160,6 +161,7 @@ class Offloaded(Optimizer):
         super().__init__(params, root, *args, overlap=True, resume=resume, **options)
         self._originals = []
         self._fill = None  # `weights` need not stay in memory
+        del self._filler
         for f in self._mapped():
             f._fill = None
         try:
@@ -237,10 +239,14 @@ class Offloaded(Optimizer):
 
     # -- files --
 
-    def _open_root(self) -> None:
+    def _open_root(self) -> bool:
         if self._async and self._root.passes_through:
             raise ValueError('offload() takes no async_step on a mount with passthrough: parameters would change while forward reads them')
-        super()._open_root()
+        anew = super()._open_root()
+        if anew and not self._fill:
+            self._filler.begin()
+            self._fill = self._filler.fill
+        return anew
 
     def _file_of(self, name: str, p: torch.Tensor, dtype: torch.dtype, grad_dtype: torch.dtype, part: Any) -> ParameterFile:
         if not can_be_mapped(p):
