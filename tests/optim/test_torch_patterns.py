@@ -310,3 +310,26 @@ def test_the_way_out_has_the_bits_in_memory(shared_store, shared_root, in_memory
     model = made(prepare)
     with hitrain.offload(model, shared_root, keep=KEEP, lr=LR) as optimizer:
         assert all(map(torch.equal, wanted, train(model, optimizer, run, hold=optimizer.hold_gradients)))
+
+
+@pytest.mark.parametrize('shared_store', ['64M'], ids=['plain'], indirect=True)
+def test_a_sent_weight_still_has_what_says_nothing_of_its_values(shared_store, shared_root):
+    """As summaries and callbacks read it between backward() and step()."""
+    words = ['is_cpu', 'is_nested', 'is_quantized', 'is_sparse_csr', 'names', 'name', 'output_nr', 'retains_grad', '_backward_hooks', 'nbytes', 'itemsize']
+    methods = ['__len__', 'get_device', 'is_complex', 'is_shared', 'is_inference', 'storage_offset', 'ndimension', 'numel', 'data_ptr']
+
+    def said(p):
+        return [getattr(p, w) for w in words if hasattr(torch.Tensor, w)], [getattr(p, m)() for m in methods]
+    model = Model()
+    optimizer = hitrain.offload(model, shared_root, keep=KEEP, lr=LR)
+    try:
+        weight = model.head.weight
+        before = said(weight)
+        model(torch.ones(2, WIDTH)).backward()
+        with pytest.raises(RuntimeError, match=LATE):
+            weight.norm()
+        assert said(weight) == before
+        assert 'gradient was sent' in f'{weight}' and 'gradient was sent' in repr(weight)
+        optimizer.step()
+    finally:
+        optimizer.close()

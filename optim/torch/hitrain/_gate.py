@@ -17,9 +17,12 @@ from torch import nn
 
 _COUNT_AT = 8  # of c10::intrusive_ptr_target: behind the pointer to its virtual functions
 _OWN_REFERENCES = 2  # of a parameter's tensor: by Python, and by the node that accumulates its gradient
-_METADATA = {'grad', '_version', 'shape', 'dtype', 'device', 'layout', 'requires_grad', 'is_leaf', 'grad_fn', 'is_sparse', 'ndim', 'is_cuda', 'is_meta'}
-_HARMLESS = {'__hash__', 'numel', 'nelement', 'size', 'dim', 'stride', 'element_size', 'is_contiguous', 'data_ptr', 'is_floating_point',
-             'register_hook', 'requires_grad_', 'register_post_accumulate_grad_hook'}
+_METADATA = {'grad', '_version', 'shape', 'dtype', 'device', 'layout', 'requires_grad', 'is_leaf', 'grad_fn', 'is_sparse', 'ndim', 'is_cuda', 'is_meta',
+             'is_cpu', 'is_mps', 'is_xpu', 'is_mkldnn', 'is_nested', 'is_quantized', 'is_sparse_csr', 'itemsize', 'name', 'names', 'nbytes', 'output_nr',
+             'retains_grad', '_backward_hooks'}
+_HARMLESS = {'__hash__', '__len__', 'numel', 'nelement', 'size', 'dim', 'ndimension', 'stride', 'element_size', 'storage_offset', 'is_contiguous',
+             'data_ptr', 'get_device', 'is_floating_point', 'is_complex', 'is_shared', 'is_inference', 'register_hook', 'requires_grad_',
+             'register_post_accumulate_grad_hook'}
 _without_overrides = getattr(torch._C, 'DisableTorchFunctionSubclass', torch._C.DisableTorchFunction)
 
 
@@ -93,7 +96,7 @@ class _Sealed:
             with _without_overrides():
                 return func(*args, **(kwargs or {}))
         name = _name_in([*args, *(kwargs or {}).values()])
-        if word == '__repr__':
+        if word in ('__repr__', '__format__'):
             return f'<the weight {name}, whose gradient was sent to the store>'
         raise RuntimeError(f'{name} is used after its gradient was sent, and the store may have updated it. Use it before backward() or after step(), '
                            'or run backward() in `with optimizer.hold_gradients():`')
