@@ -246,7 +246,9 @@ static int check_making(const struct request *q, char err[HT_CTL_ERROR_MAX])
     struct stat st;
     int rc = ht_ns_getattr(q->ctl->ns, q->ino, &st);
 
-    if (rc || (S_ISDIR(st.st_mode) && q->len <= MAKING_MAX))
+    if (!rc && S_ISDIR(st.st_mode) && q->len <= MAKING_MAX)
+        return ht_ctl_may_set_words(q->ctl, ht_ctl_is_root(q->ctl, q->ino) ? q->ino : 0, q->ino, "making", q->caller);
+    if (rc)
         return rc;
     snprintf(err, HT_CTL_ERROR_MAX, "making: only directories have it, and at most %d bytes", MAKING_MAX);
     return -EINVAL;

@@ -6,12 +6,13 @@ import io
 import os
 import re
 import threading
+import time
 import warnings
 import weakref
 
 import pytest
 
-from trainer import LR, SECONDS_MAX, close, equal, random_parameters, shared_root as root, shared_store  # first: it makes the client importable
+from trainer import LR, SECONDS_MAX, close, equal, on_threads, random_parameters, shared_root as root, shared_store  # first: it makes the client importable
 import torch
 import hitrain
 from hitrain import _files, _gather
@@ -620,3 +621,27 @@ def test_one_thread_at_a_time_uses_an_optimizer(root, monkeypatch):
         other.step()
         other.step()
         assert close(own, theirs)
+
+
+def test_gradients_of_two_threads_of_backward_wait_for_each_other(root):
+    """PyTorch runs backward of each device in a thread of its own."""
+    params = {n: torch.nn.Parameter(torch.ones(1000)) for n in 'ab'}
+    with hitrain.AdamW(params.items(), root, lr=LR, overlap=True) as optimizer:
+        real, begun, ended = optimizer._check_room, threading.Event(), []
+
+        def slow(f):
+            if f.name == 'a':
+                begun.set()
+                time.sleep(0.2)  # the other one comes
+            real(f)
+        optimizer._check_room = slow
+
+        def backward(rank):
+            if rank == 1:
+                assert begun.wait(SECONDS_MAX)
+            params['ab'[rank]].sum().backward()
+            ended.append(rank)
+        on_threads(2, backward)
+        assert sorted(ended) == [0, 1]
+        optimizer.step()
+        assert optimizer.committed_step == 1

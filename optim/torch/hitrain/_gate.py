@@ -35,9 +35,18 @@ def references(thing: Any) -> int:
     return ctypes.c_uint32.from_address(thing._cdata + _COUNT_AT).value
 
 
-@functools.lru_cache(maxsize=None)
+_known: List[bool] = []
+
+
 def can_count() -> bool:
-    """Is the count where it is expected to be? It is tried with a backward whose graph ends, with one whose graph is kept, and with a view."""
+    """Is the count where it is expected to be? A no may be due to the place of the call, as within hooks of saved tensors."""
+    if not _known and _counts_as_expected():
+        _known.append(True)
+    return bool(_known)
+
+
+def _counts_as_expected() -> bool:
+    """It is tried with a backward whose graph ends, with one whose graph is kept, and with a view."""
     p = nn.Parameter(torch.ones(2))
     storage, seen = storage_of(p.detach()), []
 
@@ -67,7 +76,7 @@ class Memory:
     def __init__(self) -> None:
         self._storages: List[Any] = []
         self._own = 0
-        can_count()
+        can_count()  # outside of any backward
 
     def add(self, tensor: torch.Tensor) -> None:
         storage = storage_of(tensor)

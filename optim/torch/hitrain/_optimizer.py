@@ -184,6 +184,7 @@ class Optimizer(torch.optim.Optimizer):
         self._small_bytes = 0  # of these
         self._torn = ''  # why a step could not be taken back
         self._users: 'List[weakref.ref[Alone]]' = []  # calls that other threads must not disturb
+        self._one_gradient = threading.RLock()  # of hooks in backward
         self._seen_reducers = False
         self.defaults = defaults  # torch.optim sets the same; needed before that
         self._root = Root(self.root)
@@ -976,6 +977,11 @@ class Optimizer(torch.optim.Optimizer):
             finally:
                 rest = iter(())  # after an error the others read no more
 
+    def _gradient_arises(self, f: ParameterFile) -> None:
+        """PyTorch runs backward of each device in a thread of its own: one waits for the other."""
+        with self._one_gradient:
+            self._gradient_ready(f)
+
     def _gradient_ready(self, f: ParameterFile) -> None:
         if self._holding or not self._early or f.tensor.grad is None:
             return
@@ -1001,7 +1007,7 @@ class Optimizer(torch.optim.Optimizer):
         """Also parameters that were frozen when the optimizer was made."""
         for p, f in self._files.items():
             if f.hook is None and p.requires_grad and not isinstance(f, Member) and f.has_elements:
-                f.hook = _when_accumulated(p, weakref.WeakMethod(self._gradient_ready), f)
+                f.hook = _when_accumulated(p, weakref.WeakMethod(self._gradient_arises), f)
 
     # -- going back --
 

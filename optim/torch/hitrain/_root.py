@@ -166,12 +166,7 @@ class Root:
 
     @property
     def is_elsewhere(self) -> bool:
-        """A directory of another file system, which may store attributes, too."""
-        try:
-            os.getxattr(self.path, XATTR + 'error')  # in a store every directory has it
-        except OSError as e:
-            return e.errno in (errno.ENODATA, errno.ENOTSUP)
-        return False
+        return _is_elsewhere(self.path)
 
 
 def _last(lines: Sequence[str], answers: List[str]) -> str:
@@ -199,14 +194,20 @@ class _Explained:
             raise type(error)(error.errno, f'{text}: {said}' if said else text, self.root.path) from error
 
 
+def _is_elsewhere(path: str) -> bool:
+    """On another file system, which may store attributes, too: all files of a store have this one. A mount that is dead, or that cannot be
+    reached, says so by itself later."""
+    try:
+        os.getxattr(path, XATTR + 'class')
+    except OSError as e:
+        return e.errno in (errno.ENODATA, errno.ENOTSUP)
+    return False
+
+
 def _check_mounted(path: str) -> None:
-    """Every file of a store has this attribute. A mount that is dead, or that cannot be reached, says so by itself later."""
     there = os.path.abspath(path)
     while not os.path.lexists(there) and there != os.path.dirname(there):
         there = os.path.dirname(there)
-    try:
-        os.getxattr(there, XATTR + 'class')
-    except OSError as e:
-        if e.errno in (errno.ENODATA, errno.ENOTSUP):
-            raise FileNotFoundError(errno.ENOENT, f'this is no hitrain mount: {there}. Mount a store with `mount -t hitrain DEVICE DIRECTORY`, and give a '
-                                    'directory in it', path) from e
+    if _is_elsewhere(there):
+        raise FileNotFoundError(errno.ENOENT, f'{ELSEWHERE}: {there}. Mount a store with `mount -t hitrain DEVICE DIRECTORY`, and give a directory in it',
+                                path)
