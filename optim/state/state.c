@@ -153,6 +153,12 @@ static int reserve_record(struct ht_param *p) HT_REQUIRES(HT_LOCK_OPTIM)
     return rc;
 }
 
+/* Would a crash bring its state back, and with it logged steps that need space? */
+static bool may_come_back(const struct ht_param *p) HT_REQUIRES(HT_LOCK_OPTIM)
+{
+    return p->pub.exists && !HT_MUTANT("reset-unreserved");
+}
+
 /*
  * A gradient may have to leave memory, too. It is never published, so one copy is enough, but a rewrite reserve is for
  * two: half the size reserves one.
@@ -160,7 +166,7 @@ static int reserve_record(struct ht_param *p) HT_REQUIRES(HT_LOCK_OPTIM)
 int ht_opt_grad_reserve(struct ht_param *p)
 {
     uint64_t each = ht_max_u64(p->shape.g_bytes, p->redo_g_bytes), none = 0;
-    uint64_t bytes = p->cur.exists ? p->shape.elements * each : 0;
+    uint64_t bytes = ht_max_u64(p->cur.exists ? p->shape.elements : 0, may_come_back(p) ? p->pub.elements : 0) * each;
     uint64_t *aside = p->root->redo.recovering ? &p->o->replay_room_bytes : &none;
     /* Sums have theirs from the first gradient of a step on; giving it back cannot fail. */
     int rc = p->sum && !p->cur.exists ? ht_obj_rewrite_reserve(p->sum, 0) : 0;
@@ -185,6 +191,8 @@ int ht_opt_rewrites_reserve(struct ht_param *p)
 
 int ht_opt_state_unreserve(struct ht_param *p)
 {
+    if (may_come_back(p))
+        return 0;
     int rc = p->obj ? ht_obj_rewrite_reserve(p->obj, 0) : 0;
 
     return rc ? rc : ht_opt_grad_reserve(p);

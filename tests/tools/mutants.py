@@ -103,6 +103,7 @@ MUTANTS = [
     ('torn-commit', 'a logged step and its files are one frame', SMALL, 'redo-write'),
     ('logged-unsorted', 'a step that is logged beside a checkpoint comes after the older ones', REDO, 'a_step_is_logged_beside_a_checkpoint'),
     ('replay-shown', 'readers wait while logged steps are computed again', RECOVER, 'a_mount_does_not_wait_for_logged_steps'),
+    ('reset-unreserved', 'a reset gives no space of logged steps back', FULL, 'a_full_store_keeps_acknowledged_steps'),
     ('replay-roomless', 'the room of a replay is nobody else\'s', FULL, 'a_full_store_keeps_acknowledged_steps'),
     ('logged-unreserved', 'a logged step has room for its gradient', 'tests/unit/optim/step/test_redo_room', 'the_largest_gradient_has_its_room'),
     ('record-unseen', 'a parameter whose record is not published makes a step full', REDO, 'a_count_that_does_not_follow_makes_a_step_full'),
