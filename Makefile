@@ -383,6 +383,7 @@ $(client_programs): $(B)/%: $(B)/obj/%.o
 # ---- tests ----
 
 # The runner builds the tests that it runs, with the knobs given here. Tests and the demo find the programs in $HITRAIN_BIN.
+given_bin := $(if $(filter environment,$(origin HITRAIN_BIN)),$(HITRAIN_BIN))
 export HITRAIN_BIN := $(abspath $(B))/bin
 export HITRAIN_BUILD := $(abspath $(B))
 export PYTHONPYCACHEPREFIX := $(abspath $(O))/pycache
@@ -396,7 +397,8 @@ deps:
 check: deps
 	@$(runner) check
 # Skipped where no GPU is, before anything is built. With HITRAIN_BIN, the programs of that folder are taken, and nothing is built.
-gpu_programs = $(if $(HITRAIN_BIN),true,$(MAKE) --no-print-directory all)
+gpu_programs = $(if $(given_bin),true,$(MAKE) --no-print-directory all)
+check-gpu bench-gpu: export HITRAIN_BIN := $(or $(given_bin),$(abspath $(B))/bin)
 GPU_PYTHON ?= $(PYTHON)
 .PHONY: check-gpu bench-gpu
 check-gpu:
