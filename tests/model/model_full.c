@@ -159,19 +159,6 @@ static void train(unsigned without)
     seen.full += !logged;
 }
 
-/* This mount does not wait for its replay. */
-static void go_on(struct fixture *f)
-{
-    (void)f;
-}
-
-static void mount_only(void)
-{
-    w.before_start = go_on;
-    fixture_mount(&w);
-    w.before_start = NULL;
-}
-
 static void wait_for_replay(void)
 {
     while (fixture_stat(&w).replay_steps_left && !told)
@@ -182,7 +169,7 @@ static void wait_for_replay(void)
 
 static void mount_and_fill(void)
 {
-    mount_only();
+    fixture_mount_and_go_on(&w);
     for (uint64_t i = below(1 << below(9)); i; i--)
         sched_yield();
     seen.fills_in_replay += fixture_stat(&w).replay_steps_left > 0;
@@ -213,7 +200,7 @@ static void crash(void)
     if (below(2))
         mount_and_fill();
     else
-        mount_only();
+        fixture_mount_and_go_on(&w);
     wait_for_replay();
     seen.crashes++;
 }

@@ -290,12 +290,6 @@ static void abort_step(void)
     seen.aborts++;
 }
 
-/* The test does not wait for the replay of this mount. */
-static void go_on(struct fixture *f)
-{
-    (void)f;
-}
-
 static void crash(void)
 {
     leave_something_open();
@@ -303,9 +297,7 @@ static void crash(void)
     fixture_crash(&w);
     take_back();
     for (uint64_t again = below(3); again; again--) {
-        w.before_start = go_on;
-        fixture_mount(&w);
-        w.before_start = NULL;
+        fixture_mount_and_go_on(&w);
         for (uint64_t i = below(1 << below(9)); i; i--)
             sched_yield();
         seen.interrupted += fixture_stat(&w).replay_steps_left > 0;

@@ -87,18 +87,11 @@ static void check(uint64_t step)
     ck_assert(fixture_hash(&w) == hash);
 }
 
-static void go_on(struct fixture *f)
-{
-    (void)f;
-}
-
 /* The test does not wait for the replay. */
 static void crash_and_go_on(void)
 {
     fixture_crash(&w);
-    w.before_start = go_on;
-    fixture_mount(&w);
-    w.before_start = NULL;
+    fixture_mount_and_go_on(&w);
 }
 
 static void wait_for_replay(void)
@@ -223,9 +216,7 @@ START_TEST(a_mount_ends_while_a_replay_waits_for_room)
     wait_until_told();
     ck_assert_int_eq(ht_optim_finish(w.o), 0);
     fixture_unmount(&w);
-    w.before_start = go_on;
-    fixture_mount(&w);
-    w.before_start = NULL;
+    fixture_mount_and_go_on(&w);
     forget(oid);
     ht_optim_recovered(w.o);
     check(step);
