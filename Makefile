@@ -321,7 +321,7 @@ failing_calls := tests/unit/fs/fuse/test_requests tests/unit/optim/gradient/test
 	tests/unit/tiering/store/test_compress tests/unit/tiering/store/test_scrub \
 	tests/unit/tiering/store/test_planner tests/unit/tiering/tier/test_next_use \
 	tests/unit/tiering/engine/test_scheduler
-wrapped := malloc calloc realloc aligned_alloc posix_memalign pthread_create
+wrapped := malloc calloc realloc aligned_alloc posix_memalign ht_pages_new pthread_create
 wrap_flags = $(patsubst %,-Wl$(comma)--wrap=%,$(1))
 # Memory that tests keep for the next store stands between the store and tiering/sys (tests/support/memory.h).
 memory_flags := $(call wrap_flags,ht_pinned_alloc ht_pinned_free) -Wl,-u,__wrap_ht_pinned_alloc

@@ -2,9 +2,8 @@
 /* event_log.c - see event_log.h. */
 #include "fs/ctl/event_log.h"
 
-#include <stdlib.h>
-
 #include "tiering/base/lock.h"
+#include "tiering/base/pages.h"
 
 #define FIRST_PERIOD_NS 1000000000ull
 #define LAST_PERIOD_NS (64 * FIRST_PERIOD_NS)
@@ -34,9 +33,14 @@ struct ht_event_log {
 
 HT_MUTEX_OF(log_lock, struct ht_event_log, lock, HT_LOCK_EVENT_LOG)
 
+static size_t bytes_of(unsigned entries)
+{
+    return sizeof(struct ht_event_log) + entries * sizeof(struct ht_event_entry);
+}
+
 int ht_event_log_new(unsigned entries, struct ht_event_log **out)
 {
-    struct ht_event_log *l = calloc(1, sizeof(*l) + entries * sizeof(l->ring[0]));
+    struct ht_event_log *l = ht_pages_new(bytes_of(entries));
 
     if (!l)
         return -ENOMEM;
@@ -55,7 +59,7 @@ void ht_event_log_free(struct ht_event_log *l)
     pthread_cond_destroy(&l->more);
     pthread_cond_destroy(&l->named);
     ht_mutex_destroy(&l->lock);
-    free(l);
+    ht_pages_free(l, bytes_of(l->entries));
 }
 
 /* ------------------------------------------------------------------ append */

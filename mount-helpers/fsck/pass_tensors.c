@@ -2,9 +2,9 @@
 /*
  * pass_tensors.c - read every stored chunk, verify its checksum, and decode it if it is compressed.
  *
- * Chunks are taken in the order of their places. Neighbours are read by one request of up to BATCH_BYTES, and
- * several batches are in flight, so that the device works while checksums are computed. When a batch fails, its
- * chunks are read one by one, so that only those that are bad are named.
+ * Chunks are taken in the order of their places. Neighbours are read by one request of up to BATCH_BYTES. Several
+ * batches are in flight, as many as the content fills, so that the device works while checksums are computed. When a
+ * batch fails, its chunks are read one by one, so that only those that are bad are named.
  *
  * With --no-data only contested chunks are read: a repair must know which of two that share space is sound.
  */
@@ -17,7 +17,7 @@
 #include "tiering/codec/frame.h"
 #include "tiering/api/check.h"
 
-enum { BATCHES = 8 };
+enum { BATCHES_MAX = 8 };
 #define BATCH_BYTES (4 * HT_MIB)
 
 struct batch {
@@ -35,7 +35,8 @@ struct reader {
     struct ht_progress progress;
     struct ht_decoder *decoder;
     uint8_t *content; /* of a chunk */
-    struct batch batch[BATCHES];
+    unsigned batches;
+    struct batch batch[BATCHES_MAX];
 };
 
 static uint64_t room_bytes(const struct ht_fsck_item *it)
@@ -230,11 +231,11 @@ static void read_all(struct reader *r)
     unsigned head = 0, tail = 0; /* batches begun and finished */
 
     for (;;) {
-        while (head - tail < BATCHES && submit(r, &r->batch[head % BATCHES]))
+        while (head - tail < r->batches && submit(r, &r->batch[head % r->batches]))
             head++;
         if (head == tail)
             return;
-        finish(r, &r->batch[tail % BATCHES]);
+        finish(r, &r->batch[tail % r->batches]);
         tail++;
     }
 }
@@ -244,13 +245,17 @@ static void read_all(struct reader *r)
 int ht_fsck_pass_tensors(struct ht_fsck *f)
 {
     struct reader *r = calloc(1, sizeof(*r));
-    int rc = r ? ht_ring_new(BATCHES * 8, &r->ring) : -ENOMEM;
+    int rc = r ? ht_ring_new(BATCHES_MAX * 8, &r->ring) : -ENOMEM;
 
-    for (unsigned i = 0; rc == 0 && i < BATCHES; i++)
-        if (posix_memalign((void **)&r->batch[i].buf, HT_BLOCK_BYTES, BATCH_BYTES + HT_CHUNK_BYTES) == 0)
-            r->batch[i].alone = r->batch[i].buf + BATCH_BYTES;
-        else
+    while (rc == 0 && r->batches < BATCHES_MAX && r->batches * BATCH_BYTES <= f->stored_bytes) {
+        struct batch *b = &r->batch[r->batches];
+        if (posix_memalign((void **)&b->buf, HT_BLOCK_BYTES, BATCH_BYTES + HT_CHUNK_BYTES) == 0) {
+            b->alone = b->buf + BATCH_BYTES;
+            r->batches++;
+        } else {
             rc = -ENOMEM;
+        }
+    }
     if (rc == 0)
         rc = ht_decoder_new(&r->decoder);
     if (rc == 0) {
@@ -269,7 +274,7 @@ int ht_fsck_pass_tensors(struct ht_fsck *f)
         ht_error("cannot read the tensors: %s", strerror(-rc));
     }
     if (r) {
-        for (unsigned i = 0; i < BATCHES; i++)
+        for (unsigned i = 0; i < r->batches; i++)
             free(r->batch[i].buf);
         if (r->ring)
             ht_ring_free(r->ring);

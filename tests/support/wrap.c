@@ -53,12 +53,14 @@ void *__real_calloc(size_t n, size_t size);
 void *__real_realloc(void *p, size_t size);
 void *__real_aligned_alloc(size_t align, size_t size);
 int __real_posix_memalign(void **p, size_t align, size_t size);
+void *__real_ht_pages_new(size_t bytes);
 int __real_pthread_create(pthread_t *t, const pthread_attr_t *attr, void *(*fn)(void *), void *arg);
 void *__wrap_malloc(size_t size);
 void *__wrap_calloc(size_t n, size_t size);
 void *__wrap_realloc(void *p, size_t size);
 void *__wrap_aligned_alloc(size_t align, size_t size);
 int __wrap_posix_memalign(void **p, size_t align, size_t size);
+void *__wrap_ht_pages_new(size_t bytes);
 int __wrap_pthread_create(pthread_t *t, const pthread_attr_t *attr, void *(*fn)(void *), void *arg);
 
 void *__wrap_malloc(size_t size)
@@ -84,6 +86,11 @@ void *__wrap_aligned_alloc(size_t align, size_t size)
 int __wrap_posix_memalign(void **p, size_t align, size_t size)
 {
     return fails(WRAP_MEMORY) ? ENOMEM : __real_posix_memalign(p, align, size);
+}
+
+void *__wrap_ht_pages_new(size_t bytes)
+{
+    return fails(WRAP_MEMORY) ? NULL : __real_ht_pages_new(bytes);
 }
 
 int __wrap_pthread_create(pthread_t *t, const pthread_attr_t *attr, void *(*fn)(void *), void *arg)

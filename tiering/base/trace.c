@@ -4,9 +4,9 @@
 
 #include <assert.h>
 #include <stdatomic.h>
-#include <stdlib.h>
 
 #include "tiering/base/activity.h"
+#include "tiering/base/pages.h"
 
 enum { OP_BITS = 8 };
 #define ROUND_MASK 0xffffffu
@@ -49,9 +49,14 @@ static void ring_init(struct ring *r, struct slot slot[], uint32_t entries)
     r->slot = slot;
 }
 
+static size_t bytes_of(uint32_t entries)
+{
+    return sizeof(struct ht_trace) + entries * sizeof(struct slot);
+}
+
 int ht_trace_new(uint32_t entries, struct ht_trace **out)
 {
-    struct ht_trace *t = calloc(1, sizeof(*t) + entries * sizeof(t->slot[0]));
+    struct ht_trace *t = ht_pages_new(bytes_of(entries));
 
     if (!t)
         return -ENOMEM;
@@ -64,7 +69,8 @@ int ht_trace_new(uint32_t entries, struct ht_trace **out)
 
 void ht_trace_free(struct ht_trace *t)
 {
-    free(t);
+    if (t)
+        ht_pages_free(t, bytes_of(t->all.mask + 1));
 }
 
 uint64_t ht_trace_start_ns(const struct ht_trace *t)

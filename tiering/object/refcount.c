@@ -18,11 +18,11 @@
  */
 #include <assert.h>
 #include <stdlib.h>
-#include <sys/mman.h>
 
 #include "tiering/object/refcount.h"
 #include "tiering/base/idhash.h"
 #include "tiering/base/mutant.h"
+#include "tiering/base/pages.h"
 #include "tiering/journal/journal.h"
 #include "tiering/space/alloc.h"
 #include "tiering/object/chunk.h"
@@ -132,17 +132,10 @@ static bool is_idle(const struct ht_store *s, const struct ht_refcount *e) HT_RE
     return e->owners == 1 && e->ended != s->frees.tx_count;
 }
 
-/* calloc would zero a large table at once, if its memory was in use before. */
 static int new_table(struct ht_refcount_table *t, size_t size)
 {
-    void *entry;
+    void *entry = size < LARGE ? calloc(size, sizeof(*t->entry)) : ht_pages_new(size * sizeof(*t->entry));
 
-    if (size < LARGE) {
-        entry = calloc(size, sizeof(*t->entry));
-    } else {
-        entry = mmap(NULL, size * sizeof(*t->entry), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-        entry = entry == MAP_FAILED ? NULL : entry;
-    }
     *t = (struct ht_refcount_table){.entry = entry, .size = entry ? size : 0};
     return entry ? 0 : -ENOMEM;
 }
@@ -152,7 +145,7 @@ void ht_refcount_table_free(const struct ht_refcount_table *t)
     if (t->size < LARGE)
         free(t->entry);
     else
-        (void)munmap(t->entry, t->size * sizeof(*t->entry));
+        ht_pages_free(t->entry, t->size * sizeof(*t->entry));
 }
 
 struct ht_refcount_table ht_refcounts_take_former(struct ht_store *s)
