@@ -245,10 +245,11 @@ struct ht_waiter {
     uint64_t oid_, first_, last_;
 };
 /*
- * May [off, off+len) of object oid be read now? True at once when no queued update touches it (or it is no parameter).
- * Else, with w: false, and w->wake is called when the updates have been applied; without w: false only.
+ * May [off, off+len) of object oid be read now? 0 at once when no queued update touches it (or it is no parameter).
+ * -EAGAIN: not yet; w->wake is called when the updates have been applied, unless w is NULL. -EIO: logged steps could
+ * not be computed again, and nobody reads an earlier step in silence. Every reader of parameters asks this.
  */
-bool ht_optim_readable(struct ht_optim *o, uint64_t oid, uint64_t off, uint64_t len, struct ht_waiter *w);
+int ht_optim_readable(struct ht_optim *o, uint64_t oid, uint64_t off, uint64_t len, struct ht_waiter *w);
 /*
  * Are logged steps computed again that change this parameter? Then it is not readable, and no client may map its
  * memory.

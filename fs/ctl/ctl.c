@@ -402,18 +402,21 @@ int ht_ctl_wait_updates(struct ht_ctl *c, uint64_t ino, uint64_t off, uint64_t l
 {
     struct sleeper s = {.waiter = {.wake = wake_sleeper}};
     bool done = true;
+    int rc = ht_optim_readable(c->optim, ino, off, len, NULL);
 
-    if (len == 0 || ht_optim_readable(c->optim, ino, off, len, NULL))
-        return 0;
+    if (rc != -EAGAIN)
+        return rc;
     ht_mutex_init(&s.lock, HT_LOCK_SLEEPER);
     ht_cond_init(&s.woken);
     ht_activity_wait("updates of parameter", ino);
-    if (!ht_optim_readable(c->optim, ino, off, len, &s.waiter))
+    if (ht_optim_readable(c->optim, ino, off, len, &s.waiter) == -EAGAIN)
         done = ht_activity_interruptible() ? sleep_or_interrupted(c, ino, &s) : sleep_until(&s, 0);
     ht_activity_go_on();
     pthread_cond_destroy(&s.woken);
     ht_mutex_destroy(&s.lock);
-    return done ? 0 : -EINTR;
+    if (!done)
+        return -EINTR;
+    return ht_optim_readable(c->optim, ino, off, len, NULL) == -EIO ? -EIO : 0;
 }
 
 int ht_ctl_describe(struct ht_ctl *c, uint64_t ino, struct ht_param_desc *out)

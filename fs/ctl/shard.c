@@ -51,6 +51,8 @@ ssize_t ht_shard_param_write(struct ht_ctl *c, const struct ht_param_desc *p, ui
 
     if (off > size || len > size - off)
         return -ESTALE;
+    if (ht_optim_readable(c->optim, ino, off, len, NULL) == -EIO)
+        return -EIO;
     n = write_with_space(c, p->obj, off, buf, len);
     if (n > 0)
         ht_ns_touch(c->ns, ino, true);

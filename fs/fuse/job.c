@@ -469,7 +469,7 @@ uint64_t ht_job_key(struct ht_fuse *f, uint64_t ino)
 
 bool ht_job_waits_for_update(struct ht_fuse *f, uint64_t ino, uint64_t off, uint64_t len)
 {
-    return ht_ctl_param(f->ctl, ino) && !ht_optim_readable(f->optim, ino, off, len, NULL);
+    return ht_ctl_param(f->ctl, ino) && ht_optim_readable(f->optim, ino, off, len, NULL) == -EAGAIN;
 }
 
 bool ht_job_submit(struct ht_job *job, enum ht_lane_kind kind, uint64_t key)

@@ -81,6 +81,22 @@ static void drop_open(struct ht_fuse *f, struct ht_open *o)
     free(o);
 }
 
+static int open_object(fuse_req_t req, uint64_t ino, int flags, struct ht_obj **out)
+{
+    struct ht_fuse *f = ht_fuse_of(req);
+    int rc = ht_ns_open(f->ns, ino, out);
+
+    if (rc)
+        return rc;
+    if (ht_optim_readable(f->optim, ino, 0, 1, NULL) == -EIO) /* a passthrough file asks nobody afterwards */
+        rc = -EIO;
+    if (!rc && (flags & O_TRUNC))
+        rc = truncate_on_open(req, ino);
+    if (rc)
+        ht_ns_close(f->ns, ino);
+    return rc;
+}
+
 static int make_open(fuse_req_t req, uint64_t ino, struct fuse_file_info *fi)
 {
     struct ht_fuse *f = ht_fuse_of(req);
@@ -95,12 +111,7 @@ static int make_open(fuse_req_t req, uint64_t ino, struct fuse_file_info *fi)
         return -ENOMEM;
     o->ino = ino;
     o->stores = (fi->flags & O_ACCMODE) == O_RDWR;
-    rc = ht_ns_open(f->ns, ino, &o->obj);
-    if (rc == 0 && (fi->flags & O_TRUNC)) {
-        rc = truncate_on_open(req, ino);
-        if (rc)
-            ht_ns_close(f->ns, ino);
-    }
+    rc = open_object(req, ino, fi->flags, &o->obj);
     if (rc) {
         free(o);
         return rc;
@@ -148,10 +159,8 @@ static void open_now(fuse_req_t req, uint64_t ino, struct fuse_file_info *fi)
 static void job_open(struct ht_job *job)
 {
     struct fuse_file_info fi = {.flags = job->flags};
-    int rc = 0;
+    int rc = ht_park_wait(job->fuse, job->ino, 0, HT_FILE_BYTES_MAX);
 
-    if (ht_optim_replaying(job->fuse->optim, job->ino))
-        rc = ht_park_wait(job->fuse, job->ino, 0, HT_FILE_BYTES_MAX);
     if (rc)
         ht_reply(job->req, rc);
     else
@@ -379,7 +388,7 @@ void ht_op_write(fuse_req_t req, fuse_ino_t ino, const char *buf, size_t size, o
     ssize_t n;
 
     refresh(f, o);
-    if (!fi->writepage && o->root && !ht_optim_readable(f->optim, ino, (uint64_t)off, size, NULL)) {
+    if (!fi->writepage && o->root && ht_optim_readable(f->optim, ino, (uint64_t)off, size, NULL) == -EAGAIN) {
         struct ht_job *job = ht_job_new(f, req, job_write);
         if (!job || !ht_job_bytes(job, HT_LANE_UPDATE, o->root, buf, size, fi))
             return;

@@ -142,7 +142,9 @@ static void wake(struct ht_waiter *w)
     struct parked *p = ht_container_of(w, struct parked, waiter);
     fuse_req_t req = claim(p);
 
-    if (req)
+    if (req && ht_optim_readable(p->fuse->optim, ht_obj_id(p->obj), p->off, p->len, NULL) == -EIO)
+        ht_reply(req, -EIO);
+    else if (req)
         read_and_reply(p->fuse, req, p->obj, NULL, p->off, p->len, HT_TRAFFIC_PARAM, ht_trace_begin_at(p->began_ns));
     put_free(p);
 }
@@ -166,36 +168,41 @@ static void on_interrupt(fuse_req_t req, void *data)
     fuse_reply_err(req, EINTR);
 }
 
-/* False: the caller has the request (and p) back, and must answer at once, as p->interrupted says. */
-static bool wait_for_update(struct parked *p)
+/*
+ * As ht_optim_readable, or -EINTR. Unless it is -EAGAIN the caller has the request (and p) back, and answers at once.
+ */
+static int wait_for_update(struct parked *p)
 {
     struct ht_fuse *f = p->fuse;
-    bool parked = false;
+    int rc = -EINTR;
 
     fuse_req_interrupt_func(p->req, on_interrupt, p);
     ht_mutex_lock(ht_fuse_park_lock(f));
     if (!p->interrupted) {
         p->waiting = true;
         ht_list_add_tail(&f->parked, &p->link);
-        parked = !ht_optim_readable(f->optim, ht_obj_id(p->obj), p->off, p->len, &p->waiter);
+        rc = ht_optim_readable(f->optim, ht_obj_id(p->obj), p->off, p->len, &p->waiter);
     }
-    if (!parked) {
+    if (rc != -EAGAIN) {
         p->req = NULL;
         p->waiting = false;
         ht_list_del(&p->link);
     }
     ht_mutex_unlock(ht_fuse_park_lock(f));
-    return parked;
+    return rc;
 }
 
 void ht_park_read(struct ht_fuse *f, fuse_req_t req, struct ht_open *o, uint64_t off, size_t len)
 {
     struct parked *p;
+    int rc = ht_optim_readable(f->optim, o->ino, off, len, NULL);
 
-    if (len == 0 || ht_optim_readable(f->optim, o->ino, off, len, NULL)) {
+    if (!rc)
         ht_read_and_reply(f, req, o->obj, ht_open_reader(o, off, len), off, len, HT_TRAFFIC_PARAM);
+    else if (rc != -EAGAIN)
+        ht_reply(req, rc);
+    if (rc != -EAGAIN)
         return;
-    }
     p = take_free(f);
     if (!p) {
         ht_reply(req, -ENOMEM);
@@ -215,10 +222,11 @@ void ht_park_read(struct ht_fuse *f, fuse_req_t req, struct ht_open *o, uint64_t
         return;
     }
     atomic_fetch_add_explicit(&f->traffic->parked_reads, 1, memory_order_relaxed);
-    if (wait_for_update(p))
+    rc = wait_for_update(p);
+    if (rc == -EAGAIN)
         return;
-    if (p->interrupted)
-        fuse_reply_err(req, EINTR);
+    if (rc)
+        ht_reply(req, rc);
     else
         ht_read_and_reply(f, req, p->obj, NULL, off, len, HT_TRAFFIC_PARAM);
     put_free(p);

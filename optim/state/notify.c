@@ -14,6 +14,7 @@
 #include "optim/state/notify.h"
 #include "optim/state/param.h"
 #include "optim/state/range.h"
+#include "optim/state/root.h"
 
 #include "tiering/base/activity.h"
 
@@ -125,18 +126,18 @@ void ht_opt_take_waiters(struct ht_param *p, struct ht_waiter **chain)
     }
 }
 
-bool ht_optim_readable(struct ht_optim *o, uint64_t oid, uint64_t off, uint64_t len, struct ht_waiter *w)
+int ht_optim_readable(struct ht_optim *o, uint64_t oid, uint64_t off, uint64_t len, struct ht_waiter *w)
 {
     lock(o);
     struct ht_param *p = ht_opt_param_find(o, oid);
-    bool ready = true;
-    if (p && !p->gone && ht_opt_param_hidden(p) && len) { /* others may have no shape yet */
+    int rc = p && !p->gone && len && p->root->redo.failed ? -EIO : 0;
+    if (!rc && p && !p->gone && ht_opt_param_hidden(p) && len) { /* others may have no shape yet */
         uint64_t of_record = p->cur.exists ? p->cur.chunk_bytes : p->pub.chunk_bytes;
         uint64_t chunk = p->shape.chunk_bytes ? p->shape.chunk_bytes : of_record;
         uint64_t first = off / chunk;
         uint64_t last = (len > UINT64_MAX - off ? UINT64_MAX : off + len - 1) / chunk;
-        ready = !ranges_pending(p, first, last);
-        if (!ready && w) {
+        rc = ranges_pending(p, first, last) ? -EAGAIN : 0;
+        if (rc && w) {
             w->oid_ = oid;
             w->first_ = first;
             w->last_ = last;
@@ -144,7 +145,7 @@ bool ht_optim_readable(struct ht_optim *o, uint64_t oid, uint64_t off, uint64_t 
         }
     }
     unlock(o);
-    return ready;
+    return rc;
 }
 
 bool ht_optim_replaying(struct ht_optim *o, uint64_t oid)

@@ -88,7 +88,8 @@ struct ht_redo {
     bool taking;        /* a worker takes of the space that is set aside: the next one finds what it left */
     bool replaying;     /* logged steps are computed again, or will be at once; readers wait */
     bool recovering;    /* after a mount; the thread that does it has the gate, or will have it */
-    int failed;         /* they could not be: nothing below the root may change */
+    bool starved;       /* it waits for space: commands do not */
+    int failed;         /* they could not be: nothing below the root may be read or changed */
     struct ht_obj *obj; /* reference: of the open step, not published; NULL: it has no byte yet */
     uint64_t used, unwritten; /* bytes in obj; of these, those that no thread was told to write */
     struct ht_redo_piece *piece;

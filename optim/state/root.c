@@ -120,25 +120,41 @@ bool ht_opt_interrupted(const struct ht_root *r)
     return r->redo.replaying && ht_activity_interrupted();
 }
 
-int ht_opt_gate_enter(struct ht_root *r)
+int ht_opt_refuses(struct ht_root *r)
+{
+    int rc = r->redo.failed ? -EIO : r->redo.starved ? -ENOSPC : 0;
+
+    r->refusals += rc != 0; /* its error says why */
+    return rc;
+}
+
+int ht_opt_gate_take(struct ht_root *r)
 {
     if (r->frozen)
         return -EROFS;
-    if (r->redo.failed)
-        return -EIO;
     ht_activity_wait("the gate of model root", r->id);
-    while (r->gate && !r->o->stopping && !ht_opt_interrupted(r))
+    while (r->gate && !r->redo.starved && !r->o->stopping && !ht_opt_interrupted(r))
         wait_changed(r->o);
     ht_activity_go_on();
     if (r->o->stopping)
         return -ECANCELED;
     if (r->gate)
-        return -EINTR;
-    if (r->redo.failed) /* meanwhile */
-        return -EIO;
+        return r->redo.starved ? ht_opt_refuses(r) : -EINTR;
     r->gate = true;
     r->gate_thread = ht_activity_thread();
     return 0;
+}
+
+int ht_opt_gate_enter(struct ht_root *r)
+{
+    int rc = ht_opt_gate_take(r);
+
+    if (rc)
+        return rc;
+    rc = ht_opt_refuses(r);
+    if (rc)
+        ht_opt_gate_leave(r);
+    return rc;
 }
 
 void ht_opt_gate_leave(struct ht_root *r)
@@ -153,7 +169,9 @@ int ht_opt_wait_replayed(struct ht_root *r)
     while (r->redo.replaying && !r->o->stopping && !ht_opt_interrupted(r))
         wait_changed(r->o);
     ht_activity_go_on();
-    return r->redo.replaying && !r->o->stopping ? -EINTR : 0;
+    if (r->redo.replaying)
+        return r->o->stopping ? -ECANCELED : -EINTR;
+    return ht_opt_refuses(r);
 }
 
 uint64_t ht_opt_root_step(const struct ht_root *r)
@@ -188,7 +206,7 @@ void ht_opt_refuse(struct ht_root *r, enum ht_event_code code, uint64_t oid, con
     va_end(ap);
     ht_event(code, &about, "%s", text);
     lock(o);
-    struct ht_refusal *e = &r->error;
+    struct ht_refusal *e = code == HT_EVENT_REPLAY_FAILED || code == HT_EVENT_NOT_RESERVED ? &r->closed : &r->error;
     *e = (struct ht_refusal){.code = code, .oid = oid, .step = r->step, .time = time(NULL)};
     int n = snprintf(e->text, sizeof(e->text), "%s%s", name, oid ? ": " : "");
     size_t used = n < 0 ? 0 : ht_min_u64((uint64_t)n, sizeof(e->text) - 1);
@@ -331,6 +349,7 @@ static void end_root(struct ht_root *r, struct ht_tx *tx) HT_REQUIRES(HT_LOCK_OP
     ht_opt_redo_end_aside(r);
     ht_opt_redo_cut(r);
     r->redo.failed = 0;
+    r->closed.text[0] = '\0';
     r->redo.gap = r->redo.renamed = r->redo.full = false;
     ht_opt_put_root_del(ht_tx_records(tx), r->id);
     ht_store_log_unreserve(r->o->store, HT_OPT_ROOT_RECORD_BYTES);
@@ -455,9 +474,10 @@ int ht_optim_root_stat(struct ht_optim *o, uint64_t root, struct ht_root_stat *o
         .commit_ns = r->commit_ns,
         .step_written_bytes = r->step_written_bytes,
     };
-    memcpy(out->error, r->error.text, sizeof(out->error));
-    out->error_step = r->error.step;
-    out->error_time = r->error.time;
+    const struct ht_refusal *e = r->closed.text[0] ? &r->closed : &r->error;
+    memcpy(out->error, e->text, sizeof(out->error));
+    out->error_step = e->step;
+    out->error_time = e->time;
     out->refusals = r->refusals;
     memcpy(out->claimed_by, r->claim.name, sizeof(out->claimed_by));
     unlock(o);

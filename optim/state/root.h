@@ -79,7 +79,8 @@ struct ht_root {
         uint64_t decided; /* the open or next step has numbers of a client (gradient/decide.c); 0: those of its words */
         struct ht_root_totals totals;
         struct ht_refusal error;
-        uint64_t refusals; /* since mount */
+        struct ht_refusal closed; /* comes before error: why logged steps are not computed again */
+        uint64_t refusals;        /* since mount */
     };
 };
 
@@ -96,7 +97,14 @@ struct ht_root *ht_opt_root_make(struct ht_optim *o, uint64_t id) HT_REQUIRES(HT
 struct ht_root *ht_opt_root_get(struct ht_optim *o, uint64_t id) HT_EXCLUDES(HT_LOCK_OPTIM);  /* a reference or NULL */
 void ht_opt_root_put(struct ht_root *r) HT_EXCLUDES(HT_LOCK_OPTIM);
 void ht_opt_root_put_locked(struct ht_root *r) HT_REQUIRES(HT_LOCK_OPTIM);
-/* One at a time; waits. -ECANCELED: stopping; -EROFS: a kept step, which nothing changes. */
+/* 0; -EIO, -ENOSPC: logged steps could not be computed again, or wait for space. The root's error says why. */
+int ht_opt_refuses(struct ht_root *r) HT_REQUIRES(HT_LOCK_OPTIM) HT_MUST_CHECK;
+/*
+ * One at a time; waits. -ECANCELED: stopping; -EROFS: a kept step, which nothing changes; -ENOSPC: logged steps wait
+ * for space. A client that gives logged steps up takes it also when they could not be computed again.
+ */
+int ht_opt_gate_take(struct ht_root *r) HT_REQUIRES(HT_LOCK_OPTIM) HT_MUST_CHECK;
+/* The same for all others; as ht_opt_refuses. */
 int ht_opt_gate_enter(struct ht_root *r) HT_REQUIRES(HT_LOCK_OPTIM) HT_MUST_CHECK;
 void ht_opt_gate_leave(struct ht_root *r) HT_REQUIRES(HT_LOCK_OPTIM);
 /* No step is open, and none waits for its publication. */
@@ -115,7 +123,7 @@ static inline bool ht_opt_close_refuses(const struct ht_root *r) HT_REQUIRES(HT_
  * returns -EINTR, having done nothing.
  */
 bool ht_opt_interrupted(const struct ht_root *r) HT_REQUIRES(HT_LOCK_OPTIM);
-/* Waits until no logged steps are computed again. Releases the lock meanwhile. -EINTR. */
+/* Waits until no logged steps are computed again. Releases the lock meanwhile. -EINTR; as ht_opt_refuses. */
 int ht_opt_wait_replayed(struct ht_root *r) HT_REQUIRES(HT_LOCK_OPTIM) HT_MUST_CHECK;
 /* The step that clients see: while logged steps are computed again, the last one of these. */
 uint64_t ht_opt_root_step(const struct ht_root *r) HT_REQUIRES(HT_LOCK_OPTIM);

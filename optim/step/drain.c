@@ -92,8 +92,9 @@ int ht_optim_wait(struct ht_optim *o, uint64_t id, uint64_t oid)
         ht_activity_go_on();
         bool interrupted = is_waited_for(root, oid, p);
         ht_opt_inval_wait(o, o->inval_issued); /* only this call orders mappings */
-        bool failed = root->redo.failed || (oid ? p && p->failed : root->failure || root->close_error);
-        rc = o->stopping ? -ECANCELED : interrupted ? -EINTR : failed ? -EIO : 0;
+        bool failed = oid ? p && p->failed : root->failure || root->close_error;
+        rc = o->stopping ? -ECANCELED : interrupted ? -EINTR : ht_opt_refuses(root);
+        rc = !rc && failed ? -EIO : rc;
         unlock(o);
         ht_opt_root_put(root);
     }

@@ -639,20 +639,9 @@ static int try_replay(struct ht_root *root, uint64_t *out_step, bool *out_again)
     return rc;
 }
 
-static void tell_full(struct ht_root *root, ull step)
-{
-    const struct ht_event_about about = {.id = root->id, .error = -ENOSPC};
-
-    ht_event(
-        HT_EVENT_NOT_RESERVED, &about,
-        "the store is too full to compute step %llu again; readers of this model wait: delete other files, then it "
-        "goes on",
-        step);
-}
-
 /*
- * A store that an older program has filled has no room for the gradients. Everything stays as it is, and readers wait,
- * until others have deleted something. False: the mount ends.
+ * A store that an older program has filled has no room for the gradients. Everything stays as it is, readers wait, and
+ * commands are refused, until others have deleted something. False: the mount ends.
  */
 static bool wait_for_room(struct ht_root *root, ull step, bool *told)
 {
@@ -663,9 +652,14 @@ static bool wait_for_room(struct ht_root *root, ull step, bool *told)
     bool waits = root->redo.recovering;
     unlock(o);
     if (waits && !*told)
-        tell_full(root, step);
+        ht_opt_refuse(root, HT_EVENT_NOT_RESERVED, 0,
+                      "the store is too full to compute step %llu again; readers of this model wait: delete other "
+                      "files, then it goes on",
+                      step);
     *told = true;
     lock(o);
+    root->redo.starved = waits;
+    notify_changed(o);
     while (waits && root->exists && ht_now_ns() - began < RETRY_NS && !o->stopping && !o->finishing) {
         (void)ht_cond_wait_until(&o->changed, ht_optim_lock(o), ht_now_ns() + POLL_NS);
         unlock(o);
@@ -675,6 +669,7 @@ static bool wait_for_room(struct ht_root *root, ull step, bool *told)
             break;
     }
     waits = waits && !o->stopping && !o->finishing;
+    root->redo.starved = false;
     root->redo.replayed = 0;
     if (waits)
         ht_opt_redo_set_room(o);
@@ -707,17 +702,20 @@ int ht_opt_redo_replay(struct ht_root *root)
         rc = try_replay(root, &step, &again);
     if (rc && rc != -ECANCELED)
         ht_opt_refuse(root, HT_EVENT_REPLAY_FAILED, 0,
-                      "step %llu cannot be computed again from its gradients: %s; nothing below this model can change, "
-                      "%s",
+                      "step %llu cannot be computed again from its gradients: %s; nothing of this model can be read or "
+                      "changed: %s",
                       (ull)step, strerror(-rc),
-                      rc == -ENOSPC ? "delete other files and mount again" : "unmount and run hitrain-fsck");
+                      rc == -ENOSPC ? "delete other files and mount again"
+                                    : "mount again; if that fails, too, hitrain-fsck -y goes back to a step before it");
     lock(root->o);
     root->redo.replaying = false;
     root->redo.failed = rc;
     if (rc && rc != -ECANCELED)
         root->durable_step = root->pub_step;
-    if (!rc)
+    if (!rc) {
+        root->closed.text[0] = '\0';
         ht_opt_redo_set_aside(root);
+    }
     notify_changed(root->o);
     unlock(root->o);
     return rc;

@@ -3,7 +3,8 @@
  * rollback.c - a model goes back to one of its kept steps: names, content, state and counts, in one commit.
  *
  *   under the root's gate, with no step open               what a crash right after it leaves
- *   1. commits what is not published yet                   the last commit, or this one
+ *   1. commits what is not published yet, unless logged    the last commit, or this one
+ *      steps could not be computed again
  *   2. names and attributes become those of the step       that commit: all that follows is pending
  *   3. content and state become those of the step: bytes
  *      in the same place stay, others are shared
@@ -423,7 +424,10 @@ static void revert(struct ht_root *root, bool on)
 
 static int roll_back(struct rollback *r)
 {
-    int rc = commit(r->root);
+    lock(r->root->o);
+    bool published = r->root->redo.failed != 0; /* logged steps that cannot be had go with the last commit */
+    unlock(r->root->o);
+    int rc = published ? 0 : commit(r->root);
 
     if (rc)
         return rc;
@@ -478,19 +482,26 @@ static void report(struct ht_root *root, const struct ht_rollback *to)
     lock(root->o);
     root->norm_known = false;
     root->close_error = 0;
-    root->error.text[0] = '\0';
+    root->error.text[0] = root->closed.text[0] = '\0';
+    root->redo.failed = 0;
     unlock(root->o);
 }
 
 int ht_optim_rollback_by(struct ht_optim *o, uint64_t id, const struct ht_rollback *to, struct ht_optim_steer *by)
 {
     char why[HT_OPTIM_ERROR_MAX];
-    struct ht_root *root;
+    struct ht_root *root = ht_opt_root_get(o, id);
     bool refused;
-    int rc = ht_opt_step_enter(o, id, &root);
 
-    if (rc)
+    if (!root)
+        return -ENOENT;
+    lock(o);
+    int rc = ht_opt_gate_take(root);
+    unlock(o);
+    if (rc) {
+        ht_opt_root_put(root);
         return rc;
+    }
     rc = begin(root, by, why, &refused);
     if (refused)
         ht_opt_refuse_steering(root, by, why);

@@ -35,7 +35,7 @@ const struct ht_event_kind ht_event_kinds[HT_EVENT_CODES] = {
                                   "Logged steps of a model are computed again; the text has the progress."},
     [HT_EVENT_REPLAY_FAILED] =
         {"replay-failed", HT_LOG_ERROR,
-         "A logged step of a model cannot be computed again; nothing below the model can change."},
+         "A logged step of a model cannot be computed again; the model can be neither read nor changed."},
     [HT_EVENT_NOT_RESERVED] = {"not-reserved", HT_LOG_WARN, "The store could not reserve the space of a step.", true},
     [HT_EVENT_REFUSED] = {"refused", HT_LOG_WARN, "An attribute, a hidden file or a command was refused.", true},
     [HT_EVENT_ERROR_CLEARED] = {"error-cleared", HT_LOG_INFO, "A program cleared the attribute error.", true},

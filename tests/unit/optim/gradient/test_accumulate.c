@@ -167,7 +167,7 @@ START_TEST(readers_get_the_last_boundary_until_the_last_gradient)
     fixture_mixed_params(&w, HT_SMALL_CHUNK_BYTES);
     write_passes(sum, GRADIENTS - 1, true);
     for (unsigned i = 0; i < w.params; i++) /* whatever is being added */
-        ck_assert(ht_optim_readable(w.o, w.param[i].oid, 0, UINT64_MAX / 2, NULL));
+        ck_assert_int_eq(ht_optim_readable(w.o, w.param[i].oid, 0, UINT64_MAX / 2, NULL), 0);
     ck_assert_int_eq(ht_optim_wait(w.o, ROOT, 0), 0);
     check_all(&w);
     ck_assert(fixture_stat(&w).open && fixture_stat(&w).sum_resident_bytes > 0);

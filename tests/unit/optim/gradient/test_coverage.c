@@ -376,17 +376,17 @@ START_TEST(readers_of_pending_ranges_are_parked_and_woken)
     while (!held)
         usleep(1000);
     write_ok(0, 100000);
-    ck_assert(ht_optim_readable(w.o, p->oid, 0, 100, NULL));
+    ck_assert_int_eq(ht_optim_readable(w.o, p->oid, 0, 100, NULL), 0);
     parked.waiter.wake = gone.waiter.wake = wake;
     unsigned invalidations = w.invalidations;
     ck_assert_int_eq(ht_grad_flush(g), 0);
     ck_assert_uint_gt(w.invalidations, invalidations);
-    ck_assert(!ht_optim_readable(w.o, p->oid, 0, 100, NULL));
-    ck_assert(!ht_optim_readable(w.o, p->oid, 0, UINT64_MAX, &parked.waiter));
-    ck_assert(!ht_optim_readable(w.o, p->oid, 1000, 1, &gone.waiter));
-    ck_assert(ht_optim_readable(w.o, p->oid, 65536, 4000, NULL)); /* only partly covered: the old version */
-    ck_assert(ht_optim_readable(w.o, p->oid, 200000, 4000, NULL));
-    ck_assert(ht_optim_readable(w.o, 4242, 0, 4000, NULL));
+    ck_assert_int_eq(ht_optim_readable(w.o, p->oid, 0, 100, NULL), -EAGAIN);
+    ck_assert_int_eq(ht_optim_readable(w.o, p->oid, 0, UINT64_MAX, &parked.waiter), -EAGAIN);
+    ck_assert_int_eq(ht_optim_readable(w.o, p->oid, 1000, 1, &gone.waiter), -EAGAIN);
+    ck_assert_int_eq(ht_optim_readable(w.o, p->oid, 65536, 4000, NULL), 0); /* only partly covered: the old version */
+    ck_assert_int_eq(ht_optim_readable(w.o, p->oid, 200000, 4000, NULL), 0);
+    ck_assert_int_eq(ht_optim_readable(w.o, 4242, 0, 4000, NULL), 0);
     ck_assert(ht_optim_cancel(w.o, &gone.waiter));
     ck_assert(!parked.woken);
     let_go = true;
@@ -395,7 +395,7 @@ START_TEST(readers_of_pending_ranges_are_parked_and_woken)
     while (!parked.woken)
         usleep(1000);
     ck_assert(!gone.woken);
-    ck_assert(ht_optim_readable(w.o, p->oid, 0, UINT64_MAX, NULL));
+    ck_assert_int_eq(ht_optim_readable(w.o, p->oid, 0, UINT64_MAX, NULL), 0);
     write_ok(100000, p->n * 4);
     ck_assert_int_eq(ht_grad_flush(g), 0);
     ck_assert_int_eq(ht_optim_commit(w.o, ROOT), 0);
@@ -418,7 +418,7 @@ START_TEST(abort_answers_parked_readers)
     write_ok(0, p->n * 4);
     parked.waiter.wake = wake;
     ck_assert_int_eq(ht_grad_flush(g), 0);
-    ck_assert(!ht_optim_readable(w.o, p->oid, 0, 100, &parked.waiter));
+    ck_assert_int_eq(ht_optim_readable(w.o, p->oid, 0, 100, &parked.waiter), -EAGAIN);
     let_go = true;
     ck_assert_int_eq(ht_optim_abort(w.o, ROOT), 0);
     ck_assert(parked.woken);
@@ -474,7 +474,7 @@ START_TEST(the_end_of_a_step_answers_readers_of_a_deleted_parameter)
     wait_until_taken(other);
     write_ok(0, 150000);
     ck_assert_int_eq(ht_grad_flush(g), 0);
-    ck_assert(!ht_optim_readable(w.o, p->oid, 0, 4, &parked.waiter));
+    ck_assert_int_eq(ht_optim_readable(w.o, p->oid, 0, 4, &parked.waiter), -EAGAIN);
     ck_assert_int_eq(pthread_create(&committer, NULL, commit_in_thread, &result), 0);
     for (unsigned waited_ms = 0; !parked.woken && waited_ms < 60000; waited_ms++)
         usleep(1000);

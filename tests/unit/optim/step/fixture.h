@@ -317,6 +317,22 @@ static inline void fixture_begin_mixed(struct fixture *w, const char *config, un
 }
 
 /* Of parameters and all their state. */
+/* Of the content of parameters as the store has it, also where no reader may see it. */
+static inline uint64_t fixture_stored_hash(struct fixture *w)
+{
+    uint64_t hash = 0;
+
+    for (unsigned i = 0; i < w->params; i++) {
+        const struct test_param *p = &w->param[i];
+        size_t len = p->n * dtype_bytes(p->dtype);
+        uint8_t *bytes = malloc(len);
+        ck_assert_int_eq(ht_obj_read(p->obj, 0, bytes, len), (ssize_t)len);
+        hash = ht_hash64(bytes, len, hash);
+        free(bytes);
+    }
+    return hash;
+}
+
 static inline uint64_t fixture_hash(struct fixture *w)
 {
     uint64_t hash = 0;

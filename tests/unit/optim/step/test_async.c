@@ -206,12 +206,12 @@ static bool is_woken(void)
 
 static bool first_is_readable(void)
 {
-    return ht_optim_readable(w.o, w.param[0].oid, 0, UINT64_MAX, NULL);
+    return ht_optim_readable(w.o, w.param[0].oid, 0, UINT64_MAX, NULL) == 0;
 }
 
 static bool second_is_readable(void)
 {
-    return ht_optim_readable(w.o, w.param[1].oid, 0, UINT64_MAX, NULL);
+    return ht_optim_readable(w.o, w.param[1].oid, 0, UINT64_MAX, NULL) == 0;
 }
 
 static atomic_int ended;
@@ -254,7 +254,7 @@ START_TEST(a_reader_waits_for_its_own_update_and_steering_for_the_end)
     step_all_behind_the_first();
     ck_assert_int_eq(ht_optim_step_async(w.o, ROOT), 0);
     wait_until(second_is_readable);
-    ck_assert(!ht_optim_readable(w.o, w.param[0].oid, 0, 4, &parked.waiter));
+    ck_assert_int_eq(ht_optim_readable(w.o, w.param[0].oid, 0, 4, &parked.waiter), -EAGAIN);
     ck_assert_int_eq(try_gradient(), -EAGAIN);
     ck_assert_uint_eq(fixture_stat(&w).step, 0);
     ck_assert_int_eq(ht_optim_root_set_step(w.o, ROOT, 9), -EBUSY);
@@ -297,9 +297,9 @@ START_TEST(with_clipping_readers_wait_for_the_decision)
     unsigned invalidations = w.invalidations;
     ck_assert_int_eq(ht_optim_step_async(w.o, ROOT), 0);
     ck_assert_uint_gt(w.invalidations, invalidations);
-    ck_assert(!ht_optim_readable(w.o, w.param[0].oid, 0, 4, NULL));
-    ck_assert(!ht_optim_readable(w.o, w.param[1].oid, 0, 4, &parked.waiter));
-    ck_assert(ht_optim_readable(w.o, w.param[0].oid, 100000, 4, NULL)); /* has no gradient in this step */
+    ck_assert_int_eq(ht_optim_readable(w.o, w.param[0].oid, 0, 4, NULL), -EAGAIN);
+    ck_assert_int_eq(ht_optim_readable(w.o, w.param[1].oid, 0, 4, &parked.waiter), -EAGAIN);
+    ck_assert_int_eq(ht_optim_readable(w.o, w.param[0].oid, 100000, 4, NULL), 0); /* has no gradient in this step */
     ht_optim_verify(w.o);
     ck_assert(!parked.woken);
     hold_end();
@@ -327,7 +327,7 @@ START_TEST(a_skipped_step_lets_readers_go_on)
     }
     parked = (struct parked){.waiter = {.wake = wake}};
     ck_assert_int_eq(ht_optim_step_async(w.o, ROOT), 0);
-    if (!ht_optim_readable(w.o, w.param[0].oid, 0, 4, &parked.waiter))
+    if (ht_optim_readable(w.o, w.param[0].oid, 0, 4, &parked.waiter) == -EAGAIN)
         wait_until(is_woken);
     wait_until(is_closed);
     ck_assert_uint_eq(fixture_stat(&w).skipped, 1);
@@ -656,7 +656,7 @@ static void invalidate_a_page_that_is_read(void *ctx, uint64_t oid, uint64_t off
     (void)ctx, (void)off, (void)len;
     if (oid != w.param[1].oid || invalidations++)
         return;
-    bool ready = ht_optim_readable(w.o, oid, 0, 4, &parked.waiter);
+    bool ready = ht_optim_readable(w.o, oid, 0, 4, &parked.waiter) == 0;
     holder.let_go = true;
     for (unsigned ms = 0; !ready && !parked.woken && ms < 60000; ms++)
         usleep(1000);

@@ -137,7 +137,7 @@ START_TEST(readers_see_the_last_boundary_until_the_next)
     write_all_gradients(g);
     ck_assert_int_eq(ht_optim_wait(w.o, ROOT, 0), 0);
     for (unsigned i = 0; i < w.params; i++)
-        ck_assert(ht_optim_readable(w.o, w.param[i].oid, 0, UINT64_MAX / 2, NULL));
+        ck_assert_int_eq(ht_optim_readable(w.o, w.param[i].oid, 0, UINT64_MAX / 2, NULL), 0);
     check_all(&w); /* nothing has been applied */
     ck_assert(fixture_stat(&w).open);
     ck_assert_int_eq(ht_optim_abort(w.o, ROOT), 0);

@@ -371,7 +371,7 @@ static void wake_reader(struct ht_waiter *waiter)
 static void wait_readable(struct reader *me, const struct test_param *p, uint64_t off)
 {
     me->woken = false;
-    if (ht_optim_readable(w.o, p->oid, off, 1000, &me->waiter))
+    if (ht_optim_readable(w.o, p->oid, off, 1000, &me->waiter) == 0)
         return;
     if (off % 3 == 0 && ht_optim_cancel(w.o, &me->waiter))
         return;

@@ -547,21 +547,26 @@ START_TEST(a_write_error_of_a_logged_gradient_loses_nothing)
 }
 END_TEST
 
-/* Steps that cannot be computed again keep their model from every change. */
-/* And readers see the full step, no mixture. _i: at the mount, or at an abort after an update. */
+/*
+ * Steps that cannot be computed again keep their model from every change, and from readers: the store has the full step
+ * for it, no mixture. _i: at the mount, or at an abort after an update.
+ */
 START_TEST(a_replay_that_fails_lets_nothing_change)
 {
     begin(logs, 2);
     step_all(&w);
     ck_assert_int_eq(ht_optim_commit(w.o, ROOT), 0);
-    uint64_t full = fixture_hash(&w);
+    uint64_t full = fixture_stored_hash(&w);
     step_all(&w);
     ck_assert_int_eq(ht_optim_commit(w.o, ROOT), 0);
     ck_assert_uint_eq(logged_steps(), 1);
     struct test_param *p = &w.param[0];
+    struct ht_grad *g = NULL;
     if (_i == 0) {
         fixture_crash(&w);
     } else {
+        struct ht_param_desc opened = fixture_desc(p);
+        ck_assert_int_eq(ht_grad_open(w.o, &opened, &g), 0);
         fixture_send(&w, 0, 3, 0);
         ck_assert_int_eq(ht_optim_wait(w.o, ROOT, 0), 0);
     }
@@ -573,13 +578,25 @@ START_TEST(a_replay_that_fails_lets_nothing_change)
     ht_fault_disarm_all();
     struct ht_root_stat st = fixture_stat(&w);
     ck_assert_uint_eq(st.step, 1);
-    ck_assert(fixture_hash(&w) == full);
+    ck_assert(fixture_stored_hash(&w) == full);
     ck_assert_msg(strstr(st.error, "step 2 cannot be computed again") != NULL, "error is \"%s\"", st.error);
+    ck_assert_msg(strstr(st.error, "hitrain-fsck -y") != NULL, "error is \"%s\"", st.error);
     struct ht_param_desc desc = fixture_desc(p);
-    struct ht_grad *g;
-    ck_assert_int_eq(ht_grad_open(w.o, &desc, &g), 0);
-    ck_assert_int_eq(ht_grad_write(g, 0, &desc, 4), -EIO);
-    ht_grad_release(g);
+    struct ht_grad *late;
+    float m;
+    ck_assert_int_eq(ht_optim_readable(w.o, p->oid, 0, 4, NULL), -EIO);
+    ck_assert_int_eq(ht_optim_state_read(w.o, &desc, "exp_avg", 0, &m, 4), -EIO);
+    ck_assert_int_eq(ht_grad_open(w.o, &desc, &late), -EIO);
+    if (g) { /* it was open before */
+        ck_assert_int_eq(ht_grad_write(g, 0, &desc, 4), -EIO);
+        ht_grad_release(g);
+    }
+    ht_optim_root_clear_error(w.o, ROOT);
+    struct ht_optim_claim want = {.name = "trainer"};
+    char why[HT_OPTIM_ERROR_MAX];
+    ck_assert_int_eq(ht_optim_claim(w.o, ROOT, &want, why), -EIO);
+    ck_assert_str_eq(fixture_stat(&w).error, st.error); /* each refusal names the same cause */
+    ck_assert_uint_gt(fixture_stat(&w).refusals, st.refusals);
     ck_assert_int_eq(ht_optim_commit(w.o, ROOT), -EIO);
     ck_assert_int_eq(ht_optim_step(w.o, ROOT), -EIO);
     ck_assert_int_eq(ht_optim_abort(w.o, ROOT), -EIO);
@@ -630,13 +647,13 @@ START_TEST(readers_wait_while_steps_are_computed_again)
     uint64_t shapeless = ht_store_new_id(w.s); /* its first gradient is being opened */
     ck_assert_ptr_nonnull(ht_opt_param_make(root, shapeless));
     unlock(w.o);
-    ck_assert(!ht_optim_readable(w.o, w.param[0].oid, 0, 4, NULL));
-    ck_assert(!ht_optim_readable(w.o, w.param[2].oid, 0, 4, NULL));
-    ck_assert(ht_optim_readable(w.o, shapeless, 0, 4, NULL));
+    ck_assert_int_eq(ht_optim_readable(w.o, w.param[0].oid, 0, 4, NULL), -EAGAIN);
+    ck_assert_int_eq(ht_optim_readable(w.o, w.param[2].oid, 0, 4, NULL), -EAGAIN);
+    ck_assert_int_eq(ht_optim_readable(w.o, shapeless, 0, 4, NULL), 0);
     lock(w.o);
     root->redo.replaying = false;
     unlock(w.o);
-    ck_assert(ht_optim_readable(w.o, w.param[0].oid, 0, 4, NULL));
+    ck_assert_int_eq(ht_optim_readable(w.o, w.param[0].oid, 0, 4, NULL), 0);
     fixture_close(&w);
 }
 END_TEST

@@ -185,7 +185,19 @@ static void wait_until_told(void)
         usleep(1000);
     ck_assert_uint_eq(told, 1);
     ck_assert_uint_gt(fixture_stat(&w).replay_steps_left, 0);
-    ck_assert_str_eq(fixture_stat(&w).error, "");
+    ck_assert_ptr_nonnull(strstr(fixture_stat(&w).error, "delete other files"));
+    ck_assert_int_eq(ht_optim_readable(w.o, w.param[0].oid, 0, 4, NULL), -EAGAIN);
+}
+
+/* A client that claims the model does not wait for space, and learns why. */
+static void claim_is_refused(void)
+{
+    struct ht_optim_claim want = {.name = "trainer"};
+    char why[HT_OPTIM_ERROR_MAX];
+    uint64_t refusals = fixture_stat(&w).refusals;
+
+    ck_assert_int_eq(ht_optim_claim(w.o, ROOT, &want, why), -ENOSPC);
+    ck_assert_uint_gt(fixture_stat(&w).refusals, refusals);
 }
 
 START_TEST(a_replay_without_room_goes_on_when_files_are_deleted)
@@ -197,6 +209,7 @@ START_TEST(a_replay_without_room_goes_on_when_files_are_deleted)
     uint64_t oid = fill();
     crash_and_go_on();
     wait_until_told();
+    claim_is_refused();
     forget(oid);
     ht_optim_recovered(w.o);
     check(step);
