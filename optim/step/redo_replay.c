@@ -706,7 +706,8 @@ int ht_opt_redo_replay(struct ht_root *root)
                       "changed: %s",
                       (ull)step, strerror(-rc),
                       rc == -ENOSPC ? "delete other files and mount again"
-                                    : "mount again; if that fails, too, hitrain-fsck -y goes back to a step before it");
+                                    : "mount again; if that fails, too, hitrain-fsck -y goes back to a step before it, and "
+                                      "hitrainctl rollback to a kept one");
     lock(root->o);
     root->redo.replaying = false;
     root->redo.failed = rc;

@@ -17,6 +17,8 @@ ELSEWHERE = 'this is no hitrain mount'
 NO_MODEL = ('this directory is no model with a step, as an empty one and a copy by cp, rsync or tar are none. `hitrainctl clone`, and '
             '`hitrainctl send` and `receive`, copy a model with its state and restore it; resume=False begins a model in an empty directory')
 
+MOVED = 'the directory of this model was deleted or renamed while this process trained it'
+
 
 class Root:
     """The directory of a model. Attributes can be read by every process; commands are for the one that opened ctl."""
@@ -29,6 +31,7 @@ class Root:
         self.room: 'Optional[weakref.WeakMethod[Callable[[], int]]]' = None  # bytes of a store in which the model has room
         self.known = Known()
         self._left = 0  # answers that are not read yet
+        self._claimed = 0  # inode of the directory
         _check_mounted(path)
 
     def number(self, word: str) -> int:
@@ -54,7 +57,7 @@ class Root:
         if self.is_open:
             return
         with self.explained('model root'):
-            self._ctl = self._opened()
+            self._ctl, self._claimed = self._opened(), os.stat(self.path).st_ino
         try:
             self.command(f'claim hitrain:{os.getpid()}')
         except OSError as e:
@@ -149,6 +152,8 @@ class Root:
             return READ_ONLY
         if number not in GONE:
             try:
+                if self._is_moved:
+                    return MOVED
                 if number == errno.ENODATA and not attribute(self.path, 'optimizer'):
                     return ELSEWHERE if self.is_elsewhere else NO_MODEL
                 said = attribute(self.path, 'error')
@@ -163,6 +168,13 @@ class Root:
     def _room(self, error: Optional[int]) -> str:
         room = self.room() if self.room and error == errno.ENOSPC else None
         return f'; alone in a store of {room()} bytes the model has room' if room else ''
+
+    @property
+    def _is_moved(self) -> bool:
+        try:
+            return self._claimed not in (0, os.stat(self.path).st_ino)
+        except FileNotFoundError:
+            return self._claimed != 0
 
     @property
     def is_elsewhere(self) -> bool:
