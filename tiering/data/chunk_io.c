@@ -6,14 +6,17 @@
 #include "tiering/data/chunk_io.h"
 #include "tiering/base/event.h"
 #include "tiering/io/rings.h"
+#include "tiering/cache/staging.h"
 #include "tiering/api/check.h"
 #include "tiering/object/chunk.h"
 #include "tiering/object/context.h"
 #include "tiering/object/deferred_free.h"
+#include "tiering/object/numa.h"
 #include "tiering/object/object.h"
 #include "tiering/object/ref.h"
 #include "tiering/object/rewrite_reserve.h"
 #include "tiering/object/space.h"
+#include "tiering/data/admission.h"
 #include "tiering/data/data_priv.h"
 #include "tiering/data/checksum.h"
 #include "tiering/data/decode.h"
@@ -128,6 +131,71 @@ int ht_chunk_read(struct ht_obj *o, uint64_t index, const struct ht_ref *ref, vo
         return -ENOMEM;
     ht_chunk_read_start(&io, ring, buf);
     return ht_chunk_read_finish(&io, ring);
+}
+
+/* -------------------------------------------------- reading with a permit */
+
+/* How many of the first ones share a permit: they are on one device, and no longer than a chunk. */
+static unsigned request_of(const struct ht_chunk_io io[], unsigned n, struct ht_permit_request *out)
+{
+    const struct ht_store *s = io->obj->s;
+    unsigned same = 1;
+
+    *out = ht_admission_of_ref(s, &io->ref);
+    for (; same < n; same++) {
+        const struct ht_permit_request next = ht_admission_of_ref(s, &io[same].ref);
+        if (next.dev != out->dev || out->bytes + next.bytes > HT_CHUNK_BYTES)
+            break;
+        out->bytes += next.bytes;
+    }
+    return same;
+}
+
+static void start_permitted(struct ht_chunk_io *io, struct ht_ring *ring)
+{
+    struct ht_store *s = io->obj->s;
+
+    if (!io->data)
+        io->rc = ht_staging_get(s->staging, HT_STAGING_FILL, 1, false, ht_ref_numa_index(s, &io->ref), &io->data);
+    if (!io->rc)
+        ht_chunk_read_start(io, ring, io->data);
+}
+
+static int finish_permitted(struct ht_chunk_io io[], unsigned n, struct ht_ring *ring)
+{
+    int first = 0;
+
+    for (unsigned i = 0; i < n; i++) {
+        int rc = ring ? ht_chunk_read_finish_quietly(&io[i], ring) : -ENOMEM;
+        io[i].rc = rc;
+        first = first ? first : rc;
+        ht_permit_put(&io[i].permit);
+    }
+    return first;
+}
+
+int ht_chunks_read_permitted(struct ht_chunk_io io[], unsigned n)
+{
+    struct ht_store *s = io->obj->s;
+    struct ht_ring *ring = ht_store_ring(s);
+    struct ht_permit_request request;
+    unsigned finished = 0;
+    int rc = 0;
+
+    for (unsigned i = 0, end; ring && i < n; i = end) {
+        end = i + request_of(&io[i], n - i, &request);
+        struct ht_permit *permit = &io[end - 1].permit;
+        if (finished == i || !ht_permit_try(&s->gate, &request, permit)) {
+            int failed = finish_permitted(io + finished, i - finished, ring);
+            rc = rc ? rc : failed;
+            finished = i;
+            ht_permit_get(&s->gate, &request, permit);
+        }
+        for (unsigned k = i; k < end; k++)
+            start_permitted(&io[k], ring);
+    }
+    int failed = finish_permitted(io + finished, n - finished, ring);
+    return rc ? rc : failed;
 }
 
 /* --------------------------------------------------------------- writing */

@@ -52,6 +52,12 @@ void ht_chunk_read_start(struct ht_chunk_io *io, struct ht_ring *ring, void *buf
 int ht_chunk_read_finish(struct ht_chunk_io *io, struct ht_ring *ring) HT_EXCLUDES(HT_LOCK_STORE) HT_MUST_CHECK;
 /* The same for a caller that goes on without the bytes: an error is neither counted nor reported. */
 int ht_chunk_read_finish_quietly(struct ht_chunk_io *io, struct ht_ring *ring) HT_EXCLUDES(HT_LOCK_STORE) HT_MUST_CHECK;
+/*
+ * Several for a thread that holds nothing, and goes on without them: waits for permits, reads on its own ring, and
+ * finishes quietly. io->data: the buffer. NULL, of one alone: it gets a staging buffer, which the caller puts
+ * (HT_STAGING_FILL). As many are in flight as the gate lets pass. io->rc: the result of each. Returns the first error.
+ */
+int ht_chunks_read_permitted(struct ht_chunk_io io[], unsigned n) HT_EXCLUDES(HT_LOCK_STORE) HT_MUST_CHECK;
 /* Starts and finishes the request on the thread's own ring. */
 int ht_chunk_read(struct ht_obj *o, uint64_t index, const struct ht_ref *ref, void *buf)
     HT_EXCLUDES(HT_LOCK_STORE) HT_MUST_CHECK;

@@ -27,7 +27,6 @@
 #include "tiering/object/context.h"
 #include "tiering/object/object.h"
 #include "tiering/object/ref.h"
-#include "tiering/data/admission.h"
 #include "tiering/data/chunk_io.h"
 #include "tiering/data/flush.h"
 #include "tiering/txn/txn.h"
@@ -134,53 +133,6 @@ static void put_pair(struct ht_store *s, struct ht_sharer *x)
 
 /* -------------------------------------------------------------- comparing */
 
-/* A side that is read. */
-struct reading {
-    struct ht_chunk_io io;
-    struct ht_permit permit;
-};
-
-/* With its permit. */
-static void start(struct reading *r, struct ht_ring *ring, const struct ht_sharer_side *x, bool decode, uint8_t *buf)
-{
-    r->io = (struct ht_chunk_io){.obj = x->obj, .index = x->index, .ref = x->was, .as_stored = !decode};
-    ht_chunk_read_start(&r->io, ring, buf);
-}
-
-/* Scrub reports what cannot be read. */
-static int finish(struct reading *r, struct ht_ring *ring)
-{
-    int rc = ht_chunk_read_finish_quietly(&r->io, ring);
-
-    ht_permit_put(&r->permit);
-    return rc;
-}
-
-/* Both sides at once, if the gate lets two pass, or one alone. rc[]: of each. */
-static void read_sides(struct ht_store *s, struct ht_ring *ring, const struct ht_sharer_side *const side[2],
-                       unsigned sides, uint8_t *buf[2], int rc[2])
-{
-    struct ht_permit_request request = ht_admission_of_ref(s, &side[0]->was);
-    struct reading r[2];
-
-    ht_permit_get(&s->gate, &request, &r[0].permit);
-    start(&r[0], ring, side[0], sides == 1, buf[0]);
-    if (sides == 1) {
-        rc[0] = finish(&r[0], ring);
-        return;
-    }
-    request = ht_admission_of_ref(s, &side[1]->was);
-    bool both = ht_permit_try(&s->gate, &request, &r[1].permit);
-    if (!both) {
-        rc[0] = finish(&r[0], ring);
-        ht_permit_get(&s->gate, &request, &r[1].permit);
-    }
-    start(&r[1], ring, side[1], false, buf[1]);
-    if (both)
-        rc[0] = finish(&r[0], ring);
-    rc[1] = finish(&r[1], ring);
-}
-
 /* The decoder writes the visible bytes only. */
 static bool is_zero(const struct ht_ref *ref, const uint8_t *p)
 {
@@ -205,20 +157,20 @@ static int in_vain(struct ht_store *s, const struct ht_sharer_side *x)
 static int compare(struct ht_store *s, const struct ht_sharer *x, uint8_t *buf[2], uint64_t *out_bytes)
 {
     struct ht_dedup_figures *f = &s->engine->dedup.figures;
-    struct ht_ring *ring = ht_store_ring(s);
     uint32_t bytes = x->other.was.stored;
     const struct ht_sharer_side *side[2] = {&x->other, &x->first};
     unsigned sides = x->first.obj ? 2 : 1;
-    int read[2];
+    struct ht_chunk_io io[2];
 
-    if (!ring)
-        return -ENOMEM;
-    read_sides(s, ring, side, sides, buf, read);
+    for (unsigned i = 0; i < sides; i++)
+        io[i] = (struct ht_chunk_io){
+            .obj = side[i]->obj, .index = side[i]->index, .ref = side[i]->was, .data = buf[i], .as_stored = sides == 2};
+    int failed = ht_chunks_read_permitted(io, sides);
     *out_bytes += sides * (uint64_t)bytes;
-    for (unsigned i = 0; i < sides; i++) {
-        if (!read[i])
+    for (unsigned i = 0; failed && i < sides; i++) {
+        if (!io[i].rc)
             continue;
-        int rc = read[i] == -ENOMEM ? read[i] : in_vain(s, side[i]);
+        int rc = io[i].rc == -ENOMEM ? -ENOMEM : in_vain(s, side[i]); /* scrub reports what cannot be read */
         f->skipped += rc == 0;
         return rc;
     }

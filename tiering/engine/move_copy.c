@@ -11,7 +11,6 @@
 #include "tiering/object/chunk.h"
 #include "tiering/object/context.h"
 #include "tiering/object/ref.h"
-#include "tiering/data/admission.h"
 #include "tiering/data/chunk_io.h"
 #include "tiering/txn/txn.h"
 #include "tiering/engine/engine_priv.h"
@@ -53,30 +52,19 @@ static struct round choose(struct ht_move_batch *b, struct ht_move m[], unsigned
 }
 
 /* How many of the first ones came and are sound; *out_rc: why the next one is not. Scrub reports it. */
-static unsigned read_round(struct ht_store *s, struct round *r, struct ht_ring *ring, int *out_rc)
+static unsigned read_round(const struct round *r, int *out_rc)
 {
-    struct ht_permit_request request = ht_admission_of_ref(s, &r->move[0].was);
     struct ht_chunk_io io[HT_MOVE_WRITES_MAX];
-    struct ht_permit permit;
     unsigned sound = 0;
-    int rc = 0;
 
-    request.bytes = r->bytes;
-    ht_permit_get(&s->gate, &request, &permit);
     for (unsigned i = 0; i < r->n; i++) {
         const struct ht_move_owner *w = &r->move[i].owner[0];
-        io[i] = (struct ht_chunk_io){.obj = w->obj, .index = w->index, .ref = r->move[i].was, .as_stored = true};
-        ht_chunk_read_start(&io[i], ring, r->at[i]);
+        io[i] = (struct ht_chunk_io){
+            .obj = w->obj, .index = w->index, .ref = r->move[i].was, .data = r->at[i], .as_stored = true};
     }
-    for (unsigned i = 0; i < r->n; i++) {
-        int failed = ht_chunk_read_finish_quietly(&io[i], ring);
-        if (sound == i && !failed)
-            sound++;
-        else if (sound == i && !rc)
-            rc = failed;
-    }
-    ht_permit_put(&permit);
-    *out_rc = rc;
+    *out_rc = ht_chunks_read_permitted(io, r->n);
+    while (sound < r->n && !io[sound].rc)
+        sound++;
     return sound;
 }
 
@@ -84,7 +72,7 @@ static unsigned read_round(struct ht_store *s, struct round *r, struct ht_ring *
 static unsigned copy_round(struct ht_store *s, struct round *r, struct ht_ring *ring, int *out_rc)
 {
     int rc[HT_MOVE_WRITES_MAX], failed = 0;
-    unsigned n = read_round(s, r, ring, out_rc), copied = 0;
+    unsigned n = read_round(r, out_rc), copied = 0;
 
     if (n)
         failed = ht_move_write_copies(s, r->move, r->at, n, ring, rc);

@@ -29,7 +29,6 @@
 #include "tiering/object/object.h"
 #include "tiering/object/ref.h"
 #include "tiering/object/slice.h"
-#include "tiering/data/admission.h"
 #include "tiering/data/chunk_io.h"
 #include "tiering/engine/engine_priv.h"
 #include "tiering/engine/recompress_batch.h"
@@ -271,17 +270,11 @@ static int need_space(struct ht_recompress_batch *b, const struct ht_ref *was)
 
 /* ------------------------------------------------------------------ a chunk */
 
-static int read_content(struct ht_recompress_batch *b, struct ht_ring *ring, const struct ht_move *m)
+static int read_content(struct ht_recompress_batch *b, const struct ht_move *m)
 {
-    const struct ht_permit_request request = ht_admission_of_ref(b->s, &m->was);
-    struct ht_chunk_io io = {.obj = m->owner[0].obj, .index = m->owner[0].index, .ref = m->was};
-    struct ht_permit permit;
+    struct ht_chunk_io io = {.obj = m->owner[0].obj, .index = m->owner[0].index, .ref = m->was, .data = b->raw};
 
-    ht_permit_get(&b->s->gate, &request, &permit);
-    ht_chunk_read_start(&io, ring, b->raw);
-    int rc = ht_chunk_read_finish_quietly(&io, ring);
-    ht_permit_put(&permit);
-    return rc;
+    return ht_chunks_read_permitted(&io, 1);
 }
 
 /* For so many owners more. -ENOMEM */
@@ -347,7 +340,7 @@ int ht_recompress_batch_add(struct ht_recompress_batch *b, const struct ht_move 
 
     if (rc)
         return rc;
-    rc = read_content(b, ring, m);
+    rc = read_content(b, m);
     *out_bytes += was->stored;
     if (rc == -EIO)
         keep_raw(b->s, m); /* until the next mount */

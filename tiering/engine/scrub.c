@@ -35,7 +35,6 @@
 #include "tiering/object/ref.h"
 #include "tiering/object/refcount.h"
 #include "tiering/object/slice.h"
-#include "tiering/data/admission.h"
 #include "tiering/data/chunk_io.h"
 #include "tiering/data/silent.h"
 #include "tiering/engine/engine_priv.h"
@@ -338,11 +337,8 @@ static int scrub_ref(struct ht_scrub_run *r, struct ht_obj *o, struct ht_ref *re
         .repair = r->repair,
         .may_be_long = r->may_be_long,
     };
-    const struct ht_permit_request permit = ht_admission_of_ref(r->s, ref);
-
-    get_permit(r, permit.dev, permit.bytes);
     int rc = ht_suspect_check(&x);
-    ht_permit_put(&r->permit);
+
     if (rc == HT_SUSPECT_BAD)
         report_chunk(r, &x);
     if (rc == HT_SUSPECT_SOUND && x.verified)

@@ -51,18 +51,29 @@ static bool is_present(const struct ht_store *s, const struct ht_ref *ref)
     return true;
 }
 
-static int read_and_verify(struct ht_suspect *x, void *buf)
+static struct ht_chunk_io reading(const struct ht_suspect *x)
 {
-    struct ht_chunk_io io = {.obj = x->obj, .index = x->index, .ref = x->ref};
+    return (struct ht_chunk_io){.obj = x->obj, .index = x->index, .ref = x->ref};
+}
 
-    ht_chunk_read_start(&io, x->ring, buf);
-    int rc = ht_chunk_read_finish_quietly(&io, x->ring);
+static void note_result(struct ht_suspect *x, const struct ht_chunk_io *io, int rc)
+{
+    struct ht_event_about about = ht_chunk_io_about(io, rc);
+
     x->verified = !rc;
-    struct ht_event_about about = ht_chunk_io_about(&io, rc);
     x->device = about.device;
     x->offset = about.offset;
     x->error = about.error;
-    x->mismatch = io.mismatch;
+    x->mismatch = io->mismatch;
+}
+
+static int read_and_verify(struct ht_suspect *x, void *buf)
+{
+    struct ht_chunk_io io = reading(x);
+
+    ht_chunk_read_start(&io, x->ring, buf);
+    int rc = ht_chunk_read_finish_quietly(&io, x->ring);
+    note_result(x, &io, rc);
     return rc;
 }
 
@@ -422,14 +433,12 @@ static int apply(struct ht_suspect *x, struct verdict *v)
 
 static int first_look(struct ht_suspect *x)
 {
-    struct ht_store *s = x->obj->s;
-    void *buf;
-    int rc = ht_staging_get(s->staging, HT_STAGING_FILL, 1, false, ht_ref_numa_index(s, &x->ref), &buf);
+    struct ht_chunk_io io = reading(x);
+    int rc = ht_chunks_read_permitted(&io, 1);
 
-    if (rc)
-        return rc;
-    rc = read_and_verify(x, buf);
-    ht_staging_put(s->staging, HT_STAGING_FILL, buf);
+    note_result(x, &io, rc);
+    if (io.data)
+        ht_staging_put(x->obj->s->staging, HT_STAGING_FILL, io.data);
     return rc;
 }
 

@@ -12,7 +12,6 @@
 #include "tiering/object/scope.h"
 #include "tiering/object/space.h"
 #include "tiering/cache/staging.h"
-#include "tiering/data/admission.h"
 #include "tiering/data/chunk_io.h"
 #include "tiering/data/fill.h"
 #include "tiering/shm/shm.h"
@@ -91,28 +90,16 @@ static bool may_read_past(struct ht_obj *o, struct ht_chunk *c, uint64_t index) 
 /* Without the lock and the chunk: the bytes of a reference, by way of a staging buffer. */
 static int read_ref(struct ht_obj *o, uint64_t index, const struct ht_ref *ref, uint32_t a, uint32_t len, uint8_t *buf)
 {
-    struct ht_store *s = o->s;
     struct ht_chunk_io io = {.obj = o, .index = index, .ref = *ref};
-    const struct ht_permit_request request = ht_admission_of_ref(s, ref);
-    struct ht_ring *ring = ht_store_ring(s);
-    struct ht_permit permit;
-    void *staging;
+    uint32_t there = ref->visible > a ? (uint32_t)ht_min_u64(len, ref->visible - a) : 0;
+    int rc = ht_chunks_read_permitted(&io, 1);
 
-    if (!ring)
-        return -ENOMEM;
-    ht_permit_get(&s->gate, &request, &permit);
-    int rc = ht_staging_get(s->staging, HT_STAGING_FILL, 1, false, ht_ref_numa_index(s, ref), &staging);
     if (!rc) {
-        ht_chunk_read_start(&io, ring, staging);
-        rc = ht_chunk_read_finish_quietly(&io, ring);
-        uint32_t there = ref->visible > a ? (uint32_t)ht_min_u64(len, ref->visible - a) : 0;
-        if (!rc) {
-            memcpy(buf, (const uint8_t *)staging + a, there);
-            memset(buf + there, 0, len - there);
-        }
-        ht_staging_put(s->staging, HT_STAGING_FILL, staging);
+        memcpy(buf, (const uint8_t *)io.data + a, there);
+        memset(buf + there, 0, len - there);
     }
-    ht_permit_put(&permit);
+    if (io.data)
+        ht_staging_put(o->s->staging, HT_STAGING_FILL, io.data);
     return rc;
 }
 

@@ -3,6 +3,7 @@
 #include "tests/support/dev.h"
 #include "tests/unit/tiering/data/fixture.h"
 #include "tiering/base/event.h"
+#include "tiering/object/deferred_free.h"
 #include "tiering/data/data_priv.h"
 #include "tiering/data/checksum.h"
 
@@ -182,6 +183,47 @@ START_TEST(a_quiet_reader_learns_what_failed)
 }
 END_TEST
 
+static int read_as_background(struct ht_chunk_io in[], unsigned n)
+{
+    enum ht_io_class was = ht_io_class_set(HT_IO_BACKGROUND);
+    int rc = ht_chunks_read_permitted(in, n);
+
+    (void)ht_io_class_set(was);
+    for (unsigned i = 0; i < DATA_DEVICES; i++)
+        ck_assert(!ht_dev_has_permits(s->dev[i]));
+    return rc;
+}
+
+START_TEST(of_contents_that_are_read_with_permits_one_may_be_bad)
+{
+    struct ht_chunk_io in[4] = {{.obj = NULL}};
+
+    io.chunk = NULL;
+    ht_store_lock(s);
+    ht_chunk_unlock_exclusive(obj, chunk, 0); /* only a thread that holds nothing waits for a permit */
+    ht_store_unlock(s);
+    for (unsigned i = 0; i < 4; i++) {
+        ck_assert_int_eq(write_bytes(i / 2), 0);
+        in[i] = (struct ht_chunk_io){.obj = obj, .ref = io.ref, .data = i < 3 ? bytes_of(3, BYTES) : NULL};
+    }
+    corrupt(&in[1].ref);
+    ck_assert_int_eq(read_as_background(in, 3), -EIO);
+    ck_assert_int_eq(in[1].rc, -EIO);
+    ck_assert_int_eq(read_as_background(&in[3], 1), 0); /* into a buffer of the pool */
+    for (unsigned i = 0; i < 4; i++)
+        ck_assert(i == 1 || (!in[i].rc && !memcmp(in[i].data, data, BYTES)));
+    ht_staging_put(s->staging, HT_STAGING_FILL, in[3].data);
+    for (unsigned i = 0; i < 3; i++)
+        free(in[i].data);
+    ck_assert_uint_eq(events + s->flow.checksum_errors + s->flow.read_errors, 0);
+    ht_store_lock(s);
+    for (unsigned i = 0; i < 4; i++)
+        ht_free_ref_now(s, &in[i].ref);
+    ht_chunk_lock_exclusive(obj, chunk, 0);
+    ht_store_unlock(s);
+}
+END_TEST
+
 START_TEST(a_device_that_fails_is_counted_and_reported)
 {
     ck_assert_int_eq(write_bytes(-1), 0);
@@ -263,6 +305,7 @@ int main(void)
     tcase_add_test(tc, without_a_chunk_no_other_place_is_tried);
     tcase_add_test(tc, wrong_bytes_are_an_error_that_is_counted_and_reported);
     tcase_add_test(tc, a_quiet_reader_learns_what_failed);
+    tcase_add_test(tc, of_contents_that_are_read_with_permits_one_may_be_bad);
     tcase_add_test(tc, a_device_that_fails_is_counted_and_reported);
     tcase_add_test(tc, a_device_that_fails_with_euclean_has_no_wrong_checksum);
     tcase_add_test(tc, a_read_that_cannot_start_is_counted_and_reported);
