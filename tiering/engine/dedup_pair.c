@@ -47,9 +47,7 @@ static bool is_present(const struct ht_store *s, const struct ht_ref *ref)
 
 static uint64_t name_of(const struct ht_ref *ref)
 {
-    struct ht_extent e = ht_ref_extent(ref, 0);
-
-    return ht_id_hash(ref->checksum ^ ht_id_hash(e.block | (uint64_t)e.device << 48)) | 1;
+    return ht_id_hash(ref->checksum ^ ht_id_hash(ht_ref_place(ref))) | 1;
 }
 
 static uint64_t *slot_of(struct ht_dedup_vain *v, const struct ht_ref *ref)

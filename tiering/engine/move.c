@@ -75,7 +75,7 @@ static bool choose(struct ht_move_batch *b, unsigned *device, uint64_t *group) H
             *group = 0;
             continue;
         }
-        b->victim[b->count++] = (struct ht_move_victim){.key = ht_owners_key(*device, next)};
+        b->victim[b->count++] = (struct ht_move_victim){.key = ht_place(*device, next)};
         *group = next + 1;
     }
     return *device == s->dev_count;
@@ -151,12 +151,12 @@ static int look_at(void *ctx, struct ht_obj *o, struct ht_chunk *c, uint64_t ind
     if (must_cut(b))
         return HT_WALK_PAUSE;
     size_t noted = b->owners.count;
-    uint64_t place = ht_owners_place(&c->pub);
+    uint64_t place = ht_ref_place(&c->pub);
     for (unsigned i = 0; i < ht_ref_extents(&c->pub); i++) {
         struct ht_extent e = ht_ref_extent(&c->pub, i);
         uint64_t end = (e.block + e.blocks - 1) / HT_ALLOC_GROUP_BLOCKS;
         for (uint64_t group = e.block / HT_ALLOC_GROUP_BLOCKS; group <= end; group++) {
-            struct ht_move_victim *v = find_victim(b, ht_owners_key(e.device, group));
+            struct ht_move_victim *v = find_victim(b, ht_place(e.device, group));
             if (!v || is_noted(b, noted, (unsigned)(v - b->victim)))
                 continue;
             const struct ht_owner_found f = {place, o->oid, index, (unsigned)(v - b->victim)};

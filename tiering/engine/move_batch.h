@@ -17,7 +17,7 @@ enum {
 
 /* A nearly empty group. */
 struct ht_move_victim {
-    uint64_t key; /* device << 48 | group */
+    uint64_t key; /* ht_place() of the group */
     bool skip;    /* something in it cannot be moved */
     bool closed;  /* it was closed: emptying it has begun */
 };

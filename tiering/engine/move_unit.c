@@ -91,7 +91,7 @@ static bool is_there(const struct ht_chunk *c, const struct ht_owner_found *f) H
 {
     if (!c || !(c->flags & HT_CH_PUB) || !ht_ref_holds(&c->pub))
         return false;
-    return ht_owners_place(&c->pub) == f->place;
+    return ht_ref_place(&c->pub) == f->place;
 }
 
 /* A chunk may reach into several groups of a unit. */

@@ -53,7 +53,7 @@ static int look_at(void *ctx, struct ht_obj *o, struct ht_chunk *c, uint64_t ind
 
     if (!(c->flags & HT_CH_PUB) || !ht_ref_same_place(&c->pub, x->ref) || x->found->count == x->most)
         return HT_WALK_ON;
-    const struct ht_owner_found f = {.place = ht_owners_place(&c->pub), .oid = o->oid, .index = index};
+    const struct ht_owner_found f = {.place = ht_ref_place(&c->pub), .oid = o->oid, .index = index};
     int rc = ht_owners_note(x->found, &f);
     return rc ? rc : HT_WALK_ON;
 }

@@ -33,7 +33,7 @@ enum {
 };
 
 struct ht_owner_found {
-    uint64_t place; /* of the first block: owners of the same bytes have the same */
+    uint64_t place; /* of the bytes */
     uint64_t oid, index;
     unsigned group; /* what the walk looks for may lie in several groups */
 };
@@ -43,16 +43,6 @@ struct ht_owners {
     size_t count, cap;
 };
 
-static inline uint64_t ht_owners_key(unsigned device, uint64_t number)
-{
-    return (uint64_t)device << 48 | number;
-}
-static inline uint64_t ht_owners_place(const struct ht_ref *ref)
-{
-    struct ht_extent first = ht_ref_extent(ref, 0);
-
-    return ht_owners_key(first.device, first.block);
-}
 unsigned ht_owners_max(const struct ht_store *s);
 bool ht_owners_are_too_many(const struct ht_store *s, const struct ht_ref *ref) HT_REQUIRES(HT_LOCK_STORE);
 /*

@@ -218,10 +218,10 @@ static int note_owner(struct ht_recompress_round *r, const struct ht_obj *o, con
 
     if (ht_owners_are_too_many(r->s, &c->pub))
         return HT_WALK_ON;
-    r->lacks_room = ht_recompress_shared_is_full(&r->shared, ht_owners_place(&c->pub));
+    r->lacks_room = ht_recompress_shared_is_full(&r->shared, ht_ref_place(&c->pub));
     if (r->lacks_room)
         return HT_WALK_PAUSE;
-    int rc = ht_recompress_shared_note(&r->shared, ht_owners_place(&c->pub), o->oid, index);
+    int rc = ht_recompress_shared_note(&r->shared, ht_ref_place(&c->pub), o->oid, index);
     r->c->bytes += ht_owners_bytes(&r->shared.owners) - before;
     return rc ? rc : HT_WALK_ON;
 }
@@ -252,7 +252,7 @@ static struct ht_chunk *noted_chunk(struct ht_recompress_round *r, const struct 
     struct ht_obj *o = *out_o = ht_obj_find_locked(r->s, f->oid);
     struct ht_chunk *c = o && !o->dead && is_cold(r, o) ? ht_chunk_find(o, f->index) : NULL;
 
-    return c && is_candidate(r->s, c) && ht_owners_place(&c->pub) == f->place ? c : NULL;
+    return c && is_candidate(r->s, c) && ht_ref_place(&c->pub) == f->place ? c : NULL;
 }
 
 /* All owners of a place, and the reference that shows most: a truncation may have left others less. Or nothing. */

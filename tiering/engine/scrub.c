@@ -315,14 +315,14 @@ static void wait_for_long_step(struct ht_scrub_run *r, const struct ht_ref *ref)
 {
     r->next_is_long = r->later.waits = true;
     r->later.index = r->index;
-    r->later.place = ht_owners_place(ref);
+    r->later.place = ht_ref_place(ref);
 }
 
 /* Was all but the one that waits looked at before? Of another chunk none waits. */
 static bool is_done(struct ht_scrub_run *r, const struct ht_ref *ref)
 {
     r->later.waits = r->later.waits && r->later.index == r->index;
-    return r->later.waits && r->later.place != ht_owners_place(ref);
+    return r->later.waits && r->later.place != ht_ref_place(ref);
 }
 
 static int scrub_ref(struct ht_scrub_run *r, struct ht_obj *o, struct ht_ref *ref)

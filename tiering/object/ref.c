@@ -22,7 +22,7 @@ int ht_ref_set(struct ht_ref *r, const struct ht_extent *e, unsigned n)
 {
     assert(n >= 1 && n <= HT_FRAGS_MAX);
     if (n == 1) {
-        r->place = e->block | (uint64_t)e->device << 48;
+        r->place = ht_place(e->device, e->block);
         return 0;
     }
     struct ht_extent *copy = malloc(n * sizeof(*copy));
@@ -49,6 +49,13 @@ struct ht_extent ht_ref_extent(const struct ht_ref *r, unsigned i)
         .blocks = (uint32_t)ht_div_up(r->stored, HT_BLOCK_BYTES),
         .device = (uint32_t)(r->place >> 48) & 0xff,
     };
+}
+
+uint64_t ht_ref_place(const struct ht_ref *r)
+{
+    struct ht_extent first = ht_ref_extent(r, 0);
+
+    return ht_place(first.device, first.block);
 }
 
 void ht_ref_forget(struct ht_ref *r)

@@ -50,6 +50,13 @@ static inline bool ht_ref_lost(const struct ht_ref *r)
 uint32_t ht_ref_countable(const struct ht_store *s, const struct ht_ref *r) HT_REQUIRES(HT_LOCK_STORE);
 /* -ENOMEM only when n > 1. */
 int ht_ref_set(struct ht_ref *r, const struct ht_extent *e, unsigned n) HT_MUST_CHECK;
+/* A block of a device, or a group of blocks, as one number. */
+static inline uint64_t ht_place(unsigned device, uint64_t number)
+{
+    return (uint64_t)device << 48 | number;
+}
+/* Of the first block: all owners of the same bytes have the same one. */
+uint64_t ht_ref_place(const struct ht_ref *r);
 /* i-th extent. */
 struct ht_extent ht_ref_extent(const struct ht_ref *r, unsigned i);
 /* Another reference to the same, with an array of its own; it is no owner yet. */

@@ -36,13 +36,6 @@ enum { TABLE_START = 64, PLACES_PER_ADD = 8 };
 
 enum { LARGE = 1 << 14 }; /* places of a table with memory of its own: 384 KiB */
 
-static uint64_t key_of(const struct ht_ref *ref)
-{
-    struct ht_extent e = ht_ref_extent(ref, 0);
-
-    return e.block | (uint64_t)e.device << 48;
-}
-
 static size_t bucket(const struct ht_refcount_table *t, uint64_t key)
 {
     return ht_id_hash(key) & (t->size - 1);
@@ -77,9 +70,9 @@ static struct ht_refcount *lookup(struct ht_refcounts *r, uint64_t key, struct h
 const struct ht_refcount *ht_refcount_find(const struct ht_store *s, const struct ht_ref *ref)
 {
     const struct ht_refcounts *r = &s->frees.refcounts;
-    const struct ht_refcount *e = ref->shared ? find_in_use(&r->now, key_of(ref)) : NULL;
+    const struct ht_refcount *e = ref->shared ? find_in_use(&r->now, ht_ref_place(ref)) : NULL;
 
-    return e || !ref->shared ? e : find_in_use(&r->was, key_of(ref));
+    return e || !ref->shared ? e : find_in_use(&r->was, ht_ref_place(ref));
 }
 
 size_t ht_refcount_places(const struct ht_store *s)
@@ -260,10 +253,10 @@ int ht_refcount_add(struct ht_store *s, const struct ht_ref *ref, bool named)
 
     if (rc)
         return rc;
-    struct ht_refcount *e = lookup(r, key_of(ref), &t);
+    struct ht_refcount *e = lookup(r, ht_ref_place(ref), &t);
     if (!e) {
-        e = find(&r->now, key_of(ref));
-        *e = (struct ht_refcount){.key = key_of(ref), .ended = UINT64_MAX, .owners = 1};
+        e = find(&r->now, ht_ref_place(ref));
+        *e = (struct ht_refcount){.key = ht_ref_place(ref), .ended = UINT64_MAX, .owners = 1};
         r->now.count++;
         r->single++;
     }
@@ -276,7 +269,7 @@ int ht_refcount_add(struct ht_store *s, const struct ht_ref *ref, bool named)
 void ht_refcount_named(struct ht_store *s, const struct ht_ref *ref)
 {
     struct ht_refcount_table *t;
-    struct ht_refcount *e = ref->shared ? lookup(&s->frees.refcounts, key_of(ref), &t) : NULL;
+    struct ht_refcount *e = ref->shared ? lookup(&s->frees.refcounts, ht_ref_place(ref), &t) : NULL;
 
     if (e)
         e->named = true;
@@ -285,7 +278,7 @@ void ht_refcount_named(struct ht_store *s, const struct ht_ref *ref)
 void ht_refcount_set_found(struct ht_store *s, const struct ht_ref *ref, uint16_t scrub, enum ht_refcount_found found)
 {
     struct ht_refcount_table *t;
-    struct ht_refcount *e = ref->shared ? lookup(&s->frees.refcounts, key_of(ref), &t) : NULL;
+    struct ht_refcount *e = ref->shared ? lookup(&s->frees.refcounts, ht_ref_place(ref), &t) : NULL;
 
     if (!e)
         return;
@@ -305,7 +298,7 @@ enum ht_refcount_left ht_refcount_drop(struct ht_store *s, const struct ht_ref *
 {
     struct ht_refcounts *r = &s->frees.refcounts;
     struct ht_refcount_table *t;
-    struct ht_refcount *e = ref->shared ? lookup(r, key_of(ref), &t) : NULL;
+    struct ht_refcount *e = ref->shared ? lookup(r, ht_ref_place(ref), &t) : NULL;
 
     if (!e)
         return HT_REFCOUNT_FREE;

@@ -400,13 +400,6 @@ static int check_chunk_sizes(struct ht_obj *o) HT_REQUIRES(HT_LOCK_STORE)
     return rc;
 }
 
-static uint64_t place_of(const struct ht_ref *ref)
-{
-    struct ht_extent e = ht_ref_extent(ref, 0);
-
-    return e.block | (uint64_t)e.device << 48;
-}
-
 static struct owner *find_owner(const struct settling *w, uint64_t place)
 {
     size_t i = ht_id_hash(place);
@@ -425,7 +418,7 @@ static int list_places(struct settling *w)
     if (!w->owner)
         return -ENOMEM;
     for (size_t i = 0; i < w->count; i++) {
-        uint64_t place = place_of(&w->waiting[i].c->pub);
+        uint64_t place = ht_ref_place(&w->waiting[i].c->pub);
         find_owner(w, place)->place = place;
     }
     return 0;
@@ -438,7 +431,7 @@ static void list_owners(struct settling *w, struct ht_obj *o) HT_REQUIRES(HT_LOC
 
     ht_chunk_for_each_from(c, o, index)
     {
-        struct owner *e = c->flags & HT_CH_PUB && !c->pub.shared ? find_owner(w, place_of(&c->pub)) : NULL;
+        struct owner *e = c->flags & HT_CH_PUB && !c->pub.shared ? find_owner(w, ht_ref_place(&c->pub)) : NULL;
         if (e && e->place)
             *e = (struct owner){e->place, o, &c->pub};
     }
@@ -448,7 +441,7 @@ static void list_owners(struct settling *w, struct ht_obj *o) HT_REQUIRES(HT_LOC
 static int settle_waiting(struct settling *w, struct waiting *x) HT_REQUIRES(HT_LOCK_STORE)
 {
     struct ht_ref *ref = &x->c->pub;
-    const struct owner *e = find_owner(w, place_of(ref));
+    const struct owner *e = find_owner(w, ht_ref_place(ref));
 
     ref->shared = e->place && e->ref && ht_ref_same_place(e->ref, ref);
     if (!ref->shared)
