@@ -27,7 +27,6 @@
 #include <assert.h>
 #include <stdlib.h>
 
-#include "tiering/base/lock.h"
 #include "tiering/space/alloc.h"
 #include "tiering/object/chunk.h"
 #include "tiering/object/context.h"
@@ -107,24 +106,10 @@ static int note(struct ht_move_batch *b, const struct ht_owner_found *f)
     return rc;
 }
 
-/* Half of the groups leave the batch, and their notes with them. No lock is held: there may be very many. */
-static void cut(struct ht_move_batch *b)
-{
-    size_t n = 0;
-
-    ht_lock_expect_none("looking through all notes");
-    b->count /= 2;
-    b->next_key = b->victim[b->count].key;
-    for (size_t i = 0; i < b->owners.count; i++)
-        if (b->owners.found[i].group < b->count && !b->victim[b->owners.found[i].group].skip)
-            b->owners.found[n++] = b->owners.found[i];
-    b->owners.count = n;
-}
-
 /* One group alone has more owners than the notes may have. */
 static bool is_full(const struct ht_move_batch *b)
 {
-    return b->count == 1 && b->owners.count >= b->owners_most;
+    return b->count == 1 && b->owners.count >= b->owners.most;
 }
 
 /* Has the walk noted this chunk for the victim? Its notes are the last ones, from `first` on. */
@@ -136,11 +121,6 @@ static bool is_noted(const struct ht_move_batch *b, size_t first, unsigned victi
     return false;
 }
 
-static bool must_cut(const struct ht_move_batch *b)
-{
-    return b->owners.count >= b->owners_most && b->count > 1;
-}
-
 /* The chunk is noted once for each victim that its extents reach into. */
 static int look_at(void *ctx, struct ht_obj *o, struct ht_chunk *c, uint64_t index) HT_REQUIRES(HT_LOCK_STORE)
 {
@@ -148,7 +128,7 @@ static int look_at(void *ctx, struct ht_obj *o, struct ht_chunk *c, uint64_t ind
 
     if (!(c->flags & HT_CH_PUB) || !ht_ref_holds(&c->pub))
         return HT_WALK_ON;
-    if (must_cut(b))
+    if (ht_owners_lack_room(&b->owners, 0))
         return HT_WALK_PAUSE;
     size_t noted = b->owners.count;
     uint64_t place = ht_ref_place(&c->pub);
@@ -171,10 +151,14 @@ static int look_at(void *ctx, struct ht_obj *o, struct ht_chunk *c, uint64_t ind
 
 static const struct ht_walk_visitor visitor = {.chunk = look_at};
 
+/* Groups that leave the owners leave the batch. */
 static int walk(struct ht_move_batch *b)
 {
-    while (must_cut(b))
-        cut(b);
+    ht_owners_make_room(&b->owners);
+    if (b->owners.groups < b->count) {
+        b->count = (unsigned)b->owners.groups;
+        b->next_key = b->victim[b->count].key;
+    }
     return ht_walk_slice(&b->walk, &visitor, b, SLICE_CHUNKS);
 }
 
@@ -204,7 +188,6 @@ static int new_batch(struct ht_store *s, struct ht_move_batch **out)
     b->s = s;
     b->buf = buf;
     b->flight = 1;
-    b->owners_most = 2 * (size_t)ht_owners_max(s);
     b->figures = &s->engine->compaction.figures;
     b->figures->memory_bytes += sizeof(*b) + HT_CHUNK_BYTES;
     *out = b;
@@ -216,6 +199,7 @@ static int begin_walk(struct ht_move_batch *b)
 {
     int rc = ht_walk_begin(&b->walk, b->s);
 
+    ht_owners_begin(&b->owners, 2 * (size_t)ht_owners_max(b->s), b->count);
     if (!rc)
         b->figures->memory_bytes += ht_walk_bytes(&b->walk);
     return rc;

@@ -39,12 +39,11 @@ struct ht_move_batch {
     struct ht_walk walk;
     struct ht_owners owners; /* group: the victim */
     bool sorted;             /* they are in order. Then all was walked */
-    size_t owners_most;
-    uint64_t next_key;      /* the first group that left the batch, since there were too many owners; 0: none */
-    uint64_t closed_blocks; /* that were free in the groups that are closed */
-    uint64_t lsn;           /* of the last transaction that moved something; 0: all are durable */
-    uint8_t *buf;           /* a chunk */
-    unsigned flight;        /* contents that move together: what the devices serve in a part of a step */
+    uint64_t next_key;       /* the first group that left the batch, since there were too many owners; 0: none */
+    uint64_t closed_blocks;  /* that were free in the groups that are closed */
+    uint64_t lsn;            /* of the last transaction that moved something; 0: all are durable */
+    uint8_t *buf;            /* a chunk */
+    unsigned flight;         /* contents that move together: what the devices serve in a part of a step */
 };
 
 /*

@@ -4,6 +4,8 @@
 
 #include <stdlib.h>
 
+#include "tiering/base/idhash.h"
+#include "tiering/base/lock.h"
 #include "tiering/engine/walk.h"
 #include "tiering/object/chunk.h"
 #include "tiering/object/context.h"
@@ -11,7 +13,13 @@
 #include "tiering/object/refcount.h"
 #include "tiering/txn/txn.h"
 
-enum { CAP_START = 1024, SLICE_CHUNKS = 256 };
+#define HASHES_ALL (UINT64_C(1) << 32)
+
+enum {
+    CAP_START = 1024,
+    SLICE_CHUNKS = 256,
+    SPARE = 4, /* notes fill less than this part of their bound: the next part has twice as many hashes */
+};
 
 unsigned ht_owners_max(const struct ht_store *s)
 {
@@ -27,8 +35,63 @@ bool ht_owners_are_too_many(const struct ht_store *s, const struct ht_ref *ref)
          e->owners * (uint64_t)ht_move_record_bytes(ref) > ht_owners_max(s) * (uint64_t)HT_OWNERS_RECORD_BYTES);
 }
 
+void ht_owners_begin(struct ht_owners *w, size_t most, uint64_t groups)
+{
+    *w = (struct ht_owners){.most = most, .groups = groups};
+}
+
+void ht_owners_begin_part(struct ht_owners *w, size_t most, struct ht_owners_part part)
+{
+    ht_owners_begin(w, most, part.hashes ? part.hashes : HASHES_ALL);
+    w->from = part.from;
+}
+
+uint32_t ht_owners_group_of(const struct ht_owners *w, uint64_t place)
+{
+    return (uint32_t)ht_id_hash(place) - w->from;
+}
+
+struct ht_owners_part ht_owners_then(const struct ht_owners *w)
+{
+    bool more = w->groups < HASHES_ALL && w->count < w->most / SPARE;
+
+    return (struct ht_owners_part){.from = (uint32_t)(w->from + w->groups), .hashes = w->groups << more};
+}
+
+static bool is_full(const struct ht_owners *w)
+{
+    return w->count >= w->most && w->groups > 1;
+}
+
+bool ht_owners_lack_room(struct ht_owners *w, uint32_t group)
+{
+    w->lacks_room = is_full(w) && group < w->groups;
+    return w->lacks_room;
+}
+
+static void halve(struct ht_owners *w)
+{
+    size_t n = 0;
+
+    w->groups /= 2;
+    for (size_t i = 0; i < w->count; i++)
+        if (w->found[i].group < w->groups)
+            w->found[n++] = w->found[i];
+    w->count = n;
+}
+
+void ht_owners_make_room(struct ht_owners *w)
+{
+    ht_lock_expect_none("looking through all notes");
+    while (w->lacks_room && is_full(w))
+        halve(w);
+    w->lacks_room = false;
+}
+
 int ht_owners_note(struct ht_owners *w, const struct ht_owner_found *f)
 {
+    if (f->group >= w->groups || (w->groups == 1 && w->count >= w->most))
+        return 0;
     if (w->count == w->cap) {
         size_t cap = w->cap ? 2 * w->cap : CAP_START;
         struct ht_owner_found *more = realloc(w->found, cap * sizeof(*more));
@@ -44,14 +107,13 @@ int ht_owners_note(struct ht_owners *w, const struct ht_owner_found *f)
 struct search {
     const struct ht_ref *ref;
     struct ht_owners *found;
-    size_t most;
 };
 
 static int look_at(void *ctx, struct ht_obj *o, struct ht_chunk *c, uint64_t index) HT_REQUIRES(HT_LOCK_STORE)
 {
     const struct search *x = ctx;
 
-    if (!(c->flags & HT_CH_PUB) || !ht_ref_same_place(&c->pub, x->ref) || x->found->count == x->most)
+    if (!(c->flags & HT_CH_PUB) || !ht_ref_same_place(&c->pub, x->ref))
         return HT_WALK_ON;
     const struct ht_owner_found f = {.place = ht_ref_place(&c->pub), .oid = o->oid, .index = index};
     int rc = ht_owners_note(x->found, &f);
@@ -61,10 +123,11 @@ static int look_at(void *ctx, struct ht_obj *o, struct ht_chunk *c, uint64_t ind
 int ht_owners_find(struct ht_store *s, const struct ht_ref *ref, const _Atomic bool *stop, struct ht_owners *w)
 {
     static const struct ht_walk_visitor visitor = {.chunk = look_at};
-    struct search x = {.ref = ref, .found = w, .most = ht_owners_max(s)};
+    struct search x = {.ref = ref, .found = w};
     struct ht_walk walk;
     int rc = ht_walk_begin(&walk, s);
 
+    ht_owners_begin(w, ht_owners_max(s), 1);
     while (!rc && !ht_walk_is_over(&walk))
         rc = *stop ? -ECANCELED : ht_walk_slice(&walk, &visitor, &x, SLICE_CHUNKS);
     ht_walk_end(&walk);
@@ -108,6 +171,30 @@ size_t ht_owners_same(const struct ht_owners *w, size_t at)
             end = middle;
     }
     return from - at;
+}
+
+const struct ht_owner_found *ht_owners_next(struct ht_owners *w, size_t *out_n)
+{
+    if (w->at == 0)
+        ht_owners_sort(w);
+    if (w->at == w->count)
+        return NULL;
+    const struct ht_owner_found *f = &w->found[w->at];
+    *out_n = ht_owners_same(w, w->at);
+    w->at += *out_n;
+    return f;
+}
+
+bool ht_owners_are_over(const struct ht_owners *w)
+{
+    return w->at == w->count;
+}
+
+bool ht_owners_are_long(const struct ht_owners *w)
+{
+    if (ht_owners_are_over(w))
+        return false;
+    return (w->at ? ht_owners_same(w, w->at) : w->count) > HT_OWNERS_LONG;
 }
 
 size_t ht_owners_first_of(const struct ht_owners *w, unsigned group)

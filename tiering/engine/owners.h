@@ -6,6 +6,14 @@
  * owners of one place follow each other when the notes are in order. Whether all were found says the count of owners
  * (ht_move_may).
  *
+ * Notes have a bound, and belong to groups. If there are more notes, the upper half of the groups leaves, as often as
+ * it needs. So of a place in a group that stays the walk notes all owners:
+ *
+ *   noting --lacks room--> a half leaves --> noting --all was walked--> in order --> a place with all its owners
+ *
+ * A group is what its user says: a group of blocks, or the hash of a place. A user of hashes walks once for each part
+ * of the hashes, and the next part begins where the last one has ended.
+ *
  * One thread's.
  */
 #ifndef HITRAIN_TIERING_ENGINE_OWNERS_H
@@ -35,12 +43,22 @@ enum {
 struct ht_owner_found {
     uint64_t place; /* of the bytes */
     uint64_t oid, index;
-    unsigned group; /* what the walk looks for may lie in several groups */
+    uint32_t group;
+};
+
+/* So many hashes (of 32 bits) of places from one on. 0 hashes: all. */
+struct ht_owners_part {
+    uint32_t from;
+    uint64_t hashes;
 };
 
 struct ht_owners {
     struct ht_owner_found *found;
-    size_t count, cap;
+    size_t count, cap, most;
+    uint64_t groups; /* numbers of groups are below it; others are not noted */
+    uint32_t from;   /* the hash of group 0 */
+    bool lacks_room; /* for the next owner that the walk meets */
+    size_t at;       /* once all was walked: the next place */
 };
 
 unsigned ht_owners_max(const struct ht_store *s);
@@ -51,8 +69,23 @@ bool ht_owners_are_too_many(const struct ht_store *s, const struct ht_ref *ref) 
  */
 int ht_owners_find(struct ht_store *s, const struct ht_ref *ref, const _Atomic bool *stop, struct ht_owners *w)
     HT_EXCLUDES(HT_LOCK_STORE) HT_MUST_CHECK;
-/* -ENOMEM */
+void ht_owners_begin(struct ht_owners *w, size_t most, uint64_t groups);
+/* The groups are those of a part. */
+void ht_owners_begin_part(struct ht_owners *w, size_t most, struct ht_owners_part part);
+uint32_t ht_owners_group_of(const struct ht_owners *w, uint64_t place);
+/* Is there no room for notes of a group, unless groups leave? */
+bool ht_owners_lack_room(struct ht_owners *w, uint32_t group);
+/* Groups leave with their notes until no room is lacking. No lock is held: it looks through all notes. */
+void ht_owners_make_room(struct ht_owners *w);
+/* If the group has not left; and of the last group only as many as the bound says. -ENOMEM */
 int ht_owners_note(struct ht_owners *w, const struct ht_owner_found *f) HT_MUST_CHECK;
+/* The owners of the next place. NULL: there is none. The first call puts the notes in order. */
+const struct ht_owner_found *ht_owners_next(struct ht_owners *w, size_t *out_n);
+bool ht_owners_are_over(const struct ht_owners *w);
+/* The next place has very many owners, or the notes have to be put in order first: that takes longer than a step. */
+bool ht_owners_are_long(const struct ht_owners *w);
+/* The part of the next walk. */
+struct ht_owners_part ht_owners_then(const struct ht_owners *w);
 void ht_owners_sort(struct ht_owners *w); /* by group, place, object and index */
 /* How many from `at` on, which is there, have the same group and place. The notes are in order, also for the next. */
 size_t ht_owners_same(const struct ht_owners *w, size_t at);

@@ -10,7 +10,7 @@
  *
  * The walk finds published raw chunks of objects that may be compressed and have the same version as in the round
  * before. Content with several owners is compressed for all owners at once, if the walk has found all. An owner that is
- * no candidate keeps the content raw for all, and so do more owners than HT_OWNERS_MAX (recompress_shared.h).
+ * no candidate keeps the content raw for all, and so do more owners than HT_OWNERS_MAX (owners.h).
  *
  * Left alone are content in the memory of passthrough files, and objects with anything that is not published: an update
  * or a writer is about to replace it.
@@ -36,7 +36,7 @@
 #include "tiering/txn/txn.h"
 #include "tiering/engine/engine_priv.h"
 #include "tiering/engine/recompress_batch.h"
-#include "tiering/engine/recompress_shared.h"
+#include "tiering/engine/owners.h"
 #include "tiering/engine/walk.h"
 
 #define AFTER_MS_DEFAULT 60000u
@@ -59,8 +59,7 @@ struct ht_recompress_round {
     struct ht_recompress_batch batch;
     size_t seen_count;
     struct ht_recompress_seen *seen; /* in this round, by ascending oid */
-    struct ht_recompress_shared shared;
-    bool lacks_room; /* for the next owner that the walk meets */
+    struct ht_owners shared;         /* of shared content */
     /* What the last slice found: owners with a reference to their objects, and a copy of theirs. No owners: nothing. */
     struct ht_move found;
     unsigned owners_cap;
@@ -79,7 +78,7 @@ static void round_free(struct ht_recompress_round *r)
     if (!r)
         return;
     ht_recompress_batch_destroy(&r->batch);
-    ht_recompress_shared_end(&r->shared);
+    ht_owners_end(&r->shared);
     ht_walk_end(&r->walk);
     free(r->found.owner);
     free(r->seen);
@@ -101,7 +100,7 @@ static int round_new(struct ht_store *s, struct ht_recompress_round **out)
         return -ENOMEM;
     r->s = s;
     r->c = &s->engine->recompress;
-    ht_recompress_shared_begin(&r->shared, r->c->part, 2 * (size_t)ht_owners_max(s));
+    ht_owners_begin_part(&r->shared, 2 * (size_t)ht_owners_max(s), r->c->part);
     int rc = ht_recompress_batch_init(&r->batch, s, r->c);
     if (!rc)
         rc = ht_walk_begin(&r->walk, s);
@@ -125,7 +124,7 @@ static int round_end(struct ht_recompress_round *r)
     struct ht_recompress *c = r->c;
     int rc = ht_recompress_batch_publish(&r->batch);
 
-    c->part = ht_recompress_shared_then(&r->shared);
+    c->part = ht_owners_then(&r->shared);
     free(c->seen);
     c->seen = realloc(r->seen, (r->seen_count + 1) * sizeof(*r->seen));
     if (!c->seen)
@@ -214,15 +213,15 @@ static void forget_found(struct ht_recompress_round *r) HT_REQUIRES(HT_LOCK_STOR
 static int note_owner(struct ht_recompress_round *r, const struct ht_obj *o, const struct ht_chunk *c, uint64_t index)
     HT_REQUIRES(HT_LOCK_STORE)
 {
-    uint64_t before = ht_owners_bytes(&r->shared.owners);
+    uint64_t before = ht_owners_bytes(&r->shared), place = ht_ref_place(&c->pub);
+    const struct ht_owner_found f = {place, o->oid, index, ht_owners_group_of(&r->shared, place)};
 
     if (ht_owners_are_too_many(r->s, &c->pub))
         return HT_WALK_ON;
-    r->lacks_room = ht_recompress_shared_is_full(&r->shared, ht_ref_place(&c->pub));
-    if (r->lacks_room)
+    if (ht_owners_lack_room(&r->shared, f.group))
         return HT_WALK_PAUSE;
-    int rc = ht_recompress_shared_note(&r->shared, ht_ref_place(&c->pub), o->oid, index);
-    r->c->bytes += ht_owners_bytes(&r->shared.owners) - before;
+    int rc = ht_owners_note(&r->shared, &f);
+    r->c->bytes += ht_owners_bytes(&r->shared) - before;
     return rc ? rc : HT_WALK_ON;
 }
 
@@ -286,7 +285,7 @@ static int find_owners(struct ht_recompress_round *r, const struct ht_owner_foun
 static int next_shared(struct ht_recompress_round *r)
 {
     size_t n;
-    const struct ht_owner_found *f = ht_recompress_shared_next(&r->shared, &n);
+    const struct ht_owner_found *f = ht_owners_next(&r->shared, &n);
 
     if (!f)
         return 0;
@@ -300,14 +299,12 @@ static int next_shared(struct ht_recompress_round *r)
 
 static bool is_over(const struct ht_recompress_round *r)
 {
-    return ht_walk_is_over(&r->walk) && ht_recompress_shared_is_over(&r->shared);
+    return ht_walk_is_over(&r->walk) && ht_owners_are_over(&r->shared);
 }
 
 static int walk(struct ht_recompress_round *r)
 {
-    if (r->lacks_room)
-        ht_recompress_shared_make_room(&r->shared);
-    r->lacks_room = false;
+    ht_owners_make_room(&r->shared);
     return ht_walk_slice(&r->walk, &visitor, r, SLICE_CHUNKS);
 }
 
@@ -329,7 +326,7 @@ static int next(struct ht_recompress_round *r, uint64_t *out_bytes)
 /* What comes next cannot be divided, and takes longer than a step. */
 static bool is_long(const struct ht_recompress_round *r)
 {
-    return ht_walk_is_over(&r->walk) && ht_recompress_shared_is_long(&r->shared);
+    return ht_walk_is_over(&r->walk) && ht_owners_are_long(&r->shared);
 }
 
 /* 1: there is more; 0: all was looked at; or the error that ends the round. */

@@ -8,7 +8,7 @@
 #include "tiering/base/base.h"
 #include "tiering/base/guarded.h"
 #include "tiering/api/compress.h"
-#include "tiering/engine/recompress_shared.h"
+#include "tiering/engine/owners.h"
 #include "tiering/engine/scheduler.h"
 
 struct ht_store;
@@ -22,8 +22,8 @@ struct ht_recompress {
     struct ht_recompress_round *round; /* the one that goes on, or NULL */
     struct ht_recompress_seen *seen;   /* in the round before */
     size_t seen_count;
-    struct ht_recompress_part part; /* of shared content: the one that the next round looks at */
-    uint64_t next_ns;               /* when the next round is due */
+    struct ht_owners_part part; /* of shared content: the one that the next round looks at */
+    uint64_t next_ns;           /* when the next round is due */
     _Atomic uint64_t chunks, raw_bytes, saved_bytes, kept_raw, bytes;
 };
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* test_recompress_shared.c - rounds that look at parts of the shared content find all owners of each place. */
-#include "tiering/engine/recompress_shared.h"
+/* test_owners.c - walks that look at parts of the places find all owners of each place. */
+#include "tiering/engine/owners.h"
 
 #include <stdlib.h>
 
@@ -12,22 +12,23 @@ enum { MOST = 64, PLACES = 500, OWNERS = 3 };
 static unsigned found[PLACES]; /* rounds that had all owners of a place */
 
 /* Notes all owners, and counts the places of which the round has any. Returns how many. */
-static unsigned round_of(struct ht_recompress_part *part, unsigned places)
+static unsigned round_of(struct ht_owners_part *part, unsigned places)
 {
-    struct ht_recompress_shared x;
+    struct ht_owners x;
     const struct ht_owner_found *f;
     unsigned seen = 0;
     size_t n;
 
-    ht_recompress_shared_begin(&x, *part, MOST);
+    ht_owners_begin_part(&x, MOST, *part);
     for (uint64_t k = 0; k < OWNERS; k++)
         for (uint64_t i = 0; i < places; i++) {
-            if (ht_recompress_shared_is_full(&x, i))
-                ht_recompress_shared_make_room(&x);
-            ck_assert_int_eq(ht_recompress_shared_note(&x, i, i * 31 % 7, k), 0);
+            const struct ht_owner_found note = {i, i * 31 % 7, k, ht_owners_group_of(&x, i)};
+            if (ht_owners_lack_room(&x, note.group))
+                ht_owners_make_room(&x);
+            ck_assert_int_eq(ht_owners_note(&x, &note), 0);
         }
-    ck_assert_uint_le(x.owners.count, MOST);
-    while ((f = ht_recompress_shared_next(&x, &n))) {
+    ck_assert_uint_le(x.count, MOST);
+    while ((f = ht_owners_next(&x, &n))) {
         ck_assert_uint_eq(n, OWNERS);
         for (size_t k = 0; k < n; k++)
             ck_assert_uint_eq(f[k].index, k);
@@ -35,15 +36,15 @@ static unsigned round_of(struct ht_recompress_part *part, unsigned places)
         found[f->place]++;
         seen++;
     }
-    ck_assert(ht_recompress_shared_is_over(&x));
-    *part = ht_recompress_shared_then(&x);
-    ht_recompress_shared_end(&x);
+    ck_assert(ht_owners_are_over(&x));
+    *part = ht_owners_then(&x);
+    ht_owners_end(&x);
     return seen;
 }
 
 START_TEST(rounds_come_to_all_places)
 {
-    struct ht_recompress_part part = {0};
+    struct ht_owners_part part = {0};
     unsigned rounds = 0;
 
     ht_id_hash_fix();
@@ -62,7 +63,7 @@ END_TEST
 
 START_TEST(few_places_are_one_part_again)
 {
-    struct ht_recompress_part part = {0};
+    struct ht_owners_part part = {0};
 
     ht_id_hash_fix();
     (void)round_of(&part, PLACES);
@@ -77,44 +78,67 @@ END_TEST
 /* Work that is longer than a step: notes without order, then a place with very many owners. */
 START_TEST(very_many_owners_are_long_work)
 {
-    struct ht_recompress_shared x;
+    struct ht_owners x;
     size_t n;
 
-    ht_recompress_shared_begin(&x, (struct ht_recompress_part){0}, 4 * HT_OWNERS_LONG);
+    ht_owners_begin(&x, 4 * HT_OWNERS_LONG, 1);
     for (uint64_t i = 0; i < HT_OWNERS_LONG + 3; i++) {
-        ck_assert(!ht_recompress_shared_is_long(&x) || i > HT_OWNERS_LONG);
-        ck_assert_int_eq(ht_recompress_shared_note(&x, i < 2 ? i : 2, 1, i), 0);
+        ck_assert(!ht_owners_are_long(&x) || i > HT_OWNERS_LONG);
+        const struct ht_owner_found f = {.place = i < 2 ? i : 2, .oid = 1, .index = i};
+        ck_assert_int_eq(ht_owners_note(&x, &f), 0);
     }
     for (uint64_t place = 0; place < 3; place++) {
-        ck_assert_int_eq(ht_recompress_shared_is_long(&x), place != 1);
-        ck_assert_uint_eq(ht_recompress_shared_next(&x, &n)->place, place);
+        ck_assert_int_eq(ht_owners_are_long(&x), place != 1);
+        ck_assert_uint_eq(ht_owners_next(&x, &n)->place, place);
         ck_assert_uint_eq(n, place == 2 ? HT_OWNERS_LONG + 1 : 1);
     }
-    ck_assert(!ht_recompress_shared_is_long(&x));
-    ht_recompress_shared_end(&x);
+    ck_assert(!ht_owners_are_long(&x));
+    ht_owners_end(&x);
+}
+END_TEST
+
+/* The upper half of the groups leaves with its notes, and only the last group has a bound that holds. */
+START_TEST(groups_leave_until_there_is_room)
+{
+    struct ht_owners x;
+
+    ht_owners_begin(&x, 8, 8);
+    for (uint32_t i = 0; i < 100; i++) {
+        const struct ht_owner_found f = {.place = i, .oid = 1, .group = i % 8};
+        if (ht_owners_lack_room(&x, f.group))
+            ht_owners_make_room(&x);
+        ck_assert_int_eq(ht_owners_note(&x, &f), 0);
+    }
+    ck_assert_uint_eq(x.groups, 1);
+    ck_assert_uint_eq(x.count, 8);
+    for (uint32_t i = 0; i < 8; i++)
+        ck_assert_uint_eq(x.found[i].place, 8 * i);
+    ck_assert(!ht_owners_lack_room(&x, 0));
+    ht_owners_end(&x);
 }
 END_TEST
 
 START_TEST(nothing_was_found)
 {
-    struct ht_recompress_shared x;
+    struct ht_owners x;
     size_t n;
 
-    ht_recompress_shared_begin(&x, (struct ht_recompress_part){0}, MOST);
-    ck_assert_ptr_null(ht_recompress_shared_next(&x, &n));
-    ck_assert(ht_recompress_shared_is_over(&x));
-    ht_recompress_shared_end(&x);
+    ht_owners_begin(&x, MOST, 1);
+    ck_assert_ptr_null(ht_owners_next(&x, &n));
+    ck_assert(ht_owners_are_over(&x));
+    ht_owners_end(&x);
 }
 END_TEST
 
 int main(void)
 {
-    TCase *tc = tcase_create("recompress_shared");
+    TCase *tc = tcase_create("owners");
     Suite *suite = suite_create("engine");
 
     tcase_add_test(tc, rounds_come_to_all_places);
     tcase_add_test(tc, few_places_are_one_part_again);
     tcase_add_test(tc, very_many_owners_are_long_work);
+    tcase_add_test(tc, groups_leave_until_there_is_room);
     tcase_add_test(tc, nothing_was_found);
     suite_add_tcase(suite, tc);
     return run_all(suite);
