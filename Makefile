@@ -182,6 +182,8 @@ dir_umount.hitrain := mount-helpers/umount
 dir_hitrain-fsck := mount-helpers/fsck
 dir_hitrainctl := mount-helpers/ctl
 
+tools := $(wildcard mount-helpers/tools/*.py)
+
 HELPER_DIRS := $(filter-out fs/daemon,$(foreach p,$(PROGRAMS),$(dir_$(p))))
 # Low to high. A unit test of a layer is linked only with that layer and those before it.
 LAYERS := $(filter-out include/hitrain tests bench $(HELPER_DIRS),$(shell sed -n 's/^\([a-z][^:]*\):.*/\1/p' tests/lint/layers.conf))
@@ -273,10 +275,14 @@ say = $(if $(V),,@printf '  %-6s %s\n' $(1) $(2))
 # ---- rules ----
 
 .PHONY: all libs tests clients
-all: $(patsubst %,$(B)/bin/%,$(built_programs)) libs
+all: $(patsubst %,$(B)/bin/%,$(built_programs)) $(patsubst mount-helpers/%,$(B)/share/hitrain/%,$(tools)) libs
 libs: $(foreach d,$(LAYERS),$(call archive,$(d)))
 tests: $(test_programs) $(fuzz_programs) $(B)/tests/fuzz/seeds clients
 clients: $(client_programs) $(B)/bench/replay $(patsubst %,$(B)/%,$(bench_clients))
+
+# hitrainctl runs them from the folder beside its own.
+$(B)/share/hitrain/tools/%: mount-helpers/tools/%
+	@mkdir -p $(@D); cp $< $@
 
 # Rebuilds when the command has changed.
 flags_now := $(CC) | $(PREFIX) | $(CFLAGS_ALL) $(TEST_LEVEL) $(EXTRA_CFLAGS) | $(LDFLAGS_ALL) | $(FUSE_LIBS)
@@ -509,7 +515,8 @@ install: all
 	$(if $(filter umount.hitrain,$(in_sbin)),ln -sf umount.hitrain '$(DESTDIR)$(SBINDIR)/umount.fuse.hitrain')
 	$(if $(PYTHONDIR),$(MAKE) --no-print-directory install-client,@echo 'there is no $(PYTHON), so the PyTorch client is not installed')
 	$(foreach s,7 8,install -d '$(DESTDIR)$(MANDIR)/man$(s)' && install -m 644 $(filter %.$(s),$(man_pages)) '$(DESTDIR)$(MANDIR)/man$(s)' &&) :
-	install -d '$(DESTDIR)$(PREFIX)/share/hitrain'
+	install -d '$(DESTDIR)$(PREFIX)/share/hitrain/tools'
+	install -m 644 $(tools) '$(DESTDIR)$(PREFIX)/share/hitrain/tools'
 	install -m 644 mount-helpers/monitoring/grafana.json mount-helpers/monitoring/alerts.yaml '$(DESTDIR)$(PREFIX)/share/hitrain'
 
 install-client:

@@ -179,7 +179,7 @@ static void check_clock(struct ht_doctor *d)
     int state = adjtimex(&t);
 
     if (time(NULL) < RELEASED_S) {
-        ht_doctor_add(d, HT_DOCTOR_ERROR, "clock", "the clock is years behind: times of files and events are wrong");
+        ht_doctor_add(d, HT_DOCTOR_ERROR, "clock", "the clock is years slow: times of files and events are wrong");
         ht_doctor_remedy(d, "set the clock, and start a service that keeps it right (systemd-timesyncd, chrony)");
     } else if (state < 0 || state == TIME_ERROR) {
         ht_doctor_add(d, HT_DOCTOR_NOTE, "clock", "no service keeps the clock right");

@@ -67,7 +67,7 @@ GROUPS = {
     'messages': (['fs/*.c', 'optim/*.c', 'tiering/*.c', 'mount-helpers/*.c'], messages),
     'headers': (['include/*.h', 'tiering/*.h', 'optim/*.h', 'fs/*.h', 'mount-helpers/*.h'], c_comments),
     'comments': (['tiering/*.c', 'optim/*.c', 'fs/*.c', 'mount-helpers/*.c'], c_comments),
-    'client': (['optim/torch/*.py'], python_comments),
+    'client': (['optim/torch/*.py', 'mount-helpers/*.py'], python_comments),
     'tests': (['tests/*.c', 'tests/*.h', 'bench/*.c'], c_comments),
     'test scripts': (['tests/*.py', 'bench/*.py'], python_comments),
     'shell and make': (['*.sh', 'Makefile'], line_comments),

@@ -229,3 +229,25 @@ def test_where_it_cannot_be_written(store, tmp_path):
     done = run('hitrainctl', 'report', store.point, '-o', old, check=False)
     assert done.returncode == 1 and 'the daemon of this mount is gone' in done.stderr and old.read_text() == 'old'
     assert [p.name for p in tmp_path.iterdir()] == ['page']
+
+
+def test_without_python(store, tmp_path):
+    """And in a folder that has hitrainctl alone."""
+    (tmp_path / 'bin').mkdir()
+    alone = shutil.copy(BIN / 'hitrainctl', tmp_path / 'bin')
+    for program, search, words in ((BIN / 'hitrainctl', tmp_path, 'needs python3'), (alone, os.environ['PATH'], 'share/hitrain/tools')):
+        for args in ('report', store.point, '-o', '-'), ('plan', store.point):
+            done = subprocess.run([program, *args], env={'PATH': search}, capture_output=True, text=True, timeout=SECONDS_MAX)
+            assert done.returncode == 1 and words in done.stderr and args[0] in done.stderr and not done.stdout, done
+
+
+def test_a_pipe_that_ends(store):
+    """A reader may stop early, and a device may be full."""
+    full = subprocess.run([BIN / 'hitrainctl', 'report', store.point, '-o', '-'], stdout=open('/dev/full', 'w'), stderr=subprocess.PIPE,
+                          text=True, timeout=SECONDS_MAX)
+    assert full.returncode == 1 and full.stderr == 'hitrainctl: error: cannot write: No space left on device\n'
+    read, write = os.pipe()
+    os.close(read)
+    cut = subprocess.run([BIN / 'hitrainctl', 'plan', store.point], stdout=write, stderr=subprocess.PIPE, timeout=SECONDS_MAX)
+    os.close(write)
+    assert cut.returncode == -13 and not cut.stderr
