@@ -49,7 +49,7 @@ bool ht_features_name(const struct ht_store_features *f, enum ht_feature_effect 
 }
 
 /* The block device of a namespace; the device without the page cache, which may be older than the daemon's writes. */
-int ht_device_open_uncached(const char *path, uint64_t *out_bytes)
+static int open_uncached(const char *path, uint64_t *out_bytes)
 {
     char block[PATH_MAX];
     struct stat st;
@@ -113,7 +113,7 @@ int ht_features_read(const char *path, struct ht_store_features *out)
 {
     uint64_t bytes = 0;
     void *block;
-    int fd = ht_device_open_uncached(path, &bytes), rc;
+    int fd = open_uncached(path, &bytes), rc;
 
     if (fd < 0)
         return fd;

@@ -37,11 +37,6 @@ bool ht_features_name(const struct ht_store_features *f, enum ht_feature_effect 
  * -EMEDIUMTYPE: there is no store; -EUCLEAN: no copy is valid.
  */
 int ht_features_read(const char *path, struct ht_store_features *out) HT_MUST_CHECK;
-/*
- * A descriptor for reading the device or file of a store, with O_DIRECT where its file system has that, and its size.
- * -EINVAL: it is neither a device nor a regular file.
- */
-int ht_device_open_uncached(const char *path, uint64_t *out_bytes) HT_MUST_CHECK;
 /* Bits that this program does not know. */
 uint64_t ht_features_unknown(const struct ht_store_features *f, enum ht_feature_effect effect);
 

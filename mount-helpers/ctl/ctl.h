@@ -29,7 +29,6 @@ struct ht_cmd_options {
     const char *digest; /* verify: the expected one; send, follow: that of from; or NULL */
     const char *from;   /* send: the kept step that an incremental stream builds on; follow: that was copied; or NULL */
     const char *base;   /* receive: the model that keeps that step, or NULL */
-    bool write;         /* bench: with a scratch file */
     bool udev;          /* features: for udev */
     bool receive;       /* follow: the other side */
     const char *output; /* report: the page, or NULL */
@@ -55,8 +54,7 @@ int ht_cmd_top(const char *path, const struct ht_cmd_options *o);
 int ht_cmd_metrics(const char *path, const struct ht_cmd_options *o);
 int ht_cmd_features(const char *path, const struct ht_cmd_options *o);
 int ht_cmd_doctor(const char *path, const struct ht_cmd_options *o); /* path: NULL for the machine alone */
-int ht_cmd_bench(const char *path, const struct ht_cmd_options *o);
-int ht_cmd_size(const char *path, const struct ht_cmd_options *o); /* path: NULL */
+int ht_cmd_size(const char *path, const struct ht_cmd_options *o);   /* path: NULL */
 int ht_cmd_device(const char *path, const struct ht_cmd_options *o);
 int ht_cmd_prefetch(const char *path, const struct ht_cmd_options *o);
 int ht_cmd_evict(const char *path, const struct ht_cmd_options *o);

@@ -26,7 +26,6 @@ enum {
     OPT_DIGEST,
     OPT_FROM,
     OPT_BASE,
-    OPT_WRITE,
     OPT_OUTPUT,
     OPT_LOSS,
     OPT_UDEV,
@@ -111,11 +110,6 @@ static const struct command {
     {"doctor", "[PATH|DEVICE] [--json]", NULL, ht_cmd_doctor, OPTIONAL, OPT_BIT(OPT_JSON),
      "Checks this machine, and the mount or the device or file of a store, for what is slow or unsafe, and prints a remedy\n"
      "for each finding. Changes nothing. Exit status: 3 if the worst finding is a warning, 4 if it is an error.\n\n"},
-    {"bench", "PATH|DEVICE [--write] [--json]", NULL, ht_cmd_bench, ONE, OPT_BIT(OPT_JSON) | OPT_BIT(OPT_WRITE),
-     "Measures for some seconds how fast memory, the devices of a store, and reads through its mount are, and prints how\n"
-     "much of their ceiling these reads reach. DEVICE is a device or file, mounted or not. Changes nothing, but --write\n"
-     "measures with a scratch file in the directory PATH, and removes it. Other work lowers the figures.\n\n"
-     "  --write          also write: at most 256 MiB, and at most a quarter of the available space\n"},
     {"device", "PATH [--json]", NULL, ht_cmd_device, ONE, OPT_BIT(OPT_JSON),
      "Prints the devices of the store that PATH lies on: size, used space, health, copy of the log,\n"
      "and how many requests succeeded and failed.\n\n"},
@@ -261,7 +255,6 @@ static const struct option words[] = {
     {"digest", required_argument, NULL, OPT_DIGEST},
     {"from", required_argument, NULL, OPT_FROM},
     {"base", required_argument, NULL, OPT_BASE},
-    {"write", no_argument, NULL, OPT_WRITE},
     {"output", required_argument, NULL, OPT_OUTPUT},
     {"loss", required_argument, NULL, OPT_LOSS},
     {"udev", no_argument, NULL, OPT_UDEV},
@@ -365,8 +358,6 @@ static bool *flag_of(int option, struct ht_cmd_options *o)
         return &o->async;
     case OPT_FULL:
         return &o->full;
-    case OPT_WRITE:
-        return &o->write;
     case OPT_UDEV:
         return &o->udev;
     case OPT_RECEIVE:
