@@ -705,9 +705,10 @@ int ht_opt_redo_replay(struct ht_root *root)
                       "step %llu cannot be computed again from its gradients: %s; nothing of this model can be read or "
                       "changed: %s",
                       (ull)step, strerror(-rc),
-                      rc == -ENOSPC ? "delete other files and mount again"
-                                    : "mount again; if that fails, too, hitrain-fsck -y goes back to a step before it, and "
-                                      "hitrainctl rollback to a kept one");
+                      rc == -ENOSPC
+                          ? "delete other files and mount again"
+                          : "mount again; if that fails, too, hitrain-fsck -y goes back to a step before it, and "
+                            "hitrainctl rollback to a kept one");
     lock(root->o);
     root->redo.replaying = false;
     root->redo.failed = rc;
