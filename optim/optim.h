@@ -327,6 +327,8 @@ struct ht_optim_redo_check {
     uint64_t coded, sections; /* out: of these, summaries of HT_REDO_VERSION_CODED and HT_REDO_VERSION_SECTIONS */
 };
 int ht_optim_redo_check(struct ht_optim *o, struct ht_optim_redo_check *check) HT_MUST_CHECK;
+/* For fsck, after that check: bytes of space that a mount lacks to compute them again. */
+uint64_t ht_optim_redo_lacks(struct ht_optim *o);
 /* For fsck: forgets the last logged step without a record, if its number is at least step. Its object; 0: none. */
 uint64_t ht_optim_redo_cut(struct ht_optim *o, uint64_t root, uint64_t step);
 /* For fsck: problems that were found when the log had been read, and taken out. Returns how many. */

@@ -108,6 +108,7 @@ static void summary_json(struct ht_fsck *f, int status)
     ht_json_u64(j, "missing_chunks", f->missing_chunks);
     ht_json_u64(j, "stored_bytes", f->stored_bytes);
     ht_json_u64(j, "verified_bytes", f->verified_bytes);
+    ht_json_u64(j, "replay_lacks_bytes", f->replay_lacks_bytes);
     ht_json_u64(j, "log_frames", f->log.frames);
     ht_json_u64(j, "log_records", f->log.records);
     ht_json_end(j);
@@ -149,6 +150,9 @@ static void summary_text(struct ht_fsck *f, const char *name)
                 problems - repaired);
     if (f->problems != 0)
         fprintf(f->out, "%s\n", f->failed ? ", and not everything could be checked" : "");
+    else if (f->replay_lacks_bytes != 0)
+        fprintf(f->out, "%s: a mount may wait until %llu bytes more are free, to compute logged steps again\n", name,
+                (unsigned long long)f->replay_lacks_bytes);
 }
 
 void ht_fsck_summary(struct ht_fsck *f, const char *name, int status)

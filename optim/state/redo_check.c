@@ -57,6 +57,7 @@ static const char *check_param(struct redo_check *w, uint64_t i) HT_REQUIRES(HT_
                         want.grad_dtype))
         return "a parameter is not as this step found it";
     w->param[i] = p;
+    p->redo_g_bytes = (uint8_t)ht_max_u64(p->redo_g_bytes, w->shape[i].g_bytes);
     return NULL;
 }
 

@@ -20,6 +20,7 @@
 #include "optim/state/context.h"
 #include "optim/state/param.h"
 #include "optim/state/redo.h"
+#include "optim/state/range.h"
 #include "optim/state/root.h"
 
 /*
@@ -184,6 +185,45 @@ void ht_opt_redo_set_all_aside(struct ht_optim *o)
 {
     ht_list_for_each(pos, &o->roots)
         ht_opt_redo_set_aside(ht_list_entry(pos, struct ht_root, all));
+}
+
+/* -------------------------------------------------------------------- fsck */
+
+static uint64_t rewrite_bytes(const struct ht_param *p, uint64_t oid, uint64_t size) HT_REQUIRES(HT_LOCK_OPTIM)
+{
+    struct ht_obj *obj = ht_obj_get(p->o->store, oid);
+    uint64_t bytes = obj ? ht_obj_rewrite_bytes(obj, size) : 0;
+
+    ht_obj_put(obj);
+    return bytes;
+}
+
+/* As much as ht_opt_rewrites_reserve takes at a mount, and its largest logged gradient, which is in no place yet. */
+static uint64_t mount_bytes(const struct ht_param *p) HT_REQUIRES(HT_LOCK_OPTIM)
+{
+    uint64_t bytes = 2 * ht_round_up(ht_div_up(p->cur.elements * p->redo_g_bytes, 2), HT_BLOCK_BYTES);
+    struct ht_param_shape shape;
+
+    bytes += rewrite_bytes(p, p->oid, p->cur.elements * ht_dtype_trained_bytes(p->cur.dtype));
+    for (unsigned i = 0; i < p->cur.layout.count && !ht_opt_state_shape(p, &shape); i++)
+        bytes += rewrite_bytes(p, p->cur.oid[i], ht_opt_state_bytes(&shape, p->cur.layout.kind[i]));
+    return bytes;
+}
+
+uint64_t ht_optim_redo_lacks(struct ht_optim *o)
+{
+    uint64_t bytes = 0, free = ht_store_available(o->store);
+    bool any = false;
+
+    lock(o);
+    ht_list_for_each(pos, &o->params) {
+        const struct ht_param *p = ht_list_entry(pos, struct ht_param, all);
+        bool settles = p->cur.exists && !p->root->frozen;
+        bytes += settles ? mount_bytes(p) : 0;
+        any |= settles && p->redo_g_bytes;
+    }
+    unlock(o);
+    return any && bytes > free ? bytes - free : 0;
 }
 
 /* ------------------------------------------------------------------ object */

@@ -238,6 +238,8 @@ void ht_obj_unprotect(struct ht_obj *obj);
 int ht_obj_rewrite_reserve(struct ht_obj *obj, uint64_t size) HT_MUST_CHECK;
 /* The same, and takes space that is set aside first: *bytes is how much it may take, and then what it left. */
 int ht_obj_rewrite_reserve_aside(struct ht_obj *obj, uint64_t size, uint64_t *bytes) HT_MUST_CHECK;
+/* How much space the promise takes where none is reserved yet. */
+uint64_t ht_obj_rewrite_bytes(struct ht_obj *obj, uint64_t size);
 /*
  * From now on changes of the object through batch pins can be computed again, so a commit may leave them out
  * (ht_scope_commit_rest). edited: it may have been changed otherwise since its last publication; without effect if the

@@ -71,20 +71,25 @@ static int reserve_from(struct ht_store *s, uint64_t blocks, uint64_t *aside) HT
     return 0;
 }
 
+/* Shared space does not come back when it is rewritten. */
+static uint64_t blocks_to_reserve(const struct ht_obj *o, uint64_t blocks) HT_REQUIRES(HT_LOCK_STORE)
+{
+    uint64_t stored = ht_obj_stored_blocks(o) - ht_obj_shared_blocks(o);
+
+    return 2 * blocks > stored && blocks ? 2 * blocks - stored : 0;
+}
+
 static int set_reserve(struct ht_obj *o, uint64_t size, struct ht_slice *slice, uint64_t *aside)
     HT_REQUIRES(HT_LOCK_STORE)
 {
     struct ht_store *s = o->s;
-    uint64_t tail = size & (ht_obj_bytes_per_chunk(o) - 1);
-    uint64_t blocks = (size - tail) / HT_BLOCK_BYTES + ht_div_up(tail, HT_BLOCK_BYTES);
+    uint64_t blocks = ht_div_up(size, HT_BLOCK_BYTES); /* chunks are whole blocks */
     uint64_t was = o->extra->rewrite_reserve_blocks;
     int rc = size ? ht_obj_need_extra(o) : 0;
 
     if (!rc && blocks < was)
         rc = shrink(o, blocks, slice);
-    uint64_t stored =
-        ht_obj_stored_blocks(o) - ht_obj_shared_blocks(o); /* shared space does not come back when it is rewritten */
-    uint64_t want = size && 2 * blocks > stored ? 2 * blocks - stored : 0;
+    uint64_t want = blocks_to_reserve(o, blocks);
     if (!rc && want > o->extra->rewrite_reserve_left)
         rc = reserve_from(s, want - o->extra->rewrite_reserve_left, aside);
     else if (!rc)
@@ -124,6 +129,14 @@ int ht_obj_rewrite_reserve(struct ht_obj *o, uint64_t size)
     uint64_t none = 0;
 
     return ht_obj_rewrite_reserve_aside(o, size, &none);
+}
+
+uint64_t ht_obj_rewrite_bytes(struct ht_obj *o, uint64_t size)
+{
+    ht_store_lock(o->s);
+    uint64_t blocks = blocks_to_reserve(o, ht_div_up(size, HT_BLOCK_BYTES));
+    ht_store_unlock(o->s);
+    return blocks * HT_BLOCK_BYTES;
 }
 
 void ht_obj_end_rewrite_reserve(struct ht_obj *o)

@@ -10,10 +10,15 @@
 #include <stdio.h>
 #include <stdlib.h>
 
+#include "optim/state/context.h"
+#include "optim/state/param.h"
+#include "optim/state/redo.h"
 #include "tests/support/dev.h"
 #include "tests/support/fsck_scenario.h"
 #include "tests/support/states.h"
 #include "tests/support/suite.h"
+#include "tiering/api/object.h"
+#include "tiering/api/stats.h"
 
 enum { PAIRS = 20, PAIRS_LONG = 1500, LOGS = 30, LOGS_LONG = 3000, READS_MAX = 200 };
 
@@ -142,6 +147,87 @@ START_TEST(a_chunk_that_logged_steps_need_is_not_lost_without_them)
     ck_assert_int_eq(fsck_scenario_fsck(HT_FSCK_CHECK, false), HT_FSCK_LEFT);
     ck_assert(strstr(fsck_scenario_text, "REF-RANGE") && strstr(fsck_scenario_text, step));
     harness_free(&fsck_scenario);
+}
+END_TEST
+
+static void log_steps(const struct damage_ids *ids)
+{
+    const struct harness_param w_param = {"w", "f32", 700};
+    struct ht_root_stat st;
+
+    harness_set_word(&fsck_scenario, ids->model, "user.hitrain.optimizer", "adamw lr=0.01 redo=on durable_every=100");
+    for (uint64_t step = 3; step <= 5; step++) {
+        harness_gradient(&fsck_scenario, ids->model, &w_param, step);
+        ck_assert_int_eq(ht_optim_commit(fsck_scenario.optim, ids->model), 0);
+    }
+    ck_assert_int_eq(ht_optim_root_stat(fsck_scenario.optim, ids->model, &st), 0);
+    ck_assert_uint_gt(st.logged_steps, 0);
+}
+
+/* As after a program that does not reserve what a replay needs. */
+static void lose_reservations(struct ht_optim *o)
+{
+    lock(o);
+    ht_list_for_each(pos, &o->params) {
+        const struct ht_param *p = ht_list_entry(pos, struct ht_param, all);
+        for (unsigned i = 0; i < HT_STATES_MAX; i++)
+            ck_assert_int_eq(p->state[i] ? ht_obj_rewrite_reserve(p->state[i], 0) : 0, 0);
+        ck_assert_int_eq(p->obj ? ht_obj_rewrite_reserve(p->obj, 0) : 0, 0);
+        ck_assert_int_eq(p->grad ? ht_obj_rewrite_reserve(p->grad, 0) : 0, 0);
+    }
+    (void)ht_opt_redo_yield_aside(o);
+    unlock(o);
+}
+
+/* So many bytes of space stay free, of the blocks that content may have. */
+static void fill_but(uint64_t bytes)
+{
+    uint64_t ino = harness_make(&fsck_scenario, HT_NS_ROOT_INO, "ballast"), left;
+    uint8_t block[HT_BLOCK_BYTES] = {1};
+
+    for (uint64_t at = 0; (left = ht_store_available(fsck_scenario.store)) > bytes; at += sizeof(block)) {
+        memcpy(block, &at, sizeof(at)); /* no block is stored twice */
+        ck_assert_int_eq(harness_write(&fsck_scenario, ino, at, block, sizeof(block)), 0);
+    }
+    ck_assert_int_eq(ht_store_commit(fsck_scenario.store), 0);
+}
+
+static uint64_t lacking(void)
+{
+    const char *said = strstr(fsck_scenario_text, "a mount may wait until ");
+
+    return said ? strtoull(said + strlen("a mount may wait until "), NULL, 10) : 0;
+}
+
+static void crash_and_check(unsigned run)
+{
+    ck_assert_int_eq(harness_close(&fsck_scenario, false), 0);
+    int status = fsck_scenario_fsck(HT_FSCK_CHECK, false);
+    add_line("exit %zu\n", (size_t)status, 0, 0);
+    compare_text("REDO-SPACE", run);
+}
+
+/* It is told how much a mount lacks for its replay; with exactly that the mount computes the steps again. */
+START_TEST(space_that_a_replay_lacks_is_told)
+{
+    uint64_t left = 0;
+
+    for (unsigned run = 1; run <= 2; run++) {
+        fsck_scenario_begin(1);
+        ck_assert_int_eq(harness_open(&fsck_scenario, 2), 0);
+        log_steps(&fsck_scenario_stores[0].ids);
+        lose_reservations(fsck_scenario.optim);
+        fill_but(left);
+        crash_and_check(run);
+        ck_assert_int_eq(lacking() > 0, run == 1);
+        left += lacking();
+        if (run == 2) { /* this would wait without space */
+            ck_assert_int_eq(harness_open(&fsck_scenario, 2), 0);
+            ht_optim_recovered(fsck_scenario.optim);
+            ck_assert_int_eq(harness_close(&fsck_scenario, false), 0);
+        }
+        harness_free(&fsck_scenario);
+    }
 }
 END_TEST
 
@@ -464,6 +550,7 @@ int main(void)
     tcase_set_timeout(t, 600);
     tcase_add_loop_test(t, each_problem_is_told_and_repaired_and_then_there_is_none, 0, (int)damage_count);
     tcase_add_test(t, every_code_has_a_case);
+    tcase_add_test(t, space_that_a_replay_lacks_is_told);
     tcase_add_test(t, checking_and_preening_agree_on_a_log_that_is_whole_in_two_halves);
     tcase_add_test(t, preening_keeps_what_reads_wrong_today);
     tcase_add_test(t, json_says_of_each_problem_whether_it_was_repaired);
