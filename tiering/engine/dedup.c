@@ -38,7 +38,6 @@
 #include "tiering/engine/engine_priv.h"
 #include "tiering/engine/walk.h"
 
-#define RATE_BYTES_DEFAULT (64 * HT_MIB)
 #define MS UINT64_C(1000000)
 #define STEP_BYTES HT_MIB /* compared */
 
@@ -50,7 +49,6 @@ enum {
     COMMIT_MS_DEFAULT = 5000,
     SETTLE_COMMITS = 2, /* periods of the commit timer that content stays unchanged before it is compared */
     PASS_COMMITS = 2,   /* that lie between two passes at least */
-    PASS_SHARE = 50,    /* and so many times what the walk took */
     ZEROS = 8,          /* sizes of chunks */
     INDEX_SHARE = 64,   /* of dram */
 };
@@ -78,16 +76,6 @@ struct ht_dedup_pass {
     uint64_t settle_ns, memory_bytes;
     bool skipped;
 };
-
-bool ht_dedup_is_on(const struct ht_store *s)
-{
-    return s->opts.dedup && !s->opts.read_only;
-}
-
-uint64_t ht_dedup_rate_bytes(const struct ht_store *s)
-{
-    return s->opts.background_rate_bytes ? s->opts.background_rate_bytes : RATE_BYTES_DEFAULT;
-}
 
 static uint64_t commit_ns(const struct ht_store *s)
 {
@@ -358,7 +346,7 @@ static void end_pass(struct ht_store *s, struct ht_dedup *d)
 
     d->again |= p->skipped;
     d->part = p->index.part + 1 < p->index.parts ? p->index.part + 1 : 0;
-    d->next_ns = ht_now_ns() + ht_max_u64(d->part ? 0 : PASS_COMMITS * commit_ns(s), (uint64_t)PASS_SHARE * p->walk.ns);
+    d->next_ns = ht_walk_next_ns(&p->walk, d->part ? 0 : PASS_COMMITS * commit_ns(s));
     if (!d->part)
         d->figures.passes++;
     d->pass = NULL;

@@ -76,8 +76,6 @@ int ht_dedup_compare(struct ht_store *s, const struct ht_dedup_pair *pair, struc
 /* Shares these in one transaction, and empties `same`. How many have changed meanwhile; -ENOMEM, or the log's error. */
 int ht_dedup_share(struct ht_store *s, struct ht_dedup_same *same) HT_EXCLUDES(HT_LOCK_STORE) HT_MUST_CHECK;
 
-bool ht_dedup_is_on(const struct ht_store *s);
-uint64_t ht_dedup_rate_bytes(const struct ht_store *s);
 void ht_dedup_end(struct ht_dedup *d); /* its memory; no step runs */
 extern const struct ht_engine_type ht_dedup_engine;
 

@@ -4,8 +4,6 @@
 #include "tiering/object/context.h"
 #include "tiering/engine/engine_priv.h"
 
-#define RATE_BYTES_DEFAULT (64 * HT_MIB)
-
 enum { PAUSE_MS = 1000 };
 
 static const struct ht_digest_client *client_of(struct ht_store *s)
@@ -43,11 +41,6 @@ const struct ht_engine_type ht_digest_engine = {
     .figures = HT_DIGEST_FIGURES,
     .values = values,
 };
-
-uint64_t ht_digest_rate_bytes(const struct ht_store *s)
-{
-    return s->opts.background_rate_bytes ? s->opts.background_rate_bytes : RATE_BYTES_DEFAULT;
-}
 
 void ht_store_begin_digest(struct ht_store *s, const struct ht_digest_client *client)
 {

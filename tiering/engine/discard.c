@@ -226,11 +226,6 @@ const struct ht_engine_type ht_discard_engine = {
     .values = values,
 };
 
-bool ht_discard_is_on(const struct ht_store *s)
-{
-    return s->opts.discard && !s->opts.read_only;
-}
-
 /* ------------------------------------------------------------------ trim */
 
 int ht_store_trim(struct ht_store *s, uint64_t *out_bytes)

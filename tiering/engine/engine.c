@@ -11,6 +11,9 @@
 #include "tiering/data/health.h"
 #include "tiering/engine/engine_priv.h"
 
+#define RATE_BYTES (64 * HT_MIB)
+#define RECOMPRESS_RATE_BYTES (256 * HT_MIB)
+
 enum { CHECKPOINT_PAUSE_MS = 100 };
 
 /* ------------------------------------------------------------ small engines */
@@ -104,12 +107,43 @@ static const struct ht_lane_config lanes[HT_ENGINE_LANES] = {
                             .short_steps = true},
 };
 
+static uint64_t usual_rate(const struct ht_store_opts *o)
+{
+    return o->background_rate_bytes ? o->background_rate_bytes : RATE_BYTES;
+}
+
+static uint64_t scrub_rate(const struct ht_store_opts *o)
+{
+    return o->scrub_rate_bytes ? o->scrub_rate_bytes : RATE_BYTES;
+}
+
+static uint64_t recompress_rate(const struct ht_store_opts *o)
+{
+    (void)o;
+    return RECOMPRESS_RATE_BYTES;
+}
+
+static bool is_dedup_on(const struct ht_store_opts *o)
+{
+    return o->dedup && !o->read_only;
+}
+
+static bool is_compact_on(const struct ht_store_opts *o)
+{
+    return o->compact && !o->read_only;
+}
+
+static bool is_discard_on(const struct ht_store_opts *o)
+{
+    return o->discard && !o->read_only;
+}
+
 /* All but writeback, of which each NUMA node has one. */
 static const struct {
     const struct ht_engine_type *type;
     enum ht_lane_id lane;
-    uint64_t (*rate_bytes)(const struct ht_store *s); /* a second; NULL: not paced */
-    bool (*is_on)(const struct ht_store *s); /* by the options; it begins at the mount. NULL: when it is woken */
+    uint64_t (*rate_bytes)(const struct ht_store_opts *o); /* a second; NULL: not paced */
+    bool (*is_on)(const struct ht_store_opts *o); /* by the options; it begins at the mount. NULL: when it is woken */
 } engines[HT_ENGINES] = {
     [HT_ENGINE_COMMIT] = {&ht_commit_engine, HT_LANE_COMMIT},
     [HT_ENGINE_CHECKPOINT] = {&checkpoint_engine, HT_LANE_CHECKPOINT},
@@ -117,12 +151,12 @@ static const struct {
     [HT_ENGINE_CLEANING] = {&ht_cleaning_engine, HT_LANE_CLEANING},
     [HT_ENGINE_READAHEAD] = {&ht_readahead_engine, HT_LANE_READAHEAD},
     [HT_ENGINE_PLANNER] = {&ht_planner_engine, HT_LANE_PLANNER},
-    [HT_ENGINE_SCRUB] = {&ht_scrub_engine, HT_LANE_BACKGROUND, ht_scrub_rate_bytes},
-    [HT_ENGINE_DISCARD] = {&ht_discard_engine, HT_LANE_BACKGROUND, NULL, ht_discard_is_on},
-    [HT_ENGINE_DEDUP] = {&ht_dedup_engine, HT_LANE_BACKGROUND, ht_dedup_rate_bytes, ht_dedup_is_on},
-    [HT_ENGINE_RECOMPRESS] = {&ht_recompress_engine, HT_LANE_BACKGROUND, ht_recompress_rate_bytes},
-    [HT_ENGINE_COMPACT] = {&ht_compact_engine, HT_LANE_BACKGROUND, ht_compact_rate_bytes, ht_compact_is_on},
-    [HT_ENGINE_DIGEST] = {&ht_digest_engine, HT_LANE_BACKGROUND, ht_digest_rate_bytes},
+    [HT_ENGINE_SCRUB] = {&ht_scrub_engine, HT_LANE_BACKGROUND, scrub_rate},
+    [HT_ENGINE_DISCARD] = {&ht_discard_engine, HT_LANE_BACKGROUND, NULL, is_discard_on},
+    [HT_ENGINE_DEDUP] = {&ht_dedup_engine, HT_LANE_BACKGROUND, usual_rate, is_dedup_on},
+    [HT_ENGINE_RECOMPRESS] = {&ht_recompress_engine, HT_LANE_BACKGROUND, recompress_rate},
+    [HT_ENGINE_COMPACT] = {&ht_compact_engine, HT_LANE_BACKGROUND, usual_rate, is_compact_on},
+    [HT_ENGINE_DIGEST] = {&ht_digest_engine, HT_LANE_BACKGROUND, usual_rate},
 };
 
 int ht_engine_setup(struct ht_store *s)
@@ -148,8 +182,8 @@ int ht_engine_setup(struct ht_store *s)
     }
     for (unsigned i = 0; i < HT_ENGINES; i++) {
         ht_lane_add(&e->lane[engines[i].lane], &e->row[i], engines[i].type, s,
-                    engines[i].rate_bytes ? engines[i].rate_bytes(s) : 0);
-        if (engines[i].is_on && !engines[i].is_on(s))
+                    engines[i].rate_bytes ? engines[i].rate_bytes(&s->opts) : 0);
+        if (engines[i].is_on && !engines[i].is_on(&s->opts))
             ht_row_off(&e->row[i]);
     }
     s->engine = e;
@@ -243,7 +277,7 @@ int ht_engine_start(struct ht_store *s)
     int rc = 0;
 
     ht_store_lock(s);
-    ht_alloc_note_freed(s->alloc, ht_discard_is_on(s));
+    ht_alloc_note_freed(s->alloc, is_discard_on(&s->opts));
     ht_store_unlock(s);
     if (s->opts.no_threads)
         return 0;
@@ -254,7 +288,7 @@ int ht_engine_start(struct ht_store *s)
     for (unsigned i = 0; !rc && i < HT_ENGINE_LANES; i++)
         rc = lanes[i].on_demand ? 0 : ht_lane_start(&e->lane[i]);
     for (unsigned i = 0; !rc && i < HT_ENGINES; i++)
-        rc = engines[i].is_on && engines[i].is_on(s) ? ht_row_wake(&e->row[i]) : 0;
+        rc = engines[i].is_on && engines[i].is_on(&s->opts) ? ht_row_wake(&e->row[i]) : 0;
     if (rc)
         ht_engine_stop(s);
     return rc;

@@ -158,9 +158,6 @@ uint64_t ht_next_use_look_ns(struct ht_store *s) HT_REQUIRES(HT_LOCK_STORE);
 
 void ht_scrub_init(struct ht_scrub *c);
 void ht_scrub_destroy(struct ht_scrub *c);
-uint64_t ht_scrub_rate_bytes(const struct ht_store *s);
-bool ht_discard_is_on(const struct ht_store *s);
-uint64_t ht_digest_rate_bytes(const struct ht_store *s);
 
 /* ------------------------------------------------------------- writeback */
 

@@ -36,28 +36,16 @@
 #include "tiering/engine/engine_priv.h"
 #include "tiering/engine/move_batch.h"
 
-#define RATE_BYTES_DEFAULT (64 * HT_MIB)
 #define MS UINT64_C(1000000)
 
 enum {
     SLICE_CHUNKS = 256,
     PAUSE_MS = 1000,
-    WALK_SHARE = 50,  /* between batches, at least so many times what the walk took */
     PERIOD_MS = 1000, /* between passes */
     VAIN_MS = 30000,  /* after one that gained little; twice as long after the next one */
     VAIN_MS_MAX = 3600000,
     VAIN_GROUPS = 16, /* with so many more sparse groups than twice those that it left it is worth another one */
 };
-
-bool ht_compact_is_on(const struct ht_store *s)
-{
-    return s->opts.compact && !s->opts.read_only;
-}
-
-uint64_t ht_compact_rate_bytes(const struct ht_store *s)
-{
-    return s->opts.background_rate_bytes ? s->opts.background_rate_bytes : RATE_BYTES_DEFAULT;
-}
 
 /* ----------------------------------------------------------------- choosing */
 
@@ -310,7 +298,7 @@ static bool begin_pass(struct ht_store *s, struct ht_compaction *c, uint64_t *ou
 
 static void end_batch(struct ht_store *s, struct ht_compaction *c)
 {
-    c->next_ns = ht_now_ns() + WALK_SHARE * c->batch->walk.ns;
+    c->next_ns = ht_walk_next_ns(&c->batch->walk, 0);
     c->in_pass |= is_cut(c->batch, &c->device, &c->group);
     ht_move_open_all(c->batch);
     free_batch(c->batch);

@@ -30,8 +30,6 @@ struct ht_compaction {
     uint64_t pass_left;                /* sparse groups when it ended */
 };
 
-bool ht_compact_is_on(const struct ht_store *s);
-uint64_t ht_compact_rate_bytes(const struct ht_store *s);
 void ht_compact_end(struct ht_compaction *c); /* its memory; no step runs */
 extern const struct ht_engine_type ht_compact_engine;
 

@@ -40,7 +40,6 @@
 #include "tiering/engine/walk.h"
 
 #define AFTER_MS_DEFAULT 60000u
-#define RATE_BYTES (256 * HT_MIB)
 
 enum {
     FAILED_PAUSE_MS = 1000,
@@ -64,12 +63,6 @@ struct ht_recompress_round {
     struct ht_move found;
     unsigned owners_cap;
 };
-
-uint64_t ht_recompress_rate_bytes(const struct ht_store *s)
-{
-    (void)s;
-    return RATE_BYTES;
-}
 
 /* ----------------------------------------------------------------- a round */
 
@@ -379,9 +372,9 @@ static enum ht_step step(void *ctx, struct ht_budget *b)
         return HT_STEP_BLOCKED;
     if (go_on(c->round, b) > 0)
         return HT_STEP_WORKED;
+    b->at_ns = c->next_ns = ht_walk_next_ns(&c->round->walk, after_ns(s));
     int rc = round_end(c->round);
     (void)rc; /* the next round tries again */
-    b->at_ns = c->next_ns = ht_now_ns() + after_ns(s);
     return HT_STEP_IDLE;
 }
 

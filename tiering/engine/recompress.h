@@ -28,7 +28,6 @@ struct ht_recompress {
 };
 
 extern const struct ht_engine_type ht_recompress_engine;
-uint64_t ht_recompress_rate_bytes(const struct ht_store *s);
 uint64_t ht_recompress_bytes(const struct ht_recompress *c); /* heap */
 /* Gives back the space of frames that wait. No step runs; also as a part of one. */
 void ht_recompress_stop(struct ht_recompress *c) HT_EXCLUDES(HT_LOCK_STORE);

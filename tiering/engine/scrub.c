@@ -41,8 +41,6 @@
 #include "tiering/engine/owners.h"
 #include "tiering/engine/scrub_chunk.h"
 
-#define RATE_BYTES_DEFAULT (64 * HT_MIB)
-
 enum {
     LOG_PAUSE_MS = 100,
     REASON_BYTES = 128,
@@ -72,11 +70,6 @@ struct ht_scrub_run {
     } later;
     struct ht_permit permit;
 };
-
-uint64_t ht_scrub_rate_bytes(const struct ht_store *s)
-{
-    return s->opts.scrub_rate_bytes ? s->opts.scrub_rate_bytes : RATE_BYTES_DEFAULT;
-}
 
 /* Before a request that holds nothing; the run gives the permit back after it. */
 static void get_permit(struct ht_scrub_run *r, struct ht_dev *dev, uint32_t bytes)

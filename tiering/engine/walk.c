@@ -11,6 +11,8 @@
 
 #define REST_NS_MAX UINT64_C(1000000)
 
+enum { REST_SHARE = 50 }; /* between walks, at least so many times what the last one took */
+
 int ht_walk_begin(struct ht_walk *w, struct ht_store *s)
 {
     *w = (struct ht_walk){.s = s};
@@ -31,6 +33,11 @@ bool ht_walk_is_over(const struct ht_walk *w)
 uint64_t ht_walk_bytes(const struct ht_walk *w)
 {
     return w->count * sizeof(*w->oids);
+}
+
+uint64_t ht_walk_next_ns(const struct ht_walk *w, uint64_t period_ns)
+{
+    return ht_now_ns() + ht_max_u64(period_ns, REST_SHARE * w->ns);
 }
 
 static void next_object(struct ht_walk *w, unsigned *left)

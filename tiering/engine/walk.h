@@ -48,6 +48,8 @@ int ht_walk_begin(struct ht_walk *w, struct ht_store *s) HT_MUST_CHECK;
 void ht_walk_end(struct ht_walk *w); /* also of one that never began */
 bool ht_walk_is_over(const struct ht_walk *w);
 uint64_t ht_walk_bytes(const struct ht_walk *w); /* heap */
+/* When the next walk may begin: after so long, and after many times what this one took. */
+uint64_t ht_walk_next_ns(const struct ht_walk *w, uint64_t period_ns);
 /* At most so many chunks, or objects. 0, or the error of the visitor. */
 int ht_walk_slice(struct ht_walk *w, const struct ht_walk_visitor *v, void *ctx, unsigned chunks)
     HT_EXCLUDES(HT_LOCK_STORE) HT_MUST_CHECK;
