@@ -23,11 +23,12 @@ struct ht_obj_extra {
     struct ht_shm *shm;
     uint64_t rewrite_reserve_blocks, rewrite_reserve_left, prealloc_blocks;
     uint64_t shared_blocks; /* of references with the bit shared; an object without an extra has one chunk to ask */
-    uint8_t height;         /* nodes above a leaf */
-    bool may_be_dirty;      /* its content may have been changed by programs without a call */
-    bool shm_reserve;       /* the rewrite reserve is for stores to shared memory: no caller wanted it */
-    bool derived;           /* changes through batch pins can be computed again */
-    bool edited;            /* derived, and maybe changed otherwise since it was published */
+    uint64_t tables_promised_bytes;
+    uint8_t height;    /* nodes above a leaf */
+    bool may_be_dirty; /* its content may have been changed by programs without a call */
+    bool shm_reserve;  /* the rewrite reserve is for stores to shared memory: no caller wanted it */
+    bool derived;      /* changes through batch pins can be computed again */
+    bool edited;       /* derived, and maybe changed otherwise since it was published */
 };
 
 /* Three lines of a cache for a file of one chunk. Numbers of blocks have 40 bits: 4 PiB. */
@@ -82,10 +83,11 @@ struct ht_objects {
     struct ht_pool pool;     /* their memory */
     struct ht_buckets table; /* hash by number */
     size_t count;
-    uint64_t chunks, lost_chunks; /* published */
-    uint64_t tables_bytes;        /* heap of leaves and nodes */
-    uint64_t tables_bytes_max;
-    bool tables_full;           /* the last call that wanted more of these bytes was refused */
+    uint64_t chunks, lost_chunks;                        /* published */
+    uint64_t tables_bytes;                               /* heap of leaves and nodes */
+    uint64_t tables_bytes_max;                           /* for calls that ask: chunk.h */
+    uint64_t tables_promised_bytes, tables_promised_max; /* to objects with a rewrite reserve */
+    bool tables_full;                                    /* the last call that wanted more of these bytes was refused */
     uint64_t superseded_blocks; /* that the publication of scope 0 makes free, as far as it is on devices */
     uint64_t aside_blocks;      /* set aside for objects to come: a part of what the allocator has reserved */
     uint64_t meta_bytes;        /* heap of objects, chunks, refcounts and scopes */

@@ -87,6 +87,8 @@ static int set_reserve(struct ht_obj *o, uint64_t size, struct ht_slice *slice, 
     uint64_t was = o->extra->rewrite_reserve_blocks;
     int rc = size ? ht_obj_need_extra(o) : 0;
 
+    if (!rc && blocks > was)
+        rc = ht_chunk_promise_table(o, size);
     if (!rc && blocks < was)
         rc = shrink(o, blocks, slice);
     uint64_t want = blocks_to_reserve(o, blocks);
@@ -98,8 +100,9 @@ static int set_reserve(struct ht_obj *o, uint64_t size, struct ht_slice *slice, 
         return rc;
     struct ht_obj_extra *x = ht_obj_extra(o);
     x->rewrite_reserve_blocks = rc ? was : blocks;
-    if (rc)
-        return rc;
+    int none = ht_chunk_promise_table(o, ht_rewrite_reserve_bytes(o, x->rewrite_reserve_blocks)); /* not more */
+    if (rc || none)
+        return rc ? rc : none;
     x->rewrite_reserve_left = want;
     x->shm_reserve = false; /* it is the caller's now */
     return 0;
@@ -146,6 +149,8 @@ void ht_obj_end_rewrite_reserve(struct ht_obj *o)
     struct ht_obj_extra *x = ht_obj_extra(o);
     ht_alloc_unreserve(o->s->alloc, x->rewrite_reserve_left);
     x->rewrite_reserve_left = x->rewrite_reserve_blocks = 0;
+    int none = ht_chunk_promise_table(o, 0); /* giving back cannot fail */
+    (void)none;
 }
 
 void ht_obj_refill_rewrite_reserve(struct ht_obj *o, uint32_t blocks)

@@ -27,6 +27,7 @@ struct tally {
     uint32_t dirty, unpublished, resident, writing, held;
     uint64_t published, lost;
     uint64_t stored_blocks, shared_blocks, prealloc_blocks, reserved_blocks, superseded_blocks, dirty_bytes;
+    uint64_t promised_bytes;
 };
 
 static void add(struct tally *to, const struct tally *t)
@@ -44,6 +45,7 @@ static void add(struct tally *to, const struct tally *t)
     to->reserved_blocks += t->reserved_blocks;
     to->superseded_blocks += t->superseded_blocks;
     to->dirty_bytes += t->dirty_bytes;
+    to->promised_bytes += t->promised_bytes;
 }
 
 /* ---------------------------------------------------------------- chunks */
@@ -253,6 +255,7 @@ static void check_object(struct ht_obj *o, struct tally *all, uint64_t *tables_b
     assert(!x->may_be_dirty || x->shm);
     check_life(o);
     t.reserved_blocks += x->rewrite_reserve_left + t.prealloc_blocks;
+    t.promised_bytes += x->tables_promised_bytes;
     add(all, &t);
 }
 
@@ -397,6 +400,7 @@ void ht_objects_verify(struct ht_store *s, bool idle)
     assert(s->objects.chunks == t.published && s->objects.lost_chunks == t.lost);
     assert(s->objects.superseded_blocks == t.superseded_blocks);
     assert(s->objects.tables_bytes == tables_bytes && s->objects.meta_bytes >= tables_bytes);
+    assert(s->objects.tables_promised_bytes == t.promised_bytes);
     assert(s->flow.dirty_bytes == t.dirty_bytes && s->flow.writing == t.writing);
     assert(!idle || (!t.held && !s->flow.writing_blocks));
     uint64_t reserved = ht_alloc_reserved(s->alloc);

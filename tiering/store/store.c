@@ -199,6 +199,12 @@ int ht_store_register(struct ht_store *s, const struct ht_meta_client *client)
 
 #define TABLES_BYTES_MIN (64 * HT_MIB) /* of memory for tables of chunks: see object/chunk.h */
 
+static void bound_memory(struct ht_objects *o, uint64_t log_bytes) HT_REQUIRES(HT_LOCK_STORE)
+{
+    o->tables_bytes_max = ht_max_u64(log_bytes / 2, TABLES_BYTES_MIN);
+    o->tables_promised_max = log_bytes;
+}
+
 static int replay_record(void *ctx, uint16_t type, const uint8_t *payload, uint32_t len)
 {
     HT_UNSHARED(HT_LOCK_STORE);
@@ -260,7 +266,7 @@ static int open_journal(struct ht_store *s) HT_REQUIRES(HT_LOCK_STORE)
 {
     struct ht_journal_config c = journal_config(s);
 
-    s->objects.tables_bytes_max = ht_max_u64(s->layout.log_bytes / 2, TABLES_BYTES_MIN);
+    bound_memory(&s->objects, s->layout.log_bytes);
     s->objects.replaying = true;
     return ht_journal_open(&c, s->opts.force_damaged_log, &s->own->report, &s->journal);
 }

@@ -27,6 +27,7 @@
 
 #include "tiering/base/buf.h"
 #include "tiering/base/idhash.h"
+#include "tiering/base/lack.h"
 #include "tiering/base/mutant.h"
 #include "tiering/base/verify.h"
 #include "tiering/journal/journal.h"
@@ -272,12 +273,12 @@ static void drop_objects(struct ht_keep *w) HT_REQUIRES(HT_LOCK_STORE)
     ht_scope_forget(s, w->k->to); /* it never was there */
 }
 
-/* It was the devices that refused a copy. */
+/* It was the devices that refused a copy, or the bound for tables. */
 static void lacks_space(struct ht_copy *k, int rc, uint64_t bytes)
 {
     if (rc != -ENOSPC)
         return;
-    k->lack = HT_COPY_LACKS_SPACE;
+    k->lack = ht_lack() ? HT_COPY_LACKS_SPACE : HT_COPY_LACKS_TABLES;
     k->lack_bytes = bytes;
 }
 
@@ -625,8 +626,8 @@ void ht_copy_explain(const struct ht_copy *k, char *text, size_t cap)
                  ht_format_size(k->lack_bytes, bytes, sizeof(bytes)));
     else
         snprintf(text, cap,
-                 "sparse files have all the memory that they may; delete some, or make a store with a larger log "
-                 "(mkfs.hitrain --log-size=)");
+                 "tables of sparse files or of models have all the memory that they may; delete some, or make a store "
+                 "with a larger log (mkfs.hitrain --log-size=)");
 }
 
 /* ------------------------------------------------------------------ the end */

@@ -2,6 +2,7 @@
 /* Steps end as a whole: durable, aborted, or lost in a crash. */
 #include "tests/support/dev.h"
 #include "tests/unit/optim/step/fixture.h"
+#include "tiering/object/context.h"
 
 #include <pthread.h>
 #include <sched.h>
@@ -533,14 +534,18 @@ END_TEST
 
 /* ------------------------------------------------------------------ errors */
 
+/* On the devices, or for the tables of its chunks. */
 START_TEST(without_space_for_a_step_the_first_gradient_is_refused)
 {
+    bool tables = _i;
     struct ht_store_stats before, after;
     struct ht_root_stat st;
 
     w.threads = 2;
-    w.device_bytes = 24ull * MIB;
+    w.device_bytes = (tables ? 48ull : 24) * MIB;
     fixture_open(&w);
+    if (tables)
+        w.s->objects.tables_promised_max = 0;
     struct test_param *p = fixture_param(&w, HT_DTYPE_F32, HT_DTYPE_F32, 1 << 20, HT_CHUNK_BYTES);
     commit();
     struct ht_grad *g = open_grad(&w, p);
@@ -932,7 +937,7 @@ int main(void)
     tcase_add_test(t, a_gradient_for_state_of_another_rule_is_refused);
     tcase_add_test(t, a_parameter_may_have_its_own_configuration);
     tcase_add_test(t, the_step_number_can_be_set);
-    tcase_add_test(t, without_space_for_a_step_the_first_gradient_is_refused);
+    tcase_add_loop_test(t, without_space_for_a_step_the_first_gradient_is_refused, 0, 2);
     tcase_add_test(t, a_full_store_still_takes_steps);
     tcase_add_test(t, a_failed_update_can_only_be_aborted);
     tcase_add_test(t, device_errors_never_leave_half_a_step);

@@ -157,6 +157,80 @@ START_TEST(a_thread_waits_for_space_that_another_one_has_borrowed)
 }
 END_TEST
 
+enum { PAIRS_MAX = 2000, PAIR_BYTES = HT_SMALL_CHUNK_BYTES + 5, LOG_BYTES = HT_LOG_BYTES_MIN };
+
+/* An update of the second chunk, whose leaf is not there yet. */
+static void update_second(struct ht_obj *pair)
+{
+    struct ht_batch_pin l = {
+        .store = s, .count = 1, .chunk[0] = {.obj = pair, .index = 1, .mode = HT_BATCH_PIN_OVERWRITE}};
+
+    ck_assert_int_eq(ht_batch_pin_begin(&l), 0);
+    ck_assert_int_eq(ht_batch_pin_wait(&l), 0);
+    memcpy(l.chunk[0].data, "state", 5);
+    ht_batch_pin_end(&l, 1);
+    ck_assert_int_eq(ht_batch_pin_finish(&l), 0);
+}
+
+static struct ht_obj *make_pair(void)
+{
+    struct ht_obj *pair = object(HT_SMALL_CHUNK_BYTES, 9);
+
+    ck_assert_int_eq(ht_obj_truncate(pair, PAIR_BYTES), 0);
+    return pair;
+}
+
+/* As many objects of two chunks as may have tables for steps. */
+static unsigned promise_all(struct ht_obj *pair[PAIRS_MAX])
+{
+    unsigned n = 0;
+
+    do
+        ck_assert_ptr_nonnull(pair[n] = make_pair());
+    while (ht_obj_rewrite_reserve(pair[n], PAIR_BYTES) == 0 && ++n < PAIRS_MAX);
+    return n;
+}
+
+START_TEST(tables_for_steps_are_promised_or_refused_before)
+{
+    static struct ht_obj *pair[PAIRS_MAX];
+    uint64_t oid[2], lsn;
+
+    fresh_with_log(400, LOG_BYTES, false);
+    unsigned n = promise_all(pair);
+    ck_assert_uint_lt(n, PAIRS_MAX);
+    ck_assert_uint_eq(n, LOG_BYTES / sizeof(struct ht_leaf));
+    /* The refused one has nothing; it was not for want of space. */
+    struct ht_store_stats full = stats();
+    ck_assert_uint_gt(full.available_bytes, 64 * MIB);
+    ck_assert_int_eq(ht_obj_rewrite_reserve(pair[n], PAIR_BYTES), -ENOSPC);
+    ck_assert(stats().reserved_bytes == full.reserved_bytes && !pair[n]->extra->rewrite_reserve_blocks);
+    ck_assert_int_eq(ht_obj_rewrite_reserve(pair[n], HT_SMALL_CHUNK_BYTES), 0); /* needs no table */
+    ht_store_verify(s, false);
+    /* Files have all tables that they may: steps go on all the same. */
+    s->objects.tables_bytes_max = 0;
+    ck_assert_int_eq(ht_obj_write(pair[n], HT_SMALL_CHUNK_BYTES, "x", 1), -ENOSPC);
+    update_second(pair[0]);
+    update_second(pair[1]);
+    /* One that gives its promise up leaves it to another one. */
+    ck_assert_int_eq(ht_obj_rewrite_reserve(pair[2], 0), 0);
+    ck_assert_int_eq(ht_obj_rewrite_reserve(pair[n], PAIR_BYTES), 0);
+    ht_store_verify(s, false);
+    for (unsigned i = 0; i < 2; i++)
+        oid[i] = ht_obj_id(pair[i]);
+    ck_assert_int_eq(ht_scope_commit(s, 9, &lsn), 0);
+    for (unsigned i = 0; i <= n; i++)
+        ht_obj_put(pair[i]);
+    remount();
+    for (unsigned i = 0; i < 2; i++) {
+        ck_assert_ptr_nonnull(pair[i] = ht_obj_get(s, oid[i]));
+        expect(pair[i], HT_SMALL_CHUNK_BYTES, (const uint8_t *)"state", 5);
+        ht_obj_put(pair[i]);
+    }
+    done();
+}
+END_TEST
+
 int main(void)
 {
     TCase *tc = tcase_create("rewrite reserve");
@@ -164,6 +238,7 @@ int main(void)
     memory_keep(true);
     tcase_set_timeout(tc, 300);
     tcase_add_test(tc, a_chunk_that_is_written_twice_leaves_the_others_their_space);
+    tcase_add_test(tc, tables_for_steps_are_promised_or_refused_before);
     tcase_add_loop_test(tc, a_thread_waits_for_space_that_another_one_has_borrowed, 0, 2);
     return run_suite(tc);
 }

@@ -195,6 +195,11 @@ static void memory_of_no_table(void)
     s->objects.tables_bytes += 64;
 }
 
+static void a_promise_to_nobody(void)
+{
+    s->objects.tables_promised_bytes += 64;
+}
+
 static void an_object_that_is_not_counted(void)
 {
     s->objects.count--;
@@ -342,6 +347,7 @@ static void (*const wrong[])(void) = {
     dirty_bytes_of_no_image,
     a_published_chunk_too_many,
     memory_of_no_table,
+    a_promise_to_nobody,
     an_object_that_is_not_counted,
     a_change_on_no_list,
     a_list_of_another_scope,
