@@ -39,6 +39,14 @@ static int init(struct ht_ns *ns)
     return rc;
 }
 
+static uint64_t meta_bytes(void *ctx)
+{
+    const struct ht_ns *ns = ctx;
+
+    HT_UNSHARED(HT_LOCK_NAMES);
+    return ns->meta_bytes;
+}
+
 int ht_ns_new(struct ht_store *s, const struct ht_ns_hooks *hooks, uint32_t root_uid, uint32_t root_gid,
               struct ht_ns **out)
 {
@@ -57,6 +65,7 @@ int ht_ns_new(struct ht_store *s, const struct ht_ns_hooks *hooks, uint32_t root
         .copy = ht_ns_copy,
         .copied = ht_ns_copied,
         .copy_dropped = ht_ns_copy_dropped,
+        .meta_bytes = meta_bytes,
     };
     int rc;
 

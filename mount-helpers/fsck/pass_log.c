@@ -149,6 +149,17 @@ static void report_full(struct ht_fsck *f)
                     ht_size_text(st.log.reserved_bytes), ht_size_text(st.log.log_bytes));
 }
 
+/* No other pass has anything to look at then. */
+static int report_memory(struct ht_fsck *f)
+{
+    struct ht_fsck_where w = {HT_FSCK_NOWHERE};
+
+    ht_fsck_problem(f, HT_FSCK_LOG_MEMORY, &w,
+                    "what the records of the log describe needs more memory than a log of %s may take",
+                    ht_size_text(f->super.log_bytes));
+    return -EUCLEAN;
+}
+
 /* Uses the longest copy, as there is no better one. */
 static int open_by_force(struct ht_fsck *f)
 {
@@ -202,6 +213,8 @@ int ht_fsck_pass_log(struct ht_fsck *f)
         report_unknown(f);
         report_copies(f);
     }
+    if (rc == -EOVERFLOW)
+        return report_memory(f);
     if (rc < 0)
         ht_error("%s: cannot replay the log: %s", ht_dev_name(f->devs[0]), strerror(-rc));
     else

@@ -45,6 +45,8 @@ static const struct row {
     [HT_FSCK_LOG_TYPE] = {"LOG-TYPE", BY_HAND, STORE, "use the version of hitrain that wrote them"},
     [HT_FSCK_LOG_RECORD] = {"LOG-RECORD", ASK, STORE, "leave them out"},
     [HT_FSCK_LOG_FULL] = {"LOG-FULL", BY_HAND, STORE, "mount it with -o ro and copy what it holds to a new store"},
+    [HT_FSCK_LOG_MEMORY] = {"LOG-MEMORY", BY_HAND, STORE,
+                            "restore the store from a copy, or copy what it holds with the version that wrote it"},
     [HT_FSCK_NS_ROOT] = {"NS-ROOT", SAFE, STORE, "make a new one with the same names in it"},
     [HT_FSCK_NS_PARENT] = {"NS-PARENT", SAFE, STORE, "drop it; a file without another name goes to lost+found"},
     [HT_FSCK_NS_DANGLING] = {"NS-DANGLING", SAFE, STORE, "drop it"},

@@ -71,6 +71,11 @@ uint64_t ht_optim_meta_bytes(struct ht_optim *o)
     return bytes;
 }
 
+static uint64_t meta_bytes(void *ctx)
+{
+    return ht_optim_meta_bytes(ctx);
+}
+
 int ht_optim_new(struct ht_store *s, unsigned threads, const struct ht_optim_hooks *hooks, struct ht_optim **out)
 {
     struct ht_optim *o = calloc(1, sizeof(*o));
@@ -102,6 +107,7 @@ int ht_optim_new(struct ht_store *s, unsigned threads, const struct ht_optim_hoo
         .copy_dropped = ht_opt_copy_dropped,
         .could_give = ht_opt_redo_could_give,
         .give_up = ht_opt_redo_give_up,
+        .meta_bytes = meta_bytes,
     };
     int rc = ht_store_register(s, &client);
     if (rc)

@@ -1,10 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Records of the log, of all layers together: the input is a sequence of records (type, length, payload), which a
- * journal writes into the empty log of a small device. fsck's passes look at it: a store without problems mounts. If it
- * mounts, everything is read, written, committed, checkpointed and unmounted; then it mounts again and shows the same.
- * Inputs of an odd length are repaired first: whatever the records say, fsck repairs it and finds nothing then, unless
- * records have a type that no participant knows.
+ * journal writes into the empty log of a small device. A record may come many times, with other numbers each time. So a
+ * short input fills the log. Memory that a mount takes has a limit in proportion to the log.
+ *
+ * fsck's passes look at it: a store without problems mounts. If it mounts, everything is read, written, committed,
+ * checkpointed and unmounted; then it mounts again and shows the same. Inputs of an odd length are repaired first:
+ * whatever the records say, fsck repairs it and finds nothing then, unless records have a type that no participant
+ * knows, or are too many.
  */
 #include "fs/ns/records.h"
 #include "mount-helpers/fsck/fsck.h"
@@ -13,19 +16,22 @@
 #include "tests/fuzz/fuzz.h"
 #include "tests/support/memory.h"
 #include "tests/support/sample.h"
+#include "tiering/api/stats.h"
 #include "tiering/base/log.h"
 #include "tiering/sys/mem.h"
 
-enum { NEW_FRAME = 0xff, EPOCH = 1, INPUT_MAX = 1 << 16 };
+enum { NEW_FRAME = 0xff, MANY = 0xfe, EPOCH = 1, INPUT_MAX = 1 << 16, LOG_BYTES = SAMPLE_DEVICE_BYTES / 4 };
+enum { MEMORY_MAX = (64 << 20) + 5 * LOG_BYTES }; /* for what the log describes */
 
 static struct harness k;
 static uint8_t *base;
 static struct ht_super sb;
 static bool unknown_in_group, unknown_in_log; /* a type of record that no participant knows */
+static bool many_in_log; /* so many records that the log may be too full, or need too much memory */
 
 int LLVMFuzzerInitialize(int *argc, char ***argv)
 {
-    struct ht_super_report report;
+    const struct ht_format_opts opts = {.log_bytes = LOG_BYTES};
 
     (void)argc;
     (void)argv;
@@ -33,7 +39,8 @@ int LLVMFuzzerInitialize(int *argc, char ***argv)
     memory_keep(true);
     ht_id_hash_fix(); /* an input does the same each time */
     sample_format(&k);
-    MUST(ht_super_read(k.dev[0], &sb, &report) == 0);
+    MUST(ht_super_format(k.dev, 1, &opts, &sb) == 0);
+    sb.salt = SAMPLE_SALT;
     sb.epoch = EPOCH;
     sb.flags = HT_SUPER_IN_USE;
     MUST(ht_super_write(&sb, k.dev, 1) == 0);
@@ -61,9 +68,36 @@ static bool is_known(uint8_t type)
         (type >= HT_REC_OPT_FIRST && type <= HT_REC_OPT_REDO_DEL);
 }
 
+static void raise_number(uint8_t *payload, size_t len, size_t at, unsigned by)
+{
+    uint64_t number;
+
+    if (at + sizeof(number) > len)
+        return;
+    memcpy(&number, payload + at, sizeof(number));
+    number += by;
+    memcpy(payload + at, &number, sizeof(number));
+}
+
+/* Each time its first number is one higher, and its second one so much. */
+static void put_many(struct ht_buf *group, uint8_t type, const uint8_t *payload, size_t len, unsigned times,
+                     unsigned more)
+{
+    uint8_t copy[UINT16_MAX];
+
+    if (len)
+        memcpy(copy, payload, len);
+    for (unsigned i = 0; i < times && group->len < LOG_BYTES / 4 * 3; i++) {
+        ht_record_put(group, type, copy, len);
+        raise_number(copy, len, 0, 1);
+        raise_number(copy, len, 8, more);
+    }
+}
+
 static void put_records(struct ht_journal *j, const uint8_t *data, size_t size)
 {
     struct ht_reader in = ht_reader_of(data, size);
+    unsigned times = 1, more = 0;
     struct ht_buf group = HT_BUF_INIT;
     bool fits = true;
 
@@ -74,10 +108,17 @@ static void put_records(struct ht_journal *j, const uint8_t *data, size_t size)
             fits = !group.len || append(j, &group);
             continue;
         }
+        if (type == MANY) {
+            times = ht_get_u16(&in);
+            more = ht_get_u16(&in);
+            many_in_log = true;
+            continue;
+        }
         const uint8_t *payload = fuzz_piece(&in, &len);
         type = type ? type : HT_REC_OBJECT;
-        ht_record_put(&group, type, payload, len);
-        unknown_in_group |= !is_known(type);
+        put_many(&group, type, payload, len, times, more);
+        unknown_in_group |= times && !is_known(type);
+        times = 1;
     }
     if (group.len)
         (void)append(j, &group);
@@ -138,6 +179,19 @@ static bool same(struct sample_items *a, struct sample_items *b)
         (!a->count || memcmp(a->item, b->item, a->count * sizeof(*a->item)) == 0);
 }
 
+/* Mounts. After an error, too, all that was replayed is still there. */
+static int open_store(void)
+{
+    struct ht_store_stats st;
+    struct ht_ns_stats names;
+    int rc = harness_open(&k, 1);
+
+    ht_store_stats(k.store, &st);
+    ht_ns_stats(k.ns, &names);
+    MUST(st.meta_bytes + names.meta_bytes + ht_optim_meta_bytes(k.optim) <= MEMORY_MAX);
+    return rc;
+}
+
 static void use(void)
 {
     struct sample_items before = {0}, after = {0};
@@ -145,7 +199,7 @@ static void use(void)
     write_something();
     sample_read(&k, &before);
     if (harness_close(&k, true) == 0) {
-        MUST(harness_open(&k, 1) == 0);
+        MUST(open_store() == 0);
         sample_read(&k, &after);
         MUST(same(&before, &after));
         (void)harness_close(&k, false);
@@ -158,8 +212,8 @@ static void repair(void)
 {
     int status = harness_repair(&k), rc;
 
-    if (unknown_in_log) { /* nothing was repaired */
-        MUST(status == HT_FSCK_LEFT && harness_open(&k, 1) != 0);
+    if (unknown_in_log || (many_in_log && status == HT_FSCK_LEFT)) { /* nothing was repaired */
+        MUST(status == HT_FSCK_LEFT && open_store() != 0);
         (void)harness_close(&k, false);
         return;
     }
@@ -174,12 +228,12 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     if (size > INPUT_MAX)
         return -1;
     sample_restore(&k, base);
-    unknown_in_group = unknown_in_log = false;
+    unknown_in_group = unknown_in_log = many_in_log = false;
     write_log(data, size);
     if (size % 2)
         repair();
     bool clean = harness_problems(&k, &rc) == 0 && rc == 0;
-    rc = harness_open(&k, 1);
+    rc = open_store();
     MUST(!clean || rc == 0);
     if (rc == 0)
         use();

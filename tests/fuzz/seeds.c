@@ -86,6 +86,40 @@ static void put_store(const struct harness *k, const char *name)
     ht_buf_free(&out);
 }
 
+/* Records that come 60,000 times and make more memory than the log may take: fuzz_store.c. */
+static void put_many(const char *name, uint8_t type, const void *payload, size_t len)
+{
+    struct ht_buf out = HT_BUF_INIT;
+
+    ht_buf_put_u8(&out, 0xfe);
+    ht_buf_put_u16(&out, 60000);
+    ht_buf_put_u16(&out, 0);
+    ht_buf_put_u8(&out, type);
+    ht_buf_put_u16(&out, (uint16_t)len);
+    ht_buf_put(&out, payload, len);
+    put_seed("store", name, out.data, out.len);
+    ht_buf_free(&out);
+}
+
+static void put_hostile(void)
+{
+    struct ht_buf far = HT_BUF_INIT;
+    const uint64_t root[] = {100, 0};
+
+    ht_buf_put_u64(&far, 100);
+    ht_buf_put_u64(&far, HT_FILE_BYTES_MAX / HT_SMALL_CHUNK_BYTES - 1);
+    ht_buf_put_u32(&far, 1);
+    ht_buf_put_u8(&far, HT_CODEC_LOST);
+    ht_buf_put_u8(&far, 0);
+    ht_buf_put_u16(&far, 0);
+    ht_buf_put_u32(&far, 0);
+    ht_buf_put_u32(&far, HT_SMALL_CHUNK_BYTES);
+    ht_buf_put_u64(&far, 0);
+    put_many("far", HT_REC_CHUNK, far.data, far.len);
+    put_many("roots", HT_REC_OPT_FIRST, root, sizeof(root));
+    ht_buf_free(&far);
+}
+
 static unsigned moments;
 
 static void put_moment(void *ctx)
@@ -387,6 +421,7 @@ int main(int argc, char **argv)
     sample_populate(&k, put_moment, &k);
     MUST(harness_close(&k, true) == 0);
     put_store(&k, "all");
+    put_hostile();
     harness_free(&k);
     put_frames();
     put_all_compressed();

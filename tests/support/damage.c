@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* damage.c - see damage.h. */
-#include "tests/support/damage.h"
+#include "tests/support/hostile.h"
 
 #include <check.h>
 #include <stdio.h>
@@ -19,7 +19,6 @@
 enum {
     NEW_INO = 5000, /* of nothing in the sample */
     FREE_BLOCK = 1300,
-    REC_OPT_ROOT = HT_REC_OPT_FIRST,
     REC_OPT_PARAM = HT_REC_OPT_FIRST + 2,
     KIND_EXP_AVG = 1,
     FRAME_BYTES = HT_BLOCK_BYTES,
@@ -359,7 +358,7 @@ static void link_across_root(const struct damage_ids *ids, struct ht_buf *b)
 
 static void optimizer_root(const struct damage_ids *ids, struct ht_buf *b)
 {
-    size_t mark = ht_record_begin(b, REC_OPT_ROOT);
+    size_t mark = ht_record_begin(b, HT_REC_OPT_FIRST);
 
     ht_buf_put_u64(b, NEW_INO);
     ht_buf_put_u64(b, 3);
@@ -949,6 +948,7 @@ const struct damage damages[] = {
     {"LOG-TYPE-names", .put = unknown_record_of_names, .stays = true, .alone = true},
     {"LOG-RECORD", .put = cut_record},
     {"LOG-FULL", .put = many_long_names, .stays = true, .alone = true},
+    {"LOG-MEMORY", .harm = hostile_harm, .stays = true, .alone = true},
     {"NS-ROOT", .put = no_root_dir},
     {"NS-PARENT", .put = in_no_directory},
     {"NS-DANGLING", .put = dangling},
@@ -959,7 +959,7 @@ const struct damage damages[] = {
     {"NS-NESTED-ROOT", .put = nested_root},
     {"NS-LINK-ACROSS-ROOT", .put = link_across_root},
     {"NS-UNREACHABLE", .put = below_itself},
-    {"NS-UNREACHABLE-nameless", .put = nameless_directory},
+    {"NS-UNREACHABLE-nameless", .put = nameless_directory, .alone = true}, /* NS-NESTED-ROOT gives it a name */
     {"NS-KEPT", .put = kept_nowhere},
     {"NS-KEPT-directory", .put = kept_unknown, .alone = true}, /* with NS-KEPT it makes sense */
     {"OPT-ROOT", .put = optimizer_root},

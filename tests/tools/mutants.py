@@ -27,6 +27,7 @@ COMPRESS = 'tests/unit/tiering/store/test_compress_shared'
 FLUSH = 'tests/unit/tiering/store/test_flush'
 IO_FLUSH = 'tests/unit/tiering/io/test_flush'
 NEWER = 'tests/unit/tiering/store/test_newer'
+MEMORY = 'tests/unit/mount-helpers/fsck/test_memory'
 STEP = 'tests/unit/optim/step/test_step'
 KEPT = 'tests/unit/mount-helpers/fsck/test_kept'
 SQUARES = 'tests/unit/optim/step/test_squares'
@@ -89,6 +90,7 @@ MUTANTS = [
     ('flush-beside', 'a flush counts when those beside it have ended', IO_FLUSH, 'a_success_beside_a_failure_is_not_believed'),
     ('publish-unasked', 'a root that may not end publishes nothing', STEP, 'a_refused_end_of_a_root_publishes_nothing'),
     ('change-unseen', 'a commit is the root at one moment', SLICES, 'a_commit_has_all_objects_as_at_one_moment'),
+    ('replay-unbounded', 'a log makes no more memory than it may', MEMORY, 'a_log_that_needs_too_much_memory_is_refused'),
     ('types-dropped', 'a writer knows each type of record', NEWER, 'no_type_of_a_later_version_is_dropped'),
     ('squares-stay', 'sums of squares go with their gradient', SQUARES, 'any_order_of_pieces_and_closes_gives_the_same_bits'),
     ('edit-unseen', 'a parameter that was written is published with its step', REDO, 'a_written_parameter_makes_the_next_step_full'),

@@ -80,6 +80,8 @@ struct ht_meta_client {
      */
     uint64_t (*could_give)(void *ctx);
     uint64_t (*give_up)(void *ctx, uint64_t bytes);
+    /* Heap of all that it has replayed. Called between two records. May be NULL. */
+    uint64_t (*meta_bytes)(void *ctx);
 };
 
 /* How the programs make a participant. Each row of HT_PARTICIPANTS has one of these. */

@@ -99,6 +99,7 @@ int ht_store_cross_repair_log(struct ht_store *s, unsigned *out_frames) HT_MUST_
 int ht_store_cross_repair_log_aside(struct ht_store *s, unsigned *out_frames) HT_MUST_CHECK;
 /*
  * Replay the log and, unless read-only, begin to write. WAITS. -EUCLEAN: damaged; see ht_store_log_report.
+ * -EOVERFLOW: its records describe more than hitrain writes into a log of its size (txn/replay.c).
  * -EPROTONOSUPPORT: the store has records or features that this program does not know, and that a writer would lose.
  * -EBUSY: another machine has it, or a mount by a name that locks do not know.
  */

@@ -91,6 +91,7 @@ struct ht_objects {
     uint64_t superseded_blocks; /* that the publication of scope 0 makes free, as far as it is on devices */
     uint64_t aside_blocks;      /* set aside for objects to come: a part of what the allocator has reserved */
     uint64_t meta_bytes;        /* heap of objects, chunks, refcounts and scopes */
+    uint64_t meta_bytes_max;    /* for a replay: txn/replay.c */
     struct ht_scope *scopes;    /* one per model root */
     struct ht_id_table scopes_by_id;
     struct ht_scope *scope0;

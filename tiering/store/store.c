@@ -37,6 +37,7 @@
 #include "tiering/engine/engine.h"
 #include "tiering/store/store_priv.h"
 
+enum { META_OF_LOG = 4 }; /* txn/replay.c */
 enum { DRAM_BYTES_MIN = 8 << 20, STAGING_BYTES_DEFAULT = 64 << 20, STAGING_BYTES_MIN = 16 << 20 };
 
 /* ---------------------------------------------------------------- attach */
@@ -203,6 +204,7 @@ static void bound_memory(struct ht_objects *o, uint64_t log_bytes) HT_REQUIRES(H
 {
     o->tables_bytes_max = ht_max_u64(log_bytes / 2, TABLES_BYTES_MIN);
     o->tables_promised_max = log_bytes;
+    o->meta_bytes_max = o->tables_bytes_max + META_OF_LOG * log_bytes;
 }
 
 static int replay_record(void *ctx, uint16_t type, const uint8_t *payload, uint32_t len)

@@ -5,6 +5,14 @@
  * Records may name objects whose OBJECT record comes later (checkpoint emits in slices while normal records go on), so
  * unknown ids make placeholders; a placeholder that is still undefined at the end is damage. Space is marked only at
  * the end, when all references are known.
+ *
+ * Memory. Nobody knows who wrote the log, so its records may make no more than meta_bytes_max, which ask() alone
+ * counts for all participants: T + 4 L for a log of L bytes. Programs stay below it by their own bounds. What lives in
+ * a log reserves up to 4/13 L of it (journal/log_space.c). For each byte of these there are at most 12 of memory (a
+ * model without parameters; 5 for an object, 3 for a file, 10 for a chunk that is alone in its leaf), which is 3.7 L.
+ * Tables of sparse files may have T more (object/chunk.h). Programs before 0.1.0 had no bound for these: a store of
+ * theirs with hundreds of thousands of places in sparse files may be refused. Then the version that wrote it has to
+ * copy it to a store with a larger log.
  */
 #include <stdlib.h>
 
@@ -26,6 +34,45 @@
 #include "tiering/object/scope.h"
 #include "tiering/txn/txn.h"
 #include "tiering/txn/txn_priv.h"
+
+/* ---------------------------------------------------------------- memory */
+
+/* May a replay make a list of so many bytes, beside all that is there? -EOVERFLOW */
+static int ask(struct ht_store *s, uint64_t bytes) HT_REQUIRES(HT_LOCK_STORE)
+{
+    uint64_t log_bytes = s->layout.log_bytes, all = s->objects.meta_bytes + ht_refs_hung_bytes();
+    char most[32], of[32];
+
+    s->txn->lists_bytes += bytes;
+    all += s->txn->lists_bytes;
+    for (unsigned i = 0; i < s->txn->clients; i++)
+        all += s->txn->client[i].meta_bytes ? s->txn->client[i].meta_bytes(s->txn->client[i].ctx) : 0;
+    if (all <= s->objects.meta_bytes_max || HT_MUTANT("replay-unbounded"))
+        return 0;
+    ht_error("log: its records describe more than the %s of memory that a log of %s may take, so hitrain did not write "
+             "them; restore the store from a copy, or copy it with the version that wrote it to one with a larger log "
+             "(mkfs.hitrain --log-size=)",
+             ht_format_size(s->objects.meta_bytes_max, most, sizeof(most)), ht_format_size(log_bytes, of, sizeof(of)));
+    return -EOVERFLOW;
+}
+
+/* Room for one more element of size bytes. */
+static int grow(struct ht_store *s, void **list, size_t *cap, size_t count, size_t size) HT_REQUIRES(HT_LOCK_STORE)
+{
+    size_t more = *cap ? *cap : 64;
+
+    if (count < *cap)
+        return 0;
+    int rc = ask(s, more * size);
+    void *p = rc ? NULL : realloc(*list, (*cap + more) * size);
+    if (!p)
+        return rc ? rc : -ENOMEM;
+    *list = p;
+    *cap += more;
+    return 0;
+}
+
+/* --------------------------------------------------------------- records */
 
 static struct ht_obj *find_or_make(struct ht_store *s, uint64_t oid) HT_REQUIRES(HT_LOCK_STORE)
 {
@@ -212,7 +259,8 @@ static int replay_own(struct ht_store *s, uint16_t type, struct ht_reader *r) HT
     }
 }
 
-int ht_store_replay(struct ht_store *s, uint16_t type, const uint8_t *payload, uint32_t len)
+static int replay_any(struct ht_store *s, uint16_t type, const uint8_t *payload, uint32_t len)
+    HT_REQUIRES(HT_LOCK_STORE)
 {
     for (unsigned i = 0; i < s->txn->clients; i++)
         if (type >= s->txn->client[i].type_first && type <= s->txn->client[i].type_last)
@@ -224,21 +272,25 @@ int ht_store_replay(struct ht_store *s, uint16_t type, const uint8_t *payload, u
     return rc;
 }
 
+/* A malformed record, which may be left out, has its memory, too. */
+int ht_store_replay(struct ht_store *s, uint16_t type, const uint8_t *payload, uint32_t len)
+{
+    int rc = replay_any(s, type, payload, len), over = ask(s, 0);
+
+    return over ? over : rc;
+}
+
 /* ------------------------------------------------------------- afterwards */
 
 static int note_conflict(struct ht_obj *o, uint64_t index, const struct ht_extent *e, int error)
+    HT_REQUIRES(HT_LOCK_STORE)
 {
-    struct ht_store *s = o->s;
+    struct ht_txn *t = o->s->txn;
+    int rc = grow(o->s, (void **)&t->conflicts, &t->conflict_cap, t->conflict_count, sizeof(*t->conflicts));
 
-    if (s->txn->conflict_count == s->txn->conflict_cap) {
-        size_t cap = s->txn->conflict_cap ? s->txn->conflict_cap * 2 : 16;
-        struct ht_ref_conflict *p = realloc(s->txn->conflicts, cap * sizeof(*p));
-        if (!p)
-            return -ENOMEM;
-        s->txn->conflicts = p;
-        s->txn->conflict_cap = cap;
-    }
-    s->txn->conflicts[s->txn->conflict_count++] = (struct ht_ref_conflict){
+    if (rc)
+        return rc;
+    t->conflicts[t->conflict_count++] = (struct ht_ref_conflict){
         .oid = o->oid, .index = index, .device = e->device, .block = e->block, .blocks = e->blocks, .error = error};
     return 0;
 }
@@ -264,15 +316,12 @@ struct settling {
 };
 
 static int add_waiting(struct settling *w, struct ht_obj *o, struct ht_chunk *c, uint64_t index)
+    HT_REQUIRES(HT_LOCK_STORE)
 {
-    if (w->count == w->cap) {
-        size_t cap = w->cap ? w->cap * 2 : 64;
-        struct waiting *p = realloc(w->waiting, cap * sizeof(*p));
-        if (!p)
-            return -ENOMEM;
-        w->waiting = p;
-        w->cap = cap;
-    }
+    int rc = grow(o->s, (void **)&w->waiting, &w->cap, w->count, sizeof(*w->waiting));
+
+    if (rc)
+        return rc;
     w->waiting[w->count++] = (struct waiting){o, c, index};
     return 0;
 }
@@ -285,8 +334,9 @@ static int mark_ref(struct ht_obj *o, uint64_t index, const struct ht_ref *ref) 
     for (unsigned i = 0; i < ht_ref_extents(ref); i++) {
         struct ht_extent e = ht_ref_extent(ref, i);
         int rc = ht_alloc_mark(s->alloc, &e);
-        if (rc && note_conflict(o, index, &e, rc))
-            return -ENOMEM;
+        rc = rc ? note_conflict(o, index, &e, rc) : 0;
+        if (rc)
+            return rc;
     }
     return 0;
 }
@@ -374,7 +424,7 @@ static int settle_object(struct ht_obj *o, struct settling *w) HT_REQUIRES(HT_LO
     return rc;
 }
 
-static int too_large(struct ht_obj *o, const struct ht_chunk *c, uint64_t index)
+static int too_large(struct ht_obj *o, const struct ht_chunk *c, uint64_t index) HT_REQUIRES(HT_LOCK_STORE)
 {
     if (!o->s->opts.leave_out) {
         ht_error("log: object %llu has a stored chunk larger than its chunks", (unsigned long long)o->oid);
@@ -409,11 +459,14 @@ static struct owner *find_owner(const struct settling *w, uint64_t place)
     return &w->owner[i & (w->owner_size - 1)];
 }
 
-static int list_places(struct settling *w)
+static int list_places(struct ht_store *s, struct settling *w) HT_REQUIRES(HT_LOCK_STORE)
 {
     w->owner_size = 64;
     while (w->owner_size < 2 * w->count)
         w->owner_size *= 2;
+    int rc = ask(s, w->owner_size * sizeof(*w->owner));
+    if (rc)
+        return rc;
     w->owner = calloc(w->owner_size, sizeof(*w->owner));
     if (!w->owner)
         return -ENOMEM;
@@ -453,16 +506,17 @@ static int settle_waiting(struct settling *w, struct waiting *x) HT_REQUIRES(HT_
     return ht_refcount_add(x->o->s, ref, true);
 }
 
-/* Linear in the chunks; does nothing if no reference waits. */
-static int settle_shared(struct ht_store *s, struct settling *w) HT_REQUIRES(HT_LOCK_STORE)
+/* Linear in the chunks; does nothing if no reference waits, or after an error. Frees the lists. */
+static int settle_shared(struct ht_store *s, struct settling *w, int rc) HT_REQUIRES(HT_LOCK_STORE)
 {
-    int rc = w->count ? list_places(w) : 0;
-
+    rc = !rc && w->count ? list_places(s, w) : rc;
     for (size_t b = 0; !rc && w->count && b < s->objects.table.count; b++)
         for (struct ht_obj *o = *ht_bucket_at(&s->objects.table, b); o; o = o->next)
             list_owners(w, o);
-    for (size_t i = 0; !rc && i < w->count; i++)
+    for (size_t i = 0; !rc && i < w->count; i++) {
         rc = settle_waiting(w, &w->waiting[i]);
+        rc = rc ? rc : ask(s, 0); /* the table of owners has grown */
+    }
     free(w->waiting);
     free(w->owner);
     return rc;
@@ -549,8 +603,7 @@ int ht_store_replayed(struct ht_store *s)
         return rc;
     rc = settle_all(s, &w);
     HT_UNSHARED(HT_LOCK_STORE);
-    int shared_rc = settle_shared(s, &w); /* also frees the lists */
-    rc = rc ? rc : shared_rc;
+    rc = settle_shared(s, &w, rc);
     if (!rc && s->txn->conflict_count && !s->opts.read_only && !s->opts.repair) {
         const struct ht_ref_conflict *x = &s->txn->conflicts[0];
         ht_error("object %llu, chunk %llu: %s (device %u, block %llu); run hitrain-fsck", (unsigned long long)x->oid,

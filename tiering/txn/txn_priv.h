@@ -36,6 +36,7 @@ struct ht_txn {
     unsigned clients;
     struct ht_ref_conflict *conflicts; /* found in replay */
     size_t conflict_count, conflict_cap;
+    uint64_t lists_bytes;              /* heap of these, and of other lists that a replay has made */
     struct ht_unknown_records unknown; /* found in replay */
 };
 
