@@ -15,7 +15,8 @@ from typing import Dict, Iterator, List, Optional
 
 READY_SECONDS_MAX = 120
 END_SECONDS_MAX = 120
-BUSY_SECONDS_MAX = 60
+BUSY_SECONDS_MAX = 60  # for a mount that nobody known keeps busy
+HELD_SECONDS_MAX = 5  # for a process that is known, since files may be closed late
 
 
 class StoreError(Exception):
@@ -64,13 +65,15 @@ class Store:
     def unmount(self) -> None:
         """Returns when the daemon has ended: everything is on the device."""
         command = ['umount'] if os.geteuid() == 0 else ['fusermount3', '-u']
-        deadline = time.monotonic() + BUSY_SECONDS_MAX
+        begin = time.monotonic()
         while True:
             done = subprocess.run(command + [str(self.mountpoint)], capture_output=True, text=True)
             if done.returncode == 0:
                 break
-            if 'busy' not in done.stderr or time.monotonic() > deadline:  # a program that looks at all mounts keeps one busy for a moment
-                raise StoreError(f'{" ".join(command)}: {done.stderr.strip()}')
+            seconds = time.monotonic() - begin
+            users = users_of(self.mountpoint) if seconds > HELD_SECONDS_MAX else []
+            if 'busy' not in done.stderr or users or seconds > BUSY_SECONDS_MAX:  # a program that looks at all mounts keeps one busy for a moment
+                raise StoreError('; '.join([f'{" ".join(command)}: {done.stderr.strip()}', *users]))
             time.sleep(0.1)
         assert self.daemon is not None
         try:
@@ -115,11 +118,12 @@ class Store:
             raise StoreError(f'steps could not be sent:\n{said}{received.stderr}')
 
     def close(self) -> None:
-        """Unmount if need be, by force if need be."""
+        """Unmount if need be, by force if need be: the daemon of a mount that is in use would wait for its users."""
+        is_used = is_mounted(self.mountpoint) and bool(users_of(self.mountpoint))
         detach(self.mountpoint)
         if self.daemon is not None:
             try:
-                self.daemon.wait(END_SECONDS_MAX)
+                self.daemon.wait(0 if is_used else END_SECONDS_MAX)
             except subprocess.TimeoutExpired:
                 self.daemon.kill()
                 self.daemon.wait()
@@ -171,6 +175,34 @@ def detach(mountpoint: pathlib.Path) -> None:
         done = subprocess.run(command + [str(mountpoint)], capture_output=True, text=True)
         if done.returncode != 0:
             raise StoreError(f'{" ".join(command)}: {done.stderr.strip()}')
+
+
+def users_of(mountpoint: pathlib.Path) -> List[str]:
+    """A line for each process that keeps a mount busy, with what it has of that: mappings, open files, its current folder. Root sees all."""
+    top = os.path.join(os.path.realpath(mountpoint.parent), mountpoint.name)
+    found = []
+    for pid in filter(str.isdigit, os.listdir('/proc')):
+        used = sorted({path for path in paths_of(pid) if path == top or path.startswith(f'{top}/')})
+        if used:
+            more = f' and {len(used) - 1} more' if used[1:] else ''
+            found.append(f'{_name_of(pid)} (process {pid}{", this one" if int(pid) == os.getpid() else ""}) has {used[0]}{more}')
+    return found
+
+
+def _name_of(pid: str) -> str:
+    with contextlib.suppress(OSError):
+        return pathlib.Path('/proc', pid, 'comm').read_text().strip()
+    return 'ended'
+
+
+def paths_of(pid: str) -> Iterator[str]:
+    folder = pathlib.Path('/proc', pid)
+    with contextlib.suppress(OSError):  # of a process that ended, or of another user
+        for link in [folder / 'cwd', folder / 'root', *(folder / 'fd').iterdir()]:
+            with contextlib.suppress(FileNotFoundError):
+                yield os.readlink(link)
+        for line in (folder / 'maps').read_text().splitlines():
+            yield ' '.join(line.split(' ')[5:]).strip()
 
 
 def is_mounted(path: pathlib.Path) -> bool:

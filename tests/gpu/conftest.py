@@ -8,21 +8,19 @@ import threading
 
 import pytest
 
-sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / 'optim/torch'))
-from demo_store import detach, mounted  # noqa: E402
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / 'optim'))
+from trainer import store_of  # noqa: E402  # first: it makes the client importable
+from demo_store import detach  # noqa: E402
 
 SECONDS_MAX = 45  # a test takes some seconds
-FAILED = pytest.StashKey[bool]()
 
 
 @pytest.hookimpl(hookwrapper=True)
 def pytest_runtest_makereport(item):
     outcome = yield
     report = outcome.get_result()
-    if report.failed:
-        item.stash[FAILED] = True
-        if 'stderr' in item.funcargs:  # a later test may end the process before pytest prints its summary
-            print(f'\n{item.nodeid}, {report.when}:\n{report.longreprtext}', file=item.funcargs['stderr'], flush=True)
+    if report.failed and 'stderr' in item.funcargs:  # a later test may end the process before pytest prints its summary
+        print(f'\n{item.nodeid}, {report.when}:\n{report.longreprtext}', file=item.funcargs['stderr'], flush=True)
 
 
 @pytest.fixture(scope='session')
@@ -34,26 +32,24 @@ def stderr(request):
 
 @pytest.fixture
 def store(request, stderr):
-    """Three models with their saved tensors take more than 256 MiB. After a failure the traceback holds mappings, which keep the mount
-    busy: the daemon is killed, since an unmount would wait for them."""
-    with mounted('offload-gpu', size='1G') as s:
-        daemon = s.daemon
+    """Three models with their saved tensors take more than 256 MiB."""
+    stores = []
 
-        def late():
-            faulthandler.dump_traceback(stderr)
-            daemon.kill()
+    def late():
+        faulthandler.dump_traceback(stderr)
+        for s in stores:
+            if s.daemon is not None:
+                s.daemon.kill()
             detach(s.mountpoint)
-            os._exit(1)
-        limit = threading.Timer(SECONDS_MAX, late)
-        limit.daemon = True
-        limit.start()
-        faulthandler.dump_traceback_later(SECONDS_MAX + 10, exit=True, file=stderr)  # when no thread of Python runs any more
-        try:
+        os._exit(1)
+    limit = threading.Timer(SECONDS_MAX, late)
+    limit.daemon = True
+    limit.start()
+    faulthandler.dump_traceback_later(SECONDS_MAX + 10, exit=True, file=stderr)  # when no thread of Python runs any more
+    try:
+        for s in store_of(request, '1G'):
+            stores.append(s)
             yield s
-            if request.node.stash.get(FAILED, False):
-                s.kill()
-            else:
-                s.unmount()
-        finally:
-            limit.cancel()
-            faulthandler.cancel_dump_traceback_later()
+    finally:
+        limit.cancel()
+        faulthandler.cancel_dump_traceback_later()

@@ -15,7 +15,7 @@ import torch  # noqa: E402
 TOP = pathlib.Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(TOP / 'optim/torch'))
 
-from demo_store import mounted  # noqa: E402
+import demo_store  # noqa: E402
 
 SECONDS_MAX = 300
 LR = 1e-2
@@ -43,12 +43,17 @@ def wait_unclaimed(root):
     wait_for(lambda: b'claimed_by=' not in os.getxattr(root, 'user.hitrain.stats'), 'the end of the claim')
 
 
+def used_of(place):
+    """What this process has of a mount below this place: mappings and open files."""
+    return sorted({path for path in demo_store.paths_of(str(os.getpid())) if path.startswith(f'{place}/')})
+
+
 def store_of(request, size='256M'):
     """A mounted store until a test ends, or all of a file. The traceback of a test that failed holds its model, whose mappings keep the
     mount busy: then the daemon is killed, so that the reason is told at once."""
     name = request.module.__name__.removeprefix('test_').replace('_', '-')  # test_torch_client: torch-client
     failed = request.session.testsfailed
-    with mounted(name, size=size) as s:
+    with demo_store.mounted(name, size=size) as s:
         yield s
         if request.session.testsfailed > failed and s.daemon is not None:
             s.kill()
