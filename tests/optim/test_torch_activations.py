@@ -10,6 +10,7 @@ from trainer import LR, SECONDS_MAX, shared_root, shared_store, store  # first: 
 import torch
 import torch.utils.checkpoint
 from torch import nn
+from torch.multiprocessing.reductions import StorageWeakRef
 import hitrain
 from hitrain import _activations
 from hitrain._activations import Activations
@@ -175,9 +176,59 @@ def test_another_storage_at_the_same_address_is_another_tensor(saved):
         assert torch.equal(saved.unpack(p), matrix(i))
 
 
+def test_a_storage_that_lives_on_without_its_memory_is_not_the_next_one_there(saved):
+    memory = bytearray(MIB)
+
+    def storage(value):
+        memory[:] = bytes([value]) * MIB
+        return torch.frombuffer(memory, dtype=torch.uint8)
+    first = storage(1)
+    packed = [saved.pack(first)]
+    saved.settle()
+    second = storage(2)
+    assert first.data_ptr() == second.data_ptr() and first._version == second._version
+    packed.append(saved.pack(second))
+    saved.settle()
+    assert [saved.unpack(p).unique().tolist() for p in packed] == [[1], [2]]
+
+
+@pytest.mark.parametrize('skip', [1, 7, 40])
+def test_a_part_of_a_storage_comes_back_as_aligned_as_it_was(saved, skip):
+    base = matrix()
+    part = base.view(-1)[skip:skip + N * N // 4]
+    at = part.data_ptr()
+    packed, wanted = saved.pack(part), part.clone()
+    del base, part
+    saved.settle()
+    found = saved.unpack(packed)
+    assert packed.entry.state == _activations.LOADED and torch.equal(found, wanted)
+    assert found.data_ptr() % 64 == at % 64  # PyTorch aligns whole storages so
+
+
+def test_a_thread_that_does_not_end_is_left(saved, monkeypatch):
+    """close() says so, and the thread closes the file when it ends after all."""
+    monkeypatch.setattr(_activations, '_CLOSE_SECONDS_MAX', 0.01)
+    slow, said = Slow(monkeypatch), []
+    packed = saved.pack(matrix())
+    assert slow.begun.wait(SECONDS_MAX)
+
+    def close():
+        with pytest.warns(RuntimeWarning, match='has not ended within 0.01 seconds: the store cannot be unmounted'):
+            saved.close()
+        saved.close()
+        said.append('closed')
+    closing = threading.Thread(target=close, daemon=True)
+    closing.start()
+    closing.join(20)
+    slow.go.set()
+    assert said == ['closed'], 'close() waits for the thread'
+    saved._thread.join(SECONDS_MAX)
+    assert saved._fd == -1 and packed.entry.state == _activations.STORED
+
+
 def test_what_stays(saved):
     parameter = matrix()
-    saved._stay.add(parameter.untyped_storage().data_ptr())
+    saved._stay.add(parameter)
     without_storage = matrix().to_mkldnn(), torch.empty(N, N, device='meta'), matrix().to_sparse()
     for t in (parameter, parameter.t(), torch.ones(10), *without_storage, torch.ones(1).expand(N, N), matrix()[:, :200]):
         assert saved.unpack(saved.pack(t)) is t
@@ -202,7 +253,7 @@ def test_a_tensor_that_changes_before_it_is_written(saved, monkeypatch):
 def test_backward_reads_ahead_and_twice(saved):
     layers = [matrix(i).div_(N).requires_grad_() for i in range(6)]
     for p in layers:
-        saved._stay.add(p.untyped_storage().data_ptr())
+        saved._stay.add(p)
 
     def run(hooks):
         x = matrix(99)
@@ -334,6 +385,15 @@ def test_a_large_tensor_is_read_from_its_end(saved, monkeypatch):
     assert [at // MIB for _, _, at in read] == [8, 4, 0]
 
 
+def test_a_graph_without_a_backward_ends(saved):
+    x = torch.ones(10, requires_grad=True)
+    with torch.autograd.graph.saved_tensors_hooks(saved.pack, saved.unpack):
+        y = x.tanh()  # whose node saves its own output
+    storage = StorageWeakRef(y.untyped_storage())
+    del y
+    assert storage.expired()
+
+
 def test_an_exception_in_forward_ends_the_hooks(shared_root):
     model = Model()
     with hitrain.offload(model, shared_root, keep=KEEP, lr=LR, activations=0) as optimizer:
@@ -343,6 +403,24 @@ def test_an_exception_in_forward_ends_the_hooks(shared_root):
         before = optimizer.figures()['activations']['saved_bytes']
         x.exp().sum().backward()
         assert optimizer.figures()['activations']['saved_bytes'] == before
+
+
+class Table(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(1))
+        self.register_buffer('table', matrix())
+        self.register_buffer('sparse', matrix().to_sparse())  # which has no storage
+
+    def forward(self, x):
+        return x * self.table * self.scale.detach()
+
+
+def test_buffers_are_not_saved(shared_root):
+    model = Table()
+    with hitrain.offload(model, shared_root, keep=KEEP, lr=LR, activations=0) as optimizer:
+        model(torch.ones(N, requires_grad=True)).sum().backward()
+        assert optimizer.figures()['activations']['saved_bytes'] == 0
 
 
 @pytest.mark.parametrize('value', [-1, 'most', 1.5])

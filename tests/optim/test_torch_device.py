@@ -50,8 +50,8 @@ class Late(Copies):
         there.view(-1).view(torch.uint8).fill_(0x7f)
         return self.Event(there, values.detach().clone())
 
-    def send(self, host):
-        there = torch.full_like(host, 0x7f)
+    def send(self, host, skip=0):
+        there = torch.full((skip + len(host),), 0x7f, dtype=host.dtype)[skip:]
         return there, self.Event(there, host)
 
     def wait(self, loaded, there):
@@ -136,9 +136,47 @@ def test_a_saved_tensor_is_written_read_and_forwarded(shared_store, monkeypatch,
     saved.close()
 
 
+def test_a_part_of_a_storage_comes_back_as_aligned_as_it_was(shared_store):
+    """Storages of a GPU begin at multiples of 512."""
+    saved = _activations.Activations(str(shared_store.mountpoint), 0, set(), Copies(torch.device('cpu'), 0))
+    part = activations.matrix().view(-1)[7:7 + (100 << 10)]
+    packed, wanted = saved.pack(part), part.clone()
+    del part
+    saved.settle()
+    found = saved.unpack(packed)
+    assert packed.entry.state == _activations.LOADED and torch.equal(found, wanted)
+    assert found.data_ptr() - found.untyped_storage().data_ptr() == 7 * 4
+    saved.close()
+
+
+def test_a_storage_that_follows_that_of_a_parameter_is_none(shared_root):
+    model = made()
+    with offload(model, shared_root, activations=0) as optimizer:
+        loss_of(model, 0)
+    copies = optimizer._copies
+    del model, optimizer
+    gc.collect()
+    fresh = [torch.empty(activations.N, activations.N) for _ in range(200)]
+    saved = _activations.Activations(str(shared_root.parent), 0, set(), copies)
+    assert all(saved._span(t) for t in fresh)
+    saved.close()
+
+
+def test_a_cuda_graph_that_captures_is_refused(shared_root, monkeypatch):
+    monkeypatch.setattr(torch.cuda, 'is_current_stream_capturing', lambda: True)
+    model = made()
+    with offload(model, shared_root) as optimizer:
+        copies = optimizer._copies
+        copies._has_streams = True
+        for capture in (lambda: loss_of(model, 0), lambda: copies.fetch(torch.ones(1))):
+            with pytest.raises(RuntimeError, match='a CUDA graph cannot capture'):
+                capture()
+        copies._has_streams = False
+
+
 def test_an_error_of_the_device_is_raised_by_the_next_forward_and_by_backward(shared_store, monkeypatch):
     class Broken(Late):
-        def send(self, host):
+        def send(self, host, skip=0):
             raise RuntimeError('CUDA error of the test')
 
         def fetch(self, there):

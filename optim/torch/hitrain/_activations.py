@@ -30,20 +30,22 @@ import queue
 import tempfile
 import threading
 import time
+import warnings
 import weakref
-from typing import Any, Callable, Deque, Dict, Iterator, List, Optional, Set, Tuple, Union
+from typing import Any, Callable, Deque, Dict, Iterable, Iterator, List, Optional, Tuple, Union
 
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from hitrain._depth import bytes_ahead
-from hitrain._device import Copies
+from hitrain._device import Copies, Storages
 from hitrain._files import XATTR, close_quietly, memory_of
 
 HELD, QUEUED, WRITING, STORED, LOADING, LOADED, DEAD = range(7)
 SMALL_BYTES = 256 << 10  # smaller tensors stay in memory
 SEGMENT_BYTES = 4 << 20  # of entries that are written or read with one call, unless one alone has more
 _CHUNK = 1 << 20
+_ALIGNMENT = 256  # libraries choose algorithms by the alignment of addresses, and each has bits of its own
 _BYTE = torch.empty(0, dtype=torch.uint8)
 _PUNCH = 1 | 2  # keep the size, punch a hole
 
@@ -63,7 +65,7 @@ class _Entry:
         self.fetched: Any = None  # of a device: the copy in the memory of the CPU, from when it is queued until it is written
         self.loaded: Any = None  # of a device: what ends the copy to it, once it was read back
         self.buffer: Tuple[Any, Any] = None, None  # which the memory is, once it was read back; and a reference that ends with the last tensor that has it
-        self.storage = StorageWeakRef(tensor.untyped_storage())
+        self.storage = StorageWeakRef(tensor.untyped_storage())  # so no other storage becomes the same _cdata
         self.version, self.changed = tensor._version, False
         self.begin, self.bytes, self.order = begin, size, order
         self.state, self.at = HELD, -1
@@ -153,15 +155,19 @@ class Activations:
     """keep   bytes of saved tensors in memory; 'auto': as many as could not be written in the time of the forward, by the rate that
     was measured, as SSDTrain (arXiv:2408.10013) chooses them. The first pass measures
 
-    stay      addresses of storages that stay as they are: those of parameters
+    stay      tensors whose storages stay as they are, as parameters and buffers
     copies    to and from a device, whose tensors are meant, and not those of the CPU
     Counts: see figures()."""
 
-    def __init__(self, folder: str, keep: Union[int, str], stay: Set[int], copies: Optional[Copies] = None) -> None:
+    def __init__(self, folder: str, keep: Union[int, str], stay: Iterable[torch.Tensor], copies: Optional[Copies] = None) -> None:
         self.auto, self.keep = keep == 'auto', 0 if keep == 'auto' else int(keep)
-        self._stay, self._pid, self._copies = stay, os.getpid(), copies
+        self._pid, self._copies = os.getpid(), copies
+        self._stay = copies.storages if copies else Storages()
+        for t in stay:
+            if _is_plain(t):
+                self._stay.add(t)
         self._device = copies.device if copies else torch.device('cpu')
-        self._fd = self._open(folder)
+        self._fd, self._is_closed = self._open(folder), False
         self._changed = threading.Condition()
         self._entries: Dict[Any, _Entry] = {}  # by storage, version and place
         self._held: Deque[_Entry] = collections.deque()  # HELD, oldest first
@@ -194,7 +200,7 @@ class Activations:
     def pack(self, t: torch.Tensor) -> Any:
         span = self._span(t)
         if span is None or os.getpid() != self._pid:
-            return t, t._version
+            return (t if t.grad_fn is None else t.detach()), t._version  # a node that had its own output would last for ever
         with self._changed:
             if self._error:
                 raise self._error
@@ -202,9 +208,10 @@ class Activations:
                 self._new_pass()
             self._end = time.monotonic()
             self._begin = self._begin or self._end
-            key = (t.untyped_storage().data_ptr(), t._version, *span)
+            storage = t.untyped_storage()
+            key = (storage._cdata, storage.data_ptr(), t._version, *span)  # a storage that shrinks and lives on may give its memory to another
             entry = self._entries.get(key)
-            if entry is None or entry.storage.expired():  # another storage may have its address now
+            if entry is None:
                 self._count += 1
                 part, batch = self.turn  # backward needs the last part first, and in it the first micro-batch
                 entry = _Entry(t.detach(), *span, order=(-part, batch, -self._count))
@@ -267,25 +274,26 @@ class Activations:
         done.wait()
 
     def close(self) -> None:
-        if self._fd >= 0 and os.getpid() == self._pid:
-            self._work.put(('close', None))
-            self._thread.join()
-            close_quietly(self._fd)
-            self._fd = -1
+        if self._is_closed or os.getpid() != self._pid:
+            return
+        self._is_closed = True
+        self._work.put(('close', None))
+        self._thread.join(_CLOSE_SECONDS_MAX)
+        if self._thread.is_alive():  # in a call of a device or a store that does not return
+            warnings.warn(f'the thread that saves tensors for backward has not ended within {_CLOSE_SECONDS_MAX} seconds: the store cannot be '
+                          'unmounted before it ends', RuntimeWarning, stacklevel=2)
 
     # -- within, with the lock --
 
     def _span(self, t: torch.Tensor) -> Optional[Tuple[int, int]]:
         """Where the bytes of a tensor are in its storage; None: it stays. Views of most of a storage share all of it."""
-        if t.device != self._device or t.layout != torch.strided or t.is_sparse or type(t) not in (torch.Tensor, torch.nn.Parameter):
+        if t.device != self._device or not _is_plain(t):
             return None
         size = t.numel() * t.element_size()
         if size < SMALL_BYTES or t.is_conj() or t.is_neg():
             return None
         whole = t.untyped_storage().nbytes()
-        if whole < SMALL_BYTES or t.untyped_storage().data_ptr() in self._stay:
-            return None
-        if self._copies and t.untyped_storage()._cdata in self._copies.storages:
+        if whole < SMALL_BYTES or t in self._stay:
             return None
         if 2 * size >= whole:
             return 0, whole
@@ -376,6 +384,8 @@ class Activations:
         while True:
             what, done = self._work.get()
             if what == 'close':
+                close_quietly(self._fd)
+                self._fd = -1
                 return
             if what == 'settle':
                 done.set()
@@ -455,7 +465,7 @@ class Activations:
         found: List[Tuple[Any, torch.Tensor, Any]] = []  # buffer, memory, loaded
         begin = time.monotonic()
         try:
-            found = [self._memory(e.bytes) for e in run]
+            found = [self._memory(e) for e in run]
             views = [memory_of(memory) for _, memory, _ in reversed(found)]
             if len(views) == 1:  # by segments, the last one first: a reader that goes downwards, for whom the store reads ahead
                 for low in reversed(range(0, len(views[0]), SEGMENT_BYTES)):
@@ -463,7 +473,7 @@ class Activations:
             else:
                 _all_of(os.preadv, self._fd, views, run[-1].at)
             if self._copies:
-                found = [((None, None), *self._copies.send(memory)) for _, memory, _ in found]
+                found = [((None, None), *self._copies.send(memory, e.begin % _ALIGNMENT)) for e, (_, memory, _) in zip(run, found)]
         except BaseException as e:
             self._end_read(run, [])
             if isinstance(e, OSError):
@@ -488,14 +498,16 @@ class Activations:
             self.held_bytes_max = max(self.held_bytes_max, self.held_bytes)
             self._changed.notify_all()
 
-    def _memory(self, size: int) -> Tuple[Any, torch.Tensor, Any]:
+    def _memory(self, entry: _Entry) -> Tuple[Any, torch.Tensor, Any]:
         """Room for an entry that is read. New memory would cost a page fault for each page, so that of ended entries serves again, each
         time as another storage."""
         if self._copies:
-            return (None, None), self._copies.host(_BYTE, size), None
+            return (None, None), self._copies.host(_BYTE, entry.bytes), None
+        skip = entry.begin % _ALIGNMENT
+        size = skip + entry.bytes
         with self._changed:
             buffer = self._spare.take(size) or mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-        content = (ctypes.c_ubyte * size).from_buffer(buffer)
+        content = (ctypes.c_ubyte * entry.bytes).from_buffer(buffer, skip)
         return (buffer, weakref.ref(content)), torch.frombuffer(content, dtype=torch.uint8), None
 
     def _end_unused(self) -> None:
@@ -553,7 +565,12 @@ class Activations:
         return fd
 
 
+_CLOSE_SECONDS_MAX = 60
 _WINDOW_BYTES = 32 << 20  # of entries that are being written or read ahead
+
+
+def _is_plain(t: torch.Tensor) -> bool:
+    return type(t) in (torch.Tensor, torch.nn.Parameter) and t.layout == torch.strided and not t.is_sparse
 
 
 def _all_of(call: Callable[[int, List[memoryview], int], int], fd: int, views: List[memoryview], at: int) -> None:

@@ -14,9 +14,10 @@ PyTorch's allocators reuse pinned memory and memory of the device, each block af
 import collections
 import contextlib
 import threading
-from typing import Any, Deque, Optional, Sequence, Set, Tuple
+from typing import Any, Deque, Dict, Optional, Sequence, Set, Tuple
 
 import torch
+from torch.multiprocessing.reductions import StorageWeakRef
 
 from hitrain._mapped import MappedFile
 
@@ -67,15 +68,30 @@ class Leaving:
                 self._left_bytes += size
 
 
+class Storages:
+    """Storages of tensors. An address of what PyTorch has of a storage is not used again while there is a weak reference to it, so no other
+    storage is ever taken for one of these."""
+
+    def __init__(self) -> None:
+        self._known: Dict[int, StorageWeakRef] = {}
+
+    def add(self, tensor: torch.Tensor) -> None:
+        storage = tensor.untyped_storage()
+        self._known[storage._cdata] = StorageWeakRef(storage)
+
+    def __contains__(self, tensor: torch.Tensor) -> bool:
+        return tensor.untyped_storage()._cdata in self._known
+
+
 class Copies:
     """Streams for both directions. A device that is no GPU has no streams, and copies end when they return.
 
     keep      bytes of parameters that may be on the device
-    storages  those of parameters on the device, by the addresses of what PyTorch has of them"""
+    storages  those of parameters on the device"""
 
     def __init__(self, device: torch.device, keep: int) -> None:
         self.device, self.leaving = device, Leaving(keep)
-        self.storages: Set[int] = set()
+        self.storages = Storages()
         self._has_streams = device.type == 'cuda'
         self._to: Any = torch.cuda.Stream(device) if self._has_streams else None
         self._back: Any = torch.cuda.Stream(device) if self._has_streams else None
@@ -95,10 +111,10 @@ class Copies:
             return self._to.record_event() if self._has_streams else None
 
     @torch.no_grad()
-    def send(self, host: torch.Tensor) -> Tuple[torch.Tensor, Any]:
-        """A new tensor on the device that gets the values of host(), and what wait() takes."""
+    def send(self, host: torch.Tensor, skip: int = 0) -> Tuple[torch.Tensor, Any]:
+        """A new tensor on the device that gets the values of host(), behind so many elements without values, and what wait() takes."""
         with self._on(self._to):
-            there = torch.empty(host.shape, dtype=host.dtype, device=self.device).copy_(host, non_blocking=True)
+            there = torch.empty(skip + host.numel(), dtype=host.dtype, device=self.device)[skip:].copy_(host, non_blocking=True)
             return there, self._to.record_event() if self._has_streams else None
 
     def wait(self, loaded: Any, there: torch.Tensor) -> Any:
@@ -114,6 +130,7 @@ class Copies:
     @torch.no_grad()
     def fetch(self, there: torch.Tensor) -> 'Fetched':
         """Begins to copy values that the current stream computes."""
+        self.refuse_capture()
         host = self.host(there, there.numel()).view(there.shape)
         if not self._has_streams:
             return Fetched(host.copy_(there), None)
@@ -122,6 +139,12 @@ class Copies:
             host.copy_(there, non_blocking=True)
             there.record_stream(self._back)
             return Fetched(host, self._back.record_event())
+
+    def refuse_capture(self) -> None:
+        """A graph would repeat neither what threads do nor the reads and writes of files."""
+        if self._has_streams and torch.cuda.is_current_stream_capturing():
+            raise RuntimeError('a CUDA graph cannot capture the forward or the backward of a model of offload(device=): its parameters come from a '
+                               'store in each of them')
 
     def _on(self, stream: Any) -> Any:
         return torch.cuda.stream(stream) if self._has_streams else contextlib.nullcontext()
@@ -164,7 +187,7 @@ class DeviceFile(MappedFile):
             self._there = torch.empty_like(self._content, device=self.copies.device)
             self._there.untyped_storage().resize_(0)
             self._memory.add(self._there)
-            self.copies.storages.add(self._there.untyped_storage()._cdata)
+            self.copies.storages.add(self._there)
         with self._lock:
             if self._version != self.tensor._version:
                 self._free()

@@ -503,7 +503,7 @@ class Offloaded(Optimizer):
     def _save_activations(self, model: nn.Module, keep: Union[int, str]) -> None:
         outside = os.path.dirname(self.root)
         folder = outside if os.stat(outside).st_dev == os.stat(self.root).st_dev else self.root
-        stay = {p.untyped_storage().data_ptr() for p in model.parameters()}
+        stay = itertools.chain(model.parameters(), model.buffers())
         with self._root.explained('activations'):
             saved = self._activations = Activations(folder, keep, stay, self._copies)
         own = _Entered()
@@ -577,7 +577,10 @@ class Offloaded(Optimizer):
         self._rest()
 
     def _use_device(self) -> None:
-        if self._copies and not self._on_device:
+        if not self._copies:
+            return
+        self._copies.refuse_capture()
+        if not self._on_device:
             self._on_device = self._has_copies = True
             for f in self._mapped():
                 f.use()  # type: ignore[attr-defined]
