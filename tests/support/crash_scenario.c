@@ -6,6 +6,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include "tests/support/background.h"
 #include "tests/support/crash_scenario.h"
 #include "tests/support/dev.h"
 #include "tests/support/receive.h"
@@ -732,12 +733,10 @@ void scenario_scrub(struct crash_scenario *s, const char *name)
 
 uint64_t scenario_compact_some(struct crash_scenario *s)
 {
-    struct ht_compact_stats was, now;
+    uint64_t was = background_figure(s->k.store, "compact", "moved_bytes");
 
-    ht_store_compact_stats(s->k.store, &was);
     ck_assert_int_eq(ht_store_compact(s->k.store), 0);
-    ht_store_compact_stats(s->k.store, &now);
-    return now.moved_bytes - was.moved_bytes;
+    return background_figure(s->k.store, "compact", "moved_bytes") - was;
 }
 
 void scenario_compact(struct crash_scenario *s, uint64_t bytes)
@@ -745,14 +744,18 @@ void scenario_compact(struct crash_scenario *s, uint64_t bytes)
     ck_assert_uint_eq(scenario_compact_some(s), bytes);
 }
 
+static uint64_t deduplicated(struct crash_scenario *s)
+{
+    return background_figure(s->k.store, "dedup", "shared_bytes") +
+        background_figure(s->k.store, "dedup", "hole_bytes");
+}
+
 uint64_t scenario_dedup_some(struct crash_scenario *s)
 {
-    struct ht_dedup_stats was, now;
+    uint64_t was = deduplicated(s);
 
-    ht_store_dedup_stats(s->k.store, &was);
     ck_assert_int_eq(ht_store_dedup(s->k.store), 0);
-    ht_store_dedup_stats(s->k.store, &now);
-    return now.shared_bytes + now.hole_bytes - was.shared_bytes - was.hole_bytes;
+    return deduplicated(s) - was;
 }
 
 void scenario_dedup(struct crash_scenario *s, uint64_t bytes)

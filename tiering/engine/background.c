@@ -36,6 +36,8 @@ int ht_store_background_stat(struct ht_store *s, unsigned index, struct ht_backg
         .figure = r->type->figure,
         .figures = r->type->figures,
     };
+    for (unsigned i = 0; i < r->type->figures; i++)
+        out->value[i] = r->figure[i];
     if (r->type->values)
         r->type->values(r->ctx, out->value);
     return 0;

@@ -62,7 +62,7 @@ struct zeros {
 
 struct ht_dedup_pass {
     struct ht_store *s;
-    struct ht_dedup_figures *figures;
+    _Atomic uint64_t *figure, *bytes; /* of the row; heap of the engine */
     struct ht_dedup_index index;
     struct ht_walk walk;
     uint64_t *version;           /* of the walk's objects when the pass began */
@@ -93,8 +93,8 @@ static void free_pass(struct ht_dedup_pass *p)
 {
     if (!p)
         return;
-    p->figures->memory_bytes -= p->memory_bytes;
-    p->figures->left_bytes = 0;
+    *p->bytes -= p->memory_bytes;
+    p->figure[HT_DEDUP_LEFT] = 0;
     ht_dedup_index_free(&p->index);
     for (unsigned i = 0; i < HT_ARRAY_SIZE(p->buf); i++)
         free(p->buf[i]);
@@ -143,7 +143,7 @@ static int allocate(struct ht_dedup_pass *p, unsigned part)
         rc = -ENOMEM;
     p->memory_bytes = sizeof(*p) + ht_dedup_index_bytes(&p->index) + ht_walk_bytes(&p->walk) +
         p->walk.count * sizeof(*p->version) + QUEUE_MAX * sizeof(*p->queue) + HT_ARRAY_SIZE(p->buf) * HT_CHUNK_BYTES;
-    p->figures->memory_bytes += p->memory_bytes;
+    *p->bytes += p->memory_bytes;
     return rc;
 }
 
@@ -154,7 +154,8 @@ static int begin_pass(struct ht_store *s, unsigned part, uint64_t settle_ns, str
     if (!p)
         return -ENOMEM;
     p->s = s;
-    p->figures = &s->engine->dedup.figures;
+    p->figure = s->engine->row[HT_ENGINE_DEDUP].figure;
+    p->bytes = &s->engine->dedup.bytes;
     p->settle_ns = settle_ns;
     int rc = allocate(p, part);
     if (!rc)
@@ -192,7 +193,7 @@ static struct ht_dedup_chunk name_chunk(const struct ht_obj *o, uint64_t index) 
 static void put_in_queue(struct ht_dedup_pass *p, const struct ht_dedup_pair *pair)
 {
     p->queue[(p->head + p->waiting++) % QUEUE_MAX] = *pair;
-    p->figures->left_bytes += pair->bytes;
+    p->figure[HT_DEDUP_LEFT] += pair->bytes;
 }
 
 static bool is_probably_zero(const struct ht_dedup_pass *p, const struct ht_obj *o, const struct ht_ref *ref)
@@ -286,7 +287,7 @@ static int compare_some(struct ht_dedup_pass *p, struct ht_budget *b)
         const struct ht_dedup_pair pair = p->queue[p->head];
         p->head = (p->head + 1) % QUEUE_MAX;
         p->waiting--;
-        p->figures->left_bytes -= pair.bytes;
+        p->figure[HT_DEDUP_LEFT] -= pair.bytes;
         rc = ht_dedup_compare(p->s, &pair, &p->same, p->buf, &b->bytes);
         skipped += rc == -EAGAIN;
         rc = rc == -EAGAIN ? 0 : rc;
@@ -295,7 +296,7 @@ static int compare_some(struct ht_dedup_pass *p, struct ht_budget *b)
     int changed = ht_dedup_share(p->s, &p->same);
     skipped += changed > 0 ? (unsigned)changed : 0;
     p->skipped |= skipped > 0 || rc || changed < 0;
-    p->figures->skipped += skipped;
+    p->figure[HT_DEDUP_SKIPPED] += skipped;
     return rc ? rc : changed < 0 ? changed : 0;
 }
 
@@ -348,7 +349,7 @@ static void end_pass(struct ht_store *s, struct ht_dedup *d)
     d->part = p->index.part + 1 < p->index.parts ? p->index.part + 1 : 0;
     d->next_ns = ht_walk_next_ns(&p->walk, d->part ? 0 : PASS_COMMITS * commit_ns(s));
     if (!d->part)
-        d->figures.passes++;
+        p->figure[HT_DEDUP_PASSES]++;
     d->pass = NULL;
     free_pass(p);
 }
@@ -356,7 +357,7 @@ static void end_pass(struct ht_store *s, struct ht_dedup *d)
 /* What the mount has found has not changed since, and no model waits for its reserves: the first pass need not wait. */
 static void hurry(struct ht_dedup *d)
 {
-    if (d->reserved && d->figures.passes == 0 && d->pass->due_ns)
+    if (d->reserved && d->pass->figure[HT_DEDUP_PASSES] == 0 && d->pass->due_ns)
         d->pass->due_ns = ht_min_u64(d->pass->due_ns, ht_now_ns());
 }
 
@@ -382,40 +383,24 @@ static enum ht_step step(void *ctx, struct ht_budget *b)
     return rc < 0 ? HT_STEP_BLOCKED : rc == PASS_WAITS ? HT_STEP_IDLE : HT_STEP_WORKED;
 }
 
-enum { PASSES, COMPARED, SHARED, HOLES, DIFFERENT, SKIPPED, LEFT, FIGURES };
-static_assert((int)FIGURES <= (int)HT_ENGINE_FIGURES_MAX, "figures of an engine");
+static_assert((int)HT_DEDUP_FIGURES <= (int)HT_ENGINE_FIGURES_MAX, "figures of an engine");
 
-static const struct ht_engine_figure figures[FIGURES] = {
-    [PASSES] = {"passes", "Passes over all content."},
-    [COMPARED] = {"compared_bytes", "Bytes compared, or looked at for zeros."},
-    [SHARED] = {"shared_bytes", "Space that duplicates had."},
-    [HOLES] = {"hole_bytes", "Space that zeros had."},
-    [DIFFERENT] = {"different", "Chunks with the checksum of another one, but not its content."},
-    [SKIPPED] = {"skipped", "Chunks that had changed or were in use: the next pass looks at them again."},
-    [LEFT] = {"left_bytes", "Probable duplicates that wait to be compared.", .gauge = true},
+static const struct ht_engine_figure figures[HT_DEDUP_FIGURES] = {
+    [HT_DEDUP_PASSES] = {"passes", "Passes over all content."},
+    [HT_DEDUP_COMPARED] = {"compared_bytes", "Bytes compared, or looked at for zeros."},
+    [HT_DEDUP_SHARED] = {"shared_bytes", "Space that duplicates had."},
+    [HT_DEDUP_HOLES] = {"hole_bytes", "Space that zeros had."},
+    [HT_DEDUP_DIFFERENT] = {"different", "Chunks with the checksum of another one, but not its content."},
+    [HT_DEDUP_SKIPPED] = {"skipped", "Chunks that had changed or were in use: the next pass looks at them again."},
+    [HT_DEDUP_LEFT] = {"left_bytes", "Probable duplicates that wait to be compared.", .gauge = true},
 };
-
-static void values(void *ctx, uint64_t out[])
-{
-    struct ht_dedup_stats st;
-
-    ht_store_dedup_stats(ctx, &st);
-    out[PASSES] = st.passes;
-    out[COMPARED] = st.compared_bytes;
-    out[SHARED] = st.shared_bytes;
-    out[HOLES] = st.hole_bytes;
-    out[DIFFERENT] = st.different;
-    out[SKIPPED] = st.skipped;
-    out[LEFT] = st.left_bytes;
-}
 
 const struct ht_engine_type ht_dedup_engine = {
     .name = "dedup",
     .pause_ms = PAUSE_MS,
     .step = step,
     .figure = figures,
-    .figures = FIGURES,
-    .values = values,
+    .figures = HT_DEDUP_FIGURES,
 };
 
 void ht_dedup_end(struct ht_dedup *d)
@@ -425,22 +410,6 @@ void ht_dedup_end(struct ht_dedup *d)
 }
 
 /* ---------------------------------------------------------------- interface */
-
-void ht_store_dedup_stats(struct ht_store *s, struct ht_dedup_stats *out)
-{
-    const struct ht_dedup_figures *f = &s->engine->dedup.figures;
-
-    *out = (struct ht_dedup_stats){
-        .passes = f->passes,
-        .compared_bytes = f->compared_bytes,
-        .shared_bytes = f->shared_bytes,
-        .hole_bytes = f->hole_bytes,
-        .different = f->different,
-        .skipped = f->skipped,
-        .memory_bytes = f->memory_bytes,
-        .left_bytes = f->left_bytes,
-    };
-}
 
 void ht_store_reserves_complete(struct ht_store *s)
 {
@@ -479,6 +448,6 @@ int ht_store_dedup(struct ht_store *s)
     for (unsigned part = 0; !rc && part < parts; part++)
         rc = run_pass(s, part, &parts);
     if (!rc)
-        s->engine->dedup.figures.passes++;
+        s->engine->row[HT_ENGINE_DEDUP].figure[HT_DEDUP_PASSES]++;
     return rc;
 }

@@ -16,9 +16,16 @@ struct ht_obj;
 struct ht_chunk;
 struct ht_dedup_pass;
 
-/* Any thread counts. */
-struct ht_dedup_figures {
-    _Atomic uint64_t passes, compared_bytes, shared_bytes, hole_bytes, different, skipped, memory_bytes, left_bytes;
+/* Of its row. */
+enum ht_dedup_figure {
+    HT_DEDUP_PASSES,
+    HT_DEDUP_COMPARED,
+    HT_DEDUP_SHARED,
+    HT_DEDUP_HOLES,
+    HT_DEDUP_DIFFERENT,
+    HT_DEDUP_SKIPPED,
+    HT_DEDUP_LEFT,
+    HT_DEDUP_FIGURES
 };
 
 /*
@@ -29,9 +36,9 @@ struct ht_dedup_vain {
     uint64_t name[1024]; /* 0: none */
 };
 
-/* The engine's; its thread's alone but for the figures. */
+/* The engine's; its thread's alone. */
 struct ht_dedup {
-    struct ht_dedup_figures figures;
+    _Atomic uint64_t bytes; /* heap; any thread reads it */
     /* ht_store_reserves_complete: any thread's, apart from fields that the compiler may read together. */
     _Atomic bool reserved;
     struct ht_dedup_vain vain;

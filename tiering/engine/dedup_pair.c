@@ -154,7 +154,7 @@ static int in_vain(struct ht_store *s, const struct ht_sharer_side *x)
 /* 1: they are the same; 0: they are not, or cannot be read; -EAGAIN: they have changed; -ENOMEM. */
 static int compare(struct ht_store *s, const struct ht_sharer *x, uint8_t *buf[2], uint64_t *out_bytes)
 {
-    struct ht_dedup_figures *f = &s->engine->dedup.figures;
+    _Atomic uint64_t *figure = s->engine->row[HT_ENGINE_DEDUP].figure;
     uint32_t bytes = x->other.was.stored;
     const struct ht_sharer_side *side[2] = {&x->other, &x->first};
     unsigned sides = x->first.obj ? 2 : 1;
@@ -169,13 +169,13 @@ static int compare(struct ht_store *s, const struct ht_sharer *x, uint8_t *buf[2
         if (!io[i].rc)
             continue;
         int rc = io[i].rc == -ENOMEM ? -ENOMEM : in_vain(s, side[i]); /* scrub reports what cannot be read */
-        f->skipped += rc == 0;
+        figure[HT_DEDUP_SKIPPED] += rc == 0;
         return rc;
     }
     if (HT_MUTANT("dedup-uncompared") || (sides == 1 ? is_zero(&x->other.was, buf[0]) : !memcmp(buf[0], buf[1], bytes)))
         return 1;
     int rc = in_vain(s, &x->other);
-    f->different += rc == 0;
+    figure[HT_DEDUP_DIFFERENT] += rc == 0;
     return rc;
 }
 
@@ -191,7 +191,7 @@ int ht_dedup_compare(struct ht_store *s, const struct ht_dedup_pair *pair, struc
     ht_store_unlock(s);
     if (!rc)
         rc = compare(s, x, buf, &bytes);
-    s->engine->dedup.figures.compared_bytes += bytes;
+    s->engine->row[HT_ENGINE_DEDUP].figure[HT_DEDUP_COMPARED] += bytes;
     *out_bytes += bytes;
     if (rc == 1) {
         same->count++;
@@ -203,13 +203,13 @@ int ht_dedup_compare(struct ht_store *s, const struct ht_dedup_pair *pair, struc
 
 int ht_dedup_share(struct ht_store *s, struct ht_dedup_same *same)
 {
-    struct ht_dedup_figures *f = &s->engine->dedup.figures;
+    _Atomic uint64_t *figure = s->engine->row[HT_ENGINE_DEDUP].figure;
     int rc = same->count ? ht_chunks_share(s, same->pair, same->count) : 0, skipped = 0;
 
     for (unsigned i = 0; i < same->count; i++) {
         struct ht_sharer *x = &same->pair[i];
         if (!rc && !x->rc)
-            *(x->first.obj ? &f->shared_bytes : &f->hole_bytes) += (uint64_t)x->freed_blocks * HT_BLOCK_BYTES;
+            figure[x->first.obj ? HT_DEDUP_SHARED : HT_DEDUP_HOLES] += (uint64_t)x->freed_blocks * HT_BLOCK_BYTES;
         skipped += rc || x->rc;
         put_pair(s, x);
     }

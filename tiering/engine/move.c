@@ -90,7 +90,7 @@ static int note(struct ht_move_batch *b, const struct ht_owner_found *f)
     uint64_t before = ht_owners_bytes(&b->owners);
     int rc = ht_owners_note(&b->owners, f);
 
-    b->figures->memory_bytes += ht_owners_bytes(&b->owners) - before;
+    *b->bytes += ht_owners_bytes(&b->owners) - before;
     return rc;
 }
 
@@ -156,7 +156,7 @@ static void free_batch(struct ht_move_batch *b)
 {
     if (!b)
         return;
-    b->figures->memory_bytes -= sizeof(*b) + HT_CHUNK_BYTES + ht_walk_bytes(&b->walk) + ht_owners_bytes(&b->owners);
+    *b->bytes -= sizeof(*b) + HT_CHUNK_BYTES + ht_walk_bytes(&b->walk) + ht_owners_bytes(&b->owners);
     ht_walk_end(&b->walk);
     ht_owners_end(&b->owners);
     free(b->buf);
@@ -176,8 +176,9 @@ static int new_batch(struct ht_store *s, struct ht_move_batch **out)
     b->s = s;
     b->buf = buf;
     b->flight = 1;
-    b->figures = &s->engine->compaction.figures;
-    b->figures->memory_bytes += sizeof(*b) + HT_CHUNK_BYTES;
+    b->figure = s->engine->row[HT_ENGINE_COMPACT].figure;
+    b->bytes = &s->engine->compaction.bytes;
+    *b->bytes += sizeof(*b) + HT_CHUNK_BYTES;
     *out = b;
     return 0;
 }
@@ -189,7 +190,7 @@ static int begin_walk(struct ht_move_batch *b)
 
     ht_owners_begin(&b->owners, 2 * (size_t)ht_owners_max(b->s), b->count);
     if (!rc)
-        b->figures->memory_bytes += ht_walk_bytes(&b->walk);
+        *b->bytes += ht_walk_bytes(&b->walk);
     return rc;
 }
 
@@ -260,7 +261,8 @@ static uint64_t sparse_groups(struct ht_store *s)
 /* What was moved may have broken other groups, or none could be emptied: then passes come later and later. */
 static void end_pass(struct ht_store *s, struct ht_compaction *c)
 {
-    uint64_t emptied = c->figures.emptied - c->pass_emptied, whole = whole_groups(s);
+    _Atomic uint64_t *figure = s->engine->row[HT_ENGINE_COMPACT].figure;
+    uint64_t emptied = figure[HT_COMPACT_EMPTIED] - c->pass_emptied, whole = whole_groups(s);
     bool in_vain = !emptied || whole < c->pass_whole + (emptied + 1) / 2;
     uint64_t now = ht_now_ns();
 
@@ -270,7 +272,7 @@ static void end_pass(struct ht_store *s, struct ht_compaction *c)
     c->device = 0;
     c->group = 0;
     c->next_ns = ht_max_u64(c->next_ns, now + PERIOD_MS * MS);
-    c->figures.passes++;
+    figure[HT_COMPACT_PASSES]++;
 }
 
 /* False: there is nothing to do until it is woken, or until then. */
@@ -290,7 +292,7 @@ static bool begin_pass(struct ht_store *s, struct ht_compaction *c, uint64_t *ou
     ht_store_unlock(s);
     if (!begins)
         return false;
-    c->pass_emptied = c->figures.emptied;
+    c->pass_emptied = s->engine->row[HT_ENGINE_COMPACT].figure[HT_COMPACT_EMPTIED];
     c->pass_whole = whole_groups(s);
     c->in_pass = true;
     return true;
@@ -344,34 +346,21 @@ static enum ht_step step(void *ctx, struct ht_budget *budget)
     return rc ? HT_STEP_BLOCKED : HT_STEP_WORKED;
 }
 
-enum { PASSES, MOVED, EMPTIED, SKIPPED, FIGURES };
-static_assert((int)FIGURES <= (int)HT_ENGINE_FIGURES_MAX, "figures of an engine");
+static_assert((int)HT_COMPACT_FIGURES <= (int)HT_ENGINE_FIGURES_MAX, "figures of an engine");
 
-static const struct ht_engine_figure figures[FIGURES] = {
-    [PASSES] = {"passes", "Passes over all groups of blocks."},
-    [MOVED] = {"moved_bytes", "Content written elsewhere."},
-    [EMPTIED] = {"emptied", "Groups that became free as a whole."},
-    [SKIPPED] = {"skipped", "Groups that could not be emptied then."},
+static const struct ht_engine_figure figures[HT_COMPACT_FIGURES] = {
+    [HT_COMPACT_PASSES] = {"passes", "Passes over all groups of blocks."},
+    [HT_COMPACT_MOVED] = {"moved_bytes", "Content written elsewhere."},
+    [HT_COMPACT_EMPTIED] = {"emptied", "Groups that became free as a whole."},
+    [HT_COMPACT_SKIPPED] = {"skipped", "Groups that could not be emptied then."},
 };
-
-static void values(void *ctx, uint64_t out[])
-{
-    struct ht_compact_stats st;
-
-    ht_store_compact_stats(ctx, &st);
-    out[PASSES] = st.passes;
-    out[MOVED] = st.moved_bytes;
-    out[EMPTIED] = st.emptied;
-    out[SKIPPED] = st.skipped;
-}
 
 const struct ht_engine_type ht_compact_engine = {
     .name = "compact",
     .pause_ms = PAUSE_MS,
     .step = step,
     .figure = figures,
-    .figures = FIGURES,
-    .values = values,
+    .figures = HT_COMPACT_FIGURES,
 };
 
 /* The allocator is gone, and with it the closed groups. */
@@ -382,19 +371,6 @@ void ht_compact_end(struct ht_compaction *c)
 }
 
 /* ---------------------------------------------------------------- interface */
-
-void ht_store_compact_stats(struct ht_store *s, struct ht_compact_stats *out)
-{
-    const struct ht_move_figures *f = &s->engine->compaction.figures;
-
-    *out = (struct ht_compact_stats){
-        .passes = f->passes,
-        .moved_bytes = f->moved_bytes,
-        .emptied = f->emptied,
-        .skipped = f->skipped,
-        .memory_bytes = f->memory_bytes,
-    };
-}
 
 static int go_on_at_once(struct ht_move_batch *b)
 {
@@ -424,6 +400,6 @@ int ht_store_compact(struct ht_store *s)
         free_batch(b);
     }
     if (!rc)
-        s->engine->compaction.figures.passes++;
+        s->engine->row[HT_ENGINE_COMPACT].figure[HT_COMPACT_PASSES]++;
     return rc;
 }

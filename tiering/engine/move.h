@@ -12,14 +12,18 @@
 struct ht_store;
 struct ht_move_batch;
 
-/* Any thread counts. */
-struct ht_move_figures {
-    _Atomic uint64_t passes, moved_bytes, emptied, skipped, memory_bytes;
+/* Of its row. */
+enum ht_compact_figure {
+    HT_COMPACT_PASSES,
+    HT_COMPACT_MOVED,
+    HT_COMPACT_EMPTIED,
+    HT_COMPACT_SKIPPED,
+    HT_COMPACT_FIGURES
 };
 
-/* The engine's; its thread's alone but for the figures. */
+/* The engine's; its thread's alone. */
 struct ht_compaction {
-    struct ht_move_figures figures;
+    _Atomic uint64_t bytes;      /* heap; any thread reads it */
     struct ht_move_batch *batch; /* NULL: none */
     unsigned device;             /* where the next batch begins to look for groups */
     uint64_t group;

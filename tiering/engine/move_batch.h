@@ -33,7 +33,7 @@ static inline uint64_t ht_move_group(uint64_t key)
 
 struct ht_move_batch {
     struct ht_store *s;
-    struct ht_move_figures *figures;
+    _Atomic uint64_t *figure, *bytes;                 /* of the row; heap of the engine */
     struct ht_move_victim victim[HT_MOVE_GROUPS_MAX]; /* in order */
     unsigned count, at, settled; /* at: the group that is emptied next; settled: groups before it are open again */
     struct ht_walk walk;

@@ -242,7 +242,7 @@ static int gather(struct unit *u)
         rc = gather_group(u, b->at);
         if (rc != GATHERED && rc != STAYS)
             break;
-        b->figures->skipped += rc == STAYS && !b->victim[b->at].closed;
+        b->figure[HT_COMPACT_SKIPPED] += rc == STAYS && !b->victim[b->at].closed;
         b->at++;
     }
     ht_store_unlock(u->s);
@@ -260,7 +260,7 @@ static int publish(struct unit *u, unsigned done)
     b->lsn = !rc && lsn ? lsn : b->lsn;
     for (unsigned i = 0; !rc && i < done; i++)
         if (u->move[i].moved)
-            b->figures->moved_bytes += u->move[i].was.stored;
+            b->figure[HT_COMPACT_MOVED] += u->move[i].was.stored;
     return rc;
 }
 
@@ -299,9 +299,9 @@ static void open_until(struct ht_move_batch *b, unsigned end) HT_REQUIRES(HT_LOC
             continue;
         if (ht_alloc_is_closed_group(a, device_of(v), group_of(v)) &&
             ht_alloc_group_taken(a, device_of(v), group_of(v)) == 0)
-            b->figures->emptied++;
+            b->figure[HT_COMPACT_EMPTIED]++;
         else
-            b->figures->skipped++;
+            b->figure[HT_COMPACT_SKIPPED]++;
         ht_alloc_open_group(a, device_of(v), group_of(v));
         v->closed = false;
     }

@@ -383,27 +383,21 @@ static void give_back(void *ctx)
     ht_recompress_stop(&((struct ht_store *)ctx)->engine->recompress);
 }
 
-enum { CHUNKS, RAW_BYTES, SAVED_BYTES, KEPT_RAW, INLINE_CHUNKS, INLINE_SAVED, FIGURES };
-static_assert((int)FIGURES <= (int)HT_ENGINE_FIGURES_MAX, "figures of an engine");
+static_assert((int)HT_RECOMPRESS_FIGURES <= (int)HT_ENGINE_FIGURES_MAX, "figures of an engine");
 
-static const struct ht_engine_figure figures[FIGURES] = {
-    [CHUNKS] = {"chunks", "Chunks that were compressed."},
-    [RAW_BYTES] = {"raw_bytes", "Bytes that these took on devices before."},
-    [SAVED_BYTES] = {"saved_bytes", "Bytes that they take less now."},
-    [KEPT_RAW] = {"kept_raw", "Chunks that stay as they are, because a frame saves too little."},
-    [INLINE_CHUNKS] = {"inline_chunks", "Chunks that were compressed when they were written."},
-    [INLINE_SAVED] = {"inline_saved_bytes", "Bytes that these take less."},
+static const struct ht_engine_figure figures[HT_RECOMPRESS_FIGURES] = {
+    [HT_RECOMPRESS_CHUNKS] = {"chunks", "Chunks that were compressed."},
+    [HT_RECOMPRESS_RAW] = {"raw_bytes", "Bytes that these took on devices before."},
+    [HT_RECOMPRESS_SAVED] = {"saved_bytes", "Bytes that they take less now."},
+    [HT_RECOMPRESS_KEPT_RAW] = {"kept_raw", "Chunks that stay as they are, because a frame saves too little."},
+    [HT_RECOMPRESS_INLINE_CHUNKS] = {"inline_chunks", "Chunks that were compressed when they were written."},
+    [HT_RECOMPRESS_INLINE_SAVED] = {"inline_saved_bytes", "Bytes that these take less."},
 };
 
+/* What writers compressed. */
 static void values(void *ctx, uint64_t out[])
 {
-    const struct ht_recompress *c = &((struct ht_store *)ctx)->engine->recompress;
-
-    out[CHUNKS] = c->chunks;
-    out[RAW_BYTES] = c->raw_bytes;
-    out[SAVED_BYTES] = c->saved_bytes;
-    out[KEPT_RAW] = c->kept_raw;
-    ht_write_frame_figures(ctx, &out[INLINE_CHUNKS], &out[INLINE_SAVED]);
+    ht_write_frame_figures(ctx, &out[HT_RECOMPRESS_INLINE_CHUNKS], &out[HT_RECOMPRESS_INLINE_SAVED]);
 }
 
 const struct ht_engine_type ht_recompress_engine = {
@@ -412,7 +406,7 @@ const struct ht_engine_type ht_recompress_engine = {
     .step = step,
     .rest = give_back,
     .figure = figures,
-    .figures = FIGURES,
+    .figures = HT_RECOMPRESS_FIGURES,
     .values = values,
 };
 

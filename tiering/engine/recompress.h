@@ -13,6 +13,17 @@
 
 struct ht_store;
 struct ht_recompress_round;
+
+/* Of its row. */
+enum ht_recompress_figure {
+    HT_RECOMPRESS_CHUNKS,
+    HT_RECOMPRESS_RAW,
+    HT_RECOMPRESS_SAVED,
+    HT_RECOMPRESS_KEPT_RAW,
+    HT_RECOMPRESS_INLINE_CHUNKS,
+    HT_RECOMPRESS_INLINE_SAVED,
+    HT_RECOMPRESS_FIGURES
+};
 struct ht_recompress_seen;
 
 /* The engine's thread alone touches what is not atomic. */
@@ -24,7 +35,7 @@ struct ht_recompress {
     size_t seen_count;
     struct ht_owners_part part; /* of shared content: the one that the next round looks at */
     uint64_t next_ns;           /* when the next round is due */
-    _Atomic uint64_t chunks, raw_bytes, saved_bytes, kept_raw, bytes;
+    _Atomic uint64_t bytes;     /* heap */
 };
 
 extern const struct ht_engine_type ht_recompress_engine;

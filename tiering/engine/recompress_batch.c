@@ -38,9 +38,9 @@ enum {
     WAITING_SHARE = 4, /* of the available space */
 };
 
-int ht_recompress_batch_init(struct ht_recompress_batch *b, struct ht_store *s, struct ht_recompress *figures)
+int ht_recompress_batch_init(struct ht_recompress_batch *b, struct ht_store *s, struct ht_recompress *engine)
 {
-    *b = (struct ht_recompress_batch){.s = s, .figures = figures};
+    *b = (struct ht_recompress_batch){.s = s, .engine = engine};
     b->raw = aligned_alloc(HT_BLOCK_BYTES, HT_CHUNK_BYTES);
     b->frame = aligned_alloc(HT_BLOCK_BYTES, HT_CHUNK_BYTES);
     if (!b->raw || !b->frame)
@@ -109,7 +109,7 @@ static void ask_for_all(struct ht_recompress_batch *b)
     for (unsigned i = 0; i < b->owners; i++) {
         if (b->oid[i] != last) {
             last = b->oid[i];
-            may = b->figures->may(b->figures->ctx, last);
+            may = b->engine->may(b->engine->ctx, last);
         }
         b->oid[i] = may ? last : 0;
     }
@@ -168,6 +168,7 @@ static void keep_raw(struct ht_store *s, const struct ht_move *m)
 /* Some of the frames, in a transaction. */
 static int publish_frames(struct ht_recompress_batch *b, struct ht_move m[], unsigned n)
 {
+    _Atomic uint64_t *figure = b->s->engine->row[HT_ENGINE_RECOMPRESS].figure;
     uint32_t before[HT_RECOMPRESS_FRAMES_MAX], after[HT_RECOMPRESS_FRAMES_MAX];
     uint64_t lsn = 0;
 
@@ -180,9 +181,9 @@ static int publish_frames(struct ht_recompress_batch *b, struct ht_move m[], uns
     for (unsigned i = 0; !rc && i < n; i++) {
         if (!m[i].moved)
             continue;
-        b->figures->chunks++;
-        b->figures->raw_bytes += (uint64_t)before[i] * HT_BLOCK_BYTES;
-        b->figures->saved_bytes += (uint64_t)(before[i] - after[i]) * HT_BLOCK_BYTES;
+        figure[HT_RECOMPRESS_CHUNKS]++;
+        figure[HT_RECOMPRESS_RAW] += (uint64_t)before[i] * HT_BLOCK_BYTES;
+        figure[HT_RECOMPRESS_SAVED] += (uint64_t)(before[i] - after[i]) * HT_BLOCK_BYTES;
     }
     return rc;
 }
@@ -289,7 +290,7 @@ static int need_room(struct ht_recompress_batch *b, unsigned more)
         return -ENOMEM;
     b->oid = oid;
     int rc = ht_move_make_room(&b->owner, &b->owners_cap, need, b->move, b->count);
-    b->figures->bytes += (b->owners_cap - had) * (sizeof(*b->owner) + sizeof(*oid));
+    b->engine->bytes += (b->owners_cap - had) * (sizeof(*b->owner) + sizeof(*oid));
     return rc;
 }
 
@@ -351,7 +352,7 @@ int ht_recompress_batch_add(struct ht_recompress_batch *b, const struct ht_move 
         return len;
     if (!len || ht_div_up((uint32_t)len, HT_BLOCK_BYTES) >= ht_ref_blocks(was)) {
         keep_raw(b->s, m);
-        b->figures->kept_raw++;
+        b->s->engine->row[HT_ENGINE_RECOMPRESS].figure[HT_RECOMPRESS_KEPT_RAW]++;
         return 0;
     }
     *out_bytes += ht_round_up((uint32_t)len, HT_BLOCK_BYTES);

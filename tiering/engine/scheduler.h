@@ -59,10 +59,10 @@ struct ht_engine_type {
     /* No lock held. One at a time. */
     enum ht_step (*step)(void *ctx, struct ht_budget *b);
     void (*rest)(void *ctx); /* as a step, once the row is paused: gives back what it holds between steps; or NULL */
-    /* Figures of its own, and their present values; NULL: none. Any thread. */
+    /* Figures of its own; NULL: none. The row has their values. */
     const struct ht_engine_figure *figure;
     unsigned figures;
-    void (*values)(void *ctx, uint64_t out[]);
+    void (*values)(void *ctx, uint64_t out[]); /* sets values that the row has not; or NULL. Any thread */
 };
 
 struct ht_row_figures {
@@ -76,6 +76,7 @@ struct ht_row {
     void *ctx;
     struct ht_pace pace; /* with the rate; 0: not paced */
     struct ht_lane *lane;
+    _Atomic uint64_t figure[HT_ENGINE_FIGURES_MAX]; /* as of type->figure; any thread counts */
     HT_GUARDED_BY(HT_LOCK_ENGINE) struct {
         uint64_t at_ns; /* when it is due */
         bool stepping, woken, blocked;

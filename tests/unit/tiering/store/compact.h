@@ -9,6 +9,7 @@
 
 #include "tests/unit/tiering/store/fixture.h"
 #include "tiering/api/compact.h"
+#include "tiering/engine/engine.h"
 #include "tiering/engine/move.h"
 
 enum { SMALL = HT_SMALL_CHUNK_BYTES, SCOPE = 9, FILES = 320 };
@@ -28,12 +29,29 @@ static inline uint8_t *noise(size_t n, uint64_t seed)
     return p;
 }
 
-static inline struct ht_compact_stats figures(void)
+static inline uint64_t engine_memory_bytes(void)
 {
-    struct ht_compact_stats st;
+    ht_store_lock(s);
+    uint64_t bytes = ht_engine_memory_bytes(s);
+    ht_store_unlock(s);
+    return bytes;
+}
 
-    ht_store_compact_stats(s, &st);
-    return st;
+struct compact_figures {
+    uint64_t passes, moved_bytes, emptied, skipped, memory_bytes;
+};
+
+static inline struct compact_figures figures(void)
+{
+    struct ht_background_stat st = engine("compact");
+
+    return (struct compact_figures){
+        .passes = st.value[HT_COMPACT_PASSES],
+        .moved_bytes = st.value[HT_COMPACT_MOVED],
+        .emptied = st.value[HT_COMPACT_EMPTIED],
+        .skipped = st.value[HT_COMPACT_SKIPPED],
+        .memory_bytes = engine_memory_bytes(),
+    };
 }
 
 /* Many files of a chunk; then only each keep-th is left, so groups are nearly empty. */

@@ -3,22 +3,46 @@
 #ifndef HITRAIN_TESTS_UNIT_TIERING_STORE_DEDUP_H
 #define HITRAIN_TESTS_UNIT_TIERING_STORE_DEDUP_H
 
+#include "tiering/object/context.h"
+#include "tiering/engine/dedup.h"
+#include "tiering/engine/engine.h"
+
 #include "tests/unit/tiering/codec/content.h"
 #include "tests/unit/tiering/store/fixture.h"
 #include "tiering/api/dedup.h"
 
-static inline struct ht_dedup_stats figures(void)
+static inline uint64_t engine_memory_bytes(void)
 {
-    struct ht_dedup_stats st;
+    ht_store_lock(s);
+    uint64_t bytes = ht_engine_memory_bytes(s);
+    ht_store_unlock(s);
+    return bytes;
+}
 
-    ht_store_dedup_stats(s, &st);
-    return st;
+struct dedup_figures {
+    uint64_t passes, compared_bytes, shared_bytes, hole_bytes, different, skipped, left_bytes, memory_bytes;
+};
+
+static inline struct dedup_figures figures(void)
+{
+    struct ht_background_stat st = engine("dedup");
+
+    return (struct dedup_figures){
+        .passes = st.value[HT_DEDUP_PASSES],
+        .compared_bytes = st.value[HT_DEDUP_COMPARED],
+        .shared_bytes = st.value[HT_DEDUP_SHARED],
+        .hole_bytes = st.value[HT_DEDUP_HOLES],
+        .different = st.value[HT_DEDUP_DIFFERENT],
+        .skipped = st.value[HT_DEDUP_SKIPPED],
+        .left_bytes = st.value[HT_DEDUP_LEFT],
+        .memory_bytes = engine_memory_bytes(),
+    };
 }
 
 /* One pass, durable; what it did. */
-static inline struct ht_dedup_stats dedup(void)
+static inline struct dedup_figures dedup(void)
 {
-    struct ht_dedup_stats was = figures(), now;
+    struct dedup_figures was = figures(), now;
 
     ck_assert_int_eq(ht_store_dedup(s), 0);
     ck_assert_int_eq(ht_store_commit(s), 0);

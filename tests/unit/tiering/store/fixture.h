@@ -6,9 +6,9 @@
 #include <check.h>
 #include <stdlib.h>
 
+#include "tests/support/background.h"
 #include "tests/support/dev.h"
 #include "tests/support/suite.h"
-#include "tiering/api/background.h"
 #include "tiering/api/batch_pin.h"
 #include "tiering/api/check.h"
 #include "tiering/api/object.h"
@@ -163,25 +163,14 @@ static inline uint64_t crowd_log(size_t bytes)
     return aside;
 }
 
-/* Work in the background, by its name. */
 static inline struct ht_background_stat engine(const char *name)
 {
-    struct ht_background_stat st;
-
-    for (unsigned i = 0; ht_store_background_stat(s, i, &st) == 0; i++)
-        if (strcmp(st.engine, name) == 0)
-            return st;
-    ck_abort_msg("no engine %s", name);
+    return background_stat(s, name);
 }
 
 static inline uint64_t engine_figure(const char *name, const char *key)
 {
-    struct ht_background_stat st = engine(name);
-
-    for (unsigned i = 0; i < st.figures; i++)
-        if (strcmp(st.figure[i].key, key) == 0)
-            return st.value[i];
-    ck_abort_msg("no figure %s", key);
+    return background_figure(s, name, key);
 }
 
 /* Deletes and releases the object; durable only with a later sync. */

@@ -192,6 +192,7 @@ START_TEST(groups_with_many_owners_need_several_batches)
             ck_assert_int_eq(ht_obj_clone(file[i], 0, twin[i], k * SMALL, SMALL), SMALL);
     }
     ck_assert_int_eq(ht_store_commit(s), 0);
+    uint64_t memory = engine_memory_bytes();
     if (_i)
         ck_assert_int_eq(ht_store_compact(s), 0);
     for (unsigned ms = 0; !figures().passes; ms++) { /* the engine rests between two batches */
@@ -201,7 +202,7 @@ START_TEST(groups_with_many_owners_need_several_batches)
             usleep(1000);
     }
     ck_assert_uint_ge(figures().emptied, 12);
-    ck_assert_uint_eq(figures().memory_bytes, 0);
+    ck_assert_uint_eq(figures().memory_bytes, memory);
     ht_store_verify(s, true);
     for (unsigned i = 0; i < FILES; i++)
         for (uint64_t k = 0; twin[i] && k < EACH; k++)

@@ -56,7 +56,7 @@ START_TEST(copies_take_no_space_and_keep_their_bytes)
     uint64_t once = before - free_bytes();
     struct ht_obj *b = stored(small ? SMALL : HT_CHUNK_BYTES, 0, p, N);
     uint64_t oid[2] = {ht_obj_id(a), ht_obj_id(b)};
-    struct ht_dedup_stats st = dedup();
+    struct dedup_figures st = dedup();
     ck_assert_uint_eq(st.shared_bytes, once);
     ck_assert_uint_eq(st.compared_bytes, 2 * N);
     ck_assert_uint_eq(st.different + st.skipped, 0);
@@ -207,7 +207,7 @@ START_TEST(chunks_of_zeros_become_holes)
     p[3 * MIB - 1] = 1; /* the third chunk has one byte */
     struct ht_obj *a = stored(HT_CHUNK_BYTES, 0, p, 4 * MIB);
     uint64_t oid = ht_obj_id(a);
-    struct ht_dedup_stats st = dedup();
+    struct dedup_figures st = dedup();
     ck_assert_uint_eq(st.hole_bytes, MIB);
     ck_assert_uint_eq(st.shared_bytes + st.different + st.skipped, 0);
     ck_assert_uint_eq(before - free_bytes(), 3 * MIB);
@@ -254,7 +254,7 @@ START_TEST(content_with_the_same_checksum_is_compared)
     ck_assert_uint_eq(ht_hash64(p, MIB, salt), ht_hash64(q, MIB, salt));
     ck_assert_int_ne(memcmp(p, q, MIB), 0);
     struct ht_obj *a = stored(HT_CHUNK_BYTES, 0, p, MIB), *b = stored(HT_CHUNK_BYTES, 0, q, MIB);
-    struct ht_dedup_stats st = dedup();
+    struct dedup_figures st = dedup();
     ck_assert_uint_eq(st.different, 1);
     ck_assert_uint_eq(st.shared_bytes, 0);
     expect_stored(a, p, MIB);
@@ -516,7 +516,7 @@ START_TEST(what_cannot_be_read_is_skipped)
     struct ht_obj *a = stored(HT_CHUNK_BYTES, 0, p, MIB), *b = stored(HT_CHUNK_BYTES, 0, p, MIB);
     for (unsigned nth = 1; nth <= 2; nth++) {
         ht_fault_arm(points[_i], nth, false);
-        struct ht_dedup_stats st = dedup();
+        struct dedup_figures st = dedup();
         ck_assert_uint_ge(ht_fault_passed(points[_i]), nth);
         ht_fault_disarm_all();
         ck_assert_uint_eq(st.skipped, 1);

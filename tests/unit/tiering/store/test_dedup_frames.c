@@ -86,7 +86,7 @@ START_TEST(a_copy_that_comes_after_compression_meets_its_origin)
         origin = ht_obj_get(s, oid[0]);
         copy = ht_obj_get(s, oid[1]);
     }
-    struct ht_dedup_stats st = dedup();
+    struct dedup_figures st = dedup();
     ck_assert_uint_eq(st.shared_bytes, obj_stat(copy).stored_bytes);
     ck_assert_uint_eq(st.different + st.skipped, 0);
     ck_assert_uint_eq(free_bytes(), once);
@@ -195,7 +195,7 @@ START_TEST(frames_with_the_same_checksum_are_compared)
     ck_assert_uint_eq(sum[0], sum[1]);
     ck_assert_int_ne(memcmp(raw[0], raw[1], MIB), 0);
     compress();
-    struct ht_dedup_stats st = dedup();
+    struct dedup_figures st = dedup();
     ck_assert_uint_eq(st.different, 1);
     ck_assert_uint_eq(st.shared_bytes, 0);
     for (unsigned i = 0; i < 2; i++) {
@@ -259,7 +259,7 @@ START_TEST(what_cannot_be_read_is_skipped)
     compress();
     for (unsigned nth = 1; nth <= 2; nth++) {
         ht_fault_arm(points[_i], nth, false);
-        struct ht_dedup_stats st = dedup();
+        struct dedup_figures st = dedup();
         ck_assert_uint_ge(ht_fault_passed(points[_i]), nth);
         ht_fault_disarm_all();
         ck_assert_uint_eq(st.skipped, 1);
@@ -285,7 +285,7 @@ START_TEST(frames_of_zeros_become_holes)
     ck_assert_int_eq(ht_obj_sync(o[1]), 0);
     compress();
     expect_frames(o[0]);
-    struct ht_dedup_stats st = dedup();
+    struct dedup_figures st = dedup();
     ck_assert_uint_eq(st.hole_bytes, 2 * HT_BLOCK_BYTES); /* not the last chunk, which is not whole */
     ck_assert_uint_eq(st.shared_bytes + st.different + st.skipped, 0);
     ck_assert_int_eq(ht_obj_seek(o[0], 0, true), 0);
