@@ -149,6 +149,8 @@ int ht_opt_state_create(struct ht_param *p, const struct ht_layout *layout) HT_E
 int ht_opt_grad_reserve(struct ht_param *p) HT_REQUIRES(HT_LOCK_OPTIM) HT_MUST_CHECK;
 /* Reserves the next rewrite of the parameter and its state, and its gradient. -ENOSPC: some of it is missing. */
 int ht_opt_rewrites_reserve(struct ht_param *p) HT_REQUIRES(HT_LOCK_OPTIM) HT_MUST_CHECK;
+/* The state is another one: takes it, and does the same. */
+int ht_opt_state_settle(struct ht_param *p) HT_REQUIRES(HT_LOCK_OPTIM) HT_MUST_CHECK;
 /*
  * After the deletion of its state: gives the space for rewrites of the parameter and its gradient back. That of state
  * that the log knows stays until its deletion is published, when this is called again.

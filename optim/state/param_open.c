@@ -101,10 +101,8 @@ int ht_opt_param_build(struct ht_param *p, const struct ht_param_shape *shape)
     if (!rc && (!p->block || !same_shape(&p->shape, shape)))
         rc = ht_opt_ranges_init(p, shape);
     /* After a mount others may have taken the space; then writing the gradient reports it. */
-    if (!rc && ht_opt_grad_reserve(p)) {
-        p->unreserved = true;
+    if (!rc && ht_opt_grad_reserve(p))
         ht_opt_not_reserved(p, "no space is reserved for its gradient");
-    }
     unlock(p->o);
     return rc;
 }

@@ -90,8 +90,8 @@ void ht_opt_publish_param(struct ht_param *p, struct ht_tx *tx)
         else
             put_id(ht_tx_records(tx), HT_REC_OPT_PARAM_DEL, p->oid);
         p->pub = p->cur;
-        if (!p->cur.exists && !p->gone && ht_opt_state_unreserve(p)) /* giving back cannot fail */
-            p->unreserved = true;
+        if (!p->cur.exists && !p->gone)
+            (void)!ht_opt_state_unreserve(p); /* giving back cannot fail */
     }
     p->stepped = false;
     p->redo_steps = 0;

@@ -147,8 +147,8 @@ void ht_opt_redo_unreserve(struct ht_root *root)
         struct ht_param *p = ht_list_entry(pos, struct ht_param, of_root);
         bool more = p->redo_g_bytes > p->shape.g_bytes;
         p->redo_g_bytes = 0;
-        if (more && !p->unreserved && ht_opt_grad_reserve(p)) /* giving back cannot fail */
-            p->unreserved = true;
+        if (more && !p->unreserved)
+            (void)!ht_opt_grad_reserve(p); /* giving back cannot fail */
     }
 }
 

@@ -171,7 +171,10 @@ int ht_opt_grad_reserve(struct ht_param *p)
     /* Sums have theirs from the first gradient of a step on; giving it back cannot fail. */
     int rc = p->sum && !p->cur.exists ? ht_obj_rewrite_reserve(p->sum, 0) : 0;
 
-    return rc ? rc : p->grad ? ht_obj_rewrite_reserve_aside(p->grad, ht_div_up(bytes, 2), aside) : 0;
+    if (!rc && p->grad)
+        rc = ht_obj_rewrite_reserve_aside(p->grad, ht_div_up(bytes, 2), aside);
+    p->unreserved |= rc != 0;
+    return rc;
 }
 
 int ht_opt_rewrites_reserve(struct ht_param *p)
@@ -295,6 +298,16 @@ int ht_opt_state_load(struct ht_param *p)
     for (unsigned i = 0; !rc && loaded && i < p->cur.layout.count; i++)
         rc = ht_obj_set_derived(p->state[i], true);
     return !rc && loaded && p->obj ? ht_obj_set_derived(p->obj, true) : rc;
+}
+
+int ht_opt_state_settle(struct ht_param *p)
+{
+    bool other = p->cur.exists && !p->block; /* its shape may be that of state that is gone */
+    int rc = other ? ht_opt_state_shape(p, &p->shape) : 0;
+
+    if (!rc)
+        rc = ht_opt_state_load(p);
+    return rc ? rc : ht_opt_rewrites_reserve(p);
 }
 
 static bool any_orphan(const struct ht_root *root) HT_REQUIRES(HT_LOCK_OPTIM)

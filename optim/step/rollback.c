@@ -328,18 +328,6 @@ static int restore_params(const struct rollback *r)
 }
 
 /* Shared space does not come back with the next rewrite. */
-static int reserve_param(struct ht_param *p) HT_REQUIRES(HT_LOCK_OPTIM)
-{
-    struct ht_param_shape shape;
-    int rc = ht_opt_state_load(p);
-
-    if (!rc)
-        rc = ht_opt_state_shape(p, &shape);
-    for (unsigned i = 0; !rc && i < p->cur.layout.count; i++)
-        rc = ht_obj_rewrite_reserve(p->state[i], ht_opt_state_bytes(&shape, p->cur.layout.kind[i]));
-    return rc ? rc : ht_obj_rewrite_reserve(p->obj, p->cur.elements * ht_dtype_trained_bytes(p->cur.dtype));
-}
-
 static int reserve_all(struct ht_root *root) HT_REQUIRES(HT_LOCK_OPTIM)
 {
     int rc = 0;
@@ -347,7 +335,7 @@ static int reserve_all(struct ht_root *root) HT_REQUIRES(HT_LOCK_OPTIM)
     ht_list_for_each(pos, &root->params) {
         struct ht_param *p = ht_list_entry(pos, struct ht_param, of_root);
         if (!rc && !p->gone && p->cur.exists)
-            rc = reserve_param(p);
+            rc = ht_opt_state_settle(p);
     }
     return rc;
 }

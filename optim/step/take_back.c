@@ -32,14 +32,6 @@ void ht_opt_each_param(struct ht_root *root, void (*fn)(struct ht_param *p))
     }
 }
 
-/* The state that an abort has made go has taken its reservation with it. */
-static int reserve_again(struct ht_param *p) HT_REQUIRES(HT_LOCK_OPTIM)
-{
-    int rc = p->cur.exists ? 0 : ht_obj_rewrite_reserve(p->obj, 0);
-
-    return rc ? rc : ht_opt_rewrites_reserve(p);
-}
-
 /* The store is back: takes references to the objects that exist again. */
 static void reload(struct ht_param *p) HT_REQUIRES(HT_LOCK_OPTIM)
 {
@@ -61,8 +53,8 @@ static void reload(struct ht_param *p) HT_REQUIRES(HT_LOCK_OPTIM)
         ht_opt_param_reclaim(p);
         return;
     }
-    bool other = p->cur.exists && !p->block; /* a rollback that failed may have left the shape of its step */
-    if ((other && ht_opt_state_shape(p, &p->shape)) || ht_opt_state_load(p) || reserve_again(p))
+    /* The state that an abort has made go has taken its reservation with it. */
+    if ((!p->cur.exists && ht_obj_rewrite_reserve(p->obj, 0)) || ht_opt_state_settle(p))
         ht_opt_not_reserved(p, "space for its next rewrite is not reserved after the abort");
 }
 

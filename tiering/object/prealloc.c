@@ -223,11 +223,11 @@ static int allocate(struct ht_obj *o, uint64_t off, uint64_t len, uint64_t *asid
     if (!rc) {
         rc = give(&r, &p);
         let_leaves_go(&r, r.last + 1);
-    } else {
-        p.blocks -= before - *aside;
-        s->objects.aside_blocks += before - *aside;
-        *aside = before;
     }
+    uint64_t back = ht_min_u64(p.blocks, before - *aside);
+    p.blocks -= back;
+    s->objects.aside_blocks += back;
+    *aside += back;
     empty(s, &p);
     return rc;
 }

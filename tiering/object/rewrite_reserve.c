@@ -44,11 +44,19 @@ static int reserve_uncovered(struct ht_obj *o, uint64_t *left, struct ht_slice *
     return 0;
 }
 
-/* Makes the reserve smaller, but keeps what it has. Ending one cannot fail: content without space says so later. */
+/* Shared space does not come back when it is rewritten. */
+static uint64_t blocks_to_reserve(const struct ht_obj *o, uint64_t blocks) HT_REQUIRES(HT_LOCK_STORE)
+{
+    uint64_t stored = ht_obj_stored_blocks(o) - ht_obj_shared_blocks(o);
+
+    return 2 * blocks > stored && blocks ? 2 * blocks - stored : 0;
+}
+
+/* Makes the reserve smaller. Ending one cannot fail: content without space says so later. */
 static int shrink(struct ht_obj *o, uint64_t blocks, struct ht_slice *slice) HT_REQUIRES(HT_LOCK_STORE)
 {
     struct ht_obj_extra *x = ht_obj_extra(o);
-    uint64_t keeps = ht_min_u64(x->rewrite_reserve_left, 2 * blocks);
+    uint64_t keeps = ht_min_u64(x->rewrite_reserve_left, blocks_to_reserve(o, blocks));
     uint64_t left = x->rewrite_reserve_left - keeps;
 
     x->rewrite_reserve_blocks = blocks;
@@ -69,14 +77,6 @@ static int reserve_from(struct ht_store *s, uint64_t blocks, uint64_t *aside) HT
     s->objects.aside_blocks -= taken;
     *aside -= taken;
     return 0;
-}
-
-/* Shared space does not come back when it is rewritten. */
-static uint64_t blocks_to_reserve(const struct ht_obj *o, uint64_t blocks) HT_REQUIRES(HT_LOCK_STORE)
-{
-    uint64_t stored = ht_obj_stored_blocks(o) - ht_obj_shared_blocks(o);
-
-    return 2 * blocks > stored && blocks ? 2 * blocks - stored : 0;
 }
 
 static int set_reserve(struct ht_obj *o, uint64_t size, struct ht_slice *slice, uint64_t *aside)

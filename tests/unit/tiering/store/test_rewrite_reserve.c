@@ -65,6 +65,18 @@ START_TEST(a_chunk_that_is_written_twice_leaves_the_others_their_space)
 }
 END_TEST
 
+/* What a smaller reserve does not cover any more has space from the larger one. */
+START_TEST(a_reserve_becomes_smaller_in_a_full_store)
+{
+    fill(false);
+    put_all(o, 0, p + 1, CHUNKS * MIB);
+    ck_assert_int_eq(ht_obj_rewrite_reserve(o, (CHUNKS - 1) * MIB), 0);
+    ck_assert_int_eq(ht_scope_writeback(s, 9), 0);
+    expect(o, 0, p + 1, CHUNKS * MIB);
+    empty();
+}
+END_TEST
+
 struct update {
     uint64_t index;
     bool staged;
@@ -239,6 +251,7 @@ int main(void)
     tcase_set_timeout(tc, 300);
     tcase_add_test(tc, a_chunk_that_is_written_twice_leaves_the_others_their_space);
     tcase_add_test(tc, tables_for_steps_are_promised_or_refused_before);
+    tcase_add_test(tc, a_reserve_becomes_smaller_in_a_full_store);
     tcase_add_loop_test(tc, a_thread_waits_for_space_that_another_one_has_borrowed, 0, 2);
     return run_suite(tc);
 }
