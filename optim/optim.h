@@ -264,8 +264,6 @@ bool ht_optim_root_replaying(struct ht_optim *o, uint64_t root);
 void ht_optim_interrupt(struct ht_optim *o);
 /* Removes a waiter. True: it was still waiting and will not be called. */
 bool ht_optim_cancel(struct ht_optim *o, struct ht_waiter *w);
-/* True when something of this parameter or state is queued or running or partly covered: its step is open. */
-bool ht_optim_param_busy(struct ht_optim *o, uint64_t oid);
 /*
  * True when this parameter has updates that no commit has published: publishing the file alone (its fsync) would mix
  * two steps. True also while its step is open.

@@ -46,7 +46,6 @@ enum {
     HT_NS_XATTR_RECORD_BYTES = HT_RECORD_HEADER_BYTES + 17,
     HT_NS_TARGET_RECORD_BYTES = HT_RECORD_HEADER_BYTES + 8,
     HT_NS_KEPT_RECORD_BYTES = HT_RECORD_HEADER_BYTES + 32,
-    HT_NS_DEL_RECORD_BYTES = HT_RECORD_HEADER_BYTES + 8,
 };
 
 /* The attributes of an inode that have a current and a published value. */

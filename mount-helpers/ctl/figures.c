@@ -25,11 +25,6 @@ uint64_t ht_figure(const struct ht_figures *f, const char *word)
     return value ? *value : 0;
 }
 
-bool ht_figure_known(const struct ht_figures *f, const char *word)
-{
-    return find(f, word) != NULL;
-}
-
 static void take_line(char *line, struct ht_figures *out)
 {
     char *equal = strchr(line, '='), *end;

@@ -24,7 +24,6 @@ int ht_figures_read(const char *point, struct ht_figures *out) HT_MUST_CHECK;
 void ht_figures_free(struct ht_figures *f);
 /* 0 when there is none. */
 uint64_t ht_figure(const struct ht_figures *f, const char *word);
-bool ht_figure_known(const struct ht_figures *f, const char *word);
 
 /* The whole text of a file, with a NUL after it; free it. At most cap bytes: -EFBIG. */
 int ht_file_text(const char *path, size_t cap, char **out_text) HT_MUST_CHECK;

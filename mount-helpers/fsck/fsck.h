@@ -213,8 +213,6 @@ void ht_fsck_repaired_last(struct ht_fsck *f);
 void ht_fsck_report_all(struct ht_fsck *f, bool repaired);
 void ht_fsck_reported_free(struct ht_fsck *f);
 const char *ht_fsck_code_name(enum ht_fsck_code code);
-/* A row of the table has a repair. */
-bool ht_fsck_code_repairable(enum ht_fsck_code code);
 
 /* ----------------------------------------------------------------- passes */
 

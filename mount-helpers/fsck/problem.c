@@ -84,11 +84,6 @@ const char *ht_fsck_code_name(enum ht_fsck_code code)
     return table[code].code;
 }
 
-bool ht_fsck_code_repairable(enum ht_fsck_code code)
-{
-    return table[code].answer != BY_HAND;
-}
-
 /* -------------------------------------------------------------------- json */
 
 struct ht_fsck_reported {

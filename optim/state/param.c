@@ -247,15 +247,6 @@ int ht_optim_reset(struct ht_optim *o, uint64_t root, uint64_t oid, struct ht_op
     return rc;
 }
 
-bool ht_optim_param_busy(struct ht_optim *o, uint64_t oid)
-{
-    lock(o);
-    const struct ht_param *p = ht_opt_param_find(o, oid);
-    bool busy = p && !p->gone && (p->has_grad || p->pending);
-    unlock(o);
-    return busy;
-}
-
 static bool unpublished(struct ht_optim *o, uint64_t oid) HT_REQUIRES(HT_LOCK_OPTIM)
 {
     const struct ht_param *p = ht_opt_param_find(o, oid);

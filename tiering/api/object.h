@@ -247,9 +247,7 @@ uint64_t ht_obj_rewrite_bytes(struct ht_obj *obj, uint64_t size);
  */
 int ht_obj_set_derived(struct ht_obj *obj, bool edited) HT_MUST_CHECK;
 bool ht_obj_is_derived(struct ht_obj *obj);
-/* Drops all content at once, published or not, without a log record: for scratch objects only. WAITS. */
-void ht_obj_scratch_clear(struct ht_obj *obj);
-/* The same for a range of whole chunks. */
+/* Drops whole chunks at once, published or not, without a log record: of scratch objects only. WAITS. */
 void ht_obj_scratch_drop(struct ht_obj *obj, uint64_t first_chunk, uint64_t count);
 
 #endif

@@ -451,11 +451,3 @@ void ht_obj_scratch_drop(struct ht_obj *o, uint64_t first, uint64_t count)
     }
     ht_store_unlock(s);
 }
-
-void ht_obj_scratch_clear(struct ht_obj *o)
-{
-    ht_obj_scratch_drop(o, 0, UINT64_MAX);
-    ht_store_lock(o->s);
-    o->size = 0;
-    ht_store_unlock(o->s);
-}

@@ -542,11 +542,6 @@ void ht_forecast_continue(struct ht_forecast *f, const struct ht_forecast *befor
     f->first_place += was - ht_forecast_place(f, ht_forecast_now(f, now_ns)); /* modulo 2^64 */
 }
 
-bool ht_forecast_is_idle(const struct ht_forecast *f, uint64_t now_ns)
-{
-    return now_ns > f->real_ns && now_ns - f->real_ns >= f->step_ns / IDLE_PART;
-}
-
 bool ht_forecast_is_wrong(const struct ht_forecast *f)
 {
     return f->wrong_steps >= WRONG_STEPS;

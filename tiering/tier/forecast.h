@@ -52,8 +52,6 @@ uint64_t ht_forecast_now(const struct ht_forecast *f, uint64_t now_ns);
 uint64_t ht_forecast_place(const struct ht_forecast *f, uint64_t time_ns);
 /* Its places go on where those of the one before are: images have these. */
 void ht_forecast_continue(struct ht_forecast *f, const struct ht_forecast *before, uint64_t now_ns);
-/* No access has come for so long that the time stands still. */
-bool ht_forecast_is_idle(const struct ht_forecast *f, uint64_t now_ns);
 bool ht_forecast_is_wrong(const struct ht_forecast *f);
 /* Steps take longer or shorter than when it was made. */
 bool ht_forecast_has_drifted(const struct ht_forecast *f);

@@ -399,7 +399,7 @@ static void *read_all_the_time(void *arg)
         ck_assert_int_ge(ht_optim_state_read(w.o, &desc, at & 64 ? "exp_avg" : "step", off & ~3ull, buf, sizeof(buf)),
                          0);
         (void)fixture_stat(&w);
-        (void)ht_optim_param_busy(w.o, p->oid);
+        (void)ht_optim_param_unpublished(w.o, p->oid);
     }
     pthread_mutex_destroy(&me.lock);
     pthread_cond_destroy(&me.cond);

@@ -619,7 +619,7 @@ START_TEST(scratch_is_copied_not_shared)
     clone_all(a, x);
     clone_all(x, b);
     ck_assert_int_eq(ht_obj_sync(b), 0);
-    ht_obj_scratch_clear(x);
+    ht_obj_scratch_drop(x, 0, UINT64_MAX);
     delete (a);
     ck_assert_int_eq(ht_store_commit(s), 0);
     ck_assert_uint_eq(obj_stat(b).stored_bytes, 2 * MIB);

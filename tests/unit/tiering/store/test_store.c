@@ -379,8 +379,7 @@ START_TEST(scratch_is_not_protected_and_costs_no_write)
     expect(o, 0, p, 4 * MIB);
     ht_store_stats(s, &after);
     ck_assert_uint_eq(after.scratch_dropped_bytes, MIB);
-    ht_obj_scratch_clear(o);
-    ck_assert_uint_eq(ht_obj_size(o), 0);
+    ht_obj_scratch_drop(o, 0, UINT64_MAX);
     ht_store_stats(s, &after);
     ck_assert_uint_eq(after.dram_dirty_bytes, 0);
     ck_assert_uint_eq(after.scratch_dropped_bytes, 4 * MIB);
@@ -390,7 +389,7 @@ START_TEST(scratch_is_not_protected_and_costs_no_write)
     free(more);
     ht_store_stats(s, &after);
     ck_assert_uint_ge(after.scratch_written_bytes, 4 * MIB);
-    ht_obj_scratch_clear(o);
+    ht_obj_scratch_drop(o, 0, UINT64_MAX);
     uint64_t oid = ht_obj_id(o);
     ht_obj_put(o);
     free(p);
