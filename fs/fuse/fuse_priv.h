@@ -191,8 +191,6 @@ struct ht_open {
 };
 /* For readahead at a read; NULL: it could go beyond what the reader wants. */
 struct ht_obj_reader *ht_open_reader(struct ht_open *o, uint64_t off, uint64_t len);
-/* Root of a parameter, or 0; cheap. */
-uint64_t ht_open_root(struct ht_fuse *f, struct ht_open *o);
 /* Closes the files that are still open when the mount has ended by force. */
 void ht_open_close_all(struct ht_fuse *f);
 void ht_open_dirs_free(struct ht_fuse *f);

@@ -33,7 +33,8 @@ static void refresh(struct ht_fuse *f, struct ht_open *o)
     o->epoch = now;
 }
 
-uint64_t ht_open_root(struct ht_fuse *f, struct ht_open *o)
+/* Root of a parameter, or 0; cheap. */
+static uint64_t root_of(struct ht_fuse *f, struct ht_open *o)
 {
     refresh(f, o);
     return o->root;
@@ -47,7 +48,7 @@ static void drop_privilege(fuse_req_t req, uint64_t ino)
 
 static enum ht_traffic_kind traffic_of(struct ht_fuse *f, struct ht_open *o)
 {
-    return ht_open_root(f, o) ? HT_TRAFFIC_PARAM : HT_TRAFFIC_OTHER;
+    return root_of(f, o) ? HT_TRAFFIC_PARAM : HT_TRAFFIC_OTHER;
 }
 
 /* -------------------------------------------------------------------- open */
@@ -248,7 +249,7 @@ void ht_op_read(fuse_req_t req, fuse_ino_t ino, size_t size, off_t off, struct f
 
     if (!(fi->flags & O_NOATIME))
         ht_atime_touch(f, ino, false);
-    if (ht_open_root(f, o))
+    if (root_of(f, o))
         ht_park_read(f, req, o, (uint64_t)off, size);
     else
         ht_read_and_reply(f, req, o->obj, ht_open_reader(o, (uint64_t)off, size), (uint64_t)off, size,
@@ -439,7 +440,7 @@ static int extend_to(struct ht_fuse *f, uint64_t ino, struct ht_obj *obj, uint64
 static int range_written_by(fuse_req_t req, struct ht_open *o, uint64_t off, uint64_t len)
 {
     struct ht_fuse *f = ht_fuse_of(req);
-    int rc = ht_open_root(f, o) ? ht_park_wait(f, o->ino, off, len) : 0;
+    int rc = root_of(f, o) ? ht_park_wait(f, o->ino, off, len) : 0;
 
     if (!rc && o->privileged)
         drop_privilege(req, o->ino);
@@ -530,7 +531,7 @@ static ssize_t copy_range(fuse_req_t req, struct ht_open *from, uint64_t from_of
     ssize_t n;
 
     len = ht_min_u64(len, COPY_BYTES_MAX);
-    int rc = ht_open_root(f, from) ? ht_park_wait(f, from->ino, from_off, len) : 0;
+    int rc = root_of(f, from) ? ht_park_wait(f, from->ino, from_off, len) : 0;
     if (!rc)
         rc = range_written_by(req, to, to_off, len);
     if (rc)

@@ -174,11 +174,6 @@ int ht_opt_wait_replayed(struct ht_root *r)
     return ht_opt_refuses(r);
 }
 
-uint64_t ht_opt_root_step(const struct ht_root *r)
-{
-    return r->redo.replaying ? r->pub_step + r->redo.steps : r->step;
-}
-
 int ht_opt_wait_open(struct ht_root *r)
 {
     ht_activity_wait("the end of a boundary or abort of model root", r->id);
@@ -449,7 +444,7 @@ int ht_optim_root_stat(struct ht_optim *o, uint64_t root, struct ht_root_stat *o
     ht_opt_redo_progress(r, &progress);
     uint64_t open = r->redo.replaying ? 0 : r->open;
     *out = (struct ht_root_stat){
-        .step = ht_opt_root_step(r),
+        .step = r->redo.replaying ? r->pub_step + r->redo.steps : r->step, /* clients have seen the last one */
         .durable_step = r->durable_step,
         .logged_steps = r->redo.steps,
         .logged_bytes = ht_opt_redo_bytes(r),

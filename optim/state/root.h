@@ -125,8 +125,6 @@ static inline bool ht_opt_close_refuses(const struct ht_root *r) HT_REQUIRES(HT_
 bool ht_opt_interrupted(const struct ht_root *r) HT_REQUIRES(HT_LOCK_OPTIM);
 /* Waits until no logged steps are computed again. Releases the lock meanwhile. -EINTR; as ht_opt_refuses. */
 int ht_opt_wait_replayed(struct ht_root *r) HT_REQUIRES(HT_LOCK_OPTIM) HT_MUST_CHECK;
-/* The step that clients see: while logged steps are computed again, the last one of these. */
-uint64_t ht_opt_root_step(const struct ht_root *r) HT_REQUIRES(HT_LOCK_OPTIM);
 /* Waits until gradients may be written and frozen. */
 int ht_opt_wait_open(struct ht_root *r) HT_REQUIRES(HT_LOCK_OPTIM) HT_MUST_CHECK;
 /* Keeps text as the root's error, after the parameter's name (oid 0: none), and raises an event. */

@@ -627,8 +627,10 @@ static bool is_resized(const struct ht_root *root) HT_REQUIRES(HT_LOCK_OPTIM)
 /* *out_again: it may succeed now. */
 static int try_replay(struct ht_root *root, uint64_t *out_step, bool *out_again)
 {
+    lock(root->o);
+    root->redo.replayed = 0;
+    unlock(root->o);
     int rc = replay_all(root, out_step);
-
     lock(root->o);
     if (!root->exists) /* deleted meanwhile, with its logged steps */
         rc = 0;
@@ -670,7 +672,6 @@ static bool wait_for_room(struct ht_root *root, ull step, bool *told)
     }
     waits = waits && !o->stopping && !o->finishing;
     root->redo.starved = false;
-    root->redo.replayed = 0;
     if (waits)
         ht_opt_redo_set_room(o);
     unlock(o);
@@ -685,19 +686,14 @@ int ht_opt_redo_replay(struct ht_root *root)
     uint64_t step = root->step + 1;
     bool any = root->redo.steps > 0;
     root->redo.replaying = any;
-    root->redo.replayed = 0;
     root->redo.replays += any;
     root->redo.replay_began_ns = ht_now_ns();
     unlock(root->o);
     if (!any)
         return 0;
     int rc = try_replay(root, &step, &again);
-    if (again) {
-        lock(root->o);
-        root->redo.replayed = 0;
-        unlock(root->o);
+    if (again)
         rc = try_replay(root, &step, &again);
-    }
     while (rc == -ENOSPC && wait_for_room(root, step, &told))
         rc = try_replay(root, &step, &again);
     if (rc && rc != -ECANCELED)
