@@ -6,6 +6,7 @@
 #include "tests/support/harness.h"
 #include "tests/support/suite.h"
 #include "tiering/api/object.h"
+#include "tiering/base/fault.h"
 
 enum { DEVICE_BYTES = 64 << 20, PARAMS = 3, THREADS = 2 };
 
@@ -150,6 +151,51 @@ START_TEST(a_rollback_goes_back_from_logged_steps)
 }
 END_TEST
 
+static void crash_and_fail_to_replay(void)
+{
+    struct ht_root_stat st;
+
+    ck_assert_int_eq(harness_close(&k, false), 0);
+    ht_fault_arm(HT_FAULT_OPTIM_UPDATE, 3, false);
+    ck_assert_int_eq(harness_open(&k, THREADS), 0);
+    ht_optim_recovered(k.optim);
+    ht_fault_disarm_all();
+    ck_assert_int_eq(ht_optim_root_stat(k.optim, root, &st), 0);
+    ck_assert_ptr_nonnull(strstr(st.error, "cannot be computed again"));
+    ck_assert_int_eq(ht_optim_commit(k.optim, root), -EIO);
+}
+
+/* One that fails itself takes nothing away: the steps are computed again then. */
+START_TEST(a_rollback_gives_up_steps_that_cannot_be_computed_again)
+{
+    struct ht_optim_steer by = {0};
+
+    open_with(logs);
+    take_steps(root, 2);
+    ck_assert_int_eq(ht_optim_snapshot_by(k.optim, root, "first", &by), 0);
+    uint64_t first = harness_model_hash(&k, root, params, PARAMS);
+    take_steps(root, 3);
+    uint64_t last = harness_model_hash(&k, root, params, PARAMS);
+    crash_and_fail_to_replay();
+    ht_fault_arm(HT_FAULT_JOURNAL_SPACE, 1, false);
+    ck_assert_int_ne(harness_rollback(&k, root, "first"), 0);
+    ht_fault_disarm_all();
+    ck_assert_uint_eq(logged(root), 3);
+    ck_assert(harness_model_hash(&k, root, params, PARAMS) == last);
+    crash_and_fail_to_replay();
+    ck_assert_int_eq(harness_rollback(&k, root, "first"), 0);
+    for (unsigned again = 0; again < 2; again++) {
+        ck_assert_uint_eq(logged(root), 0);
+        ck_assert_uint_eq(harness_model_step(&k, root), 2);
+        ck_assert(harness_model_hash(&k, root, params, PARAMS) == first);
+        crash();
+    }
+    take_steps(root, 3);
+    ck_assert(harness_model_hash(&k, root, params, PARAMS) == last);
+    finish();
+}
+END_TEST
+
 int main(void)
 {
     Suite *s = suite_create("logged");
@@ -159,6 +205,7 @@ int main(void)
     tcase_add_loop_test(t, an_open_parameter_without_a_name_is_skipped, 0, 2);
     tcase_add_test(t, a_clone_logs_its_own_steps);
     tcase_add_test(t, a_rollback_goes_back_from_logged_steps);
+    tcase_add_test(t, a_rollback_gives_up_steps_that_cannot_be_computed_again);
     suite_add_tcase(s, t);
     return run_all(s);
 }
