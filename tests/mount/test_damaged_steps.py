@@ -3,12 +3,16 @@
 import errno
 import json
 import os
+import subprocess
+import sys
 
 import pytest
 
 from calls import fails, sync
 from conftest import MIB, run, wait_for
+from slow import loop_device, slow_group
 from test_gather import gather
+from test_redo import ABORT, is_waiting, stat
 from test_roots import command, put_gradient, word
 from test_scrub import flip
 from test_shards import SIZES as NAMES, files, make_model, shard, values
@@ -123,6 +127,36 @@ def test_a_rollback_gives_the_damaged_step_up(damaged, options):
     for step in range(2, STEPS + 1):
         train(root, step)
     assert files(root) == content[STEPS]
+
+
+def test_who_waits_for_a_damaged_step_gets_no_earlier_one(make_store):
+    """In an abort: one reads already, and another has the file open."""
+    store = make_store()
+    image = store.image
+    with loop_device(image) as store.image, slow_group(store.image, ('read',)) as (group, limit):
+        root = make_model(store.mount('device_timeout=600') / 'model', words=LOGGED)
+        with open(f'{group}/cgroup.procs', 'w') as f:
+            f.write(str(store.daemon.pid))
+        for step in range(1, STEPS + 1):
+            train(root, step)
+        damage(image, gradient('w', BAD)[MIB // 8:MIB // 8 + 64].tobytes())
+        with open(root / 'w', 'r+b', buffering=0) as f:
+            assert len(f.read(4096)) == 4096
+            f.write(b'x')  # else nothing needs to be computed again
+            limit(20000)
+            abort = subprocess.Popen([sys.executable, '-c', ABORT, root / '.hitrain/ctl'], stderr=subprocess.PIPE, text=True)
+            wait_for(lambda: stat(root, 'replay_steps_left') > 0, 'the replay')
+            reader = subprocess.Popen(['cat', root / 'w'], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+            wait_for(lambda: is_waiting(reader), 'reader waits')
+            limit(0)
+            assert 'Errno 5' in abort.communicate(timeout=60)[1]
+            assert reader.communicate(timeout=60) == (b'', f'cat: {root}/w: Input/output error\n'.encode())
+            for at in 0, 2 * MIB:
+                no_input(os.pread, f.fileno(), 4096, at)
+        refusal(root, 'commit')
+        store.unmount()
+        store.ends_clean = False
+    store.image = image
 
 
 def test_a_read_only_mount_is_told_to_show_the_full_step(damaged):
