@@ -135,18 +135,6 @@ static struct name take_least(struct frame *f)
     return least;
 }
 
-static int make_room(struct frame *f)
-{
-    size_t cap = f->cap ? 2 * f->cap : 64;
-    struct name *more = realloc(f->name, cap * sizeof(*more));
-
-    if (!more)
-        return -ENOMEM;
-    f->name = more;
-    f->cap = cap;
-    return 0;
-}
-
 static int note_name(void *ctx, const struct ht_ns_dirent *e)
 {
     struct frame *f = ctx;
@@ -154,7 +142,7 @@ static int note_name(void *ctx, const struct ht_ns_dirent *e)
 
     if (f->part == NAMES_IN_PART)
         return 1;
-    if (f->count == f->cap && make_room(f))
+    if (ht_array_grow((void **)&f->name, &f->cap, f->count + 1, sizeof(*f->name)))
         return f->text.err = -ENOMEM;
     ht_buf_put(&f->text, e->name, strlen(e->name) + 1);
     if (f->text.err)

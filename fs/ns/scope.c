@@ -21,14 +21,8 @@ int ht_ns_members_add(struct ht_ns_members *m, struct ht_ns_inode *i)
 {
     if ((i->flags & HT_NS_MARKED) != 0)
         return 0;
-    if (m->count == m->cap) {
-        size_t cap = m->cap == 0 ? 32 : m->cap * 2;
-        struct ht_ns_inode **p = realloc(m->inodes, cap * sizeof(struct ht_ns_inode *));
-        if (!p)
-            return -ENOMEM;
-        m->inodes = p;
-        m->cap = cap;
-    }
+    if (ht_array_grow((void **)&m->inodes, &m->cap, m->count + 1, sizeof(struct ht_ns_inode *)) != 0)
+        return -ENOMEM;
     i->flags |= HT_NS_MARKED;
     m->inodes[m->count++] = i;
     return 0;

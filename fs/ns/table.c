@@ -252,14 +252,8 @@ static int collect(void *ctx, struct ht_ns_inode *i)
 
     if (!c->wanted(c->ns, i))
         return 0;
-    if (c->count == c->cap) {
-        size_t cap = c->cap == 0 ? 32 : c->cap * 2;
-        uint64_t *p = realloc(c->inos, cap * sizeof(*p));
-        if (!p)
-            return -ENOMEM;
-        c->inos = p;
-        c->cap = cap;
-    }
+    if (ht_array_grow((void **)&c->inos, &c->cap, c->count + 1, sizeof(*c->inos)) != 0)
+        return -ENOMEM;
     c->inos[c->count++] = i->ino;
     return 0;
 }

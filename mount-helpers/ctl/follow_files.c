@@ -60,14 +60,8 @@ static const struct ht_follow_entry *find_name(const struct ht_follow_files *f, 
 
 static int add(struct ht_follow_files *f, const char *name, const struct stat *st)
 {
-    if (f->count == f->max) {
-        size_t max = f->max * 2 + 64;
-        struct ht_follow_entry *more = realloc(f->entry, max * sizeof(*more));
-        if (!more)
-            return -ENOMEM;
-        f->entry = more;
-        f->max = max;
-    }
+    if (ht_array_grow((void **)&f->entry, &f->max, f->count + 1, sizeof(*f->entry)) != 0)
+        return -ENOMEM;
     char *path = strdup(name);
     if (!path)
         return -ENOMEM;

@@ -256,8 +256,6 @@ void ht_fsck_close(struct ht_fsck *f);
 
 /* ------------------------------------------------------------------ items.c */
 
-/* Room for need more elements of size bytes in an array that grows. */
-int ht_fsck_grow(void **array, size_t *cap, size_t count, size_t need, size_t size) HT_MUST_CHECK;
 /* All published references, in (object, chunk) order. */
 int ht_fsck_items_load(struct ht_fsck *f) HT_MUST_CHECK;
 /* By device and offset, as a disk likes to be read. */

@@ -8,28 +8,9 @@
 #include "tiering/codec/codec.h"
 #include "tiering/api/check.h"
 
-#define FIRST_CAP 64
-
-int ht_fsck_grow(void **array, size_t *cap, size_t count, size_t need, size_t size)
-{
-    size_t want = *cap != 0 ? *cap : FIRST_CAP;
-    void *p;
-
-    while (want < count + need)
-        want += want / 2;
-    if (want == *cap)
-        return 0;
-    p = realloc(*array, want * size);
-    if (!p)
-        return -ENOMEM;
-    *array = p;
-    *cap = want;
-    return 0;
-}
-
 static int add_frags(struct ht_fsck *f, const struct ht_chunk_info *info)
 {
-    int rc = ht_fsck_grow((void **)&f->frags, &f->frag_cap, f->frag_count, info->extent_count, sizeof(*f->frags));
+    int rc = ht_array_grow((void **)&f->frags, &f->frag_cap, f->frag_count + info->extent_count, sizeof(*f->frags));
 
     if (rc == 0 && f->frag_count + info->extent_count > UINT32_MAX)
         rc = -EOVERFLOW;
@@ -56,7 +37,7 @@ static int add_item(void *ctx, const struct ht_chunk_info *info)
     if (!ht_codec_sizes_valid(&z) || info->index > UINT32_MAX || info->extents[0].device >= HT_DEVICES_MAX ||
         info->chunk_bytes == 0)
         return -EUCLEAN;
-    rc = ht_fsck_grow((void **)&f->items, &f->item_cap, f->item_count, 1, sizeof(*f->items));
+    rc = ht_array_grow((void **)&f->items, &f->item_cap, f->item_count + 1, sizeof(*f->items));
     if (rc < 0)
         return rc;
     it = &f->items[f->item_count];
@@ -136,7 +117,7 @@ struct ht_extent ht_fsck_item_extent(const struct ht_fsck *f, const struct ht_fs
 
 int ht_fsck_note(struct ht_fsck_notes *n, uint64_t id, uint64_t part)
 {
-    int rc = ht_fsck_grow((void **)&n->list, &n->cap, n->count, 1, sizeof(*n->list));
+    int rc = ht_array_grow((void **)&n->list, &n->cap, n->count + 1, sizeof(*n->list));
 
     if (rc == 0)
         n->list[n->count++] = (struct ht_fsck_note){id, part};

@@ -31,7 +31,7 @@ static void report(void *ctx, const char *code, const char *text)
 
 static int note_states(struct optim_pass *p, const struct ht_optim_entry *e)
 {
-    int rc = ht_fsck_grow((void **)&p->states, &p->state_cap, p->state_count, e->state_count + 1, sizeof(*p->states));
+    int rc = ht_array_grow((void **)&p->states, &p->state_cap, p->state_count + e->state_count + 1, sizeof(*p->states));
 
     for (unsigned i = 0; rc == 0 && i < e->state_count; i++)
         p->states[p->state_count++] = (struct state){e->states[i], e->root, e->parameter};

@@ -134,7 +134,7 @@ static bool add_reported(struct ht_fsck *f, const struct ht_fsck_reported *t)
     struct ht_fsck_reported copy = *t;
 
     if (f->reported_bytes + bytes > HT_FSCK_REPORTED_BYTES_MAX ||
-        ht_fsck_grow((void **)&f->reported, &f->reported_cap, f->reported_count, 1, sizeof(*f->reported)) != 0)
+        ht_array_grow((void **)&f->reported, &f->reported_cap, f->reported_count + 1, sizeof(*f->reported)) != 0)
         return false;
     copy.text = strdup(t->text);
     copy.path = t->path ? strdup(t->path) : NULL;

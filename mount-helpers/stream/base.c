@@ -86,7 +86,6 @@ struct ht_base_file {
 };
 
 enum {
-    LIST_START = 64,
     TRIES_MAX = 64,          /* files of one size that are compared */
     RENAMED_MIN_BYTES = 4096 /* smaller ones are sent */
 };
@@ -102,23 +101,17 @@ void ht_base_free(struct ht_base *b)
 
 static int add(struct ht_base *b, const char *path, uint64_t size)
 {
-    struct ht_base_file *f, **files = b->files;
+    struct ht_base_file *f;
     size_t len = strlen(path) + 1;
 
-    if (b->count == b->cap) {
-        size_t cap = b->cap ? 2 * b->cap : LIST_START;
-        files = realloc(files, cap * sizeof(struct ht_base_file *));
-        if (!files)
-            return -ENOMEM;
-        b->files = files;
-        b->cap = cap;
-    }
+    if (ht_array_grow((void **)&b->files, &b->cap, b->count + 1, sizeof(struct ht_base_file *)) != 0)
+        return -ENOMEM;
     f = malloc(sizeof(*f) + len);
     if (!f)
         return -ENOMEM;
     f->size = size;
     memcpy(f->path, path, len);
-    files[b->count++] = f;
+    b->files[b->count++] = f;
     return 0;
 }
 

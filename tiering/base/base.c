@@ -3,10 +3,12 @@
 #include "tiering/base/base.h"
 
 #include <stdio.h>
+#include <stdlib.h>
 #include <sys/random.h>
 #include <time.h>
 
 #define FRACTION_DIGITS_MAX 9u
+#define ARRAY_CAP_MIN 64u
 
 static uint64_t clock_ns(clockid_t id)
 {
@@ -151,4 +153,18 @@ unsigned ht_utf8_length(const char *text)
         (p[0] == 0xf4 && p[1] > 0x8f))
         return 0;
     return n;
+}
+
+int ht_array_grow(void **array, size_t *cap, size_t need, size_t size)
+{
+    size_t want = ht_max_u64(ht_max_u64(need, *cap + *cap / 2), ARRAY_CAP_MIN);
+
+    if (need <= *cap)
+        return 0;
+    void *p = realloc(*array, want * size);
+    if (!p)
+        return -ENOMEM;
+    *array = p;
+    *cap = want;
+    return 0;
 }

@@ -67,5 +67,7 @@ unsigned ht_utf8_length(const char *text);
 
 /* Fills buf with random bytes of the kernel. 0 or -errno. */
 int ht_random(void *buf, size_t len) HT_MUST_CHECK;
+/* Room for need elements of size bytes in an array that grows by at least half. -ENOMEM: it is as before. */
+int ht_array_grow(void **array, size_t *cap, size_t need, size_t size) HT_MUST_CHECK;
 
 #endif

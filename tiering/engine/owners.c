@@ -16,7 +16,6 @@
 #define HASHES_ALL (UINT64_C(1) << 32)
 
 enum {
-    CAP_START = 1024,
     SLICE_CHUNKS = 256,
     SPARE = 4, /* notes fill less than this part of their bound: the next part has twice as many hashes */
 };
@@ -92,14 +91,8 @@ int ht_owners_note(struct ht_owners *w, const struct ht_owner_found *f)
 {
     if (f->group >= w->groups || (w->groups == 1 && w->count >= w->most))
         return 0;
-    if (w->count == w->cap) {
-        size_t cap = w->cap ? 2 * w->cap : CAP_START;
-        struct ht_owner_found *more = realloc(w->found, cap * sizeof(*more));
-        if (!more)
-            return -ENOMEM;
-        w->found = more;
-        w->cap = cap;
-    }
+    if (ht_array_grow((void **)&w->found, &w->cap, w->count + 1, sizeof(*w->found)))
+        return -ENOMEM;
     w->found[w->count++] = *f;
     return 0;
 }

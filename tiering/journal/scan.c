@@ -70,14 +70,8 @@ static bool content_ok(const uint8_t *mem, const struct ht_frame *f, const struc
 
 static int link_add(struct ht_log_scan *s, const struct ht_frame *f)
 {
-    if (s->link_count == s->link_cap) {
-        size_t cap = s->link_cap ? s->link_cap * 2 : 256;
-        struct ht_chain_link *links = realloc(s->links, cap * sizeof(*links));
-        if (!links)
-            return -ENOMEM;
-        s->links = links;
-        s->link_cap = cap;
-    }
+    if (ht_array_grow((void **)&s->links, &s->link_cap, s->link_count + 1, sizeof(*s->links)))
+        return -ENOMEM;
     s->links[s->link_count++] = (struct ht_chain_link){f->checksum, f->epoch};
     return 0;
 }

@@ -51,7 +51,7 @@
 #include "tiering/txn/txn.h"
 #include "tiering/txn/txn_priv.h"
 
-enum { TABLE_START = 64, IDS_START = 32, CHUNK_LOG_BYTES = HT_CHUNK_RECORD_BYTES + HT_FRAG_RECORD_BYTES };
+enum { TABLE_START = 64, CHUNK_LOG_BYTES = HT_CHUNK_RECORD_BYTES + HT_FRAG_RECORD_BYTES };
 
 /* ----------------------------------------------------------------- numbers */
 
@@ -92,15 +92,9 @@ static int grow_table(struct ht_copy *k, size_t size)
     return 0;
 }
 
-static int grow_ids(struct ht_copy *k, size_t cap)
+static int grow_ids(struct ht_copy *k, size_t count)
 {
-    struct ht_copy_id *ids = realloc(k->ids, cap * sizeof(*ids));
-
-    if (!ids)
-        return -ENOMEM;
-    k->ids = ids;
-    k->cap = cap;
-    return 0;
+    return ht_array_grow((void **)&k->ids, &k->cap, count, sizeof(*k->ids));
 }
 
 int ht_copy_expect(struct ht_copy *k, size_t count)
@@ -111,14 +105,14 @@ int ht_copy_expect(struct ht_copy *k, size_t count)
         size *= 2;
     if (size > k->table_size && grow_table(k, size))
         return -ENOMEM;
-    return k->count + count > k->cap ? grow_ids(k, k->count + count) : 0;
+    return grow_ids(k, k->count + count);
 }
 
 uint64_t ht_copy_add(struct ht_copy *k, uint64_t from)
 {
     if (2 * k->count >= k->table_size && grow_table(k, k->table_size ? 2 * k->table_size : TABLE_START))
         return 0;
-    if (k->count == k->cap && grow_ids(k, k->cap ? 2 * k->cap : IDS_START))
+    if (grow_ids(k, k->count + 1))
         return 0;
     const struct ht_copy_id id = {.from = from, .to = ht_store_new_id(k->s)};
     if (!id.to)

@@ -60,16 +60,9 @@ static int ask(struct ht_store *s, uint64_t bytes) HT_REQUIRES(HT_LOCK_STORE)
 static int grow(struct ht_store *s, void **list, size_t *cap, size_t count, size_t size) HT_REQUIRES(HT_LOCK_STORE)
 {
     size_t more = *cap ? *cap : 64;
+    int rc = count < *cap ? 0 : ask(s, more * size);
 
-    if (count < *cap)
-        return 0;
-    int rc = ask(s, more * size);
-    void *p = rc ? NULL : realloc(*list, (*cap + more) * size);
-    if (!p)
-        return rc ? rc : -ENOMEM;
-    *list = p;
-    *cap += more;
-    return 0;
+    return rc || count < *cap ? rc : ht_array_grow(list, cap, *cap + more, size);
 }
 
 /* --------------------------------------------------------------- records */
