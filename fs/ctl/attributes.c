@@ -579,13 +579,6 @@ static ssize_t get_stats(struct ht_ctl *c, uint64_t ino, char *buf, size_t cap)
     return hand_out(&text, ht_metrics_lines(c, ino, &text), buf, cap);
 }
 
-static ssize_t get_kept(struct ht_ctl *c, uint64_t ino, char *buf, size_t cap)
-{
-    struct ht_buf text = HT_BUF_INIT;
-
-    return hand_out(&text, ht_kept_lines(c, ino, &text), buf, cap);
-}
-
 static ssize_t get_digest(struct ht_ctl *c, uint64_t ino, char *buf, size_t cap)
 {
     char digits[HT_NS_DIGEST_MAX];
@@ -606,24 +599,6 @@ static ssize_t get_redo(struct ht_ctl *c, uint64_t ino, char *buf, size_t cap)
         return -ENODATA;
     return snprintf(buf, cap, "first=%llu\nlast=%llu\nlineage=%llu\npublications=%llu\nchanged=%d\n", (ull)s.first,
                     (ull)s.last, (ull)s.lineage, (ull)s.publications, changed);
-}
-
-static ssize_t get_devices(struct ht_ctl *c, uint64_t ino, char *buf, size_t cap)
-{
-    struct ht_buf text = HT_BUF_INIT;
-
-    if (ino != HT_NS_ROOT_INO)
-        return -ENODATA;
-    return hand_out(&text, ht_device_lines(c, &text), buf, cap);
-}
-
-static ssize_t get_background(struct ht_ctl *c, uint64_t ino, char *buf, size_t cap)
-{
-    struct ht_buf text = HT_BUF_INIT;
-
-    if (ino != HT_NS_ROOT_INO)
-        return -ENODATA;
-    return hand_out(&text, ht_background_lines(c, &text), buf, cap);
 }
 
 static const char *options_of(struct ht_ctl *c, uint64_t ino)
@@ -655,9 +630,6 @@ static const struct word words[] = {
     {"durable_step", NULL, read_only, get_durable_step, read_only, false},
     {"grad_norm", NULL, read_only, get_grad_norm, read_only, false},
     {"stats", NULL, read_only, get_stats, read_only, false},
-    {"devices", NULL, read_only, get_devices, read_only, false},
-    {"background", NULL, read_only, get_background, read_only, false},
-    {"kept", NULL, read_only, get_kept, read_only, false},
     {"digest", NULL, read_only, get_digest, read_only, false},
     {"redo", NULL, read_only, get_redo, read_only, false},
     {"options", NULL, read_only, NULL, read_only, false, options_of},

@@ -1,9 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * background.c - the engines of the store, as text: for the attribute background and for the metrics, and their
+ * background.c - the engines of the store, as text: for .hitrain/background and for the metrics, and their
  * commands. Each engine brings its own figures, so a new one needs nothing here.
  */
 #include "fs/ctl/ctl_priv.h"
+#include "fs/ctl/feed.h"
+#include "tiering/base/json.h"
 
 #include <stdio.h>
 
@@ -32,19 +34,43 @@ static uint64_t value_of(const struct row *row, const struct ht_background_stat 
     return v;
 }
 
-int ht_background_lines(struct ht_ctl *c, struct ht_buf *out)
+/* Bytes per second since the engine was idle last; and the seconds that its bytes to come take at that rate, or 0. */
+static void put_speed(struct ht_json *j, const struct ht_background_stat *st)
 {
-    struct ht_background_stat st;
+    uint64_t rate = st->run_ns ? (uint64_t)((double)st->run_bytes * 1e9 / (double)st->run_ns) : 0, left = 0;
 
-    for (unsigned i = 0; !ht_store_background_stat(c->store, i, &st); i++) {
-        ht_buf_printf(out, "engine=%s\tstate=%s", st.engine, ht_background_state_word(st.state));
-        for (size_t k = 0; k < HT_ARRAY_SIZE(rows); k++)
-            ht_buf_printf(out, "\t%s=%llu", rows[k].key, (unsigned long long)value_of(&rows[k], &st));
-        for (unsigned k = 0; k < st.figures; k++)
-            ht_buf_printf(out, "\t%s=%llu", st.figure[k].key, (unsigned long long)st.value[k]);
-        ht_buf_put_u8(out, '\n');
-    }
-    return out->err;
+    for (unsigned k = 0; k < st->figures; k++)
+        if (strcmp(st->figure[k].key, "left_bytes") == 0 && st->state == HT_BACKGROUND_WORKING && rate)
+            left = st->value[k] / rate;
+    ht_json_u64(j, "bytes_per_second", rate);
+    ht_json_u64(j, "seconds_left", left);
+}
+
+static int next_line(void *ctx, uint64_t *after, FILE *to)
+{
+    const struct ht_ctl *c = ctx;
+    struct ht_background_stat st;
+    struct ht_json j;
+
+    if (ht_store_background_stat(c->store, (unsigned)*after, &st))
+        return 0;
+    ht_json_init_lines(&j, to);
+    ht_json_object(&j, NULL);
+    ht_json_str(&j, "engine", st.engine);
+    ht_json_str(&j, "state", ht_background_state_word(st.state));
+    for (size_t k = 0; k < HT_ARRAY_SIZE(rows); k++)
+        ht_json_u64(&j, rows[k].key, value_of(&rows[k], &st));
+    for (unsigned k = 0; k < st.figures; k++)
+        ht_json_u64(&j, st.figure[k].key, st.value[k]);
+    put_speed(&j, &st);
+    ht_json_end(&j);
+    ++*after;
+    return 1;
+}
+
+int ht_background_feed_open(struct ht_ctl *c, struct ht_feed **out)
+{
+    return ht_feed_open(next_line, NULL, c, out);
 }
 
 /* ----------------------------------------------------------------- metrics */

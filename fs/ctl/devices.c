@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* devices.c - the devices of the store, as text: one table of figures for the attribute devices and for the metrics. */
+/* devices.c - the devices of the store, as text: one table of figures for .hitrain/devices and for the metrics. */
 #include "fs/ctl/ctl_priv.h"
+#include "fs/ctl/feed.h"
+#include "tiering/base/json.h"
 
 static const struct row {
     const char *key, *metric, *type, *unit, *help;
@@ -90,33 +92,39 @@ static const char *log_word(enum ht_log_copy_state state)
     return words[state];
 }
 
-/* A path may hold anything: characters that would end the line or the field become '?'. */
-static void put_path(struct ht_buf *out, const char *path)
+static int next_line(void *ctx, uint64_t *after, FILE *to)
 {
-    for (; path && *path; path++)
-        ht_buf_put_u8(out, (unsigned char)*path < 0x20 || *path == 0x7f ? '?' : (uint8_t)*path);
+    struct ht_ctl *c = ctx;
+    struct ht_device_stat st;
+    struct ht_json j;
+    unsigned i = (unsigned)*after;
+
+    if (*after >= ht_store_device_count(c->store))
+        return 0;
+    ht_store_device_stat(c->store, i, &st);
+    ht_json_init_lines(&j, to);
+    ht_json_object(&j, NULL);
+    ht_json_u64(&j, "index", i);
+    ht_json_str(&j, "health", ht_health_word(st.health));
+    ht_json_str(&j, "log", log_word(st.log));
+    for (size_t k = 0; k < HT_ARRAY_SIZE(rows); k++)
+        ht_json_u64(&j, rows[k].key, value_of(&rows[k], &st));
+    for (size_t k = 0; k < HT_ARRAY_SIZE(rate_rows); k++) {
+        uint64_t v;
+        if (rate_of(&rate_rows[k], &st, &v))
+            ht_json_u64(&j, rate_rows[k].key, v);
+    }
+    if (st.has_share)
+        ht_json_u64(&j, "share_per_mille", st.share_per_mille);
+    ht_json_str(&j, "path", st.name ? st.name : "");
+    ht_json_end(&j);
+    *after = i + 1;
+    return 1;
 }
 
-int ht_device_lines(struct ht_ctl *c, struct ht_buf *out)
+int ht_device_feed_open(struct ht_ctl *c, struct ht_feed **out)
 {
-    for (unsigned i = 0; i < ht_store_device_count(c->store); i++) {
-        struct ht_device_stat st;
-        ht_store_device_stat(c->store, i, &st);
-        ht_buf_printf(out, "index=%u\thealth=%s\tlog=%s", i, ht_health_word(st.health), log_word(st.log));
-        for (size_t k = 0; k < HT_ARRAY_SIZE(rows); k++)
-            ht_buf_printf(out, "\t%s=%llu", rows[k].key, (unsigned long long)value_of(&rows[k], &st));
-        for (size_t k = 0; k < HT_ARRAY_SIZE(rate_rows); k++) {
-            uint64_t v;
-            if (rate_of(&rate_rows[k], &st, &v))
-                ht_buf_printf(out, "\t%s=%llu", rate_rows[k].key, (unsigned long long)v);
-        }
-        if (st.has_share)
-            ht_buf_printf(out, "\tshare_per_mille=%llu", (unsigned long long)st.share_per_mille);
-        ht_buf_printf(out, "\tpath=");
-        put_path(out, st.name);
-        ht_buf_put_u8(out, '\n');
-    }
-    return out->err;
+    return ht_feed_open(next_line, NULL, c, out);
 }
 
 /* ----------------------------------------------------------------- metrics */

@@ -163,7 +163,7 @@ void ht_event_put(const struct ht_event_entry *entry, FILE *to)
 
 /* -------------------------------------------------------------------- feed */
 
-static bool next_line(void *ctx, uint64_t *after, FILE *to)
+static int next_line(void *ctx, uint64_t *after, FILE *to)
 {
     struct ht_event_entry entry;
 

@@ -48,41 +48,42 @@ void ht_feed_close(struct ht_feed *f)
     free(f);
 }
 
-/* Makes the next lines when all of the last ones were read. False: there are none, or no memory for them. */
-static bool next_lines(struct ht_feed *f) HT_REQUIRES(HT_LOCK_FEED)
+/* Makes the next lines when all of the last ones were read. 1, or 0: there are none; or -errno. */
+static int next_lines(struct ht_feed *f) HT_REQUIRES(HT_LOCK_FEED)
 {
     if (f->read < f->len)
-        return true;
+        return 1;
     free(f->lines);
     f->lines = NULL;
     f->len = f->read = 0;
     FILE *to = open_memstream(&f->lines, &f->len);
     if (!to)
-        return false;
+        return -ENOMEM;
     uint64_t was = f->after;
-    bool any = f->next(f->ctx, &f->after, to);
-    if (fclose(to)) {
+    int rc = f->next(f->ctx, &f->after, to);
+    if (fclose(to) && rc >= 0)
+        rc = -ENOMEM;
+    if (rc < 0) {
         f->len = 0;
         f->after = was;
-        return false;
     }
-    return any;
+    return rc;
 }
 
 ssize_t ht_feed_read(struct ht_feed *f, uint64_t off, void *buf, size_t len)
 {
-    size_t done = 0;
+    size_t n = 0;
 
     ht_mutex_lock(feed_lock(f));
     if (!f->begun)
         f->after = off;
     f->begun = true;
-    while (done < len && next_lines(f)) {
-        size_t n = ht_min_u64(len - done, f->len - f->read);
-        memcpy((char *)buf + done, f->lines + f->read, n);
+    int rc = next_lines(f);
+    if (rc > 0) {
+        n = ht_min_u64(len, f->len - f->read);
+        memcpy(buf, f->lines + f->read, n);
         f->read += n;
-        done += n;
     }
     ht_mutex_unlock(feed_lock(f));
-    return (ssize_t)done;
+    return rc < 0 ? rc : (ssize_t)n;
 }

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * feed.h - one reader of .hitrain/events, .hitrain/trace or .hitrain/plan: a stream of lines, from the oldest entry or
- * after the one whose number is the offset of the first read; then offsets count no more. At the newest entry reads
+ * feed.h - one reader of a hidden file of JSON Lines: a stream of lines, from the first entry or after the one whose
+ * number is the offset of the first read; then offsets count no more. At the last entry reads
  * end, and later ones go on.
  */
 #ifndef HITRAIN_FS_CTL_FEED_H
@@ -11,14 +11,15 @@
 #include "tiering/base/base.h"
 
 /*
- * Writes lines for one or more entries after number *after, and sets *after to the last one's. False: there are none.
- * One call for a feed at a time.
+ * Writes lines for one or more entries after number *after, and sets *after to the last one's. 1, or 0: there are none;
+ * or -errno. One call for a feed at a time.
  */
-typedef bool ht_feed_next(void *ctx, uint64_t *after, FILE *to);
+typedef int ht_feed_next(void *ctx, uint64_t *after, FILE *to);
 
 struct ht_feed;
 /* free_ctx: with ctx when the feed closes, or if it cannot open; NULL: ctx is not the feed's. */
 int ht_feed_open(ht_feed_next *next, void (*free_ctx)(void *ctx), void *ctx, struct ht_feed **out) HT_MUST_CHECK;
+/* Lines that were made together at most. */
 ssize_t ht_feed_read(struct ht_feed *f, uint64_t off, void *buf, size_t len) HT_MUST_CHECK;
 void ht_feed_close(struct ht_feed *f);
 

@@ -120,6 +120,10 @@ static mode_t steer_bits(mode_t mode)
 
 static mode_t mode_of(enum ht_hidden_kind kind, mode_t base)
 {
+    if (ht_hidden_is_private(kind))
+        return S_IFREG | 0400;
+    if (ht_hidden_is_text(kind))
+        return S_IFREG | (base & 0444);
     switch (kind) {
     case HT_HIDDEN_DIR:
     case HT_HIDDEN_GRAD_DIR:
@@ -139,13 +143,6 @@ static mode_t mode_of(enum ht_hidden_kind kind, mode_t base)
         return S_IFDIR | search_bits(base);
     case HT_HIDDEN_CTL:
         return S_IFREG | steer_bits(base);
-    case HT_HIDDEN_STATS:
-        return S_IFREG | (base & 0444);
-    case HT_HIDDEN_EVENTS:
-    case HT_HIDDEN_TRACE:
-    case HT_HIDDEN_PLAN:
-    case HT_HIDDEN_REDO:
-        return S_IFREG | 0400;
     default:
         return S_IFREG | (base & 0666);
     }
@@ -299,8 +296,7 @@ ssize_t ht_hidden_getxattr(struct ht_ctl *c, uint64_t ino, const char *name, voi
     enum ht_hidden_kind kind = ht_hidden_kind(ino);
     ssize_t n;
 
-    if (strcmp(name, HT_NS_ACL_ACCESS) != 0 || kind == HT_HIDDEN_EVENTS || kind == HT_HIDDEN_TRACE ||
-        kind == HT_HIDDEN_PLAN || kind == HT_HIDDEN_REDO || kind == HT_HIDDEN_REDO_DIR)
+    if (strcmp(name, HT_NS_ACL_ACCESS) != 0 || ht_hidden_is_private(kind) || kind == HT_HIDDEN_REDO_DIR)
         return -ENODATA;
     n = ht_ns_getxattr(c->ns, ht_hidden_permission_inode(c, ino), name, buf, cap);
     if (n > 0 && cap)
@@ -347,13 +343,17 @@ struct fixed {
 };
 
 static const struct fixed fixed[] = {
+    {"background", HT_HIDDEN_BACKGROUND, false, true},
     {"ctl", HT_HIDDEN_CTL, false, false},
+    {"devices", HT_HIDDEN_DEVICES, false, true},
     {"events", HT_HIDDEN_EVENTS, false, true},
     {"gather", HT_HIDDEN_GATHER, true, false, true, true},
     {"grad", HT_HIDDEN_GRAD_DIR, true, false},
     {"grad-topk", HT_HIDDEN_TOPK_DIR, true, false},
+    {"kept", HT_HIDDEN_KEPT, true, false, true, true},
     {"plan", HT_HIDDEN_PLAN, false, true},
     {"redo", HT_HIDDEN_REDO_DIR, true, false, true, true},
+    {"roots", HT_HIDDEN_ROOTS, false, true},
     {"shard", HT_HIDDEN_SHARD_DIR, true, false, true},
     {"snap", HT_HIDDEN_SNAP_DIR, true, false, true, true},
     {"state", HT_HIDDEN_STATE_DIR, true, false},

@@ -7,6 +7,8 @@
  *     grad-topk/P            the same, sparse (hitrain/topk.h)
  *     state/P/NAME           optimizer state as f32
  *     ctl  stats
+ *     background  devices  roots    of the mount's root: JSON Lines
+ *     kept                 of a model root's directory: its kept steps as JSON Lines
  *     redo/STEP            of a model root's directory, for its owner and root: a logged step
  *     snap/STEP            of a model root's directory: that of a kept step, an ordinary inode
  *     shard/<r>of<R>/      of a model root's directory: param/P, grad/P and state/P/NAME, the blocks of rank r alone

@@ -51,7 +51,7 @@ struct ht_hidden_file {
     struct ht_shard_map *shard; /* of shards; NULL: the whole */
     struct session *session;    /* CTL */
     struct ht_buf text;         /* STATS */
-    struct ht_feed *feed;       /* EVENTS, TRACE and PLAN */
+    struct ht_feed *feed;       /* files of JSON Lines */
     struct ht_optim_redo *redo; /* REDO */
     struct ht_gather *gather;   /* GATHER */
     bool counted;               /* by fs/fuse */
@@ -177,6 +177,7 @@ static int open_session(struct ht_hidden_file *f, const struct ht_caller *caller
     return 0;
 }
 
+/* stats and roots: they name the models only that the caller could find. */
 static int open_stats(struct ht_hidden_file *f, const struct ht_caller *caller)
 {
     uint64_t base = ht_hidden_base(f->ino);
@@ -190,7 +191,10 @@ static int open_stats(struct ht_hidden_file *f, const struct ht_caller *caller)
     if (rc)
         return rc;
     known = ht_person_caller(&person);
-    rc = ht_metrics_openmetrics(f->ctl, base == HT_NS_ROOT_INO ? 0 : t.root, &known, &f->text);
+    if (f->kind == HT_HIDDEN_ROOTS)
+        rc = ht_root_feed_open(f->ctl, &known, &f->feed);
+    else
+        rc = ht_metrics_openmetrics(f->ctl, base == HT_NS_ROOT_INO ? 0 : t.root, &known, &f->text);
     ht_person_free(&person);
     return rc;
 }
@@ -213,7 +217,14 @@ static int open_kind(struct ht_hidden_file *f, const struct ht_caller *caller)
     case HT_HIDDEN_CTL:
         return open_session(f, caller);
     case HT_HIDDEN_STATS:
+    case HT_HIDDEN_ROOTS:
         return open_stats(f, caller);
+    case HT_HIDDEN_DEVICES:
+        return ht_device_feed_open(f->ctl, &f->feed);
+    case HT_HIDDEN_BACKGROUND:
+        return ht_background_feed_open(f->ctl, &f->feed);
+    case HT_HIDDEN_KEPT:
+        return ht_kept_feed_open(f->ctl, ht_hidden_base(f->ino), &f->feed);
     case HT_HIDDEN_EVENTS:
         return ht_event_feed_open(f->ctl, &f->feed);
     case HT_HIDDEN_TRACE:
@@ -268,8 +279,7 @@ static int check_open(struct ht_ctl *c, uint64_t ino, int flags, const struct ht
     if (rc == 0 && (kind == HT_HIDDEN_STATE || is_file_of_shard(kind)) && (flags & O_ACCMODE) != O_RDONLY &&
         ht_ns_is_frozen(c->ns, ht_hidden_base(ino)))
         rc = -EROFS;
-    if (rc == 0 &&
-        (kind == HT_HIDDEN_EVENTS || kind == HT_HIDDEN_TRACE || kind == HT_HIDDEN_PLAN || kind == HT_HIDDEN_REDO))
+    if (rc == 0 && ht_hidden_is_private(kind))
         rc = check_feed(c, ino, caller);
     *out_steered = kind == HT_HIDDEN_CTL && ht_ctl_is_root(c, permission_inode) ? permission_inode : 0;
     if (rc == 0 && *out_steered)
@@ -579,6 +589,8 @@ ssize_t ht_hidden_read(struct ht_hidden_file *f, uint64_t off, void *buf, size_t
 {
     if (f->shard)
         return ht_shard_each(f->shard, off, buf, len, read_whole, f);
+    if (f->feed)
+        return ht_feed_read(f->feed, off, buf, len);
     switch (f->kind) {
     case HT_HIDDEN_GRAD:
     case HT_HIDDEN_STATE:
@@ -586,10 +598,6 @@ ssize_t ht_hidden_read(struct ht_hidden_file *f, uint64_t off, void *buf, size_t
         return read_whole(f, off, buf, len);
     case HT_HIDDEN_CTL:
         return read_session(f->session, buf, len);
-    case HT_HIDDEN_EVENTS:
-    case HT_HIDDEN_TRACE:
-    case HT_HIDDEN_PLAN:
-        return ht_feed_read(f->feed, off, buf, len);
     case HT_HIDDEN_REDO:
         return ht_optim_redo_read(f->redo, off, buf, len);
     case HT_HIDDEN_GATHER:

@@ -8,24 +8,28 @@
 
 /* 0 is no kind: numbers of ordinary inodes have it. */
 enum ht_hidden_kind {
-    HT_HIDDEN_DIR = 1,   /* .hitrain; base: its directory, as in the next two */
-    HT_HIDDEN_GRAD_DIR,  /* .hitrain/grad */
-    HT_HIDDEN_STATE_DIR, /* .hitrain/state */
-    HT_HIDDEN_PARAM_DIR, /* .hitrain/state/P; base: P, as in the next two */
-    HT_HIDDEN_GRAD,      /* .hitrain/grad/P */
-    HT_HIDDEN_STATE,     /* .hitrain/state/P/NAME; index: which NAME */
-    HT_HIDDEN_CTL,       /* .hitrain/ctl; base: its directory, as in the next */
-    HT_HIDDEN_STATS,     /* .hitrain/stats */
-    HT_HIDDEN_EVENTS,    /* .hitrain/events of the mount's root */
-    HT_HIDDEN_TOPK_DIR,  /* .hitrain/grad-topk; base: its directory */
-    HT_HIDDEN_TOPK,      /* .hitrain/grad-topk/P; base: P */
-    HT_HIDDEN_TRACE,     /* .hitrain/trace of the mount's root */
-    HT_HIDDEN_PLAN,      /* .hitrain/plan of the mount's root */
-    HT_HIDDEN_SNAP_DIR,  /* .hitrain/snap; base: the model root's directory. Its entries are ordinary inodes */
-    HT_HIDDEN_REDO_DIR,  /* .hitrain/redo; base: the model root's directory, as in the next */
-    HT_HIDDEN_REDO,      /* .hitrain/redo/STEP; index: STEP modulo 256 */
-    HT_HIDDEN_SHARD_DIR, /* .hitrain/shard; base: the model root's directory, as in the next */
-    HT_HIDDEN_GATHER,    /* .hitrain/gather */
+    HT_HIDDEN_DIR = 1,    /* .hitrain; base: its directory, as in the next two */
+    HT_HIDDEN_GRAD_DIR,   /* .hitrain/grad */
+    HT_HIDDEN_STATE_DIR,  /* .hitrain/state */
+    HT_HIDDEN_PARAM_DIR,  /* .hitrain/state/P; base: P, as in the next two */
+    HT_HIDDEN_GRAD,       /* .hitrain/grad/P */
+    HT_HIDDEN_STATE,      /* .hitrain/state/P/NAME; index: which NAME */
+    HT_HIDDEN_CTL,        /* .hitrain/ctl; base: its directory, as in the next */
+    HT_HIDDEN_STATS,      /* .hitrain/stats */
+    HT_HIDDEN_EVENTS,     /* .hitrain/events of the mount's root */
+    HT_HIDDEN_TOPK_DIR,   /* .hitrain/grad-topk; base: its directory */
+    HT_HIDDEN_TOPK,       /* .hitrain/grad-topk/P; base: P */
+    HT_HIDDEN_TRACE,      /* .hitrain/trace of the mount's root */
+    HT_HIDDEN_PLAN,       /* .hitrain/plan of the mount's root */
+    HT_HIDDEN_SNAP_DIR,   /* .hitrain/snap; base: the model root's directory. Its entries are ordinary inodes */
+    HT_HIDDEN_REDO_DIR,   /* .hitrain/redo; base: the model root's directory, as in the next */
+    HT_HIDDEN_REDO,       /* .hitrain/redo/STEP; index: STEP modulo 256 */
+    HT_HIDDEN_SHARD_DIR,  /* .hitrain/shard; base: the model root's directory, as in the next */
+    HT_HIDDEN_GATHER,     /* .hitrain/gather */
+    HT_HIDDEN_DEVICES,    /* .hitrain/devices of the mount's root */
+    HT_HIDDEN_BACKGROUND, /* .hitrain/background of the mount's root */
+    HT_HIDDEN_ROOTS,      /* .hitrain/roots of the mount's root */
+    HT_HIDDEN_KEPT,       /* .hitrain/kept; base: the model root's directory */
 
     /* Those below it also have a rank, and the number of ranks. */
     HT_HIDDEN_SHARD_FIRST = 128,
@@ -47,6 +51,16 @@ uint64_t ht_hidden_base(uint64_t ino);
 static inline bool ht_hidden_is_shard(enum ht_hidden_kind kind)
 {
     return kind >= HT_HIDDEN_SHARD_FIRST;
+}
+/* For the owner and root: they name things in directories that not all users may search. */
+static inline bool ht_hidden_is_private(enum ht_hidden_kind kind)
+{
+    return kind == HT_HIDDEN_EVENTS || kind == HT_HIDDEN_TRACE || kind == HT_HIDDEN_PLAN || kind == HT_HIDDEN_REDO;
+}
+/* For all who may read the directory. */
+static inline bool ht_hidden_is_text(enum ht_hidden_kind kind)
+{
+    return kind == HT_HIDDEN_STATS || (kind >= HT_HIDDEN_DEVICES && kind <= HT_HIDDEN_KEPT);
 }
 /* Of a kind below .hitrain/shard. */
 void ht_hidden_ranks(uint64_t ino, unsigned *out_rank, unsigned *out_ranks);

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* kept.c - the commands of .hitrain/ctl that make, use and end kept steps. Each may WAIT. */
 #include "fs/ctl/ctl_priv.h"
-#include "fs/ctl/digest.h"
 #include "tiering/api/keep.h"
 
 #include <stdio.h>
@@ -268,39 +267,4 @@ int ht_kept_command(struct ht_ctl *c, uint64_t root, const struct ht_command *cm
     if (by->why[0])
         snprintf(err, HT_CTL_ERROR_MAX, "%s", by->why);
     return rc;
-}
-
-/* ------------------------------------------------------------------- figures */
-
-static void put_digest(struct ht_ctl *c, uint64_t ino, struct ht_buf *out)
-{
-    char digits[HT_NS_DIGEST_MAX], why[HT_CTL_ERROR_MAX];
-
-    if (ht_ns_kept_digest(c->ns, ino, digits) == 0)
-        ht_buf_printf(out, "digest=%s\n", digits);
-    else if (ht_digest_error(c, ino, why))
-        ht_buf_printf(out, "digest_error=%s\n", why);
-}
-
-int ht_kept_lines(struct ht_ctl *c, uint64_t ino, struct ht_buf *out)
-{
-    struct ht_ns_kept *all = NULL;
-    size_t count = 0, i = 0;
-    uint64_t stored_bytes, own_bytes;
-    int rc = ht_ns_kept_list(c->ns, 0, &all, &count);
-
-    while (rc == 0 && i < count && all[i].ino != ino)
-        i++;
-    if (rc == 0 && i == count)
-        rc = -ENODATA;
-    if (rc == 0)
-        rc = ht_store_scope_space(c->store, ino, &stored_bytes, &own_bytes);
-    if (rc == 0)
-        ht_buf_printf(out, "name=%s\nstep=%llu\ntime_ns=%lld\nstored_bytes=%llu\nown_bytes=%llu\n", all[i].name,
-                      (unsigned long long)all[i].step, (long long)all[i].time_ns, (unsigned long long)stored_bytes,
-                      (unsigned long long)own_bytes);
-    if (rc == 0)
-        put_digest(c, ino, out);
-    free(all);
-    return rc ? rc : out->err;
 }

@@ -9,10 +9,13 @@
  */
 #include "fs/ctl/ctl_priv.h"
 #include "fs/ctl/event_log.h"
+#include "fs/ctl/feed.h"
 #include "tiering/api/plan.h"
+#include "tiering/base/json.h"
 
 #include <math.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <sys/stat.h>
 
 struct metrics {
@@ -27,6 +30,7 @@ struct metrics {
     uint64_t step_open;
     uint64_t read_bytes[HT_TRAFFIC_KINDS], written_bytes[HT_TRAFFIC_KINDS];
     uint64_t requests, parked_reads, workers, job_threads, jobs_left, passthrough_opens, passthrough_fallbacks;
+    uint64_t events[HT_LOG_DEBUG]; /* by level */
 };
 
 enum kind { GAUGE, COUNTER, SUM /* of all devices; metrics show each device */, IS_SET /* metrics: 1, or 0 for 0 */ };
@@ -174,6 +178,9 @@ static const struct row rows[] = {
     STORE("log_groups", COUNTER, store.log.groups, "Transactions written to the log."),
     STORE("log_checkpoints", COUNTER, store.log.checkpoints, "Checkpoints of the log."),
 
+    STORE("error_events", COUNTER, events[HT_LOG_ERROR], "Events since the mount that are errors."),
+    STORE("warn_events", COUNTER, events[HT_LOG_WARN], "Events since the mount that are warnings."),
+
     ROOT("step", GAUGE, root.step, "Finished steps."),
     ROOT("durable_step", GAUGE, root.durable_step, "Durable steps."),
     ROOT("logged_steps", GAUGE, root.logged_steps,
@@ -241,6 +248,12 @@ unsigned ht_metrics_scopes(struct ht_ctl *c, uint64_t ino, uint64_t *out_root)
 
 static void gather_store(struct ht_ctl *c, struct metrics *f)
 {
+    struct ht_event_metrics events;
+
+    ht_event_log_metrics(c->events, &events);
+    for (unsigned i = 0; i < HT_EVENT_CODES; i++)
+        if (ht_event_kinds[i].level < HT_LOG_DEBUG)
+            f->events[ht_event_kinds[i].level] += events.count[i];
     ht_store_stats(c->store, &f->store);
     ht_store_scrub_stats(c->store, &f->scrub);
     ht_store_plan_stats(c->store, &f->plan);
@@ -433,7 +446,7 @@ int ht_metrics_lines(struct ht_ctl *c, uint64_t ino, struct ht_buf *out)
 enum { ROOTS_SHOWN_MAX = 256 };
 
 struct root_metrics {
-    char label[512];
+    char path[256], label[512];
     struct metrics f;
 };
 
@@ -460,13 +473,12 @@ static int add_root(void *ctx, uint64_t ino)
 {
     struct root_list *list = ctx;
     struct root_metrics r;
-    char path[256];
 
     if (list->count == ROOTS_SHOWN_MAX || gather(list->ctl, HT_METRICS_ROOT, ino, ino, true, &r.f))
         return 0;
-    path[0] = '/';
-    ht_ns_path(list->ctl->ns, ino, path + 1, sizeof(path) - 1);
-    ht_metrics_label(path, r.label, sizeof(r.label));
+    r.path[0] = '/';
+    ht_ns_path(list->ctl->ns, ino, r.path + 1, sizeof(r.path) - 1);
+    ht_metrics_label(r.path, r.label, sizeof(r.label));
     ht_buf_put(&list->found, &r, sizeof(r));
     list->count += !list->found.err;
     return list->found.err;
@@ -592,4 +604,65 @@ int ht_metrics_openmetrics(struct ht_ctl *c, uint64_t root, const struct ht_call
     ht_buf_printf(out, "# EOF\n");
     ht_buf_free(&list.found);
     return rc ? rc : out->err;
+}
+
+/* ------------------------------------------------------------- model roots */
+
+static void put_root(const struct root_metrics *r, FILE *to)
+{
+    const struct ht_root_stat *st = &r->f.root;
+    char norm[32];
+    struct ht_json j;
+
+    ht_json_init_lines(&j, to);
+    ht_json_object(&j, NULL);
+    ht_json_str(&j, "path", r->path);
+    ht_json_bool(&j, "open", r->f.step_open != 0);
+    for (size_t i = 0; i < HT_ARRAY_SIZE(rows); i++)
+        if (rows[i].scope == HT_METRICS_ROOT)
+            ht_json_u64(&j, rows[i].word, value_of(&rows[i], &r->f));
+    snprintf(norm, sizeof(norm), "%.17g", st->grad_norm);
+    if (st->norm_known)
+        ht_json_word(&j, "grad_norm", norm);
+    if (st->claimed_by[0]) {
+        ht_json_str(&j, "claimed_by", st->claimed_by);
+        ht_json_u64(&j, "pid", (uint64_t)st->claimed_pid);
+    }
+    ht_json_end(&j);
+}
+
+static int next_roots(void *ctx, uint64_t *after, FILE *to)
+{
+    struct root_list *list = ctx;
+    const struct root_metrics *r = (const struct root_metrics *)(void *)list->found.data;
+
+    (void)after;
+    for (unsigned i = 0; i < list->count; i++)
+        put_root(&r[i], to);
+    bool any = list->count;
+    list->count = 0;
+    return any;
+}
+
+static void free_list(void *ctx)
+{
+    struct root_list *list = ctx;
+
+    ht_buf_free(&list->found);
+    free(list);
+}
+
+int ht_root_feed_open(struct ht_ctl *c, const struct ht_caller *caller, struct ht_feed **out)
+{
+    struct root_list *list = calloc(1, sizeof(*list));
+
+    if (!list)
+        return -ENOMEM;
+    *list = (struct root_list){.ctl = c, .caller = caller, .found = HT_BUF_INIT};
+    int rc = ht_ns_roots(c->ns, add_if_known, list);
+    if (rc) {
+        free_list(list);
+        return rc;
+    }
+    return ht_feed_open(next_roots, free_list, list, out);
 }

@@ -73,7 +73,7 @@ static void put_line(const struct ht_plan_line *l, const char *path, FILE *to)
     ht_json_end(&j);
 }
 
-static bool next_lines(void *ctx, uint64_t *after, FILE *to)
+static int next_lines(void *ctx, uint64_t *after, FILE *to)
 {
     struct plan_feed *f = ctx;
     struct ht_plan_stats st;

@@ -53,7 +53,7 @@ static void put(const struct ht_trace_entry *e, const char *path, FILE *to)
     ht_json_end(&j);
 }
 
-static bool next_lines(void *ctx, uint64_t *after, FILE *to)
+static int next_lines(void *ctx, uint64_t *after, FILE *to)
 {
     struct trace_feed *f = ctx;
     struct ht_trace *t = ht_store_trace(f->ctl->store);

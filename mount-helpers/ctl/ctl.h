@@ -10,6 +10,7 @@
 enum { HT_CMD_OK = 0, HT_CMD_FAILED = 1, HT_CMD_USAGE = 2 };
 
 struct ht_cmd_options {
+    const char *command;
     const char *verb;   /* scrub, background, trace: the action */
     const char *engine; /* background: the only one; NULL: all */
     bool json;
@@ -45,9 +46,8 @@ struct ht_cmd_options {
 
 /* Each command in its own file; path is on any mount. Returns an exit code, and prints errors. */
 int ht_cmd_stats(const char *path, const struct ht_cmd_options *o);
+int ht_cmd_show(const char *path, const struct ht_cmd_options *o);
 int ht_cmd_commit(const char *path, const struct ht_cmd_options *o);
-int ht_cmd_events(const char *path, const struct ht_cmd_options *o);
-int ht_cmd_trace(const char *path, const struct ht_cmd_options *o);
 int ht_cmd_plan(const char *path, const struct ht_cmd_options *o);
 int ht_cmd_report(const char *path, const struct ht_cmd_options *o);
 int ht_cmd_top(const char *path, const struct ht_cmd_options *o);
@@ -55,7 +55,6 @@ int ht_cmd_metrics(const char *path, const struct ht_cmd_options *o);
 int ht_cmd_features(const char *path, const struct ht_cmd_options *o);
 int ht_cmd_doctor(const char *path, const struct ht_cmd_options *o); /* path: NULL for the machine alone */
 int ht_cmd_size(const char *path, const struct ht_cmd_options *o);   /* path: NULL */
-int ht_cmd_device(const char *path, const struct ht_cmd_options *o);
 int ht_cmd_prefetch(const char *path, const struct ht_cmd_options *o);
 int ht_cmd_evict(const char *path, const struct ht_cmd_options *o);
 int ht_cmd_dump(const char *path, const struct ht_cmd_options *o);
@@ -67,9 +66,7 @@ int ht_cmd_abort(const char *path, const struct ht_cmd_options *o);
 int ht_cmd_wait(const char *path, const struct ht_cmd_options *o);
 int ht_cmd_reset(const char *path, const struct ht_cmd_options *o);
 int ht_cmd_drop(const char *path, const struct ht_cmd_options *o);
-int ht_cmd_roots(const char *path, const struct ht_cmd_options *o);
 int ht_cmd_snapshot(const char *path, const struct ht_cmd_options *o);
-int ht_cmd_steps(const char *path, const struct ht_cmd_options *o);
 int ht_cmd_rollback(const char *path, const struct ht_cmd_options *o);
 int ht_cmd_clone(const char *path, const struct ht_cmd_options *o);
 int ht_cmd_forget(const char *path, const struct ht_cmd_options *o);
@@ -88,7 +85,7 @@ int ht_cmd_line(const char *verb, const struct ht_cmd_options *o, char *buf, siz
 struct ht_json;
 void ht_cmd_put_number(struct ht_json *j, const char *path, const char *word);
 
-/* A line of named values, as the daemon writes events and devices. */
+/* A line of a hidden file of JSON Lines. */
 enum { HT_CMD_FIELDS_MAX = 48 };
 struct ht_cmd_field {
     const char *key;
@@ -99,9 +96,10 @@ struct ht_cmd_line {
     struct ht_cmd_field field[HT_CMD_FIELDS_MAX]; /* the first ones */
     unsigned count;
 };
-/* Cuts text into its fields key=value, which tabs separate. text is one line and must live as long as out. */
-void ht_cmd_parse_line(char *text, struct ht_cmd_line *out);
-/* The same for one JSON object of strings, numbers, true and false. -EPROTO: text is none, and *out is undefined. */
+/*
+ * Cuts one JSON object of strings, numbers, true and false into its fields. text is one line and must live as long as
+ * out. -EPROTO: text is none, and *out is undefined.
+ */
 int ht_cmd_parse_json(char *text, struct ht_cmd_line *out) HT_MUST_CHECK;
 /* "" and 0 when there is none. */
 const char *ht_cmd_value(const struct ht_cmd_line *l, const char *key);

@@ -6,7 +6,7 @@
 #include <stdlib.h>
 
 #include "mount-helpers/common/text.h"
-#include "mount-helpers/ctl/event_line.h"
+#include "mount-helpers/ctl/show.h"
 #include "tiering/base/base.h"
 #include "tiering/sys/holder.h"
 #include <hitrain/limits.h>
@@ -14,7 +14,6 @@
 
 enum {
     EVENT_CODES_MAX = 64,
-    EVENTS_BYTES_MAX = 16 << 20,
     SPEED_RATIO = 2,
     SPARE_MIB = 64, /* of the daemon beside its figures, by hitrain(8) */
 };
@@ -187,9 +186,9 @@ static void check_devices(struct ht_doctor *d, const char *point, const char *so
     unsigned count = 0;
     char *text, *save;
 
-    if (lines && ht_cmd_attribute(point, "devices", true, &text) == 0) {
+    if (lines && ht_hidden_text(point, "devices", &text) == 0) {
         for (char *l = strtok_r(text, "\n", &save); l && count < HT_DEVICES_MAX; l = strtok_r(NULL, "\n", &save))
-            ht_cmd_parse_line(l, &lines[count++]);
+            count += ht_cmd_parse_json(l, &lines[count]) == 0;
         ht_doctor_members(d, source, lines, count);
         free(text);
     }
@@ -241,9 +240,9 @@ void ht_doctor_events(struct ht_doctor *d, char *text, uint64_t now_ns)
         if (ht_cmd_parse_json(one, &l) != 0 || ht_cmd_number(&l, "time_ns") + DAY_NS < now_ns)
             continue;
         uint64_t n = ht_cmd_number(&l, "count");
-        if (ht_event_line_level(&l) == HT_LOG_ERROR)
+        if (ht_show_level(&l) == HT_LOG_ERROR)
             add_event(errors, &error_count, ht_cmd_value(&l, "code"), n ? n : 1);
-        else if (ht_event_line_level(&l) == HT_LOG_WARN)
+        else if (ht_show_level(&l) == HT_LOG_WARN)
             add_event(warnings, &warning_count, ht_cmd_value(&l, "code"), n ? n : 1);
     }
     put_tally(d, HT_DOCTOR_ERROR, errors, error_count);
@@ -254,10 +253,9 @@ void ht_doctor_events(struct ht_doctor *d, char *text, uint64_t now_ns)
 
 static void check_events(struct ht_doctor *d, const char *point)
 {
-    char path[PATH_MAX + 32], *text;
+    char *text;
+    int rc = ht_hidden_text(point, "events", &text);
 
-    snprintf(path, sizeof(path), "%s/" HT_CTL_DIR "/events", point);
-    int rc = ht_file_text(path, EVENTS_BYTES_MAX, &text);
     if (rc == 0) {
         ht_doctor_events(d, text, ht_wall_ns());
         free(text);

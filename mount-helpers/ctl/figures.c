@@ -9,6 +9,9 @@
 #include <unistd.h>
 
 #include "tiering/base/files.h"
+#include <hitrain/words.h>
+
+enum { TEXT_BYTES_MAX = 16 << 20 };
 
 static const uint64_t *find(const struct ht_figures *f, const char *word)
 {
@@ -85,17 +88,18 @@ static int read_all(FILE *f, size_t cap, char **text, size_t *len, size_t *room)
     return ferror(f) ? -EIO : 0;
 }
 
-int ht_file_text(const char *path, size_t cap, char **out_text)
+int ht_hidden_text(const char *point, const char *name, char **out_text)
 {
+    char path[PATH_MAX + 64], *text;
     size_t len = 0, room = 1 << 16;
-    FILE *f = fopen(path, "re");
-    char *text;
     int rc;
 
+    snprintf(path, sizeof(path), "%s/" HT_CTL_DIR "/%s", point, name);
+    FILE *f = fopen(path, "re");
     if (!f)
         return -errno;
     text = malloc(room);
-    rc = text ? read_all(f, cap, &text, &len, &room) : -ENOMEM;
+    rc = text ? read_all(f, TEXT_BYTES_MAX, &text, &len, &room) : -ENOMEM;
     fclose(f);
     if (rc < 0) {
         free(text);
@@ -126,23 +130,4 @@ int ht_file_replace(const char *path, const void *data, size_t len, mode_t mode)
     if (rc < 0)
         unlink(name);
     return rc;
-}
-
-bool ht_label_of(const char *line, const char *name, char *out, size_t cap)
-{
-    char begin[32];
-    const char *p;
-    size_t n = 0;
-
-    snprintf(begin, sizeof(begin), "%s=\"", name);
-    p = strstr(line, begin);
-    if (!p)
-        return false;
-    for (p += strlen(begin); *p != '\0' && *p != '"' && n + 1 < cap; p++) {
-        bool escaped = *p == '\\' && p[1] != '\0';
-        p += escaped;
-        out[n++] = escaped && *p == 'n' ? '\n' : *p;
-    }
-    out[n] = '\0';
-    return true;
 }

@@ -25,11 +25,9 @@ void ht_figures_free(struct ht_figures *f);
 /* 0 when there is none. */
 uint64_t ht_figure(const struct ht_figures *f, const char *word);
 
-/* The whole text of a file, with a NUL after it; free it. At most cap bytes: -EFBIG. */
-int ht_file_text(const char *path, size_t cap, char **out_text) HT_MUST_CHECK;
+/* The whole text of .hitrain/NAME of the mount at point, with a NUL after it; free it. Above 16 MiB: -EFBIG. */
+int ht_hidden_text(const char *point, const char *name, char **out_text) HT_MUST_CHECK;
 /* Makes or replaces a file. Its readers see the old content or the new one, whole. */
 int ht_file_replace(const char *path, const void *data, size_t len, mode_t mode) HT_MUST_CHECK;
-/* The text of one label, unescaped, of a line of OpenMetrics; false: it has none. */
-bool ht_label_of(const char *line, const char *name, char *out, size_t cap);
 
 #endif

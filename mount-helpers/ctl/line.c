@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * line.c - lines of named values that the daemon writes: events as JSON, devices as key=value.
+ * line.c - decodes one line of a hidden file of JSON Lines, in place.
  *
- * Both forms are decoded in place. The mount may belong to another program that calls itself hitrain, so a line may
- * hold anything. Strings are the reverse of tiering/base/json.h: \udcXX is the byte XX.
+ * The mount may belong to another program that calls itself hitrain, so a line may hold anything. Strings are the
+ * reverse of tiering/base/json.h: \udcXX is the byte XX.
  */
 #include "mount-helpers/ctl/ctl.h"
 
@@ -14,21 +14,6 @@ static void add_field(struct ht_cmd_line *out, struct ht_cmd_field field)
     if (out->count < HT_CMD_FIELDS_MAX)
         out->field[out->count++] = field;
 }
-
-void ht_cmd_parse_line(char *text, struct ht_cmd_line *out)
-{
-    char *save, *word = strtok_r(text, "\t", &save);
-
-    for (out->count = 0; word; word = strtok_r(NULL, "\t", &save)) {
-        char *equal = strchr(word, '=');
-        if (!equal)
-            continue;
-        *equal = '\0';
-        add_field(out, (struct ht_cmd_field){.key = word, .value = equal + 1});
-    }
-}
-
-/* -------------------------------------------------------------------- JSON */
 
 /* The four digits at p, or -1. */
 static int hex_value(const char *p)

@@ -110,17 +110,17 @@ static const struct command {
     {"doctor", "[PATH|DEVICE] [--json]", NULL, ht_cmd_doctor, OPTIONAL, OPT_BIT(OPT_JSON),
      "Checks this machine, and the mount or the device or file of a store, for what is slow or unsafe, and prints a remedy\n"
      "for each finding. Changes nothing. Exit status: 3 if the worst finding is a warning, 4 if it is an error.\n\n"},
-    {"device", "PATH [--json]", NULL, ht_cmd_device, ONE, OPT_BIT(OPT_JSON),
+    {"device", "PATH [--json]", NULL, ht_cmd_show, ONE, OPT_BIT(OPT_JSON),
      "Prints the devices of the store that PATH lies on: size, used space, health, copy of the log,\n"
      "and how many requests succeeded and failed.\n\n"},
-    {"events", "PATH [--json] [--follow] [--since=SEQ] [--level=LEVEL]", NULL, ht_cmd_events, ONE,
+    {"events", "PATH [--json] [--follow] [--since=SEQ] [--level=LEVEL]", NULL, ht_cmd_show, ONE,
      OPT_BIT(OPT_JSON) | OPT_BIT(OPT_FOLLOW) | OPT_BIT(OPT_SINCE) | OPT_BIT(OPT_LEVEL),
      "Prints what happened to the store that PATH lies on since it was mounted: errors, refusals,\n"
      "commits that failed. For root and the owner of the mount's root.\n\n"
      "  --follow         continue with new events, until interrupted or unmounted\n"
      "  --since=SEQ      only events after the one with this number\n"
      "  --level=LEVEL    only events at least as important: error, warn or info (default)\n"},
-    {"trace", "show|save PATH [--follow] [--since=NUMBER]", trace_verbs, ht_cmd_trace, ONE,
+    {"trace", "show|save PATH [--follow] [--since=NUMBER]", trace_verbs, ht_cmd_show, ONE,
      OPT_BIT(OPT_FOLLOW) | OPT_BIT(OPT_SINCE),
      "Prints the last 65536 accesses to the store that PATH lies on: reads, writes, gradients, updates, and the ends of\n"
      "steps, with the time since the mount and how long each waited. show prints a table; save prints JSON Lines, which\n"
@@ -142,7 +142,7 @@ static const struct command {
      "Prints what a mount that hangs is doing: its threads with their requests and what they wait for, queues, model\n"
      "roots, requests that devices have not answered, and chunks that threads hold. Sends no request to the mount.\n"
      "For root.\n\n"},
-    {"roots", "PATH [--json]", NULL, ht_cmd_roots, ONE, OPT_BIT(OPT_JSON),
+    {"roots", "PATH [--json]", NULL, ht_cmd_show, ONE, OPT_BIT(OPT_JSON),
      "Prints the model roots of the store that PATH lies on, if you could find them: finished and durable steps,\n"
      "whether one is open, parameters with state, the last step's gradient norm, and the holder of a claim.\n\n"},
     {"commit", "PATH [--full] [--if=N] [--json]", NULL, ht_cmd_commit, ONE,
@@ -162,7 +162,7 @@ static const struct command {
      "  --if=N           only while user.hitrain.step_open is N (0: no step is open)\n"},
     {"snapshot", "ROOT [NAME] [--json]", NULL, ht_cmd_snapshot, ROOT_NAME, OPT_BIT(OPT_JSON),
      "Commits the model root ROOT and keeps the step, by its number or by NAME. Nothing is copied.\n\n"},
-    {"steps", "ROOT [--json]", NULL, ht_cmd_steps, ONE, OPT_BIT(OPT_JSON),
+    {"steps", "ROOT [--json]", NULL, ht_cmd_show, ONE, OPT_BIT(OPT_JSON),
      "Prints the kept steps of the model root ROOT. ROOT/.hitrain/snap/STEP has the files of each.\n\n"},
     {"rollback", "ROOT STEP [--json]", NULL, ht_cmd_rollback, ROOT_STEP, OPT_BIT(OPT_JSON),
      "Takes the model root ROOT back to a kept step: files, attributes, optimizer state and counts. Later kept steps stay.\n"
@@ -532,6 +532,7 @@ int main(int argc, char **argv)
     command = find_command(argv[optind]);
     if (!command)
         return usage_error("unknown command ", argv[optind]);
+    p.o.command = command->name;
     if (p.help)
         return put_help(command);
     if (misplaced(command, p.given)) {

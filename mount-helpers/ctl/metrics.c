@@ -22,16 +22,14 @@
 #include "tiering/base/files.h"
 #include <hitrain/words.h>
 
-enum { STATS_BYTES_MAX = 16 << 20, REQUEST_BYTES_MAX = 8192, CLIENT_MS = 2000, BACKLOG = 16 };
+enum { REQUEST_BYTES_MAX = 8192, CLIENT_MS = 2000, BACKLOG = 16 };
 
 /* The metrics of the mount at point, in the text format or as OpenMetrics; free out. */
 static int read_metrics(const char *point, bool open_metrics, struct ht_buf *out)
 {
-    char path[PATH_MAX + 32], *text;
-    int rc;
+    char *text;
+    int rc = ht_hidden_text(point, "stats", &text);
 
-    snprintf(path, sizeof(path), "%s/" HT_CTL_DIR "/stats", point);
-    rc = ht_file_text(path, STATS_BYTES_MAX, &text);
     if (rc < 0)
         return rc;
     if (open_metrics)

@@ -2,7 +2,8 @@
 /*
  * top.h - the parts of `hitrainctl top`: a sample of the figures, and frames that show the differences of two samples.
  *
- * A sample is .hitrain/stats of the mount's root, read once, so its figures have about the same time.
+ * A sample is the attribute stats of the mount's root and its .hitrain/devices, roots and background, read one after
+ * the other, so its figures have about the same time.
  */
 #ifndef HITRAIN_MOUNT_HELPERS_CTL_TOP_H
 #define HITRAIN_MOUNT_HELPERS_CTL_TOP_H
@@ -34,6 +35,8 @@ enum ht_top_store {
     HT_TOP_REQUESTS,
     HT_TOP_LOG,
     HT_TOP_LOG_USED,
+    HT_TOP_ERRORS, /* events since the mount, as the next */
+    HT_TOP_WARNINGS,
     HT_TOP_STORE_FIGURES
 };
 enum ht_top_device {
@@ -71,13 +74,15 @@ struct ht_top_part {
 struct ht_top_sample {
     uint64_t at_ns;
     uint64_t store[HT_TOP_STORE_FIGURES];
-    uint64_t errors, warnings; /* events since the mount */
     unsigned devices, roots, engines;
     struct ht_top_part device[HT_DEVICES_MAX], root[HT_TOP_ROOTS_MAX], engine[HT_TOP_ENGINES_MAX];
 };
 
-/* text: of .hitrain/stats; it is changed. Lines that mean nothing are passed over. */
-void ht_top_parse(char *text, uint64_t at_ns, struct ht_top_sample *out);
+/* They are changed. Lines that mean nothing are passed over. */
+struct ht_top_texts {
+    char *stats, *devices, *roots, *background;
+};
+void ht_top_parse(const struct ht_top_texts *t, uint64_t at_ns, struct ht_top_sample *out);
 /* Reads and parses those of the mount at point. */
 int ht_top_read(const char *point, struct ht_top_sample *out) HT_MUST_CHECK;
 /* Change per second of a counter; 0 if it fell, because the store was mounted again. */

@@ -217,7 +217,8 @@ static void put_waits(struct frame *f, const struct ht_top_sample *now, const st
     end_line(f);
     put(f, "oldest  %s", oldest ? time_text((double)oldest, a) : "no request in a device");
     end_line(f);
-    put(f, "events  %llu errors, %llu warnings", (unsigned long long)now->errors, (unsigned long long)now->warnings);
+    put(f, "events  %llu errors, %llu warnings", (unsigned long long)now->store[HT_TOP_ERRORS],
+        (unsigned long long)now->store[HT_TOP_WARNINGS]);
     end_line(f);
 }
 
@@ -454,8 +455,8 @@ static void put_store_json(struct ht_json *j, const struct ht_top_sample *now, c
         else
             ht_json_u64(j, rows[i].key, now->store[row]);
     }
-    ht_json_u64(j, "errors", now->errors);
-    ht_json_u64(j, "warnings", now->warnings);
+    ht_json_u64(j, "errors", now->store[HT_TOP_ERRORS]);
+    ht_json_u64(j, "warnings", now->store[HT_TOP_WARNINGS]);
 }
 
 static void put_devices_json(struct ht_json *j, const struct ht_top_sample *now, const struct ht_top_sample *before)

@@ -12,7 +12,6 @@ from store import size_text
 MODELS_MAX = 64
 STEPS_SHOWN, MODELS_DRAWN, WINDOW_STEPS, FILES_SHOWN = 240, 16, 4, 50
 SETTING_CHARACTERS = 512
-MODEL_FIGURES = 'step', 'durable_step', 'step_open', 'grad_bytes_total', 'state_bytes'
 
 HEAD = '''<!DOCTYPE html>
 <html lang="en">
@@ -57,15 +56,15 @@ def head(r):
 
 
 def tiles(r):
-    f, devices = r.figures.store, r.figures.devices.values()
-    total, accesses = f['total_bytes'], f['hits_total'] + f['misses_total']
+    f = r.counters
+    total, accesses = f['total_bytes'], f['hits'] + f['misses']
     shown = (
         (f'{size_text(total - min(f["available_bytes"], total))} of {size_text(total)}', 'space in use'),
         (f'{size_text(f["resident_bytes"])} of {size_text(f["dram_bytes"])}', 'in the DRAM tier'),
-        (f'{f["hits_total"] * 100 / max(accesses, 1):.1f} %', 'of accesses found in memory'),
-        (size_text(sum(d['read'] for d in devices)), 'read from devices'),
-        (size_text(sum(d['written'] for d in devices)), 'written to devices'),
-        (f'{r.figures.events["error"]}, {r.figures.events["warn"]}', 'errors and warnings'))
+        (f'{f["hits"] * 100 / max(accesses, 1):.1f} %', 'of accesses found in memory'),
+        (size_text(sum(d.number('read_bytes') for d in r.devices)), 'read from devices'),
+        (size_text(sum(d.number('written_bytes') for d in r.devices)), 'written to devices'),
+        (f'{f["error_events"]}, {f["warn_events"]}', 'errors and warnings'))
     return '<div class="tiles">\n' + ''.join(f'<div class="tile"><b>{v}</b>{what}</div>\n' for v, what in shown) + '</div>\n'
 
 
@@ -126,7 +125,7 @@ def planned(p):
 
 
 def memory(r):
-    body = tier(r.figures.store)
+    body = tier(r.counters)
     if r.plan and r.plan.active:
         body += planned(r.plan)
     elif r.plan:
@@ -169,10 +168,10 @@ def tensors(trace):
 
 
 def devices(r):
-    found = r.figures.devices.values()
-    most = max([d['read'] + d['written'] for d in found] + [1])
-    rows = [[name(d['path'] or '(missing)'), text(d['health']), size_text(d['read']), size_text(d['written']),
-             strip('bar', 'read and written', 200, 12, [200 * d[key] / most for key in ('read', 'written')])] for d in found]
+    moved = [(d.number('read_bytes'), d.number('written_bytes')) for d in r.devices]
+    most = max([sum(m) for m in moved] + [1])
+    rows = [[name(d.text('path') or '(missing)'), text(d.text('health')), *map(size_text, m),
+             strip('bar', 'read and written', 200, 12, [200 * part / most for part in m])] for d, m in zip(r.devices, moved)]
     return '<h3>By device</h3>\n<p>Since the mount.</p>\n' + table(('device', 'health', 'read', 'written', ''), rows)
 
 
@@ -188,11 +187,12 @@ def traffic(r):
 # ---- tables ----
 
 def models(r):
-    found = r.figures.models
+    found = r.models
     if not found:
         return '<h2>Models</h2>\n<p>The caller finds no model in this store.</p>\n'
-    rows = [[name(path), f'{f["step"]}{", one open" if f["step_open"] else ""}', f['durable_step'], size_text(f['state_bytes']),
-             size_text(f['grad_bytes_total']), text(r.optimizers.get(path, ''))] for path, f in list(found.items())[:MODELS_MAX]]
+    rows = [[name(m.text('path')), f'{m.number("step")}{", one open" if m.get("open") is True else ""}', m.number('durable_step'),
+             size_text(m.number('state_bytes')), size_text(m.number('grad_bytes')), text(r.optimizers.get(m.text('path'), ''))]
+            for m in found[:MODELS_MAX]]
     more = f'<p>These are the first {MODELS_MAX} of {len(found)} models.</p>\n' if len(found) > MODELS_MAX else ''
     return '<h2>Models</h2>\n' + table(('model', 'step', 'durable', 'state', 'gradients', 'optimizer'), rows) + more
 

@@ -12,38 +12,11 @@ import accesses
 import losses
 import page
 import plan
-from store import Failure, attribute, hidden_lines, metrics
+from store import Failure, attribute, counters, hidden_lines
 
 EVENTS_MAX, EVENTS_READ_MAX = 200, 1 << 16
-MODELS_MAX = 64
+MODELS_MAX, MODELS_READ_MAX, DEVICES_MAX = 64, 256, 64
 OPTIMIZER_CHARACTERS = 1024
-
-
-class Figures:
-    """Of the store, its devices and its models, by the names of their metrics."""
-
-    def __init__(self, found=()):
-        self.store = collections.Counter()      # 0 for others
-        self.devices, self.models = {}, {}
-        self.events = collections.Counter()     # level -> events since the mount
-        for name, labels, value in found:
-            self.take(name, labels, value)
-
-    def take(self, name, labels, value):
-        if 'device' in labels:
-            device = self.devices.setdefault(labels['device'], {'path': '', 'health': '', **dict.fromkeys(('read', 'written'), 0)})
-            if name == 'device_info':
-                device['path'] = labels.get('path', '')
-            elif name == 'device_health' and value == 1:
-                device['health'] = labels.get('hitrain_device_health', '')
-            elif name in ('device_read_bytes_total', 'device_written_bytes_total'):
-                device[name.split('_')[1]] = value
-        elif 'root' in labels and name in page.MODEL_FIGURES:
-            self.models.setdefault(labels['root'], collections.Counter())[name] = value
-        elif name == 'events_total':
-            self.events[labels.get('level')] += value
-        elif not labels:
-            self.store[name] = value
 
 
 class Report:
@@ -52,17 +25,20 @@ class Report:
     def __init__(self, version, point, settings):
         self.version, self.point, self.settings = version, point, settings
         self.at = time.time()
-        self.figures = Figures()
+        self.counters = collections.Counter()
+        self.devices, self.models = [], []
         self.trace = self.plan = self.events = self.losses = None
         self.events_seen = 0
         self.optimizers = {}    # path of a model -> the text of its attribute
 
     def gather(self):
-        self.figures = Figures(metrics(self.point))
+        self.counters = counters(self.point)
+        self.devices = list(hidden_lines(self.point, 'devices', DEVICES_MAX))
+        self.models = list(hidden_lines(self.point, 'roots', MODELS_READ_MAX))
         self.trace = self.readable('trace', lambda: accesses.Trace(hidden_lines(self.point, 'trace', accesses.ACCESSES_MAX)))
         self.plan = self.readable('plan', lambda: plan.read(self.point))
         self.events = self.readable('events', self.newest_events)
-        for path in list(self.figures.models)[:MODELS_MAX]:
+        for path in [model.text('path') for model in self.models][:MODELS_MAX]:
             self.optimizers[path] = (attribute(self.point + path, 'optimizer') or '')[:OPTIMIZER_CHARACTERS]
 
     def readable(self, name, read):

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a mounted store says about itself. The mount may belong to another program, so all of it may hold anything."""
+import collections
 import errno
 import json
 import os
 import re
 
 LINE_BYTES_MAX = 1 << 16
-STATS_BYTES_MAX = 16 << 20
 NUMBER_MAX = (1 << 64) - 1
 UNITS = 'B', 'KiB', 'MiB', 'GiB', 'TiB', 'PiB', 'EiB'
 
@@ -15,10 +15,8 @@ CONTROLS = '\x00-\x1f\x7f-\x9f\ud800-\udfff'
 CONTROLS_AND_DIRECTIONS = re.compile(f'[{CONTROLS}\u2028-\u202e\u2060-\u206f]')
 CONTROLS = re.compile(f'[{CONTROLS}]')
 
+COUNTER = re.compile('[0-9]{1,30}')
 NO_BYTES = re.compile('[\ud800-\udc7f\udd00-\udfff]')
-
-METRIC = re.compile(r'hitrain_(\w+)(?:\{(.*)\})? (\d+)(?:\.\d*)?$')
-LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
 
 
 class Failure(Exception):
@@ -102,19 +100,11 @@ def attribute(path, word):
         return None
 
 
-def unescape(text):
-    return re.sub(r'\\(.)', lambda m: '\n' if m[1] == 'n' else m[1], text)
-
-
-def metrics(point):
-    """(name, labels, value) of each metric that has a whole number."""
+def counters(point):
+    """word -> number, of the whole store; 0 for others."""
     try:
-        with open(f'{point}/.hitrain/stats', 'rb') as f:
-            text = f.read(STATS_BYTES_MAX)
+        text = os.getxattr(point, 'user.hitrain.stats').decode(errors='replace')
     except OSError as e:
         raise explain(point, e) from None
-    for line in text.decode(errors='surrogateescape').split('\n'):
-        found = METRIC.match(line)
-        if found:
-            name, labels, value = found.groups()
-            yield name, {key: unescape(v) for key, v in LABEL.findall(labels or '')}, min(int(value), NUMBER_MAX)
+    pairs = (line.partition('=') for line in text.split('\n'))
+    return collections.Counter({word: min(int(value), NUMBER_MAX) for word, _, value in pairs if COUNTER.fullmatch(value)})

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Lines of the daemon as hitrainctl reads them, as JSON and as key=value, from a mount of any user. The text for people
- * holds nothing that a terminal obeys; the JSON output is JSON.
+ * Lines of the daemon as hitrainctl reads them, from a mount of any user. The text for people, of each command that
+ * shows lines, holds nothing that a terminal obeys; the JSON output is JSON.
  */
-#include "mount-helpers/ctl/event_line.h"
+#include "mount-helpers/ctl/show.h"
 #include "tests/fuzz/fuzz.h"
 
 /* -------------------------------------------------------- a parser of JSON */
@@ -25,12 +25,12 @@ static const char *skip_value(const char *p)
 {
     if (*p == '"')
         return skip_string(p);
-    size_t n = strncmp(p, "true", 4) == 0 ? 4 : strspn(p, "-+.eE0123456789");
+    size_t n = strncmp(p, "true", 4) == 0 ? 4 : strncmp(p, "false", 5) == 0 ? 5 : strspn(p, "-+.eE0123456789");
     MUST(n > 0);
     return p + n;
 }
 
-/* One object of strings, numbers and true on one line. */
+/* One object of strings, numbers, true and false on one line. */
 static void check_object(const char *p)
 {
     MUST(*p++ == '{');
@@ -53,33 +53,41 @@ static void check_printable(const char *text, size_t len)
 
 /* ------------------------------------------------------------------- input */
 
-/* Returns the output of a call on stdout. */
-static char *output_of(struct ht_cmd_line *l, bool json, size_t *len)
+/* Returns the line on stdout: as a row of the table, or as JSON if it is NULL. */
+static char *output_of(const struct ht_cmd_line *l, const struct ht_column *table, size_t *len)
 {
+    struct ht_json j;
     FILE *out = stdout;
     char *text = NULL;
 
     stdout = open_memstream(&text, len);
     MUST(stdout);
-    if (json)
-        ht_event_line_put_json(l);
+    ht_json_init_lines(&j, stdout);
+    if (table)
+        ht_show_line(table, false, l);
     else
-        ht_event_line_put(l, false);
+        ht_show_json(&j, l);
     fclose(stdout);
     stdout = out;
     return text;
 }
 
-static void check_output(struct ht_cmd_line *l)
+static const char *const commands[] = {"background", "device", "events", "roots", "steps", "trace"};
+
+static void check_output(const struct ht_cmd_line *l)
 {
     size_t len = 0;
     char *text;
 
-    (void)ht_cmd_number(l, "seq");
-    text = output_of(l, false, &len);
-    check_printable(text, len);
-    free(text);
-    text = output_of(l, true, &len);
+    for (unsigned i = 0; i < HT_SHOW_TABLES_MAX * HT_ARRAY_SIZE(commands); i++) {
+        const struct ht_column *table = ht_show_find(commands[i / HT_SHOW_TABLES_MAX])->table[i % HT_SHOW_TABLES_MAX];
+        if (!table)
+            continue;
+        text = output_of(l, table, &len);
+        check_printable(text, len);
+        free(text);
+    }
+    text = output_of(l, NULL, &len);
     MUST(strlen(text) == len);
     check_object(text);
     free(text);
@@ -87,19 +95,14 @@ static void check_output(struct ht_cmd_line *l)
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
-    char *line = fuzz_text(data, size), *copy;
+    char *line = fuzz_text(data, size);
     struct ht_cmd_line l;
 
     for (char *p = line; *p; p++)
         if (*p == '\n')
             *p = ' '; /* a line is without one */
-    copy = strdup(line);
-    MUST(copy);
-    if (ht_cmd_parse_json(copy, &l) == 0)
+    if (ht_cmd_parse_json(line, &l) == 0)
         check_output(&l);
-    ht_cmd_parse_line(line, &l);
-    check_output(&l);
-    free(copy);
     free(line);
     return 0;
 }

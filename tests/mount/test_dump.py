@@ -89,7 +89,7 @@ def test_it_names_the_request_the_chunk_and_the_device_that_does_not_answer(stor
     clients = Background()
     with shell(mnt) as dump, silent(store):
         clients.start(ioctl, mnt, 'commit')     # the kernel would keep the write from a file while fsync runs
-        wait_for(lambda: b'not-answering' in at_once(os.getxattr, mnt, 'user.hitrain.devices'), 'it waits')
+        wait_for(lambda: b'not-answering' in at_once((mnt / '.hitrain/devices').read_bytes), 'it waits')
         clients.start(overwrite, file)
         text = dump_with(dump, 'wanted by', rf'  {ino} /a file', '(write|flush).* by thread')
     clients.end()
@@ -111,7 +111,7 @@ def test_it_names_the_gate_of_a_root_and_the_commands_in_its_queue(store):
     with shell(mnt) as dump, silent(store):
         for _ in range(5):
             clients.start(ioctl, busy, 'commit')
-        wait_for(lambda: b'not-answering' in at_once(os.getxattr, mnt, 'user.hitrain.devices'), 'a commit waits')
+        wait_for(lambda: b'not-answering' in at_once((mnt / '.hitrain/devices').read_bytes), 'a commit waits')
         text = dump_with(dump, 'turns.*1 running, 4 queued', f'  {root} /busy', 'gate: thread')
     clients.end()
     some(lines(text, 'requests'), rf'lane turns of {root}: 1 running, 4 queued')

@@ -173,8 +173,7 @@ def test_no_name_is_markup():
     r.settings = [(BAD, BAD)]
     r.losses = losses_of('1,2')
     r.losses.path = BAD
-    r.figures = report.Figures([('step', {'root': BAD}, 1), ('device_info', {'device': BAD, 'path': BAD}, 1),
-                                ('device_health', {'device': BAD, 'hitrain_device_health': BAD}, 1)])
+    r.models, r.devices = list(lines({'path': BAD, 'step': BAD})), list(lines({'path': BAD, 'health': BAD}))
     r.optimizers = {BAD: BAD}
     text = page.of(r)
     assert '<i' not in text and text.count(BAD_HTML) >= 10 and text.count('&lt;i&gt;') == 4
@@ -187,19 +186,13 @@ def test_a_page_is_small():
         trace=(access('gradient' if i % 100 else 'step', i if i % 100 else i % 1000, f'model/{i:0200}', bytes=i, time_ns=i * 1000 + 1)
                for i in range(most)),
         events=[{'text': 'x' * 5000, 'path': '<' * 5000}] * 200, events_seen=5000)
-    r.figures = report.Figures([('step', {'root': f'/{i}'}, i) for i in range(256)] +
-                               [('device_info', {'device': str(i), 'path': 'p' * 5000}, 1) for i in range(16)])
+    r.models, r.devices = list(lines(*({'path': f'/{i}'} for i in range(256)))), list(lines(*[{'path': 'p' * 5000}] * 16))
     text = page.of(r)
     assert len(text) < 1 << 20
     for words in 'The newest 200 of 5000', 'The 50 files', 'the first 64 of 256 models':
         assert words in text, words
 
 
-def test_metrics(tmp_path):
-    (tmp_path / '.hitrain').mkdir()
-    (tmp_path / '.hitrain/stats').write_bytes(
-        b'# TYPE hitrain_hits counter\nhitrain_hits_total 5\nother 7\nhitrain_step{root="/a\\"}\\\\\\n\xff"} 3\nhitrain_x 1.5\n'
-        b'hitrain_events_total{level="warn",code="a"} 1\nhitrain_events_total{level="warn",code="b"} 2\nhitrain_y nan\n# EOF\n')
-    figures = report.Figures(store.metrics(str(tmp_path)))
-    assert figures.store == {'hits_total': 5, 'x': 1} and figures.models == {'/a"}\\\n\udcff': {'step': 3}}
-    assert figures.events == {'warn': 3}
+def test_counters(monkeypatch):
+    monkeypatch.setattr(store.os, 'getxattr', lambda *_: b'hits=5\nhuge=' + b'9' * 25 + b'\nother\n=7\nword=x\nlong=' + b'1' * 5000 + b'\nbad=-1')
+    assert store.counters('/mnt') == {'hits': 5, 'huge': (1 << 64) - 1, '': 7}

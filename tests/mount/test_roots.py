@@ -341,7 +341,7 @@ def test_one_worker_thread_does_not_block_itself(make_store):
 
 def test_hidden_tree_is_resolved_and_not_listed(root):
     assert sorted(os.listdir(root)) == ['big', 'w']
-    assert sorted(os.listdir(root / '.hitrain')) == ['ctl', 'gather', 'grad', 'grad-topk', 'redo', 'shard', 'snap', 'state', 'stats']
+    assert sorted(os.listdir(root / '.hitrain')) == ['ctl', 'gather', 'grad', 'grad-topk', 'kept', 'redo', 'shard', 'snap', 'state', 'stats']
     (root / 'note.txt').write_text('no tensor')
     os.setxattr(root / 'note.txt', 'user.hitrain.dtype', b'u8')
     assert sorted(os.listdir(root / '.hitrain/grad')) == sorted(os.listdir(root / '.hitrain/grad-topk')) == ['big', 'w']
@@ -364,7 +364,7 @@ def test_hidden_tree_is_resolved_and_not_listed(root):
     mnt = root.parent
     (mnt / 'plain').mkdir()
     refused(errno.ENOENT, os.stat, mnt / 'plain/.hitrain')
-    assert sorted(os.listdir(mnt / '.hitrain')) == ['ctl', 'events', 'plan', 'stats', 'trace']
+    assert sorted(os.listdir(mnt / '.hitrain')) == ['background', 'ctl', 'devices', 'events', 'plan', 'roots', 'stats', 'trace']
 
 
 def test_a_parameter_is_named_by_its_path_from_any_directory_above(root):

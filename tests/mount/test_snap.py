@@ -95,11 +95,11 @@ def test_steps_are_listed_with_the_space_that_they_alone_have(root):
     assert own == {'1': one['own_bytes'], '2': 0, 'two': 0}
     run('hitrainctl', 'forget', root, '2')
     assert {k['name']: k['own_bytes'] for k in listed(root)} == {'1': one['own_bytes'], 'two': one['own_bytes']}
-    kept = dict(line.split('=') for line in word(root / '.hitrain' / 'snap' / 'two', 'kept').splitlines())
-    assert kept['name'] == 'two' and kept['step'] == '2' and abs(int(kept['time_ns']) / 1e9 - time.time()) < 3600
-    for path in (root, root / 'w', root / '.hitrain' / 'snap' / 'two' / 'w'):
-        with fails(errno.ENODATA):
-            word(path, 'kept')
+    kept = [json.loads(line) for line in (root / '.hitrain/kept').read_text().splitlines()]
+    assert [(k['name'], k['step']) for k in kept] == [('1', 1), ('two', 2)] and abs(kept[1]['time_ns'] / 1e9 - time.time()) < 3600
+    for path in root.parent, root / '.hitrain/snap/two':
+        with fails(errno.ENOENT):
+            os.stat(path / '.hitrain/kept')
 
 
 def test_a_rollback_takes_all_back_for_every_reader(root, kept, store):

@@ -132,7 +132,7 @@ def test_writers_that_wait_for_a_commit_hold_up_nobody_else(store):
     commit, clients = Background(), Background()
     with silent(store):
         commit.start(sync, busy)
-        wait_for(lambda: b'not-answering' in at_once(os.getxattr, mnt, 'user.hitrain.devices'),
+        wait_for(lambda: b'not-answering' in at_once((mnt / '.hitrain/devices').read_bytes),
                  'the commit waits for a device')
         for i in reversed(range(PARAMS)):   # of the next step, until the queue is full
             clients.start(write_gradient, busy, f'p{i}')
@@ -165,7 +165,7 @@ def test_commands_that_wait_for_their_turn_hold_up_nobody_else(store):
     with silent(store):
         for i in range(60):
             clients.start(ioctl, busy, 'commit')
-        wait_for(lambda: b'not-answering' in at_once(os.getxattr, mnt, 'user.hitrain.devices'),
+        wait_for(lambda: b'not-answering' in at_once((mnt / '.hitrain/devices').read_bytes),
                  'a commit waits for a device')
         at_once(ioctl, other, 'step')
         at_once(write_gradient, other, 'p0')
@@ -196,7 +196,7 @@ def test_files_given_back_while_a_commit_holds_their_directory_hold_up_nobody_el
     commit = Background()
     with silent(store):
         commit.start(sync, busy)
-        wait_for(lambda: b'not-answering' in at_once(os.getxattr, mnt, 'user.hitrain.devices'),
+        wait_for(lambda: b'not-answering' in at_once((mnt / '.hitrain/devices').read_bytes),
                  'the commit waits for a device')
         for fd in files:
             os.close(fd)
@@ -237,7 +237,7 @@ def test_clients_of_a_silent_device_hold_up_nobody_else(make_pair):
     commit, clients = Background(), Background()
     with silent(store):
         commit.start(ioctl, mnt, 'commit')
-        wait_for(lambda: b'not-answering' in at_once(os.getxattr, mnt, 'user.hitrain.devices'),
+        wait_for(lambda: b'not-answering' in at_once((mnt / '.hitrain/devices').read_bytes),
                  'the commit waits for a device')
         for i, path in enumerate(files):
             clients.start(*((overwrite, path), (os.truncate, path, 4), (copy_over, mnt / 'other', path))[i % 3])

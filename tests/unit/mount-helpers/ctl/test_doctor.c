@@ -186,14 +186,14 @@ END_TEST
 
 START_TEST(members)
 {
-    char one[] = "index=0\thealth=failing\tlog=lost\tread_bytes_per_s=1000\tpath=d0";
-    char two[] = "index=1\thealth=ok\tlog=written\tread_bytes_per_s=3000\tpath=d1";
-    char three[] = "index=2\thealth=missing\tlog=none\tpath=";
+    char text[3][128] = {
+        "{\"index\": 0, \"health\": \"failing\", \"log\": \"lost\", \"read_bytes_per_s\": 1000, \"path\": \"d0\"}",
+        "{\"index\": 1, \"health\": \"ok\", \"log\": \"written\", \"read_bytes_per_s\": 3000, \"path\": \"d1\"}",
+        "{\"index\": 2, \"health\": \"missing\", \"log\": \"none\", \"path\": \"\"}"};
     struct ht_cmd_line lines[3];
 
-    ht_cmd_parse_line(one, &lines[0]);
-    ht_cmd_parse_line(two, &lines[1]);
-    ht_cmd_parse_line(three, &lines[2]);
+    for (unsigned i = 0; i < 3; i++)
+        ck_assert_int_eq(ht_cmd_parse_json(text[i], &lines[i]), 0);
     ht_doctor_members(&d, "/none", &lines[1], 2);
     ck_assert_int_eq(level_of("unequal"), -1); /* one rate is known */
     ck_assert_int_eq(level_of("health"), HT_DOCTOR_ERROR);

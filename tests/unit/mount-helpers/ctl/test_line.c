@@ -122,17 +122,6 @@ START_TEST(any_bytes_come_back)
 }
 END_TEST
 
-START_TEST(key_value_lines)
-{
-    strcpy(text, "index=0\tno value\tpath=/dev/a=b");
-    ht_cmd_parse_line(text, &line);
-    ck_assert_uint_eq(line.count, 2);
-    ck_assert_uint_eq(ht_cmd_number(&line, "index"), 0);
-    ck_assert_str_eq(ht_cmd_value(&line, "path"), "/dev/a=b");
-    ck_assert(!line.field[1].is_text);
-}
-END_TEST
-
 int main(void)
 {
     Suite *s = suite_create("line");
@@ -143,7 +132,6 @@ int main(void)
     tcase_add_loop_test(t, what_is_no_flat_object_is_refused, 0, (int)HT_ARRAY_SIZE(refused));
     tcase_add_test(t, fields_beyond_the_last_are_passed_over);
     tcase_add_test(t, any_bytes_come_back);
-    tcase_add_test(t, key_value_lines);
     suite_add_tcase(s, t);
     return run_all(s);
 }

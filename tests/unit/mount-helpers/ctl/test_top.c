@@ -11,48 +11,42 @@ static struct ht_top_sample before, now;
 static struct ht_top_view view;
 static struct ht_buf out;
 
-static void parse(const char *text, uint64_t at_ns, struct ht_top_sample *s)
-{
-    char *copy = strdup(text);
+struct texts {
+    const char *stats, *devices, *roots, *background;
+};
 
-    ht_top_parse(copy, at_ns, s);
-    free(copy);
+static void parse(const struct texts *t, uint64_t at_ns, struct ht_top_sample *s)
+{
+    struct ht_top_texts copy = {strdup(t->stats), strdup(t->devices), strdup(t->roots), strdup(t->background)};
+
+    ht_top_parse(&copy, at_ns, s);
+    free(copy.stats);
+    free(copy.devices);
+    free(copy.roots);
+    free(copy.background);
 }
 
-static const char first[] =
-    "# TYPE hitrain_total_bytes gauge\n"
-    "hitrain_total_bytes 1000\nhitrain_available_bytes 500\nhitrain_dram_bytes 4096\n"
-    "hitrain_resident_bytes 2048\nhitrain_dirty_bytes 1024\nhitrain_hits_total 10\n"
-    "hitrain_device_read_bytes_total{device=\"0\"} 0\n"
-    "hitrain_device_written_bytes_total{device=\"0\"} 1048576\n"
-    "hitrain_device_planned_moved_bytes_total{device=\"0\"} 1048576\n"
-    "hitrain_device_health{device=\"0\",hitrain_device_health=\"ok\"} 1\n"
-    "hitrain_device_health{device=\"0\",hitrain_device_health=\"failing\"} 0\n"
-    "hitrain_device_info{device=\"0\",path=\"/dev/x\"} 1\n"
-    "hitrain_step{root=\"/a\"} 5\nhitrain_step{root=\"/b \\\"1\\\"\"} 7\n"
-    "hitrain_update_ns_total{root=\"/a\"} 0\nhitrain_grad_bytes_total{root=\"/b \\\"1\\\"\"} 0\n"
-    "hitrain_background_state{engine=\"scrub\",hitrain_background_state=\"working\"} 1\n"
-    "hitrain_background_moved_bytes_total{engine=\"scrub\"} 0\n"
-    "hitrain_events_total{code=\"x\",level=\"error\"} 2\n"
-    "hitrain_events_total{code=\"y\",level=\"error\"} 1\n"
-    "hitrain_events_total{code=\"z\",level=\"info\"} 9\n# EOF\n";
-static const char second[] = "hitrain_total_bytes 1000\nhitrain_available_bytes 500\nhitrain_dram_bytes 4096\n"
-                             "hitrain_resident_bytes 2048\nhitrain_dirty_bytes 1024\nhitrain_hits_total 30\n"
-                             "hitrain_device_read_bytes_total{device=\"0\"} 2097152\n"
-                             "hitrain_device_written_bytes_total{device=\"0\"} 0\n"
-                             "hitrain_device_planned_moved_bytes_total{device=\"0\"} 7340032\n"
-                             "hitrain_device_info{device=\"0\",path=\"/dev/x\"} 1\n"
-                             "hitrain_step{root=\"/b \\\"1\\\"\"} 7\nhitrain_step{root=\"/a\"} 9\n"
-                             "hitrain_update_ns_total{root=\"/a\"} 8000000\n"
-                             "hitrain_grad_bytes_total{root=\"/b \\\"1\\\"\"} 2048\n"
-                             "hitrain_background_state{engine=\"scrub\",hitrain_background_state=\"working\"} 1\n"
-                             "hitrain_background_moved_bytes_total{engine=\"scrub\"} 4194304\n";
+static const struct texts first = {
+    .stats = "total_bytes=1000\navailable_bytes=500\ndram_bytes=4096\nresident_bytes=2048\ndirty_bytes=1024\nhits=10\n"
+             "error_events=3\n",
+    .devices = "{\"index\": 0, \"health\": \"ok\", \"read_bytes\": 0, \"written_bytes\": 1048576, "
+               "\"planned_moved_bytes\": 1048576, \"path\": \"/dev/x\"}\n",
+    .roots = "{\"path\": \"/a\", \"step\": 5, \"update_ns\": 0}\n"
+             "{\"path\": \"/b \\\"1\\\"\", \"step\": 7, \"grad_bytes\": 0}\n",
+    .background = "{\"engine\": \"scrub\", \"state\": \"working\", \"bytes\": 0}\n"};
+static const struct texts second = {
+    .stats = "total_bytes=1000\navailable_bytes=500\ndram_bytes=4096\nresident_bytes=2048\ndirty_bytes=1024\nhits=30\n",
+    .devices =
+        "{\"read_bytes\": 2097152, \"written_bytes\": 0, \"planned_moved_bytes\": 7340032, \"path\": \"/dev/x\"}\n",
+    .roots = "{\"path\": \"/b \\\"1\\\"\", \"step\": 7, \"grad_bytes\": 2048}\n"
+             "{\"path\": \"/a\", \"step\": 9, \"update_ns\": 8000000}\n",
+    .background = "{\"engine\": \"scrub\", \"state\": \"working\", \"bytes\": 4194304}\n"};
 
 static void begin(void)
 {
     view = (struct ht_top_view){.point = "/mnt", .width = 80, .interval_s = 1};
-    parse(first, 1000000000, &before);
-    parse(second, 3000000000, &now);
+    parse(&first, 1000000000, &before);
+    parse(&second, 3000000000, &now);
     ht_buf_reset(&out);
 }
 
@@ -73,8 +67,8 @@ START_TEST(figures_are_found)
     ck_assert_str_eq(before.device[0].state, "ok");
     ck_assert_uint_eq(before.roots, 2);
     ck_assert_str_eq(before.root[1].name, "/b \"1\"");
-    ck_assert_uint_eq(before.errors, 3);
-    ck_assert_uint_eq(before.warnings, 0);
+    ck_assert_uint_eq(before.store[HT_TOP_ERRORS], 3);
+    ck_assert_uint_eq(before.store[HT_TOP_WARNINGS], 0);
 }
 END_TEST
 
@@ -165,23 +159,21 @@ END_TEST
 static const char *const nonsense[] = {
     "",
     "\n\n\n",
-    "hitrain_",
-    "hitrain_step{root=",
-    "hitrain_step{root=\"} 1",
-    "hitrain_step{} x",
-    "hitrain_device_read_bytes_total{device=\"99\"} 1",
-    "hitrain_device_read_bytes_total{device=\"-1\"} 1",
-    "hitrain_device_info{path=\"x\"} 1",
-    "hitrain_total_bytes",
-    "hitrain_total_bytes 99999999999999999999999",
-    "hitrain_events_total{level=\"error\"",
+    "=",
+    "total_bytes",
+    "total_bytes=99999999999999999999999",
+    "total_bytes=-1",
+    "{\"path\": ",
+    "{\"path\": \"x\", \"step\": -5}",
+    "{\"path\": \"x\", \"step\": {}}",
+    "[1]",
     "<html>{}</html> 1",
 };
 
 START_TEST(nonsense_is_passed_over)
 {
-    parse(nonsense[_i], 3000000000, &now);
-    ck_assert_uint_le(now.roots + now.devices + now.engines, 1);
+    parse(&(struct texts){nonsense[_i], nonsense[_i], nonsense[_i], nonsense[_i]}, 3000000000, &now);
+    ck_assert_uint_le(now.roots, 1);
     ck_assert_ptr_nonnull(strstr(frame(), "hitrain /mnt"));
     before = now;
     frame(); /* no time between them */
@@ -193,9 +185,9 @@ START_TEST(more_models_than_there_is_room_for)
     struct ht_buf text = HT_BUF_INIT;
 
     for (unsigned i = 0; i < HT_TOP_ROOTS_MAX + 5; i++)
-        ht_buf_printf(&text, "hitrain_step{root=\"/m%u\"} 1\n", i);
+        ht_buf_printf(&text, "{\"path\": \"/m%u\", \"step\": 1}\n", i);
     ck_assert_int_eq(text.err, 0);
-    parse((const char *)text.data, 3000000000, &now);
+    parse(&(struct texts){"", "", (const char *)text.data, ""}, 3000000000, &now);
     ht_buf_free(&text);
     ck_assert_uint_eq(now.roots, HT_TOP_ROOTS_MAX);
     ck_assert_ptr_nonnull(strstr(frame(), "(the first 256 models)"));
