@@ -11,6 +11,7 @@ enum { HT_CMD_OK = 0, HT_CMD_FAILED = 1, HT_CMD_USAGE = 2 };
 
 struct ht_cmd_options {
     const char *command;
+    bool help, version;
     const char *verb;   /* scrub, background, trace: the action */
     const char *engine; /* background: the only one; NULL: all */
     bool json;

@@ -13,19 +13,12 @@
 
 enum { TEXT_BYTES_MAX = 16 << 20 };
 
-static const uint64_t *find(const struct ht_figures *f, const char *word)
+uint64_t ht_figure(const struct ht_figures *f, const char *word)
 {
     for (unsigned i = 0; i < f->count; i++)
         if (strcmp(f->one[i].word, word) == 0)
-            return &f->one[i].value;
-    return NULL;
-}
-
-uint64_t ht_figure(const struct ht_figures *f, const char *word)
-{
-    const uint64_t *value = find(f, word);
-
-    return value ? *value : 0;
+            return f->one[i].value;
+    return 0;
 }
 
 static void take_line(char *line, struct ht_figures *out)

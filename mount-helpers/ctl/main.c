@@ -8,8 +8,79 @@
 
 #include "mount-helpers/common/text.h"
 
+/* ----------------------------------------------------------------- options */
+
+static bool take_flag(const char *value, void *to)
+{
+    (void)value;
+    *(bool *)to = true;
+    return true;
+}
+
+static bool take_any(const char *value, void *to)
+{
+    *(const char **)to = value;
+    return true;
+}
+
+static bool take_name(const char *value, void *to)
+{
+    return take_any(value, to) && value[0] != '\0';
+}
+
+static bool take_engine(const char *value, void *to)
+{
+    enum { ENGINE_NAME_MAX = 64 };
+
+    return take_name(value, to) && strlen(value) <= ENGINE_NAME_MAX;
+}
+
+static bool take_digest(const char *value, void *to)
+{
+    return take_any(value, to) && strlen(value) == 32 && strspn(value, "0123456789abcdef") == 32;
+}
+
+static bool take_number(const char *value, void *to)
+{
+    uint64_t *out = to;
+    char *end;
+
+    errno = 0;
+    *out = strtoull(value, &end, 10);
+    return value[0] >= '0' && value[0] <= '9' && *end == '\0' && errno == 0 && *out <= INT64_MAX;
+}
+
+static bool take_count(const char *value, void *to)
+{
+    return take_number(value, to) && *(uint64_t *)to;
+}
+
+static bool take_size(const char *value, void *to)
+{
+    return ht_parse_size(value, to) == 0 && *(uint64_t *)to;
+}
+
+static bool take_seconds(const char *value, void *to)
+{
+    char *end;
+    double v = strtod(value, &end);
+
+    *(double *)to = v;
+    return end != value && *end == '\0' && v >= 0.01 && v <= 86400;
+}
+
+static bool take_level(const char *value, void *to)
+{
+    for (enum ht_log_level l = HT_LOG_ERROR; l <= HT_LOG_INFO; l++)
+        if (strcmp(ht_log_level_word(l), value) == 0) {
+            *(enum ht_log_level *)to = l;
+            return true;
+        }
+    return false;
+}
+
 enum {
-    OPT_JSON = 256,
+    OPT_JSON,
     OPT_WATCH,
     OPT_FOLLOW,
     OPT_SINCE,
@@ -42,10 +113,58 @@ enum {
     OPT_RETAIN,
     OPT_REDO,
     OPT_HELP,
-    OPT_VERSION
+    OPT_VERSION,
+    OPTIONS,
+    OPT_FIRST = 256 /* of getopt: letters are below */
 };
-enum { ENGINE_NAME_MAX = 64 };
-#define OPT_BIT(option) (UINT64_C(1) << ((option)-OPT_JSON))
+#define OPT_BIT(option) (UINT64_C(1) << (option))
+
+/* given: a flag that says that the option is there; 0: none does. expected: NULL for options without a value. */
+static const struct option_row {
+    const char *name;
+    bool (*take)(const char *value, void *to);
+    size_t offset, given;
+    const char *expected;
+} option_rows[OPTIONS] = {
+#define AT(field) offsetof(struct ht_cmd_options, field)
+    [OPT_JSON] = {"json", take_flag, AT(json), 0, NULL},
+    [OPT_WATCH] = {"watch", take_seconds, AT(watch_s), 0, "a number of seconds from 0.01 to 86400"},
+    [OPT_FOLLOW] = {"follow", take_flag, AT(follow), 0, NULL},
+    [OPT_SINCE] = {"since", take_number, AT(since), 0, "a number"},
+    [OPT_LEVEL] = {"level", take_level, AT(level), 0, "error, warn or info"},
+    [OPT_IF] = {"if", take_number, AT(step_open), AT(conditional), "the number of a step"},
+    [OPT_ASYNC] = {"async", take_flag, AT(async), 0, NULL},
+    [OPT_FULL] = {"full", take_flag, AT(full), 0, NULL},
+    [OPT_ENGINE] = {"engine", take_engine, AT(engine), 0, "the name of an engine"},
+    [OPT_SVG] = {"svg", take_name, AT(svg), 0, "a file"},
+    [OPT_ONCE] = {"once", take_flag, AT(once), 0, NULL},
+    [OPT_LISTEN] = {"listen", take_name, AT(listen), 0, "an address and a port"},
+    [OPT_TEXTFILE] = {"textfile", take_name, AT(textfile), 0, "a file"},
+    [OPT_RATE] = {"rate", take_size, AT(rate), 0, "a number of bytes per second"},
+    [OPT_DIGEST] = {"digest", take_digest, AT(digest), 0, "32 hexadecimal digits in lower case"},
+    [OPT_FROM] = {"from", take_any, AT(from), 0, "a kept step"},
+    [OPT_BASE] = {"base", take_name, AT(base), 0, "a model root"},
+    [OPT_OUTPUT] = {"output", take_name, AT(output), 0, "a file"},
+    [OPT_LOSS] = {"loss", take_name, AT(loss), 0, "a file"},
+    [OPT_UDEV] = {"udev", take_flag, AT(udev), 0, NULL},
+    [OPT_TO] = {"to", take_count, AT(to), 0, "a number of ranks"},
+    [OPT_LOST] = {"lost", take_number, AT(lost), AT(loses), "the number of a rank"},
+    [OPT_RECEIVE] = {"receive", take_flag, AT(receive), 0, NULL},
+    [OPT_SHARD] = {"shard", take_number, AT(shard), AT(for_rank), "the number of a rank"},
+    [OPT_OF] = {"of", take_number, AT(of), AT(of_rank), "the number of a rank"},
+    [OPT_ALL] = {"all", take_flag, AT(all), 0, NULL},
+    [OPT_PARAMS] = {"params", take_count, AT(params), 0, "a number above 0"},
+    [OPT_TENSORS] = {"tensors", take_count, AT(tensors), 0, "a number above 0"},
+    [OPT_DTYPE] = {"dtype", take_any, AT(dtype), 0, "a dtype"},
+    [OPT_OPTIMIZER] = {"optimizer", take_any, AT(optimizer), 0, "words of an optimizer"},
+    [OPT_RETAIN] = {"retain", take_count, AT(retain), 0, "a number above 0"},
+    [OPT_REDO] = {"redo", take_count, AT(redo), 0, "a number above 0"},
+    [OPT_HELP] = {"help", take_flag, AT(help), 0, NULL},
+    [OPT_VERSION] = {"version", take_flag, AT(version), 0, NULL},
+#undef AT
+};
+
+/* ---------------------------------------------------------------- commands */
 
 static const char *const scrub_verbs[] = {"start", "status", "stop", NULL};
 static const char *const background_verbs[] = {"status", "pause", "resume", NULL};
@@ -237,44 +356,6 @@ static const struct command {
      "  --engine=NAME    this engine alone\n"},
 };
 
-static const struct option words[] = {
-    {"json", no_argument, NULL, OPT_JSON},
-    {"watch", required_argument, NULL, OPT_WATCH},
-    {"follow", no_argument, NULL, OPT_FOLLOW},
-    {"since", required_argument, NULL, OPT_SINCE},
-    {"level", required_argument, NULL, OPT_LEVEL},
-    {"if", required_argument, NULL, OPT_IF},
-    {"async", no_argument, NULL, OPT_ASYNC},
-    {"full", no_argument, NULL, OPT_FULL},
-    {"engine", required_argument, NULL, OPT_ENGINE},
-    {"svg", required_argument, NULL, OPT_SVG},
-    {"once", no_argument, NULL, OPT_ONCE},
-    {"listen", required_argument, NULL, OPT_LISTEN},
-    {"textfile", required_argument, NULL, OPT_TEXTFILE},
-    {"rate", required_argument, NULL, OPT_RATE},
-    {"digest", required_argument, NULL, OPT_DIGEST},
-    {"from", required_argument, NULL, OPT_FROM},
-    {"base", required_argument, NULL, OPT_BASE},
-    {"output", required_argument, NULL, OPT_OUTPUT},
-    {"loss", required_argument, NULL, OPT_LOSS},
-    {"udev", no_argument, NULL, OPT_UDEV},
-    {"to", required_argument, NULL, OPT_TO},
-    {"lost", required_argument, NULL, OPT_LOST},
-    {"receive", no_argument, NULL, OPT_RECEIVE},
-    {"shard", required_argument, NULL, OPT_SHARD},
-    {"of", required_argument, NULL, OPT_OF},
-    {"all", no_argument, NULL, OPT_ALL},
-    {"params", required_argument, NULL, OPT_PARAMS},
-    {"tensors", required_argument, NULL, OPT_TENSORS},
-    {"dtype", required_argument, NULL, OPT_DTYPE},
-    {"optimizer", required_argument, NULL, OPT_OPTIMIZER},
-    {"retain", required_argument, NULL, OPT_RETAIN},
-    {"redo", required_argument, NULL, OPT_REDO},
-    {"help", no_argument, NULL, OPT_HELP},
-    {"version", no_argument, NULL, OPT_VERSION},
-    {NULL, 0, NULL, 0},
-};
-
 static int usage_error(const char *why, const char *what)
 {
     if (why)
@@ -300,36 +381,6 @@ static int put_help(const struct command *command)
     return HT_CMD_OK;
 }
 
-static bool parse_seconds(const char *text, double *out)
-{
-    char *end;
-    double v = strtod(text, &end);
-
-    if (end == text || *end != '\0' || !(v >= 0.01 && v <= 86400))
-        return false;
-    *out = v;
-    return true;
-}
-
-static bool parse_number(const char *text, uint64_t *out)
-{
-    char *end;
-
-    errno = 0;
-    *out = strtoull(text, &end, 10);
-    return text[0] >= '0' && text[0] <= '9' && *end == '\0' && errno == 0 && *out <= INT64_MAX;
-}
-
-static bool parse_level(const char *text, enum ht_log_level *out)
-{
-    for (enum ht_log_level l = HT_LOG_ERROR; l <= HT_LOG_INFO; l++)
-        if (strcmp(ht_log_level_word(l), text) == 0) {
-            *out = l;
-            return true;
-        }
-    return false;
-}
-
 static const struct command *find_command(const char *name)
 {
     for (size_t i = 0; i < HT_ARRAY_SIZE(commands); i++)
@@ -338,151 +389,39 @@ static const struct command *find_command(const char *name)
     return NULL;
 }
 
-struct parsed {
-    struct ht_cmd_options o;
-    uint64_t given; /* OPT_BIT of each */
-    bool help, version;
-};
-
-/* What an option without a value sets; NULL: it has a value. */
-static bool *flag_of(int option, struct ht_cmd_options *o)
+static int take_option(int option, const char *value, struct ht_cmd_options *o, uint64_t *given)
 {
-    switch (option) {
-    case OPT_JSON:
-        return &o->json;
-    case OPT_FOLLOW:
-        return &o->follow;
-    case OPT_ONCE:
-        return &o->once;
-    case OPT_ASYNC:
-        return &o->async;
-    case OPT_FULL:
-        return &o->full;
-    case OPT_UDEV:
-        return &o->udev;
-    case OPT_RECEIVE:
-        return &o->receive;
-    case OPT_ALL:
-        return &o->all;
-    default:
-        return NULL;
-    }
-}
+    const struct option_row *row = &option_rows[option];
 
-/* Those of `size`. */
-static int parse_need(int option, const char *value, struct ht_cmd_options *o)
-{
-    uint64_t *number = option == OPT_PARAMS ? &o->params
-        : option == OPT_TENSORS             ? &o->tensors
-        : option == OPT_RETAIN              ? &o->retain
-                                            : &o->redo;
-
-    if (option == OPT_DTYPE)
-        o->dtype = value;
-    else if (option == OPT_OPTIMIZER)
-        o->optimizer = value;
-    else if (!parse_number(value, number) || !*number)
-        return usage_error("not a number above 0: ", value);
-    return 0;
-}
-
-static int parse_value(int option, const char *value, struct ht_cmd_options *o)
-{
-    bool *flag = flag_of(option, o);
-
-    if (flag) {
-        *flag = true;
+    *given |= OPT_BIT(option);
+    if (row->given)
+        *(bool *)((char *)o + row->given) = true;
+    if (row->take(value, (char *)o + row->offset))
         return 0;
-    }
-    if (option >= OPT_PARAMS && option <= OPT_REDO)
-        return parse_need(option, value, o);
-    switch (option) {
-    case OPT_SVG:
-        o->svg = value;
-        return value[0] != '\0' ? 0 : usage_error("--svg: expected a file", "");
-    case OPT_LISTEN:
-        o->listen = value;
-        return value[0] != '\0' ? 0 : usage_error("--listen: expected an address and a port", "");
-    case OPT_TEXTFILE:
-        o->textfile = value;
-        return value[0] != '\0' ? 0 : usage_error("--textfile: expected a file", "");
-    case OPT_OUTPUT:
-        o->output = value;
-        return value[0] != '\0' ? 0 : usage_error("--output: expected a file", "");
-    case OPT_LOSS:
-        o->loss = value;
-        return value[0] != '\0' ? 0 : usage_error("--loss: expected a file", "");
-    case OPT_RATE:
-        return ht_parse_size(value, &o->rate) == 0 && o->rate
-            ? 0
-            : usage_error("--rate: not a number of bytes per second: ", value);
-    case OPT_DIGEST:
-        o->digest = value;
-        return strlen(value) == 32 && strspn(value, "0123456789abcdef") == 32
-            ? 0
-            : usage_error("--digest: not 32 hexadecimal digits in lower case: ", value);
-    case OPT_FROM:
-        o->from = value;
-        return 0;
-    case OPT_BASE:
-        o->base = value;
-        return value[0] != '\0' ? 0 : usage_error("--base: expected a model root", "");
-    case OPT_ENGINE:
-        o->engine = value;
-        return value[0] != '\0' && strlen(value) <= ENGINE_NAME_MAX
-            ? 0
-            : usage_error("--engine: not the name of an engine: ", value);
-    case OPT_WATCH:
-        return parse_seconds(value, &o->watch_s)
-            ? 0
-            : usage_error("--watch: not a number of seconds from 0.01 to 86400: ", value);
-    case OPT_TO:
-        return parse_number(value, &o->to) && o->to ? 0 : usage_error("--to: not a number of ranks: ", value);
-    case OPT_LOST:
-        o->loses = true;
-        return parse_number(value, &o->lost) ? 0 : usage_error("--lost: not the number of a rank: ", value);
-    case OPT_SHARD:
-        o->for_rank = true;
-        return parse_number(value, &o->shard) ? 0 : usage_error("--shard: not the number of a rank: ", value);
-    case OPT_OF:
-        o->of_rank = true;
-        return parse_number(value, &o->of) ? 0 : usage_error("--of: not the number of a rank: ", value);
-    case OPT_SINCE:
-        return parse_number(value, &o->since) ? 0 : usage_error("--since: not a number: ", value);
-    case OPT_IF:
-        o->conditional = true;
-        return parse_number(value, &o->step_open) ? 0 : usage_error("--if: not the number of a step: ", value);
-    default:
-        return parse_level(value, &o->level) ? 0 : usage_error("--level: not error, warn or info: ", value);
-    }
+    ht_error("--%s: not %s: %s", row->name, row->expected, value);
+    return usage_error(NULL, NULL);
 }
 
-static int parse(int argc, char **argv, struct parsed *p)
+/* given: OPT_BIT of each. */
+static int parse(int argc, char **argv, struct ht_cmd_options *o, uint64_t *given)
 {
+    struct option words[OPTIONS + 1] = {{0}};
     int c, status = 0;
 
-    while (status == 0 && (c = getopt_long(argc, argv, "o:", words, NULL)) != -1) {
-        if (c == 'o')
-            c = OPT_OUTPUT;
-        if (c == OPT_HELP)
-            p->help = true;
-        else if (c == OPT_VERSION)
-            p->version = true;
-        else if (c == '?')
-            status = usage_error(NULL, NULL);
-        else
-            status = parse_value(c, optarg, &p->o);
-        if (status == 0)
-            p->given |= OPT_BIT(c);
-    }
+    for (int i = 0; i < OPTIONS; i++)
+        words[i] = (struct option){option_rows[i].name, option_rows[i].expected ? required_argument : no_argument, NULL,
+                                   OPT_FIRST + i};
+    while (status == 0 && (c = getopt_long(argc, argv, "o:", words, NULL)) != -1)
+        status =
+            c == '?' ? usage_error(NULL, NULL) : take_option(c == 'o' ? OPT_OUTPUT : c - OPT_FIRST, optarg, o, given);
     return status;
 }
 
 static const char *misplaced(const struct command *command, uint64_t given)
 {
-    for (const struct option *w = words; w->name; w++)
-        if (given & ~command->options & OPT_BIT(w->val))
-            return w->name;
+    for (int i = 0; i < OPTIONS; i++)
+        if (given & ~command->options & OPT_BIT(i))
+            return option_rows[i].name;
     return NULL;
 }
 
@@ -517,37 +456,38 @@ static int run(const struct command *command, char **paths, const struct ht_cmd_
 
 int main(int argc, char **argv)
 {
-    struct parsed p = {.o = {.level = HT_LOG_INFO}};
+    struct ht_cmd_options o = {.level = HT_LOG_INFO};
+    uint64_t given = 0;
     const struct command *command;
-    int status = parse(argc, argv, &p);
+    int status = parse(argc, argv, &o, &given);
 
     if (status != 0)
         return status;
-    if (p.version || (optind + 1 == argc && strcmp(argv[optind], "version") == 0)) {
+    if (o.version || (optind + 1 == argc && strcmp(argv[optind], "version") == 0)) {
         ht_print_version("hitrainctl");
         return HT_CMD_OK;
     }
     if (optind == argc)
-        return p.help ? put_help(NULL) : usage_error("expected a command and a path", "");
+        return o.help ? put_help(NULL) : usage_error("expected a command and a path", "");
     command = find_command(argv[optind]);
     if (!command)
         return usage_error("unknown command ", argv[optind]);
-    p.o.command = command->name;
-    if (p.help)
+    o.command = command->name;
+    if (o.help)
         return put_help(command);
-    if (misplaced(command, p.given)) {
-        ht_error("--%s is not for %s", misplaced(command, p.given), command->name);
+    if (misplaced(command, given)) {
+        ht_error("--%s is not for %s", misplaced(command, given), command->name);
         return usage_error(NULL, NULL);
     }
     if (command->verbs) {
-        p.o.verb = argv[optind + 1];
-        if (!takes_verb(command, p.o.verb))
+        o.verb = argv[optind + 1];
+        if (!takes_verb(command, o.verb))
             return usage_error("expected: hitrainctl ", verbs_of(command));
         optind++;
     }
     if (argc - optind - 1 < counts[command->paths].least || argc - optind - 1 > counts[command->paths].most)
         return usage_error(counts[command->paths].expected, argv[optind]);
     if (command->paths >= ROOT_NAME)
-        p.o.words = argv + optind + 2;
-    return run(command, argv + optind + 1, &p.o);
+        o.words = argv + optind + 2;
+    return run(command, argv + optind + 1, &o);
 }

@@ -1,9 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* scrub.c - `hitrainctl scrub`: start and stop one, and how far it is. */
-#include "mount-helpers/ctl/ctl.h"
+#include "mount-helpers/ctl/figures.h"
 
 #include <stdio.h>
-#include <stdlib.h>
 
 #include "tiering/base/json.h"
 #include "mount-helpers/common/text.h"
@@ -14,35 +13,18 @@ struct figures {
     uint64_t state, bytes, total_bytes, ns, found, repaired;
 };
 
-static int figure(const char *point, const char *word, uint64_t *out)
+static int ask(const char *point, struct figures *out)
 {
-    char *text;
-    int rc = ht_cmd_attribute(point, word, false, &text);
+    struct ht_figures f;
+    int rc = ht_figures_read(point, &f);
 
-    if (rc == -ENODATA)
-        ht_error("%s: its daemon is of another version and does not report scrubs", point);
     if (rc < 0)
         return rc;
-    *out = strtoull(text, NULL, 10);
-    free(text);
+    *out = (struct figures){ht_figure(&f, "scrub_state"),           ht_figure(&f, "scrub_run_bytes"),
+                            ht_figure(&f, "scrub_run_total_bytes"), ht_figure(&f, "scrub_run_ns"),
+                            ht_figure(&f, "scrub_run_found"),       ht_figure(&f, "scrub_run_repaired")};
+    ht_figures_free(&f);
     return 0;
-}
-
-static int ask(const char *point, struct figures *f)
-{
-    const struct {
-        const char *word;
-        uint64_t *value;
-    } rows[] = {
-        {"scrub_state", &f->state},     {"scrub_run_bytes", &f->bytes},
-        {"scrub_run_ns", &f->ns},       {"scrub_run_total_bytes", &f->total_bytes},
-        {"scrub_run_found", &f->found}, {"scrub_run_repaired", &f->repaired},
-    };
-    int rc = 0;
-
-    for (size_t i = 0; rc == 0 && i < HT_ARRAY_SIZE(rows); i++)
-        rc = figure(point, rows[i].word, rows[i].value);
-    return rc;
 }
 
 static const char *state_word(const struct figures *f)

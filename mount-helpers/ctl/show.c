@@ -87,7 +87,7 @@ static int take_line(struct reader *r, char *text)
         return 0;
     begin(r);
     if (r->as_json)
-        ht_show_json(&r->json, &l);
+        ht_show_json(&r->json, r->show->keys, &l);
     else
         ht_show_line(r->table, r->colours, &l);
     return 0;

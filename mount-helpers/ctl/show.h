@@ -23,6 +23,7 @@ struct ht_show {
     const char *entries;      /* the name of lines with a number, in a message; NULL: they have none */
     uint64_t most;            /* entries to print at most without --follow; 0: all */
     const char *place, *list; /* of --json: the key of the path, and that of the lines; NULL: the lines alone */
+    const char *const *keys;  /* of a line of --json, and NULL; or NULL: all */
     bool path_given;          /* that path is the argument; else it is the mount's root, or the model */
     bool of_root;             /* the argument is a model root; else the file is in the mount's root */
     const struct ht_column *table[HT_SHOW_TABLES_MAX];
@@ -32,7 +33,8 @@ struct ht_show {
 const struct ht_show *ht_show_find(const char *command);
 void ht_show_head(const struct ht_column *table);
 void ht_show_line(const struct ht_column *table, bool colours, const struct ht_cmd_line *l);
-void ht_show_json(struct ht_json *j, const struct ht_cmd_line *l);
+/* keys: as of a command. */
+void ht_show_json(struct ht_json *j, const char *const *keys, const struct ht_cmd_line *l);
 /* HT_LOG_DEBUG: it has none. */
 enum ht_log_level ht_show_level(const struct ht_cmd_line *l);
 

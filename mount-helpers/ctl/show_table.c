@@ -186,6 +186,9 @@ static void cell_own(const struct ht_cmd_line *l, const struct ht_column *c, cha
 
 /* ------------------------------------------------------------------ tables */
 
+static const char *const root_keys[] = {"path",      "step",       "durable_step", "open", "parameters",
+                                        "grad_norm", "claimed_by", "pid",          NULL};
+
 #define COLUMNS(...) ((const struct ht_column[]){__VA_ARGS__, {NULL, 0, NULL, NULL, NULL}})
 
 static const struct ht_show shows[] = {
@@ -229,6 +232,7 @@ static const struct ht_show shows[] = {
      .file = "roots",
      .place = "path",
      .list = "roots",
+     .keys = root_keys,
      .table = {COLUMNS({"step", 12, cell_text, "step", NULL}, {"durable", 12, cell_text, "durable_step", NULL},
                        {"open", -4, cell_yes, "open", NULL}, {"parameters", 10, cell_text, "parameters", NULL},
                        {"grad_norm", -10, cell_short, "grad_norm", NULL},
@@ -268,11 +272,20 @@ enum ht_log_level ht_show_level(const struct ht_cmd_line *l)
     return HT_LOG_DEBUG;
 }
 
-void ht_show_json(struct ht_json *j, const struct ht_cmd_line *l)
+static bool is_one_of(const char *const *keys, const char *key)
+{
+    while (*keys && strcmp(*keys, key) != 0)
+        keys++;
+    return *keys;
+}
+
+void ht_show_json(struct ht_json *j, const char *const *keys, const struct ht_cmd_line *l)
 {
     ht_json_object(j, NULL);
     for (unsigned i = 0; i < l->count; i++) {
         const struct ht_cmd_field *f = &l->field[i];
+        if (keys && !is_one_of(keys, f->key))
+            continue;
         if (f->is_text)
             ht_json_str(j, f->key, f->value);
         else if (f->value[0] == 't' || f->value[0] == 'f')

@@ -66,7 +66,7 @@ static char *output_of(const struct ht_cmd_line *l, const struct ht_column *tabl
     if (table)
         ht_show_line(table, false, l);
     else
-        ht_show_json(&j, l);
+        ht_show_json(&j, NULL, l);
     fclose(stdout);
     stdout = out;
     return text;
