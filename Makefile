@@ -180,7 +180,7 @@ dir_mkfs.hitrain := mount-helpers/mkfs
 dir_mount.hitrain := mount-helpers/mount
 dir_umount.hitrain := mount-helpers/umount
 dir_hitrain-fsck := mount-helpers/fsck
-dir_hitrainctl := mount-helpers/ctl
+dir_hitrainctl := mount-helpers/hitrainctl
 
 tools := $(wildcard mount-helpers/tools/*.py)
 

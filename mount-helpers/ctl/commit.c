@@ -62,19 +62,6 @@ static int command(const char *path, const struct ht_cmd_options *o)
     return ht_cmd_command(path, path, line);
 }
 
-void ht_cmd_put_number(struct ht_json *j, const char *path, const char *word)
-{
-    char *text;
-
-    if (ht_cmd_attribute(path, word, true, &text) != 0)
-        return;
-    if (j)
-        ht_json_word(j, word, text);
-    else
-        printf(", %s %s", word, text);
-    free(text);
-}
-
 static void report(const char *path, const struct ht_cmd_options *o, double seconds, bool root)
 {
     struct ht_json j;

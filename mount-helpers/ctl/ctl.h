@@ -80,7 +80,7 @@ int ht_cmd_reshard(const char *path, const struct ht_cmd_options *o);
 /* "VERB", or "VERB if=N" with the number of the options. As snprintf. */
 int ht_cmd_line(const char *verb, const struct ht_cmd_options *o, char *buf, size_t cap);
 /*
- * commit.c: a figure of a model after a command, as a word of j, or printed where j is NULL.
+ * A figure of a model after a command, as a word of j, or printed where j is NULL.
  * Nothing where path has none.
  */
 struct ht_json;

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* kept.c - kept steps of a model root: `hitrainctl snapshot`, `steps`, `rollback`, `clone` and `forget`. */
+/* kept.c - kept steps of a model root: `hitrainctl snapshot`, `rollback`, `clone` and `forget`. */
 #include "mount-helpers/ctl/kept.h"
 
 #include <fcntl.h>
@@ -7,7 +7,6 @@
 #include <stdlib.h>
 #include <sys/stat.h>
 #include <sys/xattr.h>
-#include <time.h>
 #include <unistd.h>
 
 #include "mount-helpers/common/text.h"
@@ -39,17 +38,6 @@ int ht_kept_step(int dir, uint64_t *out_step)
     errno = 0;
     *out_step = strtoull(text, &end, 10);
     return errno || *end != '\0' ? -EPROTO : 0;
-}
-
-int ht_kept_stored_digest(int dir, struct ht_hash128 *out)
-{
-    char text[HT_DIGEST_TEXT_MAX];
-    ssize_t n = fgetxattr(dir, HT_XATTR_PREFIX "digest", text, sizeof(text) - 1);
-
-    if (n < 0)
-        return -errno;
-    text[n] = '\0';
-    return ht_digest_parse(text, out);
 }
 
 int ht_kept_open(const char *root, const char *name)

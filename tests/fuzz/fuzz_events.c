@@ -3,7 +3,7 @@
  * Lines of the daemon as hitrainctl reads them, from a mount of any user. The text for people, of each command that
  * shows lines, holds nothing that a terminal obeys; the JSON output is JSON.
  */
-#include "mount-helpers/ctl/show.h"
+#include "mount-helpers/look/show.h"
 #include "tests/fuzz/fuzz.h"
 
 /* -------------------------------------------------------- a parser of JSON */

@@ -9,7 +9,7 @@ import pytest
 
 from conftest import BIN, ROOT, SECONDS_MAX, run
 
-TABLES = {'hitrainctl': 'ctl/main.c', 'mkfs.hitrain': 'mkfs/main.c', 'hitrain-fsck': 'fsck/main.c'}
+TABLES = {'hitrainctl': 'hitrainctl/main.c', 'mkfs.hitrain': 'mkfs/main.c', 'hitrain-fsck': 'fsck/main.c'}
 
 
 @pytest.fixture(scope='module')

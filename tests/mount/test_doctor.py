@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""hitrainctl doctor on real mounts, files and devices; tests/unit/mount-helpers/ctl/test_doctor.c has each check."""
+"""hitrainctl doctor on real mounts, files and devices; tests/unit/mount-helpers/look/test_doctor.c has each check."""
 import contextlib
 import ctypes
 import errno

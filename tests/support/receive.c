@@ -4,7 +4,7 @@
 #include <stdio.h>
 #include <sys/stat.h>
 
-#include "mount-helpers/ctl/staging.h"
+#include "mount-helpers/copy/staging.h"
 #include "tests/support/receive.h"
 #include "tiering/base/hash.h"
 

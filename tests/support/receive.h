@@ -2,7 +2,7 @@
 /*
  * receive.h - what `hitrainctl receive` asks of the daemon, call by call.
  *
- * The order is that of mount-helpers/ctl/receive.c and staging.c: a private directory, with a durable mark, gets a
+ * The order is that of mount-helpers/copy/receive.c and staging.c: a private directory, with a durable mark, gets a
  * model root, which gets files and state, its step, its mode and a commit, and then moves to
  * its name. Functions return 0 or a negative errno.
  */

@@ -28,9 +28,9 @@ enum ht_digest_part {
     HT_DIGEST_SAME = 6,
     HT_DIGEST_SHARD = 7,
 };
-/* Attributes that are part of no step. Where a copy that follows another model is: mount-helpers/ctl/follow.h. */
+/* Attributes that are part of no step. Where a copy that follows another model is: mount-helpers/copy/follow.h. */
 #define HT_FOLLOW_ATTRIBUTE "user.hitrain-follow"
-/* Whose directory the next receive may remove: mount-helpers/ctl/staging.h. */
+/* Whose directory the next receive may remove: mount-helpers/copy/staging.h. */
 #define HT_STAGING_ATTRIBUTE "user.hitrain-receive"
 
 enum ht_digest_kind { HT_DIGEST_DIRECTORY = 1, HT_DIGEST_FILE = 2, HT_DIGEST_SYMLINK = 3, HT_DIGEST_LINK = 4 };

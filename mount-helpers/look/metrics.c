@@ -1,0 +1,237 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * metrics.c - `hitrainctl metrics`: the figures of a mount for monitoring, printed, as a file, or over HTTP.
+ *
+ * The server answers one request after the other, and gives each client two seconds. It changes nothing, and keeps
+ * nothing of the mount open between requests.
+ */
+#include "mount-helpers/look/exposition.h"
+#include "mount-helpers/ctl/figures.h"
+
+#include <fcntl.h>
+#include <netdb.h>
+#include <netinet/in.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "tiering/base/files.h"
+#include <hitrain/words.h>
+
+enum { REQUEST_BYTES_MAX = 8192, CLIENT_MS = 2000, BACKLOG = 16 };
+
+/* The metrics of the mount at point, in the text format or as OpenMetrics; free out. */
+static int read_metrics(const char *point, bool open_metrics, struct ht_buf *out)
+{
+    char *text;
+    int rc = ht_hidden_text(point, "stats", &text);
+
+    if (rc < 0)
+        return rc;
+    if (open_metrics)
+        ht_buf_put(out, text, strlen(text));
+    else
+        ht_exposition_text(text, out);
+    free(text);
+    return out->err;
+}
+
+/* ------------------------------------------------------------------------ text */
+
+static int put_once(const char *point, const struct ht_cmd_options *o)
+{
+    struct ht_buf text = HT_BUF_INIT;
+    int rc = read_metrics(point, !o->textfile, &text);
+
+    if (rc < 0) {
+        ht_cmd_explain(point, rc);
+    } else if (o->textfile) {
+        rc = ht_file_replace(o->textfile, text.data, text.len, 0644);
+        if (rc < 0)
+            ht_error("%s: cannot be written: %s", o->textfile, strerror(-rc));
+    } else {
+        rc = ht_write_all(STDOUT_FILENO, text.data, text.len);
+    }
+    ht_buf_free(&text);
+    return rc;
+}
+
+static int put_again(const char *point, const struct ht_cmd_options *o)
+{
+    int rc = put_once(point, o);
+
+    while (rc == 0 && o->watch_s > 0) {
+        struct timespec t = {.tv_sec = (time_t)o->watch_s};
+        t.tv_nsec = (long)((o->watch_s - (double)t.tv_sec) * 1e9);
+        nanosleep(&t, NULL);
+        rc = put_once(point, o);
+    }
+    return rc;
+}
+
+/* ------------------------------------------------------------------------ HTTP */
+
+static int listen_on(const char *host, const char *port)
+{
+    const struct addrinfo hints = {.ai_socktype = SOCK_STREAM, .ai_flags = AI_PASSIVE | AI_NUMERICSERV};
+    struct addrinfo *found;
+    int fd = -1, err = EADDRNOTAVAIL, on = 1;
+
+    if (getaddrinfo(host, port, &hints, &found) != 0)
+        return -EADDRNOTAVAIL;
+    for (const struct addrinfo *a = found; a && fd < 0; a = a->ai_next) {
+        fd = socket(a->ai_family, SOCK_STREAM | SOCK_CLOEXEC, 0);
+        if (fd < 0 || setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof(on)) != 0 ||
+            bind(fd, a->ai_addr, a->ai_addrlen) != 0 || listen(fd, BACKLOG) != 0) {
+            err = errno;
+            if (fd >= 0)
+                close(fd);
+            fd = -1;
+        }
+    }
+    freeaddrinfo(found);
+    return fd < 0 ? -err : fd;
+}
+
+/* The port that the kernel chose for 0. */
+static unsigned port_of(int fd)
+{
+    union {
+        struct sockaddr any;
+        struct sockaddr_in four;
+        struct sockaddr_in6 six;
+    } a = {0};
+    socklen_t len = sizeof(a);
+
+    if (getsockname(fd, &a.any, &len) != 0)
+        return 0;
+    return ntohs(a.any.sa_family == AF_INET6 ? a.six.sin6_port : a.four.sin_port);
+}
+
+/* Reads up to the empty line. False: it does not come in time, or is too long. */
+static bool read_head(int fd, char head[REQUEST_BYTES_MAX])
+{
+    uint64_t end_ns = ht_now_ns() + CLIENT_MS * UINT64_C(1000000);
+    size_t len = 0;
+
+    while (len + 1 < REQUEST_BYTES_MAX && ht_now_ns() < end_ns) {
+        ssize_t n = recv(fd, head + len, REQUEST_BYTES_MAX - 1 - len, 0);
+        if (n <= 0)
+            return false;
+        len += (size_t)n;
+        head[len] = '\0';
+        if (strstr(head, "\r\n\r\n") || strstr(head, "\n\n"))
+            return true;
+    }
+    return false;
+}
+
+static void answer(int fd, const char *status, const char *type, bool head, const void *body, size_t len)
+{
+    uint64_t end_ns = ht_now_ns() + CLIENT_MS * UINT64_C(1000000);
+    char text[512];
+    int n = snprintf(text, sizeof(text),
+                     "HTTP/1.1 %s\r\nContent-Type: %s\r\nContent-Length: %zu\r\nConnection: close\r\n"
+                     "X-Content-Type-Options: nosniff\r\n%s\r\n",
+                     status, type, len, strncmp(status, "405", 3) == 0 ? "Allow: GET, HEAD\r\n" : "");
+
+    if (send(fd, text, (size_t)n, MSG_NOSIGNAL) != n)
+        return;
+    for (const char *at = body; !head && len > 0;) {
+        ssize_t done = send(fd, at, len, MSG_NOSIGNAL);
+        if (done <= 0 || ht_now_ns() > end_ns) /* a client that reads slowly holds up the others */
+            return;
+        at += done;
+        len -= (size_t)done;
+    }
+}
+
+static void answer_metrics(int fd, const char *point, bool open_metrics, bool head)
+{
+    struct ht_buf text = HT_BUF_INIT;
+    int rc = read_metrics(point, open_metrics, &text);
+
+    if (rc < 0) {
+        ht_buf_reset(&text);
+        ht_buf_printf(&text, "%s: %s\n", point, strerror(-rc));
+        answer(fd, "503 Service Unavailable", "text/plain; charset=utf-8", head, text.data, text.len);
+    } else {
+        answer(fd, "200 OK",
+               open_metrics ? "application/openmetrics-text; version=1.0.0; charset=utf-8"
+                            : "text/plain; version=0.0.4; charset=utf-8",
+               head, text.data, text.len);
+    }
+    ht_buf_free(&text);
+}
+
+static void serve_one(int fd, const char *point)
+{
+    static const char index[] = "<!DOCTYPE html><title>hitrain</title><a href=\"/metrics\">metrics</a>\n";
+    static const char html[] = "text/html; charset=utf-8", plain[] = "text/plain; charset=utf-8";
+    const struct timeval patience = {.tv_sec = CLIENT_MS / 1000};
+    char head[REQUEST_BYTES_MAX];
+    bool is_head;
+
+    (void)setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &patience, sizeof(patience));
+    (void)setsockopt(fd, SOL_SOCKET, SO_SNDTIMEO, &patience, sizeof(patience));
+    if (!read_head(fd, head))
+        return;
+    enum ht_http_answer wanted = ht_http_parse(head, &is_head);
+    if (wanted == HT_HTTP_METRICS || wanted == HT_HTTP_OPENMETRICS)
+        answer_metrics(fd, point, wanted == HT_HTTP_OPENMETRICS, is_head);
+    else if (wanted == HT_HTTP_INDEX)
+        answer(fd, "200 OK", html, is_head, index, strlen(index));
+    else if (wanted == HT_HTTP_METHOD)
+        answer(fd, "405 Method Not Allowed", plain, false, "", 0);
+    else if (wanted == HT_HTTP_NONE)
+        answer(fd, "404 Not Found", plain, is_head, "", 0);
+    else
+        answer(fd, "400 Bad Request", plain, false, "", 0);
+}
+
+static int serve(const char *point, const char *listen_at)
+{
+    const struct timespec pause = {0, 100000000};
+    char host[64], port[8];
+
+    if (!ht_http_address(listen_at, host, port)) {
+        ht_error("--listen: not an address and a port, as in 127.0.0.1:9469: %s", listen_at);
+        return HT_CMD_USAGE;
+    }
+    int fd = listen_on(host, port);
+    if (fd < 0) {
+        ht_error("cannot listen on %s: %s%s", listen_at, strerror(-fd),
+                 fd == -EADDRINUSE ? "; choose another port, or end the program that has this one" : "");
+        return HT_CMD_FAILED;
+    }
+    ht_info("metrics of %s: http://%s%s%s:%u/metrics", point, strchr(host, ':') ? "[" : "", host,
+            strchr(host, ':') ? "]" : "", port_of(fd));
+    for (;;) {
+        int client = accept4(fd, NULL, NULL, SOCK_CLOEXEC);
+        if (client < 0) {
+            nanosleep(&pause, NULL); /* no descriptors, or the client left */
+            continue;
+        }
+        serve_one(client, point);
+        close(client);
+    }
+}
+
+int ht_cmd_metrics(const char *path, const struct ht_cmd_options *o)
+{
+    char point[PATH_MAX];
+
+    if (o->listen && (o->textfile || o->watch_s > 0)) {
+        ht_error("--listen goes with neither --textfile nor --watch");
+        return HT_CMD_USAGE;
+    }
+    if (ht_cmd_mount_point(path, point) < 0)
+        return HT_CMD_FAILED;
+    if (o->listen)
+        return serve(point, o->listen);
+    return put_again(point, o) < 0 ? HT_CMD_FAILED : HT_CMD_OK;
+}

@@ -1,0 +1,41 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * show.h - the commands that print a hidden file of JSON Lines: `hitrainctl device`, `events`, `roots`, `steps`,
+ * `trace`, and the state of `background`.
+ */
+#ifndef HITRAIN_MOUNT_HELPERS_LOOK_SHOW_H
+#define HITRAIN_MOUNT_HELPERS_LOOK_SHOW_H
+
+#include <stdio.h>
+#include "mount-helpers/ctl/ctl.h"
+#include "tiering/base/json.h"
+
+struct ht_column {
+    const char *head;
+    int width; /* negative: to the left; 0: the last one */
+    void (*text)(const struct ht_cmd_line *l, const struct ht_column *c, char *buf, size_t cap);
+    const char *key, *other;
+};
+
+enum { HT_SHOW_TABLES_MAX = 3 };
+struct ht_show {
+    const char *command, *file;
+    const char *entries;      /* the name of lines with a number, in a message; NULL: they have none */
+    uint64_t most;            /* entries to print at most without --follow; 0: all */
+    const char *place, *list; /* of --json: the key of the path, and that of the lines; NULL: the lines alone */
+    const char *const *keys;  /* of a line of --json, and NULL; or NULL: all */
+    bool path_given;          /* that path is the argument; else it is the mount's root, or the model */
+    bool of_root;             /* the argument is a model root; else the file is in the mount's root */
+    const struct ht_column *table[HT_SHOW_TABLES_MAX];
+};
+
+/* show_table.c. On stdout. */
+const struct ht_show *ht_show_find(const char *command);
+void ht_show_head(const struct ht_column *table);
+void ht_show_line(const struct ht_column *table, bool colours, const struct ht_cmd_line *l);
+/* keys: as of a command. */
+void ht_show_json(struct ht_json *j, const char *const *keys, const struct ht_cmd_line *l);
+/* HT_LOG_DEBUG: it has none. */
+enum ht_log_level ht_show_level(const struct ht_cmd_line *l);
+
+#endif

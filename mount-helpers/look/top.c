@@ -1,0 +1,307 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * top.c - `hitrainctl top`: the terminal, the keys and the clock.
+ *
+ * A thread reads the mount, because a mount may not answer and the keys must work all the same. It fills a sample when
+ * a byte comes through one pipe, and says so through another. So each sample has one owner at a time, without a lock.
+ */
+#include "mount-helpers/look/top.h"
+
+#include <fcntl.h>
+#include <poll.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/ioctl.h>
+#include <termios.h>
+#include <unistd.h>
+
+#include "tiering/base/files.h"
+
+enum { HISTORY = 10, COLUMNS_DEFAULT = 80, COLUMNS_MIN = 1, COLUMNS_MAX = 1000 };
+#define INTERVAL_MIN 0.1
+#define INTERVAL_MAX 60.0
+
+struct top {
+    struct ht_top_view v;
+    const struct ht_cmd_options *o;
+    struct ht_top_sample *ring; /* HISTORY of them, and one that the thread fills */
+    unsigned taken;             /* samples so far; the newest is at (taken - 1) % HISTORY */
+    int ask, answer;            /* ends of the pipes */
+    bool asked;                 /* the thread has ring[HISTORY] */
+    uint64_t asked_ns;
+    struct termios before;
+    bool raw;
+    struct ht_buf out;
+};
+
+struct reader {
+    char point[PATH_MAX];
+    struct ht_top_sample *sample;
+    int asks, answers;
+};
+
+/* ---------------------------------------------------------------- the reader */
+
+static void *read_mount(void *arg)
+{
+    struct reader *r = arg;
+    char byte;
+
+    while (read(r->asks, &byte, 1) == 1) {
+        int rc = ht_top_read(r->point, r->sample);
+        if (write(r->answers, &rc, sizeof(rc)) != (ssize_t)sizeof(rc))
+            break;
+    }
+    return NULL;
+}
+
+/* It lives as long as the process. */
+static int start_reader(struct top *t)
+{
+    struct reader *r = calloc(1, sizeof(*r));
+    int asks[2], answers[2];
+    pthread_t thread;
+
+    if (!r || pipe2(asks, O_CLOEXEC) != 0)
+        goto fail;
+    if (pipe2(answers, O_CLOEXEC) != 0)
+        goto fail;
+    snprintf(r->point, sizeof(r->point), "%s", t->v.point);
+    r->sample = &t->ring[HISTORY];
+    r->asks = asks[0];
+    r->answers = answers[1];
+    t->ask = asks[1];
+    t->answer = answers[0];
+    if (pthread_create(&thread, NULL, read_mount, r) != 0)
+        goto fail;
+    (void)pthread_detach(thread);
+    return 0;
+fail:
+    free(r);
+    return -ENOMEM;
+}
+
+/* --------------------------------------------------------------- the terminal */
+
+static volatile sig_atomic_t ended;
+
+static void on_end(int signal_number)
+{
+    ended = signal_number;
+}
+
+static void on_resize(int signal_number)
+{
+    (void)signal_number; /* poll ends, and the next frame asks for the size */
+}
+
+static void catch_signals(void)
+{
+    struct sigaction end = {.sa_handler = on_end}, resize = {.sa_handler = on_resize};
+
+    sigaction(SIGINT, &end, NULL);
+    sigaction(SIGTERM, &end, NULL);
+    sigaction(SIGHUP, &end, NULL);
+    sigaction(SIGWINCH, &resize, NULL);
+}
+
+static void measure(struct ht_top_view *v)
+{
+    const char *columns = getenv("COLUMNS");
+    struct winsize w;
+
+    v->height = 0;
+    v->width = columns ? (unsigned)strtoul(columns, NULL, 10) : COLUMNS_DEFAULT;
+    if (v->terminal && ioctl(STDOUT_FILENO, TIOCGWINSZ, &w) == 0 && w.ws_col && w.ws_row) {
+        v->width = w.ws_col;
+        v->height = w.ws_row;
+    }
+    if (v->width < COLUMNS_MIN || v->width > COLUMNS_MAX)
+        v->width = COLUMNS_DEFAULT;
+}
+
+static void put(const void *text, size_t len)
+{
+    if (ht_write_all(STDOUT_FILENO, text, len) < 0)
+        ended = SIGPIPE;
+}
+
+static void begin_terminal(struct top *t)
+{
+    struct termios raw;
+    const char *term = getenv("TERM");
+
+    t->v.terminal = !t->o->once && !t->o->json && isatty(STDOUT_FILENO) && term && strcmp(term, "dumb") != 0;
+    if (!t->v.terminal)
+        return;
+    if (isatty(STDIN_FILENO) && tcgetattr(STDIN_FILENO, &t->before) == 0) {
+        raw = t->before;
+        raw.c_lflag &= ~(tcflag_t)(ICANON | ECHO);
+        raw.c_cc[VMIN] = 0;
+        raw.c_cc[VTIME] = 0;
+        t->raw = tcsetattr(STDIN_FILENO, TCSANOW, &raw) == 0;
+    }
+    put("\033[?1049h\033[?25l", 14); /* another screen, no cursor */
+}
+
+static void end_terminal(struct top *t)
+{
+    if (t->v.terminal)
+        put("\033[?25h\033[?1049l", 14);
+    if (t->raw)
+        tcsetattr(STDIN_FILENO, TCSANOW, &t->before);
+}
+
+/* ------------------------------------------------------------------- frames */
+
+/* n 0: the newest; an older one as far as there is one. */
+static const struct ht_top_sample *sample(const struct top *t, unsigned n)
+{
+    unsigned most = t->taken < HISTORY ? t->taken : HISTORY;
+
+    return &t->ring[(t->taken - 1 - (n < most ? n : most - 1)) % HISTORY];
+}
+
+static void show(struct top *t)
+{
+    if (t->taken == 0)
+        return;
+    if (t->o->json) {
+        ht_top_json(&t->v, sample(t, 0), sample(t, 1), sample(t, HISTORY), !t->o->once);
+        if (fflush(stdout) != 0)
+            ended = SIGPIPE;
+        return;
+    }
+    measure(&t->v);
+    ht_buf_reset(&t->out);
+    if (t->v.terminal)
+        ht_buf_printf(&t->out, "\033[H");
+    ht_top_frame(&t->v, sample(t, 0), sample(t, 1), sample(t, HISTORY), &t->out);
+    ht_buf_printf(&t->out, "%s", t->v.terminal ? "\033[0m\033[J" : t->o->once ? "" : "\n");
+    if (!t->out.err)
+        put(t->out.data, t->out.len);
+}
+
+/* Nothing to do more where a key means nothing. */
+static void take_key(struct top *t, char key)
+{
+    struct ht_top_view *v = &t->v;
+
+    if (key == 'q')
+        ended = SIGINT;
+    else if (key == 'p' || key == ' ')
+        v->paused = !v->paused;
+    else if (key == 's')
+        v->order = (v->order + 1) % HT_TOP_ORDERS;
+    else if (key == '+' && v->interval_s > INTERVAL_MIN)
+        v->interval_s /= 2;
+    else if (key == '-' && v->interval_s < INTERVAL_MAX)
+        v->interval_s *= 2;
+    else
+        return;
+    show(t);
+}
+
+/* --------------------------------------------------------------------- loop */
+
+static void ask(struct top *t)
+{
+    t->asked = write(t->ask, "", 1) == 1;
+    t->asked_ns = ht_now_ns();
+}
+
+/* An answer has come: 0, or the error. */
+static int take_answer(struct top *t)
+{
+    int rc;
+
+    if (read(t->answer, &rc, sizeof(rc)) != (ssize_t)sizeof(rc))
+        return -EIO;
+    t->asked = false;
+    t->v.silent_s = 0;
+    if (rc < 0 || (t->v.paused && t->taken))
+        return rc;
+    t->ring[t->taken++ % HISTORY] = t->ring[HISTORY];
+    return 0;
+}
+
+static void wait_for_something(struct top *t, uint64_t until_ns)
+{
+    struct pollfd p[2] = {{.fd = t->answer, .events = POLLIN}, {.fd = t->raw ? STDIN_FILENO : -1, .events = POLLIN}};
+    uint64_t now = ht_now_ns();
+    char key;
+
+    int n = poll(p, 2, until_ns > now ? (int)((until_ns - now) / 1000000 + 1) : 0);
+    if (n < 0 || !t->v.terminal)
+        return;
+    if (p[1].revents & (POLLHUP | POLLERR))
+        ended = SIGHUP;
+    else if (p[1].revents && read(STDIN_FILENO, &key, 1) == 1)
+        take_key(t, key);
+}
+
+static bool has_answer(const struct top *t)
+{
+    struct pollfd p = {.fd = t->answer, .events = POLLIN};
+
+    return t->asked && poll(&p, 1, 0) == 1;
+}
+
+/* The first picture needs two samples; `once` ends with it. */
+static bool is_enough(const struct top *t)
+{
+    return t->o->once && t->taken >= 2;
+}
+
+static int run(struct top *t)
+{
+    uint64_t next_ns = 0;
+    int rc = 0;
+
+    while (!ended && rc == 0 && !is_enough(t)) {
+        uint64_t now = ht_now_ns(), interval = (uint64_t)(t->v.interval_s * 1e9);
+        if (now >= next_ns && !t->asked) {
+            ask(t);
+            next_ns = now + interval;
+        } else if (now >= next_ns) {
+            t->v.silent_s = (now - t->asked_ns) / 1000000000;
+            next_ns = now + interval;
+            if (t->v.terminal)
+                show(t);
+        }
+        wait_for_something(t, next_ns);
+        if (!has_answer(t))
+            continue;
+        rc = take_answer(t);
+        if (rc == 0 && !t->v.paused && (t->taken >= 2 || t->v.terminal))
+            show(t);
+    }
+    return rc;
+}
+
+int ht_cmd_top(const char *path, const struct ht_cmd_options *o)
+{
+    static char point[PATH_MAX];
+    struct top t = {.o = o, .out = HT_BUF_INIT};
+    int rc;
+
+    if (ht_cmd_mount_point(path, point) < 0)
+        return HT_CMD_FAILED;
+    t.v.point = point;
+    t.v.interval_s = o->watch_s > 0 ? o->watch_s : 1;
+    t.ring = calloc(HISTORY + 1, sizeof(*t.ring));
+    rc = t.ring ? start_reader(&t) : -ENOMEM;
+    if (rc == 0) {
+        catch_signals();
+        begin_terminal(&t);
+        rc = run(&t);
+        end_terminal(&t);
+    }
+    if (rc < 0)
+        ht_cmd_explain(point, rc);
+    ht_buf_free(&t.out);
+    /* The thread may still fill its sample: it ends with the process, and so does the ring. */
+    return rc < 0 ? HT_CMD_FAILED : HT_CMD_OK;
+}
