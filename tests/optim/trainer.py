@@ -15,7 +15,7 @@ import torch  # noqa: E402
 TOP = pathlib.Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(TOP / 'optim/torch'))
 
-import demo_store  # noqa: E402
+from demo_store import mounted, paths_of  # noqa: E402
 
 SECONDS_MAX = 300
 LR = 1e-2
@@ -45,7 +45,7 @@ def wait_unclaimed(root):
 
 def used_of(place):
     """What this process has of a mount below this place: mappings and open files."""
-    return sorted({path for path in demo_store.paths_of(str(os.getpid())) if path.startswith(f'{place}/')})
+    return sorted({path for path in paths_of(str(os.getpid())) if path.startswith(f'{place}/')})
 
 
 def store_of(request, size='256M'):
@@ -53,7 +53,7 @@ def store_of(request, size='256M'):
     mount busy: then the daemon is killed, so that the reason is told at once."""
     name = request.module.__name__.removeprefix('test_').replace('_', '-')  # test_torch_client: torch-client
     failed = request.session.testsfailed
-    with demo_store.mounted(name, size=size) as s:
+    with mounted(name, size=size) as s:
         yield s
         if request.session.testsfailed > failed and s.daemon is not None:
             s.kill()
