@@ -11,7 +11,7 @@ import sys
 
 import pytest
 
-from trainer import LR, SECONDS_MAX, TOP, shared_root, shared_store  # first: it makes the client importable
+from trainer import LR, SECONDS_MAX, TOP, shared_root, shared_store, used_of  # first: it makes the client importable
 import torch
 import hitrain
 from hitrain import _activations, _offload
@@ -436,11 +436,16 @@ def test_parameters_outside_blocks_stay_on_the_device(shared_root, kind, blocks)
 
 
 def test_the_model_is_in_the_memory_of_the_cpu_in_the_end(shared_root):
+    """Nothing of the mount is left. A graph has lost its weights."""
     model = made()
     optimizer = offload(model, shared_root)
-    loss_of(model, 0)
+    loss, alias = loss_of(model, 0), model.head.bias.detach()
     optimizer.close()
+    assert not used_of(shared_root)
     assert_equal(values(made()), values(model))
+    assert torch.equal(alias, model.head.bias) and alias.data_ptr() == model.head.bias.data_ptr()
+    with pytest.raises(RuntimeError, match='backward of .* runs after close'):
+        loss.backward()
 
 
 def test_arguments_that_are_refused(shared_root):

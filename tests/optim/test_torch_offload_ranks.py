@@ -10,7 +10,7 @@ import warnings
 
 import pytest
 
-from trainer import LR, SECONDS_MAX, TOP, store  # first: it makes the client importable
+from trainer import LR, SECONDS_MAX, TOP, store, used_of  # first: it makes the client importable
 import torch
 import torch.distributed as dist
 import hitrain
@@ -208,6 +208,26 @@ def part_disagrees(r):
         dist.barrier()
 
 
+def part_closes(r):
+    """Within a step that rank 0 takes back: until then a weight whose gradient was sent has no values. Nothing of the mount is left."""
+    model = made()
+    with r.offload(model, 'closes') as optimizer:
+        r.train(model, optimizer, 0, 1)
+        wanted = values(model)
+        loss_of(model, batch_of(1, 0, r.rank)).backward()
+        dist.barrier()
+        if r.rank:
+            optimizer.close()
+            with pytest.raises(RuntimeError, match='head.bias is used after its optimizer was closed'):
+                model.head.bias.sum()
+        dist.barrier()
+    assert not used_of(optimizer.root)
+    if r.rank == 0:
+        assert_equal(values(model), wanted)
+    dist.barrier()
+    assert_equal({**hitrain.materialize(model, [name for name, _ in model.named_parameters()]), 'scale': model.scale}, wanted)
+
+
 def part_one_fails(r):
     """A gradient that one rank cannot write is the error of all."""
     model = made()
@@ -251,7 +271,7 @@ def work(rank, base, tmp, results):
         r = Rank(rank, base, tmp)
         on_device = [(part_device, [Twice])] if hasattr(torch, 'compiler') else []
         for part, options in ((part_example, [EXAMPLE]), (part_trains, [Text]), (part_trains, [Twice]), *on_device, (part_shares, []), (part_disagrees, []),
-                              (part_one_fails, []), (part_death, [])):
+                              (part_closes, []), (part_one_fails, []), (part_death, [])):
             part(r, *options)
             gc.collect()
         results.put((rank, None))

@@ -8,7 +8,7 @@ import tempfile
 
 import pytest
 
-from trainer import LR, TOP, equal, random_parameters, wait_for  # first: it makes the client importable
+from trainer import LR, TOP, equal, random_parameters, used_of, wait_for  # first: it makes the client importable
 import torch
 import hitrain
 import test_torch_offload as offloaded
@@ -115,6 +115,41 @@ def test_values_that_the_user_changes_count(root, dtype):
         with pytest.raises(RuntimeError, match='the parameter q was changed after'):
             optimizer.step()
         assert number(root, 'step') == number(root, 'durable_step') == 2 and number(root, 'step_open') == 0
+
+
+def test_a_traceback_keeps_no_mapping(store, root):
+    params = random_parameters(SHAPES)
+    with AdamW(params.items(), root, lr=LR) as optimizer:
+        for n in range(2):
+            give(params, n)
+            optimizer.step()
+        give(params, 2)
+        f = optimizer._files[params['embed']]
+        f.gradient = [params['embed'].grad].pop  # raises when it is called for the second time, while the window is in use
+        with pytest.raises(IndexError) as kept:
+            optimizer.step()
+        assert f._window.content is not None
+        before = copies(params)
+    assert not used_of(root)
+    assert any('window' in frame.frame.f_locals for frame in kept.traceback) and equal(before, params)
+
+
+def test_views_of_an_offloaded_model_have_its_values_after_close(store, root):
+    """The memory was that of the store."""
+    model = offloaded.made()
+    optimizer = hitrain.offload(model, root, keep=offloaded.KEEP, lr=LR)
+    offloaded.train(model, optimizer, 0, 2)
+    view = model.embedding.weight.detach()[5:]
+    with torch.no_grad():
+        view[0] = 3.0
+    wanted = offloaded.values(model)
+    optimizer.close()
+    assert not used_of(root)
+    with torch.no_grad():
+        view[1] = 4.0  # which is the process's own
+    file = torch.frombuffer(bytearray((root / 'embedding.weight').read_bytes()), dtype=torch.float32).view(-1, offloaded.WIDTH)
+    assert torch.equal(file, wanted['embedding.weight'])
+    assert (model.embedding.weight[6] == 4.0).all() and torch.equal(model.embedding.weight[7:], file[7:])
 
 
 @pytest.mark.parametrize('error', [OSError(errno.EIO, 'of the test'), KeyboardInterrupt()])

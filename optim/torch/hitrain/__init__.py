@@ -28,7 +28,7 @@ accumulate=N gradients. A failure after the end, as of reading new parameters, l
 state_dict()['hitrain']['step'] counts it, and its batch must not be used again.
 
 close() takes back a step with sent gradients in the same way. So an unmount finds no open step, and keeps the
-finished ones. A process that ends within a step without close() leaves the step open. Then resume=True takes it back;
+finished ones. The end of the interpreter closes, too. A process that is killed within a step leaves it open. Then resume=True takes it back;
 an unmount before that drops the step and all finished steps since `committed_step`, and logs the event step-dropped.
 
 Only files and extended attributes are used: any other program may look on, and may write some of the gradients.

@@ -274,9 +274,14 @@ class Activations:
         done.wait()
 
     def close(self) -> None:
-        if self._is_closed or os.getpid() != self._pid:
+        """In a forked child, too, which has no thread."""
+        if self._is_closed:
             return
         self._is_closed = True
+        if os.getpid() != self._pid:
+            close_quietly(self._fd)
+            self._fd = -1
+            return
         self._work.put(('close', None))
         self._thread.join(_CLOSE_SECONDS_MAX)
         if self._thread.is_alive():  # in a call of a device or a store that does not return

@@ -11,6 +11,7 @@ from torch import nn
 
 from hitrain import checkpoint
 from hitrain._files import memory_of
+from hitrain._gate import withdrawn_to
 
 _MAPPED_BYTES = 64 << 10
 _MAP_NORESERVE = getattr(mmap, 'MAP_NORESERVE', 0x4000)
@@ -42,7 +43,7 @@ def init_empty() -> Iterator[None]:
 
 class Filler:
     """Parameters on meta become parameters in memory that nothing has touched yet, and so takes no pages. fill() gives one its first
-    values, with the others of its module.
+    values, with the others of its module. Weights that have no values since the close() of an optimizer are like them, but are in a store.
 
     weights   where the values come from; None: from the modules
     init      gives one module its values, when weights has none; None: reset_parameters()
@@ -55,6 +56,7 @@ class Filler:
         self._names: Dict[int, List[str]] = {}  # of a tied parameter all
         self._owner: Dict[int, nn.Module] = {}
         self._empty: Set[int] = set()  # identities of parameters without values
+        self._stored: Set[int] = set()  # of these, those whose values are in a store
         self._was: List[Tuple[nn.Module, str, nn.Parameter]] = []
         self.made: Set[int] = set()  # identities of parameters that were on meta
         new: Dict[int, nn.Parameter] = {}
@@ -62,11 +64,13 @@ class Filler:
             for name, p in list(module._parameters.items()):
                 if p is None:
                     continue
-                if p.device.type == 'meta':
+                if p.device.type == 'meta' or withdrawn_to(p):
                     if id(p) not in new:
                         new[id(p)] = nn.Parameter(_untouched(p.shape, p.dtype), requires_grad=p.requires_grad)
                         self._empty.add(id(new[id(p)]))
                         self.made.add(id(new[id(p)]))
+                    if withdrawn_to(p):
+                        self._stored.add(id(new[id(p)]))
                     self._was.append((module, name, p))
                     module._parameters[name] = p = new[id(p)]
                 self._names.setdefault(id(p), []).append(f'{prefix}.{name}' if prefix else name)
@@ -85,6 +89,8 @@ class Filler:
             if self._source:
                 if not any(n in self._source for n in names):
                     raise ValueError(f'weights has no values for {" or ".join(names)}')
+            elif i in self._stored:
+                raise ValueError(f'{name} has no values since its optimizer was closed: pass resume=True for the root that has them, or weights=')
             elif i in self._empty and not self._init and not _reset_of(owner):
                 raise ValueError(f'{name} is on the device meta, and {type(owner).__name__} has no reset_parameters(): pass weights=, or init=')
 

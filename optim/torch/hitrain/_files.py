@@ -589,6 +589,10 @@ def memory_of(tensor: torch.Tensor) -> memoryview:
         return memoryview(b'')
     if not address:
         raise TypeError(f'a {type(tensor).__name__} without memory of its own cannot be read or written')
+    return memory_at(address, size)
+
+
+def memory_at(address: int, size: int) -> memoryview:
     return memoryview((ctypes.c_ubyte * size).from_address(address)).cast('B')
 
 
@@ -642,7 +646,7 @@ def read_as(fd: int, flat: torch.Tensor, dtype: torch.dtype, at: int = 0) -> Non
     copies = _ring.Copies(flat)
 
     def read(own: torch.Tensor, buffer: torch.Tensor, at: int) -> None:
-        _read_on(fd, memory_of(buffer), at)
+        read_on(fd, memory_of(buffer), at)
         copies.copy(own, buffer)
     _through_buffers(read, flat, dtype, at, copies.pinned)
 
@@ -672,10 +676,10 @@ def _write_on(fd: int, memory: memoryview, at: int) -> None:
 
 
 def read_all(fd: int, tensor: torch.Tensor, at: int = 0) -> None:
-    _in_pieces(lambda memory, at: _read_on(fd, memory, at), tensor, at)
+    _in_pieces(lambda memory, at: read_on(fd, memory, at), tensor, at)
 
 
-def _read_on(fd: int, memory: memoryview, at: int) -> None:
+def read_on(fd: int, memory: memoryview, at: int) -> None:
     done = 0
     while done < len(memory):
         n = os.preadv(fd, [memory[done:]], at + done)
@@ -699,7 +703,7 @@ def read_and_sum(fd: int, tensor: torch.Tensor, at: int = 0) -> int:
         block = -(-first // BLOCK_BYTES)
         while first < end:
             to = min(end, (first or begin) + BLOCK_BYTES)
-            _read_on(fd, memory[first:to], at + first)
+            read_on(fd, memory[first:to], at + first)
             first = to
             while block < count and min(len(memory), (block + 1) * BLOCK_BYTES) <= first:
                 add(block)

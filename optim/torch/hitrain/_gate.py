@@ -7,10 +7,11 @@ torch.utils.checkpoint has recomputed. PyTorch counts these references, for the 
 before the gradient arises, so an ordinary backward sends each gradient at once. Another gradient waits for step().
 
 Afterwards the parameter itself is the only way to the memory. So it is sealed until step() ends: its use raises an error that names the way out.
+A weight that has no memory any more, because its optimizer was closed, is withdrawn in the same way.
 """
 import ctypes
 import functools
-from typing import Any, List, Tuple
+from typing import Any, List, Optional, Tuple
 
 import torch
 from torch import nn
@@ -83,15 +84,20 @@ class Memory:
         self._storages.append(storage)
         self._own += references(storage)
 
-    def is_used(self, parameter: torch.Tensor) -> bool:
-        """By others than the owner? Where it cannot be known: yes."""
+    def is_used(self, parameter: torch.Tensor, has_it: bool = True) -> bool:
+        """By others than the owner? Where it cannot be known: yes. has_it: it is the memory of the parameter, too."""
         if not can_count() or references(parameter) > _OWN_REFERENCES:
             return True
-        return sum(references(s) for s in self._storages) != self._own
+        return sum(references(s) for s in self._storages) != self._own - (not has_it)
 
 
 class _Sealed:
     """A parameter of this kind has its metadata and its gradient, and no values."""
+
+    _harmless = _HARMLESS
+    _why = ('is used after its gradient was sent, and the store may have updated it. Use it before backward() or after step(), or run backward() in '
+            '`with optimizer.hold_gradients():`')
+    _shown = 'whose gradient was sent to the store'
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Tuple[Any, ...] = (), kwargs: Any = None) -> Any:
@@ -100,15 +106,30 @@ class _Sealed:
             place = func.__self__.__name__
             allowed = place in _METADATA or (place == 'data' and word == '__set__')  # new values are refused by step(), by name
         else:
-            allowed = word in _HARMLESS
+            allowed = word in cls._harmless
         if allowed:
             with _without_overrides():
                 return func(*args, **(kwargs or {}))
         name = _name_in([*args, *(kwargs or {}).values()])
         if word in ('__repr__', '__format__'):
-            return f'<the weight {name}, whose gradient was sent to the store>'
-        raise RuntimeError(f'{name} is used after its gradient was sent, and the store may have updated it. Use it before backward() or after step(), '
-                           'or run backward() in `with optimizer.hold_gradients():`')
+            return f'<the weight {name}, {cls._shown}>'
+        raise RuntimeError(f'{name} {cls._why}')
+
+
+class _Withdrawn(_Sealed):
+    """Nor has it memory, which code that takes its address would read. Other memory ends that."""
+
+    _harmless = _HARMLESS - {'data_ptr'}
+    _why = ('is used after its optimizer was closed, and has values in the store alone: hitrain.materialize() returns a copy, and '
+            'hitrain.offload(resume=True) continues')
+    _shown = 'whose values are in the store'
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Tuple[Any, ...] = (), kwargs: Any = None) -> Any:
+        said = super().__torch_function__(func, types, args, kwargs)
+        if func.__name__ == '__set__' and func.__self__.__name__ == 'data':
+            unseal(args[0])
+        return said
 
 
 def _name_in(args: Any) -> str:
@@ -122,21 +143,38 @@ def _name_in(args: Any) -> str:
 
 
 @functools.lru_cache(maxsize=None)
-def _sealed_class(kind: type) -> type:
-    return type(f'Sealed{kind.__name__}', (_Sealed, kind), {})
+def _sealed_class(kind: type, seal_of: type) -> type:
+    return type(f'{seal_of.__name__[1:]}{kind.__name__}', (seal_of, kind), {})
 
 
 def is_sealed(parameter: torch.Tensor) -> bool:
     return isinstance(parameter, _Sealed)
 
 
-def seal(parameter: torch.Tensor, name: str) -> None:
+def seal(parameter: torch.Tensor, name: str, seal_of: type = _Sealed) -> None:
     if not isinstance(parameter, _Sealed):
         parameter.__dict__['_sealed_name'] = name
-        parameter.__class__ = _sealed_class(type(parameter))
+        parameter.__class__ = _sealed_class(type(parameter), seal_of)
 
 
 def unseal(parameter: torch.Tensor) -> None:
     if isinstance(parameter, _Sealed):
-        parameter.__class__ = type(parameter).__mro__[2]
+        parameter.__class__ = type(parameter).__bases__[1]
         del parameter.__dict__['_sealed_name']
+        parameter.__dict__.pop('_sealed_root', None)
+
+
+def withdraw(parameter: torch.Tensor, root: str, name: str) -> None:
+    """The parameter has no values from now on, but in this file. It keeps its shape, and code that gets past the seal finds NaNs. Graphs that
+    have saved it are void: the version counter shows it."""
+    unseal(parameter)
+    with torch.no_grad():
+        parameter.view(-1)[:0].zero_()
+    parameter.data = torch.full((), float('nan'), dtype=parameter.dtype).expand(parameter.shape)
+    seal(parameter, name, _Withdrawn)
+    parameter.__dict__['_sealed_root'] = root
+
+
+def withdrawn_to(parameter: torch.Tensor) -> Optional[Tuple[str, str]]:
+    """The root and the name of the file with the values of a parameter that has none here."""
+    return (parameter.__dict__['_sealed_root'], parameter.__dict__['_sealed_name']) if isinstance(parameter, _Withdrawn) else None

@@ -2,6 +2,7 @@
 """A parameter whose memory is its file: the tensor is a shared mapping, and the store's file is its only content.
 
     not loaded --load(): the kernel reads all pages--> loaded --release(): the kernel drops them--> not loaded
+    either one --detach(): the mapping ends--> memory of the process, with the values, or none
 
 The tensor has its values in both states. Code that uses a parameter that is not loaded reads it page by page, which is
 slow and right. What a program stores through the tensor goes to the file; flush() sends it to the store at once.
@@ -10,9 +11,13 @@ On a mount with passthrough= the mapping is the memory of the store itself. Then
 is not opened again: a mapping needs no descriptor, and a model may have more files than a process may have descriptors. The file
 must have its dtype and size before it is opened for the first time: an open of any other file would keep it ordinary.
 
+One mapping keeps the store mounted. So close() of the optimizer detaches all. What else refers to the memory, as a view does, needs the values at
+the same address: the process's own memory takes the place of the mapping there.
+
 A page that cannot be read is SIGBUS for the thread that touches it. load() reads all pages first, so that a store that is
 gone is an OSError there.
 """
+import contextlib
 import ctypes
 import errno
 import fcntl
@@ -25,17 +30,20 @@ from typing import Any, Callable, Optional
 
 import torch
 
-from hitrain._files import ParameterFile, close_copy, write_all
-from hitrain._gate import Memory, is_sealed, seal, unseal
+from hitrain._files import ParameterFile, close_copy, memory_at, read_on, write_all
+from hitrain._gate import Memory, is_sealed, seal, unseal, withdraw
 
 _PIECE = 16 << 20  # another thread that changes the address space waits for one piece at most
 _MADV_DONTNEED, _MADV_POPULATE_READ = 4, 22  # the latter since Linux 5.14
+_MREMAP_TO = 1 | 2  # MREMAP_MAYMOVE | MREMAP_FIXED
 _FAILED = ctypes.c_void_p(-1).value
 _PASSED = 2 << 30 | 4 << 16 | ord('h') << 8 | 3  # HT_IOCTL_PASSED of hitrain/words.h
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.mmap.restype = ctypes.c_void_p
 _libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_int64]
+_libc.mremap.restype = ctypes.c_void_p
+_libc.mremap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_size_t, ctypes.c_int, ctypes.c_void_p]
 _libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
 _libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
 
@@ -47,13 +55,44 @@ def can_be_mapped(tensor: torch.Tensor) -> bool:
 
 def map_file(fd: int, size: int, protection: int) -> Any:
     """The shared mapping of a file's first bytes, as a ctypes array. It ends with the last tensor that has its memory."""
-    address = _libc.mmap(None, size, protection, mmap.MAP_SHARED, fd, 0)
-    if address == _FAILED:
-        number = ctypes.get_errno()
-        raise OSError(number, os.strerror(number))
+    address = _map_memory(size, protection, mmap.MAP_SHARED, fd)
     content = (ctypes.c_ubyte * size).from_address(address)
     weakref.finalize(content, _libc.munmap, address, size).atexit = False  # tensors keep it
     return content
+
+
+def detach(address: int, size: int, fill: Optional[Callable[[memoryview], None]] = None) -> None:
+    """The memory of map_file() becomes the process's own, with the values that fill() writes; without fill() it takes no pages, and is for no use.
+    What refers to it goes on to do so. OSError: it is the file's still."""
+    own = _map_memory(size, mmap.PROT_READ | (mmap.PROT_WRITE if fill else 0), mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, -1)
+    try:
+        if fill:
+            fill(memory_at(own, size))
+    except BaseException:
+        _libc.munmap(own, size)
+        raise
+    if _libc.mremap(own, size, size, _MREMAP_TO, address) == _FAILED:
+        error = _last_error()
+        _libc.munmap(own, size)
+        raise error
+
+
+def discard(address: int, size: int) -> None:
+    """The mapping ends without its last reference, as that of a traceback. When the interpreter ends, that would end nothing any more."""
+    with contextlib.suppress(OSError):
+        detach(address, size)
+
+
+def _map_memory(size: int, protection: int, flags: int, fd: int) -> int:
+    address: int = _libc.mmap(None, size, protection, flags, fd, 0)
+    if address == _FAILED:
+        raise _last_error()
+    return address
+
+
+def _last_error() -> OSError:
+    number = ctypes.get_errno()
+    return OSError(number, os.strerror(number))
 
 
 def is_passed(fd: int) -> bool:
@@ -75,6 +114,7 @@ class MappedFile(ParameterFile):
         self.content_bytes = tensor.numel() * tensor.element_size()
         self.bytes = -(-self.content_bytes // mmap.PAGESIZE) * mmap.PAGESIZE  # of memory, when it is loaded
         self._address: Any = None  # of the mapping
+        self._ended = False  # it has ended, for good
         self._content: Any = None  # keeps the mapping, whatever memory a program gives the tensor
         self._is_passed = False  # the mapping is the store's memory
         self._fill = fill
@@ -131,16 +171,23 @@ class MappedFile(ParameterFile):
     def _is_detached(self) -> bool:
         return self._address is not None and (self.tensor.data_ptr() != self._address or not self.tensor.is_contiguous())
 
-    def unmap(self, keeps_values: bool) -> None:
-        """The tensor gets memory of its own, with a copy of the values, or with none."""
+    @property
+    def is_mapped(self) -> bool:
+        return self._address is not None
+
+    def detach(self, keeps_values: bool) -> None:
+        """The mapping ends. Without its values, which nothing else may refer to, the use of the tensor raises. OSError: they cannot be read, or have
+        no room; the mapping stays."""
         if self._address is None:
             return
-        if keeps_values:
-            self.load()
-            self.tensor.data = self.tensor.detach().clone()
+        if keeps_values and (self.is_shared() or not self._is_detached()):
+            with self._opened() as fd:
+                detach(self._address, self.content_bytes, lambda memory: read_on(fd, memory, 0))
         else:
-            self.tensor.data = torch.empty(self.tensor.shape, dtype=self.dtype)
-        self._address = self._content = None
+            if not self._is_detached():
+                withdraw(self.tensor, self.root, self.name)
+            discard(self._address, self.content_bytes)
+        self._address, self._content, self._ended = None, None, True
         self._memory = Memory()
 
     # -- who uses the memory --
@@ -148,6 +195,10 @@ class MappedFile(ParameterFile):
     def is_used(self) -> bool:
         """May anything but the parameter itself still need its values?"""
         return self._is_detached() or self._memory.is_used(self.tensor)
+
+    def is_shared(self) -> bool:
+        """May anything but the parameter itself refer to the mapping?"""
+        return self._memory.is_used(self.tensor, has_it=not self._is_detached())
 
     @property
     def is_sealed(self) -> bool:
@@ -232,6 +283,8 @@ class MappedFile(ParameterFile):
             raise OSError(e.errno, f'{os.strerror(e.errno or 0)}: changes of {self.name} could not be written') from e
 
     def _map(self, fd: int) -> None:
+        if self._ended:
+            raise RuntimeError(f'the optimizer of {self.name} was closed')
         size = os.fstat(fd).st_size
         if size != self.content_bytes:
             raise OSError(errno.EIO, f'the file of {self.name} has {size} bytes, and the tensor {self.content_bytes}')

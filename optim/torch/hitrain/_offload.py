@@ -3,9 +3,11 @@
 
 docs/offload.md describes it for users; _mapped.py has the memory of a parameter and _residency.py the order."""
 import contextlib
+import errno
 import functools
 import itertools
 import os
+import sys
 import threading
 import warnings
 import weakref
@@ -16,9 +18,11 @@ from torch import nn
 
 from hitrain import optim
 from hitrain._activations import Activations
+from hitrain._available import available_bytes
 from hitrain._device import Copies, DeviceFile, gpu_of
 from hitrain._empty import Filler, Weights, init_empty
 from hitrain._files import ParameterFile
+from hitrain._gate import withdrawn_to
 from hitrain._mapped import MappedFile, can_be_mapped
 from hitrain._memory import check_apart
 from hitrain._microbatches import Turns, run_in_turns
@@ -27,6 +31,7 @@ from hitrain._packs import Place
 from hitrain._parts import is_dtensor
 from hitrain._reduce import BUCKET_BYTES, check_group, take_means
 from hitrain._residency import Residency, Unit
+from hitrain._root import GONE, Root
 from hitrain.distributed import RankFailed, Shard
 
 __all__ = ['init_empty', 'materialize', 'microbatches', 'offload']
@@ -103,13 +108,14 @@ def offload(model: nn.Module, root: 'os.PathLike[str] | str', optimizer: Union[s
 
 
 def materialize(model: nn.Module, names: Iterable[str]) -> Dict[str, torch.Tensor]:
-    """Copies of single parameters, in memory of their own, by name. KeyError: the model has none of that name."""
+    """Copies of single parameters, in memory of their own, by name. Of a weight that has no values since close(), what its file has.
+    KeyError: the model has none of that name."""
     known = _OPTIMIZERS.get(model)
     optimizer = known() if known else None
     if optimizer is not None:
         optimizer._rest()
     held = {f'{prefix}.{name}' if prefix else name: p for prefix, module in model.named_modules() for name, p in module._parameters.items()}
-    return {name: held[name].detach().clone() for name in names}
+    return {name: _read_withdrawn(held[name]) if withdrawn_to(held[name]) else held[name].detach().clone() for name in names}
 
 
 def microbatches(model: nn.Module, batches: Iterable[Any], loss_fn: Callable[[nn.Module, Any], torch.Tensor]) -> List[torch.Tensor]:
@@ -132,8 +138,9 @@ def microbatches(model: nn.Module, batches: Iterable[Any], loss_fn: Callable[[nn
 class Offloaded(Optimizer):
     """An optimizer of this kind steers the parameters of one model in memory, too.
 
-    close() releases files and hooks. The tensors stay mappings of their files, so the store cannot be unmounted before the model
-    is deleted.
+    close() releases files, hooks and mappings. Weights have their values in memory of the process then, if all fit into half of what is available;
+    else their use raises. What views and graphs refer to stays at its address, with its values. If these do not fit, close() raises, and leaves
+    them mapped.
 
     With a shard the mappings of all ranks are one memory. Gradients are collected in a bucket, in which ranks reduce them together."""
 
@@ -237,6 +244,41 @@ class Offloaded(Optimizer):
         finally:
             super().close(why)
 
+    def _forsake(self) -> None:
+        super()._forsake()
+        if self._activations:
+            self._activations.close()
+
+    def _detach_all(self) -> None:
+        files = [] if self._leaves_mappings else [f for f in self._mapped() if f.is_mapped]
+        room = available_bytes() // (2 * self._ranks.world) if files else 0
+        keeps_all = not self._ends and sum(f.bytes for f in files) <= room
+        refused: List[Tuple[str, OSError]] = []
+        for f in files:
+            try:
+                room -= self._detach(f, keeps_all, room)
+            except OSError as e:
+                refused.append((f.name, e))
+        if refused and not self._ends:
+            name, error = refused[0]
+            _raise_or_warn(f'the store stays mounted: something still refers to the memory of {name}{f" and {len(refused) - 1} others" if refused[1:] else ""}, '
+                           f'as views, graphs and tracebacks do, and {error}. Delete these and call close() again', error)
+
+    def _detach(self, f: MappedFile, keeps: bool, room: int) -> int:
+        """Returns how many bytes of memory that took. OSError: it stays as it is."""
+        unsettled = f.is_sealed and (self._open or not self._ranks.leads or os.getpid() != self._pid)  # its step is not over
+        f.unseal()
+        shared = f.is_shared()
+        if shared and f.bytes > room:
+            raise OSError(errno.ENOMEM, f'{f.bytes} bytes are too much for half of the memory that is available')
+        try:
+            f.detach(keeps_values=shared or keeps and not unsettled)
+        except OSError:
+            if shared:
+                raise
+            f.detach(keeps_values=False)
+        return f.bytes if shared or keeps else 0
+
     # -- files --
 
     def _open_root(self) -> bool:
@@ -286,7 +328,7 @@ class Offloaded(Optimizer):
             p.data = data
         for f in self._mapped():
             try:
-                f.unmap(keeps_values=id(f.tensor) not in self._was_empty)
+                f.detach(keeps_values=id(f.tensor) not in self._was_empty)
             except OSError:
                 pass  # the values are as gone as the store
         super()._undo()
@@ -563,6 +605,10 @@ class Offloaded(Optimizer):
         self._wait_for_copies(unit)
 
     def _before_backward(self, unit: Unit) -> None:
+        if self._residency.is_closed:
+            if self._copies:
+                raise RuntimeError(f'backward of {unit.name or "the model"} runs after close(), and the weights of its graph are on the device no more')
+            return  # the graph has its weights in memory
         if self._turns:
             self._stop(self._turns, f'the backward of {unit.name or "the model"}')
         self._use_device()
@@ -651,6 +697,24 @@ class Offloaded(Optimizer):
             self._activations.turn = (turns.round, turns.turn or 0)
 
 
+def _read_withdrawn(p: torch.Tensor) -> torch.Tensor:
+    root, name = withdrawn_to(p)  # type: ignore[misc]
+    f = ParameterFile(root, name, torch.empty(p.shape, dtype=p.dtype), p.dtype, p.dtype)
+    try:
+        with Root(root).explained(f'parameter {name}'):
+            f.open_existing()
+    finally:
+        f.close()
+    return f.tensor
+
+
+def _raise_or_warn(text: str, cause: OSError) -> None:
+    """An error that is on its way already must reach the program, and that a store is dead is known."""
+    if sys.exc_info()[0] is None and cause.errno not in GONE:
+        raise RuntimeError(text) from cause
+    warnings.warn(text, RuntimeWarning, stacklevel=2)
+
+
 # The optimizer of each offloaded model.
 _OPTIMIZERS: 'weakref.WeakKeyDictionary[nn.Module, weakref.ref[Offloaded]]' = weakref.WeakKeyDictionary()
 
@@ -733,7 +797,7 @@ def _check_model(model: nn.Module) -> None:
             raise ValueError(f'{name} is on {p.device}: offload() takes models in the memory of the CPU')
         if '_apply' in vars(model):
             raise ValueError('this model is offloaded already')
-    check_apart(model.named_parameters())
+    check_apart((name, p) for name, p in model.named_parameters() if not withdrawn_to(p))
 
 
 def _units(model: nn.Module, blocks: Optional[List[nn.Module]], others_together: bool) -> List[Tuple[str, nn.Module, List[nn.Parameter]]]:

@@ -3,8 +3,10 @@
 
 Messages name the parameter and the store's reason. hitrain/__init__.py describes what a trainer may rely on.
 """
+import atexit
 import collections
 import concurrent.futures
+import contextlib
 import copy
 import errno
 import gc
@@ -121,6 +123,8 @@ class Optimizer(torch.optim.Optimizer):
 
     rule = ''  # the store's word for it
     _reduces = False  # gradients of a shard's ranks, in backward
+    _leaves_mappings = False  # in close(), which the destructor calls
+    _ends = False  # the interpreter does
     _under = 'overlap=True does not work under {}: it reduces gradients after backward has sent them. Pass overlap=False; step() then sends what was reduced'
 
     def __init__(self, params: Iterable[Any], root: 'os.PathLike[str] | str', defaults: Dict[str, Any], *,
@@ -196,6 +200,8 @@ class Optimizer(torch.optim.Optimizer):
         self._resume = resume or not self._ranks.leads
         self._makes = False  # this process makes the model
         _LIVE.add(self)
+        atexit.unregister(_close_all)
+        atexit.register(_close_all)  # before what the program has registered until now, as an unmount
         try:
             self._construct(groups)
         except BaseException as e:
@@ -547,14 +553,28 @@ class Optimizer(torch.optim.Optimizer):
         if os.getpid() == self._pid and self._root.is_open and (self._open or self._closing):
             self._hand_back()
         self._gather.end()
+        try:
+            self._detach_all()
+        finally:
+            for f in self._parameter_files():
+                f.close()
+            self._holding = True  # remaining hooks do nothing
+            if os.getpid() == self._pid:
+                self._ranks.close(why)
+                self._root.close()
+            else:
+                self._root.forsake()  # in a forked child both are its parent's
+
+    def _detach_all(self) -> None:
+        """Part of close(): ends mappings that tensors of the program are."""
+
+    def _forsake(self) -> None:
+        """In a forked child: closes what is its parent's, here alone."""
+        self._root.forsake()
+        self._ranks.forsake()
+        self._gather.end()
         for f in self._parameter_files():
-            f.close()
-        self._holding = True  # remaining hooks do nothing
-        if os.getpid() == self._pid:
-            self._ranks.close(why)
-            self._root.close()
-        else:
-            self._root.forsake()  # in a forked child both are its parent's
+            f.forsake()
 
     def __enter__(self) -> 'Optimizer':
         return self
@@ -564,6 +584,7 @@ class Optimizer(torch.optim.Optimizer):
 
     def __del__(self) -> None:
         if hasattr(self, '_ranks') and self._self == id(self):
+            self._leaves_mappings = True  # nothing is read here, and the program may go on with the tensors
             self.close()
 
     # -- the model root --
@@ -1083,10 +1104,11 @@ class Optimizer(torch.optim.Optimizer):
         optimizer leaves none open."""
         try:
             if not self._close_failed() and (self._root.number('step_open') != self._open or self._drop_all()):
+                self._open = 0
                 return
             self._open = self._root.number('step_open')
             self._root.command(f'abort if={self._open}')
-            now = self._root.number('step')
+            self._open, now = 0, self._root.number('step')
         except OSError:
             return  # the mount is dead, or has reported its error before
         if now < self._step:
@@ -1398,14 +1420,19 @@ _LIVE: 'weakref.WeakSet[Optimizer]' = weakref.WeakSet()
 
 def _forsake_all() -> None:
     for optimizer in list(_LIVE):
-        optimizer._root.forsake()
-        optimizer._ranks.forsake()
-        optimizer._gather.end()
-        for f in optimizer._parameter_files():
-            f.forsake()
+        optimizer._forsake()
 
 
 os.register_at_fork(after_in_child=_forsake_all)
+
+
+def _close_all() -> None:
+    """When the interpreter ends. A forked child leaves the optimizers of its parent alone."""
+    with contextlib.ExitStack() as all_of_them:
+        for optimizer in list(_LIVE):
+            if optimizer._pid == os.getpid():
+                optimizer._ends = True
+                all_of_them.callback(optimizer.close, 'has ended')
 
 
 class _NodeHook:

@@ -70,7 +70,7 @@ class Residency:
         self._uses: List[Unit] = []  # of this step
         self._computes: List[float] = []  # seconds from each of these to the next one
         self._ready = 0.0  # when the parameters of the last use were there
-        self._closed = self._reading = False
+        self.is_closed = self._reading = False
         self._thread = concurrent.futures.ThreadPoolExecutor(max_workers=1, thread_name_prefix='hitrain-load')
         self._expect([*self.units, *reversed(self.units)], [0.0] * 2 * len(self.units))
 
@@ -140,7 +140,7 @@ class Residency:
         if os.getpid() != self._pid:
             return
         with self._changed:
-            self._closed = True
+            self.is_closed = True
         self._thread.shutdown(wait=threading.current_thread() not in self._thread._threads)
 
     def release_all(self) -> None:
@@ -280,7 +280,7 @@ class Residency:
 
     def _read_ahead(self) -> None:
         with self._changed:
-            if self._reading or self._closed or os.getpid() != self._pid:
+            if self._reading or self.is_closed or os.getpid() != self._pid:
                 return
             self._reading = True
             self._thread.submit(self._read_on)
@@ -290,7 +290,7 @@ class Residency:
         going = True
         while going:
             with self._changed:
-                unit = None if self._closed else self._next_absent()
+                unit = None if self.is_closed else self._next_absent()
                 if unit is None:
                     self._reading = False
                     return

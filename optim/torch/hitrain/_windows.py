@@ -22,7 +22,7 @@ from typing import Any, Callable, Iterator, Optional
 import torch
 
 from hitrain._files import HIDDEN, ParameterFile, bytes_of, close_quietly, opened, take_and_sum
-from hitrain._mapped import is_passed, map_file
+from hitrain._mapped import discard, is_passed, map_file
 from hitrain._parts import is_dtensor
 
 LEAST_BYTES = 4096  # of a file that is mapped; calls read and write smaller ones
@@ -140,6 +140,8 @@ class _Mapping:
         return self.content
 
     def end(self) -> None:
+        if self.content is not None:
+            discard(self.content.data_ptr(), self._bytes)
         self.content = None
         self._asks = _ASKS if self._bytes >= LEAST_BYTES else 0
 
