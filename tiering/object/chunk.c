@@ -111,6 +111,12 @@ void ht_chunk_unprotect(struct ht_obj *o, struct ht_chunk *c)
     ht_arena_unprotect(o->s->arena, c->slot);
 }
 
+/* Scratch is never published. */
+static void count_found(struct ht_obj *o, size_t bytes) HT_REQUIRES(HT_LOCK_STORE)
+{
+    o->scope->found_bytes += o->obj_class == HT_CLASS_SCRATCH ? 0 : bytes;
+}
+
 void ht_chunk_note_unpublished(struct ht_obj *o, struct ht_chunk *c, uint64_t index, struct ht_chunk_before was)
 {
     bool is = ht_chunk_unpublished(c);
@@ -124,9 +130,9 @@ void ht_chunk_note_unpublished(struct ht_obj *o, struct ht_chunk *c, uint64_t in
         if (!ht_chunk_leaf(c)->unpublished++ && index)
             ht_chunk_note_leaf(o, index, HT_MARK_UNPUBLISHED, true);
         ht_scope_note_change(o);
-        o->scope->found_bytes += HT_CHUNK_RECORD_BYTES + HT_FRAG_RECORD_BYTES;
+        count_found(o, HT_CHUNK_RECORD_BYTES + HT_FRAG_RECORD_BYTES);
         if ((c->flags & HT_CH_CUR) && ht_ref_holds(&c->cur))
-            o->scope->found_bytes += ht_ref_extra_bytes(&c->cur);
+            count_found(o, ht_ref_extra_bytes(&c->cur));
         ht_obj_touch(o);
     } else {
         o->unpublished--;
@@ -150,7 +156,7 @@ void ht_chunk_install(struct ht_obj *o, struct ht_chunk *c, uint64_t index, cons
     c->flags &= (uint8_t)~HT_CH_BAD;
     c->generation++;
     if (was.unpublished && ht_ref_holds(&c->cur)) /* maybe more pieces than before */
-        o->scope->found_bytes += ht_ref_extra_bytes(&c->cur);
+        count_found(o, ht_ref_extra_bytes(&c->cur));
     ht_chunk_note_unpublished(o, c, index, was);
 }
 

@@ -168,8 +168,27 @@ uint64_t ht_scope_written_bytes(struct ht_store *s, uint64_t scope)
 
 /* --------------------------------------------------------------- changes */
 
+static bool has_room(const struct ht_obj *o) HT_REQUIRES(HT_LOCK_STORE)
+{
+    const struct ht_scope_changes *c = o->s->objects.changes;
+
+    return !c || c->scope != o->scope || o->obj_class == HT_CLASS_SCRATCH ||
+        o->scope->found_bytes <= c->found_bytes_max;
+}
+
+void ht_obj_let_publish(struct ht_obj *o)
+{
+    while (!has_room(o)) {
+        o->s->objects.changes->awaited = true;
+        ht_activity_wait("a publication of model root", o->scope->id);
+        ht_store_wait(o->s, &o->s->waits.settled, 0);
+        ht_activity_go_on();
+    }
+}
+
 int ht_obj_begin_change(struct ht_obj *o, struct ht_scope **out_scope)
 {
+    ht_obj_let_publish(o);
     while (o->scope->aborting) {
         ht_activity_wait("the end of an abort of model root", o->scope->id);
         ht_store_wait(o->s, &o->s->waits.settled, 0);

@@ -73,7 +73,9 @@ void ht_scope_visit_touched(struct ht_store *s, uint64_t scope, struct ht_slice 
 enum { HT_SCOPE_CHANGES_MAX = 512 };
 struct ht_scope_changes {
     struct ht_store *s;
-    const struct ht_scope *scope;
+    struct ht_scope *scope;   /* NULL: it is not in memory */
+    uint64_t found_bytes_max; /* of the scope: who would add more waits until the publication has come further */
+    bool awaited;             /* by such a thread */
     unsigned count;
     bool more; /* than obj has room for */
     struct ht_obj *obj[HT_SCOPE_CHANGES_MAX];
@@ -82,6 +84,8 @@ struct ht_scope_changes {
 void ht_scope_changes_begin(struct ht_scope_changes *c, struct ht_store *s, uint64_t scope) HT_REQUIRES(HT_LOCK_STORE);
 void ht_scope_changes_clear(struct ht_scope_changes *c) HT_REQUIRES(HT_LOCK_STORE);
 void ht_scope_changes_end(struct ht_scope_changes *c) HT_REQUIRES(HT_LOCK_STORE);
+/* The publication has room for changes up to here. */
+void ht_scope_changes_allow(struct ht_scope_changes *c, uint64_t found_bytes_max) HT_REQUIRES(HT_LOCK_STORE);
 /* It has something new to publish. */
 void ht_scope_note_change(struct ht_obj *o) HT_REQUIRES(HT_LOCK_STORE);
 
@@ -89,9 +93,15 @@ void ht_scope_note_change(struct ht_obj *o) HT_REQUIRES(HT_LOCK_STORE);
 uint64_t ht_scope_found_bytes(struct ht_store *s, uint64_t scope) HT_EXCLUDES(HT_LOCK_STORE);
 
 /*
- * Begins a change of content. An abort of the scope comes before or after it, never into it. WAITS for an abort, with
- * the lock, but no chunk, held. The abort waits in turn for changes that have begun, so these begin no second one and
- * wait for no transaction. -ESTALE: the object was taken back. -EROFS: it belongs to a kept step.
+ * A thread that changes many chunks calls this after each, with the lock, but no chunk, held. WAITS while a publication
+ * of the scope has room for no more changes. That waits for no thread.
+ */
+void ht_obj_let_publish(struct ht_obj *o) HT_REQUIRES(HT_LOCK_STORE);
+/*
+ * Begins a change of content. An abort of the scope comes before or after it, never into it. WAITS for an abort, and as
+ * ht_obj_let_publish, with the lock, but no chunk, held. The abort waits in turn for changes that have begun, so these
+ * begin no second one and wait for no transaction. -ESTALE: the object was taken back. -EROFS: it belongs to a kept
+ * step.
  */
 int ht_obj_begin_change(struct ht_obj *o, struct ht_scope **out_scope) HT_REQUIRES(HT_LOCK_STORE) HT_MUST_CHECK;
 void ht_scope_end_change(struct ht_store *s, struct ht_scope *sc) HT_REQUIRES(HT_LOCK_STORE);

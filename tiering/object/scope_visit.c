@@ -46,10 +46,9 @@ void ht_touched_walk_end(struct ht_touched_walk *w)
 
 void ht_scope_changes_begin(struct ht_scope_changes *c, struct ht_store *s, uint64_t scope)
 {
-    c->s = s;
-    c->scope = ht_scope_find(s, scope, false);
-    c->count = 0;
-    c->more = false;
+    *c = (struct ht_scope_changes){.s = s, .scope = ht_scope_find(s, scope, false)};
+    if (c->scope)
+        ht_scope_hold(c->scope);
     s->objects.changes = c;
 }
 
@@ -62,8 +61,20 @@ void ht_scope_changes_clear(struct ht_scope_changes *c)
 
 void ht_scope_changes_end(struct ht_scope_changes *c)
 {
+    ht_scope_changes_allow(c, UINT64_MAX);
     c->s->objects.changes = NULL;
     ht_scope_changes_clear(c);
+    if (c->scope)
+        ht_scope_let_go(c->s, c->scope);
+}
+
+void ht_scope_changes_allow(struct ht_scope_changes *c, uint64_t found_bytes_max)
+{
+    c->found_bytes_max = found_bytes_max;
+    if (!c->awaited || c->scope->found_bytes > found_bytes_max)
+        return;
+    c->awaited = false;
+    c->s->waits.wakes.settled = c->s->waits.wakes.any = true;
 }
 
 /* ------------------------------------------------------------------- users */

@@ -15,6 +15,7 @@ struct ht_wakes {        /* wake.c: threads to wake when the lock has been relea
     unsigned slots;      /* how many threads that wait for an image */
     unsigned slots_read; /* of these, so many that want to read */
     bool all_slots;
+    bool settled;              /* those that wait for room of a publication */
     bool writeback, readahead; /* engines: the tier is under pressure; a reader is pending */
     bool cleaning;             /* engine: an image is final */
     bool planner;              /* engine: a plan may be made, or ends */
@@ -33,7 +34,7 @@ struct ht_waits {
     pthread_cond_t slot_read;            /* the same, for threads that want one to read: they come first */
     /*
      * A transaction was appended and its frees are deferred; a discard ended; an abort ended, or may begin; a write
-     * ended that may have borrowed from a rewrite reserve.
+     * ended that may have borrowed from a rewrite reserve; a publication in slices has room for changes.
      */
     pthread_cond_t settled;
     unsigned reserve_waiters HT_GUARDED_BY(HT_LOCK_STORE); /* for such a write */

@@ -61,6 +61,7 @@ static void drop_chunks(struct ht_obj *o, uint64_t first, uint64_t last) HT_REQU
             ht_chunk_unlock_exclusive(o, c, index);
         }
         ht_slice_next(s, &slice);
+        ht_obj_let_publish(o);
     }
 }
 

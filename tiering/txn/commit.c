@@ -104,36 +104,12 @@ static int make_copy(struct ht_keep *w, size_t bytes) HT_REQUIRES(HT_LOCK_TX)
     return !rc || rc == -EAGAIN ? rc : refuse_copy(w, rc);
 }
 
-/* Room for chunks that change while they are published in slices. */
-static size_t bytes_again(size_t bytes)
-{
-    enum { PART = 8, BYTES_MAX = 1 << 20 };
-
-    return ht_min_u64(bytes / PART, BYTES_MAX);
-}
-
-/*
- * The same in a transaction: as much as the records take, because writers may change everything meanwhile, or as much
- * as the log has room for. all: the records, and those of a copy.
- */
-static size_t space_again(struct ht_store *s, size_t all, size_t bytes)
-{
-    enum { BYTES_MAX = 64 << 20 };
-    size_t again = ht_min_u64(bytes, BYTES_MAX), least = bytes_again(bytes);
-
-    while (again > least && !ht_journal_try_space(s->journal, all + again))
-        again /= 2;
-    again = ht_max_u64(again, least);
-    return ht_journal_try_space(s->journal, all + again) ? again : 0;
-}
-
 /* The transaction of a commit, with room for a copy if it can be had. */
 static int begin(struct ht_store *s, struct ht_rounds *rounds, struct ht_keep *w, struct ht_tx **out_tx)
     HT_ACQUIRE_IF_0(HT_LOCK_TX) HT_NO_THREAD_SAFETY_ANALYSIS
 {
     size_t of_client[HT_CLIENTS_MAX], bytes = pending_bytes(s, rounds->scope, rounds->rest, of_client);
 
-    bytes += bytes_again(bytes);
     if (wanted(w)) {
         int rc = ht_tx_begin_round(s, bytes + w->k->bytes, rounds, out_tx);
         if (rc != -ENOSPC)
@@ -149,20 +125,18 @@ static int begin(struct ht_store *s, struct ht_rounds *rounds, struct ht_keep *w
 static int prepare(struct ht_store *s, const struct ht_rounds *rounds, struct ht_keep *w, struct ht_tx *tx,
                    size_t out_of_client[HT_CLIENTS_MAX]) HT_REQUIRES(HT_LOCK_TX)
 {
-    tx->found_bytes = ht_scope_found_bytes(s, rounds->scope);
-    /* It may have grown while this thread waited. */
+    uint64_t before = ht_scope_found_bytes(s, rounds->scope);
+    /* It may have grown while this thread waited, and counted chunks change while others are counted. */
     size_t bytes = pending_bytes(s, rounds->scope, rounds->rest, out_of_client);
-    int rc = make_copy(w, bytes);
 
+    tx->found_bytes = ht_scope_found_bytes(s, rounds->scope);
+    bytes += tx->found_bytes - before;
+    int rc = make_copy(w, bytes);
     if (rc)
         return rc;
-    size_t all = bytes + (w->made ? w->k->bytes : 0), again = space_again(s, all, bytes);
-    rc = ht_tx_expect(tx, all + again);
-    if (rc && again) {
-        again = 0;
-        rc = ht_tx_expect(tx, all);
-    }
-    tx->again_bytes = again / (w->made ? 4 : 2); /* a chunk's second record, that of the copy, and as much aside */
+    rc = ht_tx_expect(tx, bytes + (w->made ? w->k->bytes : 0));
+    if (w->made)
+        tx->again_bytes /= 2; /* one more record in the copy */
     if (!rc && rounds->rest && ht_scope_edited(s, rounds->scope))
         rc = -EBUSY;
     if (rc)

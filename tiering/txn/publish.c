@@ -131,12 +131,18 @@ static void publish_chunk(struct ht_obj *o, struct ht_chunk *c, uint64_t index, 
 
 /*
  * Before the slice may end. The transaction has room for some objects and chunks that change while it is collected.
- * When that room is used, the rest is published without a break.
+ * Writers may use as large a part of a half of it as the records take of those expected, and then wait: they are
+ * never faster than the publication. Threads that cannot wait have the other half. When all is used, the rest is
+ * published without a break.
  */
 static void keep_room(const struct ht_obj *o, const struct ht_tx *tx, struct ht_slice *slice) HT_REQUIRES(HT_LOCK_STORE)
 {
-    if (slice)
-        slice->last = o->scope->found_bytes - tx->found_bytes > tx->again_bytes;
+    if (!slice)
+        return;
+    size_t put = ht_min_u64(tx->records.len, tx->expected_bytes);
+    ht_scope_changes_allow(o->s->objects.changes,
+                           tx->found_bytes + tx->again_bytes / 2 * put / ht_max_u64(tx->expected_bytes, 1));
+    slice->last = o->scope->found_bytes - tx->found_bytes > tx->again_bytes;
 }
 
 /* slice: releases the lock in between; NULL: does not. */
@@ -219,19 +225,6 @@ static void add_pending(struct ht_obj *o, struct ht_slice *slice, void *ctx) HT_
     }
 }
 
-void ht_obj_publish(struct ht_obj *o, struct ht_tx *tx)
-{
-    struct ht_slice slice = HT_SLICE_RESTING;
-
-    ht_store_lock(o->s);
-    tx->found_bytes = o->scope->found_bytes;
-    if (!o->deleted)
-        publish_object(o, tx, &slice);
-    if (slice.ended && !o->deleted)
-        publish_object(o, tx, NULL);
-    ht_store_unlock(o->s);
-}
-
 /* ----------------------------------------------- deletions and other scopes */
 
 /* The object exists no more; releases the reference of the scope's list. */
@@ -290,6 +283,8 @@ int ht_obj_set_scope(struct ht_obj *o, uint64_t scope, struct ht_tx *tx)
 
 struct publication {
     struct ht_tx *tx;
+    struct ht_obj *obj; /* NULL: all of the scope */
+    uint64_t scope;
     bool rest;
 };
 
@@ -313,32 +308,64 @@ static void publish_changes(struct ht_scope_changes *c, struct publication *p) H
         publish_touched(c->obj[i], NULL, p);
 }
 
-/*
- * A large scope in slices, and then at once what changed meanwhile. So the transaction has the scope as it is at one
- * moment, and threads hardly wait for the lock. While too much has changed for that, again in slices: each time takes a
- * part of the time before, unless writers are faster.
- */
-void ht_scope_publish(struct ht_store *s, uint64_t scope, bool rest, struct ht_tx *tx)
+static void publish_all(struct publication *p, struct ht_slice *slice) HT_REQUIRES(HT_LOCK_STORE)
 {
-    enum { TIMES_MAX = 8 };
-    struct publication p = {.tx = tx, .rest = rest};
+    if (!p->obj)
+        ht_scope_visit_touched(p->tx->s, p->scope, slice, publish_touched, p);
+    else if (!p->obj->deleted)
+        publish_object(p->obj, p->tx, slice);
+}
+
+static uint64_t found_bytes(const struct ht_scope_changes *c) HT_REQUIRES(HT_LOCK_STORE)
+{
+    return c->scope ? c->scope->found_bytes : 0;
+}
+
+/*
+ * Everything in slices, and then all changes since at once. So the transaction has the state of one moment, and threads
+ * hardly wait for the lock. While too much has changed for that, again in slices: each time takes a part of the time
+ * before.
+ */
+static void publish_in_slices(struct publication *p) HT_REQUIRES(HT_LOCK_STORE)
+{
+    enum { TIMES_MAX = 8, AT_ONCE_BYTES = HT_SLICE_STEPS * HT_CHUNK_RECORD_BYTES };
     struct ht_scope_changes changes;
     struct ht_slice slice;
     unsigned times = 0;
+    uint64_t before;
 
-    ht_store_lock(s);
-    ht_scope_changes_begin(&changes, s, scope);
+    ht_scope_changes_begin(&changes, p->tx->s, p->scope);
     do {
         slice = (struct ht_slice)HT_SLICE_RESTING;
+        before = found_bytes(&changes);
         ht_scope_changes_clear(&changes);
-        ht_scope_visit_touched(s, scope, &slice, publish_touched, &p);
-    } while (slice.ended && changes.more && ++times < TIMES_MAX);
-    if (slice.ended && changes.more)
-        ht_scope_visit_touched(s, scope, NULL, publish_touched, &p);
+        publish_all(p, &slice);
+    } while (slice.ended && (changes.more || found_bytes(&changes) - before > AT_ONCE_BYTES) && ++times < TIMES_MAX);
+    if (slice.ended && (changes.more || p->obj))
+        publish_all(p, NULL);
     else if (slice.ended)
-        publish_changes(&changes, &p);
+        publish_changes(&changes, p);
     ht_scope_changes_end(&changes);
+}
+
+void ht_scope_publish(struct ht_store *s, uint64_t scope, bool rest, struct ht_tx *tx)
+{
+    struct publication p = {.tx = tx, .scope = scope, .rest = rest};
+
+    ht_store_lock(s);
+    publish_in_slices(&p);
     ht_store_unlock(s);
+}
+
+void ht_obj_publish(struct ht_obj *o, struct ht_tx *tx)
+{
+    struct publication p = {.tx = tx, .obj = o};
+
+    ht_store_lock(o->s);
+    tx->found_bytes = o->scope->found_bytes;
+    p.scope = o->scope->id;
+    publish_in_slices(&p);
+    ht_store_unlock(o->s);
 }
 
 static void note_edited(struct ht_obj *o, struct ht_slice *slice, void *ctx) HT_REQUIRES(HT_LOCK_STORE)

@@ -28,18 +28,48 @@ void ht_tx_log_failed(struct ht_store *s, int error)
                  "the metadata log cannot be written: %s; the store is read-only from now on", strerror(-error));
 }
 
-/* A transaction that cannot be appended closes the log, so memory is reserved before anything changes. */
-int ht_tx_expect(struct ht_tx *tx, size_t bytes)
+/*
+ * Room for changes during a publication in slices: as much as the records take, or as much as the log has room for.
+ */
+static size_t space_again(struct ht_store *s, size_t bytes)
+{
+    enum { BYTES_MAX = 64 << 20, PART_MAX = 8, ONE_SLICE_BYTES = 16 << 10 };
+    size_t again = ht_min_u64(bytes, BYTES_MAX), least = again / PART_MAX;
+
+    if (bytes <= ONE_SLICE_BYTES)
+        return 0;
+    while (again > least && !ht_journal_try_space(s->journal, bytes + again))
+        again /= 2;
+    return again > least ? again : 0;
+}
+
+static int reserve_memory(struct ht_tx *tx, size_t bytes)
 {
     enum { SLACK_BYTES = 8 << 10 }; /* callers ask for about as much as they put */
     int rc;
 
-    assert(tx->records.len == 0);
     rc = ht_buf_reserve(&tx->records, bytes + SLACK_BYTES);
     if (!rc)
         rc = ht_journal_prepare(tx->s->journal, bytes + SLACK_BYTES);
     if (rc)
         ht_buf_reset(&tx->records);
+    return rc;
+}
+
+/* A transaction that cannot be appended closes the log, so memory is reserved before anything changes. */
+int ht_tx_expect(struct ht_tx *tx, size_t bytes)
+{
+    size_t again = space_again(tx->s, bytes);
+    int rc;
+
+    assert(tx->records.len == 0);
+    rc = reserve_memory(tx, bytes + again);
+    if (rc && again) {
+        again = 0;
+        rc = reserve_memory(tx, bytes);
+    }
+    tx->expected_bytes = bytes;
+    tx->again_bytes = again / 2; /* a chunk's second record, and as much aside */
     return rc;
 }
 

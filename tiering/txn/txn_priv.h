@@ -17,6 +17,7 @@ struct ht_tx {
     struct ht_store *s;
     struct ht_buf records;
     bool whole;             /* it publishes all that a writeback wrote, or nothing */
+    size_t expected_bytes;  /* of records, as it was begun with */
     size_t again_bytes;     /* room for chunks that change while they are published */
     uint64_t found_bytes;   /* ht_scope.found_bytes before the records were counted */
     struct ht_list deleted; /* objects whose deletion is in this transaction, by touched; each holds a reference */

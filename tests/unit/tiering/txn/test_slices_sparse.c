@@ -115,6 +115,56 @@ START_TEST(no_operation_on_many_copies_of_a_chunk_holds_the_lock_for_long)
 }
 END_TEST
 
+static struct ht_obj *shared, *copy;
+
+static void *copy_and_punch(void *arg)
+{
+    while (!stop) {
+        if (ht_obj_clone(shared, 0, copy, 0, chunks * CHUNK) != (ssize_t)(chunks * CHUNK) ||
+            ht_obj_punch(copy, 0, chunks * CHUNK))
+            abort();
+        changes++;
+    }
+    return arg;
+}
+
+/* Writers in the same scope are faster, and the transaction has room for few changes: they wait. */
+START_TEST(a_publication_beside_fast_writers_is_in_slices)
+{
+    enum { ROUNDS = 8, ROOM_RECORDS = 64 };
+    uint8_t block[CHUNK];
+    pthread_t writer;
+    struct ht_tx *tx;
+
+    setup();
+    memset(block, 3, sizeof(block));
+    shared = object(CHUNK, 0);
+    copy = object(CHUNK, 0);
+    put_all(shared, 0, block, sizeof(block));
+    ck_assert_int_eq(ht_obj_sync(shared), 0);
+    double_up(shared);
+    struct ht_obj *target = object(CHUNK, 0);
+    ck_assert_int_eq(pthread_create(&writer, NULL, copy_and_punch, NULL), 0);
+    for (unsigned round = 0; round < ROUNDS; round++) {
+        uint64_t before = changes;
+        ck_assert_int_eq(ht_obj_clone(shared, 0, target, 0, chunks * CHUNK), chunks * CHUNK);
+        ck_assert_int_eq(ht_tx_begin(s, ht_obj_pending_bytes(target), &tx), 0);
+        tx->again_bytes = ROOM_RECORDS * HT_CHUNK_RECORD_BYTES;
+        begin();
+        ht_obj_publish(target, tx);
+        expect_slices("publication beside fast writers");
+        ck_assert_int_eq(ht_tx_commit(tx, NULL), 0);
+        while (changes == before)
+            sched_yield();
+    }
+    stop = true;
+    pthread_join(writer, NULL);
+    ht_store_verify(s, true);
+    ht_obj_put(shared), ht_obj_put(copy), ht_obj_put(target), ht_obj_put(obj), ht_obj_put(hot);
+    done();
+}
+END_TEST
+
 /* Looks for data and holes from everywhere, in few steps each. */
 static void expect_seeks(uint64_t off, int64_t data, int64_t hole)
 {
@@ -205,6 +255,7 @@ int main(void)
     tcase_set_timeout(tc, 600);
     tcase_add_test(tc, no_operation_on_many_reserved_chunks_holds_the_lock_for_long);
     tcase_add_test(tc, no_operation_on_many_copies_of_a_chunk_holds_the_lock_for_long);
+    tcase_add_test(tc, a_publication_beside_fast_writers_is_in_slices);
     if (getenv("HITRAIN_TEST_CHUNKS"))
         return run_suite(tc);
     tcase_add_test(tc, a_seek_passes_any_number_of_chunks_in_few_steps);
