@@ -432,6 +432,12 @@ bool ht_ns_is_below(struct ht_ns *ns, uint64_t ino, uint64_t dir)
 
 /* ---------------------------------------------------------------- remove */
 
+/* A file without a class of its own has that of its directory, as when it was made. */
+static uint8_t removed_value(const struct ht_ns_inode *i, const struct word_field *w) HT_REQUIRES_SHARED(HT_LOCK_NAMES)
+{
+    return S_ISREG(i->cur.mode) && i->names && w->field == class_field ? i->names->dir->cur.obj_class : 0;
+}
+
 static int remove_locked(struct ht_ns_op *op, uint64_t ino, const char *name) HT_REQUIRES(HT_LOCK_NAMES)
 {
     struct ht_ns_inode *i = ht_ns_inode_live(op->ns, ino);
@@ -442,7 +448,7 @@ static int remove_locked(struct ht_ns_op *op, uint64_t ino, const char *name) HT
     if (rc != 0)
         return rc;
     if (w)
-        return word_value(w, i) == 0 ? -ENODATA : set_field(op, i, w, 0);
+        return word_value(w, i) == 0 ? -ENODATA : set_field(op, i, w, removed_value(i, w));
     x = ht_ns_xattr_find(i, name, strlen(name));
     if (!x)
         return is_acl(name) ? 0 : -ENODATA; /* the caller wants no list, and there is none */

@@ -227,6 +227,23 @@ def test_a_class_that_cannot_change_says_why(mnt):
     assert e.value.errno == errno.ENOTSUP
 
 
+@pytest.mark.parametrize('flags', [[], ['--inplace']])
+def test_rsync_copies_durable_files_into_a_scratch_folder(mnt, flags):
+    """It removes the attributes that a source does not have: the copies keep the class of their folder."""
+    source, target = mnt / 'source', mnt / 'target'
+    source.mkdir()
+    (source / 'full').write_bytes(blob(70000, 1))
+    (source / 'empty').touch()
+    target.mkdir()
+    set_words(target, {'class': 'scratch'})
+    sh('rsync', '-aX', *flags, source / 'full', source / 'empty', f'{target}/')
+    for name in ('full', 'empty'):
+        assert content(target / name) == content(source / name)
+        assert listed(target / name) == {'user.hitrain.class': b'scratch'} and listed(source / name) == {}
+        os.removexattr(target / name, 'user.hitrain.class')
+        assert listed(target / name) == {'user.hitrain.class': b'scratch'}
+
+
 # ------------------------------------------------------------------------- rsync
 
 def rsync(*args):
