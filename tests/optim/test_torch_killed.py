@@ -10,7 +10,7 @@ import pytest
 from trainer import TOP, equal, shared_root, shared_store, store  # first: it makes the client importable
 import torch
 import hitrain
-from hitrain import SGD, Adagrad, AdamW, Lion, _settings
+from hitrain import SGD, Adagrad, AdamW, Lion, _making, _settings
 from hitrain._files import attribute
 from hitrain.checkpoint import import_safetensors
 from killed import digest, give_gradients, parameters, same_after_kills
@@ -282,3 +282,16 @@ def test_a_grad_dtype_that_an_abort_took_back_is_set_again(shared_root, dtype):
             give_gradients(params, 1)
             o.step()
         assert equal(own, other)
+
+
+@pytest.mark.parametrize('there', [False, True])
+def test_a_client_that_is_newer_than_the_mount_says_so(shared_root, monkeypatch, there):
+    """As a mount answers that does not know the attribute yet."""
+    root = shared_root.with_name(f'newer-{there}')
+    monkeypatch.setattr(_making, 'WORD', 'unheard_of')
+    if there:
+        root.mkdir()
+    before = sorted(os.listdir(root.parent))
+    with pytest.raises(RuntimeError, match='older than this client.*mount with the new program'):
+        AdamW([('p', torch.nn.Parameter(torch.ones(3)))], root)
+    assert sorted(os.listdir(root.parent)) == before

@@ -18,20 +18,30 @@ from hitrain._root import ELSEWHERE, NO_MODEL, Root
 
 WORD = 'making'
 OPTIMIZER, IMPORT = 'optimizer', 'import'  # makers
+OLDER = 'the mount is by a program that is older than this client, and knows no attribute `making`: unmount, and mount with the new program'
+
+
+def _mark(path: str, text: str) -> None:
+    try:
+        os.setxattr(path, XATTR + WORD, text.encode())
+    except OSError as e:
+        if e.errno != errno.EINVAL:
+            raise
+        raise RuntimeError(f'{path}: {OLDER}') from e
 
 
 def begin(path: str, who: str) -> None:
     """Makes the directory, so that it is never without the attribute, or marks the empty one that is there."""
     if os.path.isdir(path):
-        os.setxattr(path, XATTR + WORD, who.encode())
+        _mark(path, who)
         return
     folder, name = os.path.split(path)
     fresh = os.path.join(folder, '.' + os.fsdecode(os.fsencode(name)[:200]) + '.making')
     os.makedirs(fresh, exist_ok=True)
     try:
-        os.setxattr(fresh, XATTR + WORD, who.encode())
+        _mark(fresh, who)
         os.rename(fresh, path)
-    except OSError:  # as of another file system
+    except (OSError, RuntimeError):  # as of another file system
         with contextlib.suppress(OSError):
             os.rmdir(fresh)
         raise
@@ -39,7 +49,7 @@ def begin(path: str, who: str) -> None:
 
 def goes_on(root: Root, who: str) -> None:
     """The directory is a root now, and this process has claimed it. From here to the first commit it is half-made."""
-    os.setxattr(root.path, XATTR + WORD, f'{who} {_now(root.path)}'.encode())
+    _mark(root.path, f'{who} {_now(root.path)}')
 
 
 def of(path: str) -> str:
