@@ -66,7 +66,7 @@ static void make_thing(unsigned kind, const char *name)
 /* Models with a kept step, model roots alone, directories. */
 START_TEST(programs_write_less_than_the_bound)
 {
-    enum { COUNT = 300, MEMORY_OF_LOG_BYTE = 12 };
+    enum { COUNT = 300, MEMORY_OF_LOG_BYTE = 13 };
     char name[8];
 
     harness_format(&k, 1, 64 << 20, 4096);
