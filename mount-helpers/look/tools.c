@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * tools.c - the commands whose output is drawn: `hitrainctl report` and `hitrainctl plan`. This finds the mount, and
- * what only these programs know of it; a program in Python, mount-helpers/tools, does the rest.
+ * what only these programs know; a program in Python, mount-helpers/tools, does the rest.
  */
 #include <stdio.h>
 #include <stdlib.h>

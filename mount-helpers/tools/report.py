@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """hitrainctl report: gathers what a mounted store says about itself, and writes one page of HTML. Each hidden file is read
-once. All of it is bounded: the page shows the largest and the newest of everything.
+once. The size is bounded: the page shows the largest and the newest of everything.
 """
 import collections
 import os

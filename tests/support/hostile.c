@@ -69,7 +69,7 @@ static void put_root(struct ht_buf *b, uint64_t n)
     ht_record_end(b, mark);
 }
 
-/* Each block of it is a conflict. */
+/* Each of its blocks is a conflict. */
 static void put_conflicts(struct ht_buf *b, uint64_t n)
 {
     if (!n)

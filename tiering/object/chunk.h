@@ -59,7 +59,7 @@ static_assert(sizeof(struct ht_chunk) == 60, "memory per chunk is at most 64 byt
  * have a bound. Calls that may be refused ask (ht_chunk_ask): all tables may have half as many bytes as the log, or 64
  * MiB where that is more. A step may not be refused once its gradient was taken. So an object that steps update is
  * promised the table of all its chunks together with its rewrite reserve (ht_chunk_promise_table). Promises have as
- * many bytes as the log. Objects that the log has room for need no more: those of two chunks need 0.98 of it, large
+ * many bytes as the log. Objects that the log has room for need no more: those of two chunks need 0.98, large
  * ones 0.33. The bound of a replay is beyond the sum (txn/replay.c). Shared memory is bounded by itself.
  */
 enum { HT_LEAF_SHIFT = 3, HT_LEAF_CHUNKS = 1 << HT_LEAF_SHIFT, HT_NODE_SHIFT = 6, HT_NODE_SLOTS = 1 << HT_NODE_SHIFT };
