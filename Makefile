@@ -65,7 +65,8 @@
 ##   bench-path reading and writing tensors through the mount, cold, hot and passthrough, beside fio on the same limited device, XFS, tmpfs
 ##              and libfuse's passthrough_hp; 20 minutes, 7 with RUNS=1; build/bench/path.jsonl and .svg
 ##   bench-plan made traces of training in a simulator and on a mount, beside unlimited memory, Belady's choice and LRU; per
-##              cent of the ideal, and the targets; 10 minutes, 5 with RUNS=1; build/bench/plan.jsonl
+##              cent of the ideal, and the targets; 10 minutes, 5 with RUNS=1; build/bench/plan.jsonl. BEFORE=PATH: only
+##              training loops with plans, with hints of the program, and with neither, by the store of that tree; an hour
 ##   bench-step optimizer steps in the store, beside clients outside it and fio, on a device of known speed; bytes as the
 ##              device counts them; 10 minutes; all figures into build/bench/step.jsonl. DEVICES=2: only stores of two
 ##              devices, of equal and of different speed; 6 minutes. REDO=1: only steps that are durable by their gradients,

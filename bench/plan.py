@@ -7,14 +7,17 @@ device moves once each way in the time of a step's computing. The second one is 
 speed: small shapes, which bench/replay plays with timed waits, and the simulator's figures for the same. "Of ideal" is
 the time of a step with memory for everything over the time of the step; "reachable" is the most that any policy can
 have (reachable.py). For a target above that the bench prints so. docs/trace-format.md explains traces and
-policies. All figures go into plan.jsonl beside those of the other benches.
+policies. With BEFORE=TREE it measures training loops with plans, with hints, and with neither (plan_sides.py). All figures go into
+plan.jsonl beside those of the other benches.
 """
 import argparse
 import json
 import statistics
 import subprocess
+import sys
 import time
 
+import plan_sides
 from common import BUILD, begin, give_up, machine, run
 from path_sides import MIB, Devices, Hitrain
 from reachable import least_seconds
@@ -29,7 +32,7 @@ TARGETS = {50: 0.9, 25: 0.8}
 NOISE, NOISE_POINTS = 25, 1
 STEPS, WARM = 8, 4
 SCAN, MANY = 128, 100000
-DEVICE = 8 << 30
+DEVICE = 3 << 30
 GB = 1e9
 
 
@@ -201,6 +204,7 @@ def main():
     p.add_argument('--runs', type=int, default=3)
     p.add_argument('--limit', type=int, default=300 * MIB, help='of the mounted device, bytes per second each way')
     p.add_argument('--only', choices=['simulated', 'mounted'])
+    p.add_argument('--before', help='a tree whose store makes no plans, in which make has run')
     args = p.parse_args()
     if args.runs < 1 or args.limit < 1:
         give_up('--runs and --limit are at least 1')
@@ -210,10 +214,12 @@ def main():
         print(f'  {time.monotonic() - began:5.0f} s  {text}', flush=True)
 
     print(f'bench-plan: {args.runs} runs\n  on {machine()}', flush=True)
-    if args.only != 'mounted':
+    if args.before:
+        plan_sides.main(sys.modules[__name__], folder, args, rows, said)
+    elif args.only != 'mounted':
         simulated(folder, rows)
         plan_of_many(folder, rows)
-    if args.only != 'simulated':
+    if not args.before and args.only != 'simulated':
         mounted(folder, args, rows, said)
     out = BUILD / 'bench/plan.jsonl'
     out.write_text(''.join(json.dumps(r) + '\n' for r in rows))

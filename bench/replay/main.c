@@ -24,7 +24,7 @@ static int usage(void)
         "       replay simulate TRACE [dram=BYTES|PERCENT%] [read=300M] [write=300M] [latency=MICROSECONDS] [copy=4G]\n"
         "                       [buffer=64M] [noise=PERCENT%] [seed=1] [warm=2] [state_ahead=1] [policy=NAME] [json=1]\n"
         "       replay make TRACE FOLDER\n"
-        "       replay play TRACE FOLDER [noise=PERCENT%] [seed=1] [warm=2]\n"
+        "       replay play TRACE FOLDER [noise=PERCENT%] [seed=1] [warm=2] [next_use=1]\n"
         "KIND: gpt, llama, gpt-swap, llama-swap. compute= is of one step, rates are bytes a second. SHAPE:\n",
         stderr);
     generate_put_shapes(stderr);
@@ -115,7 +115,8 @@ static bool take_play_word(struct words *w, const char *word)
     struct sim_config *s = &w->sim;
 
     return take_share(word, "noise", &s->noise) || take_number(word, "seed", 1, 0, &s->seed) ||
-        take_number(word, "warm", 1, 0, &s->warm_steps);
+        take_number(word, "warm", 1, 0, &s->warm_steps) ||
+        take_number(word, "next_use", 1, 0, &w->play.names_next_uses);
 }
 
 /* A device of rate 0 would never answer: it is refused. */

@@ -27,6 +27,12 @@ struct player {
     bool model;
     int ctl; /* the mount's; -1: the folder is not the root of a store */
     uint64_t oversleep_ns, random;
+    uint64_t *until_us; /* with names_next_uses: of each entry, computing until its tensor is read next; 0: never */
+    struct named {
+        uint64_t until_us, at_us;    /* of its last access in this step */
+    } * named;                       /* by tensor */
+    uint64_t step_us, step_began_ns; /* computing of this step so far, and when it began */
+    double slower;                   /* the step before took so many times its computing */
 };
 
 static int complain(const char *form, ...)
@@ -199,6 +205,8 @@ static void end(struct player *p)
         munmap(p->buf, DEPTH * TRANSFER);
     if (p->ctl >= 0)
         close(p->ctl);
+    free(p->until_us);
+    free(p->named);
 }
 
 int play_make(const struct replay_trace *t, const struct play_config *c)
@@ -276,6 +284,77 @@ static bool has_hints(const struct replay_trace *t)
         if (t->entry[i].op == REPLAY_PREFETCH || t->entry[i].op == REPLAY_EVICT)
             return true;
     return false;
+}
+
+/* --------------------------------------------------------------- next uses */
+
+/* What a program knows of itself: after each access, how much it computes until it reads the tensor again. */
+static int find_next_uses(struct player *p)
+{
+    uint64_t *at_us = calloc(p->t->tensors + 1, sizeof(*at_us)), now_us = 0;
+
+    p->until_us = calloc(p->t->entries + 1, sizeof(*p->until_us));
+    p->named = calloc(p->t->tensors + 1, sizeof(*p->named));
+    if (!at_us || !p->until_us || !p->named) {
+        free(at_us);
+        return complain("memory");
+    }
+    for (uint64_t i = p->t->entries; i-- > 0;) {
+        const struct replay_entry *e = &p->t->entry[i];
+        now_us += e->op == REPLAY_COMPUTE ? e->offset : 0;
+        if (e->op != REPLAY_READ && e->op != REPLAY_WRITE && e->op != REPLAY_GRADIENT)
+            continue;
+        p->until_us[i] = at_us[e->tensor] ? now_us + 1 - at_us[e->tensor] : 0;
+        if (e->op == REPLAY_READ)
+            at_us[e->tensor] = now_us + 1;
+    }
+    free(at_us);
+    return 0;
+}
+
+/* A program takes the time from the step before. */
+static int name_next_use(const struct player *p, uint32_t tensor)
+{
+    const struct named *n = &p->named[tensor];
+    uint64_t passed = p->step_us - n->at_us;
+    char path[PATH_BYTES], value[32];
+
+    if (n->until_us <= passed || p->slower <= 0)
+        return 0;
+    path_of(p, tensor, "", path);
+    snprintf(value, sizeof(value), "%.3f", 1e-6 * (double)(n->until_us - passed) * p->slower + 1e-3);
+    return set(path, "user.hitrain.next_use", value);
+}
+
+/* Updates that a step waits for end the hints of their parameters: they come again. */
+static int name_at_boundary(struct player *p)
+{
+    uint64_t now = ht_now_ns();
+    int rc = 0;
+
+    for (uint32_t i = 0; !rc && i < p->t->tensors; i++)
+        rc = is_param(p, i) ? name_next_use(p, i) : 0;
+    memset(p->named, 0, p->t->tensors * sizeof(*p->named));
+    p->slower = p->step_us ? (double)(now - p->step_began_ns) / 1000 / (double)p->step_us : 0;
+    p->step_us = 0;
+    p->step_began_ns = now;
+    return rc;
+}
+
+static int name_next_uses(struct player *p, uint64_t entry)
+{
+    const struct replay_entry *e = &p->t->entry[entry];
+
+    if (!p->c->names_next_uses)
+        return 0;
+    if (e->op == REPLAY_COMPUTE)
+        p->step_us += e->offset;
+    if (e->op == REPLAY_STEP || e->op == REPLAY_COMMIT)
+        return name_at_boundary(p);
+    if (e->op != REPLAY_READ && e->op != REPLAY_WRITE && e->op != REPLAY_GRADIENT)
+        return 0;
+    p->named[e->tensor] = (struct named){p->until_us[entry], p->step_us};
+    return name_next_use(p, e->tensor);
 }
 
 static void sleep_ns(uint64_t ns)
@@ -402,6 +481,8 @@ static int play_all(struct player *p)
     began = ht_now_ns();
     for (uint64_t i = 0; !rc && i < p->t->entries; i++) {
         rc = play_entry(p, &p->t->entry[i]);
+        if (!rc)
+            rc = name_next_uses(p, i);
         if (!replay_ends_step(p->t, i) || ++seen != warm)
             continue;
         p->result = (struct play_result){0};
@@ -429,7 +510,10 @@ int play_trace(const struct replay_trace *t, const struct play_config *c, struct
         if (p.ctl < 0 && has_hints(t))
             fprintf(stderr, "replay: %s is not the root of a mounted store: hints have no effect\n", c->folder);
         p.oversleep_ns = calibrate();
-        rc = play_all(&p);
+        p.step_began_ns = ht_now_ns();
+        rc = c->names_next_uses ? find_next_uses(&p) : 0;
+        if (!rc)
+            rc = play_all(&p);
     }
     end(&p);
     if (!rc)

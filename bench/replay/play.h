@@ -13,7 +13,8 @@ struct play_config {
     const char *folder;
     double noise; /* compute times change by up to this part, either way */
     uint64_t seed;
-    uint64_t warm_steps; /* the figures begin after so many steps, if there are more */
+    uint64_t warm_steps;      /* the figures begin after so many steps, if there are more */
+    uint64_t names_next_uses; /* not 0: it sets user.hitrain.next_use, as a program that knows its step */
 };
 
 struct play_result {
