@@ -64,8 +64,8 @@
 ##              or 24 with HITRAIN_LONG=1; 3 or 15 minutes; build/bench/aging.jsonl
 ##   bench-path reading and writing tensors through the mount, cold, hot and passthrough, beside fio on the same limited device, XFS, tmpfs
 ##              and libfuse's passthrough_hp; 20 minutes, 7 with RUNS=1; build/bench/path.jsonl and .svg
-##   bench-plan made traces of training in a simulator and on a mount, beside unlimited memory, Belady's choice and LRU; per
-##              cent of the ideal, and the targets; 10 minutes, 5 with RUNS=1; build/bench/plan.jsonl. BEFORE=PATH: only
+##   bench-plan made traces of training on a mount, beside memory for all; per cent of the ideal, and the targets;
+##              10 minutes, 5 with RUNS=1; build/bench/plan.jsonl. BEFORE=PATH: only
 ##              training loops with plans, with hints of the program, and with neither, by the store of that tree; an hour
 ##   bench-step optimizer steps in the store, beside clients outside it and fio, on a device of known speed; bytes as the
 ##              device counts them; 10 minutes; all figures into build/bench/step.jsonl. DEVICES=2: only stores of two

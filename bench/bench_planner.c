@@ -16,7 +16,6 @@
 
 enum { USES = 3, STEPS = 3, SHIFT = 20 };
 #define ACCESS_NS UINT64_C(1000000)
-#define RATE (UINT64_C(2) << 30)
 
 static struct ht_runs runs;
 
@@ -55,7 +54,6 @@ static void note_steps(uint32_t tensors)
             .now_ns = now_ns += ACCESS_NS,
             .use = pass < 2 ? HT_PLAN_READ : HT_PLAN_UPDATE,
             .chunk_shift = SHIFT,
-            .stored = true,
             .begins = true,
         };
         ht_runs_note(&runs, &a);
@@ -85,9 +83,6 @@ static struct ht_forecast *make_plan(const struct ht_run run[], uint32_t n, uint
         .step_ns = n * ACCESS_NS,
         .now_ns = run[0].begin_ns,
         .room_bytes = (uint64_t)tensors << SHIFT >> 1,
-        .read_bytes_per_s = RATE,
-        .write_bytes_per_s = RATE,
-        .write_bytes_max = UINT64_MAX,
     };
 
     must(!ht_forecast_make(&in, &f) && f, "plan");

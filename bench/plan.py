@@ -1,14 +1,12 @@
 #!/usr/bin/python3
 # SPDX-License-Identifier: Apache-2.0
-"""Made traces of training in the simulator and on a mount, beside unlimited memory, Belady's choice and LRU.
+"""Made traces of training on a mount, beside memory for all, and what a plan of many tensors costs.
 
-Run it with `make bench-plan`, as root. The first table is of the simulator: shapes of whole size, whose tensors the
-device moves once each way in the time of a step's computing. The second one is of a mount on a loop device of that
-speed: small shapes, which bench/replay plays with timed waits, and the simulator's figures for the same. "Of ideal" is
-the time of a step with memory for everything over the time of the step; "reachable" is the most that any policy can
-have (reachable.py). For a target above that the bench prints so. docs/trace-format.md explains traces and
-policies. With BEFORE=TREE it measures training loops with plans, with hints, and with neither (plan_sides.py). All figures go into
-plan.jsonl beside those of the other benches.
+Run it with `make bench-plan`, as root. bench/replay plays small shapes with timed waits on a loop device, which moves all tensors
+once each way in the time of a step's computing. "Of ideal" is the time of a step with memory for everything over the time of the
+step; "reachable" is the most that any policy can have (reachable.py). For a target above that the bench prints so.
+docs/trace-format.md explains traces. With BEFORE=TREE it measures training loops with plans, with hints, and with neither
+(plan_sides.py). All figures go into plan.jsonl beside those of the other benches.
 """
 import argparse
 import json
@@ -24,16 +22,12 @@ from reachable import least_seconds
 
 REPLAY = BUILD / 'bench/replay'
 PLANNER = BUILD / 'bench/bench_planner'
-SHAPES = [('gpt', '125M'), ('gpt', '1.3B'), ('gpt', '6.7B'), ('gpt', '13B'), ('gpt', '70B'), ('llama', '1B'),
-          ('llama', '8B'), ('llama', '70B'), ('gpt-swap', '1.3B'), ('gpt-swap', '13B'), ('llama-swap', '8B'),
-          ('llama-swap', '70B')]
 MOUNTED = [('gpt', '1.3B', '2%'), ('llama', '1B', '2%'), ('gpt-swap', '1.3B', '1.5%')]
 TARGETS = {50: 0.9, 25: 0.8}
 NOISE, NOISE_POINTS = 25, 1
 STEPS, WARM = 8, 4
 SCAN, MANY = 128, 100000
 DEVICE = 3 << 30
-GB = 1e9
 
 
 def bytes_of(trace):
@@ -59,11 +53,6 @@ def make_trace(folder, kind, shape, rate, scale='100%'):
     size = bytes_of(generate(path, *words))
     generate(path, *words, f'compute={size / rate:.6f}')
     return path, size
-
-
-def simulate(trace, **words):
-    out = run(REPLAY, 'simulate', trace, 'json=1', f'warm={WARM}', *(f'{k}={v}' for k, v in words.items()), seconds_max=600)
-    return {r['policy']: r for r in map(json.loads, out.splitlines())}
 
 
 def reachable(trace, memory, rate, ideal_s, copy_rate=0):
@@ -93,39 +82,7 @@ def cause(name, share, target, reach):
         f'takes\n  the device longer than this part']
 
 
-# ------------------------------------------------------------------ simulated
-
-def simulated(folder, rows):
-    rate = int(GB)
-    print(f'\n  simulated, a device of {rate / GB:.0f} GB/s each way; parts of the ideal\n'
-          f'  {"":18}{"DRAM":>6}{"belady":>9}{"lru":>7}{"today":>7}{"plan":>7}{"target":>8}{"":>8}'
-          f'{"reachable":>11}{"25 % noise, points":>20}')
-    for kind, shape in SHAPES:
-        trace, size = make_trace(folder, kind, shape, rate)
-        for share, target in TARGETS.items():
-            words = {'read': rate, 'write': rate, 'copy': '50G', 'dram': f'{share}%', 'latency': 100}
-            plain = simulate(trace, **words)
-            noisy = simulate(trace, noise=f'{NOISE}%', **words)
-            of = {name: r['of_ideal'] for name, r in plain.items()}
-            lost = 100 * (of['plan'] - noisy['plan']['of_ideal'])
-            reach = reachable(trace, size * share / 100, rate, plain['ideal']['step_s'])
-            print(f'  {kind + " " + shape:18}{share:5}%{of["belady"]:9.3f}{of["lru"]:7.3f}{of["today"]:7.3f}{of["plan"]:7.3f}'
-                  f'{target:8.2f}{verdict(of["plan"] >= target):>8}{reach:11.3f}{lost:12.1f} {verdict(lost <= NOISE_POINTS):>7}', flush=True)
-            rows.append({'what': 'simulated', 'trace': f'{kind} {shape}', 'dram': share, 'target': target,
-                         'reachable': reach, 'points_lost': lost, **plain})
-
-
-def plan_of_many(folder, rows):
-    """A plan for many tensors, and a cyclic scan of them."""
-    trace = generate(folder / 'scan.txt', 'scan', f'tensors={MANY}', f'bytes={MIB}', f'steps={STEPS}',
-                     f'compute={MANY * MIB / GB:.3f}')
-    r = simulate(trace, read=int(GB), write=int(GB), copy='50G', dram='50%')
-    seconds = r['plan']['plan_s']
-    print(f'\n  a plan for {MANY} tensors: {seconds:.2f} s of one core, target 1 s: {verdict(seconds < 1)}')
-    for name in 'lru', 'today', 'plan':
-        read = r[name]['read_bytes'] / MIB / MANY
-        print(f'  cyclic scan, room for half, {name}: reads {read:.3f} of all, target 0.500')
-    rows.append({'what': 'many', 'tensors': MANY, **r})
+def plan_of_many(rows):
     store = json.loads(run(PLANNER, MANY, seconds_max=60))
     took = store['step_s'] + store['plan_s']
     print(f'\n  the store with {MANY} tensors, {store["uses"]} accesses a step: {store["note_ns"]:.0f} ns for each access; '
@@ -172,22 +129,19 @@ def mounted(folder, args, rows, said):
         for share, target in TARGETS.items():
             dram = size * share // 100
             got, noisy = mount.medians(trace, dram, args.runs), mount.medians(trace, dram, args.runs, NOISE)
-            expected = simulate(trace, read=args.limit, write=args.limit, dram=dram)
             of, of_noisy = (ideal['step_s'] / r['step_s'] for r in (got, noisy))
             lost = 100 * (of - of_noisy)
             reach = reachable(trace, dram, args.limit, ideal['step_s'], copy_rate_of(trace, ideal))
             causes += cause(f'{kind} {shape}', share, target, reach)
             said(f'{kind} {shape}, {share} %: {got["step_s"]:.2f} s a step')
             lines.append(f'  {kind + " " + shape:18}{share:5}%{got["step_s"]:9.3f}{of:10.3f}{target:8.2f}{verdict(of >= target):>8}{reach:11.3f}'
-                         f'{got["device_read_bytes"] / size:8.2f}{got["device_written_bytes"] / size:8.2f}{lost:9.1f}'
-                         f'{expected["plan"]["step_s"]:11.3f}{expected["today"]["step_s"]:8.3f}{expected["lru"]["step_s"]:8.3f}')
+                         f'{got["device_read_bytes"] / size:8.2f}{got["device_written_bytes"] / size:8.2f}{lost:9.1f}')
             rows.append({'what': 'mounted', 'trace': f'{kind} {shape}', 'dram': share, 'target': target, 'of_ideal': of,
-                         'reachable': reach, 'points_lost': lost, 'played': got, 'ideal': ideal, 'simulated': expected})
+                         'reachable': reach, 'points_lost': lost, 'played': got, 'ideal': ideal})
     read = scan_mounted(folder, mount, args.runs)
     rows.append({'what': 'scan', 'read': read})
-    print(f'\n  mounted, a device of {args.limit / MIB:.0f} MiB/s each way; in and out: parts of all bytes;\n  plan, today, lru: seconds of a simulated step\n'
-          f'  {"":18}{"DRAM":>6}{"s/step":>9}{"of ideal":>10}{"target":>8}{"":>8}{"reachable":>11}{"in":>8}{"out":>8}{"noise":>9}'
-          f'{"plan":>11}{"today":>8}{"lru":>8}')
+    print(f'\n  mounted, a device of {args.limit / MIB:.0f} MiB/s each way; in and out: parts of all bytes\n'
+          f'  {"":18}{"DRAM":>6}{"s/step":>9}{"of ideal":>10}{"target":>8}{"":>8}{"reachable":>11}{"in":>8}{"out":>8}{"noise":>9}')
     print('\n'.join(lines + causes))
     print(f'  cyclic scan of {SCAN} MiB with DRAM for half: reads {read:.3f} of all, target 0.500', flush=True)
 
@@ -203,7 +157,6 @@ def main():
     p = argparse.ArgumentParser(description=__doc__)
     p.add_argument('--runs', type=int, default=3)
     p.add_argument('--limit', type=int, default=300 * MIB, help='of the mounted device, bytes per second each way')
-    p.add_argument('--only', choices=['simulated', 'mounted'])
     p.add_argument('--before', help='a tree whose store makes no plans, in which make has run')
     args = p.parse_args()
     if args.runs < 1 or args.limit < 1:
@@ -216,10 +169,8 @@ def main():
     print(f'bench-plan: {args.runs} runs\n  on {machine()}', flush=True)
     if args.before:
         plan_sides.main(sys.modules[__name__], folder, args, rows, said)
-    elif args.only != 'mounted':
-        simulated(folder, rows)
-        plan_of_many(folder, rows)
-    if not args.before and args.only != 'simulated':
+    else:
+        plan_of_many(rows)
         mounted(folder, args, rows, said)
     out = BUILD / 'bench/plan.jsonl'
     out.write_text(''.join(json.dumps(r) + '\n' for r in rows))

@@ -13,7 +13,7 @@
 
 enum { POLICIES_MAX = 8, USAGE = 2 };
 
-static const struct sim_policy *const policies[] = {&sim_ideal, &sim_belady, &sim_lru, &sim_today, &sim_plan};
+static const struct sim_policy *const policies[] = {&sim_ideal, &sim_belady, &sim_lru, &sim_today};
 
 static int usage(void)
 {
@@ -22,7 +22,7 @@ static int usage(void)
         "                       [durable=STEPS] [optimizer=20%]\n"
         "       replay generate scan [tensors=64] [bytes=8M] [steps=4] [compute=SECONDS] [durable=STEPS]\n"
         "       replay simulate TRACE [dram=BYTES|PERCENT%] [read=300M] [write=300M] [latency=MICROSECONDS] [copy=4G]\n"
-        "                       [buffer=64M] [noise=PERCENT%] [seed=1] [warm=2] [state_ahead=1] [policy=NAME] [json=1]\n"
+        "                       [buffer=64M] [noise=PERCENT%] [seed=1] [warm=2] [policy=NAME] [json=1]\n"
         "       replay make TRACE FOLDER\n"
         "       replay play TRACE FOLDER [noise=PERCENT%] [seed=1] [warm=2] [next_use=1]\n"
         "KIND: gpt, llama, gpt-swap, llama-swap. compute= is of one step, rates are bytes a second. SHAPE:\n",
@@ -131,8 +131,7 @@ static bool take_simulate_word(struct words *w, const char *word)
     return take_dram(w, word) || take_number(word, "read", 1, 1, &s->read_rate) ||
         take_number(word, "write", 1, 1, &s->write_rate) || take_number(word, "latency", 1e3, 0, &s->latency_ns) ||
         take_number(word, "copy", 1, 0, &s->copy_rate) || take_number(word, "buffer", 1, 1, &s->buffer_bytes) ||
-        take_number(word, "state_ahead", 1, 0, &s->state_ahead) || take_number(word, "json", 1, 0, &w->json) ||
-        take_play_word(w, word);
+        take_number(word, "json", 1, 0, &w->json) || take_play_word(w, word);
 }
 
 static bool take_words(struct words *w, char **word, int count, bool (*take)(struct words *w, const char *word))
@@ -215,14 +214,12 @@ static void put_row(const struct words *w, const struct row *row, const struct r
     double of_belady = belady->r.hits ? (double)r->hits / (double)belady->r.hits : 1;
     const char *form = w->json
         ? "{\"policy\": \"%s\", \"step_s\": %.6f, \"compute_s\": %.6f, \"stall_s\": %.6f, \"read_bytes\": %.0f, "
-          "\"written_bytes\": %.0f, \"hits\": %.1f, \"prefetched\": %.1f, \"accesses\": %.1f, \"of_ideal\": %.4f, \"of_belady_hits\": %.4f, "
-          "\"plan_s\": %.6f}\n"
-        : "  %-10s %11.4f %11.4f %11.4f %15.0f %15.0f %9.0f %10.0f %9.0f %8.3f %8.3f %9.4f\n";
+          "\"written_bytes\": %.0f, \"hits\": %.1f, \"prefetched\": %.1f, \"accesses\": %.1f, \"of_ideal\": %.4f, \"of_belady_hits\": %.4f}\n"
+        : "  %-10s %11.4f %11.4f %11.4f %15.0f %15.0f %9.0f %10.0f %9.0f %8.3f %8.3f\n";
 
     printf(form, row->policy->name, per_step(r, r->time_ns) / 1e9, per_step(r, r->compute_ns) / 1e9,
            per_step(r, r->stall_ns) / 1e9, per_step(r, r->read_bytes), per_step(r, r->written_bytes),
-           per_step(r, r->hits), per_step(r, r->prefetched), per_step(r, r->accesses), of_ideal, of_belady,
-           (double)r->plan_ns / 1e9);
+           per_step(r, r->hits), per_step(r, r->prefetched), per_step(r, r->accesses), of_ideal, of_belady);
 }
 
 static int simulate_all(struct words *w, const struct sim_string *s)
@@ -240,10 +237,10 @@ static int simulate_all(struct words *w, const struct sim_string *s)
     if (!w->json)
         printf(
             "DRAM %llu of %llu bytes, units of %llu; figures are of a step\n  %-10s %11s %11s %11s %15s %15s %9s %10s "
-            "%9s %8s %8s %9s\n",
+            "%9s %8s %8s\n",
             (unsigned long long)w->sim.dram_bytes, (unsigned long long)s->trace->bytes,
             (unsigned long long)s->unit_bytes, "policy", "seconds", "computes", "waits", "bytes in", "bytes out",
-            "hits", "prefetched", "accesses", "of ideal", "Belady", "plan, s");
+            "hits", "prefetched", "accesses", "of ideal", "Belady");
     for (unsigned i = 0; i < HT_ARRAY_SIZE(policies); i++)
         if (!w->policy || strcmp(w->policy, policies[i]->name) == 0)
             put_row(w, &row[i], &row[0], &row[1]);

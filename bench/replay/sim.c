@@ -79,12 +79,6 @@ void sim_evict(struct sim *s, uint32_t unit)
     u->resident = u->dirty = u->fetched = false;
 }
 
-void sim_load(struct sim *s, uint32_t unit, uint64_t at)
-{
-    s->unit[unit].ready_at = read_device(s, ht_max_u64(at, s->room_at), sim_unit_bytes(s->string, unit));
-    s->unit[unit].resident = s->unit[unit].fetched = true;
-}
-
 /* ---------------------------------------------------------------- accesses */
 
 static void make_dirty(struct sim *s, uint32_t unit)
@@ -316,21 +310,17 @@ static void write_all(struct sim *s)
 /* The figures begin here. */
 static void begin_figures(struct sim *s)
 {
-    uint64_t plan_ns = s->result.plan_ns;
-
-    s->result = (struct sim_result){.plan_ns = plan_ns};
+    s->result = (struct sim_result){0};
     s->began = s->now;
     s->steps = 0;
 }
 
-static void end_step(struct sim *s, uint64_t entry, bool commit)
+static void end_step(struct sim *s, bool commit)
 {
     run_updates(s, UINT64_MAX);
     stall_until(s, s->updates->free_at);
     if (commit)
         write_all(s);
-    if (s->policy->step && replay_ends_step(s->trace, entry))
-        s->policy->step(s, entry);
 }
 
 static int take_entry(struct sim *s, const struct replay_entry *e, uint32_t pos)
@@ -357,7 +347,7 @@ static int take_entry(struct sim *s, const struct replay_entry *e, uint32_t pos)
         break;
     case REPLAY_STEP:
     case REPLAY_COMMIT:
-        end_step(s, (uint64_t)(e - s->trace->entry), e->op == REPLAY_COMMIT);
+        end_step(s, e->op == REPLAY_COMMIT);
         break;
     case REPLAY_OPS:
         break;

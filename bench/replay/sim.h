@@ -25,8 +25,7 @@ struct sim_config {
     uint64_t buffer_bytes;          /* of writes in flight, and of updates under way */
     double noise;                   /* compute times change by up to this part, either way */
     uint64_t seed;
-    uint64_t state_ahead; /* not 0: the plan reads what an update needs before its gradient comes */
-    uint64_t warm_steps;  /* the figures begin after so many steps, if there are more */
+    uint64_t warm_steps; /* the figures begin after so many steps, if there are more */
 };
 
 struct sim_result {
@@ -35,7 +34,6 @@ struct sim_result {
     uint64_t read_bytes, written_bytes;     /* by the device */
     uint64_t accesses, hits;                /* units; hits: of those that the policy kept */
     uint64_t prefetched;                    /* accesses of units that were read for them before */
-    uint64_t plan_ns;                       /* processor time of the longest plan; 0: the policy makes none */
 };
 
 /* SIM_OVERWRITE: of all of the unit, whose old content is not needed. */
@@ -79,9 +77,8 @@ struct sim_policy {
     void (*drop)(struct sim *s, uint32_t unit);
     /* It is this time: before each entry and each update. */
     void (*tick)(struct sim *s, uint64_t at);
-    void (*step)(struct sim *s, uint64_t entry);
 };
-extern const struct sim_policy sim_ideal, sim_lru, sim_belady, sim_today, sim_plan;
+extern const struct sim_policy sim_ideal, sim_lru, sim_belady, sim_today;
 
 /* -ERANGE: the trace may take more than a hundred years. */
 int sim_run(const struct sim_string *string, const struct sim_config *config, const struct sim_policy *policy,
@@ -93,7 +90,5 @@ void sim_evict(struct sim *s, uint32_t unit);
 void sim_clean(struct sim *s, uint32_t unit);
 /* Does the buffer take a write at this time? */
 bool sim_has_buffer(const struct sim *s, uint64_t at);
-/* Reads a unit, that the policy has admitted, at this time or when the device is free. */
-void sim_load(struct sim *s, uint32_t unit, uint64_t at);
 
 #endif

@@ -39,10 +39,6 @@ static void put_head(const struct ht_plan_stats *st, FILE *to)
         ht_json_u64(&j, "strangers", g->strangers);
         ht_json_u64(&j, "bytes", g->bytes);
         ht_json_u64(&j, "stay_bytes", g->stay_bytes);
-        ht_json_u64(&j, "read_bytes", g->read_bytes);
-        ht_json_u64(&j, "write_bytes", g->write_bytes);
-        ht_json_u64(&j, "late_bytes", g->late_bytes);
-        ht_json_u64(&j, "peak_bytes", g->peak_bytes);
     }
     ht_json_end(&j);
 }
@@ -68,8 +64,6 @@ static void put_line(const struct ht_plan_line *l, const char *path, FILE *to)
     ht_json_bool(&j, "leaves", l->idle.leaves);
     if (l->idle.leaves)
         ht_json_u64(&j, "fetch_ns", l->idle.fetch_ns);
-    if (l->idle.late)
-        ht_json_bool(&j, "late", true);
     ht_json_end(&j);
 }
 

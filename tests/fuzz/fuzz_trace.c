@@ -31,7 +31,7 @@ static void read_again(const struct replay_trace *t)
 
 static void simulate(const struct replay_trace *t)
 {
-    static const struct sim_policy *const policies[] = {&sim_ideal, &sim_belady, &sim_lru, &sim_today, &sim_plan};
+    static const struct sim_policy *const policies[] = {&sim_ideal, &sim_belady, &sim_lru, &sim_today};
     struct sim_config c = {.dram_bytes = 4 << 20, .read_rate = 1 << 30, .write_rate = 1 << 30, .buffer_bytes = 1 << 20};
     struct sim_result r;
     struct sim_string s;

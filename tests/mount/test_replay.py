@@ -184,7 +184,7 @@ def test_a_long_pause_and_an_unfinished_line_are_no_obstacle(tmp_path):
 def test_figures_of_a_trace_without_waits_are_numbers():
     for text in '', 'tensor a 1\nprefetch a\n':
         rows = replay('simulate', '-', 'json=1', 'dram=1G', text=f'hitrain trace 1\n{text}').splitlines()
-        assert all(0 <= json.loads(row, parse_constant=float)['of_ideal'] <= 1 for row in rows) and len(rows) == 5
+        assert all(0 <= json.loads(row, parse_constant=float)['of_ideal'] <= 1 for row in rows) and len(rows) == 4
 
 
 def test_hints_without_a_store_have_a_message(tmp_path):

@@ -38,12 +38,6 @@ void ht_endurance_check(struct ht_store *s)
                  (unsigned long long)ht_endurance_day_bytes(e), (unsigned long long)e->budget_bytes);
 }
 
-uint64_t ht_endurance_check_left(struct ht_store *s)
-{
-    ht_endurance_check(s);
-    return ht_endurance_left_bytes(&s->data->endurance);
-}
-
 void ht_endurance_stats(struct ht_store *s, struct ht_store_stats *out)
 {
     const struct ht_endurance *e = &s->data->endurance;

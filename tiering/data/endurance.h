@@ -10,8 +10,6 @@ struct ht_store_stats;
 
 /* Counts what the devices took, and warns by an event if it exceeds the budget. */
 void ht_endurance_check(struct ht_store *s) HT_REQUIRES(HT_LOCK_STORE);
-/* The same. Returns what is left of the budget; UINT64_MAX: there is none. */
-uint64_t ht_endurance_check_left(struct ht_store *s) HT_REQUIRES(HT_LOCK_STORE);
 /* The same, and sets its figures in out. */
 void ht_endurance_stats(struct ht_store *s, struct ht_store_stats *out) HT_REQUIRES(HT_LOCK_STORE);
 

@@ -53,7 +53,6 @@ struct ht_planner {
         /* So many wait for the end of a step, and are pinned, since then: older steps differ. */
         uint64_t waiting_bytes, pinned_bytes, valid_ns;
         uint64_t fetch_ns;                       /* no read ahead before: the last one found no room */
-        uint64_t left_bytes, looked_ns;          /* of the budget for writes when the plan was made; last look */
         bool outdated;                           /* the plan in use is of an older step */
         bool hinted;                             /* the last read ahead was of a hint */
         uint64_t made, dropped, hits, strangers; /* the last two: of former plans */

@@ -8,8 +8,7 @@
  *   reads before they are asked for (readahead.c) <---------------------------'
  *
  *   nothing --enough runs, content above the room, a period--> plan is followed --two steps did not match--> nothing
- *                                                               '--steps take another time, or the budget for writes
- *                                                                   doubles or halves--> made anew
+ *                                                               '--steps take another time--> made anew
  *
  * Without a plan all is as if this engine did not exist. A plan evicts no dirty content, and a wrong one costs time and
  * nothing else. It is made without any lock; threads that work on chunks only add to the runs and ask the forecast.
@@ -20,10 +19,8 @@
 #include <stdlib.h>
 
 #include "tiering/base/trace.h"
-#include "tiering/tier/endurance.h"
 #include "tiering/tier/forecast.h"
 #include "tiering/tier/period.h"
-#include "tiering/io/dev.h"
 #include "tiering/cache/arena.h"
 #include "tiering/api/plan.h"
 #include "tiering/api/store.h"
@@ -31,7 +28,6 @@
 #include "tiering/object/context.h"
 #include "tiering/object/image.h"
 #include "tiering/object/object.h"
-#include "tiering/data/endurance.h"
 #include "tiering/engine/engine.h"
 #include "tiering/engine/engine_priv.h"
 
@@ -46,8 +42,6 @@ enum {
 #define WAIT_NS_MAX UINT64_C(10000000000)
 #define TRY_WAIT_NS_MAX UINT64_C(60000000000)
 #define FETCH_PAUSE_NS UINT64_C(2000000)
-#define LOOK_NS UINT64_C(1000000000)     /* at the rest of the budget for writes */
-#define RATE_UNKNOWN (UINT64_C(1) << 30) /* bytes a second */
 
 int ht_planner_init(struct ht_planner *p)
 {
@@ -74,8 +68,7 @@ uint64_t ht_planner_bytes(const struct ht_planner *p)
 static bool is_due(const struct ht_planner *p, uint64_t now_ns) HT_REQUIRES(HT_LOCK_STORE)
 {
     if (p->forecast)
-        return p->outdated || ht_forecast_is_wrong(p->forecast) || ht_forecast_has_drifted(p->forecast) ||
-            now_ns - p->looked_ns >= LOOK_NS;
+        return p->outdated || ht_forecast_is_wrong(p->forecast) || ht_forecast_has_drifted(p->forecast);
     return p->runs.count - p->tried_runs >= RUNS_MIN && now_ns - p->tried_ns >= p->wait_ns;
 }
 
@@ -136,7 +129,6 @@ void ht_planner_note(struct ht_obj *o, const struct ht_chunk *c, uint64_t index,
         .use = use,
         .chunk_shift = o->chunk_shift,
         .bytes = memory_of(o, c, index),
-        .stored = o->obj_class != HT_CLASS_SCRATCH,
         .pinned = o->residency == HT_RESIDENCY_PINNED,
         .begins = begins,
     };
@@ -328,24 +320,10 @@ static bool cut_at_period(struct step *st, uint32_t n)
     return st->step_ns > 0;
 }
 
-static uint64_t rate_of(const struct ht_store *s, enum ht_direction direction)
-{
-    uint64_t sum = 0;
-
-    for (unsigned i = 0; i < s->dev_count; i++) {
-        struct ht_dev_rate r;
-        if (!s->dev[i])
-            continue;
-        ht_dev_rate(s->dev[i], direction, &r);
-        sum += r.known ? r.bytes_per_s : RATE_UNKNOWN;
-    }
-    return sum;
-}
-
 /* The limits of a plan, from the time when its making began. */
 struct limits {
     uint64_t valid_ns; /* steps before do not count */
-    uint64_t pinned_bytes, left_bytes;
+    uint64_t pinned_bytes;
 };
 
 static struct ht_forecast *make(const struct ht_store *s, const struct step *st, const struct limits *l)
@@ -360,9 +338,6 @@ static struct ht_forecast *make(const struct ht_store *s, const struct step *st,
         .step_ns = st->step_ns,
         .now_ns = ht_now_ns(),
         .room_bytes = bytes - bytes / ROOM_PART - l->pinned_bytes,
-        .read_bytes_per_s = rate_of(s, HT_DIRECTION_READ),
-        .write_bytes_per_s = rate_of(s, HT_DIRECTION_WRITE),
-        .write_bytes_max = ht_endurance_step_bytes(l->left_bytes, st->step_ns),
     };
     int rc = ht_forecast_make(&in, &f);
     (void)rc; /* without a plan all is as before */
@@ -410,18 +385,12 @@ static bool install(struct ht_store *s, struct ht_forecast *f, uint64_t cpu_ns) 
 /* What the forecast is to be followed by. */
 enum change { KEEP, DROP, MAKE };
 
-/* It doubled, or halved. */
-static bool has_moved(uint64_t was, uint64_t now)
-{
-    return now / 2 > was || was / 2 > now;
-}
-
-static enum change find_change(const struct ht_planner *p, const struct limits *l) HT_REQUIRES(HT_LOCK_STORE)
+static enum change find_change(const struct ht_planner *p) HT_REQUIRES(HT_LOCK_STORE)
 {
     if (p->forecast)
-        return p->outdated || ht_forecast_is_wrong(p->forecast)                               ? DROP
-            : ht_forecast_has_drifted(p->forecast) || has_moved(p->left_bytes, l->left_bytes) ? MAKE
-                                                                                              : KEEP;
+        return p->outdated || ht_forecast_is_wrong(p->forecast) ? DROP
+            : ht_forecast_has_drifted(p->forecast)              ? MAKE
+                                                                : KEEP;
     return p->runs.count - p->tried_runs >= RUNS_MIN ? MAKE : KEEP;
 }
 
@@ -495,9 +464,8 @@ void ht_store_plan(struct ht_store *s)
     struct ht_planner *p = &s->engine->planner;
 
     ht_store_lock(s);
-    const struct limits l = {p->valid_ns, ht_arena_pinned_bytes(s->arena), ht_endurance_check_left(s)};
-    enum change change = find_change(p, &l);
-    p->looked_ns = ht_now_ns();
+    const struct limits l = {p->valid_ns, ht_arena_pinned_bytes(s->arena)};
+    enum change change = find_change(p);
     ht_store_unlock(s);
     if (change == KEEP)
         return;
@@ -506,7 +474,6 @@ void ht_store_plan(struct ht_store *s)
     cpu_ns = ht_thread_cpu_ns() - cpu_ns;
     ht_store_lock(s);
     struct ht_forecast *was = p->forecast, *late = l.valid_ns == p->valid_ns ? NULL : f;
-    p->left_bytes = l.left_bytes;
     bool again = install(s, late ? NULL : f, cpu_ns);
     if (late)
         p->wait_ns = WAIT_NS_MIN;

@@ -43,22 +43,6 @@ uint64_t ht_endurance_day_bytes(const struct ht_endurance *e)
     return bytes;
 }
 
-uint64_t ht_endurance_left_bytes(const struct ht_endurance *e)
-{
-    if (e->budget_bytes == 0)
-        return UINT64_MAX;
-    return e->budget_bytes - ht_min_u64(ht_endurance_day_bytes(e), e->budget_bytes);
-}
-
-uint64_t ht_endurance_step_bytes(uint64_t left_bytes, uint64_t step_ns)
-{
-    const uint64_t day_ns = HT_ENDURANCE_HOURS * HT_ENDURANCE_HOUR_NS;
-
-    if (left_bytes == UINT64_MAX || step_ns >= day_ns)
-        return left_bytes;
-    return (uint64_t)((double)left_bytes * ((double)step_ns / (double)day_ns));
-}
-
 bool ht_endurance_must_warn(struct ht_endurance *e, uint64_t now_ns)
 {
     if (e->budget_bytes == 0 || ht_endurance_day_bytes(e) <= e->budget_bytes)

@@ -16,7 +16,7 @@
 enum { HT_ENDURANCE_HOURS = 24 };
 
 struct ht_endurance {
-    uint64_t budget_bytes; /* a day; 0: none. Plans keep to it */
+    uint64_t budget_bytes; /* a day; 0: none */
     bool begun;            /* there was a look */
     uint64_t begun_ns;
     uint64_t hour;                           /* the present one */
@@ -28,16 +28,9 @@ struct ht_endurance {
 
 /* A budget that differs from the one before may be exceeded anew. 0: none. */
 void ht_endurance_set(struct ht_endurance *e, uint64_t budget_bytes);
-/* written_bytes: in all; the first look counts all of them. */
+/* written_bytes: in all; the first look counts each. */
 void ht_endurance_look(struct ht_endurance *e, uint64_t now_ns, uint64_t written_bytes);
 uint64_t ht_endurance_day_bytes(const struct ht_endurance *e);
-/* What is left of the day's budget. UINT64_MAX: there is no budget. */
-uint64_t ht_endurance_left_bytes(const struct ht_endurance *e);
-/*
- * How much of left_bytes a step of this length may write: as if they were to last for a day. So there
- * is room for commits, too. A constant load settles between a half of the budget and the whole.
- */
-uint64_t ht_endurance_step_bytes(uint64_t left_bytes, uint64_t step_ns);
 /* After a look: the budget is exceeded, and 24 hours have passed since this last was true. */
 bool ht_endurance_must_warn(struct ht_endurance *e, uint64_t now_ns);
 

@@ -32,7 +32,7 @@ struct object {
     uint32_t unit;        /* the first */
     uint8_t chunk_shift;
     uint32_t last_bytes; /* memory of the last chunk */
-    bool stored, pinned;
+    bool pinned;
 };
 
 struct unit {
@@ -46,9 +46,8 @@ struct unit {
 struct use {
     uint32_t unit;
     uint32_t number; /* of all in the step, in order of time */
-    bool leaves, late;
     uint8_t use;
-    uint64_t time_ns, next_ns, fetch_ns;
+    uint64_t time_ns;
 };
 
 struct ht_forecast {
@@ -62,7 +61,6 @@ struct ht_forecast {
     uint32_t *position; /* of the use with each number, in the table */
     uint32_t reads;
     uint32_t units, uses;
-    struct ht_plan plan; /* its figures; idle is NULL */
     uint64_t bytes, stay_bytes;
     /* what changes */
     uint64_t first_place;
@@ -109,11 +107,8 @@ static int collect_objects(struct ht_forecast *f, const struct ht_forecast_input
         struct object *o = place_of(f, run->object);
         if (!o->id) {
             f->objects++;
-            *o = (struct object){.id = run->object,
-                                 .first = run->first,
-                                 .chunk_shift = run->chunk_shift,
-                                 .stored = run->stored,
-                                 .pinned = run->pinned};
+            *o = (struct object){
+                .id = run->object, .first = run->first, .chunk_shift = run->chunk_shift, .pinned = run->pinned};
         }
         if (run->last >= o->last)
             o->last_bytes = last_bytes(run);
@@ -192,15 +187,15 @@ static int make_units(struct ht_forecast *f)
 
 static int by_time(const void *a, const void *b)
 {
-    const struct ht_plan_access *x = a, *y = b;
+    const struct use *x = a, *y = b;
 
     if (x->time_ns != y->time_ns)
         return x->time_ns < y->time_ns ? -1 : 1;
-    return x->tensor < y->tensor ? -1 : x->tensor > y->tensor;
+    return x->unit < y->unit ? -1 : x->unit > y->unit;
 }
 
 /* The chunks of a run are accessed at the same pace. */
-static void list_accesses(const struct ht_forecast *f, const struct ht_forecast_input *in, struct ht_plan_access *to)
+static void list_uses(const struct ht_forecast *f, const struct ht_forecast_input *in, struct use *to)
 {
     for (uint32_t i = 0; i < in->runs; i++) {
         const struct ht_run *run = &in->run[i];
@@ -210,13 +205,13 @@ static void list_accesses(const struct ht_forecast *f, const struct ht_forecast_
         double each = (double)(run->end_ns - run->begin_ns) / n;
         for (uint32_t k = 0; k < n; k++) {
             uint64_t at = run->begin_ns - in->begin_ns + (uint64_t)(each * k);
-            *to++ = (struct ht_plan_access){ht_min_u64(at, in->step_ns - 1), unit + k, run->use};
+            *to++ = (struct use){.unit = unit + k, .use = run->use, .time_ns = ht_min_u64(at, in->step_ns - 1)};
         }
     }
 }
 
-/* Puts the accesses of the plan to their units, each unit's in order of time. */
-static int sort_uses(struct ht_forecast *f, const struct ht_plan_access *a, const struct ht_plan *p)
+/* Puts the uses to their units, each unit's in order of time. all: the uses in that order. */
+static int sort_uses(struct ht_forecast *f, const struct use *all)
 {
     uint32_t *next = calloc(f->units + 1, sizeof(*next));
 
@@ -228,22 +223,20 @@ static int sort_uses(struct ht_forecast *f, const struct ht_plan_access *a, cons
         return -ENOMEM;
     }
     for (uint32_t i = 0; i < f->uses; i++)
-        next[a[i].tensor + 1]++;
+        next[all[i].unit + 1]++;
     for (uint32_t u = 0; u < f->units; u++) {
-        f->unit[u].stays = next[u + 1] > 0; /* it has uses */
         next[u + 1] += next[u];
         f->unit[u].use = next[u];
     }
     for (uint32_t i = 0; i < f->uses; i++) {
-        const struct ht_plan_idle *idle = &p->idle[i];
-        f->position[i] = next[a[i].tensor];
-        f->use[next[a[i].tensor]++] = (struct use){
-            a[i].tensor, i, idle->leaves, idle->late, (uint8_t)a[i].use, a[i].time_ns, idle->next_ns, idle->fetch_ns};
-        f->unit[a[i].tensor].stays &= !idle->leaves;
-        f->unit[a[i].tensor].overwritten |= a[i].use == HT_PLAN_OVERWRITE;
+        uint32_t unit = all[i].unit;
+        f->position[i] = next[unit];
+        f->use[next[unit]] = all[i];
+        f->use[next[unit]++].number = i;
+        f->unit[unit].overwritten |= all[i].use == HT_PLAN_OVERWRITE;
     }
     for (uint32_t i = 0; i < f->uses; i++)
-        if (a[i].use == HT_PLAN_READ && !f->unit[a[i].tensor].overwritten)
+        if (all[i].use == HT_PLAN_READ && !f->unit[all[i].unit].overwritten)
             f->read[f->reads++] = i;
     free(next);
     return 0;
@@ -254,43 +247,82 @@ static uint32_t uses_end(const struct ht_forecast *f, uint32_t unit)
     return unit + 1 < f->units ? f->unit[unit + 1].use : f->uses;
 }
 
+/* When the unit of a use is used next, from the begin of this step on. */
+static uint64_t next_ns(const struct ht_forecast *f, const struct use *use)
+{
+    uint32_t next = (uint32_t)(use - f->use) + 1;
+
+    return next < uses_end(f, use->unit) ? f->use[next].time_ns : f->step_ns + f->use[f->unit[use->unit].use].time_ns;
+}
+
+/* ------------------------------------------------------------ units that stay */
+
+/* A unit that may stay: how often a step uses it, and when last. */
+struct candidate {
+    uint32_t unit, uses;
+    uint64_t last_ns;
+};
+
+/* A unit with many uses saves most reads. After a late use the next step would wait for it. */
+static int by_worth(const void *a, const void *b)
+{
+    const struct candidate *x = a, *y = b;
+
+    if (x->uses != y->uses)
+        return x->uses > y->uses ? -1 : 1;
+    if (x->last_ns != y->last_ns)
+        return x->last_ns > y->last_ns ? -1 : 1;
+    return x->unit < y->unit ? -1 : x->unit > y->unit;
+}
+
+/* May it stay? A gradient goes with its last use. */
+static bool is_candidate(const struct ht_forecast *f, uint32_t unit)
+{
+    const struct unit *u = &f->unit[unit];
+    uint32_t end = uses_end(f, unit);
+
+    return u->use < end && !u->overwritten && f->use[end - 1].use != HT_PLAN_CONSUME;
+}
+
+static int choose_units_that_stay(struct ht_forecast *f, uint64_t room_bytes)
+{
+    struct candidate *all = calloc(f->units, sizeof(*all));
+    uint32_t n = 0;
+
+    if (!all)
+        return -ENOMEM;
+    for (uint32_t u = 0; u < f->units; u++) {
+        uint32_t uses = uses_end(f, u) - f->unit[u].use;
+        f->unit[u].stays = f->object[f->unit[u].object].pinned;
+        if (!f->unit[u].stays && is_candidate(f, u))
+            all[n++] = (struct candidate){u, uses, f->use[f->unit[u].use + uses - 1].time_ns};
+    }
+    qsort(all, n, sizeof(*all), by_worth);
+    for (uint32_t i = 0; i < n; i++) {
+        struct unit *u = &f->unit[all[i].unit];
+        uint64_t bytes = unit_bytes(f, u);
+        u->stays = bytes <= room_bytes;
+        room_bytes -= u->stays ? bytes : 0;
+        f->stay_bytes += u->stays ? bytes : 0;
+    }
+    free(all);
+    return 0;
+}
+
 static int make_plan(struct ht_forecast *f, const struct ht_forecast_input *in)
 {
-    struct ht_plan_tensor *t = calloc(f->units, sizeof(*t));
-    struct ht_plan_access *a = calloc(f->uses, sizeof(*a));
-    int rc = t && a ? 0 : -ENOMEM;
-
-    for (uint32_t u = 0; !rc && u < f->units; u++) {
-        const struct object *o = &f->object[f->unit[u].object];
-        t[u] = (struct ht_plan_tensor){unit_bytes(f, &f->unit[u]), o->stored, o->pinned};
-        f->bytes += o->pinned ? 0 : t[u].bytes;
-    }
-    if (!rc && f->bytes > in->room_bytes) {
-        list_accesses(f, in, a);
-        qsort(a, f->uses, sizeof(*a), by_time);
-        const struct ht_plan_input plan = {
-            .tensor = t,
-            .access = a,
-            .tensors = f->units,
-            .accesses = f->uses,
-            .step_ns = in->step_ns,
-            .room_bytes = in->room_bytes,
-            .read_bytes_per_s = in->read_bytes_per_s,
-            .write_bytes_per_s = in->write_bytes_per_s,
-            .write_bytes_max = in->write_bytes_max,
-        };
-        rc = ht_plan_make(&plan, &f->plan);
-        if (!rc) {
-            rc = sort_uses(f, a, &f->plan);
-            struct ht_plan figures = f->plan;
-            ht_plan_free(&f->plan);
-            f->plan = figures;
-            f->plan.idle = NULL;
-        }
-    }
-    free(t);
-    free(a);
-    return rc;
+    for (uint32_t u = 0; u < f->units; u++)
+        f->bytes += f->object[f->unit[u].object].pinned ? 0 : unit_bytes(f, &f->unit[u]);
+    if (f->bytes <= in->room_bytes)
+        return 0;
+    struct use *all = calloc(f->uses, sizeof(*all));
+    if (!all)
+        return -ENOMEM;
+    list_uses(f, in, all);
+    qsort(all, f->uses, sizeof(*all), by_time);
+    int rc = sort_uses(f, all);
+    free(all);
+    return rc ? rc : choose_units_that_stay(f, in->room_bytes);
 }
 
 /* ------------------------------------------------------------ the first time */
@@ -322,8 +354,6 @@ int ht_forecast_make(const struct ht_forecast_input *in, struct ht_forecast **ou
         ht_forecast_free(f);
         return rc;
     }
-    for (uint32_t u = 0; u < f->units; u++)
-        f->stay_bytes += f->unit[u].stays ? unit_bytes(f, &f->unit[u]) : 0;
     f->real_ns = in->now_ns;
     f->time_ns = FIRST_STEP * f->step_ns + (in->now_ns > in->begin_ns ? in->now_ns - in->begin_ns : 0) % f->step_ns;
     begin_round(f, in->now_ns);
@@ -488,7 +518,7 @@ struct ht_forecast_use ht_forecast_note(struct ht_forecast *f, const struct ht_r
     move_to(f, m.time_ns, m.place, a->now_ns);
     f->seen += u->seen_ns != m.time_ns;
     u->seen_ns = m.time_ns;
-    return (struct ht_forecast_use){!u->overwritten, m.time_ns - m.use->time_ns + m.use->next_ns};
+    return (struct ht_forecast_use){!u->overwritten, m.time_ns - m.use->time_ns + next_ns(f, m.use)};
 }
 
 struct ht_forecast_use ht_forecast_next(const struct ht_forecast *f, uint64_t object, uint32_t index)
@@ -600,10 +630,6 @@ void ht_forecast_figures(const struct ht_forecast *f, uint64_t now_ns, struct ht
         .uses = f->uses,
         .bytes = f->bytes,
         .stay_bytes = f->stay_bytes,
-        .read_bytes = f->plan.read_bytes,
-        .write_bytes = f->plan.write_bytes,
-        .late_bytes = f->plan.late_bytes,
-        .peak_bytes = f->plan.peak_bytes,
         .steps = f->steps,
         .matched_steps = f->matched_steps,
         .now_ns = ht_forecast_now(f, now_ns) % f->step_ns,
@@ -627,7 +653,14 @@ bool ht_forecast_part(const struct ht_forecast *f, uint32_t i, struct ht_forecas
 
 void ht_forecast_idle(const struct ht_forecast *f, uint32_t i, unsigned k, struct ht_forecast_idle *out)
 {
-    const struct use *u = &f->use[f->unit[i].use + k];
+    const struct use *use = &f->use[f->unit[i].use + k];
+    uint64_t next = next_ns(f, use), idle = next - use->time_ns;
 
-    *out = (struct ht_forecast_idle){u->time_ns, u->next_ns, u->fetch_ns, u->use, u->leaves, u->late};
+    *out = (struct ht_forecast_idle){
+        .used_ns = use->time_ns,
+        .next_ns = next,
+        .fetch_ns = next - ht_min_u64(idle, f->step_ns / SOON_PART),
+        .use = use->use,
+        .leaves = !f->unit[i].stays,
+    };
 }

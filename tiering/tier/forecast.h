@@ -3,10 +3,13 @@
  * forecast.h - a plan in use: where in the step the accesses are, when a chunk is needed next, and whether the plan
  * still holds. Pure; not locked: the owner does.
  *
- * A forecast is made from the runs of one step (runs.h, plan.h). Its time counts in steps of the same length: it stands
+ * A forecast is made from the runs of one step (runs.h). Its time counts in steps of the same length: it stands
  * at what was accessed last, and goes on with the clock from there, by a part of a step at most. An access near that
  * place of its own in the plan moves the time; any other is a stranger. After a step in which many accesses were
  * strangers, or many that were planned did not come, the plan did not match; after two of these it is wrong.
+ *
+ * Content with the most uses in a step stays in memory, as far as there is room; of equals that with the latest use.
+ * Other content comes and goes in the order of next uses.
  *
  * Content that programs overwrite in each step is in the plan, but the plan is not followed for it: its newest images
  * are dirty, and only images that are needed soon may go. Other policies keep a part.
@@ -24,11 +27,11 @@ struct ht_forecast_input {
     const struct ht_run *run; /* of one step */
     uint32_t runs;
     uint64_t begin_ns, step_ns, now_ns; /* when it began; now by the same clock */
-    uint64_t room_bytes, read_bytes_per_s, write_bytes_per_s, write_bytes_max; /* as in struct ht_plan_input */
+    uint64_t room_bytes;                /* memory for what is not pinned */
 };
 /*
- * *out_forecast is NULL if all has room. -E2BIG, -ENOMEM, -EINVAL: as ht_plan_make; also a run without chunks, or after
- * the step.
+ * *out_forecast is NULL if all has room. -EINVAL: a step without length, a run without chunks, of no object or before
+ * the step. -E2BIG: no units are large enough. -ENOMEM
  */
 int ht_forecast_make(const struct ht_forecast_input *in, struct ht_forecast **out_forecast) HT_MUST_CHECK;
 void ht_forecast_free(struct ht_forecast *f);
@@ -72,23 +75,23 @@ bool ht_forecast_fetch(struct ht_forecast *f, uint64_t now_ns, struct ht_forecas
 void ht_forecast_fetch_done(struct ht_forecast *f);
 
 struct ht_forecast_figures {
-    uint64_t step_ns, units, uses, bytes, stay_bytes, read_bytes, write_bytes, late_bytes, peak_bytes;
+    uint64_t step_ns, units, uses, bytes, stay_bytes;
     uint64_t now_ns;               /* since the step began */
     uint64_t steps, matched_steps; /* since it was made, complete ones */
     uint64_t hits, strangers;      /* accesses that it had, and that it did not have, at their time */
 };
 void ht_forecast_figures(const struct ht_forecast *f, uint64_t now_ns, struct ht_forecast_figures *out);
 
-/* A part of an object that comes and goes as a whole, and what the plan says. */
+/* A part of an object that comes and goes as a whole, and its uses. */
 struct ht_forecast_part {
     uint64_t object, offset, bytes;
     unsigned uses;
 };
 struct ht_forecast_idle {
     uint64_t used_ns, next_ns; /* since the step began */
-    uint64_t fetch_ns;         /* it leaves: when a read would begin that ends in time */
+    uint64_t fetch_ns;         /* reads ahead may begin */
     enum ht_plan_use use;
-    bool leaves, late;
+    bool leaves; /* others may take its room in between */
 };
 /* Part number i, from 0. False: there is none. */
 bool ht_forecast_part(const struct ht_forecast *f, uint32_t i, struct ht_forecast_part *out);

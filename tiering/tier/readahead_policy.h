@@ -11,7 +11,7 @@
  * come in descending order reads upwards within each block, and downwards. The run that went on farther counts.
  *
  *   (nothing) --read--> run --long, no gap--> stream: window opens, doubles each time it has been read through
- *       ^                |                      |    --shrink: the chunks were gone, or found no room--> half of it
+ *       ^                |                      |    --shrink: the chunks were gone, or found no room--> a half
  *       +--------------- a read elsewhere, or too many gaps
  *
  * Pure, not locked: the caller's lock guards it.

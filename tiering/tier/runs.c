@@ -93,7 +93,6 @@ void ht_runs_note(struct ht_runs *r, const struct ht_run_access *a)
         .seen = 1,
         .chunk_shift = a->chunk_shift,
         .last_units = units_of(a),
-        .stored = a->stored,
         .pinned = a->pinned,
     };
     *open = ++r->count;

@@ -10,7 +10,15 @@
 #ifndef HITRAIN_TIERING_TIER_RUNS_H
 #define HITRAIN_TIERING_TIER_RUNS_H
 
-#include "tiering/tier/plan.h"
+#include "tiering/base/base.h"
+
+enum ht_plan_use {
+    HT_PLAN_READ,
+    HT_PLAN_CONSUME,   /* reads it for the last time: the content goes and is never written */
+    HT_PLAN_UPDATE,    /* reads it and changes it */
+    HT_PLAN_OVERWRITE, /* of the whole: content from before is not needed */
+    HT_PLAN_USES
+};
 
 enum { HT_RUNS_MIN = 1 << 15, HT_RUNS_MAX = 1 << 20, HT_RUNS_OPEN = 1 << 10, HT_RUN_NEAR = 8, HT_RUN_UNIT = 1 << 16 };
 
@@ -21,8 +29,8 @@ struct ht_run {
     uint8_t use;               /* enum ht_plan_use */
     uint8_t seen;              /* of the last chunks, HT_RUN_NEAR, as bits */
     uint8_t chunk_shift;
-    uint8_t last_units;  /* of HT_RUN_UNIT: memory of the last chunk */
-    bool stored, pinned; /* as in struct ht_plan_tensor */
+    uint8_t last_units; /* of HT_RUN_UNIT: memory of the last chunk */
+    bool pinned;        /* it never leaves */
 };
 
 struct ht_runs {
@@ -40,7 +48,7 @@ struct ht_run_access {
     enum ht_plan_use use;
     uint8_t chunk_shift;
     uint32_t bytes; /* of memory that the chunk takes; 0: a whole chunk */
-    bool stored, pinned;
+    bool pinned;
     bool begins; /* from the first byte of the chunk on */
 };
 

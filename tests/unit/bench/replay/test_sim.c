@@ -301,76 +301,6 @@ START_TEST(all_policies_account_for_their_time_and_bytes)
 }
 END_TEST
 
-/* A model of the shape whose device moves the set once each way while it computes a step. */
-static double plan_of_ideal(const char *kind, double dram, double noise, bool state_ahead)
-{
-    struct generate_config g = {.kind = kind, .shape = "1.3B", .scale = 1, .steps = 6, .compute_us = 16000000};
-    struct sim_config c = {.latency_ns = 100000, .buffer_bytes = 64 * MIB, .noise = noise, .seed = 3, .warm_steps = 3};
-    struct replay_trace t;
-
-    c.state_ahead = state_ahead;
-    if (strcmp(kind, "llama") == 0)
-        g.shape = "1B";
-    ck_assert_int_eq(generate_trace(&g, &t), 0);
-    c.read_rate = c.write_rate = t.bytes / 16;
-    c.dram_bytes = (uint64_t)(dram * (double)t.bytes);
-    struct sim_result ideal = run_trace(&t, &c, &sim_ideal), plan = run_trace(&t, &c, &sim_plan);
-    replay_trace_free(&t);
-    ck_assert_uint_gt(plan.plan_ns, 0);
-    return (double)ideal.time_ns / (double)plan.time_ns;
-}
-
-START_TEST(a_plan_comes_close_to_the_ideal)
-{
-    static const char *const kinds[] = {"gpt", "llama"};
-    static const double least_of_quarter[] = {0.8, 0.72};
-
-    for (unsigned i = 0; i < HT_ARRAY_SIZE(kinds); i++) {
-        double half = plan_of_ideal(kinds[i], 0.5, 0, false);
-        double quarter = plan_of_ideal(kinds[i], 0.25, 0, false);
-        ck_assert_double_ge(half, 0.9);
-        ck_assert_double_ge(quarter, least_of_quarter[i]);
-        /* Few gradients may wait, so a short step waits for the device. */
-        ck_assert_double_ge(plan_of_ideal(kinds[i], 0.5, 0.25, false), half - 0.02);
-    }
-}
-END_TEST
-
-/* Where memory is short it takes the room of state that would stay. */
-START_TEST(state_that_is_read_before_its_gradient_slows_a_step_down)
-{
-    ck_assert_double_lt(plan_of_ideal("gpt", 0.25, 0, true), plan_of_ideal("gpt", 0.25, 0, false) - 0.02);
-}
-END_TEST
-
-START_TEST(a_planned_scan_reads_only_what_does_not_fit)
-{
-    struct sim_result r = scan(240, 160, &sim_plan);
-
-    ck_assert_uint_le(r.read_bytes, 6 * 84 * MIB);
-}
-END_TEST
-
-START_TEST(steps_that_differ_need_no_plan)
-{
-    static const char text[] =
-        TENSORS "read a\nread b\nread c\nstep\nread c\nread two\nwrite a\nstep\nread b\nread b\n"
-                "gradient p\nstep\nevict b\nread b\nprefetch c\nread c\nwrite two 0 4096\ncommit\n"
-                "step\nread a\nread b\nread c\n";
-    struct sim_config c = slow;
-    struct replay_trace t;
-
-    read_text(text, &t);
-    for (uint64_t mib = 1; mib < 8; mib++) {
-        c.dram_bytes = mib * MIB;
-        struct sim_result r = run_trace(&t, &c, &sim_plan);
-        ck_assert_uint_eq(r.time_ns, r.compute_ns + r.stall_ns);
-        ck_assert_uint_le(r.hits, r.accesses);
-    }
-    replay_trace_free(&t);
-}
-END_TEST
-
 START_TEST(noise_changes_compute_times_as_its_seed_says)
 {
     struct sim_config c = slow;
@@ -457,10 +387,6 @@ int main(void)
     tcase_add_test(tc, no_choice_has_more_hits_than_beladys);
     tcase_add_test(tc, a_cyclic_scan_reads_only_what_does_not_fit);
     tcase_add_test(tc, all_policies_account_for_their_time_and_bytes);
-    tcase_add_test(tc, a_plan_comes_close_to_the_ideal);
-    tcase_add_test(tc, state_that_is_read_before_its_gradient_slows_a_step_down);
-    tcase_add_test(tc, a_planned_scan_reads_only_what_does_not_fit);
-    tcase_add_test(tc, steps_that_differ_need_no_plan);
     tcase_add_test(tc, noise_changes_compute_times_as_its_seed_says);
     tcase_add_test(tc, units_are_larger_where_the_string_would_be_too_long);
     tcase_add_test(tc, a_trace_of_many_small_parameters_is_simulated);

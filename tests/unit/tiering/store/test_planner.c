@@ -372,51 +372,6 @@ START_TEST(a_step_of_many_passes_has_a_plan)
 }
 END_TEST
 
-enum { DIRTY = 40, CLEAN = 24, PART = 4096 };
-
-/* A step that changes a part of each chunk of the scratch object, and reads the tensor. */
-static void change_and_read(struct ht_obj *scratch, struct ht_obj *tensor)
-{
-    for (unsigned i = 0; i < DIRTY; i++)
-        ck_assert_int_eq(ht_obj_write(scratch, i * (uint64_t)MIB, buf, PART), PART);
-    pass(tensor, CLEAN);
-}
-
-/* What the plan lets leave that has to be written first, after a step or some. */
-static uint64_t planned_writes(struct ht_obj *scratch, struct ht_obj *tensor)
-{
-    for (unsigned i = 0; i < PASSES; i++)
-        change_and_read(scratch, tensor);
-    ht_store_plan(s);
-    ck_assert(plan_stats().active);
-    return plan_stats().figures.write_bytes;
-}
-
-/* Changed scratch content is written only because it leaves. Without a rest of the budget clean content leaves. */
-START_TEST(a_plan_keeps_to_the_budget_for_writes)
-{
-    begin(256);
-    struct ht_obj *tensor = tensor_of(CLEAN), *scratch = NULL;
-    const struct ht_obj_attr attr = {
-        .oid = ht_store_new_id(s), .chunk_bytes = HT_CHUNK_BYTES, .obj_class = HT_CLASS_SCRATCH};
-    ck_assert_int_eq(ht_obj_create(s, &attr, &scratch), 0);
-    memset(buf, 0x5a, MIB);
-    for (unsigned i = 0; i < DIRTY; i++)
-        ck_assert_int_eq(ht_obj_write(scratch, i * (uint64_t)MIB, buf, MIB), MIB);
-    ck_assert_uint_gt(planned_writes(scratch, tensor), 0);
-    uint64_t made = plan_stats().made;
-    ht_store_set_endurance(s, MIB); /* the store wrote more than that */
-    ck_assert_uint_eq(planned_writes(scratch, tensor), 0);
-    ck_assert_uint_gt(plan_stats().figures.read_bytes, 0);
-    ck_assert_uint_gt(plan_stats().made, made);
-    ht_store_set_endurance(s, 0);
-    ck_assert_uint_gt(planned_writes(scratch, tensor), 0);
-    ht_obj_put(scratch);
-    ht_obj_put(tensor);
-    done();
-}
-END_TEST
-
 static void *read_and_write(void *arg)
 {
     struct ht_obj **o = arg;
@@ -507,7 +462,6 @@ int main(void)
     tcase_add_test(tc, other_work_gets_the_memory);
     tcase_add_test(tc, without_memory_there_is_no_plan);
     tcase_add_loop_test(tc, a_step_of_many_passes_has_a_plan, 0, 2);
-    tcase_add_test(tc, a_plan_keeps_to_the_budget_for_writes);
     tcase_add_test(tc, a_plan_reads_before_the_reader_asks);
     tcase_add_test(tc, a_prefetch_takes_the_place_of_what_is_needed_later);
     tcase_add_test(tc, a_prefetch_of_small_chunks_gets_a_place_beside_a_plan);

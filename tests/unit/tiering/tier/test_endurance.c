@@ -123,45 +123,6 @@ START_TEST(a_changed_budget_may_be_exceeded_anew)
 }
 END_TEST
 
-/*
- * Steps of a minute that write all they may, beside commits that take 0, 1/4, ... of the budget: at least a half
- * is used, and no day is above it. Steps cannot foresee commits that take most of the budget, so the
- * first days may be above it.
- */
-START_TEST(steps_share_what_is_left)
-{
-    enum { BUDGET = 1000000000, MINUTES = 24 * 60, DAYS = 12 };
-    const uint64_t minute = HOUR / 60, commit = (uint64_t)_i * BUDGET / 4 / MINUTES;
-    uint64_t more = 0, most = 0, left = 0;
-
-    ht_endurance_set(&e, BUDGET);
-    for (uint64_t i = 0; i < (uint64_t)DAYS * MINUTES; i++) {
-        uint64_t day = look(i * minute, more);
-        left = ht_endurance_left_bytes(&e);
-        ck_assert_uint_eq(left, BUDGET - ht_min_u64(day, BUDGET));
-        more = ht_endurance_step_bytes(left, minute) + commit;
-        most = ht_max_u64(most, day);
-        ck_assert(i < (uint64_t)(DAYS - 2) * MINUTES || day > BUDGET / 5 * 2);
-    }
-    ck_assert_uint_gt(most, BUDGET / 2);
-    ck_assert_uint_le(most, _i < 3 ? BUDGET : (uint64_t)BUDGET * _i / 8 * 3);
-    ck_assert(left == 0 || _i < 5);
-    ck_assert(left > 0 || _i > 3);
-}
-END_TEST
-
-START_TEST(without_a_budget_a_step_may_write_anything)
-{
-    look(0, 1000);
-    ck_assert_uint_eq(ht_endurance_left_bytes(&e), UINT64_MAX);
-    ck_assert_uint_eq(ht_endurance_step_bytes(UINT64_MAX, 1), UINT64_MAX);
-    ck_assert_uint_eq(ht_endurance_step_bytes(0, UINT64_MAX), 0);
-    ck_assert_uint_eq(ht_endurance_step_bytes(100, UINT64_MAX), 100);
-    ck_assert_uint_eq(ht_endurance_step_bytes(100, 12 * HOUR), 50);
-    ck_assert_uint_le(ht_endurance_step_bytes(UINT64_MAX - 1, 24 * HOUR - 1), UINT64_MAX - 1);
-}
-END_TEST
-
 int main(void)
 {
     Suite *suite = suite_create("endurance");
@@ -174,8 +135,6 @@ int main(void)
     tcase_add_test(tc, after_a_jump_back_time_goes_on_at_the_highest_hour);
     tcase_add_test(tc, a_count_that_shrinks_adds_nothing);
     tcase_add_test(tc, the_warning_comes_once_in_24_hours);
-    tcase_add_loop_test(tc, steps_share_what_is_left, 0, 6);
-    tcase_add_test(tc, without_a_budget_a_step_may_write_anything);
     tcase_add_test(tc, a_changed_budget_may_be_exceeded_anew);
     suite_add_tcase(suite, tc);
     return run_all(suite);
