@@ -28,8 +28,7 @@ struct ring {
 
 struct ht_trace {
     uint64_t start_ns;
-    struct ring all, boundaries;
-    struct slot boundary[HT_TRACE_BOUNDARIES];
+    struct ring ring;
     struct slot slot[];
 };
 
@@ -61,8 +60,7 @@ int ht_trace_new(uint32_t entries, struct ht_trace **out)
     if (!t)
         return -ENOMEM;
     t->start_ns = ht_now_ns();
-    ring_init(&t->all, t->slot, entries);
-    ring_init(&t->boundaries, t->boundary, HT_TRACE_BOUNDARIES);
+    ring_init(&t->ring, t->slot, entries);
     *out = t;
     return 0;
 }
@@ -70,12 +68,7 @@ int ht_trace_new(uint32_t entries, struct ht_trace **out)
 void ht_trace_free(struct ht_trace *t)
 {
     if (t)
-        ht_pages_free(t, bytes_of(t->all.mask + 1));
-}
-
-uint64_t ht_trace_start_ns(const struct ht_trace *t)
-{
-    return t->start_ns;
+        ht_pages_free(t, bytes_of(t->ring.mask + 1));
 }
 
 /* ------------------------------------------------------------------ writing */
@@ -134,9 +127,7 @@ void ht_trace_end(struct ht_trace *t, const struct ht_trace_mark *m, enum ht_tra
         .op = op,
     };
 
-    put(&t->all, &e);
-    if (op == HT_TRACE_STEP || op == HT_TRACE_COMMIT)
-        put(&t->boundaries, &e);
+    put(&t->ring, &e);
 }
 
 /* ------------------------------------------------------------------ reading */
@@ -159,8 +150,9 @@ static bool read_slot(struct ring *r, uint64_t n, struct ht_trace_entry *out)
     return word == word_of(r, n, out->op) && GET(s->word) == word;
 }
 
-static bool next_in(struct ring *r, uint64_t after, struct ht_trace_entry *out)
+bool ht_trace_next(struct ht_trace *t, uint64_t after, struct ht_trace_entry *out)
 {
+    struct ring *r = &t->ring;
     uint64_t end = atomic_load_explicit(&r->next, memory_order_acquire), entries = r->mask + UINT64_C(1);
 
     for (uint64_t n = ht_max_u64(after, end > entries ? end - entries : 0); n < end; n++) {
@@ -171,14 +163,4 @@ static bool next_in(struct ring *r, uint64_t after, struct ht_trace_entry *out)
             return false;
     }
     return false;
-}
-
-bool ht_trace_next(struct ht_trace *t, uint64_t after, struct ht_trace_entry *out)
-{
-    return next_in(&t->all, after, out);
-}
-
-bool ht_trace_next_boundary(struct ht_trace *t, uint64_t after, struct ht_trace_entry *out)
-{
-    return next_in(&t->boundaries, after, out);
 }

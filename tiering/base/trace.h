@@ -4,8 +4,7 @@
  *
  * Each entry takes 32 bytes; a new one takes the place of the oldest. Any thread may write and read without a lock. A
  * reader that is overtaken skips to what is there. An entry that a writer is slow to finish, while others fill the
- * whole ring, may be mixed with another one: the trace is for plans and people, and nothing depends on it. The latest
- * boundaries of steps are in a small ring besides, so that they stay there however many accesses a step has.
+ * whole ring, may be mixed with another one: the trace is for people, and nothing depends on it.
  *
  *     struct ht_trace_mark m = ht_trace_begin();
  *     (the access)
@@ -16,7 +15,7 @@
 
 #include "tiering/base/base.h"
 
-enum { HT_TRACE_ENTRIES = 1 << 16, HT_TRACE_BOUNDARIES = 16, HT_TRACE_UNIT = 4096 };
+enum { HT_TRACE_ENTRIES = 1 << 16, HT_TRACE_UNIT = 4096 };
 
 enum ht_trace_op {
     HT_TRACE_READ,
@@ -48,8 +47,6 @@ struct ht_trace;
 /* entries: a power of two. */
 int ht_trace_new(uint32_t entries, struct ht_trace **out) HT_MUST_CHECK;
 void ht_trace_free(struct ht_trace *t);
-/* By the monotonic clock. */
-uint64_t ht_trace_start_ns(const struct ht_trace *t);
 
 struct ht_trace_mark {
     uint64_t begin_ns, waited_ns;
@@ -62,7 +59,5 @@ void ht_trace_end(struct ht_trace *t, const struct ht_trace_mark *m, enum ht_tra
 
 /* The oldest entry after number `after`. False: there is none yet. */
 bool ht_trace_next(struct ht_trace *t, uint64_t after, struct ht_trace_entry *out);
-/* The same for boundaries (steps and commits), which have numbers of their own. */
-bool ht_trace_next_boundary(struct ht_trace *t, uint64_t after, struct ht_trace_entry *out);
 
 #endif

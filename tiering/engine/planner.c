@@ -2,10 +2,10 @@
 /*
  * planner.c - makes plans of steps that repeat, and follows them.
  *
- *   accesses --> runs (tier/runs.h) --period, or boundaries--> one step --> forecast (tier/forecast.h)
- *                                                                             |
- *   eviction: what is needed last goes first (cache/order.c) <----------------|
- *   reads before they are asked for (readahead.c) <---------------------------'
+ *   accesses --> runs (tier/runs.h) --period--> one step --> forecast (tier/forecast.h)
+ *                                                              |
+ *   eviction: what is needed last goes first (cache/order.c) <-|
+ *   reads before they are asked for (readahead.c) <------------'
  *
  *   nothing --enough runs, content above the room, a period--> plan is followed --two steps did not match--> nothing
  *                                                               '--steps take another time--> made anew
@@ -18,7 +18,6 @@
  */
 #include <stdlib.h>
 
-#include "tiering/base/trace.h"
 #include "tiering/tier/forecast.h"
 #include "tiering/tier/period.h"
 #include "tiering/cache/arena.h"
@@ -31,7 +30,7 @@
 #include "tiering/engine/engine.h"
 #include "tiering/engine/engine_priv.h"
 
-enum { RUNS_MIN = 4, ROOM_PART = 8, STEPS_OLD = 4, HISTORY_MIN = 4, NEWS_PART = 16, AHEAD_PART = 16 };
+enum { RUNS_MIN = 4, ROOM_PART = 8, HISTORY_MIN = 4, NEWS_PART = 16, AHEAD_PART = 16 };
 enum {
     COPY_RUNS = 4096, /* are copied while the lock is held */
     LARGER = 4,       /* the next ring of runs, times this one */
@@ -261,43 +260,6 @@ static uint64_t key_of(const struct ht_run *run)
     return (run->object * HT_PLAN_USES + run->use) * UINT64_C(0x9e3779b97f4a7c15) + run->first;
 }
 
-/* The last two boundaries of a model root. False: there are none, or other work came after them. */
-static bool find_boundaries(const struct ht_store *s, uint64_t *out_begin_ns, uint64_t *out_end_ns)
-{
-    struct ht_trace *t = ht_store_trace(s);
-    uint64_t after = 0, root = 0, at[3] = {0};
-    struct ht_trace_entry e;
-
-    while (ht_trace_next_boundary(t, after, &e)) {
-        after = e.seq;
-        if (e.id != root)
-            at[1] = at[2] = 0;
-        root = e.id;
-        at[0] = at[1];
-        at[1] = at[2];
-        at[2] = e.time_ns + ht_trace_start_ns(t);
-    }
-    *out_begin_ns = at[1];
-    *out_end_ns = at[2];
-    /* The first step may be unlike the others: it makes the state. */
-    return at[0] != 0 && ht_now_ns() - at[2] <= STEPS_OLD * (at[2] - at[1]);
-}
-
-static bool cut_at_boundaries(const struct ht_store *s, struct step *st, uint32_t n)
-{
-    uint64_t end;
-
-    if (!find_boundaries(s, &st->begin_ns, &end) || end <= st->begin_ns || n == 0 ||
-        st->run[0].begin_ns >= st->begin_ns)
-        return false;
-    st->step_ns = end - st->begin_ns;
-    for (st->first = 0; st->first < n && st->run[st->first].begin_ns < st->begin_ns;)
-        st->first++;
-    for (st->runs = 0; st->first + st->runs < n && st->run[st->first + st->runs].begin_ns < end;)
-        st->runs++;
-    return st->runs >= 2;
-}
-
 /* The period of the longest part of the history that has one: other work may have come before. */
 static bool cut_at_period(struct step *st, uint32_t n)
 {
@@ -449,7 +411,7 @@ static struct ht_forecast *find_step_and_make(struct ht_store *s, const struct l
     struct step st = {0};
     struct ht_forecast *f = NULL;
     uint32_t n = copy_runs(s, &st.run);
-    bool found = st.run && (cut_at_boundaries(s, &st, n) || cut_at_period(&st, n));
+    bool found = st.run && cut_at_period(&st, n);
 
     if (found && st.begin_ns >= l->valid_ns)
         f = make(s, &st, l);

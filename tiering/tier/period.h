@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * period.h - how many accesses make a step, when no boundary tells: the period of the sequence of accesses. Pure.
+ * period.h - how many accesses make a step: the period of the sequence of accesses. Pure.
  *
  * A sequence has a period if its last accesses are those before them again. Threads overtake each other, so the order
  * may differ a little, and one access in fifty may be another one.

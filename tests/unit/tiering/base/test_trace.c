@@ -58,34 +58,6 @@ START_TEST(entries_come_in_order)
 }
 END_TEST
 
-/* A step of many accesses leaves the boundary before it in the trace of boundaries. */
-START_TEST(boundaries_stay_beside_many_accesses)
-{
-    struct ht_trace_entry e;
-    uint64_t after = 0;
-
-    begin();
-    ck_assert(!ht_trace_next_boundary(trace, 0, &e));
-    for (unsigned i = 0; i < HT_TRACE_BOUNDARIES + 3; i++) {
-        put(i % 2 ? HT_TRACE_STEP : HT_TRACE_COMMIT, 500 + i, 0, 0);
-        put(HT_TRACE_ABORT, 1, 0, 0);
-        for (unsigned k = 0; k < 2 * ENTRIES; k++)
-            put(HT_TRACE_READ, k, 0, 4096);
-    }
-    for (unsigned i = 3; i < HT_TRACE_BOUNDARIES + 3; i++) {
-        ck_assert(ht_trace_next_boundary(trace, after, &e));
-        ck_assert_uint_eq(e.seq, i + 1);
-        ck_assert_uint_eq(e.id, 500 + i);
-        ck_assert_uint_eq(e.op, i % 2 ? HT_TRACE_STEP : HT_TRACE_COMMIT);
-        after = e.seq;
-    }
-    ck_assert(!ht_trace_next_boundary(trace, after, &e));
-    ck_assert(ht_trace_next(trace, 0, &e));
-    ck_assert_uint_eq(e.op, HT_TRACE_READ);
-    ht_trace_free(trace);
-}
-END_TEST
-
 START_TEST(ranges_are_of_whole_units)
 {
     static const struct {
@@ -206,7 +178,6 @@ int main(void)
     TCase *tc = tcase_create("trace");
 
     tcase_add_test(tc, entries_come_in_order);
-    tcase_add_test(tc, boundaries_stay_beside_many_accesses);
     tcase_add_test(tc, ranges_are_of_whole_units);
     tcase_add_test(tc, the_newest_take_the_places_of_the_oldest);
     tcase_add_test(tc, waits_of_the_thread_count);
