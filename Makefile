@@ -334,7 +334,6 @@ wrap_flags = $(patsubst %,-Wl$(comma)--wrap=%,$(1))
 memory_flags := $(call wrap_flags,ht_pinned_alloc ht_pinned_free) -Wl,-u,__wrap_ht_pinned_alloc
 # So does what notes assertions between tests and Check (tests/support/mark.c).
 test_flags = $(call wrap_flags,_mark_point) $(if $(filter tests/unit/faults/% $(failing_calls),$(1)),$(call wrap_flags,$(wrapped))) \
-	$(if $(filter tests/unit/optim/step/test_async,$(1)),$(call wrap_flags,ht_obj_next_read)) \
 	$(if $(filter tests/unit/tiering/store/test_shares,$(1)),$(call wrap_flags,ht_shares_update)) \
 	$(if $(filter bench/% tests/unit/tiering/base/%,$(1)),,$(memory_flags)) \
 	$(if $(filter bench/bench_arena,$(1)),$(call wrap_flags,ht_pinned_alloc ht_pinned_free))

@@ -92,7 +92,6 @@ struct ht_param {
         uint64_t complete; /* ranges frozen wholly in this step */
         uint64_t pending;  /* QUEUED or RUNNING */
         uint64_t shown;    /* of these, the parameter has its new content already */
-        uint64_t order;    /* in root.queue: the smaller one first */
         uint64_t failed;
         uint64_t redo_steps;  /* logged steps in its count, which its record does not have */
         uint8_t redo_g_bytes; /* of an element of its gradient in logged steps, at most: a replay writes them */

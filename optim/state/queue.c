@@ -5,8 +5,7 @@
  *   early   ranges to be logged, additions to sums and measurements, in order of arrival. The next backward pass
  *           waits for additions, and comes to its parameters in the same order.
  *   queue   parameters with updates: the one with the newest gradient first, its ranges in ascending order. Backward
- *           passes end with the first layer, which the next forward pass needs first. With a plan of the step: the one
- *           that is read first.
+ *           passes end with the first layer, which the next forward pass needs first.
  *
  * Early work goes first. Results do not depend on the order. All with optim.lock held.
  */
@@ -14,7 +13,6 @@
 #include "tiering/base/list.h"
 #include "tiering/api/background.h"
 #include "tiering/api/object.h"
-#include "tiering/api/plan.h"
 #include "optim/optim.h"
 #include "optim/state/context.h"
 #include "optim/state/param.h"
@@ -71,17 +69,6 @@ uint32_t ht_opt_range_backlog_bytes(const struct ht_range *r, unsigned work)
     return (work & ~(unsigned)HT_WORK_LOG) == HT_WORK_MEASURE ? 0 : image_bytes(r->param, r->index);
 }
 
-/* Before the first parameter that is not due earlier; looks at a few only. */
-static void place_param(struct ht_param *p) HT_REQUIRES(HT_LOCK_OPTIM)
-{
-    struct ht_list *pos = p->root->queue.next;
-
-    for (unsigned i = 0; i < ORDER_LOOK_MAX && pos != &p->root->queue; i++, pos = pos->next)
-        if (ht_list_entry(pos, struct ht_param, queued)->order >= p->order)
-            break;
-    ht_list_add_tail(pos, &p->queued);
-}
-
 /* Gradients come in ascending or in descending order nearly always. */
 static void place_range(struct ht_range *r) HT_REQUIRES(HT_LOCK_OPTIM)
 {
@@ -102,10 +89,8 @@ static void place(struct ht_range *r) HT_REQUIRES(HT_LOCK_OPTIM)
 
     if ((r->work & (HT_WORK_UPDATE | HT_WORK_LOG)) == HT_WORK_UPDATE) {
         place_range(r);
-        if (ht_list_empty(&p->queued))
-            p->order = p->obj ? ht_obj_next_read(p->obj, (uint64_t)r->index * p->shape.chunk_bytes) : 0;
         ht_list_del(&p->queued);
-        place_param(p);
+        ht_list_add_tail(p->root->queue.next, &p->queued);
     } else {
         ht_list_add_tail(&p->root->early, &r->queue);
     }

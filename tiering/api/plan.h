@@ -32,11 +32,4 @@ struct ht_plan_place {
 };
 unsigned ht_store_plan_lines(struct ht_store *s, struct ht_plan_place *place, struct ht_plan_line *to, unsigned most);
 
-struct ht_obj;
-/*
- * When the plan expects the next read of these bytes, as a number that grows with time. 0: no plan is followed.
- * UINT64_MAX: the plan has no read of them.
- */
-uint64_t ht_obj_next_read(struct ht_obj *o, uint64_t offset);
-
 #endif

@@ -223,19 +223,6 @@ enum ht_forecast_stay ht_planner_stays(const struct ht_obj *o, uint64_t index)
     return ht_forecast_stays(p->forecast, o->oid, (uint32_t)index);
 }
 
-uint64_t ht_obj_next_read(struct ht_obj *o, uint64_t offset)
-{
-    struct ht_store *s = o->s;
-    uint64_t index = offset >> o->chunk_shift, at = 0;
-
-    ht_store_lock(s);
-    const struct ht_planner *p = &s->engine->planner;
-    if (p->forecast && !p->outdated)
-        at = index > UINT32_MAX ? UINT64_MAX : ht_forecast_next_read(p->forecast, o->oid, (uint32_t)index);
-    ht_store_unlock(s);
-    return at;
-}
-
 void ht_planner_expect_waiting(struct ht_store *s, uint64_t bytes)
 {
     struct ht_planner *p = &s->engine->planner;

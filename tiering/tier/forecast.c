@@ -21,9 +21,8 @@ enum {
     MISSING_PART = 4,   /* of the uses in a step */
     WRONG_STEPS = 2,
     DRIFT_STEPS = 4,
-    DRIFT_PART = 2,       /* of a step: its length may differ by so much */
-    FIRST_STEP = 8,       /* the time begins there, so that it never gets below 0 */
-    FINE_PLACES = 1 << 20 /* of one place: reads of neighbouring layers have different numbers */
+    DRIFT_PART = 2, /* of a step: its length may differ by so much */
+    FIRST_STEP = 8  /* the time begins there, so that it never gets below 0 */
 };
 
 struct object {
@@ -534,25 +533,6 @@ struct ht_forecast_use ht_forecast_next(const struct ht_forecast *f, uint64_t ob
     return (struct ht_forecast_use){true, step + f->step_ns + f->use[u->use].time_ns};
 }
 
-static uint64_t place_at(const struct ht_forecast *f, uint64_t time_ns, uint64_t scale)
-{
-    uint64_t steps = time_ns / f->step_ns, rest = time_ns % f->step_ns;
-
-    return (f->first_place + steps * HT_FORECAST_PLACES) * scale +
-        (uint64_t)((double)rest / (double)f->step_ns * HT_FORECAST_PLACES * (double)scale);
-}
-
-uint64_t ht_forecast_next_read(const struct ht_forecast *f, uint64_t object, uint32_t index)
-{
-    const struct unit *u = find_unit(f, object, index);
-
-    if (!u || u->overwritten)
-        return UINT64_MAX;
-    uint32_t next = use_from(f, (uint32_t)(u - f->unit), f->time_ns % f->step_ns + 1) - u->use;
-    struct moment m = first_of_kind(f, u, next, 1, HT_PLAN_READ);
-    return m.use->use == HT_PLAN_READ ? place_at(f, m.time_ns, FINE_PLACES) : UINT64_MAX;
-}
-
 uint64_t ht_forecast_now(const struct ht_forecast *f, uint64_t now_ns)
 {
     uint64_t since = now_ns > f->real_ns ? now_ns - f->real_ns : 0;
@@ -562,7 +542,10 @@ uint64_t ht_forecast_now(const struct ht_forecast *f, uint64_t now_ns)
 
 uint64_t ht_forecast_place(const struct ht_forecast *f, uint64_t time_ns)
 {
-    return place_at(f, time_ns, 1);
+    uint64_t steps = time_ns / f->step_ns, rest = time_ns % f->step_ns;
+
+    return f->first_place + steps * HT_FORECAST_PLACES +
+        (uint64_t)((double)rest / (double)f->step_ns * HT_FORECAST_PLACES);
 }
 
 void ht_forecast_continue(struct ht_forecast *f, const struct ht_forecast *before, uint64_t now_ns)

@@ -44,11 +44,6 @@ struct ht_forecast_use {
 struct ht_forecast_use ht_forecast_note(struct ht_forecast *f, const struct ht_run_access *a);
 /* The next time when the chunk is needed; known: the plan has it. */
 struct ht_forecast_use ht_forecast_next(const struct ht_forecast *f, uint64_t object, uint32_t index);
-/*
- * The next time when the chunk is only read, as a number that grows with time, also from one forecast to the one that
- * continues it. UINT64_MAX: the plan has no such use, or does not follow it.
- */
-uint64_t ht_forecast_next_read(const struct ht_forecast *f, uint64_t object, uint32_t index);
 /* The forecast's time. */
 uint64_t ht_forecast_now(const struct ht_forecast *f, uint64_t now_ns);
 /* A time as a place in the order of eviction: these count on for ever. */

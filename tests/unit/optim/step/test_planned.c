@@ -97,28 +97,6 @@ START_TEST(a_step_reads_what_has_no_room_in_the_plan)
 }
 END_TEST
 
-/* The first layer is read first, and the first part of a layer. */
-static bool is_order_known(void)
-{
-    for (unsigned i = 0; i + 1 < COUNT; i++)
-        if (ht_obj_next_read(w.param[i].obj, 0) >= ht_obj_next_read(w.param[i + 1].obj, 0))
-            return false;
-    return ht_obj_next_read(w.param[0].obj, 0) < ht_obj_next_read(w.param[0].obj, PARAM / 2);
-}
-
-/* Without a plan nothing is known; with one the first layer is read first, whichever gradient is the newest. */
-START_TEST(a_plan_knows_which_parameter_is_read_first)
-{
-    begin("adamw lr=1e-2");
-    ck_assert_uint_eq(ht_obj_next_read(w.param[0].obj, 0), 0);
-    while (in_time() && !is_order_known())
-        training_step();
-    ck_assert(is_order_known());
-    ck_assert_uint_eq(ht_obj_next_read(w.param[0].obj, UINT64_MAX / 2), UINT64_MAX);
-    done();
-}
-END_TEST
-
 /*
  * The plan is of steps in which all gradients wait. It ends with the first in which they do not, and another follows.
  */
@@ -143,7 +121,6 @@ int main(void)
 
     tcase_set_timeout(t, 3 * SECONDS_MAX);
     tcase_add_test(t, a_step_reads_what_has_no_room_in_the_plan);
-    tcase_add_test(t, a_plan_knows_which_parameter_is_read_first);
     tcase_add_test(t, a_plan_of_steps_with_clipping_ends_with_them);
     return run_suite("planned steps", t);
 }

@@ -461,53 +461,6 @@ START_TEST(only_a_plan_that_matches_reads)
 }
 END_TEST
 
-/* All are read, and then updated in the opposite order. */
-START_TEST(the_next_reads_are_known_in_their_order)
-{
-    enum { HALF = OBJECTS / 2 };
-    uint64_t at = BEGIN + STEP, next[HALF + 1];
-    struct ht_forecast *first;
-
-    for (uint32_t i = 0; i < HALF; i++) {
-        run[HALF + i].object = HALF - i;
-        run[HALF + i].use = HT_PLAN_UPDATE;
-    }
-    in.room_bytes = HALF * MIB / 2;
-    make();
-    for (uint32_t i = 0; i < OBJECTS; i++) {
-        const struct ht_run_access a = {
-            .object = run[i].object, .now_ns = at + i * MS, .use = run[i].use, .begins = true};
-        ck_assert(ht_forecast_note(f, &a).known);
-        uint64_t now = ht_forecast_next_read(f, i < HALF - 1 ? i + 2 : 1, 0);
-        for (uint32_t k = 1; i >= HALF && k < HALF; k++)
-            ck_assert_uint_lt(ht_forecast_next_read(f, k, 0), ht_forecast_next_read(f, k + 1, 0));
-        if (i < HALF - 1) /* the one that was read just now comes a step later */
-            ck_assert_uint_lt(now, ht_forecast_next_read(f, i + 1, 0));
-    }
-    ck_assert_uint_eq(ht_forecast_next_read(f, HALF + 1, 0), UINT64_MAX);
-    for (uint32_t k = 1; k <= HALF; k++)
-        next[k] = ht_forecast_next_read(f, k, 0);
-    first = f;
-    in.now_ns = at + (OBJECTS - 1) * MS;
-    make();
-    ht_forecast_continue(f, first, in.now_ns);
-    for (uint32_t k = 1; k < HALF; k++)
-        ck_assert_uint_lt(ht_forecast_next_read(f, k, 0), next[k + 1]);
-    ht_forecast_free(first);
-}
-END_TEST
-
-START_TEST(what_is_only_updated_has_no_next_read)
-{
-    run[3].use = HT_PLAN_UPDATE;
-    run[4].use = HT_PLAN_OVERWRITE;
-    make();
-    ck_assert_uint_eq(ht_forecast_next_read(f, 4, 0), UINT64_MAX);
-    ck_assert_uint_eq(ht_forecast_next_read(f, 5, 0), UINT64_MAX);
-    ck_assert_uint_lt(ht_forecast_next_read(f, 6, 0), UINT64_MAX);
-}
-END_TEST
-
 START_TEST(what_stays_is_known)
 {
     unsigned stay = 0, leave = 0;
@@ -534,7 +487,7 @@ START_TEST(what_stays_is_known)
 END_TEST
 
 /* Of gradients, which are written and consumed, all could stay; the plan is not followed for them. */
-START_TEST(what_is_pinned_stays_and_has_a_next_read)
+START_TEST(what_is_pinned_stays)
 {
     for (uint32_t i = 0; i < OBJECTS; i += 2)
         run[i].pinned = true;
@@ -544,7 +497,6 @@ START_TEST(what_is_pinned_stays_and_has_a_next_read)
     make();
     for (uint32_t i = 0; i < OBJECTS; i += 2) {
         ck_assert_int_eq(ht_forecast_stays(f, i + 1, 0), HT_FORECAST_STAYS);
-        ck_assert_uint_ne(ht_forecast_next_read(f, i + 1, 0), UINT64_MAX);
     }
     unsigned stay = 0;
     for (uint32_t i = 1; i < OBJECTS; i += 2)
@@ -588,10 +540,8 @@ int main(void)
     tcase_add_test(tc, a_pause_that_ends_early_makes_no_strangers);
     tcase_add_test(tc, reads_come_in_order_and_soon_enough);
     tcase_add_test(tc, only_a_plan_that_matches_reads);
-    tcase_add_test(tc, the_next_reads_are_known_in_their_order);
-    tcase_add_test(tc, what_is_only_updated_has_no_next_read);
     tcase_add_test(tc, what_stays_is_known);
-    tcase_add_test(tc, what_is_pinned_stays_and_has_a_next_read);
+    tcase_add_test(tc, what_is_pinned_stays);
     tcase_add_test(tc, what_is_overwritten_neither_stays_nor_leaves);
     tcase_add_loop_test(tc, runs_without_meaning_are_refused, 0, HT_ARRAY_SIZE(malformed));
     suite_add_tcase(suite, tc);
