@@ -486,6 +486,19 @@ START_TEST(what_stays_is_known)
 }
 END_TEST
 
+/* Of 32 objects the first 16 are read twice, and there is room for 20. */
+START_TEST(many_uses_stay_and_then_late_ones)
+{
+    for (uint32_t i = 0; i < 16; i++)
+        run[32 + i].object = i + 1;
+    in.runs = 48;
+    in.room_bytes = 20 * MIB;
+    make();
+    for (uint32_t i = 0; i < 32; i++)
+        ck_assert_int_eq(ht_forecast_stays(f, i + 1, 0), i < 16 || i >= 28 ? HT_FORECAST_STAYS : HT_FORECAST_LEAVES);
+}
+END_TEST
+
 /* Of gradients, which are written and consumed, all could stay; the plan is not followed for them. */
 START_TEST(what_is_pinned_stays)
 {
@@ -541,6 +554,7 @@ int main(void)
     tcase_add_test(tc, reads_come_in_order_and_soon_enough);
     tcase_add_test(tc, only_a_plan_that_matches_reads);
     tcase_add_test(tc, what_stays_is_known);
+    tcase_add_test(tc, many_uses_stay_and_then_late_ones);
     tcase_add_test(tc, what_is_pinned_stays);
     tcase_add_test(tc, what_is_overwritten_neither_stays_nor_leaves);
     tcase_add_loop_test(tc, runs_without_meaning_are_refused, 0, HT_ARRAY_SIZE(malformed));
