@@ -277,7 +277,7 @@ static int begin_from_logged(struct sender *s, uint64_t since, const struct ht_f
 
 static int begin(struct sender *s, const struct ht_cmd_options *o)
 {
-    struct ht_follow_head h = {.version = HT_FOLLOW_VERSION, .proof = HT_FOLLOW_NO_PROOF};
+    struct ht_follow_head h = {.proof = HT_FOLLOW_NO_PROOF};
     struct ht_follow_state now;
     int rc = check_words(s->root);
 

@@ -19,8 +19,6 @@
 
 enum {
     HT_FOLLOW_VERSION = 3,
-    HT_FOLLOW_VERSION_WHOLE = 2, /* has no sections of parameters; is read, too */
-    HT_FOLLOW_VERSION_PLAIN = 1, /* nor sparse blocks */
     HT_FOLLOW_HEADER_BYTES = 64,
     HT_FOLLOW_BLOCK_BYTES_MAX = 1 << 20,
     HT_FOLLOW_NUMBERS_BYTES = sizeof(struct ht_disk_redo_param),
@@ -45,7 +43,6 @@ enum ht_follow_type {
 enum ht_follow_proof { HT_FOLLOW_NO_PROOF = 0, HT_FOLLOW_DIGEST = 1, HT_FOLLOW_SUM = 2 };
 
 struct ht_follow_head {
-    uint32_t version;
     uint64_t step; /* the first one of the stream is the next */
     uint64_t lineage;
     enum ht_follow_proof proof;

@@ -11,21 +11,18 @@ enum { STEP_BYTES = 24, FILE_FIXED_BYTES = 18, DONE_BYTES = 17 };
 
 /* ------------------------------------------------------------------ header */
 
-/* Of a version that this program reads? Later ones have the same beginning of the header. */
-static int take_version(struct ht_follow_reader *r, const uint8_t *h)
+/* Later versions have the same beginning of the header. */
+static int check_version(struct ht_follow_reader *r, const uint8_t *h)
 {
     uint32_t version = ht_le32_load(h + 8), features = ht_le32_load(h + 12);
 
-    if (version > HT_FOLLOW_VERSION)
+    if (version != HT_FOLLOW_VERSION)
         return ht_records_fail(&r->in, -EPROTO,
-                               "this is a stream of version %u, and this program reads up to version %u: update the "
-                               "receiver",
-                               version, HT_FOLLOW_VERSION);
-    if (version < HT_FOLLOW_VERSION_PLAIN || features)
-        return ht_records_fail(&r->in, -EPROTO,
-                               "the stream has version %u and features 0x%x, which this program does not know", version,
+                               "this is a stream of version %u, and this program reads version %u: update the %s",
+                               version, HT_FOLLOW_VERSION, version > HT_FOLLOW_VERSION ? "receiver" : "sender");
+    if (features)
+        return ht_records_fail(&r->in, -EPROTO, "the stream has features 0x%x, which this program does not know",
                                features);
-    r->head.version = version;
     return 0;
 }
 
@@ -38,7 +35,7 @@ static int take_header(struct ht_follow_reader *r, const uint8_t *h)
         return ht_records_fail(&r->in, -EPROTO, "this is no stream of logged steps");
     if (ht_le64_load(h + 56) != ht_hash64(h, 56, 0))
         return ht_records_fail(&r->in, -EPROTO, "the header is damaged");
-    rc = take_version(r, h);
+    rc = check_version(r, h);
     if (rc < 0)
         return rc;
     if (proof > HT_FOLLOW_SUM || !ht_stream_is_zero(h + 36, 4) || (!proof && !ht_stream_is_zero(h + 40, 16)))
@@ -112,8 +109,7 @@ static int take_section(struct ht_follow_reader *r, struct ht_reader *in, const 
 {
     size_t len = strlen(r->path);
 
-    if (r->head.version <= HT_FOLLOW_VERSION_WHOLE || r->next_at || !len || (size_t)(in->end - in->p) != len ||
-        memcmp(in->p, r->path, len) != 0)
+    if (r->next_at || !len || (size_t)(in->end - in->p) != len || memcmp(in->p, r->path, len) != 0)
         return ht_records_fail(&r->in, -EPROTO, "there are numbers for a range of elements without their parameter");
     r->params_left--;
     ht_follow_sum_param(&r->sum, p);
@@ -185,8 +181,6 @@ static int take_sparse(struct ht_follow_reader *r, uint64_t at, size_t len, stru
     struct ht_reader in = ht_reader_of(r->in.payload, len);
     struct ht_follow_sparse *s = &out->sparse;
 
-    if (r->head.version <= HT_FOLLOW_VERSION_PLAIN)
-        return ht_records_fail(&r->in, -EPROTO, "a stream of version %u has no sparse blocks", r->head.version);
     s->at = at;
     s->bytes = ht_get_u32(&in);
     s->entries = in.p;

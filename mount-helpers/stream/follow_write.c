@@ -8,7 +8,7 @@ int ht_follow_writer_begin(struct ht_follow_writer *w, const struct ht_follow_he
     uint8_t bytes[HT_FOLLOW_HEADER_BYTES] = HT_FOLLOW_MAGIC;
 
     *w = (struct ht_follow_writer){.out = {.put = to, .ctx = ctx, .payload = HT_BUF_INIT}, .step = head->step};
-    ht_le32_store(bytes + 8, head->version);
+    ht_le32_store(bytes + 8, HT_FOLLOW_VERSION);
     ht_le64_store(bytes + 16, head->step);
     ht_le64_store(bytes + 24, head->lineage);
     ht_le32_store(bytes + 32, (uint32_t)head->proof);

@@ -2,9 +2,9 @@
 /*
  * Streams of logged steps: the reader takes or refuses them. What it takes, the writer writes again: the same bytes.
  *
- * The first byte says how the rest is meant. 0: it is a stream. Else it is the kind of proof and the version of a
- * header. Its step follows, and then records, each with its type, its place and its payload. They get right numbers and
- * checksums, because no fuzzer finds these; so does the sum of a step whose end has no payload.
+ * The first byte says how the rest is meant. 0: it is a stream. Else it is the kind of proof of a header. Its step
+ * follows, and then records, each with its type, its place and its payload. They get right numbers and checksums,
+ * because no fuzzer finds these; so does the sum of a step whose end has no payload.
  */
 #include "mount-helpers/stream/follow.h"
 #include "tests/fuzz/fuzz.h"
@@ -39,12 +39,7 @@ static void add(uint8_t type, uint64_t place, const uint8_t *payload, size_t len
 
 static void frame(struct ht_reader *in, uint8_t first)
 {
-    struct ht_follow_head head = {.version = first & 4 ? HT_FOLLOW_VERSION_PLAIN
-                                      : first & 8      ? HT_FOLLOW_VERSION_WHOLE
-                                                       : HT_FOLLOW_VERSION,
-                                  .step = ht_get_u8(in),
-                                  .lineage = 7,
-                                  .proof = (enum ht_follow_proof)(first % 4)};
+    struct ht_follow_head head = {.step = ht_get_u8(in), .lineage = 7, .proof = (enum ht_follow_proof)(first % 4)};
     struct ht_follow_writer w;
     uint64_t number = 0;
 

@@ -305,7 +305,7 @@ static void put_stream_for_rank(void)
 /* One step as a stream, and the same as the target's records: types, places of one byte, payloads. */
 static void put_follow(void)
 {
-    struct ht_follow_head head = {.version = HT_FOLLOW_VERSION, .step = 3, .lineage = 7, .proof = HT_FOLLOW_SUM};
+    struct ht_follow_head head = {.step = 3, .lineage = 7, .proof = HT_FOLLOW_SUM};
     uint8_t numbers[HT_FOLLOW_NUMBERS_BYTES] = {0, 0, 0, 0, 0, 0, 0, 0, 4};
     static const uint8_t content[40] = {1, 2, 3};
     struct ht_follow_writer w;

@@ -508,7 +508,7 @@ def test_a_hostile_stream_changes_nothing(stores):
 
 def test_documents_name_the_versions_of_streams():
     last = re.search(r'HT_FOLLOW_VERSION = (\d+)', (ROOT / 'mount-helpers/stream/follow.h').read_text())[1]
-    assert f'writes streams of version {last}, and a receiver reads versions 1 to {last}.' in (ROOT / 'mount-helpers/man/hitrainctl.8').read_text()
+    assert f'write and read streams of version {last}.' in (ROOT / 'mount-helpers/man/hitrainctl.8').read_text()
     assert f'| the version, {last};' in (ROOT / 'docs/stream-format.md').read_text()
 
 
