@@ -5,8 +5,11 @@
 
 #include <check.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "tiering/api/background.h"
+#include "tiering/api/scrub.h"
+#include "tiering/engine/engine.h"
 
 static inline struct ht_background_stat background_stat(struct ht_store *s, const char *engine)
 {
@@ -26,6 +29,25 @@ static inline uint64_t background_figure(struct ht_store *s, const char *engine,
         if (strcmp(st.figure[i].key, key) == 0)
             return st.value[i];
     ck_abort_msg("no figure %s", key);
+}
+
+/*
+ * A whole run of scrub in this thread, whose I/O comes in the same order each time. The row is paused meanwhile, so no
+ * other thread makes a step of it.
+ */
+static inline int background_scrub(struct ht_store *s)
+{
+    struct ht_budget b = {.most_bytes = UINT64_MAX, .until_ns = UINT64_MAX, .may_be_long = true};
+    struct ht_scrub_stats st;
+
+    ck_assert_int_eq(ht_store_background_pause(s, "scrub"), 0);
+    int rc = ht_store_scrub_start(s);
+    while (!rc && (ht_store_scrub_stats(s, &st), st.state == HT_SCRUB_RUNNING))
+        if (ht_scrub_engine.step(s, &b) == HT_STEP_BLOCKED)
+            usleep(1000);
+    int resumed = ht_store_background_resume(s, "scrub");
+    (void)resumed; /* without memory for a thread: nothing is left to do */
+    return rc ? rc : st.state == HT_SCRUB_COMPLETE ? 0 : -EIO;
 }
 
 #endif

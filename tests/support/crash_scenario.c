@@ -17,6 +17,8 @@
 #include "optim/state/root.h"
 #include "tiering/base/fault.h"
 #include "tiering/base/hash.h"
+#include "tiering/journal/journal.h"
+#include "tiering/object/context.h"
 #include "tiering/api/check.h"
 #include "tiering/api/compact.h"
 #include "tiering/api/dedup.h"
@@ -725,7 +727,7 @@ void scenario_scrub(struct crash_scenario *s, const char *name)
     rot_content(s, name, ram);
     ram[ht_super_offset(SCENARIO_DEVICE_BYTES, 1)] ^= 1;
     ram[sb->log_offset[0] + sb->start_pos % sb->log_bytes] ^= 1;
-    ck_assert_int_eq(ht_store_scrub(s->k.store), 0);
+    ck_assert_int_eq(background_scrub(s->k.store), 0);
     ht_store_scrub_stats(s->k.store, &st);
     ck_assert_uint_eq(st.run_found, PLACES);
     ck_assert_uint_eq(st.run_repaired, PLACES);
@@ -826,7 +828,7 @@ void scenario_lose_super(struct crash_scenario *s, unsigned device)
 
 void scenario_resync_log(struct crash_scenario *s)
 {
-    ck_assert_int_eq(ht_store_resync_log(s->k.store), 0);
+    ck_assert_int_eq(ht_journal_resync(s->k.store->journal), 0);
 }
 
 void scenario_fill(struct crash_scenario *s, uint64_t leave)

@@ -5,6 +5,7 @@
 #include <stdlib.h>
 #include <unistd.h>
 
+#include "tests/support/background.h"
 #include "tests/support/fault_scenario.h"
 #include "tests/support/states.h"
 #include "tiering/api/batch_pin.h"
@@ -171,7 +172,7 @@ static void drop(struct fault_scenario *p, struct fault_scenario_file *f)
     check_now(p, f);
 }
 
-static void clone(struct fault_scenario *p, const struct fault_scenario_file *from, struct fault_scenario_file *to)
+static void clone_file(struct fault_scenario *p, const struct fault_scenario_file *from, struct fault_scenario_file *to)
 {
     struct ht_obj *a, *b;
     int rc;
@@ -430,7 +431,7 @@ static void engines(struct fault_scenario *p)
 {
     struct ht_store *s = p->k.store;
 
-    (void)op(p, ht_store_scrub(s));
+    (void)op(p, background_scrub(s));
     (void)op(p, ht_store_dedup(s));
     ht_store_set_compress(s, may_compress, NULL);
     for (unsigned round = 0; round < 2; round++)
@@ -453,7 +454,7 @@ static void script(struct fault_scenario *p)
     model(p);
     step(p, false);
     put(p, a, 11);
-    clone(p, a, c);
+    clone_file(p, a, c);
     drop(p, d);
     sync_file(p, c);
     (void)op(p, ht_store_checkpoint(p->k.store));

@@ -27,8 +27,6 @@ struct ht_scrub_stats {
 int ht_store_scrub_start(struct ht_store *s) HT_MUST_CHECK;
 /* Ends it. WAITS. -ESRCH: there is none. */
 int ht_store_scrub_stop(struct ht_store *s) HT_MUST_CHECK;
-/* A whole run in this thread, at full speed. WAITS. The figures have its findings. */
-int ht_store_scrub(struct ht_store *s) HT_MUST_CHECK;
 void ht_store_scrub_stats(struct ht_store *s, struct ht_scrub_stats *out);
 
 #endif

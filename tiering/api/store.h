@@ -169,11 +169,6 @@ void ht_store_plan(struct ht_store *s);
 /* With no_threads: one whole checkpoint now. WAITS. */
 int ht_store_checkpoint(struct ht_store *s) HT_MUST_CHECK;
 /*
- * A copy of the log that dropped out is brought up and written again, as a thread does some
- * time after. -ENOENT: none is out. WAITS.
- */
-int ht_store_resync_log(struct ht_store *s) HT_MUST_CHECK;
-/*
  * The budget of bytes that the devices may take in 24 hours; 0: none. An event tells when they took more: at most once
  * in 24 hours, unless the budget changes.
  */

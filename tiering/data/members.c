@@ -352,11 +352,6 @@ int ht_store_copy_back(void *ctx, unsigned copy)
     return rc;
 }
 
-int ht_store_resync_log(struct ht_store *s)
-{
-    return ht_journal_resync(s->journal);
-}
-
 /* ------------------------------------------------------------------- epoch */
 
 /* Devices with a copy of the log that is not the newest; both copies of one device count as one. */

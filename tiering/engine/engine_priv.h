@@ -66,11 +66,10 @@ struct ht_scrub {
     pthread_cond_t changed;
     _Atomic bool stop; /* the run should end. Set with the lock */
     HT_GUARDED_BY(HT_LOCK_SCRUB) struct {
-        bool in_row;          /* the row makes the run, and not the thread that called */
         uint16_t last_number; /* of a run */
         uint64_t began_ns;
         struct ht_scrub_stats st;
-        struct ht_scrub_run *run; /* of the thread that makes the run */
+        struct ht_scrub_run *run; /* the one that the row makes, or NULL */
     };
 };
 HT_MUTEX_OF(ht_scrub_lock, struct ht_scrub, lock, HT_LOCK_SCRUB)

@@ -19,7 +19,6 @@
  */
 #include <stdio.h>
 #include <stdlib.h>
-#include <time.h>
 
 #include "tiering/base/event.h"
 #include "tiering/base/lock.h"
@@ -449,8 +448,7 @@ static uint64_t total_bytes(struct ht_store *s)
     return bytes + blocks * HT_BLOCK_BYTES;
 }
 
-/* out_run: the run of the caller; NULL: the row makes it. */
-static int begin(struct ht_store *s, struct ht_scrub_run **out_run)
+int ht_store_scrub_start(struct ht_store *s)
 {
     struct ht_scrub *c = &s->engine->scrub;
     struct ht_scrub_run *r = calloc(1, sizeof(*r));
@@ -463,13 +461,12 @@ static int begin(struct ht_store *s, struct ht_scrub_run **out_run)
     uint64_t total = total_bytes(s);
     ht_mutex_lock(ht_scrub_lock(c));
     int rc = c->st.state == HT_SCRUB_RUNNING ? -EBUSY : 0;
-    if (!rc && !out_run) /* before others can see the run, for the row may end it at once */
+    if (!rc) /* before others can see the run, for the row may end it at once */
         rc = ht_row_wake(&s->engine->row[HT_ENGINE_SCRUB]);
     if (!rc) {
         c->run = r;
         r->number = c->last_number == UINT16_MAX ? 1 : (uint16_t)(c->last_number + 1);
         c->last_number = r->number;
-        c->in_row = !out_run;
         c->stop = false;
         c->began_ns = ht_now_ns();
         c->st.state = HT_SCRUB_RUNNING;
@@ -479,8 +476,6 @@ static int begin(struct ht_store *s, struct ht_scrub_run **out_run)
     ht_mutex_unlock(ht_scrub_lock(c));
     if (rc)
         free(r);
-    else if (out_run)
-        *out_run = r;
     return rc;
 }
 
@@ -525,10 +520,9 @@ static int next(struct ht_scrub_run *r)
 }
 
 /*
- * Reads about as much as the budget allows. 1: there is more; 0: the run has ended, with the result in *out_rc;
- * -EAGAIN: not now.
+ * Reads about as much as the budget allows. 1: there is more; 0: the run has ended; -EAGAIN: not now.
  */
-static int go_on(struct ht_scrub_run *r, struct ht_budget *b, int *out_rc)
+static int go_on(struct ht_scrub_run *r, struct ht_budget *b)
 {
     bool stop;
     int rc = 1;
@@ -547,28 +541,18 @@ static int go_on(struct ht_scrub_run *r, struct ht_budget *b, int *out_rc)
     b->next_is_long = r->next_is_long;
     if (!stop && (rc > 0 || rc == -EAGAIN))
         return rc;
-    *out_rc = rc < 0 && rc != -EAGAIN ? rc : 0;
-    end(r, *out_rc, stop);
+    end(r, rc < 0 && rc != -EAGAIN ? rc : 0, stop);
     return 0;
-}
-
-/* The run that the row makes, or NULL. */
-static struct ht_scrub_run *run_of_row(struct ht_scrub *c)
-{
-    ht_mutex_lock(ht_scrub_lock(c));
-    struct ht_scrub_run *r = c->in_row ? c->run : NULL;
-    ht_mutex_unlock(ht_scrub_lock(c));
-    return r;
 }
 
 static enum ht_step step(void *ctx, struct ht_budget *b)
 {
-    struct ht_scrub_run *r = run_of_row(&((struct ht_store *)ctx)->engine->scrub);
-    int result;
+    struct ht_scrub *c = &((struct ht_store *)ctx)->engine->scrub;
 
-    if (!r)
-        return HT_STEP_IDLE;
-    int rc = go_on(r, b, &result);
+    ht_mutex_lock(ht_scrub_lock(c));
+    struct ht_scrub_run *r = c->run;
+    ht_mutex_unlock(ht_scrub_lock(c));
+    int rc = r ? go_on(r, b) : 0;
     if (!rc)
         return HT_STEP_IDLE;
     return rc > 0 ? HT_STEP_WORKED : HT_STEP_BLOCKED;
@@ -603,11 +587,6 @@ const struct ht_engine_type ht_scrub_engine = {
 
 /* -------------------------------------------------------------- interface */
 
-int ht_store_scrub_start(struct ht_store *s)
-{
-    return begin(s, NULL);
-}
-
 int ht_store_scrub_stop(struct ht_store *s)
 {
     struct ht_scrub *c = &s->engine->scrub;
@@ -615,10 +594,10 @@ int ht_store_scrub_stop(struct ht_store *s)
     ht_mutex_lock(ht_scrub_lock(c));
     int rc = c->st.state == HT_SCRUB_RUNNING ? 0 : -ESRCH;
     c->stop = true;
-    if (!rc && c->in_row && ht_row_wake_to_end(&s->engine->row[HT_ENGINE_SCRUB])) {
+    if (!rc && ht_row_wake_to_end(&s->engine->row[HT_ENGINE_SCRUB])) {
         /* The lane has no thread and gets none, so no step runs. A later one finds no run. */
         struct ht_scrub_run *r = c->run;
-        c->in_row = false;
+        c->run = NULL;
         ht_mutex_unlock(ht_scrub_lock(c));
         end(r, 0, true);
         return 0;
@@ -627,21 +606,6 @@ int ht_store_scrub_stop(struct ht_store *s)
         ht_cond_wait(&c->changed, ht_scrub_lock(c));
     ht_mutex_unlock(ht_scrub_lock(c));
     return rc;
-}
-
-int ht_store_scrub(struct ht_store *s)
-{
-    const struct timespec pause = {.tv_nsec = LOG_PAUSE_MS * 1000000l};
-    struct ht_budget b = {.most_bytes = UINT64_MAX, .until_ns = UINT64_MAX, .may_be_long = true};
-    struct ht_scrub_run *r;
-    int result = 0, rc = begin(s, &r);
-
-    if (rc)
-        return rc;
-    while ((rc = go_on(r, &b, &result)))
-        if (rc == -EAGAIN)
-            nanosleep(&pause, NULL);
-    return result;
 }
 
 void ht_scrub_init(struct ht_scrub *c)

@@ -289,7 +289,7 @@ START_TEST(all_at_once)
         else if (i % 3 == 1)
             publish(SCOPE);
         if (i % 5 == 0)
-            ck_assert_int_eq(ht_store_scrub(s), 0);
+            ck_assert_int_eq(background_scrub(s), 0);
     }
     atomic_store(&stop, true);
     for (unsigned i = 0; i < THREADS; i++)

@@ -31,7 +31,7 @@ static inline struct ht_scrub_stats scrub(void)
 {
     struct ht_scrub_stats st;
 
-    ck_assert_int_eq(ht_store_scrub(s), 0);
+    ck_assert_int_eq(background_scrub(s), 0);
     ht_store_scrub_stats(s, &st);
     ck_assert_uint_eq(st.state, HT_SCRUB_COMPLETE);
     return st;

@@ -50,7 +50,7 @@ static void *scrub_main(void *arg)
 
     (void)ht_io_class_set(HT_IO_BACKGROUND);
     while (!stop)
-        ck_assert_int_eq(ht_store_scrub(s), 0);
+        ck_assert_int_eq(background_scrub(s), 0);
     ht_store_scrub_stats(s, &st);
     ck_assert_uint_eq(st.found, 0);
     return NULL;

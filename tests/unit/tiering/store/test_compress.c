@@ -699,7 +699,7 @@ START_TEST(scrub_finds_nothing)
 {
     struct ht_scrub_stats st;
 
-    ck_assert_int_eq(ht_store_scrub(s), 0);
+    ck_assert_int_eq(background_scrub(s), 0);
     ht_store_scrub_stats(s, &st);
     ck_assert_uint_eq(st.run_found, 0);
 }
@@ -732,7 +732,7 @@ START_TEST(a_damaged_frame_is_an_error_of_that_chunk)
     expect(obj, 0, content, MIB);
     expect(obj, 2 * MIB, content + 2 * MIB, BYTES - 2 * MIB);
     ht_obj_evict(obj);
-    ck_assert_int_eq(ht_store_scrub(s), 0);
+    ck_assert_int_eq(background_scrub(s), 0);
     ht_store_scrub_stats(s, &st);
     ck_assert_uint_eq(st.run_found, !decodes);
     put(MIB, MIB);
@@ -755,7 +755,7 @@ START_TEST(a_damaged_frame_is_repaired_from_memory_that_is_verified)
     ck_assert_uint_ne(c->slot, HT_SLOT_NONE);
     uint8_t *image = ht_arena_data(s->arena, c->slot);
     image[AT] ^= wrong;
-    ck_assert_int_eq(ht_store_scrub(s), 0);
+    ck_assert_int_eq(background_scrub(s), 0);
     ht_store_scrub_stats(s, &st);
     ck_assert_uint_eq(st.run_found, 1);
     ck_assert_uint_eq(st.run_repaired, !wrong);

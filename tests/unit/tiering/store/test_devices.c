@@ -5,6 +5,9 @@
 #include <sched.h>
 #include <unistd.h>
 
+#include "tiering/journal/journal.h"
+#include "tiering/object/context.h"
+
 #include "tests/support/dev.h"
 #include "tests/unit/tiering/store/fixture.h"
 #include "tiering/base/fault.h"
@@ -333,7 +336,7 @@ START_TEST(a_member_that_was_left_behind_takes_part_again)
     for (unsigned i = 0; i < 4; i++) { /* one error after the other, on both */
         lose_log_of(i % 2);
         log_something();
-        ck_assert_int_eq(ht_store_resync_log(s), 0);
+        ck_assert_int_eq(ht_journal_resync(s->journal), 0);
         ck_assert_int_eq(device(i % 2).log, HT_LOG_COPY_WRITTEN);
         log_something();
     }
@@ -371,7 +374,7 @@ START_TEST(a_member_whose_return_cannot_be_recorded_stays_behind)
     make();
     lose_log_of(1);
     dev_fail(devs[1], HT_IO_WRITE, 3, true); /* after the log and its end */
-    ck_assert_int_eq(ht_store_resync_log(s), -EIO);
+    ck_assert_int_eq(ht_journal_resync(s->journal), -EIO);
     ck_assert_int_eq(device(1).log, HT_LOG_COPY_LOST);
     log_something();
     ht_store_close(s);
@@ -389,7 +392,7 @@ START_TEST(a_return_that_may_be_on_record_is_taken_back)
     make();
     lose_log_of(1);
     ht_fault_arm(HT_FAULT_SPACE_SUPER, _i ? 2 : 1, true);
-    ck_assert_int_eq(ht_store_resync_log(s), -EIO);
+    ck_assert_int_eq(ht_journal_resync(s->journal), -EIO);
     ht_fault_disarm_all();
     ck_assert_int_eq(device(1).log, HT_LOG_COPY_LOST);
     ck_assert_int_eq(ht_store_checkpoint(s), 0);
@@ -466,7 +469,7 @@ START_TEST(a_member_whose_superblock_failed_stands_in_for_the_log)
     ck_assert(!ht_store_read_only(s));
     ck_assert_int_eq(device(first).log, HT_LOG_COPY_WRITTEN);
     log_something();
-    ck_assert_int_eq(ht_store_resync_log(s), 0);
+    ck_assert_int_eq(ht_journal_resync(s->journal), 0);
     ht_store_close(s);
     expect_whole_alone();
     end();

@@ -36,7 +36,7 @@ static void engines(void)
     ck_assert_int_eq(ht_store_compress(s), 0);
     ck_assert_int_eq(ht_store_compact(s), 0);
     ht_store_discard_freed(s);
-    ck_assert_int_eq(ht_store_scrub(s), 0);
+    ck_assert_int_eq(background_scrub(s), 0);
     ht_store_scrub_stats(s, &st);
     ck_assert_uint_eq(st.run_found, 0);
 }

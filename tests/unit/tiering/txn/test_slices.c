@@ -100,7 +100,7 @@ START_TEST(no_operation_on_many_chunks_holds_the_lock_for_long)
     uint64_t kept = keep();
     expect_slices("kept step");
     begin();
-    ck_assert_int_eq(ht_store_scrub(s), 0);
+    ck_assert_int_eq(background_scrub(s), 0);
     expect_slices("scrub of a kept step");
     fill(0, chunks, 3);
     begin();
@@ -218,7 +218,7 @@ START_TEST(no_operation_on_many_objects_holds_the_lock_for_long)
     uint64_t kept = keep();
     expect_slices("kept step of objects");
     begin();
-    ck_assert_int_eq(ht_store_scrub(s), 0);
+    ck_assert_int_eq(background_scrub(s), 0);
     expect_slices("scrub of objects");
     begin();
     forget(kept);
