@@ -326,18 +326,22 @@ class Activations:
     def _shrink(self) -> None:
         """Queues the oldest entries, enough for one call, and waits while more than keep and one entry is held."""
         if self._waiting_bytes > self.keep + min(SEGMENT_BYTES, self.keep // 4):
-            while self._held and self._waiting_bytes > self.keep:
-                entry = self._held.popleft()
-                self._waiting_bytes -= entry.bytes
-                if entry.state == HELD:
-                    entry.state = QUEUED
-                    entry.fetched = self._copies.fetch(entry.memory) if self._copies else None
-                    self._queue.append(entry)
-            self._work.put(('write', None))
+            try:
+                while self._held and self._waiting_bytes > self.keep:
+                    self._enqueue(self._held[0])
+                    self._waiting_bytes -= self._held.popleft().bytes
+            finally:  # an error of the device leaves entries that are queued already
+                self._work.put(('write', None))
         begin = time.monotonic()
         while self.held_bytes - self.keep > max(_WINDOW_BYTES, self.keep // 4) and not self._error and self._is_writing():
             self._changed.wait(0.1)
         self.waited_seconds += time.monotonic() - begin
+
+    def _enqueue(self, entry: _Entry) -> None:
+        if entry.state == HELD:
+            entry.fetched = self._copies.fetch(entry.memory) if self._copies else None
+            entry.state = QUEUED
+            self._queue.append(entry)
 
     def _is_writing(self) -> bool:
         return any(e.state in (QUEUED, WRITING) for e in self._entries.values())
