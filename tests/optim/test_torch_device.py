@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""hitrain.offload(device=) without a GPU: memory of the CPU stands for that of the device, so all but streams and events runs.
+"""hitrain.offload(device=) without a GPU: memory of the CPU stands for that of the device. With the fixture `late` there are streams and events,
+too (tests/support/late_device.py); test_torch_late.py has the orders and errors that it makes.
 
 tests/gpu has the tests with a device (make check-gpu)."""
 import copy
@@ -13,13 +14,14 @@ import pytest
 
 from trainer import LR, SECONDS_MAX, TOP, shared_root, shared_store, used_of  # first: it makes the client importable
 import torch
+if not hasattr(torch, 'compiler'):
+    pytest.skip('PyTorch 2.1 or newer', allow_module_level=True)
 import hitrain
 from hitrain import _activations, _offload
-from hitrain._device import Copies, Fetched, Leaving
+from hitrain._device import Copies, Leaving
+from late_device import ILLEGAL, late
 import test_torch_activations as activations
 from test_torch_offload import KEEP, WIDTH, WORDS, Adapted, Image, Text, Twice, assert_equal, loss_of, made, train, values
-
-pytestmark = pytest.mark.skipif(not hasattr(torch, 'compiler'), reason='PyTorch 2.1 or newer')
 
 
 @pytest.fixture(autouse=True)
@@ -31,36 +33,6 @@ def stand_in(monkeypatch, request):
     gc.collect()
     if 'shared_root' in request.fixturenames:
         shutil.rmtree(request.node.funcargs['shared_root'].parent, ignore_errors=True)
-
-
-class Late(Copies):
-    """Copies end when they are waited for, and no earlier: whoever does not wait finds other bytes."""
-
-    class Event:
-        def __init__(self, into, values):
-            self.into, self.values = into, values
-
-        def synchronize(self):
-            if self.into.numel() * self.into.element_size() <= self.into.untyped_storage().nbytes():  # else it left unused
-                with torch.no_grad():
-                    self.into.view(-1).copy_(self.values.reshape(-1))
-
-    def load(self, values, there):
-        there.untyped_storage().resize_(values.numel() * values.element_size())
-        there.view(-1).view(torch.uint8).fill_(0x7f)
-        return self.Event(there, values.detach().clone())
-
-    def send(self, host, skip=0):
-        there = torch.full((skip + len(host),), 0x7f, dtype=host.dtype)[skip:]
-        return there, self.Event(there, host)
-
-    def wait(self, loaded, there):
-        loaded.synchronize()
-
-    def fetch(self, there):
-        host = torch.empty_like(there)
-        host.view(-1).view(torch.uint8).fill_(0x7f)
-        return Fetched(host, self.Event(host, there.detach()))
 
 
 def offload(model, root, rule='adamw', **options):
@@ -81,10 +53,8 @@ def expected(root, steps, kind=Text, passes=1, model_options={}, **options):
 @pytest.mark.parametrize('kind, model_options, options', [
     (Text, {}, {}), (Twice, {}, {}), (Adapted, {}, {}), (Image, {}, {}), (Text, {'recompute': 'reentrant'}, {}), (Text, {'recompute': 'yes'}, {}),
     (Text, {'tied': False}, {'max_grad_norm': 0.1}), (Text, {}, {'async_step': True}), (Text, {}, {'passes': 2, 'accumulate': 2})])
-def test_the_bits_are_those_of_the_model_in_memory(shared_root, kind, model_options, options, monkeypatch):
+def test_the_bits_are_those_of_the_model_in_memory(shared_root, kind, model_options, options, late):
     options = dict(options)
-    if kind is not Image:  # which has small parameters alone
-        monkeypatch.setattr(_offload, 'Copies', Late)
     passes = options.pop('passes', 1)
     losses, wanted = expected(shared_root.with_name('plain'), 3, kind, passes, model_options, **options)
     model, most = made(kind, **model_options), []
@@ -97,9 +67,10 @@ def test_the_bits_are_those_of_the_model_in_memory(shared_root, kind, model_opti
         assert 0 < max(most) <= KEEP and there(optimizer) == 0
 
 
-@pytest.mark.parametrize('copies, keep, model_options', [(Copies, 3 << 20, {}), (Late, 0, {'recompute': True})])
-def test_saved_tensors_leave_the_device(shared_root, copies, keep, model_options, monkeypatch):
-    monkeypatch.setattr(_offload, 'Copies', copies)
+@pytest.mark.parametrize('streams, keep, model_options', [(False, 3 << 20, {}), (True, 0, {'recompute': True})])
+def test_saved_tensors_leave_the_device(shared_root, streams, keep, model_options, request):
+    if streams:
+        request.getfixturevalue('late')
     wanted, _ = activations.train(shared_root.with_name('plain'), 2, model_options)
     found, figures = activations.train(shared_root.with_name('own'), 2, model_options, activations=keep, device='cpu')
     assert all(torch.equal(found[name], wanted[name]) for name in wanted)
@@ -114,8 +85,10 @@ def test_parameters_on_the_device_are_not_saved_again(shared_root):
         assert optimizer.figures()['activations']['saved_bytes'] == 0
 
 
-@pytest.mark.parametrize('copies', [Copies, Late])
-def test_a_saved_tensor_is_written_read_and_forwarded(shared_store, monkeypatch, copies):
+@pytest.mark.parametrize('streams', [False, True])
+def test_a_saved_tensor_is_written_read_and_forwarded(shared_store, monkeypatch, streams, request):
+    late = request.getfixturevalue('late') if streams else None
+    copies = late.copies if late else Copies
     slow = activations.Slow(monkeypatch)
     saved = _activations.Activations(str(shared_store.mountpoint), 0, set(), copies(torch.device('cpu'), 0))
     values = [activations.matrix(i) for i in range(3)]
@@ -124,6 +97,9 @@ def test_a_saved_tensor_is_written_read_and_forwarded(shared_store, monkeypatch,
     packed += [saved.pack(v) for v in values[1:]]
     assert saved.unpack(packed[1]).data_ptr() == values[1].data_ptr() and packed[1].entry.fetched is None
     values[2].add_(1)  # while the copy from the device may still run
+    if late:
+        assert len(late.faults) == 1
+        late.faults.clear()
     slow.go.set()
     saved.settle()
     assert packed[0].entry.state == _activations.LOADED  # written, and read ahead
@@ -174,30 +150,27 @@ def test_a_cuda_graph_that_captures_is_refused(shared_root, monkeypatch):
         copies._has_streams = False
 
 
-def test_an_error_of_the_device_is_raised_by_the_next_forward_and_by_backward(shared_store, monkeypatch):
-    class Broken(Late):
-        def send(self, host, skip=0):
-            raise RuntimeError('CUDA error of the test')
-
-        def fetch(self, there):
-            def fail():
-                raise RuntimeError('CUDA error of the test')
-            fetched = super().fetch(there)
-            fetched._event.synchronize = fail
-            return fetched
-    saved = _activations.Activations(str(shared_store.mountpoint), 0, set(), Late(torch.device('cpu'), 0))
-    packed = saved.pack(activations.matrix())
+def test_an_error_of_the_device_is_raised_by_the_next_forward_and_by_backward(shared_store, late):
+    saved = _activations.Activations(str(shared_store.mountpoint), 0, set(), late.copies(torch.device('cpu'), 0))
+    packed, values = saved.pack(activations.matrix()), activations.matrix(1)
     saved.settle()
-    saved._copies = Broken(torch.device('cpu'), 0)
+    late.is_broken = True
     for _ in range(2):
-        with pytest.raises(RuntimeError, match='CUDA error of the test'):
+        with pytest.raises(RuntimeError, match=ILLEGAL):
             saved.unpack(packed)
-    more = saved.pack(activations.matrix(1))
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match=ILLEGAL):
+            saved.pack(values)
+    late.is_broken = False
+    more = saved.pack(values)
+    late.is_broken = True  # before it has left
     saved.settle()
-    with pytest.raises(RuntimeError, match='CUDA error of the test'):
-        saved.pack(activations.matrix(2))
-    assert torch.equal(saved.unpack(more), activations.matrix(1))  # it is on the device still
-    del packed, more
+    with pytest.raises(RuntimeError, match=ILLEGAL):
+        saved.pack(values)
+    found = saved.unpack(more)
+    late.is_broken = False
+    assert torch.equal(found, activations.matrix(1))  # it is on the device still
+    del found, packed, more
     activations.assert_nothing_is_left(saved)
     saved.close()
 
@@ -229,32 +202,22 @@ def test_a_load_waits_until_the_device_has_passed_what_left():
     assert said == ['a', 'b', 'c']
 
 
-def test_what_a_stream_uses_is_waited_for(shared_root, monkeypatch):
-    """A stream that is behind: what left for it counts until it was waited for."""
-    class Stream(Late):
-        behind = 0
+def test_what_a_stream_uses_is_waited_for(shared_root, monkeypatch, late):
+    """What left counts until the streams that used it were waited for."""
+    most, load = [0], Copies.load
 
-        def record_event(self):
-            Stream.behind += 1
-            return self
-
-        def synchronize(self):
-            Stream.behind -= 1
-
-        def wait(self, loaded, there):
-            super().wait(loaded, there)
-            return self
-
-        def load(self, values, there):
-            assert self.leaving._there_bytes + self.leaving._left_bytes <= KEEP
-            return super().load(values, there)
-    monkeypatch.setattr(_offload, 'Copies', Stream)
+    def noted(copies, values, there):
+        most.append(copies.leaving._there_bytes + copies.leaving._left_bytes)
+        return load(copies, values, there)
+    monkeypatch.setattr(Copies, 'load', noted)
     losses, wanted = expected(shared_root.with_name('plain'), 2)
     model = made()
     with offload(model, shared_root) as optimizer:
         assert train(model, optimizer, 0, 2) == losses
-        assert Stream.behind == len(optimizer._copies.leaving._left) > 0
-        assert optimizer._copies.leaving._there_bytes == 0
+        leaving = optimizer._copies.leaving
+        assert 0 < leaving._left_bytes <= KEEP and leaving._there_bytes == 0
+        assert all(events and all(e.stream is late.compute for e in events) for _, events in leaving._left)
+        assert 0 < max(most) <= KEEP
         assert_equal(wanted, values(model))
 
 

@@ -13,7 +13,7 @@ os.environ.setdefault('OMP_WAIT_POLICY', 'PASSIVE')  # the store's threads want 
 import torch  # noqa: E402
 
 TOP = pathlib.Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(TOP / 'optim/torch'))
+sys.path[:0] = [str(TOP / 'optim/torch'), str(TOP / 'tests/support')]
 
 from demo_store import mounted, paths_of  # noqa: E402
 

@@ -1,0 +1,218 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The client for a GPU on one that is late (tests/support/late_device.py): orders of its copies, faults of order that must be noticed, errors."""
+import gc
+import shutil
+import threading
+
+import pytest
+
+from trainer import LR, SECONDS_MAX, shared_root, shared_store  # first: it makes the client importable
+import torch
+if not hasattr(torch, 'compiler'):
+    pytest.skip('PyTorch 2.1 or newer', allow_module_level=True)
+import hitrain
+from hitrain import _activations, _device
+from hitrain._device import Copies
+from late_device import ILLEGAL, Stream, late
+import test_torch_activations as activations
+from test_torch_offload import KEEP, assert_equal, loss_of, made, train, values
+
+SEEDS = 12
+STEPS = 2
+
+
+@pytest.fixture(autouse=True)
+def room(request):
+    """For the next test."""
+    yield
+    gc.collect()
+    if 'shared_root' in request.fixturenames:
+        shutil.rmtree(request.node.funcargs['shared_root'].parent)
+
+
+def offload(model, root, **options):
+    return hitrain.offload(model, root, lr=LR, device='cpu', keep=KEEP, **options)
+
+
+def run(root):
+    """A model with saved tensors in the store, and one whose parameters come and go."""
+    saved, _ = activations.train(root / 'saved', STEPS, activations=0, device='cpu')
+    model = made()
+    with offload(model, root / 'parameters', activations=0) as optimizer:
+        return saved, train(model, optimizer, 0, STEPS), values(model)
+
+
+@pytest.fixture(scope='module')
+def wanted(shared_store):
+    root = shared_store.mountpoint / 'plain'
+    root.mkdir()
+    saved, _ = activations.train(root / 'saved', STEPS)
+    model = made()
+    with hitrain.AdamW(model.named_parameters(), root / 'parameters', lr=LR) as optimizer:
+        return saved, train(model, optimizer, 0, STEPS), values(model)
+
+
+def is_equal(found, wanted):
+    return found[1] == wanted[1] and all(torch.equal(f[n], w[n]) for f, w in zip(found[::2], wanted[::2]) for n in w)
+
+
+@pytest.mark.parametrize('late', range(SEEDS), indirect=True)
+def test_the_bits_depend_on_no_order_that_is_not_waited_for(shared_root, late, wanted):
+    shared_root.mkdir()
+    assert is_equal(run(shared_root), wanted)
+    assert late.late_copies > 20  # which ended after a later operation
+
+
+# -- faults of order --
+
+def no_wait_event(patch):
+    patch.setattr(Stream, 'wait_event', lambda *unused: None)
+
+
+def read_before_it_is_computed(patch):
+    patch.setattr(Stream, 'wait_stream', lambda *unused: None)
+
+
+def no_record_stream(patch):
+    patch.setattr(torch.Tensor, 'record_stream', lambda *unused: None)
+
+
+def read_before_its_event(patch):
+    patch.setattr(_device.Fetched, 'values', property(lambda fetched: fetched._host))
+
+
+def freed_early(patch):
+    real = Copies.wait
+
+    def wait(copies, loaded, there):
+        stream = real(copies, loaded, there)
+        there.untyped_storage().resize_(0)
+        return stream
+    patch.setattr(Copies, 'wait', wait)
+
+
+def slot_reused_early(patch):
+    slots, real = {}, Copies.host
+
+    def host(copies, like, elements):
+        key = like.dtype, elements
+        slots[key] = slots[key] if key in slots else real(copies, like, elements)
+        return slots[key]
+    patch.setattr(Copies, 'host', host)
+
+
+class ByAddress(dict):
+    """Entries of Activations by addresses, and not by storages."""
+
+    def get(self, key, other=None):
+        return super().get(key[1:], other)
+
+    def __setitem__(self, key, entry):
+        super().__setitem__(key[1:], entry)
+
+    def __delitem__(self, key):
+        super().__delitem__(key[1:])
+
+
+def found_by_address(patch):
+    real = _activations.Activations.__init__
+
+    def init(saved, *args):
+        real(saved, *args)
+        saved._entries = ByAddress()
+    patch.setattr(_activations.Activations, '__init__', init)
+
+
+@pytest.mark.parametrize('late', range(2), indirect=True)
+@pytest.mark.parametrize('twin', [no_wait_event, read_before_it_is_computed, no_record_stream, read_before_its_event, slot_reused_early, found_by_address])
+def test_a_fault_of_order_is_noticed(shared_root, late, wanted, twin):
+    shared_root.mkdir()
+    with pytest.MonkeyPatch.context() as patch:
+        twin(patch)
+        same = is_equal(run(shared_root), wanted)
+    gc.collect()
+    noticed, late.faults = late.faults, []
+    assert not same if twin is found_by_address else 'not ordered' in noticed[0]
+
+
+@pytest.mark.parametrize('late', range(3), indirect=True)
+def test_memory_that_is_freed_early_is_noticed(shared_root, late):
+    model = made()
+    with offload(model, shared_root), pytest.MonkeyPatch.context() as patch:
+        freed_early(patch)
+        with pytest.raises(RuntimeError, match=ILLEGAL), torch.no_grad():
+            loss_of(model, 0)
+    gc.collect()
+    noticed, late.faults = late.faults, []
+    assert 'use after the end of memory' in noticed[0]
+
+
+# -- errors of the device --
+
+@pytest.mark.parametrize('at', range(1, 300, 29))
+def test_after_memory_ran_out_training_goes_on(shared_root, late, wanted, at):
+    late.no_memory_at = at
+    model, losses, errors = made(), [], 0
+    with offload(model, shared_root, activations=0) as optimizer:
+        while len(losses) < STEPS:
+            try:
+                losses += train(model, optimizer, len(losses), len(losses) + 1)
+            except torch.OutOfMemoryError:
+                errors += 1
+                optimizer.zero_grad()
+        assert_equal(wanted[2], values(model))
+    assert losses == wanted[1] and errors <= 1
+    assert late.allocations > at
+
+
+@pytest.mark.parametrize('at', [1, 30, 90, 200])
+def test_an_illegal_access_ends_training_by_its_name(shared_root, late, at):
+    late.illegal_at = at
+    model = made()
+    optimizer = offload(model, shared_root, activations=0)
+    with pytest.raises(RuntimeError, match=ILLEGAL):
+        train(model, optimizer, 0, STEPS)
+    late.is_broken = False  # so that the model can be closed; the graph of a backward that raised lasts until the next one
+    optimizer.zero_grad()
+    train(model, optimizer, 0, 1)
+    optimizer.close()
+
+
+def test_an_entry_that_cannot_leave_the_device_is_waited_for_by_nobody(shared_store, late, monkeypatch):
+    monkeypatch.setattr(_activations, '_WINDOW_BYTES', 512 << 10)
+    saved = _activations.Activations(str(shared_store.mountpoint), 2 << 20, set(), late.copies(torch.device('cpu'), 0))
+    fetch, packed, errors = saved._copies.fetch, [], []
+
+    def fail(there):
+        saved._copies.fetch = fetch
+        raise RuntimeError('no pinned memory')
+    saved._copies.fetch = fail
+
+    def pack_all():
+        for i in range(6):
+            try:
+                packed.append((saved.pack(activations.matrix(i)), i))
+            except RuntimeError as e:
+                errors.append(str(e))
+    packing = threading.Thread(target=pack_all, daemon=True)
+    packing.start()
+    packing.join(20)
+    assert not packing.is_alive(), 'it waits for an entry that nobody writes'
+    assert errors == ['no pinned memory']
+    assert [i for _, i in packed] == [0, 1, 3, 4, 5]  # the third one found that the first cannot leave
+    assert all(torch.equal(saved.unpack(p), activations.matrix(i)) for p, i in packed)
+    packed.clear()
+    activations.assert_nothing_is_left(saved)
+    saved.close()
+
+
+def test_a_copy_that_never_ends_does_not_hold_close(shared_store, late, monkeypatch):
+    monkeypatch.setattr(_activations, '_CLOSE_SECONDS_MAX', 0.01)
+    saved = _activations.Activations(str(shared_store.mountpoint), 0, set(), late.copies(torch.device('cpu'), 0))
+    saved._copies._back.is_stalled = True
+    packed = saved.pack(activations.matrix())
+    with pytest.warns(RuntimeWarning, match='has not ended within 0.01 seconds'):
+        saved.close()
+    late.released.set()
+    saved._thread.join(SECONDS_MAX)
+    assert saved._fd == -1 and packed.entry.state == _activations.STORED
