@@ -35,7 +35,7 @@ import limits
 import mutants
 
 PYTHON = '/usr/bin/python3'
-LINTS = ['includes.py', 'headers.sh', 'names.py', 'format.sh', 'layout.py', 'size.py', 'shell.sh', 'spdx.sh', 'locks.sh', 'threads.sh', 'english.py', 'hosts.sh', 'slices.py', 'deps.sh']
+LINTS = ['includes.py', 'headers.sh', 'names.py', 'format.sh', 'layout.py', 'size.py', 'weight.py', 'shell.sh', 'spdx.sh', 'locks.sh', 'threads.sh', 'english.py', 'hosts.sh', 'slices.py', 'deps.sh']
 # Tests of a daemon that ThreadSanitizer watches.
 RACES = ['test_mixed_load.py', 'test_stress.py', 'test_concurrency.py', 'test_scrub.py', 'test_passthrough.py',
          'test_steps_engines.py', 'test_kept_races.py']
@@ -392,6 +392,8 @@ class Runner:
                 self.fail(f'tests/lint/{script}', 1, output)
             elif self.args.verbose:
                 print(output, end='', flush=True)
+            else:
+                self.figures(output)
 
     def lint_alone(self):
         self.lint()
