@@ -201,7 +201,7 @@ def paths_of(pid: str) -> Iterator[str]:
         for link in [folder / 'cwd', folder / 'root', *(folder / 'fd').iterdir()]:
             with contextlib.suppress(FileNotFoundError):
                 yield os.readlink(link)
-        for line in (folder / 'maps').read_text().splitlines():
+        for line in (folder / 'maps').read_text(errors='surrogateescape').splitlines():
             yield ' '.join(line.split(' ')[5:]).strip()
 
 

@@ -24,9 +24,10 @@ from conftest import ROOT, run
 LONG = bool(os.environ.get('HITRAIN_LONG'))
 CHUNK = 65536
 CHUNKS = 5_000_000 if LONG else 1_000_000
-COPIES = 2_000_000 if LONG else 1_000_000  # chunks of a file that is copied as a whole
+COPIES = 2_000_000 if LONG else 100_000  # chunks of a file that is copied as a whole; hitrain-fsck reads each
 WINDOWS_MIN, WINDOWS, SECONDS = 3, 40, 0.25  # of each kind; how long one is
 RATE, WAIT_SECONDS_MAX = 0.5, 0.1
+SECONDS_MAX = 3600 if LONG else 500  # of an unmount or a check
 KEEP_SIZE, PRIORITY, PAUSE_SECONDS = 1, -15, 0.001
 
 libc = ctypes.CDLL(None, use_errno=True)
@@ -139,6 +140,7 @@ def attack(call, targets, shared):
 def places(make_store, request):
     """The hot file, and {what: [small file, large file]}."""
     store = make_store()
+    store.seconds = SECONDS_MAX
     store.image.unlink()
     store.image.touch()
     os.truncate(store.image, CHUNKS * 3 // 2 * CHUNK)  # sparse, and larger than the disk
@@ -280,6 +282,7 @@ class Changes:
 
 def test_no_read_waits_beside_changes_of_a_huge_file(make_store):
     store = make_store()
+    store.seconds = SECONDS_MAX
     store.image.unlink()
     store.image.touch()
     os.truncate(store.image, CHUNKS * 3 // 2 * CHUNK)  # sparse
