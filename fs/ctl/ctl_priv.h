@@ -226,18 +226,13 @@ void ht_seat_leave(struct ht_ctl *c, struct ht_seat *seat);
 bool ht_kept_is_command(const struct ht_command *cmd);
 int ht_kept_command(struct ht_ctl *c, uint64_t root, const struct ht_command *cmd, struct ht_optim_steer *by,
                     const struct ht_caller *caller, char err[HT_CTL_ERROR_MAX]) HT_MUST_CHECK;
-struct ht_feed;
-/* Of a model root: a line of JSON for each kept step. */
-int ht_kept_feed_open(struct ht_ctl *c, uint64_t root, struct ht_feed **out) HT_MUST_CHECK;
 
 /* nodes.c: lines of stats for each NUMA node that memory comes from, if there are several; and the same as metrics. */
 void ht_node_lines(struct ht_ctl *c, struct ht_buf *out);
 void ht_node_metrics(struct ht_ctl *c, struct ht_buf *out);
-/* devices.c: a line of JSON for each device; and the same as metrics. */
-int ht_device_feed_open(struct ht_ctl *c, struct ht_feed **out) HT_MUST_CHECK;
+/* devices.c */
 void ht_device_metrics(struct ht_ctl *c, struct ht_buf *out);
-/* background.c: a line for each engine in the background, in the same way. */
-int ht_background_feed_open(struct ht_ctl *c, struct ht_feed **out) HT_MUST_CHECK;
+/* background.c */
 void ht_background_metrics(struct ht_ctl *c, struct ht_buf *out);
 /* The command `background`. -ENOENT with text in err. */
 int ht_background_command(struct ht_ctl *c, const struct ht_command *cmd, char err[HT_CTL_ERROR_MAX]) HT_MUST_CHECK;
@@ -253,8 +248,6 @@ int ht_metrics_one(struct ht_ctl *c, uint64_t ino, const char *word, uint64_t *o
 bool ht_metrics_known(const char *word);
 /* All figures as key=value lines. */
 int ht_metrics_lines(struct ht_ctl *c, uint64_t ino, struct ht_buf *out) HT_MUST_CHECK;
-/* A line of JSON for each model root that the caller may know of. */
-int ht_root_feed_open(struct ht_ctl *c, const struct ht_caller *caller, struct ht_feed **out) HT_MUST_CHECK;
 /* OpenMetrics text: of one root, or (root 0) of the store and all its roots that the caller may know of. */
 int ht_metrics_openmetrics(struct ht_ctl *c, uint64_t root, const struct ht_caller *caller,
                            struct ht_buf *out) HT_MUST_CHECK;

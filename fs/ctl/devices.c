@@ -122,7 +122,7 @@ static int next_line(void *ctx, uint64_t *after, FILE *to)
     return 1;
 }
 
-int ht_device_feed_open(struct ht_ctl *c, struct ht_feed **out)
+int ht_device_feed_open(struct ht_ctl *c, uint64_t base, const struct ht_caller *caller, struct ht_feed **out)
 {
     return ht_feed_open(next_line, NULL, c, out);
 }

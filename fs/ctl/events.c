@@ -174,7 +174,7 @@ static int next_line(void *ctx, uint64_t *after, FILE *to)
     return true;
 }
 
-int ht_event_feed_open(struct ht_ctl *c, struct ht_feed **out)
+int ht_event_feed_open(struct ht_ctl *c, uint64_t base, const struct ht_caller *caller, struct ht_feed **out)
 {
     ht_event_log_settle(c->events, ht_now_ns() + c->event_patience_ns);
     return ht_feed_open(next_line, NULL, c->events, out);

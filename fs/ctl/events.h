@@ -22,7 +22,6 @@ void ht_events_stop(struct ht_ctl *c);
  * The reader sees all events that were raised before: the events thread names these first. If that takes long, as in a
  * mount that hangs, they come later.
  */
-int ht_event_feed_open(struct ht_ctl *c, struct ht_feed **out) HT_MUST_CHECK;
 
 /*
  * The path of an object below the mount's root; optimizer state is named by its parameter. "": the object has no name

@@ -23,4 +23,14 @@ int ht_feed_open(ht_feed_next *next, void (*free_ctx)(void *ctx), void *ctx, str
 ssize_t ht_feed_read(struct ht_feed *f, uint64_t off, void *buf, size_t len) HT_MUST_CHECK;
 void ht_feed_close(struct ht_feed *f);
 
+/*
+ * One for each hidden file of JSON Lines; hitrain(7) lists the keys. base: the inode that the file belongs to. Only the
+ * lines of roots depend on the caller: they name those that it may know of.
+ */
+struct ht_ctl;
+struct ht_caller;
+typedef int ht_feed_opener(struct ht_ctl *c, uint64_t base, const struct ht_caller *caller, struct ht_feed **out);
+ht_feed_opener ht_background_feed_open, ht_device_feed_open, ht_event_feed_open, ht_kept_feed_open, ht_plan_feed_open,
+    ht_root_feed_open, ht_trace_feed_open;
+
 #endif

@@ -37,7 +37,7 @@ static uint64_t shard_number(enum ht_hidden_kind kind, uint64_t pair, unsigned i
 {
     if (base >> SHARD_BASE_BITS != 0 || index >> SHARD_INDEX_BITS != 0)
         return 0;
-    return SHARD_BIT | (uint64_t)(kind - HT_HIDDEN_SHARD_FIRST) << SHARD_KIND_SHIFT | pair << PAIR_SHIFT |
+    return SHARD_BIT | (uint64_t)(kind - HT_HIDDEN_SHARD_RANK) << SHARD_KIND_SHIFT | pair << PAIR_SHIFT |
         (uint64_t)index << SHARD_BASE_BITS | base;
 }
 
@@ -70,9 +70,11 @@ static uint64_t number_below(uint64_t parent, enum ht_hidden_kind kind, unsigned
 
 enum ht_hidden_kind ht_hidden_kind(uint64_t ino)
 {
+    uint64_t kind = ino >> 56;
+
     if (ino & SHARD_BIT)
-        return (enum ht_hidden_kind)(HT_HIDDEN_SHARD_FIRST + (ino >> SHARD_KIND_SHIFT & 7));
-    return (enum ht_hidden_kind)(ino >> 56);
+        return (enum ht_hidden_kind)(HT_HIDDEN_SHARD_RANK + (ino >> SHARD_KIND_SHIFT & 7));
+    return kind < HT_HIDDEN_SHARD_RANK ? (enum ht_hidden_kind)kind : 0;
 }
 
 unsigned ht_hidden_index(uint64_t ino)
@@ -105,6 +107,40 @@ uint64_t ht_hidden_gradient(uint64_t param)
     return number_of(HT_HIDDEN_GRAD, 0, param);
 }
 
+/* -------------------------------------------------------------------- rows */
+
+struct ht_hidden_dir;
+
+/* The directories of its kind that it is in. */
+enum place {
+    EVERYWHERE,
+    IN_MODEL,  /* at and below model roots */
+    IN_ROOT,   /* of model roots */
+    IN_LIVING, /* of model roots, but not of kept steps */
+    IN_MOUNT,  /* of the mount's root */
+};
+
+/* What the inodes of a kind are. */
+struct row {
+    const char *name; /* in directories of the kind dir; NULL: names come from the model */
+    enum ht_hidden_kind dir;
+    enum place place;
+    mode_t mode;                 /* the type of file, and permissions; if these are 0: */
+    mode_t mask;                 /* so many permissions of the ruling inode, */
+    mode_t (*bits)(mode_t base); /* and those that follow from its permissions */
+    uint64_t (*size)(struct ht_ctl *c, uint64_t ino, const struct ht_param_desc *d); /* files; NULL: 0 */
+    /* Directories. */
+    int (*lookup)(struct ht_ctl *c, uint64_t dir, const char *name, struct stat *out_st);
+    int (*list)(struct ht_hidden_dir *d, uint64_t dir);
+    enum ht_hidden_kind entry; /* of a parameter or state in it */
+};
+static const struct row *row_at(enum ht_hidden_kind kind);
+
+static const struct row *row_of(uint64_t ino)
+{
+    return row_at(ht_hidden_kind(ino));
+}
+
 /* -------------------------------------------------------------- attributes */
 
 static mode_t search_bits(mode_t mode)
@@ -118,37 +154,17 @@ static mode_t steer_bits(mode_t mode)
     return (mode & 0222) | (mode & 0222) << 1;
 }
 
-static mode_t mode_of(enum ht_hidden_kind kind, mode_t base)
+static mode_t mode_of(const struct row *row, mode_t base)
 {
-    if (ht_hidden_is_private(kind))
-        return S_IFREG | 0400;
-    if (ht_hidden_is_text(kind))
-        return S_IFREG | (base & 0444);
-    switch (kind) {
-    case HT_HIDDEN_DIR:
-    case HT_HIDDEN_GRAD_DIR:
-    case HT_HIDDEN_TOPK_DIR:
-    case HT_HIDDEN_STATE_DIR:
-    case HT_HIDDEN_SNAP_DIR:
-    case HT_HIDDEN_SHARD_DIR:
-    case HT_HIDDEN_SHARD_RANK:
-    case HT_HIDDEN_SHARD_PARAM_DIR:
-    case HT_HIDDEN_SHARD_GRAD_DIR:
-    case HT_HIDDEN_SHARD_STATE_DIR:
-        return S_IFDIR | (base & 0555);
-    case HT_HIDDEN_REDO_DIR:
-        return S_IFDIR | 0500;
-    case HT_HIDDEN_PARAM_DIR:
-    case HT_HIDDEN_SHARD_STATES:
-        return S_IFDIR | search_bits(base);
-    case HT_HIDDEN_CTL:
-        return S_IFREG | steer_bits(base);
-    default:
-        return S_IFREG | (base & 0666);
-    }
+    return row->mode | (base & row->mask) | (row->bits ? row->bits(base) : 0);
 }
 
-static uint64_t grad_size(const struct ht_param_desc *d)
+bool ht_hidden_is_private(uint64_t ino)
+{
+    return row_of(ino)->mode & 0777;
+}
+
+static uint64_t grad_size(struct ht_ctl *c, uint64_t ino, const struct ht_param_desc *d)
 {
     const struct ht_dtype_word *p = ht_dtype_row(d->dtype), *g = ht_dtype_row(d->grad_dtype);
 
@@ -165,7 +181,8 @@ uint64_t ht_hidden_redo_step(struct ht_ctl *c, uint64_t ino)
     return back <= s.last - s.first ? s.last - back : 0;
 }
 
-static uint64_t redo_size(struct ht_ctl *c, uint64_t ino)
+/* d: none. */
+static uint64_t redo_size(struct ht_ctl *c, uint64_t ino, const struct ht_param_desc *d)
 {
     struct ht_optim_redo *r;
     uint64_t step = ht_hidden_redo_step(c, ino);
@@ -200,32 +217,20 @@ static uint64_t shard_size(struct ht_ctl *c, uint64_t ino, const struct ht_param
     return size;
 }
 
-static uint64_t size_of_described(struct ht_ctl *c, uint64_t ino, const struct ht_param_desc *d)
-{
-    switch (ht_hidden_kind(ino)) {
-    case HT_HIDDEN_GRAD:
-        return grad_size(d);
-    case HT_HIDDEN_STATE:
-        return state_size(c, ino, d);
-    default:
-        return shard_size(c, ino, d);
-    }
-}
-
 /* 0 for an inode that is no parameter (opening it reports the reason), and for absent state. */
 static uint64_t size_of(struct ht_ctl *c, uint64_t ino)
 {
-    enum ht_hidden_kind kind = ht_hidden_kind(ino);
+    const struct row *row = row_of(ino);
     struct ht_param_desc d;
     uint64_t size;
 
-    if (kind == HT_HIDDEN_REDO)
-        return redo_size(c, ino);
-    if (kind != HT_HIDDEN_GRAD && kind != HT_HIDDEN_STATE && kind < HT_HIDDEN_SHARD_PARAM)
+    if (!row->size)
         return 0;
+    if (row->size == redo_size)
+        return redo_size(c, ino, NULL);
     if (ht_ctl_describe(c, ht_hidden_base(ino), &d))
         return 0;
-    size = size_of_described(c, ino, &d);
+    size = row->size(c, ino, &d);
     ht_ns_close(c->ns, ht_hidden_base(ino));
     return size;
 }
@@ -273,7 +278,7 @@ int ht_hidden_getattr(struct ht_ctl *c, uint64_t ino, struct stat *out_st)
     if (rc)
         return rc;
     st.st_ino = ino;
-    st.st_mode = mode_of(ht_hidden_kind(ino), st.st_mode);
+    st.st_mode = mode_of(row_of(ino), st.st_mode);
     st.st_nlink = 1; /* of a directory: how many are below is not counted */
     st.st_size = (off_t)size_of(c, ino);
     st.st_blocks = 0;
@@ -284,7 +289,7 @@ int ht_hidden_getattr(struct ht_ctl *c, uint64_t ino, struct stat *out_st)
 
 static unsigned hidden_perm(unsigned perm, void *ctx)
 {
-    return mode_of(*(const enum ht_hidden_kind *)ctx, perm << 6 | perm << 3 | perm) & 7;
+    return mode_of(row_of(*(const uint64_t *)ctx), perm << 6 | perm << 3 | perm) & 7;
 }
 
 /*
@@ -293,14 +298,13 @@ static unsigned hidden_perm(unsigned perm, void *ctx)
  */
 ssize_t ht_hidden_getxattr(struct ht_ctl *c, uint64_t ino, const char *name, void *buf, size_t cap)
 {
-    enum ht_hidden_kind kind = ht_hidden_kind(ino);
     ssize_t n;
 
-    if (strcmp(name, HT_NS_ACL_ACCESS) != 0 || ht_hidden_is_private(kind) || kind == HT_HIDDEN_REDO_DIR)
+    if (strcmp(name, HT_NS_ACL_ACCESS) != 0 || ht_hidden_is_private(ino))
         return -ENODATA;
     n = ht_ns_getxattr(c->ns, ht_hidden_permission_inode(c, ino), name, buf, cap);
     if (n > 0 && cap)
-        ht_ns_acl_map(buf, (size_t)n, hidden_perm, &kind);
+        ht_ns_acl_map(buf, (size_t)n, hidden_perm, &ino);
     return n;
 }
 
@@ -333,43 +337,6 @@ static int lookup_dir(struct ht_ctl *c, uint64_t dir, struct stat *out_st)
     return found(c, number_of(HT_HIDDEN_DIR, 0, dir), out_st);
 }
 
-struct fixed {
-    const char *name;
-    enum ht_hidden_kind kind;
-    bool model_only; /* in the mount's root only when that is a model root */
-    bool mount_only; /* only in the mount's root */
-    bool root_only;  /* only in the directory of a model root */
-    bool living;     /* in none of a kept step */
-};
-
-static const struct fixed fixed[] = {
-    {"background", HT_HIDDEN_BACKGROUND, false, true},
-    {"ctl", HT_HIDDEN_CTL, false, false},
-    {"devices", HT_HIDDEN_DEVICES, false, true},
-    {"events", HT_HIDDEN_EVENTS, false, true},
-    {"gather", HT_HIDDEN_GATHER, true, false, true, true},
-    {"grad", HT_HIDDEN_GRAD_DIR, true, false},
-    {"grad-topk", HT_HIDDEN_TOPK_DIR, true, false},
-    {"kept", HT_HIDDEN_KEPT, true, false, true, true},
-    {"plan", HT_HIDDEN_PLAN, false, true},
-    {"redo", HT_HIDDEN_REDO_DIR, true, false, true, true},
-    {"roots", HT_HIDDEN_ROOTS, false, true},
-    {"shard", HT_HIDDEN_SHARD_DIR, true, false, true},
-    {"snap", HT_HIDDEN_SNAP_DIR, true, false, true, true},
-    {"state", HT_HIDDEN_STATE_DIR, true, false},
-    {"stats", HT_HIDDEN_STATS, false, false},
-    {"trace", HT_HIDDEN_TRACE, false, true},
-};
-
-static const struct {
-    const char *name;
-    enum ht_hidden_kind kind;
-} of_rank[] = {
-    {"grad", HT_HIDDEN_SHARD_GRAD_DIR},
-    {"param", HT_HIDDEN_SHARD_PARAM_DIR},
-    {"state", HT_HIDDEN_SHARD_STATE_DIR},
-};
-
 static bool below_root(struct ht_ctl *c, uint64_t dir)
 {
     struct ht_ns_tensor t;
@@ -377,56 +344,38 @@ static bool below_root(struct ht_ctl *c, uint64_t dir)
     return ht_ns_tensor(c->ns, dir, &t) == 0 && t.root;
 }
 
-static bool is_there(struct ht_ctl *c, const struct fixed *f, uint64_t dir, bool in_model)
+/* Has this directory an entry of this row? */
+static bool is_there(struct ht_ctl *c, const struct row *row, uint64_t parent)
 {
-    bool root = (!f->root_only || ht_ctl_is_root(c, dir)) && (!f->living || !ht_ns_is_frozen(c->ns, dir));
+    uint64_t dir = ht_hidden_base(parent);
 
-    return root && (in_model || !f->model_only) && (dir == HT_NS_ROOT_INO || !f->mount_only);
+    if (!row->name || row->dir != ht_hidden_kind(parent))
+        return false;
+    if (row->place == IN_MOUNT)
+        return dir == HT_NS_ROOT_INO;
+    return (row->place < IN_MODEL || below_root(c, dir)) && (row->place < IN_ROOT || ht_ctl_is_root(c, dir)) &&
+        (row->place < IN_LIVING || !ht_ns_is_frozen(c->ns, dir));
 }
 
-static int lookup_fixed(struct ht_ctl *c, uint64_t dir, const char *name, struct stat *out_st)
+static int lookup_named(struct ht_ctl *c, uint64_t dir, const char *name, struct stat *out_st)
 {
-    for (size_t i = 0; i < HT_ARRAY_SIZE(fixed); i++)
-        if (strcmp(fixed[i].name, name) == 0 && is_there(c, &fixed[i], dir, below_root(c, dir)))
-            return found(c, number_of(fixed[i].kind, 0, dir), out_st);
+    for (enum ht_hidden_kind kind = 0; kind < HT_HIDDEN_KINDS; kind++) {
+        const struct row *row = row_at(kind);
+        if (row->name && strcmp(row->name, name) == 0 && is_there(c, row, dir))
+            return found(c, number_below(dir, kind, 0, ht_hidden_base(dir)), out_st);
+    }
     return -ENOENT;
 }
 
-static int lookup_rank(struct ht_ctl *c, uint64_t root, const char *name, struct stat *out_st)
+static int lookup_rank(struct ht_ctl *c, uint64_t dir, const char *name, struct stat *out_st)
 {
+    uint64_t root = ht_hidden_base(dir);
     struct ht_shards table;
     unsigned rank, ranks;
 
     if (!ht_shard_parse_name(name, &rank, &ranks) || ht_shard_table(c, root, ranks, &table))
         return -ENOENT;
     return found(c, shard_number(HT_HIDDEN_SHARD_RANK, make_pair(rank, ranks), 0, root), out_st);
-}
-
-static int lookup_of_rank(struct ht_ctl *c, uint64_t parent, const char *name, struct stat *out_st)
-{
-    for (size_t i = 0; i < HT_ARRAY_SIZE(of_rank); i++)
-        if (strcmp(of_rank[i].name, name) == 0)
-            return found(c, number_below(parent, of_rank[i].kind, 0, ht_hidden_base(parent)), out_st);
-    return -ENOENT;
-}
-
-/* The kind of the entries of parameters. */
-static enum ht_hidden_kind kind_in(enum ht_hidden_kind dir)
-{
-    switch (dir) {
-    case HT_HIDDEN_GRAD_DIR:
-        return HT_HIDDEN_GRAD;
-    case HT_HIDDEN_TOPK_DIR:
-        return HT_HIDDEN_TOPK;
-    case HT_HIDDEN_SHARD_PARAM_DIR:
-        return HT_HIDDEN_SHARD_PARAM;
-    case HT_HIDDEN_SHARD_GRAD_DIR:
-        return HT_HIDDEN_SHARD_GRAD;
-    case HT_HIDDEN_SHARD_STATE_DIR:
-        return HT_HIDDEN_SHARD_STATES;
-    default:
-        return HT_HIDDEN_PARAM_DIR;
-    }
 }
 
 /* The number of a directory in a hidden one, whose levels are counted where it has several paths. 0: too many. */
@@ -446,7 +395,7 @@ static uint64_t number_of_dir(uint64_t parent, uint64_t dir)
  */
 static int lookup_param(struct ht_ctl *c, uint64_t parent, const char *name, struct stat *out_st)
 {
-    enum ht_hidden_kind kind = kind_in(ht_hidden_kind(parent));
+    enum ht_hidden_kind kind = row_of(parent)->entry;
     unsigned levels = kind == HT_HIDDEN_PARAM_DIR ? ht_hidden_index(parent) : 0;
     bool any = kind == HT_HIDDEN_GRAD || kind == HT_HIDDEN_TOPK;
     struct stat st;
@@ -466,12 +415,6 @@ static int lookup_param(struct ht_ctl *c, uint64_t parent, const char *name, str
     return rc;
 }
 
-/* The kind of states in the directory of a parameter. */
-static enum ht_hidden_kind kind_of_state(uint64_t dir)
-{
-    return ht_hidden_kind(dir) == HT_HIDDEN_SHARD_STATES ? HT_HIDDEN_SHARD_STATE : HT_HIDDEN_STATE;
-}
-
 static int lookup_state(struct ht_ctl *c, uint64_t parent, const char *name, struct stat *out_st)
 {
     uint64_t param = ht_hidden_base(parent);
@@ -486,11 +429,12 @@ static int lookup_state(struct ht_ctl *c, uint64_t parent, const char *name, str
         i++;
     ht_ns_close(c->ns, param);
     return rc || i == HT_HIDDEN_STATES_MAX ? -ENOENT
-                                           : found(c, number_below(parent, kind_of_state(parent), i, param), out_st);
+                                           : found(c, number_below(parent, row_of(parent)->entry, i, param), out_st);
 }
 
-static int lookup_redo(struct ht_ctl *c, uint64_t root, const char *name, struct stat *out_st)
+static int lookup_redo(struct ht_ctl *c, uint64_t dir, const char *name, struct stat *out_st)
 {
+    uint64_t root = ht_hidden_base(dir);
     struct ht_redo_steps s;
     uint64_t step;
 
@@ -500,36 +444,18 @@ static int lookup_redo(struct ht_ctl *c, uint64_t root, const char *name, struct
     return found(c, number_of(HT_HIDDEN_REDO, step & 0xff, root), out_st);
 }
 
+static int lookup_kept(struct ht_ctl *c, uint64_t dir, const char *name, struct stat *out_st)
+{
+    return ht_ns_kept_lookup(c->ns, ht_hidden_base(dir), name, out_st);
+}
+
 static int lookup(struct ht_ctl *c, uint64_t parent, const char *name, struct stat *out_st)
 {
-    uint64_t base = ht_hidden_base(parent);
+    const struct row *row = row_of(parent);
 
     if (!ht_hidden_match(parent))
         return lookup_dir(c, parent, out_st);
-    switch (ht_hidden_kind(parent)) {
-    case HT_HIDDEN_DIR:
-        return lookup_fixed(c, base, name, out_st);
-    case HT_HIDDEN_GRAD_DIR:
-    case HT_HIDDEN_TOPK_DIR:
-    case HT_HIDDEN_STATE_DIR:
-    case HT_HIDDEN_SHARD_PARAM_DIR:
-    case HT_HIDDEN_SHARD_GRAD_DIR:
-    case HT_HIDDEN_SHARD_STATE_DIR:
-        return lookup_param(c, parent, name, out_st);
-    case HT_HIDDEN_PARAM_DIR:
-    case HT_HIDDEN_SHARD_STATES:
-        return lookup_state(c, parent, name, out_st);
-    case HT_HIDDEN_SHARD_DIR:
-        return lookup_rank(c, base, name, out_st);
-    case HT_HIDDEN_SHARD_RANK:
-        return lookup_of_rank(c, parent, name, out_st);
-    case HT_HIDDEN_SNAP_DIR:
-        return ht_ns_kept_lookup(c->ns, base, name, out_st);
-    case HT_HIDDEN_REDO_DIR:
-        return lookup_redo(c, base, name, out_st);
-    default:
-        return -ENOTDIR;
-    }
+    return row->lookup ? row->lookup(c, parent, name, out_st) : -ENOTDIR;
 }
 
 int ht_hidden_lookup(struct ht_ctl *c, uint64_t parent, const char *name, struct stat *out_st)
@@ -593,14 +519,15 @@ static int list_one(struct ht_hidden_dir *d, const char *name, uint64_t ino, uin
     return d->names.err ? d->names.err : d->entries.err;
 }
 
-static int list_fixed(struct ht_hidden_dir *d, uint64_t dir)
+static int list_named(struct ht_hidden_dir *d, uint64_t dir)
 {
-    bool root = below_root(d->ctl, dir);
     int rc = 0;
 
-    for (size_t i = 0; i < HT_ARRAY_SIZE(fixed) && rc == 0; i++)
-        if (is_there(d->ctl, &fixed[i], dir, root))
-            rc = list_one(d, fixed[i].name, number_of(fixed[i].kind, 0, dir), mode_of(fixed[i].kind, 0) & S_IFMT);
+    for (enum ht_hidden_kind kind = 0; rc == 0 && kind < HT_HIDDEN_KINDS; kind++) {
+        const struct row *row = row_at(kind);
+        if (is_there(d->ctl, row, dir))
+            rc = list_one(d, row->name, number_below(dir, kind, 0, ht_hidden_base(dir)), row->mode & S_IFMT);
+    }
     return rc;
 }
 
@@ -622,7 +549,7 @@ static int take_entry(void *ctx, const struct ht_ns_dirent *e) HT_REQUIRES_SHARE
 /* The hidden inode that a file or directory stands for in a hidden directory; 0: none. */
 static uint64_t number_in(struct ht_ctl *c, uint64_t dir, const struct listed *l)
 {
-    enum ht_hidden_kind kind = kind_in(ht_hidden_kind(dir));
+    enum ht_hidden_kind kind = row_of(dir)->entry;
 
     if (S_ISDIR(l->type))
         return number_of_dir(dir, l->ino);
@@ -639,7 +566,7 @@ static void sieve(struct ht_hidden_dir *d, uint64_t dir)
     for (size_t i = 0; i < count; i++) {
         uint64_t ino = l[i].ino, number = number_in(d->ctl, dir, &l[i]);
         if (number)
-            l[kept++] = (struct listed){l[i].name, number, mode_of(ht_hidden_kind(number), 0) & S_IFMT};
+            l[kept++] = (struct listed){l[i].name, number, row_of(number)->mode & S_IFMT};
         ht_ns_forget(d->ctl->ns, ino, 1);
     }
     d->entries.len = kept * sizeof(*l);
@@ -665,14 +592,15 @@ static int list_states(struct ht_hidden_dir *d, uint64_t dir)
     for (unsigned i = 0; i < HT_HIDDEN_STATES_MAX && rc == 0; i++) {
         if (ht_optim_state_name(d->ctl->optim, &desc, i, &name))
             break;
-        rc = list_one(d, name, number_below(dir, kind_of_state(dir), i, param), S_IFREG);
+        rc = list_one(d, name, number_below(dir, row_of(dir)->entry, i, param), S_IFREG);
     }
     ht_ns_close(d->ctl->ns, param);
     return rc;
 }
 
-static int list_kept(struct ht_hidden_dir *d, uint64_t root)
+static int list_kept(struct ht_hidden_dir *d, uint64_t dir)
 {
+    uint64_t root = ht_hidden_base(dir);
     struct ht_ns_kept *all = NULL;
     size_t count = 0;
     int rc = ht_ns_kept_list(d->ctl->ns, root, &all, &count);
@@ -683,8 +611,9 @@ static int list_kept(struct ht_hidden_dir *d, uint64_t root)
     return rc;
 }
 
-static int list_redo(struct ht_hidden_dir *d, uint64_t root)
+static int list_redo(struct ht_hidden_dir *d, uint64_t dir)
 {
+    uint64_t root = ht_hidden_base(dir);
     struct ht_redo_steps s;
     char name[24];
     int rc = ht_optim_redo_steps(d->ctl->optim, root, &s);
@@ -697,8 +626,9 @@ static int list_redo(struct ht_hidden_dir *d, uint64_t root)
 }
 
 /* Without a table any number of ranks has its names, and none is listed. */
-static int list_ranks(struct ht_hidden_dir *d, uint64_t root)
+static int list_ranks(struct ht_hidden_dir *d, uint64_t dir)
 {
+    uint64_t root = ht_hidden_base(dir);
     struct ht_shards table;
     char name[32];
     int rc = ht_shard_table(d->ctl, root, 0, &table);
@@ -713,45 +643,6 @@ static int list_ranks(struct ht_hidden_dir *d, uint64_t root)
     return rc;
 }
 
-static int list_of_rank(struct ht_hidden_dir *d, uint64_t dir)
-{
-    int rc = 0;
-
-    for (size_t i = 0; i < HT_ARRAY_SIZE(of_rank) && rc == 0; i++)
-        rc = list_one(d, of_rank[i].name, number_below(dir, of_rank[i].kind, 0, ht_hidden_base(dir)), S_IFDIR);
-    return rc;
-}
-
-static int list_kind(struct ht_hidden_dir *d, uint64_t ino)
-{
-    uint64_t base = ht_hidden_base(ino);
-
-    switch (ht_hidden_kind(ino)) {
-    case HT_HIDDEN_DIR:
-        return list_fixed(d, base);
-    case HT_HIDDEN_GRAD_DIR:
-    case HT_HIDDEN_TOPK_DIR:
-    case HT_HIDDEN_STATE_DIR:
-    case HT_HIDDEN_SHARD_PARAM_DIR:
-    case HT_HIDDEN_SHARD_GRAD_DIR:
-    case HT_HIDDEN_SHARD_STATE_DIR:
-        return list_params(d, ino);
-    case HT_HIDDEN_PARAM_DIR:
-    case HT_HIDDEN_SHARD_STATES:
-        return list_states(d, ino);
-    case HT_HIDDEN_SHARD_DIR:
-        return list_ranks(d, base);
-    case HT_HIDDEN_SHARD_RANK:
-        return list_of_rank(d, ino);
-    case HT_HIDDEN_SNAP_DIR:
-        return list_kept(d, base);
-    case HT_HIDDEN_REDO_DIR:
-        return list_redo(d, base);
-    default:
-        return -ENOTDIR;
-    }
-}
-
 int ht_hidden_opendir(struct ht_ctl *c, uint64_t ino, const struct ht_caller *caller, struct ht_hidden_dir **out)
 {
     struct ht_hidden_dir *d;
@@ -764,7 +655,7 @@ int ht_hidden_opendir(struct ht_ctl *c, uint64_t ino, const struct ht_caller *ca
         return -ENOMEM;
     d->ctl = c;
     ht_ctl_link(c, &c->dirs, &d->link);
-    rc = list_kind(d, ino);
+    rc = row_of(ino)->list ? row_of(ino)->list(d, ino) : -ENOTDIR;
     if (rc) {
         ht_hidden_closedir(d);
         return rc;
@@ -796,4 +687,55 @@ void ht_hidden_closedir_all(struct ht_ctl *c)
 {
     while (!ht_list_empty(&c->dirs))
         ht_hidden_closedir(ht_list_entry(c->dirs.next, struct ht_hidden_dir, link));
+}
+
+/* ------------------------------------------------------------------- kinds */
+
+#define FILE_MODE .mode = S_IFREG, .mask = 0666
+#define TEXT_MODE .mode = S_IFREG, .mask = 0444
+#define PRIVATE_MODE .mode = S_IFREG | 0400
+#define DIR_MODE .mode = S_IFDIR, .mask = 0555
+#define NAMED .lookup = lookup_named, .list = list_named
+#define PARAMS(kind) DIR_MODE, .lookup = lookup_param, .list = list_params, .entry = (kind)
+#define STATES(kind) .mode = S_IFDIR, .bits = search_bits, .lookup = lookup_state, .list = list_states, .entry = (kind)
+
+static const struct row rows[HT_HIDDEN_KINDS] = {
+    [0] = {FILE_MODE},
+    [HT_HIDDEN_DIR] = {DIR_MODE, NAMED},
+    [HT_HIDDEN_BACKGROUND] = {"background", HT_HIDDEN_DIR, IN_MOUNT, TEXT_MODE},
+    [HT_HIDDEN_CTL] = {"ctl", HT_HIDDEN_DIR, EVERYWHERE, .mode = S_IFREG, .bits = steer_bits},
+    [HT_HIDDEN_DEVICES] = {"devices", HT_HIDDEN_DIR, IN_MOUNT, TEXT_MODE},
+    [HT_HIDDEN_EVENTS] = {"events", HT_HIDDEN_DIR, IN_MOUNT, PRIVATE_MODE},
+    [HT_HIDDEN_GATHER] = {"gather", HT_HIDDEN_DIR, IN_LIVING, FILE_MODE},
+    [HT_HIDDEN_GRAD_DIR] = {"grad", HT_HIDDEN_DIR, IN_MODEL, PARAMS(HT_HIDDEN_GRAD)},
+    [HT_HIDDEN_GRAD] = {FILE_MODE, .size = grad_size},
+    [HT_HIDDEN_TOPK_DIR] = {"grad-topk", HT_HIDDEN_DIR, IN_MODEL, PARAMS(HT_HIDDEN_TOPK)},
+    [HT_HIDDEN_TOPK] = {FILE_MODE},
+    [HT_HIDDEN_KEPT] = {"kept", HT_HIDDEN_DIR, IN_LIVING, TEXT_MODE},
+    [HT_HIDDEN_PLAN] = {"plan", HT_HIDDEN_DIR, IN_MOUNT, PRIVATE_MODE},
+    [HT_HIDDEN_REDO_DIR] = {"redo", HT_HIDDEN_DIR, IN_LIVING, .mode = S_IFDIR | 0500, .lookup = lookup_redo,
+                            .list = list_redo},
+    [HT_HIDDEN_REDO] = {PRIVATE_MODE, .size = redo_size},
+    [HT_HIDDEN_ROOTS] = {"roots", HT_HIDDEN_DIR, IN_MOUNT, TEXT_MODE},
+    [HT_HIDDEN_SHARD_DIR] = {"shard", HT_HIDDEN_DIR, IN_ROOT, DIR_MODE, .lookup = lookup_rank, .list = list_ranks},
+    [HT_HIDDEN_SNAP_DIR] = {"snap", HT_HIDDEN_DIR, IN_LIVING, DIR_MODE, .lookup = lookup_kept, .list = list_kept},
+    [HT_HIDDEN_STATE_DIR] = {"state", HT_HIDDEN_DIR, IN_MODEL, PARAMS(HT_HIDDEN_PARAM_DIR)},
+    [HT_HIDDEN_PARAM_DIR] = {STATES(HT_HIDDEN_STATE)},
+    [HT_HIDDEN_STATE] = {FILE_MODE, .size = state_size},
+    [HT_HIDDEN_STATS] = {"stats", HT_HIDDEN_DIR, EVERYWHERE, TEXT_MODE},
+    [HT_HIDDEN_TRACE] = {"trace", HT_HIDDEN_DIR, IN_MOUNT, PRIVATE_MODE},
+
+    [HT_HIDDEN_SHARD_RANK] = {DIR_MODE, NAMED},
+    [HT_HIDDEN_SHARD_GRAD_DIR] = {"grad", HT_HIDDEN_SHARD_RANK, EVERYWHERE, PARAMS(HT_HIDDEN_SHARD_GRAD)},
+    [HT_HIDDEN_SHARD_PARAM_DIR] = {"param", HT_HIDDEN_SHARD_RANK, EVERYWHERE, PARAMS(HT_HIDDEN_SHARD_PARAM)},
+    [HT_HIDDEN_SHARD_STATE_DIR] = {"state", HT_HIDDEN_SHARD_RANK, EVERYWHERE, PARAMS(HT_HIDDEN_SHARD_STATES)},
+    [HT_HIDDEN_SHARD_STATES] = {STATES(HT_HIDDEN_SHARD_STATE)},
+    [HT_HIDDEN_SHARD_PARAM] = {FILE_MODE, .size = shard_size},
+    [HT_HIDDEN_SHARD_GRAD] = {FILE_MODE, .size = shard_size},
+    [HT_HIDDEN_SHARD_STATE] = {FILE_MODE, .size = shard_size},
+};
+
+static const struct row *row_at(enum ht_hidden_kind kind)
+{
+    return &rows[kind];
 }

@@ -70,18 +70,17 @@ bool ht_hidden_open_waits(uint64_t ino);
 /* The model root that an open, or any other call, may have to wait for; 0: none. */
 uint64_t ht_hidden_root(struct ht_ctl *c, uint64_t ino);
 ssize_t ht_hidden_read(struct ht_hidden_file *f, uint64_t off, void *buf, size_t len) HT_MUST_CHECK;
-ssize_t ht_hidden_write(struct ht_hidden_file *f, uint64_t off, const void *buf, size_t len) HT_MUST_CHECK;
+/* waits false: -EAGAIN, where that of a gradient would WAIT for a step. Then the same bytes are written again. */
+ssize_t ht_hidden_write(struct ht_hidden_file *f, uint64_t off, const void *buf, size_t len, bool waits) HT_MUST_CHECK;
 /*
  * A write of a shard of a parameter, with its bytes in buf: waits for updates of these bytes. The kernel drops its
  * pages of them, and writes those that a mapping has changed: WAITS for requests that it may hold back (ops_hidden.c).
  */
 void ht_hidden_wait_updates(struct ht_hidden_file *f, uint64_t off, void *buf, size_t len);
 void ht_hidden_drop_pages(struct ht_hidden_file *f, uint64_t off, void *buf, size_t len);
-/* For gradients: as ht_hidden_write, but -EAGAIN, to be written again, if that one waits for a step. */
-ssize_t ht_hidden_try_write(struct ht_hidden_file *f, uint64_t off, const void *buf, size_t len) HT_MUST_CHECK;
 bool ht_hidden_is_dense(const struct ht_hidden_file *f);
-/* Does a write try first whether it has to wait? */
-bool ht_hidden_tries(const struct ht_hidden_file *f);
+/* Are its writes traced member by member? */
+bool ht_hidden_is_traced(const struct ht_hidden_file *f);
 /* Bytes of a whole gradient; 0: it is no gradient. */
 uint64_t ht_hidden_gradient_bytes(const struct ht_hidden_file *f);
 /* The parameter of a gradient or state. */
@@ -117,8 +116,8 @@ enum ht_lane_kind {
     HT_LANES,
     HT_LANE_NONE = HT_LANES,
 };
-enum ht_hidden_op { HT_HIDDEN_READ, HT_HIDDEN_WRITE, HT_HIDDEN_FLUSH };
-/* buf: the bytes to write. The write of a dense gradient is tried first. */
+enum ht_hidden_op { HT_HIDDEN_READ, HT_HIDDEN_WRITE, HT_HIDDEN_FLUSH, HT_HIDDEN_OPS };
+/* buf: the bytes to write. One in no lane must not wait. */
 enum ht_lane_kind ht_hidden_lane(const struct ht_hidden_file *f, enum ht_hidden_op op, const void *buf, size_t len);
 /* Of its writes; and of its reads. */
 enum ht_traffic_kind ht_hidden_traffic(const struct ht_hidden_file *f);

@@ -31,37 +31,30 @@ enum ht_hidden_kind {
     HT_HIDDEN_ROOTS,      /* .hitrain/roots of the mount's root */
     HT_HIDDEN_KEPT,       /* .hitrain/kept; base: the model root's directory */
 
-    /* Those below it also have a rank, and the number of ranks. */
-    HT_HIDDEN_SHARD_FIRST = 128,
-    HT_HIDDEN_SHARD_RANK = HT_HIDDEN_SHARD_FIRST, /* .hitrain/shard/<r>of<R>; base: the model root's directory */
-    HT_HIDDEN_SHARD_PARAM_DIR,                    /* .../param; base: its directory, as in the next two */
-    HT_HIDDEN_SHARD_GRAD_DIR,                     /* .../grad */
-    HT_HIDDEN_SHARD_STATE_DIR,                    /* .../state */
-    HT_HIDDEN_SHARD_STATES,                       /* .../state/P; base: P, as in the next three */
-    HT_HIDDEN_SHARD_PARAM,                        /* .../param/P */
-    HT_HIDDEN_SHARD_GRAD,                         /* .../grad/P */
-    HT_HIDDEN_SHARD_STATE,                        /* .../state/P/NAME; index: which NAME */
+    /* These also have a rank, and the number of ranks. */
+    HT_HIDDEN_SHARD_RANK,      /* .hitrain/shard/<r>of<R>; base: the model root's directory */
+    HT_HIDDEN_SHARD_PARAM_DIR, /* .../param; base: its directory, as in the next two */
+    HT_HIDDEN_SHARD_GRAD_DIR,  /* .../grad */
+    HT_HIDDEN_SHARD_STATE_DIR, /* .../state */
+    HT_HIDDEN_SHARD_STATES,    /* .../state/P; base: P, as in the next three */
+    HT_HIDDEN_SHARD_PARAM,     /* .../param/P */
+    HT_HIDDEN_SHARD_GRAD,      /* .../grad/P */
+    HT_HIDDEN_SHARD_STATE,     /* .../state/P/NAME; index: which NAME */
+    HT_HIDDEN_KINDS,
 };
 static_assert(HT_REDO_READABLE_MAX < 256, "the index tells readable steps apart");
 enum { HT_HIDDEN_STATES_MAX = 255 };
 
+/* A number that is none has the kind 0. */
 enum ht_hidden_kind ht_hidden_kind(uint64_t ino);
 unsigned ht_hidden_index(uint64_t ino);
 uint64_t ht_hidden_base(uint64_t ino);
 static inline bool ht_hidden_is_shard(enum ht_hidden_kind kind)
 {
-    return kind >= HT_HIDDEN_SHARD_FIRST;
+    return kind >= HT_HIDDEN_SHARD_RANK;
 }
-/* For the owner and root: they name things in directories that not all users may search. */
-static inline bool ht_hidden_is_private(enum ht_hidden_kind kind)
-{
-    return kind == HT_HIDDEN_EVENTS || kind == HT_HIDDEN_TRACE || kind == HT_HIDDEN_PLAN || kind == HT_HIDDEN_REDO;
-}
-/* For all who may read the directory. */
-static inline bool ht_hidden_is_text(enum ht_hidden_kind kind)
-{
-    return kind == HT_HIDDEN_STATS || (kind >= HT_HIDDEN_DEVICES && kind <= HT_HIDDEN_KEPT);
-}
+/* For the owner and root: it names things in directories that not all users may search. */
+bool ht_hidden_is_private(uint64_t ino);
 /* Of a kind below .hitrain/shard. */
 void ht_hidden_ranks(uint64_t ino, unsigned *out_rank, unsigned *out_ranks);
 /*

@@ -61,7 +61,7 @@ static void free_feed(void *ctx)
     free(f);
 }
 
-int ht_kept_feed_open(struct ht_ctl *c, uint64_t root, struct ht_feed **out)
+int ht_kept_feed_open(struct ht_ctl *c, uint64_t root, const struct ht_caller *caller, struct ht_feed **out)
 {
     struct kept_feed *f = calloc(1, sizeof(*f));
     int rc = f ? ht_ns_kept_list(c->ns, root, &f->all, &f->count) : -ENOMEM;

@@ -492,6 +492,23 @@ static int add_if_known(void *ctx, uint64_t ino)
     return ht_ctl_may_find(list->ctl, ino, list->caller) ? add_root(ctx, ino) : 0;
 }
 
+/* Takes the caller's groups once for all roots. */
+static int add_known(struct root_list *list, const struct ht_caller *caller)
+{
+    struct ht_person person;
+    struct ht_caller known;
+    int rc = ht_person_init(&person, caller);
+
+    if (rc)
+        return rc;
+    known = ht_person_caller(&person);
+    list->caller = &known;
+    rc = ht_ns_roots(list->ctl->ns, add_if_known, list);
+    list->caller = NULL;
+    ht_person_free(&person);
+    return rc;
+}
+
 static void metric_head(const struct row *row, struct ht_buf *out)
 {
     size_t len = strlen(row->word);
@@ -579,9 +596,9 @@ static void claim_metrics(const struct root_list *list, struct ht_buf *out)
 
 int ht_metrics_openmetrics(struct ht_ctl *c, uint64_t root, const struct ht_caller *caller, struct ht_buf *out)
 {
-    struct root_list list = {.ctl = c, .caller = caller, .found = HT_BUF_INIT};
+    struct root_list list = {.ctl = c, .found = HT_BUF_INIT};
     struct metrics f;
-    int rc = root ? add_root(&list, root) : ht_ns_roots(c->ns, add_if_known, &list);
+    int rc = root ? add_root(&list, root) : add_known(&list, caller);
 
     if (rc == 0 && !root)
         rc = gather(c, HT_METRICS_STORE, 0, 0, false, &f);
@@ -652,14 +669,14 @@ static void free_list(void *ctx)
     free(list);
 }
 
-int ht_root_feed_open(struct ht_ctl *c, const struct ht_caller *caller, struct ht_feed **out)
+int ht_root_feed_open(struct ht_ctl *c, uint64_t base, const struct ht_caller *caller, struct ht_feed **out)
 {
     struct root_list *list = calloc(1, sizeof(*list));
 
     if (!list)
         return -ENOMEM;
-    *list = (struct root_list){.ctl = c, .caller = caller, .found = HT_BUF_INIT};
-    int rc = ht_ns_roots(c->ns, add_if_known, list);
+    *list = (struct root_list){.ctl = c, .found = HT_BUF_INIT};
+    int rc = add_known(list, caller);
     if (rc) {
         free_list(list);
         return rc;

@@ -1,11 +1,17 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* plan.c - see plan.h. */
-#include "fs/ctl/plan.h"
+/*
+ * plan.c - readers of .hitrain/plan: the plan that the store follows (tiering/api/plan.h), with paths.
+ *
+ * The first line is about the whole plan, each other one about one use of a part of a file. Lines have no numbers, so
+ * offsets do not count. They end where the plan does, and also when another plan takes its place.
+ */
+#include "fs/ctl/ctl_priv.h"
+#include "fs/ctl/events.h"
+#include "fs/ctl/feed.h"
 
 #include <stdio.h>
 #include <stdlib.h>
 
-#include "fs/ctl/events.h"
 #include "tiering/api/plan.h"
 #include "tiering/base/json.h"
 
@@ -91,7 +97,7 @@ static int next_lines(void *ctx, uint64_t *after, FILE *to)
     return n > 0;
 }
 
-int ht_plan_feed_open(struct ht_ctl *c, struct ht_feed **out)
+int ht_plan_feed_open(struct ht_ctl *c, uint64_t base, const struct ht_caller *caller, struct ht_feed **out)
 {
     struct plan_feed *f = calloc(1, sizeof(*f));
 

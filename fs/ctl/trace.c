@@ -1,11 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* trace.c - see trace.h. */
-#include "fs/ctl/trace.h"
+/* trace.c - readers of .hitrain/trace: the entries of tiering/base/trace.h, with paths. */
+#include "fs/ctl/ctl_priv.h"
+#include "fs/ctl/events.h"
+#include "fs/ctl/feed.h"
 
 #include <stdio.h>
 #include <stdlib.h>
 
-#include "fs/ctl/events.h"
 #include "tiering/base/json.h"
 
 enum { NAMES = 256, LINES_BYTES = 1 << 16 };
@@ -70,7 +71,7 @@ static int next_lines(void *ctx, uint64_t *after, FILE *to)
     return any;
 }
 
-int ht_trace_feed_open(struct ht_ctl *c, struct ht_feed **out)
+int ht_trace_feed_open(struct ht_ctl *c, uint64_t base, const struct ht_caller *caller, struct ht_feed **out)
 {
     struct trace_feed *f = calloc(1, sizeof(*f));
 

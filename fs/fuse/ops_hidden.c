@@ -20,9 +20,8 @@ static void trace_gradient(struct ht_fuse *f, const struct ht_hidden_file *file,
                            const struct ht_trace_mark *mark)
 {
     bool dense = ht_hidden_is_dense(file);
-    bool other = !ht_hidden_tries(file) && ht_hidden_traffic(file) == HT_TRAFFIC_GRAD; /* others trace themselves */
 
-    if (dense || other)
+    if (ht_hidden_traffic(file) == HT_TRAFFIC_GRAD && !ht_hidden_is_traced(file))
         ht_trace_end(ht_store_trace(f->store), mark, HT_TRACE_GRADIENT, ht_hidden_param(file), dense ? off : 0,
                      dense ? bytes : 0);
 }
@@ -179,7 +178,7 @@ static ssize_t count_failed(struct ht_fuse *f, const struct ht_hidden_file *file
 static ssize_t write_then_drop(struct ht_fuse *f, struct ht_hidden_file *file, uint64_t off, const char *buf,
                                size_t size, bool pages)
 {
-    ssize_t n = count_failed(f, file, off, size, pages, ht_hidden_write(file, off, buf, size));
+    ssize_t n = count_failed(f, file, off, size, pages, ht_hidden_write(file, off, buf, size, true));
     int rc = drop_later(f, ht_hidden_param(file));
 
     return rc ? rc : n;
@@ -214,7 +213,7 @@ static void job_drop_and_write(struct ht_job *job)
     drop_privilege(job->req, job->file, false);
     ht_hidden_drop_pages(job->file, job->off, job->data, job->size);
     ht_hidden_wait_updates(job->file, job->off, job->data, job->size);
-    n = ht_hidden_write(job->file, job->off, job->data, job->size);
+    n = ht_hidden_write(job->file, job->off, job->data, job->size, true);
     n = count_failed(f, job->file, job->off, job->size, false, n);
     ht_hidden_drop_pages(job->file, job->off, job->data, job->size);
     reply_written(f, job->req, job->file, job->off, n, &mark);
@@ -252,7 +251,7 @@ static void write_param(fuse_req_t req, fuse_ino_t ino, const char *buf, size_t 
 static void job_write(struct ht_job *job)
 {
     struct ht_trace_mark mark = ht_trace_begin_at(job->request.began_ns);
-    ssize_t n = ht_hidden_write(job->file, job->off, job->data, job->size);
+    ssize_t n = ht_hidden_write(job->file, job->off, job->data, job->size, true);
 
     reply_written(job->fuse, job->req, job->file, job->off, n, &mark);
 }
@@ -294,8 +293,7 @@ void ht_hidden_op_write(fuse_req_t req, fuse_ino_t ino, const char *buf, size_t 
         return;
     }
     struct ht_trace_mark mark = ht_trace_begin();
-    n = ht_hidden_tries(file) ? ht_hidden_try_write(file, (uint64_t)off, buf, size)
-                              : ht_hidden_write(file, (uint64_t)off, buf, size);
+    n = ht_hidden_write(file, (uint64_t)off, buf, size, false);
     if (n == -EAGAIN)
         write_later(req, ino, HT_LANE_WRITE, buf, size, off, fi);
     else
@@ -304,7 +302,7 @@ void ht_hidden_op_write(fuse_req_t req, fuse_ino_t ino, const char *buf, size_t 
 
 static void job_command(struct ht_job *job)
 {
-    ssize_t n = ht_hidden_write(job->file, 0, job->data, job->size);
+    ssize_t n = ht_hidden_write(job->file, 0, job->data, job->size, true);
 
     if (n < 0)
         ht_reply(job->req, (int)n);

@@ -108,7 +108,7 @@ static uint64_t hidden_inode(const char *const path[DEPTH_MAX], uint64_t held[DE
 static void use_hidden(struct ht_hidden_file *f, uint64_t off, const uint8_t *data, size_t len)
 {
     static uint8_t buf[READ_BYTES];
-    ssize_t n = len ? ht_hidden_write(f, off, data, len) : 0;
+    ssize_t n = len ? ht_hidden_write(f, off, data, len, true) : 0;
 
     n = ht_hidden_read(f, off, buf, sizeof(buf));
     MUST(n <= (ssize_t)sizeof(buf));

@@ -38,7 +38,7 @@ static void *read_all(void *arg)
     ssize_t n;
 
     opens = true;
-    ck_assert_int_eq(ht_event_feed_open(k.ctl, &f), 0);
+    ck_assert_int_eq(ht_event_feed_open(k.ctl, HT_NS_ROOT_INO, NULL, &f), 0);
     while (at + 1 < sizeof(words) && (n = ht_feed_read(f, 0, words + at, sizeof(words) - 1 - at)) > 0)
         at += (size_t)n;
     words[at] = 0;
