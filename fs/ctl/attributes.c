@@ -23,20 +23,25 @@ struct request {
     const struct ht_caller *caller;
 };
 
+enum { TEXT_MAX = 32768, MAKING_MAX = 64, VALUES_MAX = 4 };
+
+/* 0, or -errno with a message in err. */
+typedef int check_fn(const struct request *q, char err[HT_CTL_ERROR_MAX]);
+
 struct word {
     const char *word;
-    /* 0, or -errno with a message in err. NULL: no check. */
-    int (*check)(const struct request *q, char err[HT_CTL_ERROR_MAX]);
+    check_fn *check; /* of its value and of the right to set it; NULL: none */
     /* NULL: kept by fs/ns. */
     int (*set)(const struct request *q);
     ssize_t (*get)(struct ht_ctl *c, uint64_t ino, char *buf, size_t cap); /* whole text, at most cap bytes */
     int (*remove)(const struct request *q);
+    check_fn *may_remove;                            /* NULL: it needs no more rights than any attribute */
+    const char *values[VALUES_MAX];                  /* all that there are, before the check; none: any */
+    int (*changed)(const struct request *q, int rc); /* after a set or remove that returned rc; returns it, too */
     bool waits;
     /* In place of get: the whole text, of any length, or NULL. */
     const char *(*text)(struct ht_ctl *c, uint64_t ino);
 };
-
-enum { TEXT_MAX = 32768, MAKING_MAX = 64 };
 
 /* ------------------------------------------------------------------ checks */
 
@@ -52,7 +57,7 @@ static const char *quoted(const struct request *q, char out[40])
 }
 
 /* The dtypes of a parameter decide what its bytes and those of its gradients mean. A new file has none. */
-static int may_set_dtype(const struct request *q)
+static int may_set_dtype(const struct request *q, char err[HT_CTL_ERROR_MAX])
 {
     struct stat st;
     int rc = ht_ns_getattr(q->ctl->ns, q->ino, &st);
@@ -69,7 +74,7 @@ static int check_dtype(const struct request *q, char err[HT_CTL_ERROR_MAX])
     int at;
 
     if (ht_parse_dtype(q->value, q->len))
-        return may_set_dtype(q);
+        return may_set_dtype(q, err);
     at = snprintf(err, HT_CTL_ERROR_MAX, "dtype: \"%s\" is not known; known are", quoted(q, given));
     for (size_t i = 0; i < HT_DTYPE_WORDS && at < HT_CTL_ERROR_MAX; i++)
         at += snprintf(err + at, (size_t)(HT_CTL_ERROR_MAX - at), " %s", ht_dtype_words[i].word);
@@ -82,7 +87,7 @@ static int check_grad_dtype(const struct request *q, char err[HT_CTL_ERROR_MAX])
     char given[40];
 
     if (row && (row->dtype == HT_DTYPE_F32 || row->dtype == HT_DTYPE_BF16 || row->dtype == HT_DTYPE_F16))
-        return may_set_dtype(q);
+        return may_set_dtype(q, err);
     snprintf(err, HT_CTL_ERROR_MAX, "grad_dtype: \"%s\" is not known; gradients are f32, bf16 or f16",
              quoted(q, given));
     return -EINVAL;
@@ -115,16 +120,16 @@ static int check_members(const struct request *q, char err[HT_CTL_ERROR_MAX])
     return ht_shape_fits(q->ctl, q->ino, shape, (size_t)rc, err);
 }
 
-static int check_one_of(const struct request *q, const char *const *allowed, char err[HT_CTL_ERROR_MAX])
+static int check_value(const struct request *q, const char *const values[VALUES_MAX], char err[HT_CTL_ERROR_MAX])
 {
     int at;
 
-    for (const char *const *a = allowed; *a; a++)
-        if (strlen(*a) == q->len && memcmp(*a, q->value, q->len) == 0)
+    for (unsigned i = 0; i < VALUES_MAX && values[i]; i++)
+        if (strlen(values[i]) == q->len && memcmp(values[i], q->value, q->len) == 0)
             return 0;
     at = snprintf(err, HT_CTL_ERROR_MAX, "%s: known are", q->name + strlen(HT_XATTR_PREFIX));
-    for (const char *const *a = allowed; *a && at < HT_CTL_ERROR_MAX; a++)
-        at += snprintf(err + at, (size_t)(HT_CTL_ERROR_MAX - at), " '%s'", *a);
+    for (unsigned i = 0; i < VALUES_MAX && values[i] && at < HT_CTL_ERROR_MAX; i++)
+        at += snprintf(err + at, (size_t)(HT_CTL_ERROR_MAX - at), " '%s'", values[i]);
     return -EINVAL;
 }
 
@@ -149,43 +154,11 @@ static int check_class_owner(const struct request *q, char err[HT_CTL_ERROR_MAX]
     return rc ? rc : S_ISDIR(st.st_mode) ? check_owner(q, err) : 0;
 }
 
-static int check_class(const struct request *q, char err[HT_CTL_ERROR_MAX])
-{
-    static const char *const allowed[] = {"durable", "scratch", NULL};
-    int rc = check_one_of(q, allowed, err);
-
-    return rc ? rc : check_class_owner(q, err);
-}
-
-/* All devices are of one kind: fast would promise what no device has. */
-static int check_tier(const struct request *q, char err[HT_CTL_ERROR_MAX])
-{
-    static const char *const allowed[] = {"", "dram", "capacity", NULL};
-    int rc = check_one_of(q, allowed, err);
-
-    return rc ? rc : check_owner(q, err);
-}
-
-static int check_compress(const struct request *q, char err[HT_CTL_ERROR_MAX])
-{
-    static const char *const allowed[] = {"off", "auto", NULL};
-
-    return check_one_of(q, allowed, err);
-}
-
-static int check_pin_word(const struct request *q, char err[HT_CTL_ERROR_MAX])
-{
-    static const char *const allowed[] = {"", "dram", NULL};
-    int rc = check_one_of(q, allowed, err);
-
-    return rc ? rc : check_owner(q, err);
-}
-
 /* Is there room to pin the whole file? */
 static int check_pin(const struct request *q, char err[HT_CTL_ERROR_MAX])
 {
     struct ht_obj *obj;
-    int rc = check_pin_word(q, err);
+    int rc = check_owner(q, err);
 
     if (rc || !q->len)
         return rc;
@@ -221,6 +194,11 @@ static int check_next_use(const struct request *q, char err[HT_CTL_ERROR_MAX])
     return -EINVAL;
 }
 
+static int check_steers(const struct request *q, char err[HT_CTL_ERROR_MAX])
+{
+    return ht_ctl_may_steer(q->ctl, q->ino, q->caller);
+}
+
 /* It says who writes what: the right to steer the model is needed. */
 static int check_shards(const struct request *q, char err[HT_CTL_ERROR_MAX])
 {
@@ -236,7 +214,7 @@ static int check_shards(const struct request *q, char err[HT_CTL_ERROR_MAX])
             "former rank 1; at most %u numbers",
             HT_SHARDS_RANKS_MAX, HT_SHARDS_CHANGES_MAX);
     else
-        return ht_ctl_may_steer(q->ctl, q->ino, q->caller);
+        return check_steers(q, err);
     return rc;
 }
 
@@ -271,18 +249,6 @@ static int check_endurance(const struct request *q, char err[HT_CTL_ERROR_MAX])
 
 /* ----------------------------------------------------------- special words */
 
-/* A word that only the owner may set cannot be removed by other users. */
-static int remove_checked(const struct request *q, const char *kind,
-                          int (*check)(const struct request *q, char err[HT_CTL_ERROR_MAX]))
-{
-    char err[HT_CTL_ERROR_MAX] = "";
-    int rc = check(q, err);
-
-    if (rc && err[0])
-        ht_last_error_set(q->ctl, q->ino, kind, "%s", err);
-    return rc ? rc : ht_ns_removexattr(q->ctl->ns, q->ino, q->name);
-}
-
 static int class_changed(const struct request *q, int rc)
 {
     if (rc == -EOPNOTSUPP)
@@ -292,67 +258,28 @@ static int class_changed(const struct request *q, int rc)
     return rc;
 }
 
-static int set_class(const struct request *q)
-{
-    return class_changed(q, ht_ns_setxattr(q->ctl->ns, q->ino, q->name, q->value, q->len, q->flags));
-}
-
-static int remove_class(const struct request *q)
-{
-    return class_changed(q, remove_checked(q, "class", check_class_owner));
-}
-
-static int remove_pin(const struct request *q)
-{
-    return remove_checked(q, "pin", check_owner);
-}
-
-static int remove_tier(const struct request *q)
-{
-    return remove_checked(q, "tier", check_owner);
-}
-
-/* Open files depend on the dtype in several ways: they read it again. */
 static int set_dtype(const struct request *q)
 {
     const char *own = ht_parse_dtype(q->value, q->len)->word; /* the usual name, if the caller gave another one */
-    int rc = ht_ns_setxattr(q->ctl->ns, q->ino, q->name, own, strlen(own), q->flags);
 
+    return ht_ns_setxattr(q->ctl->ns, q->ino, q->name, own, strlen(own), q->flags);
+}
+
+/* Open files depend on the dtype in several ways: they read it again. */
+static int dtype_changed(const struct request *q, int rc)
+{
     ht_ctl_changed(q->ctl);
     return rc;
 }
 
-static int remove_dtype(const struct request *q)
+static int compress_changed(const struct request *q, int rc)
 {
-    int rc = may_set_dtype(q);
-
-    if (rc == 0)
-        rc = ht_ns_removexattr(q->ctl->ns, q->ino, q->name);
-
-    ht_ctl_changed(q->ctl);
-    return rc;
-}
-
-static int set_compress(const struct request *q)
-{
-    int rc = ht_ns_setxattr(q->ctl->ns, q->ino, q->name, q->value, q->len, q->flags);
-
     ht_ns_compress_changed(q->ctl->ns);
     return rc;
 }
 
-static int set_endurance(const struct request *q)
+static int endurance_changed(const struct request *q, int rc)
 {
-    int rc = ht_ns_setxattr(q->ctl->ns, q->ino, q->name, q->value, q->len, q->flags);
-
-    ht_endurance_apply(q->ctl);
-    return rc;
-}
-
-static int remove_endurance(const struct request *q)
-{
-    int rc = remove_checked(q, "endurance", check_owner);
-
     ht_endurance_apply(q->ctl);
     return rc;
 }
@@ -388,23 +315,11 @@ static int set_next_use(const struct request *q)
     return rc;
 }
 
-static int remove_shards(const struct request *q)
-{
-    int rc = ht_ctl_may_steer(q->ctl, q->ino, q->caller);
-
-    return rc ? rc : ht_ns_removexattr(q->ctl->ns, q->ino, q->name);
-}
-
 static int remove_next_use(const struct request *q)
 {
     struct ht_obj *obj;
-    char err[HT_CTL_ERROR_MAX] = "";
-    int rc = check_owner(q, err);
+    int rc = ht_ns_open(q->ctl->ns, q->ino, &obj);
 
-    if (rc && err[0])
-        ht_last_error_set(q->ctl, q->ino, "next_use", "%s", err);
-    if (!rc)
-        rc = ht_ns_open(q->ctl->ns, q->ino, &obj);
     if (rc)
         return rc == -EISDIR || rc == -EINVAL ? -ENODATA : rc;
     rc = ht_obj_forget_next_use(obj);
@@ -612,27 +527,29 @@ static int read_only(const struct request *q)
 }
 
 static const struct word words[] = {
-    {"dtype", check_dtype, set_dtype, NULL, remove_dtype, false},
-    {"shape", check_shape, NULL, NULL, NULL, false},
-    {"members", check_members, NULL, NULL, NULL, false},
-    {"grad_dtype", check_grad_dtype, set_dtype, NULL, remove_dtype, false},
-    {"class", check_class, set_class, NULL, remove_class, false},
-    {"pin", check_pin, set_pin, NULL, remove_pin, false},
-    {"tier", check_tier, NULL, NULL, remove_tier, false},
-    {"next_use", check_next_use, set_next_use, get_next_use, remove_next_use, false},
-    {"compress", check_compress, set_compress, NULL, NULL, false},
-    {"shards", check_shards, NULL, NULL, remove_shards, false},
-    {"endurance", check_endurance, set_endurance, NULL, remove_endurance, false},
-    {"optimizer", NULL, set_optimizer, NULL, remove_optimizer, true},
-    {"step", NULL, set_step, get_step, read_only, true},
-    {"making", check_making, NULL, NULL, NULL, false},
-    {"error", NULL, set_error, get_error, clear_error, false},
-    {"durable_step", NULL, read_only, get_durable_step, read_only, false},
-    {"grad_norm", NULL, read_only, get_grad_norm, read_only, false},
-    {"stats", NULL, read_only, get_stats, read_only, false},
-    {"digest", NULL, read_only, get_digest, read_only, false},
-    {"redo", NULL, read_only, get_redo, read_only, false},
-    {"options", NULL, read_only, NULL, read_only, false, options_of},
+    {"dtype", check_dtype, set_dtype, .may_remove = may_set_dtype, .changed = dtype_changed},
+    {"shape", check_shape},
+    {"members", check_members},
+    {"grad_dtype", check_grad_dtype, set_dtype, .may_remove = may_set_dtype, .changed = dtype_changed},
+    {"class", check_class_owner, .may_remove = check_class_owner, .values = {"durable", "scratch"},
+     .changed = class_changed},
+    {"pin", check_pin, set_pin, .may_remove = check_owner, .values = {"", "dram"}},
+    /* All devices are of one kind: fast would promise what no device has. */
+    {"tier", check_owner, .may_remove = check_owner, .values = {"", "dram", "capacity"}},
+    {"next_use", check_next_use, set_next_use, get_next_use, remove_next_use, .may_remove = check_owner},
+    {"compress", .values = {"off", "auto"}, .changed = compress_changed},
+    {"shards", check_shards, .may_remove = check_steers},
+    {"endurance", check_endurance, .may_remove = check_owner, .changed = endurance_changed},
+    {"optimizer", NULL, set_optimizer, NULL, remove_optimizer, .waits = true},
+    {"step", NULL, set_step, get_step, read_only, .waits = true},
+    {"making", check_making},
+    {"error", NULL, set_error, get_error, clear_error},
+    {"durable_step", NULL, read_only, get_durable_step, read_only},
+    {"grad_norm", NULL, read_only, get_grad_norm, read_only},
+    {"stats", NULL, read_only, get_stats, read_only},
+    {"digest", NULL, read_only, get_digest, read_only},
+    {"redo", NULL, read_only, get_redo, read_only},
+    {"options", NULL, read_only, NULL, read_only, .text = options_of},
 };
 
 /* ---------------------------------------------------------------- dispatch */
@@ -682,13 +599,17 @@ int ht_attribute_set(struct ht_ctl *c, uint64_t ino, const char *name, const voi
 
     if (!w)
         return unknown(c, ino, name);
-    rc = w->check ? w->check(&q, err) : 0;
+    rc = w->values[0] ? check_value(&q, w->values, err) : 0;
+    if (rc == 0 && w->check)
+        rc = w->check(&q, err);
     if (rc) {
         if (err[0])
             ht_last_error_set_below(c, ino, w->word, "%s", err);
         return rc;
     }
     rc = w->set ? w->set(&q) : ht_ns_setxattr(c->ns, ino, name, value, len, flags);
+    if (w->changed)
+        rc = w->changed(&q, rc);
     if (rc == 0) {
         ht_last_error_done(c, ino, w->word);
         ht_last_error_done(c, ino, "attribute");
@@ -734,8 +655,16 @@ int ht_attribute_remove(struct ht_ctl *c, uint64_t ino, const char *name, const 
 {
     struct request q = {c, ino, name, NULL, 0, 0, caller};
     const struct word *w = find(name);
+    char err[HT_CTL_ERROR_MAX] = "";
+    int rc;
 
     if (!w)
         return ht_metrics_known(name + strlen(HT_XATTR_PREFIX)) ? -EOPNOTSUPP : -ENODATA;
-    return w->remove ? w->remove(&q) : ht_ns_removexattr(c->ns, ino, name);
+    rc = w->may_remove ? w->may_remove(&q, err) : 0;
+    if (rc && err[0])
+        ht_last_error_set(c, ino, w->word, "%s", err);
+    if (rc)
+        return rc;
+    rc = w->remove ? w->remove(&q) : ht_ns_removexattr(c->ns, ino, name);
+    return w->changed ? w->changed(&q, rc) : rc;
 }
