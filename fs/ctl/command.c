@@ -107,36 +107,22 @@ static int decide(struct ht_ctl *c, uint64_t root, uint64_t ino, const struct ht
     return rc;
 }
 
-struct params {
-    uint64_t root;
-    struct ht_buf found; /* uint64_t each */
-};
-
-static int note_param(void *ctx, const struct ht_optim_entry *e)
-{
-    struct params *p = ctx;
-
-    if (e->root == p->root && e->parameter)
-        ht_buf_put(&p->found, &e->parameter, sizeof(e->parameter));
-    return p->found.err;
-}
-
 /* Every parameter that has state, until one is refused. */
 static int reset_all(struct ht_ctl *c, uint64_t root, const struct ht_seat *seat, const struct ht_command *cmd,
                      char err[HT_CTL_ERROR_MAX])
 {
     const struct ht_caller caller = {.cred = seat->person.cred};
-    struct params p = {.root = root, .found = HT_BUF_INIT};
+    struct ht_buf found = HT_BUF_INIT;
     int rc = ht_ctl_owner(c, root, &caller);
 
     if (rc == -EPERM)
         snprintf(err, HT_CTL_ERROR_MAX, "all parameters: only the owner of the model's directory may, or root");
     if (rc == 0)
-        rc = ht_optim_walk(c->optim, note_param, &p);
-    for (size_t at = 0; rc == 0 && at < p.found.len; at += sizeof(uint64_t)) {
+        rc = ht_override_stateful(c, root, &found);
+    for (size_t at = 0; rc == 0 && at < found.len; at += sizeof(uint64_t)) {
         char path[160];
         uint64_t ino;
-        memcpy(&ino, p.found.data + at, sizeof(ino));
+        memcpy(&ino, found.data + at, sizeof(ino));
         rc = reset_or_drop(c, root, ino, seat, cmd, err);
         if (!rc || err[0])
             continue;
@@ -144,7 +130,7 @@ static int reset_all(struct ht_ctl *c, uint64_t root, const struct ht_seat *seat
         snprintf(err, HT_CTL_ERROR_MAX, "%s: %s", path,
                  rc == -EBUSY ? "it has a gradient in the open step; commit or abort first" : strerror(-rc));
     }
-    ht_buf_free(&p.found);
+    ht_buf_free(&found);
     return rc;
 }
 

@@ -41,11 +41,7 @@ static bool hook_renamed(void *ctx, uint64_t ino)
 
 static void hook_invalidate(void *ctx, uint64_t oid, uint64_t off, uint64_t len)
 {
-    struct ht_ctl *c = ctx;
-    const struct ht_ctl_cache *cache = c->cache;
-
-    if (cache)
-        cache->drop_data(cache->ctx, oid, off, len);
+    ht_ctl_drop_data(ctx, oid, off, len);
 }
 
 static void hook_stale(void *ctx, uint64_t ino, uint64_t parent, const char *name)
@@ -125,6 +121,14 @@ void ht_ctl_unlink(struct ht_ctl *c, struct ht_list *link)
     ht_mutex_unlock(ht_ctl_lock(c));
 }
 
+void ht_ctl_drop_data(struct ht_ctl *c, uint64_t ino, uint64_t off, uint64_t len)
+{
+    const struct ht_ctl_cache *cache = c->cache;
+
+    if (cache)
+        cache->drop_data(cache->ctx, ino, off, len);
+}
+
 void ht_ctl_drop_stale(struct ht_ctl *c)
 {
     const struct ht_ctl_cache *cache = c->cache;
@@ -146,8 +150,8 @@ void ht_ctl_drop_stale(struct ht_ctl *c)
         list = s->next;
         if (cache && s->name[0])
             cache->drop_name(cache->ctx, s->parent, s->name);
-        if (cache && s->ino)
-            cache->drop_data(cache->ctx, s->ino, 0, 0);
+        if (s->ino)
+            ht_ctl_drop_data(c, s->ino, 0, 0);
         free(s);
     }
 }

@@ -123,6 +123,8 @@ void ht_endurance_apply(struct ht_ctl *c);
 /* ctl.c */
 void ht_ctl_link(struct ht_ctl *c, struct ht_list *head, struct ht_list *link);
 void ht_ctl_unlink(struct ht_ctl *c, struct ht_list *link);
+/* The kernel drops its pages of these bytes, or (len 0) of all. WAITS for what its requests wait for. */
+void ht_ctl_drop_data(struct ht_ctl *c, uint64_t ino, uint64_t off, uint64_t len);
 /* Drops everything that an abort left stale from the cache. No lock held. */
 void ht_ctl_drop_stale(struct ht_ctl *c);
 /* A file's content into memory, where its next opener will look for it. WAITS. */
@@ -157,6 +159,8 @@ int ht_override_check(struct ht_ctl *c, uint64_t root, uint64_t ino, const char 
 int ht_override_set(struct ht_ctl *c, uint64_t root, uint64_t ino, const char *text, int flags,
                     char err[HT_OPTIM_ERROR_MAX]) HT_MUST_CHECK;
 void ht_override_forget_all(struct ht_ctl *c);
+/* Appends the inode (uint64_t) of each parameter of root that has state. */
+int ht_override_stateful(struct ht_ctl *c, uint64_t root, struct ht_buf *out) HT_MUST_CHECK;
 
 /*
  * shape.c: a shape that is to be set, and the present one. -EINVAL with text in err: the file has another number of

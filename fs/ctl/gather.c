@@ -2,6 +2,7 @@
 /* gather.c - see gather.h. */
 #include "fs/ctl/gather.h"
 #include "fs/ctl/ctl_priv.h"
+#include "fs/ctl/shard.h"
 
 #include <fcntl.h>
 #include <stdlib.h>
@@ -354,22 +355,37 @@ static uint32_t find(struct ht_gather *g, enum side side, uint64_t off, uint32_t
     return low;
 }
 
-typedef ssize_t piece_fn(struct ht_gather *g, struct member *m, uint64_t off, void *buf, size_t len);
+/* Reads the values, or writes the gradient and leaves buf as it is. */
+static ssize_t move_piece(struct ht_gather *g, enum side side, const struct member *m, uint64_t off, void *buf,
+                          size_t len, bool waits)
+{
+    struct ht_trace_mark mark = ht_trace_begin();
+    ssize_t n;
 
-/* Calls fn for the pieces of [off, off+len), until one fails or ends early. */
-static ssize_t each(struct ht_gather *g, enum side side, uint64_t off, void *buf, size_t len, piece_fn *fn)
+    if (side == VALUES)
+        n = ht_shard_param_read(g->ctl, m->obj, off, buf, len);
+    else
+        n = waits ? ht_grad_write(m->grad, off, buf, len) : ht_grad_try_write(m->grad, off, buf, len);
+    if (n > 0)
+        ht_trace_end(ht_store_trace(g->ctl->store), &mark, side == VALUES ? HT_TRACE_READ : HT_TRACE_GRADIENT, m->ino,
+                     off, (uint64_t)n);
+    return side == VALUES && n >= 0 && (size_t)n < len ? -ESTALE : n;
+}
+
+/* The pieces of [off, off+len), until one fails or ends early. */
+static ssize_t move(struct ht_gather *g, enum side side, uint64_t off, void *buf, size_t len, bool waits)
 {
     uint32_t count = g->count, i = find(g, side, off, count);
     size_t done = 0;
     ssize_t n = 0;
 
     for (; i < count && done < len; i++) {
-        struct member *m = member_at(g, i);
+        const struct member *m = member_at(g, i);
         uint64_t at = off + done - (m->end[side] - m->bytes[side]);
         size_t piece = ht_min_u64(len - done, m->bytes[side] - at);
         if (!piece)
             continue;
-        n = fn(g, m, at, (uint8_t *)buf + done, piece);
+        n = move_piece(g, side, m, at, (uint8_t *)buf + done, piece, waits);
         if (n < 0)
             break;
         done += (size_t)n;
@@ -379,44 +395,9 @@ static ssize_t each(struct ht_gather *g, enum side side, uint64_t off, void *buf
     return done ? (ssize_t)done : n; /* what is done is not done again */
 }
 
-static void trace(struct ht_gather *g, const struct ht_trace_mark *mark, enum ht_trace_op op, const struct member *m,
-                  uint64_t off, ssize_t n)
-{
-    if (n > 0)
-        ht_trace_end(ht_store_trace(g->ctl->store), mark, op, m->ino, off, (uint64_t)n);
-}
-
-static ssize_t read_piece(struct ht_gather *g, struct member *m, uint64_t off, void *buf, size_t len)
-{
-    struct ht_trace_mark mark = ht_trace_begin();
-    int rc = ht_ctl_wait_updates(g->ctl, m->ino, off, len);
-    ssize_t n = rc ? rc : ht_obj_read(m->obj, off, buf, len);
-
-    trace(g, &mark, HT_TRACE_READ, m, off, n);
-    return n >= 0 && (size_t)n < len ? -ESTALE : n;
-}
-
 ssize_t ht_gather_read(struct ht_gather *g, uint64_t off, void *buf, size_t len)
 {
-    return each(g, VALUES, off, buf, len, read_piece);
-}
-
-static ssize_t write_piece(struct ht_gather *g, struct member *m, uint64_t off, void *buf, size_t len)
-{
-    struct ht_trace_mark mark = ht_trace_begin();
-    ssize_t n = ht_grad_write(m->grad, off, buf, len);
-
-    trace(g, &mark, HT_TRACE_GRADIENT, m, off, n);
-    return n;
-}
-
-static ssize_t try_piece(struct ht_gather *g, struct member *m, uint64_t off, void *buf, size_t len)
-{
-    struct ht_trace_mark mark = ht_trace_begin();
-    ssize_t n = ht_grad_try_write(m->grad, off, buf, len);
-
-    trace(g, &mark, HT_TRACE_GRADIENT, m, off, n);
-    return n;
+    return move(g, VALUES, off, buf, len, true);
 }
 
 /* A write that is too long writes nothing. */
@@ -427,5 +408,5 @@ ssize_t ht_gather_write(struct ht_gather *g, uint64_t off, const void *buf, size
 
     if (off > bytes || len > bytes - off)
         return -EINVAL;
-    return each(g, GRADIENTS, off, (void *)(uintptr_t)buf, len, waits ? write_piece : try_piece);
+    return move(g, GRADIENTS, off, (void *)(uintptr_t)buf, len, waits);
 }

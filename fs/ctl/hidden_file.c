@@ -103,9 +103,7 @@ static int check_shape(struct ht_hidden_file *f, const struct ht_caller *caller)
 
 static int open_grad(struct ht_hidden_file *f, const struct ht_caller *caller)
 {
-    int rc = check_shape(f, caller);
-
-    return rc ? rc : ht_grad_open(f->ctl->optim, &f->param, &f->grad);
+    return ht_grad_open(f->ctl->optim, &f->param, &f->grad);
 }
 
 /*
@@ -144,9 +142,7 @@ static int flush_grad(struct ht_hidden_file *f)
 
 static int open_topk(struct ht_hidden_file *f, const struct ht_caller *caller)
 {
-    int rc = check_shape(f, caller);
-
-    return rc ? rc : ht_topk_open(f->ctl->optim, &f->param, &f->topk);
+    return ht_topk_open(f->ctl->optim, &f->param, &f->topk);
 }
 
 static void close_topk(struct ht_hidden_file *f)
@@ -189,12 +185,12 @@ static int fsync_state(struct ht_hidden_file *f, const struct ht_caller *caller)
 
 static ssize_t read_param(struct ht_hidden_file *f, uint64_t off, void *buf, size_t len)
 {
-    return ht_shard_param_read(f->ctl, &f->param, off, buf, len);
+    return ht_shard_param_read(f->ctl, f->param.obj, off, buf, len);
 }
 
 static ssize_t write_param(struct ht_hidden_file *f, uint64_t off, const void *buf, size_t len, bool waits)
 {
-    return ht_shard_param_write(f->ctl, &f->param, off, buf, len);
+    return ht_shard_param_write(f->ctl, f->param.obj, off, buf, len);
 }
 
 static int fsync_param(struct ht_hidden_file *f, const struct ht_caller *caller)
@@ -252,7 +248,7 @@ static ssize_t drop_pages(void *ctx, uint64_t off, void *buf, size_t len)
 {
     const struct ht_hidden_file *f = ctx;
 
-    ht_shard_param_drop(f->ctl, &f->param, off, len);
+    ht_ctl_drop_data(f->ctl, ht_hidden_base(f->ino), off, len);
     return (ssize_t)len;
 }
 
@@ -562,7 +558,9 @@ static int open_of_param(struct ht_hidden_file *f, const struct ht_caller *calle
 
     if (rc)
         return rc;
-    rc = f->row->open ? f->row->open(f, caller) : 0;
+    rc = f->row->traffic == HT_TRAFFIC_GRAD ? check_shape(f, caller) : 0;
+    if (rc == 0 && f->row->open)
+        rc = f->row->open(f, caller);
     if (rc == 0 && ht_hidden_is_shard(ht_hidden_kind(f->ino)))
         rc = open_shard(f);
     if (rc)

@@ -151,7 +151,7 @@ static int name_state(struct ht_ctl *c, uint64_t param, char err[HT_OPTIM_ERROR_
 
 struct params {
     uint64_t root;
-    struct ht_buf found; /* uint64_t each */
+    struct ht_buf *found;
 };
 
 static int note_param(void *ctx, const struct ht_optim_entry *e)
@@ -159,27 +159,34 @@ static int note_param(void *ctx, const struct ht_optim_entry *e)
     struct params *p = ctx;
 
     if (e->root == p->root && e->parameter)
-        ht_buf_put(&p->found, &e->parameter, sizeof(e->parameter));
-    return p->found.err;
+        ht_buf_put(p->found, &e->parameter, sizeof(e->parameter));
+    return p->found->err;
+}
+
+int ht_override_stateful(struct ht_ctl *c, uint64_t root, struct ht_buf *out)
+{
+    struct params p = {.root = root, .found = out};
+
+    return ht_optim_walk(c->optim, note_param, &p);
 }
 
 /* Every parameter below dir that has state. */
 static int check_below(struct ht_ctl *c, uint64_t root, uint64_t dir, const char *text, char err[HT_OPTIM_ERROR_MAX])
 {
-    struct params p = {.root = root, .found = HT_BUF_INIT};
+    struct ht_buf found = HT_BUF_INIT;
     struct ht_optim_config config;
-    int rc = ht_optim_walk(c->optim, note_param, &p);
+    int rc = ht_override_stateful(c, root, &found);
 
-    for (size_t at = 0; rc == 0 && at < p.found.len; at += sizeof(uint64_t)) {
+    for (size_t at = 0; rc == 0 && at < found.len; at += sizeof(uint64_t)) {
         uint64_t ino;
-        memcpy(&ino, p.found.data + at, sizeof(ino));
+        memcpy(&ino, found.data + at, sizeof(ino));
         if (!ht_ns_is_below(c->ns, ino, dir))
             continue;
         rc = try_text(c, root, ino, dir, text, &config, err);
         if (rc == 0 && !ht_optim_state_fits(c->optim, ino, &config))
             rc = name_state(c, ino, err);
     }
-    ht_buf_free(&p.found);
+    ht_buf_free(&found);
     return rc;
 }
 

@@ -20,11 +20,11 @@ int ht_shard_table(struct ht_ctl *c, uint64_t root, unsigned ranks, struct ht_sh
 
 /* -------------------------------------------------------------- parameters */
 
-ssize_t ht_shard_param_read(struct ht_ctl *c, const struct ht_param_desc *p, uint64_t off, void *buf, size_t len)
+ssize_t ht_shard_param_read(struct ht_ctl *c, struct ht_obj *obj, uint64_t off, void *buf, size_t len)
 {
-    int rc = ht_ctl_wait_updates(c, ht_obj_id(p->obj), off, len);
+    int rc = ht_ctl_wait_updates(c, ht_obj_id(obj), off, len);
 
-    return rc ? rc : ht_obj_read(p->obj, off, buf, len);
+    return rc ? rc : ht_obj_read(obj, off, buf, len);
 }
 
 static ssize_t write_with_space(struct ht_ctl *c, struct ht_obj *obj, uint64_t off, const void *buf, size_t len)
@@ -36,24 +36,16 @@ static ssize_t write_with_space(struct ht_ctl *c, struct ht_obj *obj, uint64_t o
     return n;
 }
 
-void ht_shard_param_drop(struct ht_ctl *c, const struct ht_param_desc *p, uint64_t off, uint64_t len)
+ssize_t ht_shard_param_write(struct ht_ctl *c, struct ht_obj *obj, uint64_t off, const void *buf, size_t len)
 {
-    const struct ht_ctl_cache *cache = c->cache;
-
-    if (cache)
-        cache->drop_data(cache->ctx, ht_obj_id(p->obj), off, len);
-}
-
-ssize_t ht_shard_param_write(struct ht_ctl *c, const struct ht_param_desc *p, uint64_t off, const void *buf, size_t len)
-{
-    uint64_t ino = ht_obj_id(p->obj), size = ht_obj_size(p->obj);
+    uint64_t ino = ht_obj_id(obj), size = ht_obj_size(obj);
     ssize_t n;
 
     if (off > size || len > size - off)
         return -ESTALE;
     if (ht_optim_readable(c->optim, ino, off, len, NULL) == -EIO)
         return -EIO;
-    n = write_with_space(c, p->obj, off, buf, len);
+    n = write_with_space(c, obj, off, buf, len);
     if (n > 0)
         ht_ns_touch(c->ns, ino, true);
     return n;

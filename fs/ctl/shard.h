@@ -46,11 +46,8 @@ ssize_t ht_shard_each(const struct ht_shard_map *m, uint64_t off, void *buf, siz
  * Bytes of a parameter, as read and write of its file have them. A read waits for updates of the bytes; a writer has
  * waited, unless it has pages of a mapping. A parameter becomes no longer: -ESTALE. WAITS.
  */
-ssize_t ht_shard_param_read(struct ht_ctl *c, const struct ht_param_desc *p, uint64_t off, void *buf,
-                            size_t len) HT_MUST_CHECK;
-ssize_t ht_shard_param_write(struct ht_ctl *c, const struct ht_param_desc *p, uint64_t off, const void *buf,
+ssize_t ht_shard_param_read(struct ht_ctl *c, struct ht_obj *obj, uint64_t off, void *buf, size_t len) HT_MUST_CHECK;
+ssize_t ht_shard_param_write(struct ht_ctl *c, struct ht_obj *obj, uint64_t off, const void *buf,
                              size_t len) HT_MUST_CHECK;
-/* The kernel drops its pages of these bytes. WAITS for what its requests wait for. */
-void ht_shard_param_drop(struct ht_ctl *c, const struct ht_param_desc *p, uint64_t off, uint64_t len);
 
 #endif
