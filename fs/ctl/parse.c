@@ -200,7 +200,7 @@ static const char *const takes[] = {
     [ARG_CLAIM] = "NAME or NAME takeover=OLDNAME, each of 1 to 64 letters, digits and . _ : -",
 };
 
-static const struct {
+static const struct word {
     const char *word;
     enum ht_command_id id;
     enum argument argument;
@@ -292,33 +292,39 @@ static bool take_name(const char *text, size_t len, char out[HT_CLAIM_NAME_MAX +
     return strspn(out, allowed) == len;
 }
 
+/* Nothing, or a name behind this prefix. */
+static bool take_option(const char *at, const char *end, const char *prefix, char out[HT_CLAIM_NAME_MAX + 1])
+{
+    at = skip_blanks(at, end);
+    const char *name = behind(at, (size_t)(end - at), prefix);
+
+    return at == end || (name && take_name(name, (size_t)(end - name), out));
+}
+
+/* The rest of the line is a path: it may have blanks. */
+static bool take_path(const char *at, const char *end, struct ht_command *out)
+{
+    out->path = skip_blanks(at, end);
+    out->path_len = (size_t)(end - out->path);
+    return out->path_len;
+}
+
 static bool take_claim(const char *text, size_t len, struct ht_command *out)
 {
-    const char *end = text + len, *at = end_of_word(text, end), *old;
+    const char *end = text + len, *at = end_of_word(text, end);
 
-    if (!take_name(text, (size_t)(at - text), out->name))
-        return false;
-    at = skip_blanks(at, end);
-    if (at == end)
-        return true;
-    old = behind(at, (size_t)(end - at), "takeover=");
-    return old && take_name(old, (size_t)(end - old), out->takeover);
+    return take_name(text, (size_t)(at - text), out->name) && take_option(at, end, "takeover=", out->takeover);
 }
 
 /* The verb becomes the path, and the engine the name. */
 static bool take_pause(const char *text, size_t len, struct ht_command *out)
 {
-    const char *end = text + len, *at = end_of_word(text, end), *engine;
+    const char *end = text + len, *at = end_of_word(text, end);
 
     out->path = text;
     out->path_len = (size_t)(at - text);
-    if (!is_word(text, out->path_len, "pause") && !is_word(text, out->path_len, "resume"))
-        return false;
-    at = skip_blanks(at, end);
-    if (at == end)
-        return true;
-    engine = behind(at, (size_t)(end - at), "engine=");
-    return engine && take_name(engine, (size_t)(end - engine), out->name);
+    return (is_word(text, out->path_len, "pause") || is_word(text, out->path_len, "resume")) &&
+        take_option(at, end, "engine=", out->name);
 }
 
 static bool take_kept(const char *text, size_t len, struct ht_command *out)
@@ -329,17 +335,11 @@ static bool take_kept(const char *text, size_t len, struct ht_command *out)
     return true;
 }
 
-/* The rest of the line is the path: it may have blanks. */
 static bool take_clone(const char *text, size_t len, struct ht_command *out)
 {
     const char *end = text + len, *at = end_of_word(text, end);
 
-    if (!take_name(text, (size_t)(at - text), out->name))
-        return false;
-    at = skip_blanks(at, end);
-    out->path = at;
-    out->path_len = (size_t)(end - at);
-    return at < end;
+    return take_name(text, (size_t)(at - text), out->name) && take_path(at, end, out);
 }
 
 /* The number of the directory comes first. An older store knows no such command, and makes nothing. */
@@ -358,7 +358,6 @@ static int digit(char c)
     return c >= '0' && c <= '9' ? c - '0' : c >= 'a' && c <= 'f' ? c - 'a' + 10 : -1;
 }
 
-/* The rest of the line is the path, as that of a clone. */
 static bool take_decision(const char *text, size_t len, struct ht_command *out)
 {
     const char *end = text + len, *at = end_of_word(text, end);
@@ -371,10 +370,7 @@ static bool take_decision(const char *text, size_t len, struct ht_command *out)
             return false;
         out->numbers[i] = (uint8_t)(high << 4 | low);
     }
-    at = skip_blanks(at, end);
-    out->path = at;
-    out->path_len = (size_t)(end - at);
-    return at < end;
+    return take_path(at, end, out);
 }
 
 /* False: it is no argument of this kind. */
@@ -425,48 +421,48 @@ static int unknown_command(const char *word, size_t len, char err[HT_CTL_ERROR_M
     return -EINVAL;
 }
 
+/* Cuts the blanks around a line off. The row of its first word, or NULL. *out_end: of that word. */
+static const struct word *first_word(const char **line, size_t *len, const char **out_end)
+{
+    const char *end = *line + *len;
+
+    *line = skip_blanks(*line, end);
+    while (end > *line && is_blank(end[-1]))
+        end--;
+    *len = (size_t)(end - *line);
+    *out_end = end_of_word(*line, end);
+    for (size_t i = 0; i < HT_ARRAY_SIZE(commands); i++)
+        if (is_word(*line, (size_t)(*out_end - *line), commands[i].word))
+            return &commands[i];
+    return NULL;
+}
+
 int ht_parse_command(const char *line, size_t len, struct ht_command *out, char err[HT_CTL_ERROR_MAX])
 {
-    size_t word_len = 0;
+    const char *at;
+    const struct word *w = first_word(&line, &len, &at);
 
-    for (; len && is_blank(*line); line++)
-        len--;
-    while (len && is_blank(line[len - 1]))
-        len--;
     *out = (struct ht_command){.id = HT_COMMAND_NONE, .word = "command"};
     if (len == 0)
         return 0;
-    while (word_len < len && !is_blank(line[word_len]))
-        word_len++;
-    for (size_t i = 0; i < HT_ARRAY_SIZE(commands); i++) {
-        size_t at = word_len;
-        if (!is_word(line, word_len, commands[i].word))
-            continue;
-        while (at < len && is_blank(line[at]))
-            at++;
-        if (!take_argument(commands[i].argument, line + at, len - at, out)) {
-            snprintf(err, HT_CTL_ERROR_MAX, "'%s' takes %s", commands[i].word, takes[commands[i].argument]);
-            return -EINVAL;
-        }
-        out->id = commands[i].id;
-        out->word = commands[i].word;
-        return 0;
+    if (!w)
+        return unknown_command(line, (size_t)(at - line), err);
+    at = skip_blanks(at, line + len);
+    if (!take_argument(w->argument, at, (size_t)(line + len - at), out)) {
+        snprintf(err, HT_CTL_ERROR_MAX, "'%s' takes %s", w->word, takes[w->argument]);
+        return -EINVAL;
     }
-    return unknown_command(line, word_len, err);
+    out->id = w->id;
+    out->word = w->word;
+    return 0;
 }
 
 static bool line_takes_turn(const char *line, size_t len)
 {
-    size_t word_len = 0;
+    const char *end;
+    const struct word *w = first_word(&line, &len, &end);
 
-    for (; len && is_blank(*line); line++)
-        len--;
-    while (word_len < len && !is_blank(line[word_len]))
-        word_len++;
-    for (size_t i = 0; i < HT_ARRAY_SIZE(commands); i++)
-        if (commands[i].takes_turn && is_word(line, word_len, commands[i].word))
-            return true;
-    return false;
+    return w && w->takes_turn;
 }
 
 bool ht_parse_takes_turn(const char *text, size_t len)
