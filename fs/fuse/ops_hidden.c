@@ -33,83 +33,73 @@ static void release(struct ht_fuse *f, uint64_t ino, struct ht_hidden_file *file
     ht_hidden_release(file);
 }
 
-static void open_now(struct ht_fuse *f, fuse_req_t req, uint64_t ino, int flags)
+/* Does what a job of these members would do: now, or in a lane for the model root of ino. */
+static void start(fuse_req_t req, fuse_ino_t ino, enum ht_lane_kind lane, struct ht_job *now)
 {
-    struct ht_caller caller = ht_fuse_caller(req);
-    struct fuse_file_info fi = {.flags = flags, .direct_io = 1};
-    struct ht_hidden_file *file;
-    int rc = ht_hidden_open(f->ctl, ino, flags, &caller, &file);
+    struct ht_job *job;
 
-    if (rc) {
-        ht_reply(req, rc);
+    now->fuse = ht_fuse_of(req);
+    now->req = req;
+    now->ino = ino;
+    if (lane == HT_LANE_NONE) {
+        now->fn(now);
         return;
     }
-    fi.fh = (uintptr_t)file;
-    fi.parallel_direct_writes = ht_hidden_traffic(file) != HT_TRAFFIC_OTHER;
-    if (ht_passthrough_hidden_open(req, ino, ht_hidden_gradient_bytes(file), flags, &fi))
-        ht_hidden_set_counted(file);
-    if (fuse_reply_open(req, &fi))
-        release(f, ino, file);
+    job = ht_job_new(now->fuse, req, now->fn);
+    if (!job)
+        return;
+    job->ino = ino;
+    job->off = now->off;
+    job->size = now->size;
+    job->file = now->file;
+    job->flags = now->flags;
+    job->may_end = now->may_end;
+    ht_job_submit(job, lane, ht_hidden_root(job->fuse->ctl, ino));
 }
 
 static void job_open(struct ht_job *job)
 {
-    open_now(job->fuse, job->req, job->ino, job->flags);
+    struct ht_caller caller = ht_fuse_caller(job->req);
+    struct fuse_file_info fi = {.flags = job->flags, .direct_io = 1};
+    struct ht_hidden_file *file;
+    int rc = ht_hidden_open(job->fuse->ctl, job->ino, job->flags, &caller, &file);
+
+    if (rc) {
+        ht_reply(job->req, rc);
+        return;
+    }
+    fi.fh = (uintptr_t)file;
+    fi.parallel_direct_writes = ht_hidden_traffic(file) != HT_TRAFFIC_OTHER;
+    if (ht_passthrough_hidden_open(job->req, job->ino, ht_hidden_gradient_bytes(file), job->flags, &fi))
+        ht_hidden_set_counted(file);
+    if (fuse_reply_open(job->req, &fi))
+        release(job->fuse, job->ino, file);
 }
 
 void ht_hidden_op_open(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi)
 {
-    struct ht_fuse *f = ht_fuse_of(req);
-    struct ht_job *job;
+    struct ht_job now = {.fn = job_open, .flags = fi->flags, .may_end = true};
 
-    if (!ht_hidden_open_waits(ino)) {
-        open_now(f, req, ino, fi->flags);
-        return;
-    }
-    job = ht_job_new(f, req, job_open);
-    if (!job)
-        return;
-    job->ino = ino;
-    job->flags = fi->flags;
-    job->may_end = true;
-    ht_job_submit(job, HT_LANE_GRADIENT, ht_hidden_root(f->ctl, ino));
-}
-
-static void read_now(struct ht_fuse *f, fuse_req_t req, struct ht_hidden_file *file, uint64_t off, size_t size)
-{
-    char *buf = ht_fuse_buffer();
-    ssize_t n = buf ? ht_hidden_read(file, off, buf, ht_min_u64(size, HT_FUSE_IO_BYTES)) : -ENOMEM;
-
-    ht_count_read(f, ht_hidden_read_traffic(file), n);
-    if (n < 0)
-        ht_reply(req, (int)n);
-    else
-        fuse_reply_buf(req, buf, (size_t)n);
+    start(req, ino, ht_hidden_open_waits(ino) ? HT_LANE_GRADIENT : HT_LANE_NONE, &now);
 }
 
 static void job_read(struct ht_job *job)
 {
-    read_now(job->fuse, job->req, job->file, job->off, job->size);
+    char *buf = ht_fuse_buffer();
+    ssize_t n = buf ? ht_hidden_read(job->file, job->off, buf, ht_min_u64(job->size, HT_FUSE_IO_BYTES)) : -ENOMEM;
+
+    ht_count_read(job->fuse, ht_hidden_read_traffic(job->file), n);
+    if (n < 0)
+        ht_reply(job->req, (int)n);
+    else
+        fuse_reply_buf(job->req, buf, (size_t)n);
 }
 
 void ht_hidden_op_read(fuse_req_t req, fuse_ino_t ino, size_t size, off_t off, struct fuse_file_info *fi)
 {
-    struct ht_fuse *f = ht_fuse_of(req);
-    enum ht_lane_kind lane = ht_hidden_lane(file_of(fi), HT_HIDDEN_READ, NULL, 0);
-    struct ht_job *job;
+    struct ht_job now = {.fn = job_read, .file = file_of(fi), .off = (uint64_t)off, .size = size, .may_end = true};
 
-    if (lane == HT_LANE_NONE) {
-        read_now(f, req, file_of(fi), (uint64_t)off, size);
-        return;
-    }
-    job = ht_job_new(f, req, job_read);
-    if (!job)
-        return;
-    job->file = file_of(fi);
-    job->off = (uint64_t)off;
-    job->size = size;
-    job->may_end = true;
-    ht_job_submit(job, lane, ht_hidden_root(f->ctl, ino));
+    start(req, ino, ht_hidden_lane(now.file, HT_HIDDEN_READ, NULL, 0), &now);
 }
 
 static void reply_written(struct ht_fuse *f, fuse_req_t req, const struct ht_hidden_file *file, uint64_t off, ssize_t n,
@@ -300,25 +290,24 @@ void ht_hidden_op_write(fuse_req_t req, fuse_ino_t ino, const char *buf, size_t 
         reply_written(ht_fuse_of(req), req, file, (uint64_t)off, n, &mark);
 }
 
+static void reply_ioctl(fuse_req_t req, ssize_t rc)
+{
+    if (rc < 0)
+        ht_reply(req, (int)rc);
+    else
+        fuse_reply_ioctl(req, 0, NULL, 0);
+}
+
 static void job_command(struct ht_job *job)
 {
-    ssize_t n = ht_hidden_write(job->file, 0, job->data, job->size, true);
-
-    if (n < 0)
-        ht_reply(job->req, (int)n);
-    else
-        fuse_reply_ioctl(job->req, 0, NULL, 0);
+    reply_ioctl(job->req, ht_hidden_write(job->file, 0, job->data, job->size, true));
 }
 
 static void job_gather(struct ht_job *job)
 {
     struct ht_caller caller = ht_fuse_caller(job->req);
-    int rc = ht_hidden_gather(job->file, job->data, job->size, &caller);
 
-    if (rc)
-        ht_reply(job->req, rc);
-    else
-        fuse_reply_ioctl(job->req, 0, NULL, 0);
+    reply_ioctl(job->req, ht_hidden_gather(job->file, job->data, job->size, &caller));
 }
 
 static void gather(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi, const void *in, size_t in_len)
@@ -387,41 +376,26 @@ static void job_flush(struct ht_job *job)
 
 void ht_hidden_op_flush(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi)
 {
-    struct ht_fuse *f = ht_fuse_of(req);
-    enum ht_lane_kind lane = ht_hidden_lane(file_of(fi), HT_HIDDEN_FLUSH, NULL, 0);
-    struct ht_job *job;
+    struct ht_job now = {.fn = job_flush, .file = file_of(fi)};
 
-    if (lane == HT_LANE_NONE) {
-        ht_reply(req, ht_hidden_flush(file_of(fi)));
-        return;
-    }
-    job = ht_job_new(f, req, job_flush);
-    if (!job)
-        return;
-    job->file = file_of(fi);
-    ht_job_submit(job, lane, ht_hidden_root(f->ctl, ino));
-}
-
-static void fsync_now(fuse_req_t req, struct ht_hidden_file *file)
-{
-    struct ht_caller caller = ht_fuse_caller(req);
-
-    ht_reply(req, ht_hidden_fsync(file, &caller));
+    start(req, ino, ht_hidden_lane(now.file, HT_HIDDEN_FLUSH, NULL, 0), &now);
 }
 
 static void job_fsync(struct ht_job *job)
 {
-    fsync_now(job->req, job->file);
+    struct ht_caller caller = ht_fuse_caller(job->req);
+
+    ht_reply(job->req, ht_hidden_fsync(job->file, &caller));
 }
 
 /* After the pages that writes of the shard have yet to drop. */
 void ht_hidden_op_fsync(fuse_req_t req, fuse_ino_t ino, int datasync, struct fuse_file_info *fi)
 {
     struct ht_hidden_file *file = file_of(fi);
-    struct ht_job *job;
+    struct ht_job now = {.req = req, .file = file}, *job;
 
     if (ht_hidden_traffic(file) != HT_TRAFFIC_PARAM) {
-        fsync_now(req, file);
+        job_fsync(&now);
     } else if ((job = ht_job_new(ht_fuse_of(req), req, job_fsync))) {
         job->file = file;
         ht_job_submit(job, HT_LANE_PAGES, ht_hidden_param(file));
