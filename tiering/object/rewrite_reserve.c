@@ -100,12 +100,13 @@ static int set_reserve(struct ht_obj *o, uint64_t size, struct ht_slice *slice, 
         return rc;
     struct ht_obj_extra *x = ht_obj_extra(o);
     x->rewrite_reserve_blocks = rc ? was : blocks;
-    int none = ht_chunk_promise_table(o, ht_rewrite_reserve_bytes(o, x->rewrite_reserve_blocks)); /* not more */
-    if (rc || none)
-        return rc ? rc : none;
+    /* More than before only if the object got smaller chunks meanwhile. */
+    int promised = ht_chunk_promise_table(o, ht_rewrite_reserve_bytes(o, x->rewrite_reserve_blocks));
+    if (rc)
+        return rc;
     x->rewrite_reserve_left = want;
     x->shm_reserve = false; /* it is the caller's now */
-    return 0;
+    return promised;
 }
 
 int ht_obj_set_rewrite_reserve(struct ht_obj *o, uint64_t size, struct ht_slice *slice)

@@ -243,6 +243,23 @@ START_TEST(tables_for_steps_are_promised_or_refused_before)
 }
 END_TEST
 
+/* Smaller chunks need a larger table: it may be refused to a reserve that becomes smaller. */
+START_TEST(a_reserve_without_a_promise_is_counted)
+{
+    fresh(64, false);
+    struct ht_obj *x = object(HT_CHUNK_BYTES, 9);
+    ck_assert_int_eq(ht_obj_rewrite_reserve(x, CHUNKS * MIB), 0);
+    ck_assert_int_eq(ht_obj_set_chunk_bytes(x, HT_SMALL_CHUNK_BYTES), 0);
+    s->objects.tables_promised_max = 0;
+    ck_assert_int_eq(ht_obj_rewrite_reserve(x, (CHUNKS - 1) * MIB), -ENOSPC);
+    ht_store_verify(s, false);
+    ck_assert_int_eq(ht_obj_rewrite_reserve(x, 0), 0);
+    ck_assert_uint_eq(stats().reserved_bytes, 0);
+    ht_obj_put(x);
+    done();
+}
+END_TEST
+
 int main(void)
 {
     TCase *tc = tcase_create("rewrite reserve");
@@ -251,6 +268,7 @@ int main(void)
     tcase_set_timeout(tc, 300);
     tcase_add_test(tc, a_chunk_that_is_written_twice_leaves_the_others_their_space);
     tcase_add_test(tc, tables_for_steps_are_promised_or_refused_before);
+    tcase_add_test(tc, a_reserve_without_a_promise_is_counted);
     tcase_add_test(tc, a_reserve_becomes_smaller_in_a_full_store);
     tcase_add_loop_test(tc, a_thread_waits_for_space_that_another_one_has_borrowed, 0, 2);
     return run_suite(tc);
