@@ -128,10 +128,11 @@ static int take_source(struct ht_obj *o, uint64_t index, uint32_t n, struct ht_r
     return rc;
 }
 
-/* The result of take_source, with ht_flush_error_passes at that time. */
+/* The result of take_source, with ht_flush_error_passes and the size of chunks at that time. */
 struct taken {
     struct ht_ref ref;
     uint64_t flush_error_passes;
+    uint8_t chunk_shift;
 };
 
 /* Has a later failed flush voided it? Then the source has its bytes in memory. */
@@ -172,14 +173,15 @@ static int put_target_chunk(struct ht_obj *o, uint64_t index, uint32_t n, const 
     return rc;
 }
 
-static int put_target(struct ht_obj *o, uint64_t index, uint32_t n, const struct taken *t) HT_REQUIRES(HT_LOCK_STORE)
+/* COPY also if another thread has fixed another chunk size for the target while this one waited. */
+static int put_target(struct ht_obj *o, uint64_t pos, uint32_t n, const struct taken *t) HT_REQUIRES(HT_LOCK_STORE)
 {
     struct ht_scope *sc;
     int rc = ht_obj_begin_change(o, &sc);
 
     if (rc)
         return rc;
-    rc = put_target_chunk(o, index, n, t);
+    rc = o->chunk_shift == t->chunk_shift ? put_target_chunk(o, pos >> o->chunk_shift, n, t) : COPY;
     ht_scope_end_change(o->s, sc);
     return rc;
 }
@@ -191,6 +193,7 @@ static ssize_t clone_chunk(struct clone *k, uint32_t n)
     struct taken t = {0};
 
     ht_store_lock(s);
+    t.chunk_shift = k->src->chunk_shift;
     /* Another thread may have fixed another chunk size for the target in between. */
     if (k->src->chunk_shift != k->dst->chunk_shift) {
         ht_store_unlock(s);
@@ -199,11 +202,8 @@ static ssize_t clone_chunk(struct clone *k, uint32_t n)
     int rc = take_source(k->src, src_pos(k) >> k->src->chunk_shift, n, &t.ref);
     t.flush_error_passes = ht_flush_error_passes(s);
     bool hole = !rc && !ht_ref_holds(&t.ref);
-    if (!rc && !hole && k->src->chunk_shift != k->dst->chunk_shift) { /* the source may have been waited for */
-        ht_ref_drop(s, &t.ref);
-        rc = COPY;
-    } else if (!rc && !hole) {
-        rc = put_target(k->dst, dst_pos(k) >> k->dst->chunk_shift, n, &t);
+    if (!rc && !hole) {
+        rc = put_target(k->dst, dst_pos(k), n, &t);
         if (rc)
             ht_ref_drop(s, &t.ref);
     }

@@ -1,9 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Clones: several objects own stored content, until the last owner releases it and the log knows it. */
 #include <pthread.h>
+#include <sched.h>
 #include <time.h>
 
 #include "tests/support/dev.h"
+#include "tiering/object/context.h"
+#include "tiering/object/scope.h"
 #include "tests/unit/tiering/store/fixture.h"
 
 enum { SMALL = HT_SMALL_CHUNK_BYTES };
@@ -851,6 +854,57 @@ START_TEST(objects_are_compared_by_their_places)
 }
 END_TEST
 
+struct waiting_clone {
+    struct ht_obj *src, *dst;
+    ssize_t rc;
+};
+
+static void *clone_main(void *arg)
+{
+    struct waiting_clone *w = arg;
+
+    w->rc = ht_obj_clone(w->src, 0, w->dst, MIB, MIB);
+    return NULL;
+}
+
+/* Another thread fixes smaller chunks for the target while the clone waits for a publication. */
+START_TEST(a_clone_that_waited_sees_the_chunks_that_its_target_has)
+{
+    struct ht_scope_changes c;
+    pthread_t thread;
+
+    fresh(64, false);
+    uint8_t *p = pattern(MIB, 1);
+    struct ht_obj *a = stored(HT_CHUNK_BYTES, 0, p, MIB), *b = object(SMALL, 9);
+    struct waiting_clone w = {.src = a, .dst = b};
+    ht_store_lock(s);
+    ht_scope_changes_begin(&c, s, 9);
+    ht_store_unlock(s);
+    ck_assert_int_eq(pthread_create(&thread, NULL, clone_main, &w), 0);
+    for (bool waits = false; !waits; sched_yield()) {
+        ht_store_lock(s);
+        waits = c.awaited;
+        ht_store_unlock(s);
+    }
+    ck_assert_int_eq(ht_obj_set_chunk_bytes(b, SMALL), 0);
+    ht_store_lock(s);
+    ht_scope_changes_end(&c);
+    ht_store_unlock(s);
+    pthread_join(thread, NULL);
+    ck_assert_int_eq(w.rc, MIB);
+    ck_assert_uint_eq(ht_obj_chunk_bytes(b), SMALL);
+    expect(b, MIB, p, MIB);
+    publish_scope(9);
+    ht_obj_evict(b);
+    expect(b, MIB, p, MIB);
+    ht_store_verify(s, false);
+    ht_obj_put(a);
+    ht_obj_put(b);
+    free(p);
+    done();
+}
+END_TEST
+
 int main(void)
 {
     TCase *tc = tcase_create("clones");
@@ -868,6 +922,7 @@ int main(void)
     tcase_add_test(tc, a_rewrite_reserve_holds_for_what_is_shared);
     tcase_add_test(tc, a_full_store_refuses_to_share_what_has_a_rewrite_reserve);
     tcase_add_test(tc, an_aborted_scope_gives_its_clones_back);
+    tcase_add_test(tc, a_clone_that_waited_sees_the_chunks_that_its_target_has);
     tcase_add_test(tc, edges_holes_and_other_chunk_sizes_are_right);
     tcase_add_test(tc, a_sparse_source_of_any_size_is_cloned_at_once);
     tcase_add_test(tc, the_last_partial_chunk_is_shared_unless_something_is_behind_it);
