@@ -325,8 +325,8 @@ $(foreach p,$(built_programs),$(eval $(call program_rule,$(p))))
 
 # Tests of failing calls stand between the project and the C library (tests/support/wrap.h).
 failing_calls := tests/unit/fs/fuse/test_requests tests/unit/optim/gradient/test_open \
-	tests/unit/tiering/store/test_compress tests/unit/tiering/store/test_scrub \
-	tests/unit/tiering/store/test_planner tests/unit/tiering/tier/test_next_use \
+	tests/unit/tiering/engine/test_compress tests/unit/tiering/engine/test_scrub \
+	tests/unit/tiering/engine/test_planner tests/unit/tiering/tier/test_next_use \
 	tests/unit/tiering/engine/test_scheduler
 wrapped := malloc calloc realloc aligned_alloc posix_memalign ht_pages_new pthread_create
 wrap_flags = $(patsubst %,-Wl$(comma)--wrap=%,$(1))
@@ -334,7 +334,7 @@ wrap_flags = $(patsubst %,-Wl$(comma)--wrap=%,$(1))
 memory_flags := $(call wrap_flags,ht_pinned_alloc ht_pinned_free) -Wl,-u,__wrap_ht_pinned_alloc
 # So does what notes assertions between tests and Check (tests/support/mark.c).
 test_flags = $(call wrap_flags,_mark_point) $(if $(filter tests/unit/faults/% $(failing_calls),$(1)),$(call wrap_flags,$(wrapped))) \
-	$(if $(filter tests/unit/tiering/store/test_shares,$(1)),$(call wrap_flags,ht_shares_update)) \
+	$(if $(filter tests/unit/tiering/data/test_shares,$(1)),$(call wrap_flags,ht_shares_update)) \
 	$(if $(filter bench/% tests/unit/tiering/base/%,$(1)),,$(memory_flags)) \
 	$(if $(filter bench/bench_arena,$(1)),$(call wrap_flags,ht_pinned_alloc ht_pinned_free))
 
@@ -342,7 +342,11 @@ test_flags = $(call wrap_flags,_mark_point) $(if $(filter tests/unit/faults/% $(
 layer_of = $(patsubst tests/unit/%/,%,$(dir $(1)))
 # Tests of these folders open a whole store, or a whole optimizer: they are linked with the layer that opens it.
 opened_by_tiering/object := tiering/store
+opened_by_tiering/data := tiering/store
+opened_by_tiering/shm := tiering/store
 opened_by_tiering/txn := tiering/store
+opened_by_tiering/engine := tiering/store
+opened_by_optim/state := optim/step
 opened_by_optim/gradient := optim/step
 linked_to = $(or $(opened_by_$(call layer_of,$(1))),$(call layer_of,$(1)))
 helper_archives := $(foreach d,$(HELPER_DIRS),$(call archive,$(d)))

@@ -17,20 +17,20 @@ import time
 SECONDS_MAX = 900
 SMALL, ROT = 'tests/crash/crash_small', 'tests/crash/crash_rot'
 SLICES = 'tests/unit/tiering/txn/test_slices'
-SCRUB = 'tests/unit/tiering/store/test_scrub'
-SHARED = 'tests/unit/tiering/store/test_scrub_shared'
-DEDUP = 'tests/unit/tiering/store/test_dedup'
-FRAMES = 'tests/unit/tiering/store/test_dedup_frames'
-COMPACT = 'tests/unit/tiering/store/test_compact'
-OWNERS = 'tests/unit/tiering/store/test_compact_owners'
-COMPRESS = 'tests/unit/tiering/store/test_compress_shared'
-FLUSH = 'tests/unit/tiering/store/test_flush'
+SCRUB = 'tests/unit/tiering/engine/test_scrub'
+SHARED = 'tests/unit/tiering/engine/test_scrub_shared'
+DEDUP = 'tests/unit/tiering/engine/test_dedup'
+FRAMES = 'tests/unit/tiering/engine/test_dedup_frames'
+COMPACT = 'tests/unit/tiering/engine/test_compact'
+OWNERS = 'tests/unit/tiering/engine/test_compact_owners'
+COMPRESS = 'tests/unit/tiering/engine/test_compress_shared'
+FLUSH = 'tests/unit/tiering/data/test_flush'
 IO_FLUSH = 'tests/unit/tiering/io/test_flush'
 NEWER = 'tests/unit/tiering/store/test_newer'
 MEMORY = 'tests/unit/mount-helpers/fsck/test_memory'
 STEP = 'tests/unit/optim/step/test_step'
 KEPT = 'tests/unit/mount-helpers/fsck/test_kept'
-SQUARES = 'tests/unit/optim/step/test_squares'
+SQUARES = 'tests/unit/optim/state/test_squares'
 REDO = 'tests/unit/optim/step/test_redo'
 REDO_READ = 'tests/unit/optim/step/test_redo_read'
 RECOVER = 'tests/unit/optim/step/test_recover'
@@ -97,7 +97,7 @@ MUTANTS = [
     ('factor-unlogged', 'a logged step has its own clipping', REDO, 'incomplete_sums_are_logged'),
     ('feature-late', 'older programs are kept away before the first logged step', REDO + '_sparse', 'sparse_gradients_are_logged_without_zeros'),
     ('sparse-unmarked', 'older programs refuse a store with sparse pieces', REDO + '_sparse', 'sparse_gradients_are_logged_without_zeros'),
-    ('sections-unmarked', 'older programs refuse a store with numbers for ranges of elements', 'tests/unit/optim/step/test_sections', 'steps_with_sections_are_logged'),
+    ('sections-unmarked', 'older programs refuse a store with numbers for ranges of elements', 'tests/unit/optim/state/test_sections', 'steps_with_sections_are_logged'),
     ('lineage-kept', 'a step after a change that is not logged does not follow', 'tests/unit/optim/step/test_redo_read', 'a_change_that_is_not_logged_begins_another_lineage'),
     ('logged-stay', 'logged steps go with the full step that follows', REDO, 'steps_are_logged_up_to_a_full_one'),
     ('data-flush', 'flush of logged gradients before their record', SMALL, 'redo'),

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* collision.h - two contents with one checksum, for tests of what compares bytes. */
-#ifndef HITRAIN_TESTS_UNIT_TIERING_STORE_COLLISION_H
-#define HITRAIN_TESTS_UNIT_TIERING_STORE_COLLISION_H
+#ifndef HITRAIN_TESTS_UNIT_TIERING_ENGINE_COLLISION_H
+#define HITRAIN_TESTS_UNIT_TIERING_ENGINE_COLLISION_H
 
 #define XXH_STATIC_LINKING_ONLY
 #include <stdint.h>

@@ -2,7 +2,7 @@
 /* test_compact_owners.c - content of very many owners moves, with all of them or not at all. */
 #include <unistd.h>
 
-#include "tests/unit/tiering/store/compact.h"
+#include "tests/unit/tiering/engine/compact.h"
 #include "tiering/data/chunk_io.h"
 #include "tiering/engine/owners.h"
 

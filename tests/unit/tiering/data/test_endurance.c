@@ -5,7 +5,7 @@
 #include <stdio.h>
 #include <unistd.h>
 
-#include "fixture.h"
+#include "tests/unit/tiering/store/fixture.h"
 #include "tiering/base/event.h"
 
 static _Atomic unsigned warnings;

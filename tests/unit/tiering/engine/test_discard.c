@@ -8,7 +8,7 @@
 #include "tiering/engine/engine.h"
 #include "tiering/object/context.h"
 
-#include "fixture.h"
+#include "tests/unit/tiering/store/fixture.h"
 
 enum { BYTES = 3 * MIB, DISCARDED = 0xd1 };
 

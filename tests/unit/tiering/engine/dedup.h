@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* dedup.h - a pass of deduplication over the fixture's store, and what tests of it expect of content and space. */
-#ifndef HITRAIN_TESTS_UNIT_TIERING_STORE_DEDUP_H
-#define HITRAIN_TESTS_UNIT_TIERING_STORE_DEDUP_H
+#ifndef HITRAIN_TESTS_UNIT_TIERING_ENGINE_DEDUP_H
+#define HITRAIN_TESTS_UNIT_TIERING_ENGINE_DEDUP_H
 
 #include "tiering/object/context.h"
 #include "tiering/engine/dedup.h"

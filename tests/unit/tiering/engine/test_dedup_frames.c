@@ -3,8 +3,8 @@
 #include "tiering/object/context.h"
 
 #include "tests/unit/tiering/codec/content.h"
-#include "tests/unit/tiering/store/collision.h"
-#include "tests/unit/tiering/store/dedup.h"
+#include "tests/unit/tiering/engine/collision.h"
+#include "tests/unit/tiering/engine/dedup.h"
 #include "tests/unit/tiering/store/fixture.h"
 #include "tiering/api/compress.h"
 #include "tiering/api/dedup.h"

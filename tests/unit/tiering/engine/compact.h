@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* compact.h - a store of nearly empty groups of blocks, and what tests of compaction look at. */
-#ifndef HITRAIN_TESTS_UNIT_TIERING_STORE_COMPACT_H
-#define HITRAIN_TESTS_UNIT_TIERING_STORE_COMPACT_H
+#ifndef HITRAIN_TESTS_UNIT_TIERING_ENGINE_COMPACT_H
+#define HITRAIN_TESTS_UNIT_TIERING_ENGINE_COMPACT_H
 
 #include "tiering/object/chunk.h"
 #include "tiering/object/context.h"

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* scrub.h - damage on the fixture's device, and a run of scrub that finds it. */
-#ifndef HITRAIN_TESTS_UNIT_TIERING_STORE_SCRUB_H
-#define HITRAIN_TESTS_UNIT_TIERING_STORE_SCRUB_H
+#ifndef HITRAIN_TESTS_UNIT_TIERING_ENGINE_SCRUB_H
+#define HITRAIN_TESTS_UNIT_TIERING_ENGINE_SCRUB_H
 
 #include "tests/unit/tiering/store/fixture.h"
 #include "tiering/io/dev.h"

@@ -2,7 +2,7 @@
 /* test_compress_shared.c - content with several owners is compressed for all of them at once, or for none. */
 #include "tiering/object/context.h"
 
-#include "fixture.h"
+#include "tests/unit/tiering/store/fixture.h"
 
 #include <pthread.h>
 #include <stdatomic.h>

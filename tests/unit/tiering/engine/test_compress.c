@@ -5,7 +5,7 @@
  */
 #include "tiering/object/context.h"
 
-#include "fixture.h"
+#include "tests/unit/tiering/store/fixture.h"
 
 #include <pthread.h>
 #include <stdatomic.h>

@@ -3,8 +3,8 @@
 #include <pthread.h>
 #include <unistd.h>
 
-#include "tests/unit/tiering/store/collision.h"
-#include "tests/unit/tiering/store/dedup.h"
+#include "tests/unit/tiering/engine/collision.h"
+#include "tests/unit/tiering/engine/dedup.h"
 #include "tests/unit/tiering/store/fixture.h"
 #include "tiering/api/background.h"
 #include "tiering/api/dedup.h"

@@ -7,7 +7,7 @@
 #include "tiering/object/context.h"
 #include "tiering/object/ref.h"
 
-#include "scrub.h"
+#include "tests/unit/tiering/engine/scrub.h"
 
 #include "tiering/base/log.h"
 #include "tiering/data/chunk_io.h"

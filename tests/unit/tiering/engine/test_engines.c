@@ -4,7 +4,7 @@
 #include <stdatomic.h>
 
 #include "tests/unit/tiering/codec/content.h"
-#include "tests/unit/tiering/store/compact.h"
+#include "tests/unit/tiering/engine/compact.h"
 #include "tiering/api/compress.h"
 #include "tiering/api/dedup.h"
 #include "tiering/api/discard.h"

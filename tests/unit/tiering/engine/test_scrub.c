@@ -2,7 +2,7 @@
 /*
  * test_scrub.c - damage on the media is found, repaired if there is a second copy, and other threads see none of this.
  */
-#include "scrub.h"
+#include "tests/unit/tiering/engine/scrub.h"
 
 #include <pthread.h>
 #include <stdatomic.h>

@@ -3,7 +3,7 @@
 #include <pthread.h>
 #include <unistd.h>
 
-#include "tests/unit/tiering/store/compact.h"
+#include "tests/unit/tiering/engine/compact.h"
 #include "tiering/api/compress.h"
 #include "tiering/api/dedup.h"
 #include "tiering/api/discard.h"
