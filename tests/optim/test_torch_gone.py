@@ -10,7 +10,8 @@ import pytest
 from trainer import LR, TOP, random_parameters, shared_root, shared_store, store  # first: it makes the client importable
 import torch
 import hitrain
-from hitrain._root import MOVED
+from demo_store import detach
+from hitrain._root import DEAD, ELSEWHERE, MOVED
 from killed import give_gradients
 
 BIN = pathlib.Path(os.environ.get('HITRAIN_BIN', TOP / 'build/bin'))
@@ -37,6 +38,25 @@ def test_a_directory_that_goes_is_named(shared_root, how, options):
         with pytest.raises(OSError, match=MOVED):
             call()
     optimizer.close()
+
+
+def test_a_store_that_was_unmounted_is_named(store):
+    params = random_parameters(SHAPES)
+    optimizer = hitrain.AdamW(params.items(), store.mountpoint / 'model', lr=LR)
+    give_gradients(params, 0)
+    optimizer.step()
+    detach(store.mountpoint)
+    with pytest.raises(OSError, match=ELSEWHERE):
+        optimizer.step()
+    optimizer.close()
+    store.close()
+
+
+@pytest.mark.parametrize('resume', [False, True])
+def test_a_daemon_that_is_gone_is_named_to_the_next_trainer(store, resume):
+    store.kill()
+    with pytest.raises(OSError, match=DEAD):
+        hitrain.AdamW(random_parameters(SHAPES).items(), store.mountpoint / 'model', lr=LR, resume=resume)
 
 
 def test_a_damaged_gradient_is_named(store):

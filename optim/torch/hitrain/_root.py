@@ -11,6 +11,7 @@ from hitrain._files import HIDDEN, XATTR, attribute, close_quietly, opened
 from hitrain._settings import Known
 
 GONE = (errno.ENOTCONN, errno.ECONNABORTED)  # what a mount answers without its daemon
+DEAD = "the file system's daemon is gone; mount again and continue with resume=True"
 READ_ONLY = ('nothing can change here: mount without ro, or see `hitrainctl events` if the mount became so; `hitrainctl clone` makes a '
              'model of a kept step')
 ELSEWHERE = 'this is no hitrain mount'
@@ -153,7 +154,7 @@ class Root:
         if number not in GONE:
             try:
                 if self._is_moved:
-                    return MOVED
+                    return ELSEWHERE if self.is_elsewhere else MOVED
                 if number == errno.ENODATA and not attribute(self.path, 'optimizer'):
                     return ELSEWHERE if self.is_elsewhere else NO_MODEL
                 said = attribute(self.path, 'error')
@@ -162,7 +163,7 @@ class Root:
             except OSError as e:
                 number = e.errno or 0  # a request that a killed daemon was taking ended with EIO; later ones tell
         if number in GONE:
-            return "the file system's daemon is gone; mount again and continue with resume=True"
+            return DEAD
         return ELSEWHERE if number == errno.ENOTSUP or self.is_elsewhere else ''
 
     def _room(self, error: Optional[int]) -> str:
@@ -178,7 +179,7 @@ class Root:
 
     @property
     def is_elsewhere(self) -> bool:
-        return _is_elsewhere(self.path)
+        return _elsewhere(self.path) != ''
 
 
 def _last(lines: Sequence[str], answers: List[str]) -> str:
@@ -206,20 +207,24 @@ class _Explained:
             raise type(error)(error.errno, f'{text}: {said}' if said else text, self.root.path) from error
 
 
-def _is_elsewhere(path: str) -> bool:
-    """On another file system, which may store attributes, too: all files of a store have this one. A mount that is dead, or that cannot be
-    reached, says so by itself later."""
-    try:
-        os.getxattr(path, XATTR + 'class')
-    except OSError as e:
-        return e.errno in (errno.ENODATA, errno.ENOTSUP)
-    return False
+def _elsewhere(path: str) -> str:
+    """The nearest directory that exists, if it is on another file system, which may store attributes, too: all files of a store have this
+    one. A mount that cannot be reached says so by itself later."""
+    there = os.path.realpath(path)
+    while True:
+        try:
+            os.getxattr(there, XATTR + 'class')
+            return ''
+        except OSError as e:
+            if e.errno in GONE:
+                raise OSError(e.errno, DEAD, there) from e
+            if e.errno != errno.ENOENT or there == os.path.dirname(there):
+                return there if e.errno in (errno.ENODATA, errno.ENOTSUP) else ''
+        there = os.path.dirname(there)
 
 
 def _check_mounted(path: str) -> None:
-    there = os.path.abspath(path)
-    while not os.path.lexists(there) and there != os.path.dirname(there):
-        there = os.path.dirname(there)
-    if _is_elsewhere(there):
+    there = _elsewhere(path)
+    if there:
         raise FileNotFoundError(errno.ENOENT, f'{ELSEWHERE}: {there}. Mount a store with `mount -t hitrain DEVICE DIRECTORY`, and give a directory in it',
                                 path)
