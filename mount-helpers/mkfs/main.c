@@ -267,7 +267,7 @@ static void report_model(const struct ht_super *sb)
     for (unsigned i = 0; i < sb->device_count; i++)
         bytes += sb->device_bytes[i];
     if (ht_optim_config_parse(adamw, strlen(adamw), &config, err) == 0)
-        printf("  model     with adamw up to %.3g million parameters in f32, or %.3g million in bf16\n",
+        printf("  model     with adamw up to %.2f million parameters in f32, or %.2f million in bf16\n",
                (double)ht_need_elements(bytes, HT_DTYPE_F32, &config) / 1e6,
                (double)ht_need_elements(bytes, HT_DTYPE_BF16, &config) / 1e6);
 }

@@ -88,3 +88,11 @@ def test_what_has_no_number_is_refused():
         hitrain.store_bytes([torch.zeros(3)], optimizer='rmsprop')
     with pytest.raises(ValueError, match='int64'):
         hitrain.store_bytes([torch.zeros(3, dtype=torch.int64)])
+
+
+def test_mkfs_says_in_digits_for_how_many_parameters_a_large_store_is(tmp_path):
+    image = tmp_path / 'image'
+    image.touch()
+    os.truncate(image, 300 << 30)
+    said = subprocess.run([BIN / 'mkfs.hitrain', image], check=True, stdout=subprocess.PIPE, text=True).stdout
+    assert ' million parameters in f32' in said and 'e+' not in said
