@@ -46,11 +46,11 @@ static int create_file(struct ht_mkfs_target *t, uint64_t bytes)
         ht_error("%s: cannot create it: %s", t->path, strerror(-rc));
         return rc;
     }
-    t->created = true;
     rc = allocate(fd, bytes, &t->sparse);
+    close(fd);
+    t->created = rc == 0 || unlink(t->path) != 0; /* first: the message may need the space */
     if (rc < 0)
         ht_error("%s: cannot make it %s large: %s", t->path, ht_size_text(bytes), strerror(-rc));
-    close(fd);
     return rc;
 }
 
