@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """After close() of an optimizer, and when the interpreter ends, the process has nothing of the mount. Weights have values, or their use raises."""
+import gc
 import os
 import re
 import subprocess
@@ -169,6 +170,25 @@ def test_views_that_do_not_fit_refuse(shared_store, shared_root, monkeypatch):
     optimizer.close()
     assert not used_of(shared_store.mountpoint)
     assert_equal(hitrain.materialize(model, ['embedding.weight']), {'embedding.weight': wanted['embedding.weight']})
+
+
+def test_a_backward_that_failed_refers_to_nothing(shared_store, shared_root, monkeypatch):
+    """PyTorch keeps its graph until the next backward of the thread."""
+    model = made()
+    optimizer = hitrain.offload(model, shared_root, keep=KEEP, lr=LR)
+    wanted = values(model)
+
+    def fail(grad):
+        raise ArithmeticError
+    hook = model.blocks[1].up.weight.register_hook(fail)
+    with pytest.raises(ArithmeticError):
+        loss_of(model, 0).backward()
+    hook.remove()
+    gc.collect()
+    room_for(monkeypatch, 4096)
+    optimizer.close()
+    assert not used_of(shared_store.mountpoint)
+    assert_equal(hitrain.materialize(model, [name for name, _ in model.named_parameters()]), {name: wanted[name] for name, _ in model.named_parameters()})
 
 
 def test_a_close_within_a_step_has_the_values_before(shared_store, shared_root):

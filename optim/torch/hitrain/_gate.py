@@ -71,6 +71,12 @@ def _counts_as_expected() -> bool:
     return seen == [(2, first), (4, first), (2, first + 1)] and references(storage) == first
 
 
+def end_failed_backwards() -> None:
+    """A backward that raised leaves its nodes in the queue of its thread, and these keep the graph. Any backward of this thread takes them out first."""
+    with torch.inference_mode(False), torch.enable_grad():
+        torch.zeros((), device='cpu', requires_grad=True).clone().backward()
+
+
 class Memory:
     """The memory of a weight, of which its owner has these tensors, beside the parameter itself. They are counted when they are made."""
 

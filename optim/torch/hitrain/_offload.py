@@ -22,7 +22,7 @@ from hitrain._available import available_bytes
 from hitrain._device import Copies, DeviceFile, gpu_of
 from hitrain._empty import Filler, Weights, init_empty
 from hitrain._files import ParameterFile
-from hitrain._gate import withdrawn_to
+from hitrain._gate import end_failed_backwards, withdrawn_to
 from hitrain._mapped import MappedFile, can_be_mapped
 from hitrain._memory import check_apart
 from hitrain._microbatches import Turns, run_in_turns
@@ -251,6 +251,8 @@ class Offloaded(Optimizer):
 
     def _detach_all(self) -> None:
         files = [] if self._leaves_mappings else [f for f in self._mapped() if f.is_mapped]
+        if files and os.getpid() == self._pid:  # a forked child may have no backward
+            end_failed_backwards()
         room = available_bytes() // (2 * self._ranks.world) if files else 0
         keeps_all = not self._ends and sum(f.bytes for f in files) <= room
         refused: List[Tuple[str, OSError]] = []
