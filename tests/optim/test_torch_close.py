@@ -13,7 +13,7 @@ import torch
 import demo_store
 import hitrain
 from demo_fit import Group
-from hitrain import _offload
+from hitrain import _mapped, _offload
 from test_torch_offload import KEEP, Text, assert_equal, loss_of, made, no_mapping_is_left, train, values
 
 MIB = 1 << 20
@@ -151,6 +151,33 @@ def test_weights_that_do_not_fit_raise_and_come_back(shared_store, shared_root, 
     with hitrain.AdamW(train_alone.named_parameters(), shared_root.with_name('alone'), lr=LR) as optimizer:
         train(train_alone, optimizer, 0, 3)
     assert_equal(values(model), values(train_alone))
+
+
+def test_a_thread_that_uses_a_weight_in_close_gets_its_values_or_an_error(shared_store, shared_root, monkeypatch):
+    """NaNs and pages without values are for no thread: it is sealed before, and what another thread has is counted after."""
+    model = made()
+    optimizer = hitrain.offload(model, shared_root, keep=KEEP, lr=LR)
+    wanted, weight, views, full = values(model)['embedding.weight'], model.embedding.weight, [], torch.full
+    withdraw = _mapped.withdraw
+
+    def another_thread(parameter, root, name):
+        if parameter is weight:
+            views.append(weight.detach())  # after references were counted
+        withdraw(parameter, root, name)
+
+    def with_the_nans(*args, **kwargs):
+        with pytest.raises(RuntimeError, match='embedding.weight is used after its optimizer was closed'):
+            weight.sum()
+        return full(*args, **kwargs)
+    monkeypatch.setattr(_mapped, 'withdraw', another_thread)
+    room_for(monkeypatch, 4096)
+    for f in optimizer._mapped():
+        if f.tensor is not weight:
+            f.detach(keeps_values=True)
+    monkeypatch.setattr(torch, 'full', with_the_nans)
+    optimizer.close()
+    assert not used_of(shared_store.mountpoint)
+    assert torch.equal(views[0], wanted)
 
 
 def test_views_that_do_not_fit_refuse(shared_store, shared_root, monkeypatch):

@@ -18,9 +18,9 @@ from torch import nn
 
 _COUNT_AT = 8  # of c10::intrusive_ptr_target: behind the pointer to its virtual functions
 _OWN_REFERENCES = 2  # of a parameter's tensor: by Python, and by the node that accumulates its gradient
-_METADATA = {'grad', '_version', 'shape', 'dtype', 'device', 'layout', 'requires_grad', 'is_leaf', 'grad_fn', 'is_sparse', 'ndim', 'is_cuda', 'is_meta',
-             'is_cpu', 'is_mps', 'is_xpu', 'is_mkldnn', 'is_nested', 'is_quantized', 'is_sparse_csr', 'itemsize', 'name', 'names', 'nbytes', 'output_nr',
-             'retains_grad', '_backward_hooks'}
+_METADATA = {'grad', '_version', '_cdata', 'shape', 'dtype', 'device', 'layout', 'requires_grad', 'is_leaf', 'grad_fn', 'is_sparse', 'ndim', 'is_cuda',
+             'is_meta', 'is_cpu', 'is_mps', 'is_xpu', 'is_mkldnn', 'is_nested', 'is_quantized', 'is_sparse_csr', 'itemsize', 'name', 'names', 'nbytes',
+             'output_nr', 'retains_grad', '_backward_hooks'}
 _HARMLESS = {'__hash__', '__len__', 'numel', 'nelement', 'size', 'dim', 'ndimension', 'stride', 'element_size', 'storage_offset', 'is_contiguous',
              'data_ptr', 'get_device', 'is_floating_point', 'is_complex', 'is_shared', 'is_inference', 'register_hook', 'requires_grad_',
              'register_post_accumulate_grad_hook'}
@@ -158,9 +158,10 @@ def is_sealed(parameter: torch.Tensor) -> bool:
 
 
 def seal(parameter: torch.Tensor, name: str, seal_of: type = _Sealed) -> None:
-    if not isinstance(parameter, _Sealed):
+    if not isinstance(parameter, seal_of):
+        kind = type(parameter).__bases__[1] if isinstance(parameter, _Sealed) else type(parameter)
         parameter.__dict__['_sealed_name'] = name
-        parameter.__class__ = _sealed_class(type(parameter), seal_of)
+        parameter.__class__ = _sealed_class(kind, seal_of)
 
 
 def unseal(parameter: torch.Tensor) -> None:
@@ -172,13 +173,13 @@ def unseal(parameter: torch.Tensor) -> None:
 
 def withdraw(parameter: torch.Tensor, root: str, name: str) -> None:
     """The parameter has no values from now on, but in this file. It keeps its shape, and code that gets past the seal finds NaNs. Graphs that
-    have saved it are void: the version counter shows it."""
-    unseal(parameter)
-    with torch.no_grad():
-        parameter.view(-1)[:0].zero_()
-    parameter.data = torch.full((), float('nan'), dtype=parameter.dtype).expand(parameter.shape)
-    seal(parameter, name, _Withdrawn)
+    have saved it are void: the version counter shows it. It is sealed first, as another thread may use it."""
     parameter.__dict__['_sealed_root'] = root
+    seal(parameter, name, _Withdrawn)
+    nothing = torch.full((), float('nan'), dtype=parameter.dtype).expand(parameter.shape)
+    with torch.no_grad(), _without_overrides():
+        parameter.view(-1)[:0].zero_()
+        parameter.data = nothing
 
 
 def withdrawn_to(parameter: torch.Tensor) -> Optional[Tuple[str, str]]:

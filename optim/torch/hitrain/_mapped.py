@@ -180,12 +180,14 @@ class MappedFile(ParameterFile):
         no room; the mapping stays."""
         if self._address is None:
             return
-        if keeps_values and (self.is_shared() or not self._is_detached()):
+        keeps_values = keeps_values and (self.is_shared() or not self._is_detached())
+        if not keeps_values and not self._is_detached():
+            withdraw(self.tensor, self.root, self.name)
+            keeps_values = self._memory.is_used(self.tensor, has_it=False)  # by another thread, which has begun to
+        if keeps_values:
             with self._opened() as fd:
                 detach(self._address, self.content_bytes, lambda memory: read_on(fd, memory, 0))
         else:
-            if not self._is_detached():
-                withdraw(self.tensor, self.root, self.name)
             discard(self._address, self.content_bytes)
         self._address, self._content, self._ended = None, None, True
         self._memory = Memory()
