@@ -202,7 +202,20 @@ def test_a_part_of_a_storage_comes_back_as_aligned_as_it_was(saved, skip):
     saved.settle()
     found = saved.unpack(packed)
     assert packed.entry.state == _activations.LOADED and torch.equal(found, wanted)
-    assert found.data_ptr() % 64 == at % 64  # PyTorch aligns whole storages so
+    assert found.data_ptr() % 256 == at % 256
+
+
+def test_a_storage_comes_back_as_aligned_as_it_was(saved):
+    """As one of NumPy, which PyTorch has not aligned."""
+    room = bytearray(4 * N * N + 512)
+    address = torch.frombuffer(room, dtype=torch.uint8).data_ptr()
+    whole = torch.frombuffer(room, dtype=torch.float32, offset=-address % 256 + 16, count=N * N)
+    packed, at = saved.pack(whole), whole.data_ptr()
+    del whole
+    saved.settle()
+    found = saved.unpack(packed)
+    assert packed.entry.state == _activations.LOADED and not found.any()
+    assert (found.data_ptr() % 256, at % 256) == (16, 16)
 
 
 def test_a_thread_that_does_not_end_is_left(saved, monkeypatch):

@@ -55,6 +55,7 @@ _libc.fallocate.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c
 
 class _Entry:
     """begin     of its bytes in the storage
+    skip         what its address is beyond an aligned one
     order        backward needs entries in this order
     memory       its bytes, as a flat tensor; None: they are in the file only"""
 
@@ -68,6 +69,7 @@ class _Entry:
         self.storage = StorageWeakRef(tensor.untyped_storage())  # so no other storage becomes the same _cdata
         self.version, self.changed = tensor._version, False
         self.begin, self.bytes, self.order = begin, size, order
+        self.skip = self.memory.data_ptr() % _ALIGNMENT
         self.state, self.at = HELD, -1
         self.segment: Any = None
         self.key: Any = None
@@ -482,7 +484,7 @@ class Activations:
             else:
                 _all_of(os.preadv, self._fd, views, run[-1].at)
             if self._copies:
-                found = [((None, None), *self._copies.send(memory, e.begin % _ALIGNMENT)) for e, (_, memory, _) in zip(run, found)]
+                found = [((None, None), *self._copies.send(memory, e.skip)) for e, (_, memory, _) in zip(run, found)]
         except BaseException as e:
             self._end_read(run, [])
             if isinstance(e, OSError):
@@ -512,11 +514,10 @@ class Activations:
         time as another storage."""
         if self._copies:
             return (None, None), self._copies.host(_BYTE, entry.bytes), None
-        skip = entry.begin % _ALIGNMENT
-        size = skip + entry.bytes
+        size = entry.skip + entry.bytes
         with self._changed:
             buffer = self._spare.take(size) or mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-        content = (ctypes.c_ubyte * entry.bytes).from_buffer(buffer, skip)
+        content = (ctypes.c_ubyte * entry.bytes).from_buffer(buffer, entry.skip)
         return (buffer, weakref.ref(content)), torch.frombuffer(content, dtype=torch.uint8), None
 
     def _end_unused(self) -> None:
