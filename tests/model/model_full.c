@@ -177,20 +177,21 @@ static void mount_and_fill(void)
 }
 
 /* A crash takes the reset back: its space is the logged steps' until then. */
-static void reset_and_fill(void)
+static void reset(unsigned i)
 {
-    int rc = ht_optim_reset(w.o, ROOT, w.param[below(w.params)].oid, NULL);
+    int rc = ht_optim_reset(w.o, ROOT, w.param[i].oid, NULL);
 
     ck_assert(!rc || rc == -EBUSY); /* the open step has a gradient for it */
-    fill();
 }
 
 static void crash(void)
 {
-    if (!below(3))
+    if (!below(3)) {
         (void)send((unsigned)below(4));
-    else if (!below(3))
-        reset_and_fill();
+    } else if (!below(3)) {
+        reset((unsigned)below(w.params));
+        fill();
+    }
     seen.replayed += fixture_stat(&w).logged_steps > 0;
     fixture_crash(&w);
     for (uint64_t again = below(3); again; again--) {
@@ -252,6 +253,8 @@ static void finish(void)
         delete_one();
     for (unsigned i = 0; i < 20 && (i < 2 || !fixture_stat(&w).logged_steps); i++)
         train(w.params);
+    for (unsigned i = 0; i < w.params; i++)
+        reset(i);
     fill();
     crash();
     check();
