@@ -514,7 +514,7 @@ class Activations:
         time as another storage."""
         if self._copies:
             return (None, None), self._copies.host(_BYTE, entry.bytes), None
-        size = entry.skip + entry.bytes
+        size = entry.bytes + _ALIGNMENT  # for any skip
         with self._changed:
             buffer = self._spare.take(size) or mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         content = (ctypes.c_ubyte * entry.bytes).from_buffer(buffer, entry.skip)
