@@ -21,6 +21,14 @@ OPTIMIZER, IMPORT = 'optimizer', 'import'  # makers
 OLDER = 'the mount is by a program that is older than this client, and knows no attribute `making`: unmount, and mount with the new program'
 
 
+def names_in(path: str) -> Optional[List[str]]:
+    """None: there is no such directory. os.path.isdir() would also say so of a mount that is dead."""
+    try:
+        return os.listdir(path)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+
+
 def _mark(path: str, text: str) -> None:
     try:
         os.setxattr(path, XATTR + WORD, text.encode())

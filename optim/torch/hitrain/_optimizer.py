@@ -637,7 +637,7 @@ class Optimizer(torch.optim.Optimizer):
             return False
         with self._root.explained('model root'):
             half = _making.take_back(self._root)
-            held = os.listdir(self.root) if os.path.isdir(self.root) else None
+            held = _making.names_in(self.root)
             text = attribute(self.root, 'optimizer') if held is not None else ''
         if self._resume and half == _making.IMPORT:
             raise FileNotFoundError(errno.ENOENT, 'an import into this directory did not end: import again, or make a model without '

@@ -209,15 +209,13 @@ class _Explained:
 
 def _elsewhere(path: str) -> str:
     """The nearest directory that exists, if it is on another file system, which may store attributes, too: all files of a store have this
-    one. A mount that cannot be reached says so by itself later."""
+    one. A mount that is dead, or that cannot be reached, says so by itself later."""
     there = os.path.realpath(path)
     while True:
         try:
             os.getxattr(there, XATTR + 'class')
             return ''
         except OSError as e:
-            if e.errno in GONE:
-                raise OSError(e.errno, DEAD, there) from e
             if e.errno != errno.ENOENT or there == os.path.dirname(there):
                 return there if e.errno in (errno.ENODATA, errno.ENOTSUP) else ''
         there = os.path.dirname(there)
