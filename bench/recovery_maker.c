@@ -9,6 +9,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
+#include "tests/support/log_records.h"
 #include "tiering/sys/stdio_fds.h"
 #include "tiering/api/check.h"
 #include "tiering/api/store.h"
@@ -50,22 +51,15 @@ static uint64_t place_of(const struct maker *m, uint64_t k)
 
 static void put_chunk(const struct maker *m, struct ht_buf *b, uint64_t oid, uint64_t index, uint64_t place)
 {
-    size_t mark = ht_record_begin(b, HT_REC_CHUNK);
-
-    ht_buf_put_u64(b, oid);
-    ht_buf_put_u64(b, index);
-    ht_buf_put_u32(b, 1);
-    ht_buf_put_u8(b, HT_CODEC_RAW);
-    ht_buf_put_u8(b, 0);
-    ht_buf_put_u16(b, 1);
-    ht_buf_put_u32(b, (uint32_t)m->stored);
-    ht_buf_put_u32(b, (uint32_t)m->stored);
-    ht_buf_put_u64(b, m->checksum);
-    ht_buf_put_u8(b, 0);
-    ht_buf_put_u8(b, 0);
-    ht_buf_put_u16(b, (uint16_t)m->chunk_blocks);
-    ht_buf_put_u64(b, place);
-    ht_record_end(b, mark);
+    log_put_chunk(b,
+                  &(struct log_chunk){.oid = oid,
+                                      .index = index,
+                                      .generation = 1,
+                                      .stored = (uint32_t)m->stored,
+                                      .visible = (uint32_t)m->stored,
+                                      .checksum = m->checksum,
+                                      .block = place,
+                                      .codec = HT_CODEC_RAW});
 }
 
 /* Chunks 1 to count of an object; they are number k and following of the store. */

@@ -8,6 +8,7 @@
 
 #include "fs/ns/records.h"
 #include "tests/support/dev.h"
+#include "tests/support/log_records.h"
 #include "tests/support/sample.h"
 #include "tests/support/states.h"
 #include "tiering/base/hash.h"
@@ -527,22 +528,14 @@ static void bad_config(const struct damage_ids *ids, struct ht_buf *b)
 
 static void put_chunk(struct ht_buf *b, uint64_t oid, const struct ht_ref_place *p, uint8_t codec)
 {
-    size_t mark = ht_record_begin(b, HT_REC_CHUNK);
-
-    ht_buf_put_u64(b, oid);
-    ht_buf_put_u64(b, 0);
-    ht_buf_put_u32(b, 77); /* generation */
-    ht_buf_put_u8(b, codec);
-    ht_buf_put_u8(b, 0);
-    ht_buf_put_u16(b, 1);
-    ht_buf_put_u32(b, p->stored);
-    ht_buf_put_u32(b, p->visible);
-    ht_buf_put_u64(b, p->checksum);
-    ht_buf_put_u8(b, 0);
-    ht_buf_put_u8(b, 0);
-    ht_buf_put_u16(b, (uint16_t)ht_div_up(p->stored, HT_BLOCK_BYTES));
-    ht_buf_put_u64(b, p->block);
-    ht_record_end(b, mark);
+    log_put_chunk(b,
+                  &(struct log_chunk){.oid = oid,
+                                      .generation = 77,
+                                      .stored = p->stored,
+                                      .visible = p->visible,
+                                      .checksum = p->checksum,
+                                      .block = p->block,
+                                      .codec = codec});
 }
 
 void damage_put_chunk(struct ht_buf *b, uint64_t oid, const struct ht_ref_place *p)
@@ -552,14 +545,7 @@ void damage_put_chunk(struct ht_buf *b, uint64_t oid, const struct ht_ref_place 
 
 static void put_object(struct ht_buf *b, uint64_t oid, uint64_t size)
 {
-    size_t mark = ht_record_begin(b, HT_REC_OBJECT);
-
-    ht_buf_put_u64(b, oid);
-    ht_buf_put_u32(b, HT_SMALL_CHUNK_BYTES);
-    ht_buf_put_u32(b, HT_CLASS_DURABLE);
-    ht_buf_put_u64(b, size);
-    ht_buf_put_u64(b, 0);
-    ht_record_end(b, mark);
+    log_put_object(b, &(struct log_object){.oid = oid, .size = size, .chunk_bytes = HT_SMALL_CHUNK_BYTES});
 }
 
 static void undescribed(const struct damage_ids *ids, struct ht_buf *b)

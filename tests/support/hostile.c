@@ -3,6 +3,7 @@
 #include "optim/state/records.h"
 #include "tests/support/damage.h"
 #include "tests/support/hostile.h"
+#include "tests/support/log_records.h"
 #include "tiering/object/chunk.h"
 
 enum { FIRST_ID = 100, FAR = HT_FILE_BYTES_MAX / HT_SMALL_CHUNK_BYTES - 1, BLOCKS = 256 };
@@ -10,35 +11,21 @@ enum { FIRST_ID = 100, FAR = HT_FILE_BYTES_MAX / HT_SMALL_CHUNK_BYTES - 1, BLOCK
 /* Of a chunk in count places of one block; all chunks have the same, from the first block of the log's copy on. */
 static void put_chunk(struct ht_buf *b, uint64_t oid, uint64_t index, unsigned count)
 {
-    size_t mark = ht_record_begin(b, HT_REC_CHUNK);
-
-    ht_buf_put_u64(b, oid);
-    ht_buf_put_u64(b, index);
-    ht_buf_put_u32(b, 1);
-    ht_buf_put_u8(b, HT_CODEC_RAW);
-    ht_buf_put_u8(b, 0);
-    ht_buf_put_u16(b, (uint16_t)count);
-    ht_buf_put_u32(b, count * HT_BLOCK_BYTES);
-    ht_buf_put_u32(b, count * HT_BLOCK_BYTES);
-    ht_buf_put_u64(b, index);
-    for (unsigned i = 0; i < count; i++) {
-        ht_buf_put_u16(b, 0);
-        ht_buf_put_u16(b, 1);
-        ht_buf_put_u64(b, HT_MIB / HT_BLOCK_BYTES + i);
-    }
-    ht_record_end(b, mark);
+    log_put_chunk(b,
+                  &(struct log_chunk){.oid = oid,
+                                      .index = index,
+                                      .generation = 1,
+                                      .stored = count * HT_BLOCK_BYTES,
+                                      .visible = count * HT_BLOCK_BYTES,
+                                      .checksum = index,
+                                      .block = HT_MIB / HT_BLOCK_BYTES,
+                                      .pieces = count,
+                                      .codec = HT_CODEC_RAW});
 }
 
 static void put_object(struct ht_buf *b, uint64_t oid, uint64_t scope)
 {
-    size_t mark = ht_record_begin(b, HT_REC_OBJECT);
-
-    ht_buf_put_u64(b, oid);
-    ht_buf_put_u32(b, HT_CHUNK_BYTES);
-    ht_buf_put_u32(b, HT_CLASS_DURABLE);
-    ht_buf_put_u64(b, 0);
-    ht_buf_put_u64(b, scope);
-    ht_record_end(b, mark);
+    log_put_object(b, &(struct log_object){.oid = oid, .scope = scope, .chunk_bytes = HT_CHUNK_BYTES});
 }
 
 /* ----------------------------------------------------------------- kinds */

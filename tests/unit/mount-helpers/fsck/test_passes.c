@@ -7,6 +7,7 @@
 #include <stdlib.h>
 #include "mount-helpers/fsck/fsck.h"
 #include "tests/support/dev.h"
+#include "tests/support/log_records.h"
 #include "tests/support/suite.h"
 #include "tiering/base/log.h"
 #include "tiering/sys/mem.h"
@@ -59,27 +60,18 @@ static uint64_t make_object(size_t bytes)
 static void put_reference(uint64_t oid, uint64_t index, uint64_t block)
 {
     struct ht_tx *tx;
-    struct ht_buf *records;
-    size_t mark;
     uint64_t lsn;
 
     ck_assert_int_eq(ht_tx_begin(store, 256, &tx), 0);
-    records = ht_tx_records(tx);
-    mark = ht_record_begin(records, HT_REC_CHUNK);
-    ht_buf_put_u64(records, oid);
-    ht_buf_put_u64(records, index);
-    ht_buf_put_u32(records, 1); /* generation */
-    ht_buf_put_u8(records, HT_CODEC_RAW);
-    ht_buf_put_u8(records, 0);
-    ht_buf_put_u16(records, 1);    /* pieces */
-    ht_buf_put_u32(records, 4096); /* stored */
-    ht_buf_put_u32(records, 4096); /* visible */
-    ht_buf_put_u64(records, 0x1234);
-    ht_buf_put_u8(records, 0); /* device */
-    ht_buf_put_u8(records, 0);
-    ht_buf_put_u16(records, 1); /* blocks */
-    ht_buf_put_u64(records, block);
-    ht_record_end(records, mark);
+    log_put_chunk(ht_tx_records(tx),
+                  &(struct log_chunk){.oid = oid,
+                                      .index = index,
+                                      .generation = 1,
+                                      .stored = HT_BLOCK_BYTES,
+                                      .visible = HT_BLOCK_BYTES,
+                                      .checksum = 0x1234,
+                                      .block = block,
+                                      .codec = HT_CODEC_RAW});
     ck_assert_int_eq(ht_tx_commit(tx, &lsn), 0);
     ck_assert_int_eq(ht_store_sync(store, lsn), 0);
 }
