@@ -1,11 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Engines in the background as an operator sees them: figures, pause, resume, and a common budget."""
 import json
-import os
 import time
 
 import numpy as np
-import pytest
 
 from calls import sync
 from conftest import run, wait_for

@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from calls import EXCHANGE, as_user, fails, fallocate, rename, sync, utimens
+from calls import EXCHANGE, as_user, fails, rename, sync, utimens
 from conftest import SECONDS_MAX, run, wait_for
 from test_roots import command, put_gradient, random, word
 

@@ -8,7 +8,6 @@ import subprocess
 import pytest
 
 from trainer import LR, TOP, random_parameters, shared_root, shared_store, store  # first: it makes the client importable
-import torch
 import hitrain
 from demo_store import detach
 from hitrain._root import DEAD, ELSEWHERE, MOVED

@@ -150,8 +150,7 @@ void ht_obj_end_rewrite_reserve(struct ht_obj *o)
     struct ht_obj_extra *x = ht_obj_extra(o);
     ht_alloc_unreserve(o->s->alloc, x->rewrite_reserve_left);
     x->rewrite_reserve_left = x->rewrite_reserve_blocks = 0;
-    int none = ht_chunk_promise_table(o, 0); /* giving back cannot fail */
-    (void)none;
+    (void)!ht_chunk_promise_table(o, 0); /* giving back cannot fail */
 }
 
 void ht_obj_refill_rewrite_reserve(struct ht_obj *o, uint32_t blocks)
