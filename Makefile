@@ -40,7 +40,7 @@
 ##   libs       the layers' archives, into build/lib
 ##   tests      build all test programs, run none
 ##   clients    programs that mounted tests run on the mount (tests/programs/*.c), and bench/replay, which plays and simulates
-##              traces (docs/trace-format.md)
+##              traces (bench/replay/README.md)
 ##   bench      build and run bench/bench_*.c
 ##   bench-meta create, stat, rename, unlink, ... per second, beside ext4 seen through libfuse's passthrough_hp, which is
 ##              built for it; under 3 minutes; medians into build/bench/meta.jsonl

@@ -5,7 +5,7 @@
 Run it with `make bench-plan`, as root. bench/replay plays small shapes with timed waits on a loop device, which moves all tensors
 once each way in the time of a step's computing. "Of ideal" is the time of a step with memory for everything over the time of the
 step; "reachable" is the most that any policy can have (reachable.py). For a target above that the bench prints so.
-docs/trace-format.md explains traces. With BEFORE=TREE it measures training loops with plans, with hints, and with neither
+bench/replay/README.md explains traces. With BEFORE=TREE it measures training loops with plans, with hints, and with neither
 (plan_sides.py). All figures go into plan.jsonl beside those of the other benches.
 """
 import argparse

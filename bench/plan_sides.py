@@ -57,7 +57,7 @@ def same(lines):
     return lines
 
 
-# What a step does; the shape, how many of its layers, and their scale (docs/trace-format.md); what else changes.
+# What a step does; the shape, how many of its layers, and their scale (bench/replay/README.md); what else changes.
 LOOPS = [('files are read, forward and backward', 'gpt', '1.3B', 8, '30%', files_only), ('files are read in a cycle', 'scan', '', 0, '', None),
          ('files are swapped', 'gpt-swap', '1.3B', 6, '6%', same), ("the client's optimizer", 'gpt', '1.3B', 6, '10%', in_memory),
          ('an offloaded model, GPT', 'gpt', '1.3B', 6, '10%', same), ('an offloaded model, Llama', 'llama', '1B', 5, '10%', same)]

@@ -1,6 +1,6 @@
 #!/usr/bin/python3
 # SPDX-License-Identifier: Apache-2.0
-"""Converts what `hitrainctl trace save MOUNTPOINT` wrote into the text that bench/replay plays (docs/trace-format.md).
+"""Converts what `hitrainctl trace save MOUNTPOINT` wrote into the text that bench/replay plays (bench/replay/README.md).
 
     python3 bench/trace_convert.py SAVED >TRACE
 

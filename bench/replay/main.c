@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * main.c - replay: makes traces, plays them, and predicts how long that takes. docs/trace-format.md describes traces.
+ * main.c - replay: makes traces, plays them, and predicts how long that takes. bench/replay/README.md describes traces.
  *
  * See usage() for the words. TRACE - is standard input.
  */

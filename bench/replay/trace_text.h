@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * trace_text.h - a trace in memory, and its text (docs/trace-format.md). A trace has one caller: each entry begins when
+ * trace_text.h - a trace in memory, and its text (README.md). A trace has one caller: each entry begins when
  * the entry before it has ended.
  *
  * The reader takes any bytes. It refuses what the format does not allow, with the line and the reason. Its memory is

@@ -77,6 +77,8 @@ def test_examples_print_what_the_page_says(folder, page):
 
 # Page and kind of block: how many the page has, and the test that runs them.
 RUN_BY = {
+    ('bench/replay/README.md', 'sh'): (4, 'mount/test_replay.py'),
+    ('bench/replay/README.md', 'trace'): (1, 'mount/test_replay.py'),
     ('README.md', 'python'): (1, 'optim/test_torch_readme.py'),
     ('README.md', 'sh'): (1, 'mount/test_readme.py'),
     ('docs/guide.md', 'sh'): (1, 'system/test_package.py'),
@@ -85,8 +87,6 @@ RUN_BY = {
     ('docs/pytorch.md', 'python'): (3, 'optim/test_torch_readme.py'),
     ('docs/operations.md', 'sh'): (3, 'mount/test_documents.py'),
     ('docs/pytorch.md', 'sh'): (3, 'mount/test_documents.py'),
-    ('docs/trace-format.md', 'sh'): (4, 'mount/test_replay.py'),
-    ('docs/trace-format.md', 'trace'): (1, 'mount/test_replay.py'),
     ('docs/frameworks/accelerate.md', 'python'): (1, 'ecosystem/test_transformers.py'),
     ('docs/frameworks/checkpoints.md', 'python'): (1, 'ecosystem/test_distributed.py'),
     ('docs/frameworks/ddp.md', 'python'): (1, 'ecosystem/test_distributed.py'),
@@ -103,7 +103,7 @@ COMMAND = re.compile(r'^\s*(?:\$ |import |from |(?:sudo |apt |pip |make |mkfs|mo
 def test_every_example_is_run_by_a_test():
     """A block without a kind is a drawing. Who adds an example adds its row and the test."""
     found = {}
-    for path in [ROOT / 'README.md', *sorted(ROOT.glob('docs/**/*.md'))]:
+    for path in [ROOT / 'README.md', *sorted(ROOT.glob('docs/**/*.md')), ROOT / 'bench/replay/README.md']:
         page = str(path.relative_to(ROOT))
         block, text = re.compile(r'^ *```(\w*)\n(.*?)^ *```$', re.M | re.S), path.read_text()
         for kind, body in block.findall(text):
@@ -280,11 +280,12 @@ def test_commands_of_shards(make_store):
     assert (here / 'next/w').read_bytes().count(1) == 1 << 20
 
 
-def test_every_event_has_a_row():
-    rows = re.findall(r'^\| `([a-z-]+)` \| (info|warn|error) \|', (ROOT / 'docs/operations.md').read_text(), re.M)
+def test_the_manual_has_every_event():
+    manual = (ROOT / 'mount-helpers/man/hitrainctl.8').read_text().replace('\\-', '-')
+    rows = re.findall(r'^\.BR ([a-z-]+) " \((error|warn|info)\)"$', manual, re.M)
     source = (ROOT / 'tiering/base/event.c').read_text()
     codes = re.findall(r'\{"([a-z-]+)", HT_LOG_(INFO|WARN|ERROR),', source)
-    assert len(codes) > 30 and rows == [(code, level.lower()) for code, level in codes]
+    assert len(codes) > 30 and sorted(rows) == sorted((code, level.lower()) for code, level in codes)
 
 
 def test_a_wrong_page_is_noticed():

@@ -57,7 +57,7 @@ def entries_of(text):
 
 
 def examples(kind):
-    return re.findall(rf'^```{kind}\n(.*?)^```', (ROOT / 'docs/trace-format.md').read_text(), re.M | re.S)
+    return re.findall(rf'^```{kind}\n(.*?)^```', (ROOT / 'bench/replay/README.md').read_text(), re.M | re.S)
 
 
 def test_the_commands_of_the_documents(store):
