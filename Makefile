@@ -348,6 +348,7 @@ opened_by_tiering/txn := tiering/store
 opened_by_tiering/engine := tiering/store
 opened_by_optim/state := optim/step
 opened_by_optim/gradient := optim/step
+opened_by_optim/redo := optim/step
 linked_to = $(or $(opened_by_$(call layer_of,$(1))),$(call layer_of,$(1)))
 helper_archives := $(foreach d,$(HELPER_DIRS),$(call archive,$(d)))
 test_archives = $(call archive,tests/support) $(if $(filter $(LAYERS),$(call layer_of,$(1))),,$(helper_archives) $(call archive,$(REPLAY_DIR))) \

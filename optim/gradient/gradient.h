@@ -48,4 +48,28 @@ bool ht_opt_root_applied(const struct ht_root *root) HT_REQUIRES(HT_LOCK_OPTIM);
  */
 void ht_opt_forget_gradient(struct ht_param *p) HT_REQUIRES(HT_LOCK_OPTIM);
 
+/* --------------------------------------------------------------- close.c */
+
+/* Queues all frozen bytes that are not queued yet; drops their caches if updates follow. */
+void ht_opt_queue_frozen(struct ht_root *root, bool updates) HT_REQUIRES(HT_LOCK_OPTIM);
+/* The step is over: counts it, and makes room for the next one's gradients. Releases the lock in between. */
+void ht_opt_close_step(struct ht_root *root, bool skipped) HT_REQUIRES(HT_LOCK_OPTIM);
+/* The same in a replay, while parts follow: the step is not counted. */
+void ht_opt_close_part(struct ht_root *root) HT_REQUIRES(HT_LOCK_OPTIM);
+
+/* ----------------------------------------------------------- take_back.c */
+
+/*
+ * Draining, and an abort follows: no part of the step is left to run or to write, and its gradients are forgotten.
+ * *out_spare: steps are logged, and no update has run since the last one.
+ */
+int ht_opt_stop_step(struct ht_root *root, bool *out_spare) HT_REQUIRES(HT_LOCK_OPTIM) HT_MUST_CHECK;
+/* The store has gone back: takes references to the objects that exist again, and ends the open step. */
+void ht_opt_forget_step(struct ht_root *root) HT_REQUIRES(HT_LOCK_OPTIM);
+/*
+ * Under the gate, draining: logged steps cannot be computed again, and parameters and state are as of the last full
+ * step.
+ */
+void ht_opt_show_full(struct ht_root *root) HT_EXCLUDES(HT_LOCK_OPTIM);
+
 #endif

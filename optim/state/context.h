@@ -105,15 +105,15 @@ struct ht_optim {
     pthread_t closer[HT_CLOSERS_MAX];
     unsigned closers HT_GUARDED_BY(HT_LOCK_OPTIM), closers_idle HT_GUARDED_BY(HT_LOCK_OPTIM);
 
-    pthread_t redo_writer; /* step/redo_log.c */
+    pthread_t redo_writer; /* redo/redo_log.c */
     pthread_cond_t redo_work;
     bool redo_writing HT_GUARDED_BY(HT_LOCK_OPTIM);
-    pthread_t recovery; /* step/recover.c */
+    pthread_t recovery; /* redo/recover.c */
     bool no_replay;     /* fixed at the start */
     bool recovery_started HT_GUARDED_BY(HT_LOCK_OPTIM);
     bool finishing HT_GUARDED_BY(HT_LOCK_OPTIM);      /* the mount ends: a replay does not wait for space any more */
     unsigned recoveries HT_GUARDED_BY(HT_LOCK_OPTIM); /* roots that still recover */
-    uint64_t replay_room_bytes HT_GUARDED_BY(HT_LOCK_OPTIM); /* set aside for their gradients (state/redo_space.c) */
+    uint64_t replay_room_bytes HT_GUARDED_BY(HT_LOCK_OPTIM); /* set aside for their gradients (redo/redo_space.c) */
 
     unsigned threads;
     struct ht_worker worker[HT_THREADS_MAX];

@@ -167,6 +167,65 @@ bool ht_optim_cancel(struct ht_optim *o, struct ht_waiter *w)
     return waiting;
 }
 
+void ht_opt_wake_readers(struct ht_root *root)
+{
+    struct ht_waiter *chain = NULL;
+    struct ht_optim *o = root->o;
+
+    lock(o);
+    ht_list_for_each(pos, &root->params)
+        ht_opt_take_waiters(ht_list_entry(pos, struct ht_param, of_root), &chain);
+    unlock(o);
+    ht_opt_wake(chain);
+}
+
+/* p: the parameter with this number, or NULL. */
+static bool is_waited_for(const struct ht_root *root, uint64_t oid, const struct ht_param *p) HT_REQUIRES(HT_LOCK_OPTIM)
+{
+    return oid ? p && ht_opt_param_hidden(p) : root->pending || root->async || root->redo.replaying;
+}
+
+void ht_optim_interrupt(struct ht_optim *o)
+{
+    lock(o);
+    notify_changed(o);
+    unlock(o);
+}
+
+bool ht_optim_root_replaying(struct ht_optim *o, uint64_t id)
+{
+    lock(o);
+    const struct ht_root *root = ht_opt_root_find(o, id);
+    bool yes = root && root->redo.replaying;
+    unlock(o);
+    return yes;
+}
+
+int ht_optim_wait(struct ht_optim *o, uint64_t id, uint64_t oid)
+{
+    struct ht_root *root = ht_opt_root_get(o, id);
+    struct ht_param *p = oid && root ? ht_opt_param_get(o, oid) : NULL;
+    int rc = !root ? -ENOENT : 0;
+
+    if (root) {
+        lock(o);
+        ht_activity_wait("queued updates of model root", id);
+        while (is_waited_for(root, oid, p) && !o->stopping && !ht_opt_interrupted(root))
+            wait_changed(o);
+        ht_activity_go_on();
+        bool interrupted = is_waited_for(root, oid, p);
+        ht_opt_inval_wait(o, o->inval_issued); /* only this call orders mappings */
+        bool failed = oid ? p && p->failed : root->failure || root->close_error;
+        rc = o->stopping ? -ECANCELED : interrupted ? -EINTR : ht_opt_refuses(root);
+        rc = !rc && failed ? -EIO : rc;
+        unlock(o);
+        ht_opt_root_put(root);
+    }
+    if (p)
+        ht_opt_param_put(p);
+    return rc;
+}
+
 /* ------------------------------------------------------------------ helper */
 
 /* Ends when stopping and all is announced. */

@@ -7,6 +7,7 @@
 #include "tiering/base/base.h"
 
 struct ht_param;
+struct ht_root;
 
 void *ht_opt_helper_main(void *o) HT_EXCLUDES(HT_LOCK_OPTIM);
 /* Requests invalidation of ranges; returns a ticket for ht_opt_inval_wait. */
@@ -18,5 +19,7 @@ void ht_opt_take_waiters(struct ht_param *p, struct ht_waiter **chain) HT_REQUIR
 void ht_opt_wake(struct ht_waiter *chain);
 /* Let the helper wake them. */
 void ht_opt_wake_later(struct ht_optim *o, struct ht_waiter *chain) HT_REQUIRES(HT_LOCK_OPTIM);
+/* Readers that need not wait any more go on. */
+void ht_opt_wake_readers(struct ht_root *root) HT_EXCLUDES(HT_LOCK_OPTIM);
 
 #endif

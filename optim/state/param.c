@@ -128,6 +128,38 @@ void ht_opt_param_sweep(struct ht_param *p, struct ht_tx *tx)
     ht_opt_param_free(p);
 }
 
+/* Locked. The next parameter after pos. The list may change while the lock is released: p had a reference. */
+static struct ht_param *next_param(const struct ht_root *root, const struct ht_list *pos)
+{
+    return pos->next == &root->params ? NULL : ht_list_entry(pos->next, struct ht_param, of_root);
+}
+
+void ht_opt_each_param(struct ht_root *root, void (*fn)(struct ht_param *p))
+{
+    struct ht_param *next;
+
+    for (struct ht_param *p = next_param(root, &root->params); p; p = next) {
+        p->refs++;
+        fn(p);
+        next = next_param(root, &p->of_root);
+        p->refs--;
+    }
+}
+
+enum ht_optim_file ht_opt_param_file(struct ht_param *p)
+{
+    const struct ht_optim_hooks *hooks = &p->o->hooks;
+    enum ht_optim_file file = HT_OPTIM_FILE_NAMED;
+
+    p->refs++;
+    unlock(p->o);
+    if (hooks->file)
+        file = hooks->file(hooks->ctx, p->oid);
+    lock(p->o);
+    p->refs--;
+    return file;
+}
+
 /* ------------------------------------------------------ deletion and reset */
 
 void ht_opt_param_bury(struct ht_param *p, struct ht_tx *tx)

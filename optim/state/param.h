@@ -109,7 +109,7 @@ struct ht_param {
         *sections; /* for elements that have others (sections.h); NULL: there is no memory for any */
     struct ht_layout layout;
     uint32_t redo_place; /* in the summary of a logged step, while that is made; in a replay: updates of this part */
-    uint64_t redo_at;    /* in a replay: its place in the row of all content (step/redo_parts.c) */
+    uint64_t redo_at;    /* in a replay: its place in the row of all content (redo/redo_parts.c) */
     double *squares; /* sums of squares of the gradient, by HT_SUM_SPAN elements (squares.h); NULL: none were needed */
 
     struct ht_list waiters;
@@ -125,6 +125,10 @@ struct ht_param *ht_opt_param_find(struct ht_optim *o, uint64_t oid) HT_REQUIRES
 struct ht_param *ht_opt_param_make(struct ht_root *r, uint64_t oid) HT_REQUIRES(HT_LOCK_OPTIM);  /* NULL: no memory */
 struct ht_param *ht_opt_param_get(struct ht_optim *o, uint64_t oid) HT_EXCLUDES(HT_LOCK_OPTIM);
 void ht_opt_param_put(struct ht_param *p) HT_EXCLUDES(HT_LOCK_OPTIM);
+/* Calls fn for every parameter of the root, with a reference held. */
+void ht_opt_each_param(struct ht_root *root, void (*fn)(struct ht_param *p)) HT_REQUIRES(HT_LOCK_OPTIM);
+/* Releases the lock in between: what has become of the parameter's file. */
+enum ht_optim_file ht_opt_param_file(struct ht_param *p) HT_REQUIRES(HT_LOCK_OPTIM);
 void ht_opt_param_free(struct ht_param *p) HT_REQUIRES(HT_LOCK_OPTIM); /* no references, drops objects */
 void ht_opt_param_put_objects(struct ht_param *p) HT_REQUIRES(HT_LOCK_OPTIM);
 /* Releases everything of a parameter that is gone, unless an update is running. */

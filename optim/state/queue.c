@@ -9,6 +9,7 @@
  *
  * Early work goes first. Results do not depend on the order. All with optim.lock held.
  */
+#include "tiering/base/activity.h"
 #include "tiering/base/base.h"
 #include "tiering/base/list.h"
 #include "tiering/api/background.h"
@@ -217,4 +218,13 @@ struct ht_range *ht_opt_range_take(struct ht_root *root, int numa_index)
     leave(r);
     r->state = HT_RANGE_RUNNING;
     return r;
+}
+
+int ht_opt_drain(struct ht_root *root)
+{
+    ht_activity_wait("queued updates of model root", root->id);
+    while ((root->pending || root->running) && !root->o->stopping)
+        wait_changed(root->o);
+    ht_activity_go_on();
+    return root->pending || root->running ? -ECANCELED : root->failure ? -EIO : 0;
 }

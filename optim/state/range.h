@@ -38,7 +38,7 @@ struct ht_range {
     bool consumed;     /* its gradient's chunks have been dropped */
     bool shown;        /* RUNNING, and the parameter has its new content: its state is still being written */
     bool part_added;   /* the sum includes the frozen part */
-    bool logged;       /* the step's object has its gradient, or its sum (step/redo_log.c) */
+    bool logged;       /* the step's object has its gradient, or its sum (redo/redo_log.c) */
     bool measured;     /* param.squares has its squares, and nonfinite counts its elements that are not finite */
     uint32_t added;    /* whole gradients in the sum */
     uint32_t updates, nonfinite;
@@ -134,5 +134,10 @@ bool ht_opt_queue_empty(const struct ht_root *root) HT_REQUIRES(HT_LOCK_OPTIM);
 /* Takes back queued ranges; running updates end by themselves. */
 void ht_opt_cancel(struct ht_param *p) HT_REQUIRES(HT_LOCK_OPTIM);
 void ht_opt_cancel_root(struct ht_root *root) HT_REQUIRES(HT_LOCK_OPTIM);
+/*
+ * Releases the lock while it waits, until nothing of the root is queued or running. -EIO: an update failed;
+ * -ECANCELED: stopping.
+ */
+int ht_opt_drain(struct ht_root *root) HT_REQUIRES(HT_LOCK_OPTIM) HT_MUST_CHECK;
 
 #endif

@@ -7,7 +7,7 @@
  *   50 PARAM      u64 object, u64 root, u8 dtype, u8 zero, u16 count, u32 chunk bytes, u64 elements, u64 steps,
  *                 count x { u64 kind of state, u64 object }            create or replace
  *   51 PARAM_DEL  u64 object
- *   52 REDO, 53 REDO_DEL: redo.c
+ *   52 REDO, 53 REDO_DEL: redo/redo.c
  *
  * The step in a record is a durable one by definition. Hyper-parameters are not here: they are the
  * text of an attribute of the root's directory. Only pub is ever put into the log, or emitted by a checkpoint.

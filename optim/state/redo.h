@@ -6,19 +6,22 @@
  * the step, and a record that names the object. So the log has a full step F and logged steps F+1 to N. Parameters and
  * state below the root are published as of F, everything else as of N.
  *
- *   range frozen --worker--> bytes in the object of the step, in the background on the device        step/redo_log.c
- *   boundary     ----------> summary: scalars and pieces of each parameter                   state/redo_summary.c
- *   publication  ----------> the object and its record, in the transaction of the commit            state/redo.c
- *   full step    ----------> all such objects are deleted, in the transaction that publishes all     state/redo.c
- *   mount, abort ----------> F, then the steps after it, by ordinary updates    step/redo_replay.c, redo_parts.c
- *   abort without an update -> as the last logged step has left them                                  step/abort.c
- *   readers      ----------> with redo_keep the last steps, also full ones         redo_hold.c, redo_read.c
- *   settings     ----------> space is set aside for the steps up to the next full one        redo_space.c
+ *   range frozen --worker--> bytes in the object of the step, in the background on the device         redo_log.c
+ *   boundary     ----------> summary: scalars and pieces of each parameter                        redo_summary.c
+ *   publication  ----------> the object and its record, in the transaction of the commit                  redo.c
+ *   full step    ----------> all such objects are deleted, in the transaction that publishes all          redo.c
+ *   mount, abort ----------> F, then the steps after it, by ordinary updates         redo_replay.c, redo_parts.c
+ *   abort without an update -> as the last logged step has left them                                step/abort.c
+ *   readers      ----------> with redo_keep the last steps, also full ones            redo_hold.c, redo_read.c
+ *   settings     ----------> space is set aside for the steps up to the next full one               redo_space.c
  *
  * A commit is full if a client asks for that, or if something changed that an update does not compute from gradient and
  * scalars: content of parameters and state that was written (tiering notes that), new or deleted parameters, counts and
  * numbers of steps that a client set, and an error in logging. With accumulate the sum of the gradients is logged, when
  * it is complete.
+ *
+ * The code is in redo/. This header has what state/ and gradient/ need of it: a root's logged steps are a part of the
+ * root, and its records go with the root's.
  */
 #ifndef HITRAIN_OPTIM_STATE_REDO_H
 #define HITRAIN_OPTIM_STATE_REDO_H
@@ -60,7 +63,7 @@ struct ht_redo_held {
     struct ht_obj *obj; /* reference */
 };
 
-/* A replay cuts the content of all parameters, in a row, into parts (step/redo_parts.c). */
+/* A replay cuts the content of all parameters, in a row, into parts (redo/redo_parts.c). */
 struct ht_redo_parts {
     uint64_t bytes; /* of a part */
     size_t count;
@@ -119,20 +122,17 @@ struct ht_redo_progress {
 
 /* ---------------------------------------------------------------- redo.c */
 
-/* Is the present step of a replay the last one of a part that others follow? */
-bool ht_opt_redo_ends_part(const struct ht_root *root) HT_REQUIRES(HT_LOCK_OPTIM);
 void ht_opt_redo_progress(const struct ht_root *root, struct ht_redo_progress *out) HT_REQUIRES(HT_LOCK_OPTIM);
 
 /* A step opens: is it to be logged? */
 void ht_opt_redo_open(struct ht_root *root) HT_REQUIRES(HT_LOCK_OPTIM);
 /* Forgets the pieces of a parameter, whose gradient is taken back. */
 void ht_opt_redo_forget(struct ht_param *p) HT_REQUIRES(HT_LOCK_OPTIM);
-/* Room for n pieces more. False: no memory. */
-bool ht_opt_redo_room(struct ht_root *root, size_t n) HT_REQUIRES(HT_LOCK_OPTIM);
-/* One of its arrays may have another size now. */
-void ht_opt_redo_count_heap(struct ht_root *root) HT_REQUIRES(HT_LOCK_OPTIM);
-/* May the commit leave parameters and state out, as far as the optimizer knows? */
-bool ht_opt_redo_may_log(const struct ht_root *root) HT_REQUIRES(HT_LOCK_OPTIM);
+/*
+ * The step is over, with its coverage still there: makes its summary, or the next commit publishes everything. Is it
+ * logged, or computed again?
+ */
+bool ht_opt_redo_count(struct ht_root *root, bool skipped) HT_REQUIRES(HT_LOCK_OPTIM);
 /*
  * Are parameters and state those of the last logged step, but for what updates of the open step have done? Then nothing
  * else has changed them, as far as the optimizer knows.
@@ -140,13 +140,6 @@ bool ht_opt_redo_may_log(const struct ht_root *root) HT_REQUIRES(HT_LOCK_OPTIM);
 bool ht_opt_redo_is_current(const struct ht_root *root) HT_REQUIRES(HT_LOCK_OPTIM);
 /* The object of the step was published, or is deleted, or aborted. */
 void ht_opt_redo_reset(struct ht_root *root) HT_REQUIRES(HT_LOCK_OPTIM);
-/* Deletes the unpublished object of the step, if there is one. Not locked. */
-int ht_opt_redo_discard(struct ht_root *root) HT_EXCLUDES(HT_LOCK_OPTIM) HT_MUST_CHECK;
-int ht_opt_redo_delete_unseen(struct ht_store *s, struct ht_obj *obj) HT_EXCLUDES(HT_LOCK_OPTIM) HT_MUST_CHECK;
-/* Before a commit that publishes a logged step: reserves memory and log bytes for its record. */
-int ht_opt_redo_prepare(struct ht_root *root) HT_REQUIRES(HT_LOCK_OPTIM) HT_MUST_CHECK;
-/* After it: gives log bytes back that no record has taken. */
-void ht_opt_redo_unprepare(struct ht_root *root) HT_REQUIRES(HT_LOCK_OPTIM);
 /* Inside the transaction: publishes the logged step; deletes all logged steps, with a record or without. */
 void ht_opt_redo_put(struct ht_root *root, struct ht_tx *tx) HT_REQUIRES(HT_LOCK_OPTIM);
 void ht_opt_redo_delete(struct ht_root *root, bool record, struct ht_tx *tx) HT_REQUIRES(HT_LOCK_OPTIM);
@@ -158,24 +151,13 @@ int ht_opt_redo_replay_record(struct ht_root *r, struct ht_reader *in) HT_REQUIR
 /* Forgets the steps, without a record. */
 void ht_opt_redo_forget_steps(struct ht_root *root) HT_REQUIRES(HT_LOCK_OPTIM);
 void ht_opt_redo_free(struct ht_root *root) HT_REQUIRES(HT_LOCK_OPTIM);
-/* Is it the object of a logged step? The number of that step, or 0. */
-uint64_t ht_opt_redo_step_of(const struct ht_root *root, uint64_t oid) HT_REQUIRES(HT_LOCK_OPTIM);
 
 /* ----------------------------------------------------------- redo_hold.c */
 
-/* Keeps a step for readers, if the words say so and it follows. Takes the reference in any case. */
-void ht_opt_redo_hold(struct ht_root *root, const struct ht_redo_step *step, struct ht_obj *obj)
-    HT_REQUIRES(HT_LOCK_OPTIM);
 /* The words may want fewer. */
 void ht_opt_redo_trim(struct ht_root *root) HT_REQUIRES(HT_LOCK_OPTIM);
 /* A parameter has another name: a program that sends steps by names must not take these for the same history. */
 void ht_opt_redo_renamed(struct ht_root *root) HT_REQUIRES(HT_LOCK_OPTIM);
-/*
- * The store is full (tiering/api/participant.h): roots give back space that is set aside, and then the oldest steps
- * that are kept for readers. ctx: struct ht_optim.
- */
-uint64_t ht_opt_redo_could_give(void *ctx) HT_EXCLUDES(HT_LOCK_OPTIM);
-uint64_t ht_opt_redo_give_up(void *ctx, uint64_t bytes) HT_EXCLUDES(HT_LOCK_OPTIM);
 /* What follows is no function of these steps: forgets them all, and begins another lineage. */
 void ht_opt_redo_cut(struct ht_root *root) HT_REQUIRES(HT_LOCK_OPTIM);
 
@@ -183,10 +165,6 @@ void ht_opt_redo_cut(struct ht_root *root) HT_REQUIRES(HT_LOCK_OPTIM);
 
 /* Sets space aside for the steps until the next full one, or gives back what is too much. */
 void ht_opt_redo_set_aside(struct ht_root *root) HT_REQUIRES(HT_LOCK_OPTIM);
-/* Roots give back so many bytes, but not the space for a step. Returns how many; UINT64_MAX is all. */
-uint64_t ht_opt_redo_shrink_aside(struct ht_optim *o, uint64_t bytes) HT_REQUIRES(HT_LOCK_OPTIM);
-/* How many that could be. */
-uint64_t ht_opt_redo_spare_aside(struct ht_optim *o) HT_REQUIRES(HT_LOCK_OPTIM);
 /*
  * The space is needed for sums and gradients of a step, without which there is none: each root gives all its space
  * back. False: none has any.
@@ -194,30 +172,10 @@ uint64_t ht_opt_redo_spare_aside(struct ht_optim *o) HT_REQUIRES(HT_LOCK_OPTIM);
 bool ht_opt_redo_yield_aside(struct ht_optim *o) HT_REQUIRES(HT_LOCK_OPTIM);
 /* Gives all that space back. */
 void ht_opt_redo_end_aside(struct ht_root *root) HT_REQUIRES(HT_LOCK_OPTIM);
-/* Is there space for the next step? */
-bool ht_opt_redo_has_space(const struct ht_root *root) HT_REQUIRES(HT_LOCK_OPTIM);
-/* So that this part of the object of a step can be written. -ENOSPC. Not locked. WAITS. */
-int ht_opt_redo_prealloc(struct ht_root *root, struct ht_obj *obj, uint64_t at, uint64_t len)
-    HT_EXCLUDES(HT_LOCK_OPTIM) HT_MUST_CHECK;
-/*
- * A parameter of the step that is to be logged: is everything reserved that computing the step again needs? If not, the
- * step cannot be logged.
- */
-bool ht_opt_redo_reserve(struct ht_param *p) HT_REQUIRES(HT_LOCK_OPTIM);
-/* There are no logged steps any more. */
-void ht_opt_redo_unreserve(struct ht_root *root) HT_REQUIRES(HT_LOCK_OPTIM);
-/* While roots recover: sets space aside for their gradients, as far as there is any; gives it back. */
-void ht_opt_redo_set_room(struct ht_optim *o) HT_REQUIRES(HT_LOCK_OPTIM);
-void ht_opt_redo_end_room(struct ht_optim *o) HT_REQUIRES(HT_LOCK_OPTIM);
-/* ht_opt_redo_set_aside of all roots. */
-void ht_opt_redo_set_all_aside(struct ht_optim *o) HT_REQUIRES(HT_LOCK_OPTIM);
 /* Bytes of logged steps, with those that are kept for readers. */
 uint64_t ht_opt_redo_bytes(const struct ht_root *root) HT_REQUIRES(HT_LOCK_OPTIM);
 
 /* -------------------------------------------------------- redo_summary.c */
-
-/* The step has been counted, all its updates have run. False: it cannot be logged. */
-bool ht_opt_redo_summarize(struct ht_root *root, bool skipped) HT_REQUIRES(HT_LOCK_OPTIM);
 
 /* A summary that was read and checked as far as it says anything by itself. */
 struct ht_redo_summary {
@@ -245,9 +203,6 @@ int ht_opt_redo_read(struct ht_obj *obj, const struct ht_redo_step *step, uint8_
 bool ht_opt_redo_keeps(const struct ht_layout *l, enum ht_kernel kernel);
 /* Such a parameter, after `updates` updates more, has this one next. */
 bool ht_opt_redo_follows(const struct ht_param_meta *m, uint64_t updates, const struct ht_redo_param *want);
-/* A parameter and its file are as the summary says, after `updates` logged updates more than its record has. */
-bool ht_opt_redo_fits(const struct ht_param *p, struct ht_obj *file, uint64_t updates, const struct ht_redo_param *want)
-    HT_REQUIRES(HT_LOCK_OPTIM);
 /* The piece lies in a range of this shape, and has whole elements, or whole entries of such. */
 bool ht_opt_redo_piece_fits(const struct ht_param_shape *shape, const struct ht_redo_piece *piece);
 int ht_opt_redo_param_at(const struct ht_redo_summary *s, uint64_t i, struct ht_redo_param *out) HT_MUST_CHECK;

@@ -15,6 +15,7 @@
 #include "optim/state/range.h"
 #include "optim/state/root.h"
 #include "optim/gradient/gradient.h"
+#include "optim/redo/logged.h"
 #include "optim/step/step_priv.h"
 
 static void invalidate_whole(struct ht_param *p) HT_REQUIRES(HT_LOCK_OPTIM)
@@ -101,18 +102,6 @@ static int take_back_rest(struct ht_root *root, int *out_shown)
     notify_changed(o);
     unlock(o);
     return rc == -EBUSY ? ht_opt_take_back(root, out_shown) : rc;
-}
-
-void ht_opt_wake_readers(struct ht_root *root)
-{
-    struct ht_waiter *chain = NULL;
-    struct ht_optim *o = root->o;
-
-    lock(o);
-    ht_list_for_each(pos, &root->params)
-        ht_opt_take_waiters(ht_list_entry(pos, struct ht_param, of_root), &chain);
-    unlock(o);
-    ht_opt_wake(chain);
 }
 
 void ht_opt_show_all(struct ht_root *root)

@@ -17,6 +17,7 @@
 #include "optim/state/range.h"
 #include "optim/state/root.h"
 #include "optim/gradient/gradient.h"
+#include "optim/redo/logged.h"
 #include "optim/step/step_priv.h"
 
 /* The first that is only partly covered, orphans apart. */
@@ -28,20 +29,6 @@ static struct ht_param *find_partial(const struct ht_root *root, bool orphans) H
             return p;
     }
     return NULL;
-}
-
-enum ht_optim_file ht_opt_param_file(struct ht_param *p)
-{
-    const struct ht_optim_hooks *hooks = &p->o->hooks;
-    enum ht_optim_file file = HT_OPTIM_FILE_NAMED;
-
-    p->refs++;
-    unlock(p->o);
-    if (hooks->file)
-        file = hooks->file(hooks->ctx, p->oid);
-    lock(p->o);
-    p->refs--;
-    return file;
 }
 
 /*
@@ -77,84 +64,6 @@ static int forget_orphans(struct ht_root *root) HT_REQUIRES(HT_LOCK_OPTIM)
         p->refs--;
     }
     return rc;
-}
-
-/*
- * Gradient chunks that could not be dropped when their range was done: shared, or covered in
- * part; sums of a step that was skipped.
- */
-static void drop_leftovers(struct ht_param *p) HT_REQUIRES(HT_LOCK_OPTIM)
-{
-    bool left = false;
-
-    for (uint64_t i = 0; i < p->shape.range_count && !p->gone; i++) {
-        struct ht_range *r = ht_opt_range_find(p, i);
-        if (!r || !(r->frozen.count || r->added))
-            continue;
-        if (!r->consumed)
-            ht_opt_range_drop(r);
-        left |= !r->consumed;
-        if (!(r->work & HT_WORK_UPDATE))
-            ht_opt_sum_drop(r);
-    }
-    if (left && p->grad) /* bytes that no flush has closed are in these chunks: they do not wait for a boundary */
-        ht_obj_unprotect(p->grad);
-}
-
-/* Bytes that went to devices since the boundary before: the writeback of that boundary's commit is among them. */
-static void count_written(struct ht_root *root) HT_REQUIRES(HT_LOCK_OPTIM)
-{
-    uint64_t bytes = ht_scope_written_bytes(root->o->store, root->id);
-
-    root->step_written_bytes = bytes - root->written_bytes;
-    root->written_bytes = bytes;
-}
-
-/* The next parameter with a gradient gives that back, and the caller its reference; NULL: there is none. */
-static struct ht_param *drop_next(struct ht_root *root) HT_REQUIRES(HT_LOCK_OPTIM)
-{
-    if (ht_list_empty(&root->touched))
-        return NULL;
-    struct ht_param *p = ht_list_entry(root->touched.next, struct ht_param, touched);
-    p->refs++;
-    drop_leftovers(p);
-    return p;
-}
-
-static void end_param(struct ht_param *p) HT_REQUIRES(HT_LOCK_OPTIM)
-{
-    ht_opt_coverage_clear(p, true);
-    p->refs--;
-}
-
-void ht_opt_close_part(struct ht_root *root)
-{
-    struct ht_param *p;
-
-    while ((p = drop_next(root))) {
-        p->redo_place++;
-        end_param(p);
-    }
-    root->open = 0;
-}
-
-void ht_opt_close_step(struct ht_root *root, bool skipped)
-{
-    bool logged = ht_opt_redo_count(root, skipped);
-    struct ht_param *p;
-
-    while ((p = drop_next(root))) {
-        if (!p->gone && !skipped) {
-            p->cur.t++;
-            p->redo_steps += logged;
-            p->stepped = true;
-        }
-        end_param(p);
-    }
-    root->open = 0;
-    root->step++;
-    root->undurable++;
-    count_written(root);
 }
 
 /* A parameter that prevents the boundary, and the first byte of its gradient that no client has handed over. */

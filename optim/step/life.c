@@ -22,6 +22,7 @@
 #include "optim/state/range.h"
 #include "optim/state/records.h"
 #include "optim/state/root.h"
+#include "optim/redo/logged.h"
 #include "optim/step/step_priv.h"
 #include <hitrain/limits.h>
 

@@ -23,8 +23,8 @@
 #include "optim/state/context.h"
 #include "optim/state/notify.h"
 #include "optim/state/records.h"
-#include "optim/state/redo.h"
 #include "optim/state/root.h"
+#include "optim/redo/logged.h"
 #include "optim/step/step_priv.h"
 
 /* ----------------------------------------------------------------- publish */

@@ -40,6 +40,7 @@
 #include "optim/state/sections.h"
 #include "optim/state/squares.h"
 #include "optim/gradient/gradient.h"
+#include "optim/redo/logged.h"
 #include "optim/step/step_priv.h"
 
 struct job {

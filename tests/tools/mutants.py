@@ -31,9 +31,9 @@ MEMORY = 'tests/unit/mount-helpers/fsck/test_memory'
 STEP = 'tests/unit/optim/step/test_step'
 KEPT = 'tests/unit/mount-helpers/fsck/test_kept'
 SQUARES = 'tests/unit/optim/state/test_squares'
-REDO = 'tests/unit/optim/step/test_redo'
-REDO_READ = 'tests/unit/optim/step/test_redo_read'
-RECOVER = 'tests/unit/optim/step/test_recover'
+REDO = 'tests/unit/optim/redo/test_redo'
+REDO_READ = 'tests/unit/optim/redo/test_redo_read'
+RECOVER = 'tests/unit/optim/redo/test_recover'
 TAKEN = 'tests/mount/test_one_writer.py::test_a_writer_that_stood_still_stops_when_another_took_over'
 FREE = 'tests/mount/test_free_space.py::test_space_is_free_when_the_call_returns'
 FULL = 'tests/model/model_full'
@@ -98,7 +98,7 @@ MUTANTS = [
     ('feature-late', 'older programs are kept away before the first logged step', REDO + '_sparse', 'sparse_gradients_are_logged_without_zeros'),
     ('sparse-unmarked', 'older programs refuse a store with sparse pieces', REDO + '_sparse', 'sparse_gradients_are_logged_without_zeros'),
     ('sections-unmarked', 'older programs refuse a store with numbers for ranges of elements', 'tests/unit/optim/state/test_sections', 'steps_with_sections_are_logged'),
-    ('lineage-kept', 'a step after a change that is not logged does not follow', 'tests/unit/optim/step/test_redo_read', 'a_change_that_is_not_logged_begins_another_lineage'),
+    ('lineage-kept', 'a step after a change that is not logged does not follow', 'tests/unit/optim/redo/test_redo_read', 'a_change_that_is_not_logged_begins_another_lineage'),
     ('logged-stay', 'logged steps go with the full step that follows', REDO, 'steps_are_logged_up_to_a_full_one'),
     ('data-flush', 'flush of logged gradients before their record', SMALL, 'redo'),
     ('logged-early', 'logged steps stay until the full step is durable', SMALL, 'redo'),
@@ -107,7 +107,7 @@ MUTANTS = [
     ('replay-shown', 'readers wait while logged steps are computed again', RECOVER, 'a_mount_does_not_wait_for_logged_steps'),
     ('reset-unreserved', 'a reset gives no space of logged steps back', FULL, 'a_full_store_keeps_acknowledged_steps'),
     ('replay-roomless', 'the room of a replay is nobody else\'s', FULL, 'a_full_store_keeps_acknowledged_steps'),
-    ('logged-unreserved', 'a logged step has room for its gradient', 'tests/unit/optim/step/test_redo_room', 'the_largest_gradient_has_its_room'),
+    ('logged-unreserved', 'a logged step has room for its gradient', 'tests/unit/optim/redo/test_redo_room', 'the_largest_gradient_has_its_room'),
     ('record-unseen', 'a parameter whose record is not published makes a step full', REDO, 'a_count_that_does_not_follow_makes_a_step_full'),
     ('give-up-unasked', 'kept steps stay where giving them up would not help', REDO_READ, 'what_cannot_be_served_makes_nobody_give_up_anything'),
     ('free-late', 'space that a commit makes free is shown at once', FREE, ''),

@@ -3,7 +3,7 @@
  * Words for ranges of elements: each range has the bits that a parameter of its own would have, in ordinary steps and
  * in logged ones that are computed again. Words and logged numbers that cannot be right are refused.
  */
-#include "tests/unit/optim/step/logged.h"
+#include "tests/unit/optim/redo/logged.h"
 
 #include <hitrain/format.h>
 #include <hitrain/redo.h>

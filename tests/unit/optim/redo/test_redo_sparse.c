@@ -3,7 +3,7 @@
  * Gradients that are mostly zeros are logged without them: bytes, bits after a crash, the bit that keeps older programs
  * away, and logged steps that cannot be right.
  */
-#include "tests/unit/optim/step/logged.h"
+#include "tests/unit/optim/redo/logged.h"
 
 #include <hitrain/format.h>
 #include <hitrain/topk.h>

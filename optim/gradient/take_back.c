@@ -10,27 +10,9 @@
 #include "optim/state/context.h"
 #include "optim/state/param.h"
 #include "optim/state/range.h"
+#include "optim/state/redo.h"
 #include "optim/state/root.h"
 #include "optim/gradient/gradient.h"
-#include "optim/step/step_priv.h"
-
-/* Locked. The next parameter after pos. The list may change while the lock is released: p had a reference. */
-static struct ht_param *next_param(const struct ht_root *root, const struct ht_list *pos)
-{
-    return pos->next == &root->params ? NULL : ht_list_entry(pos->next, struct ht_param, of_root);
-}
-
-void ht_opt_each_param(struct ht_root *root, void (*fn)(struct ht_param *p))
-{
-    struct ht_param *next;
-
-    for (struct ht_param *p = next_param(root, &root->params); p; p = next) {
-        p->refs++;
-        fn(p);
-        next = next_param(root, &p->of_root);
-        p->refs--;
-    }
-}
 
 /* The store is back: takes references to the objects that exist again. */
 static void reload(struct ht_param *p) HT_REQUIRES(HT_LOCK_OPTIM)

@@ -32,10 +32,10 @@
 #include "optim/state/interval_set.h"
 #include "optim/state/param.h"
 #include "optim/state/range.h"
-#include "optim/state/redo.h"
 #include "optim/state/root.h"
 #include "optim/state/sections.h"
-#include "optim/step/step_priv.h"
+#include "optim/gradient/gradient.h"
+#include "optim/redo/redo_priv.h"
 
 enum {
     COPY_BYTES = 256 << 10,

@@ -4,7 +4,7 @@
  * writes, and a crash loses none. HITRAIN_LONG=1 has a hundred thousand. Their images count as they wait for updates.
  */
 #include "tests/unit/optim/step/fixture.h"
-#include "tests/unit/optim/step/held.h"
+#include "tests/unit/optim/redo/held.h"
 
 #include <unistd.h>
 

@@ -5,7 +5,7 @@
 #include <unistd.h>
 
 #include "tests/unit/optim/step/fixture.h"
-#include "tests/unit/optim/step/held.h"
+#include "tests/unit/optim/redo/held.h"
 
 #include "optim/state/context.h"
 #include "optim/state/notify.h"

@@ -19,9 +19,9 @@
 #include "optim/state/context.h"
 #include "optim/state/param.h"
 #include "optim/state/range.h"
-#include "optim/state/redo.h"
 #include "optim/state/root.h"
 #include "optim/state/sections.h"
+#include "optim/redo/redo_priv.h"
 #include <hitrain/format.h>
 
 static_assert(HT_REDO_SCALARS == 1 + sizeof(((struct ht_scalars *)0)->number) / sizeof(float), "all scalars");

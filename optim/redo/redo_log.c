@@ -22,10 +22,9 @@
 #include "optim/state/param.h"
 #include "optim/state/range.h"
 #include "optim/state/records.h"
-#include "optim/state/redo.h"
 #include "optim/state/root.h"
 #include "optim/gradient/gradient.h"
-#include "optim/step/step_priv.h"
+#include "optim/redo/redo_priv.h"
 
 enum { COPY_BYTES = 32 << 10 };
 

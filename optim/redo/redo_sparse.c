@@ -9,7 +9,7 @@
 
 #include "tiering/base/sparse.h"
 #include "tiering/api/object.h"
-#include "optim/step/step_priv.h"
+#include "optim/redo/redo_priv.h"
 
 enum {
     LEAST_BYTES = 512, /* of elements; less is not worth its entries */

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* logged.h - logged steps as tests see and damage them. */
-#ifndef HITRAIN_TESTS_UNIT_OPTIM_STEP_LOGGED_H
-#define HITRAIN_TESTS_UNIT_OPTIM_STEP_LOGGED_H
+#ifndef HITRAIN_TESTS_UNIT_OPTIM_REDO_LOGGED_H
+#define HITRAIN_TESTS_UNIT_OPTIM_REDO_LOGGED_H
 
 #include "optim/state/context.h"
 #include "optim/state/redo.h"

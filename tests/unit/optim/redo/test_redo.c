@@ -8,6 +8,7 @@
 #include "optim/state/records.h"
 #include "optim/state/redo.h"
 #include "optim/state/root.h"
+#include "optim/redo/logged.h"
 #include "tiering/base/event.h"
 
 static struct fixture w;

@@ -3,8 +3,8 @@
 #include <sched.h>
 #include <unistd.h>
 
-#include "tests/unit/optim/step/held.h"
-#include "tests/unit/optim/step/logged.h"
+#include "tests/unit/optim/redo/held.h"
+#include "tests/unit/optim/redo/logged.h"
 
 #include <hitrain/format.h>
 

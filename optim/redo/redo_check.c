@@ -13,8 +13,8 @@
 #include "optim/state/context.h"
 #include "optim/state/param.h"
 #include "optim/state/range.h"
-#include "optim/state/redo.h"
 #include "optim/state/root.h"
+#include "optim/redo/redo_priv.h"
 
 struct redo_check {
     struct ht_root *root;

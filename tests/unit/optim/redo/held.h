@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* held.h - tests hold back the updates of a root: no worker takes one. */
-#ifndef HITRAIN_TESTS_UNIT_OPTIM_STEP_HELD_H
-#define HITRAIN_TESTS_UNIT_OPTIM_STEP_HELD_H
+#ifndef HITRAIN_TESTS_UNIT_OPTIM_REDO_HELD_H
+#define HITRAIN_TESTS_UNIT_OPTIM_REDO_HELD_H
 
 #include "optim/state/context.h"
 #include "optim/state/notify.h"

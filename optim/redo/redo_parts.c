@@ -20,9 +20,8 @@
 #include "optim/state/context.h"
 #include "optim/state/param.h"
 #include "optim/state/range.h"
-#include "optim/state/redo.h"
 #include "optim/state/root.h"
-#include "optim/step/step_priv.h"
+#include "optim/redo/redo_priv.h"
 
 enum {
     PARTS_MAX = 256,    /* each reads all summaries */

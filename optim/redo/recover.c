@@ -17,9 +17,9 @@
 #include "tiering/api/store.h"
 #include "optim/optim.h"
 #include "optim/state/context.h"
-#include "optim/state/redo.h"
+#include "optim/state/notify.h"
 #include "optim/state/root.h"
-#include "optim/step/step_priv.h"
+#include "optim/redo/redo_priv.h"
 
 typedef unsigned long long ull;
 

@@ -10,8 +10,8 @@
 #include "tiering/base/list.h"
 #include "tiering/api/object.h"
 #include "optim/state/context.h"
-#include "optim/state/redo.h"
 #include "optim/state/root.h"
+#include "optim/redo/redo_priv.h"
 
 static void drop_oldest(struct ht_redo *redo, size_t n)
 {

@@ -18,9 +18,8 @@
 #include "optim/state/context.h"
 #include "optim/state/param.h"
 #include "optim/state/records.h"
-#include "optim/state/redo.h"
 #include "optim/state/root.h"
-#include "optim/state/state_priv.h"
+#include "optim/redo/redo_priv.h"
 
 /* ------------------------------------------------------------ the open step */
 

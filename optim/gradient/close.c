@@ -1,0 +1,129 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * close.c - the end of a step, for its gradients: what is left of them is queued. When all updates have run they are
+ * given back, and the step is counted.
+ */
+#include "tiering/base/base.h"
+#include "tiering/base/list.h"
+#include "tiering/api/object.h"
+#include "tiering/api/tx.h"
+#include "optim/state/context.h"
+#include "optim/state/notify.h"
+#include "optim/state/param.h"
+#include "optim/state/range.h"
+#include "optim/state/redo.h"
+#include "optim/state/root.h"
+#include "optim/gradient/gradient.h"
+
+/*
+ * Queues the covered part of ranges that are not queued: covered in part, too few times, or of a deferred step. Ranges
+ * whose squares are known are not measured again.
+ */
+static void queue_frozen(struct ht_param *p, bool updates) HT_REQUIRES(HT_LOCK_OPTIM)
+{
+    uint64_t first = UINT64_MAX, last = 0;
+
+    for (uint64_t i = 0; i < p->shape.range_count; i++) {
+        struct ht_range *r = ht_opt_range_find(p, i);
+        if (!r || r->state != HT_RANGE_IDLE || !(r->frozen.count || r->added) || (r->measured && !updates))
+            continue;
+        bool add = r->frozen.count && !r->part_added && ht_opt_accumulate(p->root) > 1;
+        ht_opt_range_queue(r, (updates ? HT_WORK_UPDATE : HT_WORK_MEASURE) | (add ? HT_WORK_ADD : 0u));
+        first = ht_min_u64(first, i);
+        last = i;
+    }
+    if (updates && first <= last && !p->root->deciding) /* else the request did it */
+        (void)ht_opt_inval(p, first, last);
+}
+
+/*
+ * Before updates, new reads are parked from now on; earlier ones may have filled caches. The thread waits for empty
+ * caches at the end (ht_opt_step_leave), not here: writers of gradients wait for this function, and they may be the
+ * only threads that could answer such a read.
+ */
+void ht_opt_queue_frozen(struct ht_root *root, bool updates)
+{
+    ht_list_for_each(pos, &root->touched) {
+        struct ht_param *p = ht_list_entry(pos, struct ht_param, touched);
+        if (!p->gone)
+            queue_frozen(p, updates);
+    }
+}
+
+/*
+ * Gradient chunks that could not be dropped when their range was done: shared, or covered in
+ * part; sums of a step that was skipped.
+ */
+static void drop_leftovers(struct ht_param *p) HT_REQUIRES(HT_LOCK_OPTIM)
+{
+    bool left = false;
+
+    for (uint64_t i = 0; i < p->shape.range_count && !p->gone; i++) {
+        struct ht_range *r = ht_opt_range_find(p, i);
+        if (!r || !(r->frozen.count || r->added))
+            continue;
+        if (!r->consumed)
+            ht_opt_range_drop(r);
+        left |= !r->consumed;
+        if (!(r->work & HT_WORK_UPDATE))
+            ht_opt_sum_drop(r);
+    }
+    if (left && p->grad) /* bytes that no flush has closed are in these chunks: they do not wait for a boundary */
+        ht_obj_unprotect(p->grad);
+}
+
+/* Bytes that went to devices since the boundary before: the writeback of that boundary's commit is among them. */
+static void count_written(struct ht_root *root) HT_REQUIRES(HT_LOCK_OPTIM)
+{
+    uint64_t bytes = ht_scope_written_bytes(root->o->store, root->id);
+
+    root->step_written_bytes = bytes - root->written_bytes;
+    root->written_bytes = bytes;
+}
+
+/* The next parameter with a gradient gives that back, and the caller its reference; NULL: there is none. */
+static struct ht_param *drop_next(struct ht_root *root) HT_REQUIRES(HT_LOCK_OPTIM)
+{
+    if (ht_list_empty(&root->touched))
+        return NULL;
+    struct ht_param *p = ht_list_entry(root->touched.next, struct ht_param, touched);
+    p->refs++;
+    drop_leftovers(p);
+    return p;
+}
+
+static void end_param(struct ht_param *p) HT_REQUIRES(HT_LOCK_OPTIM)
+{
+    ht_opt_coverage_clear(p, true);
+    p->refs--;
+}
+
+void ht_opt_close_part(struct ht_root *root)
+{
+    struct ht_param *p;
+
+    while ((p = drop_next(root))) {
+        p->redo_place++;
+        end_param(p);
+    }
+    root->open = 0;
+}
+
+void ht_opt_close_step(struct ht_root *root, bool skipped)
+{
+    bool logged = ht_opt_redo_count(root, skipped);
+    struct ht_param *p;
+
+    while ((p = drop_next(root))) {
+        if (!p->gone && !skipped) {
+            p->cur.t++;
+            p->redo_steps += logged;
+            p->stepped = true;
+        }
+        end_param(p);
+    }
+    root->open = 0;
+    root->step++;
+    root->undurable++;
+    count_written(root);
+}

@@ -1,0 +1,82 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* redo_priv.h - inside redo/. */
+#ifndef HITRAIN_OPTIM_REDO_REDO_PRIV_H
+#define HITRAIN_OPTIM_REDO_REDO_PRIV_H
+
+#include "tiering/base/base.h"
+#include "optim/state/redo.h"
+#include "optim/redo/logged.h"
+
+struct ht_obj;
+struct ht_param;
+struct ht_root;
+
+/* ---------------------------------------------------------------- redo.c */
+
+/* Room for n pieces more. False: no memory. */
+bool ht_opt_redo_room(struct ht_root *root, size_t n) HT_REQUIRES(HT_LOCK_OPTIM);
+/* One of its arrays may have another size now. */
+void ht_opt_redo_count_heap(struct ht_root *root) HT_REQUIRES(HT_LOCK_OPTIM);
+int ht_opt_redo_delete_unseen(struct ht_store *s, struct ht_obj *obj) HT_EXCLUDES(HT_LOCK_OPTIM) HT_MUST_CHECK;
+/* Before a commit that publishes a logged step: reserves memory and log bytes for its record. */
+int ht_opt_redo_prepare(struct ht_root *root) HT_REQUIRES(HT_LOCK_OPTIM) HT_MUST_CHECK;
+/* After it: gives log bytes back that no record has taken. */
+void ht_opt_redo_unprepare(struct ht_root *root) HT_REQUIRES(HT_LOCK_OPTIM);
+/* Is it the object of a logged step? The number of that step, or 0. */
+uint64_t ht_opt_redo_step_of(const struct ht_root *root, uint64_t oid) HT_REQUIRES(HT_LOCK_OPTIM);
+
+/* ---------------------------------------------------------- redo_space.c */
+
+/* While roots recover: sets space aside for their gradients, as far as there is any. */
+void ht_opt_redo_set_room(struct ht_optim *o) HT_REQUIRES(HT_LOCK_OPTIM);
+/* Roots give back so many bytes, but not the space for a step. Returns how many; UINT64_MAX is all. */
+uint64_t ht_opt_redo_shrink_aside(struct ht_optim *o, uint64_t bytes) HT_REQUIRES(HT_LOCK_OPTIM);
+/* How many that could be. */
+uint64_t ht_opt_redo_spare_aside(struct ht_optim *o) HT_REQUIRES(HT_LOCK_OPTIM);
+/* Is there space for the next step? */
+bool ht_opt_redo_has_space(const struct ht_root *root) HT_REQUIRES(HT_LOCK_OPTIM);
+/* So that this part of the object of a step can be written. -ENOSPC. Not locked. WAITS. */
+int ht_opt_redo_prealloc(struct ht_root *root, struct ht_obj *obj, uint64_t at, uint64_t len)
+    HT_EXCLUDES(HT_LOCK_OPTIM) HT_MUST_CHECK;
+/*
+ * A parameter of the step that is to be logged: is everything reserved that computing the step again needs? If not, the
+ * step cannot be logged.
+ */
+bool ht_opt_redo_reserve(struct ht_param *p) HT_REQUIRES(HT_LOCK_OPTIM);
+/* There are no logged steps any more. */
+void ht_opt_redo_unreserve(struct ht_root *root) HT_REQUIRES(HT_LOCK_OPTIM);
+/* ht_opt_redo_set_aside of all roots. */
+void ht_opt_redo_set_all_aside(struct ht_optim *o) HT_REQUIRES(HT_LOCK_OPTIM);
+
+/* -------------------------------------------------------- redo_summary.c */
+
+/* The step has been counted, all its updates have run. False: it cannot be logged. */
+bool ht_opt_redo_summarize(struct ht_root *root, bool skipped) HT_REQUIRES(HT_LOCK_OPTIM);
+/* A parameter and its file are as the summary says, after `updates` logged updates more than its record has. */
+bool ht_opt_redo_fits(const struct ht_param *p, struct ht_obj *file, uint64_t updates, const struct ht_redo_param *want)
+    HT_REQUIRES(HT_LOCK_OPTIM);
+
+/* --------------------------------------------------------- redo_sparse.c */
+
+/*
+ * Elements [off, off + len) of an object, of so many bytes each: do they take at most half of their bytes as entries?
+ * Their bytes then. WAITS.
+ */
+int ht_opt_sparse_measure(struct ht_obj *obj, uint64_t off, uint32_t len, unsigned size, bool *out_sparse,
+                          uint32_t *out_bytes) HT_EXCLUDES(HT_LOCK_OPTIM) HT_MUST_CHECK;
+/* Writes these entries into another object, and nothing else. -EIO: they have not these bytes any more. WAITS. */
+int ht_opt_sparse_copy(struct ht_obj *obj, uint64_t off, uint32_t len, unsigned size, struct ht_obj *to, uint64_t at,
+                       uint32_t bytes) HT_EXCLUDES(HT_LOCK_OPTIM) HT_MUST_CHECK;
+
+/* ---------------------------------------------------------- redo_parts.c */
+
+/* A replay begins, with published content: cuts the content into parts. */
+struct ht_redo_parts ht_opt_parts_cut(struct ht_root *root) HT_EXCLUDES(HT_LOCK_OPTIM);
+struct ht_redo_place ht_opt_part_place(const struct ht_param *p) HT_REQUIRES(HT_LOCK_OPTIM);
+size_t ht_opt_part_of(const struct ht_redo_parts *parts, struct ht_redo_place place, uint32_t range);
+/* Does the present part have ranges of the parameter? The last part counts the steps, and has all parameters. */
+bool ht_opt_part_takes(const struct ht_param *p) HT_REQUIRES(HT_LOCK_OPTIM);
+/* All steps of a part have run: its content may leave memory, and the next part is the present one. */
+void ht_opt_part_next(struct ht_root *root) HT_EXCLUDES(HT_LOCK_OPTIM);
+
+#endif
