@@ -43,8 +43,7 @@ static void queue_frozen(struct ht_param *p, bool updates) HT_REQUIRES(HT_LOCK_O
  */
 void ht_opt_queue_frozen(struct ht_root *root, bool updates)
 {
-    ht_list_for_each(pos, &root->touched) {
-        struct ht_param *p = ht_list_entry(pos, struct ht_param, touched);
+    ht_list_for_each_entry(p, &root->touched, struct ht_param, touched) {
         if (!p->gone)
             queue_frozen(p, updates);
     }

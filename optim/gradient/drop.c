@@ -52,8 +52,7 @@ static bool range_applied(const struct ht_range *r) HT_REQUIRES(HT_LOCK_OPTIM)
 
 bool ht_opt_root_applied(const struct ht_root *root)
 {
-    ht_list_for_each(pos, &root->params) {
-        const struct ht_param *p = ht_list_entry(pos, struct ht_param, of_root);
+    ht_list_for_each_entry(p, &root->params, const struct ht_param, of_root) {
         for (uint64_t i = 0; i < p->shape.range_count; i++) {
             const struct ht_range *r = ht_opt_range_find(p, i);
             if (r && range_applied(r))

@@ -65,8 +65,7 @@ static bool torn_at(const struct ht_range *r, uint32_t pos, struct ht_interval i
 static bool find_torn(const struct ht_param *p, const struct ht_opt_window *w, uint64_t *out_at)
     HT_REQUIRES(HT_LOCK_OPTIM)
 {
-    ht_list_for_each(pos, &p->dirty) {
-        const struct ht_range *r = ht_list_entry(pos, struct ht_range, dirty);
+    ht_list_for_each_entry(r, &p->dirty, const struct ht_range, dirty) {
         const struct ht_interval *v = ht_interval_set_all(&r->written), in = window_of(r, w);
         for (uint32_t i = 0; i < r->written.count; i++) {
             uint32_t at = torn_at(r, v[i].begin, in) ? v[i].begin : v[i].end;

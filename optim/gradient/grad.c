@@ -140,8 +140,7 @@ static int remove_written(struct ht_param *p, uint64_t begin, uint64_t end) HT_R
 
 bool ht_opt_grad_in_flight(const struct ht_param *p, uint64_t begin, uint64_t end)
 {
-    ht_list_for_each(pos, &p->inflight) {
-        const struct ht_inflight *w = ht_list_entry(pos, struct ht_inflight, link);
+    ht_list_for_each_entry(w, &p->inflight, const struct ht_inflight, link) {
         if (w->begin < end && begin < w->end)
             return true;
     }

@@ -67,8 +67,7 @@ static void recover(struct ht_root *root)
 /* The next root to recover, with the reference that it got for that; NULL: there is none. */
 static struct ht_root *next_root(struct ht_optim *o) HT_REQUIRES(HT_LOCK_OPTIM)
 {
-    ht_list_for_each(pos, &o->roots) {
-        struct ht_root *root = ht_list_entry(pos, struct ht_root, all);
+    ht_list_for_each_entry(root, &o->roots, struct ht_root, all) {
         if (root->redo.recovering)
             return root;
     }
@@ -164,8 +163,7 @@ int ht_opt_redo_recover(struct ht_optim *o)
     if (rc)
         return rc;
     lock(o);
-    ht_list_for_each(pos, &o->roots) {
-        struct ht_root *root = ht_list_entry(pos, struct ht_root, all);
+    ht_list_for_each_entry(root, &o->roots, struct ht_root, all) {
         if (!root->redo.steps || !root->exists)
             continue;
         if (read_only || root->frozen) { /* no program writes records of a frozen one */
@@ -204,8 +202,7 @@ void ht_optim_no_replay(struct ht_optim *o)
 void ht_optim_recovered(struct ht_optim *o)
 {
     lock(o);
-    ht_list_for_each(pos, &o->roots) {
-        struct ht_root *root = ht_list_entry(pos, struct ht_root, all);
+    ht_list_for_each_entry(root, &o->roots, struct ht_root, all) {
         root->refs++;
         while (root->redo.recovering && !o->stopping)
             wait_changed(o);

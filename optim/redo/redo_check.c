@@ -279,8 +279,7 @@ int ht_optim_redo_check(struct ht_optim *o, struct ht_optim_redo_check *check)
     o->redo_checked = true;
     ht_list_for_each(pos, &o->params)
         ht_list_entry(pos, struct ht_param, all)->redo_place = 0;
-    ht_list_for_each(pos, &o->roots) {
-        struct ht_root *root = ht_list_entry(pos, struct ht_root, all);
+    ht_list_for_each_entry(root, &o->roots, struct ht_root, all) {
         const struct ht_redo_step *list = root->redo.step;
         size_t count = root->redo.steps;
         unlock(o);
@@ -297,8 +296,7 @@ int ht_optim_redo_owner(struct ht_optim *o, uint64_t oid, uint64_t *out_root, ui
 {
     *out_step = 0;
     lock(o);
-    ht_list_for_each(pos, &o->roots) {
-        const struct ht_root *root = ht_list_entry(pos, struct ht_root, all);
+    ht_list_for_each_entry(root, &o->roots, const struct ht_root, all) {
         if (*out_step)
             break;
         *out_root = root->id;

@@ -70,8 +70,7 @@ void ht_opt_redo_hold(struct ht_root *root, const struct ht_redo_step *step, str
 static struct ht_obj *take_oldest(struct ht_optim *o, uint64_t *seq, uint64_t *out_root, uint64_t *out_step)
     HT_REQUIRES(HT_LOCK_OPTIM)
 {
-    ht_list_for_each(pos, &o->roots) {
-        struct ht_root *root = ht_list_entry(pos, struct ht_root, all);
+    ht_list_for_each_entry(root, &o->roots, struct ht_root, all) {
         struct ht_redo *redo = &root->redo;
         if (root->seq <= *seq)
             continue;

@@ -33,8 +33,7 @@ enum { COPY_BYTES = 32 << 10 };
 /* A root with enough bytes to write, with a reference, and its object; NULL: none. */
 static struct ht_root *next_root(struct ht_optim *o, struct ht_obj **out) HT_REQUIRES(HT_LOCK_OPTIM)
 {
-    ht_list_for_each(pos, &o->roots) {
-        struct ht_root *root = ht_list_entry(pos, struct ht_root, all);
+    ht_list_for_each_entry(root, &o->roots, struct ht_root, all) {
         struct ht_redo *redo = &root->redo;
         if (!redo->obj || redo->unwritten < HT_REDO_WRITE_BYTES)
             continue;

@@ -57,8 +57,7 @@ static uint64_t lay_out(struct ht_root *root, uint64_t *out_largest) HT_REQUIRES
     uint64_t at = 0, range;
 
     *out_largest = 0;
-    ht_list_for_each(pos, &root->params) {
-        struct ht_param *p = ht_list_entry(pos, struct ht_param, of_root);
+    ht_list_for_each_entry(p, &root->params, struct ht_param, of_root) {
         uint64_t bytes = row_bytes(p, &range);
         p->redo_at = at;
         p->redo_place = 0;

@@ -615,8 +615,7 @@ static int replay_all(struct ht_root *root, uint64_t *out_step)
 /* Has a client given a parameter another size than its state has? Its request came before the abort, and ended late. */
 static bool is_resized(const struct ht_root *root) HT_REQUIRES(HT_LOCK_OPTIM)
 {
-    ht_list_for_each(pos, &root->params) {
-        const struct ht_param *p = ht_list_entry(pos, struct ht_param, of_root);
+    ht_list_for_each_entry(p, &root->params, const struct ht_param, of_root) {
         const struct ht_param_meta *m = &p->cur;
         if (!p->gone && p->obj && m->exists && ht_obj_size(p->obj) != m->elements * ht_dtype_trained_bytes(m->dtype))
             return true;

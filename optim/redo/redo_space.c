@@ -97,8 +97,7 @@ uint64_t ht_opt_redo_shrink_aside(struct ht_optim *o, uint64_t bytes)
 {
     uint64_t given = 0;
 
-    ht_list_for_each(pos, &o->roots) {
-        struct ht_root *root = ht_list_entry(pos, struct ht_root, all);
+    ht_list_for_each_entry(root, &o->roots, struct ht_root, all) {
         uint64_t spare = spare_bytes(root), left = bytes - given;
         uint64_t n = spare > left ? ht_min_u64(spare, ht_round_up(left, HT_BLOCK_BYTES)) : spare;
         give_back(root, n);
@@ -143,8 +142,7 @@ bool ht_opt_redo_reserve(struct ht_param *p)
 
 void ht_opt_redo_unreserve(struct ht_root *root)
 {
-    ht_list_for_each(pos, &root->params) {
-        struct ht_param *p = ht_list_entry(pos, struct ht_param, of_root);
+    ht_list_for_each_entry(p, &root->params, struct ht_param, of_root) {
         bool more = p->redo_g_bytes > p->shape.g_bytes;
         p->redo_g_bytes = 0;
         if (more && !p->unreserved)
@@ -157,8 +155,7 @@ static uint64_t room_bytes(const struct ht_optim *o) HT_REQUIRES(HT_LOCK_OPTIM)
 {
     uint64_t bytes = 0;
 
-    ht_list_for_each(pos, &o->params) {
-        const struct ht_param *p = ht_list_entry(pos, struct ht_param, all);
+    ht_list_for_each_entry(p, &o->params, const struct ht_param, all) {
         if (p->root->redo.recovering && p->cur.exists)
             bytes += ht_round_up(p->cur.elements * sizeof(float), HT_BLOCK_BYTES) + 2 * (uint64_t)HT_BLOCK_BYTES;
     }
@@ -216,8 +213,7 @@ uint64_t ht_optim_redo_lacks(struct ht_optim *o)
     bool any = false;
 
     lock(o);
-    ht_list_for_each(pos, &o->params) {
-        const struct ht_param *p = ht_list_entry(pos, struct ht_param, all);
+    ht_list_for_each_entry(p, &o->params, const struct ht_param, all) {
         bool settles = p->cur.exists && !p->root->frozen;
         bytes += settles ? mount_bytes(p) : 0;
         any |= settles && p->redo_g_bytes;

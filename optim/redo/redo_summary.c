@@ -184,8 +184,7 @@ static bool is_published(const struct ht_param *p) HT_REQUIRES(HT_LOCK_OPTIM)
 static bool put_params(struct ht_root *root, uint64_t *out_count) HT_REQUIRES(HT_LOCK_OPTIM)
 {
     *out_count = 0;
-    ht_list_for_each(pos, &root->touched) {
-        struct ht_param *p = ht_list_entry(pos, struct ht_param, touched);
+    ht_list_for_each_entry(p, &root->touched, struct ht_param, touched) {
         if (p->gone || !all_logged(p) || !is_published(p) || !sane(&p->scalars) || !ht_opt_redo_reserve(p) ||
             *out_count + ht_opt_sections_count(p) >= UINT32_MAX)
             return false;

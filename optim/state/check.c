@@ -160,8 +160,7 @@ size_t ht_optim_check(struct ht_optim *o, void (*report)(void *ctx, const char *
 {
     size_t n = 0;
 
-    ht_list_for_each(pos, &o->problems) {
-        const struct problem *p = ht_list_entry(pos, struct problem, link);
+    ht_list_for_each_entry(p, &o->problems, const struct problem, link) {
         report(ctx, p->code, p->text);
         n++;
     }
@@ -173,13 +172,11 @@ int ht_optim_walk(struct ht_optim *o, int (*fn)(void *ctx, const struct ht_optim
     int rc = 0;
 
     lock(o);
-    ht_list_for_each(pos, &o->roots) {
-        const struct ht_root *r = ht_list_entry(pos, struct ht_root, all);
+    ht_list_for_each_entry(r, &o->roots, const struct ht_root, all) {
         if (r->exists && !rc)
             rc = fn(ctx, &(struct ht_optim_entry){.root = r->id});
     }
-    ht_list_for_each(pos, &o->params) {
-        const struct ht_param *p = ht_list_entry(pos, struct ht_param, all);
+    ht_list_for_each_entry(p, &o->params, const struct ht_param, all) {
         if (p->cur.exists && !rc)
             rc = fn(ctx, &(struct ht_optim_entry){p->root->id, p->oid, p->cur.layout.count, p->cur.oid});
     }

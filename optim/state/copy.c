@@ -85,8 +85,7 @@ static int copy(struct ht_optim *o, const struct ht_root *from, struct ht_copy *
     }
     to->frozen = !k->clone;
     k->bytes += HT_OPT_ROOT_RECORD_BYTES;
-    ht_list_for_each(pos, &from->params) {
-        struct ht_param *p = ht_list_entry(pos, struct ht_param, of_root);
+    ht_list_for_each_entry(p, &from->params, struct ht_param, of_root) {
         if (!rc && is_copied(p, k))
             rc = copy_param(p, to, k);
     }
@@ -159,8 +158,7 @@ void ht_opt_copied(void *ctx, struct ht_copy *k, struct ht_tx *tx)
         if (k->clone)
             configure(to, k->clone->config);
         ht_opt_put_root(ht_tx_records(tx), to);
-        ht_list_for_each(pos, &from->params) {
-            const struct ht_param *p = ht_list_entry(pos, struct ht_param, of_root);
+        ht_list_for_each_entry(p, &from->params, const struct ht_param, of_root) {
             struct ht_param *twin = ht_opt_param_find(o, ht_copy_of(k, p->oid));
             if (twin && p->pub.exists)
                 put_twin(p, twin, k, tx);

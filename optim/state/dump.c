@@ -23,8 +23,7 @@ static void put_params(const struct ht_root *root, struct ht_dump *d) HT_REQUIRE
 {
     unsigned shown = 0;
 
-    ht_list_for_each(pos, &root->params) {
-        const struct ht_param *p = ht_list_entry(pos, struct ht_param, of_root);
+    ht_list_for_each_entry(p, &root->params, const struct ht_param, of_root) {
         bool idle = !p->pending && !p->failed && ht_list_empty(&p->inflight) && ht_list_empty(&p->waiters);
         if (idle || shown++ >= PARAMS_MAX)
             continue;
@@ -68,8 +67,7 @@ void ht_optim_dump(struct ht_optim *o, struct ht_dump *d)
     ht_dump_put(d, "model roots:\n");
     if (!ht_dump_lock(d, ht_optim_lock(o), "the optimizer"))
         return;
-    ht_list_for_each(pos, &o->roots) {
-        const struct ht_root *root = ht_list_entry(pos, struct ht_root, all);
+    ht_list_for_each_entry(root, &o->roots, const struct ht_root, all) {
         if (!is_idle(root) && shown++ < ROOTS_MAX)
             put_root(root, d);
     }

@@ -178,8 +178,7 @@ static bool fits(const struct ht_range *r, int numa_index)
 /* The first of a list that fits. *looked counts, and ends the search at NUMA_LOOK_MAX. */
 static struct ht_range *first_fit(const struct ht_list *list, int numa_index, unsigned *looked)
 {
-    ht_list_for_each(pos, list) {
-        struct ht_range *r = ht_list_entry(pos, struct ht_range, queue);
+    ht_list_for_each_entry(r, list, struct ht_range, queue) {
         if (*looked == NUMA_LOOK_MAX)
             break;
         ++*looked;

@@ -243,8 +243,7 @@ bool ht_opt_param_hidden(const struct ht_param *p)
 void ht_opt_range_thaw(struct ht_range *r)
 {
     ht_interval_set_clear(&r->frozen);
-    ht_list_for_each(pos, &r->own) {
-        struct ht_range_own *own = ht_list_entry(pos, struct ht_range_own, link);
+    ht_list_for_each_entry(own, &r->own, struct ht_range_own, link) {
         if (ht_interval_set_intersect(&own->bytes, &r->written))
             ht_interval_set_clear(&own->bytes);
         ht_opt_range_count_own(r->param->o, own, false);
@@ -278,8 +277,7 @@ void ht_opt_coverage_clear(struct ht_param *p, bool frozen_only)
 
 static bool being_written(const struct ht_param *p, uint64_t begin, uint64_t end)
 {
-    ht_list_for_each(pos, &p->inflight) {
-        const struct ht_inflight *w = ht_list_entry(pos, struct ht_inflight, link);
+    ht_list_for_each_entry(w, &p->inflight, const struct ht_inflight, link) {
         if (w->begin < end && begin < w->end)
             return true;
     }

@@ -146,10 +146,8 @@ static size_t params_pending_bytes(const struct ht_root *r) HT_REQUIRES(HT_LOCK_
 {
     size_t bytes = 0;
 
-    ht_list_for_each(pos, &r->params) {
-        const struct ht_param *p = ht_list_entry(pos, struct ht_param, of_root);
+    ht_list_for_each_entry(p, &r->params, const struct ht_param, of_root)
         bytes += same_meta(&p->cur, &p->pub) ? 0 : HT_OPT_PARAM_RECORD_BYTES;
-    }
     return bytes;
 }
 
@@ -214,8 +212,7 @@ void ht_opt_abort(void *ctx, uint64_t scope)
 /* New things put their own records after the begin mark: the cursor only needs to pass the things that were there. */
 static bool emit_roots(struct ht_optim *o, struct ht_buf *b, uint64_t *cursor, size_t end) HT_REQUIRES(HT_LOCK_OPTIM)
 {
-    ht_list_for_each(pos, &o->roots) {
-        const struct ht_root *r = ht_list_entry(pos, struct ht_root, all);
+    ht_list_for_each_entry(r, &o->roots, const struct ht_root, all) {
         if (r->seq <= *cursor || !r->exists)
             continue;
         if (b->len >= end)
@@ -230,8 +227,7 @@ static bool emit_roots(struct ht_optim *o, struct ht_buf *b, uint64_t *cursor, s
 
 static bool emit_params(struct ht_optim *o, struct ht_buf *b, uint64_t *cursor, size_t end)
 {
-    ht_list_for_each(pos, &o->params) {
-        const struct ht_param *p = ht_list_entry(pos, struct ht_param, all);
+    ht_list_for_each_entry(p, &o->params, const struct ht_param, all) {
         if (p->seq <= (*cursor & ~params_phase) || !p->pub.exists)
             continue;
         if (b->len >= end)
@@ -440,8 +436,7 @@ int ht_opt_replay(void *ctx, uint16_t type, const uint8_t *payload, uint32_t len
 /* Log bytes can be reserved only when the log has been read to its end. */
 static void reserve_all(struct ht_optim *o) HT_REQUIRES(HT_LOCK_OPTIM)
 {
-    ht_list_for_each(pos, &o->roots) {
-        struct ht_root *r = ht_list_entry(pos, struct ht_root, all);
+    ht_list_for_each_entry(r, &o->roots, struct ht_root, all) {
         r->frozen = ht_scope_is_frozen(o->store, r->id); /* names have been linked up */
         ht_store_log_reserve_force(o->store, r->exists ? HT_OPT_ROOT_RECORD_BYTES : 0);
         ht_store_log_reserve_force(o->store, r->redo.steps * HT_OPT_REDO_RECORD_BYTES);

@@ -312,8 +312,7 @@ int ht_opt_state_settle(struct ht_param *p)
 
 static bool any_orphan(const struct ht_root *root) HT_REQUIRES(HT_LOCK_OPTIM)
 {
-    ht_list_for_each(pos, &root->params) {
-        const struct ht_param *p = ht_list_entry(pos, struct ht_param, of_root);
+    ht_list_for_each_entry(p, &root->params, const struct ht_param, of_root) {
         if (p->gone && p->cur.exists)
             return true;
     }
@@ -334,8 +333,7 @@ int ht_opt_bury_orphans(struct ht_root *root)
     if (rc)
         return rc;
     lock(o);
-    ht_list_for_each(pos, &root->params) {
-        struct ht_param *p = ht_list_entry(pos, struct ht_param, of_root);
+    ht_list_for_each_entry(p, &root->params, struct ht_param, of_root) {
         if (!p->gone || !p->cur.exists)
             continue;
         if (ht_opt_state_load(p))

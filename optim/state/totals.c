@@ -57,8 +57,7 @@ void ht_opt_totals_verify(const struct ht_root *r)
 {
     struct ht_root_totals t = {0};
 
-    ht_list_for_each(pos, &r->params) {
-        const struct ht_param *p = ht_list_entry(pos, struct ht_param, of_root);
+    ht_list_for_each_entry(p, &r->params, const struct ht_param, of_root) {
         struct ht_param_counted c = counted(p);
         assert(c.counted == p->counted.counted && c.state_bytes == p->counted.state_bytes);
         assert(r->gate || ht_list_empty(&p->of_sums) == !p->sum); /* sums are deleted under the gate */

@@ -45,8 +45,7 @@ static void check_coverage(const struct ht_range *r) HT_REQUIRES(HT_LOCK_OPTIM)
     check_set(&r->frozen, bytes);
     for (uint32_t i = 0; i < r->written.count; i++)
         assert(!ht_interval_set_overlap(&r->frozen, v[i].begin, v[i].end));
-    ht_list_for_each(pos, &p->inflight) {
-        const struct ht_inflight *w = ht_list_entry(pos, struct ht_inflight, link);
+    ht_list_for_each_entry(w, &p->inflight, const struct ht_inflight, link) {
         uint64_t begin = ht_max_u64(w->begin, first), end = ht_min_u64(w->end, first + bytes);
         if (begin >= end)
             continue;
@@ -125,10 +124,8 @@ static void check_objects(const struct ht_param *p) HT_REQUIRES(HT_LOCK_OPTIM)
 
 static void check_queue(const struct ht_param *p, const struct tally *t) HT_REQUIRES(HT_LOCK_OPTIM)
 {
-    ht_list_for_each(pos, &p->queue) {
-        const struct ht_range *r = ht_list_entry(pos, struct ht_range, queue);
+    ht_list_for_each_entry(r, &p->queue, const struct ht_range, queue)
         assert(r->state == HT_RANGE_QUEUED && r->param == p && (r->work & HT_WORK_UPDATE));
-    }
     assert(length_of(&p->queue) == t->updates);
     assert(ht_list_empty(&p->queued) == !t->updates);
 }
@@ -156,17 +153,14 @@ static uint64_t check_param(struct ht_param *p, struct tally *of_root) HT_REQUIR
 
 static void check_lists(const struct ht_root *root, const struct tally *t) HT_REQUIRES(HT_LOCK_OPTIM)
 {
-    ht_list_for_each(pos, &root->early) {
-        const struct ht_range *r = ht_list_entry(pos, struct ht_range, queue);
+    ht_list_for_each_entry(r, &root->early, const struct ht_range, queue) {
         assert(r->state == HT_RANGE_QUEUED && r->param->root == root &&
                (r->work & (HT_WORK_UPDATE | HT_WORK_LOG)) != HT_WORK_UPDATE);
     }
     ht_list_for_each(pos, &root->queue)
         assert(ht_list_entry(pos, struct ht_param, queued)->root == root);
-    ht_list_for_each(pos, &root->touched) {
-        const struct ht_param *p = ht_list_entry(pos, struct ht_param, touched);
+    ht_list_for_each_entry(p, &root->touched, const struct ht_param, touched)
         assert(p->has_grad && p->root == root);
-    }
     assert(length_of(&root->early) == t->queued - t->updates);
     assert(ht_list_empty(&root->ready) == (root->hold || !t->queued));
     assert(root->open || ht_list_empty(&root->touched));
@@ -177,8 +171,7 @@ static uint64_t check_root(struct ht_root *root) HT_REQUIRES(HT_LOCK_OPTIM)
     struct tally t = {0};
     uint64_t bytes = sizeof(*root), pending = 0;
 
-    ht_list_for_each(pos, &root->params) {
-        struct ht_param *p = ht_list_entry(pos, struct ht_param, of_root);
+    ht_list_for_each_entry(p, &root->params, struct ht_param, of_root) {
         assert(p->root == root);
         bytes += check_param(p, &t);
         pending += p->pending;
@@ -204,8 +197,7 @@ void ht_optim_verify(struct ht_optim *o)
     uint64_t bytes = 0;
 
     lock(o);
-    ht_list_for_each(pos, &o->roots) {
-        struct ht_root *root = ht_list_entry(pos, struct ht_root, all);
+    ht_list_for_each_entry(root, &o->roots, struct ht_root, all) {
         bytes += check_root(root);
         params += length_of(&root->params);
     }

@@ -23,8 +23,7 @@
 /* The first that is only partly covered, orphans apart. */
 static struct ht_param *find_partial(const struct ht_root *root, bool orphans) HT_REQUIRES(HT_LOCK_OPTIM)
 {
-    ht_list_for_each(pos, &root->touched) {
-        struct ht_param *p = ht_list_entry(pos, struct ht_param, touched);
+    ht_list_for_each_entry(p, &root->touched, struct ht_param, touched) {
         if (!p->gone && p->complete != p->shape.range_count && p->orphan == orphans)
             return p;
     }

@@ -143,8 +143,7 @@ static void settle_all(struct ht_optim *o)
     int first = 0;
 
     lock(o);
-    ht_list_for_each(pos, &o->params) {
-        struct ht_param *p = ht_list_entry(pos, struct ht_param, all);
+    ht_list_for_each_entry(p, &o->params, struct ht_param, all) {
         int rc = p->cur.exists && !p->root->frozen ? settle_param(p) : 0;
         first = first ? first : rc;
     }

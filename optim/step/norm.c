@@ -89,8 +89,7 @@ static int measure(struct ht_root *root, double *out_sum) HT_REQUIRES(HT_LOCK_OP
 /* Applies nothing: frozen ranges count as done. */
 static void skip(struct ht_root *root) HT_REQUIRES(HT_LOCK_OPTIM)
 {
-    ht_list_for_each(pos, &root->touched) {
-        struct ht_param *p = ht_list_entry(pos, struct ht_param, touched);
+    ht_list_for_each_entry(p, &root->touched, struct ht_param, touched) {
         for (uint64_t i = 0; i < p->shape.range_count; i++) {
             struct ht_range *r = ht_opt_range_find(p, i);
             if (r && (r->frozen.count || r->added))
@@ -107,10 +106,8 @@ static void clip(struct ht_root *root, double norm) HT_REQUIRES(HT_LOCK_OPTIM)
     if (coefficient >= 1)
         return;
     /* NaN too: as with PyTorch it goes into every parameter. */
-    ht_list_for_each(pos, &root->touched) {
-        struct ht_param *p = ht_list_entry(pos, struct ht_param, touched);
+    ht_list_for_each_entry(p, &root->touched, struct ht_param, touched)
         ht_opt_set_grad_factor(p, (float)(coefficient / ht_opt_divisor(root)));
-    }
     root->clipped++;
 }
 
@@ -119,8 +116,7 @@ static uint64_t waiting_bytes(const struct ht_root *root) HT_REQUIRES(HT_LOCK_OP
 {
     uint64_t bytes = 0;
 
-    ht_list_for_each(pos, &root->touched) {
-        const struct ht_param *p = ht_list_entry(pos, struct ht_param, touched);
+    ht_list_for_each_entry(p, &root->touched, const struct ht_param, touched) {
         for (uint64_t i = 0; !p->gone && i < p->shape.range_count; i++) {
             const struct ht_range *r = ht_opt_range_find(p, i);
             bytes += r && r->measured ? ht_opt_range_grad_bytes(p, i) : 0;

@@ -91,8 +91,7 @@ static int list_params(struct rollback *r)
     if (!r->params)
         rc = kept ? -ENOMEM : -ESTALE;
     if (!rc)
-        ht_list_for_each(pos, &kept->params) {
-            const struct ht_param *p = ht_list_entry(pos, struct ht_param, of_root);
+        ht_list_for_each_entry(p, &kept->params, const struct ht_param, of_root) {
             uint64_t to = file_of(r, p->oid);
             if (p->pub.exists && to)
                 r->params[r->param_count++] = (struct kept_param){to, p->pub};
@@ -139,8 +138,7 @@ static struct ht_param *find_surplus(const struct rollback *r)
     struct ht_param *found = NULL;
 
     lock(r->root->o);
-    ht_list_for_each(pos, &r->root->params) {
-        struct ht_param *p = ht_list_entry(pos, struct ht_param, of_root);
+    ht_list_for_each_entry(p, &r->root->params, struct ht_param, of_root) {
         if (found || p->gone || !p->cur.exists || is_kept(r, p->oid))
             continue;
         found = p;
@@ -332,8 +330,7 @@ static int reserve_all(struct ht_root *root) HT_REQUIRES(HT_LOCK_OPTIM)
 {
     int rc = 0;
 
-    ht_list_for_each(pos, &root->params) {
-        struct ht_param *p = ht_list_entry(pos, struct ht_param, of_root);
+    ht_list_for_each_entry(p, &root->params, struct ht_param, of_root) {
         if (!rc && !p->gone && p->cur.exists)
             rc = ht_opt_state_settle(p);
     }
@@ -441,8 +438,7 @@ static void drop_caches(const struct rollback *r)
 /* Bytes of a gradient that no client has closed yet would count in the next step. */
 static bool any_written(const struct ht_root *root) HT_REQUIRES(HT_LOCK_OPTIM)
 {
-    ht_list_for_each(pos, &root->params) {
-        const struct ht_param *p = ht_list_entry(pos, struct ht_param, of_root);
+    ht_list_for_each_entry(p, &root->params, const struct ht_param, of_root) {
         if (!p->gone && (!ht_list_empty(&p->dirty) || !ht_list_empty(&p->inflight)))
             return true;
     }

@@ -38,6 +38,10 @@ static inline void ht_list_del(struct ht_list *n)
 
 #define ht_list_entry(p, type, member) ht_container_of(p, type, member)
 #define ht_list_for_each(pos, head) for (struct ht_list *pos = (head)->next; pos != (head); pos = pos->next)
+/* The same over what has member in the list: p is a pointer to one. */
+#define ht_list_for_each_entry(p, head, type, member)                               \
+    for (type *p = ht_list_entry((head)->next, type, member); &p->member != (head); \
+         p = ht_list_entry(p->member.next, type, member))
 /* Allows removal of the current element. */
 #define ht_list_for_each_safe(pos, tmp, head) \
     for (struct ht_list *pos = (head)->next, *tmp = pos->next; pos != (head); pos = tmp, tmp = pos->next)
