@@ -23,8 +23,6 @@
 #define HITRAIN_OPTIM_OPTIM_H
 
 #include "optim/rules/config.h"
-#include "tiering/base/base.h"
-#include "tiering/base/list.h"
 #include "tiering/api/object.h"
 #include "tiering/api/store.h"
 #include "tiering/api/tx.h"

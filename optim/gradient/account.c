@@ -11,9 +11,6 @@
  */
 #include <stdlib.h>
 
-#include "tiering/base/list.h"
-#include "optim/state/context.h"
-#include "optim/state/interval_set.h"
 #include "optim/state/param.h"
 #include "optim/state/range.h"
 #include "optim/gradient/gradient_priv.h"

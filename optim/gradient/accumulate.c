@@ -16,13 +16,8 @@
  * reserved by the first gradient of a step. They belong to the step: they are never published, and an abort or a crash
  * drops them.
  */
-#include "tiering/base/base.h"
-#include "tiering/api/object.h"
-#include "optim/state/context.h"
-#include "optim/state/interval_set.h"
 #include "optim/state/param.h"
 #include "optim/state/range.h"
-#include "optim/state/redo.h"
 #include "optim/state/root.h"
 #include "optim/gradient/gradient.h"
 

@@ -3,15 +3,9 @@
  * close.c - the end of a step, for its gradients: what is left of them is queued. When all updates have run they are
  * given back, and the step is counted.
  */
-#include "tiering/base/base.h"
-#include "tiering/base/list.h"
-#include "tiering/api/object.h"
-#include "tiering/api/tx.h"
-#include "optim/state/context.h"
 #include "optim/state/notify.h"
 #include "optim/state/param.h"
 #include "optim/state/range.h"
-#include "optim/state/redo.h"
 #include "optim/state/root.h"
 #include "optim/gradient/gradient.h"
 

@@ -7,15 +7,10 @@
  */
 #include <stdio.h>
 
-#include "tiering/base/base.h"
-#include "optim/optim.h"
-#include "optim/state/context.h"
 #include "optim/state/param.h"
-#include "optim/state/redo.h"
 #include "optim/state/root.h"
 #include "optim/state/sections.h"
 #include "optim/gradient/gradient.h"
-#include <hitrain/format.h>
 
 /* State may be reset after the decision. */
 bool ht_opt_is_decided(const struct ht_param *p)

@@ -7,16 +7,6 @@
  * several ranks interleave. An element of which only a part was written is an error of the writer, unless a
  * write that will complete it is in progress: then everything written there since the last flush is dropped.
  */
-#include "tiering/base/base.h"
-#include "tiering/base/event.h"
-#include "tiering/base/list.h"
-#include "tiering/api/object.h"
-#include "tiering/api/store.h"
-#include "optim/rules/config.h"
-#include "optim/rules/rule.h"
-#include "optim/optim.h"
-#include "optim/state/context.h"
-#include "optim/state/interval_set.h"
 #include "optim/state/notify.h"
 #include "optim/state/param.h"
 #include "optim/state/range.h"

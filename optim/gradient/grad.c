@@ -12,14 +12,6 @@
 #include <stdlib.h>
 
 #include "tiering/base/activity.h"
-#include "tiering/base/base.h"
-#include "tiering/base/event.h"
-#include "tiering/base/list.h"
-#include "tiering/api/object.h"
-#include "tiering/api/store.h"
-#include "optim/optim.h"
-#include "optim/state/context.h"
-#include "optim/state/interval_set.h"
 #include "optim/state/param.h"
 #include "optim/state/range.h"
 #include "optim/state/root.h"

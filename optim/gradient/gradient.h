@@ -4,7 +4,6 @@
 #define HITRAIN_OPTIM_GRADIENT_GRADIENT_H
 
 #include "optim/state/interval_set.h"
-#include "tiering/base/base.h"
 
 struct ht_param;
 struct ht_range;

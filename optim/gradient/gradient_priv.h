@@ -5,7 +5,6 @@
 
 #include "optim/optim.h"
 #include "optim/state/interval_set.h"
-#include "tiering/base/base.h"
 
 struct ht_param;
 struct ht_quota_user;

@@ -1,16 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* take_back.c - what abort, rollback and a replay that fails have in common: parameters are as the store has them. */
-#include "tiering/base/base.h"
-#include "tiering/base/list.h"
-#include "tiering/api/object.h"
 #include "tiering/api/shm.h"
-#include "tiering/api/tx.h"
-#include "optim/rules/kernel.h"
-#include "optim/optim.h"
-#include "optim/state/context.h"
 #include "optim/state/param.h"
 #include "optim/state/range.h"
-#include "optim/state/redo.h"
 #include "optim/state/root.h"
 #include "optim/gradient/gradient.h"
 

@@ -17,15 +17,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-#include "tiering/base/base.h"
-#include "tiering/base/buf.h"
-#include "tiering/base/event.h"
-#include "tiering/base/lock.h"
-#include "tiering/api/object.h"
-#include "optim/rules/kernel.h"
-#include "optim/optim.h"
-#include "optim/state/context.h"
-#include "optim/state/interval_set.h"
 #include "optim/state/param.h"
 #include "optim/state/root.h"
 #include "optim/gradient/gradient_priv.h"

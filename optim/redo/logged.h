@@ -3,7 +3,6 @@
 #ifndef HITRAIN_OPTIM_REDO_LOGGED_H
 #define HITRAIN_OPTIM_REDO_LOGGED_H
 
-#include "tiering/base/base.h"
 #include "optim/state/redo.h"
 
 struct ht_optim;

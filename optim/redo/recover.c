@@ -10,13 +10,6 @@
 #include <stdio.h>
 
 #include "tiering/base/activity.h"
-#include "tiering/base/base.h"
-#include "tiering/base/event.h"
-#include "tiering/base/list.h"
-#include "tiering/base/log.h"
-#include "tiering/api/store.h"
-#include "optim/optim.h"
-#include "optim/state/context.h"
 #include "optim/state/notify.h"
 #include "optim/state/root.h"
 #include "optim/redo/redo_priv.h"

@@ -9,13 +9,7 @@
  */
 #include <stdlib.h>
 
-#include "tiering/base/event.h"
-#include "tiering/base/list.h"
 #include "tiering/base/mutant.h"
-#include "tiering/api/object.h"
-#include "tiering/api/store.h"
-#include "tiering/api/tx.h"
-#include "optim/state/context.h"
 #include "optim/state/param.h"
 #include "optim/state/records.h"
 #include "optim/state/root.h"

@@ -5,12 +5,7 @@
  */
 #include <stdlib.h>
 
-#include "tiering/base/base.h"
-#include "tiering/base/list.h"
 #include "tiering/base/sparse.h"
-#include "tiering/api/object.h"
-#include "optim/optim.h"
-#include "optim/state/context.h"
 #include "optim/state/param.h"
 #include "optim/state/range.h"
 #include "optim/state/root.h"

@@ -6,10 +6,6 @@
 #include <stdlib.h>
 #include <sys/random.h>
 
-#include "tiering/base/event.h"
-#include "tiering/base/list.h"
-#include "tiering/api/object.h"
-#include "optim/state/context.h"
 #include "optim/state/root.h"
 #include "optim/redo/redo_priv.h"
 

@@ -7,17 +7,7 @@
  * A worker copies before it takes chunks for anything else, because writing into an object may wait for memory. An
  * error here never fails a step: its commit publishes everything.
  */
-#include "tiering/base/base.h"
-#include "tiering/base/event.h"
-#include "tiering/base/list.h"
-#include "tiering/base/lock.h"
 #include "tiering/base/mutant.h"
-#include "tiering/api/object.h"
-#include "tiering/api/store.h"
-#include "tiering/api/tx.h"
-#include "optim/optim.h"
-#include "optim/state/context.h"
-#include "optim/state/interval_set.h"
 #include "optim/state/notify.h"
 #include "optim/state/param.h"
 #include "optim/state/range.h"

@@ -12,12 +12,7 @@
  * Images of a part are final after its last step: they are written and leave while the next part is computed. Steps are
  * counted with the last part: before that all counts are those of the full step.
  */
-#include "tiering/base/base.h"
-#include "tiering/base/list.h"
-#include "tiering/api/object.h"
 #include "tiering/api/stats.h"
-#include "tiering/api/store.h"
-#include "optim/state/context.h"
 #include "optim/state/param.h"
 #include "optim/state/range.h"
 #include "optim/state/root.h"

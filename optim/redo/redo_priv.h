@@ -3,8 +3,6 @@
 #ifndef HITRAIN_OPTIM_REDO_REDO_PRIV_H
 #define HITRAIN_OPTIM_REDO_REDO_PRIV_H
 
-#include "tiering/base/base.h"
-#include "optim/state/redo.h"
 #include "optim/redo/logged.h"
 
 struct ht_obj;

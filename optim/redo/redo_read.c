@@ -5,12 +5,6 @@
  */
 #include <stdlib.h>
 
-#include "tiering/base/base.h"
-#include "tiering/api/object.h"
-#include "tiering/api/store.h"
-#include "optim/optim.h"
-#include "optim/state/context.h"
-#include "optim/state/redo.h"
 #include "optim/state/root.h"
 #include <hitrain/redo.h>
 

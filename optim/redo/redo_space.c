@@ -10,14 +10,8 @@
  * A mount reserves the rewrites again, and sets all free space aside that gradients may need, before it lets anyone in.
  * The gradients take theirs from that. Steps to come get space only after that.
  */
-#include "tiering/base/base.h"
-#include "tiering/base/list.h"
 #include "tiering/base/mutant.h"
-#include "tiering/api/object.h"
 #include "tiering/api/stats.h"
-#include "tiering/api/store.h"
-#include "optim/rules/kernel.h"
-#include "optim/state/context.h"
 #include "optim/state/param.h"
 #include "optim/state/range.h"
 #include "optim/state/root.h"

@@ -5,7 +5,6 @@
  *
  * A worker reads a gradient once more to count its entries. For a dense gradient it stops after a few elements.
  */
-#include <hitrain/format.h>
 
 #include "tiering/base/sparse.h"
 #include "tiering/api/object.h"

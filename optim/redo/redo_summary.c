@@ -9,20 +9,13 @@
 #include <math.h>
 #include <stdlib.h>
 
-#include "tiering/base/buf.h"
-#include "tiering/base/list.h"
 #include "tiering/base/mutant.h"
 #include "tiering/base/sparse.h"
-#include "tiering/api/object.h"
-#include "optim/rules/kernel.h"
-#include "optim/rules/rule.h"
-#include "optim/state/context.h"
 #include "optim/state/param.h"
 #include "optim/state/range.h"
 #include "optim/state/root.h"
 #include "optim/state/sections.h"
 #include "optim/redo/redo_priv.h"
-#include <hitrain/format.h>
 
 static_assert(HT_REDO_SCALARS == 1 + sizeof(((struct ht_scalars *)0)->number) / sizeof(float), "all scalars");
 

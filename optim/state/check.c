@@ -9,15 +9,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-#include "tiering/base/base.h"
-#include "tiering/base/list.h"
-#include "tiering/base/log.h"
-#include "tiering/api/object.h"
-#include "tiering/api/store.h"
-#include "optim/rules/config.h"
-#include "optim/rules/rule.h"
-#include "optim/optim.h"
-#include "optim/state/context.h"
 #include "optim/state/param.h"
 #include "optim/state/range.h"
 #include "optim/state/records.h"

@@ -6,10 +6,7 @@
  * counted: an answer holds while the count is the same. A step knows the changes up to its opening; later changes are
  * for the next step, for every parameter alike.
  */
-#include "optim/rules/config.h"
 #include "optim/rules/sections.h"
-#include "optim/optim.h"
-#include "optim/state/context.h"
 #include "optim/state/param.h"
 #include "optim/state/root.h"
 

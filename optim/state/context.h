@@ -2,6 +2,9 @@
 /*
  * context.h - what all folders of the optimizer share, and the lock that guards it.
  *
+ * root.h and param.h bring this header, and with it what every file here uses: optim.h, lists, locks, objects
+ * and transactions. A file includes the headers of what it works on.
+ *
  * One mutex (optim.lock) guards roots, parameters and ranges, unless a field names another guard. I/O, kernels and
  * callbacks run without it. One condition (optim.changed) wakes all threads that wait for a state.
  *
@@ -40,12 +43,9 @@
 #define HITRAIN_OPTIM_STATE_CONTEXT_H
 
 #include "optim/optim.h"
-#include "tiering/base/base.h"
 #include "tiering/base/idtable.h"
-#include "tiering/base/list.h"
 #include "tiering/base/lock.h"
 #include "tiering/base/quota.h"
-#include "tiering/api/store.h"
 
 enum { HT_THREADS_MAX = 64, HT_CLOSERS_MAX = 16 };
 

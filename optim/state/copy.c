@@ -7,12 +7,7 @@
  * Nothing of a kept step changes: it takes no gradient, and reserves no space. A parameter of a clone has its own
  * reserves, as if its state had been made there.
  */
-#include "tiering/base/buf.h"
-#include "tiering/base/list.h"
 #include "tiering/api/keep.h"
-#include "tiering/api/object.h"
-#include "tiering/api/tx.h"
-#include "optim/state/context.h"
 #include "optim/state/param.h"
 #include "optim/state/range.h"
 #include "optim/state/records.h"

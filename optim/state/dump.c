@@ -1,9 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* dump.c - what the optimizer is doing (tiering/base/dump.h): gates, steps and queues of the roots. */
 #include "tiering/base/dump.h"
-#include "tiering/base/list.h"
-#include "optim/optim.h"
-#include "optim/state/context.h"
 #include "optim/state/param.h"
 #include "optim/state/range.h"
 #include "optim/state/root.h"

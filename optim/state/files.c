@@ -7,16 +7,7 @@
  * them.
  */
 #include <math.h>
-#include <stdlib.h>
 
-#include "tiering/base/base.h"
-#include "tiering/base/event.h"
-#include "tiering/api/object.h"
-#include "optim/rules/config.h"
-#include "optim/rules/kernel.h"
-#include "optim/rules/rule.h"
-#include "optim/optim.h"
-#include "optim/state/context.h"
 #include "optim/state/param.h"
 #include "optim/state/range.h"
 #include "optim/state/root.h"

@@ -8,8 +8,6 @@
  */
 #include <stdlib.h>
 
-#include "tiering/base/base.h"
-#include "tiering/api/object.h"
 #include "optim/rules/master.h"
 #include "optim/state/state_priv.h"
 

@@ -6,17 +6,11 @@
  * and invalidation is done by one helper thread that only its requesters wait for. Requests for the same
  * parameter are merged while they wait, so there are never more than parameters.
  */
-#include "tiering/base/base.h"
-#include "tiering/base/list.h"
-#include "tiering/base/lock.h"
-#include "optim/optim.h"
-#include "optim/state/context.h"
+#include "tiering/base/activity.h"
 #include "optim/state/notify.h"
 #include "optim/state/param.h"
 #include "optim/state/range.h"
 #include "optim/state/root.h"
-
-#include "tiering/base/activity.h"
 
 /* ------------------------------------------------------------ invalidation */
 

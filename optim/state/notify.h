@@ -4,7 +4,6 @@
 #define HITRAIN_OPTIM_STATE_NOTIFY_H
 
 #include "optim/optim.h"
-#include "tiering/base/base.h"
 
 struct ht_param;
 struct ht_root;

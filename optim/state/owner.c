@@ -5,11 +5,6 @@
  */
 #include <assert.h>
 
-#include "tiering/base/base.h"
-#include "tiering/base/idtable.h"
-#include "optim/rules/rule.h"
-#include "optim/optim.h"
-#include "optim/state/context.h"
 #include "optim/state/param.h"
 #include "optim/state/state_priv.h"
 

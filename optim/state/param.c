@@ -2,14 +2,6 @@
 /* param.c - parameters: their table, references, deletion and reset. */
 #include <stdlib.h>
 
-#include "tiering/base/base.h"
-#include "tiering/base/event.h"
-#include "tiering/base/idtable.h"
-#include "tiering/base/list.h"
-#include "tiering/api/object.h"
-#include "tiering/api/tx.h"
-#include "optim/optim.h"
-#include "optim/state/context.h"
 #include "optim/state/notify.h"
 #include "optim/state/param.h"
 #include "optim/state/range.h"

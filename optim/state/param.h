@@ -3,14 +3,8 @@
 #ifndef HITRAIN_OPTIM_STATE_PARAM_H
 #define HITRAIN_OPTIM_STATE_PARAM_H
 
-#include "optim/optim.h"
-#include "optim/rules/kernel.h"
 #include "optim/rules/rule.h"
 #include "optim/rules/sections.h"
-#include "tiering/base/base.h"
-#include "tiering/base/idtable.h"
-#include "tiering/base/list.h"
-#include "tiering/api/tx.h"
 #include "optim/state/totals.h"
 
 struct ht_param_sections;

@@ -3,15 +3,6 @@
  * param_open.c - opens a parameter, for its gradient or for its state as files. Opening makes the parameter known,
  * fixes its shape, and makes the scratch object that holds the bytes of the gradient.
  */
-#include <stdlib.h>
-
-#include "tiering/base/event.h"
-#include "tiering/base/list.h"
-#include "tiering/api/object.h"
-#include "tiering/api/tx.h"
-#include "optim/rules/kernel.h"
-#include "optim/optim.h"
-#include "optim/state/context.h"
 #include "optim/state/param.h"
 #include "optim/state/range.h"
 #include "optim/state/root.h"

@@ -10,12 +10,7 @@
  * Early work goes first. Results do not depend on the order. All with optim.lock held.
  */
 #include "tiering/base/activity.h"
-#include "tiering/base/base.h"
-#include "tiering/base/list.h"
 #include "tiering/api/background.h"
-#include "tiering/api/object.h"
-#include "optim/optim.h"
-#include "optim/state/context.h"
 #include "optim/state/param.h"
 #include "optim/state/range.h"
 #include "optim/state/root.h"

@@ -6,14 +6,7 @@
  */
 #include <stdlib.h>
 
-#include "tiering/base/base.h"
-#include "tiering/base/list.h"
 #include "tiering/base/mutant.h"
-#include "tiering/api/object.h"
-#include "optim/rules/kernel.h"
-#include "optim/rules/rule.h"
-#include "optim/state/context.h"
-#include "optim/state/interval_set.h"
 #include "optim/state/param.h"
 #include "optim/state/range.h"
 #include "optim/state/root.h"

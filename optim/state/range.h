@@ -5,8 +5,6 @@
 
 #include "optim/state/interval_set.h"
 #include "optim/optim.h"
-#include "tiering/base/base.h"
-#include "tiering/base/list.h"
 #include "tiering/base/quota.h"
 
 struct ht_param;

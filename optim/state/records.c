@@ -12,15 +12,8 @@
  * The step in a record is a durable one by definition. Hyper-parameters are not here: they are the
  * text of an attribute of the root's directory. Only pub is ever put into the log, or emitted by a checkpoint.
  */
-#include "tiering/base/buf.h"
-#include "tiering/base/list.h"
-#include "tiering/base/log.h"
 #include "tiering/base/mutant.h"
 #include "tiering/api/keep.h"
-#include "tiering/api/tx.h"
-#include "optim/rules/kernel.h"
-#include "optim/rules/rule.h"
-#include "optim/state/context.h"
 #include "optim/state/param.h"
 #include "optim/state/range.h"
 #include "optim/state/records.h"

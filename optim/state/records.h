@@ -3,11 +3,7 @@
 #ifndef HITRAIN_OPTIM_STATE_RECORDS_H
 #define HITRAIN_OPTIM_STATE_RECORDS_H
 
-#include "tiering/base/base.h"
-#include "tiering/base/buf.h"
-#include "tiering/api/tx.h"
 #include "optim/state/param.h"
-#include <hitrain/format.h>
 
 struct ht_copy;
 struct ht_optim;

@@ -26,8 +26,6 @@
 #ifndef HITRAIN_OPTIM_STATE_REDO_H
 #define HITRAIN_OPTIM_STATE_REDO_H
 
-#include "tiering/base/base.h"
-#include "tiering/base/buf.h"
 #include "tiering/api/tx.h"
 #include "optim/rules/kernel.h"
 

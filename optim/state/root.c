@@ -11,15 +11,6 @@
 #include <time.h>
 
 #include "tiering/base/activity.h"
-#include "tiering/base/base.h"
-#include "tiering/base/event.h"
-#include "tiering/base/idtable.h"
-#include "tiering/base/list.h"
-#include "tiering/api/object.h"
-#include "tiering/api/tx.h"
-#include "optim/rules/config.h"
-#include "optim/optim.h"
-#include "optim/state/context.h"
 #include "optim/state/param.h"
 #include "optim/state/range.h"
 #include "optim/state/records.h"

@@ -4,11 +4,7 @@
 #define HITRAIN_OPTIM_STATE_ROOT_H
 
 #include <time.h>
-#include "optim/optim.h"
-#include "tiering/base/base.h"
 #include "tiering/base/event.h"
-#include "tiering/base/idtable.h"
-#include "tiering/base/list.h"
 #include "optim/state/redo.h"
 #include "optim/state/totals.h"
 

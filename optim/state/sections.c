@@ -5,7 +5,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-#include "optim/rules/rule.h"
 #include "optim/rules/sections.h"
 #include "optim/state/param.h"
 #include "optim/state/root.h"

@@ -9,7 +9,6 @@
 #ifndef HITRAIN_OPTIM_STATE_SECTIONS_H
 #define HITRAIN_OPTIM_STATE_SECTIONS_H
 
-#include "tiering/base/base.h"
 #include "optim/rules/kernel.h"
 #include "optim/state/context.h"
 

@@ -16,12 +16,6 @@
 #include <assert.h>
 #include <stdlib.h>
 
-#include "tiering/base/base.h"
-#include "tiering/base/list.h"
-#include "tiering/api/object.h"
-#include "optim/rules/kernel.h"
-#include "optim/state/context.h"
-#include "optim/state/interval_set.h"
 #include "optim/state/param.h"
 #include "optim/state/range.h"
 #include "optim/state/root.h"

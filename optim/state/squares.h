@@ -4,7 +4,6 @@
 #define HITRAIN_OPTIM_STATE_SQUARES_H
 
 #include "optim/rules/kernel.h"
-#include "tiering/base/base.h"
 
 struct ht_param;
 struct ht_range;

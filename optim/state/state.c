@@ -6,17 +6,7 @@
  * it comes the space for one rewrite of state and parameter. Reset, and the end of the parameter or of the root, delete
  * it. They do so in the scope of the root, so that abort brings it back.
  */
-#include "tiering/base/base.h"
-#include "tiering/base/event.h"
-#include "tiering/base/list.h"
 #include "tiering/base/mutant.h"
-#include "tiering/api/object.h"
-#include "tiering/api/tx.h"
-#include "optim/rules/config.h"
-#include "optim/rules/kernel.h"
-#include "optim/rules/rule.h"
-#include "optim/optim.h"
-#include "optim/state/context.h"
 #include "optim/state/param.h"
 #include "optim/state/range.h"
 #include "optim/state/records.h"

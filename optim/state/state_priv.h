@@ -3,10 +3,7 @@
 #ifndef HITRAIN_OPTIM_STATE_STATE_PRIV_H
 #define HITRAIN_OPTIM_STATE_STATE_PRIV_H
 
-#include "optim/rules/kernel.h"
 #include "optim/state/param.h"
-#include "tiering/base/base.h"
-#include "tiering/api/object.h"
 
 struct ht_optim;
 

@@ -13,10 +13,6 @@
 #include <sys/random.h>
 #include <time.h>
 
-#include "tiering/base/event.h"
-#include "optim/rules/config.h"
-#include "optim/optim.h"
-#include "optim/state/context.h"
 #include "optim/state/root.h"
 
 typedef unsigned long long ull;

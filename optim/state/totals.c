@@ -5,10 +5,6 @@
  */
 #include <assert.h>
 
-#include "tiering/base/base.h"
-#include "tiering/base/list.h"
-#include "optim/optim.h"
-#include "optim/state/context.h"
 #include "optim/state/param.h"
 #include "optim/state/range.h"
 #include "optim/state/root.h"

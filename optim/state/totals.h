@@ -3,7 +3,6 @@
 #ifndef HITRAIN_OPTIM_STATE_TOTALS_H
 #define HITRAIN_OPTIM_STATE_TOTALS_H
 
-#include "optim/optim.h"
 #include "optim/state/context.h"
 
 /* In struct ht_root. A parameter counts if it has state and its file is there. */

@@ -1,15 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* abort.c - returns a model to its last commit: parameters, state, gradients and the readers that wait for updates. */
-#include "tiering/base/base.h"
-#include "tiering/base/event.h"
-#include "tiering/base/list.h"
 #include "tiering/base/verify.h"
-#include "tiering/api/object.h"
 #include "tiering/api/shm.h"
-#include "tiering/api/tx.h"
-#include "optim/rules/kernel.h"
-#include "optim/optim.h"
-#include "optim/state/context.h"
 #include "optim/state/notify.h"
 #include "optim/state/param.h"
 #include "optim/state/range.h"

@@ -3,15 +3,6 @@
  * boundary.c - the boundary between two steps: every parameter with a gradient has got all of it, unless partial=1; all
  * updates have run; the step is counted, and its coverage forgotten.
  */
-#include "tiering/base/base.h"
-#include "tiering/base/event.h"
-#include "tiering/base/list.h"
-#include "tiering/base/verify.h"
-#include "tiering/api/object.h"
-#include "optim/rules/config.h"
-#include "optim/optim.h"
-#include "optim/state/context.h"
-#include "optim/state/interval_set.h"
 #include "optim/state/notify.h"
 #include "optim/state/param.h"
 #include "optim/state/range.h"

@@ -17,13 +17,7 @@
  * at most HT_CLOSERS_MAX. Further roots wait for one. Without any thread the caller closes the step itself.
  */
 #include "tiering/base/activity.h"
-#include "tiering/base/base.h"
-#include "tiering/base/event.h"
-#include "tiering/base/list.h"
-#include "tiering/base/lock.h"
 #include "tiering/base/verify.h"
-#include "optim/optim.h"
-#include "optim/state/context.h"
 #include "optim/state/notify.h"
 #include "optim/state/root.h"
 #include "optim/step/step_priv.h"

@@ -2,21 +2,10 @@
 /* life.c - the life of the optimizer: registration, threads, end. */
 #include <stdlib.h>
 
-#include "tiering/base/base.h"
-#include "tiering/base/event.h"
-#include "tiering/base/idtable.h"
-#include "tiering/base/list.h"
-#include "tiering/base/lock.h"
-#include "tiering/base/log.h"
 #include "tiering/base/verify.h"
 #include "tiering/api/background.h"
-#include "tiering/api/object.h"
 #include "tiering/api/stats.h"
-#include "tiering/api/store.h"
 #include "tiering/sys/processors.h"
-#include "optim/rules/kernel.h"
-#include "optim/optim.h"
-#include "optim/state/context.h"
 #include "optim/state/notify.h"
 #include "optim/state/param.h"
 #include "optim/state/range.h"

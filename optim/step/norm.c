@@ -13,8 +13,6 @@
 #include <math.h>
 #include <stdlib.h>
 
-#include "tiering/base/base.h"
-#include "tiering/base/list.h"
 #include "optim/state/param.h"
 #include "optim/state/range.h"
 #include "optim/state/root.h"

@@ -17,19 +17,9 @@
  */
 #include <stdlib.h>
 
-#include "tiering/base/base.h"
-#include "tiering/base/event.h"
-#include "tiering/base/list.h"
 #include "tiering/base/mutant.h"
 #include "tiering/base/verify.h"
 #include "tiering/api/keep.h"
-#include "tiering/api/object.h"
-#include "tiering/api/shm.h"
-#include "tiering/api/store.h"
-#include "tiering/api/tx.h"
-#include "optim/rules/kernel.h"
-#include "optim/optim.h"
-#include "optim/state/context.h"
 #include "optim/state/notify.h"
 #include "optim/state/param.h"
 #include "optim/state/range.h"

@@ -12,15 +12,9 @@
  */
 #include <assert.h>
 
-#include "tiering/base/base.h"
-#include "tiering/base/event.h"
 #include "tiering/base/mutant.h"
 #include "tiering/base/verify.h"
 #include "tiering/api/keep.h"
-#include "tiering/api/object.h"
-#include "tiering/api/tx.h"
-#include "optim/optim.h"
-#include "optim/state/context.h"
 #include "optim/state/notify.h"
 #include "optim/state/records.h"
 #include "optim/state/root.h"

@@ -4,7 +4,6 @@
 #define HITRAIN_OPTIM_STEP_STEP_PRIV_H
 
 #include "optim/optim.h"
-#include "tiering/base/base.h"
 
 struct ht_optim;
 struct ht_root;

@@ -8,12 +8,6 @@
  *
  * No client is left, so the verdict on a root does not change between here and ht_optim_stop.
  */
-#include "tiering/base/event.h"
-#include "tiering/base/list.h"
-#include "tiering/api/store.h"
-#include "tiering/api/tx.h"
-#include "optim/optim.h"
-#include "optim/state/context.h"
 #include "optim/state/root.h"
 #include "optim/step/step_priv.h"
 

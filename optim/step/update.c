@@ -17,22 +17,11 @@
  */
 #include <assert.h>
 
-#include "tiering/base/base.h"
-#include "tiering/base/event.h"
 #include "tiering/base/fault.h"
-#include "tiering/base/list.h"
-#include "tiering/base/lock.h"
 #include "tiering/api/background.h"
 #include "tiering/api/batch_pin.h"
-#include "tiering/api/object.h"
-#include "tiering/api/store.h"
 #include "tiering/base/trace.h"
-#include "optim/rules/kernel.h"
 #include "optim/rules/master.h"
-#include "optim/rules/rule.h"
-#include "optim/optim.h"
-#include "optim/state/context.h"
-#include "optim/state/interval_set.h"
 #include "optim/state/notify.h"
 #include "optim/state/param.h"
 #include "optim/state/range.h"
