@@ -3,7 +3,6 @@
  * close.c - the end of a step, for its gradients: what is left of them is queued. When all updates have run they are
  * given back, and the step is counted.
  */
-#include "optim/state/notify.h"
 #include "optim/state/param.h"
 #include "optim/state/range.h"
 #include "optim/state/root.h"

@@ -14,7 +14,6 @@
  * An opener's own account (struct ht_grad, struct ht_topk) is older than param.forgotten then, and counts no more. None
  * of this is in the log: a crash forgets gradients anyway.
  */
-#include "optim/state/notify.h"
 #include "optim/state/param.h"
 #include "optim/state/range.h"
 #include "optim/state/root.h"

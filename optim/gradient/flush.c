@@ -7,7 +7,6 @@
  * several ranks interleave. An element of which only a part was written is an error of the writer, unless a
  * write that will complete it is in progress: then everything written there since the last flush is dropped.
  */
-#include "optim/state/notify.h"
 #include "optim/state/param.h"
 #include "optim/state/range.h"
 #include "optim/state/root.h"

@@ -10,7 +10,7 @@
 #include <stdio.h>
 
 #include "tiering/base/activity.h"
-#include "optim/state/notify.h"
+#include "optim/state/param.h"
 #include "optim/state/root.h"
 #include "optim/redo/redo_priv.h"
 

@@ -8,7 +8,6 @@
  * error here never fails a step: its commit publishes everything.
  */
 #include "tiering/base/mutant.h"
-#include "optim/state/notify.h"
 #include "optim/state/param.h"
 #include "optim/state/range.h"
 #include "optim/state/records.h"

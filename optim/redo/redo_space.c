@@ -23,7 +23,7 @@
  */
 static uint64_t step_bytes(const struct ht_root *root) HT_REQUIRES(HT_LOCK_OPTIM)
 {
-    const struct ht_root_totals *t = &root->totals;
+    const struct ht_totals *t = &root->totals;
     uint64_t gradients = root->config.accumulate > 1 ? t->elements * sizeof(float) : t->param_bytes;
     uint64_t bytes = root->redo.largest ? root->redo.largest : gradients;
 

@@ -53,6 +53,11 @@ struct ht_root;
 struct ht_param;
 struct ht_kernels;
 
+/* Of a root over its parameters: those that have state, and whose file is there. */
+struct ht_totals {
+    uint64_t parameters, state_bytes, param_bytes, elements;
+};
+
 struct ht_worker {
     struct ht_optim *o;
     pthread_t thread;

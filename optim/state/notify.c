@@ -7,7 +7,6 @@
  * parameter are merged while they wait, so there are never more than parameters.
  */
 #include "tiering/base/activity.h"
-#include "optim/state/notify.h"
 #include "optim/state/param.h"
 #include "optim/state/range.h"
 #include "optim/state/root.h"

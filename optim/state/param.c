@@ -2,7 +2,6 @@
 /* param.c - parameters: their table, references, deletion and reset. */
 #include <stdlib.h>
 
-#include "optim/state/notify.h"
 #include "optim/state/param.h"
 #include "optim/state/range.h"
 #include "optim/state/records.h"

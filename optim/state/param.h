@@ -5,7 +5,7 @@
 
 #include "optim/rules/rule.h"
 #include "optim/rules/sections.h"
-#include "optim/state/totals.h"
+#include "optim/state/context.h"
 
 struct ht_param_sections;
 struct ht_range;
@@ -68,8 +68,8 @@ struct ht_param {
         uint64_t applied;   /* times that the written bytes of all openers were handed over */
     };
     struct ht_param_meta cur, pub;
-    struct ht_state_link state_link[HT_STATES_MAX]; /* those of cur, in its order (owner.c) */
-    struct ht_param_counted counted HT_GUARDED_BY(HT_LOCK_OPTIM);
+    struct ht_state_link state_link[HT_STATES_MAX]; /* those of cur, in its order (totals.c) */
+    struct ht_totals counted HT_GUARDED_BY(HT_LOCK_OPTIM); /* what its root's totals have of it */
     struct ht_obj *obj, *grad, *state[HT_STATES_MAX]; /* references; state[i] belongs to cur.oid[i] */
     struct ht_obj *sum; /* reference; of gradients, f32; NULL where nothing was ever accumulated */
 
@@ -178,6 +178,30 @@ void ht_opt_param_close(struct ht_param *p) HT_EXCLUDES(HT_LOCK_OPTIM);
 int ht_opt_scratch_create(const struct ht_param *p, uint32_t chunk_bytes, struct ht_obj **out) HT_MUST_CHECK;
 int ht_opt_scratch_delete(const struct ht_param *p, struct ht_obj **obj) HT_MUST_CHECK;
 int ht_opt_sum_delete(struct ht_param *p) HT_EXCLUDES(HT_LOCK_OPTIM) HT_MUST_CHECK;
+
+/* -------------------------------------------------------------- totals.c */
+
+/* To be called after every change of cur's layout or elements, of cur.exists, and of gone. */
+void ht_opt_totals_update(struct ht_param *p) HT_REQUIRES(HT_LOCK_OPTIM);
+/* The parameter leaves its root. */
+void ht_opt_totals_remove(struct ht_param *p) HT_REQUIRES(HT_LOCK_OPTIM);
+/* Asserts that the totals are those of a walk. */
+void ht_opt_totals_verify(const struct ht_root *r) HT_REQUIRES(HT_LOCK_OPTIM);
+
+/* -------------------------------------------------------------- notify.c */
+
+void *ht_opt_helper_main(void *o) HT_EXCLUDES(HT_LOCK_OPTIM);
+/* Requests invalidation of ranges; returns a ticket for ht_opt_inval_wait. */
+uint64_t ht_opt_inval(struct ht_param *p, uint64_t first, uint64_t last) HT_REQUIRES(HT_LOCK_OPTIM);
+void ht_opt_inval_wait(struct ht_optim *o, uint64_t ticket)
+    HT_REQUIRES(HT_LOCK_OPTIM); /* releases the lock while it waits */
+/* Move waiters that may go on to chain, to be woken with ht_opt_wake after unlocking. */
+void ht_opt_take_waiters(struct ht_param *p, struct ht_waiter **chain) HT_REQUIRES(HT_LOCK_OPTIM);
+void ht_opt_wake(struct ht_waiter *chain);
+/* Let the helper wake them. */
+void ht_opt_wake_later(struct ht_optim *o, struct ht_waiter *chain) HT_REQUIRES(HT_LOCK_OPTIM);
+/* Readers that need not wait any more go on. */
+void ht_opt_wake_readers(struct ht_root *root) HT_EXCLUDES(HT_LOCK_OPTIM);
 
 /* -------------------------------------------------------- config_words.c */
 

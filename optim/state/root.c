@@ -390,7 +390,7 @@ static struct ht_param *add_slice(struct ht_root *r, struct ht_list *pos, struct
             p->refs++;
             return p;
         }
-        if (!p->counted.counted)
+        if (!p->counted.parameters)
             continue;
         ht_obj_stat(p->sum, &st);
         out->sum_resident_bytes += st.resident_bytes;

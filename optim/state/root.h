@@ -6,7 +6,7 @@
 #include <time.h>
 #include "tiering/base/event.h"
 #include "optim/state/redo.h"
-#include "optim/state/totals.h"
+#include "optim/state/context.h"
 
 struct ht_optim;
 struct ht_param;
@@ -73,7 +73,7 @@ struct ht_root {
         struct ht_redo redo;
         uint64_t publications; /* and aborts, since the mount */
         uint64_t decided; /* the open or next step has numbers of a client (gradient/decide.c); 0: those of its words */
-        struct ht_root_totals totals;
+        struct ht_totals totals;
         struct ht_refusal error;
         struct ht_refusal closed; /* comes before error: why logged steps are not computed again */
         uint64_t refusals;        /* since mount */

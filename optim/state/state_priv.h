@@ -13,15 +13,8 @@ struct ht_optim;
  */
 int ht_opt_check_states(struct ht_optim *o) HT_REQUIRES(HT_LOCK_OPTIM) HT_MUST_CHECK;
 
-/* --------------------------------------------------------------- owner.c */
-
-/* To be called after every change of cur. */
-void ht_opt_owner_update(struct ht_param *p) HT_REQUIRES(HT_LOCK_OPTIM);
-/* Is the object state of a parameter? */
+/* totals.c. Is the object state of a parameter? */
 bool ht_opt_is_state(const struct ht_optim *o, uint64_t oid) HT_REQUIRES(HT_LOCK_OPTIM);
-void ht_opt_owner_remove(struct ht_param *p) HT_REQUIRES(HT_LOCK_OPTIM);
-/* Asserts that no other objects are found as its own. */
-void ht_opt_owner_verify(const struct ht_param *p) HT_REQUIRES(HT_LOCK_OPTIM);
 
 /* -------------------------------------------------------------- master.c */
 

@@ -1,7 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * totals.c - see totals.h. Sums of gradients (accumulate) change in the store, beside the optimizer. So root.c adds
- * their bytes when it is asked for them, over the parameters that have one.
+ * totals.c - what is known of all parameters without a walk: totals of a root, and to which parameter an object belongs
+ * as state (for fsck, and for the names in events and traces).
+ *
+ * Sums of gradients (accumulate) change in the store, beside the optimizer. So root.c adds their bytes when it is asked
+ * for them, over the parameters that have one.
  */
 #include <assert.h>
 
@@ -9,16 +12,87 @@
 #include "optim/state/range.h"
 #include "optim/state/root.h"
 #include "optim/state/state_priv.h"
-#include "optim/state/totals.h"
 
-static struct ht_param_counted counted(const struct ht_param *p) HT_REQUIRES(HT_LOCK_OPTIM)
+/* ------------------------------------------------------------------- owner */
+
+static uint64_t oid_of(const struct ht_param *p, unsigned i)
 {
-    struct ht_param_counted c = {0};
+    return p->cur.exists && i < p->cur.layout.count ? p->cur.oid[i] : 0;
+}
+
+/* A damaged log may name an object twice: the first parameter has it. Without memory the object has no owner. */
+static void link_state(struct ht_param *p, unsigned i, uint64_t oid) HT_REQUIRES(HT_LOCK_OPTIM)
+{
+    struct ht_state_link *l = &p->state_link[i];
+
+    if (!oid || ht_id_find(&p->o->states_by_oid, oid))
+        return;
+    l->by_oid.id = oid;
+    l->param = p;
+    if (ht_id_insert(&p->o->states_by_oid, &l->by_oid))
+        l->by_oid.id = 0;
+}
+
+static void unlink_state(struct ht_param *p, unsigned i) HT_REQUIRES(HT_LOCK_OPTIM)
+{
+    if (p->state_link[i].by_oid.id)
+        ht_id_remove(&p->o->states_by_oid, &p->state_link[i].by_oid);
+    p->state_link[i].by_oid.id = 0;
+}
+
+static void update_owner(struct ht_param *p) HT_REQUIRES(HT_LOCK_OPTIM)
+{
+    for (unsigned i = 0; i < HT_STATES_MAX; i++)
+        if (p->state_link[i].by_oid.id != oid_of(p, i))
+            unlink_state(p, i);
+    for (unsigned i = 0; i < HT_STATES_MAX; i++)
+        if (!p->state_link[i].by_oid.id)
+            link_state(p, i, oid_of(p, i));
+}
+
+static void remove_owner(struct ht_param *p) HT_REQUIRES(HT_LOCK_OPTIM)
+{
+    for (unsigned i = 0; i < HT_STATES_MAX; i++)
+        unlink_state(p, i);
+}
+
+/* No other objects are found as its own. */
+static void verify_owner(const struct ht_param *p) HT_REQUIRES(HT_LOCK_OPTIM)
+{
+    for (unsigned i = 0; i < HT_STATES_MAX; i++) {
+        const struct ht_id_link *l = &p->state_link[i].by_oid;
+        assert(!l->id || (l->id == oid_of(p, i) && ht_id_find(&p->o->states_by_oid, l->id) == l));
+    }
+}
+
+bool ht_opt_is_state(const struct ht_optim *o, uint64_t oid)
+{
+    return ht_id_find(&o->states_by_oid, oid) != NULL;
+}
+
+int ht_optim_state_owner(struct ht_optim *o, uint64_t oid, uint64_t *out_param, const char **out_name)
+{
+    lock(o);
+    struct ht_id_link *found = ht_id_find(&o->states_by_oid, oid);
+    if (found) {
+        const struct ht_state_link *l = ht_container_of(found, struct ht_state_link, by_oid);
+        *out_param = l->param->oid;
+        *out_name = ht_state_word(l->param->cur.layout.kind[l - l->param->state_link]);
+    }
+    unlock(o);
+    return found ? 0 : -ENOENT;
+}
+
+/* ------------------------------------------------------------------ totals */
+
+static struct ht_totals totals_of(const struct ht_param *p) HT_REQUIRES(HT_LOCK_OPTIM)
+{
+    struct ht_totals c = {0};
     struct ht_param_shape shape;
 
     if (!p->cur.exists || p->gone || ht_opt_state_shape(p, &shape))
         return c;
-    c.counted = true;
+    c.parameters = 1;
     c.elements = shape.elements;
     c.param_bytes = shape.elements * shape.p_bytes;
     for (unsigned i = 0; i < p->cur.layout.count; i++)
@@ -26,11 +100,11 @@ static struct ht_param_counted counted(const struct ht_param *p) HT_REQUIRES(HT_
     return c;
 }
 
-static void take(struct ht_param *p, struct ht_param_counted now) HT_REQUIRES(HT_LOCK_OPTIM)
+static void count(struct ht_param *p, struct ht_totals now) HT_REQUIRES(HT_LOCK_OPTIM)
 {
-    struct ht_root_totals *t = &p->root->totals;
+    struct ht_totals *t = &p->root->totals;
 
-    t->parameters += (uint64_t)now.counted - p->counted.counted;
+    t->parameters += now.parameters - p->counted.parameters;
     t->state_bytes += now.state_bytes - p->counted.state_bytes;
     t->param_bytes += now.param_bytes - p->counted.param_bytes;
     t->elements += now.elements - p->counted.elements;
@@ -39,26 +113,26 @@ static void take(struct ht_param *p, struct ht_param_counted now) HT_REQUIRES(HT
 
 void ht_opt_totals_update(struct ht_param *p)
 {
-    take(p, counted(p));
-    ht_opt_owner_update(p);
+    count(p, totals_of(p));
+    update_owner(p);
 }
 
 void ht_opt_totals_remove(struct ht_param *p)
 {
-    take(p, (struct ht_param_counted){0});
-    ht_opt_owner_remove(p);
+    count(p, (struct ht_totals){0});
+    remove_owner(p);
 }
 
 void ht_opt_totals_verify(const struct ht_root *r)
 {
-    struct ht_root_totals t = {0};
+    struct ht_totals t = {0};
 
     ht_list_for_each_entry(p, &r->params, const struct ht_param, of_root) {
-        struct ht_param_counted c = counted(p);
-        assert(c.counted == p->counted.counted && c.state_bytes == p->counted.state_bytes);
+        struct ht_totals c = totals_of(p);
+        assert(c.parameters == p->counted.parameters && c.state_bytes == p->counted.state_bytes);
         assert(r->gate || ht_list_empty(&p->of_sums) == !p->sum); /* sums are deleted under the gate */
-        ht_opt_owner_verify(p);
-        t.parameters += c.counted;
+        verify_owner(p);
+        t.parameters += c.parameters;
         t.state_bytes += c.state_bytes;
         t.param_bytes += c.param_bytes;
         t.elements += c.elements;

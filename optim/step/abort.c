@@ -2,7 +2,6 @@
 /* abort.c - returns a model to its last commit: parameters, state, gradients and the readers that wait for updates. */
 #include "tiering/base/verify.h"
 #include "tiering/api/shm.h"
-#include "optim/state/notify.h"
 #include "optim/state/param.h"
 #include "optim/state/range.h"
 #include "optim/state/root.h"

@@ -3,7 +3,6 @@
  * boundary.c - the boundary between two steps: every parameter with a gradient has got all of it, unless partial=1; all
  * updates have run; the step is counted, and its coverage forgotten.
  */
-#include "optim/state/notify.h"
 #include "optim/state/param.h"
 #include "optim/state/range.h"
 #include "optim/state/root.h"

@@ -18,7 +18,7 @@
  */
 #include "tiering/base/activity.h"
 #include "tiering/base/verify.h"
-#include "optim/state/notify.h"
+#include "optim/state/param.h"
 #include "optim/state/root.h"
 #include "optim/step/step_priv.h"
 

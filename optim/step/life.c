@@ -6,7 +6,6 @@
 #include "tiering/api/background.h"
 #include "tiering/api/stats.h"
 #include "tiering/sys/processors.h"
-#include "optim/state/notify.h"
 #include "optim/state/param.h"
 #include "optim/state/range.h"
 #include "optim/state/records.h"

@@ -20,7 +20,6 @@
 #include "tiering/base/mutant.h"
 #include "tiering/base/verify.h"
 #include "tiering/api/keep.h"
-#include "optim/state/notify.h"
 #include "optim/state/param.h"
 #include "optim/state/range.h"
 #include "optim/state/root.h"

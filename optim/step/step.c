@@ -15,7 +15,7 @@
 #include "tiering/base/mutant.h"
 #include "tiering/base/verify.h"
 #include "tiering/api/keep.h"
-#include "optim/state/notify.h"
+#include "optim/state/param.h"
 #include "optim/state/records.h"
 #include "optim/state/root.h"
 #include "optim/redo/logged.h"

@@ -22,7 +22,6 @@
 #include "tiering/api/batch_pin.h"
 #include "tiering/base/trace.h"
 #include "optim/rules/master.h"
-#include "optim/state/notify.h"
 #include "optim/state/param.h"
 #include "optim/state/range.h"
 #include "optim/state/root.h"

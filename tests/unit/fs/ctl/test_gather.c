@@ -10,7 +10,6 @@
 #include "fs/ctl/ctl_priv.h"
 #include "fs/ctl/gather.h"
 #include "optim/state/context.h"
-#include "optim/state/notify.h"
 #include "optim/state/param.h"
 #include "optim/state/root.h"
 #include "tests/support/harness.h"

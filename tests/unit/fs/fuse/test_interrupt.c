@@ -3,7 +3,7 @@
 #include "tests/unit/optim/step/fixture.h"
 
 #include "optim/state/context.h"
-#include "optim/state/notify.h"
+#include "optim/state/param.h"
 #include "optim/state/range.h"
 #include "optim/state/root.h"
 #include "tests/unit/fs/fuse/socket.h"

@@ -4,7 +4,7 @@
 #define HITRAIN_TESTS_UNIT_OPTIM_REDO_HELD_H
 
 #include "optim/state/context.h"
-#include "optim/state/notify.h"
+#include "optim/state/param.h"
 #include "optim/state/range.h"
 #include "optim/state/root.h"
 #include "tests/unit/optim/step/fixture.h"

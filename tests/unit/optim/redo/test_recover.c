@@ -8,7 +8,7 @@
 #include "tests/unit/optim/redo/held.h"
 
 #include "optim/state/context.h"
-#include "optim/state/notify.h"
+#include "optim/state/param.h"
 #include "optim/state/range.h"
 #include "optim/state/redo.h"
 #include "optim/state/root.h"

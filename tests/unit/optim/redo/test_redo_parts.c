@@ -9,7 +9,6 @@
 #include <hitrain/format.h>
 
 #include "optim/rules/sections.h"
-#include "optim/state/notify.h"
 #include "optim/state/param.h"
 #include "optim/state/range.h"
 
