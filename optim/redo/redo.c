@@ -213,11 +213,8 @@ void ht_opt_redo_delete(struct ht_root *root, bool record, struct ht_tx *tx)
             ht_obj_delete(obj, tx);
         ht_opt_redo_hold(root, &redo->step[i], obj);
     }
-    if (record) {
-        size_t mark = ht_record_begin(ht_tx_records(tx), HT_REC_OPT_REDO_DEL);
-        ht_buf_put_u64(ht_tx_records(tx), root->id);
-        ht_record_end(ht_tx_records(tx), mark);
-    }
+    if (record)
+        ht_opt_put_id(ht_tx_records(tx), HT_REC_OPT_REDO_DEL, root->id);
     ht_store_log_unreserve(root->o->store, redo->steps * HT_OPT_REDO_RECORD_BYTES);
     redo->steps = 0;
     ht_opt_redo_unreserve(root);

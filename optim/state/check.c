@@ -175,15 +175,6 @@ int ht_optim_walk(struct ht_optim *o, int (*fn)(void *ctx, const struct ht_optim
     return rc;
 }
 
-static void forget_root(struct ht_root *r) HT_REQUIRES(HT_LOCK_OPTIM)
-{
-    r->refs++;
-    ht_list_for_each_safe(pos, next, &r->params)
-        ht_opt_param_free(ht_list_entry(pos, struct ht_param, of_root));
-    r->exists = false;
-    ht_opt_root_put_locked(r);
-}
-
 void ht_optim_forget(struct ht_optim *o, uint64_t root, uint64_t parameter)
 {
     lock(o);
@@ -192,7 +183,7 @@ void ht_optim_forget(struct ht_optim *o, uint64_t root, uint64_t parameter)
     if (p)
         ht_opt_param_free(p);
     else if (r && !parameter)
-        forget_root(r);
+        ht_opt_root_forget(r);
     unlock(o);
 }
 

@@ -26,19 +26,14 @@ static void reserve_rewrites(const struct ht_param *p, struct ht_copy *k)
         ht_copy_reserve(k, p->cur.oid[i], ht_opt_state_bytes(&p->shape, p->cur.layout.kind[i]));
 }
 
+/* After an error the copy is dropped, with all its parameters. */
 static int copy_param(struct ht_param *p, struct ht_root *to, struct ht_copy *k) HT_REQUIRES(HT_LOCK_OPTIM)
 {
-    struct ht_optim *o = to->o;
-    int rc = ht_store_log_reserve(o->store, HT_OPT_PARAM_RECORD_BYTES);
+    struct ht_param *twin = ht_opt_param_make(to, ht_copy_of(k, p->oid));
+    int rc = twin ? ht_opt_record_reserve(twin) : -ENOMEM;
 
     if (rc)
         return rc;
-    struct ht_param *twin = ht_opt_param_make(to, ht_copy_of(k, p->oid));
-    if (!twin) {
-        ht_store_log_unreserve(o->store, HT_OPT_PARAM_RECORD_BYTES);
-        return -ENOMEM;
-    }
-    twin->log_reserved = true;
     k->bytes += HT_OPT_PARAM_RECORD_BYTES;
     for (unsigned i = 0; !rc && i < p->cur.layout.count; i++)
         rc = ht_copy_add(k, p->cur.oid[i]) ? 0 : -ENOMEM;
@@ -47,23 +42,16 @@ static int copy_param(struct ht_param *p, struct ht_root *to, struct ht_copy *k)
     return rc;
 }
 
-static void drop_param(struct ht_param *twin) HT_REQUIRES(HT_LOCK_OPTIM)
-{
-    ht_store_log_unreserve(twin->o->store, HT_OPT_PARAM_RECORD_BYTES);
-    ht_opt_param_free(twin);
-}
-
 /* The root of the copy is not there yet: only its parameters keep it. */
-static void drop(struct ht_optim *o, uint64_t id) HT_REQUIRES(HT_LOCK_OPTIM)
+static void drop_copy(struct ht_optim *o, uint64_t id) HT_REQUIRES(HT_LOCK_OPTIM)
 {
     struct ht_root *to = ht_opt_root_find(o, id);
 
     if (!to)
         return;
-    to->refs++;
-    ht_list_for_each_safe(pos, next, &to->params)
-        drop_param(ht_list_entry(pos, struct ht_param, of_root));
-    ht_opt_root_put_locked(to);
+    ht_list_for_each_entry(twin, &to->params, struct ht_param, of_root)
+        ht_opt_record_unreserve(twin);
+    ht_opt_root_forget(to);
     ht_store_log_unreserve(o->store, HT_OPT_ROOT_RECORD_BYTES);
 }
 
@@ -85,7 +73,7 @@ static int copy(struct ht_optim *o, const struct ht_root *from, struct ht_copy *
             rc = copy_param(p, to, k);
     }
     if (rc)
-        drop(o, k->to);
+        drop_copy(o, k->to);
     return rc;
 }
 
@@ -105,7 +93,7 @@ void ht_opt_copy_dropped(void *ctx, struct ht_copy *k)
     struct ht_optim *o = ctx;
 
     lock(o);
-    drop(o, k->to);
+    drop_copy(o, k->to);
     unlock(o);
 }
 
@@ -118,9 +106,7 @@ static void put_twin(const struct ht_param *p, struct ht_param *twin, const stru
         meta.oid[i] = ht_copy_of(k, meta.oid[i]);
     twin->cur = meta;
     ht_opt_totals_update(twin);
-    int rc = ht_opt_shape_of(&twin->shape, meta.elements * ht_dtype_trained_bytes(meta.dtype), meta.chunk_bytes,
-                             meta.dtype, meta.dtype);
-    (void)rc; /* the same as that of p */
+    (void)!ht_opt_state_shape(twin, &twin->shape); /* the same as that of p */
     ht_opt_publish_param(twin, tx);
 }
 

@@ -33,17 +33,12 @@ void ht_opt_put_root(struct ht_buf *b, const struct ht_root *r)
     ht_record_end(b, mark);
 }
 
-static void put_id(struct ht_buf *b, uint16_t type, uint64_t id)
+void ht_opt_put_id(struct ht_buf *b, uint16_t type, uint64_t id)
 {
     size_t mark = ht_record_begin(b, type);
 
     ht_buf_put_u64(b, id);
     ht_record_end(b, mark);
-}
-
-void ht_opt_put_root_del(struct ht_buf *b, uint64_t id)
-{
-    put_id(b, HT_REC_OPT_ROOT_DEL, id);
 }
 
 static void put_param(struct ht_buf *b, const struct ht_param *p, const struct ht_param_meta *meta)
@@ -81,17 +76,15 @@ void ht_opt_publish_param(struct ht_param *p, struct ht_tx *tx)
         if (p->cur.exists)
             put_param(ht_tx_records(tx), p, &p->cur);
         else
-            put_id(ht_tx_records(tx), HT_REC_OPT_PARAM_DEL, p->oid);
+            ht_opt_put_id(ht_tx_records(tx), HT_REC_OPT_PARAM_DEL, p->oid);
         p->pub = p->cur;
         if (!p->cur.exists && !p->gone)
             (void)!ht_opt_state_unreserve(p); /* giving back cannot fail */
     }
     p->stepped = false;
     p->redo_steps = 0;
-    if (p->log_reserved && !p->pub.exists) {
-        ht_store_log_unreserve(p->o->store, HT_OPT_PARAM_RECORD_BYTES);
-        p->log_reserved = false;
-    }
+    if (!p->pub.exists)
+        ht_opt_record_unreserve(p);
     ht_opt_param_sweep(p, tx);
 }
 
@@ -169,10 +162,8 @@ static void abort_param(struct ht_param *p) HT_REQUIRES(HT_LOCK_OPTIM)
     ht_opt_totals_update(p);
     p->stepped = false;
     p->redo_steps = 0;
-    if (p->log_reserved && !p->cur.exists) {
-        ht_store_log_unreserve(p->o->store, HT_OPT_PARAM_RECORD_BYTES);
-        p->log_reserved = false;
-    }
+    if (!p->cur.exists)
+        ht_opt_record_unreserve(p);
 }
 
 static void abort_counts(struct ht_root *r) HT_REQUIRES(HT_LOCK_OPTIM)
@@ -247,9 +238,9 @@ int ht_opt_emit(void *ctx, struct ht_tx *tx, uint64_t *cursor, size_t max_bytes)
 /* ------------------------------------------------------------------ replay */
 
 /* A root that only a parameter has named yet is made, but does not exist. */
-static int replay_root(struct ht_optim *o, struct ht_reader *in) HT_REQUIRES(HT_LOCK_OPTIM)
+static int replay_root(struct ht_optim *o, uint64_t id, struct ht_reader *in) HT_REQUIRES(HT_LOCK_OPTIM)
 {
-    uint64_t id = ht_get_u64(in), step = ht_get_u64(in);
+    uint64_t step = ht_get_u64(in);
 
     if (!ht_reader_done(in) || !id)
         return -EUCLEAN;
@@ -258,24 +249,6 @@ static int replay_root(struct ht_optim *o, struct ht_reader *in) HT_REQUIRES(HT_
         return -ENOMEM;
     r->exists = true;
     r->step = r->pub_step = r->durable_step = step;
-    return 0;
-}
-
-static int replay_root_del(struct ht_optim *o, struct ht_reader *in) HT_REQUIRES(HT_LOCK_OPTIM)
-{
-    uint64_t id = ht_get_u64(in);
-
-    if (!ht_reader_done(in))
-        return -EUCLEAN;
-    struct ht_root *r = ht_opt_root_find(o, id);
-    if (!r)
-        return 0;
-    r->refs++;
-    ht_list_for_each_safe(pos, next, &r->params)
-        ht_opt_param_free(ht_list_entry(pos, struct ht_param, of_root));
-    ht_opt_redo_forget_steps(r);
-    r->exists = false;
-    ht_opt_root_put_locked(r);
     return 0;
 }
 
@@ -340,13 +313,12 @@ static int put_in_table(struct ht_optim *o, uint64_t oid, uint64_t root_id, cons
         return -ENOMEM;
     p->cur = p->pub = *meta;
     ht_opt_totals_update(p);
-    return ht_opt_shape_of(&p->shape, meta->elements * ht_dtype_trained_bytes(meta->dtype), meta->chunk_bytes,
-                           meta->dtype, meta->dtype);
+    return ht_opt_state_shape(p, &p->shape);
 }
 
-static int replay_param(struct ht_optim *o, struct ht_reader *in) HT_REQUIRES(HT_LOCK_OPTIM)
+static int replay_param(struct ht_optim *o, uint64_t oid, struct ht_reader *in) HT_REQUIRES(HT_LOCK_OPTIM)
 {
-    uint64_t oid = ht_get_u64(in), root = ht_get_u64(in);
+    uint64_t root = ht_get_u64(in);
     struct ht_param_meta meta;
 
     if (in->bad || !oid || oid > HT_ID_MAX || !root || read_meta(in, &meta) || !ht_reader_done(in))
@@ -357,21 +329,8 @@ static int replay_param(struct ht_optim *o, struct ht_reader *in) HT_REQUIRES(HT
     return put_in_table(o, oid, root, &meta);
 }
 
-static int replay_param_del(struct ht_optim *o, struct ht_reader *in) HT_REQUIRES(HT_LOCK_OPTIM)
+static int replay_redo(struct ht_optim *o, uint64_t id, struct ht_reader *in) HT_REQUIRES(HT_LOCK_OPTIM)
 {
-    uint64_t oid = ht_get_u64(in);
-
-    if (!ht_reader_done(in))
-        return -EUCLEAN;
-    struct ht_param *p = ht_opt_param_find(o, oid);
-    if (p)
-        ht_opt_param_free(p);
-    return 0;
-}
-
-static int replay_redo(struct ht_optim *o, struct ht_reader *in) HT_REQUIRES(HT_LOCK_OPTIM)
-{
-    uint64_t id = ht_get_u64(in);
     struct ht_root *r = id ? ht_opt_root_make(o, id) : NULL;
 
     if (!r)
@@ -379,33 +338,38 @@ static int replay_redo(struct ht_optim *o, struct ht_reader *in) HT_REQUIRES(HT_
     return ht_opt_redo_replay_record(r, in);
 }
 
-static int replay_redo_del(struct ht_optim *o, struct ht_reader *in) HT_REQUIRES(HT_LOCK_OPTIM)
+/* The end of a root, of a parameter, or of a root's logged steps. */
+static int replay_del(struct ht_optim *o, uint16_t type, uint64_t id, struct ht_reader *in) HT_REQUIRES(HT_LOCK_OPTIM)
 {
-    uint64_t id = ht_get_u64(in);
-
     if (!ht_reader_done(in))
         return -EUCLEAN;
-    struct ht_root *r = ht_opt_root_find(o, id);
+    struct ht_root *r = type == HT_REC_OPT_PARAM_DEL ? NULL : ht_opt_root_find(o, id);
+    struct ht_param *p = type == HT_REC_OPT_PARAM_DEL ? ht_opt_param_find(o, id) : NULL;
+    if (p)
+        ht_opt_param_free(p);
     if (r)
         ht_opt_redo_forget_steps(r);
+    if (r && type == HT_REC_OPT_ROOT_DEL)
+        ht_opt_root_forget(r);
     return 0;
 }
 
+/* Every record begins with the number of a root or of a parameter. */
 static int replay(struct ht_optim *o, uint16_t type, struct ht_reader *in) HT_REQUIRES(HT_LOCK_OPTIM)
 {
+    uint64_t id = ht_get_u64(in);
+
     switch (type) {
     case HT_REC_OPT_ROOT:
-        return replay_root(o, in);
-    case HT_REC_OPT_ROOT_DEL:
-        return replay_root_del(o, in);
+        return replay_root(o, id, in);
     case HT_REC_OPT_PARAM:
-        return replay_param(o, in);
-    case HT_REC_OPT_PARAM_DEL:
-        return replay_param_del(o, in);
+        return replay_param(o, id, in);
     case HT_REC_OPT_REDO:
-        return replay_redo(o, in);
+        return replay_redo(o, id, in);
+    case HT_REC_OPT_ROOT_DEL:
+    case HT_REC_OPT_PARAM_DEL:
     case HT_REC_OPT_REDO_DEL:
-        return replay_redo_del(o, in);
+        return replay_del(o, type, id, in);
     default:
         return -EUCLEAN;
     }

@@ -79,6 +79,15 @@ void ht_opt_root_put_locked(struct ht_root *r)
     free(r);
 }
 
+void ht_opt_root_forget(struct ht_root *r)
+{
+    r->refs++;
+    ht_list_for_each_safe(pos, next, &r->params)
+        ht_opt_param_free(ht_list_entry(pos, struct ht_param, of_root));
+    r->exists = false;
+    ht_opt_root_put_locked(r);
+}
+
 void ht_opt_root_put(struct ht_root *r)
 {
     struct ht_optim *o = r->o;
@@ -304,9 +313,7 @@ static void forget_record(struct ht_param *p, struct ht_tx *tx) HT_REQUIRES(HT_L
 {
     p->cur.exists = p->pub.exists = false;
     ht_opt_totals_update(p);
-    if (p->log_reserved)
-        ht_store_log_unreserve(p->o->store, HT_OPT_PARAM_RECORD_BYTES);
-    p->log_reserved = false;
+    ht_opt_record_unreserve(p);
     ht_opt_param_sweep(p, tx);
 }
 
@@ -336,7 +343,7 @@ static void end_root(struct ht_root *r, struct ht_tx *tx) HT_REQUIRES(HT_LOCK_OP
     r->redo.failed = 0;
     r->closed.text[0] = '\0';
     r->redo.gap = r->redo.renamed = r->redo.full = false;
-    ht_opt_put_root_del(ht_tx_records(tx), r->id);
+    ht_opt_put_id(ht_tx_records(tx), HT_REC_OPT_ROOT_DEL, r->id);
     ht_store_log_unreserve(r->o->store, HT_OPT_ROOT_RECORD_BYTES);
     r->exists = r->configured = false;
     r->claim = (struct ht_claim){0};

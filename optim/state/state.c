@@ -121,26 +121,13 @@ static void delete_unseen(struct ht_store *s, struct ht_obj *obj[HT_STATES_MAX])
 /* Giving reservations back cannot fail. */
 static void unmake_objects(struct ht_param *p, struct ht_obj *of, struct ht_obj *obj[HT_STATES_MAX])
 {
-    struct ht_store *s = p->o->store;
-
     lock(p->o);
     if (ht_obj_rewrite_reserve(of, 0))
         ht_opt_not_reserved(p, "its reservation stays");
-    if (p->log_reserved && !p->pub.exists) {
-        ht_store_log_unreserve(s, HT_OPT_PARAM_RECORD_BYTES);
-        p->log_reserved = false;
-    }
+    if (!p->pub.exists)
+        ht_opt_record_unreserve(p);
     unlock(p->o);
-    delete_unseen(s, obj);
-}
-
-static int reserve_record(struct ht_param *p) HT_REQUIRES(HT_LOCK_OPTIM)
-{
-    int rc = p->log_reserved ? 0 : ht_store_log_reserve(p->o->store, HT_OPT_PARAM_RECORD_BYTES);
-
-    if (!rc)
-        p->log_reserved = true;
-    return rc;
+    delete_unseen(p->o->store, obj);
 }
 
 /* Would a crash bring its state back, and with it logged steps that need space? */
@@ -208,7 +195,7 @@ static int make_objects(struct ht_param *p, struct ht_obj *of, struct ht_param_m
         rc = ht_obj_set_derived(of, true);
     if (!rc) {
         lock(p->o);
-        rc = reserve_record(p);
+        rc = ht_opt_record_reserve(p);
         unlock(p->o);
     }
     if (rc)
