@@ -378,6 +378,7 @@ struct ht_optim_steer {
     uint64_t step_open;           /* 0: no step */
     bool full;                    /* a commit: with parameters and state, in place of logged steps */
     char why[HT_OPTIM_ERROR_MAX]; /* out: the reason of a refusal by claim or condition; else as it was */
+    bool refused;                 /* out: by claim or condition */
 };
 
 struct ht_optim_claim {

@@ -63,8 +63,12 @@ void ht_opt_close_part(struct ht_root *root) HT_REQUIRES(HT_LOCK_OPTIM);
  * *out_spare: steps are logged, and no update has run since the last one.
  */
 int ht_opt_stop_step(struct ht_root *root, bool *out_spare) HT_REQUIRES(HT_LOCK_OPTIM) HT_MUST_CHECK;
-/* The store has gone back: takes references to the objects that exist again, and ends the open step. */
-void ht_opt_forget_step(struct ht_root *root) HT_REQUIRES(HT_LOCK_OPTIM);
+/*
+ * Then the store goes back to the last commit, and the open step ends. spare: parameters and state stay as they are;
+ * -EBUSY: they cannot. *out_shown: an error of passthrough files, which do not show it. Readers of several objects wait
+ * until their content is back.
+ */
+int ht_opt_revert(struct ht_root *root, bool spare, int *out_shown) HT_EXCLUDES(HT_LOCK_OPTIM) HT_MUST_CHECK;
 /*
  * Under the gate, draining: logged steps cannot be computed again, and parameters and state are as of the last full
  * step.

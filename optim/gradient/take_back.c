@@ -44,31 +44,42 @@ int ht_opt_stop_step(struct ht_root *root, bool *out_spare)
     return 0;
 }
 
-void ht_opt_forget_step(struct ht_root *root)
+/* The store has gone back: takes references to the objects that exist again, and ends the open step. */
+static void forget_step(struct ht_root *root) HT_REQUIRES(HT_LOCK_OPTIM)
 {
     ht_opt_each_param(root, reload);
     root->open = root->decided = 0;
     root->failure = root->close_error = 0;
 }
 
-/* Content and counts of some logged steps would be a mixture: readers get those of the full step. */
-void ht_opt_show_full(struct ht_root *root)
+int ht_opt_revert(struct ht_root *root, bool spare, int *out_shown)
 {
     struct ht_optim *o = root->o;
-    bool spare;
 
     lock(o);
-    int rc = ht_opt_stop_step(root, &spare);
     root->reverting = true;
+    root->redo.sparing = spare;
     unlock(o);
-    rc = ht_scope_abort(o->store, root->id);
-    bool back = !rc;
-    if (back)
-        rc = ht_scope_shm_restore(o->store, root->id); /* an event has told which file cannot be read */
+    int rc = spare ? ht_scope_abort_rest(o->store, root->id) : ht_scope_abort(o->store, root->id);
+    *out_shown = rc ? 0 : ht_scope_shm_restore(o->store, root->id);
     lock(o);
-    if (back)
-        ht_opt_forget_step(root);
+    root->redo.sparing = false;
+    if (!rc)
+        forget_step(root);
     root->reverting = false;
     notify_changed(o);
     unlock(o);
+    return rc;
+}
+
+/* Content and counts of some logged steps would be a mixture: readers get those of the full step. */
+void ht_opt_show_full(struct ht_root *root)
+{
+    int shown; /* an event has told which file cannot be read */
+    bool spare;
+
+    lock(root->o);
+    (void)!ht_opt_stop_step(root, &spare);
+    unlock(root->o);
+    (void)!ht_opt_revert(root, false, &shown);
 }

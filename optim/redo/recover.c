@@ -31,7 +31,6 @@ static void let_go(struct ht_root *root) HT_REQUIRES(HT_LOCK_OPTIM)
 
 static void recover(struct ht_root *root)
 {
-    const struct ht_event_about about = {.id = root->id};
     const struct ht_optim_hooks *hooks = &root->o->hooks;
     struct ht_optim *o = root->o;
     uint64_t start = ht_now_ns();
@@ -45,10 +44,11 @@ static void recover(struct ht_root *root)
     bool exists = root->exists;
     unlock(o);
     if (!rc && exists)
-        ht_event(HT_EVENT_STEPS_REPLAYED, &about,
-                 "the steps after %llu were computed again from their gradients; the model is at step %llu, as it was "
-                 "(%.1f s)",
-                 (ull)from, (ull)to, (double)(ht_now_ns() - start) / 1e9);
+        ht_opt_event(
+            HT_EVENT_STEPS_REPLAYED, root->id,
+            "the steps after %llu were computed again from their gradients; the model is at step %llu, as it was "
+            "(%.1f s)",
+            (ull)from, (ull)to, (double)(ht_now_ns() - start) / 1e9);
     lock(o);
     let_go(root);
     unlock(o);
@@ -123,11 +123,9 @@ static int refuse_read_only(struct ht_optim *o)
 /* A mount that changes nothing shows the full step. */
 static void show_full(struct ht_root *root) HT_REQUIRES(HT_LOCK_OPTIM)
 {
-    const struct ht_event_about about = {.id = root->id};
-
     root->durable_step = root->step;
-    ht_event(
-        HT_EVENT_STEPS_REPLAYED, &about,
+    ht_opt_event(
+        HT_EVENT_STEPS_REPLAYED, root->id,
         "read-only: the model is shown as of step %llu; %zu later steps are computed again by a mount that may write",
         (ull)root->step, root->redo.steps);
 }
@@ -135,17 +133,17 @@ static void show_full(struct ht_root *root) HT_REQUIRES(HT_LOCK_OPTIM)
 /* No client is there yet, so nobody has the gate. */
 static void begin(struct ht_root *root) HT_REQUIRES(HT_LOCK_OPTIM)
 {
-    const struct ht_event_about about = {.id = root->id};
     struct ht_redo *redo = &root->redo;
 
     root->refs++;
     root->gate = root->draining = true;
     redo->recovering = redo->replaying = true;
     root->o->recoveries++;
-    ht_event(HT_EVENT_REPLAY_PROGRESS, &about,
-             "the %zu steps after %llu are computed again from their gradients; readers of parameters wait for step "
-             "%llu",
-             redo->steps, (ull)root->step, (ull)(root->step + redo->steps));
+    ht_opt_event(
+        HT_EVENT_REPLAY_PROGRESS, root->id,
+        "the %zu steps after %llu are computed again from their gradients; readers of parameters wait for step "
+        "%llu",
+        redo->steps, (ull)root->step, (ull)(root->step + redo->steps));
 }
 
 int ht_opt_redo_recover(struct ht_optim *o)

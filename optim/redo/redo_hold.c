@@ -129,9 +129,8 @@ uint64_t ht_opt_redo_give_up(void *ctx, uint64_t bytes)
             continue;
         given += bytes_of(obj);
         ht_obj_put(obj);
-        const struct ht_event_about about = {.id = id};
-        ht_event(HT_EVENT_STEPS_GIVEN_UP, &about, "the store is full: step %llu is not kept for readers any more",
-                 (unsigned long long)step);
+        ht_opt_event(HT_EVENT_STEPS_GIVEN_UP, id, "the store is full: step %llu is not kept for readers any more",
+                     (unsigned long long)step);
     }
     return given;
 }

@@ -548,7 +548,6 @@ static bool turn_at(struct ht_root *root, size_t part, size_t i, struct turn *ou
 /* *told: when an event told about it. */
 static int count_replayed(struct ht_root *root, uint64_t *told)
 {
-    const struct ht_event_about about = {.id = root->id};
     struct ht_redo_progress progress;
     uint64_t now = ht_now_ns();
 
@@ -560,8 +559,9 @@ static int count_replayed(struct ht_root *root, uint64_t *told)
     if (rc || !progress.left || now - *told < TELL_NS)
         return rc;
     *told = now;
-    ht_event(HT_EVENT_REPLAY_PROGRESS, &about, "%llu of %llu logged steps are still to be computed again, about %llu s",
-             (ull)progress.left, (ull)progress.steps, (ull)progress.seconds_left);
+    ht_opt_event(HT_EVENT_REPLAY_PROGRESS, root->id,
+                 "%llu of %llu logged steps are still to be computed again, about %llu s", (ull)progress.left,
+                 (ull)progress.steps, (ull)progress.seconds_left);
     return 0;
 }
 

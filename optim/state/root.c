@@ -187,7 +187,6 @@ int ht_opt_wait_open(struct ht_root *r)
 
 void ht_opt_refuse(struct ht_root *r, enum ht_event_code code, uint64_t oid, const char *fmt, ...)
 {
-    const struct ht_event_about about = {.id = oid ? oid : r->id};
     struct ht_optim *o = r->o;
     char name[NAME_BYTES] = "", text[HT_OPTIM_ERROR_MAX];
     va_list ap;
@@ -199,7 +198,7 @@ void ht_opt_refuse(struct ht_root *r, enum ht_event_code code, uint64_t oid, con
     va_start(ap, fmt);
     vsnprintf(text, sizeof(text), fmt, ap);
     va_end(ap);
-    ht_event(code, &about, "%s", text);
+    ht_opt_event(code, oid ? oid : r->id, "%s", text);
     lock(o);
     struct ht_refusal *e = code == HT_EVENT_REPLAY_FAILED || code == HT_EVENT_NOT_RESERVED ? &r->closed : &r->error;
     *e = (struct ht_refusal){.code = code, .oid = oid, .step = r->step, .time = time(NULL)};

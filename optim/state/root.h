@@ -80,6 +80,9 @@ struct ht_root {
     };
 };
 
+/* An event about a root or a parameter. */
+#define ht_opt_event(code, number, ...) ht_event(code, &(struct ht_event_about){.id = (number)}, __VA_ARGS__)
+
 /* Do updates of the open step wait for its boundary, because they depend on all of its gradients? */
 static inline bool ht_opt_deferred(const struct ht_root *root)
 {
@@ -137,14 +140,11 @@ void ht_opt_succeeded(struct ht_root *r, enum ht_event_code code, uint64_t oid) 
 void ht_opt_step_numbers_begin(struct ht_optim *o) HT_REQUIRES(HT_LOCK_OPTIM);
 /* A step opens; it gets its number and its hyper-parameters. */
 void ht_opt_step_opens(struct ht_root *root) HT_REQUIRES(HT_LOCK_OPTIM);
-/* 0, or -EBUSY or -ESTALE with the reason in why. by NULL: a client without claim and condition. */
-int ht_opt_may_steer(const struct ht_root *root, const struct ht_optim_steer *by, char why[HT_OPTIM_ERROR_MAX])
-    HT_REQUIRES(HT_LOCK_OPTIM) HT_MUST_CHECK;
-/* Not locked: keep that reason as the root's error and for the caller. */
-void ht_opt_refuse_steering(struct ht_root *root, struct ht_optim_steer *by, const char *why);
+/* 0, or -EBUSY or -ESTALE: by->refused, with the reason in by->why. */
+int ht_opt_may_steer(const struct ht_root *root, struct ht_optim_steer *by) HT_REQUIRES(HT_LOCK_OPTIM) HT_MUST_CHECK;
 /*
- * ht_opt_gate_enter for such a command, which is not in the gate when it is refused; then by->why says so. Locked;
- * releases the lock while it waits.
+ * ht_opt_gate_enter for such a command, which is not in the gate when it is refused; then by->why says so. by NULL: a
+ * client without claim and condition. Locked; releases the lock while it waits.
  */
 int ht_opt_gate_enter_by(struct ht_root *root, struct ht_optim_steer *by) HT_REQUIRES(HT_LOCK_OPTIM) HT_MUST_CHECK;
 

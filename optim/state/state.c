@@ -86,16 +86,12 @@ static int create_one(struct ht_param *p, uint8_t kind, uint64_t *out_oid, struc
 
 void ht_opt_not_reserved(const struct ht_param *p, const char *text)
 {
-    const struct ht_event_about about = {.id = p->oid};
-
-    ht_event(HT_EVENT_NOT_RESERVED, &about, "%s", text);
+    ht_opt_event(HT_EVENT_NOT_RESERVED, p->oid, "%s", text);
 }
 
 void ht_opt_state_not_deleted(const struct ht_param *p)
 {
-    const struct ht_event_about about = {.id = p->oid};
-
-    ht_event(HT_EVENT_DELETE_FAILED, &about, "some of its optimizer state is not there and cannot be deleted");
+    ht_opt_event(HT_EVENT_DELETE_FAILED, p->oid, "some of its optimizer state is not there and cannot be deleted");
 }
 
 /*

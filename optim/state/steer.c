@@ -55,8 +55,12 @@ static int claimed_by_other(const struct ht_claim *c, char why[HT_OPTIM_ERROR_MA
     return -EBUSY;
 }
 
-static int claim_ended(const struct ht_claim *c, char why[HT_OPTIM_ERROR_MAX])
+static int check_claim(const struct ht_claim *c, uint64_t claim, char why[HT_OPTIM_ERROR_MAX])
 {
+    if (claim == c->id)
+        return 0;
+    if (!claim)
+        return claimed_by_other(c, why);
     if (c->id)
         snprintf(why, HT_OPTIM_ERROR_MAX, "the claim of this descriptor has ended: now claimed by %s (pid %d)", c->name,
                  c->pid);
@@ -65,76 +69,57 @@ static int claim_ended(const struct ht_claim *c, char why[HT_OPTIM_ERROR_MAX])
     return -ESTALE;
 }
 
-static int check_claim(const struct ht_root *root, uint64_t claim, char why[HT_OPTIM_ERROR_MAX])
-    HT_REQUIRES(HT_LOCK_OPTIM)
+int ht_opt_may_steer(const struct ht_root *root, struct ht_optim_steer *by)
 {
-    if (claim == root->claim.id)
-        return 0;
-    return claim ? claim_ended(&root->claim, why) : claimed_by_other(&root->claim, why);
-}
-
-int ht_opt_may_steer(const struct ht_root *root, const struct ht_optim_steer *by, char why[HT_OPTIM_ERROR_MAX])
-{
-    int rc = check_claim(root, by ? by->claim : 0, why);
+    int rc = check_claim(&root->claim, by->claim, by->why);
     uint64_t open = root->redo.replaying ? 0 : root->open;
 
-    if (rc || !by || !by->conditional || by->step_open == open)
-        return rc;
-    if (open)
-        snprintf(why, HT_OPTIM_ERROR_MAX, "if=%llu: the open step is %llu", (ull)by->step_open, (ull)open);
-    else
-        snprintf(why, HT_OPTIM_ERROR_MAX, "if=%llu: the open step is 0: none is open", (ull)by->step_open);
-    return -ESTALE;
+    if (!rc && by->conditional && by->step_open != open) {
+        snprintf(by->why, sizeof(by->why), "if=%llu: the open step is %llu%s", (ull)by->step_open, (ull)open,
+                 open ? "" : ": none is open");
+        rc = -ESTALE;
+    }
+    by->refused = rc != 0;
+    return rc;
 }
 
 int ht_optim_may_steer(struct ht_optim *o, uint64_t id, struct ht_optim_steer *by)
 {
     lock(o);
     const struct ht_root *root = ht_opt_root_find(o, id);
-    int rc = !root || !root->exists ? -ENOENT : root->frozen ? -EROFS : ht_opt_may_steer(root, by, by->why);
+    int rc = !root || !root->exists ? -ENOENT : root->frozen ? -EROFS : ht_opt_may_steer(root, by);
     unlock(o);
     return rc;
 }
 
 int ht_opt_gate_enter_by(struct ht_root *root, struct ht_optim_steer *by)
 {
-    char why[HT_OPTIM_ERROR_MAX];
+    struct ht_optim_steer anyone = {.claim = 0};
     int rc = ht_opt_gate_enter(root);
 
     if (rc)
         return rc;
-    rc = ht_opt_may_steer(root, by, by ? by->why : why);
+    rc = ht_opt_may_steer(root, by ? by : &anyone);
     if (rc)
         ht_opt_gate_leave(root);
     return rc;
 }
 
-void ht_opt_refuse_steering(struct ht_root *root, struct ht_optim_steer *by, const char *why)
-{
-    ht_opt_refuse(root, HT_EVENT_STEP_REFUSED, 0, "%s", why);
-    if (by)
-        memcpy(by->why, why, sizeof(by->why));
-}
-
 /* --------------------------------------------------------------------- claims */
 
-/* Locked. */
-static int may_claim(const struct ht_claim *c, const struct ht_optim_claim *want, char why[HT_OPTIM_ERROR_MAX])
-{
-    if (!c->id || c->id == want->held || (want->takeover && strcmp(want->takeover, c->name) == 0))
-        return 0;
-    return claimed_by_other(c, why);
-}
-
-static void take(struct ht_root *root, struct ht_optim_claim *want) HT_REQUIRES(HT_LOCK_OPTIM)
+static int take_claim(struct ht_root *root, struct ht_optim_claim *want, char why[HT_OPTIM_ERROR_MAX])
+    HT_REQUIRES(HT_LOCK_OPTIM)
 {
     struct ht_claim *c = &root->claim;
 
+    if (c->id && c->id != want->held && !(want->takeover && strcmp(want->takeover, c->name) == 0))
+        return claimed_by_other(c, why);
     if (!c->id || c->id != want->held)
         c->id = ++root->o->last_claim;
     c->pid = want->pid;
     snprintf(c->name, sizeof(c->name), "%s", want->name);
     want->held = c->id;
+    return 0;
 }
 
 int ht_optim_claim(struct ht_optim *o, uint64_t id, struct ht_optim_claim *want, char why[HT_OPTIM_ERROR_MAX])
@@ -148,9 +133,7 @@ int ht_optim_claim(struct ht_optim *o, uint64_t id, struct ht_optim_claim *want,
     /* A command that runs comes to its end first. */
     int rc = ht_opt_gate_enter(root);
     if (!rc) {
-        rc = may_claim(&root->claim, want, why);
-        if (!rc)
-            take(root, want);
+        rc = take_claim(root, want, why);
         ht_opt_gate_leave(root);
     }
     ht_opt_root_put_locked(root);

@@ -55,9 +55,13 @@ static int forget_orphans(struct ht_root *root) HT_REQUIRES(HT_LOCK_OPTIM)
     return rc;
 }
 
-/* A parameter that prevents the boundary, and the first byte of its gradient that no client has handed over. */
+/*
+ * A parameter that prevents the boundary, the first byte of its gradient that no client has handed over, and how many
+ * gradients it should get.
+ */
 struct partial {
     uint64_t oid, hole;
+    unsigned wanted;
 };
 
 /* Without sums of several gradients. */
@@ -82,7 +86,7 @@ static int check_boundary(struct ht_root *root, struct partial *out) HT_REQUIRES
     const struct ht_param *p = root->open && !root->allow_partial ? find_in_the_way(root) : NULL;
     if (!p)
         return 0;
-    *out = (struct partial){p->oid, first_hole(p)};
+    *out = (struct partial){p->oid, first_hole(p), ht_opt_accumulate(root)};
     return -EBUSY;
 }
 
@@ -133,15 +137,17 @@ static int end_boundary(struct ht_root *root) HT_REQUIRES(HT_LOCK_OPTIM)
 }
 
 /* An abort may lose more than the caller thinks: also files that no commit has made durable yet. */
-static void report_partial(struct ht_root *root, const struct partial *partial, unsigned wanted)
+static void report_refused(struct ht_root *root, const struct ht_optim_steer *by, int rc, const struct partial *partial)
 {
-    if (wanted > 1)
+    if (by->refused)
+        ht_opt_refuse(root, HT_EVENT_STEP_REFUSED, 0, "%s", by->why);
+    else if (rc == -EBUSY && partial->wanted > 1)
         ht_opt_refuse(
             root, HT_EVENT_STEP_REFUSED, partial->oid,
             "has not got all of the %u gradients of this step; write the rest, or take back what came with drop, or set "
             "partial=1; abort takes back the whole step, with everything below the root that is newer than the last commit",
-            wanted);
-    else
+            partial->wanted);
+    else if (rc == -EBUSY)
         ht_opt_refuse(
             root, HT_EVENT_STEP_REFUSED, partial->oid,
             "only a part of it has a gradient in this step: byte %llu is the first hole; write the rest, or take that "
@@ -161,34 +167,26 @@ static void leave_boundary(struct ht_root *root, int rc) HT_REQUIRES(HT_LOCK_OPT
     notify_changed(root->o);
 }
 
-/* Locked: begins to drain, if the step may end. *out_refused: the client may not end it, with the reason in why. */
-static int begin_boundary(struct ht_root *root, struct ht_optim_steer *by, struct partial *out_partial,
-                          char why[HT_OPTIM_ERROR_MAX], bool *out_refused) HT_REQUIRES(HT_LOCK_OPTIM)
+/* Begins to drain, if the client may end the step, and it can end. */
+static int begin_boundary(struct ht_root *root, struct ht_optim_steer *by, struct partial *out_partial)
+    HT_REQUIRES(HT_LOCK_OPTIM)
 {
     root->draining = true;
-    int rc = ht_opt_may_steer(root, by, why);
-    *out_refused = rc != 0;
+    int rc = ht_opt_may_steer(root, by);
     return rc ? rc : check_boundary(root, out_partial);
 }
 
 int ht_opt_boundary(struct ht_root *root, struct ht_optim_steer *by)
 {
-    char why[HT_OPTIM_ERROR_MAX];
-    struct ht_optim *o = root->o;
     struct partial partial = {0};
-    bool refused;
 
-    lock(o);
-    int rc = begin_boundary(root, by, &partial, why, &refused);
+    lock(root->o);
+    int rc = begin_boundary(root, by, &partial);
     if (!rc)
         rc = end_boundary(root);
     leave_boundary(root, rc);
-    unsigned wanted = ht_opt_accumulate(root);
-    unlock(o);
-    if (refused)
-        ht_opt_refuse_steering(root, by, why);
-    else if (rc == -EBUSY)
-        report_partial(root, &partial, wanted);
+    unlock(root->o);
+    report_refused(root, by, rc, &partial);
     return rc;
 }
 
@@ -239,28 +237,21 @@ bool ht_opt_step_final(const struct ht_root *root)
 
 int ht_opt_boundary_request(struct ht_root *root, struct ht_optim_steer *by, uint64_t *out_ticket)
 {
-    char why[HT_OPTIM_ERROR_MAX];
-    struct ht_optim *o = root->o;
     struct partial partial = {0};
-    bool refused;
 
-    lock(o);
-    int rc = begin_boundary(root, by, &partial, why, &refused);
-    unsigned wanted = ht_opt_accumulate(root);
+    lock(root->o);
+    int rc = begin_boundary(root, by, &partial);
     if (rc) {
         root->draining = root->ending;
-        notify_changed(o);
+        notify_changed(root->o);
     } else {
         root->async = true;
         root->close_open = root->open;
         root->close_durable = ht_opt_step_durable(root, root->undurable + (root->open != 0));
         *out_ticket = hide_touched(root);
     }
-    unlock(o);
-    if (refused)
-        ht_opt_refuse_steering(root, by, why);
-    else if (rc == -EBUSY)
-        report_partial(root, &partial, wanted);
+    unlock(root->o);
+    report_refused(root, by, rc, &partial);
     return rc;
 }
 

@@ -110,13 +110,14 @@ static bool hand_over(struct ht_root *root)
 
 int ht_optim_step_async_by(struct ht_optim *o, uint64_t id, struct ht_optim_steer *by)
 {
+    struct ht_optim_steer anyone = {.claim = 0};
     struct ht_root *root;
     uint64_t ticket = 0;
-    int rc = ht_opt_step_enter(o, id, &root);
+    int rc = ht_opt_step_enter(o, id, ht_opt_gate_enter, &root);
 
     if (rc)
         return rc;
-    rc = ht_opt_boundary_request(root, by, &ticket);
+    rc = ht_opt_boundary_request(root, by ? by : &anyone, &ticket);
     if (rc) {
         ht_opt_step_leave(root);
         return rc;

@@ -137,8 +137,8 @@ static void settle_all(struct ht_optim *o)
     }
     unlock(o);
     if (first) {
-        const struct ht_event_about about = {.error = first};
-        ht_event(HT_EVENT_NOT_RESERVED, &about, "space for the next step is not wholly reserved: %s", strerror(-first));
+        ht_event(HT_EVENT_NOT_RESERVED, &(struct ht_event_about){.error = first},
+                 "space for the next step is not wholly reserved: %s", strerror(-first));
     }
 }
 

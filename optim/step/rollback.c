@@ -369,12 +369,11 @@ static int commit(struct ht_root *root)
 /* The last commit stands. An error here means that the log has failed. */
 static void take_back(struct ht_root *root, int why)
 {
-    const struct ht_event_about about_root = {.id = root->id};
     int shown, rc = ht_opt_take_back(root, &shown);
 
     rc = rc ? rc : shown;
-    ht_event(HT_EVENT_STEP_ABORTED, &about_root, "a rollback failed: %s; the model is as it was when that began",
-             strerror(-why));
+    ht_opt_event(HT_EVENT_STEP_ABORTED, root->id, "a rollback failed: %s; the model is as it was when that began",
+                 strerror(-why));
     if (!rc)
         rc = ht_opt_bury_orphans(root);
     lock(root->o);
@@ -382,8 +381,8 @@ static void take_back(struct ht_root *root, int why)
         rc = reserve_all(root);
     unlock(root->o);
     if (rc) {
-        const struct ht_event_about about = {.id = root->id, .error = rc};
-        ht_event(HT_EVENT_NOT_RESERVED, &about, "after a rollback that failed: %s", strerror(-rc));
+        ht_event(HT_EVENT_NOT_RESERVED, &(struct ht_event_about){.id = root->id, .error = rc},
+                 "after a rollback that failed: %s", strerror(-rc));
     }
 }
 
@@ -434,24 +433,23 @@ static bool any_written(const struct ht_root *root) HT_REQUIRES(HT_LOCK_OPTIM)
     return false;
 }
 
-/* Under the gate: writers of gradients wait from now on. *out_refused: the client may not do it. */
-static int begin(struct ht_root *root, struct ht_optim_steer *by, char why[HT_OPTIM_ERROR_MAX], bool *out_refused)
+/* Under the gate: writers of gradients wait from now on. */
+static int begin(struct ht_root *root, struct ht_optim_steer *by)
 {
     lock(root->o);
-    int rc = ht_opt_may_steer(root, by, why);
-    *out_refused = rc != 0;
+    int rc = ht_opt_may_steer(root, by);
     if (!rc && (root->open || root->failure || any_written(root)))
         rc = -EBUSY;
     root->draining = !rc;
     unlock(root->o);
+    if (by->refused)
+        ht_opt_refuse(root, HT_EVENT_STEP_REFUSED, 0, "%s", by->why);
     return rc;
 }
 
 static void report(struct ht_root *root, const struct ht_rollback *to)
 {
-    const struct ht_event_about about = {.id = root->id};
-
-    ht_event(HT_EVENT_STEP_ROLLED_BACK, &about, "the model is at step %llu again", (unsigned long long)to->step);
+    ht_opt_event(HT_EVENT_STEP_ROLLED_BACK, root->id, "the model is at step %llu again", (unsigned long long)to->step);
     lock(root->o);
     root->norm_known = false;
     root->close_error = 0;
@@ -462,40 +460,29 @@ static void report(struct ht_root *root, const struct ht_rollback *to)
 
 int ht_optim_rollback_by(struct ht_optim *o, uint64_t id, const struct ht_rollback *to, struct ht_optim_steer *by)
 {
-    char why[HT_OPTIM_ERROR_MAX];
-    struct ht_root *root = ht_opt_root_get(o, id);
-    bool refused;
+    struct ht_optim_steer anyone = {.claim = 0};
+    struct rollback r = {.to = to};
+    int rc = ht_opt_step_enter(o, id, ht_opt_gate_take, &r.root);
 
-    if (!root)
-        return -ENOENT;
-    lock(o);
-    int rc = ht_opt_gate_take(root);
-    unlock(o);
+    if (rc)
+        return rc;
+    rc = begin(r.root, by ? by : &anyone);
     if (rc) {
-        ht_opt_root_put(root);
+        ht_opt_step_leave(r.root);
         return rc;
     }
-    rc = begin(root, by, why, &refused);
-    if (refused)
-        ht_opt_refuse_steering(root, by, why);
-    struct rollback r = {.root = root, .to = to};
-    bool begun = !rc;
-    if (begun) {
-        rc = roll_back(&r);
-        lock(o);
-        ht_opt_redo_cut(root);
-        root->decided = 0;
-        unlock(o);
-    }
-    if (begun && !rc)
-        report(root, to);
-    if (begun) {
-        ht_opt_show_all(root);
-        drop_caches(&r);
-    }
+    rc = roll_back(&r);
+    lock(o);
+    ht_opt_redo_cut(r.root);
+    r.root->decided = 0;
+    unlock(o);
+    if (!rc)
+        report(r.root, to);
+    ht_opt_show_all(r.root);
+    drop_caches(&r);
     free(r.files);
     free(r.params);
-    ht_opt_step_leave(root);
+    ht_opt_step_leave(r.root);
     HT_VERIFY(ht_optim_verify(o));
     return rc;
 }

@@ -161,14 +161,14 @@ static int publish(struct ht_root *root, struct ht_copy *wanted)
     return 0;
 }
 
-int ht_opt_step_enter(struct ht_optim *o, uint64_t id, struct ht_root **out)
+int ht_opt_step_enter(struct ht_optim *o, uint64_t id, int (*gate)(struct ht_root *root), struct ht_root **out)
 {
     struct ht_root *root = ht_opt_root_get(o, id);
 
     if (!root)
         return -ENOENT;
     lock(o);
-    int rc = ht_opt_gate_enter(root);
+    int rc = gate(root);
     unlock(o);
     if (rc)
         ht_opt_root_put(root);
@@ -224,17 +224,19 @@ int ht_opt_step_end(struct ht_root *root, int rc, bool durable, struct ht_copy *
 /* A boundary, published when commit is set or durable_every says so. k: with a kept step, or NULL. */
 static int end_step(struct ht_optim *o, uint64_t id, bool commit, struct ht_copy *k, struct ht_optim_steer *by)
 {
+    struct ht_optim_steer anyone = {.claim = 0};
     uint64_t start = ht_now_ns();
     struct ht_root *root;
-    int rc = ht_opt_step_enter(o, id, &root);
+    int rc = ht_opt_step_enter(o, id, ht_opt_gate_enter, &root);
 
     if (rc)
         return rc;
     HT_VERIFY(ht_optim_verify(o)); /* sums of squares, before they are used */
+    by = by ? by : &anyone;
     rc = ht_opt_boundary(root, by);
     lock(o);
     bool durable = commit || ht_opt_step_durable(root, root->undurable);
-    root->redo.full |= !rc && by && by->full;
+    root->redo.full |= !rc && by->full;
     unlock(o);
     rc = ht_opt_step_end(root, rc, durable, k);
     lock(o);
@@ -286,10 +288,11 @@ static void set_ending(struct ht_root *root, bool ending)
 /* Under the gate, ending. */
 static int commit_and_unmake(struct ht_root *root, int (*unmake)(void *ctx), void *ctx)
 {
+    struct ht_optim_steer anyone = {.claim = 0};
     uint64_t lsn;
     int rc = HT_MUTANT("publish-unasked") ? ht_scope_commit(root->o->store, root->id, &lsn) : 0;
 
-    rc = rc ? rc : ht_opt_boundary(root, NULL);
+    rc = rc ? rc : ht_opt_boundary(root, &anyone);
     if (!rc)
         rc = publish_all(root, NULL);
     if (rc)
@@ -303,7 +306,7 @@ static int commit_and_unmake(struct ht_root *root, int (*unmake)(void *ctx), voi
 int ht_optim_root_end(struct ht_optim *o, uint64_t id, int (*unmake)(void *ctx), void *ctx)
 {
     struct ht_root *root;
-    int rc = ht_opt_step_enter(o, id, &root);
+    int rc = ht_opt_step_enter(o, id, ht_opt_gate_enter, &root);
 
     if (rc)
         return rc;

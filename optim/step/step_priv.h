@@ -18,7 +18,7 @@ int ht_opt_whole_step(struct ht_root *root, bool *out_skip) HT_REQUIRES(HT_LOCK_
 
 /* ------------------------------------------------------------ boundary.c */
 
-/* Under the gate. On success the root is held: no update runs until ht_opt_release. by may be NULL. */
+/* Under the gate. On success the root is held: no update runs until ht_opt_release. */
 int ht_opt_boundary(struct ht_root *root, struct ht_optim_steer *by) HT_EXCLUDES(HT_LOCK_OPTIM) HT_MUST_CHECK;
 void ht_opt_release(struct ht_root *root) HT_EXCLUDES(HT_LOCK_OPTIM);
 /*
@@ -31,8 +31,9 @@ int ht_opt_boundary_close(struct ht_root *root) HT_EXCLUDES(HT_LOCK_OPTIM) HT_MU
 
 /* ---------------------------------------------------------------- step.c */
 
-/* Takes a reference to the root and enters its gate. */
-int ht_opt_step_enter(struct ht_optim *o, uint64_t id, struct ht_root **out) HT_EXCLUDES(HT_LOCK_OPTIM) HT_MUST_CHECK;
+/* Takes a reference to the root and enters its gate, by ht_opt_gate_enter or ht_opt_gate_take. */
+int ht_opt_step_enter(struct ht_optim *o, uint64_t id, int (*gate)(struct ht_root *root), struct ht_root **out)
+    HT_EXCLUDES(HT_LOCK_OPTIM) HT_MUST_CHECK;
 /*
  * After a boundary: publishes if it is to be durable, and lets updates run again. rc: the boundary's result. k: a kept
  * step that a client asked for, or NULL.

@@ -22,10 +22,8 @@ static int publish_rest(struct ht_root *root)
 
 static void name_dropped(struct ht_root *root, uint64_t step, uint64_t durable, bool failed)
 {
-    const struct ht_event_about about = {.id = root->id};
-
-    ht_event(
-        HT_EVENT_STEP_DROPPED, &about,
+    ht_opt_event(
+        HT_EVENT_STEP_DROPPED, root->id,
         "the mount ends within step %llu, which %s: all that was written below this model since step %llu is dropped; the "
         "next mount finds step %llu",
         (unsigned long long)step, failed ? "has a failed update" : "has no commit", (unsigned long long)durable,
@@ -35,12 +33,11 @@ static void name_dropped(struct ht_root *root, uint64_t step, uint64_t durable, 
 /* Names and other files that were changed since the mount: nobody may publish them without the steps. */
 static void name_unpublished(struct ht_root *root, uint64_t durable)
 {
-    const struct ht_event_about about = {.id = root->id};
-
-    ht_event(HT_EVENT_STEP_DROPPED, &about,
-             "logged steps could not be computed again, so all that was changed below this model since the mount is "
-             "dropped; the next mount tries again, up to step %llu",
-             (unsigned long long)durable);
+    ht_opt_event(
+        HT_EVENT_STEP_DROPPED, root->id,
+        "logged steps could not be computed again, so all that was changed below this model since the mount is "
+        "dropped; the next mount tries again, up to step %llu",
+        (unsigned long long)durable);
 }
 
 /* A kept step has nothing to write. */
