@@ -11,7 +11,6 @@
 #include "optim/state/range.h"
 #include "optim/state/root.h"
 #include "optim/state/sections.h"
-#include "optim/state/squares.h"
 #include "optim/gradient/gradient.h"
 #include "optim/gradient/gradient_priv.h"
 

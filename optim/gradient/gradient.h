@@ -46,18 +46,6 @@ bool ht_opt_root_applied(const struct ht_root *root) HT_REQUIRES(HT_LOCK_OPTIM);
  * summed bytes.
  */
 void ht_opt_forget_gradient(struct ht_param *p) HT_REQUIRES(HT_LOCK_OPTIM);
-
-/* --------------------------------------------------------------- close.c */
-
-/* Queues all frozen bytes that are not queued yet; drops their caches if updates follow. */
-void ht_opt_queue_frozen(struct ht_root *root, bool updates) HT_REQUIRES(HT_LOCK_OPTIM);
-/* The step is over: counts it, and makes room for the next one's gradients. Releases the lock in between. */
-void ht_opt_close_step(struct ht_root *root, bool skipped) HT_REQUIRES(HT_LOCK_OPTIM);
-/* The same in a replay, while parts follow: the step is not counted. */
-void ht_opt_close_part(struct ht_root *root) HT_REQUIRES(HT_LOCK_OPTIM);
-
-/* ----------------------------------------------------------- take_back.c */
-
 /*
  * Draining, and an abort follows: no part of the step is left to run or to write, and its gradients are forgotten.
  * *out_spare: steps are logged, and no update has run since the last one.
@@ -74,5 +62,14 @@ int ht_opt_revert(struct ht_root *root, bool spare, int *out_shown) HT_EXCLUDES(
  * step.
  */
 void ht_opt_show_full(struct ht_root *root) HT_EXCLUDES(HT_LOCK_OPTIM);
+
+/* --------------------------------------------------------------- close.c */
+
+/* Queues all frozen bytes that are not queued yet; drops their caches if updates follow. */
+void ht_opt_queue_frozen(struct ht_root *root, bool updates) HT_REQUIRES(HT_LOCK_OPTIM);
+/* The step is over: counts it, and makes room for the next one's gradients. Releases the lock in between. */
+void ht_opt_close_step(struct ht_root *root, bool skipped) HT_REQUIRES(HT_LOCK_OPTIM);
+/* The same in a replay, while parts follow: the step is not counted. */
+void ht_opt_close_part(struct ht_root *root) HT_REQUIRES(HT_LOCK_OPTIM);
 
 #endif

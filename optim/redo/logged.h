@@ -18,7 +18,7 @@ int ht_opt_redo_discard(struct ht_root *root) HT_EXCLUDES(HT_LOCK_OPTIM) HT_MUST
 /* Is the present step of a replay the last one of a part that others follow? */
 bool ht_opt_redo_ends_part(const struct ht_root *root) HT_REQUIRES(HT_LOCK_OPTIM);
 
-/* ----------------------------------------------------------- redo_hold.c */
+/* ----------------------------------------------------------- redo_read.c */
 
 /* Keeps a step for readers, if the words say so and it follows. Takes the reference in any case. */
 void ht_opt_redo_hold(struct ht_root *root, const struct ht_redo_step *step, struct ht_obj *obj)

@@ -104,7 +104,7 @@ struct ht_param {
     struct ht_layout layout;
     uint32_t redo_place; /* in the summary of a logged step, while that is made; in a replay: updates of this part */
     uint64_t redo_at;    /* in a replay: its place in the row of all content (redo/redo_parts.c) */
-    double *squares; /* sums of squares of the gradient, by HT_SUM_SPAN elements (squares.h); NULL: none were needed */
+    double *squares; /* sums of squares of the gradient, by HT_SUM_SPAN elements (range.h); NULL: none were needed */
 
     struct ht_list waiters;
     struct ht_list inval; /* optim.invals: ranges [inval_first, inval_last] to invalidate */

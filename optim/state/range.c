@@ -10,7 +10,6 @@
 #include "optim/state/param.h"
 #include "optim/state/range.h"
 #include "optim/state/root.h"
-#include "optim/state/squares.h"
 
 /* ------------------------------------------------------------------- shape */
 

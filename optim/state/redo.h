@@ -12,7 +12,7 @@
  *   full step    ----------> all such objects are deleted, in the transaction that publishes all          redo.c
  *   mount, abort ----------> F, then the steps after it, by ordinary updates         redo_replay.c, redo_parts.c
  *   abort without an update -> as the last logged step has left them                                step/abort.c
- *   readers      ----------> with redo_keep the last steps, also full ones            redo_hold.c, redo_read.c
+ *   readers      ----------> with redo_keep the last steps, also full ones                       redo_read.c
  *   settings     ----------> space is set aside for the steps up to the next full one               redo_space.c
  *
  * A commit is full if a client asks for that, or if something changed that an update does not compute from gradient and
@@ -150,7 +150,7 @@ int ht_opt_redo_replay_record(struct ht_root *r, struct ht_reader *in) HT_REQUIR
 void ht_opt_redo_forget_steps(struct ht_root *root) HT_REQUIRES(HT_LOCK_OPTIM);
 void ht_opt_redo_free(struct ht_root *root) HT_REQUIRES(HT_LOCK_OPTIM);
 
-/* ----------------------------------------------------------- redo_hold.c */
+/* ----------------------------------------------------------- redo_read.c */
 
 /* The words may want fewer. */
 void ht_opt_redo_trim(struct ht_root *root) HT_REQUIRES(HT_LOCK_OPTIM);

@@ -11,7 +11,6 @@
 #include "optim/state/range.h"
 #include "optim/state/root.h"
 #include "optim/state/sections.h"
-#include "optim/state/squares.h"
 
 /* What ranges add up to: those of a parameter, or of a root. */
 struct tally {

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* abort.c - returns a model to its last commit: parameters, state, gradients and the readers that wait for updates. */
 #include "tiering/base/verify.h"
-#include "tiering/api/shm.h"
 #include "optim/state/param.h"
 #include "optim/state/range.h"
 #include "optim/state/root.h"

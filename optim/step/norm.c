@@ -17,7 +17,6 @@
 #include "optim/state/range.h"
 #include "optim/state/root.h"
 #include "optim/state/sections.h"
-#include "optim/state/squares.h"
 #include "optim/gradient/gradient.h"
 #include "optim/step/step_priv.h"
 

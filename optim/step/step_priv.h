@@ -50,11 +50,6 @@ bool ht_opt_step_durable(const struct ht_root *root, uint64_t undurable) HT_REQU
 bool ht_opt_step_final(const struct ht_root *root) HT_REQUIRES(HT_LOCK_OPTIM);
 /* When the caller learns of the step's end, caches are as new as the step. */
 void ht_opt_step_leave(struct ht_root *root) HT_EXCLUDES(HT_LOCK_OPTIM);
-/*
- * Makes changes below a root without an open step durable, whichever client has claimed it; the step is not counted.
- * WAITS.
- */
-int ht_opt_publish_closed(struct ht_root *root) HT_EXCLUDES(HT_LOCK_OPTIM) HT_MUST_CHECK;
 
 /* --------------------------------------------------------------- abort.c */
 

@@ -12,7 +12,6 @@
 #include "optim/state/context.h"
 #include "optim/state/param.h"
 #include "optim/state/range.h"
-#include "optim/state/squares.h"
 
 enum { WRITERS = 4, ROUNDS = 10 };
 
