@@ -113,27 +113,23 @@ static int add_piece(struct ht_opt_account *a, const struct ht_param *p, const s
 
 int ht_opt_account_add(struct ht_opt_account *a, const struct ht_param *p, uint64_t begin, uint64_t end)
 {
-    while (a->o && begin < end) {
-        struct ht_range_piece at = ht_opt_range_piece(p, begin, end);
+    ht_opt_for_each_piece(at, p, begin, a->o ? end : 0) {
         int rc = add_piece(a, p, &at);
         if (rc)
             return rc;
-        begin += at.end - at.begin;
     }
     return 0;
 }
 
 void ht_opt_account_remove(struct ht_opt_account *a, const struct ht_param *p, uint64_t begin, uint64_t end)
 {
-    while (a->count && begin < end) {
-        struct ht_range_piece at = ht_opt_range_piece(p, begin, end);
+    ht_opt_for_each_piece(at, p, begin, a->count ? end : 0) {
         struct ht_range_own *own = own_at(a, at.index);
         if (own) {
             if (ht_interval_set_remove(&own->bytes, at.begin, at.end))
                 ht_interval_set_clear(&own->bytes);
             ht_opt_range_count_own(a->o, own, false);
         }
-        begin += at.end - at.begin;
     }
 }
 

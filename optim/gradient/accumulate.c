@@ -73,11 +73,6 @@ bool ht_opt_range_adding(const struct ht_range *r)
     return r->work == HT_WORK_ADD && r->state != HT_RANGE_IDLE && r->state != HT_RANGE_FAILED;
 }
 
-bool ht_opt_range_full(const struct ht_range *r)
-{
-    return r->added && r->added >= r->param->root->latched.accumulate;
-}
-
 bool ht_opt_range_summed(const struct ht_range *r)
 {
     return r->added || r->part_added || (r->work & HT_WORK_ADD);

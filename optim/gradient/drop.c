@@ -45,7 +45,8 @@ static bool range_applied(const struct ht_range *r) HT_REQUIRES(HT_LOCK_OPTIM)
     return r->state == HT_RANGE_FAILED || (taken && (r->work & HT_WORK_UPDATE) && !(r->work & HT_WORK_LOG));
 }
 
-bool ht_opt_root_applied(const struct ht_root *root)
+/* No update is queued or running: has one changed a parameter in this step, or failed? */
+static bool root_applied(const struct ht_root *root) HT_REQUIRES(HT_LOCK_OPTIM)
 {
     ht_list_for_each_entry(p, &root->params, const struct ht_param, of_root) {
         for (uint64_t i = 0; i < p->shape.range_count; i++) {
@@ -168,7 +169,7 @@ int ht_opt_stop_step(struct ht_root *root, bool *out_spare)
     int rc = ht_opt_drain(root);
     if (rc && rc != -EIO)
         return rc;
-    *out_spare = ht_opt_redo_is_current(root) && !ht_opt_root_applied(root);
+    *out_spare = ht_opt_redo_is_current(root) && !root_applied(root);
     ht_opt_redo_reset(root); /* the abort takes its object back */
     ht_opt_each_param(root, ht_opt_forget_gradient);
     return 0;

@@ -14,8 +14,6 @@
 #include "optim/gradient/gradient.h"
 #include "optim/gradient/gradient_priv.h"
 
-static const struct ht_opt_window everything = {.begin = 0, .end = UINT64_MAX};
-
 static uint64_t range_begin(const struct ht_range *r)
 {
     return (uint64_t)r->index * r->param->shape.range_elements * r->param->shape.g_bytes;
@@ -46,7 +44,7 @@ static bool torn_at(const struct ht_range *r, uint32_t pos, struct ht_interval i
     uint64_t at = range_begin(r) + element;
 
     return pos % p->shape.g_bytes && in.begin <= element && element < in.end &&
-        !ht_opt_grad_in_flight(p, at, at + p->shape.g_bytes);
+        !ht_opt_in_flight(p, at, at + p->shape.g_bytes);
 }
 
 /* The first torn element among the bytes written in a window, as a byte offset in the gradient. */
@@ -100,14 +98,6 @@ void ht_grad_refuse(struct ht_grad *g)
     lock(g->param->o);
     ht_opt_grad_spoil(g);
     unlock(g->param->o);
-}
-
-/* The window of a flush. g NULL: that of all openers. */
-static struct ht_opt_window window_of_flush(struct ht_grad *g) HT_REQUIRES(HT_LOCK_OPTIM)
-{
-    if (g)
-        ht_opt_grad_refresh(g);
-    return g ? g->mine : everything;
 }
 
 /* Moves whole elements of a window from written to frozen; parts of elements that are being completed stay. */
@@ -206,64 +196,70 @@ static int freeze(struct ht_param *p, const struct ht_opt_window *w, const struc
     return rc;
 }
 
-/* Checks the written bytes, and drops them if they are wrong. */
-static int validate(struct ht_param *p, const struct ht_grad *g, const struct ht_opt_window *w, uint64_t *out_at)
+/* Checks the written bytes. *out_at: where an element is torn. */
+static int validate(const struct ht_param *p, const struct ht_grad *g, const struct ht_opt_window *w, uint64_t *out_at)
     HT_REQUIRES(HT_LOCK_OPTIM)
 {
     uint64_t expected = p->shape.elements * p->shape.p_bytes;
 
-    if (p->gone)
-        return -ESTALE;
-    bool torn = g && find_torn(p, w, out_at); /* any opener may be in the middle of an element, which stays */
-    if (!torn)
-        *out_at = UINT64_MAX;
-    if (!torn && !(g && g->spoiled) && ht_obj_size(p->obj) == expected &&
-        ht_obj_chunk_bytes(p->obj) == p->shape.chunk_bytes)
+    *out_at = UINT64_MAX;
+    if (g && find_torn(p, w, out_at)) /* any opener may be in the middle of an element, which stays */
+        return -EINVAL;
+    return (g && g->spoiled) || ht_obj_size(p->obj) != expected || ht_obj_chunk_bytes(p->obj) != p->shape.chunk_bytes
+        ? -EINVAL
+        : 0;
+}
+
+/* Are there numbers for the first gradient of a step? Before it makes state. */
+static int check_numbers(const struct ht_param *p, struct ht_words *words) HT_REQUIRES(HT_LOCK_OPTIM)
+{
+    if (p->has_grad)
         return 0;
-    drop_written(p, w);
-    return -EINVAL;
+    if (p->root->decided)
+        return ht_opt_is_decided(p) ? 0 : -EPERM;
+    if (!words->error)
+        words->error = ht_opt_sections_check(p, &words->sections, words->why);
+    words->refused = words->error != 0;
+    return words->error;
+}
+
+/* State of another rule is no use to this one: nothing is applied until it is reset. */
+static int check_rule(const struct ht_param *p, const struct ht_optim_config *config) HT_REQUIRES(HT_LOCK_OPTIM)
+{
+    if (p->has_grad)
+        return 0;
+    if (p->root->decided)
+        return ht_opt_is_decided(p) ? 0 : -EPERM;
+    struct ht_layout layout = ht_opt_layout(config, p->shape.dtype);
+    return ht_opt_same_rule_state(&layout, &p->cur.layout) ? 0 : -EBUSY;
 }
 
 /* part: the opener writes only a part of the gradient. */
 static void report_flush_error(struct ht_param *p, bool part, uint64_t torn, int err)
 {
     if (err == -EINVAL && torn != UINT64_MAX)
-        ht_opt_refuse(p->root, HT_EVENT_GRADIENT_REFUSED, p->oid,
-                      "gradient: ends inside an element at byte %llu; it is not applied", (unsigned long long)torn);
+        ht_opt_refuse_gradient(p, "gradient: ends inside an element at byte %llu; it is not applied",
+                               (unsigned long long)torn);
     else if (err == -EINVAL && part)
-        ht_opt_refuse(p->root, HT_EVENT_GRADIENT_REFUSED, p->oid,
-                      "gradient: is longer than its shard, or the parameter has another size; it is not applied");
+        ht_opt_refuse_gradient(
+            p, "gradient: is longer than its shard, or the parameter has another size; it is not applied");
     else if (err == -EINVAL)
-        ht_opt_refuse(p->root, HT_EVENT_GRADIENT_REFUSED, p->oid,
-                      "gradient: is not as long as the parameter (%llu bytes); it is not applied",
-                      (unsigned long long)(p->shape.elements * p->shape.g_bytes));
+        ht_opt_refuse_gradient(p, "gradient: is not as long as the parameter (%llu bytes); it is not applied",
+                               (unsigned long long)(p->shape.elements * p->shape.g_bytes));
     else if (err == -EBUSY)
-        ht_opt_refuse(p->root, HT_EVENT_GRADIENT_REFUSED, p->oid,
-                      "gradient: its state is that of another rule; reset it first");
+        ht_opt_refuse_gradient(p, "gradient: its state is that of another rule; reset it first");
     else if (err == -EPERM)
-        ht_opt_refuse(
-            p->root, HT_EVENT_GRADIENT_REFUSED, p->oid,
+        ht_opt_refuse_gradient(
+            p,
             "gradient: the step has numbers of a client (decide), and none for this parameter; it is not applied. "
             "A commit or an abort ends that step");
     else if (err == -ENOSPC)
-        ht_opt_refuse(
-            p->root, HT_EVENT_GRADIENT_REFUSED, p->oid,
+        ht_opt_refuse_gradient(
+            p,
             "no space for its optimizer state, sums and one rewrite; the gradient is not applied; hitrainctl size "
             "says how large a store must be");
     else
-        ht_opt_refuse(p->root, HT_EVENT_GRADIENT_REFUSED, p->oid, "gradient: %s; it is not applied", strerror(-err));
-}
-
-/* State of another rule is no use to this one: nothing is applied until it is reset. */
-static int check_rule(struct ht_param *p, const struct ht_opt_window *w, const struct ht_optim_config *config)
-    HT_REQUIRES(HT_LOCK_OPTIM)
-{
-    struct ht_layout layout = ht_opt_layout(config, p->shape.dtype);
-
-    if (p->root->decided ? ht_opt_is_decided(p) : ht_opt_same_rule_state(&layout, &p->cur.layout))
-        return 0;
-    drop_written(p, w);
-    return p->root->decided ? -EPERM : -EBUSY;
+        ht_opt_refuse_gradient(p, "gradient: %s; it is not applied", strerror(-err));
 }
 
 static bool lacks_sum(const struct ht_param *p) HT_REQUIRES(HT_LOCK_OPTIM)
@@ -291,13 +287,27 @@ static int ensure_objects(struct ht_param *p, const struct ht_layout *layout) HT
     return rc;
 }
 
+/* Objects, space and memory for it are there. */
+static int freeze_checked(struct ht_param *p, const struct ht_opt_window *w, const struct ht_words *words,
+                          uint64_t *out_ticket) HT_REQUIRES(HT_LOCK_OPTIM)
+{
+    int rc = ht_opt_state_load(p);
+
+    if (!rc && !p->has_grad)
+        rc = ht_opt_sum_reserve(p);
+    if (!rc && !p->has_grad && !p->root->decided)
+        rc = ht_opt_sections_reserve(p, words->sections.count);
+    return rc ? rc : freeze(p, w, words, out_ticket);
+}
+
 /*
- * Releases the lock in between, but not between the window and the end: later writes belong to the next flush.
+ * Releases the lock in between, but not between the window and the end: later writes belong to the next flush. Bytes
+ * that are wrong, or may not be applied, are dropped. g NULL: the window of all openers.
  */
 static int flush_window(struct ht_param *p, struct ht_grad *g, struct ht_words *words, uint64_t *out_torn,
                         uint64_t *out_ticket) HT_REQUIRES(HT_LOCK_OPTIM)
 {
-    struct ht_opt_window w;
+    struct ht_opt_window w = {.begin = 0, .end = UINT64_MAX};
     struct ht_layout layout;
     int rc;
 
@@ -305,7 +315,10 @@ static int flush_window(struct ht_param *p, struct ht_grad *g, struct ht_words *
         rc = ht_opt_wait_open(p->root);
         if (rc)
             return rc;
-        w = window_of_flush(g);
+        if (g) {
+            ht_opt_grad_refresh(g);
+            w = g->mine;
+        }
         if ((ht_list_empty(&p->dirty) || !w.end) && !(g && g->spoiled))
             return 0;
         if (ht_opt_close_refuses(p->root))
@@ -314,35 +327,25 @@ static int flush_window(struct ht_param *p, struct ht_grad *g, struct ht_words *
             ht_opt_words_read(p, words);
             continue;
         }
+        if (p->gone)
+            return -ESTALE;
         rc = validate(p, g, &w, out_torn);
-        if (!rc && !words->error && !p->has_grad && !p->root->decided)
-            words->error = ht_opt_sections_check(p, &words->sections, words->why);
-        if (!rc && words->error && !p->has_grad && !p->root->decided) {
-            drop_written(p, &w);
-            words->refused = true;
-            return words->error;
-        }
-        if (!rc && p->root->decided && !p->has_grad && !ht_opt_is_decided(p)) {
-            drop_written(p, &w);
-            return -EPERM; /* before it makes state */
-        }
+        if (!rc)
+            rc = check_numbers(p, words);
         if (rc || (p->cur.exists && !lacks_sum(p)))
             break;
         layout = ht_opt_layout(&words->config, p->shape.dtype);
         rc = ensure_objects(p, &layout);
         if (rc)
-            break;
+            return rc;
     }
-    if (!rc && !p->has_grad)
-        rc = check_rule(p, &w, &words->config);
     if (!rc)
-        rc = ht_opt_state_load(p);
-    if (!rc && !p->has_grad)
-        rc = ht_opt_sum_reserve(p);
-    if (!rc && !p->has_grad && !p->root->decided)
-        rc = ht_opt_sections_reserve(p, words->sections.count);
-    if (!rc)
-        rc = freeze(p, &w, words, out_ticket);
+        rc = check_rule(p, &words->config);
+    if (rc) {
+        drop_written(p, &w);
+        return rc;
+    }
+    rc = freeze_checked(p, &w, words, out_ticket);
     p->applied += !rc && !g;
     if (!rc)
         ht_opt_succeeded(p->root, HT_EVENT_GRADIENT_REFUSED, p->oid);
@@ -375,8 +378,7 @@ static int flush(struct ht_param *p, struct ht_grad *g)
     unlock(o);
     ht_optim_sections_free(&words.sections);
     if (words.refused)
-        ht_opt_refuse(p->root, HT_EVENT_GRADIENT_REFUSED, p->oid, "optimizer: %s; the gradient is not applied",
-                      words.why);
+        ht_opt_refuse_gradient(p, "optimizer: %s; the gradient is not applied", words.why);
     else if (rc && !ht_opt_close_failed(p->root, rc))
         report_flush_error(p, g && g->mine.has, torn, rc);
     return rc;

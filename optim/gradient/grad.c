@@ -84,24 +84,21 @@ uint64_t ht_grad_size(struct ht_grad *g)
 /* Is any byte frozen? -EAGAIN: not for long. Makes the ranges. */
 static int check_free(struct ht_param *p, uint64_t begin, uint64_t end) HT_REQUIRES(HT_LOCK_OPTIM)
 {
-    while (begin < end) {
-        struct ht_range_piece at = ht_opt_range_piece(p, begin, end);
+    ht_opt_for_each_piece(at, p, begin, end) {
         struct ht_range *r = ht_opt_range_make(p, at.index);
         if (!r)
             return -ENOMEM;
         if (ht_interval_set_overlap(&r->frozen, at.begin, at.end))
             return ht_opt_range_adding(r) ? -EAGAIN : -EBUSY;
-        if (ht_opt_range_full(r))
+        if (r->added && r->added >= p->root->latched.accumulate) /* it takes no more in this step */
             return -EBUSY;
-        begin += at.end - at.begin;
     }
     return 0;
 }
 
 static int add_written(struct ht_param *p, uint64_t begin, uint64_t end) HT_REQUIRES(HT_LOCK_OPTIM)
 {
-    while (begin < end) {
-        struct ht_range_piece at = ht_opt_range_piece(p, begin, end);
+    ht_opt_for_each_piece(at, p, begin, end) {
         struct ht_range *r = ht_opt_range_find(p, at.index);
         int rc = ht_interval_set_add(&r->written, at.begin, at.end);
         ht_opt_range_count_intervals(r);
@@ -109,15 +106,13 @@ static int add_written(struct ht_param *p, uint64_t begin, uint64_t end) HT_REQU
             return rc;
         if (ht_list_empty(&r->dirty))
             ht_list_add_tail(&p->dirty, &r->dirty);
-        begin += at.end - at.begin;
     }
     return 0;
 }
 
 static int remove_written(struct ht_param *p, uint64_t begin, uint64_t end) HT_REQUIRES(HT_LOCK_OPTIM)
 {
-    while (begin < end) {
-        struct ht_range_piece at = ht_opt_range_piece(p, begin, end);
+    ht_opt_for_each_piece(at, p, begin, end) {
         struct ht_range *r = ht_opt_range_find(p, at.index);
         int rc = ht_interval_set_remove(&r->written, at.begin, at.end);
         ht_opt_range_count_intervals(r);
@@ -125,37 +120,22 @@ static int remove_written(struct ht_param *p, uint64_t begin, uint64_t end) HT_R
             return rc;
         if (!r->written.count)
             ht_list_del(&r->dirty);
-        begin += at.end - at.begin;
     }
     return 0;
 }
 
-bool ht_opt_grad_in_flight(const struct ht_param *p, uint64_t begin, uint64_t end)
-{
-    ht_list_for_each_entry(w, &p->inflight, const struct ht_inflight, link) {
-        if (w->begin < end && begin < w->end)
-            return true;
-    }
-    return false;
-}
-
 /*
- * A writer that is faster than the updates of its root waits for them: its gradients would only push others out of
- * memory, and be written to a device and read again. Workers need nothing from any client, so this ends.
+ * Removes the bytes from written. -EAGAIN: it is not our turn. A writer that is faster than the updates of its root
+ * waits for them: its gradients would only push others out of memory, and be written to a device and read again.
+ * Workers need nothing from any client, so this ends.
  */
-static bool has_to_wait(const struct ht_root *root) HT_REQUIRES(HT_LOCK_OPTIM)
-{
-    return !root->o->stopping && (root->draining || ht_opt_backlog_full(root));
-}
-
-/* Removes the bytes from written. -EAGAIN: it is not our turn. */
 static int try_begin_write(struct ht_grad *g, struct ht_inflight *w) HT_REQUIRES(HT_LOCK_OPTIM)
 {
     struct ht_param *p = g->param;
 
     if (p->o->stopping)
         return -ECANCELED;
-    if (has_to_wait(p->root))
+    if (p->root->draining || ht_opt_backlog_full(p->root))
         return -EAGAIN;
     if (ht_opt_close_refuses(p->root))
         return -EIO;
@@ -166,7 +146,7 @@ static int try_begin_write(struct ht_grad *g, struct ht_inflight *w) HT_REQUIRES
         return -EINVAL;
     }
     int rc = check_free(p, w->begin, w->end);
-    if (!rc && ht_opt_grad_in_flight(p, w->begin, w->end))
+    if (!rc && ht_opt_in_flight(p, w->begin, w->end))
         rc = -EAGAIN;
     if (!rc)
         rc = remove_written(p, w->begin, w->end);
@@ -207,15 +187,6 @@ static int count_bytes(struct ht_grad *g, uint64_t begin, uint64_t end) HT_REQUI
     return rc;
 }
 
-/* Bytes that a write did not bring: nobody has written them. */
-static void leave_out(struct ht_grad *g, uint64_t begin, uint64_t end) HT_REQUIRES(HT_LOCK_OPTIM)
-{
-    int none = remove_written(g->param, begin, end); /* the set has been without them, in the same pieces */
-
-    (void)none;
-    ht_opt_account_remove(&g->account, g->param, begin, end);
-}
-
 static ssize_t end_write(struct ht_grad *g, struct ht_inflight *w, ssize_t n) HT_REQUIRES(HT_LOCK_OPTIM)
 {
     struct ht_param *p = g->param;
@@ -224,7 +195,10 @@ static ssize_t end_write(struct ht_grad *g, struct ht_inflight *w, ssize_t n) HT
     if (!p->gone) {
         int rc = n > 0 ? count_bytes(g, w->begin, w->begin + (uint64_t)n) : 0;
         n = rc ? rc : n;
-        leave_out(g, w->begin + (n > 0 ? (uint64_t)n : 0), w->end);
+        /* Bytes that the write did not bring nobody has written. The set has been without them, in the same pieces. */
+        uint64_t rest = w->begin + (n > 0 ? (uint64_t)n : 0);
+        (void)!remove_written(p, rest, w->end);
+        ht_opt_account_remove(&g->account, p, rest, w->end);
     }
     notify_changed(p->o);
     return n;
@@ -245,23 +219,20 @@ static void report_write_error(struct ht_param *p, uint64_t off, size_t len, int
     if (err == -EINTR || ht_opt_close_failed(p->root, err))
         return;
     if (err == -EINVAL)
-        ht_opt_refuse(p->root, HT_EVENT_GRADIENT_REFUSED, p->oid,
-                      "gradient: %llu bytes at %llu reach beyond its end; it is not applied", count, at);
+        ht_opt_refuse_gradient(p, "gradient: %llu bytes at %llu reach beyond its end; it is not applied", count, at);
     else if (err == -EBUSY)
-        ht_opt_refuse(p->root, HT_EVENT_GRADIENT_REFUSED, p->oid,
-                      "gradient: bytes at %llu (%llu) belong to this step already; end the step first", at, count);
+        ht_opt_refuse_gradient(p, "gradient: bytes at %llu (%llu) belong to this step already; end the step first", at,
+                               count);
     else if (err == -EDQUOT)
-        ht_opt_refuse(
-            p->root, HT_EVENT_GRADIENT_REFUSED, p->oid,
+        ht_opt_refuse_gradient(
+            p,
             "gradient: bytes at %llu: what the user's open .hitrain/gather have written and not applied, or those of "
             "all users, lies in too many pieces; apply some of it",
             at);
     else if (err == -E2BIG)
-        ht_opt_refuse(p->root, HT_EVENT_GRADIENT_REFUSED, p->oid,
-                      "gradient: written in more than %d pieces around byte %llu", HT_INTERVALS_MAX, at);
+        ht_opt_refuse_gradient(p, "gradient: written in more than %d pieces around byte %llu", HT_INTERVALS_MAX, at);
     else
-        ht_opt_refuse(p->root, HT_EVENT_GRADIENT_REFUSED, p->oid, "gradient: %llu bytes at %llu: %s", count, at,
-                      strerror(-err));
+        ht_opt_refuse_gradient(p, "gradient: %llu bytes at %llu: %s", count, at, strerror(-err));
 }
 
 static ssize_t write_bytes(struct ht_grad *g, uint64_t off, const void *buf, size_t len, bool wait)
@@ -303,11 +274,6 @@ ssize_t ht_grad_try_write(struct ht_grad *g, uint64_t off, const void *buf, size
     return write_bytes(g, off, buf, len, false);
 }
 
-struct ht_param *ht_opt_grad_param(const struct ht_grad *g)
-{
-    return g->param;
-}
-
 static int fill_windows(struct ht_param *p, uint64_t bytes, void *window, size_t window_bytes, ht_opt_fill_fn fill,
                         void *ctx)
 {
@@ -317,8 +283,8 @@ static int fill_windows(struct ht_param *p, uint64_t bytes, void *window, size_t
         size_t len = ht_min_u64(window_bytes, bytes - off);
         memset(window, 0, len);
         rc = fill(ctx, off, window, len);
-        ssize_t n = rc ? rc : ht_obj_write(p->grad, off, window, len);
-        rc = n < 0 ? (int)n : (size_t)n == len ? 0 : -EIO;
+        if (!rc)
+            rc = ht_opt_write_all(p->grad, off, window, len);
     }
     return rc;
 }
@@ -355,9 +321,8 @@ int ht_grad_set_size(struct ht_grad *g, uint64_t bytes)
     unlock(p->o);
     if (bytes <= whole)
         return 0;
-    ht_opt_refuse(p->root, HT_EVENT_GRADIENT_REFUSED, p->oid,
-                  "gradient: its size cannot become %llu bytes: it has %llu, as the parameter has elements",
-                  (unsigned long long)bytes, (unsigned long long)whole);
+    ht_opt_refuse_gradient(p, "gradient: its size cannot become %llu bytes: it has %llu, as the parameter has elements",
+                           (unsigned long long)bytes, (unsigned long long)whole);
     return -EINVAL;
 }
 
@@ -441,9 +406,8 @@ int ht_opt_grad_fill_holes(struct ht_grad *g)
         return 0; /* the boundary checks gradients that are written in part */
     int rc = sized < whole ? -EINVAL : write_zeros(g, &any);
     if (rc == -EINVAL)
-        ht_opt_refuse(p->root, HT_EVENT_GRADIENT_REFUSED, p->oid,
-                      "gradient: %llu bytes of holes where it has %llu bytes; it is not applied",
-                      (unsigned long long)sized, (unsigned long long)whole);
+        ht_opt_refuse_gradient(p, "gradient: %llu bytes of holes where it has %llu bytes; it is not applied",
+                               (unsigned long long)sized, (unsigned long long)whole);
     if (rc || any || own)
         return rc;
     report_write_error(p, 0, whole, -EBUSY);
@@ -470,15 +434,13 @@ static void mask_range(const struct ht_range *r, uint32_t begin, uint32_t end, u
 /* buf holds gradient bytes [begin, end). */
 static void mask(struct ht_param *p, uint64_t begin, uint64_t end, uint8_t *buf) HT_REQUIRES(HT_LOCK_OPTIM)
 {
-    while (begin < end) {
-        struct ht_range_piece at = ht_opt_range_piece(p, begin, end);
+    ht_opt_for_each_piece(at, p, begin, end) {
         const struct ht_range *r = ht_opt_range_find(p, at.index);
         if (r && r->state != HT_RANGE_DONE)
             mask_range(r, at.begin, at.end, buf);
         else
             memset(buf, 0, at.end - at.begin);
         buf += at.end - at.begin;
-        begin += at.end - at.begin;
     }
 }
 

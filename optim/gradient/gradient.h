@@ -21,8 +21,6 @@ int ht_opt_sum_create(struct ht_param *p) HT_EXCLUDES(HT_LOCK_OPTIM) HT_MUST_CHE
 int ht_opt_sum_reserve(struct ht_param *p) HT_REQUIRES(HT_LOCK_OPTIM) HT_MUST_CHECK;
 /* Is a gradient being added to this range, after which it takes the next one? */
 bool ht_opt_range_adding(const struct ht_range *r) HT_REQUIRES(HT_LOCK_OPTIM);
-/* Is the range closed for more gradients in this step? */
-bool ht_opt_range_full(const struct ht_range *r) HT_REQUIRES(HT_LOCK_OPTIM);
 /* Does its gradient come from its sum? */
 bool ht_opt_range_summed(const struct ht_range *r);
 /* The part of a range that is to be measured or updated: intervals of gradient bytes. whole: room for one. */
@@ -39,8 +37,6 @@ bool ht_opt_is_decided(const struct ht_param *p) HT_REQUIRES(HT_LOCK_OPTIM);
 
 /* ---------------------------------------------------------------- drop.c */
 
-/* No update is queued or running: has one changed a parameter in this step, or failed? */
-bool ht_opt_root_applied(const struct ht_root *root) HT_REQUIRES(HT_LOCK_OPTIM);
 /*
  * Releases the lock in between: no update runs. Waits for writes that copy, then forgets written, frozen and
  * summed bytes.

@@ -52,11 +52,10 @@ struct ht_grad {
     bool wrote, refused; /* ever: bytes; a write that failed */
 };
 
+#define ht_opt_refuse_gradient(p, ...) ht_opt_refuse((p)->root, HT_EVENT_GRADIENT_REFUSED, (p)->oid, __VA_ARGS__)
+
 /* Was the gradient refused only because the step before failed after its request? The root's error says how it did. */
 bool ht_opt_close_failed(struct ht_root *root, int err) HT_EXCLUDES(HT_LOCK_OPTIM);
-/* Is a write of any of these bytes in progress? */
-bool ht_opt_grad_in_flight(const struct ht_param *p, uint64_t begin, uint64_t end) HT_REQUIRES(HT_LOCK_OPTIM);
-struct ht_param *ht_opt_grad_param(const struct ht_grad *g);
 /* An abort or a drop ended this opener's writes: it begins anew. */
 void ht_opt_grad_refresh(struct ht_grad *g) HT_REQUIRES(HT_LOCK_OPTIM);
 /*

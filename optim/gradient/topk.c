@@ -57,7 +57,7 @@ int ht_topk_open(struct ht_optim *o, const struct ht_param_desc *desc, struct ht
     int rc = t ? ht_grad_open(o, desc, &t->grad) : -ENOMEM;
 
     if (!rc) {
-        t->param = ht_opt_grad_param(t->grad);
+        t->param = t->grad->param;
         rc = ht_opt_scratch_create(t->param, HT_SMALL_CHUNK_BYTES, &t->spool);
         if (rc)
             ht_grad_release(t->grad);
@@ -99,8 +99,7 @@ static HT_PRINTF(2, 3) int refuse(struct ht_topk *t, const char *fmt, ...)
 
 static void report(struct ht_topk *t, int err) HT_REQUIRES(HT_LOCK_TOPK)
 {
-    ht_opt_refuse(t->param->root, HT_EVENT_GRADIENT_REFUSED, t->param->oid, "sparse gradient: %s; it is not applied",
-                  t->why[0] ? t->why : strerror(-err));
+    ht_opt_refuse_gradient(t->param, "sparse gradient: %s; it is not applied", t->why[0] ? t->why : strerror(-err));
     t->why[0] = '\0';
 }
 
@@ -165,19 +164,6 @@ ssize_t ht_topk_write(struct ht_topk *t, uint64_t off, const void *buf, size_t l
 
 /* ------------------------------------------------------------------- check */
 
-static int read_spool(struct ht_topk *t, uint64_t off, void *buf, size_t len) HT_REQUIRES(HT_LOCK_TOPK)
-{
-    ssize_t n = ht_obj_read(t->spool, off, buf, len);
-
-    return n < 0 ? (int)n : (size_t)n == len ? 0 : -EIO;
-}
-
-/* A value must be an element of the gradient without rounding. */
-static bool exact(uint8_t dtype, uint8_t grad_dtype)
-{
-    return ht_dtype_trained_bytes(dtype) && (dtype == grad_dtype || grad_dtype == HT_DTYPE_F32);
-}
-
 static int validate_counts(struct ht_topk *t, uint64_t elements, uint64_t count) HT_REQUIRES(HT_LOCK_TOPK)
 {
     if (elements != t->elements)
@@ -203,7 +189,8 @@ static int validate_header(struct ht_topk *t, const struct ht_topk_header *h, ui
         return refuse(t, "header: version %u; %u is known", ht_le32_load(&h->version), HT_TOPK_VERSION);
     if (memcmp(h->zero, zero, sizeof(zero)) != 0)
         return refuse(t, "header: bytes 13 to 15 are not zero");
-    if (!exact(h->dtype, grad_dtype))
+    /* A value must be an element of the gradient without rounding. */
+    if (!ht_dtype_trained_bytes(h->dtype) || (h->dtype != grad_dtype && grad_dtype != HT_DTYPE_F32))
         return refuse(t, "header: values of dtype %u are no elements of this gradient: give those of its grad_dtype",
                       h->dtype);
     t->dtype = h->dtype;
@@ -243,9 +230,9 @@ static int load(struct ht_topk *t, uint64_t first, bool values) HT_REQUIRES(HT_L
 
     e->first = first;
     e->count = ht_min_u64(ENTRIES, t->count - first);
-    rc = read_spool(t, HEADER_BYTES + first * 4, e->index, e->count * 4);
+    rc = ht_opt_read_all(t->spool, HEADER_BYTES + first * 4, e->index, e->count * 4);
     if (!rc && values)
-        rc = read_spool(t, values_at(t) + first * t->value_bytes, e->value, e->count * t->value_bytes);
+        rc = ht_opt_read_all(t->spool, values_at(t) + first * t->value_bytes, e->value, e->count * t->value_bytes);
     return rc;
 }
 
@@ -278,7 +265,7 @@ static int validate(struct ht_topk *t, uint8_t grad_dtype) HT_REQUIRES(HT_LOCK_T
         (void)refuse(t, "%llu bytes are no whole header of %d", (unsigned long long)t->written_bytes, HEADER_BYTES);
         return -EAGAIN;
     }
-    int rc = read_spool(t, 0, &h, sizeof(h));
+    int rc = ht_opt_read_all(t->spool, 0, &h, sizeof(h));
     if (!rc)
         rc = validate_header(t, &h, grad_dtype);
     if (!rc)

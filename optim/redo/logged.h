@@ -23,15 +23,15 @@ bool ht_opt_redo_ends_part(const struct ht_root *root) HT_REQUIRES(HT_LOCK_OPTIM
 /* Keeps a step for readers, if the words say so and it follows. Takes the reference in any case. */
 void ht_opt_redo_hold(struct ht_root *root, const struct ht_redo_step *step, struct ht_obj *obj)
     HT_REQUIRES(HT_LOCK_OPTIM);
+
+/* ---------------------------------------------------------- redo_space.c */
+
 /*
  * The store is full (tiering/api/participant.h): roots give back space that is set aside, and then the oldest steps
  * that are kept for readers. ctx: struct ht_optim.
  */
 uint64_t ht_opt_redo_could_give(void *ctx) HT_EXCLUDES(HT_LOCK_OPTIM);
 uint64_t ht_opt_redo_give_up(void *ctx, uint64_t bytes) HT_EXCLUDES(HT_LOCK_OPTIM);
-
-/* ---------------------------------------------------------- redo_space.c */
-
 /* Gives back the space that is set aside while roots recover. */
 void ht_opt_redo_end_room(struct ht_optim *o) HT_REQUIRES(HT_LOCK_OPTIM);
 

@@ -16,6 +16,12 @@
 
 typedef unsigned long long ull;
 
+static void set_all_aside(struct ht_optim *o) HT_REQUIRES(HT_LOCK_OPTIM)
+{
+    ht_list_for_each(pos, &o->roots)
+        ht_opt_redo_set_aside(ht_list_entry(pos, struct ht_root, all));
+}
+
 /* A root that was deleted meanwhile counts from the beginning, should it be made again. */
 static void let_go(struct ht_root *root) HT_REQUIRES(HT_LOCK_OPTIM)
 {
@@ -24,7 +30,7 @@ static void let_go(struct ht_root *root) HT_REQUIRES(HT_LOCK_OPTIM)
     root->draining = root->redo.recovering = false;
     if (!--root->o->recoveries) {
         ht_opt_redo_end_room(root->o);
-        ht_opt_redo_set_all_aside(root->o);
+        set_all_aside(root->o);
     }
     ht_opt_gate_leave(root);
 }
@@ -166,7 +172,7 @@ int ht_opt_redo_recover(struct ht_optim *o)
     }
     if (any)
         ht_opt_redo_set_room(o);
-    ht_opt_redo_set_all_aside(o);
+    set_all_aside(o);
     unlock(o);
     rc = any ? -pthread_create(&o->recovery, NULL, recover_all, o) : 0;
     lock(o);

@@ -62,22 +62,6 @@ void ht_opt_redo_count_heap(struct ht_root *root)
     redo->heap_bytes = bytes;
 }
 
-bool ht_opt_redo_room(struct ht_root *root, size_t n)
-{
-    struct ht_redo *redo = &root->redo;
-
-    if (redo->pieces + n <= redo->pieces_max)
-        return true;
-    size_t max = redo->pieces_max * 2 > redo->pieces + n ? redo->pieces_max * 2 : redo->pieces + n + 64;
-    struct ht_redo_piece *piece = realloc(redo->piece, max * sizeof(*piece));
-    if (!piece)
-        return false;
-    redo->piece = piece;
-    redo->pieces_max = max;
-    ht_opt_redo_count_heap(root);
-    return true;
-}
-
 void ht_opt_redo_forget(struct ht_param *p)
 {
     struct ht_redo *redo = &p->root->redo;
@@ -196,6 +180,17 @@ void ht_opt_redo_put(struct ht_root *root, struct ht_tx *tx)
     put_step(ht_tx_records(tx), root, s);
 }
 
+/* There are no logged steps any more. */
+static void unreserve(struct ht_root *root) HT_REQUIRES(HT_LOCK_OPTIM)
+{
+    ht_list_for_each_entry(p, &root->params, struct ht_param, of_root) {
+        bool more = p->redo_g_bytes > p->shape.g_bytes;
+        p->redo_g_bytes = 0;
+        if (more && !p->unreserved)
+            (void)!ht_opt_grad_reserve(p); /* giving back cannot fail */
+    }
+}
+
 /* The objects first: a record of the root may follow. */
 void ht_opt_redo_delete(struct ht_root *root, bool record, struct ht_tx *tx)
 {
@@ -217,7 +212,7 @@ void ht_opt_redo_delete(struct ht_root *root, bool record, struct ht_tx *tx)
         ht_opt_put_id(ht_tx_records(tx), HT_REC_OPT_REDO_DEL, root->id);
     ht_store_log_unreserve(root->o->store, redo->steps * HT_OPT_REDO_RECORD_BYTES);
     redo->steps = 0;
-    ht_opt_redo_unreserve(root);
+    unreserve(root);
 }
 
 size_t ht_opt_redo_pending_bytes(const struct ht_root *root)
@@ -277,11 +272,6 @@ int ht_opt_redo_replay_record(struct ht_root *r, struct ht_reader *in)
     return 0;
 }
 
-void ht_opt_redo_forget_steps(struct ht_root *root)
-{
-    root->redo.steps = 0;
-}
-
 void ht_opt_redo_free(struct ht_root *root)
 {
     struct ht_redo *redo = &root->redo;
@@ -318,12 +308,4 @@ void ht_opt_redo_progress(const struct ht_root *root, struct ht_redo_progress *o
     out->steps = redo->steps;
     out->left = ht_div_up(left, parts);
     out->seconds_left = done ? (ns / done * left + 999999999) / 1000000000 : 0;
-}
-
-uint64_t ht_opt_redo_step_of(const struct ht_root *root, uint64_t oid)
-{
-    for (size_t i = 0; i < root->redo.steps; i++)
-        if (root->redo.step[i].oid == oid)
-            return root->redo.step[i].step;
-    return 0;
 }

@@ -291,12 +291,12 @@ int ht_optim_redo_owner(struct ht_optim *o, uint64_t oid, uint64_t *out_root, ui
 {
     *out_step = 0;
     lock(o);
-    ht_list_for_each_entry(root, &o->roots, const struct ht_root, all) {
-        if (*out_step)
-            break;
-        *out_root = root->id;
-        *out_step = ht_opt_redo_step_of(root, oid);
-    }
+    ht_list_for_each_entry(root, &o->roots, const struct ht_root, all)
+        for (size_t i = 0; !*out_step && i < root->redo.steps; i++)
+            if (root->redo.step[i].oid == oid) {
+                *out_root = root->id;
+                *out_step = root->redo.step[i].step;
+            }
     unlock(o);
     return *out_step ? 0 : -ENOENT;
 }

@@ -7,6 +7,8 @@
  * A worker copies before it takes chunks for anything else, because writing into an object may wait for memory. An
  * error here never fails a step: its commit publishes everything.
  */
+#include <stdlib.h>
+
 #include "tiering/base/mutant.h"
 #include "optim/state/param.h"
 #include "optim/state/range.h"
@@ -150,12 +152,29 @@ static struct ht_interval piece_of(const struct ht_range *r, const struct source
     return (struct ht_interval){s->v[i].begin / g * s->bytes, s->v[i].end / g * s->bytes};
 }
 
+/* Room for n pieces more. False: no memory. */
+static bool make_room(struct ht_root *root, size_t n) HT_REQUIRES(HT_LOCK_OPTIM)
+{
+    struct ht_redo *redo = &root->redo;
+
+    if (redo->pieces + n <= redo->pieces_max)
+        return true;
+    size_t max = redo->pieces_max * 2 > redo->pieces + n ? redo->pieces_max * 2 : redo->pieces + n + 64;
+    struct ht_redo_piece *piece = realloc(redo->piece, max * sizeof(*piece));
+    if (!piece)
+        return false;
+    redo->piece = piece;
+    redo->pieces_max = max;
+    ht_opt_redo_count_heap(root);
+    return true;
+}
+
 /* Gives the bytes of a range places in the object. */
 static int place(const struct ht_range *r, const struct source *s, uint64_t *out_at) HT_REQUIRES(HT_LOCK_OPTIM)
 {
     struct ht_redo *redo = &r->param->root->redo;
 
-    if (!ht_opt_redo_room(r->param->root, s->count))
+    if (!make_room(r->param->root, s->count))
         return -ENOMEM;
     *out_at = redo->used;
     for (uint32_t i = 0; i < s->count; i++) {
@@ -177,19 +196,15 @@ static int place(const struct ht_range *r, const struct source *s, uint64_t *out
 static int copy_bytes(struct ht_obj *from, uint64_t off, struct ht_obj *to, uint64_t at, uint64_t len)
 {
     uint8_t buf[COPY_BYTES];
+    int rc = 0;
 
-    while (len) {
-        size_t part = ht_min_u64(len, sizeof(buf));
-        ssize_t n = ht_obj_read(from, off, buf, part);
-        if (n == (ssize_t)part)
-            n = ht_obj_write(to, at, buf, part);
-        if (n != (ssize_t)part)
-            return n < 0 ? (int)n : -EIO;
-        off += part;
-        at += part;
-        len -= part;
+    for (size_t done = 0, part; !rc && done < len; done += part) {
+        part = ht_min_u64(len - done, sizeof(buf));
+        rc = ht_opt_read_all(from, off + done, buf, part);
+        if (!rc)
+            rc = ht_opt_write_all(to, at + done, buf, part);
     }
-    return 0;
+    return rc;
 }
 
 /* Gradients in many parts have parts of their own without zeros. */
@@ -318,8 +333,8 @@ static int write_summary(struct ht_root *root)
     if (!obj)
         return rc ? rc : -ESTALE;
     rc = ht_opt_redo_prealloc(root, obj, at, summary.len);
-    ssize_t n = rc ? rc : ht_obj_write(obj, at, summary.data, summary.len);
-    rc = n == (ssize_t)summary.len ? 0 : n < 0 ? (int)n : -EIO;
+    if (!rc)
+        rc = ht_opt_write_all(obj, at, summary.data, summary.len);
     ht_obj_put(obj);
     ht_buf_free(&summary);
     lock(o);

@@ -11,8 +11,6 @@ struct ht_root;
 
 /* ---------------------------------------------------------------- redo.c */
 
-/* Room for n pieces more. False: no memory. */
-bool ht_opt_redo_room(struct ht_root *root, size_t n) HT_REQUIRES(HT_LOCK_OPTIM);
 /* One of its arrays may have another size now. */
 void ht_opt_redo_count_heap(struct ht_root *root) HT_REQUIRES(HT_LOCK_OPTIM);
 int ht_opt_redo_delete_unseen(struct ht_store *s, struct ht_obj *obj) HT_EXCLUDES(HT_LOCK_OPTIM) HT_MUST_CHECK;
@@ -20,16 +18,12 @@ int ht_opt_redo_delete_unseen(struct ht_store *s, struct ht_obj *obj) HT_EXCLUDE
 int ht_opt_redo_prepare(struct ht_root *root) HT_REQUIRES(HT_LOCK_OPTIM) HT_MUST_CHECK;
 /* After it: gives log bytes back that no record has taken. */
 void ht_opt_redo_unprepare(struct ht_root *root) HT_REQUIRES(HT_LOCK_OPTIM);
-/* Is it the object of a logged step? The number of that step, or 0. */
-uint64_t ht_opt_redo_step_of(const struct ht_root *root, uint64_t oid) HT_REQUIRES(HT_LOCK_OPTIM);
 
 /* ---------------------------------------------------------- redo_space.c */
 
 /* While roots recover: sets space aside for their gradients, as far as there is any. */
 void ht_opt_redo_set_room(struct ht_optim *o) HT_REQUIRES(HT_LOCK_OPTIM);
-/* Roots give back so many bytes, but not the space for a step. Returns how many; UINT64_MAX is all. */
-uint64_t ht_opt_redo_shrink_aside(struct ht_optim *o, uint64_t bytes) HT_REQUIRES(HT_LOCK_OPTIM);
-/* How many that could be. */
+/* How many bytes roots could give back, without the space for a step. */
 uint64_t ht_opt_redo_spare_aside(struct ht_optim *o) HT_REQUIRES(HT_LOCK_OPTIM);
 /* Is there space for the next step? */
 bool ht_opt_redo_has_space(const struct ht_root *root) HT_REQUIRES(HT_LOCK_OPTIM);
@@ -41,10 +35,6 @@ int ht_opt_redo_prealloc(struct ht_root *root, struct ht_obj *obj, uint64_t at, 
  * step cannot be logged.
  */
 bool ht_opt_redo_reserve(struct ht_param *p) HT_REQUIRES(HT_LOCK_OPTIM);
-/* There are no logged steps any more. */
-void ht_opt_redo_unreserve(struct ht_root *root) HT_REQUIRES(HT_LOCK_OPTIM);
-/* ht_opt_redo_set_aside of all roots. */
-void ht_opt_redo_set_all_aside(struct ht_optim *o) HT_REQUIRES(HT_LOCK_OPTIM);
 
 /* -------------------------------------------------------- redo_summary.c */
 

@@ -87,7 +87,8 @@ uint64_t ht_opt_redo_spare_aside(struct ht_optim *o)
     return bytes;
 }
 
-uint64_t ht_opt_redo_shrink_aside(struct ht_optim *o, uint64_t bytes)
+/* Roots give back so many bytes, but not the space for a step. Returns how many. */
+static uint64_t shrink_aside(struct ht_optim *o, uint64_t bytes) HT_REQUIRES(HT_LOCK_OPTIM)
 {
     uint64_t given = 0;
 
@@ -96,6 +97,79 @@ uint64_t ht_opt_redo_shrink_aside(struct ht_optim *o, uint64_t bytes)
         uint64_t n = spare > left ? ht_min_u64(spare, ht_round_up(left, HT_BLOCK_BYTES)) : spare;
         give_back(root, n);
         given += ht_min_u64(n, left);
+    }
+    return given;
+}
+
+/* The oldest kept step of a root after `seq`; its object is the caller's then. NULL: no root has one. */
+static struct ht_obj *take_oldest(struct ht_optim *o, uint64_t *seq, uint64_t *out_root, uint64_t *out_step)
+    HT_REQUIRES(HT_LOCK_OPTIM)
+{
+    ht_list_for_each_entry(root, &o->roots, struct ht_root, all) {
+        struct ht_redo *redo = &root->redo;
+        if (root->seq <= *seq)
+            continue;
+        *seq = root->seq;
+        if (!redo->held_count)
+            continue;
+        struct ht_obj *obj = redo->held[0].obj;
+        *out_root = root->id;
+        *out_step = redo->held[0].step.step;
+        redo->held_count--;
+        memmove(redo->held, redo->held + 1, redo->held_count * sizeof(*redo->held));
+        return obj;
+    }
+    return NULL;
+}
+
+/* A reader that has the step open keeps its space. */
+static uint64_t bytes_of(struct ht_obj *obj)
+{
+    struct ht_obj_stat st;
+
+    ht_obj_stat(obj, &st);
+    return st.refs == 1 ? st.stored_bytes : 0;
+}
+
+uint64_t ht_opt_redo_could_give(void *ctx)
+{
+    struct ht_optim *o = ctx;
+
+    lock(o);
+    uint64_t bytes = ht_opt_redo_spare_aside(o);
+    ht_list_for_each(pos, &o->roots) {
+        const struct ht_redo *redo = &ht_list_entry(pos, struct ht_root, all)->redo;
+        for (size_t i = 0; i < redo->held_count; i++)
+            bytes += bytes_of(redo->held[i].obj);
+    }
+    unlock(o);
+    return bytes;
+}
+
+/* The oldest step of each root in turn. */
+uint64_t ht_opt_redo_give_up(void *ctx, uint64_t bytes)
+{
+    struct ht_optim *o = ctx;
+    uint64_t seq = 0, id = 0, step = 0;
+    bool any = false;
+
+    lock(o);
+    uint64_t given = shrink_aside(o, bytes);
+    unlock(o);
+    while (given < bytes) {
+        lock(o);
+        struct ht_obj *obj = take_oldest(o, &seq, &id, &step);
+        unlock(o);
+        if (!obj && !any)
+            break;
+        any = obj;
+        seq = obj ? seq : 0;
+        if (!obj)
+            continue;
+        given += bytes_of(obj);
+        ht_obj_put(obj);
+        ht_opt_event(HT_EVENT_STEPS_GIVEN_UP, id, "the store is full: step %llu is not kept for readers any more",
+                     (unsigned long long)step);
     }
     return given;
 }
@@ -134,16 +208,6 @@ bool ht_opt_redo_reserve(struct ht_param *p)
     return !ht_opt_rewrites_reserve(p);
 }
 
-void ht_opt_redo_unreserve(struct ht_root *root)
-{
-    ht_list_for_each_entry(p, &root->params, struct ht_param, of_root) {
-        bool more = p->redo_g_bytes > p->shape.g_bytes;
-        p->redo_g_bytes = 0;
-        if (more && !p->unreserved)
-            (void)!ht_opt_grad_reserve(p); /* giving back cannot fail */
-    }
-}
-
 /* Nobody knows yet of which dtype their gradients are. A reserve is for two halves, in whole blocks. */
 static uint64_t room_bytes(const struct ht_optim *o) HT_REQUIRES(HT_LOCK_OPTIM)
 {
@@ -170,12 +234,6 @@ void ht_opt_redo_end_room(struct ht_optim *o)
     if (o->replay_room_bytes)
         ht_store_set_aside_end(o->store, o->replay_room_bytes);
     o->replay_room_bytes = 0;
-}
-
-void ht_opt_redo_set_all_aside(struct ht_optim *o)
-{
-    ht_list_for_each(pos, &o->roots)
-        ht_opt_redo_set_aside(ht_list_entry(pos, struct ht_root, all));
 }
 
 /* -------------------------------------------------------------------- fsck */

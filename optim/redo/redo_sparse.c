@@ -7,7 +7,7 @@
  */
 
 #include "tiering/base/sparse.h"
-#include "tiering/api/object.h"
+#include "optim/state/context.h"
 #include "optim/redo/redo_priv.h"
 
 enum {
@@ -18,13 +18,6 @@ enum {
     ENTRIES_BYTES_MAX = 2 * WINDOW_BYTES, /* of a window: an entry for each element of 2 bytes */
     OUT_BYTES = 2 * ENTRIES_BYTES_MAX,
 };
-
-static int read_all(struct ht_obj *obj, uint64_t off, void *to, size_t len)
-{
-    ssize_t n = ht_obj_read(obj, off, to, len);
-
-    return n < 0 ? (int)n : (size_t)n == len ? 0 : -EIO;
-}
 
 /* Elements at evenly spread places, of which two thirds are not zero: hardly ever does a sparse gradient look so. */
 static int looks_dense(struct ht_obj *obj, uint64_t off, uint32_t len, unsigned size, bool *out)
@@ -38,7 +31,7 @@ static int looks_dense(struct ht_obj *obj, uint64_t off, uint32_t len, unsigned 
         return 0;
     for (unsigned i = 0; !rc && i < PROBES; i++) {
         struct ht_sparse_encoder e = {.size = size};
-        rc = read_all(obj, off + i * stride, probe, sizeof(probe));
+        rc = ht_opt_read_all(obj, off + i * stride, probe, sizeof(probe));
         entries += rc ? 0 : ht_sparse_encode(&e, probe, sizeof(probe), NULL) / ht_sparse_entry_bytes(size);
     }
     *out = entries * 3 > PROBES * (PROBE_BYTES / size) * 2;
@@ -58,7 +51,7 @@ int ht_opt_sparse_measure(struct ht_obj *obj, uint64_t off, uint32_t len, unsign
     *out_bytes = 0;
     for (uint32_t done = 0; !rc && !dense && done < len; done += WINDOW_BYTES) {
         size_t part = ht_min_u64(len - done, WINDOW_BYTES);
-        rc = read_all(obj, off + done, window, part);
+        rc = ht_opt_read_all(obj, off + done, window, part);
         bytes += rc ? 0 : ht_sparse_encode(&e, window, part, NULL);
         dense = bytes > most;
     }
@@ -79,7 +72,7 @@ int ht_opt_sparse_copy(struct ht_obj *obj, uint64_t off, uint32_t len, unsigned 
 
     for (uint32_t done = 0; done < len; done += WINDOW_BYTES) {
         size_t part = ht_min_u64(len - done, WINDOW_BYTES);
-        int rc = read_all(obj, off + done, window, part);
+        int rc = ht_opt_read_all(obj, off + done, window, part);
         if (rc)
             return rc;
         have += ht_sparse_encode(&e, window, part, out + have);
@@ -88,9 +81,9 @@ int ht_opt_sparse_copy(struct ht_obj *obj, uint64_t off, uint32_t len, unsigned 
             continue;
         if (have > end - at || (last && have != end - at))
             return -EIO;
-        ssize_t n = have ? ht_obj_write(to, at, out, have) : 0;
-        if (n != (ssize_t)have)
-            return n < 0 ? (int)n : -EIO;
+        rc = have ? ht_opt_write_all(to, at, out, have) : 0;
+        if (rc)
+            return rc;
         at += have;
         have = 0;
     }

@@ -146,4 +146,19 @@ static inline void notify_changed(struct ht_optim *o)
     pthread_cond_broadcast(&o->changed);
 }
 
+/* All of these bytes, or an error. */
+static inline int ht_opt_read_all(struct ht_obj *obj, uint64_t off, void *buf, size_t len)
+{
+    ssize_t n = ht_obj_read(obj, off, buf, len);
+
+    return n < 0 ? (int)n : (size_t)n == len ? 0 : -EIO;
+}
+
+static inline int ht_opt_write_all(struct ht_obj *obj, uint64_t off, const void *buf, size_t len)
+{
+    ssize_t n = ht_obj_write(obj, off, buf, len);
+
+    return n < 0 ? (int)n : (size_t)n == len ? 0 : -EIO;
+}
+
 #endif

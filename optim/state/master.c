@@ -32,13 +32,6 @@ static int read_all(struct ht_obj *obj, uint64_t off, void *buf, size_t len)
     return 0;
 }
 
-static int write_all(struct ht_obj *obj, uint64_t off, const void *buf, size_t len)
-{
-    ssize_t n = ht_obj_write(obj, off, buf, len);
-
-    return n < 0 ? (int)n : (size_t)n == len ? 0 : -EIO;
-}
-
 static uint64_t blocks_at(const struct ht_opt_masters *m, uint64_t element)
 {
     uint64_t range = element / m->shape.range_elements, in_range = element % m->shape.range_elements;
@@ -80,8 +73,8 @@ static int store(const struct ht_opt_masters *m, struct window *w)
     for (uint64_t i = 0; i < w->n; i += HT_MASTER_BLOCK)
         ht_master_compress(m->kernels, w->master + i, w->p + i, ht_min_u64(HT_MASTER_BLOCK, w->n - i), w->low + i,
                            &w->block[i / HT_MASTER_BLOCK]);
-    int rc = write_all(m->low, w->first * 2, w->low, w->n * 2);
-    return rc ? rc : write_all(m->blocks, blocks_at(m, w->first), w->block, blocks_bytes(w));
+    int rc = ht_opt_write_all(m->low, w->first * 2, w->low, w->n * 2);
+    return rc ? rc : ht_opt_write_all(m->blocks, blocks_at(m, w->first), w->block, blocks_bytes(w));
 }
 
 /* Bytes of the file from off on that are in the window, at most len. */

@@ -18,7 +18,7 @@
 /* A look at more would take long; what lies behind keeps an order that only costs time. */
 enum { NUMA_LOOK_MAX = 16, ORDER_LOOK_MAX = 64 };
 
-bool ht_opt_queue_empty(const struct ht_root *root)
+static bool queue_empty(const struct ht_root *root) HT_REQUIRES(HT_LOCK_OPTIM)
 {
     return ht_list_empty(&root->early) && ht_list_empty(&root->queue);
 }
@@ -35,7 +35,7 @@ void ht_opt_root_ready(struct ht_root *root)
 {
     struct ht_optim *o = root->o;
 
-    if (root->hold || ht_opt_queue_empty(root)) {
+    if (root->hold || queue_empty(root)) {
         ht_list_del(&root->ready);
         return;
     }
@@ -134,7 +134,8 @@ static void leave(struct ht_range *r) HT_REQUIRES(HT_LOCK_OPTIM)
         ht_list_del(&p->queued);
 }
 
-void ht_opt_range_unqueue(struct ht_range *r)
+/* Takes it off again. */
+static void unqueue(struct ht_range *r) HT_REQUIRES(HT_LOCK_OPTIM)
 {
     struct ht_param *p = r->param;
 
@@ -153,14 +154,14 @@ void ht_opt_cancel(struct ht_param *p)
     for (uint64_t i = 0; p->pending && i < p->shape.range_count; i++) {
         struct ht_range *r = ht_opt_range_find(p, i);
         if (r && r->state == HT_RANGE_QUEUED)
-            ht_opt_range_unqueue(r);
+            unqueue(r);
     }
 }
 
 void ht_opt_cancel_root(struct ht_root *root)
 {
-    while (!ht_opt_queue_empty(root))
-        ht_opt_range_unqueue(ht_opt_range_next(root, HT_NUMA_INDEX_ANY));
+    while (!queue_empty(root))
+        unqueue(ht_opt_range_next(root, HT_NUMA_INDEX_ANY));
 }
 
 /* ---------------------------------------------------------------- the next */

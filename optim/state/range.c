@@ -190,13 +190,6 @@ uint64_t ht_opt_state_bytes(const struct ht_param_shape *s, uint8_t kind)
     return before * stride_bytes + ht_opt_state_range_bytes(kind, s->elements - before * s->range_elements);
 }
 
-/* ------------------------------------------------------------------ ranges */
-
-bool ht_opt_ranges_share(const struct ht_param *p)
-{
-    return p->shape.g_bytes < p->shape.p_bytes;
-}
-
 /* ----------------------------------------------------------------- readers */
 
 bool ht_opt_range_decided_later(const struct ht_range *r)
@@ -267,7 +260,7 @@ void ht_opt_coverage_clear(struct ht_param *p, bool frozen_only)
     ht_list_del(&p->touched);
 }
 
-static bool being_written(const struct ht_param *p, uint64_t begin, uint64_t end)
+bool ht_opt_in_flight(const struct ht_param *p, uint64_t begin, uint64_t end)
 {
     ht_list_for_each_entry(w, &p->inflight, const struct ht_inflight, link) {
         if (w->begin < end && begin < w->end)
@@ -293,7 +286,7 @@ static bool needed(struct ht_param *p, uint64_t begin, uint64_t end) HT_REQUIRES
         if (!p->root->draining || replaying || (r && (r->written.count || (r->frozen.count && !done))))
             return true;
     }
-    return being_written(p, begin, end);
+    return ht_opt_in_flight(p, begin, end);
 }
 
 void ht_opt_range_drop(struct ht_range *r)

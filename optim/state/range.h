@@ -88,6 +88,10 @@ struct ht_range_piece {
     uint32_t begin, end; /* from the start of the range */
 };
 struct ht_range_piece ht_opt_range_piece(const struct ht_param *p, uint64_t begin, uint64_t end);
+/* All parts of [pos, last), range by range; pos is at the begin of the part, and is changed. */
+#define ht_opt_for_each_piece(at, p, pos, last)                                                     \
+    for (struct ht_range_piece at; (pos) < (last) && (at = ht_opt_range_piece(p, pos, last), true); \
+         (pos) += at.end - at.begin)
 struct ht_range *ht_opt_range_make(struct ht_param *p, uint64_t index) HT_REQUIRES(HT_LOCK_OPTIM); /* NULL: no memory */
 uint32_t ht_opt_range_elements(const struct ht_param_shape *s, uint64_t index);
 uint32_t ht_opt_range_grad_bytes(const struct ht_param *p, uint64_t index);
@@ -95,8 +99,8 @@ uint32_t ht_opt_range_grad_bytes(const struct ht_param *p, uint64_t index);
 void ht_opt_range_count_intervals(struct ht_range *r) HT_REQUIRES(HT_LOCK_OPTIM);
 /* The same of an opener's set; freed: it has none any more, and goes. */
 void ht_opt_range_count_own(struct ht_optim *o, struct ht_range_own *own, bool freed) HT_REQUIRES(HT_LOCK_OPTIM);
-/* Whether ranges of this parameter share chunks of the gradient with their neighbours. */
-bool ht_opt_ranges_share(const struct ht_param *p);
+/* Is a write of any of these bytes of the gradient in progress? */
+bool ht_opt_in_flight(const struct ht_param *p, uint64_t begin, uint64_t end) HT_REQUIRES(HT_LOCK_OPTIM);
 /*
  * What a range counts in root.backlog_bytes while it has this work: the memory of its gradient's image, which takes
  * more than a few elements need. A gradient that is only measured stays anyway.
@@ -120,9 +124,8 @@ bool ht_opt_param_hidden(const struct ht_param *p) HT_REQUIRES(HT_LOCK_OPTIM);
 
 /* --------------------------------------------------------------- queue.c */
 
-/* Queue a range for a worker; take it off again (state IDLE). work: of enum ht_range_work. */
+/* Queue a range for a worker. work: of enum ht_range_work. */
 void ht_opt_range_queue(struct ht_range *r, unsigned work) HT_REQUIRES(HT_LOCK_OPTIM);
-void ht_opt_range_unqueue(struct ht_range *r) HT_REQUIRES(HT_LOCK_OPTIM);
 /* A range that a worker had for HT_WORK_LOG alone goes back to the queue. */
 void ht_opt_range_requeue(struct ht_range *r) HT_REQUIRES(HT_LOCK_OPTIM);
 /* For a root with queued ranges: takes the one that a worker there should work on off the queue. It is RUNNING then. */
@@ -132,7 +135,6 @@ struct ht_range *ht_opt_range_next(const struct ht_root *root, int numa_index) H
 void ht_opt_root_ready(struct ht_root *r) HT_REQUIRES(HT_LOCK_OPTIM); /* put it on the ready list if it has work */
 /* A root is ready: an idle worker takes a range, or else the one that does background work, after its unit. */
 void ht_opt_wake_worker(struct ht_optim *o) HT_REQUIRES(HT_LOCK_OPTIM);
-bool ht_opt_queue_empty(const struct ht_root *root) HT_REQUIRES(HT_LOCK_OPTIM);
 /* Takes back queued ranges; running updates end by themselves. */
 void ht_opt_cancel(struct ht_param *p) HT_REQUIRES(HT_LOCK_OPTIM);
 void ht_opt_cancel_root(struct ht_root *root) HT_REQUIRES(HT_LOCK_OPTIM);

@@ -348,7 +348,7 @@ static int replay_del(struct ht_optim *o, uint16_t type, uint64_t id, struct ht_
     if (p)
         ht_opt_param_free(p);
     if (r)
-        ht_opt_redo_forget_steps(r);
+        r->redo.steps = 0;
     if (r && type == HT_REC_OPT_ROOT_DEL)
         ht_opt_root_forget(r);
     return 0;

@@ -146,8 +146,6 @@ size_t ht_opt_redo_pending_bytes(const struct ht_root *root) HT_REQUIRES(HT_LOCK
 void ht_opt_redo_emit(const struct ht_root *root, struct ht_buf *b) HT_REQUIRES(HT_LOCK_OPTIM);
 /* The rest of a REDO record, after the number of its root. */
 int ht_opt_redo_replay_record(struct ht_root *r, struct ht_reader *in) HT_REQUIRES(HT_LOCK_OPTIM) HT_MUST_CHECK;
-/* Forgets the steps, without a record. */
-void ht_opt_redo_forget_steps(struct ht_root *root) HT_REQUIRES(HT_LOCK_OPTIM);
 void ht_opt_redo_free(struct ht_root *root) HT_REQUIRES(HT_LOCK_OPTIM);
 
 /* ----------------------------------------------------------- redo_read.c */

@@ -121,13 +121,13 @@ static int compute_again(const struct ht_param *p, uint64_t index, struct ht_obj
     uint64_t elements = ht_opt_range_elements(&p->shape, index), size = ht_dtype_trained_bytes(dtype),
              bytes = elements * size;
     void *buf = malloc(bytes);
-    ssize_t n = buf ? ht_obj_read(from, index * p->shape.range_elements * size, buf, bytes) : -ENOMEM;
+    int rc = buf ? ht_opt_read_all(from, index * p->shape.range_elements * size, buf, bytes) : -ENOMEM;
     struct ht_elements all = {.bytes = buf, .dtype = dtype, .count = elements};
 
-    if (n == (ssize_t)bytes)
+    if (!rc)
         ht_opt_squares_add(p->o->kernels, span, &all, nonfinite);
     free(buf);
-    return n == (ssize_t)bytes ? 0 : n < 0 ? (int)n : -EIO;
+    return rc;
 }
 
 /*

@@ -156,7 +156,7 @@ static void report_refused(struct ht_root *root, const struct ht_optim_steer *by
             (unsigned long long)partial->hole);
 }
 
-/* The end of a boundary that had begun: on success nothing is taken off the queue until ht_opt_release. */
+/* The end of a boundary that had begun: on success nothing is taken off the queue until its publication. */
 static void leave_boundary(struct ht_root *root, int rc) HT_REQUIRES(HT_LOCK_OPTIM)
 {
     root->hold = !rc;
@@ -230,11 +230,6 @@ bool ht_opt_step_durable(const struct ht_root *root, uint64_t undurable)
     return undurable >= root->config.durable_every || (root->config.redo && undurable > root->redo.steps);
 }
 
-bool ht_opt_step_final(const struct ht_root *root)
-{
-    return root->undurable + 1 >= root->config.durable_every || ht_opt_redo_ends_part(root);
-}
-
 int ht_opt_boundary_request(struct ht_root *root, struct ht_optim_steer *by, uint64_t *out_ticket)
 {
     struct partial partial = {0};
@@ -264,13 +259,4 @@ int ht_opt_boundary_close(struct ht_root *root)
     leave_boundary(root, rc);
     unlock(root->o);
     return rc;
-}
-
-void ht_opt_release(struct ht_root *root)
-{
-    lock(root->o);
-    root->hold = false;
-    ht_opt_root_ready(root);
-    notify_changed(root->o);
-    unlock(root->o);
 }

@@ -22,11 +22,22 @@
 #include "tiering/api/keep.h"
 #include "optim/state/param.h"
 #include "optim/state/records.h"
+#include "optim/state/range.h"
 #include "optim/state/root.h"
 #include "optim/redo/logged.h"
 #include "optim/step/step_priv.h"
 
 /* ----------------------------------------------------------------- publish */
+
+/* Updates run again. */
+static void release(struct ht_root *root)
+{
+    lock(root->o);
+    root->hold = false;
+    ht_opt_root_ready(root);
+    notify_changed(root->o);
+    unlock(root->o);
+}
 
 /* Does the commit keep its step? Those of a multiple of retain_every do, or the first ones after it. */
 static bool keeps(const struct ht_root *root) HT_REQUIRES(HT_LOCK_OPTIM)
@@ -126,7 +137,7 @@ static int publish_all(struct ht_root *root, struct ht_copy *wanted)
         delete_logged_early(root);
     if (!rc)
         rc = commit(root, keep ? k : NULL, &lsn);
-    ht_opt_release(root);
+    release(root);
     if (!rc)
         rc = ht_store_sync(o->store, lsn);
     if (rc) {
@@ -154,7 +165,7 @@ static int publish(struct ht_root *root, struct ht_copy *wanted)
     unlock(o);
     if (!log || ht_opt_redo_commit(root, &lsn))
         return publish_all(root, wanted);
-    ht_opt_release(root);
+    release(root);
     int rc = ht_store_sync(o->store, lsn);
     if (rc) {
         report_failed(root, rc);
@@ -197,7 +208,7 @@ int ht_opt_step_end(struct ht_root *root, int rc, bool durable, struct ht_copy *
     if (!rc && durable)
         rc = publish(root, k);
     else if (!rc)
-        ht_opt_release(root);
+        release(root);
     if (rc)
         return rc;
     lock(root->o);

@@ -18,9 +18,8 @@ int ht_opt_whole_step(struct ht_root *root, bool *out_skip) HT_REQUIRES(HT_LOCK_
 
 /* ------------------------------------------------------------ boundary.c */
 
-/* Under the gate. On success the root is held: no update runs until ht_opt_release. */
+/* Under the gate. On success the root is held: no update runs until the step is published. */
 int ht_opt_boundary(struct ht_root *root, struct ht_optim_steer *by) HT_EXCLUDES(HT_LOCK_OPTIM) HT_MUST_CHECK;
-void ht_opt_release(struct ht_root *root) HT_EXCLUDES(HT_LOCK_OPTIM);
 /*
  * The same in two parts. The request refuses what cannot end, else the step has no more gradients, writers of the next
  * one wait, and reads wait for the updates. *out_ticket: of caches that are to be dropped first. close does the rest.
@@ -43,11 +42,6 @@ int ht_opt_step_end(struct ht_root *root, int rc, bool durable, struct ht_copy *
     HT_EXCLUDES(HT_LOCK_OPTIM) HT_MUST_CHECK;
 /* Is a step durable when it ends, with so many that no commit has published? */
 bool ht_opt_step_durable(const struct ht_root *root, uint64_t undurable) HT_REQUIRES(HT_LOCK_OPTIM);
-/*
- * Will the open step be published when it ends, as far as the optimizer knows? Or is it the last one of a part that a
- * replay computes? Then what its updates leave is final.
- */
-bool ht_opt_step_final(const struct ht_root *root) HT_REQUIRES(HT_LOCK_OPTIM);
 /* When the caller learns of the step's end, caches are as new as the step. */
 void ht_opt_step_leave(struct ht_root *root) HT_EXCLUDES(HT_LOCK_OPTIM);
 

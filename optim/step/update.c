@@ -110,6 +110,15 @@ static enum ht_batch_pin_mode sum_mode(const struct ht_range *r)
     return r->added || !whole ? HT_BATCH_PIN_UPDATE : HT_BATCH_PIN_OVERWRITE;
 }
 
+/*
+ * Will the open step be published when it ends, as far as the optimizer knows? Or is it the last one of a part that a
+ * replay computes? Then what its updates leave is final.
+ */
+static bool is_final(const struct ht_root *root) HT_REQUIRES(HT_LOCK_OPTIM)
+{
+    return root->undurable + 1 >= root->config.durable_every || ht_opt_redo_ends_part(root);
+}
+
 /* Names all chunks of the range: the parameter's first, then state by state, the sum of gradients, the gradient's. */
 static void describe(struct job *j, struct ht_optim *o)
 {
@@ -120,7 +129,7 @@ static void describe(struct job *j, struct ht_optim *o)
     bool update = work & HT_WORK_UPDATE;
 
     lock(o);
-    bool final = ht_opt_step_final(p->root);
+    bool final = is_final(p->root);
     unlock(o);
     j->pin = (struct ht_batch_pin){.store = o->store, .final = update && final};
     j->work = work;
@@ -594,7 +603,9 @@ static struct ht_range *take(struct ht_optim *o, int numa_index, bool second) HT
         return NULL;
     if (second) {
         const struct ht_range *next = ht_opt_range_next(root, numa_index);
-        if ((next->work & HT_WORK_LOG) || ht_opt_ranges_share(next->param)) /* logging waits for memory */
+        const struct ht_param_shape *shape = &next->param->shape;
+        /* Logging waits for memory, and these ranges share chunks of the gradient with their neighbours. */
+        if ((next->work & HT_WORK_LOG) || shape->g_bytes < shape->p_bytes)
             return NULL;
     }
     struct ht_range *r = ht_opt_range_take(root, numa_index);
