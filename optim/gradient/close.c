@@ -64,15 +64,6 @@ static void drop_leftovers(struct ht_param *p) HT_REQUIRES(HT_LOCK_OPTIM)
         ht_obj_unprotect(p->grad);
 }
 
-/* Bytes that went to devices since the boundary before: the writeback of that boundary's commit is among them. */
-static void count_written(struct ht_root *root) HT_REQUIRES(HT_LOCK_OPTIM)
-{
-    uint64_t bytes = ht_scope_written_bytes(root->o->store, root->id);
-
-    root->step_written_bytes = bytes - root->written_bytes;
-    root->written_bytes = bytes;
-}
-
 /* The next parameter with a gradient gives that back, and the caller its reference; NULL: there is none. */
 static struct ht_param *drop_next(struct ht_root *root) HT_REQUIRES(HT_LOCK_OPTIM)
 {
@@ -117,5 +108,8 @@ void ht_opt_close_step(struct ht_root *root, bool skipped)
     root->open = 0;
     root->step++;
     root->undurable++;
-    count_written(root);
+    /* Since the boundary before: the writeback of that boundary's commit is among them. */
+    uint64_t bytes = ht_scope_written_bytes(root->o->store, root->id);
+    root->step_written_bytes = bytes - root->written_bytes;
+    root->written_bytes = bytes;
 }

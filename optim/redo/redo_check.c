@@ -97,14 +97,6 @@ static int check_params(struct redo_check *w, const char **out) HT_REQUIRES(HT_L
 
 /* ------------------------------------------------------------------ pieces */
 
-static bool piece_fits(const struct redo_check *w, const struct place *at)
-{
-    const struct ht_param_shape *s = &w->shape[at->param];
-    const struct ht_redo_piece *piece = &at->piece;
-
-    return ht_opt_redo_piece_fits(s, piece) && piece->at <= w->size && piece->bytes <= w->size - piece->at;
-}
-
 static int by_place(const void *a, const void *b)
 {
     const struct place *x = a, *y = b;
@@ -136,7 +128,12 @@ static const char *check_places(const struct redo_check *w, struct place *list)
 
     for (uint64_t i = 0; i < count; i++) {
         struct place *at = &list[i];
-        if (ht_opt_redo_piece_at(&w->s, i, &at->param, &at->piece) || (w->param[at->param] && !piece_fits(w, at)))
+        const struct ht_redo_piece *piece = &at->piece;
+        bool lies = !ht_opt_redo_piece_at(&w->s, i, &at->param, &at->piece);
+        if (lies && w->param[at->param])
+            lies = ht_opt_redo_piece_fits(&w->shape[at->param], piece) && piece->at <= w->size &&
+                piece->bytes <= w->size - piece->at;
+        if (!lies)
             return "it has a piece of a gradient outside of its parameter";
     }
     uint64_t changes = changes_of_range(list, count);
@@ -189,14 +186,6 @@ static int check_all_sparse(const struct redo_check *w, const char **out)
 
 /* -------------------------------------------------------------------- step */
 
-/* The next step finds the parameters of this one with one update more. And losing one of them loses steps. */
-static void count_updates(const struct redo_check *w) HT_REQUIRES(HT_LOCK_OPTIM)
-{
-    for (uint64_t i = 0; i < w->s.params; i++)
-        if (w->param[i])
-            w->param[i]->redo_place++;
-}
-
 static int check_summary(struct redo_check *w, const char **out)
 {
     w->param = calloc(w->s.params + 1, sizeof(struct ht_param *));
@@ -212,8 +201,10 @@ static int check_summary(struct redo_check *w, const char **out)
     if (!rc && !*out)
         rc = check_all_sparse(w, out);
     lock(w->root->o);
-    if (!rc && !*out)
-        count_updates(w);
+    /* The next step finds the parameters of this one with one update more. And losing one of them loses steps. */
+    for (uint64_t i = 0; !rc && !*out && i < w->s.params; i++)
+        if (w->param[i])
+            w->param[i]->redo_place++;
     unlock(w->root->o);
     free(w->param);
     free(w->shape);

@@ -207,17 +207,6 @@ static int copy_bytes(struct ht_obj *from, uint64_t off, struct ht_obj *to, uint
     return rc;
 }
 
-/* Gradients in many parts have parts of their own without zeros. */
-static int measure(const struct ht_range *r, struct source *s)
-{
-    struct ht_interval v;
-
-    if (s->count != 1)
-        return 0;
-    v = piece_of(r, s, 0);
-    return ht_opt_sparse_measure(s->obj, s->begin + v.begin, v.end - v.begin, s->bytes, &s->sparse, &s->entry_bytes);
-}
-
 /* The range is running: its frozen intervals, their bytes and its sum do not change. */
 static int copy(const struct ht_range *r, const struct source *s, struct ht_obj *obj, uint64_t at)
 {
@@ -271,8 +260,10 @@ void ht_opt_redo_log(struct ht_range *r)
     find_source(r, &s);
     int rc = r->param->gone ? -ESTALE : 0; /* its commit is full in any case */
     unlock(o);
-    if (!rc)
-        rc = measure(r, &s);
+    if (!rc && s.count == 1) { /* gradients in many parts have parts of their own without zeros */
+        struct ht_interval v = piece_of(r, &s, 0);
+        rc = ht_opt_sparse_measure(s.obj, s.begin + v.begin, v.end - v.begin, s.bytes, &s.sparse, &s.entry_bytes);
+    }
     lock(o);
     if (!rc)
         rc = r->param->gone ? -ESTALE : need_object(root);
@@ -343,35 +334,20 @@ static int write_summary(struct ht_root *root)
     return rc;
 }
 
-/* Memory and log bytes for the record. */
-static int prepare(struct ht_root *root)
-{
-    lock(root->o);
-    int rc = ht_opt_redo_prepare(root);
-    root->redo.logging = !rc;
-    unlock(root->o);
-    return rc;
-}
-
-/* What is counted, and the words want it for readers. */
-static bool may_take(const struct ht_root *root, struct ht_redo_held *out) HT_REQUIRES(HT_LOCK_OPTIM)
-{
-    const struct ht_redo *redo = &root->redo;
-
-    out->step = (struct ht_redo_step){.step = root->step, .at = redo->used, .bytes = redo->summary_bytes};
-    return redo->counted && root->config.redo_keep && redo->summary.len && redo->summary.len == redo->summary_bytes;
-}
-
 struct ht_redo_held ht_opt_redo_take(struct ht_root *root)
 {
+    const struct ht_redo *redo = &root->redo;
     struct ht_redo_held held = {.obj = NULL};
     struct ht_optim *o = root->o;
 
     lock(o);
-    bool take = may_take(root, &held);
+    held.step = (struct ht_redo_step){.step = root->step, .at = redo->used, .bytes = redo->summary_bytes};
+    /* What is counted, and the words want it for readers. */
+    bool take =
+        redo->counted && root->config.redo_keep && redo->summary.len && redo->summary.len == redo->summary_bytes;
     unlock(o);
     if (!take || write_summary(root))
-        return (struct ht_redo_held){.obj = NULL};
+        return held;
     lock(o);
     held.obj = root->redo.obj ? ht_obj_get(o->store, ht_obj_id(root->redo.obj)) : NULL;
     unlock(o);
@@ -405,8 +381,12 @@ int ht_opt_redo_commit(struct ht_root *root, uint64_t *out_lsn)
         rc = ht_store_mark_redo_sections(s);
     if (!rc && near_g)
         rc = ht_store_mark_redo_near_g(s);
-    if (!rc)
-        rc = prepare(root);
+    if (rc)
+        return rc;
+    lock(root->o);
+    rc = ht_opt_redo_prepare(root);
+    root->redo.logging = !rc;
+    unlock(root->o);
     if (rc)
         return rc;
     rc = ht_scope_commit_rest(s, root->id, out_lsn);

@@ -98,12 +98,6 @@ struct ht_optim_redo {
     struct ht_redo_file head;
 };
 
-/* Does the log have it, durably? Older ones follow each other without gaps, up to the first of these. */
-static bool is_durable(const struct ht_root *root, const struct ht_redo_step *s) HT_REQUIRES(HT_LOCK_OPTIM)
-{
-    return s->step <= root->durable_step;
-}
-
 static void widen(struct ht_redo_steps *r, uint64_t step)
 {
     if (!r->last || step != r->last + 1)
@@ -118,8 +112,9 @@ static struct ht_redo_steps readable(const struct ht_root *root) HT_REQUIRES(HT_
 
     for (size_t i = 0; i < redo->held_count; i++)
         widen(&r, redo->held[i].step.step);
+    /* Of the log the durable ones. Older ones follow each other without gaps, up to the first of these. */
     for (size_t i = 0; i < redo->steps && !redo->renamed; i++)
-        if (is_durable(root, &redo->step[i]) && !redo->replaying && !redo->failed)
+        if (redo->step[i].step <= root->durable_step && !redo->replaying && !redo->failed)
             widen(&r, redo->step[i].step);
     if (r.last - r.first >= HT_REDO_READABLE_MAX)
         r.first = r.last - HT_REDO_READABLE_MAX + 1;
@@ -199,13 +194,6 @@ uint64_t ht_optim_redo_bytes(const struct ht_optim_redo *r)
     return sizeof(r->head) + r->step.bytes + r->step.at;
 }
 
-/* Bytes that were read are in the buffer already, or in an image. */
-static void copy_bytes(void *ctx, const void *bytes, size_t len)
-{
-    if (bytes != ctx)
-        memcpy(ctx, bytes, len);
-}
-
 /* One of the three parts, from an offset in it on. */
 static ssize_t read_part(struct ht_optim_redo *r, uint64_t off, void *buf, size_t len)
 {
@@ -222,7 +210,7 @@ static ssize_t read_part(struct ht_optim_redo *r, uint64_t off, void *buf, size_
     off -= r->step.bytes;
     if (off >= r->step.at)
         return 0;
-    return ht_obj_read_in_place(r->obj, &r->reader, off, buf, ht_min_u64(len, r->step.at - off), copy_bytes, buf);
+    return ht_obj_read_in_place(r->obj, &r->reader, off, buf, ht_min_u64(len, r->step.at - off), ht_opt_redo_copy, buf);
 }
 
 ssize_t ht_optim_redo_read(struct ht_optim_redo *r, uint64_t off, void *buf, size_t len)

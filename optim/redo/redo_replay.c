@@ -262,17 +262,12 @@ static bool counts(const struct replay *w)
     return w->turn.part + 1 == w->parts.count;
 }
 
-/* Steps of this part that have changed the parameter, and are not in its count yet. */
-static uint64_t uncounted(const struct replay *w, const struct ht_param *p)
-{
-    return counts(w) ? 0 : p->redo_place;
-}
-
 /* Its gradient comes: what its first gradient in an ordinary step does. */
 static int begin_param(struct replay *w, uint64_t i)
 {
     struct ht_root *root = w->root;
     struct ht_redo_param want;
+    uint64_t uncounted;
 
     if (ht_opt_redo_is_section(&w->now->s, i)) /* its parameter takes it */
         return 0;
@@ -283,8 +278,9 @@ static int begin_param(struct replay *w, uint64_t i)
     struct ht_param *p = ht_opt_param_find(root->o, want.oid);
     bool deleted = !p || p->gone; /* a file that was open without a name, and is not any more */
     bool passed = !deleted && p->root == root && !ht_opt_part_takes(p);
+    uncounted = deleted || counts(w) ? 0 : p->redo_place; /* steps of this part that have changed it */
     if (deleted || passed || p->root != root || !p->obj || p->has_grad ||
-        !ht_opt_redo_fits(p, p->obj, uncounted(w, p), &want)) {
+        !ht_opt_redo_fits(p, p->obj, uncounted, &want)) {
         unlock(root->o);
         return deleted || passed ? 0 : -EUCLEAN;
     }
@@ -314,15 +310,6 @@ static struct ht_range *range_of(struct ht_param *p, const struct ht_redo_piece 
     struct ht_range *r = ht_opt_range_make(p, piece->range);
     bool taken = r && (r->state != HT_RANGE_IDLE || ht_interval_set_overlap(&r->frozen, piece->begin, piece->end));
     return taken ? NULL : r;
-}
-
-/* Bytes that were read are in the buffer already, or in an image. */
-static void copy_bytes(void *ctx, const void *bytes, size_t len)
-{
-    uint8_t *buf = ctx;
-
-    if (bytes != buf)
-        memcpy(buf, bytes, len);
 }
 
 /* Steps to come get space after acknowledged ones. */
@@ -363,7 +350,7 @@ static int copy_sparse(struct replay *w, struct ht_param *p, const struct ht_red
         return -ENOMEM;
     while (done < piece->bytes) {
         size_t part = ht_min_u64(piece->bytes - done, sizeof(w->copy));
-        ssize_t n = read_source(w, w->now, piece->at + done, part, copy_bytes, w->entries + done);
+        ssize_t n = read_source(w, w->now, piece->at + done, part, ht_opt_redo_copy, w->entries + done);
         if (n != (ssize_t)part)
             return n < 0 ? (int)n : -EUCLEAN;
         done += part;
@@ -384,7 +371,7 @@ static int copy_piece(struct replay *w, struct ht_param *p, const struct ht_redo
         return copy_sparse(w, p, piece, to);
     while (!rc && len) {
         size_t part = ht_min_u64(len, sizeof(w->copy));
-        ssize_t n = read_source(w, w->now, from, part, copy_bytes, w->copy);
+        ssize_t n = read_source(w, w->now, from, part, ht_opt_redo_copy, w->copy);
         if (n != (ssize_t)part)
             return n < 0 ? (int)n : -EUCLEAN;
         rc = write_gradient(p, to, w->copy, part);
@@ -440,16 +427,6 @@ static int replay_pieces(struct replay *w)
 
 /* -------------------------------------------------------------------- step */
 
-static int begin_step(struct replay *w, const struct ht_redo_step *step)
-{
-    int rc = begin_source(w, step);
-
-    if (rc)
-        return rc;
-    w->param = calloc(w->now->s.params + 1, sizeof(struct ht_param *));
-    return w->param ? 0 : -ENOMEM;
-}
-
 /* Everything that the summary says is applied as it is. */
 static void open_step(struct ht_root *root) HT_REQUIRES(HT_LOCK_OPTIM)
 {
@@ -480,8 +457,12 @@ static int take_turn(struct replay *w, const struct turn *next)
 {
     struct ht_root *root = w->root;
     uint64_t before = counts(w) ? 0 : w->turn.index;
-    int rc = begin_step(w, &w->turn.step);
+    int rc = begin_source(w, &w->turn.step);
 
+    if (!rc)
+        w->param = calloc(w->now->s.params + 1, sizeof(struct ht_param *));
+    if (!rc && !w->param)
+        rc = -ENOMEM;
     lock(root->o);
     if (!rc && w->turn.step.step != root->step + before + 1)
         rc = -EUCLEAN;

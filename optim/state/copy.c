@@ -13,11 +13,6 @@
 #include "optim/state/records.h"
 #include "optim/state/root.h"
 
-static bool is_copied(const struct ht_param *p, const struct ht_copy *k) HT_REQUIRES(HT_LOCK_OPTIM)
-{
-    return !p->gone && p->cur.exists && ht_copy_of(k, p->oid);
-}
-
 /* As much as ht_opt_state_create reserves. */
 static void reserve_rewrites(const struct ht_param *p, struct ht_copy *k)
 {
@@ -69,7 +64,7 @@ static int copy(struct ht_optim *o, const struct ht_root *from, struct ht_copy *
     to->frozen = !k->clone;
     k->bytes += HT_OPT_ROOT_RECORD_BYTES;
     ht_list_for_each_entry(p, &from->params, struct ht_param, of_root) {
-        if (!rc && is_copied(p, k))
+        if (!rc && !p->gone && p->cur.exists && ht_copy_of(k, p->oid))
             rc = copy_param(p, to, k);
     }
     if (rc)
@@ -118,14 +113,6 @@ static void settle_twin(struct ht_param *twin) HT_REQUIRES(HT_LOCK_OPTIM)
     ht_opt_totals_update(twin);
 }
 
-static void configure(struct ht_root *to, const struct ht_optim_config *config) HT_REQUIRES(HT_LOCK_OPTIM)
-{
-    to->config = to->published_config = *config;
-    to->configured = true;
-    to->written_bytes = ht_scope_written_bytes(to->o->store, to->id);
-    to->o->words_changes++;
-}
-
 void ht_opt_copied(void *ctx, struct ht_copy *k, struct ht_tx *tx)
 {
     struct ht_optim *o = ctx;
@@ -136,8 +123,13 @@ void ht_opt_copied(void *ctx, struct ht_copy *k, struct ht_tx *tx)
     if (from && to) {
         to->exists = true;
         to->step = to->pub_step = to->durable_step = from->pub_step;
-        if (k->clone)
-            configure(to, k->clone->config);
+        if (k->clone) {
+            const struct ht_optim_config *config = k->clone->config;
+            to->config = to->published_config = *config;
+            to->configured = true;
+            to->written_bytes = ht_scope_written_bytes(o->store, to->id);
+            o->words_changes++;
+        }
         ht_opt_put_root(ht_tx_records(tx), to);
         ht_list_for_each_entry(p, &from->params, const struct ht_param, of_root) {
             struct ht_param *twin = ht_opt_param_find(o, ht_copy_of(k, p->oid));

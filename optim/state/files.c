@@ -5,13 +5,22 @@
  * step is the number of steps the moments stand for, as one f32, like torch.optim's. The others are their objects, or
  * masters in two bytes seen as f32. Bytes are read and written without the lock; a reference to the parameter keeps
  * them.
+ *
+ * Masters in two bytes are two objects on devices: missing bits, two bytes per element, and blocks, of which each range
+ * has a chunk (rules/master.h). Updates work on both in one batch pin (update.c). Here they are read and written in
+ * windows, with several calls, while no update comes between them, or they are read again.
  */
 #include <math.h>
+#include <stdlib.h>
 
+#include "optim/rules/master.h"
 #include "optim/state/param.h"
 #include "optim/state/range.h"
 #include "optim/state/root.h"
 #include "optim/state/state_priv.h"
+
+/* Up to it every whole number is a float. */
+#define STEP_MAX 0x1p24f
 
 /* The layout of the present state, or of the state that the first gradient would make. */
 static int find_layout(struct ht_optim *o, const struct ht_param_desc *desc, struct ht_layout *out)
@@ -100,7 +109,163 @@ static uint64_t wait_for_range(struct ht_param *p, uint64_t off, uint64_t len) H
 
 /* ----------------------------------------------------------------- masters */
 
-static void put_masters(const struct ht_opt_masters *m)
+/* A parameter with masters in two bytes; references of the caller. */
+struct masters {
+    const struct ht_kernels *kernels;
+    struct ht_param_shape shape;
+    struct ht_obj *p, *low, *blocks;
+};
+
+enum { WINDOW_BLOCKS = 64, WINDOW = WINDOW_BLOCKS * HT_MASTER_BLOCK };
+
+/* Elements [first, first + n), in blocks that are whole but at the end of the parameter, all of one range. */
+struct window {
+    uint64_t first, n;
+    uint16_t p[WINDOW], low[WINDOW];
+    float master[WINDOW];
+    struct ht_disk_master block[WINDOW_BLOCKS];
+};
+
+/* Bytes after the end of an object, which another program may have truncated, are zeros. */
+static int read_all(struct ht_obj *obj, uint64_t off, void *buf, size_t len)
+{
+    ssize_t n = ht_obj_read(obj, off, buf, len);
+
+    if (n < 0)
+        return (int)n;
+    memset((uint8_t *)buf + n, 0, len - (size_t)n);
+    return 0;
+}
+
+static uint64_t blocks_at(const struct masters *m, uint64_t element)
+{
+    uint64_t range = element / m->shape.range_elements, in_range = element % m->shape.range_elements;
+
+    return range * HT_SMALL_CHUNK_BYTES + in_range / HT_MASTER_BLOCK * sizeof(struct ht_disk_master);
+}
+
+static size_t blocks_bytes(const struct window *w)
+{
+    return ht_div_up(w->n, HT_MASTER_BLOCK) * sizeof(struct ht_disk_master);
+}
+
+/* The window that element is in; its parameters. */
+static int find_window(const struct masters *m, uint64_t element, struct window *out)
+{
+    uint64_t all = ht_min_u64(WINDOW, m->shape.range_elements);
+
+    out->first = element - element % all;
+    out->n = ht_min_u64(all, m->shape.elements - out->first);
+    return read_all(m->p, out->first * 2, out->p, out->n * 2);
+}
+
+static int load_window(const struct masters *m, uint64_t element, struct window *out)
+{
+    int rc = find_window(m, element, out);
+
+    if (!rc)
+        rc = read_all(m->low, out->first * 2, out->low, out->n * 2);
+    if (!rc)
+        rc = read_all(m->blocks, blocks_at(m, out->first), out->block, blocks_bytes(out));
+    for (uint64_t i = 0; !rc && i < out->n; i += HT_MASTER_BLOCK)
+        ht_master_expand(m->kernels, &out->block[i / HT_MASTER_BLOCK], out->p + i, out->low + i,
+                         ht_min_u64(HT_MASTER_BLOCK, out->n - i), out->master + i);
+    return rc;
+}
+
+static int store_window(const struct masters *m, struct window *w)
+{
+    for (uint64_t i = 0; i < w->n; i += HT_MASTER_BLOCK)
+        ht_master_compress(m->kernels, w->master + i, w->p + i, ht_min_u64(HT_MASTER_BLOCK, w->n - i), w->low + i,
+                           &w->block[i / HT_MASTER_BLOCK]);
+    int rc = ht_opt_write_all(m->low, w->first * 2, w->low, w->n * 2);
+    return rc ? rc : ht_opt_write_all(m->blocks, blocks_at(m, w->first), w->block, blocks_bytes(w));
+}
+
+/* Bytes of the file from off on that are in the window, at most len. */
+static size_t overlap(const struct window *w, uint64_t off, size_t len)
+{
+    return ht_min_u64(len, (w->first + w->n) * 4 - off);
+}
+
+/* Bytes of the f32 that they stand for. Not locked. */
+static ssize_t masters_read(const struct masters *m, uint64_t off, void *buf, size_t len)
+{
+    uint64_t size = m->shape.elements * 4;
+    struct window *w = malloc(sizeof(*w));
+    size_t done = 0;
+    int rc = w ? 0 : -ENOMEM;
+
+    len = off < size ? ht_min_u64(len, size - off) : 0;
+    while (!rc && done < len) {
+        rc = load_window(m, (off + done) / 4, w);
+        size_t n = rc ? 0 : overlap(w, off + done, len - done);
+        if (n)
+            memcpy((uint8_t *)buf + done, (const uint8_t *)w->master + (off + done - w->first * 4), n);
+        done += n;
+    }
+    free(w);
+    return rc ? rc : (ssize_t)done;
+}
+
+/* Checks that the written masters round to the present parameter. */
+static int check_rounding(const struct masters *m, struct window *w, uint64_t off, const void *buf, size_t len,
+                          uint64_t *out_element)
+{
+    const uint8_t *bytes = buf;
+    int rc = 0;
+
+    w->n = 0;
+    for (size_t i = 0; !rc && i < len; i += 4) {
+        uint64_t e = (off + i) / 4;
+        float x;
+        memcpy(&x, bytes + i, sizeof(x));
+        if (!w->n || e >= w->first + w->n)
+            rc = find_window(m, e, w);
+        if (rc || ht_master_rounds_to(x, w->p[e - w->first]))
+            continue;
+        *out_element = e;
+        rc = -EDOM;
+    }
+    return rc;
+}
+
+static int put_bytes(const struct masters *m, struct window *w, uint64_t off, const void *buf, size_t len)
+{
+    int rc = 0;
+
+    for (size_t done = 0, n; !rc && done < len; done += n) {
+        rc = load_window(m, (off + done) / 4, w);
+        if (rc)
+            return rc;
+        n = overlap(w, off + done, len - done);
+        memcpy((uint8_t *)w->master + (off + done - w->first * 4), (const uint8_t *)buf + done, n);
+        rc = store_window(m, w);
+    }
+    return rc;
+}
+
+/*
+ * No other thread changes them during the call. -EINVAL: no whole elements; -EDOM: one does not round to the parameter,
+ * *out_element. Then nothing was changed. Not locked.
+ */
+static ssize_t masters_write(const struct masters *m, uint64_t off, const void *buf, size_t len, uint64_t *out_element)
+{
+    struct window *w;
+
+    if (off % 4 || len % 4)
+        return -EINVAL;
+    w = malloc(sizeof(*w));
+    if (!w)
+        return -ENOMEM;
+    int rc = check_rounding(m, w, off, buf, len, out_element);
+    if (!rc)
+        rc = put_bytes(m, w, off, buf, len);
+    free(w);
+    return rc ? rc : (ssize_t)len;
+}
+
+static void put_masters(const struct masters *m)
 {
     ht_obj_put(m->p);
     ht_obj_put(m->low);
@@ -108,9 +273,9 @@ static void put_masters(const struct ht_opt_masters *m)
 }
 
 /* Locked: references to the parts of masters in two bytes. word: of the missing bits. */
-static int get_masters(const struct ht_param *p, unsigned word, struct ht_opt_masters *out)
+static int get_masters(const struct ht_param *p, unsigned word, struct masters *out)
 {
-    struct ht_opt_masters m = (struct ht_opt_masters){
+    struct masters m = (struct masters){
         .kernels = p->o->kernels,
         .p = ht_obj_get(p->o->store, p->oid),
         .low = ht_obj_get(p->o->store, p->cur.oid[word]),
@@ -135,7 +300,7 @@ static bool is_rewritten(const struct ht_param *p) HT_REQUIRES(HT_LOCK_OPTIM)
 static ssize_t read_masters(struct ht_param *p, unsigned word, uint64_t off, void *buf, size_t len)
     HT_REQUIRES(HT_LOCK_OPTIM)
 {
-    struct ht_opt_masters m;
+    struct masters m;
     uint64_t version;
     ssize_t rc;
 
@@ -147,7 +312,7 @@ static ssize_t read_masters(struct ht_param *p, unsigned word, uint64_t off, voi
         if (rc)
             return rc;
         unlock(p->o);
-        rc = ht_opt_masters_read(&m, off, buf, len);
+        rc = masters_read(&m, off, buf, len);
         put_masters(&m);
         lock(p->o);
     } while ((is_rewritten(p) || wait_for_range(p, off, len) != version) && !p->o->stopping);
@@ -261,114 +426,104 @@ bool ht_optim_state_same(struct ht_optim *o, const struct ht_param_desc *a, cons
 
 /* ------------------------------------------------------------------- write */
 
-/* Up to 2^24 every whole number is a float. */
-static bool is_count(float t)
-{
-    return t >= 0 && t <= 16777216.0f && t == floorf(t);
-}
+/* Bytes of a state file from a client. */
+struct write {
+    struct ht_param *p;
+    struct ht_layout layout;
+    unsigned word; /* in the layout */
+    uint64_t off, len;
+    const void *buf;
+    uint64_t element; /* that does not round to the parameter */
+};
 
-/* Locked: checks that the write fits, before anything is created. */
-static int validate_write(const struct ht_param *p, const struct ht_layout *layout, unsigned word, uint64_t off,
-                          const void *buf, size_t len)
+/* It fits; before anything is created. */
+static int validate_write(const struct write *w) HT_REQUIRES(HT_LOCK_OPTIM)
 {
-    uint64_t size = p->shape.elements * 4;
+    uint64_t size = w->p->shape.elements * 4;
     float t;
 
-    if (word < file_count(layout))
-        return off % 4 || len % 4 || off > size || len > size - off ? -EINVAL : 0;
-    if (off != 0 || len != sizeof(t))
+    if (w->word < file_count(&w->layout))
+        return w->off % 4 || w->len % 4 || w->off > size || w->len > size - w->off ? -EINVAL : 0;
+    if (w->off != 0 || w->len != sizeof(t))
         return -EINVAL;
-    memcpy(&t, buf, sizeof(t));
-    return is_count(t) ? 0 : -EINVAL;
+    memcpy(&t, w->buf, sizeof(t));
+    return t >= 0 && t <= STEP_MAX && t == floorf(t) ? 0 : -EINVAL;
 }
 
-static ssize_t write_step(struct ht_param *p, const void *buf)
+/* Under the gate; releases the lock in between. Updates that are queued now run when it is over. */
+static ssize_t write_objects(struct write *w) HT_REQUIRES(HT_LOCK_OPTIM)
 {
+    bool of_master = w->layout.kind[w->word] == HT_STATE_MASTER_LOW;
+    struct ht_param *p = w->p;
+    struct masters m;
+    struct ht_obj *obj = of_master ? NULL : ht_obj_get(p->o->store, p->cur.oid[w->word]);
+    ssize_t rc = of_master ? get_masters(p, w->word, &m) : obj ? 0 : -ESTALE;
+
+    if (rc)
+        return rc;
+    p->root->hold = true;
+    p->rewriting = of_master;
+    unlock(p->o);
+    rc = of_master ? masters_write(&m, w->off, w->buf, w->len, &w->element) : ht_obj_write(obj, w->off, w->buf, w->len);
+    if (of_master)
+        put_masters(&m);
+    ht_obj_put(obj);
+    lock(p->o);
+    p->root->hold = p->rewriting = false;
+    p->rewrites += of_master;
+    ht_opt_root_ready(p->root);
+    notify_changed(p->o);
+    return rc;
+}
+
+/* Under the gate; releases the lock in between. */
+static ssize_t write_word(struct write *w) HT_REQUIRES(HT_LOCK_OPTIM)
+{
+    struct ht_param *p = w->p;
     float t;
 
-    memcpy(&t, buf, sizeof(t));
+    if (p->gone || !ht_opt_same_layout(&w->layout, &p->cur.layout))
+        return -ESTALE;
+    if (p->root->open || p->has_grad || p->pending)
+        return -EBUSY;
+    if (w->word < file_count(&w->layout))
+        return write_objects(w);
+    memcpy(&t, w->buf, sizeof(t));
     p->cur.t = (uint64_t)t;
     return sizeof(t);
 }
 
-/* Under the gate, locked; releases the lock in between. Updates that are queued now run when it is over. */
-static ssize_t write_masters(struct ht_param *p, unsigned word, uint64_t off, const void *buf, size_t len,
-                             uint64_t *out_element) HT_REQUIRES(HT_LOCK_OPTIM)
+/* Under the gate, which it leaves; not locked. */
+static ssize_t write_gated(struct write *w)
 {
-    struct ht_opt_masters m;
-    ssize_t rc = get_masters(p, word, &m);
+    struct ht_param *p = w->p;
 
-    if (rc)
-        return rc;
-    p->root->hold = p->rewriting = true;
-    unlock(p->o);
-    rc = ht_opt_masters_write(&m, off, buf, len, out_element);
-    put_masters(&m);
-    lock(p->o);
-    p->root->hold = p->rewriting = false;
-    p->rewrites++;
-    ht_opt_root_ready(p->root);
-    notify_changed(p->o);
-    return rc;
-}
-
-/* Under the gate, locked; releases the lock in between. Updates that are queued now run when it is over. */
-static ssize_t write_plain(struct ht_param *p, unsigned word, uint64_t off, const void *buf, size_t len)
-    HT_REQUIRES(HT_LOCK_OPTIM)
-{
-    struct ht_obj *obj = ht_obj_get(p->o->store, p->cur.oid[word]);
-
-    p->root->hold = true;
-    unlock(p->o);
-    ssize_t rc = obj ? ht_obj_write(obj, off, buf, len) : -ESTALE;
-    ht_obj_put(obj);
-    lock(p->o);
-    p->root->hold = false;
-    ht_opt_root_ready(p->root);
-    notify_changed(p->o);
-    return rc;
-}
-
-/* Under the gate, locked; releases the lock in between. */
-static ssize_t write_word(struct ht_param *p, const struct ht_layout *layout, unsigned word, uint64_t off,
-                          const void *buf, size_t len, uint64_t *out_element) HT_REQUIRES(HT_LOCK_OPTIM)
-{
-    if (p->gone || !ht_opt_same_layout(layout, &p->cur.layout))
-        return -ESTALE;
-    if (p->root->open || p->has_grad || p->pending)
-        return -EBUSY;
-    if (word == file_count(layout))
-        return write_step(p, buf);
-    if (layout->kind[word] == HT_STATE_MASTER_LOW)
-        return write_masters(p, word, off, buf, len, out_element);
-    return write_plain(p, word, off, buf, len);
-}
-
-/* Under the gate, not locked. */
-static ssize_t write_gated(struct ht_param *p, const struct ht_layout *layout, unsigned word, uint64_t off,
-                           const void *buf, size_t len, uint64_t *out_element)
-{
     lock(p->o);
     bool make = !p->cur.exists && !p->gone && !p->root->open;
-    ssize_t rc = validate_write(p, layout, word, off, buf, len);
+    ssize_t rc = validate_write(w);
     unlock(p->o);
     if (!rc && make)
-        rc = ht_opt_state_create(p, layout);
-    if (rc)
-        return rc;
+        rc = ht_opt_state_create(p, &w->layout);
     lock(p->o);
-    rc = write_word(p, layout, word, off, buf, len, out_element);
+    if (!rc)
+        rc = write_word(w);
+    p->root->redo.gap = true;
+    if (rc >= 0)
+        ht_opt_succeeded(p->root, HT_EVENT_REFUSED, p->oid);
+    ht_opt_gate_leave(p->root);
     unlock(p->o);
     return rc;
 }
 
 /* Every refusal has a name. Not locked. */
-static ssize_t report_refused(const struct ht_param *p, const char *name, uint64_t element, ssize_t err)
+static ssize_t report_refused(const struct write *w, const char *name, ssize_t err)
 {
+    const struct ht_param *p = w->p;
+
     if (err == -EDOM)
         ht_opt_refuse(p->root, HT_EVENT_REFUSED, p->oid,
                       "state %s: element %llu does not round to the parameter; write the parameter first", name,
-                      (unsigned long long)element);
+                      (unsigned long long)w->element);
     else if (err == -EINVAL && !strcmp(name, "step"))
         ht_opt_refuse(p->root, HT_EVENT_REFUSED, p->oid, "state step: must be one f32, a whole number up to 2^24");
     else if (err == -EINVAL)
@@ -383,31 +538,22 @@ static ssize_t report_refused(const struct ht_param *p, const char *name, uint64
 ssize_t ht_optim_state_write(struct ht_optim *o, const struct ht_param_desc *desc, const char *name, uint64_t off,
                              const void *buf, size_t len)
 {
-    struct ht_layout layout;
-    int word = find_word(o, desc, name, &layout);
-    struct ht_param *p;
-    uint64_t element = 0;
+    struct write w = {.off = off, .buf = buf, .len = len};
+    int word = find_word(o, desc, name, &w.layout);
 
     if (word < 0)
         return word;
+    w.word = (unsigned)word;
     /* This checks dtype and size, and makes the parameter known. */
-    ssize_t rc = ht_opt_param_open(o, desc, &p);
+    ssize_t rc = ht_opt_param_open(o, desc, &w.p);
     if (rc)
         return rc;
     lock(o);
-    rc = p->gone ? -ESTALE : ht_opt_gate_enter(p->root);
+    rc = w.p->gone ? -ESTALE : ht_opt_gate_enter(w.p->root);
     unlock(o);
-    if (!rc) {
-        rc = write_gated(p, &layout, (unsigned)word, off, buf, len, &element);
-        lock(o);
-        p->root->redo.gap = true;
-        if (rc >= 0)
-            ht_opt_succeeded(p->root, HT_EVENT_REFUSED, p->oid);
-        ht_opt_gate_leave(p->root);
-        unlock(o);
-        rc = report_refused(p, name, element, rc);
-    }
-    ht_opt_param_close(p);
+    if (!rc)
+        rc = report_refused(&w, name, write_gated(&w));
+    ht_opt_param_close(w.p);
     return rc;
 }
 

@@ -13,21 +13,17 @@ static bool same_shape(const struct ht_param_shape *a, const struct ht_param_sha
         a->grad_dtype == b->grad_dtype;
 }
 
-static bool has_coverage(const struct ht_param *p) HT_REQUIRES(HT_LOCK_OPTIM)
-{
-    return p->has_grad || p->pending || !ht_list_empty(&p->dirty) || !ht_list_empty(&p->inflight);
-}
-
 /* May p take this shape? */
 static int check_shape(const struct ht_param *p, const struct ht_param_shape *shape) HT_REQUIRES(HT_LOCK_OPTIM)
 {
     bool same = p->block && same_shape(&p->shape, shape);
+    bool covered = p->has_grad || p->pending || !ht_list_empty(&p->dirty) || !ht_list_empty(&p->inflight);
 
     if (p->cur.exists &&
         (p->cur.elements != shape->elements || p->cur.dtype != shape->dtype ||
          p->cur.chunk_bytes != shape->chunk_bytes))
         return -EINVAL;
-    return !same && (p->openers || has_coverage(p)) ? -EBUSY : 0;
+    return !same && (p->openers || covered) ? -EBUSY : 0;
 }
 
 int ht_opt_scratch_create(const struct ht_param *p, uint32_t chunk_bytes, struct ht_obj **out)

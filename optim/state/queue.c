@@ -166,11 +166,6 @@ void ht_opt_cancel_root(struct ht_root *root)
 
 /* ---------------------------------------------------------------- the next */
 
-static bool fits(const struct ht_range *r, int numa_index)
-{
-    return numa_index == HT_NUMA_INDEX_ANY || r->numa_index == HT_NUMA_INDEX_ANY || r->numa_index == numa_index;
-}
-
 /* The first of a list that fits. *looked counts, and ends the search at NUMA_LOOK_MAX. */
 static struct ht_range *first_fit(const struct ht_list *list, int numa_index, unsigned *looked)
 {
@@ -178,7 +173,7 @@ static struct ht_range *first_fit(const struct ht_list *list, int numa_index, un
         if (*looked == NUMA_LOOK_MAX)
             break;
         ++*looked;
-        if (fits(r, numa_index))
+        if (numa_index == HT_NUMA_INDEX_ANY || r->numa_index == HT_NUMA_INDEX_ANY || r->numa_index == numa_index)
             return r;
     }
     return NULL;

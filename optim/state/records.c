@@ -166,14 +166,6 @@ static void abort_param(struct ht_param *p) HT_REQUIRES(HT_LOCK_OPTIM)
         ht_opt_record_unreserve(p);
 }
 
-static void abort_counts(struct ht_root *r) HT_REQUIRES(HT_LOCK_OPTIM)
-{
-    ht_list_for_each(pos, &r->params)
-        abort_param(ht_list_entry(pos, struct ht_param, of_root));
-    r->step = r->pub_step;
-    r->undurable = 0;
-}
-
 void ht_opt_abort(void *ctx, uint64_t scope)
 {
     struct ht_optim *o = ctx;
@@ -181,8 +173,12 @@ void ht_opt_abort(void *ctx, uint64_t scope)
     lock(o);
     struct ht_root *r = ht_opt_root_find(o, scope);
     if (r) {
-        if (!r->redo.sparing)
-            abort_counts(r);
+        if (!r->redo.sparing) {
+            ht_list_for_each_entry(p, &r->params, struct ht_param, of_root)
+                abort_param(p);
+            r->step = r->pub_step;
+            r->undurable = 0;
+        }
         r->publications++;
         r->config = r->published_config;
         r->redo.gap = r->redo.renamed = r->redo.full = false;

@@ -329,7 +329,6 @@ static void remove_param(struct ht_param *p, struct ht_tx *tx) HT_REQUIRES(HT_LO
         ht_obj_unprotect(p->obj);
     p->gone = true;
     ht_opt_coverage_clear(p, false);
-    forget_record(p, tx);
 }
 
 /* Ends a root whose parameters are all gone. */
@@ -354,13 +353,6 @@ static void end_root(struct ht_root *r, struct ht_tx *tx) HT_REQUIRES(HT_LOCK_OP
     ht_opt_expect_waiting(r, 0);
 }
 
-/* The parameter is still open somewhere. */
-static void delete_param(struct ht_param *p, struct ht_tx *tx) HT_REQUIRES(HT_LOCK_OPTIM)
-{
-    ht_opt_param_bury(p, tx);
-    forget_record(p, tx);
-}
-
 /* A root is dissolved inside ht_optim_root_end alone. Its directory may be deleted whatever is in progress. */
 void ht_opt_ended(void *ctx, uint64_t scope, enum ht_scope_end how, struct ht_tx *tx)
 {
@@ -373,10 +365,11 @@ void ht_opt_ended(void *ctx, uint64_t scope, enum ht_scope_end how, struct ht_tx
         r->refs++;
         ht_list_for_each_safe(pos, next, &r->params) {
             struct ht_param *p = ht_list_entry(pos, struct ht_param, of_root);
-            if (how == HT_SCOPE_DELETED)
-                delete_param(p, tx);
+            if (how == HT_SCOPE_DELETED) /* it is still open somewhere */
+                ht_opt_param_bury(p, tx);
             else
                 remove_param(p, tx);
+            forget_record(p, tx);
         }
         end_root(r, tx);
         ht_opt_root_put_locked(r);

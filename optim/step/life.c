@@ -162,23 +162,19 @@ static int start_worker(struct ht_optim *o, struct ht_worker *w)
     return rc;
 }
 
-/* The first workers go to the nodes in turn, so that each node has one. */
-static int place_of(const struct ht_nodes *nodes, unsigned worker, int64_t credit[])
-{
-    return worker < nodes->count ? (int)worker : ht_nodes_turn(nodes, credit);
-}
-
 /*
- * Divides workers among the NUMA nodes in proportion to their devices. If there are too few workers, all serve every
- * node.
+ * Divides workers among the NUMA nodes in proportion to their devices. The first ones go to the nodes in turn, so that
+ * each node has one. If there are too few workers, all serve every node.
  */
 static void place_workers(struct ht_optim *o)
 {
     const struct ht_nodes *nodes = ht_store_nodes(o->store);
     int64_t credit[HT_NODES_MAX] = {0};
 
-    for (unsigned i = 0; i < o->threads; i++)
-        o->worker[i].numa_index = o->threads >= nodes->count ? place_of(nodes, i, credit) : HT_NUMA_INDEX_ANY;
+    for (unsigned i = 0; i < o->threads; i++) {
+        int index = i < nodes->count ? (int)i : ht_nodes_turn(nodes, credit);
+        o->worker[i].numa_index = o->threads >= nodes->count ? index : HT_NUMA_INDEX_ANY;
+    }
 }
 
 /* From now on the workers do the store's background work. One that waits for a range begins with it. */

@@ -22,16 +22,6 @@
 
 /* ----------------------------------------------------------------- measure */
 
-/* Memory for all sums. Most parameters have theirs since their first gradient of the step. */
-static int make_sums(struct ht_root *root) HT_REQUIRES(HT_LOCK_OPTIM)
-{
-    ht_list_for_each(pos, &root->touched) {
-        if (!ht_opt_squares_make(ht_list_entry(pos, struct ht_param, touched)))
-            return -ENOMEM;
-    }
-    return 0;
-}
-
 static int by_number(const void *a, const void *b)
 {
     const struct ht_param *x = *(struct ht_param *const *)a, *y = *(struct ht_param *const *)b;
@@ -56,25 +46,21 @@ static double add_up(struct ht_root *root, struct ht_param **sorted) HT_REQUIRES
     return sum;
 }
 
-static size_t count_touched(const struct ht_root *root)
-{
-    size_t count = 0;
-
-    ht_list_for_each(pos, &root->touched)
-        count++;
-    return count;
-}
-
 /* All memory first: after the first measurement only a failed update may end this, and then only an abort helps. */
 static int measure(struct ht_root *root, double *out_sum) HT_REQUIRES(HT_LOCK_OPTIM)
 {
-    struct ht_param **sorted = malloc((count_touched(root) + 1) * sizeof(struct ht_param *));
-    int rc = sorted ? make_sums(root) : -ENOMEM;
+    size_t count = 1;
+    int rc = 0;
 
-    if (!rc) {
-        ht_opt_queue_frozen(root, false);
-        rc = ht_opt_drain(root);
+    ht_list_for_each_entry(p, &root->touched, struct ht_param, touched) {
+        rc = ht_opt_squares_make(p) ? rc : -ENOMEM; /* most have them since their first gradient of the step */
+        count++;
     }
+    struct ht_param **sorted = rc ? NULL : malloc(count * sizeof(struct ht_param *));
+    if (!sorted)
+        return -ENOMEM;
+    ht_opt_queue_frozen(root, false);
+    rc = ht_opt_drain(root);
     if (!rc)
         *out_sum = add_up(root, sorted);
     free(sorted);

@@ -91,13 +91,6 @@ static int list_params(struct rollback *r)
     return rc;
 }
 
-static bool is_kept(const struct rollback *r, uint64_t oid)
-{
-    const struct kept_param key = {.to = oid};
-
-    return bsearch(&key, r->params, r->param_count, sizeof(key), compare) != NULL;
-}
-
 /* ------------------------------------------------------------------- state */
 
 static int delete_state(struct ht_param *p)
@@ -128,7 +121,8 @@ static struct ht_param *find_surplus(const struct rollback *r)
 
     lock(r->root->o);
     ht_list_for_each_entry(p, &r->root->params, struct ht_param, of_root) {
-        if (found || p->gone || !p->cur.exists || is_kept(r, p->oid))
+        const struct kept_param key = {.to = p->oid};
+        if (found || p->gone || !p->cur.exists || bsearch(&key, r->params, r->param_count, sizeof(key), compare))
             continue;
         found = p;
         p->refs++;
@@ -414,15 +408,6 @@ static int roll_back(struct rollback *r)
     return rc;
 }
 
-/* What others have cached of files since their names changed is older than their content. */
-static void drop_caches(const struct rollback *r)
-{
-    const struct ht_optim_hooks *hooks = &r->root->o->hooks;
-
-    for (size_t i = 0; hooks->invalidate && i < r->file_count; i++)
-        hooks->invalidate(hooks->ctx, r->files[i].to, 0, 0);
-}
-
 /* Bytes of a gradient that no client has closed yet would count in the next step. */
 static bool any_written(const struct ht_root *root) HT_REQUIRES(HT_LOCK_OPTIM)
 {
@@ -479,7 +464,9 @@ int ht_optim_rollback_by(struct ht_optim *o, uint64_t id, const struct ht_rollba
     if (!rc)
         report(r.root, to);
     ht_opt_show_all(r.root);
-    drop_caches(&r);
+    /* What others have cached of files since their names changed is older than their content. */
+    for (size_t i = 0; o->hooks.invalidate && i < r.file_count; i++)
+        o->hooks.invalidate(o->hooks.ctx, r.files[i].to, 0, 0);
     free(r.files);
     free(r.params);
     ht_opt_step_leave(r.root);

@@ -336,35 +336,6 @@ static int publish_closed(struct ht_root *root)
     return rc;
 }
 
-/* A commit of nothing would cost flushes. The writeback has scanned mappings, too. */
-static int publish_rest(struct ht_root *root)
-{
-    struct ht_store *s = root->o->store;
-    int rc = ht_scope_writeback(s, root->id);
-
-    return rc || ht_scope_pending_bytes(s, root->id) ? publish_closed(root) : 0;
-}
-
-static void name_dropped(struct ht_root *root, uint64_t step, uint64_t durable, bool failed)
-{
-    ht_opt_event(
-        HT_EVENT_STEP_DROPPED, root->id,
-        "the mount ends within step %llu, which %s: all that was written below this model since step %llu is dropped; the "
-        "next mount finds step %llu",
-        (unsigned long long)step, failed ? "has a failed update" : "has no commit", (unsigned long long)durable,
-        (unsigned long long)durable);
-}
-
-/* Names and other files that were changed since the mount: nobody may publish them without the steps. */
-static void name_unpublished(struct ht_root *root, uint64_t durable)
-{
-    ht_opt_event(
-        HT_EVENT_STEP_DROPPED, root->id,
-        "logged steps could not be computed again, so all that was changed below this model since the mount is "
-        "dropped; the next mount tries again, up to step %llu",
-        (unsigned long long)durable);
-}
-
 /* A kept step has nothing to write. */
 static int finish_root(struct ht_root *root)
 {
@@ -380,14 +351,23 @@ static int finish_root(struct ht_root *root)
     unlock(o);
     if (!exists)
         return 0;
-    if (unreplayed) {
-        name_unpublished(root, durable);
-        return 0;
+    if (unreplayed) { /* names and other files: nobody may publish them without the steps */
+        ht_opt_event(HT_EVENT_STEP_DROPPED, root->id,
+                     "logged steps could not be computed again, so all that was changed below this model since the "
+                     "mount is dropped; the next mount tries again, up to step %llu",
+                     (unsigned long long)durable);
+    } else if (drop) {
+        ht_opt_event(HT_EVENT_STEP_DROPPED, root->id,
+                     "the mount ends within step %llu, which %s: all that was written below this model since step %llu "
+                     "is dropped; the next mount finds step %llu",
+                     (unsigned long long)step, failed ? "has a failed update" : "has no commit",
+                     (unsigned long long)durable, (unsigned long long)durable);
     }
-    if (!drop)
-        return publish_rest(root);
-    name_dropped(root, step, durable, failed);
-    return 0;
+    if (unreplayed || drop)
+        return 0;
+    /* A commit of nothing would cost flushes. The writeback has scanned mappings, too. */
+    int rc = ht_scope_writeback(o->store, root->id);
+    return rc || ht_scope_pending_bytes(o->store, root->id) ? publish_closed(root) : 0;
 }
 
 /* The root after that one (NULL: the first), with a reference in place of the one on root; NULL: there is none. */

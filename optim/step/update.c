@@ -431,10 +431,6 @@ static void settle_range(const struct job *j) HT_REQUIRES(HT_LOCK_OPTIM)
 {
     struct ht_range *r = j->range;
 
-    if (j->work & HT_WORK_MEASURE) {
-        r->measured = true;
-        r->nonfinite = (uint32_t)j->nonfinite;
-    }
     if ((j->work & HT_WORK_MEASURE) && !adds_whole(j)) {
         r->part_added |= (j->work & HT_WORK_ADD) && r->frozen.count;
         r->state = HT_RANGE_IDLE;
@@ -462,10 +458,6 @@ static bool settle_sum(const struct job *j) HT_REQUIRES(HT_LOCK_OPTIM)
 
     if (!(r->work & HT_WORK_LOG) || r->param->gone)
         return false;
-    if (j->work & HT_WORK_MEASURE) {
-        r->measured = true;
-        r->nonfinite = (uint32_t)j->nonfinite;
-    }
     if (adds_whole(j)) {
         r->state = HT_RANGE_DONE;
         ht_opt_range_drop(r);
@@ -479,34 +471,19 @@ static bool settle_sum(const struct job *j) HT_REQUIRES(HT_LOCK_OPTIM)
 }
 
 /*
- * Squares are summed ahead of the boundary to save time there. If that fails, the boundary tries it again, and only
- * then it is a failure of the step.
+ * Reports the failure. True: it is none yet. Squares are summed ahead of the boundary to save time there. If that
+ * fails, the boundary tries it again, and only then it is a failure of the step.
  */
-static bool is_tried_again(const struct job *j) HT_REQUIRES(HT_LOCK_OPTIM)
+static bool end_failed(const struct job *j)
 {
     const struct ht_root *root = j->range->param->root;
 
-    return j->err && j->work == HT_WORK_MEASURE && (!root->draining || root->hold);
-}
-
-/* Reports the failure, or returns true: it is none yet. */
-static bool end_failed(const struct job *j)
-{
-    struct ht_optim *o = j->range->param->o;
-
-    lock(o);
-    bool again = is_tried_again(j);
-    unlock(o);
+    lock(root->o);
+    bool again = j->work == HT_WORK_MEASURE && (!root->draining || root->hold);
+    unlock(root->o);
     if (!again)
         report_failure(j);
     return again;
-}
-
-static void forget_sum(const struct job *j) HT_REQUIRES(HT_LOCK_OPTIM)
-{
-    j->range->state = HT_RANGE_IDLE;
-    j->range->work = 0;
-    assert(!j->range->measured);
 }
 
 static void trace(const struct job *j)
@@ -536,6 +513,10 @@ static void end(struct job *j, uint64_t ns)
 
     bool again = j->err && end_failed(j);
     lock(o);
+    if (!j->err && (j->work & HT_WORK_MEASURE)) {
+        r->measured = true;
+        r->nonfinite = (uint32_t)j->nonfinite;
+    }
     if (!j->err && settle_sum(j)) {
         count(j, ns);
         root->running--;
@@ -547,7 +528,9 @@ static void end(struct job *j, uint64_t ns)
     p->shown -= r->shown;
     r->shown = false;
     if (again) {
-        forget_sum(j);
+        r->state = HT_RANGE_IDLE;
+        r->work = 0;
+        assert(!r->measured);
     } else {
         count(j, ns);
         if (j->err)
