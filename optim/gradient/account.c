@@ -30,7 +30,7 @@ static uint32_t place_of(const struct ht_opt_account *a, uint64_t index)
     return low;
 }
 
-static int grow(struct ht_opt_account *a)
+static int grow_account(struct ht_opt_account *a)
 {
     uint32_t cap = a->cap ? 2 * a->cap : 1;
     struct ht_range_own **own;
@@ -45,10 +45,10 @@ static int grow(struct ht_opt_account *a)
     return 0;
 }
 
-static struct ht_range_own *insert(struct ht_opt_account *a, uint64_t index) HT_REQUIRES(HT_LOCK_OPTIM)
+static struct ht_range_own *insert_own(struct ht_opt_account *a, uint64_t index) HT_REQUIRES(HT_LOCK_OPTIM)
 {
     uint32_t at = place_of(a, index);
-    struct ht_range_own *own = grow(a) ? NULL : calloc(1, sizeof(*own));
+    struct ht_range_own *own = grow_account(a) ? NULL : calloc(1, sizeof(*own));
 
     if (!own)
         return NULL;
@@ -84,7 +84,7 @@ static int find_own(struct ht_opt_account *a, const struct ht_param *p, uint64_t
     if (!own) {
         if (!may_take(a, HT_RANGE_OWN_BYTES))
             return -EDQUOT;
-        own = insert(a, index);
+        own = insert_own(a, index);
         if (!own)
             return -ENOMEM;
     }

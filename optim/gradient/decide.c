@@ -19,24 +19,25 @@ bool ht_opt_is_decided(const struct ht_param *p)
         ht_opt_redo_keeps(&p->cur.layout, p->decided_scalars.kernel);
 }
 
-static int refuse(char why[HT_OPTIM_ERROR_MAX], int error, const char *text)
+static int refuse_numbers(char why[HT_OPTIM_ERROR_MAX], int error, const char *text)
 {
     snprintf(why, HT_OPTIM_ERROR_MAX, "%s", text);
     return error;
 }
 
-static int decide(struct ht_root *root, uint64_t oid, uint8_t grad_dtype, const struct ht_redo_param *want,
-                  char why[HT_OPTIM_ERROR_MAX]) HT_REQUIRES(HT_LOCK_OPTIM)
+static int decide_param(struct ht_root *root, uint64_t oid, uint8_t grad_dtype, const struct ht_redo_param *want,
+                        char why[HT_OPTIM_ERROR_MAX]) HT_REQUIRES(HT_LOCK_OPTIM)
 {
     struct ht_param *p = ht_opt_param_find(root->o, oid);
 
     if (!p || p->gone || p->root != root || !p->cur.exists)
-        return refuse(why, -ENOENT, "it has no state");
+        return refuse_numbers(why, -ENOENT, "it has no state");
     if (p->has_grad || (root->open && !root->decided))
-        return refuse(why, -EBUSY, "the step is open with other numbers: commit or abort first");
+        return refuse_numbers(why, -EBUSY, "the step is open with other numbers: commit or abort first");
     bool sum = want->grad_dtype == HT_DTYPE_F32; /* the step has the sum of several gradients */
     if ((want->grad_dtype != grad_dtype && !sum) || !ht_opt_redo_follows(&p->cur, 0, want))
-        return refuse(why, -EINVAL, "the numbers are for another dtype, size, rule or count of steps than its own");
+        return refuse_numbers(why, -EINVAL,
+                              "the numbers are for another dtype, size, rule or count of steps than its own");
     if (!root->decided)
         root->decided = ++root->o->last_step_number;
     p->decided = root->decided;
@@ -55,11 +56,11 @@ static int decide_section(struct ht_root *root, uint64_t oid, const struct ht_re
     struct ht_param_section section;
 
     if (!p || p->gone || p->root != root || !root->decided || p->has_grad || !ht_opt_is_decided(p))
-        return refuse(why, -EINVAL, "numbers for a range of elements follow those of their parameter");
+        return refuse_numbers(why, -EINVAL, "numbers for a range of elements follow those of their parameter");
     uint64_t from = ht_opt_sections_decided_end(p);
     if (ht_opt_redo_section_at(one, 0, ht_le64_load(one->param), from, p->cur.elements, &section) ||
         !ht_opt_redo_keeps(&p->cur.layout, section.scalars.kernel))
-        return refuse(why, -EINVAL, "the numbers for a range of elements make no sense");
+        return refuse_numbers(why, -EINVAL, "the numbers for a range of elements make no sense");
     return ht_opt_sections_decide(p, &section);
 }
 
@@ -72,7 +73,7 @@ int ht_optim_decide(struct ht_optim *o, const struct ht_decision *d, struct ht_o
 
     static_assert(sizeof(d->bytes) == sizeof(struct ht_disk_redo_param), "one of the summary");
     if (!section && ht_opt_redo_param_at(&one, 0, &want))
-        return refuse(by->why, -EINVAL, "the numbers make no sense");
+        return refuse_numbers(by->why, -EINVAL, "the numbers make no sense");
     root = ht_opt_root_get(o, d->root);
     if (!root)
         return -ENOENT;
@@ -84,7 +85,7 @@ int ht_optim_decide(struct ht_optim *o, const struct ht_decision *d, struct ht_o
         else if (section)
             rc = decide_section(root, d->oid, &one, by->why);
         else
-            rc = decide(root, d->oid, d->grad_dtype, &want, by->why);
+            rc = decide_param(root, d->oid, d->grad_dtype, &want, by->why);
         ht_opt_gate_leave(root);
     }
     ht_opt_root_put_locked(root);

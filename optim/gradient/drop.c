@@ -59,7 +59,7 @@ static bool root_applied(const struct ht_root *root) HT_REQUIRES(HT_LOCK_OPTIM)
 }
 
 /* *out_running: a worker adds a gradient to a sum right now, or sums its squares. */
-static bool applied(const struct ht_param *p, bool *out_running) HT_REQUIRES(HT_LOCK_OPTIM)
+static bool param_applied(const struct ht_param *p, bool *out_running) HT_REQUIRES(HT_LOCK_OPTIM)
 {
     uint64_t taken = p->pending;
 
@@ -79,7 +79,7 @@ static int drop_held(struct ht_param *p) HT_REQUIRES(HT_LOCK_OPTIM)
     for (bool busy = true; busy;) {
         if (p->o->stopping)
             return -ECANCELED;
-        if (applied(p, &busy))
+        if (param_applied(p, &busy))
             return -EBUSY;
         busy = busy || !ht_list_empty(&p->inflight);
         if (busy)
@@ -91,7 +91,7 @@ static int drop_held(struct ht_param *p) HT_REQUIRES(HT_LOCK_OPTIM)
 }
 
 /* Under the gate, locked; releases the lock in between. */
-static int drop(struct ht_param *p, struct ht_waiter **chain) HT_REQUIRES(HT_LOCK_OPTIM)
+static int drop_gradient(struct ht_param *p, struct ht_waiter **chain) HT_REQUIRES(HT_LOCK_OPTIM)
 {
     struct ht_root *root = p->root;
 
@@ -118,7 +118,7 @@ int ht_optim_drop(struct ht_optim *o, uint64_t root, uint64_t oid, struct ht_opt
     lock(o);
     int rc = p->root->id == root ? ht_opt_gate_enter_by(p->root, by) : -ENOENT;
     if (!rc) {
-        rc = drop(p, &chain);
+        rc = drop_gradient(p, &chain);
         too_late = rc == -EBUSY;
         if (!rc)
             ht_opt_succeeded(p->root, HT_EVENT_GRADIENT_REFUSED, oid);
@@ -138,7 +138,7 @@ int ht_optim_drop(struct ht_optim *o, uint64_t root, uint64_t oid, struct ht_opt
 /* ------------------------------------------------------- to the last commit */
 
 /* The store is back: takes references to the objects that exist again. */
-static void reload(struct ht_param *p) HT_REQUIRES(HT_LOCK_OPTIM)
+static void reload_param(struct ht_param *p) HT_REQUIRES(HT_LOCK_OPTIM)
 {
     ht_obj_put(p->obj);
     p->obj = ht_obj_get(p->o->store, p->oid);
@@ -178,7 +178,7 @@ int ht_opt_stop_step(struct ht_root *root, bool *out_spare)
 /* The store has gone back: takes references to the objects that exist again, and ends the open step. */
 static void forget_step(struct ht_root *root) HT_REQUIRES(HT_LOCK_OPTIM)
 {
-    ht_opt_each_param(root, reload);
+    ht_opt_each_param(root, reload_param);
     root->open = root->decided = 0;
     root->failure = root->close_error = 0;
 }

@@ -129,7 +129,7 @@ static int freeze_range(struct ht_range *r, const struct ht_opt_window *w) HT_RE
 }
 
 /* The first gradient of a step fixes the step's hyper-parameters. */
-static void latch(struct ht_param *p, const struct ht_words *words) HT_REQUIRES(HT_LOCK_OPTIM)
+static void latch_numbers(struct ht_param *p, const struct ht_words *words) HT_REQUIRES(HT_LOCK_OPTIM)
 {
     struct ht_root *root = p->root;
 
@@ -167,13 +167,13 @@ static unsigned work_of_whole(const struct ht_range *r) HT_REQUIRES(HT_LOCK_OPTI
 }
 
 /* Freezes a window, queues complete ranges. Returns a ticket of the invalidation. */
-static int freeze(struct ht_param *p, const struct ht_opt_window *w, const struct ht_words *words, uint64_t *out_ticket)
-    HT_REQUIRES(HT_LOCK_OPTIM)
+static int freeze_window(struct ht_param *p, const struct ht_opt_window *w, const struct ht_words *words,
+                         uint64_t *out_ticket) HT_REQUIRES(HT_LOCK_OPTIM)
 {
     uint64_t first = UINT64_MAX, last = 0;
     int rc = 0;
 
-    latch(p, words);
+    latch_numbers(p, words);
     ht_list_for_each_safe(pos, next, &p->dirty) {
         struct ht_range *r = ht_list_entry(pos, struct ht_range, dirty);
         int err = freeze_range(r, w);
@@ -197,8 +197,8 @@ static int freeze(struct ht_param *p, const struct ht_opt_window *w, const struc
 }
 
 /* Checks the written bytes. *out_at: where an element is torn. */
-static int validate(const struct ht_param *p, const struct ht_grad *g, const struct ht_opt_window *w, uint64_t *out_at)
-    HT_REQUIRES(HT_LOCK_OPTIM)
+static int validate_written(const struct ht_param *p, const struct ht_grad *g, const struct ht_opt_window *w,
+                            uint64_t *out_at) HT_REQUIRES(HT_LOCK_OPTIM)
 {
     uint64_t expected = p->shape.elements * p->shape.p_bytes;
 
@@ -297,7 +297,7 @@ static int freeze_checked(struct ht_param *p, const struct ht_opt_window *w, con
         rc = ht_opt_sum_reserve(p);
     if (!rc && !p->has_grad && !p->root->decided)
         rc = ht_opt_sections_reserve(p, words->sections.count);
-    return rc ? rc : freeze(p, w, words, out_ticket);
+    return rc ? rc : freeze_window(p, w, words, out_ticket);
 }
 
 /*
@@ -329,7 +329,7 @@ static int flush_window(struct ht_param *p, struct ht_grad *g, struct ht_words *
         }
         if (p->gone)
             return -ESTALE;
-        rc = validate(p, g, &w, out_torn);
+        rc = validate_written(p, g, &w, out_torn);
         if (!rc)
             rc = check_numbers(p, words);
         if (rc || (p->cur.exists && !lacks_sum(p)))
@@ -367,7 +367,7 @@ static int flush_locked(struct ht_param *p, struct ht_grad *g, struct ht_words *
 }
 
 /* g: the opener whose gradient is flushed; NULL: all openers. */
-static int flush(struct ht_param *p, struct ht_grad *g)
+static int flush_gradient(struct ht_param *p, struct ht_grad *g)
 {
     struct ht_optim *o = p->o;
     struct ht_words words = {.read = false};
@@ -388,7 +388,7 @@ int ht_grad_flush(struct ht_grad *g)
 {
     int rc = ht_opt_grad_fill_holes(g);
 
-    return rc ? rc : flush(g->param, g);
+    return rc ? rc : flush_gradient(g->param, g);
 }
 
 void ht_grad_discard(struct ht_grad *g)
@@ -403,7 +403,7 @@ void ht_grad_discard(struct ht_grad *g)
 int ht_optim_apply(struct ht_optim *o, uint64_t root, uint64_t oid)
 {
     struct ht_param *p = ht_opt_param_get(o, oid);
-    int rc = p && p->root->id == root ? flush(p, NULL) : -ENOENT;
+    int rc = p && p->root->id == root ? flush_gradient(p, NULL) : -ENOENT;
 
     if (p)
         ht_opt_param_put(p);

@@ -167,7 +167,7 @@ static int begin_write(struct ht_grad *g, struct ht_inflight *w) HT_REQUIRES(HT_
     return rc == -EAGAIN ? -EINTR : rc;
 }
 
-static void widen(struct ht_grad *g, uint64_t begin, uint64_t end) HT_REQUIRES(HT_LOCK_OPTIM)
+static void widen_window(struct ht_grad *g, uint64_t begin, uint64_t end) HT_REQUIRES(HT_LOCK_OPTIM)
 {
     ht_opt_grad_refresh(g);
     if (!g->mine.end)
@@ -180,7 +180,7 @@ static void widen(struct ht_grad *g, uint64_t begin, uint64_t end) HT_REQUIRES(H
 
 static int count_bytes(struct ht_grad *g, uint64_t begin, uint64_t end) HT_REQUIRES(HT_LOCK_OPTIM)
 {
-    widen(g, begin, end);
+    widen_window(g, begin, end);
     int rc = ht_opt_account_add(&g->account, g->param, begin, end);
     rc = rc ? rc : add_written(g->param, begin, end);
     g->param->root->grad_bytes += rc ? 0 : end - begin;
@@ -432,7 +432,7 @@ static void mask_range(const struct ht_range *r, uint32_t begin, uint32_t end, u
 }
 
 /* buf holds gradient bytes [begin, end). */
-static void mask(struct ht_param *p, uint64_t begin, uint64_t end, uint8_t *buf) HT_REQUIRES(HT_LOCK_OPTIM)
+static void mask_gradient(struct ht_param *p, uint64_t begin, uint64_t end, uint8_t *buf) HT_REQUIRES(HT_LOCK_OPTIM)
 {
     ht_opt_for_each_piece(at, p, begin, end) {
         const struct ht_range *r = ht_opt_range_find(p, at.index);
@@ -452,7 +452,7 @@ ssize_t ht_grad_read(struct ht_grad *g, uint64_t off, void *buf, size_t len)
     if (n <= 0)
         return n;
     lock(p->o);
-    mask(p, off, off + (uint64_t)n, buf);
+    mask_gradient(p, off, off + (uint64_t)n, buf);
     unlock(p->o);
     return n;
 }

@@ -87,7 +87,7 @@ void ht_topk_release(struct ht_topk *t)
 
 /* ------------------------------------------------------------------- write */
 
-static HT_PRINTF(2, 3) int refuse(struct ht_topk *t, const char *fmt, ...)
+static HT_PRINTF(2, 3) int refuse_topk(struct ht_topk *t, const char *fmt, ...)
 {
     va_list ap;
 
@@ -97,13 +97,13 @@ static HT_PRINTF(2, 3) int refuse(struct ht_topk *t, const char *fmt, ...)
     return -EINVAL;
 }
 
-static void report(struct ht_topk *t, int err) HT_REQUIRES(HT_LOCK_TOPK)
+static void report_topk(struct ht_topk *t, int err) HT_REQUIRES(HT_LOCK_TOPK)
 {
     ht_opt_refuse_gradient(t->param, "sparse gradient: %s; it is not applied", t->why[0] ? t->why : strerror(-err));
     t->why[0] = '\0';
 }
 
-static void forget(struct ht_topk *t) HT_REQUIRES(HT_LOCK_TOPK)
+static void forget_spool(struct ht_topk *t) HT_REQUIRES(HT_LOCK_TOPK)
 {
     ht_interval_set_clear(&t->written);
     t->written_bytes = 0;
@@ -117,7 +117,7 @@ static void forget_older(struct ht_topk *t) HT_REQUIRES(HT_LOCK_TOPK)
     uint64_t now = t->param->forgotten;
     unlock(t->param->o);
     if (t->since != now && t->written.count)
-        forget(t);
+        forget_spool(t);
     t->since = now;
 }
 
@@ -137,14 +137,14 @@ static ssize_t write_locked(struct ht_topk *t, uint64_t off, const void *buf, si
     uint64_t max = bytes_max(t);
 
     if (off > max || len > max - off)
-        return refuse(t, "%zu bytes at %llu reach beyond the %llu bytes that one of this parameter can have", len,
-                      (unsigned long long)off, (unsigned long long)max);
+        return refuse_topk(t, "%zu bytes at %llu reach beyond the %llu bytes that one of this parameter can have", len,
+                           (unsigned long long)off, (unsigned long long)max);
     ssize_t n = ht_obj_write(t->spool, off, buf, len);
     if (n <= 0)
         return n;
     int rc = ht_interval_set_add(&t->written, (uint32_t)off, (uint32_t)(off + (size_t)n));
     if (rc == -E2BIG)
-        (void)refuse(t, "written in more than %d pieces", HT_INTERVALS_MAX);
+        (void)refuse_topk(t, "written in more than %d pieces", HT_INTERVALS_MAX);
     t->written_bytes = ht_max_u64(t->written_bytes, off + (size_t)n);
     return rc ? rc : n;
 }
@@ -157,7 +157,7 @@ ssize_t ht_topk_write(struct ht_topk *t, uint64_t off, const void *buf, size_t l
     forget_older(t);
     ssize_t n = write_locked(t, off, buf, len);
     if (n < 0)
-        report(t, (int)n);
+        report_topk(t, (int)n);
     ht_mutex_unlock(topk_lock(t));
     return n;
 }
@@ -167,13 +167,13 @@ ssize_t ht_topk_write(struct ht_topk *t, uint64_t off, const void *buf, size_t l
 static int validate_counts(struct ht_topk *t, uint64_t elements, uint64_t count) HT_REQUIRES(HT_LOCK_TOPK)
 {
     if (elements != t->elements)
-        return refuse(t, "header: %llu elements, but the parameter has %llu", (unsigned long long)elements,
-                      (unsigned long long)t->elements);
+        return refuse_topk(t, "header: %llu elements, but the parameter has %llu", (unsigned long long)elements,
+                           (unsigned long long)t->elements);
     if (count > elements)
-        return refuse(t, "header: %llu entries for %llu elements", (unsigned long long)count,
-                      (unsigned long long)elements);
+        return refuse_topk(t, "header: %llu entries for %llu elements", (unsigned long long)count,
+                           (unsigned long long)elements);
     if (elements > 1ull << 32)
-        return refuse(t, "header: indices have 32 bits, too few for %llu elements", (unsigned long long)elements);
+        return refuse_topk(t, "header: indices have 32 bits, too few for %llu elements", (unsigned long long)elements);
     t->count = count;
     return 0;
 }
@@ -184,15 +184,15 @@ static int validate_header(struct ht_topk *t, const struct ht_topk_header *h, ui
     static const uint8_t zero[sizeof(h->zero)];
 
     if (memcmp(h->magic, HT_TOPK_MAGIC, sizeof(h->magic)) != 0)
-        return refuse(t, "header: does not begin with the magic word");
+        return refuse_topk(t, "header: does not begin with the magic word");
     if (ht_le32_load(&h->version) != HT_TOPK_VERSION)
-        return refuse(t, "header: version %u; %u is known", ht_le32_load(&h->version), HT_TOPK_VERSION);
+        return refuse_topk(t, "header: version %u; %u is known", ht_le32_load(&h->version), HT_TOPK_VERSION);
     if (memcmp(h->zero, zero, sizeof(zero)) != 0)
-        return refuse(t, "header: bytes 13 to 15 are not zero");
+        return refuse_topk(t, "header: bytes 13 to 15 are not zero");
     /* A value must be an element of the gradient without rounding. */
     if (!ht_dtype_trained_bytes(h->dtype) || (h->dtype != grad_dtype && grad_dtype != HT_DTYPE_F32))
-        return refuse(t, "header: values of dtype %u are no elements of this gradient: give those of its grad_dtype",
-                      h->dtype);
+        return refuse_topk(
+            t, "header: values of dtype %u are no elements of this gradient: give those of its grad_dtype", h->dtype);
     t->dtype = h->dtype;
     t->value_bytes = ht_dtype_trained_bytes(h->dtype);
     return validate_counts(t, ht_le64_load(&h->elements), ht_le64_load(&h->count));
@@ -210,20 +210,20 @@ static int validate_length(struct ht_topk *t) HT_REQUIRES(HT_LOCK_TOPK)
     unsigned long long wanted = end, got = t->written_bytes;
 
     if (got > wanted)
-        return refuse(t, "%llu bytes where the header says %llu", got, wanted);
+        return refuse_topk(t, "%llu bytes where the header says %llu", got, wanted);
     if (end > HT_TOPK_BYTES_MAX)
-        return refuse(t, "the header says %llu bytes; at most %lu", wanted, HT_TOPK_BYTES_MAX);
+        return refuse_topk(t, "the header says %llu bytes; at most %lu", wanted, HT_TOPK_BYTES_MAX);
     if (ht_interval_set_cover(&t->written, 0, (uint32_t)end))
         return 0;
-    (void)refuse(t,
-                 got < wanted ? "ends after %llu of the %llu bytes that its header says"
-                              : "has holes in its %llu of %llu bytes",
-                 got, wanted);
+    (void)refuse_topk(t,
+                      got < wanted ? "ends after %llu of the %llu bytes that its header says"
+                                   : "has holes in its %llu of %llu bytes",
+                      got, wanted);
     return -EAGAIN;
 }
 
 /* Entries from first on, with their values or without. */
-static int load(struct ht_topk *t, uint64_t first, bool values) HT_REQUIRES(HT_LOCK_TOPK)
+static int load_entries(struct ht_topk *t, uint64_t first, bool values) HT_REQUIRES(HT_LOCK_TOPK)
 {
     struct entries *e = &t->entries;
     int rc;
@@ -242,27 +242,28 @@ static int validate_indices(struct ht_topk *t) HT_REQUIRES(HT_LOCK_TOPK)
     int rc = 0;
 
     for (uint64_t i = 0; !rc && i < t->count; i += t->entries.count) {
-        rc = load(t, i, false);
+        rc = load_entries(t, i, false);
         for (uint64_t k = 0; !rc && k < t->entries.count; k++) {
             uint64_t at = ht_le32_load(t->entries.index + 4 * k);
             if (at >= t->elements)
-                rc = refuse(t, "entry %llu: index %llu of %llu elements", (unsigned long long)(i + k),
-                            (unsigned long long)at, (unsigned long long)t->elements);
+                rc = refuse_topk(t, "entry %llu: index %llu of %llu elements", (unsigned long long)(i + k),
+                                 (unsigned long long)at, (unsigned long long)t->elements);
             else if (i + k && at <= before)
-                rc = refuse(t, "entry %llu: index %llu after %llu; indices must increase", (unsigned long long)(i + k),
-                            (unsigned long long)at, (unsigned long long)before);
+                rc = refuse_topk(t, "entry %llu: index %llu after %llu; indices must increase",
+                                 (unsigned long long)(i + k), (unsigned long long)at, (unsigned long long)before);
             before = at;
         }
     }
     return rc;
 }
 
-static int validate(struct ht_topk *t, uint8_t grad_dtype) HT_REQUIRES(HT_LOCK_TOPK)
+static int validate_topk(struct ht_topk *t, uint8_t grad_dtype) HT_REQUIRES(HT_LOCK_TOPK)
 {
     struct ht_topk_header h;
 
     if (!ht_interval_set_cover(&t->written, 0, HEADER_BYTES)) {
-        (void)refuse(t, "%llu bytes are no whole header of %d", (unsigned long long)t->written_bytes, HEADER_BYTES);
+        (void)refuse_topk(t, "%llu bytes are no whole header of %d", (unsigned long long)t->written_bytes,
+                          HEADER_BYTES);
         return -EAGAIN;
     }
     int rc = ht_opt_read_all(t->spool, 0, &h, sizeof(h));
@@ -276,7 +277,7 @@ static int validate(struct ht_topk *t, uint8_t grad_dtype) HT_REQUIRES(HT_LOCK_T
 /* ------------------------------------------------------------------- apply */
 
 /* buf: gradient bytes from off on, all zeros. Windows come in order. */
-static int fill(void *ctx, uint64_t off, void *buf, size_t len) HT_REQUIRES(HT_LOCK_TOPK)
+static int fill_window(void *ctx, uint64_t off, void *buf, size_t len) HT_REQUIRES(HT_LOCK_TOPK)
 {
     struct ht_topk *t = ctx;
     struct entries *e = &t->entries;
@@ -284,7 +285,7 @@ static int fill(void *ctx, uint64_t off, void *buf, size_t len) HT_REQUIRES(HT_L
 
     for (uint64_t end = (off + len) / size; t->next < t->count; t->next++) {
         if (t->next >= e->first + e->count) {
-            int rc = load(t, t->next, true);
+            int rc = load_entries(t, t->next, true);
             if (rc)
                 return rc;
         }
@@ -299,11 +300,11 @@ static int fill(void *ctx, uint64_t off, void *buf, size_t len) HT_REQUIRES(HT_L
     return 0;
 }
 
-static int apply(struct ht_topk *t) HT_REQUIRES(HT_LOCK_TOPK)
+static int apply_topk(struct ht_topk *t) HT_REQUIRES(HT_LOCK_TOPK)
 {
     t->next = 0;
     t->entries.first = t->entries.count = 0;
-    int rc = ht_opt_grad_make(t->grad, t->window, sizeof(t->window), fill, t);
+    int rc = ht_opt_grad_make(t->grad, t->window, sizeof(t->window), fill_window, t);
     return rc ? rc : ht_grad_flush(t->grad);
 }
 
@@ -317,14 +318,14 @@ static int flush_locked(struct ht_topk *t) HT_REQUIRES(HT_LOCK_TOPK)
     uint8_t grad_dtype = t->param->shape.grad_dtype;
     t->elements = t->param->shape.elements;
     unlock(o);
-    int rc = validate(t, grad_dtype);
+    int rc = validate_topk(t, grad_dtype);
     bool validated = !rc;
     if (rc)
-        report(t, rc);
+        report_topk(t, rc);
     else
-        rc = apply(t); /* it reports errors, as a dense gradient does */
+        rc = apply_topk(t); /* it reports errors, as a dense gradient does */
     if (validated || rc != -EAGAIN)
-        forget(t);
+        forget_spool(t);
     return rc == -EAGAIN ? -EINVAL : rc;
 }
 

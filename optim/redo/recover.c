@@ -35,7 +35,7 @@ static void let_go(struct ht_root *root) HT_REQUIRES(HT_LOCK_OPTIM)
     ht_opt_gate_leave(root);
 }
 
-static void recover(struct ht_root *root)
+static void recover_root(struct ht_root *root)
 {
     const struct ht_optim_hooks *hooks = &root->o->hooks;
     struct ht_optim *o = root->o;
@@ -81,7 +81,7 @@ static void *recover_all(void *arg)
     lock(o);
     while ((root = next_root(o))) {
         unlock(o);
-        recover(root);
+        recover_root(root);
         lock(o);
         ht_opt_root_put_locked(root);
     }
@@ -137,7 +137,7 @@ static void show_full(struct ht_root *root) HT_REQUIRES(HT_LOCK_OPTIM)
 }
 
 /* No client is there yet, so nobody has the gate. */
-static void begin(struct ht_root *root) HT_REQUIRES(HT_LOCK_OPTIM)
+static void begin_recovery(struct ht_root *root) HT_REQUIRES(HT_LOCK_OPTIM)
 {
     struct ht_redo *redo = &root->redo;
 
@@ -167,7 +167,7 @@ int ht_opt_redo_recover(struct ht_optim *o)
             show_full(root);
             continue;
         }
-        begin(root);
+        begin_recovery(root);
         any = true;
     }
     if (any)

@@ -181,7 +181,7 @@ void ht_opt_redo_put(struct ht_root *root, struct ht_tx *tx)
 }
 
 /* There are no logged steps any more. */
-static void unreserve(struct ht_root *root) HT_REQUIRES(HT_LOCK_OPTIM)
+static void unreserve_params(struct ht_root *root) HT_REQUIRES(HT_LOCK_OPTIM)
 {
     ht_list_for_each_entry(p, &root->params, struct ht_param, of_root) {
         bool more = p->redo_g_bytes > p->shape.g_bytes;
@@ -212,7 +212,7 @@ void ht_opt_redo_delete(struct ht_root *root, bool record, struct ht_tx *tx)
         ht_opt_put_id(ht_tx_records(tx), HT_REC_OPT_REDO_DEL, root->id);
     ht_store_log_unreserve(root->o->store, redo->steps * HT_OPT_REDO_RECORD_BYTES);
     redo->steps = 0;
-    unreserve(root);
+    unreserve_params(root);
 }
 
 size_t ht_opt_redo_pending_bytes(const struct ht_root *root)
@@ -243,7 +243,7 @@ static bool is_known(const struct ht_redo *redo, const struct ht_redo_step *s)
  * A step that is logged beside a checkpoint has its record in the log before the checkpoint emits the older steps, and
  * this one again. Two objects of one step stay side by side: the check finds them.
  */
-static void insert(struct ht_redo *redo, const struct ht_redo_step *s)
+static void insert_step(struct ht_redo *redo, const struct ht_redo_step *s)
 {
     size_t at = redo->steps++;
 
@@ -268,7 +268,7 @@ int ht_opt_redo_replay_record(struct ht_root *r, struct ht_reader *in)
         return 0;
     if (r->redo.steps >= HT_REDO_STEPS_MAX)
         return -EUCLEAN;
-    insert(&r->redo, &s);
+    insert_step(&r->redo, &s);
     return 0;
 }
 

@@ -170,7 +170,7 @@ static bool make_room(struct ht_root *root, size_t n) HT_REQUIRES(HT_LOCK_OPTIM)
 }
 
 /* Gives the bytes of a range places in the object. */
-static int place(const struct ht_range *r, const struct source *s, uint64_t *out_at) HT_REQUIRES(HT_LOCK_OPTIM)
+static int place_range(const struct ht_range *r, const struct source *s, uint64_t *out_at) HT_REQUIRES(HT_LOCK_OPTIM)
 {
     struct ht_redo *redo = &r->param->root->redo;
 
@@ -208,7 +208,7 @@ static int copy_bytes(struct ht_obj *from, uint64_t off, struct ht_obj *to, uint
 }
 
 /* The range is running: its frozen intervals, their bytes and its sum do not change. */
-static int copy(const struct ht_range *r, const struct source *s, struct ht_obj *obj, uint64_t at)
+static int copy_range(const struct ht_range *r, const struct source *s, struct ht_obj *obj, uint64_t at)
 {
     int rc = 0;
 
@@ -223,7 +223,7 @@ static int copy(const struct ht_range *r, const struct source *s, struct ht_obj 
 }
 
 /* The rest of its work is to be done, or there is none. */
-static void settle(struct ht_range *r, struct ht_waiter **chain) HT_REQUIRES(HT_LOCK_OPTIM)
+static void settle_range(struct ht_range *r, struct ht_waiter **chain) HT_REQUIRES(HT_LOCK_OPTIM)
 {
     struct ht_param *p = r->param;
     struct ht_root *root = p->root;
@@ -268,7 +268,7 @@ void ht_opt_redo_log(struct ht_range *r)
     if (!rc)
         rc = r->param->gone ? -ESTALE : need_object(root);
     if (!rc)
-        rc = place(r, &s, &at);
+        rc = place_range(r, &s, &at);
     if (!rc)
         len = root->redo.used - at;
     struct ht_obj *obj = rc ? NULL : ht_obj_get(o->store, ht_obj_id(root->redo.obj));
@@ -278,13 +278,13 @@ void ht_opt_redo_log(struct ht_range *r)
     if (!rc && len)
         rc = ht_opt_redo_prealloc(root, obj, at, len);
     if (!rc)
-        rc = copy(r, &s, obj, at);
+        rc = copy_range(r, &s, obj, at);
     ht_obj_put(obj);
     lock(o);
     root->redo.broken |= rc != 0;
     if (root->redo.unwritten >= HT_REDO_WRITE_BYTES)
         wake_writer(o);
-    settle(r, &chain);
+    settle_range(r, &chain);
     unlock(o);
     ht_opt_wake(chain);
 }

@@ -22,7 +22,7 @@ static void drop_oldest(struct ht_redo *redo, size_t n)
     memmove(redo->held, redo->held + n, redo->held_count * sizeof(*redo->held));
 }
 
-static bool room(struct ht_root *root) HT_REQUIRES(HT_LOCK_OPTIM)
+static bool room_for_held(struct ht_root *root) HT_REQUIRES(HT_LOCK_OPTIM)
 {
     struct ht_redo *redo = &root->redo;
 
@@ -37,14 +37,14 @@ static bool room(struct ht_root *root) HT_REQUIRES(HT_LOCK_OPTIM)
     return true;
 }
 
-static size_t wanted(const struct ht_root *root) HT_REQUIRES(HT_LOCK_OPTIM)
+static size_t held_wanted(const struct ht_root *root) HT_REQUIRES(HT_LOCK_OPTIM)
 {
     return root->config.redo ? root->config.redo_keep : 0;
 }
 
 void ht_opt_redo_trim(struct ht_root *root)
 {
-    size_t keep = wanted(root);
+    size_t keep = held_wanted(root);
 
     if (root->redo.held_count > keep)
         drop_oldest(&root->redo, root->redo.held_count - keep);
@@ -58,7 +58,7 @@ void ht_opt_redo_hold(struct ht_root *root, const struct ht_redo_step *step, str
         drop_oldest(redo, redo->held_count);
     if (redo->held_count == HT_REDO_KEEP_MAX)
         drop_oldest(redo, 1);
-    if (!obj || !wanted(root) || !redo->continued || !room(root)) {
+    if (!obj || !held_wanted(root) || !redo->continued || !room_for_held(root)) {
         ht_obj_put_soon(obj);
         ht_opt_redo_trim(root);
         return;
@@ -98,24 +98,24 @@ struct ht_optim_redo {
     struct ht_redo_file head;
 };
 
-static void widen(struct ht_redo_steps *r, uint64_t step)
+static void widen_steps(struct ht_redo_steps *r, uint64_t step)
 {
     if (!r->last || step != r->last + 1)
         r->first = step;
     r->last = step;
 }
 
-static struct ht_redo_steps readable(const struct ht_root *root) HT_REQUIRES(HT_LOCK_OPTIM)
+static struct ht_redo_steps readable_steps(const struct ht_root *root) HT_REQUIRES(HT_LOCK_OPTIM)
 {
     const struct ht_redo *redo = &root->redo;
     struct ht_redo_steps r = {.lineage = redo->lineage, .publications = root->publications};
 
     for (size_t i = 0; i < redo->held_count; i++)
-        widen(&r, redo->held[i].step.step);
+        widen_steps(&r, redo->held[i].step.step);
     /* Of the log the durable ones. Older ones follow each other without gaps, up to the first of these. */
     for (size_t i = 0; i < redo->steps && !redo->renamed; i++)
         if (redo->step[i].step <= root->durable_step && !redo->replaying && !redo->failed)
-            widen(&r, redo->step[i].step);
+            widen_steps(&r, redo->step[i].step);
     if (r.last - r.first >= HT_REDO_READABLE_MAX)
         r.first = r.last - HT_REDO_READABLE_MAX + 1;
     return r;
@@ -126,12 +126,12 @@ int ht_optim_redo_steps(struct ht_optim *o, uint64_t id, struct ht_redo_steps *o
     lock(o);
     const struct ht_root *root = ht_opt_root_find(o, id);
     int rc = root && root->exists ? 0 : -ENOENT;
-    *out = rc ? (struct ht_redo_steps){.last = 0} : readable(root);
+    *out = rc ? (struct ht_redo_steps){.last = 0} : readable_steps(root);
     unlock(o);
     return rc;
 }
 
-static struct ht_obj *find(const struct ht_root *root, uint64_t step, struct ht_redo_step *out)
+static struct ht_obj *find_step(const struct ht_root *root, uint64_t step, struct ht_redo_step *out)
     HT_REQUIRES(HT_LOCK_OPTIM)
 {
     const struct ht_redo *redo = &root->redo;
@@ -168,9 +168,9 @@ int ht_optim_redo_open(struct ht_optim *o, uint64_t id, uint64_t step, struct ht
     lock(o);
     const struct ht_root *root = ht_opt_root_find(o, id);
     if (root && root->exists) {
-        struct ht_redo_steps all = readable(root);
+        struct ht_redo_steps all = readable_steps(root);
         if (step && step >= all.first && step <= all.last)
-            r->obj = find(root, step, &r->step);
+            r->obj = find_step(root, step, &r->step);
         fill_head(r, all.lineage);
     }
     unlock(o);

@@ -257,7 +257,7 @@ static int take_sections(const struct replay *w, uint64_t i, const struct ht_red
     return rc;
 }
 
-static bool counts(const struct replay *w)
+static bool counts_steps(const struct replay *w)
 {
     return w->turn.part + 1 == w->parts.count;
 }
@@ -278,7 +278,7 @@ static int begin_param(struct replay *w, uint64_t i)
     struct ht_param *p = ht_opt_param_find(root->o, want.oid);
     bool deleted = !p || p->gone; /* a file that was open without a name, and is not any more */
     bool passed = !deleted && p->root == root && !ht_opt_part_takes(p);
-    uncounted = deleted || counts(w) ? 0 : p->redo_place; /* steps of this part that have changed it */
+    uncounted = deleted || counts_steps(w) ? 0 : p->redo_place; /* steps of this part that have changed it */
     if (deleted || passed || p->root != root || !p->obj || p->has_grad ||
         !ht_opt_redo_fits(p, p->obj, uncounted, &want)) {
         unlock(root->o);
@@ -313,7 +313,7 @@ static struct ht_range *range_of(struct ht_param *p, const struct ht_redo_piece 
 }
 
 /* Steps to come get space after acknowledged ones. */
-static bool yields(struct ht_optim *o)
+static bool roots_yield(struct ht_optim *o)
 {
     lock(o);
     bool any = ht_opt_redo_yield_aside(o);
@@ -327,11 +327,11 @@ static int write_gradient(struct ht_param *p, uint64_t to, const uint8_t *bytes,
 
     do
         n = ht_obj_write(p->grad, to, bytes, len);
-    while (n == -ENOSPC && (!ht_store_make_space(p->o->store, true) || yields(p->o)));
+    while (n == -ENOSPC && (!ht_store_make_space(p->o->store, true) || roots_yield(p->o)));
     return n == (ssize_t)len ? 0 : n < 0 ? (int)n : -EUCLEAN;
 }
 
-static bool grow(uint8_t **buf, size_t *have, size_t bytes)
+static bool grow_buffer(uint8_t **buf, size_t *have, size_t bytes)
 {
     if (*have >= bytes)
         return true;
@@ -346,7 +346,8 @@ static int copy_sparse(struct replay *w, struct ht_param *p, const struct ht_red
 {
     size_t len = piece->end - piece->begin, done = 0;
 
-    if (!grow(&w->entries, &w->entries_max, piece->bytes + 1) || !grow(&w->elements, &w->elements_max, len))
+    if (!grow_buffer(&w->entries, &w->entries_max, piece->bytes + 1) ||
+        !grow_buffer(&w->elements, &w->elements_max, len))
         return -ENOMEM;
     while (done < piece->bytes) {
         size_t part = ht_min_u64(piece->bytes - done, sizeof(w->copy));
@@ -456,7 +457,7 @@ static void end_step(struct replay *w)
 static int take_turn(struct replay *w, const struct turn *next)
 {
     struct ht_root *root = w->root;
-    uint64_t before = counts(w) ? 0 : w->turn.index;
+    uint64_t before = counts_steps(w) ? 0 : w->turn.index;
     int rc = begin_source(w, &w->turn.step);
 
     if (!rc)
@@ -478,7 +479,7 @@ static int take_turn(struct replay *w, const struct turn *next)
     lock(root->o);
     int drained = ht_opt_drain(root);
     rc = rc ? rc : drained;
-    if (!rc && counts(w))
+    if (!rc && counts_steps(w))
         ht_opt_close_step(root, false);
     else if (!rc)
         ht_opt_close_part(root);

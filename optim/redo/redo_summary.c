@@ -36,7 +36,7 @@ static float number_of(uint32_t bits)
 }
 
 /* The factor of the gradient may be NaN: that of a norm that is. */
-static bool sane(const struct ht_scalars *s)
+static bool scalars_sane(const struct ht_scalars *s)
 {
     bool nan = false;
 
@@ -106,7 +106,7 @@ static bool put_sections(struct ht_buf *b, const struct ht_param *p) HT_REQUIRES
     bool all = true;
 
     for (uint32_t i = 0; i < ht_opt_sections_count(p); i++) {
-        all &= sane(&p->sections->of[i].scalars);
+        all &= scalars_sane(&p->sections->of[i].scalars);
         put_section(b, p->oid, &p->sections->of[i]);
         note_kernel(p->root, &p->sections->of[i].scalars);
     }
@@ -178,7 +178,7 @@ static bool put_params(struct ht_root *root, uint64_t *out_count) HT_REQUIRES(HT
 {
     *out_count = 0;
     ht_list_for_each_entry(p, &root->touched, struct ht_param, touched) {
-        if (p->gone || !all_logged(p) || !is_published(p) || !sane(&p->scalars) || !ht_opt_redo_reserve(p) ||
+        if (p->gone || !all_logged(p) || !is_published(p) || !scalars_sane(&p->scalars) || !ht_opt_redo_reserve(p) ||
             *out_count + ht_opt_sections_count(p) >= UINT32_MAX)
             return false;
         p->redo_place = (uint32_t)*out_count;
@@ -324,7 +324,7 @@ int ht_opt_redo_param_at(const struct ht_redo_summary *s, uint64_t i, struct ht_
         .grad_dtype = d.grad_dtype,
     };
     take_scalars(d.kernel, d.maximize, d.scalar, &out->scalars);
-    return sane(&out->scalars) && d.maximize <= 1 && !ht_opt_redo_is_section(s, i) ? 0 : -EUCLEAN;
+    return scalars_sane(&out->scalars) && d.maximize <= 1 && !ht_opt_redo_is_section(s, i) ? 0 : -EUCLEAN;
 }
 
 bool ht_opt_redo_is_section(const struct ht_redo_summary *s, uint64_t i)
@@ -348,7 +348,7 @@ int ht_opt_redo_section_at(const struct ht_redo_summary *s, uint64_t i, uint64_t
     take_scalars(d.kernel, d.maximize, d.scalar, &out->scalars);
     bool fits = ht_opt_redo_is_section(s, i) && ht_le64_load(&d.object) == oid && d.frozen <= 1 && d.maximize <= 1;
     bool lies = from <= out->begin && out->begin < out->end && out->end <= elements;
-    return fits && lies && sane(&out->scalars) ? 0 : -EUCLEAN;
+    return fits && lies && scalars_sane(&out->scalars) ? 0 : -EUCLEAN;
 }
 
 static bool same_states(enum ht_kernel a, enum ht_kernel b)

@@ -30,7 +30,7 @@ void ht_opt_problems_free(struct ht_optim *o)
 }
 
 /* Reports the problem and refuses, or remembers it. */
-HT_PRINTF(3, 4) static int problem(struct ht_optim *o, const char *code, const char *fmt, ...)
+HT_PRINTF(3, 4) static int note_problem(struct ht_optim *o, const char *code, const char *fmt, ...)
 {
     struct problem *p = calloc(1, sizeof(*p));
     va_list args;
@@ -70,15 +70,15 @@ static int check_param(struct ht_param *p) HT_REQUIRES(HT_LOCK_OPTIM)
     int rc;
 
     if (!p->root->exists) {
-        rc = problem(p->o, "OPT-ROOT", "parameter %llu belongs to model root %llu, which is none", (ull)p->oid,
-                     (ull)p->root->id);
+        rc = note_problem(p->o, "OPT-ROOT", "parameter %llu belongs to model root %llu, which is none", (ull)p->oid,
+                          (ull)p->root->id);
         return rc ? rc : 1;
     }
     for (unsigned i = 0; i < p->cur.layout.count; i++) {
         if (state_fits(p, i))
             continue;
-        rc = problem(p->o, "OPT-STATE", "%s of parameter %llu (object %llu) is not as its parameter needs it",
-                     ht_state_word(p->cur.layout.kind[i]), (ull)p->oid, (ull)p->cur.oid[i]);
+        rc = note_problem(p->o, "OPT-STATE", "%s of parameter %llu (object %llu) is not as its parameter needs it",
+                          ht_state_word(p->cur.layout.kind[i]), (ull)p->oid, (ull)p->cur.oid[i]);
         return rc ? rc : 1;
     }
     return 0;
@@ -118,8 +118,9 @@ static int check_redo(struct ht_root *r) HT_REQUIRES(HT_LOCK_OPTIM)
     for (size_t i = 0; i < r->redo.steps; i++) {
         if (redo_fits(r, i) && !is_other(r, i))
             continue;
-        rc = problem(r->o, "OPT-REDO", "step %llu of model root %llu (object %llu) does not follow the step before it",
-                     (ull)r->redo.step[i].step, (ull)r->id, (ull)r->redo.step[i].oid);
+        rc = note_problem(r->o, "OPT-REDO",
+                          "step %llu of model root %llu (object %llu) does not follow the step before it",
+                          (ull)r->redo.step[i].step, (ull)r->id, (ull)r->redo.step[i].oid);
         r->redo.steps = i;
     }
     r->durable_step = r->pub_step + r->redo.steps;

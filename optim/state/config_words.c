@@ -27,8 +27,8 @@ uint64_t ht_optim_words_as_of(struct ht_optim *o, uint64_t id)
     return number;
 }
 
-static int ask(struct ht_optim *o, uint64_t oid, uint64_t as_of, const struct ht_optim_config *base,
-               struct ht_optim_config *out, struct ht_optim_sections *sections, char err[HT_OPTIM_ERROR_MAX])
+static int ask_words(struct ht_optim *o, uint64_t oid, uint64_t as_of, const struct ht_optim_config *base,
+                     struct ht_optim_config *out, struct ht_optim_sections *sections, char err[HT_OPTIM_ERROR_MAX])
 {
     *out = *base;
     return o->hooks.override ? o->hooks.override(o->hooks.ctx, oid, as_of, base, out, sections, err) : 0;
@@ -54,7 +54,7 @@ void ht_opt_words_read(struct ht_param *p, struct ht_words *w)
     w->changes = o->words_changes;
     unlock(o);
     ht_optim_sections_free(&w->sections);
-    w->error = ask(o, p->oid, as_of, &base, &w->config, &w->sections, w->why);
+    w->error = ask_words(o, p->oid, as_of, &base, &w->config, &w->sections, w->why);
     lock(o);
 }
 
@@ -72,7 +72,7 @@ int ht_optim_words_of(struct ht_optim *o, uint64_t id, uint64_t oid, struct ht_o
     if (!found)
         return -ENOENT;
     if (oid)
-        return ask(o, oid, UINT64_MAX, &base, out, NULL, err);
+        return ask_words(o, oid, UINT64_MAX, &base, out, NULL, err);
     *out = base;
     return 0;
 }

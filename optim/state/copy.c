@@ -50,7 +50,7 @@ static void drop_copy(struct ht_optim *o, uint64_t id) HT_REQUIRES(HT_LOCK_OPTIM
     ht_store_log_unreserve(o->store, HT_OPT_ROOT_RECORD_BYTES);
 }
 
-static int copy(struct ht_optim *o, const struct ht_root *from, struct ht_copy *k) HT_REQUIRES(HT_LOCK_OPTIM)
+static int copy_root(struct ht_optim *o, const struct ht_root *from, struct ht_copy *k) HT_REQUIRES(HT_LOCK_OPTIM)
 {
     int rc = ht_store_log_reserve(o->store, HT_OPT_ROOT_RECORD_BYTES);
 
@@ -78,7 +78,7 @@ int ht_opt_copy(void *ctx, struct ht_copy *k)
 
     lock(o);
     const struct ht_root *from = ht_opt_root_find(o, k->scope);
-    int rc = from && from->exists ? copy(o, from, k) : 0;
+    int rc = from && from->exists ? copy_root(o, from, k) : 0;
     unlock(o);
     return rc;
 }

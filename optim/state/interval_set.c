@@ -35,7 +35,7 @@ static uint32_t next_cap(const struct ht_interval_set *s)
     return s->cap ? s->cap * 2 : 4;
 }
 
-static int grow(struct ht_interval_set *s)
+static int grow_set(struct ht_interval_set *s)
 {
     uint32_t cap = next_cap(s);
 
@@ -55,9 +55,9 @@ static int grow(struct ht_interval_set *s)
 }
 
 /* Puts span at index at, and moves the others up. */
-static int insert(struct ht_interval_set *s, uint32_t at, struct ht_interval interval)
+static int insert_item(struct ht_interval_set *s, uint32_t at, struct ht_interval interval)
 {
-    int rc = grow(s);
+    int rc = grow_set(s);
 
     if (rc)
         return rc;
@@ -86,7 +86,7 @@ int ht_interval_set_add(struct ht_interval_set *s, uint32_t begin, uint32_t end)
     while (last < s->count && v[last].begin <= end)
         last++;
     if (first == last)
-        return insert(s, first, (struct ht_interval){begin, end});
+        return insert_item(s, first, (struct ht_interval){begin, end});
     if (v[first].begin > begin)
         v[first].begin = begin;
     v[first].end = v[last - 1].end > end ? v[last - 1].end : end;
@@ -112,7 +112,7 @@ int ht_interval_set_remove(struct ht_interval_set *s, uint32_t begin, uint32_t e
     if (first == last)
         return 0;
     if (last == first + 1 && v[first].begin < begin && v[first].end > end) {
-        int rc = insert(s, first, (struct ht_interval){v[first].begin, begin});
+        int rc = insert_item(s, first, (struct ht_interval){v[first].begin, begin});
         if (!rc)
             items(s)[first + 1].begin = end;
         return rc;
@@ -138,7 +138,7 @@ static int append_common(struct ht_interval_set *to, const struct ht_interval_se
         bool ends_first = v[i].end < w[j].end;
         uint32_t end = ends_first ? v[i].end : w[j].end;
         if (begin < end)
-            rc = insert(to, to->count, (struct ht_interval){begin, end});
+            rc = insert_item(to, to->count, (struct ht_interval){begin, end});
         i += ends_first;
         j += !ends_first;
     }
@@ -158,7 +158,7 @@ static int append_rest(struct ht_interval_set *to, const struct ht_interval_set 
             bool cut = j < other->count && w[j].begin < v[i].end;
             uint32_t end = cut ? w[j].begin : v[i].end;
             if (begin < end)
-                rc = insert(to, to->count, (struct ht_interval){begin, end});
+                rc = insert_item(to, to->count, (struct ht_interval){begin, end});
             begin = cut ? w[j].end : v[i].end;
         }
     }

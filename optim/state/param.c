@@ -200,7 +200,7 @@ void ht_optim_param_deleted(struct ht_optim *o, uint64_t oid, bool pending, stru
     unlock(o);
 }
 
-static int reset(struct ht_param *p)
+static int reset_param(struct ht_param *p)
 {
     struct ht_optim *o = p->o;
     struct ht_tx *tx;
@@ -240,7 +240,7 @@ static int reset_alone(struct ht_param *p) HT_REQUIRES(HT_LOCK_OPTIM)
     while (!ht_list_empty(&p->inflight))
         wait_changed(p->o);
     unlock(p->o);
-    int rc = reset(p);
+    int rc = reset_param(p);
     lock(p->o);
     p->root->draining = false;
     notify_changed(p->o);
@@ -270,7 +270,7 @@ int ht_optim_reset(struct ht_optim *o, uint64_t root, uint64_t oid, struct ht_op
     return rc;
 }
 
-static bool unpublished(struct ht_optim *o, uint64_t oid) HT_REQUIRES(HT_LOCK_OPTIM)
+static bool is_unpublished(struct ht_optim *o, uint64_t oid) HT_REQUIRES(HT_LOCK_OPTIM)
 {
     const struct ht_param *p = ht_opt_param_find(o, oid);
 
@@ -281,7 +281,7 @@ static bool unpublished(struct ht_optim *o, uint64_t oid) HT_REQUIRES(HT_LOCK_OP
 bool ht_optim_param_unpublished(struct ht_optim *o, uint64_t oid)
 {
     lock(o);
-    bool yes = unpublished(o, oid);
+    bool yes = is_unpublished(o, oid);
     unlock(o);
     return yes;
 }
@@ -292,7 +292,7 @@ int ht_optim_while_published(struct ht_optim *o, const uint64_t *oids, size_t co
 
     lock(o);
     for (size_t i = 0; !any && i < count; i++)
-        any = unpublished(o, oids[i]);
+        any = is_unpublished(o, oids[i]);
     if (!any)
         fn(arg);
     unlock(o);

@@ -79,7 +79,7 @@ static void place_range(struct ht_range *r) HT_REQUIRES(HT_LOCK_OPTIM)
     ht_list_add_tail(pos, &r->queue);
 }
 
-static void place(struct ht_range *r) HT_REQUIRES(HT_LOCK_OPTIM)
+static void place_in_queue(struct ht_range *r) HT_REQUIRES(HT_LOCK_OPTIM)
 {
     struct ht_param *p = r->param;
 
@@ -94,7 +94,7 @@ static void place(struct ht_range *r) HT_REQUIRES(HT_LOCK_OPTIM)
 }
 
 /* Does the gradient that its update will use not change any more, or only by an addition that comes before? */
-static bool ends(const struct ht_range *r, unsigned work) HT_REQUIRES(HT_LOCK_OPTIM)
+static bool ends_gradient(const struct ht_range *r, unsigned work) HT_REQUIRES(HT_LOCK_OPTIM)
 {
     uint32_t added = r->added + ((work & HT_WORK_ADD) != 0), wanted = r->param->root->latched.accumulate;
 
@@ -106,7 +106,7 @@ void ht_opt_range_queue(struct ht_range *r, unsigned work)
     struct ht_param *p = r->param;
     uint64_t offset = (uint64_t)r->index * p->shape.chunk_bytes;
 
-    if (p->root->redo.wanted && !p->root->redo.broken && !r->logged && ends(r, work))
+    if (p->root->redo.wanted && !p->root->redo.broken && !r->logged && ends_gradient(r, work))
         work |= HT_WORK_LOG;
     r->numa_index = (int8_t)(p->obj ? ht_obj_numa_index(p->obj, offset) : HT_NUMA_INDEX_ANY);
     r->state = HT_RANGE_QUEUED;
@@ -116,16 +116,16 @@ void ht_opt_range_queue(struct ht_range *r, unsigned work)
     p->root->pending++;
     p->root->backlog_bytes += ht_opt_range_backlog_bytes(r, work);
     p->refs++;
-    place(r);
+    place_in_queue(r);
 }
 
 void ht_opt_range_requeue(struct ht_range *r)
 {
     r->state = HT_RANGE_QUEUED;
-    place(r);
+    place_in_queue(r);
 }
 
-static void leave(struct ht_range *r) HT_REQUIRES(HT_LOCK_OPTIM)
+static void leave_queue(struct ht_range *r) HT_REQUIRES(HT_LOCK_OPTIM)
 {
     struct ht_param *p = r->param;
 
@@ -142,7 +142,7 @@ static void unqueue(struct ht_range *r) HT_REQUIRES(HT_LOCK_OPTIM)
     p->root->backlog_bytes -= ht_opt_range_backlog_bytes(r, r->work);
     r->state = HT_RANGE_IDLE;
     r->work = 0;
-    leave(r);
+    leave_queue(r);
     p->pending--;
     p->root->pending--;
     p->refs--;
@@ -205,7 +205,7 @@ struct ht_range *ht_opt_range_take(struct ht_root *root, int numa_index)
 {
     struct ht_range *r = ht_opt_range_next(root, numa_index);
 
-    leave(r);
+    leave_queue(r);
     r->state = HT_RANGE_RUNNING;
     return r;
 }

@@ -273,7 +273,7 @@ bool ht_opt_in_flight(const struct ht_param *p, uint64_t begin, uint64_t end)
  * Are the gradient bytes [begin, end) still needed, or may they be written while the lock is released? A range that is
  * wholly applied cannot be written before the boundary; while the root is draining none can.
  */
-static bool needed(struct ht_param *p, uint64_t begin, uint64_t end) HT_REQUIRES(HT_LOCK_OPTIM)
+static bool bytes_needed(struct ht_param *p, uint64_t begin, uint64_t end) HT_REQUIRES(HT_LOCK_OPTIM)
 {
     uint64_t range_bytes = (uint64_t)p->shape.range_elements * p->shape.g_bytes;
     bool replaying = p->root->redo.replaying && p->root->pending; /* more may follow until the step is counted */
@@ -300,7 +300,7 @@ void ht_opt_range_drop(struct ht_range *r)
     if (r->consumed || !grad)
         return;
     for (uint64_t c = begin / chunk; c * chunk < end; c++) {
-        if (needed(p, c * chunk, (c + 1) * chunk))
+        if (bytes_needed(p, c * chunk, (c + 1) * chunk))
             return;
     }
     r->consumed = true;

@@ -351,7 +351,7 @@ static int replay_del(struct ht_optim *o, uint16_t type, uint64_t id, struct ht_
 }
 
 /* Every record begins with the number of a root or of a parameter. */
-static int replay(struct ht_optim *o, uint16_t type, struct ht_reader *in) HT_REQUIRES(HT_LOCK_OPTIM)
+static int replay_record(struct ht_optim *o, uint16_t type, struct ht_reader *in) HT_REQUIRES(HT_LOCK_OPTIM)
 {
     uint64_t id = ht_get_u64(in);
 
@@ -377,7 +377,7 @@ int ht_opt_replay(void *ctx, uint16_t type, const uint8_t *payload, uint32_t len
     struct ht_reader in = ht_reader_of(payload, len);
 
     lock(o);
-    int rc = replay(o, type, &in);
+    int rc = replay_record(o, type, &in);
     unlock(o);
     if (rc == -EUCLEAN)
         ht_error("log: malformed optimizer record of type %u, %u bytes", type, len);

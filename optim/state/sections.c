@@ -13,7 +13,8 @@ typedef unsigned long long ull;
 
 enum { ROOM_SHARE_MAX = 4 }; /* times as much as is needed may stay from step to step */
 
-static int refuse(const struct ht_optim_section *s, char why[HT_OPTIM_ERROR_MAX], const char *text, uint64_t number)
+static int refuse_section(const struct ht_optim_section *s, char why[HT_OPTIM_ERROR_MAX], const char *text,
+                          uint64_t number)
 {
     snprintf(why, HT_OPTIM_ERROR_MAX, "%llu:%llu: %s%llu", (ull)s->begin, (ull)s->end, text, (ull)number);
     return -EINVAL;
@@ -26,10 +27,10 @@ int ht_opt_sections_check(const struct ht_param *p, const struct ht_optim_sectio
     for (size_t i = 0; i < s->count; i++) {
         const struct ht_optim_section *v = &s->section[i];
         if (v->end > p->shape.elements)
-            return refuse(v, why, "the range ends after the last element of the parameter, which has ",
-                          p->shape.elements);
+            return refuse_section(v, why, "the range ends after the last element of the parameter, which has ",
+                                  p->shape.elements);
         if (!v->config.frozen && v->config.missed > t)
-            return refuse(v, why, "missed= is more than the steps of the parameter, which are ", t);
+            return refuse_section(v, why, "missed= is more than the steps of the parameter, which are ", t);
     }
     return 0;
 }
@@ -99,7 +100,7 @@ void ht_opt_sections_clear(struct ht_param *p)
         p->sections->count = p->sections->decided = 0;
 }
 
-static int put(struct ht_param *p, uint32_t at, const struct ht_param_section *s) HT_REQUIRES(HT_LOCK_OPTIM)
+static int put_section(struct ht_param *p, uint32_t at, const struct ht_param_section *s) HT_REQUIRES(HT_LOCK_OPTIM)
 {
     if (at >= HT_SECTIONS_MAX)
         return -E2BIG;
@@ -111,7 +112,7 @@ static int put(struct ht_param *p, uint32_t at, const struct ht_param_section *s
 
 int ht_opt_sections_add(struct ht_param *p, const struct ht_param_section *s)
 {
-    int rc = put(p, ht_opt_sections_count(p), s);
+    int rc = put_section(p, ht_opt_sections_count(p), s);
 
     if (!rc)
         p->sections->count++;
@@ -120,7 +121,7 @@ int ht_opt_sections_add(struct ht_param *p, const struct ht_param_section *s)
 
 int ht_opt_sections_decide(struct ht_param *p, const struct ht_param_section *s)
 {
-    int rc = put(p, p->sections ? p->sections->decided : 0, s);
+    int rc = put_section(p, p->sections ? p->sections->decided : 0, s);
 
     if (!rc)
         p->sections->decided++;

@@ -200,7 +200,7 @@ static int make_objects(struct ht_param *p, struct ht_obj *of, struct ht_param_m
 }
 
 /* Publishes the new objects in memory, unless the parameter has been deleted. */
-static int adopt(struct ht_param *p, const struct ht_param_meta *meta, struct ht_obj *obj[HT_STATES_MAX])
+static int adopt_state(struct ht_param *p, const struct ht_param_meta *meta, struct ht_obj *obj[HT_STATES_MAX])
     HT_REQUIRES(HT_LOCK_OPTIM)
 {
     if (p->gone)
@@ -234,7 +234,7 @@ int ht_opt_state_create(struct ht_param *p, const struct ht_layout *layout)
 
     if (!rc) {
         lock(p->o);
-        rc = adopt(p, &meta, obj);
+        rc = adopt_state(p, &meta, obj);
         unlock(p->o);
         if (rc)
             unmake_objects(p, of, obj);

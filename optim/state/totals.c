@@ -100,7 +100,7 @@ static struct ht_totals totals_of(const struct ht_param *p) HT_REQUIRES(HT_LOCK_
     return c;
 }
 
-static void count(struct ht_param *p, struct ht_totals now) HT_REQUIRES(HT_LOCK_OPTIM)
+static void count_param(struct ht_param *p, struct ht_totals now) HT_REQUIRES(HT_LOCK_OPTIM)
 {
     struct ht_totals *t = &p->root->totals;
 
@@ -113,13 +113,13 @@ static void count(struct ht_param *p, struct ht_totals now) HT_REQUIRES(HT_LOCK_
 
 void ht_opt_totals_update(struct ht_param *p)
 {
-    count(p, totals_of(p));
+    count_param(p, totals_of(p));
     update_owner(p);
 }
 
 void ht_opt_totals_remove(struct ht_param *p)
 {
-    count(p, (struct ht_totals){0});
+    count_param(p, (struct ht_totals){0});
     remove_owner(p);
 }
 

@@ -15,7 +15,7 @@ static void invalidate_whole(struct ht_param *p) HT_REQUIRES(HT_LOCK_OPTIM)
 }
 
 /* Returns when no part of the step is left to run or to write. *out_spare: none has run since the last logged step. */
-static int quiesce(struct ht_root *root, struct ht_optim_steer *by, bool *out_spare)
+static int quiesce_root(struct ht_root *root, struct ht_optim_steer *by, bool *out_spare)
 {
     lock(root->o);
     int rc = ht_opt_may_steer(root, by);
@@ -82,7 +82,7 @@ int ht_optim_abort_by(struct ht_optim *o, uint64_t id, struct ht_optim_steer *by
     if (rc)
         return rc;
     by = by ? by : &anyone;
-    rc = quiesce(root, by, &spare);
+    rc = quiesce_root(root, by, &spare);
     if (by->refused) {
         ht_opt_step_leave(root);
         return rc;

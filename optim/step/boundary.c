@@ -45,7 +45,7 @@ static int forget_orphans(struct ht_root *root) HT_REQUIRES(HT_LOCK_OPTIM)
         ht_opt_cancel(p);
         ht_opt_take_waiters(p, &chain); /* waiters of a running update come with its end */
         unlock(root->o);
-        ht_opt_wake(chain); /* not by the helper, as in decided() */
+        ht_opt_wake(chain); /* not by the helper, as in end_deciding() */
         lock(root->o);
         rc = ht_opt_drain(root);
         if (!rc)
@@ -94,7 +94,7 @@ static int check_boundary(struct ht_root *root, struct partial *out) HT_REQUIRES
  * All updates are queued, or there will be none: reads wait for these only from now on. Releases the lock in between.
  * The helper may wait for a page that one of the readers holds, so it cannot wake them.
  */
-static void decided(struct ht_root *root) HT_REQUIRES(HT_LOCK_OPTIM)
+static void end_deciding(struct ht_root *root) HT_REQUIRES(HT_LOCK_OPTIM)
 {
     struct ht_waiter *chain = NULL;
 
@@ -123,7 +123,7 @@ static int end_boundary(struct ht_root *root) HT_REQUIRES(HT_LOCK_OPTIM)
         rc = ht_opt_whole_step(root, &skipped);
     else if (!rc && partial)
         ht_opt_queue_frozen(root, true);
-    decided(root);
+    end_deciding(root);
     if (!rc && root->open && !ht_opt_deferred(root))
         ht_opt_expect_waiting(root, 0);
     root->norm_known = root->open && ht_opt_deferred(root) && !rc;

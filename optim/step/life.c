@@ -178,7 +178,7 @@ static void place_workers(struct ht_optim *o)
 }
 
 /* From now on the workers do the store's background work. One that waits for a range begins with it. */
-static void lend(struct ht_optim *o)
+static void lend_workers(struct ht_optim *o)
 {
     bool lends = ht_store_background_lend(o->store);
 
@@ -200,7 +200,7 @@ static int start_threads(struct ht_optim *o)
     for (unsigned i = 0; !rc && i < o->threads; i++)
         rc = start_worker(o, &o->worker[i]);
     if (!rc && o->threads >= WORKERS_LEND_MIN)
-        lend(o);
+        lend_workers(o);
     return rc;
 }
 
@@ -335,7 +335,7 @@ void ht_optim_free(struct ht_optim *o)
 
 /* ------------------------------------------------------------- participant */
 
-static int make(struct ht_store *s, const void *setup, void **out)
+static int make_optim(struct ht_store *s, const void *setup, void **out)
 {
     const struct ht_optim_setup *u = setup;
     struct ht_optim *o = NULL;
@@ -347,7 +347,7 @@ static int make(struct ht_store *s, const void *setup, void **out)
     return rc;
 }
 
-static int start(void *p)
+static int start_optim(void *p)
 {
     return ht_optim_start(p);
 }
@@ -357,4 +357,4 @@ static void free_optim(void *p)
     ht_optim_free(p);
 }
 
-const struct ht_participant_type ht_participant_optim = {.make = make, .start = start, .free = free_optim};
+const struct ht_participant_type ht_participant_optim = {.make = make_optim, .start = start_optim, .free = free_optim};

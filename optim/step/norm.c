@@ -47,7 +47,7 @@ static double add_up(struct ht_root *root, struct ht_param **sorted) HT_REQUIRES
 }
 
 /* All memory first: after the first measurement only a failed update may end this, and then only an abort helps. */
-static int measure(struct ht_root *root, double *out_sum) HT_REQUIRES(HT_LOCK_OPTIM)
+static int measure_step(struct ht_root *root, double *out_sum) HT_REQUIRES(HT_LOCK_OPTIM)
 {
     size_t count = 1;
     int rc = 0;
@@ -70,7 +70,7 @@ static int measure(struct ht_root *root, double *out_sum) HT_REQUIRES(HT_LOCK_OP
 /* ------------------------------------------------------------------- apply */
 
 /* Applies nothing: frozen ranges count as done. */
-static void skip(struct ht_root *root) HT_REQUIRES(HT_LOCK_OPTIM)
+static void skip_step(struct ht_root *root) HT_REQUIRES(HT_LOCK_OPTIM)
 {
     ht_list_for_each_entry(p, &root->touched, struct ht_param, touched) {
         for (uint64_t i = 0; i < p->shape.range_count; i++) {
@@ -82,7 +82,7 @@ static void skip(struct ht_root *root) HT_REQUIRES(HT_LOCK_OPTIM)
     root->skipped++;
 }
 
-static void clip(struct ht_root *root, double norm) HT_REQUIRES(HT_LOCK_OPTIM)
+static void clip_step(struct ht_root *root, double norm) HT_REQUIRES(HT_LOCK_OPTIM)
 {
     double most = root->latched.max_grad_norm, coefficient = most > 0 ? most / (norm + 1e-6) : 1;
 
@@ -111,7 +111,7 @@ static uint64_t waiting_bytes(const struct ht_root *root) HT_REQUIRES(HT_LOCK_OP
 int ht_opt_whole_step(struct ht_root *root, bool *out_skip)
 {
     double sum = 0;
-    int rc = measure(root, &sum);
+    int rc = measure_step(root, &sum);
 
     if (rc)
         return rc;
@@ -119,10 +119,10 @@ int ht_opt_whole_step(struct ht_root *root, bool *out_skip)
     root->grad_norm = sqrt(sum) / ht_opt_divisor(root);
     *out_skip = root->latched.skip_nonfinite && root->step_nonfinite;
     if (*out_skip) {
-        skip(root);
+        skip_step(root);
         return 0;
     }
-    clip(root, root->grad_norm);
+    clip_step(root, root->grad_norm);
     ht_opt_queue_frozen(root, true);
     return 0;
 }

@@ -57,7 +57,7 @@ static uint64_t file_of(const struct rollback *r, uint64_t from)
     return low < r->file_count && r->files[low].from == from ? r->files[low].to : 0;
 }
 
-static int compare(const void *a, const void *b)
+static int by_number(const void *a, const void *b)
 {
     uint64_t x = ((const struct kept_param *)a)->to, y = ((const struct kept_param *)b)->to;
 
@@ -87,7 +87,7 @@ static int list_params(struct rollback *r)
         }
     unlock(o);
     if (!rc)
-        qsort(r->params, r->param_count, sizeof(*r->params), compare);
+        qsort(r->params, r->param_count, sizeof(*r->params), by_number);
     return rc;
 }
 
@@ -122,7 +122,7 @@ static struct ht_param *find_surplus(const struct rollback *r)
     lock(r->root->o);
     ht_list_for_each_entry(p, &r->root->params, struct ht_param, of_root) {
         const struct kept_param key = {.to = p->oid};
-        if (found || p->gone || !p->cur.exists || bsearch(&key, r->params, r->param_count, sizeof(key), compare))
+        if (found || p->gone || !p->cur.exists || bsearch(&key, r->params, r->param_count, sizeof(key), by_number))
             continue;
         found = p;
         p->refs++;
@@ -143,7 +143,7 @@ static int end_surplus(const struct rollback *r)
     return rc;
 }
 
-static bool fits(const struct ht_param *p, const struct ht_param_meta *meta) HT_REQUIRES(HT_LOCK_OPTIM)
+static bool state_fits(const struct ht_param *p, const struct ht_param_meta *meta) HT_REQUIRES(HT_LOCK_OPTIM)
 {
     return p->cur.exists && p->cur.elements == meta->elements && p->cur.dtype == meta->dtype &&
         p->cur.chunk_bytes == meta->chunk_bytes && ht_opt_same_layout(&p->cur.layout, &meta->layout);
@@ -204,7 +204,7 @@ static int make_state(struct ht_param *p, const struct ht_param_meta *meta)
 }
 
 /* Content of one object from its copy. */
-static int restore(struct ht_store *s, struct ht_obj *to, uint64_t from)
+static int restore_object(struct ht_store *s, struct ht_obj *to, uint64_t from)
 {
     struct ht_obj *kept = ht_obj_get(s, from);
     int rc = to && kept ? ht_obj_restore(to, kept) : -ESTALE;
@@ -227,14 +227,14 @@ static int restore_state(struct ht_param *p, const struct ht_param_meta *meta)
     struct ht_optim *o = p->o;
 
     lock(o);
-    bool as_is = fits(p, meta);
+    bool as_is = state_fits(p, meta);
     int rc = p->gone ? -ESTALE : as_is ? ht_opt_state_load(p) : 0;
     unlock(o);
     if (!rc && !as_is)
         rc = make_state(p, meta);
     for (unsigned i = 0; !rc && i < meta->layout.count; i++) {
         struct ht_obj *to = state_of(p, i);
-        rc = restore(o->store, to, meta->oid[i]);
+        rc = restore_object(o->store, to, meta->oid[i]);
         ht_obj_put(to);
     }
     lock(o);
@@ -346,7 +346,7 @@ static int go_back(struct rollback *r)
     return rc;
 }
 
-static int commit(struct ht_root *root)
+static int commit_root(struct ht_root *root)
 {
     uint64_t lsn;
     int rc = ht_scope_commit(root->o->store, root->id, &lsn);
@@ -381,7 +381,7 @@ static void take_back(struct ht_root *root, int why)
 }
 
 /* Readers of several objects wait, or read again, while it is set. */
-static void revert(struct ht_root *root, bool on)
+static void set_reverting(struct ht_root *root, bool on)
 {
     lock(root->o);
     root->reverting = on;
@@ -394,17 +394,17 @@ static int roll_back(struct rollback *r)
     lock(r->root->o);
     bool published = r->root->redo.failed != 0; /* logged steps that cannot be had go with the last commit */
     unlock(r->root->o);
-    int rc = published ? 0 : commit(r->root);
+    int rc = published ? 0 : commit_root(r->root);
 
     if (rc)
         return rc;
-    revert(r->root, true);
+    set_reverting(r->root, true);
     rc = go_back(r);
     if (!rc)
-        rc = commit(r->root);
+        rc = commit_root(r->root);
     if (rc)
         take_back(r->root, rc);
-    revert(r->root, false);
+    set_reverting(r->root, false);
     return rc;
 }
 
@@ -419,7 +419,7 @@ static bool any_written(const struct ht_root *root) HT_REQUIRES(HT_LOCK_OPTIM)
 }
 
 /* Under the gate: writers of gradients wait from now on. */
-static int begin(struct ht_root *root, struct ht_optim_steer *by)
+static int begin_rollback(struct ht_root *root, struct ht_optim_steer *by)
 {
     lock(root->o);
     int rc = ht_opt_may_steer(root, by);
@@ -432,7 +432,7 @@ static int begin(struct ht_root *root, struct ht_optim_steer *by)
     return rc;
 }
 
-static void report(struct ht_root *root, const struct ht_rollback *to)
+static void report_rollback(struct ht_root *root, const struct ht_rollback *to)
 {
     ht_opt_event(HT_EVENT_STEP_ROLLED_BACK, root->id, "the model is at step %llu again", (unsigned long long)to->step);
     lock(root->o);
@@ -451,7 +451,7 @@ int ht_optim_rollback_by(struct ht_optim *o, uint64_t id, const struct ht_rollba
 
     if (rc)
         return rc;
-    rc = begin(r.root, by ? by : &anyone);
+    rc = begin_rollback(r.root, by ? by : &anyone);
     if (rc) {
         ht_opt_step_leave(r.root);
         return rc;
@@ -462,7 +462,7 @@ int ht_optim_rollback_by(struct ht_optim *o, uint64_t id, const struct ht_rollba
     r.root->decided = 0;
     unlock(o);
     if (!rc)
-        report(r.root, to);
+        report_rollback(r.root, to);
     ht_opt_show_all(r.root);
     /* What others have cached of files since their names changed is older than their content. */
     for (size_t i = 0; o->hooks.invalidate && i < r.file_count; i++)

@@ -30,7 +30,7 @@
 /* ----------------------------------------------------------------- publish */
 
 /* Updates run again. */
-static void release(struct ht_root *root)
+static void release_root(struct ht_root *root)
 {
     lock(root->o);
     root->hold = false;
@@ -40,7 +40,7 @@ static void release(struct ht_root *root)
 }
 
 /* Does the commit keep its step? Those of a multiple of retain_every do, or the first ones after it. */
-static bool keeps(const struct ht_root *root) HT_REQUIRES(HT_LOCK_OPTIM)
+static bool keeps_step(const struct ht_root *root) HT_REQUIRES(HT_LOCK_OPTIM)
 {
     uint32_t every = root->config.retain_every;
 
@@ -81,7 +81,7 @@ static void check_lineage(struct ht_root *root)
 }
 
 /* Everything below the root into one transaction; k: with a kept step. */
-static int commit(struct ht_root *root, struct ht_copy *k, uint64_t *out_lsn)
+static int commit_root(struct ht_root *root, struct ht_copy *k, uint64_t *out_lsn)
 {
     struct ht_store *s = root->o->store;
     int rc = k ? ht_scope_commit_copying(s, root->id, k, out_lsn) : ht_scope_commit(s, root->id, out_lsn);
@@ -125,7 +125,7 @@ static int publish_all(struct ht_root *root, struct ht_copy *wanted)
     uint64_t lsn;
 
     lock(o);
-    bool keep = wanted || (!root->ending && keeps(root)); /* a root with kept steps cannot end */
+    bool keep = wanted || (!root->ending && keeps_step(root)); /* a root with kept steps cannot end */
     struct ht_copy *k = wanted ? wanted : &retained;
     k->step = root->step;
     k->retain = root->config.retain;
@@ -136,8 +136,8 @@ static int publish_all(struct ht_root *root, struct ht_copy *wanted)
     if (HT_MUTANT("logged-early"))
         delete_logged_early(root);
     if (!rc)
-        rc = commit(root, keep ? k : NULL, &lsn);
-    release(root);
+        rc = commit_root(root, keep ? k : NULL, &lsn);
+    release_root(root);
     if (!rc)
         rc = ht_store_sync(o->store, lsn);
     if (rc) {
@@ -155,17 +155,17 @@ static int publish_all(struct ht_root *root, struct ht_copy *wanted)
 }
 
 /* The same; the step's gradients instead of parameters and state, if that is as good. */
-static int publish(struct ht_root *root, struct ht_copy *wanted)
+static int publish_step(struct ht_root *root, struct ht_copy *wanted)
 {
     struct ht_optim *o = root->o;
     uint64_t lsn;
 
     lock(o);
-    bool log = !wanted && ht_opt_redo_may_log(root) && !keeps(root);
+    bool log = !wanted && ht_opt_redo_may_log(root) && !keeps_step(root);
     unlock(o);
     if (!log || ht_opt_redo_commit(root, &lsn))
         return publish_all(root, wanted);
-    release(root);
+    release_root(root);
     int rc = ht_store_sync(o->store, lsn);
     if (rc) {
         report_failed(root, rc);
@@ -206,9 +206,9 @@ void ht_opt_step_leave(struct ht_root *root)
 int ht_opt_step_end(struct ht_root *root, int rc, bool durable, struct ht_copy *k)
 {
     if (!rc && durable)
-        rc = publish(root, k);
+        rc = publish_step(root, k);
     else if (!rc)
-        release(root);
+        release_root(root);
     if (rc)
         return rc;
     lock(root->o);

@@ -120,7 +120,7 @@ static bool is_final(const struct ht_root *root) HT_REQUIRES(HT_LOCK_OPTIM)
 }
 
 /* Names all chunks of the range: the parameter's first, then state by state, the sum of gradients, the gradient's. */
-static void describe(struct job *j, struct ht_optim *o)
+static void describe_job(struct job *j, struct ht_optim *o)
 {
     const struct ht_range *r = j->range;
     const struct ht_param *p = r->param;
@@ -145,7 +145,7 @@ static void describe(struct job *j, struct ht_optim *o)
     add_gradient(j);
 }
 
-static void begin(struct job *j, bool second)
+static void begin_job(struct job *j, bool second)
 {
     j->pin.nowait = second;
     int rc = ht_batch_pin_begin(&j->pin);
@@ -164,7 +164,7 @@ static uint64_t bytes_of(const struct job *j, unsigned at, unsigned count)
 }
 
 /* Do all sizes still fit the frozen gradient? A truncation may have come between. */
-static bool complete(const struct job *j)
+static bool is_complete(const struct job *j)
 {
     const struct ht_range *r = j->range;
     const struct ht_param *p = r->param;
@@ -216,7 +216,7 @@ static uint8_t gradient_dtype(const struct job *j)
 }
 
 /* Adds frozen elements to their sum. */
-static void add(struct job *j)
+static void add_gradient_to_sum(struct job *j)
 {
     const struct ht_range *r = j->range;
     const struct ht_param_shape *shape = &r->param->shape;
@@ -304,7 +304,7 @@ static uint64_t update_block(struct job *j, uint64_t e, uint64_t end, unsigned l
     return end;
 }
 
-static void compute(struct job *j)
+static void update_range(struct job *j)
 {
     const struct ht_param *p = j->range->param;
     const uint8_t *low = memchr(p->layout.kind, HT_STATE_MASTER_LOW, p->layout.count);
@@ -320,7 +320,7 @@ static void compute(struct job *j)
 }
 
 /* A chunk is a whole number of blocks, so its end cuts none. */
-static void measure(struct job *j)
+static void measure_range(struct job *j)
 {
     const struct ht_kernels *kernels = j->range->param->o->kernels;
     uint32_t size = j->range->param->shape.g_bytes;
@@ -368,18 +368,18 @@ static void show_parameter(const struct job *j)
     ht_opt_wake(chain);
 }
 
-static void run(struct job *j)
+static void run_job(struct job *j)
 {
     int rc;
 
     if (!j->err)
-        j->err = complete(j) ? ht_fault(HT_FAULT_OPTIM_UPDATE) : -EINVAL;
+        j->err = is_complete(j) ? ht_fault(HT_FAULT_OPTIM_UPDATE) : -EINVAL;
     if (!j->err && j->work & HT_WORK_ADD)
-        add(j);
+        add_gradient_to_sum(j);
     if (!j->err && j->work & HT_WORK_MEASURE)
-        measure(j);
+        measure_range(j);
     if (!j->err && j->work & HT_WORK_UPDATE)
-        compute(j);
+        update_range(j);
     ht_batch_pin_end(&j->pin, j->err ? 0 : changed_mask(j));
     show_parameter(j);
     rc = ht_batch_pin_finish(&j->pin);
@@ -401,7 +401,7 @@ static void report_failure(const struct job *j)
                   j->err == -EINVAL ? "the file was truncated" : strerror(-j->err));
 }
 
-static void count(const struct job *j, uint64_t ns) HT_REQUIRES(HT_LOCK_OPTIM)
+static void count_job(const struct job *j, uint64_t ns) HT_REQUIRES(HT_LOCK_OPTIM)
 {
     struct ht_root *root = j->range->param->root;
 
@@ -486,7 +486,7 @@ static bool end_failed(const struct job *j)
     return again;
 }
 
-static void trace(const struct job *j)
+static void trace_job(const struct job *j)
 {
     const struct ht_param *p = j->range->param;
 
@@ -503,7 +503,7 @@ static void trace(const struct job *j)
  * run. (Tried: invalidating again here drops pages before their reader has copied them out, and the reader then reads
  * the same bytes twice.)
  */
-static void end(struct job *j, uint64_t ns)
+static void end_job(struct job *j, uint64_t ns)
 {
     struct ht_range *r = j->range;
     struct ht_param *p = r->param;
@@ -518,7 +518,7 @@ static void end(struct job *j, uint64_t ns)
         r->nonfinite = (uint32_t)j->nonfinite;
     }
     if (!j->err && settle_sum(j)) {
-        count(j, ns);
+        count_job(j, ns);
         root->running--;
         j->range = NULL;
         notify_changed(o);
@@ -532,13 +532,13 @@ static void end(struct job *j, uint64_t ns)
         r->work = 0;
         assert(!r->measured);
     } else {
-        count(j, ns);
+        count_job(j, ns);
         if (j->err)
             r->state = HT_RANGE_FAILED;
         else
             settle_range(j);
     }
-    trace(j); /* before a waiter goes on */
+    trace_job(j); /* before a waiter goes on */
     p->pending--;
     root->pending--;
     root->backlog_bytes -= ht_opt_range_backlog_bytes(r, j->work);
@@ -563,7 +563,7 @@ static bool is_unit_due(const struct ht_optim *o) HT_REQUIRES(HT_LOCK_OPTIM)
 }
 
 /* Background work: until a range needs this worker, or one unit. The lock is released meanwhile. */
-static void serve(struct ht_optim *o, bool once) HT_REQUIRES(HT_LOCK_OPTIM)
+static void serve_background(struct ht_optim *o, bool once) HT_REQUIRES(HT_LOCK_OPTIM)
 {
     o->serves = true;
     unlock(o);
@@ -577,7 +577,7 @@ static void serve(struct ht_optim *o, bool once) HT_REQUIRES(HT_LOCK_OPTIM)
 }
 
 /* The next range of the next root, in turn. */
-static struct ht_range *take(struct ht_optim *o, int numa_index, bool second) HT_REQUIRES(HT_LOCK_OPTIM)
+static struct ht_range *take_range(struct ht_optim *o, int numa_index, bool second) HT_REQUIRES(HT_LOCK_OPTIM)
 {
     if (ht_list_empty(&o->ready) || o->stopping)
         return NULL;
@@ -603,7 +603,7 @@ static struct ht_range *take(struct ht_optim *o, int numa_index, bool second) HT
 static void wait_for_work(struct ht_optim *o) HT_REQUIRES(HT_LOCK_OPTIM)
 {
     if (o->lends && !o->serves) {
-        serve(o, false);
+        serve_background(o, false);
         return;
     }
     o->idle++;
@@ -617,8 +617,8 @@ static struct ht_range *wait_for_range(struct ht_optim *o, int numa_index)
 
     lock(o);
     if (is_unit_due(o) && !ht_list_empty(&o->ready))
-        serve(o, true);
-    while (!o->stopping && !(r = take(o, numa_index, false)))
+        serve_background(o, true);
+    while (!o->stopping && !(r = take_range(o, numa_index, false)))
         wait_for_work(o);
     unlock(o);
     return r;
@@ -627,28 +627,28 @@ static struct ht_range *wait_for_range(struct ht_optim *o, int numa_index)
 static void take_second(struct ht_worker *w, struct job *j)
 {
     lock(w->o);
-    j->range = take(w->o, w->numa_index, true);
+    j->range = take_range(w->o, w->numa_index, true);
     unlock(w->o);
     if (!j->range)
         return;
-    describe(j, w->o);
-    begin(j, true);
+    describe_job(j, w->o);
+    begin_job(j, true);
 }
 
 /* Updates one range, and starts the reads of the next one in between. */
-static void update(struct ht_worker *w, struct job *now, struct job *next)
+static void update_job(struct ht_worker *w, struct job *now, struct job *next)
 {
     uint64_t start = ht_now_ns();
 
     now->mark = ht_trace_begin();
     if (!now->begun && !now->err)
-        begin(now, false);
+        begin_job(now, false);
     if (now->begun && !now->err)
         now->err = ht_batch_pin_wait(&now->pin);
     take_second(w, next);
     if (now->begun)
-        run(now);
-    end(now, ht_now_ns() - start);
+        run_job(now);
+    end_job(now, ht_now_ns() - start);
 }
 
 void *ht_opt_worker_main(void *arg)
@@ -672,8 +672,8 @@ void *ht_opt_worker_main(void *arg)
                 continue;
             }
             now->begun = false;
-            describe(now, w->o);
+            describe_job(now, w->o);
         }
-        update(w, now, &job[at ^ 1]);
+        update_job(w, now, &job[at ^ 1]);
     }
 }
