@@ -57,11 +57,12 @@ static int decide_section(struct ht_root *root, uint64_t oid, const struct ht_re
 
     if (!p || p->gone || p->root != root || !root->decided || p->has_grad || !ht_opt_is_decided(p))
         return refuse_numbers(why, -EINVAL, "numbers for a range of elements follow those of their parameter");
-    uint64_t from = ht_opt_sections_decided_end(p);
+    const struct ht_param_sections *had = p->sections;
+    uint64_t from = had && had->decided ? had->of[had->decided - 1].end : 0;
     if (ht_opt_redo_section_at(one, 0, ht_le64_load(one->param), from, p->cur.elements, &section) ||
         !ht_opt_redo_keeps(&p->cur.layout, section.scalars.kernel))
         return refuse_numbers(why, -EINVAL, "the numbers for a range of elements make no sense");
-    return ht_opt_sections_decide(p, &section);
+    return ht_opt_sections_add(p, &section, true);
 }
 
 int ht_optim_decide(struct ht_optim *o, const struct ht_decision *d, struct ht_optim_steer *by)

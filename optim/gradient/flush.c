@@ -142,7 +142,8 @@ static void latch_numbers(struct ht_param *p, const struct ht_words *words) HT_R
     ht_rule_scalars(&words->config, p->cur.t + 1, &p->scalars);
     if (root->decided) {
         p->scalars = p->decided_scalars;
-        ht_opt_sections_latch_decided(p);
+        if (p->sections)
+            p->sections->count = p->sections->decided;
     } else {
         ht_opt_sections_latch(p, &words->sections);
         ht_opt_set_grad_factor(p, (float)(1.0 / ht_opt_divisor(root)));
@@ -352,29 +353,20 @@ static int flush_window(struct ht_param *p, struct ht_grad *g, struct ht_words *
     return rc;
 }
 
-static int flush_locked(struct ht_param *p, struct ht_grad *g, struct ht_words *words, uint64_t *out_torn)
-    HT_REQUIRES(HT_LOCK_OPTIM)
-{
-    uint64_t ticket = 0;
-    int rc = flush_window(p, g, words, out_torn, &ticket);
-
-    if (g && (!rc || rc == -EINVAL)) {
-        ht_opt_grad_forget_mine(g);
-        g->spoiled = false;
-    }
-    ht_opt_inval_wait(p->o, ticket);
-    return rc;
-}
-
 /* g: the opener whose gradient is flushed; NULL: all openers. */
 static int flush_gradient(struct ht_param *p, struct ht_grad *g)
 {
     struct ht_optim *o = p->o;
     struct ht_words words = {.read = false};
-    uint64_t torn = UINT64_MAX;
+    uint64_t torn = UINT64_MAX, ticket = 0;
 
     lock(o);
-    int rc = flush_locked(p, g, &words, &torn);
+    int rc = flush_window(p, g, &words, &torn, &ticket);
+    if (g && (!rc || rc == -EINVAL)) {
+        ht_opt_grad_forget_mine(g);
+        g->spoiled = false;
+    }
+    ht_opt_inval_wait(o, ticket);
     unlock(o);
     ht_optim_sections_free(&words.sections);
     if (words.refused)

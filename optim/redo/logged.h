@@ -46,8 +46,6 @@ void ht_opt_redo_log(struct ht_range *r) HT_EXCLUDES(HT_LOCK_OPTIM);
 int ht_opt_redo_commit(struct ht_root *root, uint64_t *out_lsn) HT_EXCLUDES(HT_LOCK_OPTIM) HT_MUST_CHECK;
 /* Before a commit of everything: the object of its step with a summary, for readers; obj NULL: none. */
 struct ht_redo_held ht_opt_redo_take(struct ht_root *root) HT_EXCLUDES(HT_LOCK_OPTIM) HT_MUST_CHECK;
-/* Ends the writer. The optimizer is stopping. */
-void ht_opt_redo_join(struct ht_optim *o) HT_EXCLUDES(HT_LOCK_OPTIM);
 
 /* --------------------------------------------------------- redo_replay.c */
 
@@ -61,7 +59,5 @@ int ht_opt_redo_replay(struct ht_root *root) HT_EXCLUDES(HT_LOCK_OPTIM) HT_MUST_
 
 /* After a mount, with workers, before a client can see a model: begins to recover all roots. */
 int ht_opt_redo_recover(struct ht_optim *o) HT_EXCLUDES(HT_LOCK_OPTIM) HT_MUST_CHECK;
-/* Ends the thread that does it. The optimizer is stopping. */
-void ht_opt_recovery_join(struct ht_optim *o) HT_EXCLUDES(HT_LOCK_OPTIM);
 
 #endif

@@ -173,22 +173,11 @@ int ht_opt_redo_recover(struct ht_optim *o)
     if (any)
         ht_opt_redo_set_room(o);
     set_all_aside(o);
-    unlock(o);
-    rc = any ? -pthread_create(&o->recovery, NULL, recover_all, o) : 0;
-    lock(o);
-    o->recovery_started = any && !rc;
+    /* The thread waits for the lock. */
+    rc = any ? -pthread_create(&o->recovery.thread, NULL, recover_all, o) : 0;
+    o->recovery.started = any && !rc;
     unlock(o);
     return rc;
-}
-
-void ht_opt_recovery_join(struct ht_optim *o)
-{
-    lock(o);
-    bool started = o->recovery_started;
-    o->recovery_started = false;
-    unlock(o);
-    if (started)
-        pthread_join(o->recovery, NULL);
 }
 
 void ht_optim_no_replay(struct ht_optim *o)

@@ -85,17 +85,6 @@ void ht_opt_redo_reset(struct ht_root *root)
     ht_buf_reset(&redo->summary);
 }
 
-int ht_opt_redo_delete_unseen(struct ht_store *s, struct ht_obj *obj)
-{
-    struct ht_tx *tx;
-    int rc = ht_tx_begin(s, 0, &tx);
-
-    if (rc)
-        return rc;
-    ht_obj_delete(obj, tx);
-    return ht_tx_commit(tx, NULL);
-}
-
 int ht_opt_redo_discard(struct ht_root *root)
 {
     struct ht_optim *o = root->o;
@@ -106,7 +95,7 @@ int ht_opt_redo_discard(struct ht_root *root)
     redo->obj = NULL;
     ht_opt_redo_reset(root);
     unlock(o);
-    int rc = obj ? ht_opt_redo_delete_unseen(o->store, obj) : 0;
+    int rc = obj ? ht_opt_delete_objects(o->store, &obj, 1) : 0;
     if (rc) { /* a commit that publishes the scope must find it, and delete it */
         lock(o);
         if (!redo->obj && root->exists) {

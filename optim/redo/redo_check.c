@@ -14,7 +14,7 @@
 struct redo_check {
     struct ht_root *root;
     struct ht_obj *obj; /* of the step */
-    uint64_t size;
+    uint64_t step, size;
     struct ht_redo_summary s;
     struct ht_param **param; /* in the order of the summary; NULL: deleted since */
     struct ht_param_shape *shape;
@@ -28,8 +28,6 @@ struct place {
 
 /* -------------------------------------------------------------- parameters */
 
-static const char no_numbers[] = "its summary has numbers that no update uses";
-
 static const char *check_param(struct redo_check *w, uint64_t i) HT_REQUIRES(HT_LOCK_OPTIM)
 {
     struct ht_redo_param want;
@@ -38,7 +36,7 @@ static const char *check_param(struct redo_check *w, uint64_t i) HT_REQUIRES(HT_
     if (ht_opt_redo_is_section(&w->s, i)) /* checked with its parameter */
         return NULL;
     if (ht_opt_redo_param_at(&w->s, i, &want))
-        return no_numbers;
+        return "its summary has numbers that no update uses";
     if (ht_opt_redo_sections_of(&w->s, i, &sections))
         return "a parameter has numbers for ranges of elements that make no sense";
     struct ht_param *p = ht_opt_param_find(w->root->o, want.oid);
@@ -51,48 +49,21 @@ static const char *check_param(struct redo_check *w, uint64_t i) HT_REQUIRES(HT_
         ht_opt_shape_of(&w->shape[i], want.elements * ht_dtype_trained_bytes(want.dtype), want.chunk_bytes, want.dtype,
                         want.grad_dtype))
         return "a parameter is not as this step found it";
+    if (p->redo_at == w->step)
+        return "its summary has a parameter twice";
+    p->redo_at = w->step;
     w->param[i] = p;
     p->redo_g_bytes = (uint8_t)ht_max_u64(p->redo_g_bytes, w->shape[i].g_bytes);
     return NULL;
 }
 
-static int by_number(const void *a, const void *b)
+static const char *check_params(struct redo_check *w) HT_REQUIRES(HT_LOCK_OPTIM)
 {
-    const uint64_t *x = a, *y = b;
+    const char *why = NULL;
 
-    return *x < *y ? -1 : *x > *y;
-}
-
-static const char *check_twice(const struct redo_check *w, uint64_t *oid)
-{
-    struct ht_redo_param want;
-    uint64_t count = 0;
-
-    for (uint64_t i = 0; i < w->s.params; i++) {
-        if (ht_opt_redo_is_section(&w->s, i))
-            continue;
-        if (ht_opt_redo_param_at(&w->s, i, &want))
-            return no_numbers;
-        oid[count++] = want.oid;
-    }
-    qsort(oid, count, sizeof(*oid), by_number);
-    for (uint64_t i = 1; i < count; i++)
-        if (oid[i] == oid[i - 1])
-            return "its summary has a parameter twice";
-    return NULL;
-}
-
-static int check_params(struct redo_check *w, const char **out) HT_REQUIRES(HT_LOCK_OPTIM)
-{
-    uint64_t *oid = calloc(w->s.params + 1, sizeof(*oid));
-
-    if (!oid)
-        return -ENOMEM;
-    *out = check_twice(w, oid);
-    free(oid);
-    for (uint64_t i = 0; !*out && i < w->s.params; i++)
-        *out = check_param(w, i);
-    return 0;
+    for (uint64_t i = 0; !why && i < w->s.params; i++)
+        why = check_param(w, i);
+    return why;
 }
 
 /* ------------------------------------------------------------------ pieces */
@@ -194,7 +165,7 @@ static int check_summary(struct redo_check *w, const char **out)
 
     lock(w->root->o);
     if (!rc)
-        rc = check_params(w, out);
+        *out = check_params(w);
     if (!rc && !*out)
         rc = check_pieces(w, out);
     unlock(w->root->o);
@@ -215,7 +186,7 @@ static int check_summary(struct redo_check *w, const char **out)
 static int check_step(struct ht_root *root, const struct ht_redo_step *step, const char **out,
                       struct ht_redo_summary *out_summary)
 {
-    struct redo_check w = {.root = root, .obj = ht_obj_get(root->o->store, step->oid)};
+    struct redo_check w = {.root = root, .step = step->step, .obj = ht_obj_get(root->o->store, step->oid)};
     uint8_t *bytes = NULL;
 
     *out = NULL;
@@ -263,8 +234,8 @@ int ht_optim_redo_check(struct ht_optim *o, struct ht_optim_redo_check *check)
 
     lock(o);
     o->redo_checked = true;
-    ht_list_for_each(pos, &o->params)
-        ht_list_entry(pos, struct ht_param, all)->redo_place = 0;
+    ht_list_for_each_entry(p, &o->params, struct ht_param, all)
+        p->redo_at = p->redo_place = 0;
     ht_list_for_each_entry(root, &o->roots, struct ht_root, all) {
         const struct ht_redo_step *list = root->redo.step;
         size_t count = root->redo.steps;

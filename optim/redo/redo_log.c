@@ -66,20 +66,9 @@ static void *writer_main(void *arg)
 /* Without a writer the commit writes everything. */
 static void wake_writer(struct ht_optim *o) HT_REQUIRES(HT_LOCK_OPTIM)
 {
-    if (!o->redo_writing && !o->stopping)
-        o->redo_writing = pthread_create(&o->redo_writer, NULL, writer_main, o) == 0;
+    if (!o->redo_writer.started && !o->stopping)
+        o->redo_writer.started = pthread_create(&o->redo_writer.thread, NULL, writer_main, o) == 0;
     pthread_cond_signal(&o->redo_work);
-}
-
-void ht_opt_redo_join(struct ht_optim *o)
-{
-    lock(o);
-    bool writing = o->redo_writing;
-    o->redo_writing = false;
-    pthread_cond_broadcast(&o->redo_work);
-    unlock(o);
-    if (writing)
-        pthread_join(o->redo_writer, NULL);
 }
 
 /* -------------------------------------------------------------------- copy */
@@ -111,7 +100,7 @@ static int need_object(struct ht_root *root) HT_REQUIRES(HT_LOCK_OPTIM)
     notify_changed(o);
     if (!rc && !root->exists) { /* its directory was deleted meanwhile: nobody would find the object */
         unlock(o);
-        rc = ht_opt_redo_delete_unseen(o->store, obj);
+        rc = ht_opt_delete_objects(o->store, &obj, 1);
         ht_obj_put(obj);
         lock(o);
         return rc ? rc : -ESTALE;

@@ -20,7 +20,6 @@ static inline void ht_opt_redo_copy(void *ctx, const void *bytes, size_t len)
 
 /* One of its arrays may have another size now. */
 void ht_opt_redo_count_heap(struct ht_root *root) HT_REQUIRES(HT_LOCK_OPTIM);
-int ht_opt_redo_delete_unseen(struct ht_store *s, struct ht_obj *obj) HT_EXCLUDES(HT_LOCK_OPTIM) HT_MUST_CHECK;
 /* Before a commit that publishes a logged step: reserves memory and log bytes for its record. */
 int ht_opt_redo_prepare(struct ht_root *root) HT_REQUIRES(HT_LOCK_OPTIM) HT_MUST_CHECK;
 /* After it: gives log bytes back that no record has taken. */

@@ -252,7 +252,7 @@ static int take_sections(const struct replay *w, uint64_t i, const struct ht_red
     for (uint64_t k = 1; !rc && k <= count; k++) {
         rc = ht_opt_redo_section_at(&w->now->s, i + k, want->oid, section.end, want->elements, &section);
         if (!rc)
-            rc = ht_opt_sections_add(p, &section);
+            rc = ht_opt_sections_add(p, &section, false);
     }
     return rc;
 }

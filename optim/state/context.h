@@ -65,6 +65,12 @@ struct ht_worker {
     int numa_index; /* place of the NUMA node that it should run on, then that it runs on; HT_NUMA_INDEX_ANY */
 };
 
+/* One that is started when it is needed, and joined at the end. */
+struct ht_opt_thread {
+    pthread_t thread;
+    bool started;
+};
+
 struct ht_optim {
     struct ht_store *store;
     struct ht_optim_hooks hooks;
@@ -73,7 +79,7 @@ struct ht_optim {
     pthread_cond_t work;    /* for workers: ready is not empty, stopping, or nobody serves */
     pthread_cond_t notify;  /* for the helper */
     pthread_cond_t close;   /* for closers: closings is not empty, or stopping */
-    bool started, helper_started;
+    bool started;
     bool stopping HT_GUARDED_BY(HT_LOCK_OPTIM);
     const struct ht_kernels *kernels;
 
@@ -104,18 +110,16 @@ struct ht_optim {
         uint64_t inval_issued, inval_done;
         struct ht_waiter *wakes; /* chain of waiters that the helper wakes */
     };
-    pthread_t helper;
+    struct ht_opt_thread helper HT_GUARDED_BY(HT_LOCK_OPTIM);
 
     struct ht_list closings; /* roots whose step waits for a closer */
     pthread_t closer[HT_CLOSERS_MAX];
     unsigned closers HT_GUARDED_BY(HT_LOCK_OPTIM), closers_idle HT_GUARDED_BY(HT_LOCK_OPTIM);
 
-    pthread_t redo_writer; /* redo/redo_log.c */
+    struct ht_opt_thread redo_writer HT_GUARDED_BY(HT_LOCK_OPTIM); /* redo/redo_log.c */
     pthread_cond_t redo_work;
-    bool redo_writing HT_GUARDED_BY(HT_LOCK_OPTIM);
-    pthread_t recovery; /* redo/recover.c */
-    bool no_replay;     /* fixed at the start */
-    bool recovery_started HT_GUARDED_BY(HT_LOCK_OPTIM);
+    struct ht_opt_thread recovery HT_GUARDED_BY(HT_LOCK_OPTIM); /* redo/recover.c */
+    bool no_replay;                                             /* fixed at the start */
     bool finishing HT_GUARDED_BY(HT_LOCK_OPTIM);      /* the mount ends: a replay does not wait for space any more */
     unsigned recoveries HT_GUARDED_BY(HT_LOCK_OPTIM); /* roots that still recover */
     uint64_t replay_room_bytes HT_GUARDED_BY(HT_LOCK_OPTIM); /* set aside for their gradients (redo/redo_space.c) */

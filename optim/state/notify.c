@@ -18,7 +18,7 @@ uint64_t ht_opt_inval(struct ht_param *p, uint64_t first, uint64_t last)
     struct ht_optim *o = p->o;
 
     /* At the end there are no readers any more, and the helper may have ended. */
-    if (!o->hooks.invalidate || !o->helper_started || o->stopping)
+    if (!o->hooks.invalidate || !o->helper.started || o->stopping)
         return 0;
     if (!ht_list_empty(&p->inval)) {
         p->inval_first = ht_min_u64(p->inval_first, first);

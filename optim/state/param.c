@@ -200,50 +200,32 @@ void ht_optim_param_deleted(struct ht_optim *o, uint64_t oid, bool pending, stru
     unlock(o);
 }
 
-static int reset_param(struct ht_param *p)
+/*
+ * No gradient is written during the reset: bytes that count as written must not be dropped. Under the gate, locked;
+ * releases the lock in between.
+ */
+static int reset_param(struct ht_param *p) HT_REQUIRES(HT_LOCK_OPTIM)
 {
     struct ht_optim *o = p->o;
-    struct ht_tx *tx;
-    int rc = ht_tx_begin(o->store, 0, &tx);
 
-    if (rc)
-        return rc;
-    lock(o);
-    if (p->has_grad || p->pending)
-        rc = -EBUSY;
-    else if (p->cur.exists)
-        rc = ht_opt_state_load(p);
-    if (!rc) {
-        ht_opt_state_delete(p, tx);
-        ht_opt_coverage_clear(p, false);
-    }
+    p->root->draining = true;
+    while (!ht_list_empty(&p->inflight))
+        wait_changed(o);
+    int rc = p->has_grad || p->pending ? -EBUSY : 0;
     unlock(o);
-    int err = ht_tx_commit(tx, NULL);
+    if (!rc)
+        rc = ht_opt_state_drop(p);
+    lock(o);
+    if (!rc)
+        ht_opt_coverage_clear(p, false);
+    unlock(o);
     if (!rc && p->grad)
         ht_obj_scratch_drop(p->grad, 0, UINT64_MAX);
     if (!rc && p->sum)
         ht_obj_scratch_drop(p->sum, 0, UINT64_MAX);
     lock(o);
-    if (!rc)
-        rc = ht_opt_state_unreserve(p);
-    unlock(o);
-    return rc ? rc : err;
-}
-
-/*
- * No gradient is written during the reset: bytes that count as written must not be dropped. Under the gate, locked;
- * releases the lock in between.
- */
-static int reset_alone(struct ht_param *p) HT_REQUIRES(HT_LOCK_OPTIM)
-{
-    p->root->draining = true;
-    while (!ht_list_empty(&p->inflight))
-        wait_changed(p->o);
-    unlock(p->o);
-    int rc = reset_param(p);
-    lock(p->o);
     p->root->draining = false;
-    notify_changed(p->o);
+    notify_changed(o);
     return rc;
 }
 
@@ -259,7 +241,7 @@ int ht_optim_reset(struct ht_optim *o, uint64_t root, uint64_t oid, struct ht_op
     lock(o);
     int rc = ht_opt_gate_enter_by(p->root, by);
     if (!rc) {
-        rc = reset_alone(p);
+        rc = reset_param(p);
         p->root->redo.gap |= !rc;
         if (!rc)
             ht_opt_succeeded(p->root, HT_EVENT_GRADIENT_REFUSED, oid);

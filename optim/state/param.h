@@ -103,7 +103,9 @@ struct ht_param {
         *sections; /* for elements that have others (sections.h); NULL: there is no memory for any */
     struct ht_layout layout;
     uint32_t redo_place; /* in the summary of a logged step, while that is made; in a replay: updates of this part */
-    uint64_t redo_at;    /* in a replay: its place in the row of all content (redo/redo_parts.c) */
+    /* in a replay: its place in the row of all content (redo/redo_parts.c); fsck: the last step that has it */
+    uint64_t
+        redo_at;
     double *squares; /* sums of squares of the gradient, by HT_SUM_SPAN elements (range.h); NULL: none were needed */
 
     struct ht_list waiters;
@@ -153,8 +155,13 @@ int ht_opt_state_settle(struct ht_param *p) HT_REQUIRES(HT_LOCK_OPTIM) HT_MUST_C
  * that the log knows stays until its deletion is published, when this is called again.
  */
 int ht_opt_state_unreserve(struct ht_param *p) HT_REQUIRES(HT_LOCK_OPTIM) HT_MUST_CHECK;
+/* In a transaction of their own. NULL: none. */
+int ht_opt_delete_objects(struct ht_store *s, struct ht_obj *const *obj, unsigned count)
+    HT_EXCLUDES(HT_LOCK_OPTIM) HT_MUST_CHECK;
 /* Inside a transaction: delete the current state's objects. */
 void ht_opt_state_delete(struct ht_param *p, struct ht_tx *tx) HT_REQUIRES(HT_LOCK_OPTIM);
+/* Under the gate: the same in a transaction of its own, and gives its space back. */
+int ht_opt_state_drop(struct ht_param *p) HT_EXCLUDES(HT_LOCK_OPTIM) HT_MUST_CHECK;
 void ht_opt_put_state(struct ht_param *p) HT_REQUIRES(HT_LOCK_OPTIM); /* references to state objects */
 /* Raises an event: some of its state is missing. */
 void ht_opt_state_not_deleted(const struct ht_param *p);

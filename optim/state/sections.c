@@ -88,56 +88,30 @@ void ht_opt_sections_latch(struct ht_param *p, const struct ht_optim_sections *s
         p->sections->count = (uint32_t)s->count;
 }
 
-void ht_opt_sections_latch_decided(struct ht_param *p)
-{
-    if (p->sections)
-        p->sections->count = p->sections->decided;
-}
-
 void ht_opt_sections_clear(struct ht_param *p)
 {
     if (p->sections)
         p->sections->count = p->sections->decided = 0;
 }
 
-static int put_section(struct ht_param *p, uint32_t at, const struct ht_param_section *s) HT_REQUIRES(HT_LOCK_OPTIM)
+int ht_opt_sections_add(struct ht_param *p, const struct ht_param_section *s, bool decided)
 {
+    const struct ht_param_sections *had = p->sections;
+    uint32_t at = !had ? 0 : decided ? had->decided : had->count;
+
     if (at >= HT_SECTIONS_MAX)
         return -E2BIG;
-    int rc = p->sections && at < p->sections->room ? 0 : ht_opt_sections_reserve(p, at ? 2 * (size_t)at : 4);
-    if (!rc)
-        p->sections->of[at] = *s;
-    return rc;
-}
-
-int ht_opt_sections_add(struct ht_param *p, const struct ht_param_section *s)
-{
-    int rc = put_section(p, ht_opt_sections_count(p), s);
-
-    if (!rc)
-        p->sections->count++;
-    return rc;
-}
-
-int ht_opt_sections_decide(struct ht_param *p, const struct ht_param_section *s)
-{
-    int rc = put_section(p, p->sections ? p->sections->decided : 0, s);
-
-    if (!rc)
-        p->sections->decided++;
-    return rc;
+    int rc = had && at < had->room ? 0 : ht_opt_sections_reserve(p, at ? 2 * (size_t)at : 4);
+    if (rc)
+        return rc;
+    p->sections->of[at] = *s;
+    *(decided ? &p->sections->decided : &p->sections->count) = at + 1;
+    return 0;
 }
 
 uint32_t ht_opt_sections_count(const struct ht_param *p)
 {
     return p->sections ? p->sections->count : 0;
-}
-
-uint64_t ht_opt_sections_decided_end(const struct ht_param *p)
-{
-    const struct ht_param_sections *s = p->sections;
-
-    return s && s->decided ? s->of[s->decided - 1].end : 0;
 }
 
 void ht_opt_set_grad_factor(struct ht_param *p, float factor)

@@ -38,19 +38,14 @@ int ht_opt_sections_check(const struct ht_param *p, const struct ht_optim_sectio
 int ht_opt_sections_reserve(struct ht_param *p, size_t count) HT_REQUIRES(HT_LOCK_OPTIM) HT_MUST_CHECK;
 /* These count for the step, for whose number there is memory. */
 void ht_opt_sections_latch(struct ht_param *p, const struct ht_optim_sections *s) HT_REQUIRES(HT_LOCK_OPTIM);
-/* Those count that a client has decided. */
-void ht_opt_sections_latch_decided(struct ht_param *p) HT_REQUIRES(HT_LOCK_OPTIM);
-/* Forgets all, and adds one to those of the step or of a client. -E2BIG, -ENOMEM */
+/* Forgets all; adds one to those of the step, or to those that a client has decided. -E2BIG, -ENOMEM */
 void ht_opt_sections_clear(struct ht_param *p) HT_REQUIRES(HT_LOCK_OPTIM);
-int ht_opt_sections_add(struct ht_param *p, const struct ht_param_section *s) HT_REQUIRES(HT_LOCK_OPTIM) HT_MUST_CHECK;
-int ht_opt_sections_decide(struct ht_param *p, const struct ht_param_section *s)
+int ht_opt_sections_add(struct ht_param *p, const struct ht_param_section *s, bool decided)
     HT_REQUIRES(HT_LOCK_OPTIM) HT_MUST_CHECK;
 void ht_opt_sections_free(struct ht_param *p) HT_REQUIRES(HT_LOCK_OPTIM);
 uint64_t ht_opt_sections_bytes(const struct ht_param *p) HT_REQUIRES(HT_LOCK_OPTIM);
 /* How many count for the step. */
 uint32_t ht_opt_sections_count(const struct ht_param *p);
-/* The end of the last one that a client has decided, or 0. */
-uint64_t ht_opt_sections_decided_end(const struct ht_param *p) HT_REQUIRES(HT_LOCK_OPTIM);
 /* The factor of its gradient, for all of its elements. */
 void ht_opt_set_grad_factor(struct ht_param *p, float factor) HT_REQUIRES(HT_LOCK_OPTIM);
 /*

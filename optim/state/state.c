@@ -94,24 +94,17 @@ void ht_opt_state_not_deleted(const struct ht_param *p)
     ht_opt_event(HT_EVENT_DELETE_FAILED, p->oid, "some of its optimizer state is not there and cannot be deleted");
 }
 
-/*
- * Deletes objects that no other thread has seen. An error here means that the log has failed, and then nothing matters.
- */
-static void delete_unseen(struct ht_store *s, struct ht_obj *obj[HT_STATES_MAX])
+int ht_opt_delete_objects(struct ht_store *s, struct ht_obj *const *obj, unsigned count)
 {
     struct ht_tx *tx;
     int rc = ht_tx_begin(s, 0, &tx);
 
-    if (!rc) {
-        for (unsigned i = 0; i < HT_STATES_MAX; i++)
-            if (obj[i])
-                ht_obj_delete(obj[i], tx);
-        if (ht_tx_commit(tx, NULL))
-            ht_event(HT_EVENT_DELETE_FAILED, NULL,
-                     "optimizer state that could not be made stays until the next mount: the log has failed");
-    }
-    for (unsigned i = 0; i < HT_STATES_MAX; i++)
-        ht_obj_put(obj[i]);
+    if (rc)
+        return rc;
+    for (unsigned i = 0; i < count; i++)
+        if (obj[i])
+            ht_obj_delete(obj[i], tx);
+    return ht_tx_commit(tx, NULL);
 }
 
 /* Giving reservations back cannot fail. */
@@ -123,7 +116,12 @@ static void unmake_objects(struct ht_param *p, struct ht_obj *of, struct ht_obj 
     if (!p->pub.exists)
         ht_opt_record_unreserve(p);
     unlock(p->o);
-    delete_unseen(p->o->store, obj);
+    /* No other thread has seen the objects. */
+    if (ht_opt_delete_objects(p->o->store, obj, HT_STATES_MAX))
+        ht_event(HT_EVENT_DELETE_FAILED, NULL,
+                 "optimizer state that could not be made stays until the next mount: the log has failed");
+    for (unsigned i = 0; i < HT_STATES_MAX; i++)
+        ht_obj_put(obj[i]);
 }
 
 /* Would a crash bring its state back, and with it logged steps that need space? */
@@ -254,6 +252,27 @@ void ht_opt_state_delete(struct ht_param *p, struct ht_tx *tx)
     /* A running update works on them still. */
     if (!p->pending)
         ht_opt_put_state(p);
+}
+
+int ht_opt_state_drop(struct ht_param *p)
+{
+    struct ht_optim *o = p->o;
+    struct ht_tx *tx;
+    int rc = ht_tx_begin(o->store, 0, &tx);
+
+    if (rc)
+        return rc;
+    lock(o);
+    rc = ht_opt_state_load(p);
+    if (!rc)
+        ht_opt_state_delete(p, tx);
+    unlock(o);
+    int closed = ht_tx_commit(tx, NULL);
+    lock(o);
+    if (!rc)
+        rc = ht_opt_state_unreserve(p);
+    unlock(o);
+    return rc ? rc : closed;
 }
 
 int ht_opt_state_load(struct ht_param *p)

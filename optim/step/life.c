@@ -191,10 +191,9 @@ static void lend_workers(struct ht_optim *o)
 
 static int start_threads(struct ht_optim *o)
 {
-    int rc = -pthread_create(&o->helper, NULL, ht_opt_helper_main, o);
-
     lock(o);
-    o->helper_started = !rc;
+    int rc = -pthread_create(&o->helper.thread, NULL, ht_opt_helper_main, o);
+    o->helper.started = !rc;
     unlock(o);
     place_workers(o);
     for (unsigned i = 0; !rc && i < o->threads; i++)
@@ -253,6 +252,16 @@ static void cancel_all(struct ht_optim *o) HT_REQUIRES(HT_LOCK_OPTIM)
     lock(o);
 }
 
+static void join_thread(struct ht_optim *o, struct ht_opt_thread *t)
+{
+    lock(o);
+    bool started = t->started;
+    t->started = false;
+    unlock(o);
+    if (started)
+        pthread_join(t->thread, NULL);
+}
+
 static void join_workers(struct ht_optim *o)
 {
     for (unsigned i = 0; i < o->threads; i++) {
@@ -273,6 +282,7 @@ void ht_optim_stop(struct ht_optim *o)
     pthread_cond_broadcast(&o->work);
     pthread_cond_broadcast(&o->notify);
     pthread_cond_broadcast(&o->close);
+    pthread_cond_broadcast(&o->redo_work);
     notify_changed(o);
     bool lends = o->lends;
     if (o->serves)
@@ -282,17 +292,14 @@ void ht_optim_stop(struct ht_optim *o)
     if (lends)
         ht_store_background_take_back(o->store);
     ht_opt_closers_join(o);
-    ht_opt_redo_join(o);
-    ht_opt_recovery_join(o);
+    join_thread(o, &o->redo_writer);
+    join_thread(o, &o->recovery);
     lock(o);
     cancel_all(o);
-    bool helper = o->helper_started;
     pthread_cond_broadcast(&o->notify);
     unlock(o);
-    if (helper)
-        pthread_join(o->helper, NULL);
+    join_thread(o, &o->helper);
     lock(o);
-    o->helper_started = false;
     /* The store may be closed before the optimizer is freed. */
     ht_list_for_each(pos, &o->roots) {
         ht_opt_redo_reset(ht_list_entry(pos, struct ht_root, all));

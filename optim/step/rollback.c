@@ -93,27 +93,6 @@ static int list_params(struct rollback *r)
 
 /* ------------------------------------------------------------------- state */
 
-static int delete_state(struct ht_param *p)
-{
-    struct ht_optim *o = p->o;
-    struct ht_tx *tx;
-    int rc = ht_tx_begin(o->store, 0, &tx);
-
-    if (rc)
-        return rc;
-    lock(o);
-    rc = ht_opt_state_load(p);
-    if (!rc)
-        ht_opt_state_delete(p, tx);
-    unlock(o);
-    int closed = ht_tx_commit(tx, NULL);
-    lock(o);
-    if (!rc)
-        rc = ht_opt_state_unreserve(p);
-    unlock(o);
-    return rc ? rc : closed;
-}
-
 /* The first parameter with state that the kept step does not have, with a reference. */
 static struct ht_param *find_surplus(const struct rollback *r)
 {
@@ -137,7 +116,7 @@ static int end_surplus(const struct rollback *r)
     int rc = 0;
 
     while (!rc && (p = find_surplus(r))) {
-        rc = delete_state(p);
+        rc = ht_opt_state_drop(p);
         ht_opt_param_put(p);
     }
     return rc;
@@ -191,7 +170,7 @@ static int take_shape(struct ht_param *p, const struct ht_param_meta *meta) HT_R
 
 static int make_state(struct ht_param *p, const struct ht_param_meta *meta)
 {
-    int rc = p->cur.exists ? delete_state(p) : 0;
+    int rc = p->cur.exists ? ht_opt_state_drop(p) : 0;
 
     if (!rc && p->sum) /* it may have another shape */
         rc = ht_opt_sum_delete(p);

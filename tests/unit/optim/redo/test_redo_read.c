@@ -583,7 +583,7 @@ START_TEST(workers_share_the_space_that_is_set_aside)
             ck_assert_int_eq(pthread_join(taker[i].thread, NULL), 0);
             ck_assert_int_eq(taker[i].rc, 0);
         }
-        ck_assert_int_eq(ht_opt_redo_delete_unseen(w.s, obj), 0);
+        ck_assert_int_eq(ht_opt_delete_objects(w.s, &obj, 1), 0);
         ht_obj_put(obj);
         ck_assert_uint_eq(given_up_count, 0);
         lock(w.o); /* the space of the object is free again */

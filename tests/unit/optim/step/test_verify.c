@@ -216,8 +216,8 @@ static void sections_that_overlap(void)
     const struct ht_param_section s = {.begin = 4, .end = 9};
 
     lock(w.o);
-    ck_assert_int_eq(ht_opt_sections_add(param, &s), 0);
-    ck_assert_int_eq(ht_opt_sections_add(param, &s), 0);
+    ck_assert_int_eq(ht_opt_sections_add(param, &s, false), 0);
+    ck_assert_int_eq(ht_opt_sections_add(param, &s, false), 0);
     unlock(w.o);
 }
 
