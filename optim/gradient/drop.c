@@ -175,14 +175,6 @@ int ht_opt_stop_step(struct ht_root *root, bool *out_spare)
     return 0;
 }
 
-/* The store has gone back: takes references to the objects that exist again, and ends the open step. */
-static void forget_step(struct ht_root *root) HT_REQUIRES(HT_LOCK_OPTIM)
-{
-    ht_opt_each_param(root, reload_param);
-    root->open = root->decided = 0;
-    root->failure = root->close_error = 0;
-}
-
 int ht_opt_revert(struct ht_root *root, bool spare, int *out_shown)
 {
     struct ht_optim *o = root->o;
@@ -195,8 +187,11 @@ int ht_opt_revert(struct ht_root *root, bool spare, int *out_shown)
     *out_shown = rc ? 0 : ht_scope_shm_restore(o->store, root->id);
     lock(o);
     root->redo.sparing = false;
-    if (!rc)
-        forget_step(root);
+    if (!rc) { /* takes references to the objects that exist again, and ends the open step */
+        ht_opt_each_param(root, reload_param);
+        root->open = root->decided = 0;
+        root->failure = root->close_error = 0;
+    }
     root->reverting = false;
     notify_changed(o);
     unlock(o);

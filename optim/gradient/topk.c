@@ -300,14 +300,6 @@ static int fill_window(void *ctx, uint64_t off, void *buf, size_t len) HT_REQUIR
     return 0;
 }
 
-static int apply_topk(struct ht_topk *t) HT_REQUIRES(HT_LOCK_TOPK)
-{
-    t->next = 0;
-    t->entries.first = t->entries.count = 0;
-    int rc = ht_opt_grad_make(t->grad, t->window, sizeof(t->window), fill_window, t);
-    return rc ? rc : ht_grad_flush(t->grad);
-}
-
 static int flush_locked(struct ht_topk *t) HT_REQUIRES(HT_LOCK_TOPK)
 {
     struct ht_optim *o = t->param->o;
@@ -320,10 +312,13 @@ static int flush_locked(struct ht_topk *t) HT_REQUIRES(HT_LOCK_TOPK)
     unlock(o);
     int rc = validate_topk(t, grad_dtype);
     bool validated = !rc;
-    if (rc)
+    if (validated) { /* from here on errors are reported as those of a dense gradient */
+        t->next = t->entries.first = t->entries.count = 0;
+        rc = ht_opt_grad_make(t->grad, t->window, sizeof(t->window), fill_window, t);
+        rc = rc ? rc : ht_grad_flush(t->grad);
+    } else {
         report_topk(t, rc);
-    else
-        rc = apply_topk(t); /* it reports errors, as a dense gradient does */
+    }
     if (validated || rc != -EAGAIN)
         forget_spool(t);
     return rc == -EAGAIN ? -EINVAL : rc;

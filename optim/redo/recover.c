@@ -126,16 +126,6 @@ static int refuse_read_only(struct ht_optim *o)
     return steps ? -EROFS : 0;
 }
 
-/* A mount that changes nothing shows the full step. */
-static void show_full(struct ht_root *root) HT_REQUIRES(HT_LOCK_OPTIM)
-{
-    root->durable_step = root->step;
-    ht_opt_event(
-        HT_EVENT_STEPS_REPLAYED, root->id,
-        "read-only: the model is shown as of step %llu; %zu later steps are computed again by a mount that may write",
-        (ull)root->step, root->redo.steps);
-}
-
 /* No client is there yet, so nobody has the gate. */
 static void begin_recovery(struct ht_root *root) HT_REQUIRES(HT_LOCK_OPTIM)
 {
@@ -163,8 +153,13 @@ int ht_opt_redo_recover(struct ht_optim *o)
     ht_list_for_each_entry(root, &o->roots, struct ht_root, all) {
         if (!root->redo.steps || !root->exists)
             continue;
-        if (read_only || root->frozen) { /* no program writes records of a frozen one */
-            show_full(root);
+        /* A mount that changes nothing shows the full step. And no program writes records of a frozen root. */
+        if (read_only || root->frozen) {
+            root->durable_step = root->step;
+            ht_opt_event(HT_EVENT_STEPS_REPLAYED, root->id,
+                         "read-only: the model is shown as of step %llu; %zu later steps are computed again by a mount "
+                         "that may write",
+                         (ull)root->step, root->redo.steps);
             continue;
         }
         begin_recovery(root);

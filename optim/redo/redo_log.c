@@ -63,14 +63,6 @@ static void *writer_main(void *arg)
     return NULL;
 }
 
-/* Without a writer the commit writes everything. */
-static void wake_writer(struct ht_optim *o) HT_REQUIRES(HT_LOCK_OPTIM)
-{
-    if (!o->redo_writer.started && !o->stopping)
-        o->redo_writer.started = pthread_create(&o->redo_writer.thread, NULL, writer_main, o) == 0;
-    pthread_cond_signal(&o->redo_work);
-}
-
 /* -------------------------------------------------------------------- copy */
 
 /* Makes the step's object. Releases the lock in between. */
@@ -271,8 +263,11 @@ void ht_opt_redo_log(struct ht_range *r)
     ht_obj_put(obj);
     lock(o);
     root->redo.broken |= rc != 0;
-    if (root->redo.unwritten >= HT_REDO_WRITE_BYTES)
-        wake_writer(o);
+    if (root->redo.unwritten >= HT_REDO_WRITE_BYTES) { /* without a writer the commit writes everything */
+        if (!o->redo_writer.started && !o->stopping)
+            o->redo_writer.started = pthread_create(&o->redo_writer.thread, NULL, writer_main, o) == 0;
+        pthread_cond_signal(&o->redo_work);
+    }
     settle_range(r, &chain);
     unlock(o);
     ht_opt_wake(chain);

@@ -135,13 +135,6 @@ static void ignore_bytes(void *ctx, const void *bytes, size_t len)
     (void)ctx, (void)bytes, (void)len;
 }
 
-/* Its gradients lie in the order of its pieces. */
-static ssize_t read_source(struct replay *w, struct source *from, uint64_t off, size_t len, ht_obj_read_fn fn,
-                           void *ctx)
-{
-    return ht_obj_read_in_place(from->obj, &from->reader, off, w->copy, len, fn, ctx);
-}
-
 static bool is_busy(const struct ht_root *root)
 {
     lock(root->o);
@@ -154,7 +147,8 @@ static bool is_busy(const struct ht_root *root)
 static bool read_through(struct replay *w, uint64_t at, uint64_t end)
 {
     while (at < end && is_busy(w->root)) {
-        ssize_t n = read_source(w, w->next, at, ht_min_u64(end - at, sizeof(w->copy)), ignore_bytes, NULL);
+        ssize_t n = ht_obj_read_in_place(w->next->obj, &w->next->reader, at, w->copy,
+                                         ht_min_u64(end - at, sizeof(w->copy)), ignore_bytes, NULL);
         if (n <= 0)
             return false;
         at += (uint64_t)n;
@@ -341,44 +335,42 @@ static bool grow_buffer(uint8_t **buf, size_t *have, size_t bytes)
     return *buf != NULL;
 }
 
-/* Sizes are checked: entries are a MiB at most, and elements those of a range. */
-static int copy_sparse(struct replay *w, struct ht_param *p, const struct ht_redo_piece *piece, uint64_t to)
+/* Of the present step. Its gradients lie in the order of its pieces. */
+static int read_bytes(struct replay *w, uint64_t at, uint8_t *buf, size_t len)
 {
-    size_t len = piece->end - piece->begin, done = 0;
+    for (size_t done = 0, part; done < len; done += part) {
+        part = ht_min_u64(len - done, sizeof(w->copy));
+        ssize_t n =
+            ht_obj_read_in_place(w->now->obj, &w->now->reader, at + done, w->copy, part, ht_opt_redo_copy, buf + done);
+        if (n != (ssize_t)part)
+            return n < 0 ? (int)n : -EUCLEAN;
+    }
+    return 0;
+}
+
+/* Sizes are checked: entries are a MiB at most, and elements those of a range. */
+static int read_sparse(struct replay *w, const struct ht_redo_piece *piece, unsigned size)
+{
+    size_t len = piece->end - piece->begin;
 
     if (!grow_buffer(&w->entries, &w->entries_max, piece->bytes + 1) ||
         !grow_buffer(&w->elements, &w->elements_max, len))
         return -ENOMEM;
-    while (done < piece->bytes) {
-        size_t part = ht_min_u64(piece->bytes - done, sizeof(w->copy));
-        ssize_t n = read_source(w, w->now, piece->at + done, part, ht_opt_redo_copy, w->entries + done);
-        if (n != (ssize_t)part)
-            return n < 0 ? (int)n : -EUCLEAN;
-        done += part;
-    }
-    int rc = ht_sparse_decode(w->entries, piece->bytes, p->shape.g_bytes, w->elements, len);
-    for (done = 0; !rc && done < len; done += COPY_BYTES)
-        rc = write_gradient(p, to + done, w->elements + done, ht_min_u64(len - done, COPY_BYTES));
-    return rc;
+    int rc = read_bytes(w, piece->at, w->entries, piece->bytes);
+    return rc ? rc : ht_sparse_decode(w->entries, piece->bytes, size, w->elements, len);
 }
 
 static int copy_piece(struct replay *w, struct ht_param *p, const struct ht_redo_piece *piece)
 {
     uint64_t to = (uint64_t)piece->range * p->shape.range_elements * p->shape.g_bytes + piece->begin;
-    uint64_t from = piece->at, len = piece->end - piece->begin;
-    int rc = 0;
+    int rc = piece->sparse ? read_sparse(w, piece, p->shape.g_bytes) : 0;
 
-    if (piece->sparse)
-        return copy_sparse(w, p, piece, to);
-    while (!rc && len) {
-        size_t part = ht_min_u64(len, sizeof(w->copy));
-        ssize_t n = read_source(w, w->now, from, part, ht_opt_redo_copy, w->copy);
-        if (n != (ssize_t)part)
-            return n < 0 ? (int)n : -EUCLEAN;
-        rc = write_gradient(p, to, w->copy, part);
-        from += part;
-        to += part;
-        len -= part;
+    for (size_t done = 0, len = piece->end - piece->begin, part; !rc && done < len; done += part) {
+        part = ht_min_u64(len - done, sizeof(w->copy));
+        if (!piece->sparse)
+            rc = read_bytes(w, piece->at + done, w->copy, part);
+        if (!rc)
+            rc = write_gradient(p, to + done, piece->sparse ? w->elements + done : w->copy, part);
     }
     return rc;
 }

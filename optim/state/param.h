@@ -103,9 +103,7 @@ struct ht_param {
         *sections; /* for elements that have others (sections.h); NULL: there is no memory for any */
     struct ht_layout layout;
     uint32_t redo_place; /* in the summary of a logged step, while that is made; in a replay: updates of this part */
-    /* in a replay: its place in the row of all content (redo/redo_parts.c); fsck: the last step that has it */
-    uint64_t
-        redo_at;
+    uint64_t redo_at;    /* in a replay: its place in the row of all content (redo/redo_parts.c); fsck: its last step */
     double *squares; /* sums of squares of the gradient, by HT_SUM_SPAN elements (range.h); NULL: none were needed */
 
     struct ht_list waiters;

@@ -128,15 +128,6 @@ void ht_opt_publish(void *ctx, uint64_t scope, size_t expected_bytes, struct ht_
     unlock(o);
 }
 
-static size_t params_pending_bytes(const struct ht_root *r) HT_REQUIRES(HT_LOCK_OPTIM)
-{
-    size_t bytes = 0;
-
-    ht_list_for_each_entry(p, &r->params, const struct ht_param, of_root)
-        bytes += same_meta(&p->cur, &p->pub) ? 0 : HT_OPT_PARAM_RECORD_BYTES;
-    return bytes;
-}
-
 size_t ht_opt_pending_bytes(void *ctx, uint64_t scope)
 {
     struct ht_optim *o = ctx;
@@ -147,8 +138,8 @@ size_t ht_opt_pending_bytes(void *ctx, uint64_t scope)
     if (r) {
         bytes = ht_opt_redo_pending_bytes(r);
         bytes += r->redo.logging || r->step == r->pub_step ? 0 : HT_OPT_ROOT_RECORD_BYTES;
-        if (!r->redo.logging)
-            bytes += params_pending_bytes(r);
+        ht_list_for_each_entry(p, &r->params, const struct ht_param, of_root)
+            bytes += r->redo.logging || same_meta(&p->cur, &p->pub) ? 0 : HT_OPT_PARAM_RECORD_BYTES;
     }
     unlock(o);
     return bytes;
@@ -325,15 +316,6 @@ static int replay_param(struct ht_optim *o, uint64_t oid, struct ht_reader *in) 
     return put_in_table(o, oid, root, &meta);
 }
 
-static int replay_redo(struct ht_optim *o, uint64_t id, struct ht_reader *in) HT_REQUIRES(HT_LOCK_OPTIM)
-{
-    struct ht_root *r = id ? ht_opt_root_make(o, id) : NULL;
-
-    if (!r)
-        return id ? -ENOMEM : -EUCLEAN;
-    return ht_opt_redo_replay_record(r, in);
-}
-
 /* The end of a root, of a parameter, or of a root's logged steps. */
 static int replay_del(struct ht_optim *o, uint16_t type, uint64_t id, struct ht_reader *in) HT_REQUIRES(HT_LOCK_OPTIM)
 {
@@ -354,6 +336,7 @@ static int replay_del(struct ht_optim *o, uint16_t type, uint64_t id, struct ht_
 static int replay_record(struct ht_optim *o, uint16_t type, struct ht_reader *in) HT_REQUIRES(HT_LOCK_OPTIM)
 {
     uint64_t id = ht_get_u64(in);
+    struct ht_root *r;
 
     switch (type) {
     case HT_REC_OPT_ROOT:
@@ -361,7 +344,8 @@ static int replay_record(struct ht_optim *o, uint16_t type, struct ht_reader *in
     case HT_REC_OPT_PARAM:
         return replay_param(o, id, in);
     case HT_REC_OPT_REDO:
-        return replay_redo(o, id, in);
+        r = id ? ht_opt_root_make(o, id) : NULL;
+        return r ? ht_opt_redo_replay_record(r, in) : id ? -ENOMEM : -EUCLEAN;
     case HT_REC_OPT_ROOT_DEL:
     case HT_REC_OPT_PARAM_DEL:
     case HT_REC_OPT_REDO_DEL:

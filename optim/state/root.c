@@ -234,6 +234,14 @@ static int add_new(struct ht_optim *o, uint64_t id, struct ht_tx *tx) HT_REQUIRE
     return 0;
 }
 
+static void take_config(struct ht_root *r, const struct ht_optim_config *config) HT_REQUIRES(HT_LOCK_OPTIM)
+{
+    r->config = *config;
+    r->configured = true;
+    ht_opt_redo_trim(r);
+    ht_opt_redo_set_aside(r);
+}
+
 int ht_optim_root_add(struct ht_optim *o, uint64_t root, const struct ht_optim_config *config, struct ht_tx *tx)
 {
     int rc = 0;
@@ -244,23 +252,12 @@ int ht_optim_root_add(struct ht_optim *o, uint64_t root, const struct ht_optim_c
         rc = add_new(o, root, tx);
     if (!rc) {
         r = ht_opt_root_find(o, root);
-        r->config = r->published_config = *config;
-        r->configured = true;
-        ht_opt_redo_trim(r);
-        ht_opt_redo_set_aside(r);
+        r->published_config = *config;
+        take_config(r, config);
         r->written_bytes = ht_scope_written_bytes(o->store, root);
     }
     unlock(o);
     return rc;
-}
-
-static bool any_state(const struct ht_root *r)
-{
-    ht_list_for_each(pos, &r->params) {
-        if (ht_list_entry(pos, struct ht_param, of_root)->cur.exists)
-            return true;
-    }
-    return false;
 }
 
 /* The kept state counts, too: sgd has some with momentum only. */
@@ -281,14 +278,12 @@ int ht_optim_root_configure(struct ht_optim *o, uint64_t root, const struct ht_o
         rc = -ENOENT;
     else if (r->frozen)
         rc = -EROFS;
-    else if (r->configured && !same_rule(&r->config, config) && any_state(r))
-        rc = -EBUSY;
+    else if (r->configured && !same_rule(&r->config, config))
+        ht_list_for_each_entry(p, &r->params, const struct ht_param, of_root)
+            rc = p->cur.exists ? -EBUSY : rc;
     if (!rc) {
-        r->config = *config;
-        r->configured = true;
-        ht_opt_redo_trim(r);
         r->redo.largest = 0;
-        ht_opt_redo_set_aside(r);
+        take_config(r, config);
         o->words_changes++;
     }
     unlock(o);
@@ -305,15 +300,6 @@ bool ht_opt_root_idle(const struct ht_root *r)
             return false;
     }
     return true;
-}
-
-/* The root's ROOT_DEL record covers this parameter, too. */
-static void forget_record(struct ht_param *p, struct ht_tx *tx) HT_REQUIRES(HT_LOCK_OPTIM)
-{
-    p->cur.exists = p->pub.exists = false;
-    ht_opt_totals_update(p);
-    ht_opt_record_unreserve(p);
-    ht_opt_param_sweep(p, tx);
 }
 
 /* The parameter is an ordinary file from now on. */
@@ -369,7 +355,11 @@ void ht_opt_ended(void *ctx, uint64_t scope, enum ht_scope_end how, struct ht_tx
                 ht_opt_param_bury(p, tx);
             else
                 remove_param(p, tx);
-            forget_record(p, tx);
+            /* The root's ROOT_DEL record covers this parameter, too. */
+            p->cur.exists = p->pub.exists = false;
+            ht_opt_totals_update(p);
+            ht_opt_record_unreserve(p);
+            ht_opt_param_sweep(p, tx);
         }
         end_root(r, tx);
         ht_opt_root_put_locked(r);

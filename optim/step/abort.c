@@ -48,17 +48,6 @@ int ht_opt_take_back(struct ht_root *root, int *out_shown)
     return rc;
 }
 
-/*
- * spare: parameters and state are as the last logged step has left them, so only what is newer than the last commit
- * goes. A change that turns up meanwhile takes the long way.
- */
-static int take_back(struct ht_root *root, bool spare, int *out_shown)
-{
-    int rc = spare ? ht_opt_revert(root, true, out_shown) : -EBUSY;
-
-    return rc == -EBUSY ? ht_opt_take_back(root, out_shown) : rc;
-}
-
 void ht_opt_show_all(struct ht_root *root)
 {
     lock(root->o);
@@ -87,8 +76,14 @@ int ht_optim_abort_by(struct ht_optim *o, uint64_t id, struct ht_optim_steer *by
         ht_opt_step_leave(root);
         return rc;
     }
-    if (!rc)
-        rc = take_back(root, spare, &shown);
+    /*
+     * spare: parameters and state are as the last logged step has left them, so only what is newer than the last commit
+     * goes. A change that turns up meanwhile takes the long way.
+     */
+    if (!rc && spare)
+        rc = ht_opt_revert(root, true, &shown);
+    if (rc == -EBUSY || (!rc && !spare))
+        rc = ht_opt_take_back(root, &shown);
     lock(o);
     if (!rc)
         root->error.text[0] = '\0'; /* whatever it was about is taken back */

@@ -122,12 +122,6 @@ static int end_surplus(const struct rollback *r)
     return rc;
 }
 
-static bool state_fits(const struct ht_param *p, const struct ht_param_meta *meta) HT_REQUIRES(HT_LOCK_OPTIM)
-{
-    return p->cur.exists && p->cur.elements == meta->elements && p->cur.dtype == meta->dtype &&
-        p->cur.chunk_bytes == meta->chunk_bytes && ht_opt_same_layout(&p->cur.layout, &meta->layout);
-}
-
 /* The parameter, made if the model does not know it, with a reference. -ESTALE: a program has deleted its file. */
 static int find_param(const struct rollback *r, uint64_t oid, struct ht_param **out)
 {
@@ -206,7 +200,8 @@ static int restore_state(struct ht_param *p, const struct ht_param_meta *meta)
     struct ht_optim *o = p->o;
 
     lock(o);
-    bool as_is = state_fits(p, meta);
+    bool as_is = p->cur.exists && p->cur.elements == meta->elements && p->cur.dtype == meta->dtype &&
+        p->cur.chunk_bytes == meta->chunk_bytes && ht_opt_same_layout(&p->cur.layout, &meta->layout);
     int rc = p->gone ? -ESTALE : as_is ? ht_opt_state_load(p) : 0;
     unlock(o);
     if (!rc && !as_is)
@@ -387,23 +382,16 @@ static int roll_back(struct rollback *r)
     return rc;
 }
 
-/* Bytes of a gradient that no client has closed yet would count in the next step. */
-static bool any_written(const struct ht_root *root) HT_REQUIRES(HT_LOCK_OPTIM)
-{
-    ht_list_for_each_entry(p, &root->params, const struct ht_param, of_root) {
-        if (!p->gone && (!ht_list_empty(&p->dirty) || !ht_list_empty(&p->inflight)))
-            return true;
-    }
-    return false;
-}
-
 /* Under the gate: writers of gradients wait from now on. */
 static int begin_rollback(struct ht_root *root, struct ht_optim_steer *by)
 {
     lock(root->o);
     int rc = ht_opt_may_steer(root, by);
-    if (!rc && (root->open || root->failure || any_written(root)))
-        rc = -EBUSY;
+    bool busy = root->open || root->failure;
+    /* Bytes of a gradient that no client has closed yet would count in the next step. */
+    ht_list_for_each_entry(p, &root->params, const struct ht_param, of_root)
+        busy |= !p->gone && (!ht_list_empty(&p->dirty) || !ht_list_empty(&p->inflight));
+    rc = rc ? rc : busy ? -EBUSY : 0;
     root->draining = !rc;
     unlock(root->o);
     if (by->refused)

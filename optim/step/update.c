@@ -110,15 +110,6 @@ static enum ht_batch_pin_mode sum_mode(const struct ht_range *r)
     return r->added || !whole ? HT_BATCH_PIN_UPDATE : HT_BATCH_PIN_OVERWRITE;
 }
 
-/*
- * Will the open step be published when it ends, as far as the optimizer knows? Or is it the last one of a part that a
- * replay computes? Then what its updates leave is final.
- */
-static bool is_final(const struct ht_root *root) HT_REQUIRES(HT_LOCK_OPTIM)
-{
-    return root->undurable + 1 >= root->config.durable_every || ht_opt_redo_ends_part(root);
-}
-
 /* Names all chunks of the range: the parameter's first, then state by state, the sum of gradients, the gradient's. */
 static void describe_job(struct job *j, struct ht_optim *o)
 {
@@ -129,7 +120,8 @@ static void describe_job(struct job *j, struct ht_optim *o)
     bool update = work & HT_WORK_UPDATE;
 
     lock(o);
-    bool final = is_final(p->root);
+    /* Will the open step be published when it ends, or is it the last one of a part that a replay computes? */
+    bool final = p->root->undurable + 1 >= p->root->config.durable_every || ht_opt_redo_ends_part(p->root);
     unlock(o);
     j->pin = (struct ht_batch_pin){.store = o->store, .final = update && final};
     j->work = work;
