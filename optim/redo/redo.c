@@ -220,27 +220,10 @@ void ht_opt_redo_emit(const struct ht_root *root, struct ht_buf *b)
         put_step(b, root, &root->redo.step[i]);
 }
 
-static bool is_known(const struct ht_redo *redo, const struct ht_redo_step *s)
-{
-    for (size_t i = 0; i < redo->steps; i++)
-        if (redo->step[i].oid == s->oid && redo->step[i].step == s->step)
-            return true;
-    return false;
-}
-
 /*
  * A step that is logged beside a checkpoint has its record in the log before the checkpoint emits the older steps, and
  * this one again. Two objects of one step stay side by side: the check finds them.
  */
-static void insert_step(struct ht_redo *redo, const struct ht_redo_step *s)
-{
-    size_t at = redo->steps++;
-
-    for (; at && redo->step[at - 1].step > s->step && !HT_MUTANT("logged-unsorted"); at--)
-        redo->step[at] = redo->step[at - 1];
-    redo->step[at] = *s;
-}
-
 int ht_opt_redo_replay_record(struct ht_root *r, struct ht_reader *in)
 {
     struct ht_redo_step s = {.step = ht_get_u64(in)};
@@ -253,11 +236,16 @@ int ht_opt_redo_replay_record(struct ht_root *r, struct ht_reader *in)
     if (!room_for_step(r))
         return -ENOMEM;
     ht_store_saw_id(r->o->store, s.oid);
-    if (is_known(&r->redo, &s))
-        return 0;
+    struct ht_redo_step *step = r->redo.step;
+    for (size_t i = 0; i < r->redo.steps; i++)
+        if (step[i].oid == s.oid && step[i].step == s.step)
+            return 0;
     if (r->redo.steps >= HT_REDO_STEPS_MAX)
         return -EUCLEAN;
-    insert_step(&r->redo, &s);
+    size_t at = r->redo.steps++;
+    for (; at && step[at - 1].step > s.step && !HT_MUTANT("logged-unsorted"); at--)
+        step[at] = step[at - 1];
+    step[at] = s;
     return 0;
 }
 

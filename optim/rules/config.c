@@ -78,22 +78,17 @@ struct token {
     bool cut;
 };
 
-static bool is_space(char c)
-{
-    return c == ' ' || c == '\t' || c == '\n' || c == '\r';
-}
-
 /* The next word of [*pos, end). False: there is none. */
 static bool next_token(const char **pos, const char *end, struct token *out)
 {
     size_t n = 0;
 
-    while (*pos < end && is_space(**pos))
+    while (*pos < end && ht_optim_is_space(**pos))
         (*pos)++;
     if (*pos == end)
         return false;
     out->cut = false;
-    for (; *pos < end && !is_space(**pos); (*pos)++) {
+    for (; *pos < end && !ht_optim_is_space(**pos); (*pos)++) {
         if (n == WORD_CHARS_MAX)
             out->cut = true;
         else
@@ -111,14 +106,6 @@ static HT_PRINTF(2, 3) int refuse(char *err, const char *fmt, ...)
     vsnprintf(err, HT_OPTIM_ERROR_MAX, fmt, ap);
     va_end(ap);
     return -EINVAL;
-}
-
-static int refuse_rule(const char *name, char *err)
-{
-    char names[128];
-
-    ht_rule_names(names, sizeof(names));
-    return refuse(err, "\"%s\" is not known; known: %s", name, names);
 }
 
 /* The place of name among the words of a list, or -1. */
@@ -235,8 +222,11 @@ static int begin_config(const char **pos, const char *end, const struct ht_optim
     if (!next_token(pos, end, &t))
         return refuse(err, "empty; e.g. \"adamw lr=3e-4\"");
     rule = ht_rule_named(t.text);
-    if (!rule && (!base || !strchr(t.text, '=')))
-        return refuse_rule(t.text, err);
+    if (!rule && (!base || !strchr(t.text, '='))) {
+        char names[128];
+        ht_rule_names(names, sizeof(names));
+        return refuse(err, "\"%s\" is not known; known: %s", t.text, names);
+    }
     if (!rule)
         *pos = words_at;
     if (base && (!rule || rule->defaults.rule == base->rule)) {
@@ -268,32 +258,21 @@ static int parse_words(const char *pos, const char *end, const char *others, str
     return 0;
 }
 
-static int refuse_length(size_t len, char err[HT_OPTIM_ERROR_MAX])
-{
-    return refuse(err, "%zu characters; at most %d", len, HT_OPTIM_CONFIG_TEXT_MAX);
-}
-
-static int parse(const char *text, size_t len, const struct ht_optim_config *base, struct ht_optim_config *out,
-                 char err[HT_OPTIM_ERROR_MAX])
+int ht_optim_config_amend(const char *text, size_t len, const struct ht_optim_config *base, struct ht_optim_config *out,
+                          char err[HT_OPTIM_ERROR_MAX])
 {
     const char *pos = text, *end = text + len;
     struct ht_optim_config config;
 
     if (len > HT_OPTIM_CONFIG_TEXT_MAX)
-        return refuse_length(len, err);
+        return refuse(err, "%zu characters; at most %d", len, HT_OPTIM_CONFIG_TEXT_MAX);
     int rc = begin_config(&pos, end, base, &config, err);
     return rc ? rc : parse_words(pos, end, common_words, config, out, err);
 }
 
 int ht_optim_config_parse(const char *text, size_t len, struct ht_optim_config *out, char err[HT_OPTIM_ERROR_MAX])
 {
-    return parse(text, len, NULL, out, err);
-}
-
-int ht_optim_config_amend(const char *text, size_t len, const struct ht_optim_config *base, struct ht_optim_config *out,
-                          char err[HT_OPTIM_ERROR_MAX])
-{
-    return parse(text, len, base, out, err);
+    return ht_optim_config_amend(text, len, NULL, out, err);
 }
 
 int ht_optim_config_amend_section(const char *text, size_t len, const struct ht_optim_config *base,
@@ -303,7 +282,7 @@ int ht_optim_config_amend_section(const char *text, size_t len, const struct ht_
     struct token t;
 
     if (len > HT_OPTIM_CONFIG_TEXT_MAX)
-        return refuse_length(len, err);
+        return refuse(err, "%zu characters; at most %d", len, HT_OPTIM_CONFIG_TEXT_MAX);
     if (!next_token(&pos, text + len, &t))
         return refuse(err, "the range has no words");
     return parse_words(text, text + len, section_words, *base, out, err);

@@ -44,6 +44,11 @@ int ht_optim_config_amend(const char *text, size_t len, const struct ht_optim_co
 /* The same for a section of a parameter: words of the rule, maximize, frozen and missed, and no other. */
 int ht_optim_config_amend_section(const char *text, size_t len, const struct ht_optim_config *base,
                                   struct ht_optim_config *out, char err[HT_OPTIM_ERROR_MAX]) HT_MUST_CHECK;
+/* Between words. */
+static inline bool ht_optim_is_space(char c)
+{
+    return c == ' ' || c == '\t' || c == '\n' || c == '\r';
+}
 /* The rule and all words that it has, as a text that parses to the same. Cut if it does not fit in cap bytes. */
 void ht_optim_config_text(const struct ht_optim_config *c, char *buf, size_t cap);
 

@@ -11,11 +11,6 @@
 
 typedef unsigned long long ull;
 
-static bool is_space(char c)
-{
-    return c == ' ' || c == '\t' || c == '\n' || c == '\r';
-}
-
 /* The number of [*at, end), which digits alone make. False: there is none, or it is beyond any file. */
 static bool take_number(const char **at, const char *end, uint64_t *out)
 {
@@ -33,7 +28,7 @@ static bool is_range(const char *at, const char *end, struct ht_optim_section *o
 {
     const char *stop = at;
 
-    while (stop < end && !is_space(*stop) && *stop != '=')
+    while (stop < end && !ht_optim_is_space(*stop) && *stop != '=')
         stop++;
     if ((stop < end && *stop == '=') || !memchr(at, ':', (size_t)(stop - at)))
         return false;
@@ -49,11 +44,11 @@ static const char *find_range(const char *at, const char *end)
     struct ht_optim_section s;
 
     while (at < end) {
-        while (at < end && is_space(*at))
+        while (at < end && ht_optim_is_space(*at))
             at++;
         if (at < end && is_range(at, end, &s))
             return at;
-        while (at < end && !is_space(*at))
+        while (at < end && !ht_optim_is_space(*at))
             at++;
     }
     return end;
@@ -66,7 +61,7 @@ size_t ht_optim_sections_at(const char *text, size_t len)
 
 bool ht_optim_sections_alone(const char *text, size_t own)
 {
-    while (own && is_space(text[own - 1]))
+    while (own && ht_optim_is_space(text[own - 1]))
         own--;
     return !own;
 }
@@ -137,7 +132,7 @@ int ht_optim_sections_parse(const char *text, size_t len, const struct ht_optim_
     *out = (struct ht_optim_sections){.section = NULL};
     while (rc == 0 && at < end && is_range(at, end, &s)) {
         const char *words = at;
-        while (words < end && !is_space(*words))
+        while (words < end && !ht_optim_is_space(*words))
             words++;
         if (s.begin >= s.end) {
             rc = refuse_word(at, (size_t)(words - at), err);

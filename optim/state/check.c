@@ -50,17 +50,23 @@ HT_PRINTF(3, 4) static int note_problem(struct ht_optim *o, const char *code, co
 
 /* ---------------------------------------------------------------- at mount */
 
+/* False: there is no such object. */
+static bool stat_object(const struct ht_optim *o, uint64_t oid, struct ht_obj_stat *out)
+{
+    struct ht_obj *obj = ht_obj_get(o->store, oid);
+
+    if (obj)
+        ht_obj_stat(obj, out);
+    ht_obj_put(obj);
+    return obj != NULL;
+}
+
 static bool state_fits(const struct ht_param *p, unsigned i)
 {
-    struct ht_obj *obj = ht_obj_get(p->o->store, p->cur.oid[i]);
-    struct ht_obj_stat st = {0};
     uint8_t kind = p->cur.layout.kind[i];
+    struct ht_obj_stat st = {0};
 
-    if (!obj)
-        return false;
-    ht_obj_stat(obj, &st);
-    ht_obj_put(obj);
-    return st.size == ht_opt_state_bytes(&p->shape, kind) &&
+    return stat_object(p->o, p->cur.oid[i], &st) && st.size == ht_opt_state_bytes(&p->shape, kind) &&
         st.chunk_bytes == ht_opt_state_chunk_bytes(&p->shape, kind) && st.scope == p->root->id;
 }
 
@@ -99,15 +105,10 @@ static bool is_other(const struct ht_root *r, size_t i) HT_REQUIRES(HT_LOCK_OPTI
 static bool redo_fits(const struct ht_root *r, size_t i) HT_REQUIRES(HT_LOCK_OPTIM)
 {
     const struct ht_redo_step *s = &r->redo.step[i];
-    struct ht_obj *obj = ht_obj_get(r->o->store, s->oid);
     struct ht_obj_stat st = {0};
 
-    if (!obj)
-        return false;
-    ht_obj_stat(obj, &st);
-    ht_obj_put(obj);
-    return r->exists && s->step == r->pub_step + i + 1 && st.scope == r->id && s->at <= st.size &&
-        s->bytes <= st.size - s->at;
+    return stat_object(r->o, s->oid, &st) && r->exists && s->step == r->pub_step + i + 1 && st.scope == r->id &&
+        s->at <= st.size && s->bytes <= st.size - s->at;
 }
 
 /* Steps after one with a problem are no use. */

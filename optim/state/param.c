@@ -260,14 +260,6 @@ static bool is_unpublished(struct ht_optim *o, uint64_t oid) HT_REQUIRES(HT_LOCK
         (p->has_grad || p->pending || p->stepped || p->cur.t != p->pub.t || ht_opt_param_replayed(p));
 }
 
-bool ht_optim_param_unpublished(struct ht_optim *o, uint64_t oid)
-{
-    lock(o);
-    bool yes = is_unpublished(o, oid);
-    unlock(o);
-    return yes;
-}
-
 int ht_optim_while_published(struct ht_optim *o, const uint64_t *oids, size_t count, void (*fn)(void *arg), void *arg)
 {
     bool any = false;
@@ -275,8 +267,13 @@ int ht_optim_while_published(struct ht_optim *o, const uint64_t *oids, size_t co
     lock(o);
     for (size_t i = 0; !any && i < count; i++)
         any = is_unpublished(o, oids[i]);
-    if (!any)
+    if (!any && fn)
         fn(arg);
     unlock(o);
     return any ? -EBUSY : 0;
+}
+
+bool ht_optim_param_unpublished(struct ht_optim *o, uint64_t oid)
+{
+    return ht_optim_while_published(o, &oid, 1, NULL, NULL) != 0;
 }

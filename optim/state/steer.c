@@ -143,16 +143,13 @@ int ht_optim_claim(struct ht_optim *o, uint64_t id, struct ht_optim_claim *want,
 
 bool ht_optim_claimed(struct ht_optim *o, uint64_t id, int *out_pid, char why[HT_OPTIM_ERROR_MAX])
 {
-    int rc = 0;
-
     lock(o);
     const struct ht_root *root = ht_opt_root_find(o, id);
-    if (root && root->claim.id) {
-        rc = claimed_by_other(&root->claim, why);
+    bool claimed = root && root->claim.id && claimed_by_other(&root->claim, why);
+    if (claimed)
         *out_pid = root->claim.pid;
-    }
     unlock(o);
-    return rc != 0;
+    return claimed;
 }
 
 int ht_optim_unclaim(struct ht_optim *o, uint64_t id, uint64_t claim)

@@ -93,11 +93,6 @@ static int commit_root(struct ht_root *root, struct ht_copy *k, uint64_t *out_ls
     return rc;
 }
 
-static void report_failed(struct ht_root *root, int rc)
-{
-    ht_opt_refuse(root, HT_EVENT_COMMIT_FAILED, 0, "commit failed: %s; the last durable step stands", strerror(-rc));
-}
-
 /* A mutant: the logged steps are gone before the full step that replaces them is durable. */
 static void delete_logged_early(struct ht_root *root)
 {
@@ -114,6 +109,18 @@ static void delete_logged_early(struct ht_root *root)
         (void)!ht_store_sync(o->store, lsn);
 }
 
+/* Updates run again, and then the commit becomes durable. rc: of the commit. */
+static int end_commit(struct ht_root *root, int rc, uint64_t lsn)
+{
+    release_root(root);
+    if (!rc)
+        rc = ht_store_sync(root->o->store, lsn);
+    if (rc)
+        ht_opt_refuse(root, HT_EVENT_COMMIT_FAILED, 0, "commit failed: %s; the last durable step stands",
+                      strerror(-rc));
+    return rc;
+}
+
 /*
  * Publishes everything below the root, and releases the root in any case. wanted: a kept step that a client asked for,
  * or NULL.
@@ -122,7 +129,7 @@ static int publish_all(struct ht_root *root, struct ht_copy *wanted)
 {
     struct ht_optim *o = root->o;
     struct ht_copy retained = {0};
-    uint64_t lsn;
+    uint64_t lsn = 0;
 
     lock(o);
     bool keep = wanted || (!root->ending && keeps_step(root)); /* a root with kept steps cannot end */
@@ -137,12 +144,9 @@ static int publish_all(struct ht_root *root, struct ht_copy *wanted)
         delete_logged_early(root);
     if (!rc)
         rc = commit_root(root, keep ? k : NULL, &lsn);
-    release_root(root);
-    if (!rc)
-        rc = ht_store_sync(o->store, lsn);
+    rc = end_commit(root, rc, lsn);
     if (rc) {
         ht_obj_put(last.obj);
-        report_failed(root, rc);
         return rc;
     }
     lock(o);
@@ -165,16 +169,11 @@ static int publish_step(struct ht_root *root, struct ht_copy *wanted)
     unlock(o);
     if (!log || ht_opt_redo_commit(root, &lsn))
         return publish_all(root, wanted);
-    release_root(root);
-    int rc = ht_store_sync(o->store, lsn);
-    if (rc) {
-        report_failed(root, rc);
-        return rc;
-    }
+    int rc = end_commit(root, 0, lsn);
     lock(o);
-    root->durable_step = root->step;
+    root->durable_step = rc ? root->durable_step : root->step;
     unlock(o);
-    return 0;
+    return rc;
 }
 
 int ht_opt_step_enter(struct ht_optim *o, uint64_t id, int (*gate)(struct ht_root *root), struct ht_root **out)
