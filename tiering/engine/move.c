@@ -10,7 +10,7 @@
  *                              50 times the walk's time    v
  *                                               '----- emptying the groups, a unit in each step (move_unit.c)
  *
- * Free space, the end of a discard and transactions wake it (object/wake.c): a pass begins a second after the last one,
+ * Free space, the end of a discard and transactions wake it (object/context.c): a pass begins a second after the last one,
  * or later if the walk takes long. After a pass in vain it pauses, longer each time. A store that has many more nearly
  * empty groups than that pass left ends the pause.
  *

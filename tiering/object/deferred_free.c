@@ -16,7 +16,6 @@
 #include "tiering/object/ref.h"
 #include "tiering/object/refcount.h"
 #include "tiering/object/slice.h"
-#include "tiering/object/trash.h"
 
 static struct ht_deferred_block *append_block(struct ht_deferred_frees *q)
 {

@@ -8,7 +8,7 @@
 #include "tiering/base/base.h"
 #include "tiering/object/ref.h"
 #include "tiering/object/refcount.h"
-#include "tiering/object/trash.h"
+#include "tiering/object/slice.h"
 
 struct ht_store;
 

@@ -19,7 +19,6 @@
 #include "tiering/object/chunk.h"
 #include "tiering/object/context.h"
 #include "tiering/object/prealloc.h"
-#include "tiering/object/record_bytes.h"
 #include "tiering/object/ref.h"
 #include "tiering/object/rewrite_reserve.h"
 #include "tiering/object/scope.h"

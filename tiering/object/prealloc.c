@@ -24,7 +24,6 @@
 #include "tiering/object/chunk.h"
 #include "tiering/object/context.h"
 #include "tiering/object/object.h"
-#include "tiering/object/record_bytes.h"
 #include "tiering/object/ref.h"
 #include "tiering/object/scope.h"
 #include "tiering/object/slice.h"

@@ -6,7 +6,6 @@
 #include "tiering/object/ref.h"
 #include "tiering/space/alloc.h"
 #include "tiering/object/context.h"
-#include "tiering/object/record_bytes.h"
 
 /* Bytes of arrays of extents of all references in the process. */
 static _Atomic uint64_t hung_bytes;

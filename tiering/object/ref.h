@@ -9,6 +9,15 @@
 
 struct ht_store;
 
+/* Log bytes of objects and chunks. */
+enum {
+    HT_OBJECT_RECORD_BYTES = 8 + 8 + 4 + 4 + 8 + 8,
+    HT_OBJECT_DEL_RECORD_BYTES = 8 + 8,
+    HT_CHUNK_RECORD_BYTES = 8 + 8 + 8 + 4 + 1 + 1 + 2 + 4 + 4 + 8,
+    HT_CHUNK_DEL_RECORD_BYTES = 8 + 8 + 8 + 8,
+    HT_FRAG_RECORD_BYTES = 12,
+};
+
 /*
  * Where stored bytes are. One extent is kept inline; more hang off a pointer. Aligned to 4, so
  * that a chunk is no longer than its fields.

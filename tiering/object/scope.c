@@ -3,11 +3,11 @@
 #include <assert.h>
 #include <stdlib.h>
 
-#include "tiering/object/record_bytes.h"
 #include "tiering/object/scope.h"
 #include "tiering/base/activity.h"
 #include "tiering/base/idtable.h"
 #include "tiering/base/list.h"
+#include "tiering/base/mutant.h"
 #include "tiering/api/keep.h"
 #include "tiering/api/object.h"
 #include "tiering/object/context.h"
@@ -123,6 +123,39 @@ bool ht_scope_is_frozen(struct ht_store *s, uint64_t scope)
     bool frozen = sc && sc->frozen;
     ht_store_unlock(s);
     return frozen;
+}
+
+/* ---------------------------------------------------------------- touched */
+
+/* The object leaves the list: a walk that would come to it next goes past it. */
+static void pass(struct ht_touched_walk *w, const struct ht_list *leaves)
+{
+    if (w->at == leaves)
+        w->at = leaves == w->last ? NULL : leaves->next;
+    else if (w->last == leaves)
+        w->last = leaves->prev;
+}
+
+void ht_obj_untouch(struct ht_obj *o)
+{
+    for (struct ht_touched_walk *w = o->s->objects.walks; w; w = w->next)
+        pass(w, &o->touched);
+    ht_list_del(&o->touched);
+}
+
+void ht_scope_note_change(struct ht_obj *o)
+{
+    struct ht_scope_changes *c = o->s->objects.changes;
+
+    if (HT_MUTANT("change-unseen"))
+        return;
+    if (!c || c->scope != o->scope || o->dead || (c->count && c->obj[c->count - 1] == o))
+        return;
+    c->more |= c->count == HT_SCOPE_CHANGES_MAX;
+    if (c->more)
+        return;
+    o->refs++;
+    c->obj[c->count++] = o;
 }
 
 void ht_obj_touch(struct ht_obj *o)

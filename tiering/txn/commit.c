@@ -33,7 +33,7 @@
 #include "tiering/api/store.h"
 #include "tiering/api/tx.h"
 #include "tiering/object/context.h"
-#include "tiering/object/record_bytes.h"
+#include "tiering/object/ref.h"
 #include "tiering/object/scope.h"
 #include "tiering/data/flush.h"
 #include "tiering/shm/shm.h"

@@ -39,7 +39,6 @@
 #include "tiering/object/chunk.h"
 #include "tiering/object/context.h"
 #include "tiering/object/object.h"
-#include "tiering/object/record_bytes.h"
 #include "tiering/object/ref.h"
 #include "tiering/object/refcount.h"
 #include "tiering/object/rewrite_reserve.h"

@@ -38,7 +38,6 @@
 #include "tiering/object/context.h"
 #include "tiering/object/deferred_free.h"
 #include "tiering/object/object.h"
-#include "tiering/object/record_bytes.h"
 #include "tiering/object/ref.h"
 #include "tiering/object/refcount.h"
 #include "tiering/object/slice.h"

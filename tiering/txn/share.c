@@ -25,7 +25,6 @@
 #include "tiering/object/context.h"
 #include "tiering/object/image.h"
 #include "tiering/object/object.h"
-#include "tiering/object/record_bytes.h"
 #include "tiering/object/ref.h"
 #include "tiering/object/refcount.h"
 #include "tiering/object/space.h"

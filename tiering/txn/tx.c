@@ -15,7 +15,6 @@
 #include "tiering/object/object.h"
 #include "tiering/object/ref.h"
 #include "tiering/object/slice.h"
-#include "tiering/object/trash.h"
 #include "tiering/txn/txn.h"
 #include "tiering/txn/txn_priv.h"
 

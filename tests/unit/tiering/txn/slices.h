@@ -14,7 +14,7 @@
 
 #include "tiering/object/chunk.h"
 #include "tiering/object/context.h"
-#include "tiering/object/record_bytes.h"
+#include "tiering/object/ref.h"
 #include "tiering/object/scope.h"
 
 #include "tests/unit/tiering/store/fixture.h"

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* arena_image.c - images in the arena: gets one, waits for one, moves one into a longer one. */
+/* image.c - images in the arena: gets one, waits for one, moves one into a longer one. */
 #include <assert.h>
 
 #include "tiering/base/activity.h"

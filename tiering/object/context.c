@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * wake.c - wakes threads that wait with the store's lock.
+ * context.c - waits with the store's lock, and wakes threads that do.
  *
  * They need that lock first: woken while it is held they would only wait for it. So the wakes are noted, and made when
  * the lock has been released.
  *
  * For images (ht_waits.slot) as many threads are woken as may find a place: one for a whole slot, readers first. A
- * woken thread that has no use for it passes it on (arena_image.c), and none waits for ever.
+ * woken thread that has no use for it passes it on (image.c), and none waits for ever.
  */
 #include "tiering/base/lock.h"
 #include "tiering/cache/arena.h"
