@@ -14,7 +14,6 @@
 #include "tiering/object/numa.h"
 #include "tiering/object/object.h"
 #include "tiering/object/ref.h"
-#include "tiering/object/rewrite_reserve.h"
 #include "tiering/object/space.h"
 #include "tiering/data/admission.h"
 #include "tiering/data/data_priv.h"

@@ -19,7 +19,6 @@
 #include "tiering/object/context.h"
 #include "tiering/object/object.h"
 #include "tiering/object/ref.h"
-#include "tiering/object/rewrite_reserve.h"
 #include "tiering/object/space.h"
 #include "tiering/data/data_priv.h"
 #include "tiering/data/health.h"

@@ -12,7 +12,6 @@
 #include "tiering/object/image.h"
 #include "tiering/object/numa.h"
 #include "tiering/object/object.h"
-#include "tiering/object/prealloc.h"
 #include "tiering/object/ref.h"
 #include "tiering/object/scope.h"
 #include "tiering/object/space.h"

@@ -35,7 +35,7 @@ struct ht_chunk {
     uint32_t slot;          /* image, or HT_SLOT_NONE */
     uint32_t generation;    /* of the newest reference */
     uint32_t shared : 10;   /* holders */
-    uint32_t prealloc : 10; /* blocks set aside for it: prealloc.c */
+    uint32_t prealloc : 10; /* blocks set aside for it: space.c */
     uint32_t flags : 6;     /* CH_* */
     uint32_t pos : 3;       /* in its leaf, or 0 for an object's first */
     uint32_t exclusive : 1;

@@ -29,7 +29,7 @@
 #include "tiering/object/context.h"
 #include "tiering/object/object.h"
 #include "tiering/object/ref.h"
-#include "tiering/object/rewrite_reserve.h"
+#include "tiering/object/space.h"
 
 /* Places of the former table that each new entry looks at: the other table cannot be full before the last one. */
 enum { TABLE_START = 64, PLACES_PER_ADD = 8 };

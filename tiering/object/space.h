@@ -1,15 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* space.h - space of chunks: reserved, taken and given back. The caller holds the store's lock. */
+/*
+ * space.h - space of chunks: reserved, taken and given back; and space for one rewrite of an object between two
+ * publications. The caller holds the store's lock.
+ */
 #ifndef HITRAIN_TIERING_OBJECT_SPACE_H
 #define HITRAIN_TIERING_OBJECT_SPACE_H
 
 #include "tiering/base/base.h"
-#include "tiering/object/ref.h"
+#include "tiering/object/object.h"
 #include "tiering/tier/placement.h"
 
-struct ht_store;
-struct ht_obj;
-struct ht_chunk;
+struct ht_slice;
 
 /* Reserves space and log bytes so that an image of need blocks can be written back. -ENOSPC */
 int ht_chunk_reserve(struct ht_obj *o, struct ht_chunk *c, uint32_t need_blocks)
@@ -18,6 +19,8 @@ void ht_chunk_unreserve(struct ht_obj *o, struct ht_chunk *c) HT_REQUIRES(HT_LOC
 /* Up to need preallocated blocks of the chunk become the caller's reservation; the reverse, also with new blocks. */
 uint32_t ht_chunk_prealloc_use(struct ht_obj *o, struct ht_chunk *c, uint32_t need) HT_REQUIRES(HT_LOCK_STORE);
 void ht_chunk_prealloc_return(struct ht_obj *o, struct ht_chunk *c, uint32_t blocks) HT_REQUIRES(HT_LOCK_STORE);
+/* Gives back the preallocation except that for the first keep_bytes of the chunk. */
+void ht_chunk_prealloc_drop(struct ht_obj *o, struct ht_chunk *c, uint32_t keep_bytes) HT_REQUIRES(HT_LOCK_STORE);
 /*
  * Allocates space for ref->stored bytes, consuming the reservation of the chunk (or the object's rewrite reserve). Lock
  * held; may release it to make the log durable. Sets ref->place, and nothing else of ref.
@@ -52,5 +55,43 @@ bool ht_ref_pieces_fit(struct ht_store *s, const struct ht_ref *ref, unsigned ow
  * ht_obj_forget_stored gives them back.
  */
 void ht_ref_log_reserve_pieces(struct ht_store *s, const struct ht_ref *ref);
+
+/* ------------------------------------------------------ rewrite reserves */
+
+/* Bytes from the start that a reserve of so many blocks covers: scratch content has one copy only. */
+static inline uint64_t ht_rewrite_reserve_bytes(const struct ht_obj *o, uint64_t blocks)
+{
+    return blocks * HT_BLOCK_BYTES << (o->obj_class == HT_CLASS_SCRATCH);
+}
+
+/*
+ * The blocks that a rewrite reserve lacks for two copies, one stored already: shared blocks are not counted, they do
+ * not come back.
+ */
+static inline uint64_t ht_rewrite_reserve_missing(const struct ht_obj *o) HT_REQUIRES(HT_LOCK_STORE)
+{
+    const struct ht_obj_extra *x = o->extra;
+    uint64_t have = ht_obj_stored_blocks(o) - x->shared_blocks + x->rewrite_reserve_left;
+
+    return 2 * x->rewrite_reserve_blocks > have ? 2 * x->rewrite_reserve_blocks - have : 0;
+}
+/* As ht_obj_rewrite_reserve, for a caller with the lock. slice: releases it in between; NULL: does not. */
+int ht_obj_set_rewrite_reserve(struct ht_obj *o, uint64_t size, struct ht_slice *slice)
+    HT_REQUIRES(HT_LOCK_STORE) HT_MUST_CHECK;
+/*
+ * Blocks of an object with a rewrite reserve go back into that reserve as soon as they are (or
+ * will be) free. Of any object.
+ */
+void ht_obj_refill_rewrite_reserve(struct ht_obj *o, uint32_t blocks) HT_REQUIRES(HT_LOCK_STORE);
+/*
+ * A chunk that is written twice between two publications takes space of the reserve while its first copy is still
+ * stored. Other chunks get that space back when the write has ended. Waits for a write of this object to end; false:
+ * there is none. The caller has no write of the object in flight. Releases the lock in between.
+ */
+bool ht_obj_wait_for_reserve(struct ht_obj *o) HT_REQUIRES(HT_LOCK_STORE);
+/* A write of an object has ended. */
+void ht_obj_tell_reserve_waiters(struct ht_store *s) HT_REQUIRES(HT_LOCK_STORE);
+/* Ends the reserve of a deleted object. */
+void ht_obj_end_rewrite_reserve(struct ht_obj *o) HT_REQUIRES(HT_LOCK_STORE);
 
 #endif

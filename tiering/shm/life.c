@@ -20,7 +20,7 @@
 #include "tiering/object/context.h"
 #include "tiering/object/numa.h"
 #include "tiering/object/object.h"
-#include "tiering/object/rewrite_reserve.h"
+#include "tiering/object/space.h"
 #include "tiering/data/write_batch.h"
 #include "tiering/shm/shm.h"
 #include "tiering/shm/shm_priv.h"

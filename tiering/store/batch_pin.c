@@ -26,7 +26,6 @@
 #include "tiering/object/numa.h"
 #include "tiering/object/object.h"
 #include "tiering/object/ref.h"
-#include "tiering/object/rewrite_reserve.h"
 #include "tiering/object/scope.h"
 #include "tiering/object/space.h"
 #include "tiering/data/chunk_io.h"

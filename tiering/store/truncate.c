@@ -6,7 +6,6 @@
 #include "tiering/object/context.h"
 #include "tiering/object/image.h"
 #include "tiering/object/object.h"
-#include "tiering/object/prealloc.h"
 #include "tiering/object/ref.h"
 #include "tiering/object/scope.h"
 #include "tiering/object/slice.h"
@@ -126,7 +125,7 @@ static int truncate_locked(struct ht_obj *o, uint64_t size) HT_REQUIRES(HT_LOCK_
             break;
     }
     if (size == o->size)
-        ht_obj_prealloc_drop_behind(o, size);
+        ht_obj_prealloc_drop(o, size, HT_FILE_BYTES_MAX);
     int rc = ht_shm_grow(o, size);
     if (!rc && size != o->size) {
         o->size = size;
@@ -194,30 +193,6 @@ static int zero_piece(struct ht_obj *o, uint64_t index, uint32_t a, uint32_t b) 
     return rc;
 }
 
-/*
- * Drops preallocations in [off, end), which lies beyond the size. A preallocation counts blocks from its chunk's start,
- * and which ones data has taken is not known. So a chunk with data gives back only if its tail is punched. Releases the
- * lock in between.
- */
-static void prealloc_drop_range(struct ht_obj *o, uint64_t off, uint64_t end) HT_REQUIRES(HT_LOCK_STORE)
-{
-    struct ht_slice slice = HT_SLICE_RESTING;
-    uint64_t index = off >> o->chunk_shift;
-    struct ht_chunk *c;
-
-    ht_chunk_for_each_from(c, o, index)
-    {
-        uint64_t start = index << o->chunk_shift;
-        uint64_t stop = ht_chunk_has_content(c) ? ht_obj_bytes_per_chunk(o) : (uint64_t)c->prealloc * HT_BLOCK_BYTES;
-        if (start >= end)
-            break;
-        if (start + stop <= ht_round_up(end, HT_BLOCK_BYTES))
-            ht_chunk_prealloc_drop(o, c, start < off ? (uint32_t)(off - start) : 0);
-        ht_chunk_trim(o, index);
-        ht_slice_next(o->s, &slice);
-    }
-}
-
 /* Releases the lock in between. */
 static int punch_locked(struct ht_obj *o, uint64_t off, uint64_t len) HT_REQUIRES(HT_LOCK_STORE)
 {
@@ -240,7 +215,7 @@ static int punch_locked(struct ht_obj *o, uint64_t off, uint64_t len) HT_REQUIRE
         off = stop;
     }
     if (!rc)
-        prealloc_drop_range(o, behind, all);
+        ht_obj_prealloc_drop(o, behind, all);
     return rc;
 }
 

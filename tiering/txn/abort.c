@@ -9,7 +9,6 @@
 #include "tiering/object/context.h"
 #include "tiering/object/image.h"
 #include "tiering/object/object.h"
-#include "tiering/object/prealloc.h"
 #include "tiering/object/scope.h"
 #include "tiering/object/slice.h"
 #include "tiering/object/space.h"

@@ -41,7 +41,6 @@
 #include "tiering/object/object.h"
 #include "tiering/object/ref.h"
 #include "tiering/object/refcount.h"
-#include "tiering/object/rewrite_reserve.h"
 #include "tiering/object/scope.h"
 #include "tiering/object/slice.h"
 #include "tiering/object/space.h"

@@ -1,22 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * prealloc.c - preallocation: space reserved for chunks before anything is written to them.
- *
- * It is a count of blocks at the chunk, reserved in the allocator, and the chunk's log reserve. Writing takes from it
- * the blocks that the image needs (ht_chunk_reserve) and then those that a staged write needs (ht_chunk_take_space). It
- * ends when the chunk is stored whole, cut off, punched or dropped. It is not in the log.
+ * prealloc.c - preallocates a range of an object, and gives preallocations back (object/space.c).
  *
  * A call goes through its chunks three times, in slices, for there may be millions. It counts what they lack, and
  * reserves that or fails. It makes the chunks that are missing and keeps their leaves (users), so that it can take
  * them back. Then it gives each chunk what it lacks now. It gives the rest back.
  *
  * Space that is set aside is a count of blocks for objects that do not exist yet.
- *
- * store.lock guards it; chunk locks do not matter.
  */
 #include <assert.h>
 
-#include "tiering/object/prealloc.h"
 #include "tiering/journal/journal.h"
 #include "tiering/space/alloc.h"
 #include "tiering/cache/arena.h"
@@ -28,6 +21,7 @@
 #include "tiering/object/scope.h"
 #include "tiering/object/slice.h"
 #include "tiering/object/space.h"
+#include "tiering/store/store_priv.h"
 
 enum { LOG_RESERVE_BYTES = HT_CHUNK_RECORD_BYTES + HT_FRAG_RECORD_BYTES };
 
@@ -275,26 +269,24 @@ int ht_obj_prealloc_aside(struct ht_obj *o, uint64_t off, uint64_t len, uint64_t
     return rc;
 }
 
-void ht_chunk_prealloc_drop(struct ht_obj *o, struct ht_chunk *c, uint32_t keep_bytes)
+/*
+ * A preallocation counts blocks from its chunk's start, and which ones data has taken is not known. So a chunk with
+ * data gives back only if its tail is in the range.
+ */
+void ht_obj_prealloc_drop(struct ht_obj *o, uint64_t off, uint64_t end)
 {
-    uint32_t keep = blocks_of(keep_bytes);
-
-    if (c->prealloc <= keep)
-        return;
-    ht_alloc_unreserve(o->s->alloc, ht_chunk_prealloc_use(o, c, c->prealloc - keep));
-    if (!keep)
-        ht_chunk_drop_log_reserve(o, c);
-}
-
-void ht_obj_prealloc_drop_behind(struct ht_obj *o, uint64_t size)
-{
-    uint64_t first = size >> o->chunk_shift, index = first;
     struct ht_slice slice = HT_SLICE_RESTING;
+    uint64_t index = off >> o->chunk_shift;
     struct ht_chunk *c;
 
     ht_chunk_for_each_from(c, o, index)
     {
-        ht_chunk_prealloc_drop(o, c, index == first ? (uint32_t)(size & (ht_obj_bytes_per_chunk(o) - 1)) : 0);
+        uint64_t start = index << o->chunk_shift;
+        uint64_t stop = ht_chunk_has_content(c) ? ht_obj_bytes_per_chunk(o) : (uint64_t)c->prealloc * HT_BLOCK_BYTES;
+        if (start >= end)
+            break;
+        if (start + stop <= ht_round_up(end, HT_BLOCK_BYTES))
+            ht_chunk_prealloc_drop(o, c, start < off ? (uint32_t)(off - start) : 0);
         ht_chunk_trim(o, index);
         ht_slice_next(o->s, &slice);
     }
