@@ -1,12 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * object.c - the table of objects, and their references.
+ * object.c - the table of objects, walks over it, and references to objects.
  *
  * An object is in memory as long as it exists (its metadata is always resident) or has references. dead: it exists no
  * more; the last reference frees it and its space.
  */
 #include <assert.h>
 #include <stdlib.h>
+#include <time.h>
 
 #include "tiering/object/object.h"
 #include "tiering/base/activity.h"
@@ -24,6 +25,7 @@
 #include "tiering/object/space.h"
 
 enum { OBJECTS_PER_BUCKET = 2, GROW_MAX = 2 };
+enum { SLICE_BUCKETS = 1024, REST_NS_MAX = 1000000 };
 
 /* ----------------------------------------------------------------- table */
 
@@ -391,6 +393,116 @@ void ht_obj_note_error(struct ht_obj *o, int error, bool report)
     if (report)
         o->error = (int16_t)error;
     ht_store_unlock(o->s);
+}
+
+/* ------------------------------------------------------------------ walks */
+
+/*
+ * The numbers of all objects. The lock is held for some buckets of the table at a time, and the table may grow between
+ * slices. An object that is there from the first slice to the last one is listed once (ht_buckets_next), and others at
+ * most once.
+ */
+static size_t chain_length(const struct ht_obj *o) HT_REQUIRES(HT_LOCK_STORE)
+{
+    size_t n = 0;
+
+    for (; o; o = o->next)
+        n++;
+    return n;
+}
+
+int ht_oid_scan_slice(struct ht_store *s, struct ht_oid_scan *scan)
+{
+    unsigned left = SLICE_BUCKETS;
+
+    ht_store_lock(s);
+    const struct ht_buckets *t = &s->objects.table;
+    size_t wanted = 0;
+    scan->is_over = t->count == 0;
+    while (!scan->is_over && left--) {
+        const struct ht_obj *o = *ht_bucket_at(t, scan->bucket);
+        size_t n = chain_length(o);
+        if (scan->count + n > scan->room) {
+            wanted = scan->count + s->objects.count; /* enough for all that are there now */
+            break;
+        }
+        for (; o; o = o->next)
+            scan->oid[scan->count++] = o->oid;
+        scan->bucket = ht_buckets_next(t, scan->bucket);
+        scan->is_over = scan->bucket == 0;
+    }
+    ht_store_unlock(s);
+    if (!wanted)
+        return 0;
+    uint64_t *more = realloc(scan->oid, wanted * sizeof(*more));
+    if (!more)
+        return -ENOMEM;
+    scan->oid = more;
+    scan->room = wanted;
+    return 0;
+}
+
+/* The mutex is not fair: threads that wait for it come first. */
+static void rest(uint64_t held_ns)
+{
+    const struct timespec t = {.tv_nsec = (long)ht_min_u64(held_ns, REST_NS_MAX)};
+
+    nanosleep(&t, NULL);
+}
+
+int ht_store_oids(struct ht_store *s, uint64_t **out_oids, size_t *out_count)
+{
+    struct ht_oid_scan scan = {.room = 1};
+    int rc = 0;
+
+    scan.oid = malloc(sizeof(*scan.oid)); /* never NULL, so that the caller frees an array in any case */
+    if (!scan.oid)
+        return -ENOMEM;
+    while (!rc && !scan.is_over) {
+        uint64_t began_ns = ht_now_ns();
+        rc = ht_oid_scan_slice(s, &scan);
+        if (!rc && !scan.is_over)
+            rest(ht_now_ns() - began_ns);
+    }
+    if (rc) {
+        free(scan.oid);
+        return rc;
+    }
+    *out_oids = scan.oid;
+    *out_count = scan.count;
+    return 0;
+}
+
+static void visit_at_once(struct ht_store *s, uint64_t scope, ht_scope_visit *visit, void *ctx)
+    HT_REQUIRES(HT_LOCK_STORE)
+{
+    struct ht_scope *sc = ht_scope_find(s, scope, false);
+
+    if (sc)
+        /* bounded: the few changes since the last of several rounds in slices, published at one moment */
+        ht_list_for_each_safe(p, next, &sc->touched) {
+            visit(ht_list_entry(p, struct ht_obj, touched), NULL, ctx);
+            ht_lock_step();
+        }
+}
+
+void ht_scope_visit_touched(struct ht_store *s, uint64_t scope, struct ht_slice *slice, ht_scope_visit *visit,
+                            void *ctx)
+{
+    struct ht_touched_walk w;
+    struct ht_obj *o;
+
+    if (!slice) {
+        visit_at_once(s, scope, visit, ctx);
+        return;
+    }
+    ht_touched_walk_begin(&w, s, scope);
+    while ((o = ht_touched_walk_next(&w))) {
+        visit(o, slice, ctx);
+        ht_obj_put_locked(o);
+        ht_slice_next(s, slice);
+    }
+    ht_touched_walk_end(&w);
 }
 
 /* ------------------------------------------------------------ statistics */

@@ -161,7 +161,7 @@ void ht_obj_free_memory(struct ht_obj *o)
     HT_REQUIRES(HT_LOCK_STORE); /* with its chunks'; it is in no table, and names nothing */
 
 /*
- * oids.c: the numbers of all objects, in a malloc'd array. Holds the lock for short slices. Objects that are made or
+ * The numbers of all objects, in a malloc'd array. Holds the lock for short slices. Objects that are made or
  * freed meanwhile are listed or not, none twice. -ENOMEM
  */
 int ht_store_oids(struct ht_store *s, uint64_t **out_oids, size_t *out_count) HT_EXCLUDES(HT_LOCK_STORE) HT_MUST_CHECK;

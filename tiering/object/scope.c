@@ -12,6 +12,7 @@
 #include "tiering/api/object.h"
 #include "tiering/object/context.h"
 #include "tiering/object/object.h"
+#include "tiering/object/slice.h"
 
 struct ht_scope *ht_scope_find(struct ht_store *s, uint64_t id, bool make)
 {
@@ -156,6 +157,60 @@ void ht_scope_note_change(struct ht_obj *o)
         return;
     o->refs++;
     c->obj[c->count++] = o;
+}
+
+void ht_touched_walk_begin(struct ht_touched_walk *w, struct ht_store *s, uint64_t scope)
+{
+    const struct ht_scope *sc = ht_scope_find(s, scope, false);
+
+    *w = (struct ht_touched_walk){.s = s, .next = s->objects.walks};
+    s->objects.walks = w;
+    if (!sc || ht_list_empty(&sc->touched))
+        return;
+    w->at = sc->touched.next;
+    w->last = sc->touched.prev;
+}
+
+struct ht_obj *ht_touched_walk_next(struct ht_touched_walk *w)
+{
+    if (!w->at)
+        return NULL;
+    struct ht_obj *o = ht_list_entry(w->at, struct ht_obj, touched);
+    w->at = w->at == w->last ? NULL : w->at->next;
+    o->refs++;
+    ht_lock_step();
+    return o;
+}
+
+void ht_touched_walk_end(struct ht_touched_walk *w)
+{
+    struct ht_touched_walk **p = &w->s->objects.walks;
+
+    while (*p != w)
+        p = &(*p)->next;
+    *p = w->next;
+}
+
+/* No more objects can have been touched at the beginning than the scope had then. */
+int ht_scope_collect(struct ht_store *s, uint64_t scope, struct ht_obj ***out, size_t *out_count)
+{
+    const struct ht_scope *sc = ht_scope_find(s, scope, false);
+    struct ht_obj **objs = malloc(((sc ? sc->objects : 0) + 1) * sizeof(*objs)), *o;
+    struct ht_slice slice = {0};
+    struct ht_touched_walk w;
+    size_t n = 0;
+
+    if (!objs)
+        return -ENOMEM;
+    ht_touched_walk_begin(&w, s, scope);
+    while ((o = ht_touched_walk_next(&w))) {
+        objs[n++] = o;
+        ht_slice_next(s, &slice);
+    }
+    ht_touched_walk_end(&w);
+    *out = objs;
+    *out_count = n;
+    return 0;
 }
 
 void ht_obj_touch(struct ht_obj *o)

@@ -80,12 +80,6 @@ struct ht_scope_changes {
     bool more; /* than obj has room for */
     struct ht_obj *obj[HT_SCOPE_CHANGES_MAX];
 };
-/* One at a time: in a transaction. */
-void ht_scope_changes_begin(struct ht_scope_changes *c, struct ht_store *s, uint64_t scope) HT_REQUIRES(HT_LOCK_STORE);
-void ht_scope_changes_clear(struct ht_scope_changes *c) HT_REQUIRES(HT_LOCK_STORE);
-void ht_scope_changes_end(struct ht_scope_changes *c) HT_REQUIRES(HT_LOCK_STORE);
-/* The publication has room for changes up to here. */
-void ht_scope_changes_allow(struct ht_scope_changes *c, uint64_t found_bytes_max) HT_REQUIRES(HT_LOCK_STORE);
 /* It has something new to publish. */
 void ht_scope_note_change(struct ht_obj *o) HT_REQUIRES(HT_LOCK_STORE);
 

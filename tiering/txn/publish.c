@@ -95,6 +95,44 @@ static void note_delete(struct ht_tx *tx, struct ht_obj *o) HT_REQUIRES(HT_LOCK_
     ht_list_add_tail(&tx->deleted, &o->touched);
 }
 
+/* ----------------------------------------------------------------- changes */
+
+static void clear_changes(struct ht_scope_changes *c) HT_REQUIRES(HT_LOCK_STORE)
+{
+    while (c->count)
+        ht_obj_put_locked(c->obj[--c->count]);
+    c->more = false;
+}
+
+/* The publication has room for changes up to here. */
+static void allow_changes(struct ht_scope_changes *c, uint64_t found_bytes_max) HT_REQUIRES(HT_LOCK_STORE)
+{
+    c->found_bytes_max = found_bytes_max;
+    if (!c->awaited || c->scope->found_bytes > found_bytes_max)
+        return;
+    c->awaited = false;
+    c->s->waits.wakes.settled = c->s->waits.wakes.any = true;
+}
+
+void ht_scope_changes_begin(struct ht_scope_changes *c, struct ht_store *s, uint64_t scope)
+{
+    *c = (struct ht_scope_changes){.s = s, .scope = ht_scope_find(s, scope, false)};
+    if (c->scope)
+        ht_scope_hold(c->scope);
+    s->objects.changes = c;
+}
+
+void ht_scope_changes_end(struct ht_scope_changes *c)
+{
+    allow_changes(c, UINT64_MAX);
+    c->s->objects.changes = NULL;
+    clear_changes(c);
+    if (c->scope)
+        ht_scope_let_go(c->s, c->scope);
+}
+
+/* ------------------------------------------------------------- publication */
+
 /*
  * One chunk's current reference into tx. A voided reference waits until it is written anew; a transaction
  * that must be complete cannot leave it out, and the log ends with it (ht_note_published).
@@ -139,8 +177,8 @@ static void keep_room(const struct ht_obj *o, const struct ht_tx *tx, struct ht_
     if (!slice)
         return;
     size_t put = ht_min_u64(tx->records.len, tx->expected_bytes);
-    ht_scope_changes_allow(o->s->objects.changes,
-                           tx->found_bytes + tx->again_bytes / 2 * put / ht_max_u64(tx->expected_bytes, 1));
+    allow_changes(o->s->objects.changes,
+                  tx->found_bytes + tx->again_bytes / 2 * put / ht_max_u64(tx->expected_bytes, 1));
     slice->last = o->scope->found_bytes - tx->found_bytes > tx->again_bytes;
 }
 
@@ -337,7 +375,7 @@ static void publish_in_slices(struct publication *p) HT_REQUIRES(HT_LOCK_STORE)
     do {
         slice = (struct ht_slice)HT_SLICE_RESTING;
         before = found_bytes(&changes);
-        ht_scope_changes_clear(&changes);
+        clear_changes(&changes);
         publish_all(p, &slice);
     } while (slice.ended && (changes.more || found_bytes(&changes) - before > AT_ONCE_BYTES) && ++times < TIMES_MAX);
     if (slice.ended && (changes.more || p->obj))

@@ -38,6 +38,11 @@ int ht_store_replayed(struct ht_store *s);
  */
 void ht_scope_publish(struct ht_store *s, uint64_t scope, bool rest, struct ht_tx *tx) HT_EXCLUDES(HT_LOCK_STORE);
 
+/* Objects of the scope that change from now on are noted (object/scope.h). One at a time: in a transaction. */
+struct ht_scope_changes;
+void ht_scope_changes_begin(struct ht_scope_changes *c, struct ht_store *s, uint64_t scope) HT_REQUIRES(HT_LOCK_STORE);
+void ht_scope_changes_end(struct ht_scope_changes *c) HT_REQUIRES(HT_LOCK_STORE);
+
 /* feature.c: the superblocks have this bit of feat_refuse when the call returns 0. WAITS. */
 int ht_store_need_feature(struct ht_store *s, uint64_t bit) HT_EXCLUDES(HT_LOCK_STORE) HT_MUST_CHECK;
 

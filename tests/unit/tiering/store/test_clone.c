@@ -7,6 +7,7 @@
 #include "tests/support/dev.h"
 #include "tiering/object/context.h"
 #include "tiering/object/scope.h"
+#include "tiering/txn/txn.h"
 #include "tests/unit/tiering/store/fixture.h"
 
 enum { SMALL = HT_SMALL_CHUNK_BYTES };
