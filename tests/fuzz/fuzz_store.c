@@ -43,7 +43,7 @@ int LLVMFuzzerInitialize(int *argc, char ***argv)
     sb.salt = SAMPLE_SALT;
     sb.epoch = EPOCH;
     sb.flags = HT_SUPER_IN_USE;
-    MUST(ht_super_write(&sb, k.dev, 1) == 0);
+    MUST(ht_super_write_each(&sb, k.dev, 1) == 0);
     base = sample_keep(&k);
     return 0;
 }
@@ -140,7 +140,7 @@ static void write_log(const uint8_t *data, size_t size)
     MUST(ht_journal_open(&c, false, &report, &j) == 0);
     MUST(ht_journal_start(j, EPOCH) == 0);
     put_records(j, data, size);
-    MUST(ht_journal_close(j) == 0);
+    ht_journal_abandon(j);
 }
 
 /* ----------------------------------------------------------------- the use */

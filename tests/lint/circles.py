@@ -1,11 +1,12 @@
 #!/usr/bin/python3
 # SPDX-License-Identifier: Apache-2.0
-"""Files of one folder that call each other in a circle: at most as many as circles.conf says.
+"""Files of one folder that call each other in a circle: at most as many as circles.conf says; and folders that do: none.
 
     tests/lint/circles.py BUILD [--all]
 
 Reads the symbols of the objects in BUILD/obj, so it needs a build (`make check` has one). A call is a symbol that one
 file of a folder defines and another one uses. A circle is a set of files each of which reaches all others by calls.
+Calls between folders are the same of all files in them: a header may be low, and what it declares defined above.
 Each folder has a limit for the size of its largest circle, which only ever falls. --all prints every circle, and the
 calls in it.
 """
@@ -64,33 +65,49 @@ def circles_of(calls, paths):
     return sorted(map(sorted, circles), key=len, reverse=True)
 
 
-def show(calls, circle):
+def show(calls, circle, name):
     for path in circle:
         for to in circle:
-            if calls[path][to]:
-                print(f'    {path.stem}.c calls {to.stem}.c: {" ".join(sorted(calls[path][to]))}')
+            if path != to and calls[path][to]:
+                print(f'    {name(path)} calls {name(to)}: {" ".join(sorted(calls[path][to]))}')
+
+
+def file_name(path):
+    return f'{path.stem}.c'
+
+
+def check_folders(of_folder):
+    """of_folder: {folder: (symbols that it defines, symbols that it uses)}"""
+    calls = calls_of(of_folder)
+    circles = [c for c in circles_of(calls, list(of_folder)) if len(c) > 1]
+    for circle in circles:
+        print(f'{len(circle)} folders call each other in a circle: {" ".join(map(str, circle))}')
+        show(calls, circle, str)
+    return bool(circles)
 
 
 def main():
     build = ROOT / sys.argv[1]
     limits = read_limits()
-    wrong = 0
+    wrong, of_folder = 0, {}
     for folder in sorted({p.parent.relative_to(ROOT) for top in TOP for p in (ROOT / top).rglob('*.c')}):
         # Objects of files that are gone may still lie there.
         objects = [build / 'obj' / f'{p.relative_to(ROOT).with_suffix(".o")}' for p in (ROOT / folder).glob('*.c')]
         missing = [o for o in objects if not o.exists()]
         if missing:
             sys.exit(f'{missing[0]} is missing: build first')
-        calls = calls_of(read_symbols(objects))
+        symbols = read_symbols(objects)
+        of_folder[folder] = tuple(set().union(*(s[i] for s in symbols.values())) for i in (0, 1))
+        calls = calls_of(symbols)
         circles = circles_of(calls, objects)
         size, limit = len(circles[0]) if circles else 0, limits.get(str(folder), 0)
         for circle in circles if '--all' in sys.argv else circles[:size > limit]:
             print(f'{folder}: {len(circle)} files call each other in a circle: {" ".join(p.stem for p in circle)}')
-            show(calls, circle)
+            show(calls, circle, file_name)
         if size != limit:
             wrong |= size > limit
             print(f'{folder}: {size} files in the largest circle; circles.conf allows {limit}')
-    return wrong
+    return wrong or check_folders(of_folder)
 
 
 if __name__ == '__main__':

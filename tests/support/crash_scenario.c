@@ -586,7 +586,7 @@ void scenario_map(struct crash_scenario *s)
     int fd;
 
     ck_assert_int_eq(ht_ns_open(s->k.ns, ino, &s->mapped), 0);
-    ck_assert_int_eq(ht_obj_shm_open(s->mapped, &fd), 0);
+    ck_assert_int_eq(ht_obj_shm_open_for(s->mapped, 0, &fd), 0);
     s->mapped_fd = fd;
 }
 

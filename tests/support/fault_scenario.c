@@ -407,7 +407,7 @@ static void step_seen(struct fault_scenario *p, bool give_up)
 
     if (!ino || op(p, ht_ns_open(p->k.ns, ino, &o)))
         return;
-    bool out = op(p, ht_obj_shm_open(o, &fd)) == 0;
+    bool out = op(p, ht_obj_shm_open_for(o, 0, &fd)) == 0;
     step(p, give_up);
     ssize_t n = ht_obj_read(o, 0, read, sizeof(read));
     if (out && n > 0 && !ht_store_failed(p->k.store))

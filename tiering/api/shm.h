@@ -14,13 +14,10 @@ struct ht_obj;
  * abort. WAITS: for reading the whole content. A scratch object gets its memory at the first touch: the file shows
  * which pages were touched. -EINVAL: an object of small chunks, or an empty one; -ENOSPC: the share of memory is used
  * up; -EIO: a part cannot be read; -EBUSY: it changed during the call. Not while it is open.
- */
-int ht_obj_shm_open(struct ht_obj *obj, int *out_fd) HT_MUST_CHECK;
-
-/*
- * The same on behalf of a user. A user other than root (0) gets at most HT_SHM_USER_QUARTERS of the share, and of the
- * number. So something is left for others, no matter how much one user opens. -EDQUOT. While the object is open, it
- * cannot grow beyond that either (-ENOSPC).
+ *
+ * A user other than root (0) gets at most HT_SHM_USER_QUARTERS of the share, and of the number. So something is left
+ * for others, no matter how much one user opens. -EDQUOT. While the object is open, it cannot grow beyond that either
+ * (-ENOSPC).
  */
 int ht_obj_shm_open_for(struct ht_obj *obj, uint32_t user, int *out_fd) HT_MUST_CHECK;
 /* From now on programs may change it without a call. Reserves its whole rewrite: -ENOSPC. WAITS. */

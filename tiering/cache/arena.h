@@ -186,7 +186,6 @@ bool ht_arena_has_pinned_room(const struct ht_arena *a) HT_REQUIRES(HT_LOCK_STOR
 uint64_t ht_arena_pinned_bytes(const struct ht_arena *a) HT_REQUIRES(HT_LOCK_STORE);
 /* Protects a waiting image, if there is any room in the protected set. */
 void ht_arena_protect_waiting(struct ht_arena *a, uint32_t slot) HT_REQUIRES(HT_LOCK_STORE);
-uint64_t ht_arena_waiting_bytes(const struct ht_arena *a) HT_REQUIRES(HT_LOCK_STORE);
 void ht_arena_unprotect(struct ht_arena *a, uint32_t slot) HT_REQUIRES(HT_LOCK_STORE);
 /* Bytes of slots with a protected image; and of other slots with one of the working set. */
 uint64_t ht_arena_protected_bytes(const struct ht_arena *a) HT_REQUIRES(HT_LOCK_STORE);

@@ -150,11 +150,6 @@ bool ht_arena_lacks_waiting_room(const struct ht_arena *a)
     return a->protected_bytes + awaited_bytes(a) > a->protected_max;
 }
 
-uint64_t ht_arena_waiting_bytes(const struct ht_arena *a)
-{
-    return a->waiting_bytes;
-}
-
 bool ht_arena_may_protect(const struct ht_arena *a, uint32_t n)
 {
     return !ht_arena_is_external(a, n) && has_share(a, &a->slot[n / HT_SLOT_SUBS], awaited_bytes(a), a->protected_max);

@@ -120,11 +120,11 @@ void ht_flight_end(struct ht_io *io, int result);
 uint32_t ht_dev_segment(const struct ht_io *io, uint32_t left, bool huge);
 
 /*
- * node.c: the NUMA node of a block device, or HT_NUMA_OFF; and that of a folder of sysfs
- * (below one called devices), for tests.
+ * node.c: the NUMA node of a block device, or HT_NUMA_OFF; and that of a folder of sysfs (below one called devices),
+ * so many devices below the one that was asked for.
  */
 int ht_node_of_block(dev_t number);
-int ht_node_of_folder(const char *dir);
+int ht_node_of_folder(const char *dir, unsigned depth);
 
 /* limits.c: learn transfer_max and scattered_max of a block device. */
 void ht_dev_learn_limits(struct ht_dev *dev, dev_t number);

@@ -15,8 +15,6 @@
 
 enum { DEPTH_MAX = 8, NONE_YET = -2 };
 
-static int find(const char *dir, unsigned depth);
-
 /* The attribute of this folder; HT_NUMA_OFF: it has none, or the system does not know. */
 static int attribute(const char *dir)
 {
@@ -53,7 +51,7 @@ static int of_linked(const char *dir, const char *prefix, unsigned depth)
             continue;
         int node = HT_NUMA_OFF;
         if (snprintf(path, sizeof(path), "%s/%s", dir, e->d_name) < (int)sizeof(path) && realpath(path, real))
-            node = find(real, depth + 1);
+            node = ht_node_of_folder(real, depth + 1);
         all = all == NONE_YET || all == node ? node : HT_NUMA_OFF;
         if (all == HT_NUMA_OFF)
             break;
@@ -63,7 +61,7 @@ static int of_linked(const char *dir, const char *prefix, unsigned depth)
 }
 
 /* Checks the folder itself, the devices that it represents, then the folders above. */
-static int find(const char *start, unsigned depth)
+int ht_node_of_folder(const char *start, unsigned depth)
 {
     char dir[PATH_MAX], slaves[PATH_MAX + 8], *name;
     int node = HT_NUMA_OFF;
@@ -82,15 +80,10 @@ static int find(const char *start, unsigned depth)
     return node;
 }
 
-int ht_node_of_folder(const char *dir)
-{
-    return find(dir, 0);
-}
-
 int ht_node_of_block(dev_t number)
 {
     char link[64], dir[PATH_MAX];
 
     snprintf(link, sizeof(link), "/sys/dev/block/%u:%u", major(number), minor(number));
-    return !realpath(link, dir) ? HT_NUMA_OFF : find(dir, 0);
+    return !realpath(link, dir) ? HT_NUMA_OFF : ht_node_of_folder(dir, 0);
 }

@@ -158,22 +158,6 @@ static uint64_t last_appended_locked(const struct ht_journal *j) HT_REQUIRES(HT_
     return j->next_seq - 1;
 }
 
-int ht_journal_close(struct ht_journal *j)
-{
-    if (!j)
-        return 0;
-    ht_mutex_lock(ht_journal_lock(j));
-    int rc = j->started && !j->error ? ht_journal_write_up_to_locked(j, last_appended_locked(j)) : 0;
-    /* A split-mode checkpoint that was not completed: the next mount continues with the kept copy. */
-    if (rc == 0 && j->started && !j->error && j->durable_seq < last_appended_locked(j))
-        rc = -EIO;
-    if (j->first_error)
-        rc = j->first_error;
-    ht_mutex_unlock(ht_journal_lock(j));
-    ht_journal_abandon(j);
-    return rc;
-}
-
 /* ----------------------------------------------------------------- start */
 
 static void refill_copies(struct ht_journal *j, uint64_t start_pos)
@@ -274,8 +258,6 @@ void ht_journal_fail_locked(struct ht_journal *j, int error)
 {
     if (!j->error)
         j->error = error;
-    if (!j->first_error)
-        j->first_error = error;
     pthread_cond_broadcast(&j->progress);
     pthread_cond_broadcast(&j->space);
     ht_journal_wake_locked(j);
@@ -502,14 +484,6 @@ bool ht_journal_failed(const struct ht_journal *j)
     bool failed = j->error != 0;
     ht_mutex_unlock(ht_journal_lock(j));
     return failed;
-}
-
-uint64_t ht_journal_next(const struct ht_journal *j)
-{
-    ht_mutex_lock(ht_journal_lock(j));
-    uint64_t seq = j->open ? j->open->seq : j->next_seq;
-    ht_mutex_unlock(ht_journal_lock(j));
-    return seq;
 }
 
 static uint64_t frames_memory(const struct ht_frame_buf *f)

@@ -16,7 +16,7 @@
  *  4. Every byte between start and end, plus what a checkpoint has still to emit, fits the region.
  *
  * Threads: all functions may be called from any thread after ht_journal_start,
- * except close. The journal's lock is the innermost but the devices'.
+ * except abandon. The journal's lock is the innermost but the devices'.
  */
 #ifndef HITRAIN_TIERING_JOURNAL_JOURNAL_H
 #define HITRAIN_TIERING_JOURNAL_JOURNAL_H
@@ -121,8 +121,6 @@ int ht_journal_open(const struct ht_journal_config *config, bool force, struct h
  * new_epoch must already be durable in the superblock.
  */
 int ht_journal_start(struct ht_journal *j, uint64_t new_epoch) HT_MUST_CHECK;
-/* Everything durable, then free. Also for journals never started. Returns the first write error met, or 0. */
-int ht_journal_close(struct ht_journal *j);
 /* Frees without writing anything, as after a crash. No other thread may be inside. */
 void ht_journal_abandon(struct ht_journal *j);
 
@@ -158,8 +156,6 @@ bool ht_journal_copy_live(const struct ht_journal *j, unsigned copy);
 int ht_journal_resync(struct ht_journal *j) HT_MUST_CHECK;
 /* Nothing is appended or becomes durable any more. */
 bool ht_journal_failed(const struct ht_journal *j);
-/* The lowest lsn that a later append can get; only the append itself returns the real one. */
-uint64_t ht_journal_next(const struct ht_journal *j);
 
 /*
  * Waits until a group of bytes fits, and requests a checkpoint when the log gets full. Called with no lock held, before
@@ -210,7 +206,7 @@ void ht_journal_dump(struct ht_journal *j, struct ht_dump *d);
  *          the caller makes a superblock naming it durable and then calls
  *   release  log space before the new start may be reused
  * A checkpoint that could not be completed is simply begun again. But a begun checkpoint has to be ended and released
- * before the journal is closed, if possible at all. When the log was very full (which takes crashes in the middle of
+ * before the journal ends, if possible at all. When the log was very full (which takes crashes in the middle of
  * checkpoints), groups appended since begin are not durable before release (split mode, see log_space.c).
  */
 enum ht_journal_need { HT_JOURNAL_NEEDS_NOTHING, HT_JOURNAL_NEEDS_CHECKPOINT, HT_JOURNAL_NEEDS_RESYNC };

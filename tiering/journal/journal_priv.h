@@ -6,7 +6,7 @@
  *   reader.c   the region of one copy as a stream of blocks
  *   scan.c     how far the chain of one copy goes, and whether it ended or is damaged
  *   replay.c   chooses a copy; hands out its records
- *   journal.c  life: open, start, close, append, sync
+ *   journal.c  life: open, start, append, sync
  *   writer.c   one frame onto all copies; copies that drop out, refill
  *   log_space.c     reserves and log space: the arithmetic
  *   checkpoint.c  begin, end, release
@@ -161,7 +161,7 @@ struct ht_journal {
     pthread_cond_t space;    /* start, reserves, tickets, error */
 
     HT_GUARDED_BY(HT_LOCK_JOURNAL) struct {
-        int error, first_error;
+        int error;
         bool started, read_only, stopping;
         struct ht_journal_start start;                  /* of the durable superblock */
         struct ht_frame_buf *open, *queue, **queue_end; /* being filled; sealed, in order */

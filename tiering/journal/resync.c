@@ -200,8 +200,6 @@ static int finish(struct resyncing *r)
     if (rc == 0) {
         j->copy[r->to_index].dev = r->to.dev;
         j->resynced_ns = ht_now_ns();
-        if (ht_journal_copies_locked(j) == HT_LOG_COPIES)
-            j->first_error = 0; /* the copy lacks no frame any more */
     } else if (r->reported) {
         j->lost[r->to_index] = true; /* so that its loss is on record again before the next frame counts */
     }

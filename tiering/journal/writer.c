@@ -61,9 +61,6 @@ static void drop_copy(struct ht_journal *j, unsigned i, const char *what, int er
     struct ht_dev *dev = j->copy[i].dev;
     j->copy[i].dev = NULL;
     j->lost[i] = dev != NULL;
-    if (!j->first_error)
-        /* no matter which error the device returned: ENOSPC of the device is not that of the log */
-        j->first_error = -EIO;
     unsigned left = ht_journal_copies_locked(j);
     ht_journal_plan_resync_locked(j);
     ht_mutex_unlock(ht_journal_lock(j));

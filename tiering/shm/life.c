@@ -136,11 +136,6 @@ static int prepare(struct ht_obj *o, uint32_t user) HT_REQUIRES(HT_LOCK_STORE)
     return ht_shm_user_may(s, user, 1, ht_shm_footprint(o->extra->shm->memory.bytes)) ? 0 : -EDQUOT;
 }
 
-int ht_obj_shm_open(struct ht_obj *o, int *out_fd)
-{
-    return ht_obj_shm_open_for(o, 0, out_fd);
-}
-
 int ht_obj_shm_open_for(struct ht_obj *o, uint32_t user, int *out_fd)
 {
     struct ht_store *s = o->s;

@@ -2,29 +2,14 @@
 /* members.c - see members.h. */
 #include "tiering/space/members.h"
 
-/* Stores from before epochs of members were recorded. */
-static bool is_recorded(const struct ht_super *sb)
-{
-    for (unsigned i = 0; i < HT_DEVICES_MAX; i++)
-        if (sb->member_epoch[i])
-            return true;
-    return false;
-}
-
-/* The last epoch that device i took part in, as far as this superblock knows. */
-static uint64_t took_part(const struct ht_super *sb, unsigned i)
-{
-    return is_recorded(sb) ? sb->member_epoch[i] : sb->epoch;
-}
-
 bool ht_members_takes_part(const struct ht_super *sb, unsigned i)
 {
-    return took_part(sb, i) == sb->epoch;
+    return sb->member_epoch[i] == sb->epoch;
 }
 
 static bool knows(const struct ht_super *a, const struct ht_super *b)
 {
-    return took_part(a, b->device_index) >= took_part(b, b->device_index);
+    return a->member_epoch[b->device_index] >= b->member_epoch[b->device_index];
 }
 
 static int find_apart(const struct ht_super *const sb[HT_DEVICES_MAX], struct ht_members *out)
@@ -77,12 +62,7 @@ int ht_members_validate(const struct ht_super *const sb[HT_DEVICES_MAX], struct 
 
 void ht_members_take_part(struct ht_super *sb, uint32_t devices)
 {
-    bool recorded = is_recorded(sb);
-
-    for (unsigned i = 0; i < sb->device_count; i++) {
+    for (unsigned i = 0; i < sb->device_count; i++)
         if (devices >> i & 1)
             sb->member_epoch[i] = sb->epoch;
-        else if (!recorded) /* until then all members took part */
-            sb->member_epoch[i] = sb->epoch - 1;
-    }
 }

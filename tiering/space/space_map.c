@@ -309,13 +309,6 @@ static uint64_t longest_group(const struct ht_space_map *m)
     return HT_NO_GROUP;
 }
 
-unsigned ht_space_map_longest(const struct ht_space_map *m)
-{
-    uint64_t group = longest_group(m);
-
-    return group == HT_NO_GROUP ? 0 : ht_free_index_longest(&m->index, group);
-}
-
 /* ------------------------------------------------------------- runs */
 
 /* The run that begins at this block of the group. */

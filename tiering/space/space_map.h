@@ -99,8 +99,6 @@ enum { HT_DISCARD_BLOCKS_MIN = 16 };
 unsigned ht_space_map_take_freed(struct ht_space_map *m, bool all, uint64_t *from, uint32_t blocks_max,
                                  struct ht_run out[], unsigned n_max);
 
-/* Length of the longest free run, up to HT_GROUP_BLOCKS. */
-unsigned ht_space_map_longest(const struct ht_space_map *m);
 /* Asserts that bits, index and counts agree. Returns the free blocks. */
 uint64_t ht_space_map_verify(const struct ht_space_map *m);
 

@@ -282,11 +282,6 @@ uint32_t ht_super_write_each(struct ht_super *sb, struct ht_dev *const devs[], u
     return ht_super_write_all(sb, devs, dev_count, &partial);
 }
 
-int ht_super_write(struct ht_super *sb, struct ht_dev *const devs[], unsigned dev_count)
-{
-    return ht_super_write_each(sb, devs, dev_count) ? -EIO : 0;
-}
-
 /* ---------------------------------------------------------------- scrub */
 
 /* Does one copy on the device equal sb? */

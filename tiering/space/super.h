@@ -31,7 +31,7 @@ struct ht_super {
     uint64_t created_ns;
     uint64_t device_bytes[HT_DEVICES_MAX];
     uint8_t device_uuid[HT_DEVICES_MAX][16];
-    uint64_t member_epoch[HT_DEVICES_MAX]; /* members.h; all zero: never recorded */
+    uint64_t member_epoch[HT_DEVICES_MAX]; /* members.h */
     /* In memory only: */
     uint8_t unsure[HT_DEVICES_MAX]; /* copies (bits) whose flush failed */
     uint64_t mine;                  /* our nonce, or 0 */
@@ -106,11 +106,9 @@ struct ht_super_report {
 int ht_super_read(struct ht_dev *dev, struct ht_super *out_sb, struct ht_super_report *out_report) HT_MUST_CHECK;
 /*
  * Raises sb->generation by one and writes it to all copies of all devices (device_index set for each). devs[i] NULL:
- * missing, skipped. 0 when every present device holds it in at least one copy... else -EIO. If another mount took the
- * store over, nothing is written, sb->taken is set, and no device counts as holding it.
+ * missing, skipped. Returns the devices (bits) that hold it in no copy. If another mount took the store over, nothing is
+ * written, sb->taken is set, and no device counts as holding it.
  */
-int ht_super_write(struct ht_super *sb, struct ht_dev *const devs[], unsigned dev_count) HT_MUST_CHECK;
-/* The same; the devices (bits) that hold it in no copy. */
 uint32_t ht_super_write_each(struct ht_super *sb, struct ht_dev *const devs[], unsigned dev_count) HT_MUST_CHECK;
 
 /*

@@ -358,7 +358,7 @@ static int write_piece(struct ht_obj *o, uint64_t index, uint32_t a, uint32_t le
             ht_chunk_set_final(o, c);
         ht_obj_note_edit(o);
         late = ht_chunk_images(o, c) != ht_obj_images(o);
-        rc = ht_shm_grow(o, (index << o->chunk_shift) + a + len);
+        rc = late ? ht_shm_grow(o, (index << o->chunk_shift) + a + len) : 0;
         if (!rc)
             ht_obj_grow_locked(o, (index << o->chunk_shift) + a + len);
     }

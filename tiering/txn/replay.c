@@ -10,9 +10,7 @@
  * counts for all participants: T + 4 L for a log of L bytes. Programs stay below it by their own bounds. What lives in
  * a log reserves up to 4/13 L of it (journal/log_space.c). For each byte of these there are at most 13 of memory (a
  * model without parameters; 5 for an object, 3 for a file, 10 for a chunk that is alone in its leaf), which is 4 L.
- * Tables of sparse files may have T more (object/chunk.h). A store from a development version without that bound, with
- * hundreds of thousands of places in sparse files, may be refused. Then that version has to copy it to a store with a
- * larger log.
+ * Tables of sparse files may have T more (object/chunk.h).
  */
 #include <stdlib.h>
 

@@ -519,7 +519,7 @@ START_TEST(mapped_parameters_show_the_full_step_after_a_replay_that_fails)
     memcpy(full, p->p, len);
     train(STEPS - 1);
     crash_and_hold();
-    ck_assert_int_eq(ht_obj_shm_open(p->obj, &fd), 0);
+    ck_assert_int_eq(ht_obj_shm_open_for(p->obj, 0, &fd), 0);
     const uint8_t *mapped = mmap(NULL, len, PROT_READ, MAP_SHARED, fd, 0);
     ck_assert_ptr_ne(mapped, MAP_FAILED);
     ck_assert_int_eq(memcmp(mapped, full, len), 0);

@@ -163,7 +163,7 @@ static void hand_out(void)
     int fd;
 
     ck_assert_int_eq(ht_obj_truncate(obj, BYTES), 0);
-    ck_assert_int_eq(ht_obj_shm_open(obj, &fd), 0);
+    ck_assert_int_eq(ht_obj_shm_open_for(obj, 0, &fd), 0);
 }
 
 /* Not of files that may not be, of models, with a rewrite reserve, or in the memory of passthrough files. */

@@ -683,7 +683,7 @@ START_TEST(a_passthrough_file_shows_it)
     teardown();
     fixture_shm_bytes = 8 * MIB;
     setup_compressed();
-    ck_assert_int_eq(ht_obj_shm_open(obj, &fd), 0);
+    ck_assert_int_eq(ht_obj_shm_open_for(obj, 0, &fd), 0);
     uint8_t *shown = malloc(BYTES);
     ck_assert_int_eq(pread(fd, shown, BYTES, 0), BYTES);
     ck_assert_int_eq(memcmp(shown, content, BYTES), 0);

@@ -288,7 +288,7 @@ START_TEST(some_copies_stay_copies)
         break;
     case 2:
         b = stored(HT_CHUNK_BYTES, 0, p, MIB);
-        ck_assert_int_eq(ht_obj_shm_open(b, &fd), 0);
+        ck_assert_int_eq(ht_obj_shm_open_for(b, 0, &fd), 0);
         break;
     case 3:
         ck_assert_int_eq(ht_obj_create(s, &scratch, &b), 0);

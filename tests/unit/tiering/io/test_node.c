@@ -55,7 +55,7 @@ static void linked(const char *to, const char *at)
 
 static int node_of(const char *path)
 {
-    return ht_node_of_folder(under(path));
+    return ht_node_of_folder(under(path), 0);
 }
 
 static void begin(void)

@@ -190,7 +190,7 @@ START_TEST(shm_images_are_near)
     make(0, 1);
     for (unsigned i = 0; i < 3; i++) {
         o[i] = stored((i == 2 ? CHUNKS : 1) * MIB);
-        ck_assert_int_eq(ht_obj_shm_open(o[i], &fd[i]), 0);
+        ck_assert_int_eq(ht_obj_shm_open_for(o[i], 0, &fd[i]), 0);
         count_pages(fd[i], (i == 2 ? CHUNKS : 1) * MIB, pages);
         if (!ht_node_exists(1)) /* then it lies on the other one */
             ck_assert_uint_eq(pages[0], i == 2 ? CHUNKS * all : all);

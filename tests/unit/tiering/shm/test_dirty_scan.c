@@ -37,7 +37,7 @@ static void start(size_t size)
     put_all(obj, 0, p, size);
     free(p);
     ck_assert_int_eq(ht_obj_sync(obj), 0);
-    ck_assert_int_eq(ht_obj_shm_open(obj, &fd), 0);
+    ck_assert_int_eq(ht_obj_shm_open_for(obj, 0, &fd), 0);
     ck_assert_int_eq(ht_obj_shm_expect_stores(obj), 0);
     memory = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
     ck_assert_ptr_ne(memory, MAP_FAILED);
@@ -93,7 +93,7 @@ START_TEST(files_take_turns)
     struct ht_obj *other = object(HT_CHUNK_BYTES, 0);
     put_all(other, 0, (const uint8_t *)"abc", 3);
     ck_assert_int_eq(ht_obj_sync(other), 0);
-    ck_assert_int_eq(ht_obj_shm_open(other, &fd), 0);
+    ck_assert_int_eq(ht_obj_shm_open_for(other, 0, &fd), 0);
     ck_assert_int_eq(ht_obj_shm_expect_stores(other), 0);
     ck_assert_int_eq(pwrite(fd, "x", 1, 0), 1);
     unsigned looks = 0;

@@ -50,7 +50,7 @@ static void open_shm(void)
 {
     ht_chunk_unlock_exclusive(obj, chunk, 0);
     ht_store_unlock(s);
-    ck_assert_int_eq(ht_obj_shm_open(obj, &fd), 0);
+    ck_assert_int_eq(ht_obj_shm_open_for(obj, 0, &fd), 0);
     map = mmap(NULL, HT_CHUNK_BYTES, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
     ck_assert_ptr_ne(map, MAP_FAILED);
     ht_store_lock(s);

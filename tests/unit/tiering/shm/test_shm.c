@@ -33,7 +33,7 @@ static struct ht_obj *written(size_t size, unsigned seed, uint64_t scope)
 
 static void open_shm(struct ht_obj *o)
 {
-    ck_assert_int_eq(ht_obj_shm_open(o, &fd), 0);
+    ck_assert_int_eq(ht_obj_shm_open_for(o, 0, &fd), 0);
 }
 
 static uint8_t *map(size_t size)
@@ -447,7 +447,7 @@ START_TEST(one_user_does_not_get_all_of_the_share)
     ck_assert_int_eq(ht_obj_shm_open_for(more, 8, &any), 0);
     ht_obj_shm_close(more);
     ck_assert_int_eq(ht_obj_shm_open_for(more, 7, &any), -EDQUOT); /* its memory is there still */
-    ck_assert_int_eq(ht_obj_shm_open(more, &any), 0);
+    ck_assert_int_eq(ht_obj_shm_open_for(more, 0, &any), 0);
     ht_obj_shm_close(more);
     ht_obj_shm_close(o[2]);
     ck_assert_int_eq(ht_obj_shm_open_for(more, 7, &any), 0);
@@ -472,7 +472,7 @@ START_TEST(memory_goes_to_who_wants_it_after_it_is_back)
     ck_assert_int_eq(ht_obj_shm_expect_stores(a), 0);
     uint8_t *m = map(8 * MIB);
     int second;
-    ck_assert_int_eq(ht_obj_shm_open(b, &second), -ENOSPC);
+    ck_assert_int_eq(ht_obj_shm_open_for(b, 0, &second), -ENOSPC);
     expect_pattern(b, 6 * MIB, 2);
     m[123] = 7;
     m[7 * MIB + 1] = 8;
@@ -553,7 +553,7 @@ START_TEST(content_comes_from_devices)
     put_all(o, 9 * MIB + 5, p + 9 * MIB + 5, 100);
     for (unsigned nth = 1; nth < 24; nth += 4) {
         dev_fail(dev, HT_IO_READ, nth, false);
-        int rc = ht_obj_shm_open(o, &fd);
+        int rc = ht_obj_shm_open_for(o, 0, &fd);
         dev_fail(dev, HT_IO_READ, 0, false);
         ck_assert(rc == 0 || rc == -EIO);
         if (!rc)
@@ -584,17 +584,17 @@ START_TEST(what_cannot_be_opened_as_shm)
     struct ht_obj *small = object(HT_SMALL_CHUNK_BYTES, 0), *empty = object(HT_CHUNK_BYTES, 0);
     struct ht_obj *large = written(4 * MIB, 1, 0), *bad = written(SIZE, 2, 0);
     put_all(small, 0, (const uint8_t *)"x", 1);
-    ck_assert_int_eq(ht_obj_shm_open(small, &fd), -EINVAL);
-    ck_assert_int_eq(ht_obj_shm_open(empty, &fd), -EINVAL);
+    ck_assert_int_eq(ht_obj_shm_open_for(small, 0, &fd), -EINVAL);
+    ck_assert_int_eq(ht_obj_shm_open_for(empty, 0, &fd), -EINVAL);
     ck_assert_int_eq(ht_obj_truncate(large, SHARE + 1), 0);
-    ck_assert_int_eq(ht_obj_shm_open(large, &fd), -ENOSPC);
+    ck_assert_int_eq(ht_obj_shm_open_for(large, 0, &fd), -ENOSPC);
     ck_assert_int_eq(ht_obj_sync(bad), 0);
     ht_obj_evict(bad);
     dev_fail(dev, HT_IO_READ, 1, 2);
-    ck_assert_int_eq(ht_obj_shm_open(bad, &fd), -EIO);
+    ck_assert_int_eq(ht_obj_shm_open_for(bad, 0, &fd), -EIO);
     dev_fail(dev, HT_IO_READ, 0, 0);
     expect_pattern(bad, SIZE, 2);
-    ck_assert_int_eq(ht_obj_shm_open(bad, &fd), 0);
+    ck_assert_int_eq(ht_obj_shm_open_for(bad, 0, &fd), 0);
     ht_obj_shm_close(bad);
     ht_obj_put(small);
     ht_obj_put(empty);
@@ -604,7 +604,7 @@ START_TEST(what_cannot_be_opened_as_shm)
     fixture_shm_bytes = 0;
     fresh(32, false);
     struct ht_obj *o = written(SIZE, 1, 0);
-    ck_assert_int_eq(ht_obj_shm_open(o, &fd), -EINVAL);
+    ck_assert_int_eq(ht_obj_shm_open_for(o, 0, &fd), -EINVAL);
     ht_obj_put(o);
     done();
 }
@@ -869,7 +869,7 @@ START_TEST(shm_is_opened_beside_a_write_that_grows)
         for (unsigned i = 0; i < HT_ARRAY_SIZE(mains); i++)
             pthread_create(&t[i], NULL, mains[i], p);
         while (!stop) {
-            if (ht_obj_shm_open(shared, &fd)) /* it grew just then */
+            if (ht_obj_shm_open_for(shared, 0, &fd)) /* it grew just then */
                 continue;
             uint64_t size = ht_obj_size(shared);
             ck_assert_uint_ge(file_size(), size);

@@ -33,7 +33,7 @@ START_TEST(stores_end_with_a_scan_that_none_can_follow)
     uint64_t oid = ht_obj_id(o);
     int fd;
     ck_assert_int_eq(ht_obj_truncate(o, SIZE), 0);
-    ck_assert_int_eq(ht_obj_shm_open(o, &fd), 0);
+    ck_assert_int_eq(ht_obj_shm_open_for(o, 0, &fd), 0);
     ck_assert_int_eq(ht_obj_shm_expect_stores(o), 0);
     ck_assert_int_eq(ht_obj_shm_scan(o), 0);
     ck_assert(takes_stores(o)); /* the next one may come at any time */

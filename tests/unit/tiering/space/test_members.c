@@ -136,21 +136,6 @@ START_TEST(a_crash_between_two_superblocks_parts_nobody)
 }
 END_TEST
 
-START_TEST(members_without_a_record_are_taken_as_they_are)
-{
-    struct ht_members m;
-
-    fresh();
-    for (unsigned i = 0; i < COUNT; i++)
-        sb[i].epoch = 7;
-    ck_assert_int_eq(validate(A | B | C, &m), 0);
-    mount(A | C);
-    ck_assert_int_eq(validate(A | B | C, &m), 0); /* until then B took part in all */
-    mount(B);
-    ck_assert_int_eq(validate(A | B | C, &m), -EXDEV);
-}
-END_TEST
-
 int main(void)
 {
     Suite *s = suite_create("members");
@@ -160,7 +145,6 @@ int main(void)
     tcase_add_test(t, members_mounted_apart_have_diverged);
     tcase_add_test(t, a_member_left_behind_in_mid_run_does_not_stand_for_the_store);
     tcase_add_test(t, a_crash_between_two_superblocks_parts_nobody);
-    tcase_add_test(t, members_without_a_record_are_taken_as_they_are);
     suite_add_tcase(s, t);
     return run_all(s);
 }

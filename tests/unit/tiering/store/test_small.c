@@ -147,7 +147,7 @@ static void by_mapping(struct ht_obj *o, uint64_t at, const uint8_t *p)
 {
     ck_assert_int_eq(ht_obj_truncate(o, at + SMALL), 0);
     int fd = -1;
-    ck_assert_int_eq(ht_obj_shm_open(o, &fd), 0);
+    ck_assert_int_eq(ht_obj_shm_open_for(o, 0, &fd), 0);
     ck_assert_int_eq(ht_obj_shm_expect_stores(o), 0);
     ck_assert_int_eq(pwrite(fd, p + at, SMALL, (off_t)at), SMALL);
     ht_obj_shm_close(o);

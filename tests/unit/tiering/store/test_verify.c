@@ -38,7 +38,7 @@ static void make(void)
     ck_assert_int_eq(ht_obj_punch(o, 3 * CHUNK, CHUNK), 0);
     ck_assert_int_eq(ht_obj_prealloc(o, 3 * CHUNK, CHUNK), 0);
     put_all(o, 0, p + 2, CHUNK);
-    ck_assert_int_eq(ht_obj_shm_open(shared, &fd), 0);
+    ck_assert_int_eq(ht_obj_shm_open_for(shared, 0, &fd), 0);
     free(p);
 }
 
