@@ -34,6 +34,8 @@
 ##   races      tests of a real mount with a daemon that ThreadSanitizer watches (part of check-long)
 ##   coverage   lines that unit, crash, mounted and PyTorch tests run, by folder, and the functions that none runs, into
 ##              build/coverage/report.txt; TEST= selects some; 12 minutes
+##   ways       functions, files and folders that a write, an fsync, a gradient, a step and a cold read enter in the daemon, by a build
+##              of its own
 ##   fuzz       run every fuzz target (tests/fuzz/fuzz_*.c) with libFuzzer, FUZZ_SECONDS in all; new inputs go to build/fuzz.
 ##              check runs the inputs of tests/fuzz/corpus once
 ##   fuzz-merge add the inputs of build/fuzz that tests/fuzz/corpus lacks
@@ -433,6 +435,10 @@ fuzz-merge: deps
 .PHONY: coverage
 coverage: deps
 	@$(runner) coverage
+.PHONY: ways
+ways: deps
+	@$(MAKE) --no-print-directory O=$(O)/ways EXTRA_CFLAGS='-finstrument-functions -Wno-error'
+	@$(PYTHON) tests/tools/ways.py $(O)/ways
 .PHONY: races
 races: deps
 	@$(runner) races
