@@ -13,6 +13,7 @@
 
 #include "tiering/base/log.h"
 #include "tiering/api/check.h"
+#include "tiering/api/tx.h"
 
 /* ------------------------------------------------------------------ objects */
 
@@ -160,11 +161,7 @@ static int configure_roots(struct ht_fsck *f)
 
 static int mark_features(struct ht_fsck *f)
 {
-    int rc = 0;
-
-    for (uint64_t left = f->unmarked; rc == 0 && left; left &= left - 1)
-        rc = ht_store_mark_feature(f->store, left & -left);
-    return rc;
+    return ht_store_need_features(f->store, f->unmarked);
 }
 
 /* --------------------------------------------------------------------- all */

@@ -16,6 +16,7 @@
 #include "optim/state/root.h"
 #include "optim/gradient/gradient.h"
 #include "optim/redo/redo_priv.h"
+#include <hitrain/format.h>
 
 enum { COPY_BYTES = 32 << 10 };
 
@@ -357,14 +358,11 @@ int ht_opt_redo_commit(struct ht_root *root, uint64_t *out_lsn)
     /* Without a step there may be an object of one that was taken back. */
     int rc = counted ? write_summary(root) : ht_opt_redo_discard(root);
 
+    uint64_t features = HT_FEAT_REFUSE_REDO | (near_g ? HT_FEAT_REFUSE_NEAR_G : 0);
+    features |= sparse && !HT_MUTANT("sparse-unmarked") ? HT_FEAT_REFUSE_SPARSE : 0;
+    features |= sections && !HT_MUTANT("sections-unmarked") ? HT_FEAT_REFUSE_SECTIONS : 0;
     if (!rc)
-        rc = ht_store_mark_redo(s);
-    if (!rc && sparse && !HT_MUTANT("sparse-unmarked"))
-        rc = ht_store_mark_redo_sparse(s);
-    if (!rc && sections && !HT_MUTANT("sections-unmarked"))
-        rc = ht_store_mark_redo_sections(s);
-    if (!rc && near_g)
-        rc = ht_store_mark_redo_near_g(s);
+        rc = ht_store_need_features(s, features);
     if (rc)
         return rc;
     lock(root->o);

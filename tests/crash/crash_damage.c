@@ -547,7 +547,7 @@ START_TEST(a_member_cannot_say_that_another_one_is_larger_than_it_is)
     ck_assert_int_eq(ht_super_read(x[0], &s, &report), 0);
     s.device_bytes[1] = 1ull << 44;
     s.generation += 10;
-    ck_assert_uint_eq(ht_super_write_each(&s, (struct ht_dev *[]){x[0], NULL}, MEMBERS), 0);
+    ck_assert_uint_eq(ht_super_write(&s, (struct ht_dev *[]){x[0], NULL}, MEMBERS, NULL), 0);
     ck_assert_int_ne(attach(x[0], x[1]), 0);
     for (unsigned i = 0; i < MEMBERS; i++)
         ht_dev_close(x[i]);

@@ -43,7 +43,7 @@ int LLVMFuzzerInitialize(int *argc, char ***argv)
     sb.salt = SAMPLE_SALT;
     sb.epoch = EPOCH;
     sb.flags = HT_SUPER_IN_USE;
-    MUST(ht_super_write_each(&sb, k.dev, 1) == 0);
+    MUST(ht_super_write(&sb, k.dev, 1, NULL) == 0);
     base = sample_keep(&k);
     return 0;
 }

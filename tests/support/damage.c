@@ -83,7 +83,7 @@ void damage_append(struct harness *k, const struct ht_buf *records)
     sb.epoch++;
     sb.flags = HT_SUPER_IN_USE;
     ht_members_take_part(&sb, (1u << k->dev_count) - 1);
-    ck_assert_uint_eq(ht_super_write_each(&sb, k->dev, k->dev_count), 0);
+    ck_assert_uint_eq(ht_super_write(&sb, k->dev, k->dev_count, NULL), 0);
     struct ht_journal_config c = {
         .dev = {k->dev[sb.log_device[0]], k->dev[sb.log_device[1]]},
         .offset = {sb.log_offset[0], sb.log_offset[1]},
@@ -669,7 +669,7 @@ static void bad_compressed(struct harness *k, const struct damage_ids *ids)
     struct ht_super sb = super_of(k, 0);
 
     sb.feat_refuse |= HT_FEAT_REFUSE_PLANES;
-    ck_assert_uint_eq(ht_super_write_each(&sb, k->dev, k->dev_count), 0);
+    ck_assert_uint_eq(ht_super_write(&sb, k->dev, k->dev_count, NULL), 0);
     compressed(k, ids, true);
 }
 
@@ -822,7 +822,7 @@ static void clear_feature(struct harness *k, uint64_t bit)
 
     ck_assert(sb.feat_refuse & bit);
     sb.feat_refuse &= ~bit;
-    ck_assert_uint_eq(ht_super_write_each(&sb, k->dev, k->dev_count), 0);
+    ck_assert_uint_eq(ht_super_write(&sb, k->dev, k->dev_count, NULL), 0);
 }
 
 static void sparse_unmarked(struct harness *k, const struct damage_ids *ids)

@@ -20,7 +20,7 @@ void sample_format(struct harness *k)
     harness_format(k, 1, SAMPLE_DEVICE_BYTES, 4096);
     ck_assert_int_eq(ht_super_read(k->dev[0], &sb, &report), 0);
     sb.salt = SAMPLE_SALT;
-    ck_assert_uint_eq(ht_super_write_each(&sb, k->dev, 1), 0);
+    ck_assert_uint_eq(ht_super_write(&sb, k->dev, 1, NULL), 0);
 }
 
 static uint64_t make_dir(const struct harness *k, uint64_t dir, const char *name)

@@ -15,7 +15,10 @@
 
 enum { PAGE = 4096, TEXT_BYTES_MAX = 1 << 24, BY_UPDATE = 1, BY_OTHERS = 2 };
 
-/* A file that ways.py has, too: a page whose first byte says that it wants to know, and a byte for each place in the text. */
+/*
+ * A file that ways.py has, too: a page whose first byte says that it wants to know, and a byte
+ * for each place in the text.
+ */
 static uint8_t *notes;
 static uintptr_t base;
 

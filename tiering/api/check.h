@@ -46,8 +46,6 @@ struct ht_ref_conflict {
  * next sync. -ENOENT: there is no such chunk; -EBUSY: there is something newer. WAITS.
  */
 int ht_store_lose_chunk(struct ht_store *s, uint64_t oid, uint64_t index) HT_MUST_CHECK;
-/* For fsck: the superblocks have this bit of feat_refuse. WAITS. */
-int ht_store_mark_feature(struct ht_store *s, uint64_t bit) HT_MUST_CHECK;
 /*
  * Records of types that neither the store nor a registered client takes. A newer program wrote them, or a program with
  * more clients. Replay passes over them, and a mount for writing is refused: the next checkpoint would drop them.

@@ -100,11 +100,11 @@ int ht_scope_commit_rest(struct ht_store *s, uint64_t scope, uint64_t *out_lsn) 
 bool ht_scope_edited(struct ht_store *s, uint64_t scope);
 /* How many derived objects were published with such changes: grows only. 0: the scope is not in memory. */
 uint64_t ht_scope_edits_published(struct ht_store *s, uint64_t scope);
-/* Before the first record of a logged step: programs that do not know these refuse the store. WAITS. */
-int ht_store_mark_redo(struct ht_store *s) HT_MUST_CHECK;
-int ht_store_mark_redo_sparse(struct ht_store *s) HT_MUST_CHECK;   /* the same, of sparse pieces */
-int ht_store_mark_redo_sections(struct ht_store *s) HT_MUST_CHECK; /* and of numbers for ranges of elements */
-int ht_store_mark_redo_near_g(struct ht_store *s) HT_MUST_CHECK;   /* and of kernels for beta1 up to 0.5 */
+/*
+ * The superblocks have these bits of feat_refuse when the call returns 0: programs that do not know what the log is
+ * about to name refuse the store. WAITS.
+ */
+int ht_store_need_features(struct ht_store *s, uint64_t bits) HT_EXCLUDES(HT_LOCK_STORE) HT_MUST_CHECK;
 /*
  * Restores the published state of a scope in one transaction: metadata of the clients, then content and sizes. Objects
  * created since are deleted, objects deleted since are there again. The caller holds no batch pin on them. WAITS for

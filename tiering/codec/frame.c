@@ -1,12 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* frame.c - encodes and decodes compressed frames. */
+/*
+ * frame.c - encodes and decodes compressed frames, and alone calls libzstd. All of its settings are fixed here, and
+ * none depends on a level whose meaning the library may change. So a version of libzstd always gives the same bytes.
+ */
 #include <assert.h>
 #include <stdlib.h>
+#include <zstd.h>
 
 #include "tiering/base/buf.h"
 #include "tiering/codec/frame.h"
 #include "tiering/codec/planes.h"
-#include "tiering/codec/zstd.h"
 #include <hitrain/format.h>
 #include <hitrain/limits.h>
 
@@ -14,17 +17,33 @@ enum { HEADER_BYTES = sizeof(struct ht_disk_planes), VECTOR_BYTES = 64 };
 static_assert(HT_PLANES_MAX == HT_DISK_PLANES_MAX, "planes of the format");
 
 struct ht_encoder {
-    struct ZSTD_CCtx_s *zstd;
+    ZSTD_CCtx *zstd;
     uint8_t *planes; /* of a chunk */
     uint8_t *coded;  /* one plane */
 };
 
 struct ht_decoder {
-    struct ZSTD_DCtx_s *zstd;
+    ZSTD_DCtx *zstd;
     uint8_t *planes; /* of a chunk, and the bytes after them */
 };
 
 /* ---------------------------------------------------------------- encode */
+
+/*
+ * Blocks of 128 KiB with a Huffman table each. In a plane only long strings are looked for, in a table of 64 places: it
+ * finds runs of zeros, and leaves the rest to Huffman's code alone, which decodes fast.
+ */
+static const struct setting {
+    ZSTD_cParameter name;
+    int of_plane, of_bytes;
+} settings[] = {
+    {ZSTD_c_compressionLevel, 1, 1}, {ZSTD_c_windowLog, 17, 20},
+    {ZSTD_c_hashLog, 6, 14},         {ZSTD_c_chainLog, 6, 6},
+    {ZSTD_c_searchLog, 1, 1},        {ZSTD_c_minMatch, 7, 6},
+    {ZSTD_c_targetLength, 0, 0},     {ZSTD_c_strategy, ZSTD_fast, ZSTD_fast},
+    {ZSTD_c_contentSizeFlag, 1, 1},  {ZSTD_c_checksumFlag, 0, 0},
+    {ZSTD_c_dictIDFlag, 0, 0},
+};
 
 int ht_encoder_new(struct ht_encoder **out)
 {
@@ -32,9 +51,9 @@ int ht_encoder_new(struct ht_encoder **out)
 
     if (!e)
         return -ENOMEM;
-    e->zstd = ht_zstd_compressor_new();
+    e->zstd = ZSTD_createCCtx();
     e->planes = aligned_alloc(VECTOR_BYTES, HT_CHUNK_BYTES);
-    e->coded = malloc(ht_zstd_room(HT_CHUNK_BYTES));
+    e->coded = malloc(ZSTD_compressBound(HT_CHUNK_BYTES));
     if (!e->zstd || !e->planes || !e->coded) {
         ht_encoder_free(e);
         return -ENOMEM;
@@ -47,7 +66,7 @@ void ht_encoder_free(struct ht_encoder *e)
 {
     if (!e)
         return;
-    ht_zstd_compressor_free(e->zstd);
+    ZSTD_freeCCtx(e->zstd);
     free(e->planes);
     free(e->coded);
     free(e);
@@ -55,7 +74,7 @@ void ht_encoder_free(struct ht_encoder *e)
 
 uint64_t ht_encoder_bytes(const struct ht_encoder *e)
 {
-    return sizeof(*e) + HT_CHUNK_BYTES + ht_zstd_room(HT_CHUNK_BYTES) + ht_zstd_compressor_bytes(e->zstd);
+    return sizeof(*e) + HT_CHUNK_BYTES + ZSTD_compressBound(HT_CHUNK_BYTES) + ZSTD_sizeof_CCtx(e->zstd);
 }
 
 /* The most bytes that a frame may have; less than its header if there can be none. */
@@ -83,12 +102,30 @@ static bool put(struct frame *f, const uint8_t *p, size_t n)
     return true;
 }
 
+/*
+ * The output may depend on the room for it. So the caller gives room enough, and always as much: ZSTD_compressBound.
+ * plane: repeated strings are rare, and looking for them costs more than it gains. -ENOMEM.
+ */
+static int compress(ZSTD_CCtx *z, bool plane, const void *raw, size_t bytes, void *out, size_t *out_bytes)
+{
+    size_t n = ZSTD_CCtx_reset(z, ZSTD_reset_session_and_parameters);
+
+    for (unsigned i = 0; i < HT_ARRAY_SIZE(settings) && !ZSTD_isError(n); i++)
+        n = ZSTD_CCtx_setParameter(z, settings[i].name, plane ? settings[i].of_plane : settings[i].of_bytes);
+    if (!ZSTD_isError(n))
+        n = ZSTD_compress2(z, out, ZSTD_compressBound(bytes), raw, bytes);
+    if (ZSTD_isError(n))
+        return -ENOMEM;
+    *out_bytes = n;
+    return 0;
+}
+
 /* 1; 0: the frame would be too long; -ENOMEM. */
 static int put_plane(struct ht_encoder *e, struct frame *f, const struct ht_planes *p, unsigned rank,
                      const uint8_t *plane, size_t n)
 {
     size_t coded = n;
-    int rc = p->coded[rank] ? ht_zstd_compress(e->zstd, p->count > 1, plane, n, e->coded, &coded) : 0;
+    int rc = p->coded[rank] ? compress(e->zstd, p->count > 1, plane, n, e->coded, &coded) : 0;
 
     if (rc)
         return rc;
@@ -137,7 +174,7 @@ int ht_decoder_new(struct ht_decoder **out)
 
     if (!d)
         return -ENOMEM;
-    d->zstd = ht_zstd_decompressor_new();
+    d->zstd = ZSTD_createDCtx();
     d->planes = aligned_alloc(VECTOR_BYTES, HT_CHUNK_BYTES);
     if (!d->zstd || !d->planes) {
         ht_decoder_free(d);
@@ -151,14 +188,14 @@ void ht_decoder_free(struct ht_decoder *d)
 {
     if (!d)
         return;
-    ht_zstd_decompressor_free(d->zstd);
+    ZSTD_freeDCtx(d->zstd);
     free(d->planes);
     free(d);
 }
 
 uint64_t ht_decoder_bytes(const struct ht_decoder *d)
 {
-    return sizeof(*d) + HT_CHUNK_BYTES + ht_zstd_decompressor_bytes(d->zstd);
+    return sizeof(*d) + HT_CHUNK_BYTES + ZSTD_sizeof_DCtx(d->zstd);
 }
 
 struct layout {
@@ -201,6 +238,23 @@ static bool read_layout(const uint8_t *frame, uint32_t frame_bytes, struct layou
     return sum == frame_bytes;
 }
 
+/*
+ * One frame of today's format that names its length and no dictionary: older formats, frames that are skipped, and
+ * several frames one after the other are refused. The library gets no more room than the caller has, and needs no
+ * window of its own for a frame that it decodes in one call.
+ */
+static bool well_formed(const void *in, size_t in_bytes, size_t bytes)
+{
+    return in_bytes >= 4 && ht_le32_load(in) == ZSTD_MAGICNUMBER && ZSTD_getFrameContentSize(in, in_bytes) == bytes &&
+        ZSTD_getDictID_fromFrame(in, in_bytes) == 0 && ZSTD_findFrameCompressedSize(in, in_bytes) == in_bytes;
+}
+
+/* Do the bytes decode to exactly so many? Takes any bytes. Writes to out only. */
+static bool decompress(ZSTD_DCtx *z, const void *in, size_t in_bytes, void *out, size_t bytes)
+{
+    return well_formed(in, in_bytes, bytes) && ZSTD_decompressDCtx(z, out, bytes, in, in_bytes) == bytes;
+}
+
 /* After this nothing of the frame is needed. */
 static bool read_planes(struct ht_decoder *d, const struct layout *l, const uint8_t *frame)
 {
@@ -210,7 +264,7 @@ static bool read_planes(struct ht_decoder *d, const struct layout *l, const uint
     for (unsigned i = 0; i < l->count; i++) {
         if (l->kind[i] == HT_PLANE_STORED)
             memcpy(plane, p, l->n);
-        else if (!ht_zstd_decompress(d->zstd, p, l->plane_bytes[i], plane, l->n))
+        else if (!decompress(d->zstd, p, l->plane_bytes[i], plane, l->n))
             return false;
         p += l->plane_bytes[i];
         plane += l->n;

@@ -6,7 +6,7 @@
 #include "tiering/object/context.h"
 #include "tiering/base/lock.h"
 #include "tiering/data/data_priv.h"
-#include "tiering/data/silent.h"
+#include "tiering/data/health.h"
 
 int ht_data_setup(struct ht_store *s)
 {

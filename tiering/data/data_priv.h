@@ -16,7 +16,7 @@
 
 struct ht_store;
 
-/* A request that shows whether a device answers: silent.c. */
+/* A request that shows whether a device answers: health.c. */
 struct ht_probe {
     struct ht_store *s;
     pthread_t thread;
@@ -40,7 +40,7 @@ struct ht_data {
         uint64_t flush_errors[HT_DEVICES_MAX]; /* failures that were handled already */
         bool broken;                           /* published content was not flushed and never will be */
         struct ht_list writing;                /* write batches with images in flight; write_batch.c */
-        struct ht_probe probe[HT_DEVICES_MAX]; /* silent.c */
+        struct ht_probe probe[HT_DEVICES_MAX]; /* health.c */
         struct ht_endurance endurance;
         struct ht_weights weights; /* shares.c */
     };

@@ -92,7 +92,7 @@ static uint32_t raw_blocks_of(const struct ht_ref *r)
 static int load(struct ht_obj *o, struct ht_chunk *c, uint64_t index, uint32_t devices) HT_REQUIRES(HT_LOCK_STORE)
 {
     struct ht_store *s = o->s;
-    int rc = c->slot == HT_SLOT_NONE ? ht_image_attach(o, c, index, 0) : 0;
+    int rc = c->slot == HT_SLOT_NONE ? ht_image_attach(o, c, index, 0, false) : 0;
 
     if (!rc && needs_resolving(s, c, devices))
         rc = ht_chunk_fill(o, c, index);

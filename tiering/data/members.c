@@ -31,7 +31,7 @@
 #include "tiering/api/store.h"
 #include "tiering/object/context.h"
 #include "tiering/data/data_priv.h"
-#include "tiering/data/silent.h"
+#include "tiering/data/health.h"
 
 /* ---------------------------------------------------------------- gather */
 
@@ -264,7 +264,7 @@ static uint32_t write_to_members(struct ht_store *s) HT_REQUIRES(HT_LOCK_SUPER)
 
     for (unsigned i = 0; i < s->dev_count; i++)
         devs[i] = (s->data->super_failed | silent) >> i & 1 ? NULL : s->dev[i];
-    uint32_t failed = ht_super_write_each(&s->sb, devs, s->dev_count);
+    uint32_t failed = ht_super_write(&s->sb, devs, s->dev_count, NULL);
     if (s->sb.taken)
         stop_writes(s);
     return failed | silent;

@@ -89,14 +89,6 @@ int ht_xfer_wait(struct ht_xfer *x, struct ht_ring *ring)
     return first;
 }
 
-int ht_xfer_run(struct ht_xfer *x, struct ht_store *s, struct ht_ring *ring, const struct ht_ref *ref, void *buf,
-                enum ht_io_op op)
-{
-    int rc = ht_xfer_queue(x, s, ring, ref, buf, op);
-
-    return rc ? rc : ht_xfer_wait(x, ring);
-}
-
 void ht_xfer_blame(struct ht_xfer *x, const struct ht_ref *ref, int error)
 {
     struct ht_extent e = ht_ref_extent(ref, 0);

@@ -25,9 +25,6 @@ int ht_xfer_queue(struct ht_xfer *x, struct ht_store *s, struct ht_ring *ring, c
 unsigned ht_xfer_pieces_left(const struct ht_xfer *x);
 /* Frees what queue took. Every error of a device is -EIO: a full one below us (thin, or a file) is not a full store. */
 int ht_xfer_wait(struct ht_xfer *x, struct ht_ring *ring) HT_EXCLUDES(HT_LOCK_STORE) HT_MUST_CHECK;
-/* Both in one system call. */
-int ht_xfer_run(struct ht_xfer *x, struct ht_store *s, struct ht_ring *ring, const struct ht_ref *ref, void *buf,
-                enum ht_io_op op) HT_EXCLUDES(HT_LOCK_STORE) HT_MUST_CHECK;
 /* The error is the one of the first extent. */
 void ht_xfer_blame(struct ht_xfer *x, const struct ht_ref *ref, int error);
 /* A write succeeded and is about to be installed; -EIO if a flush of its device has failed since. */

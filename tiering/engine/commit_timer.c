@@ -3,7 +3,7 @@
  * commit_timer.c - the engine that commits changes outside scopes every few seconds.
  *
  * A commit waits for the devices that its content lies on, for those of the log, and for other threads' writes of its
- * images (data/silent.h). The engine does not begin one that would wait for a device that does not answer:
+ * images (data/health.h). The engine does not begin one that would wait for a device that does not answer:
  *
  *   due --all requests from before are answered--> commit --> due again a period later
  *       --one of its devices does not answer-----> an event, once; due again a period later
@@ -17,7 +17,6 @@
 #include "tiering/api/store.h"
 #include "tiering/object/context.h"
 #include "tiering/data/health.h"
-#include "tiering/data/silent.h"
 #include "tiering/shm/shm.h"
 #include "tiering/txn/txn.h"
 #include "tiering/engine/engine_priv.h"

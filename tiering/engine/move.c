@@ -10,9 +10,9 @@
  *                              50 times the walk's time    v
  *                                               '----- emptying the groups, a unit in each step (move_unit.c)
  *
- * Free space, the end of a discard and transactions wake it (object/context.c): a pass begins a second after the last one,
- * or later if the walk takes long. After a pass in vain it pauses, longer each time. A store that has many more nearly
- * empty groups than that pass left ends the pause.
+ * Free space, the end of a discard and transactions wake it (object/context.c): a pass begins a second after the last
+ * one, or later if the walk takes long. After a pass in vain it pauses, longer each time. A store that has many more
+ * nearly empty groups than that pass left ends the pause.
  *
  * A group is emptied if all that is taken there belongs to published content of which all owners were found, and if the
  * other broken groups have room for that. Otherwise it stays as it is: a group that is half empty is no gain. Owners

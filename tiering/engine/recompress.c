@@ -27,6 +27,7 @@
 #include "tiering/cache/arena.h"
 #include "tiering/api/compress.h"
 #include "tiering/api/object.h"
+#include "tiering/api/tx.h"
 #include "tiering/object/chunk.h"
 #include "tiering/object/context.h"
 #include "tiering/object/object.h"
@@ -350,7 +351,7 @@ static uint64_t after_ns(const struct ht_store *s)
 /* They wrote new content that they would have compressed, if the superblocks said that there may be frames. */
 static int let_writers_encode(struct ht_store *s)
 {
-    return ht_write_frames_asked(s) ? ht_store_need_feature(s, HT_FEAT_REFUSE_PLANES) : 0;
+    return ht_write_frames_asked(s) ? ht_store_need_features(s, HT_FEAT_REFUSE_PLANES) : 0;
 }
 
 static enum ht_step step(void *ctx, struct ht_budget *b)

@@ -356,6 +356,6 @@ int ht_recompress_batch_add(struct ht_recompress_batch *b, const struct ht_move 
         return 0;
     }
     *out_bytes += ht_round_up((uint32_t)len, HT_BLOCK_BYTES);
-    rc = ht_store_need_feature(b->s, HT_FEAT_REFUSE_PLANES); /* durable before the first frame */
+    rc = ht_store_need_features(b->s, HT_FEAT_REFUSE_PLANES); /* durable before the first frame */
     return rc ? rc : write_frame_somewhere(b, ring, m, (uint32_t)len);
 }

@@ -35,7 +35,7 @@
 #include "tiering/object/refcount.h"
 #include "tiering/object/slice.h"
 #include "tiering/data/chunk_io.h"
-#include "tiering/data/silent.h"
+#include "tiering/data/health.h"
 #include "tiering/engine/engine_priv.h"
 #include "tiering/engine/owners.h"
 #include "tiering/engine/scrub_chunk.h"

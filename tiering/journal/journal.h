@@ -226,6 +226,12 @@ void ht_journal_checkpoint_give_up(struct ht_journal *j);
 /* Begins to stop: the journal needs nothing from now on. */
 void ht_journal_checkpoint_stop(struct ht_journal *j);
 
+/* Memory for one whole frame, grown to the largest that was met. */
+struct ht_frame_mem {
+    uint8_t *data;
+    size_t cap;
+};
+
 /*
  * Reads the log again, a frame of all copies at a time, from its start to its present durable end. Starts with a zeroed
  * cursor, repair set or not; ends with ht_log_scrub_end. The log works on at the same time.
@@ -234,8 +240,7 @@ struct ht_log_scrub {
     bool repair; /* write lost frames of a copy from the other one; not in a log that was not started */
     bool begun_;
     uint64_t pos_, seq_, chain_; /* the next frame, and the checksum that it names as its predecessor's */
-    uint8_t *mem_[HT_LOG_COPIES];
-    size_t cap_[HT_LOG_COPIES];
+    struct ht_frame_mem mem_[HT_LOG_COPIES];
 };
 struct ht_log_scrub_found {
     uint64_t bytes; /* read */

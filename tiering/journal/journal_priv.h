@@ -92,11 +92,6 @@ void ht_log_reader_seek(struct ht_log_reader *r, const struct ht_log_copy *copy,
  */
 const uint8_t *ht_log_reader_block(struct ht_log_reader *r, uint64_t pos, int *out_error);
 
-/* Memory for one whole frame, grown to the largest that was met. */
-struct ht_frame_mem {
-    uint8_t *data;
-    size_t cap;
-};
 int ht_frame_mem_reserve(struct ht_frame_mem *m, uint64_t bytes) HT_MUST_CHECK;
 
 /* ------------------------------------------------------------------ scan */

@@ -22,7 +22,7 @@ struct inspect {
 void ht_log_scrub_end(struct ht_log_scrub *c)
 {
     for (unsigned i = 0; i < HT_LOG_COPIES; i++)
-        free(c->mem_[i]);
+        free(c->mem_[i].data);
     memset(c, 0, sizeof(*c));
 }
 
@@ -53,16 +53,6 @@ int ht_log_write_at(const struct ht_log_copy *copy, uint64_t pos, const uint8_t 
     return rc ? rc : ht_dev_flush_since(copy->dev, failures);
 }
 
-static int reserve(struct ht_log_scrub *c, unsigned i, uint64_t bytes)
-{
-    struct ht_frame_mem m = {.data = c->mem_[i], .cap = c->cap_[i]};
-    int rc = ht_frame_mem_reserve(&m, bytes);
-
-    c->mem_[i] = m.data;
-    c->cap_[i] = m.cap;
-    return rc;
-}
-
 static bool continues(const struct ht_journal *j, const struct ht_log_scrub *c, const struct ht_frame *f,
                       uint64_t end_pos)
 {
@@ -82,21 +72,22 @@ static int refuse(struct inspect *l, unsigned i)
 static int inspect_copy(struct ht_journal *j, struct ht_log_scrub *c, struct inspect *l, unsigned i)
 {
     struct ht_frame *f = &l->frame[i];
-    int rc = reserve(c, i, HT_BLOCK_BYTES);
+    int rc = ht_frame_mem_reserve(&c->mem_[i], HT_BLOCK_BYTES);
 
     if (!rc)
-        rc = ht_log_read_at(&l->copy[i], c->pos_, c->mem_[i], HT_BLOCK_BYTES);
+        rc = ht_log_read_at(&l->copy[i], c->pos_, c->mem_[i].data, HT_BLOCK_BYTES);
     if (rc)
         return rc;
-    if (!ht_frame_decode_header(c->mem_[i], f) || !continues(j, c, f, l->end_pos))
+    if (!ht_frame_decode_header(c->mem_[i].data, f) || !continues(j, c, f, l->end_pos))
         return refuse(l, i);
     uint64_t bytes = ht_frame_bytes(f->payload_len);
-    rc = reserve(c, i, bytes);
+    rc = ht_frame_mem_reserve(&c->mem_[i], bytes);
     if (!rc && bytes > HT_BLOCK_BYTES)
-        rc = ht_log_read_at(&l->copy[i], c->pos_ + HT_BLOCK_BYTES, c->mem_[i] + HT_BLOCK_BYTES, bytes - HT_BLOCK_BYTES);
+        rc = ht_log_read_at(&l->copy[i], c->pos_ + HT_BLOCK_BYTES, c->mem_[i].data + HT_BLOCK_BYTES,
+                            bytes - HT_BLOCK_BYTES);
     if (rc)
         return rc;
-    return ht_frame_checksum_ok(c->mem_[i], f) && ht_frame_padding_ok(c->mem_[i], f) ? 0 : refuse(l, i);
+    return ht_frame_checksum_ok(c->mem_[i].data, f) && ht_frame_padding_ok(c->mem_[i].data, f) ? 0 : refuse(l, i);
 }
 
 static bool moved_locked(const struct ht_journal *j, const struct ht_log_scrub *c) HT_REQUIRES(HT_LOCK_JOURNAL)
@@ -144,7 +135,7 @@ static int repair(struct ht_journal *j, struct ht_log_scrub *c, const struct ins
     int rc = may_repair_locked(j, c, to);
     ht_mutex_unlock(ht_journal_lock(j));
     if (!rc)
-        rc = ht_log_write_at(&l->copy[to], c->pos_, c->mem_[from], bytes);
+        rc = ht_log_write_at(&l->copy[to], c->pos_, c->mem_[from].data, bytes);
     ht_mutex_lock(ht_journal_lock(j));
     ht_journal_token_release_locked(j);
     ht_mutex_unlock(ht_journal_lock(j));

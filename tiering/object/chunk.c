@@ -281,11 +281,6 @@ void ht_chunk_protect(struct ht_obj *o, struct ht_chunk *c)
         ht_arena_protect(o->s->arena, c->slot);
 }
 
-void ht_chunk_unprotect(struct ht_obj *o, struct ht_chunk *c)
-{
-    ht_arena_unprotect(o->s->arena, c->slot);
-}
-
 /* Scratch is never published. */
 static void count_found(struct ht_obj *o, size_t bytes) HT_REQUIRES(HT_LOCK_STORE)
 {

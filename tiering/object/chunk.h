@@ -237,7 +237,6 @@ void ht_chunk_attach_image(struct ht_obj *o, struct ht_chunk *c, uint64_t index,
 void ht_chunk_use_image(struct ht_obj *o, struct ht_chunk *c) HT_REQUIRES(HT_LOCK_STORE);
 /* Its image stays in memory from now on, if the protected set has room for it. */
 void ht_chunk_protect(struct ht_obj *o, struct ht_chunk *c) HT_REQUIRES(HT_LOCK_STORE);
-void ht_chunk_unprotect(struct ht_obj *o, struct ht_chunk *c) HT_REQUIRES(HT_LOCK_STORE);
 void ht_chunk_drop_image(struct ht_obj *o, struct ht_chunk *c, uint64_t index) HT_REQUIRES(HT_LOCK_STORE);
 void ht_chunk_drop_empty(struct ht_obj *o, struct ht_chunk *c, uint64_t index)
     HT_REQUIRES(HT_LOCK_STORE); /* unless it holds something */

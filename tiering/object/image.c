@@ -212,11 +212,11 @@ static void choose_place(struct slot_request *w) HT_REQUIRES(HT_LOCK_STORE)
     w->numa_index = ht_arena_numa_index(a, w->c->slot);
 }
 
-static int get_image(struct ht_obj *o, struct ht_chunk *c, uint64_t index, uint32_t reach, bool reads)
+static int attach(struct ht_obj *o, struct ht_chunk *c, uint64_t index, uint32_t reach, bool grows)
     HT_REQUIRES(HT_LOCK_STORE)
 {
     struct ht_store *s = o->s;
-    struct slot_request w = {.o = o, .c = c, .index = index, .reach = reach, .reads = reads};
+    struct slot_request w = {.o = o, .c = c, .index = index, .reach = reach, .reads = !grows};
 
     assert(c->exclusive);
     if (has_slot(s, c, reach))
@@ -234,16 +234,6 @@ static int get_image(struct ht_obj *o, struct ht_chunk *c, uint64_t index, uint3
     if (w.target_device)
         ht_arena_image(s->arena, slot)->target_device = w.target_device;
     return 0;
-}
-
-static int attach(struct ht_obj *o, struct ht_chunk *c, uint64_t index, uint32_t reach) HT_REQUIRES(HT_LOCK_STORE)
-{
-    return get_image(o, c, index, reach, true);
-}
-
-static int extend(struct ht_obj *o, struct ht_chunk *c, uint64_t index, uint32_t reach) HT_REQUIRES(HT_LOCK_STORE)
-{
-    return get_image(o, c, index, reach, false);
 }
 
 /* --------------------------------------------------------- the other calls */
@@ -292,7 +282,6 @@ static void evict(struct ht_obj *o) HT_REQUIRES(HT_LOCK_STORE)
 
 const struct ht_image_ops ht_arena_images = {
     .attach = attach,
-    .extend = extend,
     .reach = reach_of,
     .cut = cut,
     .revert = ht_chunk_drop_image,
@@ -313,22 +302,12 @@ const struct ht_image_ops *ht_chunk_images(const struct ht_obj *o, const struct 
     return ht_arena_is_external(o->s->arena, c->slot) ? o->s->hooks.shm_images : &ht_arena_images;
 }
 
-int ht_image_attach(struct ht_obj *o, struct ht_chunk *c, uint64_t index, uint32_t reach)
+int ht_image_attach(struct ht_obj *o, struct ht_chunk *c, uint64_t index, uint32_t reach, bool grows)
 {
     int rc;
 
     do
-        rc = ht_chunk_images(o, c)->attach(o, c, index, reach);
-    while (rc == -EALREADY);
-    return rc;
-}
-
-int ht_image_extend(struct ht_obj *o, struct ht_chunk *c, uint64_t index, uint32_t reach)
-{
-    int rc;
-
-    do
-        rc = ht_chunk_images(o, c)->extend(o, c, index, reach);
+        rc = ht_chunk_images(o, c)->attach(o, c, index, reach, grows);
     while (rc == -EALREADY);
     return rc;
 }

@@ -17,12 +17,11 @@ struct ht_image_ops {
     /* Programs see the memory: it shows verified bytes only, and its content stays where it is. */
     bool mapped;
     /*
-     * Attaches an image that reaches so far. -EALREADY: the call has waited, and the chunk has an image, or needs
-     * another. -EINVAL: mapped memory ends before the chunk.
+     * Attaches an image that reaches so far. grows: for bytes that the object gets now; its memory grows, too.
+     * -EALREADY: the call has waited, and the chunk has an image, or needs another. -EINVAL: mapped memory ends before
+     * the chunk.
      */
-    int (*attach)(struct ht_obj *o, struct ht_chunk *c, uint64_t index, uint32_t reach);
-    /* The same for bytes that the object gets now: its memory grows. */
-    int (*extend)(struct ht_obj *o, struct ht_chunk *c, uint64_t index, uint32_t reach);
+    int (*attach)(struct ht_obj *o, struct ht_chunk *c, uint64_t index, uint32_t reach, bool grows);
     /* Bytes of the chunk for which its image has memory. */
     uint32_t (*reach)(const struct ht_obj *o, const struct ht_chunk *c, uint64_t index);
     /*
@@ -54,11 +53,9 @@ uint32_t ht_chunk_update_bytes(const struct ht_obj *o, const struct ht_chunk *c,
     HT_REQUIRES(HT_LOCK_STORE);
 /*
  * Attaches an image that reaches so far, and moves a shorter one. The call may release the chunk and take it again:
- * then everything else about the chunk may have changed. extend: for bytes that the object gets now.
+ * then everything else about the chunk may have changed. grows: for bytes that the object gets now.
  */
-int ht_image_attach(struct ht_obj *o, struct ht_chunk *c, uint64_t index, uint32_t reach)
-    HT_REQUIRES(HT_LOCK_STORE) HT_MUST_CHECK;
-int ht_image_extend(struct ht_obj *o, struct ht_chunk *c, uint64_t index, uint32_t reach)
+int ht_image_attach(struct ht_obj *o, struct ht_chunk *c, uint64_t index, uint32_t reach, bool grows)
     HT_REQUIRES(HT_LOCK_STORE) HT_MUST_CHECK;
 static inline uint32_t ht_image_reach(const struct ht_obj *o, const struct ht_chunk *c, uint64_t index)
     HT_REQUIRES(HT_LOCK_STORE)

@@ -294,8 +294,8 @@ static bool may_have_pieces(struct ht_obj *o, unsigned n, uint32_t counted) HT_R
         ht_journal_has_space_for_pieces(s->journal, (n - 1 + others) * HT_FRAG_RECORD_BYTES, false);
 }
 
-static int take_space(struct ht_obj *o, struct ht_chunk *c, struct ht_alloc_hint hint, bool writing, struct ht_ref *ref)
-    HT_REQUIRES(HT_LOCK_STORE)
+int ht_chunk_take_space(struct ht_obj *o, struct ht_chunk *c, struct ht_alloc_hint hint, bool writing,
+                        struct ht_ref *ref)
 {
     struct ht_store *s = o->s;
     uint32_t need = ht_ref_blocks(ref);
@@ -319,16 +319,6 @@ static int take_space(struct ht_obj *o, struct ht_chunk *c, struct ht_alloc_hint
     ht_alloc_unreserve(s->alloc, g.rest);
     o->stored_blocks += need;
     return 0;
-}
-
-int ht_chunk_take_space(struct ht_obj *o, struct ht_chunk *c, struct ht_alloc_hint hint, struct ht_ref *ref)
-{
-    return take_space(o, c, hint, false, ref);
-}
-
-int ht_chunk_take_space_again(struct ht_obj *o, struct ht_chunk *c, struct ht_alloc_hint hint, struct ht_ref *ref)
-{
-    return take_space(o, c, hint, true, ref);
 }
 
 int ht_ref_take_space(struct ht_store *s, struct ht_alloc_hint hint, struct ht_ref *ref)

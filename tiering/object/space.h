@@ -23,13 +23,11 @@ void ht_chunk_prealloc_return(struct ht_obj *o, struct ht_chunk *c, uint32_t blo
 void ht_chunk_prealloc_drop(struct ht_obj *o, struct ht_chunk *c, uint32_t keep_bytes) HT_REQUIRES(HT_LOCK_STORE);
 /*
  * Allocates space for ref->stored bytes, consuming the reservation of the chunk (or the object's rewrite reserve). Lock
- * held; may release it to make the log durable. Sets ref->place, and nothing else of ref.
+ * held; may release it to make the log durable. Sets ref->place, and nothing else of ref. writing: another place for
+ * bytes that are in writing_blocks already.
  */
-int ht_chunk_take_space(struct ht_obj *o, struct ht_chunk *c, struct ht_alloc_hint hint, struct ht_ref *ref)
-    HT_REQUIRES(HT_LOCK_STORE) HT_MUST_CHECK;
-/* The same for bytes that are in writing_blocks already: another place for them. */
-int ht_chunk_take_space_again(struct ht_obj *o, struct ht_chunk *c, struct ht_alloc_hint hint, struct ht_ref *ref)
-    HT_REQUIRES(HT_LOCK_STORE) HT_MUST_CHECK;
+int ht_chunk_take_space(struct ht_obj *o, struct ht_chunk *c, struct ht_alloc_hint hint, bool writing,
+                        struct ht_ref *ref) HT_REQUIRES(HT_LOCK_STORE) HT_MUST_CHECK;
 /* The same for a place that no chunk has yet: uses no reservation, and does not wait for deferred frees. -ENOSPC */
 int ht_ref_take_space(struct ht_store *s, struct ht_alloc_hint hint, struct ht_ref *ref)
     HT_REQUIRES(HT_LOCK_STORE) HT_MUST_CHECK;

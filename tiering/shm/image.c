@@ -64,16 +64,12 @@ int ht_shm_populate(struct ht_obj *o, const struct ht_chunk *c, uint64_t index)
     return rc;
 }
 
-static int attach(struct ht_obj *o, struct ht_chunk *c, uint64_t index, uint32_t reach) HT_REQUIRES(HT_LOCK_STORE)
+static int attach(struct ht_obj *o, struct ht_chunk *c, uint64_t index, uint32_t reach, bool grows)
+    HT_REQUIRES(HT_LOCK_STORE)
 {
-    return c->slot == HT_SLOT_NONE ? ht_shm_attach(o, c, index) : 0;
-}
+    int rc = grows ? ht_shm_grow(o, (index << o->chunk_shift) + reach) : 0;
 
-static int extend(struct ht_obj *o, struct ht_chunk *c, uint64_t index, uint32_t reach) HT_REQUIRES(HT_LOCK_STORE)
-{
-    int rc = ht_shm_grow(o, (index << o->chunk_shift) + reach);
-
-    return rc ? rc : attach(o, c, index, reach);
+    return rc || c->slot != HT_SLOT_NONE ? rc : ht_shm_attach(o, c, index);
 }
 
 static uint32_t reach_of(const struct ht_obj *o, const struct ht_chunk *c, uint64_t index) HT_REQUIRES(HT_LOCK_STORE)
@@ -120,7 +116,6 @@ static void evict(struct ht_obj *o) HT_REQUIRES(HT_LOCK_STORE)
 const struct ht_image_ops ht_shm_images = {
     .mapped = true,
     .attach = attach,
-    .extend = extend,
     .reach = reach_of,
     .cut = cut,
     .revert = revert,

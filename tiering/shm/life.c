@@ -8,6 +8,10 @@
  * Open: a program outside reads (and, when stores are expected, changes) the pages, without a call to the store.
  * Closed: no program does; the memory stays as a cache, until another object wants it.
  *
+ * Its content is read into the memory before a program outside has that: several chunks in flight, each read to its
+ * final place. Inside a chunk is held until it is verified, so that no reader sees unverified bytes. The thread holds
+ * chunks in ascending order, and waits for another one with none.
+ *
  * Lock: store.lock.
  */
 #include <assert.h>
@@ -15,13 +19,19 @@
 
 #include "tiering/base/list.h"
 #include "tiering/sys/shared.h"
+#include "tiering/cache/arena.h"
 #include "tiering/api/object.h"
 #include "tiering/api/shm.h"
 #include "tiering/object/context.h"
 #include "tiering/object/numa.h"
 #include "tiering/object/object.h"
 #include "tiering/object/space.h"
+#include "tiering/object/chunk.h"
+#include "tiering/object/ref.h"
+#include "tiering/object/slice.h"
 #include "tiering/data/write_batch.h"
+#include "tiering/data/read_batch.h"
+#include "tiering/data/chunk_io.h"
 #include "tiering/shm/shm.h"
 #include "tiering/shm/shm_priv.h"
 
@@ -136,6 +146,83 @@ static int prepare(struct ht_obj *o, uint32_t user) HT_REQUIRES(HT_LOCK_STORE)
     return ht_shm_user_may(s, user, 1, ht_shm_footprint(o->extra->shm->memory.bytes)) ? 0 : -EDQUOT;
 }
 
+/* ---------------------------------------------------------------- content */
+
+/* The chunk has nothing but a reference, and its blocks fit into the file. */
+static bool may_read_here(struct ht_obj *o, struct ht_chunk *c, uint64_t index) HT_REQUIRES(HT_LOCK_STORE)
+{
+    const struct ht_ref *ref = ht_chunk_ref(c);
+
+    return c->slot == HT_SLOT_NONE && ref && ht_ref_holds(ref) && !(c->flags & HT_CH_BAD) &&
+        ref->stored <= ht_round_up(ht_chunk_len(o, index), HT_BLOCK_BYTES);
+}
+
+/* Chunk held exclusively. Releases the lock in between. */
+static void start_read(struct ht_read_batch *all, struct ht_obj *o, struct ht_chunk *c, uint64_t index)
+    HT_REQUIRES(HT_LOCK_STORE)
+{
+    int rc = ht_shm_populate(o, c, index); /* earlier requests are in flight at the same time */
+
+    if (!rc)
+        rc = ht_shm_attach(o, c, index);
+    if (!rc) {
+        ht_read_batch_start(all, o, c, index);
+        return;
+    }
+    all->error = rc;
+    ht_chunk_unlock_exclusive(o, c, index);
+}
+
+/*
+ * Returns the chunk, if it is to be read, with no request in flight that would wait for this thread. Lock held;
+ * releases it in between.
+ */
+static struct ht_chunk *make_way(struct ht_read_batch *all, struct ht_obj *o, uint64_t index) HT_REQUIRES(HT_LOCK_STORE)
+{
+    if (all->count == HT_READ_BATCH_MAX)
+        ht_read_batch_finish(all);
+    struct ht_chunk *c = ht_chunk_find(o, index);
+    if (c && may_read_here(o, c, index) && (c->exclusive || c->shared)) {
+        ht_read_batch_finish_all(all);
+        c = ht_chunk_find(o, index);
+    }
+    return c && may_read_here(o, c, index) ? c : NULL;
+}
+
+/* Reads chunks without an image, before any program outside has the memory. Releases the lock in between. */
+static int read_in(struct ht_obj *o) HT_REQUIRES(HT_LOCK_STORE)
+{
+    struct ht_store *s = o->s;
+    struct ht_read_batch all = {.s = s, .report = true};
+
+    ht_store_unlock(s);
+    all.ring = ht_store_ring(s);
+    ht_store_lock(s);
+    if (!all.ring)
+        return -ENOMEM;
+    struct ht_slice slice = {0};
+    struct ht_chunk *c;
+    uint64_t index = 0;
+    ht_chunk_for_each_busy(c, o, index)
+    {
+        if (all.error || index << o->chunk_shift >= o->size)
+            break;
+        ht_slice_next(s, &slice);
+        c = make_way(&all, o, index);
+        if (!c)
+            continue;
+        ht_chunk_lock_exclusive(o, c, index);
+        if (may_read_here(o, c, index))
+            start_read(&all, o, c, index);
+        else
+            ht_chunk_unlock_exclusive(o, c, index);
+    }
+    ht_read_batch_finish_all(&all);
+    return all.error;
+}
+
+/* ---------------------------------------------------------- open and close */
+
 int ht_obj_shm_open_for(struct ht_obj *o, uint32_t user, int *out_fd)
 {
     struct ht_store *s = o->s;
@@ -152,7 +239,7 @@ int ht_obj_shm_open_for(struct ht_obj *o, uint32_t user, int *out_fd)
     o->extra->shm->user = user;
     o->extra->shm->open_id = ++s->shm->opens;
     o->refs++;
-    rc = ht_shm_read_in(o);
+    rc = read_in(o);
     if (!rc)
         rc = ht_shm_complete(o);
     if (!rc)

@@ -63,8 +63,6 @@ int ht_shm_attach(struct ht_obj *o, struct ht_chunk *c, uint64_t index) HT_REQUI
 /* Memory for the chunk, which the caller holds exclusively. Releases the lock in between. -ENOMEM */
 int ht_shm_populate(struct ht_obj *o, const struct ht_chunk *c, uint64_t index)
     HT_REQUIRES(HT_LOCK_STORE) HT_MUST_CHECK;
-/* Reads chunks without an image, before any program outside has the memory. Releases the lock in between. */
-int ht_shm_read_in(struct ht_obj *o) HT_REQUIRES(HT_LOCK_STORE) HT_MUST_CHECK;
 /* Of any object: frees memory and images, unless it is open, or has dirty or held chunks. */
 bool ht_shm_try_free(struct ht_obj *o) HT_REQUIRES(HT_LOCK_STORE);
 /*

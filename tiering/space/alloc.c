@@ -171,16 +171,10 @@ int ht_alloc_mark(struct ht_alloc *a, const struct ht_extent *e)
     return 0;
 }
 
-void ht_alloc_begin_marking(struct ht_alloc *a)
+void ht_alloc_set_marking(struct ht_alloc *a, bool on)
 {
     for (unsigned i = 0; i < a->device_count; i++)
-        ht_space_map_defer_index(&a->device[i].map, true);
-}
-
-void ht_alloc_end_marking(struct ht_alloc *a)
-{
-    for (unsigned i = 0; i < a->device_count; i++)
-        ht_space_map_defer_index(&a->device[i].map, false);
+        ht_space_map_defer_index(&a->device[i].map, on);
 }
 
 void ht_alloc_release(struct ht_alloc *a, const struct ht_extent *e)

@@ -52,11 +52,8 @@ uint32_t ht_alloc_share(const struct ht_alloc *a, unsigned device);
 int ht_alloc_mark(struct ht_alloc *a, const struct ht_extent *e) HT_MUST_CHECK;
 /* These taken blocks are never released: their groups cannot be emptied, so they are not sparse. */
 void ht_alloc_fix(struct ht_alloc *a, const struct ht_extent *e);
-/*
- * Between these calls only markings and releases happen: a mount marks all that is in use. They cost less then.
- */
-void ht_alloc_begin_marking(struct ht_alloc *a);
-void ht_alloc_end_marking(struct ht_alloc *a);
+/* While it is on, only markings and releases happen: a mount marks all that is in use. They cost less then. */
+void ht_alloc_set_marking(struct ht_alloc *a, bool on);
 /*
  * Prefetches memory for a marking that follows soon: neighbours in a file have places anywhere, and each marking would
  * wait for memory.

@@ -240,7 +240,7 @@ static void write_first(struct ht_super *sb, struct ht_dev *const devs[], unsign
     }
 }
 
-uint32_t ht_super_write_all(struct ht_super *sb, struct ht_dev *const devs[], unsigned dev_count, unsigned *out_partial)
+uint32_t ht_super_write(struct ht_super *sb, struct ht_dev *const devs[], unsigned dev_count, unsigned *out_partial)
 {
     unsigned order[HT_DEVICES_MAX][HT_SUPER_COPIES];
     bool first[HT_DEVICES_MAX] = {false};
@@ -251,7 +251,6 @@ uint32_t ht_super_write_all(struct ht_super *sb, struct ht_dev *const devs[], un
     assert(dev_count == sb->device_count && dev_count <= HT_DEVICES_MAX);
     for (unsigned i = 0; i < dev_count; i++)
         sb->taken |= devs[i] && !write_order(sb, devs[i], i, order[i]);
-    *out_partial = 0;
     if (sb->taken)
         return UINT32_MAX;
     sb->generation++;
@@ -264,7 +263,8 @@ uint32_t ht_super_write_all(struct ht_super *sb, struct ht_dev *const devs[], un
         failed |= (uint32_t)(rc && !first[i]) << i;
     }
     sb->device_index = index;
-    *out_partial = partial;
+    if (out_partial)
+        *out_partial = partial;
     return failed;
 }
 
@@ -273,13 +273,6 @@ int ht_super_rewrite(const struct ht_super *sb, struct ht_dev *dev, unsigned cop
     struct ht_super same = *sb;
 
     return write_copy_flushed(&same, dev, sb->device_index, copy);
-}
-
-uint32_t ht_super_write_each(struct ht_super *sb, struct ht_dev *const devs[], unsigned dev_count)
-{
-    unsigned partial;
-
-    return ht_super_write_all(sb, devs, dev_count, &partial);
 }
 
 /* ---------------------------------------------------------------- scrub */

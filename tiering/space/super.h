@@ -106,10 +106,12 @@ struct ht_super_report {
 int ht_super_read(struct ht_dev *dev, struct ht_super *out_sb, struct ht_super_report *out_report) HT_MUST_CHECK;
 /*
  * Raises sb->generation by one and writes it to all copies of all devices (device_index set for each). devs[i] NULL:
- * missing, skipped. Returns the devices (bits) that hold it in no copy. If another mount took the store over, nothing is
- * written, sb->taken is set, and no device counts as holding it.
+ * missing, skipped. Returns the devices (bits) that hold it in no copy; *out_partial (or NULL): how many lack it in
+ * some copy. If another mount took the store over, nothing is written, sb->taken is set, and
+ * no device counts as holding it.
  */
-uint32_t ht_super_write_each(struct ht_super *sb, struct ht_dev *const devs[], unsigned dev_count) HT_MUST_CHECK;
+uint32_t ht_super_write(struct ht_super *sb, struct ht_dev *const devs[], unsigned dev_count,
+                        unsigned *out_partial) HT_MUST_CHECK;
 
 /*
  * Reads the copies that a device should hold of sb again; with repair, writes each bad one anew, flushes and reads it,

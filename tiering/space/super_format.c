@@ -123,7 +123,7 @@ int ht_super_format(struct ht_dev *const devs[], unsigned dev_count, const struc
     sb.start_seq = 1;
     sb.generation = left_over_generation(devs, dev_count);
     /* Every copy must be there, or one of an older store could be found later. */
-    if (ht_super_write_all(&sb, devs, dev_count, &partial) || partial)
+    if (ht_super_write(&sb, devs, dev_count, &partial) || partial)
         return -EIO;
     *out_sb = sb;
     return 0;

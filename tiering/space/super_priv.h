@@ -12,8 +12,4 @@ bool ht_super_chunk_bytes_valid(uint64_t bytes);
 bool ht_super_log_bytes_valid(uint64_t bytes);
 bool ht_super_label_valid(const char *label);
 
-/* Returns the devices (bits) that have the new superblock in no copy; *out_partial: how many lack it in some copy. */
-uint32_t ht_super_write_all(struct ht_super *sb, struct ht_dev *const devs[], unsigned dev_count,
-                            unsigned *out_partial);
-
 #endif

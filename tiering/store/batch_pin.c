@@ -144,7 +144,7 @@ static void admit(struct ht_store *s, struct ht_batch_pin_chunk *lc, struct ht_c
     if (c->slot == HT_SLOT_NONE)
         return;
     if (ht_arena_lacks_waiting_room(s->arena) || stay == HT_FORECAST_LEAVES)
-        ht_chunk_unprotect(o, c);
+        ht_arena_unprotect(s->arena, c->slot);
     else
         ht_chunk_protect(o, c);
 }
@@ -181,7 +181,7 @@ static int take_chunk(struct ht_store *s, struct ht_batch_pin_work *w, struct ht
     if (ref)
         p->io.ref = *ref;
     if (ht_chunk_images(o, c)->mapped && (lc->mode != HT_BATCH_PIN_READ || ht_chunk_is_volatile(o, lc->index))) {
-        int rc = ht_image_attach(o, c, lc->index, 0); /* so programs see the update, and it sees their stores */
+        int rc = ht_image_attach(o, c, lc->index, 0, false); /* so programs see the update, and it sees their stores */
         if (rc)
             return rc;
     }

@@ -35,7 +35,7 @@ void ht_obj_unprotect(struct ht_obj *o)
     ht_chunk_for_each_busy(c, o, index)
     {
         if (c->slot != HT_SLOT_NONE)
-            ht_chunk_unprotect(o, c);
+            ht_arena_unprotect(o->s->arena, c->slot);
         ht_slice_next(o->s, &slice);
     }
     ht_store_unlock(o->s);

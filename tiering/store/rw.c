@@ -66,7 +66,7 @@ static int hold_for_read(struct ht_obj *o, struct ht_obj_reader *r, struct ht_ch
         rc = -EIO;
     else if (!image_has(s, c, a, b) && !is_hole(o, c, index)) {
         begin_miss(o, r);
-        rc = ht_image_attach(o, c, index, b);
+        rc = ht_image_attach(o, c, index, b, false);
         if (!rc)
             rc = ht_chunk_fill(o, c, index);
         end_miss(o, r);
@@ -293,7 +293,7 @@ static int prepare_write(struct ht_obj *o, struct ht_chunk *c, uint64_t index, u
     int rc = ht_shm_grow(o, (index << o->chunk_shift) + b); /* first: if it is refused nothing has changed */
 
     if (!rc)
-        rc = ht_image_extend(o, c, index, b);
+        rc = ht_image_attach(o, c, index, b, true);
     if (rc)
         return rc;
     struct ht_image *im = ht_arena_image(s->arena, c->slot);

@@ -176,7 +176,7 @@ static int zero_piece(struct ht_obj *o, uint64_t index, uint32_t a, uint32_t b) 
     ht_chunk_lock_exclusive(o, c, index);
     int rc = 0;
     if (c->slot != HT_SLOT_NONE || ht_chunk_ref(c)) {
-        rc = ht_image_attach(o, c, index, b);
+        rc = ht_image_attach(o, c, index, b, false);
         if (!rc)
             rc = ht_chunk_fill(o, c, index);
         if (!rc)

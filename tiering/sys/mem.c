@@ -23,7 +23,6 @@
 #include <sys/resource.h>
 #include <unistd.h>
 
-#define HUGE_PAGE_BYTES (2 * HT_MIB)
 #define EAGER_BYTES (64 * HT_MIB)
 #define STEP_BYTES (16 * HT_MIB)
 
@@ -46,16 +45,16 @@ uint64_t ht_heap_spare_bytes(void)
     return bytes;
 }
 
-/* Maps bytes at an address aligned to huge pages: reserves more than needed, keeps the aligned part. */
-static void *map_aligned(size_t bytes)
+/* Reserves more than needed, and keeps the aligned part. */
+void *ht_mem_map_aligned(size_t bytes, int protection)
 {
-    size_t reserved = bytes + HUGE_PAGE_BYTES;
-    char *area = mmap(NULL, reserved, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    size_t reserved = bytes + HT_HUGE_PAGE_BYTES;
+    char *area = mmap(NULL, reserved, protection, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     char *base;
 
     if (area == MAP_FAILED)
         return MAP_FAILED;
-    base = (char *)ht_round_up((uintptr_t)area, HUGE_PAGE_BYTES);
+    base = (char *)ht_round_up((uintptr_t)area, HT_HUGE_PAGE_BYTES);
     if (base > area)
         munmap(area, (size_t)(base - area));
     munmap(base + bytes, (size_t)(area + reserved - (base + bytes)));
@@ -180,7 +179,7 @@ static void divide(struct ht_pinned *m, const struct ht_nodes *nodes)
         all += nodes->weight[i];
     for (unsigned i = 0; i + 1 < ht_pinned_parts(m); i++) {
         before += nodes->weight[i];
-        m->end[i] = (size_t)((unsigned __int128)m->bytes * before / all / HUGE_PAGE_BYTES * HUGE_PAGE_BYTES);
+        m->end[i] = (size_t)((unsigned __int128)m->bytes * before / all / HT_HUGE_PAGE_BYTES * HT_HUGE_PAGE_BYTES);
     }
     m->end[ht_pinned_parts(m) - 1] = m->bytes;
 }
@@ -261,8 +260,8 @@ int ht_pinned_alloc(struct ht_pinned *m, const char *name, size_t bytes, const s
         return rc;
     if (bytes == 0 || bytes > SIZE_MAX / 2)
         return -EINVAL;
-    p.bytes = ht_round_up(bytes, HUGE_PAGE_BYTES);
-    p.base = map_aligned(p.bytes);
+    p.bytes = ht_round_up(bytes, HT_HUGE_PAGE_BYTES);
+    p.base = ht_mem_map_aligned(p.bytes, PROT_READ | PROT_WRITE);
     if (p.base == MAP_FAILED)
         return -errno;
     prctl(PR_SET_VMA, PR_SET_VMA_ANON_NAME, p.base, p.bytes, name); /* for /proc/PID/smaps, if the kernel can */

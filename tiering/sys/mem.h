@@ -50,6 +50,9 @@ uint64_t ht_pinned_huge_bytes(const struct ht_pinned *m);
 uint64_t ht_pinned_away_bytes(const struct ht_pinned *m, unsigned part);
 /* Bytes that this process may lock (RLIMIT_MEMLOCK); UINT64_MAX: as many as it likes. */
 uint64_t ht_mem_lock_limit(void);
+#define HT_HUGE_PAGE_BYTES (2 * HT_MIB)
+/* Memory that nothing has touched, at an address aligned to huge pages: without that none is used. Or MAP_FAILED. */
+void *ht_mem_map_aligned(size_t bytes, int protection);
 /* For memory mapped elsewhere: its pages come now, all of them. */
 int ht_mem_populate(char *base, size_t bytes) HT_MUST_CHECK;
 /* Bytes of memory that are available on this machine (MemAvailable, capped by the cgroup's limit). */

@@ -13,6 +13,7 @@
 #include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -23,48 +24,31 @@ enum { NAMESPACES_MAX = 256 };
 struct search {
     unsigned major, minor;
     const char *source;         /* NULL: any */
+    bool other_source;          /* any but that */
     ino_t seen[NAMESPACES_MAX]; /* mount namespaces that need no look */
     unsigned seen_count;
 };
 
-/* "... - type source options"; the line is cut. */
-static bool has_source(char *line, const char *source)
+static int match(const void *what, const struct ht_mount_entry *m)
 {
-    char *at = strstr(line, " - ");
+    const struct search *s = what;
 
-    at = at ? strchr(at + 3, ' ') : NULL;
-    if (!at)
-        return false;
-    at++;
-    at[strcspn(at, " \n")] = '\0';
-    ht_proc_unescape(at);
-    return strcmp(at, source) == 0;
+    return m->major == s->major && m->minor == s->minor &&
+        (!s->source || (strcmp(m->source, s->source) == 0) != s->other_source);
 }
 
-/* Lines of a table of mounts are "id parent major:minor ...". other: it has the number, and another source. */
-static bool table_has(const char *path, const struct search *s, bool other)
+static bool table_has(const char *path, const struct search *s)
 {
-    FILE *f = fopen(path, "re");
-    bool found = false;
-    char *line = NULL;
-    size_t cap = 0;
+    struct ht_mount_entry m;
 
-    while (f && !found && getline(&line, &cap, f) > 0) {
-        unsigned major, minor;
-        found = sscanf(line, "%*s %*s %u:%u", &major, &minor) == 2 && major == s->major && minor == s->minor &&
-            (!s->source || has_source(line, s->source) != other);
-    }
-    free(line);
-    if (f)
-        fclose(f);
-    return found;
+    return ht_mount_find(path, match, s, &m) == 0;
 }
 
 bool ht_mount_is_here(unsigned major, unsigned minor, const char *source)
 {
     const struct search s = {.major = major, .minor = minor, .source = source};
 
-    return table_has("/proc/self/mountinfo", &s, false);
+    return table_has(HT_MOUNTS_HERE, &s);
 }
 
 /* False: it was checked already, or cannot be. */
@@ -89,7 +73,7 @@ static bool has_mount(struct search *s, const char *proc)
     char path[64];
 
     snprintf(path, sizeof(path), "%s/mountinfo", proc);
-    return is_new_namespace(s, proc) && table_has(path, s, false);
+    return is_new_namespace(s, proc) && table_has(path, s);
 }
 
 static bool is_of_it(int folder, const char *name, const struct search *s)
@@ -146,7 +130,8 @@ int ht_mount_user_find(unsigned major, unsigned minor, const char *source, struc
     out->has_mount = find(&s, has_mount, out);
     if (out->has_mount)
         return 0;
-    if (source && table_has("/proc/self/mountinfo", &s, true)) /* files with this number are those of another one */
+    s.other_source = true;
+    if (source && table_has(HT_MOUNTS_HERE, &s)) /* files with this number are those of another one */
         return -ENOENT;
     if (find(&s, has_open, out))
         return 0;

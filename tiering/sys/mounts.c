@@ -63,11 +63,9 @@ static bool parse_line(char *line, struct ht_mount_entry *out)
     return true;
 }
 
-/* Takes the last of the entries that match best: it is the one on top. */
-static int find(int (*match)(const void *what, const struct ht_mount_entry *m), const void *what,
-                struct ht_mount_entry *out)
+int ht_mount_find(const char *table, ht_mount_match *match, const void *what, struct ht_mount_entry *out)
 {
-    FILE *f = fopen("/proc/self/mountinfo", "re");
+    FILE *f = fopen(table, "re");
     struct ht_mount_entry *m = malloc(sizeof(*m));
     int rc = -ENOENT, best = 1;
     char *line = NULL;
@@ -148,7 +146,7 @@ int ht_mount_of_source(const char *path, struct ht_mount_entry *out)
         return rc;
     if (!realpath(path, s.path))
         return -errno;
-    return find(match_source, &s, out);
+    return ht_mount_find(HT_MOUNTS_HERE, match_source, &s, out);
 }
 
 static int match_name(const void *what, const struct ht_mount_entry *m)
@@ -160,7 +158,7 @@ static int match_name(const void *what, const struct ht_mount_entry *m)
 
 int ht_mount_named(const char *source, struct ht_mount_entry *out)
 {
-    return find(match_name, source, out);
+    return ht_mount_find(HT_MOUNTS_HERE, match_name, source, out);
 }
 
 /* -------------------------------------------------------------- other questions */
@@ -183,8 +181,8 @@ int ht_mount_of_path(const char *path, struct ht_mount_entry *out)
         return -errno;
     uint64_t id = st.stx_mnt_id;
     dev_t device = makedev(st.stx_dev_major, st.stx_dev_minor);
-    int rc = st.stx_mask & STATX_MNT_ID ? find(match_id, &id, out) : -ENOENT;
-    return rc == -ENOENT ? find(match_device, &device, out) : rc;
+    int rc = st.stx_mask & STATX_MNT_ID ? ht_mount_find(HT_MOUNTS_HERE, match_id, &id, out) : -ENOENT;
+    return rc == -ENOENT ? ht_mount_find(HT_MOUNTS_HERE, match_device, &device, out) : rc;
 }
 
 static int match_point(const void *what, const struct ht_mount_entry *m)
@@ -194,7 +192,7 @@ static int match_point(const void *what, const struct ht_mount_entry *m)
 
 int ht_mount_at(const char *path, struct ht_mount_entry *out)
 {
-    return find(match_point, path, out);
+    return ht_mount_find(HT_MOUNTS_HERE, match_point, path, out);
 }
 
 bool ht_mount_is_fuse(const struct ht_mount_entry *m)

@@ -18,6 +18,11 @@ struct ht_mount_entry {
     char super_options[HT_MOUNT_OPTIONS_MAX]; /* of the file system */
 };
 
+#define HT_MOUNTS_HERE "/proc/self/mountinfo"
+/* How well an entry matches; 0: not. */
+typedef int ht_mount_match(const void *what, const struct ht_mount_entry *m);
+/* The last of the entries of a table that match best: it is the one on top. -ENOENT */
+int ht_mount_find(const char *table, ht_mount_match *match, const void *what, struct ht_mount_entry *out) HT_MUST_CHECK;
 /*
  * The mount whose source is this device or file, by its real path; a device under any name below /dev. A user's FUSE
  * mount may claim any source: it counts only for files of that user. -ENOENT: it is not mounted in this namespace.

@@ -12,35 +12,27 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-#define HUGE_PAGE_BYTES (2 * HT_MIB)
-
-/* At an address aligned to huge pages: without that none is used. */
-static uint8_t *map_aligned(int fd, uint64_t bytes)
+static uint8_t *map_file(int fd, uint64_t bytes)
 {
-    size_t reserved = bytes + HUGE_PAGE_BYTES;
-    char *area = mmap(NULL, reserved, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0), *base;
+    void *base = ht_mem_map_aligned(bytes, PROT_NONE);
 
-    if (area == MAP_FAILED)
+    if (base == MAP_FAILED)
         return NULL;
-    base = (char *)ht_round_up((uintptr_t)area, HUGE_PAGE_BYTES);
-    if (base > area)
-        munmap(area, (size_t)(base - area));
-    munmap(base + bytes, (size_t)(area + reserved - (base + bytes)));
     if (mmap(base, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, fd, 0) != MAP_FAILED)
-        return (uint8_t *)base;
+        return base;
     munmap(base, bytes);
     return NULL;
 }
 
 static int map_more(struct ht_shared *m, uint64_t bytes)
 {
-    uint64_t before = m->maps ? m->map[m->maps - 1].bytes : 0, want = ht_round_up(bytes, HUGE_PAGE_BYTES);
+    uint64_t before = m->maps ? m->map[m->maps - 1].bytes : 0, want = ht_round_up(bytes, HT_HUGE_PAGE_BYTES);
     uint8_t *base;
 
     if (m->maps == HT_SHARED_MAPS_MAX)
         return -ENOMEM;
     want = ht_max_u64(want, 2 * before);
-    base = map_aligned(m->fd, want);
+    base = map_file(m->fd, want);
     if (!base)
         return -ENOMEM;
     madvise(base, want, MADV_DONTDUMP);
@@ -56,7 +48,7 @@ static int map_more(struct ht_shared *m, uint64_t bytes)
 
 static void choose_pages(struct ht_shared *m)
 {
-    uint64_t huge = m->bytes / HUGE_PAGE_BYTES * HUGE_PAGE_BYTES, before = m->huge_bytes;
+    uint64_t huge = m->bytes / HT_HUGE_PAGE_BYTES * HT_HUGE_PAGE_BYTES, before = m->huge_bytes;
 
     if (huge > before)
         madvise(ht_shared_at(m, before), huge - before, MADV_HUGEPAGE);

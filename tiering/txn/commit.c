@@ -215,7 +215,7 @@ int ht_scope_commit_copying(struct ht_store *s, uint64_t scope, struct ht_copy *
     k->s = s;
     k->scope = scope;
     k->bytes = 0;
-    k->error = ht_store_need_feature(s, HT_FEAT_REFUSE_KEPT);
+    k->error = ht_store_need_features(s, HT_FEAT_REFUSE_KEPT);
     if (k->error && k->must)
         return k->error;
     return commit(s, HT_ROUNDS_OF_SCOPE(scope), &w, out_lsn);

@@ -43,7 +43,7 @@ static int lose(struct ht_store *s, struct ht_tx *tx, uint64_t oid, uint64_t ind
 int ht_store_lose_chunk(struct ht_store *s, uint64_t oid, uint64_t index)
 {
     struct ht_tx *tx;
-    int rc = ht_store_need_feature(s, HT_FEAT_REFUSE_LOST);
+    int rc = ht_store_need_features(s, HT_FEAT_REFUSE_LOST);
 
     if (rc)
         return rc;

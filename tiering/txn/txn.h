@@ -43,9 +43,6 @@ struct ht_scope_changes;
 void ht_scope_changes_begin(struct ht_scope_changes *c, struct ht_store *s, uint64_t scope) HT_REQUIRES(HT_LOCK_STORE);
 void ht_scope_changes_end(struct ht_scope_changes *c) HT_REQUIRES(HT_LOCK_STORE);
 
-/* feature.c: the superblocks have this bit of feat_refuse when the call returns 0. WAITS. */
-int ht_store_need_feature(struct ht_store *s, uint64_t bit) HT_EXCLUDES(HT_LOCK_STORE) HT_MUST_CHECK;
-
 /* ---------------------------------------------------------------- moving */
 
 /* move.c: stored bytes with all of their owners; or other bytes instead, with the same content. */

@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * writeback.c - the dirty images of an object or a scope to devices, and a flush: what comes before their publication.
+ * Of one object also that, in a transaction of its own.
+ *
  * engine/writeback.c cleans images to make room; data/write_batch.c says how images are written.
  */
 #include <stdlib.h>
@@ -117,4 +119,42 @@ int ht_scope_scan_and_write(struct ht_store *s, uint64_t scope, bool rest)
 int ht_scope_writeback(struct ht_store *s, uint64_t scope)
 {
     return ht_scope_scan_and_write(s, scope, false);
+}
+
+/* ------------------------------------------------------------------- sync */
+
+/*
+ * Writes back, flushes, and opens a transaction; once more when a part was given up in between. Clang cannot follow a
+ * lock that only the last round takes.
+ */
+static int begin_sync(struct ht_obj *o, struct ht_tx **out_tx) HT_ACQUIRE_IF_0(HT_LOCK_TX) HT_NO_THREAD_SAFETY_ANALYSIS
+{
+    struct ht_rounds rounds = HT_ROUNDS_OF(o);
+    int rc;
+
+    do {
+        ht_rounds_next(o->s, &rounds);
+        rc = ht_obj_writeback_flushed(o);
+        if (!rc)
+            rc = ht_tx_begin_round(o->s, ht_obj_pending_bytes(o), &rounds, out_tx);
+    } while (rc == -EAGAIN);
+    return rc;
+}
+
+int ht_obj_sync(struct ht_obj *o)
+{
+    struct ht_store *s = o->s;
+    struct ht_tx *tx;
+    int rc = begin_sync(o, &tx);
+
+    if (rc)
+        return rc;
+    uint64_t lsn;
+    int expected = ht_tx_expect(tx, ht_obj_pending_bytes(o));
+    if (!expected)
+        ht_obj_publish(o, tx);
+    rc = ht_tx_commit(tx, &lsn);
+    rc = expected ? expected : rc;
+    /* This object's changes may be in a transaction that another thread appended. */
+    return rc ? rc : ht_store_sync(s, lsn ? lsn : s->frees.last_lsn);
 }

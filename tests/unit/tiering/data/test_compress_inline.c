@@ -72,7 +72,7 @@ static void begin(enum ht_inline when, bool durable)
     fixture_inline = when;
     fresh(STORE_MIB, false);
     if (durable)
-        ck_assert_int_eq(ht_store_mark_feature(s, HT_FEAT_REFUSE_PLANES), 0);
+        ck_assert_int_eq(ht_store_need_features(s, HT_FEAT_REFUSE_PLANES), 0);
     content = malloc(BYTES);
     content_bf16(content, BYTES, 5);
     obj = object_that_may(0);

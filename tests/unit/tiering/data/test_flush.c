@@ -39,7 +39,7 @@ START_TEST(content_whose_frames_are_given_up_has_space_as_it_is)
 
     fixture_inline = HT_INLINE_ALWAYS;
     make(2);
-    ck_assert_int_eq(ht_store_mark_feature(s, HT_FEAT_REFUSE_PLANES), 0);
+    ck_assert_int_eq(ht_store_need_features(s, HT_FEAT_REFUSE_PLANES), 0);
     content_bf16(content, FILE_MIB * MIB, 5);
     struct ht_obj *f = object(MIB, 0), *others = object(MIB, 0);
     ht_obj_set_compress(f, true);

@@ -555,7 +555,7 @@ START_TEST(a_step_keeps_to_its_budget)
     teardown();
     begin(SMALL);
     compress();
-    ck_assert_int_eq(ht_store_mark_feature(s, HT_FEAT_REFUSE_PLANES), 0);
+    ck_assert_int_eq(ht_store_need_features(s, HT_FEAT_REFUSE_PLANES), 0);
     if (_i) {
         dev_set_delay(dev, 6);
         b.until_ns = ht_now_ns() + 10000000;
@@ -573,7 +573,7 @@ END_TEST
 START_TEST(frames_that_are_not_flushed_are_not_published)
 {
     compress();
-    ck_assert_int_eq(ht_store_mark_feature(s, HT_FEAT_REFUSE_PLANES), 0);
+    ck_assert_int_eq(ht_store_need_features(s, HT_FEAT_REFUSE_PLANES), 0);
     uint64_t before = stored();
     dev_fail(dev, HT_IO_FLUSH, 1, false);
     ck_assert_int_eq(ht_store_compress(s), -EIO);

@@ -36,7 +36,7 @@ static void end(void)
 /* An image with a pattern, as a write makes it. The chunk is held. */
 static void fill_image(void)
 {
-    ck_assert_int_eq(ht_image_extend(obj, chunk, 0, SIZE), 0);
+    ck_assert_int_eq(ht_image_attach(obj, chunk, 0, SIZE, true), 0);
     uint8_t *p = bytes_of(1, SIZE);
     memcpy(ht_arena_data(s->arena, chunk->slot), p, SIZE);
     free(p);
@@ -147,11 +147,11 @@ START_TEST(shared_memory_grows_with_the_object_up_to_its_share)
 {
     open_shm();
     ck_assert_uint_eq(file_size(), SIZE);
-    ck_assert_int_eq(ht_image_extend(obj, chunk, 0, SIZE + 5000), 0);
+    ck_assert_int_eq(ht_image_attach(obj, chunk, 0, SIZE + 5000, true), 0);
     ck_assert_uint_eq(file_size(), SIZE + 5000);
-    ck_assert_int_eq(ht_image_attach(obj, chunk, 0, SIZE + 9000), 0); /* reading never grows it */
+    ck_assert_int_eq(ht_image_attach(obj, chunk, 0, SIZE + 9000, false), 0); /* reading never grows it */
     ck_assert_uint_eq(file_size(), SIZE + 5000);
-    ck_assert_int_eq(ht_image_extend(obj, chunk, 4, 5), -ENOSPC);
+    ck_assert_int_eq(ht_image_attach(obj, chunk, 4, 5, true), -ENOSPC);
     close_shm();
 }
 END_TEST
@@ -164,9 +164,9 @@ START_TEST(a_chunk_after_the_end_gets_an_image_when_the_file_grows)
     open_shm();
     struct ht_chunk *far = ht_chunk_make(obj, FAR);
     ht_chunk_lock_exclusive(obj, far, FAR);
-    ck_assert_int_eq(ht_image_attach(obj, far, FAR, 0), -EINVAL);
+    ck_assert_int_eq(ht_image_attach(obj, far, FAR, 0, false), -EINVAL);
     ck_assert_uint_eq(far->slot, HT_SLOT_NONE);
-    ck_assert_int_eq(ht_image_extend(obj, far, FAR, 100), 0);
+    ck_assert_int_eq(ht_image_attach(obj, far, FAR, 100, true), 0);
     ck_assert_uint_eq(file_size(), FAR * HT_CHUNK_BYTES + 100);
     ck_assert_ptr_eq(ht_arena_data(s->arena, far->slot), ht_shm_chunk_memory(obj, FAR));
     ht_arena_data(s->arena, far->slot)[99] = 7;

@@ -76,7 +76,7 @@ static void mount_other(void)
     ht_claim_free(other.claim);
     other.sb.flags = HT_SUPER_IN_USE;
     other.sb.epoch++;
-    other.rc = ht_super_write_each(&other.sb, devs, count);
+    other.rc = ht_super_write(&other.sb, devs, count, NULL);
 }
 
 static void mount_and_unmount_other(void)
@@ -86,7 +86,7 @@ static void mount_and_unmount_other(void)
         return;
     other.sb.flags = HT_SUPER_CLEAN;
     other.sb.writer = 0;
-    ck_assert_uint_eq(ht_super_write_each(&other.sb, devs, count), 0);
+    ck_assert_uint_eq(ht_super_write(&other.sb, devs, count, NULL), 0);
 }
 
 static void expect_newest(const struct ht_super *sb)
@@ -121,7 +121,7 @@ static bool claim_with(void (*what)(void), unsigned at, unsigned devices)
     if (rc == 0) {
         ht_claim_free(claim);
         sb.flags = HT_SUPER_IN_USE;
-        ck_assert_uint_eq(ht_super_write_each(&sb, devs, count), 0);
+        ck_assert_uint_eq(ht_super_write(&sb, devs, count, NULL), 0);
         expect_newest(&sb);
     } else {
         ck_assert_int_eq(rc, -EBUSY);
@@ -178,7 +178,7 @@ START_TEST(who_was_taken_over_writes_no_superblock)
     ck_assert_int_eq(other.rc, 0);
     ck_assert_int_eq(ht_claim_look(&mine, devs[0], 0), HT_CLAIM_LOST);
     mine.start_pos = 4096;
-    ck_assert_uint_ne(ht_super_write_each(&mine, devs, count), 0);
+    ck_assert_uint_ne(ht_super_write(&mine, devs, count, NULL), 0);
     ck_assert(mine.taken);
     expect_newest(&other.sb);
     drop();

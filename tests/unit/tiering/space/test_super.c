@@ -257,7 +257,7 @@ START_TEST(a_new_format_wins_over_what_was_there)
     struct ht_super_report report;
 
     for (int i = 0; i < 5; i++)
-        ck_assert_uint_eq(ht_super_write_each(&old, &dev, 1), 0);
+        ck_assert_uint_eq(ht_super_write(&old, &dev, 1, NULL), 0);
     sb = format(&dev, 1);
     ck_assert_uint_gt(sb.generation, old.generation);
     ck_assert_int_eq(ht_super_read(dev, &got, &report), 0);
@@ -274,7 +274,7 @@ START_TEST(missing_members_are_skipped)
     struct ht_super_report report;
     uint64_t before = sb.generation;
 
-    ck_assert_uint_eq(ht_super_write_each(&sb, one, 2), 0);
+    ck_assert_uint_eq(ht_super_write(&sb, one, 2, NULL), 0);
     ck_assert_int_eq(ht_super_read(devs[0], &got, &report), 0);
     ck_assert_uint_eq(got.generation, before + 1);
     ck_assert_int_eq(ht_super_read(devs[1], &got, &report), 0);
@@ -296,7 +296,7 @@ static void fail_nth(enum ht_io_op op, unsigned nth, bool repeat)
     uint64_t before = sb.generation;
 
     dev_fail(dev, op, nth, repeat);
-    int rc = ht_super_write_each(&sb, &dev, 1);
+    int rc = ht_super_write(&sb, &dev, 1, NULL);
     ck_assert_int_eq(ht_super_read(dev, &got, &report), 0);
     ck_assert(got.generation == before + 1 || (rc && got.generation == before));
     ht_dev_close(dev);
@@ -323,7 +323,7 @@ static void tear_first_write(unsigned stale_mask, unsigned missed)
     struct ht_super_report report;
     uint8_t was[HT_SUPER_COPIES][4096];
 
-    ck_assert_uint_eq(ht_super_write_each(&sb, &dev, 1), 0);
+    ck_assert_uint_eq(ht_super_write(&sb, &dev, 1, NULL), 0);
     for (unsigned c = 0; c < HT_SUPER_COPIES; c++)
         if (stale_mask & 1u << c) { /* an older generation */
             ht_super_encode(&old, copy_bytes(dev, c));
@@ -334,7 +334,7 @@ static void tear_first_write(unsigned stale_mask, unsigned missed)
     sb.generation += missed;
     dev_fail(dev, HT_IO_WRITE, 2, true); /* only the first write gets through */
     dev_fail(dev, HT_IO_FLUSH, 1, true);
-    int rc = ht_super_write_each(&sb, &dev, 1);
+    int rc = ht_super_write(&sb, &dev, 1, NULL);
     ck_assert_int_ne(rc, 0);
     for (unsigned c = 0; c < HT_SUPER_COPIES; c++)
         if (memcmp(was[c], copy_bytes(dev, c), 4096) != 0)
@@ -363,15 +363,15 @@ static void void_then_cut(unsigned nth, unsigned writes, uint64_t seed)
     struct ht_super_report report;
 
     ck_assert_int_eq(dev_set_cache(dev, 0), 0);
-    ck_assert_uint_eq(ht_super_write_each(&sb, &dev, 1), 0);
+    ck_assert_uint_eq(ht_super_write(&sb, &dev, 1, NULL), 0);
     uint64_t durable = sb.generation;
     dev_void_after(dev, nth);
-    if (ht_super_write_each(&sb, &dev, 1) == 0)
+    if (ht_super_write(&sb, &dev, 1, NULL) == 0)
         durable = sb.generation;
     dev_void_after(dev, 0);
     dev_fail(dev, HT_IO_WRITE, writes + 1, true);
     dev_fail(dev, HT_IO_FLUSH, writes > 1 ? 2 : 1, true);
-    if (ht_super_write_each(&sb, &dev, 1) == 0)
+    if (ht_super_write(&sb, &dev, 1, NULL) == 0)
         durable = sb.generation;
     dev_power_off(&dev, 1, seed);
     dev_power_on(dev);

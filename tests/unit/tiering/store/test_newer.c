@@ -136,11 +136,11 @@ START_TEST(a_feature_that_only_readers_may_ignore_refuses_a_writer)
 
     ck_assert_int_eq(ht_super_read(dev, &sb, &report), 0);
     sb.feat_ro = HT_FEAT_RO_KNOWN + 1;
-    ck_assert_uint_eq(ht_super_write_each(&sb, &dev, 1), 0);
+    ck_assert_uint_eq(ht_super_write(&sb, &dev, 1, NULL), 0);
     expect_read_only(oid);
     sb.feat_ro = HT_FEAT_RO_KNOWN;
     sb.feat_ignore = 1;
-    ck_assert_uint_eq(ht_super_write_each(&sb, &dev, 1), 0);
+    ck_assert_uint_eq(ht_super_write(&sb, &dev, 1, NULL), 0);
     ck_assert_int_eq(open_store(false, false), 0);
     done();
 }
