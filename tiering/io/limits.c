@@ -6,10 +6,9 @@
  * needs cutting, and lets a thread of its own do it instead. That costs two switches, and order.
  */
 #include "tiering/io/io_priv.h"
+#include "tiering/sys/below.h"
 
-#include <inttypes.h>
 #include <stdio.h>
-#include <sys/sysmacros.h>
 
 #define PAGE_BYTES 4096u
 
@@ -20,15 +19,9 @@ uint64_t ht_queue_limit(dev_t number, const char *name)
     uint64_t value = 0;
 
     for (unsigned i = 0; i < HT_ARRAY_SIZE(of) && value == 0; i++) {
-        char path[128];
-        FILE *f;
-        snprintf(path, sizeof(path), "/sys/dev/block/%u:%u/%s/%s", major(number), minor(number), of[i], name);
-        f = fopen(path, "re");
-        if (!f)
-            continue;
-        if (fscanf(f, "%" SCNu64, &value) != 1)
-            value = 0;
-        fclose(f);
+        char path[64];
+        snprintf(path, sizeof(path), "%s/%s", of[i], name);
+        value = ht_block_number(number, path);
     }
     return value;
 }

@@ -48,13 +48,6 @@
 /* A short wait is printed on a terminal only: scripts compare the output of programs. */
 #define PATIENCE_MS 3000u
 
-static void sleep_ms(unsigned ms)
-{
-    struct timespec ts = {ms / 1000, (long)(ms % 1000) * 1000000};
-
-    nanosleep(&ts, NULL);
-}
-
 static int lock_file(int fd, bool rdonly)
 {
     struct flock weaker = {.l_type = rdonly ? F_RDLCK : F_WRLCK};
@@ -215,7 +208,7 @@ static int open_held(struct source *s, int flags, struct ht_dev *dev)
             report_waiting(s->busy, flags);
             reported = true;
         }
-        sleep_ms(RETRY_MS);
+        nanosleep(&(struct timespec){.tv_nsec = RETRY_MS * 1000000L}, NULL);
     }
 }
 

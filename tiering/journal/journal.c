@@ -107,12 +107,6 @@ static void frame_list_free(struct ht_frame_buf *f)
 
 /* --------------------------------------------------------------- new, free */
 
-static int new_memory(struct ht_journal *j)
-{
-    j->piece = aligned_alloc(HT_BLOCK_BYTES, HT_LOG_PIECE_BYTES);
-    return j->piece ? 0 : -ENOMEM;
-}
-
 int ht_journal_new(const struct ht_journal_config *config, struct ht_journal **out_journal)
 {
     struct ht_journal *j = calloc(1, sizeof(*j));
@@ -128,10 +122,10 @@ int ht_journal_new(const struct ht_journal_config *config, struct ht_journal **o
     ht_mutex_init(&j->lock, HT_LOCK_JOURNAL);
     pthread_cond_init(&j->progress, NULL);
     pthread_cond_init(&j->space, NULL);
-    int rc = new_memory(j);
-    if (rc) {
+    j->piece = aligned_alloc(HT_BLOCK_BYTES, HT_LOG_PIECE_BYTES);
+    if (!j->piece) {
         ht_journal_abandon(j);
-        return rc;
+        return -ENOMEM;
     }
     *out_journal = j;
     return 0;

@@ -80,21 +80,11 @@ struct batch {
     unsigned count;
 };
 
-static struct batch batch_begin(const struct ht_journal *j)
-{
-    return (struct batch){.ring = ht_ring_mine(j->config.rings)};
-}
-
-static void batch_wait(struct ht_journal *j, struct batch *b)
-{
-    for (unsigned i = 0; i < b->count; i++)
-        (void)ht_ring_wait(b->ring, &j->io[i]);
-}
-
 /* Waits for the requests of the batch, and drops copies with failed requests. */
 static void batch_finish(struct ht_journal *j, struct batch *b, const char *what)
 {
-    batch_wait(j, b);
+    for (unsigned i = 0; i < b->count; i++)
+        (void)ht_ring_wait(b->ring, &j->io[i]);
     for (unsigned i = 0; i < b->count; i++) {
         int rc = j->io[i].result ? j->io[i].result : ht_fault(HT_FAULT_JOURNAL_WRITE);
         if (rc)
@@ -114,7 +104,7 @@ static void batch_add(struct ht_journal *j, struct batch *b, unsigned copy, stru
 /* Writes to these copies (bits), if they are in use. */
 static void write_copies(struct ht_journal *j, unsigned copies, uint64_t pos, uint8_t *mem, uint64_t bytes)
 {
-    struct batch b = batch_begin(j);
+    struct batch b = {.ring = ht_ring_mine(j->config.rings)};
 
     for (uint64_t at = 0; at < bytes;) {
         uint32_t len = 0;

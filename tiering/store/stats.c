@@ -163,11 +163,11 @@ uint64_t ht_store_available(struct ht_store *s)
 
 /* ------------------------------------------------------------------ walk */
 
-static int by_oid(const void *a, const void *b)
+static int by_number(const void *a, const void *b)
 {
-    const struct ht_obj *x = *(struct ht_obj *const *)a, *y = *(struct ht_obj *const *)b;
+    uint64_t x = *(const uint64_t *)a, y = *(const uint64_t *)b;
 
-    return x->oid < y->oid ? -1 : x->oid > y->oid;
+    return x < y ? -1 : x > y;
 }
 
 static int walk_object(struct ht_obj *o, int (*fn)(void *, const struct ht_chunk_info *), void *ctx)
@@ -207,21 +207,17 @@ static int walk_object(struct ht_obj *o, int (*fn)(void *, const struct ht_chunk
 /* For fsck, whose store has no other thread. */
 int ht_store_walk(struct ht_store *s, int (*fn)(void *ctx, const struct ht_chunk_info *info), void *ctx)
 {
-    HT_UNSHARED(HT_LOCK_STORE);
-    struct ht_obj **objs = malloc((s->objects.count + 1) * sizeof(*objs));
-    size_t n = 0;
+    uint64_t *oids;
+    size_t count;
+    int rc = ht_store_oids(s, &oids, &count);
 
-    if (!objs)
-        return -ENOMEM;
-    /* bounded: the same */
-    for (size_t b = 0; b < s->objects.table.count; b++)
-        for (struct ht_obj *o = *ht_bucket_at(&s->objects.table, b); o; o = o->next)
-            objs[n++] = o;
-    qsort(objs, n, sizeof(*objs), by_oid);
-    int rc = 0;
-    for (size_t i = 0; !rc && i < n; i++)
-        rc = walk_object(objs[i], fn, ctx);
-    free(objs);
+    if (rc)
+        return rc;
+    HT_UNSHARED(HT_LOCK_STORE);
+    qsort(oids, count, sizeof(*oids), by_number);
+    for (size_t i = 0; !rc && i < count; i++)
+        rc = walk_object(ht_obj_find_locked(s, oids[i]), fn, ctx);
+    free(oids);
     return rc;
 }
 

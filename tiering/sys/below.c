@@ -38,7 +38,7 @@ static bool read_line(dev_t number, const char *name, char *buf, size_t cap)
     return ok;
 }
 
-static uint64_t read_number(dev_t number, const char *name)
+uint64_t ht_block_number(dev_t number, const char *name)
 {
     char line[64];
 
@@ -117,7 +117,7 @@ static bool ask_path(dev_t number, struct loop *out)
     out->device = st.st_dev;
     out->inode = st.st_ino;
     out->rdevice = S_ISBLK(st.st_mode) ? st.st_rdev : 0;
-    out->reads_only = read_number(number, "ro") != 0;
+    out->reads_only = ht_block_number(number, "ro") != 0;
     return true;
 }
 
@@ -127,8 +127,8 @@ static bool loop_of(dev_t number, struct loop *out)
     *out = (struct loop){.offset = 0};
     if (!read_line(number, "loop/backing_file", out->path, sizeof(out->path)))
         return false;
-    out->offset = read_number(number, "loop/offset");
-    out->limit = read_number(number, "loop/sizelimit");
+    out->offset = ht_block_number(number, "loop/offset");
+    out->limit = ht_block_number(number, "loop/sizelimit");
     return ask_device(number, out) || ask_path(number, out);
 }
 
@@ -178,8 +178,8 @@ static int add_loop(struct ht_below *b, const struct ht_bytes *up, const struct 
 
 static int add_whole(struct ht_below *b, const struct ht_bytes *up)
 {
-    uint64_t start = read_number(up->device, "start") * SECTOR_BYTES;
-    uint64_t size = read_number(up->device, "size") * SECTOR_BYTES;
+    uint64_t start = ht_block_number(up->device, "start") * SECTOR_BYTES;
+    uint64_t size = ht_block_number(up->device, "size") * SECTOR_BYTES;
     struct ht_bytes down = {.begin = add(start, up->begin), .end = add(start, ht_min_u64(up->end, size))};
     char line[64];
 

@@ -40,6 +40,8 @@ int ht_below_find(const struct stat *st, struct ht_below *out) HT_MUST_CHECK;
  * writing: also one that only reads counts. 0: there is none that can be seen.
  */
 int ht_below_other_loop(const struct ht_below *b, bool writing, char out_name[NAME_MAX + 1]) HT_MUST_CHECK;
+/* A number that sysfs has of a block device, below its folder; 0: none. */
+uint64_t ht_block_number(dev_t number, const char *name);
 /* The file lies on a file system of this machine alone, where its lock excludes all others. */
 bool ht_below_is_local(int fd);
 

@@ -338,13 +338,6 @@ static void publish_touched(struct ht_obj *o, struct ht_slice *slice, void *ctx)
     keep_room(o, p->tx, slice);
 }
 
-/* Everything that changed during a publication in slices, once it is little enough. */
-static void publish_changes(struct ht_scope_changes *c, struct publication *p) HT_REQUIRES(HT_LOCK_STORE)
-{
-    for (unsigned i = 0; i < c->count; i++)
-        publish_touched(c->obj[i], NULL, p);
-}
-
 static void publish_all(struct publication *p, struct ht_slice *slice) HT_REQUIRES(HT_LOCK_STORE)
 {
     if (!p->obj)
@@ -380,8 +373,9 @@ static void publish_in_slices(struct publication *p) HT_REQUIRES(HT_LOCK_STORE)
     } while (slice.ended && (changes.more || found_bytes(&changes) - before > AT_ONCE_BYTES) && ++times < TIMES_MAX);
     if (slice.ended && (changes.more || p->obj))
         publish_all(p, NULL);
-    else if (slice.ended)
-        publish_changes(&changes, p);
+    else
+        for (unsigned i = 0; slice.ended && i < changes.count; i++)
+            publish_touched(changes.obj[i], NULL, p);
     ht_scope_changes_end(&changes);
 }
 
