@@ -202,8 +202,8 @@ static void note_used(struct ht_arena *a, uint32_t n, int sign) HT_REQUIRES(HT_L
 {
     uint64_t bytes = (uint64_t)(sign * (int64_t)ht_arena_slot_bytes(a, n));
 
-    a->used_bytes += bytes;
-    a->used_on[a->slot[n / HT_SLOT_SUBS].numa_index] += bytes;
+    a->sums.used_bytes += bytes;
+    a->sums.used_on[a->slot[n / HT_SLOT_SUBS].numa_index] += bytes;
 }
 
 static uint16_t mask_of(uint32_t first, uint32_t subs)
@@ -507,29 +507,19 @@ uint32_t ht_arena_next_used(struct ht_arena *a, uint32_t *hand)
     return HT_SLOT_NONE;
 }
 
+const struct ht_arena_sums *ht_arena_sums(const struct ht_arena *a)
+{
+    return &a->sums;
+}
+
 uint64_t ht_arena_bytes(const struct ht_arena *a)
 {
     return (uint64_t)a->slots << HT_SLOT_SHIFT;
 }
 
-uint64_t ht_arena_used_bytes(const struct ht_arena *a)
-{
-    return a->used_bytes;
-}
-
 uint32_t ht_arena_free_slots(const struct ht_arena *a)
 {
     return a->free_slots - (uint32_t)ht_min_u64(a->free_slots, a->spare);
-}
-
-uint64_t ht_arena_used_on(const struct ht_arena *a, unsigned place)
-{
-    return a->used_on[place];
-}
-
-uint64_t ht_arena_dirty_on(const struct ht_arena *a, unsigned place)
-{
-    return a->dirty_on[place];
 }
 
 int ht_arena_numa_index(const struct ht_arena *a, uint32_t slot)

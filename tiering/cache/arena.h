@@ -100,8 +100,6 @@ void ht_arena_mark_readahead(struct ht_arena *a, uint32_t slot) HT_REQUIRES(HT_L
 /* How many images were read ahead, how many of these were used, and how many were evicted before. */
 void ht_arena_readahead_stats(const struct ht_arena *a, uint64_t *out_chunks, uint64_t *out_hits, uint64_t *out_wasted)
     HT_REQUIRES(HT_LOCK_STORE);
-/* The part of these that is not used yet. */
-uint64_t ht_arena_readahead_bytes(const struct ht_arena *a) HT_REQUIRES(HT_LOCK_STORE);
 /* A caller used it. */
 void ht_arena_use(struct ht_arena *a, uint32_t slot) HT_REQUIRES(HT_LOCK_STORE);
 /* It goes before other images: no second chance, and no place in the working set. */
@@ -183,13 +181,9 @@ void ht_arena_unpin(struct ht_arena *a, uint32_t slot) HT_REQUIRES(HT_LOCK_STORE
 /* So many bytes found no room: other images of the protected set leave it to them. The next pin, and 0, end that. */
 void ht_arena_want_pinned(struct ht_arena *a, uint64_t bytes) HT_REQUIRES(HT_LOCK_STORE);
 bool ht_arena_has_pinned_room(const struct ht_arena *a) HT_REQUIRES(HT_LOCK_STORE);
-uint64_t ht_arena_pinned_bytes(const struct ht_arena *a) HT_REQUIRES(HT_LOCK_STORE);
 /* Protects a waiting image, if there is any room in the protected set. */
 void ht_arena_protect_waiting(struct ht_arena *a, uint32_t slot) HT_REQUIRES(HT_LOCK_STORE);
 void ht_arena_unprotect(struct ht_arena *a, uint32_t slot) HT_REQUIRES(HT_LOCK_STORE);
-/* Bytes of slots with a protected image; and of other slots with one of the working set. */
-uint64_t ht_arena_protected_bytes(const struct ht_arena *a) HT_REQUIRES(HT_LOCK_STORE);
-uint64_t ht_arena_workingset_bytes(const struct ht_arena *a) HT_REQUIRES(HT_LOCK_STORE);
 /* Bytes that the clock may evict, or that are unused. */
 uint64_t ht_arena_moving_bytes(const struct ht_arena *a) HT_REQUIRES(HT_LOCK_STORE);
 /* Dirty, and evictable by the clock: it has to be written first. */
@@ -231,14 +225,21 @@ void ht_dirty_walk_skip_list(struct ht_dirty_walk *w);
 /* For checks: the next used slot from *hand on; HT_SLOT_NONE after a whole round of unused ones. */
 uint32_t ht_arena_next_used(struct ht_arena *a, uint32_t *hand) HT_REQUIRES(HT_LOCK_STORE);
 
+/* Bytes of images, as they are while the lock is held. */
+struct ht_arena_sums {
+    uint64_t used_bytes, used_on[HT_NODES_MAX]; /* all; from the node at each place */
+    /* Whole slots: with a protected image, and others with one of the working set. */
+    uint64_t protected_bytes, workingset_bytes;
+    uint64_t waiting_bytes, pinned_bytes;
+    uint64_t readahead_bytes; /* read ahead, and not used yet */
+    uint64_t passing_dirty_bytes,
+        durable_dirty_bytes;         /* dirty, neither protected nor of the working set: all, durable */
+    uint64_t dirty_on[HT_NODES_MAX]; /* all of these, from the node at each place */
+};
+const struct ht_arena_sums *ht_arena_sums(const struct ht_arena *a) HT_REQUIRES(HT_LOCK_STORE);
 uint64_t ht_arena_bytes(const struct ht_arena *a);
-uint64_t ht_arena_used_bytes(const struct ht_arena *a) HT_REQUIRES(HT_LOCK_STORE);
 /* Unused whole slots, except a few that are kept for requests of their node. */
 uint32_t ht_arena_free_slots(const struct ht_arena *a) HT_REQUIRES(HT_LOCK_STORE);
-/* Bytes of used slots that come from the node at a place. */
-uint64_t ht_arena_used_on(const struct ht_arena *a, unsigned place) HT_REQUIRES(HT_LOCK_STORE);
-/* And of dirty slots that pass through. */
-uint64_t ht_arena_dirty_on(const struct ht_arena *a, unsigned place) HT_REQUIRES(HT_LOCK_STORE);
 /* The place of an image's memory; HT_NUMA_INDEX_ANY: an external one's. */
 int ht_arena_numa_index(const struct ht_arena *a, uint32_t slot);
 /* Heap for descriptors: of slots, images and external ones, and of images that went. */

@@ -79,22 +79,18 @@ struct ht_arena {
     struct ht_slot_list free[HT_NODES_MAX], room[HT_NODES_MAX][HT_PIECE_LENGTHS];
     /* Slots with an image of that kind; dirty ones by node, the others at 0. */
     struct ht_slot_list list[HT_IMAGE_LISTS][HT_NODES_MAX];
-    struct ht_slot_list final[HT_NODES_MAX];                /* slots with a final image, by node */
-    uint64_t used_on[HT_NODES_MAX], dirty_on[HT_NODES_MAX]; /* dirty: in passing images */
-    uint64_t used_bytes, protected_bytes, workingset_bytes; /* the last two: whole slots */
-    uint64_t protected_max;                                 /* for both */
-    uint64_t waiting_bytes, waiting_expected;               /* waiting images: there, and in a whole step */
-    uint64_t pinned_bytes, pinned_wanted;                   /* pinned images: there, and without room */
-    uint64_t passing_dirty_bytes,
-        durable_dirty_bytes; /* dirty, neither protected nor of the working set: all, durable */
-    bool forced;             /* the request that is running heeds no working set */
-    bool is_ahead;           /* it evicts only images that are needed later than ... */
-    uint8_t ahead_place;     /* ... this, modulo HT_ORDER_PLACES */
-    uint32_t chances;        /* images that it may still pass because they were used */
-    uint64_t passed;         /* slots that the clock has passed for it */
-    unsigned turn;           /* the node where the next walk over dirty images begins */
-    uint32_t short_for;      /* images to come until it is forgotten that one found no room */
-    uint64_t readahead_chunks, readahead_hits, readahead_wasted, readahead_bytes;
+    struct ht_slot_list final[HT_NODES_MAX]; /* slots with a final image, by node */
+    struct ht_arena_sums sums;
+    uint64_t protected_max;                   /* for the protected set and the working set */
+    uint64_t waiting_expected, pinned_wanted; /* waiting images of a whole step; pinned ones without room */
+    bool forced;                              /* the request that is running heeds no working set */
+    bool is_ahead;                            /* it evicts only images that are needed later than ... */
+    uint8_t ahead_place;                      /* ... this, modulo HT_ORDER_PLACES */
+    uint32_t chances;                         /* images that it may still pass because they were used */
+    uint64_t passed;                          /* slots that the clock has passed for it */
+    unsigned turn;                            /* the node where the next walk over dirty images begins */
+    uint32_t short_for;                       /* images to come until it is forgotten that one found no room */
+    uint64_t readahead_chunks, readahead_hits, readahead_wasted;
     struct ht_workingset workingset;
     struct ht_order order;
     struct ht_slot *slot;

@@ -47,9 +47,9 @@ static void charge(struct ht_arena *a, const struct ht_slot *s, int sign)
     uint64_t bytes = (uint64_t)(sign * (int64_t)(1u << HT_SLOT_SHIFT));
 
     if (s->images[HT_IMAGE_PROTECTED])
-        a->protected_bytes += bytes;
+        a->sums.protected_bytes += bytes;
     else if (s->images[HT_IMAGE_WORKINGSET])
-        a->workingset_bytes += bytes;
+        a->sums.workingset_bytes += bytes;
 }
 
 /* Adds (1) or subtracts (-1) an image's part of the dirty bytes that pass through. */
@@ -57,10 +57,10 @@ static void count_dirty(struct ht_arena *a, uint32_t n, int sign) HT_REQUIRES(HT
 {
     uint64_t bytes = (uint64_t)(sign * (int64_t)ht_arena_slot_bytes(a, n));
 
-    a->passing_dirty_bytes += bytes;
-    a->dirty_on[a->slot[n / HT_SLOT_SUBS].numa_index] += bytes;
+    a->sums.passing_dirty_bytes += bytes;
+    a->sums.dirty_on[a->slot[n / HT_SLOT_SUBS].numa_index] += bytes;
     if (a->image[n].durable)
-        a->durable_dirty_bytes += bytes;
+        a->sums.durable_dirty_bytes += bytes;
 }
 
 /* Adds (1) or subtracts (-1) an image as what it is now: before and after each change of that. */
@@ -126,18 +126,18 @@ static uint64_t awaited_bytes(const struct ht_arena *a)
 {
     uint64_t expected = ht_min_u64(a->waiting_expected, a->protected_max);
 
-    return expected - ht_min_u64(a->waiting_bytes, expected) + a->pinned_wanted;
+    return expected - ht_min_u64(a->sums.waiting_bytes, expected) + a->pinned_wanted;
 }
 
 /* Is there room in the protected set for the content of a slot, up to so many bytes? */
 static bool has_share(const struct ht_arena *a, const struct ht_slot *s, uint64_t others, uint64_t most)
 {
-    return s->images[HT_IMAGE_PROTECTED] || a->protected_bytes + others + (1u << HT_SLOT_SHIFT) <= most;
+    return s->images[HT_IMAGE_PROTECTED] || a->sums.protected_bytes + others + (1u << HT_SLOT_SHIFT) <= most;
 }
 
 bool ht_arena_has_protected_room(const struct ht_arena *a)
 {
-    return a->protected_bytes + awaited_bytes(a) + (1u << HT_SLOT_SHIFT) <= a->protected_max;
+    return a->sums.protected_bytes + awaited_bytes(a) + (1u << HT_SLOT_SHIFT) <= a->protected_max;
 }
 
 void ht_arena_expect_waiting(struct ht_arena *a, uint64_t bytes)
@@ -147,7 +147,7 @@ void ht_arena_expect_waiting(struct ht_arena *a, uint64_t bytes)
 
 bool ht_arena_lacks_waiting_room(const struct ht_arena *a)
 {
-    return a->protected_bytes + awaited_bytes(a) > a->protected_max;
+    return a->sums.protected_bytes + awaited_bytes(a) > a->protected_max;
 }
 
 bool ht_arena_may_protect(const struct ht_arena *a, uint32_t n)
@@ -167,12 +167,12 @@ void ht_arena_protect_waiting(struct ht_arena *a, uint32_t n)
         return;
     ht_arena_protect(a, n);
     a->image[n].waiting = true;
-    a->waiting_bytes += ht_arena_slot_bytes(a, n);
+    a->sums.waiting_bytes += ht_arena_slot_bytes(a, n);
 }
 
 static void wait_no_more(struct ht_arena *a, uint32_t n) HT_REQUIRES(HT_LOCK_STORE)
 {
-    a->waiting_bytes -= a->image[n].waiting ? ht_arena_slot_bytes(a, n) : 0;
+    a->sums.waiting_bytes -= a->image[n].waiting ? ht_arena_slot_bytes(a, n) : 0;
     a->image[n].waiting = false;
 }
 
@@ -190,8 +190,8 @@ bool ht_arena_has_pinned_room(const struct ht_arena *a)
 {
     uint64_t slot = 1u << HT_SLOT_SHIFT;
 
-    return a->pinned_bytes + slot <= ht_arena_pinned_max(ht_arena_bytes(a)) &&
-        a->protected_bytes + slot <= ht_arena_protected_max(ht_arena_bytes(a));
+    return a->sums.pinned_bytes + slot <= ht_arena_pinned_max(ht_arena_bytes(a)) &&
+        a->sums.protected_bytes + slot <= ht_arena_protected_max(ht_arena_bytes(a));
 }
 
 bool ht_arena_pin(struct ht_arena *a, uint32_t n)
@@ -199,20 +199,20 @@ bool ht_arena_pin(struct ht_arena *a, uint32_t n)
     if (ht_arena_is_external(a, n) || a->image[n].pinned)
         return true;
     uint32_t bytes = ht_arena_slot_bytes(a, n);
-    if (a->pinned_bytes + bytes > ht_arena_pinned_max(ht_arena_bytes(a)) ||
+    if (a->sums.pinned_bytes + bytes > ht_arena_pinned_max(ht_arena_bytes(a)) ||
         !has_share(a, &a->slot[n / HT_SLOT_SUBS], 0, ht_arena_protected_max(ht_arena_bytes(a))))
         return false;
     wait_no_more(a, n);
     set_protected(a, n, true);
     a->image[n].pinned = true;
-    a->pinned_bytes += bytes;
+    a->sums.pinned_bytes += bytes;
     a->pinned_wanted = 0;
     return true;
 }
 
 static void pin_no_more(struct ht_arena *a, uint32_t n) HT_REQUIRES(HT_LOCK_STORE)
 {
-    a->pinned_bytes -= a->image[n].pinned ? ht_arena_slot_bytes(a, n) : 0;
+    a->sums.pinned_bytes -= a->image[n].pinned ? ht_arena_slot_bytes(a, n) : 0;
     a->image[n].pinned = false;
 }
 
@@ -226,28 +226,13 @@ void ht_arena_unpin(struct ht_arena *a, uint32_t n)
 
 void ht_arena_want_pinned(struct ht_arena *a, uint64_t bytes)
 {
-    a->pinned_wanted = ht_min_u64(bytes, ht_arena_pinned_max(ht_arena_bytes(a)) - a->pinned_bytes);
-}
-
-uint64_t ht_arena_pinned_bytes(const struct ht_arena *a)
-{
-    return a->pinned_bytes;
-}
-
-uint64_t ht_arena_protected_bytes(const struct ht_arena *a)
-{
-    return a->protected_bytes;
-}
-
-uint64_t ht_arena_workingset_bytes(const struct ht_arena *a)
-{
-    return a->workingset_bytes;
+    a->pinned_wanted = ht_min_u64(bytes, ht_arena_pinned_max(ht_arena_bytes(a)) - a->sums.pinned_bytes);
 }
 
 uint64_t ht_arena_moving_bytes(const struct ht_arena *a)
 {
-    uint64_t held = a->protected_bytes + a->workingset_bytes +
-        a->passing_dirty_bytes; /* a dirty piece may be in a slot that is protected */
+    uint64_t held = a->sums.protected_bytes + a->sums.workingset_bytes +
+        a->sums.passing_dirty_bytes; /* a dirty piece may be in a slot that is protected */
 
     return ht_arena_bytes(a) - ht_min_u64(held, ht_arena_bytes(a));
 }
@@ -257,7 +242,7 @@ void ht_eviction_join_workingset(struct ht_arena *a, uint32_t n)
     const struct ht_slot *s = &a->slot[n / HT_SLOT_SUBS];
 
     if (s->images[HT_IMAGE_WORKINGSET] ||
-        has_share(a, s, a->workingset_bytes + ht_order_hint_bytes(a), a->protected_max))
+        has_share(a, s, a->sums.workingset_bytes + ht_order_hint_bytes(a), a->protected_max))
         set_workingset(a, n, true);
 }
 
@@ -362,7 +347,7 @@ static void readahead_no_more(struct ht_arena *a, uint32_t n) HT_REQUIRES(HT_LOC
 {
     struct ht_image *im = ht_arena_image(a, n);
 
-    a->readahead_bytes -= im->readahead ? ht_arena_slot_bytes(a, n) : 0;
+    a->sums.readahead_bytes -= im->readahead ? ht_arena_slot_bytes(a, n) : 0;
     im->readahead = false;
 }
 
@@ -370,12 +355,7 @@ void ht_arena_mark_readahead(struct ht_arena *a, uint32_t n)
 {
     a->image[n].readahead = true;
     a->readahead_chunks++;
-    a->readahead_bytes += ht_arena_slot_bytes(a, n);
-}
-
-uint64_t ht_arena_readahead_bytes(const struct ht_arena *a)
-{
-    return a->readahead_bytes;
+    a->sums.readahead_bytes += ht_arena_slot_bytes(a, n);
 }
 
 void ht_arena_readahead_stats(const struct ht_arena *a, uint64_t *out_chunks, uint64_t *out_hits, uint64_t *out_wasted)
@@ -441,7 +421,8 @@ void ht_eviction_forget(struct ht_arena *a, uint32_t n)
 /* The protected set takes its room from the working set. */
 static bool may_stay_in_workingset(const struct ht_arena *a, const struct ht_image *im)
 {
-    return !a->forced && a->protected_bytes + a->workingset_bytes + ht_order_hint_bytes(a) <= a->protected_max &&
+    return !a->forced &&
+        a->sums.protected_bytes + a->sums.workingset_bytes + ht_order_hint_bytes(a) <= a->protected_max &&
         !ht_workingset_is_over(&a->workingset, im->used_at);
 }
 
@@ -636,11 +617,11 @@ bool ht_arena_is_short(const struct ht_arena *a)
 
 bool ht_arena_under_pressure(const struct ht_arena *a)
 {
-    uint64_t moving = ht_arena_bytes(a) - a->protected_bytes;
+    uint64_t moving = ht_arena_bytes(a) - a->sums.protected_bytes;
 
-    if (a->durable_dirty_bytes > moving / 2)
+    if (a->sums.durable_dirty_bytes > moving / 2)
         return true;
-    return a->short_for && a->passing_dirty_bytes > (moving - a->workingset_bytes) / 2;
+    return a->short_for && a->sums.passing_dirty_bytes > (moving - a->sums.workingset_bytes) / 2;
 }
 
 /* The image was made just now, and is not written completely: a writer is still filling it. */

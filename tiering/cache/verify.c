@@ -9,14 +9,7 @@ static uint16_t mask_of(uint32_t first, uint32_t subs)
     return (uint16_t)(((1u << subs) - 1) << first);
 }
 
-struct sums {
-    uint64_t used_bytes, protected_bytes, workingset_bytes, passing_dirty_bytes, durable_dirty_bytes, readahead_bytes;
-    uint64_t waiting_bytes, pinned_bytes;
-    uint64_t used_on[HT_NODES_MAX], dirty_on[HT_NODES_MAX];
-    uint32_t free_slots;
-};
-
-static void check_image(const struct ht_arena *a, uint32_t n, struct sums *sums) HT_REQUIRES(HT_LOCK_STORE)
+static void check_image(const struct ht_arena *a, uint32_t n, struct ht_arena_sums *sums) HT_REQUIRES(HT_LOCK_STORE)
 {
     const struct ht_image *im = &a->image[n];
     uint32_t bytes = ht_arena_slot_bytes(a, n);
@@ -49,7 +42,7 @@ static void check_link(const struct ht_arena *a, uint32_t i, unsigned link)
 }
 
 /* Each image of a slot in use: the slot's counts and, of a split one, its mask of sub-slots. */
-static void check_used_slot(const struct ht_arena *a, uint32_t i, struct sums *sums) HT_REQUIRES(HT_LOCK_STORE)
+static void check_used_slot(const struct ht_arena *a, uint32_t i, struct ht_arena_sums *sums) HT_REQUIRES(HT_LOCK_STORE)
 {
     const struct ht_slot *s = &a->slot[i];
     uint8_t images[HT_IMAGE_KINDS] = {0};
@@ -94,11 +87,11 @@ static void check_list(const struct ht_arena *a, const struct ht_slot_list *l, u
 }
 
 /* The lists are rings of as many slots as belong to them: so no slot is on a wrong one. */
-static void check_lists(struct ht_arena *a, struct sums *sums) HT_REQUIRES(HT_LOCK_STORE)
+static void check_lists(struct ht_arena *a) HT_REQUIRES(HT_LOCK_STORE)
 {
     uint32_t images[HT_IMAGE_LISTS][HT_NODES_MAX] = {0}, planned[HT_ORDER_PLACES] = {0},
              room[HT_NODES_MAX][HT_PIECE_LENGTHS] = {0};
-    uint32_t unused[HT_NODES_MAX] = {0}, final[HT_NODES_MAX] = {0};
+    uint32_t unused[HT_NODES_MAX] = {0}, final[HT_NODES_MAX] = {0}, free_slots = 0;
 
     for (uint32_t i = 0; i < a->slots; i++) {
         const struct ht_slot *s = &a->slot[i];
@@ -125,7 +118,7 @@ static void check_lists(struct ht_arena *a, struct sums *sums) HT_REQUIRES(HT_LO
         assert(a->final[p].count == final[p]);
         check_list(a, &a->free[p], HT_LIST_ROOM);
         assert(a->free[p].count == unused[p]);
-        sums->free_slots += unused[p];
+        free_slots += unused[p];
         for (unsigned k = 0; k < HT_PIECE_LENGTHS; k++) {
             check_list(a, &a->room[p][k], HT_LIST_ROOM);
             assert(a->room[p][k].count == room[p][k]);
@@ -135,6 +128,7 @@ static void check_lists(struct ht_arena *a, struct sums *sums) HT_REQUIRES(HT_LO
             assert(a->list[kind][p].count == images[kind][p]);
         }
     }
+    assert(a->free_slots == free_slots);
 }
 
 static void check_externals(const struct ht_arena *a) HT_REQUIRES(HT_LOCK_STORE)
@@ -155,21 +149,14 @@ static void check_externals(const struct ht_arena *a) HT_REQUIRES(HT_LOCK_STORE)
 
 void ht_arena_verify(struct ht_arena *a)
 {
-    struct sums sums = {0};
+    struct ht_arena_sums sums = {0};
 
     for (uint32_t i = 0; i < a->slots; i++)
         if (a->slot[i].state != HT_SLOT_FREE)
             check_used_slot(a, i, &sums);
-    check_lists(a, &sums);
+    check_lists(a);
     check_externals(a);
-    assert(a->free_slots == sums.free_slots);
-    assert(a->used_bytes == sums.used_bytes);
-    assert(a->protected_bytes == sums.protected_bytes && a->workingset_bytes == sums.workingset_bytes);
     assert(a->protected_max <= ht_arena_protected_max(ht_arena_bytes(a)));
-    assert(a->passing_dirty_bytes == sums.passing_dirty_bytes);
-    assert(a->durable_dirty_bytes == sums.durable_dirty_bytes);
-    assert(a->readahead_bytes == sums.readahead_bytes && a->waiting_bytes == sums.waiting_bytes);
-    assert(a->pinned_bytes == sums.pinned_bytes && a->pinned_bytes <= ht_arena_pinned_max(ht_arena_bytes(a)));
-    assert(memcmp(a->used_on, sums.used_on, sizeof(a->used_on)) == 0);
-    assert(memcmp(a->dirty_on, sums.dirty_on, sizeof(a->dirty_on)) == 0);
+    assert(sums.pinned_bytes <= ht_arena_pinned_max(ht_arena_bytes(a)));
+    assert(memcmp(&a->sums, &sums, sizeof(sums)) == 0);
 }

@@ -190,7 +190,8 @@ int ht_obj_next_use(struct ht_obj *o, uint64_t *out_after_ns)
 /* Without a plan the order of hints alone says whether there is room. */
 static bool has_enough(const struct ht_store *s) HT_REQUIRES(HT_LOCK_STORE)
 {
-    return !s->next_uses.leads && ht_arena_readahead_bytes(s->arena) >= ht_arena_moving_bytes(s->arena) / ROOM_PART;
+    return !s->next_uses.leads &&
+        ht_arena_sums(s->arena)->readahead_bytes >= ht_arena_moving_bytes(s->arena) / ROOM_PART;
 }
 
 bool ht_next_use_fetch(struct ht_store *s, struct ht_forecast_fetch *out, uint64_t *out_place)

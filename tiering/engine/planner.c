@@ -88,7 +88,7 @@ static bool is_news(const struct ht_store *s, uint64_t bytes, uint64_t before) H
 static void note_pinned(struct ht_store *s) HT_REQUIRES(HT_LOCK_STORE)
 {
     struct ht_planner *p = &s->engine->planner;
-    uint64_t bytes = ht_arena_pinned_bytes(s->arena);
+    uint64_t bytes = ht_arena_sums(s->arena)->pinned_bytes;
 
     if (!is_news(s, bytes, p->pinned_bytes))
         return;
@@ -152,7 +152,7 @@ void ht_planner_note(struct ht_obj *o, const struct ht_chunk *c, uint64_t index,
 /* Content that is read early takes room from content that stays. So only a small part may be unused. */
 static bool has_enough(const struct ht_store *s) HT_REQUIRES(HT_LOCK_STORE)
 {
-    return ht_arena_readahead_bytes(s->arena) >= ht_arena_moving_bytes(s->arena) / AHEAD_PART;
+    return ht_arena_sums(s->arena)->readahead_bytes >= ht_arena_moving_bytes(s->arena) / AHEAD_PART;
 }
 
 bool ht_planner_fetch(struct ht_store *s, struct ht_forecast_fetch *out, uint64_t *out_place)
@@ -413,7 +413,7 @@ void ht_store_plan(struct ht_store *s)
     struct ht_planner *p = &s->engine->planner;
 
     ht_store_lock(s);
-    const struct limits l = {p->valid_ns, ht_arena_pinned_bytes(s->arena)};
+    const struct limits l = {p->valid_ns, ht_arena_sums(s->arena)->pinned_bytes};
     enum change change = find_change(p);
     ht_store_unlock(s);
     if (change == KEEP)

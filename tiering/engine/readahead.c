@@ -63,7 +63,7 @@ static bool is_wanted(struct ht_obj *o, struct ht_chunk *c) HT_REQUIRES(HT_LOCK_
  */
 static uint64_t stream_bytes_max(const struct ht_store *s) HT_REQUIRES(HT_LOCK_STORE)
 {
-    uint64_t all = ht_arena_moving_bytes(s->arena) / ARENA_SHARE, used = ht_arena_readahead_bytes(s->arena);
+    uint64_t all = ht_arena_moving_bytes(s->arena) / ARENA_SHARE, used = ht_arena_sums(s->arena)->readahead_bytes;
     uint64_t unused = ht_arena_free_slots(s->arena) * HT_MIB / ARENA_SHARE;
 
     return ht_min_u64(STREAM_BYTES_MAX, ht_max_u64(all - ht_min_u64(used, all), unused));
@@ -368,7 +368,7 @@ static uint32_t prefetch_slot(struct prefetch *p, struct ht_obj *o, struct ht_ch
     uint32_t bytes = ht_chunk_image_bytes(o, c, index, 0);
     int numa_index = ht_chunk_numa_index(o->s, c);
     uint32_t slot = ht_arena_get(a, bytes, 0, numa_index);
-    uint64_t place, used = ht_arena_used_bytes(a);
+    uint64_t place, used = ht_arena_sums(a)->used_bytes;
 
     if (slot != HT_SLOT_NONE || p->evictable_bytes < HT_MIB)
         return slot;
@@ -378,7 +378,7 @@ static uint32_t prefetch_slot(struct prefetch *p, struct ht_obj *o, struct ht_ch
     for (unsigned i = 0; !planned && i < 2 && slot == HT_SLOT_NONE; i++) /* the clock passes used images once */
         slot = ht_arena_get(a, bytes, TRIES, numa_index);
     uint64_t came = slot == HT_SLOT_NONE ? 0 : ht_arena_slot_bytes(a, slot);
-    p->evictable_bytes -= ht_min_u64(used + came - ht_arena_used_bytes(a), p->evictable_bytes);
+    p->evictable_bytes -= ht_min_u64(used + came - ht_arena_sums(a)->used_bytes, p->evictable_bytes);
     return slot;
 }
 

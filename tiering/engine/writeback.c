@@ -132,7 +132,7 @@ static bool is_needed(struct ht_store *s, int numa_index)
 {
     ht_store_lock(s);
     bool needed = !s->waits.stopping && ht_arena_under_pressure(s->arena) &&
-        (numa_index == HT_NUMA_INDEX_ANY || ht_arena_dirty_on(s->arena, (unsigned)numa_index));
+        (numa_index == HT_NUMA_INDEX_ANY || ht_arena_sums(s->arena)->dirty_on[numa_index]);
     ht_store_unlock(s);
     return needed;
 }

@@ -99,8 +99,8 @@ int64_t ht_obj_pinnable_bytes(struct ht_obj *o)
             own += ht_arena_slot_bytes(o->s->arena, c->slot);
         ht_slice_next(o->s, &slice);
     }
-    own = ht_min_u64(own, ht_arena_pinned_bytes(o->s->arena)); /* another thread may have unpinned some */
-    uint64_t room = ht_arena_pinned_max(ht_arena_bytes(o->s->arena)) - ht_arena_pinned_bytes(o->s->arena) + own;
+    own = ht_min_u64(own, ht_arena_sums(o->s->arena)->pinned_bytes); /* another thread may have unpinned some */
+    uint64_t room = ht_arena_pinned_max(ht_arena_bytes(o->s->arena)) - ht_arena_sums(o->s->arena)->pinned_bytes + own;
     uint64_t size = o->s->opts.shm_bytes ? 0 : ht_min_u64(o->size, INT64_MAX / 2); /* it may get memory of its own */
     ht_store_unlock(o->s);
     return (int64_t)room - (int64_t)size;

@@ -62,7 +62,7 @@ void ht_store_node_stat(struct ht_store *s, unsigned place, struct ht_node_stat 
         .away_bytes = ht_pinned_away_bytes(arena, place) + ht_pinned_away_bytes(staging, place),
     };
     ht_store_lock(s);
-    out->dram_used_bytes = ht_arena_used_on(s->arena, place);
+    out->dram_used_bytes = ht_arena_sums(s->arena)->used_on[place];
     ht_store_unlock(s);
 }
 
@@ -107,12 +107,12 @@ void ht_store_stats(struct ht_store *s, struct ht_store_stats *out)
     out->lost_chunks = s->objects.lost_chunks;
     out->dram_bytes = ht_arena_bytes(s->arena);
     out->dram_passing_bytes = out->dram_bytes - ht_arena_protected_max(out->dram_bytes);
-    out->dram_used_bytes = ht_arena_used_bytes(s->arena);
+    out->dram_used_bytes = ht_arena_sums(s->arena)->used_bytes;
     out->dram_dirty_bytes = s->flow.dirty_bytes;
-    out->dram_protected_bytes = ht_arena_protected_bytes(s->arena);
+    out->dram_protected_bytes = ht_arena_sums(s->arena)->protected_bytes;
     out->dram_protectable_bytes = ht_arena_protected_max_now(s->arena);
-    out->dram_pinned_bytes = ht_arena_pinned_bytes(s->arena);
-    out->dram_workingset_bytes = ht_arena_workingset_bytes(s->arena);
+    out->dram_pinned_bytes = ht_arena_sums(s->arena)->pinned_bytes;
+    out->dram_workingset_bytes = ht_arena_sums(s->arena)->workingset_bytes;
     out->hits = s->flow.hits;
     out->misses = s->flow.misses;
     out->evictions = s->flow.evictions;

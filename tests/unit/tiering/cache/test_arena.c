@@ -48,7 +48,7 @@ START_TEST(slots_do_not_overlap)
     for (int i = 0; i < 32; i++)
         slot[n++] = get_used(a, 1 << 16, false);
     ck_assert_uint_eq(get_used(a, 1 << 16, false), HT_SLOT_NONE);
-    ck_assert_uint_eq(ht_arena_used_bytes(a), 4 << 20);
+    ck_assert_uint_eq(ht_arena_sums(a)->used_bytes, 4 << 20);
     uint8_t taken[64] = {0};
     for (unsigned i = 0; i < n; i++) {
         ck_assert_uint_ne(slot[i], HT_SLOT_NONE);
@@ -58,7 +58,7 @@ START_TEST(slots_do_not_overlap)
     }
     for (unsigned i = 0; i < n; i++)
         ht_arena_put(a, slot[i]);
-    ck_assert_uint_eq(ht_arena_used_bytes(a), 0);
+    ck_assert_uint_eq(ht_arena_sums(a)->used_bytes, 0);
     ck_assert_uint_eq(ht_arena_free_slots(a), 4);
     ht_arena_free(a);
 }
@@ -296,8 +296,8 @@ START_TEST(slots_are_near_while_there_are_some)
 
     for (int i = 0; i < 8; i++)
         ck_assert_int_eq(place(a, get_near(a, 1 << 20, 0, 1)), 1);
-    ck_assert_uint_eq(ht_arena_used_on(a, 0), 0);
-    ck_assert_uint_eq(ht_arena_used_on(a, 1), 8 << 20);
+    ck_assert_uint_eq(ht_arena_sums(a)->used_on[0], 0);
+    ck_assert_uint_eq(ht_arena_sums(a)->used_on[1], 8 << 20);
     ck_assert_int_eq(place(a, get_near(a, 1 << 20, 0, 1)), 0); /* far, but nothing has to go for it */
     ck_assert_uint_eq(asked, 0);
     ht_arena_free(a);
@@ -446,9 +446,9 @@ static void compare(void)
         used += has[k] != 0;
     for (uint32_t k = 0; k < images_count; k++)
         pieces += ht_arena_next_used(model, &hand) != HT_SLOT_NONE;
-    ck_assert_uint_eq(ht_arena_used_bytes(model), used << 16);
-    ck_assert_uint_eq(ht_arena_protected_bytes(model), protected << 20);
-    ck_assert_uint_eq(ht_arena_workingset_bytes(model), workingset << 20);
+    ck_assert_uint_eq(ht_arena_sums(model)->used_bytes, used << 16);
+    ck_assert_uint_eq(ht_arena_sums(model)->protected_bytes, protected << 20);
+    ck_assert_uint_eq(ht_arena_sums(model)->workingset_bytes, workingset << 20);
     ck_assert_uint_eq(ht_arena_free_slots(model), unused);
     ck_assert_uint_le(protected, ht_arena_protected_max((uint64_t)MODEL_MIB << 20) >> 20);
     ck_assert_uint_eq(pieces, images_count);
@@ -558,7 +558,7 @@ START_TEST(pieces_of_a_length_gather)
         for (uint32_t bytes = 1 << 16; bytes < 1 << 20; bytes *= 2)
             if (i << 16 < 1 << 20 && i * bytes < 1 << 20)
                 ck_assert_uint_ne(get_used(a, bytes, false), HT_SLOT_NONE);
-    ck_assert_uint_eq(ht_arena_used_bytes(a), 4 << 20);
+    ck_assert_uint_eq(ht_arena_sums(a)->used_bytes, 4 << 20);
     ck_assert_uint_eq(ht_arena_free_slots(a), 4);
     ht_arena_free(a);
 }
@@ -596,11 +596,11 @@ START_TEST(one_piece_in_each_slot_gives_way_to_whole_ones)
     for (int i = 0; i < 128; i++)
         if (i % 16)
             ht_arena_put(a, n[i]);
-    ck_assert_uint_eq(ht_arena_used_bytes(a), 8 << 16);
+    ck_assert_uint_eq(ht_arena_sums(a)->used_bytes, 8 << 16);
     ck_assert_uint_eq(ht_arena_free_slots(a), 0);
     for (int i = 0; i < 8; i++)
         ck_assert_uint_ne(get_used(a, 1 << 20, true), HT_SLOT_NONE);
-    ck_assert_uint_eq(ht_arena_used_bytes(a), 8 << 20);
+    ck_assert_uint_eq(ht_arena_sums(a)->used_bytes, 8 << 20);
     ht_arena_free(a);
 }
 END_TEST
@@ -627,7 +627,7 @@ START_TEST(protected_pieces_take_no_more_slots_than_protected_images)
     ck_assert(!ht_arena_may_protect(a, whole));
     if (ht_arena_may_protect(a, more)) /* beside one that is protected it costs nothing */
         ht_arena_protect(a, more);
-    ck_assert_uint_eq(ht_arena_protected_bytes(a), 6 << 20);
+    ck_assert_uint_eq(ht_arena_sums(a)->protected_bytes, 6 << 20);
     ht_arena_free(a);
 }
 END_TEST
@@ -910,7 +910,7 @@ START_TEST(waiting_images_find_the_room_that_was_kept_for_them)
     for (int round = 0; round < 3; round++) {
         for (int i = 14; i < 26; i++) /* two more than expected find no room: nothing is taken from the others */
             ht_arena_protect_waiting(a, n[i]);
-        ck_assert_uint_eq(ht_arena_protected_bytes(a), 24 << 20);
+        ck_assert_uint_eq(ht_arena_sums(a)->protected_bytes, 24 << 20);
         ck_assert(ht_arena_image(a, n[23])->waiting && !ht_arena_image(a, n[24])->protected);
         ht_arena_verify(a);
         for (int i = 14; i < 26; i++) {

@@ -30,7 +30,7 @@ START_TEST(a_piece_takes_what_it_needs_and_leaves_the_rest)
     for (uint32_t i = 0; i < 4; i++)
         for (uint32_t k = 0; k < 3; k++)
             (void)get_clean(a, bytes[k]);
-    ck_assert_uint_eq(ht_arena_used_bytes(a), 4 << 20);
+    ck_assert_uint_eq(ht_arena_sums(a)->used_bytes, 4 << 20);
     ck_assert_uint_eq(ht_arena_get(a, 1 << 16, 0, HT_NUMA_INDEX_ANY), HT_SLOT_NONE);
     ht_arena_verify(a);
     ht_arena_free(a);

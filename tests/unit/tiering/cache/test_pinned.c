@@ -36,7 +36,7 @@ START_TEST(pinned_images_get_room_from_protected_ones)
     ht_arena_want_pinned(a, 3 << 20);
     ck_assert(ht_arena_lacks_waiting_room(a) && !ht_arena_may_protect(a, n[20]));
     ht_arena_unprotect(a, n[31]); /* a pin stays */
-    ck_assert_uint_eq(ht_arena_pinned_bytes(a), 4 << 20);
+    ck_assert_uint_eq(ht_arena_sums(a)->pinned_bytes, 4 << 20);
     for (int i = 0; i < 3; i++)
         ht_arena_unprotect(a, n[i]);
     ck_assert(!ht_arena_lacks_waiting_room(a));
@@ -50,7 +50,7 @@ START_TEST(pinned_images_get_room_from_protected_ones)
     ht_arena_verify(a);
     for (int i = 0; i < 16; i++)
         ht_arena_unpin(a, n[31 - i]);
-    ck_assert_uint_eq(ht_arena_pinned_bytes(a) + ht_arena_protected_bytes(a), 0);
+    ck_assert_uint_eq(ht_arena_sums(a)->pinned_bytes + ht_arena_sums(a)->protected_bytes, 0);
     ht_arena_free(a);
 }
 END_TEST
@@ -67,7 +67,7 @@ START_TEST(the_protected_set_gives_way_but_pins_have_all_of_it)
         if (ht_arena_may_protect(a, n[i]))
             ht_arena_protect(a, n[i]);
     }
-    ck_assert_uint_eq(ht_arena_protected_bytes(a), 24 << 20);
+    ck_assert_uint_eq(ht_arena_sums(a)->protected_bytes, 24 << 20);
     ht_arena_set_protected_max(a, 20 << 20);
     ck_assert_uint_eq(ht_arena_protected_max_now(a), 20 << 20);
     for (int i = 0; i < 4; i++) {

@@ -62,7 +62,7 @@ START_TEST(passes_over_more_than_fits_hit_the_workingset)
         pass(0, sizes[i]);
         for (int n = 0; n < 20; n++)
             ck_assert_uint_ge(pass(0, sizes[i]), WORKINGSET_MAX - 1);
-        ck_assert_uint_eq(ht_arena_workingset_bytes(arena), (uint64_t)WORKINGSET_MAX * CHUNK);
+        ck_assert_uint_eq(ht_arena_sums(arena)->workingset_bytes, (uint64_t)WORKINGSET_MAX * CHUNK);
         ht_arena_free(arena);
     }
 }
@@ -103,7 +103,7 @@ START_TEST(protected_images_take_the_room_of_the_workingset)
         ht_arena_protect(arena, slot_of[8 * SLOTS + i]);
     }
     pass(0, 2 * SLOTS);
-    ck_assert_uint_le(ht_arena_protected_bytes(arena) + ht_arena_workingset_bytes(arena),
+    ck_assert_uint_le(ht_arena_sums(arena)->protected_bytes + ht_arena_sums(arena)->workingset_bytes,
                       (uint64_t)WORKINGSET_MAX * CHUNK);
     for (unsigned i = 0; i < SLOTS / 2; i++)
         ck_assert(use(8 * SLOTS + i));
