@@ -62,12 +62,10 @@ static void revert_xattrs(struct ht_ns *ns, struct ht_ns_inode *i) HT_REQUIRES(H
 {
     for (struct ht_ns_xattr *x = i->xattrs, *next; x; x = next) {
         next = x->next;
-        if (x->state == HT_NS_NEW) {
-            ht_ns_xattr_remove(i, x);
-            ht_ns_xattr_free(ns, x);
-        } else {
+        if (x->state == HT_NS_NEW)
+            ht_ns_xattr_remove(ns, i, x);
+        else
             x->state = HT_NS_CLEAN;
-        }
     }
 }
 

@@ -91,10 +91,8 @@ void ht_ns_fill_stat(struct ht_ns *ns, const struct ht_ns_inode *i, struct stat 
 
 int ht_ns_getattr(struct ht_ns *ns, uint64_t ino, struct stat *out_st)
 {
-    const struct ht_ns_inode *i;
+    const struct ht_ns_inode *i = ht_ns_read_begin(ns, ino);
 
-    ht_rwlock_rdlock(ht_ns_lock(ns));
-    i = ht_ns_inode_live(ns, ino);
     if (i)
         ht_ns_fill_stat(ns, i, out_st);
     ht_rwlock_unlock(ht_ns_lock(ns));
@@ -225,14 +223,10 @@ static int setattr_locked(struct ht_ns_op *op, uint64_t ino, unsigned what, cons
 /* Every write may request that suid is cleared: no transaction if there is none. */
 static bool nothing_to_set(struct ht_ns *ns, uint64_t ino, unsigned what)
 {
-    const struct ht_ns_inode *i;
-    bool nothing;
-
     if (what == 0 || (what & ~(unsigned)(HT_KILL_SUID | HT_KILL_SGID)) != 0)
         return what == 0;
-    ht_rwlock_rdlock(ht_ns_lock(ns));
-    i = ht_ns_inode_live(ns, ino);
-    nothing = !i || without_suid(i->cur.mode, what) == i->cur.mode;
+    const struct ht_ns_inode *i = ht_ns_read_begin(ns, ino);
+    bool nothing = !i || without_suid(i->cur.mode, what) == i->cur.mode;
     ht_rwlock_unlock(ht_ns_lock(ns));
     return nothing;
 }
@@ -296,14 +290,11 @@ static bool atime_due(const struct ht_ns_attr *a, int64_t now)
 bool ht_ns_atime_due(struct ht_ns *ns, uint64_t ino, bool strict)
 {
     int64_t now = ht_ns_now();
-    const struct ht_ns_inode *i;
-    bool due;
 
     if (ht_store_read_only(ns->store))
         return false;
-    ht_rwlock_rdlock(ht_ns_lock(ns));
-    i = ht_ns_inode_live(ns, ino);
-    due = i && !ht_ns_frozen(i) && i->cur.atime_ns != now && (strict || atime_due(&i->cur, now));
+    const struct ht_ns_inode *i = ht_ns_read_begin(ns, ino);
+    bool due = i && !ht_ns_frozen(i) && i->cur.atime_ns != now && (strict || atime_due(&i->cur, now));
     ht_rwlock_unlock(ht_ns_lock(ns));
     return due;
 }
@@ -331,12 +322,10 @@ static void touch_locked(struct ht_ns *ns, struct ht_ns_inode *i, bool written, 
 void ht_ns_touch(struct ht_ns *ns, uint64_t ino, bool written)
 {
     int64_t now = ht_ns_now();
-    bool due;
 
     if (ht_store_read_only(ns->store))
         return;
-    ht_rwlock_rdlock(ht_ns_lock(ns));
-    due = touch_due(ht_ns_inode_live(ns, ino), written, now);
+    bool due = touch_due(ht_ns_read_begin(ns, ino), written, now);
     ht_rwlock_unlock(ht_ns_lock(ns));
     if (!due)
         return;
@@ -384,12 +373,9 @@ static int access_locked(const struct ht_ns_inode *i, int mask, struct ht_cred c
 
 int ht_ns_access(struct ht_ns *ns, uint64_t ino, int mask, struct ht_cred cred, const uint32_t *gids, size_t gid_count)
 {
-    const struct ht_ns_inode *i;
-    int rc;
+    const struct ht_ns_inode *i = ht_ns_read_begin(ns, ino);
+    int rc = !i ? -ESTALE : access_locked(i, mask & (R_OK | W_OK | X_OK), cred, gids, gid_count);
 
-    ht_rwlock_rdlock(ht_ns_lock(ns));
-    i = ht_ns_inode_live(ns, ino);
-    rc = !i ? -ESTALE : access_locked(i, mask & (R_OK | W_OK | X_OK), cred, gids, gid_count);
     ht_rwlock_unlock(ht_ns_lock(ns));
     return rc;
 }

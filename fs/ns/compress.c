@@ -37,12 +37,10 @@ void ht_ns_compress_content(struct ht_ns *ns, const struct ht_ns_inode *i, struc
 static bool answer(void *ctx, uint64_t oid)
 {
     struct ht_ns *ns = ctx;
-    bool may;
 
     if (oid == 0)
         return ns->compress_all || ns->compress_named;
-    ht_rwlock_rdlock(ht_ns_lock(ns));
-    may = may_compress(ns, ht_ns_inode_live(ns, oid));
+    bool may = may_compress(ns, ht_ns_read_begin(ns, oid));
     ht_rwlock_unlock(ht_ns_lock(ns));
     return may;
 }

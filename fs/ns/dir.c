@@ -151,23 +151,18 @@ static int read_slots(const struct ht_ns_dir *d, uint64_t cookie, int (*fn)(void
 int ht_ns_readdir(struct ht_ns *ns, uint64_t dir, uint64_t cookie, int (*fn)(void *ctx, const struct ht_ns_dirent *e),
                   void *ctx)
 {
-    struct ht_ns_inode *i;
-    int rc;
+    struct ht_ns_inode *i = ht_ns_read_begin(ns, dir);
+    int rc = !i ? -ESTALE : !ht_ns_is_dir(i) ? -ENOTDIR : read_slots(i->u.dir, cookie, fn, ctx);
 
-    ht_rwlock_rdlock(ht_ns_lock(ns));
-    i = ht_ns_inode_live(ns, dir);
-    rc = !i ? -ESTALE : !ht_ns_is_dir(i) ? -ENOTDIR : read_slots(i->u.dir, cookie, fn, ctx);
     ht_rwlock_unlock(ht_ns_lock(ns));
     return rc;
 }
 
 uint64_t ht_ns_dir_last(struct ht_ns *ns, uint64_t dir)
 {
-    const struct ht_ns_inode *i;
     uint64_t last = 0;
+    const struct ht_ns_inode *i = ht_ns_read_begin(ns, dir);
 
-    ht_rwlock_rdlock(ht_ns_lock(ns));
-    i = ht_ns_inode_live(ns, dir);
     if (i && ht_ns_is_dir(i) && i->u.dir->next_cookie > 0)
         last = i->u.dir->next_cookie - 1;
     ht_rwlock_unlock(ht_ns_lock(ns));
@@ -188,23 +183,18 @@ static bool sample_is_known(const struct ht_ns_dir *d) HT_REQUIRES_SHARED(HT_LOC
 
 bool ht_ns_entries_known(struct ht_ns *ns, uint64_t dir)
 {
-    const struct ht_ns_inode *i;
-    bool known;
+    const struct ht_ns_inode *i = ht_ns_read_begin(ns, dir);
+    bool known = i && ht_ns_is_dir(i) && sample_is_known(i->u.dir);
 
-    ht_rwlock_rdlock(ht_ns_lock(ns));
-    i = ht_ns_inode_live(ns, dir);
-    known = i && ht_ns_is_dir(i) && sample_is_known(i->u.dir);
     ht_rwlock_unlock(ht_ns_lock(ns));
     return known;
 }
 
 uint64_t ht_ns_parent(struct ht_ns *ns, uint64_t dir)
 {
-    const struct ht_ns_inode *i;
     uint64_t parent = 0;
+    const struct ht_ns_inode *i = ht_ns_read_begin(ns, dir);
 
-    ht_rwlock_rdlock(ht_ns_lock(ns));
-    i = ht_ns_inode_live(ns, dir);
     if (i && ht_ns_is_dir(i) && i->u.dir->self)
         parent = i->u.dir->self->dir->ino;
     ht_rwlock_unlock(ht_ns_lock(ns));

@@ -132,12 +132,9 @@ int ht_ns_kept_check_name(const char *name)
 
 bool ht_ns_is_frozen(struct ht_ns *ns, uint64_t ino)
 {
-    const struct ht_ns_inode *i;
-    bool frozen;
+    const struct ht_ns_inode *i = ht_ns_read_begin(ns, ino);
+    bool frozen = i && ht_ns_frozen(i);
 
-    ht_rwlock_rdlock(ht_ns_lock(ns));
-    i = ht_ns_inode_live(ns, ino);
-    frozen = i && ht_ns_frozen(i);
     ht_rwlock_unlock(ht_ns_lock(ns));
     return frozen;
 }
@@ -186,12 +183,9 @@ static bool read_digest(const struct ht_ns_inode *i, char out[HT_NS_DIGEST_MAX])
 
 int ht_ns_kept_digest(struct ht_ns *ns, uint64_t ino, char out[HT_NS_DIGEST_MAX])
 {
-    const struct ht_ns_inode *i;
-    bool there;
+    const struct ht_ns_inode *i = ht_ns_read_begin(ns, ino);
+    bool there = i && ht_ns_kept_step(ns, ino) && read_digest(i, out);
 
-    ht_rwlock_rdlock(ht_ns_lock(ns));
-    i = ht_ns_inode_live(ns, ino);
-    there = i && ht_ns_kept_step(ns, ino) && read_digest(i, out);
     ht_rwlock_unlock(ht_ns_lock(ns));
     return there ? 0 : -ENODATA;
 }
@@ -202,7 +196,7 @@ static int set_digest(struct ht_ns_op *op, uint64_t ino, const char *value) HT_R
     const struct ht_ns_kept_step *kept = ht_ns_kept_step(op->ns, ino);
     struct ht_ns_inode *i = ht_ns_inode_live(op->ns, ino);
     char present[HT_NS_DIGEST_MAX];
-    struct ht_ns_xattr *x, *old;
+    struct ht_ns_xattr *x;
     int rc;
 
     if (!kept || !i || !is_there(op->ns, kept))
@@ -212,11 +206,7 @@ static int set_digest(struct ht_ns_op *op, uint64_t ino, const char *value) HT_R
     rc = ht_ns_xattr_new(op->ns, HT_NS_DIGEST, sizeof(HT_NS_DIGEST) - 1, value, strlen(value), &x);
     if (rc != 0)
         return rc;
-    old = ht_ns_xattr_find(i, HT_NS_DIGEST, sizeof(HT_NS_DIGEST) - 1);
-    if (old) {
-        ht_ns_xattr_remove(i, old);
-        ht_ns_xattr_free(op->ns, old);
-    }
+    ht_ns_xattr_remove(op->ns, i, ht_ns_xattr_find(i, HT_NS_DIGEST, sizeof(HT_NS_DIGEST) - 1));
     x->state = HT_NS_CLEAN;
     x->next = i->xattrs;
     i->xattrs = x;

@@ -113,10 +113,8 @@ static int inherit_acl(struct ht_ns *ns, struct ht_ns_inode *i, const struct ht_
     if (rc != 0)
         return rc;
     i->cur.mode = (uint16_t)ht_ns_acl_inherit(x->data + x->name_len + 1, x->value_len, i->cur.mode);
-    if (ht_ns_acl_is_plain(ht_ns_xattr_value(x), x->value_len)) {
-        ht_ns_xattr_remove(i, x);
-        ht_ns_xattr_free(ns, x);
-    }
+    if (ht_ns_acl_is_plain(ht_ns_xattr_value(x), x->value_len))
+        ht_ns_xattr_remove(ns, i, x);
     return S_ISDIR(m->mode) ? give_xattr(ns, i, HT_NS_ACL_DEFAULT, d, &x) : 0;
 }
 
@@ -263,13 +261,9 @@ int ht_ns_make_whiteout(struct ht_ns_op *op, const struct ht_ns_inode *dir, stru
  */
 static int check_room(struct ht_ns *ns, uint64_t parent)
 {
-    const struct ht_ns_inode *dir;
-    uint32_t bytes = 0;
+    const struct ht_ns_inode *dir = ht_ns_read_begin(ns, parent);
+    uint32_t bytes = dir ? ht_ns_chunk_bytes(ns, dir) : 0;
 
-    ht_rwlock_rdlock(ht_ns_lock(ns));
-    dir = ht_ns_inode_live(ns, parent);
-    if (dir)
-        bytes = ht_ns_chunk_bytes(ns, dir);
     ht_rwlock_unlock(ht_ns_lock(ns));
     for (bool again = false; !ht_store_has_space(ns->store, bytes); again = true)
         if (ht_store_make_space(ns->store, again) != 0)
@@ -340,11 +334,9 @@ int ht_ns_tmpfile(struct ht_ns *ns, uint64_t dir, mode_t mode, struct ht_cred cr
 
 ssize_t ht_ns_readlink(struct ht_ns *ns, uint64_t ino, char *buf, size_t cap)
 {
-    const struct ht_ns_inode *i;
     ssize_t n = -ESTALE;
+    const struct ht_ns_inode *i = ht_ns_read_begin(ns, ino);
 
-    ht_rwlock_rdlock(ht_ns_lock(ns));
-    i = ht_ns_inode_live(ns, ino);
     if (i && !S_ISLNK(i->cur.mode)) {
         n = -EINVAL;
     } else if (i) {

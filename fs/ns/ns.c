@@ -298,14 +298,11 @@ void ht_ns_forget(struct ht_ns *ns, uint64_t ino, uint64_t n)
 
 enum ht_ns_life ht_ns_life(struct ht_ns *ns, uint64_t ino)
 {
-    const struct ht_ns_inode *i;
-    enum ht_ns_life life;
-
-    ht_rwlock_rdlock(ht_ns_lock(ns));
-    i = ht_ns_inode_live(ns, ino);
-    life = !i                                                               ? HT_NS_DELETED
+    const struct ht_ns_inode *i = ht_ns_read_begin(ns, ino);
+    enum ht_ns_life life = !i                                               ? HT_NS_DELETED
         : i->links == 0 && (i->flags & (HT_NS_UNNAMED | HT_NS_FROZEN)) == 0 ? HT_NS_ORPHAN
                                                                             : HT_NS_NAMED;
+
     ht_rwlock_unlock(ht_ns_lock(ns));
     return life;
 }
@@ -392,10 +389,8 @@ void ht_ns_close(struct ht_ns *ns, uint64_t ino)
 
 int ht_ns_tensor(struct ht_ns *ns, uint64_t ino, struct ht_ns_tensor *out)
 {
-    const struct ht_ns_inode *i;
+    const struct ht_ns_inode *i = ht_ns_read_begin(ns, ino);
 
-    ht_rwlock_rdlock(ht_ns_lock(ns));
-    i = ht_ns_inode_live(ns, ino);
     if (i)
         *out = (struct ht_ns_tensor){.root = ht_ns_root(i)->ino,
                                      .is_root = (i->flags & HT_NS_MODEL_ROOT) != 0,

@@ -241,6 +241,8 @@ void ht_ns_tables_free(struct ht_ns *ns) HT_REQUIRES(HT_LOCK_NAMES); /* and ever
 struct ht_ns_inode *ht_ns_inode_find(struct ht_ns *ns, uint64_t ino) HT_REQUIRES_SHARED(HT_LOCK_NAMES);
 /* The inode if it is found and not stale. */
 struct ht_ns_inode *ht_ns_inode_live(struct ht_ns *ns, uint64_t ino) HT_REQUIRES_SHARED(HT_LOCK_NAMES);
+/* The same: takes the lock, for reading. The caller releases it, whether or not there is one. */
+struct ht_ns_inode *ht_ns_read_begin(struct ht_ns *ns, uint64_t ino) HT_ACQUIRE_SHARED(HT_LOCK_NAMES);
 /* In the table, outside roots, no names; directories get their dir. */
 int ht_ns_inode_new(struct ht_ns *ns, uint64_t ino, uint32_t mode, struct ht_ns_inode **out)
     HT_REQUIRES(HT_LOCK_NAMES) HT_MUST_CHECK;
@@ -288,10 +290,12 @@ void ht_ns_entry_remove(struct ht_ns *ns, struct ht_ns_entry *e) HT_REQUIRES(HT_
 
 int ht_ns_xattr_new(struct ht_ns *ns, const char *name, size_t name_len, const void *value, size_t value_len,
                     struct ht_ns_xattr **out) HT_REQUIRES(HT_LOCK_NAMES) HT_MUST_CHECK;
+/* Of no inode. */
 void ht_ns_xattr_free(struct ht_ns *ns, struct ht_ns_xattr *x) HT_REQUIRES(HT_LOCK_NAMES);
 struct ht_ns_xattr *ht_ns_xattr_find(const struct ht_ns_inode *i, const char *name, size_t len)
     HT_REQUIRES_SHARED(HT_LOCK_NAMES);
-void ht_ns_xattr_remove(struct ht_ns_inode *i, struct ht_ns_xattr *x);
+/* Takes it out, and frees it. NULL: nothing. */
+void ht_ns_xattr_remove(struct ht_ns *ns, struct ht_ns_inode *i, struct ht_ns_xattr *x) HT_REQUIRES(HT_LOCK_NAMES);
 
 /* ----------------------------------------------------- directories (dir.c) */
 

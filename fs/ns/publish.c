@@ -38,8 +38,7 @@ static void publish_xattrs(struct ht_ns *ns, struct ht_ns_inode *i, struct ht_tx
         if (x->state != HT_NS_GONE)
             continue;
         ht_ns_put_xattr_del(tx, i->ino, x, 0);
-        ht_ns_xattr_remove(i, x);
-        ht_ns_xattr_free(ns, x);
+        ht_ns_xattr_remove(ns, i, x);
     }
     for (struct ht_ns_xattr *x = i->xattrs; x; x = x->next) {
         if (x->state == HT_NS_NEW)

@@ -77,11 +77,8 @@ static int replay_target(struct ht_ns *ns, const struct ht_ns_record *r) HT_REQU
 
 static void drop_xattrs(struct ht_ns *ns, struct ht_ns_inode *i) HT_REQUIRES(HT_LOCK_NAMES)
 {
-    while (i->xattrs) {
-        struct ht_ns_xattr *x = i->xattrs;
-        ht_ns_xattr_remove(i, x);
-        ht_ns_xattr_free(ns, x);
-    }
+    while (i->xattrs)
+        ht_ns_xattr_remove(ns, i, i->xattrs);
 }
 
 static int replay_inode_del(struct ht_ns *ns, const struct ht_ns_record *r) HT_REQUIRES(HT_LOCK_NAMES)
@@ -189,7 +186,7 @@ static bool xattr_fits(const struct ht_ns_inode *i, const struct ht_ns_record *r
 static int replay_xattr(struct ht_ns *ns, const struct ht_ns_record *r) HT_REQUIRES(HT_LOCK_NAMES)
 {
     struct ht_ns_inode *i = find_or_make(ns, r->ino);
-    struct ht_ns_xattr *old, *x;
+    struct ht_ns_xattr *x;
 
     if ((is_name(r, HT_NS_ACL_ACCESS) || is_name(r, HT_NS_ACL_DEFAULT)) && !ht_ns_acl_valid(r->value, r->value_len))
         return -EUCLEAN;
@@ -197,11 +194,7 @@ static int replay_xattr(struct ht_ns *ns, const struct ht_ns_record *r) HT_REQUI
         return -EUCLEAN;
     if (!i || ht_ns_xattr_new(ns, r->name, r->name_len, r->value, r->value_len, &x) != 0)
         return -ENOMEM;
-    old = ht_ns_xattr_find(i, r->name, r->name_len);
-    if (old) {
-        ht_ns_xattr_remove(i, old);
-        ht_ns_xattr_free(ns, old);
-    }
+    ht_ns_xattr_remove(ns, i, ht_ns_xattr_find(i, r->name, r->name_len));
     x->next = i->xattrs;
     i->xattrs = x;
     if (r->time_ns != 0)
@@ -217,8 +210,7 @@ static int replay_xattr_del(struct ht_ns *ns, const struct ht_ns_record *r) HT_R
     if (i && r->time_ns != 0)
         i->cur.ctime_ns = r->time_ns;
     if (x) {
-        ht_ns_xattr_remove(i, x);
-        ht_ns_xattr_free(ns, x);
+        ht_ns_xattr_remove(ns, i, x);
         forget_if_idle(ns, i);
     }
     return 0;
@@ -248,30 +240,17 @@ static int replay_kept_del(struct ht_ns *ns, const struct ht_ns_record *r) HT_RE
 
 /* ------------------------------------------------------------------- all */
 
-static int replay_record(struct ht_ns *ns, const struct ht_ns_record *r) HT_REQUIRES(HT_LOCK_NAMES)
-{
-    switch ((enum ht_ns_record_type)r->type) {
-    case HT_REC_NS_INODE:
-        return replay_inode(ns, r);
-    case HT_REC_NS_INODE_DEL:
-        return replay_inode_del(ns, r);
-    case HT_REC_NS_ENTRY:
-        return replay_entry(ns, r);
-    case HT_REC_NS_ENTRY_DEL:
-        return replay_entry_del(ns, r);
-    case HT_REC_NS_XATTR:
-        return replay_xattr(ns, r);
-    case HT_REC_NS_XATTR_DEL:
-        return replay_xattr_del(ns, r);
-    case HT_REC_NS_TARGET:
-        return replay_target(ns, r);
-    case HT_REC_NS_KEPT:
-        return replay_kept(ns, r);
-    case HT_REC_NS_KEPT_DEL:
-        return replay_kept_del(ns, r);
-    }
-    return -EUCLEAN;
-}
+static int (*const replay[])(struct ht_ns *ns, const struct ht_ns_record *r) = {
+    [HT_REC_NS_INODE - HT_REC_NS_FIRST] = replay_inode,
+    [HT_REC_NS_INODE_DEL - HT_REC_NS_FIRST] = replay_inode_del,
+    [HT_REC_NS_ENTRY - HT_REC_NS_FIRST] = replay_entry,
+    [HT_REC_NS_ENTRY_DEL - HT_REC_NS_FIRST] = replay_entry_del,
+    [HT_REC_NS_XATTR - HT_REC_NS_FIRST] = replay_xattr,
+    [HT_REC_NS_XATTR_DEL - HT_REC_NS_FIRST] = replay_xattr_del,
+    [HT_REC_NS_TARGET - HT_REC_NS_FIRST] = replay_target,
+    [HT_REC_NS_KEPT - HT_REC_NS_FIRST] = replay_kept,
+    [HT_REC_NS_KEPT_DEL - HT_REC_NS_FIRST] = replay_kept_del,
+};
 
 int ht_ns_replay(void *ctx, uint16_t type, const uint8_t *payload, uint32_t len)
 {
@@ -281,7 +260,7 @@ int ht_ns_replay(void *ctx, uint16_t type, const uint8_t *payload, uint32_t len)
 
     if (rc == 0) {
         ht_rwlock_wrlock(ht_ns_lock(ns));
-        rc = replay_record(ns, &r);
+        rc = replay[type - HT_REC_NS_FIRST](ns, &r);
         ht_rwlock_unlock(ht_ns_lock(ns));
     }
     if (rc == -EUCLEAN)

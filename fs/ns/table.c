@@ -50,6 +50,23 @@ uint64_t ht_ns_xattr_log_bytes(const struct ht_ns_xattr *x)
     return HT_NS_XATTR_RECORD_BYTES + (uint64_t)x->name_len + x->value_len;
 }
 
+/* ---------------------------------------------------------------- tables */
+
+/* spread: puts the things of a bucket into their buckets of now. */
+static void grow(struct ht_ns *ns, struct ht_buckets *b, uint64_t count, void (*spread)(struct ht_ns *ns, void *first))
+    HT_REQUIRES(HT_LOCK_NAMES)
+{
+    uint64_t before = ht_buckets_bytes(b);
+    void **from;
+
+    for (unsigned n = 0; n < GROW_MAX && count >= b->count * PER_BUCKET && ht_buckets_grow(b, &from); n++) {
+        void *first = *from;
+        *from = NULL;
+        spread(ns, first);
+    }
+    ns->meta_bytes += ht_buckets_bytes(b) - before;
+}
+
 /* ---------------------------------------------------------------- inodes */
 
 static void **inode_bucket(const struct ht_ns *ns, uint64_t ino) HT_REQUIRES_SHARED(HT_LOCK_NAMES)
@@ -73,6 +90,12 @@ struct ht_ns_inode *ht_ns_inode_live(struct ht_ns *ns, uint64_t ino)
     return i && (i->flags & (HT_NS_STALE | HT_NS_GHOST)) == 0 ? i : NULL;
 }
 
+struct ht_ns_inode *ht_ns_read_begin(struct ht_ns *ns, uint64_t ino)
+{
+    ht_rwlock_rdlock(ht_ns_lock(ns));
+    return ht_ns_inode_live(ns, ino);
+}
+
 static void put_inode(struct ht_ns *ns, struct ht_ns_inode *i) HT_REQUIRES(HT_LOCK_NAMES)
 {
     void **head = inode_bucket(ns, i->ino);
@@ -80,31 +103,18 @@ static void put_inode(struct ht_ns *ns, struct ht_ns_inode *i) HT_REQUIRES(HT_LO
     ht_bucket_link(head, i, hash_next);
 }
 
-static void grow_inodes(struct ht_ns *ns) HT_REQUIRES(HT_LOCK_NAMES)
+static void spread_inodes(struct ht_ns *ns, void *first) HT_REQUIRES(HT_LOCK_NAMES)
 {
-    uint64_t before;
-    void **from;
-
-    if (ns->inode_count < ns->inodes.count * PER_BUCKET)
-        return;
-    before = ht_buckets_bytes(&ns->inodes);
-    for (unsigned n = 0; n < GROW_MAX && ns->inode_count >= ns->inodes.count * PER_BUCKET; n++) {
-        struct ht_ns_inode *i, *next;
-        if (!ht_buckets_grow(&ns->inodes, &from))
-            break;
-        i = *from;
-        for (*from = NULL; i; i = next) {
-            next = i->hash_next;
-            put_inode(ns, i);
-            ht_lock_step();
-        }
+    for (struct ht_ns_inode *i = first, *next; i; i = next) {
+        next = i->hash_next;
+        put_inode(ns, i);
+        ht_lock_step();
     }
-    ns->meta_bytes += ht_buckets_bytes(&ns->inodes) - before;
 }
 
 static void insert_inode(struct ht_ns *ns, struct ht_ns_inode *i) HT_REQUIRES(HT_LOCK_NAMES)
 {
-    grow_inodes(ns);
+    grow(ns, &ns->inodes, ns->inode_count, spread_inodes);
     put_inode(ns, i);
     ns->inode_count++;
     ns->meta_bytes += sizeof(*i);
@@ -182,11 +192,8 @@ void ht_ns_inode_drop_payload(struct ht_ns *ns, struct ht_ns_inode *i)
 
 void ht_ns_inode_free(struct ht_ns *ns, struct ht_ns_inode *i)
 {
-    while (i->xattrs) {
-        struct ht_ns_xattr *x = i->xattrs;
-        i->xattrs = x->next;
-        ht_ns_xattr_free(ns, x);
-    }
+    while (i->xattrs)
+        ht_ns_xattr_remove(ns, i, i->xattrs);
     log_unreserve(ns, ht_ns_inode_log_bytes(i));
     ht_ns_shadow_drop(ns, i);
     remove_from_table(ns, i);
@@ -357,31 +364,18 @@ static void put_entry(struct ht_ns *ns, struct ht_ns_entry *e) HT_REQUIRES(HT_LO
     ht_bucket_link(head, e, hash_next);
 }
 
-static void grow_entries(struct ht_ns *ns) HT_REQUIRES(HT_LOCK_NAMES)
+static void spread_entries(struct ht_ns *ns, void *first) HT_REQUIRES(HT_LOCK_NAMES)
 {
-    uint64_t before;
-    void **from;
-
-    if (ns->entry_count < ns->entries.count * PER_BUCKET)
-        return;
-    before = ht_buckets_bytes(&ns->entries);
-    for (unsigned n = 0; n < GROW_MAX && ns->entry_count >= ns->entries.count * PER_BUCKET; n++) {
-        struct ht_ns_entry *e, *next;
-        if (!ht_buckets_grow(&ns->entries, &from))
-            break;
-        e = *from;
-        for (*from = NULL; e; e = next) {
-            next = e->hash_next;
-            put_entry(ns, e);
-            ht_lock_step();
-        }
+    for (struct ht_ns_entry *e = first, *next; e; e = next) {
+        next = e->hash_next;
+        put_entry(ns, e);
+        ht_lock_step();
     }
-    ns->meta_bytes += ht_buckets_bytes(&ns->entries) - before;
 }
 
 void ht_ns_entry_insert(struct ht_ns *ns, struct ht_ns_entry *e, struct ht_ns_inode *dir, struct ht_ns_inode *inode)
 {
-    grow_entries(ns);
+    grow(ns, &ns->entries, ns->entry_count, spread_entries);
     e->dir = dir;
     e->inode = inode;
     put_entry(ns, e);
@@ -452,13 +446,16 @@ struct ht_ns_xattr *ht_ns_xattr_find(const struct ht_ns_inode *i, const char *na
     return x;
 }
 
-void ht_ns_xattr_remove(struct ht_ns_inode *i, struct ht_ns_xattr *x)
+void ht_ns_xattr_remove(struct ht_ns *ns, struct ht_ns_inode *i, struct ht_ns_xattr *x)
 {
     struct ht_ns_xattr **p = &i->xattrs;
 
+    if (!x)
+        return;
     while (*p != x)
         p = &(*p)->next;
     *p = x->next;
+    ht_ns_xattr_free(ns, x);
 }
 
 /* ----------------------------------------------------------------- whole */

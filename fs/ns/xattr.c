@@ -20,25 +20,9 @@
 
 struct word_field {
     const char *name;
-    uint8_t *(*field)(struct ht_ns_attr *a);
-    const char *(*word)(uint8_t value);
-    int (*parse)(const char *text, size_t len); /* value, or -EINVAL */
+    size_t offset;                      /* of a byte in struct ht_ns_attr */
+    const char *(*word)(uint8_t value); /* NULL: it has none */
 };
-
-static uint8_t *dtype_field(struct ht_ns_attr *a)
-{
-    return &a->dtype;
-}
-
-static uint8_t *grad_dtype_field(struct ht_ns_attr *a)
-{
-    return &a->grad_dtype;
-}
-
-static uint8_t *class_field(struct ht_ns_attr *a)
-{
-    return &a->obj_class;
-}
 
 static const char *dtype_word(uint8_t value)
 {
@@ -48,33 +32,18 @@ static const char *dtype_word(uint8_t value)
     return NULL;
 }
 
-static int dtype_parse(const char *text, size_t len)
-{
-    for (int n = 0; n < HT_DTYPE_WORDS; n++)
-        if (strlen(ht_dtype_words[n].word) == len && memcmp(ht_dtype_words[n].word, text, len) == 0)
-            return ht_dtype_words[n].dtype;
-    return -EINVAL;
-}
-
-static const char *const class_words[] = {[HT_CLASS_DURABLE] = "durable", [HT_CLASS_SCRATCH] = "scratch"};
-
 static const char *class_word(uint8_t value)
 {
-    return value < HT_ARRAY_SIZE(class_words) ? class_words[value] : NULL;
+    static const char *const words[] = {[HT_CLASS_DURABLE] = "durable", [HT_CLASS_SCRATCH] = "scratch"};
+
+    return value < HT_ARRAY_SIZE(words) ? words[value] : NULL;
 }
 
-static int class_parse(const char *text, size_t len)
-{
-    for (size_t n = 0; n < HT_ARRAY_SIZE(class_words); n++)
-        if (strlen(class_words[n]) == len && memcmp(class_words[n], text, len) == 0)
-            return (int)n;
-    return -EINVAL;
-}
-
+enum { DTYPE, GRAD_DTYPE, CLASS };
 static const struct word_field word_fields[] = {
-    {HT_XATTR_PREFIX "dtype", dtype_field, dtype_word, dtype_parse},
-    {HT_XATTR_PREFIX "grad_dtype", grad_dtype_field, dtype_word, dtype_parse},
-    {HT_XATTR_PREFIX "class", class_field, class_word, class_parse},
+    [DTYPE] = {HT_XATTR_PREFIX "dtype", offsetof(struct ht_ns_attr, dtype), dtype_word},
+    [GRAD_DTYPE] = {HT_XATTR_PREFIX "grad_dtype", offsetof(struct ht_ns_attr, grad_dtype), dtype_word},
+    [CLASS] = {HT_XATTR_PREFIX "class", offsetof(struct ht_ns_attr, obj_class), class_word},
 };
 
 static const struct word_field *find_word(const char *name)
@@ -87,9 +56,18 @@ static const struct word_field *find_word(const char *name)
 
 static uint8_t word_value(const struct word_field *w, const struct ht_ns_inode *i) HT_REQUIRES_SHARED(HT_LOCK_NAMES)
 {
-    struct ht_ns_attr a = i->cur;
+    return ((const uint8_t *)&i->cur)[w->offset];
+}
 
-    return *w->field(&a);
+/* The value with this text, or -EINVAL. */
+static int parse_word(const struct word_field *w, const char *text, size_t len)
+{
+    for (int value = 0; value <= UINT8_MAX; value++) {
+        const char *word = w->word((uint8_t)value);
+        if (word && strlen(word) == len && memcmp(word, text, len) == 0)
+            return value;
+    }
+    return -EINVAL;
 }
 
 /* Attributes that copies of a tree must not bring along. */
@@ -121,8 +99,7 @@ static void end_xattr(struct ht_ns_op *op, struct ht_ns_inode *i, struct ht_ns_x
         ht_ns_shadow(i)->xattrs = true;
         return;
     }
-    ht_ns_xattr_remove(i, x);
-    ht_ns_xattr_free(op->ns, x);
+    ht_ns_xattr_remove(op->ns, i, x);
 }
 
 void ht_ns_xattr_install(struct ht_ns_op *op, struct ht_ns_inode *i, struct ht_ns_xattr *x, int64_t time_ns)
@@ -211,14 +188,14 @@ static int set_field(struct ht_ns_op *op, struct ht_ns_inode *i, const struct wo
 {
     int rc = 0;
 
-    if (S_ISREG(i->cur.mode) && w->field == class_field && i->cur.obj_class != value)
+    if (S_ISREG(i->cur.mode) && w == &word_fields[CLASS] && i->cur.obj_class != value)
         rc = change_class(op, i, value);
     if (rc != 0)
         return rc;
     ht_ns_attr_edit(op, i);
-    *w->field(&i->cur) = value;
+    ((uint8_t *)&i->cur)[w->offset] = value;
     i->cur.ctime_ns = op->now_ns;
-    if (S_ISREG(i->cur.mode) && w->field == dtype_field)
+    if (S_ISREG(i->cur.mode) && w == &word_fields[DTYPE])
         adapt_chunks(op, i);
     ht_ns_attr_put(op, i);
     return 0;
@@ -227,7 +204,7 @@ static int set_field(struct ht_ns_op *op, struct ht_ns_inode *i, const struct wo
 static int set_word(struct ht_ns_op *op, struct ht_ns_inode *i, const struct word_field *w,
                     const struct xattr_request *q) HT_REQUIRES(HT_LOCK_NAMES)
 {
-    int value = w->parse(q->value, q->len), rc = check_flags(q->flags, word_value(w, i) != 0);
+    int value = parse_word(w, q->value, q->len), rc = check_flags(q->flags, word_value(w, i) != 0);
 
     if (rc == 0 && value < 0)
         rc = value;
@@ -406,11 +383,9 @@ static int walk_path(const struct ht_ns_inode *i, const char *name,
 int ht_ns_xattr_path(struct ht_ns *ns, uint64_t ino, const char *name,
                      int (*fn)(void *ctx, uint64_t ino, const char *value, size_t len), void *ctx)
 {
-    const struct ht_ns_inode *i;
     int rc = 0;
+    const struct ht_ns_inode *i = ht_ns_read_begin(ns, ino);
 
-    ht_rwlock_rdlock(ht_ns_lock(ns));
-    i = ht_ns_inode_live(ns, ino);
     if (!i)
         rc = -ESTALE;
     else if (ht_ns_root(i)->ino != 0 && (i->flags & HT_NS_MODEL_ROOT) == 0)
@@ -421,10 +396,9 @@ int ht_ns_xattr_path(struct ht_ns *ns, uint64_t ino, const char *name,
 
 bool ht_ns_is_below(struct ht_ns *ns, uint64_t ino, uint64_t dir)
 {
-    const struct ht_ns_inode *i;
+    const struct ht_ns_inode *i = ht_ns_read_begin(ns, ino);
 
-    ht_rwlock_rdlock(ht_ns_lock(ns));
-    for (i = ht_ns_inode_live(ns, ino); i && i->ino != dir;)
+    while (i && i->ino != dir)
         i = dir_of(i);
     ht_rwlock_unlock(ht_ns_lock(ns));
     return i != NULL;
@@ -435,7 +409,7 @@ bool ht_ns_is_below(struct ht_ns *ns, uint64_t ino, uint64_t dir)
 /* A file without a class of its own has that of its directory, as when it was made. */
 static uint8_t removed_value(const struct ht_ns_inode *i, const struct word_field *w) HT_REQUIRES_SHARED(HT_LOCK_NAMES)
 {
-    return S_ISREG(i->cur.mode) && i->names && w->field == class_field ? i->names->dir->cur.obj_class : 0;
+    return S_ISREG(i->cur.mode) && i->names && w == &word_fields[CLASS] ? i->names->dir->cur.obj_class : 0;
 }
 
 static int remove_locked(struct ht_ns_op *op, uint64_t ino, const char *name) HT_REQUIRES(HT_LOCK_NAMES)
@@ -507,8 +481,7 @@ ssize_t ht_ns_getxattr(struct ht_ns *ns, uint64_t ino, const char *name, void *b
 
     if (n != 0)
         return n;
-    ht_rwlock_rdlock(ht_ns_lock(ns));
-    n = get_locked(ht_ns_inode_live(ns, ino), name, buf, cap);
+    n = get_locked(ht_ns_read_begin(ns, ino), name, buf, cap);
     ht_rwlock_unlock(ht_ns_lock(ns));
     return n;
 }
@@ -548,10 +521,8 @@ static ssize_t list_locked(const struct ht_ns_inode *i, bool trusted, char *buf,
 
 ssize_t ht_ns_listxattr(struct ht_ns *ns, uint64_t ino, bool trusted, char *buf, size_t cap)
 {
-    ssize_t n;
+    ssize_t n = list_locked(ht_ns_read_begin(ns, ino), trusted, buf, cap);
 
-    ht_rwlock_rdlock(ht_ns_lock(ns));
-    n = list_locked(ht_ns_inode_live(ns, ino), trusted, buf, cap);
     ht_rwlock_unlock(ht_ns_lock(ns));
     return n;
 }
