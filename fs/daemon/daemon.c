@@ -98,12 +98,9 @@ void ht_daemon_detach(void)
 
 void ht_daemon_ready(void)
 {
-    ssize_t n;
-
     if (ready_fd < 0)
         return;
-    n = write(ready_fd, "", 1);
-    (void)n; /* the command is gone: no process reads this */
+    (void)!write(ready_fd, "", 1); /* the command may be gone: then no process reads this */
     close(ready_fd);
     ready_fd = -1;
 }

@@ -126,14 +126,12 @@ static int check_inode(void *ctx, struct ht_ns_inode *i) HT_REQUIRES_SHARED(HT_L
 size_t ht_ns_check(struct ht_ns *ns, void (*report)(void *ctx, const char *code, const char *text), void *ctx)
 {
     struct checking c = {.ns = ns, .report = report, .ctx = ctx};
-    int rc;
 
     ht_rwlock_rdlock(ht_ns_lock(ns));
     for (size_t n = 0; n < ns->problems_kept; n++)
         report(ctx, ns->problems[n].code, ns->problems[n].text);
     c.found = ns->problem_count;
-    rc = ht_ns_inode_each(ns, check_inode, &c);
-    (void)rc;
+    (void)!ht_ns_inode_each(ns, check_inode, &c);
     if (c.inodes != ns->inode_count || c.entries != ns->entry_count || c.xattrs != ns->xattr_count) {
         report(ctx, "ns-inconsistent", "inodes, names or attributes are miscounted");
         c.found++;

@@ -105,10 +105,8 @@ void ht_ns_dir_remove(struct ht_ns *ns, struct ht_ns_dir *d, struct ht_ns_entry 
     while (d->slot_count > 0 && !ht_ns_dir_entry(d, d->slot_count - 1))
         d->slot_count--;
     if (d->slot_cap > 8 * SLOTS_MIN && (d->live + d->gone) * 8ull < d->slot_cap) {
-        int rc;
         squeeze(d);
-        rc = resize(ns, d, d->slot_cap / 4);
-        (void)rc; /* stays larger than it needs to be */
+        (void)!resize(ns, d, d->slot_cap / 4); /* without memory it stays larger than it needs to be */
     }
 }
 

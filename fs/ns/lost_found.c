@@ -54,12 +54,9 @@ static int publish_root_dir(struct ht_ns *ns)
 /* No model of its own. */
 static bool is_folder(struct ht_ns *ns, uint64_t ino)
 {
-    const struct ht_ns_inode *i;
-    bool is;
+    const struct ht_ns_inode *i = ht_ns_read_begin(ns, ino);
+    bool is = i && ht_ns_is_dir(i) && ht_ns_root(i) == home_of(ns);
 
-    ht_rwlock_rdlock(ht_ns_lock(ns));
-    i = ht_ns_inode_find(ns, ino);
-    is = i && ht_ns_is_dir(i) && ht_ns_root(i) == home_of(ns);
     ht_rwlock_unlock(ht_ns_lock(ns));
     return is;
 }

@@ -447,11 +447,9 @@ size_t ht_ns_settle_bytes(struct ht_ns *ns, uint64_t parent, const char *name)
     if (ht_ns_find_dir(ns, parent, name, &dir) == 0)
         e = ht_ns_entry_find(ns, dir, name, strlen(name));
     if (e && (e->inode->flags & HT_NS_MODEL_ROOT) != 0) {
-        int rc;
         scope = e->inode->ino;
         o.root = ht_ns_root(e->inode);
-        rc = ht_ns_inode_each(ns, count_orphan, &o);
-        (void)rc;
+        (void)!ht_ns_inode_each(ns, count_orphan, &o);
     }
     ht_rwlock_unlock(ht_ns_lock(ns));
     return o.bytes + (scope != 0 ? ht_scope_pending_bytes(ns->store, scope) : 0);

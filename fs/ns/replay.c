@@ -75,12 +75,6 @@ static int replay_target(struct ht_ns *ns, const struct ht_ns_record *r) HT_REQU
     return ht_ns_inode_set_target(ns, i, r->value, r->value_len);
 }
 
-static void drop_xattrs(struct ht_ns *ns, struct ht_ns_inode *i) HT_REQUIRES(HT_LOCK_NAMES)
-{
-    while (i->xattrs)
-        ht_ns_xattr_remove(ns, i, i->xattrs);
-}
-
 static int replay_inode_del(struct ht_ns *ns, const struct ht_ns_record *r) HT_REQUIRES(HT_LOCK_NAMES)
 {
     struct ht_ns_inode *i = ht_ns_inode_find(ns, r->ino);
@@ -89,7 +83,8 @@ static int replay_inode_del(struct ht_ns *ns, const struct ht_ns_record *r) HT_R
     if (!i)
         return 0;
     i->flags &= (uint8_t) ~(HT_NS_PUBLISHED | HT_NS_MODEL_ROOT | HT_NS_FROZEN);
-    drop_xattrs(ns, i);
+    while (i->xattrs)
+        ht_ns_xattr_remove(ns, i, i->xattrs);
     if (!i->names && i->opens == 0)
         ht_ns_inode_free(ns, i);
     return 0;

@@ -61,9 +61,8 @@ static int set_root_of(void *ctx, struct ht_ns_inode *i) HT_REQUIRES(HT_LOCK_NAM
 void ht_ns_root_free(struct ht_ns *ns, struct ht_ns_root *root)
 {
     struct set_root s = {ns, root, &ns->outside};
-    int rc = ht_ns_inode_each(ns, set_root_of, &s);
 
-    (void)rc;
+    (void)!ht_ns_inode_each(ns, set_root_of, &s);
     ht_ns_root_free_empty(ns, root);
 }
 
@@ -201,7 +200,7 @@ static int turn_into_root(struct ht_ns_op *op, struct ht_ns_inode *i, struct ht_
 {
     struct ht_ns_xattr *config;
     struct ht_ns_root *root;
-    int back, rc = ht_ns_xattr_new(op->ns, config_name, strlen(config_name), c->config, strlen(c->config), &config);
+    int rc = ht_ns_xattr_new(op->ns, config_name, strlen(config_name), c->config, strlen(c->config), &config);
 
     if (rc != 0)
         return rc;
@@ -221,8 +220,7 @@ static int turn_into_root(struct ht_ns_op *op, struct ht_ns_inode *i, struct ht_
     ht_ns_root_publish_locked(op->ns, root, op->tx); /* times touched since */
     ht_ns_root_free(op->ns, root);
     take_config(op, i);
-    back = ht_ns_scope_move(op, m, i->ino, 0, &c->busy);
-    (void)back; /* scope.c brings home content that a writer kept */
+    (void)!ht_ns_scope_move(op, m, i->ino, 0, &c->busy); /* scope.c brings home content that a writer kept */
     return rc;
 }
 
@@ -363,9 +361,8 @@ static int unmake_locked(struct ht_ns_op *op, uint64_t ino) HT_REQUIRES(HT_LOCK_
 static size_t unmake_bytes(struct ht_ns *ns, uint64_t ino)
 {
     size_t bytes = 0;
-    int rc = tree_bytes(ns, ino, &bytes);
 
-    (void)rc; /* the operation reports it */
+    (void)!tree_bytes(ns, ino, &bytes); /* the operation reports it */
     return 2 * bytes + ht_scope_pending_bytes(ns->store, ino);
 }
 

@@ -484,16 +484,13 @@ static int free_inode(void *ctx, struct ht_ns_inode *i) HT_REQUIRES(HT_LOCK_NAME
 /* Reserves are not given back: the store they were taken from ends, too. */
 void ht_ns_tables_free(struct ht_ns *ns)
 {
-    int rc;
-
     ns->replaying = true;
     for (size_t b = 0; b < ns->entries.count; b++)
         for (struct ht_ns_entry *e = *ht_bucket_at(&ns->entries, b), *next; e; e = next) {
             next = e->hash_next;
             ht_ns_entry_free(ns, e);
         }
-    rc = ht_ns_inode_each(ns, free_inode, ns);
-    (void)rc;
+    (void)!ht_ns_inode_each(ns, free_inode, ns);
     ht_pool_destroy(&ns->inode_pool);
     for (size_t i = 1; i < HT_NS_ENTRY_SIZES; i++)
         ht_pool_destroy(&ns->entry_pool[i]);
