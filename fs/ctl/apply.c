@@ -61,19 +61,19 @@ static struct ht_obj *get_window(struct ht_ctl *c, uint64_t ino)
     return cache ? cache->mapped(cache->ctx, ht_hidden_gradient(ino)) : NULL;
 }
 
-int ht_ctl_apply(struct ht_ctl *c, uint64_t root, uint64_t ino)
+int ht_ctl_apply(struct ht_call *q, uint64_t ino)
 {
-    struct ht_obj *window = get_window(c, ino);
-    int rc = window ? apply_window(c, ino, window) : 0;
+    struct ht_obj *window = get_window(q->ctl, ino);
+    int rc = window ? apply_window(q->ctl, ino, window) : 0;
 
     ht_obj_put(window);
-    return rc ? rc : ht_optim_apply(c->optim, root, ino);
+    return rc ? rc : ht_optim_apply(q->ctl->optim, q->root, ino);
 }
 
-int ht_ctl_drop(struct ht_ctl *c, uint64_t root, uint64_t ino, struct ht_optim_steer *by)
+int ht_ctl_drop(struct ht_call *q, uint64_t ino)
 {
-    struct ht_obj *window = get_window(c, ino);
-    int rc = ht_optim_drop(c->optim, root, ino, by);
+    struct ht_obj *window = get_window(q->ctl, ino);
+    int rc = ht_optim_drop(q->ctl->optim, q->root, ino, &q->by);
 
     if (rc == 0 && window)
         rc = ht_obj_punch(window, 0, ht_obj_size(window));

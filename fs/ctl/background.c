@@ -129,13 +129,13 @@ static void name_engines(struct ht_ctl *c, const char *unknown, char err[HT_CTL_
         at += snprintf(err + at, (size_t)(HT_CTL_ERROR_MAX - at), " %s", st.engine);
 }
 
-int ht_background_command(struct ht_ctl *c, const struct ht_command *cmd, char err[HT_CTL_ERROR_MAX])
+int ht_background_command(struct ht_call *q, uint64_t ino)
 {
-    const char *engine = cmd->name[0] ? cmd->name : NULL;
-    bool pause = cmd->path_len == strlen("pause");
-    int rc = pause ? ht_store_background_pause(c->store, engine) : ht_store_background_resume(c->store, engine);
+    const char *engine = q->cmd->name[0] ? q->cmd->name : NULL;
+    bool pause = q->cmd->path_len == strlen("pause");
+    int rc = (pause ? ht_store_background_pause : ht_store_background_resume)(q->ctl->store, engine);
 
     if (rc == -ENOENT)
-        name_engines(c, cmd->name, err);
+        name_engines(q->ctl, q->cmd->name, q->err);
     return rc;
 }

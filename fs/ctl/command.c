@@ -46,131 +46,137 @@ int ht_ctl_resolve(struct ht_ctl *c, uint64_t dir, const char *path, size_t len,
     return rc;
 }
 
-static int prefetch_or_evict(struct ht_ctl *c, uint64_t ino, bool prefetch)
+/* -------------------------------------------------------------- on a file */
+
+/* The path that a command names, for a message. */
+#define NAMED(q, most) (int)ht_min_u64((q)->cmd->path_len, most), (q)->cmd->path
+
+static int move_content(struct ht_call *q, uint64_t ino,
+                        int (*move)(struct ht_ctl *c, uint64_t ino, struct ht_obj *obj))
 {
     struct ht_obj *obj;
-    int rc = ht_ns_open(c->ns, ino, &obj);
+    int rc = ht_ns_open(q->ctl->ns, ino, &obj);
 
+    if (rc == -EISDIR)
+        snprintf(q->err, HT_CTL_ERROR_MAX, "'%.*s' is a directory: name its files, one command each", NAMED(q, 120));
     if (rc)
         return rc;
-    rc = prefetch ? ht_ctl_prefetch(c, ino, obj) : ht_ctl_evict(c, ino, obj);
-    ht_ns_close(c->ns, ino);
+    rc = move(q->ctl, ino, obj);
+    ht_ns_close(q->ctl->ns, ino);
     return rc;
 }
 
-/* ---------------------------------------------------------------- steering */
-
-static struct ht_optim_steer steer_of(const struct ht_seat *seat, uint64_t root, const struct ht_command *cmd)
+static int prefetch(struct ht_call *q, uint64_t ino)
 {
-    return (struct ht_optim_steer){
-        .claim = seat->root == root ? seat->claim : 0,
-        .conditional = cmd->conditional,
-        .step_open = cmd->step_open,
-        .full = cmd->full,
-    };
+    return move_content(q, ino, ht_ctl_prefetch);
 }
 
-static int reset_or_drop(struct ht_ctl *c, uint64_t root, uint64_t ino, const struct ht_seat *seat,
-                         const struct ht_command *cmd, char err[HT_CTL_ERROR_MAX])
+static int evict(struct ht_call *q, uint64_t ino)
 {
-    struct ht_optim_steer by = steer_of(seat, root, cmd);
-    int rc = ht_optim_may_steer(c->optim, root, &by); /* also for a parameter without gradient and state */
-
-    if (rc == 0 && cmd->id == HT_COMMAND_DROP) {
-        rc = ht_ctl_drop(c, root, ino, &by);
-    } else if (rc == 0) {
-        rc = ht_optim_reset(c->optim, root, ino, &by);
-        if (rc == -ENOENT)
-            rc = 0; /* it never had a gradient, nor state */
-    }
-    if (by.why[0])
-        snprintf(err, HT_CTL_ERROR_MAX, "%s", by.why);
-    return rc;
+    return move_content(q, ino, ht_ctl_evict);
 }
 
-static int decide(struct ht_ctl *c, uint64_t root, uint64_t ino, const struct ht_seat *seat,
-                  const struct ht_command *cmd, char err[HT_CTL_ERROR_MAX])
+static int wait_for_updates(struct ht_call *q, uint64_t ino)
 {
-    struct ht_optim_steer by = steer_of(seat, root, cmd);
-    struct ht_decision d = {.root = root, .oid = ino};
+    return ht_optim_wait(q->ctl->optim, q->root, ino);
+}
+
+/* Also of a parameter without gradient and state. */
+static int reset_param(struct ht_call *q, uint64_t ino)
+{
+    int rc = ht_optim_may_steer(q->ctl->optim, q->root, &q->by);
+
+    if (rc == 0)
+        rc = ht_optim_reset(q->ctl->optim, q->root, ino, &q->by);
+    return rc == -ENOENT ? 0 : rc;
+}
+
+static int drop_gradient(struct ht_call *q, uint64_t ino)
+{
+    int rc = ht_optim_may_steer(q->ctl->optim, q->root, &q->by);
+
+    return rc ? rc : ht_ctl_drop(q, ino);
+}
+
+static int decide(struct ht_call *q, uint64_t ino)
+{
+    struct ht_decision d = {.root = q->root, .oid = ino};
     struct ht_param_desc desc;
-    int rc = ht_ctl_describe(c, ino, &desc);
+    int rc = ht_ctl_describe(q->ctl, ino, &desc);
 
     if (rc)
         return rc;
     d.grad_dtype = desc.grad_dtype;
-    ht_ns_close(c->ns, ino);
-    memcpy(d.bytes, cmd->numbers, sizeof(d.bytes));
-    rc = ht_optim_decide(c->optim, &d, &by);
-    if (by.why[0])
-        snprintf(err, HT_CTL_ERROR_MAX, "'%.*s': %.160s", (int)ht_min_u64(cmd->path_len, 80), cmd->path, by.why);
+    ht_ns_close(q->ctl->ns, ino);
+    memcpy(d.bytes, q->cmd->numbers, sizeof(d.bytes));
+    rc = ht_optim_decide(q->ctl->optim, &d, &q->by);
+    if (q->by.why[0])
+        snprintf(q->err, HT_CTL_ERROR_MAX, "'%.*s': %.160s", NAMED(q, 80), q->by.why);
     return rc;
 }
 
 /* Every parameter that has state, until one is refused. */
-static int reset_all(struct ht_ctl *c, uint64_t root, const struct ht_seat *seat, const struct ht_command *cmd,
-                     char err[HT_CTL_ERROR_MAX])
+static int reset_all(struct ht_call *q)
 {
-    const struct ht_caller caller = {.cred = seat->person.cred};
     struct ht_buf found = HT_BUF_INIT;
-    int rc = ht_ctl_owner(c, root, &caller);
+    int rc = ht_ctl_owner(q->ctl, q->root, &q->caller);
 
     if (rc == -EPERM)
-        snprintf(err, HT_CTL_ERROR_MAX, "all parameters: only the owner of the model's directory may, or root");
+        snprintf(q->err, HT_CTL_ERROR_MAX, "all parameters: only the owner of the model's directory may, or root");
     if (rc == 0)
-        rc = ht_override_stateful(c, root, &found);
+        rc = ht_override_stateful(q->ctl, q->root, &found);
     for (size_t at = 0; rc == 0 && at < found.len; at += sizeof(uint64_t)) {
         char path[160];
         uint64_t ino;
         memcpy(&ino, found.data + at, sizeof(ino));
-        rc = reset_or_drop(c, root, ino, seat, cmd, err);
-        if (!rc || err[0])
+        rc = reset_param(q, ino);
+        if (!rc || q->by.why[0])
             continue;
-        ht_ns_path(c->ns, ino, path, sizeof(path));
-        snprintf(err, HT_CTL_ERROR_MAX, "%s: %s", path,
+        ht_ns_path(q->ctl->ns, ino, path, sizeof(path));
+        snprintf(q->err, HT_CTL_ERROR_MAX, "%s: %s", path,
                  rc == -EBUSY ? "it has a gradient in the open step; commit or abort first" : strerror(-rc));
     }
     ht_buf_free(&found);
     return rc;
 }
 
-static int end_or_abort(struct ht_ctl *c, uint64_t root, const struct ht_seat *seat, const struct ht_command *cmd,
-                        char err[HT_CTL_ERROR_MAX])
+/* ---------------------------------------------------------- on a model root */
+
+static int end_or_abort(struct ht_call *q, uint64_t ino)
 {
-    struct ht_optim_steer by = steer_of(seat, root, cmd);
     struct ht_trace_mark mark = ht_trace_begin();
-    enum ht_trace_op op = cmd->id == HT_COMMAND_STEP ? HT_TRACE_STEP
-        : cmd->id == HT_COMMAND_COMMIT               ? HT_TRACE_COMMIT
-                                                     : HT_TRACE_ABORT;
+    struct ht_optim *o = q->ctl->optim;
+    enum ht_trace_op op = HT_TRACE_ABORT;
     int rc;
 
-    if (cmd->id == HT_COMMAND_STEP) {
-        rc = cmd->async ? ht_optim_step_async_by(c->optim, root, &by) : ht_optim_step_by(c->optim, root, &by);
-    } else if (cmd->id == HT_COMMAND_COMMIT) {
-        rc = ht_optim_commit_by(c->optim, root, &by);
+    if (q->cmd->id == HT_COMMAND_STEP) {
+        op = HT_TRACE_STEP;
+        rc = q->cmd->async ? ht_optim_step_async_by(o, q->root, &q->by) : ht_optim_step_by(o, q->root, &q->by);
+    } else if (q->cmd->id == HT_COMMAND_COMMIT) {
+        op = HT_TRACE_COMMIT;
+        rc = ht_optim_commit_by(o, q->root, &q->by);
     } else {
-        rc = ht_optim_abort_by(c->optim, root, &by);
-        ht_ctl_drop_stale(c);
-        ht_endurance_apply(c); /* the mount's root may be the model root */
+        rc = ht_optim_abort_by(o, q->root, &q->by);
+        ht_ctl_drop_stale(q->ctl);
+        ht_endurance_apply(q->ctl); /* the mount's root may be the model root */
     }
     if (rc == 0)
-        ht_trace_end(ht_store_trace(c->store), &mark, op, root, 0, 0);
-    if (by.why[0])
-        snprintf(err, HT_CTL_ERROR_MAX, "%s", by.why);
+        ht_trace_end(ht_store_trace(q->ctl->store), &mark, op, q->root, 0, 0);
     return rc;
 }
 
 /* A descriptor holds the claim of one root at most. */
-static int claim(struct ht_ctl *c, uint64_t root, struct ht_seat *seat, const struct ht_command *cmd,
-                 char err[HT_CTL_ERROR_MAX])
+static int claim(struct ht_call *q, uint64_t ino)
 {
+    struct ht_ctl *c = q->ctl;
+    struct ht_seat *seat = q->seat;
     struct ht_optim_claim want = {
-        .held = seat->root == root ? seat->claim : 0,
-        .name = cmd->name,
-        .takeover = cmd->takeover[0] ? cmd->takeover : NULL,
+        .held = seat->root == q->root ? seat->claim : 0,
+        .name = q->cmd->name,
+        .takeover = q->cmd->takeover[0] ? q->cmd->takeover : NULL,
         .pid = seat->process,
     };
-    int rc = ht_optim_claim(c->optim, root, &want, err);
+    int rc = ht_optim_claim(c->optim, q->root, &want, q->err);
 
     if (rc)
         return rc;
@@ -178,17 +184,18 @@ static int claim(struct ht_ctl *c, uint64_t root, struct ht_seat *seat, const st
     ht_mutex_unlock(ht_ctl_root_lock(c));
     if (seat->claim != want.held)
         ht_seat_leave(c, seat);
-    seat->root = root;
+    seat->root = q->root;
     seat->claim = want.held;
     return 0;
 }
 
-static int unclaim(struct ht_ctl *c, struct ht_seat *seat, char err[HT_CTL_ERROR_MAX])
+static int unclaim(struct ht_call *q, uint64_t ino)
 {
-    int rc = seat->claim ? ht_optim_unclaim(c->optim, seat->root, seat->claim) : -EINVAL;
+    struct ht_seat *seat = q->seat;
+    int rc = seat->claim ? ht_optim_unclaim(q->ctl->optim, seat->root, seat->claim) : -EINVAL;
 
     if (rc)
-        snprintf(err, HT_CTL_ERROR_MAX, "%s",
+        snprintf(q->err, HT_CTL_ERROR_MAX, "%s",
                  seat->claim ? "the claim of this descriptor had ended already"
                              : "this descriptor has claimed nothing");
     seat->claim = 0;
@@ -219,201 +226,144 @@ void ht_seat_leave(struct ht_ctl *c, struct ht_seat *seat)
     seat->claim = 0;
 }
 
-/* ---------------------------------------------------------------- commands */
+/* ------------------------------------------------------------ on the store */
 
-/* A command needs the permission that a program needs to do the same to the file. */
-static int check_file(struct ht_ctl *c, uint64_t ino, const struct ht_command *cmd, const struct ht_caller *caller)
+static int start_or_stop_scrub(struct ht_call *q, uint64_t ino)
 {
-    switch (cmd->id) {
-    case HT_COMMAND_PREFETCH:
-    case HT_COMMAND_EVICT:
-        return ht_ctl_access(c, ino, R_OK, caller);
-    case HT_COMMAND_APPLY:
-    case HT_COMMAND_RESET:
-    case HT_COMMAND_DROP:
-    case HT_COMMAND_DECIDE:
-        return ht_ctl_access(c, ino, W_OK, caller);
-    default:
-        return 0;
-    }
+    bool start = q->cmd->path_len == strlen("start");
+    int rc = start ? ht_store_scrub_start(q->ctl->store) : ht_store_scrub_stop(q->ctl->store);
+
+    if (rc == -EBUSY || rc == -ESRCH)
+        snprintf(q->err, HT_CTL_ERROR_MAX, start ? "a scrub is running already" : "no scrub is running");
+    return rc;
 }
 
-static bool is_file(struct ht_ctl *c, uint64_t ino)
+static int trim(struct ht_call *q, uint64_t ino)
+{
+    uint64_t bytes;
+    int rc = ht_store_trim(q->ctl->store, &bytes);
+
+    if (rc == -EOPNOTSUPP)
+        snprintf(q->err, HT_CTL_ERROR_MAX, "no device of the store discards");
+    return rc;
+}
+
+/* ---------------------------------------------------------------- commands */
+
+enum subject { OF_ROOT, OF_PARAM, OF_FILE, OF_STORE };
+
+static const struct verb {
+    enum subject of;
+    int (*run)(struct ht_call *q, uint64_t ino); /* ino: of the file; 0: none is named */
+    int mask;         /* a command needs the permission that a program needs to do the same to the file */
+    const char *what; /* of the store: as the subject of a sentence */
+} verbs[] = {
+    [HT_COMMAND_APPLY] = {OF_PARAM, ht_ctl_apply, W_OK},
+    [HT_COMMAND_WAIT] = {OF_PARAM, wait_for_updates, 0},
+    [HT_COMMAND_STEP] = {OF_ROOT, end_or_abort},
+    [HT_COMMAND_COMMIT] = {OF_ROOT, end_or_abort},
+    [HT_COMMAND_ABORT] = {OF_ROOT, end_or_abort},
+    [HT_COMMAND_RESET] = {OF_PARAM, reset_param, W_OK},
+    [HT_COMMAND_DROP] = {OF_PARAM, drop_gradient, W_OK},
+    [HT_COMMAND_PREFETCH] = {OF_FILE, prefetch, R_OK},
+    [HT_COMMAND_EVICT] = {OF_FILE, evict, R_OK},
+    [HT_COMMAND_SCRUB] = {OF_STORE, start_or_stop_scrub, 0, "a scrub"},
+    [HT_COMMAND_TRIM] = {OF_STORE, trim, 0, "a trim"},
+    [HT_COMMAND_BACKGROUND] = {OF_STORE, ht_background_command, 0, "work in the background"},
+    [HT_COMMAND_CLAIM] = {OF_ROOT, claim},
+    [HT_COMMAND_UNCLAIM] = {OF_ROOT, unclaim},
+    [HT_COMMAND_SNAPSHOT] = {OF_ROOT, ht_kept_snapshot},
+    [HT_COMMAND_FORGET] = {OF_ROOT, ht_kept_forget},
+    [HT_COMMAND_CLONE] = {OF_ROOT, ht_kept_clone},
+    [HT_COMMAND_ROLLBACK] = {OF_ROOT, ht_kept_rollback},
+    [HT_COMMAND_DECIDE] = {OF_PARAM, decide, W_OK},
+};
+
+static bool is_param(const struct ht_call *q, uint64_t ino)
 {
     struct stat st;
 
-    return ht_ns_getattr(c->ns, ino, &st) == 0 && S_ISREG(st.st_mode);
+    return q->root && ht_ns_getattr(q->ctl->ns, ino, &st) == 0 && S_ISREG(st.st_mode) &&
+        ht_ctl_param(q->ctl, ino) == q->root;
 }
 
-static int run_on_file(struct ht_ctl *c, uint64_t root, uint64_t ino, const struct ht_seat *seat,
-                       const struct ht_command *cmd, char err[HT_CTL_ERROR_MAX])
+static int run_on_file(struct ht_call *q, const struct verb *v, uint64_t ino)
 {
-    if (cmd->id == HT_COMMAND_PREFETCH || cmd->id == HT_COMMAND_EVICT) {
-        int rc = prefetch_or_evict(c, ino, cmd->id == HT_COMMAND_PREFETCH);
-        if (rc == -EISDIR)
-            snprintf(err, HT_CTL_ERROR_MAX, "'%.*s' is a directory: name its files, one command each",
-                     (int)ht_min_u64(cmd->path_len, 120), cmd->path);
-        return rc;
-    }
-    if (!root || !is_file(c, ino) || ht_ctl_param(c, ino) != root) {
-        snprintf(err, HT_CTL_ERROR_MAX, "'%.*s' is no parameter of this model root (a regular file with a float dtype)",
-                 (int)ht_min_u64(cmd->path_len, 120), cmd->path);
-        return -EINVAL;
-    }
-    switch (cmd->id) {
-    case HT_COMMAND_APPLY:
-        return ht_ctl_apply(c, root, ino);
-    case HT_COMMAND_WAIT:
-        return ht_optim_wait(c->optim, root, ino);
-    case HT_COMMAND_RESET:
-    case HT_COMMAND_DROP:
-        return reset_or_drop(c, root, ino, seat, cmd, err);
-    case HT_COMMAND_DECIDE:
-        return decide(c, root, ino, seat, cmd, err);
-    default:
-        return -EINVAL;
-    }
+    if (v->of == OF_FILE || is_param(q, ino))
+        return v->run(q, ino);
+    snprintf(q->err, HT_CTL_ERROR_MAX, "'%.*s' is no parameter of this model root (a regular file with a float dtype)",
+             NAMED(q, 120));
+    return -EINVAL;
 }
 
-static int run_with_path(struct ht_ctl *c, uint64_t dir, uint64_t root, const struct ht_seat *seat,
-                         const struct ht_command *cmd, char err[HT_CTL_ERROR_MAX])
+static int run_with_path(struct ht_call *q, const struct verb *v)
 {
-    struct ht_person person = seat->person;
-    struct ht_caller caller = ht_person_caller(&person);
     uint64_t ino;
-    int rc = ht_ctl_resolve(c, dir, cmd->path, cmd->path_len, &caller, &ino);
+    int rc = ht_ctl_resolve(q->ctl, q->dir, q->cmd->path, q->cmd->path_len, &q->caller, &ino);
 
-    if (rc == 0) {
-        rc = check_file(c, ino, cmd, &caller);
+    if (rc == 0 && v->mask) {
+        rc = ht_ctl_access(q->ctl, ino, v->mask, &q->caller);
         if (rc)
-            ht_ns_forget(c->ns, ino, 1);
+            ht_ns_forget(q->ctl->ns, ino, 1);
     }
     if (rc) {
-        snprintf(err, HT_CTL_ERROR_MAX, "'%.*s': %s", (int)ht_min_u64(cmd->path_len, 160), cmd->path,
+        snprintf(q->err, HT_CTL_ERROR_MAX, "'%.*s': %s", NAMED(q, 160),
                  rc == -EINVAL ? "not a path below this directory" : strerror(-rc));
         return rc;
     }
-    rc = run_on_file(c, root, ino, seat, cmd, err);
-    ht_ns_forget(c->ns, ino, 1);
+    rc = run_on_file(q, v, ino);
+    ht_ns_forget(q->ctl->ns, ino, 1);
     return rc;
 }
 
-static int run_on_root(struct ht_ctl *c, uint64_t root, struct ht_seat *seat, const struct ht_command *cmd,
-                       char err[HT_CTL_ERROR_MAX])
+/* For the owner of the store, on the store. */
+static int run_on_store(struct ht_call *q, const struct verb *v)
 {
-    switch (cmd->id) {
-    case HT_COMMAND_WAIT:
-        return ht_optim_wait(c->optim, root, 0);
-    case HT_COMMAND_STEP:
-    case HT_COMMAND_COMMIT:
-    case HT_COMMAND_ABORT:
-        return end_or_abort(c, root, seat, cmd, err);
-    case HT_COMMAND_CLAIM:
-        return claim(c, root, seat, cmd, err);
-    case HT_COMMAND_UNCLAIM:
-        return unclaim(c, seat, err);
-    default:
+    if (q->dir != HT_NS_ROOT_INO) {
+        snprintf(q->err, HT_CTL_ERROR_MAX, "%s is of the whole store: use " HT_CTL_DIR "/ctl of the mount's root",
+                 v->what);
         return -EINVAL;
     }
-}
-
-/* Is it a command for the owner of the store, on the store? what: as the subject of a sentence. */
-static int check_owner_of_store(struct ht_ctl *c, uint64_t dir, const struct ht_seat *seat, const char *what,
-                                char err[HT_CTL_ERROR_MAX])
-{
-    const struct ht_caller caller = {.cred = seat->person.cred};
-
-    if (dir != HT_NS_ROOT_INO) {
-        snprintf(err, HT_CTL_ERROR_MAX, "%s is of the whole store: use " HT_CTL_DIR "/ctl of the mount's root", what);
-        return -EINVAL;
-    }
-    int rc = ht_ctl_owner(c, dir, &caller);
+    int rc = ht_ctl_owner(q->ctl, q->dir, &q->caller);
     if (rc)
-        snprintf(err, HT_CTL_ERROR_MAX, "%s is for root and the owner of the mount's root directory", what);
-    return rc;
+        snprintf(q->err, HT_CTL_ERROR_MAX, "%s is for root and the owner of the mount's root directory", v->what);
+    return rc ? rc : v->run(q, 0);
 }
 
-static int run_background(struct ht_ctl *c, uint64_t dir, const struct ht_seat *seat, const struct ht_command *cmd,
-                          char err[HT_CTL_ERROR_MAX])
+static int run_verb(struct ht_call *q, const struct verb *v)
 {
-    int rc = check_owner_of_store(c, dir, seat, "work in the background", err);
+    const struct ht_command *cmd = q->cmd;
 
-    return rc ? rc : ht_background_command(c, cmd, err);
-}
-
-static int run_scrub(struct ht_ctl *c, uint64_t dir, const struct ht_seat *seat, const struct ht_command *cmd,
-                     char err[HT_CTL_ERROR_MAX])
-{
-    bool start = cmd->path_len == strlen("start");
-    int rc = check_owner_of_store(c, dir, seat, "a scrub", err);
-
-    if (rc)
-        return rc;
-    rc = start ? ht_store_scrub_start(c->store) : ht_store_scrub_stop(c->store);
-    if (rc == -EBUSY || rc == -ESRCH)
-        snprintf(err, HT_CTL_ERROR_MAX, start ? "a scrub is running already" : "no scrub is running");
-    return rc;
-}
-
-static int run_trim(struct ht_ctl *c, uint64_t dir, const struct ht_seat *seat, char err[HT_CTL_ERROR_MAX])
-{
-    uint64_t bytes;
-    int rc = check_owner_of_store(c, dir, seat, "a trim", err);
-
-    if (rc)
-        return rc;
-    rc = ht_store_trim(c->store, &bytes);
-    if (rc == -EOPNOTSUPP)
-        snprintf(err, HT_CTL_ERROR_MAX, "no device of the store discards");
-    return rc;
+    if (v->of == OF_STORE)
+        return run_on_store(q, v);
+    if (cmd->id == HT_COMMAND_RESET && q->root && cmd->path_len == 1 && *cmd->path == '*')
+        return reset_all(q);
+    if (cmd->path_len && v->of != OF_ROOT)
+        return run_with_path(q, v);
+    if (q->root)
+        return v->run(q, 0);
+    if (cmd->id == HT_COMMAND_COMMIT && !cmd->conditional && !cmd->full && q->dir == HT_NS_ROOT_INO)
+        return ht_store_commit(q->ctl->store);
+    snprintf(q->err, HT_CTL_ERROR_MAX, "this directory is no model root: set " HT_XATTR_PREFIX "optimizer on it");
+    return -EINVAL;
 }
 
 /* The optimizer names its refusals in the root's error; other refusals are put there now. */
-static void explain(struct ht_ctl *c, uint64_t root, uint64_t shown_at, uint64_t refusals_before,
-                    const struct ht_command *cmd, int error, char err[HT_CTL_ERROR_MAX])
+static void explain(const struct ht_call *q, uint64_t shown_at, uint64_t refusals_before, int error)
 {
     struct ht_root_stat st;
-    bool reported = root && ht_optim_root_stat(c->optim, root, &st) == 0 && st.refusals != refusals_before;
+    bool reported = q->root && ht_optim_root_stat(q->ctl->optim, q->root, &st) == 0 && st.refusals != refusals_before;
 
-    if (!err[0])
-        snprintf(err, HT_CTL_ERROR_MAX, "%s", reported && st.error[0] ? st.error : strerror(-error));
+    if (!q->err[0])
+        snprintf(q->err, HT_CTL_ERROR_MAX, "%s", reported && st.error[0] ? st.error : strerror(-error));
     if (!reported)
-        ht_last_error_set(c, shown_at, cmd->word, "%s: %s", cmd->word, err);
-}
-
-static int run(struct ht_ctl *c, uint64_t dir, uint64_t root, struct ht_seat *seat, const struct ht_command *cmd,
-               char err[HT_CTL_ERROR_MAX])
-{
-    int rc;
-
-    if (cmd->id == HT_COMMAND_SCRUB) {
-        rc = run_scrub(c, dir, seat, cmd, err);
-    } else if (cmd->id == HT_COMMAND_TRIM) {
-        rc = run_trim(c, dir, seat, err);
-    } else if (cmd->id == HT_COMMAND_BACKGROUND) {
-        rc = run_background(c, dir, seat, cmd, err);
-    } else if (cmd->id == HT_COMMAND_RESET && root && cmd->path_len == 1 && *cmd->path == '*') {
-        rc = reset_all(c, root, seat, cmd, err);
-    } else if (root && ht_kept_is_command(cmd)) {
-        struct ht_optim_steer by = steer_of(seat, root, cmd);
-        struct ht_caller caller = ht_person_caller(&seat->person);
-        rc = ht_kept_command(c, root, cmd, &by, &caller, err);
-    } else if (cmd->path_len && !ht_kept_is_command(cmd)) {
-        rc = run_with_path(c, dir, root, seat, cmd, err);
-    } else if (root) {
-        rc = run_on_root(c, root, seat, cmd, err);
-    } else if (cmd->id == HT_COMMAND_COMMIT && !cmd->conditional && !cmd->full && dir == HT_NS_ROOT_INO) {
-        rc = ht_store_commit(c->store);
-    } else {
-        snprintf(err, HT_CTL_ERROR_MAX, "this directory is no model root: set " HT_XATTR_PREFIX "optimizer on it");
-        rc = -EINVAL;
-    }
-    return rc;
+        ht_last_error_set(q->ctl, shown_at, q->cmd->word, "%s: %s", q->cmd->word, q->err);
 }
 
 int ht_command_run(struct ht_ctl *c, uint64_t dir, uint64_t root, struct ht_seat *seat, const struct ht_command *cmd,
                    char err[HT_CTL_ERROR_MAX])
 {
+    struct ht_call q = {.ctl = c, .dir = dir, .root = root, .seat = seat, .cmd = cmd, .err = err};
     uint64_t shown_at = root ? root : dir;
     struct ht_root_stat st;
     int rc;
@@ -421,11 +371,18 @@ int ht_command_run(struct ht_ctl *c, uint64_t dir, uint64_t root, struct ht_seat
     err[0] = 0;
     if (cmd->id == HT_COMMAND_NONE)
         return 0;
+    q.caller = ht_person_caller(&seat->person);
+    q.by = (struct ht_optim_steer){.claim = seat->root == root ? seat->claim : 0,
+                                   .conditional = cmd->conditional,
+                                   .step_open = cmd->step_open,
+                                   .full = cmd->full};
     if (!root || ht_optim_root_stat(c->optim, root, &st))
         st.refusals = 0;
-    rc = run(c, dir, root, seat, cmd, err);
+    rc = run_verb(&q, &verbs[cmd->id]);
+    if (q.by.why[0] && cmd->id != HT_COMMAND_DECIDE)
+        snprintf(err, HT_CTL_ERROR_MAX, "%s", q.by.why);
     if (rc) {
-        explain(c, root, shown_at, st.refusals, cmd, rc, err);
+        explain(&q, shown_at, st.refusals, rc);
     } else {
         ht_last_error_done(c, shown_at, cmd->word);
         ht_last_error_done(c, shown_at, "command");

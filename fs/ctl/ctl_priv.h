@@ -170,10 +170,6 @@ int ht_shape_fits(struct ht_ctl *c, uint64_t ino, const char *text, size_t len,
                   char err[HT_CTL_ERROR_MAX]) HT_MUST_CHECK;
 int ht_shape_check(struct ht_ctl *c, uint64_t ino, char err[HT_CTL_ERROR_MAX]) HT_MUST_CHECK;
 
-/* apply.c: the commands of these names. WAIT. */
-int ht_ctl_apply(struct ht_ctl *c, uint64_t root, uint64_t ino) HT_MUST_CHECK;
-int ht_ctl_drop(struct ht_ctl *c, uint64_t root, uint64_t ino, struct ht_optim_steer *by) HT_MUST_CHECK;
-
 /* permission.c. The credentials of a moment, kept: groups and all. -ENOMEM */
 struct ht_person {
     struct ht_cred cred;
@@ -226,10 +222,26 @@ int ht_seat_check(struct ht_ctl *c, uint64_t dir, uint64_t root, struct ht_seat 
 /* The open ctl is closed: its claim ends. No waiting. */
 void ht_seat_leave(struct ht_ctl *c, struct ht_seat *seat);
 
-/* kept.c: commands that make, use and end kept steps. WAITS. */
-bool ht_kept_is_command(const struct ht_command *cmd);
-int ht_kept_command(struct ht_ctl *c, uint64_t root, const struct ht_command *cmd, struct ht_optim_steer *by,
-                    const struct ht_caller *caller, char err[HT_CTL_ERROR_MAX]) HT_MUST_CHECK;
+/* A command that runs. A function of one may WAIT; ino: of the file that it names, or 0. */
+struct ht_call {
+    struct ht_ctl *ctl;
+    uint64_t dir, root; /* of the ctl; root 0: the directory is in no model */
+    struct ht_seat *seat;
+    struct ht_caller caller; /* who opened it */
+    const struct ht_command *cmd;
+    struct ht_optim_steer by; /* by.why comes before err */
+    char *err;                /* HT_CTL_ERROR_MAX bytes; empty: the error number says it */
+};
+/* apply.c */
+int ht_ctl_apply(struct ht_call *q, uint64_t ino) HT_MUST_CHECK;
+int ht_ctl_drop(struct ht_call *q, uint64_t ino) HT_MUST_CHECK;
+/* kept.c: make, use and end kept steps. */
+int ht_kept_snapshot(struct ht_call *q, uint64_t ino) HT_MUST_CHECK;
+int ht_kept_forget(struct ht_call *q, uint64_t ino) HT_MUST_CHECK;
+int ht_kept_rollback(struct ht_call *q, uint64_t ino) HT_MUST_CHECK;
+int ht_kept_clone(struct ht_call *q, uint64_t ino) HT_MUST_CHECK;
+/* background.c */
+int ht_background_command(struct ht_call *q, uint64_t ino) HT_MUST_CHECK;
 
 /* nodes.c: lines of stats for each NUMA node that memory comes from, if there are several; and the same as metrics. */
 void ht_node_lines(struct ht_ctl *c, struct ht_buf *out);
@@ -238,8 +250,6 @@ void ht_node_metrics(struct ht_ctl *c, struct ht_buf *out);
 void ht_device_metrics(struct ht_ctl *c, struct ht_buf *out);
 /* background.c */
 void ht_background_metrics(struct ht_ctl *c, struct ht_buf *out);
-/* The command `background`. -ENOENT with text in err. */
-int ht_background_command(struct ht_ctl *c, const struct ht_command *cmd, char err[HT_CTL_ERROR_MAX]) HT_MUST_CHECK;
 
 /* metrics.c */
 /* A text as OpenMetrics writes labels. */

@@ -9,16 +9,16 @@
 
 /* ---------------------------------------------------------------- snapshot */
 
-static int snapshot(struct ht_ctl *c, uint64_t root, const struct ht_command *cmd, struct ht_optim_steer *by,
-                    char err[HT_CTL_ERROR_MAX])
+int ht_kept_snapshot(struct ht_call *q, uint64_t ino)
 {
-    const char *name = cmd->name[0] ? cmd->name : NULL;
+    const char *name = q->cmd->name[0] ? q->cmd->name : NULL;
 
     if (name && ht_ns_kept_check_name(name)) {
-        snprintf(err, HT_CTL_ERROR_MAX, "'%s' is no name for a kept step: digits alone are the number of a step", name);
+        snprintf(q->err, HT_CTL_ERROR_MAX, "'%s' is no name for a kept step: digits alone are the number of a step",
+                 name);
         return -EINVAL;
     }
-    return ht_optim_snapshot_by(c->optim, root, name, by);
+    return ht_optim_snapshot_by(q->ctl->optim, q->root, name, &q->by);
 }
 
 /* ------------------------------------------------------------------ forget */
@@ -43,21 +43,21 @@ int ht_ctl_forget_kept(struct ht_ctl *c, uint64_t root, const struct ht_caller *
     return -EBUSY;
 }
 
-static int forget(struct ht_ctl *c, uint64_t root, const struct ht_command *cmd, struct ht_optim_steer *by,
-                  char err[HT_CTL_ERROR_MAX])
+int ht_kept_forget(struct ht_call *q, uint64_t ino)
 {
+    const char *name = q->cmd->name;
     struct ht_root_stat st;
-    int rc = ht_optim_may_steer(c->optim, root, by);
+    int rc = ht_optim_may_steer(q->ctl->optim, q->root, &q->by);
 
     if (rc)
         return rc;
-    if (ht_optim_root_stat(c->optim, root, &st) == 0 && st.open) {
-        snprintf(err, HT_CTL_ERROR_MAX, "a step is open: commit or abort first");
+    if (ht_optim_root_stat(q->ctl->optim, q->root, &st) == 0 && st.open) {
+        snprintf(q->err, HT_CTL_ERROR_MAX, "a step is open: commit or abort first");
         return -EBUSY;
     }
-    rc = strcmp(cmd->name, "*") == 0 ? forget_all(c, root) : ht_ns_kept_forget(c->ns, root, cmd->name);
+    rc = strcmp(name, "*") == 0 ? forget_all(q->ctl, q->root) : ht_ns_kept_forget(q->ctl->ns, q->root, name);
     if (rc == -ENOENT)
-        snprintf(err, HT_CTL_ERROR_MAX, "there is no kept step '%s'", cmd->name);
+        snprintf(q->err, HT_CTL_ERROR_MAX, "there is no kept step '%s'", name);
     return rc;
 }
 
@@ -92,42 +92,41 @@ static const char *why_no_rollback(int error)
 }
 
 /* The step, for the owner of the model. */
-static int find_own(struct ht_ctl *c, uint64_t root, const struct ht_command *cmd, const struct ht_caller *caller,
-                    struct ht_ns_kept *about, char err[HT_CTL_ERROR_MAX])
+static int find_own(struct ht_call *q, struct ht_ns_kept *about)
 {
-    int rc = ht_ns_kept_find(c->ns, root, cmd->name, about);
+    int rc = ht_ns_kept_find(q->ctl->ns, q->root, q->cmd->name, about);
 
     if (rc == 0)
-        rc = ht_ctl_owner(c, root, caller);
+        rc = ht_ctl_owner(q->ctl, q->root, &q->caller);
     if (rc == -ENOENT)
-        snprintf(err, HT_CTL_ERROR_MAX, "there is no kept step '%s'", cmd->name);
+        snprintf(q->err, HT_CTL_ERROR_MAX, "there is no kept step '%s'", q->cmd->name);
     else if (rc == -EPERM)
-        snprintf(err, HT_CTL_ERROR_MAX, "only the owner of the model's directory may, or root");
+        snprintf(q->err, HT_CTL_ERROR_MAX, "only the owner of the model's directory may, or root");
     return rc;
 }
 
-static int rollback(struct ht_ctl *c, uint64_t root, const struct ht_command *cmd, struct ht_optim_steer *by,
-                    const struct ht_caller *caller, char err[HT_CTL_ERROR_MAX])
+int ht_kept_rollback(struct ht_call *q, uint64_t ino)
 {
-    struct rollback r = {c, caller->cred.uid};
+    struct ht_ctl *c = q->ctl;
+    struct rollback r = {c, q->caller.cred.uid};
     struct ht_optim_config config;
     struct ht_ns_kept about;
-    int rc = find_own(c, root, cmd, caller, &about, err);
+    int rc = find_own(q, &about);
 
     if (rc == 0)
-        rc = ht_optimizer_read(c, about.ino, &config, err);
+        rc = ht_optimizer_read(c, about.ino, &config, q->err);
     if (rc)
         return rc;
     const struct ht_rollback to = {
         .kept = about.ino, .step = about.step, .config = &config, .names = names_of_step, .ctx = &r};
     ht_mutex_lock(ht_ctl_root_lock(c)); /* no other thread sets the configuration */
-    rc = ht_optim_rollback_by(c->optim, root, &to, by);
+    rc = ht_optim_rollback_by(c->optim, q->root, &to, &q->by);
     ht_mutex_unlock(ht_ctl_root_lock(c));
     ht_ctl_changed(c);
     ht_ctl_drop_stale(c);
     ht_endurance_apply(c); /* the mount's root may be the model root */
     if (rc)
-        snprintf(err, HT_CTL_ERROR_MAX, "%s", why_no_rollback(rc));
+        snprintf(q->err, HT_CTL_ERROR_MAX, "%s", why_no_rollback(rc));
     return rc;
 }
 
@@ -146,10 +145,10 @@ static void leave_place(struct ht_ctl *c, const struct place *p)
 }
 
 /* A path below the mount's root: the directories that lead to it, and the new name. */
-static int find_place(struct ht_ctl *c, const struct ht_command *cmd, const struct ht_caller *caller, struct place *out)
+static int find_place(const struct ht_call *q, struct place *out)
 {
-    const char *path = cmd->path, *last;
-    size_t len = cmd->path_len, begin;
+    const char *path = q->cmd->path, *last;
+    size_t len = q->cmd->path_len, begin;
     int rc = 0;
 
     while (len && path[len - 1] == '/')
@@ -159,15 +158,15 @@ static int find_place(struct ht_ctl *c, const struct ht_command *cmd, const stru
     last = path + begin;
     len -= begin;
     out->dir = HT_NS_ROOT_INO;
-    if (begin && (rc = ht_ctl_resolve(c, HT_NS_ROOT_INO, path, begin, caller, &out->dir)))
+    if (begin && (rc = ht_ctl_resolve(q->ctl, HT_NS_ROOT_INO, path, begin, &q->caller, &out->dir)))
         out->dir = 0;
     if (rc == 0)
         rc = ht_parse_component(&last, &len, out->name) == 1 ? 0 : -EINVAL;
-    if (rc == 0 && cmd->inside && cmd->inside != out->dir) /* somebody has changed the way meanwhile */
+    if (rc == 0 && q->cmd->inside && q->cmd->inside != out->dir) /* somebody has changed the way meanwhile */
         rc = -ESTALE;
     if (rc == 0 && strcmp(out->name, HT_CTL_DIR) == 0)
         rc = -EINVAL;
-    return rc ? rc : ht_ctl_access(c, out->dir, W_OK | X_OK, caller);
+    return rc ? rc : ht_ctl_access(q->ctl, out->dir, W_OK | X_OK, &q->caller);
 }
 
 /* The kernel may know that the name is not there. */
@@ -195,15 +194,15 @@ static void explain_clone(const struct ht_copy *k, int rc, char err[HT_CTL_ERROR
         snprintf(err, HT_CTL_ERROR_MAX, "%s", strerror(-rc));
 }
 
-static int clone_to(struct ht_ctl *c, uint64_t kept, const struct place *place, const struct ht_caller *caller,
-                    char err[HT_CTL_ERROR_MAX])
+static int clone_to(struct ht_call *q, uint64_t kept, const struct place *place)
 {
+    struct ht_ctl *c = q->ctl;
     struct ht_optim_config config;
     struct ht_clone_target target = {
-        .parent = place->dir, .name = place->name, .uid = caller->cred.uid, .config = &config};
+        .parent = place->dir, .name = place->name, .uid = q->caller.cred.uid, .config = &config};
     struct ht_copy k = {.clone = &target};
     uint64_t lsn;
-    int rc = ht_optimizer_read(c, kept, &config, err);
+    int rc = ht_optimizer_read(c, kept, &config, q->err);
 
     if (rc)
         return rc;
@@ -213,58 +212,26 @@ static int clone_to(struct ht_ctl *c, uint64_t kept, const struct place *place, 
     if (rc == 0)
         rc = ht_store_sync(c->store, lsn);
     if (rc)
-        explain_clone(&k, rc, err);
+        explain_clone(&k, rc, q->err);
     else
         show(c, place);
     return rc;
 }
 
-static int make_clone(struct ht_ctl *c, uint64_t root, const struct ht_command *cmd, const struct ht_caller *caller,
-                      char err[HT_CTL_ERROR_MAX])
+int ht_kept_clone(struct ht_call *q, uint64_t ino)
 {
     struct ht_ns_kept about;
     struct place place;
-    int rc = find_own(c, root, cmd, caller, &about, err);
+    int rc = find_own(q, &about);
 
     if (rc)
         return rc;
-    rc = find_place(c, cmd, caller, &place);
+    rc = find_place(q, &place);
     if (rc)
-        snprintf(err, HT_CTL_ERROR_MAX, "'%.*s': %s", (int)ht_min_u64(cmd->path_len, 160), cmd->path,
+        snprintf(q->err, HT_CTL_ERROR_MAX, "'%.*s': %s", (int)ht_min_u64(q->cmd->path_len, 160), q->cmd->path,
                  rc == -EINVAL ? "not a path of a new directory below the mount's root" : strerror(-rc));
     else
-        rc = clone_to(c, about.ino, &place, caller, err);
-    leave_place(c, &place);
-    return rc;
-}
-
-/* --------------------------------------------------------------------- all */
-
-bool ht_kept_is_command(const struct ht_command *cmd)
-{
-    return cmd->id == HT_COMMAND_SNAPSHOT || cmd->id == HT_COMMAND_FORGET || cmd->id == HT_COMMAND_CLONE ||
-        cmd->id == HT_COMMAND_ROLLBACK;
-}
-
-int ht_kept_command(struct ht_ctl *c, uint64_t root, const struct ht_command *cmd, struct ht_optim_steer *by,
-                    const struct ht_caller *caller, char err[HT_CTL_ERROR_MAX])
-{
-    int rc;
-
-    switch (cmd->id) {
-    case HT_COMMAND_SNAPSHOT:
-        rc = snapshot(c, root, cmd, by, err);
-        break;
-    case HT_COMMAND_ROLLBACK:
-        rc = rollback(c, root, cmd, by, caller, err);
-        break;
-    case HT_COMMAND_CLONE:
-        rc = make_clone(c, root, cmd, caller, err);
-        break;
-    default:
-        rc = forget(c, root, cmd, by, err);
-    }
-    if (by->why[0])
-        snprintf(err, HT_CTL_ERROR_MAX, "%s", by->why);
+        rc = clone_to(q, about.ino, &place);
+    leave_place(q->ctl, &place);
     return rc;
 }
