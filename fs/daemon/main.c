@@ -165,7 +165,7 @@ static int open_store(struct daemon *d)
         .compact = d->options.compact,
         .digest = d->options.digest,
         .dedup_index_bytes = d->options.dedup_index_bytes,
-        .commit_ms = d->options.commit_ms,
+        .commit_ms = d->options.commit_s * 1000,
         .compress_after_ms = d->options.compress_after_s * 1000,
         .compress_inline = d->options.compress_inline,
         .read_only = d->options.read_only,

@@ -8,23 +8,9 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-#include "fs/fuse/session.h"
 #include "tiering/base/log.h"
 
-#define DRAM_BYTES_MIN (8 * HT_MIB)
-#define STAGING_BYTES_MIN (24 * HT_MIB)
-#define PASSTHROUGH_BYTES_MIN (2 * HT_MIB)
-#define RATE_BYTES_MIN (64 * HT_KIB)
-#define DEDUP_INDEX_BYTES_MIN (64 * HT_KIB)
-enum {
-    COMMIT_S_DEFAULT = 5,
-    COMMIT_S_MAX = 3600,
-    COMPRESS_AFTER_S_MAX = 30 * 24 * 3600,
-    TIMEOUT_S_MAX = 3600,
-    THREADS_MAX = 64,
-    NUMA_NODES_MAX = 1024,
-    PERCENT_MAX = 6400
-};
+enum { COMMIT_S_DEFAULT = 5, THREADS_MAX = 64 };
 
 /* ------------------------------------------------------------------ values */
 
@@ -34,105 +20,70 @@ static int refuse(const char *word, const char *value, const char *allowed)
     return -EINVAL;
 }
 
-static int parse_size(const char *word, const char *value, uint64_t least, uint64_t *out)
+struct row {
+    const char *word;
+    const char *value; /* its name in the help text; NULL: takes none */
+    int (*set)(struct ht_options *o, const struct row *row, const char *value);
+    const char *help;
+    size_t offset, bytes; /* of its field; a remount cannot change it. bytes 0: it can */
+    uint64_t least, most; /* of a size or number */
+};
+
+static void *field_of(struct ht_options *o, const struct row *row)
+{
+    return (char *)o + row->offset;
+}
+
+static int set_size(struct ht_options *o, const struct row *row, const char *value)
 {
     char text[32], allowed[96];
     uint64_t bytes;
 
-    if (ht_parse_size(value, &bytes) == 0 && bytes >= least) {
-        *out = bytes;
+    if (ht_parse_size(value, &bytes) == 0 && bytes >= row->least) {
+        *(uint64_t *)field_of(o, row) = bytes;
         return 0;
     }
     snprintf(allowed, sizeof(allowed), "a size of at least %s is allowed, as in 512M or 8G",
-             ht_format_size(least, text, sizeof(text)));
-    return refuse(word, value, allowed);
+             ht_format_size(row->least, text, sizeof(text)));
+    return refuse(row->word, value, allowed);
 }
 
-static int parse_number(const char *word, const char *value, unsigned least, unsigned most, unsigned *out)
+static int set_size_or_off(struct ht_options *o, const struct row *row, const char *value)
+{
+    *(uint64_t *)field_of(o, row) = 0;
+    return strcmp(value, "off") == 0 ? 0 : set_size(o, row, value);
+}
+
+static int set_number(struct ht_options *o, const struct row *row, const char *value)
 {
     char allowed[64], *end;
     unsigned long v;
 
     errno = 0;
     v = strtoul(value, &end, 10);
-    if (value[0] >= '0' && value[0] <= '9' && !*end && !errno && v >= least && v <= most) {
-        *out = (unsigned)v;
+    if (value[0] >= '0' && value[0] <= '9' && !*end && !errno && v >= row->least && v <= row->most) {
+        *(unsigned *)field_of(o, row) = (unsigned)v;
         return 0;
     }
-    snprintf(allowed, sizeof(allowed), "a number from %u to %u is allowed", least, most);
-    return refuse(word, value, allowed);
+    snprintf(allowed, sizeof(allowed), "a number from %u to %u is allowed", (unsigned)row->least, (unsigned)row->most);
+    return refuse(row->word, value, allowed);
 }
 
-static int set_dram(struct ht_options *o, const char *value)
+static int set_switch(struct ht_options *o, const struct row *row, const char *value)
 {
-    return parse_size("dram", value, DRAM_BYTES_MIN, &o->dram_bytes);
-}
+    bool *out = field_of(o, row);
 
-static int set_staging(struct ht_options *o, const char *value)
-{
-    return parse_size("staging", value, STAGING_BYTES_MIN, &o->staging_bytes);
-}
-
-static int set_passthrough(struct ht_options *o, const char *value)
-{
-    o->passthrough_bytes = 0;
-    return strcmp(value, "off") == 0 ? 0
-                                     : parse_size("passthrough", value, PASSTHROUGH_BYTES_MIN, &o->passthrough_bytes);
-}
-
-static int set_scrub_rate(struct ht_options *o, const char *value)
-{
-    return parse_size("scrub_rate", value, RATE_BYTES_MIN, &o->scrub_rate_bytes);
-}
-
-static int set_background_rate(struct ht_options *o, const char *value)
-{
-    return parse_size("background_rate", value, RATE_BYTES_MIN, &o->background_rate_bytes);
-}
-
-static int set_background_cpu(struct ht_options *o, const char *value)
-{
-    return parse_number("background_cpu", value, 1, PERCENT_MAX, &o->background_cpu_percent);
-}
-
-static int set_switch(const char *word, const char *value, bool *out)
-{
     *out = strcmp(value, "on") == 0;
-    return *out || strcmp(value, "off") == 0 ? 0 : refuse(word, value, "on or off is allowed");
+    return *out || strcmp(value, "off") == 0 ? 0 : refuse(row->word, value, "on or off is allowed");
 }
 
-static int set_dedup(struct ht_options *o, const char *value)
-{
-    return set_switch("dedup", value, &o->dedup);
-}
-
-static int set_digest(struct ht_options *o, const char *value)
-{
-    return set_switch("digest", value, &o->digest);
-}
-
-static int set_discard(struct ht_options *o, const char *value)
-{
-    return set_switch("discard", value, &o->discard);
-}
-
-static int set_compact(struct ht_options *o, const char *value)
-{
-    return set_switch("compact", value, &o->compact);
-}
-
-static int set_dedup_index(struct ht_options *o, const char *value)
-{
-    return parse_size("dedup_index", value, DEDUP_INDEX_BYTES_MIN, &o->dedup_index_bytes);
-}
-
-static int set_compress(struct ht_options *o, const char *value)
+static int set_compress(struct ht_options *o, const struct row *row, const char *value)
 {
     o->compress = strcmp(value, "auto") == 0;
-    return o->compress || strcmp(value, "off") == 0 ? 0 : refuse("compress", value, "off or auto is allowed");
+    return o->compress || strcmp(value, "off") == 0 ? 0 : refuse(row->word, value, "off or auto is allowed");
 }
 
-static int set_compress_inline(struct ht_options *o, const char *value)
+static int set_compress_inline(struct ht_options *o, const struct row *row, const char *value)
 {
     static const char *const words[] = {[HT_INLINE_AUTO] = "auto", [HT_INLINE_OFF] = "off", [HT_INLINE_ALWAYS] = "on"};
 
@@ -142,58 +93,28 @@ static int set_compress_inline(struct ht_options *o, const char *value)
             return 0;
         }
     }
-    return refuse("compress_inline", value, "auto, on or off is allowed");
+    return refuse(row->word, value, "auto, on or off is allowed");
 }
 
-static int set_compress_after(struct ht_options *o, const char *value)
+static int set_numa(struct ht_options *o, const struct row *row, const char *value)
 {
-    return parse_number("compress_after", value, 1, COMPRESS_AFTER_S_MAX, &o->compress_after_s);
-}
-
-static int set_commit(struct ht_options *o, const char *value)
-{
-    unsigned s;
-    int rc = parse_number("commit", value, 0, COMMIT_S_MAX, &s);
-
-    if (rc == 0)
-        o->commit_ms = s * 1000;
-    return rc;
-}
-
-static int set_optim_threads(struct ht_options *o, const char *value)
-{
-    return parse_number("optim_threads", value, 1, THREADS_MAX, &o->optim_threads);
-}
-
-static int set_max_threads(struct ht_options *o, const char *value)
-{
-    return parse_number("max_threads", value, 1, THREADS_MAX, &o->fuse_threads);
-}
-
-static int set_numa(struct ht_options *o, const char *value)
-{
-    unsigned node;
-
-    if (strcmp(value, "auto") == 0) {
+    if (strcmp(value, "auto") == 0)
         o->numa_node = HT_NUMA_AUTO;
-    } else if (strcmp(value, "off") == 0) {
+    else if (strcmp(value, "off") == 0)
         o->numa_node = HT_NUMA_OFF;
-    } else {
-        if (value[0] < '0' || value[0] > '9')
-            return refuse("numa", value, "auto, off or the number of a node is allowed");
-        if (parse_number("numa", value, 0, NUMA_NODES_MAX, &node))
-            return -EINVAL;
-        o->numa_node = (int)node;
-    }
+    else if (value[0] >= '0' && value[0] <= '9')
+        return set_number(o, row, value);
+    else
+        return refuse(row->word, value, "auto, off or the number of a node is allowed");
     return 0;
 }
 
-static int set_device(struct ht_options *o, const char *value)
+static int set_device(struct ht_options *o, const struct row *row, const char *value)
 {
     char *copy;
 
     if (!value[0])
-        return refuse("device", value, "the path of a member is needed");
+        return refuse(row->word, value, "the path of a member is needed");
     if (o->device_count == HT_DEVICES_MAX) {
         ht_error("a store has at most %u devices", HT_DEVICES_MAX);
         return -EINVAL;
@@ -206,101 +127,66 @@ static int set_device(struct ht_options *o, const char *value)
     return 0;
 }
 
-static int set_degraded(struct ht_options *o, const char *value)
+static int set_true(struct ht_options *o, const struct row *row, const char *value)
 {
-    o->degraded = true;
+    *(bool *)field_of(o, row) = true;
     return 0;
 }
 
-static int set_no_replay(struct ht_options *o, const char *value)
+static int set_default(struct ht_options *o, const struct row *row, const char *value)
 {
-    o->no_replay = true;
-    return 0;
-}
-
-static int set_device_timeout(struct ht_options *o, const char *value)
-{
-    return parse_number("device_timeout", value, 1, TIMEOUT_S_MAX, &o->answer_s);
-}
-
-static int set_tune(struct ht_options *o, const char *value)
-{
-    o->tune = true;
-    return 0;
-}
-
-static int set_allow_other(struct ht_options *o, const char *value)
-{
-    o->allow_other = true;
-    return 0;
-}
-
-static int set_default(struct ht_options *o, const char *value)
-{
-    return 0;
-}
-
-static int set_remount(struct ht_options *o, const char *value)
-{
-    o->remount = true;
     return 0;
 }
 
 #define FIXED(field) offsetof(struct ht_options, field), sizeof(((struct ht_options *)0)->field)
 
-static const struct row {
-    const char *word;
-    const char *value; /* its name in the help text; NULL: takes none */
-    int (*set)(struct ht_options *o, const char *value);
-    const char *help;
-    size_t offset, bytes; /* a remount cannot change these; bytes 0: none */
-} rows[] = {
-    {"dram", "SIZE", set_dram, "DRAM tier (default: a quarter of the available memory)", FIXED(dram_bytes)},
-    {"staging", "SIZE", set_staging, "staging pool (default: 64M)", FIXED(staging_bytes)},
-    {"passthrough", "off|SIZE", set_passthrough,
+static const struct row rows[] = {
+    {"dram", "SIZE", set_size, "DRAM tier (default: a quarter of the available memory)", FIXED(dram_bytes), 8 * HT_MIB},
+    {"staging", "SIZE", set_size, "staging pool (default: 64M)", FIXED(staging_bytes), 24 * HT_MIB},
+    {"passthrough", "off|SIZE", set_size_or_off,
      "part of dram for parameters and pinned files whose very pages clients read and map (default: off)",
-     FIXED(passthrough_bytes)},
-    {"commit", "SECONDS", set_commit, "how long unsynced data outside model roots may stay volatile (default: 5)",
-     FIXED(commit_ms)},
-    {"scrub_rate", "SIZE", set_scrub_rate, "what a scrub reads in a second at most (default: 64M)",
-     FIXED(scrub_rate_bytes)},
-    {"discard", "on|off", set_discard, "devices discard space soon after it became free (default: off)",
-     FIXED(discard)},
-    {"background_rate", "SIZE", set_background_rate,
-     "what all work in the background moves in a second at most (default: no limit)", FIXED(background_rate_bytes)},
-    {"background_cpu", "PERCENT", set_background_cpu, "its processor time, in percent of one CPU (default: no limit)",
-     FIXED(background_cpu_percent)},
-    {"dedup", "on|off", set_dedup, "store content once that is there twice (default: off)", FIXED(dedup)},
-    {"dedup_index", "SIZE", set_dedup_index, "memory for its checksums at most (default: 1/64 of dram)",
-     FIXED(dedup_index_bytes)},
-    {"digest", "on|off", set_digest, "compute the digest of each kept step in the background (default: off)",
+     FIXED(passthrough_bytes), 2 * HT_MIB},
+    {"commit", "SECONDS", set_number, "how long unsynced data outside model roots may stay volatile (default: 5)",
+     FIXED(commit_s), 0, 3600},
+    {"scrub_rate", "SIZE", set_size, "what a scrub reads in a second at most (default: 64M)", FIXED(scrub_rate_bytes),
+     64 * HT_KIB},
+    {"discard", "on|off", set_switch, "devices discard space soon after it became free (default: off)", FIXED(discard)},
+    {"background_rate", "SIZE", set_size,
+     "what all work in the background moves in a second at most (default: no limit)", FIXED(background_rate_bytes),
+     64 * HT_KIB},
+    {"background_cpu", "PERCENT", set_number, "its processor time, in percent of one CPU (default: no limit)",
+     FIXED(background_cpu_percent), 1, 6400},
+    {"dedup", "on|off", set_switch, "store content once that is there twice (default: off)", FIXED(dedup)},
+    {"dedup_index", "SIZE", set_size, "memory for its checksums at most (default: 1/64 of dram)",
+     FIXED(dedup_index_bytes), 64 * HT_KIB},
+    {"digest", "on|off", set_switch, "compute the digest of each kept step in the background (default: off)",
      FIXED(digest)},
-    {"compact", "on|off", set_compact,
-     "empty nearly empty groups of blocks, for long runs of free space (default: off)", FIXED(compact)},
+    {"compact", "on|off", set_switch, "empty nearly empty groups of blocks, for long runs of free space (default: off)",
+     FIXED(compact)},
     {"compress", "off|auto", set_compress,
      "whether files without the attribute compress are compressed when they have not changed for a while (default: off)",
      FIXED(compress)},
     {"compress_inline", "auto|on|off", set_compress_inline,
      "compress new content of such files when it is written: where that is faster, always, or never (default: auto)",
      FIXED(compress_inline)},
-    {"compress_after", "SECONDS", set_compress_after,
-     "how long content has to stay the same before it is compressed (default: 60)", FIXED(compress_after_s)},
-    {"optim_threads", "N", set_optim_threads, "threads of the optimizer (default: one for each CPU, at least 2)",
-     FIXED(optim_threads)},
-    {"max_threads", "N", set_max_threads, "threads that take requests (default: two for each CPU, 4 to 16)",
-     FIXED(fuse_threads)},
+    {"compress_after", "SECONDS", set_number,
+     "how long content has to stay the same before it is compressed (default: 60)", FIXED(compress_after_s), 1,
+     30 * 24 * 3600},
+    {"optim_threads", "N", set_number, "threads of the optimizer (default: one for each CPU, at least 2)",
+     FIXED(optim_threads), 1, THREADS_MAX},
+    {"max_threads", "N", set_number, "threads that take requests (default: two for each CPU, 4 to 16)",
+     FIXED(fuse_threads), 1, THREADS_MAX},
     {"numa", "auto|off|NODE", set_numa, "where memory is and threads run (default: auto, the nodes of the devices)",
-     FIXED(numa_node)},
+     FIXED(numa_node), 0, 1024},
     {"device", "PATH", set_device, "a further member of the store", FIXED(device_count)},
-    {"degraded", NULL, set_degraded, "go on without members that are missing: what lies on them is EIO",
-     FIXED(degraded)},
-    {"noreplay", NULL, set_no_replay, "with ro: show models with logged steps as of their last full step",
-     FIXED(no_replay)},
-    {"device_timeout", "SECONDS", set_device_timeout,
-     "a device does not answer when a request takes longer (default: 30)", FIXED(answer_s)},
-    {"tune", NULL, set_tune, "let it change settings of the system that make it faster, and say which", FIXED(tune)},
-    {"allow_other", NULL, set_allow_other, "other users have access (default for root)", FIXED(allow_other)},
-    {"remount", NULL, set_remount, "change ro, rw, noatime and the like of a mount that is there", 0, 0},
+    {"degraded", NULL, set_true, "go on without members that are missing: what lies on them is EIO", FIXED(degraded)},
+    {"noreplay", NULL, set_true, "with ro: show models with logged steps as of their last full step", FIXED(no_replay)},
+    {"device_timeout", "SECONDS", set_number, "a device does not answer when a request takes longer (default: 30)",
+     FIXED(answer_s), 1, 3600},
+    {"tune", NULL, set_true, "let it change settings of the system that make it faster, and say which", FIXED(tune)},
+    {"allow_other", NULL, set_true, "other users have access (default for root)", FIXED(allow_other)},
+    {"remount", NULL, set_true, "change ro, rw, noatime and the like of a mount that is there",
+     offsetof(struct ht_options, remount), 0},
     {"default_permissions", NULL, set_default, "the kernel checks permissions (always so)", 0, 0},
     {"defaults", NULL, set_default, "nothing special", 0, 0},
 };
@@ -311,7 +197,10 @@ static const char *const reported_by_kernel[] = {"user_id=", "group_id=", "rootm
 
 /* ----------------------------------------------------------------- one word */
 
-/* Flags, then the words that only libfuse knows. */
+/* Of a security module. The kernel gets these. */
+static const char *const context_words[] = {"context=", "fscontext=", "defcontext=", "rootcontext="};
+
+/* Flags, then those. */
 static const char *kernel_word(unsigned i)
 {
     unsigned flags = 0;
@@ -320,12 +209,7 @@ static const char *kernel_word(unsigned i)
         flags++;
     if (i < flags)
         return ht_mount_flag_word(i);
-    for (unsigned k = 0; ht_fuse_option(k); k++) {
-        struct ht_mount_flags ignored = {0, 0};
-        if (!ht_mount_flags_add(&ignored, ht_fuse_option(k)) && i-- == flags)
-            return ht_fuse_option(k);
-    }
-    return NULL;
+    return i - flags < HT_ARRAY_SIZE(context_words) ? context_words[i - flags] : NULL;
 }
 
 static int unknown(const char *option)
@@ -348,7 +232,7 @@ static int set_row(struct ht_options *o, const struct row *row, const char *valu
         return -EINVAL;
     }
     o->given |= 1u << (row - rows);
-    return row->set(o, value);
+    return row->set(o, row, value);
 }
 
 /* Adds to a list that ends with a NUL. Backslashes keep what a list gives a meaning, as libfuse wants it. */
@@ -371,12 +255,13 @@ static int set_flag_word(struct ht_options *o, const char *word)
     return ht_mount_flag_at_start(word) ? append(&o->passed, word) : 0;
 }
 
-static bool is_reported_by_kernel(const char *option)
+static bool begins_with(const char *option, const char *const *words, size_t count)
 {
-    for (size_t i = 0; i < HT_ARRAY_SIZE(reported_by_kernel); i++)
-        if (strncmp(option, reported_by_kernel[i], strlen(reported_by_kernel[i])) == 0)
-            return true;
-    return false;
+    size_t i = 0;
+
+    while (i < count && strncmp(option, words[i], strlen(words[i])) != 0)
+        i++;
+    return i < count;
 }
 
 static int set_option(struct ht_options *o, char *option)
@@ -391,11 +276,11 @@ static int set_option(struct ht_options *o, char *option)
         }
     if (ht_mount_flags_add(&o->flags, option))
         return set_flag_word(o, option);
-    if (ht_fuse_knows_option(option)) {
+    if (begins_with(option, context_words, HT_ARRAY_SIZE(context_words))) {
         o->labelled = true;
         return append(&o->passed, option);
     }
-    if (is_reported_by_kernel(option)) {
+    if (begins_with(option, reported_by_kernel, HT_ARRAY_SIZE(reported_by_kernel))) {
         o->reported = true;
         return 0;
     }
@@ -517,7 +402,7 @@ static struct ht_options defaults(bool allow_other)
 {
     return (struct ht_options){
         .allow_other = allow_other,
-        .commit_ms = COMMIT_S_DEFAULT * 1000,
+        .commit_s = COMMIT_S_DEFAULT,
         .numa_node = HT_NUMA_AUTO,
     };
 }

@@ -31,7 +31,7 @@ struct ht_options {
     unsigned compress_after_s; /* 0: the store's default */
     bool compress;             /* files without the attribute, too */
     enum ht_inline compress_inline;
-    unsigned commit_ms;
+    unsigned commit_s;
     unsigned answer_s;      /* 0: the store's default */
     unsigned optim_threads; /* 0: as many as CPUs, at least two, and two for each of several devices */
     unsigned fuse_threads;  /* 0: by the number of CPUs */

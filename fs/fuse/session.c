@@ -131,26 +131,6 @@ void ht_fuse_drop_name(void *ctx, uint64_t parent, const char *name)
 
 /* ----------------------------------------------------------------- options */
 
-static const char *const passed_on[] = {
-    "ro",    "dev",     "nodev",    "suid",       "nosuid",   "exec",     "noexec",     "sync",        "dirsync",
-    "atime", "noatime", "diratime", "nodiratime", "relatime", "context=", "fscontext=", "defcontext=", "rootcontext=",
-};
-
-const char *ht_fuse_option(unsigned i)
-{
-    return i < HT_ARRAY_SIZE(passed_on) ? passed_on[i] : NULL;
-}
-
-bool ht_fuse_knows_option(const char *option)
-{
-    for (unsigned i = 0; i < HT_ARRAY_SIZE(passed_on); i++) {
-        size_t len = strlen(passed_on[i]);
-        if (passed_on[i][len - 1] == '=' ? strncmp(option, passed_on[i], len) == 0 : !strcmp(option, passed_on[i]))
-            return true;
-    }
-    return false;
-}
-
 const char *ht_fuse_library_version(void)
 {
     return fuse_pkgversion();

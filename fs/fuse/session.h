@@ -27,10 +27,6 @@ struct ht_fuse_opts {
     void *ctx;
 };
 
-/* Does option word belong to libfuse or the kernel, to be passed on in mount_options? */
-bool ht_fuse_knows_option(const char *option);
-/* Those options, for help: NULL after the last. */
-const char *ht_fuse_option(unsigned i);
 const char *ht_fuse_library_version(void);
 
 int ht_fuse_new(struct ht_ctl *ctl, const struct ht_fuse_opts *opts, struct ht_fuse **out) HT_MUST_CHECK;

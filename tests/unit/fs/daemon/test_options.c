@@ -32,7 +32,7 @@ START_TEST(defaults)
     ck_assert_uint_eq(o.device_count, 1);
     ck_assert_str_eq(o.device[0], "/dev/x");
     ck_assert_str_eq(o.mountpoint, "/mnt");
-    ck_assert_uint_eq(o.commit_ms, 5000);
+    ck_assert_uint_eq(o.commit_s, 5);
     ck_assert_int_eq(o.numa_node, HT_NUMA_AUTO);
     ck_assert(!o.foreground && !o.read_only && !o.tune && !o.allow_other);
     ht_options_free(&o);
@@ -55,7 +55,7 @@ START_TEST(all_options)
     ck_assert(o.foreground && o.single_thread && o.tune && o.read_only);
     ck_assert_uint_eq(o.dram_bytes, HT_GIB);
     ck_assert_uint_eq(o.staging_bytes, 64 * HT_MIB);
-    ck_assert_uint_eq(o.commit_ms, 0);
+    ck_assert_uint_eq(o.commit_s, 0);
     ck_assert_uint_eq(o.optim_threads, 3);
     ck_assert_int_eq(o.numa_node, 1);
     ck_assert_str_eq((const char *)o.passed.data, "ro,noatime");
@@ -165,7 +165,7 @@ START_TEST(what_cannot_change_is_a_list_that_means_the_same)
     ck_assert_str_eq(fixed(&o), "dram=1G,device=d\\,e,commit=3,tune,allow_other,ro,device=b\\,\\\"c");
     ck_assert_int_eq(ht_options_parse_fixed(fixed(&o), &again), 0);
     ck_assert_uint_eq(again.dram_bytes, HT_GIB);
-    ck_assert_uint_eq(again.commit_ms, 3000);
+    ck_assert_uint_eq(again.commit_s, 3);
     ck_assert(again.read_only && again.tune && again.allow_other && !again.degraded);
     ck_assert_uint_eq(again.device_count, 3);
     ck_assert_str_eq(again.device[1], "d,e");
