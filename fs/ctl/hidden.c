@@ -298,10 +298,10 @@ static unsigned hidden_perm(unsigned perm, void *ctx)
  */
 ssize_t ht_hidden_getxattr(struct ht_ctl *c, uint64_t ino, const char *name, void *buf, size_t cap)
 {
-    ssize_t n;
+    ssize_t n = ht_ns_xattr_check_name(name);
 
-    if (strcmp(name, HT_NS_ACL_ACCESS) != 0 || ht_hidden_is_private(ino))
-        return -ENODATA;
+    if (n || strcmp(name, HT_NS_ACL_ACCESS) != 0 || ht_hidden_is_private(ino))
+        return n ? n : -ENODATA;
     n = ht_ns_getxattr(c->ns, ht_hidden_permission_inode(c, ino), name, buf, cap);
     if (n > 0 && cap)
         ht_ns_acl_map(buf, (size_t)n, hidden_perm, &ino);

@@ -76,8 +76,8 @@ ssize_t ht_hidden_write(struct ht_hidden_file *f, uint64_t off, const void *buf,
  * A write of a shard of a parameter, with its bytes in buf: waits for updates of these bytes. The kernel drops its
  * pages of them, and writes those that a mapping has changed: WAITS for requests that it may hold back (ops_hidden.c).
  */
-void ht_hidden_wait_updates(struct ht_hidden_file *f, uint64_t off, void *buf, size_t len);
-void ht_hidden_drop_pages(struct ht_hidden_file *f, uint64_t off, void *buf, size_t len);
+void ht_hidden_wait_updates(struct ht_hidden_file *f, uint64_t off, const void *buf, size_t len);
+void ht_hidden_drop_pages(struct ht_hidden_file *f, uint64_t off, const void *buf, size_t len);
 bool ht_hidden_is_dense(const struct ht_hidden_file *f);
 /* Are its writes traced member by member? */
 bool ht_hidden_is_traced(const struct ht_hidden_file *f);

@@ -252,9 +252,9 @@ static ssize_t drop_pages(void *ctx, uint64_t off, void *buf, size_t len)
     return (ssize_t)len;
 }
 
-void ht_hidden_drop_pages(struct ht_hidden_file *f, uint64_t off, void *buf, size_t len)
+void ht_hidden_drop_pages(struct ht_hidden_file *f, uint64_t off, const void *buf, size_t len)
 {
-    (void)!ht_shard_each(f->shard, off, buf, len, drop_pages, f);
+    (void)!ht_shard_each(f->shard, off, (void *)(uintptr_t)buf, len, drop_pages, f);
 }
 
 static ssize_t wait_updates(void *ctx, uint64_t off, void *buf, size_t len)
@@ -266,9 +266,9 @@ static ssize_t wait_updates(void *ctx, uint64_t off, void *buf, size_t len)
     return rc ? rc : (ssize_t)len;
 }
 
-void ht_hidden_wait_updates(struct ht_hidden_file *f, uint64_t off, void *buf, size_t len)
+void ht_hidden_wait_updates(struct ht_hidden_file *f, uint64_t off, const void *buf, size_t len)
 {
-    (void)!ht_shard_each(f->shard, off, buf, len, wait_updates, f);
+    (void)!ht_shard_each(f->shard, off, (void *)(uintptr_t)buf, len, wait_updates, f);
 }
 
 /* -------------------------------------------------------- texts and numbers */

@@ -278,7 +278,7 @@ struct ht_job {
     struct ht_open *open;
     struct open_dir *dir;
     int flags;
-    char *data; /* owned: freed after fn */
+    const char *data; /* owned: freed after fn */
     /*
      * An interrupt of its request ends it with EINTR while it waits for a replay of logged steps, in its lane or
      * running. So fn leaves nothing undone if its calls return -EINTR.
@@ -297,6 +297,11 @@ bool ht_job_data(struct ht_job *job, const void *data, size_t len);
  * memory; req was answered and the job is gone.
  */
 bool ht_job_submit(struct ht_job *job, enum ht_lane_kind kind, uint64_t key);
+/*
+ * Does what a job of these members does: now (HT_LANE_NONE), or later in a lane, with a copy of its data. key 0: what a
+ * job about ino waits for.
+ */
+void ht_job_run(fuse_req_t req, enum ht_lane_kind kind, struct ht_job *like);
 /* A job of no request, unless one with its fn is queued in this lane and does the same: then this one is gone. */
 bool ht_job_submit_once(struct ht_job *job, enum ht_lane_kind kind, uint64_t key);
 /*

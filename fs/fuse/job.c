@@ -171,7 +171,7 @@ static struct ht_job *next_job(struct ht_fuse *f) HT_REQUIRES(HT_LOCK_JOBS)
 
 static void put_free(struct ht_fuse *f, struct ht_job *job) HT_REQUIRES(HT_LOCK_JOBS)
 {
-    free(job->data);
+    free((char *)(uintptr_t)job->data);
     job->data = NULL;
     job->req = NULL; /* an interrupt that comes late finds another request, or none */
     ht_list_add_tail(&f->job_free, &job->link);
@@ -340,13 +340,15 @@ static void refuse(struct ht_job *job)
 
 bool ht_job_data(struct ht_job *job, const void *data, size_t len)
 {
-    job->data = malloc(len + 1);
-    if (!job->data) {
+    char *copy = malloc(len + 1);
+
+    if (!copy) {
         refuse(job);
         return false;
     }
-    memcpy(job->data, data, len);
-    job->data[len] = 0;
+    memcpy(copy, data, len);
+    copy[len] = 0;
+    job->data = copy;
     job->size = len;
     return true;
 }
@@ -464,6 +466,8 @@ uint64_t ht_job_key(struct ht_fuse *f, uint64_t ino)
 {
     struct ht_ns_tensor t;
 
+    if (ht_hidden_match(ino))
+        return ht_hidden_root(f->ctl, ino);
     return ht_ns_tensor(f->ns, ino, &t) || !t.root ? ino : t.root;
 }
 
@@ -500,6 +504,31 @@ bool ht_job_submit(struct ht_job *job, enum ht_lane_kind kind, uint64_t key)
     if (interrupted)
         end_interrupted(f, job, req, key);
     return true;
+}
+
+void ht_job_run(fuse_req_t req, enum ht_lane_kind kind, struct ht_job *like)
+{
+    struct ht_fuse *f = ht_fuse_of(req);
+    struct ht_job *job;
+
+    like->fuse = f;
+    like->req = req;
+    if (kind == HT_LANE_NONE) {
+        like->fn(like);
+        return;
+    }
+    job = ht_job_new(f, req, like->fn);
+    if (!job || (like->data && !ht_job_data(job, like->data, like->size)))
+        return;
+    job->ino = like->ino;
+    job->off = like->off;
+    job->size = like->size;
+    job->file = like->file;
+    job->open = like->open;
+    job->dir = like->dir;
+    job->flags = like->flags;
+    job->may_end = like->may_end;
+    ht_job_submit(job, kind, like->key ? like->key : ht_job_key(f, like->ino));
 }
 
 static bool is_queued(struct ht_fuse *f, const struct ht_job *job, enum ht_lane_kind kind, uint64_t key)

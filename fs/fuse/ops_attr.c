@@ -80,44 +80,35 @@ static int set_attributes(fuse_req_t req, uint64_t ino, const struct stat *attr,
     return rc;
 }
 
-static void setattr_now(fuse_req_t req, uint64_t ino, const struct stat *attr, int to_set)
-{
-    struct ht_fuse *f = ht_fuse_of(req);
-    struct ht_passthrough_file *resized = NULL;
-    bool size = what_to_set(to_set) & HT_SET_SIZE;
-    struct stat st;
-
-    int rc = size && ht_ctl_param(f->ctl, ino) ? ht_park_wait(f, ino, 0, HT_FILE_BYTES_MAX) : 0;
-    if (!rc && size)
-        rc = ht_passthrough_resize_begin(f, ino, (uint64_t)attr->st_size, &resized);
-    if (!rc)
-        rc = set_attributes(req, ino, attr, to_set, &st);
-    ht_passthrough_resize_end(f, resized);
-    ht_reply_attr(req, ino, rc, &st);
-}
-
 static void job_setattr(struct ht_job *job)
 {
-    setattr_now(job->req, job->ino, (const struct stat *)(const void *)job->data, job->flags);
+    const struct stat *attr = (const struct stat *)(const void *)job->data;
+    struct ht_passthrough_file *resized = NULL;
+    bool size = what_to_set(job->flags) & HT_SET_SIZE;
+    struct ht_fuse *f = job->fuse;
+    struct stat st;
+
+    int rc = size && ht_ctl_param(f->ctl, job->ino) ? ht_park_wait(f, job->ino, 0, HT_FILE_BYTES_MAX) : 0;
+    if (!rc && size)
+        rc = ht_passthrough_resize_begin(f, job->ino, (uint64_t)attr->st_size, &resized);
+    if (!rc)
+        rc = set_attributes(job->req, job->ino, attr, job->flags, &st);
+    ht_passthrough_resize_end(f, resized);
+    ht_reply_attr(job->req, job->ino, rc, &st);
 }
 
 void ht_op_setattr(fuse_req_t req, fuse_ino_t ino, struct stat *attr, int to_set, struct fuse_file_info *fi)
 {
-    struct ht_fuse *f = ht_fuse_of(req);
-    bool cuts = what_to_set(to_set) & HT_SET_SIZE;
-    struct ht_job *job;
+    bool waits =
+        (what_to_set(to_set) & HT_SET_SIZE) && ht_job_waits_for_update(ht_fuse_of(req), ino, 0, HT_FILE_BYTES_MAX);
+    struct ht_job job = {.fn = job_setattr,
+                         .ino = ino,
+                         .data = (const char *)attr,
+                         .size = sizeof(*attr),
+                         .flags = to_set,
+                         .may_end = true};
 
-    if (!cuts || !ht_job_waits_for_update(f, ino, 0, HT_FILE_BYTES_MAX)) {
-        setattr_now(req, ino, attr, to_set);
-        return;
-    }
-    job = ht_job_new(f, req, job_setattr);
-    if (!job || !ht_job_data(job, attr, sizeof(*attr)))
-        return;
-    job->ino = ino;
-    job->flags = to_set;
-    job->may_end = true;
-    ht_job_submit(job, HT_LANE_UPDATE, ht_job_key(f, ino));
+    ht_job_run(req, waits ? HT_LANE_UPDATE : HT_LANE_NONE, &job);
 }
 
 void ht_op_statfs(fuse_req_t req, fuse_ino_t ino)
@@ -144,20 +135,6 @@ void ht_op_statfs(fuse_req_t req, fuse_ino_t ino)
 
 /* ---------------------------------------------------- extended attributes */
 
-/* The kernel checks which users may use which namespace, and lets names without a namespace pass. */
-static bool refuse_name(fuse_req_t req, const char *name)
-{
-    static const char *const namespaces[] = {"user.", "trusted.", "security.", NULL};
-
-    for (const char *const *n = namespaces; *n; n++)
-        if (strncmp(name, *n, strlen(*n)) == 0)
-            return false;
-    if (!strcmp(name, HT_NS_ACL_ACCESS) || !strcmp(name, HT_NS_ACL_DEFAULT))
-        return false;
-    fuse_reply_err(req, EOPNOTSUPP);
-    return true;
-}
-
 static void job_setxattr(struct ht_job *job)
 {
     struct ht_caller caller = ht_fuse_caller(job->req);
@@ -173,7 +150,8 @@ static void setxattr_later(fuse_req_t req, fuse_ino_t ino, const char *name, con
 {
     size_t name_len = strlen(name) + 1;
     char *both = size <= HT_XATTR_VALUE_BYTES_MAX ? malloc(name_len + size) : NULL;
-    struct ht_job *job;
+    struct ht_job job = {
+        .fn = job_setxattr, .ino = ino, .data = both, .size = name_len + size, .off = name_len, .flags = flags};
 
     if (!both) {
         fuse_reply_err(req, size <= HT_XATTR_VALUE_BYTES_MAX ? ENOMEM : E2BIG);
@@ -181,15 +159,8 @@ static void setxattr_later(fuse_req_t req, fuse_ino_t ino, const char *name, con
     }
     memcpy(both, name, name_len);
     memcpy(both + name_len, value, size);
-    job = ht_job_new(ht_fuse_of(req), req, job_setxattr);
-    bool kept = job && ht_job_data(job, both, name_len + size);
+    ht_job_run(req, HT_LANE_TURN, &job);
     free(both);
-    if (!kept)
-        return;
-    job->ino = ino;
-    job->off = name_len;
-    job->flags = flags;
-    ht_job_submit(job, HT_LANE_TURN, ht_job_key(job->fuse, ino));
 }
 
 static void set_plain(fuse_req_t req, fuse_ino_t ino, const char *name, const char *value, size_t size, int flags)
@@ -212,8 +183,6 @@ void ht_op_setxattr(fuse_req_t req, fuse_ino_t ino, const char *name, const char
     struct ht_fuse *f = ht_fuse_of(req);
     struct ht_caller caller = ht_fuse_caller(req);
 
-    if (refuse_name(req, name))
-        return;
     if (!ht_attribute_match(name))
         set_plain(req, ino, name, value, size, flags);
     else if (ht_attribute_waits(name))
@@ -239,8 +208,6 @@ void ht_op_getxattr(fuse_req_t req, fuse_ino_t ino, const char *name, size_t siz
     char *buf = ht_fuse_buffer();
     ssize_t n;
 
-    if (refuse_name(req, name))
-        return;
     if (!buf)
         n = -ENOMEM;
     else if (ht_attribute_match(name))
@@ -255,8 +222,7 @@ void ht_hidden_op_getxattr(fuse_req_t req, fuse_ino_t ino, const char *name, siz
     size_t cap = ht_min_u64(size, HT_FUSE_IO_BYTES);
     char *buf = ht_fuse_buffer();
 
-    if (!refuse_name(req, name))
-        reply_value(req, buf ? ht_hidden_getxattr(ht_fuse_of(req)->ctl, ino, name, buf, cap) : -ENOMEM, buf, size);
+    reply_value(req, buf ? ht_hidden_getxattr(ht_fuse_of(req)->ctl, ino, name, buf, cap) : -ENOMEM, buf, size);
 }
 
 void ht_op_listxattr(fuse_req_t req, fuse_ino_t ino, size_t size)
@@ -282,27 +248,12 @@ static void job_removexattr(struct ht_job *job)
     ht_reply(job->req, ht_attribute_remove(job->fuse->ctl, job->ino, job->data, &caller));
 }
 
-static void removexattr_later(fuse_req_t req, fuse_ino_t ino, const char *name)
-{
-    struct ht_job *job = ht_job_new(ht_fuse_of(req), req, job_removexattr);
-
-    if (!job || !ht_job_data(job, name, strlen(name)))
-        return;
-    job->ino = ino;
-    ht_job_submit(job, HT_LANE_TURN, ht_job_key(job->fuse, ino));
-}
-
 void ht_op_removexattr(fuse_req_t req, fuse_ino_t ino, const char *name)
 {
-    struct ht_fuse *f = ht_fuse_of(req);
-    struct ht_caller caller = ht_fuse_caller(req);
+    struct ht_job job = {.fn = job_removexattr, .ino = ino, .data = name, .size = strlen(name)};
 
-    if (refuse_name(req, name))
-        return;
-    if (!ht_attribute_match(name))
-        ht_reply(req, ht_ns_removexattr(f->ns, ino, name));
-    else if (ht_attribute_waits(name))
-        removexattr_later(req, ino, name);
+    if (ht_attribute_match(name))
+        ht_job_run(req, ht_attribute_waits(name) ? HT_LANE_TURN : HT_LANE_NONE, &job);
     else
-        ht_reply(req, ht_attribute_remove(f->ctl, ino, name, &caller));
+        ht_reply(req, ht_ns_removexattr(ht_fuse_of(req)->ns, ino, name));
 }

@@ -254,21 +254,14 @@ static void job_close(struct ht_job *job)
 
 void ht_op_releasedir(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi)
 {
-    struct ht_fuse *f = ht_fuse_of(req);
-    struct open_dir *d = open_dir_of(fi);
-    struct ht_job *job;
+    struct ht_job job = {.fn = job_close, .ino = ino, .dir = open_dir_of(fi), .key = ino};
 
-    if (!d->left_out) {
-        close_dir(f, d);
-        fuse_reply_err(req, 0);
+    if (job.dir->left_out) { /* without memory it stays listed: no listing of the directory is kept any more */
+        ht_job_run(req, HT_LANE_CTL_SESSION, &job);
         return;
     }
-    job = ht_job_new(f, req, job_close);
-    if (!job)
-        return; /* stays listed: no listing of the directory is kept any more */
-    job->ino = ino;
-    job->dir = d;
-    ht_job_submit(job, HT_LANE_CTL_SESSION, ino);
+    close_dir(ht_fuse_of(req), job.dir);
+    fuse_reply_err(req, 0);
 }
 
 void ht_hidden_op_releasedir(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi)

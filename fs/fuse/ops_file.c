@@ -170,17 +170,12 @@ static void job_open(struct ht_job *job)
 
 void ht_op_open(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi)
 {
-    struct ht_fuse *f = ht_fuse_of(req);
-    struct ht_job *job;
+    struct ht_job job = {.fn = job_open, .ino = ino, .flags = fi->flags, .may_end = true};
 
-    if (!open_waits(f, ino, fi)) {
+    if (open_waits(ht_fuse_of(req), ino, fi))
+        ht_job_run(req, HT_LANE_UPDATE, &job);
+    else
         open_now(req, ino, fi);
-    } else if ((job = ht_job_new(f, req, job_open))) {
-        job->ino = ino;
-        job->flags = fi->flags;
-        job->may_end = true;
-        ht_job_submit(job, HT_LANE_UPDATE, ht_job_key(f, ino));
-    }
 }
 
 /* Answers the creation of the inode in st, which holds a lookup count, or its failure (rc). */
@@ -504,19 +499,16 @@ static void job_fallocate(struct ht_job *job)
 
 void ht_op_fallocate(fuse_req_t req, fuse_ino_t ino, int mode, off_t off, off_t len, struct fuse_file_info *fi)
 {
-    struct ht_fuse *f = ht_fuse_of(req);
-    struct ht_job *job;
+    struct ht_job job = {.fn = job_fallocate,
+                         .ino = ino,
+                         .open = open_of(fi),
+                         .flags = mode,
+                         .off = (uint64_t)off,
+                         .size = (uint64_t)len,
+                         .may_end = true};
+    bool waits = ht_job_waits_for_update(ht_fuse_of(req), ino, job.off, job.size);
 
-    if (!ht_job_waits_for_update(f, ino, (uint64_t)off, (uint64_t)len)) {
-        ht_reply(req, change_range(req, open_of(fi), mode, (uint64_t)off, (uint64_t)len));
-    } else if ((job = ht_job_new(f, req, job_fallocate))) {
-        job->open = open_of(fi);
-        job->flags = mode;
-        job->off = (uint64_t)off;
-        job->size = (uint64_t)len;
-        job->may_end = true;
-        ht_job_submit(job, HT_LANE_UPDATE, ht_job_key(f, ino));
-    }
+    ht_job_run(req, waits ? HT_LANE_UPDATE : HT_LANE_NONE, &job);
 }
 
 /*
@@ -553,19 +545,15 @@ struct copy {
     uint64_t from_off, to_off, len;
 };
 
-static void copy_and_reply(fuse_req_t req, const struct copy *c)
-{
-    ssize_t n = copy_range(req, c->from, c->from_off, c->to, c->to_off, c->len);
-
-    if (n < 0)
-        ht_reply(req, (int)n);
-    else
-        fuse_reply_write(req, (size_t)n);
-}
-
 static void job_copy(struct ht_job *job)
 {
-    copy_and_reply(job->req, (const struct copy *)(const void *)job->data);
+    const struct copy *c = (const struct copy *)(const void *)job->data;
+    ssize_t n = copy_range(job->req, c->from, c->from_off, c->to, c->to_off, c->len);
+
+    if (n < 0)
+        ht_reply(job->req, (int)n);
+    else
+        fuse_reply_write(job->req, (size_t)n);
 }
 
 void ht_op_copy_file_range(fuse_req_t req, fuse_ino_t ino_in, off_t off_in, struct fuse_file_info *fi_in,
@@ -575,12 +563,9 @@ void ht_op_copy_file_range(fuse_req_t req, fuse_ino_t ino_in, off_t off_in, stru
     struct copy c = {open_of(fi_in), open_of(fi_out), (uint64_t)off_in, (uint64_t)off_out, len};
     bool in = ht_job_waits_for_update(f, ino_in, c.from_off, len);
     bool out = ht_job_waits_for_update(f, ino_out, c.to_off, len);
-    struct ht_job *job;
+    struct ht_job job = {.fn = job_copy, .ino = in ? ino_in : ino_out, .data = (const char *)&c, .size = sizeof(c)};
 
-    if (!in && !out)
-        copy_and_reply(req, &c);
-    else if ((job = ht_job_new(f, req, job_copy)) && ht_job_data(job, &c, sizeof(c)))
-        ht_job_submit(job, HT_LANE_UPDATE, ht_job_key(f, in ? ino_in : ino_out));
+    ht_job_run(req, in || out ? HT_LANE_UPDATE : HT_LANE_NONE, &job);
 }
 
 /* A mapping keeps its descriptor open, until its pages have been written. */
@@ -607,14 +592,14 @@ static int64_t seek(struct ht_open *o, uint64_t off, bool hole)
     return off >= size ? -ENXIO : (int64_t)(hole ? size : off);
 }
 
-static void seek_and_reply(fuse_req_t req, struct ht_open *o, uint64_t off, int whence)
+static void seek_and_reply(struct ht_job *job)
 {
-    int64_t at = seek(o, off, whence == SEEK_HOLE);
+    int64_t at = seek(job->open, job->off, job->flags == SEEK_HOLE);
 
     if (at < 0)
-        ht_reply(req, (int)at);
+        ht_reply(job->req, (int)at);
     else
-        fuse_reply_lseek(req, at);
+        fuse_reply_lseek(job->req, at);
 }
 
 static void job_seek(struct ht_job *job)
@@ -622,7 +607,7 @@ static void job_seek(struct ht_job *job)
     struct ht_ctl_cache *cache = &job->fuse->cache;
 
     cache->drop_data(cache->ctx, job->ino, 0, 0);
-    seek_and_reply(job->req, job->open, job->off, job->flags);
+    seek_and_reply(job);
 }
 
 /*
@@ -631,17 +616,15 @@ static void job_seek(struct ht_job *job)
  */
 void ht_op_lseek(fuse_req_t req, fuse_ino_t ino, off_t off, int whence, struct fuse_file_info *fi)
 {
-    struct ht_job *job;
+    bool drops = may_be_mapped(ht_fuse_of(req), ino);
+    struct ht_job job = {.fn = drops ? job_seek : seek_and_reply,
+                         .ino = ino,
+                         .open = open_of(fi),
+                         .off = (uint64_t)off,
+                         .flags = whence};
 
-    if (whence != SEEK_DATA && whence != SEEK_HOLE) {
+    if (whence != SEEK_DATA && whence != SEEK_HOLE)
         fuse_reply_err(req, EINVAL);
-    } else if (!may_be_mapped(ht_fuse_of(req), ino)) {
-        seek_and_reply(req, open_of(fi), (uint64_t)off, whence);
-    } else if ((job = ht_job_new(ht_fuse_of(req), req, job_seek))) {
-        job->ino = ino;
-        job->open = open_of(fi);
-        job->off = (uint64_t)off;
-        job->flags = whence;
-        ht_job_submit(job, HT_LANE_GRADIENT, ht_job_key(job->fuse, ino));
-    }
+    else
+        ht_job_run(req, drops ? HT_LANE_GRADIENT : HT_LANE_NONE, &job);
 }

@@ -33,30 +33,6 @@ static void release(struct ht_fuse *f, uint64_t ino, struct ht_hidden_file *file
     ht_hidden_release(file);
 }
 
-/* Does what a job of these members would do: now, or in a lane for the model root of ino. */
-static void start(fuse_req_t req, fuse_ino_t ino, enum ht_lane_kind lane, struct ht_job *now)
-{
-    struct ht_job *job;
-
-    now->fuse = ht_fuse_of(req);
-    now->req = req;
-    now->ino = ino;
-    if (lane == HT_LANE_NONE) {
-        now->fn(now);
-        return;
-    }
-    job = ht_job_new(now->fuse, req, now->fn);
-    if (!job)
-        return;
-    job->ino = ino;
-    job->off = now->off;
-    job->size = now->size;
-    job->file = now->file;
-    job->flags = now->flags;
-    job->may_end = now->may_end;
-    ht_job_submit(job, lane, ht_hidden_root(job->fuse->ctl, ino));
-}
-
 static void job_open(struct ht_job *job)
 {
     struct ht_caller caller = ht_fuse_caller(job->req);
@@ -78,9 +54,9 @@ static void job_open(struct ht_job *job)
 
 void ht_hidden_op_open(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi)
 {
-    struct ht_job now = {.fn = job_open, .flags = fi->flags, .may_end = true};
+    struct ht_job job = {.fn = job_open, .ino = ino, .flags = fi->flags, .may_end = true};
 
-    start(req, ino, ht_hidden_open_waits(ino) ? HT_LANE_GRADIENT : HT_LANE_NONE, &now);
+    ht_job_run(req, ht_hidden_open_waits(ino) ? HT_LANE_GRADIENT : HT_LANE_NONE, &job);
 }
 
 static void job_read(struct ht_job *job)
@@ -97,9 +73,10 @@ static void job_read(struct ht_job *job)
 
 void ht_hidden_op_read(fuse_req_t req, fuse_ino_t ino, size_t size, off_t off, struct fuse_file_info *fi)
 {
-    struct ht_job now = {.fn = job_read, .file = file_of(fi), .off = (uint64_t)off, .size = size, .may_end = true};
+    struct ht_job job = {
+        .fn = job_read, .ino = ino, .file = file_of(fi), .off = (uint64_t)off, .size = size, .may_end = true};
 
-    start(req, ino, ht_hidden_lane(now.file, HT_HIDDEN_READ, NULL, 0), &now);
+    ht_job_run(req, ht_hidden_lane(job.file, HT_HIDDEN_READ, NULL, 0), &job);
 }
 
 static void reply_written(struct ht_fuse *f, fuse_req_t req, const struct ht_hidden_file *file, uint64_t off, ssize_t n,
@@ -312,61 +289,45 @@ static void job_gather(struct ht_job *job)
 
 static void gather(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi, const void *in, size_t in_len)
 {
-    struct ht_fuse *f = ht_fuse_of(req);
     size_t len = strnlen(in, in_len);
-    struct ht_job *job;
+    struct ht_job job = {.fn = job_gather, .ino = ino, .file = file_of(fi), .data = in, .size = len, .may_end = true};
 
-    if (in_len < sizeof(struct ht_ioctl_gather) || len == in_len) {
+    if (in_len < sizeof(struct ht_ioctl_gather) || len == in_len)
         ht_reply(req, -E2BIG);
-        return;
-    }
-    job = ht_job_new(f, req, job_gather);
-    if (!job || !ht_job_data(job, in, len))
-        return;
-    job->file = file_of(fi);
-    job->size = len;
-    job->may_end = true;
-    ht_job_submit(job, HT_LANE_GRADIENT, ht_hidden_root(f->ctl, ino));
+    else
+        ht_job_run(req, HT_LANE_GRADIENT, &job);
 }
 
 /* A whole line: its newline takes the place of the NUL. */
-void ht_hidden_op_ioctl(fuse_req_t req, fuse_ino_t ino, unsigned cmd, void *arg, struct fuse_file_info *fi,
-                        unsigned flags, const void *in, size_t in_len, size_t out_cap)
+static void run_line(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi, const void *in)
 {
-    struct ht_fuse *f = ht_fuse_of(req);
+    struct ht_job job = {.fn = job_command, .ino = ino, .file = file_of(fi), .may_end = true};
     struct ht_ioctl_line line;
-    struct ht_job *job;
-    size_t len;
 
-    if (cmd == HT_IOCTL_SAME) {
-        ht_reply_same(req, ino, NULL, in, in_len, out_cap);
-        return;
-    }
-    if (cmd == HT_IOCTL_PASSED && ht_hidden_is_gradient(ino)) {
-        ht_reply_passed(req, ino, out_cap);
-        return;
-    }
-    if (cmd == HT_IOCTL_GATHER && fi && in && ht_hidden_gathers(ino)) {
-        gather(req, ino, fi, in, in_len);
-        return;
-    }
-    if (cmd != HT_IOCTL_COMMAND || in_len < sizeof(line) || !fi || !ht_hidden_commands(ino)) {
-        ht_reply(req, -ENOTTY);
-        return;
-    }
     memcpy(&line, in, sizeof(line));
-    len = strnlen(line.text, sizeof(line.text));
-    if (len == sizeof(line.text)) {
+    job.data = line.text;
+    job.size = strnlen(line.text, sizeof(line.text));
+    if (job.size == sizeof(line.text)) {
         ht_reply(req, -E2BIG);
         return;
     }
-    line.text[len++] = '\n';
-    job = ht_job_new(f, req, job_command);
-    if (!job || !ht_job_data(job, line.text, len))
-        return;
-    job->file = file_of(fi);
-    job->may_end = true;
-    ht_job_submit(job, ht_hidden_lane(job->file, HT_HIDDEN_WRITE, line.text, len), ht_hidden_root(f->ctl, ino));
+    line.text[job.size++] = '\n';
+    ht_job_run(req, ht_hidden_lane(job.file, HT_HIDDEN_WRITE, job.data, job.size), &job);
+}
+
+void ht_hidden_op_ioctl(fuse_req_t req, fuse_ino_t ino, unsigned cmd, void *arg, struct fuse_file_info *fi,
+                        unsigned flags, const void *in, size_t in_len, size_t out_cap)
+{
+    if (cmd == HT_IOCTL_SAME)
+        ht_reply_same(req, ino, NULL, in, in_len, out_cap);
+    else if (cmd == HT_IOCTL_PASSED && ht_hidden_is_gradient(ino))
+        ht_reply_passed(req, ino, out_cap);
+    else if (cmd == HT_IOCTL_GATHER && fi && in && ht_hidden_gathers(ino))
+        gather(req, ino, fi, in, in_len);
+    else if (cmd == HT_IOCTL_COMMAND && fi && in_len >= sizeof(struct ht_ioctl_line) && ht_hidden_commands(ino))
+        run_line(req, ino, fi, in);
+    else
+        ht_reply(req, -ENOTTY);
 }
 
 static void job_flush(struct ht_job *job)
@@ -376,9 +337,9 @@ static void job_flush(struct ht_job *job)
 
 void ht_hidden_op_flush(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi)
 {
-    struct ht_job now = {.fn = job_flush, .file = file_of(fi)};
+    struct ht_job job = {.fn = job_flush, .ino = ino, .file = file_of(fi)};
 
-    start(req, ino, ht_hidden_lane(now.file, HT_HIDDEN_FLUSH, NULL, 0), &now);
+    ht_job_run(req, ht_hidden_lane(job.file, HT_HIDDEN_FLUSH, NULL, 0), &job);
 }
 
 static void job_fsync(struct ht_job *job)
@@ -391,15 +352,9 @@ static void job_fsync(struct ht_job *job)
 /* After the pages that writes of the shard have yet to drop. */
 void ht_hidden_op_fsync(fuse_req_t req, fuse_ino_t ino, int datasync, struct fuse_file_info *fi)
 {
-    struct ht_hidden_file *file = file_of(fi);
-    struct ht_job now = {.req = req, .file = file}, *job;
+    struct ht_job job = {.fn = job_fsync, .file = file_of(fi), .key = ht_hidden_param(file_of(fi))};
 
-    if (ht_hidden_traffic(file) != HT_TRAFFIC_PARAM) {
-        job_fsync(&now);
-    } else if ((job = ht_job_new(ht_fuse_of(req), req, job_fsync))) {
-        job->file = file;
-        ht_job_submit(job, HT_LANE_PAGES, ht_hidden_param(file));
-    }
+    ht_job_run(req, ht_hidden_traffic(job.file) == HT_TRAFFIC_PARAM ? HT_LANE_PAGES : HT_LANE_NONE, &job);
 }
 
 void ht_hidden_op_release(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi)

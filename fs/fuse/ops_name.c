@@ -122,14 +122,12 @@ void ht_op_rmdir(fuse_req_t req, fuse_ino_t parent, const char *name)
 {
     struct ht_fuse *f = ht_fuse_of(req);
     int rc = ht_ns_rmdir(f->ns, parent, name);
-    struct ht_job *job;
+    struct ht_job job = {.fn = job_rmdir, .ino = parent, .data = name, .size = strlen(name)};
 
-    if (rc != -EBUSY) {
+    if (rc == -EBUSY)
+        ht_job_run(req, HT_LANE_TURN, &job);
+    else
         ht_reply(req, rc);
-    } else if ((job = ht_job_new(f, req, job_rmdir)) && ht_job_data(job, name, strlen(name))) {
-        job->ino = parent;
-        ht_job_submit(job, HT_LANE_TURN, ht_job_key(f, parent));
-    }
 }
 
 void ht_op_rename(fuse_req_t req, fuse_ino_t parent, const char *name, fuse_ino_t new_parent, const char *new_name,

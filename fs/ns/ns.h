@@ -195,6 +195,8 @@ uint64_t ht_ns_parent(struct ht_ns *ns, uint64_t dir);
  */
 #define HT_NS_ACL_ACCESS "system.posix_acl_access"
 #define HT_NS_ACL_DEFAULT "system.posix_acl_default"
+/* 0, or why no inode has an attribute of this name. The kernel lets names without a namespace pass. */
+int ht_ns_xattr_check_name(const char *name) HT_MUST_CHECK;
 /* Maps every entry's permissions through perm. value: a list as it is stored. */
 void ht_ns_acl_map(void *value, size_t len, unsigned (*perm)(unsigned perm, void *ctx), void *ctx);
 enum { HT_XATTR_KILL_SGID = 1 << 8 };

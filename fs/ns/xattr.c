@@ -276,8 +276,8 @@ static bool is_acl(const char *name)
     return strcmp(name, HT_NS_ACL_ACCESS) == 0 || strcmp(name, HT_NS_ACL_DEFAULT) == 0;
 }
 
-/* The kernel leaves it to us to refuse namespaces that do not exist, and names that are nothing but one. */
-static int check_name(const char *name)
+/* Namespaces that do not exist are refused, and names that are nothing but one. */
+int ht_ns_xattr_check_name(const char *name)
 {
     static const char *const prefixes[] = {"user.", "trusted.", "security."};
 
@@ -311,7 +311,7 @@ int ht_ns_setxattr(struct ht_ns *ns, uint64_t ino, const char *name, const void 
 {
     struct xattr_request q = {ino, name, value, len, flags};
     struct ht_ns_op op;
-    int rc = check_name(name);
+    int rc = ht_ns_xattr_check_name(name);
 
     if (rc != 0)
         return rc;
@@ -435,7 +435,7 @@ static int remove_locked(struct ht_ns_op *op, uint64_t ino, const char *name) HT
 int ht_ns_removexattr(struct ht_ns *ns, uint64_t ino, const char *name)
 {
     struct ht_ns_op op;
-    int rc = check_name(name);
+    int rc = ht_ns_xattr_check_name(name);
 
     if (rc != 0)
         return rc;
@@ -477,7 +477,7 @@ static ssize_t get_locked(const struct ht_ns_inode *i, const char *name, void *b
 
 ssize_t ht_ns_getxattr(struct ht_ns *ns, uint64_t ino, const char *name, void *buf, size_t cap)
 {
-    ssize_t n = check_name(name);
+    ssize_t n = ht_ns_xattr_check_name(name);
 
     if (n != 0)
         return n;
