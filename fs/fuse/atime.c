@@ -12,33 +12,25 @@
 #include "tiering/sys/mounts.h"
 
 #include <fcntl.h>
+#include <mntent.h>
 #include <poll.h>
 #include <stdio.h>
 #include <unistd.h>
 
 enum { TICK_NS = 4000000 };
 
-static bool has_word(const char *words, const char *word)
-{
-    size_t len = strlen(word);
-
-    for (const char *p = words; (p = strstr(p, word)); p += len)
-        if ((p == words || p[-1] == ',') && (p[len] == ',' || p[len] == 0))
-            return true;
-    return false;
-}
-
 static void read_options(struct ht_fuse *f)
 {
     struct ht_mount_entry m;
+    const struct mntent own = {.mnt_opts = m.options}, super = {.mnt_opts = m.super_options};
 
     if (ht_mount_at(f->mountpoint, &m))
         return; /* moved, or of another namespace: as it was */
-    if (has_word(m.options, "ro") || has_word(m.super_options, "ro") || has_word(m.options, "noatime"))
+    if (hasmntopt(&own, "ro") || hasmntopt(&super, "ro") || hasmntopt(&own, "noatime"))
         f->atime = HT_ATIME_NEVER;
     else
-        f->atime = has_word(m.options, "relatime") ? HT_ATIME_RELATIVE : HT_ATIME_STRICT;
-    f->dir_atime = !has_word(m.options, "nodiratime");
+        f->atime = hasmntopt(&own, "relatime") ? HT_ATIME_RELATIVE : HT_ATIME_STRICT;
+    f->dir_atime = !hasmntopt(&own, "nodiratime");
 }
 
 void ht_atime_init(struct ht_fuse *f)

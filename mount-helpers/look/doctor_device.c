@@ -6,6 +6,7 @@
 #include "mount-helpers/look/doctor.h"
 
 #include <linux/magic.h>
+#include <mntent.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <sys/stat.h>
@@ -120,26 +121,15 @@ static bool is_network(uint32_t type)
         type == FUSE_SUPER_MAGIC || type == CEPH_SUPER_MAGIC || type == AFS_SUPER_MAGIC;
 }
 
-static bool has_option(const char *options, const char *word)
-{
-    size_t n = strlen(word);
-
-    for (const char *at = strstr(options, word); at; at = strstr(at + n, word))
-        if ((at == options || at[-1] == ',') && (at[n] == '\0' || at[n] == ','))
-            return true;
-    return false;
-}
-
 /* Locks that another machine does not see let two daemons write one store. */
 static bool without_locks(const char *path)
 {
-    struct ht_mount_entry *m = malloc(sizeof(*m));
-    bool is = m && ht_mount_of_path(path, m) == 0 &&
-        (has_option(m->super_options, "nolock") || has_option(m->super_options, "local_lock=all") ||
-         has_option(m->super_options, "local_lock=flock") || has_option(m->super_options, "nobrl"));
+    struct ht_mount_entry m;
+    const struct mntent e = {.mnt_opts = m.super_options};
 
-    free(m);
-    return is;
+    return ht_mount_of_path(path, &m) == 0 &&
+        (hasmntopt(&e, "nolock") || hasmntopt(&e, "local_lock=all") || hasmntopt(&e, "local_lock=flock") ||
+         hasmntopt(&e, "nobrl"));
 }
 
 static void check_network(struct ht_doctor *d, const char *path)
