@@ -138,12 +138,6 @@ struct place {
     char name[HT_NAME_BYTES_MAX + 1];
 };
 
-static void leave_place(struct ht_ctl *c, const struct place *p)
-{
-    if (p->dir && p->dir != HT_NS_ROOT_INO)
-        ht_ns_forget(c->ns, p->dir, 1);
-}
-
 /* A path below the mount's root: the directories that lead to it, and the new name. */
 static int find_place(const struct ht_call *q, struct place *out)
 {
@@ -232,6 +226,7 @@ int ht_kept_clone(struct ht_call *q, uint64_t ino)
                  rc == -EINVAL ? "not a path of a new directory below the mount's root" : strerror(-rc));
     else
         rc = clone_to(q, about.ino, &place);
-    leave_place(q->ctl, &place);
+    if (place.dir && place.dir != HT_NS_ROOT_INO)
+        ht_ns_forget(q->ctl->ns, place.dir, 1);
     return rc;
 }

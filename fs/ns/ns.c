@@ -89,12 +89,6 @@ int ht_ns_new(struct ht_store *s, const struct ht_ns_hooks *hooks, uint32_t root
     return rc;
 }
 
-static void free_list(struct ht_list *shadows)
-{
-    ht_list_for_each_safe(p, next, shadows)
-        free(ht_list_entry(p, struct ht_ns_shadow, link));
-}
-
 void ht_ns_free(struct ht_ns *ns)
 {
     if (!ns)
@@ -107,7 +101,8 @@ void ht_ns_free(struct ht_ns *ns)
         free(r->entries);
         free(r);
     }
-    free_list(&ns->free_shadows);
+    ht_list_for_each_safe(p, next, &ns->free_shadows)
+        free(ht_list_entry(p, struct ht_ns_shadow, link));
     for (size_t n = 0; n < ns->problems_kept; n++)
         free(ns->problems[n].text);
     free(ns->problems);

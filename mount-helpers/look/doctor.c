@@ -48,11 +48,6 @@ static int ask(const char *path)
     return 0;
 }
 
-static bool is_of_hitrain(const char *path, struct ht_mount_entry *m)
-{
-    return ht_mount_of_path(path, m) == 0 && ht_mount_is_hitrain(m);
-}
-
 /* A folder of another file system is a mistake of the caller; a file there may be a store. */
 static void look_at(struct shared *s, const char *path, struct ht_mount_entry *m)
 {
@@ -64,7 +59,7 @@ static void look_at(struct shared *s, const char *path, struct ht_mount_entry *m
     if (rc == ENOTCONN) {
         ht_doctor_add(d, HT_DOCTOR_ERROR, "mount", "%s: the daemon of this mount is gone", path);
         ht_doctor_remedy(d, "umount %s, mount it again, and read the daemon's messages in the system's log", path);
-    } else if (rc == 0 && is_of_hitrain(path, m)) {
+    } else if (rc == 0 && ht_mount_of_path(path, m) == 0 && ht_mount_is_hitrain(m)) {
         s->mount = true;
         ht_doctor_mount(d, m);
     } else if (rc == 0 && stat(path, &st) == 0 && S_ISDIR(st.st_mode)) {

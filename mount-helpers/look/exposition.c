@@ -17,11 +17,6 @@ static const char *suffix_of(const struct family *f)
     return strcmp(f->type, "counter") == 0 ? "_total" : strcmp(f->type, "info") == 0 ? "_info" : "";
 }
 
-static const char *type_of(const struct family *f)
-{
-    return strcmp(f->type, "counter") == 0 ? "counter" : "gauge";
-}
-
 /* # TYPE, # HELP, # UNIT and # EOF: the last two are not known. */
 static void put_comment(const char *line, struct family *f, struct ht_buf *out)
 {
@@ -29,7 +24,8 @@ static void put_comment(const char *line, struct family *f, struct ht_buf *out)
     int n = 0;
 
     if (sscanf(line, "# TYPE %127s %15s", f->name, f->type) == 2)
-        ht_buf_printf(out, "# TYPE %s%s %s\n", f->name, suffix_of(f), type_of(f));
+        ht_buf_printf(out, "# TYPE %s%s %s\n", f->name, suffix_of(f),
+                      strcmp(f->type, "counter") == 0 ? "counter" : "gauge");
     else if (sscanf(line, "# HELP %127s %n", name, &n) == 1 && n > 0)
         ht_buf_printf(out, "# HELP %s%s %s\n", name, strcmp(name, f->name) == 0 ? suffix_of(f) : "", line + n);
 }

@@ -111,16 +111,11 @@ static int take_lines(struct reader *r)
 
 /* ------------------------------------------------------------------ reading */
 
-/* New entries may come faster than the old ones are printed. */
-static bool is_enough(const struct reader *r)
-{
-    return !r->o->follow && r->show->most && r->entries >= r->show->most;
-}
-
-/* Reads all present lines after the last shown one. */
+/* Reads all present lines after the last shown one. New entries may come faster than the old ones are printed. */
 static int read_now(struct reader *r)
 {
     char path[PATH_MAX + 32];
+    uint64_t most = r->o->follow || !r->show->most ? UINT64_MAX : r->show->most;
     struct stat st;
     ssize_t n;
     int fd, rc;
@@ -140,7 +135,7 @@ static int read_now(struct reader *r)
         n = pread(fd, r->text + r->len, sizeof(r->text) - r->len, (off_t)r->after);
         r->len += n > 0 ? (size_t)n : 0;
         rc = n < 0 ? -errno : take_lines(r);
-    } while (n > 0 && rc == 0 && !is_enough(r));
+    } while (n > 0 && rc == 0 && r->entries < most);
     close(fd);
     return rc;
 }
