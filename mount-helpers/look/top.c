@@ -249,18 +249,12 @@ static bool has_answer(const struct top *t)
     return t->asked && poll(&p, 1, 0) == 1;
 }
 
-/* The first picture needs two samples; `once` ends with it. */
-static bool is_enough(const struct top *t)
-{
-    return t->o->once && t->taken >= 2;
-}
-
 static int run(struct top *t)
 {
     uint64_t next_ns = 0;
     int rc = 0;
 
-    while (!ended && rc == 0 && !is_enough(t)) {
+    while (!ended && rc == 0 && !(t->o->once && t->taken >= 2)) { /* the first picture needs two samples */
         uint64_t now = ht_now_ns(), interval = (uint64_t)(t->v.interval_s * 1e9);
         if (now >= next_ns && !t->asked) {
             ask(t);

@@ -14,56 +14,53 @@
 
 enum { HT_TOP_ROOTS_MAX = 256, HT_TOP_ENGINES_MAX = 16, HT_TOP_NAME_MAX = 256 };
 
-/* The figures of each kind: a row of top_sample.c names the metric. */
-enum ht_top_store {
-    HT_TOP_TOTAL,
-    HT_TOP_AVAILABLE,
-    HT_TOP_DRAM,
-    HT_TOP_RESIDENT,
-    HT_TOP_DIRTY,
-    HT_TOP_PROTECTED,
-    HT_TOP_PASSTHROUGH,
-    HT_TOP_STAGING,
-    HT_TOP_STAGING_USED,
-    HT_TOP_HITS,
-    HT_TOP_MISSES,
-    HT_TOP_EVICTIONS,
-    HT_TOP_WRITEBACKS,
-    HT_TOP_PARKED,
-    HT_TOP_ROOM_WAITS,
-    HT_TOP_JOBS,
-    HT_TOP_REQUESTS,
-    HT_TOP_LOG,
-    HT_TOP_LOG_USED,
-    HT_TOP_ERRORS, /* events since the mount, as the next */
-    HT_TOP_WARNINGS,
-    HT_TOP_STORE_FIGURES
-};
-enum ht_top_device {
-    HT_TOP_READ,
-    HT_TOP_WRITTEN,
-    HT_TOP_URGENT,
-    HT_TOP_PLANNED,
-    HT_TOP_BACKGROUND,
-    HT_TOP_URGENT_MOVED,
-    HT_TOP_PLANNED_MOVED,
-    HT_TOP_BACKGROUND_MOVED,
-    HT_TOP_PLANNED_WAITS,
-    HT_TOP_BACKGROUND_WAITS,
-    HT_TOP_OLDEST,
-    HT_TOP_DEVICE_FIGURES
-};
-enum ht_top_root {
-    HT_TOP_STEP,
-    HT_TOP_DURABLE,
-    HT_TOP_OPEN,
-    HT_TOP_GRAD,
-    HT_TOP_ELEMENTS,
-    HT_TOP_UPDATE_NS,
-    HT_TOP_COMMIT_NS,
-    HT_TOP_STATE,
-    HT_TOP_ROOT_FIGURES
-};
+/* The figures of each kind: a name here, and the word by which the mount knows it. */
+#define HT_TOP_STORE(FIGURE)                                          \
+    FIGURE(TOTAL, "total_bytes")                                      \
+    FIGURE(AVAILABLE, "available_bytes")                              \
+    FIGURE(DRAM, "dram_bytes")                                        \
+    FIGURE(RESIDENT, "resident_bytes")                                \
+    FIGURE(DIRTY, "dirty_bytes")                                      \
+    FIGURE(PROTECTED, "protected_bytes")                              \
+    FIGURE(PASSTHROUGH, "passthrough_used_bytes")                     \
+    FIGURE(STAGING, "staging_bytes")                                  \
+    FIGURE(STAGING_USED, "staging_used_bytes")                        \
+    FIGURE(HITS, "hits")                                              \
+    FIGURE(MISSES, "misses")                                          \
+    FIGURE(EVICTIONS, "evictions")                                    \
+    FIGURE(WRITEBACKS, "writebacks")                                  \
+    FIGURE(PARKED, "mount_parked_reads")                              \
+    FIGURE(ROOM_WAITS, "room_waits")                                  \
+    FIGURE(REQUESTS, "mount_requests")                                \
+    FIGURE(LOG, "log_bytes")                                          \
+    FIGURE(LOG_USED, "log_used_bytes")                                \
+    FIGURE(ERRORS, "error_events") /* since the mount, as the next */ \
+    FIGURE(WARNINGS, "warn_events")
+#define HT_TOP_DEVICE(FIGURE)                                \
+    FIGURE(READ, "read_bytes") /* of an engine: its bytes */ \
+    FIGURE(WRITTEN, "written_bytes")                         \
+    FIGURE(URGENT, "urgent_bytes")                           \
+    FIGURE(PLANNED, "planned_bytes")                         \
+    FIGURE(BACKGROUND, "background_bytes")                   \
+    FIGURE(URGENT_MOVED, "urgent_moved_bytes")               \
+    FIGURE(PLANNED_MOVED, "planned_moved_bytes")             \
+    FIGURE(BACKGROUND_MOVED, "background_moved_bytes")       \
+    FIGURE(PLANNED_WAITS, "planned_waits")                   \
+    FIGURE(BACKGROUND_WAITS, "background_waits")             \
+    FIGURE(OLDEST, "oldest_request_ns")
+#define HT_TOP_ROOT(FIGURE)         \
+    FIGURE(STEP, "step")            \
+    FIGURE(DURABLE, "durable_step") \
+    FIGURE(OPEN, "step_open")       \
+    FIGURE(GRAD, "grad_bytes")      \
+    FIGURE(UPDATE_NS, "update_ns")  \
+    FIGURE(COMMIT_NS, "commit_ns")  \
+    FIGURE(STATE, "state_bytes")
+#define HT_TOP_INDEX(name, word) HT_TOP_##name,
+enum ht_top_store { HT_TOP_STORE(HT_TOP_INDEX) HT_TOP_STORE_FIGURES };
+enum ht_top_device { HT_TOP_DEVICE(HT_TOP_INDEX) HT_TOP_DEVICE_FIGURES };
+enum ht_top_root { HT_TOP_ROOT(HT_TOP_INDEX) HT_TOP_ROOT_FIGURES };
+#undef HT_TOP_INDEX
 
 struct ht_top_part {
     char name[HT_TOP_NAME_MAX]; /* path of a model, path of a device, name of an engine */

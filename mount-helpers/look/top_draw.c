@@ -98,19 +98,6 @@ static void end_line(struct frame *f)
     f->column = 0;
 }
 
-static void begin_heading(struct frame *f)
-{
-    if (f->v->terminal && !is_full(f))
-        ht_buf_printf(f->out, "\033[7m");
-}
-
-static void end_heading(struct frame *f)
-{
-    while (f->v->terminal && !is_full(f) && f->column < f->v->width)
-        put(f, " ");
-    end_line(f);
-}
-
 /* ------------------------------------------------------------------- texts */
 
 static const char *size_text(double bytes, char out[CELL_MAX])
@@ -239,13 +226,17 @@ static unsigned columns_that_fit(const struct frame *f, const struct column *c, 
     return n;
 }
 
+/* On a terminal inverse, up to its edge. */
 static void put_head(struct frame *f, const struct column *c, unsigned columns, const char *last)
 {
-    begin_heading(f);
+    if (f->v->terminal && !is_full(f))
+        ht_buf_printf(f->out, "\033[7m");
     for (unsigned i = 0; i < columns; i++)
         put(f, "%*s ", (int)c[i].width, c[i].heading);
     put(f, "%s", last);
-    end_heading(f);
+    while (f->v->terminal && !is_full(f) && f->column < f->v->width)
+        put(f, " ");
+    end_line(f);
 }
 
 static void put_cells(struct frame *f, const struct column *c, unsigned columns, const char (*cells)[CELL_MAX],
@@ -420,69 +411,70 @@ static void put_number(struct ht_json *j, const char *key, double v)
     ht_json_word(j, key, text);
 }
 
-static void put_store_json(struct ht_json *j, const struct ht_top_sample *now, const struct ht_top_sample *before)
-{
-    static const struct {
-        const char *key;
-        enum ht_top_store figure;
-        bool rate;
-    } rows[] = {
-        {"total_bytes", HT_TOP_TOTAL, false},
-        {"available_bytes", HT_TOP_AVAILABLE, false},
-        {"dram_bytes", HT_TOP_DRAM, false},
-        {"resident_bytes", HT_TOP_RESIDENT, false},
-        {"dirty_bytes", HT_TOP_DIRTY, false},
-        {"protected_bytes", HT_TOP_PROTECTED, false},
-        {"passthrough_used_bytes", HT_TOP_PASSTHROUGH, false},
-        {"staging_bytes", HT_TOP_STAGING, false},
-        {"staging_used_bytes", HT_TOP_STAGING_USED, false},
-        {"log_bytes", HT_TOP_LOG, false},
-        {"log_used_bytes", HT_TOP_LOG_USED, false},
-        {"requests_per_s", HT_TOP_REQUESTS, true},
-        {"hits_per_s", HT_TOP_HITS, true},
-        {"misses_per_s", HT_TOP_MISSES, true},
-        {"evictions_per_s", HT_TOP_EVICTIONS, true},
-        {"writebacks_per_s", HT_TOP_WRITEBACKS, true},
-        {"update_waits_per_s", HT_TOP_PARKED, true},
-        {"room_waits_per_s", HT_TOP_ROOM_WAITS, true},
-    };
-    uint64_t ns = now->at_ns - before->at_ns;
+/* A figure, or its change per second. */
+struct json_row {
+    const char *key;
+    unsigned figure;
+    bool rate;
+};
 
-    for (size_t i = 0; i < HT_ARRAY_SIZE(rows); i++) {
-        enum ht_top_store row = rows[i].figure;
-        if (rows[i].rate)
-            put_number(j, rows[i].key, ht_top_rate(now->store[row], before->store[row], ns));
+static void put_rows(struct ht_json *j, const struct json_row *rows, size_t count, const uint64_t *now,
+                     const uint64_t *before, uint64_t ns)
+{
+    for (const struct json_row *r = rows; r < rows + count; r++) {
+        if (r->rate)
+            put_number(j, r->key, ht_top_rate(now[r->figure], before[r->figure], ns));
         else
-            ht_json_u64(j, rows[i].key, now->store[row]);
+            ht_json_u64(j, r->key, now[r->figure]);
     }
-    ht_json_u64(j, "errors", now->store[HT_TOP_ERRORS]);
-    ht_json_u64(j, "warnings", now->store[HT_TOP_WARNINGS]);
 }
+
+static const struct json_row store_rows[] = {
+    {"total_bytes", HT_TOP_TOTAL, false},
+    {"available_bytes", HT_TOP_AVAILABLE, false},
+    {"dram_bytes", HT_TOP_DRAM, false},
+    {"resident_bytes", HT_TOP_RESIDENT, false},
+    {"dirty_bytes", HT_TOP_DIRTY, false},
+    {"protected_bytes", HT_TOP_PROTECTED, false},
+    {"passthrough_used_bytes", HT_TOP_PASSTHROUGH, false},
+    {"staging_bytes", HT_TOP_STAGING, false},
+    {"staging_used_bytes", HT_TOP_STAGING_USED, false},
+    {"log_bytes", HT_TOP_LOG, false},
+    {"log_used_bytes", HT_TOP_LOG_USED, false},
+    {"requests_per_s", HT_TOP_REQUESTS, true},
+    {"hits_per_s", HT_TOP_HITS, true},
+    {"misses_per_s", HT_TOP_MISSES, true},
+    {"evictions_per_s", HT_TOP_EVICTIONS, true},
+    {"writebacks_per_s", HT_TOP_WRITEBACKS, true},
+    {"update_waits_per_s", HT_TOP_PARKED, true},
+    {"room_waits_per_s", HT_TOP_ROOM_WAITS, true},
+    {"errors", HT_TOP_ERRORS, false},
+    {"warnings", HT_TOP_WARNINGS, false},
+};
+
+static const struct json_row device_rows[] = {
+    {"read_bytes_per_s", HT_TOP_READ, true},
+    {"written_bytes_per_s", HT_TOP_WRITTEN, true},
+    {"urgent_bytes_per_s", HT_TOP_URGENT_MOVED, true},
+    {"planned_bytes_per_s", HT_TOP_PLANNED_MOVED, true},
+    {"background_bytes_per_s", HT_TOP_BACKGROUND_MOVED, true},
+    {"urgent_bytes", HT_TOP_URGENT, false},
+    {"planned_bytes", HT_TOP_PLANNED, false},
+    {"background_bytes", HT_TOP_BACKGROUND, false},
+    {"planned_waits_per_s", HT_TOP_PLANNED_WAITS, true},
+    {"background_waits_per_s", HT_TOP_BACKGROUND_WAITS, true},
+    {"oldest_request_ns", HT_TOP_OLDEST, false},
+};
 
 static void put_devices_json(struct ht_json *j, const struct ht_top_sample *now, const struct ht_top_sample *before)
 {
-    static const char *const classes[] = {"urgent_bytes_per_s", "planned_bytes_per_s", "background_bytes_per_s"};
-    uint64_t ns = now->at_ns - before->at_ns;
-
     ht_json_array(j, "devices");
     for (unsigned i = 0; i < now->devices; i++) {
         const struct ht_top_part *p = &now->device[i], *o = i < before->devices ? &before->device[i] : p;
         ht_json_object(j, NULL);
         ht_json_str(j, "path", p->name);
         ht_json_str(j, "health", p->state);
-        put_number(j, "read_bytes_per_s", ht_top_rate(p->value[HT_TOP_READ], o->value[HT_TOP_READ], ns));
-        put_number(j, "written_bytes_per_s", ht_top_rate(p->value[HT_TOP_WRITTEN], o->value[HT_TOP_WRITTEN], ns));
-        for (unsigned k = 0; k < HT_ARRAY_SIZE(classes); k++)
-            put_number(j, classes[k],
-                       ht_top_rate(p->value[HT_TOP_URGENT_MOVED + k], o->value[HT_TOP_URGENT_MOVED + k], ns));
-        ht_json_u64(j, "urgent_bytes", p->value[HT_TOP_URGENT]);
-        ht_json_u64(j, "planned_bytes", p->value[HT_TOP_PLANNED]);
-        ht_json_u64(j, "background_bytes", p->value[HT_TOP_BACKGROUND]);
-        put_number(j, "planned_waits_per_s",
-                   ht_top_rate(p->value[HT_TOP_PLANNED_WAITS], o->value[HT_TOP_PLANNED_WAITS], ns));
-        put_number(j, "background_waits_per_s",
-                   ht_top_rate(p->value[HT_TOP_BACKGROUND_WAITS], o->value[HT_TOP_BACKGROUND_WAITS], ns));
-        ht_json_u64(j, "oldest_request_ns", p->value[HT_TOP_OLDEST]);
+        put_rows(j, device_rows, HT_ARRAY_SIZE(device_rows), p->value, o->value, now->at_ns - before->at_ns);
         ht_json_end(j);
     }
     ht_json_end(j);
@@ -535,7 +527,7 @@ void ht_top_json(const struct ht_top_view *v, const struct ht_top_sample *now, c
     ht_json_object(&j, NULL);
     ht_json_str(&j, "path", v->point);
     put_number(&j, "seconds", (double)(now->at_ns - before->at_ns) / 1e9);
-    put_store_json(&j, now, before);
+    put_rows(&j, store_rows, HT_ARRAY_SIZE(store_rows), now->store, before->store, now->at_ns - before->at_ns);
     put_devices_json(&j, now, before);
     put_models_json(&j, models, count);
     put_engines_json(&j, now);

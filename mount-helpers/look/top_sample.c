@@ -8,47 +8,11 @@
 #include "mount-helpers/ctl/figures.h"
 #include <hitrain/words.h>
 
-static const char *const store_words[HT_TOP_STORE_FIGURES] = {
-    [HT_TOP_TOTAL] = "total_bytes",
-    [HT_TOP_AVAILABLE] = "available_bytes",
-    [HT_TOP_DRAM] = "dram_bytes",
-    [HT_TOP_RESIDENT] = "resident_bytes",
-    [HT_TOP_DIRTY] = "dirty_bytes",
-    [HT_TOP_PROTECTED] = "protected_bytes",
-    [HT_TOP_PASSTHROUGH] = "passthrough_used_bytes",
-    [HT_TOP_STAGING] = "staging_bytes",
-    [HT_TOP_STAGING_USED] = "staging_used_bytes",
-    [HT_TOP_HITS] = "hits",
-    [HT_TOP_MISSES] = "misses",
-    [HT_TOP_EVICTIONS] = "evictions",
-    [HT_TOP_WRITEBACKS] = "writebacks",
-    [HT_TOP_PARKED] = "mount_parked_reads",
-    [HT_TOP_ROOM_WAITS] = "room_waits",
-    [HT_TOP_JOBS] = "mount_job_threads",
-    [HT_TOP_REQUESTS] = "mount_requests",
-    [HT_TOP_LOG] = "log_bytes",
-    [HT_TOP_LOG_USED] = "log_used_bytes",
-    [HT_TOP_ERRORS] = "error_events",
-    [HT_TOP_WARNINGS] = "warn_events",
-};
-static const char *const device_words[HT_TOP_DEVICE_FIGURES] = {
-    [HT_TOP_READ] = "read_bytes",
-    [HT_TOP_WRITTEN] = "written_bytes",
-    [HT_TOP_URGENT] = "urgent_bytes",
-    [HT_TOP_PLANNED] = "planned_bytes",
-    [HT_TOP_BACKGROUND] = "background_bytes",
-    [HT_TOP_URGENT_MOVED] = "urgent_moved_bytes",
-    [HT_TOP_PLANNED_MOVED] = "planned_moved_bytes",
-    [HT_TOP_BACKGROUND_MOVED] = "background_moved_bytes",
-    [HT_TOP_PLANNED_WAITS] = "planned_waits",
-    [HT_TOP_BACKGROUND_WAITS] = "background_waits",
-    [HT_TOP_OLDEST] = "oldest_request_ns",
-};
-static const char *const root_words[HT_TOP_ROOT_FIGURES] = {
-    [HT_TOP_STEP] = "step",           [HT_TOP_DURABLE] = "durable_step",      [HT_TOP_OPEN] = "step_open",
-    [HT_TOP_GRAD] = "grad_bytes",     [HT_TOP_ELEMENTS] = "updated_elements", [HT_TOP_UPDATE_NS] = "update_ns",
-    [HT_TOP_COMMIT_NS] = "commit_ns", [HT_TOP_STATE] = "state_bytes",
-};
+#define WORD(name, word) word,
+static const char *const store_words[] = {HT_TOP_STORE(WORD)};
+static const char *const device_words[] = {HT_TOP_DEVICE(WORD)};
+static const char *const root_words[] = {HT_TOP_ROOT(WORD)};
+#undef WORD
 static const char *const engine_words[] = {[HT_TOP_READ] = "bytes"};
 
 /* Keys of the lines of devices, models and engines. */
