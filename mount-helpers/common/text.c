@@ -72,6 +72,17 @@ void ht_print_usage_error(const char *why, const char *help_command)
     fprintf(stderr, "Try '%s'.\n", help_command);
 }
 
+int ht_option_status(int option, const char *program, const char *hint, const char *usage, int wrong)
+{
+    if (option == 'h')
+        fputs(usage, stdout);
+    else if (option == 'V')
+        ht_print_version(program);
+    else
+        ht_print_usage_error(NULL, hint);
+    return option == 'h' || option == 'V' ? 0 : wrong;
+}
+
 const struct option ht_help_and_version[] = {
     {"help", no_argument, NULL, 'h'},
     {"version", no_argument, NULL, 'V'},

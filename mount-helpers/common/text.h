@@ -24,6 +24,8 @@ void ht_put_printable(const char *text, FILE *to);
 void ht_print_version(const char *program);
 /* Says why a command line is wrong (NULL: getopt has said it), and which command explains the program. */
 void ht_print_usage_error(const char *why, const char *help_command);
+/* The exit status after option 'h', 'V' or, with the hint, a wrong one. */
+int ht_option_status(int option, const char *program, const char *hint, const char *usage, int wrong);
 /* For getopt_long: --help as -h, and --version as -V. */
 extern const struct option ht_help_and_version[];
 

@@ -25,6 +25,7 @@
 #define DEVICE_BYTES_MIN (8 * HT_MIB)
 #define LOG_SHARE 4 /* the log takes at most one part of so many */
 
+static const char hint[] = "mkfs.hitrain --help";
 static const char usage_text[] =
     "Usage: mkfs.hitrain [OPTIONS] DEVICE...\n"
     "\n"
@@ -42,24 +43,19 @@ static const char usage_text[] =
 
 /* ------------------------------------------------------------- command line */
 
-enum {
-    OPT_NO_DISCARD = 'K',
-    OPT_SIZE = 256,
-    OPT_LABEL,
-    OPT_CHUNK,
-    OPT_LOG_SIZE,
-    OPT_FORCE,
-    OPT_NO_WAIT,
-    OPT_HELP,
-    OPT_VERSION
-};
+enum { OPT_NO_DISCARD = 'K', OPT_SIZE = 256, OPT_LABEL, OPT_CHUNK, OPT_LOG_SIZE, OPT_FORCE, OPT_NO_WAIT };
 
 static const struct option words[] = {
-    {"size", required_argument, NULL, OPT_SIZE},       {"label", required_argument, NULL, OPT_LABEL},
-    {"chunk", required_argument, NULL, OPT_CHUNK},     {"log-size", required_argument, NULL, OPT_LOG_SIZE},
-    {"force", no_argument, NULL, OPT_FORCE},           {"no-wait", no_argument, NULL, OPT_NO_WAIT},
-    {"no-discard", no_argument, NULL, OPT_NO_DISCARD}, {"help", no_argument, NULL, OPT_HELP},
-    {"version", no_argument, NULL, OPT_VERSION},       {NULL, 0, NULL, 0},
+    {"size", required_argument, NULL, OPT_SIZE},
+    {"label", required_argument, NULL, OPT_LABEL},
+    {"chunk", required_argument, NULL, OPT_CHUNK},
+    {"log-size", required_argument, NULL, OPT_LOG_SIZE},
+    {"force", no_argument, NULL, OPT_FORCE},
+    {"no-wait", no_argument, NULL, OPT_NO_WAIT},
+    {"no-discard", no_argument, NULL, OPT_NO_DISCARD},
+    {"help", no_argument, NULL, 'h'},
+    {"version", no_argument, NULL, 'V'},
+    {NULL, 0, NULL, 0},
 };
 
 /* A size within bounds, in whole units. */
@@ -142,22 +138,12 @@ static int parse(int argc, char **argv, struct ht_mkfs_options *o)
     int c;
 
     while ((c = getopt_long(argc, argv, "K", words, NULL)) != -1) {
-        if (c == OPT_HELP) {
-            fputs(usage_text, stdout);
-            return EXIT_SUCCESS;
-        }
-        if (c == OPT_VERSION) {
-            ht_print_version("mkfs.hitrain");
-            return EXIT_SUCCESS;
-        }
-        if (parse_word(c, o) < 0) {
-            ht_print_usage_error(NULL, "mkfs.hitrain --help");
-            return EXIT_FAILURE;
-        }
+        if (parse_word(c, o) < 0)
+            return ht_option_status(c, "mkfs.hitrain", hint, usage_text, EXIT_FAILURE);
     }
     if (optind == argc || argc - optind > (int)HT_DEVICES_MAX) {
         ht_error("expected 1 to %u devices", HT_DEVICES_MAX);
-        ht_print_usage_error(NULL, "mkfs.hitrain --help");
+        ht_print_usage_error(NULL, hint);
         return EXIT_FAILURE;
     }
     return -1;

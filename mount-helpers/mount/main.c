@@ -26,6 +26,7 @@ enum { EXIT_USAGE = 1, EXIT_SYSTEM = 2 };
 
 #define DAEMON "hitrain"
 
+static const char hint[] = "mount.hitrain -h";
 static const char usage_text[] =
     "Usage: mount.hitrain DEVICE MOUNTPOINT [-fnsvhV] [-o OPTIONS] [-N NAMESPACE] [-t TYPE]\n"
     "\n"
@@ -154,13 +155,6 @@ static int add_options(struct request *r, const char *text)
 
 /* ------------------------------------------------------------- command line */
 
-/* why as in ht_print_usage_error. */
-static int usage_error(const char *why)
-{
-    ht_print_usage_error(why, "mount.hitrain -h");
-    return EXIT_USAGE;
-}
-
 /* -1: go on; else the exit status. */
 static int parse(int argc, char **argv, struct request *r, const char *opts[], size_t *out_opts)
 {
@@ -185,18 +179,14 @@ static int parse(int argc, char **argv, struct request *r, const char *opts[], s
         case 's':
         case 't':
             break;
-        case 'h':
-            fputs(usage_text, stdout);
-            return EXIT_SUCCESS;
-        case 'V':
-            ht_print_version("mount.hitrain");
-            return EXIT_SUCCESS;
         default:
-            return usage_error(NULL);
+            return ht_option_status(c, "mount.hitrain", hint, usage_text, EXIT_USAGE);
         }
     }
-    if (argc - optind != 2)
-        return usage_error("expected a device and a mount point");
+    if (argc - optind != 2) {
+        ht_print_usage_error("expected a device and a mount point", hint);
+        return EXIT_USAGE;
+    }
     r->device = argv[optind];
     r->point = argv[optind + 1];
     return -1;

@@ -29,6 +29,7 @@
 enum { EXIT_USAGE = 1, EXIT_SYSTEM = 2 };
 enum { PATIENCE_MS = 3000, REPORT_MS = 10000, FLAGS_MAX = 8 };
 
+static const char hint[] = "umount.hitrain -h";
 static const char usage_text[] = "Usage: umount.hitrain MOUNTPOINT [-flnrvhV] [-N NAMESPACE] [-t TYPE]\n"
                                  "\n"
                                  "Unmounts a hitrain store and waits for the end of its daemon; run by umount(8).\n"
@@ -42,8 +43,7 @@ static const char usage_text[] = "Usage: umount.hitrain MOUNTPOINT [-flnrvhV] [-
 
 struct request {
     const char *point, *namespace;
-    const char *flags[FLAGS_MAX]; /* for umount(8) */
-    unsigned flag_count;
+    char flags[FLAGS_MAX]; /* letters for umount(8), each once, behind a '-' */
     bool waits;
 };
 
@@ -83,13 +83,11 @@ static void find_daemon(const char *point, struct daemon *d)
 /* Runs umount(8) itself, with the option not to call this program: it knows which users may unmount what. */
 static int unmount(const struct request *r)
 {
-    const char *argv[FLAGS_MAX + 8] = {"umount", "-i"};
+    const char *argv[8] = {"umount", r->flags};
     unsigned n = 2;
     pid_t child;
     int status;
 
-    for (unsigned i = 0; i < r->flag_count; i++)
-        argv[n++] = r->flags[i];
     if (r->namespace) {
         argv[n++] = "-N";
         argv[n++] = r->namespace;
@@ -155,19 +153,6 @@ static void wait_for_end(const struct daemon *d)
 
 /* ------------------------------------------------------------- command line */
 
-/* why as in ht_print_usage_error. */
-static int usage_error(const char *why)
-{
-    ht_print_usage_error(why, "umount.hitrain -h");
-    return EXIT_USAGE;
-}
-
-static void add_flag(struct request *r, const char *flag)
-{
-    if (r->flag_count < FLAGS_MAX)
-        r->flags[r->flag_count++] = flag;
-}
-
 /* -1: go on; else the exit status. */
 static int parse(int argc, char **argv, struct request *r)
 {
@@ -177,17 +162,12 @@ static int parse(int argc, char **argv, struct request *r)
         switch (c) {
         case 'f':
         case 'l':
-            r->waits = false;
-            add_flag(r, c == 'f' ? "-f" : "-l");
-            break;
         case 'n':
-            add_flag(r, "-n");
-            break;
         case 'r':
-            add_flag(r, "-r");
-            break;
         case 'v':
-            add_flag(r, "-v");
+            r->waits &= c != 'f' && c != 'l';
+            if (!strchr(r->flags, c))
+                r->flags[strlen(r->flags)] = (char)c;
             break;
         case 'N':
             r->waits = false;
@@ -195,25 +175,21 @@ static int parse(int argc, char **argv, struct request *r)
             break;
         case 't':
             break;
-        case 'h':
-            fputs(usage_text, stdout);
-            return EXIT_SUCCESS;
-        case 'V':
-            ht_print_version("umount.hitrain");
-            return EXIT_SUCCESS;
         default:
-            return usage_error(NULL);
+            return ht_option_status(c, "umount.hitrain", hint, usage_text, EXIT_USAGE);
         }
     }
-    if (argc - optind != 1)
-        return usage_error("expected a mount point");
+    if (argc - optind != 1) {
+        ht_print_usage_error("expected a mount point", hint);
+        return EXIT_USAGE;
+    }
     r->point = argv[optind];
     return -1;
 }
 
 int main(int argc, char **argv)
 {
-    struct request r = {.waits = true};
+    struct request r = {.flags = "-i", .waits = true};
     struct daemon d = {.fd = -1};
     int status;
 
