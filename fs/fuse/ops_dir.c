@@ -310,8 +310,3 @@ void ht_op_fsyncdir(fuse_req_t req, fuse_ino_t ino, int datasync, struct fuse_fi
     job->ino = ino;
     ht_job_submit(job, HT_LANE_TURN, ht_ctl_is_root(f->ctl, ino) ? ino : 0);
 }
-
-void ht_hidden_op_fsyncdir(fuse_req_t req, fuse_ino_t ino, int datasync, struct fuse_file_info *fi)
-{
-    fuse_reply_err(req, 0);
-}

@@ -362,14 +362,3 @@ void ht_hidden_op_release(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info 
     release(ht_fuse_of(req), ino, file_of(fi));
     fuse_reply_err(req, 0);
 }
-
-/* Nothing is made in the hidden tree, and nothing gets its name. */
-void ht_hidden_op_create(fuse_req_t req, fuse_ino_t parent, const char *name, mode_t mode, struct fuse_file_info *fi)
-{
-    fuse_reply_err(req, ht_hidden_match(parent) ? ENOENT : EPERM);
-}
-
-void ht_hidden_op_lseek(fuse_req_t req, fuse_ino_t ino, off_t off, int whence, struct fuse_file_info *fi)
-{
-    fuse_reply_err(req, EINVAL);
-}
