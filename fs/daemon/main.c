@@ -82,18 +82,12 @@ static int open_devices(struct daemon *d)
     const struct ht_options *o = &d->options;
 
     for (unsigned i = 0; i < o->device_count; i++) {
-        int rc = ht_dev_open(o->device[i], o->read_only ? HT_DEV_RDONLY : 0, &d->dev[d->dev_count]);
-        if (rc && !(o->degraded && is_gone(rc)))
+        int rc = ht_dev_open(o->device[i], o->store.read_only ? HT_DEV_RDONLY : 0, &d->dev[d->dev_count]);
+        if (rc && !(o->store.degraded && is_gone(rc)))
             return rc; /* ht_dev_open has logged the reason */
         d->dev_count += rc == 0;
     }
     return d->dev_count ? 0 : -ENODEV;
-}
-
-/* A machine with one node has nothing to choose. */
-static int numa_node(const struct daemon *d)
-{
-    return d->options.numa_node == HT_NUMA_AUTO && !ht_nodes_several() ? HT_NUMA_OFF : d->options.numa_node;
 }
 
 /* Threads start where the devices are, and so do those that they start. */
@@ -153,26 +147,10 @@ static int make_participants(struct daemon *d)
 
 static int open_store(struct daemon *d)
 {
-    const struct ht_store_opts opts = {
-        .dram_bytes = d->options.dram_bytes,
-        .staging_bytes = d->options.staging_bytes,
-        .shm_bytes = d->options.passthrough_bytes,
-        .scrub_rate_bytes = d->options.scrub_rate_bytes,
-        .discard = d->options.discard,
-        .background_rate_bytes = d->options.background_rate_bytes,
-        .background_cpu_percent = d->options.background_cpu_percent,
-        .dedup = d->options.dedup,
-        .compact = d->options.compact,
-        .digest = d->options.digest,
-        .dedup_index_bytes = d->options.dedup_index_bytes,
-        .commit_ms = d->options.commit_s * 1000,
-        .compress_after_ms = d->options.compress_after_s * 1000,
-        .compress_inline = d->options.compress_inline,
-        .read_only = d->options.read_only,
-        .degraded = d->options.degraded,
-        .answer_ms = d->options.answer_s * 1000,
-        .numa_node = numa_node(d),
-    };
+    struct ht_store_opts opts = d->options.store;
+
+    if (opts.numa_node == HT_NUMA_AUTO && !ht_nodes_several())
+        opts.numa_node = HT_NUMA_OFF; /* a machine with one node has nothing to choose */
     int rc = ht_store_new(d->dev, d->dev_count, &opts, &d->store);
 
     if (rc == 0) {
@@ -207,7 +185,7 @@ static int mount_store(struct daemon *d)
     if (rc)
         return rc;
     d->store_mounted = true;
-    if (!d->options.read_only)
+    if (!d->options.store.read_only)
         ht_ticker_begin(&d->claims, HT_CLAIM_LOOK_MS * UINT64_C(1000000), look_for_claims, d);
     rc = ht_participants_start(&d->participants);
     d->optim_started = rc == 0;
@@ -251,7 +229,8 @@ static void begin_ending(struct daemon *d)
 {
     const struct ht_shutdown shutdown = {.dev = d->dev,
                                          .count = d->dev_count,
-                                         .answer_s = d->options.answer_s ? d->options.answer_s : HT_DEVICE_ANSWER_S,
+                                         .answer_s = d->options.store.answer_ms ? d->options.store.answer_ms / 1000
+                                                                                : HT_DEVICE_ANSWER_S,
                                          .detach = detach_mount,
                                          .ctx = d};
 
@@ -310,7 +289,7 @@ static int make_durable(struct daemon *d)
     if (d->optim_started)
         ht_optim_stop(d->optim);
     rc = d->store_mounted ? ht_store_unmount(d->store) : 0;
-    if (d->store_mounted && !d->options.read_only)
+    if (d->store_mounted && !d->options.store.read_only)
         ht_ticker_end(&d->claims);
     if (rc) {
         const struct ht_event_about about = {.device = d->source, .error = rc};
@@ -346,8 +325,9 @@ static int shut_down(struct daemon *d)
 /* -------------------------------------------------------------------- main */
 
 /* Memory is taken during the mount, when it is too late to refuse. */
-static int check_memory(const struct ht_options *o)
+static int check_memory(struct daemon *d)
 {
+    const struct ht_store_opts *o = &d->options.store;
     uint64_t there = ht_mem_available();
     char dram[32], staging[32], available[32];
 
@@ -373,35 +353,32 @@ static const char *remedy(int err)
     }
 }
 
+static int wait_for_signals(struct daemon *d)
+{
+    return ht_signals_start();
+}
+
 /* Lower layers log errors of the things they check; this function names the step for all others. */
 static int begin(struct daemon *d)
 {
-    const char *step = "waiting for signals";
-    int rc = ht_signals_start();
+    static const struct {
+        const char *name;
+        int (*run)(struct daemon *d);
+    } steps[] = {{"waiting for signals", wait_for_signals},
+                 {"finding memory", check_memory},
+                 {"opening", open_devices},
+                 {"reading the store", open_store},
+                 {"mounting the store", mount_store},
+                 {"mounting through FUSE", mount_fuse}};
 
-    if (rc == 0) {
-        step = "finding memory";
-        rc = check_memory(&d->options);
+    for (size_t i = 0; i < HT_ARRAY_SIZE(steps); i++) {
+        int rc = steps[i].run(d);
+        if (rc) {
+            ht_error("%s is not mounted: %s failed: %s%s", d->source, steps[i].name, strerror(-rc), remedy(rc));
+            return rc;
+        }
     }
-    if (rc == 0) {
-        step = "opening";
-        rc = open_devices(d);
-    }
-    if (rc == 0) {
-        step = "reading the store";
-        rc = open_store(d);
-    }
-    if (rc == 0) {
-        step = "mounting the store";
-        rc = mount_store(d);
-    }
-    if (rc == 0) {
-        step = "mounting through FUSE";
-        rc = mount_fuse(d);
-    }
-    if (rc)
-        ht_error("%s is not mounted: %s failed: %s%s", d->source, step, strerror(-rc), remedy(rc));
-    return rc;
+    return 0;
 }
 
 static int serve(struct daemon *d)

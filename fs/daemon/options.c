@@ -69,6 +69,16 @@ static int set_number(struct ht_options *o, const struct row *row, const char *v
     return refuse(row->word, value, allowed);
 }
 
+/* Kept as milliseconds. */
+static int set_seconds(struct ht_options *o, const struct row *row, const char *value)
+{
+    int rc = set_number(o, row, value);
+
+    if (rc == 0)
+        *(unsigned *)field_of(o, row) *= 1000;
+    return rc;
+}
+
 static int set_switch(struct ht_options *o, const struct row *row, const char *value)
 {
     bool *out = field_of(o, row);
@@ -89,7 +99,7 @@ static int set_compress_inline(struct ht_options *o, const struct row *row, cons
 
     for (unsigned i = 0; i < HT_ARRAY_SIZE(words); i++) {
         if (strcmp(value, words[i]) == 0) {
-            o->compress_inline = (enum ht_inline)i;
+            o->store.compress_inline = (enum ht_inline)i;
             return 0;
         }
     }
@@ -99,9 +109,9 @@ static int set_compress_inline(struct ht_options *o, const struct row *row, cons
 static int set_numa(struct ht_options *o, const struct row *row, const char *value)
 {
     if (strcmp(value, "auto") == 0)
-        o->numa_node = HT_NUMA_AUTO;
+        o->store.numa_node = HT_NUMA_AUTO;
     else if (strcmp(value, "off") == 0)
-        o->numa_node = HT_NUMA_OFF;
+        o->store.numa_node = HT_NUMA_OFF;
     else if (value[0] >= '0' && value[0] <= '9')
         return set_number(o, row, value);
     else
@@ -141,48 +151,51 @@ static int set_default(struct ht_options *o, const struct row *row, const char *
 #define FIXED(field) offsetof(struct ht_options, field), sizeof(((struct ht_options *)0)->field)
 
 static const struct row rows[] = {
-    {"dram", "SIZE", set_size, "DRAM tier (default: a quarter of the available memory)", FIXED(dram_bytes), 8 * HT_MIB},
-    {"staging", "SIZE", set_size, "staging pool (default: 64M)", FIXED(staging_bytes), 24 * HT_MIB},
+    {"dram", "SIZE", set_size, "DRAM tier (default: a quarter of the available memory)", FIXED(store.dram_bytes),
+     8 * HT_MIB},
+    {"staging", "SIZE", set_size, "staging pool (default: 64M)", FIXED(store.staging_bytes), 24 * HT_MIB},
     {"passthrough", "off|SIZE", set_size_or_off,
      "part of dram for parameters and pinned files whose very pages clients read and map (default: off)",
-     FIXED(passthrough_bytes), 2 * HT_MIB},
-    {"commit", "SECONDS", set_number, "how long unsynced data outside model roots may stay volatile (default: 5)",
-     FIXED(commit_s), 0, 3600},
-    {"scrub_rate", "SIZE", set_size, "what a scrub reads in a second at most (default: 64M)", FIXED(scrub_rate_bytes),
-     64 * HT_KIB},
-    {"discard", "on|off", set_switch, "devices discard space soon after it became free (default: off)", FIXED(discard)},
+     FIXED(store.shm_bytes), 2 * HT_MIB},
+    {"commit", "SECONDS", set_seconds, "how long unsynced data outside model roots may stay volatile (default: 5)",
+     FIXED(store.commit_ms), 0, 3600},
+    {"scrub_rate", "SIZE", set_size, "what a scrub reads in a second at most (default: 64M)",
+     FIXED(store.scrub_rate_bytes), 64 * HT_KIB},
+    {"discard", "on|off", set_switch, "devices discard space soon after it became free (default: off)",
+     FIXED(store.discard)},
     {"background_rate", "SIZE", set_size,
-     "what all work in the background moves in a second at most (default: no limit)", FIXED(background_rate_bytes),
-     64 * HT_KIB},
+     "what all work in the background moves in a second at most (default: no limit)",
+     FIXED(store.background_rate_bytes), 64 * HT_KIB},
     {"background_cpu", "PERCENT", set_number, "its processor time, in percent of one CPU (default: no limit)",
-     FIXED(background_cpu_percent), 1, 6400},
-    {"dedup", "on|off", set_switch, "store content once that is there twice (default: off)", FIXED(dedup)},
+     FIXED(store.background_cpu_percent), 1, 6400},
+    {"dedup", "on|off", set_switch, "store content once that is there twice (default: off)", FIXED(store.dedup)},
     {"dedup_index", "SIZE", set_size, "memory for its checksums at most (default: 1/64 of dram)",
-     FIXED(dedup_index_bytes), 64 * HT_KIB},
+     FIXED(store.dedup_index_bytes), 64 * HT_KIB},
     {"digest", "on|off", set_switch, "compute the digest of each kept step in the background (default: off)",
-     FIXED(digest)},
+     FIXED(store.digest)},
     {"compact", "on|off", set_switch, "empty nearly empty groups of blocks, for long runs of free space (default: off)",
-     FIXED(compact)},
+     FIXED(store.compact)},
     {"compress", "off|auto", set_compress,
      "whether files without the attribute compress are compressed when they have not changed for a while (default: off)",
      FIXED(compress)},
     {"compress_inline", "auto|on|off", set_compress_inline,
      "compress new content of such files when it is written: where that is faster, always, or never (default: auto)",
-     FIXED(compress_inline)},
-    {"compress_after", "SECONDS", set_number,
-     "how long content has to stay the same before it is compressed (default: 60)", FIXED(compress_after_s), 1,
+     FIXED(store.compress_inline)},
+    {"compress_after", "SECONDS", set_seconds,
+     "how long content has to stay the same before it is compressed (default: 60)", FIXED(store.compress_after_ms), 1,
      30 * 24 * 3600},
     {"optim_threads", "N", set_number, "threads of the optimizer (default: one for each CPU, at least 2)",
      FIXED(optim_threads), 1, THREADS_MAX},
     {"max_threads", "N", set_number, "threads that take requests (default: two for each CPU, 4 to 16)",
      FIXED(fuse_threads), 1, THREADS_MAX},
     {"numa", "auto|off|NODE", set_numa, "where memory is and threads run (default: auto, the nodes of the devices)",
-     FIXED(numa_node), 0, 1024},
+     FIXED(store.numa_node), 0, 1024},
     {"device", "PATH", set_device, "a further member of the store", FIXED(device_count)},
-    {"degraded", NULL, set_true, "go on without members that are missing: what lies on them is EIO", FIXED(degraded)},
+    {"degraded", NULL, set_true, "go on without members that are missing: what lies on them is EIO",
+     FIXED(store.degraded)},
     {"noreplay", NULL, set_true, "with ro: show models with logged steps as of their last full step", FIXED(no_replay)},
-    {"device_timeout", "SECONDS", set_number, "a device does not answer when a request takes longer (default: 30)",
-     FIXED(answer_s), 1, 3600},
+    {"device_timeout", "SECONDS", set_seconds, "a device does not answer when a request takes longer (default: 30)",
+     FIXED(store.answer_ms), 1, 3600},
     {"tune", NULL, set_true, "let it change settings of the system that make it faster, and say which", FIXED(tune)},
     {"allow_other", NULL, set_true, "other users have access (default for root)", FIXED(allow_other)},
     {"remount", NULL, set_true, "change ro, rw, noatime and the like of a mount that is there",
@@ -251,7 +264,7 @@ static int append(struct ht_buf *b, const char *option)
 
 static int set_flag_word(struct ht_options *o, const char *word)
 {
-    o->read_only = strcmp(word, "ro") == 0 || (o->read_only && strcmp(word, "rw") != 0);
+    o->store.read_only = strcmp(word, "ro") == 0 || (o->store.read_only && strcmp(word, "rw") != 0);
     return ht_mount_flag_at_start(word) ? append(&o->passed, word) : 0;
 }
 
@@ -358,7 +371,7 @@ static int set_flag(struct ht_options *o, int flag)
 static int append_arguments(struct ht_options *o, unsigned device_count)
 {
     char option[PATH_MAX + 16];
-    int rc = o->read_only ? append(&o->fixed, "ro") : 0;
+    int rc = o->store.read_only ? append(&o->fixed, "ro") : 0;
 
     for (unsigned i = 1; i < device_count && rc == 0; i++) {
         snprintf(option, sizeof(option), "device=%s", o->device[i]);
@@ -391,7 +404,7 @@ static int take_arguments(struct ht_options *o, int argc, char **argv)
         ht_error("options that the kernel shows for a mount (user_id and the like) are for a remount only");
         return -EINVAL;
     }
-    if (o->no_replay && !o->read_only) {
+    if (o->no_replay && !o->store.read_only) {
         ht_error("noreplay is for a mount with ro: a step after the one that it shows would lose the logged ones");
         return -EINVAL;
     }
@@ -402,8 +415,8 @@ static struct ht_options defaults(bool allow_other)
 {
     return (struct ht_options){
         .allow_other = allow_other,
-        .commit_s = COMMIT_S_DEFAULT,
-        .numa_node = HT_NUMA_AUTO,
+        .store.commit_ms = COMMIT_S_DEFAULT * 1000,
+        .store.numa_node = HT_NUMA_AUTO,
     };
 }
 

@@ -15,27 +15,15 @@ struct ht_options {
     unsigned device_count, named_count; /* named_count: how many at the end of device are owned */
     const char *mountpoint;
     bool foreground, single_thread, debug, help, version;
-    bool read_only, tune, allow_other, remount, degraded, no_replay;
+    bool tune, allow_other, remount, no_replay;
     bool labelled;  /* security contexts were named */
     bool reported;  /* an option was named that the kernel reports of a mount: for a remount only */
     uint32_t given; /* bit i: row i of the table of options was named */
     struct ht_mount_flags flags;
-    uint64_t dram_bytes, staging_bytes; /* 0: the store's default */
-    uint64_t passthrough_bytes;         /* 0: off */
-    uint64_t scrub_rate_bytes;          /* a second; 0: the store's default */
-    uint64_t background_rate_bytes;     /* a second; 0: any */
-    unsigned background_cpu_percent;    /* 0: any */
-    bool dedup, compact, digest;
-    uint64_t dedup_index_bytes; /* 0: the store's default */
-    bool discard;
-    unsigned compress_after_s; /* 0: the store's default */
-    bool compress;             /* files without the attribute, too */
-    enum ht_inline compress_inline;
-    unsigned commit_s;
-    unsigned answer_s;      /* 0: the store's default */
+    struct ht_store_opts store;
+    bool compress;          /* files without the attribute, too */
     unsigned optim_threads; /* 0: as many as CPUs, at least two, and two for each of several devices */
     unsigned fuse_threads;  /* 0: by the number of CPUs */
-    int numa_node;          /* a node, HT_NUMA_OFF or HT_NUMA_AUTO */
     struct ht_buf passed;   /* for libfuse and the kernel: text with NUL */
     struct ht_buf fixed;    /* those that a remount cannot change, as they were named: text with NUL */
 };

@@ -87,7 +87,7 @@ static bool may_become(const struct ht_mount_entry *m, const struct ht_options *
 
     if (fixed)
         ht_error("%s: option '%s' cannot change while it is mounted: unmount it and mount it again", m->point, fixed);
-    else if (running->read_only && (o->flags.clear & MS_RDONLY))
+    else if (running->store.read_only && (o->flags.clear & MS_RDONLY))
         ht_error("%s: the store was opened for reading only: unmount it and mount it again to write", m->point);
     else if (o->labelled && !strstr(m->super_options, "context="))
         ht_error("%s: security contexts cannot change while it is mounted", m->point);

@@ -32,9 +32,9 @@ START_TEST(defaults)
     ck_assert_uint_eq(o.device_count, 1);
     ck_assert_str_eq(o.device[0], "/dev/x");
     ck_assert_str_eq(o.mountpoint, "/mnt");
-    ck_assert_uint_eq(o.commit_s, 5);
-    ck_assert_int_eq(o.numa_node, HT_NUMA_AUTO);
-    ck_assert(!o.foreground && !o.read_only && !o.tune && !o.allow_other);
+    ck_assert_uint_eq(o.store.commit_ms, 5000);
+    ck_assert_int_eq(o.store.numa_node, HT_NUMA_AUTO);
+    ck_assert(!o.foreground && !o.store.read_only && !o.tune && !o.allow_other);
     ht_options_free(&o);
 }
 END_TEST
@@ -52,12 +52,12 @@ START_TEST(all_options)
     ck_assert_str_eq(o.device[0], "a");
     ck_assert_str_eq(o.device[1], "b");
     ck_assert_str_eq(o.device[2], "c");
-    ck_assert(o.foreground && o.single_thread && o.tune && o.read_only);
-    ck_assert_uint_eq(o.dram_bytes, HT_GIB);
-    ck_assert_uint_eq(o.staging_bytes, 64 * HT_MIB);
-    ck_assert_uint_eq(o.commit_s, 0);
+    ck_assert(o.foreground && o.single_thread && o.tune && o.store.read_only);
+    ck_assert_uint_eq(o.store.dram_bytes, HT_GIB);
+    ck_assert_uint_eq(o.store.staging_bytes, 64 * HT_MIB);
+    ck_assert_uint_eq(o.store.commit_ms, 0);
     ck_assert_uint_eq(o.optim_threads, 3);
-    ck_assert_int_eq(o.numa_node, 1);
+    ck_assert_int_eq(o.store.numa_node, 1);
     ck_assert_str_eq((const char *)o.passed.data, "ro,noatime");
     ht_options_free(&o);
 }
@@ -164,9 +164,9 @@ START_TEST(what_cannot_change_is_a_list_that_means_the_same)
     ck_assert_int_eq(parse("-f a b,\"c m -o noatime,dram=1G -o ro,device=d\\,e,commit=3,tune,allow_other", &o), 0);
     ck_assert_str_eq(fixed(&o), "dram=1G,device=d\\,e,commit=3,tune,allow_other,ro,device=b\\,\\\"c");
     ck_assert_int_eq(ht_options_parse_fixed(fixed(&o), &again), 0);
-    ck_assert_uint_eq(again.dram_bytes, HT_GIB);
-    ck_assert_uint_eq(again.commit_s, 3);
-    ck_assert(again.read_only && again.tune && again.allow_other && !again.degraded);
+    ck_assert_uint_eq(again.store.dram_bytes, HT_GIB);
+    ck_assert_uint_eq(again.store.commit_ms, 3000);
+    ck_assert(again.store.read_only && again.tune && again.allow_other && !again.store.degraded);
     ck_assert_uint_eq(again.device_count, 3);
     ck_assert_str_eq(again.device[1], "d,e");
     ck_assert_str_eq(again.device[2], "b,\"c");
@@ -182,7 +182,7 @@ START_TEST(flags_are_collected_and_later_words_win)
     struct ht_options o;
 
     ck_assert_int_eq(parse("a m -o ro,rw,noatime,relatime,nodev,dev,nosuid", &o), 0);
-    ck_assert(!o.read_only);
+    ck_assert(!o.store.read_only);
     ck_assert_uint_eq(o.flags.set, MS_RELATIME | MS_NOSUID);
     ck_assert_uint_eq(o.flags.clear & (MS_RDONLY | MS_NOATIME | MS_NODEV | MS_NOSUID),
                       MS_RDONLY | MS_NOATIME | MS_NODEV);
