@@ -26,14 +26,6 @@ static const struct row {
 #undef ROW
 };
 
-static uint64_t value_of(const struct row *row, const struct ht_background_stat *st)
-{
-    uint64_t v;
-
-    memcpy(&v, (const char *)st + row->offset, sizeof(v));
-    return v;
-}
-
 /* Bytes per second since the engine was idle last; and the seconds that its bytes to come take at that rate, or 0. */
 static void put_speed(struct ht_json *j, const struct ht_background_stat *st)
 {
@@ -59,7 +51,7 @@ static int next_line(void *ctx, uint64_t *after, FILE *to)
     ht_json_str(&j, "engine", st.engine);
     ht_json_str(&j, "state", ht_background_state_word(st.state));
     for (size_t k = 0; k < HT_ARRAY_SIZE(rows); k++)
-        ht_json_u64(&j, rows[k].key, value_of(&rows[k], &st));
+        ht_json_u64(&j, rows[k].key, ht_metrics_value(&st, rows[k].offset));
     for (unsigned k = 0; k < st.figures; k++)
         ht_json_u64(&j, st.figure[k].key, st.value[k]);
     put_speed(&j, &st);
@@ -80,10 +72,10 @@ static void put_common(struct ht_ctl *c, const struct row *row, struct ht_buf *o
     bool counter = strcmp(row->type, "counter") == 0;
     struct ht_background_stat st;
 
-    ht_buf_printf(out, "# TYPE %s %s\n# HELP %s %s\n", row->metric, row->type, row->metric, row->help);
+    ht_metrics_head(out, row->metric, row->type, row->help);
     for (unsigned i = 0; !ht_store_background_stat(c->store, i, &st); i++)
         ht_buf_printf(out, "%s%s{engine=\"%s\"} %llu\n", row->metric, counter ? "_total" : "", st.engine,
-                      (unsigned long long)value_of(row, &st));
+                      (unsigned long long)ht_metrics_value(&st, row->offset));
 }
 
 /* An engine's own figures have its name: two engines may call theirs the same. */
@@ -93,8 +85,8 @@ static void put_own(const struct ht_background_stat *st, struct ht_buf *out)
         const struct ht_engine_figure *f = &st->figure[k];
         char name[96];
         snprintf(name, sizeof(name), "hitrain_background_%s_%s", st->engine, f->key);
-        ht_buf_printf(out, "# TYPE %s %s\n# HELP %s %s\n%s%s %llu\n", name, f->gauge ? "gauge" : "counter", name,
-                      f->help, name, f->gauge ? "" : "_total", (unsigned long long)st->value[k]);
+        ht_metrics_head(out, name, f->gauge ? "gauge" : "counter", f->help);
+        ht_buf_printf(out, "%s%s %llu\n", name, f->gauge ? "" : "_total", (unsigned long long)st->value[k]);
     }
 }
 
@@ -113,7 +105,7 @@ void ht_background_metrics(struct ht_ctl *c, struct ht_buf *out)
         put_common(c, &rows[k], out);
     for (unsigned i = 0; !ht_store_background_stat(c->store, i, &st); i++)
         put_own(&st, out);
-    ht_buf_printf(out, "# TYPE hitrain_background_state stateset\n# HELP hitrain_background_state What it does.\n");
+    ht_metrics_head(out, "hitrain_background_state", "stateset", "What it does.");
     for (unsigned i = 0; !ht_store_background_stat(c->store, i, &st); i++)
         put_state(&st, out);
 }

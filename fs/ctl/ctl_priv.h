@@ -251,9 +251,14 @@ void ht_device_metrics(struct ht_ctl *c, struct ht_buf *out);
 /* background.c */
 void ht_background_metrics(struct ht_ctl *c, struct ht_buf *out);
 
-/* metrics.c */
+/* metric.c */
+/* A figure at this offset in the struct that has it. */
+uint64_t ht_metrics_value(const void *of, size_t offset);
+/* What comes before the samples of a metric. Its unit is bytes if its name says so. */
+void ht_metrics_head(struct ht_buf *out, const char *name, const char *type, const char *help);
 /* A text as OpenMetrics writes labels. */
 void ht_metrics_label(const char *text, char *out, size_t cap);
+/* metrics.c */
 enum ht_metric_scope { HT_METRICS_STORE = 1, HT_METRICS_ROOT = 2, HT_METRICS_FILE = 4 };
 /* The figures of an inode: a set of scopes, 0 for most directories; *out_root: the model root of HT_METRICS_ROOT. */
 unsigned ht_metrics_scopes(struct ht_ctl *c, uint64_t ino, uint64_t *out_root);

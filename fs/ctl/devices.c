@@ -5,56 +5,46 @@
 #include "tiering/base/json.h"
 
 static const struct row {
-    const char *key, *metric, *type, *unit, *help;
+    const char *key, *metric, *type, *help;
     size_t offset;
 } rows[] = {
-#define ROW(key, metric, type, unit, field, help)                                               \
-    {                                                                                           \
-        key, "hitrain_device_" metric, type, unit, help, offsetof(struct ht_device_stat, field) \
+#define ROW(key, metric, type, field, help)                                               \
+    {                                                                                     \
+        key, "hitrain_device_" metric, type, help, offsetof(struct ht_device_stat, field) \
     }
-    ROW("bytes", "size_bytes", "gauge", "bytes", bytes, "Size of the device."),
-    ROW("data_bytes", "data_bytes", "gauge", "bytes", data_bytes, "Part of the device that is for data."),
-    ROW("free_bytes", "free_bytes", "gauge", "bytes", free_bytes, "Part for data that nothing names."),
-    ROW("bad_bytes", "bad_bytes", "gauge", "bytes", bad_bytes, "Places that failed a write."),
-    ROW("reads", "reads", "counter", NULL, io.reads, "Reads that succeeded."),
-    ROW("read_bytes", "read_bytes", "counter", "bytes", io.read_bytes, "Bytes read."),
-    ROW("read_errors", "read_errors", "counter", NULL, io.read_errors, "Reads that failed."),
-    ROW("writes", "writes", "counter", NULL, io.writes, "Writes that succeeded."),
-    ROW("written_bytes", "written_bytes", "counter", "bytes", io.written_bytes, "Bytes written."),
-    ROW("write_errors", "write_errors", "counter", NULL, io.write_errors, "Writes that failed."),
-    ROW("flushes", "flushes", "counter", NULL, io.flushes, "Flushes that succeeded."),
-    ROW("flush_errors", "flush_errors", "counter", NULL, io.flush_errors, "Flushes that failed."),
-    ROW("oldest_request_ns", "oldest_request_ns", "gauge", NULL, oldest_request_ns,
-        "Age of the oldest request in flight."),
-    ROW("urgent_bytes", "urgent_bytes", "gauge", "bytes", gate.in_flight_bytes[HT_IO_URGENT],
+    ROW("bytes", "size_bytes", "gauge", bytes, "Size of the device."),
+    ROW("data_bytes", "data_bytes", "gauge", data_bytes, "Part of the device that is for data."),
+    ROW("free_bytes", "free_bytes", "gauge", free_bytes, "Part for data that nothing names."),
+    ROW("bad_bytes", "bad_bytes", "gauge", bad_bytes, "Places that failed a write."),
+    ROW("reads", "reads", "counter", io.reads, "Reads that succeeded."),
+    ROW("read_bytes", "read_bytes", "counter", io.read_bytes, "Bytes read."),
+    ROW("read_errors", "read_errors", "counter", io.read_errors, "Reads that failed."),
+    ROW("writes", "writes", "counter", io.writes, "Writes that succeeded."),
+    ROW("written_bytes", "written_bytes", "counter", io.written_bytes, "Bytes written."),
+    ROW("write_errors", "write_errors", "counter", io.write_errors, "Writes that failed."),
+    ROW("flushes", "flushes", "counter", io.flushes, "Flushes that succeeded."),
+    ROW("flush_errors", "flush_errors", "counter", io.flush_errors, "Flushes that failed."),
+    ROW("oldest_request_ns", "oldest_request_ns", "gauge", oldest_request_ns, "Age of the oldest request in flight."),
+    ROW("urgent_bytes", "urgent_bytes", "gauge", gate.in_flight_bytes[HT_IO_URGENT],
         "Bytes in flight that callers wait for."),
-    ROW("planned_bytes", "planned_bytes", "gauge", "bytes", gate.in_flight_bytes[HT_IO_PLANNED],
+    ROW("planned_bytes", "planned_bytes", "gauge", gate.in_flight_bytes[HT_IO_PLANNED],
         "Bytes in flight of readahead, prefetch and writeback."),
-    ROW("background_bytes", "background_bytes", "gauge", "bytes", gate.in_flight_bytes[HT_IO_BACKGROUND],
+    ROW("background_bytes", "background_bytes", "gauge", gate.in_flight_bytes[HT_IO_BACKGROUND],
         "Bytes in flight of scrub."),
-    ROW("urgent_moved_bytes", "urgent_moved_bytes", "counter", "bytes", gate.moved_bytes[HT_IO_URGENT],
+    ROW("urgent_moved_bytes", "urgent_moved_bytes", "counter", gate.moved_bytes[HT_IO_URGENT],
         "Bytes read and written while callers waited for them."),
-    ROW("planned_moved_bytes", "planned_moved_bytes", "counter", "bytes", gate.moved_bytes[HT_IO_PLANNED],
+    ROW("planned_moved_bytes", "planned_moved_bytes", "counter", gate.moved_bytes[HT_IO_PLANNED],
         "Bytes of readahead, prefetch and writeback."),
-    ROW("background_moved_bytes", "background_moved_bytes", "counter", "bytes", gate.moved_bytes[HT_IO_BACKGROUND],
+    ROW("background_moved_bytes", "background_moved_bytes", "counter", gate.moved_bytes[HT_IO_BACKGROUND],
         "Bytes of scrub and other engines in the background."),
-    ROW("planned_waits", "planned_waits", "counter", NULL, gate.waits[HT_IO_PLANNED],
+    ROW("planned_waits", "planned_waits", "counter", gate.waits[HT_IO_PLANNED],
         "Waits of planned requests for their permission."),
-    ROW("planned_wait_ns", "planned_wait_ns", "counter", NULL, gate.wait_ns[HT_IO_PLANNED], "Time of these waits."),
-    ROW("background_waits", "background_waits", "counter", NULL, gate.waits[HT_IO_BACKGROUND],
+    ROW("planned_wait_ns", "planned_wait_ns", "counter", gate.wait_ns[HT_IO_PLANNED], "Time of these waits."),
+    ROW("background_waits", "background_waits", "counter", gate.waits[HT_IO_BACKGROUND],
         "Waits of background requests for their permission."),
-    ROW("background_wait_ns", "background_wait_ns", "counter", NULL, gate.wait_ns[HT_IO_BACKGROUND],
-        "Time of these waits."),
+    ROW("background_wait_ns", "background_wait_ns", "counter", gate.wait_ns[HT_IO_BACKGROUND], "Time of these waits."),
 #undef ROW
 };
-
-static uint64_t value_of(const struct row *row, const struct ht_device_stat *st)
-{
-    uint64_t v;
-
-    memcpy(&v, (const char *)st + row->offset, sizeof(v));
-    return v;
-}
 
 /* Of one direction. Without a value while the rate is not known. */
 static const struct rate_row {
@@ -81,7 +71,7 @@ static bool rate_of(const struct rate_row *row, const struct ht_device_stat *st,
 {
     const struct ht_dev_rate *rate = &st->rate[row->direction];
 
-    memcpy(out, (const char *)rate + row->offset, sizeof(*out));
+    *out = ht_metrics_value(rate, row->offset);
     return rate->known;
 }
 
@@ -108,7 +98,7 @@ static int next_line(void *ctx, uint64_t *after, FILE *to)
     ht_json_str(&j, "health", ht_health_word(st.health));
     ht_json_str(&j, "log", log_word(st.log));
     for (size_t k = 0; k < HT_ARRAY_SIZE(rows); k++)
-        ht_json_u64(&j, rows[k].key, value_of(&rows[k], &st));
+        ht_json_u64(&j, rows[k].key, ht_metrics_value(&st, rows[k].offset));
     for (size_t k = 0; k < HT_ARRAY_SIZE(rate_rows); k++) {
         uint64_t v;
         if (rate_of(&rate_rows[k], &st, &v))
@@ -129,14 +119,6 @@ int ht_device_feed_open(struct ht_ctl *c, uint64_t base, const struct ht_caller 
 
 /* ----------------------------------------------------------------- metrics */
 
-static void head(struct ht_buf *out, const char *name, const char *type, const char *unit, const char *help)
-{
-    ht_buf_printf(out, "# TYPE %s %s\n", name, type);
-    if (unit)
-        ht_buf_printf(out, "# UNIT %s %s\n", name, unit);
-    ht_buf_printf(out, "# HELP %s %s\n", name, help);
-}
-
 static void put_health(struct ht_buf *out, unsigned index, enum ht_health health)
 {
     for (enum ht_health h = HT_HEALTH_OK; h <= HT_HEALTH_MISSING; h++)
@@ -148,7 +130,7 @@ static void put_rates(struct ht_buf *out, const struct ht_device_stat st[], unsi
 {
     for (size_t k = 0; k < HT_ARRAY_SIZE(rate_rows); k++) {
         const struct rate_row *row = &rate_rows[k];
-        head(out, row->metric, "gauge", NULL, row->help);
+        ht_metrics_head(out, row->metric, "gauge", row->help);
         for (unsigned i = 0; i < count; i++) {
             uint64_t v;
             if (rate_of(row, &st[i], &v))
@@ -159,7 +141,8 @@ static void put_rates(struct ht_buf *out, const struct ht_device_stat st[], unsi
 
 static void put_shares(struct ht_buf *out, const struct ht_device_stat st[], unsigned count)
 {
-    head(out, "hitrain_device_share_per_mille", "gauge", NULL, "Part of new content that the device gets, of 1000.");
+    ht_metrics_head(out, "hitrain_device_share_per_mille", "gauge",
+                    "Part of new content that the device gets, of 1000.");
     for (unsigned i = 0; i < count; i++)
         if (st[i].has_share)
             ht_buf_printf(out, "hitrain_device_share_per_mille{device=\"%u\"} %llu\n", i,
@@ -175,17 +158,17 @@ void ht_device_metrics(struct ht_ctl *c, struct ht_buf *out)
         ht_store_device_stat(c->store, i, &st[i]);
     for (size_t k = 0; k < HT_ARRAY_SIZE(rows); k++) {
         bool counter = strcmp(rows[k].type, "counter") == 0;
-        head(out, rows[k].metric, rows[k].type, rows[k].unit, rows[k].help);
+        ht_metrics_head(out, rows[k].metric, rows[k].type, rows[k].help);
         for (unsigned i = 0; i < count; i++)
             ht_buf_printf(out, "%s%s{device=\"%u\"} %llu\n", rows[k].metric, counter ? "_total" : "", i,
-                          (unsigned long long)value_of(&rows[k], &st[i]));
+                          (unsigned long long)ht_metrics_value(&st[i], rows[k].offset));
     }
     put_rates(out, st, count);
     put_shares(out, st, count);
-    head(out, "hitrain_device_health", "stateset", NULL, "How the device does.");
+    ht_metrics_head(out, "hitrain_device_health", "stateset", "How the device does.");
     for (unsigned i = 0; i < count; i++)
         put_health(out, i, st[i].health);
-    head(out, "hitrain_device", "info", NULL, "Path of each device.");
+    ht_metrics_head(out, "hitrain_device", "info", "Path of each device.");
     for (unsigned i = 0; i < count; i++) {
         char path[512];
         ht_metrics_label(st[i].name ? st[i].name : "", path, sizeof(path));

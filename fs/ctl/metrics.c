@@ -221,14 +221,6 @@ static const struct row rows[] = {
     FILE_("device_written_bytes", COUNTER, file.device_written_bytes, "Bytes written to devices."),
 };
 
-static uint64_t value_of(const struct row *row, const struct metrics *f)
-{
-    uint64_t v;
-
-    memcpy(&v, (const char *)f + row->offset, sizeof(v));
-    return v;
-}
-
 /* ------------------------------------------------------------------ gather */
 
 unsigned ht_metrics_scopes(struct ht_ctl *c, uint64_t ino, uint64_t *out_root)
@@ -359,7 +351,7 @@ static void event_metrics(struct ht_ctl *c, struct ht_buf *out)
     struct ht_event_metrics f;
 
     ht_event_log_metrics(c->events, &f);
-    ht_buf_printf(out, "# TYPE hitrain_events counter\n# HELP hitrain_events Events since the mount, by code.\n");
+    ht_metrics_head(out, "hitrain_events", "counter", "Events since the mount, by code.");
     for (unsigned i = 0; i < HT_EVENT_CODES; i++)
         ht_buf_printf(out, "hitrain_events_total{code=\"%s\",level=\"%s\"} %llu\n", ht_event_kinds[i].word,
                       ht_log_level_word(ht_event_kinds[i].level), (unsigned long long)f.count[i]);
@@ -391,7 +383,7 @@ int ht_metrics_one(struct ht_ctl *c, uint64_t ino, const char *word, uint64_t *o
         rc = gather(c, rows[i].scope, root, ino, is_of_sums(&rows[i]), &f);
         if (rc)
             return rc;
-        *out = value_of(&rows[i], &f);
+        *out = ht_metrics_value(&f, rows[i].offset);
         return 0;
     }
     if (!(scopes & HT_METRICS_STORE) || !find_event(word, &code))
@@ -430,7 +422,7 @@ int ht_metrics_lines(struct ht_ctl *c, uint64_t ino, struct ht_buf *out)
         return -ENODATA;
     for (size_t i = 0; i < HT_ARRAY_SIZE(rows); i++)
         if (rows[i].scope & scopes)
-            ht_buf_printf(out, "%s=%llu\n", rows[i].word, (unsigned long long)value_of(&rows[i], &f));
+            ht_buf_printf(out, "%s=%llu\n", rows[i].word, (unsigned long long)ht_metrics_value(&f, rows[i].offset));
     effective_words(c, ino, scopes, root, out);
     if (f.root.claimed_by[0])
         ht_buf_printf(out, "claimed_by=%s pid=%d\n", f.root.claimed_by, f.root.claimed_pid);
@@ -456,18 +448,6 @@ struct root_list {
     struct ht_buf found; /* struct root_metrics, one after the other */
     unsigned count;
 };
-
-void ht_metrics_label(const char *path, char *out, size_t cap)
-{
-    size_t n = 0;
-
-    for (; *path && n + 3 < cap; path++) {
-        if (*path == '\\' || *path == '"' || *path == '\n')
-            out[n++] = '\\';
-        out[n++] = *path == '\n' ? 'n' : *path;
-    }
-    out[n] = 0;
-}
 
 static int add_root(void *ctx, uint64_t ino)
 {
@@ -511,17 +491,15 @@ static int add_known(struct root_list *list, const struct ht_caller *caller)
 
 static void metric_head(const struct row *row, struct ht_buf *out)
 {
-    size_t len = strlen(row->word);
+    char name[64];
 
-    ht_buf_printf(out, "# TYPE hitrain_%s %s\n", row->word, row->kind == COUNTER ? "counter" : "gauge");
-    if (len > 6 && strcmp(row->word + len - 6, "_bytes") == 0)
-        ht_buf_printf(out, "# UNIT hitrain_%s bytes\n", row->word);
-    ht_buf_printf(out, "# HELP hitrain_%s %s\n", row->word, row->help);
+    snprintf(name, sizeof(name), "hitrain_%s", row->word);
+    ht_metrics_head(out, name, row->kind == COUNTER ? "counter" : "gauge", row->help);
 }
 
 static uint64_t metric_of(const struct row *row, const struct metrics *f)
 {
-    uint64_t v = value_of(row, f);
+    uint64_t v = ht_metrics_value(f, row->offset);
 
     return row->kind == IS_SET ? v != 0 : v;
 }
@@ -541,7 +519,7 @@ static void metric_store(const struct row *row, const struct metrics *f, struct 
 {
     metric_head(row, out);
     ht_buf_printf(out, "hitrain_%s%s %llu\n", row->word, row->kind == COUNTER ? "_total" : "",
-                  (unsigned long long)value_of(row, f));
+                  (unsigned long long)metric_of(row, f));
 }
 
 /* As OpenMetrics writes them. */
@@ -565,10 +543,8 @@ static void norm_metrics(const struct root_list *list, struct ht_buf *out)
         if (!r[i].f.root.norm_known)
             continue;
         if (!begun)
-            ht_buf_printf(
-                out,
-                "# TYPE hitrain_grad_norm gauge\n# HELP hitrain_grad_norm Norm of the last step's gradient, before "
-                "clipping. With max_grad_norm or skip_nonfinite.\n");
+            ht_metrics_head(out, "hitrain_grad_norm", "gauge",
+                            "Norm of the last step's gradient, before clipping. With max_grad_norm or skip_nonfinite.");
         begun = true;
         ht_buf_printf(out, "hitrain_grad_norm{root=\"%s\"}", r[i].label);
         put_double(r[i].f.root.grad_norm, out);
@@ -585,9 +561,7 @@ static void claim_metrics(const struct root_list *list, struct ht_buf *out)
         if (!st->claimed_by[0])
             continue;
         if (!begun)
-            ht_buf_printf(
-                out,
-                "# TYPE hitrain_claimed gauge\n# HELP hitrain_claimed The program that alone may steer the model.\n");
+            ht_metrics_head(out, "hitrain_claimed", "gauge", "The program that alone may steer the model.");
         begun = true;
         ht_buf_printf(out, "hitrain_claimed{root=\"%s\",name=\"%s\",pid=\"%d\"} 1\n", r[i].label, st->claimed_by,
                       st->claimed_pid);
@@ -637,7 +611,7 @@ static void put_root(const struct root_metrics *r, FILE *to)
     ht_json_bool(&j, "open", r->f.step_open != 0);
     for (size_t i = 0; i < HT_ARRAY_SIZE(rows); i++)
         if (rows[i].scope == HT_METRICS_ROOT)
-            ht_json_u64(&j, rows[i].word, value_of(&rows[i], &r->f));
+            ht_json_u64(&j, rows[i].word, ht_metrics_value(&r->f, rows[i].offset));
     snprintf(norm, sizeof(norm), "%.17g", st->grad_norm);
     if (st->norm_known)
         ht_json_word(&j, "grad_norm", norm);

@@ -6,23 +6,19 @@
 #include "fs/ctl/ctl_priv.h"
 
 static const struct row {
-    const char *word, *help;
+    const char *word, *metric, *help;
     size_t offset;
 } rows[] = {
-    {"dram_bytes", "Part of the DRAM tier near the devices of this NUMA node.",
-     offsetof(struct ht_node_stat, dram_bytes)},
-    {"resident_bytes", "Used part of that.", offsetof(struct ht_node_stat, dram_used_bytes)},
-    {"staging_bytes", "Part of the staging pool near them.", offsetof(struct ht_node_stat, staging_bytes)},
-    {"away_bytes", "Of both parts what the system took from another node.", offsetof(struct ht_node_stat, away_bytes)},
+#define ROW(word, field, help)                                                 \
+    {                                                                          \
+        word, "hitrain_node_" word, help, offsetof(struct ht_node_stat, field) \
+    }
+    ROW("dram_bytes", dram_bytes, "Part of the DRAM tier near the devices of this NUMA node."),
+    ROW("resident_bytes", dram_used_bytes, "Used part of that."),
+    ROW("staging_bytes", staging_bytes, "Part of the staging pool near them."),
+    ROW("away_bytes", away_bytes, "Of both parts what the system took from another node."),
+#undef ROW
 };
-
-static uint64_t value_of(const struct row *row, const struct ht_node_stat *st)
-{
-    uint64_t v;
-
-    memcpy(&v, (const char *)st + row->offset, sizeof(v));
-    return v;
-}
 
 void ht_node_lines(struct ht_ctl *c, struct ht_buf *out)
 {
@@ -33,7 +29,7 @@ void ht_node_lines(struct ht_ctl *c, struct ht_buf *out)
         ht_store_node_stat(c->store, i, &st);
         for (size_t k = 0; k < HT_ARRAY_SIZE(rows); k++)
             ht_buf_printf(out, "node%d_%s=%llu\n", nodes->node[i], rows[k].word,
-                          (unsigned long long)value_of(&rows[k], &st));
+                          (unsigned long long)ht_metrics_value(&st, rows[k].offset));
     }
 }
 
@@ -45,10 +41,9 @@ void ht_node_metrics(struct ht_ctl *c, struct ht_buf *out)
     for (unsigned i = 0; i < nodes->count; i++)
         ht_store_node_stat(c->store, i, &st[i]);
     for (size_t k = 0; k < HT_ARRAY_SIZE(rows) && nodes->count; k++) {
-        ht_buf_printf(out, "# TYPE hitrain_node_%s gauge\n# UNIT hitrain_node_%s bytes\n# HELP hitrain_node_%s %s\n",
-                      rows[k].word, rows[k].word, rows[k].word, rows[k].help);
+        ht_metrics_head(out, rows[k].metric, "gauge", rows[k].help);
         for (unsigned i = 0; i < nodes->count; i++)
-            ht_buf_printf(out, "hitrain_node_%s{node=\"%d\"} %llu\n", rows[k].word, nodes->node[i],
-                          (unsigned long long)value_of(&rows[k], &st[i]));
+            ht_buf_printf(out, "%s{node=\"%d\"} %llu\n", rows[k].metric, nodes->node[i],
+                          (unsigned long long)ht_metrics_value(&st[i], rows[k].offset));
     }
 }
