@@ -33,6 +33,11 @@ void ht_ctl_detach(struct ht_ctl *c);
 int ht_ctl_start(struct ht_ctl *c) HT_MUST_CHECK;
 void ht_ctl_free(struct ht_ctl *c);
 
+/* digest.c: computes digests of kept steps in the background. After the mount. -ENOMEM. */
+int ht_digests_begin(struct ht_ctl *c) HT_MUST_CHECK;
+/* Before names and optimizer stop. Also after a begin that failed, or none. WAITS. */
+void ht_digests_end(struct ht_ctl *c);
+
 struct ht_store *ht_ctl_store(struct ht_ctl *c);
 struct ht_ns *ht_ctl_ns(struct ht_ctl *c);
 struct ht_optim *ht_ctl_optim(struct ht_ctl *c);

@@ -243,6 +243,9 @@ int ht_kept_clone(struct ht_call *q, uint64_t ino) HT_MUST_CHECK;
 /* background.c */
 int ht_background_command(struct ht_call *q, uint64_t ino) HT_MUST_CHECK;
 
+/* digest.c: why the kept step with this directory has no digest, for people. False: it did not fail in this mount. */
+bool ht_digest_error(struct ht_ctl *c, uint64_t kept, char out[HT_CTL_ERROR_MAX]);
+
 /* nodes.c: lines of stats for each NUMA node that memory comes from, if there are several; and the same as metrics. */
 void ht_node_lines(struct ht_ctl *c, struct ht_buf *out);
 void ht_node_metrics(struct ht_ctl *c, struct ht_buf *out);

@@ -10,7 +10,6 @@
 #include <unistd.h>
 
 #include "fs/ctl/ctl.h"
-#include "fs/ctl/digest.h"
 #include "fs/daemon/daemon.h"
 #include "fs/daemon/dump.h"
 #include "fs/daemon/lingering.h"

@@ -8,6 +8,7 @@
  * Threads: the caller's (loop), workers (workers.c), job threads; ht_fuse_stop from a thread of its own.
  */
 #include "fs/fuse/fuse_priv.h"
+#include "tiering/base/dump.h"
 #include "tiering/sys/mounts.h"
 
 #include <fcntl.h>
@@ -394,6 +395,13 @@ void ht_fuse_finish(struct ht_fuse *f)
     ht_open_dirs_free(f);
     ht_hidden_close_all(f->ctl);
     ht_ctl_set_cache(f->ctl, NULL);
+}
+
+void ht_fuse_dump(struct ht_fuse *f, struct ht_dump *d)
+{
+    ht_dump_put(d, "requests:\n  %u threads take requests, %u have one\n", f->workers.count, f->workers.busy);
+    ht_job_dump(f, d);
+    ht_park_dump(f, d);
 }
 
 void ht_fuse_free(struct ht_fuse *f)

@@ -7,14 +7,13 @@
  * the commit has published them. Until that moment nothing leads to the copy, and the log does not know it. Its inodes
  * are STALE until then, so that no number leads to them either.
  *
- * ns.lock held for writing, inside a transaction. Loops over the files release it now and then (fs/ns/slice.h).
+ * ns.lock held for writing, inside a transaction. Loops over the files release it now and then (fs/ns/op.h).
  */
 #include "fs/ns/ns_priv.h"
 #include "fs/ns/kept.h"
 #include "fs/ns/pending.h"
 #include "fs/ns/scope.h"
 #include "fs/ns/shadow.h"
-#include "fs/ns/slice.h"
 #include "fs/ns/tree.h"
 #include "tiering/api/digest.h"
 

@@ -4,7 +4,6 @@
 #include "fs/ns/kept.h"
 #include "fs/ns/pending.h"
 #include "fs/ns/shadow.h"
-#include "fs/ns/slice.h"
 #include "fs/ns/tree.h"
 
 /* Beside its own, a file has the records of its object and its state. */

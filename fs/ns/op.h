@@ -5,6 +5,7 @@
 
 #include "tiering/base/base.h"
 #include "tiering/base/guarded.h"
+#include "tiering/base/slice.h"
 
 struct ht_ns;
 struct ht_obj;
@@ -44,5 +45,13 @@ void ht_ns_op_publish(struct ht_ns_op *op, struct ht_obj *obj);
  */
 void ht_ns_op_unlock(struct ht_ns_op *op) HT_RELEASE(HT_LOCK_NAMES);
 void ht_ns_op_lock(struct ht_ns_op *op) HT_ACQUIRE(HT_LOCK_NAMES);
+
+/*
+ * Loops over many files let other threads have the lock now and then: after each step of a loop; at the end of a slice
+ * this releases the lock and takes it again. In a transaction no other thread changes names, attributes or what is
+ * published between two slices, and no inode leaves memory. Files are opened and closed, and their times change. A
+ * caller outside of a transaction looks everything up again.
+ */
+void ht_ns_slice_next(struct ht_ns *ns, struct ht_slice *slice) HT_REQUIRES(HT_LOCK_NAMES);
 
 #endif

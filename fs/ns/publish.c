@@ -24,7 +24,6 @@
 #include "fs/ns/pending.h"
 #include "fs/ns/shadow.h"
 #include "fs/ns/scope.h"
-#include "fs/ns/slice.h"
 
 #include <assert.h>
 #include <stdlib.h>

@@ -10,7 +10,6 @@
  * name's place in the same transaction.
  */
 #include "fs/ns/ns_priv.h"
-#include "fs/ns/slice.h"
 #include "fs/ns/pending.h"
 
 #include <stdio.h>

@@ -12,7 +12,7 @@
  *
  * So files that are still there keep their number: open files and mappings show the step. Everything happens in one
  * transaction, in which no other thread changes names. Step 3 releases the lock where a deletion calls the hook, and
- * all loops over the files release it now and then (fs/ns/slice.h). So readers of names may see both meanwhile.
+ * all loops over the files release it now and then (fs/ns/op.h). So readers of names may see both meanwhile.
  */
 #include "fs/ns/ns_priv.h"
 #include "fs/ns/content.h"
@@ -20,7 +20,6 @@
 #include "fs/ns/pending.h"
 #include "fs/ns/scope.h"
 #include "fs/ns/shadow.h"
-#include "fs/ns/slice.h"
 #include "fs/ns/tree.h"
 
 #include <stdlib.h>

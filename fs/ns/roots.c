@@ -12,7 +12,6 @@
 #include "fs/ns/pending.h"
 #include "fs/ns/shadow.h"
 #include "fs/ns/scope.h"
-#include "fs/ns/slice.h"
 #include "fs/ns/tree.h"
 
 #include <assert.h>

@@ -4,7 +4,6 @@
 
 #include "fs/ns/ns_priv.h"
 #include "fs/ns/scope.h"
-#include "fs/ns/slice.h"
 
 static int add_children(struct ht_ns *ns, struct ht_ns_members *m, const struct ht_ns_dir *d, struct ht_slice *slice)
     HT_REQUIRES(HT_LOCK_NAMES)
