@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * steer.c - `hitrainctl step`, `abort`, `wait`, `reset` and `drop`: lines of .hitrain/ctl of a
- * model root, or of a parameter's directory.
+ * steer.c - commands that are lines of a .hitrain/ctl: `hitrainctl step`, `abort`, `wait`, `reset` and `drop` of a
+ * model root or a parameter's directory; `prefetch` and `evict` of the mount's root.
  */
 #include "mount-helpers/ctl/ctl.h"
 
@@ -135,4 +135,53 @@ int ht_cmd_step(const char *path, const struct ht_cmd_options *o)
 int ht_cmd_abort(const char *path, const struct ht_cmd_options *o)
 {
     return steer(path, o, "abort", "back at the last commit");
+}
+
+/* ------------------------------------------------------- prefetch and evict */
+
+/* The path below the mount, inside path. NULL, and prints why: it cannot be named in a command. */
+static const char *below(const char *path, const char *point)
+{
+    size_t len = strcmp(point, "/") == 0 ? 0 : strlen(point);
+
+    if (strncmp(path, point, len) != 0 || path[len] != '/' || path[len + 1] == '\0') {
+        ht_error("%s is not a file below %s", path, point);
+        return NULL;
+    }
+    if (strchr(path, '\n')) {
+        ht_error("%s: a name with a line break cannot stand in a command", path);
+        return NULL;
+    }
+    return path + len + 1;
+}
+
+static int move_content(const char *verb, const char *path)
+{
+    char point[PATH_MAX], line[PATH_MAX + 32];
+    char *whole;
+    const char *rest;
+    int rc;
+
+    if (ht_cmd_mount_point(path, point) < 0)
+        return HT_CMD_FAILED;
+    whole = realpath(path, NULL);
+    rest = whole ? below(whole, point) : NULL;
+    if (!rest) {
+        free(whole);
+        return HT_CMD_FAILED;
+    }
+    snprintf(line, sizeof(line), "%s %s", verb, rest);
+    free(whole);
+    rc = ht_cmd_command(path, point, line);
+    return rc < 0 ? HT_CMD_FAILED : HT_CMD_OK;
+}
+
+int ht_cmd_prefetch(const char *path, const struct ht_cmd_options *o)
+{
+    return move_content("prefetch", path);
+}
+
+int ht_cmd_evict(const char *path, const struct ht_cmd_options *o)
+{
+    return move_content("evict", path);
 }

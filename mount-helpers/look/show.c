@@ -241,3 +241,16 @@ int ht_cmd_show(const char *path, const struct ht_cmd_options *o)
     free(r);
     return status;
 }
+
+/* Pauses engines, or lets them go on; then shows them. */
+int ht_cmd_background(const char *path, const struct ht_cmd_options *o)
+{
+    char point[PATH_MAX], line[128];
+
+    if (ht_cmd_mount_point(path, point) < 0)
+        return HT_CMD_FAILED;
+    snprintf(line, sizeof(line), "background %s%s%s", o->verb, o->engine ? " engine=" : "", o->engine ? o->engine : "");
+    if (strcmp(o->verb, "status") != 0 && ht_cmd_command(path, point, line) < 0)
+        return HT_CMD_FAILED;
+    return ht_cmd_show(path, o);
+}

@@ -17,6 +17,7 @@
 #include "tiering/space/claim.h"
 #include "tiering/space/super.h"
 #include "mount-helpers/common/probe.h"
+#include "mount-helpers/common/progress.h"
 #include "mount-helpers/common/text.h"
 #include "mount-helpers/mkfs/mkfs.h"
 #include <hitrain/words.h>
@@ -217,6 +218,28 @@ static int verify(struct ht_mkfs_target *targets, unsigned count, const struct h
     return 0;
 }
 
+/*
+ * Gives back what a device holds: an SSD that knows its free space has less to move. A failure costs nothing else. Not
+ * for regular files: their space is theirs, and would have to be found again when the store is nearly full.
+ */
+static void discard(const struct ht_mkfs_target *t)
+{
+    uint64_t size = ht_dev_size(t->dev);
+    struct ht_progress p;
+    int rc = 0;
+
+    ht_progress_begin(&p, true, "discarded", size);
+    for (uint64_t at = 0; rc == 0 && at < size; at += HT_GIB) {
+        uint64_t len = ht_min_u64(HT_GIB, size - at);
+        rc = ht_dev_discard(t->dev, at, len);
+        if (rc == 0)
+            ht_progress_add(&p, len);
+    }
+    ht_progress_clear(&p);
+    if (rc < 0 && rc != -EOPNOTSUPP)
+        ht_warn("%s: what it held is not given back to it: %s", t->path, strerror(-rc));
+}
+
 static int format(struct ht_mkfs_target *targets, unsigned count, const struct ht_mkfs_options *o,
                   struct ht_super *out_sb)
 {
@@ -231,7 +254,7 @@ static int format(struct ht_mkfs_target *targets, unsigned count, const struct h
         return rc;
     for (unsigned i = 0; i < count; i++)
         if (targets[i].device && !o->no_discard)
-            ht_mkfs_discard(&targets[i]);
+            discard(&targets[i]);
     rc = ht_super_format(devs, count, &f, out_sb);
     if (rc == -ENOSPC)
         explain_too_small(targets, count, o);

@@ -32,11 +32,6 @@ struct ht_mkfs_target {
  * stays, except the size of a regular file with both --size and --force.
  */
 int ht_mkfs_open(struct ht_mkfs_target *t, const struct ht_mkfs_options *o) HT_MUST_CHECK;
-/* Discards the content of a device. A failure costs nothing but the discard itself. */
-void ht_mkfs_discard(const struct ht_mkfs_target *t);
-struct stat;
-/* -EBUSY, and reports it: something else works on it, though it may be opened. */
-int ht_mkfs_check_in_use(const char *path, const struct stat *st) HT_MUST_CHECK;
 /* Releases the target; undo: and removes the file that ht_mkfs_open created. */
 void ht_mkfs_close(struct ht_mkfs_target *t, bool undo);
 

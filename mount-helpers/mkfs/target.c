@@ -102,6 +102,40 @@ static int check_mounted(const struct ht_mkfs_target *t)
     return -EBUSY;
 }
 
+static bool same_file(const char *path, const struct stat *st)
+{
+    struct stat other;
+
+    if (stat(path, &other) != 0)
+        return false;
+    if (S_ISBLK(st->st_mode))
+        return S_ISBLK(other.st_mode) && other.st_rdev == st->st_rdev;
+    return other.st_dev == st->st_dev && other.st_ino == st->st_ino;
+}
+
+/*
+ * Opening does not show that a file is swap. The kernel holds block devices in use as swap, by device mapper or md, and
+ * opening them fails. Opening finds loop devices, too (tiering/io/open.c).
+ */
+static int check_swap(const char *path, const struct stat *st)
+{
+    FILE *f = fopen("/proc/swaps", "re");
+    char line[4200];
+    int rc = 0;
+
+    while (rc == 0 && f && fgets(line, sizeof(line), f)) {
+        line[strcspn(line, " \t\n")] = '\0';
+        ht_proc_unescape(line);
+        if (!same_file(line, st))
+            continue;
+        ht_error("%s is in use as swap: end that with swapoff", path);
+        rc = -EBUSY;
+    }
+    if (f)
+        (void)fclose(f);
+    return rc;
+}
+
 static int hold(struct ht_mkfs_target *t, const struct ht_mkfs_options *o)
 {
     int rc = ht_dev_open(t->path, o->no_wait ? HT_DEV_NOWAIT : 0, &t->dev);
@@ -175,7 +209,7 @@ static int open_existing(struct ht_mkfs_target *t, const struct stat *st, const 
     if (rc == 0)
         rc = check_mounted(t);
     if (rc == 0)
-        rc = ht_mkfs_check_in_use(t->path, st);
+        rc = check_swap(t->path, st);
     if (rc == 0)
         rc = hold(t, o);
     if (rc == 0)
