@@ -454,7 +454,7 @@ static int run(const struct command *command, char **paths, const struct ht_cmd_
     return status;
 }
 
-int main(int argc, char **argv)
+static int run_words(int argc, char **argv)
 {
     struct ht_cmd_options o = {.level = HT_LOG_INFO};
     uint64_t given = 0;
@@ -490,4 +490,15 @@ int main(int argc, char **argv)
     if (command->paths >= ROOT_NAME)
         o.words = argv + optind + 2;
     return run(command, argv + optind + 1, &o);
+}
+
+/* What could not be written was not said. */
+int main(int argc, char **argv)
+{
+    int status = run_words(argc, argv);
+
+    if (fflush(stdout) == 0 && !ferror(stdout))
+        return status;
+    ht_error("cannot write: %s", strerror(errno));
+    return HT_CMD_FAILED;
 }

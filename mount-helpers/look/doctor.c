@@ -215,7 +215,6 @@ int ht_cmd_doctor(const char *path, const struct ht_cmd_options *o)
             put_json(d, path);
         else if (ok)
             put_for_people(d);
-        ok = ok && fflush(stdout) == 0;
     }
     if (!ok)
         ht_error("cannot finish: %s", strerror(errno));

@@ -156,10 +156,6 @@ static int show(const struct ht_mount_entry *m, int fd)
         return explain(m, rc);
     bool whole = print_text(&text);
     ht_buf_free(&text);
-    if (fflush(stdout) != 0 || ferror(stdout)) {
-        ht_error("the dump cannot be printed: %s", strerror(errno));
-        return HT_CMD_FAILED;
-    }
     if (rc || !whole) {
         ht_error("%s: the dump is cut%s%s", m->point, rc ? ": " : "", rc ? strerror(-rc) : "");
         return HT_CMD_FAILED;

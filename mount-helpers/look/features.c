@@ -154,5 +154,5 @@ int ht_cmd_features(const char *path, const struct ht_cmd_options *o)
         put_json(device, &f);
     else
         put_for_people(device, &f);
-    return fflush(stdout) == 0 ? HT_CMD_OK : HT_CMD_FAILED;
+    return HT_CMD_OK;
 }

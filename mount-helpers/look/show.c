@@ -169,30 +169,25 @@ static int print_table(struct reader *r)
     }
     if (rc < 0)
         return report(r, rc);
-    if (!r->begun) {
-        ht_error("%s: no engine is called %s", r->folder, r->o->engine);
-        return HT_CMD_FAILED;
-    }
-    if (fflush(stdout) == 0)
+    if (r->begun)
         return HT_CMD_OK;
-    ht_error("cannot write: %s", strerror(errno));
+    ht_error("%s: no engine is called %s", r->folder, r->o->engine);
     return HT_CMD_FAILED;
 }
 
 static int follow(struct reader *r)
 {
     const struct timespec pause = {0, FOLLOW_MS * 1000000L};
-    int rc;
+    int rc = 0;
 
-    do {
+    while (rc == 0 && fflush(stdout) == 0) {
         nanosleep(&pause, NULL);
         rc = read_now(r);
-        if (rc == 0 && fflush(stdout) != 0)
-            rc = -errno;
-    } while (rc == 0);
-    if (rc != -ENOENT && rc != -ENOTDIR)
+    }
+    if (rc != 0 && rc != -ENOENT && rc != -ENOTDIR)
         return report(r, rc);
-    ht_info("%s is not mounted any more", r->folder);
+    if (rc != 0)
+        ht_info("%s is not mounted any more", r->folder);
     return HT_CMD_OK;
 }
 

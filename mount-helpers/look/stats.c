@@ -96,10 +96,6 @@ static int show(const char *path, const struct ht_cmd_options *o)
     else
         put_table(text);
     free(text);
-    if (fflush(stdout) != 0) {
-        ht_error("cannot write: %s", strerror(errno));
-        return HT_CMD_FAILED;
-    }
     return HT_CMD_OK;
 }
 
@@ -114,7 +110,7 @@ int ht_cmd_stats(const char *path, const struct ht_cmd_options *o)
 {
     int status = ht_cmd_check_mount(path) == 0 ? show(path, o) : HT_CMD_FAILED;
 
-    while (status == HT_CMD_OK && o->watch_s > 0) {
+    while (status == HT_CMD_OK && o->watch_s > 0 && fflush(stdout) == 0) {
         pause_for(o->watch_s);
         if (!o->json)
             putchar('\n');

@@ -654,6 +654,17 @@ def test_what_is_committed_at_the_mounts_root_survives_a_crash(image, tmp_path):
         assert (point / 'x').read_bytes() == random_bytes(3, MIB)
 
 
+@pytest.mark.parametrize('args', [['--help'], ['size', '--params=10', '--json'], ['features', 'image'], ['trim', 'mnt'], ['stats', 'mnt'],
+                                  ['scrub', 'status', 'mnt', '--json'], ['top', 'mnt', '--once', '--json', '--watch=0.1'], ['commit', 'mnt']],
+                         ids=' '.join)
+def test_output_that_cannot_be_written_is_an_error(args, image, make_store):
+    places = {'image': image, 'mnt': make_store().mount() if 'mnt' in args else None}
+    with open('/dev/full', 'w') as full:
+        done = subprocess.run([BIN / 'hitrainctl', *(places.get(word, word) for word in args)], stdout=full, stderr=subprocess.PIPE,
+                              text=True, timeout=SECONDS_MAX)
+    assert (done.returncode, done.stderr) == (1, 'hitrainctl: error: cannot write: No space left on device\n')
+
+
 def test_paths_elsewhere_are_told(tmp_path):
     for command in 'stats', 'commit':
         done = call('hitrainctl', command, tmp_path)
