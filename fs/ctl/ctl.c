@@ -87,12 +87,6 @@ static enum ht_optim_file hook_file(void *ctx, uint64_t oid)
     }
 }
 
-static int hook_override(void *ctx, uint64_t oid, uint64_t as_of, const struct ht_optim_config *base,
-                         struct ht_optim_config *out, struct ht_optim_sections *sections, char err[HT_OPTIM_ERROR_MAX])
-{
-    return ht_override_of(ctx, oid, as_of, base, out, sections, err);
-}
-
 static void hook_taken_back(void *ctx)
 {
     ht_ctl_drop_stale(ctx);
@@ -211,7 +205,7 @@ int ht_ctl_new(struct ht_store *s, struct ht_ctl **out)
         .invalidate = hook_invalidate,
         .name = hook_name,
         .file = hook_file,
-        .override = hook_override,
+        .override = ht_override_of,
         .taken_back = hook_taken_back,
         .replay_begins = hook_replay_begins,
     };

@@ -146,7 +146,7 @@ int ht_optimizer_read(struct ht_ctl *c, uint64_t ino, struct ht_optim_config *ou
  * override.c: the word optimizer of files and of directories below a root: it amends the words above. The hook of the
  * optimizer. text NULL in the others: without the word.
  */
-int ht_override_of(struct ht_ctl *c, uint64_t ino, uint64_t as_of, const struct ht_optim_config *base,
+int ht_override_of(void *ctl, uint64_t ino, uint64_t as_of, const struct ht_optim_config *base,
                    struct ht_optim_config *out, struct ht_optim_sections *sections,
                    char err[HT_OPTIM_ERROR_MAX]) HT_MUST_CHECK;
 /*
@@ -262,9 +262,6 @@ void ht_metrics_head(struct ht_buf *out, const char *name, const char *type, con
 /* A text as OpenMetrics writes labels. */
 void ht_metrics_label(const char *text, char *out, size_t cap);
 /* metrics.c */
-enum ht_metric_scope { HT_METRICS_STORE = 1, HT_METRICS_ROOT = 2, HT_METRICS_FILE = 4 };
-/* The figures of an inode: a set of scopes, 0 for most directories; *out_root: the model root of HT_METRICS_ROOT. */
-unsigned ht_metrics_scopes(struct ht_ctl *c, uint64_t ino, uint64_t *out_root);
 /* One word. -ENODATA: the inode has no such figure. */
 int ht_metrics_one(struct ht_ctl *c, uint64_t ino, const char *word, uint64_t *out) HT_MUST_CHECK;
 bool ht_metrics_known(const char *word);

@@ -51,7 +51,8 @@ static uint64_t make_pair(unsigned rank, unsigned ranks)
     return ranks * (ranks - 1) / 2 + rank;
 }
 
-void ht_hidden_ranks(uint64_t ino, unsigned *out_rank, unsigned *out_ranks)
+/* Of an entry below .hitrain/shard. */
+static void find_ranks(uint64_t ino, unsigned *out_rank, unsigned *out_ranks)
 {
     uint64_t pair = pair_of(ino);
     unsigned ranks = 1;
@@ -245,7 +246,7 @@ int ht_hidden_shard_map(struct ht_ctl *c, uint64_t ino, const struct ht_param_de
     const char *name;
     int rc;
 
-    ht_hidden_ranks(ino, &rank, &ranks);
+    find_ranks(ino, &rank, &ranks);
     *out = NULL;
     rc = ht_shard_table(c, d->root, ranks, &table);
     if (rc == 0 && kind == HT_HIDDEN_SHARD_STATE) {

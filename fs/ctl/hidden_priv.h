@@ -55,8 +55,6 @@ static inline bool ht_hidden_is_shard(enum ht_hidden_kind kind)
 }
 /* For the owner and root: it names things in directories that not all users may search. */
 bool ht_hidden_is_private(uint64_t ino);
-/* Of a kind below .hitrain/shard. */
-void ht_hidden_ranks(uint64_t ino, unsigned *out_rank, unsigned *out_ranks);
 /*
  * The bytes of a shard's file, of which d describes the parameter. -ENOENT: by now there is another number of ranks.
  * NULL and 0: it is a state of one number, which each rank has.

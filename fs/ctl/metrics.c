@@ -33,27 +33,28 @@ struct metrics {
     uint64_t events[HT_LOG_DEBUG]; /* by level */
 };
 
+enum scope { OF_STORE = 1, OF_ROOT = 2, OF_FILE = 4 };
 enum kind { GAUGE, COUNTER, SUM /* of all devices; metrics show each device */, IS_SET /* metrics: 1, or 0 for 0 */ };
 
 struct row {
     const char *word;
-    uint8_t scope; /* one of enum ht_metric_scope */
+    uint8_t scope; /* one of enum scope */
     uint8_t kind;
     uint16_t offset;
     const char *help;
 };
 
-#define STORE(word, kind, field, help)                                      \
-    {                                                                       \
-        word, HT_METRICS_STORE, kind, offsetof(struct metrics, field), help \
+#define STORE(word, kind, field, help)                              \
+    {                                                               \
+        word, OF_STORE, kind, offsetof(struct metrics, field), help \
     }
-#define ROOT(word, kind, field, help)                                      \
-    {                                                                      \
-        word, HT_METRICS_ROOT, kind, offsetof(struct metrics, field), help \
+#define ROOT(word, kind, field, help)                              \
+    {                                                              \
+        word, OF_ROOT, kind, offsetof(struct metrics, field), help \
     }
-#define FILE_(word, kind, field, help)                                     \
-    {                                                                      \
-        word, HT_METRICS_FILE, kind, offsetof(struct metrics, field), help \
+#define FILE_(word, kind, field, help)                             \
+    {                                                              \
+        word, OF_FILE, kind, offsetof(struct metrics, field), help \
     }
 
 static const struct row rows[] = {
@@ -223,9 +224,10 @@ static const struct row rows[] = {
 
 /* ------------------------------------------------------------------ gather */
 
-unsigned ht_metrics_scopes(struct ht_ctl *c, uint64_t ino, uint64_t *out_root)
+/* The figures of an inode: a set of scopes, 0 for most directories; *out_root: the model root of OF_ROOT. */
+static unsigned scopes_of(struct ht_ctl *c, uint64_t ino, uint64_t *out_root)
 {
-    unsigned scopes = ino == HT_NS_ROOT_INO ? HT_METRICS_STORE : 0;
+    unsigned scopes = ino == HT_NS_ROOT_INO ? OF_STORE : 0;
     struct ht_ns_tensor t;
     struct stat st;
 
@@ -233,9 +235,9 @@ unsigned ht_metrics_scopes(struct ht_ctl *c, uint64_t ino, uint64_t *out_root)
     if (ht_ns_getattr(c->ns, ino, &st) || ht_ns_tensor(c->ns, ino, &t))
         return scopes;
     if (S_ISREG(st.st_mode))
-        return scopes | HT_METRICS_FILE;
+        return scopes | OF_FILE;
     *out_root = t.root;
-    return t.root && S_ISDIR(st.st_mode) ? scopes | HT_METRICS_ROOT : scopes;
+    return t.root && S_ISDIR(st.st_mode) ? scopes | OF_ROOT : scopes;
 }
 
 static void gather_store(struct ht_ctl *c, struct metrics *f)
@@ -294,13 +296,13 @@ static int gather(struct ht_ctl *c, unsigned scopes, uint64_t root, uint64_t ino
     int rc = 0;
 
     memset(f, 0, sizeof(*f));
-    if (scopes & HT_METRICS_STORE)
+    if (scopes & OF_STORE)
         gather_store(c, f);
-    if (scopes & HT_METRICS_ROOT)
+    if (scopes & OF_ROOT)
         rc = ht_optim_root_stat(c->optim, root, &f->root);
-    if (rc == 0 && (scopes & HT_METRICS_ROOT) && sums)
+    if (rc == 0 && (scopes & OF_ROOT) && sums)
         ht_optim_root_sums(c->optim, root, &f->root);
-    if (rc == 0 && (scopes & HT_METRICS_FILE))
+    if (rc == 0 && (scopes & OF_FILE))
         rc = gather_file(c, ino, f);
     f->step_open = f->root.step_open;
     return rc;
@@ -374,7 +376,7 @@ int ht_metrics_one(struct ht_ctl *c, uint64_t ino, const char *word, uint64_t *o
     struct ht_event_metrics events;
     struct metrics f;
     uint64_t root;
-    unsigned scopes = ht_metrics_scopes(c, ino, &root), code;
+    unsigned scopes = scopes_of(c, ino, &root), code;
 
     for (size_t i = 0; i < HT_ARRAY_SIZE(rows); i++) {
         int rc;
@@ -386,7 +388,7 @@ int ht_metrics_one(struct ht_ctl *c, uint64_t ino, const char *word, uint64_t *o
         *out = ht_metrics_value(&f, rows[i].offset);
         return 0;
     }
-    if (!(scopes & HT_METRICS_STORE) || !find_event(word, &code))
+    if (!(scopes & OF_STORE) || !find_event(word, &code))
         return -ENODATA;
     ht_event_log_metrics(c->events, &events);
     *out = events.count[code];
@@ -396,7 +398,7 @@ int ht_metrics_one(struct ht_ctl *c, uint64_t ino, const char *word, uint64_t *o
 /* The words in force for the next step of a parameter, or of files below a directory without words of their own. */
 static void effective_words(struct ht_ctl *c, uint64_t ino, unsigned scopes, uint64_t root, struct ht_buf *out)
 {
-    uint64_t model = scopes & HT_METRICS_FILE ? ht_ctl_param(c, ino) : root;
+    uint64_t model = scopes & OF_FILE ? ht_ctl_param(c, ino) : root;
     char text[HT_OPTIM_CONFIG_TEXT_MAX], err[HT_OPTIM_ERROR_MAX];
     struct ht_optim_config config;
 
@@ -413,7 +415,7 @@ int ht_metrics_lines(struct ht_ctl *c, uint64_t ino, struct ht_buf *out)
 {
     struct metrics f;
     uint64_t root;
-    unsigned scopes = ht_metrics_scopes(c, ino, &root);
+    unsigned scopes = scopes_of(c, ino, &root);
     int rc = gather(c, scopes, root, ino, true, &f);
 
     if (rc)
@@ -426,7 +428,7 @@ int ht_metrics_lines(struct ht_ctl *c, uint64_t ino, struct ht_buf *out)
     effective_words(c, ino, scopes, root, out);
     if (f.root.claimed_by[0])
         ht_buf_printf(out, "claimed_by=%s pid=%d\n", f.root.claimed_by, f.root.claimed_pid);
-    if (scopes & HT_METRICS_STORE) {
+    if (scopes & OF_STORE) {
         ht_node_lines(c, out);
         event_lines(c, out);
     }
@@ -454,7 +456,7 @@ static int add_root(void *ctx, uint64_t ino)
     struct root_list *list = ctx;
     struct root_metrics r;
 
-    if (list->count == ROOTS_SHOWN_MAX || gather(list->ctl, HT_METRICS_ROOT, ino, ino, true, &r.f))
+    if (list->count == ROOTS_SHOWN_MAX || gather(list->ctl, OF_ROOT, ino, ino, true, &r.f))
         return 0;
     r.path[0] = '/';
     ht_ns_path(list->ctl->ns, ino, r.path + 1, sizeof(r.path) - 1);
@@ -575,11 +577,11 @@ int ht_metrics_openmetrics(struct ht_ctl *c, uint64_t root, const struct ht_call
     int rc = root ? add_root(&list, root) : add_known(&list, caller);
 
     if (rc == 0 && !root)
-        rc = gather(c, HT_METRICS_STORE, 0, 0, false, &f);
+        rc = gather(c, OF_STORE, 0, 0, false, &f);
     for (size_t i = 0; i < HT_ARRAY_SIZE(rows) && rc == 0; i++) {
-        if (rows[i].scope == HT_METRICS_ROOT)
+        if (rows[i].scope == OF_ROOT)
             metric_roots(&rows[i], &list, out);
-        else if (rows[i].scope == HT_METRICS_STORE && rows[i].kind != SUM && !root)
+        else if (rows[i].scope == OF_STORE && rows[i].kind != SUM && !root)
             metric_store(&rows[i], &f, out);
     }
     if (rc == 0) {
@@ -610,7 +612,7 @@ static void put_root(const struct root_metrics *r, FILE *to)
     ht_json_str(&j, "path", r->path);
     ht_json_bool(&j, "open", r->f.step_open != 0);
     for (size_t i = 0; i < HT_ARRAY_SIZE(rows); i++)
-        if (rows[i].scope == HT_METRICS_ROOT)
+        if (rows[i].scope == OF_ROOT)
             ht_json_u64(&j, rows[i].word, ht_metrics_value(&r->f, rows[i].offset));
     snprintf(norm, sizeof(norm), "%.17g", st->grad_norm);
     if (st->norm_known)

@@ -106,9 +106,10 @@ static int ask(struct ht_ctl *c, uint64_t ino, struct question *q)
     return rc;
 }
 
-int ht_override_of(struct ht_ctl *c, uint64_t ino, uint64_t as_of, const struct ht_optim_config *base,
+int ht_override_of(void *ctl, uint64_t ino, uint64_t as_of, const struct ht_optim_config *base,
                    struct ht_optim_config *out, struct ht_optim_sections *sections, char err[HT_OPTIM_ERROR_MAX])
 {
+    struct ht_ctl *c = ctl;
     struct question q = {.ctl = c, .as_of = as_of, .file = ino, .config = out, .sections = sections, .err = err};
 
     *out = *base;

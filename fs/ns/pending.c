@@ -87,7 +87,7 @@ static void stamp(struct ht_ns_op *op, struct ht_ns_inode *dir, struct ht_ns_ino
 
 /* --------------------------------------------------------------- entries */
 
-void ht_ns_entry_dirty(struct ht_ns_root *root, struct ht_ns_entry *e)
+static void make_dirty(struct ht_ns_root *root, struct ht_ns_entry *e) HT_REQUIRES(HT_LOCK_NAMES)
 {
     if (e->dirty != 0)
         return;
@@ -128,7 +128,7 @@ static void end_entry(struct ht_ns_op *op, struct ht_ns_entry *e) HT_REQUIRES(HT
     ht_ns_entry_count(e, -1);
     if (e->state == HT_NS_CLEAN && root->ino != 0) {
         e->state = HT_NS_GONE;
-        ht_ns_entry_dirty(root, e);
+        make_dirty(root, e);
         return;
     }
     ht_ns_entry_undirty(root, e);
@@ -161,7 +161,7 @@ void ht_ns_entry_add(struct ht_ns_op *op, struct ht_ns_entry *e, struct ht_ns_in
     ht_ns_entry_count(e, 1);
     if (ht_ns_pending(dir)) {
         e->state = HT_NS_NEW;
-        ht_ns_entry_dirty(ht_ns_root(dir), e);
+        make_dirty(ht_ns_root(dir), e);
     } else {
         e->state = HT_NS_CLEAN;
         ht_ns_put_entry(op->tx, e, op->now_ns);

@@ -29,7 +29,6 @@ void ht_ns_entry_add(struct ht_ns_op *op, struct ht_ns_entry *e, struct ht_ns_in
 void ht_ns_entry_drop(struct ht_ns_op *op, struct ht_ns_entry *e) HT_REQUIRES(HT_LOCK_NAMES);
 /* Takes it off the pending list, and does nothing more. */
 void ht_ns_entry_undirty(struct ht_ns_root *root, struct ht_ns_entry *e) HT_REQUIRES(HT_LOCK_NAMES);
-void ht_ns_entry_dirty(struct ht_ns_root *root, struct ht_ns_entry *e) HT_REQUIRES(HT_LOCK_NAMES);
 /* Changes the counts of directory and inode when an entry becomes, or ceases to be, current; not those of its slot. */
 void ht_ns_entry_count(struct ht_ns_entry *e, int by) HT_REQUIRES(HT_LOCK_NAMES);
 /* The hook learns of all that is pending. The caller holds only the transaction, so names and inodes stay. */

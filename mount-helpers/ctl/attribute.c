@@ -6,7 +6,6 @@
 #include <stdlib.h>
 #include <sys/xattr.h>
 
-#include "tiering/base/json.h"
 #include "tiering/base/log.h"
 #include "tiering/sys/mounts.h"
 #include <hitrain/limits.h>
@@ -84,17 +83,4 @@ int ht_cmd_attribute(const char *path, const char *word, bool quiet, char **out_
     if (n < 0 && !quiet && n != -ENODATA)
         return ht_cmd_explain(path, (int)n);
     return n < 0 ? (int)n : 0;
-}
-
-void ht_cmd_put_number(struct ht_json *j, const char *path, const char *word)
-{
-    char *text;
-
-    if (ht_cmd_attribute(path, word, true, &text) != 0)
-        return;
-    if (j)
-        ht_json_word(j, word, text);
-    else
-        printf(", %s %s", word, text);
-    free(text);
 }

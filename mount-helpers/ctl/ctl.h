@@ -77,15 +77,6 @@ int ht_cmd_follow(const char *path, const struct ht_cmd_options *o);
 int ht_cmd_receive(const char *path, const struct ht_cmd_options *o);
 int ht_cmd_reshard(const char *path, const struct ht_cmd_options *o);
 
-/* "VERB", or "VERB if=N" with the number of the options. As snprintf. */
-int ht_cmd_line(const char *verb, const struct ht_cmd_options *o, char *buf, size_t cap);
-/*
- * A figure of a model after a command, as a word of j, or printed where j is NULL.
- * Nothing where path has none.
- */
-struct ht_json;
-void ht_cmd_put_number(struct ht_json *j, const char *path, const char *word);
-
 /* A line of a hidden file of JSON Lines. */
 enum { HT_CMD_FIELDS_MAX = 48 };
 struct ht_cmd_field {

@@ -1,10 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * steer.c - commands that are lines of a .hitrain/ctl: `hitrainctl step`, `abort`, `wait`, `reset` and `drop` of a
- * model root or a parameter's directory; `prefetch` and `evict` of the mount's root.
+ * model root or a parameter's directory; `prefetch` and `evict` of the mount's root. And `commit`, which is an fsync.
  */
 #include "mount-helpers/ctl/ctl.h"
 
+#include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <sys/stat.h>
@@ -85,44 +86,63 @@ int ht_cmd_drop(const char *path, const struct ht_cmd_options *o)
 
 /* ------------------------------------------------------------ step and abort */
 
-static void report(const char *path, const struct ht_cmd_options *o, const char *done)
+static void put_number(struct ht_json *j, const char *path, const char *word)
 {
-    struct ht_json j;
+    char *text;
 
-    if (!o->json) {
-        printf("%s: %s", path, done);
-        ht_cmd_put_number(NULL, path, "step");
-        ht_cmd_put_number(NULL, path, "durable_step");
-        putchar('\n');
+    if (ht_cmd_attribute(path, word, true, &text) != 0)
         return;
-    }
-    ht_json_init(&j, stdout);
-    ht_json_object(&j, NULL);
-    ht_json_str(&j, "path", path);
-    ht_cmd_put_number(&j, path, "step");
-    ht_cmd_put_number(&j, path, "durable_step");
-    ht_json_end(&j);
+    if (j)
+        ht_json_word(j, word, text);
+    else
+        printf(", %s %s", word, text);
+    free(text);
 }
 
-int ht_cmd_line(const char *verb, const struct ht_cmd_options *o, char *buf, size_t cap)
+/* seconds: that a commit took; below 0: it is none. */
+static void report(const char *path, const struct ht_cmd_options *o, const char *done, bool root, double seconds)
 {
-    const char *full = o->full ? " full" : "";
+    struct ht_json json, *j = o->json ? &json : NULL;
+    char text[32];
+
+    if (j) {
+        ht_json_init(j, stdout);
+        ht_json_object(j, NULL);
+        ht_json_str(j, "path", path);
+    } else {
+        printf("%s: %s", path, done);
+    }
+    if (j && seconds >= 0)
+        ht_json_bool(j, "model_root", root);
+    if (root) {
+        put_number(j, path, "step");
+        put_number(j, path, "durable_step");
+    }
+    snprintf(text, sizeof(text), j ? "%.6f" : ", %.3f s", seconds);
+    if (j && seconds >= 0)
+        ht_json_word(j, "seconds", text);
+    if (j)
+        ht_json_end(j);
+    else
+        puts(seconds >= 0 ? text : "");
+}
+
+/* Has the root do this, with the number and the word of the options. */
+static int send_verb(const char *path, const struct ht_cmd_options *o, const char *verb)
+{
+    char line[64];
+    int n = snprintf(line, sizeof(line), "%s%s", verb, o->full ? " full" : "");
 
     if (o->conditional)
-        return snprintf(buf, cap, "%s%s if=%llu", verb, full, (unsigned long long)o->step_open);
-    return snprintf(buf, cap, "%s%s", verb, full);
+        snprintf(line + n, sizeof(line) - (size_t)n, " if=%llu", (unsigned long long)o->step_open);
+    return command(path, path, line);
 }
 
 static int steer(const char *path, const struct ht_cmd_options *o, const char *verb, const char *done)
 {
-    char line[64];
-
-    if (ht_cmd_check_mount(path) < 0)
+    if (ht_cmd_check_mount(path) < 0 || send_verb(path, o, verb) < 0)
         return HT_CMD_FAILED;
-    ht_cmd_line(verb, o, line, sizeof(line));
-    if (command(path, path, line) < 0)
-        return HT_CMD_FAILED;
-    report(path, o, done);
+    report(path, o, done, true, -1);
     return HT_CMD_OK;
 }
 
@@ -135,6 +155,87 @@ int ht_cmd_step(const char *path, const struct ht_cmd_options *o)
 int ht_cmd_abort(const char *path, const struct ht_cmd_options *o)
 {
     return steer(path, o, "abort", "back at the last commit");
+}
+
+/* ------------------------------------------------------------------ commit */
+
+static bool is_model_root(const char *path)
+{
+    char *text;
+    bool is = ht_cmd_attribute(path, "optimizer", true, &text) == 0;
+
+    if (is)
+        free(text);
+    return is;
+}
+
+/* The directory above lies on another file system, or is the same one. */
+static bool is_mount_root(int fd)
+{
+    struct stat here, above;
+
+    return fstat(fd, &here) == 0 && fstatat(fd, "..", &above, 0) == 0 &&
+        (here.st_dev != above.st_dev || here.st_ino == above.st_ino);
+}
+
+/* Prints the daemon's text about its last refusal. */
+static void explain(const char *path, int err)
+{
+    char *reason;
+
+    if (ht_cmd_attribute(path, "error", true, &reason) == 0 && reason[0] != '\0') {
+        ht_error("%s: commit failed: %s: %s", path, strerror(-err), reason);
+        free(reason);
+        return;
+    }
+    ht_error("%s: commit failed: %s", path, strerror(-err));
+}
+
+/* The page cache first, then the daemon's content. */
+static int commit(int fd, bool whole_mount)
+{
+    if (whole_mount && syncfs(fd) != 0)
+        return -errno;
+    return fsync(fd) == 0 ? 0 : -errno;
+}
+
+int ht_cmd_commit(const char *path, const struct ht_cmd_options *o)
+{
+    uint64_t began_ns;
+    bool root, whole_mount;
+    int fd, rc;
+
+    if (ht_cmd_check_mount(path) < 0)
+        return HT_CMD_FAILED;
+    fd = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    if (fd < 0) {
+        ht_error("%s: %s", path,
+                 errno == ENOTDIR ? "commit works on a model root or on the mount's root" : strerror(errno));
+        return HT_CMD_FAILED;
+    }
+    root = is_model_root(path);
+    whole_mount = is_mount_root(fd);
+    if (!root && !whole_mount) {
+        ht_error("%s is neither a model root (it has no user.hitrain.optimizer) nor the mount's root", path);
+        close(fd);
+        return HT_CMD_FAILED;
+    }
+    bool steered = o->conditional || o->full;
+    if (!root && steered) {
+        ht_error("%s is no model root: --if and --full are for the steps of one", path);
+        close(fd);
+        return HT_CMD_FAILED;
+    }
+    began_ns = ht_now_ns();
+    rc = steered ? send_verb(path, o, "commit") : commit(fd, whole_mount);
+    close(fd);
+    if (rc < 0 && steered)
+        return HT_CMD_FAILED; /* reported already */
+    if (rc < 0)
+        explain(path, rc);
+    else
+        report(path, o, "durable", root, (double)(ht_now_ns() - began_ns) / 1e9);
+    return rc < 0 ? HT_CMD_FAILED : HT_CMD_OK;
 }
 
 /* ------------------------------------------------------- prefetch and evict */
