@@ -153,7 +153,7 @@ int ht_workers_run(struct ht_fuse *f) HT_MUST_CHECK;
 void ht_workers_wake(struct ht_fuse *f);
 void ht_workers_destroy(struct ht_fuse *f);
 
-/* buffer.c: HT_FUSE_IO_BYTES of the calling thread, page-aligned, made at its first use. NULL: no memory. */
+/* reply.c: HT_FUSE_IO_BYTES of the calling thread, page-aligned, made at its first use. NULL: no memory. */
 char *ht_fuse_buffer(void);
 
 /* reply.c: short forms. r: 0 or -errno. */

@@ -1,8 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* reply.c - answers, and the helpers that every operation needs to form one. */
+/*
+ * reply.c - answers, and what every operation needs to form one: its caller, and a buffer for each thread that answers
+ * reads, kept until the thread ends.
+ */
 #include "fs/fuse/fuse_priv.h"
 
 #include <stdio.h>
+#include <stdlib.h>
 
 /* Clients may ignore the result of a call. For writes ht_ctl_write_failed reports more. */
 static void report_full(fuse_req_t req, int rc)
@@ -139,4 +143,33 @@ void ht_count_written(struct ht_fuse *f, enum ht_traffic_kind kind, ssize_t n)
     if (n > 0)
         atomic_fetch_add_explicit(&f->traffic->written_bytes[kind], (uint64_t)n, memory_order_relaxed);
     atomic_fetch_add_explicit(&f->traffic->requests, 1, memory_order_relaxed);
+}
+
+/* ------------------------------------------------------------------ buffer */
+
+static pthread_once_t once = PTHREAD_ONCE_INIT;
+static pthread_key_t key;
+static bool have_key;
+
+static void make_key(void)
+{
+    have_key = pthread_key_create(&key, free) == 0;
+}
+
+char *ht_fuse_buffer(void)
+{
+    static _Thread_local char *buffer;
+    void *p;
+
+    if (buffer)
+        return buffer;
+    pthread_once(&once, make_key);
+    if (!have_key || posix_memalign(&p, HT_BLOCK_BYTES, HT_FUSE_IO_BYTES))
+        return NULL;
+    if (pthread_setspecific(key, p)) {
+        free(p);
+        return NULL;
+    }
+    buffer = p;
+    return buffer;
 }

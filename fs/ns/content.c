@@ -1,8 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* content.c - the object that holds the content of a regular file. */
+/*
+ * content.c - the object that holds the content of a regular file, and what the file's attributes say of it: how long
+ * it stays in memory, and whether it may be compressed. That is so with the attribute compress=auto, and without the
+ * attribute where the mount says so. A new file or directory gets the attribute of its directory.
+ */
 #include "fs/ns/content.h"
 #include "fs/ns/kept.h"
 #include "fs/ns/ns_priv.h"
+#include "tiering/api/compress.h"
 
 /* Large ones for tensors, as given to mkfs. */
 uint32_t ht_ns_chunk_bytes(struct ht_ns *ns, const struct ht_ns_inode *i)
@@ -28,6 +33,24 @@ static enum ht_residency residency_of(const struct ht_ns_inode *i) HT_REQUIRES_S
     return has_value(i, HT_XATTR_PREFIX "tier", "capacity") ? HT_RESIDENCY_COLD : HT_RESIDENCY_AUTO;
 }
 
+void ht_ns_note_compress(struct ht_ns *ns, const char *attribute, size_t len)
+{
+    if (len == strlen(HT_NS_COMPRESS_NAME) && memcmp(attribute, HT_NS_COMPRESS_NAME, len) == 0)
+        ns->compress_named = true;
+}
+
+static bool may_compress(const struct ht_ns *ns, const struct ht_ns_inode *i) HT_REQUIRES_SHARED(HT_LOCK_NAMES)
+{
+    const struct ht_ns_xattr *x;
+
+    if (!i || !S_ISREG(i->cur.mode))
+        return false;
+    x = ht_ns_xattr_find(i, HT_NS_COMPRESS_NAME, strlen(HT_NS_COMPRESS_NAME));
+    if (!x || x->value_len == 0)
+        return ns->compress_all;
+    return x->value_len == 4 && memcmp(ht_ns_xattr_value(x), "auto", 4) == 0;
+}
+
 bool ht_ns_is_of_content(const char *attribute)
 {
     return strcmp(attribute, HT_XATTR_PREFIX "pin") == 0 || strcmp(attribute, HT_XATTR_PREFIX "tier") == 0 ||
@@ -51,7 +74,7 @@ int ht_ns_content(struct ht_ns *ns, struct ht_ns_inode *i, struct ht_obj **out_o
         return rc;
     if (residency_of(i) != HT_RESIDENCY_AUTO)
         ht_obj_set_residency(obj, residency_of(i));
-    ht_ns_compress_content(ns, i, obj);
+    ht_obj_set_compress(obj, may_compress(ns, i));
     *out_obj = obj;
     return 0;
 }
@@ -62,7 +85,34 @@ void ht_ns_content_changed(struct ht_ns *ns, const struct ht_ns_inode *i)
 
     if (obj) {
         ht_obj_set_residency(obj, residency_of(i));
-        ht_ns_compress_content(ns, i, obj);
+        ht_obj_set_compress(obj, may_compress(ns, i));
     }
     ht_obj_put(obj);
+}
+
+/* ----------------------------------------------------------------- engine */
+
+/* Called by the store's engine. oid 0: may any be? */
+static bool answer(void *ctx, uint64_t oid)
+{
+    struct ht_ns *ns = ctx;
+
+    if (oid == 0)
+        return ns->compress_all || ns->compress_named;
+    bool may = may_compress(ns, ht_ns_read_begin(ns, oid));
+    ht_rwlock_unlock(ht_ns_lock(ns));
+    return may;
+}
+
+void ht_ns_compress_begin(struct ht_ns *ns, bool all)
+{
+    ns->compress_all = all;
+    ht_store_set_compress(ns->store, answer, ns);
+    ht_ns_compress_changed(ns);
+}
+
+void ht_ns_compress_changed(struct ht_ns *ns)
+{
+    if (answer(ns, 0))
+        ht_store_wake_compress(ns->store);
 }

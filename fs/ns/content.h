@@ -10,9 +10,6 @@
 
 #define HT_NS_COMPRESS_NAME HT_XATTR_PREFIX "compress"
 
-/* compress.c: the object gets what its file's attribute says. */
-void ht_ns_compress_content(struct ht_ns *ns, const struct ht_ns_inode *i, struct ht_obj *obj)
-    HT_REQUIRES_SHARED(HT_LOCK_NAMES);
 /* Is it one of these attributes? After a change of one the content has to hear of it. */
 bool ht_ns_is_of_content(const char *attribute);
 void ht_ns_content_changed(struct ht_ns *ns, const struct ht_ns_inode *i) HT_REQUIRES_SHARED(HT_LOCK_NAMES);

@@ -169,7 +169,7 @@ struct ht_ns {
     };
 };
 
-/* compress.c: an inode gets the attribute of this name. */
+/* content.c: an inode gets the attribute of this name. */
 void ht_ns_note_compress(struct ht_ns *ns, const char *attribute, size_t len);
 
 HT_RWLOCK_OF(ht_ns_lock, struct ht_ns, lock, HT_LOCK_NAMES)
