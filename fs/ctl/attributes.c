@@ -559,7 +559,7 @@ bool ht_attribute_match(const char *name)
     return strncmp(name, HT_XATTR_PREFIX, strlen(HT_XATTR_PREFIX)) == 0;
 }
 
-static const struct word *find(const char *name)
+static const struct word *find_word(const char *name)
 {
     for (size_t i = 0; i < HT_ARRAY_SIZE(words); i++)
         if (strcmp(words[i].word, name + strlen(HT_XATTR_PREFIX)) == 0)
@@ -569,7 +569,7 @@ static const struct word *find(const char *name)
 
 bool ht_attribute_waits(const char *name)
 {
-    const struct word *w = find(name);
+    const struct word *w = find_word(name);
 
     return w && w->waits;
 }
@@ -593,7 +593,7 @@ int ht_attribute_set(struct ht_ctl *c, uint64_t ino, const char *name, const voi
                      const struct ht_caller *caller)
 {
     struct request q = {c, ino, name, value, len, flags, caller};
-    const struct word *w = find(name);
+    const struct word *w = find_word(name);
     char err[HT_CTL_ERROR_MAX] = "";
     int rc;
 
@@ -617,7 +617,7 @@ int ht_attribute_set(struct ht_ctl *c, uint64_t ino, const char *name, const voi
     return rc;
 }
 
-static ssize_t answer(const char *text, ssize_t n, void *buf, size_t cap)
+static ssize_t give_text(const char *text, ssize_t n, void *buf, size_t cap)
 {
     if (n < 0 || cap == 0)
         return n;
@@ -637,24 +637,24 @@ static ssize_t get_metric(struct ht_ctl *c, uint64_t ino, const char *word, char
 
 ssize_t ht_attribute_get(struct ht_ctl *c, uint64_t ino, const char *name, void *buf, size_t cap)
 {
-    const struct word *w = find(name);
+    const struct word *w = find_word(name);
     char text[TEXT_MAX];
 
     if (w && w->text) {
         const char *whole = w->text(c, ino);
-        return whole ? answer(whole, (ssize_t)strlen(whole), buf, cap) : -ENODATA;
+        return whole ? give_text(whole, (ssize_t)strlen(whole), buf, cap) : -ENODATA;
     }
     if (w && !w->get)
         return ht_ns_getxattr(c->ns, ino, name, buf, cap);
     if (w)
-        return answer(text, w->get(c, ino, text, sizeof(text)), buf, cap);
-    return answer(text, get_metric(c, ino, name + strlen(HT_XATTR_PREFIX), text, sizeof(text)), buf, cap);
+        return give_text(text, w->get(c, ino, text, sizeof(text)), buf, cap);
+    return give_text(text, get_metric(c, ino, name + strlen(HT_XATTR_PREFIX), text, sizeof(text)), buf, cap);
 }
 
 int ht_attribute_remove(struct ht_ctl *c, uint64_t ino, const char *name, const struct ht_caller *caller)
 {
     struct request q = {c, ino, name, NULL, 0, 0, caller};
-    const struct word *w = find(name);
+    const struct word *w = find_word(name);
     char err[HT_CTL_ERROR_MAX] = "";
     int rc;
 

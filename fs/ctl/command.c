@@ -349,7 +349,7 @@ static int run_verb(struct ht_call *q, const struct verb *v)
 }
 
 /* The optimizer names its refusals in the root's error; other refusals are put there now. */
-static void explain(const struct ht_call *q, uint64_t shown_at, uint64_t refusals_before, int error)
+static void explain_refusal(const struct ht_call *q, uint64_t shown_at, uint64_t refusals_before, int error)
 {
     struct ht_root_stat st;
     bool reported = q->root && ht_optim_root_stat(q->ctl->optim, q->root, &st) == 0 && st.refusals != refusals_before;
@@ -382,7 +382,7 @@ int ht_command_run(struct ht_ctl *c, uint64_t dir, uint64_t root, struct ht_seat
     if (q.by.why[0] && cmd->id != HT_COMMAND_DECIDE)
         snprintf(err, HT_CTL_ERROR_MAX, "%s", q.by.why);
     if (rc) {
-        explain(&q, shown_at, st.refusals, rc);
+        explain_refusal(&q, shown_at, st.refusals, rc);
     } else {
         ht_last_error_done(c, shown_at, cmd->word);
         ht_last_error_done(c, shown_at, "command");

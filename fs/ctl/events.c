@@ -48,7 +48,7 @@ static void write_line(const struct ht_event_entry *entry)
  * Every event is in the log of events. A line for each of a thousand files would bury the other lines of the system's
  * log.
  */
-static void report(struct ht_ctl *c, const struct ht_event_entry *entry)
+static void report_event(struct ht_ctl *c, const struct ht_event_entry *entry)
 {
     const struct ht_event_kind *kind = &ht_event_kinds[entry->event.code];
     struct ht_line_quota *q = &c->lines[entry->event.code];
@@ -81,7 +81,7 @@ static void *name_and_report(void *arg)
         ht_event_log_tick(c->events, ht_now_ns());
         while (ht_event_log_unnamed(c->events, &entry)) {
             ht_ctl_find_path(c, entry.event.id, entry.path);
-            report(c, &entry);
+            report_event(c, &entry);
             ht_event_log_name(c->events, entry.seq, entry.path);
         }
     }
@@ -91,7 +91,7 @@ static void *name_and_report(void *arg)
 
 /* -------------------------------------------------------------------- life */
 
-static void take(void *ctx, const struct ht_event *e)
+static void take_event(void *ctx, const struct ht_event *e)
 {
     struct ht_ctl *c = ctx;
 
@@ -112,7 +112,7 @@ int ht_events_start(struct ht_ctl *c)
         return -rc;
     }
     pthread_setname_np(c->event_thread, "ht-events");
-    ht_event_set_sink(take, c);
+    ht_event_set_sink(take_event, c);
     return 0;
 }
 

@@ -227,7 +227,7 @@ static int open_line(struct ht_gather *g, const char *line, size_t len, const st
     return rc;
 }
 
-static void report(struct ht_gather *g, const char *line, size_t len, int error)
+static void report_line(struct ht_gather *g, const char *line, size_t len, int error)
 {
     ht_last_error_set(g->ctl, g->root, "gather", "gather: '%.*s': %s", (int)ht_min_u64(len, 120), line,
                       error == -EINVAL       ? "names no parameter of this model"
@@ -264,7 +264,7 @@ static int open_lines(struct ht_gather *g, const char *at, const char *end, cons
             while (opened)
                 close_member(g, &out[--opened]);
             if (rc != -EINTR)
-                report(g, at, (size_t)(next - at), rc);
+                report_line(g, at, (size_t)(next - at), rc);
             return rc;
         }
         opened++;
@@ -288,7 +288,7 @@ static int make_blocks(struct ht_gather *g, uint32_t first, uint32_t end) HT_REQ
 }
 
 /* They follow those that are there. */
-static int append(struct ht_gather *g, const struct member *fresh, uint32_t count)
+static int append_members(struct ht_gather *g, const struct member *fresh, uint32_t count)
 {
     ht_mutex_lock(gather_lock(g));
     uint32_t before = g->count;
@@ -312,7 +312,7 @@ static int add(struct ht_gather *g, const char *lines, const char *end, const st
 
     if (rc)
         return rc;
-    rc = append(g, fresh, count);
+    rc = append_members(g, fresh, count);
     for (uint32_t i = 0; i < count && rc; i++)
         close_member(g, &fresh[i]);
     return rc;
@@ -341,7 +341,7 @@ int ht_gather_add(struct ht_gather *g, const char *lines, size_t len, const stru
 /* ------------------------------------------------------------------- bytes */
 
 /* The first member that ends after off, of count; count: none. */
-static uint32_t find(struct ht_gather *g, enum side side, uint64_t off, uint32_t count)
+static uint32_t find_member(struct ht_gather *g, enum side side, uint64_t off, uint32_t count)
 {
     uint32_t low = 0, high = count;
 
@@ -375,7 +375,7 @@ static ssize_t move_piece(struct ht_gather *g, enum side side, const struct memb
 /* The pieces of [off, off+len), until one fails or ends early. */
 static ssize_t move(struct ht_gather *g, enum side side, uint64_t off, void *buf, size_t len, bool waits)
 {
-    uint32_t count = g->count, i = find(g, side, off, count);
+    uint32_t count = g->count, i = find_member(g, side, off, count);
     size_t done = 0;
     ssize_t n = 0;
 

@@ -75,7 +75,7 @@ struct contents {
 
 /* -------------------------------------------------------------- parameters */
 
-static int describe(struct ht_hidden_file *f, const struct ht_caller *caller)
+static int describe_param(struct ht_hidden_file *f, const struct ht_caller *caller)
 {
     uint64_t base = ht_hidden_base(f->ino);
     int rc = ht_ctl_describe(f->ctl, base, &f->param);
@@ -379,7 +379,7 @@ static const char *errno_name(int error)
     return name ? name : "EIO";
 }
 
-static void answer(struct session *t, int error, const char *err) HT_REQUIRES(HT_LOCK_CTL_SESSION)
+static void put_answer(struct session *t, int error, const char *err) HT_REQUIRES(HT_LOCK_CTL_SESSION)
 {
     if (t->results.len - t->read > RESULTS_MAX_BYTES) {
         ht_buf_reset(&t->results);
@@ -423,7 +423,7 @@ static int run_line(struct ht_hidden_file *f) HT_REQUIRES(HT_LOCK_CTL_SESSION)
     if (rc == 0)
         rc = run_checked(f, tensor.root, &cmd, err);
     if (rc != -EINTR && (rc || cmd.id != HT_COMMAND_NONE))
-        answer(t, rc, err[0] ? err : strerror(-rc));
+        put_answer(t, rc, err[0] ? err : strerror(-rc));
     t->line_len = 0;
     t->line_too_long = false;
     return rc;
@@ -554,7 +554,7 @@ static int check_open(struct ht_ctl *c, uint64_t ino, int flags, const struct ht
 
 static int open_of_param(struct ht_hidden_file *f, const struct ht_caller *caller)
 {
-    int rc = describe(f, caller);
+    int rc = describe_param(f, caller);
 
     if (rc)
         return rc;

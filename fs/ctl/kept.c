@@ -166,7 +166,7 @@ static int find_place(const struct ht_call *q, struct place *out)
 }
 
 /* The kernel may know that the name is not there. */
-static void show(struct ht_ctl *c, const struct place *p)
+static void show_clone(struct ht_ctl *c, const struct place *p)
 {
     const struct ht_ctl_cache *cache = c->cache;
 
@@ -210,7 +210,7 @@ static int clone_to(struct ht_call *q, uint64_t kept, const struct place *place)
     if (rc)
         explain_clone(&k, rc, q->err);
     else
-        show(c, place);
+        show_clone(c, place);
     return rc;
 }
 

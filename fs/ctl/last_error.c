@@ -58,7 +58,7 @@ static struct ht_last_error *place_locked(struct ht_ctl *c, uint64_t ino) HT_REQ
     return p ? p : victim_locked(c);
 }
 
-static void put(struct ht_ctl *c, const struct ht_last_error *new)
+static void put_error(struct ht_ctl *c, const struct ht_last_error *new)
 {
     struct ht_last_error *p;
 
@@ -97,7 +97,7 @@ static void put_at(struct ht_ctl *c, struct ht_last_error *p, uint64_t ino, uint
     p->step = p->in_model ? st.step : 0;
     if (ino == root)
         ht_optim_root_clear_error(c->optim, ino);
-    put(c, p);
+    put_error(c, p);
 }
 
 static uint64_t root_of(struct ht_ctl *c, uint64_t ino)

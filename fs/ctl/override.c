@@ -98,7 +98,7 @@ static int amend(void *ctx, uint64_t ino, const char *value, size_t len)
     return value ? amend_with(q, ino, value, len) : 0;
 }
 
-static int ask(struct ht_ctl *c, uint64_t ino, struct question *q)
+static int ask_words(struct ht_ctl *c, uint64_t ino, struct question *q)
 {
     ht_rwlock_rdlock(ht_ctl_words_lock(c));
     int rc = ht_ns_xattr_path(c->ns, ino, word, amend, q);
@@ -114,7 +114,7 @@ int ht_override_of(void *ctl, uint64_t ino, uint64_t as_of, const struct ht_opti
 
     *out = *base;
     snprintf(err, HT_OPTIM_ERROR_MAX, "its words cannot be read");
-    int rc = ask(c, ino, &q);
+    int rc = ask_words(c, ino, &q);
     return rc == -ESTALE ? 0 : rc; /* the inode is gone, and other functions report that */
 }
 
@@ -136,7 +136,7 @@ static int try_text(struct ht_ctl *c, uint64_t root, uint64_t ino, uint64_t trie
 
     if (rc)
         return rc;
-    rc = ask(c, ino, &q);
+    rc = ask_words(c, ino, &q);
     ht_optim_sections_free(&sections);
     return rc;
 }
@@ -209,7 +209,7 @@ int ht_override_check(struct ht_ctl *c, uint64_t root, uint64_t ino, const char 
 
 /* ------------------------------------------------------------------ change */
 
-static void forget(struct ht_ctl *c, struct earlier *e)
+static void forget_words(struct ht_ctl *c, struct earlier *e)
 {
     struct earlier_root *of = e->of;
 
@@ -240,7 +240,7 @@ static void forget_old(struct ht_ctl *c) HT_REQUIRES(HT_LOCK_WORDS)
         bool last = false;
         while (!last && (e = oldest_until(of, as_of))) {
             last = e->link.next == &of->words;
-            forget(c, e);
+            forget_words(c, e);
         }
     }
 }
@@ -249,7 +249,7 @@ void ht_override_forget_all(struct ht_ctl *c)
 {
     while (!ht_list_empty(&c->earlier_roots)) {
         struct earlier_root *of = ht_list_entry(c->earlier_roots.next, struct earlier_root, link);
-        forget(c, ht_list_entry(of->words.next, struct earlier, link));
+        forget_words(c, ht_list_entry(of->words.next, struct earlier, link));
     }
     ht_id_table_free(&c->earlier_words);
 }
@@ -342,7 +342,7 @@ static int keep_earlier(struct ht_ctl *c, uint64_t root, uint64_t ino, struct ea
     if (e && e->of->root == root)
         return 0;
     if (e)
-        forget(c, e); /* of the root that it was in before */
+        forget_words(c, e); /* of the root that it was in before */
     if (c->earlier_words.count >= EARLIER_MAX)
         return refuse_more(c, err);
     rc = read_earlier(c, ino, change, &e);
@@ -369,7 +369,7 @@ int ht_override_set(struct ht_ctl *c, uint64_t root, uint64_t ino, const char *t
     if (rc == 0) {
         rc = text ? ht_ns_setxattr(c->ns, ino, word, text, strlen(text), flags) : ht_ns_removexattr(c->ns, ino, word);
         if (rc && e)
-            forget(c, e);
+            forget_words(c, e);
     }
     ht_rwlock_unlock(ht_ctl_words_lock(c));
     return rc;

@@ -24,7 +24,7 @@ static struct side side_of(uint64_t ino)
 }
 
 /* Takes a lookup count: the number comes from a caller. *out_scope: the directory of its kept step. */
-static int hold(struct ht_ctl *c, const struct side *s, const struct ht_caller *caller, uint64_t *out_scope)
+static int hold_file(struct ht_ctl *c, const struct side *s, const struct ht_caller *caller, uint64_t *out_scope)
 {
     struct ht_ns_tensor t;
     struct stat st;
@@ -111,10 +111,10 @@ int ht_kept_same(struct ht_ctl *c, uint64_t ino, const struct ht_caller *caller,
         return -EINVAL;
     if (a.is_state && (ht_hidden_kind(ino) != HT_HIDDEN_STATE || ht_hidden_kind(same->other) != HT_HIDDEN_STATE))
         return -EINVAL;
-    rc = hold(c, &a, caller, &scope[0]);
+    rc = hold_file(c, &a, caller, &scope[0]);
     if (rc)
         return rc;
-    rc = hold(c, &b, caller, &scope[1]);
+    rc = hold_file(c, &b, caller, &scope[1]);
     if (rc == 0) {
         rc = check_scopes(c, scope[0], scope[1]);
         if (rc == 0)

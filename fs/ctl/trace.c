@@ -33,7 +33,7 @@ static const char *path_of(struct trace_feed *f, uint64_t id)
     return n->path;
 }
 
-static void put(const struct ht_trace_entry *e, const char *path, FILE *to)
+static void put_access(const struct ht_trace_entry *e, const char *path, FILE *to)
 {
     struct ht_json j;
 
@@ -64,7 +64,7 @@ static int next_lines(void *ctx, uint64_t *after, FILE *to)
     for (unsigned i = 0; i < NAMES; i++) /* files are renamed */
         f->name[i].id = 0;
     while (ftell(to) < LINES_BYTES && ht_trace_next(t, *after, &e)) {
-        put(&e, path_of(f, e.id), to);
+        put_access(&e, path_of(f, e.id), to);
         *after = e.seq;
         any = true;
     }

@@ -91,7 +91,7 @@ static void send_all(int client, const struct ht_buf *text)
         n = send(client, text->data + at, text->len - at, MSG_NOSIGNAL | MSG_DONTWAIT);
 }
 
-static void answer(int client)
+static void answer_client(int client)
 {
     static struct ht_dump d; /* of this thread */
 
@@ -112,7 +112,7 @@ static void accept_client(void)
         poll(&stop, 1, PAUSE_MS);
         return;
     }
-    answer(client);
+    answer_client(client);
     close(client);
 }
 
@@ -141,7 +141,7 @@ static void open_again(void)
     the.name_taken = the.socket < 0;
 }
 
-static void *serve(void *arg)
+static void *serve_clients(void *arg)
 {
     struct pollfd fds[] = {{.fd = the.stop, .events = POLLIN}, {.events = POLLIN}};
 
@@ -170,7 +170,7 @@ static int find_address(void)
     return 0;
 }
 
-static int start(void)
+static int start_server(void)
 {
     int rc = find_address();
 
@@ -179,7 +179,7 @@ static int start(void)
     if (rc)
         return rc;
     the.stop = eventfd(0, EFD_CLOEXEC);
-    return the.stop < 0 ? -errno : -pthread_create(&the.thread, NULL, serve, NULL);
+    return the.stop < 0 ? -errno : -pthread_create(&the.thread, NULL, serve_clients, NULL);
 }
 
 static void close_all(void)
@@ -195,7 +195,7 @@ void ht_dump_server_begin(const struct ht_dump_server *server)
     the.about = *server;
     the.began_ns = ht_now_ns();
     the.socket = the.stop = -1;
-    int rc = start();
+    int rc = start_server();
     the.running = rc == 0;
     if (rc) {
         close_all();

@@ -43,7 +43,7 @@ static bool pause_for(int ms, bool changes)
     return fds[0].revents != 0;
 }
 
-static void report(void)
+static void report_user(void)
 {
     const struct ht_event_about about = {.device = the.source};
     struct ht_mount_user user;
@@ -76,7 +76,7 @@ static void *wait_and_report(void *arg)
     for (unsigned i = 0; i < HT_ARRAY_SIZE(look_after_ms); i++) {
         if (pause_for(look_after_ms[i], false))
             return NULL;
-        report();
+        report_user();
     }
     return NULL;
 }

@@ -380,7 +380,7 @@ static int begin(struct daemon *d)
     return 0;
 }
 
-static int serve(struct daemon *d)
+static int serve_mount(struct daemon *d)
 {
     int rc, end;
 
@@ -415,7 +415,7 @@ static int check_places(struct daemon *d)
     return rc;
 }
 
-static int run(struct daemon *d)
+static int run_daemon(struct daemon *d)
 {
     int rc;
 
@@ -428,7 +428,7 @@ static int run(struct daemon *d)
         if (rc)
             ht_error("cannot become a daemon: %s", strerror(-rc));
     }
-    return rc ? rc : serve(d);
+    return rc ? rc : serve_mount(d);
 }
 
 int main(int argc, char **argv)
@@ -443,7 +443,7 @@ int main(int argc, char **argv)
     else if (rc == 0 && d.options.version)
         printf("hitrain %s (libfuse %s)\n", HT_VERSION, ht_fuse_library_version());
     else if (rc == 0)
-        rc = run(&d);
+        rc = run_daemon(&d);
     ht_options_free(&d.options);
     return rc ? EXIT_FAILURE : EXIT_SUCCESS;
 }

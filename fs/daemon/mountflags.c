@@ -40,7 +40,7 @@ static const struct row {
     {"symfollow", 0, MS_NOSYMFOLLOW, false},
 };
 
-static const struct row *find(const char *word, size_t len)
+static const struct row *find_flag(const char *word, size_t len)
 {
     for (size_t i = 0; i < HT_ARRAY_SIZE(rows); i++)
         if (strlen(rows[i].word) == len && memcmp(rows[i].word, word, len) == 0)
@@ -56,7 +56,7 @@ static void add(struct ht_mount_flags *f, const struct row *row)
 
 bool ht_mount_flags_add(struct ht_mount_flags *f, const char *word)
 {
-    const struct row *row = find(word, strlen(word));
+    const struct row *row = find_flag(word, strlen(word));
 
     if (row)
         add(f, row);
@@ -74,7 +74,7 @@ unsigned long ht_mount_flags_of(const char *options)
 
     while (*options) {
         size_t len = strcspn(options, ",");
-        const struct row *row = find(options, len);
+        const struct row *row = find_flag(options, len);
         if (row)
             add(&f, row);
         options += len;
@@ -85,7 +85,7 @@ unsigned long ht_mount_flags_of(const char *options)
 
 bool ht_mount_flag_at_start(const char *word)
 {
-    const struct row *row = find(word, strlen(word));
+    const struct row *row = find_flag(word, strlen(word));
 
     return row && row->at_start;
 }

@@ -14,7 +14,7 @@ enum { COMMIT_S_DEFAULT = 5, THREADS_MAX = 64 };
 
 /* ------------------------------------------------------------------ values */
 
-static int refuse(const char *word, const char *value, const char *allowed)
+static int refuse_value(const char *word, const char *value, const char *allowed)
 {
     ht_error("option %s=%s: %s", word, value, allowed);
     return -EINVAL;
@@ -45,7 +45,7 @@ static int set_size(struct ht_options *o, const struct row *row, const char *val
     }
     snprintf(allowed, sizeof(allowed), "a size of at least %s is allowed, as in 512M or 8G",
              ht_format_size(row->least, text, sizeof(text)));
-    return refuse(row->word, value, allowed);
+    return refuse_value(row->word, value, allowed);
 }
 
 static int set_size_or_off(struct ht_options *o, const struct row *row, const char *value)
@@ -66,7 +66,7 @@ static int set_number(struct ht_options *o, const struct row *row, const char *v
         return 0;
     }
     snprintf(allowed, sizeof(allowed), "a number from %u to %u is allowed", (unsigned)row->least, (unsigned)row->most);
-    return refuse(row->word, value, allowed);
+    return refuse_value(row->word, value, allowed);
 }
 
 /* Kept as milliseconds. */
@@ -84,13 +84,13 @@ static int set_switch(struct ht_options *o, const struct row *row, const char *v
     bool *out = field_of(o, row);
 
     *out = strcmp(value, "on") == 0;
-    return *out || strcmp(value, "off") == 0 ? 0 : refuse(row->word, value, "on or off is allowed");
+    return *out || strcmp(value, "off") == 0 ? 0 : refuse_value(row->word, value, "on or off is allowed");
 }
 
 static int set_compress(struct ht_options *o, const struct row *row, const char *value)
 {
     o->compress = strcmp(value, "auto") == 0;
-    return o->compress || strcmp(value, "off") == 0 ? 0 : refuse(row->word, value, "off or auto is allowed");
+    return o->compress || strcmp(value, "off") == 0 ? 0 : refuse_value(row->word, value, "off or auto is allowed");
 }
 
 static int set_compress_inline(struct ht_options *o, const struct row *row, const char *value)
@@ -103,7 +103,7 @@ static int set_compress_inline(struct ht_options *o, const struct row *row, cons
             return 0;
         }
     }
-    return refuse(row->word, value, "auto, on or off is allowed");
+    return refuse_value(row->word, value, "auto, on or off is allowed");
 }
 
 static int set_numa(struct ht_options *o, const struct row *row, const char *value)
@@ -115,7 +115,7 @@ static int set_numa(struct ht_options *o, const struct row *row, const char *val
     else if (value[0] >= '0' && value[0] <= '9')
         return set_number(o, row, value);
     else
-        return refuse(row->word, value, "auto, off or the number of a node is allowed");
+        return refuse_value(row->word, value, "auto, off or the number of a node is allowed");
     return 0;
 }
 
@@ -124,7 +124,7 @@ static int set_device(struct ht_options *o, const struct row *row, const char *v
     char *copy;
 
     if (!value[0])
-        return refuse(row->word, value, "the path of a member is needed");
+        return refuse_value(row->word, value, "the path of a member is needed");
     if (o->device_count == HT_DEVICES_MAX) {
         ht_error("a store has at most %u devices", HT_DEVICES_MAX);
         return -EINVAL;
@@ -249,7 +249,7 @@ static int set_row(struct ht_options *o, const struct row *row, const char *valu
 }
 
 /* Adds to a list that ends with a NUL. Backslashes keep what a list gives a meaning, as libfuse wants it. */
-static int append(struct ht_buf *b, const char *option)
+static int append_option(struct ht_buf *b, const char *option)
 {
     if (b->len)
         b->data[b->len - 1] = ',';
@@ -265,7 +265,7 @@ static int append(struct ht_buf *b, const char *option)
 static int set_flag_word(struct ht_options *o, const char *word)
 {
     o->store.read_only = strcmp(word, "ro") == 0 || (o->store.read_only && strcmp(word, "rw") != 0);
-    return ht_mount_flag_at_start(word) ? append(&o->passed, word) : 0;
+    return ht_mount_flag_at_start(word) ? append_option(&o->passed, word) : 0;
 }
 
 static bool begins_with(const char *option, const char *const *words, size_t count)
@@ -285,13 +285,13 @@ static int set_option(struct ht_options *o, char *option)
     for (size_t i = 0; i < HT_ARRAY_SIZE(rows); i++)
         if (strlen(rows[i].word) == len && memcmp(rows[i].word, option, len) == 0) {
             int rc = set_row(o, &rows[i], equals ? equals + 1 : NULL);
-            return rc == 0 && rows[i].bytes ? append(&o->fixed, option) : rc;
+            return rc == 0 && rows[i].bytes ? append_option(&o->fixed, option) : rc;
         }
     if (ht_mount_flags_add(&o->flags, option))
         return set_flag_word(o, option);
     if (begins_with(option, context_words, HT_ARRAY_SIZE(context_words))) {
         o->labelled = true;
-        return append(&o->passed, option);
+        return append_option(&o->passed, option);
     }
     if (begins_with(option, reported_by_kernel, HT_ARRAY_SIZE(reported_by_kernel))) {
         o->reported = true;
@@ -371,11 +371,11 @@ static int set_flag(struct ht_options *o, int flag)
 static int append_arguments(struct ht_options *o, unsigned device_count)
 {
     char option[PATH_MAX + 16];
-    int rc = o->store.read_only ? append(&o->fixed, "ro") : 0;
+    int rc = o->store.read_only ? append_option(&o->fixed, "ro") : 0;
 
     for (unsigned i = 1; i < device_count && rc == 0; i++) {
         snprintf(option, sizeof(option), "device=%s", o->device[i]);
-        rc = append(&o->fixed, option);
+        rc = append_option(&o->fixed, option);
     }
     return rc;
 }

@@ -41,7 +41,7 @@ static int find_mount(const struct ht_options *o, struct ht_mount_entry *m)
  * Holds the root of this mount, and of no later one at its path since the table was read. Returns its descriptor, or
  * -errno; held is a path to it. The daemon is not asked: it may be the caller.
  */
-static int hold(const struct ht_mount_entry *m, char held[HELD_BYTES])
+static int hold_mount(const struct ht_mount_entry *m, char held[HELD_BYTES])
 {
     int fd = open(m->point, O_PATH | O_NOFOLLOW | O_DIRECTORY | O_CLOEXEC), rc = 0;
     struct statx st;
@@ -129,7 +129,7 @@ static int change(const struct ht_options *o, const struct ht_mount_entry *m)
 {
     struct ht_options running = {0};
     char held[HELD_BYTES];
-    int fd = hold(m, held), rc;
+    int fd = hold_mount(m, held), rc;
 
     if (fd < 0)
         return fd;
@@ -164,7 +164,7 @@ int ht_remount_later_flags(const char *mountpoint, const struct ht_options *o)
         return 0;
     m = malloc(sizeof(*m));
     rc = m ? ht_mount_at(mountpoint, m) : -ENOMEM;
-    fd = rc ? rc : hold(m, held);
+    fd = rc ? rc : hold_mount(m, held);
     rc = fd < 0 ? fd : set_flags(m, held, &o->flags);
     if (fd >= 0)
         close(fd);

@@ -43,7 +43,7 @@ static uint64_t slowest(const struct ht_dev **out_dev)
     return age_ns / NS_PER_S;
 }
 
-static void report(uint64_t waited_s, const struct ht_dev *dev, uint64_t age_s)
+static void report_wait(uint64_t waited_s, const struct ht_dev *dev, uint64_t age_s)
 {
     unsigned long long waited = waited_s, age = age_s;
 
@@ -85,7 +85,7 @@ static void *watch(void *arg)
             give_up(dev, age_s);
         if (now_ns - reported_ns < REPORT_S * NS_PER_S)
             continue;
-        report((now_ns - began_ns) / NS_PER_S, dev, age_s);
+        report_wait((now_ns - began_ns) / NS_PER_S, dev, age_s);
         reported_ns = now_ns;
     }
     return NULL;

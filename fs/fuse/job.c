@@ -208,11 +208,11 @@ static void end_job(struct ht_fuse *f, struct ht_job *job) HT_REQUIRES(HT_LOCK_J
         pthread_cond_broadcast(&f->job_wanted);
 }
 
-static void *run(void *arg);
+static void *run_jobs(void *arg);
 
 static int add_thread(struct ht_fuse *f) HT_REQUIRES(HT_LOCK_JOBS)
 {
-    int rc = pthread_create(&f->jobs.thread[f->jobs.threads], NULL, run, f);
+    int rc = pthread_create(&f->jobs.thread[f->jobs.threads], NULL, run_jobs, f);
 
     f->jobs.threads += rc == 0;
     atomic_store_explicit(&f->traffic->job_threads, f->jobs.threads, memory_order_relaxed);
@@ -253,7 +253,7 @@ bool ht_job_leave_lane(struct ht_fuse *f)
     return may;
 }
 
-static void *run(void *arg)
+static void *run_jobs(void *arg)
 {
     const struct ht_request none = {0};
     struct ht_fuse *f = arg;
@@ -327,7 +327,7 @@ struct ht_job *ht_job_new(struct ht_fuse *f, fuse_req_t req, void (*fn)(struct h
     return job;
 }
 
-static void refuse(struct ht_job *job)
+static void refuse_job(struct ht_job *job)
 {
     struct ht_fuse *f = job->fuse;
 
@@ -343,7 +343,7 @@ bool ht_job_data(struct ht_job *job, const void *data, size_t len)
     char *copy = malloc(len + 1);
 
     if (!copy) {
-        refuse(job);
+        refuse_job(job);
         return false;
     }
     memcpy(copy, data, len);
@@ -454,7 +454,7 @@ bool ht_job_bytes(struct ht_job *job, enum ht_lane_kind kind, uint64_t key, cons
     size_t waiting = bytes_waiting(job->fuse, kind, key);
 
     if (!fi->writepage && (fi->flags & O_DIRECT) && waiting + len > REFUSE_BYTES) {
-        refuse(job);
+        refuse_job(job);
         return false;
     }
     if (!fi->writepage && !(fi->flags & O_DIRECT) && waiting + len > SHORT_BYTES)
@@ -490,7 +490,7 @@ bool ht_job_submit(struct ht_job *job, enum ht_lane_kind kind, uint64_t key)
         l = make_lane(f, kind, key);
     if (!l) {
         ht_mutex_unlock(ht_fuse_job_lock(f));
-        refuse(job);
+        refuse_job(job);
         return false;
     }
     l->bytes += job->data ? job->size : 0;

@@ -60,7 +60,7 @@ static bool begin_listing(struct listing *l, fuse_req_t req, size_t size, bool p
 }
 
 /* False: full. st is complete when the entry is to be counted as looked up, else only type and number. */
-static bool append(struct listing *l, const char *name, const struct stat *st, bool counted, uint64_t off)
+static bool append_entry(struct listing *l, const char *name, const struct stat *st, bool counted, uint64_t off)
 {
     size_t left = l->cap - l->len, need;
 
@@ -99,7 +99,7 @@ static int add_entry(void *ctx, const struct ht_ns_dirent *e) HT_REQUIRES_SHARED
         return 1;
     if (l->plus)
         counted = ht_ns_getattr_locked(l->fuse->ns, e->ino, true, &st) == 0;
-    return append(l, e->name, &st, counted, e->cookie + AFTER_DOTS) ? 0 : 1;
+    return append_entry(l, e->name, &st, counted, e->cookie + AFTER_DOTS) ? 0 : 1;
 }
 
 /* A directory without parent is its own. */
@@ -109,9 +109,9 @@ static bool add_dots(struct listing *l, uint64_t dir, uint64_t off)
     struct stat here = {.st_ino = dir, .st_mode = S_IFDIR};
     struct stat up = {.st_ino = parent ? parent : dir, .st_mode = S_IFDIR};
 
-    if (off < AFTER_DOT && !append(l, ".", &here, false, AFTER_DOT))
+    if (off < AFTER_DOT && !append_entry(l, ".", &here, false, AFTER_DOT))
         return false;
-    return off >= AFTER_DOTS || append(l, "..", &up, false, AFTER_DOTS);
+    return off >= AFTER_DOTS || append_entry(l, "..", &up, false, AFTER_DOTS);
 }
 
 static uint64_t after_dots(uint64_t off)
@@ -154,7 +154,7 @@ static void list_hidden(fuse_req_t req, fuse_ino_t ino, size_t size, off_t off, 
         return;
     room = at >= AFTER_DOTS || add_dots(&l, ino, at);
     for (uint64_t i = after_dots(at); room && ht_hidden_entry(d, i, &name, &st); i++)
-        room = append(&l, name, &st, false, i + 1 + AFTER_DOTS);
+        room = append_entry(&l, name, &st, false, i + 1 + AFTER_DOTS);
     fuse_reply_buf(req, l.buf, l.len);
 }
 

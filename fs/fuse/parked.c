@@ -36,7 +36,7 @@ struct parked {
     bool interrupted; /* before it had */
 };
 
-static struct parked *make(struct ht_fuse *f)
+static struct parked *make_parked(struct ht_fuse *f)
 {
     struct parked *p = calloc(1, sizeof(*p));
 
@@ -70,7 +70,7 @@ static struct parked *take_free(struct ht_fuse *f)
         ht_list_del(&p->link);
     }
     ht_mutex_unlock(ht_fuse_park_lock(f));
-    return p ? p : make(f);
+    return p ? p : make_parked(f);
 }
 
 int ht_park_init(struct ht_fuse *f)
@@ -78,7 +78,7 @@ int ht_park_init(struct ht_fuse *f)
     ht_list_init(&f->park_free);
     ht_list_init(&f->parked);
     for (unsigned i = 0; i < PARKED_AT_START; i++) {
-        struct parked *p = make(f);
+        struct parked *p = make_parked(f);
         if (!p)
             return -ENOMEM;
         ht_list_add_tail(&f->park_free, &p->link);
@@ -125,7 +125,7 @@ void ht_read_and_reply(struct ht_fuse *f, fuse_req_t req, struct ht_obj *obj, st
     read_and_reply(f, req, obj, reader, off, len, kind, ht_trace_begin());
 }
 
-static fuse_req_t claim(struct parked *p)
+static fuse_req_t claim_request(struct parked *p)
 {
     fuse_req_t req;
 
@@ -137,10 +137,10 @@ static fuse_req_t claim(struct parked *p)
     return req;
 }
 
-static void wake(struct ht_waiter *w)
+static void wake_parked(struct ht_waiter *w)
 {
     struct parked *p = ht_container_of(w, struct parked, waiter);
-    fuse_req_t req = claim(p);
+    fuse_req_t req = claim_request(p);
 
     if (req && ht_optim_readable(p->fuse->optim, ht_obj_id(p->obj), p->off, p->len, NULL) == -EIO)
         ht_reply(req, -EIO);
@@ -213,7 +213,7 @@ void ht_park_read(struct ht_fuse *f, fuse_req_t req, struct ht_open *o, uint64_t
     p->len = len;
     p->began_ns = ht_now_ns();
     p->interrupted = false;
-    p->waiter.wake = wake;
+    p->waiter.wake = wake_parked;
     p->obj = ht_obj_get(f->store, o->ino);
     if (!p->obj) {
         p->req = NULL;
@@ -272,7 +272,7 @@ void ht_park_finish(struct ht_fuse *f)
 
     while (any_parked(f)) {
         struct parked *p = take_parked(f);
-        fuse_req_t req = p ? claim(p) : NULL;
+        fuse_req_t req = p ? claim_request(p) : NULL;
         if (req)
             fuse_reply_err(req, ENOTCONN);
         if (p)

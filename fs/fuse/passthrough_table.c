@@ -82,7 +82,7 @@ void ht_passthrough_file_free_if_unused(struct ht_passthrough_file *e)
 }
 
 /* No other FORGET follows. */
-static void forget(struct ht_fuse *f, struct ht_passthrough_file *e) HT_REQUIRES(HT_LOCK_PASSTHROUGH)
+static void forget_file(struct ht_fuse *f, struct ht_passthrough_file *e) HT_REQUIRES(HT_LOCK_PASSTHROUGH)
 {
     bool closed = e->active && !e->opens;
 
@@ -97,7 +97,7 @@ void ht_passthrough_file_leave(struct ht_fuse *f, struct ht_passthrough_file *e)
 {
     ht_mutex_lock(ht_fuse_passthrough_lock(f));
     while (e->forgotten)
-        forget(f, e);
+        forget_file(f, e);
     e->busy = false;
     pthread_cond_broadcast(&f->passthrough.idle);
     ht_passthrough_file_free_if_unused(e);

@@ -62,7 +62,7 @@ void ht_fuse_entry_of(const struct stat *st, struct fuse_entry_param *out)
 }
 
 /* The kernel did not take the answer: it will not forget what it never knew. The request is gone. */
-static void forget(struct ht_fuse *f, uint64_t ino)
+static void forget_entry(struct ht_fuse *f, uint64_t ino)
 {
     if (ht_hidden_match(ino))
         ht_passthrough_hidden_not_looked_up(f, ino);
@@ -83,7 +83,7 @@ static void reply_entry(fuse_req_t req, int rc, const struct stat *st, bool hidd
     if (hidden)
         e.entry_timeout = 0;
     if (fuse_reply_entry(req, &e))
-        forget(f, st->st_ino);
+        forget_entry(f, st->st_ino);
 }
 
 void ht_reply_entry(fuse_req_t req, int rc, const struct stat *st)

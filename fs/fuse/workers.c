@@ -130,7 +130,7 @@ static int take_requests(struct worker *w)
     return -EPROTO;
 }
 
-static void *run(void *arg)
+static void *run_worker(void *arg)
 {
     struct worker *w = arg;
     struct ht_fuse *f = w->fuse;
@@ -155,7 +155,7 @@ static void *run(void *arg)
 /* -------------------------------------------------------------------- how many */
 
 /* Signals are for other threads. */
-static int start(struct ht_fuse *f, struct worker *w) HT_REQUIRES(HT_LOCK_WORKERS)
+static int start_worker(struct ht_fuse *f, struct worker *w) HT_REQUIRES(HT_LOCK_WORKERS)
 {
     sigset_t block, before;
     int rc;
@@ -171,7 +171,7 @@ static int start(struct ht_fuse *f, struct worker *w) HT_REQUIRES(HT_LOCK_WORKER
     w->fuse = f;
     w->since_ns = 0;
     pthread_sigmask(SIG_BLOCK, &block, &before);
-    rc = pthread_create(&w->thread, NULL, run, w);
+    rc = pthread_create(&w->thread, NULL, run_worker, w);
     pthread_sigmask(SIG_SETMASK, &before, NULL);
     if (rc) {
         free(w->request.mem);
@@ -207,7 +207,7 @@ static int grow(struct ht_fuse *f, unsigned want) HT_REQUIRES(HT_LOCK_WORKERS)
 
     for (unsigned i = 0; rc == 0 && i < most(f) && f->workers.count < want; i++)
         if (f->workers.worker[i].state == WORKER_NONE)
-            rc = start(f, &f->workers.worker[i]);
+            rc = start_worker(f, &f->workers.worker[i]);
     return rc;
 }
 

@@ -93,7 +93,7 @@ void ht_ns_content_changed(struct ht_ns *ns, const struct ht_ns_inode *i)
 /* ----------------------------------------------------------------- engine */
 
 /* Called by the store's engine. oid 0: may any be? */
-static bool answer(void *ctx, uint64_t oid)
+static bool may_compress_object(void *ctx, uint64_t oid)
 {
     struct ht_ns *ns = ctx;
 
@@ -107,12 +107,12 @@ static bool answer(void *ctx, uint64_t oid)
 void ht_ns_compress_begin(struct ht_ns *ns, bool all)
 {
     ns->compress_all = all;
-    ht_store_set_compress(ns->store, answer, ns);
+    ht_store_set_compress(ns->store, may_compress_object, ns);
     ht_ns_compress_changed(ns);
 }
 
 void ht_ns_compress_changed(struct ht_ns *ns)
 {
-    if (answer(ns, 0))
+    if (may_compress_object(ns, 0))
         ht_store_wake_compress(ns->store);
 }

@@ -190,7 +190,7 @@ static int expire(struct ht_ns *ns, struct ht_copy *k) HT_REQUIRES(HT_LOCK_NAMES
     return rc;
 }
 
-static int describe(struct ht_ns *ns, struct ht_copy *k) HT_REQUIRES(HT_LOCK_NAMES)
+static int describe_kept(struct ht_ns *ns, struct ht_copy *k) HT_REQUIRES(HT_LOCK_NAMES)
 {
     struct ht_ns_kept *about = &ns->copying->about;
     int rc;
@@ -260,7 +260,7 @@ static void drop_names(struct ht_ns *ns, struct ht_ns_inode *i) HT_REQUIRES(HT_L
 }
 
 /* The caller frees it without the lock. */
-static struct ht_ns_copying *drop(struct ht_ns *ns) HT_REQUIRES(HT_LOCK_NAMES)
+static struct ht_ns_copying *drop_copy(struct ht_ns *ns) HT_REQUIRES(HT_LOCK_NAMES)
 {
     struct ht_ns_copying *c = ns->copying;
 
@@ -279,7 +279,7 @@ static struct ht_ns_copying *drop(struct ht_ns *ns) HT_REQUIRES(HT_LOCK_NAMES)
     return c;
 }
 
-static int make(struct ht_ns *ns, struct ht_copy *k, struct ht_ns_inode *top) HT_REQUIRES(HT_LOCK_NAMES)
+static int make_copy(struct ht_ns *ns, struct ht_copy *k, struct ht_ns_inode *top) HT_REQUIRES(HT_LOCK_NAMES)
 {
     struct ht_ns_copying *c = ns->copying;
     int rc = ht_ns_collect_tree(ns, &c->from, top, &c->slice);
@@ -296,7 +296,7 @@ static int make(struct ht_ns *ns, struct ht_copy *k, struct ht_ns_inode *top) HT
     if (rc == 0)
         rc = copy_names(ns, k);
     if (rc == 0)
-        rc = k->clone ? name_copy(ns, k) : describe(ns, k);
+        rc = k->clone ? name_copy(ns, k) : describe_kept(ns, k);
     if (rc != 0)
         return rc;
     c->about.ino = c->root->ino = k->to = c->to[0]->ino;
@@ -313,9 +313,9 @@ int ht_ns_copy(void *ctx, struct ht_copy *k)
     ht_rwlock_wrlock(ht_ns_lock(ns));
     top = ht_ns_inode_live(ns, k->scope);
     ns->copying = calloc(1, sizeof(*ns->copying));
-    rc = !ns->copying ? -ENOMEM : !top || (top->flags & HT_NS_MODEL_ROOT) == 0 ? -ESTALE : make(ns, k, top);
+    rc = !ns->copying ? -ENOMEM : !top || (top->flags & HT_NS_MODEL_ROOT) == 0 ? -ESTALE : make_copy(ns, k, top);
     if (rc != 0 && ns->copying)
-        dropped = drop(ns);
+        dropped = drop_copy(ns);
     ht_rwlock_unlock(ht_ns_lock(ns));
     if (dropped)
         free_copying(dropped);
@@ -332,7 +332,7 @@ void ht_ns_copy_dropped(void *ctx, struct ht_copy *k)
     x = ht_ns_kept_step(ns, k->to);
     if (x)
         ht_ns_kept_remove(ns, x);
-    dropped = drop(ns);
+    dropped = drop_copy(ns);
     ht_rwlock_unlock(ht_ns_lock(ns));
     free_copying(dropped);
 }

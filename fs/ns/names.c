@@ -271,7 +271,7 @@ static int check_room(struct ht_ns *ns, uint64_t parent)
     return 0;
 }
 
-static int make(struct ht_ns *ns, const struct making *m, struct stat *out_st)
+static int make_named(struct ht_ns *ns, const struct making *m, struct stat *out_st)
 {
     struct ht_ns_op op;
     size_t target_bytes = m->target ? strlen(m->target) : 0;
@@ -303,7 +303,7 @@ int ht_ns_mknod(struct ht_ns *ns, uint64_t parent, const char *name, mode_t mode
             return -EINVAL;
         m.rdev = (uint32_t)rdev;
     }
-    return make(ns, &m, out_st);
+    return make_named(ns, &m, out_st);
 }
 
 int ht_ns_mkdir(struct ht_ns *ns, uint64_t parent, const char *name, mode_t mode, struct ht_cred cred,
@@ -311,7 +311,7 @@ int ht_ns_mkdir(struct ht_ns *ns, uint64_t parent, const char *name, mode_t mode
 {
     struct making m = {.parent = parent, .name = name, .mode = S_IFDIR | (mode & 07777), .cred = cred};
 
-    return make(ns, &m, out_st);
+    return make_named(ns, &m, out_st);
 }
 
 int ht_ns_symlink(struct ht_ns *ns, uint64_t parent, const char *name, const char *target, struct ht_cred cred,
@@ -322,14 +322,14 @@ int ht_ns_symlink(struct ht_ns *ns, uint64_t parent, const char *name, const cha
 
     if (len == 0)
         return -ENOENT;
-    return len > HT_SYMLINK_BYTES_MAX ? -ENAMETOOLONG : make(ns, &m, out_st);
+    return len > HT_SYMLINK_BYTES_MAX ? -ENAMETOOLONG : make_named(ns, &m, out_st);
 }
 
 int ht_ns_tmpfile(struct ht_ns *ns, uint64_t dir, mode_t mode, struct ht_cred cred, struct stat *out_st)
 {
     struct making m = {.parent = dir, .mode = S_IFREG | (mode & 07777), .cred = cred};
 
-    return make(ns, &m, out_st);
+    return make_named(ns, &m, out_st);
 }
 
 ssize_t ht_ns_readlink(struct ht_ns *ns, uint64_t ino, char *buf, size_t cap)

@@ -397,7 +397,7 @@ static int change_tree(struct rollback *r, uint64_t kept, uint32_t uid) HT_REQUI
  * Without the lock, but in the transaction. Other inodes of the root get pending times at any moment, so its list of
  * these is not for us.
  */
-static void report(const struct rollback *r) HT_NO_THREAD_SAFETY_ANALYSIS
+static void report_stale(const struct rollback *r) HT_NO_THREAD_SAFETY_ANALYSIS
 {
     const struct ht_ns_hooks *hooks = &r->op.ns->hooks;
     struct ht_list none;
@@ -423,7 +423,7 @@ int ht_ns_rollback(struct ht_ns *ns, uint64_t root, uint64_t kept, uint32_t uid,
         rc = list_files(&r, out, out_count);
     ht_ns_op_unlock(&r.op);
     if (r.root)
-        report(&r);
+        report_stale(&r);
     ht_ns_op_lock(&r.op);
     free(r.matches);
     free(r.sorted);

@@ -78,7 +78,7 @@ static int open_uncached(const char *path, uint64_t *out_bytes)
     return fd;
 }
 
-static void take(const struct ht_super_words *w, struct ht_store_features *out)
+static void take_words(const struct ht_super_words *w, struct ht_store_features *out)
 {
     *out = (struct ht_store_features){.version = w->version};
     out->bits[HT_FEATURE_REFUSES] = w->feat_refuse;
@@ -104,7 +104,7 @@ static int read_copies(int fd, uint64_t bytes, uint8_t *block, struct ht_store_f
             continue;
         found = true;
         newest = w.generation;
-        take(&w, out);
+        take_words(&w, out);
     }
     return found ? 0 : damaged ? -EUCLEAN : -EMEDIUMTYPE;
 }

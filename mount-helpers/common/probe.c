@@ -93,7 +93,7 @@ static const char *usage_text(const char *usage)
     return "signature";
 }
 
-static void describe(blkid_probe pr, char text[HT_PROBE_TEXT_MAX])
+static void describe_content(blkid_probe pr, char text[HT_PROBE_TEXT_MAX])
 {
     const char *type = value(pr, "TYPE"), *label = value(pr, "LABEL"), *table = value(pr, "PTTYPE");
     const char *name = type ? type : table ? table : "unknown";
@@ -113,7 +113,7 @@ int ht_probe(const char *path, char text[HT_PROBE_TEXT_MAX])
         return rc;
     found = blkid_do_safeprobe(pr);
     if (found == 0) {
-        describe(pr, text);
+        describe_content(pr, text);
         rc = 1;
     } else if (found == -2) {
         snprintf(text, HT_PROBE_TEXT_MAX, "signatures of more than one file system");

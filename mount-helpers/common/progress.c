@@ -18,7 +18,7 @@ static void put_bar(unsigned permille)
     fputs("] ", stderr);
 }
 
-static void show(struct ht_progress *p, uint64_t now_ns)
+static void show_progress(struct ht_progress *p, uint64_t now_ns)
 {
     double seconds = (double)(now_ns - p->began_ns) / 1e9;
     double rate = seconds > 0 ? (double)p->done_bytes / seconds : 0;
@@ -54,7 +54,7 @@ void ht_progress_add(struct ht_progress *p, uint64_t bytes)
         return;
     now_ns = ht_now_ns();
     if (now_ns - p->shown_ns >= (p->terminal ? TERMINAL_MS : LINES_MS) * 1000000ull)
-        show(p, now_ns);
+        show_progress(p, now_ns);
 }
 
 void ht_progress_clear(struct ht_progress *p)
@@ -69,7 +69,7 @@ void ht_progress_end(struct ht_progress *p)
 {
     if (!p->on)
         return;
-    show(p, ht_now_ns());
+    show_progress(p, ht_now_ns());
     if (p->terminal)
         fputc('\n', stderr);
     p->on = false;

@@ -29,7 +29,7 @@ static int hand_line(int fd, const char *line)
 }
 
 /* 0, or -errno with the daemon's reason, if it gave one, in answer. */
-static int run(const char *control, const char *line, char *answer, size_t cap)
+static int run_line(const char *control, const char *line, char *answer, size_t cap)
 {
     int fd = open(control, O_RDWR | O_CLOEXEC), rc;
     bool writable = fd >= 0;
@@ -54,7 +54,7 @@ int ht_cmd_command(const char *path, const char *point, const char *line)
     int rc;
 
     snprintf(control, sizeof(control), "%s/" HT_CTL_DIR "/ctl", point);
-    rc = run(control, line, answer, sizeof(answer));
+    rc = run_line(control, line, answer, sizeof(answer));
     if (rc < 0 && answer[0] != '\0')
         ht_error("%s: %s", path, answer);
     else if (rc < 0)

@@ -91,7 +91,7 @@ static int newest(const char *root, char out[NAME_MAX + 1])
 }
 
 /* The model may have taken another step by now: the number is that of the kept one. */
-static int report(const char *root, const struct ht_cmd_options *o, const char *did, const char *name)
+static int report_kept(const char *root, const struct ht_cmd_options *o, const char *did, const char *name)
 {
     char number[NAME_MAX + 1];
     struct ht_json j;
@@ -128,12 +128,12 @@ int ht_cmd_snapshot(const char *path, const struct ht_cmd_options *o)
 
     if (rc == 0)
         rc = name ? command(path, "snapshot", name) : ht_cmd_command(path, path, "snapshot");
-    return rc < 0 ? HT_CMD_FAILED : report(path, o, "kept", name);
+    return rc < 0 ? HT_CMD_FAILED : report_kept(path, o, "kept", name);
 }
 
 int ht_cmd_rollback(const char *path, const struct ht_cmd_options *o)
 {
-    return command(path, "rollback", o->words[0]) < 0 ? HT_CMD_FAILED : report(path, o, "back at", o->words[0]);
+    return command(path, "rollback", o->words[0]) < 0 ? HT_CMD_FAILED : report_kept(path, o, "back at", o->words[0]);
 }
 
 int ht_cmd_forget(const char *path, const struct ht_cmd_options *o)

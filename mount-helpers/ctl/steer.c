@@ -100,7 +100,7 @@ static void put_number(struct ht_json *j, const char *path, const char *word)
 }
 
 /* seconds: that a commit took; below 0: it is none. */
-static void report(const char *path, const struct ht_cmd_options *o, const char *done, bool root, double seconds)
+static void report_steps(const char *path, const struct ht_cmd_options *o, const char *done, bool root, double seconds)
 {
     struct ht_json json, *j = o->json ? &json : NULL;
     char text[32];
@@ -142,7 +142,7 @@ static int steer(const char *path, const struct ht_cmd_options *o, const char *v
 {
     if (ht_cmd_check_mount(path) < 0 || send_verb(path, o, verb) < 0)
         return HT_CMD_FAILED;
-    report(path, o, done, true, -1);
+    report_steps(path, o, done, true, -1);
     return HT_CMD_OK;
 }
 
@@ -179,7 +179,7 @@ static bool is_mount_root(int fd)
 }
 
 /* Prints the daemon's text about its last refusal. */
-static void explain(const char *path, int err)
+static void explain_commit(const char *path, int err)
 {
     char *reason;
 
@@ -232,9 +232,9 @@ int ht_cmd_commit(const char *path, const struct ht_cmd_options *o)
     if (rc < 0 && steered)
         return HT_CMD_FAILED; /* reported already */
     if (rc < 0)
-        explain(path, rc);
+        explain_commit(path, rc);
     else
-        report(path, o, "durable", root, (double)(ht_now_ns() - began_ns) / 1e9);
+        report_steps(path, o, "durable", root, (double)(ht_now_ns() - began_ns) / 1e9);
     return rc < 0 ? HT_CMD_FAILED : HT_CMD_OK;
 }
 

@@ -403,7 +403,7 @@ static int take_option(int option, const char *value, struct ht_cmd_options *o, 
 }
 
 /* given: OPT_BIT of each. */
-static int parse(int argc, char **argv, struct ht_cmd_options *o, uint64_t *given)
+static int parse_options(int argc, char **argv, struct ht_cmd_options *o, uint64_t *given)
 {
     struct option words[OPTIONS + 1] = {{0}};
     int c, status = 0;
@@ -440,7 +440,7 @@ static const char *verbs_of(const struct command *command)
                                              : "trace show or save";
 }
 
-static int run(const struct command *command, char **paths, const struct ht_cmd_options *o)
+static int run_command(const struct command *command, char **paths, const struct ht_cmd_options *o)
 {
     int status = HT_CMD_OK;
 
@@ -459,7 +459,7 @@ static int run_words(int argc, char **argv)
     struct ht_cmd_options o = {.level = HT_LOG_INFO};
     uint64_t given = 0;
     const struct command *command;
-    int status = parse(argc, argv, &o, &given);
+    int status = parse_options(argc, argv, &o, &given);
 
     if (status != 0)
         return status;
@@ -489,7 +489,7 @@ static int run_words(int argc, char **argv)
         return usage_error(counts[command->paths].expected, argv[optind]);
     if (command->paths >= ROOT_NAME)
         o.words = argv + optind + 2;
-    return run(command, argv + optind + 1, &o);
+    return run_command(command, argv + optind + 1, &o);
 }
 
 /* What could not be written was not said. */

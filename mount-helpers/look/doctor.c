@@ -37,7 +37,7 @@ static const char *const level_words[HT_DOCTOR_LEVELS] = {"ok", "note", "warn", 
 /* -------------------------------------------------------------------- paths */
 
 /* 0: the mount answers. */
-static int ask(const char *path)
+static int ask_path(const char *path)
 {
     struct stat st;
 
@@ -53,7 +53,7 @@ static void look_at(struct shared *s, const char *path, struct ht_mount_entry *m
 {
     struct ht_doctor *d = &s->doctor;
     struct stat st;
-    int rc = ask(path);
+    int rc = ask_path(path);
 
     ht_doctor_answered(d);
     if (rc == ENOTCONN) {

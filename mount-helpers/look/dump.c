@@ -133,7 +133,7 @@ static bool print_text(struct ht_buf *text)
     return whole;
 }
 
-static int explain(const struct ht_mount_entry *m, int error)
+static int explain_silence(const struct ht_mount_entry *m, int error)
 {
     if (error == -ECONNREFUSED)
         ht_error(
@@ -147,13 +147,13 @@ static int explain(const struct ht_mount_entry *m, int error)
     return HT_CMD_FAILED;
 }
 
-static int show(const struct ht_mount_entry *m, int fd)
+static int show_dump(const struct ht_mount_entry *m, int fd)
 {
     struct ht_buf text = HT_BUF_INIT;
     int rc = read_text(fd, &text);
 
     if (!text.len)
-        return explain(m, rc);
+        return explain_silence(m, rc);
     bool whole = print_text(&text);
     ht_buf_free(&text);
     if (rc || !whole) {
@@ -180,8 +180,8 @@ int ht_cmd_dump(const char *path, const struct ht_cmd_options *o)
     }
     int fd = connect_to(&m);
     if (fd < 0)
-        return explain(&m, fd);
-    rc = show(&m, fd);
+        return explain_silence(&m, fd);
+    rc = show_dump(&m, fd);
     close(fd);
     return rc;
 }

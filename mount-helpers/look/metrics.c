@@ -130,7 +130,7 @@ static bool read_head(int fd, char head[REQUEST_BYTES_MAX])
     return false;
 }
 
-static void answer(int fd, const char *status, const char *type, bool head, const void *body, size_t len)
+static void send_answer(int fd, const char *status, const char *type, bool head, const void *body, size_t len)
 {
     uint64_t end_ns = ht_now_ns() + CLIENT_MS * UINT64_C(1000000);
     char text[512];
@@ -158,12 +158,12 @@ static void answer_metrics(int fd, const char *point, bool open_metrics, bool he
     if (rc < 0) {
         ht_buf_reset(&text);
         ht_buf_printf(&text, "%s: %s\n", point, strerror(-rc));
-        answer(fd, "503 Service Unavailable", "text/plain; charset=utf-8", head, text.data, text.len);
+        send_answer(fd, "503 Service Unavailable", "text/plain; charset=utf-8", head, text.data, text.len);
     } else {
-        answer(fd, "200 OK",
-               open_metrics ? "application/openmetrics-text; version=1.0.0; charset=utf-8"
-                            : "text/plain; version=0.0.4; charset=utf-8",
-               head, text.data, text.len);
+        send_answer(fd, "200 OK",
+                    open_metrics ? "application/openmetrics-text; version=1.0.0; charset=utf-8"
+                                 : "text/plain; version=0.0.4; charset=utf-8",
+                    head, text.data, text.len);
     }
     ht_buf_free(&text);
 }
@@ -184,16 +184,16 @@ static void serve_one(int fd, const char *point)
     if (wanted == HT_HTTP_METRICS || wanted == HT_HTTP_OPENMETRICS)
         answer_metrics(fd, point, wanted == HT_HTTP_OPENMETRICS, is_head);
     else if (wanted == HT_HTTP_INDEX)
-        answer(fd, "200 OK", html, is_head, index, strlen(index));
+        send_answer(fd, "200 OK", html, is_head, index, strlen(index));
     else if (wanted == HT_HTTP_METHOD)
-        answer(fd, "405 Method Not Allowed", plain, false, "", 0);
+        send_answer(fd, "405 Method Not Allowed", plain, false, "", 0);
     else if (wanted == HT_HTTP_NONE)
-        answer(fd, "404 Not Found", plain, is_head, "", 0);
+        send_answer(fd, "404 Not Found", plain, is_head, "", 0);
     else
-        answer(fd, "400 Bad Request", plain, false, "", 0);
+        send_answer(fd, "400 Bad Request", plain, false, "", 0);
 }
 
-static int serve(const char *point, const char *listen_at)
+static int serve_metrics(const char *point, const char *listen_at)
 {
     const struct timespec pause = {0, 100000000};
     char host[64], port[8];
@@ -232,6 +232,6 @@ int ht_cmd_metrics(const char *path, const struct ht_cmd_options *o)
     if (ht_cmd_mount_point(path, point) < 0)
         return HT_CMD_FAILED;
     if (o->listen)
-        return serve(point, o->listen);
+        return serve_metrics(point, o->listen);
     return put_again(point, o) < 0 ? HT_CMD_FAILED : HT_CMD_OK;
 }

@@ -140,7 +140,7 @@ static int read_now(struct reader *r)
     return rc;
 }
 
-static int report(const struct reader *r, int err)
+static int report_file(const struct reader *r, int err)
 {
     const char *file = r->show->file;
 
@@ -168,7 +168,7 @@ static int print_table(struct reader *r)
         ht_json_end(&r->json);
     }
     if (rc < 0)
-        return report(r, rc);
+        return report_file(r, rc);
     if (r->begun)
         return HT_CMD_OK;
     ht_error("%s: no engine is called %s", r->folder, r->o->engine);
@@ -185,7 +185,7 @@ static int follow(struct reader *r)
         rc = read_now(r);
     }
     if (rc != 0 && rc != -ENOENT && rc != -ENOTDIR)
-        return report(r, rc);
+        return report_file(r, rc);
     if (rc != 0)
         ht_info("%s is not mounted any more", r->folder);
     return HT_CMD_OK;

@@ -82,7 +82,7 @@ static void put_json(const char *path, char *text)
     ht_json_end(&j);
 }
 
-static int show(const char *path, const struct ht_cmd_options *o)
+static int show_stats(const char *path, const struct ht_cmd_options *o)
 {
     char *text;
     int rc = ht_cmd_attribute(path, "stats", false, &text);
@@ -108,13 +108,13 @@ static void pause_for(double seconds)
 
 int ht_cmd_stats(const char *path, const struct ht_cmd_options *o)
 {
-    int status = ht_cmd_check_mount(path) == 0 ? show(path, o) : HT_CMD_FAILED;
+    int status = ht_cmd_check_mount(path) == 0 ? show_stats(path, o) : HT_CMD_FAILED;
 
     while (status == HT_CMD_OK && o->watch_s > 0 && fflush(stdout) == 0) {
         pause_for(o->watch_s);
         if (!o->json)
             putchar('\n');
-        status = show(path, o);
+        status = show_stats(path, o);
     }
     return status;
 }

@@ -122,7 +122,7 @@ static void measure(struct ht_top_view *v)
         v->width = COLUMNS_DEFAULT;
 }
 
-static void put(const void *text, size_t len)
+static void put_bytes(const void *text, size_t len)
 {
     if (ht_write_all(STDOUT_FILENO, text, len) < 0)
         ended = SIGPIPE;
@@ -143,13 +143,13 @@ static void begin_terminal(struct top *t)
         raw.c_cc[VTIME] = 0;
         t->raw = tcsetattr(STDIN_FILENO, TCSANOW, &raw) == 0;
     }
-    put("\033[?1049h\033[?25l", 14); /* another screen, no cursor */
+    put_bytes("\033[?1049h\033[?25l", 14); /* another screen, no cursor */
 }
 
 static void end_terminal(struct top *t)
 {
     if (t->v.terminal)
-        put("\033[?25h\033[?1049l", 14);
+        put_bytes("\033[?25h\033[?1049l", 14);
     if (t->raw)
         tcsetattr(STDIN_FILENO, TCSANOW, &t->before);
 }
@@ -164,7 +164,7 @@ static const struct ht_top_sample *sample(const struct top *t, unsigned n)
     return &t->ring[(t->taken - 1 - (n < most ? n : most - 1)) % HISTORY];
 }
 
-static void show(struct top *t)
+static void show_frame(struct top *t)
 {
     if (t->taken == 0)
         return;
@@ -181,7 +181,7 @@ static void show(struct top *t)
     ht_top_frame(&t->v, sample(t, 0), sample(t, 1), sample(t, HISTORY), &t->out);
     ht_buf_printf(&t->out, "%s", t->v.terminal ? "\033[0m\033[J" : t->o->once ? "" : "\n");
     if (!t->out.err)
-        put(t->out.data, t->out.len);
+        put_bytes(t->out.data, t->out.len);
 }
 
 /* Nothing to do more where a key means nothing. */
@@ -201,12 +201,12 @@ static void take_key(struct top *t, char key)
         v->interval_s *= 2;
     else
         return;
-    show(t);
+    show_frame(t);
 }
 
 /* --------------------------------------------------------------------- loop */
 
-static void ask(struct top *t)
+static void ask_reader(struct top *t)
 {
     t->asked = write(t->ask, "", 1) == 1;
     t->asked_ns = ht_now_ns();
@@ -249,7 +249,7 @@ static bool has_answer(const struct top *t)
     return t->asked && poll(&p, 1, 0) == 1;
 }
 
-static int run(struct top *t)
+static int run_top(struct top *t)
 {
     uint64_t next_ns = 0;
     int rc = 0;
@@ -257,20 +257,20 @@ static int run(struct top *t)
     while (!ended && rc == 0 && !(t->o->once && t->taken >= 2)) { /* the first picture needs two samples */
         uint64_t now = ht_now_ns(), interval = (uint64_t)(t->v.interval_s * 1e9);
         if (now >= next_ns && !t->asked) {
-            ask(t);
+            ask_reader(t);
             next_ns = now + interval;
         } else if (now >= next_ns) {
             t->v.silent_s = (now - t->asked_ns) / 1000000000;
             next_ns = now + interval;
             if (t->v.terminal)
-                show(t);
+                show_frame(t);
         }
         wait_for_something(t, next_ns);
         if (!has_answer(t))
             continue;
         rc = take_answer(t);
         if (rc == 0 && !t->v.paused && (t->taken >= 2 || t->v.terminal))
-            show(t);
+            show_frame(t);
     }
     return rc;
 }
@@ -290,7 +290,7 @@ int ht_cmd_top(const char *path, const struct ht_cmd_options *o)
     if (rc == 0) {
         catch_signals();
         begin_terminal(&t);
-        rc = run(&t);
+        rc = run_top(&t);
         end_terminal(&t);
     }
     if (rc < 0)

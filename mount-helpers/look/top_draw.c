@@ -30,8 +30,8 @@ static bool is_full(const struct frame *f)
 }
 
 /* ASCII text. */
-static void put(struct frame *f, const char *fmt, ...) HT_PRINTF(2, 3);
-static void put(struct frame *f, const char *fmt, ...)
+static void put_text(struct frame *f, const char *fmt, ...) HT_PRINTF(2, 3);
+static void put_text(struct frame *f, const char *fmt, ...)
 {
     char text[512];
     va_list args;
@@ -61,9 +61,9 @@ static void put_item(struct frame *f, const char *fmt, ...)
     va_end(args);
     if (n > 0 && f->column + 2 + (unsigned)n > f->v->width && f->column > INDENT) {
         end_line(f);
-        put(f, "%*s", INDENT, "");
+        put_text(f, "%*s", INDENT, "");
     }
-    put(f, "%s%s", f->column > INDENT ? "  " : "", text);
+    put_text(f, "%s%s", f->column > INDENT ? "  " : "", text);
 }
 
 /* A name may hold any bytes. A character of UTF-8 takes one column. */
@@ -128,10 +128,10 @@ static void put_bar(struct frame *f, uint64_t dirty, uint64_t used, uint64_t all
     unsigned marks = all ? (unsigned)(ht_min_u64(dirty, all) * width / all) : 0;
     unsigned clean = all ? (unsigned)(ht_min_u64(used, all) * width / all) : 0;
 
-    put(f, "[");
+    put_text(f, "[");
     for (unsigned i = 0; i < width; i++)
-        put(f, "%c", i < marks ? '#' : i < clean ? '=' : '.');
-    put(f, "] ");
+        put_text(f, "%c", i < marks ? '#' : i < clean ? '=' : '.');
+    put_text(f, "] ");
 }
 
 /* ----------------------------------------------------------------- summary */
@@ -140,23 +140,23 @@ static void put_tier(struct frame *f, const uint64_t *s)
 {
     uint64_t used = s[HT_TOP_RESIDENT], dirty = s[HT_TOP_DIRTY];
 
-    put(f, "tier    ");
+    put_text(f, "tier    ");
     put_bar(f, dirty, used, s[HT_TOP_DRAM]);
-    put(f, "%s of %s", ht_size_text(used), ht_size_text(s[HT_TOP_DRAM]));
+    put_text(f, "%s of %s", ht_size_text(used), ht_size_text(s[HT_TOP_DRAM]));
     end_line(f);
-    put(f, "%*s", INDENT, "");
+    put_text(f, "%*s", INDENT, "");
     put_item(f, "dirty %s", ht_size_text(dirty));
     put_item(f, "clean %s", ht_size_text(used > dirty ? used - dirty : 0));
     put_item(f, "protected %s", ht_size_text(s[HT_TOP_PROTECTED]));
     put_item(f, "passthrough %s", ht_size_text(s[HT_TOP_PASSTHROUGH]));
     end_line(f);
-    put(f, "staging ");
+    put_text(f, "staging ");
     put_bar(f, s[HT_TOP_STAGING_USED], s[HT_TOP_STAGING_USED], s[HT_TOP_STAGING]);
-    put(f, "%s of %s", ht_size_text(s[HT_TOP_STAGING_USED]), ht_size_text(s[HT_TOP_STAGING]));
+    put_text(f, "%s of %s", ht_size_text(s[HT_TOP_STAGING_USED]), ht_size_text(s[HT_TOP_STAGING]));
     end_line(f);
-    put(f, "space   ");
+    put_text(f, "space   ");
     put_bar(f, 0, s[HT_TOP_TOTAL] - ht_min_u64(s[HT_TOP_AVAILABLE], s[HT_TOP_TOTAL]), s[HT_TOP_TOTAL]);
-    put(f, "%s left", ht_size_text(s[HT_TOP_AVAILABLE]));
+    put_text(f, "%s left", ht_size_text(s[HT_TOP_AVAILABLE]));
     put_item(f, "log %s of %s", ht_size_text(s[HT_TOP_LOG_USED]), ht_size_text(s[HT_TOP_LOG]));
     end_line(f);
 }
@@ -174,7 +174,7 @@ static void put_rates(struct frame *f, const struct ht_top_sample *now, const st
     uint64_t ns = now->at_ns - before->at_ns;
     char number[CELL_MAX];
 
-    put(f, "each s  ");
+    put_text(f, "each s  ");
     for (size_t i = 0; i < HT_ARRAY_SIZE(rates); i++) {
         enum ht_top_store row = rates[i].figure;
         put_item(f, "%s %s", rates[i].word, number_text(ht_top_rate(now->store[row], before->store[row], ns), number));
@@ -195,17 +195,17 @@ static void put_waits(struct frame *f, const struct ht_top_sample *now, const st
         background += ht_top_rate(n[HT_TOP_BACKGROUND_WAITS], o[HT_TOP_BACKGROUND_WAITS], ns);
         oldest = n[HT_TOP_OLDEST] > oldest ? n[HT_TOP_OLDEST] : oldest;
     }
-    put(f, "waits/s ");
+    put_text(f, "waits/s ");
     put_item(f, "update %s", number_text(ht_top_rate(now->store[HT_TOP_PARKED], before->store[HT_TOP_PARKED], ns), a));
     put_item(f, "room %s",
              number_text(ht_top_rate(now->store[HT_TOP_ROOM_WAITS], before->store[HT_TOP_ROOM_WAITS], ns), a));
     put_item(f, "planned %s", number_text(planned, a));
     put_item(f, "background %s", number_text(background, a));
     end_line(f);
-    put(f, "oldest  %s", oldest ? time_text((double)oldest, a) : "no request in a device");
+    put_text(f, "oldest  %s", oldest ? time_text((double)oldest, a) : "no request in a device");
     end_line(f);
-    put(f, "events  %llu errors, %llu warnings", (unsigned long long)now->store[HT_TOP_ERRORS],
-        (unsigned long long)now->store[HT_TOP_WARNINGS]);
+    put_text(f, "events  %llu errors, %llu warnings", (unsigned long long)now->store[HT_TOP_ERRORS],
+             (unsigned long long)now->store[HT_TOP_WARNINGS]);
     end_line(f);
 }
 
@@ -232,10 +232,10 @@ static void put_head(struct frame *f, const struct column *c, unsigned columns, 
     if (f->v->terminal && !is_full(f))
         ht_buf_printf(f->out, "\033[7m");
     for (unsigned i = 0; i < columns; i++)
-        put(f, "%*s ", (int)c[i].width, c[i].heading);
-    put(f, "%s", last);
+        put_text(f, "%*s ", (int)c[i].width, c[i].heading);
+    put_text(f, "%s", last);
     while (f->v->terminal && !is_full(f) && f->column < f->v->width)
-        put(f, " ");
+        put_text(f, " ");
     end_line(f);
 }
 
@@ -243,7 +243,7 @@ static void put_cells(struct frame *f, const struct column *c, unsigned columns,
                       const char *name)
 {
     for (unsigned i = 0; i < columns; i++)
-        put(f, "%*.*s ", (int)c[i].width, (int)c[i].width, cells[i]);
+        put_text(f, "%*.*s ", (int)c[i].width, (int)c[i].width, cells[i]);
     put_name(f, name);
     end_line(f);
 }
@@ -353,7 +353,7 @@ static void put_models(struct frame *f, const struct ht_top_sample *now, const s
         put_cells(f, columns, count, cells, m->now->name);
     }
     if (n == HT_TOP_ROOTS_MAX) {
-        put(f, "(the first %u models)", n);
+        put_text(f, "(the first %u models)", n);
         end_line(f);
     }
 }
@@ -369,8 +369,8 @@ static void put_engines(struct frame *f, const struct ht_top_sample *now, const 
         const struct ht_top_part *o = ht_top_same(p, before->engine, before->engines, i);
         if (strcmp(p->state, "off") == 0 || strcmp(p->state, "idle") == 0)
             continue;
-        put(f, "%s%.12s %.8s %s/s", any ? ", " : "backgr. ", p->name, p->state,
-            size_text(o ? ht_top_rate(p->value[HT_TOP_READ], o->value[HT_TOP_READ], ns) : 0, rate));
+        put_text(f, "%s%.12s %.8s %s/s", any ? ", " : "backgr. ", p->name, p->state,
+                 size_text(o ? ht_top_rate(p->value[HT_TOP_READ], o->value[HT_TOP_READ], ns) : 0, rate));
         any = true;
     }
     if (any)
@@ -382,15 +382,15 @@ void ht_top_frame(const struct ht_top_view *v, const struct ht_top_sample *now, 
 {
     struct frame f = {.v = v, .out = out};
 
-    put(&f, "hitrain ");
+    put_text(&f, "hitrain ");
     put_name(&f, v->point);
     if (v->silent_s)
-        put(&f, "  NO ANSWER for %llu s", (unsigned long long)v->silent_s);
+        put_text(&f, "  NO ANSWER for %llu s", (unsigned long long)v->silent_s);
     else if (v->paused)
-        put(&f, "  PAUSED");
+        put_text(&f, "  PAUSED");
     end_line(&f);
     if (v->terminal) {
-        put(&f, "q quit, p pause, s sort (%s), +/- interval (%g s)", ht_top_order_words[v->order], v->interval_s);
+        put_text(&f, "q quit, p pause, s sort (%s), +/- interval (%g s)", ht_top_order_words[v->order], v->interval_s);
         end_line(&f);
     }
     put_tier(&f, now->store);

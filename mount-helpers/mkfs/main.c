@@ -134,7 +134,7 @@ static int parse_word(int c, struct ht_mkfs_options *o)
 }
 
 /* -1: go on; else the exit status. */
-static int parse(int argc, char **argv, struct ht_mkfs_options *o)
+static int parse_options(int argc, char **argv, struct ht_mkfs_options *o)
 {
     int c;
 
@@ -281,7 +281,7 @@ static void report_model(const struct ht_super *sb)
                (double)ht_need_elements(bytes, HT_DTYPE_BF16, &config) / 1e6);
 }
 
-static void report(const struct ht_mkfs_target *targets, unsigned count, const struct ht_super *sb)
+static void report_store(const struct ht_mkfs_target *targets, unsigned count, const struct ht_super *sb)
 {
     char uuid[HT_UUID_TEXT_MAX];
 
@@ -310,7 +310,7 @@ int main(int argc, char **argv)
     int status, rc;
 
     ht_stdio_fds_open();
-    status = parse(argc, argv, &o);
+    status = parse_options(argc, argv, &o);
     if (status >= 0)
         return status;
     count = (unsigned)(argc - optind);
@@ -322,7 +322,7 @@ int main(int argc, char **argv)
     if (rc == 0)
         rc = format(targets, count, &o, &sb);
     if (rc == 0)
-        report(targets, count, &sb);
+        report_store(targets, count, &sb);
     for (unsigned i = 0; i < held; i++)
         ht_mkfs_close(&targets[i], rc < 0);
     return rc == 0 ? EXIT_SUCCESS : EXIT_FAILURE;

@@ -136,7 +136,7 @@ static int check_swap(const char *path, const struct stat *st)
     return rc;
 }
 
-static int hold(struct ht_mkfs_target *t, const struct ht_mkfs_options *o)
+static int hold_target(struct ht_mkfs_target *t, const struct ht_mkfs_options *o)
 {
     int rc = ht_dev_open(t->path, o->no_wait ? HT_DEV_NOWAIT : 0, &t->dev);
 
@@ -211,7 +211,7 @@ static int open_existing(struct ht_mkfs_target *t, const struct stat *st, const 
     if (rc == 0)
         rc = check_swap(t->path, st);
     if (rc == 0)
-        rc = hold(t, o);
+        rc = hold_target(t, o);
     if (rc == 0)
         rc = inspect_content(t, S_ISREG(st->st_mode));
     if (rc < 0)
@@ -225,7 +225,7 @@ static int open_existing(struct ht_mkfs_target *t, const struct stat *st, const 
     ht_dev_close(t->dev); /* its size is read when it is opened */
     t->dev = NULL;
     rc = resize_file(t, o->size_bytes);
-    return rc < 0 ? rc : hold(t, o);
+    return rc < 0 ? rc : hold_target(t, o);
 }
 
 int ht_mkfs_open(struct ht_mkfs_target *t, const struct ht_mkfs_options *o)
@@ -244,7 +244,7 @@ int ht_mkfs_open(struct ht_mkfs_target *t, const struct ht_mkfs_options *o)
         return -ENOENT;
     }
     rc = create_file(t, o->size_bytes);
-    return rc < 0 ? rc : hold(t, o);
+    return rc < 0 ? rc : hold_target(t, o);
 }
 
 void ht_mkfs_close(struct ht_mkfs_target *t, bool undo)

@@ -156,7 +156,7 @@ static int add_options(struct request *r, const char *text)
 /* ------------------------------------------------------------- command line */
 
 /* -1: go on; else the exit status. */
-static int parse(int argc, char **argv, struct request *r, const char *opts[], size_t *out_opts)
+static int parse_options(int argc, char **argv, struct request *r, const char *opts[], size_t *out_opts)
 {
     int c;
 
@@ -200,7 +200,7 @@ int main(int argc, char **argv)
     int status;
 
     ht_stdio_fds_open();
-    status = opts ? parse(argc, argv, &r, opts, &opt_count) : EXIT_SYSTEM;
+    status = opts ? parse_options(argc, argv, &r, opts, &opt_count) : EXIT_SYSTEM;
     if (status >= 0)
         goto out;
     status = EXIT_SUCCESS;

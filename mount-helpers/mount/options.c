@@ -59,7 +59,7 @@ static size_t option_length(const char *text)
     return n;
 }
 
-static void append(struct ht_buf *out, const char *option, size_t len)
+static void append_option(struct ht_buf *out, const char *option, size_t len)
 {
     if (out->len > 0)
         out->data[out->len - 1] = ','; /* in place of the NUL */
@@ -77,7 +77,7 @@ int ht_mount_options(const char *text, struct ht_buf *out, const char **out_what
             return -ENOTSUP;
         }
         if (len > 0 && !is_dropped(text, len))
-            append(out, text, len);
+            append_option(out, text, len);
         text += len;
         text += *text == ',';
     }

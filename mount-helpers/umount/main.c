@@ -154,7 +154,7 @@ static void wait_for_end(const struct daemon *d)
 /* ------------------------------------------------------------- command line */
 
 /* -1: go on; else the exit status. */
-static int parse(int argc, char **argv, struct request *r)
+static int parse_options(int argc, char **argv, struct request *r)
 {
     int c;
 
@@ -194,7 +194,7 @@ int main(int argc, char **argv)
     int status;
 
     ht_stdio_fds_open();
-    status = parse(argc, argv, &r);
+    status = parse_options(argc, argv, &r);
     if (status >= 0)
         return status;
     if (r.waits)
