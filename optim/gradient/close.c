@@ -92,9 +92,8 @@ void ht_opt_close_part(struct ht_root *root)
     root->open = 0;
 }
 
-void ht_opt_close_step(struct ht_root *root, bool skipped)
+void ht_opt_close_step(struct ht_root *root, bool skipped, bool logged)
 {
-    bool logged = ht_opt_redo_count(root, skipped);
     struct ht_param *p;
 
     while ((p = drop_next(root))) {

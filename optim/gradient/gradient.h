@@ -30,11 +30,6 @@ void ht_opt_range_added(struct ht_range *r) HT_REQUIRES(HT_LOCK_OPTIM);
 /* Releases the lock in between: drops its sum. */
 void ht_opt_sum_drop(struct ht_range *r) HT_REQUIRES(HT_LOCK_OPTIM);
 
-/* -------------------------------------------------------------- decide.c */
-
-/* Has a client given the numbers of its next update? They fit its state. */
-bool ht_opt_is_decided(const struct ht_param *p) HT_REQUIRES(HT_LOCK_OPTIM);
-
 /* ---------------------------------------------------------------- drop.c */
 
 /*
@@ -63,8 +58,11 @@ void ht_opt_show_full(struct ht_root *root) HT_EXCLUDES(HT_LOCK_OPTIM);
 
 /* Queues all frozen bytes that are not queued yet; drops their caches if updates follow. */
 void ht_opt_queue_frozen(struct ht_root *root, bool updates) HT_REQUIRES(HT_LOCK_OPTIM);
-/* The step is over: counts it, and makes room for the next one's gradients. Releases the lock in between. */
-void ht_opt_close_step(struct ht_root *root, bool skipped) HT_REQUIRES(HT_LOCK_OPTIM);
+/*
+ * The step is over: counts it, and makes room for the next one's gradients. logged: it is, or it is computed again.
+ * Releases the lock in between.
+ */
+void ht_opt_close_step(struct ht_root *root, bool skipped, bool logged) HT_REQUIRES(HT_LOCK_OPTIM);
 /* The same in a replay, while parts follow: the step is not counted. */
 void ht_opt_close_part(struct ht_root *root) HT_REQUIRES(HT_LOCK_OPTIM);
 

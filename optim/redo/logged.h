@@ -3,42 +3,22 @@
 #ifndef HITRAIN_OPTIM_REDO_LOGGED_H
 #define HITRAIN_OPTIM_REDO_LOGGED_H
 
+#include "optim/rules/kernel.h"
 #include "optim/state/redo.h"
 
 struct ht_optim;
 struct ht_range;
 struct ht_root;
 
-/* ---------------------------------------------------------------- redo.c */
-
-/* May the commit leave parameters and state out, as far as the optimizer knows? */
-bool ht_opt_redo_may_log(const struct ht_root *root) HT_REQUIRES(HT_LOCK_OPTIM);
-/* Deletes the unpublished object of the step, if there is one. Not locked. */
-int ht_opt_redo_discard(struct ht_root *root) HT_EXCLUDES(HT_LOCK_OPTIM) HT_MUST_CHECK;
-/* Is the present step of a replay the last one of a part that others follow? */
-bool ht_opt_redo_ends_part(const struct ht_root *root) HT_REQUIRES(HT_LOCK_OPTIM);
-
-/* ----------------------------------------------------------- redo_read.c */
-
-/* Keeps a step for readers, if the words say so and it follows. Takes the reference in any case. */
-void ht_opt_redo_hold(struct ht_root *root, const struct ht_redo_step *step, struct ht_obj *obj)
-    HT_REQUIRES(HT_LOCK_OPTIM);
-
-/* ---------------------------------------------------------- redo_space.c */
-
-/*
- * The store is full (tiering/api/participant.h): roots give back space that is set aside, and then the oldest steps
- * that are kept for readers. ctx: struct ht_optim.
- */
-uint64_t ht_opt_redo_could_give(void *ctx) HT_EXCLUDES(HT_LOCK_OPTIM);
-uint64_t ht_opt_redo_give_up(void *ctx, uint64_t bytes) HT_EXCLUDES(HT_LOCK_OPTIM);
-/* Gives back the space that is set aside while roots recover. */
-void ht_opt_redo_end_room(struct ht_optim *o) HT_REQUIRES(HT_LOCK_OPTIM);
-
 /* ------------------------------------------------------------ redo_log.c */
 
 /* The first work of a running range: its gradient into the object of the step. It is queued for the rest then. */
 void ht_opt_redo_log(struct ht_range *r) HT_EXCLUDES(HT_LOCK_OPTIM);
+/*
+ * The step is over, with its coverage still there: makes its summary, or the next commit publishes everything. Is it
+ * logged?
+ */
+bool ht_opt_redo_count(struct ht_root *root, bool skipped) HT_REQUIRES(HT_LOCK_OPTIM);
 /*
  * Publishes the logged step, and all below the root but parameters and state. An error: nothing, and everything is to
  * be published.
@@ -59,5 +39,45 @@ int ht_opt_redo_replay(struct ht_root *root) HT_EXCLUDES(HT_LOCK_OPTIM) HT_MUST_
 
 /* After a mount, with workers, before a client can see a model: begins to recover all roots. */
 int ht_opt_redo_recover(struct ht_optim *o) HT_EXCLUDES(HT_LOCK_OPTIM) HT_MUST_CHECK;
+
+/* -------------------------------------------------------- redo_summary.c */
+
+/* A summary that was read and checked as far as it says anything by itself. */
+struct ht_redo_summary {
+    const uint8_t *param, *piece;
+    uint64_t params, pieces; /* params: with their sections */
+    bool coded;              /* pieces are struct ht_disk_redo_coded */
+    bool sections;           /* parameters may have sections */
+};
+struct ht_redo_param {
+    uint64_t oid, steps, elements;
+    uint32_t chunk_bytes;
+    uint8_t dtype, grad_dtype;
+    struct ht_scalars scalars;
+};
+struct ht_param_section; /* sections.h */
+/* -EUCLEAN: senseless. */
+int ht_opt_redo_parse(const uint8_t *bytes, size_t len, uint64_t step, struct ht_redo_summary *out) HT_MUST_CHECK;
+/*
+ * Reads and parses the summary of a step; *out_bytes is the caller's, also after an error. -EUCLEAN: senseless. Not
+ * locked. WAITS.
+ */
+int ht_opt_redo_read(struct ht_obj *obj, const struct ht_redo_step *step, uint8_t **out_bytes,
+                     struct ht_redo_summary *out) HT_MUST_CHECK;
+/* Such a parameter, after `updates` updates more, has this one next. */
+bool ht_opt_redo_follows(const struct ht_param_meta *m, uint64_t updates, const struct ht_redo_param *want);
+/* The piece lies in a range of this shape, and has whole elements, or whole entries of such. */
+bool ht_opt_redo_piece_fits(const struct ht_param_shape *shape, const struct ht_redo_piece *piece);
+int ht_opt_redo_param_at(const struct ht_redo_summary *s, uint64_t i, struct ht_redo_param *out) HT_MUST_CHECK;
+/* Is there a section of the parameter before it, and no parameter? */
+bool ht_opt_redo_is_section(const struct ht_redo_summary *s, uint64_t i);
+/* A section of these elements, of which `from` is the first one that it may have. */
+int ht_opt_redo_section_at(const struct ht_redo_summary *s, uint64_t i, uint64_t oid, uint64_t from, uint64_t elements,
+                           struct ht_param_section *out) HT_MUST_CHECK;
+/* Checks all sections of parameter i. *out_count: how many follow it. */
+int ht_opt_redo_sections_of(const struct ht_redo_summary *s, uint64_t i, uint64_t *out_count) HT_MUST_CHECK;
+/* Without the parameter's number; instead its place among the parameters. */
+int ht_opt_redo_piece_at(const struct ht_redo_summary *s, uint64_t i, uint32_t *out_param,
+                         struct ht_redo_piece *out) HT_MUST_CHECK;
 
 #endif

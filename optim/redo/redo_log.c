@@ -16,7 +16,6 @@
 #include "optim/state/root.h"
 #include "optim/gradient/gradient.h"
 #include "optim/redo/redo_priv.h"
-#include <hitrain/format.h>
 
 enum { COPY_BYTES = 32 << 10 };
 
@@ -280,8 +279,6 @@ bool ht_opt_redo_count(struct ht_root *root, bool skipped)
 {
     struct ht_redo *redo = &root->redo;
 
-    if (redo->replaying) /* it is logged already */
-        return true;
     redo->counted = redo->wanted && !redo->broken && !redo->counted && root->undurable == redo->steps &&
         ht_opt_redo_summarize(root, skipped);
     redo->gap |= !redo->counted;

@@ -16,32 +16,6 @@ static inline void ht_opt_redo_copy(void *ctx, const void *bytes, size_t len)
         memcpy(ctx, bytes, len);
 }
 
-/* ---------------------------------------------------------------- redo.c */
-
-/* One of its arrays may have another size now. */
-void ht_opt_redo_count_heap(struct ht_root *root) HT_REQUIRES(HT_LOCK_OPTIM);
-/* Before a commit that publishes a logged step: reserves memory and log bytes for its record. */
-int ht_opt_redo_prepare(struct ht_root *root) HT_REQUIRES(HT_LOCK_OPTIM) HT_MUST_CHECK;
-/* After it: gives log bytes back that no record has taken. */
-void ht_opt_redo_unprepare(struct ht_root *root) HT_REQUIRES(HT_LOCK_OPTIM);
-
-/* ---------------------------------------------------------- redo_space.c */
-
-/* While roots recover: sets space aside for their gradients, as far as there is any. */
-void ht_opt_redo_set_room(struct ht_optim *o) HT_REQUIRES(HT_LOCK_OPTIM);
-/* How many bytes roots could give back, without the space for a step. */
-uint64_t ht_opt_redo_spare_aside(struct ht_optim *o) HT_REQUIRES(HT_LOCK_OPTIM);
-/* Is there space for the next step? */
-bool ht_opt_redo_has_space(const struct ht_root *root) HT_REQUIRES(HT_LOCK_OPTIM);
-/* So that this part of the object of a step can be written. -ENOSPC. Not locked. WAITS. */
-int ht_opt_redo_prealloc(struct ht_root *root, struct ht_obj *obj, uint64_t at, uint64_t len)
-    HT_EXCLUDES(HT_LOCK_OPTIM) HT_MUST_CHECK;
-/*
- * A parameter of the step that is to be logged: is everything reserved that computing the step again needs? If not, the
- * step cannot be logged.
- */
-bool ht_opt_redo_reserve(struct ht_param *p) HT_REQUIRES(HT_LOCK_OPTIM);
-
 /* -------------------------------------------------------- redo_summary.c */
 
 /* The step has been counted, all its updates have run. False: it cannot be logged. */

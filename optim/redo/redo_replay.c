@@ -472,7 +472,7 @@ static int take_turn(struct replay *w, const struct turn *next)
     int drained = ht_opt_drain(root);
     rc = rc ? rc : drained;
     if (!rc && counts_steps(w))
-        ht_opt_close_step(root, false);
+        ht_opt_close_step(root, false, true);
     else if (!rc)
         ht_opt_close_part(root);
     unlock(root->o);

@@ -277,19 +277,11 @@ int ht_opt_redo_read(struct ht_obj *obj, const struct ht_redo_step *step, uint8_
     return ht_opt_redo_parse(*out_bytes, step->bytes, step->step, out);
 }
 
-bool ht_opt_redo_keeps(const struct ht_layout *l, enum ht_kernel kernel)
-{
-    uint8_t kind[HT_KERNEL_STATES_MAX];
-    unsigned count = ht_rule_kernel_states(kernel, kind);
-
-    return count <= HT_KERNEL_STATES_MAX && count + ht_opt_master_kinds(l) == l->count && !memcmp(kind, l->kind, count);
-}
-
 bool ht_opt_redo_follows(const struct ht_param_meta *m, uint64_t updates, const struct ht_redo_param *want)
 {
     return m->exists && m->elements == want->elements && m->dtype == want->dtype &&
         ht_dtype_trained_bytes(want->grad_dtype) && m->t + updates + 1 == want->steps &&
-        ht_opt_redo_keeps(&m->layout, want->scalars.kernel);
+        ht_opt_layout_keeps(&m->layout, want->scalars.kernel);
 }
 
 bool ht_opt_redo_fits(const struct ht_param *p, struct ht_obj *file, uint64_t updates, const struct ht_redo_param *want)

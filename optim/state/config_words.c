@@ -77,6 +77,13 @@ int ht_optim_words_of(struct ht_optim *o, uint64_t id, uint64_t oid, struct ht_o
     return 0;
 }
 
+/* State may be reset after the decision. */
+bool ht_opt_is_decided(const struct ht_param *p)
+{
+    return p->decided == p->root->decided && p->cur.exists && p->cur.t + 1 == p->decided_t &&
+        ht_opt_layout_keeps(&p->cur.layout, p->decided_scalars.kernel);
+}
+
 bool ht_optim_state_fits(struct ht_optim *o, uint64_t oid, const struct ht_optim_config *config)
 {
     lock(o);

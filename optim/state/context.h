@@ -122,7 +122,7 @@ struct ht_optim {
     bool no_replay;                                             /* fixed at the start */
     bool finishing HT_GUARDED_BY(HT_LOCK_OPTIM);      /* the mount ends: a replay does not wait for space any more */
     unsigned recoveries HT_GUARDED_BY(HT_LOCK_OPTIM); /* roots that still recover */
-    uint64_t replay_room_bytes HT_GUARDED_BY(HT_LOCK_OPTIM); /* set aside for their gradients (redo/redo_space.c) */
+    uint64_t replay_room_bytes HT_GUARDED_BY(HT_LOCK_OPTIM); /* set aside for their gradients (state/redo_space.c) */
 
     unsigned threads;
     struct ht_worker worker[HT_THREADS_MAX];

@@ -140,6 +140,8 @@ bool ht_opt_same_layout(const struct ht_layout *a, const struct ht_layout *b);
 bool ht_opt_same_rule_state(const struct ht_layout *a, const struct ht_layout *b);
 /* Kinds at its end that are the master's: 0, 1 (f32) or 2 (missing bits, blocks). */
 unsigned ht_opt_master_kinds(const struct ht_layout *l);
+/* Is that the state that the kernel works on? */
+bool ht_opt_layout_keeps(const struct ht_layout *l, enum ht_kernel kernel);
 /* Under the gate: make zero state and reserve one rewrite of everything. -ENOSPC leaves all as it was. */
 int ht_opt_state_create(struct ht_param *p, const struct ht_layout *layout) HT_EXCLUDES(HT_LOCK_OPTIM) HT_MUST_CHECK;
 /* With state: reserves space for the gradient outside memory. Without state: gives the space for sums back. */
@@ -224,5 +226,7 @@ struct ht_words {
 bool ht_opt_words_current(const struct ht_param *p, const struct ht_words *w) HT_REQUIRES(HT_LOCK_OPTIM);
 /* Releases the lock in between. */
 void ht_opt_words_read(struct ht_param *p, struct ht_words *w) HT_REQUIRES(HT_LOCK_OPTIM);
+/* Has a client given the numbers of its next update? They fit its state. */
+bool ht_opt_is_decided(const struct ht_param *p) HT_REQUIRES(HT_LOCK_OPTIM);
 
 #endif

@@ -7,7 +7,7 @@
  *   50 PARAM      u64 object, u64 root, u8 dtype, u8 zero, u16 count, u32 chunk bytes, u64 elements, u64 steps,
  *                 count x { u64 kind of state, u64 object }            create or replace
  *   51 PARAM_DEL  u64 object
- *   52 REDO, 53 REDO_DEL: redo/redo.c
+ *   52 REDO, 53 REDO_DEL: redo.c
  *
  * The step in a record is a durable one by definition. Hyper-parameters are not here: they are the
  * text of an attribute of the root's directory. Only pub is ever put into the log, or emitted by a checkpoint.
@@ -30,14 +30,6 @@ void ht_opt_put_root(struct ht_buf *b, const struct ht_root *r)
 
     ht_buf_put_u64(b, r->id);
     ht_buf_put_u64(b, r->pub_step);
-    ht_record_end(b, mark);
-}
-
-void ht_opt_put_id(struct ht_buf *b, uint16_t type, uint64_t id)
-{
-    size_t mark = ht_record_begin(b, type);
-
-    ht_buf_put_u64(b, id);
     ht_record_end(b, mark);
 }
 

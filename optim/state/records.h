@@ -43,12 +43,19 @@ static inline void ht_opt_record_unreserve(struct ht_param *p) HT_REQUIRES(HT_LO
     p->log_reserved = false;
 }
 
+/* A record that has only the number of a root or a parameter. */
+static inline void ht_opt_put_id(struct ht_buf *b, uint16_t type, uint64_t id)
+{
+    size_t mark = ht_record_begin(b, type);
+
+    ht_buf_put_u64(b, id);
+    ht_record_end(b, mark);
+}
+
 int ht_opt_replay(void *ctx, uint16_t type, const uint8_t *payload, uint32_t len) HT_EXCLUDES(HT_LOCK_OPTIM);
 int ht_opt_replayed(void *ctx) HT_EXCLUDES(HT_LOCK_OPTIM);
 int ht_opt_emit(void *ctx, struct ht_tx *tx, uint64_t *cursor, size_t max_bytes) HT_EXCLUDES(HT_LOCK_OPTIM);
 void ht_opt_put_root(struct ht_buf *b, const struct ht_root *r) HT_REQUIRES(HT_LOCK_OPTIM);
-/* A record that has only the number of a root or a parameter. */
-void ht_opt_put_id(struct ht_buf *b, uint16_t type, uint64_t id);
 /* Inside a transaction: one parameter's record, if the log has another one; frees it if it is gone. */
 void ht_opt_publish_param(struct ht_param *p, struct ht_tx *tx) HT_REQUIRES(HT_LOCK_OPTIM);
 /* The optimizer's part in a commit, an abort and the end of a root: see struct ht_meta_client. */

@@ -6,13 +6,13 @@
  * the step, and a record that names the object. So the log has a full step F and logged steps F+1 to N. Parameters and
  * state below the root are published as of F, everything else as of N.
  *
- *   range frozen --worker--> bytes in the object of the step, in the background on the device         redo_log.c
- *   boundary     ----------> summary: scalars and pieces of each parameter                        redo_summary.c
+ *   range frozen --worker--> bytes in the object of the step, in the background on the device    redo/redo_log.c
+ *   boundary     ----------> summary: scalars and pieces of each parameter                   redo/redo_summary.c
  *   publication  ----------> the object and its record, in the transaction of the commit                  redo.c
  *   full step    ----------> all such objects are deleted, in the transaction that publishes all          redo.c
- *   mount, abort ----------> F, then the steps after it, by ordinary updates         redo_replay.c, redo_parts.c
+ *   mount, abort ----------> F, then the steps after it, by ordinary updates    redo/redo_replay.c, redo_parts.c
  *   abort without an update -> as the last logged step has left them                                step/abort.c
- *   readers      ----------> with redo_keep the last steps, also full ones                       redo_read.c
+ *   readers      ----------> with redo_keep the last steps, also full ones              redo.c, redo/redo_read.c
  *   settings     ----------> space is set aside for the steps up to the next full one               redo_space.c
  *
  * A commit is full if a client asks for that, or if something changed that an update does not compute from gradient and
@@ -20,14 +20,12 @@
  * numbers of steps that a client set, and an error in logging. With accumulate the sum of the gradients is logged, when
  * it is complete.
  *
- * The code is in redo/. This header has what state/ and gradient/ need of it: a root's logged steps are a part of the
- * root, and its records go with the root's.
+ * Here is what a root has of them: memory, records and space. Logging, reading and computing again are in redo/.
  */
 #ifndef HITRAIN_OPTIM_STATE_REDO_H
 #define HITRAIN_OPTIM_STATE_REDO_H
 
 #include "tiering/api/tx.h"
-#include "optim/rules/kernel.h"
 
 struct ht_layout;
 struct ht_obj;
@@ -127,11 +125,6 @@ void ht_opt_redo_open(struct ht_root *root) HT_REQUIRES(HT_LOCK_OPTIM);
 /* Forgets the pieces of a parameter, whose gradient is taken back. */
 void ht_opt_redo_forget(struct ht_param *p) HT_REQUIRES(HT_LOCK_OPTIM);
 /*
- * The step is over, with its coverage still there: makes its summary, or the next commit publishes everything. Is it
- * logged, or computed again?
- */
-bool ht_opt_redo_count(struct ht_root *root, bool skipped) HT_REQUIRES(HT_LOCK_OPTIM);
-/*
  * Are parameters and state those of the last logged step, but for what updates of the open step have done? Then nothing
  * else has changed them, as far as the optimizer knows.
  */
@@ -147,9 +140,21 @@ void ht_opt_redo_emit(const struct ht_root *root, struct ht_buf *b) HT_REQUIRES(
 /* The rest of a REDO record, after the number of its root. */
 int ht_opt_redo_replay_record(struct ht_root *r, struct ht_reader *in) HT_REQUIRES(HT_LOCK_OPTIM) HT_MUST_CHECK;
 void ht_opt_redo_free(struct ht_root *root) HT_REQUIRES(HT_LOCK_OPTIM);
-
-/* ----------------------------------------------------------- redo_read.c */
-
+/* May the commit leave parameters and state out, as far as the optimizer knows? */
+bool ht_opt_redo_may_log(const struct ht_root *root) HT_REQUIRES(HT_LOCK_OPTIM);
+/* Deletes the unpublished object of the step, if there is one. Not locked. */
+int ht_opt_redo_discard(struct ht_root *root) HT_EXCLUDES(HT_LOCK_OPTIM) HT_MUST_CHECK;
+/* Is the present step of a replay the last one of a part that others follow? */
+bool ht_opt_redo_ends_part(const struct ht_root *root) HT_REQUIRES(HT_LOCK_OPTIM);
+/* One of its arrays may have another size now. */
+void ht_opt_redo_count_heap(struct ht_root *root) HT_REQUIRES(HT_LOCK_OPTIM);
+/* Before a commit that publishes a logged step: reserves memory and log bytes for its record. */
+int ht_opt_redo_prepare(struct ht_root *root) HT_REQUIRES(HT_LOCK_OPTIM) HT_MUST_CHECK;
+/* After it: gives log bytes back that no record has taken. */
+void ht_opt_redo_unprepare(struct ht_root *root) HT_REQUIRES(HT_LOCK_OPTIM);
+/* Keeps a step for readers, if the words say so and it follows. Takes the reference in any case. */
+void ht_opt_redo_hold(struct ht_root *root, const struct ht_redo_step *step, struct ht_obj *obj)
+    HT_REQUIRES(HT_LOCK_OPTIM);
 /* The words may want fewer. */
 void ht_opt_redo_trim(struct ht_root *root) HT_REQUIRES(HT_LOCK_OPTIM);
 /* A parameter has another name: a program that sends steps by names must not take these for the same history. */
@@ -170,47 +175,27 @@ bool ht_opt_redo_yield_aside(struct ht_optim *o) HT_REQUIRES(HT_LOCK_OPTIM);
 void ht_opt_redo_end_aside(struct ht_root *root) HT_REQUIRES(HT_LOCK_OPTIM);
 /* Bytes of logged steps, with those that are kept for readers. */
 uint64_t ht_opt_redo_bytes(const struct ht_root *root) HT_REQUIRES(HT_LOCK_OPTIM);
-
-/* -------------------------------------------------------- redo_summary.c */
-
-/* A summary that was read and checked as far as it says anything by itself. */
-struct ht_redo_summary {
-    const uint8_t *param, *piece;
-    uint64_t params, pieces; /* params: with their sections */
-    bool coded;              /* pieces are struct ht_disk_redo_coded */
-    bool sections;           /* parameters may have sections */
-};
-struct ht_redo_param {
-    uint64_t oid, steps, elements;
-    uint32_t chunk_bytes;
-    uint8_t dtype, grad_dtype;
-    struct ht_scalars scalars;
-};
-struct ht_param_section; /* sections.h */
-/* -EUCLEAN: senseless. */
-int ht_opt_redo_parse(const uint8_t *bytes, size_t len, uint64_t step, struct ht_redo_summary *out) HT_MUST_CHECK;
 /*
- * Reads and parses the summary of a step; *out_bytes is the caller's, also after an error. -EUCLEAN: senseless. Not
- * locked. WAITS.
+ * The store is full (tiering/api/participant.h): roots give back space that is set aside, and then the oldest steps
+ * that are kept for readers. ctx: struct ht_optim.
  */
-int ht_opt_redo_read(struct ht_obj *obj, const struct ht_redo_step *step, uint8_t **out_bytes,
-                     struct ht_redo_summary *out) HT_MUST_CHECK;
-/* Is that the state that the kernel works on? */
-bool ht_opt_redo_keeps(const struct ht_layout *l, enum ht_kernel kernel);
-/* Such a parameter, after `updates` updates more, has this one next. */
-bool ht_opt_redo_follows(const struct ht_param_meta *m, uint64_t updates, const struct ht_redo_param *want);
-/* The piece lies in a range of this shape, and has whole elements, or whole entries of such. */
-bool ht_opt_redo_piece_fits(const struct ht_param_shape *shape, const struct ht_redo_piece *piece);
-int ht_opt_redo_param_at(const struct ht_redo_summary *s, uint64_t i, struct ht_redo_param *out) HT_MUST_CHECK;
-/* Is there a section of the parameter before it, and no parameter? */
-bool ht_opt_redo_is_section(const struct ht_redo_summary *s, uint64_t i);
-/* A section of these elements, of which `from` is the first one that it may have. */
-int ht_opt_redo_section_at(const struct ht_redo_summary *s, uint64_t i, uint64_t oid, uint64_t from, uint64_t elements,
-                           struct ht_param_section *out) HT_MUST_CHECK;
-/* Checks all sections of parameter i. *out_count: how many follow it. */
-int ht_opt_redo_sections_of(const struct ht_redo_summary *s, uint64_t i, uint64_t *out_count) HT_MUST_CHECK;
-/* Without the parameter's number; instead its place among the parameters. */
-int ht_opt_redo_piece_at(const struct ht_redo_summary *s, uint64_t i, uint32_t *out_param,
-                         struct ht_redo_piece *out) HT_MUST_CHECK;
+uint64_t ht_opt_redo_could_give(void *ctx) HT_EXCLUDES(HT_LOCK_OPTIM);
+uint64_t ht_opt_redo_give_up(void *ctx, uint64_t bytes) HT_EXCLUDES(HT_LOCK_OPTIM);
+/* Gives back the space that is set aside while roots recover. */
+void ht_opt_redo_end_room(struct ht_optim *o) HT_REQUIRES(HT_LOCK_OPTIM);
+/* While roots recover: sets space aside for their gradients, as far as there is any. */
+void ht_opt_redo_set_room(struct ht_optim *o) HT_REQUIRES(HT_LOCK_OPTIM);
+/* How many bytes roots could give back, without the space for a step. */
+uint64_t ht_opt_redo_spare_aside(struct ht_optim *o) HT_REQUIRES(HT_LOCK_OPTIM);
+/* Is there space for the next step? */
+bool ht_opt_redo_has_space(const struct ht_root *root) HT_REQUIRES(HT_LOCK_OPTIM);
+/* So that this part of the object of a step can be written. -ENOSPC. Not locked. WAITS. */
+int ht_opt_redo_prealloc(struct ht_root *root, struct ht_obj *obj, uint64_t at, uint64_t len)
+    HT_EXCLUDES(HT_LOCK_OPTIM) HT_MUST_CHECK;
+/*
+ * A parameter of the step that is to be logged: is everything reserved that computing the step again needs? If not, the
+ * step cannot be logged.
+ */
+bool ht_opt_redo_reserve(struct ht_param *p) HT_REQUIRES(HT_LOCK_OPTIM);
 
 #endif

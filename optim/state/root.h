@@ -72,7 +72,8 @@ struct ht_root {
         uint64_t written_bytes, step_written_bytes;
         struct ht_redo redo;
         uint64_t publications; /* and aborts, since the mount */
-        uint64_t decided; /* the open or next step has numbers of a client (gradient/decide.c); 0: those of its words */
+        uint64_t
+            decided; /* the open or next step has numbers of a client (redo/redo_decide.c); 0: those of its words */
         struct ht_totals totals;
         struct ht_refusal error;
         struct ht_refusal closed; /* comes before error: why logged steps are not computed again */

@@ -52,6 +52,14 @@ bool ht_opt_same_rule_state(const struct ht_layout *a, const struct ht_layout *b
     return count == b->count - ht_opt_master_kinds(b) && !memcmp(a->kind, b->kind, count);
 }
 
+bool ht_opt_layout_keeps(const struct ht_layout *l, enum ht_kernel kernel)
+{
+    uint8_t kind[HT_KERNEL_STATES_MAX];
+    unsigned count = ht_rule_kernel_states(kernel, kind);
+
+    return count <= HT_KERNEL_STATES_MAX && count + ht_opt_master_kinds(l) == l->count && !memcmp(kind, l->kind, count);
+}
+
 /* ------------------------------------------------------------------- state */
 
 void ht_opt_put_state(struct ht_param *p)

@@ -131,7 +131,7 @@ static int end_boundary(struct ht_root *root) HT_REQUIRES(HT_LOCK_OPTIM)
         rc = ht_opt_drain(root);
     if (!rc && root->open) {
         ht_store_end_step(root->o->store, ht_opt_deferred(root));
-        ht_opt_close_step(root, skipped);
+        ht_opt_close_step(root, skipped, ht_opt_redo_count(root, skipped));
     }
     return rc;
 }

@@ -10,7 +10,7 @@
 #include "mount-helpers/stream/logged.h"
 #include "optim/state/param.h"
 #include "optim/state/range.h"
-#include "optim/state/redo.h"
+#include "optim/redo/logged.h"
 #include "optim/state/sections.h"
 #include "tests/fuzz/fuzz.h"
 #include "tiering/base/sparse.h"

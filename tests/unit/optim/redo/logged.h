@@ -4,7 +4,7 @@
 #define HITRAIN_TESTS_UNIT_OPTIM_REDO_LOGGED_H
 
 #include "optim/state/context.h"
-#include "optim/state/redo.h"
+#include "optim/redo/logged.h"
 #include "optim/state/root.h"
 #include "tests/unit/optim/step/fixture.h"
 

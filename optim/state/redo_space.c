@@ -15,7 +15,6 @@
 #include "optim/state/param.h"
 #include "optim/state/range.h"
 #include "optim/state/root.h"
-#include "optim/redo/redo_priv.h"
 
 /*
  * Bytes of a step: the largest one that was logged, or what gradients of all parameters take. An eighth more, because

@@ -6,14 +6,18 @@
  *   53 REDO_DEL   u64 root                                                                     of all its logged steps
  *
  * The objects belong to the root's scope. A checkpoint emits REDO records right after the record of their root.
+ *
+ * With redo_keep steps stay readable when the log does not need them any more: a reference keeps the content of a
+ * deleted object. So nothing of this is on a device, and a crash leaves the steps of the log alone.
  */
 #include <stdlib.h>
+#include <sys/random.h>
 
 #include "tiering/base/mutant.h"
 #include "optim/state/param.h"
 #include "optim/state/records.h"
 #include "optim/state/root.h"
-#include "optim/redo/redo_priv.h"
+#include "optim/state/redo.h"
 
 /* ------------------------------------------------------------ the open step */
 
@@ -285,4 +289,81 @@ void ht_opt_redo_progress(const struct ht_root *root, struct ht_redo_progress *o
     out->steps = redo->steps;
     out->left = ht_div_up(left, parts);
     out->seconds_left = done ? (ns / done * left + 999999999) / 1000000000 : 0;
+}
+
+/* ------------------------------------------------------------- for readers */
+
+static void drop_oldest(struct ht_redo *redo, size_t n)
+{
+    for (size_t i = 0; i < n; i++)
+        ht_obj_put_soon(redo->held[i].obj);
+    redo->held_count -= n;
+    memmove(redo->held, redo->held + n, redo->held_count * sizeof(*redo->held));
+}
+
+static bool room_for_held(struct ht_root *root) HT_REQUIRES(HT_LOCK_OPTIM)
+{
+    struct ht_redo *redo = &root->redo;
+
+    if (redo->held_count < redo->held_max)
+        return true;
+    struct ht_redo_held *more = realloc(redo->held, HT_REDO_KEEP_MAX * sizeof(*more));
+    if (!more)
+        return false;
+    redo->held = more;
+    redo->held_max = HT_REDO_KEEP_MAX;
+    ht_opt_redo_count_heap(root);
+    return true;
+}
+
+static size_t held_wanted(const struct ht_root *root) HT_REQUIRES(HT_LOCK_OPTIM)
+{
+    return root->config.redo ? root->config.redo_keep : 0;
+}
+
+void ht_opt_redo_trim(struct ht_root *root)
+{
+    size_t keep = held_wanted(root);
+
+    if (root->redo.held_count > keep)
+        drop_oldest(&root->redo, root->redo.held_count - keep);
+}
+
+void ht_opt_redo_hold(struct ht_root *root, const struct ht_redo_step *step, struct ht_obj *obj)
+{
+    struct ht_redo *redo = &root->redo;
+
+    if (redo->held_count && redo->held[redo->held_count - 1].step.step + 1 != step->step)
+        drop_oldest(redo, redo->held_count);
+    if (redo->held_count == HT_REDO_KEEP_MAX)
+        drop_oldest(redo, 1);
+    if (!obj || !held_wanted(root) || !redo->continued || !room_for_held(root)) {
+        ht_obj_put_soon(obj);
+        ht_opt_redo_trim(root);
+        return;
+    }
+    redo->held[redo->held_count++] = (struct ht_redo_held){*step, obj};
+    ht_opt_redo_trim(root);
+}
+
+void ht_opt_redo_cut(struct ht_root *root)
+{
+    struct ht_redo *redo = &root->redo;
+    uint64_t seed;
+
+    if (redo->held_count)
+        drop_oldest(redo, redo->held_count);
+    if (getrandom(&seed, sizeof(seed), GRND_NONBLOCK) != (ssize_t)sizeof(seed))
+        seed = ht_now_ns();
+    redo->lineage = (seed ^ root->id) >> 1 | 1;
+}
+
+/* At once: who looks before the next publication finds the new names already. An abort leaves the new lineage. */
+void ht_opt_redo_renamed(struct ht_root *root)
+{
+    struct ht_redo *redo = &root->redo;
+
+    redo->gap = redo->renamed = true;
+    redo->continued = false;
+    ht_opt_redo_cut(root);
 }

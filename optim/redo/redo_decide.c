@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * decide.c - a client gives the numbers of the next updates, as a logged step of another store has them: of a
+ * redo_decide.c - a client gives the numbers of the next updates, as a logged step of another store has them: of a
  * parameter, and then of ranges of its elements. Words, scales
  * and clipping have no part in such a step, and a parameter without numbers takes no gradient. The end of the step, or
  * an abort, ends this.
@@ -10,14 +10,7 @@
 #include "optim/state/param.h"
 #include "optim/state/root.h"
 #include "optim/state/sections.h"
-#include "optim/gradient/gradient.h"
-
-/* State may be reset after the decision. */
-bool ht_opt_is_decided(const struct ht_param *p)
-{
-    return p->decided == p->root->decided && p->cur.exists && p->cur.t + 1 == p->decided_t &&
-        ht_opt_redo_keeps(&p->cur.layout, p->decided_scalars.kernel);
-}
+#include "optim/redo/redo_priv.h"
 
 static int refuse_numbers(char why[HT_OPTIM_ERROR_MAX], int error, const char *text)
 {
@@ -60,7 +53,7 @@ static int decide_section(struct ht_root *root, uint64_t oid, const struct ht_re
     const struct ht_param_sections *had = p->sections;
     uint64_t from = had && had->decided ? had->of[had->decided - 1].end : 0;
     if (ht_opt_redo_section_at(one, 0, ht_le64_load(one->param), from, p->cur.elements, &section) ||
-        !ht_opt_redo_keeps(&p->cur.layout, section.scalars.kernel))
+        !ht_opt_layout_keeps(&p->cur.layout, section.scalars.kernel))
         return refuse_numbers(why, -EINVAL, "the numbers for a range of elements make no sense");
     return ht_opt_sections_add(p, &section, true);
 }
