@@ -25,10 +25,7 @@ uint64_t ht_now_ns(void)
 
 uint64_t ht_thread_cpu_ns(void)
 {
-    struct timespec t;
-
-    clock_gettime(CLOCK_THREAD_CPUTIME_ID, &t);
-    return (uint64_t)t.tv_sec * UINT64_C(1000000000) + (uint64_t)t.tv_nsec;
+    return clock_ns(CLOCK_THREAD_CPUTIME_ID);
 }
 
 uint64_t ht_wall_ns(void)

@@ -41,6 +41,11 @@ struct ht_chunk_io {
     bool undecodable;        /* a mismatch: they are, but no encoder writes such a frame */
 };
 
+/* Is the checksum of ref that of the chunk's first so many bytes, no fewer? Any thread, with or without the lock. */
+bool ht_ref_has_checksum_of(const struct ht_ref *ref, uint32_t bytes);
+/* Are these, in memory, all the bytes that ref has stored? As above. */
+bool ht_ref_matches(const struct ht_store *s, const struct ht_ref *ref, const void *stored);
+
 /* This thread's ring; NULL: the thread cannot have one. */
 struct ht_ring *ht_store_ring(struct ht_store *s);
 
@@ -91,7 +96,7 @@ void ht_chunk_write_start(struct ht_chunk_io *io, struct ht_ring *ring) HT_RELEA
 /* Waits for the device. */
 void ht_chunk_write_wait(struct ht_chunk_io *io, struct ht_ring *ring) HT_EXCLUDES(HT_LOCK_STORE);
 /*
- * After wait: io->ref becomes the chunk's current reference. Another place replaces one that failed (write_retry.h).
+ * After wait: io->ref becomes the chunk's current reference. Another place replaces one that failed.
  * After an error the chunk has its old reference, and io->ref names nothing. The caller holds the lock, which the call
  * may release. Without a chunk the caller gets io->ref, and no other place is tried.
  */

@@ -36,7 +36,6 @@
 #include "tiering/object/slice.h"
 #include "tiering/object/space.h"
 #include "tiering/data/chunk_io.h"
-#include "tiering/data/checksum.h"
 #include "tiering/data/write_batch.h"
 #include "tiering/txn/txn.h"
 #include "tiering/engine/owners.h"

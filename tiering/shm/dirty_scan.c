@@ -15,7 +15,7 @@
 #include "tiering/object/object.h"
 #include "tiering/object/ref.h"
 #include "tiering/object/space.h"
-#include "tiering/data/checksum.h"
+#include "tiering/data/chunk_io.h"
 #include "tiering/shm/shm.h"
 #include "tiering/shm/shm_priv.h"
 

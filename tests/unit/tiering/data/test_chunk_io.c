@@ -5,7 +5,7 @@
 #include "tiering/base/event.h"
 #include "tiering/object/deferred_free.h"
 #include "tiering/data/data_priv.h"
-#include "tiering/data/checksum.h"
+#include "tiering/data/chunk_io.h"
 
 enum { BYTES = 100000 };
 
