@@ -136,12 +136,19 @@ def measure(build, folder):
     return {name: seen - idle for name, seen in found.items()}
 
 
+def in_tree(root, path):
+    """The path below the root; ccache may have compiled the file in another tree."""
+    parts = pathlib.Path(path).parts[1:]
+    return next((str(p) for p in (pathlib.Path(*parts[i:]) for i in range(len(parts))) if (root / p).is_file()), path)
+
+
 def places(build, addresses):
     """{address: (function, file)}"""
     listed = sorted(addresses)
     text = subprocess.run(['addr2line', '-f', '-e', build / 'bin/hitrain'], input='\n'.join(map(hex, listed)), check=True,
                           capture_output=True, text=True).stdout.splitlines()
-    return {at: (text[2 * i], os.path.relpath(text[2 * i + 1].rsplit(':', 1)[0], build.parents[1])) for i, at in enumerate(listed)}
+    files = (in_tree(build.parents[1], place.rsplit(':', 1)[0]) for place in text[1::2])
+    return dict(zip(listed, zip(text[::2], files)))
 
 
 def main():
