@@ -268,11 +268,11 @@ bool ht_optim_cancel(struct ht_optim *o, struct ht_waiter *w);
  */
 bool ht_optim_param_unpublished(struct ht_optim *o, uint64_t oid);
 /*
- * Calls fn while none of these objects is such a parameter, and none can become one; else -EBUSY, and fn is not called.
- * fn must not call this layer.
+ * -EBUSY: one of these files of a root is such a parameter. 0: none is, and none becomes one until
+ * ht_optim_published_alone, because no update of the root begins. Both in one transaction.
  */
-int ht_optim_while_published(struct ht_optim *o, const uint64_t *oids, size_t count, void (*fn)(void *arg),
-                             void *arg) HT_MUST_CHECK;
+int ht_optim_publish_alone(struct ht_optim *o, uint64_t root, const uint64_t *oids, size_t count) HT_MUST_CHECK;
+void ht_optim_published_alone(struct ht_optim *o, uint64_t root);
 /*
  * The parameter is being deleted for good: forget it and its state (pending, as the object's own deletion; else with
  * tx). Inside a transaction.

@@ -25,11 +25,18 @@ static void hook_deleted(void *ctx, uint64_t ino, bool pending, struct ht_tx *tx
     (void)ht_last_error_clear(c, ino);
 }
 
-static int hook_publish_alone(void *ctx, const uint64_t *inos, size_t count, void (*publish)(void *arg), void *arg)
+static int hook_publish_alone(void *ctx, uint64_t root, const uint64_t *inos, size_t count)
 {
     struct ht_ctl *c = ctx;
 
-    return ht_optim_while_published(c->optim, inos, count, publish, arg);
+    return ht_optim_publish_alone(c->optim, root, inos, count);
+}
+
+static void hook_published_alone(void *ctx, uint64_t root)
+{
+    struct ht_ctl *c = ctx;
+
+    ht_optim_published_alone(c->optim, root);
 }
 
 static bool hook_renamed(void *ctx, uint64_t ino)
@@ -197,6 +204,7 @@ int ht_ctl_new(struct ht_store *s, struct ht_ctl **out)
         .ctx = c,
         .deleted = hook_deleted,
         .publish_alone = hook_publish_alone,
+        .published_alone = hook_published_alone,
         .stale = hook_stale,
         .renamed = hook_renamed,
     };

@@ -36,7 +36,7 @@ static int end(struct ht_ns_op *op, int rc) HT_RELEASE(HT_LOCK_TX) HT_RELEASE(HT
     struct ht_ns_root *home = home_of(op->ns);
 
     if (rc == 0 && home->ino != 0)
-        ht_ns_root_publish_locked(op->ns, home, op->tx);
+        ht_ns_root_publish(op->ns, home, op->tx);
     return ht_ns_op_end(op, rc);
 }
 

@@ -13,11 +13,6 @@
 
 enum { CHANGE_BYTES = 1024, ORPHAN_BYTES = 128 };
 
-struct orphans {
-    struct ht_ns_root *root;
-    size_t bytes;
-};
-
 /* Whether a name may be made in dir. */
 static int check_parent(const struct ht_ns_inode *dir) HT_REQUIRES_SHARED(HT_LOCK_NAMES)
 {
@@ -422,37 +417,27 @@ void ht_ns_settle_root(struct ht_ns_op *op, struct ht_ns_inode *i)
 {
     if ((i->flags & HT_NS_MODEL_ROOT) == 0)
         return;
-    ht_ns_root_publish_locked(op->ns, ht_ns_root(i), op->tx);
+    ht_ns_root_publish(op->ns, ht_ns_root(i), op->tx);
     op->ended_scope = i->ino;
 }
 
-/* Files of the root that only open descriptors hold: counts the hook's log bytes for each. */
-static int count_orphan(void *ctx, struct ht_ns_inode *i) HT_REQUIRES_SHARED(HT_LOCK_NAMES)
-{
-    struct orphans *o = ctx;
-
-    if (ht_ns_root(i) == o->root && i->links == 0)
-        o->bytes += ORPHAN_BYTES;
-    return 0;
-}
-
+/* The hook's log bytes for each file of the root that only open descriptors hold; it has no others. */
 size_t ht_ns_settle_bytes(struct ht_ns *ns, uint64_t parent, const char *name)
 {
     struct ht_ns_inode *dir;
     struct ht_ns_entry *e = NULL;
-    struct orphans o = {0};
     uint64_t scope = 0;
+    size_t bytes = 0;
 
     ht_rwlock_rdlock(ht_ns_lock(ns));
     if (ht_ns_find_dir(ns, parent, name, &dir) == 0)
         e = ht_ns_entry_find(ns, dir, name, strlen(name));
-    if (e && (e->inode->flags & HT_NS_MODEL_ROOT) != 0) {
+    if (e && (e->inode->flags & HT_NS_MODEL_ROOT) != 0 && e->inode->u.dir->live == 0) {
         scope = e->inode->ino;
-        o.root = ht_ns_root(e->inode);
-        (void)!ht_ns_inode_each(ns, count_orphan, &o);
+        bytes = ht_ns_root(e->inode)->members * ORPHAN_BYTES;
     }
     ht_rwlock_unlock(ht_ns_lock(ns));
-    return o.bytes + (scope != 0 ? ht_scope_pending_bytes(ns->store, scope) : 0);
+    return bytes + (scope != 0 ? ht_scope_pending_bytes(ns->store, scope) : 0);
 }
 
 static int remove_locked(struct ht_ns_op *op, uint64_t parent, const char *name, bool want_dir)
@@ -469,11 +454,14 @@ static int remove_locked(struct ht_ns_op *op, uint64_t parent, const char *name,
         return -ENOENT;
     i = e->inode;
     rc = ht_ns_check_removable(op->ns, i, want_dir);
-    if (rc == 0)
-        rc = ht_ns_reserve(op->ns, ht_ns_root(dir), 3, 1);
     if (rc != 0)
         return rc;
     ht_ns_settle_root(op, i);
+    rc = ht_ns_reserve(op->ns, ht_ns_root(dir), 3, 1);
+    if (rc != 0) {
+        op->ended_scope = 0;
+        return rc;
+    }
     ht_ns_entry_drop(op, e);
     ht_ns_inode_release(op, i);
     return 0;

@@ -49,10 +49,11 @@ struct ht_ns_hooks {
     void *ctx;
     void (*deleted)(void *ctx, uint64_t ino, bool pending, struct ht_tx *tx);
     /*
-     * The content of these files of a model root is to be published without the rest of the root: call publish(arg)
-     * while no open step has changed any, and return 0; or do not call it, and return -EBUSY. The ns lock is held.
+     * The content of these files of a model root is to be published without the rest of the root. 0: no open step has
+     * changed any, and no update begins until published_alone. Or -EBUSY. The ns lock is held.
      */
-    int (*publish_alone)(void *ctx, const uint64_t *inos, size_t count, void (*publish)(void *arg), void *arg);
+    int (*publish_alone)(void *ctx, uint64_t root, const uint64_t *inos, size_t count);
+    void (*published_alone)(void *ctx, uint64_t root);
     /*
      * An abort took this inode back (name NULL), or this name in parent: caches of it are stale. The ns lock is not
      * held, but the abort's transaction is open. So the hook must not wait for a thread that changes names, as

@@ -63,6 +63,7 @@ enum {
 
 struct ht_ns_root {
     uint64_t ino;           /* 0: everything outside */
+    uint64_t members;       /* inodes in memory of which it is the root */
     bool frozen, whole;     /* a kept step, or a copy in the making; in a rollback: published together, or aborted */
     struct ht_list link;    /* ns.roots */
     struct ht_list shadows; /* inodes that differ from their published state */
@@ -316,21 +317,23 @@ struct ht_ns_entry *ht_ns_dir_entry(const struct ht_ns_dir *d, uint32_t slot) HT
 
 struct ht_ns_root *ht_ns_root_find(struct ht_ns *ns, uint64_t ino) HT_REQUIRES_SHARED(HT_LOCK_NAMES);
 struct ht_ns_root *ht_ns_root_new(struct ht_ns *ns, uint64_t ino) HT_REQUIRES(HT_LOCK_NAMES);
-/* Remaining members belong to the outside from now on (empty: there are none). Everything was published. */
+/*
+ * Remaining members belong to the outside from now on (empty: there are none). Everything but times was published.
+ * Releases the lock in between.
+ */
 void ht_ns_root_free(struct ht_ns *ns, struct ht_ns_root *root) HT_REQUIRES(HT_LOCK_NAMES);
 void ht_ns_root_free_empty(struct ht_ns *ns, struct ht_ns_root *root) HT_REQUIRES(HT_LOCK_NAMES);
-void ht_ns_root_publish_locked(struct ht_ns *ns, struct ht_ns_root *root, struct ht_tx *tx) HT_REQUIRES(HT_LOCK_NAMES);
-size_t ht_ns_root_pending_bytes_locked(struct ht_ns_root *root) HT_REQUIRES_SHARED(HT_LOCK_NAMES);
+/* All its pending changes. Releases the lock in between; reserved shadows may be gone afterwards. */
+void ht_ns_root_publish(struct ht_ns *ns, struct ht_ns_root *root, struct ht_tx *tx) HT_REQUIRES(HT_LOCK_NAMES);
 /* The part of names in a commit and an abort: see struct ht_meta_client. */
 size_t ht_ns_pending_bytes(void *ctx, uint64_t scope);
 void ht_ns_publish(void *ctx, uint64_t scope, size_t expected_bytes, struct ht_tx *tx);
 void ht_ns_abort(void *ctx, uint64_t scope);
 /*
- * Below a root: the inode, its content (obj, or NULL) and the names that lead to it; of a directory also its
+ * Below a root: the inode, its content and the names that lead to it; of a directory also its
  * entries. -ENOMEM, or -EBUSY as ht_ns_fsync: nothing was done.
  */
-int ht_ns_publish_alone(struct ht_ns_op *op, struct ht_ns_inode *i, struct ht_obj *obj)
-    HT_REQUIRES(HT_LOCK_NAMES) HT_MUST_CHECK;
+int ht_ns_publish_alone(struct ht_ns_op *op, struct ht_ns_inode *i) HT_REQUIRES(HT_LOCK_NAMES) HT_MUST_CHECK;
 
 /* ------------------------------------------------------ names.c, rename.c */
 
@@ -342,7 +345,10 @@ int ht_ns_check_removable(struct ht_ns *ns, const struct ht_ns_inode *i, bool wa
 /* An inode for a name in dir, announced. Reserved: 1 shadow. */
 int ht_ns_make_whiteout(struct ht_ns_op *op, const struct ht_ns_inode *dir, struct ht_cred cred,
                         struct ht_ns_inode **out) HT_REQUIRES(HT_LOCK_NAMES) HT_MUST_CHECK;
-/* Before a directory loses its name for good: publishes the pending changes below it if it is a model root. */
+/*
+ * Before a directory loses its name for good: publishes the pending changes below it if it is a model root. As
+ * ht_ns_root_publish. A caller that keeps the name after all resets op->ended_scope.
+ */
 void ht_ns_settle_root(struct ht_ns_op *op, struct ht_ns_inode *i) HT_REQUIRES(HT_LOCK_NAMES);
 /* Bytes that ht_ns_settle_root would put for that name. */
 size_t ht_ns_settle_bytes(struct ht_ns *ns, uint64_t parent, const char *name);

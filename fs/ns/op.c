@@ -48,7 +48,7 @@ static void publish_content(struct ht_ns_op *op)
 {
     for (unsigned i = 0; i < op->content_count; i++) {
         ht_obj_publish(op->content[i], op->tx);
-        ht_obj_put_soon(op->content[i]);
+        ht_obj_put(op->content[i]);
     }
     op->content_count = 0;
 }

@@ -206,7 +206,7 @@ static void end_root(struct ht_ns_op *op, struct ht_ns_inode *i) HT_REQUIRES(HT_
     op->ended_scope = i->ino;
     if (!root)
         return;
-    ht_ns_root_publish_locked(op->ns, root, op->tx);
+    ht_ns_root_publish(op->ns, root, op->tx);
     ht_ns_root_free(op->ns, root);
     i->flags &= (uint8_t)~HT_NS_MODEL_ROOT;
 }

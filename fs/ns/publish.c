@@ -18,7 +18,8 @@
  * commit of an open step publishes the content that the step has changed. The optimizer therefore checks the whole
  * closure, and lets no step begin during the publication.
  *
- * All but the two functions that take part in a commit run with ns.lock held for writing, inside a transaction.
+ * All but the two functions that take part in a commit run with ns.lock held for writing, inside a transaction. Content
+ * is published without the lock, and long loops release it now and then (fs/ns/slice.h).
  */
 #include "fs/ns/ns_priv.h"
 #include "fs/ns/pending.h"
@@ -112,16 +113,16 @@ static void publish_ghost(struct ht_ns *ns, struct ht_ns_inode *i, struct ht_tx 
  * Open orphans are published as well, because their content is: a mount deletes both. Where the lock is released in
  * between, only times change. Those of inodes that have no shadow at the beginning come with the next publication.
  */
-static void publish_root(struct ht_ns *ns, struct ht_ns_root *root, struct ht_tx *tx, struct ht_slice *slice)
-    HT_REQUIRES(HT_LOCK_NAMES)
+void ht_ns_root_publish(struct ht_ns *ns, struct ht_ns_root *root, struct ht_tx *tx)
 {
     struct ht_ns_shadow_walk w;
     const struct ht_ns_shadow *s;
+    struct ht_slice slice = {0};
 
     root->whole = false;
-    publish_entries(ns, root, tx, slice);
+    publish_entries(ns, root, tx, &slice);
     ht_ns_shadow_walk_begin(ns, &w, &root->shadows);
-    for (; (s = ht_ns_shadow_walk_next(&w)); ht_ns_slice_next(ns, slice)) {
+    for (; (s = ht_ns_shadow_walk_next(&w)); ht_ns_slice_next(ns, &slice)) {
         struct ht_ns_inode *i = s->inode;
         if ((i->flags & HT_NS_GHOST) != 0)
             publish_ghost(ns, i, tx);
@@ -131,13 +132,6 @@ static void publish_root(struct ht_ns *ns, struct ht_ns_root *root, struct ht_tx
     ht_ns_shadow_walk_end(ns, &w);
 }
 
-void ht_ns_root_publish_locked(struct ht_ns *ns, struct ht_ns_root *root, struct ht_tx *tx)
-{
-    struct ht_slice all = {.last = true};
-
-    publish_root(ns, root, tx, &all);
-}
-
 static size_t inode_pending_bytes(const struct ht_ns_inode *i) HT_REQUIRES_SHARED(HT_LOCK_NAMES)
 {
     size_t bytes = ht_ns_inode_log_bytes(i);
@@ -145,17 +139,6 @@ static size_t inode_pending_bytes(const struct ht_ns_inode *i) HT_REQUIRES_SHARE
     for (const struct ht_ns_xattr *x = i->xattrs; x; x = x->next)
         if (x->state != HT_NS_CLEAN)
             bytes += ht_ns_xattr_log_bytes(x);
-    return bytes;
-}
-
-size_t ht_ns_root_pending_bytes_locked(struct ht_ns_root *root)
-{
-    size_t bytes = 0;
-
-    for (uint32_t n = 0; n < root->entry_count; n++)
-        bytes += ht_ns_entry_log_bytes(root->entries[n]);
-    ht_list_for_each(p, &root->shadows)
-        bytes += inode_pending_bytes(ht_list_entry(p, struct ht_ns_shadow, link)->inode);
     return bytes;
 }
 
@@ -245,12 +228,11 @@ size_t ht_ns_pending_bytes(void *ctx, uint64_t scope)
 void ht_ns_publish(void *ctx, uint64_t scope, size_t expected_bytes, struct ht_tx *tx)
 {
     struct ht_ns *ns = ctx;
-    struct ht_slice slice = {0};
 
     ht_rwlock_wrlock(ht_ns_lock(ns));
     struct ht_ns_root *root = ht_ns_root_find(ns, scope);
     if (root)
-        publish_root(ns, root, tx, &slice);
+        ht_ns_root_publish(ns, root, tx);
     else if (scope == 0) /* a scope that is no model root has nothing */
         publish_times(ns, expected_bytes, tx);
     ht_rwlock_unlock(ht_ns_lock(ns));
@@ -269,14 +251,21 @@ static bool is_removed_dir(const struct ht_ns_inode *i) HT_REQUIRES_SHARED(HT_LO
     return ht_ns_is_dir(i) && i->links == 0 && ht_ns_pending(i) && (i->flags & HT_NS_MODEL_ROOT) == 0;
 }
 
+struct alone {
+    struct ht_ns_op *op;
+    struct ht_ns_inode *inode;
+    struct ht_ns_members closure;
+    struct ht_slice slice;
+};
+
 /* Adds the inodes that became known or unknown in a directory. */
-static int closure_add_children(struct ht_ns_members *c, struct ht_ns_inode *dir) HT_REQUIRES(HT_LOCK_NAMES)
+static int closure_add_children(struct alone *a, struct ht_ns_inode *dir) HT_REQUIRES(HT_LOCK_NAMES)
 {
     int rc = 0;
 
-    for (uint32_t n = 0; rc == 0 && n < ht_ns_root(dir)->entry_count; n++)
+    for (uint32_t n = 0; rc == 0 && n < ht_ns_root(dir)->entry_count; n++, ht_ns_slice_next(a->op->ns, &a->slice))
         if (ht_ns_root(dir)->entries[n]->dir == dir)
-            rc = closure_add(c, ht_ns_root(dir)->entries[n]->inode);
+            rc = closure_add(&a->closure, ht_ns_root(dir)->entries[n]->inode);
     return rc;
 }
 
@@ -284,9 +273,10 @@ static int closure_add_children(struct ht_ns_members *c, struct ht_ns_inode *dir
  * Adds the inodes that must come along with the names of i: a removed directory is emptied with its publication, or the
  * rest of its content could not be reached. The name of the model root itself is not pending on it.
  */
-static int closure_follow(struct ht_ns *ns, struct ht_ns_members *c, struct ht_ns_inode *i) HT_REQUIRES(HT_LOCK_NAMES)
+static int closure_follow(struct alone *a, struct ht_ns_inode *i) HT_REQUIRES(HT_LOCK_NAMES)
 {
-    int rc = is_removed_dir(i) ? closure_add_children(c, i) : 0;
+    struct ht_ns_members *c = &a->closure;
+    int rc = is_removed_dir(i) ? closure_add_children(a, i) : 0;
 
     /* bounded: HT_LINKS_MAX names */
     for (struct ht_ns_entry *e = i->names; rc == 0 && e; e = e->name_next) {
@@ -294,21 +284,21 @@ static int closure_follow(struct ht_ns *ns, struct ht_ns_members *c, struct ht_n
         if (!ht_ns_current(e) || !ht_ns_pending(e->dir))
             continue;
         rc = closure_add(c, e->dir);
-        twin = e->state == HT_NS_NEW ? ht_ns_entry_find_gone(ns, e->dir, e->name, e->len) : NULL;
+        twin = e->state == HT_NS_NEW ? ht_ns_entry_find_gone(a->op->ns, e->dir, e->name, e->len) : NULL;
         if (rc == 0 && twin)
             rc = closure_add(c, twin->inode);
     }
     return rc;
 }
 
-static int closure_find(struct ht_ns *ns, struct ht_ns_members *c, struct ht_ns_inode *i) HT_REQUIRES(HT_LOCK_NAMES)
+static int closure_find(struct alone *a) HT_REQUIRES(HT_LOCK_NAMES)
 {
-    int rc = ht_ns_members_add(c, i);
+    int rc = ht_ns_members_add(&a->closure, a->inode);
 
-    if (rc == 0 && ht_ns_is_dir(i))
-        rc = closure_add_children(c, i);
-    for (size_t n = 0; rc == 0 && n < c->count; n++)
-        rc = closure_follow(ns, c, c->inodes[n]);
+    if (rc == 0 && ht_ns_is_dir(a->inode))
+        rc = closure_add_children(a, a->inode);
+    for (size_t n = 0; rc == 0 && n < a->closure.count; n++, ht_ns_slice_next(a->op->ns, &a->slice))
+        rc = closure_follow(a, a->closure.inodes[n]);
     return rc;
 }
 
@@ -331,59 +321,38 @@ static void publish_names_new(struct ht_ns *ns, struct ht_ns_inode *i, struct ht
 }
 
 /* Names that a directory lost. */
-static void publish_children_gone(struct ht_ns *ns, struct ht_ns_inode *dir, struct ht_tx *tx)
-    HT_REQUIRES(HT_LOCK_NAMES)
+static void publish_children_gone(struct alone *a, struct ht_ns_inode *dir) HT_REQUIRES(HT_LOCK_NAMES)
 {
     struct ht_ns_root *root = ht_ns_root(dir);
 
-    for (uint32_t n = root->entry_count; n > 0; n--)
+    for (uint32_t n = root->entry_count; n > 0; n--, ht_ns_slice_next(a->op->ns, &a->slice))
         if (root->entries[n - 1]->state == HT_NS_GONE && root->entries[n - 1]->dir == dir)
-            publish_gone(ns, root->entries[n - 1], tx);
+            publish_gone(a->op->ns, root->entries[n - 1], a->op->tx);
 }
 
-/* An inode that is not in the log yet is published with the content that is on devices, so that it has some. */
-static void publish_first_time(struct ht_ns *ns, struct ht_ns_inode *i, struct ht_tx *tx) HT_REQUIRES(HT_LOCK_NAMES)
+static void publish_closure(struct alone *a) HT_REQUIRES(HT_LOCK_NAMES)
 {
-    struct ht_obj *obj;
-
-    if ((i->flags & HT_NS_PUBLISHED) != 0)
-        return;
-    publish_inode(ns, i, tx);
-    obj = S_ISREG(i->cur.mode) ? ht_obj_get(ns->store, i->ino) : NULL;
-    if (obj)
-        ht_obj_publish(obj, tx);
-    ht_obj_put(obj);
-}
-
-struct alone {
-    struct ht_ns_op *op;
-    struct ht_ns_inode *inode;
-    struct ht_obj *obj;
-    struct ht_ns_members closure;
-};
-
-static void publish_closure(void *arg) HT_REQUIRES(HT_LOCK_NAMES)
-{
-    const struct alone *a = arg;
     const struct ht_ns_members *c = &a->closure;
     struct ht_ns *ns = a->op->ns;
     struct ht_tx *tx = a->op->tx;
 
-    for (size_t n = 0; n < c->count; n++) {
+    for (size_t n = 0; n < c->count; n++, ht_ns_slice_next(ns, &a->slice)) {
         publish_names_gone(ns, c->inodes[n], tx);
         if (c->inodes[n] == a->inode ? ht_ns_is_dir(a->inode) : is_removed_dir(c->inodes[n]))
-            publish_children_gone(ns, c->inodes[n], tx);
+            publish_children_gone(a, c->inodes[n]);
     }
-    for (size_t n = 0; n < c->count; n++) {
+    for (size_t n = 0; n < c->count; n++, ht_ns_slice_next(ns, &a->slice)) {
         publish_names_new(ns, c->inodes[n], tx);
-        publish_first_time(ns, c->inodes[n], tx);
+        if ((c->inodes[n]->flags & HT_NS_PUBLISHED) == 0)
+            publish_inode(ns, c->inodes[n], tx);
     }
     publish_inode(ns, a->inode, tx);
-    if (a->obj)
-        ht_obj_publish(a->obj, tx);
 }
 
-/* The files whose content comes along. */
+/*
+ * The files whose content comes along. An inode that is not in the log yet is published with the content that is on
+ * devices, so that it has some.
+ */
 static size_t list_contents(const struct alone *a, uint64_t *inos) HT_REQUIRES_SHARED(HT_LOCK_NAMES)
 {
     size_t count = 0;
@@ -396,26 +365,40 @@ static size_t list_contents(const struct alone *a, uint64_t *inos) HT_REQUIRES_S
     return count;
 }
 
+/* A large file has a record for each of a million chunks, so the lock is released. */
+static void publish_contents(struct ht_ns_op *op, const uint64_t *inos, size_t count) HT_REQUIRES(HT_LOCK_NAMES)
+{
+    ht_ns_op_unlock(op);
+    for (size_t n = 0; n < count; n++) {
+        struct ht_obj *obj = ht_obj_get(op->ns->store, inos[n]);
+        if (obj)
+            ht_obj_publish(obj, op->tx);
+        ht_obj_put(obj);
+    }
+    ht_ns_op_lock(op);
+}
+
 static int publish_if_quiet(struct alone *a) HT_REQUIRES(HT_LOCK_NAMES)
 {
     const struct ht_ns_hooks *hooks = &a->op->ns->hooks;
-    uint64_t *inos = calloc(a->closure.count, sizeof(*inos));
-    int rc = 0;
+    uint64_t *inos = calloc(a->closure.count, sizeof(*inos)), root = ht_ns_root(a->inode)->ino;
+    size_t count = inos ? list_contents(a, inos) : 0;
+    int rc = !inos ? -ENOMEM : hooks->publish_alone ? hooks->publish_alone(hooks->ctx, root, inos, count) : 0;
 
-    if (!inos)
-        return -ENOMEM;
-    if (hooks->publish_alone)
-        rc = hooks->publish_alone(hooks->ctx, inos, list_contents(a, inos), publish_closure, a);
-    else
+    if (rc == 0) {
         publish_closure(a);
+        publish_contents(a->op, inos, count);
+        if (hooks->published_alone)
+            hooks->published_alone(hooks->ctx, root);
+    }
     free(inos);
     return rc;
 }
 
-int ht_ns_publish_alone(struct ht_ns_op *op, struct ht_ns_inode *i, struct ht_obj *obj)
+int ht_ns_publish_alone(struct ht_ns_op *op, struct ht_ns_inode *i)
 {
-    struct alone a = {.op = op, .inode = i, .obj = obj};
-    int rc = ht_ns_root(i)->whole ? -EBUSY : closure_find(op->ns, &a.closure, i);
+    struct alone a = {.op = op, .inode = i};
+    int rc = ht_ns_root(i)->whole ? -EBUSY : closure_find(&a);
 
     if (rc == 0)
         rc = publish_if_quiet(&a);

@@ -67,6 +67,8 @@ static int write_back(struct ht_obj *obj, size_t *bytes)
     if (!obj)
         return 0;
     rc = ht_obj_writeback(obj);
+    if (rc == 0)
+        rc = ht_obj_publish_ahead(obj);
     *bytes += ht_obj_pending_bytes(obj);
     ht_obj_put(obj);
     return rc;
@@ -96,7 +98,7 @@ static void publish_data(struct ht_ns_op *op, const struct ht_ns_inode *i) HT_RE
     if (!obj)
         return;
     ht_ns_op_publish(op, obj);
-    ht_obj_put_soon(obj);
+    ht_obj_put(obj);
 }
 
 /* ---------------------------------------------------------------- checks */
@@ -215,21 +217,20 @@ static int move(struct ht_ns_op *op, struct renaming *r) HT_REQUIRES(HT_LOCK_NAM
     struct ht_ns_inode *moved = r->from->inode, *replaced = r->to ? r->to->inode : NULL;
     struct ht_ns_inode *whiteout = NULL;
     struct ht_ns_entry *e, *at_from;
-    int rc = reserve(op->ns, r);
+    int rc = ht_ns_entry_new(op->ns, r->new_name, strlen(r->new_name), &e);
 
-    if (rc == 0)
-        rc = ht_ns_entry_new(op->ns, r->new_name, strlen(r->new_name), &e);
     if (rc != 0)
         return rc;
-    if (r->whiteout) {
-        rc = make_whiteout(op, r, &at_from, &whiteout);
-        if (rc != 0) {
-            ht_ns_entry_free(op->ns, e);
-            return rc;
-        }
-    }
     if (replaced)
         ht_ns_settle_root(op, replaced);
+    rc = reserve(op->ns, r);
+    if (rc == 0 && r->whiteout)
+        rc = make_whiteout(op, r, &at_from, &whiteout);
+    if (rc != 0) {
+        op->ended_scope = 0;
+        ht_ns_entry_free(op->ns, e);
+        return rc;
+    }
     if (whiteout)
         ht_ns_entry_add(op, at_from, r->dir, whiteout, r->from);
     else

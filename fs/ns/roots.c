@@ -43,25 +43,22 @@ struct ht_ns_root *ht_ns_root_new(struct ht_ns *ns, uint64_t ino)
     return r;
 }
 
-struct set_root {
-    struct ht_ns *ns;
-    struct ht_ns_root *from, *to;
-};
-
-static int set_root_of(void *ctx, struct ht_ns_inode *i) HT_REQUIRES(HT_LOCK_NAMES)
+static void leave(struct ht_ns *ns, struct ht_ns_inode *i, struct ht_ns_root *root) HT_REQUIRES(HT_LOCK_NAMES)
 {
-    struct set_root *s = ctx;
-
-    if (ht_ns_root(i) == s->from)
-        ht_ns_inode_set_root(s->ns, i, s->to);
-    return 0;
+    if (i && ht_ns_root(i) == root)
+        ht_ns_inode_set_root(ns, i, &ns->outside);
 }
 
+/* The directory first: mostly it is the last member. */
 void ht_ns_root_free(struct ht_ns *ns, struct ht_ns_root *root)
 {
-    struct set_root s = {ns, root, &ns->outside};
+    struct ht_slice slice = {0};
+    uint64_t cursor = 0;
 
-    (void)!ht_ns_inode_each(ns, set_root_of, &s);
+    leave(ns, ht_ns_inode_find(ns, root->ino), root);
+    for (; root->members > 0; ht_ns_slice_next(ns, &slice))
+        for (struct ht_ns_inode *i = ht_ns_inode_scan(ns, &cursor); i; i = i->hash_next)
+            leave(ns, i, root);
     ht_ns_root_free_empty(ns, root);
 }
 
@@ -216,7 +213,7 @@ static int turn_into_root(struct ht_ns_op *op, struct ht_ns_inode *i, struct ht_
     rc = call_also(op, c);
     if (rc == 0)
         return 0;
-    ht_ns_root_publish_locked(op->ns, root, op->tx); /* times touched since */
+    ht_ns_root_publish(op->ns, root, op->tx); /* times touched since */
     ht_ns_root_free(op->ns, root);
     take_config(op, i);
     (void)!ht_ns_scope_move(op, m, i->ino, 0, &c->busy); /* scope.c brings home content that a writer kept */
@@ -327,12 +324,12 @@ static void turn_into_directory(struct ht_ns_op *op, struct ht_ns_inode *i, cons
 {
     uint64_t scope = i->ino;
 
-    ht_ns_root_publish_locked(op->ns, ht_ns_root(i), op->tx);
+    ht_ns_root_publish(op->ns, ht_ns_root(i), op->tx);
     free_objects(op, m, scope);
     ht_ns_op_unlock(op);
     ht_scope_end(op->ns->store, scope, HT_SCOPE_DISSOLVED, op->tx);
     ht_ns_op_lock(op);
-    ht_ns_root_publish_locked(op->ns, ht_ns_root(i), op->tx); /* times touched since */
+    ht_ns_root_publish(op->ns, ht_ns_root(i), op->tx); /* times touched since */
     ht_ns_root_free(op->ns, ht_ns_root(i));
     take_config(op, i);
 }

@@ -78,6 +78,8 @@ void ht_ns_inode_set_root(struct ht_ns *ns, struct ht_ns_inode *i, struct ht_ns_
 {
     struct ht_ns_shadow *s = ht_ns_shadow(i);
 
+    ht_ns_root(i)->members--;
+    root->members++;
     if (!s) {
         i->home = (uintptr_t)root;
         return;

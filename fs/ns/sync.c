@@ -15,6 +15,7 @@ struct syncing {
     uint64_t ino;
     struct ht_obj *obj; /* content to be made durable, or NULL */
     bool nothing;       /* it has no name to be found by, or nothing can be unpublished: a read-only mount */
+    uint64_t root;      /* 0: none */
     size_t bytes;
 };
 
@@ -37,7 +38,7 @@ static int inspect(struct ht_ns *ns, struct syncing *s) HT_REQUIRES_SHARED(HT_LO
         ht_obj_stat(s->obj, &os);
     s->nothing = is_deleted(i) || ht_ns_frozen(i) ||
         (ht_store_read_only(ns->store) && !ht_store_failed(ns->store) && !ht_ns_shadow(i) && !os.unpublished);
-    s->bytes = SYNC_BYTES + (ht_ns_pending(i) ? ht_ns_root_pending_bytes_locked(ht_ns_root(i)) : 0);
+    s->root = ht_ns_root(i)->ino;
     return 0;
 }
 
@@ -63,7 +64,7 @@ static int sync_locked(struct ht_ns_op *op, const struct syncing *s) HT_REQUIRES
     if (is_deleted(i))
         return 0; /* unlinked by another thread */
     if (ht_ns_pending(i))
-        return ht_ns_publish_alone(op, i, s->obj);
+        return ht_ns_publish_alone(op, i);
     ht_ns_attr_put(op, i);
     if (s->obj)
         ht_ns_op_publish(op, s->obj);
@@ -89,6 +90,8 @@ static int write_and_sync(struct ht_ns *ns, const struct syncing *s)
     do {
         ht_rounds_next(ns->store, &rounds);
         rc = s->obj ? ht_obj_writeback_flushed(s->obj) : 0;
+        if (rc == 0 && s->obj && s->root == 0)
+            rc = ht_obj_publish_ahead(s->obj);
         if (rc == 0)
             rc = sync_in_tx(ns, s, &rounds);
     } while (rc == -EAGAIN);
@@ -103,6 +106,7 @@ int ht_ns_fsync(struct ht_ns *ns, uint64_t ino)
     ht_rwlock_rdlock(ht_ns_lock(ns));
     rc = inspect(ns, &s);
     ht_rwlock_unlock(ht_ns_lock(ns));
+    s.bytes = SYNC_BYTES + (s.root != 0 && !s.nothing ? ht_ns_pending_bytes(ns, s.root) : 0);
     if (rc == 0 && !s.nothing)
         rc = write_and_sync(ns, &s);
     ht_obj_put(s.obj);

@@ -135,6 +135,7 @@ int ht_ns_inode_new(struct ht_ns *ns, uint64_t ino, uint32_t mode, struct ht_ns_
     }
     i->ino = ino;
     i->home = (uintptr_t)&ns->outside;
+    ns->outside.members++;
     insert_inode(ns, i);
     *out = i;
     return 0;
@@ -196,6 +197,7 @@ void ht_ns_inode_free(struct ht_ns *ns, struct ht_ns_inode *i)
         ht_ns_xattr_remove(ns, i, i->xattrs);
     log_unreserve(ns, ht_ns_inode_log_bytes(i));
     ht_ns_shadow_drop(ns, i);
+    ht_ns_root(i)->members--;
     remove_from_table(ns, i);
     ht_ns_inode_drop_payload(ns, i);
     ns->meta_bytes -= sizeof(*i);

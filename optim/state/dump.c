@@ -13,7 +13,8 @@ static void put_gate(const struct ht_root *root, struct ht_dump *d) HT_REQUIRES(
     if (root->gate)
         ht_dump_thread(d, root->gate_thread);
     ht_dump_put(d, "%s%s%s%s", root->gate ? "" : "open", root->async ? "; a step is being closed" : "",
-                root->draining ? "; writers of gradients wait" : "", root->hold ? "; no update starts" : "");
+                root->draining ? "; writers of gradients wait" : "",
+                root->hold || root->alone ? "; no update starts" : "");
 }
 
 static void put_params(const struct ht_root *root, struct ht_dump *d) HT_REQUIRES(HT_LOCK_OPTIM)

@@ -260,20 +260,41 @@ static bool is_unpublished(struct ht_optim *o, uint64_t oid) HT_REQUIRES(HT_LOCK
         (p->has_grad || p->pending || p->stepped || p->cur.t != p->pub.t || ht_opt_param_replayed(p));
 }
 
-int ht_optim_while_published(struct ht_optim *o, const uint64_t *oids, size_t count, void (*fn)(void *arg), void *arg)
+bool ht_optim_param_unpublished(struct ht_optim *o, uint64_t oid)
+{
+    lock(o);
+    bool yes = is_unpublished(o, oid);
+    unlock(o);
+    return yes;
+}
+
+/* Gradients are queued meanwhile. */
+static void hold_updates(struct ht_optim *o, uint64_t id, bool alone) HT_REQUIRES(HT_LOCK_OPTIM)
+{
+    struct ht_root *root = ht_opt_root_find(o, id);
+
+    if (!root)
+        return;
+    root->alone = alone;
+    ht_opt_root_ready(root);
+}
+
+int ht_optim_publish_alone(struct ht_optim *o, uint64_t root, const uint64_t *oids, size_t count)
 {
     bool any = false;
 
     lock(o);
     for (size_t i = 0; !any && i < count; i++)
         any = is_unpublished(o, oids[i]);
-    if (!any && fn)
-        fn(arg);
+    if (!any)
+        hold_updates(o, root, true);
     unlock(o);
     return any ? -EBUSY : 0;
 }
 
-bool ht_optim_param_unpublished(struct ht_optim *o, uint64_t oid)
+void ht_optim_published_alone(struct ht_optim *o, uint64_t root)
 {
-    return ht_optim_while_published(o, &oid, 1, NULL, NULL) != 0;
+    lock(o);
+    hold_updates(o, root, false);
+    unlock(o);
 }

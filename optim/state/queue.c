@@ -35,7 +35,7 @@ void ht_opt_root_ready(struct ht_root *root)
 {
     struct ht_optim *o = root->o;
 
-    if (root->hold || queue_empty(root)) {
+    if (root->hold || root->alone || queue_empty(root)) {
         ht_list_del(&root->ready);
         return;
     }

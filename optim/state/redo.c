@@ -296,7 +296,7 @@ void ht_opt_redo_progress(const struct ht_root *root, struct ht_redo_progress *o
 static void drop_oldest(struct ht_redo *redo, size_t n)
 {
     for (size_t i = 0; i < n; i++)
-        ht_obj_put_soon(redo->held[i].obj);
+        ht_obj_put(redo->held[i].obj);
     redo->held_count -= n;
     memmove(redo->held, redo->held + n, redo->held_count * sizeof(*redo->held));
 }
@@ -338,7 +338,7 @@ void ht_opt_redo_hold(struct ht_root *root, const struct ht_redo_step *step, str
     if (redo->held_count == HT_REDO_KEEP_MAX)
         drop_oldest(redo, 1);
     if (!obj || !held_wanted(root) || !redo->continued || !room_for_held(root)) {
-        ht_obj_put_soon(obj);
+        ht_obj_put(obj);
         ht_opt_redo_trim(root);
         return;
     }

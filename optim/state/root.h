@@ -44,6 +44,7 @@ struct ht_root {
     struct ht_optim_config config, published_config, latched;
     HT_GUARDED_BY(HT_LOCK_OPTIM) struct {
         bool gate, draining, hold;
+        bool alone;          /* a file is published alone: ranges are queued, none is taken */
         bool reverting;      /* its content goes back to another step, object by object */
         bool async;          /* the closer has the gate, or will have it */
         bool deciding;       /* an asynchronous boundary was requested, and has not queued its updates yet */

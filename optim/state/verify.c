@@ -155,7 +155,7 @@ static void check_lists(const struct ht_root *root, const struct tally *t) HT_RE
     ht_list_for_each_entry(p, &root->touched, const struct ht_param, touched)
         assert(p->has_grad && p->root == root);
     assert(length_of(&root->early) == t->queued - t->updates);
-    assert(ht_list_empty(&root->ready) == (root->hold || !t->queued));
+    assert(ht_list_empty(&root->ready) == (root->hold || root->alone || !t->queued));
     assert(root->open || ht_list_empty(&root->touched));
 }
 

@@ -32,9 +32,8 @@ uint64_t ht_obj_log_bytes(void);
 struct ht_obj *ht_obj_get(struct ht_store *s, uint64_t oid);
 /* One more for a thread that has one, also to a deleted object. */
 struct ht_obj *ht_obj_ref(struct ht_obj *obj);
+/* The caller may hold locks: the space of a large object that was deleted is free when the next transaction ends. */
 void ht_obj_put(struct ht_obj *obj);
-/* The same for a thread that holds locks: a large object's space comes free with the next transaction that ends. */
-void ht_obj_put_soon(struct ht_obj *obj);
 
 /*
  * Deletes, inside a transaction. In scope 0 the deletion is put into tx; in a scope it is pending until
@@ -196,6 +195,11 @@ int ht_obj_writeback_flushed(struct ht_obj *obj) HT_MUST_CHECK;
  * the changes that happen to be written.
  */
 void ht_obj_publish(struct ht_obj *obj, struct ht_tx *tx);
+/*
+ * Before the transaction that publishes a file outside of model roots: publishes most of a large one in smaller ones.
+ * Does nothing for others. WAITS.
+ */
+int ht_obj_publish_ahead(struct ht_obj *obj) HT_MUST_CHECK;
 /* About how many bytes ht_obj_publish would put now; at least as many. */
 size_t ht_obj_pending_bytes(struct ht_obj *obj);
 /* Writeback, publish in a transaction of its own, wait until durable. WAITS. */

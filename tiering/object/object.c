@@ -276,16 +276,6 @@ struct ht_obj *ht_obj_ref(struct ht_obj *o)
     return o;
 }
 
-void ht_obj_put_soon(struct ht_obj *o)
-{
-    if (!o)
-        return;
-    struct ht_store *s = o->s;
-    ht_store_lock(s);
-    ht_obj_put_locked(o);
-    ht_store_unlock(s);
-}
-
 void ht_obj_put(struct ht_obj *o)
 {
     if (!o)
@@ -293,10 +283,7 @@ void ht_obj_put(struct ht_obj *o)
     struct ht_store *s = o->s;
     ht_store_lock(s);
     ht_obj_put_locked(o);
-    bool ended = !ht_list_empty(&s->objects.ending);
     ht_store_unlock(s);
-    if (ended)
-        ht_obj_free_ended(s);
 }
 
 int ht_obj_set_chunk_bytes(struct ht_obj *o, uint32_t chunk_bytes)

@@ -16,6 +16,7 @@ enum {
     HT_CHUNK_RECORD_BYTES = 8 + 8 + 8 + 4 + 1 + 1 + 2 + 4 + 4 + 8,
     HT_CHUNK_DEL_RECORD_BYTES = 8 + 8 + 8 + 8,
     HT_FRAG_RECORD_BYTES = 12,
+    HT_CHUNK_LOG_BYTES = HT_CHUNK_RECORD_BYTES + HT_FRAG_RECORD_BYTES, /* of content in one piece */
 };
 
 /*

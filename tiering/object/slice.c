@@ -7,6 +7,7 @@
 
 #include "tiering/base/pool.h"
 #include "tiering/object/context.h"
+#include "tiering/object/scope.h"
 #include "tiering/io/gate.h"
 
 /* In builds with AddressSanitizer nothing is collected, so that a late use is found. */
@@ -49,18 +50,19 @@ static bool has_holder(const void *lock)
     return ht_mutex_holder(lock);
 }
 
-/* Does a thread wait for the end of the loop? Its own caller, or one for the transaction that it is in. */
-static bool is_awaited(const struct ht_store *s)
+/* Does a thread wait for the end of the loop? Its own caller, one for its transaction, or a writer for its progress. */
+static bool is_awaited(const struct ht_store *s) HT_REQUIRES(HT_LOCK_STORE)
 {
-    return ht_io_class() == HT_IO_URGENT || ht_mutex_is_wanted(&s->tx_lock);
+    return ht_io_class() == HT_IO_URGENT || ht_mutex_is_wanted(&s->tx_lock) ||
+        (s->objects.changes && s->objects.changes->awaited);
 }
 
 /* A slice during which the thread did not run counts as one of usual length. */
-static void rest(const struct ht_store *s, struct ht_slice *slice, uint64_t ns)
+static void rest(struct ht_slice *slice, bool awaited, uint64_t ns)
 {
     const struct timespec as_long = {.tv_nsec = (long)ht_min_u64(ns, HT_SLICE_NS)};
 
-    for (int i = 0; i < (is_awaited(s) ? HT_SLICE_REST : HT_SLICE_LONG_REST); i++, slice->rested++)
+    for (int i = 0; i < (awaited ? HT_SLICE_REST : HT_SLICE_LONG_REST); i++, slice->rested++)
         nanosleep(&as_long, NULL);
 }
 
@@ -70,12 +72,12 @@ void ht_slice_next(struct ht_store *s, struct ht_slice *slice)
 
     if (!ht_slice_is_over(slice, &took_ns))
         return;
-    bool wanted = ht_mutex_is_wanted(ht_store_mutex(s));
+    bool wanted = ht_mutex_is_wanted(ht_store_mutex(s)), awaited = is_awaited(s);
     struct ht_trash trash = ht_trash_take(s);
     ht_store_unlock(s);
     ht_trash_empty(&trash);
     if (wanted && slice->rests)
-        rest(s, slice, took_ns);
+        rest(slice, awaited, took_ns);
     else if (wanted)
         ht_slice_let_in(has_holder, ht_store_mutex(s), took_ns);
     ht_store_lock(s);

@@ -30,11 +30,14 @@
 #include "tiering/base/mutant.h"
 #include "tiering/journal/journal.h"
 #include "tiering/api/check.h"
+#include "tiering/api/object.h"
 #include "tiering/api/store.h"
 #include "tiering/api/tx.h"
 #include "tiering/object/context.h"
+#include "tiering/object/object.h"
 #include "tiering/object/ref.h"
 #include "tiering/object/scope.h"
+#include "tiering/object/slice.h"
 #include "tiering/data/flush.h"
 #include "tiering/shm/shm.h"
 #include "tiering/txn/keep.h"
@@ -42,7 +45,7 @@
 #include "tiering/txn/txn_priv.h"
 
 /* With less room than this for new content the log is full. */
-enum { LOG_ROOM_BYTES = 64 * (HT_CHUNK_RECORD_BYTES + HT_FRAG_RECORD_BYTES) };
+enum { LOG_ROOM_BYTES = 64 * HT_CHUNK_LOG_BYTES };
 
 /* All in one, and those of each client. */
 static size_t pending_bytes(struct ht_store *s, uint64_t scope, bool rest, size_t out_of_client[HT_CLIENTS_MAX])
@@ -230,6 +233,64 @@ int ht_scope_commit_rest(struct ht_store *s, uint64_t scope, uint64_t *out_lsn)
     return commit(s, HT_ROUNDS_OF_REST(scope), &none, out_lsn);
 }
 
+/* ----------------------------------------------------------------- ahead */
+
+/*
+ * Chunks of a file outside of model roots need not be published at one moment. So those of a large one are, before its
+ * own transaction, in others of this size, each durable before the next one: threads that want one wait for little.
+ */
+enum { PART_BYTES = 1 << 20, PART_CHUNKS = PART_BYTES / HT_CHUNK_LOG_BYTES };
+
+static bool is_large(const struct ht_obj *o) HT_REQUIRES(HT_LOCK_STORE)
+{
+    return o->unpublished > PART_CHUNKS && o->obj_class != HT_CLASS_SCRATCH;
+}
+
+int ht_obj_publish_ahead(struct ht_obj *o)
+{
+    uint64_t index = 0, lsn;
+    struct ht_tx *tx;
+    int rc = 0;
+
+    ht_store_lock(o->s);
+    bool more = is_large(o);
+    ht_store_unlock(o->s);
+    while (!rc && more) {
+        rc = ht_tx_begin(o->s, PART_BYTES + HT_RECORD_BYTES_MAX, &tx);
+        if (rc)
+            return rc;
+        more = ht_obj_publish_part(o, &index, PART_BYTES, tx);
+        rc = ht_tx_commit(tx, &lsn);
+        rc = rc ? rc : ht_store_sync(o->s, lsn);
+    }
+    return rc;
+}
+
+static int publish_all_ahead(struct ht_store *s)
+{
+    struct ht_slice slice = HT_SLICE_RESTING;
+    struct ht_touched_walk w;
+    struct ht_obj *o;
+    int rc = 0;
+
+    ht_store_lock(s);
+    ht_touched_walk_begin(&w, s, 0);
+    while (!rc && (o = ht_touched_walk_next(&w))) {
+        if (is_large(o)) {
+            ht_store_unlock(s);
+            rc = ht_obj_publish_ahead(o);
+            ht_store_lock(s);
+        }
+        ht_obj_put_locked(o);
+        ht_slice_next(s, &slice);
+    }
+    ht_touched_walk_end(&w);
+    ht_store_unlock(s);
+    return rc;
+}
+
+/* -------------------------------------------------------- outside of roots */
+
 /* Files outside of model roots do not depend on each other: what could be written becomes published. */
 int ht_txn_commit_outside(struct ht_store *s, int found)
 {
@@ -240,7 +301,8 @@ int ht_txn_commit_outside(struct ht_store *s, int found)
     do {
         ht_rounds_next(s, &rounds);
         written = ht_scope_write(s, 0, false);
-        rc = written == -EROFS ? -EROFS : publish(s, &rounds, &none, NULL);
+        rc = written == -EROFS ? -EROFS : publish_all_ahead(s);
+        rc = rc ? rc : publish(s, &rounds, &none, NULL);
     } while (rc == -EAGAIN);
     ht_obj_wait_ended(s); /* the space of deleted files counts as free afterwards */
     if (!rc)

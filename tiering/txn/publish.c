@@ -212,17 +212,21 @@ static void count_edit(struct ht_obj *o) HT_REQUIRES(HT_LOCK_STORE)
         o->scope->edits_published++;
 }
 
+static void publish_size(struct ht_obj *o, struct ht_tx *tx) HT_REQUIRES(HT_LOCK_STORE)
+{
+    ht_record_object(&tx->records, o, o->size);
+    o->pub_size = o->size;
+    o->published = true;
+    o->meta_dirty = false;
+}
+
 static void publish_object(struct ht_obj *o, struct ht_tx *tx, struct ht_slice *slice) HT_REQUIRES(HT_LOCK_STORE)
 {
     if (o->obj_class == HT_CLASS_SCRATCH || o->dead)
         return;
     count_edit(o);
-    if (o->meta_dirty || !o->published) {
-        ht_record_object(&tx->records, o, o->size);
-        o->pub_size = o->size;
-        o->published = true;
-        o->meta_dirty = false;
-    }
+    if (o->meta_dirty || !o->published)
+        publish_size(o, tx);
     publish_chunks(o, tx, slice);
     count_edit(o); /* one may have come between two slices */
     if (o->extra->edited && !o->dirty && !o->writing && !o->extra->may_be_dirty)
@@ -248,13 +252,13 @@ static void add_pending(struct ht_obj *o, struct ht_slice *slice, void *ctx) HT_
         return;
     }
     n->bytes += o->meta_dirty || !o->published ? HT_OBJECT_RECORD_BYTES : 0;
-    n->bytes += (size_t)(o->dirty + o->writing) * (HT_CHUNK_RECORD_BYTES + HT_FRAG_RECORD_BYTES);
+    n->bytes += (size_t)(o->dirty + o->writing) * HT_CHUNK_LOG_BYTES;
     struct ht_chunk *c;
     uint64_t index = 0;
     ht_chunk_for_each_unpublished(c, o, index)
     {
         if (c->flags & HT_CH_CUR)
-            n->bytes += HT_CHUNK_RECORD_BYTES + HT_FRAG_RECORD_BYTES + ht_ref_extra_bytes(&c->cur);
+            n->bytes += HT_CHUNK_LOG_BYTES + ht_ref_extra_bytes(&c->cur);
         else if (c->flags & HT_CH_GONE)
             n->bytes += HT_CHUNK_DEL_RECORD_BYTES;
         if (slice)
@@ -397,6 +401,30 @@ void ht_obj_publish(struct ht_obj *o, struct ht_tx *tx)
     p.scope = o->scope->id;
     publish_in_slices(&p);
     ht_store_unlock(o->s);
+}
+
+/* A shorter size comes last, when nothing is published after it. */
+bool ht_obj_publish_part(struct ht_obj *o, uint64_t *index, size_t bytes, struct ht_tx *tx)
+{
+    struct ht_slice slice = HT_SLICE_RESTING;
+    struct ht_store *s = o->s;
+    struct ht_chunk *c = NULL;
+
+    ht_store_lock(s);
+    bool alone = o->scope == s->objects.scope0 && !o->deleted;
+    if (alone && (!o->published || o->size > o->pub_size))
+        publish_size(o, tx);
+    for (; alone && (c = ht_chunk_next_marked(o, HT_MARK_UNPUBLISHED, index)); ++*index) {
+        if (tx->records.len >= bytes)
+            break;
+        if (ht_chunk_unpublished(c)) {
+            publish_chunk(o, c, *index, tx);
+            ht_chunk_trim(o, *index);
+        }
+        ht_slice_next(s, &slice);
+    }
+    ht_store_unlock(s);
+    return c != NULL;
 }
 
 static void note_edited(struct ht_obj *o, struct ht_slice *slice, void *ctx) HT_REQUIRES(HT_LOCK_STORE)

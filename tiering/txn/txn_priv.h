@@ -39,6 +39,7 @@ struct ht_txn {
     size_t conflict_count, conflict_cap;
     uint64_t lists_bytes;              /* heap of these, and of other lists that a replay has made */
     struct ht_unknown_records unknown; /* found in replay */
+    uint64_t malformed;                /* so were these */
 };
 
 /* The log has failed: the store is read-only from now on. An event says so, once. */
@@ -51,6 +52,8 @@ void ht_tx_log_failed(struct ht_store *s, int error);
  * without derived objects.
  */
 size_t ht_scope_pending_object_bytes(struct ht_store *s, uint64_t scope, bool rest);
+/* Some chunks of an object outside of model roots, from *index on: about so many bytes. True: there are more. */
+bool ht_obj_publish_part(struct ht_obj *o, uint64_t *index, size_t bytes, struct ht_tx *tx);
 /*
  * abort.c: restores the published content and sizes of the scope's objects. Inside a transaction; waits for chunks.
  * rest: without derived objects.

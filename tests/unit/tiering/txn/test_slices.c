@@ -312,6 +312,40 @@ START_TEST(a_publication_without_room_for_changes_is_in_one_piece)
 }
 END_TEST
 
+/* No thread waits long for a transaction because another one publishes a large file outside of model roots. */
+START_TEST(a_large_file_is_published_in_several_transactions)
+{
+    enum { CHUNKS = 40000, CUT = 100, PARTS = 3 };
+
+    setup();
+    ht_obj_put(obj);
+    obj = object(CHUNK, 0);
+    fill(0, CHUNKS, 1);
+    ck_assert_int_eq(ht_obj_writeback(obj), 0);
+    uint64_t before = s->frees.tx_count, oid = ht_obj_id(obj);
+    ck_assert_int_eq(ht_obj_publish_ahead(obj), 0);
+    ck_assert_uint_ge(s->frees.tx_count - before, PARTS);
+    ht_store_verify(s, true);
+    before = s->frees.tx_count;
+    ck_assert_int_eq(ht_obj_sync(obj), 0);
+    ck_assert_uint_eq(s->frees.tx_count - before, 1);
+    ck_assert_int_eq(ht_obj_truncate(obj, CUT * CHUNK), 0); /* the new size is not published before what it cuts off */
+    ck_assert_int_eq(ht_obj_publish_ahead(obj), 0);
+    ht_obj_put(obj);
+    ht_obj_put(hot);
+    ht_store_close(s); /* a crash */
+    open_store();
+    obj = ht_obj_get(s, oid);
+    ck_assert_uint_eq(ht_obj_size(obj), (CHUNKS - 1ull) * CHUNK + BLOCK);
+    for (uint64_t i = 0; i < CUT; i++)
+        expect_block(i, 1);
+    ck_assert_uint_eq(stats().chunks, CUT);
+    ht_store_verify(s, true);
+    ht_obj_put(obj);
+    done();
+}
+END_TEST
+
 START_TEST(a_size_that_changes_again_counts_again)
 {
     struct ht_tx *tx;
@@ -459,8 +493,9 @@ static pthread_t start_waiter(void *(*waits)(void *arg), const struct ht_mutex *
 /* However busy the machine is, a rest takes no less. It is short if a thread waits for the end of the loop. */
 START_TEST(a_loop_rests_for_a_thread_that_waits)
 {
-    enum { URGENT, PLANNED, PLANNED_IN_A_TRANSACTION };
+    enum { URGENT, PLANNED, PLANNED_IN_A_TRANSACTION, PLANNED_WITH_A_WRITER };
     struct ht_slice slice = HT_SLICE_RESTING;
+    struct ht_scope_changes noted;
     pthread_t waiter, other = 0;
 
     setup();
@@ -470,6 +505,8 @@ START_TEST(a_loop_rests_for_a_thread_that_waits)
         other = start_waiter(take_transaction_once, &s->tx_lock);
     }
     ht_store_lock(s);
+    ht_scope_changes_begin(&noted, s, SCOPE);
+    noted.awaited = _i == PLANNED_WITH_A_WRITER; /* ht_obj_let_publish */
     waiter = start_waiter(take_lock_once, ht_store_mutex(s));
     uint64_t began = ht_now_ns();
     slice.began_ns = began - HT_SLICE_NS;
@@ -477,6 +514,7 @@ START_TEST(a_loop_rests_for_a_thread_that_waits)
         ht_slice_next(s, &slice);
     ck_assert_uint_eq(slice.rested, _i == PLANNED ? HT_SLICE_LONG_REST : HT_SLICE_REST);
     ck_assert_uint_ge(ht_now_ns() - began, slice.rested * HT_SLICE_NS);
+    ht_scope_changes_end(&noted);
     ht_store_unlock(s);
     pthread_join(waiter, NULL);
     if (_i == PLANNED_IN_A_TRANSACTION) {
@@ -617,10 +655,11 @@ int main(void)
     tcase_add_test(tc, a_copy_that_begins_again_gives_its_log_bytes_back);
     tcase_add_loop_test(tc, a_held_chunk_keeps_its_log_bytes, 0, 2);
     tcase_add_test(tc, a_watch_sees_who_takes_a_later_chunk_of_its_object);
-    tcase_add_loop_test(tc, a_loop_rests_for_a_thread_that_waits, 0, 3);
+    tcase_add_loop_test(tc, a_loop_rests_for_a_thread_that_waits, 0, 4);
     tcase_add_test(tc, a_truncation_waits_for_a_chunk_that_it_has_passed);
     tcase_add_test(tc, what_changes_while_it_is_published_is_not_lost);
     tcase_add_loop_test(tc, a_publication_without_room_for_changes_is_in_one_piece, 0, 2);
+    tcase_add_test(tc, a_large_file_is_published_in_several_transactions);
     tcase_add_test(tc, a_size_that_changes_again_counts_again);
     tcase_add_loop_test(tc, a_commit_has_all_objects_as_at_one_moment, 0, 20);
     return run_suite(tc);
