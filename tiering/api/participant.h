@@ -25,6 +25,9 @@ struct ht_store;
 struct ht_copy;
 struct ht_tx;
 
+/* Memory for each byte that metadata which lives reserves in the log: the bound of a replay (txn/replay.c). */
+enum { HT_META_OF_LOG_BYTE_MAX = 13 };
+
 enum ht_scope_end {
     HT_SCOPE_DISSOLVED, /* its files have left it, and go on outside of model roots */
     HT_SCOPE_DELETED,   /* its directory has lost its name; files that are still open follow */

@@ -300,7 +300,7 @@ void ht_chunk_note_unpublished(struct ht_obj *o, struct ht_chunk *c, uint64_t in
         if (!ht_chunk_leaf(c)->unpublished++ && index)
             ht_chunk_note_leaf(o, index, HT_MARK_UNPUBLISHED, true);
         ht_scope_note_change(o);
-        count_found(o, HT_CHUNK_RECORD_BYTES + HT_FRAG_RECORD_BYTES);
+        count_found(o, HT_CHUNK_LOG_BYTES);
         if ((c->flags & HT_CH_CUR) && ht_ref_holds(&c->cur))
             count_found(o, ht_ref_extra_bytes(&c->cur));
         ht_obj_touch(o);

@@ -58,9 +58,9 @@ static_assert(sizeof(struct ht_chunk) == 60, "memory per chunk is at most 64 byt
  * A chunk that is alone in its leaf, as in a sparse object, costs up to 1.5 KiB. So leaves and nodes of all objects
  * have a bound. Calls that may be refused ask (ht_chunk_ask): all tables may have half as many bytes as the log, or 64
  * MiB where that is more. A step may not be refused once its gradient was taken. So an object that steps update is
- * promised the table of all its chunks together with its rewrite reserve (ht_chunk_promise_table). Promises have as
- * many bytes as the log. Objects that the log has room for need no more: those of two chunks need 0.98, large
- * ones 0.33. The bound of a replay is beyond the sum (txn/replay.c). Shared memory is bounded by itself.
+ * promised log bytes for all its chunks together with its rewrite reserve (ht_obj_promise_log). The tables of all that
+ * has log bytes take no more than the log: those of objects of two chunks 0.98 of it, of large ones 0.33. The bound
+ * of a replay is beyond the sum (txn/replay.c). Shared memory is bounded by itself.
  */
 enum { HT_LEAF_SHIFT = 3, HT_LEAF_CHUNKS = 1 << HT_LEAF_SHIFT, HT_NODE_SHIFT = 6, HT_NODE_SLOTS = 1 << HT_NODE_SHIFT };
 struct ht_leaf_head {
@@ -103,11 +103,6 @@ struct ht_chunk *ht_chunk_make(struct ht_obj *o, uint64_t index) HT_REQUIRES(HT_
  * (ht_objects.tables_bytes_max).
  */
 int ht_chunk_ask(struct ht_obj *o, uint64_t index, struct ht_chunk **out_c) HT_REQUIRES(HT_LOCK_STORE) HT_MUST_CHECK;
-/*
- * Promises the object the table of a whole one of so many bytes, instead of what it was promised before; 0: none.
- * -ENOSPC: nothing changed. Less than before is never refused. Scratch content is not in the log and needs no promise.
- */
-int ht_chunk_promise_table(struct ht_obj *o, uint64_t size) HT_REQUIRES(HT_LOCK_STORE) HT_MUST_CHECK;
 /* Frees its leaf if none of the chunks there is in use or waited for; the caller must not touch them afterwards. */
 void ht_chunk_trim(struct ht_obj *o, uint64_t index) HT_REQUIRES(HT_LOCK_STORE);
 /* The chunk at *index or the next one in memory after it; moves *index there. NULL: none. A leaf has all its chunks. */

@@ -348,8 +348,7 @@ struct ht_chunk *ht_chunk_make(struct ht_obj *o, uint64_t index)
     return l ? &l->chunk[index & (HT_LEAF_CHUNKS - 1)] : NULL;
 }
 
-/* what: that is refused, and who has all the memory. */
-static int refuse_table(const struct ht_obj *o, const char *what, uint64_t bytes_max) HT_REQUIRES(HT_LOCK_STORE)
+static int refuse_table(const struct ht_obj *o) HT_REQUIRES(HT_LOCK_STORE)
 {
     struct ht_store *s = o->s;
     const struct ht_event_about about = {.id = o->oid, .error = -ENOSPC};
@@ -358,9 +357,9 @@ static int refuse_table(const struct ht_obj *o, const char *what, uint64_t bytes
     if (!s->objects.tables_full)
         ht_event(
             HT_EVENT_NO_SPACE, &about,
-            "object %llu cannot %s have the %s of memory that they may; delete some, or make a store with a larger "
-            "log (mkfs.hitrain --log-size=)",
-            (unsigned long long)o->oid, what, ht_format_size(bytes_max, size, sizeof(size)));
+            "object %llu cannot have one more place apart from its others: sparse files have the %s of memory that they "
+            "may; delete some, or make a store with a larger log (mkfs.hitrain --log-size=)",
+            (unsigned long long)o->oid, ht_format_size(s->objects.tables_bytes_max, size, sizeof(size)));
     s->objects.tables_full = true;
     return ht_lack_space(0);
 }
@@ -371,7 +370,7 @@ int ht_chunk_ask(struct ht_obj *o, uint64_t index, struct ht_chunk **out_c)
     struct ht_chunk *c = ht_chunk_find(o, index);
 
     if (!c && index && s->objects.tables_bytes >= s->objects.tables_bytes_max)
-        return refuse_table(o, "have one more place apart from its others: sparse files", s->objects.tables_bytes_max);
+        return refuse_table(o);
     if (!c) {
         c = ht_chunk_make(o, index);
         s->objects.tables_full = false;
@@ -379,33 +378,6 @@ int ht_chunk_ask(struct ht_obj *o, uint64_t index, struct ht_chunk **out_c)
     if (!c)
         return -ENOMEM;
     *out_c = c;
-    return 0;
-}
-
-/* Leaves and nodes of an object without holes. */
-static uint64_t whole_table_bytes(const struct ht_obj *o, uint64_t size)
-{
-    uint64_t chunks = ht_div_up(size, ht_obj_bytes_per_chunk(o));
-    uint64_t count = chunks > 1 ? ht_div_up(chunks, HT_LEAF_CHUNKS) : 0, bytes = count * sizeof(struct ht_leaf);
-
-    for (; count > 1; bytes += count * sizeof(struct ht_node))
-        count = ht_div_up(count, HT_NODE_SLOTS);
-    return bytes;
-}
-
-int ht_chunk_promise_table(struct ht_obj *o, uint64_t size)
-{
-    struct ht_objects *all = &o->s->objects;
-    uint64_t had = o->extra->tables_promised_bytes;
-    uint64_t bytes = o->obj_class == HT_CLASS_SCRATCH ? 0 : whole_table_bytes(o, size);
-
-    if (bytes > had && all->tables_promised_bytes - had + bytes > all->tables_promised_max)
-        return refuse_table(o, "be updated in steps: tables of parameters and state", all->tables_promised_max);
-    if (bytes == had)
-        return 0;
-    all->tables_full = false;
-    all->tables_promised_bytes += bytes - had;
-    ht_obj_extra(o)->tables_promised_bytes = bytes;
     return 0;
 }
 

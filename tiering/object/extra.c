@@ -10,6 +10,7 @@
 #include <stdlib.h>
 
 #include "tiering/api/object.h"
+#include "tiering/journal/journal.h"
 #include "tiering/object/context.h"
 #include "tiering/object/object.h"
 
@@ -33,6 +34,7 @@ int ht_obj_need_extra(struct ht_obj *o)
     if (!x)
         return -ENOMEM;
     x->shared_blocks = ht_obj_shared_blocks(o);
+    x->log_chunks = o->first.head.there && o->first.chunk.flags & HT_CH_LOG_RESERVED;
     o->extra = x;
     o->s->objects.meta_bytes += sizeof(*x);
     return 0;
@@ -97,4 +99,35 @@ void ht_obj_free_extra(struct ht_obj *o)
         return;
     o->s->objects.meta_bytes -= sizeof(*o->extra);
     free(ht_obj_extra(o));
+}
+
+/* -------------------------------------------------------------- log bytes */
+
+uint64_t ht_obj_log_promise_left(const struct ht_obj *o)
+{
+    const struct ht_obj_extra *x = o->extra;
+
+    return x->log_promised > x->log_chunks ? x->log_promised - x->log_chunks : 0;
+}
+
+int ht_obj_promise_log(struct ht_obj *o, uint64_t size)
+{
+    const struct ht_obj_extra *x = o->extra;
+    uint64_t chunks = o->obj_class == HT_CLASS_SCRATCH ? 0 : ht_div_up(size, ht_obj_bytes_per_chunk(o));
+    uint64_t had = ht_max_u64(x->log_chunks, x->log_promised), want = ht_max_u64(x->log_chunks, chunks);
+    int rc = want > had ? ht_journal_reserve(o->s->journal, (want - had) * HT_CHUNK_LOG_BYTES, false) : 0;
+
+    if (rc || x->log_promised == chunks)
+        return rc;
+    if (want < had)
+        ht_journal_unreserve(o->s->journal, (had - want) * HT_CHUNK_LOG_BYTES);
+    ht_obj_extra(o)->log_promised = chunks;
+    return 0;
+}
+
+void ht_chunk_set_log_reserved(struct ht_obj *o, struct ht_chunk *c)
+{
+    c->flags |= HT_CH_LOG_RESERVED;
+    if (ht_obj_has_extra(o))
+        ht_obj_extra(o)->log_chunks++;
 }

@@ -23,12 +23,12 @@ struct ht_obj_extra {
     struct ht_shm *shm;
     uint64_t rewrite_reserve_blocks, rewrite_reserve_left, prealloc_blocks;
     uint64_t shared_blocks; /* of references with the bit shared; an object without an extra has one chunk to ask */
-    uint64_t tables_promised_bytes;
-    uint8_t height;    /* nodes above a leaf */
-    bool may_be_dirty; /* its content may have been changed by programs without a call */
-    bool shm_reserve;  /* the rewrite reserve is for stores to shared memory: no caller wanted it */
-    bool derived;      /* changes through batch pins can be computed again */
-    bool edited;       /* derived, and maybe changed otherwise since it was published */
+    uint64_t log_chunks, log_promised; /* that have log bytes; that will have some */
+    uint8_t height;                    /* nodes above a leaf */
+    bool may_be_dirty;                 /* its content may have been changed by programs without a call */
+    bool shm_reserve;                  /* the rewrite reserve is for stores to shared memory: no caller wanted it */
+    bool derived;                      /* changes through batch pins can be computed again */
+    bool edited;                       /* derived, and maybe changed otherwise since it was published */
 };
 
 /* Three lines of a cache for a file of one chunk. Numbers of blocks have 40 bits: 4 PiB. */
@@ -83,16 +83,15 @@ struct ht_objects {
     struct ht_pool pool;     /* their memory */
     struct ht_buckets table; /* hash by number */
     size_t count;
-    uint64_t chunks, lost_chunks;                        /* published */
-    uint64_t tables_bytes;                               /* heap of leaves and nodes */
-    uint64_t tables_bytes_max;                           /* for calls that ask: chunk.h */
-    uint64_t tables_promised_bytes, tables_promised_max; /* to objects with a rewrite reserve */
-    bool tables_full;                                    /* the last call that wanted more of these bytes was refused */
-    uint64_t superseded_blocks; /* that the publication of scope 0 makes free, as far as it is on devices */
-    uint64_t aside_blocks;      /* set aside for objects to come: a part of what the allocator has reserved */
-    uint64_t meta_bytes;        /* heap of objects, chunks, refcounts and scopes */
-    uint64_t meta_bytes_max;    /* for a replay: txn/replay.c */
-    struct ht_scope *scopes;    /* one per model root */
+    uint64_t chunks, lost_chunks; /* published */
+    uint64_t tables_bytes;        /* heap of leaves and nodes */
+    uint64_t tables_bytes_max;    /* for calls that ask: chunk.h */
+    bool tables_full;             /* the last call that wanted more of these bytes was refused */
+    uint64_t superseded_blocks;   /* that the publication of scope 0 makes free, as far as it is on devices */
+    uint64_t aside_blocks;        /* set aside for objects to come: a part of what the allocator has reserved */
+    uint64_t meta_bytes;          /* heap of objects, chunks, refcounts and scopes */
+    uint64_t meta_bytes_max;      /* for a replay: txn/replay.c */
+    struct ht_scope *scopes;      /* one per model root */
     struct ht_id_table scopes_by_id;
     struct ht_scope *scope0;
     struct ht_list ending; /* dead objects, by touched; each holds a reference */
@@ -111,6 +110,17 @@ int ht_obj_need_extra(struct ht_obj *o) HT_REQUIRES(HT_LOCK_STORE) HT_MUST_CHECK
 /* For a change: it has an extra of its own then. */
 struct ht_obj_extra *ht_obj_extra(struct ht_obj *o) HT_REQUIRES(HT_LOCK_STORE);
 void ht_obj_free_extra(struct ht_obj *o) HT_REQUIRES(HT_LOCK_STORE);
+/*
+ * Log bytes. Content of a chunk needs some for its record (HT_CH_LOG_RESERVED). An object that steps update is promised
+ * those of all its chunks with its rewrite reserve, so that no step is refused: they are reserved for as many chunks as
+ * have some, or as were promised if these are more.
+ */
+/* Chunks that will have log bytes without a further reservation. */
+uint64_t ht_obj_log_promise_left(const struct ht_obj *o) HT_REQUIRES(HT_LOCK_STORE);
+/* Promises the chunks of so many bytes, not those of before. -ENOSPC: nothing changed. Less never fails. */
+int ht_obj_promise_log(struct ht_obj *o, uint64_t size) HT_REQUIRES(HT_LOCK_STORE) HT_MUST_CHECK;
+/* The chunk, which had none, has log bytes from now on: promised ones, or those that the caller has reserved. */
+void ht_chunk_set_log_reserved(struct ht_obj *o, struct ht_chunk *c) HT_REQUIRES(HT_LOCK_STORE);
 /* Blocks of its references with the bit shared; to be told when such a reference comes or goes. */
 uint64_t ht_obj_shared_blocks(const struct ht_obj *o) HT_REQUIRES(HT_LOCK_STORE);
 void ht_obj_add_shared(struct ht_obj *o, const struct ht_ref *ref) HT_REQUIRES(HT_LOCK_STORE);

@@ -125,6 +125,21 @@ void ht_chunk_prealloc_drop(struct ht_obj *o, struct ht_chunk *c, uint32_t keep_
         ht_chunk_drop_log_reserve(o, c);
 }
 
+void ht_chunk_drop_log_reserve(struct ht_obj *o, struct ht_chunk *c)
+{
+    bool live = c->writing || c->prealloc || c->flags & (HT_CH_PUB | HT_CH_CUR) ||
+        (c->slot != HT_SLOT_NONE && ht_arena_image(o->s->arena, c->slot)->dirty);
+    bool held = c->exclusive || c->shared; /* its holder may have reserved it for content that comes now */
+
+    if (live || held || !(c->flags & HT_CH_LOG_RESERVED))
+        return;
+    c->flags &= (uint8_t)~HT_CH_LOG_RESERVED;
+    if (ht_obj_has_extra(o))
+        ht_obj_extra(o)->log_chunks--;
+    if (!ht_obj_log_promise_left(o))
+        ht_journal_unreserve(o->s->journal, HT_CHUNK_LOG_BYTES);
+}
+
 /* ----------------------------------------------------------- reservation */
 
 /*
@@ -153,10 +168,10 @@ int ht_chunk_reserve(struct ht_obj *o, struct ht_chunk *c, uint32_t need)
 
     assert(c->exclusive || c->shared);
     if (!(c->flags & HT_CH_LOG_RESERVED) && o->obj_class != HT_CLASS_SCRATCH) {
-        int rc = ht_journal_reserve(s->journal, HT_CHUNK_RECORD_BYTES + HT_FRAG_RECORD_BYTES, false);
+        int rc = ht_obj_log_promise_left(o) ? 0 : ht_journal_reserve(s->journal, HT_CHUNK_LOG_BYTES, false);
         if (rc)
             return rc;
-        c->flags |= HT_CH_LOG_RESERVED;
+        ht_chunk_set_log_reserved(o, c);
     }
     if (c->slot == HT_SLOT_NONE)
         return 0;
@@ -186,18 +201,6 @@ void ht_chunk_unreserve(struct ht_obj *o, struct ht_chunk *c)
 
     ht_alloc_unreserve(o->s->alloc, im->reserved_blocks);
     im->reserved_blocks = 0;
-}
-
-void ht_chunk_drop_log_reserve(struct ht_obj *o, struct ht_chunk *c)
-{
-    bool live = c->writing || c->prealloc || c->flags & (HT_CH_PUB | HT_CH_CUR) ||
-        (c->slot != HT_SLOT_NONE && ht_arena_image(o->s->arena, c->slot)->dirty);
-    bool held = c->exclusive || c->shared; /* its holder may have reserved it for content that comes now */
-
-    if (live || held || !(c->flags & HT_CH_LOG_RESERVED))
-        return;
-    ht_journal_unreserve(o->s->journal, HT_CHUNK_RECORD_BYTES + HT_FRAG_RECORD_BYTES);
-    c->flags &= (uint8_t)~HT_CH_LOG_RESERVED;
 }
 
 /* ------------------------------------------------------------ allocation */
@@ -419,7 +422,7 @@ static int set_reserve(struct ht_obj *o, uint64_t size, struct ht_slice *slice, 
     int rc = size ? ht_obj_need_extra(o) : 0;
 
     if (!rc && blocks > was)
-        rc = ht_chunk_promise_table(o, size);
+        rc = ht_obj_promise_log(o, size);
     if (!rc && blocks < was)
         rc = shrink(o, blocks, slice);
     uint64_t want = blocks_to_reserve(o, blocks);
@@ -432,7 +435,7 @@ static int set_reserve(struct ht_obj *o, uint64_t size, struct ht_slice *slice, 
     struct ht_obj_extra *x = ht_obj_extra(o);
     x->rewrite_reserve_blocks = rc ? was : blocks;
     /* More than before only if the object got smaller chunks meanwhile. */
-    int promised = ht_chunk_promise_table(o, ht_rewrite_reserve_bytes(o, x->rewrite_reserve_blocks));
+    int promised = ht_obj_promise_log(o, ht_rewrite_reserve_bytes(o, x->rewrite_reserve_blocks));
     if (rc)
         return rc;
     x->rewrite_reserve_left = want;
@@ -481,7 +484,7 @@ void ht_obj_end_rewrite_reserve(struct ht_obj *o)
     struct ht_obj_extra *x = ht_obj_extra(o);
     ht_alloc_unreserve(o->s->alloc, x->rewrite_reserve_left);
     x->rewrite_reserve_left = x->rewrite_reserve_blocks = 0;
-    (void)!ht_chunk_promise_table(o, 0); /* giving back cannot fail */
+    (void)!ht_obj_promise_log(o, 0); /* giving back cannot fail */
 }
 
 void ht_obj_refill_rewrite_reserve(struct ht_obj *o, uint32_t blocks)

@@ -27,7 +27,7 @@ struct tally {
     uint32_t dirty, unpublished, resident, writing, held;
     uint64_t published, lost;
     uint64_t stored_blocks, shared_blocks, prealloc_blocks, reserved_blocks, superseded_blocks, dirty_bytes;
-    uint64_t promised_bytes;
+    uint64_t log_chunks;
 };
 
 static void add(struct tally *to, const struct tally *t)
@@ -45,7 +45,7 @@ static void add(struct tally *to, const struct tally *t)
     to->reserved_blocks += t->reserved_blocks;
     to->superseded_blocks += t->superseded_blocks;
     to->dirty_bytes += t->dirty_bytes;
-    to->promised_bytes += t->promised_bytes;
+    to->log_chunks += t->log_chunks;
 }
 
 /* ---------------------------------------------------------------- chunks */
@@ -135,6 +135,7 @@ static void check_chunk(const struct ht_obj *o, const struct ht_chunk *c, uint64
     t->published += (c->flags & HT_CH_PUB) != 0;
     t->unpublished += ht_chunk_unpublished(c);
     t->superseded_blocks += o->scope == o->s->objects.scope0 ? ht_chunk_superseded_blocks(c) : 0;
+    t->log_chunks += (c->flags & HT_CH_LOG_RESERVED) != 0;
     t->writing += c->writing;
     t->held += c->exclusive || c->shared;
     t->prealloc_blocks += c->prealloc;
@@ -251,11 +252,11 @@ static void check_object(struct ht_obj *o, struct tally *all, uint64_t *tables_b
     assert(o->resident == t.resident && o->writing == t.writing);
     assert(o->stored_blocks >= t.stored_blocks && (t.held || o->stored_blocks == t.stored_blocks));
     assert(ht_obj_shared_blocks(o) == t.shared_blocks && x->prealloc_blocks == t.prealloc_blocks);
+    assert(!ht_obj_has_extra(o) || x->log_chunks == t.log_chunks);
     assert(x->rewrite_reserve_left <= 2 * x->rewrite_reserve_blocks);
     assert(!x->may_be_dirty || x->shm);
     check_life(o);
     t.reserved_blocks += x->rewrite_reserve_left + t.prealloc_blocks;
-    t.promised_bytes += x->tables_promised_bytes;
     add(all, &t);
 }
 
@@ -400,7 +401,6 @@ void ht_objects_verify(struct ht_store *s, bool idle)
     assert(s->objects.chunks == t.published && s->objects.lost_chunks == t.lost);
     assert(s->objects.superseded_blocks == t.superseded_blocks);
     assert(s->objects.tables_bytes == tables_bytes && s->objects.meta_bytes >= tables_bytes);
-    assert(s->objects.tables_promised_bytes == t.promised_bytes);
     assert(s->flow.dirty_bytes == t.dirty_bytes && s->flow.writing == t.writing);
     assert(!idle || (!t.held && !s->flow.writing_blocks));
     uint64_t reserved = ht_alloc_reserved(s->alloc);

@@ -23,8 +23,6 @@
 #include "tiering/object/space.h"
 #include "tiering/store/store_priv.h"
 
-enum { LOG_RESERVE_BYTES = HT_CHUNK_RECORD_BYTES + HT_FRAG_RECORD_BYTES };
-
 struct range {
     struct ht_obj *o;
     uint64_t first, last, end; /* chunks, both included; the first byte after the range */
@@ -94,6 +92,7 @@ static void count(const struct range *r, struct purse *out) HT_REQUIRES(HT_LOCK_
         log_chunks -= !n || c->flags & HT_CH_LOG_RESERVED ? 1 : 0;
         ht_slice_next(r->o->s, &slice);
     }
+    log_chunks -= ht_min_u64(log_chunks, ht_obj_log_promise_left(r->o));
     *out = (struct purse){blocks, r->o->obj_class == HT_CLASS_SCRATCH ? 0 : log_chunks};
 }
 
@@ -105,7 +104,7 @@ static int fill(struct ht_store *s, const struct purse *p, uint64_t *aside) HT_R
 
     if (rc)
         return rc;
-    rc = p->log_chunks ? ht_journal_reserve(s->journal, p->log_chunks * LOG_RESERVE_BYTES, false) : 0;
+    rc = p->log_chunks ? ht_journal_reserve(s->journal, p->log_chunks * HT_CHUNK_LOG_BYTES, false) : 0;
     if (rc) {
         ht_alloc_unreserve(s->alloc, p->blocks - taken);
         return rc;
@@ -119,7 +118,7 @@ static void empty(struct ht_store *s, const struct purse *p) HT_REQUIRES(HT_LOCK
 {
     ht_alloc_unreserve(s->alloc, p->blocks);
     if (p->log_chunks)
-        ht_journal_unreserve(s->journal, p->log_chunks * LOG_RESERVE_BYTES);
+        ht_journal_unreserve(s->journal, p->log_chunks * HT_CHUNK_LOG_BYTES);
 }
 
 /* Releases the lock in between. */
@@ -183,12 +182,12 @@ static int give(const struct range *r, struct purse *p) HT_REQUIRES(HT_LOCK_STOR
             break;
         uint32_t n = lacks(r, c, index);
         bool logged = n && r->o->obj_class != HT_CLASS_SCRATCH && !(c->flags & HT_CH_LOG_RESERVED);
-        int rc = need(r->o->s, p, n, logged);
+        int rc = need(r->o->s, p, n, logged && !ht_obj_log_promise_left(r->o));
         if (rc)
             return rc;
         ht_chunk_prealloc_return(r->o, c, n);
         if (logged)
-            c->flags |= HT_CH_LOG_RESERVED;
+            ht_chunk_set_log_reserved(r->o, c);
         ht_slice_next(r->o->s, &slice);
     }
     return 0;

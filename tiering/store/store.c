@@ -204,7 +204,6 @@ int ht_store_register(struct ht_store *s, const struct ht_meta_client *client)
 static void bound_memory(struct ht_objects *o, uint64_t log_bytes) HT_REQUIRES(HT_LOCK_STORE)
 {
     o->tables_bytes_max = ht_max_u64(log_bytes / 2, TABLES_BYTES_MIN);
-    o->tables_promised_max = log_bytes;
     o->meta_bytes_max = o->tables_bytes_max + META_OF_LOG * log_bytes;
 }
 

@@ -49,7 +49,7 @@
 #include "tiering/txn/txn.h"
 #include "tiering/txn/txn_priv.h"
 
-enum { TABLE_START = 64, CHUNK_LOG_BYTES = HT_CHUNK_RECORD_BYTES + HT_FRAG_RECORD_BYTES };
+enum { TABLE_START = 64 };
 
 /* ----------------------------------------------------------------- numbers */
 
@@ -215,7 +215,7 @@ static int make_object(struct ht_obj *from, uint64_t oid, struct ht_scope *sc, s
         if (may_hold(c))
             rc = ht_chunk_ask(o, index, &to);
         if (may_hold(c) && !rc) {
-            to->flags = HT_CH_LOG_RESERVED;
+            ht_chunk_set_log_reserved(o, to);
             ++*chunks;
         }
         ht_slice_next(from->s, slice);
@@ -233,7 +233,7 @@ static void take_back(struct ht_obj *o) HT_REQUIRES(HT_LOCK_STORE)
 
 static size_t log_bytes(uint64_t objects, uint64_t chunks)
 {
-    return objects * HT_OBJECT_RECORD_BYTES + chunks * CHUNK_LOG_BYTES;
+    return objects * HT_OBJECT_RECORD_BYTES + chunks * HT_CHUNK_LOG_BYTES;
 }
 
 /* What was reserved for objects and chunks becomes what they need: some changed after they were counted. */
@@ -392,9 +392,9 @@ static int chunk_in_copy(struct ht_obj *copy, uint64_t index, struct ht_chunk **
     if (!c)
         return -ENOMEM;
     if (!(c->flags & HT_CH_LOG_RESERVED)) {
-        int rc = ht_journal_reserve(s->journal, CHUNK_LOG_BYTES, true);
+        int rc = ht_journal_reserve(s->journal, HT_CHUNK_LOG_BYTES, true);
         (void)rc;
-        c->flags |= HT_CH_LOG_RESERVED;
+        ht_chunk_set_log_reserved(copy, c);
     }
     *out = c;
     return 0;

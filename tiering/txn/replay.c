@@ -29,10 +29,14 @@
 #include "tiering/object/ref.h"
 #include "tiering/object/refcount.h"
 #include "tiering/object/scope.h"
+#include "tiering/object/space.h"
 #include "tiering/txn/txn.h"
 #include "tiering/txn/txn_priv.h"
 
 /* ---------------------------------------------------------------- memory */
+
+static_assert(sizeof(struct ht_obj) + sizeof(void *) <= HT_META_OF_LOG_BYTE_MAX * HT_OBJECT_RECORD_BYTES,
+              "an object and its place in the table");
 
 /* May a replay make a list of so many bytes, beside all that is there? -EOVERFLOW */
 static int ask(struct ht_store *s, uint64_t bytes) HT_REQUIRES(HT_LOCK_STORE)
@@ -256,10 +260,17 @@ static int replay_any(struct ht_store *s, uint16_t type, const uint8_t *payload,
         if (type >= s->txn->client[i].type_first && type <= s->txn->client[i].type_last)
             return s->txn->client[i].replay(s->txn->client[i].ctx, type, payload, len);
     struct ht_reader r = ht_reader_of(payload, len);
-    int rc = replay_own(s, type, &r);
-    if (rc == -EUCLEAN)
-        ht_error("log: malformed record of type %u, %u bytes", type, len);
-    return rc;
+    return replay_own(s, type, &r);
+}
+
+/* fsck leaves them out, and there may be any number. */
+static void tell_malformed(struct ht_store *s, uint16_t type, uint32_t len)
+{
+    enum { TOLD_MAX = 10 };
+
+    if (s->txn->malformed++ < TOLD_MAX)
+        ht_error("log: malformed record of type %u, %u bytes%s", type, len,
+                 s->txn->malformed == TOLD_MAX ? "; further ones are counted only" : "");
 }
 
 /* A malformed record, which may be left out, has its memory, too. */
@@ -267,6 +278,8 @@ int ht_store_replay(struct ht_store *s, uint16_t type, const uint8_t *payload, u
 {
     int rc = replay_any(s, type, payload, len), over = ask(s, 0);
 
+    if (rc == -EUCLEAN)
+        tell_malformed(s, type, len);
     return over ? over : rc;
 }
 
@@ -346,9 +359,8 @@ static int settle_chunk(struct ht_obj *o, struct ht_chunk *c, uint64_t index, st
         return rc;
     c->pub.shared = taken;
     o->stored_blocks += ht_ref_blocks(&c->pub);
-    c->flags |= HT_CH_LOG_RESERVED;
-    return ht_journal_reserve(o->s->journal, HT_CHUNK_RECORD_BYTES + HT_FRAG_RECORD_BYTES + ht_ref_extra_bytes(&c->pub),
-                              true);
+    ht_chunk_set_log_reserved(o, c);
+    return ht_journal_reserve(o->s->journal, HT_CHUNK_LOG_BYTES + ht_ref_extra_bytes(&c->pub), true);
 }
 
 /* Describes the object by its chunks: a size that all fit, with the end of the last one. */

@@ -65,7 +65,7 @@ static inline void setup(void)
     ht_mutex_init(&s->lock, HT_LOCK_STORE);
     ht_waits_init(&s->waits);
     ht_pool_init(&s->objects.pool, sizeof(struct ht_obj));
-    s->objects.tables_bytes_max = s->objects.tables_promised_max = DATA_MIB;
+    s->objects.tables_bytes_max = DATA_MIB;
     s->objects.scope0 = ht_scope_find(s, 0, true);
     ck_assert_int_eq(ht_data_setup(s), 0);
     ck_assert_int_eq(ht_store_find_nodes(s), 0);
