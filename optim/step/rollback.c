@@ -334,16 +334,20 @@ static int commit_root(struct ht_root *root)
     return rc;
 }
 
-/* The last commit stands. An error here means that the log has failed. */
+/* The last commit stands. An error here: the log has failed, or logged steps cannot be computed again (still). */
 static void take_back(struct ht_root *root, int why)
 {
     int shown, rc = ht_opt_take_back(root, &shown);
 
-    rc = rc ? rc : shown;
-    ht_opt_event(HT_EVENT_STEP_ABORTED, root->id, "a rollback failed: %s; the model is as it was when that began",
-                 strerror(-why));
-    if (!rc)
-        rc = ht_opt_bury_orphans(root);
+    if (rc || shown)
+        ht_opt_event(HT_EVENT_STEP_ABORTED, root->id, "a rollback failed: %s; so did taking it back: %s",
+                     strerror(-why), strerror(rc ? -rc : -shown));
+    else
+        ht_opt_event(HT_EVENT_STEP_ABORTED, root->id, "a rollback failed: %s; the model is as it was when that began",
+                     strerror(-why));
+    if (rc)
+        return;
+    rc = ht_opt_bury_orphans(root);
     lock(root->o);
     if (!rc)
         rc = reserve_all(root);

@@ -116,19 +116,64 @@ static struct ht_obj *logged(uint64_t *out_at)
     return obj;
 }
 
-START_TEST(a_summary_that_cannot_be_right_is_refused)
+static void write_wrong(unsigned i)
 {
     uint64_t at, was = 0, now = 0;
-
-    begin();
     struct ht_obj *obj = logged(&at);
-    memcpy(&now, &wrong[_i].value, sizeof(now)); /* the machine has the order of the disk */
-    ck_assert_int_eq(ht_obj_read(obj, at + wrong[_i].at, &was, wrong[_i].bytes), (ssize_t)wrong[_i].bytes);
-    ck_assert_msg(memcmp(&was, &now, wrong[_i].bytes) != 0, "%s: it is so", wrong[_i].what);
-    ck_assert_int_eq(ht_obj_write(obj, at + wrong[_i].at, &now, wrong[_i].bytes), (ssize_t)wrong[_i].bytes);
+
+    memcpy(&now, &wrong[i].value, sizeof(now)); /* the machine has the order of the disk */
+    ck_assert_int_eq(ht_obj_read(obj, at + wrong[i].at, &was, wrong[i].bytes), (ssize_t)wrong[i].bytes);
+    ck_assert_msg(memcmp(&was, &now, wrong[i].bytes) != 0, "%s: it is so", wrong[i].what);
+    ck_assert_int_eq(ht_obj_write(obj, at + wrong[i].at, &now, wrong[i].bytes), (ssize_t)wrong[i].bytes);
     ck_assert_int_eq(ht_obj_sync(obj), 0);
     ht_obj_put(obj);
+}
+
+START_TEST(a_summary_that_cannot_be_right_is_refused)
+{
+    begin();
+    write_wrong((unsigned)_i);
     refused_from(3);
+}
+END_TEST
+
+/* ----------------------------------------------------------------- rollbacks */
+
+static struct ht_event aborted;
+static unsigned not_reserved;
+
+static void note_events(void *ctx, const struct ht_event *e)
+{
+    (void)ctx;
+    not_reserved += e->code == HT_EVENT_NOT_RESERVED;
+    if (e->code == HT_EVENT_STEP_ABORTED)
+        aborted = *e;
+}
+
+static int no_names(void *ctx, uint64_t root, uint64_t kept, struct ht_copy_id **out, size_t *out_count)
+{
+    (void)ctx, (void)root, (void)kept, (void)out, (void)out_count;
+    return -ENOSPC;
+}
+
+/* It takes nothing back that was to be read before, and has nothing to do with reserves. */
+START_TEST(a_rollback_that_fails_after_a_failed_replay_says_that_the_model_is_not_back)
+{
+    struct ht_optim_config config;
+    char err[HT_OPTIM_ERROR_MAX];
+    const struct ht_rollback to = {.step = 1, .config = &config, .names = no_names};
+
+    ck_assert_int_eq(ht_optim_config_parse(logs, strlen(logs), &config, err), 0);
+    begin();
+    write_wrong(0);
+    fixture_crash(&w);
+    fixture_mount(&w);
+    ht_event_set_sink(note_events, NULL);
+    ck_assert_int_eq(ht_optim_rollback_by(w.o, ROOT, &to, NULL), -ENOSPC);
+    ht_event_set_sink(NULL, NULL);
+    ck_assert_ptr_nonnull(strstr(aborted.text, "a rollback failed: No space left on device; so did taking it back"));
+    ck_assert_uint_eq(not_reserved, 0);
+    fixture_close(&w);
 }
 END_TEST
 
@@ -208,6 +253,7 @@ int main(void)
 
     ht_log_set_level(HT_LOG_ERROR);
     tcase_add_loop_test(t, a_summary_that_cannot_be_right_is_refused, 0, HT_ARRAY_SIZE(wrong));
+    tcase_add_test(t, a_rollback_that_fails_after_a_failed_replay_says_that_the_model_is_not_back);
     tcase_add_test(t, a_summary_that_was_written_again_is_right);
     tcase_add_loop_test(t, a_chain_with_a_gap_is_refused, 0, HT_ARRAY_SIZE(chains));
     return run_suite("logged steps that cannot be right", t);
