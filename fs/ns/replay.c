@@ -15,7 +15,6 @@
 
 #include <linux/limits.h>
 #include <stdlib.h>
-#include "tiering/base/log.h"
 
 static struct ht_ns_inode *find_or_make(struct ht_ns *ns, uint64_t ino) HT_REQUIRES(HT_LOCK_NAMES)
 {
@@ -258,7 +257,5 @@ int ht_ns_replay(void *ctx, uint16_t type, const uint8_t *payload, uint32_t len)
         rc = replay[type - HT_REC_NS_FIRST](ns, &r);
         ht_rwlock_unlock(ht_ns_lock(ns));
     }
-    if (rc == -EUCLEAN)
-        ht_error("log: malformed record of names, type %u, %u bytes", type, len);
     return rc;
 }

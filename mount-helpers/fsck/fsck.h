@@ -33,6 +33,8 @@
 enum { HT_FSCK_CLEAN = 0, HT_FSCK_CORRECTED = 1, HT_FSCK_LEFT = 4, HT_FSCK_FAILED = 8, HT_FSCK_USAGE = 16 };
 
 enum { HT_FSCK_PATH_MAX = 4200 };
+/* Problems of one code that are lines; the others are one more. */
+enum { HT_FSCK_LINES_MAX = 1000 };
 /* --json with repair keeps problems until the end: some 50,000, or 2,000 with the longest of paths. */
 enum { HT_FSCK_REPORTED_BYTES_MAX = 16 << 20 };
 
@@ -171,9 +173,10 @@ struct ht_fsck {
     size_t frag_count, frag_cap;
 
     uint64_t problems, objects, stored_bytes, verified_bytes;
-    uint64_t lost_chunks;        /* marked so by an earlier repair: no problem any more */
-    uint64_t replay_lacks_bytes; /* that a mount needs to compute logged steps again */
-    uint64_t missing_chunks;     /* on devices that are not there */
+    uint64_t of_code[HT_FSCK_CODES]; /* problems, without --json */
+    uint64_t lost_chunks;            /* marked so by an earlier repair: no problem any more */
+    uint64_t replay_lacks_bytes;     /* that a mount needs to compute logged steps again */
+    uint64_t missing_chunks;         /* on devices that are not there */
     struct ht_json json;
     bool failed; /* an operational error was reported */
     struct ht_pass_watch watch;
@@ -209,6 +212,8 @@ bool ht_fsck_problem(struct ht_fsck *f, enum ht_fsck_code code, const struct ht_
 bool ht_fsck_problem_named(struct ht_fsck *f, const char *code, const char *text);
 /* The problem that was reported last has been repaired at once. */
 void ht_fsck_repaired_last(struct ht_fsck *f);
+/* Without --json: how many problems of a code have no line. */
+void ht_fsck_sum_up(struct ht_fsck *f);
 /* For --json with repair: all problems, each with its outcome. */
 void ht_fsck_report_all(struct ht_fsck *f, bool repaired);
 void ht_fsck_reported_free(struct ht_fsck *f);

@@ -194,6 +194,8 @@ static const char *why_left(const struct ht_fsck *f, const struct row *row, bool
 
 static void report_text(struct ht_fsck *f, const struct row *row, const char *text, const char *left, bool by_hand)
 {
+    if (f->of_code[row - table]++ >= HT_FSCK_LINES_MAX)
+        return;
     ht_pass_watch_clear(&f->watch);
     fprintf(f->out, "%s: ", row->code);
     ht_put_printable(text, f->out);
@@ -203,6 +205,14 @@ static void report_text(struct ht_fsck *f, const struct row *row, const char *te
     else if (left[0] != '\0')
         fprintf(f->out, "    %s%s\n", left, by_hand ? "" : row->repair);
     fflush(f->out);
+}
+
+void ht_fsck_sum_up(struct ht_fsck *f)
+{
+    for (unsigned i = 0; i < HT_FSCK_CODES; i++)
+        if (f->of_code[i] > HT_FSCK_LINES_MAX)
+            fprintf(f->out, "%s: ... and %llu more\n", table[i].code,
+                    (unsigned long long)(f->of_code[i] - HT_FSCK_LINES_MAX));
 }
 
 static bool report(struct ht_fsck *f, const struct row *row, const struct ht_fsck_where *w, char *text)

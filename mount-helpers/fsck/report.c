@@ -135,6 +135,7 @@ static void summary_text(struct ht_fsck *f, const char *name)
 {
     unsigned long long problems = f->problems, repaired = f->repaired;
 
+    ht_fsck_sum_up(f);
     fprintf(f->out, "%s: ", name);
     if (f->problems == 0 && !f->failed)
         fprintf(f->out, "clean, %llu %s in %zu %s, %s %s%s\n", (unsigned long long)f->objects,

@@ -5,6 +5,8 @@
  */
 #include <check.h>
 #include <stdlib.h>
+#include <sys/mman.h>
+#include <unistd.h>
 #include "mount-helpers/fsck/fsck.h"
 #include "tests/support/dev.h"
 #include "tests/support/log_records.h"
@@ -244,6 +246,71 @@ START_TEST(a_place_of_the_stores_own_is_told)
 }
 END_TEST
 
+static unsigned count_lines(const char *text)
+{
+    unsigned lines = 0;
+
+    for (; *text; text++)
+        lines += *text == '\n';
+    return lines;
+}
+
+/* A line for each problem, up to a bound for each code; the last lines have the sums, and the status counts all. */
+START_TEST(problems_of_one_code_beyond_a_bound_are_summed_up)
+{
+    enum { MORE = 1234 };
+    struct ht_fsck f = {.out = NULL};
+    struct ht_fsck_where nowhere = {HT_FSCK_NOWHERE};
+    char *text = NULL;
+    size_t len = 0;
+
+    f.out = open_memstream(&text, &len);
+    for (unsigned i = 0; i < HT_FSCK_LINES_MAX + MORE; i++)
+        (void)ht_fsck_problem(&f, HT_FSCK_DATA_CSUM, &nowhere, "chunk %u", i);
+    (void)ht_fsck_problem(&f, HT_FSCK_REF_ORPHAN, &nowhere, "another");
+    ht_fsck_summary(&f, "store", HT_FSCK_LEFT);
+    fclose(f.out);
+    ck_assert_uint_eq(f.problems, HT_FSCK_LINES_MAX + MORE + 1);
+    ck_assert_uint_eq(count_lines(text), HT_FSCK_LINES_MAX + 3);
+    ck_assert_ptr_nonnull(strstr(text, "\nREF-ORPHAN: another\nDATA-CSUM: ... and 1234 more\nstore: 2235 problems"));
+    free(text);
+}
+END_TEST
+
+/* A log may be full of them: the problem has their number. */
+START_TEST(few_malformed_records_have_a_message_each)
+{
+    enum { RECORDS = 1000, LINES_MAX = 30 };
+    int saved = dup(STDERR_FILENO), to = memfd_create("messages", 0);
+    static char text[1 << 20];
+    struct run r = {.f = {.dev_count = 1, .out = stdout, .opt.json = true}};
+    struct ht_tx *tx;
+    uint64_t lsn;
+
+    ck_assert_int_eq(ht_tx_begin(store, RECORDS * 16, &tx), 0);
+    for (unsigned i = 0; i < RECORDS; i++)
+        ht_record_put(ht_tx_records(tx), HT_REC_OBJECT, "\1\0\0\0\0\0\0", 8);
+    ck_assert_int_eq(ht_tx_commit(tx, &lsn), 0);
+    ck_assert_int_eq(ht_store_sync(store, lsn), 0);
+    ht_store_close(store); /* as a crash */
+    store = NULL;
+    r.f.devs[0] = dev;
+    ht_json_init(&r.f.json, open_memstream(&r.text, &r.len));
+    ht_json_array(&r.f.json, NULL);
+    ck_assert_int_eq(ht_fsck_pass_super(&r.f), 0);
+    dup2(to, STDERR_FILENO);
+    ck_assert_int_eq(ht_fsck_pass_log(&r.f), 0);
+    dup2(saved, STDERR_FILENO);
+    end_run(&r);
+    ck_assert_int_ge(pread(to, text, sizeof(text) - 1, 0), 1);
+    ck_assert_uint_le(count_lines(text), LINES_MAX);
+    ck_assert(says(&r, "%llu records of the log make no sense", RECORDS));
+    close(to);
+    close(saved);
+    free(r.text);
+}
+END_TEST
+
 int main(void)
 {
     Suite *s = suite_create("fsck passes");
@@ -256,6 +323,8 @@ int main(void)
     tcase_add_test(t, a_place_that_two_references_claim_is_told_with_both);
     tcase_add_test(t, a_place_outside_the_device_is_told_and_not_read);
     tcase_add_test(t, a_place_of_the_stores_own_is_told);
+    tcase_add_test(t, problems_of_one_code_beyond_a_bound_are_summed_up);
+    tcase_add_test(t, few_malformed_records_have_a_message_each);
     suite_add_tcase(s, t);
     return run_all(s);
 }
