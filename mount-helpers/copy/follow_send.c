@@ -393,7 +393,7 @@ int ht_follow_send(const char *path, const struct ht_cmd_options *o)
         ht_info("%s: sent %llu %s, up to step %llu, %s", path, (unsigned long long)s.sent, ht_plural(s.sent, "step"),
                 (unsigned long long)(s.next - 1), ht_size_text(s.sink.written));
     else if (s.sink.error)
-        ht_error("cannot write the stream: %s", strerror(-s.sink.error));
+        ht_sink_explain(s.sink.error, "follower (hitrainctl follow --receive)", "its copy goes on from its last step");
     ht_follow_writer_free(&s.w);
     ht_follow_files_free(&s.files);
     free(s.block);

@@ -28,7 +28,7 @@ static int read_step(const char *root, struct ht_kept_reading *q, int dir)
     else if (why[0] != '\0')
         ht_error("%s: %s", root, why);
     else
-        ht_error("cannot write the stream: %s", strerror(-rc));
+        ht_sink_explain(rc, "receiver (hitrainctl receive)", "nothing is left of a stream that was cut");
     return rc;
 }
 

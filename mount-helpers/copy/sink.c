@@ -8,6 +8,7 @@
 #include <unistd.h>
 
 #include "tiering/base/files.h"
+#include "tiering/base/log.h"
 
 enum { WAIT_MS = 200, WAITS_MAX = 25 };
 
@@ -57,4 +58,13 @@ int ht_sink_put(void *ctx, const void *data, size_t len)
     if (rc == 0 && s->rate)
         keep_rate(s);
     return rc;
+}
+
+void ht_sink_explain(int error, const char *reader, const char *again)
+{
+    if (error == -EPIPE)
+        ht_error("cannot write the stream: the %s has ended, or was killed; start both programs again: %s", reader,
+                 again);
+    else
+        ht_error("cannot write the stream: %s", strerror(-error));
 }

@@ -176,7 +176,7 @@ static const struct {
     int least, most;
     const char *expected;
 } counts[] = {
-    [NONE] = {0, 0, "expected no path after "},
+    [NONE] = {0, 0, "expected options alone after "},
     [ONE] = {1, 1, "expected one path after "},
     [MANY] = {1, INT_MAX, "expected paths after "},
     [OPTIONAL] = {0, 1, "expected one path after "},
@@ -485,8 +485,11 @@ static int run_words(int argc, char **argv)
             return usage_error("expected: hitrainctl ", verbs_of(command));
         optind++;
     }
-    if (argc - optind - 1 < counts[command->paths].least || argc - optind - 1 > counts[command->paths].most)
-        return usage_error(counts[command->paths].expected, argv[optind]);
+    if (argc - optind - 1 < counts[command->paths].least || argc - optind - 1 > counts[command->paths].most) {
+        ht_error("%s%s: hitrainctl %s %s", counts[command->paths].expected, argv[optind], command->name,
+                 command->usage);
+        return usage_error(NULL, NULL);
+    }
     if (command->paths >= ROOT_NAME)
         o.words = argv + optind + 2;
     return run_command(command, argv + optind + 1, &o);

@@ -265,7 +265,13 @@ static int format(struct ht_mkfs_target *targets, unsigned count, const struct h
     return rc < 0 ? rc : verify(targets, count, out_sb);
 }
 
-/* What it is enough for; hitrainctl size has the way back. */
+/* Rounded down: hitrainctl size, which has the way back, then asks for no larger store. */
+static double millions(uint64_t elements)
+{
+    return (double)(elements / 10000) / 100;
+}
+
+/* What it is enough for. */
 static void report_model(const struct ht_super *sb)
 {
     static const char adamw[] = "adamw";
@@ -277,8 +283,8 @@ static void report_model(const struct ht_super *sb)
         bytes += sb->device_bytes[i];
     if (ht_optim_config_parse(adamw, strlen(adamw), &config, err) == 0)
         printf("  model     with adamw up to %.2f million parameters in f32, or %.2f million in bf16\n",
-               (double)ht_need_elements(bytes, HT_DTYPE_F32, &config) / 1e6,
-               (double)ht_need_elements(bytes, HT_DTYPE_BF16, &config) / 1e6);
+               millions(ht_need_elements(bytes, HT_DTYPE_F32, &config)),
+               millions(ht_need_elements(bytes, HT_DTYPE_BF16, &config)));
 }
 
 static void report_store(const struct ht_mkfs_target *targets, unsigned count, const struct ht_super *sb)
