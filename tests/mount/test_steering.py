@@ -219,6 +219,26 @@ def test_a_claim_protects_the_words_of_the_model(root):
     holder.close()
 
 
+def test_a_claim_leaves_state_open_to_other_ranks(root):
+    """They write their parts of it, as of parameters, while one process steers. Only an open step prevents that."""
+    holder = Ctl(root)
+    assert holder('claim trainer') == 'ok'
+    word(root, 'optimizer', SGD + ' momentum=0.5')
+    state = root / '.hitrain' / 'state' / 'w' / 'momentum_buffer'
+
+    def write():
+        with open(state, 'r+b', buffering=0) as f:
+            f.write(np.full(N, 3, 'f4').tobytes())
+    put_gradient(root)
+    with fails(errno.EBUSY):
+        as_user(write, uid=0, gid=0)
+    assert holder('commit') == 'ok'
+    as_user(write, uid=0, gid=0)
+    assert np.fromfile(state, 'f4').tolist() == [3] * N
+    assert as_user(lambda: tell(root, 'reset w'), uid=0, gid=0).startswith('error: EBUSY: claimed by trainer')
+    holder.close()
+
+
 def test_a_claim_of_a_directory_below_is_one_of_the_root(root):
     (root / 'sub').mkdir()
     holder = Ctl(root / 'sub')
