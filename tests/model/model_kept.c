@@ -13,13 +13,12 @@
 #include <stdio.h>
 #include <stdlib.h>
 
+#include "tests/support/background.h"
 #include "tests/support/harness.h"
 #include "tests/support/memory.h"
 #include "tests/support/states.h"
 #include "tests/support/suite.h"
 #include "tiering/api/check.h"
-#include "tiering/api/compact.h"
-#include "tiering/api/dedup.h"
 #include "tiering/api/stats.h"
 
 enum {
@@ -297,10 +296,10 @@ static void op_background(struct work *w)
         ck_assert_int_eq(ht_store_checkpoint(w->k.store), 0);
         break;
     case 1:
-        ck_assert_int_eq(ht_store_dedup(w->k.store), 0);
+        ck_assert_int_eq(background_dedup(w->k.store), 0);
         break;
     case 2:
-        ck_assert_int_eq(ht_store_compact(w->k.store), 0);
+        ck_assert_int_eq(background_compact(w->k.store), 0);
         break;
     default:
         ck_assert_int_ge(ht_writeback_now(w->k.store), 0);

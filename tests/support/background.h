@@ -7,6 +7,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "tests/support/background_priv.h"
 #include "tiering/api/background.h"
 #include "tiering/api/scrub.h"
 #include "tiering/engine/engine.h"

@@ -20,9 +20,6 @@
 #include "tiering/journal/journal.h"
 #include "tiering/object/context.h"
 #include "tiering/api/check.h"
-#include "tiering/api/compact.h"
-#include "tiering/api/dedup.h"
-#include "tiering/api/discard.h"
 #include "tiering/api/compress.h"
 #include "tiering/api/scrub.h"
 #include "tiering/api/shm.h"
@@ -682,7 +679,7 @@ uint64_t scenario_discard(struct crash_scenario *s)
     struct ht_store_stats before, after;
 
     ht_store_stats(s->k.store, &before);
-    ht_store_discard_freed(s->k.store);
+    background_discard(s->k.store);
     ht_store_stats(s->k.store, &after);
     return after.device_discarded_bytes - before.device_discarded_bytes;
 }
@@ -737,7 +734,7 @@ uint64_t scenario_compact_some(struct crash_scenario *s)
 {
     uint64_t was = background_figure(s->k.store, "compact", "moved_bytes");
 
-    ck_assert_int_eq(ht_store_compact(s->k.store), 0);
+    ck_assert_int_eq(background_compact(s->k.store), 0);
     return background_figure(s->k.store, "compact", "moved_bytes") - was;
 }
 
@@ -756,7 +753,7 @@ uint64_t scenario_dedup_some(struct crash_scenario *s)
 {
     uint64_t was = deduplicated(s);
 
-    ck_assert_int_eq(ht_store_dedup(s->k.store), 0);
+    ck_assert_int_eq(background_dedup(s->k.store), 0);
     return deduplicated(s) - was;
 }
 
@@ -798,8 +795,8 @@ unsigned scenario_compress(struct crash_scenario *s)
 
     ht_store_set_compress(s->k.store, may_compress, s);
     for (unsigned i = 0; i < 8 && complete < 2; i++) {
-        int rc = ht_store_compress(s->k.store);
-        ck_assert(rc == 0 || rc == -ENOSPC);
+        int rc = background_compress(s->k.store);
+        ck_assert(rc == 0 || rc == -EAGAIN);
         complete += rc == 0;
         scenario_commit(s); /* what one round freed is there in the next */
     }

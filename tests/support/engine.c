@@ -3,6 +3,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
+#include "tests/support/background.h"
 #include "tests/support/dev.h"
 #include "tests/support/engine.h"
 #include "tests/support/recorder.h"
@@ -10,8 +11,6 @@
 #include "tiering/base/hash.h"
 #include "tiering/api/batch_pin.h"
 #include "tiering/api/check.h"
-#include "tiering/api/compact.h"
-#include "tiering/api/dedup.h"
 #include "tiering/api/stats.h"
 #include "tiering/api/tx.h"
 
@@ -521,9 +520,9 @@ static void op_copy(struct engine *e, unsigned to)
 static void op_background(struct engine *e)
 {
     if (rnd_below(&e->rnd, 2))
-        MUST(ht_store_dedup(e->s) == 0);
+        MUST(background_dedup(e->s) == 0);
     else
-        MUST(ht_store_compact(e->s) == 0);
+        MUST(background_compact(e->s) == 0);
 }
 
 /* Preallocation has no visible effect except that its space is missing elsewhere. */

@@ -9,10 +9,7 @@
 #include "tests/support/fault_scenario.h"
 #include "tests/support/states.h"
 #include "tiering/api/batch_pin.h"
-#include "tiering/api/compact.h"
 #include "tiering/api/compress.h"
-#include "tiering/api/dedup.h"
-#include "tiering/api/discard.h"
 #include "tiering/api/scrub.h"
 #include "tiering/api/shm.h"
 
@@ -432,12 +429,12 @@ static void engines(struct fault_scenario *p)
     struct ht_store *s = p->k.store;
 
     (void)op(p, background_scrub(s));
-    (void)op(p, ht_store_dedup(s));
+    (void)op(p, background_dedup(s));
     ht_store_set_compress(s, may_compress, NULL);
     for (unsigned round = 0; round < 2; round++)
-        (void)op(p, ht_store_compress(s));
-    (void)op(p, ht_store_compact(s));
-    ht_store_discard_freed(s);
+        (void)op(p, background_compress(s));
+    (void)op(p, background_compact(s));
+    background_discard(s);
 }
 
 /* ----------------------------------------------------------------- script */

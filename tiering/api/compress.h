@@ -16,10 +16,5 @@ typedef bool (*ht_compress_fn)(void *ctx, uint64_t oid);
 void ht_store_set_compress(struct ht_store *s, ht_compress_fn fn, void *ctx);
 /* Some object may be compressed now: the engine has work from time to time. */
 void ht_store_wake_compress(struct ht_store *s);
-/*
- * With no_threads: looks at all objects once, as the engine does, and compresses what has not changed since the call
- * before. 0, or the error that ended the round. WAITS.
- */
-int ht_store_compress(struct ht_store *s) HT_MUST_CHECK;
 
 #endif

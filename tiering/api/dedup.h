@@ -8,11 +8,6 @@
 struct ht_store;
 
 /*
- * One pass over all content in this thread, at full speed and whatever the options say, also over content that has
- * changed just now. The next sync makes it durable. WAITS. -EROFS, -ENOMEM
- */
-int ht_store_dedup(struct ht_store *s) HT_MUST_CHECK;
-/*
  * Objects that the mount has found, and whose owner reserves their rewrites, have their reserves: the first pass begins
  * now. Without this call it begins two commit periods after the mount.
  */

@@ -14,7 +14,5 @@ struct ht_store;
 int ht_store_trim(struct ht_store *s, uint64_t *out_bytes) HT_MUST_CHECK;
 /* The store is about to be unmounted: ends every trim after its batch, for good. Any thread, any lock held. */
 void ht_store_trim_cancel(struct ht_store *s);
-/* The engine's work, without its pause: what became free since the last time. For tests without threads. */
-void ht_store_discard_freed(struct ht_store *s);
 
 #endif

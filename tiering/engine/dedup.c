@@ -67,13 +67,12 @@ struct ht_dedup_pass {
     struct ht_walk walk;
     uint64_t *version;           /* of the walk's objects when the pass began */
     size_t noted;                /* so many of these are known */
-    uint64_t due_ns;             /* the walk begins not before; 0: no version is noted */
     struct ht_dedup_pair *queue; /* a ring */
     size_t head, waiting;
     struct ht_dedup_same same;
     uint8_t *buf[2];
     struct zeros zeros[ZEROS]; /* HT_SMALL_CHUNK_BYTES << i */
-    uint64_t settle_ns, memory_bytes;
+    uint64_t memory_bytes;
     bool skipped;
 };
 
@@ -147,7 +146,7 @@ static int allocate(struct ht_dedup_pass *p, unsigned part)
     return rc;
 }
 
-static int begin_pass(struct ht_store *s, unsigned part, uint64_t settle_ns, struct ht_dedup_pass **out)
+static int begin_pass(struct ht_store *s, struct ht_dedup *d)
 {
     struct ht_dedup_pass *p = calloc(1, sizeof(*p));
 
@@ -155,16 +154,16 @@ static int begin_pass(struct ht_store *s, unsigned part, uint64_t settle_ns, str
         return -ENOMEM;
     p->s = s;
     p->figure = s->engine->row[HT_ENGINE_DEDUP].figure;
-    p->bytes = &s->engine->dedup.bytes;
-    p->settle_ns = settle_ns;
-    int rc = allocate(p, part);
+    p->bytes = &d->bytes;
+    int rc = allocate(p, d->part);
     if (!rc)
         rc = know_zeros(p);
     if (rc) {
         free_pass(p);
         return rc;
     }
-    *out = p;
+    d->pass = p;
+    d->due_ns = 0;
     return 0;
 }
 
@@ -182,7 +181,7 @@ static void note_versions(struct ht_dedup_pass *p)
     }
     ht_store_unlock(p->s);
     if (p->noted == p->walk.count)
-        p->due_ns = ht_now_ns() + p->settle_ns;
+        p->s->engine->dedup.due_ns = ht_now_ns() + SETTLE_COMMITS * commit_ns(p->s);
 }
 
 static struct ht_dedup_chunk name_chunk(const struct ht_obj *o, uint64_t index) HT_REQUIRES(HT_LOCK_STORE)
@@ -303,13 +302,14 @@ static int compare_some(struct ht_dedup_pass *p, struct ht_budget *b)
 enum { PASS_WORKS, PASS_WAITS, PASS_ENDS };
 
 /* A step of the pass; or an error, after which it goes on. */
-static int go_on(struct ht_dedup_pass *p, struct ht_budget *b)
+static int go_on(struct ht_dedup *d, struct ht_budget *b)
 {
+    struct ht_dedup_pass *p = d->pass;
     int rc = PASS_WORKS;
 
-    if (p->noted < p->walk.count || !p->due_ns)
+    if (!d->due_ns)
         note_versions(p);
-    else if (p->due_ns > ht_now_ns())
+    else if (d->due_ns > ht_now_ns())
         rc = PASS_WAITS;
     else if (p->waiting && (p->waiting == QUEUE_MAX || ht_walk_is_over(&p->walk)))
         rc = compare_some(p, b);
@@ -338,7 +338,7 @@ static int begin_next(struct ht_store *s, struct ht_dedup *d)
         d->seen_lsn = s->frees.last_lsn + 1; /* never 0, as it is before the first pass */
         d->again = false;
     }
-    return begin_pass(s, d->part, SETTLE_COMMITS * commit_ns(s), &d->pass);
+    return begin_pass(s, d);
 }
 
 static void end_pass(struct ht_store *s, struct ht_dedup *d)
@@ -357,8 +357,8 @@ static void end_pass(struct ht_store *s, struct ht_dedup *d)
 /* What the mount has found has not changed since, and no model waits for its reserves: the first pass need not wait. */
 static void hurry(struct ht_dedup *d)
 {
-    if (d->reserved && d->pass->figure[HT_DEDUP_PASSES] == 0 && d->pass->due_ns)
-        d->pass->due_ns = ht_min_u64(d->pass->due_ns, ht_now_ns());
+    if (d->reserved && d->pass->figure[HT_DEDUP_PASSES] == 0 && d->due_ns)
+        d->due_ns = ht_min_u64(d->due_ns, ht_now_ns());
 }
 
 static enum ht_step step(void *ctx, struct ht_budget *b)
@@ -375,9 +375,9 @@ static enum ht_step step(void *ctx, struct ht_budget *b)
         return begin_next(s, d) ? HT_STEP_BLOCKED : HT_STEP_WORKED;
     }
     hurry(d);
-    int rc = go_on(d->pass, b);
+    int rc = go_on(d, b);
     if (rc == PASS_WAITS)
-        b->at_ns = d->pass->due_ns;
+        b->at_ns = d->due_ns;
     else if (rc == PASS_ENDS)
         end_pass(s, d);
     return rc < 0 ? HT_STEP_BLOCKED : rc == PASS_WAITS ? HT_STEP_IDLE : HT_STEP_WORKED;
@@ -416,38 +416,4 @@ void ht_store_reserves_complete(struct ht_store *s)
     s->engine->dedup.reserved = true;
     if (s->engine->started)
         (void)ht_row_wake(&s->engine->row[HT_ENGINE_DEDUP]);
-}
-
-/* All content of one part of the index. */
-static int run_pass(struct ht_store *s, unsigned part, unsigned *out_parts)
-{
-    struct ht_dedup_pass *p;
-    int rc = begin_pass(s, part, 0, &p);
-
-    if (rc)
-        return rc;
-    *out_parts = p->index.parts;
-    do {
-        struct ht_budget b = {.most_bytes = UINT64_MAX, .until_ns = UINT64_MAX};
-        rc = go_on(p, &b);
-    } while (rc >= 0 && rc != PASS_ENDS);
-    free_pass(p);
-    return rc < 0 ? rc : 0;
-}
-
-/* Also content that was compared in vain. */
-int ht_store_dedup(struct ht_store *s)
-{
-    unsigned parts = 1;
-    int rc = ht_is_read_only(s) ? -EROFS : 0;
-
-    ht_store_lock(s);
-    memset(&s->engine->dedup.vain, 0, sizeof(s->engine->dedup.vain));
-    ht_store_unlock(s);
-
-    for (unsigned part = 0; !rc && part < parts; part++)
-        rc = run_pass(s, part, &parts);
-    if (!rc)
-        s->engine->row[HT_ENGINE_DEDUP].figure[HT_DEDUP_PASSES]++;
-    return rc;
 }

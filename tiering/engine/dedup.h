@@ -43,6 +43,7 @@ struct ht_dedup {
     _Atomic bool reserved;
     struct ht_dedup_vain vain;
     struct ht_dedup_pass *pass; /* NULL: none */
+    uint64_t due_ns;            /* its walk begins not before; 0: not all versions are noted */
     uint64_t seen_lsn;          /* what the log had when the last whole round began */
     uint64_t next_ns;           /* the next pass begins not before */
     unsigned part;              /* of the index, of the next pass */

@@ -166,16 +166,6 @@ static void walk_on(struct ht_store *s)
     d->walking = false;
 }
 
-void ht_store_discard_freed(struct ht_store *s)
-{
-    enum ht_io_class was = ht_io_class_set(HT_IO_BACKGROUND);
-
-    begin_walk(s);
-    while (s->engine->discard.walking)
-        walk_on(s);
-    (void)ht_io_class_set(was);
-}
-
 /* The first wake begins the pause; more space may become free meanwhile. */
 static enum ht_step step(void *ctx, struct ht_budget *b)
 {

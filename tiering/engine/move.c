@@ -369,37 +369,3 @@ void ht_compact_end(struct ht_compaction *c)
     free_batch(c->batch);
     c->batch = NULL;
 }
-
-/* ---------------------------------------------------------------- interface */
-
-static int go_on_at_once(struct ht_move_batch *b)
-{
-    struct ht_budget budget = {.most_bytes = 2 * HT_CHUNK_BYTES, .until_ns = UINT64_MAX, .may_be_long = true};
-
-    return go_on(b, &budget);
-}
-
-int ht_store_compact(struct ht_store *s)
-{
-    unsigned device = 0;
-    uint64_t group = 0;
-    bool end = false;
-    int rc = ht_is_read_only(s) ? -EROFS : 0;
-
-    while (!rc && !end) {
-        struct ht_move_batch *b;
-        rc = new_batch(s, &b);
-        if (rc)
-            break;
-        end = choose_groups(b, &device, &group);
-        rc = b->count ? begin_walk(b) : 0;
-        while (!rc && b->count && (rc = go_on_at_once(b)) > 0)
-            rc = 0;
-        end = !is_cut(b, &device, &group) && end;
-        ht_move_open_all(b);
-        free_batch(b);
-    }
-    if (!rc)
-        s->engine->row[HT_ENGINE_COMPACT].figure[HT_COMPACT_PASSES]++;
-    return rc;
-}

@@ -6,7 +6,6 @@
 #include <stdatomic.h>
 
 #include "tiering/base/base.h"
-#include "tiering/api/compact.h"
 #include "tiering/engine/scheduler.h"
 
 struct ht_store;

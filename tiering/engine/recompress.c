@@ -371,12 +371,12 @@ static enum ht_step step(void *ctx, struct ht_budget *b)
         return HT_STEP_IDLE;
     if (!c->round && round_new(s, &c->round))
         return HT_STEP_BLOCKED;
-    if (go_on(c->round, b) > 0)
+    int rc = go_on(c->round, b);
+    if (rc > 0)
         return HT_STEP_WORKED;
     b->at_ns = c->next_ns = ht_walk_next_ns(&c->round->walk, after_ns(s));
-    int rc = round_end(c->round);
-    (void)rc; /* the next round tries again */
-    return HT_STEP_IDLE;
+    int ended = round_end(c->round);
+    return rc || ended ? HT_STEP_BLOCKED : HT_STEP_IDLE; /* the next round tries again */
 }
 
 static void give_back(void *ctx)
@@ -438,23 +438,4 @@ void ht_store_wake_compress(struct ht_store *s)
 {
     if (!s->opts.no_threads && s->engine->started)
         (void)ht_row_wake(&s->engine->row[HT_ENGINE_RECOMPRESS]);
-}
-
-int ht_store_compress(struct ht_store *s)
-{
-    struct ht_recompress *c = &s->engine->recompress;
-
-    if (ht_is_read_only(s))
-        return -EROFS;
-    int rc = let_writers_encode(s);
-    if (!rc)
-        rc = c->round ? 0 : round_new(s, &c->round);
-    if (rc)
-        return rc;
-    do {
-        struct ht_budget b = {.most_bytes = HT_MIB, .until_ns = UINT64_MAX, .may_be_long = true};
-        rc = go_on(c->round, &b);
-    } while (rc > 0 && !s->waits.stopping);
-    int ended = round_end(c->round);
-    return rc ? rc : ended;
 }

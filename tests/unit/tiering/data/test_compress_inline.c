@@ -131,7 +131,7 @@ START_TEST(no_frame_comes_before_the_superblock_says_so)
     expect_codecs(HT_CODEC_RAW, HT_CODEC_RAW);
     ck_assert_uint_eq(ht_store_super(s)->feat_refuse & HT_FEAT_REFUSE_PLANES, 0);
     ht_store_set_compress(s, may, NULL);
-    ck_assert_int_eq(ht_store_compress(s), 0);
+    ck_assert_int_eq(background_compress(s), 0);
     ck_assert_uint_ne(ht_store_super(s)->feat_refuse & HT_FEAT_REFUSE_PLANES, 0);
     expect_codecs(HT_CODEC_RAW, HT_CODEC_RAW);
     ck_assert_int_eq(ht_obj_truncate(obj, 0), 0);
@@ -212,9 +212,9 @@ START_TEST(what_saves_too_little_is_written_as_it_is)
     write_all();
     expect_codecs(HT_CODEC_RAW, HT_CODEC_RAW);
     ht_store_set_compress(s, may, NULL);
-    ck_assert_int_eq(ht_store_compress(s), 0);
+    ck_assert_int_eq(background_compress(s), 0);
     uint64_t read = stats().device_read_bytes;
-    ck_assert_int_eq(ht_store_compress(s), 0);
+    ck_assert_int_eq(background_compress(s), 0);
     ck_assert_uint_eq(stats().device_read_bytes, read + (CHUNKS - 1) * (uint64_t)MIB + 2 * HT_BLOCK_BYTES);
     ck_assert_uint_eq(engine_figure("recompress", "inline_chunks"), 0);
     expect_all();

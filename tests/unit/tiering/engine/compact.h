@@ -8,7 +8,6 @@
 #include "tiering/object/ref.h"
 
 #include "tests/unit/tiering/store/fixture.h"
-#include "tiering/api/compact.h"
 #include "tiering/engine/engine.h"
 #include "tiering/engine/move.h"
 

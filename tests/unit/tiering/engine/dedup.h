@@ -9,7 +9,6 @@
 
 #include "tests/unit/tiering/codec/content.h"
 #include "tests/unit/tiering/store/fixture.h"
-#include "tiering/api/dedup.h"
 
 static inline uint64_t engine_memory_bytes(void)
 {
@@ -44,7 +43,7 @@ static inline struct dedup_figures dedup(void)
 {
     struct dedup_figures was = figures(), now;
 
-    ck_assert_int_eq(ht_store_dedup(s), 0);
+    ck_assert_int_eq(background_dedup(s), 0);
     ck_assert_int_eq(ht_store_commit(s), 0);
     now = figures();
     ck_assert_uint_eq(now.left_bytes, 0);

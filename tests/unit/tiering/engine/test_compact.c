@@ -5,8 +5,6 @@
 
 #include "tests/unit/tiering/engine/compact.h"
 #include "tiering/api/compress.h"
-#include "tiering/api/dedup.h"
-#include "tiering/api/discard.h"
 #include "tiering/base/fault.h"
 #include "tiering/io/gate.h"
 
@@ -15,7 +13,7 @@ START_TEST(nearly_empty_groups_become_free)
     fresh(32, false);
     sparse(16); /* one chunk in each MiB */
     uint64_t free_bytes = stats().free_bytes, available = stats().available_bytes, memory = engine_memory_bytes();
-    ck_assert_int_eq(ht_store_compact(s), 0);
+    ck_assert_int_eq(background_compact(s), 0);
     struct compact_figures st = figures();
     ck_assert_uint_ge(st.emptied, 12);
     ck_assert_uint_ge(st.moved_bytes, 12 * SMALL);
@@ -25,7 +23,7 @@ START_TEST(nearly_empty_groups_become_free)
     ck_assert_uint_eq(stats().available_bytes, available);
     expect_all();
     uint64_t moved = st.moved_bytes;
-    ck_assert_int_eq(ht_store_compact(s), 0);
+    ck_assert_int_eq(background_compact(s), 0);
     ck_assert_uint_le(figures().moved_bytes - moved, 3 * SMALL); /* there is nothing left to gain */
     reopen();
     expect_all();
@@ -52,7 +50,7 @@ START_TEST(all_owners_move_together)
     ck_assert_int_eq(ht_scope_commit(s, SCOPE, &lsn), 0);
     ck_assert_int_eq(ht_store_commit(s), 0);
     uint64_t free_bytes = stats().free_bytes;
-    ck_assert_int_eq(ht_store_compact(s), 0);
+    ck_assert_int_eq(background_compact(s), 0);
     ck_assert_uint_ge(figures().emptied, 12);
     ck_assert_uint_eq(stats().free_bytes, free_bytes);
     ht_store_verify(s, true);
@@ -88,7 +86,7 @@ START_TEST(a_group_that_cannot_be_emptied_is_left_alone)
                 ck_assert_int_eq(ht_obj_writeback(file[i]), 0);
         }
     struct ht_store_stats before = stats();
-    ck_assert_int_eq(ht_store_compact(s), 0);
+    ck_assert_int_eq(background_compact(s), 0);
     if (_i == 0) /* a dirty image alone holds nothing up */
         ck_assert_uint_ge(figures().emptied, 12);
     else
@@ -115,7 +113,7 @@ START_TEST(what_may_not_move_is_not_read)
             ck_assert_int_eq(ht_obj_clone(file[i], 0, twin[i], 0, SMALL), SMALL);
         }
     struct ht_store_stats before = stats();
-    ck_assert_int_eq(ht_store_compact(s), 0);
+    ck_assert_int_eq(background_compact(s), 0);
     ck_assert_uint_eq(stats().device_read_bytes, before.device_read_bytes);
     ck_assert_uint_eq(figures().emptied, 0);
     ck_assert_uint_gt(figures().skipped, 0);
@@ -137,7 +135,7 @@ START_TEST(an_error_leaves_everything_where_it_was)
     sparse(16);
     uint64_t free_bytes = stats().free_bytes, available = stats().available_bytes;
     ht_fault_arm(points[_i], 1, true);
-    (void)!ht_store_compact(s);
+    (void)!background_compact(s);
     ck_assert_uint_gt(ht_fault_passed(points[_i]), 0);
     ht_fault_disarm_all();
     ck_assert_uint_eq(figures().emptied, 0);
@@ -148,7 +146,7 @@ START_TEST(an_error_leaves_everything_where_it_was)
         ck_assert_uint_eq(stats().available_bytes, available);
     }
     expect_all();
-    ck_assert_int_eq(ht_store_compact(s), 0);
+    ck_assert_int_eq(background_compact(s), 0);
     ck_assert_uint_ge(figures().emptied, 8);
     expect_all();
     put_files();
@@ -172,7 +170,7 @@ START_TEST(a_crash_leaves_all_content)
 {
     fresh(32, false);
     sparse(16);
-    ck_assert_int_eq(ht_store_compact(s), 0);
+    ck_assert_int_eq(background_compact(s), 0);
     uint64_t oid[FILES] = {0};
     for (unsigned i = 0; i < FILES; i++)
         if (file[i]) {
@@ -217,7 +215,7 @@ START_TEST(compressed_content_moves_as_it_is)
     ck_assert_int_eq(ht_store_commit(s), 0);
     ht_store_set_compress(s, may_all, NULL);
     for (unsigned i = 0; i < 2; i++)
-        ck_assert_int_eq(ht_store_compress(s), 0);
+        ck_assert_int_eq(background_compress(s), 0);
     for (unsigned i = 0; i < FILES; i++)
         if (i % 16) {
             delete (file[i]);
@@ -227,7 +225,7 @@ START_TEST(compressed_content_moves_as_it_is)
     ck_assert_int_eq(ht_store_commit(s), 0);
     ck_assert_uint_eq(frames(), FILES / 16);
     uint64_t free_bytes = stats().free_bytes;
-    ck_assert_int_eq(ht_store_compact(s), 0);
+    ck_assert_int_eq(background_compact(s), 0);
     ck_assert_uint_ge(figures().emptied, 8);
     ck_assert_uint_eq(frames(), FILES / 16);
     ck_assert_uint_eq(stats().free_bytes, free_bytes);
@@ -315,7 +313,7 @@ START_TEST(content_in_pieces_is_moved_once)
     ht_store_unlock(s);
     ck_assert_uint_gt(drop_blocks(blocks, n, is_beside), 256);
     ck_assert_uint_gt(drop_blocks(blocks, n, is_elsewhere), 256);
-    ck_assert_int_eq(ht_store_compact(s), 0);
+    ck_assert_int_eq(background_compact(s), 0);
     ck_assert_uint_eq(figures().moved_bytes, SMALL);
     ck_assert_uint_eq(figures().emptied, 2);
     ht_store_verify(s, true);
@@ -355,7 +353,7 @@ END_TEST
 
 static void *compact_main(void *arg)
 {
-    ck_assert_int_eq(ht_store_compact(s), 0);
+    ck_assert_int_eq(background_compact(s), 0);
     return arg;
 }
 
@@ -400,7 +398,7 @@ START_TEST(what_fails_keeps_its_group_alone)
     sparse(16);
     uint64_t free_bytes = stats().free_bytes;
     dev_fail(dev, _i ? HT_IO_WRITE : HT_IO_READ, 6, false);
-    ck_assert_int_eq(ht_store_compact(s), 0);
+    ck_assert_int_eq(background_compact(s), 0);
     ck_assert_uint_ge(figures().emptied, 10);
     ht_store_verify(s, !_i);
     expect_all();
@@ -548,7 +546,7 @@ START_TEST(it_looks_again_when_the_log_has_grown)
     pass_in_vain(twin, 32);
     ck_assert_int_eq(ht_scope_commit(s, SCOPE, &lsn), 0);
     ck_assert_uint_eq(wakes, 1);
-    ck_assert_int_eq(ht_store_compact(s), 0);
+    ck_assert_int_eq(background_compact(s), 0);
     ck_assert_uint_ge(figures().emptied, 12);
     end_twins(twin);
 }
@@ -587,7 +585,7 @@ START_TEST(it_is_woken_when_a_discard_ends)
     ht_store_lock(s);
     s->waits.compact_sleeps = true;
     ht_store_unlock(s);
-    ht_store_discard_freed(s);
+    background_discard(s);
     ck_assert_uint_gt(stats().device_discarded_bytes, 0);
     ck_assert_uint_eq(wakes, 1);
     finish_pass();
@@ -666,8 +664,8 @@ START_TEST(writers_and_readers_beside_it_lose_nothing)
     for (unsigned i = 0; i < 2; i++)
         ck_assert_int_eq(pthread_create(&thread[i], NULL, write_main, (void *)(uintptr_t)(i + 2)), 0);
     for (uint64_t end = ht_now_ns() + 1500000000ull; ht_now_ns() < end || !figures().emptied;) {
-        ck_assert_int_eq(ht_store_compact(s), 0);
-        ck_assert_int_eq(ht_store_dedup(s), 0);
+        ck_assert_int_eq(background_compact(s), 0);
+        ck_assert_int_eq(background_dedup(s), 0);
         ck_assert_uint_lt(ht_now_ns(), end + 60000000000ull);
     }
     over = true;

@@ -60,7 +60,7 @@ START_TEST(content_of_very_many_owners_moves)
     sparse(16);
     struct ht_obj *o = with_owners(n);
     uint64_t oid = ht_obj_id(o), block = block_of(o, 0), free_bytes = stats().free_bytes;
-    ck_assert_int_eq(ht_store_compact(s), 0);
+    ck_assert_int_eq(background_compact(s), 0);
     ck_assert_uint_ge(figures().emptied, 12);
     ck_assert_uint_ne(block_of(o, 0), block);
     ck_assert_uint_eq(stats().free_bytes, free_bytes);
@@ -166,7 +166,7 @@ START_TEST(content_of_too_many_owners_stays)
     sparse(16);
     struct ht_obj *o = with_owners(63 + (unsigned)_i);
     uint64_t block = block_of(o, 0);
-    ck_assert_int_eq(ht_store_compact(s), 0);
+    ck_assert_int_eq(background_compact(s), 0);
     ck_assert_uint_ge(figures().emptied, 12);
     ck_assert_int_eq(block_of(o, 0) == block, _i);
     expect_owners(o, 63);
@@ -194,7 +194,7 @@ START_TEST(groups_with_many_owners_need_several_batches)
     ck_assert_int_eq(ht_store_commit(s), 0);
     uint64_t memory = engine_memory_bytes();
     if (_i)
-        ck_assert_int_eq(ht_store_compact(s), 0);
+        ck_assert_int_eq(background_compact(s), 0);
     for (unsigned ms = 0; !figures().passes; ms++) { /* the engine rests between two batches */
         struct ht_budget budget = {.most_bytes = UINT64_MAX, .until_ns = UINT64_MAX};
         ck_assert_uint_lt(ms, 60000);

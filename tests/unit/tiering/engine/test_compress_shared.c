@@ -38,7 +38,7 @@ static bool may(void *ctx, uint64_t id)
 static void compress(void)
 {
     ht_store_set_compress(s, may, NULL);
-    ck_assert_int_eq(ht_store_compress(s), 0);
+    ck_assert_int_eq(background_compress(s), 0);
 }
 
 static void compress_cold(void)
@@ -488,7 +488,7 @@ static void *compress_always(void *arg)
 {
     (void)arg;
     while (!ended)
-        ck_assert_int_eq(ht_store_compress(s), 0);
+        ck_assert_int_eq(background_compress(s), 0);
     return NULL;
 }
 

@@ -122,7 +122,7 @@ START_TEST(a_crash_leaves_either_state)
     uint8_t *p = noise(2 * MIB, 1);
     struct ht_obj *a = stored(HT_CHUNK_BYTES, 0, p, 2 * MIB), *b = stored(HT_CHUNK_BYTES, 0, p, 2 * MIB);
     uint64_t oid[2] = {ht_obj_id(a), ht_obj_id(b)}, twice = free_bytes();
-    ck_assert_int_eq(ht_store_dedup(s), 0);
+    ck_assert_int_eq(background_dedup(s), 0);
     if (synced)
         ck_assert_int_eq(ht_store_commit(s), 0);
     ht_obj_put(a);
@@ -298,7 +298,7 @@ START_TEST(some_copies_stay_copies)
     default:
         b = stored(SMALL, 0, p, MIB);
     }
-    ck_assert_int_eq(ht_store_dedup(s), 0);
+    ck_assert_int_eq(background_dedup(s), 0);
     ck_assert_uint_eq(figures().compared_bytes, 0);
     ck_assert_uint_eq(figures().shared_bytes, 0);
     expect(a, 0, p, MIB);
@@ -770,7 +770,7 @@ START_TEST(writers_readers_and_truncations_beside_it_lose_nothing)
         ck_assert_int_eq(pthread_create(&w[i].thread, NULL, write_main, &w[i]), 0);
     }
     for (uint64_t end = ht_now_ns() + MS * 1000000ull; ht_now_ns() < end || figures().shared_bytes < 4 * SMALL;) {
-        ck_assert_int_eq(ht_store_dedup(s), 0);
+        ck_assert_int_eq(background_dedup(s), 0);
         ck_assert_uint_lt(ht_now_ns(), end + 60000 * 1000000ull);
     }
     over = true;
@@ -779,7 +779,7 @@ START_TEST(writers_readers_and_truncations_beside_it_lose_nothing)
         ck_assert_uint_gt(w[i].counts, 0);
         ck_assert_int_eq(ht_obj_sync(w[i].o), 0);
     }
-    ck_assert_int_eq(ht_store_dedup(s), 0);
+    ck_assert_int_eq(background_dedup(s), 0);
     ht_store_verify(s, false);
     for (unsigned i = 0; i < N; i++)
         delete (w[i].o);

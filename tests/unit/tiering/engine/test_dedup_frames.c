@@ -7,7 +7,6 @@
 #include "tests/unit/tiering/engine/dedup.h"
 #include "tests/unit/tiering/store/fixture.h"
 #include "tiering/api/compress.h"
-#include "tiering/api/dedup.h"
 #include "tiering/base/fault.h"
 #include "tiering/base/hash.h"
 #include "tiering/codec/frame.h"
@@ -33,7 +32,7 @@ static void compress(void)
 {
     ht_store_set_compress(s, may, NULL);
     for (unsigned i = 0; i < 2; i++)
-        ck_assert_int_eq(ht_store_compress(s), 0);
+        ck_assert_int_eq(background_compress(s), 0);
     ck_assert_int_eq(ht_store_commit(s), 0);
 }
 

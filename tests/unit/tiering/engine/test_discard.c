@@ -75,16 +75,16 @@ START_TEST(what_became_free_is_discarded_once_the_log_is_durable)
     uint64_t id = ht_obj_id(kept);
 
     delete (gone);
-    ht_store_discard_freed(s);
+    background_discard(s);
     ck_assert_uint_eq(on_device('g'), BYTES);
     ck_assert_int_eq(ht_store_commit(s), 0);
-    ht_store_discard_freed(s);
+    background_discard(s);
     ck_assert_uint_eq(on_device('g'), 0);
     ck_assert_uint_eq(on_device('k'), BYTES);
     ck_assert_uint_eq(counters().discarded_bytes, BYTES);
     ck_assert_uint_eq(stats().device_discarded_bytes, BYTES);
     /* nothing is discarded twice */
-    ht_store_discard_freed(s);
+    background_discard(s);
     ck_assert_uint_eq(counters().discarded_bytes, BYTES);
     ht_obj_put(kept);
     remount();
@@ -105,7 +105,7 @@ START_TEST(space_that_is_in_use_again_is_not_discarded)
         next = stored('n', BYTES);
         ht_obj_put(next);
     }
-    ht_store_discard_freed(s);
+    background_discard(s);
     uint64_t n = on_device('n');
     ck_assert_uint_eq(n % BYTES, 0);
     ck_assert_uint_gt(n, 2 * BYTES);
@@ -140,14 +140,14 @@ START_TEST(a_device_that_refuses_is_not_asked_again)
     delete (gone);
     ck_assert_int_eq(ht_store_commit(s), 0);
     free_bytes = stats().free_bytes;
-    ht_store_discard_freed(s);
+    background_discard(s);
     ck_assert_uint_eq(on_device('g'), BYTES);
     uint64_t asked = counters().discard_errors;
     ck_assert_uint_ge(asked, 1);
     gone = stored('h', BYTES);
     delete (gone);
     ck_assert_int_eq(ht_store_commit(s), 0);
-    ht_store_discard_freed(s);
+    background_discard(s);
     ck_assert_int_eq(ht_store_trim(s, &bytes), -EOPNOTSUPP);
     ck_assert_uint_eq(counters().discard_errors, asked);
     ck_assert_uint_eq(stats().free_bytes, free_bytes);
@@ -339,7 +339,7 @@ START_TEST(without_the_option_nothing_is_discarded_unasked)
 
     delete (gone);
     ck_assert_int_eq(ht_store_commit(s), 0);
-    ht_store_discard_freed(s);
+    background_discard(s);
     ck_assert_uint_eq(counters().discards, 0);
     ck_assert_uint_eq(on_device('g'), BYTES);
 }

@@ -6,8 +6,6 @@
 #include "tests/unit/tiering/codec/content.h"
 #include "tests/unit/tiering/engine/compact.h"
 #include "tiering/api/compress.h"
-#include "tiering/api/dedup.h"
-#include "tiering/api/discard.h"
 #include "tiering/base/log.h"
 
 enum { WRITERS = 2, BYTES = 10 * SMALL + 1000, STEPS = 50, STORE_MIB = 64 };
@@ -32,10 +30,10 @@ static void engines(void)
 {
     struct ht_scrub_stats st;
 
-    ck_assert_int_eq(ht_store_dedup(s), 0);
-    ck_assert_int_eq(ht_store_compress(s), 0);
-    ck_assert_int_eq(ht_store_compact(s), 0);
-    ht_store_discard_freed(s);
+    ck_assert_int_eq(background_dedup(s), 0);
+    ck_assert_int_eq(background_compress(s), 0);
+    ck_assert_int_eq(background_compact(s), 0);
+    background_discard(s);
     ck_assert_int_eq(background_scrub(s), 0);
     ht_store_scrub_stats(s, &st);
     ck_assert_uint_eq(st.run_found, 0);
