@@ -29,6 +29,7 @@
 
 /* A block device serves one discard after another: few at a time, so that none looks older than it is. */
 enum { EXTENTS = 16, WAVE = 4, PERMIT_BYTES = 1 << 20 };
+enum { DISCARDED, REFUSED, FIGURES };
 
 /* --------------------------------------------------------------- a batch */
 
@@ -71,7 +72,7 @@ static int discard_extents(struct ht_store *s, const struct ht_extent e[], unsig
         unsigned count = (unsigned)ht_min_u64(WAVE, n - i);
         int rc = ht_ring_run(ring, io + i, count);
         for (unsigned k = i; k < i + count; k++)
-            s->engine->discard.bytes += io[k].result ? 0 : io[k].len;
+            s->engine->row[HT_ENGINE_DISCARD].figure[DISCARDED] += io[k].result ? 0 : io[k].len;
         if (rc)
             return rc;
     }
@@ -193,8 +194,6 @@ static enum ht_step step(void *ctx, struct ht_budget *b)
     return HT_STEP_WORKED;
 }
 
-enum { DISCARDED, REFUSED, FIGURES };
-
 static const struct ht_engine_figure figures[FIGURES] = {
     [DISCARDED] = {"discarded_bytes", "Free space that devices have discarded."},
     [REFUSED] = {"refused_devices", "Devices that do not discard.", .gauge = true},
@@ -204,7 +203,6 @@ static void values(void *ctx, uint64_t out[])
 {
     const struct ht_store *s = ctx;
 
-    out[DISCARDED] = s->engine->discard.bytes;
     out[REFUSED] = (uint64_t)__builtin_popcount(s->engine->discard.refused);
 }
 
@@ -220,7 +218,8 @@ const struct ht_engine_type ht_discard_engine = {
 
 int ht_store_trim(struct ht_store *s, uint64_t *out_bytes)
 {
-    uint64_t before = s->engine->discard.bytes;
+    _Atomic uint64_t *discarded = &s->engine->row[HT_ENGINE_DISCARD].figure[DISCARDED];
+    uint64_t before = *discarded;
     bool any = false;
     int error = 0;
 
@@ -236,7 +235,7 @@ int ht_store_trim(struct ht_store *s, uint64_t *out_bytes)
         any |= takes_discards(s, i);
     }
     (void)ht_io_class_set(was);
-    *out_bytes = s->engine->discard.bytes - before;
+    *out_bytes = *discarded - before;
     return s->waits.trim_ends ? -ECANCELED : error ? error : any ? 0 : -EOPNOTSUPP;
 }
 

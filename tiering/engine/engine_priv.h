@@ -105,7 +105,6 @@ struct ht_discard {
     uint64_t due_ns; /* when it looks at what became free, or 0 */
     bool walking;
     struct ht_alloc_freed_walk walk;
-    _Atomic uint64_t bytes;   /* that devices have discarded since the mount */
     _Atomic uint32_t refused; /* devices (bits) that have refused a discard: they are not asked again */
 };
 
