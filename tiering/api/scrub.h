@@ -20,7 +20,6 @@ struct ht_scrub_stats {
     /* Of the present run, or the last one. total: the bytes to read when it began, less those that were read
      * for another owner. */
     uint64_t run_bytes, run_total_bytes, run_ns, run_found, run_repaired;
-    uint64_t run_walks;                    /* over all references, for other owners of bad bytes */
     uint64_t runs, bytes, found, repaired; /* since the mount; runs: complete ones */
 };
 /* Starts a run in the background. -EBUSY: there is one. The store is mounted. */

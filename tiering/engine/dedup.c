@@ -2,23 +2,26 @@
 /*
  * dedup.c - the engine that finds content which is stored twice, and content of zeros.
  *
- *   asleep --the log has grown, a period later--> noting versions --two commit periods--> walking <------------+
- *      ^                                                                                    | a queue is full,  |
- *      |                                                                                    v or all was walked |
- *      '------- no pair is left, and all was walked: the pass ends ------------------- comparing ---------------'
+ *   asleep --the log has grown, a period later--> noting versions --two commit periods--> a pass: twins one after the
+ *      ^                                                                       |          other, and zeros (pass.h)
+ *      '------------------------------------------------------- it is over ----'
  *
- * A pass walks all references in slices, without I/O. Each has a checksum of its bytes; an index of the checksums finds
- * those that were seen before (dedup_index.h). A pass begins with the versions of all objects, and passes objects that
- * have another one two commit periods later: content that is being written is not worth it. The first pass waits only
- * until the optimizer has reserved the rewrites of its models. Then dedup_pair.c compares
- * pairs and shares the bytes, many in one transaction. The pass keeps numbers of objects only, so it delays no work on
- * other objects.
+ *   a content --read--> its twin was read just before? --no--> kept, for the next one
+ *      |                     | yes
+ *      cannot be read:    compared byte by byte --the same--> its owners get the bytes of that one (dedup_pair.c), many
+ *      remembered            |                                in one transaction
+ *                         different: remembered
+ *
+ * A pass begins with the versions of all objects, and passes objects that have another one two commit periods later:
+ * content that is being written is not worth it. The first pass waits only until the optimizer has reserved the
+ * rewrites of its models. The pass keeps numbers of objects only, so it delays no work on other objects. Each content
+ * is read once. These bytes are a chunk's as long as its object has that version, and the chunk that place.
  *
  * Objects with a rewrite reserve take no part: shared space does not come back when it is rewritten, so the reserve
  * would grow by what is freed. So a model in training is never touched.
  *
- * Compressed frames take part as they are stored. So a copy that comes after its origin was compressed is found once it
- * is compressed, too.
+ * Raw bytes are compared with raw bytes, and compressed frames with frames, as they are stored. The same bytes always
+ * give the same frame, so two files that were compressed alike meet here. Only for zeros a frame is decoded.
  *
  * Zeros: whole chunks only. Their checksum is known, and that of their frame.
  */
@@ -34,16 +37,16 @@
 #include "tiering/object/object.h"
 #include "tiering/object/ref.h"
 #include "tiering/api/check.h"
+#include "tiering/base/mutant.h"
+#include "tiering/data/chunk_io.h"
 #include "tiering/txn/txn.h"
 #include "tiering/engine/engine_priv.h"
-#include "tiering/engine/walk.h"
+#include "tiering/engine/pass.h"
 
 #define MS UINT64_C(1000000)
 #define STEP_BYTES HT_MIB /* compared */
 
 enum {
-    QUEUE_MAX = 256,
-    SLICE_CHUNKS = 256,
     SLICE_OBJECTS = 1024, /* of which the versions are noted */
     PAUSE_MS = 1000,
     COMMIT_MS_DEFAULT = 5000,
@@ -51,6 +54,8 @@ enum {
     PASS_COMMITS = 2,   /* that lie between two passes at least */
     ZEROS = 8,          /* sizes of chunks */
     INDEX_SHARE = 64,   /* of dram */
+    NOTES_MIN = 64,
+    NOTE_BYTES = 3 * sizeof(struct ht_owner_found) / 2, /* the array grows by a half */
 };
 static_assert(HT_SMALL_CHUNK_BYTES << (ZEROS - 1) >= HT_CHUNK_BYTES, "each size of a chunk has its checksum of zeros");
 
@@ -60,17 +65,24 @@ struct zeros {
     uint32_t frame_bytes; /* 0: no frame is smaller */
 };
 
+/* The last content that was read, and differs from the one before. */
+struct kept {
+    struct ht_dedup_chunk chunk; /* of an owner */
+    unsigned owners;
+    uint32_t stored;
+    uint64_t content; /* as of struct ht_pass; 0: there is none */
+    uint8_t *bytes;
+};
+
 struct ht_dedup_pass {
     struct ht_store *s;
     _Atomic uint64_t *figure, *bytes; /* of the row; heap of the engine */
-    struct ht_dedup_index index;
-    struct ht_walk walk;
-    uint64_t *version;           /* of the walk's objects when the pass began */
-    size_t noted;                /* so many of these are known */
-    struct ht_dedup_pair *queue; /* a ring */
-    size_t head, waiting;
+    struct ht_pass pass;
+    uint64_t *version; /* of the objects when the pass began */
+    size_t noted;      /* so many of these are known */
+    struct kept kept;
+    uint8_t *buf;
     struct ht_dedup_same same;
-    uint8_t *buf[2];
     struct zeros zeros[ZEROS]; /* HT_SMALL_CHUNK_BYTES << i */
     uint64_t memory_bytes;
     bool skipped;
@@ -83,9 +95,11 @@ static uint64_t commit_ns(const struct ht_store *s)
 
 /* ------------------------------------------------------------------ a pass */
 
-static uint64_t index_bytes_max(struct ht_store *s)
+static size_t notes_max(const struct ht_store *s)
 {
-    return s->opts.dedup_index_bytes ? s->opts.dedup_index_bytes : ht_arena_bytes(s->arena) / INDEX_SHARE;
+    if (s->opts.dedup_index_bytes)
+        return ht_max_u64(s->opts.dedup_index_bytes / NOTE_BYTES, NOTES_MIN);
+    return ht_max_u64(ht_arena_bytes(s->arena) / INDEX_SHARE / NOTE_BYTES, 2 * ht_owners_max(s));
 }
 
 static void free_pass(struct ht_dedup_pass *p)
@@ -94,12 +108,10 @@ static void free_pass(struct ht_dedup_pass *p)
         return;
     *p->bytes -= p->memory_bytes;
     p->figure[HT_DEDUP_LEFT] = 0;
-    ht_dedup_index_free(&p->index);
-    for (unsigned i = 0; i < HT_ARRAY_SIZE(p->buf); i++)
-        free(p->buf[i]);
-    free(p->queue);
+    free(p->buf);
+    free(p->kept.bytes);
     free(p->version);
-    ht_walk_end(&p->walk);
+    ht_pass_end(&p->pass);
     free(p);
 }
 
@@ -110,38 +122,32 @@ static int know_zeros(struct ht_dedup_pass *p)
 
     if (rc)
         return rc;
-    memset(p->buf[0], 0, HT_CHUNK_BYTES);
+    memset(p->buf, 0, HT_CHUNK_BYTES);
     for (unsigned i = 0; i < ZEROS && rc >= 0 && (uint64_t)HT_SMALL_CHUNK_BYTES << i <= HT_CHUNK_BYTES; i++) {
         struct zeros *z = &p->zeros[i];
         uint32_t bytes = (uint32_t)HT_SMALL_CHUNK_BYTES << i;
-        z->checksum = ht_store_checksum(p->s, p->buf[0], bytes);
-        rc = ht_codec_encode(encoder, p->buf[0], bytes, p->buf[1]);
+        z->checksum = ht_store_checksum(p->s, p->buf, bytes);
+        rc = ht_codec_encode(encoder, p->buf, bytes, p->kept.bytes);
         z->frame_bytes = rc > 0 ? (uint32_t)rc : 0;
-        z->frame_checksum = ht_store_checksum(p->s, p->buf[1], z->frame_bytes);
+        z->frame_checksum = ht_store_checksum(p->s, p->kept.bytes, z->frame_bytes);
     }
     ht_encoder_free(encoder);
     return rc < 0 ? rc : 0;
 }
 
-static int allocate(struct ht_dedup_pass *p, unsigned part)
-{
-    struct ht_store *s = p->s;
+static const struct ht_pass_user user;
 
-    ht_store_lock(s);
-    uint64_t chunks = s->objects.chunks;
-    ht_store_unlock(s);
-    int rc = ht_dedup_index_init(&p->index, chunks, index_bytes_max(s), part);
-    if (!rc)
-        rc = ht_walk_begin(&p->walk, s);
-    p->walk.count = ht_min_u64(p->walk.count, UINT32_MAX - 1);
-    p->version = calloc(p->walk.count + 1, sizeof(*p->version));
-    p->queue = calloc(QUEUE_MAX, sizeof(*p->queue));
-    for (unsigned i = 0; i < HT_ARRAY_SIZE(p->buf); i++)
-        p->buf[i] = aligned_alloc(HT_BLOCK_BYTES, HT_CHUNK_BYTES);
-    if (!rc && (!p->version || !p->queue || !p->buf[0] || !p->buf[1]))
+static int allocate(struct ht_dedup_pass *p)
+{
+    int rc = ht_pass_begin(&p->pass, p->s, &user, p, notes_max(p->s), p->bytes);
+    size_t objects = p->pass.walk.count;
+
+    p->version = calloc(objects + 1, sizeof(*p->version));
+    p->buf = aligned_alloc(HT_BLOCK_BYTES, HT_CHUNK_BYTES);
+    p->kept.bytes = aligned_alloc(HT_BLOCK_BYTES, HT_CHUNK_BYTES);
+    if (!rc && (!p->version || !p->buf || !p->kept.bytes))
         rc = -ENOMEM;
-    p->memory_bytes = sizeof(*p) + ht_dedup_index_bytes(&p->index) + ht_walk_bytes(&p->walk) +
-        p->walk.count * sizeof(*p->version) + QUEUE_MAX * sizeof(*p->queue) + HT_ARRAY_SIZE(p->buf) * HT_CHUNK_BYTES;
+    p->memory_bytes = sizeof(*p) + objects * sizeof(*p->version) + 2 * HT_CHUNK_BYTES;
     *p->bytes += p->memory_bytes;
     return rc;
 }
@@ -155,7 +161,7 @@ static int begin_pass(struct ht_store *s, struct ht_dedup *d)
     p->s = s;
     p->figure = s->engine->row[HT_ENGINE_DEDUP].figure;
     p->bytes = &d->bytes;
-    int rc = allocate(p, d->part);
+    int rc = allocate(p);
     if (!rc)
         rc = know_zeros(p);
     if (rc) {
@@ -172,27 +178,17 @@ static int begin_pass(struct ht_store *s, struct ht_dedup *d)
 /* Of some objects more. */
 static void note_versions(struct ht_dedup_pass *p)
 {
-    size_t end = ht_min_u64(p->noted + SLICE_OBJECTS, p->walk.count);
+    const struct ht_walk *w = &p->pass.walk;
+    size_t end = ht_min_u64(p->noted + SLICE_OBJECTS, w->count);
 
     ht_store_lock(p->s);
     for (; p->noted < end; p->noted++) {
-        struct ht_obj *o = ht_obj_find_locked(p->s, p->walk.oids[p->noted]);
+        struct ht_obj *o = ht_obj_find_locked(p->s, w->oids[p->noted]);
         p->version[p->noted] = o ? o->version : 0;
     }
     ht_store_unlock(p->s);
-    if (p->noted == p->walk.count)
+    if (p->noted == w->count)
         p->s->engine->dedup.due_ns = ht_now_ns() + SETTLE_COMMITS * commit_ns(p->s);
-}
-
-static struct ht_dedup_chunk name_chunk(const struct ht_obj *o, uint64_t index) HT_REQUIRES(HT_LOCK_STORE)
-{
-    return (struct ht_dedup_chunk){.oid = o->oid, .version = o->version, .index = index};
-}
-
-static void put_in_queue(struct ht_dedup_pass *p, const struct ht_dedup_pair *pair)
-{
-    p->queue[(p->head + p->waiting++) % QUEUE_MAX] = *pair;
-    p->figure[HT_DEDUP_LEFT] += pair->bytes;
 }
 
 static bool is_probably_zero(const struct ht_dedup_pass *p, const struct ht_obj *o, const struct ht_ref *ref)
@@ -204,99 +200,178 @@ static bool is_probably_zero(const struct ht_dedup_pass *p, const struct ht_obj 
     return ref->stored == z->frame_bytes && ref->checksum == z->frame_checksum;
 }
 
-/* The chunk that the index names, if it still has that content. */
-static struct ht_chunk *find_entry(const struct ht_dedup_pass *p, const struct ht_dedup_entry *e, struct ht_obj **out_o)
-    HT_REQUIRES(HT_LOCK_STORE)
-{
-    struct ht_obj *o = e->object ? ht_obj_find_locked(p->s, p->walk.oids[e->object - 1]) : NULL;
-    bool settled = o && ht_obj_may_share(o) && o->version == p->version[e->object - 1];
-    struct ht_chunk *c = settled ? ht_chunk_find(o, e->chunk) : NULL;
-
-    *out_o = o;
-    return c && ht_dedup_may_share(p->s, c) && c->pub.checksum == e->checksum ? c : NULL;
-}
-
-/*
- * Content that was seen before makes a pair with the chunk that the index names. Of a pair the one with several owners
- * stays: they need no change then.
- */
-static void look_up(struct ht_dedup_pass *p, struct ht_obj *o, struct ht_chunk *c, uint64_t index)
-    HT_REQUIRES(HT_LOCK_STORE)
-{
-    const struct ht_dedup_entry own = {c->pub.checksum, (uint32_t)(p->walk.at + 1), (uint32_t)index};
-    struct ht_dedup_entry *e = ht_dedup_index_find(&p->index, c->pub.checksum);
-    struct ht_obj *first_o;
-
-    if (!e)
-        return;
-    struct ht_chunk *first = find_entry(p, e, &first_o);
-    uint64_t first_index = e->chunk;
-    bool comparable = first && ht_dedup_may_be_same(&first->pub, &c->pub) && first_o->chunk_shift == o->chunk_shift;
-    if (!comparable || (c->pub.shared && !first->pub.shared))
-        ht_dedup_index_add(&p->index, e, &own);
-    if (!comparable || ht_ref_same_place(&first->pub, &c->pub))
-        return;
-    struct ht_dedup_pair pair = {name_chunk(first_o, first_index), name_chunk(o, index), c->pub.stored};
-    if (c->pub.shared && !first->pub.shared) {
-        struct ht_dedup_chunk was = pair.owner;
-        pair.owner = pair.other;
-        pair.other = was;
-    }
-    put_in_queue(p, &pair);
-}
-
 static bool is_settled(void *ctx, const struct ht_obj *o) HT_REQUIRES(HT_LOCK_STORE)
 {
     const struct ht_dedup_pass *p = ctx;
 
-    return ht_obj_may_share(o) && o->version == p->version[p->walk.at];
+    return ht_obj_may_share(o) && o->version == p->version[p->pass.walk.at];
 }
 
-static int look_at(void *ctx, struct ht_obj *o, struct ht_chunk *c, uint64_t index) HT_REQUIRES(HT_LOCK_STORE)
+static enum ht_pass_want wants(void *ctx, const struct ht_obj *o, const struct ht_chunk *c) HT_REQUIRES(HT_LOCK_STORE)
 {
-    struct ht_dedup_pass *p = ctx;
+    const struct ht_dedup_pass *p = ctx;
 
-    if (p->waiting == QUEUE_MAX)
-        return HT_WALK_PAUSE;
     if (!ht_dedup_may_share(p->s, c))
-        return HT_WALK_ON;
-    if (is_probably_zero(p, o, &c->pub)) {
-        const struct ht_dedup_pair pair = {.other = name_chunk(o, index), .bytes = c->pub.stored};
-        put_in_queue(p, &pair);
-    } else {
-        look_up(p, o, c, index);
-    }
-    return HT_WALK_ON;
+        return HT_PASS_NONE;
+    return is_probably_zero(p, o, &c->pub) ? HT_PASS_ALONE : HT_PASS_TWINS;
 }
 
-static const struct ht_walk_visitor visitor = {.object = is_settled, .chunk = look_at};
+static const struct ht_pass_user user = {.object = is_settled, .content = wants};
 
 /* ---------------------------------------------------------------- comparing */
 
-/*
- * Some pairs of the queue, as many as the budget allows, and one transaction. The next pass finds those that were
- * skipped.
- */
+/* An owner of the content that has come, as it was when the pass began. */
+static struct ht_dedup_chunk name_owner(const struct ht_dedup_pass *p, unsigned owner)
+{
+    const struct ht_move_owner *w = &p->pass.found.owner[owner];
+    size_t at = ht_walk_find(&p->pass.walk, w->obj->oid);
+
+    return (struct ht_dedup_chunk){
+        .oid = w->obj->oid, .version = p->version[at], .index = w->index, .place = ht_ref_place(&p->pass.found.was)};
+}
+
+static void skip(struct ht_dedup_pass *p, uint64_t chunks)
+{
+    p->figure[HT_DEDUP_SKIPPED] += chunks;
+    p->skipped |= chunks > 0;
+}
+
+/* The next pass finds those that were skipped. */
+static int share(struct ht_dedup_pass *p)
+{
+    int rc = ht_dedup_share(p->s, &p->same);
+
+    skip(p, rc > 0 ? (unsigned)rc : 0);
+    p->skipped |= rc < 0;
+    return rc < 0 ? rc : 0;
+}
+
+static int add(struct ht_dedup_pass *p, const struct ht_dedup_pair *pair)
+{
+    int rc = p->same.count == HT_ARRAY_SIZE(p->same.pair) ? share(p) : 0;
+
+    if (!rc)
+        rc = ht_dedup_add(p->s, pair, &p->same);
+    skip(p, rc == -EAGAIN);
+    return rc == -EAGAIN ? 0 : rc;
+}
+
+static void in_vain(struct ht_dedup_pass *p, enum ht_dedup_figure figure)
+{
+    const struct ht_dedup_chunk c = name_owner(p, 0);
+
+    if (ht_dedup_in_vain(p->s, &c))
+        skip(p, 1);
+    else
+        p->figure[figure]++;
+}
+
+static void keep(struct ht_dedup_pass *p)
+{
+    const struct ht_move *m = &p->pass.found;
+    uint8_t *bytes = p->kept.bytes;
+
+    memcpy(bytes, p->buf, m->was.stored);
+    p->kept = (struct kept){name_owner(p, 0), m->owners, m->was.stored, p->pass.content, bytes};
+}
+
+/* The content has the kept bytes. The one with several owners stays: they need no change then. */
+static int share_owners(struct ht_dedup_pass *p)
+{
+    int rc = 0;
+
+    if (p->kept.owners == 1 && p->pass.found.owners > 1) {
+        const struct ht_dedup_pair pair = {name_owner(p, 0), p->kept.chunk};
+        p->kept.chunk = pair.owner;
+        p->kept.owners = p->pass.found.owners;
+        return add(p, &pair);
+    }
+    for (unsigned i = 0; !rc && i < p->pass.found.owners; i++) {
+        const struct ht_dedup_pair pair = {p->kept.chunk, name_owner(p, i)};
+        rc = add(p, &pair);
+    }
+    return rc;
+}
+
+/* The decoder writes the visible bytes only. */
+static int share_zeros(struct ht_dedup_pass *p)
+{
+    const struct ht_ref *ref = &p->pass.found.was;
+    size_t n = ref->codec == HT_CODEC_RAW ? ref->stored : ref->visible;
+    bool zero = !n || (!p->buf[0] && memcmp(p->buf, p->buf + 1, n - 1) == 0);
+    int rc = 0;
+
+    for (unsigned i = 0; zero && !rc && i < p->pass.found.owners; i++) {
+        const struct ht_dedup_pair pair = {.other = name_owner(p, i)};
+        rc = add(p, &pair);
+    }
+    if (!zero)
+        in_vain(p, HT_DEDUP_DIFFERENT);
+    return rc;
+}
+
+/* It is the twin of the kept content, or zeros, or the next one's twin. */
+static int look_at(struct ht_dedup_pass *p)
+{
+    const struct ht_move *m = &p->pass.found;
+
+    p->figure[HT_DEDUP_COMPARED] += m->was.stored;
+    if (is_probably_zero(p, m->owner[0].obj, &m->was))
+        return share_zeros(p);
+    if (p->pass.content != p->kept.content || m->was.stored != p->kept.stored)
+        keep(p);
+    else if (HT_MUTANT("dedup-uncompared") || memcmp(p->buf, p->kept.bytes, p->kept.stored) == 0)
+        return share_owners(p);
+    else
+        in_vain(p, HT_DEDUP_DIFFERENT);
+    return 0;
+}
+
+static int read_content(struct ht_dedup_pass *p, uint64_t *out_bytes)
+{
+    const struct ht_move *m = &p->pass.found;
+    struct ht_chunk_io io = {.obj = m->owner[0].obj,
+                             .index = m->owner[0].index,
+                             .ref = m->was,
+                             .data = p->buf,
+                             .as_stored = p->pass.content != 0};
+    int rc = ht_chunks_read_permitted(&io, 1);
+
+    *out_bytes += m->was.stored;
+    if (!rc)
+        return look_at(p);
+    if (rc == -ENOMEM)
+        return rc;
+    p->figure[HT_DEDUP_COMPARED] += m->was.stored;
+    in_vain(p, HT_DEDUP_SKIPPED); /* scrub reports what cannot be read */
+    return 0;
+}
+
+/* A slice of the pass, and what came. */
+static int next(struct ht_dedup_pass *p, uint64_t *out_bytes)
+{
+    int rc = ht_pass_next(&p->pass);
+
+    if (!rc && p->pass.found.owners)
+        rc = read_content(p, out_bytes);
+    ht_pass_put(&p->pass);
+    p->figure[HT_DEDUP_LEFT] = p->pass.shared.twin_bytes;
+    return rc;
+}
+
+/* Some content, as much as the budget allows, and one transaction. */
 static int compare_some(struct ht_dedup_pass *p, struct ht_budget *b)
 {
-    uint64_t most = ht_min_u64(b->most_bytes, STEP_BYTES), skipped = 0;
+    uint64_t most = ht_min_u64(b->most_bytes, STEP_BYTES);
     int rc = 0;
 
     do {
-        const struct ht_dedup_pair pair = p->queue[p->head];
-        p->head = (p->head + 1) % QUEUE_MAX;
-        p->waiting--;
-        p->figure[HT_DEDUP_LEFT] -= pair.bytes;
-        rc = ht_dedup_compare(p->s, &pair, &p->same, p->buf, &b->bytes);
-        skipped += rc == -EAGAIN;
-        rc = rc == -EAGAIN ? 0 : rc;
-    } while (!rc && p->waiting && p->same.count < HT_ARRAY_SIZE(p->same.pair) && b->bytes < most &&
-             ht_now_ns() < b->until_ns);
-    int changed = ht_dedup_share(p->s, &p->same);
-    skipped += changed > 0 ? (unsigned)changed : 0;
-    p->skipped |= skipped > 0 || rc || changed < 0;
-    p->figure[HT_DEDUP_SKIPPED] += skipped;
-    return rc ? rc : changed < 0 ? changed : 0;
+        b->next_is_long = !b->may_be_long && ht_pass_is_long(&p->pass);
+        if (!b->next_is_long)
+            rc = next(p, &b->bytes);
+    } while (!rc && !b->next_is_long && b->bytes < most && ht_now_ns() < b->until_ns && !ht_pass_is_over(&p->pass));
+    int shared = share(p);
+    return rc ? rc : shared;
 }
 
 enum { PASS_WORKS, PASS_WAITS, PASS_ENDS };
@@ -311,10 +386,8 @@ static int go_on(struct ht_dedup *d, struct ht_budget *b)
         note_versions(p);
     else if (d->due_ns > ht_now_ns())
         rc = PASS_WAITS;
-    else if (p->waiting && (p->waiting == QUEUE_MAX || ht_walk_is_over(&p->walk)))
+    else if (!ht_pass_is_over(&p->pass))
         rc = compare_some(p, b);
-    else if (!ht_walk_is_over(&p->walk))
-        rc = ht_walk_slice(&p->walk, &visitor, p, SLICE_CHUNKS);
     else
         rc = PASS_ENDS;
     return rc;
@@ -329,15 +402,13 @@ static uint64_t begins_ns(struct ht_store *s, const struct ht_dedup *d)
 
     if (d->next_ns > now)
         return d->next_ns;
-    return d->part || d->again || d->seen_lsn != s->frees.last_lsn + 1 ? 0 : now + PASS_COMMITS * commit_ns(s);
+    return d->again || d->seen_lsn != s->frees.last_lsn + 1 ? 0 : now + PASS_COMMITS * commit_ns(s);
 }
 
 static int begin_next(struct ht_store *s, struct ht_dedup *d)
 {
-    if (!d->part) {
-        d->seen_lsn = s->frees.last_lsn + 1; /* never 0, as it is before the first pass */
-        d->again = false;
-    }
+    d->seen_lsn = s->frees.last_lsn + 1; /* never 0, as it is before the first pass */
+    d->again = false;
     return begin_pass(s, d);
 }
 
@@ -346,10 +417,8 @@ static void end_pass(struct ht_store *s, struct ht_dedup *d)
     struct ht_dedup_pass *p = d->pass;
 
     d->again |= p->skipped;
-    d->part = p->index.part + 1 < p->index.parts ? p->index.part + 1 : 0;
-    d->next_ns = ht_walk_next_ns(&p->walk, d->part ? 0 : PASS_COMMITS * commit_ns(s));
-    if (!d->part)
-        p->figure[HT_DEDUP_PASSES]++;
+    d->next_ns = ht_walk_next_ns(&p->pass.walk, PASS_COMMITS * commit_ns(s));
+    p->figure[HT_DEDUP_PASSES]++;
     d->pass = NULL;
     free_pass(p);
 }

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* dedup.h - inside engine/: the pass of deduplication over all content, and one pair of chunks. */
+/* dedup.h - inside engine/: deduplication of all content, and pairs of chunks. */
 #ifndef HITRAIN_TIERING_ENGINE_DEDUP_H
 #define HITRAIN_TIERING_ENGINE_DEDUP_H
 
@@ -8,7 +8,6 @@
 #include "tiering/base/base.h"
 #include "tiering/api/dedup.h"
 #include "tiering/txn/txn.h"
-#include "tiering/engine/dedup_index.h"
 #include "tiering/engine/scheduler.h"
 
 struct ht_store;
@@ -46,23 +45,21 @@ struct ht_dedup {
     uint64_t due_ns;            /* its walk begins not before; 0: not all versions are noted */
     uint64_t seen_lsn;          /* what the log had when the last whole round began */
     uint64_t next_ns;           /* the next pass begins not before */
-    unsigned part;              /* of the index, of the next pass */
     bool again;                 /* something was skipped */
 };
 
-/* A chunk, as it was when it was found. */
+/* A chunk, as it was when its bytes were read. */
 struct ht_dedup_chunk {
-    uint64_t oid, version; /* of the object */
-    uint64_t index;
+    uint64_t oid, version; /* of the object, before */
+    uint64_t index, place;
 };
-/* A pair of chunks that are probably the same. */
+/* A pair of chunks with the same bytes. */
 struct ht_dedup_pair {
-    struct ht_dedup_chunk owner; /* oid 0: none, the other one is probably all zeros */
+    struct ht_dedup_chunk owner; /* oid 0: none, the other one is all zeros */
     struct ht_dedup_chunk other; /* gives its own bytes up */
-    uint64_t bytes;              /* that are stored of each */
 };
 
-/* Pairs that were compared and are the same, with references to their objects. */
+/* Pairs, with references to their objects. */
 struct ht_dedup_same {
     struct ht_sharer pair[64];
     unsigned count;
@@ -73,14 +70,14 @@ struct ht_dedup_same {
  * bytes and compressed frames may be.
  */
 bool ht_dedup_may_share(const struct ht_store *s, const struct ht_chunk *c) HT_REQUIRES(HT_LOCK_STORE);
-/* Have both the same codec, stored length and checksum? */
-bool ht_dedup_may_be_same(const struct ht_ref *a, const struct ht_ref *b);
+/* dedup_pair.c: no later pass looks at the chunk again, unless its content has changed: then -EAGAIN. */
+int ht_dedup_in_vain(struct ht_store *s, const struct ht_dedup_chunk *c) HT_EXCLUDES(HT_LOCK_STORE) HT_MUST_CHECK;
 /*
- * dedup_pair.c: compares a pair, and adds it to `same`, which has room. buf: two buffers of a chunk each. *out_bytes
- * grows by the bytes read. 0: it was added, or never will be; -EAGAIN: it was skipped; -ENOMEM.
+ * Adds a pair to `same`, which has room. 0: it was added, or both share the bytes already; -EAGAIN: one of them has
+ * changed; -ENOMEM.
  */
-int ht_dedup_compare(struct ht_store *s, const struct ht_dedup_pair *pair, struct ht_dedup_same *same, uint8_t *buf[2],
-                     uint64_t *out_bytes) HT_EXCLUDES(HT_LOCK_STORE) HT_MUST_CHECK;
+int ht_dedup_add(struct ht_store *s, const struct ht_dedup_pair *pair, struct ht_dedup_same *same)
+    HT_EXCLUDES(HT_LOCK_STORE) HT_MUST_CHECK;
 /* Shares these in one transaction, and empties `same`. How many have changed meanwhile; -ENOMEM, or the log's error. */
 int ht_dedup_share(struct ht_store *s, struct ht_dedup_same *same) HT_EXCLUDES(HT_LOCK_STORE) HT_MUST_CHECK;
 

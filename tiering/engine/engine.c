@@ -213,8 +213,9 @@ void ht_engine_teardown(struct ht_store *s)
 
 uint64_t ht_engine_memory_bytes(const struct ht_store *s)
 {
-    return s->engine->dedup.bytes + s->engine->compaction.bytes + ht_planner_bytes(&s->engine->planner) +
-        ht_next_uses_bytes(&s->next_uses) + ht_recompress_bytes(&s->engine->recompress);
+    return s->engine->scrub.bytes + s->engine->dedup.bytes + s->engine->compaction.bytes +
+        ht_planner_bytes(&s->engine->planner) + ht_next_uses_bytes(&s->next_uses) +
+        ht_recompress_bytes(&s->engine->recompress);
 }
 
 /* ----------------------------------------------------------- start and stop */

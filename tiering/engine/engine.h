@@ -10,11 +10,13 @@
  *   readahead   readahead                        readahead.c   on demand
  *   planner     plans of steps that repeat       planner.c     on demand, no I/O; next_use.c: what programs say
  *   background  scrub                            scrub.c       on demand, paced; background.c pauses and counts all
- *               deduplication                    dedup.c       dedup_pair.c, dedup_index.c
+ *               deduplication                    dedup.c       dedup_pair.c
  *               discard                          discard.c     on demand, with -o discard=on
  *               recompress                       recompress.c  from time to time if anything may be compressed, paced
  *               compaction                       move.c
  *               digests of kept steps            digest.c      on demand; fs/ctl/digest.c does the work
+ *
+ * Scrub, deduplication and recompression look at content in a pass (pass.h).
  *
  * A new engine that no other thread waits for is a file with its ht_engine_type, a row of the lane `background`, and a
  * test file.

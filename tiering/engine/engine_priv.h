@@ -64,9 +64,9 @@ struct ht_scrub_run; /* scrub.c */
 struct ht_scrub {
     struct ht_mutex lock; /* a leaf */
     pthread_cond_t changed;
-    _Atomic bool stop; /* the run should end. Set with the lock */
+    _Atomic bool stop;      /* the run should end. Set with the lock */
+    _Atomic uint64_t bytes; /* heap of the run's pass */
     HT_GUARDED_BY(HT_LOCK_SCRUB) struct {
-        uint16_t last_number; /* of a run */
         uint64_t began_ns;
         struct ht_scrub_stats st;
         struct ht_scrub_run *run; /* the one that the row makes, or NULL */

@@ -6,17 +6,13 @@
 
 #include "tiering/base/idhash.h"
 #include "tiering/base/lock.h"
-#include "tiering/engine/walk.h"
-#include "tiering/object/chunk.h"
 #include "tiering/object/context.h"
-#include "tiering/object/object.h"
 #include "tiering/object/refcount.h"
 #include "tiering/txn/txn.h"
 
 #define HASHES_ALL (UINT64_C(1) << 32)
 
 enum {
-    SLICE_CHUNKS = 256,
     SPARE = 4, /* notes fill less than this part of their bound: the next part has twice as many hashes */
 };
 
@@ -45,9 +41,9 @@ void ht_owners_begin_part(struct ht_owners *w, size_t most, struct ht_owners_par
     w->from = part.from;
 }
 
-uint32_t ht_owners_group_of(const struct ht_owners *w, uint64_t place)
+uint32_t ht_owners_group_of(const struct ht_owners *w, uint64_t hashed)
 {
-    return (uint32_t)ht_id_hash(place) - w->from;
+    return (uint32_t)ht_id_hash(hashed) - w->from;
 }
 
 struct ht_owners_part ht_owners_then(const struct ht_owners *w)
@@ -97,40 +93,12 @@ int ht_owners_note(struct ht_owners *w, const struct ht_owner_found *f)
     return 0;
 }
 
-struct search {
-    const struct ht_ref *ref;
-    struct ht_owners *found;
-};
-
-static int look_at(void *ctx, struct ht_obj *o, struct ht_chunk *c, uint64_t index) HT_REQUIRES(HT_LOCK_STORE)
-{
-    const struct search *x = ctx;
-
-    if (!(c->flags & HT_CH_PUB) || !ht_ref_same_place(&c->pub, x->ref))
-        return HT_WALK_ON;
-    const struct ht_owner_found f = {.place = ht_ref_place(&c->pub), .oid = o->oid, .index = index};
-    int rc = ht_owners_note(x->found, &f);
-    return rc ? rc : HT_WALK_ON;
-}
-
-int ht_owners_find(struct ht_store *s, const struct ht_ref *ref, const _Atomic bool *stop, struct ht_owners *w)
-{
-    static const struct ht_walk_visitor visitor = {.chunk = look_at};
-    struct search x = {.ref = ref, .found = w};
-    struct ht_walk walk;
-    int rc = ht_walk_begin(&walk, s);
-
-    ht_owners_begin(w, ht_owners_max(s), 1);
-    while (!rc && !ht_walk_is_over(&walk))
-        rc = *stop ? -ECANCELED : ht_walk_slice(&walk, &visitor, &x, SLICE_CHUNKS);
-    ht_walk_end(&walk);
-    return rc;
-}
-
 static int by_group_and_place(const struct ht_owner_found *x, const struct ht_owner_found *y)
 {
     if (x->group != y->group)
         return x->group < y->group ? -1 : 1;
+    if (x->content != y->content)
+        return x->content < y->content ? -1 : 1;
     return x->place < y->place ? -1 : x->place > y->place;
 }
 
@@ -146,16 +114,32 @@ static int by_place(const void *a, const void *b)
     return x->index < y->index ? -1 : x->index > y->index;
 }
 
+/* The notes at `from` and at `end - 1` are of one place: does a neighbour have the same content elsewhere? */
+static bool has_twin(const struct ht_owners *w, size_t from, size_t end)
+{
+    const struct ht_owner_found *f = w->found;
+
+    return f[from].content &&
+        ((from > 0 && f[from - 1].content == f[from].content) || (end < w->count && f[end].content == f[from].content));
+}
+
 void ht_owners_sort(struct ht_owners *w)
 {
     if (w->count)
         qsort(w->found, w->count, sizeof(*w->found), by_place);
+    w->twin_bytes = 0;
+    for (size_t i = 0, same; i < w->count; i += same) {
+        same = ht_owners_same(w, i);
+        w->twin_bytes += has_twin(w, i, i + same) ? w->found[i].bytes : 0;
+    }
 }
 
 size_t ht_owners_same(const struct ht_owners *w, size_t at)
 {
     size_t from = at + 1, end = w->count;
 
+    if (from < end && by_group_and_place(&w->found[from], &w->found[at]))
+        return 1; /* as most */
     while (from < end) {
         size_t middle = from + (end - from) / 2;
         if (by_group_and_place(&w->found[middle], &w->found[at]) == 0)
@@ -175,7 +159,13 @@ const struct ht_owner_found *ht_owners_next(struct ht_owners *w, size_t *out_n)
     const struct ht_owner_found *f = &w->found[w->at];
     *out_n = ht_owners_same(w, w->at);
     w->at += *out_n;
+    w->twin_bytes -= ht_owners_had_twin(w, *out_n) ? f->bytes : 0;
     return f;
+}
+
+bool ht_owners_had_twin(const struct ht_owners *w, size_t n)
+{
+    return has_twin(w, w->at - n, w->at);
 }
 
 bool ht_owners_are_over(const struct ht_owners *w)

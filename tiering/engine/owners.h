@@ -11,15 +11,15 @@
  *
  *   noting --lacks room--> a half leaves --> noting --all was walked--> in order --> a place with all its owners
  *
- * A group is what its user says: a group of blocks, or the hash of a place. A user of hashes walks once for each part
- * of the hashes, and the next part begins where the last one has ended.
+ * A group is what its user says: a group of blocks, or a hash. A user of hashes walks once for each part of the hashes,
+ * and the next part begins where the last one has ended.
  *
  * One thread's.
  */
 #ifndef HITRAIN_TIERING_ENGINE_OWNERS_H
 #define HITRAIN_TIERING_ENGINE_OWNERS_H
 
-#include <stdatomic.h>
+#include <assert.h>
 
 #include "tiering/base/base.h"
 #include "tiering/base/guarded.h"
@@ -28,7 +28,7 @@
 struct ht_store;
 
 /*
- * Of one place: bytes with more stay where they are. So the notes of an engine have a bound, twice as many: 8 MiB. The
+ * Of one place: bytes with more stay where they are. So the notes of an engine have a bound, twice as many: 10 MiB. The
  * records of all owners are in one transaction, which has as many bytes in memory and in the log. So bytes in many
  * pieces may have fewer owners: on average HT_OWNERS_RECORD_BYTES for each of the most, 16 MiB in all. The option
  * owners_max is for tests.
@@ -44,7 +44,10 @@ struct ht_owner_found {
     uint64_t place; /* of the bytes */
     uint64_t oid, index;
     uint32_t group;
+    uint32_t bytes;   /* that are stored */
+    uint64_t content; /* a hash of all that is known of the content: twins have the same. 0 where nobody asks */
 };
+static_assert(sizeof(struct ht_owner_found) == 40, "memory per owner is bounded");
 
 /* So many hashes (of 32 bits) of places from one on. 0 hashes: all. */
 struct ht_owners_part {
@@ -55,24 +58,19 @@ struct ht_owners_part {
 struct ht_owners {
     struct ht_owner_found *found;
     size_t count, cap, most;
-    uint64_t groups; /* numbers of groups are below it; others are not noted */
-    uint32_t from;   /* the hash of group 0 */
-    bool lacks_room; /* for the next owner that the walk meets */
-    size_t at;       /* once all was walked: the next place */
+    uint64_t groups;     /* numbers of groups are below it; others are not noted */
+    uint32_t from;       /* the hash of group 0 */
+    bool lacks_room;     /* for the next owner that the walk meets */
+    size_t at;           /* once all was walked: the next place */
+    uint64_t twin_bytes; /* from there on, of places with twins; once they are in order */
 };
 
 unsigned ht_owners_max(const struct ht_store *s);
 bool ht_owners_are_too_many(const struct ht_store *s, const struct ht_ref *ref) HT_REQUIRES(HT_LOCK_STORE);
-/*
- * Notes all owners of what a published reference names, by a walk of its own: at most
- * HT_OWNERS_MAX. -ENOMEM; -ECANCELED: *stop became true. Then some may be noted.
- */
-int ht_owners_find(struct ht_store *s, const struct ht_ref *ref, const _Atomic bool *stop, struct ht_owners *w)
-    HT_EXCLUDES(HT_LOCK_STORE) HT_MUST_CHECK;
 void ht_owners_begin(struct ht_owners *w, size_t most, uint64_t groups);
 /* The groups are those of a part. */
 void ht_owners_begin_part(struct ht_owners *w, size_t most, struct ht_owners_part part);
-uint32_t ht_owners_group_of(const struct ht_owners *w, uint64_t place);
+uint32_t ht_owners_group_of(const struct ht_owners *w, uint64_t hashed);
 /* Is there no room for notes of a group, unless groups leave? */
 bool ht_owners_lack_room(struct ht_owners *w, uint32_t group);
 /* Groups leave with their notes until no room is lacking. No lock is held: it looks through all notes. */
@@ -82,11 +80,13 @@ int ht_owners_note(struct ht_owners *w, const struct ht_owner_found *f) HT_MUST_
 /* The owners of the next place. NULL: there is none. The first call puts the notes in order. */
 const struct ht_owner_found *ht_owners_next(struct ht_owners *w, size_t *out_n);
 bool ht_owners_are_over(const struct ht_owners *w);
+/* Has the place that came last, of n owners, a twin: another place, probably with the same content? */
+bool ht_owners_had_twin(const struct ht_owners *w, size_t n);
 /* The next place has very many owners, or the notes have to be put in order first: that takes longer than a step. */
 bool ht_owners_are_long(const struct ht_owners *w);
 /* The part of the next walk. */
 struct ht_owners_part ht_owners_then(const struct ht_owners *w);
-void ht_owners_sort(struct ht_owners *w); /* by group, place, object and index */
+void ht_owners_sort(struct ht_owners *w); /* by group, content, place, object and index */
 /* How many from `at` on, which is there, have the same group and place. The notes are in order, also for the next. */
 size_t ht_owners_same(const struct ht_owners *w, size_t at);
 /* The first note of a group, or of a later one. */

@@ -2,14 +2,13 @@
 /*
  * recompress.c - compresses content that nothing has changed for a while.
  *
- *   asleep --compress_after=--> a round: a walk over all objects --each chunk that is found--> a batch of frames
- *      ^                             |                  |                                (recompress_batch.c)
- *      |                             |                  '--shared: its owner is noted--.           ^    |
- *      |                             v                                                 |           |    '--> published
- *      '------- all was looked at, or an error            all was walked: each place with owners --'
+ *   asleep --compress_after=--> a round: a pass over all content (pass.h) --each that is raw--> a batch of frames
+ *      ^                             |                                                    (recompress_batch.c)
+ *      |                             v                                                              '--> published
+ *      '------- all was looked at, or an error
  *
- * The walk finds published raw chunks of objects that may be compressed and have the same version as in the round
- * before. Content with several owners is compressed for all owners at once, if the walk has found all. An owner that is
+ * The pass finds published raw chunks of objects that may be compressed and have the same version as in the round
+ * before. Content with several owners is compressed for all owners at once, if the pass has found all. An owner that is
  * no candidate keeps the content raw for all, and so do more owners than HT_OWNERS_MAX (owners.h).
  *
  * Left alone are content in the memory of passthrough files, and objects with anything that is not published: an update
@@ -23,7 +22,6 @@
 #include <assert.h>
 #include <stdlib.h>
 
-#include "tiering/base/mutant.h"
 #include "tiering/cache/arena.h"
 #include "tiering/api/compress.h"
 #include "tiering/api/object.h"
@@ -37,15 +35,11 @@
 #include "tiering/txn/txn.h"
 #include "tiering/engine/engine_priv.h"
 #include "tiering/engine/recompress_batch.h"
-#include "tiering/engine/owners.h"
-#include "tiering/engine/walk.h"
+#include "tiering/engine/pass.h"
 
 #define AFTER_MS_DEFAULT 60000u
 
-enum {
-    FAILED_PAUSE_MS = 1000,
-    SLICE_CHUNKS = 256, /* looked at under the lock */
-};
+enum { FAILED_PAUSE_MS = 1000 };
 
 /* An object in a round, with its version then. */
 struct ht_recompress_seen {
@@ -55,14 +49,10 @@ struct ht_recompress_seen {
 struct ht_recompress_round {
     struct ht_store *s;
     struct ht_recompress *c;
-    struct ht_walk walk;
+    struct ht_pass pass;
     struct ht_recompress_batch batch;
     size_t seen_count;
     struct ht_recompress_seen *seen; /* in this round, by ascending oid */
-    struct ht_owners shared;         /* of shared content */
-    /* What the last slice found: owners with a reference to their objects, and a copy of theirs. No owners: nothing. */
-    struct ht_move found;
-    unsigned owners_cap;
 };
 
 /* ----------------------------------------------------------------- a round */
@@ -72,9 +62,7 @@ static void round_free(struct ht_recompress_round *r)
     if (!r)
         return;
     ht_recompress_batch_destroy(&r->batch);
-    ht_owners_end(&r->shared);
-    ht_walk_end(&r->walk);
-    free(r->found.owner);
+    ht_pass_end(&r->pass);
     free(r->seen);
     free(r);
 }
@@ -86,6 +74,8 @@ static int by_oid(const void *a, const void *b)
     return x < y ? -1 : x > y;
 }
 
+static const struct ht_pass_user user;
+
 static int round_new(struct ht_store *s, struct ht_recompress_round **out)
 {
     struct ht_recompress_round *r = calloc(1, sizeof(*r));
@@ -94,20 +84,17 @@ static int round_new(struct ht_store *s, struct ht_recompress_round **out)
         return -ENOMEM;
     r->s = s;
     r->c = &s->engine->recompress;
-    ht_owners_begin_part(&r->shared, 2 * (size_t)ht_owners_max(s), r->c->part);
     int rc = ht_recompress_batch_init(&r->batch, s, r->c);
     if (!rc)
-        rc = ht_walk_begin(&r->walk, s);
-    r->seen = rc ? NULL : malloc((r->walk.count + 1) * sizeof(*r->seen));
+        rc = ht_pass_begin(&r->pass, s, &user, r, 0, &r->c->bytes);
+    r->seen = rc ? NULL : malloc((r->pass.walk.count + 1) * sizeof(*r->seen));
     if (!rc && !r->seen)
         rc = -ENOMEM;
     if (rc) {
         round_free(r);
         return rc;
     }
-    qsort(r->walk.oids, r->walk.count, sizeof(*r->walk.oids), by_oid);
-    r->c->bytes += sizeof(*r) + ht_recompress_batch_bytes(&r->batch) + ht_walk_bytes(&r->walk) +
-        (r->walk.count + 1) * sizeof(*r->seen);
+    r->c->bytes += sizeof(*r) + ht_recompress_batch_bytes(&r->batch) + (r->pass.walk.count + 1) * sizeof(*r->seen);
     *out = r;
     return 0;
 }
@@ -118,7 +105,7 @@ static int round_end(struct ht_recompress_round *r)
     struct ht_recompress *c = r->c;
     int rc = ht_recompress_batch_publish(&r->batch);
 
-    c->part = ht_owners_then(&r->shared);
+    ht_pass_end(&r->pass);
     free(c->seen);
     c->seen = realloc(r->seen, (r->seen_count + 1) * sizeof(*r->seen));
     if (!c->seen)
@@ -161,8 +148,8 @@ static bool look_at_object(void *ctx, const struct ht_obj *o) HT_REQUIRES(HT_LOC
 {
     struct ht_recompress_round *r = ctx;
 
-    if (r->walk.chunk == 0) {
-        assert(r->seen_count < r->walk.count);
+    if (r->pass.walk.chunk == 0 && !r->pass.again) {
+        assert(r->seen_count < r->pass.walk.count);
         r->seen[r->seen_count++] = (struct ht_recompress_seen){o->oid, o->version};
     }
     return is_cold(r, o);
@@ -177,168 +164,66 @@ static bool is_candidate(const struct ht_store *s, const struct ht_chunk *c) HT_
         (c->slot == HT_SLOT_NONE || !ht_arena_image(s->arena, c->slot)->dirty);
 }
 
-/* Only while the engine reads: a deleted object keeps its space as long as it is held. */
-static void hold(struct ht_recompress_round *r, struct ht_obj *o, uint64_t index) HT_REQUIRES(HT_LOCK_STORE)
+static enum ht_pass_want wants(void *ctx, const struct ht_obj *o, const struct ht_chunk *c) HT_REQUIRES(HT_LOCK_STORE)
 {
-    o->refs++;
-    r->found.owner[r->found.owners++] = (struct ht_move_owner){o, index};
+    const struct ht_recompress_round *r = ctx;
+
+    (void)o;
+    return is_candidate(r->s, c) && !ht_owners_are_too_many(r->s, &c->pub) ? HT_PASS_ONCE : HT_PASS_NONE;
 }
 
-/* -ENOMEM */
-static int need_owners(struct ht_recompress_round *r, size_t n)
-{
-    unsigned had = r->owners_cap;
-    int rc = ht_move_make_room(&r->found.owner, &r->owners_cap, (unsigned)n, NULL, 0);
+static const struct ht_pass_user user = {.wants = may_be, .object = look_at_object, .content = wants};
 
-    r->c->bytes += (r->owners_cap - had) * sizeof(*r->found.owner);
-    return rc;
-}
-
-static void forget_found(struct ht_recompress_round *r) HT_REQUIRES(HT_LOCK_STORE)
+/* Are these all owners, and may each one's content be compressed? */
+static bool may_compress(struct ht_recompress_round *r, const struct ht_move *m) HT_REQUIRES(HT_LOCK_STORE)
 {
     struct ht_slice slice = {0};
 
-    for (; r->found.owners; ht_slice_next(r->s, &slice))
-        ht_obj_put_locked(r->found.owner[--r->found.owners].obj);
-    ht_ref_forget(&r->found.was);
-    memset(&r->found.was, 0, sizeof(r->found.was));
-}
-
-static int note_owner(struct ht_recompress_round *r, const struct ht_obj *o, const struct ht_chunk *c, uint64_t index)
-    HT_REQUIRES(HT_LOCK_STORE)
-{
-    uint64_t before = ht_owners_bytes(&r->shared), place = ht_ref_place(&c->pub);
-    const struct ht_owner_found f = {place, o->oid, index, ht_owners_group_of(&r->shared, place)};
-
-    if (ht_owners_are_too_many(r->s, &c->pub))
-        return HT_WALK_ON;
-    if (ht_owners_lack_room(&r->shared, f.group))
-        return HT_WALK_PAUSE;
-    int rc = ht_owners_note(&r->shared, &f);
-    r->c->bytes += ht_owners_bytes(&r->shared) - before;
-    return rc ? rc : HT_WALK_ON;
-}
-
-static int look_at(void *ctx, struct ht_obj *o, struct ht_chunk *c, uint64_t index) HT_REQUIRES(HT_LOCK_STORE)
-{
-    struct ht_recompress_round *r = ctx;
-
-    if (!is_candidate(r->s, c))
-        return HT_WALK_ON;
-    if (c->pub.shared)
-        return note_owner(r, o, c, index);
-    int rc = need_owners(r, 1);
-    if (!rc)
-        rc = ht_ref_copy(&r->found.was, &c->pub);
-    if (rc)
-        return rc;
-    hold(r, o, index);
-    return HT_WALK_TAKEN;
-}
-
-static const struct ht_walk_visitor visitor = {.wants = may_be, .object = look_at_object, .chunk = look_at};
-
-/* Is the noted chunk still a candidate, at the same place? */
-static struct ht_chunk *noted_chunk(struct ht_recompress_round *r, const struct ht_owner_found *f,
-                                    struct ht_obj **out_o) HT_REQUIRES(HT_LOCK_STORE)
-{
-    struct ht_obj *o = *out_o = ht_obj_find_locked(r->s, f->oid);
-    struct ht_chunk *c = o && !o->dead && is_cold(r, o) ? ht_chunk_find(o, f->index) : NULL;
-
-    return c && is_candidate(r->s, c) && ht_ref_place(&c->pub) == f->place ? c : NULL;
-}
-
-/* All owners of a place, and the reference that shows most: a truncation may have left others less. Or nothing. */
-static int find_owners(struct ht_recompress_round *r, const struct ht_owner_found *f, size_t n)
-    HT_REQUIRES(HT_LOCK_STORE)
-{
-    struct ht_ref *most = &r->found.was;
-    struct ht_slice slice = {0};
-    struct ht_obj *o;
-    int rc = need_owners(r, n);
-
-    for (size_t i = 0; !rc && i < n; i++, ht_slice_next(r->s, &slice)) {
-        struct ht_chunk *c = noted_chunk(r, &f[i], &o);
-        if (!c)
-            break;
-        if (i == 0)
-            rc = ht_ref_copy(most, &c->pub);
-        if (rc)
-            break;
-        if (c->pub.visible > most->visible && !HT_MUTANT("frame-too-short"))
-            most->visible = c->pub.visible;
-        hold(r, o, f[i].index);
+    if (m->was.visible <= HT_BLOCK_BYTES)
+        return false;
+    for (unsigned i = 0; i < m->owners; i++, ht_slice_next(r->s, &slice)) {
+        struct ht_obj *o = m->owner[i].obj;
+        struct ht_chunk *c = !o->dead && is_cold(r, o) ? ht_chunk_find(o, m->owner[i].index) : NULL;
+        if (!c || !is_candidate(r->s, c) || !ht_ref_same_place(&c->pub, &m->was))
+            return false;
     }
-    bool all = !rc && r->found.owners == n && most->visible > HT_BLOCK_BYTES;
-    if (!all || !ht_move_may(r->s, &r->found))
-        forget_found(r);
-    return rc;
-}
-
-/* The next place of shared content, if one is left. */
-static int next_shared(struct ht_recompress_round *r)
-{
-    size_t n;
-    const struct ht_owner_found *f = ht_owners_next(&r->shared, &n);
-
-    if (!f)
-        return 0;
-    if (HT_MUTANT("owner-left-behind"))
-        n = 1;
-    ht_store_lock(r->s);
-    int rc = find_owners(r, f, n);
-    ht_store_unlock(r->s);
-    return rc;
-}
-
-static bool is_over(const struct ht_recompress_round *r)
-{
-    return ht_walk_is_over(&r->walk) && ht_owners_are_over(&r->shared);
-}
-
-static int walk(struct ht_recompress_round *r)
-{
-    ht_owners_make_room(&r->shared);
-    return ht_walk_slice(&r->walk, &visitor, r, SLICE_CHUNKS);
+    return ht_move_may(r->s, m);
 }
 
 /* A slice, and what it found. */
 static int next(struct ht_recompress_round *r, uint64_t *out_bytes)
 {
-    int rc = ht_walk_is_over(&r->walk) ? next_shared(r) : walk(r);
+    int rc = ht_pass_next(&r->pass);
+    const struct ht_move *m = &r->pass.found;
 
-    if (!r->found.owners)
+    if (rc || !m->owners)
         return rc;
-    if (!rc)
-        rc = ht_recompress_batch_add(&r->batch, &r->found, out_bytes);
     ht_store_lock(r->s);
-    forget_found(r);
+    bool may = may_compress(r, m);
     ht_store_unlock(r->s);
+    if (may)
+        rc = ht_recompress_batch_add(&r->batch, m, out_bytes);
+    ht_pass_put(&r->pass);
     return rc;
-}
-
-/* What comes next cannot be divided, and takes longer than a step. */
-static bool is_long(const struct ht_recompress_round *r)
-{
-    return ht_walk_is_over(&r->walk) && ht_owners_are_long(&r->shared);
 }
 
 /* 1: there is more; 0: all was looked at; or the error that ends the round. */
 static int go_on(struct ht_recompress_round *r, struct ht_budget *b)
 {
+    struct ht_pass *p = &r->pass;
     int rc = 0;
 
     do {
-        b->next_is_long = !b->may_be_long && is_long(r) && !ht_recompress_batch_is_full(&r->batch);
+        b->next_is_long = !b->may_be_long && ht_pass_is_long(p) && !ht_recompress_batch_is_full(&r->batch);
         if (b->next_is_long)
             return 1;
-        if (!is_over(r) && !ht_recompress_batch_is_full(&r->batch))
+        if (!ht_pass_is_over(p) && !ht_recompress_batch_is_full(&r->batch))
             rc = next(r, &b->bytes);
-    } while (!rc && b->bytes < b->most_bytes && ht_now_ns() < b->until_ns && !is_over(r) &&
+    } while (!rc && b->bytes < b->most_bytes && ht_now_ns() < b->until_ns && !ht_pass_is_over(p) &&
              !ht_recompress_batch_is_full(&r->batch));
     if (!rc && ht_recompress_batch_is_full(&r->batch))
         rc = ht_recompress_batch_publish(&r->batch);
-    return rc ? rc : !is_over(r);
+    return rc ? rc : !ht_pass_is_over(p);
 }
 
 /* ---------------------------------------------------------------- the engine */
@@ -374,7 +259,7 @@ static enum ht_step step(void *ctx, struct ht_budget *b)
     int rc = go_on(c->round, b);
     if (rc > 0)
         return HT_STEP_WORKED;
-    b->at_ns = c->next_ns = ht_walk_next_ns(&c->round->walk, after_ns(s));
+    b->at_ns = c->next_ns = ht_walk_next_ns(&c->round->pass.walk, after_ns(s));
     int ended = round_end(c->round);
     return rc || ended ? HT_STEP_BLOCKED : HT_STEP_IDLE; /* the next round tries again */
 }

@@ -8,7 +8,7 @@
 #include "tiering/base/base.h"
 #include "tiering/base/guarded.h"
 #include "tiering/api/compress.h"
-#include "tiering/engine/owners.h"
+#include "tiering/txn/txn.h"
 #include "tiering/engine/scheduler.h"
 
 struct ht_store;
@@ -33,9 +33,8 @@ struct ht_recompress {
     struct ht_recompress_round *round; /* the one that goes on, or NULL */
     struct ht_recompress_seen *seen;   /* in the round before */
     size_t seen_count;
-    struct ht_owners_part part; /* of shared content: the one that the next round looks at */
-    uint64_t next_ns;           /* when the next round is due */
-    _Atomic uint64_t bytes;     /* heap */
+    uint64_t next_ns;       /* when the next round is due */
+    _Atomic uint64_t bytes; /* heap */
 };
 
 extern const struct ht_engine_type ht_recompress_engine;

@@ -333,21 +333,13 @@ static int write_frame_somewhere(struct ht_recompress_batch *b, struct ht_ring *
     return rc ? rc : write_frame(b, ring, m, len);
 }
 
-int ht_recompress_batch_add(struct ht_recompress_batch *b, const struct ht_move *m, uint64_t *out_bytes)
+int ht_recompress_batch_encode(struct ht_recompress_batch *b, const struct ht_move *m, const void *content,
+                               uint64_t *out_bytes)
 {
     const struct ht_ref *was = &m->was;
     struct ht_ring *ring = ht_store_ring(b->s);
-    int rc = ring ? need_space(b, was) : -ENOMEM;
+    int len = ring ? ht_codec_encode(b->encoder, content, was->visible, b->frame) : -ENOMEM;
 
-    if (rc)
-        return rc;
-    rc = read_content(b, m);
-    *out_bytes += was->stored;
-    if (rc == -EIO)
-        keep_raw(b->s, m); /* until the next mount */
-    if (rc)
-        return rc == -ENOMEM ? rc : 0;
-    int len = ht_codec_encode(b->encoder, b->raw, was->visible, b->frame);
     if (len < 0)
         return len;
     if (!len || ht_div_up((uint32_t)len, HT_BLOCK_BYTES) >= ht_ref_blocks(was)) {
@@ -356,6 +348,21 @@ int ht_recompress_batch_add(struct ht_recompress_batch *b, const struct ht_move 
         return 0;
     }
     *out_bytes += ht_round_up((uint32_t)len, HT_BLOCK_BYTES);
-    rc = ht_store_need_features(b->s, HT_FEAT_REFUSE_PLANES); /* durable before the first frame */
+    int rc = ht_store_need_features(b->s, HT_FEAT_REFUSE_PLANES); /* durable before the first frame */
     return rc ? rc : write_frame_somewhere(b, ring, m, (uint32_t)len);
+}
+
+int ht_recompress_batch_add(struct ht_recompress_batch *b, const struct ht_move *m, uint64_t *out_bytes)
+{
+    int rc = need_space(b, &m->was);
+
+    if (rc)
+        return rc;
+    rc = read_content(b, m);
+    *out_bytes += m->was.stored;
+    if (rc == -EIO)
+        keep_raw(b->s, m); /* until the next mount */
+    if (rc)
+        return rc == -ENOMEM ? rc : 0;
+    return ht_recompress_batch_encode(b, m, b->raw, out_bytes);
 }

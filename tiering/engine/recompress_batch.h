@@ -45,6 +45,9 @@ uint64_t ht_recompress_batch_bytes(const struct ht_recompress_batch *b); /* heap
  */
 int ht_recompress_batch_add(struct ht_recompress_batch *b, const struct ht_move *m, uint64_t *out_bytes)
     HT_EXCLUDES(HT_LOCK_STORE) HT_MUST_CHECK;
+/* The same for content that was read, and for which there may be too little space. */
+int ht_recompress_batch_encode(struct ht_recompress_batch *b, const struct ht_move *m, const void *content,
+                               uint64_t *out_bytes) HT_EXCLUDES(HT_LOCK_STORE) HT_MUST_CHECK;
 /* It is time to publish. */
 bool ht_recompress_batch_is_full(struct ht_recompress_batch *b) HT_EXCLUDES(HT_LOCK_STORE);
 /*

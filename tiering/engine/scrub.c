@@ -13,9 +13,8 @@
  *
  * Bytes that are written during a run may be read or not: no run has verified them, but they were written just now.
  *
- * Sound bytes of several owners, as those of kept steps and clones, are read once in a run: their entry in the table of
- * owners has the number of the run. Bad ones are read for each owner, because each may have another remedy. But images
- * of other owners are looked for once in a run: if none replaces the bytes, the entry says that, too.
+ * Sound bytes of several owners, as those of kept steps and clones, are read once in a run (pass.h). Bad ones are read
+ * for each owner, because each may have another remedy. But images of other owners are looked for once.
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -28,23 +27,20 @@
 #include "tiering/space/super.h"
 #include "tiering/api/object.h"
 #include "tiering/api/scrub.h"
-#include "tiering/object/chunk.h"
 #include "tiering/object/context.h"
 #include "tiering/object/object.h"
 #include "tiering/object/ref.h"
-#include "tiering/object/refcount.h"
 #include "tiering/object/slice.h"
 #include "tiering/data/chunk_io.h"
 #include "tiering/data/health.h"
 #include "tiering/engine/engine_priv.h"
-#include "tiering/engine/owners.h"
+#include "tiering/engine/pass.h"
 #include "tiering/engine/scrub_chunk.h"
 
 enum {
     LOG_PAUSE_MS = 100,
     REASON_BYTES = 128,
     FRAME_BYTES = 256 << 10, /* of most frames, at most */
-    PASSED_MAX = 256,        /* chunks that need no read, under one hold of the store's lock */
 };
 enum phase { SUPERS, LOG, CHUNKS };
 
@@ -57,16 +53,9 @@ struct ht_scrub_run {
     enum phase phase;
     unsigned device;
     struct ht_log_scrub log;
-    uint64_t *oids, index;
-    size_t count, at;
-    uint64_t bytes;                 /* read in this step */
-    uint64_t passed;                /* bytes that the run has read for other owners, and not taken off its total yet */
-    uint16_t number;                /* not 0. The same one comes again after 65,535 runs, which no mount sees */
-    bool may_be_long, next_is_long; /* as of the step's budget */
-    struct {
-        bool waits;            /* for a step that may be long: this reference */
-        uint64_t index, place; /* of r->oids[r->at] */
-    } later;
+    struct ht_pass pass;
+    uint8_t *buf;
+    uint64_t bytes; /* read in this step */
     struct ht_permit permit;
 };
 
@@ -102,22 +91,18 @@ static void count_bytes(struct ht_scrub_run *r, uint64_t bytes)
 }
 
 /* The run reads these bytes no second time. */
-static void take_off_passed(struct ht_scrub_run *r)
+static void take_off(struct ht_scrub_run *r, uint64_t bytes)
 {
     struct ht_scrub_stats *st = &r->c->st;
 
-    if (!r->passed)
-        return;
     ht_mutex_lock(ht_scrub_lock(r->c));
-    st->run_total_bytes -= ht_min_u64(st->run_total_bytes, r->passed);
+    st->run_total_bytes -= ht_min_u64(st->run_total_bytes, bytes);
     ht_mutex_unlock(ht_scrub_lock(r->c));
-    r->passed = 0;
 }
 
-static void count_found(struct ht_scrub_run *r, bool repaired, unsigned walks)
+static void count_found(struct ht_scrub_run *r, bool repaired)
 {
     ht_mutex_lock(ht_scrub_lock(r->c));
-    r->c->st.run_walks += walks;
     r->c->st.run_found++;
     r->c->st.found++;
     r->c->st.run_repaired += repaired;
@@ -146,7 +131,7 @@ static void report_super(struct ht_scrub_run *r, unsigned device, unsigned copy,
     int error = f->problem[copy] == HT_SUPER_UNREADABLE ? -EIO : -EUCLEAN;
     struct ht_event_about about = {0, ht_dev_name(r->s->dev[device]), f->offset[copy], error};
 
-    count_found(r, f->repaired[copy], 0);
+    count_found(r, f->repaired[copy]);
     ht_event(code_of(f->repaired[copy]), &about, "scrub: superblock copy %u on %s: %s; %s", copy, about.device,
              f->stale[copy] ? "older than the others" : ht_super_problem_text(f->problem[copy]),
              f->repaired[copy] ? "it was written anew" : "it could not be written anew");
@@ -206,7 +191,7 @@ static void report_log(struct ht_scrub_run *r, unsigned copy, const struct ht_lo
     struct ht_event_about about = {0, ht_dev_name(d->dev), d->offset, d->error};
     char reason[REASON_BYTES];
 
-    count_found(r, d->repaired, 0);
+    count_found(r, d->repaired);
     ht_event(code_of(d->repaired), &about, "scrub: copy %u of the log is damaged at byte %llu of %s: %s; %s", copy,
              (unsigned long long)d->offset, about.device,
              reason_of(d->mismatch, "a frame does not verify", d->error, reason),
@@ -221,6 +206,14 @@ static void rewrite_log(struct ht_scrub_run *r)
     if (r->repair)
         ht_journal_checkpoint_poke(r->s->journal);
 }
+
+static enum ht_pass_want wants(void *ctx, const struct ht_obj *o, const struct ht_chunk *c)
+{
+    (void)ctx, (void)o, (void)c;
+    return HT_PASS_ONCE;
+}
+
+static const struct ht_pass_user user = {.content = wants, .current = true};
 
 /* One frame. As next_super; -EAGAIN: not now; -ENOMEM. */
 static int next_frame(struct ht_scrub_run *r)
@@ -240,7 +233,7 @@ static int next_frame(struct ht_scrub_run *r)
     if (rc == -EUCLEAN)
         rewrite_log(r);
     r->phase = CHUNKS;
-    rc = ht_store_oids(r->s, &r->oids, &r->count);
+    rc = ht_pass_begin(&r->pass, r->s, &user, r, 0, &r->c->bytes);
     return rc ? rc : 1;
 }
 
@@ -252,7 +245,7 @@ static void report_chunk(struct ht_scrub_run *r, const struct ht_suspect *x)
     bool repaired = x->repair_error == 0;
     char text[128], reason[REASON_BYTES];
 
-    count_found(r, repaired, x->walks);
+    count_found(r, repaired);
     if (x->repair_error == -ENODATA)
         snprintf(text, sizeof(text),
                  "there is no second copy: reading it fails with EIO; restore the file or delete it");
@@ -264,154 +257,50 @@ static void report_chunk(struct ht_scrub_run *r, const struct ht_suspect *x)
              repaired ? "it was written to another place from memory" : text);
 }
 
-static bool was_read(struct ht_scrub_run *r, const struct ht_ref *ref) HT_REQUIRES(HT_LOCK_STORE)
+/* Bad bytes: each owner, with its own remedy. */
+static int scrub_owners(struct ht_scrub_run *r, struct ht_suspect *x)
 {
-    bool read = ht_refcount_was_found(r->s, ref, r->number, HT_REFCOUNT_SOUND);
+    int rc = 0;
 
-    r->passed += read ? (uint64_t)ht_ref_blocks(ref) * HT_BLOCK_BYTES : 0;
-    return read;
-}
-
-/* Copies of the chunk's references that are to be read: none, one or two; no lost one. */
-static int copy_refs(struct ht_scrub_run *r, const struct ht_chunk *c, struct ht_ref out[2]) HT_REQUIRES(HT_LOCK_STORE)
-{
-    int n = 0;
-
-    if ((c->flags & HT_CH_PUB) && ht_ref_holds(&c->pub) && !was_read(r, &c->pub)) {
-        if (ht_ref_copy(&out[n], &c->pub))
-            return -ENOMEM;
-        n++;
+    for (unsigned i = 0; rc >= 0 && i < x->owners && !r->c->stop; i++) {
+        rc = ht_suspect_check(x, i);
+        if (rc == HT_SUSPECT_BAD)
+            report_chunk(r, x);
     }
-    if ((c->flags & HT_CH_CUR) && !(c->flags & HT_CH_SHARE) && !was_read(r, &c->cur)) {
-        if (ht_ref_copy(&out[n], &c->cur)) {
-            while (n)
-                ht_ref_forget(&out[--n]);
-            return -ENOMEM;
-        }
-        n++;
-    }
-    return n;
-}
-
-static void note_sound(struct ht_scrub_run *r, const struct ht_ref *ref)
-{
-    if (!ref->shared)
-        return;
-    ht_store_lock(r->s);
-    ht_refcount_set_found(r->s, ref, r->number, HT_REFCOUNT_SOUND);
-    ht_store_unlock(r->s);
-}
-
-/* The run comes back to this reference, and not to others of the chunk. */
-static void wait_for_long_step(struct ht_scrub_run *r, const struct ht_ref *ref)
-{
-    r->next_is_long = r->later.waits = true;
-    r->later.index = r->index;
-    r->later.place = ht_ref_place(ref);
-}
-
-/* Was all but the one that waits looked at before? Of another chunk none waits. */
-static bool is_done(struct ht_scrub_run *r, const struct ht_ref *ref)
-{
-    r->later.waits = r->later.waits && r->later.index == r->index;
-    return r->later.waits && r->later.place != ht_ref_place(ref);
-}
-
-static int scrub_ref(struct ht_scrub_run *r, struct ht_obj *o, struct ht_ref *ref)
-{
-    struct ht_suspect x = {
-        .obj = o,
-        .index = r->index,
-        .ref = *ref,
-        .ring = r->ring,
-        .scrub = r->number,
-        .stop = &r->c->stop,
-        .repair = r->repair,
-        .may_be_long = r->may_be_long,
-    };
-    int rc = ht_suspect_check(&x);
-
-    if (rc == HT_SUSPECT_BAD)
-        report_chunk(r, &x);
-    if (rc == HT_SUSPECT_SOUND && x.verified)
-        note_sound(r, ref);
-    if (rc == HT_SUSPECT_LONG)
-        wait_for_long_step(r, ref);
-    if (rc == HT_SUSPECT_SOUND || rc == HT_SUSPECT_BAD)
-        count_bytes(r, (uint64_t)ht_ref_blocks(ref) * HT_BLOCK_BYTES);
     return rc < 0 ? rc : 0;
 }
 
-/*
- * References of the first chunk from r->index on that has some to read. 0: the next ones have none. *out_over: nor has
- * any other chunk of the object.
- */
-static int find_refs(struct ht_scrub_run *r, struct ht_obj *o, struct ht_ref out[2], bool *out_over)
-    HT_REQUIRES(HT_LOCK_STORE)
+static int scrub_content(struct ht_scrub_run *r)
 {
-    struct ht_chunk *c;
-    unsigned passed = 0;
-    int n = 0;
+    const struct ht_move *m = &r->pass.found;
+    uint64_t bytes = (uint64_t)ht_ref_blocks(&m->was) * HT_BLOCK_BYTES;
+    struct ht_suspect x = {
+        .ref = m->was,
+        .owner = m->owner,
+        .owners = m->owners,
+        .buf = r->buf,
+        .ring = r->ring,
+        .stop = &r->c->stop,
+        .repair = r->repair,
+    };
+    int rc = ht_suspect_read(&x);
 
-    *out_over = false;
-    /* bounded: PASSED_MAX chunks */
-    ht_chunk_for_each_from(c, o, r->index)
-    {
-        n = copy_refs(r, c, out);
-        if (n || ++passed == PASSED_MAX)
-            return n;
-    }
-    *out_over = true;
-    return 0;
+    take_off(r, (m->owners - 1) * bytes);
+    if (rc < 0 || rc == HT_SUSPECT_ABSENT)
+        return rc < 0 ? rc : 0;
+    count_bytes(r, bytes);
+    return rc == HT_SUSPECT_BAD ? scrub_owners(r, &x) : 0;
 }
 
-/* The run holds the object only while it reads: a deleted one keeps its space as long as it is held. Lock held. */
-static struct ht_obj *hold_object(struct ht_scrub_run *r) HT_REQUIRES(HT_LOCK_STORE)
+/* One content, or a slice of the pass without any. As next_super; 0: that was all; -ENOMEM. */
+static int next_content(struct ht_scrub_run *r)
 {
-    struct ht_obj *o = ht_obj_find_locked(r->s, r->oids[r->at]);
-
-    if (!o || o->dead)
-        return NULL;
-    o->refs++;
-    return o;
-}
-
-static int scrub_refs(struct ht_scrub_run *r, struct ht_obj *o, struct ht_ref ref[], int n)
-{
-    int rc = n < 0 ? n : 0;
-
-    for (int i = 0; i < n; i++) {
-        if (!rc && !r->next_is_long && !is_done(r, &ref[i])) {
-            r->later.waits = false;
-            rc = scrub_ref(r, o, &ref[i]);
-        }
-        ht_ref_forget(&ref[i]);
-    }
-    return rc;
-}
-
-/* One chunk, or some that need no read. As next_super; 0: that was all; -ENOMEM. */
-static int next_chunk(struct ht_scrub_run *r)
-{
-    struct ht_store *s = r->s;
-    struct ht_ref ref[2];
-    bool over = true;
-
-    if (r->at == r->count)
+    if (ht_pass_is_over(&r->pass))
         return 0;
-    ht_store_lock(s);
-    struct ht_obj *o = hold_object(r);
-    int n = o ? find_refs(r, o, ref, &over) : 0;
-    ht_store_unlock(s);
-    take_off_passed(r);
-    int rc = scrub_refs(r, o, ref, n);
-    if (o)
-        ht_obj_put(o);
-    if (r->next_is_long)
-        return rc ? rc : 1;
-    r->later.waits = false;
-    r->index = over ? 0 : r->index + 1;
-    r->at += over;
+    int rc = ht_pass_next(&r->pass);
+    if (!rc && r->pass.found.owners)
+        rc = scrub_content(r);
+    ht_pass_put(&r->pass);
     return rc ? rc : 1;
 }
 
@@ -453,10 +342,16 @@ int ht_store_scrub_start(struct ht_store *s)
     struct ht_scrub *c = &s->engine->scrub;
     struct ht_scrub_run *r = calloc(1, sizeof(*r));
 
-    if (!r)
+    uint8_t *buf = aligned_alloc(HT_BLOCK_BYTES, HT_CHUNK_BYTES);
+
+    if (!r || !buf) {
+        free(r);
+        free(buf);
         return -ENOMEM;
+    }
     r->s = s;
     r->c = c;
+    r->buf = buf;
     r->repair = r->log.repair = !ht_is_read_only(s);
     uint64_t total = total_bytes(s);
     ht_mutex_lock(ht_scrub_lock(c));
@@ -465,17 +360,17 @@ int ht_store_scrub_start(struct ht_store *s)
         rc = ht_row_wake(&s->engine->row[HT_ENGINE_SCRUB]);
     if (!rc) {
         c->run = r;
-        r->number = c->last_number == UINT16_MAX ? 1 : (uint16_t)(c->last_number + 1);
-        c->last_number = r->number;
         c->stop = false;
         c->began_ns = ht_now_ns();
         c->st.state = HT_SCRUB_RUNNING;
-        c->st.run_bytes = c->st.run_ns = c->st.run_found = c->st.run_repaired = c->st.run_walks = 0;
+        c->st.run_bytes = c->st.run_ns = c->st.run_found = c->st.run_repaired = 0;
         c->st.run_total_bytes = total;
     }
     ht_mutex_unlock(ht_scrub_lock(c));
-    if (rc)
+    if (rc) {
+        free(r->buf);
         free(r);
+    }
     return rc;
 }
 
@@ -510,13 +405,14 @@ static void end(struct ht_scrub_run *r, int rc, bool stopped)
     pthread_cond_broadcast(&c->changed);
     ht_mutex_unlock(ht_scrub_lock(c));
     ht_log_scrub_end(&r->log);
-    free(r->oids);
+    ht_pass_end(&r->pass);
+    free(r->buf);
     free(r);
 }
 
 static int next(struct ht_scrub_run *r)
 {
-    return r->phase == SUPERS ? next_super(r) : r->phase == LOG ? next_frame(r) : next_chunk(r);
+    return r->phase == SUPERS ? next_super(r) : r->phase == LOG ? next_frame(r) : next_content(r);
 }
 
 /*
@@ -528,17 +424,15 @@ static int go_on(struct ht_scrub_run *r, struct ht_budget *b)
     int rc = 1;
 
     r->bytes = 0;
-    r->may_be_long = b->may_be_long;
-    r->next_is_long = false;
     r->ring = ht_store_ring(r->s);
     if (!r->ring)
         rc = -ENOMEM;
     do {
         stop = r->c->stop;
-        rc = stop || rc < 0 ? rc : next(r);
-    } while (!stop && rc > 0 && r->bytes < b->most_bytes && !r->next_is_long && ht_now_ns() < b->until_ns);
+        b->next_is_long = !b->may_be_long && ht_pass_is_long(&r->pass);
+        rc = stop || b->next_is_long || rc < 0 ? rc : next(r);
+    } while (!stop && rc > 0 && r->bytes < b->most_bytes && !b->next_is_long && ht_now_ns() < b->until_ns);
     b->bytes = r->bytes;
-    b->next_is_long = r->next_is_long;
     if (!stop && (rc > 0 || rc == -EAGAIN))
         return rc;
     end(r, rc < 0 && rc != -EAGAIN ? rc : 0, stop);

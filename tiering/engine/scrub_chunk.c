@@ -10,18 +10,15 @@
  *   repair from memory: a new place for all owners of the content, or the image is written back. An owner without an
  *   image is mended from that of another one
  *
- * Who else owns the bytes only a walk over all references can say. A run makes it for the first owner without an image.
- * If no image of another one helps, the entry of the bytes says so, and later owners look at their own image alone.
+ * The first owner without an image asks those of all others. If none helps, later owners look at their own image alone.
  *
  * The first read disturbs no other thread and proves nothing: space may be freed and written anew under it. Only an
  * error of the second read is damage.
  */
 #include <stdlib.h>
 
-#include "tiering/base/mutant.h"
 #include "tiering/space/alloc.h"
 #include "tiering/cache/arena.h"
-#include "tiering/cache/staging.h"
 #include "tiering/codec/frame.h"
 #include "tiering/api/object.h"
 #include "tiering/api/tx.h"
@@ -32,13 +29,10 @@
 #include "tiering/object/numa.h"
 #include "tiering/object/object.h"
 #include "tiering/object/ref.h"
-#include "tiering/object/refcount.h"
-#include "tiering/object/slice.h"
 #include "tiering/object/space.h"
 #include "tiering/data/chunk_io.h"
 #include "tiering/data/write_batch.h"
 #include "tiering/txn/txn.h"
-#include "tiering/engine/owners.h"
 #include "tiering/engine/scrub_chunk.h"
 
 /* The set of devices does not change while the store is open. */
@@ -59,7 +53,6 @@ static void note_result(struct ht_suspect *x, const struct ht_chunk_io *io, int 
 {
     struct ht_event_about about = ht_chunk_io_about(io, rc);
 
-    x->verified = !rc;
     x->device = about.device;
     x->offset = about.offset;
     x->error = about.error;
@@ -88,7 +81,6 @@ enum remedy {
     NO_REMEDY,  /* no second copy, or one that is newer than this reference's content */
     WRITE_BACK, /* the image replaces an unpublished reference, or is dirty anyway */
     RELOCATE,   /* the image is the published content */
-    LATER,      /* the same, but the step is too short to look for other owners */
 };
 
 /*
@@ -187,13 +179,6 @@ struct verdict {
     int error;           /* of the remedy, so far */
 };
 
-static bool has_others_locked(const struct ht_store *s, const struct ht_chunk *c) HT_REQUIRES(HT_LOCK_STORE)
-{
-    const struct ht_refcount *e = c && (c->flags & HT_CH_PUB) ? ht_refcount_find(s, &c->pub) : NULL;
-
-    return e && e->owners > 1 && !HT_MUTANT("owner-left-behind");
-}
-
 static void find_remedy(struct ht_suspect *x, struct ht_chunk *c, void *buf, struct verdict *v)
     HT_REQUIRES(HT_LOCK_STORE)
 {
@@ -204,8 +189,6 @@ static void find_remedy(struct ht_suspect *x, struct ht_chunk *c, void *buf, str
     v->remedy = x->repair ? choose(c, im, &x->ref) : NO_REMEDY;
     if (v->remedy == WRITE_BACK && !im->dirty)
         v->error = mark_dirty(o, c, x->index);
-    if (v->remedy == RELOCATE && !x->may_be_long && has_others_locked(s, c))
-        v->remedy = LATER;
     if (v->remedy != RELOCATE)
         return;
     /* A truncation may have been published since x->ref was copied: the chunk knows how many bytes count now. */
@@ -262,157 +245,81 @@ static int validate(struct ht_suspect *x, struct verdict *v)
     return rc;
 }
 
-/* All owners with a reference to their objects, this one first. */
-static struct ht_move_owner *take_owners(struct ht_suspect *x, const struct ht_owners *w, unsigned *out_n)
+/* The owner that is looked at comes first. */
+static void look_at(struct ht_suspect *x, unsigned owner)
 {
-    struct ht_store *s = x->obj->s;
-    struct ht_move_owner *owner = malloc((w->count + 1) * sizeof(*owner));
-    struct ht_slice slice = {0};
-    unsigned n = 0;
+    struct ht_move_owner first = x->owner[owner];
 
-    if (!owner)
-        return NULL;
-    ht_store_lock(s);
-    x->obj->refs++;
-    owner[n++] = (struct ht_move_owner){x->obj, x->index};
-    for (size_t i = 0; i < w->count; i++, ht_slice_next(s, &slice)) {
-        struct ht_obj *o = ht_obj_find_locked(s, w->found[i].oid);
-        if (!o || o->dead || (o == x->obj && w->found[i].index == x->index))
-            continue;
-        o->refs++;
-        owner[n++] = (struct ht_move_owner){o, w->found[i].index};
-    }
-    ht_store_unlock(s);
-    *out_n = n;
-    return owner;
+    x->owner[owner] = x->owner[0];
+    x->owner[0] = first;
+    x->obj = first.obj;
+    x->index = first.index;
 }
 
-static void put_owners(struct ht_move_owner *owner, unsigned n)
-{
-    for (unsigned i = 0; i < n; i++)
-        ht_obj_put(owner[i].obj);
-    free(owner);
-}
-
-static bool has_others(struct ht_suspect *x)
-{
-    struct ht_store *s = x->obj->s;
-
-    ht_store_lock(s);
-    bool others = has_others_locked(s, ht_chunk_find(x->obj, x->index));
-    ht_store_unlock(s);
-    return others;
-}
-
-/* None if it is the only one. */
-static int find_owners(struct ht_suspect *x, struct ht_owners *found)
-{
-    if (!has_others(x))
-        return 0;
-    x->walks++;
-    return ht_owners_find(x->obj->s, &x->ref, x->stop, found);
-}
-
-/* The new place, for all owners of the bad bytes. */
+/* The new place, for all owners of the bad bytes. A copy of these, for moving changes their order. */
 static int relocate(struct ht_suspect *x, struct ht_move *m)
 {
     struct ht_store *s = x->obj->s;
-    struct ht_owners found = {0};
     uint64_t lsn = 0;
-    int rc = find_owners(x, &found);
 
-    m->owner = rc ? NULL : take_owners(x, &found, &m->owners);
-    ht_owners_end(&found);
+    m->owners = x->owners;
+    m->owner = malloc(m->owners * sizeof(*m->owner));
     if (!m->owner) {
         ht_store_lock(s);
         ht_free_ref_now(s, &m->now);
         ht_store_unlock(s);
-        return rc ? rc : -ENOMEM;
+        return -ENOMEM;
     }
-    rc = ht_move_publish_bad(s, m, &lsn);
-    put_owners(m->owner, m->owners);
+    memcpy(m->owner, x->owner, m->owners * sizeof(*m->owner));
+    int rc = ht_move_publish_bad(s, m, &lsn);
+    free(m->owner);
     return rc ? rc : ht_store_sync(s, lsn);
 }
 
-/* The noted owner's object, with a reference, if its image may have the content. */
-static struct ht_obj *take_other(struct ht_suspect *x, const struct ht_owner_found *f)
+/* Of the owner that is looked at. */
+enum { NAMES = 1, IMAGE = 2, UNPUBLISHED = 4 };
+
+static unsigned state_of(struct ht_suspect *x)
 {
     struct ht_store *s = x->obj->s;
+    unsigned state = 0;
 
     ht_store_lock(s);
-    struct ht_obj *o = ht_obj_find_locked(s, f->oid);
-    struct ht_chunk *c = o && !o->dead ? ht_chunk_find(o, f->index) : NULL;
-    if (!c || c->slot == HT_SLOT_NONE || ht_chunk_unpublished(c) || (o == x->obj && f->index == x->index))
-        o = NULL;
-    if (o)
-        o->refs++;
+    struct ht_chunk *c = x->obj->dead ? NULL : ht_chunk_find(x->obj, x->index);
+    if (c)
+        state = (names(c, &x->ref) ? NAMES : 0) | (c->slot != HT_SLOT_NONE ? IMAGE : 0) |
+            (ht_chunk_unpublished(c) ? UNPUBLISHED : 0);
     ht_store_unlock(s);
-    return o;
+    return state;
 }
 
-static bool still_names(struct ht_suspect *x)
+/* All owners that can move get what the other one's image has, if it has the content. */
+static int mend_from(struct ht_suspect *x, unsigned other)
 {
-    struct ht_store *s = x->obj->s;
-
-    ht_store_lock(s);
-    struct ht_chunk *c = ht_chunk_find(x->obj, x->index);
-    bool still = c && names(c, &x->ref);
-    ht_store_unlock(s);
-    return still;
-}
-
-/* Has this run found that no owner's image replaces the bytes? Or: it has. */
-static bool is_lost(struct ht_suspect *x)
-{
-    struct ht_store *s = x->obj->s;
-
-    ht_store_lock(s);
-    bool lost = ht_refcount_was_found(s, &x->ref, x->scrub, HT_REFCOUNT_LOST);
-    ht_store_unlock(s);
-    return lost;
-}
-
-static void note_lost(struct ht_suspect *x)
-{
-    struct ht_store *s = x->obj->s;
-
-    ht_store_lock(s);
-    ht_refcount_set_found(s, &x->ref, x->scrub, HT_REFCOUNT_LOST);
-    ht_store_unlock(s);
-}
-
-/* All owners that can move get what another one's image has, if it has the content. */
-static int mend_from(struct ht_suspect *x, const struct ht_owner_found *f)
-{
-    struct ht_suspect other = *x;
+    struct ht_suspect by = *x;
     struct verdict v = {.remedy = NO_REMEDY};
 
-    other.obj = take_other(x, f);
-    other.index = f->index;
-    if (!other.obj)
-        return 0;
-    int rc = validate(&other, &v);
+    look_at(&by, other);
+    bool may = (state_of(&by) & (IMAGE | UNPUBLISHED)) == IMAGE;
+    int rc = may ? validate(&by, &v) : 0;
     if (!rc && v.remedy == RELOCATE && !v.error)
-        (void)relocate(&other, &v.move); /* this one may have stayed: then the next one is asked */
-    x->walks = other.walks;
-    ht_obj_put(other.obj);
+        (void)relocate(&by, &v.move); /* this one may have stayed: then the next one is asked */
+    look_at(&by, other);
     return rc;
 }
 
 /* This owner has no image of the content: another one may have. -ENODATA: none has. */
 static int mend_from_others(struct ht_suspect *x)
 {
-    struct ht_owners found = {0};
-    int rc = is_lost(x) ? 0 : find_owners(x, &found);
+    int rc = 0;
 
-    for (size_t i = 0; !rc && i < found.count && still_names(x) && !*x->stop; i++)
-        rc = mend_from(x, &found.found[i]);
-    ht_owners_end(&found);
-    if (rc || !still_names(x))
+    for (unsigned i = 1; !rc && !x->lost && i < x->owners && (state_of(x) & NAMES) && !*x->stop; i++)
+        rc = mend_from(x, i);
+    if (rc || !(state_of(x) & NAMES))
         return rc;
     if (*x->stop)
         return -ECANCELED;
-    note_lost(x);
+    x->lost = true;
     return -ENODATA;
 }
 
@@ -430,33 +337,29 @@ static int apply(struct ht_suspect *x, struct verdict *v)
     }
 }
 
-static int first_look(struct ht_suspect *x)
+int ht_suspect_read(struct ht_suspect *x)
 {
+    look_at(x, 0);
     struct ht_chunk_io io = reading(x);
-    int rc = ht_chunks_read_permitted(&io, 1);
-
-    note_result(x, &io, rc);
-    if (io.data)
-        ht_staging_put(x->obj->s->staging, HT_STAGING_FILL, io.data);
-    return rc;
-}
-
-int ht_suspect_check(struct ht_suspect *x)
-{
-    struct verdict v = {.remedy = NO_REMEDY};
 
     if (!is_present(x->obj->s, &x->ref))
         return HT_SUSPECT_ABSENT;
-    int rc = first_look(x);
-    if (rc != -EIO)
-        return rc ? rc : HT_SUSPECT_SOUND;
-    if (!x->may_be_long && x->repair && has_others(x) && !is_lost(x))
-        return HT_SUSPECT_LONG;
+    io.data = x->buf;
+    int rc = ht_chunks_read_permitted(&io, 1);
+    note_result(x, &io, rc);
+    return rc == -EIO ? HT_SUSPECT_BAD : rc;
+}
+
+int ht_suspect_check(struct ht_suspect *x, unsigned owner)
+{
+    struct verdict v = {.remedy = NO_REMEDY};
+
+    look_at(x, owner);
+    if (x->lost && (state_of(x) & (NAMES | IMAGE)) == NAMES)
+        return HT_SUSPECT_BAD; /* it has no second copy either: the bytes need not be read once more */
     enum ht_io_class was = ht_io_class_set(HT_IO_URGENT); /* other threads wait for the chunk */
-    rc = validate(x, &v);
-    if (!rc && v.remedy == LATER)
-        rc = HT_SUSPECT_LONG;
-    else if (!rc && v.bad)
+    int rc = validate(x, &v);
+    if (!rc && v.bad)
         x->repair_error = apply(x, &v);
     (void)ht_io_class_set(was);
     if (rc)

@@ -22,7 +22,7 @@ struct ht_chunk;
 
 struct ht_walk {
     struct ht_store *s;
-    uint64_t *oids, chunk; /* the walk is at this chunk of oids[at] */
+    uint64_t *oids, chunk; /* in order; the walk is at this chunk of oids[at] */
     size_t count, at;
     uint64_t ns; /* that it has held the lock */
 };
@@ -47,7 +47,8 @@ struct ht_walk_visitor {
 int ht_walk_begin(struct ht_walk *w, struct ht_store *s) HT_MUST_CHECK;
 void ht_walk_end(struct ht_walk *w); /* also of one that never began */
 bool ht_walk_is_over(const struct ht_walk *w);
-uint64_t ht_walk_bytes(const struct ht_walk *w); /* heap */
+size_t ht_walk_find(const struct ht_walk *w, uint64_t oid); /* its place in oids; count: it is none of them */
+uint64_t ht_walk_bytes(const struct ht_walk *w);            /* heap */
 /* When the next walk may begin: after so long, and after many times what this one took. */
 uint64_t ht_walk_next_ns(const struct ht_walk *w, uint64_t period_ns);
 /* At most so many chunks, or objects. 0, or the error of the visitor. */

@@ -275,25 +275,6 @@ void ht_refcount_named(struct ht_store *s, const struct ht_ref *ref)
         e->named = true;
 }
 
-void ht_refcount_set_found(struct ht_store *s, const struct ht_ref *ref, uint16_t scrub, enum ht_refcount_found found)
-{
-    struct ht_refcount_table *t;
-    struct ht_refcount *e = ref->shared ? lookup(&s->frees.refcounts, ht_ref_place(ref), &t) : NULL;
-
-    if (!e)
-        return;
-    e->scrub = scrub;
-    e->found = (uint8_t)found;
-}
-
-bool ht_refcount_was_found(const struct ht_store *s, const struct ht_ref *ref, uint16_t scrub,
-                           enum ht_refcount_found found)
-{
-    const struct ht_refcount *e = ht_refcount_find(s, ref);
-
-    return e && e->scrub == scrub && e->found == found;
-}
-
 enum ht_refcount_left ht_refcount_drop(struct ht_store *s, const struct ht_ref *ref, bool logged)
 {
     struct ht_refcounts *r = &s->frees.refcounts;

@@ -10,16 +10,11 @@ struct ht_store;
 struct ht_obj;
 struct ht_chunk;
 
-/* What a scrub says of bytes with several owners. LOST: they are bad, and no image of any owner could replace them. */
-enum ht_refcount_found { HT_REFCOUNT_SOUND, HT_REFCOUNT_LOST };
-
 struct ht_refcount { /* extents with several owners */
     uint64_t key;    /* first block and device */
     uint64_t ended;  /* value of tx_count at the last transaction that ended an owner */
     uint32_t owners;
-    bool named;     /* by a record in the log */
-    uint8_t found;  /* enum ht_refcount_found, by that scrub */
-    uint16_t scrub; /* the last one that looked at them; 0: none */
+    bool named; /* by a record in the log */
 };
 static_assert(sizeof(struct ht_refcount) == 24, "memory per shared extent is bounded");
 
@@ -51,11 +46,6 @@ enum ht_refcount_left {
     HT_REFCOUNT_LATER,   /* free when the last transaction that was appended is durable */
     HT_REFCOUNT_WITH_TX, /* when the transaction that is being collected is durable */
 };
-/* A scrub with this number has looked at ref, of whichever owner, and found that; and has it? */
-void ht_refcount_set_found(struct ht_store *s, const struct ht_ref *ref, uint16_t scrub, enum ht_refcount_found found)
-    HT_REQUIRES(HT_LOCK_STORE);
-bool ht_refcount_was_found(const struct ht_store *s, const struct ht_ref *ref, uint16_t scrub,
-                           enum ht_refcount_found found) HT_REQUIRES(HT_LOCK_STORE);
 /* Drops an owner; logged: by a record in the open transaction. */
 enum ht_refcount_left ht_refcount_drop(struct ht_store *s, const struct ht_ref *ref, bool logged)
     HT_REQUIRES(HT_LOCK_STORE);

@@ -3,7 +3,10 @@
 #ifndef HITRAIN_TESTS_UNIT_TIERING_ENGINE_DEDUP_H
 #define HITRAIN_TESTS_UNIT_TIERING_ENGINE_DEDUP_H
 
+#include "tiering/object/chunk.h"
 #include "tiering/object/context.h"
+#include "tiering/object/object.h"
+#include "tiering/object/ref.h"
 #include "tiering/engine/dedup.h"
 #include "tiering/engine/engine.h"
 
@@ -55,6 +58,15 @@ static inline struct dedup_figures dedup(void)
     now.skipped -= was.skipped;
     ht_store_verify(s, true);
     return now;
+}
+
+/* As if its bytes had been read now. */
+static inline struct ht_dedup_chunk name(struct ht_obj *o)
+{
+    ht_store_lock(s);
+    struct ht_dedup_chunk c = {.oid = o->oid, .version = o->version, .place = ht_ref_place(&ht_chunk_find(o, 0)->pub)};
+    ht_store_unlock(s);
+    return c;
 }
 
 static inline void expect_stored(struct ht_obj *o, const uint8_t *p, size_t n)

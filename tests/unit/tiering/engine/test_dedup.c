@@ -314,28 +314,21 @@ START_TEST(some_copies_stay_copies)
 }
 END_TEST
 
-static struct ht_dedup_chunk name(struct ht_obj *o, uint64_t index)
-{
-    return (struct ht_dedup_chunk){.oid = ht_obj_id(o), .version = obj_stat(o).version, .index = index};
-}
-
-/* Whatever became of either chunk since the pair was found, or since it was compared. */
+/* Whatever became of either chunk since both were read, or since it is known that they are the same. */
 START_TEST(a_pair_that_has_changed_is_left_alone)
 {
     static struct ht_dedup_same same;
-    uint8_t *buf[2] = {aligned_alloc(4096, MIB), aligned_alloc(4096, MIB)};
-    uint64_t bytes = 0;
     bool compared = _i / 8;
 
     fresh(32, false);
     uint8_t *p = noise(MIB, 1), *q = noise(MIB, 2);
     struct ht_obj *a = stored(HT_CHUNK_BYTES, 0, p, MIB), *b = stored(HT_CHUNK_BYTES, 0, p, MIB);
-    const struct ht_dedup_pair pair = {name(a, 0), name(b, 0), MIB};
+    const struct ht_dedup_pair pair = {name(a), name(b)};
     struct ht_obj *changed = _i & 1 ? a : b;
     const uint8_t *now = q;
     same.count = 0;
     if (compared) {
-        ck_assert_int_eq(ht_dedup_compare(s, &pair, &same, buf, &bytes), 0);
+        ck_assert_int_eq(ht_dedup_add(s, &pair, &same), 0);
         ck_assert_uint_eq(same.count, 1);
     }
     switch (_i % 8 / 2) {
@@ -359,9 +352,8 @@ START_TEST(a_pair_that_has_changed_is_left_alone)
     }
     uint64_t before = free_bytes();
     if (!compared)
-        ck_assert_int_eq(ht_dedup_compare(s, &pair, &same, buf, &bytes), -EAGAIN);
+        ck_assert_int_eq(ht_dedup_add(s, &pair, &same), -EAGAIN);
     ck_assert_int_eq(ht_dedup_share(s, &same), compared);
-    ck_assert_uint_eq(bytes, compared ? 2 * MIB : 0);
     ck_assert_uint_eq(free_bytes(), before);
     expect_stored(changed == a ? b : a, p, MIB);
     if (now) {
@@ -370,8 +362,6 @@ START_TEST(a_pair_that_has_changed_is_left_alone)
     }
     ht_obj_put(changed == a ? b : a);
     ck_assert_int_eq(ht_store_commit(s), 0);
-    for (unsigned i = 0; i < 2; i++)
-        free(buf[i]);
     free(p);
     free(q);
     done();
@@ -440,7 +430,7 @@ START_TEST(a_small_index_finds_all_in_parts)
     struct ht_obj *o[N];
 
     fresh(64, false);
-    mount_for_dedup(1, false); /* 64 entries */
+    mount_for_dedup(1, false); /* 64 notes */
     for (uint32_t i = 0; i < N; i++) {
         uint8_t *p = noise(8192, i / 4);
         o[i] = stored(SMALL, 0, p, 8192);
@@ -458,7 +448,7 @@ START_TEST(a_small_index_finds_all_in_parts)
 END_TEST
 
 /*
- * More pairs than the queue holds, of one content: all become owners of one place, and leave it again. They come in
+ * Very many copies of one content: all become owners of one place, and leave it again. They come in
  * parts, so that a small store has room for a hundred thousand.
  */
 START_TEST(thousands_of_owners_of_one_chunk)
@@ -674,7 +664,7 @@ START_TEST(a_comparison_in_vain_is_not_repeated)
     wait_for_passes(3);
     ht_fault_disarm_all();
     ck_assert_uint_eq(figures().different, _i);
-    ck_assert_uint_eq(figures().skipped, !_i);
+    ck_assert_uint_eq(figures().skipped, _i ? 0 : 2);
     ck_assert_uint_eq(figures().compared_bytes, 2 * MIB);
     ck_assert_uint_eq(figures().shared_bytes, 0);
     free(p);

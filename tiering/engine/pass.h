@@ -1,0 +1,80 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * pass.h - inside engine/: a pass over stored content. Each content comes once, with all of its owners.
+ *
+ *   begin --> walking <-----------------------------------.
+ *               | content of one owner: comes at once     | the next part
+ *               | content of several: the owner is noted  |
+ *               v                                         |
+ *             all was walked: each noted place comes -----+----> over, if that was the last part
+ *
+ * Places that probably have the same content (twins) come one after the other. Notes have a bound (owners.h), so the
+ * walk is made once for each part of the places. Whatever comes has a copy of a reference, and owners with references
+ * to their objects, until the caller puts them. So a pass keeps only numbers between steps, and a deleted object keeps
+ * no space because an engine was paused.
+ *
+ * One thread at a time.
+ */
+#ifndef HITRAIN_TIERING_ENGINE_PASS_H
+#define HITRAIN_TIERING_ENGINE_PASS_H
+
+#include <stdatomic.h>
+
+#include "tiering/base/base.h"
+#include "tiering/base/guarded.h"
+#include "tiering/engine/owners.h"
+#include "tiering/engine/walk.h"
+#include "tiering/txn/txn.h"
+
+struct ht_store;
+struct ht_obj;
+struct ht_chunk;
+
+enum ht_pass_want {
+    HT_PASS_NONE,
+    HT_PASS_ONCE,  /* with all owners: at once if it is the only one, else when all was walked */
+    HT_PASS_TWINS, /* with all owners, beside its twins, when all was walked. Without a twin it does not come */
+    HT_PASS_ALONE, /* at once, with this owner alone */
+};
+
+/* What an engine wants. Each may be NULL but content. The ctx is the engine's. */
+struct ht_pass_user {
+    /* As of struct ht_walk_visitor. */
+    bool (*wants)(void *ctx, uint64_t oid);
+    bool (*object)(void *ctx, const struct ht_obj *o);
+    /* Of the chunk's published reference, or with `current` of either. Lock held. */
+    enum ht_pass_want (*content)(void *ctx, const struct ht_obj *o, const struct ht_chunk *c);
+    bool current; /* also bytes that are not published yet */
+};
+
+struct ht_pass {
+    struct ht_store *s;
+    const struct ht_pass_user *user;
+    void *ctx;
+    _Atomic uint64_t *bytes; /* heap of the engine */
+    size_t notes_max;
+    struct ht_walk walk;
+    struct ht_owners shared;
+    uint64_t hashes_left; /* of places, with those of the present part */
+    bool again;           /* this is not the first walk */
+    struct {
+        uint64_t oid, index;
+    } current; /* of this chunk the published content has come, and the other one has not; oid 0: none */
+    /* What the last call found: no owners: nothing. `was` shows as much as the owner that shows most. */
+    struct ht_move found;
+    uint64_t content; /* of what comes beside its twins: they have the same. Else 0 */
+    unsigned owners_cap;
+};
+
+/* notes: how many there may be; 0: the usual number. -ENOMEM: end it all the same. */
+int ht_pass_begin(struct ht_pass *p, struct ht_store *s, const struct ht_pass_user *user, void *ctx, size_t notes,
+                  _Atomic uint64_t *bytes) HT_MUST_CHECK;
+void ht_pass_end(struct ht_pass *p); /* also of one that never began */
+bool ht_pass_is_over(const struct ht_pass *p);
+/* The next piece of work cannot be divided, and takes longer than a step. */
+bool ht_pass_is_long(const struct ht_pass *p);
+/* A slice of the walk, or a noted place, and what it found. -ENOMEM */
+int ht_pass_next(struct ht_pass *p) HT_EXCLUDES(HT_LOCK_STORE) HT_MUST_CHECK;
+void ht_pass_put(struct ht_pass *p) HT_EXCLUDES(HT_LOCK_STORE); /* what it found */
+
+#endif
