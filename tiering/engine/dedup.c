@@ -220,14 +220,17 @@ static const struct ht_pass_user user = {.object = is_settled, .content = wants}
 
 /* ---------------------------------------------------------------- comparing */
 
-/* An owner of the content that has come, as it was when the pass began. */
-static struct ht_dedup_chunk name_owner(const struct ht_dedup_pass *p, unsigned owner)
+/*
+ * An owner of content that has come, as it was when the pass began. from: the pass to which it has come, this one or
+ * that of scrub.
+ */
+static struct ht_dedup_chunk name_owner(const struct ht_dedup_pass *p, const struct ht_pass *from, unsigned owner)
 {
-    const struct ht_move_owner *w = &p->pass.found.owner[owner];
+    const struct ht_move_owner *w = &from->found.owner[owner];
     size_t at = ht_walk_find(&p->pass.walk, w->obj->oid);
 
     return (struct ht_dedup_chunk){
-        .oid = w->obj->oid, .version = p->version[at], .index = w->index, .place = ht_ref_place(&p->pass.found.was)};
+        .oid = w->obj->oid, .version = p->version[at], .index = w->index, .place = ht_ref_place(&from->found.was)};
 }
 
 static void skip(struct ht_dedup_pass *p, uint64_t chunks)
@@ -256,9 +259,9 @@ static int add(struct ht_dedup_pass *p, const struct ht_dedup_pair *pair)
     return rc == -EAGAIN ? 0 : rc;
 }
 
-static void in_vain(struct ht_dedup_pass *p, enum ht_dedup_figure figure)
+static void in_vain(struct ht_dedup_pass *p, const struct ht_pass *from, enum ht_dedup_figure figure)
 {
-    const struct ht_dedup_chunk c = name_owner(p, 0);
+    const struct ht_dedup_chunk c = name_owner(p, from, 0);
 
     if (ht_dedup_in_vain(p->s, &c))
         skip(p, 1);
@@ -266,64 +269,64 @@ static void in_vain(struct ht_dedup_pass *p, enum ht_dedup_figure figure)
         p->figure[figure]++;
 }
 
-static void keep(struct ht_dedup_pass *p)
+static void keep(struct ht_dedup_pass *p, const struct ht_pass *from, const uint8_t *content)
 {
-    const struct ht_move *m = &p->pass.found;
+    const struct ht_move *m = &from->found;
     uint8_t *bytes = p->kept.bytes;
 
-    memcpy(bytes, p->buf, m->was.stored);
-    p->kept = (struct kept){name_owner(p, 0), m->owners, m->was.stored, p->pass.content, bytes};
+    memcpy(bytes, content, m->was.stored);
+    p->kept = (struct kept){name_owner(p, from, 0), m->owners, m->was.stored, from->content, bytes};
 }
 
 /* The content has the kept bytes. The one with several owners stays: they need no change then. */
-static int share_owners(struct ht_dedup_pass *p)
+static int share_owners(struct ht_dedup_pass *p, const struct ht_pass *from)
 {
     int rc = 0;
 
-    if (p->kept.owners == 1 && p->pass.found.owners > 1) {
-        const struct ht_dedup_pair pair = {name_owner(p, 0), p->kept.chunk};
+    if (p->kept.owners == 1 && from->found.owners > 1) {
+        const struct ht_dedup_pair pair = {name_owner(p, from, 0), p->kept.chunk};
         p->kept.chunk = pair.owner;
-        p->kept.owners = p->pass.found.owners;
+        p->kept.owners = from->found.owners;
         return add(p, &pair);
     }
-    for (unsigned i = 0; !rc && i < p->pass.found.owners; i++) {
-        const struct ht_dedup_pair pair = {p->kept.chunk, name_owner(p, i)};
+    for (unsigned i = 0; !rc && i < from->found.owners; i++) {
+        const struct ht_dedup_pair pair = {p->kept.chunk, name_owner(p, from, i)};
         rc = add(p, &pair);
     }
     return rc;
 }
 
 /* The decoder writes the visible bytes only. */
-static int share_zeros(struct ht_dedup_pass *p)
+static int share_zeros(struct ht_dedup_pass *p, const struct ht_pass *from, const uint8_t *content)
 {
-    const struct ht_ref *ref = &p->pass.found.was;
+    const struct ht_ref *ref = &from->found.was;
     size_t n = ref->codec == HT_CODEC_RAW ? ref->stored : ref->visible;
-    bool zero = !n || (!p->buf[0] && memcmp(p->buf, p->buf + 1, n - 1) == 0);
+    bool zero = !n || (!content[0] && memcmp(content, content + 1, n - 1) == 0);
     int rc = 0;
 
-    for (unsigned i = 0; zero && !rc && i < p->pass.found.owners; i++) {
-        const struct ht_dedup_pair pair = {.other = name_owner(p, i)};
+    for (unsigned i = 0; zero && !rc && i < from->found.owners; i++) {
+        const struct ht_dedup_pair pair = {.other = name_owner(p, from, i)};
         rc = add(p, &pair);
     }
     if (!zero)
-        in_vain(p, HT_DEDUP_DIFFERENT);
+        in_vain(p, from, HT_DEDUP_DIFFERENT);
     return rc;
 }
 
 /* It is the twin of the kept content, or zeros, or the next one's twin. */
-static int look_at(struct ht_dedup_pass *p)
+static int look_at(struct ht_dedup_pass *p, const struct ht_pass *from, const uint8_t *content)
 {
-    const struct ht_move *m = &p->pass.found;
+    const struct ht_move *m = &from->found;
 
     p->figure[HT_DEDUP_COMPARED] += m->was.stored;
     if (is_probably_zero(p, m->owner[0].obj, &m->was))
-        return share_zeros(p);
-    if (p->pass.content != p->kept.content || m->was.stored != p->kept.stored)
-        keep(p);
-    else if (HT_MUTANT("dedup-uncompared") || memcmp(p->buf, p->kept.bytes, p->kept.stored) == 0)
-        return share_owners(p);
+        return share_zeros(p, from, content);
+    if (from->content != p->kept.content || m->was.stored != p->kept.stored)
+        keep(p, from, content);
+    else if (HT_MUTANT("dedup-uncompared") || memcmp(content, p->kept.bytes, p->kept.stored) == 0)
+        return share_owners(p, from);
     else
-        in_vain(p, HT_DEDUP_DIFFERENT);
+        in_vain(p, from, HT_DEDUP_DIFFERENT);
     return 0;
 }
 
@@ -339,11 +342,11 @@ static int read_content(struct ht_dedup_pass *p, uint64_t *out_bytes)
 
     *out_bytes += m->was.stored;
     if (!rc)
-        return look_at(p);
+        return look_at(p, &p->pass, p->buf);
     if (rc == -ENOMEM)
         return rc;
     p->figure[HT_DEDUP_COMPARED] += m->was.stored;
-    in_vain(p, HT_DEDUP_SKIPPED); /* scrub reports what cannot be read */
+    in_vain(p, &p->pass, HT_DEDUP_SKIPPED); /* scrub reports what cannot be read */
     return 0;
 }
 
@@ -430,6 +433,30 @@ static void hurry(struct ht_dedup *d)
         d->due_ns = ht_min_u64(d->due_ns, ht_now_ns());
 }
 
+bool ht_dedup_waits(struct ht_store *s)
+{
+    const struct ht_dedup *d = &s->engine->dedup;
+
+    return d->pass && d->due_ns && d->due_ns <= ht_now_ns() && !ht_row_is_paused(&s->engine->row[HT_ENGINE_DEDUP]);
+}
+
+void ht_dedup_saw(struct ht_store *s, const struct ht_pass *from, const uint8_t *content)
+{
+    struct ht_dedup_pass *p = s->engine->dedup.pass;
+    const struct ht_move *m = &from->found;
+
+    if (ht_dedup_waits(s) && (from->content || is_probably_zero(p, m->owner[0].obj, &m->was)))
+        p->skipped |= look_at(p, from, content) != 0;
+}
+
+void ht_dedup_share_seen(struct ht_store *s)
+{
+    struct ht_dedup_pass *p = s->engine->dedup.pass;
+    int rc = p ? share(p) : 0;
+
+    (void)rc; /* the next pass tries again */
+}
+
 static enum ht_step step(void *ctx, struct ht_budget *b)
 {
     struct ht_store *s = ctx;
@@ -444,6 +471,10 @@ static enum ht_step step(void *ctx, struct ht_budget *b)
         return begin_next(s, d) ? HT_STEP_BLOCKED : HT_STEP_WORKED;
     }
     hurry(d);
+    if (ht_dedup_waits(s) && ht_scrub_is_awaited(s->engine)) {
+        b->at_ns = ht_now_ns() + PAUSE_MS * MS;
+        return HT_STEP_IDLE;
+    }
     int rc = go_on(d, b);
     if (rc == PASS_WAITS)
         b->at_ns = d->due_ns;

@@ -14,6 +14,7 @@ struct ht_store;
 struct ht_obj;
 struct ht_chunk;
 struct ht_dedup_pass;
+struct ht_pass;
 
 /* Of its row. */
 enum ht_dedup_figure {
@@ -80,6 +81,12 @@ int ht_dedup_add(struct ht_store *s, const struct ht_dedup_pair *pair, struct ht
     HT_EXCLUDES(HT_LOCK_STORE) HT_MUST_CHECK;
 /* Shares these in one transaction, and empties `same`. How many have changed meanwhile; -ENOMEM, or the log's error. */
 int ht_dedup_share(struct ht_store *s, struct ht_dedup_same *same) HT_EXCLUDES(HT_LOCK_STORE) HT_MUST_CHECK;
+
+/* A pass is due: it waits for content that scrub reads. */
+bool ht_dedup_waits(struct ht_store *s);
+/* Scrub has read the raw content that has come to its pass, and it is sound. */
+void ht_dedup_saw(struct ht_store *s, const struct ht_pass *from, const uint8_t *content) HT_EXCLUDES(HT_LOCK_STORE);
+void ht_dedup_share_seen(struct ht_store *s) HT_EXCLUDES(HT_LOCK_STORE); /* at the end of its step */
 
 void ht_dedup_end(struct ht_dedup *d); /* its memory; no step runs */
 extern const struct ht_engine_type ht_dedup_engine;

@@ -66,6 +66,8 @@ struct ht_scrub {
     pthread_cond_t changed;
     _Atomic bool stop;      /* the run should end. Set with the lock */
     _Atomic uint64_t bytes; /* heap of the run's pass */
+    /* Until then a run reads for others, if its row is not paused: they wait for it. */
+    _Atomic uint64_t awaited_until_ns;
     HT_GUARDED_BY(HT_LOCK_SCRUB) struct {
         uint64_t began_ns;
         struct ht_scrub_stats st;
@@ -155,6 +157,10 @@ uint64_t ht_next_use_look_ns(struct ht_store *s) HT_REQUIRES(HT_LOCK_STORE);
 
 void ht_scrub_init(struct ht_scrub *c);
 void ht_scrub_destroy(struct ht_scrub *c);
+static inline bool ht_scrub_is_awaited(struct ht_engine *e)
+{
+    return ht_now_ns() < e->scrub.awaited_until_ns && !ht_row_is_paused(&e->row[HT_ENGINE_SCRUB]);
+}
 
 /* ------------------------------------------------------------- writeback */
 

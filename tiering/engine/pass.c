@@ -180,13 +180,19 @@ static int find_owners(struct ht_pass *p, const struct ht_owner_found *f, size_t
     return rc;
 }
 
+/* Was the last place wanted beside its twins, and has it one? */
+static bool has_twin(const struct ht_pass *p, const struct ht_owner_found *f, size_t n)
+{
+    return f->content && ht_owners_had_twin(&p->shared, n);
+}
+
 /* The next place that comes. NULL: none, or none among so many. */
 static const struct ht_owner_found *next_place(struct ht_pass *p, size_t *out_n)
 {
     const struct ht_owner_found *f;
 
     for (unsigned passed = 0; passed < LONE_MAX && (f = ht_owners_next(&p->shared, out_n)); passed++)
-        if (!f->content || ht_owners_had_twin(&p->shared, *out_n))
+        if (!f->content || p->user->lone || has_twin(p, f, *out_n))
             return f;
     return NULL;
 }
@@ -198,7 +204,7 @@ static int next_shared(struct ht_pass *p)
 
     if (!f)
         return 0;
-    p->content = f->content;
+    p->content = has_twin(p, f, n) ? f->content : 0;
     if (HT_MUTANT("owner-left-behind"))
         n = 1;
     ht_store_lock(p->s);

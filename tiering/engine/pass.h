@@ -33,7 +33,7 @@ struct ht_chunk;
 enum ht_pass_want {
     HT_PASS_NONE,
     HT_PASS_ONCE,  /* with all owners: at once if it is the only one, else when all was walked */
-    HT_PASS_TWINS, /* with all owners, beside its twins, when all was walked. Without a twin it does not come */
+    HT_PASS_TWINS, /* with all owners, beside its twins, when all was walked */
     HT_PASS_ALONE, /* at once, with this owner alone */
 };
 
@@ -45,6 +45,7 @@ struct ht_pass_user {
     /* Of the chunk's published reference, or with `current` of either. Lock held. */
     enum ht_pass_want (*content)(void *ctx, const struct ht_obj *o, const struct ht_chunk *c);
     bool current; /* also bytes that are not published yet */
+    bool lone;    /* also what was wanted beside its twins and has none */
 };
 
 struct ht_pass {

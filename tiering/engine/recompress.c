@@ -51,6 +51,7 @@ struct ht_recompress_round {
     struct ht_recompress *c;
     struct ht_pass pass;
     struct ht_recompress_batch batch;
+    bool saw; /* frames of content that scrub has read wait: the pass should not come to this content again */
     size_t seen_count;
     struct ht_recompress_seen *seen; /* in this round, by ascending oid */
 };
@@ -233,10 +234,39 @@ static uint64_t after_ns(const struct ht_store *s)
     return (s->opts.compress_after_ms ? s->opts.compress_after_ms : AFTER_MS_DEFAULT) * UINT64_C(1000000);
 }
 
+void ht_recompress_saw(struct ht_store *s, const struct ht_move *m, const void *bytes, uint64_t *out_bytes)
+{
+    struct ht_recompress_round *r = s->engine->recompress.round;
+    bool may = r && !ht_row_is_paused(&s->engine->row[HT_ENGINE_RECOMPRESS]);
+
+    for (unsigned i = 0; may && i < m->owners; i++)
+        may = may_be(r, m->owner[i].obj->oid);
+    if (!may)
+        return;
+    ht_store_lock(s);
+    may = may_compress(r, m);
+    ht_store_unlock(s);
+    int rc = may ? ht_recompress_batch_encode(&r->batch, m, bytes, out_bytes) : 0;
+    r->saw |= may;
+    if (!rc && ht_recompress_batch_is_full(&r->batch))
+        rc = ht_recompress_batch_publish(&r->batch);
+    (void)rc; /* the round tries again */
+}
+
 /* They wrote new content that they would have compressed, if the superblocks said that there may be frames. */
 static int let_writers_encode(struct ht_store *s)
 {
     return ht_write_frames_asked(s) ? ht_store_need_features(s, HT_FEAT_REFUSE_PLANES) : 0;
+}
+
+/* 1, as go_on: there is more to do. */
+static int publish_seen(struct ht_recompress_round *r)
+{
+    if (!r->saw)
+        return 0;
+    r->saw = false;
+    int rc = ht_recompress_batch_publish(&r->batch);
+    return rc ? rc : 1;
 }
 
 static enum ht_step step(void *ctx, struct ht_budget *b)
@@ -256,7 +286,13 @@ static enum ht_step step(void *ctx, struct ht_budget *b)
         return HT_STEP_IDLE;
     if (!c->round && round_new(s, &c->round))
         return HT_STEP_BLOCKED;
-    int rc = go_on(c->round, b);
+    if (c->seen && ht_scrub_is_awaited(s->engine)) {
+        b->at_ns = now + FAILED_PAUSE_MS * UINT64_C(1000000);
+        return HT_STEP_IDLE;
+    }
+    int rc = publish_seen(c->round);
+    if (!rc)
+        rc = go_on(c->round, b);
     if (rc > 0)
         return HT_STEP_WORKED;
     b->at_ns = c->next_ns = ht_walk_next_ns(&c->round->pass.walk, after_ns(s));

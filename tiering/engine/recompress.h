@@ -38,6 +38,12 @@ struct ht_recompress {
 };
 
 extern const struct ht_engine_type ht_recompress_engine;
+/*
+ * Scrub has read raw content with these owners, and it is sound. If it may be compressed, a round that waits for scrub
+ * does so. *out_bytes grows by what was written.
+ */
+void ht_recompress_saw(struct ht_store *s, const struct ht_move *m, const void *bytes, uint64_t *out_bytes)
+    HT_EXCLUDES(HT_LOCK_STORE);
 uint64_t ht_recompress_bytes(const struct ht_recompress *c); /* heap */
 /* Gives back the space of frames that wait. No step runs; also as a part of one. */
 void ht_recompress_stop(struct ht_recompress *c) HT_EXCLUDES(HT_LOCK_STORE);

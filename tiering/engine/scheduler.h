@@ -161,6 +161,7 @@ int ht_row_wake_to_end(struct ht_row *r);
 void ht_row_pause(struct ht_row *r);
 /* As ht_row_wake. */
 int ht_row_resume(struct ht_row *r);
+bool ht_row_is_paused(struct ht_row *r);
 void ht_row_figures(struct ht_row *r, struct ht_row_figures *out);
 
 #endif

@@ -15,6 +15,9 @@
  *
  * Sound bytes of several owners, as those of kept steps and clones, are read once in a run (pass.h). Bad ones are read
  * for each owner, because each may have another remedy. But images of other owners are looked for once.
+ *
+ * A run reads for others, too: meanwhile recompression and deduplication wait and read nothing. They get each content
+ * that is sound. If deduplication waits, content comes beside its twins. After an hour both go on without the run.
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -34,7 +37,9 @@
 #include "tiering/data/chunk_io.h"
 #include "tiering/data/health.h"
 #include "tiering/engine/engine_priv.h"
+#include "tiering/engine/dedup.h"
 #include "tiering/engine/pass.h"
+#include "tiering/engine/recompress.h"
 #include "tiering/engine/scrub_chunk.h"
 
 enum {
@@ -43,6 +48,8 @@ enum {
     FRAME_BYTES = 256 << 10, /* of most frames, at most */
 };
 enum phase { SUPERS, LOG, CHUNKS };
+
+#define AWAITED_NS UINT64_C(3600000000000)
 
 /* Where the run is: what comes next. */
 struct ht_scrub_run {
@@ -54,6 +61,7 @@ struct ht_scrub_run {
     unsigned device;
     struct ht_log_scrub log;
     struct ht_pass pass;
+    bool twins; /* deduplication waits */
     uint8_t *buf;
     uint64_t bytes; /* read in this step */
     struct ht_permit permit;
@@ -209,11 +217,13 @@ static void rewrite_log(struct ht_scrub_run *r)
 
 static enum ht_pass_want wants(void *ctx, const struct ht_obj *o, const struct ht_chunk *c)
 {
-    (void)ctx, (void)o, (void)c;
-    return HT_PASS_ONCE;
+    const struct ht_scrub_run *r = ctx;
+
+    (void)o, (void)c;
+    return r->twins ? HT_PASS_TWINS : HT_PASS_ONCE;
 }
 
-static const struct ht_pass_user user = {.content = wants, .current = true};
+static const struct ht_pass_user user = {.content = wants, .current = true, .lone = true};
 
 /* One frame. As next_super; -EAGAIN: not now; -ENOMEM. */
 static int next_frame(struct ht_scrub_run *r)
@@ -233,6 +243,7 @@ static int next_frame(struct ht_scrub_run *r)
     if (rc == -EUCLEAN)
         rewrite_log(r);
     r->phase = CHUNKS;
+    r->twins = ht_dedup_waits(r->s);
     rc = ht_pass_begin(&r->pass, r->s, &user, r, 0, &r->c->bytes);
     return rc ? rc : 1;
 }
@@ -270,6 +281,18 @@ static int scrub_owners(struct ht_scrub_run *r, struct ht_suspect *x)
     return rc < 0 ? rc : 0;
 }
 
+/* Sound bytes. Those that are stored twice are compressed later, when it is known who keeps them. */
+static void show(struct ht_scrub_run *r)
+{
+    const struct ht_move *m = &r->pass.found;
+
+    if (m->was.codec != HT_CODEC_RAW)
+        return;
+    ht_dedup_saw(r->s, &r->pass, r->buf);
+    if (!r->pass.content)
+        ht_recompress_saw(r->s, m, r->buf, &r->bytes);
+}
+
 static int scrub_content(struct ht_scrub_run *r)
 {
     const struct ht_move *m = &r->pass.found;
@@ -289,7 +312,10 @@ static int scrub_content(struct ht_scrub_run *r)
     if (rc < 0 || rc == HT_SUSPECT_ABSENT)
         return rc < 0 ? rc : 0;
     count_bytes(r, bytes);
-    return rc == HT_SUSPECT_BAD ? scrub_owners(r, &x) : 0;
+    if (rc == HT_SUSPECT_BAD)
+        return scrub_owners(r, &x);
+    show(r);
+    return 0;
 }
 
 /* One content, or a slice of the pass without any. As next_super; 0: that was all; -ENOMEM. */
@@ -362,6 +388,7 @@ int ht_store_scrub_start(struct ht_store *s)
         c->run = r;
         c->stop = false;
         c->began_ns = ht_now_ns();
+        c->awaited_until_ns = c->began_ns + AWAITED_NS;
         c->st.state = HT_SCRUB_RUNNING;
         c->st.run_bytes = c->st.run_ns = c->st.run_found = c->st.run_repaired = 0;
         c->st.run_total_bytes = total;
@@ -394,6 +421,7 @@ static void end(struct ht_scrub_run *r, int rc, bool stopped)
 
     ht_mutex_lock(ht_scrub_lock(c));
     c->run = NULL;
+    c->awaited_until_ns = 0;
     c->st.run_ns = ht_now_ns() - c->began_ns;
     st = c->st;
     st.state = rc ? HT_SCRUB_FAILED : stopped ? HT_SCRUB_STOPPED : HT_SCRUB_COMPLETE;
@@ -432,6 +460,7 @@ static int go_on(struct ht_scrub_run *r, struct ht_budget *b)
         b->next_is_long = !b->may_be_long && ht_pass_is_long(&r->pass);
         rc = stop || b->next_is_long || rc < 0 ? rc : next(r);
     } while (!stop && rc > 0 && r->bytes < b->most_bytes && !b->next_is_long && ht_now_ns() < b->until_ns);
+    ht_dedup_share_seen(r->s);
     b->bytes = r->bytes;
     if (!stop && (rc > 0 || rc == -EAGAIN))
         return rc;

@@ -1,0 +1,193 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* test_pass.c - while scrub reads everything, other engines get the bytes from it, and read nothing themselves. */
+#include "tests/unit/tiering/codec/content.h"
+#include "tests/unit/tiering/engine/compact.h"
+#include "tiering/api/compress.h"
+#include "tiering/base/log.h"
+
+enum { COLD = 24, STORE_MIB = 64 };
+
+static struct ht_obj *cold;
+static uint8_t *bytes;
+static uint64_t reads; /* of a run of scrub alone */
+
+static bool may(void *ctx, uint64_t oid)
+{
+    (void)ctx, (void)oid;
+    return true;
+}
+
+static uint64_t read_bytes(void)
+{
+    return stats().device_read_bytes;
+}
+
+static void expect_content(void)
+{
+    ht_obj_evict(cold);
+    expect(cold, 0, bytes, COLD * (size_t)MIB);
+    expect_all();
+}
+
+/* Content that gets smaller when it is compressed: two chunks are the same, and one is zeros. And sparse groups. */
+static void setup(void)
+{
+    fresh(STORE_MIB, false);
+    ht_store_set_compress(s, may, NULL);
+    bytes = malloc(COLD * (size_t)MIB);
+    for (unsigned i = 0; i < COLD; i++)
+        content_bf16(bytes + i * (size_t)MIB, MIB, i);
+    memcpy(bytes, bytes + 7 * MIB, MIB);
+    memset(bytes + 9 * MIB, 0, MIB);
+    cold = object(MIB, 0);
+    put_all(cold, 0, bytes, COLD * (size_t)MIB);
+    sparse(16);
+    ht_obj_evict(cold);
+    uint64_t before = read_bytes();
+    ck_assert_int_eq(background_scrub(s), 0);
+    reads = read_bytes() - before;
+    ck_assert_int_eq(background_compress(s), 0); /* it notes what does not change */
+}
+
+static void teardown(void)
+{
+    expect_content();
+    ht_store_verify(s, true);
+    ht_obj_put(cold);
+    put_files();
+    free(bytes);
+    done();
+}
+
+/* It has something to do, and begins it unless it waits. */
+static bool goes_on(enum ht_engine_id id)
+{
+    uint64_t at_ns, before = read_bytes();
+    enum ht_step found;
+
+    for (unsigned i = 0; i < 100 && read_bytes() == before; i++) {
+        background_let_time_pass(s);
+        found = background_step(s, id, &at_ns);
+        ck_assert_int_ne(found, HT_STEP_BLOCKED);
+        if (found == HT_STEP_IDLE && i > 10)
+            break;
+    }
+    return read_bytes() != before;
+}
+
+/* The row is off, so that steps of a run come from this thread alone. */
+static void begin_scrub(void)
+{
+    ht_row_end(&s->engine->row[HT_ENGINE_SCRUB]);
+    ck_assert_int_eq(ht_store_scrub_start(s), 0);
+}
+
+static void finish_scrub(void)
+{
+    struct ht_scrub_stats st;
+    uint64_t at_ns;
+
+    while (ht_store_scrub_stats(s, &st), st.state == HT_SCRUB_RUNNING)
+        ck_assert_int_ne(background_step(s, HT_ENGINE_SCRUB, &at_ns), HT_STEP_BLOCKED);
+    ck_assert_uint_eq(st.state, HT_SCRUB_COMPLETE);
+    ck_assert_uint_eq(st.run_found, 0);
+}
+
+static void finish_others(void)
+{
+    ck_assert_int_eq(background_pass(s, HT_ENGINE_DEDUP, HT_DEDUP_PASSES), 0);
+    ck_assert_int_eq(background_compress(s), 0);
+    ck_assert_uint_eq(engine_figure("dedup", "shared_bytes"), MIB);
+    ck_assert_uint_eq(engine_figure("dedup", "hole_bytes"), MIB);
+    ck_assert_uint_ge(engine_figure("recompress", "chunks"), COLD - 3); /* but zeros, and those that are the same */
+}
+
+START_TEST(one_read_serves_all)
+{
+    uint64_t before = read_bytes();
+
+    ck_assert_int_eq(background_compact(s), 0);
+    ck_assert_uint_ge(figures().emptied, 8);
+    begin_scrub();
+    ck_assert(!goes_on(HT_ENGINE_DEDUP));
+    ck_assert(!goes_on(HT_ENGINE_RECOMPRESS));
+    finish_scrub();
+    finish_others();
+    ck_assert_uint_le(read_bytes() - before, reads + reads / 10);
+}
+END_TEST
+
+/* Nobody waits for a run that is paused. */
+START_TEST(a_run_that_is_paused_holds_nobody_up)
+{
+    begin_scrub();
+    ck_assert_int_eq(ht_store_background_pause(s, "scrub"), 0);
+    ck_assert(goes_on(HT_ENGINE_DEDUP));
+    ck_assert(goes_on(HT_ENGINE_RECOMPRESS));
+    finish_others();
+    ck_assert_int_eq(ht_store_background_resume(s, "scrub"), 0);
+    finish_scrub();
+}
+END_TEST
+
+/* Paused before a run (0), or while it waits (1). */
+START_TEST(an_engine_that_is_paused_gets_nothing)
+{
+    static const char *const engines[] = {"dedup", "recompress"};
+
+    begin_scrub();
+    if (_i) {
+        ck_assert(!goes_on(HT_ENGINE_DEDUP));
+        ck_assert(!goes_on(HT_ENGINE_RECOMPRESS));
+    }
+    for (unsigned i = 0; i < 2; i++)
+        ck_assert_int_eq(ht_store_background_pause(s, engines[i]), 0);
+    struct ht_store_stats was = stats();
+    finish_scrub();
+    ck_assert_uint_eq(stats().device_written_bytes, was.device_written_bytes);
+    ck_assert_uint_eq(engine_figure("dedup", "compared_bytes"), 0);
+    for (unsigned i = 0; i < 2; i++)
+        ck_assert_int_eq(ht_store_background_resume(s, engines[i]), 0);
+    finish_others();
+}
+END_TEST
+
+/* Writes before and after the read of a chunk. */
+START_TEST(changes_beside_a_run_stay)
+{
+    struct ht_scrub_stats st;
+    uint64_t at_ns, x = 1;
+
+    begin_scrub();
+    ck_assert(!goes_on(HT_ENGINE_DEDUP));
+    ck_assert(!goes_on(HT_ENGINE_RECOMPRESS));
+    while (ht_store_scrub_stats(s, &st), st.state == HT_SCRUB_RUNNING) {
+        ck_assert_int_ne(background_step(s, HT_ENGINE_SCRUB, &at_ns), HT_STEP_BLOCKED);
+        uint64_t at = content_next(&x) % (COLD * (uint64_t)MIB);
+        bytes[at] ^= 1;
+        put_all(cold, at, bytes + at, 1);
+        if (_i)
+            ck_assert_int_eq(ht_obj_sync(cold), 0);
+    }
+    ck_assert_uint_eq(st.run_found, 0);
+    for (unsigned i = 0; i < 2; i++) {
+        ck_assert_int_eq(background_dedup(s), 0);
+        ck_assert_int_eq(background_compress(s), 0);
+    }
+    ck_assert_int_eq(ht_store_commit(s), 0);
+}
+END_TEST
+
+int main(void)
+{
+    ht_log_set_level(HT_LOG_ERROR);
+    TCase *tc = tcase_create("pass");
+
+    tcase_add_checked_fixture(tc, setup, teardown);
+    tcase_set_timeout(tc, 120);
+    tcase_add_test(tc, one_read_serves_all);
+    tcase_add_test(tc, a_run_that_is_paused_holds_nobody_up);
+    tcase_add_loop_test(tc, an_engine_that_is_paused_gets_nothing, 0, 2);
+    tcase_add_loop_test(tc, changes_beside_a_run_stay, 0, 2);
+    return run_suite(tc);
+}
