@@ -1,7 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """How a program can use a weight after its gradient has left: hitrain.offload() has the bits of the model in memory, or raises and names the way out."""
 import contextlib
+import copy
+import ctypes
 import gc
+import io
+import pickle
 
 import pytest
 
@@ -10,6 +14,7 @@ import torch
 from torch import nn
 from torch.nn.functional import linear
 from torch.utils.checkpoint import checkpoint
+from torch.utils.dlpack import from_dlpack, to_dlpack
 import hitrain
 from hitrain import _activations
 from hitrain._mapped import MappedFile
@@ -316,7 +321,7 @@ def test_the_way_out_has_the_bits_in_memory(shared_store, shared_root, in_memory
 def test_a_sent_weight_still_has_what_says_nothing_of_its_values(shared_store, shared_root):
     """As summaries and callbacks read it between backward() and step()."""
     words = ['is_cpu', 'is_nested', 'is_quantized', 'is_sparse_csr', 'names', 'name', 'output_nr', 'retains_grad', '_backward_hooks', 'nbytes', 'itemsize']
-    methods = ['__len__', 'get_device', 'is_complex', 'is_shared', 'is_inference', 'storage_offset', 'ndimension', 'numel', 'data_ptr']
+    methods = ['__len__', 'get_device', 'is_complex', 'is_shared', 'is_inference', 'storage_offset', 'ndimension', 'numel', 'stride', 'is_contiguous']
 
     def said(p):
         return [getattr(p, w) for w in words if hasattr(torch.Tensor, w)], [getattr(p, m)() for m in methods]
@@ -333,3 +338,73 @@ def test_a_sent_weight_still_has_what_says_nothing_of_its_values(shared_store, s
         optimizer.step()
     finally:
         optimizer.close()
+
+
+# -- functions that ask no override, and others that give values to code outside of PyTorch --
+
+def at_the_address(w):
+    return torch.tensor((ctypes.c_float * w.numel()).from_address(w.data_ptr()))
+
+
+def data_of_another(w):
+    other = torch.zeros(1)
+    other.data = w
+    return other
+
+
+def set_to(w):
+    with torch.no_grad():
+        return torch.empty(0).set_(w)
+
+
+def saved(w):
+    torch.save(w, file := io.BytesIO())
+    return torch.load(io.BytesIO(file.getvalue()))
+
+
+TAKES = {
+    'torch.tensor': torch.tensor, 'torch.as_tensor': torch.as_tensor, 'torch.asarray': lambda w: torch.asarray(w, requires_grad=True), 'torch.Tensor': torch.Tensor,
+    'torch.FloatTensor': torch.FloatTensor, 'new_tensor': lambda w: w.new_tensor(w), 'new_tensor of another': lambda w: torch.zeros(1).new_tensor(w),
+    'torch.tensor of rows': lambda w: torch.tensor(list(w)), '_make_subclass': lambda w: torch.Tensor._make_subclass(torch.Tensor, w),
+    'nn.Parameter': nn.Parameter, 'data of another': data_of_another, 'set_': set_to, 'to_dlpack': lambda w: from_dlpack(to_dlpack(w)),
+    'from_dlpack': from_dlpack, 'numpy': lambda w: torch.from_numpy(w.detach().numpy()), '__array__': lambda w: torch.from_numpy(w.__array__()),
+    'memoryview': lambda w: torch.tensor(memoryview(w).tolist()), 'tolist': lambda w: torch.tensor(w.tolist()), 'pickle': lambda w: pickle.loads(pickle.dumps(w)),
+    'torch.save': saved, 'copy': copy.copy, 'deepcopy': copy.deepcopy, 'storage': lambda w: torch.Tensor(w.storage()), 'data_ptr': at_the_address,
+}
+
+
+@pytest.mark.parametrize('shared_store', ['64M', '128M,passthrough=64M'], ids=['plain', 'passthrough'], indirect=True)
+@pytest.mark.parametrize('take', TAKES)
+def test_no_function_has_the_values_of_an_open_step(shared_store, shared_root, in_memory, take):
+    """Each raises, or finds NaNs alone. What it stores there is lost, or refused if it moves the version counter of the weight."""
+    def run(model, x):
+        backward(model, x)
+        for weight in (model.head.weight, model.head.bias):
+            try:
+                found = TAKES[take](weight).detach()
+            except (RuntimeError, TypeError, ValueError, AttributeError):
+                continue
+            assert found.shape == weight.shape and torch.isnan(found).all()
+            if take == 'data of another':
+                found.zero_()
+    wanted = in_memory_with(shared_root, in_memory, 'ordinary', 'plain')
+    model = made(nothing)
+    with hitrain.offload(model, shared_root, keep=KEEP, lr=LR) as optimizer:
+        assert all(map(torch.equal, wanted, train(model, optimizer, run)))
+
+
+@pytest.mark.parametrize('shared_store', ['64M'], ids=['plain'], indirect=True)
+def test_a_weight_that_gets_the_memory_of_a_sent_one_is_refused(shared_store, shared_root):
+    model = made(lambda model: model.blocks[2].requires_grad_(False))
+    frozen = model.blocks[2][0].bias
+    with hitrain.offload(model, shared_root, keep=KEEP, lr=LR) as optimizer:
+        before = frozen.detach().clone()
+        backward(model, batch(0))
+        frozen.data = model.blocks[0][0].bias
+        optimizer.step()
+        with pytest.raises(RuntimeError, match=r'blocks.2.0.bias was given the memory of a weight after the gradient of that one was sent'):
+            model(batch(1))
+        frozen.data = before
+        backward(model, batch(1))
+        optimizer.step()
+        assert torch.equal(frozen, before)

@@ -191,8 +191,8 @@ class DeviceFile(MappedFile):
         with self._lock:
             if self._version != self.tensor._version:
                 self._free()
-            self.tensor.data = self._there
             self._in_use, self._version = True, self.tensor._version
+            self._put()
 
     def rest(self, discard: bool, keep_copy: bool) -> None:
         """The tensor is the mapping again. discard: what was stored in it on the device is void. keep_copy: the copy on the device stays, and is
@@ -206,7 +206,7 @@ class DeviceFile(MappedFile):
                 self._free()
             if self._in_use:
                 self._in_use = False
-                self.tensor.data = self._content
+                self._put()
 
     def ready(self) -> None:
         """The stream that computes may use the values."""
@@ -258,6 +258,10 @@ class DeviceFile(MappedFile):
             self.tensor.data = self._there
             self._version = self.tensor._version
 
+    @property
+    def _place(self) -> torch.Tensor:
+        return self._there if self._in_use else self._content
+
     def _take_mapping(self) -> None:
         with self._lock:
             self._free()
@@ -283,7 +287,7 @@ class DeviceFile(MappedFile):
             self._version = self.tensor._version
 
     def _is_detached(self) -> bool:
-        if not self._in_use:
+        if not self._in_use or self.is_sealed:
             return super()._is_detached()
         return self.tensor.device != self._there.device or self.tensor.data_ptr() != self._there.data_ptr()
 

@@ -7,10 +7,12 @@ torch.utils.checkpoint has recomputed. PyTorch counts these references, for the 
 before the gradient arises, so an ordinary backward sends each gradient at once. Another gradient waits for step().
 
 Afterwards the parameter itself is the only way to the memory. So it is sealed until step() ends: its use raises an error that names the way out.
+Functions of C that ask no override, as torch.tensor(weight), would go on without that error. So a sealed weight has other memory, of NaNs.
 A weight that has no memory any more, because its optimizer was closed, is withdrawn in the same way.
 """
 import ctypes
 import functools
+import weakref
 from typing import Any, List, Optional, Tuple
 
 import torch
@@ -22,8 +24,9 @@ _METADATA = {'grad', '_version', '_cdata', 'shape', 'dtype', 'device', 'layout',
              'is_meta', 'is_cpu', 'is_mps', 'is_xpu', 'is_mkldnn', 'is_nested', 'is_quantized', 'is_sparse_csr', 'itemsize', 'name', 'names', 'nbytes',
              'output_nr', 'retains_grad', '_backward_hooks'}
 _HARMLESS = {'__hash__', '__len__', 'numel', 'nelement', 'size', 'dim', 'ndimension', 'stride', 'element_size', 'storage_offset', 'is_contiguous',
-             'data_ptr', 'get_device', 'is_floating_point', 'is_complex', 'is_shared', 'is_inference', 'register_hook', 'requires_grad_',
+             'get_device', 'is_floating_point', 'is_complex', 'is_shared', 'is_inference', 'register_hook', 'requires_grad_',
              'register_post_accumulate_grad_hook'}
+_OF_SHAPE = {'stride', 'is_contiguous'}  # of the weight itself, which is contiguous, and not of the NaNs that it has meanwhile
 _without_overrides = getattr(torch._C, 'DisableTorchFunctionSubclass', torch._C.DisableTorchFunction)
 
 
@@ -100,7 +103,6 @@ class Memory:
 class _Sealed:
     """A parameter of this kind has its metadata and its gradient, and no values."""
 
-    _harmless = _HARMLESS
     _why = ('is used after its gradient was sent, and the store may have updated it. Use it before backward() or after step(), or run backward() in '
             '`with optimizer.hold_gradients():`')
     _shown = 'whose gradient was sent to the store'
@@ -112,10 +114,11 @@ class _Sealed:
             place = func.__self__.__name__
             allowed = place in _METADATA or (place == 'data' and word == '__set__')  # new values are refused by step(), by name
         else:
-            allowed = word in cls._harmless
+            allowed = word in _HARMLESS
         if allowed:
             with _without_overrides():
-                return func(*args, **(kwargs or {}))
+                asked = (torch.empty(args[0].shape, device='meta'), *args[1:]) if word in _OF_SHAPE else args
+                return func(*asked, **(kwargs or {}))
         name = _name_in([*args, *(kwargs or {}).values()])
         if word in ('__repr__', '__format__'):
             return f'<the weight {name}, {cls._shown}>'
@@ -123,9 +126,8 @@ class _Sealed:
 
 
 class _Withdrawn(_Sealed):
-    """Nor has it memory, which code that takes its address would read. Other memory ends that."""
+    """For good. Other memory ends that."""
 
-    _harmless = _HARMLESS - {'data_ptr'}
     _why = ('is used after its optimizer was closed, and has values in the store alone: hitrain.materialize() returns a copy, and '
             'hitrain.offload(resume=True) continues')
     _shown = 'whose values are in the store'
@@ -171,15 +173,42 @@ def unseal(parameter: torch.Tensor) -> None:
         parameter.__dict__.pop('_sealed_root', None)
 
 
+class Nothing:
+    """What a weight has in the place of its memory: as many NaNs, which all lie in one place."""
+
+    known: 'weakref.WeakValueDictionary[int, Nothing]' = weakref.WeakValueDictionary()  # by address
+
+    def __init__(self, like: torch.Tensor) -> None:
+        with torch.inference_mode(False), torch.no_grad():
+            self._one = torch.full((), float('nan'), dtype=like.dtype, device=like.device)
+            self._all = self._one.expand(like.shape)
+        self.device, self._address = like.device, self._one.data_ptr()
+        Nothing.known[self._address] = self
+
+    def give(self, parameter: torch.Tensor) -> None:
+        self._one.fill_(float('nan'))  # who got it from another weight may have written there
+        give_memory(parameter, self._all)
+
+    def is_of(self, parameter: torch.Tensor) -> bool:
+        with _without_overrides():
+            return parameter.data_ptr() == self._address
+
+
+def give_memory(parameter: torch.Tensor, memory: torch.Tensor) -> None:
+    """Also to one that is sealed."""
+    with _without_overrides():
+        parameter.data = memory
+
+
 def withdraw(parameter: torch.Tensor, root: str, name: str) -> None:
-    """The parameter has no values from now on, but in this file. It keeps its shape, and code that gets past the seal finds NaNs. Graphs that
-    have saved it are void: the version counter shows it. It is sealed first, as another thread may use it."""
+    """The parameter has no values from now on, but in this file. Graphs that have saved it are void: the version counter shows it. It is
+    sealed first, as another thread may use it."""
     parameter.__dict__['_sealed_root'] = root
     seal(parameter, name, _Withdrawn)
-    nothing = torch.full((), float('nan'), dtype=parameter.dtype).expand(parameter.shape)
+    nothing = Nothing(parameter)
     with torch.no_grad(), _without_overrides():
         parameter.view(-1)[:0].zero_()
-        parameter.data = nothing
+    nothing.give(parameter)
 
 
 def withdrawn_to(parameter: torch.Tensor) -> Optional[Tuple[str, str]]:

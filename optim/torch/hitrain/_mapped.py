@@ -26,7 +26,7 @@ import os
 import stat
 import struct
 import weakref
-from typing import Any, Callable, Optional
+from typing import Any, Callable, Dict, Optional
 
 import torch
 
@@ -120,6 +120,7 @@ class MappedFile(ParameterFile):
         self._fill = fill
         self._version_sent: Optional[int] = None
         self._memory = Memory()
+        self._nothings: Dict[torch.device, Nothing] = {}  # which the tensor has while it is sealed
 
     # -- pages --
 
@@ -164,12 +165,37 @@ class MappedFile(ParameterFile):
         if self.tensor.shape != self._content.shape or self.tensor.dtype != self.dtype:
             raise RuntimeError(f'{self.name} of the offloaded model was {self.dtype} of shape {tuple(self._content.shape)}, and has got values that '
                                f'are {self.tensor.dtype} of shape {tuple(self.tensor.shape)}')
+        if self.tensor.data_ptr() in Nothing.known:
+            raise RuntimeError(f'{self.name} was given the memory of a weight after the gradient of that one was sent: change it after step()')
         with torch.no_grad():
             self._content.copy_(self.tensor.detach())
         self.tensor.data = self._content
 
     def _is_detached(self) -> bool:
-        return self._address is not None and (self.tensor.data_ptr() != self._address or not self.tensor.is_contiguous())
+        if self._address is None:
+            return False
+        if self.is_sealed:
+            return not self._nothing.is_of(self.tensor)
+        return self.tensor.data_ptr() != self._address or not self.tensor.is_contiguous()
+
+    @property
+    def _place(self) -> torch.Tensor:
+        """The memory of the tensor, unless it is sealed."""
+        return self._content
+
+    @property
+    def _nothing(self) -> Nothing:
+        device = self._place.device
+        if device not in self._nothings:
+            self._nothings[device] = Nothing(self._place)
+        return self._nothings[device]
+
+    def _put(self) -> None:
+        """The tensor has its memory, or none while it is sealed."""
+        if self.is_sealed:
+            self._nothing.give(self.tensor)
+        else:
+            self.tensor.data = self._place
 
     @property
     def is_mapped(self) -> bool:
@@ -181,7 +207,9 @@ class MappedFile(ParameterFile):
         if self._address is None:
             return
         keeps_values = keeps_values and (self.is_shared() or not self._is_detached())
-        if not keeps_values and not self._is_detached():
+        if keeps_values or self._is_detached():
+            self.unseal()
+        else:
             withdraw(self.tensor, self.root, self.name)
             keeps_values = self._memory.is_used(self.tensor, has_it=False)  # by another thread, which has begun to
         if keeps_values:
@@ -200,7 +228,7 @@ class MappedFile(ParameterFile):
 
     def is_shared(self) -> bool:
         """May anything but the parameter itself refer to the mapping?"""
-        return self._memory.is_used(self.tensor, has_it=not self._is_detached())
+        return self._memory.is_used(self.tensor, has_it=not (self.is_sealed or self._is_detached()))
 
     @property
     def is_sealed(self) -> bool:
@@ -208,9 +236,16 @@ class MappedFile(ParameterFile):
 
     def seal(self) -> None:
         """The values may change from now on, until the next step begins."""
-        seal(self.tensor, self.name)
+        if not self.is_sealed:
+            seal(self.tensor, self.name)
+            self._put()
 
     def unseal(self) -> None:
+        """Memory that the program has given the tensor meanwhile stays."""
+        if self._address is None or not self.is_sealed:
+            return
+        if not self._is_detached():
+            give_memory(self.tensor, self._place)
         unseal(self.tensor)
 
     # -- as its optimizer uses it --

@@ -269,12 +269,11 @@ class Offloaded(Optimizer):
     def _detach(self, f: MappedFile, keeps: bool, room: int) -> int:
         """Returns how many bytes of memory that took. OSError: it stays as it is."""
         unsettled = f.is_sealed and (self._open or not self._ranks.leads or os.getpid() != self._pid)  # its step is not over
-        f.unseal()
         shared = f.is_shared()
         if shared and f.bytes > room:
             raise OSError(errno.ENOMEM, f'{f.bytes} bytes are too much for half of the memory that is available')
         try:
-            f.detach(keeps_values=shared or keeps and not unsettled)
+            f.detach(keeps_values=(shared or keeps) and not unsettled)
         except OSError:
             if shared:
                 raise
