@@ -1,14 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """After close() of an optimizer, and when the interpreter ends, the process has nothing of the mount. Weights have values, or their use raises."""
+import ctypes
 import gc
+import mmap
 import os
 import re
 import subprocess
 import sys
+import threading
 
 import pytest
 
-from trainer import LR, TOP, root, shared_root, shared_store, store, used_of, wait_unclaimed  # first: it makes the client importable
+from trainer import LR, SECONDS_MAX, TOP, root, shared_root, shared_store, store, used_of, wait_unclaimed  # first: it makes the client importable
 import torch
 import demo_store
 import hitrain
@@ -178,6 +181,61 @@ def test_a_thread_that_uses_a_weight_in_close_gets_its_values_or_an_error(shared
     optimizer.close()
     assert not used_of(shared_store.mountpoint)
     assert torch.equal(views[0], wanted)
+
+
+@pytest.mark.parametrize('what', ['the forward of a', 'a backward'])
+def test_a_thread_that_computes_in_close_keeps_the_weights(shared_store, shared_root, monkeypatch, what):
+    """An operator may have the address of a weight alone, which shows nowhere."""
+    model = made()
+    optimizer = hitrain.offload(model, shared_root, keep=KEEP, lr=LR)
+    wanted, begun, goes_on, found = loss_of(model, 0).item(), threading.Event(), threading.Event(), []
+
+    def stop(*unused):
+        begun.set()
+        assert goes_on.wait(SECONDS_MAX)
+
+    def ran(module, inputs, output):
+        if output.requires_grad:
+            output.register_hook(stop)
+        else:
+            stop()
+
+    def compute():
+        with torch.set_grad_enabled(what == 'a backward'), optimizer.hold_gradients():
+            loss = loss_of(model, 0)
+            if loss.requires_grad:
+                loss.backward()
+            found.append(loss.item())
+    hook = model.blocks[1].up.register_forward_hook(ran)
+    room_for(monkeypatch, 4096)
+    thread = threading.Thread(target=compute, name='computes')
+    thread.start()
+    try:
+        assert begun.wait(SECONDS_MAX)
+        with pytest.raises(RuntimeError, match=f'the store stays mounted: {what}.* runs in the thread computes.*call close.. again'):
+            optimizer.close()
+    finally:
+        goes_on.set()
+        thread.join(SECONDS_MAX)
+    assert found == [wanted]
+    hook.remove()
+    model.zero_grad()
+    gc.collect()
+    optimizer.close()
+    assert not used_of(shared_store.mountpoint)
+
+
+def test_memory_that_ended_without_values_cannot_be_read(tmp_path):
+    """Zeros would be numbers."""
+    (tmp_path / 'file').write_bytes(b'x' * mmap.PAGESIZE)
+    with open(tmp_path / 'file', 'rb') as f:
+        content = _mapped.map_file(f.fileno(), mmap.PAGESIZE, mmap.PROT_READ)
+    address = ctypes.addressof(content)
+    _mapped.detach(address, mmap.PAGESIZE)
+    with open('/proc/self/maps', encoding='ascii') as maps:
+        lines = [line.split() for line in maps]
+    spans = {tuple(int(n, 16) for n in line[0].split('-')): line[1] for line in lines}
+    assert [rights for (first, end), rights in spans.items() if first <= address < end] == ['---p']
 
 
 def test_views_that_do_not_fit_refuse(shared_store, shared_root, monkeypatch):

@@ -12,6 +12,8 @@ A weight that has no memory any more, because its optimizer was closed, is withd
 """
 import ctypes
 import functools
+import sys
+import threading
 import weakref
 from typing import Any, List, Optional, Tuple
 
@@ -27,6 +29,8 @@ _HARMLESS = {'__hash__', '__len__', 'numel', 'nelement', 'size', 'dim', 'ndimens
              'get_device', 'is_floating_point', 'is_complex', 'is_shared', 'is_inference', 'register_hook', 'requires_grad_',
              'register_post_accumulate_grad_hook'}
 _OF_SHAPE = {'stride', 'is_contiguous'}  # of the weight itself, which is contiguous, and not of the NaNs that it has meanwhile
+_FORWARD = {'forward', '_call_impl'}
+_ENGINE = {'torch.autograd', 'torch.autograd.graph'}  # the modules whose functions call backward's engine
 _without_overrides = getattr(torch._C, 'DisableTorchFunctionSubclass', torch._C.DisableTorchFunction)
 
 
@@ -214,3 +218,18 @@ def withdraw(parameter: torch.Tensor, root: str, name: str) -> None:
 def withdrawn_to(parameter: torch.Tensor) -> Optional[Tuple[str, str]]:
     """The root and the name of the file with the values of a parameter that has none here."""
     return (parameter.__dict__['_sealed_root'], parameter.__dict__['_sealed_name']) if isinstance(parameter, _Withdrawn) else None
+
+
+def use_by_another_thread(model: nn.Module, backward: bool) -> str:
+    """A forward of the model, or a backward of any, that another thread runs now; '' if none does. An operator may compute with the memory of a
+    weight without a reference to it."""
+    modules, running = {id(m) for m in model.modules()}, sys._current_frames()
+    for thread in threading.enumerate():
+        frame = running.get(thread.ident or 0) if thread is not threading.current_thread() else None
+        while frame is not None:
+            if backward and frame.f_globals.get('__name__') in _ENGINE:
+                return f'a backward runs in the thread {thread.name}'
+            if frame.f_code.co_name in _FORWARD and id(frame.f_locals.get('self')) in modules:
+                return f'the forward of a {type(frame.f_locals["self"]).__name__} runs in the thread {thread.name}'
+            frame = frame.f_back
+    return ''

@@ -31,9 +31,10 @@ from typing import Any, Callable, Dict, Optional
 import torch
 
 from hitrain._files import ParameterFile, close_copy, memory_at, read_on, write_all
-from hitrain._gate import Memory, is_sealed, seal, unseal, withdraw
+from hitrain._gate import Memory, Nothing, give_memory, is_sealed, seal, unseal, withdraw
 
 _PIECE = 16 << 20  # another thread that changes the address space waits for one piece at most
+_PROT_NONE = 0
 _MADV_DONTNEED, _MADV_POPULATE_READ = 4, 22  # the latter since Linux 5.14
 _MREMAP_TO = 1 | 2  # MREMAP_MAYMOVE | MREMAP_FIXED
 _FAILED = ctypes.c_void_p(-1).value
@@ -62,9 +63,9 @@ def map_file(fd: int, size: int, protection: int) -> Any:
 
 
 def detach(address: int, size: int, fill: Optional[Callable[[memoryview], None]] = None) -> None:
-    """The memory of map_file() becomes the process's own, with the values that fill() writes; without fill() it takes no pages, and is for no use.
-    What refers to it goes on to do so. OSError: it is the file's still."""
-    own = _map_memory(size, mmap.PROT_READ | (mmap.PROT_WRITE if fill else 0), mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, -1)
+    """The memory of map_file() becomes the process's own, with the values that fill() writes. Without fill() it has none: code that still reads
+    there ends with SIGSEGV, and computes with no zeros. What refers to it goes on to do so. OSError: it is the file's still."""
+    own = _map_memory(size, mmap.PROT_READ | mmap.PROT_WRITE if fill else _PROT_NONE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, -1)
     try:
         if fill:
             fill(memory_at(own, size))

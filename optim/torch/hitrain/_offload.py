@@ -22,7 +22,7 @@ from hitrain._available import available_bytes
 from hitrain._device import Copies, DeviceFile, gpu_of
 from hitrain._empty import Filler, Weights, init_empty
 from hitrain._files import ParameterFile
-from hitrain._gate import end_failed_backwards, withdrawn_to
+from hitrain._gate import end_failed_backwards, use_by_another_thread, withdrawn_to
 from hitrain._mapped import MappedFile, can_be_mapped
 from hitrain._memory import check_apart
 from hitrain._microbatches import Turns, run_in_turns
@@ -140,7 +140,8 @@ class Offloaded(Optimizer):
 
     close() releases files, hooks and mappings. Weights have their values in memory of the process then, if all fit into half of what is available;
     else their use raises. What views and graphs refer to stays at its address, with its values. If these do not fit, close() raises, and leaves
-    them mapped.
+    them mapped. So it does if weights do not fit while another thread runs a forward of the model or a backward. An operator on such a weight that another
+    thread runs outside of these ends the process with SIGSEGV. It never computes with other values.
 
     With a shard the mappings of all ranks are one memory. Gradients are collected in a bucket, in which ranks reduce them together."""
 
@@ -153,6 +154,7 @@ class Offloaded(Optimizer):
         self._fill: Optional[Callable[[torch.Tensor], None]] = None if resume else filler.fill
         self._was_empty = filler.made
         self._residency: Any = None  # Residency, once the model is attached
+        self._model: Callable[[], Optional[nn.Module]] = lambda: None  # as a weak reference, from then on
         self._activations: Optional[Activations] = None
         self._handles: List[Any] = []
         self._own_apply: List[nn.Module] = []
@@ -255,6 +257,12 @@ class Offloaded(Optimizer):
             end_failed_backwards()
         room = available_bytes() // (2 * self._ranks.world) if files else 0
         keeps_all = not self._ends and sum(f.bytes for f in files) <= room
+        model = self._model()
+        if files and model is not None and not keeps_all and not self._ends:
+            user = use_by_another_thread(model, backward=self._residency.in_backward)
+            if user:
+                _raise_or_warn(f'the store stays mounted: {user}, and weights that it uses do not fit into memory. Let it end and call close() again')
+                return
         refused: List[Tuple[str, OSError]] = []
         for f in files:
             try:
@@ -533,7 +541,7 @@ class Offloaded(Optimizer):
         def is_final(f: MappedFile) -> bool:
             optimizer = mine()
             return optimizer is None or optimizer._is_final(f)
-        self._residency = Residency(keep, made, load, is_final)
+        self._residency, self._model = Residency(keep, made, load, is_final), weakref.ref(model)
         for unit in made:
             self._hook(mine, unit)
         for module in model.modules():
@@ -709,9 +717,9 @@ def _read_withdrawn(p: torch.Tensor) -> torch.Tensor:
     return f.tensor
 
 
-def _raise_or_warn(text: str, cause: OSError) -> None:
+def _raise_or_warn(text: str, cause: Optional[OSError] = None) -> None:
     """An error that is on its way already must reach the program, and that a store is dead is known."""
-    if sys.exc_info()[0] is None and cause.errno not in GONE:
+    if sys.exc_info()[0] is None and (cause is None or cause.errno not in GONE):
         raise RuntimeError(text) from cause
     warnings.warn(text, RuntimeWarning, stacklevel=2)
 
