@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """How far ahead an offloaded model's parameters are loaded: the rule, and the loading thread that follows it."""
 import math
+import threading
 import time
 import types
 
@@ -39,7 +40,7 @@ def test_saved_tensors_are_few_where_reads_are_fast(read_rate, use_rate, wanted)
 
 class File:
     """Loading it takes so many seconds of the clock."""
-    bytes = 1
+    bytes, name = 1, 'w'
 
     def __init__(self, clock, seconds):
         self.clock, self.seconds = clock, seconds
@@ -108,3 +109,24 @@ def test_depth_changes_with_the_times(monkeypatch):
         found = trainer.step()
     assert found == [4, 3, 2, 1, 0]
     trainer.residency.close()
+
+
+def test_a_load_that_never_ends_does_not_hold_close(monkeypatch):
+    monkeypatch.setattr(_residency, '_CLOSE_SECONDS_MAX', 0.01)
+    begun, goes_on = threading.Event(), threading.Event()
+
+    class Stuck(File):
+        name = 'up.weight'
+
+        def load(self):
+            begun.set()
+            assert goes_on.wait(SECONDS_MAX)
+    units = [Unit('first', nn.Identity(), [File([0.0], 0)]), Unit('second', nn.Identity(), [Stuck([0.0], 0)])]
+    residency = Residency(2, units, lambda f: f.load(), lambda f: False)
+    residency.enter(units[0], recomputed=False)
+    assert begun.wait(SECONDS_MAX)
+    with pytest.warns(RuntimeWarning, match='has not ended within 0.01 seconds: it loads up.weight of second'):
+        residency.close()
+    goes_on.set()
+    residency._thread.join(SECONDS_MAX)
+    assert not residency._thread.is_alive()

@@ -15,11 +15,12 @@ One lock guards all fields. No thread loads or releases pages while it holds it:
 """
 import bisect
 import collections
-import concurrent.futures
 import math
 import os
+import queue
 import threading
 import time
+import warnings
 from typing import Any, Callable, Deque, Dict, List, Optional, Sequence
 
 from torch import nn
@@ -29,6 +30,7 @@ from hitrain._mapped import MappedFile
 
 ABSENT, TRANSIT, PRESENT = range(3)
 _NEVER = 1 << 60
+_CLOSE_SECONDS_MAX = 60
 
 
 class Unit:
@@ -71,7 +73,9 @@ class Residency:
         self._computes: List[float] = []  # seconds from each of these to the next one
         self._ready = 0.0  # when the parameters of the last use were there
         self.is_closed = self._reading = False
-        self._thread = concurrent.futures.ThreadPoolExecutor(max_workers=1, thread_name_prefix='hitrain-load')
+        self._ahead_of = ''  # what the thread loads
+        self._work: 'queue.SimpleQueue[Optional[Callable[[], None]]]' = queue.SimpleQueue()
+        self._thread = threading.Thread(target=_run, args=(self._work,), name='hitrain-load', daemon=True)
         self._expect([*self.units, *reversed(self.units)], [0.0] * 2 * len(self.units))
 
     # -- uses --
@@ -136,12 +140,24 @@ class Residency:
         self._read_ahead()
 
     def close(self) -> None:
-        """The loading thread may be the caller: it can hold the last reference of the optimizer for a moment."""
+        """The loading thread may be the caller: it can hold the last reference of the optimizer for a moment. It may be in a call of a device
+        or a store that does not return."""
         if os.getpid() != self._pid:
             return
         with self._changed:
             self.is_closed = True
-        self._thread.shutdown(wait=threading.current_thread() not in self._thread._threads)
+        self._work.put(None)
+        if not self._thread.is_alive() or self._thread is threading.current_thread():
+            return
+        self._thread.join(_CLOSE_SECONDS_MAX)
+        if self._thread.is_alive():
+            warnings.warn(f'the thread that loads parameters ahead has not ended within {_CLOSE_SECONDS_MAX} seconds: it loads {self._ahead_of}, and '
+                          'the store cannot be unmounted before that ends', RuntimeWarning, stacklevel=3)
+
+    @property
+    def in_backward(self) -> bool:
+        """Has one begun since the last forward or step?"""
+        return self._backward
 
     def release_all(self) -> None:
         for unit in self.units:
@@ -221,6 +237,8 @@ class Residency:
                     self.held_bytes_max = max(self.held_bytes_max, self.held_bytes - self._promised_bytes)
             begin = time.monotonic()
             for f in fresh:
+                if before < _NEVER:
+                    self._ahead_of = f'{f.name} of {unit.name or "the model"}'
                 self._load(f)
             unit.loads.append(time.monotonic() - begin)
         except BaseException:  # KeyboardInterrupt, too: nobody may wait for these units
@@ -283,10 +301,12 @@ class Residency:
             if self._reading or self.is_closed or os.getpid() != self._pid:
                 return
             self._reading = True
-            self._thread.submit(self._read_on)
+            if self._thread.ident is None:
+                self._thread.start()
+            self._work.put(self._read_on)
 
     def _read_on(self) -> None:
-        """Loads what the order has next, until that is far enough ahead, or there is no room."""
+        """In the thread. Loads what the order has next, until that is far enough ahead, or there is no room."""
         going = True
         while going:
             with self._changed:
@@ -314,3 +334,13 @@ class Residency:
     def figures(self) -> Dict[str, Any]:
         return {'held_bytes': self.held_bytes, 'held_bytes_max': self.held_bytes_max, 'loaded_bytes': self.loaded_bytes,
                 'waited_seconds': self.waited_seconds, 'ahead': max(self._ahead)}
+
+
+def _run(work: 'queue.SimpleQueue[Optional[Callable[[], None]]]') -> None:
+    """While it waits it has no reference to a model, so that one that nobody has any more ends."""
+    while True:
+        call = work.get()
+        if call is None:
+            return
+        call()
+        del call
