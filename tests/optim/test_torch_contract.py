@@ -561,6 +561,28 @@ def test_two_parameters_in_one_memory_are_refused(root, pair):
         assert len(optimizer.param_groups) == 1 and os.listdir(root) == ['one']
 
 
+@pytest.mark.parametrize('overlap', [False, True])
+def test_two_parameters_that_get_one_memory_later_are_refused(root, overlap):
+    """As by `q.data = p.data`. The step changes nothing, and the next one goes on as soon as they are apart."""
+    one, between, other = (torch.nn.Parameter(torch.ones(5)) for _ in range(3))
+    with hitrain.SGD([('one', one), ('between', between), ('other', other)], root, lr=1.0, overlap=overlap) as optimizer:
+        def give_gradients():
+            optimizer.zero_grad()
+            (one.sum() + between.sum() + 2 * other.sum()).backward()
+        give_gradients()
+        optimizer.step()
+        other.data = one.data
+        for _ in range(2):
+            give_gradients()
+            with pytest.raises(ValueError, match='(one|other) and (one|other) are two parameters in one memory: make them one parameter'):
+                optimizer.step()
+            assert os.getxattr(root, 'user.hitrain.step') == b'1' and os.getxattr(root, 'user.hitrain.step_open') == b'0'
+        other.data = torch.full((5,), 4.0)
+        give_gradients()
+        optimizer.step()
+        assert [p.tolist() for p in (one, between, other)] == [[-1.0] * 5, [-1.0] * 5, [2.0] * 5]
+
+
 @pytest.mark.parametrize('pair', APART.values(), ids=APART)
 def test_two_parameters_beside_each_other_are_taken(root, pair):
     FLAT.zero_()

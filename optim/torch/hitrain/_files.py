@@ -66,6 +66,8 @@ class ParameterFile:
     direct   past the kernel's cache: each read is of new values, so a cache is only one more copy
     """
 
+    keeps_memory = False  # whatever other memory a program gives the tensor
+
     def __init__(self, root: str, name: str, tensor: torch.Tensor, dtype: torch.dtype, grad_dtype: torch.dtype,
                  part: Optional[Part] = None, direct: bool = False) -> None:
         self.root, self.path, self.name, self.tensor = root, os.path.join(root, name), name, tensor

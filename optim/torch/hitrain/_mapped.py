@@ -109,6 +109,8 @@ def is_passed(fd: int) -> bool:
 class MappedFile(ParameterFile):
     """fill: gives the tensor its first values, for one that has none yet."""
 
+    keeps_memory = True
+
     def __init__(self, root: str, name: str, tensor: torch.Tensor, grad_dtype: torch.dtype,
                  fill: Optional[Callable[[torch.Tensor], None]]) -> None:
         super().__init__(root, name, tensor, tensor.dtype, grad_dtype)

@@ -27,7 +27,7 @@ from hitrain._files import FILE_DTYPES, HIDDEN, XATTR, Descriptors, ParameterFil
 from hitrain._job import Job, bring_together, kept_numbers
 from hitrain._memory import check_apart, check_ordered
 from hitrain._packs import Member, PackFile, Place
-from hitrain._parts import Part, is_dtensor, local_of, part_of_dtensor, shares
+from hitrain._parts import PLAIN, Part, is_dtensor, local_of, part_of_dtensor, shares
 from hitrain._root import Root
 from hitrain._windows import WindowFile, can_have_windows
 from hitrain.distributed import RankFailed, Ranks, Shard, part_of
@@ -171,6 +171,7 @@ class Optimizer(torch.optim.Optimizer):
         self._given: Dict[torch.Tensor, None] = {}           # of all groups
         self._files: Dict[torch.Tensor, ParameterFile] = {}  # of members of packs: Member
         self._held: Dict[ParameterFile, None] = {}           # all that are open
+        self._places: Any = None  # where the memory of parameters is, when it was looked at last
         self._pack = pack
         check_ordered('names', names)
         self._given_names = iter(names) if names is not None else None
@@ -734,6 +735,7 @@ class Optimizer(torch.optim.Optimizer):
     def _offer(self, ends: bool) -> Dict[str, Any]:
         """This rank's part of the step: for each parameter, has it a gradient, and was it changed outside step()?"""
         self._check_usable()
+        self._check_apart()
         if self._overlap and self.accumulate > 1:  # which may have been changed
             for f in self._parameter_files():
                 self._check_pack(f)
@@ -750,6 +752,13 @@ class Optimizer(torch.optim.Optimizer):
                 changed = dict.fromkeys(f for f in files if f.changed())
             facts['changed'] = ''.join('01'[f in changed or f in self._pushed_alone] for f in files)
         return facts
+
+    def _check_apart(self) -> None:
+        """Tensors may have got other memory, as by `p.data = q.data`."""
+        places = [(p.data_ptr(), f.name) for p, f in self._files.items() if type(p) in PLAIN and not f.keeps_memory]
+        if places != self._places:
+            check_apart((f.name, p) for p, f in self._files.items() if not f.keeps_memory)
+            self._places = places
 
     def _check_sent(self, sent: List[ParameterFile], changed: Dict[ParameterFile, None]) -> bool:
         """Gradients sent before step() must equal those that step() would send now. False: they do not, and are taken
