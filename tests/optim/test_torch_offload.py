@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """hitrain.offload(): the same bits as the model without it, within the bytes it may keep, and errors by name."""
 import contextlib
+import copy
 import gc
 import os
 import pickle
@@ -396,6 +397,17 @@ def test_values_that_come_after_the_gradient_are_refused(shared_root):
         optimizer.abort()
         assert_equal(before, values(model))
         train(model, optimizer, 0, 1)
+
+
+def test_a_pickle_of_the_model_is_refused_by_name(shared_root, tmp_path):
+    model = made()
+    with hitrain.offload(model, shared_root, keep=KEEP, lr=LR):
+        for save in (pickle.dumps, lambda m: torch.save(m, tmp_path / 'model.pt')):
+            with pytest.raises(TypeError, match=rf'cannot be pickled, as its parameters are in {shared_root}: save model.state_dict\(\), or .*export_safet'):
+                save(model)
+        assert_equal(values(copy.deepcopy(model)), values(model))
+        torch.save(model.state_dict(), tmp_path / 'values.pt')
+    assert_equal(torch.load(tmp_path / 'values.pt'), dict(model.state_dict()))
 
 
 def test_the_last_reference_ends_it(shared_root):

@@ -567,9 +567,9 @@ class Offloaded(Optimizer):
         def after(module: nn.Module, inputs: Any, outputs: Any) -> None:
             if module is model and own.entered:
                 own.entered.pop().__exit__(None, None, None)
-        first = model.register_forward_pre_hook(before)
+        first = model.register_forward_pre_hook(self._as_hook(before))
         _in_order(model._forward_pre_hooks).move_to_end(first.id, last=False)
-        self._handles += [first, model.register_forward_hook(after, always_call=True)]
+        self._handles += [first, model.register_forward_hook(self._as_hook(after), always_call=True)]
 
     def _hook(self, mine: 'weakref.ref[Offloaded]', unit: Unit) -> None:
         def before(module: nn.Module, inputs: Any) -> None:
@@ -590,9 +590,12 @@ class Offloaded(Optimizer):
             optimizer = mine()
             if optimizer is not None:
                 optimizer._before_backward(unit)
-        first = unit.module.register_forward_pre_hook(before)
+        first = unit.module.register_forward_pre_hook(self._as_hook(before))
         _in_order(unit.module._forward_pre_hooks).move_to_end(first.id, last=False)  # hooks of others may use the parameters
-        self._handles += [first, unit.module.register_forward_hook(after)]
+        self._handles += [first, unit.module.register_forward_hook(self._as_hook(after))]
+
+    def _as_hook(self, call: Callable[..., Any]) -> '_Hook':
+        return _Hook(call, self.root)
 
     def _before_forward(self, unit: Unit) -> None:
         recomputed = _in_backward()
@@ -675,9 +678,9 @@ class Offloaded(Optimizer):
             for name, buffer in module._buffers.items():
                 if buffer is not None:
                     module._buffers[name] = buffer.to(device)
-            self._handles.append(module._register_load_state_dict_pre_hook(rest))
-            self._handles.append(module.register_state_dict_pre_hook(rest))
-        self._handles.append(model.register_forward_hook(after, always_call=True))
+            self._handles.append(module._register_load_state_dict_pre_hook(self._as_hook(rest)))
+            self._handles.append(module.register_state_dict_pre_hook(self._as_hook(rest)))
+        self._handles.append(model.register_forward_hook(self._as_hook(after), always_call=True))
 
     def _run_microbatches(self, model: nn.Module, batches: List[Any], loss_fn: Callable[[nn.Module, Any], torch.Tensor]) -> List[torch.Tensor]:
         if self._turns:
@@ -728,12 +731,28 @@ def _raise_or_warn(text: str, cause: Optional[OSError] = None) -> None:
 _OPTIMIZERS: 'weakref.WeakKeyDictionary[nn.Module, weakref.ref[Offloaded]]' = weakref.WeakKeyDictionary()
 
 
+class _Hook:
+    """A hook of an offloaded model, which copy.deepcopy() leaves as it is, and no pickle can hold."""
+
+    def __init__(self, call: Callable[..., Any], root: str) -> None:
+        self._call, self._root = call, root
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self._call(*args, **kwargs)
+
+    def __deepcopy__(self, memo: Any) -> '_Hook':
+        return self
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        raise TypeError(f'an offloaded model cannot be pickled, as its parameters are in {self._root}: save model.state_dict(), or call '
+                        'hitrain.checkpoint.export_safetensors()')
+
+
 class _Entered(threading.local):
     """Contexts of a thread's forward of the model."""
 
     def __init__(self) -> None:
         self.entered: List[Any] = []
-
 
 
 def _when_backward_ends(call: Callable[[], None]) -> None:
