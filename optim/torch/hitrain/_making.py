@@ -14,7 +14,7 @@ import os
 from typing import List, Optional
 
 from hitrain._files import XATTR, attribute
-from hitrain._root import ELSEWHERE, NO_MODEL, Root
+from hitrain._root import COPIES, ELSEWHERE, NO_MODEL, Root
 
 WORD = 'making'
 OPTIMIZER, IMPORT = 'optimizer', 'import'  # makers
@@ -84,7 +84,8 @@ def check_empty(root: Root, held: Optional[List[str]], text: str) -> None:
         raise FileExistsError(errno.EEXIST, f'is not empty; pass resume=True to continue the model that it holds, which is at step '
                               f'{root.number("step")}. Or make a model in another directory', root.path)
     if held:
-        raise FileExistsError(errno.EEXIST, 'is not empty, and no model: make one in another directory', root.path)
+        raise FileExistsError(errno.EEXIST, 'is not empty, and no model, as a copy by cp, rsync or tar is none: make one in an '
+                              f'empty directory. {COPIES}', root.path)
 
 
 def no_model(root: Root, held: Optional[List[str]]) -> OSError:

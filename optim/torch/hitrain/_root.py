@@ -15,8 +15,9 @@ DEAD = "the file system's daemon is gone; mount again and continue with resume=T
 READ_ONLY = ('nothing can change here: mount without ro, or see `hitrainctl events` if the mount became so; `hitrainctl clone` makes a '
              'model of a kept step')
 ELSEWHERE = 'this is no hitrain mount'
-NO_MODEL = ('this directory is no model with a step, as an empty one and a copy by cp, rsync or tar are none. `hitrainctl clone`, and '
-            '`hitrainctl send` and `receive`, copy a model with its state and restore it; resume=False begins a model in an empty directory')
+COPIES = '`hitrainctl clone`, and `hitrainctl send` and `receive`, copy a model with its state and restore it'
+NO_MODEL = ('this directory is no model with a step, as an empty one and a copy by cp, rsync or tar are none. '
+            f'{COPIES}; resume=False begins a model in an empty directory')
 
 MOVED = 'the directory of this model was deleted or renamed while this process trained it'
 
