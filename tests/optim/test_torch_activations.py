@@ -323,8 +323,10 @@ def test_reads_ahead_follow_the_rates_of_the_last_pass(saved, monkeypatch, fast)
     saved.keep = 8 * MIB
     made, most = counted(monkeypatch, _activations.mmap, 'mmap'), [0]
     for _ in range(3):
-        packed = [saved.pack(torch.full((MIB // 8,), float(i))) for i in range(64)]
-        saved.settle()
+        packed = []
+        for i in range(64):
+            packed.append(saved.pack(torch.full((MIB // 8,), float(i))))
+            saved.settle()  # so each pass has the same segments, however slow the thread is
         made.clear()
         most.append(0)
         while packed:
