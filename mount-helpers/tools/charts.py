@@ -32,6 +32,12 @@ def number_text(value):
     return f'{value:.4g}'
 
 
+def part(value, low, high):
+    """Where a value is between two others, from 0 to 1. Halves, because the difference of two numbers may be no number."""
+    whole = high / 2 - low / 2
+    return (value / 2 - low / 2) / whole if whole > 0 else 0.5
+
+
 class Axes:
     def __init__(self, label, x, x_unit, y, y_text):
         """x and y: the two ends."""
@@ -40,17 +46,14 @@ class Axes:
         self.label, self.x_unit, self.y_text = label, x_unit, y_text
 
     def x(self, value):
-        whole = self.x_to - self.x_from
-        return LEFT + (RIGHT - LEFT) * ((value - self.x_from) / whole if whole > 0 else 0.5)
+        return LEFT + (RIGHT - LEFT) * part(value, self.x_from, self.x_to)
 
     def y(self, value):
-        whole = self.y_to - self.y_from
-        return BOTTOM - (BOTTOM - TOP) * ((value - self.y_from) / whole if whole > 0 else 0.5)
+        return BOTTOM - (BOTTOM - TOP) * part(value, self.y_from, self.y_to)
 
     def svg(self, *inside):
         parts = [f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{text(self.label)}">']
-        for half in range(3):
-            value = self.y_from + (self.y_to - self.y_from) * half / 2
+        for value in (self.y_from, self.y_from / 2 + self.y_to / 2, self.y_to):
             y = self.y(value)
             parts.append(f'<path class="grid" d="M{LEFT} {y:.1f}H{RIGHT}"/>'
                          f'<text x="{LEFT - 6}" y="{y + 4:.1f}" class="end">{text(self.y_text(value))}</text>')

@@ -25,7 +25,7 @@ def words_of(line):
 
 
 def halve(values):
-    return [(a + b) / 2 for a, b in zip(values[::2], values[1::2])]
+    return [a / 2 + b / 2 for a, b in zip(values[::2], values[1::2])]
 
 
 class Losses:
@@ -46,8 +46,8 @@ class Losses:
             self.step.append(0.0)
             self.loss.append(0.0)
         self.in_point += 1
-        self.step[-1] += (step - self.step[-1]) / self.in_point
-        self.loss[-1] += (loss - self.loss[-1]) / self.in_point
+        self.step[-1] += step / self.in_point - self.step[-1] / self.in_point
+        self.loss[-1] += loss / self.in_point - self.loss[-1] / self.in_point
         self.points += 1
         self.in_point %= self.each
 

@@ -2,6 +2,7 @@
 """The page of hitrainctl report without a mount: what it escapes, how it reads losses and accesses, and that it stays small."""
 import math
 import pathlib
+import re
 import sys
 
 import pytest
@@ -104,6 +105,15 @@ def test_many_points_become_means():
     assert (found.points, found.each, len(found.loss)) == (points, 16, points // 16)
     for i, (step, loss) in enumerate(zip(found.step, found.loss)):
         assert math.isclose(step, 16 * i + 8.5) and math.isclose(loss, 2 * step)
+
+
+def test_the_largest_numbers_have_means_and_places():
+    """Neither their sum nor their difference is a number."""
+    points = 2 * losses.POINTS_MAX
+    found = losses_of('\n'.join(f'{i},{(-1) ** (i // 2) * 1.7e308}' for i in range(points)))
+    assert all(map(math.isfinite, found.loss)) and (min(found.loss), max(found.loss)) == (-1.7e308, 1.7e308)
+    drawn = charts.line('loss', 'step', charts.number_text, found.step, found.loss)
+    assert not re.search('nan|inf', drawn) and '>0<' in drawn and f'L{charts.RIGHT}' in drawn
 
 
 def test_lines_that_are_too_long_are_passed_over(tmp_path):
