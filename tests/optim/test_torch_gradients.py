@@ -1,11 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Gradients that do not come whole and at once: in several passes, sparse, from several processes; and parameters read ahead."""
-import multiprocessing
 import os
 
 import pytest
 
-from trainer import LR, SECONDS_MAX, close, equal, random_parameters, root, store  # first: it makes the client importable
+from trainer import LR, PROCESSES, SECONDS_MAX, close, equal, random_parameters, root, store  # first: it makes the client importable
 import torch
 from hitrain import SGD, AdamW, Shard
 from hitrain._topk import ErrorFeedback
@@ -241,9 +240,8 @@ def steps_of(optimizer, own, passes):
                          [(3, torch.bfloat16, 1), (3, torch.bfloat16, 3)] * bool(os.environ.get('HITRAIN_LONG')))
 def test_processes_write_a_part_each(store, root, world, dtype, passes):
     """After their steps the daemon is killed: the mount computes these again, from parts and from sums."""
-    context = multiprocessing.get_context('spawn')
-    barrier, results = context.Barrier(world), context.Queue()
-    workers = [context.Process(target=train_part, args=(r, world, barrier, root, dtype, passes, results)) for r in range(world)]
+    barrier, results = PROCESSES.Barrier(world), PROCESSES.Queue()
+    workers = [PROCESSES.Process(target=train_part, args=(r, world, barrier, root, dtype, passes, results)) for r in range(world)]
     for w in workers:
         w.start()
     found = dict(results.get(timeout=SECONDS_MAX) for _ in workers)

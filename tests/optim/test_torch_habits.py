@@ -2,7 +2,6 @@
 """Habits of trainers: they change parameters, fail in the middle of a step, save at odd moments, wrap the model."""
 import contextlib
 import copy
-import multiprocessing
 import os
 import pickle
 import resource
@@ -11,7 +10,7 @@ import warnings
 
 import pytest
 
-from trainer import LR, SECONDS_MAX, close, equal, random_parameters, root, store, wait_unclaimed  # first: it makes the client importable
+from trainer import LR, PROCESSES, SECONDS_MAX, close, equal, random_parameters, root, store, wait_unclaimed  # first: it makes the client importable
 import torch
 from hitrain import SGD, Adagrad, Adam, AdamW, Shard, _files, _gather, _root
 
@@ -580,7 +579,7 @@ def give_other_gradient(root, name):
                                                  ('unmount', HALF['clipping'], 0)])
 def test_a_trainer_that_ends_without_close(store, root, what, options, kept):
     """Its step stays open. Resume takes it back, and an unmount drops it with all that is not durable."""
-    child = multiprocessing.get_context('spawn').Process(target=ends_without_close, args=(root, options))
+    child = PROCESSES.Process(target=ends_without_close, args=(root, options))
     child.start()
     child.join(SECONDS_MAX)
     assert child.exitcode == 0 and number(root, 'step_open')
@@ -596,7 +595,7 @@ def test_a_trainer_that_ends_without_close(store, root, what, options, kept):
 
 
 def test_resume_takes_back_a_gradient_in_a_subdirectory(root):
-    child = multiprocessing.get_context('spawn').Process(target=ends_without_close, args=(root, HALF['clipping'], 'sub/other'))
+    child = PROCESSES.Process(target=ends_without_close, args=(root, HALF['clipping'], 'sub/other'))
     child.start()
     child.join(SECONDS_MAX)
     assert child.exitcode == 0 and number(root, 'step_open')

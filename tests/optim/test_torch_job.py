@@ -2,7 +2,6 @@
 """A job with a store on each rank: after any crash all ranks continue from one step, with the same bits, or none does."""
 import contextlib
 import hashlib
-import multiprocessing
 import multiprocessing.connection
 import os
 import random
@@ -10,7 +9,7 @@ import threading
 
 import pytest
 
-from trainer import LR, SECONDS_MAX, on_threads, random_parameters, shared_root, shared_store, wait_unclaimed  # first: it makes the client importable
+from trainer import LR, PROCESSES, SECONDS_MAX, on_threads, random_parameters, shared_root, shared_store, wait_unclaimed  # first: it makes the client importable
 import torch
 from demo_store import mounted
 from hitrain import AdamW, Job, RankFailed, _making
@@ -202,14 +201,12 @@ class Round:
     """Two ranks from their start to their end, of which one, or its store, may be killed after so many meetings."""
 
     def __init__(self, stores, last, resume, strike):
-        context = multiprocessing.get_context('forkserver')
-        context.set_forkserver_preload(['torch'])
         self.pipes, self.begun, self.done, self.passed = {}, {}, {}, [0, 0]
         self.asked, self.meetings, self.strike = {}, 0, strike
         self.ranks = []
         for rank, s in enumerate(stores):
-            own, theirs = context.Pipe()
-            self.ranks.append(context.Process(target=rank_main, args=(rank, s.mountpoint / 'model', theirs, last, resume)))
+            own, theirs = PROCESSES.Pipe()
+            self.ranks.append(PROCESSES.Process(target=rank_main, args=(rank, s.mountpoint / 'model', theirs, last, resume)))
             self.ranks[-1].start()
             theirs.close()
             self.pipes[own] = rank

@@ -2,7 +2,6 @@
 """hitrain.offload() in several processes on one mount: the bits of one process, one copy of the parameters, and errors on all ranks."""
 import contextlib
 import gc
-import multiprocessing
 import os
 import re
 import signal
@@ -10,7 +9,7 @@ import warnings
 
 import pytest
 
-from trainer import LR, SECONDS_MAX, TOP, store, used_of  # first: it makes the client importable
+from trainer import LR, PROCESSES, SECONDS_MAX, TOP, store, used_of  # first: it makes the client importable
 import torch
 import torch.distributed as dist
 import hitrain
@@ -293,9 +292,8 @@ def test_ranks_train_one_offloaded_model(store, tmp_path, one_thread):
     reference_of_example(store.mountpoint / 'reference', tmp_path / 'example')
     for kind in (Text, Twice):
         reference(kind, store.mountpoint / f'reference-{kind.__name__}', tmp_path / kind.__name__)
-    context = multiprocessing.get_context('spawn')
-    results = context.Queue()
-    workers = [context.Process(target=work, args=(rank, store.mountpoint, tmp_path, results)) for rank in range(WORLD)]
+    results = PROCESSES.Queue()
+    workers = [PROCESSES.Process(target=work, args=(rank, store.mountpoint, tmp_path, results)) for rank in range(WORLD)]
     for w in workers:
         w.start()
     try:

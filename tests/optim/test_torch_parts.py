@@ -2,13 +2,12 @@
 """Parameters of which each rank holds a part, as with FSDP: files have the whole, and ranks touch nothing but their own."""
 import contextlib
 import math
-import multiprocessing
 import os
 import warnings
 
 import pytest
 
-from trainer import SECONDS_MAX, random_parameters, shared_store  # first: it makes the client importable
+from trainer import PROCESSES, SECONDS_MAX, random_parameters, shared_store  # first: it makes the client importable
 import torch
 from hitrain import SGD, AdamW, RankFailed, Shard
 
@@ -225,9 +224,8 @@ def work(rank, world, base, jobs, meeting, results):
 
 
 def run(world, base, *jobs):
-    context = multiprocessing.get_context('spawn')
-    meeting, results = context.Barrier(world), context.Queue()
-    workers = [context.Process(target=work, args=(r, world, base, jobs, meeting, results)) for r in range(world)]
+    meeting, results = PROCESSES.Barrier(world), PROCESSES.Queue()
+    workers = [PROCESSES.Process(target=work, args=(r, world, base, jobs, meeting, results)) for r in range(world)]
     for w in workers:
         w.start()
     said = dict(results.get(timeout=SECONDS_MAX) for _ in workers)

@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
 """Processes that train one model together: a rank that fails, leaves, dies or does other things than the rest, at every point."""
-import multiprocessing
 import os
 import signal
 import tempfile
@@ -10,7 +9,7 @@ import warnings
 
 import pytest
 
-from trainer import SECONDS_MAX, on_threads, random_parameters, store, wait_unclaimed  # first: it makes the client importable
+from trainer import PROCESSES, SECONDS_MAX, on_threads, random_parameters, store, wait_unclaimed  # first: it makes the client importable
 import torch
 import torch.distributed as dist
 from hitrain import distributed
@@ -465,9 +464,8 @@ def base(store):
 
 
 def run_parts(base, parts, dies=()):
-    context = multiprocessing.get_context('spawn')
-    meeting, results = context.Barrier(WORLD), context.Queue()
-    workers = [context.Process(target=work, args=(r, base, parts, meeting, results)) for r in range(WORLD)]
+    meeting, results = PROCESSES.Barrier(WORLD), PROCESSES.Queue()
+    workers = [PROCESSES.Process(target=work, args=(r, base, parts, meeting, results)) for r in range(WORLD)]
     for w in workers:
         w.start()
     said = dict(results.get(timeout=SECONDS_MAX) for r in range(WORLD) if r not in dies)
@@ -522,9 +520,8 @@ def reduced(rank, meeting, root, results):
 
 
 def test_distributed_data_parallel(base, tmp_path):
-    context = multiprocessing.get_context('spawn')
-    results = context.Queue()
-    workers = [context.Process(target=reduced, args=(r, tmp_path / 'meeting', base, results)) for r in range(2)]
+    results = PROCESSES.Queue()
+    workers = [PROCESSES.Process(target=reduced, args=(r, tmp_path / 'meeting', base, results)) for r in range(2)]
     for w in workers:
         w.start()
     said = dict(results.get(timeout=SECONDS_MAX) for _ in workers)

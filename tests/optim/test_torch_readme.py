@@ -1,12 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """The examples in README.md and docs/pytorch.md run as they stand: alone, and in processes that share one model."""
-import multiprocessing
 import os
 import re
 
 import pytest
 
-from trainer import SECONDS_MAX, TOP, store  # first: it makes the client importable
+from trainer import PROCESSES, SECONDS_MAX, TOP, store  # first: it makes the client importable
 import torch
 import torch.distributed as dist
 import hitrain
@@ -94,9 +93,8 @@ def run_rank(rank, world, meeting, results, work):
 
 def run_ranks(world, kind, tmp_path, root):
     """What kind(rank, world, meeting, root, results) gives on each rank."""
-    context = multiprocessing.get_context('spawn')
-    results = context.Queue()
-    workers = [context.Process(target=kind, args=(r, world, tmp_path / 'meeting', root, results)) for r in range(world)]
+    results = PROCESSES.Queue()
+    workers = [PROCESSES.Process(target=kind, args=(r, world, tmp_path / 'meeting', root, results)) for r in range(world)]
     for w in workers:
         w.start()
     found = dict(results.get(timeout=SECONDS_MAX) for _ in workers)

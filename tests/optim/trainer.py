@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the tests of the PyTorch client begin with: torch, the client's folder, and a mounted store. Import it before torch."""
+import multiprocessing
 import os
 import pathlib
 import sys
@@ -19,6 +20,9 @@ from demo_store import mounted, paths_of  # noqa: E402
 
 SECONDS_MAX = 300
 LR = 1e-2
+# New processes, which have nothing of the test. A server has imported torch, and forks: each would need a second for that.
+PROCESSES = multiprocessing.get_context('forkserver')
+PROCESSES.set_forkserver_preload(['torch', 'pytest'])
 
 
 def on_threads(world, what):
