@@ -10,7 +10,6 @@
  * Superblock and log alone read every damaged byte. The whole daemon reads every STRIDE-th, and hitrain-fsck -y repairs
  * half as many first. HITRAIN_LONG=1: every byte, with three patterns. HITRAIN_SEED=N seeds the random damage.
  */
-#include <check.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <sys/resource.h>
@@ -128,16 +127,6 @@ static void make_store(bool unmounted)
     base = malloc(SAMPLE_DEVICE_BYTES);
     ck_assert(base);
     memcpy(base, ht_dev_ram_data(k.dev[0]), SAMPLE_DEVICE_BYTES);
-}
-
-static void make_clean(void)
-{
-    make_store(true);
-}
-
-static void make_crashed(void)
-{
-    make_store(false);
 }
 
 static void drop_store(void)
@@ -318,11 +307,13 @@ static unsigned flip_wholly(const struct area *a, uint64_t at, unsigned pattern,
     return wrong != NULL;
 }
 
-START_TEST(a_changed_byte_of_one_copy_is_named_repaired_and_no_loss)
+/* _i, here and below: after an unmount, not after a crash. */
+TEST_LOOP(a_changed_byte_of_one_copy_is_named_repaired_and_no_loss, 2)
 {
     bool thorough = getenv("HITRAIN_LONG") != NULL;
     unsigned patterns = thorough ? 3 : 1, bad = 0, light = 0, whole = 0;
 
+    make_store(_i);
     for (unsigned i = 0; i < AREAS; i++)
         for (uint64_t at = 0; at < area[i].bytes; at++)
             for (unsigned p = 0; p < patterns; p++) {
@@ -338,20 +329,21 @@ START_TEST(a_changed_byte_of_one_copy_is_named_repaired_and_no_loss)
     printf("figures: changed bytes: %u read by superblock and log, %u mounted and checked; %u bad\n", light, whole,
            bad);
     ck_assert_uint_eq(bad, 0);
+    drop_store();
 }
-END_TEST
 
-START_TEST(a_changed_byte_of_one_copy_is_undone_by_a_repair)
+TEST_LOOP(a_changed_byte_of_one_copy_is_undone_by_a_repair, 2)
 {
     unsigned stride = getenv("HITRAIN_LONG") ? 1 : 2 * STRIDE + 1, bad = 0, states = 0;
 
+    make_store(_i);
     for (unsigned i = 0; i < AREAS; i++)
         for (uint64_t at = 0; at < area[i].bytes; at += stride, states++)
             bad += flip_wholly(&area[i], at, (unsigned)at % 3, verify_undone);
     printf("figures: %u changed bytes repaired, mounted and checked; %u bad\n", states, bad);
     ck_assert_uint_eq(bad, 0);
+    drop_store();
 }
-END_TEST
 
 /* The same byte of all superblocks, or of both logs. Every second one is repaired. */
 static unsigned flip_together(unsigned first, unsigned count, uint64_t at, unsigned pattern, unsigned *mounted)
@@ -384,11 +376,12 @@ static void flip_all_copies(void)
     ck_assert_uint_eq(bad, 0);
 }
 
-START_TEST(a_byte_changed_in_all_copies_gives_an_error_or_what_was_there)
+TEST_LOOP(a_byte_changed_in_all_copies_gives_an_error_or_what_was_there, 2)
 {
+    make_store(_i);
     flip_all_copies();
+    drop_store();
 }
-END_TEST
 
 /* ------------------------------------------------------------- other damage */
 
@@ -435,11 +428,12 @@ static void damage_anew(uint64_t rnd)
         damage[rnd_below(&rnd, HT_ARRAY_SIZE(damage))](&rnd);
 }
 
-START_TEST(random_damage_gives_an_error_or_what_was_there)
+TEST_LOOP(random_damage_gives_an_error_or_what_was_there, 2)
 {
     unsigned states = getenv("HITRAIN_LONG") ? 100 * RANDOM : RANDOM, bad = 0, mounted = 0;
     uint64_t seed = setting("HITRAIN_SEED", 7);
 
+    make_store(_i);
     for (unsigned n = 0; n < states; n++) {
         bool is_mounted;
         damage_anew(seed * 1000003 + n);
@@ -457,8 +451,8 @@ START_TEST(random_damage_gives_an_error_or_what_was_there)
     ck_assert_uint_eq(bad, 0);
     ck_assert_uint_gt(mounted, 0);
     ck_assert_uint_lt(mounted, states);
+    drop_store();
 }
-END_TEST
 
 static void resize(uint64_t bytes)
 {
@@ -470,11 +464,12 @@ static void resize(uint64_t bytes)
     k.dev[0] = other;
 }
 
-START_TEST(a_truncated_device_is_refused_and_a_longer_one_is_not)
+TEST(a_truncated_device_is_refused_and_a_longer_one_is_not)
 {
     bool mounted;
     int rc;
 
+    make_store(true);
     for (uint64_t bytes = 4096; bytes < SAMPLE_DEVICE_BYTES; bytes += 37 * 4096) {
         resize(bytes);
         ck_assert(harness_problems(&k, &rc) || rc);
@@ -484,8 +479,8 @@ START_TEST(a_truncated_device_is_refused_and_a_longer_one_is_not)
     resize(2 * SAMPLE_DEVICE_BYTES);
     ck_assert_ptr_null(verify_any(&mounted));
     ck_assert(mounted);
+    drop_store();
 }
-END_TEST
 
 /* ------------------------------------------------------------------ members */
 
@@ -516,7 +511,7 @@ static int attach(struct ht_dev *a, struct ht_dev *b)
     return rc;
 }
 
-START_TEST(members_of_other_stores_and_the_same_one_twice_are_refused)
+TEST(members_of_other_stores_and_the_same_one_twice_are_refused)
 {
     struct ht_dev *x[MEMBERS], *y[MEMBERS];
 
@@ -534,10 +529,9 @@ START_TEST(members_of_other_stores_and_the_same_one_twice_are_refused)
         ht_dev_close(y[i]);
     }
 }
-END_TEST
 
 /* A member's newest superblock is valid in itself and gives sizes of the others: blocks of that size must exist. */
-START_TEST(a_member_cannot_say_that_another_one_is_larger_than_it_is)
+TEST(a_member_cannot_say_that_another_one_is_larger_than_it_is)
 {
     struct ht_dev *x[MEMBERS];
     struct ht_super_report report;
@@ -552,32 +546,9 @@ START_TEST(a_member_cannot_say_that_another_one_is_larger_than_it_is)
     for (unsigned i = 0; i < MEMBERS; i++)
         ht_dev_close(x[i]);
 }
-END_TEST
 
 int main(void)
 {
     setvbuf(stdout, NULL, _IOLBF, 0); /* so that failures are printed, too */
-    Suite *suite = suite_create("damaged stores");
-    TCase *ended = tcase_create("unmounted"), *crashed = tcase_create("crashed"), *members = tcase_create("members");
-    int timeout = getenv("HITRAIN_LONG") ? 7200 : 400;
-
-    tcase_add_checked_fixture(ended, make_clean, drop_store);
-    tcase_add_test(ended, a_changed_byte_of_one_copy_is_named_repaired_and_no_loss);
-    tcase_add_test(ended, a_changed_byte_of_one_copy_is_undone_by_a_repair);
-    tcase_add_test(ended, a_byte_changed_in_all_copies_gives_an_error_or_what_was_there);
-    tcase_add_test(ended, random_damage_gives_an_error_or_what_was_there);
-    tcase_add_test(ended, a_truncated_device_is_refused_and_a_longer_one_is_not);
-    tcase_add_checked_fixture(crashed, make_crashed, drop_store);
-    tcase_add_test(crashed, a_changed_byte_of_one_copy_is_named_repaired_and_no_loss);
-    tcase_add_test(crashed, a_changed_byte_of_one_copy_is_undone_by_a_repair);
-    tcase_add_test(crashed, a_byte_changed_in_all_copies_gives_an_error_or_what_was_there);
-    tcase_add_test(crashed, random_damage_gives_an_error_or_what_was_there);
-    tcase_add_test(members, members_of_other_stores_and_the_same_one_twice_are_refused);
-    tcase_add_test(members, a_member_cannot_say_that_another_one_is_larger_than_it_is);
-    tcase_set_timeout(ended, timeout);
-    tcase_set_timeout(crashed, timeout);
-    suite_add_tcase(suite, ended);
-    suite_add_tcase(suite, crashed);
-    suite_add_tcase(suite, members);
-    return run_all(suite);
+    return run_tests("damaged stores", .timeout_s = getenv("HITRAIN_LONG") ? 7200 : 400);
 }

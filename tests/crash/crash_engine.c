@@ -6,7 +6,6 @@
  * HITRAIN_SCRIPT=N plays one script, counted from 0. HITRAIN_STATES=N and HITRAIN_SEED=N override; HITRAIN_LONG=1 does
  * fifty times as many.
  */
-#include <check.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <unistd.h>
@@ -81,7 +80,7 @@ static unsigned check_states(struct engine *e, const struct recording *rec, cons
     return bad;
 }
 
-START_TEST(every_state_of_a_power_cut_recovers)
+TEST_LOOP(every_state_of_a_power_cut_recovers, SCRIPTS)
 {
     unsigned script = (unsigned)_i;
 
@@ -105,17 +104,11 @@ START_TEST(every_state_of_a_power_cut_recovers)
     engine_free(&e);
     free(base);
 }
-END_TEST
 
 int main(void)
 {
     ht_log_set_level(HT_LOG_ERROR);
     setvbuf(stdout, NULL, _IOLBF, 0); /* the output of a failing child is not lost */
     memory_keep(true);
-    Suite *suite = suite_create("power-cut states of the engine");
-    TCase *tc = tcase_create("states");
-    tcase_add_loop_test(tc, every_state_of_a_power_cut_recovers, 0, SCRIPTS);
-    tcase_set_timeout(tc, getenv("HITRAIN_LONG") ? 3600 : 300);
-    suite_add_tcase(suite, tc);
-    return run_all(suite);
+    return run_tests("power-cut states of the engine", .timeout_s = getenv("HITRAIN_LONG") ? 3600 : 300);
 }

@@ -10,7 +10,6 @@
  * HITRAIN_DEVICES=N plays with N devices only; HITRAIN_SEED=N begins with other random numbers; HITRAIN_LONG=1 does
  * fifty times as many cuts.
  */
-#include <check.h>
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdio.h>
@@ -362,7 +361,7 @@ static void go_on_from(struct fixture *w)
     free(buf);
 }
 
-START_TEST(what_was_acknowledged_is_there_after_every_cut)
+TEST_RANGE(what_was_acknowledged_is_there_after_every_cut, 1, DEVICES_MAX + 1)
 {
     if (setting("HITRAIN_DEVICES", (uint64_t)_i) != (uint64_t)_i)
         return;
@@ -386,17 +385,11 @@ START_TEST(what_was_acknowledged_is_there_after_every_cut)
         ht_dev_close(w->dev[i]);
     free(w);
 }
-END_TEST
 
 int main(void)
 {
     ht_log_set_level(HT_LOG_ERROR - 1);
     setvbuf(stdout, NULL, _IOLBF, 0);
     memory_keep(true);
-    Suite *suite = suite_create("power cuts beside failing flushes");
-    TCase *tc = tcase_create("cuts");
-    tcase_add_loop_test(tc, what_was_acknowledged_is_there_after_every_cut, 1, DEVICES_MAX + 1);
-    tcase_set_timeout(tc, getenv("HITRAIN_LONG") ? 3600 : 300);
-    suite_add_tcase(suite, tc);
-    return run_all(suite);
+    return run_tests("power cuts beside failing flushes", .timeout_s = getenv("HITRAIN_LONG") ? 3600 : 300);
 }

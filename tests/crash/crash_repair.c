@@ -5,7 +5,6 @@
  *
  * HITRAIN_LONG=1: torn writes, too. HITRAIN_SEED=N seeds the random states.
  */
-#include <check.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <sys/mman.h>
@@ -86,7 +85,7 @@ static void cut_repair(const struct damage *d, uint64_t *out_states, uint64_t *o
     free(c);
 }
 
-START_TEST(a_repair_that_is_cut_short_is_completed_by_the_next)
+TEST(a_repair_that_is_cut_short_is_completed_by_the_next)
 {
     uint64_t states = 0, images = 0, flushes = 0;
     unsigned repairs = 0;
@@ -101,15 +100,8 @@ START_TEST(a_repair_that_is_cut_short_is_completed_by_the_next)
     }
     states_reported(repairs, flushes, states, images);
 }
-END_TEST
 
 int main(void)
 {
-    Suite *s = suite_create("cut repairs");
-    TCase *t = tcase_create("repairs");
-
-    tcase_set_timeout(t, 3600);
-    tcase_add_test(t, a_repair_that_is_cut_short_is_completed_by_the_next);
-    suite_add_tcase(s, t);
-    return run_all(s);
+    return run_tests("cut repairs", .timeout_s = 3600);
 }

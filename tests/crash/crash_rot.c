@@ -5,7 +5,6 @@
  *
  * HITRAIN_SEED=N flips other bytes.
  */
-#include <check.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <sys/mman.h>
@@ -117,7 +116,7 @@ static struct ht_super super_of(const struct patient *p)
 
 static const char *const rotten[] = {"overwrite", "xattr", "clone", "step", "checkpoint"};
 
-START_TEST(rot_in_one_superblock_is_survived)
+TEST_LOOP(rot_in_one_superblock_is_survived, HT_ARRAY_SIZE(rotten))
 {
     static const unsigned fields[] = {8, 50, 96, 104, 136, 144, 168, 176, 184, 192, 200, 376, 504};
     struct patient p;
@@ -131,7 +130,6 @@ START_TEST(rot_in_one_superblock_is_survived)
         }
     discharge(&p, "one superblock");
 }
-END_TEST
 
 static bool is_used(const struct patient *p, uint64_t block_offset)
 {
@@ -172,7 +170,7 @@ static void rot_log(struct patient *p, unsigned copies, unsigned allowed)
     }
 }
 
-START_TEST(rot_in_one_log_is_survived)
+TEST_LOOP(rot_in_one_log_is_survived, HT_ARRAY_SIZE(rotten))
 {
     struct patient p;
 
@@ -181,9 +179,8 @@ START_TEST(rot_in_one_log_is_survived)
     rot_log(&p, 2, WHOLE);
     discharge(&p, "one copy of the log");
 }
-END_TEST
 
-START_TEST(rot_in_both_logs_is_survived_or_refused)
+TEST_LOOP(rot_in_both_logs_is_survived_or_refused, HT_ARRAY_SIZE(rotten))
 {
     struct patient p;
 
@@ -191,7 +188,6 @@ START_TEST(rot_in_both_logs_is_survived_or_refused)
     rot_log(&p, 3, WHOLE | REFUSED);
     discharge(&p, "both copies of the log");
 }
-END_TEST
 
 struct places {
     uint64_t offset[4096];
@@ -208,7 +204,7 @@ static int note_places(void *ctx, const struct ht_chunk_info *info)
     return 0;
 }
 
-START_TEST(rot_in_content_is_an_error)
+TEST_LOOP(rot_in_content_is_an_error, HT_ARRAY_SIZE(rotten))
 {
     struct patient p;
     static struct places all;
@@ -227,7 +223,6 @@ START_TEST(rot_in_content_is_an_error)
     discharge(&p, "content");
     ck_assert_uint_gt(seen + (unsigned)(all.count == 0), 0);
 }
-END_TEST
 
 /* ------------------------------------------------------------ another past */
 
@@ -261,7 +256,7 @@ static uint64_t live_a_past(struct harness *k, unsigned value)
  * As when a mirror below brings back one half as another day left it: both pasts have the same
  * epoch, numbers and places.
  */
-START_TEST(frames_of_another_past_are_not_continued)
+TEST(frames_of_another_past_are_not_continued)
 {
     struct harness k;
 
@@ -286,7 +281,6 @@ START_TEST(frames_of_another_past_are_not_continued)
     free(other);
     ck_assert_msg(rc != 0, "state 1: the log goes on with a frame of another past");
 }
-END_TEST
 
 /* ------------------------------------------------------------------ format */
 
@@ -321,7 +315,7 @@ static bool old_or_new(void *ctx, enum state_kind kind)
     return !f->wrong;
 }
 
-START_TEST(a_cut_format_leaves_the_old_store_or_the_new)
+TEST_LOOP(a_cut_format_leaves_the_old_store_or_the_new, 2)
 {
     struct format f = {.states = 0};
     struct recording rec;
@@ -357,22 +351,11 @@ START_TEST(a_cut_format_leaves_the_old_store_or_the_new)
     harness_free(&f.k);
     ck_assert_ptr_null(f.wrong);
 }
-END_TEST
 
 int main(void)
 {
     ht_log_set_level(HT_LOG_ERROR);
     setvbuf(stdout, NULL, _IOLBF, 0); /* the output of a failing child is not lost */
     memory_keep(true);
-    Suite *suite = suite_create("rot");
-    TCase *tc = tcase_create("rot");
-    tcase_add_loop_test(tc, rot_in_one_superblock_is_survived, 0, HT_ARRAY_SIZE(rotten));
-    tcase_add_loop_test(tc, rot_in_one_log_is_survived, 0, HT_ARRAY_SIZE(rotten));
-    tcase_add_loop_test(tc, rot_in_both_logs_is_survived_or_refused, 0, HT_ARRAY_SIZE(rotten));
-    tcase_add_loop_test(tc, rot_in_content_is_an_error, 0, HT_ARRAY_SIZE(rotten));
-    tcase_add_test(tc, frames_of_another_past_are_not_continued);
-    tcase_add_loop_test(tc, a_cut_format_leaves_the_old_store_or_the_new, 0, 2);
-    tcase_set_timeout(tc, 300);
-    suite_add_tcase(suite, tc);
-    return run_all(suite);
+    return run_tests("rot", .timeout_s = 300);
 }

@@ -10,7 +10,6 @@
  * the first content of each scenario and its recording there, as NAME.base and NAME.log, for other programs that read
  * the dm-log-writes format.
  */
-#include <check.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <sys/mman.h>
@@ -268,7 +267,7 @@ static void save(const struct scenario_script *script, const struct recording *r
     save_one(script->name, "log", rec->file, rec->bytes);
 }
 
-START_TEST(every_state_recovers)
+TEST_LOOP(every_state_recovers, (int)scenario_script_count)
 {
     struct crash_scenario s;
     struct recording rec;
@@ -292,7 +291,6 @@ START_TEST(every_state_recovers)
     scenario_free(&s);
     ck_assert_uint_eq(f->bad, 0);
 }
-END_TEST
 
 /* By groups of kinds, as a table has room for. */
 enum { COLUMN_SUBSETS, COLUMN_RANDOM, COLUMN_TORN, COLUMN_NOISE, COLUMNS };
@@ -342,12 +340,8 @@ int main(void)
     setvbuf(stdout, NULL, _IOLBF, 0); /* the output of a failing child is not lost */
     memory_keep(true);
     figures = mmap(NULL, SCRIPTS_MAX * sizeof(*figures), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
-    Suite *suite = suite_create("every power-cut state of short scenarios");
-    TCase *tc = tcase_create("scenarios");
-    tcase_add_loop_test(tc, every_state_recovers, 0, (int)scenario_script_count);
-    tcase_set_timeout(tc, getenv("HITRAIN_LONG") ? 7200 : 300);
-    suite_add_tcase(suite, tc);
-    int status = run_all(suite);
+    int status =
+        run_tests("every power-cut state of short scenarios", .timeout_s = getenv("HITRAIN_LONG") ? 7200 : 300);
     print_figures();
     return status;
 }

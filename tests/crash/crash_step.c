@@ -6,7 +6,6 @@
  *
  * HITRAIN_STATES=N and HITRAIN_SEED=N override; HITRAIN_LONG=1 does fifty times as many.
  */
-#include <check.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <unistd.h>
@@ -189,7 +188,7 @@ static void record(struct harness *k, struct history *h, const char *path, uint6
     ck_assert_int_eq(recorder_stop(k->dev[0]), 0);
 }
 
-START_TEST(every_state_holds_one_committed_step)
+TEST_LOOP(every_state_holds_one_committed_step, SCRIPTS)
 {
     uint64_t seed = setting("HITRAIN_SEED", 42) + (uint64_t)_i, rnd = seed * 77 + 5;
     unsigned states = (unsigned)setting("HITRAIN_STATES", getenv("HITRAIN_LONG") ? 50 * STATES : STATES) / SCRIPTS;
@@ -231,17 +230,11 @@ START_TEST(every_state_holds_one_committed_step)
     free(base);
     ck_assert_uint_eq(bad, 0);
 }
-END_TEST
 
 int main(void)
 {
     ht_log_set_level(HT_LOG_ERROR);
     setvbuf(stdout, NULL, _IOLBF, 0); /* the output of a failing child is not lost */
     memory_keep(true);
-    Suite *suite = suite_create("power-cut states of a training run");
-    TCase *tc = tcase_create("steps");
-    tcase_add_loop_test(tc, every_state_holds_one_committed_step, 0, SCRIPTS);
-    tcase_set_timeout(tc, getenv("HITRAIN_LONG") ? 7200 : 400);
-    suite_add_tcase(suite, tc);
-    return run_all(suite);
+    return run_tests("power-cut states of a training run", .timeout_s = getenv("HITRAIN_LONG") ? 7200 : 400);
 }

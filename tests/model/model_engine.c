@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* model_engine.c - long random work on the engine against a simple model, with clean remounts and crashes between. */
-#include <check.h>
 #include <stdio.h>
 #include <stdlib.h>
 
@@ -29,7 +28,7 @@ static void crash_and_compare(struct engine *e)
     ht_dev_close(copy);
 }
 
-START_TEST(random_work_equals_the_model)
+TEST_LOOP(random_work_equals_the_model, SEEDS * 4)
 {
     struct engine e;
     long ops = getenv("HITRAIN_LONG") ? 50 * OPS : OPS;
@@ -45,15 +44,9 @@ START_TEST(random_work_equals_the_model)
     crash_and_compare(&e);
     engine_free(&e);
 }
-END_TEST
 
 int main(void)
 {
     memory_keep(true);
-    Suite *suite = suite_create("the engine against a model");
-    TCase *tc = tcase_create("random work");
-    tcase_add_loop_test(tc, random_work_equals_the_model, 0, SEEDS * 4);
-    tcase_set_timeout(tc, 600);
-    suite_add_tcase(suite, tc);
-    return run_all(suite);
+    return run_tests("the engine against a model", .timeout_s = 600);
 }

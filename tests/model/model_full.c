@@ -25,7 +25,6 @@ static const char *const configs[] = {
     "adamw lr=1e-2 partial=1 redo=on durable_every=2 accumulate=3",
 };
 
-static struct fixture w;
 static uint64_t rnd, hash, step, filler[FILLERS_MAX];
 static unsigned fillers;
 static struct {
@@ -206,11 +205,10 @@ static void crash(void)
     seen.crashes++;
 }
 
-static void remount(void)
+static void remount_in_order(void)
 {
     ck_assert_int_eq(ht_optim_finish(w.o), 0);
-    fixture_unmount(&w);
-    fixture_mount(&w);
+    remount();
 }
 
 static void work(void)
@@ -226,7 +224,7 @@ static void work(void)
         crash();
         break;
     case 4:
-        remount();
+        remount_in_order();
         break;
     case 5:
         ck_assert_int_eq(ht_store_checkpoint(w.s), 0);
@@ -260,7 +258,7 @@ static void finish(void)
     check();
 }
 
-START_TEST(a_full_store_keeps_acknowledged_steps)
+TEST_LOOP(a_full_store_keeps_acknowledged_steps, HT_ARRAY_SIZE(configs))
 {
     const char *seed = getenv("HITRAIN_SEED");
     unsigned ops = getenv("HITRAIN_LONG") ? 10 * OPS : OPS;
@@ -293,17 +291,10 @@ START_TEST(a_full_store_keeps_acknowledged_steps)
     ck_assert(seen.logged && seen.full && seen.replayed && seen.fills);
     fixture_close(&w);
 }
-END_TEST
 
 int main(void)
 {
     ht_log_set_level(HT_LOG_ERROR);
     setvbuf(stdout, NULL, _IOLBF, 0);
-    TCase *t = tcase_create("full store");
-
-    tcase_add_loop_test(t, a_full_store_keeps_acknowledged_steps, 0, HT_ARRAY_SIZE(configs));
-    tcase_set_timeout(t, getenv("HITRAIN_LONG") ? 3600 : 300);
-    Suite *suite = suite_create("logged steps in a full store");
-    suite_add_tcase(suite, t);
-    return run_all(suite);
+    return run_tests("logged steps in a full store", .timeout_s = getenv("HITRAIN_LONG") ? 3600 : 300);
 }

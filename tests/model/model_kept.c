@@ -9,7 +9,6 @@
  *
  * HITRAIN_SEED=N draws other operations, and shows the daemon's messages. HITRAIN_LONG=1 draws 50 times as many.
  */
-#include <check.h>
 #include <stdio.h>
 #include <stdlib.h>
 
@@ -352,7 +351,7 @@ static void finish(struct work *w)
     ck_assert_uint_eq(harness_fsck(&w->k), 0);
 }
 
-START_TEST(kept_steps_equal_the_model)
+TEST_LOOP(kept_steps_equal_the_model, SEEDS)
 {
     struct work w = {.rnd = setting("HITRAIN_SEED", 1) * 1000 + (uint64_t)_i};
     unsigned count = getenv("HITRAIN_LONG") ? 50 * OPERATIONS : OPERATIONS;
@@ -375,7 +374,6 @@ START_TEST(kept_steps_equal_the_model)
     free(w.results);
     harness_free(&w.k);
 }
-END_TEST
 
 int main(void)
 {
@@ -383,10 +381,5 @@ int main(void)
     if (!getenv("HITRAIN_SEED") && !freopen("/dev/null", "w", stderr)) /* the daemon reports each refused name */
         return 1;
     memory_keep(true);
-    Suite *suite = suite_create("kept steps against a model");
-    TCase *tc = tcase_create("random work");
-    tcase_add_loop_test(tc, kept_steps_equal_the_model, 0, SEEDS);
-    tcase_set_timeout(tc, getenv("HITRAIN_LONG") ? 7200 : 600);
-    suite_add_tcase(suite, tc);
-    return run_all(suite);
+    return run_tests("kept steps against a model", .timeout_s = getenv("HITRAIN_LONG") ? 7200 : 600);
 }

@@ -22,7 +22,6 @@ static const char *const configs[] = {
     "adam lr=1e-2 maximize=1 partial=1 redo=on durable_every=2",
 };
 
-static struct fixture w;
 static uint64_t rnd; /* of the work; w.rnd makes the values */
 
 /* What the last commit has made durable. */
@@ -309,14 +308,13 @@ static void crash(void)
 }
 
 /* An orderly end makes writes durable that are outside of a step. */
-static void remount(void)
+static void remount_in_order(void)
 {
     if (below(2))
         write_something();
     ck_assert_int_eq(ht_optim_finish(w.o), 0);
     note_durable();
-    fixture_unmount(&w);
-    fixture_mount(&w);
+    remount();
     seen.unmounts++;
 }
 
@@ -332,7 +330,7 @@ static void work(void)
         crash();
         break;
     case 2:
-        below(4) ? (void)0 : remount();
+        below(4) ? (void)0 : remount_in_order();
         break;
     case 3:
         ck_assert_int_eq(ht_store_checkpoint(w.s), 0);
@@ -346,7 +344,7 @@ static void work(void)
     }
 }
 
-START_TEST(logged_steps_equal_the_model)
+TEST_LOOP(logged_steps_equal_the_model, HT_ARRAY_SIZE(configs))
 {
     const char *seed = getenv("HITRAIN_SEED");
     unsigned ops = getenv("HITRAIN_LONG") ? 50 * OPS : OPS;
@@ -376,17 +374,10 @@ START_TEST(logged_steps_equal_the_model)
     forget_durable();
     fixture_close(&w);
 }
-END_TEST
 
 int main(void)
 {
     ht_log_set_level(HT_LOG_ERROR);
     setvbuf(stdout, NULL, _IOLBF, 0);
-    TCase *t = tcase_create("logged steps");
-
-    tcase_add_loop_test(t, logged_steps_equal_the_model, 0, HT_ARRAY_SIZE(configs));
-    tcase_set_timeout(t, getenv("HITRAIN_LONG") ? 3600 : 300);
-    Suite *suite = suite_create("logged steps against a model");
-    suite_add_tcase(suite, t);
-    return run_all(suite);
+    return run_tests("logged steps against a model", .timeout_s = getenv("HITRAIN_LONG") ? 3600 : 300);
 }

@@ -1,5 +1,17 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* suite.h - what a test program's main adds and runs. */
+/*
+ * suite.h - tests that are added by their definition, and what runs them.
+ *
+ *     TEST(a_name_moves)
+ *     {
+ *         ck_assert(...);
+ *     }
+ *
+ *     int main(void)
+ *     {
+ *         return run_tests("rename", .timeout_s = 60);
+ *     }
+ */
 #ifndef HITRAIN_TESTS_SUPPORT_SUITE_H
 #define HITRAIN_TESTS_SUPPORT_SUITE_H
 
@@ -9,6 +21,45 @@
 #include <string.h>
 
 #include "tiering/base/idhash.h"
+
+/* A test runs once for each _i from first up to end, which is not included. signal: ends each run; 0: none does. */
+struct suite_test {
+    TTest test;
+    int signal, first, end;
+    struct suite_test *next;
+};
+
+static struct suite_test *suite_tests;
+
+/* In the order of the file: constructors run in any. */
+static inline void suite_add(struct suite_test *added, int signal, int first, int end)
+{
+    struct suite_test **at = &suite_tests;
+
+    while (*at && (*at)->test.line < added->test.line)
+        at = &(*at)->next;
+    added->signal = signal;
+    added->first = first;
+    added->end = end;
+    added->next = *at;
+    *at = added;
+}
+
+#define SUITE_TEST(name, signal, first, end)                                          \
+    static void name(int _i CK_ATTRIBUTE_UNUSED);                                     \
+    __attribute__((constructor)) static void name##_add(void)                         \
+    {                                                                                 \
+        static struct suite_test added = {.test = {#name, name, __FILE__, __LINE__}}; \
+        suite_add(&added, signal, first, end);                                        \
+    }                                                                                 \
+    static void name(int _i CK_ATTRIBUTE_UNUSED)
+
+#define TEST(name) SUITE_TEST(name, 0, 0, 1)
+/* Once for each _i below count. */
+#define TEST_LOOP(name, count) SUITE_TEST(name, 0, 0, count)
+#define TEST_RANGE(name, first, end) SUITE_TEST(name, 0, first, end)
+/* Each run must end the process by this signal. */
+#define TEST_SIGNAL(name, signal, count) SUITE_TEST(name, signal, 0, count)
 
 /* HITRAIN_TEST=name runs that test alone: a mutant is looked at by the one that notices it. */
 static inline bool suite_wants(const char *name)
@@ -34,5 +85,29 @@ static inline int run_all(Suite *s)
     srunner_free(r);
     return failed == 0 ? EXIT_SUCCESS : EXIT_FAILURE;
 }
+
+struct suite_options {
+    const char *name;
+    int timeout_s;                          /* of each test; 0: that of Check */
+    void (*setup)(void), (*teardown)(void); /* around each test, in its process */
+};
+
+static inline int suite_run(const struct suite_options *options)
+{
+    Suite *suite = suite_create(options->name);
+    TCase *all = tcase_create(options->name);
+
+    if (options->timeout_s)
+        tcase_set_timeout(all, options->timeout_s);
+    tcase_add_checked_fixture(all, options->setup, options->teardown);
+    for (const struct suite_test *t = suite_tests; t; t = t->next)
+        if (suite_wants(t->test.name))
+            _tcase_add_test(all, &t->test, t->signal, 0, t->first, t->end);
+    suite_add_tcase(suite, all);
+    return run_all(suite);
+}
+
+/* All tests of the file. For main to return: run_tests("name", .timeout_s = 60, .setup = f). */
+#define run_tests(suite_name, ...) suite_run(&(const struct suite_options){.name = (suite_name), __VA_ARGS__})
 
 #endif

@@ -7,7 +7,6 @@
  * HITRAIN_LONG=1 takes every N; else those beyond the first ones are a sample. HITRAIN_FAULT=N looks at one only, and
  * shows messages; HITRAIN_FAULT_KIND=K, too: the row of kinds[], 2 * row, and 1 more for all after it.
  */
-#include <check.h>
 #include <stdio.h>
 #include <stdlib.h>
 
@@ -78,7 +77,7 @@ enum { ALL = 10, STRIDE = 4 }; /* leaks and strays show in every run */
 enum { ALL = 40, STRIDE = 3 };
 #endif
 
-START_TEST(every_nth_may_fail)
+TEST_LOOP(every_nth_may_fail, 2 * HT_ARRAY_SIZE(kinds))
 {
     const struct kind *kind = &kinds[_i / 2];
     bool repeat = _i % 2;
@@ -98,7 +97,6 @@ START_TEST(every_nth_may_fail)
     ck_assert_uint_gt(ran, kind->what == THREAD ? 1 : 5);
     printf("%u of %u: %s fails%s\n", ran, nth - 1, kind->name, repeat ? " and all after it" : "");
 }
-END_TEST
 
 int main(void)
 {
@@ -106,10 +104,5 @@ int main(void)
     /* the daemon logs each failure, thousands of times */
     if (!getenv("HITRAIN_FAULT") && !freopen("/dev/null", "w", stderr))
         return 1;
-    Suite *suite = suite_create("every n-th");
-    TCase *tc = tcase_create("every n-th");
-    tcase_add_loop_test(tc, every_nth_may_fail, 0, 2 * HT_ARRAY_SIZE(kinds));
-    tcase_set_timeout(tc, getenv("HITRAIN_LONG") ? 3600 : 300);
-    suite_add_tcase(suite, tc);
-    return run_all(suite);
+    return run_tests("every n-th", .timeout_s = getenv("HITRAIN_LONG") ? 3600 : 300);
 }

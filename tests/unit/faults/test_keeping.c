@@ -9,7 +9,6 @@
  * HITRAIN_LONG=1 takes every N, else those beyond the first ones are a sample. HITRAIN_FAULT=N looks at one only, and
  * shows messages.
  */
-#include <check.h>
 #include <stdio.h>
 #include <stdlib.h>
 
@@ -322,7 +321,7 @@ enum { ALL = 8, STRIDE = 13 };
 enum { ALL = 25, STRIDE = 7 };
 #endif
 
-START_TEST(a_failure_changes_nothing_or_is_none)
+TEST_LOOP(a_failure_changes_nothing_or_is_none, OPERATIONS)
 {
     unsigned at = (unsigned)_i, ran = 0, only = (unsigned)setting("HITRAIN_FAULT", 0);
 
@@ -335,7 +334,6 @@ START_TEST(a_failure_changes_nothing_or_is_none)
     ck_assert(only || ran > 5);
     printf("%s: %u failures\n", operations[at].name, ran);
 }
-END_TEST
 
 int main(void)
 {
@@ -343,10 +341,5 @@ int main(void)
     if (!getenv("HITRAIN_FAULT") && !freopen("/dev/null", "w", stderr)) /* the daemon logs each failure */
         return 1;
     memory_keep(true);
-    Suite *suite = suite_create("kept steps and failures");
-    TCase *tc = tcase_create("failures");
-    tcase_add_loop_test(tc, a_failure_changes_nothing_or_is_none, 0, OPERATIONS);
-    tcase_set_timeout(tc, getenv("HITRAIN_LONG") ? 3600 : 300);
-    suite_add_tcase(suite, tc);
-    return run_all(suite);
+    return run_tests("kept steps and failures", .timeout_s = getenv("HITRAIN_LONG") ? 3600 : 300);
 }

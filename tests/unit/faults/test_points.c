@@ -7,7 +7,6 @@
  * Points on the way through the kernel need a device that is a file. Without O_DIRECT the test omits them, and reports
  * that. HITRAIN_FAULT=name plays one point, and shows the daemon's messages.
  */
-#include <check.h>
 #include <stdio.h>
 #include <stdlib.h>
 
@@ -78,7 +77,7 @@ static unsigned fault_scenario(enum ht_fault_point point, unsigned nth, bool rep
     return passed;
 }
 
-START_TEST(each_point_fires_and_costs_no_more_than_it_must)
+TEST_LOOP(each_point_fires_and_costs_no_more_than_it_must, HT_FAULT_COUNT)
 {
     enum ht_fault_point point = (enum ht_fault_point)_i;
     unsigned fired = 0;
@@ -102,17 +101,11 @@ START_TEST(each_point_fires_and_costs_no_more_than_it_must)
     ck_assert_msg(fired, "%s was never reached", ht_fault_name(point));
     printf("%s: fired in %u runs\n", ht_fault_name(point), fired);
 }
-END_TEST
 
 int main(void)
 {
     setvbuf(stdout, NULL, _IOLBF, 0);
     if (!getenv("HITRAIN_FAULT") && !freopen("/dev/null", "w", stderr))
         return 1;
-    Suite *suite = suite_create("points");
-    TCase *tc = tcase_create("points");
-    tcase_add_loop_test(tc, each_point_fires_and_costs_no_more_than_it_must, 0, HT_FAULT_COUNT);
-    tcase_set_timeout(tc, 300);
-    suite_add_tcase(suite, tc);
-    return run_all(suite);
+    return run_tests("points", .timeout_s = 300);
 }

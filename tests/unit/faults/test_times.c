@@ -5,8 +5,6 @@
 
 enum { FILES = 400 };
 
-static struct fixture w;
-
 static void name_of(unsigned n, char name[16])
 {
     snprintf(name, 16, "f%u", n);
@@ -22,7 +20,7 @@ static void touch_all(void)
     }
 }
 
-START_TEST(a_commit_without_memory_for_times_is_put_off)
+TEST(a_commit_without_memory_for_times_is_put_off)
 {
     bool reached = true, refused = false;
     char name[16];
@@ -50,11 +48,8 @@ START_TEST(a_commit_without_memory_for_times_is_put_off)
     ck_assert(refused);
     fixture_free(&w);
 }
-END_TEST
 
 int main(void)
 {
-    const TTest *const tests[] = {a_commit_without_memory_for_times_is_put_off};
-
-    return run_tests("times", tests, HT_ARRAY_SIZE(tests));
+    return run_tests("times", .timeout_s = 300);
 }

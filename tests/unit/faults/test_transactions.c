@@ -19,7 +19,7 @@ static struct ht_obj *fill(void)
     return o;
 }
 
-START_TEST(a_checkpoint_without_memory_is_put_off)
+TEST(a_checkpoint_without_memory_is_put_off)
 {
     bool reached = true, refused = false;
 
@@ -40,12 +40,10 @@ START_TEST(a_checkpoint_without_memory_is_put_off)
         ck_assert_int_eq(ht_store_checkpoint(s), 0);
     }
     ck_assert(refused);
-    done();
 }
-END_TEST
 
 /* When the transaction opens, more is pending than its request said. */
-START_TEST(a_publication_that_has_grown_is_refused_whole)
+TEST(a_publication_that_has_grown_is_refused_whole)
 {
     struct ht_tx *tx;
 
@@ -70,16 +68,9 @@ START_TEST(a_publication_that_has_grown_is_refused_whole)
     ck_assert(!ht_store_failed(s));
     ck_assert_int_eq(ht_obj_sync(o), 0);
     ht_obj_put(o);
-    done();
 }
-END_TEST
 
 int main(void)
 {
-    TCase *tc = tcase_create("transactions");
-
-    tcase_set_timeout(tc, 60);
-    tcase_add_test(tc, a_checkpoint_without_memory_is_put_off);
-    tcase_add_test(tc, a_publication_that_has_grown_is_refused_whole);
-    return run_suite(tc);
+    return run_tests("transactions", .teardown = done, .timeout_s = 60);
 }

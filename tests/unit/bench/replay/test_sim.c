@@ -92,7 +92,7 @@ static const struct {
     {"read a\nread a\nread b\nread a\n", &sim_today, 4, 2, 2, 0, 2},
 };
 
-START_TEST(small_traces_take_the_time_that_arithmetic_says)
+TEST_LOOP(small_traces_take_the_time_that_arithmetic_says, HT_ARRAY_SIZE(cases))
 {
     struct sim_config c = slow;
     struct replay_trace t;
@@ -109,7 +109,6 @@ START_TEST(small_traces_take_the_time_that_arithmetic_says)
     ck_assert_uint_eq(r.time_ns, r.compute_ns + r.stall_ns);
     replay_trace_free(&t);
 }
-END_TEST
 
 /* ---------------------------------------------------- Belady's and all others */
 
@@ -132,7 +131,7 @@ static unsigned fewest_misses(const uint32_t *read, unsigned i, unsigned set, un
     return best + 1;
 }
 
-START_TEST(no_choice_has_more_hits_than_beladys)
+TEST(no_choice_has_more_hits_than_beladys)
 {
     struct sim_config c = slow;
     uint32_t random = 1, n, read[READS];
@@ -159,7 +158,6 @@ START_TEST(no_choice_has_more_hits_than_beladys)
         replay_trace_free(&t);
     }
 }
-END_TEST
 
 static const struct {
     const char *text;
@@ -169,7 +167,7 @@ static const struct {
     {"write a\ngradient p\n", MIB, 0, 8}, {"read a\nread two\n", 0, S, 5},   {"read a\nread a\n", 0, 4 * S, 5},
 };
 
-START_TEST(copies_and_latency_are_waits)
+TEST_LOOP(copies_and_latency_are_waits, HT_ARRAY_SIZE(costs))
 {
     struct sim_config c = slow;
     struct replay_trace t;
@@ -184,9 +182,8 @@ START_TEST(copies_and_latency_are_waits)
     ck_assert_uint_eq(r.time_ns, r.compute_ns + r.stall_ns);
     replay_trace_free(&t);
 }
-END_TEST
 
-START_TEST(more_time_than_the_clock_holds_is_refused)
+TEST(more_time_than_the_clock_holds_is_refused)
 {
     static const char *const texts[] = {"compute 86400000000\n", "read huge\n", "prefetch huge\n"};
     struct sim_config c = slow;
@@ -207,10 +204,9 @@ START_TEST(more_time_than_the_clock_holds_is_refused)
         replay_trace_free(&t);
     }
 }
-END_TEST
 
 /* As in the store's engine: a quarter of 64 MiB is for passing images, and 6 MiB for gradients. */
-START_TEST(gradients_wait_in_three_eighths_of_passing_memory)
+TEST(gradients_wait_in_three_eighths_of_passing_memory)
 {
     struct sim_config c = slow;
     char name[2] = "a";
@@ -232,7 +228,6 @@ START_TEST(gradients_wait_in_three_eighths_of_passing_memory)
         replay_trace_free(&t);
     }
 }
-END_TEST
 
 static struct sim_result scan(uint64_t tensors, uint64_t room, const struct sim_policy *policy)
 {
@@ -248,7 +243,7 @@ static struct sim_result scan(uint64_t tensors, uint64_t room, const struct sim_
     return r;
 }
 
-START_TEST(a_cyclic_scan_reads_only_what_does_not_fit)
+TEST(a_cyclic_scan_reads_only_what_does_not_fit)
 {
     struct sim_result belady = scan(24, 16, &sim_belady), lru = scan(24, 16, &sim_lru),
                       today = scan(24, 16, &sim_today);
@@ -260,7 +255,6 @@ START_TEST(a_cyclic_scan_reads_only_what_does_not_fit)
     ck_assert_uint_ge(today.hits, 6 * 11);
     ck_assert_uint_le(today.hits, belady.hits);
 }
-END_TEST
 
 static void run_shape(const char *kind, struct sim_config *c, struct sim_result r[4])
 {
@@ -276,7 +270,7 @@ static void run_shape(const char *kind, struct sim_config *c, struct sim_result 
     replay_trace_free(&t);
 }
 
-START_TEST(all_policies_account_for_their_time_and_bytes)
+TEST(all_policies_account_for_their_time_and_bytes)
 {
     static const char *const kinds[] = {"gpt", "llama", "gpt-swap", "llama-swap"};
     struct sim_config c = slow;
@@ -299,9 +293,8 @@ START_TEST(all_policies_account_for_their_time_and_bytes)
         ck_assert_uint_gt(r[1].hits, r[3].hits);
     }
 }
-END_TEST
 
-START_TEST(noise_changes_compute_times_as_its_seed_says)
+TEST(noise_changes_compute_times_as_its_seed_says)
 {
     struct sim_config c = slow;
     struct sim_result plain[4], noisy[4], again[4], other[4];
@@ -318,9 +311,8 @@ START_TEST(noise_changes_compute_times_as_its_seed_says)
     ck_assert_uint_gt(noisy[1].compute_ns, plain[1].compute_ns * 3 / 4);
     ck_assert_uint_lt(noisy[1].compute_ns, plain[1].compute_ns * 5 / 4);
 }
-END_TEST
 
-START_TEST(units_are_larger_where_the_string_would_be_too_long)
+TEST(units_are_larger_where_the_string_would_be_too_long)
 {
     struct replay_trace t;
     struct sim_string s;
@@ -335,10 +327,9 @@ START_TEST(units_are_larger_where_the_string_would_be_too_long)
     sim_string_free(&s);
     replay_trace_free(&t);
 }
-END_TEST
 
 /* Each has a unit, and its state another one. */
-START_TEST(a_trace_of_many_small_parameters_is_simulated)
+TEST(a_trace_of_many_small_parameters_is_simulated)
 {
     struct sim_config c = slow;
     struct replay_trace t;
@@ -362,9 +353,8 @@ START_TEST(a_trace_of_many_small_parameters_is_simulated)
     sim_string_free(&s);
     replay_trace_free(&t);
 }
-END_TEST
 
-START_TEST(a_hundred_thousand_tensors_take_seconds_at_most)
+TEST(a_hundred_thousand_tensors_take_seconds_at_most)
 {
     struct generate_config g = {.kind = "scan", .shape = "", .scale = 1, .steps = 5, .tensors = 100000, .bytes = 4096};
     struct sim_config c = slow;
@@ -376,24 +366,8 @@ START_TEST(a_hundred_thousand_tensors_take_seconds_at_most)
     ck_assert_uint_eq(run_trace(&t, &c, &sim_today).accesses, 5 * 100000);
     replay_trace_free(&t);
 }
-END_TEST
 
 int main(void)
 {
-    Suite *s = suite_create("sim");
-    TCase *tc = tcase_create("all");
-
-    tcase_add_loop_test(tc, small_traces_take_the_time_that_arithmetic_says, 0, (int)HT_ARRAY_SIZE(cases));
-    tcase_add_test(tc, no_choice_has_more_hits_than_beladys);
-    tcase_add_test(tc, a_cyclic_scan_reads_only_what_does_not_fit);
-    tcase_add_test(tc, all_policies_account_for_their_time_and_bytes);
-    tcase_add_test(tc, noise_changes_compute_times_as_its_seed_says);
-    tcase_add_test(tc, units_are_larger_where_the_string_would_be_too_long);
-    tcase_add_test(tc, a_trace_of_many_small_parameters_is_simulated);
-    tcase_add_loop_test(tc, copies_and_latency_are_waits, 0, (int)HT_ARRAY_SIZE(costs));
-    tcase_add_test(tc, more_time_than_the_clock_holds_is_refused);
-    tcase_add_test(tc, gradients_wait_in_three_eighths_of_passing_memory);
-    tcase_add_test(tc, a_hundred_thousand_tensors_take_seconds_at_most);
-    suite_add_tcase(s, tc);
-    return run_all(s);
+    return run_tests("sim");
 }

@@ -55,7 +55,7 @@ static const struct {
     {H "tensor a\x01 1\n", "line 2: not a name: a?"},
 };
 
-START_TEST(a_line_is_taken_or_refused_with_its_number_and_reason)
+TEST_LOOP(a_line_is_taken_or_refused_with_its_number_and_reason, HT_ARRAY_SIZE(cases))
 {
     struct replay_trace t;
     char err[REPLAY_ERROR_MAX];
@@ -70,9 +70,8 @@ START_TEST(a_line_is_taken_or_refused_with_its_number_and_reason)
     }
     replay_trace_free(&t);
 }
-END_TEST
 
-START_TEST(bytes_that_are_no_text_are_refused)
+TEST(bytes_that_are_no_text_are_refused)
 {
     static const char nul[] = H "step\0\n";
     char line[sizeof(H) + 2000], err[REPLAY_ERROR_MAX];
@@ -96,7 +95,6 @@ START_TEST(bytes_that_are_no_text_are_refused)
     ck_assert_int_eq(replay_trace_read(folder, &t, err), -EIO);
     fclose(folder);
 }
-END_TEST
 
 /* Reads the text of the trace again. */
 static void read_again(const struct replay_trace *t, struct replay_trace *out)
@@ -129,7 +127,7 @@ static const char *const kinds[][2] = {
     {"gpt", "125M"}, {"llama", "70B"}, {"gpt-swap", "70B"}, {"llama-swap", "8B"}, {"scan", ""},
 };
 
-START_TEST(a_generated_trace_is_the_same_after_it_was_written_and_read)
+TEST_LOOP(a_generated_trace_is_the_same_after_it_was_written_and_read, HT_ARRAY_SIZE(kinds))
 {
     struct generate_config c = {
         .kind = kinds[_i][0],
@@ -155,9 +153,8 @@ START_TEST(a_generated_trace_is_the_same_after_it_was_written_and_read)
     replay_trace_free(&t);
     replay_trace_free(&again);
 }
-END_TEST
 
-START_TEST(shapes_have_as_many_parameters_as_their_names_say)
+TEST(shapes_have_as_many_parameters_as_their_names_say)
 {
     struct generate_config c = {.kind = "gpt", .shape = "1.3B", .scale = 1, .steps = 1};
     struct replay_trace t;
@@ -183,9 +180,8 @@ START_TEST(shapes_have_as_many_parameters_as_their_names_say)
     c = (struct generate_config){.kind = "gpt", .shape = "125M", .scale = 0, .steps = 1};
     ck_assert_int_eq(generate_trace(&c, &t), -EINVAL);
 }
-END_TEST
 
-START_TEST(a_step_ends_at_the_first_of_several_boundaries)
+TEST(a_step_ends_at_the_first_of_several_boundaries)
 {
     struct replay_trace t;
     char err[REPLAY_ERROR_MAX];
@@ -196,9 +192,8 @@ START_TEST(a_step_ends_at_the_first_of_several_boundaries)
     ck_assert(replay_ends_step(&t, 1) && !replay_ends_step(&t, 2) && replay_ends_step(&t, 4));
     replay_trace_free(&t);
 }
-END_TEST
 
-START_TEST(many_tensors_and_entries_are_bounded)
+TEST(many_tensors_and_entries_are_bounded)
 {
     struct replay_trace t, again;
     uint32_t n, wrong = 0;
@@ -231,19 +226,8 @@ START_TEST(many_tensors_and_entries_are_bounded)
     t.tensors = tensors;
     replay_trace_free(&t);
 }
-END_TEST
 
 int main(void)
 {
-    Suite *s = suite_create("trace_text");
-    TCase *tc = tcase_create("all");
-
-    tcase_add_loop_test(tc, a_line_is_taken_or_refused_with_its_number_and_reason, 0, (int)HT_ARRAY_SIZE(cases));
-    tcase_add_test(tc, bytes_that_are_no_text_are_refused);
-    tcase_add_loop_test(tc, a_generated_trace_is_the_same_after_it_was_written_and_read, 0, (int)HT_ARRAY_SIZE(kinds));
-    tcase_add_test(tc, shapes_have_as_many_parameters_as_their_names_say);
-    tcase_add_test(tc, a_step_ends_at_the_first_of_several_boundaries);
-    tcase_add_test(tc, many_tensors_and_entries_are_bounded);
-    suite_add_tcase(s, tc);
-    return run_all(s);
+    return run_tests("trace_text");
 }

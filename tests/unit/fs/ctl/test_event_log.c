@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The ring of events: order, wrap, repetition, many writers. Time is the test's own. */
-#include <check.h>
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdio.h>
@@ -49,7 +48,7 @@ static struct ht_event_metrics figures(void)
     return f;
 }
 
-START_TEST(entries_are_shown_in_order_once_they_have_a_name)
+TEST(entries_are_shown_in_order_once_they_have_a_name)
 {
     struct ht_event_entry e;
 
@@ -67,9 +66,8 @@ START_TEST(entries_are_shown_in_order_once_they_have_a_name)
     ck_assert(!ht_event_log_next(log_, 2, &e));
     ck_assert(!ht_event_log_next(log_, UINT64_MAX, &e));
 }
-END_TEST
 
-START_TEST(the_oldest_make_room_and_their_number_is_known)
+TEST(the_oldest_make_room_and_their_number_is_known)
 {
     struct ht_event_entry e;
 
@@ -87,9 +85,8 @@ START_TEST(the_oldest_make_room_and_their_number_is_known)
         ck_assert_uint_eq(e.event.id, seq + 1);
     }
 }
-END_TEST
 
-START_TEST(what_is_overwritten_before_it_has_a_name_holds_up_nothing)
+TEST(what_is_overwritten_before_it_has_a_name_holds_up_nothing)
 {
     struct ht_event_entry e;
 
@@ -99,9 +96,8 @@ START_TEST(what_is_overwritten_before_it_has_a_name_holds_up_nothing)
     ck_assert(ht_event_log_next(log_, 0, &e));
     ck_assert_uint_eq(e.seq, 25);
 }
-END_TEST
 
-START_TEST(repetition_is_counted_and_appended_with_its_count)
+TEST(repetition_is_counted_and_appended_with_its_count)
 {
     struct ht_event_entry e;
 
@@ -116,9 +112,8 @@ START_TEST(repetition_is_counted_and_appended_with_its_count)
     ck_assert_str_eq(e.event.text, "at 99"); /* the last one */
     ck_assert_uint_eq(figures().count[HT_EVENT_WRITE_ERROR], 100);
 }
-END_TEST
 
-START_TEST(other_objects_devices_codes_and_errors_are_no_repetition)
+TEST(other_objects_devices_codes_and_errors_are_no_repetition)
 {
     struct ht_event e = {.code = HT_EVENT_WRITE_ERROR, .id = 3, .error = -EIO, .device = "a"};
 
@@ -135,9 +130,8 @@ START_TEST(other_objects_devices_codes_and_errors_are_no_repetition)
     ht_event_log_put(log_, &e, 1);
     ck_assert_uint_eq(name_all(), 5);
 }
-END_TEST
 
-START_TEST(what_goes_on_for_long_is_told_ever_more_rarely)
+TEST(what_goes_on_for_long_is_told_ever_more_rarely)
 {
     unsigned reported = 0;
 
@@ -149,9 +143,8 @@ START_TEST(what_goes_on_for_long_is_told_ever_more_rarely)
     ck_assert_uint_le(reported, 24);
     ck_assert_uint_eq(figures().count[HT_EVENT_READ_ERROR], 100000);
 }
-END_TEST
 
-START_TEST(after_silence_the_next_one_is_told_at_once)
+TEST(after_silence_the_next_one_is_told_at_once)
 {
     put(HT_EVENT_READ_ERROR, 3, 1);
     put(HT_EVENT_READ_ERROR, 3, 2);
@@ -161,9 +154,8 @@ START_TEST(after_silence_the_next_one_is_told_at_once)
     put(HT_EVENT_READ_ERROR, 3, 5 * SECOND);
     ck_assert_uint_eq(name_all(), 1);
 }
-END_TEST
 
-START_TEST(a_flood_of_different_ones_is_counted_by_its_code_and_none_is_lost)
+TEST(a_flood_of_different_ones_is_counted_by_its_code_and_none_is_lost)
 {
     struct ht_event_entry e;
     uint64_t counted = 0, after = 0;
@@ -186,7 +178,6 @@ START_TEST(a_flood_of_different_ones_is_counted_by_its_code_and_none_is_lost)
     ck_assert_uint_eq(counted, 10001);
     ck_assert_int_eq(figures().count[HT_EVENT_READ_ONLY], 1);
 }
-END_TEST
 
 /* ----------------------------------------------------------------- threads */
 
@@ -201,7 +192,7 @@ static void *settle(void *arg)
     return NULL;
 }
 
-START_TEST(settling_appends_what_is_counted_and_waits_for_names)
+TEST(settling_appends_what_is_counted_and_waits_for_names)
 {
     pthread_t t;
     uint64_t later = ht_now_ns() + 60 * SECOND;
@@ -217,7 +208,6 @@ START_TEST(settling_appends_what_is_counted_and_waits_for_names)
     pthread_join(t, NULL);
     ck_assert(settled);
 }
-END_TEST
 
 static void *write_many(void *arg)
 {
@@ -252,7 +242,7 @@ static void *read_along(void *arg)
     return NULL;
 }
 
-START_TEST(many_threads_write_while_others_read)
+TEST(many_threads_write_while_others_read)
 {
     pthread_t writer[WRITERS], namer, reader;
     struct ht_event_metrics f;
@@ -273,9 +263,8 @@ START_TEST(many_threads_write_while_others_read)
     ck_assert(ht_event_log_next(log_, f.overwritten, &e));
     ck_assert(!ht_event_log_unnamed(log_, &e)); /* the event that was counted last was named, too */
 }
-END_TEST
 
-START_TEST(whoever_waits_learns_of_entries_and_of_the_end_of_a_repetition)
+TEST(whoever_waits_learns_of_entries_and_of_the_end_of_a_repetition)
 {
     uint64_t now = ht_now_ns();
 
@@ -289,11 +278,10 @@ START_TEST(whoever_waits_learns_of_entries_and_of_the_end_of_a_repetition)
     ht_event_log_stop(log_);
     ck_assert(!ht_event_log_wait(log_));
 }
-END_TEST
 
 /* -------------------------------------------------------------------- text */
 
-START_TEST(a_line_holds_what_is_known_and_no_name_can_forge_another)
+TEST(a_line_holds_what_is_known_and_no_name_can_forge_another)
 {
     struct ht_event_entry e = {
         .seq = 5,
@@ -321,9 +309,8 @@ START_TEST(a_line_holds_what_is_known_and_no_name_can_forge_another)
         "\"offset\": 4096, \"error\": \"EIO\", \"text\": \"bad\\u001b\"}\n");
     free(line);
 }
-END_TEST
 
-START_TEST(a_line_of_a_flood_says_so_and_leaves_out_what_is_not_known)
+TEST(a_line_of_a_flood_says_so_and_leaves_out_what_is_not_known)
 {
     struct ht_event_entry e = {.seq = 6, .count = 40, .various = true, .event = {.code = HT_EVENT_REFUSED}};
     char *line = NULL;
@@ -338,9 +325,8 @@ START_TEST(a_line_of_a_flood_says_so_and_leaves_out_what_is_not_known)
                      "\"various\": true, \"text\": \"\"}\n");
     free(line);
 }
-END_TEST
 
-START_TEST(codes_have_words_of_their_own)
+TEST(codes_have_words_of_their_own)
 {
     for (unsigned i = 0; i < HT_EVENT_CODES; i++) {
         ck_assert_ptr_nonnull(ht_event_kinds[i].word);
@@ -349,28 +335,8 @@ START_TEST(codes_have_words_of_their_own)
             ck_assert_str_ne(ht_event_kinds[i].word, ht_event_kinds[k].word);
     }
 }
-END_TEST
 
 int main(void)
 {
-    Suite *s = suite_create("event_log");
-    TCase *t = tcase_create("event_log");
-
-    tcase_add_checked_fixture(t, setup, teardown);
-    tcase_add_test(t, entries_are_shown_in_order_once_they_have_a_name);
-    tcase_add_test(t, the_oldest_make_room_and_their_number_is_known);
-    tcase_add_test(t, what_is_overwritten_before_it_has_a_name_holds_up_nothing);
-    tcase_add_test(t, repetition_is_counted_and_appended_with_its_count);
-    tcase_add_test(t, other_objects_devices_codes_and_errors_are_no_repetition);
-    tcase_add_test(t, what_goes_on_for_long_is_told_ever_more_rarely);
-    tcase_add_test(t, after_silence_the_next_one_is_told_at_once);
-    tcase_add_test(t, a_flood_of_different_ones_is_counted_by_its_code_and_none_is_lost);
-    tcase_add_test(t, settling_appends_what_is_counted_and_waits_for_names);
-    tcase_add_test(t, many_threads_write_while_others_read);
-    tcase_add_test(t, whoever_waits_learns_of_entries_and_of_the_end_of_a_repetition);
-    tcase_add_test(t, a_line_holds_what_is_known_and_no_name_can_forge_another);
-    tcase_add_test(t, a_line_of_a_flood_says_so_and_leaves_out_what_is_not_known);
-    tcase_add_test(t, codes_have_words_of_their_own);
-    suite_add_tcase(s, t);
-    return run_all(s);
+    return run_tests("event_log", .setup = setup, .teardown = teardown);
 }

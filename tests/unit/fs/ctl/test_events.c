@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* A reader that opens .hitrain/events finds the events that were raised before. */
-#include <check.h>
 #include <pthread.h>
 #include <stdatomic.h>
 #include <string.h>
@@ -54,7 +53,7 @@ static void raise_event(const char *text)
 }
 
 /* The events thread is late: it cannot look for the name yet. */
-START_TEST(what_happened_before_is_there)
+TEST(what_happened_before_is_there)
 {
     pthread_t reader;
 
@@ -69,10 +68,9 @@ START_TEST(what_happened_before_is_there)
     pthread_join(reader, NULL);
     ck_assert_msg(strstr(words, "the newest"), "%s", words);
 }
-END_TEST
 
 /* A mount that hangs still shows the events with names. */
-START_TEST(a_reader_does_not_wait_for_ever)
+TEST(a_reader_does_not_wait_for_ever)
 {
     pthread_t reader;
 
@@ -87,16 +85,8 @@ START_TEST(a_reader_does_not_wait_for_ever)
     ht_mutex_unlock(ht_ctl_name_lock(k.ctl));
     ck_assert(strstr(words, "an older one") && !strstr(words, "the newest"));
 }
-END_TEST
 
 int main(void)
 {
-    Suite *s = suite_create("events");
-    TCase *t = tcase_create("events");
-
-    tcase_add_checked_fixture(t, setup, teardown);
-    tcase_add_test(t, what_happened_before_is_there);
-    tcase_add_test(t, a_reader_does_not_wait_for_ever);
-    suite_add_tcase(s, t);
-    return run_all(s);
+    return run_tests("events", .setup = setup, .teardown = teardown);
 }

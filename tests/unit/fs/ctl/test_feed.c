@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* A feed of lines: where it begins, how much a read gets, and what an error leaves. */
-#include <check.h>
 #include <errno.h>
 #include <string.h>
 
@@ -45,41 +44,30 @@ static const char *read_at(uint64_t off, size_t len)
     return text;
 }
 
-START_TEST(the_first_read_says_where_it_begins)
+TEST(the_first_read_says_where_it_begins)
 {
     ck_assert_str_eq(read_at(3, 10), "4\n");
     ck_assert_str_eq(read_at(0, 10), "5\n");
     ck_assert_str_eq(read_at(0, 10), "");
 }
-END_TEST
 
-START_TEST(a_line_is_read_in_pieces)
+TEST(a_line_is_read_in_pieces)
 {
     ck_assert_str_eq(read_at(0, 1), "1");
     ck_assert_str_eq(read_at(1, 10), "\n");
     ck_assert_str_eq(read_at(2, 10), "2\n");
 }
-END_TEST
 
 /* The reader sees the error, and no line is lost. */
-START_TEST(an_error_is_no_end)
+TEST(an_error_is_no_end)
 {
     fails_at = 2;
     ck_assert_str_eq(read_at(0, 10), "1\n");
     ck_assert_int_eq(ht_feed_read(feed, 2, text, 10), -EIO);
     ck_assert_str_eq(read_at(2, 10), "2\n");
 }
-END_TEST
 
 int main(void)
 {
-    Suite *s = suite_create("feed");
-    TCase *t = tcase_create("feed");
-
-    tcase_add_checked_fixture(t, begin, end);
-    tcase_add_test(t, the_first_read_says_where_it_begins);
-    tcase_add_test(t, a_line_is_read_in_pieces);
-    tcase_add_test(t, an_error_is_no_end);
-    suite_add_tcase(s, t);
-    return run_all(s);
+    return run_tests("feed", .setup = begin, .teardown = end);
 }

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* An open .hitrain/gather: what a write that must wait has written, what a close drops, who waits, shares of users. */
-#include <check.h>
 #include <fcntl.h>
 #include <pthread.h>
 #include <stdio.h>
@@ -96,7 +95,7 @@ static bool is_being_written(struct ht_param *p)
     return busy;
 }
 
-START_TEST(a_write_that_must_wait_returns_what_it_has_written)
+TEST(a_write_that_must_wait_returns_what_it_has_written)
 {
     struct ht_gather *g = open_for(0, O_RDWR);
     struct ht_grad *grad = open_b();
@@ -122,9 +121,8 @@ START_TEST(a_write_that_must_wait_returns_what_it_has_written)
     close_b(grad);
     ht_gather_free(g);
 }
-END_TEST
 
-START_TEST(a_close_drops_nothing_that_others_wrote_in_between)
+TEST(a_close_drops_nothing_that_others_wrote_in_between)
 {
     struct ht_gather *g = open_for(0, O_WRONLY);
     struct ht_grad *grad = open_b();
@@ -144,7 +142,6 @@ START_TEST(a_close_drops_nothing_that_others_wrote_in_between)
     ck_assert_int_eq(ht_optim_step(k.optim, root), 0); /* and nothing else */
     close_b(grad);
 }
-END_TEST
 
 /* -------------------------------------------------------------------- names */
 
@@ -171,7 +168,7 @@ static void set_gate(bool held)
 }
 
 /* The members of one call wait for the gate, as at a boundary; another call on the same file does not. */
-START_TEST(nobody_waits_for_one_who_waits_for_a_boundary)
+TEST(nobody_waits_for_one_who_waits_for_a_boundary)
 {
     struct naming n = {.g = open_for(0, O_RDWR)};
     pthread_t namer;
@@ -186,7 +183,6 @@ START_TEST(nobody_waits_for_one_who_waits_for_a_boundary)
     ck_assert_int_eq(ht_gather_read(n.g, 0, bytes, 2 * BYTES), 2 * BYTES);
     ht_gather_free(n.g);
 }
-END_TEST
 
 /* a becomes so many members. */
 static int name_many(struct ht_gather *g, unsigned count)
@@ -207,7 +203,7 @@ static void set_owner_of_store(uint32_t uid)
 }
 
 /* Two users halve the part of users; the owner of the store and root have the rest. */
-START_TEST(no_user_takes_all_members)
+TEST(no_user_takes_all_members)
 {
     enum { MAX = 800, FIRST = 300, SECOND = 150, THIRD = 175 };
 
@@ -235,7 +231,6 @@ START_TEST(no_user_takes_all_members)
     ck_assert_uint_eq(ht_quota_taken(&k.ctl->gathers.members), 0);
     ck_assert(ht_list_empty(&k.ctl->gathers.users));
 }
-END_TEST
 
 static void set_account_bytes(uint64_t max)
 {
@@ -258,7 +253,7 @@ static unsigned fill_account(struct ht_gather *g)
 }
 
 /* The same for the memory of what they have written. */
-START_TEST(no_user_takes_all_memory_of_accounts)
+TEST(no_user_takes_all_memory_of_accounts)
 {
     enum { MAX = 4096, PIECES_LEAST = 30 };
 
@@ -283,10 +278,9 @@ START_TEST(no_user_takes_all_memory_of_accounts)
     ck_assert_uint_eq(ht_quota_taken(&k.optim->accounts), 0);
     unlock(k.optim);
 }
-END_TEST
 
 /* A subordinate uid of the same block is no user of its own. */
-START_TEST(uids_of_containers_share_a_part)
+TEST(uids_of_containers_share_a_part)
 {
     struct ht_gather *first = open_for(SUBUID, O_RDONLY), *second = open_for(SUBUID + 1, O_RDONLY);
 
@@ -296,21 +290,8 @@ START_TEST(uids_of_containers_share_a_part)
     ht_gather_free(first);
     ht_gather_free(second);
 }
-END_TEST
 
 int main(void)
 {
-    Suite *s = suite_create("gather");
-    TCase *tc = tcase_create("gather");
-
-    tcase_set_timeout(tc, 60);
-    tcase_add_checked_fixture(tc, setup, teardown);
-    tcase_add_test(tc, a_write_that_must_wait_returns_what_it_has_written);
-    tcase_add_test(tc, a_close_drops_nothing_that_others_wrote_in_between);
-    tcase_add_test(tc, nobody_waits_for_one_who_waits_for_a_boundary);
-    tcase_add_test(tc, no_user_takes_all_members);
-    tcase_add_test(tc, no_user_takes_all_memory_of_accounts);
-    tcase_add_test(tc, uids_of_containers_share_a_part);
-    suite_add_tcase(s, tc);
-    return run_all(s);
+    return run_tests("gather", .timeout_s = 60, .setup = setup, .teardown = teardown);
 }

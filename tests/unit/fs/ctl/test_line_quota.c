@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Lines of one kind: a burst, then one each period, and every line that is left out is counted. */
-#include <check.h>
 #include "fs/ctl/line_quota.h"
 #include "tests/support/suite.h"
 
@@ -19,7 +18,7 @@ static unsigned take_many(struct ht_line_quota *q, uint64_t now_ns, unsigned n, 
     return written;
 }
 
-START_TEST(a_burst_then_one_each_period)
+TEST(a_burst_then_one_each_period)
 {
     struct ht_line_quota q = {0};
     uint64_t now = 5 * HT_LINE_PERIOD_NS, hidden;
@@ -32,9 +31,8 @@ START_TEST(a_burst_then_one_each_period)
     }
     ck_assert_uint_eq(q.hidden, 9);
 }
-END_TEST
 
-START_TEST(silence_pays_for_the_next_burst)
+TEST(silence_pays_for_the_next_burst)
 {
     struct ht_line_quota q = {0};
     uint64_t hidden;
@@ -43,15 +41,8 @@ START_TEST(silence_pays_for_the_next_burst)
     ck_assert_uint_eq(take_many(&q, 1 + 100 * HT_LINE_PERIOD_NS, 30, &hidden), HT_LINES_AT_ONCE);
     ck_assert_uint_eq(hidden, 30 - HT_LINES_AT_ONCE);
 }
-END_TEST
 
 int main(void)
 {
-    Suite *s = suite_create("line_quota");
-    TCase *tc = tcase_create("lines");
-
-    tcase_add_test(tc, a_burst_then_one_each_period);
-    tcase_add_test(tc, silence_pays_for_the_next_burst);
-    suite_add_tcase(s, tc);
-    return run_all(s);
+    return run_tests("line_quota");
 }

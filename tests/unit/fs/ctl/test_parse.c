@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Texts of clients: an accepted text has its literal meaning, and every other text is refused with a reason. */
 #include <stdio.h>
-#include <check.h>
 #include <stdlib.h>
 #include <string.h>
 #include "fs/ctl/parse.h"
@@ -16,7 +15,7 @@ static int number(const char *text, uint64_t *out)
     return ht_parse_u64(text, strlen(text), out);
 }
 
-START_TEST(numbers_are_decimal_digits_and_nothing_else)
+TEST(numbers_are_decimal_digits_and_nothing_else)
 {
     static const char *const bad[] = {"", " 1", "1 ", "-1", "+1", "0x10", "1.0", "one"};
     uint64_t v = 0;
@@ -31,9 +30,8 @@ START_TEST(numbers_are_decimal_digits_and_nothing_else)
         ck_assert_int_eq(number(bad[i], &v), -EINVAL);
     ck_assert_int_eq(ht_parse_u64("1\0002", 3, &v), -EINVAL);
 }
-END_TEST
 
-START_TEST(sizes_have_units_and_a_length)
+TEST(sizes_have_units_and_a_length)
 {
     static const char *const bad[] = {"", "T", "-1", "1 T", "1.5", "1x"};
     uint64_t v = 0;
@@ -53,9 +51,8 @@ START_TEST(sizes_have_units_and_a_length)
     memset(zeros, '0', sizeof(zeros));
     ck_assert_int_eq(ht_parse_bytes(zeros, sizeof(zeros), &v), -EINVAL);
 }
-END_TEST
 
-START_TEST(times_until_a_use_are_seconds_or_never)
+TEST(times_until_a_use_are_seconds_or_never)
 {
     static const struct {
         const char *text;
@@ -92,9 +89,8 @@ START_TEST(times_until_a_use_are_seconds_or_never)
         ck_assert(ns == cases[i].ns);
     }
 }
-END_TEST
 
-START_TEST(every_dtype_is_found_by_word_and_number)
+TEST(every_dtype_is_found_by_word_and_number)
 {
     for (size_t i = 0; i < HT_DTYPE_WORDS; i++) {
         const struct ht_dtype_word *w = &ht_dtype_words[i];
@@ -119,14 +115,13 @@ START_TEST(every_dtype_is_found_by_word_and_number)
     ck_assert_ptr_null(ht_dtype_row(HT_DTYPE_NONE));
     ck_assert_ptr_null(ht_dtype_row(255));
 }
-END_TEST
 
 static int shape(const char *text, struct ht_shape *out)
 {
     return ht_parse_shape(text, strlen(text), out);
 }
 
-START_TEST(shapes_are_bounded_lists)
+TEST(shapes_are_bounded_lists)
 {
     static const char *const bad[] = {",",
                                       "1,",
@@ -160,9 +155,8 @@ START_TEST(shapes_are_bounded_lists)
     ck_assert_int_eq(shape("17592186044417", &s), -ERANGE);
     ck_assert_int_eq(shape("4294967296,4294967296", &s), -ERANGE);
 }
-END_TEST
 
-START_TEST(members_lie_one_after_the_other)
+TEST(members_lie_one_after_the_other)
 {
     static const char *const bad[] = {"",          "0",
                                       "0 2",       "0 2 ",
@@ -190,14 +184,13 @@ START_TEST(members_lie_one_after_the_other)
     ck_assert_int_eq(ht_parse_members(longest, 4 + 255, &n), 0);
     ck_assert_int_eq(ht_parse_members(longest, 4 + 256, &n), -EINVAL);
 }
-END_TEST
 
 static int command(const char *line, struct ht_command *out, char *err)
 {
     return ht_parse_command(line, strlen(line), out, err);
 }
 
-START_TEST(commands_take_what_they_need)
+TEST(commands_take_what_they_need)
 {
     static const struct {
         const char *line;
@@ -248,9 +241,8 @@ START_TEST(commands_take_what_they_need)
             ck_assert_mem_eq(c.path, good[i].path, c.path_len);
     }
 }
-END_TEST
 
-START_TEST(refused_commands_say_why)
+TEST(refused_commands_say_why)
 {
     char err[HT_CTL_ERROR_MAX];
     struct ht_command c;
@@ -278,9 +270,8 @@ START_TEST(refused_commands_say_why)
     ck_assert_int_eq(ht_parse_command(long_line, sizeof(long_line), &c, err), -EINVAL);
     ck_assert_uint_lt(strlen(err), sizeof(err));
 }
-END_TEST
 
-START_TEST(conditions_and_claims_are_read_whole)
+TEST(conditions_and_claims_are_read_whole)
 {
     static const char *const bad[] = {
         "commit if=",
@@ -351,9 +342,8 @@ START_TEST(conditions_and_claims_are_read_whole)
     snprintf(line, sizeof(line), "claim %065d", 0);
     ck_assert_int_eq(command(line, &c, err), -EINVAL);
 }
-END_TEST
 
-START_TEST(paths_stay_below_where_they_begin)
+TEST(paths_stay_below_where_they_begin)
 {
     char name[HT_NAME_BYTES_MAX + 1], too_long[HT_NAME_BYTES_MAX + 1];
     const char *path = "a//b/c.d/";
@@ -380,23 +370,8 @@ START_TEST(paths_stay_below_where_they_begin)
     len = sizeof(too_long);
     ck_assert_int_eq(ht_parse_component(&path, &len, name), -ENAMETOOLONG);
 }
-END_TEST
 
 int main(void)
 {
-    Suite *s = suite_create("parse");
-    TCase *t = tcase_create("texts");
-
-    tcase_add_test(t, numbers_are_decimal_digits_and_nothing_else);
-    tcase_add_test(t, sizes_have_units_and_a_length);
-    tcase_add_test(t, times_until_a_use_are_seconds_or_never);
-    tcase_add_test(t, every_dtype_is_found_by_word_and_number);
-    tcase_add_test(t, shapes_are_bounded_lists);
-    tcase_add_test(t, members_lie_one_after_the_other);
-    tcase_add_test(t, commands_take_what_they_need);
-    tcase_add_test(t, refused_commands_say_why);
-    tcase_add_test(t, conditions_and_claims_are_read_whole);
-    tcase_add_test(t, paths_stay_below_where_they_begin);
-    suite_add_tcase(s, t);
-    return run_all(s);
+    return run_tests("parse");
 }

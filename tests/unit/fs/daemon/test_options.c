@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The command line: every option has the effect that help describes, and a wrong one is refused. */
-#include <check.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mount.h>
@@ -24,7 +23,7 @@ static int parse(const char *args, struct ht_options *out)
     return ht_options_parse(argc, argv, false, out);
 }
 
-START_TEST(defaults)
+TEST(defaults)
 {
     struct ht_options o;
 
@@ -37,9 +36,8 @@ START_TEST(defaults)
     ck_assert(!o.foreground && !o.store.read_only && !o.tune && !o.allow_other);
     ht_options_free(&o);
 }
-END_TEST
 
-START_TEST(all_options)
+TEST(all_options)
 {
     struct ht_options o;
 
@@ -61,9 +59,8 @@ START_TEST(all_options)
     ck_assert_str_eq((const char *)o.passed.data, "ro,noatime");
     ht_options_free(&o);
 }
-END_TEST
 
-START_TEST(commas_in_values)
+TEST(commas_in_values)
 {
     struct ht_options o;
 
@@ -72,9 +69,8 @@ START_TEST(commas_in_values)
     ck_assert_str_eq((const char *)o.passed.data, "context=x:y\\,z");
     ht_options_free(&o);
 }
-END_TEST
 
-START_TEST(wrong_ones_are_refused)
+TEST(wrong_ones_are_refused)
 {
     static const char *const bad[] = {
         "",
@@ -114,7 +110,6 @@ START_TEST(wrong_ones_are_refused)
         ht_options_free(&o);
     }
 }
-END_TEST
 
 static const char *fixed(const struct ht_options *o)
 {
@@ -138,7 +133,7 @@ static const char *changed(const char *running, const char *asked)
     return word;
 }
 
-START_TEST(a_remount_names_what_cannot_change)
+TEST(a_remount_names_what_cannot_change)
 {
     static const char running[] = "a m -o dram=1G,commit=3,noatime";
 
@@ -155,9 +150,8 @@ START_TEST(a_remount_names_what_cannot_change)
     ck_assert_str_eq(changed("a b m", "a m -o remount,device=b,device=c"), "device");
     ck_assert_ptr_null(changed("a m -o numa=off,passthrough=8M", "a m -o remount,passthrough=8M,numa=off"));
 }
-END_TEST
 
-START_TEST(what_cannot_change_is_a_list_that_means_the_same)
+TEST(what_cannot_change_is_a_list_that_means_the_same)
 {
     struct ht_options o, again;
 
@@ -175,9 +169,8 @@ START_TEST(what_cannot_change_is_a_list_that_means_the_same)
     ck_assert_int_eq(ht_options_parse_fixed("dram=1G,of_a_later_version=1", &again), -EINVAL);
     ht_options_free(&again);
 }
-END_TEST
 
-START_TEST(flags_are_collected_and_later_words_win)
+TEST(flags_are_collected_and_later_words_win)
 {
     struct ht_options o;
 
@@ -194,9 +187,8 @@ START_TEST(flags_are_collected_and_later_words_win)
     ck_assert_uint_eq(o.passed.len, 0); /* libfuse does not know it */
     ht_options_free(&o);
 }
-END_TEST
 
-START_TEST(help_needs_nothing_else)
+TEST(help_needs_nothing_else)
 {
     struct ht_options o;
 
@@ -205,21 +197,8 @@ START_TEST(help_needs_nothing_else)
     ck_assert_int_eq(parse("--version", &o), 0);
     ck_assert(o.version);
 }
-END_TEST
 
 int main(void)
 {
-    Suite *s = suite_create("options");
-    TCase *t = tcase_create("command line");
-
-    tcase_add_test(t, defaults);
-    tcase_add_test(t, all_options);
-    tcase_add_test(t, commas_in_values);
-    tcase_add_test(t, wrong_ones_are_refused);
-    tcase_add_test(t, a_remount_names_what_cannot_change);
-    tcase_add_test(t, what_cannot_change_is_a_list_that_means_the_same);
-    tcase_add_test(t, flags_are_collected_and_later_words_win);
-    tcase_add_test(t, help_needs_nothing_else);
-    suite_add_tcase(s, t);
-    return run_all(s);
+    return run_tests("options");
 }

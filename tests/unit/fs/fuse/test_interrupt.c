@@ -12,7 +12,6 @@
 
 enum { RUNNING = 4, LOOKS_US = 150000 }; /* jobs of a lane; two looks whether a request is interrupted */
 
-static struct fixture w;
 static struct ht_ctl *ctl;
 static void (*fn)(struct ht_job *job);
 static bool late; /* the request is interrupted before its job is queued */
@@ -160,7 +159,7 @@ static void finish(void)
 
 /* ------------------------------------------------------------------- tests */
 
-START_TEST(an_interrupt_before_the_job_is_queued_is_not_lost)
+TEST(an_interrupt_before_the_job_is_queued_is_not_lost)
 {
     prepare(4);
     fill_lane();
@@ -170,12 +169,10 @@ START_TEST(an_interrupt_before_the_job_is_queued_is_not_lost)
     expect_answer(unique, -EINTR);
     set_replaying(false);
     empty_lane();
-    finish();
 }
-END_TEST
 
 /* A single worker has taken the interrupt when it takes the next request. */
-START_TEST(an_interrupt_of_a_queued_job_ends_it_only_during_a_replay)
+TEST_LOOP(an_interrupt_of_a_queued_job_ends_it_only_during_a_replay, 2)
 {
     prepare(1);
     fill_lane();
@@ -193,12 +190,10 @@ START_TEST(an_interrupt_of_a_queued_job_ends_it_only_during_a_replay)
     empty_lane();
     if (!_i)
         expect_answer(unique, 0);
-    finish();
 }
-END_TEST
 
 /* The updates go on, or their step is taken back and the logged ones are computed again. */
-START_TEST(an_interrupt_before_a_replay_ends_a_wait_once_it_begins)
+TEST_LOOP(an_interrupt_before_a_replay_ends_a_wait_once_it_begins, 2)
 {
     prepare(1);
     set_hold(true);
@@ -218,12 +213,10 @@ START_TEST(an_interrupt_before_a_replay_ends_a_wait_once_it_begins)
         set_hold(false);
         expect_answer(unique, 0);
     }
-    finish();
 }
-END_TEST
 
 /* Somebody sets the time of day back by an hour while the request waits. */
-START_TEST(a_clock_that_is_set_back_delays_no_interrupt)
+TEST(a_clock_that_is_set_back_delays_no_interrupt)
 {
     prepare(1);
     wall_ahead_s = 3600;
@@ -238,12 +231,10 @@ START_TEST(a_clock_that_is_set_back_delays_no_interrupt)
     wall_ahead_s = 0;
     set_replaying(false);
     set_hold(false);
-    finish();
 }
-END_TEST
 
 /* Its lane is full when an abort computes logged steps again, and until after that: one request was interrupted. */
-START_TEST(an_interrupt_before_a_replay_ends_a_queued_job_once_it_begins)
+TEST(an_interrupt_before_a_replay_ends_a_queued_job_once_it_begins)
 {
     struct ht_optim_config logs = fixture_config("adamw lr=1e-2 redo=on durable_every=100");
 
@@ -267,18 +258,10 @@ START_TEST(an_interrupt_before_a_replay_ends_a_queued_job_once_it_begins)
     ck_assert(is_silent());
     empty_lane();
     expect_answer(wanted, 0);
-    finish();
 }
-END_TEST
 
 int main(void)
 {
-    TCase *tc = tcase_create("interrupt");
-
-    tcase_add_test(tc, an_interrupt_before_the_job_is_queued_is_not_lost);
-    tcase_add_loop_test(tc, an_interrupt_of_a_queued_job_ends_it_only_during_a_replay, 0, 2);
-    tcase_add_loop_test(tc, an_interrupt_before_a_replay_ends_a_wait_once_it_begins, 0, 2);
-    tcase_add_test(tc, an_interrupt_before_a_replay_ends_a_queued_job_once_it_begins);
-    tcase_add_test(tc, a_clock_that_is_set_back_delays_no_interrupt);
-    return run_suite("interrupt", tc);
+    memory_keep(true);
+    return run_tests("interrupt", .teardown = finish, .timeout_s = 300);
 }

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Lanes of jobs without a mount: which job waits for which, how many threads are held, how many bytes are copied. */
-#include <check.h>
 #include <fcntl.h>
 #include <semaphore.h>
 #include <stdlib.h>
@@ -85,7 +84,7 @@ static unsigned begun(unsigned least)
     }
 }
 
-START_TEST(who_waits_for_an_update_holds_up_no_other_lane)
+TEST(who_waits_for_an_update_holds_up_no_other_lane)
 {
     for (unsigned i = 0; i < 20; i++)
         submit(hold, HT_LANE_UPDATE, KEY);
@@ -99,10 +98,9 @@ START_TEST(who_waits_for_an_update_holds_up_no_other_lane)
     submit(hold, HT_LANE_UPDATE, OTHER_KEY);
     ck_assert_uint_eq(begun(1), 1);
 }
-END_TEST
 
 /* Closing a gradient waits for an invalidation, and that for the pages of a write which waits for an update. */
-START_TEST(no_other_lane_holds_up_who_waits_for_an_update)
+TEST(no_other_lane_holds_up_who_waits_for_an_update)
 {
     for (enum ht_lane_kind kind = 0; kind < HT_LANES; kind++)
         for (unsigned i = 0; kind != HT_LANE_UPDATE && i < 20; i++)
@@ -111,9 +109,8 @@ START_TEST(no_other_lane_holds_up_who_waits_for_an_update)
     submit(hold, HT_LANE_UPDATE, KEY);
     ck_assert_uint_eq(begun(1), 1);
 }
-END_TEST
 
-START_TEST(all_lanes_of_one_kind_leave_threads_to_the_others)
+TEST(all_lanes_of_one_kind_leave_threads_to_the_others)
 {
     for (unsigned key = 1; key <= 40; key++)
         for (unsigned i = 0; i < 2; i++)
@@ -122,10 +119,9 @@ START_TEST(all_lanes_of_one_kind_leave_threads_to_the_others)
     submit(hold, HT_LANE_CTL_SESSION, KEY);
     ck_assert_uint_eq(begun(1), 1);
 }
-END_TEST
 
 /* More aborts than there are threads: each has ended and waits for its directory. */
-START_TEST(jobs_that_have_left_their_lane_are_counted)
+TEST(jobs_that_have_left_their_lane_are_counted)
 {
     for (unsigned key = 1; key <= 250; key++)
         submit(leave_and_hold, HT_LANE_TURN, key);
@@ -142,7 +138,6 @@ START_TEST(jobs_that_have_left_their_lane_are_counted)
     while (traffic.jobs_left)
         usleep(1000);
 }
-END_TEST
 
 static _Atomic unsigned drops;
 
@@ -161,7 +156,7 @@ static void submit_drop(uint64_t key)
 }
 
 /* One that runs may have begun before the reason for this one. */
-START_TEST(a_job_that_is_queued_already_is_not_queued_again)
+TEST(a_job_that_is_queued_already_is_not_queued_again)
 {
     drops = 0;
     submit_drop(KEY);
@@ -176,7 +171,6 @@ START_TEST(a_job_that_is_queued_already_is_not_queued_again)
     ck_assert_uint_eq(begun(1), 1);
     ck_assert_uint_eq(drops, 3);
 }
-END_TEST
 
 /* ------------------------------------------------------------------- bytes */
 
@@ -196,7 +190,7 @@ static ssize_t take(uint64_t key, size_t len, const struct fuse_file_info *fi, b
     return size;
 }
 
-START_TEST(writes_that_wait_are_cut_and_then_refused)
+TEST(writes_that_wait_are_cut_and_then_refused)
 {
     const struct fuse_file_info buffered = {.flags = O_WRONLY}, direct = {.flags = O_WRONLY | O_DIRECT},
                                 page = {.flags = O_RDWR, .writepage = 1};
@@ -212,9 +206,8 @@ START_TEST(writes_that_wait_are_cut_and_then_refused)
     ck_assert_int_eq(take(KEY, MIB, &page, true), MIB);
     ck_assert_int_eq(take(OTHER_KEY, MIB, &direct, false), MIB);
 }
-END_TEST
 
-START_TEST(what_has_been_written_counts_no_longer)
+TEST(what_has_been_written_counts_no_longer)
 {
     const struct fuse_file_info buffered = {.flags = O_WRONLY};
 
@@ -227,22 +220,8 @@ START_TEST(what_has_been_written_counts_no_longer)
     ck_assert_uint_eq(begun(SHORT_MIB - 4), SHORT_MIB - 4);
     ck_assert_int_eq(take(KEY, MIB, &buffered, true), MIB);
 }
-END_TEST
 
 int main(void)
 {
-    Suite *s = suite_create("job");
-    TCase *tc = tcase_create("job");
-
-    tcase_set_timeout(tc, 120);
-    tcase_add_checked_fixture(tc, setup, teardown);
-    tcase_add_test(tc, who_waits_for_an_update_holds_up_no_other_lane);
-    tcase_add_test(tc, no_other_lane_holds_up_who_waits_for_an_update);
-    tcase_add_test(tc, all_lanes_of_one_kind_leave_threads_to_the_others);
-    tcase_add_test(tc, jobs_that_have_left_their_lane_are_counted);
-    tcase_add_test(tc, a_job_that_is_queued_already_is_not_queued_again);
-    tcase_add_test(tc, writes_that_wait_are_cut_and_then_refused);
-    tcase_add_test(tc, what_has_been_written_counts_no_longer);
-    suite_add_tcase(s, tc);
-    return run_all(s);
+    return run_tests("job", .timeout_s = 120, .setup = setup, .teardown = teardown);
 }

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Workers and jobs without a mount. */
-#include <check.h>
 #include <malloc.h>
 #include <stdlib.h>
 #include <unistd.h>
@@ -57,7 +56,7 @@ static void release(unsigned n)
 
 /* ----------------------------------------------------------------- workers */
 
-START_TEST(the_mount_is_ready_when_a_protocol_is_agreed)
+TEST(the_mount_is_ready_when_a_protocol_is_agreed)
 {
     begin(4, &ops);
     ck_assert_int_eq(agree(), 0);
@@ -68,9 +67,8 @@ START_TEST(the_mount_is_ready_when_a_protocol_is_agreed)
     ck_assert_int_eq(loop_rc, 0);
     ck_assert_uint_eq(ready, 1);
 }
-END_TEST
 
-START_TEST(a_refused_protocol_ends_the_loop_with_an_error)
+TEST(a_refused_protocol_ends_the_loop_with_an_error)
 {
     begin(4, &greedy_ops);
     ck_assert_int_eq(agree(), -EPROTO);
@@ -78,10 +76,9 @@ START_TEST(a_refused_protocol_ends_the_loop_with_an_error)
     ck_assert_int_eq(loop_rc, -EPROTO);
     ck_assert_uint_eq(ready, 0);
 }
-END_TEST
 
 /* A few wake it. On a busy machine there are more, but not in all rounds. */
-START_TEST(requests_of_a_single_worker_do_not_wake_the_loop)
+TEST(requests_of_a_single_worker_do_not_wake_the_loop)
 {
     loop_waits = PINGS;
     for (unsigned round = 0; round < ROUNDS && loop_waits > PINGS / 2; round++) {
@@ -97,10 +94,9 @@ START_TEST(requests_of_a_single_worker_do_not_wake_the_loop)
     }
     ck_assert_int_le(loop_waits, PINGS / 2);
 }
-END_TEST
 
 /* Three allocations: the table of workers, and two buffers. */
-START_TEST(without_a_buffer_for_another_worker_the_mount_goes_on)
+TEST(without_a_buffer_for_another_worker_the_mount_goes_on)
 {
     wrap_fail(WRAP_MEMORY, 3, false);
     wrap_pause(true);
@@ -114,7 +110,6 @@ START_TEST(without_a_buffer_for_another_worker_the_mount_goes_on)
     ck_assert_int_eq(loop_rc, 0);
     wrap_pause(false);
 }
-END_TEST
 
 static size_t bytes_in_use(void)
 {
@@ -132,7 +127,7 @@ static void wait_until_in_use(size_t bytes_max)
     ck_assert_uint_le(bytes_in_use(), bytes_max);
 }
 
-START_TEST(a_worker_that_left_keeps_no_buffer)
+TEST(a_worker_that_left_keeps_no_buffer)
 {
     size_t before;
 
@@ -145,7 +140,6 @@ START_TEST(a_worker_that_left_keeps_no_buffer)
     end();
     ck_assert_int_eq(loop_rc, 0);
 }
-END_TEST
 
 /* -------------------------------------------------------------------- names */
 
@@ -198,16 +192,15 @@ static void end_names(void)
     wrap_pause(false);
 }
 
-START_TEST(a_name_is_dropped_when_there_is_memory_again)
+TEST(a_name_is_dropped_when_there_is_memory_again)
 {
     drop_a_name_without_memory();
     wrap_fail(WRAP_MEMORY, 0, false);
     ck_assert_int_eq(answer().error, FUSE_NOTIFY_INVAL_ENTRY);
     end_names();
 }
-END_TEST
 
-START_TEST(a_mount_that_ends_drops_no_more_names)
+TEST(a_mount_that_ends_drops_no_more_names)
 {
     drop_a_name_without_memory();
     fuse.ended = true;
@@ -216,22 +209,8 @@ START_TEST(a_mount_that_ends_drops_no_more_names)
     wrap_fail(WRAP_MEMORY, 0, false);
     end_names();
 }
-END_TEST
 
 int main(void)
 {
-    Suite *s = suite_create("requests");
-    TCase *tc = tcase_create("requests");
-
-    tcase_set_timeout(tc, 120);
-    tcase_add_checked_fixture(tc, setup, teardown);
-    tcase_add_test(tc, the_mount_is_ready_when_a_protocol_is_agreed);
-    tcase_add_test(tc, a_refused_protocol_ends_the_loop_with_an_error);
-    tcase_add_test(tc, requests_of_a_single_worker_do_not_wake_the_loop);
-    tcase_add_test(tc, without_a_buffer_for_another_worker_the_mount_goes_on);
-    tcase_add_test(tc, a_worker_that_left_keeps_no_buffer);
-    tcase_add_test(tc, a_name_is_dropped_when_there_is_memory_again);
-    tcase_add_test(tc, a_mount_that_ends_drops_no_more_names);
-    suite_add_tcase(s, tc);
-    return run_all(s);
+    return run_tests("requests", .timeout_s = 120, .setup = setup, .teardown = teardown);
 }

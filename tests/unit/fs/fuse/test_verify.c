@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Lanes that contradict themselves end the process when they are verified; sound ones pass. */
-#include <check.h>
 #include <semaphore.h>
 #include <signal.h>
 #include <unistd.h>
@@ -211,21 +210,15 @@ static void (*const wrong[])(void) = {
 
 /* ------------------------------------------------------------------- tests */
 
-START_TEST(lanes_that_are_broken_end_the_process)
+TEST_SIGNAL(lanes_that_are_broken_end_the_process, SIGABRT, HT_ARRAY_SIZE(wrong))
 {
     make();
     ht_job_verify(&fuse);
     wrong[_i]();
     ht_job_verify(&fuse);
 }
-END_TEST
 
 int main(void)
 {
-    Suite *s = suite_create("verify");
-    TCase *tc = tcase_create("verify");
-
-    tcase_add_loop_test_raise_signal(tc, lanes_that_are_broken_end_the_process, SIGABRT, 0, HT_ARRAY_SIZE(wrong));
-    suite_add_tcase(s, tc);
-    return run_all(s);
+    return run_tests("verify");
 }

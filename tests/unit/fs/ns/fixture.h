@@ -139,6 +139,7 @@ static UNUSED void fixture_free(struct fixture *w)
         OK(ht_store_unmount(w->s));
     fixture_kill(w);
     ht_dev_close(w->dev);
+    w->s = NULL;
 }
 
 /* -------------------------------------------------------------- shortcuts */
@@ -245,17 +246,28 @@ static UNUSED void abort_root(struct fixture *w, uint64_t root)
     fixture_check(w);
 }
 
-/* A test program: one case of all tests, with time for slow builds. */
-static UNUSED int run_tests(const char *name, const TTest *const *tests, size_t count)
-{
-    Suite *suite = suite_create(name);
-    TCase *tc = tcase_create(name);
+/* --------------------------------------------------------- of the program */
 
-    for (size_t n = 0; n < count; n++)
-        tcase_add_test(tc, tests[n]);
-    tcase_set_timeout(tc, 300);
-    suite_add_tcase(suite, tc);
-    return run_all(suite);
+static struct fixture w;
+
+/* Alone in a new store. */
+static UNUSED uint64_t new_file(void)
+{
+    fixture_new(&w);
+    return make_file(&w, ROOT, "file");
+}
+
+static UNUSED uint64_t new_dir(void)
+{
+    fixture_new(&w);
+    return make_dir(&w, ROOT, "dir");
+}
+
+/* For run_tests(): after a test, unless it freed w itself. */
+static UNUSED void fixture_end(void)
+{
+    if (w.s)
+        fixture_free(&w);
 }
 
 #endif

@@ -5,7 +5,6 @@
 #include "tiering/api/store.h"
 #include "fixture.h"
 
-static struct fixture w;
 static const struct ht_cred cred = {1000, 1001, 0};
 
 static struct stat set(uint64_t ino, unsigned what, struct stat values)
@@ -17,13 +16,11 @@ static struct stat set(uint64_t ino, unsigned what, struct stat values)
     return st;
 }
 
-START_TEST(attributes_are_set_and_durable)
+TEST(attributes_are_set_and_durable)
 {
     struct stat v = {.st_mode = 0751, .st_uid = 5, .st_gid = 6, .st_atim = {10, 11}, .st_mtim = {-5, 22}}, st;
-    uint64_t file;
 
-    fixture_new(&w);
-    file = make_file(&w, ROOT, "file");
+    uint64_t file = new_file();
     st = set(file, HT_SET_MODE | HT_SET_UID | HT_SET_GID | HT_SET_ATIME | HT_SET_MTIME, v);
     ck_assert_uint_eq(st.st_mode, S_IFREG | 0751);
     fixture_synced_crash(&w);
@@ -35,34 +32,27 @@ START_TEST(attributes_are_set_and_durable)
     ck_assert_int_eq(st.st_mtim.tv_sec, -5);
     ck_assert_int_eq(st.st_mtim.tv_nsec, 22);
     ck_assert_int_gt(st.st_ctim.tv_sec, 1000);
-    fixture_free(&w);
 }
-END_TEST
 
-START_TEST(times_of_now_and_far_away)
+TEST(times_of_now_and_far_away)
 {
     struct stat v = {.st_atim = {INT64_MAX, 0}, .st_mtim = {INT64_MIN, 0}}, st;
-    uint64_t file;
 
-    fixture_new(&w);
-    file = make_file(&w, ROOT, "file");
+    uint64_t file = new_file();
     st = set(file, HT_SET_ATIME | HT_SET_MTIME, v);
     ck_assert_int_gt(st.st_atim.tv_sec, 9000000000);
     ck_assert_int_lt(st.st_mtim.tv_sec, -9000000000);
     st = set(file, HT_SET_ATIME_NOW | HT_SET_MTIME_NOW, v);
     ck_assert_int_eq(st.st_atim.tv_sec, st.st_ctim.tv_sec);
     ck_assert_int_eq(st.st_mtim.tv_nsec, st.st_ctim.tv_nsec);
-    fixture_free(&w);
 }
-END_TEST
 
-START_TEST(size_is_the_contents)
+TEST(size_is_the_contents)
 {
     struct stat v = {.st_size = 100000}, st;
     uint64_t file, dir;
 
-    fixture_new(&w);
-    file = make_file(&w, ROOT, "file");
+    file = new_file();
     dir = make_dir(&w, ROOT, "dir");
     st = set(file, HT_SET_MTIME, v);
     st = set(file, HT_SET_SIZE, v);
@@ -81,17 +71,13 @@ START_TEST(size_is_the_contents)
     OK(ht_ns_fsync(w.ns, file));
     fixture_crash(&w);
     ck_assert_int_eq(attributes(&w, file).st_size, 4);
-    fixture_free(&w);
 }
-END_TEST
 
-START_TEST(a_log_without_room_keeps_nobody_from_truncating)
+TEST(a_log_without_room_keeps_nobody_from_truncating)
 {
     struct stat v = {.st_size = 10, .st_mtim = {10, 11}}, st;
-    uint64_t file;
 
-    fixture_new(&w);
-    file = make_file(&w, ROOT, "file");
+    uint64_t file = new_file();
     set(file, HT_SET_MTIME, v);
     ht_fault_arm(HT_FAULT_JOURNAL_SPACE, 1, true);
     FAILS(ht_ns_setattr(w.ns, file, HT_SET_MODE, &v, &st), ENOSPC);
@@ -104,17 +90,13 @@ START_TEST(a_log_without_room_keeps_nobody_from_truncating)
     st = attributes(&w, file);
     ck_assert_int_eq(st.st_size, 10);
     ck_assert_int_gt(st.st_mtim.tv_sec, 1000);
-    fixture_free(&w);
 }
-END_TEST
 
-START_TEST(size_with_a_mode_that_is_refused_stays)
+TEST(size_with_a_mode_that_is_refused_stays)
 {
     struct stat v = {.st_size = 10, .st_mode = 0600}, st;
-    uint64_t file;
 
-    fixture_new(&w);
-    file = make_file(&w, ROOT, "file");
+    uint64_t file = new_file();
     set(file, HT_SET_SIZE | HT_SET_MODE, (struct stat){.st_size = 5000, .st_mode = 0644});
     ht_fault_arm(HT_FAULT_JOURNAL_SPACE, 1, true);
     FAILS(ht_ns_setattr(w.ns, file, HT_SET_SIZE | HT_SET_MODE, &v, &st), ENOSPC);
@@ -125,34 +107,26 @@ START_TEST(size_with_a_mode_that_is_refused_stays)
     st = set(file, HT_SET_SIZE | HT_SET_MODE, v);
     ck_assert_int_eq(st.st_size, 10);
     ck_assert_uint_eq(st.st_mode, S_IFREG | 0600);
-    fixture_free(&w);
 }
-END_TEST
 
-START_TEST(suid_is_cleared)
+TEST(suid_is_cleared)
 {
     struct stat v = {.st_mode = 06755};
-    uint64_t file;
 
-    fixture_new(&w);
-    file = make_file(&w, ROOT, "file");
+    uint64_t file = new_file();
     set(file, HT_SET_MODE, v);
     ck_assert_uint_eq(set(file, HT_KILL_SUID, v).st_mode, S_IFREG | 0755);
     v.st_mode = 06745; /* setgid without execution for the group means locking */
     set(file, HT_SET_MODE, v);
     ck_assert_uint_eq(set(file, HT_KILL_SUID, v).st_mode, S_IFREG | 02745);
     ck_assert_uint_eq(set(file, HT_KILL_SUID | HT_KILL_SGID, v).st_mode, S_IFREG | 0745);
-    fixture_free(&w);
 }
-END_TEST
 
-START_TEST(reading_and_writing_touch)
+TEST(reading_and_writing_touch)
 {
     struct stat zero = {0}, st;
-    uint64_t file;
 
-    fixture_new(&w);
-    file = make_file(&w, ROOT, "file");
+    uint64_t file = new_file();
     set(file, HT_SET_ATIME | HT_SET_MTIME | HT_SET_CTIME, zero);
     ck_assert(ht_ns_atime_due(w.ns, file, false));
     ht_ns_touch(w.ns, file, false);
@@ -174,11 +148,9 @@ START_TEST(reading_and_writing_touch)
     ck_assert_int_gt(st.st_mtim.tv_sec, 0);
     ck_assert_int_gt(st.st_ctim.tv_sec, 0);
     fixture_check(&w);
-    fixture_free(&w);
 }
-END_TEST
 
-START_TEST(touched_times_are_published_by_fsync_commit_and_unmount)
+TEST(touched_times_are_published_by_fsync_commit_and_unmount)
 {
     struct stat zero = {0};
     uint64_t file[3];
@@ -206,11 +178,9 @@ START_TEST(touched_times_are_published_by_fsync_commit_and_unmount)
     ht_ns_touch(w.ns, file[2], true);
     fixture_remount(&w);
     ck_assert_int_gt(attributes(&w, file[2]).st_mtim.tv_sec, 0);
-    fixture_free(&w);
 }
-END_TEST
 
-START_TEST(times_touched_after_the_reservation_wait_for_the_next_commit)
+TEST(times_touched_after_the_reservation_wait_for_the_next_commit)
 {
     struct stat zero = {0};
     uint64_t first, second;
@@ -233,11 +203,9 @@ START_TEST(times_touched_after_the_reservation_wait_for_the_next_commit)
     ck_assert_uint_eq(ht_ns_pending_bytes(w.ns, 0), bytes);
     OK(ht_store_commit(w.s));
     ck_assert_uint_eq(ht_ns_pending_bytes(w.ns, 0), 0);
-    fixture_free(&w);
 }
-END_TEST
 
-START_TEST(many_touched_files_fit_a_small_log)
+TEST(many_touched_files_fit_a_small_log)
 {
     uint64_t first = 0, last = 0;
     char name[32];
@@ -254,16 +222,13 @@ START_TEST(many_touched_files_fit_a_small_log)
         OK(ht_store_commit(w.s));
     }
     fixture_remount(&w);
-    fixture_free(&w);
 }
-END_TEST
 
-START_TEST(fsync_makes_everything_before_it_durable)
+TEST(fsync_makes_everything_before_it_durable)
 {
     uint64_t dir, file;
 
-    fixture_new(&w);
-    dir = make_dir(&w, ROOT, "dir");
+    dir = new_dir();
     file = make_file(&w, dir, "file");
     write_text(&w, file, "text");
     OK(ht_ns_fsync(w.ns, file));
@@ -273,18 +238,14 @@ START_TEST(fsync_makes_everything_before_it_durable)
     expect_text(&w, file, "text");
     FAILS(ht_ns_fsync(w.ns, 4711), ESTALE);
     OK(ht_ns_fsync(w.ns, dir));
-    fixture_free(&w);
 }
-END_TEST
 
-START_TEST(access_follows_the_mode)
+TEST(access_follows_the_mode)
 {
     struct stat v = {.st_mode = 0640};
     const uint32_t groups[] = {7, 1001};
-    uint64_t file;
 
-    fixture_new(&w);
-    file = make_file(&w, ROOT, "file");
+    uint64_t file = new_file();
     set(file, HT_SET_MODE, v);
     OK(ht_ns_access(w.ns, file, R_OK | W_OK, cred, NULL, 0));
     OK(ht_ns_access(w.ns, file, R_OK, (struct ht_cred){5, 1001, 0}, NULL, 0));
@@ -295,9 +256,7 @@ START_TEST(access_follows_the_mode)
     FAILS(ht_ns_access(w.ns, file, X_OK, (struct ht_cred){0, 0, 0}, NULL, 0), EACCES);
     OK(ht_ns_access(w.ns, ROOT, X_OK, (struct ht_cred){0, 0, 0}, NULL, 0));
     FAILS(ht_ns_access(w.ns, 99, R_OK, cred, NULL, 0), ESTALE);
-    fixture_free(&w);
 }
-END_TEST
 
 /* ---------------------------------------------------------- access lists */
 
@@ -333,14 +292,12 @@ static struct acl sample(unsigned mask)
 
 static const char access_list[] = "system.posix_acl_access", default_list[] = "system.posix_acl_default";
 
-START_TEST(mode_and_access_list_are_in_step)
+TEST(mode_and_access_list_are_in_step)
 {
     struct acl a = sample(5), got = {.len = 0}, plain = {.len = 0};
     struct stat v = {.st_mode = 0770};
-    uint64_t file;
 
-    fixture_new(&w);
-    file = make_file(&w, ROOT, "file");
+    uint64_t file = new_file();
     OK(ht_ns_setxattr(w.ns, file, access_list, a.bytes, a.len, 0));
     ck_assert_uint_eq(attributes(&w, file).st_mode, S_IFREG | 0750);
     OK(ht_ns_access(w.ns, file, R_OK, (struct ht_cred){50, 50, 0}, NULL, 0));
@@ -359,18 +316,14 @@ START_TEST(mode_and_access_list_are_in_step)
     OK(ht_ns_setxattr(w.ns, file, access_list, plain.bytes, plain.len, 0));
     FAILS(ht_ns_getxattr(w.ns, file, access_list, NULL, 0), ENODATA);
     ck_assert_uint_eq(attributes(&w, file).st_mode, S_IFREG | 0644);
-    fixture_free(&w);
 }
-END_TEST
 
-START_TEST(default_lists_are_inherited)
+TEST(default_lists_are_inherited)
 {
     struct acl a = sample(7), got;
     struct stat st;
-    uint64_t dir;
 
-    fixture_new(&w);
-    dir = make_dir(&w, ROOT, "dir");
+    uint64_t dir = new_dir();
     OK(ht_ns_setxattr(w.ns, dir, default_list, a.bytes, a.len, 0));
     ck_assert_uint_eq(attributes(&w, dir).st_mode, S_IFDIR | 0755);
     OK(ht_ns_mknod(w.ns, dir, "file", S_IFREG | 0666, 0, (struct ht_cred){1, 1, 077}, &st));
@@ -382,17 +335,13 @@ START_TEST(default_lists_are_inherited)
     ck_assert_int_eq(ht_ns_getxattr(w.ns, st.st_ino, default_list, got.bytes, sizeof(got.bytes)), (ssize_t)a.len);
     ck_assert_int_eq(memcmp(got.bytes, a.bytes, a.len), 0);
     ck_assert_int_eq(ht_ns_getxattr(w.ns, st.st_ino, access_list, NULL, 0), (ssize_t)a.len);
-    fixture_free(&w);
 }
-END_TEST
 
-START_TEST(bad_lists_are_refused)
+TEST(bad_lists_are_refused)
 {
     struct acl a = sample(7);
-    uint64_t file;
 
-    fixture_new(&w);
-    file = make_file(&w, ROOT, "file");
+    uint64_t file = new_file();
     for (size_t len = 0; len < a.len; len++)
         FAILS(ht_ns_setxattr(w.ns, file, access_list, a.bytes, len, 0), EINVAL);
     for (size_t at = 0; at < a.len; at += at % 8 == 2 ? 2 : 1) {
@@ -402,29 +351,9 @@ START_TEST(bad_lists_are_refused)
             FAILS(ht_ns_setxattr(w.ns, file, access_list, bad.bytes, bad.len, 0), EINVAL);
     }
     FAILS(ht_ns_setxattr(w.ns, file, default_list, a.bytes, a.len, 0), EACCES);
-    fixture_free(&w);
 }
-END_TEST
 
 int main(void)
 {
-    const TTest *const tests[] = {
-        attributes_are_set_and_durable,
-        times_of_now_and_far_away,
-        size_is_the_contents,
-        a_log_without_room_keeps_nobody_from_truncating,
-        size_with_a_mode_that_is_refused_stays,
-        suid_is_cleared,
-        reading_and_writing_touch,
-        touched_times_are_published_by_fsync_commit_and_unmount,
-        times_touched_after_the_reservation_wait_for_the_next_commit,
-        many_touched_files_fit_a_small_log,
-        fsync_makes_everything_before_it_durable,
-        access_follows_the_mode,
-        mode_and_access_list_are_in_step,
-        default_lists_are_inherited,
-        bad_lists_are_refused,
-    };
-
-    return run_tests("attr", tests, HT_ARRAY_SIZE(tests));
+    return run_tests("attr", .teardown = fixture_end, .timeout_s = 300);
 }

@@ -3,8 +3,6 @@
 #include "fixture.h"
 #include "tiering/api/store.h"
 
-static struct fixture w;
-
 enum { STEADY = 300 };
 
 struct walk {
@@ -53,46 +51,37 @@ static unsigned count_entries(uint64_t dir)
     return k.total;
 }
 
-START_TEST(entries_are_told_with_their_types)
+TEST(entries_are_told_with_their_types)
 {
-    uint64_t dir;
+    uint64_t dir = new_dir();
 
-    fixture_new(&w);
-    dir = make_dir(&w, ROOT, "dir");
     ck_assert_uint_eq(count_entries(dir), 0);
     make_file(&w, dir, "s1");
     make_dir(&w, dir, "sub");
     ck_assert_uint_eq(count_entries(dir), 2);
     FAILS(ht_ns_readdir(w.ns, find(&w, dir, "s1"), 0, take, NULL), ENOTDIR);
     FAILS(ht_ns_readdir(w.ns, 777, 0, take, NULL), ESTALE);
-    fixture_free(&w);
 }
-END_TEST
 
-START_TEST(a_reference_can_be_taken_while_reading)
+TEST(a_reference_can_be_taken_while_reading)
 {
     struct stat st;
-    uint64_t file;
 
-    fixture_new(&w);
-    file = make_file(&w, ROOT, "file");
+    uint64_t file = new_file();
     OK(ht_ns_getattr_locked(w.ns, file, true, &st));
     OK(ht_ns_unlink(w.ns, ROOT, "file"));
     ht_ns_forget(w.ns, file, 1);
     OK(ht_ns_getattr(w.ns, file, &st));
     ht_ns_forget(w.ns, file, 1);
     FAILS(ht_ns_getattr(w.ns, file, &st), ESTALE);
-    fixture_free(&w);
 }
-END_TEST
 
-START_TEST(entries_are_known_while_they_have_references)
+TEST(entries_are_known_while_they_have_references)
 {
     uint64_t dir, last = 0;
     char name[32];
 
-    fixture_new(&w);
-    dir = make_dir(&w, ROOT, "dir");
+    dir = new_dir();
     ck_assert(ht_ns_entries_known(w.ns, dir));
     for (unsigned n = 0; n < 10; n++) {
         snprintf(name, sizeof(name), "file-%u", n);
@@ -109,9 +98,7 @@ START_TEST(entries_are_known_while_they_have_references)
     }
     ck_assert(!ht_ns_entries_known(w.ns, dir));
     ck_assert(!ht_ns_entries_known(w.ns, 777));
-    fixture_free(&w);
 }
-END_TEST
 
 /* Names "x<n>" come and go; "s<n>" stay, some replaced and exchanged in place. */
 static void disturb(uint64_t dir, unsigned round)
@@ -150,15 +137,13 @@ static void walk_while_disturbed(uint64_t dir)
     fixture_check(&w);
 }
 
-START_TEST(what_stays_is_seen_exactly_once)
+TEST(what_stays_is_seen_exactly_once)
 {
     fixture_new_log(&w, 64 * MIB, 16 * MIB);
     walk_while_disturbed(make_dir(&w, ROOT, "dir"));
-    fixture_free(&w);
 }
-END_TEST
 
-START_TEST(what_stays_is_seen_exactly_once_below_a_root)
+TEST(what_stays_is_seen_exactly_once_below_a_root)
 {
     uint64_t dir;
 
@@ -167,12 +152,10 @@ START_TEST(what_stays_is_seen_exactly_once_below_a_root)
     make_root(&w, dir);
     walk_while_disturbed(dir);
     commit(&w, dir);
-    fixture_free(&w);
 }
-END_TEST
 
 /* Removes the entries that it has read, as rm -r does. */
-START_TEST(a_directory_is_emptied_while_read)
+TEST(a_directory_is_emptied_while_read)
 {
     struct walk k = {.cookie = 0};
     uint64_t dir;
@@ -193,12 +176,10 @@ START_TEST(a_directory_is_emptied_while_read)
     }
     ck_assert_uint_eq(k.total, 5000);
     OK(ht_ns_rmdir(w.ns, ROOT, "dir"));
-    fixture_free(&w);
 }
-END_TEST
 
 /* Nothing here is quadratic: each part would take minutes. */
-START_TEST(large_directories_work)
+TEST(large_directories_work)
 {
     enum { FILES = 200000 };
     uint64_t dir;
@@ -224,21 +205,9 @@ START_TEST(large_directories_work)
         OK(ht_ns_unlink(w.ns, dir, name));
     }
     OK(ht_ns_rmdir(w.ns, ROOT, "dir"));
-    fixture_free(&w);
 }
-END_TEST
 
 int main(void)
 {
-    const TTest *const tests[] = {
-        entries_are_told_with_their_types,
-        a_reference_can_be_taken_while_reading,
-        entries_are_known_while_they_have_references,
-        what_stays_is_seen_exactly_once,
-        what_stays_is_seen_exactly_once_below_a_root,
-        a_directory_is_emptied_while_read,
-        large_directories_work,
-    };
-
-    return run_tests("dir", tests, HT_ARRAY_SIZE(tests));
+    return run_tests("dir", .teardown = fixture_end, .timeout_s = 300);
 }

@@ -26,7 +26,6 @@ struct tree {
     struct entry entry[ENTRIES];
 };
 
-static struct fixture w;
 static struct tree cur, pub;
 static uint64_t rnd, commits, aborts, crashes;
 static uint64_t opened[OPENS]; /* inodes held open, or 0 */
@@ -505,7 +504,7 @@ static void begin(uint64_t seed)
     forget_opens();
 }
 
-START_TEST(names_follow_the_model)
+TEST(names_follow_the_model)
 {
     unsigned runs = getenv("HITRAIN_LONG") ? 40 : 6;
 
@@ -522,7 +521,6 @@ START_TEST(names_follow_the_model)
     ck_assert_uint_gt(aborts, 20);
     ck_assert_uint_gt(crashes, 20);
 }
-END_TEST
 
 /* ------------------------------------------------------- with single fsyncs */
 
@@ -562,7 +560,7 @@ static void check_nothing_lost(const bool *published)
         ck_assert_int_ge(count_names(w.ns, inos[n]), 1);
 }
 
-START_TEST(single_fsyncs_keep_the_tree_whole)
+TEST(single_fsyncs_keep_the_tree_whole)
 {
     unsigned runs = getenv("HITRAIN_LONG") ? 400 : 60;
 
@@ -598,11 +596,8 @@ START_TEST(single_fsyncs_keep_the_tree_whole)
         fixture_free(&w);
     }
 }
-END_TEST
 
 int main(void)
 {
-    const TTest *const tests[] = {names_follow_the_model, single_fsyncs_keep_the_tree_whole};
-
-    return run_tests("model", tests, HT_ARRAY_SIZE(tests));
+    return run_tests("model", .timeout_s = 300);
 }

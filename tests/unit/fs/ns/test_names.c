@@ -7,10 +7,9 @@
 
 #include <sys/sysmacros.h>
 
-static struct fixture w;
 static const struct ht_cred cred = {1000, 1001, 0};
 
-START_TEST(a_new_store_has_a_root_directory)
+TEST(a_new_store_has_a_root_directory)
 {
     struct stat st;
 
@@ -23,22 +22,18 @@ START_TEST(a_new_store_has_a_root_directory)
     ck_assert_uint_eq(ht_ns_parent(w.ns, ROOT), 0);
     fixture_crash(&w);
     ck_assert_uint_eq(attributes(&w, ROOT).st_uid, 100);
-    fixture_free(&w);
 }
-END_TEST
 
-START_TEST(a_new_store_mounted_read_only_is_empty)
+TEST(a_new_store_mounted_read_only_is_empty)
 {
     fixture_new(&w);
     fixture_kill(&w);
     w.read_only = true;
     fixture_mount(&w);
     ck_assert(S_ISDIR(attributes(&w, ROOT).st_mode));
-    fixture_free(&w);
 }
-END_TEST
 
-START_TEST(every_type_survives_a_crash)
+TEST(every_type_survives_a_crash)
 {
     struct stat st;
     char buf[64];
@@ -64,18 +59,14 @@ START_TEST(every_type_survives_a_crash)
     ck_assert_int_eq(ht_ns_readlink(w.ns, find(&w, ROOT, "link"), buf, sizeof(buf)), 10);
     ck_assert_int_eq(memcmp(buf, "some/where", 10), 0);
     FAILS(ht_ns_readlink(w.ns, ROOT, buf, sizeof(buf)), EINVAL);
-    fixture_free(&w);
 }
-END_TEST
 
-START_TEST(bad_names_are_refused)
+TEST(bad_names_are_refused)
 {
     char name[300];
     struct stat st;
-    uint64_t file;
 
-    fixture_new(&w);
-    file = make_file(&w, ROOT, "file");
+    uint64_t file = new_file();
     memset(name, 'n', sizeof(name));
     name[256] = '\0';
     FAILS(ht_ns_mkdir(w.ns, ROOT, name, 0755, cred, &st), ENAMETOOLONG);
@@ -92,37 +83,29 @@ START_TEST(bad_names_are_refused)
     FAILS(ht_ns_mknod(w.ns, ROOT, "x", S_IFDIR | 0600, 0, cred, &st), EINVAL);
     FAILS(ht_ns_symlink(w.ns, ROOT, "x", "", cred, &st), ENOENT);
     ck_assert_uint_eq(find(&w, ROOT, "x"), 0);
-    fixture_free(&w);
 }
-END_TEST
 
-START_TEST(setgid_directories_pass_their_group_on)
+TEST(setgid_directories_pass_their_group_on)
 {
     struct stat st = {.st_mode = 02775, .st_gid = 77}, got;
-    uint64_t dir;
 
-    fixture_new(&w);
-    dir = make_dir(&w, ROOT, "dir");
+    uint64_t dir = new_dir();
     OK(ht_ns_setattr(w.ns, dir, HT_SET_MODE | HT_SET_GID, &st, &got));
     ck_assert_uint_eq(attributes(&w, make_file(&w, dir, "file")).st_gid, 77);
     ck_assert_uint_eq(attributes(&w, make_file(&w, dir, "other")).st_mode, S_IFREG | 0644);
     ck_assert_uint_eq(attributes(&w, make_dir(&w, dir, "sub")).st_mode, S_IFDIR | 02755);
-    fixture_free(&w);
 }
-END_TEST
 
-START_TEST(umask_counts_where_there_is_no_default_list)
+TEST(umask_counts_where_there_is_no_default_list)
 {
     struct stat st;
 
     fixture_new(&w);
     OK(ht_ns_mknod(w.ns, ROOT, "file", S_IFREG | 0666, 0, (struct ht_cred){1, 1, 027}, &st));
     ck_assert_uint_eq(st.st_mode, S_IFREG | 0640);
-    fixture_free(&w);
 }
-END_TEST
 
-START_TEST(hard_links_share_the_inode)
+TEST(hard_links_share_the_inode)
 {
     struct stat st;
     uint64_t file, dir;
@@ -140,11 +123,9 @@ START_TEST(hard_links_share_the_inode)
     fixture_remount(&w);
     ck_assert_uint_eq(find(&w, dir, "b"), file);
     expect_text(&w, file, "content");
-    fixture_free(&w);
 }
-END_TEST
 
-START_TEST(links_have_a_limit)
+TEST(links_have_a_limit)
 {
     struct stat st;
     uint64_t file;
@@ -162,16 +143,12 @@ START_TEST(links_have_a_limit)
         snprintf(name, sizeof(name), "%u", n);
         OK(ht_ns_unlink(w.ns, ROOT, name));
     }
-    fixture_free(&w);
 }
-END_TEST
 
-START_TEST(removing_checks_the_type)
+TEST(removing_checks_the_type)
 {
-    uint64_t dir;
+    uint64_t dir = new_dir();
 
-    fixture_new(&w);
-    dir = make_dir(&w, ROOT, "dir");
     make_file(&w, dir, "file");
     FAILS(ht_ns_unlink(w.ns, ROOT, "none"), ENOENT);
     FAILS(ht_ns_unlink(w.ns, ROOT, "dir"), EISDIR);
@@ -181,17 +158,14 @@ START_TEST(removing_checks_the_type)
     OK(ht_ns_rmdir(w.ns, ROOT, "dir"));
     ck_assert_uint_eq(attributes(&w, ROOT).st_nlink, 2);
     ck_assert_uint_eq(attributes(&w, dir).st_nlink, 0);
-    fixture_free(&w);
 }
-END_TEST
 
-START_TEST(nothing_is_made_in_a_removed_directory)
+TEST(nothing_is_made_in_a_removed_directory)
 {
     struct stat st;
     uint64_t dir, file;
 
-    fixture_new(&w);
-    dir = make_dir(&w, ROOT, "dir");
+    dir = new_dir();
     file = make_file(&w, ROOT, "file");
     OK(ht_ns_rmdir(w.ns, ROOT, "dir"));
     FAILS(ht_ns_mkdir(w.ns, dir, "x", 0755, cred, &st), ENOENT);
@@ -199,19 +173,15 @@ START_TEST(nothing_is_made_in_a_removed_directory)
     FAILS(ht_ns_rename(w.ns, ROOT, "file", dir, "x", 0), ENOENT);
     ht_ns_forget(w.ns, dir, 1);
     FAILS(ht_ns_getattr(w.ns, dir, &st), ESTALE);
-    fixture_free(&w);
 }
-END_TEST
 
-START_TEST(an_unlinked_open_file_lives_until_closed)
+TEST(an_unlinked_open_file_lives_until_closed)
 {
     struct ht_obj *obj;
     struct stat st;
-    uint64_t file;
     char c = 0;
 
-    fixture_new(&w);
-    file = make_file(&w, ROOT, "file");
+    uint64_t file = new_file();
     write_text(&w, file, "text");
     OK(ht_ns_open(w.ns, file, &obj));
     OK(ht_ns_unlink(w.ns, ROOT, "file"));
@@ -227,35 +197,27 @@ START_TEST(an_unlinked_open_file_lives_until_closed)
     ck_assert_uint_eq(w.deleted[0], file);
     FAILS(ht_ns_getattr(w.ns, file, &st), ESTALE);
     ck_assert_ptr_null(ht_obj_get(w.s, file));
-    fixture_free(&w);
 }
-END_TEST
 
-START_TEST(lookups_keep_an_unlinked_inode)
+TEST(lookups_keep_an_unlinked_inode)
 {
     struct stat st;
-    uint64_t file;
 
-    fixture_new(&w);
-    file = make_file(&w, ROOT, "file");
+    uint64_t file = new_file();
     ck_assert_uint_eq(find(&w, ROOT, "file"), file);
     OK(ht_ns_unlink(w.ns, ROOT, "file"));
     ht_ns_forget(w.ns, file, 1);
     OK(ht_ns_getattr(w.ns, file, &st));
     ht_ns_forget(w.ns, file, 1000); /* more than there are */
     FAILS(ht_ns_getattr(w.ns, file, &st), ESTALE);
-    fixture_free(&w);
 }
-END_TEST
 
-START_TEST(a_mount_deletes_what_has_no_links)
+TEST(a_mount_deletes_what_has_no_links)
 {
     struct ht_store_stats st;
     struct ht_ns_stats ns;
-    uint64_t file;
 
-    fixture_new(&w);
-    file = make_file(&w, ROOT, "file");
+    uint64_t file = new_file();
     write_text(&w, file, "text");
     OK(ht_ns_fsync(w.ns, file));
     make_dir(&w, ROOT, "dir");
@@ -268,11 +230,9 @@ START_TEST(a_mount_deletes_what_has_no_links)
     ck_assert_uint_eq(ns.entries, 0);
     ht_store_stats(w.s, &st);
     ck_assert_uint_eq(st.objects, 0);
-    fixture_free(&w);
 }
-END_TEST
 
-START_TEST(a_full_log_refuses_new_names_and_can_be_emptied)
+TEST(a_full_log_refuses_new_names_and_can_be_emptied)
 {
     struct stat st;
     unsigned made = 0, at_first;
@@ -306,18 +266,14 @@ START_TEST(a_full_log_refuses_new_names_and_can_be_emptied)
         ht_ns_forget(w.ns, st.st_ino, 1);
         fixture_remount(&w);
     }
-    fixture_free(&w);
 }
-END_TEST
 
-START_TEST(a_read_only_store_refuses_changes)
+TEST(a_read_only_store_refuses_changes)
 {
     struct stat st = {0};
     struct ht_obj *obj;
-    uint64_t file;
 
-    fixture_new(&w);
-    file = make_file(&w, ROOT, "file");
+    uint64_t file = new_file();
     write_text(&w, file, "text");
     OK(ht_store_unmount(w.s));
     fixture_kill(&w);
@@ -334,11 +290,9 @@ START_TEST(a_read_only_store_refuses_changes)
     OK(ht_ns_fsync(w.ns, file));
     ht_ns_close(w.ns, file);
     ht_ns_forget(w.ns, file, 1);
-    fixture_free(&w);
 }
-END_TEST
 
-START_TEST(paths_are_told)
+TEST(paths_are_told)
 {
     char buf[64];
     uint64_t a, b, file;
@@ -357,11 +311,9 @@ START_TEST(paths_are_told)
     ck_assert_str_eq(buf, "");
     ck_assert_uint_eq(ht_ns_parent(w.ns, b), a);
     ck_assert_uint_eq(ht_ns_parent(w.ns, file), 0);
-    fixture_free(&w);
 }
-END_TEST
 
-START_TEST(memory_is_counted_and_given_back)
+TEST(memory_is_counted_and_given_back)
 {
     struct ht_ns_stats before, with, after;
     char name[32];
@@ -384,17 +336,14 @@ START_TEST(memory_is_counted_and_given_back)
     ck_assert_uint_eq(after.inodes, before.inodes);
     ck_assert_uint_eq(after.entries, before.entries);
     ck_assert_uint_le(after.meta_bytes - before.meta_bytes, 10000 * 40); /* tables do not shrink */
-    fixture_free(&w);
 }
-END_TEST
 
-START_TEST(a_file_without_a_name_may_get_one)
+TEST(a_file_without_a_name_may_get_one)
 {
     struct stat st;
     uint64_t dir, ino;
 
-    fixture_new(&w);
-    dir = make_dir(&w, ROOT, "dir");
+    dir = new_dir();
     OK(ht_ns_tmpfile(w.ns, dir, 0640, cred, &st));
     ino = st.st_ino;
     ck_assert_uint_eq(st.st_mode, S_IFREG | 0640);
@@ -406,11 +355,9 @@ START_TEST(a_file_without_a_name_may_get_one)
     ck_assert_uint_eq(st.st_nlink, 1);
     fixture_synced_crash(&w);
     expect_text(&w, find(&w, find(&w, ROOT, "dir"), "named"), "text");
-    fixture_free(&w);
 }
-END_TEST
 
-START_TEST(a_file_without_a_name_goes_with_its_last_user)
+TEST(a_file_without_a_name_goes_with_its_last_user)
 {
     struct stat st;
     struct ht_obj *obj;
@@ -428,11 +375,9 @@ START_TEST(a_file_without_a_name_goes_with_its_last_user)
     OK(ht_ns_tmpfile(w.ns, ROOT, 0600, cred, &st));
     fixture_synced_crash(&w);
     FAILS(ht_ns_getattr(w.ns, st.st_ino, &st), ESTALE);
-    fixture_free(&w);
 }
-END_TEST
 
-START_TEST(a_file_that_lost_its_names_gets_no_other)
+TEST(a_file_that_lost_its_names_gets_no_other)
 {
     struct stat st;
     uint64_t ino;
@@ -443,11 +388,9 @@ START_TEST(a_file_that_lost_its_names_gets_no_other)
     OK(ht_ns_link(w.ns, ino, ROOT, "first", &st));
     OK(ht_ns_unlink(w.ns, ROOT, "first"));
     FAILS(ht_ns_link(w.ns, ino, ROOT, "second", &st), ENOENT);
-    fixture_free(&w);
 }
-END_TEST
 
-START_TEST(a_file_without_a_name_below_a_root)
+TEST(a_file_without_a_name_below_a_root)
 {
     struct stat st;
     uint64_t root, kept, dropped;
@@ -472,18 +415,15 @@ START_TEST(a_file_without_a_name_below_a_root)
     fixture_crash(&w);
     ck_assert_uint_eq(find(&w, find(&w, ROOT, "root"), "kept"), kept);
     expect_text(&w, kept, "kept");
-    fixture_free(&w);
 }
-END_TEST
 
-START_TEST(inodes_are_found_by_number)
+TEST(inodes_are_found_by_number)
 {
     struct stat st;
     struct ht_obj *obj;
     uint64_t dir, file;
 
-    fixture_new(&w);
-    dir = make_dir(&w, ROOT, "dir");
+    dir = new_dir();
     file = make_file(&w, dir, "file");
     ht_ns_forget(w.ns, file, 1);
     ht_ns_forget(w.ns, dir, 1);
@@ -500,11 +440,9 @@ START_TEST(inodes_are_found_by_number)
     ht_ns_close(w.ns, file);
     FAILS(ht_ns_lookup_ino(w.ns, file, false, &st), ESTALE); /* waits for the last forget */
     ht_ns_forget(w.ns, file, 1);
-    fixture_free(&w);
 }
-END_TEST
 
-START_TEST(a_full_store_takes_no_new_files)
+TEST(a_full_store_takes_no_new_files)
 {
     enum { PIECE = 1 << 16 };
     static const char bytes[PIECE];
@@ -529,37 +467,9 @@ START_TEST(a_full_store_takes_no_new_files)
     OK(ht_obj_truncate(obj, MIB));
     make_file(&w, ROOT, "new");
     ht_ns_close(w.ns, file);
-    fixture_free(&w);
 }
-END_TEST
 
 int main(void)
 {
-    const TTest *const tests[] = {
-        a_new_store_has_a_root_directory,
-        a_new_store_mounted_read_only_is_empty,
-        every_type_survives_a_crash,
-        bad_names_are_refused,
-        setgid_directories_pass_their_group_on,
-        umask_counts_where_there_is_no_default_list,
-        hard_links_share_the_inode,
-        links_have_a_limit,
-        removing_checks_the_type,
-        nothing_is_made_in_a_removed_directory,
-        an_unlinked_open_file_lives_until_closed,
-        lookups_keep_an_unlinked_inode,
-        a_mount_deletes_what_has_no_links,
-        a_full_log_refuses_new_names_and_can_be_emptied,
-        a_read_only_store_refuses_changes,
-        paths_are_told,
-        a_file_without_a_name_may_get_one,
-        a_file_without_a_name_goes_with_its_last_user,
-        a_file_that_lost_its_names_gets_no_other,
-        a_file_without_a_name_below_a_root,
-        inodes_are_found_by_number,
-        a_full_store_takes_no_new_files,
-        memory_is_counted_and_given_back,
-    };
-
-    return run_tests("names", tests, HT_ARRAY_SIZE(tests));
+    return run_tests("names", .teardown = fixture_end, .timeout_s = 300);
 }

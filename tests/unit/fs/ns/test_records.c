@@ -7,7 +7,6 @@
 #include "tiering/api/tx.h"
 #include "fixture.h"
 
-static struct fixture w;
 static uint64_t rnd = 88172645463325252ull;
 
 static uint64_t next_random(void)
@@ -50,7 +49,7 @@ static const uint8_t *encode(struct ht_buf *b, const struct ht_ns_record *r, uin
     return b->data + HT_RECORD_HEADER_BYTES;
 }
 
-START_TEST(records_come_back_as_they_were)
+TEST(records_come_back_as_they_were)
 {
     struct ht_buf b = HT_BUF_INIT;
     struct ht_ns_record r;
@@ -77,7 +76,6 @@ START_TEST(records_come_back_as_they_were)
     }
     ht_buf_free(&b);
 }
-END_TEST
 
 /* A payload of its own, so that a sanitizer sees reading beyond it. */
 static int decode_copy(uint16_t type, const uint8_t *p, uint32_t len)
@@ -96,7 +94,7 @@ static int decode_copy(uint16_t type, const uint8_t *p, uint32_t len)
     return rc;
 }
 
-START_TEST(truncated_records_are_refused)
+TEST(truncated_records_are_refused)
 {
     struct ht_buf b = HT_BUF_INIT;
     const uint8_t *p;
@@ -111,7 +109,6 @@ START_TEST(truncated_records_are_refused)
     }
     ht_buf_free(&b);
 }
-END_TEST
 
 static void refuse_inode(struct ht_ns_record r)
 {
@@ -125,7 +122,7 @@ static void refuse_inode(struct ht_ns_record r)
     ht_buf_free(&b);
 }
 
-START_TEST(fields_are_checked)
+TEST(fields_are_checked)
 {
     struct ht_buf b = HT_BUF_INIT;
     uint8_t entry[26] = {1, [8] = 2, [24] = S_IFREG >> 12, [25] = 'n'};
@@ -152,9 +149,8 @@ START_TEST(fields_are_checked)
     FAILS(decode_copy(0, entry, sizeof(entry)), EUCLEAN);
     ht_buf_free(&b);
 }
-END_TEST
 
-START_TEST(random_bytes_never_crash_the_decoder)
+TEST(random_bytes_never_crash_the_decoder)
 {
     uint8_t bytes[400];
 
@@ -167,7 +163,6 @@ START_TEST(random_bytes_never_crash_the_decoder)
         (void)!decode_copy((uint16_t)(HT_REC_NS_FIRST + next_random() % 8), bytes, len);
     }
 }
-END_TEST
 
 /* ------------------------------------------------- logs that do not fit */
 
@@ -283,7 +278,7 @@ static void expect_problem(const struct ht_ns_record *r, size_t count, const cha
         expect_problem(r_, HT_ARRAY_SIZE(r_), code);    \
     } while (0)
 
-START_TEST(records_that_do_not_fit_together_are_told)
+TEST(records_that_do_not_fit_together_are_told)
 {
     PROBLEM("NS-DANGLING", ENTRY(1, 5, S_IFREG, "a"));
     PROBLEM("NS-ROOT", ENTRY(1, 1, S_IFDIR, "a"), {.type = HT_REC_NS_INODE_DEL, .ino = 1});
@@ -302,7 +297,6 @@ START_TEST(records_that_do_not_fit_together_are_told)
     PROBLEM("NS-ATTRIBUTES", {.type = HT_REC_NS_XATTR, .ino = 5, .name = "user.a", .name_len = 6});
     PROBLEM("NS-ROOT", {.type = HT_REC_NS_INODE_DEL, .ino = 1}, INODE(5, S_IFREG));
 }
-END_TEST
 
 /* These make no sense by themselves, whatever follows: not even read-only. */
 static void expect_refused(const struct ht_ns_record *r, size_t count)
@@ -319,7 +313,7 @@ static void expect_refused(const struct ht_ns_record *r, size_t count)
     ht_dev_close(w.dev);
 }
 
-START_TEST(records_that_contradict_each_other_are_refused)
+TEST(records_that_contradict_each_other_are_refused)
 {
     const struct ht_ns_record type_changes[] = {INODE(5, S_IFREG), INODE(5, S_IFDIR)};
     const struct ht_ns_record entry_of_other_type[] = {INODE(5, S_IFREG), ENTRY(1, 5, S_IFDIR, "a")};
@@ -338,7 +332,6 @@ START_TEST(records_that_contradict_each_other_are_refused)
     expect_refused(target_of_file, 2);
     expect_refused(bad_list, 2);
 }
-END_TEST
 
 static struct ht_ns_record random_record(char name[2])
 {
@@ -361,7 +354,7 @@ static struct ht_ns_record random_record(char name[2])
 }
 
 /* Whatever order records come in: a mount or a refusal, and then a check without surprise. */
-START_TEST(random_logs_mount_or_are_refused)
+TEST(random_logs_mount_or_are_refused)
 {
     enum { ROUNDS = 150, RECORDS_MAX = 60 };
     unsigned mounted = 0;
@@ -395,21 +388,10 @@ START_TEST(random_logs_mount_or_are_refused)
     }
     ck_assert_uint_gt(mounted, 0);
 }
-END_TEST
 
 int main(void)
 {
-    const TTest *const tests[] = {
-        records_come_back_as_they_were,
-        truncated_records_are_refused,
-        fields_are_checked,
-        random_bytes_never_crash_the_decoder,
-        records_that_do_not_fit_together_are_told,
-        records_that_contradict_each_other_are_refused,
-        random_logs_mount_or_are_refused,
-    };
-
     ht_log_set_level(HT_LOG_ERROR);
     memory_keep(true);
-    return run_tests("records", tests, HT_ARRAY_SIZE(tests));
+    return run_tests("records", .timeout_s = 300);
 }

@@ -2,8 +2,6 @@
 /* The promises of rename: which kinds may replace which, nothing in between, data before the name. */
 #include "fixture.h"
 
-static struct fixture w;
-
 static int mv(uint64_t from, const char *name, uint64_t to, const char *new_name, unsigned flags)
 {
     int rc = ht_ns_rename(w.ns, from, name, to, new_name, flags);
@@ -12,7 +10,7 @@ static int mv(uint64_t from, const char *name, uint64_t to, const char *new_name
     return rc;
 }
 
-START_TEST(a_name_moves)
+TEST(a_name_moves)
 {
     uint64_t a, b, file, dir;
 
@@ -31,11 +29,9 @@ START_TEST(a_name_moves)
     ck_assert_uint_eq(find(&w, b, "moved"), file);
     ck_assert_uint_eq(ht_ns_parent(w.ns, dir), b);
     ck_assert_uint_eq(find(&w, a, "file"), 0);
-    fixture_free(&w);
 }
-END_TEST
 
-START_TEST(files_and_directories_are_told_apart)
+TEST(files_and_directories_are_told_apart)
 {
     uint64_t full, empty;
 
@@ -57,11 +53,9 @@ START_TEST(files_and_directories_are_told_apart)
     ck_assert_uint_eq(peek(&w, ROOT, "empty"), full);
     ht_ns_forget(w.ns, empty, 1);
     ck_assert_uint_eq(w.deleted[0], empty);
-    fixture_free(&w);
 }
-END_TEST
 
-START_TEST(a_directory_does_not_go_below_itself)
+TEST(a_directory_does_not_go_below_itself)
 {
     uint64_t a, b, c;
 
@@ -76,11 +70,9 @@ START_TEST(a_directory_does_not_go_below_itself)
     FAILS(mv(b, "c", ROOT, "a", 0), ENOTEMPTY);
     OK(mv(a, "b", ROOT, "b", 0));
     OK(mv(ROOT, "a", c, "x", 0));
-    fixture_free(&w);
 }
-END_TEST
 
-START_TEST(noreplace_and_exchange)
+TEST(noreplace_and_exchange)
 {
     uint64_t a, b, dir;
     struct stat st;
@@ -106,9 +98,7 @@ START_TEST(noreplace_and_exchange)
     fixture_synced_crash(&w);
     ck_assert_uint_eq(find(&w, dir, "free"), b);
     ck_assert_uint_eq(find(&w, ROOT, "b"), a);
-    fixture_free(&w);
 }
-END_TEST
 
 static int mv_whiteout(uint64_t from, const char *name, uint64_t to, const char *new_name, unsigned flags)
 {
@@ -131,7 +121,7 @@ static void expect_whiteout(uint64_t parent, const char *name)
     ht_ns_forget(w.ns, st.st_ino, 1);
 }
 
-START_TEST(a_whiteout_stays_under_the_old_name)
+TEST(a_whiteout_stays_under_the_old_name)
 {
     uint64_t file, dir, other;
 
@@ -158,11 +148,9 @@ START_TEST(a_whiteout_stays_under_the_old_name)
     OK(mv(other, "taken", ROOT, "file", 0)); /* over the whiteout */
     ck_assert_uint_eq(peek(&w, ROOT, "file"), file);
     OK(ht_ns_unlink(w.ns, ROOT, "dir"));
-    fixture_free(&w);
 }
-END_TEST
 
-START_TEST(a_whiteout_below_a_root_comes_with_the_commit)
+TEST(a_whiteout_below_a_root_comes_with_the_commit)
 {
     uint64_t root, file;
 
@@ -181,11 +169,9 @@ START_TEST(a_whiteout_below_a_root_comes_with_the_commit)
         ck_assert_uint_eq(peek(&w, root, round == 0 ? "file" : "moved"), file);
     }
     expect_whiteout(root, "file");
-    fixture_free(&w);
 }
-END_TEST
 
-START_TEST(the_replaced_file_goes_when_nobody_has_it_open)
+TEST(the_replaced_file_goes_when_nobody_has_it_open)
 {
     uint64_t old, new;
     struct ht_obj *obj;
@@ -200,11 +186,9 @@ START_TEST(the_replaced_file_goes_when_nobody_has_it_open)
     ht_ns_close(w.ns, old);
     ck_assert_uint_eq(w.deleted_count, 1);
     ck_assert_uint_eq(peek(&w, ROOT, "target"), new);
-    fixture_free(&w);
 }
-END_TEST
 
-START_TEST(a_replacing_file_brings_its_data)
+TEST(a_replacing_file_brings_its_data)
 {
     uint64_t file;
 
@@ -218,11 +202,9 @@ START_TEST(a_replacing_file_brings_its_data)
     fixture_synced_crash(&w); /* syncs the log, not the file */
     file = find(&w, ROOT, "target");
     expect_text(&w, file, "new content");
-    fixture_free(&w);
 }
-END_TEST
 
-START_TEST(exchanged_files_bring_their_data)
+TEST(exchanged_files_bring_their_data)
 {
     uint64_t a, b;
 
@@ -235,11 +217,9 @@ START_TEST(exchanged_files_bring_their_data)
     fixture_synced_crash(&w);
     expect_text(&w, find(&w, ROOT, "b"), "of a");
     expect_text(&w, find(&w, ROOT, "a"), "of b");
-    fixture_free(&w);
 }
-END_TEST
 
-START_TEST(times_follow_a_rename)
+TEST(times_follow_a_rename)
 {
     struct stat zero = {0}, st;
     uint64_t a, b, file, dir[2];
@@ -261,11 +241,9 @@ START_TEST(times_follow_a_rename)
         ck_assert_int_eq(attributes(&w, file).st_mtim.tv_sec, 0);
         fixture_synced_crash(&w); /* the records of the names carried them */
     }
-    fixture_free(&w);
 }
-END_TEST
 
-START_TEST(names_stay_within_their_model_root)
+TEST(names_stay_within_their_model_root)
 {
     uint64_t root, other, file;
     struct stat st;
@@ -288,25 +266,9 @@ START_TEST(names_stay_within_their_model_root)
     fixture_synced_crash(&w);
     ck_assert_uint_eq(find(&w, other, "root"), root);
     ck_assert_uint_eq(find(&w, root, "file"), file);
-    fixture_free(&w);
 }
-END_TEST
 
 int main(void)
 {
-    const TTest *const tests[] = {
-        a_name_moves,
-        files_and_directories_are_told_apart,
-        a_directory_does_not_go_below_itself,
-        noreplace_and_exchange,
-        a_whiteout_stays_under_the_old_name,
-        a_whiteout_below_a_root_comes_with_the_commit,
-        the_replaced_file_goes_when_nobody_has_it_open,
-        a_replacing_file_brings_its_data,
-        exchanged_files_bring_their_data,
-        times_follow_a_rename,
-        names_stay_within_their_model_root,
-    };
-
-    return run_tests("rename", tests, HT_ARRAY_SIZE(tests));
+    return run_tests("rename", .teardown = fixture_end, .timeout_s = 300);
 }

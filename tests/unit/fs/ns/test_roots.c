@@ -6,7 +6,6 @@
 #include "tiering/api/store.h"
 #include "tiering/api/tx.h"
 
-static struct fixture w;
 static const struct ht_cred cred = {1000, 1001, 0};
 
 /* A root with a committed tree: d/ with f ("old"), g, and h in the root itself. */
@@ -94,7 +93,7 @@ static int one_root(void *ctx, uint64_t ino)
     return 0;
 }
 
-START_TEST(a_directory_becomes_a_root_and_stays_one)
+TEST(a_directory_becomes_a_root_and_stays_one)
 {
     struct ht_ns_tensor t;
     struct ht_obj_stat st;
@@ -118,11 +117,9 @@ START_TEST(a_directory_becomes_a_root_and_stays_one)
         fixture_synced_crash(&w);
     }
     ck_assert_uint_eq(count, 2);
-    fixture_free(&w);
 }
-END_TEST
 
-START_TEST(roots_do_not_nest_and_links_do_not_leave)
+TEST(roots_do_not_nest_and_links_do_not_leave)
 {
     struct stat st;
     uint64_t out, in;
@@ -140,11 +137,9 @@ START_TEST(roots_do_not_nest_and_links_do_not_leave)
     OK(ht_ns_unlink(w.ns, ROOT, "outside"));
     OK(ht_ns_root_make(w.ns, out, "adamw", NULL, NULL, NULL));
     FAILS(ht_ns_root_unmake(w.ns, d), EINVAL);
-    fixture_free(&w);
 }
-END_TEST
 
-START_TEST(a_root_takes_in_only_what_is_its_makers)
+TEST(a_root_takes_in_only_what_is_its_makers)
 {
     struct ht_ns_claimant by = {.uid = 1000};
     struct stat st, chown = {.st_uid = 7, .st_gid = 7};
@@ -165,9 +160,7 @@ START_TEST(a_root_takes_in_only_what_is_its_makers)
     fixture_check(&w);
     by.uid = 0;
     OK(ht_ns_root_make(w.ns, mine, "adamw", &by, NULL, NULL));
-    fixture_free(&w);
 }
-END_TEST
 
 struct also {
     int rc;
@@ -186,7 +179,7 @@ static int also_in_tx(void *ctx, struct ht_tx *tx)
     return a->rc;
 }
 
-START_TEST(a_root_that_is_refused_leaves_nothing)
+TEST(a_root_that_is_refused_leaves_nothing)
 {
     struct also a = {.rc = -ENOSPC};
     struct ht_ns_tensor t;
@@ -208,9 +201,7 @@ START_TEST(a_root_that_is_refused_leaves_nothing)
     change_everything();
     abort_root(&w, root);
     expect_old_tree();
-    fixture_free(&w);
 }
-END_TEST
 
 static void write_at_the_end(void *ctx, uint64_t scope, enum ht_scope_end how, struct ht_tx *tx)
 {
@@ -224,7 +215,7 @@ static void write_at_the_end(void *ctx, uint64_t scope, enum ht_scope_end how, s
 }
 
 /* It is too late to refuse: the file is an ordinary one with content that is not synced. */
-START_TEST(a_file_that_is_written_does_not_keep_a_root_from_ending)
+TEST(a_file_that_is_written_does_not_keep_a_root_from_ending)
 {
     struct ht_obj_stat st;
     struct ht_obj *obj;
@@ -248,10 +239,9 @@ START_TEST(a_file_that_is_written_does_not_keep_a_root_from_ending)
     fixture_free(&w);
     fixture_participant = NULL;
 }
-END_TEST
 
 /* Another thread may write between writeback and transaction: that content is dirty, and moves. */
-START_TEST(content_that_is_dirty_may_leave_a_scope)
+TEST(content_that_is_dirty_may_leave_a_scope)
 {
     struct ht_obj_stat st;
     struct ht_obj *obj;
@@ -271,11 +261,9 @@ START_TEST(content_that_is_dirty_may_leave_a_scope)
     ck_assert(!st.unpublished);
     ht_obj_put(obj);
     expect_text(&w, f, "dirty");
-    fixture_free(&w);
 }
-END_TEST
 
-START_TEST(a_root_becomes_a_directory_again)
+TEST(a_root_becomes_a_directory_again)
 {
     struct ht_ns_tensor t;
     struct ht_obj_stat st;
@@ -294,11 +282,9 @@ START_TEST(a_root_becomes_a_directory_again)
     ht_obj_stat(obj, &st);
     ck_assert_uint_eq(st.scope, 0);
     ht_obj_put(obj);
-    fixture_free(&w);
 }
-END_TEST
 
-START_TEST(an_empty_root_is_removed_with_all_that_is_pending)
+TEST(an_empty_root_is_removed_with_all_that_is_pending)
 {
     struct ht_ns_stats ns;
     struct ht_store_stats st;
@@ -326,11 +312,9 @@ START_TEST(an_empty_root_is_removed_with_all_that_is_pending)
     fixture_synced_crash(&w);
     ht_store_stats(w.s, &st);
     ck_assert_uint_eq(st.objects, 0);
-    fixture_free(&w);
 }
-END_TEST
 
-START_TEST(a_removed_root_leaves_nothing_after_a_crash)
+TEST(a_removed_root_leaves_nothing_after_a_crash)
 {
     struct ht_ns_stats ns;
     struct ht_store_stats st;
@@ -346,24 +330,20 @@ START_TEST(a_removed_root_leaves_nothing_after_a_crash)
     ck_assert_uint_eq(ns.inodes, 1);
     ht_store_stats(w.s, &st);
     ck_assert_uint_eq(st.objects, 0);
-    fixture_free(&w);
 }
-END_TEST
 
 /* ------------------------------------------------------- commit and abort */
 
-START_TEST(nothing_pending_survives_a_crash)
+TEST(nothing_pending_survives_a_crash)
 {
     new_tree();
     change_everything();
     expect_new_tree();
     fixture_synced_crash(&w);
     expect_old_tree();
-    fixture_free(&w);
 }
-END_TEST
 
-START_TEST(checkpoint_writes_what_is_published_only)
+TEST(checkpoint_writes_what_is_published_only)
 {
     new_tree();
     change_everything();
@@ -377,11 +357,9 @@ START_TEST(checkpoint_writes_what_is_published_only)
     commit(&w, root);
     fixture_crash(&w);
     expect_new_tree();
-    fixture_free(&w);
 }
-END_TEST
 
-START_TEST(a_commit_publishes_everything)
+TEST(a_commit_publishes_everything)
 {
     struct ht_ns_stats before, after;
 
@@ -398,9 +376,7 @@ START_TEST(a_commit_publishes_everything)
     fixture_crash(&w);
     ht_ns_stats(w.ns, &after);
     ck_assert_uint_eq(after.inodes, before.inodes);
-    fixture_free(&w);
 }
-END_TEST
 
 struct reported {
     unsigned inodes, names;
@@ -420,7 +396,7 @@ static void report(void *ctx, uint64_t ino, uint64_t parent, const char *name)
     t->moved_back |= name && parent == root && strcmp(name, "d") == 0;
 }
 
-START_TEST(an_abort_takes_everything_back)
+TEST(an_abort_takes_everything_back)
 {
     struct reported t = {0};
     struct stat st;
@@ -448,11 +424,9 @@ START_TEST(an_abort_takes_everything_back)
     commit(&w, root);
     fixture_crash(&w);
     expect_new_tree();
-    fixture_free(&w);
 }
-END_TEST
 
-START_TEST(an_abort_brings_back_what_the_kernel_forgot)
+TEST(an_abort_brings_back_what_the_kernel_forgot)
 {
     new_tree();
     OK(ht_ns_unlink(w.ns, d, "f"));
@@ -472,11 +446,9 @@ START_TEST(an_abort_brings_back_what_the_kernel_forgot)
     fixture_crash(&w);
     ck_assert_uint_eq(peek(&w, d, "g"), 0);
     ck_assert_ptr_null(ht_obj_get(w.s, g));
-    fixture_free(&w);
 }
-END_TEST
 
-START_TEST(an_open_file_that_an_abort_takes_away_is_stale)
+TEST(an_open_file_that_an_abort_takes_away_is_stale)
 {
     struct ht_obj *obj;
     struct stat st;
@@ -496,11 +468,9 @@ START_TEST(an_open_file_that_an_abort_takes_away_is_stale)
     ht_ns_close(w.ns, file);
     ht_ns_stats(w.ns, &after);
     ck_assert_uint_eq(after.inodes, before.inodes);
-    fixture_free(&w);
 }
-END_TEST
 
-START_TEST(orphans_of_a_root_are_deleted_by_commit_or_mount)
+TEST(orphans_of_a_root_are_deleted_by_commit_or_mount)
 {
     struct ht_obj *obj;
 
@@ -519,13 +489,11 @@ START_TEST(orphans_of_a_root_are_deleted_by_commit_or_mount)
     ck_assert_ptr_null(ht_obj_get(w.s, g));
     fixture_remount(&w);
     ck_assert_ptr_null(ht_obj_get(w.s, g));
-    fixture_free(&w);
 }
-END_TEST
 
 /* ------------------------------------------------------- single files */
 
-START_TEST(fsync_publishes_one_file_with_its_path)
+TEST(fsync_publishes_one_file_with_its_path)
 {
     uint64_t a, b, file, other;
 
@@ -549,11 +517,9 @@ START_TEST(fsync_publishes_one_file_with_its_path)
     expect_xattr(&w, a, "user.x", "of a");
     ck_assert_uint_eq(find(&w, d, "f"), f);
     expect_text(&w, f, "old");
-    fixture_free(&w);
 }
-END_TEST
 
-START_TEST(an_abort_keeps_what_was_fsynced)
+TEST(an_abort_keeps_what_was_fsynced)
 {
     uint64_t file;
 
@@ -568,11 +534,9 @@ START_TEST(an_abort_keeps_what_was_fsynced)
     expect_text(&w, file, "text");
     ck_assert_uint_eq(peek(&w, d, "unsynced"), 0);
     expect_old_tree();
-    fixture_free(&w);
 }
-END_TEST
 
-START_TEST(fsync_of_a_replacing_file_loses_nobody)
+TEST(fsync_of_a_replacing_file_loses_nobody)
 {
     uint64_t new;
 
@@ -587,11 +551,9 @@ START_TEST(fsync_of_a_replacing_file_loses_nobody)
     expect_text(&w, new, "new");
     ck_assert_uint_eq(find(&w, d, "f.old"), f); /* only renamed: must not be lost */
     expect_text(&w, f, "old");
-    fixture_free(&w);
 }
-END_TEST
 
-START_TEST(fsync_after_a_replacing_rename_ends_the_replaced)
+TEST(fsync_after_a_replacing_rename_ends_the_replaced)
 {
     uint64_t tmp;
 
@@ -616,11 +578,9 @@ START_TEST(fsync_after_a_replacing_rename_ends_the_replaced)
         ck_assert_ptr_null(ht_obj_get(w.s, f));
         f = tmp;
     }
-    fixture_free(&w);
 }
-END_TEST
 
-START_TEST(fsync_below_a_moved_directory_moves_it)
+TEST(fsync_below_a_moved_directory_moves_it)
 {
     uint64_t n;
 
@@ -636,11 +596,9 @@ START_TEST(fsync_below_a_moved_directory_moves_it)
     ck_assert_uint_eq(find(&w, n, "d"), d);
     ck_assert_uint_eq(find(&w, d, "g"), g);
     expect_text(&w, f, "new");
-    fixture_free(&w);
 }
-END_TEST
 
-START_TEST(fsync_of_a_directory_publishes_its_entries)
+TEST(fsync_of_a_directory_publishes_its_entries)
 {
     uint64_t file, sub;
     struct stat st;
@@ -664,11 +622,9 @@ START_TEST(fsync_of_a_directory_publishes_its_entries)
     ck_assert_uint_eq(find(&w, d, "g"), 0);
     ck_assert_uint_eq(find(&w, sub, "deep"), 0);
     ck_assert_uint_eq(find(&w, root, "elsewhere"), 0);
-    fixture_free(&w);
 }
-END_TEST
 
-START_TEST(an_exchange_below_a_root_is_pending)
+TEST(an_exchange_below_a_root_is_pending)
 {
     new_tree();
     OK(ht_ns_rename(w.ns, d, "f", root, "h", RENAME_EXCHANGE));
@@ -684,11 +640,9 @@ START_TEST(an_exchange_below_a_root_is_pending)
     fixture_crash(&w);
     ck_assert_uint_eq(find(&w, d, "g"), f);
     ck_assert_uint_eq(find(&w, d, "f"), g);
-    fixture_free(&w);
 }
-END_TEST
 
-START_TEST(the_mounts_root_directory_can_be_a_root)
+TEST(the_mounts_root_directory_can_be_a_root)
 {
     uint64_t file;
 
@@ -703,38 +657,9 @@ START_TEST(the_mounts_root_directory_can_be_a_root)
     commit(&w, ROOT);
     fixture_crash(&w);
     expect_text(&w, find(&w, ROOT, "file"), "text");
-    fixture_free(&w);
 }
-END_TEST
 
 int main(void)
 {
-    const TTest *const tests[] = {
-        a_directory_becomes_a_root_and_stays_one,
-        roots_do_not_nest_and_links_do_not_leave,
-        a_root_takes_in_only_what_is_its_makers,
-        a_root_that_is_refused_leaves_nothing,
-        a_file_that_is_written_does_not_keep_a_root_from_ending,
-        content_that_is_dirty_may_leave_a_scope,
-        a_root_becomes_a_directory_again,
-        an_empty_root_is_removed_with_all_that_is_pending,
-        a_removed_root_leaves_nothing_after_a_crash,
-        nothing_pending_survives_a_crash,
-        checkpoint_writes_what_is_published_only,
-        a_commit_publishes_everything,
-        an_abort_takes_everything_back,
-        an_abort_brings_back_what_the_kernel_forgot,
-        an_open_file_that_an_abort_takes_away_is_stale,
-        orphans_of_a_root_are_deleted_by_commit_or_mount,
-        fsync_publishes_one_file_with_its_path,
-        an_abort_keeps_what_was_fsynced,
-        fsync_of_a_replacing_file_loses_nobody,
-        fsync_after_a_replacing_rename_ends_the_replaced,
-        fsync_below_a_moved_directory_moves_it,
-        fsync_of_a_directory_publishes_its_entries,
-        an_exchange_below_a_root_is_pending,
-        the_mounts_root_directory_can_be_a_root,
-    };
-
-    return run_tests("roots", tests, HT_ARRAY_SIZE(tests));
+    return run_tests("roots", .teardown = fixture_end, .timeout_s = 300);
 }

@@ -10,7 +10,6 @@
 
 enum { THREADS = 6, STEPS = 4000, NAMES = 12 };
 
-static struct fixture w;
 static uint64_t dirs[3], root; /* the last of dirs is below the root */
 static _Atomic unsigned running;
 
@@ -162,7 +161,7 @@ static void step_the_root(unsigned round)
     OK(ht_store_commit(w.s));
 }
 
-START_TEST(threads_keep_names_whole)
+TEST(threads_keep_names_whole)
 {
     static struct worker workers[THREADS];
 
@@ -190,11 +189,8 @@ START_TEST(threads_keep_names_whole)
     fixture_remount(&w);
     fixture_free(&w);
 }
-END_TEST
 
 int main(void)
 {
-    const TTest *const tests[] = {threads_keep_names_whole};
-
-    return run_tests("threads", tests, HT_ARRAY_SIZE(tests));
+    return run_tests("threads", .timeout_s = 300);
 }

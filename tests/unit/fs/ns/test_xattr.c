@@ -6,15 +6,11 @@
 
 #include <linux/limits.h>
 
-static struct fixture w;
-
-START_TEST(attributes_are_set_read_listed_and_removed)
+TEST(attributes_are_set_read_listed_and_removed)
 {
     char buf[128];
-    uint64_t file;
 
-    fixture_new(&w);
-    file = make_file(&w, ROOT, "file");
+    uint64_t file = new_file();
     set_text(&w, file, "user.a", "one");
     set_text(&w, file, "trusted.b", "");
     set_text(&w, file, "user.a", "another");
@@ -34,11 +30,9 @@ START_TEST(attributes_are_set_read_listed_and_removed)
     FAILS(ht_ns_getxattr(w.ns, file, "user.a", NULL, 0), ENODATA);
     ck_assert_int_eq(ht_ns_listxattr(w.ns, file, true, buf, sizeof(buf)), 10);
     ck_assert_str_eq(buf, "trusted.b");
-    fixture_free(&w);
 }
-END_TEST
 
-START_TEST(flags_and_limits_hold)
+TEST(flags_and_limits_hold)
 {
     static char value[HT_XATTR_VALUE_BYTES_MAX + 1];
     char name[300] = "user.";
@@ -66,17 +60,13 @@ START_TEST(flags_and_limits_hold)
     OK(ht_store_checkpoint(w.s));
     fixture_synced_crash(&w);
     ck_assert_int_eq(ht_ns_getxattr(w.ns, file, name, NULL, 0), HT_XATTR_VALUE_BYTES_MAX);
-    fixture_free(&w);
 }
-END_TEST
 
-START_TEST(words_are_fields_and_checked)
+TEST(words_are_fields_and_checked)
 {
     struct ht_ns_tensor t;
-    uint64_t file;
 
-    fixture_new(&w);
-    file = make_file(&w, ROOT, "file");
+    uint64_t file = new_file();
     FAILS(ht_ns_getxattr(w.ns, file, "user.hitrain.dtype", NULL, 0), ENODATA);
     FAILS(ht_ns_setxattr(w.ns, file, "user.hitrain.dtype", "f3", 2, 0), EINVAL);
     FAILS(ht_ns_setxattr(w.ns, file, "user.hitrain.dtype", "", 0, 0), EINVAL);
@@ -94,17 +84,14 @@ START_TEST(words_are_fields_and_checked)
     OK(ht_ns_removexattr(w.ns, file, "user.hitrain.dtype"));
     FAILS(ht_ns_removexattr(w.ns, file, "user.hitrain.dtype"), ENODATA);
     FAILS(ht_ns_removexattr(w.ns, file, "user.hitrain.class"), ENODATA);
-    fixture_free(&w);
 }
-END_TEST
 
-START_TEST(words_are_inherited_at_creation)
+TEST(words_are_inherited_at_creation)
 {
     struct ht_ns_tensor t;
     uint64_t dir, before, file;
 
-    fixture_new(&w);
-    dir = make_dir(&w, ROOT, "dir");
+    dir = new_dir();
     before = make_file(&w, dir, "before");
     set_text(&w, dir, "user.hitrain.dtype", "f32");
     set_text(&w, dir, "user.hitrain.grad_dtype", "bf16");
@@ -121,34 +108,26 @@ START_TEST(words_are_inherited_at_creation)
     FAILS(ht_ns_getxattr(w.ns, file, "user.hitrain.shape", NULL, 0), ENODATA);
     OK(ht_ns_tensor(w.ns, before, &t));
     ck_assert_uint_eq(t.dtype, HT_DTYPE_NONE);
-    fixture_free(&w);
 }
-END_TEST
 
-START_TEST(what_makes_roots_is_not_listed)
+TEST(what_makes_roots_is_not_listed)
 {
     char buf[256];
-    uint64_t file;
 
-    fixture_new(&w);
-    file = make_file(&w, ROOT, "file");
+    uint64_t file = new_file();
     set_text(&w, file, "user.hitrain.optimizer", "adamw");
     set_text(&w, file, "user.hitrain.pin", "dram");
     set_text(&w, file, "user.hitrain.shape", "4");
     ck_assert_int_eq(ht_ns_listxattr(w.ns, file, true, buf, sizeof(buf)), 19);
     ck_assert_str_eq(buf, "user.hitrain.shape");
     expect_xattr(&w, file, "user.hitrain.optimizer", "adamw");
-    fixture_free(&w);
 }
-END_TEST
 
-START_TEST(a_dtype_makes_chunks_large)
+TEST(a_dtype_makes_chunks_large)
 {
     struct ht_obj *obj;
-    uint64_t file;
 
-    fixture_new(&w);
-    file = make_file(&w, ROOT, "file");
+    uint64_t file = new_file();
     OK(ht_ns_open(w.ns, file, &obj));
     ck_assert_uint_eq(ht_obj_chunk_bytes(obj), HT_SMALL_CHUNK_BYTES);
     set_text(&w, file, "user.hitrain.dtype", "f32");
@@ -159,18 +138,14 @@ START_TEST(a_dtype_makes_chunks_large)
     OK(ht_ns_open(w.ns, file, &obj));
     ck_assert_uint_eq(ht_obj_chunk_bytes(obj), HT_CHUNK_BYTES);
     ht_ns_close(w.ns, file);
-    fixture_free(&w);
 }
-END_TEST
 
-START_TEST(the_class_of_an_empty_file_changes)
+TEST(the_class_of_an_empty_file_changes)
 {
     struct ht_obj *obj;
     struct ht_obj_stat st;
-    uint64_t file;
 
-    fixture_new(&w);
-    file = make_file(&w, ROOT, "file");
+    uint64_t file = new_file();
     OK(ht_ns_open(w.ns, file, &obj));
     FAILS(ht_ns_setxattr(w.ns, file, "user.hitrain.class", "scratch", 7, 0), EOPNOTSUPP);
     ht_ns_close(w.ns, file);
@@ -201,18 +176,14 @@ START_TEST(the_class_of_an_empty_file_changes)
     OK(ht_ns_fsync(w.ns, file));
     fixture_crash(&w);
     expect_text(&w, file, "more");
-    fixture_free(&w);
 }
-END_TEST
 
-START_TEST(lists_of_names_are_bounded_and_keep_secrets)
+TEST(lists_of_names_are_bounded_and_keep_secrets)
 {
     char name[XATTR_NAME_MAX + 1];
-    uint64_t file;
     int rc = 0, count = 0;
 
-    fixture_new(&w);
-    file = make_file(&w, ROOT, "file");
+    uint64_t file = new_file();
     set_text(&w, file, "trusted.t", "x");
     ck_assert_int_eq(ht_ns_listxattr(w.ns, file, true, NULL, 0), 10);
     ck_assert_int_eq(ht_ns_listxattr(w.ns, file, false, NULL, 0), 0);
@@ -223,41 +194,23 @@ START_TEST(lists_of_names_are_bounded_and_keep_secrets)
     ck_assert_int_eq(rc, -ENOSPC);
     ck_assert_int_le(ht_ns_listxattr(w.ns, file, true, NULL, 0), XATTR_LIST_MAX);
     ck_assert_int_gt(ht_ns_listxattr(w.ns, file, true, NULL, 0), XATTR_LIST_MAX - 512);
-    fixture_free(&w);
 }
-END_TEST
 
-START_TEST(an_access_list_of_a_stranger_ends_setgid)
+TEST(an_access_list_of_a_stranger_ends_setgid)
 {
     /* user::rwx user:7:r-- group::r-x mask::r-x other::--- */
     static const uint32_t acl[] = {2, 7 << 16 | 1, ~0u, 4 << 16 | 2, 7, 5 << 16 | 4, ~0u, 5 << 16 | 16, ~0u, 32, ~0u};
     struct stat v = {.st_mode = 02755}, st;
-    uint64_t file;
 
-    fixture_new(&w);
-    file = make_file(&w, ROOT, "file");
+    uint64_t file = new_file();
     OK(ht_ns_setattr(w.ns, file, HT_SET_MODE, &v, &st));
     OK(ht_ns_setxattr(w.ns, file, HT_NS_ACL_ACCESS, acl, sizeof(acl), 0));
     ck_assert_uint_eq(attributes(&w, file).st_mode, S_IFREG | 02750);
     OK(ht_ns_setxattr(w.ns, file, HT_NS_ACL_ACCESS, acl, sizeof(acl), HT_XATTR_KILL_SGID));
     ck_assert_uint_eq(attributes(&w, file).st_mode, S_IFREG | 0750);
-    fixture_free(&w);
 }
-END_TEST
 
 int main(void)
 {
-    const TTest *const tests[] = {
-        attributes_are_set_read_listed_and_removed,
-        flags_and_limits_hold,
-        words_are_fields_and_checked,
-        words_are_inherited_at_creation,
-        what_makes_roots_is_not_listed,
-        lists_of_names_are_bounded_and_keep_secrets,
-        an_access_list_of_a_stranger_ends_setgid,
-        a_dtype_makes_chunks_large,
-        the_class_of_an_empty_file_changes,
-    };
-
-    return run_tests("xattr", tests, HT_ARRAY_SIZE(tests));
+    return run_tests("xattr", .teardown = fixture_end, .timeout_s = 300);
 }

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The table of participants: record types that do not overlap, and the order of their lives. */
-#include <check.h>
 #include <stdatomic.h>
 #include <unistd.h>
 #include <hitrain/format.h>
@@ -47,7 +46,7 @@ static void format(void)
     ck_assert_int_eq(ht_super_format(&dev, 1, &opts, &sb), 0);
 }
 
-START_TEST(record_types_are_given_to_one_participant_each)
+TEST(record_types_are_given_to_one_participant_each)
 {
 #define RANGE(ID, name, first, last) {first, last},
     static const struct {
@@ -63,9 +62,8 @@ START_TEST(record_types_are_given_to_one_participant_each)
             ck_assert(range[i].first > range[k].last || range[i].last < range[k].first);
     }
 }
-END_TEST
 
-START_TEST(all_participants_are_made_started_and_freed)
+TEST(all_participants_are_made_started_and_freed)
 {
     const struct ht_optim_hooks hooks = {0};
     const struct ht_optim_setup optim = {.threads = 1, .hooks = &hooks};
@@ -86,7 +84,6 @@ START_TEST(all_participants_are_made_started_and_freed)
     }
     ht_dev_close(dev);
 }
-END_TEST
 
 /* Registers others, of record types that no participant has; returns how many the store took. */
 static unsigned register_others(unsigned most)
@@ -102,7 +99,7 @@ static unsigned register_others(unsigned most)
 }
 
 /* The first one gets the store's last place. The address sanitizer sees it leak if it does not go. */
-START_TEST(what_was_made_goes_when_one_fails)
+TEST(what_was_made_goes_when_one_fails)
 {
     static const struct ht_ns_setup ns;
     const struct ht_optim_hooks hooks = {0};
@@ -122,7 +119,6 @@ START_TEST(what_was_made_goes_when_one_fails)
     ht_store_close(store);
     ht_dev_close(dev);
 }
-END_TEST
 
 struct asked {
     _Atomic bool inside, gone;
@@ -143,7 +139,7 @@ static bool ask(void *ctx, uint64_t oid)
 }
 
 /* A store that ends as in a crash has its threads still: they call into participants, as for names that are asked. */
-START_TEST(no_thread_calls_participants_that_are_gone)
+TEST(no_thread_calls_participants_that_are_gone)
 {
     const struct ht_optim_hooks hooks = {0};
     const struct ht_optim_setup optim = {.threads = 1, .hooks = &hooks};
@@ -172,17 +168,8 @@ START_TEST(no_thread_calls_participants_that_are_gone)
     ht_dev_close(dev);
     threads = false;
 }
-END_TEST
 
 int main(void)
 {
-    Suite *s = suite_create("participants");
-    TCase *tc = tcase_create("participants");
-
-    tcase_add_test(tc, record_types_are_given_to_one_participant_each);
-    tcase_add_test(tc, all_participants_are_made_started_and_freed);
-    tcase_add_test(tc, what_was_made_goes_when_one_fails);
-    tcase_add_test(tc, no_thread_calls_participants_that_are_gone);
-    suite_add_tcase(s, tc);
-    return run_all(s);
+    return run_tests("participants");
 }

@@ -1,12 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Each feature bit that programs know has one name. */
-#include <check.h>
 #include <hitrain/format.h>
 
 #include "mount-helpers/common/features.h"
 #include "tests/support/suite.h"
 
-START_TEST(each_known_bit_has_one_row)
+TEST(each_known_bit_has_one_row)
 {
     uint64_t named[HT_FEATURE_EFFECTS] = {0};
 
@@ -23,14 +22,8 @@ START_TEST(each_known_bit_has_one_row)
     ck_assert_uint_eq(named[HT_FEATURE_READS], HT_FEAT_RO_KNOWN);
     ck_assert_ptr_null(ht_feature_of(HT_FEATURE_REFUSES, UINT64_C(1) << 63));
 }
-END_TEST
 
 int main(void)
 {
-    Suite *s = suite_create("features");
-    TCase *t = tcase_create("features");
-
-    tcase_add_test(t, each_known_bit_has_one_row);
-    suite_add_tcase(s, t);
-    return run_all(s);
+    return run_tests("features");
 }

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* How names that any user could have chosen reach a terminal. */
-#include <check.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -20,16 +19,15 @@ static void expect(const char *text, const char *shown)
     free(got);
 }
 
-START_TEST(what_can_be_read_is_shown)
+TEST(what_can_be_read_is_shown)
 {
     expect("", "");
     expect("/a b/c~", "/a b/c~");
     expect("gr\303\274\303\237e", "gr\303\274\303\237e");
     expect("\302\240\340\244\205\360\237\220\230", "\302\240\340\244\205\360\237\220\230");
 }
-END_TEST
 
-START_TEST(what_a_terminal_would_obey_is_not)
+TEST(what_a_terminal_would_obey_is_not)
 {
     expect("a\033[2Jb\n\177", "a?[2Jb??");
     expect("\233"
@@ -40,9 +38,8 @@ START_TEST(what_a_terminal_would_obey_is_not)
            "??31m"); /* and as UTF-8 */
     expect("\302\200\302\237", "????");
 }
-END_TEST
 
-START_TEST(what_is_no_utf8_is_not)
+TEST(what_is_no_utf8_is_not)
 {
     expect("\377\200\301\201", "????");
     expect("\303", "?");
@@ -51,16 +48,8 @@ START_TEST(what_is_no_utf8_is_not)
     expect("\340\200\257", "???"); /* a slash in a longer form */
     expect("\355\240\200", "???"); /* half a pair of UTF-16 */
 }
-END_TEST
 
 int main(void)
 {
-    Suite *s = suite_create("text");
-    TCase *t = tcase_create("printable");
-
-    tcase_add_test(t, what_can_be_read_is_shown);
-    tcase_add_test(t, what_a_terminal_would_obey_is_not);
-    tcase_add_test(t, what_is_no_utf8_is_not);
-    suite_add_tcase(s, t);
-    return run_all(s);
+    return run_tests("text");
 }

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Lines of the daemon: JSON that other programs wrote is read as it was meant, and everything else is refused. */
-#include <check.h>
 #include <stdlib.h>
 #include "mount-helpers/ctl/ctl.h"
 #include "tests/support/suite.h"
@@ -16,7 +15,7 @@ static int parse(const char *json)
     return ht_cmd_parse_json(text, &line);
 }
 
-START_TEST(keys_and_values)
+TEST(keys_and_values)
 {
     ck_assert_int_eq(parse(" {\"seq\": 18446744073709551615, \"a\" :\"b\",\"yes\":true , \"\": -1.5e+3} \r"), 0);
     ck_assert_uint_eq(line.count, 4);
@@ -27,7 +26,6 @@ START_TEST(keys_and_values)
     ck_assert(line.field[1].is_text && !line.field[0].is_text && !line.field[2].is_text);
     ck_assert_str_eq(ht_cmd_value(&line, "none"), "");
 }
-END_TEST
 
 static const struct {
     const char *json, *bytes;
@@ -42,7 +40,7 @@ static const struct {
      "b"},
 };
 
-START_TEST(escapes)
+TEST_LOOP(escapes, HT_ARRAY_SIZE(strings))
 {
     char json[128];
 
@@ -51,7 +49,6 @@ START_TEST(escapes)
     ck_assert_str_eq(line.field[0].key, strings[_i].bytes);
     ck_assert_str_eq(line.field[0].value, strings[_i].bytes);
 }
-END_TEST
 
 static const char *const refused[] = {
     "",
@@ -79,13 +76,12 @@ static const char *const refused[] = {
     "{a: 1}",
 };
 
-START_TEST(what_is_no_flat_object_is_refused)
+TEST_LOOP(what_is_no_flat_object_is_refused, HT_ARRAY_SIZE(refused))
 {
     ck_assert_int_eq(parse(refused[_i]), -EPROTO);
 }
-END_TEST
 
-START_TEST(fields_beyond_the_last_are_passed_over)
+TEST(fields_beyond_the_last_are_passed_over)
 {
     char json[HT_CMD_FIELDS_MAX * 16] = "{";
     int n = 1;
@@ -99,9 +95,8 @@ START_TEST(fields_beyond_the_last_are_passed_over)
     snprintf(last, sizeof(last), "k%d", HT_CMD_FIELDS_MAX - 1);
     ck_assert_str_eq(line.field[HT_CMD_FIELDS_MAX - 1].key, last);
 }
-END_TEST
 
-START_TEST(any_bytes_come_back)
+TEST(any_bytes_come_back)
 {
     char bytes[256], *json = NULL;
     struct ht_json j;
@@ -120,18 +115,8 @@ START_TEST(any_bytes_come_back)
     ck_assert_str_eq(ht_cmd_value(&line, "path"), bytes);
     free(json);
 }
-END_TEST
 
 int main(void)
 {
-    Suite *s = suite_create("line");
-    TCase *t = tcase_create("line");
-
-    tcase_add_test(t, keys_and_values);
-    tcase_add_loop_test(t, escapes, 0, (int)HT_ARRAY_SIZE(strings));
-    tcase_add_loop_test(t, what_is_no_flat_object_is_refused, 0, (int)HT_ARRAY_SIZE(refused));
-    tcase_add_test(t, fields_beyond_the_last_are_passed_over);
-    tcase_add_test(t, any_bytes_come_back);
-    suite_add_tcase(s, t);
-    return run_all(s);
+    return run_tests("line");
 }

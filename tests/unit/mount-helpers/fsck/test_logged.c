@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Logged steps of a model with names: deleted files, clones, rollbacks. fsck finds nothing after each crash. */
-#include <check.h>
 #include <stdio.h>
 
 #include "tests/support/harness.h"
@@ -69,7 +68,7 @@ static size_t logged(uint64_t model)
 static const char logs[] = "adamw lr=0.01 redo=on durable_every=100";
 
 /* Unlinked, or another file renamed over it. The commit publishes that it has no name; the crash closes it. */
-START_TEST(an_open_parameter_without_a_name_is_skipped)
+TEST_LOOP(an_open_parameter_without_a_name_is_skipped, 2)
 {
     struct ht_obj *obj;
 
@@ -95,12 +94,10 @@ START_TEST(an_open_parameter_without_a_name_is_skipped)
     take_step(root, params, 1);
     crash();
     ck_assert_uint_eq(harness_model_step(&k, root), 6);
-    finish();
 }
-END_TEST
 
 /* A parameter of a rule without state has nothing but its record that would say how many steps it has. */
-START_TEST(a_clone_logs_its_own_steps)
+TEST(a_clone_logs_its_own_steps)
 {
     struct ht_optim_steer by = {0};
     uint64_t hash[4];
@@ -123,12 +120,10 @@ START_TEST(a_clone_logs_its_own_steps)
     }
     for (unsigned i = 1; i < 4; i++)
         ck_assert_msg(hash[i] == hash[0], "%u", i);
-    finish();
 }
-END_TEST
 
 /* A rollback ends the log with a full step; the steps after it are logged again. */
-START_TEST(a_rollback_goes_back_from_logged_steps)
+TEST(a_rollback_goes_back_from_logged_steps)
 {
     struct ht_optim_steer by = {0};
 
@@ -147,9 +142,7 @@ START_TEST(a_rollback_goes_back_from_logged_steps)
     crash();
     ck_assert_uint_eq(harness_model_step(&k, root), 5);
     ck_assert(harness_model_hash(&k, root, params, PARAMS) == last);
-    finish();
 }
-END_TEST
 
 static void crash_and_fail_to_replay(void)
 {
@@ -166,7 +159,7 @@ static void crash_and_fail_to_replay(void)
 }
 
 /* One that fails itself takes nothing away: the steps are computed again then. */
-START_TEST(a_rollback_gives_up_steps_that_cannot_be_computed_again)
+TEST(a_rollback_gives_up_steps_that_cannot_be_computed_again)
 {
     struct ht_optim_steer by = {0};
 
@@ -192,20 +185,9 @@ START_TEST(a_rollback_gives_up_steps_that_cannot_be_computed_again)
     }
     take_steps(root, 3);
     ck_assert(harness_model_hash(&k, root, params, PARAMS) == last);
-    finish();
 }
-END_TEST
 
 int main(void)
 {
-    Suite *s = suite_create("logged");
-    TCase *t = tcase_create("logged");
-
-    tcase_set_timeout(t, 120);
-    tcase_add_loop_test(t, an_open_parameter_without_a_name_is_skipped, 0, 2);
-    tcase_add_test(t, a_clone_logs_its_own_steps);
-    tcase_add_test(t, a_rollback_goes_back_from_logged_steps);
-    tcase_add_test(t, a_rollback_gives_up_steps_that_cannot_be_computed_again);
-    suite_add_tcase(s, t);
-    return run_all(s);
+    return run_tests("logged", .teardown = finish, .timeout_s = 120);
 }

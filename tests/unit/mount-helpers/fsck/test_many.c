@@ -3,7 +3,6 @@
  * Logs that repeat one kind of record very often: the time of mounting and checking is proportional to the number of
  * records. The test compares the processor time for one number with that for four times as many.
  */
-#include <check.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <time.h>
@@ -162,22 +161,15 @@ static double seconds_for(const struct kind *kind, uint64_t count)
     return end - begin;
 }
 
-START_TEST(time_goes_with_the_number_of_records)
+TEST_LOOP(time_goes_with_the_number_of_records, HT_ARRAY_SIZE(kinds))
 {
     const struct kind *kind = &kinds[_i];
     double few = seconds_for(kind, FEW), many = seconds_for(kind, MANY);
 
     ck_assert_msg(many < RATIO_MAX * few + 0.1, "%s: %.3f s for %d, %.3f s for %d", kind->name, few, FEW, many, MANY);
 }
-END_TEST
 
 int main(void)
 {
-    Suite *suite = suite_create("many");
-    TCase *tc = tcase_create("many");
-
-    tcase_add_loop_test(tc, time_goes_with_the_number_of_records, 0, HT_ARRAY_SIZE(kinds));
-    tcase_set_timeout(tc, 100);
-    suite_add_tcase(suite, tc);
-    return run_all(suite);
+    return run_tests("many", .timeout_s = 100);
 }

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Logs whose records would take memory out of proportion to them: a mount and fsck refuse them before they have it. */
-#include <check.h>
 #include <stdio.h>
 
 #include "mount-helpers/fsck/fsck.h"
@@ -24,7 +23,7 @@ static uint64_t memory_bytes(void)
     return st.meta_bytes + names.meta_bytes + ht_optim_meta_bytes(k.optim);
 }
 
-START_TEST(a_log_that_needs_too_much_memory_is_refused)
+TEST_LOOP(a_log_that_needs_too_much_memory_is_refused, HOSTILE_KINDS)
 {
     int rc;
 
@@ -38,7 +37,6 @@ START_TEST(a_log_that_needs_too_much_memory_is_refused)
     ck_assert_int_eq(harness_repair(&k), HT_FSCK_LEFT);
     harness_free(&k);
 }
-END_TEST
 
 /* As many bytes as the log reserves. */
 static uint64_t reserved_bytes(void)
@@ -64,7 +62,7 @@ static void make_thing(unsigned kind, const char *name)
 }
 
 /* Models with a kept step, model roots alone, directories. */
-START_TEST(programs_write_less_than_the_bound)
+TEST_LOOP(programs_write_less_than_the_bound, 3)
 {
     enum { COUNT = 300, MEMORY_OF_LOG_BYTE = 13 };
     char name[8];
@@ -86,16 +84,8 @@ START_TEST(programs_write_less_than_the_bound)
     ck_assert_int_eq(harness_close(&k, true), 0);
     harness_free(&k);
 }
-END_TEST
 
 int main(void)
 {
-    Suite *suite = suite_create("mount-helpers/fsck/memory");
-    TCase *tc = tcase_create("memory");
-
-    tcase_set_timeout(tc, 300);
-    tcase_add_loop_test(tc, a_log_that_needs_too_much_memory_is_refused, 0, HOSTILE_KINDS);
-    tcase_add_loop_test(tc, programs_write_less_than_the_bound, 0, 3);
-    suite_add_tcase(suite, tc);
-    return run_all(suite);
+    return run_tests("mount-helpers/fsck/memory", .timeout_s = 300);
 }

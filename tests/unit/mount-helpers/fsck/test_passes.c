@@ -3,7 +3,6 @@
  * The passes of hitrain-fsck on a store in memory: for cases that a file cannot produce, such as read errors, and
  * references that no program would write.
  */
-#include <check.h>
 #include <stdlib.h>
 #include <sys/mman.h>
 #include <unistd.h>
@@ -137,7 +136,7 @@ static bool says(const struct run *r, const char *fmt, unsigned long long n)
 
 /* ------------------------------------------------------------------------ tests */
 
-START_TEST(an_object_without_file_and_optimizer_is_an_orphan)
+TEST(an_object_without_file_and_optimizer_is_an_orphan)
 {
     struct run r;
     uint64_t oid = make_object(3 * HT_MIB + 5);
@@ -151,9 +150,8 @@ START_TEST(an_object_without_file_and_optimizer_is_an_orphan)
     ck_assert_uint_eq(r.f.verified_bytes, 3 * HT_MIB + 5);
     free(r.text);
 }
-END_TEST
 
-START_TEST(an_empty_store_is_clean)
+TEST(an_empty_store_is_clean)
 {
     struct run r;
 
@@ -164,9 +162,8 @@ START_TEST(an_empty_store_is_clean)
     ck_assert_uint_eq(r.f.item_count, 0);
     free(r.text);
 }
-END_TEST
 
-START_TEST(what_cannot_be_read_is_named_and_the_rest_is_verified)
+TEST(what_cannot_be_read_is_named_and_the_rest_is_verified)
 {
     struct run r;
 
@@ -186,9 +183,8 @@ START_TEST(what_cannot_be_read_is_named_and_the_rest_is_verified)
     ck_assert(says(&r, "chunk 19 (bytes %llu to 20971519)", 19 * HT_MIB));
     free(r.text);
 }
-END_TEST
 
-START_TEST(a_place_that_two_references_claim_is_told_with_both)
+TEST(a_place_that_two_references_claim_is_told_with_both)
 {
     struct run r;
     uint64_t first = make_object(HT_MIB), second = make_object(HT_MIB), block;
@@ -213,9 +209,8 @@ START_TEST(a_place_that_two_references_claim_is_told_with_both)
     ck_assert_uint_ge(count_code(&r, "DATA-CSUM"), 1);
     free(r.text);
 }
-END_TEST
 
-START_TEST(a_place_outside_the_device_is_told_and_not_read)
+TEST(a_place_outside_the_device_is_told_and_not_read)
 {
     struct run r;
     uint64_t oid = make_object(HT_MIB);
@@ -229,9 +224,8 @@ START_TEST(a_place_outside_the_device_is_told_and_not_read)
     ck_assert_uint_eq(r.f.verified_bytes, HT_MIB);
     free(r.text);
 }
-END_TEST
 
-START_TEST(a_place_of_the_stores_own_is_told)
+TEST(a_place_of_the_stores_own_is_told)
 {
     struct run r;
     uint64_t oid = make_object(HT_MIB), log_block = ht_store_super(store)->log_offset[1] / HT_BLOCK_BYTES;
@@ -244,7 +238,6 @@ START_TEST(a_place_of_the_stores_own_is_told)
     ck_assert(says(&r, "is that of a superblock", 0) && says(&r, "is that of the log", 0));
     free(r.text);
 }
-END_TEST
 
 static unsigned count_lines(const char *text)
 {
@@ -256,7 +249,7 @@ static unsigned count_lines(const char *text)
 }
 
 /* A line for each problem, up to a bound for each code; the last lines have the sums, and the status counts all. */
-START_TEST(problems_of_one_code_beyond_a_bound_are_summed_up)
+TEST(problems_of_one_code_beyond_a_bound_are_summed_up)
 {
     enum { MORE = 1234 };
     struct ht_fsck f = {.out = NULL};
@@ -275,10 +268,9 @@ START_TEST(problems_of_one_code_beyond_a_bound_are_summed_up)
     ck_assert_ptr_nonnull(strstr(text, "\nREF-ORPHAN: another\nDATA-CSUM: ... and 1234 more\nstore: 2235 problems"));
     free(text);
 }
-END_TEST
 
 /* A log may be full of them: the problem has their number. */
-START_TEST(few_malformed_records_have_a_message_each)
+TEST(few_malformed_records_have_a_message_each)
 {
     enum { RECORDS = 1000, LINES_MAX = 30 };
     int saved = dup(STDERR_FILENO), to = memfd_create("messages", 0);
@@ -309,22 +301,8 @@ START_TEST(few_malformed_records_have_a_message_each)
     close(saved);
     free(r.text);
 }
-END_TEST
 
 int main(void)
 {
-    Suite *s = suite_create("fsck passes");
-    TCase *t = tcase_create("passes");
-
-    tcase_add_checked_fixture(t, setup, teardown);
-    tcase_add_test(t, an_empty_store_is_clean);
-    tcase_add_test(t, an_object_without_file_and_optimizer_is_an_orphan);
-    tcase_add_test(t, what_cannot_be_read_is_named_and_the_rest_is_verified);
-    tcase_add_test(t, a_place_that_two_references_claim_is_told_with_both);
-    tcase_add_test(t, a_place_outside_the_device_is_told_and_not_read);
-    tcase_add_test(t, a_place_of_the_stores_own_is_told);
-    tcase_add_test(t, problems_of_one_code_beyond_a_bound_are_summed_up);
-    tcase_add_test(t, few_malformed_records_have_a_message_each);
-    suite_add_tcase(s, t);
-    return run_all(s);
+    return run_tests("fsck passes", .setup = setup, .teardown = teardown);
 }

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* A pass that takes long says so, and which one it is; a short one says nothing. */
-#include <check.h>
 #include <poll.h>
 #include <stdio.h>
 #include <unistd.h>
@@ -30,7 +29,7 @@ static bool said_something(int wait_ms)
     return poll(&p, 1, wait_ms) == 1;
 }
 
-START_TEST(a_long_pass_is_told)
+TEST(a_long_pass_is_told)
 {
     struct ht_dev *dev;
     struct ht_pass_watch w;
@@ -47,9 +46,8 @@ START_TEST(a_long_pass_is_told)
     ck_assert_msg(strncmp(text, "names: 0 s, 8 KiB read\n", 23) == 0, "%s", text);
     ht_dev_close(dev);
 }
-END_TEST
 
-START_TEST(a_short_one_and_one_that_nobody_asked_for_are_not)
+TEST(a_short_one_and_one_that_nobody_asked_for_are_not)
 {
     struct ht_pass_watch w;
 
@@ -61,15 +59,8 @@ START_TEST(a_short_one_and_one_that_nobody_asked_for_are_not)
     ht_pass_watch_end(&w);
     ck_assert(!said_something(0));
 }
-END_TEST
 
 int main(void)
 {
-    Suite *suite = suite_create("progress");
-    TCase *tc = tcase_create("progress");
-
-    tcase_add_test(tc, a_long_pass_is_told);
-    tcase_add_test(tc, a_short_one_and_one_that_nobody_asked_for_are_not);
-    suite_add_tcase(suite, tc);
-    return run_all(suite);
+    return run_tests("progress");
 }

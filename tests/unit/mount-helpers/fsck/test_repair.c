@@ -6,7 +6,6 @@
  * After every repair the store mounts, and everything that fsck did not report is unchanged. A store that fsck calls
  * clean does mount. HITRAIN_LONG=1: more pairs of damages; HITRAIN_SEED=N.
  */
-#include <check.h>
 #include <stdio.h>
 #include <stdlib.h>
 
@@ -129,14 +128,13 @@ static void check_damage(const struct damage *d)
 
 /* ------------------------------------------------------------------------ tests */
 
-START_TEST(each_problem_is_told_and_repaired_and_then_there_is_none)
+TEST_LOOP(each_problem_is_told_and_repaired_and_then_there_is_none, (int)damage_count)
 {
     check_damage(&damages[_i]);
 }
-END_TEST
 
 /* A repair with -p changes nothing: it may not cut the steps, and without that the model could not be mounted. */
-START_TEST(a_chunk_that_logged_steps_need_is_not_lost_without_them)
+TEST(a_chunk_that_logged_steps_need_is_not_lost_without_them)
 {
     const char step[] = "OPT-REDO: step 4 of model /model cannot be computed again";
 
@@ -148,7 +146,6 @@ START_TEST(a_chunk_that_logged_steps_need_is_not_lost_without_them)
     ck_assert(strstr(fsck_scenario_text, "REF-RANGE") && strstr(fsck_scenario_text, step));
     harness_free(&fsck_scenario);
 }
-END_TEST
 
 static void log_steps(const struct damage_ids *ids)
 {
@@ -208,7 +205,7 @@ static void crash_and_check(unsigned run)
 }
 
 /* It is told how much a mount lacks for its replay; with exactly that the mount computes the steps again. */
-START_TEST(space_that_a_replay_lacks_is_told)
+TEST(space_that_a_replay_lacks_is_told)
 {
     uint64_t left = 0;
 
@@ -229,12 +226,11 @@ START_TEST(space_that_a_replay_lacks_is_told)
         harness_free(&fsck_scenario);
     }
 }
-END_TEST
 
 static const char manual[] = "mount-helpers/man/hitrain-fsck.8";
 
 /* And stands in the manual. */
-START_TEST(every_code_has_a_case)
+TEST(every_code_has_a_case)
 {
     static char page[FSCK_SCENARIO_TEXT_MAX];
     FILE *file = fopen(manual, "r");
@@ -256,9 +252,8 @@ START_TEST(every_code_has_a_case)
         ck_assert_msg(strstr(page, row), "%s is not in %s", name, manual);
     }
 }
-END_TEST
 
-START_TEST(json_says_of_each_problem_whether_it_was_repaired)
+TEST(json_says_of_each_problem_whether_it_was_repaired)
 {
     fsck_scenario_begin(1);
     for (unsigned i = 0; i < damage_count; i++)
@@ -274,10 +269,9 @@ START_TEST(json_says_of_each_problem_whether_it_was_repaired)
     ck_assert_ptr_nonnull(strstr(fsck_scenario_text, "\"lost_chunks\": 1"));
     harness_free(&fsck_scenario);
 }
-END_TEST
 
 /* One problem after the other, as of a store of which nothing is right. */
-START_TEST(json_of_a_repair_keeps_a_bounded_number_of_problems)
+TEST(json_of_a_repair_keeps_a_bounded_number_of_problems)
 {
     enum { PROBLEMS = 20000, TEXT_BYTES = 1500 };
     struct ht_fsck *f = calloc(1, sizeof(*f));
@@ -311,12 +305,11 @@ START_TEST(json_of_a_repair_keeps_a_bounded_number_of_problems)
     free(text);
     free(f);
 }
-END_TEST
 
 /*
  * Both copies are damaged, in different places: -n announces the repair that -p then makes, though -n changes nothing.
  */
-START_TEST(checking_and_preening_agree_on_a_log_that_is_whole_in_two_halves)
+TEST(checking_and_preening_agree_on_a_log_that_is_whole_in_two_halves)
 {
     fsck_scenario_begin(1);
     for (unsigned i = 0; i < damage_count; i++)
@@ -335,10 +328,9 @@ START_TEST(checking_and_preening_agree_on_a_log_that_is_whole_in_two_halves)
     ck_assert_int_eq(fsck_scenario_fsck(HT_FSCK_CHECK, false), HT_FSCK_CLEAN);
     harness_free(&fsck_scenario);
 }
-END_TEST
 
 /* A device may return the right bytes the next time. */
-START_TEST(preening_keeps_what_reads_wrong_today)
+TEST(preening_keeps_what_reads_wrong_today)
 {
     fsck_scenario_begin(1);
     uint8_t *ram = ht_dev_ram_data(fsck_scenario.dev[0]), *right = malloc(SAMPLE_DEVICE_BYTES);
@@ -354,10 +346,9 @@ START_TEST(preening_keeps_what_reads_wrong_today)
     ck_assert_ptr_null(strstr(fsck_scenario_text, "lost"));
     harness_free(&fsck_scenario);
 }
-END_TEST
 
 /* -p gives up nothing and guesses nothing; the rest of the store it does not touch then. */
-START_TEST(what_needs_a_decision_is_left_by_preening)
+TEST(what_needs_a_decision_is_left_by_preening)
 {
     static const char *const names[] = {"LOG-RECORD", "REF-RANGE"};
 
@@ -377,10 +368,9 @@ START_TEST(what_needs_a_decision_is_left_by_preening)
     ck_assert_int_eq(fsck_scenario_fsck(HT_FSCK_YES, false), HT_FSCK_CLEAN);
     harness_free(&fsck_scenario);
 }
-END_TEST
 
 /* Also where another problem would be repaired without a loss, such as a bad copy of the superblock. */
-START_TEST(a_store_of_a_newer_version_is_checked_and_never_written)
+TEST_LOOP(a_store_of_a_newer_version_is_checked_and_never_written, 3)
 {
     static const char *const names[] = {"LOG-TYPE", "LOG-TYPE-names", "SB-FEATURE"};
 
@@ -405,10 +395,9 @@ START_TEST(a_store_of_a_newer_version_is_checked_and_never_written)
     free(before);
     harness_free(&fsck_scenario);
 }
-END_TEST
 
 /* What no file has may belong to what the program does not know. */
-START_TEST(content_is_no_orphan_beside_records_that_nothing_knows)
+TEST(content_is_no_orphan_beside_records_that_nothing_knows)
 {
     fsck_scenario_begin(1);
     do_damage("REF-ORPHAN");
@@ -419,7 +408,6 @@ START_TEST(content_is_no_orphan_beside_records_that_nothing_knows)
     ck_assert_ptr_null(strstr(fsck_scenario_text, "REF-ORPHAN"));
     harness_free(&fsck_scenario);
 }
-END_TEST
 
 /* Makes one chunk name the place of another, and repairs. Returns the number of unchanged items. */
 static size_t repair_an_overlap(uint64_t thief, struct ht_ref_place of, bool no_data)
@@ -445,7 +433,7 @@ static size_t repair_an_overlap(uint64_t thief, struct ht_ref_place of, bool no_
 }
 
 /* Whichever of the two comes second: fsck keeps the sound one, also if it reads no other data. */
-START_TEST(of_two_that_share_space_the_sound_one_is_kept_with_no_data_too)
+TEST(of_two_that_share_space_the_sound_one_is_kept_with_no_data_too)
 {
     const struct damage_ids *ids = &fsck_scenario_stores[0].ids;
     const struct ht_ref_place of[] = {ids->of_small, ids->of_big, ids->of_sparse};
@@ -458,7 +446,6 @@ START_TEST(of_two_that_share_space_the_sound_one_is_kept_with_no_data_too)
                 ck_assert_uint_eq(kept, repair_an_overlap(thief[k], of[i], false));
             }
 }
-END_TEST
 
 /* Records first: appending them repairs superblocks and logs. */
 static void damage_both(const struct damage *a, const struct damage *b)
@@ -481,7 +468,7 @@ static const struct damage *any_damage(uint64_t *rnd)
     return d;
 }
 
-START_TEST(of_any_two_damages_nothing_is_left)
+TEST(of_any_two_damages_nothing_is_left)
 {
     uint64_t rnd = setting("HITRAIN_SEED", 1);
     unsigned pairs = getenv("HITRAIN_LONG") ? PAIRS_LONG : PAIRS;
@@ -504,13 +491,12 @@ START_TEST(of_any_two_damages_nothing_is_left)
         harness_free(&fsck_scenario);
     }
 }
-END_TEST
 
 /*
  * Records that are well-formed each and make no sense together. Whatever they say: a store of which fsck finds nothing
  * mounts, and after a repair it finds nothing.
  */
-START_TEST(of_any_records_nothing_is_left)
+TEST(of_any_records_nothing_is_left)
 {
     uint64_t rnd = setting("HITRAIN_SEED", 1);
     unsigned logs = getenv("HITRAIN_LONG") ? LOGS_LONG : LOGS;
@@ -539,29 +525,9 @@ START_TEST(of_any_records_nothing_is_left)
     ht_buf_free(&records);
     printf("%u random logs, %u of them clean\n", logs, clean);
 }
-END_TEST
 
 int main(void)
 {
-    Suite *s = suite_create("fsck repairs");
-    TCase *t = tcase_create("repairs");
-
-    tcase_add_unchecked_fixture(t, fsck_scenario_setup, NULL);
-    tcase_set_timeout(t, 600);
-    tcase_add_loop_test(t, each_problem_is_told_and_repaired_and_then_there_is_none, 0, (int)damage_count);
-    tcase_add_test(t, every_code_has_a_case);
-    tcase_add_test(t, space_that_a_replay_lacks_is_told);
-    tcase_add_test(t, checking_and_preening_agree_on_a_log_that_is_whole_in_two_halves);
-    tcase_add_test(t, preening_keeps_what_reads_wrong_today);
-    tcase_add_test(t, json_says_of_each_problem_whether_it_was_repaired);
-    tcase_add_test(t, json_of_a_repair_keeps_a_bounded_number_of_problems);
-    tcase_add_test(t, what_needs_a_decision_is_left_by_preening);
-    tcase_add_loop_test(t, a_store_of_a_newer_version_is_checked_and_never_written, 0, 3);
-    tcase_add_test(t, content_is_no_orphan_beside_records_that_nothing_knows);
-    tcase_add_test(t, of_two_that_share_space_the_sound_one_is_kept_with_no_data_too);
-    tcase_add_test(t, of_any_two_damages_nothing_is_left);
-    tcase_add_test(t, a_chunk_that_logged_steps_need_is_not_lost_without_them);
-    tcase_add_test(t, of_any_records_nothing_is_left);
-    suite_add_tcase(s, t);
-    return run_all(s);
+    fsck_scenario_setup();
+    return run_tests("fsck repairs", .timeout_s = 600);
 }

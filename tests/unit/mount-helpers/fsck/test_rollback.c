@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Rollbacks of things unlike the kept step: sparse files, parameters of another shape, open gradients and files. */
-#include <check.h>
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdio.h>
@@ -96,7 +95,7 @@ static void check_sparse(uint64_t ino, const char *expected)
 }
 
 /* A visit of each chunk that may be there would take many minutes. */
-START_TEST(a_sparse_file_of_the_largest_size_goes_back)
+TEST(a_sparse_file_of_the_largest_size_goes_back)
 {
     open_with("adamw lr=0.01");
     for (unsigned n = 0; n < SPARSE; n++) {
@@ -123,9 +122,7 @@ START_TEST(a_sparse_file_of_the_largest_size_goes_back)
         for (unsigned n = 0; n < SPARSE; n++)
             check_sparse(sparse_file(n), "a.a.a");
     }
-    finish();
 }
-END_TEST
 
 /* ------------------------------------------------------------ other shapes */
 
@@ -145,7 +142,7 @@ static void make_longer(bool steps)
 }
 
 /* With accumulation each parameter has a sum, whose size is that of the shape, too. */
-START_TEST(a_parameter_gets_its_shape_back)
+TEST_LOOP(a_parameter_gets_its_shape_back, 2)
 {
     open_with(_i ? "adamw lr=0.01 accumulate=2" : "adamw lr=0.01");
     step(1);
@@ -173,9 +170,7 @@ START_TEST(a_parameter_gets_its_shape_back)
         ck_assert_int_eq(ht_optim_commit(k.optim, root), 0);
         ck_assert_int_eq(harness_rollback(&k, root, "x"), 0);
     }
-    finish();
 }
-END_TEST
 
 /* Takes all space but so many bytes. */
 static void fill(uint64_t leave)
@@ -192,7 +187,7 @@ static void fill(uint64_t leave)
 }
 
 /* The state of the step is larger than that of the model, and finds no space. */
-START_TEST(without_space_for_another_shape_the_model_trains_on)
+TEST(without_space_for_another_shape_the_model_trains_on)
 {
     static const float few[1000];
     struct ht_optim_steer by = {0};
@@ -219,9 +214,7 @@ START_TEST(without_space_for_another_shape_the_model_trains_on)
     fill(16 << 20);
     ck_assert_int_eq(harness_rollback(&k, root, "longer"), 0);
     ck_assert_uint_eq(harness_model_hash(&k, root, then, PARAMS), was);
-    finish();
 }
-END_TEST
 
 /* ----------------------------------------------------------- open by others */
 
@@ -242,7 +235,7 @@ static void close_gradient(struct ht_grad *g, const struct harness_param *p)
     ht_ns_close(k.ns, harness_find(&k, root, p->name));
 }
 
-START_TEST(an_open_gradient_fits_or_the_rollback_is_refused)
+TEST(an_open_gradient_fits_or_the_rollback_is_refused)
 {
     static float ones[1000];
     struct ht_grad *g;
@@ -272,11 +265,9 @@ START_TEST(an_open_gradient_fits_or_the_rollback_is_refused)
     ck_assert_int_eq(ht_optim_commit(k.optim, root), 0);
     ck_assert_int_eq(harness_rollback(&k, root, "x"), 0);
     ck_assert_uint_eq(fingerprint(), was);
-    finish();
 }
-END_TEST
 
-START_TEST(an_open_file_is_the_files_of_the_step_or_no_longer_there)
+TEST(an_open_file_is_the_files_of_the_step_or_no_longer_there)
 {
     struct ht_obj *w, *late;
     float before[1000], after[1000];
@@ -301,9 +292,7 @@ START_TEST(an_open_file_is_the_files_of_the_step_or_no_longer_there)
     ck_assert_mem_eq(text, "late", 4);
     ht_ns_close(k.ns, ino);
     ht_ns_close(k.ns, gone);
-    finish();
 }
-END_TEST
 
 /* ------------------------------------------------------- beside other threads */
 
@@ -371,7 +360,7 @@ static void *train_another(void *ctx)
     return NULL;
 }
 
-START_TEST(rollbacks_beside_threads_that_change_the_model)
+TEST(rollbacks_beside_threads_that_change_the_model)
 {
     static void *(*const does[OTHERS])(void *) = {change_names, change_names, train_another};
     static unsigned number[OTHERS];
@@ -398,23 +387,10 @@ START_TEST(rollbacks_beside_threads_that_change_the_model)
     ck_assert_int_eq(harness_rollback(&k, root, "a"), 0);
     ck_assert_uint_eq(fingerprint(), was);
     step(9);
-    finish();
 }
-END_TEST
 
 int main(void)
 {
-    Suite *suite = suite_create("rollback");
-    TCase *t = tcase_create("rollback");
-
     ht_log_set_level(HT_LOG_ERROR);
-    tcase_set_timeout(t, 300);
-    tcase_add_test(t, a_sparse_file_of_the_largest_size_goes_back);
-    tcase_add_loop_test(t, a_parameter_gets_its_shape_back, 0, 2);
-    tcase_add_test(t, without_space_for_another_shape_the_model_trains_on);
-    tcase_add_test(t, an_open_gradient_fits_or_the_rollback_is_refused);
-    tcase_add_test(t, an_open_file_is_the_files_of_the_step_or_no_longer_there);
-    tcase_add_test(t, rollbacks_beside_threads_that_change_the_model);
-    suite_add_tcase(suite, t);
-    return run_all(suite);
+    return run_tests("rollback", .teardown = finish, .timeout_s = 300);
 }

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The checks of `hitrainctl doctor` on machines, figures and events that a test makes up. */
-#include <check.h>
 #include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -84,16 +83,15 @@ static const struct {
     {"proc/sys/kernel/io_uring_disabled", "2\n", "io_uring", HT_DOCTOR_ERROR},
 };
 
-START_TEST(machine)
+TEST_LOOP(machine, HT_ARRAY_SIZE(machines))
 {
     put(machines[_i].file, machines[_i].text);
     ht_doctor_machine(&d);
     ck_assert_int_eq(level_of(machines[_i].check), machines[_i].level);
     every_problem_has_a_remedy();
 }
-END_TEST
 
-START_TEST(smaller_limits_of_the_machine_are_notes)
+TEST(smaller_limits_of_the_machine_are_notes)
 {
     put("dev/fuse", "");
     put("proc/sys/fs/fuse/max_pages_limit", "256\n");
@@ -103,9 +101,8 @@ START_TEST(smaller_limits_of_the_machine_are_notes)
     ck_assert_int_eq(level_of("fuse-pages"), HT_DOCTOR_NOTE);
     ck_assert_int_eq(level_of("shared-huge-pages"), HT_DOCTOR_NOTE);
 }
-END_TEST
 
-START_TEST(control_groups)
+TEST_LOOP(control_groups, 7)
 {
     static const struct {
         const char *groups, *file, *limit;
@@ -126,7 +123,6 @@ START_TEST(control_groups)
     ck_assert_int_eq(level_of("cgroup"), cases[_i].level);
     every_problem_has_a_remedy();
 }
-END_TEST
 
 static const char well[] = "total_bytes=1000000000\navailable_bytes=500000000\nlog_reserved_bytes=1\n"
                            "log_reserve_limit_bytes=1000\ndram_bytes=67108864\nstaging_bytes=33554432\n"
@@ -144,7 +140,7 @@ static void figures_with(const char *change)
     ht_figures_free(&f);
 }
 
-START_TEST(figures)
+TEST_LOOP(figures, 16)
 {
     static const struct {
         const char *change, *check;
@@ -174,17 +170,15 @@ START_TEST(figures)
         ck_assert_int_eq(ht_doctor_worst(&d), HT_DOCTOR_OK);
     every_problem_has_a_remedy();
 }
-END_TEST
 
-START_TEST(too_much_memory_for_the_machine)
+TEST(too_much_memory_for_the_machine)
 {
     put("proc/meminfo", "MemTotal:         100000 kB\n");
     figures_with("");
     ck_assert_int_eq(level_of("memory"), HT_DOCTOR_WARN);
 }
-END_TEST
 
-START_TEST(members)
+TEST(members)
 {
     char text[3][128] = {
         "{\"index\": 0, \"health\": \"failing\", \"log\": \"lost\", \"read_bytes_per_s\": 1000, \"path\": \"d0\"}",
@@ -208,11 +202,10 @@ START_TEST(members)
     ck_assert_int_eq(level_of("device"), HT_DOCTOR_ERROR); /* /none is not there */
     every_problem_has_a_remedy();
 }
-END_TEST
 
 #define DAY_NS 86400000000000ull
 
-START_TEST(events_of_the_last_day)
+TEST(events_of_the_last_day)
 {
     char text[1024];
     unsigned long long now = 100 * DAY_NS, before = now - DAY_NS - 1;
@@ -236,10 +229,9 @@ START_TEST(events_of_the_last_day)
     ck_assert_ptr_nonnull(strstr(d.finding[1].text, "refused (6)"));
     ck_assert_int_eq(d.finding[1].level, HT_DOCTOR_WARN);
 }
-END_TEST
 
 /* A block device of this machine has another machine's attributes. Only its number is looked at. */
-START_TEST(block_devices)
+TEST_LOOP(block_devices, 9)
 {
     static const struct {
         const char *file, *text, *check;
@@ -268,9 +260,8 @@ START_TEST(block_devices)
     ck_assert_int_eq(level_of(cases[_i].check), cases[_i].level);
     every_problem_has_a_remedy();
 }
-END_TEST
 
-START_TEST(files)
+TEST(files)
 {
     char path[512];
     struct statvfs fs;
@@ -297,9 +288,8 @@ START_TEST(files)
     ck_assert_int_eq(level_of("device"), HT_DOCTOR_ERROR);
     every_problem_has_a_remedy();
 }
-END_TEST
 
-START_TEST(a_full_list_keeps_the_worst)
+TEST(a_full_list_keeps_the_worst)
 {
     for (unsigned i = 0; i < 2 * HT_DOCTOR_FINDINGS_MAX; i++) {
         ht_doctor_add(&d, i == HT_DOCTOR_FINDINGS_MAX + 7 ? HT_DOCTOR_ERROR : HT_DOCTOR_NOTE, "x", "%u", i);
@@ -310,24 +300,8 @@ START_TEST(a_full_list_keeps_the_worst)
     ck_assert_int_eq(ht_doctor_worst(&d), HT_DOCTOR_ERROR);
     ck_assert_str_eq(d.finding[HT_DOCTOR_FINDINGS_MAX - 1].remedy, "remedy of 263");
 }
-END_TEST
 
 int main(void)
 {
-    Suite *s = suite_create("doctor");
-    TCase *t = tcase_create("doctor");
-
-    tcase_add_checked_fixture(t, begin, end);
-    tcase_add_loop_test(t, machine, 0, HT_ARRAY_SIZE(machines));
-    tcase_add_test(t, smaller_limits_of_the_machine_are_notes);
-    tcase_add_loop_test(t, control_groups, 0, 7);
-    tcase_add_loop_test(t, figures, 0, 16);
-    tcase_add_test(t, too_much_memory_for_the_machine);
-    tcase_add_test(t, members);
-    tcase_add_test(t, events_of_the_last_day);
-    tcase_add_loop_test(t, block_devices, 0, 9);
-    tcase_add_test(t, files);
-    tcase_add_test(t, a_full_list_keeps_the_worst);
-    suite_add_tcase(s, t);
-    return run_all(s);
+    return run_tests("doctor", .setup = begin, .teardown = end);
 }

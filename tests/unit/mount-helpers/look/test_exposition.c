@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The metrics in the text format of Prometheus, and the requests of HTTP clients. */
-#include <check.h>
 #include <stdlib.h>
 
 #include "mount-helpers/look/exposition.h"
@@ -22,7 +21,7 @@ static const struct {
     {"#\n# TYPE\n# HELP\n# TYPE a\n", ""},
 };
 
-START_TEST(text_format)
+TEST_LOOP(text_format, HT_ARRAY_SIZE(cases))
 {
     struct ht_buf out = HT_BUF_INIT;
     char *text = strdup(cases[_i].open_metrics);
@@ -34,7 +33,6 @@ START_TEST(text_format)
     ht_buf_free(&out);
     free(text);
 }
-END_TEST
 
 static const struct {
     const char *request;
@@ -58,14 +56,13 @@ static const struct {
     {"\r\n\r\n", HT_HTTP_BAD, false},
 };
 
-START_TEST(http_requests)
+TEST_LOOP(http_requests, HT_ARRAY_SIZE(requests))
 {
     bool head;
 
     ck_assert_int_eq(ht_http_parse(requests[_i].request, &head), requests[_i].answer);
     ck_assert_int_eq(head, requests[_i].head);
 }
-END_TEST
 
 static const struct {
     const char *text, *host, *port; /* host NULL: refused */
@@ -87,7 +84,7 @@ static const struct {
     {"aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa:1", NULL, NULL},
 };
 
-START_TEST(listen_addresses)
+TEST_LOOP(listen_addresses, HT_ARRAY_SIZE(addresses))
 {
     char host[64], port[8];
     bool ok = ht_http_address(addresses[_i].text, host, port);
@@ -98,16 +95,8 @@ START_TEST(listen_addresses)
         ck_assert_str_eq(port, addresses[_i].port);
     }
 }
-END_TEST
 
 int main(void)
 {
-    Suite *s = suite_create("exposition");
-    TCase *t = tcase_create("exposition");
-
-    tcase_add_loop_test(t, text_format, 0, (int)HT_ARRAY_SIZE(cases));
-    tcase_add_loop_test(t, http_requests, 0, (int)HT_ARRAY_SIZE(requests));
-    tcase_add_loop_test(t, listen_addresses, 0, (int)HT_ARRAY_SIZE(addresses));
-    suite_add_tcase(s, t);
-    return run_all(s);
+    return run_tests("exposition");
 }

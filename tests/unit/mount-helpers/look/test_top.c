@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The figures and frames of `hitrainctl top`. */
-#include <check.h>
 #include <stdio.h>
 #include <stdlib.h>
 
@@ -59,7 +58,7 @@ static const char *frame(void)
     return (const char *)out.data;
 }
 
-START_TEST(figures_are_found)
+TEST(figures_are_found)
 {
     ck_assert_uint_eq(before.store[HT_TOP_HITS], 10);
     ck_assert_uint_eq(before.devices, 1);
@@ -70,9 +69,8 @@ START_TEST(figures_are_found)
     ck_assert_uint_eq(before.store[HT_TOP_ERRORS], 3);
     ck_assert_uint_eq(before.store[HT_TOP_WARNINGS], 0);
 }
-END_TEST
 
-START_TEST(rates_are_differences)
+TEST(rates_are_differences)
 {
     const char *text = frame();
 
@@ -83,16 +81,14 @@ START_TEST(rates_are_differences)
     ck_assert_ptr_nonnull(strstr(text, "       0 B      3 MiB        0 B /dev/x")); /* of its classes */
     ck_assert_ptr_nonnull(strstr(text, "[######======............]"));
 }
-END_TEST
 
-START_TEST(a_counter_that_fell_has_no_rate)
+TEST(a_counter_that_fell_has_no_rate)
 {
     before.root[0].value[HT_TOP_UPDATE_NS] = 9000000; /* of the mount before; steps went on */
     ck_assert_ptr_null(strstr(frame(), "2.00 ms"));
     ck_assert_ptr_nonnull(strstr(frame(), "0.00 us"));
     ck_assert_uint_lt(strlen(frame()), 2000);
 }
-END_TEST
 
 /* The place of a name in the frame. */
 static size_t place(const char *text, const char *name)
@@ -103,7 +99,7 @@ static size_t place(const char *text, const char *name)
     return (size_t)(at - text);
 }
 
-START_TEST(models_are_sorted)
+TEST(models_are_sorted)
 {
     view.order = HT_TOP_BY_TRAFFIC;
     ck_assert_uint_lt(place(frame(), "/b \"1\""), place(frame(), " /a"));
@@ -112,7 +108,6 @@ START_TEST(models_are_sorted)
     view.order = HT_TOP_BY_NAME;
     ck_assert_uint_gt(place(frame(), "/b \"1\""), place(frame(), " /a"));
 }
-END_TEST
 
 /* Escape sequences that a terminal gets take no column. */
 static unsigned columns_of(const char *line, const char *end)
@@ -128,7 +123,7 @@ static unsigned columns_of(const char *line, const char *end)
     return n;
 }
 
-START_TEST(no_line_is_wider_and_no_frame_is_higher)
+TEST(no_line_is_wider_and_no_frame_is_higher)
 {
     for (unsigned width = 1; width <= 100; width++)
         for (unsigned height = 0; height < 30; height++) {
@@ -144,9 +139,8 @@ START_TEST(no_line_is_wider_and_no_frame_is_higher)
                 ck_assert_uint_lt(lines, height); /* the last line has no end */
         }
 }
-END_TEST
 
-START_TEST(names_cannot_control_the_terminal)
+TEST(names_cannot_control_the_terminal)
 {
     strcpy(now.root[0].name, "/x\033[2J\n\xff");
     view.point = "/mnt\033[2J";
@@ -154,7 +148,6 @@ START_TEST(names_cannot_control_the_terminal)
     ck_assert_ptr_null(strchr(text, '\033'));
     ck_assert_ptr_nonnull(strstr(text, "/x?[2J??"));
 }
-END_TEST
 
 static const char *const nonsense[] = {
     "",
@@ -170,7 +163,7 @@ static const char *const nonsense[] = {
     "<html>{}</html> 1",
 };
 
-START_TEST(nonsense_is_passed_over)
+TEST_LOOP(nonsense_is_passed_over, HT_ARRAY_SIZE(nonsense))
 {
     parse(&(struct texts){nonsense[_i], nonsense[_i], nonsense[_i], nonsense[_i]}, 3000000000, &now);
     ck_assert_uint_le(now.roots, 1);
@@ -178,9 +171,8 @@ START_TEST(nonsense_is_passed_over)
     before = now;
     frame(); /* no time between them */
 }
-END_TEST
 
-START_TEST(more_models_than_there_is_room_for)
+TEST(more_models_than_there_is_room_for)
 {
     struct ht_buf text = HT_BUF_INIT;
 
@@ -192,22 +184,8 @@ START_TEST(more_models_than_there_is_room_for)
     ck_assert_uint_eq(now.roots, HT_TOP_ROOTS_MAX);
     ck_assert_ptr_nonnull(strstr(frame(), "(the first 256 models)"));
 }
-END_TEST
 
 int main(void)
 {
-    Suite *s = suite_create("top");
-    TCase *t = tcase_create("top");
-
-    tcase_add_checked_fixture(t, begin, NULL);
-    tcase_add_test(t, figures_are_found);
-    tcase_add_test(t, rates_are_differences);
-    tcase_add_test(t, a_counter_that_fell_has_no_rate);
-    tcase_add_test(t, models_are_sorted);
-    tcase_add_test(t, no_line_is_wider_and_no_frame_is_higher);
-    tcase_add_test(t, names_cannot_control_the_terminal);
-    tcase_add_loop_test(t, nonsense_is_passed_over, 0, (int)HT_ARRAY_SIZE(nonsense));
-    tcase_add_test(t, more_models_than_there_is_room_for);
-    suite_add_tcase(s, t);
-    return run_all(s);
+    return run_tests("top", .setup = begin);
 }

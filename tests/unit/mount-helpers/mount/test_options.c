@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Mount options: options of fstab are removed, options of the daemon stay, in order and unchanged. */
-#include <check.h>
 #include <stdlib.h>
 #include "mount-helpers/mount/options.h"
 #include "tests/support/suite.h"
@@ -30,7 +29,7 @@ static const struct {
     {"context=\"open", "context=\"open"},
 };
 
-START_TEST(options_are_translated)
+TEST_LOOP(options_are_translated, HT_ARRAY_SIZE(cases))
 {
     struct ht_buf out = HT_BUF_INIT;
     const char *what = NULL;
@@ -39,9 +38,8 @@ START_TEST(options_are_translated)
     ck_assert_str_eq(out.len > 0 ? (const char *)out.data : "", cases[_i].passed);
     ht_buf_free(&out);
 }
-END_TEST
 
-START_TEST(several_texts_add_up)
+TEST(several_texts_add_up)
 {
     struct ht_buf out = HT_BUF_INIT;
     const char *what = NULL;
@@ -52,9 +50,8 @@ START_TEST(several_texts_add_up)
     ck_assert_str_eq((const char *)out.data, "rw,ro,dram=1G");
     ht_buf_free(&out);
 }
-END_TEST
 
-START_TEST(what_cannot_be_done_is_refused_by_name)
+TEST(what_cannot_be_done_is_refused_by_name)
 {
     struct ht_buf out = HT_BUF_INIT;
     const char *what = NULL;
@@ -63,16 +60,8 @@ START_TEST(what_cannot_be_done_is_refused_by_name)
     ck_assert_str_eq(what, "loop");
     ht_buf_free(&out);
 }
-END_TEST
 
 int main(void)
 {
-    Suite *s = suite_create("mount options");
-    TCase *t = tcase_create("options");
-
-    tcase_add_loop_test(t, options_are_translated, 0, (int)HT_ARRAY_SIZE(cases));
-    tcase_add_test(t, several_texts_add_up);
-    tcase_add_test(t, what_cannot_be_done_is_refused_by_name);
-    suite_add_tcase(s, t);
-    return run_all(s);
+    return run_tests("mount options");
 }

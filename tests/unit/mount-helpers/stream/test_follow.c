@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Streams of logged steps: which version is read, and what the sum of a step depends on. */
-#include <check.h>
 #include <stdlib.h>
 #include "mount-helpers/stream/follow.h"
 #include "tests/support/suite.h"
@@ -94,7 +93,7 @@ static void refused(const char *text)
 
 /* -------------------------------------------------------------------- tests */
 
-START_TEST(blocks_and_entries_are_read)
+TEST(blocks_and_entries_are_read)
 {
     write_step(SPARSE, 3);
     ck_assert_uint_eq(ht_le32_load(stream.data + AT_VERSION), 3);
@@ -102,9 +101,8 @@ START_TEST(blocks_and_entries_are_read)
     write_step(WHOLE, 3);
     ck_assert_int_eq(read_all(), BYTES);
 }
-END_TEST
 
-START_TEST(another_version_is_refused_at_the_header)
+TEST(another_version_is_refused_at_the_header)
 {
     write_step(WHOLE, 3);
     change_header(AT_VERSION, 4);
@@ -119,7 +117,6 @@ START_TEST(another_version_is_refused_at_the_header)
     change_header(AT_FEATURES, 0x10);
     refused("features 0x10");
 }
-END_TEST
 
 /* A parameter and a section, in this order or not, with a block between them or not. */
 static int read_section(bool first, bool late, const char *path)
@@ -146,7 +143,7 @@ static int read_section(bool first, bool late, const char *path)
     return read_all();
 }
 
-START_TEST(a_section_follows_its_parameter)
+TEST(a_section_follows_its_parameter)
 {
     static const char text[] = "there are numbers for a range of elements without their parameter";
 
@@ -158,10 +155,9 @@ START_TEST(a_section_follows_its_parameter)
     ck_assert_int_eq(read_section(false, false, "v"), -EPROTO);
     ck_assert_msg(strstr(why, text), "%s", why);
 }
-END_TEST
 
 /* follow.h: one sum, one gradient. The same gradient in another way has another one. */
-START_TEST(a_sum_is_that_of_blocks)
+TEST(a_sum_is_that_of_blocks)
 {
     struct ht_hash128 whole, other;
 
@@ -178,18 +174,8 @@ START_TEST(a_sum_is_that_of_blocks)
     ck_assert_mem_ne(&sum, &whole, sizeof(sum));
     ck_assert_mem_ne(&sum, &other, sizeof(sum));
 }
-END_TEST
 
 int main(void)
 {
-    Suite *s = suite_create("follow");
-    TCase *t = tcase_create("follow");
-
-    suite_add_tcase(s, t);
-    tcase_add_checked_fixture(t, setup, teardown);
-    tcase_add_test(t, blocks_and_entries_are_read);
-    tcase_add_test(t, another_version_is_refused_at_the_header);
-    tcase_add_test(t, a_section_follows_its_parameter);
-    tcase_add_test(t, a_sum_is_that_of_blocks);
-    return run_all(s);
+    return run_tests("follow", .setup = setup, .teardown = teardown);
 }

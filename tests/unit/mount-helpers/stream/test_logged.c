@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* A logged step as a file: what is refused, and what the sender says then. */
-#include <check.h>
 #include <stdlib.h>
 
 #include "mount-helpers/stream/logged.h"
@@ -40,7 +39,7 @@ static void check_text(const struct ht_logged *l, int err, const char *words)
     ck_assert_msg(strstr(text, words) != NULL, "\"%s\" lacks \"%s\"", text, words);
 }
 
-START_TEST(a_later_version_is_named)
+TEST(a_later_version_is_named)
 {
     struct ht_redo_file now = header(HT_REDO_FILE_VERSION), later = header(HT_REDO_FILE_VERSION + 6);
     struct ht_logged l = {.step = 0};
@@ -58,9 +57,8 @@ START_TEST(a_later_version_is_named)
     ck_assert_int_eq(take_summary(&l, HT_REDO_VERSION_SECTIONS), 0);
     ht_logged_free(&l);
 }
-END_TEST
 
-START_TEST(what_makes_no_sense_is_no_later_version)
+TEST(what_makes_no_sense_is_no_later_version)
 {
     struct ht_redo_file h = header(0);
     struct ht_logged l = {.step = 0};
@@ -79,15 +77,8 @@ START_TEST(what_makes_no_sense_is_no_later_version)
     check_text(&l, -EIO, strerror(EIO));
     ht_logged_free(&l);
 }
-END_TEST
 
 int main(void)
 {
-    Suite *suite = suite_create("logged");
-    TCase *t = tcase_create("logged");
-
-    tcase_add_test(t, a_later_version_is_named);
-    tcase_add_test(t, what_makes_no_sense_is_no_later_version);
-    suite_add_tcase(suite, t);
-    return run_all(suite);
+    return run_tests("logged");
 }

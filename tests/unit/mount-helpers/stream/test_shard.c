@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Streams for a rank: which blocks they have, and that a reader takes no others. */
-#include <check.h>
 #include <fcntl.h>
 #include <stdlib.h>
 #include <unistd.h>
@@ -46,7 +45,7 @@ static uint64_t sent(struct ht_stream_shard s, uint64_t bytes, uint64_t state_by
 static const char *const tables[] = {"4 3", "4 3-1", "3 8", "2 1-0", "1 256", "5 5-2", "4 3 8-2", "8 3 3-1"};
 
 /* Each block that changes its owner is in one stream of one former rank, and in that of all. */
-START_TEST(streams_of_all_ranks_have_what_changes_its_owner)
+TEST_LOOP(streams_of_all_ranks_have_what_changes_its_owner, HT_ARRAY_SIZE(tables))
 {
     const uint64_t bytes = 37 * MIB + 100, blocks = 38;
     struct ht_stream_shard s = shard(tables[_i], 0, HT_SHARDS_NONE);
@@ -74,9 +73,8 @@ START_TEST(streams_of_all_ranks_have_what_changes_its_owner)
     ck_assert_uint_ge(least + 3 * ranks * MIB, 3 * moved);
     ck_assert_uint_le(ht_shards_least(&s.table, blocks, before), ht_div_up(moved, MIB));
 }
-END_TEST
 
-START_TEST(the_least_is_what_no_even_shares_avoid)
+TEST(the_least_is_what_no_even_shares_avoid)
 {
     static const struct {
         const char *table;
@@ -96,9 +94,8 @@ START_TEST(the_least_is_what_no_even_shares_avoid)
         ck_assert_msg(moved == cases[i].least, "%s", cases[i].table);
     }
 }
-END_TEST
 
-START_TEST(new_ranks_get_files_of_the_first)
+TEST(new_ranks_get_files_of_the_first)
 {
     struct ht_stream_shard s = shard("3 8", 3, 0);
 
@@ -112,9 +109,8 @@ START_TEST(new_ranks_get_files_of_the_first)
     s.of = 0;
     ck_assert(!ht_stream_shard_has_files(&s));
 }
-END_TEST
 
-START_TEST(blocks_of_state_follow_the_parameter)
+TEST(blocks_of_state_follow_the_parameter)
 {
     struct ht_stream_shard s = shard("2 1-0", 0, 0);
     struct ht_moves m;
@@ -140,7 +136,6 @@ START_TEST(blocks_of_state_follow_the_parameter)
     ck_assert_int_eq(ht_moves_file(&m, true, UINT64_MAX / 2), -EFBIG);
     ht_moves_end(&m);
 }
-END_TEST
 
 /* ------------------------------------------------------------------ streams */
 
@@ -197,7 +192,7 @@ static int read_bytes(size_t len)
     return rc < 0 ? rc : count;
 }
 
-START_TEST(a_stream_for_a_rank_comes_back_whole_or_not)
+TEST(a_stream_for_a_rank_comes_back_whole_or_not)
 {
     struct ht_stream_writer w;
 
@@ -220,10 +215,9 @@ START_TEST(a_stream_for_a_rank_comes_back_whole_or_not)
     ht_buf_put_u8(&stream, 0); /* the next stream, which this reader leaves */
     ck_assert_int_eq(read_bytes(stream.len), 6);
 }
-END_TEST
 
 /* A writer that takes everything: it says that the stream is for another rank than the record does. */
-START_TEST(blocks_of_others_and_other_tables_are_refused)
+TEST(blocks_of_others_and_other_tables_are_refused)
 {
     struct ht_stream_writer w;
 
@@ -243,10 +237,9 @@ START_TEST(blocks_of_others_and_other_tables_are_refused)
     ck_assert_int_eq(read_bytes(stream.len), -EPROTO);
     ck_assert_ptr_nonnull(strstr(why, "another table of ranks"));
 }
-END_TEST
 
 /* f16 and bf16 have the same sizes, and other numbers. */
-START_TEST(models_of_another_dtype_have_another_shape)
+TEST(models_of_another_dtype_have_another_shape)
 {
     static const char *const dtype[] = {"f32", "bf16", "f16"};
     uint64_t sum[HT_ARRAY_SIZE(dtype)];
@@ -261,7 +254,6 @@ START_TEST(models_of_another_dtype_have_another_shape)
             ck_assert(sum[i] != sum[j]);
     }
 }
-END_TEST
 
 /* ------------------------------------------------------------------- merges */
 
@@ -307,7 +299,7 @@ static int merge(const struct ht_tree_progress *p, uint8_t out_first[3])
 }
 
 /* Blocks that stay are counted, too: the whole is that of the model. */
-START_TEST(progress_of_a_merge_ends_with_all_bytes)
+TEST(progress_of_a_merge_ends_with_all_bytes)
 {
     struct ht_stream_writer w;
     struct ht_tree_progress p = {add, NULL, NULL};
@@ -326,10 +318,9 @@ START_TEST(progress_of_a_merge_ends_with_all_bytes)
     ck_assert(first[0] == 0x3e && first[1] == 0x3e && first[2] == 0x3e);
     ck_assert_uint_eq(passed, 2 * MIB + 8);
 }
-END_TEST
 
 /* For blocks of zeros nothing is read, where a signal would end it. */
-START_TEST(zeros_are_written_until_the_caller_is_to_end)
+TEST(zeros_are_written_until_the_caller_is_to_end)
 {
     struct ht_stream_writer w;
     struct ht_tree_progress p = {.stopped = stopped};
@@ -340,9 +331,8 @@ START_TEST(zeros_are_written_until_the_caller_is_to_end)
     ck_assert_int_eq(merge(&p, first), -EINTR);
     ck_assert(first[0] == 0 && first[1] == 0x3e && first[2] == 0x3e);
 }
-END_TEST
 
-START_TEST(a_table_without_a_change_has_no_stream)
+TEST(a_table_without_a_change_has_no_stream)
 {
     static const struct {
         const char *table;
@@ -362,24 +352,8 @@ START_TEST(a_table_without_a_change_has_no_stream)
     ck_assert_int_eq(ht_stream_writer_begin(&w, &head, put, NULL), -EINVAL);
     ht_stream_writer_free(&w);
 }
-END_TEST
 
 int main(void)
 {
-    Suite *s = suite_create("streams for a rank");
-    TCase *t = tcase_create("shard");
-
-    tcase_set_timeout(t, 300);
-    tcase_add_loop_test(t, streams_of_all_ranks_have_what_changes_its_owner, 0, HT_ARRAY_SIZE(tables));
-    tcase_add_test(t, the_least_is_what_no_even_shares_avoid);
-    tcase_add_test(t, new_ranks_get_files_of_the_first);
-    tcase_add_test(t, blocks_of_state_follow_the_parameter);
-    tcase_add_test(t, a_stream_for_a_rank_comes_back_whole_or_not);
-    tcase_add_test(t, blocks_of_others_and_other_tables_are_refused);
-    tcase_add_test(t, models_of_another_dtype_have_another_shape);
-    tcase_add_test(t, progress_of_a_merge_ends_with_all_bytes);
-    tcase_add_test(t, zeros_are_written_until_the_caller_is_to_end);
-    tcase_add_test(t, a_table_without_a_change_has_no_stream);
-    suite_add_tcase(s, t);
-    return run_all(s);
+    return run_tests("streams for a rank", .timeout_s = 300);
 }

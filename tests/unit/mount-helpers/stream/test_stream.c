@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Streams of steps: the reader returns what the writer wrote, and refuses all other bytes. */
-#include <check.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include "mount-helpers/stream/stream.h"
@@ -122,7 +121,7 @@ static int read_stream(void)
     return read_bytes(stream.data, stream.len, SIZE_MAX);
 }
 
-START_TEST(what_is_written_comes_back)
+TEST(what_is_written_comes_back)
 {
     struct source s;
     struct ht_stream_reader r;
@@ -161,9 +160,8 @@ START_TEST(what_is_written_comes_back)
     ck_assert_mem_eq(&x.digest, &digest, sizeof(digest));
     ht_stream_reader_free(&r);
 }
-END_TEST
 
-START_TEST(a_cut_stream_is_refused_at_every_byte)
+TEST(a_cut_stream_is_refused_at_every_byte)
 {
     write_sample(&plain);
     ck_assert_int_eq(read_stream(), 10);
@@ -175,9 +173,8 @@ START_TEST(a_cut_stream_is_refused_at_every_byte)
     ck_assert_int_eq(read_stream(), -EPROTO);
     ck_assert_msg(strstr(why, "bytes after the end mark"), "%s", why);
 }
-END_TEST
 
-START_TEST(every_changed_byte_is_noticed)
+TEST(every_changed_byte_is_noticed)
 {
     write_sample(&plain);
     for (size_t i = 0; i < stream.len; i++) {
@@ -189,16 +186,14 @@ START_TEST(every_changed_byte_is_noticed)
     }
     ck_assert_int_eq(read_stream(), 10);
 }
-END_TEST
 
-START_TEST(a_message_says_where_it_broke)
+TEST(a_message_says_where_it_broke)
 {
     write_sample(&plain);
     stream.data[stream.len - 300] ^= 1;
     ck_assert_int_eq(read_stream(), -EPROTO);
     ck_assert_msg(strncmp(why, "at byte ", 8) == 0 && strstr(why, ", after layer"), "%s", why);
 }
-END_TEST
 
 /* ------------------------------------------------------------------- digest */
 
@@ -208,7 +203,7 @@ static void digest_of(const struct change *c, char text[HT_DIGEST_TEXT_MAX])
     ht_digest_text(&digest, text);
 }
 
-START_TEST(a_digest_is_that_of_what_the_step_is)
+TEST(a_digest_is_that_of_what_the_step_is)
 {
     const struct change other[] = {
         {.name = "v", .dtype = "f32", .tier = "fast", .step = 7, .size = 100},
@@ -227,9 +222,8 @@ START_TEST(a_digest_is_that_of_what_the_step_is)
         ck_assert_str_ne(one, two);
     }
 }
-END_TEST
 
-START_TEST(a_digest_does_not_depend_on_owners_times_and_places)
+TEST(a_digest_does_not_depend_on_owners_times_and_places)
 {
     const struct change same = {.name = "w",
                                 .dtype = "f32",
@@ -246,9 +240,8 @@ START_TEST(a_digest_does_not_depend_on_owners_times_and_places)
     ck_assert_str_eq(one, two);
     ck_assert_str_eq(one, "606fb8da39a3bf7fb83fc5abcd34c9bb"); /* in streams for ever */
 }
-END_TEST
 
-START_TEST(a_digest_without_a_stream_is_the_same)
+TEST(a_digest_without_a_stream_is_the_same)
 {
     struct ht_stream_writer w;
     struct ht_hash128 with, without;
@@ -261,7 +254,6 @@ START_TEST(a_digest_without_a_stream_is_the_same)
     }
     ck_assert_mem_eq(&with, &without, sizeof(with));
 }
-END_TEST
 
 /* --------------------------------------------- streams that no writer makes */
 
@@ -327,7 +319,7 @@ static void begin(void)
         ck_assert_msg(strstr(why, (text)) != 0, "%s", why); \
     } while (0)
 
-START_TEST(a_foreign_header_is_refused)
+TEST(a_foreign_header_is_refused)
 {
     put_header(2, 0, HT_STREAM_BLOCK_BYTES, 0, 0);
     REFUSED("version 2");
@@ -346,7 +338,6 @@ START_TEST(a_foreign_header_is_refused)
         ht_buf_put(&stream, "some text\n", 10);
     REFUSED("no stream of a step");
 }
-END_TEST
 
 static const struct {
     uint16_t kind;
@@ -387,7 +378,7 @@ static const struct {
     {9, "x", "", 0, NULL, "kind is unknown"},
 };
 
-START_TEST(an_impossible_entry_is_refused)
+TEST_LOOP(an_impossible_entry_is_refused, HT_ARRAY_SIZE(refused))
 {
     begin();
     put_raw_entry(HT_STREAM_DIRECTORY, "d", "", 0, NULL);
@@ -396,9 +387,8 @@ START_TEST(an_impossible_entry_is_refused)
     put_raw_entry(refused[_i].kind, refused[_i].path, refused[_i].target, refused[_i].size, refused[_i].attribute);
     REFUSED(refused[_i].why);
 }
-END_TEST
 
-START_TEST(an_entry_too_deep_is_refused)
+TEST(an_entry_too_deep_is_refused)
 {
     char path[2 * HT_STREAM_DEPTH_MAX + 4] = "a";
 
@@ -411,9 +401,8 @@ START_TEST(an_entry_too_deep_is_refused)
     put_raw_entry(HT_STREAM_DIRECTORY, path, "", 0, NULL);
     REFUSED("too many directories");
 }
-END_TEST
 
-START_TEST(text_with_a_nul_or_attributes_in_disorder_are_refused)
+TEST(text_with_a_nul_or_attributes_in_disorder_are_refused)
 {
     uint8_t raw[34] = {HT_STREAM_FILE};
     struct ht_stream_entry e = {.kind = HT_STREAM_FILE, .path = "x", .target = ""};
@@ -434,7 +423,6 @@ START_TEST(text_with_a_nul_or_attributes_in_disorder_are_refused)
     ck_assert_ptr_null(ht_stream_entry_refused(&e));
     ht_buf_free(&b);
 }
-END_TEST
 
 static void put_raw_state(const char *name, uint64_t size)
 {
@@ -446,7 +434,7 @@ static void put_raw_state(const char *name, uint64_t size)
     ht_buf_free(&b);
 }
 
-START_TEST(impossible_state_is_refused)
+TEST(impossible_state_is_refused)
 {
     static const char *const names[] = {"", "../x", "a/b", "A", "exp_avg "};
 
@@ -469,9 +457,8 @@ START_TEST(impossible_state_is_refused)
     put_raw_state("exp_avg", 4);
     REFUSED("not in order");
 }
-END_TEST
 
-START_TEST(impossible_blocks_are_refused)
+TEST(impossible_blocks_are_refused)
 {
     static const struct {
         uint64_t size, index[2];
@@ -499,7 +486,6 @@ START_TEST(impossible_blocks_are_refused)
         REFUSED(block[i].why);
     }
 }
-END_TEST
 
 static const struct ht_stream_base base = {5, {{1, 2, 3}}};
 
@@ -526,7 +512,7 @@ static void put_raw_same(uint64_t index, uint64_t count, const char *path)
     ht_buf_free(&b);
 }
 
-START_TEST(an_incremental_stream_comes_back)
+TEST(an_incremental_stream_comes_back)
 {
     struct ht_stream_head head = {.step = 6, .incremental = true, .base = base};
     struct ht_stream_record x;
@@ -562,9 +548,8 @@ START_TEST(an_incremental_stream_comes_back)
         ck_assert_int_eq(read_bytes(stream.data, i, SIZE_MAX), -EPROTO);
     }
 }
-END_TEST
 
-START_TEST(impossible_blocks_of_a_base_are_refused)
+TEST(impossible_blocks_of_a_base_are_refused)
 {
     static const struct {
         uint64_t index, count;
@@ -603,9 +588,8 @@ START_TEST(impossible_blocks_of_a_base_are_refused)
     put_raw_same(0, 1, "");
     REFUSED("no base or no file");
 }
-END_TEST
 
-START_TEST(a_base_comes_first_and_once)
+TEST(a_base_comes_first_and_once)
 {
     uint8_t payload[24] = {0};
 
@@ -623,9 +607,8 @@ START_TEST(a_base_comes_first_and_once)
     put_record(HT_STREAM_BASE, 0, payload, 24);
     REFUSED("unknown type 5");
 }
-END_TEST
 
-START_TEST(impossible_records_are_refused)
+TEST(impossible_records_are_refused)
 {
     put_header(1, 0, HT_STREAM_BLOCK_BYTES, 0, 0);
     put_record(HT_STREAM_END, 0, content, 32);
@@ -649,9 +632,8 @@ START_TEST(impossible_records_are_refused)
     put_raw_entry(HT_STREAM_FILE, "", "", 0, NULL);
     REFUSED("the root is no directory");
 }
-END_TEST
 
-START_TEST(the_writer_takes_only_what_a_reader_would)
+TEST(the_writer_takes_only_what_a_reader_would)
 {
     struct ht_stream_writer w;
     struct ht_stream_entry e = {.kind = HT_STREAM_FILE, .path = "b", .target = ""};
@@ -669,32 +651,8 @@ START_TEST(the_writer_takes_only_what_a_reader_would)
     ck_assert_int_eq(ht_stream_put_block(&w, 0, content, HT_STREAM_BLOCK_BYTES + 1ul), -EINVAL);
     ht_stream_writer_free(&w);
 }
-END_TEST
 
 int main(void)
 {
-    Suite *s = suite_create("stream");
-    TCase *t = tcase_create("stream");
-
-    suite_add_tcase(s, t);
-    tcase_set_timeout(t, 300);
-    tcase_add_test(t, what_is_written_comes_back);
-    tcase_add_test(t, a_cut_stream_is_refused_at_every_byte);
-    tcase_add_test(t, every_changed_byte_is_noticed);
-    tcase_add_test(t, a_message_says_where_it_broke);
-    tcase_add_test(t, a_digest_is_that_of_what_the_step_is);
-    tcase_add_test(t, a_digest_does_not_depend_on_owners_times_and_places);
-    tcase_add_test(t, a_digest_without_a_stream_is_the_same);
-    tcase_add_test(t, a_foreign_header_is_refused);
-    tcase_add_loop_test(t, an_impossible_entry_is_refused, 0, HT_ARRAY_SIZE(refused));
-    tcase_add_test(t, an_entry_too_deep_is_refused);
-    tcase_add_test(t, text_with_a_nul_or_attributes_in_disorder_are_refused);
-    tcase_add_test(t, impossible_state_is_refused);
-    tcase_add_test(t, impossible_blocks_are_refused);
-    tcase_add_test(t, an_incremental_stream_comes_back);
-    tcase_add_test(t, impossible_blocks_of_a_base_are_refused);
-    tcase_add_test(t, a_base_comes_first_and_once);
-    tcase_add_test(t, impossible_records_are_refused);
-    tcase_add_test(t, the_writer_takes_only_what_a_reader_would);
-    return run_all(s);
+    return run_tests("stream", .timeout_s = 300);
 }

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* A stream becomes a directory, and changes nothing elsewhere, whatever it says. This holds on every file system. */
-#include <check.h>
 #include <fcntl.h>
 #include <ftw.h>
 #include <stdio.h>
@@ -93,7 +92,7 @@ static int write_tree(struct ht_hash128 *out_digest)
     return rc;
 }
 
-START_TEST(a_tree_comes_back_with_the_same_digest)
+TEST(a_tree_comes_back_with_the_same_digest)
 {
     static uint8_t block[HT_STREAM_BLOCK_BYTES];
     struct ht_stream_writer again;
@@ -124,9 +123,8 @@ START_TEST(a_tree_comes_back_with_the_same_digest)
     ht_stream_writer_free(&again);
     end();
 }
-END_TEST
 
-START_TEST(a_hard_link_does_not_follow_a_symlink)
+TEST(a_hard_link_does_not_follow_a_symlink)
 {
     static const char *const target[] = {"s/victim", "s", "d"};
     struct ht_hash128 digest;
@@ -148,9 +146,8 @@ START_TEST(a_hard_link_does_not_follow_a_symlink)
     }
     ck_assert(unlink(victim) == 0 && rmdir(outside) == 0);
 }
-END_TEST
 
-START_TEST(a_failure_names_the_entry)
+TEST(a_failure_names_the_entry)
 {
     struct ht_hash128 digest;
 
@@ -168,10 +165,9 @@ START_TEST(a_failure_names_the_entry)
     ck_assert_msg(strncmp(why, "fifo is a device, a socket or a FIFO", 30) == 0, "%s", why);
     end();
 }
-END_TEST
 
 /* No symlink in the base leads away from it. */
-START_TEST(blocks_come_from_files_of_the_base_alone)
+TEST(blocks_come_from_files_of_the_base_alone)
 {
     static const struct {
         const char *path, *why;
@@ -215,9 +211,8 @@ START_TEST(blocks_come_from_files_of_the_base_alone)
     snprintf(command, sizeof(command), "rm -r %s", base);
     ck_assert_int_eq(system(command), 0);
 }
-END_TEST
 
-START_TEST(state_of_a_file_that_has_none_is_refused)
+TEST(state_of_a_file_that_has_none_is_refused)
 {
     struct ht_hash128 digest;
 
@@ -228,18 +223,8 @@ START_TEST(state_of_a_file_that_has_none_is_refused)
     ck_assert_msg(strstr(why, "w: cannot open its state"), "%s", why);
     end();
 }
-END_TEST
 
 int main(void)
 {
-    Suite *s = suite_create("tree");
-    TCase *t = tcase_create("tree");
-
-    suite_add_tcase(s, t);
-    tcase_add_test(t, a_tree_comes_back_with_the_same_digest);
-    tcase_add_test(t, a_hard_link_does_not_follow_a_symlink);
-    tcase_add_test(t, a_failure_names_the_entry);
-    tcase_add_test(t, blocks_come_from_files_of_the_base_alone);
-    tcase_add_test(t, state_of_a_file_that_has_none_is_refused);
-    return run_all(s);
+    return run_tests("tree");
 }

@@ -8,7 +8,6 @@
 
 enum { ELEMENTS = 57344, BYTES = ELEMENTS * 4 };
 
-static struct fixture w;
 static struct test_param *p;
 static struct ht_grad *g, *own; /* own keeps an account */
 static struct ht_quota_user user = {.kind = HT_QUOTA_ROOT};
@@ -62,7 +61,7 @@ static void applied_all(unsigned steps)
     check_all(&w);
 }
 
-START_TEST(ends_with_the_step_that_took_its_bytes)
+TEST(ends_with_the_step_that_took_its_bytes)
 {
     begin("adamw lr=1e-2");
     write_around_and_flush();
@@ -70,12 +69,10 @@ START_TEST(ends_with_the_step_that_took_its_bytes)
     write_all(g, 0, bytes, BYTES);
     close_own();
     applied_all(2);
-    done();
 }
-END_TEST
 
 /* Every range comes free for the second gradient of the same step. */
-START_TEST(ends_with_the_pass_that_took_its_bytes)
+TEST(ends_with_the_pass_that_took_its_bytes)
 {
     begin("sgd lr=1e-2 accumulate=2");
     write_around_and_flush();
@@ -85,12 +82,10 @@ START_TEST(ends_with_the_pass_that_took_its_bytes)
     ck_assert_int_eq(ht_grad_flush(g), 0);
     ck_assert_int_eq(ht_optim_commit(w.o, ROOT), 0);
     ck_assert_uint_eq(fixture_stat(&w).updated_elements, ELEMENTS);
-    done();
 }
-END_TEST
 
 /* A partial boundary: of one range some bytes are applied, and others stay the opener's own. */
-START_TEST(keeps_what_no_flush_took)
+TEST(keeps_what_no_flush_took)
 {
     begin("adamw lr=1e-2 partial=1");
     write_all(own, 4, bytes + 4, 4);
@@ -111,12 +106,10 @@ START_TEST(keeps_what_no_flush_took)
     ck_assert_int_eq(ht_grad_flush(g), 0);
     ck_assert_int_eq(ht_optim_commit(w.o, ROOT), 0);
     ck_assert_uint_eq(fixture_stat(&w).updated_elements, 3 + 25 + 2);
-    done();
 }
-END_TEST
 
 /* Two accounts of one range, closed in either order, also after a drop has ended both. */
-START_TEST(of_several_openers)
+TEST_LOOP(of_several_openers, 4)
 {
     begin("adamw lr=1e-2");
     struct ht_grad *other = open_grad(&w, p);
@@ -139,9 +132,7 @@ START_TEST(of_several_openers)
     ck_assert_int_eq(ht_optim_drop(w.o, ROOT, p->oid, NULL), 0);
     write_all(g, 0, bytes, BYTES);
     applied_all(1);
-    done();
 }
-END_TEST
 
 static uint64_t taken_by_others;
 
@@ -163,7 +154,7 @@ static void take_memory(bool take)
     unlock(w.o);
 }
 
-START_TEST(of_all_openers_have_bounded_memory)
+TEST(of_all_openers_have_bounded_memory)
 {
     begin("adamw lr=1e-2");
     ck_assert_uint_eq(account_bytes(), 0);
@@ -187,11 +178,9 @@ START_TEST(of_all_openers_have_bounded_memory)
     ck_assert_uint_eq(account_bytes(), one);
     close_own();
     ck_assert_uint_eq(account_bytes(), 0);
-    done();
 }
-END_TEST
 
-START_TEST(has_no_bytes_of_a_write_that_failed)
+TEST(has_no_bytes_of_a_write_that_failed)
 {
     begin("adamw lr=1e-2 partial=1");
     write_all(own, 0, bytes, 8);
@@ -203,19 +192,10 @@ START_TEST(has_no_bytes_of_a_write_that_failed)
     ck_assert_int_eq(ht_grad_flush(g), 0);
     ck_assert_int_eq(ht_optim_commit(w.o, ROOT), 0);
     ck_assert_uint_eq(fixture_stat(&w).updated_elements, 23);
-    done();
 }
-END_TEST
 
 int main(void)
 {
-    TCase *t = tcase_create("account");
-
-    tcase_add_test(t, ends_with_the_step_that_took_its_bytes);
-    tcase_add_test(t, ends_with_the_pass_that_took_its_bytes);
-    tcase_add_test(t, keeps_what_no_flush_took);
-    tcase_add_loop_test(t, of_several_openers, 0, 4);
-    tcase_add_test(t, of_all_openers_have_bounded_memory);
-    tcase_add_test(t, has_no_bytes_of_a_write_that_failed);
-    return run_suite("account", t);
+    memory_keep(true);
+    return run_tests("account", .teardown = done, .timeout_s = 300);
 }

@@ -9,8 +9,6 @@
 
 enum { GRADIENTS = 3 };
 
-static struct fixture w;
-
 /* As autograd does: the first is the sum, each other is added to it in f32. */
 static void model_add(float *sum, const struct test_param *p, const uint8_t *g, bool first)
 {
@@ -38,17 +36,21 @@ static void model_step(struct test_param *p, const float *sum, uint64_t first, u
     ht_kernels_scalar.fn[s.kernel](&s, &u, last - first);
 }
 
-static void free_sums(float *sum[])
+static float *sum[PARAMS_MAX]; /* of the gradients of each parameter in this step */
+
+static void teardown(void)
 {
-    for (unsigned i = 0; i < w.params; i++)
+    for (unsigned i = 0; i < PARAMS_MAX; i++)
         free(sum[i]);
+    memset(sum, 0, sizeof(sum));
+    fixture_end();
 }
 
-/* Gradients for all, passes times, in another order each; their sums are to be freed. */
-static void write_passes(float *sum[], unsigned passes, bool first)
+/* Gradients for all, passes times, in another order each. first: of a step. */
+static void write_passes(unsigned passes, bool first)
 {
     for (unsigned i = 0; first && i < w.params; i++)
-        sum[i] = malloc(w.param[i].n * sizeof(float));
+        sum[i] = realloc(sum[i], w.param[i].n * sizeof(float));
     for (unsigned k = 0; k < passes; k++) {
         for (unsigned i = 0; i < w.params; i++) {
             unsigned at = (i + k) % w.params;
@@ -61,7 +63,7 @@ static void write_passes(float *sum[], unsigned passes, bool first)
     }
 }
 
-static void apply_sums(float *sum[], double factor)
+static void apply_sums(double factor)
 {
     for (unsigned i = 0; i < w.params; i++) {
         w.param[i].t++;
@@ -71,12 +73,9 @@ static void apply_sums(float *sum[], double factor)
 
 static void whole_step(double factor)
 {
-    float *sum[PARAMS_MAX];
-
-    write_passes(sum, GRADIENTS, true);
+    write_passes(GRADIENTS, true);
     ck_assert_int_eq(ht_optim_commit(w.o, ROOT), 0);
-    apply_sums(sum, factor);
-    free_sums(sum);
+    apply_sums(factor);
     check_all(&w);
 }
 
@@ -92,7 +91,7 @@ static const struct {
     {"adagrad lr=1e-2 accumulate=3 skip_nonfinite=1", 1},
 };
 
-START_TEST(sums_are_those_of_autograd)
+TEST_LOOP(sums_are_those_of_autograd, HT_ARRAY_SIZE(plain))
 {
     setenv("HITRAIN_KERNEL", _i & 1 ? "scalar" : "avx2", 1);
     fixture_open_as(&w, plain[_i].config, (unsigned)_i % 3 + 1);
@@ -104,16 +103,11 @@ START_TEST(sums_are_those_of_autograd)
     ck_assert_uint_eq(st.updated_elements, 3ull * (70001 + 100003 + 50000 + 17));
     /* The elements that are applied with the last gradient are added, too. */
     ck_assert_uint_eq(st.added_elements, GRADIENTS * st.updated_elements);
-    fixture_unmount(&w);
-    fixture_mount(&w);
-    check_all(&w);
-    fixture_close(&w);
+    remount_and_check();
 }
-END_TEST
 
-START_TEST(sums_are_clipped_as_one_gradient)
+TEST_LOOP(sums_are_clipped_as_one_gradient, 2)
 {
-    float *sum[PARAMS_MAX];
     double squares = 0;
 
     fixture_open_as(&w,
@@ -121,7 +115,7 @@ START_TEST(sums_are_clipped_as_one_gradient)
                        : "adamw lr=1e-2 max_grad_norm=2 accumulate=3",
                     2);
     fixture_mixed_params(&w, HT_SMALL_CHUNK_BYTES);
-    write_passes(sum, GRADIENTS, true);
+    write_passes(GRADIENTS, true);
     for (unsigned i = 0; i < w.params; i++)
         for (uint64_t k = 0; k < w.param[i].n; k++)
             squares += (double)sum[i][k] * (double)sum[i][k];
@@ -129,20 +123,15 @@ START_TEST(sums_are_clipped_as_one_gradient)
     double norm = sqrt(squares) / (_i ? 3 : 1), got = fixture_stat(&w).grad_norm;
     ck_assert(fabs(got - norm) < 1e-9 * norm);
     ck_assert_uint_eq(fixture_stat(&w).clipped, 1);
-    apply_sums(sum, 2 / (got + 1e-6) / (_i ? 3 : 1));
+    apply_sums(2 / (got + 1e-6) / (_i ? 3 : 1));
     check_all(&w);
-    free_sums(sum);
-    fixture_close(&w);
 }
-END_TEST
 
-START_TEST(a_step_skipped_for_one_of_its_gradients_leaves_no_sum)
+TEST(a_step_skipped_for_one_of_its_gradients_leaves_no_sum)
 {
-    float *sum[PARAMS_MAX];
-
     fixture_open_as(&w, "adamw lr=1e-2 skip_nonfinite=1 accumulate=3", 2);
     fixture_mixed_params(&w, HT_SMALL_CHUNK_BYTES);
-    write_passes(sum, GRADIENTS - 1, true);
+    write_passes(GRADIENTS - 1, true);
     for (unsigned i = 0; i < w.params; i++) {
         uint8_t *g = random_gradient(&w, &w.param[i]);
         put_value(g, w.param[i].grad_dtype, 3, i == 1 ? INFINITY : 1);
@@ -150,90 +139,71 @@ START_TEST(a_step_skipped_for_one_of_its_gradients_leaves_no_sum)
         free(g);
     }
     ck_assert_int_eq(ht_optim_commit(w.o, ROOT), 0);
-    free_sums(sum);
     struct ht_root_stat st = fixture_stat(&w);
     ck_assert(st.skipped == 1 && st.nonfinite == 1 && st.sum_resident_bytes == 0);
     check_all(&w);
     whole_step(1);
-    fixture_close(&w);
 }
-END_TEST
 
-START_TEST(readers_get_the_last_boundary_until_the_last_gradient)
+TEST(readers_get_the_last_boundary_until_the_last_gradient)
 {
-    float *sum[PARAMS_MAX];
-
     fixture_open_as(&w, "adamw lr=1e-2 accumulate=3", 2);
     fixture_mixed_params(&w, HT_SMALL_CHUNK_BYTES);
-    write_passes(sum, GRADIENTS - 1, true);
+    write_passes(GRADIENTS - 1, true);
     for (unsigned i = 0; i < w.params; i++) /* whatever is being added */
         ck_assert_int_eq(ht_optim_readable(w.o, w.param[i].oid, 0, UINT64_MAX / 2, NULL), 0);
     ck_assert_int_eq(ht_optim_wait(w.o, ROOT, 0), 0);
     check_all(&w);
     ck_assert(fixture_stat(&w).open && fixture_stat(&w).sum_resident_bytes > 0);
-    write_passes(sum, 1, false);
+    write_passes(1, false);
     ck_assert_int_eq(ht_optim_wait(w.o, ROOT, 0), 0);
-    apply_sums(sum, 1); /* before the boundary: no more can come */
+    apply_sums(1); /* before the boundary: no more can come */
     check_all(&w);
-    ck_assert_int_eq(ht_optim_commit(w.o, ROOT), 0);
-    check_all(&w);
-    free_sums(sum);
-    fixture_close(&w);
+    commit_and_check();
 }
-END_TEST
 
-START_TEST(too_few_gradients_are_refused_and_too_many)
+TEST(too_few_gradients_are_refused_and_too_many)
 {
-    float *sum[PARAMS_MAX];
+    struct test_param *p = open_with_param("adamw lr=1e-2 accumulate=3", 2, 70001);
 
-    fixture_open_as(&w, "adamw lr=1e-2 accumulate=3", 2);
-    struct test_param *p = fixture_param(&w, HT_DTYPE_F32, HT_DTYPE_F32, 70001, HT_SMALL_CHUNK_BYTES);
-    write_passes(sum, GRADIENTS - 1, true);
+    write_passes(GRADIENTS - 1, true);
     ck_assert_int_eq(ht_optim_commit(w.o, ROOT), -EBUSY);
     check_error(&w, p, "all of the 3 gradients");
-    write_passes(sum, 1, false);
+    write_passes(1, false);
     struct ht_grad *g = open_grad(&w, p);
     ck_assert_int_eq(ht_grad_write(g, 0, "1234", 4), -EBUSY);
     check_error(&w, p, "belong to this step");
     ht_grad_release(g);
     ck_assert_int_eq(ht_optim_commit(w.o, ROOT), 0);
-    apply_sums(sum, 1);
+    apply_sums(1);
     check_all(&w);
-    free_sums(sum);
-    fixture_close(&w);
 }
-END_TEST
 
-START_TEST(too_many_gradients_of_a_deferred_step_are_refused)
+TEST(too_many_gradients_of_a_deferred_step_are_refused)
 {
-    float *sum[PARAMS_MAX];
+    struct test_param *p = open_with_param("adamw lr=1e-2 accumulate=3 max_grad_norm=1e9", 2, 70001);
 
-    fixture_open_as(&w, "adamw lr=1e-2 accumulate=3 max_grad_norm=1e9", 2);
-    struct test_param *p = fixture_param(&w, HT_DTYPE_F32, HT_DTYPE_F32, 70001, HT_SMALL_CHUNK_BYTES);
-    write_passes(sum, GRADIENTS, true);
+    write_passes(GRADIENTS, true);
     struct ht_grad *g = open_grad(&w, p);
     ck_assert_int_eq(ht_grad_write(g, 4000, "1234", 4), -EBUSY);
     ht_grad_release(g);
     ck_assert_int_eq(ht_optim_commit(w.o, ROOT), 0);
-    apply_sums(sum, 1);
+    apply_sums(1);
     check_all(&w);
-    free_sums(sum);
-    fixture_close(&w);
 }
-END_TEST
 
 /* Two whole gradients, and some elements of the third: each element is updated by its own sum. */
-START_TEST(partial_applies_what_came)
+TEST_LOOP(partial_applies_what_came, 4)
 {
     const char *config[] = {"adamw lr=1e-2 accumulate=3 partial=1",
                             "adamw lr=1e-2 accumulate=3 partial=1 max_grad_norm=1e9"};
-    float *sum[PARAMS_MAX];
+
     uint64_t first = 1000, last = 40000;
 
     fixture_open_as(&w, config[_i % 2], 2);
     struct test_param *p =
         fixture_param(&w, HT_DTYPE_F32, _i < 2 ? HT_DTYPE_F32 : HT_DTYPE_BF16, 70001, HT_SMALL_CHUNK_BYTES);
-    write_passes(sum, GRADIENTS - 1, true);
+    write_passes(GRADIENTS - 1, true);
     uint8_t *bytes = random_gradient(&w, p);
     struct ht_grad *g = open_grad(&w, p);
     size_t size = dtype_bytes(p->grad_dtype);
@@ -242,7 +212,7 @@ START_TEST(partial_applies_what_came)
     for (uint64_t i = first; i < last; i++)
         sum[0][i] += ht_kernel_element(bytes, p->grad_dtype, i);
     ck_assert_int_eq(ht_optim_step(w.o, ROOT), 0);
-    apply_sums(sum, 1);
+    apply_sums(1);
     check_all(&w);
     /* For the next step only these came. */
     write_all(g, first * size, bytes, (last - first) * size);
@@ -256,23 +226,16 @@ START_TEST(partial_applies_what_came)
     ck_assert_uint_eq(fixture_stat(&w).sum_resident_bytes, 0);
     ht_grad_release(g);
     free(bytes);
-    free_sums(sum);
-    fixture_close(&w);
 }
-END_TEST
 
-START_TEST(abort_and_crash_drop_the_sums)
+TEST_LOOP(abort_and_crash_drop_the_sums, 2)
 {
-    float *sum[PARAMS_MAX];
-
     fixture_open_as(&w, "adamw lr=1e-2 accumulate=3", 2);
     fixture_mixed_params(&w, HT_SMALL_CHUNK_BYTES);
     whole_step(1);
-    write_passes(sum, 2, true);
-    free_sums(sum);
+    write_passes(2, true);
     if (_i) {
-        fixture_crash(&w);
-        fixture_mount(&w);
+        crash_and_mount();
     } else {
         ck_assert_int_eq(ht_optim_abort(w.o, ROOT), 0);
         ck_assert_uint_eq(fixture_stat(&w).sum_resident_bytes, 0);
@@ -280,34 +243,28 @@ START_TEST(abort_and_crash_drop_the_sums)
     ck_assert(!fixture_stat(&w).open);
     check_all(&w);
     whole_step(1);
-    fixture_close(&w);
 }
-END_TEST
 
 /* More sums than memory: they spill, and are counted. */
-START_TEST(sums_that_do_not_fit_in_memory_spill)
+TEST(sums_that_do_not_fit_in_memory_spill)
 {
-    float *sum[PARAMS_MAX];
     struct ht_store_stats st;
 
     w.device_bytes = 384ull * MIB;
     fixture_open_as(&w, "adamw lr=1e-2 accumulate=3", 3);
     fixture_param(&w, HT_DTYPE_BF16, HT_DTYPE_F32, 3u << 19, HT_CHUNK_BYTES);
     fixture_param(&w, HT_DTYPE_F32, HT_DTYPE_F32, 3u << 19, HT_CHUNK_BYTES);
-    write_passes(sum, 2, true);
+    write_passes(2, true);
     ck_assert_int_eq(ht_optim_wait(w.o, ROOT, 0), 0);
     ck_assert_uint_gt(fixture_stat(&w).sum_stored_bytes, 2 * MIB);
-    write_passes(sum, 1, false);
+    write_passes(1, false);
     ck_assert_int_eq(ht_optim_commit(w.o, ROOT), 0);
-    apply_sums(sum, 1);
+    apply_sums(1);
     check_all(&w);
     ck_assert_uint_eq(fixture_stat(&w).sum_stored_bytes, 0);
     ht_store_stats(w.s, &st);
     ck_assert_uint_le(st.dram_used_bytes, w.dram_bytes);
-    free_sums(sum);
-    fixture_close(&w);
 }
-END_TEST
 
 static void configure(const char *text)
 {
@@ -335,9 +292,8 @@ static struct ht_obj *fill_store(void)
 }
 
 /* A full store refuses the first gradient, not a later one; without sums it goes on. */
-START_TEST(space_for_sums_is_reserved_by_the_first_gradient)
+TEST(space_for_sums_is_reserved_by_the_first_gradient)
 {
-    float *sum[PARAMS_MAX];
     struct ht_tx *tx;
 
     w.device_bytes = 96ull * MIB;
@@ -357,38 +313,33 @@ START_TEST(space_for_sums_is_reserved_by_the_first_gradient)
     check_all(&w);
     configure("adamw lr=1e-2");
     step_param(&w, p);
-    ck_assert_int_eq(ht_optim_commit(w.o, ROOT), 0);
-    check_all(&w);
+    commit_and_check();
     ck_assert_int_eq(ht_tx_begin(w.s, 0, &tx), 0);
     ht_obj_delete(filler, tx);
     ck_assert_int_eq(ht_tx_commit(tx, NULL), 0);
     ht_obj_put(filler);
     configure("adamw lr=1e-2 accumulate=3");
-    write_passes(sum, GRADIENTS - 1, true);
+    write_passes(GRADIENTS - 1, true);
     filler = fill_store();
-    write_passes(sum, 1, false);
+    write_passes(1, false);
     ck_assert_int_eq(ht_optim_commit(w.o, ROOT), 0);
-    apply_sums(sum, 1);
+    apply_sums(1);
     check_all(&w);
     ht_obj_put(filler);
     ht_grad_release(g);
     free(bytes);
-    free_sums(sum);
-    fixture_close(&w);
 }
-END_TEST
 
 /* By a reset, or by the abort of its first step. */
-START_TEST(with_the_state_goes_the_space_for_sums)
+TEST_LOOP(with_the_state_goes_the_space_for_sums, 2)
 {
     struct ht_store_stats before, after;
-    float *sum[PARAMS_MAX];
 
     fixture_open_as(&w, "sgd lr=1e-2 accumulate=3", 2);
     fixture_param(&w, HT_DTYPE_F32, HT_DTYPE_F32, 1 << 20, HT_CHUNK_BYTES);
     ck_assert_int_eq(ht_optim_commit(w.o, ROOT), 0);
     ht_store_stats(w.s, &before);
-    write_passes(sum, GRADIENTS, true);
+    write_passes(GRADIENTS, true);
     if (_i) {
         ck_assert_int_eq(ht_optim_commit(w.o, ROOT), 0);
         ck_assert_int_eq(ht_optim_reset(w.o, ROOT, w.param[0].oid, NULL), 0);
@@ -398,44 +349,33 @@ START_TEST(with_the_state_goes_the_space_for_sums)
     }
     ht_store_stats(w.s, &after);
     ck_assert_uint_eq(after.reserved_bytes, before.reserved_bytes);
-    free_sums(sum);
-    fixture_close(&w);
 }
-END_TEST
 
-START_TEST(another_size_has_another_sum)
+TEST(another_size_has_another_sum)
 {
-    float *sum[PARAMS_MAX];
+    struct test_param *p = open_with_param("adamw lr=1e-2 accumulate=3", 2, 70001);
 
-    fixture_open_as(&w, "adamw lr=1e-2 accumulate=3", 2);
-    struct test_param *p = fixture_param(&w, HT_DTYPE_F32, HT_DTYPE_F32, 70001, HT_SMALL_CHUNK_BYTES);
     whole_step(1);
     ck_assert_int_eq(ht_optim_reset(w.o, ROOT, p->oid, NULL), 0);
     forget_state(p);
     ck_assert_int_eq(ht_obj_truncate(p->obj, 4 * 1000), 0);
     p->n = 1000;
     check_all(&w);
-    write_passes(sum, GRADIENTS - 1, true);
+    write_passes(GRADIENTS - 1, true);
     ck_assert_int_eq(ht_optim_wait(w.o, ROOT, 0), 0);
     struct ht_root_stat st = fixture_stat(&w);
     ck_assert(st.parameters == 1 && st.state_bytes == 2 * 4000);
     ck_assert(st.sum_resident_bytes > 0 && st.sum_resident_bytes <= HT_SMALL_CHUNK_BYTES);
-    free_sums(sum);
     ck_assert_int_eq(ht_optim_abort(w.o, ROOT), 0);
     check_all(&w);
-    fixture_close(&w);
 }
-END_TEST
 
-START_TEST(a_failed_addition_can_only_be_aborted)
+TEST(a_failed_addition_can_only_be_aborted)
 {
-    float *sum[PARAMS_MAX];
+    struct test_param *p = open_with_param("adamw lr=1e-2 accumulate=3", 1, 70001);
 
-    fixture_open_as(&w, "adamw lr=1e-2 accumulate=3", 1);
-    struct test_param *p = fixture_param(&w, HT_DTYPE_F32, HT_DTYPE_F32, 70001, HT_SMALL_CHUNK_BYTES);
     ck_assert_int_eq(ht_optim_commit(w.o, ROOT), 0);
-    write_passes(sum, 1, true);
-    free_sums(sum);
+    write_passes(1, true);
     ck_assert_int_eq(ht_optim_wait(w.o, ROOT, 0), 0);
     ht_fault_arm(HT_FAULT_OPTIM_UPDATE, 1, false);
     uint8_t *g = random_gradient(&w, p);
@@ -450,26 +390,10 @@ START_TEST(a_failed_addition_can_only_be_aborted)
     check_all(&w);
     whole_step(1);
     free(g);
-    fixture_close(&w);
 }
-END_TEST
 
 int main(void)
 {
-    TCase *t = tcase_create("all");
-
-    tcase_add_loop_test(t, sums_are_those_of_autograd, 0, (int)HT_ARRAY_SIZE(plain));
-    tcase_add_loop_test(t, sums_are_clipped_as_one_gradient, 0, 2);
-    tcase_add_test(t, a_step_skipped_for_one_of_its_gradients_leaves_no_sum);
-    tcase_add_test(t, readers_get_the_last_boundary_until_the_last_gradient);
-    tcase_add_test(t, too_few_gradients_are_refused_and_too_many);
-    tcase_add_test(t, too_many_gradients_of_a_deferred_step_are_refused);
-    tcase_add_loop_test(t, partial_applies_what_came, 0, 4);
-    tcase_add_loop_test(t, abort_and_crash_drop_the_sums, 0, 2);
-    tcase_add_test(t, sums_that_do_not_fit_in_memory_spill);
-    tcase_add_test(t, space_for_sums_is_reserved_by_the_first_gradient);
-    tcase_add_loop_test(t, with_the_state_goes_the_space_for_sums, 0, 2);
-    tcase_add_test(t, another_size_has_another_sum);
-    tcase_add_test(t, a_failed_addition_can_only_be_aborted);
-    return run_suite("accumulate", t);
+    memory_keep(true);
+    return run_tests("accumulate", .teardown = teardown, .timeout_s = 300);
 }

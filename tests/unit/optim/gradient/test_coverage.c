@@ -3,12 +3,11 @@
 #include "optim/state/context.h"
 #include "optim/state/param.h"
 #include "optim/state/range.h"
-#include "tests/unit/optim/step/fixture.h"
+#include "tests/unit/optim/step/holder.h"
 
 #include <math.h>
 #include <unistd.h>
 
-static struct fixture w;
 static struct test_param *p;
 static struct ht_grad *g;
 static uint8_t *bytes;
@@ -38,6 +37,8 @@ static void apply_to_model(void)
 
 static void done(void)
 {
+    if (!w.s) /* a test has closed it */
+        return;
     ht_grad_release(g);
     free(bytes);
     check_all(&w);
@@ -49,7 +50,20 @@ static void write_ok(uint64_t begin_at, uint64_t end)
     write_all(g, begin_at, bytes, end - begin_at);
 }
 
-START_TEST(each_flush_queues_what_is_whole)
+static void end_step(void)
+{
+    ck_assert_int_eq(ht_grad_flush(g), 0);
+    ck_assert_int_eq(ht_optim_commit(w.o, ROOT), 0);
+    apply_to_model();
+}
+
+static void whole_step(void)
+{
+    write_ok(0, p->n * 4);
+    end_step();
+}
+
+TEST(each_flush_queues_what_is_whole)
 {
     begin(HT_DTYPE_F32);
     ck_assert_uint_eq(ht_grad_size(g), p->n * 4);
@@ -69,11 +83,9 @@ START_TEST(each_flush_queues_what_is_whole)
     ck_assert_int_eq(ht_optim_commit(w.o, ROOT), 0);
     ck_assert_uint_eq(fixture_stat(&w).grad_bytes, p->n * 4);
     apply_to_model();
-    done();
 }
-END_TEST
 
-START_TEST(rewriting_before_the_flush_counts_once)
+TEST(rewriting_before_the_flush_counts_once)
 {
     begin(HT_DTYPE_BF16);
     uint8_t *other = random_gradient(&w, p);
@@ -84,11 +96,9 @@ START_TEST(rewriting_before_the_flush_counts_once)
     ck_assert_int_eq(ht_optim_commit(w.o, ROOT), 0);
     free(other);
     apply_to_model();
-    done();
 }
-END_TEST
 
-START_TEST(a_second_gradient_before_the_boundary_is_refused)
+TEST(a_second_gradient_before_the_boundary_is_refused)
 {
     begin(HT_DTYPE_F32);
     write_ok(0, p->n * 4);
@@ -100,15 +110,10 @@ START_TEST(a_second_gradient_before_the_boundary_is_refused)
     ck_assert_int_eq(ht_grad_write(g, 0, bytes, 4), -EBUSY); /* applied is no excuse */
     ck_assert_int_eq(ht_optim_step(w.o, ROOT), 0);
     apply_to_model();
-    write_ok(0, p->n * 4);
-    ck_assert_int_eq(ht_grad_flush(g), 0);
-    ck_assert_int_eq(ht_optim_commit(w.o, ROOT), 0);
-    apply_to_model();
-    done();
+    whole_step();
 }
-END_TEST
 
-START_TEST(a_torn_element_refuses_what_came_since_the_last_flush)
+TEST(a_torn_element_refuses_what_came_since_the_last_flush)
 {
     begin(HT_DTYPE_F32);
     write_ok(0, 65536);
@@ -123,18 +128,14 @@ START_TEST(a_torn_element_refuses_what_came_since_the_last_flush)
     ck_assert_int_eq(ht_grad_flush(g), -EINVAL);
     check_error(&w, p, "byte 65538");
     write_ok(65536, p->n * 4);
-    ck_assert_int_eq(ht_grad_flush(g), 0);
-    ck_assert_int_eq(ht_optim_commit(w.o, ROOT), 0);
-    apply_to_model();
-    done();
+    end_step();
 }
-END_TEST
 
 /*
  * Each opener has half of the gradient, in odd pieces. One closes while the other is inside an element, and inside its
  * own.
  */
-START_TEST(an_opener_answers_for_what_it_wrote_itself)
+TEST(an_opener_answers_for_what_it_wrote_itself)
 {
     begin(HT_DTYPE_F32);
     struct ht_grad *other = open_grad(&w, p);
@@ -159,26 +160,20 @@ START_TEST(an_opener_answers_for_what_it_wrote_itself)
     ht_grad_release(other);
     ck_assert_int_eq(ht_optim_commit(w.o, ROOT), 0);
     apply_to_model();
-    done();
 }
-END_TEST
 
 /* apply takes the whole elements of all openers. A partly written element stays with its writer. */
-START_TEST(apply_leaves_an_element_that_is_being_written)
+TEST(apply_leaves_an_element_that_is_being_written)
 {
     begin(HT_DTYPE_F32);
     write_ok(0, 100001);
     ck_assert_int_eq(ht_optim_apply(w.o, ROOT, p->oid), 0);
     ck_assert_int_eq(ht_optim_wait(w.o, ROOT, 0), 0);
     write_ok(100001, p->n * 4);
-    ck_assert_int_eq(ht_grad_flush(g), 0);
-    ck_assert_int_eq(ht_optim_commit(w.o, ROOT), 0);
-    apply_to_model();
-    done();
+    end_step();
 }
-END_TEST
 
-START_TEST(bytes_beyond_the_parameter_refuse_the_gradient)
+TEST(bytes_beyond_the_parameter_refuse_the_gradient)
 {
     begin(HT_DTYPE_F32);
     uint64_t end = p->n * 4;
@@ -192,14 +187,10 @@ START_TEST(bytes_beyond_the_parameter_refuse_the_gradient)
     ck_assert_int_eq(ht_grad_flush(g), 0);
     ck_assert(!fixture_stat(&w).open);
     write_ok(0, end);
-    ck_assert_int_eq(ht_grad_flush(g), 0);
-    ck_assert_int_eq(ht_optim_commit(w.o, ROOT), 0);
-    apply_to_model();
-    done();
+    end_step();
 }
-END_TEST
 
-START_TEST(who_writes_too_much_is_refused_alone)
+TEST(who_writes_too_much_is_refused_alone)
 {
     begin(HT_DTYPE_F32);
     struct ht_grad *other = open_grad(&w, p);
@@ -226,11 +217,9 @@ START_TEST(who_writes_too_much_is_refused_alone)
     ht_grad_release(other);
     ck_assert_int_eq(ht_optim_commit(w.o, ROOT), 0);
     apply_to_model();
-    done();
 }
-END_TEST
 
-START_TEST(wrong_dtypes_and_sizes_do_not_open)
+TEST(wrong_dtypes_and_sizes_do_not_open)
 {
     struct ht_grad *other;
 
@@ -250,11 +239,9 @@ START_TEST(wrong_dtypes_and_sizes_do_not_open)
     ck_assert_int_eq(ht_grad_open(w.o, &desc, &other), -EINVAL);
     check_error(&w, p, "whole number of elements");
     ck_assert_int_eq(ht_optim_abort(w.o, ROOT), 0);
-    done();
 }
-END_TEST
 
-START_TEST(an_empty_parameter_has_an_empty_gradient)
+TEST(an_empty_parameter_has_an_empty_gradient)
 {
     begin(HT_DTYPE_F32);
     struct test_param *empty = fixture_param(&w, HT_DTYPE_F32, HT_DTYPE_F32, 0, HT_SMALL_CHUNK_BYTES);
@@ -266,11 +253,9 @@ START_TEST(an_empty_parameter_has_an_empty_gradient)
     ck_assert_int_eq(ht_grad_flush(h), -EINVAL);
     ck_assert_int_eq(ht_optim_commit(w.o, ROOT), 0);
     ht_grad_release(h);
-    done();
 }
-END_TEST
 
-START_TEST(a_gradient_reads_as_written_until_it_is_applied)
+TEST(a_gradient_reads_as_written_until_it_is_applied)
 {
     uint8_t got[9000];
 
@@ -294,11 +279,9 @@ START_TEST(a_gradient_reads_as_written_until_it_is_applied)
         ck_assert_uint_eq(got[i], 0);
     ck_assert_int_eq(ht_grad_read(g, p->n * 2, got, 10), 0);
     apply_to_model();
-    done();
 }
-END_TEST
 
-START_TEST(more_pieces_than_allowed_are_refused)
+TEST(more_pieces_than_allowed_are_refused)
 {
     begin(HT_DTYPE_F32);
     ssize_t n = 4;
@@ -307,74 +290,29 @@ START_TEST(more_pieces_than_allowed_are_refused)
         n = ht_grad_write(g, 8 * i, bytes + 8 * i, 4);
     ck_assert_int_eq(n, -E2BIG);
     check_error(&w, p, "pieces");
-    write_ok(0, p->n * 4);
-    ck_assert_int_eq(ht_grad_flush(g), 0);
-    ck_assert_int_eq(ht_optim_commit(w.o, ROOT), 0);
-    apply_to_model();
-    done();
+    whole_step();
 }
-END_TEST
 
-START_TEST(gradients_take_no_space_when_applied)
+TEST_LOOP(gradients_take_no_space_when_applied, 2)
 {
     struct ht_store_stats st;
 
     begin(_i ? HT_DTYPE_BF16 : HT_DTYPE_F32);
     write_ok(0, p->n * dtype_bytes(p->grad_dtype));
-    ck_assert_int_eq(ht_grad_flush(g), 0);
-    ck_assert_int_eq(ht_optim_commit(w.o, ROOT), 0);
-    apply_to_model();
+    end_step();
     ht_store_stats(w.s, &st);
     /* The parameter and two states are resident; nothing else is. */
     ck_assert_uint_le(st.dram_used_bytes, 3 * 4 * (uint64_t)HT_SMALL_CHUNK_BYTES);
-    done();
 }
-END_TEST
 
 /* ----------------------------------------------------------------- waiting */
 
-struct parked {
-    struct ht_waiter waiter;
-    atomic_bool woken;
-};
-
-static void wake(struct ht_waiter *waiter)
+TEST(readers_of_pending_ranges_are_parked_and_woken)
 {
-    ((struct parked *)waiter)->woken = true;
-}
-
-/* A first update that takes its time, so that others stay queued. */
-static atomic_bool let_go;
-static struct ht_obj *slow; /* NULL: the parameter */
-static uint64_t slow_chunk;
-
-static void *hold_chunk(void *arg)
-{
-    struct ht_obj *obj = slow ? slow : p->obj;
-    struct ht_batch_pin l = {
-        .store = w.s, .count = 1, .chunk = {{.obj = obj, .index = slow_chunk, .mode = HT_BATCH_PIN_READ}}};
-
-    ck_assert_int_eq(ht_batch_pin_begin(&l), 0);
-    ck_assert_int_eq(ht_batch_pin_wait(&l), 0);
-    *(atomic_bool *)arg = true;
-    while (!let_go)
-        usleep(1000);
-    ht_batch_pin_end(&l, 0);
-    ck_assert_int_eq(ht_batch_pin_finish(&l), 0);
-    return NULL;
-}
-
-START_TEST(readers_of_pending_ranges_are_parked_and_woken)
-{
-    struct parked parked = {.woken = false}, gone = {.woken = false};
-    atomic_bool held = false;
-    pthread_t holder;
+    struct parked gone = {.woken = false};
 
     begin(HT_DTYPE_F32);
-    let_go = false;
-    ck_assert_int_eq(pthread_create(&holder, NULL, hold_chunk, &held), 0);
-    while (!held)
-        usleep(1000);
+    hold_begin(p->obj, 0);
     write_ok(0, 100000);
     ck_assert_int_eq(ht_optim_readable(w.o, p->oid, 0, 100, NULL), 0);
     parked.waiter.wake = gone.waiter.wake = wake;
@@ -389,43 +327,28 @@ START_TEST(readers_of_pending_ranges_are_parked_and_woken)
     ck_assert_int_eq(ht_optim_readable(w.o, 4242, 0, 4000, NULL), 0);
     ck_assert(ht_optim_cancel(w.o, &gone.waiter));
     ck_assert(!parked.woken);
-    let_go = true;
-    pthread_join(holder, NULL);
+    hold_end();
     ck_assert_int_eq(ht_optim_wait(w.o, ROOT, 0), 0);
-    while (!parked.woken)
-        usleep(1000);
+    wait_until(is_woken);
     ck_assert(!gone.woken);
     ck_assert_int_eq(ht_optim_readable(w.o, p->oid, 0, UINT64_MAX, NULL), 0);
     write_ok(100000, p->n * 4);
-    ck_assert_int_eq(ht_grad_flush(g), 0);
-    ck_assert_int_eq(ht_optim_commit(w.o, ROOT), 0);
-    apply_to_model();
-    done();
+    end_step();
 }
-END_TEST
 
-START_TEST(abort_answers_parked_readers)
+TEST(abort_answers_parked_readers)
 {
-    struct parked parked = {.woken = false};
-    atomic_bool held = false;
-    pthread_t holder;
-
     begin(HT_DTYPE_F32);
-    let_go = false;
-    ck_assert_int_eq(pthread_create(&holder, NULL, hold_chunk, &held), 0);
-    while (!held)
-        usleep(1000);
+    hold_begin(p->obj, 0);
     write_ok(0, p->n * 4);
     parked.waiter.wake = wake;
     ck_assert_int_eq(ht_grad_flush(g), 0);
     ck_assert_int_eq(ht_optim_readable(w.o, p->oid, 0, 100, &parked.waiter), -EAGAIN);
-    let_go = true;
+    holder.let_go = true;
     ck_assert_int_eq(ht_optim_abort(w.o, ROOT), 0);
     ck_assert(parked.woken);
-    pthread_join(holder, NULL);
-    done();
+    hold_end();
 }
-END_TEST
 
 static enum ht_optim_file first_is_unlinked(void *ctx, uint64_t oid)
 {
@@ -454,45 +377,37 @@ static void wait_until_taken(const struct test_param *of)
 }
 
 /* The only thread works on another parameter, and no update of this one ever comes. */
-START_TEST(the_end_of_a_step_answers_readers_of_a_deleted_parameter)
+TEST(the_end_of_a_step_answers_readers_of_a_deleted_parameter)
 {
-    struct parked parked = {.waiter = {.wake = wake}};
-    atomic_bool held = false;
-    pthread_t holder, committer;
+    pthread_t committer;
     int result = -1;
 
     w.hooks.file = first_is_unlinked;
     begin_with(1, HT_DTYPE_F32, 57344);
     struct test_param *other = fixture_param(&w, HT_DTYPE_F32, HT_DTYPE_F32, 57344, HT_SMALL_CHUNK_BYTES);
-    slow = other->obj;
     ck_assert_int_eq(ht_optim_commit(w.o, ROOT), 0);
-    let_go = false;
-    ck_assert_int_eq(pthread_create(&holder, NULL, hold_chunk, &held), 0);
-    while (!held)
-        usleep(1000);
+    hold_begin(other->obj, 0);
     write_gradient(&w, other, bytes);
     wait_until_taken(other);
     write_ok(0, 150000);
+    parked.waiter.wake = wake;
     ck_assert_int_eq(ht_grad_flush(g), 0);
     ck_assert_int_eq(ht_optim_readable(w.o, p->oid, 0, 4, &parked.waiter), -EAGAIN);
     ck_assert_int_eq(pthread_create(&committer, NULL, commit_in_thread, &result), 0);
     for (unsigned waited_ms = 0; !parked.woken && waited_ms < 60000; waited_ms++)
         usleep(1000);
     bool woken = parked.woken;
-    let_go = true;
-    pthread_join(holder, NULL);
+    hold_end();
     pthread_join(committer, NULL);
     ck_assert(woken);
     ck_assert_int_eq(result, 0);
     struct ht_optim_config c = fixture_config(w.config);
-    model_update(other, &c, bytes, 0, other->n, true);
-    done(); /* of the deleted one nothing was updated */
+    model_update(other, &c, bytes, 0, other->n, true); /* of the deleted one nothing was updated */
 }
-END_TEST
 
 /* ------------------------------------------------------------------- state */
 
-START_TEST(state_files_are_named_and_sized)
+TEST(state_files_are_named_and_sized)
 {
     const char *name;
 
@@ -511,11 +426,9 @@ START_TEST(state_files_are_named_and_sized)
     desc.dtype = HT_DTYPE_BF16;
     ck_assert_int_eq(ht_optim_state_name(w.o, &desc, 2, &name), 0);
     ck_assert_str_eq(name, "master");
-    done();
 }
-END_TEST
 
-START_TEST(state_can_be_written_between_steps)
+TEST(state_can_be_written_between_steps)
 {
     begin(HT_DTYPE_F32);
     struct ht_param_desc desc = fixture_desc(p);
@@ -532,8 +445,7 @@ START_TEST(state_can_be_written_between_steps)
     ck_assert_int_eq(ht_optim_state_write(w.o, &desc, "exp_avg", p->n * 4, &t, 4), -EINVAL);
     ck_assert_int_eq(ht_optim_state_write(w.o, &desc, "momentum", 0, &t, 4), -ENOENT);
     p->t = 41;
-    ck_assert_int_eq(ht_optim_commit(w.o, ROOT), 0);
-    check_all(&w);
+    commit_and_check();
     ck_assert_uint_eq(fixture_stat(&w).state_bytes, p->n * 8);
     ck_assert_uint_ge(ht_optim_state_stored(w.o, p->oid), p->n * 8);
     write_ok(0, p->n * 4);
@@ -545,9 +457,7 @@ START_TEST(state_can_be_written_between_steps)
     ck_assert_int_eq(ht_optim_wait(w.o, ROOT, p->oid), 0);
     check_all(&w);
     ck_assert_int_eq(ht_optim_commit(w.o, ROOT), 0);
-    done();
 }
-END_TEST
 
 /* A gradient of zeros: the first moment becomes nine tenths of the old value. */
 static void *step_beside(void *zeros)
@@ -569,7 +479,7 @@ static void check_moment(const struct ht_param_desc *desc, float *got, float wri
                   written, got[0]);
 }
 
-START_TEST(state_that_is_written_beside_an_update_comes_before_or_after_it)
+TEST(state_that_is_written_beside_an_update_comes_before_or_after_it)
 {
     w.config = "adamw lr=1e-2 weight_decay=0";
     w.dram_bytes = 64ull * MIB;
@@ -598,7 +508,6 @@ START_TEST(state_that_is_written_beside_an_update_comes_before_or_after_it)
     free(bytes);
     fixture_close(&w);
 }
-END_TEST
 
 static void *write_moment(void *arg)
 {
@@ -618,10 +527,9 @@ static float *filled(float value)
 }
 
 /* The write stands still in the middle, at its third chunk. */
-START_TEST(an_update_waits_for_state_that_is_being_written)
+TEST(an_update_waits_for_state_that_is_being_written)
 {
-    atomic_bool held = false;
-    pthread_t holder, writer;
+    pthread_t writer;
     float at = 0;
 
     w.config = "adamw lr=1e-2 weight_decay=0";
@@ -631,19 +539,14 @@ START_TEST(an_update_waits_for_state_that_is_being_written)
     struct ht_param_desc desc = fixture_desc(p);
     write_moment(first);
     struct ht_param *param = ht_opt_param_get(w.o, p->oid);
-    slow = ht_obj_get(w.s, param->cur.oid[0]);
-    slow_chunk = 2;
-    let_go = false;
-    ck_assert_int_eq(pthread_create(&holder, NULL, hold_chunk, &held), 0);
-    while (!held)
-        usleep(1000);
+    struct ht_obj *slow = ht_obj_get(w.s, param->cur.oid[0]);
+    hold_begin(slow, 2);
     ck_assert_int_eq(pthread_create(&writer, NULL, write_moment, second), 0);
     while (ht_obj_read(slow, 0, &at, 4) != 4 || at != 2000)
         usleep(1000);
     write_gradient(&w, p, zeros);
     usleep(100000);
-    let_go = true;
-    pthread_join(holder, NULL);
+    hold_end();
     pthread_join(writer, NULL);
     ck_assert_int_eq(ht_optim_step(w.o, ROOT), 0);
     check_moment(&desc, got, 2000);
@@ -658,9 +561,8 @@ START_TEST(an_update_waits_for_state_that_is_being_written)
     free(bytes);
     fixture_close(&w);
 }
-END_TEST
 
-START_TEST(what_an_opener_discards_was_not_written)
+TEST(what_an_opener_discards_was_not_written)
 {
     begin(HT_DTYPE_F32);
     struct ht_grad *other = open_grad(&w, p);
@@ -681,9 +583,7 @@ START_TEST(what_an_opener_discards_was_not_written)
     ck_assert_int_eq(ht_optim_commit(w.o, ROOT), 0);
     ht_grad_release(other);
     apply_to_model();
-    done();
 }
-END_TEST
 
 /* ------------------------------------------------------------------- parts */
 
@@ -746,7 +646,7 @@ static void torn_step(struct ht_grad *other)
     finish_parts(other);
 }
 
-START_TEST(a_flush_takes_nothing_of_other_parts)
+TEST(a_flush_takes_nothing_of_other_parts)
 {
     struct ht_grad *other = begin_parts();
 
@@ -762,11 +662,9 @@ START_TEST(a_flush_takes_nothing_of_other_parts)
     ck_assert_int_eq(ht_optim_drop(w.o, ROOT, p->oid, NULL), 0);
     torn_step(other);
     ht_grad_release(other);
-    done();
 }
-END_TEST
 
-START_TEST(what_is_dropped_of_one_part_stays_of_the_others)
+TEST(what_is_dropped_of_one_part_stays_of_the_others)
 {
     struct ht_grad *other = begin_parts();
 
@@ -787,11 +685,9 @@ START_TEST(what_is_dropped_of_one_part_stays_of_the_others)
     write_chunk(other, 3);
     finish_parts(other);
     ht_grad_release(other);
-    done();
 }
-END_TEST
 
-START_TEST(a_part_that_is_too_long_is_refused_alone)
+TEST(a_part_that_is_too_long_is_refused_alone)
 {
     struct ht_grad *other = begin_parts();
 
@@ -810,9 +706,7 @@ START_TEST(a_part_that_is_too_long_is_refused_alone)
     write_chunk(other, 3);
     finish_parts(other);
     ht_grad_release(other);
-    done();
 }
-END_TEST
 
 /* In pieces that end inside elements. */
 static void write_in_pieces(struct ht_grad *of, unsigned rank)
@@ -844,7 +738,7 @@ static void *write_part(void *arg)
     return NULL;
 }
 
-START_TEST(parts_are_written_at_the_same_time)
+TEST(parts_are_written_at_the_same_time)
 {
     pthread_t writer[RANKS];
 
@@ -860,38 +754,10 @@ START_TEST(parts_are_written_at_the_same_time)
         check_all(&w);
     }
     pthread_barrier_destroy(&all_written);
-    done();
 }
-END_TEST
 
 int main(void)
 {
-    TCase *t = tcase_create("all");
-
-    tcase_add_test(t, each_flush_queues_what_is_whole);
-    tcase_add_test(t, rewriting_before_the_flush_counts_once);
-    tcase_add_test(t, a_second_gradient_before_the_boundary_is_refused);
-    tcase_add_test(t, a_torn_element_refuses_what_came_since_the_last_flush);
-    tcase_add_test(t, an_opener_answers_for_what_it_wrote_itself);
-    tcase_add_test(t, apply_leaves_an_element_that_is_being_written);
-    tcase_add_test(t, bytes_beyond_the_parameter_refuse_the_gradient);
-    tcase_add_test(t, who_writes_too_much_is_refused_alone);
-    tcase_add_test(t, wrong_dtypes_and_sizes_do_not_open);
-    tcase_add_test(t, an_empty_parameter_has_an_empty_gradient);
-    tcase_add_test(t, a_gradient_reads_as_written_until_it_is_applied);
-    tcase_add_test(t, more_pieces_than_allowed_are_refused);
-    tcase_add_loop_test(t, gradients_take_no_space_when_applied, 0, 2);
-    tcase_add_test(t, readers_of_pending_ranges_are_parked_and_woken);
-    tcase_add_test(t, abort_answers_parked_readers);
-    tcase_add_test(t, state_files_are_named_and_sized);
-    tcase_add_test(t, state_can_be_written_between_steps);
-    tcase_add_test(t, state_that_is_written_beside_an_update_comes_before_or_after_it);
-    tcase_add_test(t, an_update_waits_for_state_that_is_being_written);
-    tcase_add_test(t, the_end_of_a_step_answers_readers_of_a_deleted_parameter);
-    tcase_add_test(t, what_an_opener_discards_was_not_written);
-    tcase_add_test(t, a_flush_takes_nothing_of_other_parts);
-    tcase_add_test(t, what_is_dropped_of_one_part_stays_of_the_others);
-    tcase_add_test(t, a_part_that_is_too_long_is_refused_alone);
-    tcase_add_test(t, parts_are_written_at_the_same_time);
-    return run_suite("coverage", t);
+    memory_keep(true);
+    return run_tests("coverage", .teardown = done, .timeout_s = 300);
 }

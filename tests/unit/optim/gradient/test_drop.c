@@ -9,7 +9,6 @@
 
 enum { ELEMENTS = 57344, BYTES = ELEMENTS * 4, WRITERS = 3, ROUNDS = 12 };
 
-static struct fixture w;
 static struct test_param *p, *q;
 static struct ht_grad *g;
 static uint8_t *bytes;
@@ -56,7 +55,7 @@ static void drop_ok(void)
     ck_assert_int_eq(ht_optim_drop(w.o, ROOT, p->oid, NULL), 0);
 }
 
-START_TEST(what_is_written_and_not_closed_is_not_handed_over)
+TEST(what_is_written_and_not_closed_is_not_handed_over)
 {
     begin("adamw lr=1e-2");
     write_all(g, 0, bytes, 100001); /* inside an element */
@@ -75,12 +74,10 @@ START_TEST(what_is_written_and_not_closed_is_not_handed_over)
     drop_ok(); /* there is nothing */
     drop_ok();
     whole_step();
-    done();
 }
-END_TEST
 
 /* The bytes of one opener extend no window of another's bytes that are written after the drop. */
-START_TEST(an_opener_from_before_takes_nothing_of_others_with_it)
+TEST(an_opener_from_before_takes_nothing_of_others_with_it)
 {
     begin("adamw lr=1e-2");
     struct ht_grad *other = open_grad(&w, p);
@@ -99,12 +96,10 @@ START_TEST(an_opener_from_before_takes_nothing_of_others_with_it)
     drop_ok();
     ck_assert_int_eq(ht_grad_flush(g), 0);
     whole_step();
-    done();
 }
-END_TEST
 
 /* Half a gradient that was closed no longer prevents the step, nor a gradient that is written anew. */
-START_TEST(frozen_elements_are_taken_back)
+TEST(frozen_elements_are_taken_back)
 {
     begin("adamw lr=1e-2");
     write_all(g, 4000, bytes, 4000); /* part of a range: frozen, not queued */
@@ -120,12 +115,10 @@ START_TEST(frozen_elements_are_taken_back)
     ck_assert_int_eq(ht_grad_flush(g), 0);
     drop_ok();
     whole_step();
-    done();
 }
-END_TEST
 
 /* The next gradient opens another step with its own options; a call that names the first step is refused. */
-START_TEST(a_step_without_gradients_is_none)
+TEST(a_step_without_gradients_is_none)
 {
     begin("adamw lr=1e-2 max_grad_norm=1e30");
     write_gradient(&w, p, bytes);
@@ -144,11 +137,9 @@ START_TEST(a_step_without_gradients_is_none)
     ck_assert_int_eq(ht_optim_commit(w.o, ROOT), 0);
     ck_assert_uint_eq(fixture_stat(&w).step, 1);
     model_step(p);
-    done();
 }
-END_TEST
 
-START_TEST(a_deferred_step_loses_it_wholly)
+TEST(a_deferred_step_loses_it_wholly)
 {
     begin("adamw lr=1e-2 max_grad_norm=1e30");
     write_gradient(&w, p, bytes);
@@ -158,12 +149,10 @@ START_TEST(a_deferred_step_loses_it_wholly)
     model_step(q);
     check_all(&w);
     whole_step();
-    done();
 }
-END_TEST
 
 /* The drop takes back all sums of this step: a part of the sums would be no gradient at all. */
-START_TEST(sums_of_earlier_passes_go_with_it)
+TEST(sums_of_earlier_passes_go_with_it)
 {
     begin("sgd lr=1e-2 accumulate=2");
     write_gradient(&w, p, bytes);
@@ -178,11 +167,9 @@ START_TEST(sums_of_earlier_passes_go_with_it)
     for (uint64_t i = 0; i < p->n; i++)
         ((float *)(void *)bytes)[i] *= 2;
     model_step(p);
-    done();
 }
-END_TEST
 
-START_TEST(what_was_applied_is_refused_and_stays)
+TEST(what_was_applied_is_refused_and_stays)
 {
     begin("adamw lr=1e-2");
     write_all(g, 0, bytes, HT_SMALL_CHUNK_BYTES);
@@ -196,11 +183,9 @@ START_TEST(what_was_applied_is_refused_and_stays)
     ck_assert_int_eq(ht_grad_flush(g), 0);
     ck_assert_int_eq(ht_optim_commit(w.o, ROOT), 0);
     model_step(p);
-    done();
 }
-END_TEST
 
-START_TEST(only_of_a_parameter_of_this_root)
+TEST(only_of_a_parameter_of_this_root)
 {
     begin("adamw lr=1e-2");
     write_all(g, 0, bytes, 4000);
@@ -210,11 +195,9 @@ START_TEST(only_of_a_parameter_of_this_root)
     ck_assert_int_eq(ht_grad_flush(g), 0);
     ck_assert_int_eq(ht_optim_commit(w.o, ROOT), 0);
     model_step(p);
-    done();
 }
-END_TEST
 
-START_TEST(a_crash_after_a_drop_leaves_the_last_step)
+TEST_LOOP(a_crash_after_a_drop_leaves_the_last_step, 2)
 {
     begin("adamw lr=1e-2");
     whole_step();
@@ -227,15 +210,12 @@ START_TEST(a_crash_after_a_drop_leaves_the_last_step)
     }
     ht_grad_release(g);
     g = NULL;
-    fixture_crash(&w);
-    fixture_mount(&w);
+    crash_and_mount();
     ck_assert_uint_eq(fixture_stat(&w).durable_step, 1);
     check_all(&w);
     step_param(&w, p);
     ck_assert_int_eq(ht_optim_commit(w.o, ROOT), 0);
-    done();
 }
-END_TEST
 
 /* ------------------------------------------------------------------- races */
 
@@ -303,10 +283,9 @@ static void race(const char *config, unsigned passes)
         check_all(&w);
     }
     ck_assert(!deferred || refused == 0);
-    done();
 }
 
-START_TEST(beside_writers_of_the_same_parameter)
+TEST_LOOP(beside_writers_of_the_same_parameter, 4)
 {
     static const struct {
         const char *config;
@@ -318,21 +297,9 @@ START_TEST(beside_writers_of_the_same_parameter)
 
     race(fixtures[_i].config, fixtures[_i].passes);
 }
-END_TEST
 
 int main(void)
 {
-    TCase *t = tcase_create("drop");
-
-    tcase_add_test(t, what_is_written_and_not_closed_is_not_handed_over);
-    tcase_add_test(t, an_opener_from_before_takes_nothing_of_others_with_it);
-    tcase_add_test(t, frozen_elements_are_taken_back);
-    tcase_add_test(t, a_step_without_gradients_is_none);
-    tcase_add_test(t, a_deferred_step_loses_it_wholly);
-    tcase_add_test(t, sums_of_earlier_passes_go_with_it);
-    tcase_add_test(t, what_was_applied_is_refused_and_stays);
-    tcase_add_test(t, only_of_a_parameter_of_this_root);
-    tcase_add_loop_test(t, a_crash_after_a_drop_leaves_the_last_step, 0, 2);
-    tcase_add_loop_test(t, beside_writers_of_the_same_parameter, 0, 4);
-    return run_suite("drop", t);
+    memory_keep(true);
+    return run_tests("drop", .teardown = done, .timeout_s = 300);
 }

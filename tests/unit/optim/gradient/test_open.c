@@ -9,7 +9,6 @@
 
 enum { ELEMENTS = 1000, CALLS_MAX = 100, OBJECTS_MAX = 4096 };
 
-static struct fixture w;
 static struct test_param *p;
 
 static void setup(void)
@@ -58,7 +57,7 @@ static void expect_unused(void)
     ck_assert_uint_eq(refs, 0);
 }
 
-START_TEST(the_last_opener_that_closes_frees_the_shape)
+TEST_LOOP(the_last_opener_that_closes_frees_the_shape, 4)
 {
     struct opener a, b, c;
 
@@ -73,10 +72,9 @@ START_TEST(the_last_opener_that_closes_frees_the_shape)
     close_it(&c);
     expect_unused();
 }
-END_TEST
 
 /* Each allocation of an opening fails once; each opening has another shape than the one before, so it builds anew. */
-START_TEST(one_that_fails_to_open_is_not_counted)
+TEST_LOOP(one_that_fails_to_open_is_not_counted, 2)
 {
     unsigned failed = 0;
     bool reached = true;
@@ -98,7 +96,6 @@ START_TEST(one_that_fails_to_open_is_not_counted)
     ck_assert(!reached);
     ck_assert_uint_ge(failed, 3);
 }
-END_TEST
 
 /* Takes all memory that the store has for objects. Returns how many took it; they are in all[]. */
 static unsigned use_up_objects(struct ht_obj *all[OBJECTS_MAX])
@@ -131,7 +128,7 @@ static void delete_objects(struct ht_obj *all[OBJECTS_MAX], unsigned count)
 }
 
 /* It has opened the gradient when there is no memory for the object of its bytes. */
-START_TEST(a_sparse_one_without_an_object_is_not_counted)
+TEST(a_sparse_one_without_an_object_is_not_counted)
 {
     struct ht_obj *all[OBJECTS_MAX];
     struct opener first, a;
@@ -147,15 +144,9 @@ START_TEST(a_sparse_one_without_an_object_is_not_counted)
     close_it(&a);
     delete_objects(all, count);
 }
-END_TEST
 
 int main(void)
 {
-    TCase *t = tcase_create("open");
-
-    tcase_add_checked_fixture(t, setup, teardown);
-    tcase_add_loop_test(t, the_last_opener_that_closes_frees_the_shape, 0, 4);
-    tcase_add_loop_test(t, one_that_fails_to_open_is_not_counted, 0, 2);
-    tcase_add_test(t, a_sparse_one_without_an_object_is_not_counted);
-    return run_suite("open", t);
+    memory_keep(true);
+    return run_tests("open", .setup = setup, .teardown = teardown, .timeout_s = 300);
 }

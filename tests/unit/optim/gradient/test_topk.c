@@ -7,7 +7,6 @@
 
 enum { HEADER = sizeof(struct ht_topk_header), FILE_MAX = HEADER + 200000 * 8 };
 
-static struct fixture w;
 static uint8_t file[FILE_MAX];
 static size_t file_len;
 
@@ -82,7 +81,7 @@ static void step_sparse(struct test_param *p, uint8_t dtype, uint64_t rarely)
     free(dense);
 }
 
-START_TEST(it_is_the_dense_gradient_bit_for_bit)
+TEST_LOOP(it_is_the_dense_gradient_bit_for_bit, 4)
 {
     static const char *const configs[] = {"adamw lr=1e-2 weight_decay=0.1", "sgd lr=1e-2 momentum=0.9",
                                           "lion lr=1e-3 weight_decay=0.1", "adagrad lr=1e-2"};
@@ -98,17 +97,14 @@ START_TEST(it_is_the_dense_gradient_bit_for_bit)
             uint8_t dtype = step & 1 && w.param[i].grad_dtype == HT_DTYPE_F32 ? HT_DTYPE_BF16 : w.param[i].grad_dtype;
             step_sparse(&w.param[i], dtype, rarely[(step + i) % 4]);
         }
-        ck_assert_int_eq(ht_optim_commit(w.o, ROOT), 0);
-        check_all(&w);
+        commit_and_check();
     }
-    fixture_close(&w);
 }
-END_TEST
 
-START_TEST(without_an_entry_moments_decay)
+TEST(without_an_entry_moments_decay)
 {
-    fixture_open_as(&w, "adamw lr=1e-2", 2);
-    struct test_param *p = fixture_param(&w, HT_DTYPE_F32, HT_DTYPE_F32, 70001, HT_SMALL_CHUNK_BYTES);
+    struct test_param *p = open_with_param("adamw lr=1e-2", 2, 70001);
+
     step_param(&w, p);
     ck_assert_int_eq(ht_optim_commit(w.o, ROOT), 0);
     struct ht_optim_config c = fixture_config(w.config);
@@ -120,15 +116,13 @@ START_TEST(without_an_entry_moments_decay)
     model_update(p, &c, zeros, 0, p->n, true);
     check_all(&w);
     free(zeros);
-    fixture_close(&w);
 }
-END_TEST
 
-START_TEST(sums_take_dense_and_sparse_ones)
+TEST(sums_take_dense_and_sparse_ones)
 {
-    fixture_open_as(&w, "adamw lr=1e-2 accumulate=3", 2);
-    struct test_param *p = fixture_param(&w, HT_DTYPE_F32, HT_DTYPE_F32, 70001, HT_SMALL_CHUNK_BYTES);
+    struct test_param *p = open_with_param("adamw lr=1e-2 accumulate=3", 2, 70001);
     float *sum = calloc(p->n, sizeof(float));
+
     for (unsigned pass = 0; pass < 3; pass++) {
         uint8_t *g = pass == 1 ? random_gradient(&w, p) : make_sparse(p, HT_DTYPE_F32, 10);
         if (pass == 1)
@@ -144,9 +138,7 @@ START_TEST(sums_take_dense_and_sparse_ones)
     model_update(p, &c, (const uint8_t *)sum, 0, p->n, true);
     check_all(&w);
     free(sum);
-    fixture_close(&w);
 }
-END_TEST
 
 /* ------------------------------------------------------------------- wrong */
 
@@ -219,7 +211,7 @@ static const struct {
     {longer, "where the header says"},
 };
 
-START_TEST(what_is_wrong_is_named_and_changes_nothing)
+TEST_LOOP(what_is_wrong_is_named_and_changes_nothing, HT_ARRAY_SIZE(wrong))
 {
     fixture_open_as(&w, "adamw lr=1e-2", 2);
     struct test_param *p = fixture_param(&w, HT_DTYPE_F32, HT_DTYPE_BF16, 70001, HT_SMALL_CHUNK_BYTES);
@@ -233,23 +225,18 @@ START_TEST(what_is_wrong_is_named_and_changes_nothing)
     check_error(&w, p, wrong[_i].words);
     ck_assert_int_eq(ht_topk_flush(t), 0); /* it is forgotten */
     ck_assert(!fixture_stat(&w).open);
-    ck_assert_int_eq(ht_optim_commit(w.o, ROOT), 0);
-    check_all(&w);
+    commit_and_check();
     ht_topk_release(t);
     step_sparse(p, HT_DTYPE_BF16, 2);
-    ck_assert_int_eq(ht_optim_commit(w.o, ROOT), 0);
-    check_all(&w);
-    fixture_close(&w);
+    commit_and_check();
 }
-END_TEST
 
 /* A forked child's exec flushes in mid-write; the writer goes on. */
-START_TEST(what_is_not_complete_yet_stays_for_the_next_flush)
+TEST_LOOP(what_is_not_complete_yet_stays_for_the_next_flush, 4)
 {
     static const size_t cut[] = {1, HEADER - 1, HEADER + 1, 5000};
 
-    fixture_open_as(&w, "adamw lr=1e-2", 2);
-    struct test_param *p = fixture_param(&w, HT_DTYPE_F32, HT_DTYPE_F32, 70001, HT_SMALL_CHUNK_BYTES);
+    struct test_param *p = open_with_param("adamw lr=1e-2", 2, 70001);
     ck_assert_int_eq(ht_optim_commit(w.o, ROOT), 0);
     struct ht_optim_config c = fixture_config(w.config);
     struct ht_topk *t = open_topk(p);
@@ -268,18 +255,15 @@ START_TEST(what_is_not_complete_yet_stays_for_the_next_flush)
     ck_assert_int_eq(ht_topk_flush(t), 0);
     ht_topk_release(t);
     model_update(p, &c, dense, 0, p->n, true);
-    ck_assert_int_eq(ht_optim_commit(w.o, ROOT), 0);
-    check_all(&w);
+    commit_and_check();
     free(dense);
-    fixture_close(&w);
 }
-END_TEST
 
 /* An abort and a drop remove all elements that were kept aside. */
-START_TEST(what_was_written_before_it_was_taken_back_is_not_handed_over)
+TEST_LOOP(what_was_written_before_it_was_taken_back_is_not_handed_over, 2)
 {
-    fixture_open_as(&w, "adamw lr=1e-2", 2);
-    struct test_param *p = fixture_param(&w, HT_DTYPE_F32, HT_DTYPE_F32, 70001, HT_SMALL_CHUNK_BYTES);
+    struct test_param *p = open_with_param("adamw lr=1e-2", 2, 70001);
+
     ck_assert_int_eq(ht_optim_commit(w.o, ROOT), 0);
     struct ht_optim_config c = fixture_config(w.config);
     struct ht_topk *t = open_topk(p);
@@ -292,17 +276,14 @@ START_TEST(what_was_written_before_it_was_taken_back_is_not_handed_over)
     ck_assert_int_eq(ht_topk_flush(t), 0);
     ht_topk_release(t);
     model_update(p, &c, dense, 0, p->n, true);
-    ck_assert_int_eq(ht_optim_commit(w.o, ROOT), 0);
-    check_all(&w);
+    commit_and_check();
     free(dense);
-    fixture_close(&w);
 }
-END_TEST
 
-START_TEST(a_second_one_in_a_step_is_refused_wholly)
+TEST(a_second_one_in_a_step_is_refused_wholly)
 {
-    fixture_open_as(&w, "adamw lr=1e-2", 2);
-    struct test_param *p = fixture_param(&w, HT_DTYPE_F32, HT_DTYPE_F32, 70001, HT_SMALL_CHUNK_BYTES);
+    struct test_param *p = open_with_param("adamw lr=1e-2", 2, 70001);
+
     ck_assert_int_eq(ht_optim_commit(w.o, ROOT), 0);
     struct ht_optim_config c = fixture_config(w.config);
     uint8_t *g = random_gradient(&w, p);
@@ -319,18 +300,15 @@ START_TEST(a_second_one_in_a_step_is_refused_wholly)
     ck_assert_int_eq(ht_grad_flush(dense), 0);
     ht_grad_release(dense);
     model_update(p, &c, g, 0, p->n, true);
-    ck_assert_int_eq(ht_optim_commit(w.o, ROOT), 0);
-    check_all(&w);
+    commit_and_check();
     free(g);
-    fixture_close(&w);
 }
-END_TEST
 
-START_TEST(bytes_no_gradient_can_have_are_refused)
+TEST(bytes_no_gradient_can_have_are_refused)
 {
-    fixture_open_as(&w, "adamw lr=1e-2", 1);
-    struct test_param *p = fixture_param(&w, HT_DTYPE_F32, HT_DTYPE_F32, 17, HT_SMALL_CHUNK_BYTES);
+    struct test_param *p = open_with_param("adamw lr=1e-2", 1, 17);
     struct ht_topk *t = open_topk(p);
+
     ck_assert_int_eq(ht_topk_write(t, HT_TOPK_BYTES_MAX, file, 1), -EINVAL);
     check_error(&w, p, "reach beyond");
     ck_assert_int_eq(ht_topk_write(t, UINT64_MAX, file, 8), -EINVAL);
@@ -340,15 +318,13 @@ START_TEST(bytes_no_gradient_can_have_are_refused)
     ck_assert_int_eq(ht_topk_flush(t), 0);
     ht_topk_release(t);
     check_all(&w);
-    fixture_close(&w);
 }
-END_TEST
 
 /* Arbitrary bytes lead to a refusal or a step, and to nothing else. */
-START_TEST(noise_is_safe)
+TEST(noise_is_safe)
 {
-    fixture_open_as(&w, "adamw lr=1e-2", 2);
-    struct test_param *p = fixture_param(&w, HT_DTYPE_F32, HT_DTYPE_F32, 1000, HT_SMALL_CHUNK_BYTES);
+    struct test_param *p = open_with_param("adamw lr=1e-2", 2, 1000);
+
     ck_assert_int_eq(ht_optim_commit(w.o, ROOT), 0);
     for (unsigned n = 0; n < 500; n++) {
         free(make_sparse(p, HT_DTYPE_F32, 4));
@@ -363,22 +339,10 @@ START_TEST(noise_is_safe)
         ht_topk_release(t);
         ck_assert_int_eq(ht_optim_step(w.o, ROOT), 0);
     }
-    fixture_close(&w);
 }
-END_TEST
 
 int main(void)
 {
-    TCase *t = tcase_create("all");
-
-    tcase_add_loop_test(t, it_is_the_dense_gradient_bit_for_bit, 0, 4);
-    tcase_add_test(t, without_an_entry_moments_decay);
-    tcase_add_test(t, sums_take_dense_and_sparse_ones);
-    tcase_add_loop_test(t, what_is_wrong_is_named_and_changes_nothing, 0, (int)HT_ARRAY_SIZE(wrong));
-    tcase_add_loop_test(t, what_is_not_complete_yet_stays_for_the_next_flush, 0, 4);
-    tcase_add_loop_test(t, what_was_written_before_it_was_taken_back_is_not_handed_over, 0, 2);
-    tcase_add_test(t, a_second_one_in_a_step_is_refused_wholly);
-    tcase_add_test(t, bytes_no_gradient_can_have_are_refused);
-    tcase_add_test(t, noise_is_safe);
-    return run_suite("topk", t);
+    memory_keep(true);
+    return run_tests("topk", .teardown = fixture_end, .timeout_s = 300);
 }

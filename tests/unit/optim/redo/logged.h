@@ -8,19 +8,19 @@
 #include "optim/state/root.h"
 #include "tests/unit/optim/step/fixture.h"
 
-static inline struct ht_redo_step last_step(struct fixture *w)
+static inline struct ht_redo_step last_step(struct fixture *f)
 {
-    lock(w->o);
-    struct ht_redo *redo = &ht_opt_root_find(w->o, ROOT)->redo;
+    lock(f->o);
+    struct ht_redo *redo = &ht_opt_root_find(f->o, ROOT)->redo;
     ck_assert_uint_gt(redo->steps, 0);
     struct ht_redo_step s = redo->step[redo->steps - 1];
-    unlock(w->o);
+    unlock(f->o);
     return s;
 }
 
-static inline bool is_marked(struct fixture *w, uint64_t bit)
+static inline bool is_marked(struct fixture *f, uint64_t bit)
 {
-    return ht_store_super(w->s)->feat_refuse & bit;
+    return ht_store_super(f->s)->feat_refuse & bit;
 }
 
 /* Writes so many bytes of a number, and gives those that were there. */

@@ -16,7 +16,6 @@
 #include "tiering/base/activity.h"
 #include "tiering/base/event.h"
 
-static struct fixture w;
 static const char logs[] = "adamw lr=1e-2 redo=on durable_every=100";
 enum { STEPS = 5 };
 
@@ -53,12 +52,6 @@ static void crash_and_hold(void)
     w.before_start = NULL;
 }
 
-static void crash_and_mount(void)
-{
-    fixture_crash(&w);
-    fixture_mount(&w);
-}
-
 static void wait_and_check(void)
 {
     ht_optim_recovered(w.o);
@@ -81,7 +74,7 @@ static uint64_t resident_bytes(uint64_t oid)
 }
 
 /* While updates of a step run, the gradients of the next one are read. Those of a step that has ended leave memory. */
-START_TEST(the_next_step_is_read_while_updates_run)
+TEST(the_next_step_is_read_while_updates_run)
 {
     uint64_t oid[2];
 
@@ -101,9 +94,7 @@ START_TEST(the_next_step_is_read_while_updates_run)
     wait_and_check();
     for (unsigned i = 0; i < 2; i++)
         ck_assert_uint_eq(resident_bytes(oid[i]), 0);
-    fixture_close(&w);
 }
-END_TEST
 
 /* ------------------------------------------------------------------ clients */
 
@@ -206,7 +197,7 @@ static void note(void *ctx, const struct ht_event *e)
 /* -------------------------------------------------------------------- tests */
 
 /* The mount is there at once; what the replay changes waits, and nothing else does. */
-START_TEST(a_mount_does_not_wait_for_logged_steps)
+TEST(a_mount_does_not_wait_for_logged_steps)
 {
     static int (*const waits[])(void) = {commit, abort_step, wait_for_root, read_state, open_gradient};
     struct client client[HT_ARRAY_SIZE(waits)];
@@ -251,11 +242,8 @@ START_TEST(a_mount_does_not_wait_for_logged_steps)
     ck_assert_uint_eq(replayed_events, 1);
     train(2);
     check_all(&w);
-    crash_and_mount();
-    check_all(&w);
-    fixture_close(&w);
+    crash_and_check();
 }
-END_TEST
 
 static atomic_bool interrupt[5];
 
@@ -293,7 +281,7 @@ static int open_interruptible(void)
 }
 
 /* Each of these clients ends alone, and nothing has changed. */
-START_TEST(a_client_that_waits_for_logged_steps_can_be_interrupted)
+TEST(a_client_that_waits_for_logged_steps_can_be_interrupted)
 {
     static int (*const waits[])(void) = {commit_interruptible, abort_interruptible, wait_interruptible,
                                          read_interruptible, open_interruptible};
@@ -321,12 +309,10 @@ START_TEST(a_client_that_waits_for_logged_steps_can_be_interrupted)
         ck_assert_msg(waits[i]() == 0, "client %u", i);
     train(1);
     check_all(&w);
-    fixture_close(&w);
 }
-END_TEST
 
 /* It publishes nothing. */
-START_TEST(a_crash_during_the_replay_begins_it_again)
+TEST(a_crash_during_the_replay_begins_it_again)
 {
     begin(2);
     for (unsigned i = 0; i < 3; i++)
@@ -334,12 +320,10 @@ START_TEST(a_crash_during_the_replay_begins_it_again)
     crash_and_mount();
     wait_and_check();
     ck_assert_uint_eq(fixture_stat(&w).logged_steps, STEPS - 1);
-    fixture_close(&w);
 }
-END_TEST
 
 /* A crash at some time of the replay that no test chooses. */
-START_TEST(a_crash_at_any_time_of_the_replay_begins_it_again)
+TEST(a_crash_at_any_time_of_the_replay_begins_it_again)
 {
     begin(2);
     for (unsigned wait = 1; wait < 1 << 13; wait *= 2) {
@@ -350,9 +334,7 @@ START_TEST(a_crash_at_any_time_of_the_replay_begins_it_again)
     }
     crash_and_mount();
     wait_and_check();
-    fixture_close(&w);
 }
-END_TEST
 
 /* A file of the model that no commit has published. Returns its number. */
 static uint64_t cursor_file(void)
@@ -367,7 +349,7 @@ static uint64_t cursor_file(void)
 }
 
 /* What clients have changed becomes durable with all steps. */
-START_TEST(an_orderly_end_waits_for_the_replay)
+TEST(an_orderly_end_waits_for_the_replay)
 {
     struct client c;
     struct ht_obj *file;
@@ -386,12 +368,10 @@ START_TEST(an_orderly_end_waits_for_the_replay)
     file = ht_obj_get(w.s, oid);
     ck_assert_ptr_nonnull(file);
     ht_obj_put(file);
-    fixture_close(&w);
 }
-END_TEST
 
 /* A change that no client has committed is not durable because a replay has ended. */
-START_TEST(a_replay_publishes_nothing)
+TEST(a_replay_publishes_nothing)
 {
     begin(2);
     crash_and_hold();
@@ -401,12 +381,10 @@ START_TEST(a_replay_publishes_nothing)
     crash_and_mount();
     wait_and_check();
     ck_assert_ptr_null(ht_obj_get(w.s, oid));
-    fixture_close(&w);
 }
-END_TEST
 
 /* _i: its updates are queued, or may be at any place. */
-START_TEST(a_parameter_is_deleted_beside_the_replay)
+TEST_LOOP(a_parameter_is_deleted_beside_the_replay, 12)
 {
     begin(2);
     crash_and_hold();
@@ -428,14 +406,11 @@ START_TEST(a_parameter_is_deleted_beside_the_replay)
     step_all(&w);
     ck_assert_int_eq(ht_optim_step(w.o, ROOT), 0);
     ck_assert_uint_eq(fixture_stat(&w).logged_steps, 0);
-    crash_and_mount();
-    check_all(&w);
-    fixture_close(&w);
+    crash_and_check();
 }
-END_TEST
 
 /* With all its files: nothing is left to compute, and nothing fails. */
-START_TEST(a_root_is_deleted_beside_the_replay)
+TEST_LOOP(a_root_is_deleted_beside_the_replay, 12)
 {
     struct ht_tx *tx;
 
@@ -453,9 +428,7 @@ START_TEST(a_root_is_deleted_beside_the_replay)
     ck_assert_ptr_null(ht_opt_root_get(w.o, ROOT));
     ck_assert_int_eq(ht_optim_commit(w.o, ROOT), -ENOENT);
     ht_optim_verify(w.o);
-    fixture_close(&w);
 }
-END_TEST
 
 static atomic_uint taken_back;
 
@@ -466,7 +439,7 @@ static void note_taken_back(void *ctx)
 }
 
 /* Who waited for the last step learns that it cannot be had: nobody gets the full step for it. */
-START_TEST(a_replay_that_fails_lets_nobody_wait)
+TEST(a_replay_that_fails_lets_nobody_wait)
 {
     struct client c[2];
 
@@ -497,12 +470,10 @@ START_TEST(a_replay_that_fails_lets_nobody_wait)
     ck_assert_uint_eq(taken_back, 1);
     fixture_mount(&w);
     wait_and_check();
-    fixture_close(&w);
 }
-END_TEST
 
 /* Files of memory, which clients have mapped, show the full step again, too. */
-START_TEST(mapped_parameters_show_the_full_step_after_a_replay_that_fails)
+TEST(mapped_parameters_show_the_full_step_after_a_replay_that_fails)
 {
     enum { CHUNKS = 3 };
     int fd;
@@ -535,9 +506,7 @@ START_TEST(mapped_parameters_show_the_full_step_after_a_replay_that_fails)
     free(full);
     crash_and_mount();
     wait_and_check();
-    fixture_close(&w);
 }
-END_TEST
 
 static bool is_replaying_updates(void)
 {
@@ -549,7 +518,7 @@ static bool is_replaying_updates(void)
 }
 
 /* A client asked for another size before the abort began, and its request ends late: the abort takes it back, too. */
-START_TEST(a_size_that_comes_late_is_taken_back)
+TEST_LOOP(a_size_that_comes_late_is_taken_back, 2)
 {
     struct client aborter;
 
@@ -571,27 +540,11 @@ START_TEST(a_size_that_comes_late_is_taken_back)
     wait_and_check();
     step_all(&w);
     ck_assert_int_eq(ht_optim_step(w.o, ROOT), 0);
-    crash_and_mount();
-    check_all(&w);
-    fixture_close(&w);
+    crash_and_check();
 }
-END_TEST
 
 int main(void)
 {
-    TCase *t = tcase_create("recover");
-
-    tcase_add_test(t, a_mount_does_not_wait_for_logged_steps);
-    tcase_add_test(t, the_next_step_is_read_while_updates_run);
-    tcase_add_test(t, a_client_that_waits_for_logged_steps_can_be_interrupted);
-    tcase_add_test(t, a_crash_during_the_replay_begins_it_again);
-    tcase_add_test(t, a_crash_at_any_time_of_the_replay_begins_it_again);
-    tcase_add_test(t, an_orderly_end_waits_for_the_replay);
-    tcase_add_test(t, a_replay_publishes_nothing);
-    tcase_add_loop_test(t, a_parameter_is_deleted_beside_the_replay, 0, 12);
-    tcase_add_loop_test(t, a_root_is_deleted_beside_the_replay, 0, 12);
-    tcase_add_test(t, a_replay_that_fails_lets_nobody_wait);
-    tcase_add_test(t, mapped_parameters_show_the_full_step_after_a_replay_that_fails);
-    tcase_add_loop_test(t, a_size_that_comes_late_is_taken_back, 0, 2);
-    return run_suite("recover", t);
+    memory_keep(true);
+    return run_tests("recover", .teardown = fixture_end, .timeout_s = 300);
 }

@@ -11,8 +11,6 @@
 #include "optim/redo/logged.h"
 #include "tiering/base/event.h"
 
-static struct fixture w;
-
 static struct ht_root *root_of(void)
 {
     lock(w.o);
@@ -71,12 +69,6 @@ static void undisturbed(const char *config, unsigned steps, uint64_t hash[])
     fixture_close(&w);
 }
 
-static void crash_and_mount(void)
-{
-    fixture_crash(&w);
-    fixture_mount(&w);
-}
-
 /* -------------------------------------------------------------------- bits */
 
 static const struct {
@@ -99,7 +91,7 @@ static const struct {
 };
 
 /* A crash after every number of steps: the model has the bits of an undisturbed run, and goes on with them. */
-START_TEST(a_crash_loses_no_step)
+TEST_LOOP(a_crash_loses_no_step, HT_ARRAY_SIZE(ways))
 {
     enum { STEPS = 7 };
     uint64_t hash[STEPS + 1];
@@ -125,9 +117,8 @@ START_TEST(a_crash_loses_no_step)
         fixture_close(&w);
     }
 }
-END_TEST
 
-START_TEST(steps_are_logged_up_to_a_full_one)
+TEST(steps_are_logged_up_to_a_full_one)
 {
     static const size_t logged[] = {0, 1, 2, 3, 0, 1, 2, 3, 0};
 
@@ -139,9 +130,7 @@ START_TEST(steps_are_logged_up_to_a_full_one)
         ck_assert_uint_eq(fixture_stat(&w).durable_step, step);
         ck_assert_msg(logged_steps() == logged[step - 1], "step %u: %zu", step, logged_steps());
     }
-    fixture_close(&w);
 }
-END_TEST
 
 /* --------------------------------------------------- what makes a commit full */
 
@@ -151,40 +140,30 @@ static const char logs[] = "adamw lr=1e-2 redo=on durable_every=100";
 static void two_steps(const char *config)
 {
     begin(config, 2);
-    for (unsigned step = 1; step <= 2; step++) {
-        step_all(&w);
-        ck_assert_int_eq(ht_optim_commit(w.o, ROOT), 0);
-    }
+    for (unsigned step = 1; step <= 2; step++)
+        step_once();
     ck_assert_uint_eq(logged_steps(), strstr(config, "redo=on") ? 1 : 0);
 }
 
 /* The next step publishes everything, and nothing is lost with a crash. */
 static void next_is_full(void)
 {
-    step_all(&w);
-    ck_assert_int_eq(ht_optim_commit(w.o, ROOT), 0);
+    step_once();
     ck_assert_uint_eq(logged_steps(), 0);
     check_all(&w);
-    crash_and_mount();
-    check_all(&w);
-    step_all(&w);
-    ck_assert_int_eq(ht_optim_commit(w.o, ROOT), 0);
+    crash_and_check();
+    step_once();
     ck_assert_uint_eq(logged_steps(), 1);
-    crash_and_mount();
-    check_all(&w);
-    fixture_close(&w);
+    crash_and_check();
 }
 
 static void next_is_full_or_logged(void)
 {
-    step_all(&w);
-    ck_assert_int_eq(ht_optim_commit(w.o, ROOT), 0);
-    crash_and_mount();
-    check_all(&w);
-    fixture_close(&w);
+    step_once();
+    crash_and_check();
 }
 
-START_TEST(a_written_parameter_makes_the_next_step_full)
+TEST(a_written_parameter_makes_the_next_step_full)
 {
     struct test_param *p;
     float x = 0.25f;
@@ -195,10 +174,9 @@ START_TEST(a_written_parameter_makes_the_next_step_full)
     ck_assert_int_eq(ht_obj_write(p->obj, 400, &x, 4), 4);
     next_is_full();
 }
-END_TEST
 
 /* After the updates of the step, before its commit. */
-START_TEST(a_parameter_that_is_written_during_a_step_makes_it_full)
+TEST(a_parameter_that_is_written_during_a_step_makes_it_full)
 {
     struct test_param *p;
     float x = 0.25f;
@@ -211,13 +189,10 @@ START_TEST(a_parameter_that_is_written_during_a_step_makes_it_full)
     ck_assert_int_eq(ht_obj_write(p->obj, 400, &x, 4), 4);
     ck_assert_int_eq(ht_optim_commit(w.o, ROOT), 0);
     ck_assert_uint_eq(logged_steps(), 0);
-    crash_and_mount();
-    check_all(&w);
-    fixture_close(&w);
+    crash_and_check();
 }
-END_TEST
 
-START_TEST(written_state_makes_the_next_step_full)
+TEST(written_state_makes_the_next_step_full)
 {
     struct test_param *p;
     float x = 0.125f, t = 40;
@@ -231,19 +206,17 @@ START_TEST(written_state_makes_the_next_step_full)
     ck_assert_int_eq(ht_optim_state_write(w.o, &desc, "step", 0, &t, 4), 4);
     next_is_full();
 }
-END_TEST
 
-START_TEST(a_reset_makes_the_next_step_full)
+TEST(a_reset_makes_the_next_step_full)
 {
     two_steps(logs);
     ck_assert_int_eq(ht_optim_reset(w.o, ROOT, w.param[2].oid, NULL), 0);
     forget_state(&w.param[2]);
     next_is_full();
 }
-END_TEST
 
 /* A rule without state has no new objects that would say so. */
-START_TEST(a_reset_without_state_makes_the_next_step_full)
+TEST(a_reset_without_state_makes_the_next_step_full)
 {
     two_steps("sgd lr=1e-2 redo=on durable_every=100");
     ck_assert_int_eq(ht_optim_reset(w.o, ROOT, w.param[0].oid, NULL), 0);
@@ -252,10 +225,9 @@ START_TEST(a_reset_without_state_makes_the_next_step_full)
     ck_assert_uint_eq(logged_steps(), 0);
     next_is_full();
 }
-END_TEST
 
 /* Whoever did it: the summary says nothing about a count that is not its record's and that of logged steps. */
-START_TEST(a_count_that_does_not_follow_makes_a_step_full)
+TEST(a_count_that_does_not_follow_makes_a_step_full)
 {
     two_steps(logs);
     struct ht_root *root = root_of();
@@ -267,27 +239,22 @@ START_TEST(a_count_that_does_not_follow_makes_a_step_full)
         w.param[i].t += 3;
     next_is_full();
 }
-END_TEST
 
-START_TEST(a_number_that_a_client_set_makes_the_next_step_full)
+TEST(a_number_that_a_client_set_makes_the_next_step_full)
 {
     two_steps(logs);
     ck_assert_int_eq(ht_optim_root_set_step(w.o, ROOT, 70), 0);
-    step_all(&w);
-    ck_assert_int_eq(ht_optim_commit(w.o, ROOT), 0);
+    step_once();
     ck_assert_uint_eq(logged_steps(), 0);
-    step_all(&w);
-    ck_assert_int_eq(ht_optim_commit(w.o, ROOT), 0);
+    step_once();
     ck_assert_uint_eq(logged_steps(), 1);
     crash_and_mount();
     ck_assert_uint_eq(fixture_stat(&w).step, 72);
     check_all(&w);
-    fixture_close(&w);
 }
-END_TEST
 
 /* The end of logged steps is announced to the log even if the number is that of the full step again. */
-START_TEST(setting_the_number_of_the_full_step_announces_the_end_of_logged_ones)
+TEST(setting_the_number_of_the_full_step_announces_the_end_of_logged_ones)
 {
     two_steps(logs);
     size_t before = ht_scope_pending_bytes(w.s, ROOT);
@@ -298,12 +265,10 @@ START_TEST(setting_the_number_of_the_full_step_announces_the_end_of_logged_ones)
     crash_and_mount();
     ck_assert_uint_eq(fixture_stat(&w).step, 1);
     check_all(&w);
-    fixture_close(&w);
 }
-END_TEST
 
 /* There are never more than a mount accepts, also when the step before is counted and not published yet. */
-START_TEST(the_number_of_logged_steps_has_a_limit)
+TEST(the_number_of_logged_steps_has_a_limit)
 {
     two_steps(logs);
     struct ht_root *root = root_of();
@@ -332,18 +297,16 @@ START_TEST(the_number_of_logged_steps_has_a_limit)
     unlock(w.o);
     next_is_full_or_logged();
 }
-END_TEST
 
-START_TEST(a_new_parameter_makes_its_first_step_full)
+TEST(a_new_parameter_makes_its_first_step_full)
 {
     two_steps(logs);
     fixture_param(&w, HT_DTYPE_F32, HT_DTYPE_F32, 3000, HT_SMALL_CHUNK_BYTES);
     next_is_full();
 }
-END_TEST
 
 /* Of one parameter only a part, of another one gradient too few: the sum has what came. _i: with the norm. */
-START_TEST(incomplete_sums_are_logged)
+TEST_LOOP(incomplete_sums_are_logged, 2)
 {
     static const char *const config[] = {"adamw lr=1e-2 accumulate=3 partial=1",
                                          "adamw lr=1e-2 accumulate=3 partial=1 max_grad_norm=0.5"};
@@ -377,10 +340,9 @@ START_TEST(incomplete_sums_are_logged)
         fixture_close(&w);
     }
 }
-END_TEST
 
 /* Taken back after its last addition and before the boundary: no replay has it. */
-START_TEST(a_dropped_sum_is_not_replayed)
+TEST(a_dropped_sum_is_not_replayed)
 {
     two_steps("adamw lr=1e-2 skip_nonfinite=1 redo=on durable_every=100");
     struct ht_optim_config sums =
@@ -397,17 +359,13 @@ START_TEST(a_dropped_sum_is_not_replayed)
     ck_assert_int_eq(ht_optim_drop(w.o, ROOT, w.param[1].oid, NULL), 0);
     free(g);
     ck_assert_int_eq(ht_optim_root_configure(w.o, ROOT, &one), 0);
-    step_all(&w);
-    ck_assert_int_eq(ht_optim_commit(w.o, ROOT), 0);
+    step_once();
     ck_assert_uint_eq(logged_steps(), 2);
-    crash_and_mount();
-    check_all(&w);
-    fixture_close(&w);
+    crash_and_check();
 }
-END_TEST
 
 /* _i: with a step open, that is logged already, or with none. */
-START_TEST(a_full_commit_leaves_no_logged_steps)
+TEST_LOOP(a_full_commit_leaves_no_logged_steps, 2)
 {
     struct ht_optim_steer full = {.full = true};
 
@@ -420,28 +378,22 @@ START_TEST(a_full_commit_leaves_no_logged_steps)
     crash_and_mount();
     ck_assert_uint_eq(fixture_stat(&w).replay_steps, 0);
     check_all(&w);
-    step_all(&w);
-    ck_assert_int_eq(ht_optim_commit(w.o, ROOT), 0);
+    step_once();
     ck_assert_uint_eq(logged_steps(), 1);
-    fixture_close(&w);
 }
-END_TEST
 
 /* It changes nothing: the next commit logs its step. */
-START_TEST(a_full_commit_that_is_refused_is_forgotten)
+TEST(a_full_commit_that_is_refused_is_forgotten)
 {
     struct ht_optim_steer full = {.full = true, .conditional = true, .step_open = 1};
 
     two_steps(logs);
     ck_assert_int_eq(ht_optim_commit_by(w.o, ROOT, &full), -ESTALE);
-    step_all(&w);
-    ck_assert_int_eq(ht_optim_commit(w.o, ROOT), 0);
+    step_once();
     ck_assert_uint_eq(logged_steps(), 2);
-    fixture_close(&w);
 }
-END_TEST
 
-START_TEST(without_redo_everything_is_published_again)
+TEST(without_redo_everything_is_published_again)
 {
     struct ht_optim_config plain = fixture_config("adamw lr=1e-2");
 
@@ -451,11 +403,8 @@ START_TEST(without_redo_everything_is_published_again)
     step_all(&w);
     ck_assert_int_eq(ht_optim_step(w.o, ROOT), 0);
     ck_assert_uint_eq(logged_steps(), 0);
-    crash_and_mount();
-    check_all(&w);
-    fixture_close(&w);
+    crash_and_check();
 }
-END_TEST
 
 /* ------------------------------------------------------------------- errors */
 
@@ -477,13 +426,11 @@ static int finish_and_note(void)
 }
 
 /* The object of a step that was taken back is deleted sooner or later, and never published. */
-START_TEST(an_object_that_cannot_be_deleted_is_not_published)
+TEST(an_object_that_cannot_be_deleted_is_not_published)
 {
     two_steps("adamw lr=1e-2 skip_nonfinite=1 redo=on durable_every=100");
     struct ht_root *root = root_of();
-    uint8_t *g = random_gradient(&w, &w.param[1]);
-    write_gradient(&w, &w.param[1], g);
-    free(g);
+    send_random(&w.param[1]);
     ck_assert_int_eq(ht_optim_wait(w.o, ROOT, 0), 0);
     lock(w.o);
     ck_assert_ptr_nonnull(root->redo.obj);
@@ -494,17 +441,14 @@ START_TEST(an_object_that_cannot_be_deleted_is_not_published)
     ck_assert_int_eq(ht_optim_commit(w.o, ROOT), 0);
     ck_assert_uint_eq(ht_fault_passed(HT_FAULT_JOURNAL_SPACE) > 0, 1);
     ht_fault_disarm_all();
-    step_all(&w);
-    ck_assert_int_eq(ht_optim_commit(w.o, ROOT), 0);
+    step_once();
     crash_and_mount();
     ck_assert_ptr_null(ht_obj_get(w.s, oid));
     check_all(&w);
-    fixture_close(&w);
 }
-END_TEST
 
 /* Its size was published alone, which no client can do. */
-START_TEST(a_parameter_of_another_size_is_not_computed_again)
+TEST_LOOP(a_parameter_of_another_size_is_not_computed_again, 2)
 {
     static const uint64_t bytes[] = {4000, MIB};
 
@@ -514,26 +458,19 @@ START_TEST(a_parameter_of_another_size_is_not_computed_again)
     crash_and_mount();
     struct ht_root_stat st = fixture_stat(&w);
     ck_assert_msg(strstr(st.error, "step 2 cannot be computed again") != NULL, "error is \"%s\"", st.error);
-    fixture_close(&w);
 }
-END_TEST
 
 /* With a step open: the next mount finds the last logged one. */
-START_TEST(an_end_within_a_step_names_the_last_logged_one)
+TEST(an_end_within_a_step_names_the_last_logged_one)
 {
     two_steps(logs);
-    uint8_t *g = random_gradient(&w, &w.param[1]);
-    write_gradient(&w, &w.param[1], g);
-    free(g);
+    send_random(&w.param[1]);
     ck_assert_int_eq(finish_and_note(), 0);
     ck_assert_msg(strstr(dropped.text, "the next mount finds step 2") != NULL, "event is \"%s\"", dropped.text);
-    crash_and_mount();
-    check_all(&w);
-    fixture_close(&w);
+    crash_and_check();
 }
-END_TEST
 
-START_TEST(a_write_error_of_a_logged_gradient_loses_nothing)
+TEST(a_write_error_of_a_logged_gradient_loses_nothing)
 {
     two_steps(logs);
     step_all(&w);
@@ -542,24 +479,19 @@ START_TEST(a_write_error_of_a_logged_gradient_loses_nothing)
     ck_assert_int_eq(ht_optim_commit(w.o, ROOT), 0);
     ht_fault_disarm_all();
     ck_assert_uint_eq(fixture_stat(&w).durable_step, 3);
-    crash_and_mount();
-    check_all(&w);
-    fixture_close(&w);
+    crash_and_check();
 }
-END_TEST
 
 /*
  * Steps that cannot be computed again keep their model from every change, and from readers: the store has the full step
  * for it, no mixture. _i: at the mount, or at an abort after an update.
  */
-START_TEST(a_replay_that_fails_lets_nothing_change)
+TEST_LOOP(a_replay_that_fails_lets_nothing_change, 2)
 {
     begin(logs, 2);
-    step_all(&w);
-    ck_assert_int_eq(ht_optim_commit(w.o, ROOT), 0);
+    step_once();
     uint64_t full = fixture_stored_hash(&w);
-    step_all(&w);
-    ck_assert_int_eq(ht_optim_commit(w.o, ROOT), 0);
+    step_once();
     ck_assert_uint_eq(logged_steps(), 1);
     struct test_param *p = &w.param[0];
     struct ht_grad *g = NULL;
@@ -607,38 +539,31 @@ START_TEST(a_replay_that_fails_lets_nothing_change)
     fixture_mount(&w); /* the next mount can */
     ck_assert_uint_eq(fixture_stat(&w).step, 2);
     check_all(&w);
-    fixture_close(&w);
 }
-END_TEST
 
 /* -------------------------------------------------------------------- abort */
 
-START_TEST(an_abort_returns_to_the_last_logged_step)
+TEST(an_abort_returns_to_the_last_logged_step)
 {
     begin(logs, 2);
     for (unsigned step = 1; step <= 6; step++) {
         if (step > 1) { /* not the first, which makes state */
-            uint8_t *g = random_gradient(&w, &w.param[step % 3]);
-            write_gradient(&w, &w.param[step % 3], g);
-            free(g);
+            send_random(&w.param[step % 3]);
             ck_assert_int_eq(ht_optim_abort(w.o, ROOT), 0);
             ck_assert_uint_eq(fixture_stat(&w).step, step - 1);
             ck_assert_uint_eq(fixture_stat(&w).durable_step, step - 1);
             check_all(&w);
         }
-        step_all(&w);
-        ck_assert_int_eq(ht_optim_commit(w.o, ROOT), 0);
+        step_once();
         ck_assert_uint_eq(logged_steps(), step - 1);
     }
     crash_and_mount();
     ck_assert_uint_eq(fixture_stat(&w).step, 6);
     check_all(&w);
-    fixture_close(&w);
 }
-END_TEST
 
 /* They have seen the last logged step, and shall not see an older one. */
-START_TEST(readers_wait_while_steps_are_computed_again)
+TEST(readers_wait_while_steps_are_computed_again)
 {
     two_steps(logs);
     struct ht_root *root = root_of();
@@ -655,12 +580,10 @@ START_TEST(readers_wait_while_steps_are_computed_again)
     root->redo.replaying = false;
     unlock(w.o);
     ck_assert_int_eq(ht_optim_readable(w.o, w.param[0].oid, 0, 4, NULL), 0);
-    fixture_close(&w);
 }
-END_TEST
 
 /* A step of which all gradients were taken back is none. */
-START_TEST(a_commit_after_a_dropped_step_publishes_the_rest)
+TEST(a_commit_after_a_dropped_step_publishes_the_rest)
 {
     struct ht_obj_attr attr = {.chunk_bytes = HT_CHUNK_BYTES, .scope = ROOT};
     struct ht_obj *file;
@@ -680,38 +603,31 @@ START_TEST(a_commit_after_a_dropped_step_publishes_the_rest)
     ck_assert_ptr_null(root->redo.obj);
     unlock(w.o);
     ht_obj_put(file);
-    crash_and_mount();
-    check_all(&w);
+    crash_and_check();
     char text[7] = "";
     file = ht_obj_get(w.s, attr.oid);
     ck_assert_ptr_nonnull(file);
     ck_assert_int_eq(ht_obj_read(file, 0, text, 6), 6);
     ck_assert_str_eq(text, "cursor");
     ht_obj_put(file);
-    fixture_close(&w);
 }
-END_TEST
 
 /* Its bytes in the object of the step do not count. */
-START_TEST(a_dropped_gradient_is_not_replayed)
+TEST(a_dropped_gradient_is_not_replayed)
 {
     two_steps("adamw lr=1e-2 skip_nonfinite=1 redo=on durable_every=100");
     uint8_t *g = random_gradient(&w, &w.param[1]);
     write_gradient(&w, &w.param[1], g);
     ck_assert_int_eq(ht_optim_drop(w.o, ROOT, w.param[1].oid, NULL), 0);
     free(g);
-    step_all(&w);
-    ck_assert_int_eq(ht_optim_commit(w.o, ROOT), 0);
+    step_once();
     ck_assert_uint_eq(logged_steps(), 2);
-    crash_and_mount();
-    check_all(&w);
-    fixture_close(&w);
+    crash_and_check();
 }
-END_TEST
 
 /* ---------------------------------------------------------------- and the rest */
 
-START_TEST(asynchronous_steps_are_logged)
+TEST(asynchronous_steps_are_logged)
 {
     two_steps(logs);
     for (unsigned step = 3; step <= 6; step++) {
@@ -721,31 +637,23 @@ START_TEST(asynchronous_steps_are_logged)
     ck_assert_int_eq(ht_optim_wait(w.o, ROOT, 0), 0);
     ck_assert_uint_eq(fixture_stat(&w).durable_step, 6);
     ck_assert_uint_eq(logged_steps(), 5);
-    crash_and_mount();
-    check_all(&w);
-    fixture_close(&w);
+    crash_and_check();
 }
-END_TEST
 
-START_TEST(an_orderly_end_leaves_nothing_logged)
+TEST(an_orderly_end_leaves_nothing_logged)
 {
     two_steps(logs);
     ck_assert_int_eq(ht_optim_finish(w.o), 0);
     ck_assert_uint_eq(logged_steps(), 0);
-    fixture_unmount(&w);
-    fixture_mount(&w);
-    check_all(&w);
-    fixture_close(&w);
+    remount_and_check();
 }
-END_TEST
 
 /* A checkpoint names the logged steps, and no more than those. */
-START_TEST(a_checkpoint_keeps_logged_steps)
+TEST(a_checkpoint_keeps_logged_steps)
 {
     two_steps(logs);
     ck_assert_int_eq(ht_store_checkpoint(w.s), 0);
-    step_all(&w);
-    ck_assert_int_eq(ht_optim_commit(w.o, ROOT), 0);
+    step_once();
     crash_and_mount();
     ck_assert_uint_eq(fixture_stat(&w).step, 3);
     check_all(&w);
@@ -753,9 +661,7 @@ START_TEST(a_checkpoint_keeps_logged_steps)
     crash_and_mount();
     ck_assert_uint_eq(fixture_stat(&w).step, 3);
     check_all(&w);
-    fixture_close(&w);
 }
-END_TEST
 
 static atomic_uint beside; /* 0: the checkpoint has not emitted; 1: it waits for a commit; 2: that is durable */
 
@@ -773,14 +679,13 @@ static void *checkpoint(void *arg)
 }
 
 /* A step is logged after the checkpoint has begun: its record comes before those that the checkpoint emits. */
-START_TEST(a_step_is_logged_beside_a_checkpoint)
+TEST(a_step_is_logged_beside_a_checkpoint)
 {
     pthread_t thread;
     void *rc;
 
     two_steps(logs);
-    step_all(&w);
-    ck_assert_int_eq(ht_optim_commit(w.o, ROOT), 0);
+    step_once();
     step_all(&w);
     ck_assert_int_eq(ht_optim_wait(w.o, ROOT, 0), 0);
     beside = 0;
@@ -797,9 +702,7 @@ START_TEST(a_step_is_logged_beside_a_checkpoint)
     crash_and_mount();
     ck_assert_uint_eq(fixture_stat(&w).step, 4);
     check_all(&w);
-    fixture_close(&w);
 }
-END_TEST
 
 static void *end_root(void *arg)
 {
@@ -814,13 +717,12 @@ static void *end_root(void *arg)
 }
 
 /* At any time of a step: the log of the step, and its object, are used by no thread afterwards. */
-START_TEST(a_root_is_deleted_beside_its_commits)
+TEST(a_root_is_deleted_beside_its_commits)
 {
     for (unsigned wait = 1; wait < 1 << 14; wait *= 2) {
         pthread_t thread;
         begin(logs, 2);
-        step_all(&w);
-        ck_assert_int_eq(ht_optim_commit(w.o, ROOT), 0);
+        step_once();
         ck_assert_int_eq(pthread_create(&thread, NULL, end_root, &wait), 0);
         for (unsigned i = 0; i < w.params; i++) {
             struct ht_param_desc desc = fixture_desc(&w.param[i]);
@@ -841,10 +743,9 @@ START_TEST(a_root_is_deleted_beside_its_commits)
         fixture_close(&w);
     }
 }
-END_TEST
 
 /* Workers that come to the log afterwards make no object that nothing would delete. */
-START_TEST(a_root_that_has_ended_gets_no_object)
+TEST(a_root_that_has_ended_gets_no_object)
 {
     unsigned now = 0;
 
@@ -853,9 +754,7 @@ START_TEST(a_root_that_has_ended_gets_no_object)
     lock(w.o);
     root->redo.making = true; /* they wait */
     unlock(w.o);
-    uint8_t *g = random_gradient(&w, &w.param[1]);
-    write_gradient(&w, &w.param[1], g);
-    free(g);
+    send_random(&w.param[1]);
     for (bool running = false; !running;) {
         lock(w.o);
         running = root->running > 0;
@@ -871,12 +770,10 @@ START_TEST(a_root_that_has_ended_gets_no_object)
     ck_assert_ptr_null(root->redo.obj);
     unlock(w.o);
     ht_opt_root_put(root);
-    fixture_close(&w);
 }
-END_TEST
 
 /* The space that was set aside is for logged steps alone. When it is used up a step is full, and none fails. */
-START_TEST(a_full_store_takes_steps)
+TEST(a_full_store_takes_steps)
 {
     struct ht_optim_config config = fixture_config(logs);
     size_t most = 0;
@@ -891,8 +788,7 @@ START_TEST(a_full_store_takes_steps)
     struct ht_obj *rest = fixture_fill(&w, 0);
     ck_assert_uint_lt(ht_store_available(w.s), 16 * 4096);
     for (unsigned step = 3; step <= 12; step++) {
-        step_all(&w);
-        ck_assert_int_eq(ht_optim_commit(w.o, ROOT), 0);
+        step_once();
         ck_assert_uint_eq(fixture_stat(&w).durable_step, step);
         size_t logged = logged_steps();
         if (!logged && most) /* a full step came long before the hundredth, and space is set aside again */
@@ -904,14 +800,11 @@ START_TEST(a_full_store_takes_steps)
     ck_assert_uint_lt(most, 9);
     ht_obj_put(some);
     ht_obj_put(rest);
-    crash_and_mount();
-    check_all(&w);
-    fixture_close(&w);
+    crash_and_check();
 }
-END_TEST
 
 /* As much as is set aside is what `df` does not show any more. */
-START_TEST(settings_set_space_aside)
+TEST(settings_set_space_aside)
 {
     struct ht_optim_config plain = fixture_config("adamw lr=1e-2"),
                            some = fixture_config("adamw lr=1e-2 redo=on durable_every=4"),
@@ -932,47 +825,10 @@ START_TEST(settings_set_space_aside)
     ck_assert_int_eq(ht_optim_root_configure(w.o, ROOT, &plain), 0);
     ck_assert_uint_eq(fixture_stat(&w).redo_reserved_bytes, 0);
     ck_assert_uint_eq(ht_store_available(w.s), available);
-    fixture_close(&w);
 }
-END_TEST
 
 int main(void)
 {
-    TCase *t = tcase_create("redo");
-
-    tcase_add_loop_test(t, a_crash_loses_no_step, 0, HT_ARRAY_SIZE(ways));
-    tcase_add_test(t, steps_are_logged_up_to_a_full_one);
-    tcase_add_test(t, a_written_parameter_makes_the_next_step_full);
-    tcase_add_test(t, a_parameter_that_is_written_during_a_step_makes_it_full);
-    tcase_add_test(t, written_state_makes_the_next_step_full);
-    tcase_add_test(t, a_reset_makes_the_next_step_full);
-    tcase_add_test(t, a_count_that_does_not_follow_makes_a_step_full);
-    tcase_add_test(t, a_reset_without_state_makes_the_next_step_full);
-    tcase_add_loop_test(t, a_full_commit_leaves_no_logged_steps, 0, 2);
-    tcase_add_test(t, a_full_commit_that_is_refused_is_forgotten);
-    tcase_add_test(t, a_number_that_a_client_set_makes_the_next_step_full);
-    tcase_add_test(t, the_number_of_logged_steps_has_a_limit);
-    tcase_add_test(t, setting_the_number_of_the_full_step_announces_the_end_of_logged_ones);
-    tcase_add_test(t, a_new_parameter_makes_its_first_step_full);
-    tcase_add_loop_test(t, incomplete_sums_are_logged, 0, 2);
-    tcase_add_test(t, a_dropped_sum_is_not_replayed);
-    tcase_add_test(t, without_redo_everything_is_published_again);
-    tcase_add_test(t, an_object_that_cannot_be_deleted_is_not_published);
-    tcase_add_test(t, a_write_error_of_a_logged_gradient_loses_nothing);
-    tcase_add_loop_test(t, a_replay_that_fails_lets_nothing_change, 0, 2);
-    tcase_add_test(t, an_end_within_a_step_names_the_last_logged_one);
-    tcase_add_loop_test(t, a_parameter_of_another_size_is_not_computed_again, 0, 2);
-    tcase_add_test(t, an_abort_returns_to_the_last_logged_step);
-    tcase_add_test(t, readers_wait_while_steps_are_computed_again);
-    tcase_add_test(t, a_commit_after_a_dropped_step_publishes_the_rest);
-    tcase_add_test(t, a_dropped_gradient_is_not_replayed);
-    tcase_add_test(t, asynchronous_steps_are_logged);
-    tcase_add_test(t, an_orderly_end_leaves_nothing_logged);
-    tcase_add_test(t, a_checkpoint_keeps_logged_steps);
-    tcase_add_test(t, a_root_is_deleted_beside_its_commits);
-    tcase_add_test(t, a_root_that_has_ended_gets_no_object);
-    tcase_add_test(t, a_step_is_logged_beside_a_checkpoint);
-    tcase_add_test(t, a_full_store_takes_steps);
-    tcase_add_test(t, settings_set_space_aside);
-    return run_suite("redo", t);
+    memory_keep(true);
+    return run_tests("redo", .teardown = fixture_end, .timeout_s = 300);
 }

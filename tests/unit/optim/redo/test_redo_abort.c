@@ -6,8 +6,6 @@
 #include "optim/state/redo.h"
 #include "optim/state/root.h"
 
-static struct fixture w;
-
 static uint64_t replays(void)
 {
     lock(w.o);
@@ -52,7 +50,7 @@ static const char *deferred[] = {
 /*
  * Before each boundary, and where no step is open. The last steps are as in a run without aborts, also after a crash.
  */
-START_TEST(gradients_that_wait_are_dropped)
+TEST_LOOP(gradients_that_wait_are_dropped, HT_ARRAY_SIZE(deferred))
 {
     const char *config = deferred[_i];
     unsigned passes = strstr(config, "accumulate") ? 2 : 1;
@@ -78,15 +76,12 @@ START_TEST(gradients_that_wait_are_dropped)
         ck_assert_int_eq(ht_optim_step(w.o, ROOT), 0);
         ck_assert_uint_eq(fixture_hash(&w), hash[step]);
     }
-    fixture_crash(&w);
-    fixture_mount(&w);
+    crash_and_mount();
     ck_assert_uint_eq(fixture_hash(&w), hash[5]);
-    fixture_close(&w);
 }
-END_TEST
 
 /* An update that has run, a write into a parameter, and one into its state: each takes the long way back. */
-START_TEST(what_has_changed_is_computed_again)
+TEST(what_has_changed_is_computed_again)
 {
     float value = 3;
 
@@ -105,12 +100,10 @@ START_TEST(what_has_changed_is_computed_again)
     ck_assert_int_eq(ht_optim_reset(w.o, ROOT, w.param[0].oid, NULL), 0);
     abort_and_check(3, hash, 3);
     train(4, 4);
-    fixture_close(&w);
 }
-END_TEST
 
 /* Files that are no parameters go back all the same. */
-START_TEST(other_files_go_back)
+TEST(other_files_go_back)
 {
     struct ht_obj_attr attr = {.chunk_bytes = HT_CHUNK_BYTES, .scope = ROOT};
     struct ht_obj *file;
@@ -129,17 +122,10 @@ START_TEST(other_files_go_back)
     ck_assert_int_eq(ht_obj_read(file, 0, text, 6), 6);
     ck_assert_mem_eq(text, "before", 6);
     ht_obj_put(file);
-    fixture_close(&w);
 }
-END_TEST
 
 int main(void)
 {
-    TCase *t = tcase_create("redo_abort");
-
-    tcase_set_timeout(t, 60);
-    tcase_add_loop_test(t, gradients_that_wait_are_dropped, 0, HT_ARRAY_SIZE(deferred));
-    tcase_add_test(t, what_has_changed_is_computed_again);
-    tcase_add_test(t, other_files_go_back);
-    return run_suite("redo_abort", t);
+    memory_keep(true);
+    return run_tests("redo_abort", .teardown = fixture_end, .timeout_s = 300);
 }

@@ -14,17 +14,14 @@
 
 enum { STEPS = 4, FIRST = 70001 };
 
-static struct fixture w;
 static const char logs[] = "adamw lr=1e-2 redo=on durable_every=100";
 
 /* A full step, and logged ones up to STEPS. */
 static void begin(void)
 {
     fixture_begin_mixed(&w, logs, 2);
-    for (unsigned step = 1; step <= STEPS; step++) {
-        step_all(&w);
-        ck_assert_int_eq(ht_optim_commit(w.o, ROOT), 0);
-    }
+    for (unsigned step = 1; step <= STEPS; step++)
+        step_once();
     ck_assert_uint_eq(fixture_stat(&w).logged_steps, STEPS - 1);
 }
 
@@ -39,8 +36,7 @@ static void refused_from(unsigned step)
 {
     char words[64];
 
-    fixture_crash(&w);
-    fixture_mount(&w);
+    crash_and_mount();
     struct ht_root_stat st = fixture_stat(&w);
     snprintf(words, sizeof(words), "step %u cannot be computed again", step);
     ck_assert_msg(strstr(st.error, words) != NULL, "error is \"%s\"", st.error);
@@ -53,8 +49,7 @@ static void refused_from(unsigned step)
 
 static void equals_the_model(void)
 {
-    fixture_crash(&w);
-    fixture_mount(&w);
+    crash_and_mount();
     ck_assert_uint_eq(fixture_stat(&w).step, STEPS);
     ck_assert_str_eq(fixture_stat(&w).error, "");
     check_all(&w);
@@ -129,13 +124,12 @@ static void write_wrong(unsigned i)
     ht_obj_put(obj);
 }
 
-START_TEST(a_summary_that_cannot_be_right_is_refused)
+TEST_LOOP(a_summary_that_cannot_be_right_is_refused, HT_ARRAY_SIZE(wrong))
 {
     begin();
     write_wrong((unsigned)_i);
     refused_from(3);
 }
-END_TEST
 
 /* ----------------------------------------------------------------- rollbacks */
 
@@ -157,7 +151,7 @@ static int no_names(void *ctx, uint64_t root, uint64_t kept, struct ht_copy_id *
 }
 
 /* It takes nothing back that was to be read before, and has nothing to do with reserves. */
-START_TEST(a_rollback_that_fails_after_a_failed_replay_says_that_the_model_is_not_back)
+TEST(a_rollback_that_fails_after_a_failed_replay_says_that_the_model_is_not_back)
 {
     struct ht_optim_config config;
     char err[HT_OPTIM_ERROR_MAX];
@@ -175,10 +169,9 @@ START_TEST(a_rollback_that_fails_after_a_failed_replay_says_that_the_model_is_no
     ck_assert_uint_eq(not_reserved, 0);
     fixture_close(&w);
 }
-END_TEST
 
 /* The same way of writing it, with the bytes that it has. */
-START_TEST(a_summary_that_was_written_again_is_right)
+TEST(a_summary_that_was_written_again_is_right)
 {
     uint8_t bytes[PIECES];
     uint64_t at;
@@ -191,7 +184,6 @@ START_TEST(a_summary_that_was_written_again_is_right)
     ht_obj_put(obj);
     equals_the_model();
 }
-END_TEST
 
 /* -------------------------------------------------------------------- records */
 
@@ -226,7 +218,7 @@ static void mount_refused(void)
         forget_model(&w.param[i]);
 }
 
-START_TEST(a_chain_with_a_gap_is_refused)
+TEST_LOOP(a_chain_with_a_gap_is_refused, HT_ARRAY_SIZE(chains))
 {
     struct ht_redo_step was[STEPS];
 
@@ -245,16 +237,10 @@ START_TEST(a_chain_with_a_gap_is_refused)
     else
         equals_the_model();
 }
-END_TEST
 
 int main(void)
 {
-    TCase *t = tcase_create("bad");
-
     ht_log_set_level(HT_LOG_ERROR);
-    tcase_add_loop_test(t, a_summary_that_cannot_be_right_is_refused, 0, HT_ARRAY_SIZE(wrong));
-    tcase_add_test(t, a_rollback_that_fails_after_a_failed_replay_says_that_the_model_is_not_back);
-    tcase_add_test(t, a_summary_that_was_written_again_is_right);
-    tcase_add_loop_test(t, a_chain_with_a_gap_is_refused, 0, HT_ARRAY_SIZE(chains));
-    return run_suite("logged steps that cannot be right", t);
+    memory_keep(true);
+    return run_tests("logged steps that cannot be right", .timeout_s = 300);
 }

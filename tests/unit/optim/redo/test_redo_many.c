@@ -13,7 +13,6 @@
 
 enum { FEW = 1000, MANY = 100000, STEPS = 3, WRITES_MAX = 16 };
 
-static struct fixture w;
 static uint64_t *oid;
 static unsigned count;
 
@@ -72,7 +71,7 @@ static void check_params(unsigned steps)
     }
 }
 
-START_TEST(tiny_gradients_are_logged_together)
+TEST(tiny_gradients_are_logged_together)
 {
     struct ht_dev_counters before, after;
 
@@ -97,14 +96,12 @@ START_TEST(tiny_gradients_are_logged_together)
         if (step > 1 && count == FEW) /* all are in memory, and stay there */
             ck_assert_uint_le(after.writes - before.writes, WRITES_MAX);
     }
-    fixture_crash(&w);
-    fixture_mount(&w);
+    crash_and_mount();
     ck_assert_uint_eq(fixture_stat(&w).step, STEPS);
     check_params(STEPS);
     fixture_close(&w);
     free(oid);
 }
-END_TEST
 
 static atomic_bool sent;
 
@@ -128,7 +125,7 @@ static uint64_t waiting(bool *out_full)
 }
 
 /* However slow the workers are: a gradient of one element takes an image, and counts as much. */
-START_TEST(tiny_gradients_wait_in_memory)
+TEST(tiny_gradients_wait_in_memory)
 {
     struct ht_dev_counters before, after;
     struct ht_store_stats st;
@@ -161,15 +158,11 @@ START_TEST(tiny_gradients_wait_in_memory)
     fixture_close(&w);
     free(oid);
 }
-END_TEST
 
 int main(void)
 {
-    TCase *t = tcase_create("many");
-
     ht_log_set_level(HT_LOG_ERROR);
     setvbuf(stdout, NULL, _IOLBF, 0);
-    tcase_add_test(t, tiny_gradients_are_logged_together);
-    tcase_add_test(t, tiny_gradients_wait_in_memory);
-    return run_suite("logged steps of many parameters", t);
+    memory_keep(true);
+    return run_tests("logged steps of many parameters", .timeout_s = 300);
 }

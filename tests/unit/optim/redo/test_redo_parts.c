@@ -12,7 +12,6 @@
 #include "optim/state/param.h"
 #include "optim/state/range.h"
 
-static struct fixture w;
 enum { STEPS = 6, FULL = 2 }; /* all parameters have had a gradient in the full step */
 
 /*
@@ -96,12 +95,6 @@ static void crash_and_begin(unsigned yields)
         sched_yield();
 }
 
-static void crash_and_mount(void)
-{
-    fixture_crash(&w);
-    fixture_mount(&w);
-}
-
 /* Of the last replay. */
 static size_t parts(void)
 {
@@ -153,7 +146,7 @@ static void check(unsigned step, uint64_t hash)
 }
 
 /* In the order of the steps alone each step would read it. */
-START_TEST(content_is_read_once)
+TEST(content_is_read_once)
 {
     uint64_t read;
 
@@ -166,9 +159,7 @@ START_TEST(content_is_read_once)
     ck_assert_msg(read < 2 * content, "%llu bytes were read of %llu", (unsigned long long)read,
                   (unsigned long long)content);
     check(STEPS, hash);
-    fixture_close(&w);
 }
-END_TEST
 
 /* Nearly all elements are zero, so the step is logged in few bytes. */
 static void send_thin(void)
@@ -186,7 +177,7 @@ static void send_thin(void)
 }
 
 /* Its bytes lie near each other, and stay in memory from one part to the next. */
-START_TEST(one_step_is_read_once_for_all_parts)
+TEST(one_step_is_read_once_for_all_parts)
 {
     begin();
     train(1, FULL);
@@ -201,12 +192,10 @@ START_TEST(one_step_is_read_once_for_all_parts)
     ck_assert_msg(read <= 2 * bytes, "%llu bytes were read of %llu", (unsigned long long)read,
                   (unsigned long long)bytes);
     check(FULL + 1, hash);
-    fixture_close(&w);
 }
-END_TEST
 
 /* What fits is computed step by step. */
-START_TEST(content_with_room_is_one_part)
+TEST(content_with_room_is_one_part)
 {
     fixture_begin_mixed(&w, ways[0].config, 2);
     fixture_train(&w, 1, STEPS);
@@ -214,11 +203,9 @@ START_TEST(content_with_room_is_one_part)
     crash_and_mount();
     ck_assert_uint_eq(parts(), 1);
     check(STEPS, hash);
-    fixture_close(&w);
 }
-END_TEST
 
-START_TEST(parts_have_the_same_bits)
+TEST_LOOP(parts_have_the_same_bits, HT_ARRAY_SIZE(ways))
 {
     begin_as((unsigned)_i, 1 + _i % 2);
     train(1, STEPS);
@@ -232,11 +219,9 @@ START_TEST(parts_have_the_same_bits)
     ck_assert_int_eq(ht_optim_commit(w.o, ROOT), 0);
     crash_and_mount();
     check(STEPS + 1, hash);
-    fixture_close(&w);
 }
-END_TEST
 
-START_TEST(a_crash_in_any_part_begins_again)
+TEST(a_crash_in_any_part_begins_again)
 {
     begin();
     train(1, STEPS);
@@ -245,11 +230,9 @@ START_TEST(a_crash_in_any_part_begins_again)
         crash_and_begin(yields);
     crash_and_mount();
     check(STEPS, hash);
-    fixture_close(&w);
 }
-END_TEST
 
-START_TEST(an_abort_computes_parts)
+TEST(an_abort_computes_parts)
 {
     begin();
     train(1, STEPS);
@@ -259,12 +242,10 @@ START_TEST(an_abort_computes_parts)
     ck_assert_int_eq(ht_optim_abort(w.o, ROOT), 0);
     ck_assert_uint_gt(parts(), 1);
     check(STEPS, hash);
-    fixture_close(&w);
 }
-END_TEST
 
 /* _i: sooner or later. */
-START_TEST(a_parameter_is_deleted_beside_parts)
+TEST_LOOP(a_parameter_is_deleted_beside_parts, 4)
 {
     begin();
     train(1, STEPS);
@@ -276,12 +257,10 @@ START_TEST(a_parameter_is_deleted_beside_parts)
     ck_assert_uint_eq(fixture_stat(&w).step, STEPS);
     ck_assert_int_eq(ht_optim_abort(w.o, ROOT), 0); /* it comes back */
     check(STEPS, hash);
-    fixture_close(&w);
 }
-END_TEST
 
 /* Nothing of the parts before it stays. */
-START_TEST(a_failure_in_a_later_part_leaves_the_full_step)
+TEST(a_failure_in_a_later_part_leaves_the_full_step)
 {
     begin();
     train(1, FULL);
@@ -303,9 +282,7 @@ START_TEST(a_failure_in_a_later_part_leaves_the_full_step)
     ck_assert_int_eq(ht_optim_readable(w.o, w.param[0].oid, 0, 4, NULL), -EIO);
     crash_and_mount();
     check(STEPS, hash);
-    fixture_close(&w);
 }
-END_TEST
 
 /* Where the last step says to which range of the first parameter a piece belongs. */
 static uint64_t find_range(const struct ht_redo_step *s, struct ht_obj *obj)
@@ -330,7 +307,7 @@ static uint64_t find_range(const struct ht_redo_step *s, struct ht_obj *obj)
 }
 
 /* In the row such a range would lie among those of other parameters, in a part that the parameter has no part in. */
-START_TEST(a_range_that_the_parameter_lacks_is_refused)
+TEST(a_range_that_the_parameter_lacks_is_refused)
 {
     static const uint64_t ranges[] = {7, 20, 40, UINT32_MAX};
 
@@ -353,22 +330,10 @@ START_TEST(a_range_that_the_parameter_lacks_is_refused)
         crash_and_mount();
         check(STEPS, hash);
     }
-    fixture_close(&w);
 }
-END_TEST
 
 int main(void)
 {
-    TCase *t = tcase_create("redo parts");
-
-    tcase_add_test(t, content_is_read_once);
-    tcase_add_test(t, one_step_is_read_once_for_all_parts);
-    tcase_add_test(t, content_with_room_is_one_part);
-    tcase_add_loop_test(t, parts_have_the_same_bits, 0, HT_ARRAY_SIZE(ways));
-    tcase_add_test(t, a_crash_in_any_part_begins_again);
-    tcase_add_test(t, an_abort_computes_parts);
-    tcase_add_loop_test(t, a_parameter_is_deleted_beside_parts, 0, 4);
-    tcase_add_test(t, a_failure_in_a_later_part_leaves_the_full_step);
-    tcase_add_test(t, a_range_that_the_parameter_lacks_is_refused);
-    return run_suite("redo parts", t);
+    memory_keep(true);
+    return run_tests("redo parts", .teardown = fixture_end, .timeout_s = 300);
 }

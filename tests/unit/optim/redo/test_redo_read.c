@@ -16,8 +16,6 @@
 static const char keep_3[] = "adamw lr=1e-2 redo=on durable_every=4 redo_keep=3";
 static const char keeps[] = "adamw lr=1e-2 max_grad_norm=0.5 redo=on durable_every=3 redo_keep=9";
 
-static struct fixture w;
-
 static struct ht_redo_steps steps(void)
 {
     struct ht_redo_steps s;
@@ -61,7 +59,7 @@ static void check_all_readable(void)
     ck_assert_int_eq(ht_optim_redo_open(w.o, ROOT, s.first - !!s.last, &r), -ENOENT);
 }
 
-START_TEST(the_last_steps_stay_readable)
+TEST(the_last_steps_stay_readable)
 {
     fixture_begin_mixed(&w, keep_3, 2);
     for (unsigned step = 1; step <= 14; step++) {
@@ -71,19 +69,16 @@ START_TEST(the_last_steps_stay_readable)
         ck_assert(step < 8 || (s.last - s.first >= 2 && s.last - s.first <= 6));
         check_all_readable();
     }
-    fixture_close(&w);
 }
-END_TEST
 
 /* Those that a mount computes again stay readable, too. */
-START_TEST(logged_steps_are_readable_after_a_crash)
+TEST(logged_steps_are_readable_after_a_crash)
 {
     fixture_begin_mixed(&w, keep_3, 2);
     fixture_train(&w, 1, 7);
     ck_assert_uint_eq(fixture_stat(&w).logged_steps, 1);
     uint64_t before = steps().lineage;
-    fixture_crash(&w);
-    fixture_mount(&w);
+    crash_and_mount();
     ck_assert_uint_eq(steps().first, 7);
     ck_assert_uint_eq(steps().last, 7);
     ck_assert_uint_ne(steps().lineage, before);
@@ -92,12 +87,10 @@ START_TEST(logged_steps_are_readable_after_a_crash)
     ck_assert_uint_eq(steps().first, 7);
     ck_assert_uint_eq(steps().last, 8);
     check_all_readable();
-    fixture_close(&w);
 }
-END_TEST
 
 /* What follows is no function of the steps before. */
-START_TEST(a_change_that_is_not_logged_begins_another_lineage)
+TEST_LOOP(a_change_that_is_not_logged_begins_another_lineage, 2)
 {
     uint8_t zeros[64] = {0};
 
@@ -111,12 +104,10 @@ START_TEST(a_change_that_is_not_logged_begins_another_lineage)
     ck_assert_int_eq(ht_optim_commit(w.o, ROOT), 0);
     ck_assert_uint_eq(steps().last, 0);
     ck_assert_uint_ne(steps().lineage, before);
-    fixture_close(&w);
 }
-END_TEST
 
 /* An abort comes back to the last durable step, and to no other history. */
-START_TEST(an_abort_keeps_the_lineage)
+TEST(an_abort_keeps_the_lineage)
 {
     fixture_begin_mixed(&w, keep_3, 2);
     fixture_train(&w, 1, 6);
@@ -129,12 +120,10 @@ START_TEST(an_abort_keeps_the_lineage)
     check_all_readable();
     fixture_train(&w, 7, 9);
     ck_assert_uint_eq(steps().last, 9);
-    fixture_close(&w);
 }
-END_TEST
 
 /* Nothing that gradients do not explain has changed. _i: with a step open, or with none. */
-START_TEST(a_full_commit_keeps_the_lineage)
+TEST_LOOP(a_full_commit_keeps_the_lineage, 2)
 {
     struct ht_optim_steer full = {.full = true};
 
@@ -151,12 +140,10 @@ START_TEST(a_full_commit_keeps_the_lineage)
     fixture_train(&w, 7 + (unsigned)_i, 9);
     ck_assert_uint_eq(steps().lineage, before);
     ck_assert_uint_eq(steps().last, 9);
-    fixture_close(&w);
 }
-END_TEST
 
 /* Its gradients may come while the full step before it is being published. */
-START_TEST(a_step_that_opens_before_a_full_one_is_durable_is_logged)
+TEST(a_step_that_opens_before_a_full_one_is_durable_is_logged)
 {
     fixture_begin_mixed(&w, keep_3, 2);
     fixture_train(&w, 1, 6);
@@ -182,12 +169,10 @@ START_TEST(a_step_that_opens_before_a_full_one_is_durable_is_logged)
     unlock(w.o);
     fixture_train(&w, 7, 9);
     ck_assert_uint_eq(steps().last, 9);
-    fixture_close(&w);
 }
-END_TEST
 
 /* Steps of the log stay readable until the next full one. */
-START_TEST(words_end_it)
+TEST(words_end_it)
 {
     struct ht_optim_config none = fixture_config("adamw lr=1e-2 redo=on durable_every=4");
 
@@ -202,9 +187,7 @@ START_TEST(words_end_it)
         ck_assert_uint_eq(steps().last, logged ? step : 0);
         ck_assert_uint_eq(steps().first, logged ? step - logged + 1 : 0);
     }
-    fixture_close(&w);
 }
-END_TEST
 
 /* --------------------------------------------------------------------- decide */
 
@@ -231,7 +214,7 @@ static int decide_all(const uint8_t *file, uint64_t elements_off)
 }
 
 /* Another rate, no clipping, other loss scales: the numbers of the first store count. */
-START_TEST(decided_updates_have_the_same_bits)
+TEST(decided_updates_have_the_same_bits)
 {
     enum { LAST = 9 };
     uint64_t hash[LAST + 1];
@@ -259,22 +242,18 @@ START_TEST(decided_updates_have_the_same_bits)
         free(file[step]);
     }
     ck_assert_uint_eq(steps().last, LAST); /* it logs the numbers of the client */
-    fixture_crash(&w);
-    fixture_mount(&w);
+    crash_and_mount();
     ck_assert_uint_eq(fixture_hash(&w), hash[LAST]);
-    fixture_close(&w);
 }
-END_TEST
 
-START_TEST(decisions_that_do_not_fit_are_refused)
+TEST(decisions_that_do_not_fit_are_refused)
 {
     fixture_begin_mixed(&w, keeps, 2);
     fixture_train(&w, 1, 4);
     uint8_t *file = read_step(4);
     ck_assert_int_eq(decide_all(file, 0), -EINVAL); /* it has that step */
     ck_assert_int_eq(decide_all(file, 1), -EINVAL);
-    fixture_crash(&w);
-    fixture_mount(&w);
+    crash_and_mount();
     free(file);
     fixture_train(&w, 5, 5);
     file = read_step(5);
@@ -292,12 +271,10 @@ START_TEST(decisions_that_do_not_fit_are_refused)
     fixture_train(&w, 5, 5);
     ck_assert_uint_eq(fixture_hash(&w), hash);
     free(file);
-    fixture_close(&w);
 }
-END_TEST
 
 /* Numbers of the step before, and of a parameter that was reset since: neither is used. */
-START_TEST(a_parameter_without_numbers_takes_no_gradient)
+TEST(a_parameter_without_numbers_takes_no_gradient)
 {
     uint8_t *g;
 
@@ -331,9 +308,7 @@ START_TEST(a_parameter_without_numbers_takes_no_gradient)
     ck_assert_int_eq(ht_optim_abort(w.o, ROOT), 0);
     fixture_send(&w, 1, 3, 0);
     ck_assert_int_eq(ht_optim_step(w.o, ROOT), 0);
-    fixture_close(&w);
 }
-END_TEST
 
 static void punch_second(struct fixture *f)
 {
@@ -348,7 +323,7 @@ static void write_second(struct fixture *f)
     f->publish = NULL;
 }
 
-START_TEST(a_change_while_a_full_step_is_published_begins_another_lineage)
+TEST_LOOP(a_change_while_a_full_step_is_published_begins_another_lineage, 2)
 {
     fixture_begin_mixed(&w, keeps, 2);
     fixture_train(&w, 1, 6);
@@ -362,9 +337,7 @@ START_TEST(a_change_while_a_full_step_is_published_begins_another_lineage)
     fixture_train(&w, 7, 9);
     ck_assert_uint_eq(steps().lineage, before.lineage);
     ck_assert_uint_ge(steps().first, 7);
-    fixture_close(&w);
 }
-END_TEST
 
 /* ------------------------------------------------------------------ space */
 
@@ -395,7 +368,7 @@ static uint64_t spare_aside(void)
 }
 
 /* The oldest go first, and a reader that has one open keeps it. The log's own steps stay. */
-START_TEST(a_full_store_gives_up_kept_steps)
+TEST(a_full_store_gives_up_kept_steps)
 {
     struct ht_optim_redo *r;
 
@@ -437,15 +410,12 @@ START_TEST(a_full_store_gives_up_kept_steps)
     check_all_readable();
     fixture_train(&w, 13, 14);
     uint64_t hash = fixture_hash(&w);
-    fixture_crash(&w);
-    fixture_mount(&w);
+    crash_and_mount();
     ck_assert(fixture_hash(&w) == hash);
-    fixture_close(&w);
 }
-END_TEST
 
 /* All together have less than is lacking: each keeps what it has. So it is where no space for data is lacking. */
-START_TEST(what_cannot_be_served_makes_nobody_give_up_anything)
+TEST(what_cannot_be_served_makes_nobody_give_up_anything)
 {
     given_up_count = 0;
     ht_event_set_sink(note_given_up, NULL);
@@ -470,12 +440,10 @@ START_TEST(what_cannot_be_served_makes_nobody_give_up_anything)
     ck_assert_uint_eq(ht_store_available(w.s), available + could);
     ck_assert_uint_gt(given_up_count, 0);
     ht_event_set_sink(NULL, NULL);
-    fixture_close(&w);
 }
-END_TEST
 
 /* A store full of kept steps takes the gradient, and the state, of a new parameter. */
-START_TEST(kept_steps_are_given_up_before_a_gradient_is_refused)
+TEST(kept_steps_are_given_up_before_a_gradient_is_refused)
 {
     struct ht_obj_attr attr = {.chunk_bytes = HT_CHUNK_BYTES};
     uint8_t *bytes = calloc(1, MIB);
@@ -507,12 +475,10 @@ START_TEST(kept_steps_are_given_up_before_a_gradient_is_refused)
     ck_assert_uint_gt(given_up_count, 0);
     ck_assert_int_eq(ht_optim_commit(w.o, ROOT), 0);
     ht_obj_put(filler);
-    fixture_close(&w);
 }
-END_TEST
 
 /* The log is full, and giving up a kept step would make no room there. */
-START_TEST(a_full_log_gives_up_no_kept_step)
+TEST(a_full_log_gives_up_no_kept_step)
 {
     uint64_t reserved = 0;
 
@@ -533,9 +499,7 @@ START_TEST(a_full_log_gives_up_no_kept_step)
     lack(1);
     ck_assert_int_eq(ht_store_make_space(w.s, true), 0);
     ht_event_set_sink(NULL, NULL);
-    fixture_close(&w);
 }
-END_TEST
 
 struct taker {
     pthread_t thread;
@@ -554,7 +518,7 @@ static void *take_space(void *arg)
 }
 
 /* Two workers need all that is set aside of a full store: neither finds it gone while the other one takes its part. */
-START_TEST(workers_share_the_space_that_is_set_aside)
+TEST(workers_share_the_space_that_is_set_aside)
 {
     enum { TAKERS = 2, TRIES = 4 };
     struct taker taker[TAKERS];
@@ -593,30 +557,10 @@ START_TEST(workers_share_the_space_that_is_set_aside)
     ht_event_set_sink(NULL, NULL);
     ht_opt_root_put(root);
     ht_obj_put(filler);
-    fixture_close(&w);
 }
-END_TEST
 
 int main(void)
 {
-    TCase *t = tcase_create("redo_read");
-
-    tcase_set_timeout(t, 120);
-    tcase_add_test(t, the_last_steps_stay_readable);
-    tcase_add_test(t, logged_steps_are_readable_after_a_crash);
-    tcase_add_loop_test(t, a_change_that_is_not_logged_begins_another_lineage, 0, 2);
-    tcase_add_test(t, an_abort_keeps_the_lineage);
-    tcase_add_loop_test(t, a_full_commit_keeps_the_lineage, 0, 2);
-    tcase_add_test(t, a_step_that_opens_before_a_full_one_is_durable_is_logged);
-    tcase_add_loop_test(t, a_change_while_a_full_step_is_published_begins_another_lineage, 0, 2);
-    tcase_add_test(t, words_end_it);
-    tcase_add_test(t, decided_updates_have_the_same_bits);
-    tcase_add_test(t, decisions_that_do_not_fit_are_refused);
-    tcase_add_test(t, a_parameter_without_numbers_takes_no_gradient);
-    tcase_add_test(t, a_full_store_gives_up_kept_steps);
-    tcase_add_test(t, what_cannot_be_served_makes_nobody_give_up_anything);
-    tcase_add_test(t, kept_steps_are_given_up_before_a_gradient_is_refused);
-    tcase_add_test(t, a_full_log_gives_up_no_kept_step);
-    tcase_add_test(t, workers_share_the_space_that_is_set_aside);
-    return run_suite("redo_read", t);
+    memory_keep(true);
+    return run_tests("redo_read", .teardown = fixture_end, .timeout_s = 300);
 }

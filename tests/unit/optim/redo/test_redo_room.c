@@ -10,7 +10,6 @@
 #include "optim/state/root.h"
 #include "tiering/base/event.h"
 
-static struct fixture w;
 static uint64_t hash;
 static atomic_uint told;
 static const char logs[] = "adamw lr=1e-2 redo=on durable_every=100";
@@ -110,7 +109,7 @@ static void give_aside(void)
     unlock(w.o);
 }
 
-START_TEST(a_full_store_computes_logged_steps_again)
+TEST(a_full_store_computes_logged_steps_again)
 {
     begin(logs);
     two_steps(1);
@@ -122,12 +121,10 @@ START_TEST(a_full_store_computes_logged_steps_again)
         check(step);
         fill();
     }
-    fixture_close(&w);
 }
-END_TEST
 
 /* Sums are logged in f32. Later steps need less, but the sum is still to be computed again. */
-START_TEST(the_largest_gradient_has_its_room)
+TEST(the_largest_gradient_has_its_room)
 {
     struct ht_optim_config config = fixture_config(logs);
 
@@ -145,12 +142,10 @@ START_TEST(the_largest_gradient_has_its_room)
     crash_and_go_on();
     wait_for_replay();
     check(step);
-    fixture_close(&w);
 }
-END_TEST
 
 /* The full step ends what logged steps needed. */
-START_TEST(a_full_step_gives_the_room_back)
+TEST(a_full_step_gives_the_room_back)
 {
     struct ht_optim_config config = fixture_config(logs);
     struct ht_optim_steer full = {.full = true};
@@ -165,9 +160,7 @@ START_TEST(a_full_step_gives_the_room_back)
     for (unsigned i = 0; i < w.params; i++)
         ck_assert_uint_eq(ht_opt_param_find(w.o, w.param[i].oid)->redo_g_bytes, 0);
     unlock(w.o);
-    fixture_close(&w);
 }
-END_TEST
 
 /* As a program does that does not know this rule. */
 static void lose_reservations(void)
@@ -200,7 +193,7 @@ static void claim_is_refused(void)
     ck_assert_uint_gt(fixture_stat(&w).refusals, refusals);
 }
 
-START_TEST(a_replay_without_room_goes_on_when_files_are_deleted)
+TEST(a_replay_without_room_goes_on_when_files_are_deleted)
 {
     begin(logs);
     two_steps(1);
@@ -213,12 +206,10 @@ START_TEST(a_replay_without_room_goes_on_when_files_are_deleted)
     forget(oid);
     ht_optim_recovered(w.o);
     check(step);
-    fixture_close(&w);
 }
-END_TEST
 
 /* An unmount does not wait for room, and drops nothing that is durable. */
-START_TEST(a_mount_ends_while_a_replay_waits_for_room)
+TEST(a_mount_ends_while_a_replay_waits_for_room)
 {
     begin(logs);
     two_steps(1);
@@ -233,18 +224,10 @@ START_TEST(a_mount_ends_while_a_replay_waits_for_room)
     forget(oid);
     ht_optim_recovered(w.o);
     check(step);
-    fixture_close(&w);
 }
-END_TEST
 
 int main(void)
 {
-    TCase *t = tcase_create("room");
-
-    tcase_add_test(t, a_full_store_computes_logged_steps_again);
-    tcase_add_test(t, the_largest_gradient_has_its_room);
-    tcase_add_test(t, a_full_step_gives_the_room_back);
-    tcase_add_test(t, a_replay_without_room_goes_on_when_files_are_deleted);
-    tcase_add_test(t, a_mount_ends_while_a_replay_waits_for_room);
-    return run_suite("room for logged steps", t);
+    memory_keep(true);
+    return run_tests("room for logged steps", .teardown = fixture_end, .timeout_s = 300);
 }

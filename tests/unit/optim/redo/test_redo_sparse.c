@@ -14,7 +14,6 @@
 
 enum { STEPS = 4 };
 
-static struct fixture w;
 static const char logs[] = "adamw lr=1e-2 redo=on durable_every=100";
 
 /* An element in `rarely` has a value; in the way of a client that knows that, or as a whole gradient. */
@@ -81,13 +80,11 @@ static uint64_t step_sparse(struct test_param *p, uint64_t rarely, bool topk)
 static const uint64_t rarely[] = {3, 100, 1ull << 60};
 
 /* Steps of all kinds beside each other; the last one is dense. */
-START_TEST(sparse_gradients_are_logged_without_zeros)
+TEST_LOOP(sparse_gradients_are_logged_without_zeros, HT_ARRAY_SIZE(rarely))
 {
     fixture_begin_mixed(&w, logs, 1 + (unsigned)_i % 2);
-    step_all(&w);
-    ck_assert_int_eq(ht_optim_commit(w.o, ROOT), 0);
-    step_all(&w);
-    ck_assert_int_eq(ht_optim_commit(w.o, ROOT), 0);
+    step_once();
+    step_once();
     uint64_t dense = last_step(&w).at;
     ck_assert_uint_eq(dense, 70001 * 4 + 100003 * 2 + 50000 * 4 + 17 * 2);
     ck_assert(is_marked(&w, HT_FEAT_REFUSE_REDO) && !is_marked(&w, HT_FEAT_REFUSE_SPARSE));
@@ -110,20 +107,17 @@ START_TEST(sparse_gradients_are_logged_without_zeros)
     ck_assert_int_eq(ht_optim_commit(w.o, ROOT), 0);
     ck_assert_uint_eq(fixture_stat(&w).logged_steps, STEPS);
     check_all(&w);
-    fixture_crash(&w);
-    fixture_mount(&w);
+    crash_and_mount();
     ck_assert(is_marked(&w, HT_FEAT_REFUSE_REDO) && is_marked(&w, HT_FEAT_REFUSE_SPARSE)); /* on the device */
     ck_assert_uint_eq(fixture_stat(&w).step, STEPS + 1);
     ck_assert_str_eq(fixture_stat(&w).error, "");
     check_all(&w);
     ck_assert_int_eq(ht_optim_abort(w.o, ROOT), 0);
     check_all(&w);
-    fixture_close(&w);
 }
-END_TEST
 
 /* Of whole chunks and a little more, with few elements: zeros of more than an entry can name. */
-START_TEST(large_ranges_are_logged_without_zeros)
+TEST(large_ranges_are_logged_without_zeros)
 {
     enum { F32 = HT_CHUNK_BYTES / 4 + 1001, BF16 = HT_CHUNK_BYTES / 2 + 1001 };
 
@@ -138,16 +132,13 @@ START_TEST(large_ranges_are_logged_without_zeros)
         ck_assert_int_eq(ht_optim_commit(w.o, ROOT), 0);
     }
     ck_assert_uint_lt(last_step(&w).at, F32 * 4 * 5 / 8);
-    fixture_crash(&w);
-    fixture_mount(&w);
+    crash_and_mount();
     ck_assert_uint_eq(fixture_stat(&w).step, 2);
     check_all(&w);
-    fixture_close(&w);
 }
-END_TEST
 
 /* A sum of sparse gradients is sparse, too. */
-START_TEST(sums_are_logged_without_zeros)
+TEST_LOOP(sums_are_logged_without_zeros, 2)
 {
     static const char *const config[] = {"adamw lr=1e-2 accumulate=3", "adamw lr=1e-2 accumulate=3 max_grad_norm=0.1"};
     uint64_t hash[2], count;
@@ -168,8 +159,7 @@ START_TEST(sums_are_logged_without_zeros)
         }
         if (redo) {
             ck_assert_uint_lt(last_step(&w).at, (70001 + 100003 + 50000) * 4 / 8);
-            fixture_crash(&w);
-            fixture_mount(&w);
+            crash_and_mount();
         }
         ck_assert_uint_eq(fixture_stat(&w).step, 2);
         hash[redo] = fixture_hash(&w);
@@ -177,7 +167,6 @@ START_TEST(sums_are_logged_without_zeros)
     }
     ck_assert(hash[0] == hash[1]);
 }
-END_TEST
 
 /* ---------------------------------------------------------------- hostility */
 
@@ -233,8 +222,7 @@ static void check_refused(const struct ht_redo_step *s, unsigned i)
     exchange(obj, at, bytes, &value);
     ck_assert_msg(value != wrong[i].value, "%s: it is so", wrong[i].what);
     ht_obj_put(obj);
-    fixture_crash(&w);
-    fixture_mount(&w);
+    crash_and_mount();
     struct ht_root_stat st = fixture_stat(&w);
     ck_assert_msg(strstr(st.error, "step 3 cannot be computed again") != NULL, "%s: error is \"%s\"", wrong[i].what,
                   st.error);
@@ -245,7 +233,7 @@ static void check_refused(const struct ht_redo_step *s, unsigned i)
     ht_obj_put(obj);
 }
 
-START_TEST(a_sparse_piece_that_cannot_be_right_is_refused)
+TEST(a_sparse_piece_that_cannot_be_right_is_refused)
 {
     memset(&w, 0, sizeof(w));
     fixture_open_as(&w, logs, 1);
@@ -262,22 +250,14 @@ START_TEST(a_sparse_piece_that_cannot_be_right_is_refused)
     const struct ht_redo_step s = last_step(&w);
     for (unsigned i = 0; i < HT_ARRAY_SIZE(wrong); i++)
         check_refused(&s, i);
-    fixture_crash(&w);
-    fixture_mount(&w);
+    crash_and_mount();
     ck_assert_uint_eq(fixture_stat(&w).step, 3);
     check_all(&w);
-    fixture_close(&w);
 }
-END_TEST
 
 int main(void)
 {
-    TCase *t = tcase_create("sparse");
-
     ht_log_set_level(HT_LOG_ERROR);
-    tcase_add_loop_test(t, sparse_gradients_are_logged_without_zeros, 0, HT_ARRAY_SIZE(rarely));
-    tcase_add_test(t, large_ranges_are_logged_without_zeros);
-    tcase_add_loop_test(t, sums_are_logged_without_zeros, 0, 2);
-    tcase_add_test(t, a_sparse_piece_that_cannot_be_right_is_refused);
-    return run_suite("logged gradients that are mostly zeros", t);
+    memory_keep(true);
+    return run_tests("logged gradients that are mostly zeros", .teardown = fixture_end, .timeout_s = 300);
 }

@@ -1,7 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The text of user.hitrain.optimizer: which texts are accepted, and the message for every other text. */
-#include <check.h>
-
 #include "optim/optim.h"
 #include "tests/support/suite.h"
 
@@ -14,16 +12,15 @@ static int parse(const char *text)
     return ht_optim_config_parse(text, strlen(text), &config, err);
 }
 
-START_TEST(words_left_out_have_the_defaults_of_torch)
+TEST(words_left_out_have_the_defaults_of_torch)
 {
     ck_assert_int_eq(parse("adamw"), 0);
     ck_assert(config.rule == HT_RULE_ADAMW && config.lr == 1e-3 && config.beta1 == 0.9 && config.beta2 == 0.999);
     ck_assert(config.eps == 1e-8 && config.weight_decay == 1e-2 && !config.maximize && !config.partial);
     ck_assert_uint_eq(config.durable_every, 1);
 }
-END_TEST
 
-START_TEST(every_word_is_read)
+TEST(every_word_is_read)
 {
     ck_assert_int_eq(
         parse("  adamw lr=3e-4\tbeta1=0 beta2=0.95 eps=0 weight_decay=0.1 durable_every=16 partial=1 maximize=1\n"), 0);
@@ -36,7 +33,6 @@ START_TEST(every_word_is_read)
     ck_assert_int_eq(parse("sgd accumulate_mode=sum"), 0);
     ck_assert(!config.accumulate_mean);
 }
-END_TEST
 
 /* text, and the word that the message must contain */
 static const char *const wrong[][2] = {
@@ -86,14 +82,13 @@ static const char *const wrong[][2] = {
     {"adamw \033[31m=1", "?[31m"},
 };
 
-START_TEST(what_is_wrong_is_named)
+TEST_LOOP(what_is_wrong_is_named, HT_ARRAY_SIZE(wrong))
 {
     config.lr = 12345;
     ck_assert_int_eq(parse(wrong[_i][0]), -EINVAL);
     ck_assert_msg(strstr(err, wrong[_i][1]), "\"%s\": %s", wrong[_i][0], err);
     ck_assert(config.lr == 12345); /* nothing written */
 }
-END_TEST
 
 static int amend(const char *text, const char *base_text)
 {
@@ -103,7 +98,7 @@ static int amend(const char *text, const char *base_text)
     return ht_optim_config_amend(text, strlen(text), &base, &config, err);
 }
 
-START_TEST(words_that_amend_leave_the_others_as_they_are)
+TEST(words_that_amend_leave_the_others_as_they_are)
 {
     ck_assert_int_eq(amend("adamw weight_decay=0.5", "adamw lr=0.25 beta1=0.5 weight_decay=0 partial=1"), 0);
     ck_assert(config.lr == 0.25 && config.beta1 == 0.5 && config.weight_decay == 0.5 && config.partial);
@@ -122,9 +117,8 @@ START_TEST(words_that_amend_leave_the_others_as_they_are)
     ck_assert_int_eq(amend("", "sgd"), -EINVAL);
     ck_assert_int_eq(amend("rmsprop", "sgd"), -EINVAL);
 }
-END_TEST
 
-START_TEST(words_are_told_as_they_are_read)
+TEST(words_are_told_as_they_are_read)
 {
     static const char *const texts[] = {"sgd",
                                         "AdamW lr=0.1 beta2=0.3333333333333333 accumulate_mode=mean durable_every=7",
@@ -147,9 +141,8 @@ START_TEST(words_are_told_as_they_are_read)
     ht_optim_config_text(&config, text, 9);
     ck_assert_str_eq(text, "sgd lr=0");
 }
-END_TEST
 
-START_TEST(bytes_of_any_kind_are_safe)
+TEST(bytes_of_any_kind_are_safe)
 {
     char text[HT_OPTIM_CONFIG_TEXT_MAX + 8];
 
@@ -168,19 +161,8 @@ START_TEST(bytes_of_any_kind_are_safe)
         ck_assert(rc == -EINVAL);
     }
 }
-END_TEST
 
 int main(void)
 {
-    Suite *suite = suite_create("config");
-    TCase *t = tcase_create("all");
-
-    tcase_add_test(t, words_left_out_have_the_defaults_of_torch);
-    tcase_add_test(t, every_word_is_read);
-    tcase_add_loop_test(t, what_is_wrong_is_named, 0, (int)HT_ARRAY_SIZE(wrong));
-    tcase_add_test(t, words_that_amend_leave_the_others_as_they_are);
-    tcase_add_test(t, words_are_told_as_they_are_read);
-    tcase_add_test(t, bytes_of_any_kind_are_safe);
-    suite_add_tcase(suite, t);
-    return run_all(suite);
+    return run_tests("config");
 }

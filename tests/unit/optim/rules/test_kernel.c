@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Every kernel equals the scalar one bit for bit, whatever the values, lengths and addresses; conversions are exact. */
-#include <check.h>
 #include <math.h>
 #include <stdlib.h>
 
@@ -135,7 +134,7 @@ static bool have_avx2(void)
     return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
 }
 
-START_TEST(avx2_equals_scalar)
+TEST_LOOP(avx2_equals_scalar, 9 * HT_KERNEL_COUNT)
 {
     enum ht_kernel kernel = (enum ht_kernel)(_i / 9);
     uint8_t p_dtype = dtypes[_i % 3], g_dtype = dtypes[_i / 3 % 3];
@@ -149,10 +148,9 @@ START_TEST(avx2_equals_scalar)
     for (unsigned i = 0; i < ROUNDS; i++)
         compare(ht_kernels_avx2.fn[kernel], kernel, p_dtype, g_dtype, N_MAX - 9, i % 9, i & 1);
 }
-END_TEST
 #endif
 
-START_TEST(a_run_in_pieces_equals_a_run_at_once)
+TEST_LOOP(a_run_in_pieces_equals_a_run_at_once, HT_KERNEL_COUNT)
 {
     static struct arrays a, b;
     struct ht_scalars s;
@@ -171,7 +169,6 @@ START_TEST(a_run_in_pieces_equals_a_run_at_once)
     ck_assert_uint_eq(nonfinite, sum);
     ck_assert_int_eq(memcmp(&a, &b, sizeof(a)), 0);
 }
-END_TEST
 
 /* The formulas of the papers, in double. */
 struct truth {
@@ -208,7 +205,7 @@ static void step_in_double(struct truth *x, const struct ht_optim_config *c, enu
     }
 }
 
-START_TEST(every_rule_follows_its_formula)
+TEST_LOOP(every_rule_follows_its_formula, HT_KERNEL_COUNT)
 {
     static const char *const text[HT_KERNEL_COUNT] = {
         "adamw lr=1e-2 beta1=0.8 beta2=0.95 weight_decay=0.1",
@@ -239,9 +236,8 @@ START_TEST(every_rule_follows_its_formula)
         ck_assert_msg(fabs(p - x.p) < 2e-6, "step %llu: %.9g is not %.9g", (unsigned long long)t, (double)p, x.p);
     }
 }
-END_TEST
 
-START_TEST(nonfinite_gradients_are_counted)
+TEST_LOOP(nonfinite_gradients_are_counted, HT_KERNEL_COUNT)
 {
     float p[9] = {0}, m[9] = {0}, v[9] = {0};
     float g[9] = {1, INFINITY, 2, NAN, 3, -INFINITY, 4, 5, NAN};
@@ -251,9 +247,8 @@ START_TEST(nonfinite_gradients_are_counted)
     random_scalars(&s, (enum ht_kernel)_i);
     ck_assert_uint_eq(ht_kernels_choose()->fn[_i](&s, &a, 9), 4);
 }
-END_TEST
 
-START_TEST(sums_of_squares_are_the_same_bits_everywhere)
+TEST_LOOP(sums_of_squares_are_the_same_bits_everywhere, 3)
 {
     static struct arrays a;
     uint8_t dtype = dtypes[_i];
@@ -270,10 +265,9 @@ START_TEST(sums_of_squares_are_the_same_bits_everywhere)
         ck_assert(!(fabs(slow - plain) > 1e-12 * plain)); /* NaN and infinity pass */
     }
 }
-END_TEST
 
 /* In pieces of any length, with NaN and signed zeros; the first one is a copy. */
-START_TEST(additions_are_the_same_bits_everywhere)
+TEST_LOOP(additions_are_the_same_bits_everywhere, 3)
 {
     enum { N = 1003 };
     static const uint32_t odd[] = {0x80000000, 0x7fc00001, 0xffc12345, 0x7f800001,
@@ -300,9 +294,8 @@ START_TEST(additions_are_the_same_bits_everywhere)
         }
     }
 }
-END_TEST
 
-START_TEST(a_parameter_loaded_from_outside_is_believed)
+TEST(a_parameter_loaded_from_outside_is_believed)
 {
     struct ht_optim_config still = {.rule = HT_RULE_ADAMW, .beta1 = 0.9, .beta2 = 0.999, .eps = 1e-8, .grad_scale = 1};
     struct ht_scalars s;
@@ -319,7 +312,6 @@ START_TEST(a_parameter_loaded_from_outside_is_believed)
         ck_assert(master[1] == 2.0f);    /* does not: p wins */
     }
 }
-END_TEST
 
 /* Round to nearest even, by arithmetic in double instead of bits. */
 static uint16_t slow_bf16(float x)
@@ -341,7 +333,7 @@ static uint16_t slow_bf16(float x)
     return to_down < to_up ? down : up;
 }
 
-START_TEST(bf16_rounds_to_nearest_even)
+TEST(bf16_rounds_to_nearest_even)
 {
     unsigned wrong = 0;
 
@@ -357,7 +349,6 @@ START_TEST(bf16_rounds_to_nearest_even)
     }
     ck_assert_uint_eq(wrong, 0);
 }
-END_TEST
 
 /* By arithmetic in double: the nearest multiple of the unit in the last place of f16 at x, half to even. */
 static uint16_t slow_f16(float x)
@@ -380,7 +371,7 @@ static uint16_t slow_f16(float x)
     return (uint16_t)(sign | (uint16_t)(((unsigned)(exponent + 13) << 10) + (unsigned)scaled));
 }
 
-START_TEST(f16_rounds_to_nearest_even)
+TEST(f16_rounds_to_nearest_even)
 {
     unsigned wrong = 0;
 
@@ -398,9 +389,8 @@ START_TEST(f16_rounds_to_nearest_even)
     }
     ck_assert_uint_eq(wrong, 0);
 }
-END_TEST
 
-START_TEST(the_environment_chooses_the_kernel)
+TEST(the_environment_chooses_the_kernel)
 {
     setenv("HITRAIN_KERNEL", "scalar", 1);
     ck_assert_ptr_eq(ht_kernels_choose(), &ht_kernels_scalar);
@@ -412,26 +402,8 @@ START_TEST(the_environment_chooses_the_kernel)
     ck_assert_ptr_eq(ht_kernels_choose(), have_avx2() ? &ht_kernels_avx2 : &ht_kernels_scalar);
 #endif
 }
-END_TEST
 
 int main(void)
 {
-    Suite *suite = suite_create("kernel");
-    TCase *t = tcase_create("all");
-
-    tcase_set_timeout(t, 300);
-#if defined(__x86_64__)
-    tcase_add_loop_test(t, avx2_equals_scalar, 0, 9 * HT_KERNEL_COUNT);
-#endif
-    tcase_add_loop_test(t, a_run_in_pieces_equals_a_run_at_once, 0, HT_KERNEL_COUNT);
-    tcase_add_loop_test(t, every_rule_follows_its_formula, 0, HT_KERNEL_COUNT);
-    tcase_add_loop_test(t, nonfinite_gradients_are_counted, 0, HT_KERNEL_COUNT);
-    tcase_add_loop_test(t, sums_of_squares_are_the_same_bits_everywhere, 0, 3);
-    tcase_add_loop_test(t, additions_are_the_same_bits_everywhere, 0, 3);
-    tcase_add_test(t, a_parameter_loaded_from_outside_is_believed);
-    tcase_add_test(t, bf16_rounds_to_nearest_even);
-    tcase_add_test(t, f16_rounds_to_nearest_even);
-    tcase_add_test(t, the_environment_chooses_the_kernel);
-    suite_add_tcase(suite, t);
-    return run_all(suite);
+    return run_tests("kernel", .timeout_s = 300);
 }

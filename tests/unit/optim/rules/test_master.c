@@ -3,7 +3,6 @@
  * Masters of bf16 in two bytes are the f32 that they stand for, bit for bit, ties, specials
  * and strangers' changes included.
  */
-#include <check.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -85,7 +84,7 @@ enum { PREIMAGES_APART = 65521 }; /* more are looked at without it */
 enum { PREIMAGES_APART = 4099 };
 #endif
 
-START_TEST(every_f32_that_is_a_number_comes_back)
+TEST_LOOP(every_f32_that_is_a_number_comes_back, 2)
 {
     static struct block b;
     uint32_t step = getenv("HITRAIN_LONG") ? 1 : PREIMAGES_APART;
@@ -95,9 +94,8 @@ START_TEST(every_f32_that_is_a_number_comes_back)
         add_preimages(kernels(_i), &b, (uint16_t)p, step);
     round_trip(kernels(_i), &b);
 }
-END_TEST
 
-START_TEST(a_nan_stays_the_one_that_kernels_store)
+TEST_LOOP(a_nan_stays_the_one_that_kernels_store, 2)
 {
     static struct block b;
 
@@ -107,10 +105,9 @@ START_TEST(a_nan_stays_the_one_that_kernels_store)
     add(&b, 0xff800000);
     round_trip(kernels(_i), &b);
 }
-END_TEST
 
 /* Both kinds of ties in one block, in any number up to the whole block; and codes that are used already. */
-START_TEST(ties_of_both_kinds_are_told_apart)
+TEST_LOOP(ties_of_both_kinds_are_told_apart, 2)
 {
     static struct block b;
 
@@ -129,9 +126,8 @@ START_TEST(ties_of_both_kinds_are_told_apart)
         round_trip(kernels(_i), &b);
     }
 }
-END_TEST
 
-START_TEST(a_block_that_a_stranger_changed_is_its_parameters)
+TEST_LOOP(a_block_that_a_stranger_changed_is_its_parameters, 2)
 {
     static struct block b;
 
@@ -152,10 +148,9 @@ START_TEST(a_block_that_a_stranger_changed_is_its_parameters)
     for (size_t i = 0; i < b.n; i++)
         ck_assert(b.got[i] == ht_bf16_to_f32(b.p[i]));
 }
-END_TEST
 
 /* Whatever lies on a device: defined, and within the arrays. */
-START_TEST(any_bytes_are_some_masters)
+TEST(any_bytes_are_some_masters)
 {
     static struct block a, b;
 
@@ -173,7 +168,6 @@ START_TEST(any_bytes_are_some_masters)
         ck_assert(!memcmp(a.got, b.got, sizeof(a.got)));
     }
 }
-END_TEST
 
 /* ------------------------------------------------------------------- steps */
 
@@ -225,7 +219,7 @@ static void step_both(const struct ht_kernels *k, const struct ht_scalars *s, st
     ck_assert(!memcmp(b->got, b->master, b->n * 4));
 }
 
-START_TEST(a_thousand_steps_give_the_bits_of_f32_masters)
+TEST_LOOP(a_thousand_steps_give_the_bits_of_f32_masters, 2 * HT_ARRAY_SIZE(configs))
 {
     static struct block b;
     static float state[2][2][BLOCK], g[BLOCK];
@@ -251,20 +245,8 @@ START_TEST(a_thousand_steps_give_the_bits_of_f32_masters)
     }
     ck_assert_uint_ge(ties_seen, grid ? STEPS / 2 : 0);
 }
-END_TEST
 
 int main(void)
 {
-    Suite *s = suite_create("master");
-    TCase *tc = tcase_create("all");
-
-    suite_add_tcase(s, tc);
-    tcase_set_timeout(tc, 600);
-    tcase_add_loop_test(tc, every_f32_that_is_a_number_comes_back, 0, 2);
-    tcase_add_loop_test(tc, a_nan_stays_the_one_that_kernels_store, 0, 2);
-    tcase_add_loop_test(tc, ties_of_both_kinds_are_told_apart, 0, 2);
-    tcase_add_loop_test(tc, a_block_that_a_stranger_changed_is_its_parameters, 0, 2);
-    tcase_add_test(tc, any_bytes_are_some_masters);
-    tcase_add_loop_test(tc, a_thousand_steps_give_the_bits_of_f32_masters, 0, 2 * HT_ARRAY_SIZE(configs));
-    return run_all(s);
+    return run_tests("master", .timeout_s = 600);
 }

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Words for ranges of elements: which texts are accepted, and the message for every other text. */
-#include <check.h>
 #include <stdio.h>
 #include <stdlib.h>
 
@@ -20,7 +19,7 @@ static int parse(const char *base_text, const char *text)
     return ht_optim_sections_parse(text, strlen(text), &base, &found, err);
 }
 
-START_TEST(a_section_amends_the_words_of_its_file)
+TEST(a_section_amends_the_words_of_its_file)
 {
     ck_assert_int_eq(
         parse("adamw lr=0.25 weight_decay=0.5 partial=1",
@@ -38,9 +37,8 @@ START_TEST(a_section_amends_the_words_of_its_file)
     ck_assert_int_eq(parse("adamw", ""), 0);
     ck_assert(!found.count && !found.section);
 }
-END_TEST
 
-START_TEST(sections_begin_at_the_first_range)
+TEST(sections_begin_at_the_first_range)
 {
     static const struct {
         const char *text;
@@ -53,7 +51,6 @@ START_TEST(sections_begin_at_the_first_range)
     for (size_t i = 0; i < HT_ARRAY_SIZE(row); i++)
         ck_assert_msg(ht_optim_sections_at(row[i].text, strlen(row[i].text)) == row[i].at, "\"%s\"", row[i].text);
 }
-END_TEST
 
 /* words of the file, text, and a part of the message */
 static const char *const wrong[][3] = {
@@ -88,17 +85,16 @@ static const char *const wrong[][3] = {
     {"lion", "0:5 lr=1e30 weight_decay=1e30", "too large"},
 };
 
-START_TEST(other_texts_are_refused_by_name)
+TEST_LOOP(other_texts_are_refused_by_name, HT_ARRAY_SIZE(wrong))
 {
     const char *const *row = wrong[_i];
 
     ck_assert_msg(parse(row[0], row[1]) == -EINVAL, "\"%s\" is accepted", row[1]);
     ck_assert_msg(strstr(err, row[2]) != NULL, "\"%s\": \"%s\" lacks \"%s\"", row[1], err, row[2]);
 }
-END_TEST
 
 /* A text is as long as an attribute may be, and every message ends. */
-START_TEST(texts_of_any_length_are_read)
+TEST(texts_of_any_length_are_read)
 {
     char *text = calloc(1, HT_OPTIM_SECTIONS_TEXT_MAX + 1);
     size_t len = 0, count = 0;
@@ -114,9 +110,8 @@ START_TEST(texts_of_any_length_are_read)
     free(text);
     ht_optim_sections_free(&found);
 }
-END_TEST
 
-START_TEST(a_file_or_root_has_no_words_of_a_section)
+TEST(a_file_or_root_has_no_words_of_a_section)
 {
     struct ht_optim_config c;
 
@@ -126,7 +121,6 @@ START_TEST(a_file_or_root_has_no_words_of_a_section)
     ck_assert_int_eq(ht_optim_config_parse("adamw", 5, &c, err), 0);
     ck_assert(!c.frozen && !c.missed);
 }
-END_TEST
 
 static void forget(void)
 {
@@ -135,15 +129,5 @@ static void forget(void)
 
 int main(void)
 {
-    Suite *suite = suite_create("words for ranges of elements");
-    TCase *t = tcase_create("sections");
-
-    tcase_add_checked_fixture(t, NULL, forget);
-    tcase_add_test(t, a_section_amends_the_words_of_its_file);
-    tcase_add_test(t, sections_begin_at_the_first_range);
-    tcase_add_loop_test(t, other_texts_are_refused_by_name, 0, HT_ARRAY_SIZE(wrong));
-    tcase_add_test(t, texts_of_any_length_are_read);
-    tcase_add_test(t, a_file_or_root_has_no_words_of_a_section);
-    suite_add_tcase(suite, t);
-    return run_all(suite);
+    return run_tests("words for ranges of elements", .teardown = forget);
 }

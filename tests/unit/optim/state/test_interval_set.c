@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Sets of intervals against an array of flags. */
-#include <check.h>
 #include <stdlib.h>
 
 #include "optim/state/interval_set.h"
@@ -49,7 +48,7 @@ static void check_questions(uint32_t begin, uint32_t end)
     ck_assert(inside && (stop == end || !flag[stop]));
 }
 
-START_TEST(a_set_behaves_as_flags_do)
+TEST(a_set_behaves_as_flags_do)
 {
     srand(7);
     for (unsigned i = 0; i < ROUNDS; i++) {
@@ -64,12 +63,11 @@ START_TEST(a_set_behaves_as_flags_do)
     }
     ht_interval_set_free(&set);
 }
-END_TEST
 
 typedef int both_fn(struct ht_interval_set *s, const struct ht_interval_set *other);
 
 /* Elements of both sets stay, or those of the first one alone. */
-START_TEST(two_sets_are_joined_as_their_elements)
+TEST_LOOP(two_sets_are_joined_as_their_elements, 2)
 {
     both_fn *join = _i ? ht_interval_set_subtract : ht_interval_set_intersect;
     struct ht_interval_set other = {0};
@@ -95,9 +93,8 @@ START_TEST(two_sets_are_joined_as_their_elements)
     ht_interval_set_free(&other);
     ht_interval_set_free(&set);
 }
-END_TEST
 
-START_TEST(joined_sets_have_bounds_and_need_no_memory_for_nothing)
+TEST(joined_sets_have_bounds_and_need_no_memory_for_nothing)
 {
     struct ht_interval_set other = {0};
 
@@ -119,9 +116,8 @@ START_TEST(joined_sets_have_bounds_and_need_no_memory_for_nothing)
     ck_assert_int_eq(ht_interval_set_intersect(&set, &other), 0);
     ck_assert(set.count == 0 && set.cap == 0);
 }
-END_TEST
 
-START_TEST(too_many_pieces_are_refused_and_change_nothing)
+TEST(too_many_pieces_are_refused_and_change_nothing)
 {
     for (uint32_t i = 0; i < HT_INTERVALS_MAX; i++)
         ck_assert_int_eq(ht_interval_set_add(&set, 3 * i, 3 * i + 2), 0);
@@ -131,9 +127,8 @@ START_TEST(too_many_pieces_are_refused_and_change_nothing)
     ck_assert_uint_eq(set.count, HT_INTERVALS_MAX - 1);
     ht_interval_set_free(&set);
 }
-END_TEST
 
-START_TEST(one_piece_needs_no_memory)
+TEST(one_piece_needs_no_memory)
 {
     for (uint32_t i = 0; i < 1000; i++)
         ck_assert_int_eq(ht_interval_set_add(&set, 10 * i, 10 * i + 10), 0);
@@ -142,19 +137,8 @@ START_TEST(one_piece_needs_no_memory)
     ht_interval_set_clear(&set);
     ck_assert(!ht_interval_set_overlap(&set, 0, 10000) && ht_interval_set_cover(&set, 5, 5));
 }
-END_TEST
 
 int main(void)
 {
-    Suite *suite = suite_create("intervals");
-    TCase *t = tcase_create("all");
-
-    tcase_set_timeout(t, 120);
-    tcase_add_test(t, a_set_behaves_as_flags_do);
-    tcase_add_loop_test(t, two_sets_are_joined_as_their_elements, 0, 2);
-    tcase_add_test(t, joined_sets_have_bounds_and_need_no_memory_for_nothing);
-    tcase_add_test(t, too_many_pieces_are_refused_and_change_nothing);
-    tcase_add_test(t, one_piece_needs_no_memory);
-    suite_add_tcase(suite, t);
-    return run_all(suite);
+    return run_tests("intervals", .timeout_s = 120);
 }

@@ -11,7 +11,6 @@
 #include "optim/rules/sections.h"
 #include "tiering/base/log.h"
 
-static struct fixture w;
 static const char *text[PARAMS_MAX]; /* of each parameter's sections, or NULL */
 
 static int override(void *ctx, uint64_t oid, uint64_t as_of, const struct ht_optim_config *base,
@@ -103,7 +102,7 @@ static const char *const rules[] = {
     "lion lr=1e-3 weight_decay=0.1",  "adagrad lr=1e-2 lr_decay=0.1",
 };
 
-START_TEST(a_range_has_the_bits_of_a_parameter_of_its_own)
+TEST_LOOP(a_range_has_the_bits_of_a_parameter_of_its_own, HT_ARRAY_SIZE(rules))
 {
     begin(rules[_i], 1 + (unsigned)_i % 2);
     for (unsigned i = 1; i <= 4; i++) {
@@ -111,15 +110,11 @@ START_TEST(a_range_has_the_bits_of_a_parameter_of_its_own)
         step();
         check_all(&w);
     }
-    fixture_crash(&w);
-    fixture_mount(&w);
-    check_all(&w);
-    fixture_close(&w);
+    crash_and_check();
 }
-END_TEST
 
 /* Words of a section that are those of the file change no bit, also where a norm clips all gradients. */
-START_TEST(clipping_acts_on_all_ranges)
+TEST(clipping_acts_on_all_ranges)
 {
     uint64_t hash[2];
 
@@ -138,7 +133,6 @@ START_TEST(clipping_acts_on_all_ranges)
     }
     ck_assert(hash[0] == hash[1]);
 }
-END_TEST
 
 static void refused(const char *words, const char *why)
 {
@@ -155,7 +149,7 @@ static void refused(const char *words, const char *why)
     free(bytes);
 }
 
-START_TEST(words_that_do_not_fit_refuse_the_gradient)
+TEST(words_that_do_not_fit_refuse_the_gradient)
 {
     begin(rules[0], 2);
     step();
@@ -166,13 +160,11 @@ START_TEST(words_that_do_not_fit_refuse_the_gradient)
     text[3] = "16:17 missed=4294967295 frozen=1"; /* its numbers do not count */
     step();
     check_all(&w);
-    fixture_close(&w);
 }
-END_TEST
 
 /* ------------------------------------------------------------- logged steps */
 
-START_TEST(steps_with_a_low_beta1_are_logged)
+TEST_LOOP(steps_with_a_low_beta1_are_logged, 2)
 {
     begin("adamw lr=1e-2 beta1=0.5 redo=on durable_every=100", 1 + (unsigned)_i);
     step();
@@ -181,19 +173,16 @@ START_TEST(steps_with_a_low_beta1_are_logged)
     ck_assert_uint_eq(fixture_stat(&w).logged_steps, 2);
     ck_assert(is_marked(&w, HT_FEAT_REFUSE_NEAR_G));
     check_all(&w);
-    fixture_crash(&w);
-    fixture_mount(&w);
+    crash_and_mount();
     ck_assert(is_marked(&w, HT_FEAT_REFUSE_NEAR_G)); /* older programs would not know the kernel */
     ck_assert_str_eq(fixture_stat(&w).error, "");
     ck_assert_uint_eq(fixture_stat(&w).step, 3);
     check_all(&w);
     step();
     check_all(&w);
-    fixture_close(&w);
 }
-END_TEST
 
-START_TEST(steps_with_sections_are_logged)
+TEST_LOOP(steps_with_sections_are_logged, 2)
 {
     begin("adamw lr=1e-2 weight_decay=0.1 redo=on durable_every=100", 1 + (unsigned)_i);
     step();
@@ -208,8 +197,7 @@ START_TEST(steps_with_sections_are_logged)
     ck_assert(is_marked(&w, HT_FEAT_REFUSE_SECTIONS));
     check_all(&w);
     memset(text, 0, sizeof(text)); /* a replay asks nobody for words */
-    fixture_crash(&w);
-    fixture_mount(&w);
+    crash_and_mount();
     ck_assert(is_marked(&w, HT_FEAT_REFUSE_SECTIONS)); /* on the device */
     ck_assert_str_eq(fixture_stat(&w).error, "");
     ck_assert_uint_eq(fixture_stat(&w).step, 6);
@@ -219,12 +207,8 @@ START_TEST(steps_with_sections_are_logged)
     check_all(&w);
     step(); /* the numbers of a replay are none of this step */
     check_all(&w);
-    fixture_crash(&w);
-    fixture_mount(&w);
-    check_all(&w);
-    fixture_close(&w);
+    crash_and_check();
 }
-END_TEST
 
 #define PARAM(place, field)                                                      \
     (sizeof(struct ht_disk_redo) + (place) * sizeof(struct ht_disk_redo_param) + \
@@ -266,8 +250,7 @@ static void check_refused(const struct ht_redo_step *s, unsigned i)
     exchange(obj, s->at + wrong[i].at, bytes, &value);
     ck_assert_msg(value != wrong[i].value, "%s: it is so", wrong[i].what);
     ht_obj_put(obj);
-    fixture_crash(&w);
-    fixture_mount(&w);
+    crash_and_mount();
     struct ht_root_stat st = fixture_stat(&w);
     ck_assert_msg(strstr(st.error, "step 2 cannot be computed again") != NULL, "%s: error is \"%s\"", wrong[i].what,
                   st.error);
@@ -277,7 +260,7 @@ static void check_refused(const struct ht_redo_step *s, unsigned i)
     ht_obj_put(obj);
 }
 
-START_TEST(logged_sections_that_cannot_be_right_are_refused)
+TEST(logged_sections_that_cannot_be_right_are_refused)
 {
     open_as("adamw lr=1e-2 redo=on durable_every=100", 1);
     fixture_param(&w, HT_DTYPE_F32, HT_DTYPE_F32, 20001, HT_SMALL_CHUNK_BYTES);
@@ -288,13 +271,10 @@ START_TEST(logged_sections_that_cannot_be_right_are_refused)
     const struct ht_redo_step s = last_step(&w);
     for (unsigned i = 0; i < HT_ARRAY_SIZE(wrong); i++)
         check_refused(&s, i);
-    fixture_crash(&w);
-    fixture_mount(&w);
+    crash_and_mount();
     ck_assert_uint_eq(fixture_stat(&w).step, 2);
     check_all(&w);
-    fixture_close(&w);
 }
-END_TEST
 
 /* ------------------------------------------------------------------ decide */
 
@@ -323,7 +303,7 @@ static int decide_all(unsigned leave_out)
     return rc;
 }
 
-START_TEST(numbers_of_a_client_have_sections)
+TEST(numbers_of_a_client_have_sections)
 {
     open_as("sgd lr=0.5 redo=on durable_every=100", 1);
     fixture_param(&w, HT_DTYPE_F32, HT_DTYPE_F32, 20001, HT_SMALL_CHUNK_BYTES);
@@ -342,20 +322,15 @@ START_TEST(numbers_of_a_client_have_sections)
         model_step(&w.param[i], i ? NULL : words, g);
         free(g);
     }
-    ck_assert_int_eq(ht_optim_commit(w.o, ROOT), 0);
-    check_all(&w);
+    commit_and_check();
     text[0] = NULL;
     step(); /* it is over */
     check_all(&w);
-    fixture_crash(&w);
-    fixture_mount(&w);
-    check_all(&w);
-    fixture_close(&w);
+    crash_and_check();
 }
-END_TEST
 
 /* A parameter whose words have many ranges once does not keep memory for them. */
-START_TEST(memory_for_ranges_goes_with_their_words)
+TEST(memory_for_ranges_goes_with_their_words)
 {
     enum { RANGES = 2000 };
     char *many = calloc(RANGES, 24);
@@ -378,20 +353,10 @@ START_TEST(memory_for_ranges_goes_with_their_words)
     fixture_close(&w);
     free(many);
 }
-END_TEST
 
 int main(void)
 {
-    TCase *t = tcase_create("sections");
-
     ht_log_set_level(HT_LOG_ERROR - 1);
-    tcase_add_loop_test(t, a_range_has_the_bits_of_a_parameter_of_its_own, 0, HT_ARRAY_SIZE(rules));
-    tcase_add_test(t, clipping_acts_on_all_ranges);
-    tcase_add_test(t, words_that_do_not_fit_refuse_the_gradient);
-    tcase_add_loop_test(t, steps_with_a_low_beta1_are_logged, 0, 2);
-    tcase_add_loop_test(t, steps_with_sections_are_logged, 0, 2);
-    tcase_add_test(t, logged_sections_that_cannot_be_right_are_refused);
-    tcase_add_test(t, numbers_of_a_client_have_sections);
-    tcase_add_test(t, memory_for_ranges_goes_with_their_words);
-    return run_suite("numbers for ranges of elements", t);
+    memory_keep(true);
+    return run_tests("numbers for ranges of elements", .teardown = fixture_end, .timeout_s = 300);
 }

@@ -15,7 +15,6 @@
 
 enum { WRITERS = 4, ROUNDS = 10 };
 
-static struct fixture w;
 static uint8_t *gradient[PARAMS_MAX]; /* what the step has of each parameter; NULL: nothing */
 
 /* --------------------------------------------------------------- the model */
@@ -143,7 +142,7 @@ static void begin(const char *config, unsigned threads)
 
 /* ------------------------------------------------------------------- tests */
 
-START_TEST(a_closed_gradient_has_its_sums_before_the_boundary)
+TEST(a_closed_gradient_has_its_sums_before_the_boundary)
 {
     begin("adamw lr=1e-2 max_grad_norm=0.5", 2);
     write_all_new();
@@ -153,13 +152,11 @@ START_TEST(a_closed_gradient_has_its_sums_before_the_boundary)
     end_step(0, 1);
     for (unsigned i = 0; i < w.params; i++)
         ck_assert_uint_eq(measured(i), 0);
-    fixture_close(&w);
 }
-END_TEST
 
 /* The boundary takes the sums as they are. Builds that verify would notice that these are wrong. */
 #ifndef HT_VERIFY_STATE
-START_TEST(the_boundary_uses_what_was_kept)
+TEST(the_boundary_uses_what_was_kept)
 {
     begin("adamw lr=1e-2 max_grad_norm=1e6", 2);
     write_all_new();
@@ -171,13 +168,11 @@ START_TEST(the_boundary_uses_what_was_kept)
     ck_assert_int_eq(ht_optim_commit(w.o, ROOT), 0);
     ck_assert(fabs(fixture_stat(&w).grad_norm - 1e4) < 1);
     forget_gradients();
-    fixture_close(&w);
 }
-END_TEST
 #endif
 
 /* Pieces in any order, closed in between, by several threads of the store. */
-START_TEST(any_order_of_pieces_and_closes_gives_the_same_bits)
+TEST_LOOP(any_order_of_pieces_and_closes_gives_the_same_bits, 8)
 {
     struct ht_grad *g[PARAMS_MAX];
     unsigned left[PARAMS_MAX], all = 0;
@@ -210,11 +205,9 @@ START_TEST(any_order_of_pieces_and_closes_gives_the_same_bits)
         ht_grad_release(g[i]);
     }
     end_step(0, 1);
-    fixture_close(&w);
 }
-END_TEST
 
-START_TEST(bytes_that_are_summed_cannot_change)
+TEST(bytes_that_are_summed_cannot_change)
 {
     begin("adamw lr=1e-2 max_grad_norm=0.5", 2);
     write_all_new();
@@ -229,11 +222,9 @@ START_TEST(bytes_that_are_summed_cannot_change)
     ht_grad_release(g);
     ck_assert_uint_eq(measured(0), range_count(0));
     end_step(0, 1);
-    fixture_close(&w);
 }
-END_TEST
 
-START_TEST(a_dropped_gradient_takes_its_sums_with_it)
+TEST(a_dropped_gradient_takes_its_sums_with_it)
 {
     begin("adamw lr=1e-2 max_grad_norm=0.5", 2);
     for (unsigned round = 0; round < 3; round++) {
@@ -247,12 +238,10 @@ START_TEST(a_dropped_gradient_takes_its_sums_with_it)
             write_new(2);
         end_step(0, 1);
     }
-    fixture_close(&w);
 }
-END_TEST
 
 /* After the drop one range of three has a gradient: the others count nothing. */
-START_TEST(a_range_without_a_gradient_has_no_sums)
+TEST_LOOP(a_range_without_a_gradient_has_no_sums, 2)
 {
     struct ht_root_stat st;
 
@@ -276,11 +265,9 @@ START_TEST(a_range_without_a_gradient_has_no_sums)
     ck_assert_msg(st.grad_norm == expected_norm(0, 1), "%a is not %a", st.grad_norm, expected_norm(0, 1));
     forget_gradients();
     ht_grad_release(g);
-    fixture_close(&w);
 }
-END_TEST
 
-START_TEST(an_abort_takes_all_sums_with_it)
+TEST(an_abort_takes_all_sums_with_it)
 {
     begin("adamw lr=1e-2 max_grad_norm=0.5", 3);
     for (unsigned round = 0; round < 3; round++) {
@@ -293,11 +280,9 @@ START_TEST(an_abort_takes_all_sums_with_it)
         write_all_new();
         end_step(0, 1);
     }
-    fixture_close(&w);
 }
-END_TEST
 
-START_TEST(only_gradients_that_are_left_can_skip_the_step)
+TEST_LOOP(only_gradients_that_are_left_can_skip_the_step, 2)
 {
     begin("adamw lr=1e-2 skip_nonfinite=1 max_grad_norm=0.5", 2);
     write_all_new();
@@ -320,9 +305,7 @@ START_TEST(only_gradients_that_are_left_can_skip_the_step)
     ck_assert(st.skipped == !_i && st.nonfinite == (_i ? 0 : 2));
     write_all_new();
     end_step(0, 1);
-    fixture_close(&w);
 }
-END_TEST
 
 static void add_to(float *sum, const struct test_param *p, const uint8_t *g, bool first)
 {
@@ -333,7 +316,7 @@ static void add_to(float *sum, const struct test_param *p, const uint8_t *g, boo
 }
 
 /* With the last pass the sum is complete: its squares are summed, and the gradient goes. */
-START_TEST(sums_of_several_gradients_are_measured_with_the_last)
+TEST(sums_of_several_gradients_are_measured_with_the_last)
 {
     begin("adamw lr=1e-2 max_grad_norm=0.5 accumulate=3 accumulate_mode=mean grad_scale=4", 3);
     for (unsigned step = 0; step < 2; step++) {
@@ -354,9 +337,7 @@ START_TEST(sums_of_several_gradients_are_measured_with_the_last)
         ht_grad_release(g);
         end_step(HT_DTYPE_F32, 12);
     }
-    fixture_close(&w);
 }
-END_TEST
 
 /* Every 100th element of a gradient of zeros, as a sparse gradient. */
 static void write_sparse(unsigned i)
@@ -389,7 +370,7 @@ static void write_sparse(unsigned i)
     ht_topk_release(t);
 }
 
-START_TEST(sparse_gradients_count_as_the_dense_ones_that_they_are)
+TEST(sparse_gradients_count_as_the_dense_ones_that_they_are)
 {
     begin("adamw lr=1e-2 max_grad_norm=0.1", 2);
     for (unsigned i = 0; i < w.params; i++) {
@@ -403,11 +384,9 @@ START_TEST(sparse_gradients_count_as_the_dense_ones_that_they_are)
     drop_one(0);
     write_sparse(0);
     end_step(0, 1);
-    fixture_close(&w);
 }
-END_TEST
 
-START_TEST(a_mount_begins_without_sums)
+TEST_LOOP(a_mount_begins_without_sums, 2)
 {
     begin("adamw lr=1e-2 max_grad_norm=0.5", 2);
     write_all_new();
@@ -424,12 +403,10 @@ START_TEST(a_mount_begins_without_sums)
     check_all(&w);
     write_all_new();
     end_step(0, 1);
-    fixture_close(&w);
 }
-END_TEST
 
 /* The words of the step that opens decide; the sums of a former step are not taken for its own. */
-START_TEST(clipping_comes_and_goes_between_steps)
+TEST(clipping_comes_and_goes_between_steps)
 {
     begin("adamw lr=1e-2 max_grad_norm=0.5", 2);
     for (unsigned step = 0; step < 4; step++) {
@@ -448,9 +425,7 @@ START_TEST(clipping_comes_and_goes_between_steps)
         forget_gradients();
         check_all(&w);
     }
-    fixture_close(&w);
 }
-END_TEST
 
 /* ------------------------------------------------------------------- races */
 
@@ -497,7 +472,7 @@ static void *verify_often(void *arg)
     return NULL;
 }
 
-START_TEST(beside_writers_that_drop_and_a_check_that_reads)
+TEST_LOOP(beside_writers_that_drop_and_a_check_that_reads, 2)
 {
     pthread_t thread[WRITERS], checker;
     struct writer writer[WRITERS];
@@ -518,13 +493,11 @@ START_TEST(beside_writers_that_drop_and_a_check_that_reads)
         over = true;
         pthread_join(checker, NULL);
     }
-    fixture_close(&w);
 }
-END_TEST
 
 /* ------------------------------------------------------------------ verify */
 
-START_TEST(a_kept_sum_that_is_not_its_gradients_ends_the_process)
+TEST_SIGNAL(a_kept_sum_that_is_not_its_gradients_ends_the_process, SIGABRT, 2)
 {
     begin("adamw lr=1e-2 max_grad_norm=0.5", 2);
     write_all_new();
@@ -539,27 +512,9 @@ START_TEST(a_kept_sum_that_is_not_its_gradients_ends_the_process)
     unlock(w.o);
     ht_optim_verify(w.o);
 }
-END_TEST
 
 int main(void)
 {
-    TCase *t = tcase_create("all");
-
-    tcase_add_test(t, a_closed_gradient_has_its_sums_before_the_boundary);
-#ifndef HT_VERIFY_STATE
-    tcase_add_test(t, the_boundary_uses_what_was_kept);
-#endif
-    tcase_add_loop_test(t, any_order_of_pieces_and_closes_gives_the_same_bits, 0, 8);
-    tcase_add_test(t, bytes_that_are_summed_cannot_change);
-    tcase_add_test(t, a_dropped_gradient_takes_its_sums_with_it);
-    tcase_add_loop_test(t, a_range_without_a_gradient_has_no_sums, 0, 2);
-    tcase_add_test(t, an_abort_takes_all_sums_with_it);
-    tcase_add_loop_test(t, only_gradients_that_are_left_can_skip_the_step, 0, 2);
-    tcase_add_test(t, sums_of_several_gradients_are_measured_with_the_last);
-    tcase_add_test(t, sparse_gradients_count_as_the_dense_ones_that_they_are);
-    tcase_add_loop_test(t, a_mount_begins_without_sums, 0, 2);
-    tcase_add_test(t, clipping_comes_and_goes_between_steps);
-    tcase_add_loop_test(t, beside_writers_that_drop_and_a_check_that_reads, 0, 2);
-    tcase_add_loop_test_raise_signal(t, a_kept_sum_that_is_not_its_gradients_ends_the_process, SIGABRT, 0, 2);
-    return run_suite("squares", t);
+    memory_keep(true);
+    return run_tests("squares", .teardown = fixture_end, .timeout_s = 300);
 }

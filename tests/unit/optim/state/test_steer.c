@@ -2,8 +2,6 @@
 /* A step has a number, commands may require one, and one client may claim a root. */
 #include "tests/unit/optim/step/fixture.h"
 
-static struct fixture w;
-
 static void one_param(void)
 {
     w.threads = 2;
@@ -22,7 +20,7 @@ static struct ht_optim_steer only_if(uint64_t number)
     return (struct ht_optim_steer){.conditional = true, .step_open = number};
 }
 
-START_TEST(every_step_has_another_number)
+TEST(every_step_has_another_number)
 {
     uint64_t seen[8];
     unsigned n = 0;
@@ -38,12 +36,10 @@ START_TEST(every_step_has_another_number)
             ck_assert_uint_ne(seen[k], seen[n]);
         n++;
         if (i == 4) {
-            fixture_crash(&w);
-            fixture_mount(&w);
+            crash_and_mount();
         } else if (i == 2) {
             ck_assert_int_eq(ht_optim_commit(w.o, ROOT), 0);
-            fixture_unmount(&w);
-            fixture_mount(&w);
+            remount();
         } else {
             ck_assert_int_eq(i & 1 ? ht_optim_abort(w.o, ROOT) : ht_optim_step(w.o, ROOT), 0);
         }
@@ -53,9 +49,8 @@ START_TEST(every_step_has_another_number)
     ck_assert_int_eq(ht_optim_abort(w.o, ROOT), 0);
     ck_assert_uint_eq(step_open(), 0);
 }
-END_TEST
 
-START_TEST(a_condition_that_does_not_hold_changes_nothing)
+TEST(a_condition_that_does_not_hold_changes_nothing)
 {
     int (*const verb[])(struct ht_optim *, uint64_t, struct ht_optim_steer *) = {ht_optim_commit_by, ht_optim_step_by,
                                                                                  ht_optim_abort_by};
@@ -88,7 +83,6 @@ START_TEST(a_condition_that_does_not_hold_changes_nothing)
     forget_state(&w.param[0]);
     ck_assert_int_eq(ht_optim_abort(w.o, ROOT), 0);
 }
-END_TEST
 
 /* ------------------------------------------------------------------- a race */
 
@@ -108,7 +102,7 @@ static void *abort_all_the_time(void *arg)
 }
 
 /* Each number is ended by one command: either its commit counts, or its abort took it back. */
-START_TEST(of_a_commit_and_an_abort_of_one_step_one_wins)
+TEST(of_a_commit_and_an_abort_of_one_step_one_wins)
 {
     pthread_t thread;
     unsigned committed = 0, stale = 0;
@@ -143,7 +137,6 @@ START_TEST(of_a_commit_and_an_abort_of_one_step_one_wins)
     forget_state(p);
     ck_assert_int_eq(ht_optim_abort(w.o, ROOT), 0);
 }
-END_TEST
 
 /* ------------------------------------------------------------------- claims */
 
@@ -161,7 +154,7 @@ static struct ht_optim_steer holder(uint64_t claim)
     return (struct ht_optim_steer){.claim = claim};
 }
 
-START_TEST(who_has_claimed_a_root_steers_it_alone)
+TEST(who_has_claimed_a_root_steers_it_alone)
 {
     char why[HT_OPTIM_ERROR_MAX];
     uint64_t first = 0, second = 0;
@@ -194,10 +187,9 @@ START_TEST(who_has_claimed_a_root_steers_it_alone)
     ck_assert_int_eq(claim_as("other", "trainer", &second, why), 0); /* there is no holder to take it from */
     check_all(&w);
 }
-END_TEST
 
 /* The verdict is that of the moment when the command runs, and not of an earlier one. */
-START_TEST(drop_and_reset_are_judged_where_they_run)
+TEST(drop_and_reset_are_judged_where_they_run)
 {
     int (*const verb[])(struct ht_optim *, uint64_t, uint64_t, struct ht_optim_steer *) = {ht_optim_drop,
                                                                                            ht_optim_reset};
@@ -205,8 +197,7 @@ START_TEST(drop_and_reset_are_judged_where_they_run)
     uint64_t claim = 0;
 
     one_param();
-    step_all(&w);
-    ck_assert_int_eq(ht_optim_commit(w.o, ROOT), 0);
+    step_once();
     for (unsigned i = 0; i < HT_ARRAY_SIZE(verb); i++) {
         struct ht_optim_steer by = holder(0);
         uint64_t oid = w.param[0].oid;
@@ -227,9 +218,8 @@ START_TEST(drop_and_reset_are_judged_where_they_run)
     forget_state(&w.param[0]);
     check_all(&w);
 }
-END_TEST
 
-START_TEST(a_claim_is_taken_over_by_name_only)
+TEST(a_claim_is_taken_over_by_name_only)
 {
     char why[HT_OPTIM_ERROR_MAX];
     uint64_t first = 0, second = 0;
@@ -250,7 +240,6 @@ START_TEST(a_claim_is_taken_over_by_name_only)
     ck_assert_str_eq(fixture_stat(&w).claimed_by, "");
     ck_assert_int_eq(ht_optim_commit(w.o, ROOT), 0);
 }
-END_TEST
 
 static void close_fixture(void)
 {
@@ -259,14 +248,6 @@ static void close_fixture(void)
 
 int main(void)
 {
-    TCase *t = tcase_create("all");
-
-    tcase_add_checked_fixture(t, NULL, close_fixture);
-    tcase_add_test(t, every_step_has_another_number);
-    tcase_add_test(t, a_condition_that_does_not_hold_changes_nothing);
-    tcase_add_test(t, of_a_commit_and_an_abort_of_one_step_one_wins);
-    tcase_add_test(t, who_has_claimed_a_root_steers_it_alone);
-    tcase_add_test(t, drop_and_reset_are_judged_where_they_run);
-    tcase_add_test(t, a_claim_is_taken_over_by_name_only);
-    return run_suite("steer", t);
+    memory_keep(true);
+    return run_tests("steer", .teardown = close_fixture, .timeout_s = 300);
 }

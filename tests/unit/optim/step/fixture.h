@@ -582,14 +582,68 @@ static inline void check_error(struct fixture *w, const struct test_param *p, co
     ht_optim_root_clear_error(w->o, ROOT);
 }
 
-static inline int run_suite(const char *name, TCase *t)
-{
-    Suite *suite = suite_create(name);
+/* --------------------------------------------------------- of the program */
 
-    memory_keep(true);
-    tcase_set_timeout(t, 300);
-    suite_add_tcase(suite, t);
-    return run_all(suite);
+static struct fixture w;
+
+/* With one parameter of f32. */
+static inline struct test_param *open_with_param(const char *config, unsigned threads, uint64_t elements)
+{
+    fixture_open_as(&w, config, threads);
+    return fixture_param(&w, HT_DTYPE_F32, HT_DTYPE_F32, elements, HT_SMALL_CHUNK_BYTES);
+}
+
+/* A whole gradient, not into the model. */
+static inline void send_random(const struct test_param *p)
+{
+    uint8_t *g = random_gradient(&w, p);
+
+    write_gradient(&w, p, g);
+    free(g);
+}
+
+static inline void commit_and_check(void)
+{
+    ck_assert_int_eq(ht_optim_commit(w.o, ROOT), 0);
+    check_all(&w);
+}
+
+/* A step with a whole gradient of each parameter. */
+static inline void step_once(void)
+{
+    step_all(&w);
+    ck_assert_int_eq(ht_optim_commit(w.o, ROOT), 0);
+}
+
+static inline void remount(void)
+{
+    fixture_unmount(&w);
+    fixture_mount(&w);
+}
+
+static inline void remount_and_check(void)
+{
+    remount();
+    check_all(&w);
+}
+
+static inline void crash_and_mount(void)
+{
+    fixture_crash(&w);
+    fixture_mount(&w);
+}
+
+static inline void crash_and_check(void)
+{
+    crash_and_mount();
+    check_all(&w);
+}
+
+/* For run_tests(): after a test, unless it closed w itself. */
+static inline void fixture_end(void)
+{
+    if (w.s)
+        fixture_close(&w);
 }
 
 #endif

@@ -1,8 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Asynchronous steps: their bits, what waits for them, and what happens when they fail after they were requested. */
-#include "tests/unit/optim/step/fixture.h"
-
-#include <unistd.h>
+#include "tests/unit/optim/step/holder.h"
 
 #include "optim/state/context.h"
 #include "optim/state/param.h"
@@ -10,8 +8,6 @@
 #include "optim/state/root.h"
 #include "tiering/cache/arena.h"
 #include "tiering/object/context.h"
-
-static struct fixture w;
 
 static void two_params(const char *config)
 {
@@ -21,13 +17,6 @@ static void two_params(const char *config)
     fixture_param(&w, HT_DTYPE_F32, HT_DTYPE_F32, 60000, HT_SMALL_CHUNK_BYTES);
     fixture_param(&w, HT_DTYPE_F32, HT_DTYPE_F32, 60000, HT_SMALL_CHUNK_BYTES);
     ck_assert_int_eq(ht_optim_commit(w.o, ROOT), 0);
-}
-
-static void wait_until(bool (*holds)(void))
-{
-    for (unsigned ms = 0; !holds() && ms < 60000; ms++)
-        usleep(1000);
-    ck_assert(holds());
 }
 
 static bool cleaning_rests(void)
@@ -75,8 +64,7 @@ static uint64_t train(const char *config, unsigned steps, const struct way *way)
     ht_optim_verify(w.o);
     uint64_t hash = fixture_hash(&w);
     ck_assert_int_eq(ht_optim_commit(w.o, ROOT), 0);
-    fixture_unmount(&w);
-    fixture_mount(&w);
+    remount();
     ck_assert(fixture_hash(&w) == hash);
     fixture_close(&w);
     return hash;
@@ -92,7 +80,7 @@ static const char *const configs[] = {
     "adamw lr=1e-2 partial=1",
 };
 
-START_TEST(bits_are_those_of_synchronous_steps_in_any_order)
+TEST_LOOP(bits_are_those_of_synchronous_steps_in_any_order, HT_ARRAY_SIZE(configs))
 {
     static const struct way ways[] = {{true, 1, 0}, {true, 3, 1}, {true, 2, 2}, {false, 2, 2}};
     const struct way plain = {false, 1, 0};
@@ -102,47 +90,8 @@ START_TEST(bits_are_those_of_synchronous_steps_in_any_order)
     for (unsigned k = 0; k < HT_ARRAY_SIZE(ways); k++)
         ck_assert_msg(train(configs[_i], steps, &ways[k]) == want, "way %u differs", k);
 }
-END_TEST
 
 /* ------------------------------------------------------------------- waits */
-
-/* Holds a chunk, so the worker that needs it waits. */
-struct holder {
-    pthread_t thread;
-    struct ht_obj *obj;
-    atomic_bool held, let_go;
-};
-
-static void *hold(void *arg)
-{
-    struct holder *h = arg;
-    struct ht_batch_pin l = {
-        .store = w.s, .count = 1, .chunk = {{.obj = h->obj, .index = 0, .mode = HT_BATCH_PIN_READ}}};
-
-    ck_assert_int_eq(ht_batch_pin_begin(&l), 0);
-    ck_assert_int_eq(ht_batch_pin_wait(&l), 0);
-    h->held = true;
-    while (!h->let_go)
-        usleep(1000);
-    ht_batch_pin_end(&l, 0);
-    ck_assert_int_eq(ht_batch_pin_finish(&l), 0);
-    return NULL;
-}
-
-static struct holder holder;
-
-static bool is_held(void)
-{
-    return holder.held;
-}
-
-static void hold_begin(struct ht_obj *obj)
-{
-    holder.obj = obj;
-    holder.held = holder.let_go = false;
-    ck_assert_int_eq(pthread_create(&holder.thread, NULL, hold, &holder), 0);
-    wait_until(is_held);
-}
 
 /* The worker that comes to the held chunk has it alone: it holds no other range back (update.c, take_second). */
 static bool first_is_taken(void)
@@ -161,29 +110,6 @@ static void step_all_behind_the_first(void)
     wait_until(first_is_taken);
     for (unsigned i = 1; i < w.params; i++)
         step_param(&w, &w.param[i]);
-}
-
-static void hold_end(void)
-{
-    holder.let_go = true;
-    pthread_join(holder.thread, NULL);
-}
-
-struct parked {
-    struct ht_waiter waiter;
-    atomic_bool woken;
-};
-
-static void wake(struct ht_waiter *waiter)
-{
-    ((struct parked *)waiter)->woken = true;
-}
-
-static struct parked parked;
-
-static bool is_woken(void)
-{
-    return parked.woken;
 }
 
 static bool first_is_readable(void)
@@ -226,13 +152,13 @@ static ssize_t try_gradient(void)
     return n;
 }
 
-START_TEST(a_reader_waits_for_its_own_update_and_steering_for_the_end)
+TEST(a_reader_waits_for_its_own_update_and_steering_for_the_end)
 {
     pthread_t committer;
 
     two_params("adamw lr=1e-2");
     parked = (struct parked){.waiter = {.wake = wake}};
-    hold_begin(w.param[0].obj);
+    hold_begin(w.param[0].obj, 0);
     step_all_behind_the_first();
     ck_assert_int_eq(ht_optim_step_async(w.o, ROOT), 0);
     wait_until(second_is_readable);
@@ -252,19 +178,16 @@ START_TEST(a_reader_waits_for_its_own_update_and_steering_for_the_end)
     ck_assert_int_eq(try_gradient(), 4);
     ck_assert_uint_eq(fixture_stat(&w).durable_step, 1);
     check_all(&w);
-    fixture_close(&w);
 }
-END_TEST
 
 /*
  * Without the norm nothing is queued, and yet no reader gets the values of the step before. A part of a gradient is
  * measured at the boundary, and this one is held.
  */
-START_TEST(with_clipping_readers_wait_for_the_decision)
+TEST(with_clipping_readers_wait_for_the_decision)
 {
     two_params("adamw lr=1e-2 max_grad_norm=1000 partial=1");
-    step_all(&w);
-    ck_assert_int_eq(ht_optim_commit(w.o, ROOT), 0);
+    step_once();
     struct ht_grad *g = open_grad(&w, &w.param[0]);
     uint8_t *bytes = random_gradient(&w, &w.param[0]);
     write_all(g, 0, bytes, 4000);
@@ -273,7 +196,7 @@ START_TEST(with_clipping_readers_wait_for_the_decision)
     lock(w.o);
     struct ht_obj *grad = ht_opt_param_find(w.o, w.param[0].oid)->grad;
     unlock(w.o);
-    hold_begin(grad);
+    hold_begin(grad, 0);
     ck_assert(first_is_readable() && second_is_readable());
     parked = (struct parked){.waiter = {.wake = wake}};
     unsigned invalidations = w.invalidations;
@@ -293,12 +216,10 @@ START_TEST(with_clipping_readers_wait_for_the_decision)
     check_all(&w);
     ht_grad_release(g);
     free(bytes);
-    fixture_close(&w);
 }
-END_TEST
 
 /* A skipped step updates nothing: who waited for the decision goes on. */
-START_TEST(a_skipped_step_lets_readers_go_on)
+TEST(a_skipped_step_lets_readers_go_on)
 {
     two_params("adamw lr=1e-2 skip_nonfinite=1");
     for (unsigned i = 0; i < 2; i++) {
@@ -314,11 +235,9 @@ START_TEST(a_skipped_step_lets_readers_go_on)
     wait_until(is_closed);
     ck_assert_uint_eq(fixture_stat(&w).skipped, 1);
     check_all(&w);
-    fixture_close(&w);
 }
-END_TEST
 
-START_TEST(a_refusal_that_needs_no_update_is_made_at_once)
+TEST(a_refusal_that_needs_no_update_is_made_at_once)
 {
     struct ht_optim_steer by = {.conditional = true, .step_open = 4711};
 
@@ -336,19 +255,16 @@ START_TEST(a_refusal_that_needs_no_update_is_made_at_once)
     ck_assert_int_eq(ht_optim_step_async(w.o, ROOT), 0); /* no step is open */
     ck_assert_int_eq(ht_optim_wait(w.o, ROOT, 0), 0);
     ck_assert_uint_eq(fixture_stat(&w).step, 0);
-    fixture_close(&w);
 }
-END_TEST
 
 /* ---------------------------------------------------------------- failures */
 
-START_TEST(a_failed_update_refuses_gradients_until_an_abort)
+TEST(a_failed_update_refuses_gradients_until_an_abort)
 {
     two_params("adamw lr=1e-2");
-    step_all(&w);
-    ck_assert_int_eq(ht_optim_commit(w.o, ROOT), 0);
+    step_once();
     uint64_t before = fixture_hash(&w);
-    hold_begin(w.param[0].obj);
+    hold_begin(w.param[0].obj, 0);
     uint8_t *g = random_gradient(&w, &w.param[0]);
     write_gradient(&w, &w.param[0], g);
     ht_fault_arm(HT_FAULT_OPTIM_UPDATE, 1, false);
@@ -368,15 +284,12 @@ START_TEST(a_failed_update_refuses_gradients_until_an_abort)
     ck_assert_int_eq(ht_optim_step_async(w.o, ROOT), 0);
     ck_assert_int_eq(ht_optim_wait(w.o, ROOT, 0), 0);
     check_all(&w);
-    fixture_close(&w);
 }
-END_TEST
 
-START_TEST(a_failed_publication_refuses_gradients_until_a_commit)
+TEST(a_failed_publication_refuses_gradients_until_a_commit)
 {
     two_params("adamw lr=1e-2");
-    step_all(&w);
-    ck_assert_int_eq(ht_optim_commit(w.o, ROOT), 0);
+    step_once();
     struct ht_grad *late = open_grad(&w, &w.param[0]);
     step_all_in_memory();
     ht_fault_arm(HT_FAULT_STORE_WRITE, 1, true);
@@ -393,66 +306,53 @@ START_TEST(a_failed_publication_refuses_gradients_until_a_commit)
     ht_grad_discard(late);
     ht_grad_release(late);
     check_all(&w);
-    fixture_close(&w);
 }
-END_TEST
 
 /* ---------------------------------------------------- aborts and the end */
 
-START_TEST(an_abort_comes_after_the_step)
+TEST_LOOP(an_abort_comes_after_the_step, 2)
 {
     two_params(_i ? "adamw lr=1e-2 durable_every=4" : "adamw lr=1e-2");
-    step_all(&w);
-    ck_assert_int_eq(ht_optim_commit(w.o, ROOT), 0);
+    step_once();
     uint64_t before = fixture_hash(&w);
-    hold_begin(w.param[0].obj);
+    hold_begin(w.param[0].obj, 0);
     step_all(&w);
     ck_assert_int_eq(ht_optim_step_async(w.o, ROOT), 0);
     hold_end();
     ck_assert_int_eq(ht_optim_abort(w.o, ROOT), 0);
     ck_assert_uint_eq(fixture_stat(&w).step, _i ? 1 : 2);
     ck_assert((fixture_hash(&w) == before) == (_i == 1));
-    fixture_close(&w);
 }
-END_TEST
 
-START_TEST(an_unmount_keeps_a_step_that_is_being_closed)
+TEST(an_unmount_keeps_a_step_that_is_being_closed)
 {
     two_params("adamw lr=1e-2 durable_every=100");
     step_all(&w);
     ck_assert_int_eq(ht_optim_step_async(w.o, ROOT), 0);
     ck_assert_int_eq(ht_optim_finish(w.o), 0);
     ck_assert_uint_eq(fixture_stat(&w).durable_step, 1);
-    fixture_unmount(&w);
-    fixture_mount(&w);
-    check_all(&w);
-    fixture_close(&w);
+    remount_and_check();
 }
-END_TEST
 
 /* The daemon ends at any moment after the request: the next mount finds the step before, or this one, whole. */
-START_TEST(a_stop_while_it_is_closed_leaves_one_step_or_the_other)
+TEST_LOOP(a_stop_while_it_is_closed_leaves_one_step_or_the_other, 8)
 {
     two_params(_i % 2 ? "adamw lr=1e-2" : "adamw lr=1e-2 max_grad_norm=0.1");
-    step_all(&w);
-    ck_assert_int_eq(ht_optim_commit(w.o, ROOT), 0);
+    step_once();
     uint64_t before = fixture_hash(&w);
     step_all(&w);
     ck_assert_int_eq(ht_optim_step_async(w.o, ROOT), 0);
     usleep((unsigned)_i * 300);
-    fixture_crash(&w);
-    fixture_mount(&w);
+    crash_and_mount();
     uint64_t step = fixture_stat(&w).step;
     ck_assert(step == 1 || step == 2);
     ck_assert((fixture_hash(&w) == before) == (step == 1));
-    fixture_close(&w);
 }
-END_TEST
 
 /* ------------------------------------------------------------- other models */
 
 /* A step that does not end keeps no other model waiting. */
-START_TEST(roots_close_their_steps_side_by_side)
+TEST(roots_close_their_steps_side_by_side)
 {
     enum { OTHERS = 3 };
     struct ht_optim_config config;
@@ -464,7 +364,7 @@ START_TEST(roots_close_their_steps_side_by_side)
     for (unsigned i = 1; i <= OTHERS; i++)
         ck_assert_int_eq(ht_optim_root_add(w.o, ROOT + i, &config, tx), 0);
     ck_assert_int_eq(ht_tx_commit(tx, NULL), 0);
-    hold_begin(w.param[0].obj);
+    hold_begin(w.param[0].obj, 0);
     step_all(&w);
     ck_assert_int_eq(ht_optim_step_async(w.o, ROOT), 0);
     for (unsigned i = 1; i <= OTHERS; i++) {
@@ -474,9 +374,7 @@ START_TEST(roots_close_their_steps_side_by_side)
     hold_end();
     ck_assert_int_eq(ht_optim_wait(w.o, ROOT, 0), 0);
     check_all(&w);
-    fixture_close(&w);
 }
-END_TEST
 
 /* ------------------------------------------------------------------- the queue */
 
@@ -487,12 +385,11 @@ static void set_backlog(uint64_t bytes)
     unlock(w.o);
 }
 
-START_TEST(writers_wait_while_many_gradients_are_queued)
+TEST(writers_wait_while_many_gradients_are_queued)
 {
     two_params("adamw lr=1e-2");
-    step_all(&w);
-    ck_assert_int_eq(ht_optim_commit(w.o, ROOT), 0);
-    hold_begin(w.param[0].obj);
+    step_once();
+    hold_begin(w.param[0].obj, 0);
     step_param(&w, &w.param[0]);
     ck_assert_int_eq(try_gradient(), 4);
     set_backlog(1000);
@@ -500,11 +397,8 @@ START_TEST(writers_wait_while_many_gradients_are_queued)
     set_backlog(MIB);
     ck_assert_int_eq(try_gradient(), 4);
     hold_end();
-    ck_assert_int_eq(ht_optim_commit(w.o, ROOT), 0);
-    check_all(&w);
-    fixture_close(&w);
+    commit_and_check();
 }
-END_TEST
 
 /* One thread; the parameter that it works on is held. Which of the others comes next? */
 static unsigned first_of_the_others(void)
@@ -520,7 +414,7 @@ static unsigned first_of_the_others(void)
     return first;
 }
 
-START_TEST(the_newest_gradient_is_updated_first)
+TEST(the_newest_gradient_is_updated_first)
 {
     w.threads = 1;
     fixture_open(&w);
@@ -529,16 +423,13 @@ START_TEST(the_newest_gradient_is_updated_first)
     ck_assert_int_eq(ht_optim_commit(w.o, ROOT), 0);
     step_all(&w); /* makes state: flushes wait for nothing below */
     ck_assert_int_eq(ht_optim_commit(w.o, ROOT), 0);
-    hold_begin(w.param[0].obj);
+    hold_begin(w.param[0].obj, 0);
     step_all_behind_the_first();
     ck_assert_uint_eq(first_of_the_others(), 3);
     ht_optim_verify(w.o);
     hold_end();
-    ck_assert_int_eq(ht_optim_commit(w.o, ROOT), 0);
-    check_all(&w);
-    fixture_close(&w);
+    commit_and_check();
 }
-END_TEST
 
 /* ------------------------------------------------------- the parameter first */
 
@@ -559,7 +450,7 @@ static struct test_param *more_than_the_tier_protects(void)
  * The parameter is in shared memory, and nothing else has room: its moments pass through staging buffers, to a device
  * that does not answer.
  */
-START_TEST(a_parameter_in_memory_is_readable_before_its_moments_are_written)
+TEST(a_parameter_in_memory_is_readable_before_its_moments_are_written)
 {
     struct test_param *p = more_than_the_tier_protects();
 
@@ -584,16 +475,13 @@ START_TEST(a_parameter_in_memory_is_readable_before_its_moments_are_written)
     unlock(w.o);
     dev_stall(w.dev, false);
     ck_assert(shown);
-    ck_assert_int_eq(ht_optim_commit(w.o, ROOT), 0);
-    check_all(&w);
+    commit_and_check();
     free(bytes);
     free(g);
-    fixture_close(&w);
 }
-END_TEST
 
 /* The step fails as a whole, although its parameter was read in between. */
-START_TEST(a_write_of_moments_that_fails_takes_the_parameter_back)
+TEST(a_write_of_moments_that_fails_takes_the_parameter_back)
 {
     struct test_param *p = more_than_the_tier_protects();
 
@@ -602,7 +490,7 @@ START_TEST(a_write_of_moments_that_fails_takes_the_parameter_back)
     ck_assert_int_eq(ht_optim_commit(w.o, ROOT), 0);
     uint64_t before = fixture_hash(&w);
     uint8_t *g = random_gradient(&w, p);
-    hold_begin(p->obj);
+    hold_begin(p->obj, 0);
     write_gradient(&w, p, g);
     ht_fault_arm(HT_FAULT_STORE_WRITE, 1, true);
     ck_assert_int_eq(ht_optim_step_async(w.o, ROOT), 0);
@@ -613,9 +501,7 @@ START_TEST(a_write_of_moments_that_fails_takes_the_parameter_back)
     ck_assert_int_eq(ht_optim_abort(w.o, ROOT), 0);
     ck_assert(fixture_hash(&w) == before);
     free(g);
-    fixture_close(&w);
 }
-END_TEST
 
 static atomic_int invalidations;
 static atomic_bool reader_was_left;
@@ -633,11 +519,10 @@ static void invalidate_a_page_that_is_read(void *ctx, uint64_t oid, uint64_t off
     reader_was_left = !ready && !parked.woken;
 }
 
-START_TEST(a_skipped_step_answers_a_reader_that_the_kernel_waits_for)
+TEST(a_skipped_step_answers_a_reader_that_the_kernel_waits_for)
 {
     two_params("adamw lr=1e-2 skip_nonfinite=1 partial=1");
-    step_all(&w);
-    ck_assert_int_eq(ht_optim_commit(w.o, ROOT), 0);
+    step_once();
     struct ht_grad *g = open_grad(&w, &w.param[0]);
     uint8_t *bytes = random_gradient(&w, &w.param[0]), *second = random_gradient(&w, &w.param[1]);
     put_value(bytes, HT_DTYPE_F32, 5, NAN);
@@ -648,7 +533,7 @@ START_TEST(a_skipped_step_answers_a_reader_that_the_kernel_waits_for)
     struct ht_obj *grad = ht_opt_param_find(w.o, w.param[0].oid)->grad;
     w.o->hooks.invalidate = invalidate_a_page_that_is_read;
     unlock(w.o);
-    hold_begin(grad);
+    hold_begin(grad, 0);
     parked = (struct parked){.waiter = {.wake = wake}};
     invalidations = 0;
     ck_assert_int_eq(ht_optim_step_async(w.o, ROOT), 0);
@@ -660,16 +545,13 @@ START_TEST(a_skipped_step_answers_a_reader_that_the_kernel_waits_for)
     ht_grad_release(g);
     free(bytes);
     free(second);
-    fixture_close(&w);
 }
-END_TEST
 
 /* Gradients of the next step came while a step was being published. That failed: their rest is welcome. */
-START_TEST(a_failed_publication_leaves_the_next_step_open)
+TEST(a_failed_publication_leaves_the_next_step_open)
 {
     two_params("adamw lr=1e-2 partial=1");
-    step_all(&w);
-    ck_assert_int_eq(ht_optim_commit(w.o, ROOT), 0);
+    step_once();
     step_all_in_memory();
     dev_stall_at(w.dev, HT_IO_WRITE, 1);
     ck_assert_int_eq(ht_optim_step_async(w.o, ROOT), 0);
@@ -689,30 +571,10 @@ START_TEST(a_failed_publication_leaves_the_next_step_open)
     ck_assert_int_eq(ht_optim_commit(w.o, ROOT), 0);
     ck_assert_uint_eq(fixture_stat(&w).step, 3);
     free(bytes);
-    fixture_close(&w);
 }
-END_TEST
 
 int main(void)
 {
-    TCase *t = tcase_create("all");
-
-    tcase_add_loop_test(t, bits_are_those_of_synchronous_steps_in_any_order, 0, HT_ARRAY_SIZE(configs));
-    tcase_add_test(t, a_reader_waits_for_its_own_update_and_steering_for_the_end);
-    tcase_add_test(t, with_clipping_readers_wait_for_the_decision);
-    tcase_add_test(t, a_skipped_step_lets_readers_go_on);
-    tcase_add_test(t, a_skipped_step_answers_a_reader_that_the_kernel_waits_for);
-    tcase_add_test(t, a_failed_publication_leaves_the_next_step_open);
-    tcase_add_test(t, a_refusal_that_needs_no_update_is_made_at_once);
-    tcase_add_test(t, a_failed_update_refuses_gradients_until_an_abort);
-    tcase_add_test(t, a_failed_publication_refuses_gradients_until_a_commit);
-    tcase_add_loop_test(t, an_abort_comes_after_the_step, 0, 2);
-    tcase_add_test(t, an_unmount_keeps_a_step_that_is_being_closed);
-    tcase_add_loop_test(t, a_stop_while_it_is_closed_leaves_one_step_or_the_other, 0, 8);
-    tcase_add_test(t, roots_close_their_steps_side_by_side);
-    tcase_add_test(t, writers_wait_while_many_gradients_are_queued);
-    tcase_add_test(t, the_newest_gradient_is_updated_first);
-    tcase_add_test(t, a_parameter_in_memory_is_readable_before_its_moments_are_written);
-    tcase_add_test(t, a_write_of_moments_that_fails_takes_the_parameter_back);
-    return run_suite("asynchronous steps", t);
+    memory_keep(true);
+    return run_tests("asynchronous steps", .teardown = fixture_end, .timeout_s = 300);
 }

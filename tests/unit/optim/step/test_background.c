@@ -11,8 +11,6 @@
 
 enum { WAIT_MS_MAX = 60000 };
 
-static struct fixture w;
-
 /* A unit is one question of the engine that compresses: may it? */
 static struct {
     _Atomic bool held;  /* the unit that asks waits */
@@ -69,7 +67,7 @@ static void make_a_step(void)
 }
 
 /* A single worker could not go on with updates, so that the store's own thread does it. */
-START_TEST(idle_workers_do_background_work)
+TEST_RANGE(idle_workers_do_background_work, 1, 4)
 {
     open_with((unsigned)_i);
     for (unsigned n = 1; n <= 3; n++) {
@@ -78,11 +76,9 @@ START_TEST(idle_workers_do_background_work)
         make_a_step();
     }
     ck_assert_str_eq(asked.thread, _i == 1 ? "ht-background" : "ht-update");
-    fixture_close(&w);
 }
-END_TEST
 
-START_TEST(an_update_waits_for_no_unit)
+TEST(an_update_waits_for_no_unit)
 {
     open_with(2);
     asked.held = true;
@@ -94,9 +90,7 @@ START_TEST(an_update_waits_for_no_unit)
     asked.held = false;
     wait_for(&asked.units, 1);
     make_a_step();
-    fixture_close(&w);
 }
-END_TEST
 
 static uint64_t pending(void)
 {
@@ -118,7 +112,7 @@ static bool is_one_taken(void)
  * The other worker waits for a chunk. So the one that serves comes back after its unit, and updates all other ranges.
  * Units come between these only if the background has waited for long.
  */
-START_TEST(a_worker_that_serves_comes_back_for_updates)
+TEST_LOOP(a_worker_that_serves_comes_back_for_updates, 2)
 {
     bool waited_long = _i;
 
@@ -149,9 +143,7 @@ START_TEST(a_worker_that_serves_comes_back_for_updates)
     asked.again = false;
     for (unsigned i = 0; i < w.params; i++)
         check_param(&w, &w.param[i]);
-    fixture_close(&w);
 }
-END_TEST
 
 static void *stop_main(void *arg)
 {
@@ -161,7 +153,7 @@ static void *stop_main(void *arg)
 }
 
 /* Then the store has its own thread again. */
-START_TEST(the_end_of_the_optimizer_waits_for_the_unit_that_runs)
+TEST(the_end_of_the_optimizer_waits_for_the_unit_that_runs)
 {
     _Atomic bool stopped = false;
     pthread_t thread;
@@ -181,17 +173,10 @@ START_TEST(the_end_of_the_optimizer_waits_for_the_unit_that_runs)
     ht_store_wake_compress(w.s);
     wait_for(&asked.units, units + 1);
     ck_assert_str_eq(asked.thread, "ht-background");
-    fixture_close(&w);
 }
-END_TEST
 
 int main(void)
 {
-    TCase *t = tcase_create("all");
-
-    tcase_add_loop_test(t, idle_workers_do_background_work, 1, 4);
-    tcase_add_test(t, an_update_waits_for_no_unit);
-    tcase_add_loop_test(t, a_worker_that_serves_comes_back_for_updates, 0, 2);
-    tcase_add_test(t, the_end_of_the_optimizer_waits_for_the_unit_that_runs);
-    return run_suite("pool of threads", t);
+    memory_keep(true);
+    return run_tests("pool of threads", .teardown = fixture_end, .timeout_s = 300);
 }

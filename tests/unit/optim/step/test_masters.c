@@ -13,7 +13,6 @@
 
 enum { ELEMENTS = 600000, BLOCK = HT_MASTER_BLOCK };
 
-static struct fixture w;
 static struct test_param *p;
 
 static void begin(const char *config, uint64_t n, uint32_t chunk_bytes)
@@ -43,7 +42,7 @@ static ssize_t write_master(uint64_t off, const void *buf, size_t len)
     return ht_optim_state_write(w.o, &desc, "master", off, buf, len);
 }
 
-START_TEST(they_take_two_bytes_and_a_block_of_each_range)
+TEST_LOOP(they_take_two_bytes_and_a_block_of_each_range, 4)
 {
     static const struct {
         uint64_t n, bytes;
@@ -61,11 +60,9 @@ START_TEST(they_take_two_bytes_and_a_block_of_each_range)
     ck_assert_str_eq(name, "step");
     ck_assert_int_eq(ht_optim_state_name(w.o, &desc, 2, &name), -ENOENT);
     check_all(&w);
-    fixture_close(&w);
 }
-END_TEST
 
-START_TEST(any_bytes_of_the_file_can_be_read)
+TEST_LOOP(any_bytes_of_the_file_can_be_read, 2)
 {
     begin("adamw lr=0.01", ELEMENTS, _i ? HT_CHUNK_BYTES : HT_SMALL_CHUNK_BYTES);
     step();
@@ -78,9 +75,7 @@ START_TEST(any_bytes_of_the_file_can_be_read)
     }
     ck_assert_int_eq(read_master(p->n * 4, got, 1), 0);
     free(got);
-    fixture_close(&w);
 }
-END_TEST
 
 /* Masters of the model between its parameters, other ones than those that are there. */
 static void move_masters(uint64_t first, uint64_t n)
@@ -94,7 +89,7 @@ static void move_masters(uint64_t first, uint64_t n)
     }
 }
 
-START_TEST(what_is_written_is_what_the_next_step_begins_with)
+TEST_LOOP(what_is_written_is_what_the_next_step_begins_with, 2)
 {
     begin("adamw lr=0.01", ELEMENTS, _i ? HT_CHUNK_BYTES : HT_SMALL_CHUNK_BYTES);
     if (_i)
@@ -109,15 +104,12 @@ START_TEST(what_is_written_is_what_the_next_step_begins_with)
     }
     step();
     check_all(&w);
-    fixture_unmount(&w);
-    fixture_mount(&w);
+    remount();
     step();
     check_all(&w);
-    fixture_close(&w);
 }
-END_TEST
 
-START_TEST(a_master_that_is_not_the_parameters_is_refused)
+TEST(a_master_that_is_not_the_parameters_is_refused)
 {
     float wrong[3] = {0};
 
@@ -133,9 +125,7 @@ START_TEST(a_master_that_is_not_the_parameters_is_refused)
     check_all(&w);
     step();
     check_all(&w);
-    fixture_close(&w);
 }
-END_TEST
 
 /*
  * Another program writes elements [first, first + n) of the parameter, as cp does; the model continues from these
@@ -150,7 +140,7 @@ static void load(uint64_t first, uint64_t n, uint64_t restart_first, uint64_t re
         p->master[i] = ht_kernel_element(p->p, p->dtype, i);
 }
 
-START_TEST(a_loaded_parameter_starts_again_with_what_it_is)
+TEST(a_loaded_parameter_starts_again_with_what_it_is)
 {
     begin("adamw lr=0.01", ELEMENTS, HT_CHUNK_BYTES);
     step();
@@ -165,14 +155,10 @@ START_TEST(a_loaded_parameter_starts_again_with_what_it_is)
     check_all(&w);
     load(p->n - 1, 1, p->n / BLOCK * BLOCK, p->n % BLOCK);
     ck_assert_int_eq(ht_optim_commit(w.o, ROOT), 0);
-    fixture_unmount(&w);
-    fixture_mount(&w);
-    check_all(&w);
+    remount_and_check();
     step();
     check_all(&w);
-    fixture_close(&w);
 }
-END_TEST
 
 /* ------------------------------------------------------------ while it runs */
 
@@ -197,7 +183,7 @@ static void *read_on(void *arg)
 }
 
 /* A gradient of the new shape was open: its ranges do not count for masters that an abort brings back. */
-START_TEST(masters_come_back_after_a_reset_and_another_size)
+TEST(masters_come_back_after_a_reset_and_another_size)
 {
     begin("adamw lr=0.01", ELEMENTS, HT_SMALL_CHUNK_BYTES);
     step();
@@ -209,9 +195,7 @@ START_TEST(masters_come_back_after_a_reset_and_another_size)
     check_all(&w);
     step();
     check_all(&w);
-    fixture_close(&w);
 }
-END_TEST
 
 /* Masters that are alike, and a gradient that makes each of them 2^-11 smaller. */
 static float *begin_alike(struct ht_optim_config *c)
@@ -234,7 +218,7 @@ static float *begin_alike(struct ht_optim_config *c)
     return g;
 }
 
-START_TEST(a_reader_never_sees_half_a_step)
+TEST(a_reader_never_sees_half_a_step)
 {
     struct ht_optim_config c;
     pthread_t reader;
@@ -254,14 +238,11 @@ START_TEST(a_reader_never_sees_half_a_step)
     }
     over = true;
     pthread_join(reader, NULL);
-    ck_assert_int_eq(ht_optim_commit(w.o, ROOT), 0);
-    check_all(&w);
+    commit_and_check();
     free(g);
-    fixture_close(&w);
 }
-END_TEST
 
-START_TEST(a_reader_never_sees_half_an_abort)
+TEST(a_reader_never_sees_half_an_abort)
 {
     struct ht_optim_config c;
     pthread_t reader;
@@ -279,9 +260,7 @@ START_TEST(a_reader_never_sees_half_an_abort)
     pthread_join(reader, NULL);
     check_all(&w);
     free(g);
-    fixture_close(&w);
 }
-END_TEST
 
 /* ---------------------------------------------------------------- older ones */
 
@@ -303,7 +282,7 @@ static void make_f32_masters(void)
     ht_grad_release(g);
 }
 
-START_TEST(state_with_f32_masters_goes_on)
+TEST(state_with_f32_masters_goes_on)
 {
     begin("adamw lr=0.01", ELEMENTS, HT_CHUNK_BYTES);
     make_f32_masters();
@@ -311,31 +290,13 @@ START_TEST(state_with_f32_masters_goes_on)
     step();
     ck_assert_uint_eq(fixture_stat(&w).state_bytes, p->n * 12);
     check_all(&w);
-    fixture_unmount(&w);
-    fixture_mount(&w);
-    check_all(&w);
+    remount_and_check();
     step();
     check_all(&w);
     ck_assert_uint_eq(fixture_stat(&w).state_bytes, p->n * 12);
-    fixture_close(&w);
 }
-END_TEST
 
 int main(void)
 {
-    Suite *s = suite_create("masters");
-    TCase *tc = tcase_create("all");
-
-    suite_add_tcase(s, tc);
-    tcase_set_timeout(tc, 300);
-    tcase_add_loop_test(tc, they_take_two_bytes_and_a_block_of_each_range, 0, 4);
-    tcase_add_loop_test(tc, any_bytes_of_the_file_can_be_read, 0, 2);
-    tcase_add_loop_test(tc, what_is_written_is_what_the_next_step_begins_with, 0, 2);
-    tcase_add_test(tc, a_master_that_is_not_the_parameters_is_refused);
-    tcase_add_test(tc, a_loaded_parameter_starts_again_with_what_it_is);
-    tcase_add_test(tc, masters_come_back_after_a_reset_and_another_size);
-    tcase_add_test(tc, a_reader_never_sees_half_a_step);
-    tcase_add_test(tc, a_reader_never_sees_half_an_abort);
-    tcase_add_test(tc, state_with_f32_masters_goes_on);
-    return run_all(s);
+    return run_tests("masters", .teardown = fixture_end, .timeout_s = 300);
 }

@@ -10,8 +10,6 @@
 #include "optim/state/context.h"
 #include "optim/state/param.h"
 
-static struct fixture w;
-
 static double norm_of(uint8_t *const g[])
 {
     double sum = 0;
@@ -77,37 +75,31 @@ static double step_and_factor(double most, double scale)
     return factor;
 }
 
-START_TEST(a_long_gradient_is_clipped)
+TEST(a_long_gradient_is_clipped)
 {
     fixture_open_as(&w, "adamw lr=1e-2 max_grad_norm=2.5", 2);
     fixture_mixed_params(&w, HT_SMALL_CHUNK_BYTES);
     ck_assert(step_and_factor(2.5, 1) < 0.5);
     ck_assert(step_and_factor(2.5, 1) < 0.5);
     ck_assert_uint_eq(fixture_stat(&w).clipped, 2);
-    fixture_close(&w);
 }
-END_TEST
 
-START_TEST(a_short_gradient_is_not)
+TEST(a_short_gradient_is_not)
 {
     fixture_open_as(&w, "adamw lr=1e-2 max_grad_norm=1000", 2);
     fixture_mixed_params(&w, HT_SMALL_CHUNK_BYTES);
     ck_assert(step_and_factor(1000, 1) == 1);
     ck_assert_uint_eq(fixture_stat(&w).clipped, 0);
-    fixture_close(&w);
 }
-END_TEST
 
-START_TEST(scaled_gradients_are_unscaled_before_they_are_clipped)
+TEST(scaled_gradients_are_unscaled_before_they_are_clipped)
 {
     fixture_open_as(&w, "sgd lr=1e-2 momentum=0.9 max_grad_norm=0.001 grad_scale=1024", 2);
     fixture_mixed_params(&w, HT_SMALL_CHUNK_BYTES);
     ck_assert(step_and_factor(0.001, 1024) < 1.0 / 1024);
-    fixture_close(&w);
 }
-END_TEST
 
-START_TEST(a_scale_alone_defers_nothing)
+TEST(a_scale_alone_defers_nothing)
 {
     struct ht_optim_config c;
     uint8_t *g[PARAMS_MAX];
@@ -124,11 +116,9 @@ START_TEST(a_scale_alone_defers_nothing)
     ck_assert(!fixture_stat(&w).norm_known);
     free_gradients(g);
     check_all(&w);
-    fixture_close(&w);
 }
-END_TEST
 
-START_TEST(readers_see_the_last_boundary_until_the_next)
+TEST(readers_see_the_last_boundary_until_the_next)
 {
     uint8_t *g[PARAMS_MAX];
 
@@ -143,9 +133,7 @@ START_TEST(readers_see_the_last_boundary_until_the_next)
     ck_assert_int_eq(ht_optim_abort(w.o, ROOT), 0);
     ck_assert(!fixture_stat(&w).open);
     free_gradients(g);
-    fixture_close(&w);
 }
-END_TEST
 
 /* The bits of the norm, and of its effect, for one way of cutting the same gradients. */
 static double norm_by(unsigned threads, uint32_t chunk_bytes, const char *kernel, bool backwards)
@@ -171,7 +159,7 @@ static double norm_by(unsigned threads, uint32_t chunk_bytes, const char *kernel
     return norm;
 }
 
-START_TEST(threads_chunks_order_and_kernel_change_no_bit_of_the_norm)
+TEST(threads_chunks_order_and_kernel_change_no_bit_of_the_norm)
 {
     double norm = norm_by(1, HT_SMALL_CHUNK_BYTES, "scalar", false);
 
@@ -179,9 +167,8 @@ START_TEST(threads_chunks_order_and_kernel_change_no_bit_of_the_norm)
     ck_assert(norm_by(2, HT_CHUNK_BYTES, "avx2", false) == norm);
     ck_assert(norm_by(4, HT_CHUNK_BYTES, "scalar", true) == norm);
 }
-END_TEST
 
-START_TEST(a_step_that_is_not_finite_changes_nothing)
+TEST_LOOP(a_step_that_is_not_finite_changes_nothing, 2)
 {
     uint8_t *g[PARAMS_MAX];
     float bad = _i ? INFINITY : NAN;
@@ -200,14 +187,10 @@ START_TEST(a_step_that_is_not_finite_changes_nothing)
     struct ht_root_stat st = fixture_stat(&w);
     ck_assert(st.step == 2 && st.durable_step == 2 && st.skipped == 1 && st.nonfinite == 1 && !st.open);
     step_and_factor(0, 1);
-    fixture_unmount(&w);
-    fixture_mount(&w);
-    check_all(&w);
-    fixture_close(&w);
+    remount_and_check();
 }
-END_TEST
 
-START_TEST(without_the_word_it_goes_into_every_parameter)
+TEST(without_the_word_it_goes_into_every_parameter)
 {
     fixture_open_as(&w, "adamw lr=1e-2 max_grad_norm=1", 2);
     fixture_mixed_params(&w, HT_SMALL_CHUNK_BYTES);
@@ -222,16 +205,13 @@ START_TEST(without_the_word_it_goes_into_every_parameter)
     float p[8];
     ck_assert_int_eq(ht_obj_read(w.param[1].obj, 0, p, sizeof(p)), (ssize_t)sizeof(p));
     ck_assert(isnan(p[0]) && isnan(p[7]));
-    fixture_close(&w);
 }
-END_TEST
 
-START_TEST(what_is_covered_in_part_counts_in_part)
+TEST(what_is_covered_in_part_counts_in_part)
 {
     struct ht_optim_config c;
 
-    fixture_open_as(&w, "adamw lr=1e-2 max_grad_norm=0.5 partial=1", 2);
-    struct test_param *p = fixture_param(&w, HT_DTYPE_F32, HT_DTYPE_F32, 70001, HT_SMALL_CHUNK_BYTES);
+    struct test_param *p = open_with_param("adamw lr=1e-2 max_grad_norm=0.5 partial=1", 2, 70001);
     c = fixture_config(w.config);
     uint8_t *bytes = random_gradient(&w, p);
     struct ht_grad *g = open_grad(&w, p);
@@ -256,11 +236,9 @@ START_TEST(what_is_covered_in_part_counts_in_part)
     p->t = part.t;
     check_all(&w);
     free(bytes);
-    fixture_close(&w);
 }
-END_TEST
 
-START_TEST(a_parameter_that_goes_before_the_boundary_does_not_count)
+TEST(a_parameter_that_goes_before_the_boundary_does_not_count)
 {
     uint8_t *g[PARAMS_MAX];
 
@@ -277,9 +255,7 @@ START_TEST(a_parameter_that_goes_before_the_boundary_does_not_count)
     free_gradients(g);
     ht_obj_put(w.param[0].obj);
     w.param[0].obj = NULL;
-    fixture_close(&w);
 }
-END_TEST
 
 /* ------------------------------------------------------------------ memory */
 
@@ -328,9 +304,7 @@ static uint64_t state_resident(void)
 static void large_step(void)
 {
     for (unsigned i = 0; i < w.params; i++) {
-        uint8_t *g = random_gradient(&w, &w.param[i]);
-        write_gradient(&w, &w.param[i], g);
-        free(g);
+        send_random(&w.param[i]);
         ck_assert_int_eq(ht_optim_wait(w.o, ROOT, 0), 0);
     }
     ck_assert_int_eq(ht_optim_commit(w.o, ROOT), 0);
@@ -347,7 +321,7 @@ static void configure(const char *config)
  * 16 MiB of gradients wait, 3 MiB where content passes, and the tier protects 24 MiB. Parameters and state get the
  * rest, and all when no gradient waits.
  */
-START_TEST(waiting_gradients_stay_in_memory)
+TEST_LOOP(waiting_gradients_stay_in_memory, 2)
 {
     w.dram_bytes = 32 * MIB;
     w.device_bytes = 256ull * MIB;
@@ -371,12 +345,10 @@ START_TEST(waiting_gradients_stay_in_memory)
     large_step();
     large_step();
     ck_assert_uint_ge(state_resident(), 14 * MIB);
-    fixture_close(&w);
 }
-END_TEST
 
 /* At half of the passing part the store writes ahead, and a gradient is being written besides. */
-START_TEST(the_backlog_ends_before_the_store_writes_ahead)
+TEST_LOOP(the_backlog_ends_before_the_store_writes_ahead, 4)
 {
     static const uint64_t tiers[] = {8, 16, 64, 256};
     struct ht_store_stats st;
@@ -387,15 +359,13 @@ START_TEST(the_backlog_ends_before_the_store_writes_ahead)
     ck_assert_uint_eq(st.dram_passing_bytes, tiers[_i] < 128 ? w.dram_bytes / 4 : 32 * MIB);
     ck_assert_uint_ge(w.o->backlog_bytes_max, MIB);
     ck_assert(w.o->backlog_bytes_max == MIB || w.o->backlog_bytes_max < st.dram_passing_bytes / 2);
-    fixture_close(&w);
 }
-END_TEST
 
 /*
  * A gradient has 16 MiB. The protected set is full of its parameter and state, and leaves 8. A part is written and read
  * back, so the set gives way at the end of the step.
  */
-START_TEST(a_gradient_gets_room_from_the_protected_set)
+TEST(a_gradient_gets_room_from_the_protected_set)
 {
     struct ht_store_stats st;
     uint64_t least = UINT64_MAX;
@@ -416,12 +386,10 @@ START_TEST(a_gradient_gets_room_from_the_protected_set)
     ht_store_stats(w.s, &st);
     ck_assert_uint_eq(st.dram_protectable_bytes, 24 * MIB);
     ht_store_verify(w.s, false);
-    fixture_close(&w);
 }
-END_TEST
 
 /* Half of the gradients have closed, then their root goes: nothing is kept for them any more. */
-START_TEST(nothing_waits_for_a_root_that_is_gone)
+TEST(nothing_waits_for_a_root_that_is_gone)
 {
     struct ht_tx *tx;
 
@@ -442,27 +410,10 @@ START_TEST(nothing_waits_for_a_root_that_is_gone)
     ck_assert_uint_eq(w.o->waiting_bytes, 0);
     unlock(w.o);
     ht_store_verify(w.s, false);
-    fixture_close(&w);
 }
-END_TEST
 
 int main(void)
 {
-    TCase *t = tcase_create("all");
-
-    tcase_add_test(t, a_long_gradient_is_clipped);
-    tcase_add_test(t, a_short_gradient_is_not);
-    tcase_add_test(t, scaled_gradients_are_unscaled_before_they_are_clipped);
-    tcase_add_test(t, a_scale_alone_defers_nothing);
-    tcase_add_test(t, readers_see_the_last_boundary_until_the_next);
-    tcase_add_test(t, threads_chunks_order_and_kernel_change_no_bit_of_the_norm);
-    tcase_add_loop_test(t, a_step_that_is_not_finite_changes_nothing, 0, 2);
-    tcase_add_test(t, without_the_word_it_goes_into_every_parameter);
-    tcase_add_test(t, what_is_covered_in_part_counts_in_part);
-    tcase_add_test(t, a_parameter_that_goes_before_the_boundary_does_not_count);
-    tcase_add_loop_test(t, waiting_gradients_stay_in_memory, 0, 2);
-    tcase_add_test(t, a_gradient_gets_room_from_the_protected_set);
-    tcase_add_test(t, nothing_waits_for_a_root_that_is_gone);
-    tcase_add_loop_test(t, the_backlog_ends_before_the_store_writes_ahead, 0, 4);
-    return run_suite("norm", t);
+    memory_keep(true);
+    return run_tests("norm", .teardown = fixture_end, .timeout_s = 300);
 }

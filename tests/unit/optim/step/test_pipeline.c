@@ -14,8 +14,6 @@
 
 enum { STEPS = 3 };
 
-static struct fixture w;
-
 static const uint8_t pairs[][2] = {{HT_DTYPE_F32, HT_DTYPE_F32},
                                    {HT_DTYPE_F32, HT_DTYPE_BF16},
                                    {HT_DTYPE_BF16, HT_DTYPE_F32},
@@ -35,25 +33,21 @@ static void make_params(uint32_t chunk_bytes)
 
 static void run_steps(void)
 {
-    for (unsigned i = 0; i < STEPS; i++) {
-        step_all(&w);
-        ck_assert_int_eq(ht_optim_commit(w.o, ROOT), 0);
-    }
+    for (unsigned i = 0; i < STEPS; i++)
+        step_once();
     check_all(&w);
     struct ht_root_stat st = fixture_stat(&w);
     ck_assert(st.step == STEPS && st.durable_step == STEPS && !st.open);
 }
 
-START_TEST(threads_and_chunks_change_nothing)
+TEST_LOOP(threads_and_chunks_change_nothing, 8)
 {
     w.threads = (unsigned)_i % 4 + 1;
     setenv("HITRAIN_KERNEL", _i & 1 ? "scalar" : "avx2", 1);
     fixture_open(&w);
     make_params(_i < 4 ? HT_SMALL_CHUNK_BYTES : HT_CHUNK_BYTES);
     run_steps();
-    fixture_close(&w);
 }
-END_TEST
 
 static const char *const rules[] = {
     "adamw lr=1e-2 weight_decay=0.1",
@@ -65,7 +59,7 @@ static const char *const rules[] = {
     "adagrad lr=1e-2 lr_decay=0.1",
 };
 
-START_TEST(every_rule_and_pair_of_dtypes_steps)
+TEST_LOOP(every_rule_and_pair_of_dtypes_steps, HT_ARRAY_SIZE(rules))
 {
     static const uint8_t dtype[] = {HT_DTYPE_F32, HT_DTYPE_BF16, HT_DTYPE_F16};
 
@@ -76,17 +70,12 @@ START_TEST(every_rule_and_pair_of_dtypes_steps)
     for (unsigned i = 0; i < 9; i++)
         fixture_param(&w, dtype[i / 3], dtype[i % 3], 20001 + i, HT_SMALL_CHUNK_BYTES);
     run_steps();
-    fixture_unmount(&w);
-    fixture_mount(&w);
+    remount_and_check();
+    step_once();
     check_all(&w);
-    step_all(&w);
-    ck_assert_int_eq(ht_optim_commit(w.o, ROOT), 0);
-    check_all(&w);
-    fixture_close(&w);
 }
-END_TEST
 
-START_TEST(what_does_not_fit_in_memory_streams)
+TEST(what_does_not_fit_in_memory_streams)
 {
     struct ht_store_stats st;
 
@@ -99,12 +88,8 @@ START_TEST(what_does_not_fit_in_memory_streams)
     ht_store_stats(w.s, &st);
     ck_assert_uint_le(st.dram_used_bytes, w.dram_bytes);
     ck_assert_uint_ge(st.device_read_bytes, 30ull * MIB);
-    fixture_unmount(&w);
-    fixture_mount(&w);
-    check_all(&w);
-    fixture_close(&w);
+    remount_and_check();
 }
-END_TEST
 
 static uint64_t gradient_writes(const struct test_param *p)
 {
@@ -120,7 +105,7 @@ static uint64_t gradient_writes(const struct test_param *p)
  * A gradient that is written faster than it is used waits for its turn outside the store,
  * instead of going through a device.
  */
-START_TEST(a_fast_writer_costs_no_device_traffic)
+TEST(a_fast_writer_costs_no_device_traffic)
 {
     enum { CHUNKS = 48 };
     struct ht_dev_counters before, after;
@@ -148,9 +133,7 @@ START_TEST(a_fast_writer_costs_no_device_traffic)
     ck_assert_uint_lt(after.written_bytes - before.written_bytes, 3ull * CHUNKS * MIB + MIB + through);
     ht_grad_release(g);
     free(bytes);
-    fixture_close(&w);
 }
-END_TEST
 
 enum { KEEP_RANGES = 12, KEEP_ARRAYS = 3 }; /* parameter and two moments */
 
@@ -173,7 +156,7 @@ static void step_in_order(struct test_param *p, const uint8_t *bytes, bool backw
  * If K of N chunks fit, a step reads the other N - K, in any order of updates. It writes as many if it need not be
  * durable.
  */
-START_TEST(a_step_reads_what_does_not_fit_and_no_more)
+TEST_LOOP(a_step_reads_what_does_not_fit_and_no_more, 2)
 {
     static const char *const config[] = {"adamw lr=1e-2", "adamw lr=1e-2 durable_every=16"};
     struct ht_dev_counters before, after;
@@ -203,12 +186,9 @@ START_TEST(a_step_reads_what_does_not_fit_and_no_more)
         if (_i) /* a thread that found no room has some of it written */
             ck_assert_uint_le(after.written_bytes - before.written_bytes, rest + luck);
     }
-    ck_assert_int_eq(ht_optim_commit(w.o, ROOT), 0);
-    check_all(&w);
+    commit_and_check();
     free(bytes);
-    fixture_close(&w);
 }
-END_TEST
 
 /* Odd pieces in random order; flushes in between freeze whatever is whole. */
 static void write_shuffled(const struct test_param *p, const uint8_t *bytes)
@@ -239,7 +219,7 @@ static void write_shuffled(const struct test_param *p, const uint8_t *bytes)
     free(cut);
 }
 
-START_TEST(the_order_of_writes_changes_nothing)
+TEST_LOOP(the_order_of_writes_changes_nothing, 4)
 {
     struct ht_optim_config c;
 
@@ -258,9 +238,7 @@ START_TEST(the_order_of_writes_changes_nothing)
         ck_assert_int_eq(ht_optim_commit(w.o, ROOT), 0);
     }
     check_all(&w);
-    fixture_close(&w);
 }
-END_TEST
 
 struct writer {
     pthread_t thread;
@@ -281,7 +259,7 @@ static void *write_part(void *arg)
     return NULL;
 }
 
-START_TEST(several_writers_share_one_gradient)
+TEST(several_writers_share_one_gradient)
 {
     struct writer writer[4];
     struct ht_optim_config c;
@@ -304,9 +282,7 @@ START_TEST(several_writers_share_one_gradient)
         ck_assert_int_eq(ht_optim_commit(w.o, ROOT), 0);
     }
     check_all(&w);
-    fixture_close(&w);
 }
-END_TEST
 
 /* The next step's gradients arrive while the commit is still writing. */
 static void *commit_thread(void *arg)
@@ -315,7 +291,7 @@ static void *commit_thread(void *arg)
     return NULL;
 }
 
-START_TEST(the_next_step_overlaps_the_commit)
+TEST(the_next_step_overlaps_the_commit)
 {
     int rc[8];
 
@@ -343,9 +319,7 @@ START_TEST(the_next_step_overlaps_the_commit)
         }
     }
     check_all(&w);
-    fixture_close(&w);
 }
-END_TEST
 
 /* ----------------------------------------------------------- all at once */
 
@@ -409,15 +383,12 @@ static void *read_all_the_time(void *arg)
 /* A step that is thrown away: the model does not see it. */
 static void aborted_step(void)
 {
-    for (unsigned i = 0; i < w.params; i++) {
-        uint8_t *g = random_gradient(&w, &w.param[i]);
-        write_gradient(&w, &w.param[i], g);
-        free(g);
-    }
+    for (unsigned i = 0; i < w.params; i++)
+        send_random(&w.param[i]);
     ck_assert_int_eq(ht_optim_abort(w.o, ROOT), 0);
 }
 
-START_TEST(readers_steps_and_aborts_at_once)
+TEST(readers_steps_and_aborts_at_once)
 {
     pthread_t reader[2];
 
@@ -433,18 +404,15 @@ START_TEST(readers_steps_and_aborts_at_once)
     for (unsigned i = 0; i < 12; i++) {
         if (i % 3 == 1)
             aborted_step();
-        step_all(&w);
-        ck_assert_int_eq(ht_optim_commit(w.o, ROOT), 0);
+        step_once();
     }
     ending = true;
     for (unsigned i = 0; i < 2; i++)
         pthread_join(reader[i], NULL);
     check_all(&w);
-    fixture_close(&w);
 }
-END_TEST
 
-START_TEST(unusual_numbers_pass_through)
+TEST(unusual_numbers_pass_through)
 {
     struct ht_optim_config c;
     static const float odd[] = {INFINITY, NAN, 1e-42f, 3e38f, -0.0f, -INFINITY};
@@ -464,23 +432,10 @@ START_TEST(unusual_numbers_pass_through)
     check_all(&w);
     ck_assert_uint_ge(fixture_stat(&w).nonfinite, 3);
     ck_assert_uint_eq(fixture_stat(&w).updated_elements, STEPS * p->n);
-    fixture_close(&w);
 }
-END_TEST
 
 int main(void)
 {
-    TCase *t = tcase_create("all");
-
-    tcase_add_loop_test(t, every_rule_and_pair_of_dtypes_steps, 0, (int)HT_ARRAY_SIZE(rules));
-    tcase_add_loop_test(t, threads_and_chunks_change_nothing, 0, 8);
-    tcase_add_test(t, a_fast_writer_costs_no_device_traffic);
-    tcase_add_loop_test(t, a_step_reads_what_does_not_fit_and_no_more, 0, 2);
-    tcase_add_test(t, what_does_not_fit_in_memory_streams);
-    tcase_add_loop_test(t, the_order_of_writes_changes_nothing, 0, 4);
-    tcase_add_test(t, several_writers_share_one_gradient);
-    tcase_add_test(t, the_next_step_overlaps_the_commit);
-    tcase_add_test(t, readers_steps_and_aborts_at_once);
-    tcase_add_test(t, unusual_numbers_pass_through);
-    return run_suite("pipeline", t);
+    memory_keep(true);
+    return run_tests("pipeline", .teardown = fixture_end, .timeout_s = 300);
 }

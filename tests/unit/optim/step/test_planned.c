@@ -6,7 +6,6 @@
 
 enum { COUNT = 8, PARAM = 2 * MIB, DRAM = 24 * MIB, CONTENT = 3 * COUNT * PARAM, PIECE = 1 << 17, SECONDS_MAX = 90 };
 
-static struct fixture w;
 static uint8_t *gradient;
 static uint64_t began_ns;
 
@@ -85,7 +84,7 @@ static bool comes_plan(void)
  * Each step moves all of the state once and reads the parameters twice. Without a plan the protected set keeps the
  * content that came first, and most parameters are read twice; with a plan parameters stay.
  */
-START_TEST(a_step_reads_what_has_no_room_in_the_plan)
+TEST(a_step_reads_what_has_no_room_in_the_plan)
 {
     enum { ENOUGH = (CONTENT - DRAM * 3 / 4) / MIB };
 
@@ -93,14 +92,12 @@ START_TEST(a_step_reads_what_has_no_room_in_the_plan)
     training_step();
     ck_assert_uint_gt(training_step(), ENOUGH + 2);
     ck_assert_uint_le(steps_with_plan(ENOUGH), ENOUGH);
-    done();
 }
-END_TEST
 
 /*
  * The plan is of steps in which all gradients wait. It ends with the first in which they do not, and another follows.
  */
-START_TEST(a_plan_of_steps_with_clipping_ends_with_them)
+TEST(a_plan_of_steps_with_clipping_ends_with_them)
 {
     struct ht_optim_config c = fixture_config("adamw lr=1e-2");
 
@@ -111,16 +108,10 @@ START_TEST(a_plan_of_steps_with_clipping_ends_with_them)
     ht_store_plan(w.s);
     ck_assert(!plan_stats().active);
     ck_assert(comes_plan());
-    done();
 }
-END_TEST
 
 int main(void)
 {
-    TCase *t = tcase_create("planned steps");
-
-    tcase_set_timeout(t, 3 * SECONDS_MAX);
-    tcase_add_test(t, a_step_reads_what_has_no_room_in_the_plan);
-    tcase_add_test(t, a_plan_of_steps_with_clipping_ends_with_them);
-    return run_suite("planned steps", t);
+    memory_keep(true);
+    return run_tests("planned steps", .teardown = done, .timeout_s = 300);
 }

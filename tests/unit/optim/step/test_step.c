@@ -9,8 +9,6 @@
 #include <stdatomic.h>
 #include <unistd.h>
 
-static struct fixture w;
-
 /* Copies of the model, to go back to. */
 struct saved {
     uint8_t *p;
@@ -69,6 +67,12 @@ static void commit(void)
     save_model();
 }
 
+static void step_and_save(void)
+{
+    step_all(&w);
+    commit();
+}
+
 static void two_params(void)
 {
     w.threads = 2;
@@ -85,11 +89,10 @@ static void done(void)
 
 /* ------------------------------------------------------------------- abort */
 
-START_TEST(abort_returns_to_the_last_commit)
+TEST_LOOP(abort_returns_to_the_last_commit, 4)
 {
     two_params();
-    step_all(&w);
-    commit();
+    step_and_save();
     step_all(&w);
     if (_i & 1)
         ck_assert_int_eq(ht_optim_wait(w.o, ROOT, 0), 0);
@@ -98,15 +101,12 @@ START_TEST(abort_returns_to_the_last_commit)
     check_all(&w);
     struct ht_root_stat st = fixture_stat(&w);
     ck_assert(st.step == 1 && st.durable_step == 1 && !st.open && w.aborts == 1);
-    step_all(&w);
-    commit();
+    step_and_save();
     check_all(&w);
     ck_assert_uint_eq(fixture_stat(&w).step, 2);
-    done();
 }
-END_TEST
 
-START_TEST(abort_of_the_first_step_leaves_no_state)
+TEST(abort_of_the_first_step_leaves_no_state)
 {
     two_params();
     commit();
@@ -116,22 +116,16 @@ START_TEST(abort_of_the_first_step_leaves_no_state)
     check_all(&w);
     ck_assert_uint_eq(fixture_stat(&w).parameters, 0);
     ck_assert_uint_eq(fixture_stat(&w).step, 0);
-    step_all(&w);
-    commit();
+    step_and_save();
     check_all(&w);
     ck_assert_uint_eq(fixture_stat(&w).parameters, 2);
-    fixture_unmount(&w);
-    fixture_mount(&w);
-    check_all(&w);
-    done();
+    remount_and_check();
 }
-END_TEST
 
-START_TEST(a_parameter_that_abort_takes_away_is_stale)
+TEST(a_parameter_that_abort_takes_away_is_stale)
 {
     two_params();
-    step_all(&w);
-    commit();
+    step_and_save();
     struct test_param *p = fixture_param(&w, HT_DTYPE_F32, HT_DTYPE_F32, 1000, HT_SMALL_CHUNK_BYTES);
     struct ht_grad *g = open_grad(&w, p);
     uint8_t *bytes = random_gradient(&w, p);
@@ -144,18 +138,14 @@ START_TEST(a_parameter_that_abort_takes_away_is_stale)
     ht_obj_put(p->obj);
     forget_model(p);
     w.params--;
-    step_all(&w);
-    commit();
+    step_and_save();
     check_all(&w);
-    done();
 }
-END_TEST
 
-START_TEST(a_deleted_parameter_comes_back_with_abort)
+TEST(a_deleted_parameter_comes_back_with_abort)
 {
     two_params();
-    step_all(&w);
-    commit();
+    step_and_save();
     fixture_delete(&w, 0);
     ck_assert_uint_eq(fixture_stat(&w).parameters, 1);
     step_param(&w, &w.param[1]);
@@ -163,20 +153,16 @@ START_TEST(a_deleted_parameter_comes_back_with_abort)
     restore_model();
     check_all(&w);
     ck_assert_uint_eq(fixture_stat(&w).parameters, 2);
-    step_all(&w);
-    commit();
+    step_and_save();
     check_all(&w);
-    done();
 }
-END_TEST
 
-START_TEST(a_deleted_parameter_is_gone_after_the_commit)
+TEST(a_deleted_parameter_is_gone_after_the_commit)
 {
     struct ht_store_stats before, after;
 
     two_params();
-    step_all(&w);
-    commit();
+    step_and_save();
     ht_store_stats(w.s, &before);
     /* In the middle of a step, with its updates queued or running. */
     step_all(&w);
@@ -184,22 +170,17 @@ START_TEST(a_deleted_parameter_is_gone_after_the_commit)
     ht_obj_put(w.param[1].obj);
     forget_model(&w.param[1]);
     w.params = 1;
-    ck_assert_int_eq(ht_optim_commit(w.o, ROOT), 0);
-    check_all(&w);
+    commit_and_check();
     ht_store_stats(w.s, &after);
     /* the parameter, two moments, missing bits and their blocks, its gradient */
     ck_assert_uint_eq(after.objects, before.objects - 6);
-    fixture_unmount(&w);
-    fixture_mount(&w);
-    check_all(&w);
+    remount_and_check();
     ck_assert_uint_eq(fixture_stat(&w).parameters, 1);
-    done();
 }
-END_TEST
 
 /* ------------------------------------------------------------------- crash */
 
-START_TEST(a_crash_lands_on_the_last_durable_step)
+TEST(a_crash_lands_on_the_last_durable_step)
 {
     w.config = "adamw lr=1e-2 durable_every=3";
     two_params();
@@ -215,32 +196,26 @@ START_TEST(a_crash_lands_on_the_last_durable_step)
     }
     check_all(&w);
     step_param(&w, &w.param[0]); /* half a step more */
-    fixture_crash(&w);
-    fixture_mount(&w);
+    crash_and_mount();
     restore_model();
     check_all(&w);
     ck_assert_uint_eq(fixture_stat(&w).step, 9);
-    step_all(&w);
-    commit();
+    step_and_save();
     check_all(&w);
-    done();
 }
-END_TEST
 
-START_TEST(every_moment_of_a_crash_is_a_whole_step)
+TEST(every_moment_of_a_crash_is_a_whole_step)
 {
     /* Writes fail from some write on: the device then holds the bytes that a crash would have left. */
     two_params();
-    step_all(&w);
-    commit();
+    step_and_save();
     for (unsigned nth = 1; nth < 60; nth += 3) {
         uint64_t step = fixture_stat(&w).durable_step;
         step_all(&w);
         dev_fail(w.dev, HT_IO_WRITE, nth, true);
         int rc = ht_optim_commit(w.o, ROOT);
         dev_fail(w.dev, HT_IO_WRITE, 0, false);
-        fixture_crash(&w);
-        fixture_mount(&w);
+        crash_and_mount();
         uint64_t now = fixture_stat(&w).step;
         ck_assert_uint_ge(now, step);
         ck_assert_uint_le(now, step + 1);
@@ -251,19 +226,15 @@ START_TEST(every_moment_of_a_crash_is_a_whole_step)
             save_model();
         check_all(&w);
     }
-    done();
 }
-END_TEST
 
-START_TEST(checkpoint_keeps_what_is_published)
+TEST(checkpoint_keeps_what_is_published)
 {
     two_params();
-    step_all(&w);
-    commit();
+    step_and_save();
     step_all(&w);
     ck_assert_int_eq(ht_store_checkpoint(w.s), 0);
-    fixture_crash(&w);
-    fixture_mount(&w);
+    crash_and_mount();
     restore_model();
     check_all(&w);
     for (unsigned i = 0; i < 3; i++) {
@@ -271,25 +242,20 @@ START_TEST(checkpoint_keeps_what_is_published)
         ck_assert_int_eq(ht_store_checkpoint(w.s), 0);
         commit();
     }
-    fixture_crash(&w);
-    fixture_mount(&w);
-    check_all(&w);
+    crash_and_check();
     ck_assert_uint_eq(fixture_stat(&w).step, 4);
-    done();
 }
-END_TEST
 
 /*
  * The parameter's file was made to vanish durably without the root's commit: its state goes at the next mount's commit.
  */
-START_TEST(state_without_a_parameter_is_buried)
+TEST_LOOP(state_without_a_parameter_is_buried, 2)
 {
     struct ht_store_stats before, after;
     struct ht_tx *tx;
 
     two_params();
-    step_all(&w);
-    commit();
+    step_and_save();
     ht_store_stats(w.s, &before);
     ck_assert_int_eq(ht_tx_begin(w.s, 0, &tx), 0);
     ck_assert_int_eq(ht_obj_set_scope(w.param[1].obj, 0, tx), 0);
@@ -300,25 +266,20 @@ START_TEST(state_without_a_parameter_is_buried)
     ht_obj_put(w.param[1].obj);
     forget_model(&w.param[1]);
     w.params = 1;
-    fixture_crash(&w);
-    fixture_mount(&w);
-    check_all(&w);
+    crash_and_check();
     if (_i) /* an abort before it changes nothing */
         ck_assert_int_eq(ht_optim_abort(w.o, ROOT), 0);
     commit();
     check_all(&w);
-    fixture_unmount(&w);
-    fixture_mount(&w);
+    remount();
     ht_store_stats(w.s, &after);
     ck_assert_uint_eq(fixture_stat(&w).parameters, 1);
     ck_assert_uint_le(after.objects, before.objects - 5);
-    done();
 }
-END_TEST
 
 /* ---------------------------------------------------------------- boundary */
 
-START_TEST(a_partly_covered_parameter_ends_no_step)
+TEST(a_partly_covered_parameter_ends_no_step)
 {
     two_params();
     commit();
@@ -341,11 +302,9 @@ START_TEST(a_partly_covered_parameter_ends_no_step)
     commit();
     check_all(&w);
     ck_assert(!ht_optim_param_unpublished(w.o, p->oid));
-    done();
 }
-END_TEST
 
-START_TEST(partial_updates_exactly_what_is_covered)
+TEST_LOOP(partial_updates_exactly_what_is_covered, 3)
 {
     static const uint8_t g_dtype[] = {HT_DTYPE_F32, HT_DTYPE_BF16, HT_DTYPE_F32};
     static const uint8_t p_dtype[] = {HT_DTYPE_F32, HT_DTYPE_F32, HT_DTYPE_BF16};
@@ -375,15 +334,12 @@ START_TEST(partial_updates_exactly_what_is_covered)
         commit();
     }
     check_all(&w);
-    done();
 }
-END_TEST
 
-START_TEST(a_parameter_without_a_gradient_keeps_its_count)
+TEST(a_parameter_without_a_gradient_keeps_its_count)
 {
     two_params();
-    step_all(&w);
-    commit();
+    step_and_save();
     step_param(&w, &w.param[1]);
     commit();
     ck_assert(w.param[0].t == 1 && w.param[1].t == 2);
@@ -392,11 +348,9 @@ START_TEST(a_parameter_without_a_gradient_keeps_its_count)
     ck_assert_int_eq(ht_optim_step(w.o, ROOT), 0);
     ck_assert_int_eq(ht_optim_commit(w.o, ROOT), 0);
     ck_assert_uint_eq(fixture_stat(&w).step, 2);
-    done();
 }
-END_TEST
 
-START_TEST(hyper_parameters_are_latched_by_the_first_gradient)
+TEST(hyper_parameters_are_latched_by_the_first_gradient)
 {
     struct ht_optim_config slow = fixture_config("adamw lr=1e-4"), fast = fixture_config("adamw lr=1e-1 maximize=1");
 
@@ -419,11 +373,9 @@ START_TEST(hyper_parameters_are_latched_by_the_first_gradient)
     }
     commit();
     check_all(&w);
-    done();
 }
-END_TEST
 
-START_TEST(another_rule_needs_parameters_without_state)
+TEST(another_rule_needs_parameters_without_state)
 {
     struct ht_optim_config adam = fixture_config("adam"), lion = fixture_config("lion"),
                            faster = fixture_config("adamw lr=1");
@@ -433,8 +385,7 @@ START_TEST(another_rule_needs_parameters_without_state)
     ck_assert_int_eq(ht_optim_root_configure(w.o, ROOT, &adam), 0);
     struct ht_optim_config before = fixture_config(w.config);
     ck_assert_int_eq(ht_optim_root_configure(w.o, ROOT, &before), 0);
-    step_all(&w);
-    commit();
+    step_and_save();
     ck_assert_int_eq(ht_optim_root_configure(w.o, ROOT, &adam), -EBUSY);
     ck_assert_int_eq(ht_optim_root_configure(w.o, ROOT, &lion), -EBUSY);
     ck_assert_int_eq(ht_optim_root_configure(w.o, ROOT, &faster), 0);
@@ -446,12 +397,9 @@ START_TEST(another_rule_needs_parameters_without_state)
     w.config = "lion";
     for (unsigned i = 0; i < w.params; i++)
         forget_state(&w.param[i]);
-    step_all(&w);
-    commit();
+    step_and_save();
     check_all(&w);
-    done();
 }
-END_TEST
 
 static int override_with_lion(void *ctx, uint64_t oid, uint64_t as_of, const struct ht_optim_config *base,
                               struct ht_optim_config *out, struct ht_optim_sections *sections,
@@ -464,14 +412,12 @@ static int override_with_lion(void *ctx, uint64_t oid, uint64_t as_of, const str
     return oid == me->param[0].oid ? ht_optim_config_amend(text, strlen(text), base, out, err) : 0;
 }
 
-START_TEST(a_gradient_for_state_of_another_rule_is_refused)
+TEST(a_gradient_for_state_of_another_rule_is_refused)
 {
     two_params();
-    step_all(&w);
-    commit();
+    step_and_save();
     w.hooks.override = override_with_lion;
-    fixture_unmount(&w);
-    fixture_mount(&w);
+    remount();
     uint8_t *bytes = random_gradient(&w, &w.param[0]);
     struct ht_grad *g = open_grad(&w, &w.param[0]);
     ck_assert_int_eq(ht_grad_write(g, 0, bytes, w.param[0].n * 4), (ssize_t)(w.param[0].n * 4));
@@ -482,9 +428,7 @@ START_TEST(a_gradient_for_state_of_another_rule_is_refused)
     step_param(&w, &w.param[1]);
     commit();
     check_all(&w);
-    done();
 }
-END_TEST
 
 static int override_first(void *ctx, uint64_t oid, uint64_t as_of, const struct ht_optim_config *base,
                           struct ht_optim_config *out, struct ht_optim_sections *sections, char err[HT_OPTIM_ERROR_MAX])
@@ -496,7 +440,7 @@ static int override_first(void *ctx, uint64_t oid, uint64_t as_of, const struct 
     return oid == me->param[0].oid ? ht_optim_config_amend(text, strlen(text), base, out, err) : 0;
 }
 
-START_TEST(a_parameter_may_have_its_own_configuration)
+TEST(a_parameter_may_have_its_own_configuration)
 {
     w.hooks.override = override_first;
     two_params();
@@ -508,11 +452,9 @@ START_TEST(a_parameter_may_have_its_own_configuration)
     step_param(&w, &w.param[1]);
     commit();
     check_all(&w);
-    done();
 }
-END_TEST
 
-START_TEST(the_step_number_can_be_set)
+TEST(the_step_number_can_be_set)
 {
     two_params();
     commit();
@@ -524,20 +466,17 @@ START_TEST(the_step_number_can_be_set)
     step_all(&w);
     ck_assert_int_eq(ht_optim_root_set_step(w.o, ROOT, 7), -EBUSY);
     commit();
-    fixture_crash(&w);
-    fixture_mount(&w);
+    crash_and_mount();
     ck_assert_uint_eq(fixture_stat(&w).step, 501);
     check_all(&w);
-    done();
 }
-END_TEST
 
 /* ------------------------------------------------------------------ errors */
 
 /* On the devices, or in the log for the records of its chunks. */
 enum { LEFT_BYTES = 512 };
 
-START_TEST(without_space_for_a_step_the_first_gradient_is_refused)
+TEST_LOOP(without_space_for_a_step_the_first_gradient_is_refused, 2)
 {
     uint64_t others = 0;
     struct ht_store_stats before, after;
@@ -569,11 +508,9 @@ START_TEST(without_space_for_a_step_the_first_gradient_is_refused)
     ck_assert_int_eq(ht_optim_commit(w.o, ROOT), 0);
     ht_grad_release(g);
     free(bytes);
-    done();
 }
-END_TEST
 
-START_TEST(a_full_store_still_takes_steps)
+TEST(a_full_store_still_takes_steps)
 {
     struct ht_obj_attr attr = {.chunk_bytes = HT_CHUNK_BYTES};
     struct ht_obj *filler;
@@ -584,8 +521,7 @@ START_TEST(a_full_store_still_takes_steps)
     w.device_bytes = 40ull * MIB;
     fixture_open(&w);
     fixture_param(&w, HT_DTYPE_F32, HT_DTYPE_F32, 1 << 19, HT_CHUNK_BYTES);
-    step_all(&w);
-    commit();
+    step_and_save();
     attr.oid = ht_store_new_id(w.s);
     ck_assert_int_eq(ht_obj_create(w.s, &attr, &filler), 0);
     while (ht_obj_write(filler, end, junk, MIB) > 0)
@@ -601,15 +537,12 @@ START_TEST(a_full_store_still_takes_steps)
     check_all(&w);
     ht_obj_put(filler);
     free(junk);
-    done();
 }
-END_TEST
 
-START_TEST(a_failed_update_can_only_be_aborted)
+TEST(a_failed_update_can_only_be_aborted)
 {
     two_params();
-    step_all(&w);
-    commit();
+    step_and_save();
     ht_fault_arm(HT_FAULT_OPTIM_UPDATE, 3, false);
     step_all(&w);
     ck_assert_int_eq(ht_optim_wait(w.o, ROOT, 0), -EIO);
@@ -621,20 +554,16 @@ START_TEST(a_failed_update_can_only_be_aborted)
     ck_assert_int_eq(ht_optim_abort(w.o, ROOT), 0);
     restore_model();
     check_all(&w);
-    step_all(&w);
-    commit();
+    step_and_save();
     check_all(&w);
-    done();
 }
-END_TEST
 
-START_TEST(device_errors_never_leave_half_a_step)
+TEST(device_errors_never_leave_half_a_step)
 {
     w.threads = 2;
     fixture_open(&w);
     fixture_param(&w, HT_DTYPE_F32, HT_DTYPE_F32, 3 << 19, HT_CHUNK_BYTES);
-    step_all(&w);
-    commit();
+    step_and_save();
     for (unsigned i = 0; i < 12; i++) {
         dev_fail(w.dev, i & 1 ? HT_IO_READ : HT_IO_WRITE, 1 + i * 3, false);
         struct ht_grad *g = open_grad(&w, &w.param[0]);
@@ -663,15 +592,12 @@ START_TEST(device_errors_never_leave_half_a_step)
         fixture_mount(&w);
         check_all(&w);
     }
-    done();
 }
-END_TEST
 
-START_TEST(a_truncate_in_mid_step_is_an_error_and_abort_repairs_it)
+TEST(a_truncate_in_mid_step_is_an_error_and_abort_repairs_it)
 {
     two_params();
-    step_all(&w);
-    commit();
+    step_and_save();
     struct test_param *p = &w.param[0];
     struct ht_grad *g = open_grad(&w, p);
     uint8_t *bytes = random_gradient(&w, p);
@@ -686,18 +612,14 @@ START_TEST(a_truncate_in_mid_step_is_an_error_and_abort_repairs_it)
     check_error(&w, p, "reset");
     ck_assert_int_eq(ht_optim_abort(w.o, ROOT), 0);
     check_all(&w);
-    step_all(&w);
-    commit();
+    step_and_save();
     check_all(&w);
-    done();
 }
-END_TEST
 
-START_TEST(reset_forgets_the_state_and_abort_remembers_it)
+TEST_LOOP(reset_forgets_the_state_and_abort_remembers_it, 2)
 {
     two_params();
-    step_all(&w);
-    commit();
+    step_and_save();
     struct test_param *p = &w.param[1];
     ck_assert_int_eq(ht_optim_reset(w.o, ROOT, p->oid, NULL), 0);
     ck_assert_uint_eq(fixture_stat(&w).parameters, 1);
@@ -712,15 +634,11 @@ START_TEST(reset_forgets_the_state_and_abort_remembers_it)
     ck_assert_int_eq(ht_optim_reset(w.o, ROOT, p->oid, NULL), -EBUSY);
     commit();
     check_all(&w);
-    fixture_crash(&w);
-    fixture_mount(&w);
-    check_all(&w);
-    done();
+    crash_and_check();
 }
-END_TEST
 
 /* Its file alone is not published: also where its count is that of the last commit again. */
-START_TEST(a_reset_does_not_hide_a_step_that_is_not_durable)
+TEST(a_reset_does_not_hide_a_step_that_is_not_durable)
 {
     fixture_open_as(&w, "adamw lr=1e-2 durable_every=10", 2);
     struct test_param *p = fixture_param(&w, HT_DTYPE_F32, HT_DTYPE_F32, 1000, HT_CHUNK_BYTES);
@@ -731,9 +649,7 @@ START_TEST(a_reset_does_not_hide_a_step_that_is_not_durable)
     ck_assert(ht_optim_param_unpublished(w.o, p->oid));
     commit();
     ck_assert(!ht_optim_param_unpublished(w.o, p->oid));
-    done();
 }
-END_TEST
 
 static uint8_t *gradient;
 static atomic_bool writing;
@@ -746,14 +662,13 @@ static void *write_whole(void *open)
 }
 
 /* A gradient counts as written by the bytes that were written, not by those that a reset left. */
-START_TEST(a_gradient_written_during_a_reset_is_there_or_not)
+TEST(a_gradient_written_during_a_reset_is_there_or_not)
 {
     two_params();
     struct test_param *p = &w.param[0];
     size_t bytes = p->n * 4;
     uint8_t *got = malloc(bytes), *nothing = calloc(1, bytes);
-    step_all(&w);
-    commit();
+    step_and_save();
     gradient = random_gradient(&w, p);
     struct ht_grad *g = open_grad(&w, p);
     for (unsigned round = 0; round < 20; round++) {
@@ -775,15 +690,12 @@ START_TEST(a_gradient_written_during_a_reset_is_there_or_not)
     free(gradient);
     free(nothing);
     free(got);
-    done();
 }
-END_TEST
 
-START_TEST(after_reset_another_size_is_fine)
+TEST(after_reset_another_size_is_fine)
 {
     two_params();
-    step_all(&w);
-    commit();
+    step_and_save();
     struct test_param *p = &w.param[0];
     ck_assert_int_eq(ht_optim_reset(w.o, ROOT, p->oid, NULL), 0);
     ck_assert_int_eq(ht_obj_truncate(p->obj, 4 * 1000), 0);
@@ -791,12 +703,9 @@ START_TEST(after_reset_another_size_is_fine)
     memset(p->m, 0, p->n * 4);
     memset(p->v, 0, p->n * 4);
     p->t = 0;
-    step_all(&w);
-    commit();
+    step_and_save();
     check_all(&w);
-    done();
 }
-END_TEST
 
 /* A step of which one parameter has all of its gradient, and the other a part. */
 static struct ht_grad *half_a_step(void)
@@ -818,13 +727,12 @@ static int no_unmake(void *ctx)
     return 0;
 }
 
-START_TEST(a_refused_end_of_a_root_publishes_nothing)
+TEST_LOOP(a_refused_end_of_a_root_publishes_nothing, 2)
 {
     struct ht_grad *g;
 
     two_params();
-    step_all(&w);
-    commit();
+    step_and_save();
     g = half_a_step();
     ck_assert_int_eq(ht_optim_root_end(w.o, ROOT, no_unmake, NULL), -EBUSY);
     check_error(&w, &w.param[1], "only a part");
@@ -834,15 +742,12 @@ START_TEST(a_refused_end_of_a_root_publishes_nothing)
     if (_i) {
         ck_assert_int_eq(ht_optim_abort(w.o, ROOT), 0);
     } else {
-        fixture_crash(&w);
-        fixture_mount(&w);
+        crash_and_mount();
     }
     restore_model();
     check_all(&w);
     ck_assert_uint_eq(fixture_stat(&w).step, 1);
-    done();
 }
-END_TEST
 
 static atomic_bool stepped;
 
@@ -866,7 +771,7 @@ static int unmake_beside_a_gradient(void *ctx)
     return -EIO;
 }
 
-START_TEST(nobody_begins_a_step_while_a_root_ends)
+TEST(nobody_begins_a_step_while_a_root_ends)
 {
     pthread_t thread;
 
@@ -877,13 +782,10 @@ START_TEST(nobody_begins_a_step_while_a_root_ends)
     ck_assert_int_eq(ht_optim_root_end(w.o, ROOT, unmake_beside_a_gradient, &thread), -EIO);
     ck_assert_int_eq(pthread_join(thread, NULL), 0);
     ck_assert(fixture_stat(&w).open && fixture_stat(&w).durable_step == 1);
-    fixture_crash(&w);
-    fixture_mount(&w);
+    crash_and_mount();
     restore_model();
     check_all(&w);
-    done();
 }
-END_TEST
 
 static int unmake(void *ctx)
 {
@@ -896,7 +798,7 @@ static int unmake(void *ctx)
     return ht_tx_commit(tx, NULL);
 }
 
-START_TEST(a_root_ends_with_everything_it_kept)
+TEST(a_root_ends_with_everything_it_kept)
 {
     struct ht_root_stat st;
     struct ht_store_stats before, after;
@@ -913,46 +815,12 @@ START_TEST(a_root_ends_with_everything_it_kept)
     ck_assert_uint_eq(after.reserved_bytes, before.reserved_bytes);
     for (unsigned i = 0; i < w.params; i++)
         w.param[i].t = 0; /* no state to compare */
-    fixture_unmount(&w);
-    fixture_mount(&w);
-    check_all(&w);
+    remount_and_check();
     ck_assert_uint_eq(fixture_stat(&w).parameters, 0);
-    done();
 }
-END_TEST
 
 int main(void)
 {
-    TCase *t = tcase_create("all");
-
-    tcase_add_loop_test(t, abort_returns_to_the_last_commit, 0, 4);
-    tcase_add_test(t, abort_of_the_first_step_leaves_no_state);
-    tcase_add_test(t, a_parameter_that_abort_takes_away_is_stale);
-    tcase_add_test(t, a_deleted_parameter_comes_back_with_abort);
-    tcase_add_test(t, a_deleted_parameter_is_gone_after_the_commit);
-    tcase_add_test(t, a_crash_lands_on_the_last_durable_step);
-    tcase_add_test(t, every_moment_of_a_crash_is_a_whole_step);
-    tcase_add_test(t, checkpoint_keeps_what_is_published);
-    tcase_add_loop_test(t, state_without_a_parameter_is_buried, 0, 2);
-    tcase_add_test(t, a_partly_covered_parameter_ends_no_step);
-    tcase_add_loop_test(t, partial_updates_exactly_what_is_covered, 0, 3);
-    tcase_add_test(t, a_parameter_without_a_gradient_keeps_its_count);
-    tcase_add_test(t, hyper_parameters_are_latched_by_the_first_gradient);
-    tcase_add_test(t, another_rule_needs_parameters_without_state);
-    tcase_add_test(t, a_gradient_for_state_of_another_rule_is_refused);
-    tcase_add_test(t, a_parameter_may_have_its_own_configuration);
-    tcase_add_test(t, the_step_number_can_be_set);
-    tcase_add_loop_test(t, without_space_for_a_step_the_first_gradient_is_refused, 0, 2);
-    tcase_add_test(t, a_full_store_still_takes_steps);
-    tcase_add_test(t, a_failed_update_can_only_be_aborted);
-    tcase_add_test(t, device_errors_never_leave_half_a_step);
-    tcase_add_test(t, a_truncate_in_mid_step_is_an_error_and_abort_repairs_it);
-    tcase_add_loop_test(t, reset_forgets_the_state_and_abort_remembers_it, 0, 2);
-    tcase_add_test(t, a_reset_does_not_hide_a_step_that_is_not_durable);
-    tcase_add_test(t, a_gradient_written_during_a_reset_is_there_or_not);
-    tcase_add_test(t, after_reset_another_size_is_fine);
-    tcase_add_loop_test(t, a_refused_end_of_a_root_publishes_nothing, 0, 2);
-    tcase_add_test(t, nobody_begins_a_step_while_a_root_ends);
-    tcase_add_test(t, a_root_ends_with_everything_it_kept);
-    return run_suite("step", t);
+    memory_keep(true);
+    return run_tests("step", .teardown = done, .timeout_s = 300);
 }

@@ -12,7 +12,6 @@
 
 enum { ELEMENTS = 100000 };
 
-static struct fixture w;
 static struct ht_param *param;
 static struct ht_range *done_range, *written_range;
 
@@ -31,8 +30,7 @@ static void wait_for_workers(void)
 /* The first range of the parameter is updated in an open step, the second one has a written gradient. */
 static void make(void)
 {
-    fixture_open_as(&w, "sgd lr=0.1", 2);
-    struct test_param *p = fixture_param(&w, HT_DTYPE_F32, HT_DTYPE_F32, ELEMENTS, HT_SMALL_CHUNK_BYTES);
+    struct test_param *p = open_with_param("sgd lr=0.1", 2, ELEMENTS);
     uint8_t *bytes = random_gradient(&w, p);
     struct ht_grad *g = open_grad(&w, p);
 
@@ -268,19 +266,16 @@ static void (*const wrong[])(void) = {
 
 /* ------------------------------------------------------------------- tests */
 
-START_TEST(a_broken_optimizer_ends_the_process)
+TEST_SIGNAL(a_broken_optimizer_ends_the_process, SIGABRT, HT_ARRAY_SIZE(wrong))
 {
     make();
     ht_optim_verify(w.o);
     wrong[_i]();
     ht_optim_verify(w.o);
 }
-END_TEST
 
 int main(void)
 {
-    TCase *tc = tcase_create("verify");
-
-    tcase_add_loop_test_raise_signal(tc, a_broken_optimizer_ends_the_process, SIGABRT, 0, HT_ARRAY_SIZE(wrong));
-    return run_suite("optimizer", tc);
+    memory_keep(true);
+    return run_tests("optimizer", .timeout_s = 300);
 }

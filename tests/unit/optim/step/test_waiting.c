@@ -9,8 +9,6 @@
 
 enum { MIB_ELEMENTS = 1 << 18, OPENS = 20000 };
 
-static struct fixture w;
-
 static uint64_t protected_bytes(void)
 {
     struct ht_store_stats st;
@@ -34,7 +32,7 @@ static uint64_t resident_state(const struct test_param *p)
 }
 
 /* A few rows of an embedding wait for a boundary: not the whole embedding. */
-START_TEST(a_sparse_gradient_leaves_state_in_memory)
+TEST(a_sparse_gradient_leaves_state_in_memory)
 {
     w.dram_bytes = 32 << 20;
     w.device_bytes = 512ull << 20;
@@ -43,11 +41,8 @@ START_TEST(a_sparse_gradient_leaves_state_in_memory)
         fixture_param(&w, HT_DTYPE_F32, HT_DTYPE_F32, 2 * MIB_ELEMENTS, HT_CHUNK_BYTES);
     fixture_param(&w, HT_DTYPE_F32, HT_DTYPE_F32, 48 * MIB_ELEMENTS, HT_CHUNK_BYTES);
     for (unsigned step = 0; step < 4; step++) {
-        for (unsigned i = 0; i < 2; i++) {
-            uint8_t *g = random_gradient(&w, &w.param[i]);
-            write_gradient(&w, &w.param[i], g);
-            free(g);
-        }
+        for (unsigned i = 0; i < 2; i++)
+            send_random(&w.param[i]);
         struct ht_grad *g = open_grad(&w, &w.param[2]);
         ck_assert_int_eq(ht_grad_write(g, 0, w.param[2].p, 4096), 4096);
         ck_assert_int_eq(ht_grad_flush(g), 0);
@@ -56,12 +51,10 @@ START_TEST(a_sparse_gradient_leaves_state_in_memory)
     }
     for (unsigned i = 0; i < 2; i++)
         ck_assert_uint_eq(resident_state(&w.param[i]), 2 * 2 * HT_CHUNK_BYTES);
-    fixture_close(&w);
 }
-END_TEST
 
 /* Bytes that were written after a flush, and are never closed: their chunks are no longer protected after the step. */
-START_TEST(what_is_left_of_a_gradient_is_not_protected)
+TEST(what_is_left_of_a_gradient_is_not_protected)
 {
     enum { COUNT = 6 };
     struct ht_grad *g[COUNT];
@@ -95,12 +88,10 @@ START_TEST(what_is_left_of_a_gradient_is_not_protected)
         ht_obj_unprotect(ht_opt_param_find(w.o, w.param[i].oid)->grad);
     unlock(w.o);
     ck_assert_uint_eq(protected_bytes(), bytes);
-    fixture_close(&w);
 }
-END_TEST
 
 /* The sum ahead of the boundary only saves time. */
-START_TEST(a_sum_that_fails_is_tried_again_at_the_boundary)
+TEST(a_sum_that_fails_is_tried_again_at_the_boundary)
 {
     fixture_open_as(&w, "adamw lr=1e-2 max_grad_norm=1", 1);
     fixture_param(&w, HT_DTYPE_F32, HT_DTYPE_F32, MIB_ELEMENTS, HT_CHUNK_BYTES);
@@ -115,9 +106,7 @@ START_TEST(a_sum_that_fails_is_tried_again_at_the_boundary)
     }
     ck_assert_int_eq(ht_optim_commit(w.o, ROOT), 0);
     ck_assert_uint_eq(fixture_stat(&w).durable_step, 1);
-    fixture_close(&w);
 }
-END_TEST
 
 static void *open_often(void *arg)
 {
@@ -140,7 +129,7 @@ static void *open_often(void *arg)
 }
 
 /* One of them makes the ranges anew while the other may have its own on the queue. */
-START_TEST(openers_of_two_dtypes_beside_each_other)
+TEST(openers_of_two_dtypes_beside_each_other)
 {
     static const uint8_t dtypes[] = {HT_DTYPE_F32, HT_DTYPE_BF16};
     pthread_t thread[2];
@@ -151,18 +140,10 @@ START_TEST(openers_of_two_dtypes_beside_each_other)
         ck_assert_int_eq(pthread_create(&thread[i], NULL, open_often, (void *)(uintptr_t)dtypes[i]), 0);
     for (unsigned i = 0; i < 2; i++)
         pthread_join(thread[i], NULL);
-    fixture_close(&w);
 }
-END_TEST
 
 int main(void)
 {
-    TCase *t = tcase_create("waiting gradients");
-
-    tcase_set_timeout(t, 120);
-    tcase_add_test(t, a_sparse_gradient_leaves_state_in_memory);
-    tcase_add_test(t, what_is_left_of_a_gradient_is_not_protected);
-    tcase_add_test(t, a_sum_that_fails_is_tried_again_at_the_boundary);
-    tcase_add_test(t, openers_of_two_dtypes_beside_each_other);
-    return run_suite("waiting gradients", t);
+    memory_keep(true);
+    return run_tests("waiting gradients", .teardown = fixture_end, .timeout_s = 300);
 }

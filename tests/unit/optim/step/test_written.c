@@ -7,8 +7,6 @@
 #include "tiering/cache/arena.h"
 #include "tiering/object/context.h"
 
-static struct fixture w;
-
 static int unmake(void *ctx)
 {
     struct ht_tx *tx;
@@ -33,7 +31,7 @@ static void make_root_again(void)
 }
 
 /* The model is larger than memory, so most bytes stream. */
-START_TEST(a_step_counts_what_was_written_since_the_one_before)
+TEST(a_step_counts_what_was_written_since_the_one_before)
 {
     const uint64_t state = 300000 * 12 + 700001 * 14;
     uint64_t sum = 0, all;
@@ -62,9 +60,7 @@ START_TEST(a_step_counts_what_was_written_since_the_one_before)
     step_all(&w);
     ck_assert_int_eq(ht_optim_commit(w.o, ROOT), 0);
     ck_assert_uint_le(fixture_stat(&w).step_written_bytes, state * 3 / 2);
-    fixture_close(&w);
 }
-END_TEST
 
 /* ------------------------------------------------------------- early writes */
 
@@ -89,7 +85,7 @@ static void wait_until_written(uint64_t bytes)
 }
 
 /* A trainer that computes for long ends no step: the devices need not wait for that. */
-START_TEST(what_a_durable_step_leaves_is_written_before_it_ends_and_only_once)
+TEST(what_a_durable_step_leaves_is_written_before_it_ends_and_only_once)
 {
     uint64_t before = open_resident("adamw lr=1e-2");
 
@@ -102,11 +98,9 @@ START_TEST(what_a_durable_step_leaves_is_written_before_it_ends_and_only_once)
         ck_assert_uint_le(ht_scope_written_bytes(w.s, ROOT), before + STATE + RECORDS);
         check_all(&w);
     }
-    fixture_close(&w);
 }
-END_TEST
 
-START_TEST(an_abort_takes_back_what_was_written_early)
+TEST(an_abort_takes_back_what_was_written_early)
 {
     uint64_t before = open_resident("adamw lr=1e-2"), hash = fixture_hash(&w);
     uint8_t *g = random_gradient(&w, &w.param[0]);
@@ -119,12 +113,10 @@ START_TEST(an_abort_takes_back_what_was_written_early)
     step_all(&w);
     ck_assert_int_eq(ht_optim_commit(w.o, ROOT), 0);
     check_all(&w);
-    fixture_close(&w);
 }
-END_TEST
 
 /* Every third step is durable: what the two before it leave will change. */
-START_TEST(what_the_next_step_changes_is_not_written)
+TEST(what_the_next_step_changes_is_not_written)
 {
     uint64_t before = open_resident("adamw lr=1e-2 durable_every=3");
 
@@ -139,12 +131,10 @@ START_TEST(what_the_next_step_changes_is_not_written)
         ck_assert_uint_le(ht_scope_written_bytes(w.s, ROOT), before + STATE + RECORDS);
     }
     check_all(&w);
-    fixture_close(&w);
 }
-END_TEST
 
 /* A program writes into a parameter between its update and the end of the step: both are there after the commit. */
-START_TEST(a_change_after_an_early_write_is_not_lost)
+TEST(a_change_after_an_early_write_is_not_lost)
 {
     static const float mine[3] = {1, 2, 3};
     uint64_t before = open_resident("adamw lr=1e-2");
@@ -157,9 +147,7 @@ START_TEST(a_change_after_an_early_write_is_not_lost)
     fixture_crash(&w);
     fixture_mount(&w);
     check_all(&w);
-    fixture_close(&w);
 }
-END_TEST
 
 static void wait_for_cleaning(void)
 {
@@ -175,7 +163,7 @@ static void wait_for_cleaning(void)
 }
 
 /* The publication writes what an early write could not, and only its own failure is one of the step. */
-START_TEST(an_early_write_that_fails_is_no_failure_of_the_step)
+TEST(an_early_write_that_fails_is_no_failure_of_the_step)
 {
     uint64_t before = open_resident("adamw lr=1e-2");
 
@@ -189,19 +177,10 @@ START_TEST(an_early_write_that_fails_is_no_failure_of_the_step)
     ck_assert_int_eq(ht_optim_commit(w.o, ROOT), 0);
     ck_assert(!fixture_stat(&w).error[0]);
     check_all(&w);
-    fixture_close(&w);
 }
-END_TEST
 
 int main(void)
 {
-    TCase *t = tcase_create("all");
-
-    tcase_add_test(t, a_step_counts_what_was_written_since_the_one_before);
-    tcase_add_test(t, what_a_durable_step_leaves_is_written_before_it_ends_and_only_once);
-    tcase_add_test(t, an_abort_takes_back_what_was_written_early);
-    tcase_add_test(t, what_the_next_step_changes_is_not_written);
-    tcase_add_test(t, a_change_after_an_early_write_is_not_lost);
-    tcase_add_test(t, an_early_write_that_fails_is_no_failure_of_the_step);
-    return run_suite("written", t);
+    memory_keep(true);
+    return run_tests("written", .teardown = fixture_end, .timeout_s = 300);
 }

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* test_buckets.c - entries are found while their table grows, and a walk meets each once. */
-#include <check.h>
 #include <stdlib.h>
 
 #include "tests/support/suite.h"
@@ -64,7 +63,7 @@ static void teardown(void)
     ck_assert_uint_eq(t.count, 0);
 }
 
-START_TEST(growth_moves_few_entries_and_loses_none)
+TEST(growth_moves_few_entries_and_loses_none)
 {
     enum { MOVED_MAX = 64 };
 
@@ -77,10 +76,9 @@ START_TEST(growth_moves_few_entries_and_loses_none)
     for (unsigned i = 0; i < FIRST; i++)
         ck_assert(is_found(&entries[i]));
 }
-END_TEST
 
 /* The table becomes larger after each bucket, so all of its buckets are divided meanwhile, some several times. */
-START_TEST(a_walk_meets_each_entry_once_while_the_table_grows)
+TEST_LOOP(a_walk_meets_each_entry_once_while_the_table_grows, 6)
 {
     unsigned next = FIRST;
     size_t bucket = 0;
@@ -98,10 +96,9 @@ START_TEST(a_walk_meets_each_entry_once_while_the_table_grows)
         ck_assert(i >= FIRST || entries[i].met == 1);
     }
 }
-END_TEST
 
 /* First, last and inner entries of a chain, and its only one. */
-START_TEST(what_leaves_a_chain_is_found_no_more_and_all_others_are)
+TEST(what_leaves_a_chain_is_found_no_more_and_all_others_are)
 {
     for (unsigned i = 0; i < FIRST; i++)
         add(i);
@@ -115,17 +112,8 @@ START_TEST(what_leaves_a_chain_is_found_no_more_and_all_others_are)
     for (size_t b = 0; b < t.count; b++)
         ck_assert_ptr_null(*ht_bucket_at(&t, b));
 }
-END_TEST
 
 int main(void)
 {
-    TCase *tc = tcase_create("buckets");
-    Suite *suite = suite_create("buckets");
-
-    tcase_add_checked_fixture(tc, NULL, teardown);
-    tcase_add_test(tc, growth_moves_few_entries_and_loses_none);
-    tcase_add_loop_test(tc, a_walk_meets_each_entry_once_while_the_table_grows, 0, 6);
-    tcase_add_test(tc, what_leaves_a_chain_is_found_no_more_and_all_others_are);
-    suite_add_tcase(suite, tc);
-    return run_all(suite);
+    return run_tests("buckets", .teardown = teardown);
 }

@@ -1,13 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Buffers grow and keep their errors; readers never pass their end. */
-#include <check.h>
 #include <stdlib.h>
 #include "tests/support/suite.h"
 #include "tiering/base/buf.h"
 #include "tiering/base/hash.h"
 #include "tiering/base/list.h"
 
-START_TEST(what_is_put_is_read)
+TEST(what_is_put_is_read)
 {
     struct ht_buf b = HT_BUF_INIT;
     struct ht_reader r;
@@ -31,9 +30,8 @@ START_TEST(what_is_put_is_read)
     ht_buf_free(&b);
     ck_assert_ptr_null(b.data);
 }
-END_TEST
 
-START_TEST(a_reader_past_its_end_stays_bad_and_gives_zeros)
+TEST(a_reader_past_its_end_stays_bad_and_gives_zeros)
 {
     static const uint8_t bytes[7] = {1, 2, 3, 4, 5, 6, 7};
     struct ht_reader r = ht_reader_of(bytes, sizeof(bytes));
@@ -50,9 +48,8 @@ START_TEST(a_reader_past_its_end_stays_bad_and_gives_zeros)
     ck_assert_ptr_null(ht_get_bytes(&r, SIZE_MAX));
     ck_assert(r.bad);
 }
-END_TEST
 
-START_TEST(an_empty_reader_is_done)
+TEST(an_empty_reader_is_done)
 {
     struct ht_reader r = ht_reader_of(NULL, 0);
 
@@ -60,9 +57,8 @@ START_TEST(an_empty_reader_is_done)
     ck_assert_uint_eq(ht_get_u8(&r), 0);
     ck_assert(r.bad);
 }
-END_TEST
 
-START_TEST(a_buffer_without_memory_ignores_puts_until_reset)
+TEST(a_buffer_without_memory_ignores_puts_until_reset)
 {
     struct ht_buf b = HT_BUF_INIT;
 
@@ -78,9 +74,8 @@ START_TEST(a_buffer_without_memory_ignores_puts_until_reset)
     ck_assert_uint_eq(b.len, 4);
     ht_buf_free(&b);
 }
-END_TEST
 
-START_TEST(growing_keeps_the_content)
+TEST(growing_keeps_the_content)
 {
     struct ht_buf b = HT_BUF_INIT;
 
@@ -91,9 +86,8 @@ START_TEST(growing_keeps_the_content)
         ck_assert_uint_eq(ht_le32_load(b.data + 4 * (size_t)i), i);
     ht_buf_free(&b);
 }
-END_TEST
 
-START_TEST(text_is_terminated_behind_its_length)
+TEST(text_is_terminated_behind_its_length)
 {
     struct ht_buf b = HT_BUF_INIT;
 
@@ -104,9 +98,8 @@ START_TEST(text_is_terminated_behind_its_length)
     ck_assert_mem_eq(b.data, "000001002", 9);
     ht_buf_free(&b);
 }
-END_TEST
 
-START_TEST(unaligned_stores_and_loads)
+TEST(unaligned_stores_and_loads)
 {
     uint8_t bytes[13] = {0};
 
@@ -118,19 +111,17 @@ START_TEST(unaligned_stores_and_loads)
     ck_assert_uint_eq(ht_le32_load(bytes + 1), 0x01020304);
     ck_assert_uint_eq(ht_le64_load(bytes + 5), 0x1112131415161718u);
 }
-END_TEST
 
 /* On disk for ever: these are the values of the XXH3 specification's reference. */
-START_TEST(the_checksum_is_xxh3)
+TEST(the_checksum_is_xxh3)
 {
     ck_assert_uint_eq(ht_hash64("", 0, 0), 0x2d06800538d394c2u);
     ck_assert_uint_ne(ht_hash64("a", 1, 0), ht_hash64("a", 1, 1));
     ck_assert_uint_ne(ht_hash64("a", 1, 0), ht_hash64("b", 1, 0));
 }
-END_TEST
 
 /* Sums of long content, which vectors compute, by the reference without any. */
-START_TEST(vectors_compute_the_same_checksums)
+TEST(vectors_compute_the_same_checksums)
 {
     static const struct {
         size_t len;
@@ -158,14 +149,13 @@ START_TEST(vectors_compute_the_same_checksums)
     ck_assert_mem_eq(whole.byte, want, sizeof(want));
     ck_assert_mem_eq(parts.byte, want, sizeof(want));
 }
-END_TEST
 
 struct item {
     int value;
     struct ht_list link;
 };
 
-START_TEST(lists_keep_order_and_allow_removal)
+TEST(lists_keep_order_and_allow_removal)
 {
     struct item items[4];
     struct ht_list head;
@@ -192,23 +182,8 @@ START_TEST(lists_keep_order_and_allow_removal)
         sum += ht_list_entry(pos, struct item, link)->value;
     ck_assert_int_eq(sum, 4);
 }
-END_TEST
 
 int main(void)
 {
-    Suite *s = suite_create("buf");
-    TCase *t = tcase_create("buf");
-
-    tcase_add_test(t, what_is_put_is_read);
-    tcase_add_test(t, a_reader_past_its_end_stays_bad_and_gives_zeros);
-    tcase_add_test(t, an_empty_reader_is_done);
-    tcase_add_test(t, a_buffer_without_memory_ignores_puts_until_reset);
-    tcase_add_test(t, growing_keeps_the_content);
-    tcase_add_test(t, text_is_terminated_behind_its_length);
-    tcase_add_test(t, unaligned_stores_and_loads);
-    tcase_add_test(t, the_checksum_is_xxh3);
-    tcase_add_test(t, vectors_compute_the_same_checksums);
-    tcase_add_test(t, lists_keep_order_and_allow_removal);
-    suite_add_tcase(s, t);
-    return run_all(s);
+    return run_tests("buf");
 }

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Events reach the sink with all they carry; without a sink they are messages. */
-#include <check.h>
 #include <stdlib.h>
 #include <unistd.h>
 #include "tests/support/suite.h"
@@ -16,7 +15,7 @@ static void take(void *ctx, const struct ht_event *e)
     got_count++;
 }
 
-START_TEST(the_sink_gets_code_object_place_error_and_text)
+TEST(the_sink_gets_code_object_place_error_and_text)
 {
     const struct ht_event_about about = {12, "/dev/sda", 4096, -EIO};
     uint64_t before = ht_wall_ns();
@@ -35,9 +34,8 @@ START_TEST(the_sink_gets_code_object_place_error_and_text)
     ck_assert_str_eq(got.text, "chunk 3: Permission denied");
     ck_assert_uint_ge(got.time_ns, before);
 }
-END_TEST
 
-START_TEST(without_a_sink_it_is_a_message_of_its_level)
+TEST(without_a_sink_it_is_a_message_of_its_level)
 {
     int saved = dup(STDERR_FILENO), ends[2];
     char text[256];
@@ -52,9 +50,8 @@ START_TEST(without_a_sink_it_is_a_message_of_its_level)
     text[n] = '\0';
     ck_assert_str_eq(text, "test_event: warning: no such word\n");
 }
-END_TEST
 
-START_TEST(long_names_and_texts_are_cut)
+TEST(long_names_and_texts_are_cut)
 {
     char name[1000];
     struct ht_event_about about = {.device = name};
@@ -67,16 +64,8 @@ START_TEST(long_names_and_texts_are_cut)
     ck_assert_uint_eq(strlen(got.device), HT_EVENT_DEVICE_BYTES - 1);
     ck_assert_uint_eq(strlen(got.text), HT_EVENT_TEXT_BYTES - 1);
 }
-END_TEST
 
 int main(void)
 {
-    Suite *s = suite_create("event");
-    TCase *t = tcase_create("event");
-
-    tcase_add_test(t, the_sink_gets_code_object_place_error_and_text);
-    tcase_add_test(t, without_a_sink_it_is_a_message_of_its_level);
-    tcase_add_test(t, long_names_and_texts_are_cut);
-    suite_add_tcase(s, t);
-    return run_all(s);
+    return run_tests("event");
 }

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Armed points fire on the passage they were armed for, and nowhere else. */
-#include <check.h>
 #include <pthread.h>
 #include <stdlib.h>
 #include "tests/support/suite.h"
@@ -11,7 +10,7 @@ static const enum ht_fault_point point = HT_FAULT_IO_READ, other = HT_FAULT_IO_W
 #define THREADS 4
 #define PASSAGES 1000
 
-START_TEST(a_point_that_is_not_armed_never_fires)
+TEST(a_point_that_is_not_armed_never_fires)
 {
     ck_assert_int_eq(ht_fault(other), 0);
     ht_fault_arm(point, 1, true);
@@ -21,9 +20,8 @@ START_TEST(a_point_that_is_not_armed_never_fires)
     ck_assert_int_eq(ht_fault(point), 0);
     ck_assert_uint_eq(ht_fault_passed(point), 0);
 }
-END_TEST
 
-START_TEST(the_nth_passage_fires_once)
+TEST(the_nth_passage_fires_once)
 {
     ht_fault_arm(point, 3, false);
     ck_assert_int_eq(ht_fault(point), 0);
@@ -32,18 +30,16 @@ START_TEST(the_nth_passage_fires_once)
     ck_assert_int_eq(ht_fault(point), 0);
     ck_assert_uint_eq(ht_fault_passed(point), 4);
 }
-END_TEST
 
-START_TEST(a_repeating_point_fires_from_then_on)
+TEST(a_repeating_point_fires_from_then_on)
 {
     ht_fault_arm(point, 2, true);
     ck_assert_int_eq(ht_fault(point), 0);
     ck_assert_int_eq(ht_fault(point), -EIO);
     ck_assert_int_eq(ht_fault(point), -EIO);
 }
-END_TEST
 
-START_TEST(arming_again_starts_over)
+TEST(arming_again_starts_over)
 {
     ht_fault_arm(point, 1, true);
     ck_assert_int_eq(ht_fault(point), -EIO);
@@ -52,7 +48,6 @@ START_TEST(arming_again_starts_over)
     ck_assert_int_eq(ht_fault(point), 0);
     ck_assert_int_eq(ht_fault(point), -EIO);
 }
-END_TEST
 
 static void *pass_often(void *fired)
 {
@@ -62,7 +57,7 @@ static void *pass_often(void *fired)
     return NULL;
 }
 
-START_TEST(one_of_many_threads_is_hit)
+TEST(one_of_many_threads_is_hit)
 {
     unsigned fired[THREADS] = {0}, sum = 0;
     pthread_t threads[THREADS];
@@ -77,9 +72,8 @@ START_TEST(one_of_many_threads_is_hit)
     ck_assert_uint_eq(sum, 1);
     ck_assert_uint_eq(ht_fault_passed(point), THREADS * PASSAGES);
 }
-END_TEST
 
-START_TEST(names_are_words_and_no_two_are_alike)
+TEST(names_are_words_and_no_two_are_alike)
 {
     for (int i = 0; i < HT_FAULT_COUNT; i++) {
         const char *name = ht_fault_name((enum ht_fault_point)i);
@@ -88,20 +82,8 @@ START_TEST(names_are_words_and_no_two_are_alike)
             ck_assert_str_ne(name, ht_fault_name((enum ht_fault_point)k));
     }
 }
-END_TEST
 
 int main(void)
 {
-    Suite *s = suite_create("fault");
-    TCase *t = tcase_create("fault");
-
-    tcase_add_checked_fixture(t, ht_fault_disarm_all, ht_fault_disarm_all);
-    tcase_add_test(t, a_point_that_is_not_armed_never_fires);
-    tcase_add_test(t, the_nth_passage_fires_once);
-    tcase_add_test(t, a_repeating_point_fires_from_then_on);
-    tcase_add_test(t, arming_again_starts_over);
-    tcase_add_test(t, names_are_words_and_no_two_are_alike);
-    tcase_add_test(t, one_of_many_threads_is_hit);
-    suite_add_tcase(s, t);
-    return run_all(s);
+    return run_tests("fault", .setup = ht_fault_disarm_all, .teardown = ht_fault_disarm_all);
 }

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* test_idtable.c - an entry is found by its number and by no other, while the table grows and after removals. */
-#include <check.h>
 #include <stdlib.h>
 
 #include "tests/support/suite.h"
@@ -15,7 +14,7 @@ static uint64_t id_of(unsigned i)
     return i % 2 ? i : (uint64_t)i << 40; /* close together, and far apart */
 }
 
-START_TEST(each_is_found_by_its_number)
+TEST(each_is_found_by_its_number)
 {
     struct ht_id_table t = {0};
 
@@ -34,13 +33,12 @@ START_TEST(each_is_found_by_its_number)
     ht_id_table_free(&t);
     ck_assert_uint_eq(t.buckets.count, 0);
 }
-END_TEST
 
 /*
  * Numbers that share one slot under known parameters are spread under others. The tables of two processes are never
  * alike.
  */
-START_TEST(numbers_chosen_to_collide_are_spread_when_the_hash_is_drawn)
+TEST(numbers_chosen_to_collide_are_spread_when_the_hash_is_drawn)
 {
     enum { SLOTS = 1 << 12, CHOSEN = 2000, SHARE_MAX = 16 };
     static uint64_t chosen[CHOSEN];
@@ -60,13 +58,12 @@ START_TEST(numbers_chosen_to_collide_are_spread_when_the_hash_is_drawn)
     ht_id_hash_draw();
     ck_assert_int_ne(memcmp(&was, &ht_id_hash_seed, sizeof(was)), 0);
 }
-END_TEST
 
 /*
  * As objects in a row, chunks in a row and multiples of large powers are.
  * By chance, 16 of 4096 numbers share one of 4096 slots once in 1e10 times.
  */
-START_TEST(numbers_in_a_row_are_spread_at_every_distance)
+TEST(numbers_in_a_row_are_spread_at_every_distance)
 {
     enum { SLOTS = 1 << 12, SHARE_MAX = 16, DRAWS = 200 };
 
@@ -82,16 +79,8 @@ START_TEST(numbers_in_a_row_are_spread_at_every_distance)
             ck_assert_msg(most <= SHARE_MAX, "shift %u: %u in one slot", shift, most);
         }
 }
-END_TEST
 
 int main(void)
 {
-    Suite *suite = suite_create("idtable");
-    TCase *tc = tcase_create("idtable");
-
-    tcase_add_test(tc, each_is_found_by_its_number);
-    tcase_add_test(tc, numbers_chosen_to_collide_are_spread_when_the_hash_is_drawn);
-    tcase_add_test(tc, numbers_in_a_row_are_spread_at_every_distance);
-    suite_add_tcase(suite, tc);
-    return run_all(suite);
+    return run_tests("idtable");
 }

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* JSON always parses, whatever bytes a name holds. */
-#include <check.h>
 #include <stdlib.h>
 #include "tiering/base/json.h"
 #include "tests/support/suite.h"
@@ -27,7 +26,7 @@ static void expect(struct written *w, const char *text)
     free(w->text);
 }
 
-START_TEST(objects_and_arrays_nest)
+TEST(objects_and_arrays_nest)
 {
     struct written w;
     struct ht_json *j = begin(&w);
@@ -49,9 +48,8 @@ START_TEST(objects_and_arrays_nest)
            "{\n  \"n\": 18446744073709551615,\n  \"list\": [\n    {\"yes\": true, \"s\": \"x\"},\n    {}\n  ],\n"
            "  \"none\": []\n}\n");
 }
-END_TEST
 
-START_TEST(streams_have_a_line_for_each_value)
+TEST(streams_have_a_line_for_each_value)
 {
     struct written w;
     struct ht_json *j = begin(&w);
@@ -67,7 +65,6 @@ START_TEST(streams_have_a_line_for_each_value)
     }
     expect(&w, "{\"n\": 0, \"in\": {\"s\": \"x\"}}\n{\"n\": 1, \"in\": {\"s\": \"x\"}}\n");
 }
-END_TEST
 
 static const struct {
     const char *bytes, *json;
@@ -83,14 +80,13 @@ static const struct {
     {"beyond \xf4\x90\x80\x80", "\"beyond \\udcf4\\udc90\\udc80\\udc80\""},
 };
 
-START_TEST(any_bytes_make_a_string)
+TEST_LOOP(any_bytes_make_a_string, HT_ARRAY_SIZE(strings))
 {
     struct written w;
 
     ht_json_str(begin(&w), NULL, strings[_i].bytes);
     expect(&w, strings[_i].json);
 }
-END_TEST
 
 static const struct {
     const char *text;
@@ -101,7 +97,7 @@ static const struct {
     {"0x10", false}, {"1 ", false}, {"-", false},   {"", false},     {"+1", false},  {"1,2", false},
 };
 
-START_TEST(only_what_json_calls_a_number_is_one)
+TEST_LOOP(only_what_json_calls_a_number_is_one, HT_ARRAY_SIZE(values))
 {
     struct written w;
     char quoted[32];
@@ -110,17 +106,8 @@ START_TEST(only_what_json_calls_a_number_is_one)
     ht_json_word(begin(&w), NULL, values[_i].text);
     expect(&w, quoted);
 }
-END_TEST
 
 int main(void)
 {
-    Suite *s = suite_create("json");
-    TCase *t = tcase_create("json");
-
-    tcase_add_test(t, objects_and_arrays_nest);
-    tcase_add_test(t, streams_have_a_line_for_each_value);
-    tcase_add_loop_test(t, any_bytes_make_a_string, 0, (int)HT_ARRAY_SIZE(strings));
-    tcase_add_loop_test(t, only_what_json_calls_a_number_is_one, 0, (int)HT_ARRAY_SIZE(values));
-    suite_add_tcase(s, t);
-    return run_all(s);
+    return run_tests("json");
 }

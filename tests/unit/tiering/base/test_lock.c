@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Locks taken out of their order end the process, in builds that check it; in order they are plain locks. */
-#include <check.h>
 #include <errno.h>
 #include <signal.h>
 #include <stdlib.h>
@@ -30,7 +29,7 @@ static void teardown(void)
     pthread_cond_destroy(&changed);
 }
 
-START_TEST(locks_in_order_may_be_given_back_in_any)
+TEST(locks_in_order_may_be_given_back_in_any)
 {
     ht_mutex_lock(&outer);
     ht_rwlock_rdlock(&names);
@@ -43,9 +42,8 @@ START_TEST(locks_in_order_may_be_given_back_in_any)
     ht_mutex_unlock(&inner);
     ht_rwlock_unlock(&names);
 }
-END_TEST
 
-START_TEST(a_wait_may_hold_earlier_locks)
+TEST(a_wait_may_hold_earlier_locks)
 {
     ht_mutex_lock(&outer);
     ht_mutex_lock(&inner);
@@ -53,9 +51,8 @@ START_TEST(a_wait_may_hold_earlier_locks)
     ht_mutex_unlock(&inner);
     ht_mutex_unlock(&outer);
 }
-END_TEST
 
-START_TEST(a_wait_ends_at_its_time_and_not_before)
+TEST(a_wait_ends_at_its_time_and_not_before)
 {
     uint64_t at_ns = ht_now_ns() + 1000000;
     int rc = 0;
@@ -67,7 +64,6 @@ START_TEST(a_wait_ends_at_its_time_and_not_before)
     ck_assert_int_eq(rc, ETIMEDOUT);
     ck_assert_uint_ge(ht_now_ns(), at_ns);
 }
-END_TEST
 
 static void *signal_changed(void *arg)
 {
@@ -77,7 +73,7 @@ static void *signal_changed(void *arg)
     return arg;
 }
 
-START_TEST(a_wait_without_a_time_ends_by_a_signal)
+TEST(a_wait_without_a_time_ends_by_a_signal)
 {
     pthread_t thread;
 
@@ -87,7 +83,6 @@ START_TEST(a_wait_without_a_time_ends_by_a_signal)
     ht_mutex_unlock(&inner);
     ck_assert_int_eq(pthread_join(thread, NULL), 0);
 }
-END_TEST
 
 static void *take_outer(void *arg)
 {
@@ -96,7 +91,7 @@ static void *take_outer(void *arg)
     return arg;
 }
 
-START_TEST(what_other_threads_hold_does_not_matter)
+TEST(what_other_threads_hold_does_not_matter)
 {
     pthread_t thread;
 
@@ -105,72 +100,41 @@ START_TEST(what_other_threads_hold_does_not_matter)
     ck_assert_int_eq(pthread_join(thread, NULL), 0);
     ht_mutex_unlock(&inner);
 }
-END_TEST
 
 #ifdef HT_LOCK_CHECK
-START_TEST(an_earlier_lock_under_a_later_one_ends_the_process)
+TEST_SIGNAL(an_earlier_lock_under_a_later_one_ends_the_process, SIGABRT, 1)
 {
     ht_mutex_lock(&inner);
     ht_mutex_lock(&outer);
 }
-END_TEST
 
-START_TEST(a_lock_taken_twice_ends_the_process)
+TEST_SIGNAL(a_lock_taken_twice_ends_the_process, SIGABRT, 1)
 {
     ht_rwlock_rdlock(&names);
     ht_rwlock_rdlock(&names);
 }
-END_TEST
 
-START_TEST(a_wait_with_a_later_lock_held_ends_the_process)
+TEST_SIGNAL(a_wait_with_a_later_lock_held_ends_the_process, SIGABRT, 1)
 {
     ht_mutex_lock(&outer);
     ht_mutex_lock(&inner);
     (void)ht_cond_wait_until(&changed, &outer, LONG_AGO_NS);
 }
-END_TEST
 
-START_TEST(giving_back_what_is_not_held_ends_the_process)
+TEST_SIGNAL(giving_back_what_is_not_held_ends_the_process, SIGABRT, 1)
 {
     ht_mutex_unlock(&inner);
 }
-END_TEST
 
-START_TEST(a_lock_without_a_rank_ends_the_process)
+TEST_SIGNAL(a_lock_without_a_rank_ends_the_process, SIGABRT, 1)
 {
     struct ht_mutex nameless = {.lock = PTHREAD_MUTEX_INITIALIZER};
 
     ht_mutex_lock(&nameless);
 }
-END_TEST
-
-static void add_violations(TCase *tc)
-{
-    tcase_add_test_raise_signal(tc, an_earlier_lock_under_a_later_one_ends_the_process, SIGABRT);
-    tcase_add_test_raise_signal(tc, a_lock_taken_twice_ends_the_process, SIGABRT);
-    tcase_add_test_raise_signal(tc, a_wait_with_a_later_lock_held_ends_the_process, SIGABRT);
-    tcase_add_test_raise_signal(tc, giving_back_what_is_not_held_ends_the_process, SIGABRT);
-    tcase_add_test_raise_signal(tc, a_lock_without_a_rank_ends_the_process, SIGABRT);
-}
-#else
-static void add_violations(TCase *tc)
-{
-    (void)tc;
-}
 #endif
 
 int main(void)
 {
-    Suite *suite = suite_create("lock");
-    TCase *tc = tcase_create("order");
-
-    tcase_add_checked_fixture(tc, setup, teardown);
-    tcase_add_test(tc, locks_in_order_may_be_given_back_in_any);
-    tcase_add_test(tc, a_wait_may_hold_earlier_locks);
-    tcase_add_test(tc, a_wait_ends_at_its_time_and_not_before);
-    tcase_add_test(tc, a_wait_without_a_time_ends_by_a_signal);
-    tcase_add_test(tc, what_other_threads_hold_does_not_matter);
-    add_violations(tc);
-    suite_add_tcase(suite, tc);
-    return run_all(suite);
+    return run_tests("lock", .setup = setup, .teardown = teardown);
 }

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Messages are one whole line each, whatever is in them. */
-#include <check.h>
 #include <stdlib.h>
 #include <unistd.h>
 #include "tests/support/suite.h"
@@ -32,7 +31,7 @@ static const char *captured(void)
     return text;
 }
 
-START_TEST(a_message_names_the_program_and_the_level)
+TEST(a_message_names_the_program_and_the_level)
 {
     const char *text;
 
@@ -42,9 +41,8 @@ START_TEST(a_message_names_the_program_and_the_level)
     text = captured();
     ck_assert_str_eq(text, "test_log: error: bad thing 7\ntest_log: note\n");
 }
-END_TEST
 
-START_TEST(less_important_messages_are_hidden)
+TEST(less_important_messages_are_hidden)
 {
     const char *text;
 
@@ -58,9 +56,8 @@ START_TEST(less_important_messages_are_hidden)
     text = captured();
     ck_assert_str_eq(text, "test_log: error: shown\ntest_log: debug: shown too\n");
 }
-END_TEST
 
-START_TEST(control_characters_do_not_reach_the_terminal)
+TEST(control_characters_do_not_reach_the_terminal)
 {
     const char *text;
 
@@ -72,9 +69,8 @@ START_TEST(control_characters_do_not_reach_the_terminal)
     text = captured();
     ck_assert_str_eq(text, "test_log: name?forged: line?[2J?\ntest_log: ??2J??\302\240\303\274\302\n");
 }
-END_TEST
 
-START_TEST(a_long_message_is_cut_and_still_one_line)
+TEST(a_long_message_is_cut_and_still_one_line)
 {
     char name[5000];
     const char *text;
@@ -88,9 +84,8 @@ START_TEST(a_long_message_is_cut_and_still_one_line)
     ck_assert_uint_gt(strlen(text), 1000);
     ck_assert_ptr_eq(strchr(text, '\n'), text + strlen(text) - 1);
 }
-END_TEST
 
-START_TEST(errno_survives_a_message)
+TEST(errno_survives_a_message)
 {
     const char *text;
 
@@ -101,18 +96,8 @@ START_TEST(errno_survives_a_message)
     text = captured();
     ck_assert_str_eq(text, "test_log: error: No space left on device\n");
 }
-END_TEST
 
 int main(void)
 {
-    Suite *s = suite_create("log");
-    TCase *t = tcase_create("log");
-
-    tcase_add_test(t, a_message_names_the_program_and_the_level);
-    tcase_add_test(t, less_important_messages_are_hidden);
-    tcase_add_test(t, control_characters_do_not_reach_the_terminal);
-    tcase_add_test(t, a_long_message_is_cut_and_still_one_line);
-    tcase_add_test(t, errno_survives_a_message);
-    suite_add_tcase(s, t);
-    return run_all(s);
+    return run_tests("log");
 }

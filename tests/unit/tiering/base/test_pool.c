@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Pieces of one size. */
-#include <check.h>
 #include <stdlib.h>
 
 #include "tests/support/suite.h"
@@ -57,7 +56,7 @@ static void use(size_t bytes)
     ht_pool_destroy(&p);
 }
 
-START_TEST(pieces_are_apart_and_zeros)
+TEST(pieces_are_apart_and_zeros)
 {
     use(1);
     use(8);
@@ -65,9 +64,8 @@ START_TEST(pieces_are_apart_and_zeros)
     use(192);
     use(HT_POOL_PIECE_BYTES_MAX);
 }
-END_TEST
 
-START_TEST(what_is_put_is_used_again)
+TEST(what_is_put_is_used_again)
 {
     struct ht_pool p;
     void *kept, *piece;
@@ -82,15 +80,8 @@ START_TEST(what_is_put_is_used_again)
     ht_pool_put(&p, kept);
     ht_pool_destroy(&p);
 }
-END_TEST
 
 int main(void)
 {
-    Suite *suite = suite_create("pool");
-    TCase *tc = tcase_create("pool");
-
-    tcase_add_test(tc, pieces_are_apart_and_zeros);
-    tcase_add_test(tc, what_is_put_is_used_again);
-    suite_add_tcase(suite, tc);
-    return run_all(suite);
+    return run_tests("pool");
 }

@@ -1,7 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* test_quota.c - each user has a part, and leaves one to others; root and the owner of the store leave one to each. */
-#include <check.h>
-
 #include "tests/support/suite.h"
 #include "tiering/base/quota.h"
 
@@ -32,7 +30,7 @@ static const struct {
     {{700, 200, 700}, HT_QUOTA_OTHERS, 0, 0},
 };
 
-START_TEST(what_is_left_for_whom)
+TEST(what_is_left_for_whom)
 {
     for (unsigned i = 0; i < HT_ARRAY_SIZE(cases); i++) {
         struct ht_quota q = {.max = MAX};
@@ -42,7 +40,6 @@ START_TEST(what_is_left_for_whom)
         ck_assert_msg(room == cases[i].room, "case %u: %llu", i, (unsigned long long)room);
     }
 }
-END_TEST
 
 static uint64_t take_all(struct ht_quota *q, struct ht_quota_user *u)
 {
@@ -51,7 +48,7 @@ static uint64_t take_all(struct ht_quota *q, struct ht_quota_user *u)
 }
 
 /* Each takes what it can get. A person may have three parts: that of its uid, and of two blocks of uids. */
-START_TEST(users_who_take_all_leave_some)
+TEST(users_who_take_all_leave_some)
 {
     struct ht_quota q = {.max = 64 << 20};
     struct ht_quota_user user[USERS], owner = {.kind = HT_QUOTA_OWNER}, root = {.kind = HT_QUOTA_ROOT};
@@ -68,9 +65,8 @@ START_TEST(users_who_take_all_leave_some)
     ht_quota_set(&q, &user[0], 0);
     ck_assert_uint_gt(ht_quota_room(&q, &user[0]), 10 << 20);
 }
-END_TEST
 
-START_TEST(uids_of_a_block_are_one_user)
+TEST(uids_of_a_block_are_one_user)
 {
     ck_assert_uint_eq(ht_quota_group(0), 0);
     ck_assert_uint_eq(ht_quota_group(65535), 65535);
@@ -79,16 +75,8 @@ START_TEST(uids_of_a_block_are_one_user)
     ck_assert_uint_gt(ht_quota_group(65536), 65535); /* no uid of its own */
     ck_assert_uint_ne(ht_quota_group(UINT32_MAX), ht_quota_group(65536));
 }
-END_TEST
 
 int main(void)
 {
-    Suite *suite = suite_create("quota");
-    TCase *t = tcase_create("quota");
-
-    tcase_add_test(t, what_is_left_for_whom);
-    tcase_add_test(t, users_who_take_all_leave_some);
-    tcase_add_test(t, uids_of_a_block_are_one_user);
-    suite_add_tcase(suite, t);
-    return run_all(suite);
+    return run_tests("quota");
 }

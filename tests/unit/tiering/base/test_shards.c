@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Shards: texts of histories, and tables that move as little as an even share allows. */
-#include <check.h>
 #include <stdlib.h>
 #include <string.h>
 #include "tests/support/suite.h"
@@ -16,7 +15,7 @@ static struct ht_shards of(const char *text)
     return s;
 }
 
-START_TEST(texts_of_histories_are_read_and_written)
+TEST(texts_of_histories_are_read_and_written)
 {
     static const char *const good[] = {"1", "4", "256", "4 3", "4 3-1", "4 4-0 8 2-7", "1 2", "4 1-2"};
     static const char *const bad[] = {"",   "0",   "257", "4 ",  " 4", "4  3", "4-0",    "4 3-4",        "4 3-",
@@ -33,9 +32,8 @@ START_TEST(texts_of_histories_are_read_and_written)
         ck_assert_msg(ht_shards_parse(bad[i], strlen(bad[i]), &s) == -EINVAL, "%s", bad[i]);
     ck_assert_int_eq(ht_shards_parse("4\0003", 3, &s), -EINVAL);
 }
-END_TEST
 
-START_TEST(histories_have_an_end)
+TEST(histories_have_an_end)
 {
     struct ht_shards s = ht_shards_even(256), again;
     char text[HT_SHARDS_TEXT_MAX];
@@ -49,9 +47,8 @@ START_TEST(histories_have_an_end)
     ck_assert_int_eq(ht_shards_change(&s, 257, HT_SHARDS_NONE), -EINVAL);
     ck_assert_int_eq(ht_shards_change(&s, 1, 256), -EINVAL);
 }
-END_TEST
 
-START_TEST(names_are_a_rank_and_how_many_there_are)
+TEST(names_are_a_rank_and_how_many_there_are)
 {
     static const char *const bad[] = {"", "of", "1", "4of4", "1of0", "1of", "of4", "1of4x", "01of4", "1of257", "-1of4"};
     unsigned rank, ranks;
@@ -61,9 +58,8 @@ START_TEST(names_are_a_rank_and_how_many_there_are)
     for (size_t i = 0; i < HT_ARRAY_SIZE(bad); i++)
         ck_assert_msg(!ht_shard_parse_name(bad[i], &rank, &ranks), "%s", bad[i]);
 }
-END_TEST
 
-START_TEST(the_first_table_deals_blocks_in_turn)
+TEST(the_first_table_deals_blocks_in_turn)
 {
     struct ht_shards s = of("3");
     uint16_t owner[BLOCKS];
@@ -73,7 +69,6 @@ START_TEST(the_first_table_deals_blocks_in_turn)
         ck_assert_uint_eq(owner[b], b % 3);
     ck_assert(!ht_shards_owners_before(&s, BLOCKS, owner));
 }
-END_TEST
 
 static uint64_t moved(const char *text, uint64_t blocks)
 {
@@ -88,7 +83,7 @@ static uint64_t moved(const char *text, uint64_t blocks)
     return n;
 }
 
-START_TEST(changes_move_the_share_that_they_must)
+TEST(changes_move_the_share_that_they_must)
 {
     ck_assert_uint_eq(moved("4 3", 960), 240);
     ck_assert_uint_eq(moved("4 3-0", 960), 240);
@@ -99,7 +94,6 @@ START_TEST(changes_move_the_share_that_they_must)
     ck_assert_uint_eq(moved("2 1", 0), 0);
     ck_assert_uint_eq(moved("4 1", 960), 720);
 }
-END_TEST
 
 /* The fewest: what ranks have beyond their shares, when those with most blocks have the larger shares. */
 static uint64_t fewest(const uint64_t *count, unsigned ranks, uint64_t blocks)
@@ -136,7 +130,7 @@ static void check_change(const struct ht_shards *s, uint64_t blocks)
     ck_assert_uint_eq(n, fewest(kept, ranks, blocks));
 }
 
-START_TEST(any_history_stays_even_and_moves_the_fewest_blocks)
+TEST(any_history_stays_even_and_moves_the_fewest_blocks)
 {
     srand(1);
     for (unsigned i = 0; i < 300; i++) {
@@ -150,9 +144,8 @@ START_TEST(any_history_stays_even_and_moves_the_fewest_blocks)
         }
     }
 }
-END_TEST
 
-START_TEST(a_long_history_is_of_smaller_parameters)
+TEST(a_long_history_is_of_smaller_parameters)
 {
     struct ht_shards s = ht_shards_even(3);
 
@@ -164,20 +157,8 @@ START_TEST(a_long_history_is_of_smaller_parameters)
     ck_assert(ht_shards_fit(&s, 1 << 16));
     ck_assert(!ht_shards_fit(&s, (1 << 16) + 1));
 }
-END_TEST
 
 int main(void)
 {
-    Suite *s = suite_create("shards");
-    TCase *t = tcase_create("tables");
-
-    tcase_add_test(t, texts_of_histories_are_read_and_written);
-    tcase_add_test(t, histories_have_an_end);
-    tcase_add_test(t, names_are_a_rank_and_how_many_there_are);
-    tcase_add_test(t, the_first_table_deals_blocks_in_turn);
-    tcase_add_test(t, changes_move_the_share_that_they_must);
-    tcase_add_test(t, any_history_stays_even_and_moves_the_fewest_blocks);
-    tcase_add_test(t, a_long_history_is_of_smaller_parameters);
-    suite_add_tcase(s, t);
-    return run_all(s);
+    return run_tests("shards");
 }

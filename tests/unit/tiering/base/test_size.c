@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Sizes as people write and read them. */
-#include <check.h>
 #include <stdlib.h>
 #include "tests/support/suite.h"
 #include "tiering/base/base.h"
@@ -49,7 +48,7 @@ static const struct parsed cases[] = {
     {"0x10", -EINVAL, 0},
 };
 
-START_TEST(parses_or_refuses)
+TEST_LOOP(parses_or_refuses, HT_ARRAY_SIZE(cases))
 {
     const struct parsed *c = &cases[_i];
     uint64_t bytes = 7;
@@ -57,9 +56,8 @@ START_TEST(parses_or_refuses)
     ck_assert_msg(ht_parse_size(c->text, &bytes) == c->err, "'%s'", c->text);
     ck_assert_msg(bytes == (c->err == 0 ? c->bytes : 7), "'%s'", c->text);
 }
-END_TEST
 
-START_TEST(formats_short)
+TEST(formats_short)
 {
     char buf[32];
 
@@ -71,9 +69,8 @@ START_TEST(formats_short)
     ck_assert_str_eq(ht_format_size(100 * HT_MIB + HT_MIB / 10, buf, sizeof(buf)), "100.1 MiB");
     ck_assert_str_eq(ht_format_size(UINT64_MAX, buf, sizeof(buf)), "16 EiB");
 }
-END_TEST
 
-START_TEST(formatting_stays_in_its_buffer)
+TEST(formatting_stays_in_its_buffer)
 {
     char buf[4] = {'x', 'x', 'x', 'x'};
 
@@ -81,9 +78,8 @@ START_TEST(formatting_stays_in_its_buffer)
     ck_assert_str_eq(buf, "10");
     ck_assert_int_eq(buf[3], 'x');
 }
-END_TEST
 
-START_TEST(divides_and_rounds_up)
+TEST(divides_and_rounds_up)
 {
     ck_assert_uint_eq(ht_div_up(0, 4), 0);
     ck_assert_uint_eq(ht_div_up(1, 4), 1);
@@ -91,9 +87,8 @@ START_TEST(divides_and_rounds_up)
     ck_assert_uint_eq(ht_round_up(4097, 4096), 8192);
     ck_assert_uint_eq(ht_round_up(4096, 4096), 4096);
 }
-END_TEST
 
-START_TEST(clocks_run_and_random_bytes_differ)
+TEST(clocks_run_and_random_bytes_differ)
 {
     uint8_t a[300] = {0}, b[300] = {0};
     uint64_t before = ht_now_ns();
@@ -104,18 +99,8 @@ START_TEST(clocks_run_and_random_bytes_differ)
     ck_assert_uint_ge(ht_now_ns(), before);
     ck_assert_uint_gt(ht_wall_ns(), 1600000000ull * 1000000000);
 }
-END_TEST
 
 int main(void)
 {
-    Suite *s = suite_create("size");
-    TCase *t = tcase_create("size");
-
-    tcase_add_loop_test(t, parses_or_refuses, 0, HT_ARRAY_SIZE(cases));
-    tcase_add_test(t, formats_short);
-    tcase_add_test(t, formatting_stays_in_its_buffer);
-    tcase_add_test(t, divides_and_rounds_up);
-    tcase_add_test(t, clocks_run_and_random_bytes_differ);
-    suite_add_tcase(s, t);
-    return run_all(s);
+    return run_tests("size");
 }

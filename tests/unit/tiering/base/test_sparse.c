@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Entries of elements that are mostly zeros: each array comes back, bit for bit, and wrong entries are refused. */
-#include <check.h>
 #include <stdlib.h>
 
 #include "tests/support/suite.h"
@@ -61,7 +60,7 @@ static void comes_back(size_t bytes, unsigned size, size_t len)
 
 static const unsigned rarely[] = {1, 2, 10, 1000, 40000, 70000, 1000000};
 
-START_TEST(any_array_comes_back)
+TEST_LOOP(any_array_comes_back, HT_ARRAY_SIZE(rarely))
 {
     for (unsigned size = 2; size <= 4; size += 2) {
         size_t nonzero = 0, bytes = (size_t)(ELEMENTS - 7 * _i) * size;
@@ -77,10 +76,9 @@ START_TEST(any_array_comes_back)
         comes_back(bytes, size, len);
     }
 }
-END_TEST
 
 /* An element after so many zeros, and none; minus zero is an element. */
-START_TEST(long_rows_of_zeros_come_back)
+TEST(long_rows_of_zeros_come_back)
 {
     static const size_t zeros[] = {0, 1, 15, 65534, 65535, 65536, 65537, 131071, 131072, 196607, ELEMENTS - 1};
     const uint32_t minus_zero = 0x80000000u;
@@ -96,9 +94,8 @@ START_TEST(long_rows_of_zeros_come_back)
     comes_back(ELEMENTS * 4, 4, len);
     comes_back(0, 4, 0);
 }
-END_TEST
 
-START_TEST(wrong_entries_are_refused)
+TEST(wrong_entries_are_refused)
 {
     static const uint8_t two[] = {1, 0, 7, 7, 7, 7, 2, 0, 8, 8, 8, 8};
 
@@ -113,17 +110,8 @@ START_TEST(wrong_entries_are_refused)
     memset(entries, 0xff, 600); /* many rows of zeros */
     ck_assert_int_eq(ht_sparse_decode(entries, 600, 4, back, ELEMENTS * 4), -EUCLEAN);
 }
-END_TEST
 
 int main(void)
 {
-    Suite *suite = suite_create("sparse");
-    TCase *t = tcase_create("sparse");
-
-    tcase_add_checked_fixture(t, setup, teardown);
-    tcase_add_loop_test(t, any_array_comes_back, 0, HT_ARRAY_SIZE(rarely));
-    tcase_add_test(t, long_rows_of_zeros_come_back);
-    tcase_add_test(t, wrong_entries_are_refused);
-    suite_add_tcase(suite, t);
-    return run_all(suite);
+    return run_tests("sparse", .setup = setup, .teardown = teardown);
 }

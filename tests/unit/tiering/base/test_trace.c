@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The trace keeps the newest accesses, whole, however many threads write it. */
-#include <check.h>
 #include <pthread.h>
 #include <time.h>
 
@@ -31,7 +30,7 @@ static void nap(void)
     nanosleep(&ms, NULL);
 }
 
-START_TEST(entries_come_in_order)
+TEST(entries_come_in_order)
 {
     struct ht_trace_entry e;
     uint64_t before_ns = 0;
@@ -56,9 +55,8 @@ START_TEST(entries_come_in_order)
     ck_assert(!ht_trace_next(trace, HT_TRACE_OPS, &e));
     ht_trace_free(trace);
 }
-END_TEST
 
-START_TEST(ranges_are_of_whole_units)
+TEST(ranges_are_of_whole_units)
 {
     static const struct {
         uint64_t offset, bytes, first, count;
@@ -79,9 +77,8 @@ START_TEST(ranges_are_of_whole_units)
     }
     ht_trace_free(trace);
 }
-END_TEST
 
-START_TEST(the_newest_take_the_places_of_the_oldest)
+TEST(the_newest_take_the_places_of_the_oldest)
 {
     struct ht_trace_entry e;
 
@@ -97,10 +94,9 @@ START_TEST(the_newest_take_the_places_of_the_oldest)
     ck_assert(!ht_trace_next(trace, UINT64_MAX, &e));
     ht_trace_free(trace);
 }
-END_TEST
 
 /* Waits inside of waits count once; an access that began earlier on another thread has waited since. */
-START_TEST(waits_of_the_thread_count)
+TEST(waits_of_the_thread_count)
 {
     struct ht_trace_entry e;
 
@@ -132,7 +128,6 @@ START_TEST(waits_of_the_thread_count)
     ck_assert_uint_eq(e.waited_ns, 0);
     ht_trace_free(trace);
 }
-END_TEST
 
 /* Entry i of a writer has the offset i; its bytes follow from both. */
 static void *write_many(void *arg)
@@ -144,7 +139,7 @@ static void *write_many(void *arg)
     return NULL;
 }
 
-START_TEST(many_write_and_one_reads)
+TEST(many_write_and_one_reads)
 {
     enum { LARGE = 1 << 17 }; /* there is room for all */
     pthread_t thread[WRITERS];
@@ -170,18 +165,8 @@ START_TEST(many_write_and_one_reads)
     ck_assert_uint_eq(seen, WRITERS * EACH);
     ht_trace_free(trace);
 }
-END_TEST
 
 int main(void)
 {
-    Suite *s = suite_create("trace");
-    TCase *tc = tcase_create("trace");
-
-    tcase_add_test(tc, entries_come_in_order);
-    tcase_add_test(tc, ranges_are_of_whole_units);
-    tcase_add_test(tc, the_newest_take_the_places_of_the_oldest);
-    tcase_add_test(tc, waits_of_the_thread_count);
-    tcase_add_test(tc, many_write_and_one_reads);
-    suite_add_tcase(s, tc);
-    return run_all(s);
+    return run_tests("trace");
 }

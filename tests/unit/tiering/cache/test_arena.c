@@ -1,5 +1,4 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include <check.h>
 #include <stdlib.h>
 
 #include "tests/support/suite.h"
@@ -17,14 +16,28 @@ static bool evict(void *ctx, uint32_t slot)
     return may_go;
 }
 
-static struct ht_arena *arena(unsigned mib)
-{
-    struct ht_arena *a;
+static struct ht_arena *made;
 
+static struct ht_arena *make(uint64_t mib, const struct ht_nodes *nodes)
+{
     may_go = true;
     asked = 0;
-    ck_assert_int_eq(ht_arena_new((uint64_t)mib << 20, NULL, evict, NULL, &a), 0);
-    return a;
+    ck_assert_int_eq(ht_arena_new(mib << 20, nodes, evict, NULL, &made), 0);
+    return made;
+}
+
+static struct ht_arena *arena(unsigned mib)
+{
+    return make(mib, NULL);
+}
+
+static void teardown(void)
+{
+    if (made) {
+        ht_arena_verify(made);
+        ht_arena_free(made);
+    }
+    made = NULL;
 }
 
 static uint32_t get_used(struct ht_arena *a, uint32_t bytes, bool may_evict)
@@ -36,7 +49,7 @@ static uint32_t get_used(struct ht_arena *a, uint32_t bytes, bool may_evict)
     return n;
 }
 
-START_TEST(slots_do_not_overlap)
+TEST(slots_do_not_overlap)
 {
     struct ht_arena *a = arena(4);
     uint8_t *base = ht_arena_memory(a)->base;
@@ -60,11 +73,9 @@ START_TEST(slots_do_not_overlap)
         ht_arena_put(a, slot[i]);
     ck_assert_uint_eq(ht_arena_sums(a)->used_bytes, 0);
     ck_assert_uint_eq(ht_arena_free_slots(a), 4);
-    ht_arena_free(a);
 }
-END_TEST
 
-START_TEST(referenced_images_get_a_second_chance)
+TEST(referenced_images_get_a_second_chance)
 {
     struct ht_arena *a = arena(2);
     uint32_t x = get_used(a, 1 << 20, true), y = get_used(a, 1 << 20, true);
@@ -72,11 +83,9 @@ START_TEST(referenced_images_get_a_second_chance)
     ht_arena_image(a, x)->referenced = true;
     ht_arena_image(a, y)->referenced = false;
     ck_assert_uint_eq(get_used(a, 1 << 20, true), y);
-    ht_arena_free(a);
 }
-END_TEST
 
-START_TEST(what_must_not_go_stays)
+TEST(what_must_not_go_stays)
 {
     struct ht_arena *a = arena(2);
 
@@ -88,9 +97,7 @@ START_TEST(what_must_not_go_stays)
     ck_assert_uint_gt(asked, 0);
     may_go = true;
     ck_assert_uint_ne(get_used(a, 1 << 16, true), HT_SLOT_NONE);
-    ht_arena_free(a);
 }
-END_TEST
 
 /* Images of whole slots with known next uses; the time is at place 10. */
 static void fill_in_order(struct ht_arena *a, const uint64_t place[], unsigned n, uint32_t slot[])
@@ -104,7 +111,7 @@ static void fill_in_order(struct ht_arena *a, const uint64_t place[], unsigned n
     ht_arena_verify(a);
 }
 
-START_TEST(what_is_needed_last_goes_first)
+TEST(what_is_needed_last_goes_first)
 {
     static const uint64_t place[] = {12, 50, 11, 70, 30, 72, 9};
     static const unsigned order[] = {6, 5, 3, 1, 4, 0, 2}; /* what was not used at its place is the first */
@@ -119,11 +126,9 @@ START_TEST(what_is_needed_last_goes_first)
         ht_arena_verify(a);
     }
     ck_assert_uint_eq(get_used(a, 1 << 20, true), HT_SLOT_NONE);
-    ht_arena_free(a);
 }
-END_TEST
 
-START_TEST(what_was_used_last_stays_for_a_moment)
+TEST(what_was_used_last_stays_for_a_moment)
 {
     static const uint64_t place[] = {20, 30, 40};
     struct ht_arena *a = arena(3);
@@ -138,12 +143,9 @@ START_TEST(what_was_used_last_stays_for_a_moment)
     ht_arena_protect(a, slot[0]);
     ck_assert_uint_eq(ht_arena_get(a, 1 << 20, HT_ARENA_ASK_ALL, HT_NUMA_INDEX_ANY), HT_SLOT_NONE);
     ck_assert_uint_eq(ht_arena_get(a, 1 << 20, HT_ARENA_FORCE, HT_NUMA_INDEX_ANY), slot[1]);
-    ht_arena_verify(a);
-    ht_arena_free(a);
 }
-END_TEST
 
-START_TEST(dirty_images_in_order_go_when_they_are_clean)
+TEST(dirty_images_in_order_go_when_they_are_clean)
 {
     static const uint64_t place[] = {20, 30, 40};
     struct ht_arena *a = arena(3);
@@ -158,12 +160,10 @@ START_TEST(dirty_images_in_order_go_when_they_are_clean)
     ht_arena_set_dirty(a, slot[2], false);
     ht_arena_verify(a);
     ck_assert_uint_eq(get_used(a, 1 << 20, true), slot[2]);
-    ht_arena_free(a);
 }
-END_TEST
 
 /* An image that is read early never takes the room of one that is needed before it. */
-START_TEST(a_read_ahead_takes_room_from_later_images)
+TEST(a_read_ahead_takes_room_from_later_images)
 {
     static const uint64_t place[] = {12, 50, 30, 72, 31};
     static const unsigned order[] = {3, 1, 4};
@@ -186,11 +186,9 @@ START_TEST(a_read_ahead_takes_room_from_later_images)
     ck_assert_uint_ne(get_used(a, 1 << 20, true), HT_SLOT_NONE);
     ht_arena_order_end(a);
     ck_assert_uint_eq(ht_arena_get_ahead(a, 11, HT_NUMA_INDEX_ANY), HT_SLOT_NONE);
-    ht_arena_free(a);
 }
-END_TEST
 
-START_TEST(after_the_order_the_clock_takes_its_images)
+TEST(after_the_order_the_clock_takes_its_images)
 {
     static const uint64_t place[] = {20, 30, 40, 50};
     struct ht_arena *a = arena(4);
@@ -204,11 +202,9 @@ START_TEST(after_the_order_the_clock_takes_its_images)
         ht_arena_protect(a, n);
         ht_arena_verify(a);
     }
-    ht_arena_free(a);
 }
-END_TEST
 
-START_TEST(a_split_slot_becomes_whole_again)
+TEST(a_split_slot_becomes_whole_again)
 {
     struct ht_arena *a = arena(1);
 
@@ -217,11 +213,9 @@ START_TEST(a_split_slot_becomes_whole_again)
     uint32_t n = get_used(a, 1 << 20, true);
     ck_assert_uint_ne(n, HT_SLOT_NONE);
     ck_assert_uint_eq(ht_arena_slot_bytes(a, n), 1 << 20);
-    ht_arena_free(a);
 }
-END_TEST
 
-START_TEST(the_hand_passes_every_used_slot)
+TEST(the_hand_passes_every_used_slot)
 {
     struct ht_arena *a = arena(3);
 
@@ -236,11 +230,9 @@ START_TEST(the_hand_passes_every_used_slot)
         for (int k = 0; k < i; k++)
             ck_assert_uint_ne(seen[i], seen[k]);
     }
-    ht_arena_free(a);
 }
-END_TEST
 
-START_TEST(staging_gives_all_or_none)
+TEST(staging_gives_all_or_none)
 {
     struct ht_staging *p;
     void *buf[32], *more[2];
@@ -260,19 +252,13 @@ START_TEST(staging_gives_all_or_none)
     ck_assert_uint_eq(ht_staging_used_bytes(p), 0);
     ht_staging_free(p);
 }
-END_TEST
 
 /* Two nodes of this many MiB each. */
 static struct ht_nodes two = {.count = 2, .node = {0, 0}, .weight = {1, 1}};
 
 static struct ht_arena *divided(unsigned mib)
 {
-    struct ht_arena *a;
-
-    may_go = true;
-    asked = 0;
-    ck_assert_int_eq(ht_arena_new(2ull * mib << 20, &two, evict, NULL, &a), 0);
-    return a;
+    return make(2ull * mib, &two);
 }
 
 static int place(struct ht_arena *a, uint32_t slot)
@@ -290,7 +276,7 @@ static uint32_t get_near(struct ht_arena *a, uint32_t bytes, uint32_t tries, int
     return n;
 }
 
-START_TEST(slots_are_near_while_there_are_some)
+TEST(slots_are_near_while_there_are_some)
 {
     struct ht_arena *a = divided(8);
 
@@ -300,11 +286,9 @@ START_TEST(slots_are_near_while_there_are_some)
     ck_assert_uint_eq(ht_arena_sums(a)->used_on[1], 8 << 20);
     ck_assert_int_eq(place(a, get_near(a, 1 << 20, 0, 1)), 0); /* far, but nothing has to go for it */
     ck_assert_uint_eq(asked, 0);
-    ht_arena_free(a);
 }
-END_TEST
 
-START_TEST(small_images_are_near_too)
+TEST(small_images_are_near_too)
 {
     struct ht_arena *a = divided(2);
 
@@ -312,11 +296,9 @@ START_TEST(small_images_are_near_too)
         ck_assert_int_eq(place(a, get_near(a, 1 << 16, 0, i % 2)), i % 2);
     ck_assert_uint_eq(ht_arena_get(a, 1 << 16, 0, 0), HT_SLOT_NONE);
     ck_assert_uint_eq(asked, 0);
-    ht_arena_free(a);
 }
-END_TEST
 
-START_TEST(whoever_takes_turns_stays_near_in_a_full_arena)
+TEST(whoever_takes_turns_stays_near_in_a_full_arena)
 {
     struct ht_arena *a = divided(32);
 
@@ -327,11 +309,9 @@ START_TEST(whoever_takes_turns_stays_near_in_a_full_arena)
         near += place(a, get_near(a, 1 << 20, HT_ARENA_ASK_ALL, (i / 3) % 2)) == (i / 3) % 2;
     ck_assert_uint_ge(near, 250);
     ck_assert_uint_le(asked, 256 + 8);
-    ht_arena_free(a);
 }
-END_TEST
 
-START_TEST(one_node_alone_may_use_all_memory)
+TEST(one_node_alone_may_use_all_memory)
 {
     struct ht_arena *a = divided(32);
 
@@ -342,11 +322,9 @@ START_TEST(one_node_alone_may_use_all_memory)
         used[place(a, get_near(a, 1 << 20, HT_ARENA_ASK_ALL, 1))]++;
     ck_assert_uint_ge(used[0], 48); /* the oldest image is evicted first, wherever it is */
     ck_assert_uint_ge(used[1], 48);
-    ht_arena_free(a);
 }
-END_TEST
 
-START_TEST(staging_buffers_are_near_while_there_are_some)
+TEST(staging_buffers_are_near_while_there_are_some)
 {
     struct ht_staging *p;
     void *buf[12];
@@ -368,7 +346,6 @@ START_TEST(staging_buffers_are_near_while_there_are_some)
     }
     ht_staging_free(p);
 }
-END_TEST
 
 /* ------------------------------------------- pieces, against a plain model */
 
@@ -527,7 +504,7 @@ static void one_step(void)
     }
 }
 
-START_TEST(pieces_do_what_a_plain_model_does)
+TEST_LOOP(pieces_do_what_a_plain_model_does, 3)
 {
     rnd_state = (uint64_t)_i;
     ck_assert_int_eq(ht_arena_new((uint64_t)MODEL_MIB << 20, NULL, lets_go, NULL, &model), 0);
@@ -548,9 +525,8 @@ START_TEST(pieces_do_what_a_plain_model_does)
     ck_assert(!ht_arena_under_pressure(model));
     ht_arena_free(model);
 }
-END_TEST
 
-START_TEST(pieces_of_a_length_gather)
+TEST(pieces_of_a_length_gather)
 {
     struct ht_arena *a = arena(8);
 
@@ -560,12 +536,10 @@ START_TEST(pieces_of_a_length_gather)
                 ck_assert_uint_ne(get_used(a, bytes, false), HT_SLOT_NONE);
     ck_assert_uint_eq(ht_arena_sums(a)->used_bytes, 4 << 20);
     ck_assert_uint_eq(ht_arena_free_slots(a), 4);
-    ht_arena_free(a);
 }
-END_TEST
 
 /* As gradients leave while the state that they made comes. */
-START_TEST(pieces_fill_the_room_that_others_leave)
+TEST(pieces_fill_the_room_that_others_leave)
 {
     struct ht_arena *a = arena(64);
     uint32_t n[128], slots = 0;
@@ -582,11 +556,9 @@ START_TEST(pieces_fill_the_room_that_others_leave)
         slots += has_some[i];
     ck_assert_uint_le(slots, 256 / 16 + 2);
     ck_assert_uint_ge(ht_arena_free_slots(a), 64 - 256 / 16 - 2);
-    ht_arena_free(a);
 }
-END_TEST
 
-START_TEST(one_piece_in_each_slot_gives_way_to_whole_ones)
+TEST(one_piece_in_each_slot_gives_way_to_whole_ones)
 {
     struct ht_arena *a = arena(8);
     uint32_t n[128];
@@ -601,12 +573,10 @@ START_TEST(one_piece_in_each_slot_gives_way_to_whole_ones)
     for (int i = 0; i < 8; i++)
         ck_assert_uint_ne(get_used(a, 1 << 20, true), HT_SLOT_NONE);
     ck_assert_uint_eq(ht_arena_sums(a)->used_bytes, 8 << 20);
-    ht_arena_free(a);
 }
-END_TEST
 
 /* A caller that needs a whole slot finds one, however few pieces are protected. */
-START_TEST(protected_pieces_take_no_more_slots_than_protected_images)
+TEST(protected_pieces_take_no_more_slots_than_protected_images)
 {
     struct ht_arena *a = arena(8);
     uint32_t n[128], protected = 0;
@@ -628,9 +598,7 @@ START_TEST(protected_pieces_take_no_more_slots_than_protected_images)
     if (ht_arena_may_protect(a, more)) /* beside one that is protected it costs nothing */
         ht_arena_protect(a, more);
     ck_assert_uint_eq(ht_arena_sums(a)->protected_bytes, 6 << 20);
-    ht_arena_free(a);
 }
-END_TEST
 
 /* --------------------------------------------------------- dirty images */
 
@@ -644,7 +612,7 @@ static uint32_t get_dirty(struct ht_arena *a, uint32_t bytes, bool durable, int 
 }
 
 /* A request asks none, so its price does not depend on their number. */
-START_TEST(dirty_images_are_not_in_the_way)
+TEST(dirty_images_are_not_in_the_way)
 {
     struct ht_arena *a = arena(64);
     uint32_t n[64];
@@ -657,12 +625,9 @@ START_TEST(dirty_images_are_not_in_the_way)
     ht_arena_set_dirty(a, n[40], false);
     ck_assert_uint_eq(get_used(a, 1 << 20, true), n[40]);
     ck_assert_uint_eq(asked, 1);
-    ht_arena_verify(a);
-    ht_arena_free(a);
 }
-END_TEST
 
-START_TEST(a_walk_meets_durable_images_first_and_the_oldest_of_them)
+TEST(a_walk_meets_durable_images_first_and_the_oldest_of_them)
 {
     struct ht_arena *a = arena(8);
     struct ht_dirty_walk durable = HT_DIRTY_WALK(false, HT_NUMA_INDEX_ANY), all = HT_DIRTY_WALK(true, -1);
@@ -681,12 +646,10 @@ START_TEST(a_walk_meets_durable_images_first_and_the_oldest_of_them)
         ck_assert_uint_eq(next, n[i < 2 ? 5 + 2 * i : i == 2 ? 3 : 2 * (i - 3)]);
     }
     ck_assert_uint_eq(ht_dirty_walk_next(a, &all), HT_SLOT_NONE);
-    ht_arena_free(a);
 }
-END_TEST
 
 /* What a walk has seen is the newest for the next one. */
-START_TEST(walks_take_turns)
+TEST(walks_take_turns)
 {
     struct ht_arena *a = arena(4);
     uint32_t n[4];
@@ -697,11 +660,9 @@ START_TEST(walks_take_turns)
         struct ht_dirty_walk w = HT_DIRTY_WALK(false, HT_NUMA_INDEX_ANY);
         ck_assert_uint_eq(ht_dirty_walk_next(a, &w), n[i % 4]);
     }
-    ht_arena_free(a);
 }
-END_TEST
 
-START_TEST(a_walk_stays_on_its_node)
+TEST(a_walk_stays_on_its_node)
 {
     struct ht_arena *a = divided(4);
     struct ht_dirty_walk near = HT_DIRTY_WALK(true, 1), all = HT_DIRTY_WALK(true, HT_NUMA_INDEX_ANY);
@@ -715,12 +676,10 @@ START_TEST(a_walk_stays_on_its_node)
     while (ht_dirty_walk_next(a, &all) != HT_SLOT_NONE)
         seen++;
     ck_assert_uint_eq(seen, 3 + 6);
-    ht_arena_free(a);
 }
-END_TEST
 
 /* The lock is released between two steps: images come, go, and become clean. */
-START_TEST(a_walk_survives_changes)
+TEST(a_walk_survives_changes)
 {
     struct ht_arena *a = arena(4);
     uint32_t piece[16], whole[3];
@@ -744,10 +703,7 @@ START_TEST(a_walk_survives_changes)
     ht_arena_put(a, again);
     ht_arena_put(a, whole[0]);
     ck_assert_uint_eq(ht_dirty_walk_next(a, &w), HT_SLOT_NONE);
-    ht_arena_verify(a);
-    ht_arena_free(a);
 }
-END_TEST
 
 /* One image at a time, as threads that wait for room clean them. */
 static uint32_t clean_next(struct ht_arena *a)
@@ -761,7 +717,7 @@ static uint32_t clean_next(struct ht_arena *a)
 }
 
 /* A walk that was inside of a slot goes on there, and the slot has longer pieces now. */
-START_TEST(a_walk_meets_a_piece_where_shorter_ones_were)
+TEST(a_walk_meets_a_piece_where_shorter_ones_were)
 {
     struct ht_arena *a = arena(2);
     uint32_t n = get_dirty(a, 1 << 16, true, HT_NUMA_INDEX_ANY), next = get_dirty(a, 1 << 20, true, HT_NUMA_INDEX_ANY);
@@ -777,13 +733,10 @@ START_TEST(a_walk_meets_a_piece_where_shorter_ones_were)
         ck_assert(now == next || now == longer);
         ck_assert_uint_le(++seen, 3);
     }
-    ht_arena_verify(a);
-    ht_arena_free(a);
 }
-END_TEST
 
 /* Who waits for a whole slot needs all pieces of one, not one piece of all. */
-START_TEST(slots_are_cleaned_one_after_the_other)
+TEST(slots_are_cleaned_one_after_the_other)
 {
     enum { SLOTS = 64 };
     struct ht_arena *a = arena(SLOTS);
@@ -795,11 +748,9 @@ START_TEST(slots_are_cleaned_one_after_the_other)
         ck_assert_uint_ne(clean_next(a), HT_SLOT_NONE);
         ck_assert_uint_le(++cleaned, 16);
     }
-    ht_arena_free(a);
 }
-END_TEST
 
-START_TEST(a_hot_piece_does_not_keep_others_from_being_cleaned)
+TEST(a_hot_piece_does_not_keep_others_from_being_cleaned)
 {
     struct ht_arena *a = arena(1);
     uint32_t n[4], hot = 0;
@@ -813,11 +764,9 @@ START_TEST(a_hot_piece_does_not_keep_others_from_being_cleaned)
     for (int i = 1; i < 4; i++)
         ck_assert(!ht_arena_image(a, n[i])->dirty);
     ck_assert_uint_le(hot, 5);
-    ht_arena_free(a);
 }
-END_TEST
 
-START_TEST(walks_over_all_nodes_begin_on_each_in_turn)
+TEST(walks_over_all_nodes_begin_on_each_in_turn)
 {
     struct ht_arena *a = divided(8);
     unsigned on[2] = {0};
@@ -830,11 +779,9 @@ START_TEST(walks_over_all_nodes_begin_on_each_in_turn)
         ht_arena_set_dirty(a, n, true);
     }
     ck_assert_uint_eq(on[0], on[1]);
-    ht_arena_free(a);
 }
-END_TEST
 
-START_TEST(a_walk_leaves_a_list_that_cannot_be_written)
+TEST(a_walk_leaves_a_list_that_cannot_be_written)
 {
     struct ht_arena *a = divided(8);
     struct ht_dirty_walk w = HT_DIRTY_WALK(true, HT_NUMA_INDEX_ANY);
@@ -848,12 +795,10 @@ START_TEST(a_walk_leaves_a_list_that_cannot_be_written)
         ht_dirty_walk_skip_list(&w);
     }
     ck_assert_uint_eq(seen, 4);
-    ht_arena_free(a);
 }
-END_TEST
 
 /* Readahead takes no image that was read ahead just now, however few are clean. */
-START_TEST(a_request_with_few_tries_leaves_a_second_chance)
+TEST(a_request_with_few_tries_leaves_a_second_chance)
 {
     struct ht_arena *a = arena(64);
     uint64_t chunks, hits, wasted;
@@ -870,12 +815,10 @@ START_TEST(a_request_with_few_tries_leaves_a_second_chance)
     }
     ht_arena_readahead_stats(a, &chunks, &hits, &wasted);
     ck_assert_uint_eq(wasted, 0);
-    ht_arena_free(a);
 }
-END_TEST
 
 /* Such a tier is usual: an image is used when it comes. */
-START_TEST(a_request_passes_few_images_that_were_used)
+TEST(a_request_passes_few_images_that_were_used)
 {
     enum { SLOTS = 1024 };
     struct ht_arena *a = arena(SLOTS);
@@ -888,12 +831,10 @@ START_TEST(a_request_passes_few_images_that_were_used)
         passed += !ht_arena_image(a, i * 16)->referenced;
     ck_assert_uint_gt(passed, 0);
     ck_assert_uint_le(passed, 16);
-    ht_arena_free(a);
 }
-END_TEST
 
 /* 32 slots: at most 24 are protected. */
-START_TEST(waiting_images_find_the_room_that_was_kept_for_them)
+TEST(waiting_images_find_the_room_that_was_kept_for_them)
 {
     struct ht_arena *a = arena(32);
     uint32_t n[32], count = 0;
@@ -921,11 +862,9 @@ START_TEST(waiting_images_find_the_room_that_was_kept_for_them)
     }
     ht_arena_expect_waiting(a, 0);
     ck_assert(ht_arena_has_protected_room(a) && ht_arena_may_protect(a, n[14]));
-    ht_arena_free(a);
 }
-END_TEST
 
-START_TEST(images_that_were_protected_before_are_in_the_way)
+TEST(images_that_were_protected_before_are_in_the_way)
 {
     struct ht_arena *a = arena(32);
     uint32_t n[24];
@@ -949,51 +888,9 @@ START_TEST(images_that_were_protected_before_are_in_the_way)
     for (int i = 5; i < 24; i++)
         ht_arena_unprotect(a, n[i]);
     ck_assert(!ht_arena_lacks_waiting_room(a) && !ht_arena_has_protected_room(a));
-    ht_arena_verify(a);
-    ht_arena_free(a);
 }
-END_TEST
 
 int main(void)
 {
-    Suite *suite = suite_create("DRAM tier");
-    TCase *tc = tcase_create("arena and staging");
-
-    tcase_add_test(tc, slots_do_not_overlap);
-    tcase_add_test(tc, referenced_images_get_a_second_chance);
-    tcase_add_test(tc, what_must_not_go_stays);
-    tcase_add_test(tc, a_split_slot_becomes_whole_again);
-    tcase_add_test(tc, what_is_needed_last_goes_first);
-    tcase_add_test(tc, what_was_used_last_stays_for_a_moment);
-    tcase_add_test(tc, dirty_images_in_order_go_when_they_are_clean);
-    tcase_add_test(tc, a_read_ahead_takes_room_from_later_images);
-    tcase_add_test(tc, after_the_order_the_clock_takes_its_images);
-    tcase_add_test(tc, the_hand_passes_every_used_slot);
-    tcase_add_test(tc, staging_gives_all_or_none);
-    tcase_add_test(tc, slots_are_near_while_there_are_some);
-    tcase_add_test(tc, small_images_are_near_too);
-    tcase_add_test(tc, whoever_takes_turns_stays_near_in_a_full_arena);
-    tcase_add_test(tc, one_node_alone_may_use_all_memory);
-    tcase_add_test(tc, staging_buffers_are_near_while_there_are_some);
-    tcase_add_loop_test(tc, pieces_do_what_a_plain_model_does, 0, 3);
-    tcase_add_test(tc, pieces_of_a_length_gather);
-    tcase_add_test(tc, pieces_fill_the_room_that_others_leave);
-    tcase_add_test(tc, one_piece_in_each_slot_gives_way_to_whole_ones);
-    tcase_add_test(tc, protected_pieces_take_no_more_slots_than_protected_images);
-    tcase_add_test(tc, waiting_images_find_the_room_that_was_kept_for_them);
-    tcase_add_test(tc, images_that_were_protected_before_are_in_the_way);
-    tcase_add_test(tc, dirty_images_are_not_in_the_way);
-    tcase_add_test(tc, a_walk_meets_durable_images_first_and_the_oldest_of_them);
-    tcase_add_test(tc, walks_take_turns);
-    tcase_add_test(tc, a_walk_stays_on_its_node);
-    tcase_add_test(tc, a_walk_survives_changes);
-    tcase_add_test(tc, a_walk_meets_a_piece_where_shorter_ones_were);
-    tcase_add_test(tc, slots_are_cleaned_one_after_the_other);
-    tcase_add_test(tc, a_hot_piece_does_not_keep_others_from_being_cleaned);
-    tcase_add_test(tc, walks_over_all_nodes_begin_on_each_in_turn);
-    tcase_add_test(tc, a_walk_leaves_a_list_that_cannot_be_written);
-    tcase_add_test(tc, a_request_with_few_tries_leaves_a_second_chance);
-    tcase_add_test(tc, a_request_passes_few_images_that_were_used);
-    suite_add_tcase(suite, tc);
-    return run_all(suite);
+    return run_tests("DRAM tier", .teardown = teardown);
 }

@@ -1,7 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Final images: dirty ones that are written before their owner has to, in whatever set they are. */
-#include <check.h>
-
 #include "tests/support/suite.h"
 #include "tiering/cache/arena.h"
 
@@ -20,7 +18,7 @@ static uint32_t get_dirty(struct ht_arena *a, uint32_t bytes)
     return n;
 }
 
-START_TEST(a_walk_over_final_images_meets_those_of_all_sets_and_no_others)
+TEST(a_walk_over_final_images_meets_those_of_all_sets_and_no_others)
 {
     struct ht_arena *a;
     struct ht_dirty_walk walk = HT_FINAL_WALK, none = HT_FINAL_WALK;
@@ -48,14 +46,8 @@ START_TEST(a_walk_over_final_images_meets_those_of_all_sets_and_no_others)
     ht_arena_verify(a);
     ht_arena_free(a);
 }
-END_TEST
 
 int main(void)
 {
-    Suite *suite = suite_create("final");
-    TCase *t = tcase_create("final");
-
-    tcase_add_test(t, a_walk_over_final_images_meets_those_of_all_sets_and_no_others);
-    suite_add_tcase(suite, t);
-    return run_all(suite);
+    return run_tests("final");
 }

@@ -1,7 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* test_hints.c - the order of images with hints: others go before, and one that no program needs goes first. */
-#include <check.h>
-
 #include "tests/support/suite.h"
 #include "tiering/cache/arena.h"
 
@@ -24,7 +22,7 @@ static uint32_t get(struct ht_arena *a, uint32_t tries)
     return n;
 }
 
-START_TEST(hinted_images_go_after_others)
+TEST(hinted_images_go_after_others)
 {
     struct ht_arena *a;
     uint32_t slot[SLOTS], n;
@@ -53,14 +51,8 @@ START_TEST(hinted_images_go_after_others)
     ht_arena_verify(a);
     ht_arena_free(a);
 }
-END_TEST
 
 int main(void)
 {
-    Suite *suite = suite_create("hints");
-    TCase *tc = tcase_create("hints");
-
-    tcase_add_test(tc, hinted_images_go_after_others);
-    suite_add_tcase(suite, tc);
-    return run_all(suite);
+    return run_tests("hints");
 }

@@ -1,7 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Pieces of slots: any number of sub-slots, which leave the rest of the slot to others. */
-#include <check.h>
-
 #include "tests/support/suite.h"
 #include "tiering/cache/arena.h"
 
@@ -21,7 +19,7 @@ static uint32_t get_clean(struct ht_arena *a, uint32_t bytes)
 }
 
 /* 11, 3 and 2 sub-slots; so a slot is full. */
-START_TEST(a_piece_takes_what_it_needs_and_leaves_the_rest)
+TEST(a_piece_takes_what_it_needs_and_leaves_the_rest)
 {
     static const uint32_t bytes[] = {671 << 10, 168 << 10, 128 << 10};
     struct ht_arena *a;
@@ -35,9 +33,8 @@ START_TEST(a_piece_takes_what_it_needs_and_leaves_the_rest)
     ht_arena_verify(a);
     ht_arena_free(a);
 }
-END_TEST
 
-START_TEST(a_piece_takes_the_tightest_room)
+TEST(a_piece_takes_the_tightest_room)
 {
     struct ht_arena *a;
 
@@ -51,15 +48,8 @@ START_TEST(a_piece_takes_the_tightest_room)
     ht_arena_verify(a);
     ht_arena_free(a);
 }
-END_TEST
 
 int main(void)
 {
-    Suite *suite = suite_create("pieces");
-    TCase *tc = tcase_create("pieces");
-
-    tcase_add_test(tc, a_piece_takes_what_it_needs_and_leaves_the_rest);
-    tcase_add_test(tc, a_piece_takes_the_tightest_room);
-    suite_add_tcase(suite, tc);
-    return run_all(suite);
+    return run_tests("pieces");
 }

@@ -1,6 +1,4 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include <check.h>
-
 #include "tests/support/suite.h"
 #include "tiering/cache/arena.h"
 
@@ -20,7 +18,7 @@ static void take(struct ht_arena *a, uint32_t n[], unsigned count)
 }
 
 /* 32 slots: at most 24 are protected, and 16 pinned. */
-START_TEST(pinned_images_get_room_from_protected_ones)
+TEST(pinned_images_get_room_from_protected_ones)
 {
     struct ht_arena *a;
     uint32_t n[32], pinned = 0;
@@ -53,9 +51,8 @@ START_TEST(pinned_images_get_room_from_protected_ones)
     ck_assert_uint_eq(ht_arena_sums(a)->pinned_bytes + ht_arena_sums(a)->protected_bytes, 0);
     ht_arena_free(a);
 }
-END_TEST
 
-START_TEST(the_protected_set_gives_way_but_pins_have_all_of_it)
+TEST(the_protected_set_gives_way_but_pins_have_all_of_it)
 {
     struct ht_arena *a;
     uint32_t n[32];
@@ -82,10 +79,9 @@ START_TEST(the_protected_set_gives_way_but_pins_have_all_of_it)
     ck_assert(ht_arena_may_protect(a, n[0]));
     ht_arena_free(a);
 }
-END_TEST
 
 /* The protected set is small for a while, as when gradients find no room beside it. */
-START_TEST(what_is_expected_has_its_room_again_when_the_set_grows)
+TEST(what_is_expected_has_its_room_again_when_the_set_grows)
 {
     struct ht_arena *a;
     uint32_t n[24], count = 0;
@@ -102,16 +98,8 @@ START_TEST(what_is_expected_has_its_room_again_when_the_set_grows)
     ht_arena_verify(a);
     ht_arena_free(a);
 }
-END_TEST
 
 int main(void)
 {
-    Suite *suite = suite_create("pinned");
-    TCase *tc = tcase_create("pinned");
-
-    tcase_add_test(tc, pinned_images_get_room_from_protected_ones);
-    tcase_add_test(tc, the_protected_set_gives_way_but_pins_have_all_of_it);
-    tcase_add_test(tc, what_is_expected_has_its_room_again_when_the_set_grows);
-    suite_add_tcase(suite, tc);
-    return run_all(suite);
+    return run_tests("pinned");
 }

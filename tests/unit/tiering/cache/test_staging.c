@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Staging buffers go to threads in the order of their requests. */
-#include <check.h>
 #include <pthread.h>
 #include <sched.h>
 #include <stdatomic.h>
@@ -66,7 +65,7 @@ static void await_waiter(void)
     ck_assert_int_eq(rc, -EAGAIN);
 }
 
-START_TEST(a_request_is_not_overtaken_by_smaller_ones)
+TEST(a_request_is_not_overtaken_by_smaller_ones)
 {
     void *mine[MANY_MAX];
     atomic_bool go_back = false;
@@ -86,7 +85,6 @@ START_TEST(a_request_is_not_overtaken_by_smaller_ones)
     put(ALL, mine);
     ht_staging_free(pool);
 }
-END_TEST
 
 struct crowd {
     atomic_bool stop;
@@ -108,7 +106,7 @@ static void *crowd_main(void *arg)
 }
 
 /* Each of the crowd is served at most once before a request that came while it waited. */
-START_TEST(a_large_request_beside_a_crowd_is_served_in_turn)
+TEST(a_large_request_beside_a_crowd_is_served_in_turn)
 {
     struct crowd c = {0};
     pthread_t thread[CROWD];
@@ -129,16 +127,8 @@ START_TEST(a_large_request_beside_a_crowd_is_served_in_turn)
         pthread_join(thread[i], NULL);
     ht_staging_free(pool);
 }
-END_TEST
 
 int main(void)
 {
-    Suite *s = suite_create("staging");
-    TCase *tc = tcase_create("staging");
-
-    tcase_set_timeout(tc, 2 * PATIENCE_S);
-    tcase_add_test(tc, a_request_is_not_overtaken_by_smaller_ones);
-    tcase_add_test(tc, a_large_request_beside_a_crowd_is_served_in_turn);
-    suite_add_tcase(s, tc);
-    return run_all(s);
+    return run_tests("staging", .timeout_s = 2 * PATIENCE_S);
 }

@@ -1,6 +1,4 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include <check.h>
-
 #include "tests/support/suite.h"
 #include "tiering/cache/arena.h"
 
@@ -52,7 +50,7 @@ static unsigned pass(unsigned first, unsigned count)
     return hits;
 }
 
-START_TEST(passes_over_more_than_fits_hit_the_workingset)
+TEST(passes_over_more_than_fits_hit_the_workingset)
 {
     static const unsigned sizes[] = {SLOTS * 5 / 4, SLOTS * 2, SLOTS * 4, SLOTS * 8};
 
@@ -66,9 +64,8 @@ START_TEST(passes_over_more_than_fits_hit_the_workingset)
         ht_arena_free(arena);
     }
 }
-END_TEST
 
-START_TEST(what_fits_hits_always_after_other_work)
+TEST(what_fits_hits_always_after_other_work)
 {
     begin();
     for (int n = 0; n < 10; n++)
@@ -79,9 +76,8 @@ START_TEST(what_fits_hits_always_after_other_work)
     ck_assert_uint_eq(pass(2 * SLOTS, SLOTS * 3 / 4), SLOTS * 3 / 4);
     ht_arena_free(arena);
 }
-END_TEST
 
-START_TEST(one_pass_over_something_else_leaves_the_workingset)
+TEST(one_pass_over_something_else_leaves_the_workingset)
 {
     begin();
     for (int n = 0; n < 5; n++)
@@ -90,9 +86,8 @@ START_TEST(one_pass_over_something_else_leaves_the_workingset)
     ck_assert_uint_ge(pass(0, 2 * SLOTS), WORKINGSET_MAX - 1);
     ht_arena_free(arena);
 }
-END_TEST
 
-START_TEST(protected_images_take_the_room_of_the_workingset)
+TEST(protected_images_take_the_room_of_the_workingset)
 {
     begin();
     for (int n = 0; n < 3; n++)
@@ -109,9 +104,8 @@ START_TEST(protected_images_take_the_room_of_the_workingset)
         ck_assert(use(8 * SLOTS + i));
     ht_arena_free(arena);
 }
-END_TEST
 
-START_TEST(by_force_all_may_go)
+TEST(by_force_all_may_go)
 {
     begin();
     for (int n = 0; n < 3; n++)
@@ -123,7 +117,6 @@ START_TEST(by_force_all_may_go)
     ck_assert_uint_ne(ht_arena_get(arena, CHUNK, HT_ARENA_FORCE, HT_NUMA_INDEX_ANY), HT_SLOT_NONE);
     ht_arena_free(arena);
 }
-END_TEST
 
 static void dirty(unsigned thing)
 {
@@ -131,7 +124,7 @@ static void dirty(unsigned thing)
     ht_arena_set_dirty(arena, slot_of[thing], true);
 }
 
-START_TEST(scratch_presses_only_when_room_was_short)
+TEST(scratch_presses_only_when_room_was_short)
 {
     begin();
     for (unsigned i = 0; i < SLOTS; i++) {
@@ -147,9 +140,8 @@ START_TEST(scratch_presses_only_when_room_was_short)
     ck_assert(ht_arena_presses(arena, slot_of[0], false));
     ht_arena_free(arena);
 }
-END_TEST
 
-START_TEST(what_passes_has_room)
+TEST(what_passes_has_room)
 {
     const uint64_t mib = 1 << 20;
 
@@ -158,9 +150,8 @@ START_TEST(what_passes_has_room)
     ck_assert_uint_eq(ht_arena_protected_max(256 * mib), 224 * mib);
     ck_assert_uint_eq(ht_arena_protected_max(1024 * mib), 896 * mib);
 }
-END_TEST
 
-START_TEST(dirty_images_of_the_workingset_do_not_press)
+TEST(dirty_images_of_the_workingset_do_not_press)
 {
     begin();
     for (int n = 0; n < 3; n++)
@@ -175,21 +166,8 @@ START_TEST(dirty_images_of_the_workingset_do_not_press)
     ck_assert(!ht_arena_under_pressure(arena));
     ht_arena_free(arena);
 }
-END_TEST
 
 int main(void)
 {
-    Suite *s = suite_create("workingset");
-    TCase *tc = tcase_create("workingset");
-
-    tcase_add_test(tc, passes_over_more_than_fits_hit_the_workingset);
-    tcase_add_test(tc, what_fits_hits_always_after_other_work);
-    tcase_add_test(tc, one_pass_over_something_else_leaves_the_workingset);
-    tcase_add_test(tc, protected_images_take_the_room_of_the_workingset);
-    tcase_add_test(tc, by_force_all_may_go);
-    tcase_add_test(tc, scratch_presses_only_when_room_was_short);
-    tcase_add_test(tc, what_passes_has_room);
-    tcase_add_test(tc, dirty_images_of_the_workingset_do_not_press);
-    suite_add_tcase(s, tc);
-    return run_all(s);
+    return run_tests("workingset");
 }

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* test_codec.c - which sizes each codec may have, on a table. */
-#include <check.h>
 #include <stdlib.h>
 
 #include "tests/support/suite.h"
@@ -51,20 +50,14 @@ static const struct case_ {
     {"the last number of a codec", {UINT8_MAX, 1, CHUNK, CHUNK, 9}, false},
 };
 
-START_TEST(every_case)
+TEST_LOOP(every_case, HT_ARRAY_SIZE(cases))
 {
     const struct case_ *c = &cases[_i];
 
     ck_assert_msg(ht_codec_sizes_valid(&c->sizes) == c->valid, "%s", c->what);
 }
-END_TEST
 
 int main(void)
 {
-    Suite *suite = suite_create("codec");
-    TCase *tc = tcase_create("all");
-
-    tcase_add_loop_test(tc, every_case, 0, HT_ARRAY_SIZE(cases));
-    suite_add_tcase(suite, tc);
-    return run_all(suite);
+    return run_tests("codec");
 }

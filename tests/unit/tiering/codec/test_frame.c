@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* test_frame.c - compressed frames: which chunks are compressed, what comes back, and what the decoder refuses. */
-#include <check.h>
 #include <stdlib.h>
 
 #include "tests/support/suite.h"
@@ -62,7 +61,7 @@ static uint32_t encode(const struct case_ *c, uint8_t *out)
     return (uint32_t)len;
 }
 
-START_TEST(a_frame_is_smaller_by_a_sixteenth_and_a_block_or_there_is_none)
+TEST_LOOP(a_frame_is_smaller_by_a_sixteenth_and_a_block_or_there_is_none, HT_ARRAY_SIZE(cases))
 {
     const struct case_ *c = &cases[_i];
     uint32_t len = encode(c, frame);
@@ -75,9 +74,8 @@ START_TEST(a_frame_is_smaller_by_a_sixteenth_and_a_block_or_there_is_none)
     ck_assert_uint_le(len, c->bytes - c->bytes / 16);
     ck_assert_uint_lt(ht_div_up(len, HT_BLOCK_BYTES), ht_div_up(c->bytes, HT_BLOCK_BYTES));
 }
-END_TEST
 
-START_TEST(a_frame_gives_back_all_bytes_or_the_first_ones)
+TEST_LOOP(a_frame_gives_back_all_bytes_or_the_first_ones, HT_ARRAY_SIZE(cases))
 {
     const struct case_ *c = &cases[_i];
     const uint32_t part[] = {c->bytes, c->bytes - 1, c->bytes - 4, c->bytes / 2, 4097, 3, 1, 0};
@@ -90,9 +88,8 @@ START_TEST(a_frame_gives_back_all_bytes_or_the_first_ones)
         ck_assert_uint_eq(back[part[i]], GUARD);
     }
 }
-END_TEST
 
-START_TEST(a_frame_decodes_into_its_own_memory)
+TEST_LOOP(a_frame_decodes_into_its_own_memory, HT_ARRAY_SIZE(cases))
 {
     const struct case_ *c = &cases[_i];
     uint32_t len = encode(c, frame);
@@ -104,9 +101,8 @@ START_TEST(a_frame_decodes_into_its_own_memory)
         ck_assert_msg(memcmp(back, raw, c->bytes) == 0, "%s", c->what);
     }
 }
-END_TEST
 
-START_TEST(the_same_bytes_give_the_same_frame_whatever_came_before)
+TEST(the_same_bytes_give_the_same_frame_whatever_came_before)
 {
     struct ht_encoder *fresh;
 
@@ -119,7 +115,6 @@ START_TEST(the_same_bytes_give_the_same_frame_whatever_came_before)
         ht_encoder_free(fresh);
     }
 }
-END_TEST
 
 /* ---------------------------------------------------------------- decode */
 
@@ -176,7 +171,7 @@ static const struct stream {
     STREAM("less", false, 0x28, 0xb5),
 };
 
-START_TEST(only_a_plain_stream_of_the_right_length_decodes)
+TEST_LOOP(only_a_plain_stream_of_the_right_length_decodes, HT_ARRAY_SIZE(streams))
 {
     const struct stream *s = &streams[_i];
     uint32_t len = put_frame(frame, s->bytes, s->len);
@@ -187,7 +182,6 @@ START_TEST(only_a_plain_stream_of_the_right_length_decodes)
         ck_assert_uint_eq(back[i], 'A');
     ck_assert_uint_eq(back[N], GUARD);
 }
-END_TEST
 
 /* A byte of the header has another value. */
 static const struct header_case {
@@ -221,7 +215,7 @@ static const struct header_case {
     {"of the last", 31, 0xff},
 };
 
-START_TEST(a_wrong_byte_in_the_header_is_refused)
+TEST_LOOP(a_wrong_byte_in_the_header_is_refused, HT_ARRAY_SIZE(header_cases))
 {
     static const uint8_t good[] = {GOOD};
     const struct header_case *c = &header_cases[_i];
@@ -233,9 +227,8 @@ START_TEST(a_wrong_byte_in_the_header_is_refused)
     ck_assert_msg(ht_codec_decode(decoder, frame, len, back, N) == -EUCLEAN, "%s", c->what);
     ck_assert_uint_eq(back[0], GUARD);
 }
-END_TEST
 
-START_TEST(a_frame_of_another_length_is_refused)
+TEST(a_frame_of_another_length_is_refused)
 {
     uint32_t len = encode(&cases[0], frame);
 
@@ -245,9 +238,8 @@ START_TEST(a_frame_of_another_length_is_refused)
         ck_assert_int_eq(ht_codec_decode(decoder, frame, len - cut, back, HT_CHUNK_BYTES), -EUCLEAN);
     ck_assert_int_eq(ht_codec_decode(decoder, frame, 0, back, 1), -EUCLEAN);
 }
-END_TEST
 
-START_TEST(more_bytes_than_there_are_are_refused)
+TEST(more_bytes_than_there_are_are_refused)
 {
     struct case_ c = cases[0];
 
@@ -257,22 +249,8 @@ START_TEST(more_bytes_than_there_are_are_refused)
     ck_assert_int_eq(ht_codec_decode(decoder, frame, len, back, c.bytes + 1), -EUCLEAN);
     ck_assert_uint_eq(back[0], GUARD);
 }
-END_TEST
 
 int main(void)
 {
-    Suite *suite = suite_create("frame");
-    TCase *tc = tcase_create("all");
-
-    tcase_add_unchecked_fixture(tc, setup, teardown);
-    tcase_add_loop_test(tc, a_frame_is_smaller_by_a_sixteenth_and_a_block_or_there_is_none, 0, HT_ARRAY_SIZE(cases));
-    tcase_add_loop_test(tc, a_frame_gives_back_all_bytes_or_the_first_ones, 0, HT_ARRAY_SIZE(cases));
-    tcase_add_loop_test(tc, a_frame_decodes_into_its_own_memory, 0, HT_ARRAY_SIZE(cases));
-    tcase_add_test(tc, the_same_bytes_give_the_same_frame_whatever_came_before);
-    tcase_add_loop_test(tc, only_a_plain_stream_of_the_right_length_decodes, 0, HT_ARRAY_SIZE(streams));
-    tcase_add_loop_test(tc, a_wrong_byte_in_the_header_is_refused, 0, HT_ARRAY_SIZE(header_cases));
-    tcase_add_test(tc, a_frame_of_another_length_is_refused);
-    tcase_add_test(tc, more_bytes_than_there_are_are_refused);
-    suite_add_tcase(suite, tc);
-    return run_all(suite);
+    return run_tests("frame", .setup = setup, .teardown = teardown);
 }

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* test_planes.c - planes of elements of all sizes, and what a sample shows, on a table. */
-#include <check.h>
 #include <stdlib.h>
 
 #include "tests/support/suite.h"
@@ -25,7 +24,7 @@ static const struct case_ {
     {"random", content_random, {1, {false}, false}},
 };
 
-START_TEST(a_sample_shows_size_of_elements_and_planes_to_code)
+TEST_LOOP(a_sample_shows_size_of_elements_and_planes_to_code, HT_ARRAY_SIZE(cases))
 {
     const struct case_ *c = &cases[_i];
     struct ht_planes got;
@@ -37,10 +36,9 @@ START_TEST(a_sample_shows_size_of_elements_and_planes_to_code)
     for (unsigned i = 0; i < HT_PLANES_MAX; i++)
         ck_assert_msg(got.coded[i] == c->expected.coded[i], "%s: plane %u", c->what, i);
 }
-END_TEST
 
 /* Whole vectors, and what is left of one. */
-START_TEST(planes_hold_bytes_of_equal_rank_and_join_again)
+TEST_LOOP(planes_hold_bytes_of_equal_rank_and_join_again, 3)
 {
     unsigned count = 1u << _i;
     uint8_t plane_of[HT_PLANES_MAX][ELEMENTS_MAX], back[HT_PLANES_MAX * ELEMENTS_MAX + 1];
@@ -59,15 +57,8 @@ START_TEST(planes_hold_bytes_of_equal_rank_and_join_again)
         ck_assert_uint_eq(back[n * count], 0xa5);
     }
 }
-END_TEST
 
 int main(void)
 {
-    Suite *suite = suite_create("planes");
-    TCase *tc = tcase_create("all");
-
-    tcase_add_loop_test(tc, a_sample_shows_size_of_elements_and_planes_to_code, 0, HT_ARRAY_SIZE(cases));
-    tcase_add_loop_test(tc, planes_hold_bytes_of_equal_rank_and_join_again, 0, 3);
-    suite_add_tcase(suite, tc);
-    return run_all(suite);
+    return run_tests("planes");
 }

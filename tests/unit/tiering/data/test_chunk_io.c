@@ -63,7 +63,7 @@ static void corrupt(const struct ht_ref *ref)
     ck_assert_int_eq(ht_dev_write(s->dev[e.device], e.block * HT_BLOCK_BYTES, block, sizeof(block)), 0);
 }
 
-START_TEST(bytes_come_back)
+TEST(bytes_come_back)
 {
     ck_assert_int_eq(write_bytes(-1), 0);
     ck_assert(chunk->flags & HT_CH_CUR);
@@ -74,9 +74,8 @@ START_TEST(bytes_come_back)
     ck_assert_int_eq(memcmp(buf, data, ht_round_up(BYTES, HT_BLOCK_BYTES)), 0);
     ck_assert_uint_eq(events, 0);
 }
-END_TEST
 
-START_TEST(writes_with_and_without_a_wish_bring_shares_up_to_date)
+TEST(writes_with_and_without_a_wish_bring_shares_up_to_date)
 {
     for (int device = -1; device < 2; device++) {
         s->data->weights.begun = false;
@@ -84,9 +83,8 @@ START_TEST(writes_with_and_without_a_wish_bring_shares_up_to_date)
         ck_assert_msg(s->data->weights.begun, "device %d", device);
     }
 }
-END_TEST
 
-START_TEST(bytes_are_padded_with_zeros)
+TEST(bytes_are_padded_with_zeros)
 {
     memset(data, 0xee, ht_round_up(BYTES, HT_BLOCK_BYTES));
     ck_assert_int_eq(write_bytes(-1), 0);
@@ -94,9 +92,8 @@ START_TEST(bytes_are_padded_with_zeros)
     for (uint32_t i = 0; i < ht_round_up(BYTES, HT_BLOCK_BYTES); i++)
         ck_assert_uint_eq(buf[i], i < BYTES ? 0xee : 0);
 }
-END_TEST
 
-START_TEST(a_cancelled_write_leaves_nothing)
+TEST(a_cancelled_write_leaves_nothing)
 {
     uint64_t available = ht_alloc_available(s->alloc);
 
@@ -111,9 +108,8 @@ START_TEST(a_cancelled_write_leaves_nothing)
     ck_assert_uint_eq(ht_alloc_available(s->alloc), available);
     ht_store_unlock(s);
 }
-END_TEST
 
-START_TEST(without_space_a_write_has_no_reference)
+TEST(without_space_a_write_has_no_reference)
 {
     ht_store_lock(s);
     uint64_t all = ht_alloc_available(s->alloc);
@@ -126,10 +122,9 @@ START_TEST(without_space_a_write_has_no_reference)
     ht_alloc_unreserve(s->alloc, all);
     ht_store_unlock(s);
 }
-END_TEST
 
 /* As relocation does. */
-START_TEST(without_a_chunk_the_caller_gets_the_reference)
+TEST(without_a_chunk_the_caller_gets_the_reference)
 {
     io.chunk = NULL;
     ck_assert_int_eq(write_bytes(1), 0);
@@ -141,9 +136,8 @@ START_TEST(without_a_chunk_the_caller_gets_the_reference)
     ht_chunk_write_cancel(&io);
     ht_store_unlock(s);
 }
-END_TEST
 
-START_TEST(without_a_chunk_no_other_place_is_tried)
+TEST(without_a_chunk_no_other_place_is_tried)
 {
     uint64_t available = ht_alloc_available(s->alloc);
 
@@ -154,9 +148,8 @@ START_TEST(without_a_chunk_no_other_place_is_tried)
     ck_assert_uint_eq(ht_alloc_available(s->alloc), available);
     ck_assert_uint_eq(events, 0);
 }
-END_TEST
 
-START_TEST(wrong_bytes_are_an_error_that_is_counted_and_reported)
+TEST(wrong_bytes_are_an_error_that_is_counted_and_reported)
 {
     ck_assert_int_eq(write_bytes(-1), 0);
     corrupt(&chunk->cur);
@@ -167,9 +160,8 @@ START_TEST(wrong_bytes_are_an_error_that_is_counted_and_reported)
     ck_assert_int_eq(seen.code, HT_EVENT_CHECKSUM);
     ck_assert_uint_eq(seen.offset, ht_ref_extent(&chunk->cur, 0).block * HT_BLOCK_BYTES);
 }
-END_TEST
 
-START_TEST(a_quiet_reader_learns_what_failed)
+TEST(a_quiet_reader_learns_what_failed)
 {
     ck_assert_int_eq(write_bytes(1), 0);
     corrupt(&chunk->cur);
@@ -181,7 +173,6 @@ START_TEST(a_quiet_reader_learns_what_failed)
     ck_assert_uint_eq(about.offset, ht_ref_extent(&chunk->cur, 0).block * HT_BLOCK_BYTES);
     ck_assert_uint_eq(events + s->flow.checksum_errors + s->flow.read_errors, 0);
 }
-END_TEST
 
 static int read_as_background(struct ht_chunk_io in[], unsigned n)
 {
@@ -194,7 +185,7 @@ static int read_as_background(struct ht_chunk_io in[], unsigned n)
     return rc;
 }
 
-START_TEST(of_contents_that_are_read_with_permits_one_may_be_bad)
+TEST(of_contents_that_are_read_with_permits_one_may_be_bad)
 {
     struct ht_chunk_io in[4] = {{.obj = NULL}};
 
@@ -222,9 +213,8 @@ START_TEST(of_contents_that_are_read_with_permits_one_may_be_bad)
     ht_chunk_lock_exclusive(obj, chunk, 0);
     ht_store_unlock(s);
 }
-END_TEST
 
-START_TEST(a_device_that_fails_is_counted_and_reported)
+TEST(a_device_that_fails_is_counted_and_reported)
 {
     ck_assert_int_eq(write_bytes(-1), 0);
     dev_fail(s->dev[ht_ref_extent(&chunk->cur, 0).device], HT_IO_READ, 1, false);
@@ -233,10 +223,9 @@ START_TEST(a_device_that_fails_is_counted_and_reported)
     ck_assert_uint_eq(events, 1);
     ck_assert_int_eq(seen.code, HT_EVENT_READ_ERROR);
 }
-END_TEST
 
 /* As a file on a damaged file system does. */
-START_TEST(a_device_that_fails_with_euclean_has_no_wrong_checksum)
+TEST(a_device_that_fails_with_euclean_has_no_wrong_checksum)
 {
     ck_assert_int_eq(write_bytes(1), 0);
     dev_fail_with(s->dev[ht_ref_extent(&chunk->cur, 0).device], HT_IO_READ, 1, false, -EUCLEAN);
@@ -246,10 +235,9 @@ START_TEST(a_device_that_fails_with_euclean_has_no_wrong_checksum)
     ck_assert_int_eq(seen.code, HT_EVENT_READ_ERROR);
     ck_assert_int_eq(seen.error, -EUCLEAN);
 }
-END_TEST
 
 /* No request is made: the error waits for the finish, which counts and reports it. */
-START_TEST(a_read_that_cannot_start_is_counted_and_reported)
+TEST(a_read_that_cannot_start_is_counted_and_reported)
 {
     ck_assert_int_eq(write_bytes(1), 0);
     s->data->health[1] = HT_HEALTH_MISSING;
@@ -260,9 +248,8 @@ START_TEST(a_read_that_cannot_start_is_counted_and_reported)
     ck_assert_uint_eq(s->flow.read_errors, 1);
     ck_assert_int_eq(seen.error, -ENODEV);
 }
-END_TEST
 
-START_TEST(a_place_that_fails_is_replaced)
+TEST(a_place_that_fails_is_replaced)
 {
     dev_fail(s->dev[0], HT_IO_WRITE, 1, false);
     ck_assert_int_eq(write_bytes(0), 0);
@@ -272,9 +259,8 @@ START_TEST(a_place_that_fails_is_replaced)
     ck_assert_int_eq(ht_chunk_read(obj, 0, &chunk->cur, buf), 0);
     ck_assert_int_eq(memcmp(buf, data, BYTES), 0);
 }
-END_TEST
 
-START_TEST(without_any_place_the_chunk_keeps_its_reference)
+TEST(without_any_place_the_chunk_keeps_its_reference)
 {
     ck_assert_int_eq(write_bytes(-1), 0);
     struct ht_ref was = chunk->cur;
@@ -288,29 +274,8 @@ START_TEST(without_any_place_the_chunk_keeps_its_reference)
     for (unsigned i = 0; i < DATA_DEVICES; i++)
         dev_fail(s->dev[i], HT_IO_WRITE, 0, false);
 }
-END_TEST
 
 int main(void)
 {
-    Suite *suite = suite_create("chunk_io");
-    TCase *tc = tcase_create("all");
-
-    tcase_add_checked_fixture(tc, start, end);
-    tcase_add_test(tc, bytes_come_back);
-    tcase_add_test(tc, writes_with_and_without_a_wish_bring_shares_up_to_date);
-    tcase_add_test(tc, bytes_are_padded_with_zeros);
-    tcase_add_test(tc, a_cancelled_write_leaves_nothing);
-    tcase_add_test(tc, without_space_a_write_has_no_reference);
-    tcase_add_test(tc, without_a_chunk_the_caller_gets_the_reference);
-    tcase_add_test(tc, without_a_chunk_no_other_place_is_tried);
-    tcase_add_test(tc, wrong_bytes_are_an_error_that_is_counted_and_reported);
-    tcase_add_test(tc, a_quiet_reader_learns_what_failed);
-    tcase_add_test(tc, of_contents_that_are_read_with_permits_one_may_be_bad);
-    tcase_add_test(tc, a_device_that_fails_is_counted_and_reported);
-    tcase_add_test(tc, a_device_that_fails_with_euclean_has_no_wrong_checksum);
-    tcase_add_test(tc, a_read_that_cannot_start_is_counted_and_reported);
-    tcase_add_test(tc, a_place_that_fails_is_replaced);
-    tcase_add_test(tc, without_any_place_the_chunk_keeps_its_reference);
-    suite_add_tcase(suite, tc);
-    return run_all(suite);
+    return run_tests("chunk_io", .setup = start, .teardown = end);
 }

@@ -100,7 +100,7 @@ static void begin_again(void (*how)(void))
     ck_assert_ptr_nonnull(obj);
 }
 
-START_TEST(new_content_is_smaller_and_the_same)
+TEST(new_content_is_smaller_and_the_same)
 {
     uint64_t available = stats().available_bytes;
 
@@ -120,10 +120,9 @@ START_TEST(new_content_is_smaller_and_the_same)
     begin_again(remount);
     expect_all();
 }
-END_TEST
 
 /* The first content asks, and is raw; a round of the engine writes the superblock. */
-START_TEST(no_frame_comes_before_the_superblock_says_so)
+TEST(no_frame_comes_before_the_superblock_says_so)
 {
     teardown();
     begin(HT_INLINE_ALWAYS, false);
@@ -139,7 +138,6 @@ START_TEST(no_frame_comes_before_the_superblock_says_so)
     expect_codecs(HT_CODEC_PLANES, HT_CODEC_PLANES);
     expect_all();
 }
-END_TEST
 
 static void forbid(void)
 {
@@ -167,7 +165,7 @@ static void hand_out(void)
 }
 
 /* Not of files that may not be, of models, with a rewrite reserve, or in the memory of passthrough files. */
-START_TEST(other_content_is_written_as_it_is)
+TEST_LOOP(other_content_is_written_as_it_is, 4)
 {
     static void (*const cases[])(void) = {forbid, take_scope, take_reserve, hand_out};
     bool handed = cases[_i] == hand_out;
@@ -186,9 +184,8 @@ START_TEST(other_content_is_written_as_it_is)
     if (_i == 1)
         ck_assert_int_eq(ht_scope_abort(s, 77), 0);
 }
-END_TEST
 
-START_TEST(content_that_is_written_again_is_raw)
+TEST(content_that_is_written_again_is_raw)
 {
     write_all();
     put_all(obj, 100, content, 50);
@@ -203,10 +200,9 @@ START_TEST(content_that_is_written_again_is_raw)
     expect_codecs(HT_CODEC_PLANES, HT_CODEC_PLANES);
     expect_all();
 }
-END_TEST
 
 /* The engine leaves it alone, and does not read it. Few of its chunks are tried. */
-START_TEST(what_saves_too_little_is_written_as_it_is)
+TEST(what_saves_too_little_is_written_as_it_is)
 {
     content_random(content, BYTES, 1);
     write_all();
@@ -219,10 +215,9 @@ START_TEST(what_saves_too_little_is_written_as_it_is)
     ck_assert_uint_eq(engine_figure("recompress", "inline_chunks"), 0);
     expect_all();
 }
-END_TEST
 
 /* A write fails at one place (0), or everywhere (1), or the flush after it does (2): then images are written again. */
-START_TEST(a_write_that_fails_is_made_again)
+TEST_LOOP(a_write_that_fails_is_made_again, 3)
 {
     put_all(obj, 0, content, BYTES);
     if (_i == 2)
@@ -239,10 +234,9 @@ START_TEST(a_write_that_fails_is_made_again)
     begin_again(crash);
     expect_all();
 }
-END_TEST
 
 /* Readers have all buffers: the writer waits for none. */
-START_TEST(without_a_buffer_it_is_raw)
+TEST(without_a_buffer_it_is_raw)
 {
     unsigned n = ht_staging_count(s->staging, HT_STAGING_FILL);
     void *buf[64];
@@ -256,10 +250,9 @@ START_TEST(without_a_buffer_it_is_raw)
     expect_codecs(HT_CODEC_RAW, HT_CODEC_RAW);
     expect_all();
 }
-END_TEST
 
 /* More than the store could hold as it is: what was accepted is stored. */
-START_TEST(a_full_store_takes_more)
+TEST(a_full_store_takes_more)
 {
     struct ht_obj *big = object_that_may(0);
     uint64_t at = 0;
@@ -274,10 +267,9 @@ START_TEST(a_full_store_takes_more)
         expect(big, off, content, MIB);
     ht_obj_put(big);
 }
-END_TEST
 
 /* With measured rates: whatever they say, the content is the same. */
-START_TEST(measurements_decide)
+TEST(measurements_decide)
 {
     teardown();
     begin(HT_INLINE_AUTO, true);
@@ -286,10 +278,9 @@ START_TEST(measurements_decide)
     ck_assert_uint_eq(engine_figure("recompress", "inline_chunks"), 0);
     expect_all();
 }
-END_TEST
 
 /* A slow device, and half a processor: no whole one is idle, whatever the machine does. */
-START_TEST(a_quota_of_processor_time_counts)
+TEST(a_quota_of_processor_time_counts)
 {
     enum { DELAY_MS = 20, WRITES = 35 }; /* several looks */
     struct group g;
@@ -307,25 +298,8 @@ START_TEST(a_quota_of_processor_time_counts)
         group_leave(&g);
     ck_assert_uint_eq(engine_figure("recompress", "inline_chunks"), 0);
 }
-END_TEST
 
 int main(void)
 {
-    TCase *tc = tcase_create("inline");
-    Suite *suite = suite_create("compress");
-
-    tcase_add_checked_fixture(tc, setup, teardown);
-    tcase_set_timeout(tc, 120);
-    tcase_add_test(tc, new_content_is_smaller_and_the_same);
-    tcase_add_test(tc, no_frame_comes_before_the_superblock_says_so);
-    tcase_add_loop_test(tc, other_content_is_written_as_it_is, 0, 4);
-    tcase_add_test(tc, content_that_is_written_again_is_raw);
-    tcase_add_test(tc, what_saves_too_little_is_written_as_it_is);
-    tcase_add_loop_test(tc, a_write_that_fails_is_made_again, 0, 3);
-    tcase_add_test(tc, without_a_buffer_it_is_raw);
-    tcase_add_test(tc, a_full_store_takes_more);
-    tcase_add_test(tc, measurements_decide);
-    tcase_add_test(tc, a_quota_of_processor_time_counts);
-    suite_add_tcase(suite, tc);
-    return run_all(suite);
+    return run_tests("compress", .setup = setup, .teardown = teardown, .timeout_s = 120);
 }

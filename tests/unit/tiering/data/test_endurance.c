@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What a store counts as written: in a day, beside its budget, and for a scope. */
-#include <check.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <unistd.h>
@@ -50,10 +49,9 @@ static void write_synced(unsigned mib, uint64_t scope)
     else
         ck_assert_int_eq(ht_obj_sync(o), 0);
     ht_obj_put(o);
-    free(p);
 }
 
-START_TEST(all_that_devices_take_counts_for_the_day)
+TEST(all_that_devices_take_counts_for_the_day)
 {
     fresh(64, false);
     struct ht_store_stats before = figures();
@@ -65,9 +63,8 @@ START_TEST(all_that_devices_take_counts_for_the_day)
     ck_assert_uint_eq(after.endurance_bytes, 0);
     done();
 }
-END_TEST
 
-START_TEST(the_warning_names_bytes_and_budget_and_comes_once)
+TEST(the_warning_names_bytes_and_budget_and_comes_once)
 {
     char wanted[64];
 
@@ -93,9 +90,8 @@ START_TEST(the_warning_names_bytes_and_budget_and_comes_once)
     ck_assert_uint_eq(warnings, 1);
     done();
 }
-END_TEST
 
-START_TEST(a_thread_of_the_store_looks_at_the_budget)
+TEST(a_thread_of_the_store_looks_at_the_budget)
 {
     fresh(64, true);
     ht_store_set_endurance(s, MIB);
@@ -105,9 +101,8 @@ START_TEST(a_thread_of_the_store_looks_at_the_budget)
     ck_assert_uint_eq(warnings, 1);
     done();
 }
-END_TEST
 
-START_TEST(what_is_written_counts_for_the_scope_of_its_object)
+TEST(what_is_written_counts_for_the_scope_of_its_object)
 {
     enum { ONE = 100, OTHER = 200 };
 
@@ -124,9 +119,8 @@ START_TEST(what_is_written_counts_for_the_scope_of_its_object)
     ck_assert_uint_eq(ht_scope_written_bytes(s, 300), 0);
     done();
 }
-END_TEST
 
-START_TEST(each_device_of_the_store_has_its_rates)
+TEST(each_device_of_the_store_has_its_rates)
 {
     struct ht_device_stat st;
 
@@ -140,20 +134,8 @@ START_TEST(each_device_of_the_store_has_its_rates)
     ck_assert_uint_gt(st.rate[HT_DIRECTION_WRITE].bytes_per_s, 0);
     done();
 }
-END_TEST
 
 int main(void)
 {
-    Suite *suite = suite_create("endurance");
-    TCase *tc = tcase_create("endurance");
-
-    tcase_add_checked_fixture(tc, setup, teardown);
-    tcase_set_timeout(tc, 60);
-    tcase_add_test(tc, all_that_devices_take_counts_for_the_day);
-    tcase_add_test(tc, the_warning_names_bytes_and_budget_and_comes_once);
-    tcase_add_test(tc, a_thread_of_the_store_looks_at_the_budget);
-    tcase_add_test(tc, what_is_written_counts_for_the_scope_of_its_object);
-    tcase_add_test(tc, each_device_of_the_store_has_its_rates);
-    suite_add_tcase(suite, tc);
-    return run_all(suite);
+    return run_tests("endurance", .setup = setup, .teardown = teardown, .timeout_s = 60);
 }

@@ -3,7 +3,6 @@
  * Flushes that fail beside other threads, on devices with volatile caches; and devices that no object needs. The orders
  * are fixed.
  */
-#include <check.h>
 #include <pthread.h>
 #include <stdatomic.h>
 #include <unistd.h>
@@ -32,7 +31,7 @@ static void fail_beside(unsigned device)
 /* ------------------------------------------------------------------- space */
 
 /* Its frames are smaller than what replaces them. The space for that is not that of others. */
-START_TEST(content_whose_frames_are_given_up_has_space_as_it_is)
+TEST_LOOP(content_whose_frames_are_given_up_has_space_as_it_is, 2)
 {
     enum { FILE_MIB = 20 };
     uint8_t *content = malloc(FILE_MIB * MIB);
@@ -60,7 +59,6 @@ START_TEST(content_whose_frames_are_given_up_has_space_as_it_is)
     fixture_inline = HT_INLINE_AUTO;
     free(content);
 }
-END_TEST
 
 /* ---------------------------------------------------------- publications */
 
@@ -93,7 +91,7 @@ static void writeback_and_publish(struct ht_rounds *rounds)
     ck_assert_int_eq(rc, 0);
 }
 
-START_TEST(a_flush_that_fails_beside_a_commit_does_not_tear_it)
+TEST_LOOP(a_flush_that_fails_beside_a_commit_does_not_tear_it, 3)
 {
     struct ht_rounds of_m = HT_ROUNDS_INIT, of_f = HT_ROUNDS_INIT;
 
@@ -121,15 +119,13 @@ START_TEST(a_flush_that_fails_beside_a_commit_does_not_tear_it)
     power_cut(1);
     expect_after_cut(ids[0], two, CHUNKS * MIB);
     expect_after_cut(ids[1], two, CHUNKS * MIB);
-    end();
 }
-END_TEST
 
 /*
  * Another thread writes the object back once more after the flush, and that is given up: the flushed content is gone,
  * and so is the newer content.
  */
-START_TEST(what_replaced_flushed_content_is_not_missed)
+TEST_LOOP(what_replaced_flushed_content_is_not_missed, 2)
 {
     struct ht_rounds rounds = HT_ROUNDS_INIT;
 
@@ -145,18 +141,14 @@ START_TEST(what_replaced_flushed_content_is_not_missed)
     ht_rounds_next(s, &rounds);
     ck_assert_int_eq(ht_obj_writeback_flushed(f), 0);
     ck_assert_int_eq(publish(f, 0, &rounds), 0);
-    uint64_t id = put(f);
-    power_cut(2);
-    expect_after_cut(id, three, CHUNKS * MIB);
-    end();
+    cut_and_expect(f, 2, three, CHUNKS * MIB);
 }
-END_TEST
 
 /*
  * Another thread writes the object back once more after the flush. A publication of the object begins again, and the
  * log continues.
  */
-START_TEST(what_is_written_back_after_the_flush_is_flushed_before_it_is_published)
+TEST_LOOP(what_is_written_back_after_the_flush_is_flushed_before_it_is_published, 3)
 {
     bool scope = _i > 0;
 
@@ -175,15 +167,11 @@ START_TEST(what_is_written_back_after_the_flush_is_flushed_before_it_is_publishe
     }
     ck_assert_int_eq(rc, 0);
     ck_assert(!ht_store_read_only(s));
-    uint64_t id = put(f);
-    power_cut(10);
-    expect_after_cut(id, three, MIB);
-    end();
+    cut_and_expect(f, 10, three, MIB);
 }
-END_TEST
 
 /* A commit that leaves an object out does not wait for its writes. */
-START_TEST(a_publication_of_the_rest_does_not_wait_for_derived_content)
+TEST(a_publication_of_the_rest_does_not_wait_for_derived_content)
 {
     struct ht_rounds rounds = HT_ROUNDS_OF_REST(SCOPE);
 
@@ -197,12 +185,10 @@ START_TEST(a_publication_of_the_rest_does_not_wait_for_derived_content)
     ck_assert_int_eq(ht_tx_begin_round(s, 4096, &rounds, &tx), 0);
     ck_assert_int_eq(ht_tx_commit(tx, NULL), 0);
     ht_obj_put(f);
-    end();
 }
-END_TEST
 
 /* Whatever others write, a publication ends. */
-START_TEST(what_is_written_back_again_and_again_is_published_in_the_end)
+TEST(what_is_written_back_again_and_again_is_published_in_the_end)
 {
     make(2);
     struct ht_obj *f = published(0, one, MIB);
@@ -215,19 +201,14 @@ START_TEST(what_is_written_back_again_and_again_is_published_in_the_end)
         ck_assert_int_eq(ht_obj_writeback(f), 0);
     } while (publish(f, 0, &rounds) == -EAGAIN && ++again);
     ck_assert_uint_eq(again, HT_ROUNDS_LATE_MAX);
-    uint64_t id = put(f);
-    power_cut(11);
-    expect_after_cut(id, two, MIB);
-    end();
+    cut_and_expect(f, 11, two, MIB);
 }
-END_TEST
 
 /* No content of this object needed the flush any more, so that another object's failure does not concern it. */
-START_TEST(a_failed_flush_of_what_others_wrote_leaves_the_store_writable)
+TEST(a_failed_flush_of_what_others_wrote_leaves_the_store_writable)
 {
     struct ht_rounds rounds = HT_ROUNDS_INIT;
     struct ht_tx *tx;
-    uint64_t lsn;
 
     make(4);
     struct ht_obj *f = published(0, one, CHUNKS * MIB), *g = published(0, one, CHUNKS * MIB);
@@ -239,17 +220,14 @@ START_TEST(a_failed_flush_of_what_others_wrote_leaves_the_store_writable)
     ck_assert_int_eq(ht_tx_begin_round(s, 8192, &rounds, &tx), 0);
     ht_obj_publish(f, tx);
     dev_fail(devs[3], HT_IO_FLUSH, 1, false); /* no log is on it */
-    ck_assert_int_eq(ht_tx_commit(tx, &lsn), 0);
-    ck_assert_int_eq(ht_store_sync(s, lsn), 0);
+    commit_durably(tx);
     ck_assert_int_eq(ht_obj_sync(g), 0);
     ck_assert(!ht_store_read_only(s));
     uint64_t ids[] = {put(f), put(g)};
     power_cut(3);
     expect_after_cut(ids[0], two, CHUNKS * MIB);
     expect_after_cut(ids[1], two, CHUNKS * MIB);
-    end();
 }
-END_TEST
 
 /* ----------------------------------------------------------------- clones */
 
@@ -267,7 +245,7 @@ static void *clone_main(void *arg)
 }
 
 /* The clone has taken the source's content, and waits for its target while that content is given up. */
-START_TEST(a_clone_under_way_does_not_keep_what_was_given_up)
+TEST(a_clone_under_way_does_not_keep_what_was_given_up)
 {
     make(3);
     struct ht_obj *a = object(HT_CHUNK_BYTES, 0), *b = published(0, one, MIB);
@@ -277,15 +255,13 @@ START_TEST(a_clone_under_way_does_not_keep_what_was_given_up)
                              .count = 1,
                              .chunk[0] =
                                  (struct ht_batch_pin_chunk){.obj = b, .index = 0, .mode = HT_BATCH_PIN_UPDATE}};
-    ck_assert_int_eq(ht_batch_pin_begin(&l), 0);
-    ck_assert_int_eq(ht_batch_pin_wait(&l), 0);
+    pin_now(&l);
     struct cloning k = {.src = a, .dst = b};
     pthread_t thread;
     ck_assert_int_eq(pthread_create(&thread, NULL, clone_main, &k), 0);
     usleep(100000);
     fail_beside(device);
-    ht_batch_pin_end(&l, 0);
-    ck_assert_int_eq(ht_batch_pin_finish(&l), 0);
+    unpin(&l, 0);
     pthread_join(thread, NULL);
     ck_assert_int_eq(k.done, MIB);
     ck_assert_int_eq(ht_obj_sync(b), 0);
@@ -295,9 +271,7 @@ START_TEST(a_clone_under_way_does_not_keep_what_was_given_up)
         power_cut(seed);
         expect_after_cut(id, two, MIB);
     }
-    end();
 }
-END_TEST
 
 /* ------------------------------------------------------- writes in flight */
 
@@ -333,12 +307,10 @@ static void write_by_batch_pin(struct ht_obj *o, uint64_t index, const uint8_t *
         .chunk[0] = (struct ht_batch_pin_chunk){.obj = o, .index = index, .mode = HT_BATCH_PIN_OVERWRITE},
     };
 
-    ck_assert_int_eq(ht_batch_pin_begin(&l), 0);
-    ck_assert_int_eq(ht_batch_pin_wait(&l), 0);
+    pin_now(&l);
     *out_staged = l.chunk[0].staged;
     memcpy(l.chunk[0].data, content, MIB);
-    ht_batch_pin_end(&l, 1);
-    ck_assert_int_eq(ht_batch_pin_finish(&l), 0);
+    unpin(&l, 1);
 }
 
 /* Images that stay take all the room that there is for such, so that later batch pins write from buffers. */
@@ -409,26 +381,21 @@ static void check_write_under_way(bool staged, unsigned failures)
     for (unsigned i = 0; i < failures; i++)
         ht_obj_put(other[i]);
     ht_obj_put(kept);
-    uint64_t id = put(w.o);
-    power_cut(14);
-    expect_after_cut(id, two, MIB);
-    end();
+    cut_and_expect(w.o, 14, two, MIB);
 }
 
-START_TEST(a_write_under_way_leaves_a_device_that_fails_a_flush)
+TEST_LOOP(a_write_under_way_leaves_a_device_that_fails_a_flush, 2)
 {
     check_write_under_way(_i & 1, 1);
 }
-END_TEST
 
-START_TEST(a_write_that_goes_elsewhere_leaves_that_device_too)
+TEST_LOOP(a_write_that_goes_elsewhere_leaves_that_device_too, 2)
 {
     check_write_under_way(_i & 1, 2);
 }
-END_TEST
 
 /* Flushes without content, of a superblock say. Twice before any check. */
-START_TEST(failures_of_flushes_are_seen_whoever_asked)
+TEST_LOOP(failures_of_flushes_are_seen_whoever_asked, 2)
 {
     bool only = _i;
 
@@ -450,9 +417,7 @@ START_TEST(failures_of_flushes_are_seen_whoever_asked)
         power_cut(15 + round);
         expect_after_cut(id, content, CHUNKS * MIB);
     }
-    end();
 }
-END_TEST
 
 /* ------------------------------------------------------- given-up content */
 
@@ -460,7 +425,7 @@ END_TEST
  * The thread that resolves it has the bytes in memory, and waits for the open transaction. A truncation narrows the
  * reference that it is to give up.
  */
-START_TEST(what_is_truncated_while_it_is_given_up_is_given_up)
+TEST(what_is_truncated_while_it_is_given_up_is_given_up)
 {
     enum { KEEP = 600000 };
     struct ht_rounds rounds = HT_ROUNDS_INIT;
@@ -489,22 +454,17 @@ START_TEST(what_is_truncated_while_it_is_given_up_is_given_up)
     ck_assert_int_eq(publish(f, 0, &rounds), -EAGAIN);
     ck_assert_int_eq(ht_obj_sync(f), 0);
     ht_obj_put(other);
-    uint64_t id = put(f);
-    power_cut(7);
-    expect_after_cut(id, two, KEEP);
-    end();
+    cut_and_expect(f, 7, two, KEEP);
 }
-END_TEST
 
 /* Content that the log has named before, on a closed device, needs no flush when it is cut or cloned. */
-START_TEST(what_is_durable_on_a_closed_device_can_be_cut_and_cloned)
+TEST_LOOP(what_is_durable_on_a_closed_device_can_be_cut_and_cloned, 2)
 {
     bool clones = _i;
 
     make(3);
     uint64_t id = put(published(0, one, CHUNKS * MIB));
-    ck_assert_int_eq(ht_store_unmount(s), 0);
-    ht_store_close(s);
+    unmount_store();
     mount_all(); /* no flush of this mount covers it */
     fail_beside(2);
     struct ht_obj *f = ht_obj_get(s, id), *b = object(HT_CHUNK_BYTES, 0);
@@ -524,9 +484,7 @@ START_TEST(what_is_durable_on_a_closed_device_can_be_cut_and_cloned)
     if (clones)
         expect_after_cut(cloned, one, CHUNKS * MIB);
     expect_after_cut(id, one, clones ? CHUNKS * MIB : MIB - 100);
-    end();
 }
-END_TEST
 
 /* More flushes than the store remembers. */
 static void sync_others(struct ht_obj *small)
@@ -541,7 +499,7 @@ static void sync_others(struct ht_obj *small)
  * References remember their flush for 255 others. The device is closed, so content that seems uncovered is written
  * elsewhere.
  */
-START_TEST(what_was_flushed_long_before_on_a_closed_device_is_published)
+TEST(what_was_flushed_long_before_on_a_closed_device_is_published)
 {
     struct ht_rounds rounds = HT_ROUNDS_OF_SCOPE(SCOPE);
 
@@ -553,18 +511,14 @@ START_TEST(what_was_flushed_long_before_on_a_closed_device_is_published)
     sync_others(small);
     writeback_and_publish(&rounds);
     ht_obj_put(small);
-    uint64_t id = put(m);
-    power_cut(12);
-    expect_after_cut(id, two, CHUNKS * MIB);
-    end();
+    cut_and_expect(m, 12, two, CHUNKS * MIB);
 }
-END_TEST
 
 /*
  * The same, and it seems not to be covered only when its publication begins. The device needs no flush: one that was
  * not the store's came after the failure. A caller that writes nothing back is refused in the end.
  */
-START_TEST(what_seems_not_to_be_covered_on_a_closed_device_does_not_end_the_log)
+TEST(what_seems_not_to_be_covered_on_a_closed_device_does_not_end_the_log)
 {
     struct ht_rounds rounds = HT_ROUNDS_OF_SCOPE(SCOPE);
 
@@ -587,18 +541,14 @@ START_TEST(what_seems_not_to_be_covered_on_a_closed_device_does_not_end_the_log)
     rounds = HT_ROUNDS_OF_SCOPE(SCOPE);
     writeback_and_publish(&rounds);
     ht_obj_put(small);
-    uint64_t id = put(m);
-    power_cut(17);
-    expect_after_cut(id, two, CHUNKS * MIB);
-    end();
+    cut_and_expect(m, 17, two, CHUNKS * MIB);
 }
-END_TEST
 
 /*
  * There is no space for another copy, and none is needed: the bytes are in memory, and the
  * place that is given up is free.
  */
-START_TEST(a_full_store_keeps_what_a_failed_flush_covered)
+TEST(a_full_store_keeps_what_a_failed_flush_covered)
 {
     make(1);
     struct ht_obj *filler = object(HT_CHUNK_BYTES, 0), *f = object(HT_CHUNK_BYTES, 0);
@@ -613,17 +563,13 @@ START_TEST(a_full_store_keeps_what_a_failed_flush_covered)
     dev_fail(devs[0], HT_IO_FLUSH, 1, false);
     ck_assert_int_eq(ht_obj_sync(f), 0);
     ht_obj_put(filler);
-    uint64_t id = put(f);
-    power_cut(8);
-    expect_after_cut(id, two, 2 * MIB);
-    end();
+    cut_and_expect(f, 8, two, 2 * MIB);
 }
-END_TEST
 
 /* --------------------------------------------------------------- the log */
 
 /* Both copies of the log are on one device: after the frame was written to it another thread's flush fails. */
-START_TEST(a_frame_that_a_flush_of_another_thread_voided_is_written_again)
+TEST(a_frame_that_a_flush_of_another_thread_voided_is_written_again)
 {
     make(1);
     struct ht_obj *a = published(0, one, MIB), *b = published(0, one, MIB);
@@ -637,11 +583,9 @@ START_TEST(a_frame_that_a_flush_of_another_thread_voided_is_written_again)
     power_cut(5);
     expect_after_cut(ids[0], two, MIB);
     expect_after_cut(ids[1], two, MIB);
-    end();
 }
-END_TEST
 
-START_TEST(one_failed_flush_of_the_only_device_leaves_the_store_writable)
+TEST(one_failed_flush_of_the_only_device_leaves_the_store_writable)
 {
     make(1);
     struct ht_obj *a = published(0, one, MIB);
@@ -652,37 +596,12 @@ START_TEST(one_failed_flush_of_the_only_device_leaves_the_store_writable)
         dev_fail(devs[0], HT_IO_FLUSH, 0, false);
         ck_assert(!ht_store_read_only(s));
     }
-    uint64_t id = put(a);
-    power_cut(6);
-    expect_after_cut(id, two, MIB);
-    end();
+    cut_and_expect(a, 6, two, MIB);
 }
-END_TEST
 
 int main(void)
 {
-    TCase *tc = tcase_create("flushes");
-
     ht_log_set_level(HT_LOG_ERROR);
     memory_keep(true);
-    tcase_set_timeout(tc, 300);
-    tcase_add_loop_test(tc, content_whose_frames_are_given_up_has_space_as_it_is, 0, 2);
-    tcase_add_loop_test(tc, a_flush_that_fails_beside_a_commit_does_not_tear_it, 0, 3);
-    tcase_add_loop_test(tc, what_replaced_flushed_content_is_not_missed, 0, 2);
-    tcase_add_loop_test(tc, what_is_written_back_after_the_flush_is_flushed_before_it_is_published, 0, 3);
-    tcase_add_test(tc, a_publication_of_the_rest_does_not_wait_for_derived_content);
-    tcase_add_test(tc, what_is_written_back_again_and_again_is_published_in_the_end);
-    tcase_add_test(tc, a_failed_flush_of_what_others_wrote_leaves_the_store_writable);
-    tcase_add_test(tc, a_clone_under_way_does_not_keep_what_was_given_up);
-    tcase_add_loop_test(tc, a_write_under_way_leaves_a_device_that_fails_a_flush, 0, 2);
-    tcase_add_loop_test(tc, a_write_that_goes_elsewhere_leaves_that_device_too, 0, 2);
-    tcase_add_loop_test(tc, failures_of_flushes_are_seen_whoever_asked, 0, 2);
-    tcase_add_test(tc, what_is_truncated_while_it_is_given_up_is_given_up);
-    tcase_add_loop_test(tc, what_is_durable_on_a_closed_device_can_be_cut_and_cloned, 0, 2);
-    tcase_add_test(tc, what_was_flushed_long_before_on_a_closed_device_is_published);
-    tcase_add_test(tc, what_seems_not_to_be_covered_on_a_closed_device_does_not_end_the_log);
-    tcase_add_test(tc, a_full_store_keeps_what_a_failed_flush_covered);
-    tcase_add_test(tc, a_frame_that_a_flush_of_another_thread_voided_is_written_again);
-    tcase_add_test(tc, one_failed_flush_of_the_only_device_leaves_the_store_writable);
-    return run_suite(tc);
+    return run_tests("flushes", .teardown = end, .timeout_s = 300);
 }

@@ -1,7 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Devices with shares: where new content goes, and which rewritten content moves. */
-#include <check.h>
-
 #include "tests/support/suite.h"
 #include "tiering/tier/placement.h"
 #include "tiering/object/context.h"
@@ -28,8 +26,7 @@ static void make(uint64_t dram_bytes)
 static void end(void)
 {
     ht_store_verify(s, false);
-    ck_assert_int_eq(ht_store_unmount(s), 0);
-    ht_store_close(s);
+    unmount_store();
     for (unsigned i = 0; i < DEVICES; i++)
         ht_dev_close(devs[i]);
 }
@@ -80,7 +77,6 @@ static struct ht_obj *stored(void)
 
     put_all(o, 0, content, RANGES * MIB);
     ck_assert_int_eq(ht_obj_sync(o), 0);
-    free(content);
     look();
     return o;
 }
@@ -92,11 +88,9 @@ static void update(struct ht_obj *o)
 
     for (unsigned i = 0; i < RANGES; i++) {
         pin.chunk[0] = (struct ht_batch_pin_chunk){.obj = o, .index = i, .mode = HT_BATCH_PIN_UPDATE};
-        ck_assert_int_eq(ht_batch_pin_begin(&pin), 0);
-        ck_assert_int_eq(ht_batch_pin_wait(&pin), 0);
+        pin_now(&pin);
         pin.chunk[0].data[0]++;
-        ht_batch_pin_end(&pin, 1);
-        ck_assert_int_eq(ht_batch_pin_finish(&pin), 0);
+        unpin(&pin, 1);
     }
     ck_assert_int_eq(ht_obj_sync(o), 0);
     look();
@@ -110,7 +104,7 @@ static uint64_t moved_bytes(void)
     return st.moved_bytes;
 }
 
-START_TEST(new_content_goes_to_devices_by_shares)
+TEST(new_content_goes_to_devices_by_shares)
 {
     make(8 * MIB);
     share(3, 1);
@@ -121,11 +115,9 @@ START_TEST(new_content_goes_to_devices_by_shares)
     ck_assert(st.has_share);
     ck_assert_uint_eq(st.share_per_mille, 750);
     ht_obj_put(o);
-    end();
 }
-END_TEST
 
-START_TEST(without_shares_devices_fill_up_alike)
+TEST(without_shares_devices_fill_up_alike)
 {
     make(8 * MIB);
     struct ht_obj *o = stored();
@@ -134,14 +126,12 @@ START_TEST(without_shares_devices_fill_up_alike)
     ht_store_device_stat(s, 0, &st);
     ck_assert(!st.has_share);
     ht_obj_put(o);
-    end();
 }
-END_TEST
 
 /* Streamed through staging buffers, and resident. */
 static const uint64_t dram[] = {8 * MIB, 64 * MIB};
 
-START_TEST(updates_move_content_until_it_lies_by_shares_and_then_none)
+TEST_LOOP(updates_move_content_until_it_lies_by_shares_and_then_none, HT_ARRAY_SIZE(dram))
 {
     make(dram[_i]);
     struct ht_obj *o = stored();
@@ -160,13 +150,10 @@ START_TEST(updates_move_content_until_it_lies_by_shares_and_then_none)
     for (unsigned i = 0; i < RANGES; i++)
         want[(size_t)i * MIB] = (uint8_t)(want[(size_t)i * MIB] + steps);
     expect(o, 0, want, RANGES * MIB);
-    free(want);
     ht_obj_put(o);
-    end();
 }
-END_TEST
 
-START_TEST(content_leaves_a_device_that_lost_its_share)
+TEST(content_leaves_a_device_that_lost_its_share)
 {
     make(8 * MIB);
     struct ht_obj *o = stored();
@@ -176,9 +163,7 @@ START_TEST(content_leaves_a_device_that_lost_its_share)
     ck_assert_uint_eq(on[1], 0);
     ck_assert_uint_eq(moved_bytes(), RANGES / 2 * (uint64_t)MIB);
     ht_obj_put(o);
-    end();
 }
-END_TEST
 
 static unsigned next_on(unsigned from, unsigned which)
 {
@@ -194,15 +179,13 @@ static void update_two(struct ht_obj *o, unsigned first, unsigned second, uint32
 
     pin.chunk[0] = (struct ht_batch_pin_chunk){.obj = o, .index = first, .mode = HT_BATCH_PIN_UPDATE};
     pin.chunk[1] = (struct ht_batch_pin_chunk){.obj = o, .index = second, .mode = HT_BATCH_PIN_UPDATE};
-    ck_assert_int_eq(ht_batch_pin_begin(&pin), 0);
-    ck_assert_int_eq(ht_batch_pin_wait(&pin), 0);
-    ht_batch_pin_end(&pin, dirty);
-    ck_assert_int_eq(ht_batch_pin_finish(&pin), 0);
+    pin_now(&pin);
+    unpin(&pin, dirty);
     ck_assert_int_eq(ht_obj_sync(o), 0);
     look();
 }
 
-START_TEST(only_what_changes_and_lies_elsewhere_counts_as_moved)
+TEST_LOOP(only_what_changes_and_lies_elsewhere_counts_as_moved, HT_ARRAY_SIZE(dram))
 {
     make(dram[_i]);
     struct ht_obj *o = stored();
@@ -215,11 +198,9 @@ START_TEST(only_what_changes_and_lies_elsewhere_counts_as_moved)
     ck_assert_uint_eq(moved_bytes(), 2 * (uint64_t)MIB);
     ck_assert(device[here] == 0 && device[there] == 0);
     ht_obj_put(o);
-    end();
 }
-END_TEST
 
-START_TEST(a_full_device_passes_content_on)
+TEST(a_full_device_passes_content_on)
 {
     make(8 * MIB);
     share(4, 0);
@@ -232,24 +213,11 @@ START_TEST(a_full_device_passes_content_on)
     ck_assert_uint_gt(on[0], 3 * RANGES);
     uint8_t *want = pattern(RANGES * MIB, 1);
     expect(last, 0, want, RANGES * MIB);
-    free(want);
     while (count)
         ht_obj_put(o[--count]);
-    end();
 }
-END_TEST
 
 int main(void)
 {
-    Suite *suite = suite_create("shares");
-    TCase *t = tcase_create("shares");
-
-    tcase_add_test(t, new_content_goes_to_devices_by_shares);
-    tcase_add_test(t, without_shares_devices_fill_up_alike);
-    tcase_add_loop_test(t, updates_move_content_until_it_lies_by_shares_and_then_none, 0, (int)HT_ARRAY_SIZE(dram));
-    tcase_add_test(t, content_leaves_a_device_that_lost_its_share);
-    tcase_add_loop_test(t, only_what_changes_and_lies_elsewhere_counts_as_moved, 0, (int)HT_ARRAY_SIZE(dram));
-    tcase_add_test(t, a_full_device_passes_content_on);
-    suite_add_tcase(suite, t);
-    return run_all(suite);
+    return run_tests("shares", .teardown = end);
 }

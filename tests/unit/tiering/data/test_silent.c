@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* test_silent.c - a device that does not answer delays only the operations that need it. */
-#include <check.h>
 #include <pthread.h>
 #include <stdatomic.h>
 #include <unistd.h>
@@ -24,7 +23,7 @@ static struct ht_obj *written_beside(unsigned device)
     }
 }
 
-START_TEST(a_device_that_does_not_answer_delays_only_what_lies_on_it)
+TEST(a_device_that_does_not_answer_delays_only_what_lies_on_it)
 {
     make(4);
     struct ht_obj *on_all = object(HT_CHUNK_BYTES, 0);
@@ -50,9 +49,7 @@ START_TEST(a_device_that_does_not_answer_delays_only_what_lies_on_it)
     power_cut(4);
     expect_after_cut(ids[0], two, MIB);
     expect_after_cut(ids[1], one, CHUNKS * MIB);
-    end();
 }
-END_TEST
 
 struct checkpointing {
     _Atomic bool over;
@@ -74,7 +71,7 @@ enum { NO_COMMIT_MS = 3600000 }; /* with threads, and no commit of the timer */
  * The device has no log, and the checkpoint would write only a superblock there. Either a flush of the device is in
  * flight, or nothing.
  */
-START_TEST(a_device_that_does_not_answer_does_not_keep_a_checkpoint)
+TEST_LOOP(a_device_that_does_not_answer_does_not_keep_a_checkpoint, 2)
 {
     bool in_use = _i == 0;
     struct checkpointing k = {.over = false};
@@ -116,10 +113,9 @@ START_TEST(a_device_that_does_not_answer_does_not_keep_a_checkpoint)
     end();
     answer_ms = commit_ms = 0;
 }
-END_TEST
 
 /* The device falls silent while nothing is in flight there. The scrub has come to its superblock. */
-START_TEST(a_scrub_of_a_silent_device_does_not_keep_a_checkpoint)
+TEST(a_scrub_of_a_silent_device_does_not_keep_a_checkpoint)
 {
     struct checkpointing k = {.over = false};
     pthread_t thread;
@@ -146,7 +142,6 @@ START_TEST(a_scrub_of_a_silent_device_does_not_keep_a_checkpoint)
     end();
     answer_ms = commit_ms = 0;
 }
-END_TEST
 
 /* The request in flight when a device falls silent: all kinds that a commit waits for. */
 enum silence { IN_FLUSH, IN_WRITE, IN_READ, IN_LOG, SILENCES };
@@ -216,7 +211,7 @@ static void wait_for_timer(struct ht_obj *o)
 /*
  * The timer's thread keeps images clean while a file that is to be committed needs it, and commits when it answers.
  */
-START_TEST(a_device_that_does_not_answer_does_not_keep_the_timer)
+TEST_LOOP(a_device_that_does_not_answer_does_not_keep_the_timer, SILENCES)
 {
     enum { DIRTY = 30, ENOUGH = 24 };
     struct ht_device_stat st;
@@ -249,12 +244,8 @@ START_TEST(a_device_that_does_not_answer_does_not_keep_the_timer)
     ck_assert_uint_eq(obj_stat(y.o).dirty_bytes, 0);
     answer_ms = commit_ms = 0;
     ht_obj_put(model);
-    uint64_t id = put(y.o);
-    power_cut(16);
-    expect_after_cut(id, two, MIB);
-    end();
+    cut_and_expect(y.o, 16, two, MIB);
 }
-END_TEST
 
 static void *read_device_main(void *arg)
 {
@@ -265,7 +256,7 @@ static void *read_device_main(void *arg)
 }
 
 /* A flush from outside the store has covered everything on the device. */
-START_TEST(a_silent_device_that_needs_no_flush_does_not_keep_the_timer)
+TEST(a_silent_device_that_needs_no_flush_does_not_keep_the_timer)
 {
     struct ht_device_stat st;
     pthread_t thread;
@@ -291,21 +282,11 @@ START_TEST(a_silent_device_that_needs_no_flush_does_not_keep_the_timer)
     ck_assert(!unpublished);
     answer_ms = commit_ms = 0;
     ht_obj_put(o);
-    end();
 }
-END_TEST
 
 int main(void)
 {
-    TCase *tc = tcase_create("silence");
-
     ht_log_set_level(HT_LOG_ERROR);
     memory_keep(true);
-    tcase_set_timeout(tc, 300);
-    tcase_add_test(tc, a_device_that_does_not_answer_delays_only_what_lies_on_it);
-    tcase_add_loop_test(tc, a_device_that_does_not_answer_does_not_keep_a_checkpoint, 0, 2);
-    tcase_add_test(tc, a_scrub_of_a_silent_device_does_not_keep_a_checkpoint);
-    tcase_add_loop_test(tc, a_device_that_does_not_answer_does_not_keep_the_timer, 0, SILENCES);
-    tcase_add_test(tc, a_silent_device_that_needs_no_flush_does_not_keep_the_timer);
-    return run_suite(tc);
+    return run_tests("silence", .teardown = end, .timeout_s = 300);
 }

@@ -8,7 +8,7 @@
 #include "tiering/base/fault.h"
 #include "tiering/io/gate.h"
 
-START_TEST(nearly_empty_groups_become_free)
+TEST(nearly_empty_groups_become_free)
 {
     fresh(32, false);
     sparse(16); /* one chunk in each MiB */
@@ -31,10 +31,9 @@ START_TEST(nearly_empty_groups_become_free)
     put_files();
     done();
 }
-END_TEST
 
 /* Clones and what deduplication has shared: one place before, one place after. */
-START_TEST(all_owners_move_together)
+TEST(all_owners_move_together)
 {
     struct ht_obj *other[FILES] = {NULL};
 
@@ -71,10 +70,9 @@ START_TEST(all_owners_move_together)
     put_files();
     done();
 }
-END_TEST
 
 /* Something in each group is not published, or newer in memory: the group stays whole as it is. */
-START_TEST(a_group_that_cannot_be_emptied_is_left_alone)
+TEST_LOOP(a_group_that_cannot_be_emptied_is_left_alone, 2)
 {
     fresh(32, false);
     sparse(16);
@@ -98,10 +96,9 @@ START_TEST(a_group_that_cannot_be_emptied_is_left_alone)
     put_files();
     done();
 }
-END_TEST
 
 /* Clones of an open scope own the content, too, and no transaction may name their places: nothing is even read. */
-START_TEST(what_may_not_move_is_not_read)
+TEST(what_may_not_move_is_not_read)
 {
     struct ht_obj *twin[FILES] = {NULL};
 
@@ -124,9 +121,8 @@ START_TEST(what_may_not_move_is_not_read)
     put_files();
     done();
 }
-END_TEST
 
-START_TEST(an_error_leaves_everything_where_it_was)
+TEST_LOOP(an_error_leaves_everything_where_it_was, 5)
 {
     static const enum ht_fault_point points[] = {HT_FAULT_IO_READ, HT_FAULT_STORE_CHECKSUM, HT_FAULT_IO_WRITE,
                                                  HT_FAULT_IO_FLUSH, HT_FAULT_SPACE_RESERVE};
@@ -152,7 +148,6 @@ START_TEST(an_error_leaves_everything_where_it_was)
     put_files();
     done();
 }
-END_TEST
 
 /* After a power cut all files with a number are whole. */
 static void expect_all_after_crash(const uint64_t oid[FILES])
@@ -166,7 +161,7 @@ static void expect_all_after_crash(const uint64_t oid[FILES])
     done();
 }
 
-START_TEST(a_crash_leaves_all_content)
+TEST(a_crash_leaves_all_content)
 {
     fresh(32, false);
     sparse(16);
@@ -179,7 +174,6 @@ START_TEST(a_crash_leaves_all_content)
         }
     expect_all_after_crash(oid);
 }
-END_TEST
 
 static bool may_all(void *ctx, uint64_t oid)
 {
@@ -202,7 +196,7 @@ static unsigned frames(void)
 }
 
 /* A frame of a truncated file shows fewer bytes, also at its new place. */
-START_TEST(compressed_content_moves_as_it_is)
+TEST(compressed_content_moves_as_it_is)
 {
     fresh(64, false);
     for (unsigned i = 0; i < FILES; i++) {
@@ -239,7 +233,6 @@ START_TEST(compressed_content_moves_as_it_is)
     put_files();
     done();
 }
-END_TEST
 
 /* ------------------------------------------------------------ odd content */
 
@@ -294,7 +287,7 @@ static unsigned drop_blocks(struct ht_obj *o, uint64_t chunks, bool (*which)(uin
 }
 
 /* Three pieces of one chunk lie in two groups: both become free. */
-START_TEST(content_in_pieces_is_moved_once)
+TEST(content_in_pieces_is_moved_once)
 {
     uint64_t n;
 
@@ -322,10 +315,9 @@ START_TEST(content_in_pieces_is_moved_once)
     ht_obj_put(blocks);
     done();
 }
-END_TEST
 
 /* A step ends after its bytes (0), or at its time (1): then a device that takes 6 ms serves one move. */
-START_TEST(a_step_keeps_to_its_budget)
+TEST_LOOP(a_step_keeps_to_its_budget, 2)
 {
     enum { LIMIT = 4 * SMALL };
     bool slow = _i;
@@ -349,7 +341,6 @@ START_TEST(a_step_keeps_to_its_budget)
     put_files();
     done();
 }
-END_TEST
 
 static void *compact_main(void *arg)
 {
@@ -369,7 +360,7 @@ static uint64_t in_flight_bytes(void)
 }
 
 /* A round of one, of two, of four: the device stops within the third one. */
-START_TEST(several_contents_move_at_once)
+TEST_LOOP(several_contents_move_at_once, 2)
 {
     pthread_t thread;
 
@@ -389,10 +380,9 @@ START_TEST(several_contents_move_at_once)
     put_files();
     done();
 }
-END_TEST
 
 /* One of those that are in flight together fails: the others move, and its group is tried again. */
-START_TEST(what_fails_keeps_its_group_alone)
+TEST_LOOP(what_fails_keeps_its_group_alone, 2)
 {
     fresh(32, false);
     sparse(16);
@@ -407,7 +397,6 @@ START_TEST(what_fails_keeps_its_group_alone)
     put_files();
     done();
 }
-END_TEST
 
 /* ------------------------------------------------------------ when it runs */
 
@@ -420,7 +409,7 @@ static void count_wakes(struct ht_store *store, const struct ht_wakes *w)
 }
 
 /* It is woken once for all that became free before it looked. */
-START_TEST(it_sleeps_until_there_is_space_to_gain)
+TEST(it_sleeps_until_there_is_space_to_gain)
 {
     fresh(32, false);
     ck_assert_uint_eq(ht_alloc_sparse_groups(s->alloc), 0); /* superblocks and logs never move */
@@ -443,7 +432,6 @@ START_TEST(it_sleeps_until_there_is_space_to_gain)
     ht_obj_put(o);
     done();
 }
-END_TEST
 
 /* A second lies between two passes. */
 static void wait_for_turn(void)
@@ -452,7 +440,7 @@ static void wait_for_turn(void)
 }
 
 /* After one that gained space the next pass begins as soon as other groups are nearly empty. */
-START_TEST(the_next_pass_begins_soon)
+TEST(the_next_pass_begins_soon)
 {
     fresh(64, false);
     s->hooks.wake_engines = count_wakes;
@@ -467,7 +455,6 @@ START_TEST(the_next_pass_begins_soon)
     put_files();
     done();
 }
-END_TEST
 
 /* Clones of an open scope hold all groups up. A transaction that frees nothing may let them go. */
 /* Owners that are not published keep their groups as they are. twin: of each file. */
@@ -511,7 +498,7 @@ static uint64_t looks_in_ns(void)
 }
 
 /* In a pause after a pass in vain it sleeps, and many more groups end the pause. */
-START_TEST(much_more_space_to_gain_ends_a_pause)
+TEST(much_more_space_to_gain_ends_a_pause)
 {
     enum { MORE = 60 * 16 }; /* of 60 groups */
     struct ht_obj *twin[FILES] = {NULL}, *more[MORE];
@@ -536,9 +523,8 @@ START_TEST(much_more_space_to_gain_ends_a_pause)
     ck_assert_uint_ge(figures().emptied, 30);
     end_twins(twin);
 }
-END_TEST
 
-START_TEST(it_looks_again_when_the_log_has_grown)
+TEST(it_looks_again_when_the_log_has_grown)
 {
     struct ht_obj *twin[FILES] = {NULL};
     uint64_t lsn;
@@ -550,10 +536,9 @@ START_TEST(it_looks_again_when_the_log_has_grown)
     ck_assert_uint_ge(figures().emptied, 12);
     end_twins(twin);
 }
-END_TEST
 
 /* The record may be older than its last pass. */
-START_TEST(it_looks_again_when_space_became_free)
+TEST(it_looks_again_when_space_became_free)
 {
     struct ht_obj *twin[FILES] = {NULL};
 
@@ -572,10 +557,9 @@ START_TEST(it_looks_again_when_space_became_free)
     ht_obj_put(o);
     end_twins(twin);
 }
-END_TEST
 
 /* The blocks that a device discards are marked as taken, so it may have looked while nothing was to gain. */
-START_TEST(it_is_woken_when_a_discard_ends)
+TEST(it_is_woken_when_a_discard_ends)
 {
     fixture_discard = true;
     fresh(32, false);
@@ -594,10 +578,9 @@ START_TEST(it_is_woken_when_a_discard_ends)
     put_files();
     done();
 }
-END_TEST
 
 /* Groups are closed then, and their moves are not durable. The rate lets the engine wait behind its first unit. */
-START_TEST(a_store_closes_in_the_middle_of_a_batch)
+TEST(a_store_closes_in_the_middle_of_a_batch)
 {
     struct ht_store_opts opts = {.dram_bytes = 8 * MIB,
                                  .staging_bytes = 16 * MIB,
@@ -624,7 +607,6 @@ START_TEST(a_store_closes_in_the_middle_of_a_batch)
     ck_assert_int_eq(ht_store_unmount(s), 0);
     expect_all_after_crash(oid);
 }
-END_TEST
 
 /* ----------------------------------------------------------- beside others */
 
@@ -653,7 +635,7 @@ static void *write_main(void *arg)
     return NULL;
 }
 
-START_TEST(writers_and_readers_beside_it_lose_nothing)
+TEST(writers_and_readers_beside_it_lose_nothing)
 {
     pthread_t thread[2];
 
@@ -678,31 +660,8 @@ START_TEST(writers_and_readers_beside_it_lose_nothing)
     put_files();
     done();
 }
-END_TEST
 
 int main(void)
 {
-    TCase *tc = tcase_create("compact");
-
-    tcase_set_timeout(tc, 300);
-    tcase_add_test(tc, nearly_empty_groups_become_free);
-    tcase_add_test(tc, all_owners_move_together);
-    tcase_add_loop_test(tc, a_group_that_cannot_be_emptied_is_left_alone, 0, 2);
-    tcase_add_test(tc, what_may_not_move_is_not_read);
-    tcase_add_loop_test(tc, an_error_leaves_everything_where_it_was, 0, 5);
-    tcase_add_test(tc, a_crash_leaves_all_content);
-    tcase_add_loop_test(tc, a_step_keeps_to_its_budget, 0, 2);
-    tcase_add_loop_test(tc, several_contents_move_at_once, 0, 2);
-    tcase_add_loop_test(tc, what_fails_keeps_its_group_alone, 0, 2);
-    tcase_add_test(tc, it_sleeps_until_there_is_space_to_gain);
-    tcase_add_test(tc, the_next_pass_begins_soon);
-    tcase_add_test(tc, much_more_space_to_gain_ends_a_pause);
-    tcase_add_test(tc, it_looks_again_when_the_log_has_grown);
-    tcase_add_test(tc, it_looks_again_when_space_became_free);
-    tcase_add_test(tc, it_is_woken_when_a_discard_ends);
-    tcase_add_test(tc, a_store_closes_in_the_middle_of_a_batch);
-    tcase_add_test(tc, compressed_content_moves_as_it_is);
-    tcase_add_test(tc, content_in_pieces_is_moved_once);
-    tcase_add_test(tc, writers_and_readers_beside_it_lose_nothing);
-    return run_suite(tc);
+    return run_tests("compact", .timeout_s = 300);
 }

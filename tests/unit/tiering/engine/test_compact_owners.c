@@ -52,7 +52,7 @@ static void expect_owners(struct ht_obj *o, unsigned n)
 }
 
 /* All in one transaction: a crash later they are still together. */
-START_TEST(content_of_very_many_owners_moves)
+TEST(content_of_very_many_owners_moves)
 {
     unsigned n = very_many();
 
@@ -76,10 +76,9 @@ START_TEST(content_of_very_many_owners_moves)
     put_files();
     done();
 }
-END_TEST
 
 /* No thread that updates may need makes that step. */
-START_TEST(very_many_owners_need_a_step_that_may_be_long)
+TEST(very_many_owners_need_a_step_that_may_be_long)
 {
     bool is_long = false;
     unsigned waits = 0, n = HT_OWNERS_LONG + 1;
@@ -107,10 +106,9 @@ START_TEST(very_many_owners_need_a_step_that_may_be_long)
     put_files();
     done();
 }
-END_TEST
 
 /* A thread holds the first, a middle or the last owner: all stay, and the others are not held afterwards. */
-START_TEST(an_owner_that_is_held_keeps_all_where_they_are)
+TEST_LOOP(an_owner_that_is_held_keeps_all_where_they_are, 3)
 {
     const unsigned n = OWNERS, held[] = {0, n / 2, n - 1};
 
@@ -156,10 +154,9 @@ START_TEST(an_owner_that_is_held_keeps_all_where_they_are)
     put_files();
     done();
 }
-END_TEST
 
 /* As many owners as bytes that move may have, and one more. */
-START_TEST(content_of_too_many_owners_stays)
+TEST_LOOP(content_of_too_many_owners_stays, 2)
 {
     fixture_owners_max = 64;
     fresh(32, false);
@@ -175,10 +172,9 @@ START_TEST(content_of_too_many_owners_stays)
     done();
     fixture_owners_max = 0;
 }
-END_TEST
 
 /* More owners in all than the notes of a batch may have: the other groups come next. */
-START_TEST(groups_with_many_owners_need_several_batches)
+TEST_LOOP(groups_with_many_owners_need_several_batches, 2)
 {
     enum { EACH = 30 };
     struct ht_obj *twin[FILES] = {NULL};
@@ -215,7 +211,6 @@ START_TEST(groups_with_many_owners_need_several_batches)
     done();
     fixture_owners_max = 0;
 }
-END_TEST
 
 static uint64_t group_of(struct ht_obj *o)
 {
@@ -223,7 +218,7 @@ static uint64_t group_of(struct ht_obj *o)
 }
 
 /* A unit copies one content of a group of several, and the log has no room for its owners: it is not copied again. */
-START_TEST(content_whose_owners_have_no_room_in_the_log_stays)
+TEST(content_whose_owners_have_no_room_in_the_log_stays)
 {
     enum { KEEP = 8, STEPS_MAX = 2000 };
     unsigned i = 8 * KEEP, n = HT_OWNERS_LONG + 50, steps = 0;
@@ -260,18 +255,8 @@ START_TEST(content_whose_owners_have_no_room_in_the_log_stays)
     put_files();
     done();
 }
-END_TEST
 
 int main(void)
 {
-    TCase *tc = tcase_create("owners");
-
-    tcase_set_timeout(tc, 300);
-    tcase_add_test(tc, content_of_very_many_owners_moves);
-    tcase_add_test(tc, very_many_owners_need_a_step_that_may_be_long);
-    tcase_add_loop_test(tc, an_owner_that_is_held_keeps_all_where_they_are, 0, 3);
-    tcase_add_loop_test(tc, content_of_too_many_owners_stays, 0, 2);
-    tcase_add_loop_test(tc, groups_with_many_owners_need_several_batches, 0, 2);
-    tcase_add_test(tc, content_whose_owners_have_no_room_in_the_log_stays);
-    return run_suite(tc);
+    return run_tests("owners", .timeout_s = 300);
 }

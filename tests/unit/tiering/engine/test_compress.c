@@ -118,9 +118,8 @@ static void setup(void)
 }
 
 /* The whole object compressed, and without an image. */
-static void setup_compressed(void)
+static void begin_compressed(void)
 {
-    setup();
     compress_cold();
     ck_assert_uint_eq(engine_figure("recompress", "chunks"), CHUNKS);
     ht_obj_evict(obj);
@@ -145,7 +144,7 @@ static void begin_again(void (*how)(void))
 
 /* -------------------------------------------------------- which content */
 
-START_TEST(content_is_smaller_and_the_same)
+TEST(content_is_smaller_and_the_same)
 {
     uint64_t before = stored(), available = stats().available_bytes;
 
@@ -160,9 +159,8 @@ START_TEST(content_is_smaller_and_the_same)
     ck_assert_uint_ne(ht_store_super(s)->feat_refuse & HT_FEAT_REFUSE_PLANES, 0);
     expect_all();
 }
-END_TEST
 
-START_TEST(it_is_there_after_a_mount_a_checkpoint_and_a_crash)
+TEST(it_is_there_after_a_mount_a_checkpoint_and_a_crash)
 {
     uint64_t small;
 
@@ -176,9 +174,8 @@ START_TEST(it_is_there_after_a_mount_a_checkpoint_and_a_crash)
     ck_assert_uint_eq(stored(), small);
     expect_all();
 }
-END_TEST
 
-START_TEST(what_changed_since_the_round_before_waits)
+TEST(what_changed_since_the_round_before_waits)
 {
     compress();
     ck_assert_uint_eq(engine_figure("recompress", "chunks"), 0); /* never seen before */
@@ -190,9 +187,8 @@ START_TEST(what_changed_since_the_round_before_waits)
     ck_assert_uint_eq(engine_figure("recompress", "chunks"), CHUNKS);
     expect_all();
 }
-END_TEST
 
-START_TEST(what_is_not_published_waits)
+TEST(what_is_not_published_waits)
 {
     put(0, 1);
     compress_cold();
@@ -204,9 +200,8 @@ START_TEST(what_is_not_published_waits)
     compress();
     ck_assert_uint_eq(engine_figure("recompress", "chunks"), CHUNKS);
 }
-END_TEST
 
-START_TEST(only_objects_that_may_be)
+TEST(only_objects_that_may_be)
 {
     none = oid;
     compress_cold();
@@ -218,9 +213,8 @@ START_TEST(only_objects_that_may_be)
     compress();
     ck_assert_uint_eq(engine_figure("recompress", "chunks"), CHUNKS);
 }
-END_TEST
 
-START_TEST(what_saves_too_little_is_tried_once)
+TEST(what_saves_too_little_is_tried_once)
 {
     content_random(content, BYTES, 1);
     put(0, BYTES);
@@ -239,10 +233,9 @@ START_TEST(what_saves_too_little_is_tried_once)
     compress_cold();
     ck_assert_uint_eq(engine_figure("recompress", "chunks"), 1);
 }
-END_TEST
 
 /* A chunk that cannot be read is read once, and the others are compressed. */
-START_TEST(damage_is_not_read_in_each_round)
+TEST(damage_is_not_read_in_each_round)
 {
     compress(); /* notes the version */
     ht_fault_arm(HT_FAULT_STORE_CHECKSUM, 1, false);
@@ -257,9 +250,8 @@ START_TEST(damage_is_not_read_in_each_round)
     ck_assert_uint_eq(engine_figure("recompress", "chunks"), CHUNKS - 1);
     expect_all();
 }
-END_TEST
 
-START_TEST(a_full_store_ends_the_round)
+TEST(a_full_store_ends_the_round)
 {
     struct ht_obj *rest = object(MIB, 0);
     uint8_t *block = pattern(MIB, 8);
@@ -283,10 +275,9 @@ START_TEST(a_full_store_ends_the_round)
     ht_obj_put(rest);
     free(block);
 }
-END_TEST
 
 /* The space of the raw chunks is free only when their transaction is durable. */
-START_TEST(a_store_that_is_almost_full_goes_on_with_the_space_that_became_free)
+TEST(a_store_that_is_almost_full_goes_on_with_the_space_that_became_free)
 {
     enum { COLD = 8, LEFT_BLOCKS = 600 };
     struct ht_obj *cold = object(MIB, 0), *rest = object(MIB, 0);
@@ -311,10 +302,9 @@ START_TEST(a_store_that_is_almost_full_goes_on_with_the_space_that_became_free)
     ht_obj_put(rest);
     free(block);
 }
-END_TEST
 
 /* A frame in pieces would take more of the log, and more reads, than the content did. */
-START_TEST(content_does_not_come_in_more_pieces)
+TEST(content_does_not_come_in_more_pieces)
 {
     enum { LEFT = 6 * MIB };
     struct ht_obj *rest = object(MIB, 0), *crumbs = object(SMALL, 0);
@@ -341,9 +331,8 @@ START_TEST(content_does_not_come_in_more_pieces)
     ht_obj_put(crumbs);
     free(block);
 }
-END_TEST
 
-START_TEST(the_next_rewrite_still_has_its_space)
+TEST(the_next_rewrite_still_has_its_space)
 {
     struct ht_obj *rest = object(MIB, 0);
     uint8_t *block = pattern(MIB, 8);
@@ -361,9 +350,8 @@ START_TEST(the_next_rewrite_still_has_its_space)
     ht_obj_put(rest);
     free(block);
 }
-END_TEST
 
-START_TEST(a_read_only_store_reads_and_compresses_nothing)
+TEST(a_read_only_store_reads_and_compresses_nothing)
 {
     compress_cold();
     ht_obj_put(obj);
@@ -379,9 +367,8 @@ START_TEST(a_read_only_store_reads_and_compresses_nothing)
     ck_assert_uint_eq(stats().device_written_bytes, written);
     expect_all();
 }
-END_TEST
 
-START_TEST(small_chunks_too)
+TEST(small_chunks_too)
 {
     teardown();
     begin(SMALL);
@@ -392,9 +379,8 @@ START_TEST(small_chunks_too)
     begin_again(remount);
     expect_all();
 }
-END_TEST
 
-START_TEST(a_long_object_is_looked_at_in_parts)
+TEST(a_long_object_is_looked_at_in_parts)
 {
     enum { COUNT = 600 };
     struct ht_obj *o = object(SMALL, 0);
@@ -417,12 +403,11 @@ START_TEST(a_long_object_is_looked_at_in_parts)
     ht_obj_put(o);
     free(noise);
 }
-END_TEST
 
 /* ---------------------------------------------------------- frames that wait */
 
 /* 48 chunks: a flush for the frames, and one for the superblock that names the feature. */
-START_TEST(frames_share_a_flush_and_a_transaction)
+TEST(frames_share_a_flush_and_a_transaction)
 {
     teardown();
     begin(SMALL);
@@ -433,7 +418,6 @@ START_TEST(frames_share_a_flush_and_a_transaction)
     ck_assert_uint_le(stats().device_flushes - flushes, 4);
     expect_all();
 }
-END_TEST
 
 static struct ht_obj *copy;
 
@@ -477,7 +461,7 @@ static void clone_it(void)
 }
 
 /* Whatever happens between the write of a frame and its transaction wins, and no space is lost. */
-START_TEST(what_happens_while_frames_wait_wins)
+TEST_LOOP(what_happens_while_frames_wait_wins, 5)
 {
     static const struct {
         void (*change)(void);
@@ -513,7 +497,6 @@ START_TEST(what_happens_while_frames_wait_wins)
         ck_assert_uint_eq(stats().available_bytes, available);
     }
 }
-END_TEST
 
 static bool may_not(void *ctx, uint64_t id)
 {
@@ -523,7 +506,7 @@ static bool may_not(void *ctx, uint64_t id)
 }
 
 /* By an engine that may compress nothing more (0), that stops (1), or that is paused (2). */
-START_TEST(frames_that_wait_are_given_back)
+TEST_LOOP(frames_that_wait_are_given_back, 3)
 {
     uint64_t available = stats().available_bytes;
     struct ht_budget b = {.most_bytes = MIB, .until_ns = UINT64_MAX};
@@ -550,10 +533,9 @@ START_TEST(frames_that_wait_are_given_back)
         expect_all();
     }
 }
-END_TEST
 
 /* A step ends after its bytes (0), or at its time (1): then a device that takes 6 ms serves one chunk. */
-START_TEST(a_step_keeps_to_its_budget)
+TEST_LOOP(a_step_keeps_to_its_budget, 2)
 {
     struct ht_budget b = {.most_bytes = _i ? UINT64_MAX : MIB / 4, .until_ns = UINT64_MAX};
 
@@ -573,10 +555,9 @@ START_TEST(a_step_keeps_to_its_budget)
     ht_engine_stop(s);
     expect_all();
 }
-END_TEST
 
 /* The flush fails: no chunk has a frame, and all have their content. */
-START_TEST(frames_that_are_not_flushed_are_not_published)
+TEST(frames_that_are_not_flushed_are_not_published)
 {
     compress();
     ck_assert_int_eq(ht_store_need_features(s, HT_FEAT_REFUSE_PLANES), 0);
@@ -591,12 +572,12 @@ START_TEST(frames_that_are_not_flushed_are_not_published)
     ck_assert_uint_eq(engine_figure("recompress", "chunks"), CHUNKS);
     expect_all();
 }
-END_TEST
 
 /* --------------------------------------------------- compressed content changes */
 
-START_TEST(a_part_is_written)
+TEST(a_part_is_written)
 {
+    begin_compressed();
     static const struct {
         uint64_t off;
         size_t n;
@@ -613,10 +594,11 @@ START_TEST(a_part_is_written)
     ck_assert_uint_gt(engine_figure("recompress", "chunks"), CHUNKS);
     expect_all();
 }
-END_TEST
 
-START_TEST(a_part_is_cut_off_and_grows_again_as_zeros)
+TEST_LOOP(a_part_is_cut_off_and_grows_again_as_zeros, 4)
 {
+    begin_compressed();
+
     const uint32_t keep = (uint32_t)(600000 * (_i + 1)) + 77;
     uint64_t before = stored();
 
@@ -634,10 +616,11 @@ START_TEST(a_part_is_cut_off_and_grows_again_as_zeros)
     compress_cold();
     expect_all();
 }
-END_TEST
 
-START_TEST(a_clone_shares_the_frame)
+TEST(a_clone_shares_the_frame)
 {
+    begin_compressed();
+
     struct ht_obj *twin = object(MIB, 0);
     uint64_t available = stats().available_bytes;
 
@@ -653,7 +636,6 @@ START_TEST(a_clone_shares_the_frame)
     expect(twin, 0, content, BYTES);
     ht_obj_put(twin);
 }
-END_TEST
 
 /* mode: of a batch pin, whose buffers are images or staging. */
 static void pin_all(enum ht_batch_pin_mode mode)
@@ -671,8 +653,9 @@ static void pin_all(enum ht_batch_pin_mode mode)
     }
 }
 
-START_TEST(an_update_reads_it_and_writes_raw_bytes)
+TEST(an_update_reads_it_and_writes_raw_bytes)
 {
+    begin_compressed();
     pin_all(HT_BATCH_PIN_READ);
     pin_all(HT_BATCH_PIN_UPDATE);
     sync_object();
@@ -680,15 +663,15 @@ START_TEST(an_update_reads_it_and_writes_raw_bytes)
         ck_assert_uint_eq(codec_of(i), HT_CODEC_RAW);
     expect_all();
 }
-END_TEST
 
-START_TEST(a_passthrough_file_shows_it)
+TEST(a_passthrough_file_shows_it)
 {
     int fd;
 
     teardown();
     fixture_shm_bytes = 8 * MIB;
-    setup_compressed();
+    setup();
+    begin_compressed();
     ck_assert_int_eq(ht_obj_shm_open_for(obj, 0, &fd), 0);
     uint8_t *shown = malloc(BYTES);
     ck_assert_int_eq(pread(fd, shown, BYTES, 0), BYTES);
@@ -699,17 +682,16 @@ START_TEST(a_passthrough_file_shows_it)
     ht_obj_shm_close(obj);
     expect_all();
 }
-END_TEST
 
-START_TEST(scrub_finds_nothing)
+TEST(scrub_finds_nothing)
 {
     struct ht_scrub_stats st;
 
+    begin_compressed();
     ck_assert_int_eq(background_scrub(s), 0);
     ht_store_scrub_stats(s, &st);
     ck_assert_uint_eq(st.run_found, 0);
 }
-END_TEST
 
 /* ------------------------------------------------------------------- damage */
 
@@ -724,12 +706,13 @@ static void damage(uint64_t index, uint32_t at, bool right)
         ref->checksum = ht_store_checksum(s, frame, ref->stored);
 }
 
-START_TEST(a_damaged_frame_is_an_error_of_that_chunk)
+TEST_LOOP(a_damaged_frame_is_an_error_of_that_chunk, 12)
 {
     const uint32_t at[] = {0, 1, 8, 16, 32 + MIB / 2, 4000};
     struct ht_scrub_stats st;
     uint8_t byte;
 
+    begin_compressed();
     damage(1, at[_i / 2], _i % 2);
     bool decodes = _i % 2 && at[_i / 2] == 4000; /* in the plane of mantissas, which is stored as it is */
     ck_assert_int_eq(ht_obj_read(obj, MIB + 5, &byte, 1), decodes ? 1 : -EIO);
@@ -745,16 +728,16 @@ START_TEST(a_damaged_frame_is_an_error_of_that_chunk)
     sync_object();
     expect_all();
 }
-END_TEST
 
 /* The image is the second copy of a damaged frame, if encoding it gives that frame. */
-START_TEST(a_damaged_frame_is_repaired_from_memory_that_is_verified)
+TEST_LOOP(a_damaged_frame_is_repaired_from_memory_that_is_verified, 2)
 {
     enum { AT = 4000 };
     bool wrong = _i; /* a bit in memory */
     struct ht_scrub_stats st;
     uint8_t byte;
 
+    begin_compressed();
     expect(obj, 0, content, BYTES);
     damage(1, AT, false);
     struct ht_chunk *c = ht_chunk_find(obj, 1);
@@ -770,13 +753,13 @@ START_TEST(a_damaged_frame_is_repaired_from_memory_that_is_verified)
     if (!wrong)
         expect(obj, 0, content, BYTES);
 }
-END_TEST
 
 /* Without memory a frame is read as well as raw content. */
-START_TEST(a_decoder_is_there_from_the_mount_on)
+TEST(a_decoder_is_there_from_the_mount_on)
 {
     uint8_t *shown = malloc(BYTES);
 
+    begin_compressed();
     begin_again(remount);
     wrap_fail(WRAP_MEMORY, 1, true);
     int64_t n = ht_obj_read(obj, 0, shown, BYTES);
@@ -786,7 +769,6 @@ START_TEST(a_decoder_is_there_from_the_mount_on)
     ck_assert_uint_eq(stats().read_errors, 0);
     free(shown);
 }
-END_TEST
 
 /* -------------------------------------------------------------- beside others */
 
@@ -802,7 +784,7 @@ static void *compress_always(void *arg)
 }
 
 /* One thread writes, cuts, clones and reads; the other compresses whatever it finds. */
-START_TEST(whichever_thread_changes_a_chunk_first_wins)
+TEST(whichever_thread_changes_a_chunk_first_wins)
 {
     uint64_t x = 12345;
     pthread_t thread;
@@ -839,47 +821,8 @@ START_TEST(whichever_thread_changes_a_chunk_first_wins)
     begin_again(crash);
     expect_all();
 }
-END_TEST
 
 int main(void)
 {
-    TCase *raw = tcase_create("compress"), *compressed = tcase_create("compressed");
-    Suite *suite = suite_create("compress");
-
-    tcase_add_checked_fixture(raw, setup, teardown);
-    tcase_set_timeout(raw, 120);
-    tcase_add_test(raw, content_is_smaller_and_the_same);
-    tcase_add_test(raw, it_is_there_after_a_mount_a_checkpoint_and_a_crash);
-    tcase_add_test(raw, what_changed_since_the_round_before_waits);
-    tcase_add_test(raw, what_is_not_published_waits);
-    tcase_add_test(raw, only_objects_that_may_be);
-    tcase_add_test(raw, what_saves_too_little_is_tried_once);
-    tcase_add_test(raw, damage_is_not_read_in_each_round);
-    tcase_add_test(raw, a_full_store_ends_the_round);
-    tcase_add_test(raw, a_store_that_is_almost_full_goes_on_with_the_space_that_became_free);
-    tcase_add_test(raw, content_does_not_come_in_more_pieces);
-    tcase_add_test(raw, the_next_rewrite_still_has_its_space);
-    tcase_add_test(raw, a_read_only_store_reads_and_compresses_nothing);
-    tcase_add_test(raw, small_chunks_too);
-    tcase_add_test(raw, a_long_object_is_looked_at_in_parts);
-    tcase_add_test(raw, whichever_thread_changes_a_chunk_first_wins);
-    tcase_add_test(raw, frames_share_a_flush_and_a_transaction);
-    tcase_add_loop_test(raw, what_happens_while_frames_wait_wins, 0, 5);
-    tcase_add_loop_test(raw, frames_that_wait_are_given_back, 0, 3);
-    tcase_add_loop_test(raw, a_step_keeps_to_its_budget, 0, 2);
-    tcase_add_test(raw, frames_that_are_not_flushed_are_not_published);
-    tcase_add_checked_fixture(compressed, setup_compressed, teardown);
-    tcase_set_timeout(compressed, 120);
-    tcase_add_test(compressed, a_part_is_written);
-    tcase_add_loop_test(compressed, a_part_is_cut_off_and_grows_again_as_zeros, 0, 4);
-    tcase_add_test(compressed, a_clone_shares_the_frame);
-    tcase_add_test(compressed, an_update_reads_it_and_writes_raw_bytes);
-    tcase_add_test(compressed, a_passthrough_file_shows_it);
-    tcase_add_test(compressed, scrub_finds_nothing);
-    tcase_add_loop_test(compressed, a_damaged_frame_is_an_error_of_that_chunk, 0, 12);
-    tcase_add_loop_test(compressed, a_damaged_frame_is_repaired_from_memory_that_is_verified, 0, 2);
-    tcase_add_test(compressed, a_decoder_is_there_from_the_mount_on);
-    suite_add_tcase(suite, raw);
-    suite_add_tcase(suite, compressed);
-    return run_all(suite);
+    return run_tests("compress", .setup = setup, .teardown = teardown, .timeout_s = 120);
 }

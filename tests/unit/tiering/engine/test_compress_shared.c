@@ -130,7 +130,7 @@ static void fill_the_store(void)
 }
 
 /* Each place once in the figures, and its space is free once. */
-START_TEST(all_owners_get_the_frame)
+TEST(all_owners_get_the_frame)
 {
     uint64_t before = obj_stat(owner[0]).stored_bytes, available = stats().available_bytes;
 
@@ -146,10 +146,9 @@ START_TEST(all_owners_get_the_frame)
     expect_codec(HT_CODEC_PLANES);
     expect_all();
 }
-END_TEST
 
 /* The space is free when the last owner goes, and no sooner. */
-START_TEST(the_frame_goes_with_its_last_owner)
+TEST(the_frame_goes_with_its_last_owner)
 {
     uint64_t empty = stats().available_bytes + obj_stat(owner[0]).stored_bytes;
 
@@ -162,10 +161,9 @@ START_TEST(the_frame_goes_with_its_last_owner)
     }
     ck_assert_uint_eq(stats().available_bytes, empty);
 }
-END_TEST
 
 /* Its former twins are gone: it is still known as shared. */
-START_TEST(the_last_owner_is_enough)
+TEST(the_last_owner_is_enough)
 {
     for (unsigned i = 0; i < OWNERS; i += 2) {
         delete (owner[i]);
@@ -176,10 +174,9 @@ START_TEST(the_last_owner_is_enough)
     expect_codec(HT_CODEC_PLANES);
     expect_all();
 }
-END_TEST
 
 /* A frame has what the owner shows that shows most, whichever that is. */
-START_TEST(a_cut_owner_takes_nothing_from_the_others)
+TEST_LOOP(a_cut_owner_takes_nothing_from_the_others, OWNERS)
 {
     const uint32_t keep = MIB + 5000;
     struct ht_obj *cut = owner[_i];
@@ -198,10 +195,9 @@ START_TEST(a_cut_owner_takes_nothing_from_the_others)
     free(want);
     ht_obj_put(cut);
 }
-END_TEST
 
 /* An owner that may not be compressed, is new, or has something newer, keeps the content as it is for all. */
-START_TEST(one_owner_that_stays_keeps_all)
+TEST_LOOP(one_owner_that_stays_keeps_all, 3)
 {
     struct ht_obj *other = NULL;
 
@@ -225,9 +221,8 @@ START_TEST(one_owner_that_stays_keeps_all)
     expect_all();
     ht_obj_put(other);
 }
-END_TEST
 
-START_TEST(what_saves_too_little_is_read_once)
+TEST(what_saves_too_little_is_read_once)
 {
     content_random(content, BYTES, 1);
     put_all(owner[0], 0, content, BYTES);
@@ -241,10 +236,9 @@ START_TEST(what_saves_too_little_is_read_once)
     ck_assert_uint_eq(stats().device_read_bytes, read);
     expect_all();
 }
-END_TEST
 
 /* Two owners with a rewrite reserve, on a full store: each can be written once. */
-START_TEST(each_owner_can_still_be_rewritten)
+TEST(each_owner_can_still_be_rewritten)
 {
     ck_assert_int_eq(ht_obj_rewrite_reserve(owner[0], BYTES), 0);
     ck_assert_int_eq(ht_obj_rewrite_reserve(owner[2], BYTES), 0);
@@ -263,7 +257,6 @@ START_TEST(each_owner_can_still_be_rewritten)
     expect(owner[2], 0, content, BYTES);
     free(was);
 }
-END_TEST
 
 static struct ht_obj *copy;
 
@@ -285,7 +278,7 @@ static void rewrite_one(void)
     sync_it(owner[1]);
 }
 
-START_TEST(what_happens_while_the_frame_waits_wins)
+TEST_LOOP(what_happens_while_the_frame_waits_wins, 3)
 {
     static const struct {
         void (*change)(void);
@@ -313,7 +306,6 @@ START_TEST(what_happens_while_the_frame_waits_wins)
     ck_assert_uint_eq(engine_figure("recompress", "chunks"), _i == 2 ? 2 * CHUNKS : CHUNKS);
     expect_all();
 }
-END_TEST
 
 /* A file of which each chunk has the content of another one's first chunk. */
 static struct ht_obj *with_owners(struct ht_obj *from, unsigned n)
@@ -335,7 +327,7 @@ static void expect_owners(struct ht_obj *o, unsigned n, unsigned codec)
         expect(o, i * SMALL, content, SMALL);
 }
 
-START_TEST(content_of_very_many_owners_is_compressed)
+TEST(content_of_very_many_owners_is_compressed)
 {
     unsigned n = getenv("HITRAIN_LONG") ? 100000 : 5000;
 
@@ -362,10 +354,9 @@ START_TEST(content_of_very_many_owners_is_compressed)
     expect_owners(o, n, HT_CODEC_PLANES);
     ht_obj_put(o);
 }
-END_TEST
 
 /* As many owners as bytes that move may have, and one more. */
-START_TEST(content_of_too_many_owners_stays)
+TEST_LOOP(content_of_too_many_owners_stays, 2)
 {
     put_owners();
     done();
@@ -383,10 +374,9 @@ START_TEST(content_of_too_many_owners_stays)
     ht_obj_put(first);
     fixture_owners_max = 0;
 }
-END_TEST
 
 /* More owners in all than a round may note: others have their turn in later rounds. */
-START_TEST(rounds_come_to_all_shared_content)
+TEST(rounds_come_to_all_shared_content)
 {
     teardown();
     fixture_owners_max = 4;
@@ -397,10 +387,9 @@ START_TEST(rounds_come_to_all_shared_content)
     expect_all();
     fixture_owners_max = 0;
 }
-END_TEST
 
 /* The log has no room for the records of all owners. What comes after them is compressed all the same. */
-START_TEST(owners_without_room_in_the_log_keep_no_others_from_it)
+TEST(owners_without_room_in_the_log_keep_no_others_from_it)
 {
     unsigned n = 1500;
 
@@ -433,7 +422,6 @@ START_TEST(owners_without_room_in_the_log_keep_no_others_from_it)
     ht_obj_put(twin);
     ht_obj_put(o);
 }
-END_TEST
 
 /* A store in which only single blocks are free, and what keeps them apart. */
 static struct ht_obj *fresh_in_crumbs(void)
@@ -453,7 +441,7 @@ static struct ht_obj *fresh_in_crumbs(void)
 }
 
 /* The records of all owners are in one transaction: content in many pieces may have fewer owners. */
-START_TEST(records_of_all_owners_are_bounded)
+TEST_LOOP(records_of_all_owners_are_bounded, 2)
 {
     enum { MOST = 8, PIECES = SMALL / HT_BLOCK_BYTES };
     unsigned n = _i ? 5 : 4;
@@ -478,7 +466,6 @@ START_TEST(records_of_all_owners_are_bounded)
     ht_obj_put(first);
     fixture_owners_max = 0;
 }
-END_TEST
 
 /* -------------------------------------------------------------- beside others */
 
@@ -501,7 +488,7 @@ static void wait_for_chunks(void)
 }
 
 /* One thread changes owners and makes others; the other compresses whatever it finds. */
-START_TEST(whichever_thread_changes_an_owner_first_wins)
+TEST(whichever_thread_changes_an_owner_first_wins)
 {
     enum { ROUNDS = 24, EACH = 8 };
     uint8_t *mine = malloc(BYTES);
@@ -537,29 +524,8 @@ START_TEST(whichever_thread_changes_an_owner_first_wins)
     expect_all();
     free(mine);
 }
-END_TEST
 
 int main(void)
 {
-    TCase *tc = tcase_create("shared");
-    Suite *suite = suite_create("compress");
-
-    tcase_add_checked_fixture(tc, setup, teardown);
-    tcase_set_timeout(tc, 120);
-    tcase_add_test(tc, all_owners_get_the_frame);
-    tcase_add_test(tc, the_frame_goes_with_its_last_owner);
-    tcase_add_test(tc, the_last_owner_is_enough);
-    tcase_add_loop_test(tc, a_cut_owner_takes_nothing_from_the_others, 0, OWNERS);
-    tcase_add_loop_test(tc, one_owner_that_stays_keeps_all, 0, 3);
-    tcase_add_test(tc, what_saves_too_little_is_read_once);
-    tcase_add_test(tc, each_owner_can_still_be_rewritten);
-    tcase_add_loop_test(tc, what_happens_while_the_frame_waits_wins, 0, 3);
-    tcase_add_test(tc, content_of_very_many_owners_is_compressed);
-    tcase_add_loop_test(tc, content_of_too_many_owners_stays, 0, 2);
-    tcase_add_test(tc, rounds_come_to_all_shared_content);
-    tcase_add_test(tc, owners_without_room_in_the_log_keep_no_others_from_it);
-    tcase_add_loop_test(tc, records_of_all_owners_are_bounded, 0, 2);
-    tcase_add_test(tc, whichever_thread_changes_an_owner_first_wins);
-    suite_add_tcase(suite, tc);
-    return run_all(suite);
+    return run_tests("shared", .setup = setup, .teardown = teardown, .timeout_s = 120);
 }

@@ -44,7 +44,7 @@ static void publish_scope(void)
     ck_assert_int_eq(ht_store_sync(s, lsn), 0);
 }
 
-START_TEST(copies_take_no_space_and_keep_their_bytes)
+TEST_LOOP(copies_take_no_space_and_keep_their_bytes, 2)
 {
     enum { N = 3 * MIB + 12345 };
     bool small = _i;
@@ -80,10 +80,9 @@ START_TEST(copies_take_no_space_and_keep_their_bytes)
     free(p);
     done();
 }
-END_TEST
 
 /* Each of the two leaves or changes first, and other content takes whatever is free then. */
-START_TEST(the_bytes_stay_for_the_last_owner)
+TEST_LOOP(the_bytes_stay_for_the_last_owner, 4)
 {
     fresh(16, false);
     uint8_t *p = noise(2 * MIB, 1);
@@ -111,10 +110,9 @@ START_TEST(the_bytes_stay_for_the_last_owner)
     free(p);
     done();
 }
-END_TEST
 
 /* A crash before anything was synced: both have their own bytes, or share them. */
-START_TEST(a_crash_leaves_either_state)
+TEST_LOOP(a_crash_leaves_either_state, 2)
 {
     bool synced = _i;
 
@@ -137,10 +135,9 @@ START_TEST(a_crash_leaves_either_state)
     free(p);
     done();
 }
-END_TEST
 
 /* Clones and other copies meet: what has several owners stays, and one pass ends with one place. */
-START_TEST(clones_and_copies_meet_in_one_place)
+TEST(clones_and_copies_meet_in_one_place)
 {
     fresh(32, false);
     uint64_t before = free_bytes();
@@ -169,10 +166,9 @@ START_TEST(clones_and_copies_meet_in_one_place)
     free(p);
     done();
 }
-END_TEST
 
 /* Chunks of one object, and a truncated one: it keeps its length. */
-START_TEST(chunks_of_one_object_and_cut_ones_are_the_same)
+TEST(chunks_of_one_object_and_cut_ones_are_the_same)
 {
     fresh(32, false);
     uint8_t *p = noise(4 * MIB, 1);
@@ -196,9 +192,8 @@ START_TEST(chunks_of_one_object_and_cut_ones_are_the_same)
     free(p);
     done();
 }
-END_TEST
 
-START_TEST(chunks_of_zeros_become_holes)
+TEST(chunks_of_zeros_become_holes)
 {
     fresh(32, false);
     uint64_t before = free_bytes();
@@ -231,7 +226,6 @@ START_TEST(chunks_of_zeros_become_holes)
     free(p);
     done();
 }
-END_TEST
 
 static void collide(uint8_t *a, uint8_t *b, size_t n, uint64_t seed)
 {
@@ -245,7 +239,7 @@ static void collide(uint8_t *a, uint8_t *b, size_t n, uint64_t seed)
     }
 }
 
-START_TEST(content_with_the_same_checksum_is_compared)
+TEST(content_with_the_same_checksum_is_compared)
 {
     fresh(16, false);
     uint8_t *p = noise(MIB, 1), *q = malloc(MIB);
@@ -265,10 +259,9 @@ START_TEST(content_with_the_same_checksum_is_compared)
     free(q);
     done();
 }
-END_TEST
 
 /* Those whose next rewrite has its space, that are newer in memory, mapped, scratch, or of other chunks. */
-START_TEST(some_copies_stay_copies)
+TEST_LOOP(some_copies_stay_copies, 5)
 {
     fixture_shm_bytes = 4 * MIB;
     fresh(32, false);
@@ -312,10 +305,9 @@ START_TEST(some_copies_stay_copies)
     done();
     fixture_shm_bytes = 0;
 }
-END_TEST
 
 /* Whatever became of either chunk since both were read, or since it is known that they are the same. */
-START_TEST(a_pair_that_has_changed_is_left_alone)
+TEST_LOOP(a_pair_that_has_changed_is_left_alone, 16)
 {
     static struct ht_dedup_same same;
     bool compared = _i / 8;
@@ -366,10 +358,9 @@ START_TEST(a_pair_that_has_changed_is_left_alone)
     free(q);
     done();
 }
-END_TEST
 
 /* The commit of a scope stays whole: what it shares is what it had. */
-START_TEST(an_open_step_neither_gains_nor_loses)
+TEST_LOOP(an_open_step_neither_gains_nor_loses, 2)
 {
     bool abort_it = _i;
 
@@ -403,7 +394,6 @@ START_TEST(an_open_step_neither_gains_nor_loses)
     free(q);
     done();
 }
-END_TEST
 
 static unsigned commit_ms = 10;
 
@@ -424,7 +414,7 @@ static void mount_for_dedup(uint64_t index_bytes, bool threads)
     ck_assert_int_eq(ht_store_mount(s), 0);
 }
 
-START_TEST(a_small_index_finds_all_in_parts)
+TEST(a_small_index_finds_all_in_parts)
 {
     enum { N = 400 };
     struct ht_obj *o[N];
@@ -445,13 +435,12 @@ START_TEST(a_small_index_finds_all_in_parts)
     }
     done();
 }
-END_TEST
 
 /*
  * Very many copies of one content: all become owners of one place, and leave it again. They come in
  * parts, so that a small store has room for a hundred thousand.
  */
-START_TEST(thousands_of_owners_of_one_chunk)
+TEST(thousands_of_owners_of_one_chunk)
 {
     enum { N = 5000, N_LONG = 100000 };
     static struct ht_obj *o[N_LONG];
@@ -494,10 +483,9 @@ START_TEST(thousands_of_owners_of_one_chunk)
     free(p);
     done();
 }
-END_TEST
 
 /* A device that fails a read, and bytes that are not those of the checksum: both stay as they are. */
-START_TEST(what_cannot_be_read_is_skipped)
+TEST_LOOP(what_cannot_be_read_is_skipped, 2)
 {
     static const enum ht_fault_point points[] = {HT_FAULT_IO_READ, HT_FAULT_STORE_CHECKSUM};
 
@@ -521,10 +509,9 @@ START_TEST(what_cannot_be_read_is_skipped)
     free(p);
     done();
 }
-END_TEST
 
 /* It needs no space to begin. */
-START_TEST(a_full_store_gets_space)
+TEST(a_full_store_gets_space)
 {
     fresh(16, false);
     uint8_t *p = noise(2 * MIB, 1);
@@ -541,7 +528,6 @@ START_TEST(a_full_store_gets_space)
     free(p);
     done();
 }
-END_TEST
 
 static void wait_for_shared(uint64_t bytes)
 {
@@ -550,7 +536,7 @@ static void wait_for_shared(uint64_t bytes)
     ck_assert_uint_eq(figures().shared_bytes, bytes);
 }
 
-START_TEST(the_engine_finds_them_by_itself)
+TEST(the_engine_finds_them_by_itself)
 {
     fresh(32, false);
     ck_assert_uint_eq(engine("dedup").state, HT_BACKGROUND_OFF);
@@ -574,10 +560,9 @@ START_TEST(the_engine_finds_them_by_itself)
     free(p);
     done();
 }
-END_TEST
 
 /* The commit period is an hour. */
-START_TEST(the_first_pass_begins_when_reserves_are_complete)
+TEST_LOOP(the_first_pass_begins_when_reserves_are_complete, 2)
 {
     fresh(32, false);
     uint8_t *p = noise(2 * MIB, 1);
@@ -600,10 +585,9 @@ START_TEST(the_first_pass_begins_when_reserves_are_complete)
     free(p);
     done();
 }
-END_TEST
 
 /* A step ends after its bytes (0), or at its time (1): then a device that takes 6 ms serves one pair. */
-START_TEST(a_step_keeps_to_its_budget)
+TEST_LOOP(a_step_keeps_to_its_budget, 2)
 {
     enum { N = 16, LIMIT = 4 * SMALL };
     bool slow = _i;
@@ -628,7 +612,6 @@ START_TEST(a_step_keeps_to_its_budget)
     free(p);
     done();
 }
-END_TEST
 
 /* Writes and syncs other content until the engine has made so many passes more. */
 static void wait_for_passes(uint64_t passes)
@@ -646,7 +629,7 @@ static void wait_for_passes(uint64_t passes)
 }
 
 /* A checksum that is wrong, or the same for different bytes. */
-START_TEST(a_comparison_in_vain_is_not_repeated)
+TEST_LOOP(a_comparison_in_vain_is_not_repeated, 2)
 {
     fresh(32, false);
     uint8_t *p = noise(MIB, 1), *q = malloc(MIB);
@@ -671,10 +654,9 @@ START_TEST(a_comparison_in_vain_is_not_repeated)
     free(q);
     done();
 }
-END_TEST
 
 /* More pairs than wait at once: they share in few transactions, and nothing waits for a pair. */
-START_TEST(a_pass_shares_thousands_of_pairs)
+TEST(a_pass_shares_thousands_of_pairs)
 {
     enum { N = 3000 };
 
@@ -697,7 +679,6 @@ START_TEST(a_pass_shares_thousands_of_pairs)
     free(p);
     done();
 }
-END_TEST
 
 /* ----------------------------------------------------------- beside others */
 
@@ -744,7 +725,7 @@ static void *write_main(void *arg)
     return NULL;
 }
 
-START_TEST(writers_readers_and_truncations_beside_it_lose_nothing)
+TEST(writers_readers_and_truncations_beside_it_lose_nothing)
 {
     enum { N = 3, MS = 1500 };
     struct writer w[N];
@@ -777,32 +758,8 @@ START_TEST(writers_readers_and_truncations_beside_it_lose_nothing)
     ck_assert_uint_eq(free_bytes(), before);
     done();
 }
-END_TEST
 
 int main(void)
 {
-    TCase *tc = tcase_create("dedup");
-
-    tcase_set_timeout(tc, 300);
-    tcase_add_loop_test(tc, copies_take_no_space_and_keep_their_bytes, 0, 2);
-    tcase_add_loop_test(tc, the_bytes_stay_for_the_last_owner, 0, 4);
-    tcase_add_loop_test(tc, a_crash_leaves_either_state, 0, 2);
-    tcase_add_test(tc, clones_and_copies_meet_in_one_place);
-    tcase_add_test(tc, chunks_of_one_object_and_cut_ones_are_the_same);
-    tcase_add_test(tc, chunks_of_zeros_become_holes);
-    tcase_add_test(tc, content_with_the_same_checksum_is_compared);
-    tcase_add_loop_test(tc, some_copies_stay_copies, 0, 5);
-    tcase_add_loop_test(tc, a_pair_that_has_changed_is_left_alone, 0, 16);
-    tcase_add_loop_test(tc, an_open_step_neither_gains_nor_loses, 0, 2);
-    tcase_add_test(tc, a_small_index_finds_all_in_parts);
-    tcase_add_test(tc, thousands_of_owners_of_one_chunk);
-    tcase_add_loop_test(tc, what_cannot_be_read_is_skipped, 0, 2);
-    tcase_add_test(tc, a_full_store_gets_space);
-    tcase_add_test(tc, the_engine_finds_them_by_itself);
-    tcase_add_loop_test(tc, a_step_keeps_to_its_budget, 0, 2);
-    tcase_add_loop_test(tc, the_first_pass_begins_when_reserves_are_complete, 0, 2);
-    tcase_add_loop_test(tc, a_comparison_in_vain_is_not_repeated, 0, 2);
-    tcase_add_test(tc, a_pass_shares_thousands_of_pairs);
-    tcase_add_test(tc, writers_readers_and_truncations_beside_it_lose_nothing);
-    return run_suite(tc);
+    return run_tests("dedup", .timeout_s = 300);
 }

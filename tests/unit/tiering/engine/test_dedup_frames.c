@@ -69,7 +69,7 @@ static void teardown(void)
 }
 
 /* It has its frames before a mount (1), and the pass comes after it. */
-START_TEST(a_copy_that_comes_after_compression_meets_its_origin)
+TEST_LOOP(a_copy_that_comes_after_compression_meets_its_origin, 2)
 {
     uint64_t once = free_bytes(), oid[2];
     struct ht_obj *copy = stored(content, BYTES);
@@ -103,10 +103,9 @@ START_TEST(a_copy_that_comes_after_compression_meets_its_origin)
     expect_stored(copy, content, BYTES);
     ht_obj_put(copy);
 }
-END_TEST
 
 /* A clone of each: whatever has owners already keeps them, and the frames stay for the last one. */
-START_TEST(frames_stay_for_the_last_owner)
+TEST_LOOP(frames_stay_for_the_last_owner, 4)
 {
     uint64_t once = free_bytes();
     struct ht_obj *o[4] = {origin, object(MIB, 0), stored(content, BYTES), object(MIB, 0)};
@@ -140,9 +139,8 @@ START_TEST(frames_stay_for_the_last_owner)
     origin = ht_obj_get(s, oid);
     expect_stored(origin, content, BYTES);
 }
-END_TEST
 
-START_TEST(a_cut_copy_keeps_its_length)
+TEST(a_cut_copy_keeps_its_length)
 {
     const uint64_t keep = MIB + 5000;
     struct ht_obj *copy = stored(content, BYTES);
@@ -161,7 +159,6 @@ START_TEST(a_cut_copy_keeps_its_length)
     ht_obj_put(copy);
     free(want);
 }
-END_TEST
 
 /* In the plane that a frame stores as it is, which comes first: every second byte of the content. */
 static void put_in_frame(uint8_t *raw, size_t at, uint64_t word)
@@ -170,7 +167,7 @@ static void put_in_frame(uint8_t *raw, size_t at, uint64_t word)
         raw[2 * (at - sizeof(struct ht_disk_planes) + i)] = (uint8_t)(word >> 8 * i);
 }
 
-START_TEST(frames_with_the_same_checksum_are_compared)
+TEST(frames_with_the_same_checksum_are_compared)
 {
     uint64_t word[2][COLLISION_WORDS], salt = ht_store_layout(s)->salt, sum[2];
     uint8_t *raw[2] = {malloc(MIB), malloc(MIB)}, *frame = malloc(MIB);
@@ -204,10 +201,9 @@ START_TEST(frames_with_the_same_checksum_are_compared)
     }
     free(frame);
 }
-END_TEST
 
 /* After the comparison one of both is compressed (0), deleted (1: the owner, 2: the other) or written anew (3, 4). */
-START_TEST(what_has_changed_since_the_comparison_is_left_alone)
+TEST_LOOP(what_has_changed_since_the_comparison_is_left_alone, 5)
 {
     static struct ht_dedup_same same;
     struct ht_obj *o[2] = {stored(content, MIB), stored(content, MIB)};
@@ -239,10 +235,9 @@ START_TEST(what_has_changed_since_the_comparison_is_left_alone)
         }
     }
 }
-END_TEST
 
 /* A frame that cannot be read, or whose checksum is wrong, stays as it is. */
-START_TEST(what_cannot_be_read_is_skipped)
+TEST_LOOP(what_cannot_be_read_is_skipped, 2)
 {
     static const enum ht_fault_point points[] = {HT_FAULT_IO_READ, HT_FAULT_STORE_CHECKSUM};
     struct ht_obj *copy = stored(content, MIB);
@@ -261,10 +256,9 @@ START_TEST(what_cannot_be_read_is_skipped)
     expect_stored(copy, content, MIB);
     ht_obj_put(copy);
 }
-END_TEST
 
 /* Zeros that were compressed before a pass has seen them. */
-START_TEST(frames_of_zeros_become_holes)
+TEST(frames_of_zeros_become_holes)
 {
     uint64_t before = free_bytes();
     uint8_t *p = calloc(1, BYTES);
@@ -296,20 +290,8 @@ START_TEST(frames_of_zeros_become_holes)
     ht_obj_put(o[0]);
     free(p);
 }
-END_TEST
 
 int main(void)
 {
-    TCase *tc = tcase_create("dedup_frames");
-
-    tcase_set_timeout(tc, 300);
-    tcase_add_checked_fixture(tc, setup, teardown);
-    tcase_add_loop_test(tc, a_copy_that_comes_after_compression_meets_its_origin, 0, 2);
-    tcase_add_loop_test(tc, frames_stay_for_the_last_owner, 0, 4);
-    tcase_add_test(tc, a_cut_copy_keeps_its_length);
-    tcase_add_test(tc, frames_with_the_same_checksum_are_compared);
-    tcase_add_loop_test(tc, what_has_changed_since_the_comparison_is_left_alone, 0, 5);
-    tcase_add_loop_test(tc, what_cannot_be_read_is_skipped, 0, 2);
-    tcase_add_test(tc, frames_of_zeros_become_holes);
-    return run_suite(tc);
+    return run_tests("dedup_frames", .setup = setup, .teardown = teardown, .timeout_s = 300);
 }

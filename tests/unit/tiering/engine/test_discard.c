@@ -69,7 +69,7 @@ static void teardown(void)
     done();
 }
 
-START_TEST(what_became_free_is_discarded_once_the_log_is_durable)
+TEST(what_became_free_is_discarded_once_the_log_is_durable)
 {
     struct ht_obj *kept = stored('k', BYTES), *gone = stored('g', BYTES);
     uint64_t id = ht_obj_id(kept);
@@ -93,9 +93,8 @@ START_TEST(what_became_free_is_discarded_once_the_log_is_durable)
     expect_byte(kept, 'k', BYTES);
     ht_obj_put(kept);
 }
-END_TEST
 
-START_TEST(space_that_is_in_use_again_is_not_discarded)
+TEST(space_that_is_in_use_again_is_not_discarded)
 {
     struct ht_obj *gone = stored('g', BYTES), *next;
 
@@ -111,9 +110,8 @@ START_TEST(space_that_is_in_use_again_is_not_discarded)
     ck_assert_uint_gt(n, 2 * BYTES);
     ht_store_verify(s, true);
 }
-END_TEST
 
-START_TEST(a_trim_discards_all_free_space_and_keeps_the_rest)
+TEST(a_trim_discards_all_free_space_and_keeps_the_rest)
 {
     struct ht_obj *kept = stored('k', BYTES);
     uint64_t bytes, free_bytes = stats().free_bytes;
@@ -129,9 +127,8 @@ START_TEST(a_trim_discards_all_free_space_and_keeps_the_rest)
     remount();
     ck_assert_uint_eq(stats().free_bytes, free_bytes);
 }
-END_TEST
 
-START_TEST(a_device_that_refuses_is_not_asked_again)
+TEST(a_device_that_refuses_is_not_asked_again)
 {
     struct ht_obj *gone = stored('g', BYTES);
     uint64_t bytes, free_bytes;
@@ -153,7 +150,6 @@ START_TEST(a_device_that_refuses_is_not_asked_again)
     ck_assert_uint_eq(stats().free_bytes, free_bytes);
     ht_store_verify(s, true);
 }
-END_TEST
 
 static struct ht_device_stat device_stat(void)
 {
@@ -189,7 +185,7 @@ static unsigned take_the_rest(struct ht_extent out[]) HT_REQUIRES(HT_LOCK_STORE)
 }
 
 /* All free space is being discarded. */
-START_TEST(a_writer_waits_for_space_that_is_being_discarded)
+TEST(a_writer_waits_for_space_that_is_being_discarded)
 {
     static struct ht_extent e[4096], rest[4096];
     struct ht_alloc_freed_walk walk = {.all = true};
@@ -223,7 +219,6 @@ START_TEST(a_writer_waits_for_space_that_is_being_discarded)
     ht_obj_put(o);
     ht_store_verify(s, true);
 }
-END_TEST
 
 static void *read_a_block(void *arg)
 {
@@ -238,7 +233,7 @@ static void *read_a_block(void *arg)
  * A discard may never end. What it has is no space any more when the device counts as silent: a writer who has waited
  * for it is told at once, and the space is back when the device answers.
  */
-START_TEST(a_writer_does_not_wait_for_a_discard_of_a_silent_device)
+TEST(a_writer_does_not_wait_for_a_discard_of_a_silent_device)
 {
     static struct ht_extent e[4096], rest[4096];
     struct ht_alloc_freed_walk walk = {.all = true};
@@ -284,10 +279,9 @@ START_TEST(a_writer_does_not_wait_for_a_discard_of_a_silent_device)
     ht_obj_put(o);
     ht_store_verify(s, true);
 }
-END_TEST
 
 /* Of a device that takes 6 ms for each discard (1), it takes one batch of 16 runs. */
-START_TEST(a_step_of_the_engine_ends_at_its_time)
+TEST_LOOP(a_step_of_the_engine_ends_at_its_time, 2)
 {
     enum { N = 128, SMALL = HT_SMALL_CHUNK_BYTES };
     struct ht_obj *o[N];
@@ -328,9 +322,8 @@ START_TEST(a_step_of_the_engine_ends_at_its_time)
     free(p);
     ht_store_verify(s, true);
 }
-END_TEST
 
-START_TEST(without_the_option_nothing_is_discarded_unasked)
+TEST(without_the_option_nothing_is_discarded_unasked)
 {
     done();
     fixture_discard = false;
@@ -343,9 +336,8 @@ START_TEST(without_the_option_nothing_is_discarded_unasked)
     ck_assert_uint_eq(counters().discards, 0);
     ck_assert_uint_eq(on_device('g'), BYTES);
 }
-END_TEST
 
-START_TEST(a_read_only_store_discards_nothing)
+TEST(a_read_only_store_discards_nothing)
 {
     uint64_t bytes;
 
@@ -356,10 +348,9 @@ START_TEST(a_read_only_store_discards_nothing)
     ck_assert_int_eq(ht_store_trim(s, &bytes), -EROFS);
     ck_assert_uint_eq(counters().discards, 0);
 }
-END_TEST
 
 /* The engine's own thread, beside writers and deletions. */
-START_TEST(the_engine_discards_beside_writers)
+TEST(the_engine_discards_beside_writers)
 {
     enum { ROUNDS = 400 };
 
@@ -377,23 +368,8 @@ START_TEST(the_engine_discards_beside_writers)
     remount(); /* without threads */
     ck_assert_uint_eq(on_device('k'), BYTES);
 }
-END_TEST
 
 int main(void)
 {
-    TCase *t = tcase_create("discard");
-
-    tcase_set_timeout(t, 120);
-    tcase_add_checked_fixture(t, setup, teardown);
-    tcase_add_test(t, what_became_free_is_discarded_once_the_log_is_durable);
-    tcase_add_test(t, space_that_is_in_use_again_is_not_discarded);
-    tcase_add_test(t, a_trim_discards_all_free_space_and_keeps_the_rest);
-    tcase_add_test(t, a_device_that_refuses_is_not_asked_again);
-    tcase_add_test(t, a_writer_waits_for_space_that_is_being_discarded);
-    tcase_add_test(t, a_writer_does_not_wait_for_a_discard_of_a_silent_device);
-    tcase_add_loop_test(t, a_step_of_the_engine_ends_at_its_time, 0, 2);
-    tcase_add_test(t, without_the_option_nothing_is_discarded_unasked);
-    tcase_add_test(t, a_read_only_store_discards_nothing);
-    tcase_add_test(t, the_engine_discards_beside_writers);
-    return run_suite(t);
+    return run_tests("discard", .setup = setup, .teardown = teardown, .timeout_s = 120);
 }

@@ -105,7 +105,7 @@ static void begin_writers(void)
     }
 }
 
-START_TEST(files_that_change_beside_all_engines_lose_nothing)
+TEST(files_that_change_beside_all_engines_lose_nothing)
 {
     uint64_t oid[WRITERS];
     pthread_t background;
@@ -149,14 +149,9 @@ START_TEST(files_that_change_beside_all_engines_lose_nothing)
     free(shared);
     done();
 }
-END_TEST
 
 int main(void)
 {
     ht_log_set_level(HT_LOG_ERROR);
-    TCase *tc = tcase_create("engines");
-
-    tcase_set_timeout(tc, 120);
-    tcase_add_test(tc, files_that_change_beside_all_engines_lose_nothing);
-    return run_suite(tc);
+    return run_tests("engines", .timeout_s = 120);
 }

@@ -68,7 +68,7 @@ static void scan(struct ht_obj *o)
     verify();
 }
 
-START_TEST(what_is_needed_stays_while_others_pass)
+TEST(what_is_needed_stays_while_others_pass)
 {
     begin(false);
     struct ht_obj *o = tensor_of(8), *other = tensor_of(12), *scanned = tensor_of(96);
@@ -89,9 +89,8 @@ START_TEST(what_is_needed_stays_while_others_pass)
     ht_obj_put(scanned);
     done();
 }
-END_TEST
 
-START_TEST(of_those_the_last_one_goes_first)
+TEST(of_those_the_last_one_goes_first)
 {
     static const unsigned after_s[] = {120, 500, 250};
     struct ht_obj *o[3], *scanned;
@@ -113,9 +112,8 @@ START_TEST(of_those_the_last_one_goes_first)
     ht_obj_put(scanned);
     done();
 }
-END_TEST
 
-START_TEST(what_is_never_needed_goes_before_all)
+TEST(what_is_never_needed_goes_before_all)
 {
     begin(false);
     struct ht_obj *o = tensor_of(8), *old = tensor_of(24), *other = tensor_of(8);
@@ -133,10 +131,9 @@ START_TEST(what_is_never_needed_goes_before_all)
     ht_obj_put(other);
     done();
 }
-END_TEST
 
 /* The use ends what was said of a chunk; forgetting ends it for all. */
-START_TEST(after_its_use_content_is_as_any_other)
+TEST(after_its_use_content_is_as_any_other)
 {
     uint64_t after_ns;
 
@@ -159,10 +156,9 @@ START_TEST(after_its_use_content_is_as_any_other)
     ht_obj_put(scanned);
     done();
 }
-END_TEST
 
 /* Also without any request: the thread looks when the time has come. */
-START_TEST(what_is_needed_soon_is_read_before)
+TEST_LOOP(what_is_needed_soon_is_read_before, 2)
 {
     begin(_i);
     struct ht_obj *o = tensor_of(8), *later = tensor_of(4), *others = tensor_of(DRAM);
@@ -187,10 +183,9 @@ START_TEST(what_is_needed_soon_is_read_before)
     ht_obj_put(others);
     done();
 }
-END_TEST
 
 /* Reads for hints take at most half of the tier, and nothing from what is needed earlier. */
-START_TEST(reads_for_hints_leave_the_rest_alone)
+TEST(reads_for_hints_leave_the_rest_alone)
 {
     begin(false);
     struct ht_obj *first = tensor_of(6), *big = tensor_of(64), *others = tensor_of(DRAM);
@@ -211,10 +206,9 @@ START_TEST(reads_for_hints_leave_the_rest_alone)
     ht_obj_put(others);
     done();
 }
-END_TEST
 
 /* Half of the tier is taken by hints: a read takes the place of content that is needed later. */
-START_TEST(a_read_takes_the_place_of_later_content)
+TEST(a_read_takes_the_place_of_later_content)
 {
     uint64_t after_ns;
 
@@ -238,7 +232,6 @@ START_TEST(a_read_takes_the_place_of_later_content)
     ht_obj_put(others);
     done();
 }
-END_TEST
 
 enum { LAYERS = 64 };
 
@@ -268,7 +261,7 @@ static bool never_used_goes_first(struct ht_obj *o[])
 }
 
 /* A plan's order has hints; without it they have their own again. */
-START_TEST(hints_count_more_than_a_plan)
+TEST(hints_count_more_than_a_plan)
 {
     struct ht_plan_stats st;
     struct ht_obj *o[LAYERS];
@@ -307,9 +300,8 @@ START_TEST(hints_count_more_than_a_plan)
     ht_obj_put(scanned);
     done();
 }
-END_TEST
 
-START_TEST(an_object_may_be_deleted_before_its_use)
+TEST(an_object_may_be_deleted_before_its_use)
 {
     begin(false);
     struct ht_obj *o = tensor_of(8), *others = tensor_of(DRAM);
@@ -321,9 +313,8 @@ START_TEST(an_object_may_be_deleted_before_its_use)
     ht_obj_put(others);
     done();
 }
-END_TEST
 
-START_TEST(deleted_objects_leave_room_for_other_hints)
+TEST_LOOP(deleted_objects_leave_room_for_other_hints, 2)
 {
     begin(_i);
     for (unsigned i = 0; i <= HT_NEXT_USES; i++) {
@@ -336,7 +327,6 @@ START_TEST(deleted_objects_leave_room_for_other_hints)
     ht_store_unlock(s);
     done();
 }
-END_TEST
 
 /* After a step of the engine that reads what is needed soon. */
 static bool hints_lead(void)
@@ -351,7 +341,7 @@ static bool hints_lead(void)
 }
 
 /* The time of the last hint is past, or its object is deleted. Then its content is as any other. */
-START_TEST(with_the_last_hint_its_order_ends)
+TEST(with_the_last_hint_its_order_ends)
 {
     uint64_t after_ns;
 
@@ -372,25 +362,8 @@ START_TEST(with_the_last_hint_its_order_ends)
     ht_obj_put(scanned);
     done();
 }
-END_TEST
 
 int main(void)
 {
-    Suite *suite = suite_create("next_use");
-    TCase *tc = tcase_create("next_use");
-
-    tcase_set_timeout(tc, 120);
-    tcase_add_test(tc, what_is_needed_stays_while_others_pass);
-    tcase_add_test(tc, of_those_the_last_one_goes_first);
-    tcase_add_test(tc, what_is_never_needed_goes_before_all);
-    tcase_add_test(tc, after_its_use_content_is_as_any_other);
-    tcase_add_loop_test(tc, what_is_needed_soon_is_read_before, 0, 2);
-    tcase_add_test(tc, reads_for_hints_leave_the_rest_alone);
-    tcase_add_test(tc, a_read_takes_the_place_of_later_content);
-    tcase_add_test(tc, hints_count_more_than_a_plan);
-    tcase_add_test(tc, an_object_may_be_deleted_before_its_use);
-    tcase_add_loop_test(tc, deleted_objects_leave_room_for_other_hints, 0, 2);
-    tcase_add_test(tc, with_the_last_hint_its_order_ends);
-    suite_add_tcase(suite, tc);
-    return run_all(suite);
+    return run_tests("next_use", .timeout_s = 120);
 }

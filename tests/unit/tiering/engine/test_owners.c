@@ -42,7 +42,7 @@ static unsigned round_of(struct ht_owners_part *part, unsigned places)
     return seen;
 }
 
-START_TEST(rounds_come_to_all_places)
+TEST(rounds_come_to_all_places)
 {
     struct ht_owners_part part = {0};
     unsigned rounds = 0;
@@ -59,9 +59,8 @@ START_TEST(rounds_come_to_all_places)
         ck_assert_uint_gt(found[i], 0);
     ck_assert_uint_le(rounds, 4 * PLACES * OWNERS / MOST);
 }
-END_TEST
 
-START_TEST(few_places_are_one_part_again)
+TEST(few_places_are_one_part_again)
 {
     struct ht_owners_part part = {0};
 
@@ -73,10 +72,9 @@ START_TEST(few_places_are_one_part_again)
     ck_assert_uint_eq(part.hashes, UINT64_C(1) << 32);
     ck_assert_uint_eq(round_of(&part, 2), 2);
 }
-END_TEST
 
 /* Work that is longer than a step: notes without order, then a place with very many owners. */
-START_TEST(very_many_owners_are_long_work)
+TEST(very_many_owners_are_long_work)
 {
     struct ht_owners x;
     size_t n;
@@ -95,10 +93,9 @@ START_TEST(very_many_owners_are_long_work)
     ck_assert(!ht_owners_are_long(&x));
     ht_owners_end(&x);
 }
-END_TEST
 
 /* The upper half of the groups leaves with its notes, and only the last group has a bound that holds. */
-START_TEST(groups_leave_until_there_is_room)
+TEST(groups_leave_until_there_is_room)
 {
     struct ht_owners x;
 
@@ -116,9 +113,8 @@ START_TEST(groups_leave_until_there_is_room)
     ck_assert(!ht_owners_lack_room(&x, 0));
     ht_owners_end(&x);
 }
-END_TEST
 
-START_TEST(nothing_was_found)
+TEST(nothing_was_found)
 {
     struct ht_owners x;
     size_t n;
@@ -128,18 +124,8 @@ START_TEST(nothing_was_found)
     ck_assert(ht_owners_are_over(&x));
     ht_owners_end(&x);
 }
-END_TEST
 
 int main(void)
 {
-    TCase *tc = tcase_create("owners");
-    Suite *suite = suite_create("engine");
-
-    tcase_add_test(tc, rounds_come_to_all_places);
-    tcase_add_test(tc, few_places_are_one_part_again);
-    tcase_add_test(tc, very_many_owners_are_long_work);
-    tcase_add_test(tc, groups_leave_until_there_is_room);
-    tcase_add_test(tc, nothing_was_found);
-    suite_add_tcase(suite, tc);
-    return run_all(suite);
+    return run_tests("owners");
 }

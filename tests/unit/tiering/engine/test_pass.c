@@ -102,7 +102,7 @@ static void finish_others(void)
     ck_assert_uint_ge(engine_figure("recompress", "chunks"), COLD - 3); /* but zeros, and those that are the same */
 }
 
-START_TEST(one_read_serves_all)
+TEST(one_read_serves_all)
 {
     uint64_t before = read_bytes();
 
@@ -115,10 +115,9 @@ START_TEST(one_read_serves_all)
     finish_others();
     ck_assert_uint_le(read_bytes() - before, reads + reads / 10);
 }
-END_TEST
 
 /* Nobody waits for a run that is paused. */
-START_TEST(a_run_that_is_paused_holds_nobody_up)
+TEST(a_run_that_is_paused_holds_nobody_up)
 {
     begin_scrub();
     ck_assert_int_eq(ht_store_background_pause(s, "scrub"), 0);
@@ -128,10 +127,9 @@ START_TEST(a_run_that_is_paused_holds_nobody_up)
     ck_assert_int_eq(ht_store_background_resume(s, "scrub"), 0);
     finish_scrub();
 }
-END_TEST
 
 /* Paused before a run (0), or while it waits (1). */
-START_TEST(an_engine_that_is_paused_gets_nothing)
+TEST_LOOP(an_engine_that_is_paused_gets_nothing, 2)
 {
     static const char *const engines[] = {"dedup", "recompress"};
 
@@ -150,10 +148,9 @@ START_TEST(an_engine_that_is_paused_gets_nothing)
         ck_assert_int_eq(ht_store_background_resume(s, engines[i]), 0);
     finish_others();
 }
-END_TEST
 
 /* Writes before and after the read of a chunk. */
-START_TEST(changes_beside_a_run_stay)
+TEST_LOOP(changes_beside_a_run_stay, 2)
 {
     struct ht_scrub_stats st;
     uint64_t at_ns, x = 1;
@@ -176,18 +173,9 @@ START_TEST(changes_beside_a_run_stay)
     }
     ck_assert_int_eq(ht_store_commit(s), 0);
 }
-END_TEST
 
 int main(void)
 {
     ht_log_set_level(HT_LOG_ERROR);
-    TCase *tc = tcase_create("pass");
-
-    tcase_add_checked_fixture(tc, setup, teardown);
-    tcase_set_timeout(tc, 120);
-    tcase_add_test(tc, one_read_serves_all);
-    tcase_add_test(tc, a_run_that_is_paused_holds_nobody_up);
-    tcase_add_loop_test(tc, an_engine_that_is_paused_gets_nothing, 0, 2);
-    tcase_add_loop_test(tc, changes_beside_a_run_stay, 0, 2);
-    return run_suite(tc);
+    return run_tests("pass", .setup = setup, .teardown = teardown, .timeout_s = 120);
 }

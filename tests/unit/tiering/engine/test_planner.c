@@ -65,7 +65,7 @@ static unsigned passes(struct ht_obj *o, unsigned chunks, unsigned n)
 }
 
 /* Of N chunks K have room: N - K are read in each pass, one more for the chunk that is read just now. */
-START_TEST(a_cyclic_scan_reads_what_has_no_room)
+TEST_LOOP(a_cyclic_scan_reads_what_has_no_room, 4)
 {
     static const unsigned chunks[] = {40, 48, 64, 96};
 
@@ -80,7 +80,6 @@ START_TEST(a_cyclic_scan_reads_what_has_no_room)
     ht_obj_put(o);
     done();
 }
-END_TEST
 
 static struct ht_plan_stats plan_stats(void)
 {
@@ -99,7 +98,7 @@ static void read_elsewhere(struct ht_obj *o, unsigned n)
         read_chunk(o, (turn++ * 2654435761u) >> 26);
 }
 
-START_TEST(a_plan_that_does_not_match_two_steps_ends)
+TEST(a_plan_that_does_not_match_two_steps_ends)
 {
     begin(256);
     struct ht_obj *o = tensor_of(64);
@@ -123,9 +122,8 @@ START_TEST(a_plan_that_does_not_match_two_steps_ends)
     ht_obj_put(o);
     done();
 }
-END_TEST
 
-START_TEST(a_tensor_may_be_deleted_while_the_plan_runs)
+TEST(a_tensor_may_be_deleted_while_the_plan_runs)
 {
     struct ht_obj *o[4];
     struct ht_tx *tx;
@@ -154,10 +152,9 @@ START_TEST(a_tensor_may_be_deleted_while_the_plan_runs)
             ht_obj_put(o[i]);
     done();
 }
-END_TEST
 
 /* Work on another tensor ends the plan, and then has the whole tier. */
-START_TEST(other_work_gets_the_memory)
+TEST(other_work_gets_the_memory)
 {
     begin(256);
     struct ht_obj *o = tensor_of(64), *other = tensor_of(24);
@@ -176,7 +173,6 @@ START_TEST(other_work_gets_the_memory)
     ht_obj_put(other);
     done();
 }
-END_TEST
 
 enum { SMALL = 40 };
 
@@ -187,7 +183,7 @@ static void read_all(struct ht_obj *o[SMALL])
 }
 
 /* The N-th allocation fails, for each N: there is no plan, and reading goes on. */
-START_TEST(without_memory_there_is_no_plan)
+TEST(without_memory_there_is_no_plan)
 {
     struct ht_obj *o[SMALL];
     unsigned nth;
@@ -213,7 +209,6 @@ START_TEST(without_memory_there_is_no_plan)
         ht_obj_put(o[i]);
     done();
 }
-END_TEST
 
 enum { LAYERS = 64 };
 
@@ -247,7 +242,7 @@ static void begin_planned(struct ht_obj *o[LAYERS])
  * No reader is sequential here. The reader finds most of the tensors that had no room, and reads of the plan take no
  * room from tensors that are needed before them.
  */
-START_TEST(a_plan_reads_before_the_reader_asks)
+TEST(a_plan_reads_before_the_reader_asks)
 {
     struct ht_obj *o[LAYERS];
 
@@ -263,13 +258,12 @@ START_TEST(a_plan_reads_before_the_reader_asks)
         ht_obj_put(o[i]);
     done();
 }
-END_TEST
 
 /*
  * A program wants a layer earlier than the plan needs it, or one that the plan does not have. It gets the place of a
  * layer that is needed later, so that the next layers are still there.
  */
-START_TEST(a_prefetch_takes_the_place_of_what_is_needed_later)
+TEST(a_prefetch_takes_the_place_of_what_is_needed_later)
 {
     struct ht_obj *o[LAYERS], *other;
     unsigned absent = 0;
@@ -296,10 +290,9 @@ START_TEST(a_prefetch_takes_the_place_of_what_is_needed_later)
         ht_obj_put(o[i]);
     done();
 }
-END_TEST
 
 /* The file has no dtype: its images are smaller than those of the plan. It gets a place, too. */
-START_TEST(a_prefetch_of_small_chunks_gets_a_place_beside_a_plan)
+TEST(a_prefetch_of_small_chunks_gets_a_place_beside_a_plan)
 {
     enum { CHUNK = HT_SMALL_CHUNK_BYTES };
     struct ht_obj *o[LAYERS];
@@ -325,7 +318,6 @@ START_TEST(a_prefetch_of_small_chunks_gets_a_place_beside_a_plan)
         ht_obj_put(o[i]);
     done();
 }
-END_TEST
 
 enum { PARTS = 1800, VISITS = 20000, LARGE_DRAM = 96 };
 
@@ -346,7 +338,7 @@ static void visit(struct ht_obj *o)
  * The history is too short for two of these steps. It gets longer, but for a tier that is too small for that, and then
  * there is a plan.
  */
-START_TEST(a_step_of_many_passes_has_a_plan)
+TEST_LOOP(a_step_of_many_passes_has_a_plan, 2)
 {
     bool is_small = _i;
 
@@ -370,7 +362,6 @@ START_TEST(a_step_of_many_passes_has_a_plan)
     ht_obj_put(o);
     done();
 }
-END_TEST
 
 static void *read_and_write(void *arg)
 {
@@ -393,7 +384,7 @@ static void *read_and_write(void *arg)
 }
 
 /* The planner thread makes plans while others read and write. */
-START_TEST(plans_are_made_and_followed_beside_other_work)
+TEST(plans_are_made_and_followed_beside_other_work)
 {
     struct ht_obj *o[2][2];
     pthread_t t[2];
@@ -411,10 +402,9 @@ START_TEST(plans_are_made_and_followed_beside_other_work)
         ht_obj_put(o[i / 2][i % 2]);
     done();
 }
-END_TEST
 
 /* What fits into memory needs no plan. */
-START_TEST(without_need_there_is_no_plan)
+TEST(without_need_there_is_no_plan)
 {
     begin(256);
     struct ht_obj *o = tensor_of(20);
@@ -425,10 +415,9 @@ START_TEST(without_need_there_is_no_plan)
     ht_obj_put(o);
     done();
 }
-END_TEST
 
 /* Else the thread reads it over and over. */
-START_TEST(a_plan_passes_by_what_cannot_be_read)
+TEST(a_plan_passes_by_what_cannot_be_read)
 {
     struct ht_obj *o[LAYERS];
 
@@ -448,26 +437,8 @@ START_TEST(a_plan_passes_by_what_cannot_be_read)
         ht_obj_put(o[i]);
     done();
 }
-END_TEST
 
 int main(void)
 {
-    Suite *suite = suite_create("planner");
-    TCase *tc = tcase_create("planner");
-
-    tcase_set_timeout(tc, 60);
-    tcase_add_loop_test(tc, a_cyclic_scan_reads_what_has_no_room, 0, 4);
-    tcase_add_test(tc, a_plan_that_does_not_match_two_steps_ends);
-    tcase_add_test(tc, a_tensor_may_be_deleted_while_the_plan_runs);
-    tcase_add_test(tc, other_work_gets_the_memory);
-    tcase_add_test(tc, without_memory_there_is_no_plan);
-    tcase_add_loop_test(tc, a_step_of_many_passes_has_a_plan, 0, 2);
-    tcase_add_test(tc, a_plan_reads_before_the_reader_asks);
-    tcase_add_test(tc, a_prefetch_takes_the_place_of_what_is_needed_later);
-    tcase_add_test(tc, a_prefetch_of_small_chunks_gets_a_place_beside_a_plan);
-    tcase_add_test(tc, plans_are_made_and_followed_beside_other_work);
-    tcase_add_test(tc, without_need_there_is_no_plan);
-    tcase_add_test(tc, a_plan_passes_by_what_cannot_be_read);
-    suite_add_tcase(suite, tc);
-    return run_all(suite);
+    return run_tests("planner", .timeout_s = 60);
 }

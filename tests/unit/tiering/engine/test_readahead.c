@@ -74,7 +74,7 @@ static void read_all(struct ht_obj *o, uint64_t bytes, size_t step)
         read_and_feed(o, off, step);
 }
 
-START_TEST(a_stream_misses_once)
+TEST(a_stream_misses_once)
 {
     struct ht_obj *o = begin(SMALL, 2 * MIB);
 
@@ -87,9 +87,8 @@ START_TEST(a_stream_misses_once)
     ck_assert_uint_eq(st.readahead_wasted, 0);
     end(o);
 }
-END_TEST
 
-START_TEST(a_stream_downwards_misses_little)
+TEST(a_stream_downwards_misses_little)
 {
     struct ht_obj *o = begin(SMALL, 4 * MIB);
 
@@ -103,10 +102,9 @@ START_TEST(a_stream_downwards_misses_little)
     ck_assert_uint_eq(st.readahead_wasted, 0);
     end(o);
 }
-END_TEST
 
 /* As a file of saved tensors is read: each whole, in descending order. */
-START_TEST(blocks_in_descending_order_miss_little)
+TEST(blocks_in_descending_order_miss_little)
 {
     enum { BLOCK = 8 * SMALL };
     struct ht_obj *o = begin(SMALL, 8 * MIB);
@@ -119,10 +117,9 @@ START_TEST(blocks_in_descending_order_miss_little)
     ck_assert_uint_eq(stats().readahead_wasted, 0);
     end(o);
 }
-END_TEST
 
 /* Up, down, and up again with one descriptor; at each turn the chunks that were read are evicted. */
-START_TEST(a_reader_that_turns_finds_its_bytes)
+TEST(a_reader_that_turns_finds_its_bytes)
 {
     struct ht_obj *o = begin(SMALL, 4 * MIB);
     uint64_t misses = 0;
@@ -136,10 +133,9 @@ START_TEST(a_reader_that_turns_finds_its_bytes)
     }
     end(o);
 }
-END_TEST
 
 /* Other requests have nearly all that the gate gives: one chunk after the other, until no reader is pending. */
-START_TEST(a_nearly_full_gate_feeds_all_readers)
+TEST(a_nearly_full_gate_feeds_all_readers)
 {
     struct ht_obj *o = begin(SMALL, 4 * MIB);
     const struct ht_permit_request r = {.dev = dev, .direction = HT_DIRECTION_READ, .bytes = SMALL};
@@ -159,9 +155,8 @@ START_TEST(a_nearly_full_gate_feeds_all_readers)
     ck_assert_uint_gt(stats().readahead_chunks, 1);
     end(o);
 }
-END_TEST
 
-START_TEST(who_reads_anywhere_has_nothing_read_ahead)
+TEST(who_reads_anywhere_has_nothing_read_ahead)
 {
     struct ht_obj *o = begin(SMALL, 4 * MIB);
 
@@ -170,9 +165,8 @@ START_TEST(who_reads_anywhere_has_nothing_read_ahead)
     ck_assert_uint_eq(stats().readahead_chunks, 0);
     end(o);
 }
-END_TEST
 
-START_TEST(a_read_elsewhere_takes_back_what_was_asked_for)
+TEST(a_read_elsewhere_takes_back_what_was_asked_for)
 {
     struct ht_obj *o = begin(SMALL, 4 * MIB);
 
@@ -185,9 +179,8 @@ START_TEST(a_read_elsewhere_takes_back_what_was_asked_for)
     ck_assert_uint_eq(stats().readahead_chunks, 0);
     end(o);
 }
-END_TEST
 
-START_TEST(what_is_read_ahead_and_not_used_is_waste)
+TEST(what_is_read_ahead_and_not_used_is_waste)
 {
     struct ht_obj *o = begin(SMALL, 4 * MIB);
 
@@ -197,10 +190,9 @@ START_TEST(what_is_read_ahead_and_not_used_is_waste)
     ck_assert_uint_eq(stats().readahead_wasted, 2);
     end(o);
 }
-END_TEST
 
 /* One descriptor reads the same data again, as training does. */
-START_TEST(who_begins_again_is_read_ahead_of_again)
+TEST(who_begins_again_is_read_ahead_of_again)
 {
     struct ht_obj *o = begin(SMALL, 2 * MIB);
 
@@ -211,10 +203,9 @@ START_TEST(who_begins_again_is_read_ahead_of_again)
     }
     end(o);
 }
-END_TEST
 
 /* Chunks that no reader used take no room from others while there is enough. */
-START_TEST(those_who_read_only_the_beginning_leave_others_room)
+TEST(those_who_read_only_the_beginning_leave_others_room)
 {
     struct ht_obj *head[20];
     struct ht_obj *o = begin(SMALL, 2 * MIB);
@@ -232,10 +223,9 @@ START_TEST(those_who_read_only_the_beginning_leave_others_room)
         ht_obj_put(head[i]);
     end(o);
 }
-END_TEST
 
 /* Dirty chunks stay, and are not written to make room. */
-START_TEST(it_takes_no_room_from_what_is_dirty)
+TEST(it_takes_no_room_from_what_is_dirty)
 {
     struct ht_obj *o = begin(TENSOR, 4 * MIB), *dirty = object(TENSOR, 0);
     uint8_t *p = pattern(7 * MIB, 5);
@@ -251,10 +241,9 @@ START_TEST(it_takes_no_room_from_what_is_dirty)
     end(o);
     free(p);
 }
-END_TEST
 
 /* The reader gets the error. */
-START_TEST(what_cannot_be_read_ahead_is_the_readers_error)
+TEST(what_cannot_be_read_ahead_is_the_readers_error)
 {
     struct ht_obj *o = begin(SMALL, MIB);
 
@@ -269,9 +258,8 @@ START_TEST(what_cannot_be_read_ahead_is_the_readers_error)
     read_at(o, &reader, SMALL, SMALL);
     end(o);
 }
-END_TEST
 
-START_TEST(a_prefetch_reads_all_of_it_at_once)
+TEST(a_prefetch_reads_all_of_it_at_once)
 {
     struct ht_obj *o = begin(TENSOR, 4 * MIB + 5000);
 
@@ -286,7 +274,6 @@ START_TEST(a_prefetch_reads_all_of_it_at_once)
     expect(o, 0, want, 4 * MIB + 5000);
     end(o);
 }
-END_TEST
 
 /* Reads all of an object. Returns how many MiB the device gave. */
 static unsigned read_again(struct ht_obj *o, size_t bytes)
@@ -301,7 +288,7 @@ static unsigned read_again(struct ht_obj *o, size_t bytes)
  * Memory is full of content that was read once. At most half of that goes, and the file's first part stays. The chunks
  * of the file are as large as what goes, or smaller.
  */
-START_TEST(a_prefetch_takes_the_place_of_content_that_was_used_before)
+TEST_LOOP(a_prefetch_takes_the_place_of_content_that_was_used_before, 2)
 {
     struct ht_obj *large = begin(_i ? SMALL : TENSOR, 16 * MIB), *others[3];
     uint64_t resident = 0;
@@ -326,9 +313,8 @@ START_TEST(a_prefetch_takes_the_place_of_content_that_was_used_before)
         ht_obj_put(others[i]);
     end(large);
 }
-END_TEST
 
-START_TEST(a_prefetch_evicts_nothing_that_is_newer_than_on_the_device)
+TEST(a_prefetch_evicts_nothing_that_is_newer_than_on_the_device)
 {
     struct ht_obj *o = begin(TENSOR, 16 * MIB), *dirty = object(TENSOR, 0);
 
@@ -343,7 +329,6 @@ START_TEST(a_prefetch_evicts_nothing_that_is_newer_than_on_the_device)
     ht_obj_put(dirty);
     end(o);
 }
-END_TEST
 
 struct client {
     struct ht_obj *o;
@@ -394,7 +379,7 @@ static void *miss(void *arg)
 }
 
 /* Two reads wait for the device: those of two readers, or of one, which keeps it less busy. */
-START_TEST(a_device_that_several_wait_for_is_given_nothing_more)
+TEST_LOOP(a_device_that_several_wait_for_is_given_nothing_more, 2)
 {
     struct misser m[2];
     struct ht_obj_reader one = {0};
@@ -421,10 +406,9 @@ START_TEST(a_device_that_several_wait_for_is_given_nothing_more)
     ht_obj_put(other);
     end(o);
 }
-END_TEST
 
 /* With its thread, in a tier that holds a part of the data, beside threads that write and evict. */
-START_TEST(streams_beside_each_other_read_what_was_written)
+TEST(streams_beside_each_other_read_what_was_written)
 {
     struct client c[5];
 
@@ -443,29 +427,8 @@ START_TEST(streams_beside_each_other_read_what_was_written)
     done();
     free(want);
 }
-END_TEST
 
 int main(void)
 {
-    TCase *tc = tcase_create("readahead");
-
-    tcase_set_timeout(tc, 60);
-    tcase_add_test(tc, a_stream_misses_once);
-    tcase_add_test(tc, a_stream_downwards_misses_little);
-    tcase_add_test(tc, blocks_in_descending_order_miss_little);
-    tcase_add_test(tc, a_reader_that_turns_finds_its_bytes);
-    tcase_add_test(tc, a_nearly_full_gate_feeds_all_readers);
-    tcase_add_test(tc, who_reads_anywhere_has_nothing_read_ahead);
-    tcase_add_test(tc, a_read_elsewhere_takes_back_what_was_asked_for);
-    tcase_add_test(tc, what_is_read_ahead_and_not_used_is_waste);
-    tcase_add_test(tc, who_begins_again_is_read_ahead_of_again);
-    tcase_add_test(tc, those_who_read_only_the_beginning_leave_others_room);
-    tcase_add_test(tc, it_takes_no_room_from_what_is_dirty);
-    tcase_add_test(tc, what_cannot_be_read_ahead_is_the_readers_error);
-    tcase_add_test(tc, a_prefetch_reads_all_of_it_at_once);
-    tcase_add_loop_test(tc, a_prefetch_takes_the_place_of_content_that_was_used_before, 0, 2);
-    tcase_add_test(tc, a_prefetch_evicts_nothing_that_is_newer_than_on_the_device);
-    tcase_add_loop_test(tc, a_device_that_several_wait_for_is_given_nothing_more, 0, 2);
-    tcase_add_test(tc, streams_beside_each_other_read_what_was_written);
-    return run_suite(tc);
+    return run_tests("readahead", .timeout_s = 60);
 }

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* test_scheduler.c - lanes with rows that do nothing but count: turns, budgets, pace, pauses, wakes and ends. */
-#include <check.h>
 #include <pthread.h>
 #include <sched.h>
 #include <stdatomic.h>
@@ -139,7 +138,7 @@ static void wait_until_idle(struct fake *f)
 
 /* ---------------------------------------------------------------- turns */
 
-START_TEST(a_row_that_is_idle_sleeps_until_it_is_woken)
+TEST(a_row_that_is_idle_sleeps_until_it_is_woken)
 {
     start(&quick);
     wait_for_steps(&a, 1); /* the first, by the start of its lane */
@@ -153,9 +152,8 @@ START_TEST(a_row_that_is_idle_sleeps_until_it_is_woken)
     ck_assert_uint_eq(b.steps, 1);
     end();
 }
-END_TEST
 
-START_TEST(a_row_steps_at_the_time_that_it_asks_for)
+TEST(a_row_steps_at_the_time_that_it_asks_for)
 {
     start(&quick);
     wait_for_steps(&a, 1);
@@ -167,10 +165,9 @@ START_TEST(a_row_steps_at_the_time_that_it_asks_for)
         ck_assert_uint_ge(a.at_ns[i] - a.at_ns[i - 1], 50 * MS);
     end();
 }
-END_TEST
 
 /* The commit timer's turn comes also while the tier is under pressure that does not end. */
-START_TEST(a_row_that_always_works_keeps_no_other_from_its_turn)
+TEST(a_row_that_always_works_keeps_no_other_from_its_turn)
 {
     start(&quick);
     wait_for_steps(&b, 1);
@@ -188,10 +185,9 @@ START_TEST(a_row_that_always_works_keeps_no_other_from_its_turn)
     ck_assert_uint_ge(a.steps - of_a, 500);
     end();
 }
-END_TEST
 
 /* Woken inside its step, after it has looked: it looks again. */
-START_TEST(no_wake_is_lost)
+TEST(no_wake_is_lost)
 {
     start(&quick);
     wait_for_steps(&a, 1);
@@ -204,11 +200,10 @@ START_TEST(no_wake_is_lost)
     wait_for_steps(&a, before + 1);
     end();
 }
-END_TEST
 
 /* -------------------------------------------------------- budgets and pace */
 
-START_TEST(a_row_keeps_to_its_rate_and_yields_to_others)
+TEST_LOOP(a_row_keeps_to_its_rate_and_yields_to_others, 2)
 {
     enum { RATE = 64 * MIB };
 
@@ -228,10 +223,9 @@ START_TEST(a_row_keeps_to_its_rate_and_yields_to_others)
     ck_assert_uint_ge(moved, RATE / 10);
     end();
 }
-END_TEST
 
 /* As the command that stops a scrub does. */
-START_TEST(a_wake_ends_the_wait_for_the_pace)
+TEST(a_wake_ends_the_wait_for_the_pace)
 {
     make(&(struct ht_lane_config){.name = "test"}, &quick, 1000);
     a.bytes = MIB; /* the next step is due in 17 minutes */
@@ -248,10 +242,9 @@ START_TEST(a_wake_ends_the_wait_for_the_pace)
     ck_assert_uint_eq(a.budget, 10);
     end();
 }
-END_TEST
 
 /* Whatever the rate. */
-START_TEST(short_steps_have_1_mib_and_10_ms)
+TEST_LOOP(short_steps_have_1_mib_and_10_ms, 2)
 {
     bool is_short = _i;
 
@@ -265,11 +258,10 @@ START_TEST(short_steps_have_1_mib_and_10_ms)
     else
         ck_assert_uint_eq(a.time_ns, UINT64_MAX);
 }
-END_TEST
 
 /* --------------------------------------------------------- pause and budget */
 
-START_TEST(a_row_that_is_paused_begins_no_step_until_it_resumes)
+TEST(a_row_that_is_paused_begins_no_step_until_it_resumes)
 {
     start(&quick);
     wait_for_steps(&a, 1);
@@ -292,7 +284,6 @@ START_TEST(a_row_that_is_paused_begins_no_step_until_it_resumes)
     wait_until_idle(&a);
     end();
 }
-END_TEST
 
 static void wait_for_rests(struct fake *f, uint64_t rests)
 {
@@ -303,7 +294,7 @@ static void wait_for_rests(struct fake *f, uint64_t rests)
 }
 
 /* Behind the step that runs, and also if that one was blocked. */
-START_TEST(a_row_rests_once_in_each_pause)
+TEST(a_row_rests_once_in_each_pause)
 {
     start(&careful);
     wait_for_steps(&a, 1);
@@ -325,10 +316,9 @@ START_TEST(a_row_rests_once_in_each_pause)
     ck_assert_uint_eq(b.rests, 0);
     end();
 }
-END_TEST
 
 /* One whose thread waits for work that comes later. */
-START_TEST(a_row_that_sleeps_rests_when_it_is_paused)
+TEST(a_row_that_sleeps_rests_when_it_is_paused)
 {
     start(&careful);
     wait_for_steps(&a, 1);
@@ -343,7 +333,6 @@ START_TEST(a_row_that_sleeps_rests_when_it_is_paused)
     ck_assert_uint_eq(a.steps, steps);
     end();
 }
-END_TEST
 
 static bool has_thread(void)
 {
@@ -354,7 +343,7 @@ static bool has_thread(void)
 }
 
 /* During the pause the thread of a lane on demand ends. Another one begins. */
-START_TEST(a_wake_during_a_pause_is_kept)
+TEST_LOOP(a_wake_during_a_pause_is_kept, 2)
 {
     make(&(struct ht_lane_config){.name = "test", .on_demand = true}, &quick, 0);
     if (_i) {
@@ -375,10 +364,9 @@ START_TEST(a_wake_during_a_pause_is_kept)
     end();
     ck_assert_uint_eq(b.steps, 0);
 }
-END_TEST
 
 /* The time of a run, and so its rate and the time left, leaves pauses out. */
-START_TEST(a_pause_does_not_count_as_time_of_the_run)
+TEST(a_pause_does_not_count_as_time_of_the_run)
 {
     enum { PAUSE_NS = 300 * MS };
 
@@ -398,10 +386,9 @@ START_TEST(a_pause_does_not_count_as_time_of_the_run)
     ck_assert_uint_le(figures(&a).run_ns, run_ns + (ht_now_ns() - resumed_ns) + PAUSE_NS / 2);
     end();
 }
-END_TEST
 
 /* As the end of a scrub does, which would wait for ever else. */
-START_TEST(the_wake_that_ends_work_passes_pause_and_budget)
+TEST_LOOP(the_wake_that_ends_work_passes_pause_and_budget, 2)
 {
     bool budget = _i;
     const struct ht_lane_config config = {.name = "test", .on_demand = true, .rate_bytes = budget ? 1000 : 0};
@@ -425,7 +412,6 @@ START_TEST(the_wake_that_ends_work_passes_pause_and_budget)
     ck_assert_uint_eq(a.steps, steps + 1);
     end();
 }
-END_TEST
 
 static enum ht_step burn_step(void *ctx, struct ht_budget *budget)
 {
@@ -441,7 +427,7 @@ static enum ht_step burn_step(void *ctx, struct ht_budget *budget)
 static const struct ht_engine_type burner = {.name = "burner", .step = burn_step};
 
 /* Both rows together, each in its turn. */
-START_TEST(rows_of_a_lane_share_its_budget)
+TEST_LOOP(rows_of_a_lane_share_its_budget, 2)
 {
     enum { PERCENT = 10, RATE = 8 * MIB };
     bool cpu = _i;
@@ -465,11 +451,10 @@ START_TEST(rows_of_a_lane_share_its_budget)
     ck_assert_uint_gt(x.run_ns, 0);
     end();
 }
-END_TEST
 
 /* ----------------------------------------------------------------- blocked */
 
-START_TEST(a_row_that_is_blocked_pauses_whoever_wakes_it)
+TEST(a_row_that_is_blocked_pauses_whoever_wakes_it)
 {
     start(&slow);
     wait_for_steps(&a, 1);
@@ -488,9 +473,8 @@ START_TEST(a_row_that_is_blocked_pauses_whoever_wakes_it)
     wait_for_steps(&a, a.steps + 1); /* and goes on by itself */
     end();
 }
-END_TEST
 
-START_TEST(a_lane_stops_while_a_row_is_blocked)
+TEST(a_lane_stops_while_a_row_is_blocked)
 {
     start(&patient);
     wait_for_steps(&a, 1);
@@ -501,7 +485,6 @@ START_TEST(a_lane_stops_while_a_row_is_blocked)
     end();
     ck_assert_uint_lt(ht_now_ns() - begin_ns, WAIT_MS_MAX * MS);
 }
-END_TEST
 
 /* Another thread calls this function, which waits for the step that runs. */
 struct waiting_call {
@@ -546,7 +529,7 @@ static bool stops(void)
     return stopping;
 }
 
-START_TEST(a_lane_that_stops_waits_for_the_step_that_runs)
+TEST(a_lane_that_stops_waits_for_the_step_that_runs)
 {
     struct waiting_call stop = {.call = ht_lane_stop};
 
@@ -569,7 +552,6 @@ START_TEST(a_lane_that_stops_waits_for_the_step_that_runs)
     ck_assert_uint_eq(a.steps, steps);
     ht_lane_destroy(&lane);
 }
-END_TEST
 
 /* --------------------------------------------------------------- on demand */
 
@@ -581,7 +563,7 @@ static void *end_row(void *arg)
     return NULL;
 }
 
-START_TEST(a_row_ends_after_the_step_that_runs_and_steps_no_more)
+TEST(a_row_ends_after_the_step_that_runs_and_steps_no_more)
 {
     pthread_t thread;
 
@@ -605,9 +587,8 @@ START_TEST(a_row_ends_after_the_step_that_runs_and_steps_no_more)
     ck_assert_uint_eq(a.steps, steps);
     end();
 }
-END_TEST
 
-START_TEST(a_lane_on_demand_has_a_thread_while_there_is_work)
+TEST(a_lane_on_demand_has_a_thread_while_there_is_work)
 {
     make(&(struct ht_lane_config){.name = "test", .on_demand = true}, &quick, 0);
     ck_assert(!has_thread());
@@ -627,10 +608,9 @@ START_TEST(a_lane_on_demand_has_a_thread_while_there_is_work)
     ck_assert_int_eq(ht_row_wake(&a.row), -ECANCELED);
     ht_lane_destroy(&lane);
 }
-END_TEST
 
 /* No step follows, so a caller that relied on one would wait for ever. */
-START_TEST(a_wake_fails_while_its_lane_on_demand_stops)
+TEST(a_wake_fails_while_its_lane_on_demand_stops)
 {
     struct waiting_call stop = {.call = ht_lane_stop};
 
@@ -647,7 +627,6 @@ START_TEST(a_wake_fails_while_its_lane_on_demand_stops)
     ck_assert_uint_eq(a.steps, 1);
     ht_lane_destroy(&lane);
 }
-END_TEST
 
 /* ----------------------------------------------------------------- lending */
 
@@ -687,7 +666,7 @@ static void make_lent(const struct ht_engine_type *type)
     ht_lane_lend(&lane);
 }
 
-START_TEST(a_lane_that_is_lent_steps_only_while_a_thread_serves)
+TEST(a_lane_that_is_lent_steps_only_while_a_thread_serves)
 {
     struct server x;
 
@@ -709,10 +688,9 @@ START_TEST(a_lane_that_is_lent_steps_only_while_a_thread_serves)
     ck_assert_uint_eq(a.steps, 1);
     end();
 }
-END_TEST
 
 /* At most one step more, whatever there is to do. */
-START_TEST(a_thread_that_is_recalled_leaves_after_its_step)
+TEST(a_thread_that_is_recalled_leaves_after_its_step)
 {
     struct server x;
 
@@ -738,9 +716,8 @@ START_TEST(a_thread_that_is_recalled_leaves_after_its_step)
     pthread_join(x.thread, NULL);
     end();
 }
-END_TEST
 
-START_TEST(a_thread_that_serves_once_makes_one_step_or_none)
+TEST(a_thread_that_serves_once_makes_one_step_or_none)
 {
     make_lent(&quick);
     a.says = HT_STEP_WORKED;
@@ -754,9 +731,8 @@ START_TEST(a_thread_that_serves_once_makes_one_step_or_none)
     ck_assert_uint_eq(a.steps, 2);
     end();
 }
-END_TEST
 
-START_TEST(a_lane_is_taken_back_after_the_step_that_runs)
+TEST(a_lane_is_taken_back_after_the_step_that_runs)
 {
     struct waiting_call take_back = {.call = ht_lane_take_back};
     struct server x;
@@ -777,10 +753,9 @@ START_TEST(a_lane_is_taken_back_after_the_step_that_runs)
     ck_assert(!ht_lane_serve(&lane, false));
     end();
 }
-END_TEST
 
 /* Its own thread has work when it is lent: the other one goes on with that. */
-START_TEST(the_own_thread_of_a_lane_ends_when_it_is_lent)
+TEST(the_own_thread_of_a_lane_ends_when_it_is_lent)
 {
     struct server x;
 
@@ -798,10 +773,9 @@ START_TEST(the_own_thread_of_a_lane_ends_when_it_is_lent)
     pthread_join(x.thread, NULL);
     end();
 }
-END_TEST
 
 /* The caller waits for that step, and the threads that could serve may be busy for long. */
-START_TEST(the_wake_that_ends_work_needs_no_thread_that_serves)
+TEST(the_wake_that_ends_work_needs_no_thread_that_serves)
 {
     make_lent(&quick);
     a.says = HT_STEP_WORKED;
@@ -813,10 +787,9 @@ START_TEST(the_wake_that_ends_work_needs_no_thread_that_serves)
     }
     end();
 }
-END_TEST
 
 /* It waits for the step that a serving thread makes: a row makes one at a time. */
-START_TEST(the_wake_that_ends_work_waits_for_the_step_that_runs)
+TEST(the_wake_that_ends_work_waits_for_the_step_that_runs)
 {
     struct server x;
 
@@ -834,7 +807,6 @@ START_TEST(the_wake_that_ends_work_waits_for_the_step_that_runs)
     wait_for_steps(&a, 2);
     end();
 }
-END_TEST
 
 static void wait_until_served(void)
 {
@@ -845,7 +817,7 @@ static void wait_until_served(void)
     }
 }
 
-START_TEST(a_lane_stops_while_a_thread_serves)
+TEST_LOOP(a_lane_stops_while_a_thread_serves, 2)
 {
     struct server x;
 
@@ -862,9 +834,8 @@ START_TEST(a_lane_stops_while_a_thread_serves)
     pthread_join(x.thread, NULL);
     ck_assert(!x.more);
 }
-END_TEST
 
-START_TEST(a_row_of_a_lane_that_is_lent_rests_in_a_pause)
+TEST(a_row_of_a_lane_that_is_lent_rests_in_a_pause)
 {
     struct server x;
 
@@ -881,10 +852,9 @@ START_TEST(a_row_of_a_lane_that_is_lent_rests_in_a_pause)
     ck_assert_uint_eq(a.steps, 1);
     end();
 }
-END_TEST
 
 /* The thread that serves is free meanwhile: it is recalled, and does not wait. */
-START_TEST(a_long_step_of_a_lane_that_is_lent_is_for_its_own_thread)
+TEST(a_long_step_of_a_lane_that_is_lent_is_for_its_own_thread)
 {
     struct server x;
 
@@ -905,9 +875,8 @@ START_TEST(a_long_step_of_a_lane_that_is_lent_is_for_its_own_thread)
     ck_assert_uint_eq(a.longs, 1);
     end();
 }
-END_TEST
 
-START_TEST(a_row_with_long_steps_is_paused_as_others_are)
+TEST(a_row_with_long_steps_is_paused_as_others_are)
 {
     make_lent(&careful);
     a.says = HT_STEP_WORKED;
@@ -931,10 +900,9 @@ START_TEST(a_row_with_long_steps_is_paused_as_others_are)
     end();
     ck_assert_uint_ge(a.longs, 2);
 }
-END_TEST
 
 /* There is no memory for a thread, say. */
-START_TEST(without_its_own_thread_another_one_makes_a_long_step)
+TEST(without_its_own_thread_another_one_makes_a_long_step)
 {
     make_lent(&quick);
     a.says = HT_STEP_WORKED;
@@ -950,46 +918,8 @@ START_TEST(without_its_own_thread_another_one_makes_a_long_step)
     ck_assert(!has_thread());
     end();
 }
-END_TEST
 
 int main(void)
 {
-    Suite *suite = suite_create("scheduler");
-    TCase *tc = tcase_create("rows");
-
-    tcase_set_timeout(tc, 120);
-    tcase_add_test(tc, a_row_that_is_idle_sleeps_until_it_is_woken);
-    tcase_add_test(tc, a_row_steps_at_the_time_that_it_asks_for);
-    tcase_add_test(tc, a_row_that_always_works_keeps_no_other_from_its_turn);
-    tcase_add_test(tc, no_wake_is_lost);
-    tcase_add_loop_test(tc, a_row_keeps_to_its_rate_and_yields_to_others, 0, 2);
-    tcase_add_test(tc, a_wake_ends_the_wait_for_the_pace);
-    tcase_add_test(tc, a_row_that_is_paused_begins_no_step_until_it_resumes);
-    tcase_add_test(tc, a_row_rests_once_in_each_pause);
-    tcase_add_test(tc, a_row_that_sleeps_rests_when_it_is_paused);
-    tcase_add_loop_test(tc, a_wake_during_a_pause_is_kept, 0, 2);
-    tcase_add_test(tc, a_pause_does_not_count_as_time_of_the_run);
-    tcase_add_loop_test(tc, short_steps_have_1_mib_and_10_ms, 0, 2);
-    tcase_add_loop_test(tc, the_wake_that_ends_work_passes_pause_and_budget, 0, 2);
-    tcase_add_loop_test(tc, rows_of_a_lane_share_its_budget, 0, 2);
-    tcase_add_test(tc, a_row_that_is_blocked_pauses_whoever_wakes_it);
-    tcase_add_test(tc, a_lane_stops_while_a_row_is_blocked);
-    tcase_add_test(tc, a_lane_that_stops_waits_for_the_step_that_runs);
-    tcase_add_test(tc, a_row_ends_after_the_step_that_runs_and_steps_no_more);
-    tcase_add_test(tc, a_lane_on_demand_has_a_thread_while_there_is_work);
-    tcase_add_test(tc, a_wake_fails_while_its_lane_on_demand_stops);
-    tcase_add_test(tc, a_lane_that_is_lent_steps_only_while_a_thread_serves);
-    tcase_add_test(tc, a_thread_that_is_recalled_leaves_after_its_step);
-    tcase_add_test(tc, a_thread_that_serves_once_makes_one_step_or_none);
-    tcase_add_test(tc, a_lane_is_taken_back_after_the_step_that_runs);
-    tcase_add_test(tc, the_own_thread_of_a_lane_ends_when_it_is_lent);
-    tcase_add_test(tc, the_wake_that_ends_work_needs_no_thread_that_serves);
-    tcase_add_test(tc, the_wake_that_ends_work_waits_for_the_step_that_runs);
-    tcase_add_loop_test(tc, a_lane_stops_while_a_thread_serves, 0, 2);
-    tcase_add_test(tc, a_row_of_a_lane_that_is_lent_rests_in_a_pause);
-    tcase_add_test(tc, a_long_step_of_a_lane_that_is_lent_is_for_its_own_thread);
-    tcase_add_test(tc, a_row_with_long_steps_is_paused_as_others_are);
-    tcase_add_test(tc, without_its_own_thread_another_one_makes_a_long_step);
-    suite_add_tcase(suite, tc);
-    return run_all(suite);
+    return run_tests("scheduler", .timeout_s = 120);
 }

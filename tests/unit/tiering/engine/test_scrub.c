@@ -46,7 +46,7 @@ static void teardown(void)
 
 /* ------------------------------------------------------------------ tests */
 
-START_TEST(a_sound_store_is_read_whole_and_nothing_found)
+TEST(a_sound_store_is_read_whole_and_nothing_found)
 {
     uint8_t *p = pattern(3 * BIG, 1);
     struct ht_obj *o = stored(p, 3 * BIG - 100, 0);
@@ -60,10 +60,9 @@ START_TEST(a_sound_store_is_read_whole_and_nothing_found)
     ht_obj_put(o);
     free(p);
 }
-END_TEST
 
 /* As a forged log may have it. */
-START_TEST(a_chunk_of_which_no_byte_counts_is_not_repaired)
+TEST(a_chunk_of_which_no_byte_counts_is_not_repaired)
 {
     uint8_t *p = pattern(BIG, 1);
     struct ht_obj *o = stored(p, BIG, 0);
@@ -80,9 +79,8 @@ START_TEST(a_chunk_of_which_no_byte_counts_is_not_repaired)
     ht_obj_put(o);
     free(p);
 }
-END_TEST
 
-START_TEST(a_superblock_copy_is_written_anew)
+TEST_LOOP(a_superblock_copy_is_written_anew, HT_SUPER_COPIES)
 {
     struct ht_super sb;
     struct ht_super_report report;
@@ -95,23 +93,21 @@ START_TEST(a_superblock_copy_is_written_anew)
     expect_found(0, 0);
     ck_assert_uint_eq(events[HT_EVENT_SCRUB_REPAIRED], 1);
 }
-END_TEST
 
-START_TEST(all_superblock_copies_are_written_anew_from_memory)
+TEST(all_superblock_copies_are_written_anew_from_memory)
 {
     for (unsigned i = 0; i < HT_SUPER_COPIES; i++)
         memset(ram() + ht_super_offset(ht_dev_size(dev), i), 0, 4096);
     expect_found(3, 3);
     remount();
 }
-END_TEST
 
 static uint64_t log_place(unsigned copy)
 {
     return ht_store_super(s)->log_offset[copy];
 }
 
-START_TEST(a_log_frame_is_written_anew_from_the_other_copy)
+TEST_LOOP(a_log_frame_is_written_anew_from_the_other_copy, 2)
 {
     uint8_t *p = pattern(SMALL, 1);
     struct ht_obj *o[8];
@@ -128,9 +124,8 @@ START_TEST(a_log_frame_is_written_anew_from_the_other_copy)
         ht_obj_put(o[i]);
     free(p);
 }
-END_TEST
 
-START_TEST(a_frame_that_no_copy_has_is_replaced_by_a_checkpoint)
+TEST(a_frame_that_no_copy_has_is_replaced_by_a_checkpoint)
 {
     uint8_t *p = pattern(SMALL, 1);
     struct ht_obj *o = stored(p, SMALL, 0);
@@ -149,9 +144,8 @@ START_TEST(a_frame_that_no_copy_has_is_replaced_by_a_checkpoint)
     ht_obj_put(o);
     free(p);
 }
-END_TEST
 
-START_TEST(a_chunk_without_a_second_copy_is_told_and_stays_an_error)
+TEST(a_chunk_without_a_second_copy_is_told_and_stays_an_error)
 {
     uint8_t *p = pattern(BIG, 1), byte;
     struct ht_obj *o = stored(p, BIG, 0), *other = stored(p + 1, BIG - 1, 0);
@@ -170,9 +164,8 @@ START_TEST(a_chunk_without_a_second_copy_is_told_and_stays_an_error)
     ht_obj_put(other);
     free(p);
 }
-END_TEST
 
-START_TEST(a_published_chunk_is_written_to_another_place_from_its_clean_image)
+TEST_LOOP(a_published_chunk_is_written_to_another_place_from_its_clean_image, 2)
 {
     uint8_t *p = pattern(BIG, 1);
     struct ht_obj *o = stored(p, BIG - 5000, _i ? SCOPE : 0);
@@ -191,9 +184,8 @@ START_TEST(a_published_chunk_is_written_to_another_place_from_its_clean_image)
     ht_obj_put(o);
     free(p);
 }
-END_TEST
 
-START_TEST(what_was_cut_off_is_not_needed_for_a_repair)
+TEST_LOOP(what_was_cut_off_is_not_needed_for_a_repair, 2)
 {
     uint8_t *p = pattern(BIG, 1);
     struct ht_obj *o = stored(p, BIG, 0);
@@ -215,9 +207,8 @@ START_TEST(what_was_cut_off_is_not_needed_for_a_repair)
     ht_obj_put(o);
     free(p);
 }
-END_TEST
 
-START_TEST(an_unpublished_reference_is_replaced_and_nothing_is_published_for_it)
+TEST(an_unpublished_reference_is_replaced_and_nothing_is_published_for_it)
 {
     uint8_t *p = pattern(BIG, 1), *q = pattern(BIG, 99);
     struct ht_obj *o = stored(p, BIG, SCOPE);
@@ -233,9 +224,8 @@ START_TEST(an_unpublished_reference_is_replaced_and_nothing_is_published_for_it)
     free(q);
     free(p);
 }
-END_TEST
 
-START_TEST(a_dirty_image_is_written_back_at_once)
+TEST(a_dirty_image_is_written_back_at_once)
 {
     uint8_t *p = pattern(BIG, 1), *q = pattern(BIG, 99);
     struct ht_obj *o = stored(p, BIG, 0);
@@ -253,9 +243,8 @@ START_TEST(a_dirty_image_is_written_back_at_once)
     free(q);
     free(p);
 }
-END_TEST
 
-START_TEST(a_repair_below_a_root_keeps_the_open_step_out_of_the_log)
+TEST(a_repair_below_a_root_keeps_the_open_step_out_of_the_log)
 {
     uint8_t *p = pattern(2 * BIG, 1), *q = pattern(BIG, 99);
     struct ht_obj *o = stored(p, 2 * BIG, SCOPE);
@@ -273,9 +262,8 @@ START_TEST(a_repair_below_a_root_keeps_the_open_step_out_of_the_log)
     free(q);
     free(p);
 }
-END_TEST
 
-START_TEST(a_full_store_repairs_nothing_and_says_so)
+TEST(a_full_store_repairs_nothing_and_says_so)
 {
     uint8_t *p = pattern(BIG, 1), *fill = pattern(BIG, 5);
     struct ht_obj *o = stored(p, BIG, 0), *big = object(BIG, 0);
@@ -294,7 +282,6 @@ START_TEST(a_full_store_repairs_nothing_and_says_so)
     free(fill);
     free(p);
 }
-END_TEST
 
 /* Reads of a run that finds nothing. */
 static unsigned reads_of_run(void)
@@ -318,7 +305,7 @@ static void expect_event(const char *what, const char *reason, int error)
 }
 
 /* As a file on a damaged file system does. */
-START_TEST(an_error_that_a_device_reports_is_not_called_a_wrong_checksum)
+TEST(an_error_that_a_device_reports_is_not_called_a_wrong_checksum)
 {
     static const char reported[] = ": the device reports: Structure needs cleaning; ";
     uint8_t *p = pattern(BIG, 1);
@@ -341,9 +328,8 @@ START_TEST(an_error_that_a_device_reports_is_not_called_a_wrong_checksum)
     ht_obj_put(o);
     free(p);
 }
-END_TEST
 
-START_TEST(a_read_that_fails_once_is_no_damage_and_one_that_goes_on_failing_is)
+TEST(a_read_that_fails_once_is_no_damage_and_one_that_goes_on_failing_is)
 {
     uint8_t *p = pattern(BIG, 1);
     struct ht_obj *o = stored(p, BIG, 0);
@@ -360,9 +346,8 @@ START_TEST(a_read_that_fails_once_is_no_damage_and_one_that_goes_on_failing_is)
     ht_obj_put(o);
     free(p);
 }
-END_TEST
 
-START_TEST(every_read_or_write_may_fail_and_a_run_ends)
+TEST(every_read_or_write_may_fail_and_a_run_ends)
 {
     uint8_t *p = pattern(BIG, 1);
     struct ht_obj *o = stored(p, BIG, 0);
@@ -383,7 +368,6 @@ START_TEST(every_read_or_write_may_fail_and_a_run_ends)
     ht_obj_put(o);
     free(p);
 }
-END_TEST
 
 static uint64_t read_bytes(void)
 {
@@ -394,7 +378,7 @@ static uint64_t read_bytes(void)
 }
 
 /* Two chunks with three owners each, one unpublished; the next run reads both again. */
-START_TEST(content_of_several_owners_is_read_once_in_each_run)
+TEST(content_of_several_owners_is_read_once_in_each_run)
 {
     uint8_t *p = pattern(2 * BIG, 1);
     struct ht_obj *o = stored(p, 2 * BIG, 0), *other[2] = {object(BIG, 0), object(BIG, SCOPE)};
@@ -422,9 +406,8 @@ START_TEST(content_of_several_owners_is_read_once_in_each_run)
     ht_obj_put(o);
     free(p);
 }
-END_TEST
 
-START_TEST(a_read_only_store_is_looked_at_and_left_alone)
+TEST(a_read_only_store_is_looked_at_and_left_alone)
 {
     uint8_t *p = pattern(BIG, 1);
     struct ht_obj *o = stored(p, BIG, 0);
@@ -447,7 +430,6 @@ START_TEST(a_read_only_store_is_looked_at_and_left_alone)
     ht_obj_put(o);
     free(p);
 }
-END_TEST
 
 /* -------------------------------------------------------------- the thread */
 
@@ -464,7 +446,7 @@ static void wait_for_end(void)
     }
 }
 
-START_TEST(it_is_started_once_and_stopped_once_and_ends_with_the_mount)
+TEST(it_is_started_once_and_stopped_once_and_ends_with_the_mount)
 {
     struct ht_scrub_stats st;
     uint8_t *p = pattern(8 * BIG, 1);
@@ -488,10 +470,9 @@ START_TEST(it_is_started_once_and_stopped_once_and_ends_with_the_mount)
     ck_assert_int_eq(ht_store_scrub_start(s), 0);
     free(p); /* and it is unmounted while it runs, at 1,000 bytes a second */
 }
-END_TEST
 
 /* A paused lane has no thread. If none begins, the caller ends the run itself. */
-START_TEST(a_paused_one_stops_although_no_thread_begins)
+TEST(a_paused_one_stops_although_no_thread_begins)
 {
     struct ht_scrub_stats st;
 
@@ -514,10 +495,9 @@ START_TEST(a_paused_one_stops_although_no_thread_begins)
     ht_store_scrub_stats(s, &st);
     ck_assert_uint_eq(st.state, HT_SCRUB_COMPLETE);
 }
-END_TEST
 
 /* A step ends after its bytes (0), or at its time (1): then a device that takes 6 ms serves two reads. */
-START_TEST(a_step_keeps_to_its_budget)
+TEST_LOOP(a_step_keeps_to_its_budget, 2)
 {
     enum { N = 16, LIMIT = 4 * SMALL };
     bool slow = _i;
@@ -546,10 +526,9 @@ START_TEST(a_step_keeps_to_its_budget)
     ht_obj_put(o);
     free(p);
 }
-END_TEST
 
 /* The row makes no run after the unmount, so no thread would end one. */
-START_TEST(one_that_cannot_start_leaves_no_trace)
+TEST(one_that_cannot_start_leaves_no_trace)
 {
     struct ht_scrub_stats st;
 
@@ -560,7 +539,6 @@ START_TEST(one_that_cannot_start_leaves_no_trace)
     ck_assert_uint_eq(events[HT_EVENT_SCRUB_ENDED], 0);
     crash();
 }
-END_TEST
 
 struct load {
     pthread_t thread;
@@ -590,7 +568,7 @@ static void *work(void *arg)
     return NULL;
 }
 
-START_TEST(beside_a_load_it_finds_nothing_and_changes_nothing)
+TEST(beside_a_load_it_finds_nothing_and_changes_nothing)
 {
     enum { THREADS = 3 };
     struct load l[THREADS];
@@ -624,7 +602,6 @@ START_TEST(beside_a_load_it_finds_nothing_and_changes_nothing)
     ck_assert_uint_eq(st.runs, 30);
     ck_assert_uint_eq(st.found, 0);
 }
-END_TEST
 
 /* --------------------------------------------------- changes beside a repair stay */
 
@@ -761,7 +738,7 @@ static void expect_changed(struct beside *b)
     }
 }
 
-START_TEST(what_changes_beside_a_repair_stays_changed)
+TEST_LOOP(what_changes_beside_a_repair_stays_changed, PHASES * CHANGES)
 {
     enum phase phase = (enum phase)(_i % PHASES);
     struct beside b = {.change = (enum change)(_i / PHASES), .p = pattern(BIG, 1), .q = pattern(BIG, 99)};
@@ -793,10 +770,9 @@ START_TEST(what_changes_beside_a_repair_stays_changed)
     free(b.q);
     free(b.p);
 }
-END_TEST
 
 /* While the bytes are read for the first owner, one owner gets others: that read says nothing about the other owner. */
-START_TEST(bad_bytes_are_found_for_the_owner_that_still_has_them)
+TEST_LOOP(bad_bytes_are_found_for_the_owner_that_still_has_them, 2)
 {
     struct beside b = {.change = REWRITTEN, .p = pattern(BIG, 1), .q = pattern(BIG, 99)};
     struct ht_obj *owner[2] = {stored(b.p, BIG, 0), object(BIG, 0)};
@@ -819,9 +795,8 @@ START_TEST(bad_bytes_are_found_for_the_owner_that_still_has_them)
     free(b.p);
     free(b.q);
 }
-END_TEST
 
-START_TEST(a_truncation_between_the_copy_of_a_repair_and_its_transaction_stays)
+TEST(a_truncation_between_the_copy_of_a_repair_and_its_transaction_stays)
 {
     uint8_t *p = pattern(BIG, 1);
     struct ht_obj *o = stored(p, BIG, 0);
@@ -852,39 +827,9 @@ START_TEST(a_truncation_between_the_copy_of_a_repair_and_its_transaction_stays)
     ht_obj_put(o);
     free(p);
 }
-END_TEST
 
 int main(void)
 {
     ht_log_set_level(HT_LOG_ERROR);
-    TCase *tc = tcase_create("scrub");
-    tcase_add_checked_fixture(tc, setup, teardown);
-    tcase_add_test(tc, a_chunk_of_which_no_byte_counts_is_not_repaired);
-    tcase_add_test(tc, a_sound_store_is_read_whole_and_nothing_found);
-    tcase_add_loop_test(tc, a_superblock_copy_is_written_anew, 0, HT_SUPER_COPIES);
-    tcase_add_test(tc, all_superblock_copies_are_written_anew_from_memory);
-    tcase_add_loop_test(tc, a_log_frame_is_written_anew_from_the_other_copy, 0, 2);
-    tcase_add_test(tc, a_frame_that_no_copy_has_is_replaced_by_a_checkpoint);
-    tcase_add_test(tc, a_chunk_without_a_second_copy_is_told_and_stays_an_error);
-    tcase_add_loop_test(tc, a_published_chunk_is_written_to_another_place_from_its_clean_image, 0, 2);
-    tcase_add_loop_test(tc, what_was_cut_off_is_not_needed_for_a_repair, 0, 2);
-    tcase_add_test(tc, an_unpublished_reference_is_replaced_and_nothing_is_published_for_it);
-    tcase_add_test(tc, a_dirty_image_is_written_back_at_once);
-    tcase_add_test(tc, a_repair_below_a_root_keeps_the_open_step_out_of_the_log);
-    tcase_add_test(tc, a_full_store_repairs_nothing_and_says_so);
-    tcase_add_test(tc, an_error_that_a_device_reports_is_not_called_a_wrong_checksum);
-    tcase_add_test(tc, a_read_that_fails_once_is_no_damage_and_one_that_goes_on_failing_is);
-    tcase_add_test(tc, every_read_or_write_may_fail_and_a_run_ends);
-    tcase_add_test(tc, content_of_several_owners_is_read_once_in_each_run);
-    tcase_add_test(tc, a_read_only_store_is_looked_at_and_left_alone);
-    tcase_add_test(tc, it_is_started_once_and_stopped_once_and_ends_with_the_mount);
-    tcase_add_test(tc, one_that_cannot_start_leaves_no_trace);
-    tcase_add_loop_test(tc, a_step_keeps_to_its_budget, 0, 2);
-    tcase_add_test(tc, a_paused_one_stops_although_no_thread_begins);
-    tcase_add_loop_test(tc, what_changes_beside_a_repair_stays_changed, 0, PHASES * CHANGES);
-    tcase_add_loop_test(tc, bad_bytes_are_found_for_the_owner_that_still_has_them, 0, 2);
-    tcase_add_test(tc, a_truncation_between_the_copy_of_a_repair_and_its_transaction_stays);
-    tcase_add_test(tc, beside_a_load_it_finds_nothing_and_changes_nothing);
-    tcase_set_timeout(tc, 120);
-    return run_suite(tc);
+    return run_tests("scrub", .setup = setup, .teardown = teardown, .timeout_s = 120);
 }

@@ -35,7 +35,7 @@ static bool is_same_place(struct ht_obj *a, struct ht_obj *b)
 }
 
 /* Whichever has the image, and whichever scrub finds first. */
-START_TEST(all_owners_of_bad_bytes_move_together)
+TEST_LOOP(all_owners_of_bad_bytes_move_together, 5)
 {
     enum { OWNERS = 5 };
     struct ht_obj *owner[OWNERS];
@@ -69,10 +69,9 @@ START_TEST(all_owners_of_bad_bytes_move_together)
     }
     free(p);
 }
-END_TEST
 
 /* An owner that shows more than the image has, or that is newer, does not keep the others from a repair. */
-START_TEST(bad_bytes_stay_with_owners_that_cannot_move)
+TEST_LOOP(bad_bytes_stay_with_owners_that_cannot_move, 2)
 {
     enum { CUT = 300000 };
     uint8_t *p = pattern(BIG, 1), byte;
@@ -112,10 +111,9 @@ START_TEST(bad_bytes_stay_with_owners_that_cannot_move)
     ht_obj_put(other);
     free(p);
 }
-END_TEST
 
 /* A thread holds another owner all the time: scrub does not wait for ever, and mends the one that it can. */
-START_TEST(a_held_owner_of_bad_bytes_is_not_waited_for_for_ever)
+TEST(a_held_owner_of_bad_bytes_is_not_waited_for_for_ever)
 {
     uint8_t *p = pattern(BIG, 1);
     struct ht_obj *o = stored(p, BIG, 0), *other = clone_of(o, BIG, 0);
@@ -150,10 +148,9 @@ START_TEST(a_held_owner_of_bad_bytes_is_not_waited_for_for_ever)
     ht_obj_put(other);
     free(p);
 }
-END_TEST
 
 /* Each owner is found, in each run. But the bytes are read twice, and not for each of them. */
-START_TEST(lost_bytes_are_found_for_each_owner)
+TEST(lost_bytes_are_found_for_each_owner)
 {
     enum { OWNERS = 40 };
     struct ht_obj *owner[OWNERS];
@@ -182,7 +179,6 @@ START_TEST(lost_bytes_are_found_for_each_owner)
     }
     free(p);
 }
-END_TEST
 
 static _Atomic bool stop; /* the run should end */
 
@@ -199,7 +195,7 @@ static struct ht_suspect suspect(struct ht_move_owner owner[], unsigned owners)
 }
 
 /* It may be one of very many in a large store. */
-START_TEST(a_run_that_stops_looks_for_no_other_owners)
+TEST_LOOP(a_run_that_stops_looks_for_no_other_owners, 2)
 {
     uint8_t *p = pattern(BIG, 1);
     struct ht_obj *o = stored(p, BIG, 0), *other = clone_of(o, BIG, 0);
@@ -224,10 +220,9 @@ START_TEST(a_run_that_stops_looks_for_no_other_owners)
     ht_obj_put(other);
     free(p);
 }
-END_TEST
 
 /* The run has found no image of the bytes, and then an owner gets one. */
-START_TEST(a_late_image_of_lost_bytes_mends_them)
+TEST(a_late_image_of_lost_bytes_mends_them)
 {
     uint8_t *p = pattern(BIG, 1);
     struct ht_obj *o = stored(p, BIG, 0), *late = clone_of(o, BIG, 0);
@@ -256,10 +251,9 @@ START_TEST(a_late_image_of_lost_bytes_mends_them)
     ht_obj_put(late);
     free(p);
 }
-END_TEST
 
 /* They follow each other in parts. */
-START_TEST(owners_of_bad_bytes_without_room_in_the_log_move_nevertheless)
+TEST(owners_of_bad_bytes_without_room_in_the_log_move_nevertheless)
 {
     enum { OWNERS = 400 };
     uint8_t *p = pattern(SMALL, 1);
@@ -294,7 +288,6 @@ START_TEST(owners_of_bad_bytes_without_room_in_the_log_move_nevertheless)
     ht_obj_put(o);
     free(p);
 }
-END_TEST
 
 static void *check(void *arg)
 {
@@ -306,7 +299,7 @@ static void *check(void *arg)
 }
 
 /* One owner with an image could not mend this one, and the run stops before it asks the next. */
-START_TEST(a_run_that_stops_asks_no_more_owners)
+TEST(a_run_that_stops_asks_no_more_owners)
 {
     enum { CUT = 300000, READS_BEFORE = 1 };
     uint8_t *p = pattern(BIG, 1);
@@ -335,10 +328,9 @@ START_TEST(a_run_that_stops_asks_no_more_owners)
     ht_obj_put(cut);
     free(p);
 }
-END_TEST
 
 /* Each bad reference is met once. */
-START_TEST(a_run_beside_a_pool_of_threads_finds_each_once)
+TEST_LOOP(a_run_beside_a_pool_of_threads_finds_each_once, 2)
 {
     uint8_t *p = pattern(BIG, 1), *q = pattern(BIG, 2);
     struct ht_scrub_stats st = {0};
@@ -369,23 +361,9 @@ START_TEST(a_run_beside_a_pool_of_threads_finds_each_once)
     free(p);
     free(q);
 }
-END_TEST
 
 int main(void)
 {
     ht_log_set_level(HT_LOG_ERROR);
-    TCase *tc = tcase_create("shared");
-
-    tcase_add_checked_fixture(tc, setup, done);
-    tcase_set_timeout(tc, 120);
-    tcase_add_loop_test(tc, all_owners_of_bad_bytes_move_together, 0, 5);
-    tcase_add_loop_test(tc, bad_bytes_stay_with_owners_that_cannot_move, 0, 2);
-    tcase_add_test(tc, a_held_owner_of_bad_bytes_is_not_waited_for_for_ever);
-    tcase_add_test(tc, lost_bytes_are_found_for_each_owner);
-    tcase_add_test(tc, owners_of_bad_bytes_without_room_in_the_log_move_nevertheless);
-    tcase_add_loop_test(tc, a_run_that_stops_looks_for_no_other_owners, 0, 2);
-    tcase_add_test(tc, a_late_image_of_lost_bytes_mends_them);
-    tcase_add_test(tc, a_run_that_stops_asks_no_more_owners);
-    tcase_add_loop_test(tc, a_run_beside_a_pool_of_threads_finds_each_once, 0, 2);
-    return run_suite(tc);
+    return run_tests("shared", .setup = setup, .teardown = done, .timeout_s = 120);
 }

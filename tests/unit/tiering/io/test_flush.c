@@ -93,7 +93,7 @@ static void wait_for_flush(void)
  * written: something since the flush in flight began. Threads that come late need one of their
  * own, and these may share it.
  */
-START_TEST(callers_that_come_during_a_flush_share_one)
+TEST_LOOP(callers_that_come_during_a_flush_share_one, 2)
 {
     bool written = _i;
     pthread_t first, others[THREADS];
@@ -114,9 +114,8 @@ START_TEST(callers_that_come_during_a_flush_share_one)
     ck_assert(!ht_dev_needs_flush(dev));
     ht_dev_close(dev);
 }
-END_TEST
 
-START_TEST(a_write_that_ends_during_a_flush_is_not_covered)
+TEST(a_write_that_ends_during_a_flush_is_not_covered)
 {
     pthread_t first;
 
@@ -135,7 +134,6 @@ START_TEST(a_write_that_ends_during_a_flush_is_not_covered)
     ck_assert(!ht_dev_needs_flush(dev));
     ht_dev_close(dev);
 }
-END_TEST
 
 static void *flush_both_main(void *arg)
 {
@@ -146,7 +144,7 @@ static void *flush_both_main(void *arg)
     return (void *)(intptr_t)(results[0] || results[1]);
 }
 
-START_TEST(a_silent_device_does_not_keep_the_flush_of_another)
+TEST(a_silent_device_does_not_keep_the_flush_of_another)
 {
     struct ht_dev *both[2];
     pthread_t thread;
@@ -163,9 +161,8 @@ START_TEST(a_silent_device_does_not_keep_the_flush_of_another)
     for (unsigned i = 0; i < 2; i++)
         ht_dev_close(both[i]);
 }
-END_TEST
 
-START_TEST(a_failure_since_the_write_is_told)
+TEST(a_failure_since_the_write_is_told)
 {
     uint64_t failures;
 
@@ -179,7 +176,6 @@ START_TEST(a_failure_since_the_write_is_told)
     ck_assert_int_eq(ht_dev_flush_since(dev, failures), -EIO);
     ht_dev_close(dev);
 }
-END_TEST
 
 /* A flush that no other caller shares fails, also on a device that does not answer. */
 static void fail_a_flush(void)
@@ -194,7 +190,7 @@ static void fail_a_flush(void)
  * joined: the failure comes after the others joined the flush in flight. It voids the writes that the flush covers, so
  * all fail, and it counts once.
  */
-START_TEST(callers_that_join_a_flush_see_a_failure)
+TEST_LOOP(callers_that_join_a_flush_see_a_failure, 2)
 {
     bool joined = _i;
     pthread_t first, others[THREADS];
@@ -223,10 +219,9 @@ START_TEST(callers_that_join_a_flush_see_a_failure)
     ck_assert_int_eq(ht_dev_flush(dev), 0);
     ht_dev_close(dev);
 }
-END_TEST
 
 /* The device fails a flush and loses what an older one covers. That one succeeds before anyone knows of the failure. */
-START_TEST(a_success_beside_a_failure_is_not_believed)
+TEST(a_success_beside_a_failure_is_not_believed)
 {
     pthread_t older, newer;
 
@@ -252,7 +247,6 @@ START_TEST(a_success_beside_a_failure_is_not_believed)
     ck_assert(ht_dev_needs_flush(dev));
     ht_dev_close(dev);
 }
-END_TEST
 
 static unsigned sectors_of(uint64_t n, uint8_t with)
 {
@@ -264,7 +258,7 @@ static unsigned sectors_of(uint64_t n, uint8_t with)
     return count;
 }
 
-START_TEST(a_power_cut_keeps_what_was_flushed_and_any_sectors_of_the_rest)
+TEST(a_power_cut_keeps_what_was_flushed_and_any_sectors_of_the_rest)
 {
     unsigned kept = 0;
 
@@ -286,9 +280,8 @@ START_TEST(a_power_cut_keeps_what_was_flushed_and_any_sectors_of_the_rest)
     ck_assert_uint_gt(kept, 0);
     ck_assert_uint_lt(kept, 20 * BLOCK / 512);
 }
-END_TEST
 
-START_TEST(no_later_flush_brings_what_a_failed_one_lost)
+TEST(no_later_flush_brings_what_a_failed_one_lost)
 {
     ck_assert_int_eq(dev_open_ram(DEV_BYTES, 512, &dev), 0);
     ck_assert_int_eq(dev_set_cache(dev, 0), 0);
@@ -302,22 +295,8 @@ START_TEST(no_later_flush_brings_what_a_failed_one_lost)
     ck_assert_uint_eq(sectors_of(0, 1), 0);
     ht_dev_close(dev);
 }
-END_TEST
 
 int main(void)
 {
-    Suite *s = suite_create("flush");
-    TCase *t = tcase_create("flush");
-
-    tcase_set_timeout(t, 120);
-    tcase_add_loop_test(t, callers_that_come_during_a_flush_share_one, 0, 2);
-    tcase_add_test(t, a_write_that_ends_during_a_flush_is_not_covered);
-    tcase_add_test(t, a_silent_device_does_not_keep_the_flush_of_another);
-    tcase_add_test(t, a_failure_since_the_write_is_told);
-    tcase_add_loop_test(t, callers_that_join_a_flush_see_a_failure, 0, 2);
-    tcase_add_test(t, a_success_beside_a_failure_is_not_believed);
-    tcase_add_test(t, a_power_cut_keeps_what_was_flushed_and_any_sectors_of_the_rest);
-    tcase_add_test(t, no_later_flush_brings_what_a_failed_one_lost);
-    suite_add_tcase(s, t);
-    return run_all(s);
+    return run_tests("flush", .timeout_s = 120);
 }

@@ -99,7 +99,7 @@ static void end_stalled(struct reader *r)
     ck_assert_ptr_null(rc);
 }
 
-START_TEST(requests_in_flight_are_counted_for_the_class_of_their_thread)
+TEST(requests_in_flight_are_counted_for_the_class_of_their_thread)
 {
     for (enum ht_io_class c = HT_IO_URGENT; c < HT_IO_CLASSES; c++) {
         struct ht_gate_stats before = figures();
@@ -114,9 +114,8 @@ START_TEST(requests_in_flight_are_counted_for_the_class_of_their_thread)
         ck_assert_uint_eq(figures().in_flight_bytes[c], 0);
     }
 }
-END_TEST
 
-START_TEST(urgent_threads_need_no_permit)
+TEST(urgent_threads_need_no_permit)
 {
     struct reader r;
 
@@ -125,9 +124,8 @@ START_TEST(urgent_threads_need_no_permit)
     ck_assert(!ht_dev_has_permits(dev));
     end_stalled(&r);
 }
-END_TEST
 
-START_TEST(an_urgent_request_bounds_the_others)
+TEST(an_urgent_request_bounds_the_others)
 {
     struct reader r;
 
@@ -138,9 +136,8 @@ START_TEST(an_urgent_request_bounds_the_others)
     ck_assert_uint_eq(permits(HT_IO_BACKGROUND, HT_GATE_NOTHING), 0);
     end_stalled(&r);
 }
-END_TEST
 
-START_TEST(the_gate_is_open_for_what_a_caller_wants)
+TEST(the_gate_is_open_for_what_a_caller_wants)
 {
     struct reader r;
 
@@ -156,9 +153,8 @@ START_TEST(the_gate_is_open_for_what_a_caller_wants)
     ck_assert_uint_eq(permits(HT_IO_BACKGROUND, HT_GATE_MEMORY), 0);
     end_stalled(&r);
 }
-END_TEST
 
-START_TEST(what_a_lower_class_wants_promotes_nobody)
+TEST(what_a_lower_class_wants_promotes_nobody)
 {
     struct reader r;
 
@@ -171,10 +167,9 @@ START_TEST(what_a_lower_class_wants_promotes_nobody)
     (void)ht_io_class_set(HT_IO_URGENT);
     end_stalled(&r);
 }
-END_TEST
 
 /* The commit timer waits for room that the checkpoint makes. */
-START_TEST(a_planned_thread_that_waits_for_log_room_opens_the_gate)
+TEST(a_planned_thread_that_waits_for_log_room_opens_the_gate)
 {
     struct reader r;
 
@@ -188,9 +183,8 @@ START_TEST(a_planned_thread_that_waits_for_log_room_opens_the_gate)
     (void)ht_io_class_set(HT_IO_URGENT);
     end_stalled(&r);
 }
-END_TEST
 
-START_TEST(a_caller_that_waits_for_a_permitted_request_keeps_the_background_out)
+TEST(a_caller_that_waits_for_a_permitted_request_keeps_the_background_out)
 {
     const struct ht_permit_request r = request(HT_GATE_NOTHING);
     struct ht_permit p;
@@ -206,9 +200,8 @@ START_TEST(a_caller_that_waits_for_a_permitted_request_keeps_the_background_out)
     ht_permit_put(&p);
     ck_assert_ptr_null(p.dev);
 }
-END_TEST
 
-START_TEST(a_permit_moves_with_its_request)
+TEST(a_permit_moves_with_its_request)
 {
     const struct ht_permit_request r = request(HT_GATE_NOTHING);
     struct ht_dev *other;
@@ -228,7 +221,6 @@ START_TEST(a_permit_moves_with_its_request)
     ck_assert(!ht_dev_has_permits(other));
     ht_dev_close(other);
 }
-END_TEST
 
 /* ----------------------------------------------------------- a thread that waits */
 
@@ -258,7 +250,7 @@ static void begin_wait(struct waiter *w, enum ht_io_class io_class, enum ht_gate
     ck_assert_int_eq(pthread_create(&w->thread, NULL, wait_main, w), 0);
 }
 
-START_TEST(a_device_that_completes_nothing_holds_nobody_for_ever)
+TEST(a_device_that_completes_nothing_holds_nobody_for_ever)
 {
     struct reader r;
     struct waiter w;
@@ -273,7 +265,6 @@ START_TEST(a_device_that_completes_nothing_holds_nobody_for_ever)
     ck_assert_uint_ge(figures().wait_ns[HT_IO_BACKGROUND], HT_GATE_BACKGROUND_WAIT_NS_MAX);
     end_stalled(&r);
 }
-END_TEST
 
 static _Atomic bool recalled;
 
@@ -299,7 +290,7 @@ static bool is_recall_heeded(bool recall_first)
 }
 
 /* It has better things to do, and is free only behind its request. On a busy machine one of many may run late. */
-START_TEST(a_thread_that_is_recalled_waits_no_longer)
+TEST_LOOP(a_thread_that_is_recalled_waits_no_longer, 2)
 {
     unsigned tries = 0;
     struct reader r;
@@ -310,7 +301,6 @@ START_TEST(a_thread_that_is_recalled_waits_no_longer)
     ck_assert_uint_eq(permits(HT_IO_BACKGROUND, HT_GATE_NOTHING), 0);
     end_stalled(&r);
 }
-END_TEST
 
 static _Atomic bool stop;
 
@@ -343,7 +333,7 @@ static void *lower_main(void *arg)
 }
 
 /* Only while nobody wants memory they have to wait; then all 800 requests would take minutes. */
-START_TEST(threads_at_the_gate_hear_that_their_work_is_wanted)
+TEST(threads_at_the_gate_hear_that_their_work_is_wanted)
 {
     struct reader lower[4];
     pthread_t busy;
@@ -373,26 +363,8 @@ START_TEST(threads_at_the_gate_hear_that_their_work_is_wanted)
         ck_assert_uint_eq(figures().in_flight_bytes[c], 0);
     ck_assert_uint_eq(figures().waits[HT_IO_URGENT], 0);
 }
-END_TEST
 
 int main(void)
 {
-    Suite *suite = suite_create("gate");
-    TCase *tc = tcase_create("gate");
-
-    tcase_add_checked_fixture(tc, set_up, tear_down);
-    tcase_set_timeout(tc, 120);
-    tcase_add_test(tc, requests_in_flight_are_counted_for_the_class_of_their_thread);
-    tcase_add_test(tc, urgent_threads_need_no_permit);
-    tcase_add_test(tc, an_urgent_request_bounds_the_others);
-    tcase_add_test(tc, the_gate_is_open_for_what_a_caller_wants);
-    tcase_add_test(tc, what_a_lower_class_wants_promotes_nobody);
-    tcase_add_test(tc, a_planned_thread_that_waits_for_log_room_opens_the_gate);
-    tcase_add_test(tc, a_caller_that_waits_for_a_permitted_request_keeps_the_background_out);
-    tcase_add_test(tc, a_permit_moves_with_its_request);
-    tcase_add_test(tc, a_device_that_completes_nothing_holds_nobody_for_ever);
-    tcase_add_loop_test(tc, a_thread_that_is_recalled_waits_no_longer, 0, 2);
-    tcase_add_test(tc, threads_at_the_gate_hear_that_their_work_is_wanted);
-    suite_add_tcase(suite, tc);
-    return run_all(suite);
+    return run_tests("gate", .setup = set_up, .teardown = tear_down, .timeout_s = 120);
 }

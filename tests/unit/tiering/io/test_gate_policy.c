@@ -1,7 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* test_gate_policy.c - which request of a lower class may go now: tables, and a simulated device. */
-#include <check.h>
-
 #include "tests/support/suite.h"
 #include "tiering/io/gate_policy.h"
 
@@ -37,7 +35,7 @@ static uint64_t next(const struct ht_gate_state *st, enum ht_io_class io_class)
     return ht_gate_next_ns(st, io_class, MIB, NOW, NOW);
 }
 
-START_TEST(urgent_requests_always_go)
+TEST(urgent_requests_always_go)
 {
     struct ht_gate_state st = beside(in_flight(0), UINT64_C(1) << 40, 100);
 
@@ -45,7 +43,6 @@ START_TEST(urgent_requests_always_go)
     st.bytes_per_s = 0;
     ck_assert_uint_eq(next(&st, HT_IO_URGENT), 0);
 }
-END_TEST
 
 static const struct {
     const char *what;
@@ -66,7 +63,7 @@ static const struct {
     {"and no more than these", true, 0, 4 * MIB, 0, false, false},
 };
 
-START_TEST(planned_requests_keep_the_bound)
+TEST_LOOP(planned_requests_keep_the_bound, HT_ARRAY_SIZE(planned))
 {
     struct ht_gate_urgent u = planned[_i].urgent ? in_flight(SECOND) : ended(planned[_i].ago_ns, SECOND);
     struct ht_gate_state st = beside(u, planned[_i].permitted_bytes, 0);
@@ -77,7 +74,6 @@ START_TEST(planned_requests_keep_the_bound)
     ck_assert_msg((at_ns == 0) == planned[_i].goes, "%s", planned[_i].what);
     ck_assert_msg(planned[_i].goes || at_ns > NOW, "%s", planned[_i].what);
 }
-END_TEST
 
 static const struct {
     const char *what;
@@ -99,7 +95,7 @@ static const struct {
     {"with the planned ones it keeps the bound", false, 20 * MS, 100 * MS, 0, 2 * MIB, false},
 };
 
-START_TEST(background_requests_take_the_pauses)
+TEST_LOOP(background_requests_take_the_pauses, HT_ARRAY_SIZE(background))
 {
     struct ht_gate_urgent u = background[_i].urgent ? in_flight(background[_i].pause_ns)
                                                     : ended(background[_i].ago_ns, background[_i].pause_ns);
@@ -109,9 +105,8 @@ START_TEST(background_requests_take_the_pauses)
     ck_assert_msg((at_ns == 0) == background[_i].goes, "%s", background[_i].what);
     ck_assert_msg(background[_i].goes || at_ns > NOW, "%s", background[_i].what);
 }
-END_TEST
 
-START_TEST(a_caller_that_waits_keeps_the_background_out)
+TEST(a_caller_that_waits_keeps_the_background_out)
 {
     struct ht_gate_state st = beside(ended(SECOND, SECOND), 0, 0);
 
@@ -120,9 +115,8 @@ START_TEST(a_caller_that_waits_keeps_the_background_out)
     ck_assert_uint_gt(next(&st, HT_IO_BACKGROUND), NOW);
     ck_assert_uint_eq(next(&st, HT_IO_PLANNED), 0);
 }
-END_TEST
 
-START_TEST(no_class_waits_for_ever)
+TEST(no_class_waits_for_ever)
 {
     struct ht_gate_state st = beside(in_flight(0), UINT64_C(1) << 40, 100);
     const struct {
@@ -140,9 +134,8 @@ START_TEST(no_class_waits_for_ever)
         ck_assert_uint_eq(now, NOW + of[i].most_ns);
     }
 }
-END_TEST
 
-START_TEST(a_clock_that_jumps_costs_a_permission_at_most)
+TEST(a_clock_that_jumps_costs_a_permission_at_most)
 {
     struct ht_gate_state st = beside(in_flight(0), UINT64_C(1) << 40, 100);
 
@@ -163,7 +156,6 @@ START_TEST(a_clock_that_jumps_costs_a_permission_at_most)
     ck_assert_uint_le(u.pause_ns, HT_GATE_PAUSE_NS_MAX);
     ck_assert_uint_eq(u.now, 1);
 }
-END_TEST
 
 /* ------------------------------------------------------------------ a device */
 
@@ -230,7 +222,7 @@ static const struct {
 } loads[] = {{SECOND, 0.98, 1}, {100 * MS, 0.92, 1.05}, {50 * MS, 0.9, 1.08}, {20 * MS, 0.9, 1.2}, {MS / 10, 0, 1}};
 
 /* Urgent requests of 1 MiB come after pauses that vary around a mean. */
-START_TEST(pauses_are_used_and_an_urgent_request_waits_for_one_at_most)
+TEST_LOOP(pauses_are_used_and_an_urgent_request_waits_for_one_at_most, HT_ARRAY_SIZE(loads))
 {
     struct simulated d = {.now = NOW, .free_ns = NOW, .since_ns = NOW};
     uint64_t random = 1;
@@ -250,20 +242,8 @@ START_TEST(pauses_are_used_and_an_urgent_request_waits_for_one_at_most)
     if (loads[_i].pause_ns < MS)
         ck_assert_uint_lt(d.background_bytes / MIB * 100, d.urgent);
 }
-END_TEST
 
 int main(void)
 {
-    Suite *suite = suite_create("gate policy");
-    TCase *tc = tcase_create("gate policy");
-
-    tcase_add_test(tc, urgent_requests_always_go);
-    tcase_add_loop_test(tc, planned_requests_keep_the_bound, 0, HT_ARRAY_SIZE(planned));
-    tcase_add_loop_test(tc, background_requests_take_the_pauses, 0, HT_ARRAY_SIZE(background));
-    tcase_add_test(tc, a_caller_that_waits_keeps_the_background_out);
-    tcase_add_test(tc, no_class_waits_for_ever);
-    tcase_add_test(tc, a_clock_that_jumps_costs_a_permission_at_most);
-    tcase_add_loop_test(tc, pauses_are_used_and_an_urgent_request_waits_for_one_at_most, 0, HT_ARRAY_SIZE(loads));
-    suite_add_tcase(suite, tc);
-    return run_all(suite);
+    return run_tests("gate policy");
 }

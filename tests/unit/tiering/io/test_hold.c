@@ -69,7 +69,7 @@ static struct ht_dev *open_here(int flags)
     return dev;
 }
 
-START_TEST(a_second_holder_is_refused)
+TEST_LOOP(a_second_holder_is_refused, PLACES)
 {
     struct ht_dev *dev, *again;
 
@@ -83,9 +83,8 @@ START_TEST(a_second_holder_is_refused)
     ck_assert_int_eq(open_elsewhere(HT_DEV_NOWAIT), 0);
     end_place();
 }
-END_TEST
 
-START_TEST(a_reader_keeps_writers_away_and_cannot_write)
+TEST_LOOP(a_reader_keeps_writers_away_and_cannot_write, PLACES)
 {
     struct ht_dev *dev;
     uint8_t *buf;
@@ -103,9 +102,8 @@ START_TEST(a_reader_keeps_writers_away_and_cannot_write)
     free(buf);
     end_place();
 }
-END_TEST
 
-START_TEST(closing_and_opening_again_works_at_once)
+TEST_LOOP(closing_and_opening_again_works_at_once, PLACES)
 {
     uint8_t *buf;
 
@@ -122,7 +120,6 @@ START_TEST(closing_and_opening_again_works_at_once)
     free(buf);
     end_place();
 }
-END_TEST
 
 /*
  * Another process holds the device for hold_ms, or with 0 until something is printed. Returns the text that opening it
@@ -168,7 +165,7 @@ static void open_beside_holder(unsigned hold_ms, char *text, size_t cap)
         close(fds[i]);
 }
 
-START_TEST(waiting_for_a_holder_ends_when_it_leaves_and_says_so_after_some_seconds)
+TEST_LOOP(waiting_for_a_holder_ends_when_it_leaves_and_says_so_after_some_seconds, PLACES)
 {
     char text[512] = "";
 
@@ -181,7 +178,6 @@ START_TEST(waiting_for_a_holder_ends_when_it_leaves_and_says_so_after_some_secon
     ck_assert_str_eq(text, "");
     end_place();
 }
-END_TEST
 
 /* Starts far more writes than the device can have taken when the parent kills us. */
 static void write_until_killed(int report)
@@ -208,7 +204,7 @@ static void write_until_killed(int report)
     }
 }
 
-START_TEST(the_hold_of_a_killed_process_lasts_until_its_last_write)
+TEST_LOOP(the_hold_of_a_killed_process_lasts_until_its_last_write, PLACES)
 {
     uint8_t *ours, *seen;
     struct ht_dev *dev;
@@ -246,7 +242,6 @@ START_TEST(the_hold_of_a_killed_process_lasts_until_its_last_write)
     free(seen);
     end_place();
 }
-END_TEST
 
 /* stderr goes here, so that the messages of refusals can be looked at. */
 static int refused(const char *what, int flags, char *text, size_t cap)
@@ -267,7 +262,7 @@ static int refused(const char *what, int flags, char *text, size_t cap)
     return rc;
 }
 
-START_TEST(what_is_no_device_is_named_and_refused)
+TEST(what_is_no_device_is_named_and_refused)
 {
     char text[1024], fifo[PATH_MAX + 8];
 
@@ -286,9 +281,8 @@ START_TEST(what_is_no_device_is_named_and_refused)
     unlink(fifo);
     unlink(file);
 }
-END_TEST
 
-START_TEST(a_file_system_without_direct_io_is_named_with_the_remedy)
+TEST(a_file_system_without_direct_io_is_named_with_the_remedy)
 {
     char text[1024];
 
@@ -298,9 +292,8 @@ START_TEST(a_file_system_without_direct_io_is_named_with_the_remedy)
     ck_assert_ptr_nonnull(strstr(text, "O_DIRECT"));
     ck_assert_ptr_nonnull(strstr(text, "ext4 or xfs"));
 }
-END_TEST
 
-START_TEST(a_write_protected_device_is_for_reading_only)
+TEST(a_write_protected_device_is_for_reading_only)
 {
     char text[1024];
     struct ht_dev *dev;
@@ -315,9 +308,8 @@ START_TEST(a_write_protected_device_is_for_reading_only)
     ht_dev_close(dev);
     end_place();
 }
-END_TEST
 
-START_TEST(an_odd_size_is_rounded_down_to_whole_blocks)
+TEST(an_odd_size_is_rounded_down_to_whole_blocks)
 {
     struct ht_dev *dev;
 
@@ -331,23 +323,8 @@ START_TEST(an_odd_size_is_rounded_down_to_whole_blocks)
     ht_dev_close(dev);
     end_place();
 }
-END_TEST
 
 int main(void)
 {
-    Suite *s = suite_create("hold");
-    TCase *t = tcase_create("hold");
-
-    tcase_set_timeout(t, 180);
-    tcase_add_loop_test(t, a_second_holder_is_refused, 0, PLACES);
-    tcase_add_loop_test(t, a_reader_keeps_writers_away_and_cannot_write, 0, PLACES);
-    tcase_add_loop_test(t, closing_and_opening_again_works_at_once, 0, PLACES);
-    tcase_add_loop_test(t, waiting_for_a_holder_ends_when_it_leaves_and_says_so_after_some_seconds, 0, PLACES);
-    tcase_add_loop_test(t, the_hold_of_a_killed_process_lasts_until_its_last_write, 0, PLACES);
-    tcase_add_test(t, what_is_no_device_is_named_and_refused);
-    tcase_add_test(t, a_file_system_without_direct_io_is_named_with_the_remedy);
-    tcase_add_test(t, a_write_protected_device_is_for_reading_only);
-    tcase_add_test(t, an_odd_size_is_rounded_down_to_whole_blocks);
-    suite_add_tcase(s, t);
-    return run_all(s);
+    return run_tests("hold", .timeout_s = 180);
 }

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Which NUMA node a device hangs on, in trees as sysfs has them. */
-#include <check.h>
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -77,24 +76,22 @@ static void end(void)
     ck_assert_int_eq(system(line), 0);
 }
 
-START_TEST(the_nearest_attribute_above_a_device_counts)
+TEST(the_nearest_attribute_above_a_device_counts)
 {
     ck_assert_int_eq(node_of("pci0/slot/nvme/nvme0/nvme0n1/nvme0n1p1"), 1);
     ck_assert_int_eq(node_of("pci1/slot/nvme/nvme1/nvme1n1"), 0);
     on_node("pci1/slot/nvme/nvme1", -1); /* not known there */
     ck_assert_int_eq(node_of("pci1/slot/nvme/nvme1/nvme1n1"), 0);
 }
-END_TEST
 
-START_TEST(without_any_there_is_no_node)
+TEST(without_any_there_is_no_node)
 {
     folder("virtual/block/loop0");
     ck_assert_int_eq(node_of("virtual/block/loop0"), HT_NUMA_OFF);
     ck_assert_int_eq(node_of("not/there"), HT_NUMA_OFF);
 }
-END_TEST
 
-START_TEST(what_stands_for_others_is_where_they_all_are)
+TEST(what_stands_for_others_is_where_they_all_are)
 {
     folder("virtual/block/dm-0/slaves");
     ck_assert_int_eq(node_of("virtual/block/dm-0"), HT_NUMA_OFF);
@@ -106,9 +103,8 @@ START_TEST(what_stands_for_others_is_where_they_all_are)
     linked("pci1/slot/nvme/nvme1/nvme1n1", "virtual/block/dm-1/slaves/nvme1n1");
     ck_assert_int_eq(node_of("virtual/block/dm-1"), HT_NUMA_OFF);
 }
-END_TEST
 
-START_TEST(a_namespace_with_several_controllers_is_where_they_all_are)
+TEST(a_namespace_with_several_controllers_is_where_they_all_are)
 {
     folder("virtual/nvme-subsystem/nvme-subsys0/nvme0n1");
     linked("pci0/slot/nvme/nvme0", "virtual/nvme-subsystem/nvme-subsys0/nvme0");
@@ -116,27 +112,15 @@ START_TEST(a_namespace_with_several_controllers_is_where_they_all_are)
     linked("pci1/slot/nvme/nvme1", "virtual/nvme-subsystem/nvme-subsys0/nvme1");
     ck_assert_int_eq(node_of("virtual/nvme-subsystem/nvme-subsys0/nvme0n1"), HT_NUMA_OFF);
 }
-END_TEST
 
-START_TEST(devices_that_stand_for_each_other_end)
+TEST(devices_that_stand_for_each_other_end)
 {
     folder("virtual/block/dm-2/slaves");
     linked("virtual/block/dm-2", "virtual/block/dm-2/slaves/dm-2");
     ck_assert_int_eq(node_of("virtual/block/dm-2"), HT_NUMA_OFF);
 }
-END_TEST
 
 int main(void)
 {
-    Suite *s = suite_create("node");
-    TCase *tc = tcase_create("node");
-
-    tcase_add_checked_fixture(tc, begin, end);
-    tcase_add_test(tc, the_nearest_attribute_above_a_device_counts);
-    tcase_add_test(tc, without_any_there_is_no_node);
-    tcase_add_test(tc, what_stands_for_others_is_where_they_all_are);
-    tcase_add_test(tc, a_namespace_with_several_controllers_is_where_they_all_are);
-    tcase_add_test(tc, devices_that_stand_for_each_other_end);
-    suite_add_tcase(s, tc);
-    return run_all(s);
+    return run_tests("node", .setup = begin, .teardown = end);
 }

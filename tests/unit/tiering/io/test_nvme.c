@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The commands to an NVMe controller and the meaning of its answers, byte by byte as in the specification. */
-#include <check.h>
 #include <stdlib.h>
 #include "tests/support/suite.h"
 #include "tiering/io/nvme.h"
@@ -12,7 +11,7 @@ static void begin(void)
     memset(data, 0, sizeof(data));
 }
 
-START_TEST(a_transfer_names_its_first_block_and_one_block_less_than_it_moves)
+TEST(a_transfer_names_its_first_block_and_one_block_less_than_it_moves)
 {
     struct nvme_uring_cmd c;
     char buf[8];
@@ -33,9 +32,8 @@ START_TEST(a_transfer_names_its_first_block_and_one_block_less_than_it_moves)
     ck_assert_uint_eq(c.cdw10, 1);
     ck_assert_uint_eq(c.cdw12, 0xffff);
 }
-END_TEST
 
-START_TEST(a_flush_moves_nothing)
+TEST(a_flush_moves_nothing)
 {
     struct nvme_uring_cmd c;
 
@@ -44,9 +42,8 @@ START_TEST(a_flush_moves_nothing)
     ck_assert_uint_eq(c.nsid, 3);
     ck_assert_uint_eq(c.addr | c.data_len | c.cdw10 | c.cdw11 | c.cdw12, 0);
 }
-END_TEST
 
-START_TEST(deallocate_has_one_range_in_memory)
+TEST(deallocate_has_one_range_in_memory)
 {
     static const uint8_t wanted[HT_NVME_RANGE_BYTES] = {0, 0, 0, 0, 0x78, 0x56, 0x34, 0x12, 8, 7, 6, 5, 4, 3, 2, 1};
     uint8_t range[HT_NVME_RANGE_BYTES];
@@ -62,9 +59,8 @@ START_TEST(deallocate_has_one_range_in_memory)
     ck_assert_uint_eq(c.cdw11, 4);
     ck_assert_mem_eq(range, wanted, sizeof(range));
 }
-END_TEST
 
-START_TEST(identify_of_a_controller_names_no_namespace)
+TEST(identify_of_a_controller_names_no_namespace)
 {
     struct nvme_passthru_cmd c;
 
@@ -77,9 +73,8 @@ START_TEST(identify_of_a_controller_names_no_namespace)
     ck_assert_uint_eq(c.nsid, 0);
     ck_assert_uint_eq(c.cdw10, 1);
 }
-END_TEST
 
-START_TEST(a_controller_tells_its_largest_transfer_its_cache_and_whether_it_deallocates)
+TEST(a_controller_tells_its_largest_transfer_its_cache_and_whether_it_deallocates)
 {
     struct ht_nvme_controller c;
 
@@ -103,9 +98,8 @@ START_TEST(a_controller_tells_its_largest_transfer_its_cache_and_whether_it_deal
     ck_assert(!c.volatile_cache);
     ck_assert(!c.deallocates);
 }
-END_TEST
 
-START_TEST(a_namespace_tells_its_size_and_the_format_it_has_among_others)
+TEST(a_namespace_tells_its_size_and_the_format_it_has_among_others)
 {
     struct ht_nvme_namespace n;
 
@@ -126,9 +120,8 @@ START_TEST(a_namespace_tells_its_size_and_the_format_it_has_among_others)
     ck_assert(n.protected);
     ck_assert(n.write_protected);
 }
-END_TEST
 
-START_TEST(the_number_of_a_format_is_checked_and_may_have_six_bits)
+TEST(the_number_of_a_format_is_checked_and_may_have_six_bits)
 {
     struct ht_nvme_namespace n;
 
@@ -147,9 +140,8 @@ START_TEST(the_number_of_a_format_is_checked_and_may_have_six_bits)
     data[25] = 48;
     ck_assert_int_eq(ht_nvme_decode_namespace(data, &n), -EINVAL);
 }
-END_TEST
 
-START_TEST(status_becomes_the_errno_that_block_io_gives)
+TEST(status_becomes_the_errno_that_block_io_gives)
 {
     static const struct {
         unsigned status;
@@ -165,21 +157,8 @@ START_TEST(status_becomes_the_errno_that_block_io_gives)
         ck_assert(!ht_nvme_may_retry(rows[i].status | 0x4000));
     }
 }
-END_TEST
 
 int main(void)
 {
-    Suite *s = suite_create("nvme");
-    TCase *c = tcase_create("words");
-
-    tcase_add_test(c, a_transfer_names_its_first_block_and_one_block_less_than_it_moves);
-    tcase_add_test(c, a_flush_moves_nothing);
-    tcase_add_test(c, deallocate_has_one_range_in_memory);
-    tcase_add_test(c, identify_of_a_controller_names_no_namespace);
-    tcase_add_test(c, a_controller_tells_its_largest_transfer_its_cache_and_whether_it_deallocates);
-    tcase_add_test(c, a_namespace_tells_its_size_and_the_format_it_has_among_others);
-    tcase_add_test(c, the_number_of_a_format_is_checked_and_may_have_six_bits);
-    tcase_add_test(c, status_becomes_the_errno_that_block_io_gives);
-    suite_add_tcase(s, c);
-    return run_all(s);
+    return run_tests("nvme");
 }

@@ -81,7 +81,7 @@ static const struct {
     {HT_MIB, 32, 7000000000},  {HT_MIB, 1, HT_MIB},       {HT_MIB, 1, 100 << 10}, {HT_MIB, 4, 100 << 10},
 };
 
-START_TEST(a_steady_device_has_its_rate_and_its_latency)
+TEST_LOOP(a_steady_device_has_its_rate_and_its_latency, HT_ARRAY_SIZE(steady))
 {
     struct served d = begin_all(steady[_i].bytes, steady[_i].depth);
     uint64_t each_ns = steady[_i].depth * steady[_i].bytes * SECOND / steady[_i].bytes_per_s;
@@ -94,9 +94,8 @@ START_TEST(a_steady_device_has_its_rate_and_its_latency)
     ck_assert_uint_gt(found.latency_p99_ns, each_ns);
     ck_assert_uint_le(found.latency_p99_ns, ht_max_u64(2 * each_ns, 1000) + 1);
 }
-END_TEST
 
-START_TEST(idle_time_lowers_no_rate)
+TEST(idle_time_lowers_no_rate)
 {
     struct served d = {.now_ns = SECOND, .bytes = HT_MIB, .depth = 1};
 
@@ -111,9 +110,8 @@ START_TEST(idle_time_lowers_no_rate)
     d.now_ns += 86400 * SECOND;
     ck_assert_uint_eq(rate_of(&d).bytes_per_s, busy_rate);
 }
-END_TEST
 
-START_TEST(a_rate_is_unknown_until_enough_was_seen)
+TEST(a_rate_is_unknown_until_enough_was_seen)
 {
     struct served many = begin_all(HT_MIB, 1), few = begin_all(4096, 1);
     const struct ht_dev_rate unknown = {.known = false};
@@ -131,7 +129,6 @@ START_TEST(a_rate_is_unknown_until_enough_was_seen)
     ck_assert(rate_of(&few).known);
     check_near(rate_of(&few).bytes_per_s, 40960, 0.01);
 }
-END_TEST
 
 static const struct {
     uint64_t from, to;
@@ -141,7 +138,7 @@ static const struct {
     {300 * HT_MIB, 30 * HT_MIB, 100},  {300 * HT_MIB, 330 * HT_MIB, 300},
 };
 
-START_TEST(a_drift_is_followed_within_a_few_hundred_requests)
+TEST_LOOP(a_drift_is_followed_within_a_few_hundred_requests, HT_ARRAY_SIZE(drifts))
 {
     struct served d = begin_all(HT_MIB, 4);
 
@@ -150,9 +147,8 @@ START_TEST(a_drift_is_followed_within_a_few_hundred_requests)
     serve(&d, drifts[_i].to, drifts[_i].requests);
     check_near(rate_of(&d).bytes_per_s, drifts[_i].to, 0.2);
 }
-END_TEST
 
-START_TEST(a_stall_lowers_the_rate_while_it_lasts)
+TEST(a_stall_lowers_the_rate_while_it_lasts)
 {
     struct served d = begin_all(HT_MIB, 4);
     uint64_t before;
@@ -172,9 +168,8 @@ START_TEST(a_stall_lowers_the_rate_while_it_lasts)
     serve(&d, 200 * HT_MIB, 500); /* the stall does not weigh by its length */
     check_near(rate_of(&d).bytes_per_s, 200 * HT_MIB, 0.2);
 }
-END_TEST
 
-START_TEST(a_device_that_completes_nothing_has_the_rate_zero)
+TEST(a_device_that_completes_nothing_has_the_rate_zero)
 {
     struct served silent = begin_all(HT_MIB, 2), failing = begin_all(HT_MIB, 1);
 
@@ -197,9 +192,8 @@ START_TEST(a_device_that_completes_nothing_has_the_rate_zero)
     serve(&failing, 100 * HT_MIB, 500); /* and comes back */
     check_near(rate_of(&failing).bytes_per_s, 100 * HT_MIB, 0.01);
 }
-END_TEST
 
-START_TEST(a_clock_that_goes_back_is_no_time)
+TEST(a_clock_that_goes_back_is_no_time)
 {
     struct served d = begin_all(HT_MIB, 2);
 
@@ -214,9 +208,8 @@ START_TEST(a_clock_that_goes_back_is_no_time)
     serve(&d, 100 * HT_MIB, 400);
     check_near(rate_of(&d).bytes_per_s, 100 * HT_MIB, 0.01);
 }
-END_TEST
 
-START_TEST(no_time_at_all_is_a_high_rate)
+TEST(no_time_at_all_is_a_high_rate)
 {
     struct served d = begin_all(UINT32_MAX, 1);
 
@@ -228,7 +221,6 @@ START_TEST(no_time_at_all_is_a_high_rate)
     ck_assert_uint_gt(rate_of(&d).bytes_per_s, UINT64_C(1) << 50);
     ck_assert_uint_eq(rate_of(&d).latency_p99_ns, 1000);
 }
-END_TEST
 
 /* slow of 1000 requests take 5 ms, the others 100 us. */
 static struct ht_dev_rate mixed(unsigned slow)
@@ -243,7 +235,7 @@ static struct ht_dev_rate mixed(unsigned slow)
     return rate_of(&d);
 }
 
-START_TEST(the_99th_percentile_is_about_the_slow_ones)
+TEST(the_99th_percentile_is_about_the_slow_ones)
 {
     ck_assert_uint_eq(mixed(0).latency_p99_ns, 128000);
     ck_assert_uint_eq(mixed(4).latency_p99_ns, 128000);
@@ -253,9 +245,8 @@ START_TEST(the_99th_percentile_is_about_the_slow_ones)
     check_near(mixed(100).latency_ns, MS / 10 + 49 * MS / 100, 0.1);
     check_near(mixed(1000).latency_ns, 5 * MS, 0.001);
 }
-END_TEST
 
-START_TEST(latencies_follow_a_drift)
+TEST(latencies_follow_a_drift)
 {
     struct served d = begin_all(HT_MIB, 1);
 
@@ -269,9 +260,8 @@ START_TEST(latencies_follow_a_drift)
     ck_assert_uint_eq(rate_of(&d).latency_p99_ns, 1024000);
     check_near(rate_of(&d).latency_ns, MS, 0.05);
 }
-END_TEST
 
-START_TEST(the_longest_requests_have_a_bucket)
+TEST(the_longest_requests_have_a_bucket)
 {
     struct served d = begin_all(HT_MIB, 1);
 
@@ -281,7 +271,6 @@ START_TEST(the_longest_requests_have_a_bucket)
     ck_assert_uint_eq(rate_of(&d).latency_ns, UINT64_C(100000) * SECOND);
     ck_assert_uint_eq(rate_of(&d).bytes_per_s, HT_MIB / 100000);
 }
-END_TEST
 
 /* ------------------------------------------------------------------ devices */
 
@@ -316,7 +305,7 @@ static uint64_t transfer(struct ht_dev *dev, enum ht_io_op op, uint64_t bytes)
     return slowest_ns;
 }
 
-START_TEST(devices_and_directions_have_rates_of_their_own)
+TEST_RANGE(devices_and_directions_have_rates_of_their_own, RAM_4096, LOOP_512)
 {
     struct ht_dev *a = open_kind(_i, DEV_BYTES), *b = open_kind(_i, DEV_BYTES);
 
@@ -339,9 +328,8 @@ START_TEST(devices_and_directions_have_rates_of_their_own)
     ht_dev_close(a);
     ht_dev_close(b);
 }
-END_TEST
 
-START_TEST(only_large_requests_count_for_bandwidth)
+TEST_RANGE(only_large_requests_count_for_bandwidth, RAM_4096, LOOP_512)
 {
     struct ht_dev *dev = open_kind(_i, DEV_BYTES);
     uint8_t *buf = aligned(HT_MIB);
@@ -369,9 +357,8 @@ START_TEST(only_large_requests_count_for_bandwidth)
     free(buf);
     ht_dev_close(dev);
 }
-END_TEST
 
-START_TEST(a_request_in_flight_waits)
+TEST(a_request_in_flight_waits)
 {
     struct ht_rate r = {0};
     struct ht_rate_totals totals;
@@ -387,7 +374,6 @@ START_TEST(a_request_in_flight_waits)
     ht_rate_totals(&r, 9 * SECOND, &totals);
     ck_assert(totals.waiting_ns == 0 && totals.bytes == HT_MIB && totals.busy_ns == 5 * SECOND);
 }
-END_TEST
 
 static void *write_main(void *dev)
 {
@@ -395,7 +381,7 @@ static void *write_main(void *dev)
     return NULL;
 }
 
-START_TEST(a_stalled_device_is_known_to_be_slow_and_the_other_one_is_not)
+TEST(a_stalled_device_is_known_to_be_slow_and_the_other_one_is_not)
 {
     struct ht_dev *a, *b;
     pthread_t thread;
@@ -427,10 +413,9 @@ START_TEST(a_stalled_device_is_known_to_be_slow_and_the_other_one_is_not)
     ht_dev_close(a);
     ht_dev_close(b);
 }
-END_TEST
 
 /* What a device never sees, or answers with no bytes, is no sample; what it fails is one without bytes. */
-START_TEST(flushes_discards_and_refused_requests_count_for_nothing)
+TEST(flushes_discards_and_refused_requests_count_for_nothing)
 {
     struct ht_dev *dev;
     uint8_t *buf = aligned(HT_MIB);
@@ -459,7 +444,6 @@ START_TEST(flushes_discards_and_refused_requests_count_for_nothing)
     ht_dev_close(dev);
     free(buf);
 }
-END_TEST
 
 static void *load_main(void *dev)
 {
@@ -470,7 +454,7 @@ static void *load_main(void *dev)
     return NULL;
 }
 
-START_TEST(threads_share_the_figures)
+TEST(threads_share_the_figures)
 {
     struct ht_dev *dev;
     pthread_t thread[4];
@@ -488,32 +472,8 @@ START_TEST(threads_share_the_figures)
     ht_mutex_unlock(&dev->flight_lock);
     ht_dev_close(dev);
 }
-END_TEST
 
 int main(void)
 {
-    Suite *suite = suite_create("rate");
-    TCase *pure = tcase_create("pure"), *devices = tcase_create("devices");
-
-    tcase_add_loop_test(pure, a_steady_device_has_its_rate_and_its_latency, 0, HT_ARRAY_SIZE(steady));
-    tcase_add_test(pure, idle_time_lowers_no_rate);
-    tcase_add_test(pure, a_rate_is_unknown_until_enough_was_seen);
-    tcase_add_loop_test(pure, a_drift_is_followed_within_a_few_hundred_requests, 0, HT_ARRAY_SIZE(drifts));
-    tcase_add_test(pure, a_stall_lowers_the_rate_while_it_lasts);
-    tcase_add_test(pure, a_device_that_completes_nothing_has_the_rate_zero);
-    tcase_add_test(pure, a_clock_that_goes_back_is_no_time);
-    tcase_add_test(pure, no_time_at_all_is_a_high_rate);
-    tcase_add_test(pure, the_99th_percentile_is_about_the_slow_ones);
-    tcase_add_test(pure, latencies_follow_a_drift);
-    tcase_add_test(pure, the_longest_requests_have_a_bucket);
-    tcase_add_test(pure, a_request_in_flight_waits);
-    suite_add_tcase(suite, pure);
-    tcase_set_timeout(devices, 60);
-    tcase_add_loop_test(devices, devices_and_directions_have_rates_of_their_own, RAM_4096, LOOP_512);
-    tcase_add_loop_test(devices, only_large_requests_count_for_bandwidth, RAM_4096, LOOP_512);
-    tcase_add_test(devices, a_stalled_device_is_known_to_be_slow_and_the_other_one_is_not);
-    tcase_add_test(devices, flushes_discards_and_refused_requests_count_for_nothing);
-    tcase_add_test(devices, threads_share_the_figures);
-    suite_add_tcase(suite, devices);
-    return run_all(suite);
+    return run_tests("rate", .timeout_s = 60);
 }

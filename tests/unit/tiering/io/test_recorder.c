@@ -154,7 +154,7 @@ static bool is_write(const struct entry *e, uint64_t block, uint64_t version, ui
         is_filled(e->data, block * BLOCK, BLOCK, version);
 }
 
-START_TEST(writes_flushes_and_marks_are_logged_in_order)
+TEST_LOOP(writes_flushes_and_marks_are_logged_in_order, KINDS)
 {
     uint8_t buf[8];
     struct log log;
@@ -182,9 +182,8 @@ START_TEST(writes_flushes_and_marks_are_logged_in_order)
     check_replay_is_the_device(&log);
     finish(&log);
 }
-END_TEST
 
-START_TEST(a_write_beside_a_flush_is_not_made_durable_by_it)
+TEST_LOOP(a_write_beside_a_flush_is_not_made_durable_by_it, KINDS)
 {
     struct ht_ring *other;
     struct ht_io flush;
@@ -230,7 +229,6 @@ START_TEST(a_write_beside_a_flush_is_not_made_durable_by_it)
     ht_ring_free(other);
     finish(&log);
 }
-END_TEST
 
 #define THREADS 4u
 #define BLOCKS_EACH 16u
@@ -269,7 +267,7 @@ static unsigned version_of(const uint8_t *image, uint64_t block)
     return 0;
 }
 
-START_TEST(what_flushes_of_many_threads_promised_is_durable_in_the_log)
+TEST_LOOP(what_flushes_of_many_threads_promised_is_durable_in_the_log, KINDS)
 {
     unsigned promised, first, marks = 0;
     struct durable d = {0};
@@ -298,9 +296,8 @@ START_TEST(what_flushes_of_many_threads_promised_is_durable_in_the_log)
     free(d.image);
     finish(&log);
 }
-END_TEST
 
-START_TEST(a_recorder_is_one_per_device_and_refuses_what_it_cannot_do)
+TEST(a_recorder_is_one_per_device_and_refuses_what_it_cannot_do)
 {
     char text[SECTOR];
     struct log log;
@@ -319,9 +316,8 @@ START_TEST(a_recorder_is_one_per_device_and_refuses_what_it_cannot_do)
     ck_assert_int_eq(recorder_mark(dev, "x"), -ENOENT);
     finish(&log);
 }
-END_TEST
 
-START_TEST(a_second_recorder_leaves_the_first_alone)
+TEST(a_second_recorder_leaves_the_first_alone)
 {
     char other[PATH_MAX];
     struct log log;
@@ -335,9 +331,8 @@ START_TEST(a_second_recorder_leaves_the_first_alone)
     ck_assert_uint_eq(log.count, 1);
     finish(&log);
 }
-END_TEST
 
-START_TEST(a_log_that_cannot_be_written_is_reported_and_writes_go_on)
+TEST(a_log_that_cannot_be_written_is_reported_and_writes_go_on)
 {
     struct log none = {0};
 
@@ -347,10 +342,9 @@ START_TEST(a_log_that_cannot_be_written_is_reported_and_writes_go_on)
     write_block(ring, 1, 1);
     finish(&none);
 }
-END_TEST
 
 /* All writes have one order, addresses follow each other, and a flush of one device does not cover the other. */
-START_TEST(devices_recorded_together_share_one_order)
+TEST(devices_recorded_together_share_one_order)
 {
     struct ht_dev *second;
     uint8_t *buf = aligned(BLOCK);
@@ -381,9 +375,8 @@ START_TEST(devices_recorded_together_share_one_order)
     free(buf);
     finish(&log);
 }
-END_TEST
 
-START_TEST(closing_ends_a_recording)
+TEST(closing_ends_a_recording)
 {
     struct log log;
 
@@ -398,22 +391,8 @@ START_TEST(closing_ends_a_recording)
     free(base);
     unlink(log_path);
 }
-END_TEST
 
 int main(void)
 {
-    Suite *s = suite_create("recorder");
-    TCase *t = tcase_create("recorder");
-
-    tcase_set_timeout(t, 120);
-    tcase_add_loop_test(t, writes_flushes_and_marks_are_logged_in_order, 0, KINDS);
-    tcase_add_loop_test(t, a_write_beside_a_flush_is_not_made_durable_by_it, 0, KINDS);
-    tcase_add_loop_test(t, what_flushes_of_many_threads_promised_is_durable_in_the_log, 0, KINDS);
-    tcase_add_test(t, a_recorder_is_one_per_device_and_refuses_what_it_cannot_do);
-    tcase_add_test(t, a_second_recorder_leaves_the_first_alone);
-    tcase_add_test(t, a_log_that_cannot_be_written_is_reported_and_writes_go_on);
-    tcase_add_test(t, devices_recorded_together_share_one_order);
-    tcase_add_test(t, closing_ends_a_recording);
-    suite_add_tcase(s, t);
-    return run_all(s);
+    return run_tests("recorder", .timeout_s = 120);
 }

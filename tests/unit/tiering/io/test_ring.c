@@ -11,6 +11,7 @@
 
 static struct ht_dev *dev;
 static struct ht_ring *ring;
+static uint8_t *buffer;
 static bool on_kernel; /* not a device of memory */
 
 /* False: skipped. */
@@ -24,11 +25,24 @@ static bool begin(int kind, unsigned depth)
     return true;
 }
 
+/* And with a buffer. */
+static bool begin_with(int kind, unsigned depth, size_t bytes)
+{
+    buffer = aligned(bytes);
+    return begin(kind, depth);
+}
+
+/* Of each test; those that registered memory call it before they free that. */
 static void finish(void)
 {
-    ck_assert_uint_eq(ht_ring_in_flight(ring), 0);
-    ht_ring_free(ring);
-    ht_dev_close(dev);
+    if (ring) {
+        ck_assert_uint_eq(ht_ring_in_flight(ring), 0);
+        ht_ring_free(ring);
+        ht_dev_close(dev);
+    }
+    free(buffer);
+    ring = NULL;
+    buffer = NULL;
 }
 
 static int run_one(enum ht_io_op op, uint64_t offset, void *buf, uint32_t len)
@@ -39,98 +53,78 @@ static int run_one(enum ht_io_op op, uint64_t offset, void *buf, uint32_t len)
     return ht_ring_wait(ring, &io);
 }
 
-START_TEST(what_is_written_is_read_back)
+TEST_LOOP(what_is_written_is_read_back, KINDS)
 {
     static const uint32_t lens[] = {BLOCK, 3 * BLOCK, 1u << 20, 4u << 20};
     uint64_t offset = BLOCK;
-    uint8_t *buf;
 
-    if (!begin(_i, 8))
+    if (!begin_with(_i, 8, 4u << 20))
         return;
-    buf = aligned(4u << 20);
     ck_assert_uint_eq(ht_dev_size(dev), DEV_BYTES);
     for (unsigned i = 0; i < HT_ARRAY_SIZE(lens); i++) {
-        fill(buf, offset, lens[i], i);
-        ck_assert_int_eq(run_one(HT_IO_WRITE, offset, buf, lens[i]), 0);
-        memset(buf, 0, lens[i]);
-        ck_assert_int_eq(run_one(HT_IO_READ, offset, buf, lens[i]), 0);
-        ck_assert(is_filled(buf, offset, lens[i], i));
+        fill(buffer, offset, lens[i], i);
+        ck_assert_int_eq(run_one(HT_IO_WRITE, offset, buffer, lens[i]), 0);
+        memset(buffer, 0, lens[i]);
+        ck_assert_int_eq(run_one(HT_IO_READ, offset, buffer, lens[i]), 0);
+        ck_assert(is_filled(buffer, offset, lens[i], i));
         offset += lens[i];
     }
     ck_assert_int_eq(run_one(HT_IO_FLUSH, 0, NULL, 0), 0);
-    free(buf);
-    finish();
 }
-END_TEST
 
-START_TEST(requests_of_one_logical_block_work)
+TEST_LOOP(requests_of_one_logical_block_work, KINDS)
 {
-    uint8_t *buf;
     uint32_t lba;
 
-    if (!begin(_i, 1))
+    if (!begin_with(_i, 1, 2 * BLOCK))
         return;
     lba = ht_dev_lba(dev);
-    buf = aligned(2 * BLOCK);
-    fill(buf + lba, 7ull * lba, lba, 1);
-    ck_assert_int_eq(run_one(HT_IO_WRITE, 7ull * lba, buf + lba, lba), 0);
-    memset(buf, 0, 2 * BLOCK);
-    ck_assert_int_eq(run_one(HT_IO_READ, 7ull * lba, buf + lba, lba), 0);
-    ck_assert(is_filled(buf + lba, 7ull * lba, lba, 1));
-    ck_assert_int_eq(run_one(HT_IO_READ, DEV_BYTES - lba, buf, lba), 0);
-    free(buf);
-    finish();
+    fill(buffer + lba, 7ull * lba, lba, 1);
+    ck_assert_int_eq(run_one(HT_IO_WRITE, 7ull * lba, buffer + lba, lba), 0);
+    memset(buffer, 0, 2 * BLOCK);
+    ck_assert_int_eq(run_one(HT_IO_READ, 7ull * lba, buffer + lba, lba), 0);
+    ck_assert(is_filled(buffer + lba, 7ull * lba, lba, 1));
+    ck_assert_int_eq(run_one(HT_IO_READ, DEV_BYTES - lba, buffer, lba), 0);
 }
-END_TEST
 
-START_TEST(misaligned_requests_are_refused_and_change_nothing)
+TEST_LOOP(misaligned_requests_are_refused_and_change_nothing, KINDS)
 {
-    uint8_t *buf;
     uint32_t lba;
 
-    if (!begin(_i, 4))
+    if (!begin_with(_i, 4, 4 * BLOCK))
         return;
     lba = ht_dev_lba(dev);
-    buf = aligned(4 * BLOCK);
     for (int op = HT_IO_READ; op <= HT_IO_WRITE; op++) {
-        ck_assert_int_eq(run_one(op, lba / 2, buf, lba), -EINVAL);
-        ck_assert_int_eq(run_one(op, 0, buf + 8, lba), -EINVAL);
-        ck_assert_int_eq(run_one(op, 0, buf, lba / 2), -EINVAL);
-        ck_assert_int_eq(run_one(op, 0, buf, 0), -EINVAL);
-        ck_assert_int_eq(run_one(op, DEV_BYTES, buf, lba), -EINVAL);
-        ck_assert_int_eq(run_one(op, DEV_BYTES - lba, buf, 2 * lba), -EINVAL);
-        ck_assert_int_eq(run_one(op, UINT64_MAX - lba + 1, buf, 2 * lba), -EINVAL);
+        ck_assert_int_eq(run_one(op, lba / 2, buffer, lba), -EINVAL);
+        ck_assert_int_eq(run_one(op, 0, buffer + 8, lba), -EINVAL);
+        ck_assert_int_eq(run_one(op, 0, buffer, lba / 2), -EINVAL);
+        ck_assert_int_eq(run_one(op, 0, buffer, 0), -EINVAL);
+        ck_assert_int_eq(run_one(op, DEV_BYTES, buffer, lba), -EINVAL);
+        ck_assert_int_eq(run_one(op, DEV_BYTES - lba, buffer, 2 * lba), -EINVAL);
+        ck_assert_int_eq(run_one(op, UINT64_MAX - lba + 1, buffer, 2 * lba), -EINVAL);
     }
     ck_assert(!ht_dev_needs_flush(dev));
-    free(buf);
-    finish();
 }
-END_TEST
 
-START_TEST(short_and_interrupted_transfers_go_unnoticed)
+TEST_LOOP(short_and_interrupted_transfers_go_unnoticed, KINDS)
 {
     const uint32_t len = 1u << 20;
-    uint8_t *buf;
 
-    if (!begin(_i, 4))
+    if (!begin_with(_i, 4, len))
         return;
-    buf = aligned(len);
-    fill(buf, 0, len, 3);
+    fill(buffer, 0, len, 3);
     ht_fault_arm(HT_FAULT_IO_SHORT, 1, true);
     ht_fault_arm(HT_FAULT_IO_AGAIN, 2, false);
-    ck_assert_int_eq(run_one(HT_IO_WRITE, 0, buf, len), 0);
-    memset(buf, 0, len);
-    ck_assert_int_eq(run_one(HT_IO_READ, 0, buf, len), 0);
+    ck_assert_int_eq(run_one(HT_IO_WRITE, 0, buffer, len), 0);
+    memset(buffer, 0, len);
+    ck_assert_int_eq(run_one(HT_IO_READ, 0, buffer, len), 0);
     if (_i > RAM_4096)
         ck_assert_uint_gt(ht_fault_passed(HT_FAULT_IO_SHORT), 10);
     ht_fault_disarm_all();
-    ck_assert(is_filled(buf, 0, len, 3));
-    free(buf);
-    finish();
+    ck_assert(is_filled(buffer, 0, len, 3));
 }
-END_TEST
 
-START_TEST(a_flush_that_ends_with_eagain_has_failed)
+TEST_LOOP(a_flush_that_ends_with_eagain_has_failed, KINDS)
 {
     if (!begin(_i, 4))
         return;
@@ -138,11 +132,9 @@ START_TEST(a_flush_that_ends_with_eagain_has_failed)
     ck_assert_int_eq(run_one(HT_IO_FLUSH, 0, NULL, 0), _i > RAM_4096 ? -EIO : 0); /* memory passes no such point */
     ht_fault_disarm_all();
     ck_assert_uint_eq(ht_dev_flush_failures(dev), _i > RAM_4096);
-    finish();
 }
-END_TEST
 
-START_TEST(more_requests_than_the_ring_is_deep)
+TEST_LOOP(more_requests_than_the_ring_is_deep, KINDS)
 {
     enum { COUNT = 1000, DEPTH = 64 };
     struct ht_io *ios;
@@ -170,21 +162,17 @@ START_TEST(more_requests_than_the_ring_is_deep)
     ck_assert(is_filled(buf, 0, (size_t)COUNT * BLOCK, 5));
     free(buf);
     free(ios);
-    finish();
 }
-END_TEST
 
-START_TEST(kick_starts_requests_that_nobody_waits_for_yet)
+TEST_LOOP(kick_starts_requests_that_nobody_waits_for_yet, KINDS)
 {
     struct ht_io ios[4];
-    uint8_t *buf;
 
-    if (!begin(_i, 8))
+    if (!begin_with(_i, 8, 4 * BLOCK))
         return;
-    buf = aligned(4 * BLOCK);
-    fill(buf, 0, 4 * BLOCK, 1);
+    fill(buffer, 0, 4 * BLOCK, 1);
     for (unsigned i = 0; i < 4; i++) {
-        ios[i] = io_of(dev, HT_IO_WRITE, (uint64_t)i * BLOCK, buf + (size_t)i * BLOCK, BLOCK);
+        ios[i] = io_of(dev, HT_IO_WRITE, (uint64_t)i * BLOCK, buffer + (size_t)i * BLOCK, BLOCK);
         ht_ring_submit(ring, &ios[i]);
     }
     ht_ring_kick(ring);
@@ -193,10 +181,7 @@ START_TEST(kick_starts_requests_that_nobody_waits_for_yet)
     ht_ring_drain(ring);
     for (unsigned i = 0; i < 4; i++)
         ck_assert(ios[i].done && ios[i].result == 0);
-    free(buf);
-    finish();
 }
-END_TEST
 
 /* Calls that gave the kernel something and did not wait. */
 static unsigned pushes(void)
@@ -204,19 +189,17 @@ static unsigned pushes(void)
     return ht_fault_passed(HT_FAULT_IO_SUBMIT);
 }
 
-START_TEST(what_is_offered_goes_together)
+TEST_LOOP(what_is_offered_goes_together, KINDS)
 {
     enum { COUNT = 80 };
     struct ht_io ios[COUNT];
-    uint8_t *buf;
 
-    if (!begin(_i, COUNT))
+    if (!begin_with(_i, COUNT, COUNT * BLOCK))
         return;
-    buf = aligned(COUNT * BLOCK);
-    fill(buf, 0, COUNT * BLOCK, 1);
+    fill(buffer, 0, COUNT * BLOCK, 1);
     ht_fault_arm(HT_FAULT_IO_SUBMIT, UINT32_MAX, false);
     for (unsigned i = 0; i < COUNT; i++) {
-        ios[i] = io_of(dev, HT_IO_WRITE, (uint64_t)i * BLOCK, buf + (size_t)i * BLOCK, BLOCK);
+        ios[i] = io_of(dev, HT_IO_WRITE, (uint64_t)i * BLOCK, buffer + (size_t)i * BLOCK, BLOCK);
         ht_ring_submit(ring, &ios[i]);
         ht_ring_offer(ring);
         ck_assert_uint_eq(pushes(), on_kernel && i >= 63);
@@ -224,15 +207,12 @@ START_TEST(what_is_offered_goes_together)
     ck_assert_int_eq(ht_ring_wait(ring, &ios[COUNT - 1]), 0); /* sends the rest */
     ht_ring_drain(ring);
     ht_fault_disarm_all();
-    memset(buf, 0, COUNT * BLOCK);
-    ck_assert_int_eq(run_one(HT_IO_READ, 0, buf, COUNT * BLOCK), 0);
-    ck_assert(is_filled(buf, 0, COUNT * BLOCK, 1));
-    free(buf);
-    finish();
+    memset(buffer, 0, COUNT * BLOCK);
+    ck_assert_int_eq(run_one(HT_IO_READ, 0, buffer, COUNT * BLOCK), 0);
+    ck_assert(is_filled(buffer, 0, COUNT * BLOCK, 1));
 }
-END_TEST
 
-START_TEST(registered_memory_serves_aligned_parts_of_it)
+TEST_LOOP(registered_memory_serves_aligned_parts_of_it, KINDS)
 {
     struct ht_pinned_area areas[2];
     uint8_t *a, *b, *other;
@@ -256,7 +236,6 @@ START_TEST(registered_memory_serves_aligned_parts_of_it)
     free(b);
     free(other);
 }
-END_TEST
 
 /* Completions that a request of this length takes. */
 static unsigned completions_of(enum ht_io_op op, void *buf, uint32_t len)
@@ -277,7 +256,7 @@ static unsigned pieces_of(uint32_t len, bool huge)
     return on_kernel ? max == 0 ? 1 : (unsigned)ht_div_up(len, max) : 0;
 }
 
-START_TEST(large_requests_are_cut_to_what_the_device_takes)
+TEST_LOOP(large_requests_are_cut_to_what_the_device_takes, KINDS)
 {
     const uint32_t len = (4u << 20) + BLOCK;
     struct ht_pinned_area area = {.bytes = len, .huge = true};
@@ -300,48 +279,39 @@ START_TEST(large_requests_are_cut_to_what_the_device_takes)
     free(buf);
     free(huge);
 }
-END_TEST
 
-START_TEST(a_cut_request_fails_as_a_whole_and_once)
+TEST_LOOP(a_cut_request_fails_as_a_whole_and_once, KINDS)
 {
     const uint32_t len = 4u << 20;
-    uint8_t *buf;
 
-    if (!begin(_i, 8))
+    if (!begin_with(_i, 8, len))
         return;
-    buf = aligned(len);
     for (unsigned nth = 1; nth <= pieces_of(len, false); nth++) {
         struct ht_dev_counters c;
         ht_fault_arm(HT_FAULT_IO_TORN, nth, false);
-        ck_assert_int_eq(run_one(HT_IO_WRITE, 0, buf, len), -EIO);
+        ck_assert_int_eq(run_one(HT_IO_WRITE, 0, buffer, len), -EIO);
         ht_fault_disarm_all();
         ht_dev_counters(dev, &c);
         ck_assert_uint_eq(c.write_errors, nth);
         ck_assert_uint_eq(c.writes, 0);
     }
-    ck_assert_int_eq(run_one(HT_IO_WRITE, 0, buf, len), 0);
-    free(buf);
-    finish();
+    ck_assert_int_eq(run_one(HT_IO_WRITE, 0, buffer, len), 0);
 }
-END_TEST
 
-START_TEST(the_nth_operation_fails_and_does_not_reach_the_device)
+TEST_LOOP(the_nth_operation_fails_and_does_not_reach_the_device, KINDS)
 {
-    uint8_t *buf;
-
-    if (!begin(_i, 4))
+    if (!begin_with(_i, 4, BLOCK))
         return;
-    buf = aligned(BLOCK);
-    fill(buf, 0, BLOCK, 1);
-    ck_assert_int_eq(run_one(HT_IO_WRITE, 0, buf, BLOCK), 0);
+    fill(buffer, 0, BLOCK, 1);
+    ck_assert_int_eq(run_one(HT_IO_WRITE, 0, buffer, BLOCK), 0);
     dev_fail(dev, HT_IO_WRITE, 2, false);
-    ck_assert_int_eq(run_one(HT_IO_WRITE, BLOCK, buf, BLOCK), 0);
-    ck_assert_int_eq(run_one(HT_IO_READ, 0, buf, BLOCK), 0);
-    fill(buf, 0, BLOCK, 2);
-    ck_assert_int_eq(run_one(HT_IO_WRITE, 0, buf, BLOCK), -EIO);
-    ck_assert_int_eq(run_one(HT_IO_WRITE, 2 * BLOCK, buf, BLOCK), 0);
-    ck_assert_int_eq(run_one(HT_IO_READ, 0, buf, BLOCK), 0);
-    ck_assert(is_filled(buf, 0, BLOCK, 1));
+    ck_assert_int_eq(run_one(HT_IO_WRITE, BLOCK, buffer, BLOCK), 0);
+    ck_assert_int_eq(run_one(HT_IO_READ, 0, buffer, BLOCK), 0);
+    fill(buffer, 0, BLOCK, 2);
+    ck_assert_int_eq(run_one(HT_IO_WRITE, 0, buffer, BLOCK), -EIO);
+    ck_assert_int_eq(run_one(HT_IO_WRITE, 2 * BLOCK, buffer, BLOCK), 0);
+    ck_assert_int_eq(run_one(HT_IO_READ, 0, buffer, BLOCK), 0);
+    ck_assert(is_filled(buffer, 0, BLOCK, 1));
 
     dev_fail(dev, HT_IO_FLUSH, 1, true);
     ck_assert_int_eq(run_one(HT_IO_FLUSH, 0, NULL, 0), -EIO);
@@ -350,44 +320,34 @@ START_TEST(the_nth_operation_fails_and_does_not_reach_the_device)
     dev_fail(dev, HT_IO_FLUSH, 0, false);
     ck_assert_int_eq(ht_dev_flush(dev), 0);
     ck_assert(!ht_dev_needs_flush(dev));
-    free(buf);
-    finish();
 }
-END_TEST
 
-START_TEST(run_reports_the_first_error_and_ends_all)
+TEST_LOOP(run_reports_the_first_error_and_ends_all, KINDS)
 {
     struct ht_io ios[6];
-    uint8_t *buf;
 
-    if (!begin(_i, 4))
+    if (!begin_with(_i, 4, 6 * BLOCK))
         return;
-    buf = aligned(6 * BLOCK);
     for (unsigned i = 0; i < 6; i++)
-        ios[i] = io_of(dev, HT_IO_WRITE, (uint64_t)i * BLOCK, buf + (size_t)i * BLOCK, BLOCK);
+        ios[i] = io_of(dev, HT_IO_WRITE, (uint64_t)i * BLOCK, buffer + (size_t)i * BLOCK, BLOCK);
     dev_fail(dev, HT_IO_WRITE, 3, false);
     ck_assert_int_eq(ht_ring_run(ring, ios, 6), -EIO);
     for (unsigned i = 0; i < 6; i++) {
         ck_assert(ios[i].done);
         ck_assert_int_eq(ios[i].result, i == 2 ? -EIO : 0);
     }
-    free(buf);
-    finish();
 }
-END_TEST
 
-START_TEST(a_discard_leaves_its_neighbours_and_may_be_written_again)
+TEST_LOOP(a_discard_leaves_its_neighbours_and_may_be_written_again, KINDS)
 {
     enum { PART = 1 << 20 }; /* more than one command of a raw device moves */
     struct ht_dev_counters c;
-    uint8_t *buf;
     int rc;
 
-    if (!begin(_i, 8))
+    if (!begin_with(_i, 8, 3 * PART))
         return;
-    buf = aligned(3 * PART);
-    fill(buf, 0, 3 * PART, 1);
-    ck_assert_int_eq(run_one(HT_IO_WRITE, 0, buf, 3 * PART), 0);
+    fill(buffer, 0, 3 * PART, 1);
+    ck_assert_int_eq(run_one(HT_IO_WRITE, 0, buffer, 3 * PART), 0);
     rc = run_one(HT_IO_DISCARD, PART, NULL, PART);
     if (rc != 0)
         ck_assert_int_eq(rc, -EOPNOTSUPP);
@@ -395,25 +355,22 @@ START_TEST(a_discard_leaves_its_neighbours_and_may_be_written_again)
     ck_assert_uint_eq(c.discards, rc == 0);
     ck_assert_uint_eq(c.discarded_bytes, rc == 0 ? PART : 0);
     ck_assert_uint_eq(c.discard_errors, rc != 0);
-    memset(buf, 0, 3 * PART);
-    ck_assert_int_eq(run_one(HT_IO_READ, 0, buf, 3 * PART), 0);
-    ck_assert(is_filled(buf, 0, PART, 1));
-    ck_assert(rc != 0 || !is_filled(buf + PART, PART, PART, 1)); /* as all of these devices do it */
-    ck_assert(is_filled(buf + 2 * PART, 2 * PART, PART, 1));
-    fill(buf, PART, PART, 2);
-    ck_assert_int_eq(run_one(HT_IO_WRITE, PART, buf, PART), 0);
-    memset(buf, 0, PART);
-    ck_assert_int_eq(run_one(HT_IO_READ, PART, buf, PART), 0);
-    ck_assert(is_filled(buf, PART, PART, 2));
+    memset(buffer, 0, 3 * PART);
+    ck_assert_int_eq(run_one(HT_IO_READ, 0, buffer, 3 * PART), 0);
+    ck_assert(is_filled(buffer, 0, PART, 1));
+    ck_assert(rc != 0 || !is_filled(buffer + PART, PART, PART, 1)); /* as all of these devices do it */
+    ck_assert(is_filled(buffer + 2 * PART, 2 * PART, PART, 1));
+    fill(buffer, PART, PART, 2);
+    ck_assert_int_eq(run_one(HT_IO_WRITE, PART, buffer, PART), 0);
+    memset(buffer, 0, PART);
+    ck_assert_int_eq(run_one(HT_IO_READ, PART, buffer, PART), 0);
+    ck_assert(is_filled(buffer, PART, PART, 2));
     ck_assert_int_eq(run_one(HT_IO_DISCARD, 100, NULL, BLOCK), -EINVAL);
     ck_assert_int_eq(run_one(HT_IO_DISCARD, DEV_BYTES - BLOCK, NULL, 2 * BLOCK), -EINVAL);
     ck_assert_int_eq(ht_dev_discard(dev, 0, DEV_BYTES), rc);
-    free(buf);
-    finish();
 }
-END_TEST
 
-START_TEST(a_kernel_that_passes_no_commands_on_serves_all_but_raw_devices)
+TEST_LOOP(a_kernel_that_passes_no_commands_on_serves_all_but_raw_devices, KINDS)
 {
     uint8_t *buf;
 
@@ -426,11 +383,9 @@ START_TEST(a_kernel_that_passes_no_commands_on_serves_all_but_raw_devices)
     buf = aligned(BLOCK);
     ck_assert_int_eq(run_one(HT_IO_READ, 0, buf, BLOCK), dev->raw ? -EOPNOTSUPP : 0);
     free(buf);
-    finish();
 }
-END_TEST
 
-START_TEST(commands_that_are_refused_go_without_registered_memory)
+TEST_LOOP(commands_that_are_refused_go_without_registered_memory, KINDS)
 {
     enum { LEN = 1 << 20 };
     struct ht_pinned_area area = {.bytes = LEN};
@@ -451,22 +406,19 @@ START_TEST(commands_that_are_refused_go_without_registered_memory)
     finish();
     free(buf);
 }
-END_TEST
 
-START_TEST(counters_tell_what_was_done)
+TEST_LOOP(counters_tell_what_was_done, KINDS)
 {
     struct ht_dev_counters c;
-    uint8_t *buf;
 
-    if (!begin(_i, 4))
+    if (!begin_with(_i, 4, 2 * BLOCK))
         return;
-    buf = aligned(2 * BLOCK);
-    ck_assert_int_eq(run_one(HT_IO_WRITE, 0, buf, 2 * BLOCK), 0);
-    ck_assert_int_eq(run_one(HT_IO_READ, 0, buf, BLOCK), 0);
-    ck_assert_int_eq(run_one(HT_IO_READ, 0, buf, BLOCK), 0);
+    ck_assert_int_eq(run_one(HT_IO_WRITE, 0, buffer, 2 * BLOCK), 0);
+    ck_assert_int_eq(run_one(HT_IO_READ, 0, buffer, BLOCK), 0);
+    ck_assert_int_eq(run_one(HT_IO_READ, 0, buffer, BLOCK), 0);
     ck_assert_int_eq(run_one(HT_IO_FLUSH, 0, NULL, 0), 0);
     dev_fail(dev, HT_IO_READ, 1, false);
-    ck_assert_int_eq(run_one(HT_IO_READ, 0, buf, BLOCK), -EIO);
+    ck_assert_int_eq(run_one(HT_IO_READ, 0, buffer, BLOCK), -EIO);
     ht_dev_counters(dev, &c);
     ck_assert_uint_eq(c.reads, 2);
     ck_assert_uint_eq(c.read_bytes, 2 * BLOCK);
@@ -475,22 +427,17 @@ START_TEST(counters_tell_what_was_done)
     ck_assert_uint_eq(c.flushes, 1);
     ck_assert_uint_eq(c.read_errors, 1);
     ck_assert_uint_eq(c.write_errors, 0);
-    free(buf);
-    finish();
 }
-END_TEST
 
-START_TEST(what_the_kernel_refuses_fails_and_the_rest_goes_on)
+TEST_LOOP(what_the_kernel_refuses_fails_and_the_rest_goes_on, KINDS)
 {
     struct ht_io ios[6];
-    uint8_t *buf;
 
-    if (!begin(_i, 8))
+    if (!begin_with(_i, 8, 6 * BLOCK))
         return;
-    buf = aligned(6 * BLOCK);
-    fill(buf, 0, 6 * BLOCK, 1);
+    fill(buffer, 0, 6 * BLOCK, 1);
     for (unsigned i = 0; i < 6; i++)
-        ios[i] = io_of(dev, HT_IO_WRITE, (uint64_t)i * BLOCK, buf + (size_t)i * BLOCK, BLOCK);
+        ios[i] = io_of(dev, HT_IO_WRITE, (uint64_t)i * BLOCK, buffer + (size_t)i * BLOCK, BLOCK);
     for (unsigned i = 0; i < 3; i++)
         ht_ring_submit(ring, &ios[i]);
     ht_ring_kick(ring);
@@ -503,12 +450,9 @@ START_TEST(what_the_kernel_refuses_fails_and_the_rest_goes_on)
         ck_assert_int_eq(ios[i].result, i >= 3 && on_kernel ? -EIO : 0);
     }
     ck_assert_int_eq(ht_ring_run(ring, ios, 6), 0);
-    ck_assert_int_eq(run_one(HT_IO_READ, 0, memset(buf, 0, 6 * BLOCK), 6 * BLOCK), 0);
-    ck_assert(is_filled(buf, 0, 6 * BLOCK, 1));
-    free(buf);
-    finish();
+    ck_assert_int_eq(run_one(HT_IO_READ, 0, memset(buffer, 0, 6 * BLOCK), 6 * BLOCK), 0);
+    ck_assert(is_filled(buffer, 0, 6 * BLOCK, 1));
 }
-END_TEST
 
 static int descriptor_of_ring(void)
 {
@@ -521,7 +465,7 @@ static int descriptor_of_ring(void)
     ck_abort_msg("no ring is open");
 }
 
-START_TEST(a_ring_that_the_kernel_does_not_know_fails_requests_and_recovers)
+TEST(a_ring_that_the_kernel_does_not_know_fails_requests_and_recovers)
 {
     struct ht_io ios[3];
     int fd, kept;
@@ -542,9 +486,7 @@ START_TEST(a_ring_that_the_kernel_does_not_know_fails_requests_and_recovers)
     close(kept);
     ck_assert_int_eq(ht_ring_run(ring, ios, 3), 0);
     free(buf);
-    finish();
 }
-END_TEST
 
 #define THREADS 8u
 #define ROUNDS 60u
@@ -583,7 +525,7 @@ static void *work(void *arg)
     return (void *)bad;
 }
 
-START_TEST(threads_with_rings_of_their_own_share_a_device)
+TEST_LOOP(threads_with_rings_of_their_own_share_a_device, KINDS)
 {
     pthread_t threads[THREADS];
     struct ht_dev_counters c;
@@ -603,11 +545,9 @@ START_TEST(threads_with_rings_of_their_own_share_a_device)
     ck_assert(ht_dev_needs_flush(dev));
     ck_assert_int_eq(ht_dev_flush(dev), 0);
     ck_assert(!ht_dev_needs_flush(dev));
-    finish();
 }
-END_TEST
 
-START_TEST(a_file_that_became_shorter_is_an_error_and_not_zeros)
+TEST(a_file_that_became_shorter_is_an_error_and_not_zeros)
 {
     char path[PATH_MAX];
     uint8_t *buf;
@@ -626,11 +566,9 @@ START_TEST(a_file_that_became_shorter_is_an_error_and_not_zeros)
     ck_assert_int_eq(run_one(HT_IO_READ, DEV_BYTES / 2 - 2 * BLOCK, buf, 4 * BLOCK), -EIO);
     ck_assert_int_eq(run_one(HT_IO_READ, DEV_BYTES / 2, buf, 4 * BLOCK), -EIO);
     free(buf);
-    finish();
 }
-END_TEST
 
-START_TEST(an_impossible_ring_or_ram_device_is_refused)
+TEST(an_impossible_ring_or_ram_device_is_refused)
 {
     ck_assert_int_eq(ht_ring_new(0, &ring), -EINVAL);
     ck_assert_int_eq(ht_ring_new(1u << 20, &ring), -EINVAL);
@@ -638,9 +576,8 @@ START_TEST(an_impossible_ring_or_ram_device_is_refused)
     ck_assert_int_eq(dev_open_ram(0, 512, &dev), -EINVAL);
     ck_assert_int_eq(dev_open_ram(4096 + 512, 4096, &dev), -EINVAL);
 }
-END_TEST
 
-START_TEST(the_content_of_a_ram_device_can_be_looked_at_and_changed)
+TEST(the_content_of_a_ram_device_can_be_looked_at_and_changed)
 {
     uint8_t *buf = aligned(BLOCK);
 
@@ -655,39 +592,9 @@ START_TEST(the_content_of_a_ram_device_can_be_looked_at_and_changed)
     ck_assert_int_eq(dev_touched(dev)[0], 0);
     ck_assert_int_eq(dev_touched(dev)[1], 1);
     free(buf);
-    finish();
 }
-END_TEST
 
 int main(void)
 {
-    Suite *s = suite_create("ring");
-    TCase *t = tcase_create("ring");
-
-    tcase_set_timeout(t, 120);
-    tcase_add_loop_test(t, what_is_written_is_read_back, 0, KINDS);
-    tcase_add_loop_test(t, requests_of_one_logical_block_work, 0, KINDS);
-    tcase_add_loop_test(t, misaligned_requests_are_refused_and_change_nothing, 0, KINDS);
-    tcase_add_loop_test(t, short_and_interrupted_transfers_go_unnoticed, 0, KINDS);
-    tcase_add_loop_test(t, a_flush_that_ends_with_eagain_has_failed, 0, KINDS);
-    tcase_add_loop_test(t, more_requests_than_the_ring_is_deep, 0, KINDS);
-    tcase_add_loop_test(t, kick_starts_requests_that_nobody_waits_for_yet, 0, KINDS);
-    tcase_add_loop_test(t, what_is_offered_goes_together, 0, KINDS);
-    tcase_add_loop_test(t, registered_memory_serves_aligned_parts_of_it, 0, KINDS);
-    tcase_add_loop_test(t, large_requests_are_cut_to_what_the_device_takes, 0, KINDS);
-    tcase_add_loop_test(t, a_cut_request_fails_as_a_whole_and_once, 0, KINDS);
-    tcase_add_loop_test(t, the_nth_operation_fails_and_does_not_reach_the_device, 0, KINDS);
-    tcase_add_loop_test(t, run_reports_the_first_error_and_ends_all, 0, KINDS);
-    tcase_add_loop_test(t, what_the_kernel_refuses_fails_and_the_rest_goes_on, 0, KINDS);
-    tcase_add_test(t, a_ring_that_the_kernel_does_not_know_fails_requests_and_recovers);
-    tcase_add_loop_test(t, a_discard_leaves_its_neighbours_and_may_be_written_again, 0, KINDS);
-    tcase_add_loop_test(t, a_kernel_that_passes_no_commands_on_serves_all_but_raw_devices, 0, KINDS);
-    tcase_add_loop_test(t, commands_that_are_refused_go_without_registered_memory, 0, KINDS);
-    tcase_add_loop_test(t, counters_tell_what_was_done, 0, KINDS);
-    tcase_add_loop_test(t, threads_with_rings_of_their_own_share_a_device, 0, KINDS);
-    tcase_add_test(t, a_file_that_became_shorter_is_an_error_and_not_zeros);
-    tcase_add_test(t, an_impossible_ring_or_ram_device_is_refused);
-    tcase_add_test(t, the_content_of_a_ram_device_can_be_looked_at_and_changed);
-    suite_add_tcase(s, t);
-    return run_all(s);
+    return run_tests("ring", .teardown = finish, .timeout_s = 120);
 }

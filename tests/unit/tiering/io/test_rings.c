@@ -77,7 +77,7 @@ static void work_in_threads(unsigned count)
     }
 }
 
-START_TEST(each_thread_has_one_ring_for_all_it_does)
+TEST_LOOP(each_thread_has_one_ring_for_all_it_does, KINDS)
 {
     if (!begin(_i))
         return;
@@ -87,9 +87,8 @@ START_TEST(each_thread_has_one_ring_for_all_it_does)
     ck_assert_uint_eq(work(3), 0);
     finish();
 }
-END_TEST
 
-START_TEST(a_thread_of_two_sets_has_a_ring_for_each)
+TEST(a_thread_of_two_sets_has_a_ring_for_each)
 {
     static const struct ht_rings_of nothing;
     struct ht_rings *second;
@@ -107,7 +106,6 @@ START_TEST(a_thread_of_two_sets_has_a_ring_for_each)
     ck_assert_ptr_eq(ht_ring_mine(rings), first_ring);
     finish();
 }
-END_TEST
 
 static pthread_barrier_t meet;
 
@@ -122,7 +120,7 @@ static void *outlive_set(void *arg)
     return (void *)bad;
 }
 
-START_TEST(a_set_takes_the_rings_of_threads_that_live_on)
+TEST_LOOP(a_set_takes_the_rings_of_threads_that_live_on, KINDS)
 {
     pthread_t thread;
     void *bad;
@@ -141,10 +139,9 @@ START_TEST(a_set_takes_the_rings_of_threads_that_live_on)
     pthread_barrier_destroy(&meet);
     finish();
 }
-END_TEST
 
 /* A child that used its parent's rings would take the parent's completions. */
-START_TEST(a_forked_child_leaves_its_parents_rings_alone)
+TEST_LOOP(a_forked_child_leaves_its_parents_rings_alone, KINDS)
 {
     pid_t child;
     int status;
@@ -160,7 +157,6 @@ START_TEST(a_forked_child_leaves_its_parents_rings_alone)
     ck_assert_int_eq(status, 0);
     finish();
 }
-END_TEST
 
 /* Rings of this process with so many registered files and buffers, as the kernel reports. */
 static unsigned rings_with(unsigned files, unsigned buffers)
@@ -184,7 +180,7 @@ static unsigned rings_with(unsigned files, unsigned buffers)
     return found;
 }
 
-START_TEST(what_is_shared_reaches_rings_that_are_there_and_others)
+TEST(what_is_shared_reaches_rings_that_are_there_and_others)
 {
     struct ht_io_features f;
     uint8_t *more;
@@ -215,14 +211,13 @@ START_TEST(what_is_shared_reaches_rings_that_are_there_and_others)
     finish();
     free(more);
 }
-END_TEST
 
 static const enum ht_fault_point lacks[] = {
     HT_FAULT_IO_DEFERRED, HT_FAULT_IO_COOPERATIVE, HT_FAULT_IO_FILES, HT_FAULT_IO_REGISTER, HT_FAULT_IO_CLONE,
 };
 
 /* One by one, and all. */
-START_TEST(what_the_kernel_lacks_costs_speed_only)
+TEST_LOOP(what_the_kernel_lacks_costs_speed_only, HT_ARRAY_SIZE(lacks) + 1)
 {
     uint8_t *more = aligned(AREA_BYTES);
 
@@ -241,9 +236,8 @@ START_TEST(what_the_kernel_lacks_costs_speed_only)
     }
     free(more);
 }
-END_TEST
 
-START_TEST(features_are_found_out_and_have_names)
+TEST(features_are_found_out_and_have_names)
 {
     struct ht_io_features f;
 
@@ -251,9 +245,8 @@ START_TEST(features_are_found_out_and_have_names)
     ck_assert(f.mode >= HT_RING_PLAIN && f.mode <= HT_RING_DEFERRED);
     ck_assert_str_eq(ht_ring_mode_word(HT_RING_DEFERRED), "deferred");
 }
-END_TEST
 
-START_TEST(no_ring_is_told_and_tried_again)
+TEST(no_ring_is_told_and_tried_again)
 {
     if (!begin(A_FILE))
         return;
@@ -262,22 +255,8 @@ START_TEST(no_ring_is_told_and_tried_again)
     ck_assert_int_eq(ht_dev_read(dev, 0, area, BLOCK), 0);
     finish();
 }
-END_TEST
 
 int main(void)
 {
-    Suite *s = suite_create("rings");
-    TCase *t = tcase_create("rings");
-
-    tcase_set_timeout(t, 120);
-    tcase_add_loop_test(t, each_thread_has_one_ring_for_all_it_does, 0, KINDS);
-    tcase_add_test(t, a_thread_of_two_sets_has_a_ring_for_each);
-    tcase_add_loop_test(t, a_set_takes_the_rings_of_threads_that_live_on, 0, KINDS);
-    tcase_add_loop_test(t, a_forked_child_leaves_its_parents_rings_alone, 0, KINDS);
-    tcase_add_test(t, what_is_shared_reaches_rings_that_are_there_and_others);
-    tcase_add_loop_test(t, what_the_kernel_lacks_costs_speed_only, 0, HT_ARRAY_SIZE(lacks) + 1);
-    tcase_add_test(t, features_are_found_out_and_have_names);
-    tcase_add_test(t, no_ring_is_told_and_tried_again);
-    suite_add_tcase(s, t);
-    return run_all(s);
+    return run_tests("rings", .timeout_s = 120);
 }

@@ -12,7 +12,7 @@
 
 static struct ht_dev *dev;
 
-START_TEST(a_buffer_at_any_address_and_long_transfers_work)
+TEST_LOOP(a_buffer_at_any_address_and_long_transfers_work, KINDS)
 {
     const size_t len = 11 * HT_MIB + BLOCK;
     uint8_t *buf;
@@ -35,9 +35,8 @@ START_TEST(a_buffer_at_any_address_and_long_transfers_work)
     free(buf);
     ht_dev_close(dev);
 }
-END_TEST
 
-START_TEST(a_refused_request_moves_nothing)
+TEST_LOOP(a_refused_request_moves_nothing, KINDS)
 {
     struct ht_dev_counters c;
     uint8_t *buf;
@@ -61,7 +60,6 @@ START_TEST(a_refused_request_moves_nothing)
     free(buf);
     ht_dev_close(dev);
 }
-END_TEST
 
 static void *write_and_read(void *arg)
 {
@@ -79,7 +77,7 @@ static void *write_and_read(void *arg)
     return (void *)bad;
 }
 
-START_TEST(many_threads_at_once_share_a_device)
+TEST_LOOP(many_threads_at_once_share_a_device, KINDS)
 {
     pthread_t threads[THREADS];
 
@@ -95,10 +93,9 @@ START_TEST(many_threads_at_once_share_a_device)
     }
     ht_dev_close(dev);
 }
-END_TEST
 
 /* A child that used its parent's rings would take the parent's completions. */
-START_TEST(a_forked_child_has_a_ring_of_its_own)
+TEST_LOOP(a_forked_child_has_a_ring_of_its_own, KINDS)
 {
     uint8_t *buf;
     int status;
@@ -121,10 +118,9 @@ START_TEST(a_forked_child_has_a_ring_of_its_own)
     free(buf);
     ht_dev_close(dev);
 }
-END_TEST
 
 /* A test that releases a device before the request that would stop it must not hang at a later one. */
-START_TEST(a_device_that_was_released_stops_at_no_later_request)
+TEST(a_device_that_was_released_stops_at_no_later_request)
 {
     uint8_t buf[BLOCK] = {0};
 
@@ -137,19 +133,8 @@ START_TEST(a_device_that_was_released_stops_at_no_later_request)
     ck_assert_int_eq(ht_dev_read(dev, 0, buf, BLOCK), -EIO);
     ht_dev_close(dev);
 }
-END_TEST
 
 int main(void)
 {
-    Suite *s = suite_create("sync");
-    TCase *t = tcase_create("sync");
-
-    tcase_set_timeout(t, 120);
-    tcase_add_loop_test(t, a_buffer_at_any_address_and_long_transfers_work, 0, KINDS);
-    tcase_add_loop_test(t, a_refused_request_moves_nothing, 0, KINDS);
-    tcase_add_loop_test(t, many_threads_at_once_share_a_device, 0, KINDS);
-    tcase_add_loop_test(t, a_forked_child_has_a_ring_of_its_own, 0, KINDS);
-    tcase_add_test(t, a_device_that_was_released_stops_at_no_later_request);
-    suite_add_tcase(s, t);
-    return run_all(s);
+    return run_tests("sync", .timeout_s = 120);
 }

@@ -432,11 +432,18 @@ static inline void kv_free_devs(struct kv *kv)
     if (kv->dev[1] != kv->dev[0])
         ht_dev_close(kv->dev[1]);
     ht_dev_close(kv->dev[0]);
+    kv->dev[0] = kv->dev[1] = NULL;
 }
 
-static inline int kv_run(Suite *s)
+/* --------------------------------------------------------- of the program */
+
+static struct kv kv;
+
+/* For run_tests(): after a test, unless it freed them itself. */
+static inline void kv_end(void)
 {
-    return run_all(s);
+    if (kv.dev[0])
+        kv_free_devs(&kv);
 }
 
 #endif

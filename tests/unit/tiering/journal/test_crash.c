@@ -17,8 +17,6 @@
 #define GROUP_KEYS 3u
 #define GROUPS 16u /* of keys */
 
-static struct kv kv;
-
 /* Per group of keys: the stamp that was acknowledged, and the last that was tried. */
 static uint64_t acked[GROUPS], tried[GROUPS];
 static uint64_t stamp;
@@ -95,7 +93,7 @@ static void recover_and_check(void)
     check_state();
 }
 
-START_TEST(a_crash_at_any_operation_keeps_what_was_acknowledged)
+TEST_LOOP(a_crash_at_any_operation_keeps_what_was_acknowledged, 2)
 {
     enum ht_io_op op = _i ? HT_IO_FLUSH : HT_IO_WRITE;
 
@@ -113,9 +111,8 @@ START_TEST(a_crash_at_any_operation_keeps_what_was_acknowledged)
             break;
     }
 }
-END_TEST
 
-START_TEST(a_crash_in_recovery_is_one_more_crash)
+TEST(a_crash_in_recovery_is_one_more_crash)
 {
     for (unsigned nth = 1; nth < 14; nth++) {
         fresh_store();
@@ -136,10 +133,9 @@ START_TEST(a_crash_in_recovery_is_one_more_crash)
         kv_free_devs(&kv);
     }
 }
-END_TEST
 
 /* Live metadata near its limit, and a crash in every checkpoint: old log and half of each emission pile up. */
-START_TEST(crashes_in_every_checkpoint_never_fill_the_log_for_good)
+TEST(crashes_in_every_checkpoint_never_fill_the_log_for_good)
 {
     struct ht_journal_stats st;
     struct ht_dev_counters before, after;
@@ -174,9 +170,7 @@ START_TEST(crashes_in_every_checkpoint_never_fill_the_log_for_good)
     ck_assert_int_eq(kv_mount(&kv), 0);
     check_state();
     kv_unmount(&kv);
-    kv_free_devs(&kv);
 }
-END_TEST
 
 /* Appends a frame that repeats a known value. */
 static int add_frame(void)
@@ -214,7 +208,7 @@ static void fill_to_the_brim(void)
     ck_assert(!ht_journal_try_space(kv.j, 100));
 }
 
-START_TEST(a_crash_anywhere_in_the_rescue_can_be_rescued)
+TEST(a_crash_anywhere_in_the_rescue_can_be_rescued)
 {
     for (unsigned nth = 1;; nth++) {
         fill_to_the_brim();
@@ -235,7 +229,6 @@ START_TEST(a_crash_anywhere_in_the_rescue_can_be_rescued)
             break;
     }
 }
-END_TEST
 
 /* In split mode nothing is acknowledged before it is on both copies: the caller of sync waits for release. */
 struct syncer {
@@ -251,7 +244,7 @@ static void *sync_main(void *arg)
     return NULL;
 }
 
-START_TEST(sync_waits_for_the_end_of_split_mode)
+TEST(sync_waits_for_the_end_of_split_mode)
 {
     struct ht_journal_start start;
     struct ht_journal_stats st;
@@ -286,11 +279,9 @@ START_TEST(sync_waits_for_the_end_of_split_mode)
         check_state();
     }
     kv_crash(&kv);
-    kv_free_devs(&kv);
 }
-END_TEST
 
-START_TEST(ending_in_split_mode_promises_nothing)
+TEST(ending_in_split_mode_promises_nothing)
 {
     fill_to_the_brim();
     ck_assert_int_eq(ht_journal_checkpoint_begin(kv.j), 0);
@@ -299,15 +290,13 @@ START_TEST(ending_in_split_mode_promises_nothing)
     kv_crash(&kv);
     recover_and_check();
     kv_unmount(&kv);
-    kv_free_devs(&kv);
 }
-END_TEST
 
 /*
  * The superblock that ends split mode reaches the medium, but its writer gets an error: it writes checkpoints again and
  * again.
  */
-START_TEST(a_start_that_may_have_been_named_is_not_overwritten)
+TEST(a_start_that_may_have_been_named_is_not_overwritten)
 {
     struct ht_journal_start start, again;
     int rc = 0;
@@ -331,12 +320,10 @@ START_TEST(a_start_that_may_have_been_named_is_not_overwritten)
     ck_assert_int_eq(rc, -EIO);
     recover_and_check();
     kv_unmount(&kv);
-    kv_free_devs(&kv);
 }
-END_TEST
 
 /* Not even the epoch record has room: the mount begins in split mode, as often as it takes. */
-START_TEST(a_region_full_to_the_last_block_is_mounted_and_rescued)
+TEST(a_region_full_to_the_last_block_is_mounted_and_rescued)
 {
     fill_to_the_brim();
     while (add_frame() == 0)
@@ -357,12 +344,10 @@ START_TEST(a_region_full_to_the_last_block_is_mounted_and_rescued)
     ck_assert_int_eq(run_steps(20, 2000), 0);
     recover_and_check();
     kv_unmount(&kv);
-    kv_free_devs(&kv);
 }
-END_TEST
 
 /* With one copy there is no rescue, but nothing is lost and the other copy's return ends it. */
-START_TEST(one_copy_alone_waits_for_the_other)
+TEST(one_copy_alone_waits_for_the_other)
 {
     fill_to_the_brim();
     kv_crash(&kv);
@@ -378,11 +363,9 @@ START_TEST(one_copy_alone_waits_for_the_other)
     ck_assert_int_eq(run_steps(10, 100), 0);
     recover_and_check();
     kv_unmount(&kv);
-    kv_free_devs(&kv);
 }
-END_TEST
 
-START_TEST(endless_churn_stays_within_the_region)
+TEST(endless_churn_stays_within_the_region)
 {
     struct ht_journal_stats st;
 
@@ -395,31 +378,9 @@ START_TEST(endless_churn_stays_within_the_region)
     }
     ck_assert_uint_gt(ht_journal_durable(kv.j), 1000);
     kv_unmount(&kv);
-    kv_free_devs(&kv);
-}
-END_TEST
-
-static Suite *suite(void)
-{
-    Suite *s = suite_create("crash");
-    TCase *t = tcase_create("crash");
-
-    tcase_set_timeout(t, 300);
-    tcase_add_loop_test(t, a_crash_at_any_operation_keeps_what_was_acknowledged, 0, 2);
-    tcase_add_test(t, a_crash_in_recovery_is_one_more_crash);
-    tcase_add_test(t, crashes_in_every_checkpoint_never_fill_the_log_for_good);
-    tcase_add_test(t, a_crash_anywhere_in_the_rescue_can_be_rescued);
-    tcase_add_test(t, sync_waits_for_the_end_of_split_mode);
-    tcase_add_test(t, ending_in_split_mode_promises_nothing);
-    tcase_add_test(t, a_start_that_may_have_been_named_is_not_overwritten);
-    tcase_add_test(t, a_region_full_to_the_last_block_is_mounted_and_rescued);
-    tcase_add_test(t, one_copy_alone_waits_for_the_other);
-    tcase_add_test(t, endless_churn_stays_within_the_region);
-    suite_add_tcase(s, t);
-    return s;
 }
 
 int main(void)
 {
-    return kv_run(suite());
+    return run_tests("crash", .teardown = kv_end, .timeout_s = 300);
 }

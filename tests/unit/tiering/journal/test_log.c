@@ -7,8 +7,6 @@
 #include "tiering/base/lock.h"
 #include "tiering/base/log.h"
 
-static struct kv kv;
-
 static void new_store(bool two_devices)
 {
     struct ht_dev *dev = kv_new_dev();
@@ -26,7 +24,7 @@ static void remount_same(void)
     ck_assert_mem_eq(&before, &kv.map, sizeof(before));
 }
 
-START_TEST(what_was_synced_is_there_after_a_crash)
+TEST_LOOP(what_was_synced_is_there_after_a_crash, 2)
 {
     new_store(_i);
     for (uint32_t k = 0; k < 100; k++)
@@ -40,11 +38,9 @@ START_TEST(what_was_synced_is_there_after_a_crash)
     kv_unmount(&kv);
     remount_same();
     kv_unmount(&kv);
-    kv_free_devs(&kv);
 }
-END_TEST
 
-START_TEST(what_was_appended_only_is_not_written)
+TEST(what_was_appended_only_is_not_written)
 {
     uint64_t lsn;
     uint32_t key = 3;
@@ -57,11 +53,9 @@ START_TEST(what_was_appended_only_is_not_written)
     ck_assert_uint_eq(kv.map.e[1].stamp, 1);
     ck_assert_uint_eq(kv.map.e[3].stamp, 0);
     kv_unmount(&kv);
-    kv_free_devs(&kv);
 }
-END_TEST
 
-START_TEST(groups_appended_together_share_a_frame)
+TEST(groups_appended_together_share_a_frame)
 {
     struct ht_journal_stats before, after;
     uint64_t lsn = 0;
@@ -77,12 +71,10 @@ START_TEST(groups_appended_together_share_a_frame)
     ck_assert_int_eq(ht_journal_sync(kv.j, 1), 0);
     ck_assert_int_eq(ht_journal_sync(kv.j, lsn + 1), -EINVAL);
     kv_unmount(&kv);
-    kv_free_devs(&kv);
 }
-END_TEST
 
 /* More than one frame may hold is queued and gets the numbers of the frames it will be in. */
-START_TEST(many_frames_may_be_queued)
+TEST(many_frames_may_be_queued)
 {
     uint64_t lsn[8], last = 0;
 
@@ -100,11 +92,9 @@ START_TEST(many_frames_may_be_queued)
     kv_crash(&kv);
     remount_same();
     kv_unmount(&kv);
-    kv_free_devs(&kv);
 }
-END_TEST
 
-START_TEST(a_journal_only_opened_writes_nothing)
+TEST(a_journal_only_opened_writes_nothing)
 {
     struct ht_buf b = HT_BUF_INIT;
     uint64_t lsn;
@@ -122,9 +112,7 @@ START_TEST(a_journal_only_opened_writes_nothing)
     ht_dev_counters(kv.dev[1], &c);
     ck_assert_uint_eq(c.writes, writes);
     ht_buf_free(&b);
-    kv_free_devs(&kv);
 }
-END_TEST
 
 /* ------------------------------------------------------------------ laps */
 
@@ -155,7 +143,7 @@ static void *lap_main(void *arg)
     return NULL;
 }
 
-START_TEST(many_threads_go_round_the_region_while_it_is_checkpointed)
+TEST_LOOP(many_threads_go_round_the_region_while_it_is_checkpointed, 2)
 {
     struct lap_worker w[LAP_THREADS];
     pthread_t checkpointer;
@@ -178,12 +166,10 @@ START_TEST(many_threads_go_round_the_region_while_it_is_checkpointed)
     kv_unmount(&kv);
     remount_same();
     kv_unmount(&kv);
-    kv_free_devs(&kv);
 }
-END_TEST
 
 /* Live metadata is at its limit: every group up to the size of all live metadata is admitted, again and again. */
-START_TEST(a_rewrite_of_everything_fits_a_full_log)
+TEST(a_rewrite_of_everything_fits_a_full_log)
 {
     static uint32_t keys[KV_KEYS];
     struct ht_journal_stats st;
@@ -226,11 +212,9 @@ START_TEST(a_rewrite_of_everything_fits_a_full_log)
     kv_crash(&kv);
     remount_same();
     kv_unmount(&kv);
-    kv_free_devs(&kv);
 }
-END_TEST
 
-START_TEST(groups_that_can_never_fit_are_refused)
+TEST(groups_that_can_never_fit_are_refused)
 {
     pthread_t checkpointer;
 
@@ -250,11 +234,9 @@ START_TEST(groups_that_can_never_fit_are_refused)
     kv_stop(&kv);
     pthread_join(checkpointer, NULL);
     kv_crash(&kv);
-    kv_free_devs(&kv);
 }
-END_TEST
 
-START_TEST(appending_past_the_region_is_refused)
+TEST(appending_past_the_region_is_refused)
 {
     struct ht_buf b = HT_BUF_INIT;
     uint64_t lsn = 0;
@@ -273,9 +255,7 @@ START_TEST(appending_past_the_region_is_refused)
     ck_assert_int_eq(kv_mount(&kv), 0);
     ck_assert_uint_eq(kv.map.e[1].stamp, 1);
     kv_crash(&kv);
-    kv_free_devs(&kv);
 }
-END_TEST
 
 /* ----------------------------------------------------------------- errors */
 
@@ -288,7 +268,7 @@ static int fill_some(uint64_t stamp)
     return rc;
 }
 
-START_TEST(a_failing_device_drops_its_copy)
+TEST_LOOP(a_failing_device_drops_its_copy, 4)
 {
     enum ht_io_op op = _i % 2 ? HT_IO_WRITE : HT_IO_FLUSH;
     unsigned bad = (unsigned)_i / 2;
@@ -315,11 +295,9 @@ START_TEST(a_failing_device_drops_its_copy)
     ck_assert_int_eq(kv_open(&kv, false, 1u << !bad), 0);
     ck_assert_mem_eq(&want, &kv.map, sizeof(want));
     kv_crash(&kv);
-    kv_free_devs(&kv);
 }
-END_TEST
 
-START_TEST(a_store_without_a_copy_left_fails_and_stays_failed)
+TEST_LOOP(a_store_without_a_copy_left_fails_and_stays_failed, 4)
 {
     struct ht_buf b = HT_BUF_INIT;
     uint64_t lsn;
@@ -341,11 +319,9 @@ START_TEST(a_store_without_a_copy_left_fails_and_stays_failed)
     kv.map.e[50] = want.e[50]; /* either way */
     ck_assert_mem_eq(&want, &kv.map, sizeof(want));
     kv_crash(&kv);
-    kv_free_devs(&kv);
 }
-END_TEST
 
-START_TEST(data_that_cannot_be_made_durable_closes_the_log)
+TEST(data_that_cannot_be_made_durable_closes_the_log)
 {
     new_store(true);
     ck_assert_int_eq(fill_some(10), 0);
@@ -359,11 +335,9 @@ START_TEST(data_that_cannot_be_made_durable_closes_the_log)
     ck_assert_int_eq(kv_mount(&kv), 0);
     ck_assert_mem_eq(&want, &kv.map, sizeof(want));
     kv_unmount(&kv);
-    kv_free_devs(&kv);
 }
-END_TEST
 
-START_TEST(no_memory_for_a_large_group_changes_nothing)
+TEST(no_memory_for_a_large_group_changes_nothing)
 {
     static uint32_t keys[40];
     uint64_t lsn;
@@ -379,15 +353,13 @@ START_TEST(no_memory_for_a_large_group_changes_nothing)
     kv_crash(&kv);
     remount_same();
     kv_unmount(&kv);
-    kv_free_devs(&kv);
 }
-END_TEST
 
 /*
  * Between small ones, which come before and after it. Builds that check locks count the blocks
  * that are copied under the lock.
  */
-START_TEST(a_large_group_is_copied_without_the_lock)
+TEST(a_large_group_is_copied_without_the_lock)
 {
     static uint32_t keys[40];
     uint64_t lsn, last = 0;
@@ -406,9 +378,7 @@ START_TEST(a_large_group_is_copied_without_the_lock)
     kv_crash(&kv);
     remount_same();
     kv_unmount(&kv);
-    kv_free_devs(&kv);
 }
-END_TEST
 
 /* Waiters are woken by a log that fails while they wait. */
 static void *wait_main(void *arg)
@@ -433,7 +403,7 @@ static uint64_t start_waiter(pthread_t *out_thread, int *rc)
     return lsn;
 }
 
-START_TEST(a_failing_log_wakes_those_who_wait_for_room)
+TEST(a_failing_log_wakes_those_who_wait_for_room)
 {
     pthread_t thread;
     int rc = 1;
@@ -445,12 +415,10 @@ START_TEST(a_failing_log_wakes_those_who_wait_for_room)
     pthread_join(thread, NULL);
     ck_assert_int_eq(rc, -EIO);
     kv_crash(&kv);
-    kv_free_devs(&kv);
 }
-END_TEST
 
 /* As when memory lacks for it: there is no driver any more that begins it again. */
-START_TEST(nothing_waits_for_a_checkpoint_that_was_given_up_before_the_end)
+TEST_LOOP(nothing_waits_for_a_checkpoint_that_was_given_up_before_the_end, 2)
 {
     bool stops_first = _i;
     pthread_t thread;
@@ -466,11 +434,9 @@ START_TEST(nothing_waits_for_a_checkpoint_that_was_given_up_before_the_end)
     pthread_join(thread, NULL);
     ck_assert_int_eq(rc, -ENOSPC);
     kv_crash(&kv);
-    kv_free_devs(&kv);
 }
-END_TEST
 
-START_TEST(poke_asks_for_a_checkpoint_and_stop_ends_the_waiting)
+TEST(poke_asks_for_a_checkpoint_and_stop_ends_the_waiting)
 {
     new_store(true);
     ht_journal_checkpoint_poke(kv.j);
@@ -479,38 +445,9 @@ START_TEST(poke_asks_for_a_checkpoint_and_stop_ends_the_waiting)
     kv_stop(&kv);
     ck_assert(!kv_wait(&kv));
     kv_unmount(&kv);
-    kv_free_devs(&kv);
-}
-END_TEST
-
-static Suite *suite(void)
-{
-    Suite *s = suite_create("log");
-    TCase *t = tcase_create("log");
-
-    tcase_set_timeout(t, 300);
-    tcase_add_loop_test(t, what_was_synced_is_there_after_a_crash, 0, 2);
-    tcase_add_test(t, what_was_appended_only_is_not_written);
-    tcase_add_test(t, groups_appended_together_share_a_frame);
-    tcase_add_test(t, many_frames_may_be_queued);
-    tcase_add_test(t, a_journal_only_opened_writes_nothing);
-    tcase_add_loop_test(t, many_threads_go_round_the_region_while_it_is_checkpointed, 0, 2);
-    tcase_add_test(t, a_rewrite_of_everything_fits_a_full_log);
-    tcase_add_test(t, groups_that_can_never_fit_are_refused);
-    tcase_add_test(t, appending_past_the_region_is_refused);
-    tcase_add_loop_test(t, a_failing_device_drops_its_copy, 0, 4);
-    tcase_add_loop_test(t, a_store_without_a_copy_left_fails_and_stays_failed, 0, 4);
-    tcase_add_test(t, data_that_cannot_be_made_durable_closes_the_log);
-    tcase_add_test(t, no_memory_for_a_large_group_changes_nothing);
-    tcase_add_test(t, a_large_group_is_copied_without_the_lock);
-    tcase_add_test(t, a_failing_log_wakes_those_who_wait_for_room);
-    tcase_add_loop_test(t, nothing_waits_for_a_checkpoint_that_was_given_up_before_the_end, 0, 2);
-    tcase_add_test(t, poke_asks_for_a_checkpoint_and_stop_ends_the_waiting);
-    suite_add_tcase(s, t);
-    return s;
 }
 
 int main(void)
 {
-    return kv_run(suite());
+    return run_tests("log", .teardown = kv_end, .timeout_s = 300);
 }

@@ -12,7 +12,6 @@
 
 enum { SECTOR = 512, USED_BYTE = 0xa5, RECORD_BYTES = 100 /* of a frame with one empty value */ };
 
-static struct kv kv;
 static struct kv_map before, after; /* the last frame */
 static uint64_t last_pos, last_end;
 static size_t last_bytes; /* without padding */
@@ -126,7 +125,7 @@ static void check_cut(uint64_t from, uint64_t to)
 }
 
 /* From any sector to the end, and each alone. */
-START_TEST(a_frame_torn_in_its_padding_was_in_flight)
+TEST_LOOP(a_frame_torn_in_its_padding_was_in_flight, WHERES)
 {
     static const size_t bytes[] = {SECTOR, SECTOR + 1, 4096 - SECTOR, 4096 + 300, 3 * 4096 - 2 * SECTOR};
 
@@ -141,9 +140,8 @@ START_TEST(a_frame_torn_in_its_padding_was_in_flight)
         kv_free_devs(&kv);
     }
 }
-END_TEST
 
-START_TEST(a_frame_without_padding_cannot_be_torn_in_it)
+TEST(a_frame_without_padding_cannot_be_torn_in_it)
 {
     make_log(AT_START, 4096);
     kv_crash(&kv);
@@ -151,9 +149,8 @@ START_TEST(a_frame_without_padding_cannot_be_torn_in_it)
     ended_with(&after);
     kv_free_devs(&kv);
 }
-END_TEST
 
-START_TEST(the_other_copy_may_be_shorter)
+TEST(the_other_copy_may_be_shorter)
 {
     make_log(AT_START, 4096 + 300);
     kv_crash(&kv);
@@ -167,7 +164,6 @@ START_TEST(the_other_copy_may_be_shorter)
     }
     kv_free_devs(&kv);
 }
-END_TEST
 
 /* A frame was whole if a later frame calls it durable, or follows it. */
 static void is_damage(void)
@@ -188,7 +184,7 @@ static void is_damage(void)
     kv_free_devs(&kv);
 }
 
-START_TEST(behind_it_lies_a_later_frame)
+TEST_LOOP(behind_it_lies_a_later_frame, WHERES)
 {
     make_log((enum where)_i, 4096 + 300);
     ck_assert_int_eq(kv_set_one(&kv, 3, 9, 0), 0);
@@ -196,18 +192,16 @@ START_TEST(behind_it_lies_a_later_frame)
     kv_crash(&kv);
     is_damage();
 }
-END_TEST
 
-START_TEST(the_superblock_names_it_durable)
+TEST_LOOP(the_superblock_names_it_durable, WHERES)
 {
     make_log((enum where)_i, 4096 + 300);
     kv_unmount(&kv);
     is_damage();
 }
-END_TEST
 
 /* A right checksum over bytes that no writer has written. */
-START_TEST(it_begins_an_epoch_without_saying_so)
+TEST(it_begins_an_epoch_without_saying_so)
 {
     struct ht_frame f;
 
@@ -224,21 +218,9 @@ START_TEST(it_begins_an_epoch_without_saying_so)
     ck_assert_int_eq(kv_open(&kv, false, 0), -EUCLEAN);
     kv_free_devs(&kv);
 }
-END_TEST
 
 int main(void)
 {
-    Suite *s = suite_create("padding");
-    TCase *t = tcase_create("padding");
-
     ht_log_set_level(HT_LOG_ERROR);
-    tcase_set_timeout(t, 120);
-    tcase_add_loop_test(t, a_frame_torn_in_its_padding_was_in_flight, 0, WHERES);
-    tcase_add_test(t, a_frame_without_padding_cannot_be_torn_in_it);
-    tcase_add_test(t, the_other_copy_may_be_shorter);
-    tcase_add_loop_test(t, behind_it_lies_a_later_frame, 0, WHERES);
-    tcase_add_loop_test(t, the_superblock_names_it_durable, 0, WHERES);
-    tcase_add_test(t, it_begins_an_epoch_without_saying_so);
-    suite_add_tcase(s, t);
-    return kv_run(s);
+    return run_tests("padding", .timeout_s = 120);
 }

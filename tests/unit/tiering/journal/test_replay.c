@@ -19,7 +19,6 @@
 
 #define STEPS 12u
 
-static struct kv kv;
 static struct kv_map history[STEPS + 1]; /* after each group */
 static uint64_t frame_pos[STEPS + 2];    /* where its frame lies; one more: the end */
 static uint64_t last_lsn;
@@ -76,7 +75,7 @@ static uint64_t next_flip(uint64_t pos)
     return pos - frame_pos[i] < 200 ? pos + 1 : pos + 197;
 }
 
-START_TEST(every_flipped_byte_in_one_copy_is_repaired_from_the_other)
+TEST(every_flipped_byte_in_one_copy_is_repaired_from_the_other)
 {
     make_log(true);
     uint64_t end = frame_pos[STEPS + 1];
@@ -92,11 +91,9 @@ START_TEST(every_flipped_byte_in_one_copy_is_repaired_from_the_other)
         kv_crash(&kv);
         *kv_bytes(&kv, bad, pos) ^= (uint8_t)(1u << (pos % 8));
     }
-    kv_free_devs(&kv);
 }
-END_TEST
 
-START_TEST(every_flipped_byte_in_both_copies_is_refused_or_costs_the_last_frame_only)
+TEST(every_flipped_byte_in_both_copies_is_refused_or_costs_the_last_frame_only)
 {
     make_log(true);
     uint64_t end = frame_pos[STEPS + 1];
@@ -112,12 +109,10 @@ START_TEST(every_flipped_byte_in_both_copies_is_refused_or_costs_the_last_frame_
         for (unsigned c = 0; c < 2; c++)
             *kv_bytes(&kv, c, pos) ^= 0x10;
     }
-    kv_free_devs(&kv);
 }
-END_TEST
 
 /* After a clean unmount not even the last frame can be lost unseen. */
-START_TEST(a_clean_superblock_notices_the_loss_of_the_last_frame)
+TEST(a_clean_superblock_notices_the_loss_of_the_last_frame)
 {
     make_log(true);
     ck_assert_int_eq(kv_mount(&kv), 0);
@@ -135,12 +130,10 @@ START_TEST(a_clean_superblock_notices_the_loss_of_the_last_frame)
     ck_assert_uint_eq(groups_in(&kv.map), STEPS);
     ck_assert_int_eq(ht_journal_start(kv.j, kv.epoch + 1), -EROFS); /* forced is for looking only */
     kv_crash(&kv);
-    kv_free_devs(&kv);
 }
-END_TEST
 
 /* The last frame is there with any subset of its blocks, in each copy another one. */
-START_TEST(torn_tails_end_the_chain_before_them)
+TEST(torn_tails_end_the_chain_before_them)
 {
     make_log(true);
     uint64_t pos = frame_pos[STEPS], blocks = (frame_pos[STEPS + 1] - pos) / HT_BLOCK_BYTES;
@@ -167,11 +160,9 @@ START_TEST(torn_tails_end_the_chain_before_them)
             kv_crash(&kv);
             kv_restore_images(&kv, saved);
         }
-    kv_free_devs(&kv);
 }
-END_TEST
 
-START_TEST(torn_at_512_bytes_too)
+TEST(torn_at_512_bytes_too)
 {
     make_log(false);
     uint64_t pos = frame_pos[STEPS], bytes = frame_pos[STEPS + 1] - pos;
@@ -186,11 +177,9 @@ START_TEST(torn_at_512_bytes_too)
         kv_crash(&kv);
         kv_restore_images(&kv, saved);
     }
-    kv_free_devs(&kv);
 }
-END_TEST
 
-START_TEST(a_stale_copy_is_refilled)
+TEST(a_stale_copy_is_refilled)
 {
     make_log(true);
     kv_save_images(&kv, saved);
@@ -217,12 +206,10 @@ START_TEST(a_stale_copy_is_refilled)
     ck_assert_int_eq(kv_open(&kv, false, 1), 0);
     ck_assert_mem_eq(&want, &kv.map, sizeof(want));
     kv_crash(&kv);
-    kv_free_devs(&kv);
 }
-END_TEST
 
 /* One copy is stale. The other is damaged where only it knew how far the log was durable: the mount must refuse. */
-START_TEST(a_stale_copy_is_not_believed_when_the_other_is_damaged)
+TEST(a_stale_copy_is_not_believed_when_the_other_is_damaged)
 {
     make_log(true);
     kv_save_images(&kv, saved);
@@ -236,15 +223,13 @@ START_TEST(a_stale_copy_is_not_believed_when_the_other_is_damaged)
     ck_assert_int_eq(kv_open(&kv, false, 0), -EUCLEAN);
     ck_assert_int_eq(kv.report.copy[0].state, HT_LOG_DAMAGED);
     ck_assert_int_eq(kv.report.copy[1].state, HT_LOG_DAMAGED);
-    kv_free_devs(&kv);
 }
-END_TEST
 
 /*
  * One copy only in a mount: the other copy got unacknowledged frames alone before, and these lose against the newer
  * epoch.
  */
-START_TEST(a_member_with_an_older_epoch_is_refilled_never_believed)
+TEST(a_member_with_an_older_epoch_is_refilled_never_believed)
 {
     make_log(true);
     kv_save_images(&kv, saved);
@@ -263,13 +248,11 @@ START_TEST(a_member_with_an_older_epoch_is_refilled_never_believed)
     ck_assert_mem_eq(&want, &kv.map, sizeof(want));
     kv_crash(&kv);
     kv_restore_images(&kv, saved);
-    kv_free_devs(&kv);
 }
-END_TEST
 
 /* A group that one mount did not see must not come back in the next: its blocks may have been used again. */
 /* By force: the stale copy holds more than the rest of the newer one, until the damage comes later than its end. */
-START_TEST(a_copy_left_behind_helps_out_by_force)
+TEST(a_copy_left_behind_helps_out_by_force)
 {
     make_log(true);
     memset(kv_bytes(&kv, 1, frame_pos[8]), 0, frame_pos[STEPS + 1] - frame_pos[8]);
@@ -286,11 +269,9 @@ START_TEST(a_copy_left_behind_helps_out_by_force)
         kv_crash(&kv);
         *kv_bytes(&kv, 0, frame_pos[damaged] + 90) ^= 1;
     }
-    kv_free_devs(&kv);
 }
-END_TEST
 
-START_TEST(what_was_not_believed_once_stays_gone)
+TEST(what_was_not_believed_once_stays_gone)
 {
     make_log(true);
     /* the frame in flight reached copy 0 only, and copy 0 is damaged before it */
@@ -305,11 +286,9 @@ START_TEST(what_was_not_believed_once_stays_gone)
         ck_assert_uint_eq(groups_in(&kv.map), STEPS - 1);
         kv_crash(&kv);
     }
-    kv_free_devs(&kv);
 }
-END_TEST
 
-START_TEST(members_mounted_apart_are_refused)
+TEST(members_mounted_apart_are_refused)
 {
     make_log(true);
     ck_assert_int_eq(kv_open(&kv, false, 1), 0);
@@ -325,11 +304,9 @@ START_TEST(members_mounted_apart_are_refused)
     ck_assert_int_eq(kv_open(&kv, true, 0), 0);
     ck_assert_int_eq(ht_journal_start(kv.j, kv.epoch + 1), -EROFS);
     kv_crash(&kv);
-    kv_free_devs(&kv);
 }
-END_TEST
 
-START_TEST(an_unreadable_copy_is_damaged_and_the_other_used)
+TEST(an_unreadable_copy_is_damaged_and_the_other_used)
 {
     make_log(true);
     dev_fail(kv.dev[1], HT_IO_READ, 1, true);
@@ -340,11 +317,9 @@ START_TEST(an_unreadable_copy_is_damaged_and_the_other_used)
     kv_crash(&kv);
     dev_fail(kv.dev[0], HT_IO_READ, 1, true);
     ck_assert_int_eq(kv_open(&kv, false, 0), -EIO);
-    kv_free_devs(&kv);
 }
-END_TEST
 
-START_TEST(no_read_error_gives_a_wrong_state)
+TEST_LOOP(no_read_error_gives_a_wrong_state, 2)
 {
     make_log(_i);
     for (unsigned nth = 1; nth < 30; nth++) {
@@ -362,18 +337,14 @@ START_TEST(no_read_error_gives_a_wrong_state)
         kv.dev[0] = kv.super = was[0];
         kv.dev[1] = was[1];
     }
-    kv_free_devs(&kv);
 }
-END_TEST
 
-START_TEST(no_copy_at_all_is_an_error)
+TEST(no_copy_at_all_is_an_error)
 {
     make_log(true);
     ck_assert_int_eq(kv_open(&kv, false, 3), -EIO);
     ck_assert_int_eq(kv_open(&kv, true, 3), -EIO);
-    kv_free_devs(&kv);
 }
-END_TEST
 
 static int refuse_third(void *ctx, uint16_t type, const uint8_t *payload, uint32_t len)
 {
@@ -382,7 +353,7 @@ static int refuse_third(void *ctx, uint16_t type, const uint8_t *payload, uint32
     return ++*n == 3 ? -EBADMSG : 0;
 }
 
-START_TEST(the_clients_refusal_ends_replay)
+TEST(the_clients_refusal_ends_replay)
 {
     unsigned n = 0;
     struct ht_journal *j = NULL;
@@ -402,9 +373,7 @@ START_TEST(the_clients_refusal_ends_replay)
     ck_assert_uint_eq(n, 3);
     c.log_bytes = 1000;
     ck_assert_int_eq(ht_journal_open(&c, false, &report, &j), -EINVAL);
-    kv_free_devs(&kv);
 }
-END_TEST
 
 /* -------------------------------------------- frames made by hand: right checksum, wrong content */
 
@@ -451,7 +420,7 @@ static void forge(struct forged *x, uint64_t claimed_len)
         memcpy(kv_bytes(&kv, c, x->f.pos), mem, sizeof(mem));
 }
 
-START_TEST(malformed_frames_are_never_handed_out)
+TEST(malformed_frames_are_never_handed_out)
 {
     make_log(true);
     struct forged good = next_frame(), x = good;
@@ -500,12 +469,10 @@ START_TEST(malformed_frames_are_never_handed_out)
         ck_assert_msg(rc || groups_in(&kv.map) == STEPS, "%s", cases[i].what);
         kv_crash(&kv);
     }
-    kv_free_devs(&kv);
 }
-END_TEST
 
 /* A region full of headers that claim to be later frames: bounded work, and damage. */
-START_TEST(a_hostile_region_takes_no_longer)
+TEST(a_hostile_region_takes_no_longer)
 {
     make_log(true);
     struct forged x = next_frame();
@@ -520,12 +487,10 @@ START_TEST(a_hostile_region_takes_no_longer)
     ck_assert_int_eq(kv_open(&kv, false, 0), -EUCLEAN);
     ht_dev_counters(kv.dev[0], &after);
     ck_assert_uint_le(after.read_bytes - before.read_bytes, 6 * KV_LOG_BYTES);
-    kv_free_devs(&kv);
 }
-END_TEST
 
 /* A member that did not take the superblock of the last mount, and its log has the frames of that mount. */
-START_TEST(a_clean_superblock_of_before_is_not_believed_when_a_newer_mount_has_written)
+TEST(a_clean_superblock_of_before_is_not_believed_when_a_newer_mount_has_written)
 {
     uint8_t before[4096];
 
@@ -541,9 +506,7 @@ START_TEST(a_clean_superblock_of_before_is_not_believed_when_a_newer_mount_has_w
     ck_assert_int_eq(kv_open(&kv, false, 0), -EUCLEAN);
     ck_assert_int_eq(kv.report.copy[0].state, HT_LOG_DAMAGED);
     kv_crash(&kv);
-    kv_free_devs(&kv);
 }
-END_TEST
 
 static long peak_kib(void)
 {
@@ -570,7 +533,7 @@ static void reserve_much(struct ht_dev *dev, uint64_t seq, uint64_t payload_len,
 }
 
 /* In the place of the first frame, and of a later one; the bytes after the last frame are no records. */
-START_TEST(memory_follows_what_is_written_not_what_a_header_claims)
+TEST(memory_follows_what_is_written_not_what_a_header_claims)
 {
     enum { LOG_BYTES = 1 << 30, LITTLE_KIB = 24 << 10 };
     static const struct {
@@ -598,10 +561,9 @@ START_TEST(memory_follows_what_is_written_not_what_a_header_claims)
     }
     ht_dev_close(dev);
 }
-END_TEST
 
 /* A sparse file of a large log has a later frame far after the end: the mount finds it and does not read the holes. */
-START_TEST(holes_of_a_file_are_not_read)
+TEST_LOOP(holes_of_a_file_are_not_read, 2)
 {
     enum { LOG_BYTES = 1 << 30, FAR = 700 << 20, READ_MAX = 64 << 20 };
     _Alignas(4096) uint8_t mem[4096];
@@ -639,10 +601,9 @@ START_TEST(holes_of_a_file_are_not_read)
     ht_dev_close(dev);
     close(fd);
 }
-END_TEST
 
 /* Both copies are damaged: they are made whole in memory, which an empty region takes little of. */
-START_TEST(a_large_empty_log_is_cross_repaired_aside_in_little_memory)
+TEST(a_large_empty_log_is_cross_repaired_aside_in_little_memory)
 {
     enum { LOG_BYTES = 512 << 20, ALLOWED_KIB = 64 << 10 };
     struct ht_dev *dev, *aside[HT_LOG_COPIES] = {NULL, NULL};
@@ -663,41 +624,9 @@ START_TEST(a_large_empty_log_is_cross_repaired_aside_in_little_memory)
         ht_dev_close(aside[i]);
     ht_dev_close(dev);
 }
-END_TEST
-
-static Suite *suite(void)
-{
-    Suite *s = suite_create("replay");
-    TCase *t = tcase_create("replay");
-
-    tcase_set_timeout(t, getenv("HITRAIN_LONG") ? 3000 : 300);
-    tcase_add_test(t, every_flipped_byte_in_one_copy_is_repaired_from_the_other);
-    tcase_add_test(t, every_flipped_byte_in_both_copies_is_refused_or_costs_the_last_frame_only);
-    tcase_add_test(t, a_clean_superblock_notices_the_loss_of_the_last_frame);
-    tcase_add_test(t, torn_tails_end_the_chain_before_them);
-    tcase_add_test(t, torn_at_512_bytes_too);
-    tcase_add_test(t, a_stale_copy_is_refilled);
-    tcase_add_test(t, a_stale_copy_is_not_believed_when_the_other_is_damaged);
-    tcase_add_test(t, a_member_with_an_older_epoch_is_refilled_never_believed);
-    tcase_add_test(t, a_copy_left_behind_helps_out_by_force);
-    tcase_add_test(t, what_was_not_believed_once_stays_gone);
-    tcase_add_test(t, members_mounted_apart_are_refused);
-    tcase_add_test(t, an_unreadable_copy_is_damaged_and_the_other_used);
-    tcase_add_loop_test(t, no_read_error_gives_a_wrong_state, 0, 2);
-    tcase_add_test(t, no_copy_at_all_is_an_error);
-    tcase_add_test(t, the_clients_refusal_ends_replay);
-    tcase_add_test(t, malformed_frames_are_never_handed_out);
-    tcase_add_test(t, a_hostile_region_takes_no_longer);
-    tcase_add_test(t, a_clean_superblock_of_before_is_not_believed_when_a_newer_mount_has_written);
-    tcase_add_loop_test(t, holes_of_a_file_are_not_read, 0, 2);
-    tcase_add_test(t, memory_follows_what_is_written_not_what_a_header_claims);
-    tcase_add_test(t, a_large_empty_log_is_cross_repaired_aside_in_little_memory);
-    suite_add_tcase(s, t);
-    return s;
-}
 
 int main(void)
 {
     ht_log_set_level(HT_LOG_ERROR);
-    return kv_run(suite());
+    return run_tests("replay", .teardown = kv_end, .timeout_s = getenv("HITRAIN_LONG") ? 3000 : 300);
 }

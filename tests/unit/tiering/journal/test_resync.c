@@ -9,8 +9,6 @@
 
 enum { FRAMES = 40, NOTE = 3000 };
 
-static struct kv kv;
-
 static void new_store(bool two_devices)
 {
     struct ht_dev *dev = kv_new_dev();
@@ -24,6 +22,8 @@ static void new_store(bool two_devices)
 
 static void end_store(void)
 {
+    if (!kv.dev[0]) /* a test has done so */
+        return;
     ht_dev_close(kv.super);
     kv_free_devs(&kv);
 }
@@ -52,7 +52,7 @@ static void expect_in(unsigned copy)
     kv_crash(&alone);
 }
 
-START_TEST(one_error_after_the_other_on_both_copies_costs_nothing)
+TEST_LOOP(one_error_after_the_other_on_both_copies_costs_nothing, 4)
 {
     unsigned first = (unsigned)_i % 2;
     enum ht_io_op op = _i / 2 ? HT_IO_FLUSH : HT_IO_WRITE;
@@ -71,11 +71,9 @@ START_TEST(one_error_after_the_other_on_both_copies_costs_nothing)
         expect_in(!first);
     }
     kv_unmount(&kv); /* nothing is lacking: no error */
-    end_store();
 }
-END_TEST
 
-START_TEST(a_copy_comes_back_on_one_device_and_over_the_end_of_the_region)
+TEST(a_copy_comes_back_on_one_device_and_over_the_end_of_the_region)
 {
     new_store(false);
     for (unsigned round = 0; round < 12; round++) {
@@ -86,15 +84,13 @@ START_TEST(a_copy_comes_back_on_one_device_and_over_the_end_of_the_region)
         expect_in(round % 2);
     }
     kv_unmount(&kv);
-    end_store();
 }
-END_TEST
 
 /*
  * If any part of the attempt fails, the copy stays out and the other one is still complete. A later attempt makes it
  * whole.
  */
-START_TEST(an_attempt_that_fails_is_made_again)
+TEST(an_attempt_that_fails_is_made_again)
 {
     static const enum ht_io_op ops[] = {HT_IO_WRITE, HT_IO_FLUSH, HT_IO_READ};
     unsigned failed = 0;
@@ -121,10 +117,9 @@ START_TEST(an_attempt_that_fails_is_made_again)
         }
     ck_assert_uint_ge(failed, 4);
 }
-END_TEST
 
 /* It may be the last place where the bytes are whole. */
-START_TEST(a_copy_that_rotted_is_not_copied_over_the_one_that_is_out)
+TEST(a_copy_that_rotted_is_not_copied_over_the_one_that_is_out)
 {
     new_store(true);
     set_some(1);
@@ -140,9 +135,7 @@ START_TEST(a_copy_that_rotted_is_not_copied_over_the_one_that_is_out)
     ck_assert_int_eq(kv_set_one(&kv, 5, 5, NOTE), 0);
     free(before);
     kv_crash(&kv);
-    end_store();
 }
-END_TEST
 
 static int back_error;
 static unsigned backs;
@@ -153,7 +146,7 @@ static int copy_back(void *ctx, unsigned copy)
     return back_error;
 }
 
-START_TEST(a_copy_whose_return_cannot_be_recorded_stays_out)
+TEST(a_copy_whose_return_cannot_be_recorded_stays_out)
 {
     new_store(true);
     kv_crash(&kv);
@@ -167,9 +160,7 @@ START_TEST(a_copy_whose_return_cannot_be_recorded_stays_out)
     ck_assert_int_eq(ht_journal_resync(kv.j), 0);
     ck_assert_uint_eq(backs, 2);
     kv_unmount(&kv);
-    end_store();
 }
-END_TEST
 
 static void *resync(void *out_rc)
 {
@@ -177,7 +168,7 @@ static void *resync(void *out_rc)
     return NULL;
 }
 
-START_TEST(who_stops_waits_for_one_request)
+TEST(who_stops_waits_for_one_request)
 {
     pthread_t thread;
     int rc = 0;
@@ -197,12 +188,10 @@ START_TEST(who_stops_waits_for_one_request)
     ck_assert(!ht_journal_copy_live(kv.j, 1));
     expect_in(0);
     kv_crash(&kv);
-    end_store();
 }
-END_TEST
 
 /* A time in the past would be due at once, again and again. */
-START_TEST(a_journal_that_stops_asks_for_no_time)
+TEST(a_journal_that_stops_asks_for_no_time)
 {
     uint64_t at_ns = 0;
 
@@ -214,11 +203,9 @@ START_TEST(a_journal_that_stops_asks_for_no_time)
     ck_assert_int_eq(ht_journal_need(kv.j, &at_ns), HT_JOURNAL_NEEDS_NOTHING);
     ck_assert_uint_eq(at_ns, 0);
     kv_crash(&kv);
-    end_store();
 }
-END_TEST
 
-START_TEST(the_checkpoint_thread_brings_copies_back_beside_those_who_append)
+TEST_LOOP(the_checkpoint_thread_brings_copies_back_beside_those_who_append, 2)
 {
     pthread_t thread;
 
@@ -238,24 +225,9 @@ START_TEST(the_checkpoint_thread_brings_copies_back_beside_those_who_append)
     expect_in(0);
     expect_in(1);
     kv_unmount(&kv);
-    end_store();
 }
-END_TEST
 
 int main(void)
 {
-    Suite *s = suite_create("resync");
-    TCase *t = tcase_create("resync");
-
-    tcase_set_timeout(t, 300);
-    tcase_add_loop_test(t, one_error_after_the_other_on_both_copies_costs_nothing, 0, 4);
-    tcase_add_test(t, a_copy_comes_back_on_one_device_and_over_the_end_of_the_region);
-    tcase_add_test(t, an_attempt_that_fails_is_made_again);
-    tcase_add_test(t, a_copy_that_rotted_is_not_copied_over_the_one_that_is_out);
-    tcase_add_test(t, a_copy_whose_return_cannot_be_recorded_stays_out);
-    tcase_add_test(t, who_stops_waits_for_one_request);
-    tcase_add_test(t, a_journal_that_stops_asks_for_no_time);
-    tcase_add_loop_test(t, the_checkpoint_thread_brings_copies_back_beside_those_who_append, 0, 2);
-    suite_add_tcase(s, t);
-    return kv_run(s);
+    return run_tests("resync", .teardown = end_store, .timeout_s = 300);
 }

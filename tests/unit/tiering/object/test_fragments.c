@@ -62,18 +62,16 @@ static uint64_t pieces(void)
 static void publish(void)
 {
     struct ht_tx *tx;
-    uint64_t lsn;
     size_t bytes = ht_scope_pending_bytes(s, 9);
 
     ck_assert_int_eq(ht_tx_begin(s, bytes, &tx), 0);
     ht_scope_publish(s, 9, false, tx);
     ck_assert_uint_eq(ht_tx_records(tx)->len, bytes);
-    ck_assert_int_eq(ht_tx_commit(tx, &lsn), 0);
-    ck_assert_int_eq(ht_store_sync(s, lsn), 0);
+    commit_durably(tx);
     ck_assert_uint_eq(ht_scope_pending_bytes(s, 9), 0);
 }
 
-START_TEST(log_reserves_and_estimates_are_exact)
+TEST(log_reserves_and_estimates_are_exact)
 {
     fresh_in_pieces(64);
     uint8_t *p = pattern(4 * MIB, 1);
@@ -97,9 +95,7 @@ START_TEST(log_reserves_and_estimates_are_exact)
     ck_assert_int_eq(ht_scope_abort(s, 9), 0);
     n = stats().log.reserved_bytes;
     ck_assert_uint_eq(n, before.log.reserved_bytes + objects + 7 * RECORD + pieces() * PIECE);
-    ht_obj_put(a);
-    ht_obj_put(b);
-    ht_obj_put(comb);
+    put_objects(a, b, comb);
     crash();
     ck_assert_uint_eq(stats().log.reserved_bytes, n);
     for (int i = 0; i < 2; i++) {
@@ -110,13 +106,11 @@ START_TEST(log_reserves_and_estimates_are_exact)
     publish();
     ck_assert_uint_eq(stats().log.reserved_bytes, before.log.reserved_bytes);
     comb = NULL;
-    free(p);
     done_with_pieces();
 }
-END_TEST
 
 /* More chunks than the log could hold the records of: refused while they are written, and the log lasts. */
-START_TEST(a_log_full_of_pieces_refuses_writes_and_lasts)
+TEST(a_log_full_of_pieces_refuses_writes_and_lasts)
 {
     fresh_in_pieces(256);
     uint8_t *p = pattern(MIB, 2);
@@ -138,18 +132,15 @@ START_TEST(a_log_full_of_pieces_refuses_writes_and_lasts)
     }
     ck_assert(!ht_store_read_only(s));
     ck_assert_uint_ge(stats().log.checkpoints, 1);
-    ht_obj_put(o);
-    ht_obj_put(comb);
+    put_objects(o, comb);
     remount();
     o = ht_obj_get(s, oid);
     expect(o, (count / 3) * MIB, p, MIB);
     expect(o, 11, p, 989);
     ht_obj_put(o);
     comb = NULL;
-    free(p);
     done_with_pieces();
 }
-END_TEST
 
 /*
  * Chunks in one piece are rewritten in many while the log has all reserves that it takes. Their pieces are reserved by
@@ -195,27 +186,24 @@ static void rewrite_in_pieces(bool rewrite_reserve)
     ht_obj_evict(o);
     expect(o, 0, p, MIB);
     ht_obj_put(o);
-    free(p);
     done_with_pieces();
 }
 
-START_TEST(rewriting_in_pieces_is_refused_before_the_log_is_stuck)
+TEST(rewriting_in_pieces_is_refused_before_the_log_is_stuck)
 {
     rewrite_in_pieces(false);
 }
-END_TEST
 
-START_TEST(content_with_a_rewrite_reserve_in_pieces_waits_before_the_log_is_stuck)
+TEST(content_with_a_rewrite_reserve_in_pieces_waits_before_the_log_is_stuck)
 {
     rewrite_in_pieces(true);
 }
-END_TEST
 
 /*
  * Clones of one chunk in many pieces replace chunks in one piece, which have log reserves of their own. The log holds
  * the pieces once for each clone.
  */
-START_TEST(clones_in_pieces_do_not_fill_the_log)
+TEST(clones_in_pieces_do_not_fill_the_log)
 {
     enum { CHUNKS = 100 };
 
@@ -238,15 +226,12 @@ START_TEST(clones_in_pieces_do_not_fill_the_log)
     ck_assert_int_eq(ht_tx_begin(s, 16 << 10, &tx), 0); /* as a delete does */
     ck_assert_int_eq(ht_tx_commit(tx, NULL), 0);
     ck_assert_int_eq(ht_scope_abort(s, 9), 0);
-    ht_obj_put(a);
-    ht_obj_put(b);
-    free(p);
+    put_objects(a, b);
     done_with_pieces();
 }
-END_TEST
 
 /* Content in one piece is replaced by batch pins that write in many pieces from buffers, and reserve by force. */
-START_TEST(staged_leases_in_pieces_do_not_fill_the_log)
+TEST(staged_leases_in_pieces_do_not_fill_the_log)
 {
     enum { CHUNKS = 80 };
 
@@ -289,15 +274,13 @@ START_TEST(staged_leases_in_pieces_do_not_fill_the_log)
         expect(o, i * MIB, p, MIB);
     ht_store_log_unreserve(s, rest);
     ht_obj_put(o);
-    free(p);
     done_with_pieces();
 }
-END_TEST
 
 /*
  * The place in pieces fails, and another one in pieces takes the write: its pieces are not counted beside themselves.
  */
-START_TEST(a_write_with_a_rewrite_reserve_in_pieces_goes_elsewhere_where_one_fits)
+TEST(a_write_with_a_rewrite_reserve_in_pieces_goes_elsewhere_where_one_fits)
 {
     enum { ROOM = 4500 }; /* for 255 pieces of 12 bytes, and not for twice as many */
 
@@ -322,22 +305,10 @@ START_TEST(a_write_with_a_rewrite_reserve_in_pieces_goes_elsewhere_where_one_fit
     ck_assert_uint_ge(pieces(), 200);
     ck_assert_uint_eq(stats().reserved_bytes, reserved);
     ht_obj_put(o);
-    free(p);
     done_with_pieces();
 }
-END_TEST
 
 int main(void)
 {
-    TCase *tc = tcase_create("pieces");
-
-    tcase_set_timeout(tc, 60);
-    tcase_add_test(tc, log_reserves_and_estimates_are_exact);
-    tcase_add_test(tc, a_log_full_of_pieces_refuses_writes_and_lasts);
-    tcase_add_test(tc, rewriting_in_pieces_is_refused_before_the_log_is_stuck);
-    tcase_add_test(tc, content_with_a_rewrite_reserve_in_pieces_waits_before_the_log_is_stuck);
-    tcase_add_test(tc, clones_in_pieces_do_not_fill_the_log);
-    tcase_add_test(tc, staged_leases_in_pieces_do_not_fill_the_log);
-    tcase_add_test(tc, a_write_with_a_rewrite_reserve_in_pieces_goes_elsewhere_where_one_fits);
-    return run_suite(tc);
+    return run_tests("pieces", .timeout_s = 60);
 }

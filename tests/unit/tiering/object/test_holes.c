@@ -42,13 +42,11 @@ static struct ht_obj *sparse(uint64_t scope)
 static void publish(uint64_t scope)
 {
     struct ht_tx *tx;
-    uint64_t lsn;
 
     ck_assert_int_eq(ht_scope_writeback(s, scope), 0);
     ck_assert_int_eq(ht_tx_begin(s, ht_scope_pending_bytes(s, scope) + (1 << 18), &tx), 0);
     ht_scope_publish(s, scope, false, tx);
-    ck_assert_int_eq(ht_tx_commit(tx, &lsn), 0);
-    ck_assert_int_eq(ht_store_sync(s, lsn), 0);
+    commit_durably(tx);
 }
 
 static void take_back(uint64_t scope)
@@ -62,7 +60,7 @@ static void finish(struct ht_obj *o)
     done();
 }
 
-START_TEST(punched_before_they_were_stored)
+TEST(punched_before_they_were_stored)
 {
     fresh(64, false);
     struct ht_obj *o = sparse(0);
@@ -75,10 +73,9 @@ START_TEST(punched_before_they_were_stored)
     ck_assert_uint_eq(stats().meta_bytes, before);
     finish(o);
 }
-END_TEST
 
 /* Published chunks keep their memory until the record that ends them: a commit must find them again. */
-START_TEST(punched_or_cut_off_after_they_were_stored)
+TEST(punched_or_cut_off_after_they_were_stored)
 {
     fresh(64, false);
     struct ht_obj *o = sparse(0);
@@ -98,9 +95,8 @@ START_TEST(punched_or_cut_off_after_they_were_stored)
     }
     finish(o);
 }
-END_TEST
 
-START_TEST(taken_back_by_an_abort)
+TEST(taken_back_by_an_abort)
 {
     fresh(64, false);
     struct ht_obj *o = sparse(7);
@@ -119,9 +115,8 @@ START_TEST(taken_back_by_an_abort)
     ck_assert_int_eq(ht_obj_seek(o, 0, false), (int64_t)(5 * stride));
     finish(o);
 }
-END_TEST
 
-START_TEST(refused_for_want_of_space)
+TEST(refused_for_want_of_space)
 {
     fresh(24, false);
     struct ht_obj *o = sparse(0), *full = object(HT_CHUNK_BYTES, 0);
@@ -141,9 +136,8 @@ START_TEST(refused_for_want_of_space)
     ht_obj_put(full);
     finish(o);
 }
-END_TEST
 
-START_TEST(set_aside_and_given_back)
+TEST(set_aside_and_given_back)
 {
     fresh(256, false);
     struct ht_obj *o = sparse(0);
@@ -155,9 +149,8 @@ START_TEST(set_aside_and_given_back)
     ck_assert_uint_eq(stats().meta_bytes, before);
     finish(o);
 }
-END_TEST
 
-START_TEST(pinned_and_found_to_be_holes)
+TEST(pinned_and_found_to_be_holes)
 {
     fresh(64, false);
     struct ht_obj *o = sparse(0);
@@ -166,17 +159,14 @@ START_TEST(pinned_and_found_to_be_holes)
         struct ht_batch_pin l = {.store = s, .count = 1};
         l.chunk[0] = (struct ht_batch_pin_chunk){
             .obj = o, .index = i * stride / HT_SMALL_CHUNK_BYTES, .mode = HT_BATCH_PIN_READ};
-        ck_assert_int_eq(ht_batch_pin_begin(&l), 0);
-        ck_assert_int_eq(ht_batch_pin_wait(&l), 0);
-        ht_batch_pin_end(&l, 0);
-        ck_assert_int_eq(ht_batch_pin_finish(&l), 0);
+        pin_now(&l);
+        unpin(&l, 0);
     }
     ck_assert_uint_le(stats().meta_bytes, before + SLACK);
     finish(o);
 }
-END_TEST
 
-START_TEST(replayed_and_ended_by_a_later_record)
+TEST(replayed_and_ended_by_a_later_record)
 {
     fresh(64, false);
     struct ht_obj *o = sparse(0);
@@ -191,7 +181,6 @@ START_TEST(replayed_and_ended_by_a_later_record)
     ck_assert_uint_le(stats().meta_bytes, before + SLACK);
     finish(ht_obj_get(s, oid));
 }
-END_TEST
 
 /* ------------------------------------------------------------------ threads */
 
@@ -269,7 +258,7 @@ static void *call_on(void *arg)
     return NULL;
 }
 
-START_TEST(all_at_once)
+TEST(all_at_once)
 {
     pthread_t thread[THREADS];
     unsigned rounds = getenv("HITRAIN_LONG") ? 300 : 60;
@@ -304,20 +293,8 @@ START_TEST(all_at_once)
         ht_obj_put(shared[i]);
     done();
 }
-END_TEST
 
 int main(void)
 {
-    TCase *tc = tcase_create("holes");
-
-    tcase_set_timeout(tc, 300);
-    tcase_add_test(tc, punched_before_they_were_stored);
-    tcase_add_test(tc, punched_or_cut_off_after_they_were_stored);
-    tcase_add_test(tc, taken_back_by_an_abort);
-    tcase_add_test(tc, refused_for_want_of_space);
-    tcase_add_test(tc, set_aside_and_given_back);
-    tcase_add_test(tc, pinned_and_found_to_be_holes);
-    tcase_add_test(tc, replayed_and_ended_by_a_later_record);
-    tcase_add_test(tc, all_at_once);
-    return run_suite(tc);
+    return run_tests("holes", .timeout_s = 300);
 }

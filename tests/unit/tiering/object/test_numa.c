@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Memory near the device that a chunk lies on. The nodes of these devices need not exist: stats report the division. */
-#include <check.h>
 #include <numaif.h>
 #include <sys/mman.h>
 #include <unistd.h>
@@ -42,8 +41,7 @@ static void make(int first, int second)
 
 static void end(void)
 {
-    ck_assert_int_eq(ht_store_unmount(s), 0);
-    ht_store_close(s);
+    unmount_store();
     for (unsigned i = 0; i < DEVICES; i++)
         ht_dev_close(devs[i]);
 }
@@ -81,7 +79,7 @@ static int note_device(void *ctx, const struct ht_chunk_info *info)
     return 0;
 }
 
-START_TEST(memory_is_divided_among_the_nodes_of_devices)
+TEST(memory_is_divided_among_the_nodes_of_devices)
 {
     struct ht_node_stat st;
 
@@ -92,11 +90,9 @@ START_TEST(memory_is_divided_among_the_nodes_of_devices)
         ck_assert_uint_eq(st.dram_bytes, 8 * MIB);
         ck_assert_uint_eq(st.staging_bytes, 8 * MIB);
     }
-    end();
 }
-END_TEST
 
-START_TEST(images_are_near_the_device_of_their_chunk)
+TEST(images_are_near_the_device_of_their_chunk)
 {
     unsigned device[CHUNKS], on[DEVICES] = {0};
 
@@ -119,13 +115,10 @@ START_TEST(images_are_near_the_device_of_their_chunk)
             expect(o, (uint64_t)i * MIB, content + (size_t)i * MIB, MIB);
     ck_assert_uint_eq(used_on(0), 0);
     ck_assert_uint_eq(used_on(1), (uint64_t)on[1] * MIB);
-    free(content);
     ht_obj_put(o);
-    end();
 }
-END_TEST
 
-START_TEST(all_memory_is_used_though_one_device_has_everything)
+TEST(all_memory_is_used_though_one_device_has_everything)
 {
     make(0, 1);
     struct ht_obj *o = object(HT_CHUNK_BYTES, 0);
@@ -141,11 +134,8 @@ START_TEST(all_memory_is_used_though_one_device_has_everything)
     ck_assert_uint_eq(used_on(0), 8 * MIB);
     far = (unsigned)(used_on(1) / MIB);
     ck_assert_uint_ge(far, 7);
-    free(content);
     ht_obj_put(o);
-    end();
 }
-END_TEST
 
 /*
  * Pages of memory on each of these two nodes. The policy of a file's pages belongs to the
@@ -176,11 +166,10 @@ static struct ht_obj *stored(size_t bytes)
 
     put_all(o, 0, content, bytes);
     ck_assert_int_eq(ht_obj_sync(o), 0);
-    free(content);
     return o;
 }
 
-START_TEST(shm_images_are_near)
+TEST(shm_images_are_near)
 {
     struct ht_obj *o[3];
     int fd[3];
@@ -202,11 +191,9 @@ START_TEST(shm_images_are_near)
         ht_obj_put(o[i]);
     }
     shm_bytes = 0;
-    end();
 }
-END_TEST
 
-START_TEST(each_node_has_a_thread_that_cleans_its_images)
+TEST(each_node_has_a_thread_that_cleans_its_images)
 {
     threads = true;
     make(0, 1);
@@ -217,49 +204,31 @@ START_TEST(each_node_has_a_thread_that_cleans_its_images)
         usleep(1000);
     put_all(o, 0, content, 32 * MIB);
     expect(o, 0, content, 32 * MIB);
-    free(content);
     ht_obj_put(o);
     threads = false;
-    end();
 }
-END_TEST
 
-START_TEST(an_unknown_node_is_no_node)
+TEST(an_unknown_node_is_no_node)
 {
     make(HT_NUMA_OFF, HT_NUMA_OFF);
     ck_assert_uint_eq(ht_store_nodes(s)->count, 0);
     end();
     make(0, HT_NUMA_OFF);
     ck_assert_uint_eq(ht_store_nodes(s)->count, 1);
-    end();
 }
-END_TEST
 
-START_TEST(one_node_can_be_asked_for)
+TEST(one_node_can_be_asked_for)
 {
     struct ht_store_opts opts = {.dram_bytes = 8 * MIB, .staging_bytes = 16 * MIB, .numa_node = 999};
 
     make(0, 1);
-    ck_assert_int_eq(ht_store_unmount(s), 0);
-    ht_store_close(s);
+    unmount_store();
     ck_assert_int_eq(ht_store_new(devs, DEVICES, &opts, &s), -EINVAL);
     mount_near(HT_NUMA_OFF);
     ck_assert_uint_eq(ht_store_nodes(s)->count, 0);
-    end();
 }
-END_TEST
 
 int main(void)
 {
-    TCase *tc = tcase_create("numa");
-
-    tcase_set_timeout(tc, 60); /* also in an emulated machine */
-    tcase_add_test(tc, memory_is_divided_among_the_nodes_of_devices);
-    tcase_add_test(tc, images_are_near_the_device_of_their_chunk);
-    tcase_add_test(tc, all_memory_is_used_though_one_device_has_everything);
-    tcase_add_test(tc, shm_images_are_near);
-    tcase_add_test(tc, each_node_has_a_thread_that_cleans_its_images);
-    tcase_add_test(tc, an_unknown_node_is_no_node);
-    tcase_add_test(tc, one_node_can_be_asked_for);
-    return run_suite(tc);
+    return run_tests("numa", .teardown = end, .timeout_s = 60); /* also in an emulated machine */
 }

@@ -37,12 +37,6 @@ static void teardown(void)
     done();
 }
 
-static void put_objects(struct ht_obj *o[], unsigned n)
-{
-    for (unsigned i = 0; i < n; i++)
-        ht_obj_put(o[i]);
-}
-
 static int by_oid(const void *a, const void *b)
 {
     uint64_t x = *(const uint64_t *)a, y = *(const uint64_t *)b;
@@ -74,7 +68,7 @@ static void expect_first(void)
         ck_assert(is_listed(first[i]));
 }
 
-START_TEST(all_are_listed_once)
+TEST(all_are_listed_once)
 {
     uint64_t *oid;
     size_t count;
@@ -85,12 +79,11 @@ START_TEST(all_are_listed_once)
     qsort(oid, count, sizeof(*oid), by_oid);
     ck_assert_int_eq(memcmp(oid, scan.oid, count * sizeof(*oid)), 0);
     free(oid);
-    put_objects(first, FIRST);
+    put_each(first, FIRST);
 }
-END_TEST
 
 /* After _i slices the table has doubled several times. */
-START_TEST(none_is_missed_or_listed_twice_when_the_table_grows)
+TEST_LOOP(none_is_missed_or_listed_twice_when_the_table_grows, 3)
 {
     size_t before = s->objects.table.count;
 
@@ -100,13 +93,12 @@ START_TEST(none_is_missed_or_listed_twice_when_the_table_grows)
         more[i] = make();
     ck_assert_uint_ge(s->objects.table.count, 4 * before);
     expect_first();
-    put_objects(more, MORE);
-    put_objects(first, FIRST);
+    put_each(more, MORE);
+    put_each(first, FIRST);
 }
-END_TEST
 
 /* Other threads have the lock between slices, however many objects there are. */
-START_TEST(a_slice_lists_a_part)
+TEST(a_slice_lists_a_part)
 {
     enum { PART = 8192 };
     size_t before = 0;
@@ -121,13 +113,12 @@ START_TEST(a_slice_lists_a_part)
     }
     ck_assert_uint_ge(slices, 4);
     ck_assert_uint_ge(scan.count, FIRST + MORE);
-    put_objects(more, MORE);
-    put_objects(first, FIRST);
+    put_each(more, MORE);
+    put_each(first, FIRST);
 }
-END_TEST
 
 /* There is room for the first objects when the others come. */
-START_TEST(objects_that_come_during_a_scan_cost_few_slices)
+TEST(objects_that_come_during_a_scan_cost_few_slices)
 {
     unsigned slices = 0;
 
@@ -140,22 +131,11 @@ START_TEST(objects_that_come_during_a_scan_cost_few_slices)
         scan_on(1);
     ck_assert_uint_gt(scan.count, FIRST);
     ck_assert_uint_le(slices, 100);
-    put_objects(more, MORE);
-    put_objects(first, FIRST);
+    put_each(more, MORE);
+    put_each(first, FIRST);
 }
-END_TEST
 
 int main(void)
 {
-    TCase *tc = tcase_create("oids");
-    Suite *suite = suite_create("oids");
-
-    tcase_add_checked_fixture(tc, setup, teardown);
-    tcase_set_timeout(tc, 120);
-    tcase_add_test(tc, all_are_listed_once);
-    tcase_add_loop_test(tc, none_is_missed_or_listed_twice_when_the_table_grows, 0, 3);
-    tcase_add_test(tc, a_slice_lists_a_part);
-    tcase_add_test(tc, objects_that_come_during_a_scan_cost_few_slices);
-    suite_add_tcase(suite, tc);
-    return run_all(suite);
+    return run_tests("oids", .setup = setup, .teardown = teardown, .timeout_s = 120);
 }

@@ -82,7 +82,7 @@ static void each(unsigned key, void (*operation)(unsigned))
     ht_store_unlock(s);
 }
 
-START_TEST(the_table_grows_a_little_with_each_entry)
+TEST(the_table_grows_a_little_with_each_entry)
 {
     size_t moving = 0;
 
@@ -98,11 +98,9 @@ START_TEST(the_table_grows_a_little_with_each_entry)
     expect_all();
     drop_all();
     ht_store_unlock(s);
-    done();
 }
-END_TEST
 
-START_TEST(owners_are_counted_while_entries_move)
+TEST(owners_are_counted_while_entries_move)
 {
     uint64_t state = 88172645463325252;
 
@@ -125,12 +123,10 @@ START_TEST(owners_are_counted_while_entries_move)
     expect_all();
     drop_all();
     ht_store_unlock(s);
-    done();
 }
-END_TEST
 
 /* As kept steps that come and go: idle entries make room, so the table stays small. */
-START_TEST(idle_entries_make_room)
+TEST(idle_entries_make_room)
 {
     enum { AT_ONCE = 1000, ROUNDS = 20 };
 
@@ -149,12 +145,10 @@ START_TEST(idle_entries_make_room)
     expect_all();
     drop_all();
     ht_store_unlock(s);
-    done();
 }
-END_TEST
 
 /* Entries of the open transaction are not idle: they all move before the next table is full. */
-START_TEST(a_table_full_of_ends_moves_at_once)
+TEST(a_table_full_of_ends_moves_at_once)
 {
     fresh(64, false);
     ht_store_lock(s);
@@ -165,12 +159,10 @@ START_TEST(a_table_full_of_ends_moves_at_once)
     expect_all();
     drop_all();
     ht_store_unlock(s);
-    done();
 }
-END_TEST
 
 /* Even if no thread walks over many chunks. */
-START_TEST(former_tables_go_with_the_next_transaction)
+TEST(former_tables_go_with_the_next_transaction)
 {
     unsigned key = 0;
     struct ht_tx *tx;
@@ -195,18 +187,9 @@ START_TEST(former_tables_go_with_the_next_transaction)
     expect_all();
     drop_all();
     ht_store_unlock(s);
-    done();
 }
-END_TEST
 
 int main(void)
 {
-    TCase *tc = tcase_create("refcount");
-
-    tcase_add_test(tc, the_table_grows_a_little_with_each_entry);
-    tcase_add_test(tc, owners_are_counted_while_entries_move);
-    tcase_add_test(tc, idle_entries_make_room);
-    tcase_add_test(tc, a_table_full_of_ends_moves_at_once);
-    tcase_add_test(tc, former_tables_go_with_the_next_transaction);
-    return run_suite(tc);
+    return run_tests("refcount", .teardown = done);
 }

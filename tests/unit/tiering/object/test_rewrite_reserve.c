@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* test_rewrite_reserve.c - in a full store an object with a rewrite reserve can be rewritten, in any order. */
-#include <check.h>
 #include <pthread.h>
 #include <unistd.h>
 
@@ -36,8 +35,7 @@ static void fill(bool threads)
 
 static void empty(void)
 {
-    ht_obj_put(o);
-    ht_obj_put(filler);
+    put_objects(o, filler);
     free(p);
     done();
 }
@@ -51,7 +49,7 @@ static uint64_t reserve_left(void)
 }
 
 /* The first chunk's second copy borrows the space of another one, which gets it back when that copy is written. */
-START_TEST(a_chunk_that_is_written_twice_leaves_the_others_their_space)
+TEST(a_chunk_that_is_written_twice_leaves_the_others_their_space)
 {
     fill(false);
     for (int step = 1; step <= 3; step++) {
@@ -65,7 +63,6 @@ START_TEST(a_chunk_that_is_written_twice_leaves_the_others_their_space)
     }
     empty();
 }
-END_TEST
 
 /* All log bytes that there are. */
 static uint64_t take_log(void)
@@ -79,7 +76,7 @@ static uint64_t take_log(void)
 }
 
 /* Others have taken all log bytes that there are: content of chunks that had none is accepted all the same. */
-START_TEST(a_reserve_has_log_bytes_for_chunks_that_are_empty)
+TEST(a_reserve_has_log_bytes_for_chunks_that_are_empty)
 {
     fresh(40, false);
     o = object(HT_CHUNK_BYTES, 9);
@@ -104,10 +101,9 @@ START_TEST(a_reserve_has_log_bytes_for_chunks_that_are_empty)
     ht_store_verify(s, true);
     empty();
 }
-END_TEST
 
 /* What a smaller reserve does not cover any more has space from the larger one. */
-START_TEST(a_reserve_becomes_smaller_in_a_full_store)
+TEST(a_reserve_becomes_smaller_in_a_full_store)
 {
     fill(false);
     put_all(o, 0, p + 1, CHUNKS * MIB);
@@ -116,7 +112,6 @@ START_TEST(a_reserve_becomes_smaller_in_a_full_store)
     expect(o, 0, p + 1, CHUNKS * MIB);
     empty();
 }
-END_TEST
 
 struct update {
     uint64_t index;
@@ -171,7 +166,7 @@ static bool waits(const struct update *u)
  * A thread writes the first chunk a second time, and the device does not answer. Meanwhile the last chunk needs its
  * space: its image is written back, or an update without an image ends (staged).
  */
-START_TEST(a_thread_waits_for_space_that_another_one_has_borrowed)
+TEST_LOOP(a_thread_waits_for_space_that_another_one_has_borrowed, 2)
 {
     bool staged = _i;
     const uint64_t last = CHUNKS - 1;
@@ -208,7 +203,6 @@ START_TEST(a_thread_waits_for_space_that_another_one_has_borrowed)
     ck_assert_uint_eq(reserve_left(), CHUNKS * CHUNK_BLOCKS);
     empty();
 }
-END_TEST
 
 enum { PAIRS_MAX = 2000, PAIR_BYTES = HT_SMALL_CHUNK_BYTES + 5, LOG_BYTES = HT_LOG_BYTES_MIN };
 
@@ -218,11 +212,9 @@ static void update_second(struct ht_obj *pair)
     struct ht_batch_pin l = {
         .store = s, .count = 1, .chunk[0] = {.obj = pair, .index = 1, .mode = HT_BATCH_PIN_OVERWRITE}};
 
-    ck_assert_int_eq(ht_batch_pin_begin(&l), 0);
-    ck_assert_int_eq(ht_batch_pin_wait(&l), 0);
+    pin_now(&l);
     memcpy(l.chunk[0].data, "state", 5);
-    ht_batch_pin_end(&l, 1);
-    ck_assert_int_eq(ht_batch_pin_finish(&l), 0);
+    unpin(&l, 1);
 }
 
 static struct ht_obj *make_pair(void)
@@ -250,7 +242,7 @@ static unsigned promise_all(struct ht_obj *pair[PAIRS_MAX])
     return n;
 }
 
-START_TEST(log_bytes_for_steps_are_promised_or_refused_before)
+TEST(log_bytes_for_steps_are_promised_or_refused_before)
 {
     static struct ht_obj *pair[PAIRS_MAX];
     uint64_t oid[2], lsn;
@@ -286,10 +278,9 @@ START_TEST(log_bytes_for_steps_are_promised_or_refused_before)
     }
     done();
 }
-END_TEST
 
 /* Smaller chunks need more log bytes: they may be refused to a reserve that becomes smaller. */
-START_TEST(a_reserve_without_a_promise_is_counted)
+TEST(a_reserve_without_a_promise_is_counted)
 {
     fresh(64, false);
     struct ht_obj *x = object(HT_CHUNK_BYTES, 9);
@@ -304,19 +295,9 @@ START_TEST(a_reserve_without_a_promise_is_counted)
     ht_obj_put(x);
     done();
 }
-END_TEST
 
 int main(void)
 {
-    TCase *tc = tcase_create("rewrite reserve");
-
     memory_keep(true);
-    tcase_set_timeout(tc, 300);
-    tcase_add_test(tc, a_reserve_has_log_bytes_for_chunks_that_are_empty);
-    tcase_add_test(tc, a_chunk_that_is_written_twice_leaves_the_others_their_space);
-    tcase_add_test(tc, log_bytes_for_steps_are_promised_or_refused_before);
-    tcase_add_test(tc, a_reserve_without_a_promise_is_counted);
-    tcase_add_test(tc, a_reserve_becomes_smaller_in_a_full_store);
-    tcase_add_loop_test(tc, a_thread_waits_for_space_that_another_one_has_borrowed, 0, 2);
-    return run_suite(tc);
+    return run_tests("rewrite reserve", .timeout_s = 300);
 }

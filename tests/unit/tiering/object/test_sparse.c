@@ -10,7 +10,7 @@ static uint64_t last_of(struct ht_obj *o)
     return HT_FILE_BYTES_MAX - ht_obj_chunk_bytes(o);
 }
 
-START_TEST(a_byte_at_the_end_of_the_largest_object_costs_little)
+TEST(a_byte_at_the_end_of_the_largest_object_costs_little)
 {
     static struct ht_obj *o[MANY];
     static uint64_t oid[MANY];
@@ -58,11 +58,9 @@ START_TEST(a_byte_at_the_end_of_the_largest_object_costs_little)
     ck_assert_int_eq(ht_store_commit(s), 0);
     ck_assert_uint_le(stats().meta_bytes, before + 65536);
     ck_assert_uint_eq(stats().chunks, 0);
-    done();
 }
-END_TEST
 
-START_TEST(the_very_last_byte_can_be_written)
+TEST(the_very_last_byte_can_be_written)
 {
     fresh(32, false);
     struct ht_obj *o = object(HT_SMALL_CHUNK_BYTES, 0);
@@ -73,12 +71,10 @@ START_TEST(the_very_last_byte_can_be_written)
     expect(o, HT_FILE_BYTES_MAX - 1, (const uint8_t *)"z", 1);
     ck_assert_uint_eq(ht_obj_size(o), HT_FILE_BYTES_MAX);
     ht_obj_put(o);
-    done();
 }
-END_TEST
 
 /* Chunks at every height of the table, made in an order that raises it step by step and in the opposite one. */
-START_TEST(chunks_far_apart_are_found_in_order)
+TEST(chunks_far_apart_are_found_in_order)
 {
     fresh(32, false);
     for (int down = 0; down < 2; down++) {
@@ -109,12 +105,10 @@ START_TEST(chunks_far_apart_are_found_in_order)
         ck_assert_int_eq(ht_obj_seek(o, 1ull << 20, false), (int64_t)(1ull << 43));
         ht_obj_put(o);
     }
-    done();
 }
-END_TEST
 
 /* With one chunk, and its share of the table of objects. */
-START_TEST(a_small_object_costs_little)
+TEST(a_small_object_costs_little)
 {
     static struct ht_obj *o[4 * MANY];
 
@@ -129,12 +123,10 @@ START_TEST(a_small_object_costs_little)
     ck_assert_uint_le(stats().meta_bytes - before, 4 * MANY * SMALL_META_BYTES_MAX);
     for (unsigned i = 0; i < 4 * MANY; i++)
         ht_obj_put(o[i]);
-    done();
 }
-END_TEST
 
 /* Each place in a leaf and a node of its own. Space is set aside in place of writing, which is quick. */
-START_TEST(places_apart_are_refused_before_their_tables_take_too_much_memory)
+TEST(places_apart_are_refused_before_their_tables_take_too_much_memory)
 {
     enum { TABLES_BYTES_MAX = 64 << 20, PLACE_BYTES = 1500 };
     const uint64_t stride = 32 << 20, used_min = TABLES_BYTES_MAX / PLACE_BYTES;
@@ -162,21 +154,10 @@ START_TEST(places_apart_are_refused_before_their_tables_take_too_much_memory)
     put_all(small, 0, (const uint8_t *)"z", 1);
     ck_assert_int_eq(ht_obj_punch(o, 2 * stride, 1000 * stride), 0);
     put_all(o, far, (const uint8_t *)"x", 1);
-    ht_obj_put(small);
-    ht_obj_put(o);
-    done();
+    put_objects(small, o);
 }
-END_TEST
 
 int main(void)
 {
-    TCase *tc = tcase_create("sparse");
-
-    tcase_set_timeout(tc, 60);
-    tcase_add_test(tc, a_small_object_costs_little);
-    tcase_add_test(tc, a_byte_at_the_end_of_the_largest_object_costs_little);
-    tcase_add_test(tc, places_apart_are_refused_before_their_tables_take_too_much_memory);
-    tcase_add_test(tc, the_very_last_byte_can_be_written);
-    tcase_add_test(tc, chunks_far_apart_are_found_in_order);
-    return run_suite(tc);
+    return run_tests("sparse", .teardown = done, .timeout_s = 60);
 }

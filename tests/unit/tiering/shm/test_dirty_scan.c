@@ -35,7 +35,6 @@ static void start(size_t size)
     obj = object(HT_CHUNK_BYTES, 0);
     uint8_t *p = pattern(size, 1);
     put_all(obj, 0, p, size);
-    free(p);
     ck_assert_int_eq(ht_obj_sync(obj), 0);
     ck_assert_int_eq(ht_obj_shm_open_for(obj, 0, &fd), 0);
     ck_assert_int_eq(ht_obj_shm_expect_stores(obj), 0);
@@ -70,7 +69,7 @@ static bool is_dirty(void)
     return obj_stat(obj).dirty_bytes;
 }
 
-START_TEST(a_scan_goes_on_where_the_last_one_ended)
+TEST(a_scan_goes_on_where_the_last_one_ended)
 {
     start(SIZE);
     memory[SLICE + 5] ^= 1;
@@ -83,9 +82,8 @@ START_TEST(a_scan_goes_on_where_the_last_one_ended)
     ht_obj_shm_close(obj);
     end(SIZE);
 }
-END_TEST
 
-START_TEST(files_take_turns)
+TEST(files_take_turns)
 {
     int fd;
 
@@ -105,9 +103,8 @@ START_TEST(files_take_turns)
     ht_obj_shm_close(obj);
     end(SIZE);
 }
-END_TEST
 
-START_TEST(what_is_back_is_looked_at_at_once_and_whole)
+TEST(what_is_back_is_looked_at_at_once_and_whole)
 {
     start(SIZE);
     memory[SLICE + 5] ^= 1;
@@ -117,7 +114,6 @@ START_TEST(what_is_back_is_looked_at_at_once_and_whole)
     ck_assert_uint_eq(breaks, 2);
     end(SIZE);
 }
-END_TEST
 
 /* Seconds until the next change is found. */
 static uint64_t find(void)
@@ -131,7 +127,7 @@ static uint64_t find(void)
     return now_s - since;
 }
 
-START_TEST(where_nothing_changes_looks_get_rare)
+TEST(where_nothing_changes_looks_get_rare)
 {
     unsigned slices = 0;
 
@@ -146,9 +142,8 @@ START_TEST(where_nothing_changes_looks_get_rare)
     ht_obj_shm_close(obj);
     end(MIB);
 }
-END_TEST
 
-START_TEST(a_change_that_another_finds_ends_the_pause)
+TEST(a_change_that_another_finds_ends_the_pause)
 {
     start(MIB);
     for (unsigned i = 0; i < 3600 / PERIOD_S; i++)
@@ -159,7 +154,6 @@ START_TEST(a_change_that_another_finds_ends_the_pause)
     ht_obj_shm_close(obj);
     end(MIB);
 }
-END_TEST
 
 static atomic_bool over;
 
@@ -173,7 +167,7 @@ static void *scan_always(void *arg)
 /*
  * Each scan that finds no program with the memory gives the space of its stores back. The next program takes it again.
  */
-START_TEST(a_program_that_may_store_has_space_whenever_a_scan_ends)
+TEST(a_program_that_may_store_has_space_whenever_a_scan_ends)
 {
     unsigned rounds = getenv("HITRAIN_LONG") ? 2000 : 200;
     pthread_t thread;
@@ -199,18 +193,8 @@ START_TEST(a_program_that_may_store_has_space_whenever_a_scan_ends)
     ht_obj_shm_close(obj);
     end(4096);
 }
-END_TEST
 
 int main(void)
 {
-    TCase *tc = tcase_create("dirty_scan");
-
-    tcase_set_timeout(tc, 60);
-    tcase_add_test(tc, a_scan_goes_on_where_the_last_one_ended);
-    tcase_add_test(tc, files_take_turns);
-    tcase_add_test(tc, what_is_back_is_looked_at_at_once_and_whole);
-    tcase_add_test(tc, where_nothing_changes_looks_get_rare);
-    tcase_add_test(tc, a_change_that_another_finds_ends_the_pause);
-    tcase_add_test(tc, a_program_that_may_store_has_space_whenever_a_scan_ends);
-    return run_suite(tc);
+    return run_tests("dirty_scan", .timeout_s = 60);
 }

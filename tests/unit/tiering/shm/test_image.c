@@ -82,7 +82,7 @@ static void expect_pattern(const uint8_t *p, uint32_t bytes)
     free(want);
 }
 
-START_TEST(an_image_changes_its_kind_when_shared_memory_opens)
+TEST(an_image_changes_its_kind_when_shared_memory_opens)
 {
     fill_image();
     ck_assert_ptr_eq(ht_chunk_images(obj, chunk), &ht_arena_images);
@@ -95,9 +95,8 @@ START_TEST(an_image_changes_its_kind_when_shared_memory_opens)
     expect_pattern(map, SIZE);
     close_shm();
 }
-END_TEST
 
-START_TEST(a_cut_leaves_zeros_in_both)
+TEST(a_cut_leaves_zeros_in_both)
 {
     fill_image();
     ht_image_cut(obj, chunk, 0, 200000);
@@ -111,9 +110,8 @@ START_TEST(a_cut_leaves_zeros_in_both)
     ck_assert(ht_arena_image(s->arena, chunk->slot)->dirty);
     close_shm();
 }
-END_TEST
 
-START_TEST(a_cut_to_nothing_leaves_nothing_to_write)
+TEST(a_cut_to_nothing_leaves_nothing_to_write)
 {
     fill_image();
     ht_image_cut(obj, chunk, 0, 0);
@@ -127,9 +125,8 @@ START_TEST(a_cut_to_nothing_leaves_nothing_to_write)
     ck_assert_uint_eq(map[0], 0);
     close_shm();
 }
-END_TEST
 
-START_TEST(what_is_reverted_is_read_again)
+TEST(what_is_reverted_is_read_again)
 {
     fill_image();
     ht_image_revert(obj, chunk, 0);
@@ -141,9 +138,8 @@ START_TEST(what_is_reverted_is_read_again)
     ck_assert(!im->dirty && im->valid_lo == im->valid_hi);
     close_shm();
 }
-END_TEST
 
-START_TEST(shared_memory_grows_with_the_object_up_to_its_share)
+TEST(shared_memory_grows_with_the_object_up_to_its_share)
 {
     open_shm();
     ck_assert_uint_eq(file_size(), SIZE);
@@ -154,10 +150,9 @@ START_TEST(shared_memory_grows_with_the_object_up_to_its_share)
     ck_assert_int_eq(ht_image_attach(obj, chunk, 4, 5, true), -ENOSPC);
     close_shm();
 }
-END_TEST
 
 /* The first mapping has 2 MiB: further bytes lie at another address once the file has them. */
-START_TEST(a_chunk_after_the_end_gets_an_image_when_the_file_grows)
+TEST(a_chunk_after_the_end_gets_an_image_when_the_file_grows)
 {
     enum { FAR = 3 };
 
@@ -176,9 +171,8 @@ START_TEST(a_chunk_after_the_end_gets_an_image_when_the_file_grows)
     ht_chunk_unlock_exclusive(obj, far, FAR);
     close_shm();
 }
-END_TEST
 
-START_TEST(eviction_spares_memory_that_programs_have)
+TEST(eviction_spares_memory_that_programs_have)
 {
     fill_image();
     ht_chunk_set_clean(obj, chunk, 0);
@@ -195,21 +189,8 @@ START_TEST(eviction_spares_memory_that_programs_have)
     ht_chunk_lock_exclusive(obj, chunk, 0);
     ck_assert_uint_eq(chunk->slot, HT_SLOT_NONE);
 }
-END_TEST
 
 int main(void)
 {
-    Suite *suite = suite_create("image");
-    TCase *tc = tcase_create("all");
-
-    tcase_add_checked_fixture(tc, start, end);
-    tcase_add_test(tc, an_image_changes_its_kind_when_shared_memory_opens);
-    tcase_add_test(tc, a_cut_leaves_zeros_in_both);
-    tcase_add_test(tc, a_cut_to_nothing_leaves_nothing_to_write);
-    tcase_add_test(tc, what_is_reverted_is_read_again);
-    tcase_add_test(tc, shared_memory_grows_with_the_object_up_to_its_share);
-    tcase_add_test(tc, a_chunk_after_the_end_gets_an_image_when_the_file_grows);
-    tcase_add_test(tc, eviction_spares_memory_that_programs_have);
-    suite_add_tcase(suite, tc);
-    return run_all(suite);
+    return run_tests("image", .setup = start, .teardown = end);
 }

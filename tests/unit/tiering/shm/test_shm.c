@@ -27,7 +27,6 @@ static struct ht_obj *written(size_t size, unsigned seed, uint64_t scope)
     uint8_t *p = pattern(size, seed);
 
     put_all(o, 0, p, size);
-    free(p);
     return o;
 }
 
@@ -58,7 +57,6 @@ static void expect_pattern(struct ht_obj *o, size_t size, unsigned seed)
 
     ck_assert_uint_eq(ht_obj_size(o), size);
     expect(o, 0, p, size);
-    free(p);
 }
 
 static void expect_mapped(const uint8_t *mapped, size_t size, unsigned seed)
@@ -67,20 +65,17 @@ static void expect_mapped(const uint8_t *mapped, size_t size, unsigned seed)
 
     ck_assert_uint_eq(file_size(), size);
     ck_assert_int_eq(memcmp(mapped, p, size), 0);
-    free(p);
 }
 
 /* All content of a scope durable. */
 static void commit(uint64_t scope)
 {
     struct ht_tx *tx;
-    uint64_t lsn;
 
     ck_assert_int_eq(ht_scope_writeback(s, scope), 0);
     ck_assert_int_eq(ht_tx_begin(s, 1 << 16, &tx), 0);
     ht_scope_publish(s, scope, false, tx);
-    ck_assert_int_eq(ht_tx_commit(tx, &lsn), 0);
-    ck_assert_int_eq(ht_store_sync(s, lsn), 0);
+    commit_durably(tx);
 }
 
 static void abort_scope(void)
@@ -103,7 +98,7 @@ static void crash_without(struct ht_obj *o)
     crash();
 }
 
-START_TEST(file_shows_content_whoever_changes_it)
+TEST(file_shows_content_whoever_changes_it)
 {
     start();
     struct ht_obj *o = written(SIZE, 1, 0);
@@ -118,11 +113,9 @@ START_TEST(file_shows_content_whoever_changes_it)
     munmap(m, 4 * MIB);
     ht_obj_shm_close(o);
     ht_obj_put(o);
-    done();
 }
-END_TEST
 
-START_TEST(file_is_as_large_as_the_object)
+TEST(file_is_as_large_as_the_object)
 {
     start();
     struct ht_obj *o = written(SIZE, 1, 0);
@@ -153,12 +146,9 @@ START_TEST(file_is_as_large_as_the_object)
     ht_obj_put(o);
     munmap(m, 5 * MIB);
     free(zero);
-    free(p);
-    done();
 }
-END_TEST
 
-START_TEST(dirty_images_move_in)
+TEST(dirty_images_move_in)
 {
     start();
     struct ht_obj *o = written(SIZE, 1, 0);
@@ -172,11 +162,9 @@ START_TEST(dirty_images_move_in)
     o = again(oid);
     expect_pattern(o, SIZE, 1);
     ht_obj_put(o);
-    done();
 }
-END_TEST
 
-START_TEST(stores_behind_what_is_dirty_are_found)
+TEST(stores_behind_what_is_dirty_are_found)
 {
     enum { BEGIN = 16 << 10, END = 2 * BEGIN };
 
@@ -194,11 +182,8 @@ START_TEST(stores_behind_what_is_dirty_are_found)
     crash_without(o);
     o = again(oid);
     expect(o, 0, p, END);
-    free(p);
     ht_obj_put(o);
-    done();
 }
-END_TEST
 
 /* A reader whose answer is under way holds the chunk: its bytes stay, also when the file gets shorter. */
 static void truncate_beside(void *ctx, const void *bytes, size_t n)
@@ -209,10 +194,9 @@ static void truncate_beside(void *ctx, const void *bytes, size_t n)
     ck_assert_int_eq(ht_obj_truncate(ctx, 2 * MIB), 0);
     ck_assert_uint_eq(file_size(), 2 * MIB);
     ck_assert_int_eq(memcmp(bytes, want, n), 0);
-    free(want);
 }
 
-START_TEST(reads_in_place_hold_the_pages)
+TEST(reads_in_place_hold_the_pages)
 {
     start();
     struct ht_obj *o = written(SIZE, 1, SCOPE);
@@ -223,11 +207,9 @@ START_TEST(reads_in_place_hold_the_pages)
         ck_assert_uint_eq(buf[i], 0); /* nothing was copied */
     ht_obj_shm_close(o);
     ht_obj_put(o);
-    done();
 }
-END_TEST
 
-START_TEST(updates_go_into_the_very_pages)
+TEST(updates_go_into_the_very_pages)
 {
     start();
     struct ht_obj *o = written(SIZE, 1, SCOPE);
@@ -236,12 +218,10 @@ START_TEST(updates_go_into_the_very_pages)
     uint8_t *m = map(SIZE);
     for (unsigned i = 0; i < 3; i++) {
         struct ht_batch_pin l = {.store = s, .count = 1, .chunk[0] = {o, i, HT_BATCH_PIN_UPDATE, 0, NULL, false}};
-        ck_assert_int_eq(ht_batch_pin_begin(&l), 0);
-        ck_assert_int_eq(ht_batch_pin_wait(&l), 0);
+        pin_now(&l);
         ck_assert_uint_eq(l.chunk[0].len, ht_min_u64(MIB, SIZE - i * MIB));
         l.chunk[0].data[l.chunk[0].len - 1] = (uint8_t)(0xa0 + i);
-        ht_batch_pin_end(&l, 1);
-        ck_assert_int_eq(ht_batch_pin_finish(&l), 0);
+        unpin(&l, 1);
     }
     ck_assert_uint_eq(m[MIB - 1], 0xa0);
     ck_assert_uint_eq(m[2 * MIB - 1], 0xa1);
@@ -257,12 +237,10 @@ START_TEST(updates_go_into_the_very_pages)
     expect(o, 0, want, SIZE);
     free(want);
     ht_obj_put(o);
-    done();
 }
-END_TEST
 
 /* An update was queued, and a truncation came before it. The first mapping has 2 MiB, which a later growth passes. */
-START_TEST(updates_after_the_end_leave_no_image)
+TEST(updates_after_the_end_leave_no_image)
 {
     start();
     struct ht_obj *o = written(8 * MIB, 1, SCOPE);
@@ -285,12 +263,9 @@ START_TEST(updates_after_the_end_leave_no_image)
     ht_obj_shm_close(o);
     ht_obj_put(o);
     free(zero);
-    free(p);
-    done();
 }
-END_TEST
 
-START_TEST(unseen_stores_are_found)
+TEST(unseen_stores_are_found)
 {
     start();
     struct ht_obj *o = written(5 * MIB + 10, 1, SCOPE);
@@ -317,11 +292,9 @@ START_TEST(unseen_stores_are_found)
     ht_obj_put(o);
     munmap(m, 7 * MIB + 1);
     free(want);
-    done();
 }
-END_TEST
 
-START_TEST(unseen_stores_beside_writes_are_found)
+TEST(unseen_stores_beside_writes_are_found)
 {
     start();
     struct ht_obj *o = object(HT_CHUNK_BYTES, 0);
@@ -342,9 +315,7 @@ START_TEST(unseen_stores_beside_writes_are_found)
     expect(o, 10, (const uint8_t *)"x", 1);
     ht_obj_put(o);
     munmap(m, MIB);
-    done();
 }
-END_TEST
 
 static void fill(struct ht_obj *o, const uint8_t *p)
 {
@@ -352,7 +323,7 @@ static void fill(struct ht_obj *o, const uint8_t *p)
         ck_assert_int_ge(ht_writeback_now(s), 0);
 }
 
-START_TEST(stores_reserve_a_rewrite)
+TEST(stores_reserve_a_rewrite)
 {
     start();
     struct ht_obj *o = written(4 * MIB, 1, 0), *filler = object(HT_CHUNK_BYTES, 0);
@@ -371,14 +342,10 @@ START_TEST(stores_reserve_a_rewrite)
     open_shm(o);
     ck_assert_int_eq(ht_obj_shm_expect_stores(o), -ENOSPC);
     ht_obj_shm_close(o);
-    free(p);
-    ht_obj_put(o);
-    ht_obj_put(filler);
-    done();
+    put_objects(o, filler);
 }
-END_TEST
 
-START_TEST(abort_writes_old_bytes_into_the_file)
+TEST(abort_writes_old_bytes_into_the_file)
 {
     start();
     struct ht_obj *o = written(SIZE, 1, SCOPE);
@@ -404,14 +371,11 @@ START_TEST(abort_writes_old_bytes_into_the_file)
     commit(SCOPE);
     expect(o, 7, (const uint8_t *)"c", 1);
     munmap(m, 6 * MIB);
-    free(p);
     ht_obj_shm_close(o);
     ht_obj_put(o);
-    done();
 }
-END_TEST
 
-START_TEST(abort_without_stores)
+TEST(abort_without_stores)
 {
     start();
     struct ht_obj *o = written(SIZE, 1, SCOPE);
@@ -424,15 +388,12 @@ START_TEST(abort_without_stores)
     abort_scope();
     expect_mapped(m, SIZE, 1);
     munmap(m, SIZE);
-    free(p);
     ht_obj_shm_close(o);
     ht_obj_put(o);
-    done();
 }
-END_TEST
 
 /* Three quarters of 12 MiB. */
-START_TEST(one_user_does_not_get_all_of_the_share)
+TEST(one_user_does_not_get_all_of_the_share)
 {
     start();
     struct ht_obj *o[3], *more;
@@ -459,11 +420,9 @@ START_TEST(one_user_does_not_get_all_of_the_share)
     for (unsigned i = 0; i < 3; i++)
         ht_obj_put(o[i]);
     ht_obj_put(more);
-    done();
 }
-END_TEST
 
-START_TEST(memory_goes_to_who_wants_it_after_it_is_back)
+TEST(memory_goes_to_who_wants_it_after_it_is_back)
 {
     start();
     struct ht_obj *a = written(8 * MIB, 1, 0), *b = written(6 * MIB, 2, 0);
@@ -489,13 +448,10 @@ START_TEST(memory_goes_to_who_wants_it_after_it_is_back)
     expect_mapped(m, 6 * MIB, 2);
     munmap(m, 6 * MIB);
     ht_obj_shm_close(b);
-    ht_obj_put(a);
-    ht_obj_put(b);
-    done();
+    put_objects(a, b);
 }
-END_TEST
 
-START_TEST(back_and_out_again_reads_nothing)
+TEST(back_and_out_again_reads_nothing)
 {
     start();
     struct ht_obj *o = written(SIZE, 1, 0);
@@ -509,12 +465,10 @@ START_TEST(back_and_out_again_reads_nothing)
     ck_assert_uint_eq(obj_stat(o).device_read_bytes, read);
     ht_obj_shm_close(o);
     ht_obj_put(o);
-    done();
 }
-END_TEST
 
 /* So opening it again waits for no thread, and the time hardly grows with the object. */
-START_TEST(back_and_out_again_takes_no_chunk)
+TEST(back_and_out_again_takes_no_chunk)
 {
     struct ht_chunk_watch watch;
 
@@ -533,12 +487,10 @@ START_TEST(back_and_out_again_takes_no_chunk)
         ht_obj_shm_close(o);
     }
     ht_obj_put(o);
-    done();
 }
-END_TEST
 
 /* More chunks than are read at once, holes and images among them, of an object that was cut short; reads that fail. */
-START_TEST(content_comes_from_devices)
+TEST(content_comes_from_devices)
 {
     fixture_shm_bytes = 24 * MIB;
     fresh(128, false);
@@ -571,14 +523,11 @@ START_TEST(content_comes_from_devices)
         p[21 * MIB + i] = 0;
     expect(o, 21 * MIB, p + 21 * MIB, 8192);
     munmap(m, 21 * MIB + 77);
-    free(p);
     ht_obj_shm_close(o);
     ht_obj_put(o);
-    done();
 }
-END_TEST
 
-START_TEST(what_cannot_be_opened_as_shm)
+TEST(what_cannot_be_opened_as_shm)
 {
     start();
     struct ht_obj *small = object(HT_SMALL_CHUNK_BYTES, 0), *empty = object(HT_CHUNK_BYTES, 0);
@@ -596,21 +545,16 @@ START_TEST(what_cannot_be_opened_as_shm)
     expect_pattern(bad, SIZE, 2);
     ck_assert_int_eq(ht_obj_shm_open_for(bad, 0, &fd), 0);
     ht_obj_shm_close(bad);
-    ht_obj_put(small);
-    ht_obj_put(empty);
-    ht_obj_put(large);
-    ht_obj_put(bad);
+    put_objects(small, empty, large, bad);
     done();
     fixture_shm_bytes = 0;
     fresh(32, false);
     struct ht_obj *o = written(SIZE, 1, 0);
     ck_assert_int_eq(ht_obj_shm_open_for(o, 0, &fd), -EINVAL);
     ht_obj_put(o);
-    done();
 }
-END_TEST
 
-START_TEST(deleted_while_out)
+TEST(deleted_while_out)
 {
     start();
     struct ht_obj *o = written(SIZE, 1, 0);
@@ -623,11 +567,9 @@ START_TEST(deleted_while_out)
     ck_assert_uint_eq(stats().shm_count, 0);
     ck_assert_uint_eq(stats().shm_used_bytes, 0);
     munmap(m, SIZE);
-    done();
 }
-END_TEST
 
-START_TEST(clones_have_their_own_bytes)
+TEST(clones_have_their_own_bytes)
 {
     start();
     struct ht_obj *a = written(SIZE, 1, 0), *b = written(SIZE, 2, 0), *c = object(HT_CHUNK_BYTES, 0);
@@ -643,12 +585,8 @@ START_TEST(clones_have_their_own_bytes)
     expect(c, 100, (const uint8_t *)"M", 1);
     munmap(m, SIZE);
     ht_obj_shm_close(a);
-    ht_obj_put(a);
-    ht_obj_put(b);
-    ht_obj_put(c);
-    done();
+    put_objects(a, b, c);
 }
-END_TEST
 
 /* Bytes that a mapping stored after the former end: reads, copies and SEEK_DATA see them before any scan. */
 static void expect_stored(struct ht_obj *o, uint8_t *m, uint64_t off)
@@ -671,7 +609,7 @@ static void expect_stored(struct ht_obj *o, uint8_t *m, uint64_t off)
     ht_obj_put(copy);
 }
 
-START_TEST(stores_behind_the_former_end_are_read_and_copied)
+TEST(stores_behind_the_former_end_are_read_and_copied)
 {
     start();
     struct ht_obj *o = written(MIB + 5000, 1, 0);
@@ -691,11 +629,9 @@ START_TEST(stores_behind_the_former_end_are_read_and_copied)
     munmap(m, 5 * MIB);
     ht_obj_shm_close(o);
     ht_obj_put(o);
-    done();
 }
-END_TEST
 
-START_TEST(step_reads_what_was_stored_behind_the_former_end)
+TEST(step_reads_what_was_stored_behind_the_former_end)
 {
     start();
     struct ht_obj *o = written(5000, 1, 0);
@@ -705,17 +641,13 @@ START_TEST(step_reads_what_was_stored_behind_the_former_end)
     uint8_t *m = map(3 * MIB);
     m[2 * MIB + 1] = 0x5a;
     struct ht_batch_pin l = {.store = s, .count = 1, .chunk = {{.obj = o, .index = 2, .mode = HT_BATCH_PIN_READ}}};
-    ck_assert_int_eq(ht_batch_pin_begin(&l), 0);
-    ck_assert_int_eq(ht_batch_pin_wait(&l), 0);
+    pin_now(&l);
     ck_assert_uint_eq(l.chunk[0].data[1], 0x5a);
-    ht_batch_pin_end(&l, 0);
-    ck_assert_int_eq(ht_batch_pin_finish(&l), 0);
+    unpin(&l, 0);
     munmap(m, 3 * MIB);
     ht_obj_shm_close(o);
     ht_obj_put(o);
-    done();
 }
-END_TEST
 
 /* ------------------------------------------------------------------ threads */
 
@@ -730,7 +662,6 @@ static void *change(void *arg)
         ck_assert_int_ge(ht_obj_write(shared, (uint64_t)(i * 7919) % (3 * MIB), p, i * 97u % (2 * MIB)), 0);
         ck_assert_int_eq(ht_obj_truncate(shared, i * 104729u % (5 * MIB) + 1), 0);
     }
-    free(p);
     stop = true;
     return NULL;
 }
@@ -767,7 +698,7 @@ static void *search(void *arg)
  * A search that looked at the first chunk before it was changed ends after the file is back:
  * the next one finds the change.
  */
-START_TEST(stores_during_a_search_are_found_by_the_next)
+TEST(stores_during_a_search_are_found_by_the_next)
 {
     enum { ROUNDS = 25, BYTES = 8 * MIB };
 
@@ -795,9 +726,7 @@ START_TEST(stores_during_a_search_are_found_by_the_next)
         expect(shared, 0, &last, 1);
     }
     ht_obj_put(shared);
-    done();
 }
-END_TEST
 
 static void *sync_it(void *arg)
 {
@@ -806,7 +735,7 @@ static void *sync_it(void *arg)
 }
 
 /* A copy is written, so the checksum is that of the bytes on the device. */
-START_TEST(stores_during_a_write_are_not_in_it)
+TEST(stores_during_a_write_are_not_in_it)
 {
     start();
     struct ht_obj *o = written(MIB, 1, 0);
@@ -831,9 +760,7 @@ START_TEST(stores_during_a_write_are_not_in_it)
     ht_obj_put(o);
     munmap(m, MIB);
     free(want);
-    done();
 }
-END_TEST
 
 static void *append(void *arg)
 {
@@ -855,7 +782,7 @@ static void *crowd(void *arg)
 }
 
 /* Memory is made while a write, which found none, is on its way: it is as large as the object all the same. */
-START_TEST(shm_is_opened_beside_a_write_that_grows)
+TEST(shm_is_opened_beside_a_write_that_grows)
 {
     static void *(*const mains[])(void *) = {append, crowd, crowd};
     uint8_t *p = pattern(SHARE, 1);
@@ -886,10 +813,7 @@ START_TEST(shm_is_opened_beside_a_write_that_grows)
         ht_obj_shm_close(shared);
         delete (shared);
     }
-    free(p);
-    done();
 }
-END_TEST
 
 static void *halve(void *arg)
 {
@@ -898,7 +822,7 @@ static void *halve(void *arg)
 }
 
 /* The thread that waits for the chunk with the end finds that the memory has gone. */
-START_TEST(memory_goes_beside_a_truncation)
+TEST(memory_goes_beside_a_truncation)
 {
     start();
     for (unsigned round = 0; round < 20; round++) {
@@ -908,8 +832,7 @@ START_TEST(memory_goes_beside_a_truncation)
         open_shm(shared);
         ht_obj_shm_close(shared);
         struct ht_batch_pin l = {.store = s, .count = 1, .chunk = {{.obj = shared, .mode = HT_BATCH_PIN_READ}}};
-        ck_assert_int_eq(ht_batch_pin_begin(&l), 0);
-        ck_assert_int_eq(ht_batch_pin_wait(&l), 0);
+        pin_now(&l);
         pthread_create(&thread, NULL, halve, NULL);
         while (ht_obj_size(shared) > MIB)
             ;
@@ -920,11 +843,9 @@ START_TEST(memory_goes_beside_a_truncation)
         expect_pattern(shared, MIB, 1);
         delete (shared);
     }
-    done();
 }
-END_TEST
 
-START_TEST(truncation_beside_everything_else)
+TEST(truncation_beside_everything_else)
 {
     static void *(*const mains[])(void *) = {change, read_all, write_out};
     pthread_t t[HT_ARRAY_SIZE(mains)];
@@ -951,41 +872,9 @@ START_TEST(truncation_beside_everything_else)
     ht_obj_put(o);
     munmap(m, size);
     free(want);
-    done();
 }
-END_TEST
 
 int main(void)
 {
-    TCase *tc = tcase_create("shm");
-
-    tcase_set_timeout(tc, 60);
-    tcase_add_test(tc, file_shows_content_whoever_changes_it);
-    tcase_add_test(tc, file_is_as_large_as_the_object);
-    tcase_add_test(tc, dirty_images_move_in);
-    tcase_add_test(tc, stores_behind_what_is_dirty_are_found);
-    tcase_add_test(tc, reads_in_place_hold_the_pages);
-    tcase_add_test(tc, updates_go_into_the_very_pages);
-    tcase_add_test(tc, updates_after_the_end_leave_no_image);
-    tcase_add_test(tc, unseen_stores_are_found);
-    tcase_add_test(tc, unseen_stores_beside_writes_are_found);
-    tcase_add_test(tc, stores_reserve_a_rewrite);
-    tcase_add_test(tc, abort_writes_old_bytes_into_the_file);
-    tcase_add_test(tc, abort_without_stores);
-    tcase_add_test(tc, one_user_does_not_get_all_of_the_share);
-    tcase_add_test(tc, memory_goes_to_who_wants_it_after_it_is_back);
-    tcase_add_test(tc, back_and_out_again_reads_nothing);
-    tcase_add_test(tc, back_and_out_again_takes_no_chunk);
-    tcase_add_test(tc, content_comes_from_devices);
-    tcase_add_test(tc, what_cannot_be_opened_as_shm);
-    tcase_add_test(tc, deleted_while_out);
-    tcase_add_test(tc, clones_have_their_own_bytes);
-    tcase_add_test(tc, stores_behind_the_former_end_are_read_and_copied);
-    tcase_add_test(tc, step_reads_what_was_stored_behind_the_former_end);
-    tcase_add_test(tc, stores_during_a_search_are_found_by_the_next);
-    tcase_add_test(tc, stores_during_a_write_are_not_in_it);
-    tcase_add_test(tc, shm_is_opened_beside_a_write_that_grows);
-    tcase_add_test(tc, memory_goes_beside_a_truncation);
-    tcase_add_test(tc, truncation_beside_everything_else);
-    return run_suite(tc);
+    return run_tests("shm", .teardown = done, .timeout_s = 60);
 }

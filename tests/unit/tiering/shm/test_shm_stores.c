@@ -25,7 +25,7 @@ static void expect_byte(uint64_t oid, uint64_t at, uint8_t byte)
     ht_obj_put(o);
 }
 
-START_TEST(stores_end_with_a_scan_that_none_can_follow)
+TEST(stores_end_with_a_scan_that_none_can_follow)
 {
     fixture_shm_bytes = 12 * MIB;
     fresh(64, false);
@@ -56,12 +56,8 @@ START_TEST(stores_end_with_a_scan_that_none_can_follow)
     expect_byte(oid, 2 * MIB, 2);
     done();
 }
-END_TEST
 
 int main(void)
 {
-    TCase *tc = tcase_create("shm");
-
-    tcase_add_test(tc, stores_end_with_a_scan_that_none_can_follow);
-    return run_suite(tc);
+    return run_tests("shm");
 }

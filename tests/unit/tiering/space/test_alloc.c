@@ -3,7 +3,6 @@
 #include "tests/support/suite.h"
 #include "tiering/space/alloc.h"
 
-#include <check.h>
 #include <stdlib.h>
 #include <sys/resource.h>
 
@@ -21,7 +20,7 @@ static int take(struct ht_alloc *a, uint32_t blocks, int hint, struct ht_extent 
     return ht_alloc_take(a, blocks, (struct ht_alloc_hint){.device = hint}, out);
 }
 
-START_TEST(counts_follow_marks_and_releases)
+TEST(counts_follow_marks_and_releases)
 {
     struct ht_alloc *a = new_alloc(1, (uint64_t[]){1000});
     struct ht_extent e = {.block = 200, .blocks = 700, .device = 0};
@@ -36,9 +35,8 @@ START_TEST(counts_follow_marks_and_releases)
     ck_assert_uint_eq(ht_alloc_free_blocks(a), 1000);
     ht_alloc_free(a);
 }
-END_TEST
 
-START_TEST(mark_refuses_what_is_taken_or_outside)
+TEST(mark_refuses_what_is_taken_or_outside)
 {
     struct ht_alloc *a = new_alloc(2, (uint64_t[]){1000, 0});
     static const struct ht_extent outside[] = {{1000, 1, 0}, {999, 2, 0}, {UINT64_MAX, 2, 0}, {0, 1, 1},
@@ -51,9 +49,8 @@ START_TEST(mark_refuses_what_is_taken_or_outside)
     ck_assert_uint_eq(ht_alloc_free_blocks(a), 999);
     ht_alloc_free(a);
 }
-END_TEST
 
-START_TEST(reservations_bound_what_is_available)
+TEST(reservations_bound_what_is_available)
 {
     struct ht_alloc *a = new_alloc(1, (uint64_t[]){256});
     struct ht_extent out[HT_FRAGS_MAX];
@@ -75,9 +72,8 @@ START_TEST(reservations_bound_what_is_available)
     ck_assert_uint_eq(ht_alloc_free_blocks(a), 0);
     ht_alloc_free(a);
 }
-END_TEST
 
-START_TEST(what_is_undone_is_reserved_again)
+TEST(what_is_undone_is_reserved_again)
 {
     struct ht_alloc *a = new_alloc(1, (uint64_t[]){256});
     struct ht_extent out[HT_FRAGS_MAX];
@@ -93,9 +89,8 @@ START_TEST(what_is_undone_is_reserved_again)
     ck_assert_int_eq(ht_alloc_take(a, 100, HT_ALLOC_HINT_NONE, out), 100);
     ht_alloc_free(a);
 }
-END_TEST
 
-START_TEST(whole_chunks_are_whole_groups_and_small_ones_share)
+TEST(whole_chunks_are_whole_groups_and_small_ones_share)
 {
     struct ht_alloc *a = new_alloc(1, (uint64_t[]){256 * 8});
     struct ht_extent big[HT_FRAGS_MAX], small[HT_FRAGS_MAX];
@@ -115,9 +110,8 @@ START_TEST(whole_chunks_are_whole_groups_and_small_ones_share)
     ck_assert_uint_eq(ht_alloc_free_blocks(a), 0);
     ht_alloc_free(a);
 }
-END_TEST
 
-START_TEST(fragments_serve_when_nothing_contiguous_is_left)
+TEST(fragments_serve_when_nothing_contiguous_is_left)
 {
     struct ht_alloc *a = new_alloc(1, (uint64_t[]){1024});
     struct ht_extent out[HT_FRAGS_MAX];
@@ -130,9 +124,8 @@ START_TEST(fragments_serve_when_nothing_contiguous_is_left)
     ck_assert_uint_eq(ht_alloc_free_blocks(a), 256);
     ht_alloc_free(a);
 }
-END_TEST
 
-START_TEST(long_pieces_are_preferred_to_short_ones)
+TEST(long_pieces_are_preferred_to_short_ones)
 {
     struct ht_alloc *a = new_alloc(1, (uint64_t[]){1024});
     struct ht_extent out[HT_FRAGS_MAX];
@@ -146,9 +139,8 @@ START_TEST(long_pieces_are_preferred_to_short_ones)
     ck_assert_int_le(take(a, 256, -1, out), 3);
     ht_alloc_free(a);
 }
-END_TEST
 
-START_TEST(devices_take_turns_and_hints_are_heard)
+TEST(devices_take_turns_and_hints_are_heard)
 {
     struct ht_alloc *a = new_alloc(3, (uint64_t[]){2560, 5120, 300});
     struct ht_extent out[HT_FRAGS_MAX];
@@ -168,9 +160,8 @@ START_TEST(devices_take_turns_and_hints_are_heard)
     ck_assert_int_eq(take(a, 1, 7, out), 1);
     ht_alloc_free(a);
 }
-END_TEST
 
-START_TEST(a_device_that_is_not_there_counts_nowhere)
+TEST(a_device_that_is_not_there_counts_nowhere)
 {
     struct ht_alloc *a;
     struct ht_extent out[HT_FRAGS_MAX], there = {100, 50, 1};
@@ -191,10 +182,9 @@ START_TEST(a_device_that_is_not_there_counts_nowhere)
     ck_assert_uint_eq(ht_alloc_free_blocks(a), 1000 - 3 * 256);
     ht_alloc_free(a);
 }
-END_TEST
 
 /* While new content takes more than all, ranges that are rewritten still move until they lie by shares. */
-START_TEST(new_content_does_not_hide_where_rewritten_content_lies)
+TEST(new_content_does_not_hide_where_rewritten_content_lies)
 {
     enum { RANGES = 60 };
     struct ht_alloc *a = new_alloc(2, (uint64_t[]){256 * 4000, 256 * 4000});
@@ -219,9 +209,8 @@ START_TEST(new_content_does_not_hide_where_rewritten_content_lies)
     ck_assert_msg(content[0] * 3 == content[1], "%u and %u of new content", content[0], content[1]);
     ht_alloc_free(a);
 }
-END_TEST
 
-START_TEST(bad_places_are_kept_up_to_a_share)
+TEST(bad_places_are_kept_up_to_a_share)
 {
     struct ht_alloc *a = new_alloc(1, (uint64_t[]){3200});
     struct ht_extent out[HT_FRAGS_MAX];
@@ -236,10 +225,9 @@ START_TEST(bad_places_are_kept_up_to_a_share)
     ck_assert_uint_eq(d.free_blocks, 3200 - 120);
     ht_alloc_free(a);
 }
-END_TEST
 
 /* Small and whole requests pass it, and the counts of free and available blocks stay. */
-START_TEST(a_closed_group_serves_no_request_that_another_can)
+TEST(a_closed_group_serves_no_request_that_another_can)
 {
     struct ht_alloc *a = new_alloc(1, (uint64_t[]){256 * 4});
     struct ht_extent out[HT_FRAGS_MAX];
@@ -266,10 +254,9 @@ START_TEST(a_closed_group_serves_no_request_that_another_can)
     ht_alloc_verify(a, 0);
     ht_alloc_free(a);
 }
-END_TEST
 
 /* A writer that needs the space gets it, in one run, and to the last block. */
-START_TEST(a_closed_group_opens_for_a_request_that_needs_it)
+TEST(a_closed_group_opens_for_a_request_that_needs_it)
 {
     struct ht_alloc *a = new_alloc(1, (uint64_t[]){256 * 2});
     struct ht_extent out[HT_FRAGS_MAX];
@@ -294,10 +281,9 @@ START_TEST(a_closed_group_opens_for_a_request_that_needs_it)
     ht_alloc_verify(a, 0);
     ht_alloc_free(a);
 }
-END_TEST
 
 /* Writers of an almost full device keep its last whole groups. */
-START_TEST(a_discard_takes_no_whole_group_of_few_free_blocks)
+TEST(a_discard_takes_no_whole_group_of_few_free_blocks)
 {
     struct ht_alloc_freed_walk walk = {.all = true};
     struct ht_alloc *a = new_alloc(1, (uint64_t[]){256 * 8});
@@ -320,9 +306,8 @@ START_TEST(a_discard_takes_no_whole_group_of_few_free_blocks)
     ck_assert_uint_eq(blocks, 256 * 4);
     ht_alloc_free(a);
 }
-END_TEST
 
-START_TEST(requests_span_devices_when_none_has_enough)
+TEST(requests_span_devices_when_none_has_enough)
 {
     struct ht_alloc *a = new_alloc(3, (uint64_t[]){100, 90, 80});
     struct ht_extent out[HT_FRAGS_MAX];
@@ -331,7 +316,6 @@ START_TEST(requests_span_devices_when_none_has_enough)
     ck_assert_uint_eq(ht_alloc_free_blocks(a), 14);
     ht_alloc_free(a);
 }
-END_TEST
 
 /* ------------------------------------------------------- random against a naive model */
 
@@ -438,7 +422,7 @@ static void model_expect_sparse(const struct model *m, const struct ht_alloc *a)
     ck_assert_uint_eq(ht_alloc_sparse_groups(a), sparse);
 }
 
-START_TEST(random_operations_agree_with_a_naive_model)
+TEST_LOOP(random_operations_agree_with_a_naive_model, 12)
 {
     static struct model m;
 
@@ -470,7 +454,6 @@ START_TEST(random_operations_agree_with_a_naive_model)
     }
     ht_alloc_free(a);
 }
-END_TEST
 
 static long peak_kib(void)
 {
@@ -481,7 +464,7 @@ static long peak_kib(void)
 }
 
 /* The size of an absent device in a superblock costs nothing, nor does a large empty device. */
-START_TEST(memory_follows_what_is_taken_not_the_size_of_a_device)
+TEST(memory_follows_what_is_taken_not_the_size_of_a_device)
 {
     enum { ALLOWED_KIB = 16 << 10 };
     const uint64_t blocks = (64ull << 40) / HT_BLOCK_BYTES; /* 64 TiB */
@@ -502,36 +485,8 @@ START_TEST(memory_follows_what_is_taken_not_the_size_of_a_device)
 #endif
     ht_alloc_free(a);
 }
-END_TEST
-
-static Suite *suite(void)
-{
-    Suite *s = suite_create("alloc");
-    TCase *t = tcase_create("alloc");
-
-    tcase_set_timeout(t, 120);
-    tcase_add_test(t, counts_follow_marks_and_releases);
-    tcase_add_test(t, mark_refuses_what_is_taken_or_outside);
-    tcase_add_test(t, reservations_bound_what_is_available);
-    tcase_add_test(t, what_is_undone_is_reserved_again);
-    tcase_add_test(t, whole_chunks_are_whole_groups_and_small_ones_share);
-    tcase_add_test(t, fragments_serve_when_nothing_contiguous_is_left);
-    tcase_add_test(t, long_pieces_are_preferred_to_short_ones);
-    tcase_add_test(t, devices_take_turns_and_hints_are_heard);
-    tcase_add_test(t, a_device_that_is_not_there_counts_nowhere);
-    tcase_add_test(t, new_content_does_not_hide_where_rewritten_content_lies);
-    tcase_add_test(t, bad_places_are_kept_up_to_a_share);
-    tcase_add_test(t, a_closed_group_serves_no_request_that_another_can);
-    tcase_add_test(t, a_closed_group_opens_for_a_request_that_needs_it);
-    tcase_add_test(t, a_discard_takes_no_whole_group_of_few_free_blocks);
-    tcase_add_test(t, requests_span_devices_when_none_has_enough);
-    tcase_add_test(t, memory_follows_what_is_taken_not_the_size_of_a_device);
-    tcase_add_loop_test(t, random_operations_agree_with_a_naive_model, 0, 12);
-    suite_add_tcase(s, t);
-    return s;
-}
 
 int main(void)
 {
-    return run_all(suite());
+    return run_tests("alloc", .timeout_s = 120);
 }

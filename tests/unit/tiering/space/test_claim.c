@@ -5,7 +5,6 @@
  */
 #include "tiering/space/claim.h"
 
-#include <check.h>
 #include <pthread.h>
 
 #include "tests/support/dev.h"
@@ -140,7 +139,7 @@ static bool claim_with(void (*what)(void), unsigned at, unsigned devices)
     return came;
 }
 
-START_TEST(of_two_claims_at_most_one_succeeds)
+TEST_LOOP(of_two_claims_at_most_one_succeeds, 4)
 {
     static void (*const what[])(void) = {mount_other, mount_and_unmount_other};
     unsigned at = 1;
@@ -149,9 +148,8 @@ START_TEST(of_two_claims_at_most_one_succeeds)
         at++;
     ck_assert_uint_gt(at, 9);
 }
-END_TEST
 
-START_TEST(a_claim_that_is_undone_leaves_each_byte)
+TEST(a_claim_that_is_undone_leaves_each_byte)
 {
     struct ht_claim *claim;
 
@@ -167,9 +165,8 @@ START_TEST(a_claim_that_is_undone_leaves_each_byte)
     free(before);
     drop();
 }
-END_TEST
 
-START_TEST(who_was_taken_over_writes_no_superblock)
+TEST(who_was_taken_over_writes_no_superblock)
 {
     make(1);
     mount_other();
@@ -183,17 +180,8 @@ START_TEST(who_was_taken_over_writes_no_superblock)
     expect_newest(&other.sb);
     drop();
 }
-END_TEST
 
 int main(void)
 {
-    TCase *t = tcase_create("claims");
-
-    tcase_set_timeout(t, 20);
-    tcase_add_loop_test(t, of_two_claims_at_most_one_succeeds, 0, 4);
-    tcase_add_test(t, a_claim_that_is_undone_leaves_each_byte);
-    tcase_add_test(t, who_was_taken_over_writes_no_superblock);
-    Suite *s = suite_create("claims of a store");
-    suite_add_tcase(s, t);
-    return run_all(s);
+    return run_tests("claims of a store", .timeout_s = 20);
 }

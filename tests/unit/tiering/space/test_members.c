@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Which members of a store may act together, told as histories. */
-#include <check.h>
 #include <stdlib.h>
 
 #include "tests/support/suite.h"
@@ -53,7 +52,7 @@ static int validate(uint32_t present, struct ht_members *out)
     return ht_members_validate(there, out);
 }
 
-START_TEST(members_of_one_history_belong_together)
+TEST(members_of_one_history_belong_together)
 {
     struct ht_members m;
 
@@ -73,9 +72,8 @@ START_TEST(members_of_one_history_belong_together)
     ck_assert_int_eq(validate(A | B | C, &m), 0);
     ck_assert_int_eq(validate(A, &m), 0); /* it cannot know */
 }
-END_TEST
 
-START_TEST(members_mounted_apart_have_diverged)
+TEST(members_mounted_apart_have_diverged)
 {
     struct ht_members m;
 
@@ -93,9 +91,8 @@ START_TEST(members_mounted_apart_have_diverged)
     ck_assert_int_eq(validate(A | B | C, &m), -EXDEV);
     ck_assert_int_eq(validate(B | C, &m), -EXDEV);
 }
-END_TEST
 
-START_TEST(a_member_left_behind_in_mid_run_does_not_stand_for_the_store)
+TEST(a_member_left_behind_in_mid_run_does_not_stand_for_the_store)
 {
     struct ht_members m;
 
@@ -118,9 +115,8 @@ START_TEST(a_member_left_behind_in_mid_run_does_not_stand_for_the_store)
     mount(A);
     ck_assert_int_eq(validate(A | B, &m), -EXDEV);
 }
-END_TEST
 
-START_TEST(a_crash_between_two_superblocks_parts_nobody)
+TEST(a_crash_between_two_superblocks_parts_nobody)
 {
     struct ht_members m;
 
@@ -134,17 +130,8 @@ START_TEST(a_crash_between_two_superblocks_parts_nobody)
         ck_assert_int_eq(validate(A | B | C, &m), 0);
     }
 }
-END_TEST
 
 int main(void)
 {
-    Suite *s = suite_create("members");
-    TCase *t = tcase_create("members");
-
-    tcase_add_test(t, members_of_one_history_belong_together);
-    tcase_add_test(t, members_mounted_apart_have_diverged);
-    tcase_add_test(t, a_member_left_behind_in_mid_run_does_not_stand_for_the_store);
-    tcase_add_test(t, a_crash_between_two_superblocks_parts_nobody);
-    suite_add_tcase(s, t);
-    return run_all(s);
+    return run_tests("members");
 }

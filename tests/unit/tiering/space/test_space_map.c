@@ -3,7 +3,6 @@
 #include "tests/support/suite.h"
 #include "tiering/space/space_map.h"
 
-#include <check.h>
 #include <stdio.h>
 #include <stdlib.h>
 
@@ -11,7 +10,7 @@ enum { G = HT_GROUP_BLOCKS };
 
 /* --------------------------------------------------------------- index */
 
-START_TEST(classes_cover_all_lengths_in_order)
+TEST(classes_cover_all_lengths_in_order)
 {
     for (unsigned n = 1; n <= G; n++) {
         unsigned class = ht_free_class_of(n), with = ht_free_class_with(n);
@@ -24,7 +23,6 @@ START_TEST(classes_cover_all_lengths_in_order)
     }
     ck_assert_uint_eq(ht_free_class_of(G), HT_FREE_LARGEST);
 }
-END_TEST
 
 enum { GROUPS_MAX = 20000 };
 struct naive {
@@ -58,7 +56,7 @@ static unsigned naive_whole_below(const struct naive *n, uint64_t group)
 }
 
 /* Devices of one word, of two levels and of three. */
-START_TEST(the_index_finds_what_a_naive_one_finds)
+TEST_LOOP(the_index_finds_what_a_naive_one_finds, 7)
 {
     static const uint64_t sizes[] = {1, 63, 64, 65, 4096, 4097, GROUPS_MAX};
     static struct naive n;
@@ -84,11 +82,10 @@ START_TEST(the_index_finds_what_a_naive_one_finds)
     }
     ht_free_index_destroy(&x);
 }
-END_TEST
 
 /* ---------------------------------------------------------------- runs */
 
-START_TEST(odd_sizes_leave_no_rest_in_a_group)
+TEST(odd_sizes_leave_no_rest_in_a_group)
 {
     enum { GROUPS = 90, SIZE = 180 };
     struct ht_space_map m;
@@ -103,9 +100,8 @@ START_TEST(odd_sizes_leave_no_rest_in_a_group)
     ck_assert_uint_lt(m.free_blocks, 2 * SIZE);
     ht_space_map_destroy(&m);
 }
-END_TEST
 
-START_TEST(content_in_order_lies_in_order)
+TEST(content_in_order_lies_in_order)
 {
     static const uint32_t sizes[] = {16, 3, 100, 200, 255, 7, 64};
     struct ht_space_map m;
@@ -119,9 +115,8 @@ START_TEST(content_in_order_lies_in_order)
     }
     ht_space_map_destroy(&m);
 }
-END_TEST
 
-START_TEST(an_index_that_was_deferred_catches_up)
+TEST(an_index_that_was_deferred_catches_up)
 {
     struct ht_space_map m, n;
 
@@ -140,9 +135,8 @@ START_TEST(an_index_that_was_deferred_catches_up)
     ht_space_map_destroy(&m);
     ht_space_map_destroy(&n);
 }
-END_TEST
 
-START_TEST(large_requests_keep_away_from_small_ones)
+TEST(large_requests_keep_away_from_small_ones)
 {
     enum { GROUPS = 200, BIG = 90, SMALL = 600 };
     static struct ht_run small[SMALL];
@@ -162,9 +156,8 @@ START_TEST(large_requests_keep_away_from_small_ones)
     ck_assert_uint_eq(m.index.count[HT_FREE_WHOLE], GROUPS - SMALL / (SMALL / BIG));
     ht_space_map_destroy(&m);
 }
-END_TEST
 
-START_TEST(a_large_request_takes_a_run_across_groups_when_no_group_is_whole)
+TEST(a_large_request_takes_a_run_across_groups_when_no_group_is_whole)
 {
     struct ht_space_map m;
     struct ht_run run;
@@ -181,9 +174,8 @@ START_TEST(a_large_request_takes_a_run_across_groups_when_no_group_is_whole)
     ht_space_map_verify(&m);
     ht_space_map_destroy(&m);
 }
-END_TEST
 
-START_TEST(a_close_run_is_taken_before_a_longer_one)
+TEST(a_close_run_is_taken_before_a_longer_one)
 {
     static const struct ht_run holes[] = {{3 * G + 20, 90}, {7 * G + 200, 100}, {11 * G, 40}, {13 * G + 5, 36}};
     struct ht_space_map m;
@@ -199,10 +191,9 @@ START_TEST(a_close_run_is_taken_before_a_longer_one)
     ck_assert(ht_space_map_take(&m, 64, &run) && run.block == 3 * G + 20);
     ht_space_map_destroy(&m);
 }
-END_TEST
 
 /* One block is taken behind each 16 free ones: out is full in the middle of the device, and never of a group. */
-START_TEST(each_free_run_is_discarded_once)
+TEST(each_free_run_is_discarded_once)
 {
     enum { GROUPS = 64, RUN = 16, MAX = 64 };
     struct ht_space_map m;
@@ -224,9 +215,8 @@ START_TEST(each_free_run_is_discarded_once)
     ck_assert_uint_le(discarded, free_blocks);
     ht_space_map_destroy(&m);
 }
-END_TEST
 
-START_TEST(pieces_are_the_longest_first)
+TEST_LOOP(pieces_are_the_longest_first, 2)
 {
     struct ht_space_map m;
     struct ht_run out[G] = {{0}};
@@ -248,7 +238,6 @@ START_TEST(pieces_are_the_longest_first)
     ht_space_map_verify(&m);
     ht_space_map_destroy(&m);
 }
-END_TEST
 
 /* --------------------------------------------------------------- churn */
 
@@ -315,7 +304,7 @@ static uint32_t size_of_mix(const struct mix *mix)
 }
 
 /* Copy-on-write at 90 % full: new content first, then an old piece goes. */
-START_TEST(free_space_stays_together_under_churn)
+TEST_LOOP(free_space_stays_together_under_churn, HT_ARRAY_SIZE(mixes))
 {
     const struct mix *mix = &mixes[_i];
     struct churn c = {.live = calloc(LIVE_MAX, sizeof(*c.live))};
@@ -341,10 +330,9 @@ START_TEST(free_space_stays_together_under_churn)
     ht_space_map_destroy(&c.map);
     free(c.live);
 }
-END_TEST
 
 /* Also beside blocks that a device discards, in a closed group, and in an index that was deferred. */
-START_TEST(sparse_groups_are_those_in_which_few_blocks_are_taken)
+TEST(sparse_groups_are_those_in_which_few_blocks_are_taken)
 {
     enum { FEW = HT_SPARSE_TAKEN_MAX };
     struct ht_space_map m;
@@ -385,31 +373,8 @@ START_TEST(sparse_groups_are_those_in_which_few_blocks_are_taken)
     ht_space_map_verify(&m);
     ht_space_map_destroy(&m);
 }
-END_TEST
-
-static Suite *suite(void)
-{
-    Suite *s = suite_create("space_map");
-    TCase *t = tcase_create("space_map");
-
-    tcase_set_timeout(t, 120);
-    tcase_add_test(t, classes_cover_all_lengths_in_order);
-    tcase_add_loop_test(t, the_index_finds_what_a_naive_one_finds, 0, 7);
-    tcase_add_test(t, odd_sizes_leave_no_rest_in_a_group);
-    tcase_add_test(t, content_in_order_lies_in_order);
-    tcase_add_test(t, an_index_that_was_deferred_catches_up);
-    tcase_add_test(t, large_requests_keep_away_from_small_ones);
-    tcase_add_test(t, a_large_request_takes_a_run_across_groups_when_no_group_is_whole);
-    tcase_add_test(t, a_close_run_is_taken_before_a_longer_one);
-    tcase_add_test(t, each_free_run_is_discarded_once);
-    tcase_add_loop_test(t, pieces_are_the_longest_first, 0, 2);
-    tcase_add_test(t, sparse_groups_are_those_in_which_few_blocks_are_taken);
-    tcase_add_loop_test(t, free_space_stays_together_under_churn, 0, (int)HT_ARRAY_SIZE(mixes));
-    suite_add_tcase(s, t);
-    return s;
-}
 
 int main(void)
 {
-    return run_all(suite());
+    return run_tests("space_map", .timeout_s = 120);
 }

@@ -3,7 +3,6 @@
 #include "tests/support/dev.h"
 #include "tiering/space/super.h"
 
-#include <check.h>
 #include <stdlib.h>
 
 #include "tests/support/suite.h"
@@ -34,7 +33,7 @@ static uint8_t *copy_bytes(struct ht_dev *dev, unsigned copy)
     return (uint8_t *)ht_dev_ram_data(dev) + ht_super_offset(ht_dev_size(dev), copy);
 }
 
-START_TEST(format_then_read_gives_the_same)
+TEST(format_then_read_gives_the_same)
 {
     struct ht_dev *devs[] = {new_dev(DEVICE_BYTES), new_dev(2 * DEVICE_BYTES)};
     struct ht_super sb = format(devs, 2), got;
@@ -55,9 +54,8 @@ START_TEST(format_then_read_gives_the_same)
     ht_dev_close(devs[0]);
     ht_dev_close(devs[1]);
 }
-END_TEST
 
-START_TEST(the_smallest_device_leaves_most_for_data)
+TEST(the_smallest_device_leaves_most_for_data)
 {
     struct ht_dev *dev = new_dev(8 * HT_MIB);
     struct ht_super sb = format(&dev, 1);
@@ -66,9 +64,8 @@ START_TEST(the_smallest_device_leaves_most_for_data)
     ck_assert_uint_gt(sb.log_offset[1], 6 * HT_MIB);
     ht_dev_close(dev);
 }
-END_TEST
 
-START_TEST(log_size_follows_the_smallest_device)
+TEST(log_size_follows_the_smallest_device)
 {
     struct ht_dev *devs[] = {new_dev(HT_GIB), new_dev(64 * HT_GIB)};
     struct ht_super sb = format(devs, 2);
@@ -77,9 +74,8 @@ START_TEST(log_size_follows_the_smallest_device)
     ht_dev_close(devs[0]);
     ht_dev_close(devs[1]);
 }
-END_TEST
 
-START_TEST(format_refuses_bad_wishes)
+TEST(format_refuses_bad_wishes)
 {
     struct ht_dev *tiny = new_dev(8 * HT_MIB - 4096), *dev = new_dev(DEVICE_BYTES);
     struct ht_super sb;
@@ -98,9 +94,8 @@ START_TEST(format_refuses_bad_wishes)
     ht_dev_close(tiny);
     ht_dev_close(dev);
 }
-END_TEST
 
-START_TEST(foreign_devices_are_told_from_damaged_ones)
+TEST(foreign_devices_are_told_from_damaged_ones)
 {
     struct ht_dev *dev = new_dev(DEVICE_BYTES), *tiny = new_dev(512);
     struct ht_super sb;
@@ -120,9 +115,8 @@ START_TEST(foreign_devices_are_told_from_damaged_ones)
     ht_dev_close(dev);
     ht_dev_close(tiny);
 }
-END_TEST
 
-START_TEST(any_one_copy_is_enough)
+TEST(any_one_copy_is_enough)
 {
     for (unsigned keep = 0; keep < HT_SUPER_COPIES; keep++) {
         struct ht_dev *dev = new_dev(DEVICE_BYTES);
@@ -136,9 +130,8 @@ START_TEST(any_one_copy_is_enough)
         ht_dev_close(dev);
     }
 }
-END_TEST
 
-START_TEST(every_flipped_byte_is_noticed)
+TEST(every_flipped_byte_is_noticed)
 {
     struct ht_dev *dev = new_dev(DEVICE_BYTES);
     struct ht_super sb = format(&dev, 1), got;
@@ -153,7 +146,6 @@ START_TEST(every_flipped_byte_is_noticed)
     ck_assert_int_eq(ht_super_decode(block, &got), HT_SUPER_OK);
     ht_dev_close(dev);
 }
-END_TEST
 
 /* A field changed and the checksum made right again: only the bounds can notice. */
 static enum ht_super_problem decode_with(const struct ht_super *sb, size_t offset, uint64_t value, unsigned bytes)
@@ -170,7 +162,7 @@ static enum ht_super_problem decode_with(const struct ht_super *sb, size_t offse
     return ht_super_decode(block, &got);
 }
 
-START_TEST(every_field_has_bounds)
+TEST(every_field_has_bounds)
 {
     struct ht_dev *dev = new_dev(DEVICE_BYTES);
     struct ht_super sb = format(&dev, 1);
@@ -227,9 +219,8 @@ START_TEST(every_field_has_bounds)
                       i);
     ht_dev_close(dev);
 }
-END_TEST
 
-START_TEST(a_truncated_device_is_named_as_such_and_a_grown_one_works)
+TEST(a_truncated_device_is_named_as_such_and_a_grown_one_works)
 {
     struct ht_dev *dev = new_dev(DEVICE_BYTES), *less = new_dev(DEVICE_BYTES - 4096), *more = new_dev(2 * DEVICE_BYTES);
     struct ht_super sb = format(&dev, 1), got;
@@ -248,9 +239,8 @@ START_TEST(a_truncated_device_is_named_as_such_and_a_grown_one_works)
     ht_dev_close(less);
     ht_dev_close(more);
 }
-END_TEST
 
-START_TEST(a_new_format_wins_over_what_was_there)
+TEST(a_new_format_wins_over_what_was_there)
 {
     struct ht_dev *dev = new_dev(DEVICE_BYTES);
     struct ht_super old = format(&dev, 1), sb, got;
@@ -265,9 +255,8 @@ START_TEST(a_new_format_wins_over_what_was_there)
     ck_assert_mem_ne(got.uuid, old.uuid, 16);
     ht_dev_close(dev);
 }
-END_TEST
 
-START_TEST(missing_members_are_skipped)
+TEST(missing_members_are_skipped)
 {
     struct ht_dev *devs[] = {new_dev(DEVICE_BYTES), new_dev(DEVICE_BYTES)}, *one[] = {devs[0], NULL};
     struct ht_super sb = format(devs, 2), got;
@@ -282,7 +271,6 @@ START_TEST(missing_members_are_skipped)
     ht_dev_close(devs[0]);
     ht_dev_close(devs[1]);
 }
-END_TEST
 
 /*
  * The n-th write or flush of one ht_super_write fails; repeat: all after it too. Then the
@@ -302,7 +290,7 @@ static void fail_nth(enum ht_io_op op, unsigned nth, bool repeat)
     ht_dev_close(dev);
 }
 
-START_TEST(failing_at_any_operation_leaves_the_old_or_the_new)
+TEST(failing_at_any_operation_leaves_the_old_or_the_new)
 {
     for (unsigned nth = 1; nth <= 4; nth++)
         for (int repeat = 0; repeat <= 1; repeat++) {
@@ -310,7 +298,6 @@ START_TEST(failing_at_any_operation_leaves_the_old_or_the_new)
             fail_nth(HT_IO_FLUSH, nth, repeat);
         }
 }
-END_TEST
 
 /*
  * One write of a superblock was cut anywhere inside, from a state in which only some copies are the present ones;
@@ -344,13 +331,12 @@ static void tear_first_write(unsigned stale_mask, unsigned missed)
     ht_dev_close(dev);
 }
 
-START_TEST(the_last_present_copy_is_never_overwritten_first)
+TEST(the_last_present_copy_is_never_overwritten_first)
 {
     for (unsigned stale_mask = 0; stale_mask < 7; stale_mask++)
         for (unsigned missed = 0; missed <= 2; missed++)
             tear_first_write(stale_mask, missed);
 }
-END_TEST
 
 /*
  * After the n-th write of a superblock the flush of another caller fails; then the next superblock gets no further than
@@ -380,16 +366,15 @@ static void void_then_cut(unsigned nth, unsigned writes, uint64_t seed)
     ht_dev_close(dev);
 }
 
-START_TEST(a_flush_that_failed_for_another_caller_takes_no_superblock_away)
+TEST(a_flush_that_failed_for_another_caller_takes_no_superblock_away)
 {
     for (unsigned nth = 1; nth <= 4; nth++)
         for (unsigned writes = 0; writes <= 3; writes++)
             for (uint64_t seed = 1; seed <= 5; seed++)
                 void_then_cut(nth, writes, seed);
 }
-END_TEST
 
-START_TEST(format_needs_every_copy)
+TEST(format_needs_every_copy)
 {
     for (unsigned nth = 1; nth <= 3; nth++) {
         struct ht_dev *dev = new_dev(DEVICE_BYTES);
@@ -399,35 +384,9 @@ START_TEST(format_needs_every_copy)
         ht_dev_close(dev);
     }
 }
-END_TEST
-
-static Suite *suite(void)
-{
-    Suite *s = suite_create("super");
-    TCase *t = tcase_create("super");
-
-    tcase_set_timeout(t, 60);
-    tcase_add_test(t, format_then_read_gives_the_same);
-    tcase_add_test(t, the_smallest_device_leaves_most_for_data);
-    tcase_add_test(t, log_size_follows_the_smallest_device);
-    tcase_add_test(t, format_refuses_bad_wishes);
-    tcase_add_test(t, foreign_devices_are_told_from_damaged_ones);
-    tcase_add_test(t, any_one_copy_is_enough);
-    tcase_add_test(t, every_flipped_byte_is_noticed);
-    tcase_add_test(t, every_field_has_bounds);
-    tcase_add_test(t, a_truncated_device_is_named_as_such_and_a_grown_one_works);
-    tcase_add_test(t, a_new_format_wins_over_what_was_there);
-    tcase_add_test(t, missing_members_are_skipped);
-    tcase_add_test(t, failing_at_any_operation_leaves_the_old_or_the_new);
-    tcase_add_test(t, the_last_present_copy_is_never_overwritten_first);
-    tcase_add_test(t, a_flush_that_failed_for_another_caller_takes_no_superblock_away);
-    tcase_add_test(t, format_needs_every_copy);
-    suite_add_tcase(s, t);
-    return s;
-}
 
 int main(void)
 {
     ht_log_set_level(HT_LOG_WARN);
-    return run_all(suite());
+    return run_tests("super", .timeout_s = 60);
 }

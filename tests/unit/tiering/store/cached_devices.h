@@ -57,15 +57,15 @@ static inline void power_cut(uint64_t seed)
     mount_all();
 }
 
+/* For run_tests(): after a test, unless it called this itself. */
 static inline void end(void)
 {
-    ck_assert_int_eq(ht_store_unmount(s), 0);
-    ht_store_close(s);
+    if (!s)
+        return;
+    unmount_store();
     for (unsigned i = 0; i < device_count; i++)
         ht_dev_close(devs[i]);
-    free(one);
-    free(two);
-    free(three);
+    s = NULL;
 }
 
 static inline struct ht_obj *published(uint64_t scope, const uint8_t *content, size_t bytes)
@@ -92,6 +92,15 @@ static inline void expect_after_cut(uint64_t oid, const uint8_t *want, size_t by
     ck_assert_ptr_nonnull(o);
     expect(o, 0, want, bytes);
     ht_obj_put(o);
+}
+
+/* The object as it is after a power cut. */
+static inline void cut_and_expect(struct ht_obj *o, uint64_t seed, const uint8_t *want, size_t bytes)
+{
+    uint64_t oid = put(o);
+
+    power_cut(seed);
+    expect_after_cut(oid, want, bytes);
 }
 
 static inline uint64_t written_to(unsigned device)

@@ -4,6 +4,7 @@
 #define HITRAIN_TESTS_UNIT_TIERING_STORE_FIXTURE_H
 
 #include <check.h>
+#include <pthread.h>
 #include <stdlib.h>
 
 #include "tests/support/background.h"
@@ -61,12 +62,25 @@ static inline void fresh(uint64_t mib, bool threads)
     fresh_with_log(mib, 0, threads);
 }
 
+static inline void unmount_store(void)
+{
+    ck_assert_int_eq(ht_store_unmount(s), 0);
+    ht_store_close(s);
+}
+
 static inline void done(void)
 {
     ht_store_verify(s, false);
-    ck_assert_int_eq(ht_store_unmount(s), 0);
-    ht_store_close(s);
+    unmount_store();
     ht_dev_close(dev);
+    s = NULL;
+}
+
+/* For run_tests(): after a test, unless it is done itself. */
+static inline void fixture_end(void)
+{
+    if (s)
+        done();
 }
 
 static inline struct ht_obj *object(uint32_t chunk_bytes, uint64_t scope)
@@ -78,10 +92,19 @@ static inline struct ht_obj *object(uint32_t chunk_bytes, uint64_t scope)
     return o;
 }
 
+/* Nobody need free it: it stays until the process of the test ends. */
 static inline uint8_t *pattern(size_t n, unsigned seed)
 {
+    static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+    static uint8_t **kept; /* so that it is no leak */
+    static size_t count;
     uint8_t *p = malloc(n);
 
+    pthread_mutex_lock(&lock);
+    kept = realloc(kept, (count + 1) * sizeof(*kept));
+    ck_assert(p && kept);
+    kept[count++] = p;
+    pthread_mutex_unlock(&lock);
     for (size_t i = 0; i < n; i++)
         p[i] = (uint8_t)(i * 2654435761u + seed + (i >> 13));
     return p;
@@ -117,6 +140,14 @@ static inline struct ht_obj *tensor_of(unsigned chunks)
     return o;
 }
 
+static inline void put_each(struct ht_obj *const o[], size_t n)
+{
+    for (size_t i = 0; i < n; i++)
+        ht_obj_put(o[i]);
+}
+
+#define put_objects(...) put_each((struct ht_obj *[]){__VA_ARGS__}, HT_ARRAY_SIZE(((struct ht_obj *[]){__VA_ARGS__})))
+
 /* A crash: the device loses nothing, and nothing more is written. All references must have been put. */
 static inline void crash(void)
 {
@@ -128,6 +159,26 @@ static inline void remount(void)
 {
     ck_assert_int_eq(ht_store_unmount(s), 0);
     crash();
+}
+
+static inline void commit_durably(struct ht_tx *tx)
+{
+    uint64_t lsn;
+
+    ck_assert_int_eq(ht_tx_commit(tx, &lsn), 0);
+    ck_assert_int_eq(ht_store_sync(s, lsn), 0);
+}
+
+static inline void pin_now(struct ht_batch_pin *l)
+{
+    ck_assert_int_eq(ht_batch_pin_begin(l), 0);
+    ck_assert_int_eq(ht_batch_pin_wait(l), 0);
+}
+
+static inline void unpin(struct ht_batch_pin *l, uint32_t dirty)
+{
+    ht_batch_pin_end(l, dirty);
+    ck_assert_int_eq(ht_batch_pin_finish(l), 0);
 }
 
 static inline struct ht_store_stats stats(void)
@@ -182,14 +233,6 @@ static inline void delete (struct ht_obj *o)
     ht_obj_delete(o, tx);
     ck_assert_int_eq(ht_tx_commit(tx, NULL), 0);
     ht_obj_put(o);
-}
-
-static inline int run_suite(TCase *tc)
-{
-    Suite *suite = suite_create("store");
-
-    suite_add_tcase(suite, tc);
-    return run_all(suite);
 }
 
 #endif

@@ -66,7 +66,7 @@ static struct ht_obj *stored(unsigned chunks)
     return o;
 }
 
-START_TEST(all_classes_go_on_beside_each_other_on_the_smallest_memory)
+TEST(all_classes_go_on_beside_each_other_on_the_smallest_memory)
 {
     void *(*const lower[])(void *) = {write_main, prefetch_main, scrub_main};
     pthread_t reader[READERS], other[3];
@@ -93,19 +93,11 @@ START_TEST(all_classes_go_on_beside_each_other_on_the_smallest_memory)
     ht_gate_stats(dev, &st);
     ck_assert_uint_eq(st.waits[HT_IO_URGENT], 0);
     ck_assert_uint_eq(st.in_flight_bytes[HT_IO_BACKGROUND], 0);
-    ht_obj_put(cold);
-    ht_obj_put(prefetched);
-    ht_obj_put(written);
+    put_objects(cold, prefetched, written);
     done();
-    free(want);
 }
-END_TEST
 
 int main(void)
 {
-    TCase *tc = tcase_create("classes");
-
-    tcase_set_timeout(tc, 300);
-    tcase_add_test(tc, all_classes_go_on_beside_each_other_on_the_smallest_memory);
-    return run_suite(tc);
+    return run_tests("classes", .timeout_s = 300);
 }

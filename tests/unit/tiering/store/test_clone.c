@@ -31,13 +31,11 @@ static struct ht_obj *stored(uint32_t chunk_bytes, uint64_t scope, const uint8_t
 static void publish_scope(uint64_t scope)
 {
     struct ht_tx *tx;
-    uint64_t lsn;
 
     ck_assert_int_eq(ht_scope_writeback(s, scope), 0);
     ck_assert_int_eq(ht_tx_begin(s, ht_scope_pending_bytes(s, scope) + 4096, &tx), 0);
     ht_scope_publish(s, scope, false, tx);
-    ck_assert_int_eq(ht_tx_commit(tx, &lsn), 0);
-    ck_assert_int_eq(ht_store_sync(s, lsn), 0);
+    commit_durably(tx);
 }
 
 /* Puts other bytes wherever there is room, so that they overwrite space that is free by mistake. */
@@ -54,10 +52,9 @@ static void use_all_space(void)
     }
     ck_assert_int_eq(ht_obj_writeback(o), 0);
     delete (o);
-    free(junk);
 }
 
-START_TEST(a_clone_has_the_same_bytes_and_takes_no_space)
+TEST(a_clone_has_the_same_bytes_and_takes_no_space)
 {
     fresh(64, false);
     uint8_t *p = pattern(8 * MIB + 12345, 1);
@@ -80,14 +77,10 @@ START_TEST(a_clone_has_the_same_bytes_and_takes_no_space)
     memcpy(p + 3 * MIB + 5, "mine", 4);
     ht_obj_evict(b);
     expect(b, 0, p, 8 * MIB + 12345);
-    ht_obj_put(a);
-    ht_obj_put(b);
-    free(p);
-    done();
+    put_objects(a, b);
 }
-END_TEST
 
-START_TEST(a_target_that_was_made_for_large_chunks_keeps_them)
+TEST(a_target_that_was_made_for_large_chunks_keeps_them)
 {
     fresh(64, false);
     uint8_t *p = pattern(4 * MIB + 99, 1);
@@ -97,14 +90,10 @@ START_TEST(a_target_that_was_made_for_large_chunks_keeps_them)
     ck_assert_int_eq(ht_obj_sync(b), 0);
     ht_obj_evict(b);
     expect(b, 0, p, 4 * MIB + 99);
-    ht_obj_put(a);
-    ht_obj_put(b);
-    free(p);
-    done();
+    put_objects(a, b);
 }
-END_TEST
 
-START_TEST(space_comes_back_with_the_last_owner_in_any_order)
+TEST(space_comes_back_with_the_last_owner_in_any_order)
 {
     static const int order[6][3] = {{0, 1, 2}, {0, 2, 1}, {1, 0, 2}, {1, 2, 0}, {2, 0, 1}, {2, 1, 0}};
 
@@ -148,16 +137,13 @@ START_TEST(space_comes_back_with_the_last_owner_in_any_order)
         ck_assert_uint_eq(stats().reserved_bytes, 0);
         ck_assert_uint_eq(stats().log.reserved_bytes, before.log.reserved_bytes);
     }
-    free(p);
-    done();
 }
-END_TEST
 
 /*
  * The record that ends one owner is not durable, the other owner was never published: a crash
  * shows the first one again.
  */
-START_TEST(what_a_record_named_is_not_used_again_before_its_end_is_durable)
+TEST(what_a_record_named_is_not_used_again_before_its_end_is_durable)
 {
     uint8_t *p = pattern(4 * MIB, 3);
 
@@ -207,9 +193,7 @@ START_TEST(what_a_record_named_is_not_used_again_before_its_end_is_durable)
         free(q);
         done();
     }
-    free(p);
 }
-END_TEST
 
 /* A caller that needs the space of an uncommitted transaction waits for that transaction, and then gets the space. */
 static void *write_much(void *arg)
@@ -221,11 +205,10 @@ static void *write_much(void *arg)
         ck_assert_int_eq(ht_obj_writeback(arg), 0);
         end += MIB;
     }
-    free(p);
     return NULL;
 }
 
-START_TEST(space_of_an_open_transaction_is_waited_for)
+TEST(space_of_an_open_transaction_is_waited_for)
 {
     fresh(16, false);
     uint8_t *p = pattern(4 * MIB, 6);
@@ -244,15 +227,11 @@ START_TEST(space_of_an_open_transaction_is_waited_for)
     ck_assert_uint_lt(stats().available_bytes, MIB);
     ck_assert_uint_ge(ht_obj_size(c), 13 * MIB);
     ck_assert_int_eq(ht_obj_sync(c), 0);
-    ht_obj_put(a);
-    ht_obj_put(c);
-    free(p);
-    done();
+    put_objects(a, c);
 }
-END_TEST
 
 /* Owners that the open transaction ended stay in the table: it must grow, however many there are. */
-START_TEST(owners_ended_by_an_open_transaction_are_no_room_for_new_ones)
+TEST(owners_ended_by_an_open_transaction_are_no_room_for_new_ones)
 {
     enum { OLD = 48, NEW = 120 };
 
@@ -272,16 +251,10 @@ START_TEST(owners_ended_by_an_open_transaction_are_no_room_for_new_ones)
     ck_assert_int_eq(ht_obj_sync(d), 0);
     ht_obj_evict(d);
     expect(d, 0, p, NEW * SMALL);
-    ht_obj_put(a);
-    ht_obj_put(b);
-    ht_obj_put(c);
-    ht_obj_put(d);
-    free(p);
-    done();
+    put_objects(a, b, c, d);
 }
-END_TEST
 
-START_TEST(a_remount_counts_the_owners)
+TEST(a_remount_counts_the_owners)
 {
     fresh(16, false);
     uint8_t *p = pattern(3 * MIB, 7);
@@ -318,12 +291,9 @@ START_TEST(a_remount_counts_the_owners)
     delete (o[2]);
     ck_assert_int_eq(ht_store_commit(s), 0);
     ck_assert_uint_eq(stats().free_bytes, free_bytes + 3 * MIB);
-    free(p);
-    done();
 }
-END_TEST
 
-START_TEST(an_unpublished_clone_is_gone_after_a_crash_and_a_published_one_is_not)
+TEST(an_unpublished_clone_is_gone_after_a_crash_and_a_published_one_is_not)
 {
     fresh(16, false);
     uint8_t *p = pattern(2 * MIB, 8);
@@ -335,9 +305,7 @@ START_TEST(an_unpublished_clone_is_gone_after_a_crash_and_a_published_one_is_not
     ck_assert_uint_eq(obj_stat(a).dirty_bytes, 0);
     clone_all(a, c);
     ck_assert_int_eq(ht_obj_sync(b), 0);
-    ht_obj_put(a);
-    ht_obj_put(b);
-    ht_obj_put(c);
+    put_objects(a, b, c);
     crash();
     ck_assert_ptr_null(ht_obj_get(s, oid[0]));
     ck_assert_ptr_null(ht_obj_get(s, oid[2]));
@@ -345,12 +313,9 @@ START_TEST(an_unpublished_clone_is_gone_after_a_crash_and_a_published_one_is_not
     use_all_space();
     expect(b, 0, p, 2 * MIB);
     ht_obj_put(b);
-    free(p);
-    done();
 }
-END_TEST
 
-START_TEST(an_unpublished_reference_that_is_shared_is_not_overwritten)
+TEST(an_unpublished_reference_that_is_shared_is_not_overwritten)
 {
     fresh(32, false);
     uint8_t *p = pattern(2 * MIB, 9), *q = pattern(2 * MIB, 10);
@@ -367,12 +332,10 @@ START_TEST(an_unpublished_reference_that_is_shared_is_not_overwritten)
         ht_obj_evict(b);
         for (unsigned i = 0; i < 2; i++)
             l.chunk[i] = (struct ht_batch_pin_chunk){.obj = a, .index = i, .mode = HT_BATCH_PIN_OVERWRITE};
-        ck_assert_int_eq(ht_batch_pin_begin(&l), 0);
-        ck_assert_int_eq(ht_batch_pin_wait(&l), 0);
+        pin_now(&l);
         for (unsigned i = 0; i < 2; i++)
             memcpy(l.chunk[i].data, q + i * MIB, MIB);
-        ht_batch_pin_end(&l, 3);
-        ck_assert_int_eq(ht_batch_pin_finish(&l), 0);
+        unpin(&l, 3);
         ck_assert_int_eq(ht_scope_writeback(s, 9), 0);
         use_all_space();
         ht_obj_evict(a);
@@ -386,19 +349,14 @@ START_TEST(an_unpublished_reference_that_is_shared_is_not_overwritten)
     ht_obj_evict(b);
     expect(a, 0, q, 2 * MIB);
     expect(b, 0, p, 2 * MIB);
-    ht_obj_put(a);
-    ht_obj_put(b);
-    free(p);
-    free(q);
-    done();
+    put_objects(a, b);
 }
-END_TEST
 
 /*
  * Sharing takes nothing from preallocated space: neither that of the source, nor that of the target, nor space
  * preallocated later.
  */
-START_TEST(a_rewrite_reserve_holds_for_what_is_shared)
+TEST(a_rewrite_reserve_holds_for_what_is_shared)
 {
     uint8_t *p = pattern(3 * MIB, 11);
 
@@ -426,16 +384,12 @@ START_TEST(a_rewrite_reserve_holds_for_what_is_shared)
                 publish_scope(scope);
         }
         ck_assert_int_eq(ht_obj_rewrite_reserve(g, 0), 0);
-        ht_obj_put(a);
-        ht_obj_put(b);
-        ht_obj_put(filler);
+        put_objects(a, b, filler);
         done();
     }
-    free(p);
 }
-END_TEST
 
-START_TEST(a_full_store_refuses_to_share_what_has_a_rewrite_reserve)
+TEST(a_full_store_refuses_to_share_what_has_a_rewrite_reserve)
 {
     fresh(16, false);
     uint8_t *p = pattern(3 * MIB, 12);
@@ -454,16 +408,10 @@ START_TEST(a_full_store_refuses_to_share_what_has_a_rewrite_reserve)
     clone_all(plain, b); /* no preallocation, no space */
     expect(b, 0, p, MIB);
     ck_assert_uint_eq(stats().available_bytes, before.available_bytes);
-    ht_obj_put(a);
-    ht_obj_put(b);
-    ht_obj_put(plain);
-    ht_obj_put(filler);
-    free(p);
-    done();
+    put_objects(a, b, plain, filler);
 }
-END_TEST
 
-START_TEST(an_aborted_scope_gives_its_clones_back)
+TEST(an_aborted_scope_gives_its_clones_back)
 {
     fresh(32, false);
     uint8_t *p = pattern(2 * MIB, 13), *q = pattern(2 * MIB, 14);
@@ -487,13 +435,9 @@ START_TEST(an_aborted_scope_gives_its_clones_back)
     ck_assert_int_eq(ht_store_commit(s), 0);
     ck_assert_uint_eq(stats().free_bytes, before.free_bytes + 2 * MIB);
     ht_obj_put(in);
-    free(p);
-    free(q);
-    done();
 }
-END_TEST
 
-START_TEST(edges_holes_and_other_chunk_sizes_are_right)
+TEST(edges_holes_and_other_chunk_sizes_are_right)
 {
     fresh(64, false);
     enum { N = 4 * MIB };
@@ -531,14 +475,10 @@ START_TEST(edges_holes_and_other_chunk_sizes_are_right)
     }
     ck_assert_int_eq(ht_store_commit(s), 0);
     ck_assert_uint_eq(stats().chunks, 0);
-    free(p);
     free(want);
-    free(old);
-    done();
 }
-END_TEST
 
-START_TEST(a_sparse_source_of_any_size_is_cloned_at_once)
+TEST(a_sparse_source_of_any_size_is_cloned_at_once)
 {
     fresh(32, false);
     struct ht_obj *a = object(SMALL, 0), *b = object(SMALL, 0);
@@ -550,13 +490,10 @@ START_TEST(a_sparse_source_of_any_size_is_cloned_at_once)
     ck_assert_int_eq(ht_obj_seek(b, 0, false), (int64_t)far);
     expect(b, far, (const uint8_t *)"end", 3);
     ck_assert_uint_lt(stats().meta_bytes, 200000);
-    ht_obj_put(a);
-    ht_obj_put(b);
-    done();
+    put_objects(a, b);
 }
-END_TEST
 
-START_TEST(the_last_partial_chunk_is_shared_unless_something_is_behind_it)
+TEST(the_last_partial_chunk_is_shared_unless_something_is_behind_it)
 {
     fresh(32, false);
     uint8_t *p = pattern(2 * SMALL, 17);
@@ -574,15 +511,10 @@ START_TEST(the_last_partial_chunk_is_shared_unless_something_is_behind_it)
     ht_obj_evict(c);
     expect(a, 0, p, SMALL + 1000);
     expect(c, 0, p, SMALL + 1000);
-    ht_obj_put(a);
-    ht_obj_put(b);
-    ht_obj_put(c);
-    free(p);
-    done();
+    put_objects(a, b, c);
 }
-END_TEST
 
-START_TEST(what_cannot_be_cloned_is_refused)
+TEST(what_cannot_be_cloned_is_refused)
 {
     fresh(32, false);
     uint8_t *p = pattern(4 * SMALL, 18);
@@ -597,21 +529,16 @@ START_TEST(what_cannot_be_cloned_is_refused)
     ck_assert_int_eq(ht_obj_clone(a, 0, b, HT_FILE_BYTES_MAX, 1), -EFBIG);
     ck_assert_int_eq(ht_obj_clone(a, 0, b, UINT64_MAX, 1), -EFBIG);
     ck_assert_uint_eq(ht_obj_size(b), 0);
-    ht_obj_put(a);
-    ht_obj_put(b);
+    put_objects(a, b);
     remount();
-    ck_assert_int_eq(ht_store_unmount(s), 0);
-    ht_store_close(s);
+    unmount_store();
     mount_with(false, true);
     a = ht_obj_get(s, 2);
     ck_assert_int_eq(ht_obj_clone(a, 0, a, SMALL, SMALL), -EROFS);
     ht_obj_put(a);
-    free(p);
-    done();
 }
-END_TEST
 
-START_TEST(scratch_is_copied_not_shared)
+TEST(scratch_is_copied_not_shared)
 {
     fresh(32, false);
     struct ht_obj *x;
@@ -628,14 +555,10 @@ START_TEST(scratch_is_copied_not_shared)
     ck_assert_int_eq(ht_store_commit(s), 0);
     ck_assert_uint_eq(obj_stat(b).stored_bytes, 2 * MIB);
     expect(b, 0, p, 2 * MIB);
-    ht_obj_put(x);
-    ht_obj_put(b);
-    free(p);
-    done();
+    put_objects(x, b);
 }
-END_TEST
 
-START_TEST(what_cannot_be_written_back_is_copied_as_it_is)
+TEST(what_cannot_be_written_back_is_copied_as_it_is)
 {
     fresh(32, false);
     uint8_t *p = pattern(2 * MIB, 22), *q = pattern(2 * MIB, 23);
@@ -650,16 +573,11 @@ START_TEST(what_cannot_be_written_back_is_copied_as_it_is)
     ck_assert_int_eq(ht_obj_sync(b), 0);
     ht_obj_evict(b);
     expect(b, 0, q, 2 * MIB);
-    ht_obj_put(a);
-    ht_obj_put(b);
-    free(p);
-    free(q);
-    done();
+    put_objects(a, b);
 }
-END_TEST
 
 /* In pieces of one block each. */
-START_TEST(chunks_in_many_pieces_are_shared_too)
+TEST(chunks_in_many_pieces_are_shared_too)
 {
     fresh(16, false);
     static struct ht_obj *o[4000];
@@ -687,9 +605,7 @@ START_TEST(chunks_in_many_pieces_are_shared_too)
                 ht_obj_put(o[i]);
                 o[i] = NULL;
             }
-            ht_obj_put(filler);
-            ht_obj_put(a);
-            ht_obj_put(b);
+            put_objects(filler, a, b);
             crash();
             ck_assert_uint_eq(ht_store_conflicts(s, NULL, 0), 0);
             filler = NULL;
@@ -706,12 +622,9 @@ START_TEST(chunks_in_many_pieces_are_shared_too)
     for (unsigned i = 1; i < n; i += 2)
         ht_obj_put(o[i]);
     ht_obj_put(filler);
-    free(p);
-    done();
 }
-END_TEST
 
-START_TEST(remembering_owners_costs_what_is_shared)
+TEST(remembering_owners_costs_what_is_shared)
 {
     fresh(32, false);
     uint8_t *p = pattern(8 * MIB, 21);
@@ -730,10 +643,7 @@ START_TEST(remembering_owners_costs_what_is_shared)
     }
     ck_assert_uint_eq(stats().meta_bytes, meta);
     ht_obj_put(a);
-    free(p);
-    done();
 }
-END_TEST
 
 struct cloner {
     pthread_t thread;
@@ -768,7 +678,7 @@ static void *clone_and_write(void *arg)
     return NULL;
 }
 
-START_TEST(cloning_in_a_circle_while_all_write_disturbs_nobody)
+TEST(cloning_in_a_circle_while_all_write_disturbs_nobody)
 {
     fresh(32, true);
     enum { N = 4 };
@@ -794,9 +704,7 @@ START_TEST(cloning_in_a_circle_while_all_write_disturbs_nobody)
     ck_assert_uint_eq(stats().free_bytes, before.free_bytes);
     ck_assert_uint_eq(stats().available_bytes, before.available_bytes);
     free(p);
-    done();
 }
-END_TEST
 
 /* A run goes as far as it is known: a caller asks again at its end. */
 static uint64_t same_until(struct ht_obj *a, struct ht_obj *b, uint64_t off, bool want)
@@ -816,7 +724,7 @@ static uint64_t device_reads(void)
     return st.device_read_bytes;
 }
 
-START_TEST(objects_are_compared_by_their_places)
+TEST(objects_are_compared_by_their_places)
 {
     enum { N = 3000 }; /* more than one run has */
     uint64_t end;
@@ -847,13 +755,8 @@ START_TEST(objects_are_compared_by_their_places)
     ck_assert_uint_eq(same_until(a, b, 1503 * SMALL, true), 2000 * SMALL);
     ck_assert_uint_eq(same_until(a, b, 2000 * SMALL, false), N * SMALL);
     ck_assert(!ht_obj_same(a, large, 0, &end) && end == UINT64_MAX); /* chunks of another size */
-    ht_obj_put(a);
-    ht_obj_put(b);
-    ht_obj_put(large);
-    free(p);
-    done();
+    put_objects(a, b, large);
 }
-END_TEST
 
 struct waiting_clone {
     struct ht_obj *src, *dst;
@@ -869,7 +772,7 @@ static void *clone_main(void *arg)
 }
 
 /* Another thread fixes smaller chunks for the target while the clone waits for a publication. */
-START_TEST(a_clone_that_waited_sees_the_chunks_that_its_target_has)
+TEST(a_clone_that_waited_sees_the_chunks_that_its_target_has)
 {
     struct ht_scope_changes c;
     pthread_t thread;
@@ -899,40 +802,10 @@ START_TEST(a_clone_that_waited_sees_the_chunks_that_its_target_has)
     ht_obj_evict(b);
     expect(b, MIB, p, MIB);
     ht_store_verify(s, false);
-    ht_obj_put(a);
-    ht_obj_put(b);
-    free(p);
-    done();
+    put_objects(a, b);
 }
-END_TEST
 
 int main(void)
 {
-    TCase *tc = tcase_create("clones");
-
-    tcase_set_timeout(tc, 300);
-    tcase_add_test(tc, a_clone_has_the_same_bytes_and_takes_no_space);
-    tcase_add_test(tc, a_target_that_was_made_for_large_chunks_keeps_them);
-    tcase_add_test(tc, space_comes_back_with_the_last_owner_in_any_order);
-    tcase_add_test(tc, what_a_record_named_is_not_used_again_before_its_end_is_durable);
-    tcase_add_test(tc, space_of_an_open_transaction_is_waited_for);
-    tcase_add_test(tc, owners_ended_by_an_open_transaction_are_no_room_for_new_ones);
-    tcase_add_test(tc, a_remount_counts_the_owners);
-    tcase_add_test(tc, an_unpublished_clone_is_gone_after_a_crash_and_a_published_one_is_not);
-    tcase_add_test(tc, an_unpublished_reference_that_is_shared_is_not_overwritten);
-    tcase_add_test(tc, a_rewrite_reserve_holds_for_what_is_shared);
-    tcase_add_test(tc, a_full_store_refuses_to_share_what_has_a_rewrite_reserve);
-    tcase_add_test(tc, an_aborted_scope_gives_its_clones_back);
-    tcase_add_test(tc, a_clone_that_waited_sees_the_chunks_that_its_target_has);
-    tcase_add_test(tc, edges_holes_and_other_chunk_sizes_are_right);
-    tcase_add_test(tc, a_sparse_source_of_any_size_is_cloned_at_once);
-    tcase_add_test(tc, the_last_partial_chunk_is_shared_unless_something_is_behind_it);
-    tcase_add_test(tc, what_cannot_be_cloned_is_refused);
-    tcase_add_test(tc, scratch_is_copied_not_shared);
-    tcase_add_test(tc, objects_are_compared_by_their_places);
-    tcase_add_test(tc, what_cannot_be_written_back_is_copied_as_it_is);
-    tcase_add_test(tc, chunks_in_many_pieces_are_shared_too);
-    tcase_add_test(tc, remembering_owners_costs_what_is_shared);
-    tcase_add_test(tc, cloning_in_a_circle_while_all_write_disturbs_nobody);
-    return run_suite(tc);
+    return run_tests("clones", .teardown = fixture_end, .timeout_s = 300);
 }

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Stores of two devices of memory: members that are missing, return, fail, or stop answering. */
-#include <check.h>
 #include <pthread.h>
 #include <sched.h>
 #include <unistd.h>
@@ -66,16 +65,9 @@ static void make(void)
 
 static void end(void)
 {
-    free(content);
-    free(newer);
     for (unsigned i = 0; i < DEVICES; i++)
-        ht_dev_close(devs[i]);
-}
-
-static void unmount(void)
-{
-    ck_assert_int_eq(ht_store_unmount(s), 0);
-    ht_store_close(s);
+        if (devs[i])
+            ht_dev_close(devs[i]);
 }
 
 static struct ht_device_stat device(unsigned i)
@@ -128,7 +120,7 @@ static struct where where(void)
 
 /* ------------------------------------------------------------ missing members */
 
-START_TEST(chunks_spread_over_equal_devices)
+TEST(chunks_spread_over_equal_devices)
 {
     make();
     struct where w = where();
@@ -136,19 +128,17 @@ START_TEST(chunks_spread_over_equal_devices)
     ck_assert_uint_eq(w.chunks[1], BYTES / MIB / 2);
     ck_assert_int_eq(device(0).log, HT_LOG_COPY_WRITTEN);
     ck_assert_int_eq(device(1).log, HT_LOG_COPY_WRITTEN);
-    unmount();
-    end();
+    unmount_store();
 }
-END_TEST
 
-START_TEST(a_missing_member_is_refused_and_costs_only_what_is_on_it)
+TEST_LOOP(a_missing_member_is_refused_and_costs_only_what_is_on_it, 2)
 {
     unsigned gone = (unsigned)_i, there = 1u << !gone;
 
     make();
     struct where w = where();
     uint64_t total = stats().total_bytes;
-    unmount();
+    unmount_store();
     ck_assert_int_eq(try_mount(there, false), -ENODEV);
     ck_assert_int_eq(try_mount(there, true), 0);
     ck_assert_uint_eq(stats().total_bytes, total / 2);
@@ -176,7 +166,7 @@ START_TEST(a_missing_member_is_refused_and_costs_only_what_is_on_it)
     for (unsigned i = 0; i < BYTES / MIB; i++)
         expect(o, i * MIB, (i % 3 ? content : newer) + i * MIB, MIB);
     ht_obj_put(o);
-    unmount();
+    unmount_store();
     /* so now the other one may be away */
     ck_assert_int_eq(try_mount(1u << gone, true), 0);
     o = the_object();
@@ -185,16 +175,14 @@ START_TEST(a_missing_member_is_refused_and_costs_only_what_is_on_it)
         if (w.on[i] == gone)
             expect(o, i * MIB, (i % 3 ? content : newer) + i * MIB, MIB);
     ht_obj_put(o);
-    unmount();
-    end();
+    unmount_store();
 }
-END_TEST
 
-START_TEST(an_update_that_cannot_read_is_counted_as_a_read_error)
+TEST(an_update_that_cannot_read_is_counted_as_a_read_error)
 {
     make();
     struct where w = where();
-    unmount();
+    unmount_store();
     ck_assert_int_eq(try_mount(1, true), 0);
     struct ht_obj *o = the_object();
     uint64_t index = 0;
@@ -205,15 +193,13 @@ START_TEST(an_update_that_cannot_read_is_counted_as_a_read_error)
     ck_assert_int_eq(ht_batch_pin_begin(&l), -EIO);
     ck_assert_uint_eq(stats().read_errors, errors + 1);
     ht_obj_put(o);
-    unmount();
-    end();
+    unmount_store();
 }
-END_TEST
 
-START_TEST(what_a_missing_member_holds_is_no_space)
+TEST(what_a_missing_member_holds_is_no_space)
 {
     make();
-    unmount();
+    unmount_store();
     ck_assert_int_eq(try_mount(1, true), 0);
     struct ht_obj *o = the_object(), *filler = object(HT_CHUNK_BYTES, 0);
     /* The space was freed on the missing device: no caller gets room here. */
@@ -225,33 +211,28 @@ START_TEST(what_a_missing_member_holds_is_no_space)
     ck_assert_int_eq(ht_obj_sync(filler), 0);
     ck_assert_uint_lt(end_at, 64 * MIB);
     ck_assert_uint_ge(end_at, 56 * MIB);
-    ht_obj_put(o);
-    ht_obj_put(filler);
-    unmount();
+    put_objects(o, filler);
+    unmount_store();
     ck_assert_int_eq(try_mount(3, false), 0);
-    unmount();
-    end();
+    unmount_store();
 }
-END_TEST
 
-START_TEST(members_that_changed_apart_are_refused)
+TEST(members_that_changed_apart_are_refused)
 {
     make();
-    unmount();
+    unmount_store();
     for (unsigned i = 0; i < DEVICES; i++) {
         ck_assert_int_eq(try_mount(1u << i, true), 0);
         struct ht_obj *o = object(HT_CHUNK_BYTES, 0);
         sync_one(o, 0, newer);
         ht_obj_put(o);
-        unmount();
+        unmount_store();
     }
     ck_assert_int_eq(try_mount(3, false), -EXDEV);
     ck_assert_int_eq(try_mount(3, true), -EXDEV);
     ck_assert_int_eq(try_mount(1, true), 0);
-    unmount();
-    end();
+    unmount_store();
 }
-END_TEST
 
 /* -------------------------------------------------------- failing in mid-run */
 
@@ -262,7 +243,7 @@ static void fail_all(struct ht_dev *d, bool fail)
     dev_fail(d, HT_IO_FLUSH, fail, fail);
 }
 
-START_TEST(a_member_that_stops_taking_writes_is_left_behind)
+TEST_LOOP(a_member_that_stops_taking_writes_is_left_behind, 4)
 {
     unsigned bad = (unsigned)_i % 2, crashes = (unsigned)_i / 2;
 
@@ -283,7 +264,7 @@ START_TEST(a_member_that_stops_taking_writes_is_left_behind)
     if (crashes)
         ht_store_close(s);
     else
-        unmount();
+        unmount_store();
     fail_all(devs[bad], false);
     /* several mounts later, with it and without it */
     for (unsigned i = 0; i < 3; i++) {
@@ -291,11 +272,9 @@ START_TEST(a_member_that_stops_taking_writes_is_left_behind)
         o = the_object();
         expect(o, 0, newer, BYTES);
         ht_obj_put(o);
-        unmount();
+        unmount_store();
     }
-    end();
 }
-END_TEST
 
 /* Only the log writes. */
 static void log_something(void)
@@ -305,9 +284,7 @@ static void log_something(void)
 
     ck_assert_int_eq(ht_tx_begin(s, 4096, &tx), 0);
     ht_obj_publish(o, tx);
-    uint64_t lsn;
-    ck_assert_int_eq(ht_tx_commit(tx, &lsn), 0);
-    ck_assert_int_eq(ht_store_sync(s, lsn), 0);
+    commit_durably(tx);
     ht_obj_put(o);
 }
 
@@ -324,13 +301,13 @@ static void expect_whole_alone(void)
     for (unsigned i = 0; i < DEVICES; i++) {
         ck_assert_int_eq(try_mount(1u << i, true), 0);
         ck_assert_uint_eq(device(i).log, HT_LOG_COPY_WRITTEN);
-        unmount();
+        unmount_store();
         ck_assert_int_eq(try_mount(3, true), 0);
-        unmount();
+        unmount_store();
     }
 }
 
-START_TEST(a_member_that_was_left_behind_takes_part_again)
+TEST_LOOP(a_member_that_was_left_behind_takes_part_again, 2)
 {
     make();
     for (unsigned i = 0; i < 4; i++) { /* one error after the other, on both */
@@ -341,19 +318,17 @@ START_TEST(a_member_that_was_left_behind_takes_part_again)
         log_something();
     }
     if (_i)
-        unmount();
+        unmount_store();
     else
         ht_store_close(s);
     expect_whole_alone();
-    end();
 }
-END_TEST
 
 /* One error on each device, some time apart, needs no operator. */
-START_TEST(a_member_comes_back_by_itself)
+TEST(a_member_comes_back_by_itself)
 {
     make();
-    unmount();
+    unmount_store();
     threads = true;
     ck_assert_int_eq(try_mount(3, false), 0);
     for (unsigned i = 0; i < 2; i++) {
@@ -362,14 +337,12 @@ START_TEST(a_member_comes_back_by_itself)
             usleep(1000);
     }
     ck_assert(!ht_store_read_only(s));
-    unmount();
+    unmount_store();
     expect_whole_alone();
-    end();
 }
-END_TEST
 
 /* Its superblock cannot be written: it stays stale, and the other member continues. */
-START_TEST(a_member_whose_return_cannot_be_recorded_stays_behind)
+TEST(a_member_whose_return_cannot_be_recorded_stays_behind)
 {
     make();
     lose_log_of(1);
@@ -381,13 +354,11 @@ START_TEST(a_member_whose_return_cannot_be_recorded_stays_behind)
     dev_fail(devs[1], HT_IO_WRITE, 0, false);
     ck_assert_int_eq(try_mount(2, true), -ESTALE);
     ck_assert_int_eq(try_mount(3, false), 0);
-    unmount();
-    end();
+    unmount_store();
 }
-END_TEST
 
 /* Some of its record may have been written, and it is out: that is on record before anything is that it lacks. */
-START_TEST(a_return_that_may_be_on_record_is_taken_back)
+TEST_LOOP(a_return_that_may_be_on_record_is_taken_back, 2)
 {
     make();
     lose_log_of(1);
@@ -400,13 +371,11 @@ START_TEST(a_return_that_may_be_on_record_is_taken_back)
     ht_store_close(s);
     ck_assert_int_eq(try_mount(2, true), -ESTALE);
     ck_assert_int_eq(try_mount(3, false), 0);
-    unmount();
-    end();
+    unmount_store();
 }
-END_TEST
 
 /* The member with the last valid superblock does not become stale: only it holds the log's start. */
-START_TEST(superblocks_that_can_be_written_nowhere_are_written_later)
+TEST_LOOP(superblocks_that_can_be_written_nowhere_are_written_later, 2)
 {
     struct ht_super_report report;
     struct ht_super sb;
@@ -428,10 +397,8 @@ START_TEST(superblocks_that_can_be_written_nowhere_are_written_later)
     struct ht_obj *o = the_object();
     expect(o, 0, content, BYTES);
     ht_obj_put(o);
-    unmount();
-    end();
+    unmount_store();
 }
-END_TEST
 
 /* A superblock is written (it is to name the feature first), and nothing else. */
 static int write_supers(void)
@@ -458,7 +425,7 @@ static bool knows_that_it_takes_part(unsigned member)
     return ht_members_takes_part(&sb, 0) && ht_members_takes_part(&sb, 1);
 }
 
-START_TEST(a_member_whose_superblock_failed_stands_in_for_the_log)
+TEST_LOOP(a_member_whose_superblock_failed_stands_in_for_the_log, 2)
 {
     unsigned first = (unsigned)_i;
 
@@ -472,16 +439,14 @@ START_TEST(a_member_whose_superblock_failed_stands_in_for_the_log)
     ck_assert_int_eq(ht_journal_resync(s->journal), 0);
     ht_store_close(s);
     expect_whole_alone();
-    end();
 }
-END_TEST
 
-START_TEST(the_next_superblock_brings_a_member_back)
+TEST_LOOP(the_next_superblock_brings_a_member_back, 4)
 {
     make();
     lose_super_of(_i % 2);
     if (_i / 2) {
-        unmount();
+        unmount_store();
     } else {
         ck_assert_int_eq(ht_store_checkpoint(s), 0);
         ck_assert(knows_that_it_takes_part(0));
@@ -489,12 +454,10 @@ START_TEST(the_next_superblock_brings_a_member_back)
         ht_store_close(s);
     }
     expect_whole_alone();
-    end();
 }
-END_TEST
 
 /* A write and a flush fail once. The member takes the superblock that calls it stale, and the next one. */
-START_TEST(a_superblock_that_fails_once_leaves_nobody_behind)
+TEST_LOOP(a_superblock_that_fails_once_leaves_nobody_behind, 2)
 {
     make();
     dev_fail(devs[_i], HT_IO_WRITE, 1, false);
@@ -505,12 +468,10 @@ START_TEST(a_superblock_that_fails_once_leaves_nobody_behind)
     ck_assert(knows_that_it_takes_part(1));
     ht_store_close(s);
     expect_whole_alone();
-    end();
 }
-END_TEST
 
 /* The last one goes on taking part, without its record; its log is on record before the other one's is given up. */
-START_TEST(what_could_not_be_recorded_is_before_a_log_is_given_up)
+TEST(what_could_not_be_recorded_is_before_a_log_is_given_up)
 {
     make();
     fail_all(devs[0], true);
@@ -522,29 +483,25 @@ START_TEST(what_could_not_be_recorded_is_before_a_log_is_given_up)
     ht_store_close(s);
     fail_all(devs[0], false);
     ck_assert_int_eq(try_mount(1, true), 0); /* it could not know */
-    unmount();
+    unmount_store();
     ck_assert_int_eq(try_mount(3, true), -EXDEV);
-    end();
 }
-END_TEST
 
-START_TEST(a_member_left_behind_does_not_stand_for_the_store)
+TEST(a_member_left_behind_does_not_stand_for_the_store)
 {
     make();
     lose_log_of(1);
     ht_store_close(s);
     ck_assert_int_eq(try_mount(2, true), -ESTALE);
     ck_assert_int_eq(try_mount(1, true), 0);
-    unmount();
+    unmount_store();
     ck_assert_int_eq(try_mount(3, false), 0);
-    unmount();
+    unmount_store();
     ck_assert_int_eq(try_mount(2, true), 0);
-    unmount();
-    end();
+    unmount_store();
 }
-END_TEST
 
-START_TEST(a_bad_place_is_not_used_again)
+TEST(a_bad_place_is_not_used_again)
 {
     make();
     struct ht_obj *o = the_object();
@@ -561,15 +518,13 @@ START_TEST(a_bad_place_is_not_used_again)
     expect(o, 0, newer, MIB);
     ck_assert_int_eq(ht_obj_sync(o), 0);
     ht_obj_put(o);
-    unmount();
+    unmount_store();
     ck_assert_int_eq(try_mount(3, false), 0);
     ck_assert_uint_eq(device(0).bad_bytes + device(1).bad_bytes, 0);
-    unmount();
-    end();
+    unmount_store();
 }
-END_TEST
 
-START_TEST(a_staged_update_goes_elsewhere_too)
+TEST(a_staged_update_goes_elsewhere_too)
 {
     make();
     struct ht_obj *o = object(HT_CHUNK_BYTES, 9);
@@ -578,23 +533,19 @@ START_TEST(a_staged_update_goes_elsewhere_too)
     struct ht_batch_pin l = {.store = s, .count = 4};
     for (unsigned i = 0; i < 4; i++)
         l.chunk[i] = (struct ht_batch_pin_chunk){.obj = o, .index = i, .mode = HT_BATCH_PIN_UPDATE};
-    ck_assert_int_eq(ht_batch_pin_begin(&l), 0);
-    ck_assert_int_eq(ht_batch_pin_wait(&l), 0);
+    pin_now(&l);
     for (unsigned i = 0; i < 4; i++)
         memcpy(l.chunk[i].data, newer + i * MIB, MIB);
     fail_all(devs[0], true);
-    ht_batch_pin_end(&l, 15);
-    ck_assert_int_eq(ht_batch_pin_finish(&l), 0);
+    unpin(&l, 15);
     fail_all(devs[0], false);
     expect(o, 0, newer, 4 * MIB);
     ht_obj_put(o);
-    unmount();
-    end();
+    unmount_store();
 }
-END_TEST
 
 /* The chunks of a range are placed with the first chunk that has a place. */
-START_TEST(a_range_stays_together)
+TEST(a_range_stays_together)
 {
     make();
     struct ht_obj *p = object(HT_CHUNK_BYTES, 9), *state = object(HT_CHUNK_BYTES, 9);
@@ -606,20 +557,16 @@ START_TEST(a_range_stays_together)
     for (unsigned i = 0; i < BYTES / MIB; i++) {
         l.chunk[0] = (struct ht_batch_pin_chunk){.obj = p, .index = i, .mode = HT_BATCH_PIN_UPDATE};
         l.chunk[1] = (struct ht_batch_pin_chunk){.obj = state, .index = i, .mode = HT_BATCH_PIN_UPDATE};
-        ck_assert_int_eq(ht_batch_pin_begin(&l), 0);
-        ck_assert_int_eq(ht_batch_pin_wait(&l), 0);
+        pin_now(&l);
         memcpy(l.chunk[0].data, newer + i * MIB, MIB);
         memcpy(l.chunk[1].data, newer + i * MIB, MIB);
-        ht_batch_pin_end(&l, 3);
-        ck_assert_int_eq(ht_batch_pin_finish(&l), 0);
+        unpin(&l, 3);
     }
     struct ht_tx *tx;
-    uint64_t lsn;
     ck_assert_int_eq(ht_scope_writeback(s, 9), 0);
     ck_assert_int_eq(ht_tx_begin(s, 8192, &tx), 0);
     ht_scope_publish(s, 9, false, tx);
-    ck_assert_int_eq(ht_tx_commit(tx, &lsn), 0);
-    ck_assert_int_eq(ht_store_sync(s, lsn), 0);
+    commit_durably(tx);
     struct where of[2];
     for (unsigned k = 0; k < 2; k++) {
         oid = ht_obj_id(k ? state : p);
@@ -629,12 +576,9 @@ START_TEST(a_range_stays_together)
         ck_assert_uint_gt(of[k].chunks[1], 0);
     }
     ck_assert_int_eq(memcmp(of[0].on, of[1].on, sizeof(of[0].on)), 0);
-    ht_obj_put(p);
-    ht_obj_put(state);
-    unmount();
-    end();
+    put_objects(p, state);
+    unmount_store();
 }
-END_TEST
 
 /* ------------------------------------------------------------ failed flushes */
 
@@ -648,7 +592,7 @@ static struct ht_obj *written_object(const uint8_t *bytes, uint64_t scope)
     return o;
 }
 
-START_TEST(what_a_failed_flush_covered_is_written_again)
+TEST_LOOP(what_a_failed_flush_covered_is_written_again, 2)
 {
     bool evicted = _i;
 
@@ -668,11 +612,9 @@ START_TEST(what_a_failed_flush_covered_is_written_again)
     expect(o, 0, newer, 4 * MIB);
     ht_obj_put(o);
     done();
-    free(newer);
 }
-END_TEST
 
-START_TEST(a_flush_that_never_succeeds_is_told)
+TEST(a_flush_that_never_succeeds_is_told)
 {
     fresh(64, false);
     newer = pattern(BYTES, 2);
@@ -686,18 +628,16 @@ START_TEST(a_flush_that_never_succeeds_is_told)
     ck_assert_int_eq(ht_obj_sync(o), 0);
     ht_obj_put(o);
     done();
-    free(newer);
 }
-END_TEST
 
 /* A flush that succeeds later proves nothing: a caller that then publishes the object finds the former content. */
-START_TEST(what_a_failed_flush_covered_is_not_published_later)
+TEST(what_a_failed_flush_covered_is_not_published_later)
 {
     fresh(64, false);
     content = pattern(BYTES, 1);
     newer = pattern(BYTES, 2);
     struct ht_obj *o = written_object(content, 0);
-    uint64_t id = ht_obj_id(o), lsn;
+    uint64_t id = ht_obj_id(o);
     ck_assert_int_eq(ht_obj_sync(o), 0);
     put_all(o, 0, newer, 4 * MIB);
     dev_fail(dev, HT_IO_FLUSH, 1, true);
@@ -706,8 +646,7 @@ START_TEST(what_a_failed_flush_covered_is_not_published_later)
     struct ht_tx *tx;
     ck_assert_int_eq(ht_tx_begin(s, 8192, &tx), 0);
     ht_obj_publish(o, tx);
-    ck_assert_int_eq(ht_tx_commit(tx, &lsn), 0);
-    ck_assert_int_eq(ht_store_sync(s, lsn), 0);
+    commit_durably(tx);
     expect(o, 0, newer, 4 * MIB);
     ht_obj_put(o);
     crash();
@@ -715,13 +654,10 @@ START_TEST(what_a_failed_flush_covered_is_not_published_later)
     expect(o, 0, content, 4 * MIB);
     ht_obj_put(o);
     done();
-    free(content);
-    free(newer);
 }
-END_TEST
 
 /* With content that was written to it, not flushed, and in no record yet. */
-START_TEST(a_device_that_dies_takes_only_what_was_durable_on_it)
+TEST_LOOP(a_device_that_dies_takes_only_what_was_durable_on_it, 2)
 {
     unsigned bad = (unsigned)_i;
 
@@ -732,16 +668,13 @@ START_TEST(a_device_that_dies_takes_only_what_was_durable_on_it)
     ck_assert_int_eq(ht_obj_sync(a), 0);
     ck_assert_int_eq(ht_scope_writeback(s, 9), 0);
     struct ht_tx *tx;
-    uint64_t lsn;
     ck_assert_int_eq(ht_tx_begin(s, 8192, &tx), 0);
     ht_scope_publish(s, 9, false, tx);
-    ck_assert_int_eq(ht_tx_commit(tx, &lsn), 0);
-    ck_assert_int_eq(ht_store_sync(s, lsn), 0);
+    commit_durably(tx);
     ck_assert(!ht_store_read_only(s));
     ck_assert_uint_le(stats().total_bytes, 64 * MIB);
     ck_assert_int_eq(ht_store_commit(s), 0);
-    ht_obj_put(a);
-    ht_obj_put(b);
+    put_objects(a, b);
     ht_store_close(s);
     ck_assert_int_eq(try_mount(1u << !bad, true), 0);
     for (unsigned k = 0; k < 2; k++) {
@@ -750,12 +683,10 @@ START_TEST(a_device_that_dies_takes_only_what_was_durable_on_it)
         expect(o, 0, newer + k * 4 * MIB, 4 * MIB);
         ht_obj_put(o);
     }
-    unmount();
-    end();
+    unmount_store();
 }
-END_TEST
 
-START_TEST(what_died_with_its_device_is_told_to_its_owner_alone)
+TEST(what_died_with_its_device_is_told_to_its_owner_alone)
 {
     make();
     struct ht_obj *a = written_object(newer, 9), *b = object(HT_CHUNK_BYTES, 0);
@@ -771,12 +702,9 @@ START_TEST(what_died_with_its_device_is_told_to_its_owner_alone)
     ck_assert_int_eq(ht_scope_writeback(s, 9), 0);
     dev_fail(devs[1], HT_IO_READ, 0, false);
     fail_all(devs[1], false);
-    ht_obj_put(a);
-    ht_obj_put(b);
-    unmount();
-    end();
+    put_objects(a, b);
+    unmount_store();
 }
-END_TEST
 
 /* -------------------------------------------------------- not answering */
 
@@ -785,7 +713,7 @@ static void *sync_object(void *arg)
     return (void *)(intptr_t)ht_obj_sync(arg);
 }
 
-START_TEST(a_device_that_does_not_answer_is_told_and_hangs_only_who_needs_it)
+TEST(a_device_that_does_not_answer_is_told_and_hangs_only_who_needs_it)
 {
     make();
     struct ht_obj *o = the_object();
@@ -820,13 +748,11 @@ START_TEST(a_device_that_does_not_answer_is_told_and_hangs_only_who_needs_it)
     ht_obj_evict(o);
     expect(o, 0, newer, MIB);
     ht_obj_put(o);
-    unmount();
-    end();
+    unmount_store();
 }
-END_TEST
 
 /* Half of the chunks go to each device. */
-START_TEST(an_image_is_clean_once_its_own_device_has_written_it)
+TEST_LOOP(an_image_is_clean_once_its_own_device_has_written_it, DEVICES)
 {
     enum { CHUNKS = 4 };
     pthread_t thread;
@@ -842,41 +768,10 @@ START_TEST(an_image_is_clean_once_its_own_device_has_written_it)
     pthread_join(thread, NULL);
     expect(o, 0, newer, CHUNKS * MIB);
     ht_obj_put(o);
-    unmount();
-    end();
+    unmount_store();
 }
-END_TEST
 
 int main(void)
 {
-    TCase *t = tcase_create("devices");
-
-    tcase_set_timeout(t, 120);
-    tcase_add_test(t, chunks_spread_over_equal_devices);
-    tcase_add_loop_test(t, a_missing_member_is_refused_and_costs_only_what_is_on_it, 0, 2);
-    tcase_add_test(t, an_update_that_cannot_read_is_counted_as_a_read_error);
-    tcase_add_test(t, what_a_missing_member_holds_is_no_space);
-    tcase_add_test(t, members_that_changed_apart_are_refused);
-    tcase_add_loop_test(t, a_member_that_stops_taking_writes_is_left_behind, 0, 4);
-    tcase_add_loop_test(t, a_member_whose_superblock_failed_stands_in_for_the_log, 0, 2);
-    tcase_add_loop_test(t, the_next_superblock_brings_a_member_back, 0, 4);
-    tcase_add_loop_test(t, a_superblock_that_fails_once_leaves_nobody_behind, 0, 2);
-    tcase_add_test(t, what_could_not_be_recorded_is_before_a_log_is_given_up);
-    tcase_add_test(t, a_member_left_behind_does_not_stand_for_the_store);
-    tcase_add_loop_test(t, a_member_that_was_left_behind_takes_part_again, 0, 2);
-    tcase_add_test(t, a_member_comes_back_by_itself);
-    tcase_add_test(t, a_member_whose_return_cannot_be_recorded_stays_behind);
-    tcase_add_loop_test(t, a_return_that_may_be_on_record_is_taken_back, 0, 2);
-    tcase_add_loop_test(t, superblocks_that_can_be_written_nowhere_are_written_later, 0, 2);
-    tcase_add_test(t, a_bad_place_is_not_used_again);
-    tcase_add_test(t, a_staged_update_goes_elsewhere_too);
-    tcase_add_test(t, a_range_stays_together);
-    tcase_add_loop_test(t, what_a_failed_flush_covered_is_written_again, 0, 2);
-    tcase_add_test(t, a_flush_that_never_succeeds_is_told);
-    tcase_add_test(t, what_a_failed_flush_covered_is_not_published_later);
-    tcase_add_loop_test(t, a_device_that_dies_takes_only_what_was_durable_on_it, 0, 2);
-    tcase_add_test(t, what_died_with_its_device_is_told_to_its_owner_alone);
-    tcase_add_loop_test(t, an_image_is_clean_once_its_own_device_has_written_it, 0, DEVICES);
-    tcase_add_test(t, a_device_that_does_not_answer_is_told_and_hangs_only_who_needs_it);
-    return run_suite(t);
+    return run_tests("devices", .teardown = end, .timeout_s = 120);
 }

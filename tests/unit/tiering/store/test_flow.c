@@ -69,23 +69,20 @@ static void a_budget_is_written_beside_a_device_that_stands_still(uint32_t chunk
     compare(&w);
     ht_obj_put(w.o);
     done();
-    free(want);
 }
 
-START_TEST(writers_go_on_while_there_is_room)
+TEST(writers_go_on_while_there_is_room)
 {
     a_budget_is_written_beside_a_device_that_stands_still(HT_CHUNK_BYTES);
 }
-END_TEST
 
-START_TEST(writers_of_small_chunks_go_on_too)
+TEST(writers_of_small_chunks_go_on_too)
 {
     a_budget_is_written_beside_a_device_that_stands_still(SMALL);
 }
-END_TEST
 
 /* Nothing is written twice, and a tensor's chunks whole, however small the writes. */
-START_TEST(a_stream_of_small_writes_reaches_the_device_in_whole_chunks)
+TEST(a_stream_of_small_writes_reaches_the_device_in_whole_chunks)
 {
     want = pattern(BUDGET, 2);
     fresh(128, true);
@@ -97,13 +94,10 @@ START_TEST(a_stream_of_small_writes_reaches_the_device_in_whole_chunks)
     ck_assert_uint_ge(bytes / chunks, MIB * 7 / 8);
     compare(&w);
     ht_obj_put(w.o);
-    done();
-    free(want);
 }
-END_TEST
 
 /* Many more writers than there is room for; all wait now and then. */
-START_TEST(many_writers_share_what_comes_free)
+TEST(many_writers_share_what_comes_free)
 {
     enum { WRITERS = 16 };
     static struct writer w[WRITERS];
@@ -122,16 +116,13 @@ START_TEST(many_writers_share_what_comes_free)
         compare(&w[i]);
         ht_obj_put(w[i].o);
     }
-    done();
-    free(want);
 }
-END_TEST
 
 /*
  * No writer fills these chunks any more, and no other writes come: more than half of the tier must not stay dirty for
  * ever.
  */
-START_TEST(what_was_begun_and_left_is_written_too)
+TEST(what_was_begun_and_left_is_written_too)
 {
     enum { FILES = 5 };
     struct ht_obj *o[FILES];
@@ -153,13 +144,10 @@ START_TEST(what_was_begun_and_left_is_written_too)
         expect(o[i], 0, want, 4 * SMALL);
         ht_obj_put(o[i]);
     }
-    done();
-    free(want);
 }
-END_TEST
 
 /* Scratch data alone is no reason to write, until a thread searches for room in vain. */
-START_TEST(a_reader_that_finds_no_room_has_writeback_make_more)
+TEST(a_reader_that_finds_no_room_has_writeback_make_more)
 {
     want = pattern(BUDGET, 6);
     fresh(64, true);
@@ -178,10 +166,7 @@ START_TEST(a_reader_that_finds_no_room_has_writeback_make_more)
     expect(scratch, 0, want, BUDGET);
     delete (scratch);
     ht_obj_put(stored);
-    done();
-    free(want);
 }
-END_TEST
 
 static void *read_one(void *o)
 {
@@ -218,7 +203,7 @@ static void hold(struct ht_obj *o, uint64_t chunks, bool holds)
 }
 
 /* All images are held. A writer waits for one, then a reader does, and then one comes free. */
-START_TEST(a_reader_gets_the_first_image_that_comes_free)
+TEST(a_reader_gets_the_first_image_that_comes_free)
 {
     want = pattern(BUDGET, 7);
     fresh(64, true);
@@ -260,17 +245,11 @@ START_TEST(a_reader_gets_the_first_image_that_comes_free)
     pthread_join(reader, NULL);
     pthread_join(w.thread, NULL);
     compare(&w);
-    ht_obj_put(w.o);
-    ht_obj_put(read);
-    ht_obj_put(one);
-    ht_obj_put(held);
-    done();
-    free(want);
+    put_objects(w.o, read, one, held);
 }
-END_TEST
 
 /* All whole images are held, and a slot of small ones has room that the reader cannot use. */
-START_TEST(a_small_writer_needs_not_wait_for_a_reader_of_a_whole_image)
+TEST(a_small_writer_needs_not_wait_for_a_reader_of_a_whole_image)
 {
     pthread_t reader;
 
@@ -301,16 +280,11 @@ START_TEST(a_small_writer_needs_not_wait_for_a_reader_of_a_whole_image)
     hold(small, 1, false);
     pthread_join(reader, NULL);
     expect(small, SMALL, want + SMALL, MIB - SMALL);
-    ht_obj_put(read);
-    ht_obj_put(small);
-    ht_obj_put(held);
-    done();
-    free(want);
+    put_objects(read, small, held);
 }
-END_TEST
 
 /* Writers have changed all images that they get, and the device stands still: a reader has one at once. */
-START_TEST(a_reader_needs_not_wait_for_what_writers_changed)
+TEST(a_reader_needs_not_wait_for_what_writers_changed)
 {
     pthread_t reader;
 
@@ -334,13 +308,10 @@ START_TEST(a_reader_needs_not_wait_for_what_writers_changed)
     pthread_join(reader, NULL);
     pthread_join(w.thread, NULL);
     compare(&w);
-    ht_obj_put(w.o);
-    ht_obj_put(read);
+    put_objects(w.o, read);
     done();
     fixture_dram_bytes = 8 * MIB;
-    free(want);
 }
-END_TEST
 
 /* Passes over more than fits: a part joins the working set. Changes that part. Returns how many images. */
 static unsigned change_workingset(struct ht_obj *o, unsigned chunks)
@@ -372,7 +343,7 @@ static void *sync_one(void *o)
  * The device writes changed images of the working set, which stay when they are clean, and stands still after two.
  * All others are dirty.
  */
-START_TEST(a_reader_takes_an_image_of_the_working_set_if_no_other_comes)
+TEST(a_reader_takes_an_image_of_the_working_set_if_no_other_comes)
 {
     enum { CHUNKS = 24 };
     pthread_t reader, syncer;
@@ -399,13 +370,8 @@ START_TEST(a_reader_takes_an_image_of_the_working_set_if_no_other_comes)
     dev_stall(dev, false);
     pthread_join(reader, NULL);
     pthread_join(syncer, NULL);
-    ht_obj_put(read);
-    ht_obj_put(set);
-    ht_obj_put(others);
-    done();
-    free(want);
+    put_objects(read, set, others);
 }
-END_TEST
 
 static void delete_but_hold(struct ht_obj *o)
 {
@@ -417,7 +383,7 @@ static void delete_but_hold(struct ht_obj *o)
 }
 
 /* A writer that cleans images under pressure reaches one of these while it waits for the device. */
-START_TEST(what_is_deleted_may_be_let_go_of_beside_writing)
+TEST(what_is_deleted_may_be_let_go_of_beside_writing)
 {
     enum { IN_FLIGHT = 16 };
 
@@ -436,28 +402,10 @@ START_TEST(what_is_deleted_may_be_let_go_of_beside_writing)
     ht_obj_put(gone);
     dev_stall(dev, false);
     expect(after, 0, want, BUDGET - 17 * SMALL);
-    ht_obj_put(before);
-    ht_obj_put(after);
-    done();
-    free(want);
+    put_objects(before, after);
 }
-END_TEST
 
 int main(void)
 {
-    TCase *tc = tcase_create("flow");
-
-    tcase_set_timeout(tc, 60);
-    tcase_add_test(tc, writers_go_on_while_there_is_room);
-    tcase_add_test(tc, writers_of_small_chunks_go_on_too);
-    tcase_add_test(tc, a_stream_of_small_writes_reaches_the_device_in_whole_chunks);
-    tcase_add_test(tc, many_writers_share_what_comes_free);
-    tcase_add_test(tc, what_was_begun_and_left_is_written_too);
-    tcase_add_test(tc, a_reader_that_finds_no_room_has_writeback_make_more);
-    tcase_add_test(tc, a_reader_gets_the_first_image_that_comes_free);
-    tcase_add_test(tc, a_small_writer_needs_not_wait_for_a_reader_of_a_whole_image);
-    tcase_add_test(tc, a_reader_needs_not_wait_for_what_writers_changed);
-    tcase_add_test(tc, a_reader_takes_an_image_of_the_working_set_if_no_other_comes);
-    tcase_add_test(tc, what_is_deleted_may_be_let_go_of_beside_writing);
-    return run_suite(tc);
+    return run_tests("flow", .teardown = fixture_end, .timeout_s = 60);
 }

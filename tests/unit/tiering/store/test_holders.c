@@ -57,7 +57,7 @@ static void nested(void *ctx, const void *bytes, size_t len)
         ck_assert_int_eq(ht_obj_read_in_place(r->o, NULL, 0, r->buf, BYTES, nested, r), BYTES);
 }
 
-START_TEST(readers_beyond_the_count_wait)
+TEST(readers_beyond_the_count_wait)
 {
     static struct reader r;
     uint8_t *p = pattern(BYTES, 1);
@@ -72,14 +72,9 @@ START_TEST(readers_beyond_the_count_wait)
     put_all(r.o, 0, p, BYTES); /* exclusively: no reader is left */
     ht_obj_put(r.o);
     done();
-    free(p);
 }
-END_TEST
 
 int main(void)
 {
-    TCase *tc = tcase_create("holders");
-
-    tcase_add_test(tc, readers_beyond_the_count_wait);
-    return run_suite(tc);
+    return run_tests("holders");
 }

@@ -69,9 +69,7 @@ static uint64_t make_store(uint16_t type)
     ck_assert_int_eq(ht_tx_begin(s, 64, &tx), 0);
     put(tx, type, VALUE);
     ck_assert_int_eq(ht_tx_commit(tx, NULL), 0);
-    ck_assert_int_eq(ht_store_unmount(s), 0);
-    ht_store_close(s);
-    free(bytes);
+    unmount_store();
     return oid;
 }
 
@@ -82,20 +80,17 @@ static void expect_read_only(uint64_t oid)
 
     memcpy(before, ht_dev_ram_data(dev), (size_t)DEVICE_MIB * MIB);
     ck_assert_int_eq(open_store(false, false), -EPROTONOSUPPORT);
-    ck_assert_int_eq(ht_store_unmount(s), 0);
-    ht_store_close(s);
+    unmount_store();
     ck_assert_int_eq(open_store(false, true), 0);
     struct ht_obj *o = ht_obj_get(s, oid);
     expect(o, 0, bytes, BYTES);
     ht_obj_put(o);
-    ck_assert_int_eq(ht_store_unmount(s), 0);
-    ht_store_close(s);
+    unmount_store();
     ck_assert_int_eq(memcmp(before, ht_dev_ram_data(dev), (size_t)DEVICE_MIB * MIB), 0);
     free(before);
-    free(bytes);
 }
 
-START_TEST(records_of_a_participant_that_is_missing_survive)
+TEST(records_of_a_participant_that_is_missing_survive)
 {
     uint64_t oid = make_store(TYPE);
 
@@ -105,15 +100,13 @@ START_TEST(records_of_a_participant_that_is_missing_survive)
         ck_assert_uint_eq(value, VALUE);
         ck_assert_uint_eq(ht_store_unknown_records(s).count, 0);
         ck_assert_int_eq(ht_store_checkpoint(s), 0);
-        ck_assert_int_eq(ht_store_unmount(s), 0);
-        ht_store_close(s);
+        unmount_store();
     }
     ht_dev_close(dev);
 }
-END_TEST
 
 /* In the numbers of the journal, of the store, of names and of the optimizer, and beyond. */
-START_TEST(no_type_of_a_later_version_is_dropped)
+TEST_LOOP(no_type_of_a_later_version_is_dropped, 5)
 {
     static const uint16_t types[] = {HT_REC_CHECKPOINT_END + 1, HT_REC_CHUNK_DEL + 1, HT_REC_NS_LAST, HT_REC_OPT_LAST,
                                      UINT16_MAX};
@@ -126,9 +119,8 @@ START_TEST(no_type_of_a_later_version_is_dropped)
     ht_store_close(s);
     ht_dev_close(dev);
 }
-END_TEST
 
-START_TEST(a_feature_that_only_readers_may_ignore_refuses_a_writer)
+TEST(a_feature_that_only_readers_may_ignore_refuses_a_writer)
 {
     uint64_t oid = make_store(HT_REC_IDS);
     struct ht_super_report report;
@@ -144,14 +136,8 @@ START_TEST(a_feature_that_only_readers_may_ignore_refuses_a_writer)
     ck_assert_int_eq(open_store(false, false), 0);
     done();
 }
-END_TEST
 
 int main(void)
 {
-    TCase *tc = tcase_create("newer");
-
-    tcase_add_test(tc, records_of_a_participant_that_is_missing_survive);
-    tcase_add_loop_test(tc, no_type_of_a_later_version_is_dropped, 0, 5);
-    tcase_add_test(tc, a_feature_that_only_readers_may_ignore_refuses_a_writer);
-    return run_suite(tc);
+    return run_tests("newer");
 }

@@ -16,7 +16,6 @@ static struct ht_obj *fill_up(void)
         end += 4096;
     ck_assert_int_eq(ht_obj_sync(o), 0);
     ck_assert_uint_eq(stats().available_bytes, 0);
-    free(junk);
     return o;
 }
 
@@ -26,7 +25,7 @@ static void expect_no_prealloc(struct ht_obj *o)
     ck_assert_uint_eq(stats().reserved_bytes, 0);
 }
 
-START_TEST(what_was_allocated_can_be_written_on_a_full_store)
+TEST(what_was_allocated_can_be_written_on_a_full_store)
 {
     uint8_t *p = pattern(4 * MIB, 1);
 
@@ -49,15 +48,12 @@ START_TEST(what_was_allocated_can_be_written_on_a_full_store)
         expect_no_prealloc(o);
         ht_obj_evict(o);
         expect(o, 0, p, 4 * MIB);
-        ht_obj_put(o);
-        ht_obj_put(full);
+        put_objects(o, full);
         done();
     }
-    free(p);
 }
-END_TEST
 
-START_TEST(punching_behind_the_end_gives_back_what_was_allocated)
+TEST(punching_behind_the_end_gives_back_what_was_allocated)
 {
     fresh(16, false);
     struct ht_obj *o = object(SMALL, 0);
@@ -82,12 +78,9 @@ START_TEST(punching_behind_the_end_gives_back_what_was_allocated)
     ck_assert_int_eq(ht_obj_truncate(o, 4096), 0);
     ck_assert_int_eq(ht_obj_sync(o), 0);
     ht_obj_put(o);
-    free(p);
-    done();
 }
-END_TEST
 
-START_TEST(staged_updates_use_what_was_allocated)
+TEST(staged_updates_use_what_was_allocated)
 {
     fresh(32, false);
     uint8_t *p = pattern(7 * MIB, 2);
@@ -97,10 +90,8 @@ START_TEST(staged_updates_use_what_was_allocated)
     struct ht_batch_pin l = {.store = s, .count = 1};
     for (uint64_t i = 0; i < 7; i++) { /* takes the protected part of the tier */
         l.chunk[0] = (struct ht_batch_pin_chunk){.obj = hot, .index = i, .mode = HT_BATCH_PIN_UPDATE};
-        ck_assert_int_eq(ht_batch_pin_begin(&l), 0);
-        ck_assert_int_eq(ht_batch_pin_wait(&l), 0);
-        ht_batch_pin_end(&l, 0);
-        ck_assert_int_eq(ht_batch_pin_finish(&l), 0);
+        pin_now(&l);
+        unpin(&l, 0);
     }
     ck_assert_int_eq(ht_obj_truncate(o, MIB), 0);
     ck_assert_int_eq(ht_obj_prealloc(o, 0, MIB), 0);
@@ -108,23 +99,16 @@ START_TEST(staged_updates_use_what_was_allocated)
     ck_assert_int_eq(ht_store_commit(s), 0);
     expect(hot, 0, p, 7 * MIB);
     l.chunk[0] = (struct ht_batch_pin_chunk){.obj = o, .mode = HT_BATCH_PIN_UPDATE};
-    ck_assert_int_eq(ht_batch_pin_begin(&l), 0);
-    ck_assert_int_eq(ht_batch_pin_wait(&l), 0);
+    pin_now(&l);
     ck_assert(l.chunk[0].staged);
     memcpy(l.chunk[0].data, p, MIB);
-    ht_batch_pin_end(&l, 1);
-    ck_assert_int_eq(ht_batch_pin_finish(&l), 0);
+    unpin(&l, 1);
     expect(o, 0, p, MIB);
     expect_no_prealloc(o);
-    ht_obj_put(o);
-    ht_obj_put(hot);
-    ht_obj_put(full);
-    free(p);
-    done();
+    put_objects(o, hot, full);
 }
-END_TEST
 
-START_TEST(a_refused_allocation_changes_nothing)
+TEST(a_refused_allocation_changes_nothing)
 {
     fresh(16, false);
     struct ht_obj *o = object(SMALL, 0);
@@ -146,13 +130,10 @@ START_TEST(a_refused_allocation_changes_nothing)
     ck_assert_uint_eq(ht_obj_size(o), 100000);
     expect(o, 0, p, 100000);
     ht_obj_put(o);
-    free(p);
-    done();
 }
-END_TEST
 
 /* Many chunks of one block each need more log than there is, before they need more space. */
-START_TEST(log_space_is_preallocated_too)
+TEST(log_space_is_preallocated_too)
 {
     fresh(512, false);
     struct ht_obj *o = object(SMALL, 0), *hog = object(SMALL, 0);
@@ -169,14 +150,10 @@ START_TEST(log_space_is_preallocated_too)
     for (unsigned i = 0; i < 100; i++)
         put_all(o, (uint64_t)i * SMALL, p, SMALL);
     ck_assert_int_eq(ht_obj_sync(o), 0);
-    ht_obj_put(o);
-    ht_obj_put(hog);
-    free(p);
-    done();
+    put_objects(o, hog);
 }
-END_TEST
 
-START_TEST(preallocations_are_given_back)
+TEST(preallocations_are_given_back)
 {
     fresh(32, false);
     uint8_t *p = pattern(MIB, 5);
@@ -237,12 +214,9 @@ START_TEST(preallocations_are_given_back)
         ck_assert_uint_eq(stats().free_bytes, before.free_bytes);
         ck_assert_uint_eq(stats().log.reserved_bytes, before.log.reserved_bytes);
     }
-    free(p);
-    done();
 }
-END_TEST
 
-START_TEST(preallocations_end_with_the_mount_and_seeks_do_not_see_them)
+TEST(preallocations_end_with_the_mount_and_seeks_do_not_see_them)
 {
     fresh(32, false);
     struct ht_obj *o = object(SMALL, 0);
@@ -259,11 +233,9 @@ START_TEST(preallocations_end_with_the_mount_and_seeks_do_not_see_them)
     ck_assert_uint_eq(ht_obj_size(o), 4 * MIB);
     expect_no_prealloc(o);
     ht_obj_put(o);
-    done();
 }
-END_TEST
 
-START_TEST(only_what_is_not_there_is_preallocated)
+TEST(only_what_is_not_there_is_preallocated)
 {
     fresh(32, false);
     uint8_t *p = pattern(MIB, 6);
@@ -280,23 +252,9 @@ START_TEST(only_what_is_not_there_is_preallocated)
     ck_assert_uint_eq(obj_stat(o).prealloc_bytes, 8192 + 4096);
     ck_assert_int_eq(ht_obj_prealloc(o, 0, 0), 0);
     ht_obj_put(o);
-    free(p);
-    done();
 }
-END_TEST
 
 int main(void)
 {
-    TCase *tc = tcase_create("allocation");
-
-    tcase_set_timeout(tc, 60);
-    tcase_add_test(tc, what_was_allocated_can_be_written_on_a_full_store);
-    tcase_add_test(tc, punching_behind_the_end_gives_back_what_was_allocated);
-    tcase_add_test(tc, staged_updates_use_what_was_allocated);
-    tcase_add_test(tc, a_refused_allocation_changes_nothing);
-    tcase_add_test(tc, log_space_is_preallocated_too);
-    tcase_add_test(tc, preallocations_are_given_back);
-    tcase_add_test(tc, preallocations_end_with_the_mount_and_seeks_do_not_see_them);
-    tcase_add_test(tc, only_what_is_not_there_is_preallocated);
-    return run_suite(tc);
+    return run_tests("allocation", .teardown = fixture_end, .timeout_s = 60);
 }

@@ -12,7 +12,6 @@ static struct ht_obj *full(uint64_t mib, unsigned seed)
 
     put_all(o, 0, p, mib * MIB);
     ck_assert_int_eq(ht_obj_sync(o), 0);
-    free(p);
     return o;
 }
 
@@ -40,14 +39,12 @@ static void update(struct ht_obj *o, uint64_t index, bool *out_staged)
     struct ht_batch_pin l = {.store = s, .count = 1};
 
     l.chunk[0] = (struct ht_batch_pin_chunk){.obj = o, .index = index, .mode = HT_BATCH_PIN_UPDATE};
-    ck_assert_int_eq(ht_batch_pin_begin(&l), 0);
-    ck_assert_int_eq(ht_batch_pin_wait(&l), 0);
+    pin_now(&l);
     *out_staged = l.chunk[0].staged;
-    ht_batch_pin_end(&l, 1);
-    ck_assert_int_eq(ht_batch_pin_finish(&l), 0);
+    unpin(&l, 1);
 }
 
-START_TEST(a_scan_evicts_what_is_not_pinned)
+TEST(a_scan_evicts_what_is_not_pinned)
 {
     fresh(128, false);
     struct ht_obj *pinned = full(2, 1), *other = full(2, 2), *scanned = full(32, 3);
@@ -64,14 +61,10 @@ START_TEST(a_scan_evicts_what_is_not_pinned)
     for (unsigned i = 0; i < 3; i++)
         read_all(scanned);
     ck_assert_uint_eq(misses(pinned), 2);
-    ht_obj_put(pinned);
-    ht_obj_put(other);
-    ht_obj_put(scanned);
-    done();
+    put_objects(pinned, other, scanned);
 }
-END_TEST
 
-START_TEST(half_of_the_tier_can_be_pinned)
+TEST(half_of_the_tier_can_be_pinned)
 {
     fresh(128, false);
     struct ht_obj *a = full(3, 1), *b = full(3, 2), *scanned = full(16, 3);
@@ -92,13 +85,10 @@ START_TEST(half_of_the_tier_can_be_pinned)
     ck_assert_uint_eq(stats().dram_pinned_bytes, 4 * MIB);
     delete (b);
     ck_assert_uint_eq(stats().dram_pinned_bytes, MIB);
-    ht_obj_put(a);
-    ht_obj_put(scanned);
-    done();
+    put_objects(a, scanned);
 }
-END_TEST
 
-START_TEST(updates_leave_room_to_pinned_content)
+TEST(updates_leave_room_to_pinned_content)
 {
     bool staged;
 
@@ -120,13 +110,10 @@ START_TEST(updates_leave_room_to_pinned_content)
     ck_assert_uint_eq(misses(o), 0);
     ht_obj_unprotect(o); /* of updates: a pin stays */
     ck_assert_uint_eq(stats().dram_pinned_bytes, 3 * MIB);
-    ht_obj_put(state);
-    ht_obj_put(o);
-    done();
+    put_objects(state, o);
 }
-END_TEST
 
-START_TEST(updates_of_pinned_content_stay_in_memory)
+TEST(updates_of_pinned_content_stay_in_memory)
 {
     bool staged;
 
@@ -147,14 +134,11 @@ START_TEST(updates_of_pinned_content_stay_in_memory)
     ck_assert_uint_eq(stats().dram_pinned_bytes, 3 * MIB);
     ht_obj_evict(o);
     ck_assert_uint_eq(stats().dram_pinned_bytes, 0);
-    ht_obj_put(state);
-    ht_obj_put(o);
-    done();
+    put_objects(state, o);
 }
-END_TEST
 
 /* States of a MiB and a quarter: their ends share a slot, so that all states stay. */
-START_TEST(updates_keep_no_more_than_the_content_needs)
+TEST(updates_keep_no_more_than_the_content_needs)
 {
     enum { STATES = 4, END = MIB / 4 };
     struct ht_obj *state[STATES];
@@ -182,13 +166,10 @@ START_TEST(updates_keep_no_more_than_the_content_needs)
         expect(state[k], 0, p, MIB + END);
         ht_obj_put(state[k]);
     }
-    free(p);
-    done();
 }
-END_TEST
 
 /* The last image is as short as the content was. What the object has now is read, written and updated. */
-START_TEST(the_last_image_of_an_update_grows_with_its_object)
+TEST(the_last_image_of_an_update_grows_with_its_object)
 {
     enum { END = MIB / 4, SIZE = 3 * MIB };
     uint8_t *p = calloc(1, SIZE);
@@ -214,11 +195,9 @@ START_TEST(the_last_image_of_an_update_grows_with_its_object)
         ht_obj_put(o);
     }
     free(p);
-    done();
 }
-END_TEST
 
-START_TEST(a_pinned_image_that_grows_stays_pinned)
+TEST(a_pinned_image_that_grows_stays_pinned)
 {
     uint8_t *p = pattern(MIB, 1);
 
@@ -234,14 +213,10 @@ START_TEST(a_pinned_image_that_grows_stays_pinned)
     read_all(scanned);
     ck_assert_uint_eq(misses(o), 0);
     expect(o, 0, p, MIB);
-    ht_obj_put(o);
-    ht_obj_put(scanned);
-    free(p);
-    done();
+    put_objects(o, scanned);
 }
-END_TEST
 
-START_TEST(cold_content_leaves_first)
+TEST(cold_content_leaves_first)
 {
     bool staged;
 
@@ -261,14 +236,10 @@ START_TEST(cold_content_leaves_first)
     update(cold, 0, &staged);
     ck_assert(staged);
     ck_assert_uint_eq(stats().dram_protected_bytes, 0);
-    ht_obj_put(cold);
-    ht_obj_put(warm);
-    ht_obj_put(more);
-    done();
+    put_objects(cold, warm, more);
 }
-END_TEST
 
-START_TEST(content_that_becomes_cold_is_protected_no_more)
+TEST(content_that_becomes_cold_is_protected_no_more)
 {
     bool staged;
 
@@ -282,9 +253,7 @@ START_TEST(content_that_becomes_cold_is_protected_no_more)
     update(o, 0, &staged); /* in its image: it is there */
     ck_assert_uint_eq(stats().dram_protected_bytes, 0);
     ht_obj_put(o);
-    done();
 }
-END_TEST
 
 /*
  * A backward pass writes a gradient, and updates read it for the last time. Returns the MiB that devices read for it.
@@ -295,21 +264,18 @@ static uint64_t consume(struct ht_obj *gradient, uint64_t mib)
     uint64_t before = obj_stat(gradient).device_read_bytes;
 
     put_all(gradient, 0, p, mib * MIB);
-    free(p);
     for (uint64_t i = 0; i < mib; i++) {
         struct ht_batch_pin l = {.store = s, .count = 1};
         l.chunk[0] =
             (struct ht_batch_pin_chunk){.obj = gradient, .index = i, .mode = HT_BATCH_PIN_READ, .consumed = true};
-        ck_assert_int_eq(ht_batch_pin_begin(&l), 0);
-        ck_assert_int_eq(ht_batch_pin_wait(&l), 0);
-        ht_batch_pin_end(&l, 0);
-        ck_assert_int_eq(ht_batch_pin_finish(&l), 0);
+        pin_now(&l);
+        unpin(&l, 0);
         ht_obj_scratch_drop(gradient, i, 1);
     }
     return (obj_stat(gradient).device_read_bytes - before) / MIB;
 }
 
-START_TEST(the_protected_set_gives_way_to_gradients_that_are_read_back)
+TEST(the_protected_set_gives_way_to_gradients_that_are_read_back)
 {
     struct ht_store_stats st;
     bool staged;
@@ -337,25 +303,10 @@ START_TEST(the_protected_set_gives_way_to_gradients_that_are_read_back)
     ht_store_end_step(s, true);
     ht_store_stats(s, &st);
     ck_assert_uint_eq(st.dram_protectable_bytes, 6 * MIB);
-    ht_obj_put(gradient);
-    ht_obj_put(state);
-    done();
+    put_objects(gradient, state);
 }
-END_TEST
 
 int main(void)
 {
-    TCase *tc = tcase_create("residency");
-
-    tcase_add_test(tc, a_scan_evicts_what_is_not_pinned);
-    tcase_add_test(tc, half_of_the_tier_can_be_pinned);
-    tcase_add_test(tc, updates_leave_room_to_pinned_content);
-    tcase_add_test(tc, updates_of_pinned_content_stay_in_memory);
-    tcase_add_test(tc, updates_keep_no_more_than_the_content_needs);
-    tcase_add_test(tc, the_last_image_of_an_update_grows_with_its_object);
-    tcase_add_test(tc, a_pinned_image_that_grows_stays_pinned);
-    tcase_add_test(tc, cold_content_leaves_first);
-    tcase_add_test(tc, content_that_becomes_cold_is_protected_no_more);
-    tcase_add_test(tc, the_protected_set_gives_way_to_gradients_that_are_read_back);
-    return run_suite(tc);
+    return run_tests("residency", .teardown = done);
 }

@@ -35,7 +35,7 @@ static void stream(struct ht_obj *o, uint64_t bytes)
     free(buf);
 }
 
-START_TEST(an_image_takes_what_its_object_has)
+TEST(an_image_takes_what_its_object_has)
 {
     static const struct {
         uint32_t bytes, takes;
@@ -61,13 +61,10 @@ START_TEST(an_image_takes_what_its_object_has)
         delete (o);
         ck_assert_uint_eq(used(), 0);
     }
-    free(p);
-    done();
 }
-END_TEST
 
 /* They would fill the tier six times over if each took a slot. */
-START_TEST(many_small_tensors_stay_while_a_large_one_passes)
+TEST(many_small_tensors_stay_while_a_large_one_passes)
 {
     enum { COUNT = 48, LARGE = 16 };
     uint8_t *p = pattern(LARGE * MIB, 1);
@@ -93,10 +90,7 @@ START_TEST(many_small_tensors_stay_while_a_large_one_passes)
     for (int i = 0; i < COUNT; i++)
         ht_obj_put(o[i]);
     ht_obj_put(large);
-    free(p);
-    done();
 }
-END_TEST
 
 /*
  * Ways in which an object of a short image grows; each leaves the bytes of p in [0, SMALL) and
@@ -127,8 +121,7 @@ static void by_batch_pin(struct ht_obj *o, uint64_t at, const uint8_t *p)
 {
     ck_assert_int_eq(ht_obj_truncate(o, at + SMALL), 0);
     struct ht_batch_pin l = {.store = s, .count = 1, .chunk = {{.obj = o, .index = 0, .mode = HT_BATCH_PIN_UPDATE}}};
-    ck_assert_int_eq(ht_batch_pin_begin(&l), 0);
-    ck_assert_int_eq(ht_batch_pin_wait(&l), 0);
+    pin_now(&l);
     uint64_t len = at + SMALL < MIB ? at + SMALL : MIB;
     ck_assert_uint_eq(l.chunk[0].len, len);
     ck_assert_int_eq(memcmp(l.chunk[0].data, p, SMALL), 0);
@@ -136,8 +129,7 @@ static void by_batch_pin(struct ht_obj *o, uint64_t at, const uint8_t *p)
               memcmp(l.chunk[0].data + SMALL, l.chunk[0].data + SMALL + 1, len - SMALL - 1) == 0);
     if (at < MIB)
         memcpy(l.chunk[0].data + at, p + at, SMALL);
-    ht_batch_pin_end(&l, 1);
-    ck_assert_int_eq(ht_batch_pin_finish(&l), 0);
+    unpin(&l, 1);
     if (at >= MIB)
         put_all(o, at, p + at, SMALL);
 }
@@ -156,7 +148,7 @@ static void by_mapping(struct ht_obj *o, uint64_t at, const uint8_t *p)
 static void (*const ways[])(struct ht_obj *o, uint64_t at, const uint8_t *p) = {
     by_write, by_truncate, by_a_look_behind_the_image, by_batch_pin, by_mapping};
 
-START_TEST(an_image_grows_with_its_object)
+TEST_LOOP(an_image_grows_with_its_object, 2 * (int)HT_ARRAY_SIZE(ways))
 {
     static const uint64_t places[] = {SMALL, PIECE - 1, PIECE, 3 * PIECE - 100, MIB - SMALL, MIB - 1, MIB, 2 * MIB};
     uint8_t *p = pattern(3 * MIB, 7), *want = calloc(3, MIB);
@@ -184,14 +176,11 @@ START_TEST(an_image_grows_with_its_object)
         delete (o);
         delete (other);
     }
-    free(p);
     free(want);
-    done();
 }
-END_TEST
 
 /* A batch pin of an image that is too short for it, and leaves it as it was. */
-START_TEST(a_batch_pin_that_changes_nothing_leaves_the_short_image)
+TEST(a_batch_pin_that_changes_nothing_leaves_the_short_image)
 {
     uint8_t *p = pattern(MIB, 2), *want = calloc(1, MIB);
 
@@ -201,31 +190,26 @@ START_TEST(a_batch_pin_that_changes_nothing_leaves_the_short_image)
     ck_assert_int_eq(ht_obj_truncate(o, 5 * PIECE), 0);
     for (enum ht_batch_pin_mode mode = HT_BATCH_PIN_READ; mode <= HT_BATCH_PIN_OVERWRITE; mode++) {
         struct ht_batch_pin l = {.store = s, .count = 1, .chunk = {{.obj = o, .index = 0, .mode = mode}}};
-        ck_assert_int_eq(ht_batch_pin_begin(&l), 0);
-        ck_assert_int_eq(ht_batch_pin_wait(&l), 0);
+        pin_now(&l);
         ck_assert(l.chunk[0].staged);
         if (mode != HT_BATCH_PIN_OVERWRITE)
             ck_assert_int_eq(memcmp(l.chunk[0].data, want, 5 * PIECE), 0);
         memset(l.chunk[0].data, 1, 5 * PIECE);
-        ht_batch_pin_end(&l, 0);
-        ck_assert_int_eq(ht_batch_pin_finish(&l), 0);
+        unpin(&l, 0);
         ck_assert_uint_eq(obj_stat(o).dirty_bytes, PIECE);
     }
     expect(o, 0, want, 5 * PIECE);
     ck_assert_uint_eq(used(), 8 * PIECE);
     ck_assert_uint_eq(obj_stat(o).dirty_bytes, 8 * PIECE);
     ht_obj_put(o);
-    free(p);
     free(want);
-    done();
 }
-END_TEST
 
 /*
  * Small tensors that are updated over and over become resident like large ones. They take no whole slots from other
  * callers.
  */
-START_TEST(small_tensors_are_protected)
+TEST(small_tensors_are_protected)
 {
     enum { COUNT = 40 };
     uint8_t *p = pattern(16 * MIB, 4);
@@ -243,12 +227,10 @@ START_TEST(small_tensors_are_protected)
         uint64_t before = stats().misses;
         for (int i = 0; i < COUNT; i++) {
             struct ht_batch_pin l = {.store = s, .count = 1, .chunk = {{.obj = o[i], .mode = HT_BATCH_PIN_UPDATE}}};
-            ck_assert_int_eq(ht_batch_pin_begin(&l), 0);
-            ck_assert_int_eq(ht_batch_pin_wait(&l), 0);
+            pin_now(&l);
             ck_assert(!l.chunk[0].staged);
             ck_assert_int_eq(memcmp(l.chunk[0].data, p + i, SMALL), 0);
-            ht_batch_pin_end(&l, 1);
-            ck_assert_int_eq(ht_batch_pin_finish(&l), 0);
+            unpin(&l, 1);
         }
         ck_assert_uint_eq(stats().misses - before, round ? 0 : COUNT);
         ck_assert_uint_eq(stats().dram_protected_bytes, 3 * MIB); /* forty of sixteen in a slot */
@@ -257,10 +239,7 @@ START_TEST(small_tensors_are_protected)
     for (int i = 0; i < COUNT; i++)
         ht_obj_put(o[i]);
     ht_obj_put(large);
-    free(p);
-    done();
 }
-END_TEST
 
 /* ------------------------------------------------------------ many at once */
 
@@ -335,7 +314,7 @@ static void *work(void *arg)
     return NULL;
 }
 
-START_TEST(images_grow_beside_each_other_in_a_full_tier)
+TEST(images_grow_beside_each_other_in_a_full_tier)
 {
     enum { WORKERS = 4 };
     struct worker w[WORKERS] = {0};
@@ -367,20 +346,9 @@ START_TEST(images_grow_beside_each_other_in_a_full_tier)
             free(w[i].want[k]);
         }
     ck_assert_uint_eq(used(), 0);
-    done();
 }
-END_TEST
 
 int main(void)
 {
-    TCase *tc = tcase_create("small");
-
-    tcase_set_timeout(tc, 120);
-    tcase_add_test(tc, an_image_takes_what_its_object_has);
-    tcase_add_test(tc, many_small_tensors_stay_while_a_large_one_passes);
-    tcase_add_loop_test(tc, an_image_grows_with_its_object, 0, 2 * (int)HT_ARRAY_SIZE(ways));
-    tcase_add_test(tc, a_batch_pin_that_changes_nothing_leaves_the_short_image);
-    tcase_add_test(tc, small_tensors_are_protected);
-    tcase_add_test(tc, images_grow_beside_each_other_in_a_full_tier);
-    return run_suite(tc);
+    return run_tests("small", .teardown = done, .timeout_s = 120);
 }

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The store's promises to its callers, one behaviour per test, on a device of memory. */
-#include <check.h>
 #include <pthread.h>
 #include <time.h>
 
@@ -9,7 +8,7 @@
 #include "tests/unit/tiering/store/fixture.h"
 #include "tiering/space/alloc.h"
 
-START_TEST(a_synced_object_survives_a_crash)
+TEST(a_synced_object_survives_a_crash)
 {
     fresh(32, false);
     struct ht_obj *o = object(HT_SMALL_CHUNK_BYTES, 0);
@@ -25,12 +24,9 @@ START_TEST(a_synced_object_survives_a_crash)
     ck_assert_uint_eq(ht_obj_size(o), 300000);
     expect(o, 0, p, 300000);
     ht_obj_put(o);
-    free(p);
-    done();
 }
-END_TEST
 
-START_TEST(more_than_the_dram_tier_streams_through_it)
+TEST(more_than_the_dram_tier_streams_through_it)
 {
     fresh(96, true);
     struct ht_obj *o = object(HT_CHUNK_BYTES, 0);
@@ -43,12 +39,9 @@ START_TEST(more_than_the_dram_tier_streams_through_it)
     ck_assert_uint_ge(st.device_written_bytes, 32 * MIB);
     ck_assert_uint_ge(st.device_read_bytes, 32 * MIB);
     ht_obj_put(o);
-    free(p);
-    done();
 }
-END_TEST
 
-START_TEST(a_full_store_refuses_writes_and_can_be_emptied)
+TEST(a_full_store_refuses_writes_and_can_be_emptied)
 {
     fresh(16, true);
     struct ht_obj *o = object(HT_CHUNK_BYTES, 0);
@@ -70,10 +63,7 @@ START_TEST(a_full_store_refuses_writes_and_can_be_emptied)
     put_all(o, 0, p, MIB);
     ck_assert_int_eq(ht_obj_sync(o), 0);
     ht_obj_put(o);
-    free(p);
-    done();
 }
-END_TEST
 
 static int corrupt_first(void *ctx, const struct ht_chunk_info *info)
 {
@@ -84,7 +74,7 @@ static int corrupt_first(void *ctx, const struct ht_chunk_info *info)
     return 1;
 }
 
-START_TEST(a_flipped_byte_is_an_error_never_wrong_data)
+TEST(a_flipped_byte_is_an_error_never_wrong_data)
 {
     fresh(32, false);
     struct ht_obj *o = object(HT_CHUNK_BYTES, 0);
@@ -104,12 +94,9 @@ START_TEST(a_flipped_byte_is_an_error_never_wrong_data)
     put_all(o, index * MIB, p, MIB);
     expect(o, index * MIB, p, MIB);
     ht_obj_put(o);
-    free(p);
-    done();
 }
-END_TEST
 
-START_TEST(a_failed_write_is_reported_and_kept)
+TEST(a_failed_write_is_reported_and_kept)
 {
     fresh(32, false);
     struct ht_obj *o = object(HT_CHUNK_BYTES, 0);
@@ -123,12 +110,9 @@ START_TEST(a_failed_write_is_reported_and_kept)
     ht_obj_evict(o);
     expect(o, 0, p, MIB);
     ht_obj_put(o);
-    free(p);
-    done();
 }
-END_TEST
 
-START_TEST(a_scope_changes_together_or_not_at_all)
+TEST(a_scope_changes_together_or_not_at_all)
 {
     fresh(32, false);
     struct ht_obj *a = object(HT_CHUNK_BYTES, 9), *b = object(HT_SMALL_CHUNK_BYTES, 9);
@@ -136,12 +120,10 @@ START_TEST(a_scope_changes_together_or_not_at_all)
     put_all(a, 0, p, MIB);
     put_all(b, 0, p, 70000);
     struct ht_tx *tx;
-    uint64_t lsn;
     ck_assert_int_eq(ht_scope_writeback(s, 9), 0);
     ck_assert_int_eq(ht_tx_begin(s, 4096, &tx), 0);
     ht_scope_publish(s, 9, false, tx);
-    ck_assert_int_eq(ht_tx_commit(tx, &lsn), 0);
-    ck_assert_int_eq(ht_store_sync(s, lsn), 0);
+    commit_durably(tx);
     put_all(a, 0, q, MIB);
     put_all(b, 10, q, 70000);
     ck_assert_int_eq(ht_scope_writeback(s, 9), 0);
@@ -150,15 +132,10 @@ START_TEST(a_scope_changes_together_or_not_at_all)
     expect(a, 0, p, MIB);
     ck_assert_uint_eq(ht_obj_size(b), 70000);
     expect(b, 0, p, 70000);
-    ht_obj_put(a);
-    ht_obj_put(b);
-    free(p);
-    free(q);
-    done();
+    put_objects(a, b);
 }
-END_TEST
 
-START_TEST(an_object_with_a_rewrite_reserve_can_always_be_rewritten)
+TEST(an_object_with_a_rewrite_reserve_can_always_be_rewritten)
 {
     fresh(16, false);
     struct ht_obj *o = object(HT_CHUNK_BYTES, 9), *filler = object(HT_CHUNK_BYTES, 0);
@@ -173,22 +150,16 @@ START_TEST(an_object_with_a_rewrite_reserve_can_always_be_rewritten)
         put_all(o, 0, p, 4 * MIB);
         ck_assert_int_eq(ht_scope_writeback(s, 9), 0);
         struct ht_tx *tx;
-        uint64_t lsn;
         ck_assert_int_eq(ht_tx_begin(s, 4096, &tx), 0);
         if (step % 2)
             ht_scope_publish(s, 9, false, tx);
-        ck_assert_int_eq(ht_tx_commit(tx, &lsn), 0);
-        ck_assert_int_eq(ht_store_sync(s, lsn), 0);
+        commit_durably(tx);
     }
-    ht_obj_put(o);
-    ht_obj_put(filler);
-    free(p);
-    done();
+    put_objects(o, filler);
 }
-END_TEST
 
 /* repeat: no place takes it at first. Else another place does, and the bad one stays taken. */
-START_TEST(a_rewrite_reserve_outlasts_writes_that_fail)
+TEST_LOOP(a_rewrite_reserve_outlasts_writes_that_fail, 2)
 {
     bool repeat = _i;
 
@@ -214,14 +185,10 @@ START_TEST(a_rewrite_reserve_outlasts_writes_that_fail)
     ck_assert_int_eq(ht_obj_sync(o), 0);
     ck_assert_uint_eq(stats().reserved_bytes, 4 * MIB);
     expect(o, 0, p + 1, 4 * MIB);
-    ht_obj_put(o);
-    ht_obj_put(filler);
-    free(p);
-    done();
+    put_objects(o, filler);
 }
-END_TEST
 
-START_TEST(a_batch_pin_works_with_images_and_without)
+TEST(a_batch_pin_works_with_images_and_without)
 {
     fresh(64, false);
     struct ht_obj *o = object(HT_CHUNK_BYTES, 9);
@@ -234,8 +201,7 @@ START_TEST(a_batch_pin_works_with_images_and_without)
         for (unsigned k = 0; k < 4; k++)
             l.chunk[k] = (struct ht_batch_pin_chunk){
                 .obj = o, .index = i + 3 - k, .mode = k ? HT_BATCH_PIN_UPDATE : HT_BATCH_PIN_OVERWRITE};
-        ck_assert_int_eq(ht_batch_pin_begin(&l), 0);
-        ck_assert_int_eq(ht_batch_pin_wait(&l), 0);
+        pin_now(&l);
         for (unsigned k = 0; k < 4; k++) {
             ck_assert_uint_eq(l.chunk[k].len, MIB);
             staged += l.chunk[k].staged;
@@ -245,16 +211,12 @@ START_TEST(a_batch_pin_works_with_images_and_without)
             for (unsigned b = 0; b < MIB; b++)
                 l.chunk[k].data[b] = want[b] = (uint8_t)(want[b] + 1);
         }
-        ht_batch_pin_end(&l, 0xf);
-        ck_assert_int_eq(ht_batch_pin_finish(&l), 0);
+        unpin(&l, 0xf);
     }
     ck_assert_uint_gt(staged, 0);
     expect(o, 0, p, 20 * MIB);
     ht_obj_put(o);
-    free(p);
-    done();
 }
-END_TEST
 
 static int take(struct ht_batch_pin *l, struct ht_obj *o, uint64_t index)
 {
@@ -274,25 +236,22 @@ static unsigned fill_protected_set(struct ht_batch_pin *l, struct ht_obj *o, uin
     for (uint64_t i = first; i < end; i++) {
         ck_assert_int_eq(take(l, o, i), 0);
         staged += l->chunk[0].staged;
-        ht_batch_pin_end(l, 1);
-        ck_assert_int_eq(ht_batch_pin_finish(l), 0);
+        unpin(l, 1);
     }
     return staged;
 }
 
-START_TEST(a_lost_staged_write_is_never_hidden)
+TEST(a_lost_staged_write_is_never_hidden)
 {
     fresh(64, false);
     struct ht_obj *o = object(HT_CHUNK_BYTES, 9);
     uint8_t *p = pattern(20 * MIB, 10);
     put_all(o, 0, p, 20 * MIB);
     struct ht_tx *tx;
-    uint64_t lsn;
     ck_assert_int_eq(ht_scope_writeback(s, 9), 0);
     ck_assert_int_eq(ht_tx_begin(s, 4096, &tx), 0);
     ht_scope_publish(s, 9, false, tx);
-    ck_assert_int_eq(ht_tx_commit(tx, &lsn), 0);
-    ck_assert_int_eq(ht_store_sync(s, lsn), 0);
+    commit_durably(tx);
     struct ht_batch_pin l = {.store = s, .count = 1};
     fill_protected_set(&l, o, 1, 20);
     ck_assert_int_eq(take(&l, o, 0), 0);
@@ -308,10 +267,7 @@ START_TEST(a_lost_staged_write_is_never_hidden)
     ck_assert_int_eq(ht_scope_abort(s, 9), 0);
     expect(o, 0, p, 20 * MIB);
     ht_obj_put(o);
-    free(p);
-    done();
 }
-END_TEST
 
 static uint64_t device_read_bytes(void)
 {
@@ -322,7 +278,7 @@ static uint64_t device_read_bytes(void)
 }
 
 /* K of N chunks hit, in whatever order they are updated, and other traffic does not push them out. */
-START_TEST(what_is_updated_over_and_over_stays)
+TEST(what_is_updated_over_and_over_stays)
 {
     enum { N = 24 };
 
@@ -351,14 +307,10 @@ START_TEST(what_is_updated_over_and_over_stays)
     ht_obj_unprotect(o);
     ht_store_stats(s, &st);
     ck_assert_uint_eq(st.dram_protected_bytes, 0);
-    ht_obj_put(o);
-    ht_obj_put(other);
-    free(p);
-    done();
+    put_objects(o, other);
 }
-END_TEST
 
-START_TEST(scratch_is_not_protected_and_costs_no_write)
+TEST(scratch_is_not_protected_and_costs_no_write)
 {
     fresh(32, false);
     struct ht_obj *o;
@@ -386,22 +338,17 @@ START_TEST(scratch_is_not_protected_and_costs_no_write)
     ck_assert_uint_eq(after.scratch_written_bytes, 0);
     uint8_t *more = pattern(12 * MIB, 12); /* the tier has 8 */
     put_all(o, 0, more, 12 * MIB);
-    free(more);
     ht_store_stats(s, &after);
     ck_assert_uint_ge(after.scratch_written_bytes, 4 * MIB);
     ht_obj_scratch_drop(o, 0, UINT64_MAX);
     uint64_t oid = ht_obj_id(o);
     ht_obj_put(o);
-    free(p);
-    ck_assert_int_eq(ht_store_unmount(s), 0);
-    ht_store_close(s);
+    unmount_store();
     mount_with(false, false);
     ck_assert_ptr_null(ht_obj_get(s, oid));
-    done();
 }
-END_TEST
 
-START_TEST(space_comes_back_after_deletion)
+TEST(space_comes_back_after_deletion)
 {
     fresh(32, false);
     struct ht_store_stats before, after;
@@ -423,12 +370,9 @@ START_TEST(space_comes_back_after_deletion)
     ck_assert_uint_eq(after.reserved_bytes, 0);
     ck_assert_uint_eq(after.log.reserved_bytes, before.log.reserved_bytes);
     ck_assert_uint_eq(after.objects, before.objects);
-    free(p);
-    done();
 }
-END_TEST
 
-START_TEST(freed_space_waits_for_the_log)
+TEST(freed_space_waits_for_the_log)
 {
     fresh(16, false);
     struct ht_obj *a = object(HT_CHUNK_BYTES, 0), *b = object(HT_CHUNK_BYTES, 0);
@@ -465,11 +409,7 @@ START_TEST(freed_space_waits_for_the_log)
     }
     ck_assert_uint_ge(end, 13 * MIB);
     ht_obj_put(b);
-    free(p);
-    free(q);
-    done();
 }
-END_TEST
 
 /* ------------------------------------------------------------ many threads */
 
@@ -493,11 +433,10 @@ static void *churn(void *arg)
         if (i % 7 == 0)
             ck_assert_int_eq(ht_obj_truncate(w->o, off), 0);
     }
-    free(p);
     return NULL;
 }
 
-START_TEST(many_threads_do_not_disturb_each_other)
+TEST(many_threads_do_not_disturb_each_other)
 {
     fresh(128, true);
     struct worker w[6];
@@ -509,11 +448,9 @@ START_TEST(many_threads_do_not_disturb_each_other)
         pthread_join(w[i].thread, NULL);
         ht_obj_put(w[i].o);
     }
-    done();
 }
-END_TEST
 
-START_TEST(an_object_deleted_while_it_is_written_leaves_nothing)
+TEST(an_object_deleted_while_it_is_written_leaves_nothing)
 {
     fresh(32, false);
     struct ht_store_stats before, after;
@@ -525,25 +462,21 @@ START_TEST(an_object_deleted_while_it_is_written_leaves_nothing)
             ck_assert_int_eq(ht_obj_sync(o), 0);
         struct ht_batch_pin l = {.store = s, .count = 1};
         l.chunk[0] = (struct ht_batch_pin_chunk){.obj = o, .mode = HT_BATCH_PIN_UPDATE};
-        ck_assert_int_eq(ht_batch_pin_begin(&l), 0);
-        ck_assert_int_eq(ht_batch_pin_wait(&l), 0);
+        pin_now(&l);
         memset(l.chunk[0].data, 7, MIB);
         struct ht_tx *tx;
         ck_assert_int_eq(ht_tx_begin(s, 4096, &tx), 0);
         ht_obj_delete(o, tx);
         ck_assert_int_eq(ht_tx_commit(tx, NULL), 0);
-        ht_batch_pin_end(&l, 1);
-        ck_assert_int_eq(ht_batch_pin_finish(&l), 0);
+        unpin(&l, 1);
         ht_obj_put(o);
     }
     ht_store_stats(s, &after);
     ck_assert_uint_eq(after.objects, before.objects);
     ck_assert_uint_eq(after.available_bytes, before.available_bytes);
-    done();
 }
-END_TEST
 
-START_TEST(one_object_that_cannot_be_written_holds_up_no_other)
+TEST(one_object_that_cannot_be_written_holds_up_no_other)
 {
     fresh(32, false);
     struct ht_obj *bad = object(HT_SMALL_CHUNK_BYTES, 0), *good = object(HT_SMALL_CHUNK_BYTES, 0);
@@ -558,18 +491,14 @@ START_TEST(one_object_that_cannot_be_written_holds_up_no_other)
     put_all(bad, 0, p, 100); /* the rest of the chunk is needed to write it back, and cannot be read */
     put_all(good, 0, p, 65536);
     ck_assert_int_eq(ht_store_commit(s), -EIO);
-    ht_obj_put(bad);
-    ht_obj_put(good);
+    put_objects(bad, good);
     ht_store_close(s);
     mount_with(false, false);
     good = ht_obj_get(s, oid);
     ck_assert_ptr_nonnull(good);
     expect(good, 0, p, 65536);
     ht_obj_put(good);
-    free(p);
-    done();
 }
-END_TEST
 
 static void *cut_to_nothing(void *arg)
 {
@@ -577,7 +506,7 @@ static void *cut_to_nothing(void *arg)
     return NULL;
 }
 
-START_TEST(growth_is_taken_back_unless_others_grew_it_since)
+TEST(growth_is_taken_back_unless_others_grew_it_since)
 {
     fresh(32, false);
     struct ht_obj *o = object(HT_CHUNK_BYTES, 0);
@@ -590,13 +519,10 @@ START_TEST(growth_is_taken_back_unless_others_grew_it_since)
     ck_assert_int_eq(ht_obj_ungrow(o, MIB + 5, 3 * MIB), 0);
     ck_assert_uint_eq(ht_obj_size(o), MIB + 5);
     expect(o, 0, p, MIB + 5);
-    free(p);
     ht_obj_put(o);
-    done();
 }
-END_TEST
 
-START_TEST(a_truncation_is_published_wholly_or_not_at_all)
+TEST(a_truncation_is_published_wholly_or_not_at_all)
 {
     fresh(32, false);
     struct ht_obj *o = object(HT_CHUNK_BYTES, 0);
@@ -606,16 +532,14 @@ START_TEST(a_truncation_is_published_wholly_or_not_at_all)
     ck_assert_int_eq(ht_obj_sync(o), 0);
     struct ht_batch_pin l = {.store = s, .count = 1};
     l.chunk[0] = (struct ht_batch_pin_chunk){.obj = o, .mode = HT_BATCH_PIN_READ};
-    ck_assert_int_eq(ht_batch_pin_begin(&l), 0);
-    ck_assert_int_eq(ht_batch_pin_wait(&l), 0);
+    pin_now(&l);
     pthread_t thread;
     ck_assert_int_eq(pthread_create(&thread, NULL, cut_to_nothing, o), 0);
     nanosleep(&(struct timespec){.tv_nsec = 100000000}, NULL); /* it waits for the chunk */
     ck_assert_int_eq(ht_store_commit(s), 0);
     void *image = malloc(32 * MIB);
     memcpy(image, ht_dev_ram_data(dev), 32 * MIB);
-    ht_batch_pin_end(&l, 0);
-    ck_assert_int_eq(ht_batch_pin_finish(&l), 0);
+    unpin(&l, 0);
     pthread_join(thread, NULL);
     ht_obj_put(o);
     ht_store_close(s);
@@ -627,11 +551,8 @@ START_TEST(a_truncation_is_published_wholly_or_not_at_all)
     ck_assert_int_eq(ht_obj_truncate(o, 2 * MIB), 0);
     expect(o, 0, cut ? zeros : p, 2 * MIB);
     ht_obj_put(o);
-    free(p);
     free(zeros);
-    done();
 }
-END_TEST
 
 enum { SLOTS = 8, ROUNDS = 20 };
 
@@ -641,10 +562,8 @@ static void hold_all(struct ht_obj *o, unsigned count)
 
     for (unsigned i = 0; i < count; i++)
         l.chunk[i] = (struct ht_batch_pin_chunk){.obj = o, .index = i, .mode = HT_BATCH_PIN_READ};
-    ck_assert_int_eq(ht_batch_pin_begin(&l), 0);
-    ck_assert_int_eq(ht_batch_pin_wait(&l), 0);
-    ht_batch_pin_end(&l, 0);
-    ck_assert_int_eq(ht_batch_pin_finish(&l), 0);
+    pin_now(&l);
+    unpin(&l, 0);
 }
 
 static void *hold_one_more(void *arg)
@@ -662,7 +581,7 @@ static void *read_last(void *arg)
 }
 
 /* A batch pin holds all slots and waits for one more chunk. A reader holds that chunk and waits for a slot. */
-START_TEST(waiting_for_a_slot_holds_up_no_batch_pin)
+TEST(waiting_for_a_slot_holds_up_no_batch_pin)
 {
     fresh(64, false);
     struct ht_obj *o = object(HT_CHUNK_BYTES, 0);
@@ -675,30 +594,24 @@ START_TEST(waiting_for_a_slot_holds_up_no_batch_pin)
         struct ht_batch_pin l = {.store = s, .count = SLOTS};
         for (unsigned k = 0; k < SLOTS; k++)
             l.chunk[k] = (struct ht_batch_pin_chunk){.obj = o, .index = k, .mode = HT_BATCH_PIN_READ};
-        ck_assert_int_eq(ht_batch_pin_begin(&l), 0);
-        ck_assert_int_eq(ht_batch_pin_wait(&l), 0);
+        pin_now(&l);
         pthread_t reader, pin;
         ck_assert_int_eq(pthread_create(&reader, NULL, read_last, o), 0);
         nanosleep(&(struct timespec){.tv_nsec = 20000000}, NULL);
         ck_assert_int_eq(pthread_create(&pin, NULL, hold_one_more, o), 0);
         nanosleep(&(struct timespec){.tv_nsec = 20000000}, NULL);
-        ht_batch_pin_end(&l, 0);
-        ck_assert_int_eq(ht_batch_pin_finish(&l), 0);
+        unpin(&l, 0);
         pthread_join(reader, NULL);
         pthread_join(pin, NULL);
     }
     expect(o, 0, p, (SLOTS + 1) * MIB);
     ht_obj_put(o);
-    free(p);
-    done();
 }
-END_TEST
 
-START_TEST(pressure_does_not_put_off_the_commit_timer)
+TEST(pressure_does_not_put_off_the_commit_timer)
 {
     fresh(64, false);
-    ck_assert_int_eq(ht_store_unmount(s), 0);
-    ht_store_close(s);
+    unmount_store();
     struct ht_store_opts opts = {
         .dram_bytes = 8 * MIB, .staging_bytes = 16 * MIB, .numa_node = HT_NUMA_OFF, .commit_ms = 100};
     ck_assert_int_eq(ht_store_new(&dev, 1, &opts, &s), 0);
@@ -712,17 +625,13 @@ START_TEST(pressure_does_not_put_off_the_commit_timer)
     struct ht_store_stats st;
     struct ht_obj_stat os;
     do { /* dirty, and held before they could be cleaned */
-        ck_assert_int_eq(ht_batch_pin_begin(&l), 0);
-        ck_assert_int_eq(ht_batch_pin_wait(&l), 0);
-        ht_batch_pin_end(&l, 63);
-        ck_assert_int_eq(ht_batch_pin_finish(&l), 0);
-        ck_assert_int_eq(ht_batch_pin_begin(&l2), 0);
-        ck_assert_int_eq(ht_batch_pin_wait(&l2), 0);
+        pin_now(&l);
+        unpin(&l, 63);
+        pin_now(&l2);
         ht_store_stats(s, &st);
         if (st.dram_dirty_bytes > 4 * MIB)
             break;
-        ht_batch_pin_end(&l2, 0);
-        ck_assert_int_eq(ht_batch_pin_finish(&l2), 0);
+        unpin(&l2, 0);
     } while (true);
     put_all(o, 0, (const uint8_t *)"durable", 7);
     unsigned tries = 0;
@@ -731,16 +640,12 @@ START_TEST(pressure_does_not_put_off_the_commit_timer)
         ht_obj_stat(o, &os);
     } while (os.unpublished && ++tries < 30);
     ck_assert(!os.unpublished);
-    ht_batch_pin_end(&l2, 0);
-    ck_assert_int_eq(ht_batch_pin_finish(&l2), 0);
-    ht_obj_put(busy);
-    ht_obj_put(o);
-    done();
+    unpin(&l2, 0);
+    put_objects(busy, o);
 }
-END_TEST
 
 /* Accepted writes can be written back, whatever becomes of the rewrite reserve and of the free space. */
-START_TEST(a_rewrite_reserve_that_ends_or_is_exceeded_loses_nothing)
+TEST(a_rewrite_reserve_that_ends_or_is_exceeded_loses_nothing)
 {
     for (int exceeded = 0; exceeded < 2; exceeded++) {
         fresh(24, false);
@@ -764,15 +669,13 @@ START_TEST(a_rewrite_reserve_that_ends_or_is_exceeded_loses_nothing)
         ck_assert_int_eq(ht_obj_sync(other), 0);
         ck_assert_int_eq(ht_obj_sync(o), 0);
         expect(o, MIB, p, 3 * MIB);
-        ht_obj_put(o);
-        ht_obj_put(other);
+        put_objects(o, other);
         free(p);
         done();
     }
 }
-END_TEST
 
-START_TEST(seeking_at_or_beyond_the_end_finds_nothing)
+TEST(seeking_at_or_beyond_the_end_finds_nothing)
 {
     fresh(16, false);
     struct ht_obj *o = object(HT_SMALL_CHUNK_BYTES, 0);
@@ -784,9 +687,7 @@ START_TEST(seeking_at_or_beyond_the_end_finds_nothing)
     ck_assert_int_eq(ht_obj_seek(o, 70000, false), -ENXIO);
     ck_assert_int_eq(ht_obj_seek(o, 70000, true), 70000);
     ht_obj_put(o);
-    done();
 }
-END_TEST
 
 static uint64_t bytes_read(void)
 {
@@ -797,7 +698,7 @@ static uint64_t bytes_read(void)
 }
 
 /* After an orderly unmount the store knows that nothing was written later. After a crash it does not. */
-START_TEST(a_mount_after_an_unmount_reads_what_the_log_holds_and_not_its_region)
+TEST(a_mount_after_an_unmount_reads_what_the_log_holds_and_not_its_region)
 {
     enum { DEVICE_MIB = 4096, LITTLE_BYTES = 32 * MIB };
 
@@ -821,41 +722,9 @@ START_TEST(a_mount_after_an_unmount_reads_what_the_log_holds_and_not_its_region)
     o = ht_obj_get(s, oid);
     expect(o, 0, p, 4096);
     ht_obj_put(o);
-    free(p);
-    done();
 }
-END_TEST
 
 int main(void)
 {
-    Suite *suite = suite_create("store");
-    TCase *tc = tcase_create("promises");
-
-    tcase_set_timeout(tc, 60);
-    tcase_add_test(tc, a_synced_object_survives_a_crash);
-    tcase_add_test(tc, more_than_the_dram_tier_streams_through_it);
-    tcase_add_test(tc, a_full_store_refuses_writes_and_can_be_emptied);
-    tcase_add_test(tc, a_flipped_byte_is_an_error_never_wrong_data);
-    tcase_add_test(tc, a_failed_write_is_reported_and_kept);
-    tcase_add_test(tc, a_scope_changes_together_or_not_at_all);
-    tcase_add_test(tc, an_object_with_a_rewrite_reserve_can_always_be_rewritten);
-    tcase_add_loop_test(tc, a_rewrite_reserve_outlasts_writes_that_fail, 0, 2);
-    tcase_add_test(tc, a_batch_pin_works_with_images_and_without);
-    tcase_add_test(tc, a_lost_staged_write_is_never_hidden);
-    tcase_add_test(tc, what_is_updated_over_and_over_stays);
-    tcase_add_test(tc, scratch_is_not_protected_and_costs_no_write);
-    tcase_add_test(tc, space_comes_back_after_deletion);
-    tcase_add_test(tc, freed_space_waits_for_the_log);
-    tcase_add_test(tc, many_threads_do_not_disturb_each_other);
-    tcase_add_test(tc, an_object_deleted_while_it_is_written_leaves_nothing);
-    tcase_add_test(tc, one_object_that_cannot_be_written_holds_up_no_other);
-    tcase_add_test(tc, growth_is_taken_back_unless_others_grew_it_since);
-    tcase_add_test(tc, a_truncation_is_published_wholly_or_not_at_all);
-    tcase_add_test(tc, waiting_for_a_slot_holds_up_no_batch_pin);
-    tcase_add_test(tc, pressure_does_not_put_off_the_commit_timer);
-    tcase_add_test(tc, a_rewrite_reserve_that_ends_or_is_exceeded_loses_nothing);
-    tcase_add_test(tc, a_mount_after_an_unmount_reads_what_the_log_holds_and_not_its_region);
-    tcase_add_test(tc, seeking_at_or_beyond_the_end_finds_nothing);
-    suite_add_tcase(suite, tc);
-    return run_all(suite);
+    return run_tests("store", .teardown = fixture_end, .timeout_s = 60);
 }

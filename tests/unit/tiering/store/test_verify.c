@@ -39,7 +39,6 @@ static void make(void)
     ck_assert_int_eq(ht_obj_prealloc(o, 3 * CHUNK, CHUNK), 0);
     put_all(o, 0, p + 2, CHUNK);
     ck_assert_int_eq(ht_obj_shm_open_for(shared, 0, &fd), 0);
-    free(p);
 }
 
 static struct ht_chunk *chunk(uint64_t index)
@@ -372,7 +371,7 @@ static void (*const wrong[])(void) = {
 
 /* ------------------------------------------------------------------- tests */
 
-START_TEST(a_sound_store_passes)
+TEST(a_sound_store_passes)
 {
     make();
     ck_assert(chunk(0)->flags & HT_CH_PUB && image(0)->dirty);
@@ -382,30 +381,22 @@ START_TEST(a_sound_store_passes)
     ck_assert(chunk(5)->pub.shared && chunk(5)->slot != HT_SLOT_NONE);
     ht_store_verify(s, true);
     ht_obj_shm_close(shared);
-    ht_obj_put(shared);
-    ht_obj_put(copy);
-    ht_obj_put(o);
+    put_objects(shared, copy, o);
     remount();
     ht_store_verify(s, true);
     done();
 }
-END_TEST
 
 /* Each invariant alone: the state passes until one thing is wrong. */
-START_TEST(a_broken_store_ends_the_process)
+TEST_SIGNAL(a_broken_store_ends_the_process, SIGABRT, HT_ARRAY_SIZE(wrong))
 {
     make();
     ht_store_verify(s, true);
     wrong[_i]();
     ht_store_verify(s, true);
 }
-END_TEST
 
 int main(void)
 {
-    TCase *tc = tcase_create("verify");
-
-    tcase_add_test(tc, a_sound_store_passes);
-    tcase_add_loop_test_raise_signal(tc, a_broken_store_ends_the_process, SIGABRT, 0, HT_ARRAY_SIZE(wrong));
-    return run_suite(tc);
+    return run_tests("verify");
 }

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The process that holds a file, and mounts that have gone, on a machine where locks and mounts come and go. */
-#include <check.h>
 #include <fcntl.h>
 #include <pthread.h>
 #include <signal.h>
@@ -45,7 +44,7 @@ static void *blink(void *arg)
     return NULL;
 }
 
-START_TEST(a_holder_is_found_while_other_locks_end)
+TEST(a_holder_is_found_while_other_locks_end)
 {
     struct ht_holder *h = malloc(sizeof(*h));
     int fd[LOCKS], held;
@@ -75,10 +74,9 @@ START_TEST(a_holder_is_found_while_other_locks_end)
     rmdir(folder);
     free(h);
 }
-END_TEST
 
 /* The next mount may have the number of one that has gone. */
-START_TEST(a_mount_is_told_by_number_and_source)
+TEST(a_mount_is_told_by_number_and_source)
 {
     struct ht_mount_entry *m = malloc(sizeof(*m));
     struct ht_mount_user user;
@@ -100,16 +98,8 @@ START_TEST(a_mount_is_told_by_number_and_source)
     close(fd);
     free(m);
 }
-END_TEST
 
 int main(void)
 {
-    Suite *s = suite_create("holder");
-    TCase *t = tcase_create("holder");
-
-    tcase_set_timeout(t, 120);
-    tcase_add_test(t, a_holder_is_found_while_other_locks_end);
-    tcase_add_test(t, a_mount_is_told_by_number_and_source);
-    suite_add_tcase(s, t);
-    return run_all(s);
+    return run_tests("holder", .timeout_s = 120);
 }

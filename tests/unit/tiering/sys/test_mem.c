@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Pinned memory is aligned, zeroed, populated, and given back. */
-#include <check.h>
 #include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -13,7 +12,7 @@
 #include "tests/support/suite.h"
 #include "tiering/sys/mem.h"
 
-START_TEST(memory_is_aligned_populated_and_given_back)
+TEST(memory_is_aligned_populated_and_given_back)
 {
     struct ht_pinned m;
     uint8_t *p;
@@ -29,7 +28,6 @@ START_TEST(memory_is_aligned_populated_and_given_back)
     ck_assert_ptr_null(m.base);
     ht_pinned_free(&m); /* nothing left to free */
 }
-END_TEST
 
 /* A list with this machine's first node at every place: the division of memory does not check numbers. */
 static struct ht_nodes same_node(uint64_t one, uint64_t other)
@@ -37,7 +35,7 @@ static struct ht_nodes same_node(uint64_t one, uint64_t other)
     return (struct ht_nodes){.count = 2, .node = {0, 0}, .weight = {one, other}};
 }
 
-START_TEST(memory_comes_from_a_node)
+TEST(memory_comes_from_a_node)
 {
     struct ht_nodes nodes = {.count = 0};
     struct ht_pinned m;
@@ -51,9 +49,8 @@ START_TEST(memory_comes_from_a_node)
     ck_assert_uint_eq(ht_pinned_away_bytes(&m, 0), 4 * HT_MIB);
     ht_pinned_free(&m);
 }
-END_TEST
 
-START_TEST(memory_is_divided_in_proportion)
+TEST(memory_is_divided_in_proportion)
 {
     struct ht_nodes nodes = same_node(3, 1);
     struct ht_pinned m;
@@ -70,9 +67,8 @@ START_TEST(memory_is_divided_in_proportion)
     ck_assert_uint_eq(ht_pinned_part_of(&m, p + 20 * HT_MIB - 1), 1);
     ht_pinned_free(&m);
 }
-END_TEST
 
-START_TEST(a_node_that_is_not_there_costs_nothing)
+TEST(a_node_that_is_not_there_costs_nothing)
 {
     struct ht_nodes nodes = {.count = 0};
     struct ht_pinned m;
@@ -87,9 +83,8 @@ START_TEST(a_node_that_is_not_there_costs_nothing)
     ck_assert_int_eq(ht_pinned_alloc(&m, "test", 0, NULL), -EINVAL);
     ck_assert_int_eq(ht_pinned_alloc(&m, "test", SIZE_MAX, NULL), -EINVAL);
 }
-END_TEST
 
-START_TEST(turns_are_taken_in_proportion)
+TEST(turns_are_taken_in_proportion)
 {
     struct ht_nodes nodes = {.count = 0};
     int64_t credit[HT_NODES_MAX] = {0};
@@ -110,9 +105,8 @@ START_TEST(turns_are_taken_in_proportion)
     ck_assert_uint_eq(turns[0], 30);
     ck_assert_uint_eq(turns[1], 10);
 }
-END_TEST
 
-START_TEST(a_thread_stays_within_the_processors_it_was_given)
+TEST(a_thread_stays_within_the_processors_it_was_given)
 {
     struct ht_nodes nodes = {.count = 0};
     cpu_set_t given, one, now;
@@ -133,9 +127,8 @@ START_TEST(a_thread_stays_within_the_processors_it_was_given)
     ck_assert(CPU_EQUAL(&now, &one));
     ck_assert_int_eq(sched_setaffinity(0, sizeof(given), &given), 0);
 }
-END_TEST
 
-START_TEST(a_lock_limit_costs_the_lock_only)
+TEST(a_lock_limit_costs_the_lock_only)
 {
     struct rlimit none = {0, 0};
     struct ht_pinned m;
@@ -154,18 +147,16 @@ START_TEST(a_lock_limit_costs_the_lock_only)
         ck_assert_int_eq(seteuid(getuid()), 0);
     prctl(PR_SET_DUMPABLE, 1); /* for the leak check at exit, which traces */
 }
-END_TEST
 
-START_TEST(available_memory_is_some_and_not_more_than_there_is)
+TEST(available_memory_is_some_and_not_more_than_there_is)
 {
     uint64_t all = (uint64_t)sysconf(_SC_PHYS_PAGES) * (uint64_t)sysconf(_SC_PAGESIZE);
 
     ck_assert_uint_gt(ht_mem_available(), HT_MIB);
     ck_assert_uint_le(ht_mem_available(), all);
 }
-END_TEST
 
-START_TEST(a_cgroup_limit_caps_available_memory)
+TEST(a_cgroup_limit_caps_available_memory)
 {
     struct group g;
 
@@ -176,7 +167,6 @@ START_TEST(a_cgroup_limit_caps_available_memory)
     ck_assert_uint_le(available, 64 * HT_MIB);
     ck_assert_uint_gt(available, 32 * HT_MIB);
 }
-END_TEST
 
 static _Atomic unsigned reported;
 
@@ -188,7 +178,7 @@ static void report(void *ctx)
     reported++;
 }
 
-START_TEST(who_asks_is_told_once_when_all_is_populated)
+TEST(who_asks_is_told_once_when_all_is_populated)
 {
     struct ht_pinned m;
 
@@ -210,9 +200,8 @@ START_TEST(who_asks_is_told_once_when_all_is_populated)
     ck_assert_uint_le(reported, 3);
     ht_pinned_free(&m);
 }
-END_TEST
 
-START_TEST(memory_that_is_kept_is_given_again_as_it_is)
+TEST(memory_that_is_kept_is_given_again_as_it_is)
 {
     struct ht_pinned a, b;
 
@@ -230,25 +219,8 @@ START_TEST(memory_that_is_kept_is_given_again_as_it_is)
     memory_keep(false);
     ht_pinned_free(&b);
 }
-END_TEST
 
 int main(void)
 {
-    Suite *s = suite_create("mem");
-    TCase *t = tcase_create("mem");
-
-    tcase_set_timeout(t, 60);
-    tcase_add_test(t, memory_is_aligned_populated_and_given_back);
-    tcase_add_test(t, who_asks_is_told_once_when_all_is_populated);
-    tcase_add_test(t, memory_that_is_kept_is_given_again_as_it_is);
-    tcase_add_test(t, memory_comes_from_a_node);
-    tcase_add_test(t, memory_is_divided_in_proportion);
-    tcase_add_test(t, a_node_that_is_not_there_costs_nothing);
-    tcase_add_test(t, turns_are_taken_in_proportion);
-    tcase_add_test(t, a_thread_stays_within_the_processors_it_was_given);
-    tcase_add_test(t, a_lock_limit_costs_the_lock_only);
-    tcase_add_test(t, available_memory_is_some_and_not_more_than_there_is);
-    tcase_add_test(t, a_cgroup_limit_caps_available_memory);
-    suite_add_tcase(s, t);
-    return run_all(s);
+    return run_tests("mem", .timeout_s = 60);
 }

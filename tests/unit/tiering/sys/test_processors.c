@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* test_processors.c - the kernel says for how long processors were idle, and how many a process may use. */
-#include <check.h>
 #include <sched.h>
 #include <time.h>
 
@@ -12,7 +11,7 @@
 enum { SLACK_MS = 1000 }; /* the kernel's figure may go back a little */
 
 /* No more than these processors together, however busy the machine is. */
-START_TEST(idle_time_is_that_of_processors)
+TEST(idle_time_is_that_of_processors)
 {
     const struct timespec pause = {.tv_nsec = 50000000};
     struct ht_processors p;
@@ -27,10 +26,9 @@ START_TEST(idle_time_is_that_of_processors)
     uint64_t most_ms = ((ht_now_ns() - began_ns) / 1000000 + 100) * ht_processors_count(&p);
     ck_assert_uint_le(after_ms, before_ms + most_ms);
 }
-END_TEST
 
 /* Each thread has its own; together they have as much idle time as all of them. */
-START_TEST(a_thread_counts_those_that_it_may_run_on)
+TEST(a_thread_counts_those_that_it_may_run_on)
 {
     struct ht_processors all, one;
     uint64_t before_ms, ms, after_ms, sum_ms = 0;
@@ -58,7 +56,6 @@ START_TEST(a_thread_counts_those_that_it_may_run_on)
     ck_assert_uint_ge(sum_ms + count * SLACK_MS, before_ms);
     ck_assert_uint_le(sum_ms, after_ms + count * SLACK_MS);
 }
-END_TEST
 
 static uint64_t own_ns(void)
 {
@@ -69,7 +66,7 @@ static uint64_t own_ns(void)
 }
 
 /* Nothing is left after work, and all after rest. */
-START_TEST(a_quota_of_the_group_counts)
+TEST(a_quota_of_the_group_counts)
 {
     enum { PERCENT = 40, WORK_NS = 100000000 };
     const struct timespec rest = {.tv_nsec = 100000000};
@@ -107,16 +104,8 @@ START_TEST(a_quota_of_the_group_counts)
     ck_assert_uint_eq(ht_processors_usable(), ht_min_u64((unsigned)CPU_COUNT(&may), 2));
     group_leave(&g);
 }
-END_TEST
 
 int main(void)
 {
-    TCase *tc = tcase_create("processors");
-    Suite *suite = suite_create("sys");
-
-    tcase_add_test(tc, idle_time_is_that_of_processors);
-    tcase_add_test(tc, a_thread_counts_those_that_it_may_run_on);
-    tcase_add_test(tc, a_quota_of_the_group_counts);
-    suite_add_tcase(suite, tc);
-    return run_all(suite);
+    return run_tests("sys");
 }

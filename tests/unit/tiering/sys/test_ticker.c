@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* test_ticker.c - it ticks in time, until its end and no longer. */
-#include <check.h>
 #include <stdlib.h>
 
 #include "tests/support/suite.h"
@@ -27,7 +26,7 @@ static void hear(void *ctx, uint64_t since_begin_ns)
         pthread_cond_signal(&h->enough);
 }
 
-START_TEST(it_ticks_until_its_end)
+TEST(it_ticks_until_its_end)
 {
     struct heard h = {.in_time = true};
 
@@ -41,9 +40,8 @@ START_TEST(it_ticks_until_its_end)
     ck_assert(h.in_time);
     pthread_cond_destroy(&h.enough);
 }
-END_TEST
 
-START_TEST(its_end_does_not_wait_for_the_next_tick)
+TEST(its_end_does_not_wait_for_the_next_tick)
 {
     struct heard h = {.in_time = true};
 
@@ -51,15 +49,8 @@ START_TEST(its_end_does_not_wait_for_the_next_tick)
     ht_ticker_end(&h.ticker);
     ck_assert_uint_eq(h.ticks, 0);
 }
-END_TEST
 
 int main(void)
 {
-    Suite *suite = suite_create("ticker");
-    TCase *tc = tcase_create("ticker");
-
-    tcase_add_test(tc, it_ticks_until_its_end);
-    tcase_add_test(tc, its_end_does_not_wait_for_the_next_tick);
-    suite_add_tcase(suite, tc);
-    return run_all(suite);
+    return run_tests("ticker");
 }

@@ -1,7 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* test_encode_policy.c - writers compress where the device is slower than the codec and a processor is idle. */
-#include <check.h>
-
 #include "tests/support/suite.h"
 #include "tiering/tier/encode_policy.h"
 
@@ -29,12 +27,11 @@ static const struct {
     {{true, 300 * MB, 800 * MB, 200, 0, 2 * HT_ENCODE_LOOK_NS + 1}, false}, /* most of that was a pause */
 };
 
-START_TEST(the_slower_of_both_decides)
+TEST(the_slower_of_both_decides)
 {
     for (unsigned i = 0; i < HT_ARRAY_SIZE(cases); i++)
         ck_assert_msg(ht_encode_is_worth(&cases[i].look) == cases[i].worth, "case %u", i);
 }
-END_TEST
 
 /* Chunks of which each tried one saves too little: how many are tried? */
 static unsigned tried_of(struct ht_encode_vain *v, unsigned chunks)
@@ -50,7 +47,7 @@ static unsigned tried_of(struct ht_encode_vain *v, unsigned chunks)
     return tried;
 }
 
-START_TEST(content_that_saves_nothing_is_tried_less_and_less)
+TEST(content_that_saves_nothing_is_tried_less_and_less)
 {
     struct ht_encode_vain v = {0};
 
@@ -64,15 +61,8 @@ START_TEST(content_that_saves_nothing_is_tried_less_and_less)
         ht_encode_tried(&v, true);
     }
 }
-END_TEST
 
 int main(void)
 {
-    TCase *tc = tcase_create("encode_policy");
-    Suite *suite = suite_create("tier");
-
-    tcase_add_test(tc, the_slower_of_both_decides);
-    tcase_add_test(tc, content_that_saves_nothing_is_tried_less_and_less);
-    suite_add_tcase(suite, tc);
-    return run_all(suite);
+    return run_tests("tier");
 }

@@ -1,7 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Bytes of the last 24 hours, and when they exceed a budget. */
-#include <check.h>
-
 #include "tests/support/suite.h"
 #include "tiering/tier/endurance.h"
 
@@ -25,7 +23,7 @@ static uint64_t look(uint64_t after_ns, uint64_t bytes)
     return ht_endurance_day_bytes(&e);
 }
 
-START_TEST(all_bytes_of_a_day_count_once)
+TEST(all_bytes_of_a_day_count_once)
 {
     uint64_t sum = 0;
 
@@ -33,9 +31,8 @@ START_TEST(all_bytes_of_a_day_count_once)
     for (uint64_t i = 0; i < 24 * 60; i++)
         ck_assert_uint_eq(look(i * HOUR / 60, i), sum += i);
 }
-END_TEST
 
-START_TEST(bytes_of_the_hour_before_the_last_23_are_forgotten)
+TEST(bytes_of_the_hour_before_the_last_23_are_forgotten)
 {
     for (uint64_t i = 0; i < 100; i++) {
         uint64_t in_window = i < 24 ? i + 1 : 24;
@@ -45,7 +42,6 @@ START_TEST(bytes_of_the_hour_before_the_last_23_are_forgotten)
     ck_assert_uint_eq(look(99 * HOUR + 23 * HOUR, 0), 15);
     ck_assert_uint_eq(look(99 * HOUR + 24 * HOUR, 0), 0);
 }
-END_TEST
 
 static const struct {
     int64_t jump_ns;
@@ -56,16 +52,15 @@ static const struct {
 };
 
 /* A clock that jumps back loses nothing; one that jumps forward ends hours, and never invents bytes. */
-START_TEST(a_jump_of_the_clock_neither_loses_nor_invents_bytes)
+TEST_LOOP(a_jump_of_the_clock_neither_loses_nor_invents_bytes, HT_ARRAY_SIZE(jumps))
 {
     look(0, 0);
     ck_assert_uint_eq(look(HOUR / 2, 100), 100);
     ck_assert_uint_eq(look((uint64_t)((int64_t)(HOUR / 2) + jumps[_i].jump_ns), 7), jumps[_i].kept + 7);
     ck_assert_uint_eq(look((uint64_t)((int64_t)(HOUR / 2) + jumps[_i].jump_ns), 0), jumps[_i].kept + 7);
 }
-END_TEST
 
-START_TEST(after_a_jump_back_time_goes_on_at_the_highest_hour)
+TEST(after_a_jump_back_time_goes_on_at_the_highest_hour)
 {
     look(0, 0);
     look(10 * HOUR, 100);
@@ -74,18 +69,16 @@ START_TEST(after_a_jump_back_time_goes_on_at_the_highest_hour)
     ck_assert_uint_eq(look(33 * HOUR, 1), 103);
     ck_assert_uint_eq(look(34 * HOUR, 1), 2);
 }
-END_TEST
 
-START_TEST(a_count_that_shrinks_adds_nothing)
+TEST(a_count_that_shrinks_adds_nothing)
 {
     look(0, 1000);
     written = 400; /* a device is gone */
     ck_assert_uint_eq(look(HOUR, 0), 1000);
     ck_assert_uint_eq(look(HOUR, 50), 1050);
 }
-END_TEST
 
-START_TEST(the_warning_comes_once_in_24_hours)
+TEST(the_warning_comes_once_in_24_hours)
 {
     unsigned warnings = 0;
 
@@ -102,9 +95,8 @@ START_TEST(the_warning_comes_once_in_24_hours)
         look((80 + i) * HOUR, 1);
     ck_assert(!ht_endurance_must_warn(&e, START + 110 * HOUR)); /* 24 bytes a day */
 }
-END_TEST
 
-START_TEST(a_changed_budget_may_be_exceeded_anew)
+TEST(a_changed_budget_may_be_exceeded_anew)
 {
     look(0, 1000);
     ck_assert(!ht_endurance_must_warn(&e, START)); /* there is none */
@@ -121,21 +113,8 @@ START_TEST(a_changed_budget_may_be_exceeded_anew)
     ht_endurance_set(&e, UINT64_MAX);
     ck_assert(!ht_endurance_must_warn(&e, START));
 }
-END_TEST
 
 int main(void)
 {
-    Suite *suite = suite_create("endurance");
-    TCase *tc = tcase_create("endurance");
-
-    tcase_add_checked_fixture(tc, reset, NULL);
-    tcase_add_test(tc, all_bytes_of_a_day_count_once);
-    tcase_add_test(tc, bytes_of_the_hour_before_the_last_23_are_forgotten);
-    tcase_add_loop_test(tc, a_jump_of_the_clock_neither_loses_nor_invents_bytes, 0, HT_ARRAY_SIZE(jumps));
-    tcase_add_test(tc, after_a_jump_back_time_goes_on_at_the_highest_hour);
-    tcase_add_test(tc, a_count_that_shrinks_adds_nothing);
-    tcase_add_test(tc, the_warning_comes_once_in_24_hours);
-    tcase_add_test(tc, a_changed_budget_may_be_exceeded_anew);
-    suite_add_tcase(suite, tc);
-    return run_all(suite);
+    return run_tests("endurance", .setup = reset);
 }

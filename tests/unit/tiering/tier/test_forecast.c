@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* A plan in use: next uses, steps that match or do not, other work, clocks that jump. */
-#include <check.h>
 #include <stdlib.h>
 
 #include "tests/support/suite.h"
@@ -60,7 +59,7 @@ static uint64_t play(uint64_t from_ns, unsigned slow)
     return from_ns + STEP * slow;
 }
 
-START_TEST(an_access_tells_when_the_next_one_is)
+TEST(an_access_tells_when_the_next_one_is)
 {
     make();
     uint64_t now = ht_forecast_now(f, BEGIN + STEP);
@@ -72,9 +71,8 @@ START_TEST(an_access_tells_when_the_next_one_is)
     }
     ck_assert(!use(OBJECTS + 1, BEGIN + 2 * STEP).known);
 }
-END_TEST
 
-START_TEST(steps_that_match_are_counted)
+TEST(steps_that_match_are_counted)
 {
     struct ht_forecast_figures g;
     uint64_t at = BEGIN + STEP;
@@ -90,9 +88,8 @@ START_TEST(steps_that_match_are_counted)
     ck_assert_uint_eq(g.bytes, OBJECTS * MIB);
     ck_assert_uint_eq(g.stay_bytes, OBJECTS * MIB / 2);
 }
-END_TEST
 
-START_TEST(steps_that_take_longer_are_a_drift_and_no_error)
+TEST(steps_that_take_longer_are_a_drift_and_no_error)
 {
     uint64_t at = BEGIN + STEP;
 
@@ -102,10 +99,9 @@ START_TEST(steps_that_take_longer_are_a_drift_and_no_error)
     ck_assert(ht_forecast_has_drifted(f));
     ck_assert(!ht_forecast_is_wrong(f));
 }
-END_TEST
 
 /* Other accesses between those that are planned. */
-START_TEST(two_steps_with_strangers_are_wrong)
+TEST(two_steps_with_strangers_are_wrong)
 {
     uint64_t at = BEGIN + STEP;
 
@@ -118,9 +114,8 @@ START_TEST(two_steps_with_strangers_are_wrong)
     }
     ck_assert(ht_forecast_is_wrong(f));
 }
-END_TEST
 
-START_TEST(two_steps_without_a_part_of_the_accesses_are_wrong)
+TEST(two_steps_without_a_part_of_the_accesses_are_wrong)
 {
     uint64_t at = BEGIN + STEP;
 
@@ -131,9 +126,8 @@ START_TEST(two_steps_without_a_part_of_the_accesses_are_wrong)
                 use(k + 1, at);
     ck_assert(ht_forecast_is_wrong(f));
 }
-END_TEST
 
-START_TEST(after_many_strangers_the_time_is_set_anew)
+TEST(after_many_strangers_the_time_is_set_anew)
 {
     make();
     use(1, BEGIN + STEP);
@@ -141,10 +135,9 @@ START_TEST(after_many_strangers_the_time_is_set_anew)
         use(32, BEGIN + STEP);
     ck_assert(use(33, BEGIN + STEP).known);
 }
-END_TEST
 
 /* Accesses of an object may be very many: finding the nearest one takes a moment. */
-START_TEST(a_chunk_that_is_used_often_is_found)
+TEST(a_chunk_that_is_used_often_is_found)
 {
     static struct ht_run many[HT_RUNS_MIN];
 
@@ -167,10 +160,9 @@ START_TEST(a_chunk_that_is_used_often_is_found)
         ck_assert_uint_eq(u.next_ns, now + (i | 1) * MS);
     }
 }
-END_TEST
 
 /* However many objects a step has, each is a unit at least; large ones have larger units then. */
-START_TEST(a_step_of_very_many_objects_has_a_plan)
+TEST(a_step_of_very_many_objects_has_a_plan)
 {
     enum { MANY = 150000, LARGE_CHUNKS = 1 << 20 };
     struct ht_run *many = malloc((MANY + 1) * sizeof(*many));
@@ -195,9 +187,8 @@ START_TEST(a_step_of_very_many_objects_has_a_plan)
         ck_assert(use(i + 1, in.now_ns + i * MS).known);
     free(many);
 }
-END_TEST
 
-START_TEST(what_is_overwritten_is_not_followed)
+TEST(what_is_overwritten_is_not_followed)
 {
     run[5].use = HT_PLAN_OVERWRITE;
     make();
@@ -205,19 +196,17 @@ START_TEST(what_is_overwritten_is_not_followed)
     for (uint32_t i = 0; i < OBJECTS; i++)
         ck_assert(use(i + 1, BEGIN + STEP + i * MS).known == (i != 5));
 }
-END_TEST
 
 /* A file that is read instead of those that are planned. */
-START_TEST(other_work_ends_the_plan)
+TEST(other_work_ends_the_plan)
 {
     make();
     for (unsigned i = 0; i < 3 * OBJECTS && !ht_forecast_is_wrong(f); i++)
         ck_assert(!use(1000 + i, BEGIN + STEP).known);
     ck_assert(ht_forecast_is_wrong(f));
 }
-END_TEST
 
-START_TEST(other_work_that_is_slow_ends_the_plan_after_two_steps)
+TEST(other_work_that_is_slow_ends_the_plan_after_two_steps)
 {
     make();
     use(1, BEGIN + STEP);
@@ -226,9 +215,8 @@ START_TEST(other_work_that_is_slow_ends_the_plan_after_two_steps)
     use(1000, BEGIN + 3 * STEP + MS);
     ck_assert(ht_forecast_is_wrong(f));
 }
-END_TEST
 
-START_TEST(the_clock_may_jump)
+TEST(the_clock_may_jump)
 {
     static const uint64_t jumps[] = {0, 1, BEGIN, BEGIN + 1000 * STEP, INT64_MAX};
 
@@ -243,9 +231,8 @@ START_TEST(the_clock_may_jump)
     for (unsigned i = 0; i < HT_ARRAY_SIZE(jumps); i++)
         ck_assert(use(2 + i, jumps[i]).known);
 }
-END_TEST
 
-START_TEST(a_large_object_is_planned_by_chunks)
+TEST(a_large_object_is_planned_by_chunks)
 {
     struct ht_forecast_part part;
     uint64_t bytes = 0;
@@ -272,9 +259,8 @@ START_TEST(a_large_object_is_planned_by_chunks)
     ck_assert(ht_forecast_next(f, 1, 999).known);
     ck_assert(!ht_forecast_next(f, 1, 1000).known && !ht_forecast_next(f, 2, 0).known);
 }
-END_TEST
 
-START_TEST(very_large_objects_are_planned_in_larger_parts)
+TEST(very_large_objects_are_planned_in_larger_parts)
 {
     struct ht_forecast_part part;
 
@@ -286,9 +272,8 @@ START_TEST(very_large_objects_are_planned_in_larger_parts)
     ck_assert_uint_ge(part.bytes, 512 * MIB);
     ck_assert_uint_le(ht_forecast_bytes(f), 64 * MIB);
 }
-END_TEST
 
-START_TEST(what_has_room_needs_no_forecast)
+TEST(what_has_room_needs_no_forecast)
 {
     in.room_bytes = OBJECTS * MIB;
     ck_assert_int_eq(ht_forecast_make(&in, &f), 0);
@@ -297,9 +282,8 @@ START_TEST(what_has_room_needs_no_forecast)
     ck_assert_int_eq(ht_forecast_make(&in, &f), 0);
     ck_assert_ptr_null(f);
 }
-END_TEST
 
-START_TEST(the_end_of_an_object_counts_what_it_takes)
+TEST(the_end_of_an_object_counts_what_it_takes)
 {
     struct ht_forecast_part part;
 
@@ -315,7 +299,6 @@ START_TEST(the_end_of_an_object_counts_what_it_takes)
     for (uint32_t i = 0; ht_forecast_part(f, i, &part); i++)
         ck_assert_uint_eq(part.bytes, part.offset ? MIB / 2 : MIB);
 }
-END_TEST
 
 static void set_no_object(void)
 {
@@ -345,13 +328,12 @@ static void set_long_step(void)
 static void (*const malformed[])(void) = {set_no_object, set_no_chunks, set_before,
                                           set_no_use,    set_no_step,   set_long_step};
 
-START_TEST(runs_without_meaning_are_refused)
+TEST_LOOP(runs_without_meaning_are_refused, HT_ARRAY_SIZE(malformed))
 {
     malformed[_i]();
     ck_assert_int_eq(ht_forecast_make(&in, &f), -EINVAL);
     ck_assert_ptr_null(f);
 }
-END_TEST
 
 enum { UPDATES_AT = OBJECTS, PAUSED_STEP = 10 * OBJECTS };
 
@@ -379,7 +361,7 @@ static void make_paused(struct ht_run both[2 * OBJECTS])
 }
 
 /* In later steps there is no pause: an access is found by its place in the order, and by its kind. */
-START_TEST(a_pause_that_ends_early_makes_no_strangers)
+TEST(a_pause_that_ends_early_makes_no_strangers)
 {
     static struct ht_run both[2 * OBJECTS];
     struct ht_forecast_figures g;
@@ -403,10 +385,9 @@ START_TEST(a_pause_that_ends_early_makes_no_strangers)
     ck_assert_uint_eq(g.hits, 4 * 2 * OBJECTS);
     ck_assert(!ht_forecast_is_wrong(f));
 }
-END_TEST
 
 /* Reads come in the order in which they are needed, and an eighth of a step before that. Past ones are left out. */
-START_TEST(reads_come_in_order_and_soon_enough)
+TEST(reads_come_in_order_and_soon_enough)
 {
     struct ht_forecast_fetch r;
     unsigned all = 0;
@@ -436,10 +417,9 @@ START_TEST(reads_come_in_order_and_soon_enough)
     ck_assert(ht_forecast_fetch(f, at + 8 * MS, &r));
     ck_assert_uint_eq(r.object, 10);
 }
-END_TEST
 
 /* Updates read for themselves. After a step that did not match nothing is read. */
-START_TEST(only_a_plan_that_matches_reads)
+TEST(only_a_plan_that_matches_reads)
 {
     struct ht_forecast_fetch r;
     uint64_t at = BEGIN + STEP;
@@ -459,9 +439,8 @@ START_TEST(only_a_plan_that_matches_reads)
     make();
     ck_assert(!ht_forecast_fetch(f, BEGIN + STEP, &r));
 }
-END_TEST
 
-START_TEST(what_stays_is_known)
+TEST(what_stays_is_known)
 {
     unsigned stay = 0, leave = 0;
 
@@ -484,10 +463,9 @@ START_TEST(what_stays_is_known)
     ck_assert_int_eq(ht_forecast_stays(f, OBJECTS + 1, 0), HT_FORECAST_UNKNOWN);
     ck_assert_int_eq(ht_forecast_stays(f, 1, 1), HT_FORECAST_UNKNOWN);
 }
-END_TEST
 
 /* Of 32 objects the first 16 are read twice, and there is room for 20. */
-START_TEST(many_uses_stay_and_then_late_ones)
+TEST(many_uses_stay_and_then_late_ones)
 {
     for (uint32_t i = 0; i < 16; i++)
         run[32 + i].object = i + 1;
@@ -497,10 +475,9 @@ START_TEST(many_uses_stay_and_then_late_ones)
     for (uint32_t i = 0; i < 32; i++)
         ck_assert_int_eq(ht_forecast_stays(f, i + 1, 0), i < 16 || i >= 28 ? HT_FORECAST_STAYS : HT_FORECAST_LEAVES);
 }
-END_TEST
 
 /* Of gradients, which are written and consumed, all could stay; the plan is not followed for them. */
-START_TEST(what_is_pinned_stays)
+TEST(what_is_pinned_stays)
 {
     for (uint32_t i = 0; i < OBJECTS; i += 2)
         run[i].pinned = true;
@@ -508,17 +485,15 @@ START_TEST(what_is_pinned_stays)
     ck_assert_ptr_null(f); /* the others have room */
     in.room_bytes /= 2;
     make();
-    for (uint32_t i = 0; i < OBJECTS; i += 2) {
+    for (uint32_t i = 0; i < OBJECTS; i += 2)
         ck_assert_int_eq(ht_forecast_stays(f, i + 1, 0), HT_FORECAST_STAYS);
-    }
     unsigned stay = 0;
     for (uint32_t i = 1; i < OBJECTS; i += 2)
         stay += ht_forecast_stays(f, i + 1, 0) == HT_FORECAST_STAYS;
     ck_assert_uint_le(stay, OBJECTS / 4);
 }
-END_TEST
 
-START_TEST(what_is_overwritten_neither_stays_nor_leaves)
+TEST(what_is_overwritten_neither_stays_nor_leaves)
 {
     for (uint32_t i = 0; i < OBJECTS; i += 2)
         run[i].use = HT_PLAN_OVERWRITE;
@@ -526,38 +501,8 @@ START_TEST(what_is_overwritten_neither_stays_nor_leaves)
     for (uint32_t i = 0; i < OBJECTS; i++)
         ck_assert((ht_forecast_stays(f, i + 1, 0) == HT_FORECAST_UNKNOWN) == (i % 2 == 0));
 }
-END_TEST
 
 int main(void)
 {
-    Suite *suite = suite_create("forecast");
-    TCase *tc = tcase_create("forecast");
-
-    tcase_add_checked_fixture(tc, reset, clear);
-    tcase_add_test(tc, an_access_tells_when_the_next_one_is);
-    tcase_add_test(tc, steps_that_match_are_counted);
-    tcase_add_test(tc, steps_that_take_longer_are_a_drift_and_no_error);
-    tcase_add_test(tc, two_steps_with_strangers_are_wrong);
-    tcase_add_test(tc, two_steps_without_a_part_of_the_accesses_are_wrong);
-    tcase_add_test(tc, after_many_strangers_the_time_is_set_anew);
-    tcase_add_test(tc, a_chunk_that_is_used_often_is_found);
-    tcase_add_test(tc, a_step_of_very_many_objects_has_a_plan);
-    tcase_add_test(tc, what_is_overwritten_is_not_followed);
-    tcase_add_test(tc, other_work_ends_the_plan);
-    tcase_add_test(tc, other_work_that_is_slow_ends_the_plan_after_two_steps);
-    tcase_add_test(tc, the_clock_may_jump);
-    tcase_add_test(tc, a_large_object_is_planned_by_chunks);
-    tcase_add_test(tc, very_large_objects_are_planned_in_larger_parts);
-    tcase_add_test(tc, what_has_room_needs_no_forecast);
-    tcase_add_test(tc, the_end_of_an_object_counts_what_it_takes);
-    tcase_add_test(tc, a_pause_that_ends_early_makes_no_strangers);
-    tcase_add_test(tc, reads_come_in_order_and_soon_enough);
-    tcase_add_test(tc, only_a_plan_that_matches_reads);
-    tcase_add_test(tc, what_stays_is_known);
-    tcase_add_test(tc, many_uses_stay_and_then_late_ones);
-    tcase_add_test(tc, what_is_pinned_stays);
-    tcase_add_test(tc, what_is_overwritten_neither_stays_nor_leaves);
-    tcase_add_loop_test(tc, runs_without_meaning_are_refused, 0, HT_ARRAY_SIZE(malformed));
-    suite_add_tcase(suite, tc);
-    return run_all(suite);
+    return run_tests("forecast", .setup = reset, .teardown = clear);
 }

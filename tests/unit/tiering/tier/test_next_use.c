@@ -1,7 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* test_next_use.c - hints of programs: places in time, the order of reads, and uses that are past. */
-#include <check.h>
-
 #include "tests/support/suite.h"
 #include "tests/support/wrap.h"
 #include "tiering/tier/next_use.h"
@@ -24,7 +22,7 @@ static uint64_t due_at(uint64_t now_ns)
     return u ? u->link.id : 0;
 }
 
-START_TEST(later_uses_have_later_places)
+TEST(later_uses_have_later_places)
 {
     unsigned before = 0;
 
@@ -42,9 +40,8 @@ START_TEST(later_uses_have_later_places)
     const struct ht_next_use never = {.next_ns = HT_NEXT_USE_NEVER};
     ck_assert_uint_eq(ht_next_use_place(&never, NOW), HT_NEXT_USE_PLACES - 1);
 }
-END_TEST
 
-START_TEST(what_is_needed_first_is_read_first)
+TEST(what_is_needed_first_is_read_first)
 {
     set(1, 50 * SECOND, 5 * SECOND);
     set(2, 20 * SECOND, 5 * SECOND);
@@ -63,9 +60,8 @@ START_TEST(what_is_needed_first_is_read_first)
     ck_assert(ht_next_uses_find(&t, 4, UINT64_MAX - 1));
     ht_next_uses_free(&t);
 }
-END_TEST
 
-START_TEST(a_use_may_be_late_by_a_quarter)
+TEST(a_use_may_be_late_by_a_quarter)
 {
     set(7, 4 * SECOND, 0);
     ck_assert(ht_next_uses_find(&t, 7, NOW + 5 * SECOND - 1));
@@ -79,9 +75,8 @@ START_TEST(a_use_may_be_late_by_a_quarter)
     ck_assert(!ht_next_uses_find(&t, 7, NOW));
     ht_next_uses_free(&t);
 }
-END_TEST
 
-START_TEST(so_many_and_no_more)
+TEST(so_many_and_no_more)
 {
     for (uint64_t i = 1; i <= HT_NEXT_USES; i++)
         set(i, i == 9 ? SECOND : 100 * SECOND, 0);
@@ -94,9 +89,8 @@ START_TEST(so_many_and_no_more)
     ht_next_uses_free(&t);
     ck_assert_uint_eq(ht_next_uses_bytes(&t), 0);
 }
-END_TEST
 
-START_TEST(without_memory_nothing_is_set)
+TEST(without_memory_nothing_is_set)
 {
     for (int nth = 1; nth <= 2; nth++) {
         wrap_fail(WRAP_MEMORY, nth, false);
@@ -108,18 +102,8 @@ START_TEST(without_memory_nothing_is_set)
     set(3, SECOND, 0);
     ht_next_uses_free(&t);
 }
-END_TEST
 
 int main(void)
 {
-    Suite *suite = suite_create("next_use");
-    TCase *tc = tcase_create("next_use");
-
-    tcase_add_test(tc, later_uses_have_later_places);
-    tcase_add_test(tc, what_is_needed_first_is_read_first);
-    tcase_add_test(tc, a_use_may_be_late_by_a_quarter);
-    tcase_add_test(tc, so_many_and_no_more);
-    tcase_add_test(tc, without_memory_nothing_is_set);
-    suite_add_tcase(suite, tc);
-    return run_all(suite);
+    return run_tests("next_use");
 }

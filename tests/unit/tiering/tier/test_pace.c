@@ -1,7 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* test_pace.c - background work keeps to its rate, and to a part of the rate beside other work. */
-#include <check.h>
-
 #include "tests/support/suite.h"
 #include "tiering/tier/pace.h"
 
@@ -24,7 +22,7 @@ static uint64_t moved(uint64_t rate, uint64_t seconds, uint64_t piece, uint64_t 
     return sum;
 }
 
-START_TEST(the_rate_is_kept_whatever_the_pieces)
+TEST(the_rate_is_kept_whatever_the_pieces)
 {
     for (uint64_t piece = 4096; piece <= 1 << 20; piece *= 4) {
         uint64_t n = moved(64 << 20, 10, piece, 0);
@@ -33,18 +31,16 @@ START_TEST(the_rate_is_kept_whatever_the_pieces)
             ck_assert_uint_ge(n, (uint64_t)(9.5 * (64 << 20)));
     }
 }
-END_TEST
 
-START_TEST(others_make_it_slower_but_never_stop_it)
+TEST(others_make_it_slower_but_never_stop_it)
 {
     uint64_t n = moved(64 << 20, 10, 1 << 20, 4096);
 
     ck_assert_uint_le(n, 3ull * (64 << 20));
     ck_assert_uint_ge(n, 2ull * (64 << 20));
 }
-END_TEST
 
-START_TEST(an_idle_time_is_no_credit)
+TEST(an_idle_time_is_no_credit)
 {
     struct ht_pace p = {.rate_bytes = 1 << 20};
     uint64_t now = SECOND;
@@ -53,25 +49,15 @@ START_TEST(an_idle_time_is_no_credit)
     now += 100ull * SECOND;
     ck_assert_uint_gt(ht_pace_wait_ns(&p, now, 1 << 20, 0), SECOND / 2);
 }
-END_TEST
 
-START_TEST(any_rate_can_be_asked_for)
+TEST(any_rate_can_be_asked_for)
 {
     ck_assert_uint_eq(moved(UINT64_MAX, 1, 4096, 0) / 4096, 10000);
     struct ht_pace p = {.rate_bytes = 1};
     ck_assert_uint_gt(ht_pace_wait_ns(&p, SECOND, 4096, 0), 4000ull * SECOND);
 }
-END_TEST
 
 int main(void)
 {
-    Suite *suite = suite_create("pace");
-    TCase *tc = tcase_create("pace");
-
-    tcase_add_test(tc, the_rate_is_kept_whatever_the_pieces);
-    tcase_add_test(tc, others_make_it_slower_but_never_stop_it);
-    tcase_add_test(tc, an_idle_time_is_no_credit);
-    tcase_add_test(tc, any_rate_can_be_asked_for);
-    suite_add_tcase(suite, tc);
-    return run_all(suite);
+    return run_tests("pace");
 }

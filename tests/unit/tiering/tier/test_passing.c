@@ -1,7 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* test_passing.c - room for passing content follows gradients that had none, but only where that moves fewer bytes. */
-#include <check.h>
-
 #include "tests/support/suite.h"
 #include "tiering/tier/passing.h"
 
@@ -42,15 +40,14 @@ static void begin(void)
     ck_assert_uint_eq(p.most_bytes, MOST * HT_MIB);
 }
 
-START_TEST(it_stands_while_gradients_have_room)
+TEST(it_stands_while_gradients_have_room)
 {
     begin();
     ck_assert_uint_eq(steps(100, (struct work){.need_bytes = LEAST * HT_MIB, .layers = 12}), 0);
     ck_assert_uint_eq(p.bytes, LEAST * HT_MIB);
 }
-END_TEST
 
-START_TEST(gradients_get_the_room_that_they_need)
+TEST(gradients_get_the_room_that_they_need)
 {
     const struct work w = {.need_bytes = 20 * HT_MIB, .layers = 12};
 
@@ -63,9 +60,8 @@ START_TEST(gradients_get_the_room_that_they_need)
     uint64_t best = UINT64_C(1000) * (20 - LEAST) * HT_MIB;
     ck_assert_uint_le(steps(1000, w), best + best / 8);
 }
-END_TEST
 
-START_TEST(more_room_that_moves_no_fewer_bytes_is_taken_back)
+TEST_LOOP(more_room_that_moves_no_fewer_bytes_is_taken_back, 5)
 {
     const struct work work[] = {
         {.always_bytes = 100 * HT_MIB},                      /* room is no help */
@@ -82,9 +78,8 @@ START_TEST(more_room_that_moves_no_fewer_bytes_is_taken_back)
     ck_assert_uint_eq(p.bytes, LEAST * HT_MIB);
     ck_assert_uint_le(moved, stands + UINT64_C(1000) * HT_MIB / 2);
 }
-END_TEST
 
-START_TEST(the_protected_set_gets_back_what_nothing_needs_any_more)
+TEST(the_protected_set_gets_back_what_nothing_needs_any_more)
 {
     begin();
     steps(20, (struct work){.need_bytes = 26 * HT_MIB, .layers = 12});
@@ -92,9 +87,8 @@ START_TEST(the_protected_set_gets_back_what_nothing_needs_any_more)
     steps(200, (struct work){.need_bytes = 4 * HT_MIB, .layers = 12});
     ck_assert_uint_eq(p.bytes, LEAST * HT_MIB);
 }
-END_TEST
 
-START_TEST(gradients_that_wait_have_the_protected_set)
+TEST(gradients_that_wait_have_the_protected_set)
 {
     begin();
     steps(20, (struct work){.need_bytes = 26 * HT_MIB, .layers = 12});
@@ -107,9 +101,8 @@ START_TEST(gradients_that_wait_have_the_protected_set)
     steps(3, (struct work){.need_bytes = 26 * HT_MIB, .layers = 12});
     ck_assert_uint_ge(p.bytes, 26 * HT_MIB);
 }
-END_TEST
 
-START_TEST(a_large_tier_keeps_a_half)
+TEST(a_large_tier_keeps_a_half)
 {
     ht_passing_init(&p, 4096 * HT_MIB, 512 * HT_MIB);
     steps(20, (struct work){.need_bytes = 4096 * HT_MIB, .layers = 12});
@@ -118,19 +111,8 @@ START_TEST(a_large_tier_keeps_a_half)
     steps(20, (struct work){.need_bytes = 4 * HT_MIB, .layers = 12});
     ck_assert_uint_eq(p.bytes, HT_MIB);
 }
-END_TEST
 
 int main(void)
 {
-    Suite *suite = suite_create("passing");
-    TCase *t = tcase_create("passing");
-
-    tcase_add_test(t, it_stands_while_gradients_have_room);
-    tcase_add_test(t, gradients_get_the_room_that_they_need);
-    tcase_add_loop_test(t, more_room_that_moves_no_fewer_bytes_is_taken_back, 0, 5);
-    tcase_add_test(t, the_protected_set_gets_back_what_nothing_needs_any_more);
-    tcase_add_test(t, gradients_that_wait_have_the_protected_set);
-    tcase_add_test(t, a_large_tier_keeps_a_half);
-    suite_add_tcase(suite, t);
-    return run_all(suite);
+    return run_tests("passing");
 }

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The period of a sequence of accesses: exact ones, those with threads that overtake each other, and none. */
-#include <check.h>
 #include <stdlib.h>
 
 #include "tests/support/suite.h"
@@ -52,12 +51,11 @@ static const struct {
 };
 /* clang-format on */
 
-START_TEST(short_sequences_have_the_shortest_period_of_their_end)
+TEST_LOOP(short_sequences_have_the_shortest_period_of_their_end, HT_ARRAY_SIZE(exact))
 {
     add(exact[_i].keys);
     ck_assert_msg(period() == exact[_i].period, "%s: %u", exact[_i].keys, period());
 }
-END_TEST
 
 /* A step reads all tensors forward and again backward, and updates each. */
 static void add_step(uint32_t tensors)
@@ -70,7 +68,7 @@ static void add_step(uint32_t tensors)
     }
 }
 
-START_TEST(forward_and_backward_make_one_step)
+TEST(forward_and_backward_make_one_step)
 {
     for (unsigned i = 0; i < 3; i++)
         add_step(500);
@@ -80,7 +78,6 @@ START_TEST(forward_and_backward_make_one_step)
     uint32_t found = period();
     ck_assert_msg(found == 0 || found == 1500, "%u", found);
 }
-END_TEST
 
 /* All tensors forward and backward with the same key: half a step is the other half turned round. */
 static void add_palindrome(uint32_t tensors)
@@ -91,7 +88,7 @@ static void add_palindrome(uint32_t tensors)
         key[n++] = i;
 }
 
-START_TEST(backward_is_not_forward_again)
+TEST_RANGE(backward_is_not_forward_again, 3, 44)
 {
     uint32_t tensors = (uint32_t)_i;
 
@@ -99,9 +96,8 @@ START_TEST(backward_is_not_forward_again)
         add_palindrome(tensors);
     ck_assert_uint_eq(period(), 2 * tensors);
 }
-END_TEST
 
-START_TEST(a_sequence_that_ends_within_a_step_has_its_period)
+TEST(a_sequence_that_ends_within_a_step_has_its_period)
 {
     enum { TENSORS = 96 };
 
@@ -112,10 +108,9 @@ START_TEST(a_sequence_that_ends_within_a_step_has_its_period)
         ck_assert_msg(period() == 2 * TENSORS, "%u before the end: %u", cut, period());
     }
 }
-END_TEST
 
 /* A tensor is read in pieces: one after the other. */
-START_TEST(pieces_of_a_tensor_are_no_steps)
+TEST_RANGE(pieces_of_a_tensor_are_no_steps, 2, 12)
 {
     for (unsigned step = 0; step < 4; step++)
         for (uint32_t i = 0; i < 100; i++)
@@ -123,9 +118,8 @@ START_TEST(pieces_of_a_tensor_are_no_steps)
                 key[n++] = i;
     ck_assert_uint_eq(period(), 100 * (uint32_t)_i);
 }
-END_TEST
 
-START_TEST(threads_may_overtake_each_other)
+TEST(threads_may_overtake_each_other)
 {
     for (unsigned i = 0; i < 4; i++)
         add_step(1000);
@@ -138,9 +132,8 @@ START_TEST(threads_may_overtake_each_other)
     ck_assert_uint_ge(period(), 2980);
     ck_assert_uint_le(period(), 3020);
 }
-END_TEST
 
-START_TEST(a_few_other_accesses_do_not_hide_the_period)
+TEST(a_few_other_accesses_do_not_hide_the_period)
 {
     for (unsigned i = 0; i < 4; i++) {
         add_step(1000);
@@ -148,17 +141,15 @@ START_TEST(a_few_other_accesses_do_not_hide_the_period)
     }
     ck_assert_uint_eq(period(), 3000);
 }
-END_TEST
 
-START_TEST(accesses_at_random_have_none)
+TEST(accesses_at_random_have_none)
 {
     for (n = 0; n < 50000; n++)
         key[n] = random_below(1000);
     ck_assert_uint_eq(period(), 0);
 }
-END_TEST
 
-START_TEST(too_many_keys_and_too_many_accesses_are_refused)
+TEST(too_many_keys_and_too_many_accesses_are_refused)
 {
     uint32_t most = HT_PERIOD_KEYS_MAX + 1, found = 0;
     uint64_t *many = malloc(most * sizeof(*many));
@@ -172,23 +163,8 @@ START_TEST(too_many_keys_and_too_many_accesses_are_refused)
     ck_assert_int_eq(ht_period_find(many, HT_PERIOD_ACCESSES_MAX + 1, &found), -E2BIG);
     free(many);
 }
-END_TEST
 
 int main(void)
 {
-    Suite *suite = suite_create("period");
-    TCase *tc = tcase_create("period");
-
-    tcase_add_checked_fixture(tc, reset, NULL);
-    tcase_add_loop_test(tc, short_sequences_have_the_shortest_period_of_their_end, 0, HT_ARRAY_SIZE(exact));
-    tcase_add_test(tc, forward_and_backward_make_one_step);
-    tcase_add_loop_test(tc, backward_is_not_forward_again, 3, 44);
-    tcase_add_test(tc, a_sequence_that_ends_within_a_step_has_its_period);
-    tcase_add_loop_test(tc, pieces_of_a_tensor_are_no_steps, 2, 12);
-    tcase_add_test(tc, threads_may_overtake_each_other);
-    tcase_add_test(tc, a_few_other_accesses_do_not_hide_the_period);
-    tcase_add_test(tc, accesses_at_random_have_none);
-    tcase_add_test(tc, too_many_keys_and_too_many_accesses_are_refused);
-    suite_add_tcase(suite, tc);
-    return run_all(suite);
+    return run_tests("period", .setup = reset);
 }

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Where new blocks go, on tables. */
-#include <check.h>
 #include <stdlib.h>
 
 #include "tests/support/suite.h"
@@ -55,15 +54,14 @@ static const struct case_ {
     {"not without room", {CREDIT(20, 1, -SLACK - 1), SHARE(9, 5), {0}}, 10, {0, 0, true}, 0},
 };
 
-START_TEST(every_case)
+TEST_LOOP(every_case, HT_ARRAY_SIZE(cases))
 {
     const struct case_ *c = &cases[_i];
 
     ck_assert_msg(ht_place_choose(c->device, 3, c->blocks, c->hint) == c->want, "%s", c->what);
 }
-END_TEST
 
-START_TEST(equal_devices_fill_up_in_turn_and_unequal_ones_in_proportion)
+TEST(equal_devices_fill_up_in_turn_and_unequal_ones_in_proportion)
 {
     struct ht_place_device d[2] = {{1000, 1000}, {3000, 3000}};
 
@@ -76,7 +74,6 @@ START_TEST(equal_devices_fill_up_in_turn_and_unequal_ones_in_proportion)
         ck_assert_uint_le(taken[1], taken[0] * 3 + 3);
     }
 }
-END_TEST
 
 /* Places so many pieces; the number that each device gets. */
 static void place(struct ht_place_device d[3], unsigned pieces, uint32_t blocks, unsigned out_got[3])
@@ -96,7 +93,7 @@ static struct ht_place_device with_share(double share)
     return (struct ht_place_device){1 << 30, 1 << 30, .share = (uint32_t)(share * WHOLE)};
 }
 
-START_TEST(every_few_pieces_are_in_proportion_to_the_shares)
+TEST(every_few_pieces_are_in_proportion_to_the_shares)
 {
     struct ht_place_device d[3] = {with_share(.625), with_share(.25), with_share(.125)};
     unsigned got[3];
@@ -106,9 +103,8 @@ START_TEST(every_few_pieces_are_in_proportion_to_the_shares)
         ck_assert_msg(got[0] == 5 && got[1] == 2 && got[2] == 1, "%u: %u %u %u", i, got[0], got[1], got[2]);
     }
 }
-END_TEST
 
-START_TEST(who_was_full_does_not_get_everything_afterwards)
+TEST(who_was_full_does_not_get_everything_afterwards)
 {
     struct ht_place_device d[3] = {with_share(.5), with_share(.25), with_share(.25)};
     unsigned got[3];
@@ -120,9 +116,8 @@ START_TEST(who_was_full_does_not_get_everything_afterwards)
     place(d, 8, 256, got);
     ck_assert_msg(got[0] == 4 && got[1] == 2 && got[2] == 2, "%u %u %u", got[0], got[1], got[2]);
 }
-END_TEST
 
-START_TEST(who_fails_gets_nothing_and_the_others_keep_their_proportion)
+TEST(who_fails_gets_nothing_and_the_others_keep_their_proportion)
 {
     struct ht_place_device d[3] = {with_share(.5), with_share(.375), with_share(.125)};
     unsigned got[3];
@@ -131,7 +126,6 @@ START_TEST(who_fails_gets_nothing_and_the_others_keep_their_proportion)
     place(d, 400, 256, got);
     ck_assert_msg(got[0] == 0 && got[1] == 300 && got[2] == 100, "%u %u %u", got[0], got[1], got[2]);
 }
-END_TEST
 
 /* A step rewrites all ranges in the same order. Returns how many moved. */
 static unsigned step(struct ht_place_device d[3], uint8_t device[], unsigned ranges, unsigned out_on[3])
@@ -150,7 +144,7 @@ static unsigned step(struct ht_place_device d[3], uint8_t device[], unsigned ran
     return moved;
 }
 
-START_TEST(rewritten_ranges_lie_by_shares_after_one_step_and_then_stay)
+TEST(rewritten_ranges_lie_by_shares_after_one_step_and_then_stay)
 {
     enum { RANGES = 4000, WINDOW = 40 };
     struct ht_place_device d[3] = {with_share(.75), with_share(.25), with_share(0)};
@@ -175,19 +169,8 @@ START_TEST(rewritten_ranges_lie_by_shares_after_one_step_and_then_stay)
     for (unsigned n = 0; n < 50; n++)
         ck_assert_uint_le(step(d, device, RANGES, on), 4);
 }
-END_TEST
 
 int main(void)
 {
-    Suite *s = suite_create("placement");
-    TCase *t = tcase_create("placement");
-
-    tcase_add_loop_test(t, every_case, 0, (int)HT_ARRAY_SIZE(cases));
-    tcase_add_test(t, equal_devices_fill_up_in_turn_and_unequal_ones_in_proportion);
-    tcase_add_test(t, every_few_pieces_are_in_proportion_to_the_shares);
-    tcase_add_test(t, who_was_full_does_not_get_everything_afterwards);
-    tcase_add_test(t, who_fails_gets_nothing_and_the_others_keep_their_proportion);
-    tcase_add_test(t, rewritten_ranges_lie_by_shares_after_one_step_and_then_stay);
-    suite_add_tcase(s, t);
-    return run_all(s);
+    return run_tests("placement");
 }

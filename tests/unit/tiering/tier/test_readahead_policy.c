@@ -3,8 +3,6 @@
  * test_readahead_policy.c - the policy recognises every sequential reader, in whatever order its requests arrive, and
  * no other reader.
  */
-#include <check.h>
-
 #include "tests/support/suite.h"
 #include "tiering/tier/readahead_policy.h"
 
@@ -25,7 +23,7 @@ static uint64_t next_random(uint64_t *x)
     return *x;
 }
 
-START_TEST(a_reader_from_the_beginning_is_seen_at_once)
+TEST(a_reader_from_the_beginning_is_seen_at_once)
 {
     st = (struct ht_readahead_policy){0};
     ck_assert_uint_eq(note(0, MIB), 3 * MIB);
@@ -34,17 +32,15 @@ START_TEST(a_reader_from_the_beginning_is_seen_at_once)
         ck_assert_uint_eq(note(i * 4 * KIB, 4 * KIB), 0);
     ck_assert_uint_gt(note(127 * 4 * KIB, 4 * KIB), 2 * MIB);
 }
-END_TEST
 
-START_TEST(a_reader_from_elsewhere_is_seen_after_two_units)
+TEST(a_reader_from_elsewhere_is_seen_after_two_units)
 {
     st = (struct ht_readahead_policy){0};
     ck_assert_uint_eq(note(100 * MIB, MIB), 0);
     ck_assert_uint_eq(note(101 * MIB, MIB), 104 * MIB);
 }
-END_TEST
 
-START_TEST(the_window_grows_while_the_reader_goes_on)
+TEST(the_window_grows_while_the_reader_goes_on)
 {
     uint64_t before = 0;
 
@@ -57,19 +53,17 @@ START_TEST(the_window_grows_while_the_reader_goes_on)
     }
     ck_assert_uint_eq(before, MOST);
 }
-END_TEST
 
-START_TEST(a_read_elsewhere_ends_it_at_once)
+TEST(a_read_elsewhere_ends_it_at_once)
 {
     st = (struct ht_readahead_policy){0};
     for (uint64_t i = 0; i < 50; i++)
         ck_assert_uint_gt(note(i * MIB, MIB), 0);
     ck_assert_uint_eq(note(500 * MIB, 4 * KIB), 0);
 }
-END_TEST
 
 /* Eight requests of a MiB in flight, which overtake each other. */
-START_TEST(requests_may_overtake_each_other)
+TEST(requests_may_overtake_each_other)
 {
     uint64_t x = 88172645463325252ull, ahead = 0;
 
@@ -87,9 +81,8 @@ START_TEST(requests_may_overtake_each_other)
     ck_assert_uint_ge(ahead, 55);
     ck_assert_uint_eq(st.window, MOST);
 }
-END_TEST
 
-START_TEST(shuffled_and_strided_reads_are_none)
+TEST(shuffled_and_strided_reads_are_none)
 {
     uint64_t x = 88172645463325252ull, ahead = 0;
 
@@ -104,9 +97,8 @@ START_TEST(shuffled_and_strided_reads_are_none)
         ahead += note(i * MIB, 4 * KIB) > 0;
     ck_assert_uint_eq(ahead, 0);
 }
-END_TEST
 
-START_TEST(gaps_end_a_stream)
+TEST(gaps_end_a_stream)
 {
     uint64_t ended_at = 0;
 
@@ -119,9 +111,8 @@ START_TEST(gaps_end_a_stream)
     ck_assert_uint_gt(ended_at, 0);
     ck_assert_uint_le(ended_at, 10);
 }
-END_TEST
 
-START_TEST(what_does_no_good_is_halved_and_comes_back_slowly)
+TEST(what_does_no_good_is_halved_and_comes_back_slowly)
 {
     st = (struct ht_readahead_policy){0};
     for (uint64_t i = 0; i < 50; i++)
@@ -132,9 +123,8 @@ START_TEST(what_does_no_good_is_halved_and_comes_back_slowly)
         ht_readahead_policy_shrink(&st, MIB);
     ck_assert_uint_eq(note(51 * MIB, MIB), 53 * MIB);
 }
-END_TEST
 
-START_TEST(ends_of_the_numbers_are_no_trouble)
+TEST(ends_of_the_numbers_are_no_trouble)
 {
     st = (struct ht_readahead_policy){0};
     ck_assert_uint_eq(note((1ull << 44) - 1, 1), 0);
@@ -142,7 +132,6 @@ START_TEST(ends_of_the_numbers_are_no_trouble)
     ck_assert_uint_eq(ht_readahead_policy_note(&(struct ht_readahead_policy){0}, 0, MIB, MIB, 0),
                       2 * MIB); /* no less than a unit */
 }
-END_TEST
 
 /* ---------------------------------------------------------------- downwards */
 
@@ -153,7 +142,7 @@ static struct ht_readahead_target note_both(uint64_t off, uint64_t len)
     return ht_readahead_both_note(&both, off, len, MIB, MOST);
 }
 
-START_TEST(a_reader_that_goes_down_is_seen_after_two_units)
+TEST(a_reader_that_goes_down_is_seen_after_two_units)
 {
     struct ht_readahead_target t;
 
@@ -172,10 +161,9 @@ START_TEST(a_reader_that_goes_down_is_seen_after_two_units)
         t = note_both(at * MIB, MIB);
     ck_assert_uint_eq(t.to, 0);
 }
-END_TEST
 
 /* Each block in ascending requests, the last block first. */
-START_TEST(blocks_that_come_in_descending_order_are_a_stream_downwards)
+TEST(blocks_that_come_in_descending_order_are_a_stream_downwards)
 {
     unsigned down = 0;
 
@@ -186,9 +174,8 @@ START_TEST(blocks_that_come_in_descending_order_are_a_stream_downwards)
     ck_assert_uint_ge(down, 17 * 4);
     ck_assert_uint_eq(both.down.window, MOST);
 }
-END_TEST
 
-START_TEST(a_reader_that_goes_up_never_goes_down)
+TEST(a_reader_that_goes_up_never_goes_down)
 {
     both = (struct ht_readahead_both){0};
     for (uint64_t i = 0; i < 100; i++) {
@@ -201,9 +188,8 @@ START_TEST(a_reader_that_goes_up_never_goes_down)
         ck_assert(!ht_readahead_both_note(&both, 64 * MIB + i * 4 * KIB, 4 * KIB, MIB, MOST).downwards);
     }
 }
-END_TEST
 
-START_TEST(a_reader_that_turns_is_followed)
+TEST(a_reader_that_turns_is_followed)
 {
     unsigned down = 0, up = 0;
 
@@ -219,9 +205,8 @@ START_TEST(a_reader_that_turns_is_followed)
     }
     ck_assert_uint_ge(up, 35);
 }
-END_TEST
 
-START_TEST(shuffled_reads_are_none_in_any_direction)
+TEST(shuffled_reads_are_none_in_any_direction)
 {
     uint64_t x = 88172645463325252ull, any = 0;
 
@@ -234,27 +219,8 @@ START_TEST(shuffled_reads_are_none_in_any_direction)
         any += note_both(2 * i * MIB, MIB).any;
     ck_assert_uint_eq(any, 0);
 }
-END_TEST
 
 int main(void)
 {
-    TCase *tc = tcase_create("readahead_policy");
-
-    tcase_add_test(tc, a_reader_from_the_beginning_is_seen_at_once);
-    tcase_add_test(tc, a_reader_from_elsewhere_is_seen_after_two_units);
-    tcase_add_test(tc, the_window_grows_while_the_reader_goes_on);
-    tcase_add_test(tc, a_read_elsewhere_ends_it_at_once);
-    tcase_add_test(tc, requests_may_overtake_each_other);
-    tcase_add_test(tc, shuffled_and_strided_reads_are_none);
-    tcase_add_test(tc, gaps_end_a_stream);
-    tcase_add_test(tc, what_does_no_good_is_halved_and_comes_back_slowly);
-    tcase_add_test(tc, ends_of_the_numbers_are_no_trouble);
-    tcase_add_test(tc, a_reader_that_goes_down_is_seen_after_two_units);
-    tcase_add_test(tc, blocks_that_come_in_descending_order_are_a_stream_downwards);
-    tcase_add_test(tc, a_reader_that_goes_up_never_goes_down);
-    tcase_add_test(tc, a_reader_that_turns_is_followed);
-    tcase_add_test(tc, shuffled_reads_are_none_in_any_direction);
-    Suite *suite = suite_create("readahead_policy");
-    suite_add_tcase(suite, tc);
-    return run_all(suite);
+    return run_tests("readahead_policy");
 }

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Accesses to chunks become runs: one for each pass, whatever the order of threads that work beside each other. */
-#include <check.h>
 #include <stdio.h>
 
 #include "tests/support/suite.h"
@@ -48,7 +47,7 @@ static uint32_t copy_all(void)
     return ht_runs_copy(&r, ht_runs_oldest(&r), UINT32_MAX, got);
 }
 
-START_TEST(neighbours_make_a_run)
+TEST_LOOP(neighbours_make_a_run, HT_ARRAY_SIZE(cases))
 {
     char text[64] = "";
 
@@ -58,10 +57,9 @@ START_TEST(neighbours_make_a_run)
         sprintf(text + strlen(text), "%s%c-%c", i ? " " : "", (char)('a' + got[i].first), (char)('a' + got[i].last));
     ck_assert_str_eq(text, cases[_i].runs);
 }
-END_TEST
 
 /* Chunks of 1 MiB, the last one of 100 KiB; without a figure, a whole one. */
-START_TEST(a_run_knows_the_memory_of_its_last_chunk)
+TEST(a_run_knows_the_memory_of_its_last_chunk)
 {
     struct ht_run_access a = {.object = 7, .now_ns = 1, .use = HT_PLAN_UPDATE, .chunk_shift = 20, .begins = true};
 
@@ -79,9 +77,8 @@ START_TEST(a_run_knows_the_memory_of_its_last_chunk)
     ck_assert_uint_eq(copy_all(), 2);
     ck_assert_uint_eq(got[1].last_units, 16);
 }
-END_TEST
 
-START_TEST(objects_and_uses_have_runs_of_their_own)
+TEST(objects_and_uses_have_runs_of_their_own)
 {
     for (uint32_t i = 0; i < 10; i++) {
         note(1, i, HT_PLAN_READ, true);
@@ -97,9 +94,8 @@ START_TEST(objects_and_uses_have_runs_of_their_own)
     ck_assert_uint_eq(ht_runs_copy(&r, 1, 1, got), 1);
     ck_assert_uint_eq(got[0].object, 2);
 }
-END_TEST
 
-START_TEST(the_oldest_runs_make_room)
+TEST(the_oldest_runs_make_room)
 {
     for (uint32_t i = 0; i < HT_RUNS_MIN + 5; i++) {
         ck_assert(ht_runs_is_full(&r) == (i >= HT_RUNS_MIN));
@@ -112,10 +108,9 @@ START_TEST(the_oldest_runs_make_room)
     note(1, 1, HT_PLAN_READ, true); /* its run is gone */
     ck_assert_uint_eq(r.count, HT_RUNS_MIN + 6);
 }
-END_TEST
 
 /* No run of the old array goes on in the new one. */
-START_TEST(in_a_larger_ring_history_begins_anew)
+TEST(in_a_larger_ring_history_begins_anew)
 {
     enum { LARGE = 2 * HT_RUNS_MIN };
     struct ht_run *large = calloc(LARGE, sizeof(*large));
@@ -137,19 +132,8 @@ START_TEST(in_a_larger_ring_history_begins_anew)
     ck_assert_uint_eq(ht_runs_copy(&r, r.count - 2, UINT32_MAX, got), 2);
     ck_assert_uint_eq(got[1].object, LARGE - 1);
 }
-END_TEST
 
 int main(void)
 {
-    Suite *suite = suite_create("runs");
-    TCase *tc = tcase_create("runs");
-
-    tcase_add_checked_fixture(tc, begin, end);
-    tcase_add_loop_test(tc, neighbours_make_a_run, 0, HT_ARRAY_SIZE(cases));
-    tcase_add_test(tc, a_run_knows_the_memory_of_its_last_chunk);
-    tcase_add_test(tc, objects_and_uses_have_runs_of_their_own);
-    tcase_add_test(tc, the_oldest_runs_make_room);
-    tcase_add_test(tc, in_a_larger_ring_history_begins_anew);
-    suite_add_tcase(suite, tc);
-    return run_all(suite);
+    return run_tests("runs", .setup = begin, .teardown = end);
 }

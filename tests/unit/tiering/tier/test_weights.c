@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Shares of devices by measured bandwidth and free space, on tables and with simulated devices. */
-#include <check.h>
 #include <math.h>
 
 #include "tests/support/suite.h"
@@ -111,7 +110,7 @@ static void measure_way(struct sim *s, unsigned i, unsigned k, double speed)
     s->d[i].way[k].busy_ns += speed > 0 ? (uint64_t)fmax((1 << 30) / speed * 1e9, 1) : SECOND;
 }
 
-START_TEST(every_case)
+TEST_LOOP(every_case, HT_ARRAY_SIZE(cases))
 {
     const struct case_ *c = &cases[_i];
     struct sim s = begin(DEVICES);
@@ -126,9 +125,8 @@ START_TEST(every_case)
     (void)look(&s);
     check_shares(&s, c->wanted, .0003, c->what);
 }
-END_TEST
 
-START_TEST(too_little_says_nothing)
+TEST(too_little_says_nothing)
 {
     struct sim s = begin(2);
 
@@ -143,9 +141,8 @@ START_TEST(too_little_says_nothing)
     ck_assert(look(&s));
     check_shares(&s, (double[]){1 - 1. / 65, 1. / 65}, .001, "both are");
 }
-END_TEST
 
-START_TEST(a_look_is_due_after_its_period_and_when_the_clock_went_back)
+TEST(a_look_is_due_after_its_period_and_when_the_clock_went_back)
 {
     struct sim s = begin(2);
 
@@ -157,9 +154,8 @@ START_TEST(a_look_is_due_after_its_period_and_when_the_clock_went_back)
     ck_assert(ht_weights_due(&s.w, s.now_ns + 86400 * SECOND));
     ck_assert(ht_weights_due(&s.w, s.now_ns - 1));
 }
-END_TEST
 
-START_TEST(counts_that_went_back_are_a_new_begin)
+TEST(counts_that_went_back_are_a_new_begin)
 {
     struct sim s = begin(2);
 
@@ -173,9 +169,8 @@ START_TEST(counts_that_went_back_are_a_new_begin)
     ck_assert(!look(&s));
     check_shares(&s, (double[]){.75, .25}, .001, "measured again");
 }
-END_TEST
 
-START_TEST(noise_changes_no_share)
+TEST(noise_changes_no_share)
 {
     struct sim s = begin(2);
 
@@ -189,7 +184,6 @@ START_TEST(noise_changes_no_share)
         ck_assert_msg(!look(&s), "look %u", i);
     }
 }
-END_TEST
 
 /* ------------------------------------------------------------- closed loops */
 
@@ -248,7 +242,7 @@ static const struct {
     {{1e8, 1e8}, 20}, {{7e9, 1e9}, 1.5}, {{5e7, 3e7}, 10}, {{3e8, 1e7}, 10},
 };
 
-START_TEST(shares_find_the_speeds_also_when_idle_devices_seem_faster)
+TEST_LOOP(shares_find_the_speeds_also_when_idle_devices_seem_faster, HT_ARRAY_SIZE(loops))
 {
     struct sim s = begin(2);
 
@@ -257,9 +251,8 @@ START_TEST(shares_find_the_speeds_also_when_idle_devices_seem_faster)
 
     ck_assert_msg(used > .93, "%.3f of the sum", used);
 }
-END_TEST
 
-START_TEST(shares_follow_a_device_that_slows_down_and_recovers)
+TEST_LOOP(shares_follow_a_device_that_slows_down_and_recovers, 3)
 {
     struct sim s = begin(2);
     const double before[] = {3e8, 1e8}, after[] = {3e7, 1e8};
@@ -271,10 +264,9 @@ START_TEST(shares_follow_a_device_that_slows_down_and_recovers)
     used = run(&s, before, 8, 1, loops[_i].burst);
     ck_assert_msg(used > .88, "recovered: %.3f of the sum", used);
 }
-END_TEST
 
 /* The second step reads what the first slow one has written, so that one must have found the speeds early. */
-START_TEST(a_device_that_slows_down_tenfold_costs_one_step)
+TEST_LOOP(a_device_that_slows_down_tenfold_costs_one_step, 3)
 {
     struct sim s = begin(2);
     const double before[] = {2.25e8, 7.5e7}, after[] = {2.25e7, 7.5e7};
@@ -284,9 +276,8 @@ START_TEST(a_device_that_slows_down_tenfold_costs_one_step)
     double used = run(&s, after, 2, 1, loops[_i].burst);
     ck_assert_msg(used > .9, "the second step: %.3f of the new sum", used);
 }
-END_TEST
 
-START_TEST(a_stall_is_no_new_speed)
+TEST(a_stall_is_no_new_speed)
 {
     struct sim s = begin(2);
 
@@ -300,12 +291,11 @@ START_TEST(a_stall_is_no_new_speed)
     (void)look(&s);
     check_shares(&s, (double[]){1. / 65, 64. / 65}, .01, "after two");
 }
-END_TEST
 
 /*
  * Both samples are below half of the estimate before the first one, and the second is above half of the one after it.
  */
-START_TEST(two_samples_of_a_little_less_than_half_are_a_new_speed)
+TEST(two_samples_of_a_little_less_than_half_are_a_new_speed)
 {
     struct sim s = begin(2);
 
@@ -318,10 +308,9 @@ START_TEST(two_samples_of_a_little_less_than_half_are_a_new_speed)
     }
     check_shares(&s, (double[]){1.4 / 2.4, 1 / 2.4}, .01, "after two");
 }
-END_TEST
 
 /* What an estimate was before it was forgotten, or became nothing, makes no stall a new speed. */
-START_TEST(a_stall_after_a_new_begin_is_no_new_speed)
+TEST_LOOP(a_stall_after_a_new_begin_is_no_new_speed, 2)
 {
     struct sim s = begin(2);
 
@@ -345,7 +334,6 @@ START_TEST(a_stall_after_a_new_begin_is_no_new_speed)
     (void)look(&s);
     check_shares(&s, (double[]){.6, .4}, .01, "after a stall");
 }
-END_TEST
 
 static const struct {
     double gap;
@@ -356,7 +344,7 @@ static const struct {
     {0, true, 1},  {.2, true, 1},   {0, true, 5},    {.2, true, 5},
 };
 
-START_TEST(gaps_and_phases_hide_no_speed)
+TEST_LOOP(gaps_and_phases_hide_no_speed, HT_ARRAY_SIZE(paces))
 {
     struct sim s = begin(2);
     const double equal[] = {1e8, 1e8}, faster[] = {3e8, 1e8}, slower[] = {3e7, 1e8};
@@ -370,7 +358,6 @@ START_TEST(gaps_and_phases_hide_no_speed)
     used = run(&s, slower, 6, 3, paces[_i].burst);
     ck_assert_msg(used > .9, "it is slower: %.3f of what is possible", used);
 }
-END_TEST
 
 /* For so long, device i does nothing but move one direction at such a speed. */
 static void move_one_way(struct sim *s, unsigned k, const double speed[2], double seconds)
@@ -384,7 +371,7 @@ static void move_one_way(struct sim *s, unsigned k, const double speed[2], doubl
     }
 }
 
-START_TEST(a_direction_that_is_not_used_is_forgotten)
+TEST(a_direction_that_is_not_used_is_forgotten)
 {
     struct sim s = begin(2);
     const double load[] = {1e9, 1e8}, writes[] = {3e8, 3e8}, none[] = {0, 0};
@@ -400,9 +387,8 @@ START_TEST(a_direction_that_is_not_used_is_forgotten)
     move_one_way(&s, 0, load, 10);
     ck_assert_msg(share(&s, 0) > .7, "reads count again: %.3f", share(&s, 0));
 }
-END_TEST
 
-START_TEST(a_stalled_device_loses_its_share_and_gets_it_back)
+TEST(a_stalled_device_loses_its_share_and_gets_it_back)
 {
     struct sim s = begin(2);
     const double speed[] = {3e8, 1e8};
@@ -420,27 +406,8 @@ START_TEST(a_stalled_device_loses_its_share_and_gets_it_back)
     double used = run(&s, speed, 20, 1, 1);
     ck_assert_msg(used > .92, "%.3f of the sum", used);
 }
-END_TEST
 
 int main(void)
 {
-    Suite *s = suite_create("weights");
-    TCase *t = tcase_create("weights");
-
-    tcase_add_loop_test(t, every_case, 0, (int)HT_ARRAY_SIZE(cases));
-    tcase_add_test(t, too_little_says_nothing);
-    tcase_add_test(t, a_look_is_due_after_its_period_and_when_the_clock_went_back);
-    tcase_add_test(t, counts_that_went_back_are_a_new_begin);
-    tcase_add_test(t, noise_changes_no_share);
-    tcase_add_loop_test(t, shares_find_the_speeds_also_when_idle_devices_seem_faster, 0, (int)HT_ARRAY_SIZE(loops));
-    tcase_add_loop_test(t, shares_follow_a_device_that_slows_down_and_recovers, 0, 3);
-    tcase_add_loop_test(t, a_device_that_slows_down_tenfold_costs_one_step, 0, 3);
-    tcase_add_test(t, a_stall_is_no_new_speed);
-    tcase_add_test(t, two_samples_of_a_little_less_than_half_are_a_new_speed);
-    tcase_add_loop_test(t, a_stall_after_a_new_begin_is_no_new_speed, 0, 2);
-    tcase_add_loop_test(t, gaps_and_phases_hide_no_speed, 0, (int)HT_ARRAY_SIZE(paces));
-    tcase_add_test(t, a_direction_that_is_not_used_is_forgotten);
-    tcase_add_test(t, a_stalled_device_loses_its_share_and_gets_it_back);
-    suite_add_tcase(s, t);
-    return run_all(s);
+    return run_tests("weights");
 }

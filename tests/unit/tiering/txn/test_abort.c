@@ -30,13 +30,11 @@ static void *shrink(void *arg)
 static void publish(void)
 {
     struct ht_tx *tx;
-    uint64_t lsn;
 
     ck_assert_int_eq(ht_scope_writeback(s, SCOPE), 0);
     ck_assert_int_eq(ht_tx_begin(s, 1 << 16, &tx), 0);
     ht_scope_publish(s, SCOPE, false, tx);
-    ck_assert_int_eq(ht_tx_commit(tx, &lsn), 0);
-    ck_assert_int_eq(ht_store_sync(s, lsn), 0);
+    commit_durably(tx);
 }
 
 static void take_back(void)
@@ -84,7 +82,7 @@ static void expect_old(void)
     expect(obj, 0, old_bytes, NEW);
 }
 
-START_TEST(a_write_is_before_an_abort_or_after_it)
+TEST(a_write_is_before_an_abort_or_after_it)
 {
     begin();
     put_all(obj, 0, old_bytes, OLD);
@@ -102,9 +100,8 @@ START_TEST(a_write_is_before_an_abort_or_after_it)
     }
     end();
 }
-END_TEST
 
-START_TEST(a_truncation_is_before_an_abort_or_after_it)
+TEST(a_truncation_is_before_an_abort_or_after_it)
 {
     begin();
     put_all(obj, 0, old_bytes, OLD);
@@ -120,10 +117,9 @@ START_TEST(a_truncation_is_before_an_abort_or_after_it)
     }
     end();
 }
-END_TEST
 
 /* No write reaches an object that is gone. */
-START_TEST(a_write_to_what_an_abort_takes_away_is_before_it_or_fails)
+TEST(a_write_to_what_an_abort_takes_away_is_before_it_or_fails)
 {
     begin();
     for (unsigned round = 0; round < ROUNDS; round++) {
@@ -136,10 +132,9 @@ START_TEST(a_write_to_what_an_abort_takes_away_is_before_it_or_fails)
     }
     end();
 }
-END_TEST
 
 /* An abort brings the published size back, and with it the chunks that the log knows. */
-START_TEST(an_abort_beside_a_change_of_the_chunk_size)
+TEST(an_abort_beside_a_change_of_the_chunk_size)
 {
     fresh(128, false);
     new_bytes = pattern(NEW, 2);
@@ -160,18 +155,9 @@ START_TEST(an_abort_beside_a_change_of_the_chunk_size)
     expect(obj, 2 * MIB, new_bytes, MIB);
     ht_obj_put(obj);
     done();
-    free(new_bytes);
 }
-END_TEST
 
 int main(void)
 {
-    TCase *tc = tcase_create("abort");
-
-    tcase_set_timeout(tc, 120);
-    tcase_add_test(tc, an_abort_beside_a_change_of_the_chunk_size);
-    tcase_add_test(tc, a_write_is_before_an_abort_or_after_it);
-    tcase_add_test(tc, a_truncation_is_before_an_abort_or_after_it);
-    tcase_add_test(tc, a_write_to_what_an_abort_takes_away_is_before_it_or_fails);
-    return run_suite(tc);
+    return run_tests("abort", .timeout_s = 120);
 }

@@ -165,7 +165,7 @@ static void end(void)
     free(second);
 }
 
-START_TEST(a_commit_asks_names_then_the_optimizer_then_objects)
+TEST(a_commit_asks_names_then_the_optimizer_then_objects)
 {
     begin();
     change(2, second);
@@ -176,9 +176,8 @@ START_TEST(a_commit_asks_names_then_the_optimizer_then_objects)
     crash_and_expect(2, second);
     end();
 }
-END_TEST
 
-START_TEST(a_crash_before_the_commit_leaves_the_one_before_whole)
+TEST(a_crash_before_the_commit_leaves_the_one_before_whole)
 {
     begin();
     change(2, second);
@@ -186,10 +185,9 @@ START_TEST(a_crash_before_the_commit_leaves_the_one_before_whole)
     crash_and_expect(1, first);
     end();
 }
-END_TEST
 
 /* All of it is one transaction: the log counts groups. */
-START_TEST(a_commit_is_one_group_of_the_log)
+TEST(a_commit_is_one_group_of_the_log)
 {
     begin();
     change(2, second);
@@ -198,9 +196,8 @@ START_TEST(a_commit_is_one_group_of_the_log)
     ck_assert_uint_eq(stats().log.groups, before + 1);
     end();
 }
-END_TEST
 
-START_TEST(a_commit_that_does_not_fit_asks_no_participant)
+TEST(a_commit_that_does_not_fit_asks_no_participant)
 {
     uint64_t lsn;
 
@@ -214,9 +211,8 @@ START_TEST(a_commit_that_does_not_fit_asks_no_participant)
     crash_and_expect(1, first);
     end();
 }
-END_TEST
 
-START_TEST(an_abort_asks_names_then_the_optimizer_then_objects)
+TEST(an_abort_asks_names_then_the_optimizer_then_objects)
 {
     begin();
     change(2, second);
@@ -228,14 +224,12 @@ START_TEST(an_abort_asks_names_then_the_optimizer_then_objects)
     crash_and_expect(1, first);
     end();
 }
-END_TEST
 
-START_TEST(the_end_of_a_scope_asks_names_then_the_optimizer_then_objects)
+TEST_LOOP(the_end_of_a_scope_asks_names_then_the_optimizer_then_objects, 2)
 {
     static const char *const said[] = {"names dissolved 9, optimizer dissolved 9, ",
                                        "names deleted 9, optimizer deleted 9, "};
     struct ht_tx *tx;
-    uint64_t lsn;
 
     begin();
     change(2, second);
@@ -244,14 +238,12 @@ START_TEST(the_end_of_a_scope_asks_names_then_the_optimizer_then_objects)
     ck_assert_int_eq(ht_tx_begin(s, 4096, &tx), 0);
     ht_scope_end(s, SCOPE, _i ? HT_SCOPE_DELETED : HT_SCOPE_DISSOLVED, tx);
     ck_assert(!obj_stat(obj).unpublished);
-    ck_assert_int_eq(ht_tx_commit(tx, &lsn), 0);
-    ck_assert_int_eq(ht_store_sync(s, lsn), 0);
+    commit_durably(tx);
     ck_assert_str_eq(calls, said[_i]);
     ck_assert_uint_eq(stats().log.groups, before + 1);
     crash_and_expect(0, second);
     end();
 }
-END_TEST
 
 /* ------------------------------------------------- without derived content */
 
@@ -260,14 +252,12 @@ static void overwrite_pinned(struct ht_obj *o, uint64_t index, const uint8_t *by
     struct ht_batch_pin pin = {
         .store = s, .count = 1, .chunk[0] = {.obj = o, .index = index, .mode = HT_BATCH_PIN_OVERWRITE}};
 
-    ck_assert_int_eq(ht_batch_pin_begin(&pin), 0);
-    ck_assert_int_eq(ht_batch_pin_wait(&pin), 0);
+    pin_now(&pin);
     memcpy(pin.chunk[0].data, bytes, pin.chunk[0].len);
-    ht_batch_pin_end(&pin, 1);
-    ck_assert_int_eq(ht_batch_pin_finish(&pin), 0);
+    unpin(&pin, 1);
 }
 
-START_TEST(a_commit_of_the_rest_leaves_derived_content_as_it_was)
+TEST(a_commit_of_the_rest_leaves_derived_content_as_it_was)
 {
     uint64_t lsn;
 
@@ -293,10 +283,9 @@ START_TEST(a_commit_of_the_rest_leaves_derived_content_as_it_was)
     ht_obj_put(other);
     end();
 }
-END_TEST
 
 /* New, written, cut, or deleted: then everything has to be published. */
-START_TEST(a_commit_of_the_rest_refuses_derived_content_that_was_changed)
+TEST_LOOP(a_commit_of_the_rest_refuses_derived_content_that_was_changed, 4)
 {
     struct ht_obj *other = NULL;
     struct ht_tx *tx;
@@ -330,19 +319,17 @@ START_TEST(a_commit_of_the_rest_refuses_derived_content_that_was_changed)
     ht_obj_put(other);
     end();
 }
-END_TEST
 
-START_TEST(a_commit_outside_of_roots_asks_for_scope_0)
+TEST(a_commit_outside_of_roots_asks_for_scope_0)
 {
     begin();
     ck_assert_int_eq(ht_store_commit(s), 0);
     ck_assert_str_eq(calls, "names publish 0, optimizer publish 0, ");
     end();
 }
-END_TEST
 
 /* Without a thread for checkpoints, the one that it would wait for, it makes one itself and then gives up. */
-START_TEST(a_transaction_without_room_ends)
+TEST_LOOP(a_transaction_without_room_ends, 2)
 {
     enum { TRANSACTION = 32 << 10 };
 
@@ -355,21 +342,8 @@ START_TEST(a_transaction_without_room_ends)
     ck_assert_int_eq(ht_tx_commit(tx, NULL), 0);
     done();
 }
-END_TEST
 
 int main(void)
 {
-    TCase *tc = tcase_create("commit");
-
-    tcase_add_test(tc, a_commit_asks_names_then_the_optimizer_then_objects);
-    tcase_add_test(tc, a_crash_before_the_commit_leaves_the_one_before_whole);
-    tcase_add_test(tc, a_commit_is_one_group_of_the_log);
-    tcase_add_test(tc, a_commit_that_does_not_fit_asks_no_participant);
-    tcase_add_test(tc, an_abort_asks_names_then_the_optimizer_then_objects);
-    tcase_add_loop_test(tc, the_end_of_a_scope_asks_names_then_the_optimizer_then_objects, 0, 2);
-    tcase_add_test(tc, a_commit_of_the_rest_leaves_derived_content_as_it_was);
-    tcase_add_loop_test(tc, a_commit_of_the_rest_refuses_derived_content_that_was_changed, 0, 4);
-    tcase_add_test(tc, a_commit_outside_of_roots_asks_for_scope_0);
-    tcase_add_loop_test(tc, a_transaction_without_room_ends, 0, 2);
-    return run_suite(tc);
+    return run_tests("commit");
 }

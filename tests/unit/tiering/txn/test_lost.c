@@ -52,7 +52,7 @@ static void expect_lost(void)
     ck_assert_uint_eq(stats().chunks, CHUNKS);
 }
 
-START_TEST(reads_of_it_fail_and_the_rest_is_there)
+TEST(reads_of_it_fail_and_the_rest_is_there)
 {
     expect_lost();
     begin_again(remount);
@@ -62,10 +62,9 @@ START_TEST(reads_of_it_fail_and_the_rest_is_there)
     ck_assert_int_eq(ht_store_lose_chunk(s, oid, CHUNKS), -ENOENT);
     ck_assert_int_eq(ht_store_lose_chunk(s, oid + 1, 0), -ENOENT);
 }
-END_TEST
 
 /* A short count would be taken for the end of the file, by the kernel's page cache first of all. */
-START_TEST(a_read_that_reaches_it_is_an_error_as_a_whole)
+TEST(a_read_that_reaches_it_is_an_error_as_a_whole)
 {
     uint8_t *buf = malloc(CHUNKS * MIB);
 
@@ -75,26 +74,23 @@ START_TEST(a_read_that_reaches_it_is_an_error_as_a_whole)
     ck_assert_int_eq(ht_obj_read(obj, 2 * MIB, buf, CHUNKS * MIB), MIB);
     free(buf);
 }
-END_TEST
 
-START_TEST(the_mark_outlives_checkpoint)
+TEST(the_mark_outlives_checkpoint)
 {
     ck_assert_int_eq(ht_store_checkpoint(s), 0);
     begin_again(crash);
     expect_lost();
 }
-END_TEST
 
-START_TEST(what_it_had_stored_comes_free_at_the_next_mount)
+TEST(what_it_had_stored_comes_free_at_the_next_mount)
 {
     uint64_t before = stats().free_bytes;
 
     begin_again(remount);
     ck_assert_uint_eq(stats().free_bytes, before + MIB);
 }
-END_TEST
 
-START_TEST(writing_all_of_it_heals)
+TEST(writing_all_of_it_heals)
 {
     put_all(obj, INDEX * MIB, content, MIB);
     expect(obj, INDEX * MIB, content, MIB);
@@ -104,9 +100,8 @@ START_TEST(writing_all_of_it_heals)
     expect(obj, INDEX * MIB, content, MIB);
     ck_assert_uint_eq(stats().lost_chunks, 0);
 }
-END_TEST
 
-START_TEST(a_part_of_it_that_is_cut_off_leaves_the_rest_lost)
+TEST(a_part_of_it_that_is_cut_off_leaves_the_rest_lost)
 {
     uint8_t byte;
 
@@ -120,9 +115,8 @@ START_TEST(a_part_of_it_that_is_cut_off_leaves_the_rest_lost)
     begin_again(crash);
     expect(obj, 0, content, MIB);
 }
-END_TEST
 
-START_TEST(it_can_neither_be_cloned_nor_updated)
+TEST(it_can_neither_be_cloned_nor_updated)
 {
     struct ht_obj *copy = object(MIB, 0);
     struct ht_batch_pin l = {
@@ -132,20 +126,16 @@ START_TEST(it_can_neither_be_cloned_nor_updated)
     ck_assert_int_eq(ht_obj_clone(obj, 0, copy, 0, MIB), MIB);
     ck_assert_int_eq(ht_batch_pin_begin(&l), 0);
     ck_assert_int_eq(ht_batch_pin_wait(&l), -EIO);
-    ht_batch_pin_end(&l, 0);
-    ck_assert_int_eq(ht_batch_pin_finish(&l), 0);
+    unpin(&l, 0);
     l.chunk[0].mode = HT_BATCH_PIN_OVERWRITE;
-    ck_assert_int_eq(ht_batch_pin_begin(&l), 0);
-    ck_assert_int_eq(ht_batch_pin_wait(&l), 0);
+    pin_now(&l);
     memcpy(l.chunk[0].data, content, MIB);
-    ht_batch_pin_end(&l, 1);
-    ck_assert_int_eq(ht_batch_pin_finish(&l), 0);
+    unpin(&l, 1);
     expect(obj, INDEX * MIB, content, MIB);
     ht_obj_put(copy);
 }
-END_TEST
 
-START_TEST(it_goes_with_its_object)
+TEST(it_goes_with_its_object)
 {
     struct ht_obj *o = obj;
 
@@ -156,20 +146,8 @@ START_TEST(it_goes_with_its_object)
     ck_assert_uint_eq(stats().lost_chunks, 0);
     ck_assert_uint_eq(stats().chunks, 0);
 }
-END_TEST
 
 int main(void)
 {
-    TCase *tc = tcase_create("lost");
-
-    tcase_add_checked_fixture(tc, setup, teardown);
-    tcase_add_test(tc, reads_of_it_fail_and_the_rest_is_there);
-    tcase_add_test(tc, a_read_that_reaches_it_is_an_error_as_a_whole);
-    tcase_add_test(tc, the_mark_outlives_checkpoint);
-    tcase_add_test(tc, what_it_had_stored_comes_free_at_the_next_mount);
-    tcase_add_test(tc, writing_all_of_it_heals);
-    tcase_add_test(tc, a_part_of_it_that_is_cut_off_leaves_the_rest_lost);
-    tcase_add_test(tc, it_can_neither_be_cloned_nor_updated);
-    tcase_add_test(tc, it_goes_with_its_object);
-    return run_suite(tc);
+    return run_tests("lost", .setup = setup, .teardown = teardown);
 }

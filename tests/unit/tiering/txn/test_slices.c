@@ -73,7 +73,7 @@ static void change_what_it_may_have(void)
     expect_slices("rewrite reserve");
 }
 
-START_TEST(no_operation_on_many_chunks_holds_the_lock_for_long)
+TEST(no_operation_on_many_chunks_holds_the_lock_for_long)
 {
     pthread_t reader;
 
@@ -135,12 +135,10 @@ START_TEST(no_operation_on_many_chunks_holds_the_lock_for_long)
     stop = true;
     pthread_join(reader, NULL);
     ht_obj_put(hot);
-    done();
 }
-END_TEST
 
 /* A tensor of many chunks, with one that has changed. */
-START_TEST(a_change_at_the_end_of_a_large_object_is_published_in_few_steps)
+TEST_LOOP(a_change_at_the_end_of_a_large_object_is_published_in_few_steps, unless_many(1))
 {
     enum { FEW = 100 };
     struct ht_tx *tx;
@@ -159,11 +157,8 @@ START_TEST(a_change_at_the_end_of_a_large_object_is_published_in_few_steps)
         expect_block(chunks - 1, (uint8_t)(2 + i));
         ht_store_verify(s, true);
     }
-    ht_obj_put(obj);
-    ht_obj_put(hot);
-    done();
+    put_objects(obj, hot);
 }
-END_TEST
 
 static void write_many(uint8_t seed)
 {
@@ -196,7 +191,7 @@ static void delete_many(void)
     many_count = 0;
 }
 
-START_TEST(no_operation_on_many_objects_holds_the_lock_for_long)
+TEST(no_operation_on_many_objects_holds_the_lock_for_long)
 {
     pthread_t reader;
 
@@ -233,11 +228,8 @@ START_TEST(no_operation_on_many_objects_holds_the_lock_for_long)
     stop = true;
     pthread_join(reader, NULL);
     ht_store_verify(s, true);
-    ht_obj_put(obj);
-    ht_obj_put(hot);
-    done();
+    put_objects(obj, hot);
 }
-END_TEST
 
 static void expect_seeds(void)
 {
@@ -249,7 +241,7 @@ static void expect_seeds(void)
     }
 }
 
-START_TEST(what_changes_while_it_is_published_is_not_lost)
+TEST_LOOP(what_changes_while_it_is_published_is_not_lost, unless_many(1))
 {
     pthread_t writer;
 
@@ -269,8 +261,7 @@ START_TEST(what_changes_while_it_is_published_is_not_lost)
     pthread_join(writer, NULL);
     commit();
     uint64_t oid = ht_obj_id(obj);
-    ht_obj_put(obj);
-    ht_obj_put(hot);
+    put_objects(obj, hot);
     ht_store_verify(s, false);
     ht_store_close(s); /* a crash */
     open_store();
@@ -279,16 +270,14 @@ START_TEST(what_changes_while_it_is_published_is_not_lost)
     expect_seeds();
     ht_obj_put(obj);
     free(seeds);
-    done();
 }
-END_TEST
 
 /*
  * A publication in slices puts a second record for what changed meanwhile, as far as the transaction has room. When
  * that is used, it holds the lock to its end: nothing more may change. Builds that check locks
  * count the steps of a hold.
  */
-START_TEST(a_publication_without_room_for_changes_is_in_one_piece)
+TEST_LOOP(a_publication_without_room_for_changes_is_in_one_piece, unless_many(2))
 {
     struct ht_tx *tx;
 
@@ -306,14 +295,11 @@ START_TEST(a_publication_without_room_for_changes_is_in_one_piece)
     ck_assert_uint_le(tx->records.len, bytes + HT_OBJECT_RECORD_BYTES); /* one more has no content */
     ck_assert_int_eq(ht_tx_commit(tx, NULL), 0);
     delete_many();
-    ht_obj_put(obj);
-    ht_obj_put(hot);
-    done();
+    put_objects(obj, hot);
 }
-END_TEST
 
 /* No thread waits long for a transaction because another one publishes a large file outside of model roots. */
-START_TEST(a_large_file_is_published_in_several_transactions)
+TEST_LOOP(a_large_file_is_published_in_several_transactions, unless_many(1))
 {
     enum { CHUNKS = 40000, CUT = 100, PARTS = 3 };
 
@@ -342,11 +328,9 @@ START_TEST(a_large_file_is_published_in_several_transactions)
     ck_assert_uint_eq(stats().chunks, CUT);
     ht_store_verify(s, true);
     ht_obj_put(obj);
-    done();
 }
-END_TEST
 
-START_TEST(a_size_that_changes_again_counts_again)
+TEST_LOOP(a_size_that_changes_again_counts_again, unless_many(1))
 {
     struct ht_tx *tx;
 
@@ -360,11 +344,8 @@ START_TEST(a_size_that_changes_again_counts_again)
         ck_assert_int_eq(ht_obj_truncate(obj, CHUNK + i), 0);
     ck_assert_uint_eq(ht_scope_found_bytes(s, SCOPE) - before, HT_OBJECT_RECORD_BYTES);
     commit();
-    ht_obj_put(obj);
-    ht_obj_put(hot);
-    done();
+    put_objects(obj, hot);
 }
-END_TEST
 
 enum { ROUNDS = 40, HOLD_NS = 1000000 };
 
@@ -409,7 +390,7 @@ static void *hold_once_in_a_round(void *arg)
 }
 
 /* Who holds a chunk may have begun with the old size, and write behind the new end. */
-START_TEST(a_truncation_waits_for_a_chunk_that_it_has_passed)
+TEST_LOOP(a_truncation_waits_for_a_chunk_that_it_has_passed, unless_many(1))
 {
     pthread_t holder;
 
@@ -427,13 +408,10 @@ START_TEST(a_truncation_waits_for_a_chunk_that_it_has_passed)
             sched_yield();
     }
     pthread_join(holder, NULL);
-    ht_obj_put(obj);
-    ht_obj_put(hot);
-    done();
+    put_objects(obj, hot);
 }
-END_TEST
 
-START_TEST(a_watch_sees_who_takes_a_later_chunk_of_its_object)
+TEST_LOOP(a_watch_sees_who_takes_a_later_chunk_of_its_object, unless_many(1))
 {
     struct ht_chunk_watch early, late;
 
@@ -460,11 +438,8 @@ START_TEST(a_watch_sees_who_takes_a_later_chunk_of_its_object)
     ht_chunk_watch_end(&late);
     ck_assert_ptr_null(s->objects.watches);
     ht_store_unlock(s);
-    ht_obj_put(obj);
-    ht_obj_put(hot);
-    done();
+    put_objects(obj, hot);
 }
-END_TEST
 
 static void *take_lock_once(void *arg)
 {
@@ -491,7 +466,7 @@ static pthread_t start_waiter(void *(*waits)(void *arg), const struct ht_mutex *
 }
 
 /* However busy the machine is, a rest takes no less. It is short if a thread waits for the end of the loop. */
-START_TEST(a_loop_rests_for_a_thread_that_waits)
+TEST_LOOP(a_loop_rests_for_a_thread_that_waits, unless_many(4))
 {
     enum { URGENT, PLANNED, PLANNED_IN_A_TRANSACTION, PLANNED_WITH_A_WRITER };
     struct ht_slice slice = HT_SLICE_RESTING;
@@ -522,14 +497,11 @@ START_TEST(a_loop_rests_for_a_thread_that_waits)
         pthread_join(other, NULL);
     }
     (void)ht_io_class_set(was);
-    ht_obj_put(obj);
-    ht_obj_put(hot);
-    done();
+    put_objects(obj, hot);
 }
-END_TEST
 
 /* A hole is published while a thread holds the chunk for content that comes next. */
-START_TEST(a_held_chunk_keeps_its_log_bytes)
+TEST_LOOP(a_held_chunk_keeps_its_log_bytes, unless_many(2))
 {
     struct ht_batch_pin pin = {.count = 1};
 
@@ -539,20 +511,15 @@ START_TEST(a_held_chunk_keeps_its_log_bytes)
     ck_assert_int_eq(ht_obj_punch(obj, CHUNK, CHUNK), 0);
     pin.store = s;
     pin.chunk[0] = (struct ht_batch_pin_chunk){.obj = obj, .index = 1, .mode = HT_BATCH_PIN_OVERWRITE};
-    ck_assert_int_eq(ht_batch_pin_begin(&pin), 0);
-    ck_assert_int_eq(ht_batch_pin_wait(&pin), 0);
+    pin_now(&pin);
     commit();
     memset(pin.chunk[0].data, 2, pin.chunk[0].len);
-    ht_batch_pin_end(&pin, _i ? 0 : 1);
-    ck_assert_int_eq(ht_batch_pin_finish(&pin), 0);
+    unpin(&pin, _i ? 0 : 1);
     ht_store_verify(s, false);
     expect_block(1, _i ? 0 : 2);
     commit();
-    ht_obj_put(obj);
-    ht_obj_put(hot);
-    done();
+    put_objects(obj, hot);
 }
-END_TEST
 
 static uint64_t reserved(void)
 {
@@ -563,7 +530,7 @@ static uint64_t reserved(void)
 }
 
 /* The log has too little room for it at first. */
-START_TEST(a_copy_that_begins_again_gives_its_log_bytes_back)
+TEST_LOOP(a_copy_that_begins_again_gives_its_log_bytes_back, unless_many(1))
 {
     setup();
     fill(0, chunks, 1);
@@ -579,11 +546,8 @@ START_TEST(a_copy_that_begins_again_gives_its_log_bytes_back)
         ck_assert_int_eq(ht_tx_commit(tx, NULL), 0);
         ck_assert_uint_eq(reserved(), before);
     }
-    ht_obj_put(obj);
-    ht_obj_put(hot);
-    done();
+    put_objects(obj, hot);
 }
-END_TEST
 
 /* A commit that comes to the first object before a change, and to the last after it, has both or neither. */
 static struct ht_obj *pair[2];
@@ -605,7 +569,7 @@ static void *count_up(void *arg)
     return arg;
 }
 
-START_TEST(a_commit_has_all_objects_as_at_one_moment)
+TEST_LOOP(a_commit_has_all_objects_as_at_one_moment, unless_many(20))
 {
     uint64_t oid[2], got[2], block[BLOCK / 8];
     pthread_t writer;
@@ -638,29 +602,9 @@ START_TEST(a_commit_has_all_objects_as_at_one_moment)
         ht_obj_put(o);
     }
     ck_assert(got[0] == got[1] || got[0] == got[1] + 1);
-    done();
 }
-END_TEST
 
 int main(void)
 {
-    TCase *tc = tcase_create("slices");
-
-    tcase_set_timeout(tc, 600);
-    tcase_add_test(tc, no_operation_on_many_chunks_holds_the_lock_for_long);
-    tcase_add_test(tc, no_operation_on_many_objects_holds_the_lock_for_long);
-    if (getenv("HITRAIN_TEST_CHUNKS"))
-        return run_suite(tc);
-    tcase_add_test(tc, a_change_at_the_end_of_a_large_object_is_published_in_few_steps);
-    tcase_add_test(tc, a_copy_that_begins_again_gives_its_log_bytes_back);
-    tcase_add_loop_test(tc, a_held_chunk_keeps_its_log_bytes, 0, 2);
-    tcase_add_test(tc, a_watch_sees_who_takes_a_later_chunk_of_its_object);
-    tcase_add_loop_test(tc, a_loop_rests_for_a_thread_that_waits, 0, 4);
-    tcase_add_test(tc, a_truncation_waits_for_a_chunk_that_it_has_passed);
-    tcase_add_test(tc, what_changes_while_it_is_published_is_not_lost);
-    tcase_add_loop_test(tc, a_publication_without_room_for_changes_is_in_one_piece, 0, 2);
-    tcase_add_test(tc, a_large_file_is_published_in_several_transactions);
-    tcase_add_test(tc, a_size_that_changes_again_counts_again);
-    tcase_add_loop_test(tc, a_commit_has_all_objects_as_at_one_moment, 0, 20);
-    return run_suite(tc);
+    return run_tests("slices", .teardown = done, .timeout_s = 600);
 }

@@ -6,7 +6,7 @@
 #include "tests/unit/tiering/txn/slices.h"
 
 /* Places that a program sets aside, and asks for again and again: chunks without content. */
-START_TEST(no_operation_on_many_reserved_chunks_holds_the_lock_for_long)
+TEST(no_operation_on_many_reserved_chunks_holds_the_lock_for_long)
 {
     pthread_t reader;
 
@@ -52,11 +52,8 @@ START_TEST(no_operation_on_many_reserved_chunks_holds_the_lock_for_long)
     stop = true;
     pthread_join(reader, NULL);
     ht_store_verify(s, true);
-    ht_obj_put(obj);
-    ht_obj_put(hot);
-    done();
+    put_objects(obj, hot);
 }
-END_TEST
 
 /* A file that was copied onto its own end again and again: all chunks have the same bytes. */
 static void double_up(struct ht_obj *o)
@@ -67,7 +64,7 @@ static void double_up(struct ht_obj *o)
     }
 }
 
-START_TEST(no_operation_on_many_copies_of_a_chunk_holds_the_lock_for_long)
+TEST(no_operation_on_many_copies_of_a_chunk_holds_the_lock_for_long)
 {
     struct ht_obj *many, *copy;
     uint8_t block[CHUNK];
@@ -111,9 +108,7 @@ START_TEST(no_operation_on_many_copies_of_a_chunk_holds_the_lock_for_long)
     pthread_join(reader, NULL);
     ht_store_verify(s, true);
     ht_obj_put(many), ht_obj_put(copy), ht_obj_put(obj), ht_obj_put(hot);
-    done();
 }
-END_TEST
 
 static struct ht_obj *shared, *copy;
 
@@ -129,7 +124,7 @@ static void *copy_and_punch(void *arg)
 }
 
 /* Writers in the same scope are faster, and the transaction has room for few changes: they wait. */
-START_TEST(a_publication_beside_fast_writers_is_in_slices)
+TEST(a_publication_beside_fast_writers_is_in_slices)
 {
     enum { ROUNDS = 8, ROOM_RECORDS = 64 };
     uint8_t block[CHUNK];
@@ -161,9 +156,7 @@ START_TEST(a_publication_beside_fast_writers_is_in_slices)
     pthread_join(writer, NULL);
     ht_store_verify(s, true);
     ht_obj_put(shared), ht_obj_put(copy), ht_obj_put(target), ht_obj_put(obj), ht_obj_put(hot);
-    done();
 }
-END_TEST
 
 /* Looks for data and holes from everywhere, in few steps each. */
 static void expect_seeks(uint64_t off, int64_t data, int64_t hole)
@@ -176,7 +169,7 @@ static void expect_seeks(uint64_t off, int64_t data, int64_t hole)
     ck_assert_uint_le(ht_lock_longest(HT_LOCK_STORE).steps, FEW);
 }
 
-START_TEST(a_seek_passes_any_number_of_chunks_in_few_steps)
+TEST_LOOP(a_seek_passes_any_number_of_chunks_in_few_steps, unless_many(1))
 {
     setup();
     uint64_t bytes = chunks * CHUNK;
@@ -201,11 +194,8 @@ START_TEST(a_seek_passes_any_number_of_chunks_in_few_steps)
         commit();
     }
     ht_store_verify(s, true);
-    ht_obj_put(obj);
-    ht_obj_put(hot);
-    done();
+    put_objects(obj, hot);
 }
-END_TEST
 
 static _Atomic uint64_t given;
 
@@ -220,7 +210,7 @@ static void *prealloc_and_cut(void *arg)
 }
 
 /* Reservations come and go in slices beside writes, punches and commits. No block is counted twice, or forgotten. */
-START_TEST(reservations_beside_changes_keep_all_counts)
+TEST_LOOP(reservations_beside_changes_keep_all_counts, unless_many(1))
 {
     pthread_t writer, giver;
 
@@ -242,23 +232,10 @@ START_TEST(reservations_beside_changes_keep_all_counts)
     ht_obj_stat(obj, &st);
     ck_assert_uint_eq(st.prealloc_bytes, 0);
     free(seeds);
-    ht_obj_put(obj);
-    ht_obj_put(hot);
-    done();
+    put_objects(obj, hot);
 }
-END_TEST
 
 int main(void)
 {
-    TCase *tc = tcase_create("sparse slices");
-
-    tcase_set_timeout(tc, 600);
-    tcase_add_test(tc, no_operation_on_many_reserved_chunks_holds_the_lock_for_long);
-    tcase_add_test(tc, no_operation_on_many_copies_of_a_chunk_holds_the_lock_for_long);
-    tcase_add_test(tc, a_publication_beside_fast_writers_is_in_slices);
-    if (getenv("HITRAIN_TEST_CHUNKS"))
-        return run_suite(tc);
-    tcase_add_test(tc, a_seek_passes_any_number_of_chunks_in_few_steps);
-    tcase_add_test(tc, reservations_beside_changes_keep_all_counts);
-    return run_suite(tc);
+    return run_tests("sparse slices", .teardown = done, .timeout_s = 600);
 }
