@@ -11,32 +11,39 @@
 
 enum { SMALL = 5000, CHUNK = HT_SMALL_CHUNK_BYTES, BIG_NOTE = 3500 };
 
+static void save(struct crash_scenario *s, const char *name, uint64_t seed, uint64_t off, size_t len)
+{
+    scenario_write(s, name, seed, off, len);
+    scenario_fsync(s, name);
+}
+
+static void model_step(struct crash_scenario *s, unsigned step)
+{
+    scenario_work(s, step);
+    scenario_model_commit(s);
+}
+
 /* ----------------------------------------------------------------- content */
 
 static void create(struct crash_scenario *s)
 {
-    scenario_write(s, "a", 1, 0, SMALL);
-    scenario_fsync(s, "a");
-    scenario_write(s, "b", 2, 0, 3 * CHUNK);
-    scenario_fsync(s, "b");
+    save(s, "a", 1, 0, SMALL);
+    save(s, "b", 2, 0, 3 * CHUNK);
     scenario_symlink(s, "l", "a");
     scenario_fsync(s, "");
 }
 
 static void synced_a(struct crash_scenario *s)
 {
-    scenario_write(s, "a", 1, 0, 2 * CHUNK + 100);
-    scenario_fsync(s, "a");
+    save(s, "a", 1, 0, 2 * CHUNK + 100);
 }
 
 static void overwrite(struct crash_scenario *s)
 {
-    scenario_write(s, "a", 2, 100, SMALL);
-    scenario_fsync(s, "a");
+    save(s, "a", 2, 100, SMALL);
     scenario_write(s, "a", 3, 0, 2 * CHUNK + 100);
     scenario_writeback(s);
-    scenario_write(s, "a", 4, CHUNK - 10, 20);
-    scenario_fsync(s, "a");
+    save(s, "a", 4, CHUNK - 10, 20);
     scenario_write(s, "a", 5, 3 * CHUNK, SMALL); /* after a hole */
     scenario_commit(s);
 }
@@ -48,18 +55,15 @@ static void truncate_and_punch(struct crash_scenario *s)
     scenario_punch(s, "a", 100, CHUNK);
     scenario_fsync(s, "a");
     scenario_truncate(s, "a", 0);
-    scenario_write(s, "a", 7, 0, 50);
-    scenario_fsync(s, "a");
+    save(s, "a", 7, 0, 50);
     scenario_truncate(s, "a", 4 * CHUNK);
     scenario_commit(s);
 }
 
 static void twelve_chunks(struct crash_scenario *s)
 {
-    scenario_write(s, "a", 1, 0, 12 * CHUNK);
-    scenario_fsync(s, "a");
-    scenario_write(s, "a", 2, 0, 12 * CHUNK);
-    scenario_fsync(s, "a");
+    save(s, "a", 1, 0, 12 * CHUNK);
+    save(s, "a", 2, 0, 12 * CHUNK);
 }
 
 /* ------------------------------------------------------------------- names */
@@ -75,8 +79,7 @@ static void rename_over(struct crash_scenario *s)
 {
     scenario_rename(s, "a", "b", 0);
     scenario_fsync(s, "b");
-    scenario_write(s, "a", 3, 0, SMALL);
-    scenario_fsync(s, "a");
+    save(s, "a", 3, 0, SMALL);
     scenario_rename(s, "a", "b", RENAME_EXCHANGE);
     scenario_fsync(s, "");
     scenario_rename(s, "b", "a", 0);
@@ -98,8 +101,7 @@ static void clone(struct crash_scenario *s)
 {
     scenario_clone(s, "a", "b", 2 * CHUNK);
     scenario_fsync(s, "b");
-    scenario_write(s, "a", 9, 10, 100);
-    scenario_fsync(s, "a");
+    save(s, "a", 9, 10, 100);
     scenario_unlink(s, "a");
     scenario_write(s, "b", 10, CHUNK, 10);
     scenario_commit(s);
@@ -139,8 +141,7 @@ static void reuse(struct crash_scenario *s)
     scenario_unlink(s, "a");
     scenario_write(s, "b", 3, 0, 2 * CHUNK); /* partly in a's place */
     scenario_fsync(s, "b");
-    scenario_write(s, "b", 4, 0, CHUNK);
-    scenario_fsync(s, "b");
+    save(s, "b", 4, 0, CHUNK);
 }
 
 static void reuse_of_clones(struct crash_scenario *s)
@@ -150,17 +151,14 @@ static void reuse_of_clones(struct crash_scenario *s)
     scenario_unlink(s, "a");
     scenario_fsync(s, "");
     for (unsigned i = 0; i < 2; i++) {
-        scenario_write(s, "c", 3 + i, 0, CHUNK);
-        scenario_fsync(s, "c");
-        scenario_write(s, "c", 5 + i, CHUNK, CHUNK);
-        scenario_fsync(s, "c");
+        save(s, "c", 3 + i, 0, CHUNK);
+        save(s, "c", 5 + i, CHUNK, CHUNK);
     }
 }
 
 static void twins(struct crash_scenario *s)
 {
-    scenario_write(s, "a", 1, 0, 2 * CHUNK);
-    scenario_fsync(s, "a");
+    save(s, "a", 1, 0, 2 * CHUNK);
     scenario_write(s, "b", 1, 0, 2 * CHUNK);
     scenario_write(s, "c", 9, 0, 1);
     scenario_commit(s);
@@ -170,16 +168,12 @@ static void twins(struct crash_scenario *s)
 static void deduplicated(struct crash_scenario *s)
 {
     scenario_dedup(s, 2 * CHUNK);
-    scenario_write(s, "c", 3, 0, 2 * CHUNK);
-    scenario_fsync(s, "c");
-    scenario_write(s, "a", 4, 10, 10);
-    scenario_fsync(s, "a");
-    scenario_write(s, "c", 5, 0, 2 * CHUNK);
-    scenario_fsync(s, "c");
+    save(s, "c", 3, 0, 2 * CHUNK);
+    save(s, "a", 4, 10, 10);
+    save(s, "c", 5, 0, 2 * CHUNK);
     scenario_unlink(s, "a");
     scenario_fsync(s, "");
-    scenario_write(s, "c", 6, 0, 3 * CHUNK);
-    scenario_fsync(s, "c");
+    save(s, "c", 6, 0, 3 * CHUNK);
     scenario_write(s, "b", 7, CHUNK, 10);
     scenario_commit(s);
 }
@@ -203,8 +197,7 @@ static void holes(struct crash_scenario *s)
 {
     scenario_dedup(s, CHUNK);
     scenario_fsync(s, "a");
-    scenario_write(s, "a", 3, CHUNK, SMALL);
-    scenario_fsync(s, "a");
+    save(s, "a", 3, CHUNK, SMALL);
     scenario_zeros(s, "a", 0, CHUNK);
     scenario_commit(s);
     scenario_dedup(s, CHUNK);
@@ -224,8 +217,7 @@ static void discarded(struct crash_scenario *s)
     scenario_write(s, "b", 3, 0, 2 * CHUNK); /* partly in a's place */
     bytes += scenario_discard(s);
     scenario_fsync(s, "b");
-    scenario_write(s, "b", 4, 0, CHUNK);
-    scenario_fsync(s, "b");
+    save(s, "b", 4, 0, CHUNK);
     bytes += scenario_discard(s);
     ck_assert_uint_gt(bytes, 0);
 }
@@ -249,23 +241,20 @@ static void lonely(struct crash_scenario *s)
 static void compacted(struct crash_scenario *s)
 {
     scenario_compact(s, CHUNK);
-    scenario_write(s, "d", 7, 0, 4 * CHUNK);
-    scenario_fsync(s, "d");
+    save(s, "d", 7, 0, 4 * CHUNK);
     scenario_write(s, "a", 8, 10, 10);
     scenario_commit(s);
     scenario_compact(s, 0);
     scenario_unlink(s, "c");
     scenario_fsync(s, "");
-    scenario_write(s, "d", 9, 0, 6 * CHUNK);
-    scenario_fsync(s, "d");
+    save(s, "d", 9, 0, 6 * CHUNK);
 }
 
 /* A scrub moves damaged content to another place, and the next write needs its old place at once. */
 static void scrub_and_write(struct crash_scenario *s)
 {
     scenario_scrub(s, "a");
-    scenario_write(s, "b", 3, 0, 2 * CHUNK);
-    scenario_fsync(s, "b");
+    save(s, "b", 3, 0, 2 * CHUNK);
     scenario_truncate(s, "b", CHUNK);
     scenario_commit(s);
 }
@@ -274,8 +263,7 @@ static void scrubbed(struct crash_scenario *s)
 {
     scrub_and_write(s);
     scenario_scrub(s, "b");
-    scenario_write(s, "a", 4, 10, 10);
-    scenario_fsync(s, "a");
+    save(s, "a", 4, 10, 10);
 }
 
 static void little_room_and_a_clone(struct crash_scenario *s)
@@ -291,8 +279,7 @@ static void scrubbed_clone(struct crash_scenario *s)
     scrub_and_write(s);
     scenario_scrub(s, "c");
     scenario_unlink(s, "a");
-    scenario_write(s, "b", 4, 0, 2 * CHUNK);
-    scenario_fsync(s, "b");
+    save(s, "b", 4, 0, 2 * CHUNK);
 }
 
 static void weights_and_little_room(struct crash_scenario *s)
@@ -314,8 +301,7 @@ static void compressed(struct crash_scenario *s)
     scenario_clone(s, "a", "c", 2 * CHUNK);
     scenario_fsync(s, "c");
     ck_assert_uint_ge(scenario_compress(s), 5);
-    scenario_write(s, "b", 4, 10, CHUNK);
-    scenario_fsync(s, "b");
+    save(s, "b", 4, 10, CHUNK);
 }
 
 static void shared_weights(struct crash_scenario *s)
@@ -376,8 +362,7 @@ static void deduplicated_frames(struct crash_scenario *s)
 
 static void little_room(struct crash_scenario *s)
 {
-    scenario_write(s, "c", 1, 0, SMALL);
-    scenario_fsync(s, "c");
+    save(s, "c", 1, 0, SMALL);
     scenario_fill(s, 4 * CHUNK);
 }
 
@@ -406,19 +391,16 @@ static void model(struct crash_scenario *s)
 {
     synced_a(s);
     scenario_model(s);
-    scenario_work(s, 1);
-    scenario_model_commit(s);
+    model_step(s, 1);
 }
 
 static void steps(struct crash_scenario *s)
 {
     scenario_work(s, 2);
     scenario_writeback(s);
-    scenario_write(s, "a", 3, 0, SMALL);
-    scenario_fsync(s, "a");
+    save(s, "a", 3, 0, SMALL);
     scenario_model_commit(s);
-    scenario_work(s, 3);
-    scenario_model_commit(s);
+    model_step(s, 3);
 }
 
 static void aborted_step(struct crash_scenario *s)
@@ -427,16 +409,13 @@ static void aborted_step(struct crash_scenario *s)
     scenario_writeback(s);
     scenario_commit(s);
     scenario_model_abort(s);
-    scenario_write(s, "a", 3, 0, SMALL);
-    scenario_fsync(s, "a");
-    scenario_work(s, 4);
-    scenario_model_commit(s);
+    save(s, "a", 3, 0, SMALL);
+    model_step(s, 4);
 }
 
 static void write_outside(struct crash_scenario *s)
 {
-    scenario_write(s, "a", 3, 0, SMALL);
-    scenario_fsync(s, "a");
+    save(s, "a", 3, 0, SMALL);
 }
 
 static void async_steps(struct crash_scenario *s)
@@ -460,14 +439,12 @@ static void accumulated_steps(struct crash_scenario *s)
     scenario_model_commit(s);
     scenario_pass(s, 3, 0);
     scenario_model_abort(s);
-    scenario_work(s, 4);
-    scenario_model_commit(s);
+    model_step(s, 4);
 }
 
 static void step_and_check(struct crash_scenario *s, unsigned step, unsigned logged)
 {
-    scenario_work(s, step);
-    scenario_model_commit(s);
+    model_step(s, step);
     scenario_check_logged(s, logged);
 }
 
@@ -487,8 +464,7 @@ static void logged_steps(struct crash_scenario *s)
     scenario_model_abort(s);
     step_and_check(s, 5, 3);
     step_and_check(s, 6, 0);
-    scenario_write(s, "a", 3, 0, 2 * CHUNK);
-    scenario_fsync(s, "a");
+    save(s, "a", 3, 0, 2 * CHUNK);
     step_and_check(s, 7, 1);
 }
 
@@ -498,8 +474,7 @@ static void aborts_without_updates(struct crash_scenario *s)
     scenario_work(s, 4);
     scenario_writeback(s);
     scenario_model_abort(s);
-    scenario_write(s, "a", 3, 0, SMALL);
-    scenario_fsync(s, "a");
+    save(s, "a", 3, 0, SMALL);
     step_and_check(s, 5, 3);
     scenario_model_abort(s);
     scenario_check_replays(s, 0);
@@ -523,8 +498,7 @@ static void writes_between_logged_steps(struct crash_scenario *s)
     scenario_write(s, "a", 3, 0, SMALL);
     scenario_model_commit_full(s);
     scenario_check_logged(s, 0);
-    scenario_write(s, "a", 4, 0, 2 * CHUNK);
-    scenario_fsync(s, "a");
+    save(s, "a", 4, 0, 2 * CHUNK);
 }
 
 /* Steps are computed again, written to the device unpublished, and lost with another cut. */
@@ -532,8 +506,7 @@ static void replays(struct crash_scenario *s)
 {
     scenario_remount(s, false);
     scenario_writeback(s);
-    scenario_write(s, "a", 3, 0, SMALL);
-    scenario_fsync(s, "a");
+    save(s, "a", 3, 0, SMALL);
     scenario_remount(s, false);
     step_and_check(s, 4, 3);
     scenario_checkpoint(s);
@@ -552,8 +525,7 @@ static void kept_steps(struct crash_scenario *s)
         scenario_model_commit(s);
     }
     scenario_digest(s, "2");
-    scenario_write(s, "a", 3, 0, SMALL);
-    scenario_fsync(s, "a");
+    save(s, "a", 3, 0, SMALL);
 }
 
 /* The same with all that may come between. */
@@ -567,25 +539,20 @@ static void kept_steps_at_length(struct crash_scenario *s)
     scenario_writeback(s);
     scenario_model_abort(s);
     scenario_checkpoint(s);
-    scenario_work(s, 6);
-    scenario_model_commit(s);
+    model_step(s, 6);
 }
 
 static void forgotten_steps(struct crash_scenario *s)
 {
     scenario_snapshot(s, "named");
-    scenario_work(s, 2);
-    scenario_model_commit(s);
+    model_step(s, 2);
     scenario_forget(s, "1");
-    scenario_write(s, "a", 3, 0, 2 * CHUNK);
-    scenario_fsync(s, "a");
+    save(s, "a", 3, 0, 2 * CHUNK);
     scenario_checkpoint(s);
     scenario_forget(s, "named");
-    scenario_write(s, "a", 4, 0, 2 * CHUNK);
-    scenario_fsync(s, "a");
+    save(s, "a", 4, 0, 2 * CHUNK);
     scenario_forget(s, "2");
-    scenario_work(s, 3);
-    scenario_model_commit(s);
+    model_step(s, 3);
 }
 
 /* A kept step becomes a model, which takes a step; space that comes free is used at once. */
@@ -593,34 +560,28 @@ static void cloned_steps(struct crash_scenario *s)
 {
     scenario_clone_kept(s, "1");
     scenario_clone_step(s, 7);
-    scenario_write(s, "a", 3, 0, SMALL);
-    scenario_fsync(s, "a");
+    save(s, "a", 3, 0, SMALL);
 }
 
 /* The model goes back, and on. */
 static void rolled_back(struct crash_scenario *s)
 {
-    scenario_work(s, 2);
-    scenario_model_commit(s);
+    model_step(s, 2);
     scenario_digest(s, "1");
     scenario_rollback(s, "1");
-    scenario_write(s, "a", 3, 0, SMALL);
-    scenario_fsync(s, "a");
+    save(s, "a", 3, 0, SMALL);
 }
 
 static void rolled_back_at_length(struct crash_scenario *s)
 {
     rolled_back(s);
     scenario_checkpoint(s);
-    scenario_work(s, 4);
-    scenario_model_commit(s);
+    model_step(s, 4);
     scenario_rollback(s, "1");
     scenario_checkpoint(s);
     scenario_forget(s, "1");
-    scenario_write(s, "a", 4, 0, 2 * CHUNK);
-    scenario_fsync(s, "a");
-    scenario_work(s, 5);
-    scenario_model_commit(s);
+    save(s, "a", 4, 0, 2 * CHUNK);
+    model_step(s, 5);
 }
 
 static void cloned_steps_at_length(struct crash_scenario *s)
@@ -629,12 +590,10 @@ static void cloned_steps_at_length(struct crash_scenario *s)
     scenario_clone_kept(s, "1");
     scenario_checkpoint(s);
     scenario_forget(s, "1");
-    scenario_write(s, "a", 3, 0, 2 * CHUNK);
-    scenario_fsync(s, "a");
+    save(s, "a", 3, 0, 2 * CHUNK);
     scenario_clone_step(s, 7);
     scenario_checkpoint(s);
-    scenario_work(s, 2);
-    scenario_model_commit(s);
+    model_step(s, 2);
 }
 
 /* Writeback, and a commit of all that is outside models. */
@@ -653,8 +612,7 @@ static void log_is_full(struct crash_scenario *s)
 
 static void after_receive(struct crash_scenario *s)
 {
-    scenario_write(s, "a", 3, 0, SMALL);
-    scenario_fsync(s, "a");
+    save(s, "a", 3, 0, SMALL);
 }
 
 /* A step of another store becomes a model: first a damaged stream, then a whole one. */
@@ -690,8 +648,7 @@ static void received_changes(struct crash_scenario *s)
     scenario_receive_commit(s);
     scenario_receive_publish(s);
     scenario_forget(s, "1");
-    scenario_work(s, 2);
-    scenario_model_commit(s);
+    model_step(s, 2);
     after_receive(s);
 }
 
@@ -705,8 +662,7 @@ static void received_changes_at_length(struct crash_scenario *s)
     scenario_receive_files(s, "1", 6, log_is_full);
     scenario_forget(s, "1");
     scenario_receive_commit(s);
-    scenario_work(s, 2);
-    scenario_model_commit(s);
+    model_step(s, 2);
     scenario_checkpoint(s);
     scenario_receive_publish(s);
     scenario_checkpoint(s);
@@ -724,8 +680,7 @@ static void model_and_twins(struct crash_scenario *s)
 {
     twins(s);
     scenario_model(s);
-    scenario_work(s, 1);
-    scenario_model_commit(s);
+    model_step(s, 1);
 }
 
 /* Between the gradients of a step and its commit, its abort, and after both. */
@@ -734,17 +689,14 @@ static void dedup_in_an_open_step(struct crash_scenario *s)
     scenario_work(s, 2);
     scenario_dedup(s, 2 * CHUNK);
     scenario_writeback(s);
-    scenario_write(s, "a", 3, 0, 2 * CHUNK);
-    scenario_fsync(s, "a");
+    save(s, "a", 3, 0, 2 * CHUNK);
     scenario_model_commit(s);
-    scenario_write(s, "a", 1, 0, 2 * CHUNK);
-    scenario_fsync(s, "a");
+    save(s, "a", 1, 0, 2 * CHUNK);
     scenario_work(s, 3);
     scenario_writeback(s);
     scenario_dedup(s, 2 * CHUNK);
     scenario_model_abort(s);
-    scenario_work(s, 4);
-    scenario_model_commit(s);
+    model_step(s, 4);
     scenario_checkpoint(s);
 }
 
@@ -757,12 +709,10 @@ static void lonely_model(struct crash_scenario *s)
         scenario_write(s, names[i], i + 1, 0, 16 * CHUNK);
         scenario_fsync(s, names[i]);
         if (i == 0) {
-            scenario_write(s, "a", 9, 0, CHUNK);
-            scenario_fsync(s, "a");
+            save(s, "a", 9, 0, CHUNK);
         } else if (i == 1) {
             scenario_model(s);
-            scenario_work(s, 1);
-            scenario_model_commit(s);
+            model_step(s, 1);
         }
     }
     scenario_clone(s, "a", "c", CHUNK);
@@ -790,10 +740,8 @@ static void compact_in_an_open_step(struct crash_scenario *s)
     (void)scenario_compact_some(s);
     scenario_model_abort(s);
     scenario_unmap(s);
-    scenario_write(s, "d", 5, 0, 20 * CHUNK);
-    scenario_fsync(s, "d");
-    scenario_work(s, 4);
-    scenario_model_commit(s);
+    save(s, "d", 5, 0, 20 * CHUNK);
+    model_step(s, 4);
 }
 
 /* Compression and discards between the gradients of a step and its commit or abort; others use what comes free. */
@@ -814,8 +762,7 @@ static void frames_and_discards_in_an_open_step(struct crash_scenario *s)
     scenario_model_abort(s);
     ck_assert_uint_gt(scenario_discard(s), 0);
     scenario_write(s, "b", 4, 0, 2 * CHUNK);
-    scenario_work(s, 4);
-    scenario_model_commit(s);
+    model_step(s, 4);
 }
 
 /* --------------------------------------------------------------------- log */
@@ -851,8 +798,7 @@ static void log_up_to(struct crash_scenario *s, uint64_t left_bytes, uint64_t pl
         uint64_t at = (sb->start_pos + st.log.used_bytes) % sb->log_bytes;
         if (at < place_bytes && at + left_bytes >= place_bytes)
             return;
-        scenario_write(s, "a", i, 0, 10);
-        scenario_fsync(s, "a");
+        save(s, "a", i, 0, 10);
     }
 }
 
@@ -868,10 +814,8 @@ static void before_wrap_around(struct crash_scenario *s)
 
 static void few_frames(struct crash_scenario *s)
 {
-    for (unsigned i = 0; i < 6; i++) {
-        scenario_write(s, "a", 200 + i, 0, 10);
-        scenario_fsync(s, "a");
-    }
+    for (unsigned i = 0; i < 6; i++)
+        save(s, "a", 200 + i, 0, 10);
     scenario_xattr(s, "a", 6, BIG_NOTE + 4096); /* a frame of three blocks */
     scenario_fsync(s, "a");
 }
@@ -881,8 +825,7 @@ static void few_frames(struct crash_scenario *s)
 static void mounts(struct crash_scenario *s)
 {
     scenario_remount(s, true);
-    scenario_write(s, "a", 3, 0, SMALL);
-    scenario_fsync(s, "a");
+    save(s, "a", 3, 0, SMALL);
     scenario_remount(s, false);
     scenario_write(s, "a", 4, 0, SMALL);
     scenario_remount(s, true);
@@ -898,8 +841,7 @@ static void lost_copies(struct crash_scenario *s)
         scenario_xattr(s, "a", 6 + i, BIG_NOTE);
         scenario_fsync(s, "a");
         scenario_resync_log(s);
-        scenario_write(s, "a", 3 + i, 0, SMALL);
-        scenario_fsync(s, "a");
+        save(s, "a", 3 + i, 0, SMALL);
     }
 }
 
@@ -907,14 +849,11 @@ static void lost_copies(struct crash_scenario *s)
 static void lost_super(struct crash_scenario *s)
 {
     scenario_lose_super(s, 0);
-    scenario_write(s, "a", 3, 0, SMALL);
-    scenario_fsync(s, "a");
+    save(s, "a", 3, 0, SMALL);
     scenario_lose_log(s, 1);
-    scenario_write(s, "a", 4, 0, SMALL);
-    scenario_fsync(s, "a");
+    save(s, "a", 4, 0, SMALL);
     scenario_resync_log(s);
-    scenario_write(s, "a", 5, 0, SMALL);
-    scenario_fsync(s, "a");
+    save(s, "a", 5, 0, SMALL);
 }
 
 const struct scenario_script scenario_scripts[] = {
