@@ -53,6 +53,15 @@ def sync(path):
         os.close(fd)
 
 
+def run_threads(threads):
+    """Starts them, and waits for their ends."""
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join(600)
+        assert not t.is_alive()
+
+
 def utimens(path, *times):
     """Times as (seconds, nanoseconds), where nanoseconds may be UTIME_NOW or UTIME_OMIT."""
     call('utimensat', AT_FDCWD, os.fsencode(path), struct.pack('qqqq', *times[0], *times[1]), 0)
@@ -119,6 +128,11 @@ def fails(error):
         assert e.errno == error, f'{errno.errorcode.get(e.errno)} in place of {errno.errorcode[error]}: {e}'
     else:
         raise AssertionError(f'succeeded, in place of {errno.errorcode[error]}')
+
+
+def refused(error, f, *args):
+    with fails(error):
+        f(*args)
 
 
 def _run(fn, uid, gid, groups, pipe):

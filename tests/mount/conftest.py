@@ -87,16 +87,26 @@ class Store:
     def messages(self):
         return self.log.read_text()
 
-    def unmount(self):
+    def unmount(self, check=False):
         subprocess.run(['umount', str(self.point)], check=True, timeout=self.seconds)
         assert self.daemon.wait(self.seconds) == 0, self.messages()
         self.daemon = None
+        if check:
+            self.assert_clean()
+
+    def remount(self, *options, check=False):
+        self.unmount(check)
+        return self.mount(*options)
 
     def kill(self):
         """The machine is lost, as far as the store can see. The mount stays, dead."""
         self.daemon.kill()
         self.daemon.wait()
         self.daemon = None
+
+    def crash(self, *options):
+        self.kill()
+        return self.mount(*options)
 
     def detach(self):
         subprocess.run(['umount', '-l', str(self.point)], timeout=SECONDS_MAX, stderr=subprocess.DEVNULL)
@@ -169,3 +179,10 @@ def store(make_store):
 @pytest.fixture
 def mnt(store):
     return store.point
+
+
+@pytest.fixture
+def stores(make_store):
+    """Two stores, and their mount points."""
+    pair = make_store(), make_store()
+    return pair, [s.mount() for s in pair]

@@ -10,6 +10,7 @@ import pytest
 
 from calls import settle
 from conftest import MIB
+from models import new_model
 
 SHARED, READ, WRITE = mmap.MAP_SHARED, mmap.PROT_READ, mmap.PROT_WRITE
 ONE, HALF = array.array('f', [1.0]).tobytes(), array.array('f', [0.5]).tobytes()
@@ -31,10 +32,7 @@ def command(root, text):
 
 
 def make_model(mnt, **params):
-    root = mnt / 'model'
-    root.mkdir()
-    os.setxattr(root, 'user.hitrain.dtype', b'f32')
-    os.setxattr(root, 'user.hitrain.optimizer', b'sgd lr=0.5')
+    root = new_model(mnt / 'model', 'sgd lr=0.5')
     for name, size in params.items():
         (root / name).write_bytes(ONE * (size // 4))
     command(root, 'commit')

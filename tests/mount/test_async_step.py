@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from conftest import MIB
+from models import new_model
 from test_roots import put_gradient, refused, sync, word
 
 ELEMENTS = MIB + 1000
@@ -28,10 +29,7 @@ def command(root, line):
 
 
 def make(store_point, config):
-    root = store_point / 'model'
-    root.mkdir()
-    word(root, 'dtype', 'f32')
-    word(root, 'optimizer', config)
+    root = new_model(store_point / 'model', config)
     for name in NAMES:
         (root / name).write_bytes(bytes(4 * ELEMENTS))
     sync(root)

@@ -60,8 +60,7 @@ def test_a_paused_scrub_is_stopped_and_unmounted(make_store):
             run('hitrainctl', 'scrub', 'stop', point)
             assert scrub_state(point) == 'stopped'
             assert background('status', point)['scrub']['state'] == 'paused'
-    store.unmount()
-    store.assert_clean()
+    store.unmount(check=True)
     assert background('status', store.mount())['scrub']['state'] == 'idle'
 
 

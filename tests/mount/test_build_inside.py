@@ -94,8 +94,7 @@ def test_clone_commit_gc_and_fsck(store, git, project, tmp_path, transport):
     git(clone, 'gc', '-q', '--prune=now')
     git.assert_whole(clone)
     log = git(clone, 'log', '--stat', '--format=%H %T')
-    store.unmount()
-    store.mount()
+    store.remount()
     git.assert_whole(clone)
     assert git(clone, 'log', '--stat', '--format=%H %T') == log
     # Out again, and every file of the commit is the same there.
@@ -153,8 +152,7 @@ def test_commits_survive_a_crash(store, git, project):
             told.append(git(clone, 'rev-parse', 'HEAD').strip())
         if wait:
             sh('sync', clone / '.git' / 'refs' / 'heads')
-        store.kill()
-        store.mount()
+        store.crash()
         assert git(clone, 'rev-parse', 'HEAD').strip() in told[-1 if wait else -2:]
         for lock in (clone / '.git').rglob('*.lock'):
             lock.unlink()

@@ -7,7 +7,7 @@ import subprocess
 
 import pytest
 
-from calls import tick
+from calls import sync, tick
 
 OPTIMIZER = b'adamw lr=0.01'
 
@@ -56,9 +56,7 @@ def make_model(mnt):
 
 
 def commit(model):
-    fd = os.open(model, os.O_RDONLY)
-    os.fsync(fd)
-    os.close(fd)
+    sync(model)
 
 
 def test_kernel_does_not_ask_twice(make_store):

@@ -35,20 +35,16 @@ def test_groups_are_emptied_after_the_mount(make_store):
         if i % 16:
             (point / f'f{i}').unlink()
     sync(point)
-    store.unmount()
-    point = store.mount('compact=on', 'background_rate=8G')
+    point = store.remount('compact=on', 'background_rate=8G')
     wait_for(lambda: figures(point)['emptied'] >= 20, 'empty groups')
     for i in range(0, FILES, 16):
         assert (point / f'f{i}').read_bytes() == contents[i]
-    store.unmount()
-    store.assert_clean()
-    point = store.mount()
+    point = store.remount(check=True)
     for i in range(0, FILES, 32):
         assert (point / 'clones' / str(i)).read_bytes() == contents[i]
         (point / f'f{i}').unlink()
         assert (point / 'clones' / str(i)).read_bytes() == contents[i]
-    store.unmount()
-    store.assert_clean()
+    store.unmount(check=True)
 
 
 def test_groups_are_emptied_when_files_go(make_store):
@@ -65,5 +61,4 @@ def test_groups_are_emptied_when_files_go(make_store):
     wait_for(lambda: figures(point)['emptied'] >= 20, 'empty groups')
     for i in range(0, FILES, 16):
         assert (point / f'f{i}').read_bytes() == contents[i]
-    store.unmount()
-    store.assert_clean()
+    store.unmount(check=True)

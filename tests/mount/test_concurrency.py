@@ -19,7 +19,9 @@ import zlib
 
 import pytest
 
+from calls import run_threads, sync
 from conftest import MIB, SECONDS_MAX, wait_for
+from models import new_model
 from trees import blob
 
 LONG = bool(os.environ.get('HITRAIN_LONG'))
@@ -334,11 +336,7 @@ def test_threads_of_one_process_share_descriptors(mnt):
         except BaseException as e:  # noqa: B902 - shown by the test
             errors.append(e)
     threads = [threading.Thread(target=work, args=(i,)) for i in range(cells)]
-    for t in threads:
-        t.start()
-    for t in threads:
-        t.join(SECONDS_MAX)
-        assert not t.is_alive()
+    run_threads(threads)
     os.close(fd)
     assert not errors, errors
 
@@ -402,9 +400,7 @@ def test_fsync_storm_during_reads(mnt, crew):
         os.pwrite(fd, os.urandom(20_000), random.randrange(MIB))
         random.choice((os.fsync, os.fdatasync))(fd)
         os.close(fd)
-        fd = os.open(random.choice((mnt, mnt / 'd')), os.O_RDONLY)
-        os.fsync(fd)
-        os.close(fd)
+        sync(random.choice((mnt, mnt / 'd')))
 
     def read(who):
         path = mnt / f'read-{who}'
@@ -553,12 +549,8 @@ def test_killed_in_the_middle_of_anything(mnt, crew):
 
 
 def test_killed_while_gradients_are_written_and_closed(mnt, crew):
-    root, count = mnt / 'root', 3 * MIB // 4
-    root.mkdir()
-    os.setxattr(root, 'user.hitrain.dtype', b'f32')
-    for i in range(3):
-        (root / f'p{i}').write_bytes(bytes(4 * count))
-    os.setxattr(root, 'user.hitrain.optimizer', b'adamw lr=1e-3')
+    count = 3 * MIB // 4
+    root = new_model(mnt / 'root', 'adamw lr=1e-3', **{f'p{i}': bytes(4 * count) for i in range(3)})
 
     def command(line):
         fd = os.open(root / '.hitrain' / 'ctl', os.O_WRONLY)
@@ -642,6 +634,5 @@ def test_unmount_refuses_open_files_and_succeeds_after(make_store, crew):
         store.unmount()
     assert (store.point / 'f').read_bytes() == b'held'
     crew.kill()
-    store.unmount()
-    store.mount()
+    store.remount()
     assert (store.point / 'f').read_bytes() == b'held'

@@ -54,15 +54,12 @@ def test_a_second_copy_takes_no_space(make_store):
         f.write(b'mine')
     sync(point / 'b')
     assert (point / 'a').read_bytes() == data
-    store.unmount()
-    store.assert_clean()
-    point = store.mount(*ON)
+    point = store.remount(*ON, check=True)
     assert (point / 'a').read_bytes() == data and (point / 'b').read_bytes() == b'mine' + data[4:]
     (point / 'a').unlink()
     (point / 'b').unlink()
     wait_for(lambda: used(point) <= empty, 'all space')
-    store.unmount()
-    store.assert_clean()
+    store.unmount(check=True)
 
 
 def test_ten_checkpoints_with_one_percent_changed(make_store):
@@ -87,8 +84,7 @@ def test_ten_checkpoints_with_one_percent_changed(make_store):
     run('hitrainctl', 'evict', *[point / f'checkpoint{i}' for i in range(10)])
     for i, want in enumerate(contents):
         assert (point / f'checkpoint{i}').read_bytes() == want
-    store.unmount()
-    store.assert_clean()
+    store.unmount(check=True)
 
 
 def test_damage_in_what_files_share_names_each_of_them(make_store):
@@ -117,8 +113,7 @@ def test_damage_in_what_files_share_names_each_of_them(make_store):
     for name in names:
         (point / name).unlink()
     used(point)
-    store.unmount()
-    store.assert_clean()
+    store.unmount(check=True)
 
 
 def test_steps_beside_it_give_the_same_bits(make_store):
@@ -137,5 +132,4 @@ def test_steps_beside_it_give_the_same_bits(make_store):
     shared(point, 4 * MIB)
     for i in range(3):
         assert (point / f'copy{i}').read_bytes() == data[:(point / f'copy{i}').stat().st_size]
-    busy.unmount()
-    busy.assert_clean()
+    busy.unmount(check=True)

@@ -14,7 +14,7 @@ import threading
 
 import pytest
 
-from calls import sync
+from calls import refused, sync
 from conftest import MIB, SECONDS_MAX, SMALL, Store, run, wait_for
 from test_errors import events, wait_event
 
@@ -24,12 +24,6 @@ EXT4_IOC_SHUTDOWN = 0x8004587d
 
 def pattern(size, seed):
     return b''.join(b'%08x%08x' % (seed, i) for i in range(size // 16))
-
-
-def refused(error, f, *args):
-    with pytest.raises(OSError) as e:
-        f(*args)
-    assert e.value.errno == error, e.value
 
 
 def devices(mnt):
@@ -140,9 +134,7 @@ def write_tensors(mnt, count=3, seed=0):
     content = {f't/{i}': pattern(4 * MIB, seed + i) for i in range(count)}
     for name, data in content.items():
         (mnt / name).write_bytes(data)
-    fd = os.open(mnt, os.O_RDONLY)
-    os.fsync(fd)
-    os.close(fd)
+    sync(mnt)
     return content
 
 
@@ -218,9 +210,7 @@ def test_without_a_member_the_rest_works_and_it_comes_back(make_pair, gone):
     content['t/renamed'] = content.pop('t/1')
     if name == 't/1':
         name = 't/renamed'
-    fd = os.open(mnt, os.O_RDONLY)
-    os.fsync(fd)
-    os.close(fd)
+    sync(mnt)
     store.kill()
     mnt = store.mount_on(store.loops)
     wait_event(mnt, 'log-repaired')

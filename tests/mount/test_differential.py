@@ -67,8 +67,7 @@ def test_a_kept_step_is_the_tree_of_its_moment(store):
                 f.write(b'later')
         kept, then = root / '.hitrain/snap/0', tree(side)
         assert len(then) > 5 and tree(kept) == then and tree(root) != then
-        store.unmount()
-        store.mount()
+        store.remount()
         assert tree(kept) == then
 
 

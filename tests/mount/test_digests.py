@@ -9,6 +9,7 @@ import pytest
 
 from calls import fails, sync
 from conftest import BIN, MIB, SECONDS_MAX, run, wait_for
+from models import new_model
 from test_errors import events
 from test_roots import command, put_gradient, random, word
 from test_scrub import damage
@@ -37,17 +38,13 @@ def verify(root, name, *options, check=True):
 
 
 def make_model(root, dtype='f32', elements=300_000):
-    root.mkdir()
-    word(root, 'dtype', dtype)
-    (root / 'deep').mkdir()
+    def values(seed):
+        f32 = random(elements, seed)
+        return f32 if dtype == 'f32' else (f32.view('u4') >> 16).astype('u2')
+
+    new_model(root, ADAMW, dtype, **{'w': values(0).tobytes(), 'deep/v': values(1).tobytes(), 'rng': b'state of the generator'})
     for i, name in enumerate(('w', 'deep/v')):
-        values = random(elements, i)
-        (root / name).write_bytes((values if dtype == 'f32' else (values.view('u4') >> 16).astype('u2')).tobytes())
-    (root / 'rng').write_bytes(b'state of the generator')
-    word(root, 'optimizer', ADAMW)
-    for i, name in enumerate(('w', 'deep/v')):
-        values = random(elements, 10 + i)
-        put_gradient(root, name, values if dtype == 'f32' else (values.view('u4') >> 16).astype('u2'))
+        put_gradient(root, name, values(10 + i))
     sync(root)
     return root
 
@@ -124,8 +121,7 @@ def test_stores_of_other_chunks_places_and_codecs_have_the_same_digest(make_stor
     command(two, 'snapshot other')
     assert stored(two, 'other') != stored(two, '1')
     for store in (a, b):
-        store.unmount()
-        store.assert_clean()
+        store.unmount(check=True)
 
 
 def test_a_digest_survives_a_kill_or_is_computed_again(make_store):
@@ -136,16 +132,12 @@ def test_a_digest_survives_a_kill_or_is_computed_again(make_store):
     first = stored(root, '1')
     (point / 'later').write_bytes(b'x')
     sync(point / 'later')  # the digest is before it in the log
-    store.kill()
-    store.mount(QUICK)
+    store.crash(QUICK)
     assert word(root / '.hitrain' / 'snap' / '1', 'digest') == first
     command(root, 'snapshot again')
-    store.kill()
-    store.mount(QUICK)
+    store.crash(QUICK)
     assert stored(root, 'again') == first
-    store.unmount()
-    store.assert_clean()
-    store.mount('ro')
+    store.remount('ro', check=True)
     assert {s['digest'] for s in steps(root).values()} == {first}
 
 
@@ -168,8 +160,7 @@ def test_copies_of_a_step_have_digests_of_their_own(make_store):
             os.getxattr(model, 'user.hitrain.digest')
         command(model, 'snapshot back')
         assert stored(model, 'back') == first
-    store.unmount()
-    store.assert_clean()
+    store.unmount(check=True)
 
 
 def test_nobody_writes_a_digest(make_store):
@@ -265,9 +256,7 @@ def test_steps_that_end_are_left_and_content_stays_free(make_store):
     command(root, 'snapshot second')
     wait_for(lambda: engine(point)['left_bytes'], 'the engine')
     assert (engine(point)['digests'], engine(point)['failed']) == (0, 0)
-    store.unmount()
-    store.assert_clean()
-    store.mount(QUICK)
+    store.remount(QUICK, check=True)
     assert stored(root, 'second')
 
 

@@ -100,8 +100,7 @@ def test_swapping_as_deepspeed_does(make_store):
     client(*swap, '--check', f'--first={steps - 1}', store.point)
     swapped = [p for p in store.point.rglob('*.swp')]
     assert len(swapped) == 27 and all(p.stat().st_mode == 0o100600 for p in swapped)
-    store.unmount()
-    store.mount()
+    store.remount()
     client(*swap, '--check', f'--first={steps - 1}', store.point)
     client(*swap, f'--first={steps}', '--steps=1', store.point)
 
@@ -141,8 +140,7 @@ def test_files_that_begin_with_a_large_direct_write_get_large_chunks(make_store)
         f.seek(3 * MIB - 5)
         f.write(b'0123456789')
     expected = data[:3 * MIB - 5] + b'0123456789' + data[3 * MIB + 5:]
-    store.unmount()
-    store.mount()
+    store.remount()
     assert {path: chunk_bytes(path) for path in kinds if path != late} == {k: v for k, v in kinds.items() if k != late}
     assert large.read_bytes() == expected and buffered.read_bytes() == data
     assert at_4m.read_bytes() == bytes(4 * MIB) + data[:MIB]
@@ -294,8 +292,7 @@ def test_one_read_after_the_other_finds_what_was_read_ahead(make_store, block):
     os.setxattr(point, 'user.hitrain.dtype', b'u8')
     content = random.Random(5).randbytes(16 * MIB)
     (point / 't').write_bytes(content)
-    store.unmount()
-    store.mount('dram=64M')
+    store.remount('dram=64M')
     for turn in range(1, 21):   # there are 15 hits on a quiet machine; on a busy one the program may overtake it
         fd = direct(point / 't', os.O_RDONLY)
         got = b''.join(take(fd, block, off) for off in range(0, len(content), block))
@@ -313,8 +310,7 @@ def test_reads_at_random_places_read_nothing_ahead(make_store):
     point = store.mount('dram=64M')
     os.setxattr(point, 'user.hitrain.dtype', b'u8')
     (point / 't').write_bytes(bytes(64 * MIB))
-    store.unmount()
-    store.mount('dram=64M')
+    store.remount('dram=64M')
     fd = direct(point / 't', os.O_RDONLY)
     for k in range(1, 40):
         take(fd, 4 * KIB, k * 13 % 64 * MIB)

@@ -47,9 +47,7 @@ def test_a_deleted_file_leaves_the_image(make_store):
     wait_for(lambda: stored(store) < full - SIZE * 9 // 10, 'holes')
     assert engine(point)['refused_devices'] == 0
     fill(point, 'next', 3)
-    store.unmount()
-    store.assert_clean()
-    store.mount()
+    store.remount(check=True)
     assert (point / 'kept').read_bytes() == kept
 
 
@@ -70,9 +68,7 @@ def test_trim_discards_what_earlier_mounts_left(make_store):
     assert os.statvfs(point).f_bfree == free
     assert 'discarded' in run('hitrainctl', 'trim', point).stdout
     assert engine(point)['state'] == 'off'
-    store.unmount()
-    store.assert_clean()
-    store.mount()
+    store.remount(check=True)
     assert (point / 'kept').read_bytes() == kept
 
 

@@ -15,6 +15,7 @@ import tempfile
 import pytest
 
 from conftest import BIN, ROOT, SECONDS_MAX, remove_folder, run
+from models import new_model
 
 PAGES = 'guide.md', 'files.md', 'operations.md', 'tuning.md', 'faq.md'
 
@@ -174,10 +175,7 @@ def test_commands_of_a_copy_that_follows(make_store):
     page = (ROOT / 'docs/operations.md').read_text()
     copies, again, use = re.findall(r'^```sh\n(.*?)^```', page, re.M | re.S)
     here, there = make_store('64M').mount(), make_store('64M').mount()
-    model = here / 'model'
-    model.mkdir()
-    os.setxattr(model, 'user.hitrain.dtype', b'f32')
-    os.setxattr(model, 'user.hitrain.optimizer', b'adamw lr=0.5 durable_every=8 redo=on redo_keep=64')
+    model = new_model(here / 'model', 'adamw lr=0.5 durable_every=8 redo=on redo_keep=64')
     (model / 'w').write_bytes(bytes(4096))
     run('hitrainctl', 'commit', model)
 
@@ -213,10 +211,7 @@ def test_copies_by_tools_are_what_the_page_says(make_store):
     row, = re.findall(r'^\| (`cp.*?) \|.*the copy is no model, and moments and step are lost\*\* \|$', (ROOT / 'docs/operations.md').read_text(), re.M)
     tools = re.findall('`(.*?)`', row)
     mnt = make_store('64M').mount()
-    model = mnt / 'model'
-    model.mkdir()
-    os.setxattr(model, 'user.hitrain.dtype', b'f32')
-    os.setxattr(model, 'user.hitrain.optimizer', b'adamw lr=0.5')
+    model = new_model(mnt / 'model', 'adamw lr=0.5')
     (model / 'w').write_bytes(bytes(4096))
     os.setxattr(model / 'w', 'user.hitrain.shape', b'32,32')
     (model / '.hitrain/grad/w').write_bytes(struct.pack('f', 2) * 1024)

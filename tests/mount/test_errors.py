@@ -22,24 +22,15 @@ import time
 
 import pytest
 
-from calls import sync
+from calls import refused, sync
 from conftest import BIN, MIB, ROOT, SECONDS_MAX, Store, run, wait_for
+from models import new_model, word
 
 NOBODY = 65534
 BLOCK = 4096
 
 
 # --------------------------------------------------------------------- helpers
-
-def refused(error, f, *args):
-    with pytest.raises(OSError) as e:
-        f(*args)
-    assert e.value.errno == error, e.value
-
-
-def word(path, name):
-    return os.getxattr(path, 'user.hitrain.' + name).decode()
-
 
 def events(mnt, *options, code=None):
     lines = run('hitrainctl', 'events', '--json', *options, mnt).stdout.splitlines()
@@ -178,8 +169,7 @@ def test_changed_bytes_are_an_error_of_that_read_alone(make_store):
 def test_a_device_that_fails_reads_is_named(loop_store):
     data = pattern(8 * MIB, 3)
     (loop_store.mount() / 'a').write_bytes(data)
-    loop_store.unmount()
-    mnt = loop_store.mount('ro')
+    mnt = loop_store.remount('ro')
     whole = loop_store.backing.read_bytes()
     at = whole.index(data[:BLOCK])
     os.truncate(loop_store.backing, at)
@@ -220,8 +210,7 @@ def test_what_has_a_second_copy_is_read_from_it_and_written_anew(make_store):
         mnt = store.mount()
         assert (mnt / 'kept').read_bytes() == pattern(MIB, 9)
         wait_event(mnt, 'log-repaired')
-        store.unmount()
-        store.assert_clean()
+        store.unmount(check=True)
 
 
 def preallocate_logs(store):
@@ -270,10 +259,7 @@ def test_a_write_that_fails_when_its_writer_has_left(loop_store):
 def test_a_step_whose_writes_fail_is_refused_and_told(loop_store):
     preallocate_logs(loop_store)
     mnt = loop_store.mount()
-    root = mnt / 'model'
-    root.mkdir()
-    os.setxattr(root, 'user.hitrain.dtype', b'f32')
-    os.setxattr(root, 'user.hitrain.optimizer', b'adamw lr=0.5')
+    root = new_model(mnt / 'model', 'adamw lr=0.5')
     (root / 'w').write_bytes(pattern(2 * MIB, 5))
     sync(root)
     before = (root / 'w').read_bytes()
@@ -409,10 +395,7 @@ def test_mapped_pages_that_find_no_space_are_told_to_fsync_and_close(make_store)
 # ------------------------------------------------------------------- refusals
 
 def test_a_refused_gradient_is_in_error_and_in_the_events(mnt):
-    root = mnt / 'model'
-    root.mkdir()
-    os.setxattr(root, 'user.hitrain.dtype', b'f32')
-    os.setxattr(root, 'user.hitrain.optimizer', b'adamw lr=0.5')
+    root = new_model(mnt / 'model', 'adamw lr=0.5')
     (root / 'w').write_bytes(bytes(4096))
     fd = os.open(root / '.hitrain/grad/w', os.O_WRONLY)
     os.write(fd, b'odd')

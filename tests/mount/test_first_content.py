@@ -4,8 +4,9 @@ import os
 import time
 
 from conftest import MIB, wait_for
+from models import new_model
 from passthrough import stat
-from test_roots import command, word
+from test_roots import command
 
 SIZE = 4 * MIB
 
@@ -19,10 +20,7 @@ def write(path, at, data):
 
 
 def test_the_first_content_of_a_tensor_is_written_before_the_commit(mnt):
-    root = mnt / 'model'
-    root.mkdir()
-    word(root, 'dtype', 'f32')
-    word(root, 'optimizer', 'sgd lr=1')
+    root = new_model(mnt / 'model', 'sgd lr=1')
     before, data = stat(mnt, 'writebacks'), os.urandom(SIZE)
     (root / 'w').write_bytes(data)
     wait_for(lambda: stat(mnt, 'writebacks') == before + SIZE // MIB, 'the content is not on the device')
@@ -35,10 +33,7 @@ def test_the_first_content_of_a_tensor_is_written_before_the_commit(mnt):
 
 
 def test_an_abort_takes_it_back(mnt):
-    root = mnt / 'model'
-    root.mkdir()
-    word(root, 'dtype', 'f32')
-    word(root, 'optimizer', 'sgd lr=1')
+    root = new_model(mnt / 'model', 'sgd lr=1')
     (root / 'old').write_bytes(bytes(MIB))
     assert command(root, 'commit') == ['ok']
     before = stat(mnt, 'writebacks')

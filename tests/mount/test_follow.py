@@ -25,12 +25,6 @@ RENAME_EXCHANGE = 2
 HEADER_BYTES, END_BYTES, PART_BYTES = 64, 48, 4096
 
 
-@pytest.fixture
-def stores(make_store):
-    pair = make_store(), make_store()
-    return pair, [s.mount() for s in pair]
-
-
 def sender(root, *options, **how):
     return subprocess.Popen([BIN / 'hitrainctl', 'follow', root, *options], stdout=subprocess.PIPE, stderr=subprocess.PIPE,
                             **how)
@@ -223,8 +217,7 @@ def test_a_stopped_copy_goes_on_where_it_was(stores):
         train(root, n)
     for options in ((), ('--since=5',)):
         assert follow(other, stream(root, *options)).returncode == 0 and same(root, other)
-    pair[0].kill()
-    pair[0].mount()
+    pair[0].crash()
     wait_for(lambda: 'last=7' in word(root, 'redo'), 'the steps are computed again')
     train(root, 8)
     done = follow(other, stream(root))
@@ -247,8 +240,7 @@ def test_a_cut_stream_leaves_whole_steps(stores):
         assert word(other, 'step_open') == '0' and place(other)['step'] == word(other, 'step')
         seen.add(word(other, 'step'))
         if i in (4, 8):
-            pair[1].kill()
-            pair[1].mount()
+            pair[1].crash()
     assert seen >= {'3', '4', '5', '6'} and follow(other, whole).returncode == 0 and same(root, other)
 
 

@@ -53,8 +53,7 @@ def test_memmap_keeps_what_is_written_through_it(store, count):
     data[::3] *= 2
     changed.flush()
     del changed
-    store.unmount()
-    store.mount()
+    store.remount()
     assert np.array_equal(np.memmap(path, 'f4', 'r'), data)
 
 
@@ -122,8 +121,7 @@ def test_tofile_save_and_savez(store):
     np.savez(mnt / 'all.npz', **arrays)
     np.savez_compressed(mnt / 'small.npz', **arrays)
     np.savetxt(mnt / 'b.txt', arrays['b'], fmt='%.17g')
-    store.unmount()
-    store.mount()
+    store.remount()
     assert np.array_equal(np.load(mnt / 'w.npy'), arrays['w'])
     for mode in ('r', 'c'):
         assert np.array_equal(np.load(mnt / 'w.npy', mmap_mode=mode), arrays['w'])
@@ -177,8 +175,7 @@ def test_checkpoints_survive_a_crash(store, zipped):
     # The next one is in progress.
     with open(path.with_suffix('.new'), 'wb') as f:
         torch.save(checkpoint(3), f)
-    store.kill()
-    store.mount()
+    store.crash()
     assert same(torch.load(path), states[-1])
 
 
@@ -188,8 +185,7 @@ def test_save_by_name_and_load_with_a_map(store):
     os.mkdir(store.point / 'shards')
     for name, tensor in state['model'].items():
         torch.save(tensor.to(torch.bfloat16), store.point / 'shards' / f'{name}.pt')
-    store.unmount()
-    store.mount()
+    store.remount()
     assert same(torch.load(path, map_location=lambda storage, place: storage), state)
     for name, tensor in state['model'].items():
         assert torch.equal(torch.load(store.point / 'shards' / f'{name}.pt'), tensor.to(torch.bfloat16))
@@ -201,8 +197,7 @@ def test_load_through_a_mapping(store):
         pytest.skip(f'PyTorch {torch.__version__} has no torch.load(mmap=), which came with {TORCH_MMAP[0]}.{TORCH_MMAP[1]}')
     path, state = store.point / 'checkpoint.pt', checkpoint(1)
     torch.save(state, path)
-    store.unmount()
-    store.mount()
+    store.remount()
     loaded = torch.load(path, mmap=True)
     assert same(loaded, state)
     loaded['model']['0.weight'].zero_()  # the mapping is private
@@ -286,8 +281,7 @@ def test_safetensors_are_read_from_a_private_mapping(store):
     path = store.point / 'model.safetensors'
     tensors = {f'layer.{i}.weight': numbers((257, 1000 + i), seed=i) for i in range(6)}
     write_safetensors(path, tensors)
-    store.unmount()
-    store.mount()
+    store.remount()
     file = Safetensors(path)
     assert file.keys() == list(tensors)
     for name in reversed(file.keys()):
@@ -310,7 +304,6 @@ def test_more_is_mapped_than_the_tier_holds(make_store):
         made[i] = i + 1
     made.flush()
     del made
-    store.unmount()
-    store.mount()
+    store.remount()
     kept = np.memmap(store.point / 'big', 'f4', 'r')
     assert np.array_equal(kept.reshape(20, MIB).sum(axis=1, dtype='f8'), MIB * np.arange(1.0, 21))

@@ -11,8 +11,9 @@ import pytest
 
 from calls import KEEP_SIZE, PUNCH, fallocate, sync
 from conftest import MIB, wait_for
+from models import new_model
 from test_posix_space import available
-from test_steering import tell, word
+from test_steering import tell
 
 SLACK = MIB  # a chunk that a writer needs whole, and what the names of the test's own file take
 
@@ -93,10 +94,7 @@ def writer_gets(mnt, shown, forgets):
 
 
 def make_model(mnt):
-    root = mnt / 'model'
-    root.mkdir()
-    word(root, 'dtype', 'f32')
-    word(root, 'optimizer', 'sgd lr=0.1 retain=0')
+    root = new_model(mnt / 'model', 'sgd lr=0.1 retain=0')
     (root / 'w').write_bytes(bytes(MIB))
     assert tell(root, 'commit') == 'ok'
     return root

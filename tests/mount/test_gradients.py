@@ -10,6 +10,7 @@ import pytest
 
 from calls import sync
 from conftest import SECONDS_MAX, wait_for
+from models import new_model
 from test_roots import command, refused, word
 
 COUNT = 4096
@@ -18,10 +19,7 @@ ONES = np.ones(COUNT, 'f4').tobytes()
 
 def make_root(mnt, name, optimizer, **files):
     """A model root with parameters of ones, committed; files: elements by name."""
-    root = mnt / name
-    root.mkdir()
-    word(root, 'dtype', 'f32')
-    word(root, 'optimizer', optimizer)
+    root = new_model(mnt / name, optimizer)
     for file, count in files.items():
         (root / file).write_bytes(np.ones(count, 'f4').tobytes())
     sync(root)

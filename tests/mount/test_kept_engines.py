@@ -53,17 +53,14 @@ def test_engines_change_nothing_of_kept_steps(make_store):
     for path in point.glob('*-*'):
         path.unlink()
     sync(point)
-    store.unmount()
-    point = store.mount('dedup=on', 'compact=on', 'commit=1', 'background_rate=8G')
+    point = store.remount('dedup=on', 'compact=on', 'commit=1', 'background_rate=8G')
     root = point / 'model'
     wait_for(lambda: figures(point, 'compact')['emptied'] and figures(point, 'dedup')['shared_bytes'], 'both engines')
     check(root, kept)
     step(root, 50)
     check(root, kept)
     now = content(root)
-    store.unmount()
-    store.assert_clean()
-    point = store.mount()
+    point = store.remount(check=True)
     root = point / 'model'
     assert content(root) == now and (point / 'copy' / 'w').read_bytes() == kept[1][0]
     check(root, kept)
@@ -71,5 +68,4 @@ def test_engines_change_nothing_of_kept_steps(make_store):
         run('hitrainctl', 'verify', root, number)
     run('hitrainctl', 'forget', root, '*')
     assert content(root) == now and (point / 'copy' / 'w').read_bytes() == kept[1][0]
-    store.unmount()
-    store.assert_clean()
+    store.unmount(check=True)

@@ -95,5 +95,4 @@ def test_rollbacks_beside_readers(make_store, how):
     finally:
         readers.end()
     assert set(floats((root / 'w').read_bytes())) == {1}
-    store.unmount()
-    store.assert_clean()
+    store.unmount(check=True)

@@ -14,6 +14,7 @@ import pytest
 
 from calls import as_user
 from conftest import MIB, run
+from models import new_model
 from test_async_step import command
 from test_roots import put_gradient, sync, word
 from test_scrub import damage
@@ -22,10 +23,7 @@ ELEMENTS = 300000
 
 
 def make(mnt, words='retain=2'):
-    root = mnt / 'model'
-    root.mkdir()
-    word(root, 'dtype', 'f32')
-    word(root, 'optimizer', f'sgd lr=1 momentum=0.5 {words}')
+    root = new_model(mnt / 'model', f'sgd lr=1 momentum=0.5 {words}')
     (root / 'layers').mkdir()
     for name in ('w', 'layers/v'):
         (root / name).write_bytes(bytes(4 * ELEMENTS))
@@ -79,9 +77,7 @@ def test_kept_steps_are_files_of_their_step(make_store, tmp_path):
     assert content(tmp_path / 'copy') == was[4]
     assert os.getxattr(snap / '4', 'user.hitrain.step') == b'4'
     assert not (snap / '2').exists() and refused(lambda: os.listdir(snap / '2')) == errno.ENOENT
-    store.unmount()
-    store.assert_clean()
-    store.mount()
+    store.remount(check=True)
     assert kept(root) == ['4', '5', 'best'] and content(snap / 'best') == was[4]
     command(root, 'forget *')
     assert kept(root) == []
@@ -95,8 +91,7 @@ def test_a_killed_daemon_leaves_kept_steps_whole(make_store):
         train(root, step)
         was[str(step)] = content(root)
     put_gradient(root, 'w', np.full(ELEMENTS, -1, 'f4'))
-    store.kill()
-    store.mount()
+    store.crash()
     assert kept(root) == ['1', '2', '3']
     for name in kept(root):
         assert content(root / '.hitrain' / 'snap' / name) == was[name]
@@ -152,9 +147,7 @@ def test_every_change_is_erofs(make_store):
     assert content(folder) == was and state(folder) == moments
     sync(root / '.hitrain/snap/1')
     train(root, 2)
-    store.unmount()
-    store.assert_clean()
-    store.mount()
+    store.remount(check=True)
     assert content(folder) == was and state(folder) == moments
     for what in ('optimizer', 'another rule', 'same optimizer', 'optimizer'):  # no refused one stays
         assert refused(lambda what=what: CHANGES[what](folder)) == errno.EROFS, what
@@ -198,8 +191,7 @@ def test_a_removed_model_takes_its_kept_steps_along(store, way, open_step):
     assert set(os.listdir(mnt)) == before
     sync(mnt)
     assert abs(os.statvfs(mnt).f_bavail - free) < 64
-    store.kill()
-    store.mount()
+    store.crash()
     assert set(os.listdir(mnt)) == before
     make(mnt, 'retain=2')
 

@@ -12,6 +12,7 @@ import pytest
 
 from calls import call
 from conftest import BIN, MIB, SECONDS_MAX, SMALL, run, wait_for
+from models import new_model
 
 
 def hitrain(*args, **kw):
@@ -133,11 +134,7 @@ def test_signal_while_in_use(store):
     f = open(store.point / 'f', 'r+b', buffering=0)
     m = mmap.mmap(f.fileno(), 0)
     m[0:4] = b'KEPT'
-    root = store.point / 'root'
-    root.mkdir()
-    os.setxattr(root, 'user.hitrain.dtype', b'f32')
-    (root / 'p').write_bytes(bytes(4000))
-    os.setxattr(root, 'user.hitrain.optimizer', b'adamw')
+    root = new_model(store.point / 'root', 'adamw', p=bytes(4000))
     hidden = root / '.hitrain'
     held = [os.open(hidden / name, os.O_RDONLY) for name in ('stats', 'grad', 'grad/p')]
     held.append(os.open(hidden / 'ctl', os.O_WRONLY))

@@ -13,6 +13,7 @@ import pytest
 
 from calls import sync
 from conftest import MIB, SECONDS_MAX, SMALL, run, wait_for
+from models import new_model
 from passthrough import command
 from test_life import daemons_of
 
@@ -40,11 +41,7 @@ class Content:
 
     def step(self):
         """A committed step; then gradients of a step that is not committed."""
-        root = self.point / 'model'
-        root.mkdir()
-        os.setxattr(root, 'user.hitrain.dtype', b'f32')
-        (root / 'p').write_bytes(struct.pack('f', 1.0) * COUNT)
-        os.setxattr(root, 'user.hitrain.optimizer', b'adamw lr=0.5 weight_decay=0')
+        root = new_model(self.point / 'model', 'adamw lr=0.5 weight_decay=0', p=struct.pack('f', 1.0) * COUNT)
         (root / '.hitrain/grad/p').write_bytes(struct.pack('f', 1.0) * COUNT)
         sync(root)
         self.parameter = (root / 'p').read_bytes()
@@ -171,10 +168,7 @@ def end_mount(store, how):
 
 
 def make_model(store, name, options='', count=COUNT):
-    root = store.point / name
-    root.mkdir()
-    os.setxattr(root, 'user.hitrain.dtype', b'f32')
-    os.setxattr(root, 'user.hitrain.optimizer', f'sgd lr=0.5 {options}'.encode())
+    root = new_model(store.point / name, f'sgd lr=0.5 {options}')
     (root / 'p').write_bytes(struct.pack('f', 1.0) * count)
     return root
 

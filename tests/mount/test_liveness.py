@@ -18,7 +18,7 @@ import time
 
 import pytest
 
-from calls import NOBODY
+from calls import NOBODY, sync
 from conftest import ROOT, run
 
 LONG = bool(os.environ.get('HITRAIN_LONG'))
@@ -263,9 +263,7 @@ class Changes:
 
     def sync_all(self):
         for path in (self.copy, self.mnt / 'large'):
-            fd = os.open(path, os.O_RDONLY)
-            os.fsync(fd)
-            os.close(fd)
+            sync(path)
 
     def shorten(self):
         os.truncate(self.copy, CHUNK)

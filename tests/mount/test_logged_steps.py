@@ -87,12 +87,6 @@ def train(root, seed, dtype='f32', elements=300_000, how=sync):
     how(root)
 
 
-@pytest.fixture
-def stores(make_store):
-    pair = make_store(), make_store()
-    return pair, [s.mount() for s in pair]
-
-
 def copy(a, b, name='base'):
     command(a, f'snapshot {name}')
     done = receive(send(a, name), b)
@@ -138,8 +132,7 @@ def test_sparse_gradients_are_logged_without_zeros(stores, dtype):
         assert b''.join(step['w'][1][at] for at in sorted(step['w'][1])) == sparse[0].tobytes()
         apply(b / 'model', step)
         assert content(root, 'w', 'deep/v') == content(b / 'model', 'w', 'deep/v'), n
-    store.kill()
-    store.mount()
+    store.crash()
     wait_for(lambda: word(root, 'step') == '7' and figures(root)['last'] == 7, 'the steps are computed again')
     assert content(root, 'w', 'deep/v') == content(b / 'model', 'w', 'deep/v')
 
@@ -198,8 +191,7 @@ def test_a_killed_store_has_its_logged_steps(make_store):
     for n in range(1, 8):
         train(root, n)
     was, before = logged(root, 7), figures(root)
-    store.kill()
-    store.mount()
+    store.crash()
     wait_for(lambda: figures(root)['last'] == 7, 'the steps are computed again')
     seen = figures(root)
     assert (seen['first'], seen['last']) == (6, 7) and seen['lineage'] != before['lineage']

@@ -56,8 +56,7 @@ def test_very_many_tiny_files_are_kept_and_sent(make_store):
     digests = [ctl('verify', r, 'all', stdout=subprocess.PIPE).stdout.split()[-1] for r in (root, other)]
     assert digests[0] == digests[1]
     command(root, 'forget *')
-    b.kill()
-    b.mount()
+    b.crash()
     assert listed(other) == names
 
 
@@ -93,6 +92,5 @@ def test_a_kept_step_of_small_files_has_its_bound_of_memory(make_store):
     for n in range(steps):
         assert command(root, f'snapshot n{n}') == ['ok']
     assert (memory() - before) / (steps * files) <= 464
-    store.unmount()
-    store.mount()
+    store.remount()
     assert (memory() - before) / (steps * files) <= 464

@@ -91,8 +91,7 @@ def test_shared_stores_of_odd_length_reach_the_file(store, opener, size):
         m.flush()
         assert os.fstat(fd).st_size == size
     assert path.read_bytes() == pattern(size)
-    store.unmount()
-    store.mount()
+    store.remount()
     assert path.read_bytes() == pattern(size)
 
 
@@ -190,8 +189,7 @@ def test_mapping_made_after_growth_by_truncation(store, opener):
         with mmap.mmap(fd, 2_000_003) as m:
             m[1_999_999:] = b'last'
             m[0] = 1
-    store.unmount()
-    store.mount()
+    store.remount()
     assert path.read_bytes() == b'\1' + bytes(1_999_998) + b'last'
 
 
@@ -280,8 +278,7 @@ def test_dirty_pages_survive_an_orderly_end(store):
     path.write_bytes(bytes(500_000))
     with opened(path) as fd, mmap.mmap(fd, 500_000) as m:
         m[:] = pattern(500_000)
-    store.unmount()
-    store.mount()
+    store.remount()
     assert path.read_bytes() == pattern(500_000)
 
 

@@ -11,6 +11,7 @@ import subprocess
 import pytest
 
 from conftest import BIN, MIB, wait_for
+from models import new_model
 from slow import remove_group
 
 DRAM, STAGING, SLACK = 64 * MIB, 24 * MIB, 128 * MIB
@@ -126,13 +127,9 @@ def test_optimizer_state_streams_through_the_same_memory(group, make_store):
     """A model whose state is three times the DRAM tier, updated and committed."""
     store = make_store('2G')
     _mount_in(group, store)
-    root = store.point / 'model'
-    root.mkdir()
-    os.setxattr(root, 'user.hitrain.dtype', b'f32')
     elements, count = 4 * MIB, 6
-    for i in range(count):
-        (root / f'p{i}').write_bytes(bytes(4 * elements))
-    os.setxattr(root, 'user.hitrain.optimizer', b'adamw lr=0.5 weight_decay=0')
+    zeros = {f'p{i}': bytes(4 * elements) for i in range(count)}
+    root = new_model(store.point / 'model', 'adamw lr=0.5 weight_decay=0', **zeros)
     fd = os.open(root, os.O_RDONLY)
     for step in range(2):
         for i in range(count):
@@ -323,11 +320,7 @@ def test_pressure_from_outside_neither_stops_the_daemon_nor_makes_it_grow(groups
     above, daemon, others = groups
     store = make_store('1G')
     _mount_in(daemon, store)
-    root = store.point / 'model'
-    root.mkdir()
-    os.setxattr(root, 'user.hitrain.dtype', b'f32')
-    (root / 'w').write_bytes(bytes(MIB))
-    os.setxattr(root, 'user.hitrain.optimizer', b'adamw')
+    root = new_model(store.point / 'model', 'adamw', w=bytes(MIB))
     pressing = tmp_path / 'read'
     with open(pressing, 'wb') as f:
         for _ in range(READ // MIB):
@@ -383,11 +376,7 @@ def _make_files(at, count):
 
 def _make_parameters(at, count):
     """Each with a gradient, so that its optimizer state and coverage are there."""
-    at.mkdir()
-    os.setxattr(at, 'user.hitrain.dtype', b'f32')
-    for i in range(count):
-        (at / f'p{i}').write_bytes(bytes(256))
-    os.setxattr(at, 'user.hitrain.optimizer', b'adamw')
+    new_model(at, 'adamw', **{f'p{i}': bytes(256) for i in range(count)})
     for i in range(count):
         (at / '.hitrain/grad' / f'p{i}').write_bytes(bytes(256))
     (at / '.hitrain/ctl').write_text('commit\n')

@@ -3,7 +3,6 @@
 import contextlib
 import http.client
 import json
-import os
 import re
 import shutil
 import socket
@@ -15,6 +14,7 @@ import pytest
 
 from calls import sync
 from conftest import BIN, ROOT, SECONDS_MAX, run, wait_for
+from models import new_model
 
 MONITORING = ROOT / 'mount-helpers/monitoring'
 OPENMETRICS = {'Accept': 'application/openmetrics-text;version=1.0.0,text/plain;q=0.5'}
@@ -43,10 +43,7 @@ def get(port, target='/metrics', method='GET', headers={}):
 
 
 def model(mnt):
-    path = mnt / 'model'
-    path.mkdir()
-    os.setxattr(path, 'user.hitrain.dtype', b'f32')
-    os.setxattr(path, 'user.hitrain.optimizer', b'adamw lr=0.5')
+    path = new_model(mnt / 'model', 'adamw lr=0.5')
     (path / 'w').write_bytes(bytes(4096))
     (path / '.hitrain/grad/w').write_bytes(bytes(4096))
     run('hitrainctl', 'commit', path)

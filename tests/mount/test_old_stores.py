@@ -90,8 +90,7 @@ def make(make_store):
     mnt = store.mount('compress_after=1')
     fill(mnt)
     wait_for(lambda: int(os.getxattr(mnt / 'cold/tensor', 'user.hitrain.stored_bytes')) < 1 << 20, 'compressed')
-    store.unmount()
-    mnt = store.mount()
+    mnt = store.remount()
     os.mkdir(mnt / 'newest')  # in the log, behind its checkpoint
     run('hitrainctl', 'commit', mnt)
     found = describe(mnt)
@@ -124,9 +123,7 @@ def test_it_opens_and_works_on(make_store, image):
     (mnt / 'cold/copy').write_bytes(b'new')
     (mnt / 'newest/file').write_bytes(b'new')
     after = describe(mnt)
-    store.unmount()
-    store.assert_clean()
-    mnt = store.mount()
+    mnt = store.remount(check=True)
     assert describe(mnt) == after
 
 

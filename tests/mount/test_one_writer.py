@@ -137,8 +137,7 @@ def test_a_partition_and_its_device_have_one_writer(make_store):
             refused('mkfs.hitrain', '--force', two, word=str(two))
         with a_loop(f'--offset={MIB}', disk) as same:
             refused('hitrain', '-f', same, made.point, word=same)
-        made.unmount()
-        made.assert_clean()
+        made.unmount(check=True)
     made.image = image
 
 
@@ -221,8 +220,7 @@ def test_a_writer_that_locks_do_not_show_answers(two, turn):
     one.unmount()
     mnt = other.mount()
     assert (mnt / 'before').read_bytes() == b'b' * MIB and (mnt / 'after').read_bytes() == b'a' * MIB
-    other.unmount()
-    other.assert_clean()
+    other.unmount(check=True)
 
 
 def test_a_dead_writer_does_not_answer(two):
@@ -238,8 +236,7 @@ def test_a_dead_writer_does_not_answer(two):
     mnt = other.mount()
     assert 'waiting' in other.messages()
     assert (mnt / 'before').read_bytes() == b'b' * MIB
-    other.unmount()
-    other.assert_clean()
+    other.unmount(check=True)
 
 
 def test_a_writer_that_stood_still_stops_when_another_took_over(two):
@@ -258,7 +255,5 @@ def test_a_writer_that_stood_still_stops_when_another_took_over(two):
     assert one.daemon.wait(SECONDS_MAX) != 0
     one.daemon = None
     write(theirs, 'end')
-    other.unmount()
-    other.assert_clean()
-    mnt = other.mount()
+    mnt = other.remount(check=True)
     assert sorted(p.name for p in mnt.iterdir()) == ['after', 'before', 'end']

@@ -15,7 +15,8 @@ import pytest
 
 import conftest
 from calls import NOBODY, as_user, sync
-from test_roots import put_gradient, word
+from models import new_model
+from test_roots import put_gradient
 
 ELEMENTS = 1024
 SECONDS = 60  # of a test
@@ -82,13 +83,8 @@ sys.stdin.readline()
 @pytest.fixture
 def model(mnt):
     os.chmod(mnt, 0o777)
-    root = mnt / 'model'
-    root.mkdir()
-    word(root, 'dtype', 'f32')
-    (root / 'deep' / 'er').mkdir(parents=True)
-    for name in 'w', 'deep/v':
-        (root / name).write_bytes(bytes(4 * ELEMENTS))
-    word(root, 'optimizer', 'adamw lr=0.1')
+    root = new_model(mnt / 'model', 'adamw lr=0.1', **dict.fromkeys(('w', 'deep/v'), bytes(4 * ELEMENTS)))
+    (root / 'deep' / 'er').mkdir()
     for name in 'w', 'deep/v':
         put_gradient(root, name, np.ones(ELEMENTS, 'f4'))
     sync(root)

@@ -9,7 +9,7 @@ import tempfile
 
 import pytest
 
-from calls import WHITEOUT, rename
+from calls import WHITEOUT, rename, sync
 from conftest import SECONDS_MAX
 
 
@@ -99,8 +99,7 @@ def test_overlay_finds_its_layer_again(store, layers):
     lower, upper, point = layers
     change(point)
     unmount(point)
-    store.unmount()
-    store.mount()
+    store.remount()
     assert mount_overlay(lower, store.point, point).returncode == 0
     check(point)
 
@@ -110,10 +109,7 @@ def test_a_renamed_file_leaves_a_whiteout(store):
     (mnt / 'f').write_text('content')
     rename(mnt / 'f', mnt / 'g', WHITEOUT)
     assert is_whiteout(mnt / 'f') and (mnt / 'g').read_text() == 'content'
-    fd = os.open(mnt, os.O_RDONLY)
-    os.fsync(fd)
-    os.close(fd)
-    store.kill()
-    store.mount()
+    sync(mnt)
+    store.crash()
     assert is_whiteout(mnt / 'f') and stat.S_IMODE(os.lstat(mnt / 'f').st_mode) == 0
     assert sorted(os.listdir(mnt)) == ['f', 'g'] and (mnt / 'g').read_text() == 'content'

@@ -176,8 +176,7 @@ def test_words_survive_a_crash_and_an_abort_takes_them_back(store, root):
     word(root / 'norms', 'optimizer', 'lr=32')
     assert tell(root, 'abort') == 'ok'
     assert word(root / 'w', 'optimizer') == 'lr=4' and word(root / 'norms', 'optimizer') == 'lr=8'
-    store.kill()
-    store.mount()
+    store.crash()
     put_below(root, 'n')
     step(root)
     assert [values(root, x) for x in ('w', 'v', 'norms/n')] == [-4, -1, -8]
@@ -245,8 +244,7 @@ def test_ranges_of_elements_have_words_of_their_own(store, root):
     assert list(np.fromfile(root / 'w', 'f4')) == 7 * [-4] + [0] + (N - 9) * [-2] + [2]
     put_gradient(root, 'w')
     word(root / 'w', 'optimizer', '0:1 lr=100')  # for the next step
-    store.kill()
-    store.mount()
+    store.crash()
     assert word(root / 'w', 'optimizer') == words
     word(root / 'w', 'optimizer', '0:1 lr=0 7:8 missed=1')  # the others are as those of the root again
     step(root)

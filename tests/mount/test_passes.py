@@ -6,6 +6,7 @@ import time
 
 import pytest
 
+from calls import sync
 from conftest import MIB, wait_for
 
 DRAM = 64 * MIB
@@ -70,9 +71,7 @@ def test_an_idle_daemon_uses_no_processor(make_store):
     point = store.mount('commit=1')
     for n in range(20):
         (point / f'f{n}').write_bytes(b'x' * MIB)
-    fd = os.open(point, os.O_RDONLY)
-    os.fsync(fd)
-    os.close(fd)
+    sync(point)
 
     def is_idle():
         """Not while it does what the writes left, or frees what the kernel forgets."""

@@ -33,8 +33,7 @@ def test_a_step_without_a_read_or_write(passthrough_store, root):
         assert int(os.getxattr(root, 'user.hitrain.durable_step')) == 3
     os.close(ctl)
     os.close(top)
-    passthrough_store.kill()
-    passthrough_store.mount('passthrough=off')
+    passthrough_store.crash('passthrough=off')
     assert set(floats((root / 'w').read_bytes())) == {want}
 
 

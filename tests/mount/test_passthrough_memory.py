@@ -70,8 +70,7 @@ def test_mapping_lives_while_the_budget_is_pressed(passthrough_store, root):
         assert floats(m[:8]).tolist() == [0.0, 0.5] and floats(m[MIB:MIB + 8]).tolist() == [0.0, 0.5]
         m[8:12] = ONE
         command(root, 'commit')
-    passthrough_store.kill()
-    passthrough_store.mount('passthrough=off')
+    passthrough_store.crash('passthrough=off')
     assert floats((root / 'w').read_bytes()[:16]).tolist() == [0.0, 0.5, 1.0, 0.5]
 
 
@@ -128,8 +127,7 @@ def test_opening_again_reads_and_copies_nothing(passthrough_store, root, flags):
 
 
 def test_prefetch_opens_passthrough_memory(passthrough_store, root):
-    passthrough_store.unmount()
-    passthrough_store.mount('dram=48M', 'passthrough=16M')
+    passthrough_store.remount('dram=48M', 'passthrough=16M')
     command(root, 'prefetch w')
     used = stat(passthrough_store.point, 'passthrough_used_bytes')
     assert used == memory_of(passthrough_store.daemon) == -(-PARAM // 4096) * 4096
@@ -149,8 +147,7 @@ def test_prefetch_opens_passthrough_memory(passthrough_store, root):
 def test_prefetch_of_ordinary_files(passthrough_store):
     """Too large for the share, or open in the ordinary way: into the tier, as far as there is room."""
     model = make_model(passthrough_store.point, large=20 * MIB, open=2 * MIB)
-    passthrough_store.unmount()
-    passthrough_store.mount('dram=48M', 'passthrough=16M')
+    passthrough_store.remount('dram=48M', 'passthrough=16M')
     fd = os.open(model / 'open', os.O_RDONLY | os.O_DIRECT)
     for name, size in ('large', 20 * MIB), ('open', 2 * MIB):
         command(model, f'prefetch {name}')

@@ -103,9 +103,7 @@ def test_the_tier_of_a_directory_is_that_of_new_files(make_store):
 
 def test_an_abort_takes_a_pin_back(make_store):
     point = mount_with_model(make_store)
-    fd = os.open(point / 'model', os.O_RDONLY)
-    os.fsync(fd)
-    os.close(fd)
+    sync(point / 'model')
     word(point / 'model/w', 'pin', 'dram')
     read(point / 'model/w')
     assert figure(point, 'pinned_bytes') == 4 * MIB

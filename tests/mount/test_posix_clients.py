@@ -15,7 +15,7 @@ import time
 
 import pytest
 
-from calls import EXCHANGE, KEEP_SIZE, NOBODY, PUNCH, as_user, fails, fallocate, rename
+from calls import EXCHANGE, KEEP_SIZE, NOBODY, PUNCH, as_user, fails, fallocate, rename, run_threads, sync
 from conftest import MIB, SECONDS_MAX, wait_for
 
 F_OFD_SETLK, F_OFD_SETLKW, F_OFD_GETLK = 37, 38, 36
@@ -152,10 +152,7 @@ def test_one_of_many_creates_a_file(mnt):
             won.append(name)
     for i in range(100):
         threads = [threading.Thread(target=attempt, args=(f'lock{i}',)) for _ in range(4)]
-        for t in threads:
-            t.start()
-        for t in threads:
-            t.join(SECONDS_MAX)
+        run_threads(threads)
     assert sorted(won) == sorted(f'lock{i}' for i in range(100))
 
 
@@ -191,10 +188,7 @@ def test_everything_at_once_on_the_same_names(make_store, flags):
         except BaseException as e:  # noqa: B902 - shown by the test
             failed.append(e)
     threads = [threading.Thread(target=work, args=(seed,)) for seed in range(4)]
-    for t in threads:
-        t.start()
-    for t in threads:
-        t.join(SECONDS_MAX)
+    run_threads(threads)
     assert not failed
     for folder, dirs, files in os.walk(mnt):
         assert os.stat(folder).st_nlink == 2 + len([d for d in dirs if not os.path.islink(f'{folder}/{d}')])
@@ -311,12 +305,9 @@ def test_nothing_changes_on_a_read_only_mount(store):
     os.setxattr(mnt / 'model', 'user.hitrain.dtype', b'f32')
     os.setxattr(mnt / 'model', 'user.hitrain.optimizer', b'adamw')
     (mnt / 'model' / 'p').write_bytes(ONES)
-    fd = os.open(mnt / 'model', os.O_RDONLY)
-    os.fsync(fd)
-    os.close(fd)
+    sync(mnt / 'model')
     os.utime(mnt / 'f', ns=(1, 1))
-    store.unmount()
-    mnt = store.mount('ro')
+    mnt = store.remount('ro')
     before = os.stat(mnt / 'f')
     for attempt in (lambda: (mnt / 'new').touch(), lambda: open(mnt / 'f', 'r+b'), lambda: os.mkdir(mnt / 'new'),
                     lambda: os.symlink('x', mnt / 'new'), lambda: os.link(mnt / 'f', mnt / 'new'),

@@ -5,8 +5,9 @@ import mmap
 import os
 import random
 
-from calls import NOBODY, as_user, fails, tick
+from calls import NOBODY, as_user, fails, sync, tick
 from conftest import MIB
+from models import new_model
 
 
 def copy(source, target, length, at=0, to=0):
@@ -29,31 +30,26 @@ def available(mnt):
     return os.statvfs(mnt).f_bavail * 4096
 
 
-def sync(fd):
-    os.fsync(fd)
-
-
 def test_a_copy_takes_no_space(store):
     mnt, data = store.point, os.urandom(40 * MIB)
     (mnt / 'a').write_bytes(data)
     a, b = os.open(mnt / 'a', os.O_RDWR), os.open(mnt / 'b', os.O_RDWR | os.O_CREAT)
-    sync(a)
+    os.fsync(a)
     free = available(mnt)
     assert copy(a, b, len(data)) == len(data)
-    sync(b)
+    os.fsync(b)
     assert free - available(mnt) < MIB
     assert os.fstat(b).st_size == len(data) and os.pread(b, len(data), 0) == data
     os.pwrite(a, b'changed', 5 * MIB)
     os.pwrite(b, b'also', 9 * MIB)
-    sync(a)
-    sync(b)
+    os.fsync(a)
+    os.fsync(b)
     assert os.pread(b, 7, 5 * MIB) == data[5 * MIB:5 * MIB + 7] and os.pread(a, 4, 9 * MIB) == data[9 * MIB:9 * MIB + 4]
     assert free - available(mnt) < 2 * MIB
     os.unlink(mnt / 'a')
     os.close(a)
     os.close(b)
-    store.kill()
-    store.mount()
+    store.crash()
     assert (mnt / 'b').read_bytes() == data[:9 * MIB] + b'also' + data[9 * MIB + 4:]
 
 
@@ -147,24 +143,17 @@ def test_to_and_from_the_hidden_tree(mnt):
     with open(root / 'p', 'rb') as p, open(mnt / 'q', 'wb') as q:
         assert copy(p.fileno(), q.fileno(), 4096) == 4096
     assert (mnt / 'q').read_bytes() == (root / 'p').read_bytes() != b'\0\0\x80?' * 1024
-    fd = os.open(root, os.O_RDONLY)
-    os.fsync(fd)
-    os.close(fd)
+    sync(root)
 
 
 def test_into_and_out_of_models(store):
     mnt, data = store.point, os.urandom(3 * MIB)
-    root = mnt / 'model'
-    root.mkdir()
-    os.setxattr(root, 'user.hitrain.dtype', b'f32')
-    os.setxattr(root, 'user.hitrain.optimizer', b'adamw')
+    root = new_model(mnt / 'model', 'adamw')
     (mnt / 'a').write_bytes(data)
     for source, target in ((mnt / 'a', root / 'p'), (root / 'p', mnt / 'c'), (root / 'p', root / 'q')):
         with open(source, 'rb') as s, open(target, 'wb') as t:
             assert copy(s.fileno(), t.fileno(), len(data)) == len(data)
-    fd = os.open(mnt, os.O_RDONLY)
-    os.fsync(fd)
-    os.close(fd)
+    sync(mnt)
     with open(root / 'p', 'r+b') as p:
         p.write(b'later')
     (root / '.hitrain' / 'ctl').write_text('abort\n')
@@ -172,8 +161,7 @@ def test_into_and_out_of_models(store):
     with open(mnt / 'c', 'rb') as s, open(root / 'p', 'wb') as t:
         assert copy(s.fileno(), t.fileno(), len(data)) == len(data)
     (root / '.hitrain' / 'ctl').write_text('commit\n')
-    store.kill()
-    store.mount()
+    store.crash()
     assert (root / 'p').read_bytes() == (mnt / 'c').read_bytes() == (mnt / 'a').read_bytes() == data
 
 

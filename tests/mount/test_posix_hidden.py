@@ -9,6 +9,7 @@ import pytest
 
 from calls import NOBODY, as_user, fails, sync
 from conftest import SECONDS_MAX
+from models import new_model
 
 OTHER = 1234
 ONES = b'\0\0\x80?' * 1024
@@ -18,10 +19,7 @@ ONES = b'\0\0\x80?' * 1024
 def model(mnt):
     """A model of root's with a parameter p that has state."""
     os.chmod(mnt, 0o755)
-    root = mnt / 'model'
-    root.mkdir()
-    os.setxattr(root, 'user.hitrain.dtype', b'f32')
-    os.setxattr(root, 'user.hitrain.optimizer', b'adamw lr=0.5 weight_decay=0')
+    root = new_model(mnt / 'model', 'adamw lr=0.5 weight_decay=0')
     (root / 'p').write_bytes(ONES)
     (root / '.hitrain' / 'grad' / 'p').write_bytes(ONES)
     sync(root)

@@ -356,8 +356,7 @@ def test_file_handles_outlive_the_kernels_memory(store):
     os.rename(mnt / 'd', mnt / 'moved')
     for remount in (False, True):
         if remount:
-            store.unmount()
-            store.mount()
+            store.remount()
         fd = os.open(mnt, os.O_RDONLY)
         for p in ('d/e/f', '.', 'd/e', 'd'):
             drop_caches()
@@ -388,8 +387,7 @@ def test_a_handle_of_what_a_crash_took_opens_nothing_else(store):
     for i in range(50):
         (mnt / f'lost{i}').write_bytes(b'lost')
         handles.append(Handle(mnt / f'lost{i}'))
-    store.kill()
-    store.mount()
+    store.crash()
     for i in range(200):
         (mnt / f'secret{i}').write_bytes(b'secret')
     fd = os.open(mnt, os.O_RDONLY)

@@ -273,8 +273,7 @@ def test_a_full_store(make_store, tensors):
     for name in ('again', 'large', 'other'):
         os.truncate(mnt / name, 0)
     (mnt / 'more').write_bytes(b'm' * 10 * MIB)
-    store.unmount()
-    store.mount()
+    store.remount()
     assert (mnt / 'more').read_bytes() == b'm' * 10 * MIB and (mnt / 'new').read_bytes() == b'n' * 2 * MIB
 
 

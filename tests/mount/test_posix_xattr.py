@@ -125,8 +125,7 @@ def test_attributes_survive(store):
     values['user.1'] = b'shorter'
     os.removexattr(f, 'user.2')
     del values['user.2']
-    store.unmount()
-    store.mount()
+    store.remount()
     assert {name: os.getxattr(f, name) for name in os.listxattr(f)} == values
 
 
@@ -196,8 +195,7 @@ def test_default_lists_are_inherited(store):
     with fails(errno.EACCES):
         as_user(lambda: (d / 'o').read_bytes())
     lists = {p: getfacl(p) for p in (d, d / 'f', d / 'sub', d / 'o')}
-    store.unmount()
-    store.mount()
+    store.remount()
     assert {p: getfacl(p) for p in lists} == lists
     sh('setfacl', '-k', d)
     (d / 'plain').touch()

@@ -5,9 +5,9 @@ import json
 import os
 import struct
 
-import pytest
-
+from calls import refused
 from conftest import MIB, run, wait_for
+from models import word
 from slow import loop_device, slow_group
 
 READ_RATES, WRITE_RATES = ([f'{way}_{figure}' for figure in ('bytes_per_s', 'latency_ns', 'latency_p99_ns')]
@@ -15,18 +15,8 @@ READ_RATES, WRITE_RATES = ([f'{way}_{figure}' for figure in ('bytes_per_s', 'lat
 SLOW = 16 * MIB  # far below what any disk under the tests gives
 
 
-def word(path, name):
-    return os.getxattr(path, 'user.hitrain.' + name).decode()
-
-
 def set_word(path, name, value):
     os.setxattr(path, 'user.hitrain.' + name, value.encode())
-
-
-def refused(error, f, *args):
-    with pytest.raises(OSError) as e:
-        f(*args)
-    assert e.value.errno == error, e.value
 
 
 def device(mnt):
@@ -132,8 +122,7 @@ def test_the_budget_stays_and_the_warning_comes_once(make_store):
     refused(errno.ENODATA, word, mnt, 'endurance')
     set_word(mnt, 'endurance', '1.5T')
     assert word(mnt, 'endurance_bytes') == str(1536 << 30)
-    store.unmount()
-    mnt = store.mount()
+    mnt = store.remount()
     assert word(mnt, 'endurance_bytes') == str(1536 << 30)
     assert len(warnings(mnt)) == 0 and int(word(mnt, 'day_written_bytes')) < MIB, 'a day begins with the mount'
     assert f'hitrain_endurance_bytes {1536 << 30}\n' in (mnt / '.hitrain/stats').read_text()

@@ -12,6 +12,7 @@ import pytest
 
 from calls import fails
 from conftest import MIB, run, wait_for
+from models import new_model
 from passthrough import IOCTL_COMMAND
 from slow import loop_device, slow_group
 from test_steering import tell, word
@@ -47,10 +48,7 @@ def stat(root, name):
 
 
 def begin(store, *options):
-    root = store.mount(*options) / 'model'
-    root.mkdir()
-    word(root, 'dtype', 'f32')
-    word(root, 'optimizer', 'adamw lr=0.01 max_grad_norm=3 redo=on durable_every=100')
+    root = new_model(store.mount(*options) / 'model', 'adamw lr=0.01 max_grad_norm=3 redo=on durable_every=100')
     for name, n in ('large', LARGE), ('small', SMALL):
         (root / name).write_bytes(np.ones(n, np.float32).tobytes())
     (root / 'cursor').write_text('0')
@@ -61,9 +59,7 @@ def begin(store, *options):
 def step_beside(root, step):
     """Of another model, which the first of these makes."""
     if step == 1:
-        root.mkdir()
-        word(root, 'dtype', 'bf16')
-        word(root, 'optimizer', 'sgd lr=0.1 momentum=0.9 redo=on durable_every=4')
+        new_model(root, 'sgd lr=0.1 momentum=0.9 redo=on durable_every=4', 'bf16')
         (root / 'w').write_bytes(bytes(2 * SMALL))
     (root / '.hitrain/grad/w').write_bytes(np.full(SMALL, 0x3f00 + step, np.uint16).tobytes())
     assert tell(root, 'step') == 'ok'

@@ -11,6 +11,7 @@ import pytest
 import passthrough
 from calls import KEEP_SIZE, ZERO, as_user, fails, fallocate, settle
 from conftest import MIB
+from models import new_model
 from passthrough import passthrough_store  # noqa: F401 - a fixture
 from test_redo import available, stat
 from test_steering import tell, word
@@ -33,10 +34,7 @@ def make_model(mnt, words=REDO):
     os.chmod(mnt, 0o755)
     (mnt / 'public').mkdir(mode=0o777)
     os.chmod(mnt / 'public', 0o777)
-    root = mnt / 'model'
-    root.mkdir()
-    word(root, 'dtype', 'f32')
-    word(root, 'optimizer', words)
+    root = new_model(mnt / 'model', words)
     (root / 'w').write_bytes(np.ones(ELEMENTS, np.float32).tobytes())
     assert tell(root, 'commit') == 'ok'
     train(root, 1, STEPS)
@@ -126,10 +124,7 @@ def direct(fd, size, off=0):
 def little(make_store):
     """A store that is full but for steps for readers, of some 100 KiB."""
     store = make_store('64M')
-    root = store.mount('noatime') / 'model'
-    root.mkdir()
-    word(root, 'dtype', 'f32')
-    word(root, 'optimizer', REDO)
+    root = new_model(store.mount('noatime') / 'model', REDO)
     (root / 'w').write_bytes(bytes(8192))
     assert tell(root, 'commit') == 'ok'
     for step in range(12):

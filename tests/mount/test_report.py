@@ -15,6 +15,7 @@ import numpy
 import pytest
 
 from conftest import BIN, MIB, SECONDS_MAX, run
+from models import new_model
 
 LONG = bool(os.environ.get('HITRAIN_LONG'))
 
@@ -76,10 +77,7 @@ def of_children():
 @pytest.fixture
 def trained(store, tmp_path):
     """A mount with some steps, names that are no names, and losses."""
-    model = store.point / 'model'
-    model.mkdir()
-    os.setxattr(model, 'user.hitrain.dtype', b'f32')
-    os.setxattr(model, 'user.hitrain.optimizer', b'adamw lr=0.5')
+    model = new_model(store.point / 'model', 'adamw lr=0.5')
     for name in 'w', *NAMES:
         (model / name).write_bytes(bytes(MIB))
     for _ in range(4):
@@ -198,10 +196,7 @@ def test_a_store_with_very_many_tensors(make_store, tmp_path):
     files, trained = (1000000, 20000) if LONG else (4000, 1000)
     store = make_store('48G' if LONG else '1G')
     mnt = store.mount('dram=256M')
-    model = mnt / 'model'
-    model.mkdir()
-    os.setxattr(model, 'user.hitrain.dtype', b'f32')
-    os.setxattr(model, 'user.hitrain.optimizer', b'adamw lr=0.5')
+    model = new_model(mnt / 'model', 'adamw lr=0.5')
     before = processor(store.daemon.pid)
     for i in range(files):
         (model / f'layer{i}').write_bytes(bytes(64))

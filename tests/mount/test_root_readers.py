@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 
 from conftest import MIB, SECONDS_MAX, wait_for
+from models import new_model
 from test_roots import command, put_gradient, refused, sync, word
 
 ELEMENTS = MIB + 1000
@@ -25,10 +26,7 @@ ROUNDS = 4
 
 @pytest.fixture(params=[(), ('-s',)], ids=['threads', 'one-thread'])
 def root(make_store, request):
-    r = make_store().mount(flags=request.param) / 'model'
-    r.mkdir()
-    word(r, 'dtype', 'f32')
-    word(r, 'optimizer', 'sgd lr=1')
+    r = new_model(make_store().mount(flags=request.param) / 'model', 'sgd lr=1')
     return r
 
 

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from calls import settle, sync
+from models import new_model
 from test_roots import command, put_gradient, refused, word
 
 ELEMENTS = 1024
@@ -14,12 +15,7 @@ ELEMENTS = 1024
 
 @pytest.fixture
 def model(mnt):
-    m = mnt / 'model'
-    m.mkdir()
-    word(m, 'dtype', 'f32')
-    for name in 'w', 'v':
-        (m / name).write_bytes(bytes(4 * ELEMENTS))
-    word(m, 'optimizer', 'adamw lr=0.1')
+    m = new_model(mnt / 'model', 'adamw lr=0.1', w=bytes(4 * ELEMENTS), v=bytes(4 * ELEMENTS))
     step(m)
     return m
 
@@ -49,14 +45,11 @@ def test_an_open_parameter_that_is_removed_takes_its_state_along(store, model, c
         if crash:
             store.kill()
     if not crash:
-        store.unmount()
-        store.assert_clean()
+        store.unmount(check=True)
     store.mount()
     assert os.listdir(model) == ['v']
     step(model, ('v',))
-    store.unmount()
-    store.assert_clean()
-    store.mount()
+    store.remount(check=True)
 
 
 @pytest.mark.parametrize('crash', [False, True])
@@ -69,9 +62,7 @@ def test_a_mount_alone_ends_the_state_of_what_it_ends(store, model, crash):
     else:
         store.unmount()
     store.mount()
-    store.unmount()
-    store.assert_clean()
-    store.mount()
+    store.remount(check=True)
 
 
 # ------------------------------------------ a gradient open over everything
@@ -87,9 +78,7 @@ def test_a_gradient_that_is_open_over_unlink_commit_and_abort(store, model):
     assert os.listdir(model) == ['v']
     step(model, ('v',))
     assert objects(store) < before  # content and moments have gone completely
-    store.unmount()
-    store.assert_clean()
-    store.mount()
+    store.remount(check=True)
 
 
 # ---------------------------------------------------------------- the step

@@ -12,23 +12,12 @@ import threading
 import numpy as np
 import pytest
 
-from calls import settle, sync
+from calls import refused, run_threads, settle, sync
 from conftest import MIB, SECONDS_MAX, wait_for
+from models import new_model, word
 
 OPTIMIZER = 'adamw lr=0.01 beta1=0.9 beta2=0.999 eps=1e-8 weight_decay=0.1'
 NOBODY = 65534
-
-
-def word(path, name, value=None):
-    if value is None:
-        return os.getxattr(path, 'user.hitrain.' + name).decode()
-    os.setxattr(path, 'user.hitrain.' + name, value.encode())
-
-
-def refused(error, f, *args):
-    with pytest.raises(OSError) as e:
-        f(*args)
-    assert e.value.errno == error, os.strerror(e.value.errno)
 
 
 def command(root, *lines):
@@ -71,12 +60,7 @@ def near(a, b):
 
 @pytest.fixture
 def root(mnt):
-    r = mnt / 'model'
-    r.mkdir()
-    word(r, 'dtype', 'f32')
-    (r / 'w').write_bytes(random(1000, 1).tobytes())
-    (r / 'big').write_bytes(random(3 * MIB // 4 + 7, 2).tobytes())
-    word(r, 'optimizer', OPTIMIZER)
+    r = new_model(mnt / 'model', OPTIMIZER, w=random(1000, 1).tobytes(), big=random(3 * MIB // 4 + 7, 2).tobytes())
     return r
 
 
@@ -108,8 +92,7 @@ def test_committed_step_survives_kill_and_nothing_else(store, root):
     (root / 'rng').write_bytes(b'two')
     (root / 'extra').write_bytes(b'x')
     command(root, 'wait')
-    store.kill()
-    store.mount()
+    store.crash()
     assert word(root, 'step') == '1'
     assert near(np.fromfile(root / 'big', 'f4'), adamw(big, gs[:1]))
     assert (root / 'rng').read_bytes() == b'one' and not (root / 'extra').exists()
@@ -160,11 +143,7 @@ def test_bf16_parameter_keeps_a_master(mnt):
 
 
 def test_a_bf16_master_is_copied_after_its_parameter(mnt, tmp_path):
-    r = mnt / 'half'
-    r.mkdir()
-    word(r, 'dtype', 'bf16')
-    (r / 'p').write_bytes((random(300000, 1).view('u4') >> 16).astype('u2').tobytes())
-    word(r, 'optimizer', OPTIMIZER)
+    r = new_model(mnt / 'half', OPTIMIZER, 'bf16', p=(random(300000, 1).view('u4') >> 16).astype('u2').tobytes())
     state = r / '.hitrain/state/p'
 
     def step(seed):
@@ -191,10 +170,7 @@ def test_a_bf16_master_is_copied_after_its_parameter(mnt, tmp_path):
 
 
 def test_state_is_what_the_rule_keeps(mnt):
-    root = mnt / 'model'
-    root.mkdir()
-    word(root, 'dtype', 'f16')
-    word(root, 'optimizer', 'sgd lr=1 momentum=0.5')
+    root = new_model(mnt / 'model', 'sgd lr=1 momentum=0.5', 'f16')
     p, g = random(1000).astype('f2'), random(1000, 1).astype('f2')
     (root / 'p').write_bytes(p.tobytes())
     assert sorted(os.listdir(root / '.hitrain/state/p')) == ['master', 'momentum_buffer', 'step']
@@ -322,11 +298,7 @@ def test_one_worker_thread_does_not_block_itself(make_store):
         t.start()
     for step in range(5):
         writers = [threading.Thread(target=put_gradient, args=(r, f'p{i}', random(n, 100 * step + i))) for i in range(3)]
-        for t in writers:
-            t.start()
-        for t in writers:
-            t.join(SECONDS_MAX)
-            assert not t.is_alive()
+        run_threads(writers)
         sync(r)
     stop.set()
     for t in readers:
@@ -439,8 +411,7 @@ def test_step_without_durability(store, root):
         put_gradient(root, 'w', random(1000, i))
         assert command(root, 'step') == ['ok']
     assert (word(root, 'step'), word(root, 'durable_step')) == ('4', '3')
-    store.kill()
-    store.mount()
+    store.crash()
     assert (word(root, 'step'), word(root, 'durable_step')) == ('3', '3')
     assert near(np.fromfile(root / 'w', 'f4'), adamw(random(1000, 1), [random(1000, i) for i in range(3)]))
 

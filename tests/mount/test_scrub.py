@@ -93,8 +93,7 @@ def test_steps_beside_a_scrub_give_the_same_bits(make_store):
     end = finished(point)
     assert (end['state'], end['found']) == ('complete', 0)
     assert got == train(quiet.mount(), lambda step: step < steps)
-    busy.unmount()
-    busy.assert_clean()
+    busy.unmount(check=True)
 
 
 def test_what_is_bad_is_repaired_from_memory_or_told(make_store):

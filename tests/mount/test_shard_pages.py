@@ -10,6 +10,7 @@ import pytest
 
 from calls import fails, fuse_control, sync
 from conftest import MIB, SECONDS_MAX
+from models import new_model
 from test_roots import word
 
 SIZE = 16 * MIB
@@ -92,11 +93,7 @@ def abort_unless_ended(point):
 @pytest.mark.parametrize('program', [MAPPED, ASYNCHRONOUS], ids=['mapped', 'asynchronous'])
 def test_background_writes_of_a_shard_do_not_hang(store, program):
     """Every second page is changed: the kernel makes a request of each."""
-    root = store.point / 'model'
-    root.mkdir()
-    word(root, 'dtype', 'f32')
-    (root / 'w').write_bytes(bytes(SIZE))
-    word(root, 'optimizer', 'sgd lr=1')
+    root = new_model(store.point / 'model', 'sgd lr=1', w=bytes(SIZE))
     sync(root)
     with abort_unless_ended(store.point) as ended:
         child = subprocess.Popen([sys.executable, '-c', program, str(root), str(SIZE)])
@@ -113,11 +110,7 @@ def memory_of(process):
 
 
 def test_open_shards_share_their_lists_of_blocks(store):
-    root = store.point / 'model'
-    root.mkdir()
-    word(root, 'dtype', 'f32')
-    (root / 'w').write_bytes(bytes(MIB))
-    word(root, 'optimizer', 'sgd lr=1')
+    root = new_model(store.point / 'model', 'sgd lr=1', w=bytes(MIB))
     sync(root)
     os.truncate(root / 'w', 1 << 40)
     word(root, 'shards', '3 4 2')

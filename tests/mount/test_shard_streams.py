@@ -153,8 +153,7 @@ def test_a_rank_goes_on_with_the_same_bits(make_store):
     assert sender.wait(SECONDS_MAX) == 0 and done.returncode == 0, done.stderr
     for root in whole, b.point / 'next':
         step(root, 3)
-    b.kill()
-    b.mount()
+    b.crash()
     assert shards_of(b.point / 'next', 0, 1) == shards_of(whole, 0, 1)
 
 

@@ -319,8 +319,7 @@ def test_the_table_is_part_of_the_step(make_store):
                    lambda: os.setxattr(kept, 'user.hitrain.shards', b'2')):
         with fails(errno.EROFS):
             change()
-    store.kill()
-    store.mount()
+    store.crash()
     assert word(root, 'shards') == '4 3-1' and files(root) == step_of_three
     subprocess.run([BIN / 'hitrainctl', 'clone', root, 'four', store.point / 'copy'], check=True, timeout=SECONDS_MAX,
                    stdout=subprocess.DEVNULL)

@@ -125,13 +125,10 @@ def test_a_rollback_takes_all_back_for_every_reader(root, kept, store):
         assert (a.st_mode, a.st_mtime_ns, a.st_size) == (b.st_mode, b.st_mtime_ns, b.st_size), name
     step(root, 20)
     assert content(root) == two
-    store.kill()
-    store.mount()
+    store.crash()
     assert content(root) == two and content(kept) == one
     assert json.loads(run('hitrainctl', 'rollback', root, '1', '--json').stdout) == {'path': str(root), 'step': 1, 'name': '1'}
-    store.unmount()
-    store.assert_clean()
-    store.mount()
+    store.remount(check=True)
     assert content(root) == one
     step(root, 20)
     assert content(root) == two
@@ -165,16 +162,13 @@ def test_a_clone_trains_on_its_own(root, kept, store):
     step(place, 30)
     assert content(root) == two and listed(place) == []
     three, one = content(place), content(kept)
-    store.kill()
-    store.mount()
+    store.crash()
     assert content(place) == three and content(kept) == one and content(root) == two
     done = json.loads(run('hitrainctl', 'clone', root, '1', root.parent / 'second', '--json').stdout)
     assert done == {'path': str(root.parent / 'second'), 'of': str(root), 'step': 1}
     run('hitrainctl', 'forget', root, '1')
     assert content(root.parent / 'second') == one
-    store.unmount()
-    store.assert_clean()
-    store.mount()
+    store.remount(check=True)
     step(root.parent / 'second', 20)
     assert content(root.parent / 'second') == content(root) == two
 
@@ -273,8 +267,7 @@ def test_a_kept_step_stays_as_it_was(store, root):
     assert content(kept) == was and sorted(os.listdir(kept)) == ['deep', 'link', 'rng', 'w']
     assert os.listdir(kept / 'deep') == ['v'] and os.readlink(kept / 'link') == 'w' and (kept / 'link').read_bytes() == was['w']
     assert word(kept, 'step') == '1' and word(kept / 'w', 'dtype') == 'f32' and os.getxattr(kept / 'w', 'user.note') == b'mine'
-    store.kill()
-    store.mount()
+    store.crash()
     assert content(kept) == was and word(root, 'step') == '3'
 
 

@@ -109,8 +109,7 @@ def test_two_writers_and_a_reader(store, mode):
     assert reader.returncode == 0, err
     assert int(out) > 0 and {who for who, _ in told} == {'a', 'b'}
     assert len(assert_holds(path, told)) == len(told)
-    store.unmount()
-    store.mount()
+    store.remount()
     assert len(assert_holds(path, told)) == len(told)
     assert sorted(os.listdir(store.point)) == (['db', 'db-journal'] if mode in ('truncate', 'persist') else ['db'])
 
@@ -174,8 +173,7 @@ def test_mapped_database_of_large_pages(store):
     digest = other.execute('SELECT sum(n * length(content)), hex(max(content)) FROM t').fetchone()
     db.close()
     other.close()
-    store.unmount()
-    store.mount()
+    store.remount()
     db = sqlite3.connect(path)
     assert db.execute('SELECT sum(n * length(content)), hex(max(content)) FROM t').fetchone() == digest
     db.execute('VACUUM INTO ?', (str(store.point / 'copy'),))

@@ -14,15 +14,10 @@ import pytest
 
 from calls import as_user, fails, sync
 from conftest import BIN, wait_for
+from models import new_model, word
 
 SGD = 'sgd lr=1'
 N = 1000
-
-
-def word(path, name, value=None):
-    if value is None:
-        return os.getxattr(path, 'user.hitrain.' + name).decode()
-    os.setxattr(path, 'user.hitrain.' + name, value.encode())
 
 
 class Ctl:
@@ -61,11 +56,7 @@ def step_open(root):
 
 @pytest.fixture
 def root(mnt):
-    r = mnt / 'm'
-    r.mkdir()
-    word(r, 'dtype', 'f32')
-    (r / 'w').write_bytes(bytes(4 * N))
-    word(r, 'optimizer', SGD)
+    r = new_model(mnt / 'm', SGD, w=bytes(4 * N))
     sync(r)
     return r
 
@@ -84,11 +75,9 @@ def test_every_step_has_another_number(store, root):
         stats = (root / '.hitrain' / 'stats').read_text()
         assert re.search(r'^hitrain_step_open\{root="/m"\} 1$', stats, re.M)
         if end == 'umount':
-            store.unmount()
-            store.mount()
+            store.remount()
         elif end == 'kill':
-            store.kill()
-            store.mount()
+            store.crash()
         else:
             assert tell(root, end) == 'ok'
     assert step_open(root) == 0
@@ -318,8 +307,7 @@ def test_a_claim_is_not_in_the_way_of_an_unmount(store, root):
     put_gradient(root)
     assert holder('commit') == 'ok'
     holder.close()
-    store.unmount()
-    store.mount()
+    store.remount()
     assert word(root, 'step') == '1' and 'claimed_by' not in word(root, 'stats')
     assert tell(root, 'commit') == 'ok'
 
@@ -399,11 +387,7 @@ def test_the_model_roots_of_a_mount(root):
     mnt = root.parent
     assert json.loads(hitrainctl('roots', '--json', mnt)[1])['roots'] == [
         {'path': '/m', 'step': 0, 'durable_step': 0, 'open': False, 'parameters': 0}]
-    other = mnt / 'a "b"\\n\nc'
-    other.mkdir()
-    word(other, 'dtype', 'f32')
-    (other / 'w').write_bytes(bytes(4 * N))
-    word(other, 'optimizer', 'adamw max_grad_norm=100')
+    other = new_model(mnt / 'a "b"\\n\nc', 'adamw max_grad_norm=100', w=bytes(4 * N))
     put_gradient(other, value=2.0)
     assert tell(other, 'commit') == 'ok'
     put_gradient(other)

@@ -13,6 +13,7 @@ import pytest
 
 from calls import fails, sync
 from conftest import BIN, MIB, SECONDS_MAX, run, wait_for
+from models import new_model
 from test_roots import command, put_gradient, random, word
 from trees import ACL_FOLDER, describe, make_tree
 
@@ -30,14 +31,8 @@ def gradient(n, seed, dtype):
 
 
 def make_model(root, dtype='f32', elements=300_000):
-    root.mkdir()
-    word(root, 'dtype', dtype)
-    (root / 'deep').mkdir()
-    for i, name in enumerate(('w', 'deep/v')):
-        (root / name).write_bytes(gradient(elements, i, dtype).tobytes())
-    (root / 'rng').write_bytes(b'state of the generator')
-    word(root, 'optimizer', ADAMW)
-    return root
+    first, second = gradient(elements, 0, dtype).tobytes(), gradient(elements, 1, dtype).tobytes()
+    return new_model(root, ADAMW, dtype, **{'w': first, 'deep/v': second, 'rng': b'state of the generator'})
 
 
 def step(root, seed, dtype='f32', elements=300_000):
@@ -64,12 +59,6 @@ def receive(stream, path, **how):
 
 def digest(root, name):
     return json.loads(run('hitrainctl', 'verify', root, name, '--json').stdout)['digest']
-
-
-@pytest.fixture
-def stores(make_store):
-    pair = make_store(), make_store()
-    return pair, [s.mount() for s in pair]
 
 
 @pytest.mark.parametrize('dtype', ['f32', 'bf16'])
@@ -102,8 +91,7 @@ def test_a_received_step_survives_a_kill(stores):
     command(a / 'model', 'snapshot now')
     assert receive(send(a / 'model', 'now'), b / 'model').returncode == 0
     was = content(b / 'model', 'w', 'deep/v')
-    pair[1].kill()
-    pair[1].mount()
+    pair[1].crash()
     assert content(b / 'model', 'w', 'deep/v') == was and word(b / 'model', 'step') == '1'
 
 
@@ -299,8 +287,7 @@ def test_a_committed_step_without_its_name_is_removed(stores, stream, crash):
     subprocess.run([*killed, BIN / 'hitrainctl', 'receive', b / 'model'], input=send(root, 'x'), stdout=subprocess.DEVNULL,
                    stderr=subprocess.DEVNULL, timeout=SECONDS_MAX)
     if crash == 'daemon':
-        pair[1].kill()
-        pair[1].mount()
+        pair[1].crash()
     assert os.listdir(b) == left(b) and word(part(b), 'durable_step') == '0' and os.stat(part(b)).st_uid == NOBODY
     command(part(b), 'snapshot y')
     done = receive(stream, b / 'model')

@@ -133,8 +133,7 @@ def test_steps_beside_all_engines_have_the_same_bits(make_store):
         steps, got = train_beside_engines(point)
     finally:
         churn.end()
-    store.unmount()
-    store.assert_clean()
+    store.unmount(check=True)
     quiet = make_store('48M')
     prepare(quiet)
     trainer = Trainer(quiet.mount() / 'model')

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from conftest import MIB, SECONDS_MAX
+from models import new_model
 
 SECONDS = 20 if os.environ.get('HITRAIN_LONG') else 4
 N = 300_000  # elements: two chunks
@@ -78,14 +79,8 @@ def allowed(*errors):
 
 
 def make_root(mnt, parameters, **words):
-    root = mnt / 'root'
-    root.mkdir()
-    os.setxattr(root, 'user.hitrain.dtype', b'f32')
-    for i in range(parameters):
-        (root / f'p{i}').write_bytes(np.zeros(N, 'f4').tobytes())
     text = ' '.join(['adamw lr=1e-3', *(f'{k}={v}' for k, v in words.items())])
-    os.setxattr(root, 'user.hitrain.optimizer', text.encode())
-    return root
+    return new_model(mnt / 'root', text, **{f'p{i}': bytes(4 * N) for i in range(parameters)})
 
 
 @pytest.mark.parametrize('flags,partial', [((), 0), (('-s',), 0), (('-s',), 1), ((), 1)])

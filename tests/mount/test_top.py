@@ -13,7 +13,9 @@ import termios
 
 import pytest
 
+from calls import sync
 from conftest import BIN, SECONDS_MAX, run, wait_for
+from models import new_model
 
 ONES = b'\0\0\x80\x3f' * 1024
 
@@ -57,19 +59,14 @@ class Terminal:
 
 @pytest.fixture
 def model(mnt):
-    path = mnt / 'model'
-    path.mkdir()
-    os.setxattr(path, 'user.hitrain.dtype', b'f32')
-    os.setxattr(path, 'user.hitrain.optimizer', b'adamw lr=0.5')
+    path = new_model(mnt / 'model', 'adamw lr=0.5')
     (path / 'w').write_bytes(ONES)
     return path
 
 
 def step(model):
     (model / '.hitrain/grad/w').write_bytes(ONES)
-    fd = os.open(model, os.O_RDONLY)
-    os.fsync(fd)
-    os.close(fd)
+    sync(model)
 
 
 def test_once_as_json_and_as_text(mnt, model):
