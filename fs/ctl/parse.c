@@ -165,69 +165,6 @@ int ht_parse_members(const char *text, size_t len, uint64_t *out_elements)
     return at ? 0 : -EINVAL;
 }
 
-enum argument {
-    ARG_NONE,
-    ARG_OPTIONAL,
-    ARG_REQUIRED,
-    ARG_START_STOP,
-    ARG_PAUSE,
-    ARG_CONDITION,
-    ARG_STEP,
-    ARG_COMMIT,
-    ARG_CLAIM,
-    ARG_NEW_STEP,
-    ARG_KEPT_STEP,
-    ARG_ONE_STEP,
-    ARG_CLONE,
-    ARG_CLONE_IN,
-    ARG_DECIDE
-};
-static const char *const takes[] = {
-    [ARG_NONE] = "no argument",
-    [ARG_OPTIONAL] = "the path of a file or nothing",
-    [ARG_REQUIRED] = "the path of a file",
-    [ARG_START_STOP] = "start or stop",
-    [ARG_PAUSE] = "pause or resume, and maybe engine=NAME",
-    [ARG_CONDITION] = "nothing, or if=N with the number of " HT_XATTR_PREFIX "step_open",
-    [ARG_STEP] = "async, if=N with the number of " HT_XATTR_PREFIX "step_open, both, or nothing",
-    [ARG_COMMIT] = "full, if=N with the number of " HT_XATTR_PREFIX "step_open, both, or nothing",
-    [ARG_NEW_STEP] = "a name of 1 to 64 letters, digits and . _ : -, or nothing",
-    [ARG_KEPT_STEP] = "the number or name of a kept step, or * for all",
-    [ARG_ONE_STEP] = "the number or name of a kept step",
-    [ARG_CLONE] = "the number or name of a kept step, and the path of a new directory below the mount's root",
-    [ARG_CLONE_IN] = "an inode number, the number or name of a kept step, and the path of a new directory",
-    [ARG_DECIDE] = "144 hexadecimal digits from the summary of a logged step, and the path of a file",
-    [ARG_CLAIM] = "NAME or NAME takeover=OLDNAME, each of 1 to 64 letters, digits and . _ : -",
-};
-
-static const struct word {
-    const char *word;
-    enum ht_command_id id;
-    enum argument argument;
-    bool takes_turn; /* one at a time on a root */
-} commands[] = {
-    {"apply", HT_COMMAND_APPLY, ARG_REQUIRED, false},
-    {"wait", HT_COMMAND_WAIT, ARG_OPTIONAL, false},
-    {"step", HT_COMMAND_STEP, ARG_STEP, true},
-    {"commit", HT_COMMAND_COMMIT, ARG_COMMIT, true},
-    {"abort", HT_COMMAND_ABORT, ARG_CONDITION, true},
-    {"reset", HT_COMMAND_RESET, ARG_REQUIRED, true},
-    {"prefetch", HT_COMMAND_PREFETCH, ARG_REQUIRED, false},
-    {"evict", HT_COMMAND_EVICT, ARG_REQUIRED, false},
-    {"scrub", HT_COMMAND_SCRUB, ARG_START_STOP, false},
-    {"trim", HT_COMMAND_TRIM, ARG_NONE, false},
-    {"background", HT_COMMAND_BACKGROUND, ARG_PAUSE, false},
-    {"snapshot", HT_COMMAND_SNAPSHOT, ARG_NEW_STEP, true},
-    {"forget", HT_COMMAND_FORGET, ARG_KEPT_STEP, true},
-    {"rollback", HT_COMMAND_ROLLBACK, ARG_ONE_STEP, true},
-    {"clone", HT_COMMAND_CLONE, ARG_CLONE, true},
-    {"clone_in", HT_COMMAND_CLONE, ARG_CLONE_IN, true},
-    {"decide", HT_COMMAND_DECIDE, ARG_DECIDE, true},
-    {"claim", HT_COMMAND_CLAIM, ARG_CLAIM, true},
-    {"unclaim", HT_COMMAND_UNCLAIM, ARG_NONE, false},
-    {"drop", HT_COMMAND_DROP, ARG_REQUIRED, true},
-};
-
 static bool is_blank(char c)
 {
     return c == ' ' || c == '\t' || c == '\r';
@@ -249,56 +186,44 @@ static const char *skip_blanks(const char *at, const char *end)
 }
 
 /* The rest of a text after a prefix, or NULL. */
-static const char *behind(const char *text, size_t len, const char *prefix)
+static const char *behind(const char *at, const char *end, const char *prefix)
 {
     size_t n = strlen(prefix);
 
-    return len >= n && memcmp(text, prefix, n) == 0 ? text + n : NULL;
+    return (size_t)(end - at) >= n && memcmp(at, prefix, n) == 0 ? at + n : NULL;
 }
 
-static bool take_condition(const char *text, size_t len, struct ht_command *out)
+static bool is_text(const char *at, const char *end, const char *word)
 {
-    const char *number = behind(text, len, "if=");
-
-    if (len == 0)
-        return true;
-    out->conditional = true;
-    return number && ht_parse_u64(number, (size_t)(text + len - number), &out->step_open) == 0;
+    return is_word(at, (size_t)(end - at), word);
 }
 
-/* A condition, and the word that sets flag: in any order, each once. */
-static bool take_words(const char *text, size_t len, const char *name, bool *flag, struct ht_command *out)
-{
-    for (const char *end = text + len, *at = text; at < end;) {
-        const char *word = at;
-        at = end_of_word(at, end);
-        bool named = is_word(word, (size_t)(at - word), name);
-        if (named ? *flag : out->conditional || !take_condition(word, (size_t)(at - word), out))
-            return false;
-        *flag |= named;
-        at = skip_blanks(at, end);
-    }
-    return true;
-}
-
-static bool take_name(const char *text, size_t len, char out[HT_CLAIM_NAME_MAX + 1])
+static bool copy_name(const char *at, const char *end, char out[HT_CLAIM_NAME_MAX + 1])
 {
     static const char allowed[] = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789._:-";
+    size_t len = (size_t)(end - at);
 
     if (len == 0 || len > HT_CLAIM_NAME_MAX)
         return false;
-    memcpy(out, text, len);
+    memcpy(out, at, len);
     out[len] = 0;
     return strspn(out, allowed) == len;
 }
 
 /* Nothing, or a name behind this prefix. */
-static bool take_option(const char *at, const char *end, const char *prefix, char out[HT_CLAIM_NAME_MAX + 1])
+static bool copy_option(const char *at, const char *end, const char *prefix, char out[HT_CLAIM_NAME_MAX + 1])
 {
     at = skip_blanks(at, end);
-    const char *name = behind(at, (size_t)(end - at), prefix);
+    const char *name = behind(at, end, prefix);
 
-    return at == end || (name && take_name(name, (size_t)(end - name), out));
+    return at == end || (name && copy_name(name, end, out));
+}
+
+/* ------------------------------------------- arguments; false: it is none of this kind */
+
+static bool take_nothing(const char *at, const char *end, struct ht_command *out)
+{
+    return at == end;
 }
 
 /* The rest of the line is a path: it may have blanks. */
@@ -309,48 +234,98 @@ static bool take_path(const char *at, const char *end, struct ht_command *out)
     return out->path_len;
 }
 
-static bool take_claim(const char *text, size_t len, struct ht_command *out)
+static bool take_path_or_nothing(const char *at, const char *end, struct ht_command *out)
 {
-    const char *end = text + len, *at = end_of_word(text, end);
+    return take_path(at, end, out) || at == end;
+}
 
-    return take_name(text, (size_t)(at - text), out->name) && take_option(at, end, "takeover=", out->takeover);
+/* The verb becomes the path. */
+static bool take_start_or_stop(const char *at, const char *end, struct ht_command *out)
+{
+    return take_path(at, end, out) && (is_text(at, end, "start") || is_text(at, end, "stop"));
 }
 
 /* The verb becomes the path, and the engine the name. */
-static bool take_pause(const char *text, size_t len, struct ht_command *out)
+static bool take_pause(const char *at, const char *end, struct ht_command *out)
 {
-    const char *end = text + len, *at = end_of_word(text, end);
+    const char *stop = end_of_word(at, end);
 
-    out->path = text;
-    out->path_len = (size_t)(at - text);
-    return (is_word(text, out->path_len, "pause") || is_word(text, out->path_len, "resume")) &&
-        take_option(at, end, "engine=", out->name);
+    return take_path(at, stop, out) && (is_text(at, stop, "pause") || is_text(at, stop, "resume")) &&
+        copy_option(stop, end, "engine=", out->name);
 }
 
-static bool take_kept(const char *text, size_t len, struct ht_command *out)
+static bool take_condition(const char *at, const char *end, struct ht_command *out)
 {
-    if (!is_word(text, len, "*"))
-        return take_name(text, len, out->name);
+    const char *number = behind(at, end, "if=");
+
+    if (at == end)
+        return true;
+    out->conditional = true;
+    return number && ht_parse_u64(number, (size_t)(end - number), &out->step_open) == 0;
+}
+
+/* A condition, and the word that sets flag: in any order, each once. */
+static bool take_words(const char *at, const char *end, const char *name, bool *flag, struct ht_command *out)
+{
+    for (const char *stop; at < end; at = skip_blanks(stop, end)) {
+        stop = end_of_word(at, end);
+        bool named = is_text(at, stop, name);
+        if (named ? *flag : out->conditional || !take_condition(at, stop, out))
+            return false;
+        *flag |= named;
+    }
+    return true;
+}
+
+static bool take_step(const char *at, const char *end, struct ht_command *out)
+{
+    return take_words(at, end, "async", &out->async, out);
+}
+
+static bool take_commit(const char *at, const char *end, struct ht_command *out)
+{
+    return take_words(at, end, "full", &out->full, out);
+}
+
+static bool take_name(const char *at, const char *end, struct ht_command *out)
+{
+    return copy_name(at, end, out->name);
+}
+
+static bool take_name_or_nothing(const char *at, const char *end, struct ht_command *out)
+{
+    return at == end || take_name(at, end, out);
+}
+
+static bool take_name_or_all(const char *at, const char *end, struct ht_command *out)
+{
+    if (!is_text(at, end, "*"))
+        return take_name(at, end, out);
     memcpy(out->name, "*", sizeof("*"));
     return true;
 }
 
-static bool take_clone(const char *text, size_t len, struct ht_command *out)
+static bool take_claim(const char *at, const char *end, struct ht_command *out)
 {
-    const char *end = text + len, *at = end_of_word(text, end);
+    const char *stop = end_of_word(at, end);
 
-    return take_name(text, (size_t)(at - text), out->name) && take_path(at, end, out);
+    return take_name(at, stop, out) && copy_option(stop, end, "takeover=", out->takeover);
+}
+
+static bool take_clone(const char *at, const char *end, struct ht_command *out)
+{
+    const char *stop = end_of_word(at, end);
+
+    return take_name(at, stop, out) && take_path(stop, end, out);
 }
 
 /* The number of the directory comes first. An older store knows no such command, and makes nothing. */
-static bool take_clone_in(const char *text, size_t len, struct ht_command *out)
+static bool take_clone_in(const char *at, const char *end, struct ht_command *out)
 {
-    const char *end = text + len, *at = end_of_word(text, end);
+    const char *stop = end_of_word(at, end);
 
-    if (ht_parse_u64(text, (size_t)(at - text), &out->inside) || !out->inside)
-        return false;
-    at = skip_blanks(at, end);
-    return take_clone(at, (size_t)(end - at), out);
+    return ht_parse_u64(at, (size_t)(stop - at), &out->inside) == 0 && out->inside &&
+        take_clone(skip_blanks(stop, end), end, out);
 }
 
 static int digit(char c)
@@ -358,59 +333,58 @@ static int digit(char c)
     return c >= '0' && c <= '9' ? c - '0' : c >= 'a' && c <= 'f' ? c - 'a' + 10 : -1;
 }
 
-static bool take_decision(const char *text, size_t len, struct ht_command *out)
+static bool take_decision(const char *at, const char *end, struct ht_command *out)
 {
-    const char *end = text + len, *at = end_of_word(text, end);
+    const char *stop = end_of_word(at, end);
 
-    if (at - text != 2 * HT_DECISION_BYTES)
+    if (stop - at != 2 * HT_DECISION_BYTES)
         return false;
     for (size_t i = 0; i < HT_DECISION_BYTES; i++) {
-        int high = digit(text[2 * i]), low = digit(text[2 * i + 1]);
+        int high = digit(at[2 * i]), low = digit(at[2 * i + 1]);
         if (high < 0 || low < 0)
             return false;
         out->numbers[i] = (uint8_t)(high << 4 | low);
     }
-    return take_path(at, end, out);
+    return take_path(stop, end, out);
 }
 
-/* False: it is no argument of this kind. */
-static bool take_argument(enum argument kind, const char *text, size_t len, struct ht_command *out)
-{
-    switch (kind) {
-    case ARG_NONE:
-        return len == 0;
-    case ARG_CONDITION:
-        return take_condition(text, len, out);
-    case ARG_STEP:
-        return take_words(text, len, "async", &out->async, out);
-    case ARG_COMMIT:
-        return take_words(text, len, "full", &out->full, out);
-    case ARG_CLAIM:
-        return take_claim(text, len, out);
-    case ARG_NEW_STEP:
-        return len == 0 || take_name(text, len, out->name);
-    case ARG_KEPT_STEP:
-        return take_kept(text, len, out);
-    case ARG_ONE_STEP:
-        return take_name(text, len, out->name);
-    case ARG_CLONE:
-        return take_clone(text, len, out);
-    case ARG_CLONE_IN:
-        return take_clone_in(text, len, out);
-    case ARG_PAUSE:
-        return take_pause(text, len, out);
-    case ARG_DECIDE:
-        return take_decision(text, len, out);
-    case ARG_REQUIRED:
-    case ARG_OPTIONAL:
-    case ARG_START_STOP:
-        out->path = text;
-        out->path_len = len;
-        return kind == ARG_OPTIONAL ||
-            (kind == ARG_REQUIRED ? len != 0 : is_word(text, len, "start") || is_word(text, len, "stop"));
-    }
-    return false;
-}
+#define NOTHING take_nothing, "no argument"
+#define PATH take_path, "the path of a file"
+#define OPEN_STEP "if=N with the number of " HT_XATTR_PREFIX "step_open"
+
+static const struct word {
+    const char *word;
+    enum ht_command_id id;
+    bool takes_turn; /* one at a time on a root */
+    bool (*take)(const char *at, const char *end, struct ht_command *out);
+    const char *takes;
+} commands[] = {
+    {"apply", HT_COMMAND_APPLY, false, PATH},
+    {"wait", HT_COMMAND_WAIT, false, take_path_or_nothing, "the path of a file or nothing"},
+    {"step", HT_COMMAND_STEP, true, take_step, "async, " OPEN_STEP ", both, or nothing"},
+    {"commit", HT_COMMAND_COMMIT, true, take_commit, "full, " OPEN_STEP ", both, or nothing"},
+    {"abort", HT_COMMAND_ABORT, true, take_condition, "nothing, or " OPEN_STEP},
+    {"reset", HT_COMMAND_RESET, true, PATH},
+    {"prefetch", HT_COMMAND_PREFETCH, false, PATH},
+    {"evict", HT_COMMAND_EVICT, false, PATH},
+    {"scrub", HT_COMMAND_SCRUB, false, take_start_or_stop, "start or stop"},
+    {"trim", HT_COMMAND_TRIM, false, NOTHING},
+    {"background", HT_COMMAND_BACKGROUND, false, take_pause, "pause or resume, and maybe engine=NAME"},
+    {"snapshot", HT_COMMAND_SNAPSHOT, true, take_name_or_nothing,
+     "a name of 1 to 64 letters, digits and . _ : -, or nothing"},
+    {"forget", HT_COMMAND_FORGET, true, take_name_or_all, "the number or name of a kept step, or * for all"},
+    {"rollback", HT_COMMAND_ROLLBACK, true, take_name, "the number or name of a kept step"},
+    {"clone", HT_COMMAND_CLONE, true, take_clone,
+     "the number or name of a kept step, and the path of a new directory below the mount's root"},
+    {"clone_in", HT_COMMAND_CLONE, true, take_clone_in,
+     "an inode number, the number or name of a kept step, and the path of a new directory"},
+    {"decide", HT_COMMAND_DECIDE, true, take_decision,
+     "144 hexadecimal digits from the summary of a logged step, and the path of a file"},
+    {"claim", HT_COMMAND_CLAIM, true, take_claim,
+     "NAME or NAME takeover=OLDNAME, each of 1 to 64 letters, digits and . _ : -"},
+    {"unclaim", HT_COMMAND_UNCLAIM, false, NOTHING},
+    {"drop", HT_COMMAND_DROP, true, PATH},
+};
 
 static int unknown_command(const char *word, size_t len, char err[HT_CTL_ERROR_MAX])
 {
@@ -448,8 +422,8 @@ int ht_parse_command(const char *line, size_t len, struct ht_command *out, char 
     if (!w)
         return unknown_command(line, (size_t)(at - line), err);
     at = skip_blanks(at, line + len);
-    if (!take_argument(w->argument, at, (size_t)(line + len - at), out)) {
-        snprintf(err, HT_CTL_ERROR_MAX, "'%s' takes %s", w->word, takes[w->argument]);
+    if (!w->take(at, line + len, out)) {
+        snprintf(err, HT_CTL_ERROR_MAX, "'%s' takes %s", w->word, w->takes);
         return -EINVAL;
     }
     out->id = w->id;
