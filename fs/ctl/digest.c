@@ -223,21 +223,6 @@ static int put_attributes(struct walk *k, uint64_t ino)
 
 /* ------------------------------------------------------------------ content */
 
-static bool is_zero(const uint8_t *p, size_t n)
-{
-    return n == 0 || (p[0] == 0 && memcmp(p, p + 1, n - 1) == 0);
-}
-
-static int put_block(struct walk *k, size_t len)
-{
-    if (!is_zero(k->block, len)) {
-        struct ht_hash128 sum = ht_hash128(k->block, len);
-        ht_digest_put_block(&k->digest, k->at / HT_DIGEST_BLOCK_BYTES, &sum);
-    }
-    k->at += len;
-    return 0;
-}
-
 /* Past a hole, to the block with the next data. */
 static int skip_hole(struct walk *k, struct ht_obj *obj)
 {
@@ -252,57 +237,55 @@ static int skip_hole(struct walk *k, struct ht_obj *obj)
     return 0;
 }
 
-static ssize_t read_file(struct walk *k, size_t len)
+static size_t block_bytes(const struct walk *k)
+{
+    return ht_min_u64(HT_DIGEST_BLOCK_BYTES, k->size - k->at);
+}
+
+static ssize_t read_file(struct walk *k)
 {
     struct ht_obj *obj;
     ssize_t n = ht_ns_open(k->c->ns, k->ino, &obj);
 
     if (n < 0)
         return n;
-    n = ht_obj_read(obj, k->at, k->block, len);
+    n = skip_hole(k, obj);
+    if (n == 0)
+        n = ht_obj_read(obj, k->at, k->block, block_bytes(k));
     ht_ns_close(k->c->ns, k->ino);
     return n;
 }
 
-static ssize_t read_state(struct walk *k, size_t len)
+static ssize_t read_state(struct walk *k)
 {
     struct ht_param_desc desc;
     ssize_t n = ht_ctl_describe(k->c, k->ino, &desc);
 
     if (n < 0)
         return n;
-    n = ht_optim_state_read(k->c->optim, &desc, k->state, k->at, k->block, len);
+    n = ht_optim_state_read(k->c->optim, &desc, k->state, k->at, k->block, block_bytes(k));
     ht_ns_close(k->c->ns, k->ino);
     return n;
-}
-
-static int find_data(struct walk *k)
-{
-    struct ht_obj *obj;
-    int rc = ht_ns_open(k->c->ns, k->ino, &obj);
-
-    if (rc)
-        return rc;
-    rc = skip_hole(k, obj);
-    ht_ns_close(k->c->ns, k->ino);
-    return rc;
 }
 
 /* The next block of the present file or state. */
 static int read_block(struct walk *k, struct ht_budget *b)
 {
-    int rc = k->state ? 0 : find_data(k);
-    size_t len = ht_min_u64(HT_DIGEST_BLOCK_BYTES, k->size - k->at);
-    ssize_t n;
+    ssize_t n = k->state ? read_state(k) : read_file(k);
+    size_t len = block_bytes(k);
 
-    if (rc || len == 0)
-        return rc;
-    n = k->state ? read_state(k, len) : read_file(k, len);
     if (n < 0)
         return (int)n;
     b->bytes += len;
     k->c->digests->left_bytes -= ht_min_u64(len, k->c->digests->left_bytes);
-    return (size_t)n == len ? put_block(k, len) : -ESTALE;
+    if ((size_t)n != len)
+        return -ESTALE;
+    if (!ht_is_zero(k->block, len)) {
+        struct ht_hash128 sum = ht_hash128(k->block, len);
+        ht_digest_put_block(&k->digest, k->at / HT_DIGEST_BLOCK_BYTES, &sum);
+    }
+    k->at += len;
+    return 0;
 }
 
 /* Its state has files with names of their own: those that have bytes are parts of the step. */

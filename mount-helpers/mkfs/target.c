@@ -157,11 +157,6 @@ static void describe_store(struct ht_mkfs_target *t, int rc, const struct ht_sup
     t->held_something = true;
 }
 
-static bool is_zero(const uint8_t *p, size_t n)
-{
-    return n == 0 || (p[0] == 0 && memcmp(p, p + 1, n - 1) == 0);
-}
-
 static int find_bytes(struct ht_mkfs_target *t)
 {
     size_t n = (size_t)ht_min_u64(ht_dev_size(t->dev), LOOKED_AT_BYTES) / HT_BLOCK_BYTES * HT_BLOCK_BYTES;
@@ -173,7 +168,7 @@ static int find_bytes(struct ht_mkfs_target *t)
     if (posix_memalign(&buf, HT_BLOCK_BYTES, n) != 0)
         return -ENOMEM;
     rc = ht_dev_read(t->dev, 0, buf, n);
-    if (rc == 0 && !is_zero(buf, n)) {
+    if (rc == 0 && !ht_is_zero(buf, n)) {
         snprintf(t->found, sizeof(t->found), "data of a kind that is not known");
         t->held_something = true;
     }

@@ -47,6 +47,11 @@ static inline uint64_t ht_round_up(uint64_t n, uint64_t align)
     return (n + align - 1) & ~(align - 1);
 }
 
+static inline bool ht_is_zero(const uint8_t *p, size_t n)
+{
+    return n == 0 || (p[0] == 0 && memcmp(p, p + 1, n - 1) == 0);
+}
+
 /* Monotonic clock, nanoseconds. */
 uint64_t ht_now_ns(void);
 /* Processor time of the calling thread, nanoseconds. */

@@ -27,18 +27,13 @@ enum {
 #define PAUSE_NS_MAX UINT64_C(60000000000)
 #define PAUSE_NS_MAX_PER_GIB UINT64_C(20000000000) /* if that is more: a two hundredth of a processor */
 
-static bool all_zero(const uint8_t *p, size_t n)
-{
-    return n == 0 || (p[0] == 0 && memcmp(p, p + 1, n - 1) == 0);
-}
-
 /* Has the image the bytes of ref (NULL: a hole)? Chunk held. */
 static bool unchanged(const struct ht_store *s, const struct ht_ref *ref, const uint8_t *data, uint32_t len)
 {
     if (!ref)
-        return all_zero(data, len);
+        return ht_is_zero(data, len);
     return ht_ref_has_checksum_of(ref, ref->visible) && ref->visible <= len && ht_ref_matches(s, ref, data) &&
-        all_zero(data + ref->visible, len - ref->visible);
+        ht_is_zero(data + ref->visible, len - ref->visible);
 }
 
 /*
