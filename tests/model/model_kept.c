@@ -200,7 +200,7 @@ static void op_given_up(struct work *w, unsigned r)
 
     gradients(w, ino, 77);
     if (rnd_below(&w->rnd, 2))
-        ck_assert_int_ge(ht_writeback_now(w->k.store), 0);
+        ck_assert_int_ge(background_clean(w->k.store), 0);
     ck_assert_int_eq(ht_optim_abort(w->k.optim, ino), 0);
 }
 
@@ -301,7 +301,7 @@ static void op_background(struct work *w)
         ck_assert_int_eq(background_compact(w->k.store), 0);
         break;
     default:
-        ck_assert_int_ge(ht_writeback_now(w->k.store), 0);
+        ck_assert_int_ge(background_clean(w->k.store), 0);
     }
 }
 

@@ -8,6 +8,14 @@
 #include "tiering/engine/engine_priv.h"
 #include "tiering/object/context.h"
 
+/* Cleans some dirty images, as memory pressure does. How many, or the error if none could be. */
+static inline int background_clean(struct ht_store *s)
+{
+    enum { BATCH = 16 };
+
+    return ht_writeback_some(s, BATCH, HT_CLEAN_ANY, HT_NUMA_INDEX_ANY);
+}
+
 /* What engines wait for is due. */
 static inline void background_let_time_pass(struct ht_store *s)
 {

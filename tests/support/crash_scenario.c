@@ -686,7 +686,7 @@ uint64_t scenario_discard(struct crash_scenario *s)
 
 void scenario_writeback(struct crash_scenario *s)
 {
-    ck_assert_int_ge(ht_writeback_now(s->k.store), 0);
+    ck_assert_int_ge(background_clean(s->k.store), 0);
 }
 
 void scenario_remount(struct crash_scenario *s, bool clean)

@@ -592,7 +592,7 @@ void engine_step(struct engine *e)
     else if (kind == 5 && rnd_below(&e->rnd, 3) == 0)
         MUST(ht_store_checkpoint(e->s) == 0);
     else if (kind == 6)
-        MUST(ht_writeback_now(e->s) >= 0);
+        MUST(background_clean(e->s) >= 0);
     else if (kind == 7)
         op_background(e);
     else

@@ -157,11 +157,6 @@ int ht_store_commit(struct ht_store *s) HT_MUST_CHECK;
 int ht_store_make_space(struct ht_store *s, bool again) HT_MUST_CHECK;
 /* Bytes that participants could give up. */
 uint64_t ht_store_could_give(struct ht_store *s);
-/*
- * Clean some dirty images, as memory pressure does. Returns how many were cleaned, or the
- * error if none could be. WAITS.
- */
-int ht_writeback_now(struct ht_store *s) HT_MUST_CHECK;
 /* With no_threads: makes all due readahead now. WAITS. */
 void ht_store_readahead(struct ht_store *s);
 /* With no_threads: makes a plan now if there is none, or ends a wrong one. */

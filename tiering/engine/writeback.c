@@ -19,7 +19,6 @@
 #include "tiering/engine/engine_priv.h"
 
 enum {
-    BATCH = 16,
     ALONE = 8,
     FAILED_MAX = 16,
     TRIED_MAX = 256,
@@ -119,11 +118,6 @@ int ht_writeback_some(struct ht_store *s, unsigned most, enum ht_clean whom, int
 int ht_writeback_make_room(struct ht_store *s)
 {
     return ht_writeback_some(s, s->opts.no_threads ? ALONE : 1, HT_CLEAN_ANY, HT_NUMA_INDEX_ANY);
-}
-
-int ht_writeback_now(struct ht_store *s)
-{
-    return ht_writeback_some(s, BATCH, HT_CLEAN_ANY, HT_NUMA_INDEX_ANY);
 }
 
 /* ------------------------------------------------------------------ engine */

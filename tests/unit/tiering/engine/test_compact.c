@@ -248,7 +248,7 @@ static struct ht_obj *fill_with_blocks(uint64_t *out_chunks)
     while (ht_obj_write(o, n * SMALL, block, sizeof(block)) == sizeof(block))
         n++;
     while (stats().dram_dirty_bytes)
-        ck_assert_int_gt(ht_writeback_now(s), 0);
+        ck_assert_int_gt(background_clean(s), 0);
     *out_chunks = n;
     return o;
 }

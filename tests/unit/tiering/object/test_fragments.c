@@ -17,7 +17,7 @@ static void fill_with_pieces(void)
     while (ht_obj_write(comb, n * SMALL, block, sizeof(block)) == sizeof(block))
         n++;
     while (stats().dram_dirty_bytes)
-        ck_assert_int_gt(ht_writeback_now(s), 0);
+        ck_assert_int_gt(background_clean(s), 0);
     for (uint64_t i = 0; i < n; i += 2)
         ht_obj_scratch_drop(comb, i, 1);
 }

@@ -320,7 +320,7 @@ TEST(unseen_stores_beside_writes_are_found)
 static void fill(struct ht_obj *o, const uint8_t *p)
 {
     for (uint64_t off = ht_obj_size(o); ht_obj_write(o, off, p, MIB) > 0; off += MIB)
-        ck_assert_int_ge(ht_writeback_now(s), 0);
+        ck_assert_int_ge(background_clean(s), 0);
 }
 
 TEST(stores_reserve_a_rewrite)
