@@ -55,6 +55,7 @@ enum {
     ZEROS = 8,          /* sizes of chunks */
     INDEX_SHARE = 64,   /* of dram */
     NOTES_MIN = 64,
+    NOTES_MAX = 1 << 20, /* to put them in order takes some 0.4 s, which an unmount waits for */
     NOTE_BYTES = 3 * sizeof(struct ht_owner_found) / 2, /* the array grows by a half */
 };
 static_assert(HT_SMALL_CHUNK_BYTES << (ZEROS - 1) >= HT_CHUNK_BYTES, "each size of a chunk has its checksum of zeros");
@@ -97,9 +98,10 @@ static uint64_t commit_ns(const struct ht_store *s)
 
 static size_t notes_max(const struct ht_store *s)
 {
-    if (s->opts.dedup_index_bytes)
-        return ht_max_u64(s->opts.dedup_index_bytes / NOTE_BYTES, NOTES_MIN);
-    return ht_max_u64(ht_arena_bytes(s->arena) / INDEX_SHARE / NOTE_BYTES, 2 * ht_owners_max(s));
+    uint64_t bytes = s->opts.dedup_index_bytes ? s->opts.dedup_index_bytes : ht_arena_bytes(s->arena) / INDEX_SHARE;
+    uint64_t least = s->opts.dedup_index_bytes ? NOTES_MIN : 2 * ht_owners_max(s);
+
+    return ht_min_u64(ht_max_u64(bytes / NOTE_BYTES, least), NOTES_MAX);
 }
 
 static void free_pass(struct ht_dedup_pass *p)
