@@ -123,7 +123,6 @@ ifeq ($(MAKELEVEL),0)
 MAKEFLAGS += -j$(shell nproc)
 endif
 MAKEFLAGS += --no-builtin-rules
-SHELL := /bin/bash
 .SUFFIXES:
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := all
@@ -269,11 +268,20 @@ CHECK_LIBS := $(shell pkg-config --libs check 2>/dev/null)
 
 level_of = $(if $(filter tests/%,$(1)),$(TEST_LEVEL))
 dir_flags = $(if $(filter fs/fuse/% tests/unit/fs/fuse/% bench/steady_device.c,$(1)),$(FUSE_CFLAGS))$(if $(filter mount-helpers/mount/%,$(1)),-DHT_BINDIR='"$(PREFIX)/bin"')
-LDFLAGS_ALL = $(SAN_FLAGS) -pthread -Wl,--as-needed -Wl,-z,relro,-z,now $(LDFLAGS)
+# Hundreds of test programs are linked with ASan: by the fastest linker that is installed.
+LINKER := $(if $(filter asan,$(sans)),$(firstword $(foreach l,lld gold,$(if $(shell command -v ld.$(l)),-fuse-ld=$(l)))))
+LDFLAGS_ALL = $(SAN_FLAGS) $(LINKER) -pthread -Wl,--as-needed -Wl,-z,relro,-z,now $(LDFLAGS)
 LIBS := -luring -lnuma -lzstd -lxxhash -lblkid -lm
 
 Q := $(if $(V),,@)
-say = $(if $(V),,@printf '  %-6s %s\n' $(1) $(2))
+say = $(if $(V),,$(info $(space) $(1)  $(2)))
+
+# $(call link,FLAGS,LIBRARIES): the recipe of a program
+define link
+$(call say,LD,$@)
+@mkdir -p $(@D)
+$(Q)$(CC) $(LDFLAGS_ALL) $(1) -o $@ $^ $(2)
+endef
 
 # ---- rules ----
 
@@ -319,9 +327,7 @@ not_for_helpers := $(foreach l,fs/fuse fs/daemon,$(call archive,$(l)))
 program_archives = $(if $(filter fs/daemon,$(1)),$(call archives_to,fs/fuse),$(filter-out $(not_for_helpers),$(call archives_to,all)))
 define program_rule
 $(B)/bin/$(1): $(call objects,$(dir_$(1))) $(call program_archives,$(dir_$(1)))
-	$$(call say,LD,$$@)
-	@mkdir -p $$(@D)
-	$$(Q)$$(CC) $$(LDFLAGS_ALL) -o $$@ $$^ $(if $(filter fs/daemon,$(dir_$(1))),$$(FUSE_LIBS)) $$(LIBS)
+	$$(call link,,$(if $(filter fs/daemon,$(dir_$(1))),$$(FUSE_LIBS)) $$(LIBS))
 endef
 $(foreach p,$(built_programs),$(eval $(call program_rule,$(p))))
 
@@ -332,8 +338,8 @@ failing_calls := tests/unit/fs/fuse/test_requests tests/unit/optim/gradient/test
 	tests/unit/tiering/engine/test_scheduler
 wrapped := malloc calloc realloc aligned_alloc posix_memalign ht_pages_new pthread_create
 wrap_flags = $(patsubst %,-Wl$(comma)--wrap=%,$(1))
-# Memory that tests keep for the next store stands between the store and tiering/sys (tests/support/memory.h).
-memory_flags := $(call wrap_flags,ht_pinned_alloc ht_pinned_free) -Wl,-u,__wrap_ht_pinned_alloc
+# What tests keep for the next store stands between the store and tiering/sys (tests/support/memory.h).
+memory_flags := $(call wrap_flags,ht_pinned_alloc ht_pinned_free ht_quota_find ht_processors_usable) -Wl,-u,__wrap_ht_pinned_alloc
 # So does what notes assertions between tests and Check (tests/support/mark.c).
 test_flags = $(call wrap_flags,_mark_point) $(if $(filter tests/unit/faults/% $(failing_calls),$(1)),$(call wrap_flags,$(wrapped))) \
 	$(if $(filter tests/unit/tiering/data/test_shares,$(1)),$(call wrap_flags,ht_shares_update)) \
@@ -357,38 +363,28 @@ test_archives = $(call archive,tests/support) $(if $(filter $(LAYERS),$(call lay
 	$(call archives_to,$(call linked_to,$(1)))
 define test_rule
 $(B)/$(1): $(B)/obj/$(1).o $(call test_archives,$(1))
-	$$(call say,LD,$$@)
-	@mkdir -p $$(@D)
-	$$(Q)$$(CC) $$(LDFLAGS_ALL) $$(call test_flags,$(1)) -o $$@ $$^ $$(CHECK_LIBS) $$(FUSE_LIBS) $$(LIBS)
+	$$(call link,$$(call test_flags,$(1)),$$(CHECK_LIBS) $$(FUSE_LIBS) $$(LIBS))
 endef
 $(foreach t,$(unit_tests) $(state_tests) $(benches) $(bench_clients),$(eval $(call test_rule,$(t))))
 
 # The simulator's arena has no memory (bench/no_memory.h).
 $(B)/bench/replay: $(call objects,$(REPLAY_DIR)) $(call archives_to,tiering/cache)
-	$(call say,LD,$@)
-	@mkdir -p $(@D)
-	$(Q)$(CC) $(LDFLAGS_ALL) $(call wrap_flags,ht_pinned_alloc ht_pinned_free) -o $@ $^ $(LIBS)
+	$(call link,$(call wrap_flags,ht_pinned_alloc ht_pinned_free),$(LIBS))
 
 # The fuzzer has a main of its own. Check's assertions, which helpers use, work without Check.
 fuzz_main := $(if $(filter fuzzer,$(sans)),,$(B)/obj/tests/fuzz/replay.o)
 fuzz_objects := $(fuzz_main) $(B)/obj/tests/fuzz/check.o
 define fuzz_rule
 $(B)/$(1): $(B)/obj/$(1).o $(fuzz_objects) $(call test_archives,$(1))
-	$$(call say,LD,$$@)
-	@mkdir -p $$(@D)
-	$$(Q)$$(CC) $$(LDFLAGS_ALL) $(call test_flags,$(1)) $(if $(fuzz_main),,-fsanitize=fuzzer) -o $$@ $$^ $$(FUSE_LIBS) $$(LIBS)
+	$$(call link,$$(call test_flags,$(1)) $(if $(fuzz_main),,-fsanitize=fuzzer),$$(FUSE_LIBS) $$(LIBS))
 endef
 $(foreach t,$(fuzz_targets),$(eval $(call fuzz_rule,$(t))))
 $(B)/tests/fuzz/seeds: $(B)/obj/tests/fuzz/seeds.o $(B)/obj/tests/fuzz/check.o $(call test_archives,tests/fuzz/seeds)
-	$(call say,LD,$@)
-	@mkdir -p $(@D)
-	$(Q)$(CC) $(LDFLAGS_ALL) -o $@ $^ $(FUSE_LIBS) $(LIBS)
+	$(call link,,$(FUSE_LIBS) $(LIBS))
 
 # Programs that run on a mount are independent of hitrain: one file and the C library. They run anywhere else, too.
 $(client_programs): $(B)/%: $(B)/obj/%.o
-	$(call say,LD,$@)
-	@mkdir -p $(@D)
-	$(Q)$(CC) $(LDFLAGS_ALL) -o $@ $^
+	$(call link)
 .SECONDARY:
 
 -include $(shell find $(sort $(wildcard $(B)/obj $(if $(MUTANTS),$(PLAIN)/obj))) /dev/null -name '*.d')

@@ -3,10 +3,13 @@
 #include <limits.h>
 #include <malloc.h>
 #include <pthread.h>
+#include <stdatomic.h>
 #include <sys/mman.h>
 
 #include "tests/support/memory.h"
 #include "tiering/sys/mem.h"
+#include "tiering/sys/processors.h"
+#include "tiering/sys/quota.h"
 
 enum { KEPT_MAX = 8, HUGE_PAGE_BYTES = 2 << 20, HEAP_STEP_BYTES = 16 << 20, MAPPED_LEAST_BYTES = 32 << 20 };
 
@@ -14,6 +17,10 @@ int __real_ht_pinned_alloc(struct ht_pinned *m, const char *name, size_t bytes, 
 void __real_ht_pinned_free(struct ht_pinned *m);
 int __wrap_ht_pinned_alloc(struct ht_pinned *m, const char *name, size_t bytes, const struct ht_nodes *nodes);
 void __wrap_ht_pinned_free(struct ht_pinned *m);
+void __real_ht_quota_find(struct ht_quota *out);
+void __wrap_ht_quota_find(struct ht_quota *out);
+unsigned __real_ht_processors_usable(void);
+unsigned __wrap_ht_processors_usable(void);
 
 static struct {
     pthread_mutex_t lock;
@@ -91,4 +98,31 @@ void __wrap_ht_pinned_free(struct ht_pinned *m)
     if (!m->base || is_divided(m->nodes) || !keep(m))
         __real_ht_pinned_free(m);
     *m = (struct ht_pinned){.base = NULL};
+}
+
+/*
+ * What control groups allow is read once: that would take a third of a test that opens thousands of stores. Threads
+ * that are first at the same time read the same.
+ */
+void __wrap_ht_quota_find(struct ht_quota *out)
+{
+    static struct ht_quota first;
+    static bool is_known;
+
+    pthread_mutex_lock(&kept.lock);
+    if (!kept.on || !is_known)
+        __real_ht_quota_find(&first);
+    is_known = true;
+    *out = first;
+    pthread_mutex_unlock(&kept.lock);
+}
+
+unsigned __wrap_ht_processors_usable(void)
+{
+    static _Atomic unsigned first;
+
+    pthread_mutex_lock(&kept.lock);
+    unsigned usable = kept.on ? first : 0;
+    pthread_mutex_unlock(&kept.lock);
+    return usable ? usable : (first = __real_ht_processors_usable());
 }

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * memory.h - pinned memory for tests that open thousands of stores. The linker puts it in front of ht_pinned_alloc and
- * ht_pinned_free (Makefile, test_flags); the programs know nothing of it.
+ * memory.h - pinned memory for tests that open thousands of stores, and how many processors they may use. The linker
+ * puts it in front of the functions that ask the kernel (Makefile, memory_flags); the programs know nothing of it.
  */
 #ifndef HITRAIN_TESTS_SUPPORT_MEMORY_H
 #define HITRAIN_TESTS_SUPPORT_MEMORY_H
@@ -10,7 +10,8 @@
 
 /*
  * What is freed from now on is kept, as it is, for the next allocation of the same size that is not divided among NUMA
- * nodes. The heap keeps its pages. false: pinned memory as usual again, and the kept one is freed.
+ * nodes. The heap keeps its pages. What control groups allow is read once. false: as usual again, and the kept memory
+ * is freed.
  */
 void memory_keep(bool on);
 

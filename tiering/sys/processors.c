@@ -19,7 +19,7 @@ void ht_processors_of_thread(struct ht_processors *out)
 {
     cpu_set_t set;
     bool known = !sched_getaffinity(0, sizeof(set), &set);
-    long online = sysconf(_SC_NPROCESSORS_ONLN);
+    long online = known ? 0 : sysconf(_SC_NPROCESSORS_ONLN);
 
     *out = (struct ht_processors){0};
     for (unsigned cpu = 0; cpu < HT_PROCESSORS_MAX; cpu++)
