@@ -396,6 +396,8 @@ given_bin := $(if $(filter environment,$(origin HITRAIN_BIN)),$(HITRAIN_BIN))
 export HITRAIN_BIN := $(abspath $(B))/bin
 export HITRAIN_BUILD := $(abspath $(B))
 export PYTHONPYCACHEPREFIX := $(abspath $(O))/pycache
+# Compiled modules are written there, also where the environment wants none: else each process would compile all again.
+unexport PYTHONDONTWRITEBYTECODE
 runner = $(PYTHON) tests/tools/run.py --make '$(MAKE)' --out '$(O)' --cc '$(CC)' --san '$(SAN)' --test '$(TEST)' \
 	$(if $(V),--verbose) $(if $(EXTRA_CFLAGS),--set 'EXTRA_CFLAGS=$(EXTRA_CFLAGS)')
 
