@@ -41,7 +41,7 @@ int LLVMFuzzerInitialize(int *argc, char ***argv)
     sample_format(&k);
     MUST(ht_super_format(k.dev, 1, &opts, &sb) == 0);
     sb.salt = SAMPLE_SALT;
-    sb.epoch = EPOCH;
+    sb.epoch = sb.member_epoch[0] = EPOCH;
     sb.flags = HT_SUPER_IN_USE;
     MUST(ht_super_write(&sb, k.dev, 1, NULL) == 0);
     base = sample_keep(&k);
