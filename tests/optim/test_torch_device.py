@@ -67,6 +67,22 @@ def test_the_bits_are_those_of_the_model_in_memory(shared_root, kind, model_opti
         assert 0 < max(most) <= KEEP and there(optimizer) == 0
 
 
+def test_a_sent_weight_has_no_values_on_the_device_or_off_it(shared_root):
+    """It is sealed on the device, and comes to the memory of the CPU so. A gradient that is taken back ends that."""
+    model = made()
+    with offload(model, shared_root) as optimizer:
+        weight, before, seen = model.blocks[1].up.weight, values(model), []
+        model.blocks[0].up.weight.register_hook(lambda grad: seen.append(torch.tensor(weight)))
+        for _ in range(2):
+            loss_of(model, 0).backward()
+            assert weight.device.type == 'cpu' and weight.is_contiguous() and 'gradient was sent' in repr(weight)
+            assert torch.isnan(torch.tensor(weight)).all() and torch.isnan(seen[-1]).all()
+            optimizer.zero_grad()
+            assert_equal(values(model), before)
+        train(model, optimizer, 0, 1)
+        assert not torch.isnan(weight).any()
+
+
 @pytest.mark.parametrize('streams, keep, model_options', [(False, 3 << 20, {}), (True, 0, {'recompute': True})])
 def test_saved_tensors_leave_the_device(shared_root, streams, keep, model_options, request):
     if streams:
