@@ -16,7 +16,7 @@ import torch
 import demo_store
 import hitrain
 from demo_fit import Group
-from hitrain import _mapped, _offload
+from hitrain import _mapped, _offloaded
 from test_torch_offload import KEEP, Text, assert_equal, loss_of, made, no_mapping_is_left, train, values
 
 MIB = 1 << 20
@@ -24,7 +24,7 @@ MIB = 1 << 20
 
 def room_for(monkeypatch, size):
     """Half of what is available may be taken."""
-    monkeypatch.setattr(_offload, 'available_bytes', lambda: 2 * size)
+    monkeypatch.setattr(_offloaded, 'available_bytes', lambda: 2 * size)
 
 
 # -- programs --

@@ -13,7 +13,7 @@ from trainer import LR, PROCESSES, SECONDS_MAX, TOP, store, used_of  # first: it
 import torch
 import torch.distributed as dist
 import hitrain
-from hitrain import _offload
+from hitrain import _early, _offload
 from hitrain.distributed import RankFailed, Shard
 from test_torch_offload import KEEP, Text, Twice, assert_equal, loss_of, made, values
 from test_torch_readme import Model
@@ -169,13 +169,13 @@ def part_shares(r):
     alone.load_state_dict(model.state_dict())
     batches = [torch.full((1, 16, 8), rank + 1.0) for rank in range(WORLD)]
     mean = [sum(g) for g in zip(*(torch.autograd.grad(alone(x) / WORLD, list(alone.parameters())) for x in batches))]
-    bytes_before, _offload.BUCKET_BYTES = _offload.BUCKET_BYTES, 600
+    bytes_before, _early.BUCKET_BYTES = _early.BUCKET_BYTES, 600
     with r.offload(model, 'shares', optimizer='sgd', activations=None) as optimizer:
         for group in optimizer.param_groups:
             group['lr'] = 1.0
         model(batches[r.rank]).backward()
         optimizer.step()
-        _offload.BUCKET_BYTES = bytes_before
+        _early.BUCKET_BYTES = bytes_before
         for (name, p), was, g in zip(model.named_parameters(), alone.parameters(), mean):
             torch.testing.assert_close(p.detach(), was.detach() - g, msg=lambda why, name=name: f'{name}: {why}')
         dist.barrier()
@@ -266,7 +266,7 @@ def work(rank, base, tmp, results):
     part = None
     try:
         torch.set_num_threads(1)
-        _offload.BUCKET_BYTES = 100 << 10
+        _early.BUCKET_BYTES = 100 << 10
         r = Rank(rank, base, tmp)
         on_device = [(part_device, [Twice])] if hasattr(torch, 'compiler') else []
         for part, options in ((part_example, [EXAMPLE]), (part_trains, [Text]), (part_trains, [Twice]), *on_device, (part_shares, []), (part_disagrees, []),

@@ -10,7 +10,7 @@ import pytest
 
 from trainer import SECONDS_MAX, equal, shared_root, shared_store  # first: it makes the client importable
 import torch
-from hitrain import SGD, AdamW, _files, _gather, _optimizer, _ring, _root
+from hitrain import SGD, AdamW, _files, _gather, _ring, _root, _send
 
 COUNT = 600
 
@@ -71,7 +71,7 @@ def test_a_step_opens_nothing_and_hands_small_gradients_over_together(shared_roo
     assert 'open' not in calls
     assert calls['pwrite'] == (1 if together else COUNT) + 1
     assert calls['preadv'] == (1 if together else COUNT) + 4  # a MiB at a time
-    assert calls['write'] <= COUNT // _optimizer.SMALL_MOST + 4  # the first alone, and the commit
+    assert calls['write'] <= COUNT // _send.SMALL_MOST + 4  # the first alone, and the commit
     assert calls['dup'] == 1
     assert all(torch.equal(p, torch.full_like(p, float(n[1:]) - 2 if n != 'large' else -2.0)) for n, p in params.items())
 
@@ -127,7 +127,7 @@ def test_an_interrupt_among_many_gradients(shared_root, monkeypatch, after, wher
 def test_an_error_while_several_threads_read(shared_root, monkeypatch, together):
     """step() returns when none of them reads any more; the next one reads what is missing."""
     params, meeting = many(200), Meeting()
-    monkeypatch.setattr(_optimizer, 'READERS', 4)
+    monkeypatch.setattr(_send, 'READERS', 4)
     monkeypatch.setattr(_gather, 'RUN_MEMBERS', 1)
     with SGD(params.items(), shared_root, lr=1.0) as optimizer:
         target, failures = _gather.Gather if together else _files.ParameterFile, ['p50']
