@@ -17,7 +17,7 @@ from trainer import LR, SECONDS_MAX, TOP, equal, random_parameters, shared_root 
 import torch
 import hitrain
 from hitrain import _blocks, checkpoint
-from hitrain._files import memory_of
+from hitrain._bytes import memory_of
 from hitrain.checkpoint import export_safetensors, import_safetensors
 
 SHAPES = {'embed.weight': (301, 64), 'norm': (64,), 'out.weight': (3, 64, 5), 'scale': (1,)}

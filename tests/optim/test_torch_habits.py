@@ -12,7 +12,7 @@ import pytest
 
 from trainer import LR, PROCESSES, SECONDS_MAX, close, equal, random_parameters, root, store, wait_unclaimed  # first: it makes the client importable
 import torch
-from hitrain import SGD, Adagrad, Adam, AdamW, Shard, _files, _gather, _root
+from hitrain import SGD, Adagrad, Adam, AdamW, Shard, _bytes, _gather, _root
 
 SHAPES = {'w': (300, 100), 'bias': (100,), 'norm': (7,), 'scale': ()}
 
@@ -143,16 +143,16 @@ def test_a_change_is_not_lost_with_a_commit_that_failed(root, monkeypatch):
 
 def sum_by_python(tensor):
     with pytest.MonkeyPatch.context() as m:
-        m.setattr(_files, '_xxh3', None)
-        return _files.checksum(tensor)
+        m.setattr(_bytes, '_xxh3', None)
+        return _bytes.checksum(tensor)
 
 
-SUMS = {'here': _files.checksum, 'without a library': sum_by_python, 'on other devices': lambda t: _files._sum_of_words(t.contiguous())}
+SUMS = {'here': _bytes.checksum, 'without a library': sum_by_python, 'on other devices': lambda t: _bytes._sum_of_words(t.contiguous())}
 
 
 @pytest.mark.parametrize('checksum', SUMS.values(), ids=SUMS)
 def test_checksums_see_every_byte(checksum):
-    assert _files._xxh3
+    assert _bytes._xxh3
     for size in (1, 3, 250, 251, 502, 100000, 251 * 8 * 7 + 5):
         t = torch.randint(0, 255, (size,), dtype=torch.uint8)
         before = checksum(t)

@@ -11,7 +11,7 @@ from trainer import TOP, equal, shared_root, shared_store, store  # first: it ma
 import torch
 import hitrain
 from hitrain import SGD, Adagrad, AdamW, Lion, _making, _settings
-from hitrain._files import attribute
+from hitrain._words import attribute
 from hitrain.checkpoint import import_safetensors
 from killed import digest, give_gradients, parameters, same_after_kills
 

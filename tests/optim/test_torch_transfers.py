@@ -10,7 +10,7 @@ import pytest
 
 from trainer import SECONDS_MAX, equal, shared_root, shared_store  # first: it makes the client importable
 import torch
-from hitrain import SGD, AdamW, _files, _gather, _ring, _root, _send
+from hitrain import SGD, AdamW, _bytes, _files, _gather, _ring, _root, _send, _words
 
 COUNT = 600
 
@@ -159,7 +159,7 @@ def test_reads_pass_the_kernels_cache_by_where_that_is_faster(shared_root, monke
     params = many(1)
     with SGD(params.items(), shared_root, lr=1.0) as optimizer:
         assert flags(optimizer) & os.O_DIRECT
-    monkeypatch.setattr(_root, 'attribute', lambda where, word: '4096' if word == 'passthrough_bytes' else _files.attribute(where, word))
+    monkeypatch.setattr(_root, 'attribute', lambda where, word: '4096' if word == 'passthrough_bytes' else _words.attribute(where, word))
     with SGD(params.items(), shared_root, lr=1.0, resume=True) as optimizer:
         assert not flags(optimizer) & os.O_DIRECT
 
@@ -192,8 +192,8 @@ def test_runs_are_of_one_dtype_and_leave_out_what_has_no_gradient(shared_root, m
 
 
 def test_several_threads_share_a_large_tensor(shared_root, monkeypatch):
-    monkeypatch.setattr(_files, 'THREADS', 3)
-    monkeypatch.setattr(_files, 'PIECE_BYTES', 1 << 16)
+    monkeypatch.setattr(_bytes, 'THREADS', 3)
+    monkeypatch.setattr(_bytes, 'PIECE_BYTES', 1 << 16)
     meetings, real = {'pwrite': Meeting(), 'preadv': Meeting()}, {}
     for name in meetings:
         real[name] = getattr(os, name)
@@ -224,26 +224,26 @@ def test_several_threads_share_a_large_tensor(shared_root, monkeypatch):
 @pytest.mark.parametrize('shift', [0, 64, 4095])
 def test_values_are_summed_while_they_are_read(tmp_path, monkeypatch, shift):
     """With the checksum that they have later, wherever their memory begins."""
-    monkeypatch.setattr(_files, 'THREADS', 3)
-    path, piece = tmp_path / 'values', _files.PIECE_BYTES
-    for size in 0, 1, _files.BLOCK_BYTES, _files.BLOCK_BYTES + 1, piece + 4097, 2 * piece, 3 * piece + 12345:
+    monkeypatch.setattr(_bytes, 'THREADS', 3)
+    path, piece = tmp_path / 'values', _bytes.PIECE_BYTES
+    for size in 0, 1, _bytes.BLOCK_BYTES, _bytes.BLOCK_BYTES + 1, piece + 4097, 2 * piece, 3 * piece + 12345:
         raw = os.urandom(size)
         path.write_bytes(b'head' + raw)
         values = torch.frombuffer(mmap.mmap(-1, size + 4096), dtype=torch.uint8)[shift:shift + size]
         fd = os.open(path, os.O_RDONLY)
         try:
-            assert _files.read_and_sum(fd, values, 4) == _files.checksum(values) == _files.checksum(values.clone())
-            assert bytes(_files.memory_of(values)) == raw
+            assert _bytes.read_and_sum(fd, values, 4) == _bytes.checksum(values) == _bytes.checksum(values.clone())
+            assert bytes(_bytes.memory_of(values)) == raw
             with pytest.raises(OSError, match='the file ends'):
                 os.truncate(path, size + 3)
-                _files.read_and_sum(fd, values[:max(1, size)] if size else torch.zeros(1), 4)
+                _bytes.read_and_sum(fd, values[:max(1, size)] if size else torch.zeros(1), 4)
         finally:
             os.close(fd)
 
 
 def test_other_dtypes_pass_through_a_few_buffers(shared_root, monkeypatch):
     made, allocated, real_made, real_empty = [], [], _ring._made, torch.empty
-    monkeypatch.setattr(_files, 'THREADS', 3)
+    monkeypatch.setattr(_bytes, 'THREADS', 3)
     monkeypatch.setattr(_ring, 'BUFFER_BYTES', 1 << 18)
     monkeypatch.setattr(_ring, '_spare', {False: [], True: []})
     monkeypatch.setattr(_ring, '_made', lambda pinned: made.append(real_made(pinned)) or made[-1])

@@ -14,8 +14,8 @@ import hitrain
 import test_torch_offload as offloaded
 from demo_store import mounted
 from hitrain import SGD, AdamW, _root
-from hitrain._files import Descriptors, attribute
 from hitrain._mapped import is_passed
+from hitrain._words import Descriptors, attribute
 
 SHAPES = {'embed': (301, 64), 'q': (64, 33), 'norm': (64,), 'scale': (1,)}
 MAPPED = ('embed', 'q')  # the others are smaller than a page

@@ -30,7 +30,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 
 import pytest
 
-from hitrain import _activations, _device, _files, _gate, _offload
+from hitrain import _activations, _bytes, _device, _gate, _offload
 
 POISON = 0x7f
 HOST = 0
@@ -118,9 +118,9 @@ class LateDevice:
             def __init__(self, where, keep):
                 super().__init__(where, keep)
                 self._has_streams, self._to, self._back = True, Stream(device, 'to'), Stream(device, 'back')
-        references, memory_of = _gate.references, _files.memory_of
+        references, memory_of = _gate.references, _bytes.memory_of
         monkeypatch.setattr(_gate, 'references', lambda thing: references(thing) - device.held[thing._cdata])
-        monkeypatch.setattr(_files, 'memory_of', lambda t: device.touch(t, memory_of, writes=False))
+        monkeypatch.setattr(_bytes, 'memory_of', lambda t: device.touch(t, memory_of, writes=False))
         monkeypatch.setattr(_activations, 'memory_of', lambda t: device.touch(t, memory_of, writes=True))  # or reads: it does not say
         monkeypatch.setattr(_offload, 'Copies', LateCopies)
         monkeypatch.setattr(_offload, 'gpu_of', torch.device)

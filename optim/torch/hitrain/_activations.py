@@ -37,9 +37,10 @@ from typing import Any, Callable, Deque, Dict, Iterable, Iterator, List, Optiona
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
+from hitrain._bytes import memory_of
 from hitrain._depth import bytes_ahead
 from hitrain._device import Copies, Storages
-from hitrain._files import XATTR, close_quietly, memory_of
+from hitrain._words import XATTR, close_quietly
 
 HELD, QUEUED, WRITING, STORED, LOADING, LOADED, DEAD = range(7)
 SMALL_BYTES = 256 << 10  # smaller tensors stay in memory

@@ -10,11 +10,12 @@ import torch
 
 from hitrain import _packs
 from hitrain._base import Base
-from hitrain._files import FILE_DTYPES, ParameterFile, bytes_of, check_name, check_plain
+from hitrain._files import ParameterFile, check_plain
 from hitrain._memory import check_apart, check_ordered
 from hitrain._packs import PackFile, Place
 from hitrain._parts import is_dtensor, local_of, part_of_dtensor, shares
 from hitrain._windows import WindowFile, can_have_windows
+from hitrain._words import FILE_DTYPES, bytes_of, check_name
 
 
 class Attached(Base):

@@ -18,13 +18,14 @@ import torch
 from hitrain import _settings
 from hitrain._ahead import ReadAhead
 from hitrain._alone import Alone
-from hitrain._files import FILE_DTYPES, ParameterFile
+from hitrain._files import ParameterFile
 from hitrain._gather import Gather
 from hitrain._job import Job
 from hitrain._packs import Member, PackFile
 from hitrain._parts import Part
 from hitrain._root import Root
 from hitrain._topk import ErrorFeedback
+from hitrain._words import FILE_DTYPES
 from hitrain.distributed import Ranks, Shard
 
 # Flags of torch.optim: those that change no number, and those that the store does not do.

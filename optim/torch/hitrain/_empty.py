@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from hitrain import checkpoint
-from hitrain._files import memory_of
+from hitrain._bytes import memory_of
 from hitrain._gate import withdrawn_to
 
 _MAPPED_BYTES = 64 << 10

@@ -20,7 +20,9 @@ from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Se
 
 import torch
 
-from hitrain._files import HIDDEN, ParameterFile, bytes_of, close_quietly, opened, read_all, write_all
+from hitrain._bytes import read_all, write_all
+from hitrain._files import ParameterFile
+from hitrain._words import HIDDEN, bytes_of, close_quietly, opened
 
 MEMBER_BYTES_MAX = 1 << 20  # a larger one has requests of the full size anyway
 RUN_BYTES, RUN_MEMBERS = 4 << 20, 1024

@@ -7,8 +7,8 @@ under its number. Two functions of the job are enough for that, a minimum over a
 import os
 from typing import Any, Callable, Iterable, List, NamedTuple, Optional, TypeVar
 
-from hitrain._files import HIDDEN
 from hitrain._root import Root
+from hitrain._words import HIDDEN
 from hitrain.distributed import RankFailed
 
 __all__ = ['Job']

@@ -6,9 +6,9 @@ from typing import Any, Dict, List
 import torch
 
 from hitrain import _making
-from hitrain._files import attribute
 from hitrain._job import bring_together, kept_numbers
 from hitrain._state import StateInStore, Stateful
+from hitrain._words import attribute
 from hitrain.distributed import RankFailed
 
 

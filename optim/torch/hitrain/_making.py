@@ -13,8 +13,8 @@ import errno
 import os
 from typing import List, Optional
 
-from hitrain._files import XATTR, attribute
 from hitrain._root import COPIES, ELSEWHERE, NO_MODEL, Root
+from hitrain._words import XATTR, attribute
 
 WORD = 'making'
 OPTIMIZER, IMPORT = 'optimizer', 'import'  # makers

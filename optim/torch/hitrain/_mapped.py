@@ -30,8 +30,10 @@ from typing import Any, Callable, Dict, Optional
 
 import torch
 
-from hitrain._files import ParameterFile, close_copy, memory_at, read_on, write_all
+from hitrain._bytes import memory_at, read_on, write_all
+from hitrain._files import ParameterFile
 from hitrain._gate import Memory, Nothing, give_memory, is_sealed, seal, unseal, withdraw
+from hitrain._words import close_copy
 
 _PIECE = 16 << 20  # another thread that changes the address space waits for one piece at most
 _PROT_NONE = 0

@@ -17,13 +17,13 @@ from hitrain import _ahead, _gather, _need, _topk
 from hitrain._alone import Holding
 from hitrain._attach import as_groups
 from hitrain._base import FREE_FLAGS, REFUSED_FLAGS, check_hyper
-from hitrain._files import XATTR
 from hitrain._job import Job
 from hitrain._make import Making
 from hitrain._memory import check_ordered
 from hitrain._packs import PackFile
 from hitrain._parts import Part
 from hitrain._root import Root
+from hitrain._words import XATTR
 from hitrain.distributed import Ranks, Shard
 
 

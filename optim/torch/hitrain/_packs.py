@@ -17,8 +17,9 @@ from typing import Any, Callable, Dict, Iterable, List, Mapping, NamedTuple, Opt
 
 import torch
 
-from hitrain._files import (XATTR, ParameterFile, attribute, check_elements, check_name, check_plain, checksum, is_shape, memory_of, read_all,
-                            read_shape, shape_word, write_all)
+from hitrain._bytes import checksum, memory_of, read_all, write_all
+from hitrain._files import ParameterFile, check_elements, check_plain
+from hitrain._words import XATTR, attribute, check_name, is_shape, read_shape, shape_word
 
 WORD = 'members'
 PREFIX = 'packed.'

@@ -7,8 +7,8 @@ import os
 import weakref
 from typing import Any, Callable, List, Optional, Sequence
 
-from hitrain._files import HIDDEN, XATTR, attribute, close_quietly, opened
 from hitrain._settings import Known
+from hitrain._words import HIDDEN, XATTR, attribute, close_quietly, opened
 
 GONE = (errno.ENOTCONN, errno.ECONNABORTED)  # what a mount answers without its daemon
 DEAD = "the file system's daemon is gone; mount again and continue with resume=True"

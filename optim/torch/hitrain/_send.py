@@ -8,9 +8,10 @@ from typing import Any, List, Set
 import torch
 
 from hitrain import _gather
-from hitrain._files import Descriptors, ParameterFile
+from hitrain._files import ParameterFile
 from hitrain._packs import Member, PackFile
 from hitrain._undo import Undoing
+from hitrain._words import Descriptors
 
 # Gradients up to so many bytes are handed over together, so many in one call.
 SMALL_BYTES, SMALL_MOST = 256 << 10, 256

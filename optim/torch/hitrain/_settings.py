@@ -8,7 +8,7 @@ While a model is claimed, the daemon lets no other process change these words.
 import os
 from typing import Any, Dict, Mapping, Tuple
 
-from hitrain._files import XATTR, attribute
+from hitrain._words import XATTR, attribute
 
 # Commands after which any attribute of the model may be another one. No other command changes attributes.
 FORGETTING = {

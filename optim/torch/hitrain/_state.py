@@ -9,8 +9,9 @@ from typing import Any, Callable, Dict, List, Optional, Tuple
 import torch
 
 from hitrain._base import FREE_FLAGS, REFUSED_FLAGS, check_hyper
-from hitrain._files import HIDDEN, ParameterFile
+from hitrain._files import ParameterFile
 from hitrain._step import Stepping
+from hitrain._words import HIDDEN
 
 
 class Stateful(Stepping):

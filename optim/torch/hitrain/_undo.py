@@ -6,7 +6,7 @@ from typing import Any, Dict, Iterable, Iterator, List
 
 from hitrain._alone import WholeStep
 from hitrain._attach import Attached
-from hitrain._files import HIDDEN
+from hitrain._words import HIDDEN
 
 
 class Undoing(Attached):

@@ -21,9 +21,11 @@ from typing import Any, Callable, Iterator, Optional
 
 import torch
 
-from hitrain._files import HIDDEN, ParameterFile, bytes_of, close_quietly, opened, take_and_sum
+from hitrain._bytes import take_and_sum
+from hitrain._files import ParameterFile
 from hitrain._mapped import discard, is_passed, map_file
 from hitrain._parts import is_dtensor
+from hitrain._words import HIDDEN, bytes_of, close_quietly, opened
 
 LEAST_BYTES = 4096  # of a file that is mapped; calls read and write smaller ones
 _ASKS = 3

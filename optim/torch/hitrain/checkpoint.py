@@ -21,9 +21,10 @@ from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Se
 import torch
 
 from hitrain import _blocks, _making
-from hitrain._files import FILE_DTYPES, HIDDEN, XATTR, attribute, bytes_of, check_name, close_quietly, memory_of, read_shape, shape_word
+from hitrain._bytes import memory_of
 from hitrain._packs import places_of
 from hitrain._root import Root
+from hitrain._words import FILE_DTYPES, HIDDEN, XATTR, attribute, bytes_of, check_name, close_quietly, read_shape, shape_word
 
 __all__ = ['export_safetensors', 'import_safetensors']
 
