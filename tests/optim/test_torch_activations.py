@@ -344,7 +344,7 @@ def looks(saved, monkeypatch, count):
     """How often the state of an entry is looked at while so many are read back."""
     found = [0]
 
-    class Entry(_activations._Entry):
+    class Entry(_activations.Entry):
         @property
         def state(self):
             found[0] += 1
@@ -353,7 +353,7 @@ def looks(saved, monkeypatch, count):
         @state.setter
         def state(self, state):
             self._state = state
-    monkeypatch.setattr(_activations, '_Entry', Entry)
+    monkeypatch.setattr(_activations, 'Entry', Entry)
     packed = [saved.pack(torch.full((1024,), float(i))) for i in range(count)]
     saved.settle()
     found[0] = 0

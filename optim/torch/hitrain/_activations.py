@@ -18,140 +18,35 @@ scratch: the store writes it only when its memory is short.
 
 One lock guards all entries. __del__ may run wherever Python frees memory, also under the lock, so it only puts the entry into a queue.
 """
-import bisect
 import collections
 import ctypes
-import errno
-import fcntl
-import itertools
 import mmap
 import os
 import queue
-import tempfile
 import threading
 import time
 import warnings
 import weakref
-from typing import Any, Callable, Deque, Dict, Iterable, Iterator, List, Optional, Tuple, Union
+from typing import Any, Deque, Dict, Iterable, Iterator, List, Optional, Tuple, Union
 
 import torch
-from torch.multiprocessing.reductions import StorageWeakRef
 
 from hitrain._bytes import memory_of
 from hitrain._depth import bytes_ahead
 from hitrain._device import Copies, Storages
-from hitrain._words import XATTR, close_quietly
+from hitrain._saved import (ALIGNMENT, DEAD, HELD, LOADED, LOADING, QUEUED, STORED, WRITING, Entry, InOrder, Saved, Segment, Spare, all_of, is_plain, modified,
+                            open_scratch, take_run)
+from hitrain._words import close_quietly
 
-HELD, QUEUED, WRITING, STORED, LOADING, LOADED, DEAD = range(7)
 SMALL_BYTES = 256 << 10  # smaller tensors stay in memory
 SEGMENT_BYTES = 4 << 20  # of entries that are written or read with one call, unless one alone has more
-_CHUNK = 1 << 20
-_ALIGNMENT = 256  # libraries choose algorithms by the alignment of addresses, and each has bits of its own
+_WINDOW_BYTES = 32 << 20  # of entries that are being written or read ahead
+_CLOSE_SECONDS_MAX = 60
 _BYTE = torch.empty(0, dtype=torch.uint8)
 _PUNCH = 1 | 2  # keep the size, punch a hole
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.fallocate.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64]
-
-
-class _Entry:
-    """begin     of its bytes in the storage
-    skip         what its address is beyond an aligned one
-    order        backward needs entries in this order
-    memory       its bytes, as a flat tensor; None: they are in the file only"""
-
-    def __init__(self, tensor: torch.Tensor, begin: int, size: int, order: Tuple[int, int, int]) -> None:
-        flat = torch.empty(0, dtype=torch.uint8, device=tensor.device)
-        self.memory: Any = flat.set_(tensor.untyped_storage(), begin, (size,), (1,))
-        self.original: Any = tensor
-        self.fetched: Any = None  # of a device: the copy in the memory of the CPU, from when it is queued until it is written
-        self.loaded: Any = None  # of a device: what ends the copy to it, once it was read back
-        self.buffer: Tuple[Any, Any] = None, None  # which the memory is, once it was read back; and a reference that ends with the last tensor that has it
-        self.storage = StorageWeakRef(tensor.untyped_storage())  # so no other storage becomes the same _cdata
-        self.version, self.changed = tensor._version, False
-        self.begin, self.bytes, self.order = begin, size, order
-        self.skip = self.memory.data_ptr() % _ALIGNMENT
-        self.state, self.at = HELD, -1
-        self.segment: Any = None
-        self.key: Any = None
-        self.users = 0
-        self.ended: List[None] = []  # as long as the number of users that are gone: append() needs no lock
-
-
-class _Segment:
-    """Entries at consecutive places of the file, in the order in which they were saved."""
-
-    def __init__(self, at: int, entries: List[_Entry]) -> None:
-        self.at, self.bytes, self.living, self.entries = at, 0, len(entries), entries
-        for e in entries:
-            e.segment, e.at = self, at + self.bytes
-            self.bytes += e.bytes
-
-    @property
-    def end(self) -> int:
-        return self.at + -(-self.bytes // _CHUNK) * _CHUNK
-
-
-class _InOrder:
-    """Entries in the order in which backward needs them."""
-
-    def __init__(self) -> None:
-        self._orders: List[Tuple[int, int, int]] = []
-        self._entries: List[_Entry] = []
-
-    def add(self, entry: _Entry) -> None:
-        i = bisect.bisect_left(self._orders, entry.order)
-        self._orders.insert(i, entry.order)
-        self._entries.insert(i, entry)
-
-    def discard(self, entry: _Entry) -> None:
-        i = bisect.bisect_left(self._orders, entry.order)
-        if i < len(self._entries) and self._entries[i] is entry:
-            del self._orders[i], self._entries[i]
-
-    def after(self, order: Tuple[int, int, int]) -> Iterator[_Entry]:
-        return itertools.islice(self._entries, bisect.bisect_right(self._orders, order), None)
-
-    def __len__(self) -> int:
-        return len(self._entries)
-
-
-class _Spare:
-    """Buffers that serve again, the oldest of which go first."""
-
-    def __init__(self, most: int) -> None:
-        self._most, self._bytes = most, 0
-        self._buffers: Deque[Any] = collections.deque()
-
-    def take(self, size: int) -> Any:
-        """One of this size, or None."""
-        for i, buffer in enumerate(self._buffers):
-            if len(buffer) == size:
-                del self._buffers[i]
-                self._bytes -= size
-                return buffer
-        return None
-
-    def give(self, buffer: Any) -> None:
-        self._buffers.append(buffer)
-        self._bytes += len(buffer)
-        while self._bytes > self._most:
-            self._bytes -= len(self._buffers.popleft())
-
-
-class _Saved:
-    """What the graph keeps in the place of a tensor."""
-
-    def __init__(self, owner: 'Activations', entry: _Entry, t: torch.Tensor) -> None:
-        self.owner, self.entry = owner, entry
-        self.dtype, self.size, self.stride, self.offset = t.dtype, t.size(), t.stride(), t.storage_offset()
-
-    def __del__(self) -> None:
-        self.entry.ended.append(None)
-        self.owner._unused.append(self.entry)
-        if not self.owner._told:
-            self.owner._told = True
-            self.owner._work.put(('unused', None))
 
 
 class Activations:
@@ -167,21 +62,21 @@ class Activations:
         self._pid, self._copies = os.getpid(), copies
         self._stay = copies.storages if copies else Storages()
         for t in stay:
-            if _is_plain(t):
+            if is_plain(t):
                 self._stay.add(t)
         self._device = copies.device if copies else torch.device('cpu')
-        self._fd, self._is_closed = self._open(folder), False
+        self._fd, self._is_closed = open_scratch(folder), False
         self._changed = threading.Condition()
-        self._entries: Dict[Any, _Entry] = {}  # by storage, version and place
-        self._held: Deque[_Entry] = collections.deque()  # HELD, oldest first
+        self._entries: Dict[Any, Entry] = {}  # by storage, version and place
+        self._held: Deque[Entry] = collections.deque()  # HELD, oldest first
         self._waiting_bytes = 0  # of these
-        self._stored = _InOrder()  # STORED or LOADING
-        self._queue: Deque[_Entry] = collections.deque()  # QUEUED, or needed since
-        self._unused: Deque[_Entry] = collections.deque()  # of which a user is gone
+        self._stored = InOrder()  # STORED or LOADING
+        self._queue: Deque[Entry] = collections.deque()  # QUEUED, or needed since
+        self._unused: Deque[Entry] = collections.deque()  # of which a user is gone
         self._told = self._asked = False  # the thread will look at unused entries; it will read ahead
         self._after: Tuple[int, int, int] = (0, 0, 0)  # the order of what backward needed last
-        self._stack: List[_Segment] = []
-        self._spare = _Spare(2 * SEGMENT_BYTES)  # for entries that are read
+        self._stack: List[Segment] = []
+        self._spare = Spare(2 * SEGMENT_BYTES)  # for entries that are read
         self.turn: Tuple[int, int] = (0, 0)  # a part of the model, and the micro-batch that goes through it
         self._count = 0  # of entries
         self._error: Optional[Exception] = None
@@ -217,7 +112,7 @@ class Activations:
             if entry is None:
                 self._count += 1
                 part, batch = self.turn  # backward needs the last part first, and in it the first micro-batch
-                entry = _Entry(t.detach(), *span, order=(-part, batch, -self._count))
+                entry = Entry(t.detach(), *span, order=(-part, batch, -self._count))
                 entry.key, self._entries[key] = key, entry
                 self._held.append(entry)
                 self._waiting_bytes += entry.bytes
@@ -225,16 +120,16 @@ class Activations:
                 self.saved_bytes += entry.bytes
                 self._pass_bytes += entry.bytes
             entry.users += 1
-            saved = _Saved(self, entry, t)
+            saved = Saved(self, entry, t)
             self._shrink()
             self.held_bytes_max = max(self.held_bytes_max, self.held_bytes)
             return saved
 
     def unpack(self, packed: Any) -> torch.Tensor:
-        if not isinstance(packed, _Saved):
+        if not isinstance(packed, Saved):
             tensor, version = packed
             if tensor._version != version:
-                raise _modified(tensor.shape)
+                raise modified(tensor.shape)
             return tensor
         if os.getpid() != self._pid:
             raise RuntimeError('a forked child cannot run backward through what its parent saved in the store')
@@ -250,7 +145,7 @@ class Activations:
             elif entry.state == STORED:
                 self._load(entry)
             if entry.changed or (entry.original is not None and entry.original._version != entry.version):
-                raise _modified(packed.size)
+                raise modified(packed.size)
             self._read_ahead(entry)
             memory = entry.memory
             if self._copies and entry.loaded is not None:
@@ -295,7 +190,7 @@ class Activations:
 
     def _span(self, t: torch.Tensor) -> Optional[Tuple[int, int]]:
         """Where the bytes of a tensor are in its storage; None: it stays. Views of most of a storage share all of it."""
-        if t.device != self._device or not _is_plain(t):
+        if t.device != self._device or not is_plain(t):
             return None
         size = t.numel() * t.element_size()
         if size < SMALL_BYTES or t.is_conj() or t.is_neg():
@@ -319,7 +214,7 @@ class Activations:
         self._writing_seconds, self._pass_bytes, self._pass_written = 0.0, 0, 0
         self._reading_seconds, self._pass_read, self._pass_used = 0.0, 0, 0
 
-    def _note_use(self, entry: _Entry) -> None:
+    def _note_use(self, entry: Entry) -> None:
         self._last_use = time.monotonic()
         if not self._backward:
             self._backward, self._first_use = True, self._last_use
@@ -340,7 +235,7 @@ class Activations:
             self._changed.wait(0.1)
         self.waited_seconds += time.monotonic() - begin
 
-    def _enqueue(self, entry: _Entry) -> None:
+    def _enqueue(self, entry: Entry) -> None:
         if entry.state == HELD:
             entry.fetched = self._copies.fetch(entry.memory) if self._copies else None
             entry.state = QUEUED
@@ -349,9 +244,9 @@ class Activations:
     def _is_writing(self) -> bool:
         return any(e.state in (QUEUED, WRITING) for e in self._entries.values())
 
-    def _load(self, entry: _Entry) -> None:
+    def _load(self, entry: Entry) -> None:
         """Leaves the lock while it reads."""
-        run = self._take_run(entry, self._stored_after(entry.order))
+        run = take_run(entry, self._stored_after(entry.order), SEGMENT_BYTES)
         begin = time.monotonic()
         self._changed.release()
         try:
@@ -360,22 +255,9 @@ class Activations:
             self._changed.acquire()
             self.waited_seconds += time.monotonic() - begin
 
-    def _stored_after(self, order: Tuple[int, int, int]) -> Iterator[_Entry]:
+    def _stored_after(self, order: Tuple[int, int, int]) -> Iterator[Entry]:
         """In the order in which backward needs them."""
         return (e for e in self._stored.after(order) if e.state == STORED and len(e.ended) < e.users)
-
-    @staticmethod
-    def _take_run(first: _Entry, others: Iterator[_Entry], most: int = SEGMENT_BYTES) -> List[_Entry]:
-        """The first with what follows and can be read with it, which are LOADING then."""
-        run, size = [first], first.bytes
-        for e in others:
-            size += e.bytes
-            if size > most or e.segment is not run[-1].segment or e.at + e.bytes != run[-1].at:
-                break
-            run.append(e)
-        for e in run:
-            e.state = LOADING
-        return run
 
     @property
     def _room(self) -> int:
@@ -383,7 +265,7 @@ class Activations:
         room = max(self.keep, _WINDOW_BYTES) - self.held_bytes
         return room if self._ahead_bytes is None else min(room, self._ahead_bytes - self._loaded_bytes)
 
-    def _read_ahead(self, entry: _Entry) -> None:
+    def _read_ahead(self, entry: Entry) -> None:
         """Asks for the entries that backward needs next."""
         self._after = entry.order
         if not self._asked and self._stack and self._room >= SEGMENT_BYTES:
@@ -414,7 +296,7 @@ class Activations:
             room, stored = self._room, self._stored_after(self._after)
             first = next(stored, None) if room >= SEGMENT_BYTES else None
             self._asked = first is not None and first.bytes <= room
-            run = self._take_run(first, stored, min(SEGMENT_BYTES, room)) if first and self._asked else []
+            run = take_run(first, stored, min(SEGMENT_BYTES, room)) if first and self._asked else []
         if run:
             try:
                 self._read(run)
@@ -427,7 +309,7 @@ class Activations:
             batch = self._take_queued()
             if not batch:
                 return
-            segment = _Segment(self._stack[-1].end if self._stack else 0, batch)
+            segment = Segment(self._stack[-1].end if self._stack else 0, batch)
             self._stack.append(segment)
             if self._queue:
                 self._work.put(('write', None))
@@ -435,7 +317,7 @@ class Activations:
         begin = time.monotonic()
         error: Optional[Exception] = None
         try:
-            _all_of(os.pwritev, self._fd, [memory_of(fetched.values if fetched else memory) for memory, fetched in parts], segment.at)
+            all_of(os.pwritev, self._fd, [memory_of(fetched.values if fetched else memory) for memory, fetched in parts], segment.at)
         except OSError as e:
             error = OSError(e.errno, f'{os.strerror(e.errno or 0)} (saving a tensor for backward in the store)')
         except Exception as e:  # of the device, or any other: the trainer waits for this thread
@@ -448,9 +330,9 @@ class Activations:
             del parts
             self._changed.notify_all()
 
-    def _take_queued(self) -> List[_Entry]:
+    def _take_queued(self) -> List[Entry]:
         """Those that go into one segment, WRITING then. Those without a user stay, and end soon."""
-        batch: List[_Entry] = []
+        batch: List[Entry] = []
         size = 0
         while self._queue and (not batch or size + self._queue[0].bytes <= SEGMENT_BYTES):
             entry = self._queue.popleft()
@@ -462,7 +344,7 @@ class Activations:
                 size += entry.bytes
         return batch
 
-    def _written(self, entry: _Entry, done: bool) -> None:
+    def _written(self, entry: Entry, done: bool) -> None:
         entry.fetched, entry.state = None, STORED if done else HELD
         if done:
             self.written_bytes += entry.bytes
@@ -472,7 +354,7 @@ class Activations:
             entry.memory = entry.original = None
             self.held_bytes -= entry.bytes
 
-    def _read(self, run: List[_Entry]) -> None:
+    def _read(self, run: List[Entry]) -> None:
         """Of entries that are LOADING, without the lock. Each lies before the one that precedes it here."""
         found: List[Tuple[Any, torch.Tensor, Any]] = []  # buffer, memory, loaded
         begin = time.monotonic()
@@ -481,9 +363,9 @@ class Activations:
             views = [memory_of(memory) for _, memory, _ in reversed(found)]
             if len(views) == 1:  # by segments, the last one first: a reader that goes downwards, for whom the store reads ahead
                 for low in reversed(range(0, len(views[0]), SEGMENT_BYTES)):
-                    _all_of(os.preadv, self._fd, [views[0][low:low + SEGMENT_BYTES]], run[0].at + low)
+                    all_of(os.preadv, self._fd, [views[0][low:low + SEGMENT_BYTES]], run[0].at + low)
             else:
-                _all_of(os.preadv, self._fd, views, run[-1].at)
+                all_of(os.preadv, self._fd, views, run[-1].at)
             if self._copies:
                 found = [((None, None), *self._copies.send(memory, e.skip)) for e, (_, memory, _) in zip(run, found)]
         except BaseException as e:
@@ -493,7 +375,7 @@ class Activations:
             raise
         self._end_read(run, found, time.monotonic() - begin)
 
-    def _end_read(self, run: List[_Entry], found: List[Tuple[Any, torch.Tensor, Any]], seconds: float = 0.0) -> None:
+    def _end_read(self, run: List[Entry], found: List[Tuple[Any, torch.Tensor, Any]], seconds: float = 0.0) -> None:
         with self._changed:
             self._reading_seconds += seconds
             self._pass_read += sum(e.bytes for e in run) if found else 0
@@ -510,12 +392,12 @@ class Activations:
             self.held_bytes_max = max(self.held_bytes_max, self.held_bytes)
             self._changed.notify_all()
 
-    def _memory(self, entry: _Entry) -> Tuple[Any, torch.Tensor, Any]:
+    def _memory(self, entry: Entry) -> Tuple[Any, torch.Tensor, Any]:
         """Room for an entry that is read. New memory would cost a page fault for each page, so that of ended entries serves again, each
         time as another storage."""
         if self._copies:
             return (None, None), self._copies.host(_BYTE, entry.bytes), None
-        size = entry.bytes + _ALIGNMENT  # for any skip
+        size = entry.bytes + ALIGNMENT  # for any skip
         with self._changed:
             buffer = self._spare.take(size) or mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         content = (ctypes.c_ubyte * entry.bytes).from_buffer(buffer, entry.skip)
@@ -523,7 +405,7 @@ class Activations:
 
     def _end_unused(self) -> None:
         self._told = False
-        dead: List[_Segment] = []
+        dead: List[Segment] = []
         with self._changed:
             while self._unused:
                 entry = self._unused.popleft()
@@ -535,7 +417,7 @@ class Activations:
         for segment in dead:  # only this thread gives their places to others
             _libc.fallocate(self._fd, _PUNCH, segment.at, segment.end - segment.at)
 
-    def _drop(self, entry: _Entry, dead: List[_Segment]) -> None:
+    def _drop(self, entry: Entry, dead: List[Segment]) -> None:
         if entry.memory is not None:
             self.held_bytes -= entry.bytes
             if not entry.segment:
@@ -558,45 +440,3 @@ class Activations:
             if not entry.segment.living:
                 entry.segment.entries = []
                 dead.append(entry.segment)
-
-    # -- the file --
-
-    @staticmethod
-    def _open(folder: str) -> int:
-        place = tempfile.mkdtemp(prefix='.activations-', dir=folder)
-        path = os.path.join(place, 'saved')
-        try:
-            os.setxattr(place, XATTR + 'dtype', b'u8')
-            os.setxattr(place, XATTR + 'class', b'scratch')
-            fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-            os.unlink(path)
-        finally:
-            os.rmdir(place)
-        fcntl.fcntl(fd, fcntl.F_SETFL, os.O_DIRECT)  # no copies in the page cache
-        return fd
-
-
-_CLOSE_SECONDS_MAX = 60
-_WINDOW_BYTES = 32 << 20  # of entries that are being written or read ahead
-
-
-def _is_plain(t: torch.Tensor) -> bool:
-    return type(t) in (torch.Tensor, torch.nn.Parameter) and t.layout == torch.strided and not t.is_sparse
-
-
-def _all_of(call: Callable[[int, List[memoryview], int], int], fd: int, views: List[memoryview], at: int) -> None:
-    """preadv or pwritev, as often as it takes."""
-    while views:
-        n = call(fd, views, at)
-        if n == 0:
-            raise OSError(errno.EIO, 'the file of saved tensors ends early')
-        at += n
-        while views and n >= len(views[0]):
-            n -= len(views.pop(0))
-        if n:
-            views[0] = views[0][n:]
-
-
-def _modified(shape: Any) -> RuntimeError:
-    return RuntimeError(f'one of the variables needed for gradient computation has been modified by an inplace operation: a saved tensor '
-                        f'of shape {tuple(shape)}')
