@@ -16,7 +16,7 @@ import pytest
 from trainer import LR, SECONDS_MAX, TOP, equal, random_parameters, shared_root as root, shared_store  # first: it makes the client importable
 import torch
 import hitrain
-from hitrain import _blocks, checkpoint
+from hitrain import _blocks, _safetensors, checkpoint
 from hitrain._bytes import memory_of
 from hitrain.checkpoint import export_safetensors, import_safetensors
 
@@ -103,7 +103,7 @@ def test_blocks_are_copied_at_the_same_time(root, tmp_path, monkeypatch, dtype, 
         copy(*args, **kw)
         assert together.is_set()
     monkeypatch.setattr(_blocks, 'BLOCK_BYTES', 8192)
-    monkeypatch.setattr(checkpoint, 'PIECE_BYTES', 1000)
+    monkeypatch.setattr(_safetensors, 'PIECE_BYTES', 1000)
     monkeypatch.setattr(_blocks, 'write_at', write_together)
     copied(export_safetensors, root, tmp_path / 'model.safetensors', dtype=dtype)
     assert direct == (not refused)
@@ -116,15 +116,15 @@ def test_blocks_are_copied_at_the_same_time(root, tmp_path, monkeypatch, dtype, 
 def test_elements_may_lie_across_blocks(tmp_path, monkeypatch):
     """Other programs write tensors at any byte, and each block of a file that O_DIRECT writes begins at a page."""
     monkeypatch.setattr(_blocks, 'BLOCK_BYTES', 4096)
-    monkeypatch.setattr(checkpoint, 'PIECE_BYTES', 64)
+    monkeypatch.setattr(_safetensors, 'PIECE_BYTES', 64)
     values = torch.randn(3000)
     (tmp_path / 'a').write_bytes(b'123' + bytes(memory_of(values)))
-    odd = checkpoint.Tensor('odd', str(tmp_path / 'a'), 'U8', [3], 0, 3)
-    t = checkpoint.Tensor('t', str(tmp_path / 'a'), 'F32', [3000], 3, 12000)
+    odd = _safetensors.Tensor('odd', str(tmp_path / 'a'), 'U8', [3], 0, 3)
+    t = _safetensors.Tensor('t', str(tmp_path / 'a'), 'F32', [3000], 3, 12000)
     out = bytearray(3 + 6000)
     with _blocks.opened(os.O_RDONLY) as sources:
-        for block in checkpoint._cut([odd, t], torch.bfloat16, 0):
-            checkpoint._fill(memoryview(out)[block.at:block.at + block.size], block, sources)
+        for block in _safetensors.cut([odd, t], torch.bfloat16, 0):
+            _safetensors.fill(memoryview(out)[block.at:block.at + block.size], block, sources)
     converted = values.bfloat16()
     assert out == b'123' + bytes(memory_of(converted))
 

@@ -10,7 +10,7 @@ import pytest
 
 from trainer import LR, equal, mounted, on_threads, root, store  # first: it makes the client importable
 import torch
-from hitrain import AdamW, Shard, checkpoint, init_empty, offload
+from hitrain import AdamW, Shard, _safetensors, checkpoint, init_empty, offload
 from hitrain.checkpoint import export_safetensors, import_safetensors
 
 SHAPES = {'scalar': (), 'one': (1,), 'none': (0, 7), 'nothing': (0,), 'w': (3, 0x51), 'cube': (2, 1, 5)}
@@ -195,7 +195,7 @@ def test_each_dtype_of_a_store_is_exported_with_its_shape(root, tmp_path, shape,
     AdamW([('w', torch.nn.Parameter(torch.ones(2)))], root, lr=LR).close()
     for word, kind in checkpoint.DTYPES.items():
         path = root / f'of {word}'
-        path.write_bytes(bytes(range(8))[:checkpoint.BYTES[kind]] * (elements or 0))
+        path.write_bytes(bytes(range(8))[:_safetensors.BYTES[kind]] * (elements or 0))
         os.setxattr(path, 'user.hitrain.dtype', word.encode())
         if elements is None:
             with pytest.raises(OSError):

@@ -9,9 +9,9 @@ from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Set, 
 import torch
 from torch import nn
 
-from hitrain import checkpoint
 from hitrain._bytes import memory_of
 from hitrain._gate import withdrawn_to
+from hitrain._safetensors import FLOATS, Tensor, files_of, read_bytes, read_header
 
 _MAPPED_BYTES = 64 << 10
 _MAP_NORESERVE = getattr(mmap, 'MAP_NORESERVE', 0x4000)
@@ -140,15 +140,15 @@ class _Source:
     """Tensors by name: safetensors (a file, or a folder with an index), a checkpoint of torch.save, or a mapping."""
 
     def __init__(self, weights: Weights) -> None:
-        self._places: Dict[str, checkpoint.Tensor] = {}
+        self._places: Dict[str, Tensor] = {}
         self._tensors: Mapping[str, torch.Tensor] = {}
         if isinstance(weights, Mapping):
             self._tensors = weights
             return
         path = os.fspath(weights)
         if os.path.isdir(path) or path.endswith('.safetensors'):
-            for file in checkpoint._files_of(path):
-                self._places.update((t.name, t) for t in checkpoint._read_header(file))
+            for file in files_of(path):
+                self._places.update((t.name, t) for t in read_header(file))
         else:
             self._tensors = _load(path)
 
@@ -160,12 +160,12 @@ class _Source:
             value = self._tensors[name]
         else:
             t = self._places[name]
-            if t.dtype not in checkpoint.FLOATS:
-                raise ValueError(f'{name} has the dtype {t.dtype} in {t.path}, which is none of {", ".join(checkpoint.FLOATS)}')
-            value = torch.empty(t.shape, dtype=checkpoint.FLOATS[t.dtype])
+            if t.dtype not in FLOATS:
+                raise ValueError(f'{name} has the dtype {t.dtype} in {t.path}, which is none of {", ".join(FLOATS)}')
+            value = torch.empty(t.shape, dtype=FLOATS[t.dtype])
             fd = os.open(t.path, os.O_RDONLY | os.O_CLOEXEC)
             try:
-                checkpoint._read(fd, memory_of(value), t.at, t)
+                read_bytes(fd, memory_of(value), t.at, t)
             finally:
                 os.close(fd)
         if value.shape != p.shape:

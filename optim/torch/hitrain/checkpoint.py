@@ -2,8 +2,7 @@
 """Models of a store as safetensors files, and back, a few megabytes at a time.
 
 Both directions copy in blocks, several at a time (_blocks.py), in the same memory for each model. They need neither the
-package safetensors nor the model's code. https://huggingface.co/docs/safetensors describes the format: eight bytes
-with the size of a header, the header (JSON: name, dtype, shape and place of each tensor), then the tensors.
+package safetensors nor the model's code. _safetensors.py has the format.
 """
 import collections
 import contextlib
@@ -16,45 +15,26 @@ import os
 import re
 import struct
 import threading
-from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Set, Tuple, Union
+from typing import Any, Callable, Dict, Iterator, List, Optional, Set, Tuple, Union
 
 import torch
 
 from hitrain import _blocks, _making
-from hitrain._bytes import memory_of
 from hitrain._packs import places_of
 from hitrain._root import Root
-from hitrain._words import FILE_DTYPES, HIDDEN, XATTR, attribute, bytes_of, check_name, close_quietly, read_shape, shape_word
+from hitrain._safetensors import BYTES, FLOATS, INDEX, PAGE, RESERVED, Block, Tensor, cut, files_of, fill, out_dtype, out_size, read_header
+from hitrain._words import FILE_DTYPES, HIDDEN, XATTR, attribute, check_name, close_quietly, read_shape, shape_word
 
 __all__ = ['export_safetensors', 'import_safetensors']
 
 Path = Union[str, 'os.PathLike[str]']
 
-PIECE_BYTES = 1 << 20           # of a source, converted at a time
-PAGE = mmap.PAGESIZE
-HEADER_BYTES_MAX = 100_000_000  # as the package safetensors has it
-DIMENSIONS_MAX = 64
-RESERVED = '__metadata__'       # a header's own entry
 SHARD_BYTES = 5_000_000_000     # as in transformers
-INDEX = 'model.safetensors.index.json'
 # What an export may write into a folder.
 EXPORTED = re.compile(r'model(-\d{5}-of-\d{5})?\.safetensors|' + re.escape(INDEX))
 # The store's word for a dtype, and that of safetensors.
 DTYPES = {'f32': 'F32', 'bf16': 'BF16', 'f16': 'F16', 'f64': 'F64', 'i8': 'I8', 'u8': 'U8', 'i16': 'I16', 'u16': 'U16',
           'i32': 'I32', 'u32': 'U32', 'i64': 'I64', 'u64': 'U64', 'bool': 'BOOL'}
-BYTES = {'F64': 8, 'I64': 8, 'U64': 8, 'F32': 4, 'I32': 4, 'U32': 4, 'F16': 2, 'BF16': 2, 'I16': 2, 'U16': 2, 'I8': 1,
-         'U8': 1, 'BOOL': 1}
-FLOATS = {'F32': torch.float32, 'BF16': torch.bfloat16, 'F16': torch.float16, 'F64': torch.float64}
-
-
-class Tensor(NamedTuple):
-    """A tensor in a file. at: offset of its first byte there."""
-    name: str
-    path: str
-    dtype: str  # in the words of safetensors
-    shape: List[int]
-    at: int
-    size: int
 
 
 def export_safetensors(root: Path, path: Path, *, dtype: Optional[torch.dtype] = None,
@@ -123,7 +103,7 @@ def import_safetensors(path: Path, root: Path, *, dtype: Optional[torch.dtype] =
     All headers are read and checked first. One commit publishes the model; after an error the root is as it was.
     """
     path, root = os.path.abspath(os.fspath(path)), os.path.abspath(os.fspath(root))
-    tensors = [t._replace(name=rename(t.name)) for name in _files_of(path) for t in _read_header(name)]
+    tensors = [t._replace(name=rename(t.name)) for name in files_of(path) for t in read_header(name)]
     for t in tensors:
         check_name(t.name)
         if t.dtype not in FLOATS or (dtype is None and FLOATS[t.dtype] not in FILE_DTYPES):
@@ -174,25 +154,15 @@ def _held(root: str) -> Iterator[Tensor]:
             yield Tensor(os.path.relpath(path, root), path, kind, list(read_shape(shape)) if shape else [size // BYTES[kind]], 0, size)
 
 
-def _out_dtype(t: Tensor, dtype: Optional[torch.dtype]) -> str:
-    if dtype is None or t.dtype not in FLOATS:
-        return t.dtype
-    return next(word for word, d in FLOATS.items() if d == dtype)
-
-
-def _out_size(t: Tensor, dtype: Optional[torch.dtype]) -> int:
-    return t.size // BYTES[t.dtype] * BYTES[_out_dtype(t, dtype)]
-
-
 def _in_shards(tensors: List[Tensor], dtype: Optional[torch.dtype], most: int) -> List[List[Tensor]]:
     shards: List[List[Tensor]] = [[]]
     size = 0
     for t in tensors:
-        if shards[-1] and size + _out_size(t, dtype) > most:
+        if shards[-1] and size + out_size(t, dtype) > most:
             shards.append([])
             size = 0
         shards[-1].append(t)
-        size += _out_size(t, dtype)
+        size += out_size(t, dtype)
     return shards
 
 
@@ -205,7 +175,7 @@ def _shard_names(path: str, count: int) -> List[str]:
 
 
 def _index(shards: List[List[Tensor]], names: List[str], dtype: Optional[torch.dtype]) -> Dict[str, Any]:
-    total = sum(_out_size(t, dtype) for shard in shards for t in shard)
+    total = sum(out_size(t, dtype) for shard in shards for t in shard)
     where = {t.name: os.path.basename(name) for name, shard in zip(names, shards) for t in shard}
     return {'metadata': {'total_size': total}, 'weight_map': dict(sorted(where.items()))}
 
@@ -214,8 +184,8 @@ def _write_file(fd: int, tensors: List[Tensor], dtype: Optional[torch.dtype], so
     header: Dict[str, Any] = {RESERVED: {'format': 'pt'}}
     at = 0
     for t in tensors:
-        end = at + _out_size(t, dtype)
-        header[t.name] = {'dtype': _out_dtype(t, dtype), 'shape': t.shape, 'data_offsets': [at, end]}
+        end = at + out_size(t, dtype)
+        header[t.name] = {'dtype': out_dtype(t, dtype), 'shape': t.shape, 'data_offsets': [at, end]}
         at = end
     text = json.dumps(header, separators=(',', ':')).encode()
     text += b' ' * (-(8 + len(text)) % PAGE)  # the format wants a multiple of eight, and O_DIRECT one of pages
@@ -225,10 +195,10 @@ def _write_file(fd: int, tensors: List[Tensor], dtype: Optional[torch.dtype], so
 
     def written(block: Block) -> _blocks.Job:
         def job(buffer: memoryview) -> None:
-            _fill(buffer, block, sources)
+            fill(buffer, block, sources)
             target.write(buffer, block.size, block.at)
         return job
-    _blocks.run(written(block) for block in _cut(tensors, dtype, begin))
+    _blocks.run(written(block) for block in cut(tensors, dtype, begin))
     target.finish()
 
 
@@ -299,70 +269,6 @@ def _sync(folder: str) -> None:
 
 # ------------------------------------------------------------------- import
 
-def _files_of(path: str) -> List[str]:
-    if not os.path.isdir(path):
-        return [path]
-    index, whole = os.path.join(path, INDEX), os.path.join(path, 'model.safetensors')
-    if not os.path.exists(index):
-        return [whole]
-    if os.path.exists(whole):
-        raise ValueError(f'{path} has two models, {INDEX} and model.safetensors: remove the one that is not wanted')
-    with open(index, encoding='utf-8') as f:
-        try:
-            shards = set(json.load(f)['weight_map'].values())
-        except (AttributeError, KeyError, TypeError, ValueError, RecursionError) as e:
-            raise ValueError(f'{index} is no index of shards: {type(e).__name__}') from e
-    if not all(isinstance(s, str) and os.path.basename(s) == s for s in shards):
-        raise ValueError(f'{index} names files of other folders')
-    return [os.path.join(path, s) for s in sorted(shards)]
-
-
-def _read_header(path: str) -> List[Tensor]:
-    """The tensors of a file, in the order of their places. ValueError names the defect of a file that is none."""
-    with open(path, 'rb') as f:
-        size = os.fstat(f.fileno()).st_size
-        length = struct.unpack('<Q', f.read(8))[0] if size >= 8 else 0
-        if not 0 < length <= min(HEADER_BYTES_MAX, size - 8):
-            raise ValueError(f'{path} is no whole safetensors file: its header would have {length} of {size} bytes')
-        try:
-            header = json.loads(f.read(length))
-        except (ValueError, RecursionError) as e:
-            raise ValueError(f'{path} is no safetensors file: its header is not JSON ({e})') from e
-    if not isinstance(header, dict):
-        raise ValueError(f'{path} is no safetensors file: its header is no object')
-    header.pop(RESERVED, None)
-    found = [_described(path, name, said, 8 + length, size) for name, said in header.items()]
-    found.sort(key=lambda t: (t.at, t.size))
-    end = 8 + length
-    for t in found:
-        if t.at != end:
-            raise ValueError(f'{path}: {t.name} does not begin where the tensor before it ends')
-        end += t.size
-    if end != size:
-        raise ValueError(f'{path} has {size} bytes, and its tensors end at {end}')
-    return found
-
-
-def _described(path: str, name: str, said: Any, begin: int, size: int) -> Tensor:
-    try:
-        dtype, shape, (first, end) = said['dtype'], said['shape'], said['data_offsets']
-        elements = 1
-        if type(first) is not int or type(end) is not int or not 0 <= first <= end:
-            raise ValueError('the place is not that of bytes')
-        if begin + end > size:
-            raise ValueError(f'it ends after the file, which ends at {size}: the file is cut off')
-        if not isinstance(shape, list) or len(shape) > DIMENSIONS_MAX:
-            raise ValueError(f'the shape is not a list of at most {DIMENSIONS_MAX} numbers')
-        for n in shape:
-            if type(n) is not int or not 0 <= n <= size:  # so the product is no huge number
-                raise ValueError('the shape is not that of bytes in this file')
-            elements *= n
-        if dtype in BYTES and end - first != elements * BYTES[dtype]:
-            raise ValueError(f'{elements} elements of {dtype} do not take {end - first} bytes')
-    except (KeyError, TypeError, ValueError) as e:
-        raise ValueError(f'{path}: the tensor {name} is not described well: {e}') from e
-    return Tensor(name, path, dtype, shape, begin + first, end - first)
-
 
 @contextlib.contextmanager
 def _new_model(root: str, rule: str) -> Iterator[Root]:
@@ -422,7 +328,7 @@ class _Making:
 
     def jobs(self, tensors: List[Tensor]) -> Iterator[_blocks.Job]:
         for t in tensors:
-            blocks = list(_cut([t], self._dtype, 0))
+            blocks = list(cut([t], self._dtype, 0))
             if not blocks:  # it has no elements
                 os.close(_make_parameter(self._root, t, self._dtype or FLOATS[t.dtype]))
             elif len(blocks) == 1:  # the thread makes the file, too, while others make theirs
@@ -442,7 +348,7 @@ class _Making:
         self._write(self._make(t, 1), block, buffer)
 
     def _write(self, fd: int, block: 'Block', buffer: memoryview) -> None:
-        _fill(buffer, block, self._sources, ahead=True)
+        fill(buffer, block, self._sources, ahead=True)
         _blocks.write_at(fd, buffer[:block.size], block.at)
         with self._lock:
             self._left[fd] -= 1
@@ -459,95 +365,11 @@ def _make_parameter(root: str, t: Tensor, dtype: torch.dtype) -> int:
     try:
         os.setxattr(fd, XATTR + 'dtype', FILE_DTYPES[dtype].encode())
         os.setxattr(fd, XATTR + 'shape', shape_word(t.shape).encode())
-        os.ftruncate(fd, _out_size(t, dtype))
+        os.ftruncate(fd, out_size(t, dtype))
     except BaseException:
         close_quietly(fd)
         raise
     return fd
-
-
-# -------------------------------------------------------------------- bytes
-
-class Piece(NamedTuple):
-    """Bytes of a tensor as the target has it."""
-    tensor: Tensor
-    dtype: Optional[torch.dtype]  # of floats in the target; None: as they are
-    begin: int
-    end: int
-
-
-class Block(NamedTuple):
-    """Bytes of a target from `at` on, which one thread copies."""
-    at: int
-    size: int
-    pieces: List[Piece]
-
-
-def _cut(tensors: List[Tensor], dtype: Optional[torch.dtype], at: int) -> Iterator[Block]:
-    """Tensors that lie one after the other in a target, from the page `at` on. All blocks begin at a page. Where that allows it, a large tensor
-    begins a block: then reads of its file are as aligned as the writes."""
-    pieces: List[Piece] = []
-    size = 0
-    for t in tensors:
-        done, end = 0, _out_size(t, dtype)
-        if size >= PIECE_BYTES and size % PAGE == 0:
-            yield Block(at, size, pieces)
-            at, size, pieces = at + size, 0, []
-        while done < end:
-            n = min(end - done, _blocks.BLOCK_BYTES - size)
-            pieces.append(Piece(t, dtype, done, done + n))
-            done, size = done + n, size + n
-            if size == _blocks.BLOCK_BYTES:
-                yield Block(at, size, pieces)
-                at, size, pieces = at + size, 0, []
-    if pieces:
-        yield Block(at, size, pieces)
-
-
-def _fill(buffer: memoryview, block: Block, sources: _blocks.Opened, ahead: bool = False) -> None:
-    """ahead: the kernel reads the whole block at once. By itself it asks a device for a little at a time."""
-    at = 0
-    for p in block.pieces:
-        with sources.file(p.tensor.path) as fd:
-            if ahead:
-                _ask_for(fd, p)
-            _take(fd, p, buffer[at:at + p.end - p.begin])
-        at += p.end - p.begin
-
-
-def _ask_for(fd: int, p: Piece) -> None:
-    narrow = BYTES[p.tensor.dtype]
-    wide = bytes_of(p.dtype) if p.dtype else narrow
-    first, end = p.begin // wide * narrow, -(-p.end // wide) * narrow
-    with contextlib.suppress(OSError):
-        os.posix_fadvise(fd, p.tensor.at + first, end - first, os.POSIX_FADV_WILLNEED)
-
-
-def _take(fd: int, p: Piece, out: memoryview) -> None:
-    t = p.tensor
-    own = FLOATS.get(t.dtype)
-    if p.dtype is None or own is None or p.dtype == own:
-        _read(fd, out, t.at + p.begin, t)
-        return
-    wide, narrow = bytes_of(p.dtype), bytes_of(own)
-    step = PIECE_BYTES // max(wide, narrow)
-    for first in range(p.begin // wide, -(-p.end // wide), step):  # elements, of which the outer ones may be cut
-        values = torch.empty(min(step, t.size // narrow - first), dtype=own)
-        _read(fd, memory_of(values), t.at + first * narrow, t)
-        converted = values.to(p.dtype)
-        skipped = max(0, p.begin - first * wide)
-        there = memory_of(converted)[skipped:p.end - first * wide]
-        begin = first * wide + skipped - p.begin
-        out[begin:begin + len(there)] = there
-
-
-def _read(fd: int, memory: memoryview, at: int, t: Tensor) -> None:
-    done = 0
-    while done < len(memory):
-        n = os.preadv(fd, [memory[done:]], at + done)
-        if n == 0:
-            raise OSError(errno.EIO, f'the file ends within the tensor {t.name}', t.path)
-        done += n
 
 
 def _write(fd: int, data: bytes) -> None:
