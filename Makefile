@@ -512,7 +512,6 @@ demo: deps
 man_pages := $(wildcard mount-helpers/man/*.[78])
 in_bin := $(filter hitrain hitrainctl,$(built_programs))
 in_sbin := $(filter-out $(in_bin),$(built_programs))
-client_modules := $(wildcard optim/torch/hitrain_*.py)
 client_package := $(wildcard optim/torch/hitrain/*.py) optim/torch/hitrain/py.typed
 
 install: all
@@ -531,13 +530,12 @@ install: all
 install-client:
 	$(if $(PYTHONDIR),,$(error no folder for packages of $(PYTHON): name one in PYTHONDIR=))
 	install -d '$(DESTDIR)$(PYTHONDIR)/hitrain'
-	install -m 644 $(client_modules) '$(DESTDIR)$(PYTHONDIR)'
 	install -m 644 $(client_package) '$(DESTDIR)$(PYTHONDIR)/hitrain'
 
 # A copy, so that the build leaves nothing among the sources.
 wheel:
 	@rm -rf '$(O)/wheel' && mkdir -p '$(O)/wheel/src/hitrain'
-	@cp LICENSE optim/torch/pyproject.toml $(client_modules) '$(O)/wheel/src'
+	@cp LICENSE optim/torch/pyproject.toml '$(O)/wheel/src'
 	@cp $(client_package) '$(O)/wheel/src/hitrain'
 	@$(PYTHON) -m pip wheel --quiet --no-deps --no-build-isolation --wheel-dir '$(O)/wheel' '$(O)/wheel/src'
 	@rm -r '$(O)/wheel/src'
@@ -555,8 +553,7 @@ deb:
 uninstall:
 	rm -f $(foreach p,hitrain hitrainctl,'$(DESTDIR)$(PREFIX)/bin/$(p)') \
 		$(foreach p,mkfs.hitrain mount.hitrain mount.fuse.hitrain umount.hitrain umount.fuse.hitrain hitrain-fsck fsck.hitrain,'$(DESTDIR)$(SBINDIR)/$(p)') \
-		$(foreach m,$(notdir $(man_pages)),'$(DESTDIR)$(MANDIR)/man$(subst .,,$(suffix $(m)))/$(m)') \
-		$(if $(PYTHONDIR),$(foreach m,$(notdir $(client_modules)),'$(DESTDIR)$(PYTHONDIR)/$(m)'))
+		$(foreach m,$(notdir $(man_pages)),'$(DESTDIR)$(MANDIR)/man$(subst .,,$(suffix $(m)))/$(m)')
 	rm -rf '$(DESTDIR)$(PREFIX)/share/hitrain'
 	$(if $(PYTHONDIR),rm -rf '$(DESTDIR)$(PYTHONDIR)/hitrain')
 

@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The client as a package: it installs, former names still work, and its version is the programs'."""
-import importlib
+"""The client as a package: it installs, and its version is the programs'."""
 import os
 import re
 import subprocess
@@ -16,8 +15,6 @@ from hitrain.integrations import decay_groups
 PACKAGE = TOP / 'optim/torch/hitrain'
 PYTHON = '/usr/bin/python3'
 SECONDS_MAX = 300
-FORMER = {'hitrain_files': '_files', 'hitrain_root': '_root', 'hitrain_ranks': 'distributed',
-          'hitrain_topk': '_topk', 'hitrain_ahead': '_ahead'}
 # Makes one step with the package that is installed in argv[1], and with nothing of the source tree.
 TRAINER = """
 import sys, hitrain, torch
@@ -39,26 +36,11 @@ def run(*command, **environment):
 
 
 def modules():
-    return {f'hitrain/{path.name}' for path in PACKAGE.glob('*.py')} | {'hitrain/py.typed'} | {f'{name}.py' for name in FORMER} | {'hitrain_torch.py'}
+    return {f'hitrain/{path.name}' for path in PACKAGE.glob('*.py')} | {'hitrain/py.typed'}
 
 
 def train_with(folder, root):
     return run(PYTHON, '-c', TRAINER, folder, root, PYTHONPATH=str(folder))
-
-
-@pytest.mark.parametrize('old, new', FORMER.items())
-def test_former_modules_are_the_present_ones(old, new):
-    assert importlib.import_module(old) is importlib.import_module(f'hitrain.{new}')
-
-
-def test_former_classes_are_the_present_ones():
-    old = importlib.import_module('hitrain_torch')
-    for name in ('Optimizer', 'AdamW', 'Adam', 'SGD', 'Lion', 'Adagrad'):
-        assert getattr(old, f'Hitrain{name}') is getattr(hitrain, name)
-    assert old.Shard is hitrain.Shard and old.RankFailed is hitrain.RankFailed and old.AdamW is hitrain.AdamW
-    names = {}
-    exec('from torch.optim import *\nfrom hitrain_torch import *', names)
-    assert names['HitrainAdamW'] is hitrain.AdamW and names['AdamW'] is torch.optim.AdamW
 
 
 def test_the_package_brings_its_modules():

@@ -30,7 +30,7 @@ for program in mkfs.hitrain mount.hitrain umount.hitrain hitrain-fsck fsck.hitra
 hitrainctl doctor --json >/doctor.json || [ $? -ge 3 ]
 grep -q '"check": "io_uring"' /doctor.json
 for shell in hitrain hitrainctl; do bash -c "source /usr/share/bash-completion/completions/$shell; complete -p $shell"; done
-python3 -c 'import importlib.util; assert importlib.util.find_spec("hitrain") and importlib.util.find_spec("hitrain_torch")'
+python3 -c 'import importlib.util; assert importlib.util.find_spec("hitrain")'
 test -s /usr/share/doc/hitrain/copyright
 
 mkfs.hitrain --size=64M /srv/store.img

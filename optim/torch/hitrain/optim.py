@@ -82,8 +82,3 @@ class Adagrad(Optimizer):
 
     def state_words(self, group: Dict[str, Any]) -> Tuple[str, ...]:
         return 'step', 'sum'
-
-
-# Former names.
-HitrainOptimizer = Optimizer
-HitrainAdamW, HitrainAdam, HitrainSGD, HitrainLion, HitrainAdagrad = AdamW, Adam, SGD, Lion, Adagrad
