@@ -5,6 +5,7 @@ too (tests/support/late_device.py); test_torch_late.py has the orders and errors
 tests/gpu has the tests with a device (make check-gpu)."""
 import copy
 import gc
+import mmap
 import re
 import shutil
 import subprocess
@@ -131,9 +132,10 @@ def test_a_saved_tensor_is_written_read_and_forwarded(shared_store, monkeypatch,
 def test_a_part_of_a_storage_comes_back_as_aligned_as_it_was(shared_store):
     """Storages of a GPU begin at multiples of 512."""
     saved = _activations.Activations(str(shared_store.mountpoint), 0, set(), Copies(torch.device('cpu'), 0))
-    part = activations.matrix().view(-1)[7:7 + (100 << 10)]
+    whole = torch.frombuffer(mmap.mmap(-1, activations.MIB), dtype=torch.float32)
+    part = whole.copy_(activations.matrix().view(-1))[7:7 + (100 << 10)]
     packed, wanted = saved.pack(part), part.clone()
-    del part
+    del part, whole
     saved.settle()
     found = saved.unpack(packed)
     assert packed.entry.state == _activations.LOADED and torch.equal(found, wanted)
