@@ -89,6 +89,7 @@ static inline int run_all(Suite *s)
 struct suite_options {
     const char *name;
     int timeout_s;                          /* of each test; 0: that of Check */
+    void (*once)(void);                     /* before all tests, in the process that forks theirs */
     void (*setup)(void), (*teardown)(void); /* around each test, in its process */
 };
 
@@ -99,6 +100,7 @@ static inline int suite_run(const struct suite_options *options)
 
     if (options->timeout_s)
         tcase_set_timeout(all, options->timeout_s);
+    tcase_add_unchecked_fixture(all, options->once, NULL);
     tcase_add_checked_fixture(all, options->setup, options->teardown);
     for (const struct suite_test *t = suite_tests; t; t = t->next)
         if (suite_wants(t->test.name))

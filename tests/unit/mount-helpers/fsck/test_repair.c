@@ -528,6 +528,5 @@ TEST(of_any_records_nothing_is_left)
 
 int main(void)
 {
-    fsck_scenario_setup();
-    return run_tests("fsck repairs", .timeout_s = 600);
+    return run_tests("fsck repairs", .once = fsck_scenario_setup, .timeout_s = 600);
 }
