@@ -12,7 +12,7 @@ struct ht_sink {
 };
 /* All len bytes, with ctx a struct ht_sink. 0 or -errno. */
 int ht_sink_put(void *ctx, const void *data, size_t len) HT_MUST_CHECK;
-/* Prints an error of it. reader: what reads the stream, and what happens when both programs are started again. */
+/* Prints the error. reader: what reads the stream, and what happens when both programs are started again. */
 void ht_sink_explain(int error, const char *reader, const char *again);
 
 #endif

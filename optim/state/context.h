@@ -25,7 +25,7 @@
  *   gate      one of boundary, commit, abort, reset, creation of state, write of state at a time; held over I/O
  *   draining  a boundary or abort waits for the queue: threads that write or freeze a gradient wait
  *   hold      between a boundary and its publication: ranges are queued, none is taken
- *   alone     the same while a file of it is published alone
+ *   alone     the same while one of its files is published alone
  *   async     a closer ends the step: it has the gate from the request to the publication (step/closer.c)
  *   deciding  such a boundary has not queued its updates yet: reads of what they will change wait already
  *

@@ -69,7 +69,7 @@ struct ht_param {
     };
     struct ht_param_meta cur, pub;
     struct ht_state_link state_link[HT_STATES_MAX];        /* those of cur, in its order (totals.c) */
-    struct ht_totals counted HT_GUARDED_BY(HT_LOCK_OPTIM); /* what its root's totals have of it */
+    struct ht_totals counted HT_GUARDED_BY(HT_LOCK_OPTIM); /* its part of the root's totals */
     struct ht_obj *obj, *grad, *state[HT_STATES_MAX];      /* references; state[i] belongs to cur.oid[i] */
     struct ht_obj *sum; /* reference; of gradients, f32; NULL where nothing was ever accumulated */
 

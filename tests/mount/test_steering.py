@@ -209,7 +209,7 @@ def test_a_claim_protects_the_words_of_the_model(root):
 
 
 def test_a_claim_leaves_state_open_to_other_ranks(root):
-    """They write their parts of it, as of parameters, while one process steers. Only an open step prevents that."""
+    """They write their parts, as of parameters, while one process steers. Only an open step prevents that."""
     holder = Ctl(root)
     assert holder('claim trainer') == 'ok'
     word(root, 'optimizer', SGD + ' momentum=0.5')

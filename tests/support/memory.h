@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * memory.h - pinned memory for tests that open thousands of stores, and how many processors they may use. The linker
- * puts it in front of the functions that ask the kernel (Makefile, memory_flags); the programs know nothing of it.
+ * puts it in front of the functions that ask the kernel (Makefile, memory_flags); the programs do not know that.
  */
 #ifndef HITRAIN_TESTS_SUPPORT_MEMORY_H
 #define HITRAIN_TESTS_SUPPORT_MEMORY_H

@@ -738,7 +738,7 @@ static void expect_changed(struct beside *b)
     }
 }
 
-TEST_LOOP(what_changes_beside_a_repair_stays_changed, PHASES * CHANGES)
+TEST_LOOP(what_changes_beside_a_repair_stays_changed, PHASES *CHANGES)
 {
     enum phase phase = (enum phase)(_i % PHASES);
     struct beside b = {.change = (enum change)(_i / PHASES), .p = pattern(BIG, 1), .q = pattern(BIG, 99)};
