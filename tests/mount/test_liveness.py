@@ -4,7 +4,7 @@
 The same process that attacks looks now and then at a small file instead. So what processors and other programs take is
 in both rates, and only their ratio counts. Where it is bad, more windows follow.
 
-Beside changes of a huge file no read waits for long. Another process reads from another mount, which has nothing else to
+Beside changes of a huge file no open and no read waits for long. Another process reads from another mount, which has nothing else to
 do: when the machine stands still it waits, too, and only longer waits count. Daemons and readers have a high priority there.
 """
 import contextlib
@@ -213,12 +213,22 @@ def copy_range(source, target, n, to=0):
 
 def read_now_and_then(path, waits, word):
     os.setpriority(os.PRIO_PROCESS, 0, PRIORITY)
-    fd, page = os.open(path, os.O_RDONLY | os.O_DIRECT), mmap.mmap(-1, 4096)
+    page = mmap.mmap(-1, 4096)
     while True:
         began = time.monotonic_ns()
+        fd = os.open(path, os.O_RDONLY | os.O_DIRECT)
         assert os.preadv(fd, [page], 0) == 4096
+        os.close(fd)
         waits[word] = max(waits[word], time.monotonic_ns() - began)
         time.sleep(PAUSE_SECONDS)
+
+
+def write_and_rename(folder):
+    """These wait for the transaction of a change. They must not make readers wait."""
+    while True:
+        with open(folder / 'new', 'wb') as f:
+            os.fsync(f.fileno())
+        os.rename(folder / 'new', folder / 'old')
 
 
 def mount_hot(store):
@@ -233,22 +243,22 @@ def mount_hot(store):
 class Changes:
     """Of a file of very many chunks that all have the same bytes, and of its copies."""
 
-    def __init__(self, mnt):
-        self.mnt, self.copy = mnt, mnt / 'copy'
+    def __init__(self, mnt, chunks):
+        self.mnt, self.copy, self.chunks = mnt, mnt / 'copy', chunks
         self.fd = os.open(mnt / 'large', os.O_RDWR | os.O_CREAT)
 
     def grow(self):
         os.pwrite(self.fd, os.urandom(CHUNK), 0)
         os.fsync(self.fd)
         n = 1
-        while n < COPIES:
-            more = min(n, COPIES - n)
+        while n < self.chunks:
+            more = min(n, self.chunks - n)
             copy_range(self.fd, self.fd, more * CHUNK, n * CHUNK)
             n += more
 
     def copy_all(self):
         fd = os.open(self.copy, os.O_RDWR | os.O_CREAT)
-        copy_range(self.fd, fd, COPIES * CHUNK)
+        copy_range(self.fd, fd, self.chunks * CHUNK)
         os.close(fd)
 
     def sync(self):
@@ -277,8 +287,53 @@ class Changes:
         os.unlink(self.copy)
         self.sync()
 
+    # --- of a model root
 
-def test_no_read_waits_beside_changes_of_a_huge_file(make_store):
+    def command(self, line):
+        with open(self.mnt / '.hitrain' / 'ctl', 'r+b', buffering=0) as ctl:
+            ctl.write(f'{line}\n'.encode())
+
+    def snapshot(self):
+        self.command('snapshot kept')
+
+    def shorten_all(self):
+        os.ftruncate(self.fd, CHUNK)
+
+    def roll_back(self):
+        self.command('rollback kept')
+        assert os.fstat(self.fd).st_size == self.chunks * CHUNK
+
+    def clone(self):
+        run('hitrainctl', 'clone', self.mnt, 'kept', self.mnt.parent / 'clone', timeout=SECONDS_MAX)
+
+    def replace_new(self):
+        self.copy_all()
+        self.rename_over()
+
+    def remove(self):
+        for path in (self.mnt.parent / 'clone', self.mnt):
+            for name in os.listdir(path):
+                os.unlink(path / name)
+            os.rmdir(path)
+
+
+CALLS = {'files': ('grow', 'sync', 'copy_all', 'copy_while_synced', 'sync_all', 'shorten', 'sync_all', 'copy_all', 'rename_over',
+                   'copy_all', 'unlink'),
+         'model': ('grow', 'sync', 'snapshot', 'shorten_all', 'roll_back', 'clone', 'copy_all', 'sync_all', 'rename_over', 'replace_new',
+                   'remove')}
+
+
+def make_model(mnt):
+    (mnt / 'model').mkdir()
+    os.setxattr(mnt / 'model', 'user.hitrain.optimizer', b'sgd lr=0.1')
+    return Changes(mnt / 'model', CHUNKS)  # nothing is left of it for hitrain-fsck
+
+
+FOLDERS = {'files': lambda mnt: Changes(mnt, COPIES), 'model': make_model}
+
+
+@pytest.mark.parametrize('what', CALLS)
+def test_no_read_waits_beside_changes_of_a_huge_file(make_store, what):
     store = make_store()
     store.seconds = SECONDS_MAX
     store.image.unlink()
@@ -286,11 +341,11 @@ def test_no_read_waits_beside_changes_of_a_huge_file(make_store):
     os.truncate(store.image, CHUNKS * 3 // 2 * CHUNK)  # sparse
     run('mkfs.hitrain', '--log-size=4G', store.image)
     mnt, quiet = mount_hot(store), mount_hot(make_store())
-    longest, found, changes = memoryview(mmap.mmap(-1, 4096)).cast('Q'), [], Changes(mnt)
+    longest, found, changes = memoryview(mmap.mmap(-1, 4096)).cast('Q'), [], FOLDERS[what](mnt)
     pids = [forked(read_now_and_then, place / 'hot', longest, i) for i, place in enumerate((mnt, quiet))]
+    pids.append(forked(write_and_rename, mnt))
     try:
-        for name in ('grow', 'sync', 'copy_all', 'copy_while_synced', 'sync_all', 'shorten', 'sync_all', 'copy_all',
-                     'rename_over', 'copy_all', 'unlink'):
+        for name in CALLS[what]:
             longest[0] = longest[1] = 0
             getattr(changes, name)()
             time.sleep(SECONDS)  # what a change leaves to other threads
