@@ -30,7 +30,8 @@ FILES = 16
 RECORD_BYTES = 60       # of a chunk in the log
 CLAIM_SHARE = 0.29      # of the log, at most: live records
 OPTIONS = 'dram=32M,staging=24M'
-MAP_BYTES = MIB // BLOCK // 8 + 2 + 2 / 8    # for each MiB of a device
+MAP_BITMAPS = 33        # HT_FREE_BITMAPS
+MAP_BYTES = MIB // BLOCK // 8 + 2 + MAP_BITMAPS / 8    # for each MiB of a device: 38 MiB for a TiB
 RUNS = 5
 CHURN_LAPS = 10         # of a log of 1 MiB
 
