@@ -326,7 +326,7 @@ CALLS = {'files': ('grow', 'sync', 'copy_all', 'copy_while_synced', 'sync_all', 
 def make_model(mnt):
     (mnt / 'model').mkdir()
     os.setxattr(mnt / 'model', 'user.hitrain.optimizer', b'sgd lr=0.1')
-    return Changes(mnt / 'model', CHUNKS)  # nothing is left of it for hitrain-fsck
+    return Changes(mnt / 'model', CHUNKS)  # nothing is left for hitrain-fsck
 
 
 FOLDERS = {'files': lambda mnt: Changes(mnt, COPIES), 'model': make_model}

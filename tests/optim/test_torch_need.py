@@ -3,6 +3,7 @@
 import json
 import os
 import pathlib
+import re
 import subprocess
 
 import pytest
@@ -96,3 +97,10 @@ def test_mkfs_says_in_digits_for_how_many_parameters_a_large_store_is(tmp_path):
     os.truncate(image, 300 << 30)
     said = subprocess.run([BIN / 'mkfs.hitrain', image], check=True, stdout=subprocess.PIPE, text=True).stdout
     assert ' million parameters in f32' in said and 'e+' not in said
+    for count, dtype in re.findall(r'([0-9.]+) million (?:parameters )?in (f32|bf16)', said):
+        assert size(f'--params={round(float(count) * 1e6)}', f'--dtype={dtype}') <= 300 << 30  # one assumption, rounded down
+
+
+def test_a_size_of_something_else_shows_the_right_command():
+    done = subprocess.run([BIN / 'hitrainctl', 'size', 'adamw', '7B'], stderr=subprocess.PIPE, text=True)
+    assert done.returncode == 2 and 'hitrainctl size --params=N' in done.stderr
