@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the tests of the PyTorch client begin with: torch, the client's folder, and a mounted store. Import it before torch."""
+import atexit
 import multiprocessing
+import multiprocessing.forkserver
 import os
 import pathlib
 import sys
@@ -23,6 +25,7 @@ LR = 1e-2
 # New processes, which have nothing of the test. A server has imported torch, and forks: each would need a second for that.
 PROCESSES = multiprocessing.get_context('forkserver')
 PROCESSES.set_forkserver_preload(['torch', 'pytest'])
+atexit.register(multiprocessing.forkserver._forkserver._stop)  # and waits for it: the runner counts its time
 
 
 def on_threads(world, what):
