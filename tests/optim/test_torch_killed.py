@@ -261,6 +261,13 @@ def test_known_words_are_those_of_the_store_after_each_command(shared_root, comm
             optimizer._root.command('wait')
 
 
+@pytest.mark.parametrize('command', ['abort', 'rollback kept', 'claim'])
+def test_words_that_outlive_such_a_command_are_noticed(shared_root, monkeypatch, command):
+    monkeypatch.setattr(_settings, 'FORGETTING', {})
+    with pytest.raises(AssertionError, match='optimizer'):
+        test_known_words_are_those_of_the_store_after_each_command(shared_root, command)
+
+
 def test_every_command_of_the_client_is_above():
     sources = (TOP / 'optim/torch/hitrain').glob('*.py')
     used = {word for path in sources for word in re.findall(r"""command\([^)]*?f?['"]([a-z]+)""", path.read_text())}

@@ -308,6 +308,18 @@ def test_the_bits_are_those_in_memory_or_it_is_refused(shared_store, shared_root
 
 
 @pytest.mark.parametrize('shared_store', ['64M'], ids=['plain'], indirect=True)
+@pytest.mark.parametrize('name', ['detached, of the head', 'backward in parts', 'autograd.grad after a backward', 'read after backward'])
+def test_a_gradient_that_leaves_too_early_is_noticed(shared_store, shared_root, in_memory, monkeypatch, name):
+    """The fault that these patterns are for: nothing asks what still needs a weight, and later uses see the open step."""
+    monkeypatch.setattr(MappedFile, 'is_used', lambda f: False)
+    monkeypatch.setattr(MappedFile, 'seal', lambda f: None)
+    prepare, run, _ = PATTERNS[name]
+    wanted, model = in_memory_with(shared_root, in_memory, name, 'plain'), made(prepare)
+    with hitrain.offload(model, shared_root, keep=KEEP, lr=LR) as optimizer:
+        assert not all(map(torch.equal, wanted, train(model, optimizer, run)))
+
+
+@pytest.mark.parametrize('shared_store', ['64M'], ids=['plain'], indirect=True)
 @pytest.mark.parametrize('name', [n for n, (_, _, outcome) in PATTERNS.items() if outcome != BITS])
 def test_the_way_out_has_the_bits_in_memory(shared_store, shared_root, in_memory, name):
     wanted = in_memory_with(shared_root, in_memory, name, 'plain')
