@@ -19,7 +19,7 @@
  * closure, and lets no step begin during the publication.
  *
  * All but the two functions that take part in a commit run with ns.lock held for writing, inside a transaction. Content
- * is published without the lock, and long loops release it now and then (fs/ns/slice.h).
+ * is published without the lock, and long loops release it now and then (fs/ns/op.h).
  */
 #include "fs/ns/ns_priv.h"
 #include "fs/ns/pending.h"

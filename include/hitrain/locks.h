@@ -6,7 +6,7 @@
  * with HT_LOCK_CHECK (those with sanitizers, and LOCKS=1) end the process at the first lock taken out of order, whether
  * or not a thread waits. A new lock is one row here; tiering/base/lock.h has the types.
  *
- * Chunks are locked by their state under the store's lock (tiering/object/chunk_lock.c): in (object, index) order,
+ * Chunks are locked by their state under the store's lock (tiering/object/chunk.c): in (object, index) order,
  * before the store's lock and never together with a wait for staging buffers.
  */
 #ifndef HITRAIN_LOCKS_H
