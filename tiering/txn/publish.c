@@ -403,7 +403,10 @@ void ht_obj_publish(struct ht_obj *o, struct ht_tx *tx)
     ht_store_unlock(o->s);
 }
 
-/* A shorter size comes last, when nothing is published after it. */
+/*
+ * No chunk is published before the size that it lies in: a later growth would show its bytes after a crash. A shorter
+ * size comes last, when nothing is published after it.
+ */
 bool ht_obj_publish_part(struct ht_obj *o, uint64_t *index, size_t bytes, struct ht_tx *tx)
 {
     struct ht_slice slice = HT_SLICE_RESTING;
@@ -412,11 +415,11 @@ bool ht_obj_publish_part(struct ht_obj *o, uint64_t *index, size_t bytes, struct
 
     ht_store_lock(s);
     bool alone = o->scope == s->objects.scope0 && !o->deleted;
-    if (alone && (!o->published || o->size > o->pub_size))
-        publish_size(o, tx);
     for (; alone && (c = ht_chunk_next_marked(o, HT_MARK_UNPUBLISHED, index)); ++*index) {
         if (tx->records.len >= bytes)
             break;
+        if (!o->published || o->size > o->pub_size) /* it may have grown since the last chunk */
+            publish_size(o, tx);
         if (ht_chunk_unpublished(c)) {
             publish_chunk(o, c, *index, tx);
             ht_chunk_trim(o, *index);

@@ -330,6 +330,50 @@ TEST_LOOP(a_large_file_is_published_in_several_transactions, unless_many(1))
     ht_obj_put(obj);
 }
 
+static _Atomic uint64_t appended;
+
+static void *append(void *arg)
+{
+    for (uint64_t i = appended; !stop; appended = ++i) {
+        fill(i, 1, 1);
+        if (ht_obj_writeback(obj))
+            abort();
+    }
+    return arg;
+}
+
+/* A crash between two parts leaves no content behind the end of the file: a later growth would show it. */
+TEST_LOOP(a_file_that_grows_while_a_part_is_published_has_its_new_size, unless_many(1))
+{
+    enum { CHUNKS = 16000, PART_BYTES = 2 << 20 };
+    pthread_t writer;
+    struct ht_tx *tx;
+    uint64_t index = 0, lsn;
+
+    setup();
+    ht_obj_put(obj);
+    obj = object(CHUNK, 0);
+    fill(0, CHUNKS, 1);
+    ck_assert_int_eq(ht_obj_writeback(obj), 0);
+    stop = false;
+    appended = CHUNKS;
+    ck_assert_int_eq(pthread_create(&writer, NULL, append, NULL), 0);
+    ck_assert_int_eq(ht_tx_begin(s, 2 * PART_BYTES, &tx), 0);
+    (void)ht_obj_publish_part(obj, &index, PART_BYTES, tx);
+    ck_assert_int_eq(ht_tx_commit(tx, &lsn), 0);
+    ck_assert_int_eq(ht_store_sync(s, lsn), 0);
+    stop = true;
+    pthread_join(writer, NULL);
+    uint64_t oid = ht_obj_id(obj);
+    put_objects(obj, hot);
+    ht_store_close(s); /* a crash */
+    open_store();
+    obj = ht_obj_get(s, oid);
+    ck_assert_uint_ge(stats().chunks, CHUNKS);
+    ck_assert_uint_ge(ht_obj_size(obj), (stats().chunks - 1) * CHUNK + BLOCK);
+    ht_obj_put(obj);
+}
+
 TEST_LOOP(a_size_that_changes_again_counts_again, unless_many(1))
 {
     struct ht_tx *tx;
