@@ -83,9 +83,14 @@ void ht_owners_make_room(struct ht_owners *w)
     w->lacks_room = false;
 }
 
+bool ht_owners_are_full(const struct ht_owners *w, uint32_t group)
+{
+    return group < w->groups && w->groups == 1 && w->count >= w->most;
+}
+
 int ht_owners_note(struct ht_owners *w, const struct ht_owner_found *f)
 {
-    if (f->group >= w->groups || (w->groups == 1 && w->count >= w->most))
+    if (f->group >= w->groups || ht_owners_are_full(w, f->group))
         return 0;
     if (ht_array_grow((void **)&w->found, &w->cap, w->count + 1, sizeof(*w->found)))
         return -ENOMEM;

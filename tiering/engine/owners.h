@@ -75,6 +75,8 @@ uint32_t ht_owners_group_of(const struct ht_owners *w, uint64_t hashed);
 bool ht_owners_lack_room(struct ht_owners *w, uint32_t group);
 /* Groups leave with their notes until no room is lacking. No lock is held: it looks through all notes. */
 void ht_owners_make_room(struct ht_owners *w);
+/* Is it the last group, and has it as many notes as the bound says? */
+bool ht_owners_are_full(const struct ht_owners *w, uint32_t group);
 /* If the group has not left; and of the last group only as many as the bound says. -ENOMEM */
 int ht_owners_note(struct ht_owners *w, const struct ht_owner_found *f) HT_MUST_CHECK;
 /* The owners of the next place. NULL: there is none. The first call puts the notes in order. */

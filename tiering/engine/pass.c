@@ -93,11 +93,17 @@ static int take(struct ht_pass *p, struct ht_obj *o, const struct ht_ref *ref, u
     return HT_WALK_TAKEN;
 }
 
+/* Very many places may have the same content. Those that the notes have no room for come at once, as if alone. */
 static int come(struct ht_pass *p, struct ht_obj *o, const struct ht_ref *ref, uint64_t index, enum ht_pass_want want)
     HT_REQUIRES(HT_LOCK_STORE)
 {
-    if (want == HT_PASS_TWINS || (want == HT_PASS_ONCE && ref->shared))
-        return note_owner(p, o, ref, index, want == HT_PASS_TWINS);
+    bool twins = want == HT_PASS_TWINS;
+
+    if (twins && p->user->lone &&
+        ht_owners_are_full(&p->shared, ht_owners_group_of(&p->shared, content_of(o, ref))))
+        return take(p, o, ref, index);
+    if (twins || (want == HT_PASS_ONCE && ref->shared))
+        return note_owner(p, o, ref, index, twins);
     return want == HT_PASS_NONE || p->again ? HT_WALK_ON : take(p, o, ref, index);
 }
 

@@ -4,6 +4,7 @@
 #include "tests/unit/tiering/engine/compact.h"
 #include "tiering/api/compress.h"
 #include "tiering/base/log.h"
+#include "tiering/io/dev.h"
 
 enum { COLD = 24, STORE_MIB = 64 };
 
@@ -172,6 +173,40 @@ TEST_LOOP(changes_beside_a_run_stay, 2)
         ck_assert_int_eq(background_compress(s), 0);
     }
     ck_assert_int_eq(ht_store_commit(s), 0);
+}
+
+/* A run reads every place, also where very many have the same content, and the notes have no room for all of them. */
+TEST(copies_that_the_notes_have_no_room_for_are_read)
+{
+    enum { COPIES = 40, OWNERS_MAX = 4 };
+    struct ht_obj *copy[COPIES];
+    uint8_t *same = noise(SMALL, FILES);
+    uint64_t at_ns, before;
+    struct ht_scrub_stats st;
+
+    s->opts.owners_max = OWNERS_MAX; /* and twice as many notes */
+    for (unsigned i = 0; i < COPIES; i++) {
+        copy[i] = object(SMALL, 0);
+        put_all(copy[i], 0, same, SMALL);
+        ck_assert_int_eq(ht_obj_sync(copy[i]), 0);
+        ht_obj_evict(copy[i]);
+    }
+    before = read_bytes();
+    begin_scrub();
+    ck_assert(!goes_on(HT_ENGINE_DEDUP));
+    ht_store_lock(s);
+    struct ht_extent e = ht_ref_extent(&ht_chunk_find(copy[COPIES - 1], 0)->pub, 0);
+    ht_store_unlock(s);
+    uint8_t *place = (uint8_t *)ht_dev_ram_data(dev) + e.block * HT_BLOCK_BYTES;
+    *place ^= 1;
+    while (ht_store_scrub_stats(s, &st), st.state == HT_SCRUB_RUNNING)
+        ck_assert_int_ne(background_step(s, HT_ENGINE_SCRUB, &at_ns), HT_STEP_BLOCKED);
+    ck_assert_uint_eq(st.run_found, 1);
+    ck_assert_uint_ge(read_bytes() - before, reads + COPIES * (uint64_t)SMALL);
+    *place ^= 1;
+    for (unsigned i = 0; i < COPIES; i++)
+        ht_obj_put(copy[i]);
+    free(same);
 }
 
 int main(void)
