@@ -4,6 +4,7 @@ too (tests/support/late_device.py); test_torch_late.py has the orders and errors
 
 tests/gpu has the tests with a device (make check-gpu)."""
 import copy
+import errno
 import gc
 import mmap
 import re
@@ -19,7 +20,7 @@ if not hasattr(torch, 'compiler'):
     pytest.skip('PyTorch 2.1 or newer', allow_module_level=True)
 import hitrain
 from hitrain import _activations, _offload
-from hitrain._device import Copies, Leaving
+from hitrain._device import Copies, DeviceFile, Leaving
 from late_device import ILLEGAL, late
 import test_torch_activations as activations
 from test_torch_offload import KEEP, WIDTH, WORDS, Adapted, Image, Text, Twice, assert_equal, loss_of, made, train, values
@@ -370,6 +371,29 @@ def test_after_a_backward_that_raised_parameters_have_their_values_again(shared_
         optimizer.zero_grad()
         assert not optimizer._on_device and there(optimizer) == 0
         assert_equal(wanted, values(model))
+
+
+@pytest.mark.parametrize('how', ['a flush of weights', 'a copy of the gradient'])
+def test_weights_of_a_step_that_could_not_begin_have_their_values_again(shared_root, monkeypatch, how):
+    """They are sealed before their gradients leave the device."""
+    model = made(Branch)
+    wanted, x = values(model), torch.ones(2, WIDTH)
+
+    def fails(*unused):
+        raise OSError(errno.ENOSPC, 'of the test')
+    with offload(model, shared_root, 'sgd') as optimizer:
+        with monkeypatch.context() as context:
+            if how == 'a flush of weights':
+                context.setattr(optimizer, '_flush', fails)
+            else:
+                context.setattr(DeviceFile, 'fetch_gradient', fails)
+            with pytest.raises(OSError, match='of the test'):
+                model(x, True).backward()
+        optimizer.zero_grad()
+        assert_equal(wanted, values(model))
+        model(x, True).backward()
+        optimizer.step()
+        assert not torch.equal(wanted['b.weight'], model.b.weight)
 
 
 class Outside(torch.nn.Module):

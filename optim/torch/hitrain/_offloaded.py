@@ -90,8 +90,8 @@ class Offloaded(Hooked):
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Gradients of an unfinished step are taken back from the store, too."""
         super().zero_grad(set_to_none=set_to_none)
-        for f in self._bucket:  # which no step has got
-            if isinstance(f, MappedFile) and not self._is_final(f):
+        for f in self._mapped():
+            if not self._is_final(f):  # sealed, but no step has its gradient
                 f.unseal()
         self._bucket = {}
         if self._copies:
