@@ -205,7 +205,7 @@ static void holes(struct crash_scenario *s)
     scenario_commit(s);
 }
 
-/* Devices forget what became free: before the log has named its end, then, and when some of it is in use again. */
+/* Devices forget what became free: before the log has named its end, then, and when some is in use again. */
 static void discarded(struct crash_scenario *s)
 {
     uint64_t bytes;

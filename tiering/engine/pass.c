@@ -99,8 +99,7 @@ static int come(struct ht_pass *p, struct ht_obj *o, const struct ht_ref *ref, u
 {
     bool twins = want == HT_PASS_TWINS;
 
-    if (twins && p->user->lone &&
-        ht_owners_are_full(&p->shared, ht_owners_group_of(&p->shared, content_of(o, ref))))
+    if (twins && p->user->lone && ht_owners_are_full(&p->shared, ht_owners_group_of(&p->shared, content_of(o, ref))))
         return take(p, o, ref, index);
     if (twins || (want == HT_PASS_ONCE && ref->shared))
         return note_owner(p, o, ref, index, twins);

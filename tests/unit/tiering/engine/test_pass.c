@@ -175,7 +175,7 @@ TEST_LOOP(changes_beside_a_run_stay, 2)
     ck_assert_int_eq(ht_store_commit(s), 0);
 }
 
-/* A run reads every place, also where very many have the same content, and the notes have no room for all of them. */
+/* A run reads every place, also where very many have the same content, and the notes have no room for all. */
 TEST(copies_that_the_notes_have_no_room_for_are_read)
 {
     enum { COPIES = 40, OWNERS_MAX = 4 };
