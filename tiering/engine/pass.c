@@ -110,12 +110,14 @@ static int come(struct ht_pass *p, struct ht_obj *o, const struct ht_ref *ref, u
 static int look_at(void *ctx, struct ht_obj *o, struct ht_chunk *c, uint64_t index) HT_REQUIRES(HT_LOCK_STORE)
 {
     struct ht_pass *p = ctx;
-    bool came = p->current.oid == o->oid && p->current.index == index;
+    bool published = (c->flags & HT_CH_PUB) && ht_ref_holds(&c->pub);
+    bool came =
+        published && p->current.oid == o->oid && p->current.index == index && p->current.place == ht_ref_place(&c->pub);
     bool current = p->user->current && (c->flags & HT_CH_CUR) && !(c->flags & HT_CH_SHARE);
     int rc = HT_WALK_ON;
 
     p->current.oid = 0;
-    if (!came && (c->flags & HT_CH_PUB) && ht_ref_holds(&c->pub))
+    if (published && !came)
         rc = come(p, o, &c->pub, index, p->user->content(p->ctx, o, c));
     if (!current || (rc != HT_WALK_ON && rc != HT_WALK_TAKEN))
         return rc;
@@ -126,6 +128,7 @@ static int look_at(void *ctx, struct ht_obj *o, struct ht_chunk *c, uint64_t ind
     }
     p->current.oid = o->oid;
     p->current.index = index;
+    p->current.place = published ? ht_ref_place(&c->pub) : 0;
     return HT_WALK_PAUSE;
 }
 

@@ -59,8 +59,8 @@ struct ht_pass {
     uint64_t hashes_left; /* of places, with those of the present part */
     bool again;           /* this is not the first walk */
     struct {
-        uint64_t oid, index;
-    } current; /* of this chunk the published content has come, and the other one has not; oid 0: none */
+        uint64_t oid, index, place;
+    } current; /* of this chunk the content published there has come, and the other one has not; oid 0: none */
     /* What the last call found: no owners: nothing. `was` shows as much as the owner that shows most. */
     struct ht_move found;
     uint64_t content; /* of what comes beside its twins: they have the same. Else 0 */

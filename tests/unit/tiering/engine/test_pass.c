@@ -209,6 +209,42 @@ TEST(copies_that_the_notes_have_no_room_for_are_read)
     free(same);
 }
 
+/* What a commit publishes between the reads of a chunk's two references was not read yet. */
+TEST(a_reference_that_is_published_beside_a_run_is_read)
+{
+    struct ht_obj *o = object(MIB, SCOPE);
+    struct ht_scrub_stats st;
+    uint64_t at_ns, found = 0, lsn;
+    uint8_t *p = noise(MIB, FILES);
+
+    for (unsigned i = 0; i < 2; i++) {
+        p[0] ^= 1;
+        put_all(o, 0, p, MIB);
+        ck_assert_int_eq(ht_scope_writeback(s, SCOPE), 0);
+        if (i == 0)
+            ck_assert_int_eq(ht_scope_commit(s, SCOPE, &lsn), 0);
+    }
+    ht_obj_evict(o);
+    ht_store_lock(s);
+    const struct ht_chunk *c = ht_chunk_find(o, 0);
+    struct ht_extent published = ht_ref_extent(&c->pub, 0), current = ht_ref_extent(&c->cur, 0);
+    ht_store_unlock(s);
+    uint8_t *ram = (uint8_t *)ht_dev_ram_data(dev);
+    ram[published.block * HT_BLOCK_BYTES] ^= 1;
+    ram[current.block * HT_BLOCK_BYTES] ^= 1;
+    begin_scrub();
+    do {
+        ck_assert_int_ne(background_step(s, HT_ENGINE_SCRUB, &at_ns), HT_STEP_BLOCKED);
+        ht_store_scrub_stats(s, &st);
+        if (st.run_found != found)
+            ck_assert_int_eq(ht_scope_commit(s, SCOPE, &lsn), 0);
+        found = st.run_found;
+    } while (st.state == HT_SCRUB_RUNNING);
+    ck_assert_uint_eq(st.run_found, 2);
+    ht_obj_put(o);
+    free(p);
+}
+
 int main(void)
 {
     ht_log_set_level(HT_LOG_ERROR);
