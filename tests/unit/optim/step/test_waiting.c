@@ -1,9 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Gradients that wait for the norm: memory that they keep, sums that fail, and openers beside each other. */
+/*
+ * Gradients that wait for the norm: memory that they keep, sums that fail, and openers beside each other. And gradients
+ * that wait for a file of their root.
+ */
 #include "tests/unit/optim/step/fixture.h"
 
 #include "optim/state/context.h"
 #include "optim/state/param.h"
+#include "optim/state/root.h"
 #include "tests/support/fault_scenario.h"
 #include "tiering/base/fault.h"
 
@@ -140,6 +144,26 @@ TEST(openers_of_two_dtypes_beside_each_other)
         ck_assert_int_eq(pthread_create(&thread[i], NULL, open_often, (void *)(uintptr_t)dtypes[i]), 0);
     for (unsigned i = 0; i < 2; i++)
         pthread_join(thread[i], NULL);
+}
+
+/* The content of the file is published in parts: an update between them would tear it. */
+TEST(no_update_begins_while_a_file_is_published_alone)
+{
+    fixture_open_as(&w, "adamw lr=1e-2", 2);
+    for (unsigned i = 0; i < 2; i++)
+        fixture_param(&w, HT_DTYPE_F32, HT_DTYPE_F32, 1000, HT_SMALL_CHUNK_BYTES);
+    step_param(&w, &w.param[1]);
+    ck_assert_int_eq(ht_optim_publish_alone(w.o, ROOT, &w.param[1].oid, 1), -EBUSY);
+    commit_and_check();
+    ck_assert_int_eq(ht_optim_publish_alone(w.o, ROOT, &w.param[0].oid, 1), 0);
+    step_param(&w, &w.param[0]);
+    lock(w.o);
+    const struct ht_root *root = ht_opt_root_find(w.o, ROOT);
+    bool waits = root->pending == 1 && !root->running && ht_list_empty(&root->ready);
+    unlock(w.o);
+    ck_assert(waits);
+    ht_optim_published_alone(w.o, ROOT);
+    commit_and_check();
 }
 
 int main(void)
