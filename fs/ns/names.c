@@ -454,10 +454,12 @@ static int remove_locked(struct ht_ns_op *op, uint64_t parent, const char *name,
         return -ENOENT;
     i = e->inode;
     rc = ht_ns_check_removable(op->ns, i, want_dir);
+    if (rc == 0)
+        rc = ht_ns_reserve(op->ns, ht_ns_root(dir), 3, 1);
     if (rc != 0)
         return rc;
-    ht_ns_settle_root(op, i);
-    rc = ht_ns_reserve(op->ns, ht_ns_root(dir), 3, 1);
+    ht_ns_settle_root(op, i);                          /* cannot go back any more, and releases the lock */
+    rc = ht_ns_reserve(op->ns, ht_ns_root(dir), 3, 1); /* other threads may have used it */
     if (rc != 0) {
         op->ended_scope = 0;
         return rc;

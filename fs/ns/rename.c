@@ -221,9 +221,11 @@ static int move(struct ht_ns_op *op, struct renaming *r) HT_REQUIRES(HT_LOCK_NAM
 
     if (rc != 0)
         return rc;
-    if (replaced)
-        ht_ns_settle_root(op, replaced);
     rc = reserve(op->ns, r);
+    if (rc == 0 && replaced) {
+        ht_ns_settle_root(op, replaced); /* cannot go back any more, and releases the lock: others may use the room */
+        rc = reserve(op->ns, r);
+    }
     if (rc == 0 && r->whiteout)
         rc = make_whiteout(op, r, &at_from, &whiteout);
     if (rc != 0) {
