@@ -86,9 +86,10 @@ static int reset_param(struct ht_call *q, uint64_t ino)
 {
     int rc = ht_optim_may_steer(q->ctl->optim, q->root, &q->by);
 
-    if (rc == 0)
-        rc = ht_optim_reset(q->ctl->optim, q->root, ino, &q->by);
-    return rc == -ENOENT ? 0 : rc;
+    if (rc)
+        return rc;
+    rc = ht_optim_reset(q->ctl->optim, q->root, ino, &q->by);
+    return rc == -ENOENT ? 0 : rc; /* it never had a gradient, nor state */
 }
 
 static int drop_gradient(struct ht_call *q, uint64_t ino)
