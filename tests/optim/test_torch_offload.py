@@ -488,6 +488,31 @@ def test_zero_grad_takes_sent_gradients_back(shared_root):
         assert_equal(values(plain), values(own))
 
 
+CHANGES = {'the weight': lambda w: w.fill_(0.5), '.data': lambda w: w.data.fill_(0.5), 'other memory': lambda w: setattr(w, 'data', torch.full_like(w, 0.5))}
+
+
+@pytest.mark.parametrize('change', CHANGES)
+@pytest.mark.parametrize('options, finished', [({}, 0), ({}, 1), ({'redo': True, 'durable_every': 8}, 2)])
+def test_values_from_outside_outlive_a_step_that_is_taken_back(shared_root, change, options, finished):
+    """As those of load_state_dict() before the first batch, which was too large for memory."""
+    model, plain = made(), made()
+    with hitrain.AdamW(plain.named_parameters(), shared_root.with_name('plain'), lr=LR) as memory, \
+            hitrain.offload(model, shared_root, keep=KEEP, lr=LR, **options) as optimizer:
+        train(plain, memory, 0, finished)
+        train(model, optimizer, 0, finished)
+        with torch.no_grad():
+            for m in (model, plain):
+                CHANGES[change](m.head.weight)
+        wanted = values(model)
+        for _ in range(2):
+            loss_of(model, 7).backward()
+            optimizer.zero_grad()
+            assert_equal(values(model), wanted)
+        train(plain, memory, finished, finished + 2)
+        train(model, optimizer, finished, finished + 2)
+        assert_equal(values(model), values(plain))
+
+
 def test_conversions_are_refused_and_copies_are_ordinary(shared_root):
     model = made()
     with hitrain.offload(model, shared_root, keep=KEEP, lr=LR) as optimizer:

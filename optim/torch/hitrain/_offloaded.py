@@ -246,6 +246,11 @@ class Offloaded(Hooked):
             self._flush()
         super()._begin(changed)
 
+    def _publish_changed(self) -> None:
+        """An abort takes weights back to the last commit, and nothing but their files has what the program stored in them."""
+        if self._root.number('durable_step') == self._step:
+            self._root.command('commit')
+
     def _begin_at(self, step: int) -> None:
         super()._begin_at(step)
         left, self._left = self._left, {}

@@ -30,11 +30,15 @@ class Sending(Undoing):
             if holds != self._step:
                 raise RuntimeError(f'{self.root} went from step {self._step} to {holds}: somebody else steers it, too; abort() takes over '
                                    'what it holds')
+            self._publish_changed()
             self._begun = True
             self._send_config()
         for f in changed:
             if f not in self._pushed_alone:
                 self._push(f)
+
+    def _publish_changed(self) -> None:
+        """Before a step begins that may be taken back."""
 
     def _push_changed(self) -> None:
         for f in self._parameter_files():
