@@ -16,9 +16,12 @@ import pytest  # noqa: E402
 LINES_MAX = 40
 SECONDS_MAX = 800
 
-# torch.optim.AdamW in place of the store's: the script prints and saves what it should.
+# torch.optim.AdamW in place of the store's: the script prints and saves what it should. Threads of gloo may abort the process
+# when Python is gone, so it ends before that.
 PLAIN = """
+import atexit, os, sys
 import hitrain, torch
+atexit.register(lambda: (sys.stdout.flush(), os._exit(0)))
 
 class Plain(torch.optim.AdamW):
     def __init__(self, params, root, *, resume=False, full_state_dict=False, shard=None, **options):
