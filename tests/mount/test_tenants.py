@@ -229,7 +229,7 @@ def test_clients_of_a_silent_device_hold_up_nobody_else(make_pair):
     if not shutil.which('mkfs.ext4'):
         pytest.skip('mkfs.ext4 is needed')
     store, usual = make_pair(hosts=True), 4
-    mnt = store.mount_on(store.loops, 'device_timeout=1', 'commit=0', 'dram=64M', f'max_threads={usual}')
+    mnt = store.mount_on(store.loops, 'device_timeout=4', 'commit=0', 'dram=64M', f'max_threads={usual}')
     files, synced = [mnt / f'f{i}' for i in range(40)], [mnt / f's{i}' for i in range(12)]
     for path in files:
         path.write_bytes(ONES)
