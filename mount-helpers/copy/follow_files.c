@@ -14,6 +14,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "tiering/base/base.h"
 #include "tiering/base/files.h"
 #include <hitrain/words.h>
 
@@ -241,7 +242,7 @@ static int send_content(int fd, struct ht_follow_writer *w, uint64_t size)
             rc = n < 0 ? -errno : 0;
             break;
         }
-        if (!ht_stream_is_zero(part, (size_t)n))
+        if (!ht_is_zero(part, (size_t)n))
             rc = ht_follow_put_part(w, at, part, (size_t)n);
         at += (uint64_t)n;
     }

@@ -242,8 +242,3 @@ const char *ht_stream_same_refused(const struct ht_stream_same *s)
         return "its number of blocks is impossible";
     return s->path[0] != '\0' ? ht_stream_path_refused(s->path) : NULL;
 }
-
-bool ht_stream_is_zero(const uint8_t *p, size_t len)
-{
-    return !len || (p[0] == 0 && memcmp(p, p + 1, len - 1) == 0);
-}

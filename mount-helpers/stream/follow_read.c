@@ -4,6 +4,7 @@
 
 #include <stdlib.h>
 
+#include "tiering/base/base.h"
 #include "tiering/base/sparse.h"
 #include <hitrain/words.h>
 
@@ -38,7 +39,7 @@ static int take_header(struct ht_follow_reader *r, const uint8_t *h)
     rc = check_version(r, h);
     if (rc < 0)
         return rc;
-    if (proof > HT_FOLLOW_SUM || !ht_stream_is_zero(h + 36, 4) || (!proof && !ht_stream_is_zero(h + 40, 16)))
+    if (proof > HT_FOLLOW_SUM || !ht_is_zero(h + 36, 4) || (!proof && !ht_is_zero(h + 40, 16)))
         return ht_records_fail(&r->in, -EPROTO, "the header has bytes that this program does not know");
     r->head.step = r->step = ht_le64_load(h + 16);
     r->head.lineage = ht_le64_load(h + 24);
@@ -123,7 +124,7 @@ static int take_param(struct ht_follow_reader *r, size_t len, struct ht_follow_p
 
     p->numbers = ht_get_bytes(&in, HT_FOLLOW_NUMBERS_BYTES);
     p->path = r->path;
-    if (!p->numbers || !ht_stream_is_zero(p->numbers, 8) || !r->params_left)
+    if (!p->numbers || !ht_is_zero(p->numbers, 8) || !r->params_left)
         return ht_records_fail(&r->in, -EPROTO, "there is a parameter too many, or one without its numbers");
     p->section = !p->numbers[offsetof(struct ht_disk_redo_section, no_dtype)];
     if (p->section)

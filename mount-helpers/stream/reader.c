@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* reader.c - reads a stream, record by record. Nothing in it is believed before it was checked. */
 #include "mount-helpers/stream/stream.h"
+#include "tiering/base/base.h"
 #include <hitrain/words.h>
 
 enum { STATE_FIXED_BYTES = 8, SAME_FIXED_BYTES = 8, SHARD_FIXED_BYTES = 4 };
@@ -25,7 +26,7 @@ static int take_header(struct ht_stream_reader *r, const uint8_t *h)
         return ht_records_fail(&r->in, -EPROTO,
                                "the stream has blocks of %u bytes, and this program reads blocks of %u",
                                ht_le32_load(h + 16), HT_STREAM_BLOCK_BYTES);
-    if (!ht_stream_is_zero(h + 20, 4) || !ht_stream_is_zero(h + 40, 16))
+    if (!ht_is_zero(h + 20, 4) || !ht_is_zero(h + 40, 16))
         return ht_records_fail(&r->in, -EPROTO, "the header has bytes that this program does not know");
     r->head.step = ht_le64_load(h + 24);
     r->head.bytes = ht_le64_load(h + 32);
@@ -227,7 +228,7 @@ static int take_block(struct ht_stream_reader *r, uint64_t index, const struct h
         return ht_records_fail(&r->in, -EPROTO, "block %llu has another size", (unsigned long long)index);
     if (r->head.for_rank && !ht_moves_has(&r->moves, index))
         return ht_records_fail(&r->in, -EPROTO, "block %llu is none that the rank gets", (unsigned long long)index);
-    if (ht_stream_is_zero(r->in.payload, len))
+    if (ht_is_zero(r->in.payload, len))
         return ht_records_fail(&r->in, -EPROTO, "block %llu is zero, and such blocks are left out",
                                (unsigned long long)index);
     r->next_block = index + 1;

@@ -105,7 +105,6 @@ const char *ht_stream_state_refused(const struct ht_stream_state *s);
 const char *ht_stream_same_refused(const struct ht_stream_same *s);
 /* The same for an entry that comes after the one with the path last, which is of kind last_kind. */
 const char *ht_stream_order_refused(const char *last, enum ht_stream_kind last_kind, const char *path);
-bool ht_stream_is_zero(const uint8_t *p, size_t len);
 /* The dtype of a file that can be trained, or NULL. */
 const char *ht_stream_parameter(const struct ht_stream_entry *e);
 const char *ht_stream_float(const char *dtype, size_t len);

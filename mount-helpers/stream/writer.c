@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* writer.c - writes a stream, record by record. */
 #include "mount-helpers/stream/stream.h"
+#include "tiering/base/base.h"
 
 /* An incremental stream says first what it builds on. */
 static int put_base(struct ht_stream_writer *w, const struct ht_stream_base *base)
@@ -119,7 +120,7 @@ int ht_stream_put_block(struct ht_stream_writer *w, uint64_t index, const uint8_
 
     if (!len || len > HT_STREAM_BLOCK_BYTES || (w->for_rank && !ht_moves_has(&w->moves, index)))
         return -EINVAL;
-    if (ht_stream_is_zero(data, len))
+    if (ht_is_zero(data, len))
         return 0;
     sum = ht_hash128(data, len);
     ht_digest_put_block(&w->digest, index, &sum);
