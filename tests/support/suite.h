@@ -69,23 +69,6 @@ static inline bool suite_wants(const char *name)
     return !only || strcmp(only, name) == 0;
 }
 
-#undef tcase_add_test
-#undef tcase_add_loop_test
-#define tcase_add_loop_test(tc, test, begin, end) \
-    (suite_wants(#test) ? _tcase_add_test((tc), (test), 0, 0, (begin), (end)) : (void)0)
-#define tcase_add_test(tc, test) tcase_add_loop_test(tc, test, 0, 1)
-
-/* Runs the whole suite and frees it, with the same order in all hash tables each time. For main to return. */
-static inline int run_all(Suite *s)
-{
-    ht_id_hash_fix();
-    SRunner *r = srunner_create(s);
-    srunner_run_all(r, CK_ENV);
-    int failed = srunner_ntests_failed(r);
-    srunner_free(r);
-    return failed == 0 ? EXIT_SUCCESS : EXIT_FAILURE;
-}
-
 struct suite_options {
     const char *name;
     int timeout_s;                          /* of each test; 0: that of Check */
@@ -93,6 +76,7 @@ struct suite_options {
     void (*setup)(void), (*teardown)(void); /* around each test, in its process */
 };
 
+/* With the same order in all hash tables each time. For main to return. */
 static inline int suite_run(const struct suite_options *options)
 {
     Suite *suite = suite_create(options->name);
@@ -106,7 +90,12 @@ static inline int suite_run(const struct suite_options *options)
         if (suite_wants(t->test.name))
             _tcase_add_test(all, &t->test, t->signal, 0, t->first, t->end);
     suite_add_tcase(suite, all);
-    return run_all(suite);
+    ht_id_hash_fix();
+    SRunner *runner = srunner_create(suite);
+    srunner_run_all(runner, CK_ENV);
+    int failed = srunner_ntests_failed(runner);
+    srunner_free(runner); /* and the suite */
+    return failed == 0 ? EXIT_SUCCESS : EXIT_FAILURE;
 }
 
 /* All tests of the file. For main to return: run_tests("name", .timeout_s = 60, .setup = f). */
