@@ -7,7 +7,6 @@ samples) and flames.svg, a flame graph of these.
 """
 import html
 import os
-import pathlib
 import shutil
 import subprocess
 import time

@@ -9,7 +9,7 @@ import pytest
 
 from calls import fails, sync
 from conftest import wait_for
-from test_roots import command, put_gradient, random, word
+from test_roots import command, put_gradient, word
 from test_step_streams import content, gradient, make_model, receive, send
 
 REDO = 'adamw lr=0.01 weight_decay=0.1 redo=on durable_every=4 redo_keep=12'

@@ -12,11 +12,10 @@ import subprocess
 
 import pytest
 
-from calls import sync
 from conftest import BIN, SECONDS_MAX, wait_for
 from test_follow import REDO, same, sender
 from test_logged_steps import train
-from test_roots import command, put_gradient, random, word
+from test_roots import command, word
 from test_step_streams import STAGING, content, digest, make_model, step
 
 SSHD = shutil.which('sshd', path='/usr/sbin:/usr/local/sbin:/sbin')

@@ -12,7 +12,7 @@ import time
 import pytest
 
 from calls import fails, sync
-from conftest import BIN, MIB, SECONDS_MAX, run, wait_for
+from conftest import BIN, SECONDS_MAX, run, wait_for
 from models import new_model
 from test_roots import command, put_gradient, random, word
 from trees import ACL_FOLDER, describe, make_tree

@@ -13,7 +13,7 @@ because they share the number of their steps.
 import math
 import os
 import re
-from typing import Any, Callable, Dict, Iterable, List, Mapping, NamedTuple, Optional, Sequence, Set, Tuple
+from typing import Any, Callable, Dict, Iterable, List, Mapping, NamedTuple, Optional, Set, Tuple
 
 import torch
 
