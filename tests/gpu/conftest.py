@@ -10,7 +10,7 @@ import pytest
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / 'optim'))
 from trainer import store_of  # noqa: E402  # first: it makes the client importable
-from demo_store import detach  # noqa: E402
+from hitrain._daemon import detach  # noqa: E402
 
 SECONDS_MAX = 45  # a test takes some seconds
 

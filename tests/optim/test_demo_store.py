@@ -9,10 +9,11 @@ import pytest
 
 from trainer import store  # first: it makes the client importable
 import demo_store
+from hitrain import _daemon
 
 
 def test_who_keeps_a_mount_busy_is_named_at_once(store, monkeypatch):
-    monkeypatch.setattr(demo_store, 'HELD_SECONDS_MAX', 0.2)
+    monkeypatch.setattr(_daemon, 'HELD_SECONDS_MAX', 0.2)
     file = store.mountpoint / 'a file'
     file.write_bytes(b'x')
     with subprocess.Popen(['sleep', '1000'], cwd=store.mountpoint) as other, open(file):

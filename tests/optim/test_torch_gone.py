@@ -9,7 +9,7 @@ import pytest
 
 from trainer import LR, TOP, random_parameters, shared_root, shared_store, store  # first: it makes the client importable
 import hitrain
-from demo_store import detach
+from hitrain._daemon import detach
 from hitrain._root import DEAD, ELSEWHERE, MOVED
 from killed import give_gradients
 

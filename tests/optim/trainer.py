@@ -18,7 +18,8 @@ import torch  # noqa: E402
 TOP = pathlib.Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(TOP / 'optim/torch'), str(TOP / 'tests/support')]
 
-from demo_store import mounted, paths_of  # noqa: E402
+from demo_store import mounted  # noqa: E402
+from hitrain._daemon import paths_of  # noqa: E402
 
 SECONDS_MAX = 300
 LR = 1e-2

@@ -34,6 +34,7 @@ an unmount before that drops the step and all finished steps since `committed_st
 Only files and extended attributes are used: any other program may look on, and may write some of the gradients.
 The package is pure Python and works with torch 1.13 and 2.x.
 
+hitrain.store          a store that is made and mounted while a program needs it
 hitrain.optim          the optimizers
 hitrain.distributed    several processes that train one model
 hitrain.checkpoint     parameters of a store as safetensors files, and back; no optimizer state
@@ -43,8 +44,9 @@ from hitrain import checkpoint, distributed, integrations, optim  # noqa: F401
 from hitrain.optim import *  # noqa: F401, F403
 from hitrain._need import store_bytes
 from hitrain._offload import init_empty, materialize, microbatches, offload
+from hitrain.store import Store, StoreError
 from hitrain.optim import __all__ as _optimizers
 
-__all__ = [*_optimizers, 'init_empty', 'materialize', 'microbatches', 'offload', 'store_bytes']
+__all__ = [*_optimizers, 'Store', 'StoreError', 'init_empty', 'materialize', 'microbatches', 'offload', 'store_bytes']
 
 __version__ = '0.1.0'

@@ -41,6 +41,11 @@ def bytes_of(sizes: Sequence[Tuple[torch.dtype, int]], optimizer: str, momentum:
                for kind in {dtype for dtype, _ in sizes} or {torch.float32})
 
 
+def parameters_bytes(elements: int, dtype: torch.dtype) -> int:
+    """Of a model of which only its size is known: AdamW, without kept or logged steps, in tensors of a million elements."""
+    return _need(elements, elements // 1_000_000 + 1, *_KINDS[dtype], 4 * _STATES['adamw'], 0, 0, 0, 1)
+
+
 def store_bytes(model: Any, *, optimizer: str = 'adamw', momentum: float = 0.0, retain: int = 0, redo: bool = False, durable_every: int = 1,
                 redo_keep: int = 0, accumulate: int = 1) -> int:
     """How large a store must be that has only this model: a module (also on 'meta'), its parameters, or pairs with names.

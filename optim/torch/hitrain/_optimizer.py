@@ -362,13 +362,18 @@ def _forsake_all() -> None:
 os.register_at_fork(after_in_child=_forsake_all)
 
 
-def _close_all() -> None:
+def _close_all(below: str = '') -> None:
     """When the interpreter ends. A forked child leaves the optimizers of its parent alone."""
     with contextlib.ExitStack() as all_of_them:
         for optimizer in list(_LIVE):
-            if optimizer._pid == os.getpid():
+            if optimizer._pid == os.getpid() and optimizer.root.startswith(below):
                 optimizer._ends = True
                 all_of_them.callback(optimizer.close, 'has ended')
+
+
+def close_below(mountpoint: str) -> None:
+    """Before an unmount."""
+    _close_all(os.path.join(mountpoint, ''))
 
 
 def _refuse_capture() -> None:
