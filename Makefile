@@ -85,7 +85,7 @@
 ##   bench-fit  training what does not fit: offload() in an eighth of its memory beside all in memory, recomputation, XFS and
 ##              DeepSpeed, and the bound of the device; DTYPE=bf16, WIDTH= and BLOCKS= of the GPT; build/bench/fit.jsonl
 ##   profile    sample the daemon with perf during 20 s of training; report and flame graph into build/profile
-##   wheel      the PyTorch client as a wheel, into build/wheel
+##   wheel      the PyTorch client as a wheel, and one that has the programs, too, into build/wheel
 ##   install    put programs and man pages where mount and fsck look for them, and the PyTorch client where the system's
 ##              Python does (PREFIX= SBINDIR= PYTHONDIR= DESTDIR=)
 ##   install-client  the PyTorch client alone
@@ -272,6 +272,13 @@ dir_flags = $(if $(filter fs/fuse/% tests/unit/fs/fuse/% bench/steady_device.c,$
 LINKER := $(if $(filter asan,$(sans)),$(firstword $(foreach l,lld gold,$(if $(shell command -v ld.$(l)),-fuse-ld=$(l)))))
 LDFLAGS_ALL = $(SAN_FLAGS) $(LINKER) -pthread -Wl,--as-needed -Wl,-z,relro,-z,now $(LDFLAGS)
 LIBS := -luring -lnuma -lzstd -lxxhash -lblkid -lm
+# The programs of a wheel (BUNDLE=1) have their libraries with them. Those under the LGPL stay files of their own, which a user may replace, and
+# so does libxxhash: Debian's static one does not choose code for the processor.
+ifdef BUNDLE
+LIBS := -Wl,-Bstatic -luring -lzstd -Wl,-Bdynamic -lxxhash -lnuma -lblkid -lm
+LDFLAGS_ALL += -Wl,-rpath,'$$ORIGIN/../lib'
+FUSE_LIBS := $(if $(wildcard $(DEPS)/usr/lib/libfuse3.so),-L$(DEPS)/usr/lib) -lfuse3
+endif
 
 Q := $(if $(V),,@)
 say = $(if $(V),,$(info $(space) $(1)  $(2)))
@@ -532,13 +539,11 @@ install-client:
 	install -d '$(DESTDIR)$(PYTHONDIR)/hitrain'
 	install -m 644 $(client_package) '$(DESTDIR)$(PYTHONDIR)/hitrain'
 
-# A copy, so that the build leaves nothing among the sources.
+# Two: one is pure Python, one has the programs, too, for this architecture. Copies are built, so that nothing is left among the sources.
 wheel:
-	@rm -rf '$(O)/wheel' && mkdir -p '$(O)/wheel/src/hitrain'
-	@cp LICENSE optim/torch/pyproject.toml '$(O)/wheel/src'
-	@cp $(client_package) '$(O)/wheel/src/hitrain'
-	@$(PYTHON) -m pip wheel --quiet --no-deps --no-build-isolation --wheel-dir '$(O)/wheel' '$(O)/wheel/src'
-	@rm -r '$(O)/wheel/src'
+	@rm -rf '$(O)/wheel' && mkdir -p '$(O)/wheel'
+	@$(MAKE) --no-print-directory O='$(O)/bundle' B='$(O)/bundle' BUNDLE=1 all >/dev/null
+	@PYTHON='$(PYTHON)' mount-helpers/package/wheel.sh '$(O)/bundle' '$(O)/wheel' $(client_package)
 	@ls '$(O)'/wheel/*.whl
 
 # Built apart, because the prefix is compiled in.

@@ -95,16 +95,32 @@ def test_clean_removes_what_pip_leaves(tmp_path):
         assert os.listdir(tmp_path / 'optim/torch') == []
 
 
+def venv_with(wheel, place):
+    """Its Python. It has the system's PyTorch, as the wheel's dependency."""
+    run(PYTHON, '-m', 'venv', '--system-site-packages', '--without-pip', place)
+    run(place / 'bin/python', '-m', 'pip', 'install', '--quiet', '--no-index', wheel)
+    return place / 'bin/python'
+
+
 def test_a_wheel_has_all_of_it(root, tmp_path):
     out = tmp_path / 'build'
     run('make', '--no-print-directory', 'wheel', f'O={out}')
-    wheel, = out.glob('wheel/*.whl')
+    wheel, = out.glob('wheel/*-any.whl')
     with zipfile.ZipFile(wheel) as z:
         assert {n for n in z.namelist() if '.dist-info/' not in n} == modules()
-    run(PYTHON, '-m', 'venv', '--system-site-packages', '--without-pip', tmp_path / 'venv')  # with the system's PyTorch, as its dependency
-    own = tmp_path / 'venv/bin/python'
-    run(own, '-m', 'pip', 'install', '--quiet', '--no-index', wheel)
+    own = venv_with(wheel, tmp_path / 'venv')
     assert run(own, '-c', TRAINER, tmp_path / 'venv', root).startswith(f'[-1.0, -1.0, -1.0, -1.0] {hitrain.__version__}')
+
+    wheel, = out.glob('wheel/*-manylinux_*.whl')
+    own = venv_with(wheel, tmp_path / 'with programs')
+    script = tmp_path / 'train.py'
+    script.write_text("import os; open(os.environ['HITRAIN_STORE'] + '/a file', 'w').write('x')")
+    run('env', '-u', 'HITRAIN_BIN', f'XDG_RUNTIME_DIR={tmp_path}', 'PATH=/usr/bin:/bin', own, '-m', 'hitrain', 'run', script,
+        '--store', tmp_path / 's.img', '--size=64M', '--dram=24M', '--options=staging=24M')
+    assert 'clean' in run(own.parent / 'hitrain-fsck', '-n', tmp_path / 's.img')
+    assert 'needs python3' not in run(own.parent / 'hitrainctl', 'report', '--help')
+    used = run('ldd', next((tmp_path / 'with programs').rglob('hitrain/bin/hitrain')))
+    assert used.count('/hitrain/bin/../lib/') == 3 and 'not found' not in used
 
 
 def test_groups_as_trainers_make_them(root):

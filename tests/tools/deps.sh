@@ -166,7 +166,7 @@ build_fuse() {
 		cd "$work"
 		PATH=/usr/sbin:/usr/bin:/sbin:/bin
 		CC=gcc CFLAGS='-O2 -g' meson setup obj src --prefix=/usr --libdir=lib --buildtype=plain \
-			-Ddefault_library=static -Dexamples=false -Dtests=false -Dutils=false
+			-Ddefault_library=both -Dexamples=false -Dtests=false -Dutils=false
 		ninja -C obj
 		rm -rf "${deps:?}/usr"
 		DESTDIR=$deps meson install -C obj
@@ -177,7 +177,7 @@ build_fuse() {
 }
 
 have_fuse() {
-	if [ -s "$stamp" ] && [ -e "$deps/usr/lib/libfuse3.a" ]; then
+	if [ -s "$stamp" ] && [ -e "$deps/usr/lib/libfuse3.a" ] && [ -e "$deps/usr/lib/libfuse3.so" ]; then
 		return 0
 	fi
 	pkg-config --atleast-version=$fuse_min fuse3 2>/dev/null
@@ -189,7 +189,7 @@ build_example() {
 	install_missing "${example_packages[@]}"
 	fetch_source
 	say "building passthrough_hp into build/deps/bench"
-	if [ -e "$deps/usr/lib/libfuse3.a" ]; then
+	if [ -e "$deps/usr/lib/libfuse3.a" ] && [ -e "$deps/usr/lib/libfuse3.so" ]; then
 		flags="-isystem $deps/usr/include/fuse3 $deps/usr/lib/libfuse3.a -ldl"
 	else
 		flags=$(pkg-config --cflags --libs fuse3)

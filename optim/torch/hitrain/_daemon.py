@@ -10,6 +10,7 @@ import pathlib
 import select
 import shutil
 import subprocess
+import sys
 import time
 from typing import Iterator, List, Optional
 
@@ -33,6 +34,12 @@ def program(name: str, folder: Optional[pathlib.Path] = None) -> str:
         raise StoreError(f'{name} is not in {given}' if given else
                          f'{name} is not installed: take a wheel of hitrain that brings its programs, or the Debian package, or set HITRAIN_BIN')
     return found
+
+
+def start() -> None:
+    """hitrainctl and others, by the names that a wheel with programs gives them."""
+    name = os.path.basename(sys.argv[0])
+    os.execv(program(name), [name, *sys.argv[1:]])
 
 
 class Daemon:
