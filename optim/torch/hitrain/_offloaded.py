@@ -259,11 +259,11 @@ class Offloaded(Hooked):
         if self._residency:
             self._residency.step_ended(lambda f: f in left)
 
-    def _restore(self, wholly: bool, unread: bool, begun: bool) -> Dict[str, Any]:
+    def _restore(self, to: str, wholly: bool, unread: bool, begun: bool) -> Dict[str, Any]:
         with contextlib.suppress(OSError):  # of a dead mount
             for f in self._mapped():
                 f.flush_pages()  # what the kernel has not written yet would come to the store after the abort
-        return super()._restore(wholly, unread, begun)
+        return super()._restore(to, wholly, unread, begun)
 
     def _read_back(self, reread: bool, made: Iterable[str] = ()) -> List[str]:
         self._left.update(dict.fromkeys(self._parameter_files()))  # on all ranks

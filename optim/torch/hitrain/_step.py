@@ -1,19 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
 """What all ranks do in a step, and hooks that send gradients in backward."""
 import gc
+import os
 import re
 import warnings
 import weakref
-from typing import Any, Callable, Dict, Iterator, List, Tuple
+from typing import Any, Callable, Dict, Iterator, List, Tuple, Union
 
 import torch
 
 from hitrain._alone import Alone
 from hitrain._files import ParameterFile
+from hitrain._job import kept_numbers
 from hitrain._memory import check_apart
 from hitrain._packs import Member, PackFile
 from hitrain._parts import PLAIN
 from hitrain._send import Sending
+from hitrain._words import HIDDEN
 from hitrain.distributed import part_of
 
 
@@ -179,6 +182,20 @@ class Stepping(Sending):
         with those that called this."""
         with Alone(self._users, 'abort()'):
             self._go_back(wholly=True)
+
+    def kept_steps(self) -> List[int]:
+        """The kept steps that have their numbers as names, in order."""
+        with self._root.explained('kept steps'):
+            return sorted(kept_numbers(self.root))
+
+    def rollback(self, step: Union[int, str]) -> None:
+        """Go back to a kept step, by its number or name: the store, the tensors, and `committed_step`. What came later is gone, but for kept
+        steps. Hyper-parameters stay as param_groups has them. ValueError: the store does not keep this step. With a shard: on all ranks."""
+        kept = os.path.join(self.root, HIDDEN, 'snap', str(step))
+        if '/' in str(step) or not os.path.isdir(kept):
+            raise ValueError(f'{self.root} keeps no step {step}: retain= and snapshot() keep steps, and it has {self.kept_steps() or "none"}')
+        with Alone(self._users, 'rollback()'):
+            self._go_back(wholly=True, to=str(step))
 
     # -- in backward --
 

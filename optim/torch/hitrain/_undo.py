@@ -51,9 +51,9 @@ class Undoing(Attached):
             warnings.warn(f'a step failed, and {self.root} went back from step {finished} to its durable step {self._step}, as '
                           'its tensors did', RuntimeWarning, stacklevel=2)
 
-    def _go_back(self, wholly: bool) -> None:
-        """Take back the sent gradients of the open step, on all ranks; wholly: everything that is not durable. Tensors
-        are read again where the store has other values than before that step."""
+    def _go_back(self, wholly: bool, to: str = '') -> None:
+        """Take back the sent gradients of the open step, on all ranks; wholly: everything that is not durable, and then all after the kept step
+        `to`. Tensors are read again where the store has other values than before that step."""
         wholly = wholly or self._close_failed()
         if not (wholly or self._shard or self._begun or self._unread):
             return
@@ -67,7 +67,7 @@ class Undoing(Attached):
         self._torn = 'going back was not finished'
 
         def lead() -> Dict[str, Any]:
-            return self._restore(**{k: any(w[k] for w in wanted) for k in wants}) if self._ranks.leads else {}
+            return self._restore(to, **{k: any(w[k] for w in wanted) for k in wants}) if self._ranks.leads else {}
         now = lead() if alone else self._ranks.together('going back', lead)[0]
         if not alone:
             def follow() -> None:
@@ -80,10 +80,12 @@ class Undoing(Attached):
             self._feedback.forget()
         self._unread, self._torn = False, ''
 
-    def _restore(self, wholly: bool, unread: bool, begun: bool) -> Dict[str, Any]:
+    def _restore(self, to: str, wholly: bool, unread: bool, begun: bool) -> Dict[str, Any]:
         """On rank 0. Without an open step there is nothing to take back."""
         if wholly or (begun and (self._ended_and_lost() or (self._root.number('step_open') and not self._drop_all()))):
             self._root.command('abort')
+        if to:
+            self._root.command(f'rollback {to}')
         durable, step = self._root.number('durable_step'), self._root.number('step')
         self._pushed_again_after(durable)
         reread = wholly or unread or step != self._step

@@ -4,7 +4,9 @@ from typing import Any, Dict, List
 
 import torch
 
-__all__ = ['decay_groups']
+from hitrain._guard import SpikeGuard, lightning_guard, trainer_guard
+
+__all__ = ['SpikeGuard', 'decay_groups', 'lightning_guard', 'trainer_guard']
 
 
 def decay_groups(model: torch.nn.Module, weight_decay: float) -> List[Dict[str, Any]]:
