@@ -35,13 +35,13 @@ class SpikeGuard:
             optimizer.step()
             guard.see(loss.item())
 
-    window     steps over which mean and deviation of loss and norm are taken. Before a quarter of them nothing but NaN and infinity is a spike
+    window     steps over which mean and deviation of loss and norm are taken. Before a quarter of the window nothing but NaN and infinity is a spike
     sigma, ratio  a spike is above mean + sigma * deviation, and above ratio * mean. Values of a spike do not change these
     patience   so many steps in a row are spikes before the model goes back
-    back       it goes back to the newest kept step that is at least so many steps before the first of them
+    back       it goes back to the newest kept step that is at least so many steps before the first spike
     lr_factor, lr_steps   the rates of all groups are multiplied by lr_factor for lr_steps steps (0: from then on). A scheduler that computes the
                rate anew for each step overwrites it
-    at_most    RuntimeError at the next spike after so many of them within `window` steps
+    at_most    RuntimeError at the next spike after so many returns within `window` steps
     path       a file to which each event is appended, as a line of JSON
 
     The batches are the program's: as it goes on with the next ones, those of the spike are skipped. With shard= all ranks call see(), and what
