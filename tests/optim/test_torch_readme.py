@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The examples in README.md and docs/pytorch.md run as they stand: alone, and in processes that share one model."""
 import os
+import pathlib
 import re
 
 import pytest
@@ -10,6 +11,7 @@ import torch
 import torch.distributed as dist
 import hitrain
 
+BIN = pathlib.Path(os.environ.get('HITRAIN_BIN') or TOP / 'build/bin')
 
 
 def code(name, heading):
@@ -33,8 +35,12 @@ def make_model():
     return torch.nn.Sequential(torch.nn.Linear(301, 500), torch.nn.Tanh(), torch.nn.Linear(500, 3))
 
 
+def inputs(step, rank):
+    return torch.randn(8, 301, generator=torch.Generator().manual_seed(100 * step + rank))
+
+
 def loss_of(model, step, rank):
-    return model(torch.randn(8, 301, generator=torch.Generator().manual_seed(100 * step + rank))).square().mean()
+    return model(inputs(step, rank)).square().mean()
 
 
 def example(text, root):
@@ -71,9 +77,18 @@ def assert_close(got, wanted):
         assert (got[name] - p).abs().max() <= 1e-2 * LR, name
 
 
-def test_one_process(folder):
-    assert_close(run_example(ALONE, folder / 'model', 0), with_torch(1))
-    assert os.getxattr(folder / 'model', 'user.hitrain.durable_step') == b'%d' % STEPS
+def test_one_process(tmp_path, monkeypatch):
+    """Of the README: with a store of its own, and then as a run that goes on."""
+    monkeypatch.setenv('XDG_RUNTIME_DIR', str(tmp_path))
+    monkeypatch.setenv('HITRAIN_BIN', str(BIN))
+    assert "'/data/model.img'" in ALONE
+    names = {'model': make_model(), 'batches': range(STEPS), 'loss_of': lambda loss: loss}
+    forward = names['model'].forward
+    names['model'].forward = lambda step: forward(inputs(step, 0)).square().mean()
+    exec(ALONE.replace('/data/model.img', str(tmp_path / 's.img')), names)
+    assert_close(values(names['model']), with_torch(1))
+    with hitrain.Store(tmp_path / 's.img') as store:
+        assert os.getxattr(store / 'model', 'user.hitrain.durable_step') == b'%d' % STEPS
 
 
 def share(rank, world, meeting, root, results):

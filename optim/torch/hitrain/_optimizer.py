@@ -362,18 +362,19 @@ def _forsake_all() -> None:
 os.register_at_fork(after_in_child=_forsake_all)
 
 
-def _close_all(below: str = '') -> None:
+def _close_all() -> None:
     """When the interpreter ends. A forked child leaves the optimizers of its parent alone."""
+    for optimizer in list(_LIVE):
+        optimizer._ends = True
+    close_below('', 'has ended')
+
+
+def close_below(folder: str, why: str = 'has closed its store') -> None:
+    """Close the optimizers of this process whose models are below a folder: before it is unmounted."""
     with contextlib.ExitStack() as all_of_them:
         for optimizer in list(_LIVE):
-            if optimizer._pid == os.getpid() and optimizer.root.startswith(below):
-                optimizer._ends = True
-                all_of_them.callback(optimizer.close, 'has ended')
-
-
-def close_below(mountpoint: str) -> None:
-    """Before an unmount."""
-    _close_all(os.path.join(mountpoint, ''))
+            if optimizer._pid == os.getpid() and optimizer.root.startswith(os.path.join(folder, '')):
+                all_of_them.callback(optimizer.close, why)
 
 
 def _refuse_capture() -> None:
