@@ -6,6 +6,8 @@ from typing import Any, Callable, Dict, Iterable, List
 
 import torch
 
+from hitrain._compile import not_compiled
+
 
 class ReadAhead:
     """A thread that reads parameters after a step, and hooks that let each module's forward wait for its own.
@@ -34,7 +36,7 @@ class ReadAhead:
             raise ValueError(f'{len(wanted) - len(self._order)} parameters of the optimizer belong to no module of the model')
         for module, own in owners:
             if own:
-                self._hooks.append(module.register_forward_pre_hook(_not_compiled(lambda m, inputs, own=own: self._use(own))))
+                self._hooks.append(module.register_forward_pre_hook(not_compiled(lambda m, inputs, own=own: self._use(own))))
         for p in self._order:
             if p.requires_grad:
                 self._hooks.append(p.register_hook(lambda grad, p=p: self._check_used(p)))
@@ -97,9 +99,3 @@ class ReadAhead:
 
 def _append_identity(to: List[int]) -> None:
     to.append(threading.get_ident())
-
-
-def _not_compiled(hook: Callable[..., None]) -> Callable[..., None]:
-    """torch.compile (2.1 and newer) calls the hook each time, and leaves it out of the compiled code."""
-    compiler: Any = getattr(torch, 'compiler', None)
-    return compiler.disable(hook) if hasattr(compiler, 'disable') else hook

@@ -5,12 +5,13 @@ import itertools
 import os
 import threading
 import weakref
-from typing import Any, Callable, Iterable, List, Optional, Tuple, Union
+from typing import Any, Callable, Dict, Iterable, List, Optional, Tuple, Union
 
 import torch
 from torch import nn
 
 from hitrain._activations import Activations
+from hitrain._compile import CompiledForward, not_compiled
 from hitrain._early import Early, when_backward_ends
 from hitrain._mapped import MappedFile
 from hitrain._microbatches import Turns, run_in_turns
@@ -80,6 +81,9 @@ class Hooked(Early):
         first = unit.module.register_forward_pre_hook(self._as_hook(before))
         _in_order(unit.module._forward_pre_hooks).move_to_end(first.id, last=False)  # hooks of others may use the parameters
         self._handles += [first, unit.module.register_forward_hook(self._as_hook(after))]
+
+    def _compile(self, blocks: Iterable[nn.Module], options: Dict[str, Any]) -> None:
+        self._handles += [CompiledForward(block, options) for block in blocks]
 
     def _as_hook(self, call: Callable[..., Any]) -> '_Hook':
         return _Hook(call, self.root)
@@ -224,7 +228,7 @@ class _Hook:
     """A hook of an offloaded model, which copy.deepcopy() leaves as it is, and no pickle can hold."""
 
     def __init__(self, call: Callable[..., Any], root: str) -> None:
-        self._call, self._root = call, root
+        self._call, self._root = not_compiled(call), root
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self._call(*args, **kwargs)

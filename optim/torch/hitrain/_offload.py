@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from hitrain import optim
+from hitrain._compile import options_of
 from hitrain._device import Copies, gpu_of
 from hitrain._empty import Filler, Weights, init_empty
 from hitrain._files import ParameterFile
@@ -21,7 +22,7 @@ from hitrain._offloaded import Offloaded
 from hitrain._optimizer import Optimizer
 from hitrain._reduce import check_group
 from hitrain._root import Root
-from hitrain._units import check_keep, check_keep_of_device, check_model, units_of, with_frozen
+from hitrain._units import blocks_of, check_keep, check_keep_of_device, check_model, units_of, with_frozen
 from hitrain.distributed import Shard
 
 __all__ = ['init_empty', 'materialize', 'microbatches', 'offload']
@@ -41,7 +42,7 @@ def offload(model: nn.Module, root: 'os.PathLike[str] | str', optimizer: Union[s
             blocks: Optional[Iterable[nn.Module]] = None, weights: Optional[Weights] = None,
             init: Optional[Callable[[nn.Module], Any]] = None, params: Union[None, Iterable[Any], Callable[[nn.Module], Iterable[Any]]] = None,
             resume: bool = False, activations: Union[None, int, str] = None, device: Union[None, str, torch.device] = None,
-            shard: Optional[Shard] = None, group: Any = None, **options: Any) -> Optimizer:
+            compile: Union[bool, Dict[str, Any]] = False, shard: Optional[Shard] = None, group: Any = None, **options: Any) -> Optimizer:
     """Moves the parameters of a model into the store, in place, and returns their optimizer. The loop of training stays as it is.
 
     keep      bytes of parameters that are in memory at a time. Two blocks at least let one be read while the other computes
@@ -58,6 +59,8 @@ def offload(model: nn.Module, root: 'os.PathLike[str] | str', optimizer: Union[s
               take in the time of the forward. Default: all stay. Needs PyTorch 2
     device    a GPU that computes: `keep` bytes of parameters are loaded there, with all that are outside blocks. Buffers go there. The model
               itself is given in the memory of the CPU, or as one of init_empty(). Default: the CPU computes
+    compile   True, or options of torch.compile: the forward of each block is compiled as one graph (fullgraph=True), with its hooks outside.
+              Needs PyTorch 2.1
     shard     this process is one of several, each of which offloads the same model to the same root and runs batches of its own. A step
               has the mean of their gradients. All ranks call backward(), step() and zero_grad() alike
     group     with a shard: the process group of its ranks, which takes tensors of the CPU; default: that of all processes
@@ -72,6 +75,7 @@ def offload(model: nn.Module, root: 'os.PathLike[str] | str', optimizer: Union[s
         raise ValueError(f"activations must be a number of bytes or 'auto', not {activations}")
     if activations is not None and not hasattr(torch, 'compiler'):
         raise ValueError(f'activations= needs PyTorch 2.1 or newer, and this is {torch.__version__}')
+    compiled = options_of(compile) if compile else None
     if shard and shard.world > 1:
         check_group(shard, group)
     copies = _copies_of(device, keep, activations)
@@ -80,7 +84,8 @@ def offload(model: nn.Module, root: 'os.PathLike[str] | str', optimizer: Union[s
     try:
         if not resume:
             filler.check()
-        units = units_of(model, None if blocks is None else list(blocks), copies is not None)
+        whole = list(blocks_of(model) if blocks is None else blocks)
+        units = units_of(model, whole, copies is not None)
         (check_keep_of_device if copies else check_keep)(model, units, keep)
         groups = list(params(model) if callable(params) else params or model.named_parameters())
         groups = with_frozen(model, groups)
@@ -88,6 +93,8 @@ def offload(model: nn.Module, root: 'os.PathLike[str] | str', optimizer: Union[s
     except BaseException:
         filler.take_back()
         raise
+    if compiled:
+        made._compile(whole, compiled)
     if activations is not None:
         try:
             made._save_activations(model, activations)

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Units of a model, which are loaded as a whole, and what they need. Refuses models that offload() cannot take."""
-from typing import Any, List, Optional, Sequence, Set, Tuple
+from typing import Any, List, Sequence, Set, Tuple
 
 import torch
 from torch import nn
@@ -25,12 +25,21 @@ def check_model(model: nn.Module) -> None:
     check_apart((name, p) for name, p in model.named_parameters() if not withdrawn_to(p))
 
 
-def units_of(model: nn.Module, blocks: Optional[List[nn.Module]], others_together: bool) -> List[Tuple[str, nn.Module, List[nn.Parameter]]]:
+def blocks_of(model: nn.Module) -> List[nn.Module]:
+    """The children of each outermost ModuleList."""
+    outermost: List[nn.Module] = []
+    within: Set[nn.Module] = set()
+    for module in model.modules():
+        if isinstance(module, nn.ModuleList) and module not in within:
+            outermost += list(module)
+            within.update(module.modules())
+    return outermost
+
+
+def units_of(model: nn.Module, blocks: List[nn.Module], others_together: bool) -> List[Tuple[str, nn.Module, List[nn.Parameter]]]:
     """Blocks with all their parameters, and every other module with its own, as the model has them in order. others_together: these
     are one unit, that of the model."""
     names = {m: name for name, m in model.named_modules()}
-    if blocks is None:
-        blocks = [child for m in names if isinstance(m, nn.ModuleList) for child in m]
     within: Set[nn.Module] = set()
     for block in blocks:
         if block not in names:
