@@ -121,6 +121,40 @@ HT_LANES_FN uint64_t update_by_dtypes(const struct ht_scalars *s, const struct h
     }
 }
 
+/* As many elements as fill lanes wholly. */
+HT_LANES_FN uint64_t stir_all(const struct ht_scalars *scalars, float *momentum, const void *g, uint8_t dtype,
+                              uint16_t *u, size_t n)
+{
+    struct ht_scalars s = *scalars;
+    ht_counts nonfinite = lanes_no_counts();
+
+    for (size_t i = 0; i + HT_LANES <= n; i += HT_LANES) {
+        ht_lanes m = lanes_load_f32(momentum + i), x = lanes_load(g, dtype, i);
+        nonfinite = lanes_count_nonfinite(nonfinite, x);
+        x = muon_stir(&m, lanes_negate(x * lanes_set(s.grad_factor), s.maximize), &s);
+        if (__builtin_expect(lanes_any_nan(m, x), 0)) {
+            m = lanes_canonical(m);
+            x = lanes_canonical(x);
+        }
+        lanes_store_f32(momentum + i, m);
+        lanes_store_halves(u + i, x, HT_DTYPE_BF16);
+    }
+    return lanes_sum_counts(nonfinite);
+}
+
+HT_LANES_FN uint64_t stir_by_gradient(const struct ht_scalars *s, float *m, const void *g, uint8_t dtype, uint16_t *u,
+                                      size_t n)
+{
+    switch (dtype) {
+    case HT_DTYPE_F32:
+        return stir_all(s, m, g, HT_DTYPE_F32, u, n);
+    case HT_DTYPE_BF16:
+        return stir_all(s, m, g, HT_DTYPE_BF16, u, n);
+    default:
+        return stir_all(s, m, g, HT_DTYPE_F16, u, n);
+    }
+}
+
 /* As many elements of a gradient into a sum as fill lanes wholly. */
 HT_LANES_FN void add_all(float *sum, const void *g, size_t n, uint8_t dtype, bool first)
 {
