@@ -38,16 +38,17 @@ typedef struct {
 
 /* Feature words: an unknown bit in the first refuses the mount, in the second allows
  * read-only, in the third is ignored. */
-#define HT_FEAT_REFUSE_LOST 1ull      /* there are, or were, chunks of HT_CODEC_LOST */
-#define HT_FEAT_REFUSE_PLANES 2ull    /* chunks may be of HT_CODEC_PLANES */
-#define HT_FEAT_REFUSE_KEPT 4ull      /* there are, or were, kept steps */
-#define HT_FEAT_REFUSE_REDO 8ull      /* there are, or were, logged steps */
-#define HT_FEAT_REFUSE_SPARSE 16ull   /* pieces of logged gradients are, or were, of HT_REDO_SPARSE */
-#define HT_FEAT_REFUSE_SECTIONS 32ull /* parameters of logged steps have, or had, numbers for ranges of elements */
-#define HT_FEAT_REFUSE_NEAR_G 64ull   /* logged steps have, or had, kernels for beta1 up to 0.5 */
+#define HT_FEAT_REFUSE_LOST 1ull        /* there are, or were, chunks of HT_CODEC_LOST */
+#define HT_FEAT_REFUSE_PLANES 2ull      /* chunks may be of HT_CODEC_PLANES */
+#define HT_FEAT_REFUSE_KEPT 4ull        /* there are, or were, kept steps */
+#define HT_FEAT_REFUSE_REDO 8ull        /* there are, or were, logged steps */
+#define HT_FEAT_REFUSE_SPARSE 16ull     /* pieces of logged gradients are, or were, of HT_REDO_SPARSE */
+#define HT_FEAT_REFUSE_SECTIONS 32ull   /* parameters of logged steps have, or had, numbers for ranges of elements */
+#define HT_FEAT_REFUSE_NEAR_G 64ull     /* logged steps have, or had, kernels for beta1 up to 0.5 */
+#define HT_FEAT_REFUSE_TWO_PHASE 256ull /* parameters, or logged steps, are or were of rules in two phases */
 #define HT_FEAT_REFUSE_KNOWN                                                                                           \
     (HT_FEAT_REFUSE_LOST | HT_FEAT_REFUSE_PLANES | HT_FEAT_REFUSE_KEPT | HT_FEAT_REFUSE_REDO | HT_FEAT_REFUSE_SPARSE | \
-     HT_FEAT_REFUSE_SECTIONS | HT_FEAT_REFUSE_NEAR_G)
+     HT_FEAT_REFUSE_SECTIONS | HT_FEAT_REFUSE_NEAR_G | HT_FEAT_REFUSE_TWO_PHASE)
 #define HT_FEAT_RO_KNOWN 0ull
 
 struct ht_disk_log_copy {

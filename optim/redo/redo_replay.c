@@ -675,7 +675,7 @@ int ht_opt_redo_replay(struct ht_root *root)
     if (rc && rc != -ECANCELED)
         root->durable_step = root->pub_step;
     if (!rc) {
-        root->closed.text[0] = '\0';
+        ht_opt_reopened(root);
         ht_opt_redo_set_aside(root);
     }
     notify_changed(root->o);

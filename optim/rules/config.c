@@ -56,7 +56,7 @@ static const struct word words[] = {
     {"adjust_lr", CHOICE, FIELD(adjust_lr), 0, HT_MUON_SPECTRAL_UNCLAMPED, false,
      "original, match_rms_adamw or spectral_unclamped", "original match_rms_adamw spectral_unclamped"},
     {"muon_split", SPLIT, FIELD(muon_split), 0, 0, false,
-     "rows of blocks, as in 4096,1024*2 (at most 8 numbers from 1 on, each times how often), or 0 for one block"},
+     "rows of blocks, as in 4096,1024*2 (at most 4 numbers from 1 on, each times how often), or 0 for one block"},
     {"ns", CHOICE, FIELD(ns_store), 0, 1, false, "client or store", "client store"},
     {"ns_steps", COUNT, FIELD(ns_steps), 1, 100, false, "a whole number from 1 to 100"},
     {"ns_a", NUMBER, FIELD(ns_a), -FLT_MAX, FLT_MAX, false, "a number"},
@@ -353,8 +353,9 @@ static void put_split(const struct ht_muon_split *split, char buf[VALUE_MAX])
     for (uint32_t i = 0; i < split->count && at < VALUE_MAX; i++) {
         const char *comma = i ? "," : "";
         bool once = split->of[i].times == 1;
-        at += once ? snprintf(buf + at, (size_t)(VALUE_MAX - at), "%s%u", comma, split->of[i].rows)
-                   : snprintf(buf + at, (size_t)(VALUE_MAX - at), "%s%u*%u", comma, split->of[i].rows, split->of[i].times);
+        at += once
+            ? snprintf(buf + at, (size_t)(VALUE_MAX - at), "%s%u", comma, split->of[i].rows)
+            : snprintf(buf + at, (size_t)(VALUE_MAX - at), "%s%u*%u", comma, split->of[i].rows, split->of[i].times);
     }
 }
 

@@ -10,9 +10,9 @@ enum ht_rule_id { HT_RULE_ADAMW = 1, HT_RULE_ADAM, HT_RULE_SGD, HT_RULE_LION, HT
 /* How the learning rate of muon follows the shape of a block (muon.h), by the words of adjust_lr. */
 enum ht_muon_adjust { HT_MUON_ORIGINAL, HT_MUON_MATCH_RMS_ADAMW, HT_MUON_SPECTRAL_UNCLAMPED };
 /* The rows of a matrix from the first one on: `times` blocks of `rows` each, one row of the table after the other. */
-enum { HT_MUON_SPLIT_MAX = 8 };
+enum { HT_MUON_SPLIT_MAX = 4 };
 struct ht_muon_split {
-    uint32_t count; /* 0: the matrix is one block */
+    uint8_t count; /* 0: the matrix is one block */
     struct {
         uint32_t rows, times;
     } of[HT_MUON_SPLIT_MAX];
@@ -24,7 +24,16 @@ struct ht_matrix {
 
 struct ht_optim_config {
     enum ht_rule_id rule;
-    double lr, beta1, beta2, eps, weight_decay, momentum, dampening, lr_decay; /* those its rule has */
+    double lr, eps, weight_decay, momentum, lr_decay; /* those its rule has */
+    union {
+        double beta1, ns_a; /* ns_: of Newton-Schulz */
+    };
+    union {
+        double beta2, ns_b;
+    };
+    union {
+        double dampening, ns_c;
+    };
     bool nesterov, maximize;
     double grad_scale;      /* gradients come multiplied by it (loss scaling) */
     double max_grad_norm;   /* clip the whole step's gradient to it; 0: no */
@@ -40,7 +49,6 @@ struct ht_optim_config {
     bool redo;              /* a step is durable when its gradients are; every durable_every-th publishes all */
     bool frozen;            /* of a section (sections.h): its elements and their state stay as they are */
     uint32_t missed;        /* of a section: so many steps of the parameter did not count for it */
-    double ns_a, ns_b, ns_c; /* of Newton-Schulz */
     uint32_t ns_steps;
     uint8_t adjust_lr; /* enum ht_muon_adjust */
     bool ns_store;     /* the store orthogonalises */

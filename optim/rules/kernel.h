@@ -111,6 +111,15 @@ typedef void (*ht_add_fn)(float *sum, const void *g, uint8_t dtype, size_t n, bo
 typedef void (*ht_join_fn)(float *master, const uint16_t *p, const uint16_t *low, uint32_t upper, size_t n);
 typedef bool (*ht_part_fn)(uint16_t *low, const float *master, const uint16_t *p, size_t n);
 
+/*
+ * c = a b in f32: each element a sum by fused multiply-adds, in ascending order of the inner index. a has `rows` rows,
+ * a_wide floats apart; b has `inner` rows of `columns` floats, a multiple of HT_PANEL, and c has as many columns. panel:
+ * room for inner * HT_PANEL floats. Arrays do not overlap.
+ */
+enum { HT_PANEL = 16 };
+typedef void (*ht_matmul_fn)(float *c, const float *a, size_t a_wide, const float *b, size_t columns, size_t rows,
+                             size_t inner, float *panel);
+
 struct ht_kernels {   /* test_torch_numerics.py has both structs, too */
     const char *name; /* of the instruction set */
     ht_add_fn add;
@@ -118,6 +127,7 @@ struct ht_kernels {   /* test_torch_numerics.py has both structs, too */
     ht_join_fn join;
     ht_part_fn part;
     ht_stir_fn stir;
+    ht_matmul_fn matmul;
     ht_kernel_fn fn[HT_KERNEL_COUNT];
 };
 extern const struct ht_kernels ht_kernels_scalar;

@@ -37,6 +37,12 @@ static uint64_t stir_scalar(const struct ht_scalars *s, float *m, const void *g,
     return stir_by_gradient(s, m, g, dtype, u, n);
 }
 
+static void matmul_scalar(float *c, const float *a, size_t a_wide, const float *b, size_t columns, size_t rows,
+                          size_t inner, float *panel)
+{
+    matmul_all(c, a, a_wide, b, columns, rows, inner, panel);
+}
+
 #define ROW(number, rule, states) [number] = rule##_scalar,
 const struct ht_kernels ht_kernels_scalar = {.name = "scalar",
                                              .add = add_scalar,
@@ -44,4 +50,5 @@ const struct ht_kernels ht_kernels_scalar = {.name = "scalar",
                                              .join = join_scalar,
                                              .part = part_scalar,
                                              .stir = stir_scalar,
+                                             .matmul = matmul_scalar,
                                              .fn = {HT_KERNELS(ROW)}};
