@@ -165,7 +165,7 @@ static int begin_visit(struct visit *v, const char **out_why) HT_REQUIRES(HT_LOC
 /* Why the first phase cannot end by itself; NULL: it can. */
 static const char *why_not_stirred(const struct ht_param *p) HT_REQUIRES(HT_LOCK_OPTIM)
 {
-    if (p->complete != p->shape.range_count)
+    if (p->complete != p->shape.range_count && !p->root->prepared)
         return "its gradient is not whole yet";
     if (ht_opt_deferred(p->root) && !p->root->prepared)
         return "the step may be clipped or skipped: the command prepare comes first";

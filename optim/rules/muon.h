@@ -7,8 +7,7 @@
  *   O  = the orthogonal matrix near u                           of a client, or newton_schulz.h
  *   p  = fma(-(lr * ratio), O, p * (1 - lr * weight_decay))
  *
- * torch.lerp has two forms: fma(w, end - start, start) where w < 0.5, else fma(w - 1, end - start, end). The ratio
- * depends on the rows and columns of a block: sqrt(max(1, rows / columns)) (original), 0.2 sqrt(max(rows, columns))
+ * lerp is torch.lerp (lanes_lerp). The ratio depends on the rows and columns of a block: sqrt(max(1, rows / columns)) (original), 0.2 sqrt(max(rows, columns))
  * (match_rms_adamw), or sqrt(rows / columns) (spectral_unclamped). It is computed in double, and rounded once with lr.
  *
  * A step has two phases, since O depends on a whole matrix. The first has a function of its own in struct ht_kernels;
@@ -19,18 +18,13 @@
 
 #include "optim/rules/element.h"
 
-HT_LANES_FN ht_lanes muon_lerp(ht_lanes start, ht_lanes end, float weight)
-{
-    bool near_end = weight >= 0.5f;
-
-    return lanes_fma(lanes_set(near_end ? weight - 1 : weight), end - start, near_end ? end : start);
-}
-
 /* The first phase: returns u. */
 HT_LANES_FN ht_lanes muon_stir(ht_lanes *m, ht_lanes g, const struct ht_scalars *s)
 {
-    *m = muon_lerp(*m, g, s->muon.one_minus_momentum);
-    return s->muon.nesterov != 0 ? muon_lerp(g, *m, s->muon.momentum) : *m;
+    float to_g = s->muon.one_minus_momentum, to_m = s->muon.momentum;
+
+    *m = lanes_lerp(*m, g, to_g, ht_lerp_near_end(to_g));
+    return s->muon.nesterov != 0 ? lanes_lerp(g, *m, to_m, ht_lerp_near_end(to_m)) : *m;
 }
 
 HT_LANES_FN void muon_step(struct ht_element *x, const struct ht_scalars *s)

@@ -18,12 +18,22 @@ enum demand {
     ORTHO = 4,        /* and their orthogonalised updates */
 };
 
+/* With partial=1 each element has at least one of the gradients that the step may add. */
+static bool is_covered(const struct ht_param *p) HT_REQUIRES(HT_LOCK_OPTIM)
+{
+    for (uint64_t i = 0; i < p->shape.range_count; i++) {
+        const struct ht_range *r = ht_opt_range_find(p, i);
+        if (!r || !(r->added || ht_interval_set_cover(&r->frozen, 0, ht_opt_range_grad_bytes(p, i))))
+            return false;
+    }
+    return true;
+}
+
 static bool lacks(const struct ht_param *p, unsigned demand) HT_REQUIRES(HT_LOCK_OPTIM)
 {
-    bool partial = p->complete != p->shape.range_count;
+    bool partial = p->complete != p->shape.range_count, matrix = demand & WHOLE_MATRIX && ht_opt_in_phases(p);
 
-    return (partial && (demand & WHOLE || (demand & WHOLE_MATRIX && ht_opt_in_phases(p)))) ||
-        (demand & ORTHO && ht_opt_ortho_missing(p));
+    return (partial && (demand & WHOLE || (matrix && !is_covered(p)))) || (demand & ORTHO && ht_opt_ortho_missing(p));
 }
 
 /* The first that lacks something, orphans apart. */
@@ -112,7 +122,7 @@ static int check_boundary(struct ht_root *root, unsigned demand, struct partial 
     *out = (struct partial){.oid = p->oid,
                             .hole = first_hole(p),
                             .wanted = ht_opt_accumulate(root),
-                            .ortho = p->complete == p->shape.range_count,
+                            .ortho = !lacks(p, demand_of(root)),
                             .prepared = root->prepared || !ht_opt_deferred(root)};
     return -EBUSY;
 }

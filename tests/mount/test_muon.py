@@ -52,7 +52,8 @@ class Model:
         (self.h / 'grad' / name).write_bytes(g.tobytes())
 
     def update(self, name):
-        return np.fromfile(self.h / 'update' / name, np.uint16).reshape(self.shapes.get(name, -1))
+        """np.fromfile takes an error for the end of the file."""
+        return np.frombuffer((self.h / 'update' / name).read_bytes(), np.uint16).reshape(self.shapes.get(name, -1))
 
     def ortho(self, name, o):
         (self.h / 'ortho' / name).write_bytes(o.tobytes())
@@ -104,3 +105,210 @@ def test_a_step_has_two_phases(model):
         assert tell(model.root, 'commit') == 'ok'
         model.check()
     assert word(model.root, 'step') == '4'
+
+
+def test_clipping_waits_for_prepare(model):
+    word(model.root, 'optimizer', WORDS + ' max_grad_norm=1')
+    g = {name: random(i, *shape) for i, (name, shape) in enumerate(model.shapes.items())}
+    for name in g:
+        model.gradient(name, g[name])
+    with fails(errno.EBUSY):
+        model.update('w')
+    assert 'prepare comes first' in word(model.root, 'error')
+    assert 'prepare, read update/' in tell(model.root, 'commit')
+    assert tell(model.root, 'prepare if=1').startswith('error: ESTALE')
+    assert tell(model.root, f'prepare if={step_open(model.root)}') == 'ok'
+    assert tell(model.root, 'prepare') == 'ok'
+    norm = np.sqrt(sum(np.sum(x.astype('f8') ** 2) for x in g.values()))
+    assert abs(float(word(model.root, 'grad_norm')) - norm) < 1e-9 * norm
+    with fails(errno.EBUSY):
+        model.gradient('bias', random(1, N))
+    assert 'belong to this step' in word(model.root, 'error')
+    assert tell(model.root, 'drop w').startswith('error: EBUSY')
+    for name in g:
+        np.testing.assert_allclose(widen(model.update(name)), model.stir(name, g[name] * np.float32(1 / (norm + 1e-6))), 1 / 128, 1e-6)
+        o = bf16(random(7, *model.shapes[name]))
+        model.ortho(name, o)
+        assert model.apply(name) == 'ok'
+        model.change(name, o, ratio_of(model.shapes[name]))
+    assert tell(model.root, 'step async') == 'ok'
+    assert tell(model.root, 'commit') == 'ok'
+    model.check()
+    word(model.root, 'optimizer', WORDS)
+    whole_step(model, 5)  # the next step takes gradients again
+    assert tell(model.root, 'commit') == 'ok'
+    model.check()
+
+
+def test_a_skipped_step_asks_for_nothing(model):
+    word(model.root, 'optimizer', WORDS + ' skip_nonfinite=1')
+    g = random(0, M, N)
+    g[3, 3] = np.nan
+    model.gradient('w', g)
+    assert tell(model.root, 'prepare') == 'ok'
+    assert word(model.root, 'skipped_steps') == '1'
+    with fails(errno.ENODATA):
+        model.update('w')
+    assert tell(model.root, 'commit') == 'ok'
+    assert word(model.root, 'step') == '1'
+    np.testing.assert_array_equal(np.fromfile(model.root / 'w', 'f4').reshape(M, N), model.p['w'])
+    word(model.root, 'optimizer', WORDS)
+    whole_step(model, 3)
+    assert tell(model.root, 'commit') == 'ok'
+    model.check()
+
+
+def test_what_comes_at_a_wrong_time_is_refused(model):
+    o = bf16(random(1, M, N))
+    with fails(errno.EBUSY):
+        model.update('w')
+    with fails(errno.EBUSY):
+        model.ortho('w', o)
+    assert model.apply('w', 7).startswith('error: EBUSY')  # it never had a gradient
+    model.gradient('w', random(2, M, N))
+    with fails(errno.EBUSY):
+        model.ortho('w', o)
+    assert 'was not read' in word(model.root, 'error')
+    assert 'w: its orthogonalised update is missing' in tell(model.root, 'commit')
+    assert 'is missing' in tell(model.root, 'step async')
+    number = step_open(model.root)
+    assert model.apply('w').startswith('error: EBUSY')
+    model.update('w')
+    assert model.apply('w').startswith('error: EINVAL')  # nothing is written
+    (model.h / 'ortho' / 'w').write_bytes(o.tobytes()[:-2])
+    assert 'not written wholly' in model.apply('w')
+    with fails(errno.EINVAL):
+        (model.h / 'ortho' / 'w').write_bytes(o.tobytes() + b'12')
+    with open(model.h / 'ortho' / 'w', 'wb', buffering=0) as f, fails(errno.EINVAL):
+        f.write(b'123')
+    bad = o.copy()
+    bad[5, 5] = 0x7f80
+    model.ortho('w', bad)
+    assert 'not finite' in model.apply('w')
+    assert model.apply('w', number + 1).startswith('error: ESTALE')
+    model.ortho('w', o)
+    assert model.apply('w', number) == 'ok'
+    assert model.apply('w', number).startswith('error: EBUSY')
+    with fails(errno.EBUSY):
+        model.ortho('w', o)
+    with fails(errno.EBUSY):
+        model.update('w')
+    assert tell(model.root, 'commit') == 'ok'
+    assert model.apply('w', number).startswith('error: ESTALE')
+    model.gradient('bias', random(2, N))
+    with fails(errno.EINVAL):
+        model.update('bias')
+    assert 'not muon' in word(model.root, 'error')
+
+
+@pytest.mark.parametrize('shape, words, why', [
+    (None, WORDS, 'set user.hitrain.shape'),
+    (f'{M * N}', WORDS, '2 or 3 dimensions'),
+    (f'2,2,{M * N // 8},2', WORDS, '2 or 3 dimensions'),
+    (f'{M},{N}', WORDS + ' muon_split=40', '40 rows together'),
+    (f'{M},{N}', WORDS + ' muon_split=24*2,1', '49 rows together'),
+])
+def test_what_is_no_matrix_is_refused(model, shape, words, why):
+    word(model.root / 'w', 'optimizer', words)
+    os.removexattr(model.root / 'w', 'user.hitrain.shape')
+    if shape:
+        word(model.root / 'w', 'shape', shape)
+    with fails(errno.EINVAL):
+        model.gradient('w', random(0, M, N))
+    assert why in word(model.root, 'error'), word(model.root, 'error')
+
+
+def test_ranges_of_elements_are_no_blocks(model):
+    word(model.root / 'w', 'optimizer', '0:20 lr=0')
+    with fails(errno.EINVAL):
+        model.gradient('w', random(0, M, N))
+    assert 'muon_split' in word(model.root, 'error')
+
+
+def test_an_abort_takes_both_phases_back(model):
+    whole_step(model, 1)
+    assert tell(model.root, 'commit') == 'ok'
+    before = {n: (p.copy(), model.m[n].copy()) for n, p in model.p.items()}
+    for applied in (False, True):
+        other = Model(model.root)
+        other.gradient('w', random(5, M, N))
+        other.update('w')
+        other.ortho('w', bf16(random(6, M, N)))
+        if applied:
+            assert other.apply('w') == 'ok'
+        assert tell(model.root, 'drop w').startswith('error: EBUSY')
+        assert tell(model.root, 'abort') == 'ok'
+        model.check()
+        with fails(errno.EBUSY):
+            other.ortho('w', bf16(random(6, M, N)))
+    assert all(np.array_equal(before[n][0], model.p[n]) for n in before)
+    whole_step(model, 9)
+    assert tell(model.root, 'commit') == 'ok'
+    model.check()
+
+
+@pytest.mark.parametrize('when', ['stirred', 'written', 'applied'])
+def test_a_kill_between_the_phases_forgets_the_step(store, model, when):
+    whole_step(model, 1)
+    assert tell(model.root, 'commit') == 'ok'
+    model.gradient('w', random(5, M, N))
+    model.update('w')
+    if when != 'stirred':
+        model.ortho('w', bf16(random(6, M, N)))
+    if when == 'applied':
+        assert model.apply('w') == 'ok'
+    store.crash()
+    model.check()
+    whole_step(model, 9)
+    assert tell(model.root, 'commit') == 'ok'
+    model.check()
+    store.unmount()
+    store.assert_clean()
+
+
+def test_blocks_have_their_own_rate(mnt):
+    model = Model(mnt / 'm', {'w': (60, N), 'x': (3, M, N)}).make()
+    word(model.root / 'w', 'optimizer', 'muon_split=40,10*2')
+    g = {name: random(1, *shape) for name, shape in model.shapes.items()}
+    o = {name: bf16(random(2, *shape)) for name, shape in model.shapes.items()}
+    for name in g:
+        model.gradient(name, g[name])
+        model.update(name)
+        model.stir(name, g[name])
+        model.ortho(name, o[name])
+        assert model.apply(name) == 'ok'
+    assert tell(model.root, 'commit') == 'ok'
+    ratio = np.ones((60, 1), 'f4')
+    ratio[:40] = 2 ** 0.5
+    model.change('w', o['w'], ratio)
+    model.change('x', o['x'], ratio_of((M, N)))
+    model.check()
+
+
+def orthogonalised(u, steps=5, a=3.4445, b=-4.775, c=2.0315):
+    x = u.astype('f8') / np.linalg.norm(u)
+    for _ in range(steps):
+        gram = x @ x.T
+        x = a * x + (b * gram + c * gram @ gram) @ x
+    return x
+
+
+def test_the_store_orthogonalises(mnt):
+    model = Model(mnt / 'm', {'w': (M, N), 'v': (N, 3 * M), 'x': (3, 24, 16)}).make(WORDS + ' ns=store max_grad_norm=1e9')
+    word(model.root / 'v', 'optimizer', 'muon_split=8,12')
+    for step in range(3):
+        before = {name: np.fromfile(model.root / name, 'f4').reshape(s) for name, s in model.shapes.items()}
+        g = {name: random(10 * step + i, *s) for i, (name, s) in enumerate(model.shapes.items())}
+        u = {}
+        for name in g:
+            model.gradient(name, g[name])
+            u[name] = model.stir(name, g[name])
+        assert tell(model.root, 'commit') == 'ok'
+        blocks = {'w': [np.s_[:]], 'v': [np.s_[:8], np.s_[8:]], 'x': [0, 1, 2]}
+        for name in g:
+            after = np.fromfile(model.root / name, 'f4').reshape(model.shapes[name])
+            for at in blocks[name]:
+                want = orthogonalised(u[name][at])
+                found = (before[name][at] * np.float32(1 - LR * WD) - after[at]) / (LR * ratio_of(want.shape))
+                assert np.linalg.norm(found - want) < 0.05 * np.linalg.norm(want), name
+    assert word(model.root, 'step') == '3'
