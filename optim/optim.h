@@ -340,8 +340,9 @@ struct ht_optim_redo_check {
     bool (*is_other)(void *ctx, uint64_t oid);
     int (*report)(void *ctx, uint64_t root, uint64_t step, const char *why);
     void *ctx;
-    uint64_t steps;           /* out: those that it would compute again */
-    uint64_t coded, sections; /* out: of these, summaries of HT_REDO_VERSION_CODED and HT_REDO_VERSION_SECTIONS */
+    uint64_t steps; /* out: those that it would compute again */
+    /* out: of these, summaries of HT_REDO_VERSION_CODED, of HT_REDO_VERSION_SECTIONS, of HT_REDO_VERSION_ORTHO */
+    uint64_t coded, sections, ortho;
 };
 int ht_optim_redo_check(struct ht_optim *o, struct ht_optim_redo_check *check) HT_MUST_CHECK;
 /* For fsck, after that check: bytes of space that a mount lacks to compute them again. */

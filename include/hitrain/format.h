@@ -173,13 +173,14 @@ static_assert(sizeof(struct ht_disk_master) == 16, "block of masters");
  * A logged step has an object: bytes of gradients, then a summary. The summary is this header, the parameters that the
  * step changed, and the pieces of their gradients, all in this order without gaps. A summary of HT_REDO_VERSION_CODED
  * says of each piece how its bytes are stored. So does one of HT_REDO_VERSION_SECTIONS, where sections may follow a
- * parameter; they count as parameters.
+ * parameter; they count as parameters. In one of HT_REDO_VERSION_ORTHO pieces may also be of orthogonalised updates.
  */
 #define HT_REDO_VERSION 1u
 #define HT_REDO_VERSION_CODED 2u
 #define HT_REDO_VERSION_SECTIONS 3u
+#define HT_REDO_VERSION_ORTHO 4u
 struct ht_disk_redo {
-    ht_le32 version; /*  0 HT_REDO_VERSION, HT_REDO_VERSION_CODED */
+    ht_le32 version; /*  0 HT_REDO_VERSION* */
     ht_le32 pad;     /*  4 zero */
     ht_le64 step;    /*  8 its number */
     ht_le64 params;  /* 16 */
@@ -221,11 +222,13 @@ struct ht_disk_redo_piece {
 static_assert(sizeof(struct ht_disk_redo_piece) == 24, "piece of a logged gradient");
 #define HT_REDO_PLAIN 0u
 #define HT_REDO_SPARSE 1u /* entries: tiering/base/sparse.h */
+#define HT_REDO_ORTHO \
+    256u /* beside one of these: bytes of the orthogonalised update, in bf16, in place of the gradient */
 #define HT_REDO_SPARSE_BYTES_MAX ((1u << 20) - 64)
 struct ht_disk_redo_coded {
     struct ht_disk_redo_piece piece; /*  0 */
     ht_le32 bytes;                   /* 24 that are stored; of entries at most HT_REDO_SPARSE_BYTES_MAX */
-    ht_le32 coding;                  /* 28 HT_REDO_PLAIN: end - begin bytes; HT_REDO_SPARSE */
+    ht_le32 coding;                  /* 28 HT_REDO_PLAIN: end - begin bytes; HT_REDO_SPARSE; | HT_REDO_ORTHO */
 };
 static_assert(sizeof(struct ht_disk_redo_coded) == 32, "piece of a logged gradient, with its coding");
 

@@ -50,15 +50,19 @@ bool ht_opt_ortho_lacks(const struct ht_param *p)
 
 static int make_one(const struct ht_param *p, struct ht_obj **out)
 {
-    uint64_t bytes = object_bytes(p);
+    uint64_t bytes = object_bytes(p), none = 0;
+    uint64_t *aside = p->root->redo.recovering ? &p->o->replay_room_bytes : &none;
     struct ht_obj *obj;
     int rc = ht_opt_scratch_create(p, ht_opt_ortho_chunk_bytes(p), &obj);
 
     if (rc)
         return rc;
     rc = ht_obj_truncate(obj, bytes);
-    if (!rc) /* never published, as a gradient */
-        rc = ht_obj_rewrite_reserve(obj, ht_div_up(bytes, 2));
+    if (!rc) { /* never published, as a gradient */
+        lock(p->o);
+        rc = ht_obj_rewrite_reserve_aside(obj, ht_div_up(bytes, 2), aside);
+        unlock(p->o);
+    }
     if (rc) {
         int err = ht_opt_scratch_delete(p, &obj);
         return err ? err : rc;
@@ -269,7 +273,7 @@ static int begin_ortho_write(struct visit *v, uint64_t off, size_t len, const ch
     if (off % ORTHO_BYTES || len % ORTHO_BYTES || off > file_bytes(p) || len > file_bytes(p) - off)
         return -EINVAL;
     *out_why = "update/ of this parameter was not read in the open step: what is written cannot be of this step";
-    if (!p->ortho->asked)
+    if (!p->ortho->asked && !p->root->decided) /* then the step is a logged one of another store */
         return -EBUSY;
     *out_why = "it was applied in this step already";
     if (p->ortho->applied)
@@ -367,8 +371,16 @@ static int begin_apply(struct visit *v, uint64_t step_open, const char **out_why
     if (rc)
         return rc;
     *out_why = "update/ of this parameter was not read in the open step";
-    if (!p->ortho->asked)
+    if (!p->ortho->asked && !p->root->decided)
         return -EBUSY;
+    *out_why = why_not_stirred(p);
+    if (*out_why)
+        return -EBUSY;
+    while (p->ortho->stirred < p->shape.range_count && is_same_step(v) && !p->root->failure && !p->o->stopping)
+        wait_changed(p->o);
+    *out_why = "the step has failed, or ended meanwhile";
+    if (p->ortho->stirred < p->shape.range_count || !is_same_step(v))
+        return p->root->failure ? -EIO : -ESTALE;
     *out_why = "it was applied in this step already";
     if (p->ortho->applied)
         return -EBUSY;

@@ -285,6 +285,60 @@ def test_blocks_have_their_own_rate(mnt):
     model.check()
 
 
+def content(model):
+    """All bytes of parameters and their state."""
+    return {str(f.relative_to(model.h)): f.read_bytes() for name in model.shapes for f in (model.h / 'state' / name).iterdir()} | {
+        name: (model.root / name).read_bytes() for name in model.shapes}
+
+
+@pytest.mark.parametrize('extra', ['', ' max_grad_norm=1', ' ns=store', ' accumulate=2', ' maximize=1 grad_scale=4'])
+@pytest.mark.parametrize('dtype', ['f32', 'bf16'])
+def test_logged_steps_have_both_phases(store, mnt, dtype, extra):
+    """After a crash, and after an abort, the store computes them again to the same bits; without any matrix product."""
+    model = Model(mnt / 'm', {'w': (M, N), 'x': (700, 900), 'y': (2, 30, 40)})
+    if dtype == 'bf16':
+        model.p = {name: bf16(p) for name, p in model.p.items()}
+    words = WORDS + extra + ' redo=on durable_every=100'
+    new_model(model.root, words, dtype, **{name: p.tobytes() for name, p in model.p.items()})
+    for name, shape in model.shapes.items():
+        word(model.root / name, 'shape', ','.join(map(str, shape)))
+    sync(model.root)
+
+    def step(seed):
+        for _ in range(2 if 'accumulate' in extra else 1):
+            for i, (name, shape) in enumerate(model.shapes.items()):
+                g = random(seed + i, *shape)
+                model.gradient(name, bf16(g) if dtype == 'bf16' else g)
+        if 'ns=store' not in extra:
+            assert tell(model.root, 'prepare') == 'ok'
+            for name, shape in model.shapes.items():
+                u = model.update(name)
+                model.ortho(name, bf16(random(seed, *shape) + widen(u.reshape(shape))))
+                assert model.apply(name) == 'ok'
+        assert tell(model.root, 'step') == 'ok'
+
+    for i in range(5):
+        step(10 * i)
+    want = content(model)
+    assert int(word(model.root, 'logged_steps')) >= 4
+    store.crash()
+    assert word(model.root, 'step') == '5'
+    assert content(model) == want
+    model.gradient('w', bf16(random(3, M, N)) if dtype == 'bf16' else random(3, M, N))
+    if 'ns=store' not in extra and 'accumulate' not in extra:
+        assert tell(model.root, 'prepare') == 'ok'
+        model.update('w')
+    assert tell(model.root, 'abort') == 'ok'
+    assert content(model) == want
+    step(100)
+    assert int(word(model.root, 'logged_steps')) >= 5
+    want = content(model)
+    store.crash()
+    assert content(model) == want
+    store.unmount()
+    store.assert_clean()
+
+
 def orthogonalised(u, steps=5, a=3.4445, b=-4.775, c=2.0315):
     x = u.astype('f8') / np.linalg.norm(u)
     for _ in range(steps):
