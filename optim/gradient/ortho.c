@@ -84,7 +84,7 @@ int ht_opt_ortho_make(struct ht_param *p)
     lock(p->o);
     if (of && p->ortho != of) {
         p->ortho = of;
-        p->o->meta_bytes += sizeof(*of);
+        ht_opt_ortho_count(p, false);
     }
     if (!rc) {
         of->update = obj[0];
@@ -311,6 +311,7 @@ ssize_t ht_optim_ortho_write(struct ht_optim *o, const struct ht_param_desc *des
         int err = rc < 0
             ? 0
             : ht_interval_set_add(&of->written, (uint32_t)(off / ORTHO_BYTES), (uint32_t)((off + len) / ORTHO_BYTES));
+        ht_opt_ortho_count(v.p, false);
         if (err)
             why = "it is written in too many pieces";
         rc = err ? err : rc;

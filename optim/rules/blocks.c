@@ -19,10 +19,11 @@ static int refuse(char err[HT_OPTIM_ERROR_MAX], const char *text)
 static int find_matrix(const uint64_t *dim, unsigned dims, struct ht_matrix *out, char err[HT_OPTIM_ERROR_MAX])
 {
     if (dims != 2 && dims != 3) {
-        snprintf(err, HT_OPTIM_ERROR_MAX,
-                 "muon needs a matrix, or a stack of matrices: a shape has 2 or 3 dimensions, not %u; give the file words "
-                 "of another rule, as in adamw lr=3e-4",
-                 dims);
+        snprintf(
+            err, HT_OPTIM_ERROR_MAX,
+            "muon needs a matrix, or a stack of matrices: a shape has 2 or 3 dimensions, not %u; give the file words "
+            "of another rule, as in adamw lr=3e-4",
+            dims);
         return -EINVAL;
     }
     uint64_t count = dims == 3 ? dim[0] : 1, rows = dim[dims - 2], columns = dim[dims - 1];

@@ -107,6 +107,7 @@ void ht_opt_param_free(struct ht_param *p)
     ht_opt_sections_free(p);
     if (p->ortho) {
         ht_opt_ortho_clear(p);
+        ht_opt_ortho_count(p, true);
         ht_interval_set_free(&p->ortho->written);
         free(p->ortho);
     }

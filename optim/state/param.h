@@ -53,6 +53,7 @@ struct ht_ortho {
     struct ht_obj *update, *given;  /* references: what the first phase hands out; what the second one takes */
     struct ht_optim_config config;  /* of the step: its matrices, and how the store orthogonalises them */
     struct ht_interval_set written; /* elements of given, in this step */
+    uint64_t heap_bytes;            /* of all this, as far as optim.meta_bytes has them */
     unsigned writers;               /* threads that copy into it */
     uint64_t stirred;               /* ranges whose momentum has this step's gradient */
     uint64_t waiting_bytes;         /* written and not applied: its part of root.ortho_bytes */

@@ -265,6 +265,15 @@ static void clear_range(struct ht_range *r, bool frozen_only) HT_REQUIRES(HT_LOC
         ht_list_del(&r->dirty);
 }
 
+void ht_opt_ortho_count(struct ht_param *p, bool gone)
+{
+    struct ht_ortho *of = p->ortho;
+    uint64_t bytes = gone ? 0 : sizeof(*of) + of->written.cap * sizeof(struct ht_interval);
+
+    p->o->meta_bytes += bytes - of->heap_bytes;
+    of->heap_bytes = bytes;
+}
+
 void ht_opt_ortho_clear(struct ht_param *p)
 {
     struct ht_ortho *of = p->ortho;
