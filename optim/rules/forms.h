@@ -29,13 +29,7 @@
 #include "tiering/base/base.h"
 
 /* Numbers are on disk. */
-enum ht_form {
-    HT_FORM_F32 = 0,
-    HT_FORM_BF16 = 1,
-    HT_FORM_DYNAMIC = 2,
-    HT_FORM_LINEAR = 3,
-    HT_FORMS
-};
+enum ht_form { HT_FORM_F32 = 0, HT_FORM_BF16 = 1, HT_FORM_DYNAMIC = 2, HT_FORM_LINEAR = 3, HT_FORMS };
 enum {
     HT_FORM_SCALES_ALIGN = 64,
     HT_FORM_BLOCK_DYNAMIC = 256,
@@ -109,6 +103,11 @@ extern const struct ht_codecs ht_codecs_avx2, ht_codecs_avx512;
 #endif
 /* The fastest ones that this CPU runs; HITRAIN_KERNEL=scalar|avx2|avx512 overrides. */
 const struct ht_codecs *ht_codecs_choose(void);
+
+/* Elements that share HT_FORM_NOISE / 2 hashes: of an aligned group the first half takes the lower half of each. */
+enum { HT_FORM_NOISE = 32 };
+/* Of the hashes of bf16 elements: what salt, kind, step, and the upper bits of an element's number make. */
+uint32_t ht_form_key(const struct ht_coded *c, uint64_t element);
 
 /* May state of this kind (enum ht_state_kind) be kept so? */
 bool ht_form_fits(unsigned form, uint8_t kind);
