@@ -99,7 +99,10 @@ void ht_optim_free(struct ht_optim *o);
  */
 int ht_optim_root_add(struct ht_optim *o, uint64_t root, const struct ht_optim_config *config,
                       struct ht_tx *tx) HT_MUST_CHECK;
-/* New hyper-parameters, used from the next step on. Another rule while state exists: -EBUSY. */
+/*
+ * New hyper-parameters, used from the next step on. Another rule while state exists: -EBUSY. Other state_bits while a
+ * step is open: -EAGAIN; else the next durable boundary converts state that exists.
+ */
 int ht_optim_root_configure(struct ht_optim *o, uint64_t root, const struct ht_optim_config *config) HT_MUST_CHECK;
 /*
  * Words that amend a root's are about to change: the number of this change. A step that opened before goes on with

@@ -14,6 +14,7 @@ uint64_t ht_optim_words_change(struct ht_optim *o)
 {
     lock(o);
     uint64_t number = ++o->words_changes;
+    o->form_changes++;
     unlock(o);
     return number;
 }

@@ -64,8 +64,8 @@ struct ht_param {
         bool gone;          /* deleted (pending or published), or its object vanished */
         bool orphan;        /* a boundary found that its file has no name; only an abort can change that */
         bool log_reserved;  /* log bytes for its record */
-        bool rewriting;     /* its masters, from outside */
-        uint64_t rewrites;  /* rewrites of its masters, or an abort */
+        bool rewriting;     /* its masters, or coded state, from outside */
+        uint64_t rewrites;  /* of these, or an abort */
         uint64_t forgotten; /* aborts and drops: earlier writes do not count */
         uint64_t applied;   /* times that the written bytes of all openers were handed over */
     };
@@ -142,6 +142,8 @@ struct ht_layout ht_opt_layout(const struct ht_optim_config *config, uint8_t dty
 bool ht_opt_same_layout(const struct ht_layout *a, const struct ht_layout *b);
 /* Is any state in another form than f32? */
 bool ht_opt_layout_has_forms(const struct ht_layout *l);
+/* A number for forms and salt, for logged steps: 0 if all is f32. */
+uint32_t ht_opt_layout_mark(const struct ht_layout *l);
 /* The same kinds, whatever their forms, and however masters are kept. */
 bool ht_opt_same_rule_state(const struct ht_layout *a, const struct ht_layout *b);
 /* Kinds at its end that are the master's: 0, 1 (f32) or 2 (missing bits, blocks). */
@@ -155,6 +157,9 @@ int ht_opt_layout_prepare(const struct ht_param *p, struct ht_layout *l) HT_EXCL
  * as it was.
  */
 int ht_opt_state_create(struct ht_param *p, const struct ht_layout *layout) HT_EXCLUDES(HT_LOCK_OPTIM) HT_MUST_CHECK;
+/* One state object of zeros, with space for one rewrite; also after an error *out_obj may be one, to be deleted. */
+int ht_opt_state_create_one(struct ht_param *p, const struct ht_param_shape *shape, uint8_t kind, uint8_t form,
+                            uint64_t *out_oid, struct ht_obj **out_obj) HT_MUST_CHECK;
 /* With state: reserves space for the gradient outside memory. Without state: gives the space for sums back. */
 int ht_opt_grad_reserve(struct ht_param *p) HT_REQUIRES(HT_LOCK_OPTIM) HT_MUST_CHECK;
 /* Reserves the next rewrite of the parameter and its state, and its gradient. -ENOSPC: some of it is missing. */
