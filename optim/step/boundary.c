@@ -109,8 +109,11 @@ static void end_deciding(struct ht_root *root) HT_REQUIRES(HT_LOCK_OPTIM)
     lock(root->o);
 }
 
-/* Ends a step that check_boundary accepted. Releases the lock in between. */
-static int end_boundary(struct ht_root *root) HT_REQUIRES(HT_LOCK_OPTIM)
+/*
+ * Ends a step that check_boundary accepted, and converts state if the step is published, as commit or durable_every
+ * say. Releases the lock in between.
+ */
+static int end_boundary(struct ht_root *root, bool commit) HT_REQUIRES(HT_LOCK_OPTIM)
 {
     bool skipped = false, allowed = root->allow_partial;
     bool partial = root->open && allowed && (find_partial(root, false) || find_partial(root, true));
@@ -133,6 +136,8 @@ static int end_boundary(struct ht_root *root) HT_REQUIRES(HT_LOCK_OPTIM)
         ht_store_end_step(root->o->store, ht_opt_deferred(root));
         ht_opt_close_step(root, skipped, ht_opt_redo_count(root, skipped));
     }
+    if (!rc && (commit || ht_opt_step_durable(root, root->undurable)))
+        rc = ht_opt_convert(root);
     return rc;
 }
 
@@ -176,14 +181,14 @@ static int begin_boundary(struct ht_root *root, struct ht_optim_steer *by, struc
     return rc ? rc : check_boundary(root, out_partial);
 }
 
-int ht_opt_boundary(struct ht_root *root, struct ht_optim_steer *by)
+int ht_opt_boundary(struct ht_root *root, bool commit, struct ht_optim_steer *by)
 {
     struct partial partial = {0};
 
     lock(root->o);
     int rc = begin_boundary(root, by, &partial);
     if (!rc)
-        rc = end_boundary(root);
+        rc = end_boundary(root, commit);
     leave_boundary(root, rc);
     unlock(root->o);
     report_refused(root, by, rc, &partial);
@@ -253,7 +258,7 @@ int ht_opt_boundary_request(struct ht_root *root, struct ht_optim_steer *by, uin
 int ht_opt_boundary_close(struct ht_root *root)
 {
     lock(root->o);
-    int rc = end_boundary(root);
+    int rc = end_boundary(root, root->close_durable);
     if (rc && rc != -ECANCELED) /* before writers go on */
         root->close_error = rc;
     leave_boundary(root, rc);
