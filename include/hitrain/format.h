@@ -45,9 +45,10 @@ typedef struct {
 #define HT_FEAT_REFUSE_SPARSE 16ull   /* pieces of logged gradients are, or were, of HT_REDO_SPARSE */
 #define HT_FEAT_REFUSE_SECTIONS 32ull /* parameters of logged steps have, or had, numbers for ranges of elements */
 #define HT_FEAT_REFUSE_NEAR_G 64ull   /* logged steps have, or had, kernels for beta1 up to 0.5 */
+#define HT_FEAT_REFUSE_FORMS 128ull   /* state of the optimizer is, or was, kept in fewer bits than f32 */
 #define HT_FEAT_REFUSE_KNOWN                                                                                           \
     (HT_FEAT_REFUSE_LOST | HT_FEAT_REFUSE_PLANES | HT_FEAT_REFUSE_KEPT | HT_FEAT_REFUSE_REDO | HT_FEAT_REFUSE_SPARSE | \
-     HT_FEAT_REFUSE_SECTIONS | HT_FEAT_REFUSE_NEAR_G)
+     HT_FEAT_REFUSE_SECTIONS | HT_FEAT_REFUSE_NEAR_G | HT_FEAT_REFUSE_FORMS)
 #define HT_FEAT_RO_KNOWN 0ull
 
 struct ht_disk_log_copy {

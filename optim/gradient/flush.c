@@ -231,7 +231,7 @@ static int check_rule(const struct ht_param *p, const struct ht_optim_config *co
         return 0;
     if (p->root->decided)
         return ht_opt_is_decided(p) ? 0 : -EPERM;
-    struct ht_layout layout = ht_opt_layout(config, p->shape.dtype);
+    struct ht_layout layout = ht_opt_layout(config, p->shape.dtype, p->shape.elements);
     return ht_opt_same_rule_state(&layout, &p->cur.layout) ? 0 : -EBUSY;
 }
 
@@ -335,7 +335,7 @@ static int flush_window(struct ht_param *p, struct ht_grad *g, struct ht_words *
             rc = check_numbers(p, words);
         if (rc || (p->cur.exists && !lacks_sum(p)))
             break;
-        layout = ht_opt_layout(&words->config, p->shape.dtype);
+        layout = ht_opt_layout(&words->config, p->shape.dtype, p->shape.elements);
         rc = ensure_objects(p, &layout);
         if (rc)
             return rc;

@@ -18,8 +18,8 @@
  * In dynamic blocks an element gets the nearest code. In the middle between two codes, and up to 2^-20 of the value
  * above it, it gets the one of lower magnitude. The element with the largest magnitude is exact. A positive element of
  * the unsigned map never gets code 0: a second moment of zero beside a first moment that is none would make a step
- * without bound. A block that is encoded again after it was decoded has the same codes. If an element is NaN or infinite
- * the scale of its block is NaN, and so are all of its elements.
+ * without bound. A block that is encoded again after it was decoded has the same codes. If an element is NaN or
+ * infinite the scale of its block is NaN, and so are all of its elements.
  *
  * All codecs give the same bits for the same input. Pure functions, any thread.
  */

@@ -63,10 +63,10 @@ static bool stat_object(const struct ht_optim *o, uint64_t oid, struct ht_obj_st
 
 static bool state_fits(const struct ht_param *p, unsigned i)
 {
-    uint8_t kind = p->cur.layout.kind[i];
+    uint8_t kind = p->cur.layout.kind[i], form = p->cur.layout.form[i];
     struct ht_obj_stat st = {0};
 
-    return stat_object(p->o, p->cur.oid[i], &st) && st.size == ht_opt_state_bytes(&p->shape, kind) &&
+    return stat_object(p->o, p->cur.oid[i], &st) && st.size == ht_opt_state_size(&p->shape, kind, form) &&
         st.chunk_bytes == ht_opt_state_chunk_bytes(&p->shape, kind) && st.scope == p->root->id;
 }
 
@@ -216,7 +216,7 @@ const char *ht_optim_root_config(struct ht_optim *o, uint64_t root)
         char err[HT_OPTIM_ERROR_MAX];
         if (ht_optim_config_parse(text[i], strlen(text[i]), &config, err))
             continue;
-        struct ht_layout l = ht_opt_layout(&config, p->cur.dtype);
+        struct ht_layout l = ht_opt_layout(&config, p->cur.dtype, p->cur.elements);
         if (!ht_opt_same_rule_state(&l, &p->cur.layout))
             continue;
         found = text[i];

@@ -90,7 +90,7 @@ bool ht_optim_state_fits(struct ht_optim *o, uint64_t oid, const struct ht_optim
     const struct ht_param *p = ht_opt_param_find(o, oid);
     bool fits = true;
     if (p && !p->gone && p->cur.exists) {
-        struct ht_layout layout = ht_opt_layout(config, p->cur.dtype);
+        struct ht_layout layout = ht_opt_layout(config, p->cur.dtype, p->cur.elements);
         fits = ht_opt_same_rule_state(&layout, &p->cur.layout);
     }
     unlock(o);

@@ -22,6 +22,13 @@
 /* Up to it every whole number is a float. */
 #define STEP_MAX 0x1p24f
 
+static uint64_t elements_of(const struct ht_param_desc *desc)
+{
+    unsigned bytes = ht_dtype_trained_bytes(desc->dtype);
+
+    return bytes ? ht_obj_size(desc->obj) / bytes : 0;
+}
+
 /* The layout of the present state, or of the state that the first gradient would make. */
 static int find_layout(struct ht_optim *o, const struct ht_param_desc *desc, struct ht_layout *out)
 {
@@ -39,7 +46,7 @@ static int find_layout(struct ht_optim *o, const struct ht_param_desc *desc, str
         return 0;
     int rc = ht_optim_words_of(o, desc->root, oid, &config, why);
     if (!rc)
-        *out = ht_opt_layout(&config, desc->dtype);
+        *out = ht_opt_layout(&config, desc->dtype, elements_of(desc));
     return rc;
 }
 

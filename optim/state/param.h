@@ -16,6 +16,8 @@ enum { HT_STATES_MAX = HT_KERNEL_STATES_MAX + 2 };
 /* Which state objects a parameter has: in the order of its rule, then those of the master. */
 struct ht_layout {
     uint8_t count, kind[HT_STATES_MAX]; /* enum ht_state_kind */
+    uint8_t form[HT_STATES_MAX];        /* enum ht_form */
+    uint32_t salt;                      /* of roundings, if any form is not HT_FORM_F32; it stays with the state */
 };
 
 /* The content of a parameter's record. */
@@ -134,15 +136,24 @@ void ht_opt_param_sweep(struct ht_param *p, struct ht_tx *tx) HT_REQUIRES(HT_LOC
 
 /* --------------------------------------------------------------- state.c */
 
-struct ht_layout ht_opt_layout(const struct ht_optim_config *config, uint8_t dtype);
+/* Of new state of so many elements, without a salt. */
+struct ht_layout ht_opt_layout(const struct ht_optim_config *config, uint8_t dtype, uint64_t elements);
+/* Whatever the salt. */
 bool ht_opt_same_layout(const struct ht_layout *a, const struct ht_layout *b);
-/* The same, however masters are kept. */
+/* Is any state in another form than f32? */
+bool ht_opt_layout_has_forms(const struct ht_layout *l);
+/* The same kinds, whatever their forms, and however masters are kept. */
 bool ht_opt_same_rule_state(const struct ht_layout *a, const struct ht_layout *b);
 /* Kinds at its end that are the master's: 0, 1 (f32) or 2 (missing bits, blocks). */
 unsigned ht_opt_master_kinds(const struct ht_layout *l);
 /* Is that the state that the kernel works on? */
 bool ht_opt_layout_keeps(const struct ht_layout *l, enum ht_kernel kernel);
-/* Under the gate: make zero state and reserve one rewrite of everything. -ENOSPC leaves all as it was. */
+/* Before state has this layout: gives it a salt if it needs one and has none, and the store its feature bit. */
+int ht_opt_layout_prepare(const struct ht_param *p, struct ht_layout *l) HT_EXCLUDES(HT_LOCK_OPTIM) HT_MUST_CHECK;
+/*
+ * Under the gate: make zero state and reserve one rewrite of everything. A salt of the layout stays. -ENOSPC leaves all
+ * as it was.
+ */
 int ht_opt_state_create(struct ht_param *p, const struct ht_layout *layout) HT_EXCLUDES(HT_LOCK_OPTIM) HT_MUST_CHECK;
 /* With state: reserves space for the gradient outside memory. Without state: gives the space for sums back. */
 int ht_opt_grad_reserve(struct ht_param *p) HT_REQUIRES(HT_LOCK_OPTIM) HT_MUST_CHECK;
@@ -165,6 +176,8 @@ int ht_opt_state_drop(struct ht_param *p) HT_EXCLUDES(HT_LOCK_OPTIM) HT_MUST_CHE
 void ht_opt_put_state(struct ht_param *p) HT_REQUIRES(HT_LOCK_OPTIM); /* references to state objects */
 /* Raises an event: some of its state is missing. */
 void ht_opt_state_not_deleted(const struct ht_param *p);
+/* References to cur's objects are there, and new: tells the store what they are. edited: as ht_obj_set_derived. */
+int ht_opt_state_use(struct ht_param *p, bool edited) HT_REQUIRES(HT_LOCK_OPTIM) HT_MUST_CHECK;
 /* Takes the missing references to cur's objects. */
 int ht_opt_state_load(struct ht_param *p) HT_REQUIRES(HT_LOCK_OPTIM) HT_MUST_CHECK;
 /* Delete (pending) the state of parameters of which the object does not exist. */

@@ -263,9 +263,9 @@ int ht_optim_root_add(struct ht_optim *o, uint64_t root, const struct ht_optim_c
 /* The kept state counts, too: sgd has some with momentum only. */
 static bool same_rule(const struct ht_optim_config *a, const struct ht_optim_config *b)
 {
-    struct ht_layout was = ht_opt_layout(a, HT_DTYPE_F32), is = ht_opt_layout(b, HT_DTYPE_F32);
+    struct ht_layout was = ht_opt_layout(a, HT_DTYPE_F32, 0), is = ht_opt_layout(b, HT_DTYPE_F32, 0);
 
-    return a->rule == b->rule && ht_opt_same_layout(&was, &is);
+    return a->rule == b->rule && ht_opt_same_rule_state(&was, &is);
 }
 
 int ht_optim_root_configure(struct ht_optim *o, uint64_t root, const struct ht_optim_config *config)

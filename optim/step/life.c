@@ -120,8 +120,10 @@ static int settle_param(struct ht_param *p) HT_REQUIRES(HT_LOCK_OPTIM)
     int rc = ht_obj_set_derived(p->obj, false); /* all is as it was published */
     for (unsigned i = 0; !rc && i < p->cur.layout.count; i++) {
         p->state[i] = p->state[i] ? p->state[i] : ht_obj_get(p->o->store, p->cur.oid[i]);
-        rc = p->state[i] ? ht_obj_set_derived(p->state[i], false) : -ESTALE;
+        rc = p->state[i] ? 0 : -ESTALE;
     }
+    if (!rc)
+        rc = ht_opt_state_use(p, false);
     return rc ? rc : ht_opt_rewrites_reserve(p);
 }
 

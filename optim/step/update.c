@@ -61,23 +61,23 @@ static uint64_t grad_begin(const struct ht_range *r)
 }
 
 /* Bytes of an object of state, or of sums (which are like state in f32). */
-static uint64_t state_bytes(const struct job *j, uint8_t kind)
+static uint64_t state_bytes(const struct job *j, uint8_t kind, uint8_t form)
 {
-    return ht_opt_state_range_bytes(kind, ht_opt_range_elements(&j->range->param->shape, j->range->index));
+    return ht_opt_state_range_bytes(kind, form, ht_opt_range_elements(&j->range->param->shape, j->range->index));
 }
 
-static unsigned state_chunks(const struct job *j, uint8_t kind)
+static unsigned state_chunks(const struct job *j, uint8_t kind, uint8_t form)
 {
-    return (unsigned)ht_div_up(state_bytes(j, kind), ht_opt_state_chunk_bytes(&j->range->param->shape, kind));
+    return (unsigned)ht_div_up(state_bytes(j, kind, form), ht_opt_state_chunk_bytes(&j->range->param->shape, kind));
 }
 
 /* Adds the chunks of obj that a range has. Returns the place of the first. */
-static unsigned add_range(struct job *j, struct ht_obj *obj, uint8_t kind, enum ht_batch_pin_mode mode)
+static unsigned add_range(struct job *j, struct ht_obj *obj, uint8_t kind, uint8_t form, enum ht_batch_pin_mode mode)
 {
-    uint64_t stride = ht_opt_state_stride(&j->range->param->shape, kind);
+    uint64_t stride = ht_opt_state_stride(&j->range->param->shape, kind, form);
     unsigned at = j->pin.count;
 
-    for (unsigned i = 0; i < state_chunks(j, kind); i++)
+    for (unsigned i = 0; i < state_chunks(j, kind, form); i++)
         add_chunk(&j->pin, obj, j->range->index * stride + i, mode);
     return at;
 }
@@ -132,8 +132,8 @@ static void describe_job(struct job *j, struct ht_optim *o)
     if (update)
         add_chunk(&j->pin, p->obj, r->index, HT_BATCH_PIN_UPDATE);
     for (unsigned s = 0; update && s < p->layout.count; s++)
-        j->state_at[s] = add_range(j, p->state[s], p->layout.kind[s], HT_BATCH_PIN_UPDATE);
-    j->sum_at = j->summed ? add_range(j, p->sum, HT_STATE_SUM, sum_mode(r)) : j->pin.count;
+        j->state_at[s] = add_range(j, p->state[s], p->layout.kind[s], p->layout.form[s], HT_BATCH_PIN_UPDATE);
+    j->sum_at = j->summed ? add_range(j, p->sum, HT_STATE_SUM, HT_FORM_F32, sum_mode(r)) : j->pin.count;
     add_gradient(j);
 }
 
@@ -168,11 +168,11 @@ static bool is_complete(const struct job *j)
         (ht_obj_chunk_bytes(p->obj) != p->shape.chunk_bytes || j->pin.chunk[0].len < elements * p->shape.p_bytes))
         return false;
     for (unsigned s = 0; update && s < p->layout.count; s++) {
-        uint8_t kind = p->layout.kind[s];
-        if (bytes_of(j, j->state_at[s], state_chunks(j, kind)) < state_bytes(j, kind))
+        uint8_t kind = p->layout.kind[s], form = p->layout.form[s];
+        if (bytes_of(j, j->state_at[s], state_chunks(j, kind, form)) < state_bytes(j, kind, form))
             return false;
     }
-    if (j->summed && bytes_of(j, j->sum_at, state_chunks(j, HT_STATE_SUM)) < elements * 4)
+    if (j->summed && bytes_of(j, j->sum_at, state_chunks(j, HT_STATE_SUM, HT_FORM_F32)) < elements * 4)
         return false;
     return !j->grad_chunks || before + bytes_of(j, j->grad_at, j->grad_chunks) >= grad_end;
 }
