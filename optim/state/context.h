@@ -52,6 +52,7 @@ enum { HT_THREADS_MAX = 64, HT_CLOSERS_MAX = 16 };
 
 struct ht_root;
 struct ht_param;
+struct ht_codecs;
 struct ht_kernels;
 
 /* Of a root over its parameters: those that have state, and whose file is there. */
@@ -83,6 +84,7 @@ struct ht_optim {
     bool started;
     bool stopping HT_GUARDED_BY(HT_LOCK_OPTIM);
     const struct ht_kernels *kernels;
+    const struct ht_codecs *codecs;
 
     struct ht_list roots, params; /* by seq */
     struct ht_id_table roots_by_id, params_by_oid;

@@ -223,6 +223,7 @@ int ht_optim_start(struct ht_optim *o)
 
     size_backlog(o);
     o->kernels = ht_kernels_choose();
+    o->codecs = ht_codecs_choose();
     o->started = true;
     if (ht_store_read_only(o->store))
         return ht_opt_redo_recover(o);
@@ -235,7 +236,7 @@ int ht_optim_start(struct ht_optim *o)
     if (rc)
         ht_optim_stop(o);
     else
-        ht_debug("optimizer: %u threads, kernels %s", o->threads, o->kernels->name);
+        ht_debug("optimizer: %u threads, kernels %s, codecs %s", o->threads, o->kernels->name, o->codecs->name);
     return rc;
 }
 
