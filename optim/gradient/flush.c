@@ -139,7 +139,8 @@ static void latch_numbers(struct ht_param *p, const struct ht_words *words) HT_R
         return;
     p->has_grad = true;
     ht_list_add_tail(&root->touched, &p->touched);
-    ht_rule_scalars(&words->config, p->cur.t + 1, &p->scalars);
+    p->t = p->cur.t + 1;
+    ht_rule_scalars(&words->config, p->t, &p->scalars);
     if (root->decided) {
         p->scalars = p->decided_scalars;
         if (p->sections)

@@ -287,6 +287,7 @@ static int begin_param(struct replay *w, uint64_t i)
         p->has_grad = true;
         ht_list_add_tail(&root->touched, &p->touched);
         p->scalars = want.scalars;
+        p->t = want.steps;
         p->layout = p->cur.layout;
         rc = take_sections(w, i, &want, p);
     }

@@ -101,6 +101,7 @@ struct ht_param {
     };
     /* Latched by its first gradient of the step; state may be deleted while an update is running. */
     struct ht_scalars scalars;
+    uint64_t t; /* steps in which it had a gradient, with this one */
     struct ht_param_sections
         *sections; /* for elements that have others (sections.h); NULL: there is no memory for any */
     struct ht_layout layout;

@@ -237,7 +237,7 @@ int ht_optim_start(struct ht_optim *o)
     if (rc)
         ht_optim_stop(o);
     else
-        ht_debug("optimizer: %u threads, kernels %s", o->threads, o->kernels->name);
+        ht_debug("optimizer: %u threads, kernels %s, codecs %s", o->threads, o->kernels->name, o->codecs->name);
     return rc;
 }
 

@@ -20,6 +20,7 @@
 #include "tiering/base/fault.h"
 #include "tiering/api/background.h"
 #include "tiering/api/batch_pin.h"
+#include "tiering/base/mutant.h"
 #include "tiering/base/trace.h"
 #include "optim/rules/master.h"
 #include "optim/state/param.h"
@@ -228,35 +229,116 @@ static void add_gradient_to_sum(struct job *j)
 }
 
 /*
- * The longest run from element e on that is contiguous in every array, and its addresses; not
- * those of masters in two bytes.
+ * Elements of a range of which some arrays are kept in other forms than f32: masters in two bytes, state in fewer bits.
+ * These are f32 here while a rule runs. A window has whole blocks of all forms.
  */
-static uint64_t run_at(const struct job *j, uint64_t e, uint64_t end, struct ht_update *out)
+struct window {
+    uint64_t first, end;
+    bool decoded[HT_KERNEL_STATES_MAX];
+    int low; /* index in state of the missing bits of masters; the facts on their blocks follow. Negative: none */
+    float state[HT_KERNEL_STATES_MAX][HT_FORM_WINDOW], master[HT_FORM_WINDOW];
+};
+static_assert(HT_FORM_WINDOW == HT_MASTER_BLOCK, "a window is a block of masters in two bytes");
+
+/* Where the state s of a window is kept, and what its rounding depends on. */
+static struct ht_coded coded_at(const struct job *j, const struct window *w, unsigned s)
+{
+    const struct ht_param *p = j->range->param;
+    uint64_t elements = ht_opt_range_elements(&p->shape, j->range->index);
+    struct ht_coded c = ht_coded_at(p->layout.form[s], j->pin.chunk[j->state_at[s]].data, elements, w->first,
+                                    (size_t)(w->end - w->first));
+
+    c.kind = p->layout.kind[s];
+    c.salt = HT_MUTANT("salt-lost") ? 0 : p->layout.salt;
+    c.t = p->t;
+    c.element = (uint64_t)j->range->index * p->shape.range_elements + w->first;
+    return c;
+}
+
+/* Masters of the window from their two bytes, or back. */
+static void turn_masters(const struct job *j, struct window *w, bool back)
+{
+    const struct ht_batch_pin_chunk *chunk = j->pin.chunk;
+    const struct ht_kernels *kernels = j->range->param->o->kernels;
+    const uint16_t *half = (const uint16_t *)(const void *)chunk[0].data + w->first;
+    uint16_t *low = (uint16_t *)(void *)chunk[j->state_at[w->low]].data + w->first;
+    struct ht_disk_master *block =
+        (struct ht_disk_master *)(void *)chunk[j->state_at[w->low + 1]].data + w->first / HT_MASTER_BLOCK;
+
+    if (back)
+        ht_master_compress(kernels, w->master, half, w->end - w->first, low, block);
+    else
+        ht_master_expand(kernels, block, half, low, w->end - w->first, w->master);
+}
+
+/* The window that begins at element `first`. */
+static void open_window(const struct job *j, struct window *w, uint64_t first)
+{
+    const struct ht_param *p = j->range->param;
+    const uint8_t *low = memchr(p->layout.kind, HT_STATE_MASTER_LOW, p->layout.count);
+
+    w->first = first;
+    w->end = ht_min_u64(first + HT_FORM_WINDOW, ht_opt_range_elements(&p->shape, j->range->index));
+    w->low = low ? (int)(low - p->layout.kind) : -1;
+    for (unsigned s = 0; s < HT_KERNEL_STATES_MAX; s++) {
+        w->decoded[s] = s < p->layout.count && p->layout.form[s] != HT_FORM_F32;
+        if (!w->decoded[s])
+            continue;
+        struct ht_coded c = coded_at(j, w, s);
+        p->o->codecs->decode[p->layout.form[s]](&c, w->state[s]);
+    }
+    if (low)
+        turn_masters(j, w, false);
+}
+
+static void close_window(const struct job *j, struct window *w)
+{
+    const struct ht_param *p = j->range->param;
+
+    for (unsigned s = 0; s < HT_KERNEL_STATES_MAX; s++) {
+        if (!w->decoded[s])
+            continue;
+        struct ht_coded c = coded_at(j, w, s);
+        p->o->codecs->encode[p->layout.form[s]](&c, w->state[s]);
+    }
+    if (w->low >= 0)
+        turn_masters(j, w, true);
+}
+
+/* Elements from e on that are contiguous in this state, and their address. */
+static float *state_run(const struct job *j, unsigned s, uint64_t e, uint64_t *n)
+{
+    uint64_t per_chunk = j->range->param->shape.chunk_bytes / 4, at = e % per_chunk;
+
+    *n = ht_min_u64(*n, per_chunk - at);
+    return (float *)(void *)j->pin.chunk[j->state_at[s] + e / per_chunk].data + at;
+}
+
+/* The longest run from element e on that is contiguous in every array, and its addresses. */
+static uint64_t run_at(const struct job *j, struct window *w, uint64_t e, uint64_t end, struct ht_update *out)
 {
     const struct ht_param_shape *shape = &j->range->param->shape;
     const struct ht_layout *layout = &j->range->param->layout;
-    const struct ht_batch_pin_chunk *chunk = j->pin.chunk;
-    uint64_t per_chunk = shape->chunk_bytes / 4, c = e / per_chunk, at = e % per_chunk;
-    uint64_t n = ht_min_u64(end - e, per_chunk - at);
+    uint64_t n = end - e;
 
     *out = (struct ht_update){
-        .p = chunk[0].data + e * shape->p_bytes,
+        .p = j->pin.chunk[0].data + e * shape->p_bytes,
+        .master = w && w->low >= 0 ? w->master + (e - w->first) : NULL,
         .g = gradient_at(j, e, &n),
         .p_dtype = shape->dtype,
         .g_dtype = gradient_dtype(j),
     };
     for (unsigned s = 0; s < layout->count && layout->kind[s] < HT_STATE_MASTER_LOW; s++) {
-        float *state = (float *)(void *)chunk[j->state_at[s] + c].data + at;
         if (layout->kind[s] == HT_STATE_MASTER)
-            out->master = state;
+            out->master = state_run(j, s, e, &n);
         else
-            out->state[s] = state;
+            out->state[s] = w && w->decoded[s] ? w->state[s] + (e - w->first) : state_run(j, s, e, &n);
     }
     return n;
 }
 
-/* master: of elements from e on, if they are in two bytes; else NULL. */
-static void update_elements(struct job *j, uint64_t e, uint64_t end, float *master)
+/* w: the window that has all elements from e to end; NULL: all is f32. */
+static void update_elements(struct job *j, struct window *w, uint64_t e, uint64_t end)
 {
     const struct ht_param *p = j->range->param;
     uint64_t first = (uint64_t)j->range->index * p->shape.range_elements;
@@ -265,50 +347,52 @@ static void update_elements(struct job *j, uint64_t e, uint64_t end, float *mast
         struct ht_update arrays;
         uint64_t n = end - e;
         const struct ht_scalars *numbers = ht_opt_scalars_at(p, first + e, &n);
-        n = run_at(j, e, e + n, &arrays);
-        if (master) {
-            arrays.master = master;
-            master += n;
-        }
+        n = run_at(j, w, e, e + n, &arrays);
         if (numbers)
             j->nonfinite += p->o->kernels->fn[numbers->kernel](numbers, &arrays, n);
         e += n;
     }
 }
 
-/* low_at: index in state of the missing bits of masters; the facts on their blocks follow. Returns where to go on. */
-static uint64_t update_block(struct job *j, uint64_t e, uint64_t end, unsigned low_at)
+/* A window that several intervals touch is encoded once. */
+static void update_windows(struct job *j)
 {
-    const struct ht_param *p = j->range->param;
-    const struct ht_batch_pin_chunk *chunk = j->pin.chunk;
-    uint64_t first = e - e % HT_MASTER_BLOCK;
-    uint64_t n = ht_min_u64(HT_MASTER_BLOCK, ht_opt_range_elements(&p->shape, j->range->index) - first);
-    const uint16_t *half = (const uint16_t *)(const void *)chunk[0].data + first;
-    uint16_t *low = (uint16_t *)(void *)chunk[j->state_at[low_at]].data + first;
-    struct ht_disk_master *block =
-        (struct ht_disk_master *)(void *)chunk[j->state_at[low_at + 1]].data + first / HT_MASTER_BLOCK;
-    float master[HT_MASTER_BLOCK];
+    uint32_t size = j->range->param->shape.g_bytes, i = 0;
+    uint64_t done = 0;
+    struct window w;
 
-    end = ht_min_u64(end, first + n);
-    ht_master_expand(p->o->kernels, block, half, low, n, master);
-    update_elements(j, e, end, master + (e - first));
-    ht_master_compress(p->o->kernels, master, half, n, low, block);
-    return end;
+    while (i < j->covers) {
+        uint64_t e = ht_max_u64(done, j->cover[i].begin / size);
+        open_window(j, &w, e - e % HT_FORM_WINDOW);
+        for (; i < j->covers && j->cover[i].begin / size < w.end; i++) {
+            uint64_t end = j->cover[i].end / size;
+            update_elements(j, &w, ht_max_u64(e, j->cover[i].begin / size), ht_min_u64(end, w.end));
+            if (end > w.end)
+                break;
+        }
+        close_window(j, &w);
+        done = w.end;
+    }
+}
+
+static bool needs_windows(const struct ht_layout *l)
+{
+    return ht_opt_layout_has_forms(l) || memchr(l->kind, HT_STATE_MASTER_LOW, l->count);
 }
 
 static void update_range(struct job *j)
 {
     const struct ht_param *p = j->range->param;
-    const uint8_t *low = memchr(p->layout.kind, HT_STATE_MASTER_LOW, p->layout.count);
+    bool windows = needs_windows(&p->layout);
 
     for (uint32_t i = 0; i < j->covers; i++) {
         uint64_t e = j->cover[i].begin / p->shape.g_bytes, end = j->cover[i].end / p->shape.g_bytes;
         j->elements += end - e;
-        if (!low)
-            update_elements(j, e, end, NULL);
-        while (low && e < end)
-            e = update_block(j, e, end, (unsigned)(low - p->layout.kind));
+        if (!windows)
+            update_elements(j, NULL, e, end);
     }
+    if (windows)
+        update_windows(j);
 }
 
 /* A chunk is a whole number of blocks, so its end cuts none. */
