@@ -13,13 +13,18 @@ enum { PARAMS = 4, ADAMW_STATES = 2 };
 static const char *const words[ADAMW_STATES] = {"exp_avg", "exp_avg_sq"};
 static float *value[PARAMS][ADAMW_STATES]; /* what clients have written */
 
-static const char *config_of(unsigned bits)
+static const char *config_as(const char *rule, unsigned bits)
 {
-    static char text[3][80];
+    static char text[3][120];
     char *t = text[bits / 16];
 
-    snprintf(t, sizeof(text[0]), "adamw lr=1e-2 weight_decay=0.1 state_bits=%u state_bits_min=0", bits);
+    snprintf(t, sizeof(text[0]), "%s state_bits=%u state_bits_min=0", rule, bits);
     return t;
+}
+
+static const char *config_of(unsigned bits)
+{
+    return config_as("adamw lr=1e-2 weight_decay=0.1", bits);
 }
 
 static uint8_t form_of(unsigned bits)
@@ -28,14 +33,19 @@ static uint8_t form_of(unsigned bits)
 }
 
 /* Several ranges, the last of which ends inside a block; bf16 with ranges of twice as many elements; few elements. */
-static void begin(unsigned bits)
+static void begin_as(const char *config)
 {
-    fixture_open_as(&w, config_of(bits), 2);
+    fixture_open_as(&w, config, 2);
     fixture_param(&w, HT_DTYPE_F32, HT_DTYPE_F32, 70001, HT_SMALL_CHUNK_BYTES);
     fixture_param(&w, HT_DTYPE_BF16, HT_DTYPE_F32, 100003, HT_SMALL_CHUNK_BYTES);
     fixture_param(&w, HT_DTYPE_F16, HT_DTYPE_F16, 17, HT_SMALL_CHUNK_BYTES);
     fixture_param(&w, HT_DTYPE_F32, HT_DTYPE_BF16, 300000, HT_CHUNK_BYTES);
     ck_assert_int_eq(ht_optim_commit(w.o, ROOT), 0);
+}
+
+static void begin(unsigned bits)
+{
+    begin_as(config_of(bits));
 }
 
 static void end(void)
@@ -346,6 +356,160 @@ TEST(words_do_not_change_forms_while_a_step_is_open)
     ck_assert_int_eq(ht_optim_root_configure(w.o, ROOT, &c), -EAGAIN);
     ck_assert_int_eq(ht_optim_commit(w.o, ROOT), 0);
     ck_assert_int_eq(ht_optim_root_configure(w.o, ROOT, &c), 0);
+}
+
+/* -------------------------------------------------------------------- steps */
+
+static uint32_t salt_of(unsigned i)
+{
+    struct ht_param *p = ht_opt_param_get(w.o, w.param[i].oid);
+    uint32_t salt = p->cur.layout.salt;
+
+    ht_opt_param_put(p);
+    return salt;
+}
+
+/* The model's state as an update leaves it. */
+static void code_model(unsigned i, unsigned bits, uint32_t salt)
+{
+    const struct test_param *p = &w.param[i];
+    struct ht_optim_config config = fixture_config(w.config);
+    uint32_t range = ht_obj_chunk_bytes(p->obj) / (uint32_t)dtype_bytes(p->dtype);
+    uint8_t *codes = calloc(1, range * 4 + 64 + range / 32), kind[HT_KERNEL_STATES_MAX];
+    unsigned states = ht_rule_of(config.rule)->states(&config, kind), form = form_of(bits);
+    float *state[] = {p->m, p->v};
+
+    for (uint64_t at = 0; at < p->n; at += range) {
+        uint64_t n = ht_min_u64(range, p->n - at);
+        for (unsigned k = 0; k < states; k++) {
+            struct ht_coded c = ht_coded_at(form, codes, n, 0, n);
+            c.kind = kind[k];
+            c.salt = salt;
+            c.t = p->t;
+            c.element = at;
+            ht_codecs_scalar.encode[form](&c, state[k] + at);
+            ht_codecs_scalar.decode[form](&c, state[k] + at);
+        }
+    }
+    free(codes);
+}
+
+static void step_in(unsigned bits)
+{
+    step_all(&w);
+    ck_assert_int_eq(ht_optim_commit(w.o, ROOT), 0);
+    for (unsigned i = 0; i < w.params; i++)
+        code_model(i, bits, salt_of(i));
+}
+
+static const char *const rules[] = {
+    "adamw lr=1e-2 weight_decay=0.1", "adam lr=1e-2 weight_decay=0.1", "sgd lr=1e-2 momentum=0.9", "sgd lr=1e-2",
+    "lion lr=1e-3 weight_decay=0.1",  "adagrad lr=1e-2 lr_decay=0.1",
+};
+
+TEST_LOOP(a_step_is_that_of_the_coded_state, 2 * HT_ARRAY_SIZE(rules))
+{
+    unsigned bits = _i % 2 ? 16 : 8;
+
+    begin_as(config_as(rules[_i / 2], bits));
+    for (unsigned i = 0; i < 4; i++) {
+        step_in(bits);
+        check_all(&w);
+    }
+    crash_and_check();
+    step_in(bits);
+    check_all(&w);
+}
+
+/* Updates of the step have run in the form of before. */
+TEST_LOOP(a_step_converts_at_its_end, HT_ARRAY_SIZE(pairs))
+{
+    unsigned from = pairs[_i][0], to = pairs[_i][1];
+
+    begin(from);
+    step_in(from);
+    check_all(&w);
+    reconfigure(to);
+    w.config = config_of(to);
+    step_all(&w);
+    uint32_t salt[PARAMS];
+    for (unsigned i = 0; i < PARAMS; i++)
+        salt[i] = salt_of(i);
+    ck_assert_int_eq(ht_optim_commit(w.o, ROOT), 0);
+    for (unsigned i = 0; i < PARAMS; i++) {
+        code_model(i, from, salt[i]);
+        round_trip(&w.param[i], 0, form_of(to), w.param[i].m);
+        round_trip(&w.param[i], 1, form_of(to), w.param[i].v);
+    }
+    check_all(&w);
+    crash_and_check();
+    step_in(to);
+    check_all(&w);
+}
+
+/* Logged steps are computed again with the same hashes. */
+TEST_LOOP(a_replay_has_the_same_bits, 2)
+{
+    unsigned bits = _i ? 16 : 8;
+
+    begin_as(config_as("adamw lr=1e-2 redo=on durable_every=10", bits));
+    for (unsigned i = 0; i < 4; i++)
+        step_in(bits);
+    ck_assert_uint_eq(fixture_stat(&w).logged_steps, 3);
+    check_all(&w);
+    crash_and_check();
+}
+
+/* A step that is logged says in which form its state was. */
+TEST(a_conversion_ends_the_row_of_logged_steps)
+{
+    begin_as(config_as("adamw lr=1e-2 redo=on durable_every=10", 32));
+    step_in(32);
+    step_in(32);
+    ck_assert_uint_eq(fixture_stat(&w).logged_steps, 1);
+    w.config = config_as("adamw lr=1e-2 redo=on durable_every=10", 16);
+    struct ht_optim_config c = fixture_config(w.config);
+    ck_assert_int_eq(ht_optim_root_configure(w.o, ROOT, &c), 0);
+    step_all(&w);
+    ck_assert_int_eq(ht_optim_commit(w.o, ROOT), 0);
+    ck_assert_uint_eq(fixture_stat(&w).logged_steps, 0);
+    for (unsigned i = 0; i < PARAMS; i++) {
+        round_trip(&w.param[i], 0, HT_FORM_BF16, w.param[i].m);
+        round_trip(&w.param[i], 1, HT_FORM_BF16, w.param[i].v);
+    }
+    check_all(&w);
+    step_in(16);
+    ck_assert_uint_eq(fixture_stat(&w).logged_steps, 1);
+    crash_and_check();
+}
+
+/* Small parameters, and those of which the words say so, keep f32. */
+TEST(small_parameters_keep_f32)
+{
+    begin_as("adamw lr=1e-2 state_bits=8");
+    write_all_states();
+    float x[17];
+    read_state(2, 0, 0, 17, x);
+    ck_assert_int_eq(memcmp(x, value[2][0], sizeof(x)), 0);
+    read_state(0, 0, 0, 17, x);
+    ck_assert_int_ne(memcmp(x, value[0][0], sizeof(x)), 0);
+}
+
+/* A closer converts, too, while the next step's gradients wait. */
+TEST(an_asynchronous_step_converts)
+{
+    begin(32);
+    step_in(32);
+    reconfigure(16);
+    w.config = config_of(16);
+    step_all(&w);
+    ck_assert_int_eq(ht_optim_step_async(w.o, ROOT), 0);
+    for (unsigned i = 0; i < PARAMS; i++) {
+        round_trip(&w.param[i], 0, HT_FORM_BF16, w.param[i].m);
+        round_trip(&w.param[i], 1, HT_FORM_BF16, w.param[i].v);
+    }
+    step_in(16);
+    check_all(&w);
 }
 
 int main(void)
