@@ -99,7 +99,10 @@ void ht_optim_free(struct ht_optim *o);
  */
 int ht_optim_root_add(struct ht_optim *o, uint64_t root, const struct ht_optim_config *config,
                       struct ht_tx *tx) HT_MUST_CHECK;
-/* New hyper-parameters, used from the next step on. Another rule while state exists: -EBUSY. */
+/*
+ * New hyper-parameters, used from the next step on. Another rule while state exists: -EBUSY. Other state_bits while a
+ * step is open: -EAGAIN; else the next durable boundary converts state that exists.
+ */
 int ht_optim_root_configure(struct ht_optim *o, uint64_t root, const struct ht_optim_config *config) HT_MUST_CHECK;
 /*
  * Words that amend a root's are about to change: the number of this change. A step that opened before goes on with
@@ -114,6 +117,15 @@ uint64_t ht_optim_words_as_of(struct ht_optim *o, uint64_t root);
  */
 int ht_optim_words_of(struct ht_optim *o, uint64_t root, uint64_t oid, struct ht_optim_config *out,
                       char err[HT_OPTIM_ERROR_MAX]) HT_MUST_CHECK;
+/*
+ * For fsck. Could this be the content of a chunk of state: no longer than its form needs, with scales that an update
+ * writes? True for other objects, and for f32.
+ */
+bool ht_optim_state_sane(struct ht_optim *o, uint64_t oid, uint64_t chunk, const uint8_t *content, size_t len);
+/* How many parameters have state in another form than f32. */
+uint64_t ht_optim_formed(struct ht_optim *o);
+/* Of the state of this parameter: 32, 16 or 8; 0: it has none. */
+unsigned ht_optim_state_bits(struct ht_optim *o, uint64_t oid);
 /* Does the state of this parameter, if it has any, fit these words? */
 bool ht_optim_state_fits(struct ht_optim *o, uint64_t oid, const struct ht_optim_config *config);
 /*

@@ -45,10 +45,11 @@ typedef struct {
 #define HT_FEAT_REFUSE_SPARSE 16ull     /* pieces of logged gradients are, or were, of HT_REDO_SPARSE */
 #define HT_FEAT_REFUSE_SECTIONS 32ull   /* parameters of logged steps have, or had, numbers for ranges of elements */
 #define HT_FEAT_REFUSE_NEAR_G 64ull     /* logged steps have, or had, kernels for beta1 up to 0.5 */
+#define HT_FEAT_REFUSE_FORMS 128ull     /* state of the optimizer is, or was, kept in fewer bits than f32 */
 #define HT_FEAT_REFUSE_TWO_PHASE 256ull /* parameters, or logged steps, are or were of rules in two phases */
 #define HT_FEAT_REFUSE_KNOWN                                                                                           \
     (HT_FEAT_REFUSE_LOST | HT_FEAT_REFUSE_PLANES | HT_FEAT_REFUSE_KEPT | HT_FEAT_REFUSE_REDO | HT_FEAT_REFUSE_SPARSE | \
-     HT_FEAT_REFUSE_SECTIONS | HT_FEAT_REFUSE_NEAR_G | HT_FEAT_REFUSE_TWO_PHASE)
+     HT_FEAT_REFUSE_SECTIONS | HT_FEAT_REFUSE_NEAR_G | HT_FEAT_REFUSE_FORMS | HT_FEAT_REFUSE_TWO_PHASE)
 #define HT_FEAT_RO_KNOWN 0ull
 
 struct ht_disk_log_copy {
@@ -196,7 +197,7 @@ struct ht_disk_redo_param {
     uint8_t dtype, grad_dtype;       /* 28 */
     uint8_t kernel, maximize;        /* 30 enum ht_kernel; 0 or 1 */
     ht_le32 scalar[HT_REDO_SCALARS]; /* 32 bits of f32: struct ht_scalars in its order */
-    ht_le32 pad;                     /* 68 zero */
+    ht_le32 forms;                   /* 68 a hash of forms and salt of its state; 0: all of it is f32 */
 };
 static_assert(sizeof(struct ht_disk_redo_param) == 72, "parameter of a logged step");
 /* Elements [begin, end) of the parameter before it, which its update took with other numbers. They ascend. */

@@ -140,7 +140,8 @@ static void latch_numbers(struct ht_param *p, const struct ht_words *words) HT_R
         return;
     p->has_grad = true;
     ht_list_add_tail(&root->touched, &p->touched);
-    ht_rule_scalars(&words->config, p->cur.t + 1, &p->scalars);
+    p->t = p->cur.t + 1;
+    ht_rule_scalars(&words->config, p->t, &p->scalars);
     if (root->decided) {
         p->scalars = p->decided_scalars;
         if (p->sections)
@@ -238,7 +239,7 @@ static int check_rule(const struct ht_param *p, const struct ht_optim_config *co
         return 0;
     if (p->root->decided)
         return ht_opt_is_decided(p) ? 0 : -EPERM;
-    struct ht_layout layout = ht_opt_layout(config, p->shape.dtype);
+    struct ht_layout layout = ht_opt_layout(config, p->shape.dtype, p->shape.elements);
     return ht_opt_same_rule_state(&layout, &p->cur.layout) ? 0 : -EBUSY;
 }
 
@@ -361,7 +362,7 @@ static int flush_window(struct ht_param *p, struct ht_grad *g, struct ht_words *
             rc = -EALREADY;
         if (rc || (p->cur.exists && !lacks_sum(p) && !lacks_ortho(p, words)))
             break;
-        layout = ht_opt_layout(&words->config, p->shape.dtype);
+        layout = ht_opt_layout(&words->config, p->shape.dtype, p->shape.elements);
         rc = ensure_objects(p, &layout, words);
         if (rc)
             return rc;

@@ -53,6 +53,7 @@ struct ht_redo_summary {
 struct ht_redo_param {
     uint64_t oid, steps, elements;
     uint32_t chunk_bytes;
+    uint32_t forms; /* ht_opt_layout_mark of its state */
     uint8_t dtype, grad_dtype;
     struct ht_scalars scalars;
 };

@@ -295,6 +295,7 @@ static int begin_param(struct replay *w, uint64_t i)
         p->scalars = want.scalars;
         if (ht_opt_in_phases(p))
             p->ortho->config.ns_store = false; /* the step has what was computed then */
+        p->t = want.steps;
         p->layout = p->cur.layout;
         rc = take_sections(w, i, &want, p);
     }

@@ -80,6 +80,7 @@ static void put_param(struct ht_buf *b, const struct ht_param *p) HT_REQUIRES(HT
     ht_le64_store(&d.steps, p->cur.t + 1);
     ht_le64_store(&d.elements, p->shape.elements);
     ht_le32_store(&d.chunk_bytes, p->shape.chunk_bytes);
+    ht_le32_store(&d.forms, ht_opt_layout_mark(&p->layout));
     put_scalars(s, d.scalar);
     ht_buf_put(b, &d, sizeof(d));
     note_kernel(p->root, s);
@@ -289,7 +290,7 @@ bool ht_opt_redo_follows(const struct ht_param_meta *m, uint64_t updates, const 
 {
     return m->exists && m->elements == want->elements && m->dtype == want->dtype &&
         ht_dtype_trained_bytes(want->grad_dtype) && m->t + updates + 1 == want->steps &&
-        ht_opt_layout_keeps(&m->layout, want->scalars.kernel);
+        want->forms == ht_opt_layout_mark(&m->layout) && ht_opt_layout_keeps(&m->layout, want->scalars.kernel);
 }
 
 bool ht_opt_redo_fits(const struct ht_param *p, struct ht_obj *file, uint64_t updates, const struct ht_redo_param *want)
@@ -327,6 +328,7 @@ int ht_opt_redo_param_at(const struct ht_redo_summary *s, uint64_t i, struct ht_
         .steps = ht_le64_load(&d.steps),
         .elements = ht_le64_load(&d.elements),
         .chunk_bytes = ht_le32_load(&d.chunk_bytes),
+        .forms = ht_le32_load(&d.forms),
         .dtype = d.dtype,
         .grad_dtype = d.grad_dtype,
     };

@@ -16,7 +16,7 @@
 
 enum { WORD_CHARS_MAX = 128, VALUE_MAX = 192 };
 
-enum kind { NUMBER, COUNT, FLAG, CHOICE, SPLIT };
+enum kind { NUMBER, COUNT, BITS, FLAG, CHOICE, SPLIT };
 
 struct word {
     const char *name;
@@ -48,6 +48,8 @@ static const struct word words[] = {
     {"retain_must", FLAG, FIELD(retain_must), 0, 1, false, "0 or 1"},
     {"accumulate", COUNT, FIELD(accumulate), 1, HT_ACCUMULATE_MAX, false, "a whole number from 1 to 65536"},
     {"accumulate_mode", CHOICE, FIELD(accumulate_mean), 0, 1, false, "sum or mean", "sum mean"},
+    {"state_bits", BITS, FIELD(state_bits), 8, 32, false, "32, 16 or 8"},
+    {"state_bits_min", COUNT, FIELD(state_bits_min), 0, UINT32_MAX, false, "a whole number from 0 to 4294967295"},
     {"redo_keep", COUNT, FIELD(redo_keep), 0, HT_REDO_KEEP_MAX, false, "a whole number from 0 to 128 (0: none)"},
     {"redo", CHOICE, FIELD(redo), 0, 1, false, "off or on", "off on"},
     {"partial", FLAG, FIELD(partial), 0, 1, false, "0 or 1"},
@@ -67,7 +69,8 @@ static const struct word words[] = {
 
 /* Beside those of the rule. */
 static const char common_words[] = "durable_every partial maximize grad_scale max_grad_norm skip_nonfinite "
-                                   "accumulate accumulate_mode retain retain_every retain_must redo redo_keep";
+                                   "accumulate accumulate_mode retain retain_every retain_must redo redo_keep "
+                                   "state_bits state_bits_min";
 
 /* The same, of a section of a parameter. */
 static const char section_words[] = "maximize frozen missed";
@@ -207,6 +210,8 @@ static bool in_range(const struct word *w, double value)
 {
     if (w->kind != NUMBER && value != floor(value))
         return false;
+    if (w->kind == BITS && value != 8 && value != 16 && value != 32)
+        return false;
     return value >= w->min && (w->below_max ? value < w->max : value <= w->max);
 }
 
@@ -218,7 +223,7 @@ static void set_word(const struct word *w, double value, struct ht_optim_config 
         *(double *)field = value;
     else if (w->kind == COUNT)
         *(uint32_t *)field = (uint32_t)value;
-    else if (w->kind == CHOICE)
+    else if (w->kind == BITS || w->kind == CHOICE)
         *(uint8_t *)field = (uint8_t)value;
     else
         *(bool *)field = value != 0;
@@ -235,14 +240,14 @@ static int parse_word(const struct token *t, const char *others, uint64_t *seen,
 
     if (!w)
         return refuse_word(rule, others, t->text, len, err);
-    if (*seen & 1ull << (w - words))
+    if (*seen & UINT64_C(1) << (w - words))
         return refuse(err, "%s is given twice", w->name);
     bool split = w->kind == SPLIT;
     if (t->cut ||
         (split ? !parse_split(equals + 1, &out->muon_split)
                : !parse_value(w, equals + 1, &value) || !in_range(w, value)))
         return refuse(err, "%s=%s: must be %s", w->name, equals + 1, w->allowed);
-    *seen |= 1ull << (w - words);
+    *seen |= UINT64_C(1) << (w - words);
     if (!split)
         set_word(w, value, out);
     return 0;
@@ -252,7 +257,7 @@ static int parse_word(const struct token *t, const char *others, uint64_t *seen,
 static void copy_common(const struct ht_optim_config *from, struct ht_optim_config *to)
 {
     for (size_t i = 0; i < HT_ARRAY_SIZE(words); i++) {
-        static const size_t bytes[] = {[NUMBER] = sizeof(double), [COUNT] = 4, [FLAG] = 1, [CHOICE] = 1};
+        static const size_t bytes[] = {[NUMBER] = sizeof(double), [COUNT] = 4, [BITS] = 1, [FLAG] = 1, [CHOICE] = 1};
         const struct word *w = &words[i];
         if (place_in(common_words, w->name, strlen(w->name)) >= 0)
             memcpy((char *)to + w->offset, (const char *)from + w->offset, bytes[w->kind]);
@@ -369,6 +374,8 @@ static void put_value(const struct word *w, const struct ht_optim_config *c, cha
         put_number(*(const double *)field, buf);
     } else if (w->kind == COUNT) {
         snprintf(buf, VALUE_MAX, "%u", *(const uint32_t *)field);
+    } else if (w->kind == BITS) {
+        snprintf(buf, VALUE_MAX, "%u", *(const uint8_t *)field);
     } else if (w->kind == FLAG) {
         snprintf(buf, VALUE_MAX, "%d", *(const bool *)field);
     } else {

@@ -8,7 +8,7 @@
  * results that are NaN are stored as one quiet NaN, because which NaN an operation hands on differs between instruction
  * sets. No kernel writes beyond n elements. Pure functions, any thread.
  *
- * AVX-512 has no kernels: it gains nothing on memory-bound loops, and no machine was there to run them.
+ * AVX-512 has no kernels, because it gains nothing on memory-bound loops. It has codecs of state (forms.h).
  */
 #ifndef HITRAIN_OPTIM_RULES_KERNEL_H
 #define HITRAIN_OPTIM_RULES_KERNEL_H
@@ -134,8 +134,13 @@ extern const struct ht_kernels ht_kernels_scalar;
 #if defined(__x86_64__)
 extern const struct ht_kernels ht_kernels_avx2;
 #endif
-/* The fastest ones this CPU runs; the environment variable HITRAIN_KERNEL=scalar|avx2 overrides. */
+/*
+ * The fastest ones this CPU runs; the environment variable HITRAIN_KERNEL=scalar|avx2|avx512 overrides. With avx512
+ * these are those of AVX2.
+ */
 const struct ht_kernels *ht_kernels_choose(void);
+/* Are the codecs of AVX-512 to be used beside those of AVX2? */
+bool ht_kernels_avx512(void);
 /* Element i of an array of a dtype that gradients can have. */
 float ht_kernel_element(const void *array, uint8_t dtype, size_t i);
 

@@ -6,6 +6,7 @@
  */
 #if defined(__x86_64__)
 #define HT_LANES_AVX2
+#include "optim/rules/forms_loop.h"
 #include "optim/rules/kernel_loop.h"
 
 static uint64_t update_tail(const struct ht_scalars *s, const struct ht_update *u, size_t n)
@@ -110,6 +111,8 @@ const struct ht_kernels ht_kernels_avx2 = {.name = "avx2",
                                            .stir = stir_avx2,
                                            .matmul = matmul_avx2,
                                            .fn = {HT_KERNELS(ROW)}};
+
+HT_CODECS(avx2)
 #else
 typedef int nothing_here;
 #endif

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* kernel_scalar.c - the reference: one element at a time, for any CPU. */
+#include "optim/rules/forms_loop.h"
 #include "optim/rules/kernel_loop.h"
 
 #define KERNEL(number, rule, states)                                                               \
@@ -52,3 +53,5 @@ const struct ht_kernels ht_kernels_scalar = {.name = "scalar",
                                              .stir = stir_scalar,
                                              .matmul = matmul_scalar,
                                              .fn = {HT_KERNELS(ROW)}};
+
+HT_CODECS(scalar)

@@ -170,24 +170,42 @@ uint32_t ht_opt_state_chunk_bytes(const struct ht_param_shape *s, uint8_t kind)
     return kind == HT_STATE_MASTER_BLOCKS ? HT_SMALL_CHUNK_BYTES : s->chunk_bytes;
 }
 
-uint64_t ht_opt_state_range_bytes(uint8_t kind, uint64_t elements)
+uint64_t ht_opt_state_range_bytes(uint8_t kind, uint8_t form, uint64_t elements)
 {
     if (kind == HT_STATE_MASTER_BLOCKS)
         return ht_div_up(elements, HT_MASTER_BLOCK) * sizeof(struct ht_disk_master);
-    return elements * (kind == HT_STATE_MASTER_LOW ? 2 : 4);
+    if (kind == HT_STATE_MASTER_LOW)
+        return elements * 2;
+    return ht_form_bytes(form, elements);
 }
 
-unsigned ht_opt_state_stride(const struct ht_param_shape *s, uint8_t kind)
+unsigned ht_opt_state_stride(const struct ht_param_shape *s, uint8_t kind, uint8_t form)
 {
-    return (unsigned)ht_div_up(ht_opt_state_range_bytes(kind, s->range_elements), ht_opt_state_chunk_bytes(s, kind));
+    return (unsigned)ht_div_up(ht_opt_state_range_bytes(kind, form, s->range_elements),
+                               ht_opt_state_chunk_bytes(s, kind));
 }
 
-uint64_t ht_opt_state_bytes(const struct ht_param_shape *s, uint8_t kind)
+uint32_t ht_opt_state_used_bytes(const struct ht_param_shape *s, uint8_t kind, uint8_t form)
+{
+    return (uint32_t)ht_min_u64(ht_opt_state_range_bytes(kind, form, s->range_elements),
+                                ht_opt_state_chunk_bytes(s, kind));
+}
+
+static uint64_t all_ranges(const struct ht_param_shape *s, uint8_t kind, uint8_t form, uint64_t whole_bytes)
 {
     uint64_t before = s->range_count ? s->range_count - 1 : 0;
-    uint64_t stride_bytes = (uint64_t)ht_opt_state_stride(s, kind) * ht_opt_state_chunk_bytes(s, kind);
 
-    return before * stride_bytes + ht_opt_state_range_bytes(kind, s->elements - before * s->range_elements);
+    return before * whole_bytes + ht_opt_state_range_bytes(kind, form, s->elements - before * s->range_elements);
+}
+
+uint64_t ht_opt_state_size(const struct ht_param_shape *s, uint8_t kind, uint8_t form)
+{
+    return all_ranges(s, kind, form, (uint64_t)ht_opt_state_stride(s, kind, form) * ht_opt_state_chunk_bytes(s, kind));
+}
+
+uint64_t ht_opt_state_kept_bytes(const struct ht_param_shape *s, uint8_t kind, uint8_t form)
+{
+    return all_ranges(s, kind, form, ht_opt_state_range_bytes(kind, form, s->range_elements));
 }
 
 /* ----------------------------------------------------------------- readers */

@@ -79,11 +79,17 @@ int ht_opt_state_shape(const struct ht_param *p, struct ht_param_shape *out) HT_
 int ht_opt_ranges_init(struct ht_param *p, const struct ht_param_shape *shape)
     HT_REQUIRES(HT_LOCK_OPTIM) HT_MUST_CHECK; /* replaces the former ranges */
 void ht_opt_ranges_free(struct ht_param *p) HT_REQUIRES(HT_LOCK_OPTIM);
-/* An object of state: its chunks, those that a whole range has, bytes of so many elements of a range, bytes of all. */
+/*
+ * An object of state of a kind (rule.h) and a form (forms.h). size: what the object has, in whole chunks but the last
+ * one; used: bytes of each chunk that have content; range: bytes of so many elements of a range, from its first chunk
+ * on; stride: chunks of a whole range; kept: bytes with content of all chunks.
+ */
 uint32_t ht_opt_state_chunk_bytes(const struct ht_param_shape *s, uint8_t kind);
-unsigned ht_opt_state_stride(const struct ht_param_shape *s, uint8_t kind);
-uint64_t ht_opt_state_range_bytes(uint8_t kind, uint64_t elements);
-uint64_t ht_opt_state_bytes(const struct ht_param_shape *s, uint8_t kind);
+uint32_t ht_opt_state_used_bytes(const struct ht_param_shape *s, uint8_t kind, uint8_t form);
+unsigned ht_opt_state_stride(const struct ht_param_shape *s, uint8_t kind, uint8_t form);
+uint64_t ht_opt_state_range_bytes(uint8_t kind, uint8_t form, uint64_t elements);
+uint64_t ht_opt_state_size(const struct ht_param_shape *s, uint8_t kind, uint8_t form);
+uint64_t ht_opt_state_kept_bytes(const struct ht_param_shape *s, uint8_t kind, uint8_t form);
 struct ht_range *ht_opt_range_find(const struct ht_param *p, uint64_t index); /* NULL: never touched */
 /* The part of gradient bytes [begin, end) that lies in the range of begin. */
 struct ht_range_piece {

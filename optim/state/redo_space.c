@@ -241,9 +241,14 @@ void ht_opt_redo_end_room(struct ht_optim *o)
 
 /* -------------------------------------------------------------------- fsck */
 
-static uint64_t rewrite_bytes(const struct ht_param *p, uint64_t oid, uint64_t size) HT_REQUIRES(HT_LOCK_OPTIM)
+/* used: bytes of its chunks (ht_obj_set_used). Without memory for them the object takes more. */
+static uint64_t rewrite_bytes(const struct ht_param *p, uint64_t oid, uint64_t size, uint32_t used)
+    HT_REQUIRES(HT_LOCK_OPTIM)
 {
     struct ht_obj *obj = ht_obj_get(p->o->store, oid);
+
+    if (obj)
+        (void)!ht_obj_set_used(obj, used);
     uint64_t bytes = obj ? ht_obj_rewrite_bytes(obj, size) : 0;
 
     ht_obj_put(obj);
@@ -254,11 +259,13 @@ static uint64_t rewrite_bytes(const struct ht_param *p, uint64_t oid, uint64_t s
 static uint64_t mount_bytes(const struct ht_param *p) HT_REQUIRES(HT_LOCK_OPTIM)
 {
     uint64_t bytes = 2 * ht_round_up(ht_div_up(p->cur.elements * p->redo_g_bytes, 2), HT_BLOCK_BYTES);
+    const struct ht_layout *l = &p->cur.layout;
     struct ht_param_shape shape;
 
-    bytes += rewrite_bytes(p, p->oid, p->cur.elements * ht_dtype_trained_bytes(p->cur.dtype));
-    for (unsigned i = 0; i < p->cur.layout.count && !ht_opt_state_shape(p, &shape); i++)
-        bytes += rewrite_bytes(p, p->cur.oid[i], ht_opt_state_bytes(&shape, p->cur.layout.kind[i]));
+    bytes += rewrite_bytes(p, p->oid, p->cur.elements * ht_dtype_trained_bytes(p->cur.dtype), p->cur.chunk_bytes);
+    for (unsigned i = 0; i < l->count && !ht_opt_state_shape(p, &shape); i++)
+        bytes += rewrite_bytes(p, p->cur.oid[i], ht_opt_state_size(&shape, l->kind[i], l->form[i]),
+                               ht_opt_state_used_bytes(&shape, l->kind[i], l->form[i]));
     return bytes;
 }
 

@@ -274,9 +274,14 @@ int ht_optim_root_add(struct ht_optim *o, uint64_t root, const struct ht_optim_c
 /* The kept state counts, too: sgd has some with momentum only. */
 static bool same_rule(const struct ht_optim_config *a, const struct ht_optim_config *b)
 {
-    struct ht_layout was = ht_opt_layout(a, HT_DTYPE_F32), is = ht_opt_layout(b, HT_DTYPE_F32);
+    struct ht_layout was = ht_opt_layout(a, HT_DTYPE_F32, 0), is = ht_opt_layout(b, HT_DTYPE_F32, 0);
 
-    return a->rule == b->rule && ht_opt_same_layout(&was, &is);
+    return a->rule == b->rule && ht_opt_same_rule_state(&was, &is);
+}
+
+static bool same_forms(const struct ht_optim_config *a, const struct ht_optim_config *b)
+{
+    return a->state_bits == b->state_bits && a->state_bits_min == b->state_bits_min;
 }
 
 int ht_optim_root_configure(struct ht_optim *o, uint64_t root, const struct ht_optim_config *config)
@@ -292,6 +297,10 @@ int ht_optim_root_configure(struct ht_optim *o, uint64_t root, const struct ht_o
     else if (r->configured && !same_rule(&r->config, config))
         ht_list_for_each_entry(p, &r->params, const struct ht_param, of_root)
             rc = p->cur.exists ? -EBUSY : rc;
+    if (!rc && r->configured && !same_forms(&r->config, config)) {
+        rc = r->open ? -EAGAIN : 0;
+        o->form_changes += !rc;
+    }
     if (!rc) {
         r->redo.largest = 0;
         take_config(r, config);

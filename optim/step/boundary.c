@@ -170,8 +170,11 @@ static int decide_step(struct ht_root *root) HT_REQUIRES(HT_LOCK_OPTIM)
     return rc;
 }
 
-/* Ends a step that check_boundary accepted. Releases the lock in between. */
-static int end_boundary(struct ht_root *root) HT_REQUIRES(HT_LOCK_OPTIM)
+/*
+ * Ends a step that check_boundary accepted, and converts state if the step is published, as commit or durable_every
+ * say. Releases the lock in between.
+ */
+static int end_boundary(struct ht_root *root, bool commit) HT_REQUIRES(HT_LOCK_OPTIM)
 {
     int rc = root->open && root->prepared ? forget_orphans(root, ORTHO) : decide_step(root);
 
@@ -182,6 +185,8 @@ static int end_boundary(struct ht_root *root) HT_REQUIRES(HT_LOCK_OPTIM)
         bool skipped = root->skipping;
         ht_opt_close_step(root, skipped, ht_opt_redo_count(root, skipped));
     }
+    if (!rc && (commit || ht_opt_step_durable(root, root->undurable)))
+        rc = ht_opt_convert(root);
     return rc;
 }
 
@@ -231,14 +236,14 @@ static int begin_boundary(struct ht_root *root, struct ht_optim_steer *by, unsig
     return rc ? rc : check_boundary(root, demand, out_partial);
 }
 
-int ht_opt_boundary(struct ht_root *root, struct ht_optim_steer *by)
+int ht_opt_boundary(struct ht_root *root, bool commit, struct ht_optim_steer *by)
 {
     struct partial partial = {0};
 
     lock(root->o);
     int rc = begin_boundary(root, by, ORTHO, &partial);
     if (!rc)
-        rc = end_boundary(root);
+        rc = end_boundary(root, commit);
     leave_boundary(root, rc);
     unlock(root->o);
     report_refused(root, by, rc, &partial);
@@ -325,7 +330,7 @@ int ht_opt_boundary_request(struct ht_root *root, struct ht_optim_steer *by, uin
 int ht_opt_boundary_close(struct ht_root *root)
 {
     lock(root->o);
-    int rc = end_boundary(root);
+    int rc = end_boundary(root, root->close_durable);
     if (rc && rc != -ECANCELED) /* before writers go on */
         root->close_error = rc;
     leave_boundary(root, rc);

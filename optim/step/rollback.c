@@ -218,6 +218,7 @@ static int restore_state(struct ht_param *p, const struct ht_param_meta *meta)
         rc = -ESTALE;
     if (!rc) {
         p->cur.t = meta->t;
+        p->cur.layout.salt = meta->layout.salt;
         p->rewrites++;
     }
     unlock(o);
@@ -317,6 +318,7 @@ static int go_back(struct rollback *r)
         root->config = *to->config;
         root->step = to->step;
         root->o->words_changes++;
+        root->o->form_changes++;
     }
     unlock(root->o);
     return rc;

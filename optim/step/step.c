@@ -230,7 +230,7 @@ static int end_step(struct ht_optim *o, uint64_t id, bool commit, struct ht_copy
         return rc;
     HT_VERIFY(ht_optim_verify(o)); /* sums of squares, before they are used */
     by = by ? by : &anyone;
-    rc = ht_opt_boundary(root, by);
+    rc = ht_opt_boundary(root, commit, by);
     lock(o);
     bool durable = commit || ht_opt_step_durable(root, root->undurable);
     root->redo.full |= !rc && by->full;
@@ -302,7 +302,7 @@ static int commit_and_unmake(struct ht_root *root, int (*unmake)(void *ctx), voi
     uint64_t lsn;
     int rc = HT_MUTANT("publish-unasked") ? ht_scope_commit(root->o->store, root->id, &lsn) : 0;
 
-    rc = rc ? rc : ht_opt_boundary(root, &anyone);
+    rc = rc ? rc : ht_opt_boundary(root, true, &anyone);
     if (!rc)
         rc = publish_all(root, NULL);
     if (rc)

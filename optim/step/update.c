@@ -20,6 +20,7 @@
 #include "tiering/base/fault.h"
 #include "tiering/api/background.h"
 #include "tiering/api/batch_pin.h"
+#include "tiering/base/mutant.h"
 #include "tiering/base/trace.h"
 #include "optim/rules/master.h"
 #include "optim/state/param.h"
@@ -63,23 +64,23 @@ static uint64_t grad_begin(const struct ht_range *r)
 }
 
 /* Bytes of an object of state, or of sums (which are like state in f32). */
-static uint64_t state_bytes(const struct job *j, uint8_t kind)
+static uint64_t state_bytes(const struct job *j, uint8_t kind, uint8_t form)
 {
-    return ht_opt_state_range_bytes(kind, ht_opt_range_elements(&j->range->param->shape, j->range->index));
+    return ht_opt_state_range_bytes(kind, form, ht_opt_range_elements(&j->range->param->shape, j->range->index));
 }
 
-static unsigned state_chunks(const struct job *j, uint8_t kind)
+static unsigned state_chunks(const struct job *j, uint8_t kind, uint8_t form)
 {
-    return (unsigned)ht_div_up(state_bytes(j, kind), ht_opt_state_chunk_bytes(&j->range->param->shape, kind));
+    return (unsigned)ht_div_up(state_bytes(j, kind, form), ht_opt_state_chunk_bytes(&j->range->param->shape, kind));
 }
 
 /* Adds the chunks of obj that a range has. Returns the place of the first. */
-static unsigned add_range(struct job *j, struct ht_obj *obj, uint8_t kind, enum ht_batch_pin_mode mode)
+static unsigned add_range(struct job *j, struct ht_obj *obj, uint8_t kind, uint8_t form, enum ht_batch_pin_mode mode)
 {
-    uint64_t stride = ht_opt_state_stride(&j->range->param->shape, kind);
+    uint64_t stride = ht_opt_state_stride(&j->range->param->shape, kind, form);
     unsigned at = j->pin.count;
 
-    for (unsigned i = 0; i < state_chunks(j, kind); i++)
+    for (unsigned i = 0; i < state_chunks(j, kind, form); i++)
         add_chunk(&j->pin, obj, j->range->index * stride + i, mode);
     return at;
 }
@@ -152,10 +153,10 @@ static void describe_job(struct job *j, struct ht_optim *o)
         add_chunk(&j->pin, p->obj, r->index, HT_BATCH_PIN_UPDATE);
     for (unsigned s = 0; s < p->layout.count; s++)
         if (uses_state(j, s))
-            j->state_at[s] = add_range(j, p->state[s], p->layout.kind[s], HT_BATCH_PIN_UPDATE);
+            j->state_at[s] = add_range(j, p->state[s], p->layout.kind[s], p->layout.form[s], HT_BATCH_PIN_UPDATE);
     if (work & HT_WORK_MOMENTUM)
         j->ortho_at = add_chunk(&j->pin, p->ortho->update, r->index, HT_BATCH_PIN_OVERWRITE);
-    j->sum_at = j->summed ? add_range(j, p->sum, HT_STATE_SUM, sum_mode(r)) : j->pin.count;
+    j->sum_at = j->summed ? add_range(j, p->sum, HT_STATE_SUM, HT_FORM_F32, sum_mode(r)) : j->pin.count;
     add_gradient(j);
 }
 
@@ -190,11 +191,12 @@ static bool is_complete(const struct job *j)
         (ht_obj_chunk_bytes(p->obj) != p->shape.chunk_bytes || j->pin.chunk[0].len < elements * p->shape.p_bytes))
         return false;
     for (unsigned s = 0; s < p->layout.count; s++) {
-        uint8_t kind = p->layout.kind[s];
-        if (uses_state(j, s) && bytes_of(j, j->state_at[s], state_chunks(j, kind)) < state_bytes(j, kind))
+        uint8_t kind = p->layout.kind[s], form = p->layout.form[s];
+        if (uses_state(j, s) &&
+            bytes_of(j, j->state_at[s], state_chunks(j, kind, form)) < state_bytes(j, kind, form))
             return false;
     }
-    if (j->summed && bytes_of(j, j->sum_at, state_chunks(j, HT_STATE_SUM)) < elements * 4)
+    if (j->summed && bytes_of(j, j->sum_at, state_chunks(j, HT_STATE_SUM, HT_FORM_F32)) < elements * 4)
         return false;
     if (j->work & HT_WORK_MOMENTUM && j->pin.chunk[j->ortho_at].len < elements * 2)
         return false;
@@ -256,19 +258,102 @@ static void add_gradient_to_sum(struct job *j)
 }
 
 /*
- * The longest run from element e on that is contiguous in every array, and its addresses; not
- * those of masters in two bytes.
+ * Elements of a range of which some arrays are kept in other forms than f32: masters in two bytes, state in fewer bits.
+ * These are f32 here while a rule runs. A window has whole blocks of all forms.
  */
-static uint64_t run_at(const struct job *j, uint64_t e, uint64_t end, struct ht_update *out)
+struct window {
+    uint64_t first, end;
+    bool decoded[HT_KERNEL_STATES_MAX];
+    int low; /* index in state of the missing bits of masters; the facts on their blocks follow. Negative: none */
+    float state[HT_KERNEL_STATES_MAX][HT_FORM_WINDOW], master[HT_FORM_WINDOW];
+};
+static_assert(HT_FORM_WINDOW == HT_MASTER_BLOCK, "a window is a block of masters in two bytes");
+
+/* Where the state s of a window is kept, and what its rounding depends on. */
+static struct ht_coded coded_at(const struct job *j, const struct window *w, unsigned s)
+{
+    const struct ht_param *p = j->range->param;
+    uint64_t elements = ht_opt_range_elements(&p->shape, j->range->index);
+    struct ht_coded c = ht_coded_at(p->layout.form[s], j->pin.chunk[j->state_at[s]].data, elements, w->first,
+                                    (size_t)(w->end - w->first));
+
+    c.kind = p->layout.kind[s];
+    c.salt = HT_MUTANT("salt-lost") ? 0 : p->layout.salt;
+    c.t = p->t;
+    c.element = (uint64_t)j->range->index * p->shape.range_elements + w->first;
+    return c;
+}
+
+/* Masters of the window from their two bytes, or back. */
+static void turn_masters(const struct job *j, struct window *w, bool back)
+{
+    const struct ht_batch_pin_chunk *chunk = j->pin.chunk;
+    const struct ht_kernels *kernels = j->range->param->o->kernels;
+    const uint16_t *half = (const uint16_t *)(const void *)chunk[0].data + w->first;
+    uint16_t *low = (uint16_t *)(void *)chunk[j->state_at[w->low]].data + w->first;
+    struct ht_disk_master *block =
+        (struct ht_disk_master *)(void *)chunk[j->state_at[w->low + 1]].data + w->first / HT_MASTER_BLOCK;
+
+    if (back)
+        ht_master_compress(kernels, w->master, half, w->end - w->first, low, block);
+    else
+        ht_master_expand(kernels, block, half, low, w->end - w->first, w->master);
+}
+
+/* The window that begins at element `first`. */
+static void open_window(const struct job *j, struct window *w, uint64_t first)
+{
+    const struct ht_param *p = j->range->param;
+    const uint8_t *low =
+        j->work & HT_WORK_MOMENTUM ? NULL : memchr(p->layout.kind, HT_STATE_MASTER_LOW, p->layout.count);
+
+    w->first = first;
+    w->end = ht_min_u64(first + HT_FORM_WINDOW, ht_opt_range_elements(&p->shape, j->range->index));
+    w->low = low ? (int)(low - p->layout.kind) : -1;
+    for (unsigned s = 0; s < HT_KERNEL_STATES_MAX; s++) {
+        w->decoded[s] = s < p->layout.count && p->layout.form[s] != HT_FORM_F32 && uses_state(j, s);
+        if (!w->decoded[s])
+            continue;
+        struct ht_coded c = coded_at(j, w, s);
+        p->o->codecs->decode[p->layout.form[s]](&c, w->state[s]);
+    }
+    if (low)
+        turn_masters(j, w, false);
+}
+
+static void close_window(const struct job *j, struct window *w)
+{
+    const struct ht_param *p = j->range->param;
+
+    for (unsigned s = 0; s < HT_KERNEL_STATES_MAX; s++) {
+        if (!w->decoded[s])
+            continue;
+        struct ht_coded c = coded_at(j, w, s);
+        p->o->codecs->encode[p->layout.form[s]](&c, w->state[s]);
+    }
+    if (w->low >= 0)
+        turn_masters(j, w, true);
+}
+
+/* Elements from e on that are contiguous in this state, and their address. */
+static float *state_run(const struct job *j, unsigned s, uint64_t e, uint64_t *n)
+{
+    uint64_t per_chunk = j->range->param->shape.chunk_bytes / 4, at = e % per_chunk;
+
+    *n = ht_min_u64(*n, per_chunk - at);
+    return (float *)(void *)j->pin.chunk[j->state_at[s] + e / per_chunk].data + at;
+}
+
+/* The longest run from element e on that is contiguous in every array, and its addresses. */
+static uint64_t run_at(const struct job *j, struct window *w, uint64_t e, uint64_t end, struct ht_update *out)
 {
     const struct ht_param_shape *shape = &j->range->param->shape;
     const struct ht_layout *layout = &j->range->param->layout;
-    const struct ht_batch_pin_chunk *chunk = j->pin.chunk;
-    uint64_t per_chunk = shape->chunk_bytes / 4, c = e / per_chunk, at = e % per_chunk;
-    uint64_t n = ht_min_u64(end - e, per_chunk - at);
+    uint64_t n = end - e;
 
     *out = (struct ht_update){
-        .p = chunk[0].data + e * shape->p_bytes,
+        .p = j->pin.chunk[0].data + e * shape->p_bytes,
+        .master = w && w->low >= 0 ? w->master + (e - w->first) : NULL,
         .g = gradient_at(j, e, &n),
         .p_dtype = shape->dtype,
         .g_dtype = gradient_dtype(j),
@@ -276,17 +361,16 @@ static uint64_t run_at(const struct job *j, uint64_t e, uint64_t end, struct ht_
     for (unsigned s = 0; s < layout->count && layout->kind[s] < HT_STATE_MASTER_LOW; s++) {
         if (!uses_state(j, s))
             continue;
-        float *state = (float *)(void *)chunk[j->state_at[s] + c].data + at;
         if (layout->kind[s] == HT_STATE_MASTER)
-            out->master = state;
+            out->master = state_run(j, s, e, &n);
         else
-            out->state[s] = state;
+            out->state[s] = w && w->decoded[s] ? w->state[s] + (e - w->first) : state_run(j, s, e, &n);
     }
     return n;
 }
 
-/* master: of elements from e on, if they are in two bytes; else NULL. */
-static void update_elements(struct job *j, uint64_t e, uint64_t end, float *master)
+/* w: the window that has all elements from e to end; NULL: all is f32. */
+static void update_elements(struct job *j, struct window *w, uint64_t e, uint64_t end)
 {
     const struct ht_param *p = j->range->param;
     uint64_t first = (uint64_t)j->range->index * p->shape.range_elements;
@@ -302,50 +386,52 @@ static void update_elements(struct job *j, uint64_t e, uint64_t end, float *mast
             plain.maximize = false;
             numbers = &plain;
         }
-        n = run_at(j, e, e + n, &arrays);
-        if (master) {
-            arrays.master = master;
-            master += n;
-        }
+        n = run_at(j, w, e, e + n, &arrays);
         if (numbers)
             j->nonfinite += p->o->kernels->fn[numbers->kernel](numbers, &arrays, n);
         e += n;
     }
 }
 
-/* low_at: index in state of the missing bits of masters; the facts on their blocks follow. Returns where to go on. */
-static uint64_t update_block(struct job *j, uint64_t e, uint64_t end, unsigned low_at)
+/* A window that several intervals touch is encoded once. */
+static void update_windows(struct job *j)
 {
-    const struct ht_param *p = j->range->param;
-    const struct ht_batch_pin_chunk *chunk = j->pin.chunk;
-    uint64_t first = e - e % HT_MASTER_BLOCK;
-    uint64_t n = ht_min_u64(HT_MASTER_BLOCK, ht_opt_range_elements(&p->shape, j->range->index) - first);
-    const uint16_t *half = (const uint16_t *)(const void *)chunk[0].data + first;
-    uint16_t *low = (uint16_t *)(void *)chunk[j->state_at[low_at]].data + first;
-    struct ht_disk_master *block =
-        (struct ht_disk_master *)(void *)chunk[j->state_at[low_at + 1]].data + first / HT_MASTER_BLOCK;
-    float master[HT_MASTER_BLOCK];
+    uint32_t size = j->range->param->shape.g_bytes, i = 0;
+    uint64_t done = 0;
+    struct window w;
 
-    end = ht_min_u64(end, first + n);
-    ht_master_expand(p->o->kernels, block, half, low, n, master);
-    update_elements(j, e, end, master + (e - first));
-    ht_master_compress(p->o->kernels, master, half, n, low, block);
-    return end;
+    while (i < j->covers) {
+        uint64_t e = ht_max_u64(done, j->cover[i].begin / size);
+        open_window(j, &w, e - e % HT_FORM_WINDOW);
+        for (; i < j->covers && j->cover[i].begin / size < w.end; i++) {
+            uint64_t end = j->cover[i].end / size;
+            update_elements(j, &w, ht_max_u64(e, j->cover[i].begin / size), ht_min_u64(end, w.end));
+            if (end > w.end)
+                break;
+        }
+        close_window(j, &w);
+        done = w.end;
+    }
+}
+
+static bool needs_windows(const struct ht_layout *l)
+{
+    return ht_opt_layout_has_forms(l) || memchr(l->kind, HT_STATE_MASTER_LOW, l->count);
 }
 
 static void update_range(struct job *j)
 {
     const struct ht_param *p = j->range->param;
-    const uint8_t *low = memchr(p->layout.kind, HT_STATE_MASTER_LOW, p->layout.count);
+    bool windows = needs_windows(&p->layout);
 
     for (uint32_t i = 0; i < j->covers; i++) {
         uint64_t e = j->cover[i].begin / p->shape.g_bytes, end = j->cover[i].end / p->shape.g_bytes;
         j->elements += end - e;
-        if (!low)
-            update_elements(j, e, end, NULL);
-        while (low && e < end)
-            e = update_block(j, e, end, (unsigned)(low - p->layout.kind));
+        if (!windows)
+            update_elements(j, NULL, e, end);
     }
+    if (windows)
+        update_windows(j);
 }
 
 /* The first phase. The range is covered wholly. */
@@ -353,14 +439,20 @@ static void stir_range(struct job *j)
 {
     const struct ht_param *p = j->range->param;
     const struct ht_batch_pin_chunk *out = &j->pin.chunk[j->ortho_at];
-    uint64_t per_chunk = p->shape.chunk_bytes / 4, end = ht_opt_range_elements(&p->shape, j->range->index);
+    uint64_t end = ht_opt_range_elements(&p->shape, j->range->index);
+    bool windows = p->layout.form[0] != HT_FORM_F32;
     uint16_t *u = (uint16_t *)(void *)out->data;
+    struct window w;
 
     for (uint64_t e = 0, n; e < end; e += n) {
-        n = ht_min_u64(end - e, per_chunk - e % per_chunk);
+        if (windows && e % HT_FORM_WINDOW == 0)
+            open_window(j, &w, e);
+        n = windows ? w.end - e : end - e;
         const void *g = gradient_at(j, e, &n);
-        float *m = (float *)(void *)j->pin.chunk[j->state_at[0] + e / per_chunk].data + e % per_chunk;
+        float *m = windows ? w.state[0] + (e - w.first) : state_run(j, 0, e, &n);
         j->nonfinite += p->o->kernels->stir(&p->scalars, m, g, gradient_dtype(j), u + e, n);
+        if (windows && e + n == w.end)
+            close_window(j, &w);
     }
     memset(u + end, 0, out->len - 2 * end);
 }

@@ -291,7 +291,7 @@ def content(model):
         name: (model.root / name).read_bytes() for name in model.shapes}
 
 
-@pytest.mark.parametrize('extra', ['', ' max_grad_norm=1', ' ns=store', ' accumulate=2', ' maximize=1 grad_scale=4'])
+@pytest.mark.parametrize('extra', ['', ' max_grad_norm=1', ' ns=store', ' accumulate=2', ' maximize=1 grad_scale=4', ' state_bits=8', ' state_bits=16'])
 @pytest.mark.parametrize('dtype', ['f32', 'bf16'])
 def test_logged_steps_have_both_phases(store, mnt, dtype, extra):
     """After a crash, and after an abort, the store computes them again to the same bits; without any matrix product."""
