@@ -115,6 +115,8 @@ int ht_override_of(void *ctl, uint64_t ino, uint64_t as_of, const struct ht_opti
     *out = *base;
     snprintf(err, HT_OPTIM_ERROR_MAX, "its words cannot be read");
     int rc = ask_words(c, ino, &q);
+    if (!rc && sections && out->rule == HT_RULE_MUON)
+        rc = ht_shape_blocks(c, ino, out, sections, err);
     return rc == -ESTALE ? 0 : rc; /* the inode is gone, and other functions report that */
 }
 

@@ -114,6 +114,7 @@ int ht_fsck_check_logged(struct ht_fsck *f)
         check_mark(f, HT_FEAT_REFUSE_REDO, check.steps, "logged step", "");
         check_mark(f, HT_FEAT_REFUSE_SPARSE, check.coded, "logged step", " with sparse gradients");
         check_mark(f, HT_FEAT_REFUSE_SECTIONS, check.sections, "logged step", " with numbers for ranges of elements");
+        check_mark(f, HT_FEAT_REFUSE_TWO_PHASE, check.ortho, "logged step", " in two phases");
         f->replay_lacks_bytes = ht_optim_redo_lacks(f->optim);
         check_mark(f, HT_FEAT_REFUSE_FORMS, ht_optim_formed(f->optim), "parameter", " with state in 16 or 8 bits");
         rc = check_kept_mark(f);

@@ -6,6 +6,7 @@
 #include "optim/rules/rule.h"
 #include "optim/rules/sections.h"
 #include "optim/state/context.h"
+#include "optim/state/interval_set.h"
 
 struct ht_param_sections;
 struct ht_range;
@@ -46,6 +47,21 @@ struct ht_state_link {
     struct ht_param *param;
 };
 
+/*
+ * What a parameter of a rule in two phases has beside its gradient (gradient/ortho.c). Both objects are scratch, in
+ * bf16, and range i is chunk i of each.
+ */
+struct ht_ortho {
+    struct ht_obj *update, *given;  /* references: what the first phase hands out; what the second one takes */
+    struct ht_optim_config config;  /* of the step: its matrices, and how the store orthogonalises them */
+    struct ht_interval_set written; /* elements of given, in this step */
+    uint64_t heap_bytes;            /* of all this, as far as optim.meta_bytes has them */
+    unsigned writers;               /* threads that copy into it */
+    uint64_t stirred;               /* ranges whose momentum has this step's gradient */
+    uint64_t waiting_bytes;         /* written and not applied: its part of root.ortho_bytes */
+    bool asked, applied;            /* in this step: the first was read; the second was handed over */
+};
+
 struct ht_param {
     struct ht_optim *o;
     struct ht_root *root;
@@ -73,7 +89,8 @@ struct ht_param {
     struct ht_state_link state_link[HT_STATES_MAX];        /* those of cur, in its order (totals.c) */
     struct ht_totals counted HT_GUARDED_BY(HT_LOCK_OPTIM); /* its part of the root's totals */
     struct ht_obj *obj, *grad, *state[HT_STATES_MAX];      /* references; state[i] belongs to cur.oid[i] */
-    struct ht_obj *sum; /* reference; of gradients, f32; NULL where nothing was ever accumulated */
+    struct ht_obj *sum;     /* reference; of gradients, f32; NULL where nothing was ever accumulated */
+    struct ht_ortho *ortho; /* NULL: never had a gradient of such a rule */
 
     struct ht_param_shape shape;
     struct ht_range *
@@ -115,6 +132,12 @@ struct ht_param {
         uint64_t inval_first, inval_last, inval_ticket;
     };
 };
+
+/* Has its step two phases? While it has a gradient. */
+static inline bool ht_opt_in_phases(const struct ht_param *p)
+{
+    return p->scalars.kernel == HT_KERNEL_MUON;
+}
 
 /* --------------------------------------------------------------- param.c */
 
@@ -204,6 +227,8 @@ void ht_opt_param_close(struct ht_param *p) HT_EXCLUDES(HT_LOCK_OPTIM);
 int ht_opt_scratch_create(const struct ht_param *p, uint32_t chunk_bytes, struct ht_obj **out) HT_MUST_CHECK;
 int ht_opt_scratch_delete(const struct ht_param *p, struct ht_obj **obj) HT_MUST_CHECK;
 int ht_opt_sum_delete(struct ht_param *p) HT_EXCLUDES(HT_LOCK_OPTIM) HT_MUST_CHECK;
+/* Those of a step in two phases. */
+int ht_opt_ortho_delete(struct ht_param *p) HT_EXCLUDES(HT_LOCK_OPTIM) HT_MUST_CHECK;
 
 /* -------------------------------------------------------------- totals.c */
 

@@ -168,6 +168,8 @@ static int make_state(struct ht_param *p, const struct ht_param_meta *meta)
 
     if (!rc && p->sum) /* it may have another shape */
         rc = ht_opt_sum_delete(p);
+    if (!rc)
+        rc = ht_opt_ortho_delete(p);
     if (rc)
         return rc;
     lock(p->o);
@@ -411,7 +413,8 @@ static void report_rollback(struct ht_root *root, const struct ht_rollback *to)
     lock(root->o);
     root->norm_known = false;
     root->close_error = 0;
-    root->error.text[0] = root->closed.text[0] = '\0';
+    root->error.text[0] = '\0';
+    ht_opt_reopened(root);
     root->redo.failed = 0;
     unlock(root->o);
 }

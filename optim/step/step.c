@@ -244,6 +244,19 @@ static int end_step(struct ht_optim *o, uint64_t id, bool commit, struct ht_copy
     return rc;
 }
 
+int ht_optim_prepare_by(struct ht_optim *o, uint64_t id, struct ht_optim_steer *by)
+{
+    struct ht_optim_steer anyone = {.claim = 0};
+    struct ht_root *root;
+    int rc = ht_opt_step_enter(o, id, ht_opt_gate_enter, &root);
+
+    if (rc)
+        return rc;
+    rc = ht_opt_prepare(root, by ? by : &anyone);
+    ht_opt_step_leave(root);
+    return rc;
+}
+
 int ht_optim_commit_by(struct ht_optim *o, uint64_t id, struct ht_optim_steer *by)
 {
     return end_step(o, id, true, NULL, by);

@@ -26,10 +26,14 @@ int ht_opt_convert(struct ht_root *root) HT_REQUIRES(HT_LOCK_OPTIM) HT_MUST_CHEC
 
 /* ------------------------------------------------------------ boundary.c */
 
-/* Under the gate. commit: the step is published even if durable_every does not say so. On success the root is held: no
- * update runs until the step is published. */
+/*
+ * Under the gate. commit: the step is published even if durable_every does not say so. On success the root is held: no
+ * update runs until the step is published.
+ */
 int ht_opt_boundary(struct ht_root *root, bool commit, struct ht_optim_steer *by)
     HT_EXCLUDES(HT_LOCK_OPTIM) HT_MUST_CHECK;
+/* Its first half alone, while the step stays open and takes no more gradients. -EBUSY: it is not whole. */
+int ht_opt_prepare(struct ht_root *root, struct ht_optim_steer *by) HT_EXCLUDES(HT_LOCK_OPTIM) HT_MUST_CHECK;
 /*
  * The same in two parts. The request refuses what cannot end, else the step has no more gradients, writers of the next
  * one wait, and reads wait for the updates. *out_ticket: of caches that are to be dropped first. close does the rest.
