@@ -214,7 +214,8 @@ TEST_LOOP(every_state_holds_one_committed_step, SCRIPTS)
     uint8_t *base = malloc(DEVICE_BYTES);
     static_assert(HT_ARRAY_SIZE(configs) == SCRIPTS, "one for each script");
     struct harness k;
-    struct history h = {.passes = strstr(configs[_i], "accumulate=2") ? 2 : 1, .sparse = _i == 5,
+    struct history h = {.passes = strstr(configs[_i], "accumulate=2") ? 2 : 1,
+                        .sparse = _i == 5,
                         .converts = strstr(configs[_i], "state_bits") ? configs[_i] : NULL};
     struct recording rec;
     struct state_walk w;

@@ -85,10 +85,9 @@ static double random_unit(void)
 
 static void random_scalars(struct ht_scalars *s, enum ht_kernel kernel)
 {
-    static const enum ht_rule_id rule[HT_KERNEL_COUNT] = {HT_RULE_ADAMW,   HT_RULE_ADAM,  HT_RULE_SGD,
-                                                          HT_RULE_SGD,     HT_RULE_SGD,   HT_RULE_LION,
-                                                          HT_RULE_ADAGRAD, HT_RULE_ADAMW, HT_RULE_ADAM,
-                                                          HT_RULE_MUON};
+    static const enum ht_rule_id rule[HT_KERNEL_COUNT] = {HT_RULE_ADAMW, HT_RULE_ADAM, HT_RULE_SGD,     HT_RULE_SGD,
+                                                          HT_RULE_SGD,   HT_RULE_LION, HT_RULE_ADAGRAD, HT_RULE_ADAMW,
+                                                          HT_RULE_ADAM,  HT_RULE_MUON};
     bool near_g = kernel == HT_KERNEL_ADAMW_NEAR_G || kernel == HT_KERNEL_ADAM_NEAR_G;
     struct ht_optim_config c = {
         .rule = rule[kernel],
@@ -323,11 +322,11 @@ TEST_LOOP(momentum_is_the_same_bits_everywhere, 3)
         const uint8_t *g = a.g + skip;
         for (size_t at = 0, part; at < n; at += part) {
             part = ht_min_u64(next_random() % 37 + 1, n - at);
-            bad += ht_kernels_choose()->stir(&s, (float *)(void *)a.m + at, g + at * ht_dtype_trained_bytes(dtype), dtype,
-                                             (uint16_t *)(void *)a.p + at, part);
+            bad += ht_kernels_choose()->stir(&s, (float *)(void *)a.m + at, g + at * ht_dtype_trained_bytes(dtype),
+                                             dtype, (uint16_t *)(void *)a.p + at, part);
         }
-        ck_assert_uint_eq(bad, ht_kernels_scalar.stir(&s, (float *)(void *)b.m, b.g + skip, dtype,
-                                                      (uint16_t *)(void *)b.p, n));
+        ck_assert_uint_eq(
+            bad, ht_kernels_scalar.stir(&s, (float *)(void *)b.m, b.g + skip, dtype, (uint16_t *)(void *)b.p, n));
         ck_assert_int_eq(memcmp(&a, &b, sizeof(a)), 0);
     }
 }
