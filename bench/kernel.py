@@ -70,12 +70,14 @@ def main():
         print(f'\r  run {n + 1} of {args.runs} ', end='', file=sys.stderr, flush=True)
         rows = run_program(3)
         records += [{'run': n, **r} for r in rows]
+        ortho = [r for r in rows if 'newton_schulz' in r]
+        rows = [r for r in rows if 'rule' in r]
         for threads in sorted({r['threads'] for r in rows}) if torch else []:
             fused.setdefault(threads, []).append(fused_adamw(torch, threads)())
-    keys = list(dict.fromkeys((r['rule'], r['threads']) for r in records))
+    keys = list(dict.fromkeys((r['rule'], r['threads']) for r in records if 'rule' in r))
     medians = []
     for rule, threads in keys:
-        mine = [r for r in records if (r['rule'], r['threads']) == (rule, threads)]
+        mine = [r for r in records if (r.get('rule'), r.get('threads')) == (rule, threads)]
         medians.append({'rule': rule, 'threads': threads, **{
             k: statistics.median(r[k] for r in mine) for k in ('stream_gb_s', 'kernel_gb_s', 'scalar_gb_s', 'ratio')}})
     print(f'\nbench-kernel: GB/s, f32, {mine[0]["kernel"]}, arrays of 128 MiB or four last caches, medians of {args.runs} runs')
@@ -87,6 +89,8 @@ def main():
         print(f'  PyTorch {torch.__version__} fused AdamW, {threads} threads: {theirs:.2f} GB/s, hitrain over it {ours / theirs:.2f}')
     if why_not:
         print(f'  {why_not}')
+    for r in ortho:
+        print(f'  Newton-Schulz of {r["newton_schulz"]}: {r["gflop_s"]} GFLOP/s on one core, {r["parameters_s"] / 1e6:.2f} million parameters/s')
     (BUILD / 'bench/kernel.jsonl').write_text(''.join(json.dumps(r) + '\n' for r in records + medians))
 
 

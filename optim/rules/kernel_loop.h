@@ -167,7 +167,9 @@ HT_LANES_FN void matmul_tile(float *c, size_t columns, const float *a, size_t a_
         for (size_t l = 0; l < HT_TILE_LANES; l++)
             sum[i][l] = lanes_set(0);
     for (size_t k = 0; k < inner; k++) {
+#pragma GCC unroll 4
         for (size_t i = 0; i < rows; i++)
+#pragma GCC unroll 16
             for (size_t l = 0; l < HT_TILE_LANES; l++)
                 sum[i][l] = lanes_fma(lanes_set(a[i * a_wide + k]), lanes_load_f32(panel + k * HT_PANEL + l * HT_LANES),
                                       sum[i][l]);

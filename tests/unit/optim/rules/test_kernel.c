@@ -3,6 +3,7 @@
 #include <math.h>
 #include <stdlib.h>
 
+#include "optim/rules/newton_schulz.h"
 #include "optim/rules/rule.h"
 #include "tests/support/suite.h"
 
@@ -329,6 +330,75 @@ TEST_LOOP(momentum_is_the_same_bits_everywhere, 3)
             bad, ht_kernels_scalar.stir(&s, (float *)(void *)b.m, b.g + skip, dtype, (uint16_t *)(void *)b.p, n));
         ck_assert_int_eq(memcmp(&a, &b, sizeof(a)), 0);
     }
+}
+
+TEST_LOOP(products_of_matrices_are_the_same_bits_everywhere, 20)
+{
+    enum { ROWS = 13, INNER = 37, COLUMNS = 3 * HT_PANEL, WIDE = 41 };
+    static float a[ROWS * WIDE], b[INNER * COLUMNS], c[2][ROWS * COLUMNS], panel[INNER * HT_PANEL];
+    size_t rows = (size_t)_i % ROWS + 1, inner = (size_t)_i * 2 % INNER + 1;
+
+    for (size_t i = 0; i < HT_ARRAY_SIZE(a); i++)
+        a[i] = (float)random_unit() - 0.5f;
+    for (size_t i = 0; i < HT_ARRAY_SIZE(b); i++)
+        b[i] = (float)random_unit() - 0.5f;
+    memset(c, 1, sizeof(c));
+    ht_kernels_choose()->matmul(c[0], a, WIDE, b, COLUMNS, rows, inner, panel);
+    ht_kernels_scalar.matmul(c[1], a, WIDE, b, COLUMNS, rows, inner, panel);
+    ck_assert_int_eq(memcmp(c[0], c[1], sizeof(c[0])), 0); /* and nothing beyond */
+    for (size_t i = 0; i < rows; i++) {
+        for (size_t j = 0; j < COLUMNS; j++) {
+            float sum = 0;
+            for (size_t k = 0; k < inner; k++)
+                sum = fmaf(a[i * WIDE + k], b[k * COLUMNS + j], sum);
+            ck_assert(sum == c[0][i * COLUMNS + j]);
+        }
+    }
+}
+
+static bool never(void *ctx)
+{
+    (void)ctx;
+    return false;
+}
+
+static bool at_once(void *ctx)
+{
+    (void)ctx;
+    return true;
+}
+
+/*
+ * Wide, tall and square: the same bits everywhere; and what 20 steps of the cubic iteration make has orthogonal rows.
+ */
+TEST_LOOP(newton_schulz_makes_orthogonal_rows, 4)
+{
+    static const uint32_t shape[][2] = {{7, 50}, {50, 7}, {24, 24}, {1, 33}};
+    uint32_t rows = shape[_i][0], columns = shape[_i][1], m = rows < columns ? rows : columns;
+    struct ht_optim_config c = {.ns_a = 1.5, .ns_b = -0.5, .ns_steps = 40, .eps = 1e-7};
+    size_t n = (size_t)rows * columns;
+    static uint16_t u[2][2500];
+
+    for (size_t i = 0; i < n; i++)
+        u[0][i] = u[1][i] = ht_f32_to_bf16((float)random_unit() - 0.5f);
+    ck_assert_int_eq(ht_newton_schulz(ht_kernels_choose(), &c, u[0], rows, columns, never, NULL), 0);
+    ck_assert_int_eq(ht_newton_schulz(&ht_kernels_scalar, &c, u[1], rows, columns, never, NULL), 0);
+    ck_assert_mem_eq(u[0], u[1], n * 2);
+    ck_assert_int_eq(ht_newton_schulz(ht_kernels_choose(), &c, u[1], rows, columns, at_once, NULL), -ECANCELED);
+    for (uint32_t i = 0; i < m; i++) {
+        for (uint32_t j = 0; j < m; j++) {
+            double dot = 0;
+            for (uint32_t k = 0; k < n / m; k++) {
+                size_t x = rows > columns ? k * columns + i : i * columns + k;
+                size_t y = rows > columns ? k * columns + j : j * columns + k;
+                dot += (double)ht_bf16_to_f32(u[0][x]) * (double)ht_bf16_to_f32(u[0][y]);
+            }
+            ck_assert_msg(fabs(dot - (i == j)) < 0.03, "%u, %u: %g", i, j, dot);
+        }
+    }
+    memset(u, 0, sizeof(u)); /* |u| is below eps */
+    ck_assert_int_eq(ht_newton_schulz(ht_kernels_choose(), &c, u[0], rows, columns, never, NULL), 0);
+    ck_assert_mem_eq(u[0], u[1], n * 2);
 }
 
 TEST_LOOP(momentum_follows_its_formula, 4)
