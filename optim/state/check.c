@@ -253,10 +253,30 @@ uint64_t ht_optim_redo_cut(struct ht_optim *o, uint64_t root, uint64_t step)
     return oid;
 }
 
+/* Rules of the same text for state in 32, 16 and 8 bits; small parameters have the usual bound. */
+#define IN_ALL_BITS(text)                                 \
+    {                                                     \
+        text, text " state_bits=16", text " state_bits=8" \
+    }
+enum { BITS = 3 };
+
+/* The place of the text for the fewest bits of a root's states. */
+static unsigned bits_of(const struct ht_root *r) HT_REQUIRES(HT_LOCK_OPTIM)
+{
+    unsigned place = 0;
+
+    ht_list_for_each_entry(p, &r->params, const struct ht_param, of_root)
+        for (unsigned i = 0; p->cur.exists && i < p->cur.layout.count; i++)
+            place = (unsigned)ht_max_u64(place, ht_min_u64(p->cur.layout.form[i], BITS - 1));
+    return place;
+}
+
 const char *ht_optim_root_config(struct ht_optim *o, uint64_t root)
 {
-    static const char *const text[] = {"adamw lr=0", "lion lr=0", "sgd lr=0 momentum=0.9", "adagrad lr=0", "sgd lr=0"};
-    const char *found = text[0];
+    static const char *const text[][BITS] = {IN_ALL_BITS("adamw lr=0"), IN_ALL_BITS("lion lr=0"),
+                                             IN_ALL_BITS("sgd lr=0 momentum=0.9"), IN_ALL_BITS("adagrad lr=0"),
+                                             IN_ALL_BITS("sgd lr=0")};
+    const char *found = text[0][0];
 
     lock(o);
     struct ht_root *r = ht_opt_root_find(o, root);
@@ -265,12 +285,12 @@ const char *ht_optim_root_config(struct ht_optim *o, uint64_t root)
     for (size_t i = 0; p && p->cur.exists && i < HT_ARRAY_SIZE(text); i++) {
         struct ht_optim_config config;
         char err[HT_OPTIM_ERROR_MAX];
-        if (ht_optim_config_parse(text[i], strlen(text[i]), &config, err))
+        if (ht_optim_config_parse(text[i][0], strlen(text[i][0]), &config, err))
             continue;
         struct ht_layout l = ht_opt_layout(&config, p->cur.dtype, p->cur.elements);
         if (!ht_opt_same_rule_state(&l, &p->cur.layout))
             continue;
-        found = text[i];
+        found = text[i][bits_of(r)];
         break;
     }
     unlock(o);
