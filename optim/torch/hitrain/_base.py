@@ -21,6 +21,7 @@ from hitrain._alone import Alone
 from hitrain._files import ParameterFile
 from hitrain._gather import Gather
 from hitrain._job import Job
+from hitrain._newton_schulz import word_of_blocks
 from hitrain._packs import Member, PackFile
 from hitrain._parts import Part
 from hitrain._root import Root
@@ -103,6 +104,20 @@ class Base(torch.optim.Optimizer):
         """Names of the state that the rule keeps for a parameter of this group, as torch.optim has them."""
         raise NotImplementedError
 
+    def _rule_of(self, group: Dict[str, Any]) -> str:
+        return self.rule
+
+    def _defaults_of(self, group: Dict[str, Any]) -> Dict[str, Any]:
+        """Hyper-parameters of the group's rule."""
+        return self.defaults
+
+    def _blocks_of(self, f: ParameterFile) -> Tuple[int, ...]:
+        """Rows of the matrices that a rule in two phases orthogonalises; () for other rules."""
+        return ()
+
+    def _computes_on(self, f: ParameterFile) -> torch.device:
+        return f.local.device
+
     def _check_usable(self) -> None:
         if self._torn:
             raise RuntimeError(f'{self._torn}: call abort() first')
@@ -114,11 +129,15 @@ class Base(torch.optim.Optimizer):
 
     # -- hyper-parameters --
 
+    def _check_group(self, group: Dict[str, Any]) -> None:
+        """ValueError: its rule does not take one of its values. The group has its parameters and their names."""
+        check_hyper(group)
+
     def _config_words(self, group: Dict[str, Any]) -> Dict[str, str]:
-        return _settings.words_of_group(group, self.defaults)
+        return _settings.words_of_group(group, self._defaults_of(group))
 
     def _config_text(self, group: Dict[str, Any], of_root: bool = False) -> str:
-        text = _settings.text_of(self.rule, self._config_words(group))
+        text = _settings.text_of(self._rule_of(group), self._config_words(group))
         return f'{text} {_settings.words_of_root(self)}' if of_root else text
 
     def _all_config(self) -> List[str]:
@@ -129,17 +148,19 @@ class Base(torch.optim.Optimizer):
         from it carry their own. A step uses the values that are set when its first gradient is closed."""
         known = self._root.known
         words = [self._config_words(group) for group in self.param_groups]
-        of_groups = ['' if own == words[0] else _settings.text_of(self.rule, own) for own in words]
+        texts = [self._config_text(group) for group in self.param_groups]
         self._latched = self._all_config()
         with self._root.explained('hyper-parameters'):
             known.put(self.root, 'optimizer', self._latched[0])
-            for group, text in zip(self.param_groups, of_groups):
-                for p in group['params']:
-                    if not isinstance(self._files[p], Member) and self._files[p].has_elements:
-                        known.put(self._files[p].path, 'optimizer', text)
+            for group, text in zip(self.param_groups, texts):
+                for f in (self._files[p] for p in group['params']):
+                    if not isinstance(f, Member) and f.has_elements:
+                        blocks = self._blocks_of(f)
+                        own = f'{text} muon_split={word_of_blocks(blocks)}' if len(blocks) > 1 else text
+                        known.put(f.path, 'optimizer', '' if own == texts[0] else own)
             for f in self._parameter_files():
                 if isinstance(f, PackFile):
-                    known.put(f.path, 'optimizer', f.config_of(self.rule, words))
+                    known.put(f.path, 'optimizer', f.config_of(self._rule_of(self.param_groups[f.runs[0].group]), words))
                 if (known.read(f.path, 'grad_dtype') or FILE_DTYPES[f.dtype]) != FILE_DTYPES[f.grad_dtype]:  # not set: that of the file
                     known.put(f.path, 'grad_dtype', FILE_DTYPES[f.grad_dtype])
 
@@ -149,7 +170,7 @@ def check_hyper(group: Dict[str, Any]) -> None:
         for number in value if key == 'betas' else [value]:
             if isinstance(number, torch.Tensor) and key != 'params' and number.numel() != 1:
                 raise ValueError(f'{key} must be one number, not a tensor of {number.numel()}')
-    if group.get('nesterov') and (group['momentum'] <= 0 or group['dampening'] != 0):
+    if group.get('nesterov') and 'dampening' in group and (group['momentum'] <= 0 or group['dampening'] != 0):
         raise ValueError('nesterov needs a momentum above 0 and no dampening')
     for key in ('lr', 'eps', 'weight_decay', 'momentum', 'lr_decay'):
         if not 0.0 <= group.get(key, 0.0) < float('inf'):

@@ -15,6 +15,7 @@ from typing import Any, List, NamedTuple, Sequence, Tuple
 import torch
 
 FORMS = ('plain', 'gram')
+RUNS_MAX = 4  # of equal blocks that follow each other; the store has room for so many
 RESTART = 3
 _TOGETHER = 1 << 24  # elements of small matrices that are iterated together
 
@@ -43,18 +44,15 @@ def rows_of_blocks(name: str, shape: Sequence[int], split: Any) -> Tuple[int, ..
         listed *= max(1, rows // split)
     if sum(listed) != rows:
         raise ValueError(f'split of {name} has blocks of {sum(listed)} rows, and its matrix has {rows}')
+    if len(_runs(listed)) > RUNS_MAX:
+        raise ValueError(f'split of {name} changes the rows of blocks {len(_runs(listed)) - 1} times, and it may {RUNS_MAX - 1} times: make the '
+                         'parameter several ones')
     return tuple(listed)
 
 
 def word_of_blocks(blocks: Sequence[int]) -> str:
-    """Blocks in the words of the store: runs of R rows, N times."""
-    runs: List[List[int]] = []
-    for rows in blocks:
-        if runs and runs[-1][0] == rows:
-            runs[-1][1] += 1
-        else:
-            runs.append([rows, 1])
-    return ','.join(f'{rows}*{count}' if count > 1 else str(rows) for rows, count in runs)
+    """Blocks in the words of the store: R rows, N times."""
+    return ','.join(f'{rows}*{count}' if count > 1 else str(rows) for rows, count in _runs(blocks))
 
 
 def cost_of(shape: Sequence[int], blocks: Sequence[int]) -> int:
