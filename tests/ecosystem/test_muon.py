@@ -12,6 +12,7 @@ from torch import nn
 import hitrain
 from hitrain._newton_schulz import Iteration, orthogonalized
 
+STEPS = 200
 SHAPES = {'wide': (24, 40), 'tall': (40, 24), 'square': (32, 32), 'row': (1, 24)}
 OPTIONS = [{}, {'nesterov': False}, {'momentum': 0.4}, {'momentum': 0.0}, {'weight_decay': 0.0}, {'adjust_lr_fn': 'original'},
            {'adjust_lr_fn': 'match_rms_adamw'}, {'adjust_lr_fn': 'spectral_unclamped'}, {'ns_steps': 3}, {'ns_coefficients': (2.0, -1.5, 0.5)}, {'eps': 10.0}]

@@ -11,7 +11,6 @@ import hitrain
 from hitrain._newton_schulz import FORMS, Iteration, cost_of, orthogonalized, owners_of, rows_of_blocks, word_of_blocks
 
 
-
 # ---------------------------------------------------------------- groups
 
 class Attention(nn.Module):
