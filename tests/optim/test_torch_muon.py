@@ -6,16 +6,17 @@ tests/ecosystem/test_muon.py compares it with torch.optim.Muon, which PyTorch 1.
 import copy
 import math
 import os
-import threading
+import re
 import warnings
+from collections import OrderedDict
 
 import pytest
 
-from trainer import SECONDS_MAX, equal, on_threads, random_parameters, shared_root as root, shared_store, store  # first: it makes the client importable
+from trainer import SECONDS_MAX, TOP, equal, on_threads, random_parameters, shared_root as root, shared_store, store  # first: it makes the client importable
 import torch
 from torch import nn
 import hitrain
-from hitrain import Muon, RankFailed, Shard, _two_phases
+from hitrain import Muon, RankFailed, Shard
 from hitrain._newton_schulz import Iteration, orthogonalized, rows_of_blocks
 from killed import digest, same_after_kills
 
@@ -225,7 +226,8 @@ def trained(root, steps=range(4), resume=False, params=None, **options):
         return params, {n: optimizer.read_state(p, 'momentum_buffer') for n, p in params.items() if n not in OTHERS}
 
 
-WAYS = [{'overlap': True}, {'async_step': True}, {'overlap': True, 'async_step': True, 'durable_every': 3}, {'pack': 4096}, {'max_grad_norm': 1e9}]
+WAYS = [{'overlap': True}, {'async_step': True}, {'overlap': True, 'async_step': True, 'durable_every': 3}, {'pack': 4096}, {'max_grad_norm': 1e9},
+        {'durable_every': 3, 'redo': True}]
 
 
 @pytest.mark.parametrize('options', WAYS, ids=str)
@@ -285,10 +287,26 @@ def test_an_offloaded_model_has_the_bits_of_one_in_memory(root, options):
     passes = options.get('accumulate', 1)
     with Muon(hitrain.muon_groups(model), root, lr=LR, **options) as optimizer:
         wanted = steps_of(model, optimizer, passes)
+        momentum = optimizer.read_state(model.blocks[1].weight, 'momentum_buffer')
     with hitrain.offload(other, root.parent / 'other', 'muon', keep=1 << 20, lr=LR, **options) as optimizer:
         assert [g['use_muon'] for g in optimizer.param_groups] == [True, False]
         assert equal(wanted, steps_of(other, optimizer, passes))
-        assert equal({'state': optimizer.read_state(other.blocks[1].weight, 'momentum_buffer')}, {'state': optimizer.read_state(other.blocks[1].weight, 'momentum_buffer')})
+        assert torch.equal(momentum, optimizer.read_state(other.blocks[1].weight, 'momentum_buffer'))
+
+
+def test_the_example_of_the_documents_runs(root):
+    text = re.search(r'^## Muon\n.*?^```python\n(.*?)^```', (TOP / 'docs/pytorch.md').read_text(), re.M | re.S).group(1)
+    once, each = text.replace('/mnt/hitrain/model', str(root)).replace('(4096, 1024, 1024)', '(12, 6, 6)').split('\n...\n')
+    model = nn.Sequential(OrderedDict(tokens=nn.Embedding(9, 8), qkv=nn.Linear(8, 24), head=nn.Linear(24, 9)))
+    names = {'model': model, 'hitrain': hitrain}
+    exec(once, names)
+    for _ in range(2):
+        names['loss'] = model(torch.arange(9)).square().mean()
+        exec(each, names)
+    optimizer = names['optimizer']
+    assert [(g['use_muon'], g.get('split'), g['lr']) for g in optimizer.param_groups] == [(True, (12, 6, 6), 0.02), (False, None, 3e-4)]
+    assert os.getxattr(root / 'qkv.weight', 'user.hitrain.optimizer').endswith(b'muon_split=12,6*2') and optimizer.committed_step == 2
+    optimizer.close()
 
 
 def test_one_two_and_three_ranks_have_the_same_bits(root):
@@ -368,6 +386,35 @@ def test_a_trainer_is_killed_at_each_request_of_a_step(shared_store, root, tmp_p
         optimizer.close()
         return said
     assert same_after_kills(shared_store, lambda n: os.path.join(root.parent, f'model{n}'), script, tmp_path / 'said') > 15
+
+
+def test_the_daemon_is_killed_between_the_phases(store):
+    """No step has a first phase alone. Logged steps are computed again, by the orthogonalised updates of the log."""
+    wanted, wanted_state = trained(store.mountpoint / 'plain')
+    for options in ({}, {'durable_every': 4, 'redo': True}):
+        root, params = store.mountpoint / f'killed{len(options)}', random_parameters(SHAPES)
+        with warnings.catch_warnings():
+            warnings.simplefilter('ignore')
+            with pytest.raises(OSError, match="daemon is gone"):
+                optimizer = Muon(groups_of(params), root, lr=LR, **options)
+                give_ortho, given = optimizer._give_ortho, []
+
+                def kill(m, update):
+                    if len(given) == 2 * 6 + 3:  # of the third step
+                        store.kill()
+                    given.append(m.file.name)
+                    give_ortho(m, update)
+                optimizer._give_ortho = kill
+                for step in range(4):
+                    random = torch.Generator().manual_seed(step)
+                    for n, p in params.items():
+                        p.grad = torch.randn(SHAPES[n], generator=random)
+                    optimizer.step()
+            optimizer.close()
+        store.mount()
+        assert int(os.getxattr(root, 'user.hitrain.durable_step')) == 2
+        got, state = trained(root, range(2, 4), resume=True, **options)
+        assert equal(wanted, got) and equal(wanted_state, state)
 
 
 # ---------------------------------------------------------------- state
