@@ -29,7 +29,7 @@ static uint64_t content_bytes(const struct ht_param_shape *shape, const struct h
     uint64_t bytes = elements * shape->p_bytes;
 
     for (unsigned i = 0; i < layout->count; i++)
-        bytes += ht_opt_state_range_bytes(layout->kind[i], elements);
+        bytes += ht_opt_state_range_bytes(layout->kind[i], layout->form[i], elements);
     return bytes;
 }
 

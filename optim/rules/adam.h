@@ -26,9 +26,8 @@
 HT_LANES_FN ht_lanes adam_change(struct ht_element *x, const struct ht_scalars *s, bool near_g)
 {
     ht_lanes m = x->state[0], v = x->state[1];
-    float weight = near_g ? s->adam.one_minus_beta1 - 1 : s->adam.one_minus_beta1;
 
-    m = lanes_fma(lanes_set(weight), x->g - m, near_g ? x->g : m);
+    m = lanes_lerp(m, x->g, s->adam.one_minus_beta1, near_g);
     v = lanes_fma(lanes_set(s->adam.one_minus_beta2) * x->g, x->g, v * lanes_set(s->adam.beta2));
     x->state[0] = m;
     x->state[1] = v;
@@ -61,7 +60,7 @@ static inline void adam_scalars(const struct ht_optim_config *c, uint64_t t, str
     out->adam.minus_step_size = (float)-(c->lr / bc1);
     out->adam.sqrt_bc2 = (float)sqrt(bc2);
     out->adam.eps = (float)c->eps;
-    out->kernel = out->adam.one_minus_beta1 < 0.5f ? HT_KERNEL_ADAM : HT_KERNEL_ADAM_NEAR_G;
+    out->kernel = ht_lerp_near_end(out->adam.one_minus_beta1) ? HT_KERNEL_ADAM_NEAR_G : HT_KERNEL_ADAM;
 }
 
 static inline unsigned adam_states(const struct ht_optim_config *c, uint8_t out_kind[HT_KERNEL_STATES_MAX])

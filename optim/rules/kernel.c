@@ -102,6 +102,23 @@ static const struct ht_kernels *avx2(void)
     return NULL;
 }
 
+static bool has_avx512(void)
+{
+#if defined(__x86_64__)
+    return avx2() && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+        __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
+#else
+    return false;
+#endif
+}
+
+bool ht_kernels_avx512(void)
+{
+    const char *asked = getenv("HITRAIN_KERNEL");
+
+    return has_avx512() && (!asked || (strcmp(asked, "scalar") != 0 && strcmp(asked, "avx2") != 0));
+}
+
 const struct ht_kernels *ht_kernels_choose(void)
 {
     const char *asked = getenv("HITRAIN_KERNEL");
@@ -111,9 +128,11 @@ const struct ht_kernels *ht_kernels_choose(void)
         return fastest ? fastest : &ht_kernels_scalar;
     if (!strcmp(asked, "scalar"))
         return &ht_kernels_scalar;
-    if (strcmp(asked, "avx2") != 0)
-        ht_warn("HITRAIN_KERNEL=%s: scalar and avx2 are known; the fastest that this CPU runs is used", asked);
+    if (strcmp(asked, "avx2") != 0 && strcmp(asked, "avx512") != 0)
+        ht_warn("HITRAIN_KERNEL=%s: scalar, avx2 and avx512 are known; the fastest that this CPU runs is used", asked);
     else if (!fastest)
-        ht_warn("HITRAIN_KERNEL=avx2: this CPU has no AVX2, FMA and F16C; the scalar kernels are used");
+        ht_warn("HITRAIN_KERNEL=%s: this CPU has no AVX2, FMA and F16C; the scalar kernels are used", asked);
+    else if (!strcmp(asked, "avx512") && !has_avx512())
+        ht_warn("HITRAIN_KERNEL=avx512: this CPU lacks AVX-512 F, BW, VL or DQ; AVX2 is used");
     return fastest ? fastest : &ht_kernels_scalar;
 }

@@ -303,4 +303,19 @@ HT_LANES_FN bool lanes_part(uint16_t *low, ht_lanes x, const uint16_t *p)
 }
 
 #endif
+
+/*
+ * start + weight (end - start), as torch.lerp computes it: from the nearer side, with one fused operation. The caller
+ * decides once for all elements, by ht_lerp_near_end.
+ */
+HT_LANES_FN ht_lanes lanes_lerp(ht_lanes start, ht_lanes end, float weight, bool near_end)
+{
+    return lanes_fma(lanes_set(near_end ? weight - 1 : weight), end - start, near_end ? end : start);
+}
+
+static inline bool ht_lerp_near_end(float weight)
+{
+    return !(fabsf(weight) < 0.5f);
+}
+
 #endif

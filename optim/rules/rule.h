@@ -8,6 +8,7 @@
 #ifndef HITRAIN_OPTIM_RULES_RULE_H
 #define HITRAIN_OPTIM_RULES_RULE_H
 
+#include "optim/rules/forms.h"
 #include "optim/rules/kernel.h"
 #include "optim/rules/config.h"
 
@@ -42,6 +43,8 @@ const struct ht_rule *ht_rule_named(const char *name);
 /* Names of all rules, a space between. */
 void ht_rule_names(char *buf, size_t cap);
 void ht_rule_scalars(const struct ht_optim_config *c, uint64_t t, struct ht_scalars *out);
+/* The form (forms.h) in which its words keep state of this kind. */
+uint8_t ht_rule_form(const struct ht_optim_config *c, unsigned kind);
 /* Kinds of state of the rule that has this kernel. Returns how many; UINT_MAX: no rule has it. */
 unsigned ht_rule_kernel_states(enum ht_kernel kernel, uint8_t out_kind[HT_KERNEL_STATES_MAX]);
 

@@ -16,9 +16,12 @@
 /* As much as ht_opt_state_create reserves. */
 static void reserve_rewrites(const struct ht_param *p, struct ht_copy *k)
 {
-    ht_copy_reserve(k, p->oid, p->cur.elements * ht_dtype_trained_bytes(p->cur.dtype));
-    for (unsigned i = 0; i < p->cur.layout.count; i++)
-        ht_copy_reserve(k, p->cur.oid[i], ht_opt_state_bytes(&p->shape, p->cur.layout.kind[i]));
+    const struct ht_layout *l = &p->cur.layout;
+
+    ht_copy_reserve(k, p->oid, p->cur.elements * ht_dtype_trained_bytes(p->cur.dtype), 0);
+    for (unsigned i = 0; i < l->count; i++)
+        ht_copy_reserve(k, p->cur.oid[i], ht_opt_state_size(&p->shape, l->kind[i], l->form[i]),
+                        ht_opt_state_used_bytes(&p->shape, l->kind[i], l->form[i]));
 }
 
 /* After an error the copy is dropped, with all its parameters. */

@@ -5,7 +5,7 @@
  *   48 ROOT       u64 root, u64 step                                   create or update
  *   49 ROOT_DEL   u64 root                                             with all its parameters
  *   50 PARAM      u64 object, u64 root, u8 dtype, u8 zero, u16 count, u32 chunk bytes, u64 elements, u64 steps,
- *                 count x { u64 kind of state, u64 object }            create or replace
+ *                 count x { u64 kind of state | form << 8 | salt << 32, u64 object }    create or replace
  *   51 PARAM_DEL  u64 object
  *   52 REDO, 53 REDO_DEL: redo.c
  *
@@ -42,6 +42,12 @@ void ht_opt_put_root(struct ht_buf *b, const struct ht_root *r)
     ht_record_end(b, mark);
 }
 
+/* A form other than f32 has the salt. */
+static uint64_t kept_as(const struct ht_layout *l, unsigned i)
+{
+    return l->kind[i] | (l->form[i] ? (uint64_t)l->form[i] << 8 | (uint64_t)l->salt << 32 : 0);
+}
+
 static void put_param(struct ht_buf *b, const struct ht_param *p, const struct ht_param_meta *meta)
 {
     size_t mark = ht_record_begin(b, HT_REC_OPT_PARAM);
@@ -55,7 +61,7 @@ static void put_param(struct ht_buf *b, const struct ht_param *p, const struct h
     ht_buf_put_u64(b, meta->elements);
     ht_buf_put_u64(b, meta->t);
     for (unsigned i = 0; i < meta->layout.count; i++) {
-        ht_buf_put_u64(b, meta->layout.kind[i]);
+        ht_buf_put_u64(b, kept_as(&meta->layout, i));
         ht_buf_put_u64(b, meta->oid[i]);
     }
     ht_record_end(b, mark);
@@ -68,7 +74,8 @@ static bool same_meta(const struct ht_param_meta *a, const struct ht_param_meta 
     if (a->exists != b->exists || !a->exists)
         return a->exists == b->exists;
     return a->dtype == b->dtype && a->chunk_bytes == b->chunk_bytes && a->elements == b->elements && a->t == b->t &&
-        ht_opt_same_layout(&a->layout, &b->layout) && !memcmp(a->oid, b->oid, sizeof(a->oid));
+        ht_opt_same_layout(&a->layout, &b->layout) && a->layout.salt == b->layout.salt &&
+        !memcmp(a->oid, b->oid, sizeof(a->oid));
 }
 
 void ht_opt_publish_param(struct ht_param *p, struct ht_tx *tx)
@@ -175,6 +182,7 @@ void ht_opt_abort(void *ctx, uint64_t scope)
         r->config = r->published_config;
         r->redo.gap = r->redo.renamed = r->redo.full = false;
         o->words_changes++;
+        o->form_changes++;
     }
     unlock(o);
 }
@@ -254,14 +262,27 @@ static bool masters_fit(const struct ht_param_meta *meta)
         (masters < 2 || meta->dtype == HT_DTYPE_BF16);
 }
 
+/* Each kind at most once; all forms but f32 have one salt. */
+static int read_kept(uint64_t kept, struct ht_layout *l, unsigned i)
+{
+    unsigned kind = kept & 0xff, form = kept >> 8 & 0xff;
+    uint32_t salt = (uint32_t)(kept >> 32);
+
+    if (kind >= HT_STATE_KINDS || !ht_state_word(kind) || memchr(l->kind, (int)kind, i) || kept >> 16 & 0xffff)
+        return -EUCLEAN;
+    if (form ? !ht_form_fits(form, (uint8_t)kind) || (l->salt && l->salt != salt) : salt != 0)
+        return -EUCLEAN;
+    l->kind[i] = (uint8_t)kind;
+    l->form[i] = (uint8_t)form;
+    l->salt = form ? salt : l->salt;
+    return 0;
+}
+
 static int read_states(struct ht_reader *in, struct ht_param_meta *meta, unsigned count)
 {
     for (unsigned i = 0; i < count; i++) {
-        uint64_t kind = ht_get_u64(in);
-        /* Each at most once. */
-        if (kind >= HT_STATE_KINDS || !ht_state_word((unsigned)kind) || memchr(meta->layout.kind, (int)kind, i))
+        if (read_kept(ht_get_u64(in), &meta->layout, i))
             return -EUCLEAN;
-        meta->layout.kind[i] = (uint8_t)kind;
         meta->oid[i] = ht_get_u64(in);
         if (!meta->oid[i] || meta->oid[i] > HT_ID_MAX)
             return -EUCLEAN;

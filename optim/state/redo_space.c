@@ -24,6 +24,7 @@ static uint64_t step_bytes(const struct ht_root *root) HT_REQUIRES(HT_LOCK_OPTIM
 {
     const struct ht_totals *t = &root->totals;
     uint64_t gradients = root->config.accumulate > 1 ? t->elements * sizeof(float) : t->param_bytes;
+    gradients += root->config.rule == HT_RULE_MUON ? t->elements * 2 : 0; /* orthogonalised updates */
     uint64_t bytes = root->redo.largest ? root->redo.largest : gradients;
 
     return ht_round_up(bytes + bytes / 8, HT_BLOCK_BYTES);
@@ -213,8 +214,11 @@ static uint64_t room_bytes(const struct ht_optim *o) HT_REQUIRES(HT_LOCK_OPTIM)
     uint64_t bytes = 0;
 
     ht_list_for_each_entry(p, &o->params, const struct ht_param, all) {
-        if (p->root->redo.recovering && p->cur.exists)
-            bytes += ht_round_up(p->cur.elements * sizeof(float), HT_BLOCK_BYTES) + 2 * (uint64_t)HT_BLOCK_BYTES;
+        if (!p->root->redo.recovering || !p->cur.exists)
+            continue;
+        bytes += ht_round_up(p->cur.elements * sizeof(float), HT_BLOCK_BYTES) + 2 * (uint64_t)HT_BLOCK_BYTES;
+        if (p->cur.layout.kind[0] == HT_STATE_MOMENTUM_BUFFER) /* it may have steps in two phases */
+            bytes += 2 * (ht_round_up(p->cur.elements * 2, HT_BLOCK_BYTES) + 2 * (uint64_t)HT_BLOCK_BYTES);
     }
     return bytes;
 }
@@ -237,9 +241,14 @@ void ht_opt_redo_end_room(struct ht_optim *o)
 
 /* -------------------------------------------------------------------- fsck */
 
-static uint64_t rewrite_bytes(const struct ht_param *p, uint64_t oid, uint64_t size) HT_REQUIRES(HT_LOCK_OPTIM)
+/* used: bytes of its chunks (ht_obj_set_used). Without memory for them the object takes more. */
+static uint64_t rewrite_bytes(const struct ht_param *p, uint64_t oid, uint64_t size, uint32_t used)
+    HT_REQUIRES(HT_LOCK_OPTIM)
 {
     struct ht_obj *obj = ht_obj_get(p->o->store, oid);
+
+    if (obj)
+        (void)!ht_obj_set_used(obj, used);
     uint64_t bytes = obj ? ht_obj_rewrite_bytes(obj, size) : 0;
 
     ht_obj_put(obj);
@@ -250,11 +259,13 @@ static uint64_t rewrite_bytes(const struct ht_param *p, uint64_t oid, uint64_t s
 static uint64_t mount_bytes(const struct ht_param *p) HT_REQUIRES(HT_LOCK_OPTIM)
 {
     uint64_t bytes = 2 * ht_round_up(ht_div_up(p->cur.elements * p->redo_g_bytes, 2), HT_BLOCK_BYTES);
+    const struct ht_layout *l = &p->cur.layout;
     struct ht_param_shape shape;
 
-    bytes += rewrite_bytes(p, p->oid, p->cur.elements * ht_dtype_trained_bytes(p->cur.dtype));
-    for (unsigned i = 0; i < p->cur.layout.count && !ht_opt_state_shape(p, &shape); i++)
-        bytes += rewrite_bytes(p, p->cur.oid[i], ht_opt_state_bytes(&shape, p->cur.layout.kind[i]));
+    bytes += rewrite_bytes(p, p->oid, p->cur.elements * ht_dtype_trained_bytes(p->cur.dtype), p->cur.chunk_bytes);
+    for (unsigned i = 0; i < l->count && !ht_opt_state_shape(p, &shape); i++)
+        bytes += rewrite_bytes(p, p->cur.oid[i], ht_opt_state_size(&shape, l->kind[i], l->form[i]),
+                               ht_opt_state_used_bytes(&shape, l->kind[i], l->form[i]));
     return bytes;
 }
 

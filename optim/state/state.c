@@ -14,13 +14,15 @@
 
 /* ------------------------------------------------------------------ layout */
 
-struct ht_layout ht_opt_layout(const struct ht_optim_config *config, uint8_t dtype)
+struct ht_layout ht_opt_layout(const struct ht_optim_config *config, uint8_t dtype, uint64_t elements)
 {
     struct ht_layout l = {0};
 
     l.count = (uint8_t)ht_rule_of(config->rule)->states(config, l.kind);
     for (unsigned i = l.count; i < HT_STATES_MAX; i++)
         l.kind[i] = 0;
+    for (unsigned i = 0; i < l.count && elements >= config->state_bits_min; i++)
+        l.form[i] = ht_rule_form(config, l.kind[i]);
     if (dtype == HT_DTYPE_BF16) {
         l.kind[l.count++] = HT_STATE_MASTER_LOW;
         l.kind[l.count++] = HT_STATE_MASTER_BLOCKS;
@@ -42,7 +44,44 @@ unsigned ht_opt_master_kinds(const struct ht_layout *l)
 
 bool ht_opt_same_layout(const struct ht_layout *a, const struct ht_layout *b)
 {
-    return a->count == b->count && !memcmp(a->kind, b->kind, a->count);
+    return a->count == b->count && !memcmp(a->kind, b->kind, a->count) && !memcmp(a->form, b->form, a->count);
+}
+
+bool ht_opt_layout_has_forms(const struct ht_layout *l)
+{
+    for (unsigned i = 0; i < l->count; i++)
+        if (l->form[i])
+            return true;
+    return false;
+}
+
+static uint32_t mix(uint32_t x)
+{
+    x = (x ^ x >> 16) * 0x85ebca6bu;
+    x = (x ^ x >> 13) * 0xc2b2ae35u;
+    return x ^ x >> 16;
+}
+
+/*
+ * The same in each store, so that a copy of the model that came as files rounds alike. Parameters of one size share
+ * their hashes, but not the bits that these are added to.
+ */
+static uint32_t salt_of(const struct ht_param *p)
+{
+    uint32_t salt = mix((uint32_t)p->shape.elements ^ mix((uint32_t)(p->shape.elements >> 32) + p->shape.dtype));
+
+    return salt ? salt : 1;
+}
+
+uint32_t ht_opt_layout_mark(const struct ht_layout *l)
+{
+    uint32_t mark = l->salt;
+
+    if (!ht_opt_layout_has_forms(l))
+        return 0;
+    for (unsigned i = 0; i < l->count; i++)
+        mark = mix(mark ^ ((uint32_t)l->kind[i] << 8 | l->form[i]));
+    return mark ? mark : 1;
 }
 
 bool ht_opt_same_rule_state(const struct ht_layout *a, const struct ht_layout *b)
@@ -70,14 +109,14 @@ void ht_opt_put_state(struct ht_param *p)
     }
 }
 
-/* One state object of zeros, with space for one rewrite. */
-static int create_one(struct ht_param *p, uint8_t kind, uint64_t *out_oid, struct ht_obj **out_obj)
+int ht_opt_state_create_one(struct ht_param *p, const struct ht_param_shape *shape, uint8_t kind, uint8_t form,
+                            uint64_t *out_oid, struct ht_obj **out_obj)
 {
     struct ht_store *s = p->o->store;
-    uint64_t bytes = ht_opt_state_bytes(&p->shape, kind);
+    uint64_t bytes = ht_opt_state_size(shape, kind, form);
     struct ht_obj_attr attr = {
         .oid = ht_store_new_id(s),
-        .chunk_bytes = ht_opt_state_chunk_bytes(&p->shape, kind),
+        .chunk_bytes = ht_opt_state_chunk_bytes(shape, kind),
         .obj_class = HT_CLASS_DURABLE,
         .scope = p->root->id,
     };
@@ -86,7 +125,9 @@ static int create_one(struct ht_param *p, uint8_t kind, uint64_t *out_oid, struc
     if (rc)
         return rc;
     *out_oid = attr.oid;
-    rc = ht_obj_truncate(*out_obj, bytes);
+    rc = ht_obj_set_used(*out_obj, ht_opt_state_used_bytes(shape, kind, form));
+    if (!rc)
+        rc = ht_obj_truncate(*out_obj, bytes);
     if (!rc)
         rc = ht_obj_rewrite_reserve(*out_obj, bytes);
     return rc;
@@ -158,10 +199,11 @@ int ht_opt_grad_reserve(struct ht_param *p)
 
 int ht_opt_rewrites_reserve(struct ht_param *p)
 {
+    const struct ht_layout *l = &p->cur.layout;
     int rc = 0;
 
-    for (unsigned i = 0; !rc && i < p->cur.layout.count; i++)
-        rc = p->state[i] ? ht_obj_rewrite_reserve(p->state[i], ht_opt_state_bytes(&p->shape, p->cur.layout.kind[i]))
+    for (unsigned i = 0; !rc && i < l->count; i++)
+        rc = p->state[i] ? ht_obj_rewrite_reserve(p->state[i], ht_opt_state_size(&p->shape, l->kind[i], l->form[i]))
                          : -ESTALE;
     if (!rc && p->cur.exists && p->obj)
         rc = ht_obj_rewrite_reserve(p->obj, p->cur.elements * ht_dtype_trained_bytes(p->cur.dtype));
@@ -188,7 +230,7 @@ static int make_objects(struct ht_param *p, struct ht_obj *of, struct ht_param_m
     int rc = 0;
 
     for (unsigned i = 0; !rc && i < meta->layout.count; i++)
-        rc = create_one(p, meta->layout.kind[i], &meta->oid[i], &obj[i]);
+        rc = ht_opt_state_create_one(p, &p->shape, meta->layout.kind[i], meta->layout.form[i], &meta->oid[i], &obj[i]);
     if (!rc)
         rc = ht_obj_rewrite_reserve(of, bytes);
     for (unsigned i = 0; !rc && i < meta->layout.count; i++)
@@ -203,6 +245,16 @@ static int make_objects(struct ht_param *p, struct ht_obj *of, struct ht_param_m
     if (rc)
         unmake_objects(p, of, obj);
     return rc;
+}
+
+int ht_opt_layout_prepare(const struct ht_param *p, struct ht_layout *l)
+{
+    if (!ht_opt_layout_has_forms(l)) {
+        l->salt = 0;
+        return 0;
+    }
+    l->salt = l->salt ? l->salt : salt_of(p);
+    return HT_MUTANT("form-unmarked") ? 0 : ht_store_need_features(p->o->store, HT_FEAT_REFUSE_FORMS);
 }
 
 /* Publishes the new objects in memory, unless the parameter has been deleted. */
@@ -236,8 +288,10 @@ int ht_opt_state_create(struct ht_param *p, const struct ht_layout *layout)
         .elements = p->shape.elements,
         .layout = *layout,
     };
-    int rc = of ? make_objects(p, of, &meta, obj) : -ESTALE;
+    int rc = of ? ht_opt_layout_prepare(p, &meta.layout) : -ESTALE;
 
+    if (!rc)
+        rc = make_objects(p, of, &meta, obj);
     if (!rc) {
         lock(p->o);
         rc = adopt_state(p, &meta, obj);
@@ -283,10 +337,23 @@ int ht_opt_state_drop(struct ht_param *p)
     return rc ? rc : closed;
 }
 
+int ht_opt_state_use(struct ht_param *p, bool edited)
+{
+    const struct ht_layout *l = &p->cur.layout;
+    struct ht_param_shape shape;
+    int rc = ht_opt_state_shape(p, &shape);
+
+    for (unsigned i = 0; !rc && i < l->count; i++) {
+        rc = ht_obj_set_used(p->state[i], ht_opt_state_used_bytes(&shape, l->kind[i], l->form[i]));
+        if (!rc)
+            rc = ht_obj_set_derived(p->state[i], edited);
+    }
+    return rc;
+}
+
 int ht_opt_state_load(struct ht_param *p)
 {
     bool loaded = p->cur.exists && !p->cur.layout.count; /* nothing tells whether it was before */
-    int rc = 0;
 
     for (unsigned i = 0; p->cur.exists && i < p->cur.layout.count; i++) {
         loaded |= !p->state[i];
@@ -295,8 +362,7 @@ int ht_opt_state_load(struct ht_param *p)
         if (!p->state[i])
             return -ESTALE;
     }
-    for (unsigned i = 0; !rc && loaded && i < p->cur.layout.count; i++)
-        rc = ht_obj_set_derived(p->state[i], true);
+    int rc = loaded ? ht_opt_state_use(p, true) : 0;
     return !rc && loaded && p->obj ? ht_obj_set_derived(p->obj, true) : rc;
 }
 

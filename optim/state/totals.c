@@ -96,7 +96,7 @@ static struct ht_totals totals_of(const struct ht_param *p) HT_REQUIRES(HT_LOCK_
     c.elements = shape.elements;
     c.param_bytes = shape.elements * shape.p_bytes;
     for (unsigned i = 0; i < p->cur.layout.count; i++)
-        c.state_bytes += ht_opt_state_bytes(&shape, p->cur.layout.kind[i]);
+        c.state_bytes += ht_opt_state_kept_bytes(&shape, p->cur.layout.kind[i], p->cur.layout.form[i]);
     return c;
 }
 

@@ -120,8 +120,10 @@ static int settle_param(struct ht_param *p) HT_REQUIRES(HT_LOCK_OPTIM)
     int rc = ht_obj_set_derived(p->obj, false); /* all is as it was published */
     for (unsigned i = 0; !rc && i < p->cur.layout.count; i++) {
         p->state[i] = p->state[i] ? p->state[i] : ht_obj_get(p->o->store, p->cur.oid[i]);
-        rc = p->state[i] ? ht_obj_set_derived(p->state[i], false) : -ESTALE;
+        rc = p->state[i] ? 0 : -ESTALE;
     }
+    if (!rc)
+        rc = ht_opt_state_use(p, false);
     return rc ? rc : ht_opt_rewrites_reserve(p);
 }
 
@@ -221,6 +223,8 @@ int ht_optim_start(struct ht_optim *o)
 
     size_backlog(o);
     o->kernels = ht_kernels_choose();
+    o->codecs = ht_codecs_choose();
+    o->form_changes = 1;
     o->started = true;
     if (ht_store_read_only(o->store))
         return ht_opt_redo_recover(o);
@@ -233,7 +237,7 @@ int ht_optim_start(struct ht_optim *o)
     if (rc)
         ht_optim_stop(o);
     else
-        ht_debug("optimizer: %u threads, kernels %s", o->threads, o->kernels->name);
+        ht_debug("optimizer: %u threads, kernels %s, codecs %s", o->threads, o->kernels->name, o->codecs->name);
     return rc;
 }
 

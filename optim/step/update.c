@@ -20,6 +20,7 @@
 #include "tiering/base/fault.h"
 #include "tiering/api/background.h"
 #include "tiering/api/batch_pin.h"
+#include "tiering/base/mutant.h"
 #include "tiering/base/trace.h"
 #include "optim/rules/master.h"
 #include "optim/state/param.h"
@@ -27,6 +28,7 @@
 #include "optim/state/root.h"
 #include "optim/state/sections.h"
 #include "optim/gradient/gradient.h"
+#include "optim/gradient/ortho.h"
 #include "optim/redo/logged.h"
 #include "optim/step/step_priv.h"
 
@@ -34,6 +36,7 @@ struct job {
     struct ht_range *range; /* NULL: free */
     struct ht_batch_pin pin;
     bool begun, summed;
+    bool second;   /* phase of a step in two: the orthogonalised update takes the place of the gradient */
     unsigned work; /* enum ht_range_work */
     int err;
     uint64_t elements, added, nonfinite;
@@ -43,7 +46,7 @@ struct job {
     struct ht_interval whole;
     uint32_t covers;
     /* places in pin.chunk */
-    unsigned state_at[HT_STATES_MAX], sum_at, grad_at, grad_chunks;
+    unsigned state_at[HT_STATES_MAX], ortho_at, sum_at, grad_at, grad_chunks;
     uint64_t grad_first;
 };
 
@@ -61,23 +64,23 @@ static uint64_t grad_begin(const struct ht_range *r)
 }
 
 /* Bytes of an object of state, or of sums (which are like state in f32). */
-static uint64_t state_bytes(const struct job *j, uint8_t kind)
+static uint64_t state_bytes(const struct job *j, uint8_t kind, uint8_t form)
 {
-    return ht_opt_state_range_bytes(kind, ht_opt_range_elements(&j->range->param->shape, j->range->index));
+    return ht_opt_state_range_bytes(kind, form, ht_opt_range_elements(&j->range->param->shape, j->range->index));
 }
 
-static unsigned state_chunks(const struct job *j, uint8_t kind)
+static unsigned state_chunks(const struct job *j, uint8_t kind, uint8_t form)
 {
-    return (unsigned)ht_div_up(state_bytes(j, kind), ht_opt_state_chunk_bytes(&j->range->param->shape, kind));
+    return (unsigned)ht_div_up(state_bytes(j, kind, form), ht_opt_state_chunk_bytes(&j->range->param->shape, kind));
 }
 
 /* Adds the chunks of obj that a range has. Returns the place of the first. */
-static unsigned add_range(struct job *j, struct ht_obj *obj, uint8_t kind, enum ht_batch_pin_mode mode)
+static unsigned add_range(struct job *j, struct ht_obj *obj, uint8_t kind, uint8_t form, enum ht_batch_pin_mode mode)
 {
-    uint64_t stride = ht_opt_state_stride(&j->range->param->shape, kind);
+    uint64_t stride = ht_opt_state_stride(&j->range->param->shape, kind, form);
     unsigned at = j->pin.count;
 
-    for (unsigned i = 0; i < state_chunks(j, kind); i++)
+    for (unsigned i = 0; i < state_chunks(j, kind, form); i++)
         add_chunk(&j->pin, obj, j->range->index * stride + i, mode);
     return at;
 }
@@ -90,7 +93,11 @@ static void add_gradient(struct job *j)
     j->grad_at = j->pin.count;
     j->grad_first = begin / p->shape.chunk_bytes;
     j->grad_chunks = 0;
-    if (j->summed && !(j->work & HT_WORK_ADD))
+    if (j->second) {
+        j->grad_first = j->range->index;
+        j->pin.chunk[add_chunk(&j->pin, p->ortho->given, j->range->index, HT_BATCH_PIN_READ)].consumed = true;
+    }
+    if (j->second || (j->summed && !(j->work & HT_WORK_ADD)))
         return;
     j->grad_chunks = (unsigned)(ht_div_up(end, p->shape.chunk_bytes) - j->grad_first);
     for (unsigned i = 0; i < j->grad_chunks; i++) {
@@ -110,7 +117,19 @@ static enum ht_batch_pin_mode sum_mode(const struct ht_range *r)
     return r->added || !whole ? HT_BATCH_PIN_UPDATE : HT_BATCH_PIN_OVERWRITE;
 }
 
-/* Names all chunks of the range: the parameter's first, then state by state, the sum of gradients, the gradient's. */
+/* Does the kernel work on it? The first phase needs the state of the rule, and the second one that of the master. */
+static bool uses_state(const struct job *j, unsigned s)
+{
+    const struct ht_layout *layout = &j->range->param->layout;
+    bool of_rule = s + ht_opt_master_kinds(layout) < layout->count;
+
+    return j->work & HT_WORK_MOMENTUM ? of_rule : (j->work & HT_WORK_UPDATE) && !(j->second && of_rule);
+}
+
+/*
+ * Names all chunks of the range: the parameter's first, then state by state, what is to be orthogonalised, the sum of
+ * gradients, the gradient's.
+ */
 static void describe_job(struct job *j, struct ht_optim *o)
 {
     const struct ht_range *r = j->range;
@@ -125,15 +144,19 @@ static void describe_job(struct job *j, struct ht_optim *o)
     unlock(o);
     j->pin = (struct ht_batch_pin){.store = o->store, .final = update && final};
     j->work = work;
-    j->summed = ht_opt_range_summed(r);
+    j->second = r->stirred;
+    j->summed = !j->second && ht_opt_range_summed(r);
     j->cover = ht_opt_range_cover(r, &j->whole, &j->covers);
     j->err = 0;
     j->elements = j->added = j->nonfinite = 0;
     if (update)
         add_chunk(&j->pin, p->obj, r->index, HT_BATCH_PIN_UPDATE);
-    for (unsigned s = 0; update && s < p->layout.count; s++)
-        j->state_at[s] = add_range(j, p->state[s], p->layout.kind[s], HT_BATCH_PIN_UPDATE);
-    j->sum_at = j->summed ? add_range(j, p->sum, HT_STATE_SUM, sum_mode(r)) : j->pin.count;
+    for (unsigned s = 0; s < p->layout.count; s++)
+        if (uses_state(j, s))
+            j->state_at[s] = add_range(j, p->state[s], p->layout.kind[s], p->layout.form[s], HT_BATCH_PIN_UPDATE);
+    if (work & HT_WORK_MOMENTUM)
+        j->ortho_at = add_chunk(&j->pin, p->ortho->update, r->index, HT_BATCH_PIN_OVERWRITE);
+    j->sum_at = j->summed ? add_range(j, p->sum, HT_STATE_SUM, HT_FORM_F32, sum_mode(r)) : j->pin.count;
     add_gradient(j);
 }
 
@@ -167,13 +190,18 @@ static bool is_complete(const struct job *j)
     if (update &&
         (ht_obj_chunk_bytes(p->obj) != p->shape.chunk_bytes || j->pin.chunk[0].len < elements * p->shape.p_bytes))
         return false;
-    for (unsigned s = 0; update && s < p->layout.count; s++) {
-        uint8_t kind = p->layout.kind[s];
-        if (bytes_of(j, j->state_at[s], state_chunks(j, kind)) < state_bytes(j, kind))
+    for (unsigned s = 0; s < p->layout.count; s++) {
+        uint8_t kind = p->layout.kind[s], form = p->layout.form[s];
+        if (uses_state(j, s) &&
+            bytes_of(j, j->state_at[s], state_chunks(j, kind, form)) < state_bytes(j, kind, form))
             return false;
     }
-    if (j->summed && bytes_of(j, j->sum_at, state_chunks(j, HT_STATE_SUM)) < elements * 4)
+    if (j->summed && bytes_of(j, j->sum_at, state_chunks(j, HT_STATE_SUM, HT_FORM_F32)) < elements * 4)
         return false;
+    if (j->work & HT_WORK_MOMENTUM && j->pin.chunk[j->ortho_at].len < elements * 2)
+        return false;
+    if (j->second)
+        return j->pin.chunk[j->grad_at].len >= elements * 2;
     return !j->grad_chunks || before + bytes_of(j, j->grad_at, j->grad_chunks) >= grad_end;
 }
 
@@ -199,12 +227,14 @@ static float *summed_at(const struct job *j, uint64_t e, uint64_t *n)
 
 static const void *gradient_at(const struct job *j, uint64_t e, uint64_t *n)
 {
+    if (j->second)
+        return j->pin.chunk[j->grad_at].data + 2 * e;
     return j->summed ? (const void *)summed_at(j, e, n) : written_at(j, e, n);
 }
 
 static uint8_t gradient_dtype(const struct job *j)
 {
-    return j->summed ? HT_DTYPE_F32 : j->range->param->shape.grad_dtype;
+    return j->second ? HT_DTYPE_BF16 : j->summed ? HT_DTYPE_F32 : j->range->param->shape.grad_dtype;
 }
 
 /* Adds frozen elements to their sum. */
@@ -228,35 +258,119 @@ static void add_gradient_to_sum(struct job *j)
 }
 
 /*
- * The longest run from element e on that is contiguous in every array, and its addresses; not
- * those of masters in two bytes.
+ * Elements of a range of which some arrays are kept in other forms than f32: masters in two bytes, state in fewer bits.
+ * These are f32 here while a rule runs. A window has whole blocks of all forms.
  */
-static uint64_t run_at(const struct job *j, uint64_t e, uint64_t end, struct ht_update *out)
+struct window {
+    uint64_t first, end;
+    bool decoded[HT_KERNEL_STATES_MAX];
+    int low; /* index in state of the missing bits of masters; the facts on their blocks follow. Negative: none */
+    float state[HT_KERNEL_STATES_MAX][HT_FORM_WINDOW], master[HT_FORM_WINDOW];
+};
+static_assert(HT_FORM_WINDOW == HT_MASTER_BLOCK, "a window is a block of masters in two bytes");
+
+/* Where the state s of a window is kept, and what its rounding depends on. */
+static struct ht_coded coded_at(const struct job *j, const struct window *w, unsigned s)
+{
+    const struct ht_param *p = j->range->param;
+    uint64_t elements = ht_opt_range_elements(&p->shape, j->range->index);
+    struct ht_coded c = ht_coded_at(p->layout.form[s], j->pin.chunk[j->state_at[s]].data, elements, w->first,
+                                    (size_t)(w->end - w->first));
+
+    c.kind = p->layout.kind[s];
+    c.salt = HT_MUTANT("salt-lost") ? 0 : p->layout.salt;
+    c.t = p->t;
+    c.element = (uint64_t)j->range->index * p->shape.range_elements + w->first;
+    return c;
+}
+
+/* Masters of the window from their two bytes, or back. */
+static void turn_masters(const struct job *j, struct window *w, bool back)
+{
+    const struct ht_batch_pin_chunk *chunk = j->pin.chunk;
+    const struct ht_kernels *kernels = j->range->param->o->kernels;
+    const uint16_t *half = (const uint16_t *)(const void *)chunk[0].data + w->first;
+    uint16_t *low = (uint16_t *)(void *)chunk[j->state_at[w->low]].data + w->first;
+    struct ht_disk_master *block =
+        (struct ht_disk_master *)(void *)chunk[j->state_at[w->low + 1]].data + w->first / HT_MASTER_BLOCK;
+
+    if (back)
+        ht_master_compress(kernels, w->master, half, w->end - w->first, low, block);
+    else
+        ht_master_expand(kernels, block, half, low, w->end - w->first, w->master);
+}
+
+/* The window that begins at element `first`. */
+static void open_window(const struct job *j, struct window *w, uint64_t first)
+{
+    const struct ht_param *p = j->range->param;
+    const uint8_t *low =
+        j->work & HT_WORK_MOMENTUM ? NULL : memchr(p->layout.kind, HT_STATE_MASTER_LOW, p->layout.count);
+
+    w->first = first;
+    w->end = ht_min_u64(first + HT_FORM_WINDOW, ht_opt_range_elements(&p->shape, j->range->index));
+    w->low = low ? (int)(low - p->layout.kind) : -1;
+    for (unsigned s = 0; s < HT_KERNEL_STATES_MAX; s++) {
+        w->decoded[s] = s < p->layout.count && p->layout.form[s] != HT_FORM_F32 && uses_state(j, s);
+        if (!w->decoded[s])
+            continue;
+        struct ht_coded c = coded_at(j, w, s);
+        p->o->codecs->decode[p->layout.form[s]](&c, w->state[s]);
+    }
+    if (low)
+        turn_masters(j, w, false);
+}
+
+static void close_window(const struct job *j, struct window *w)
+{
+    const struct ht_param *p = j->range->param;
+
+    for (unsigned s = 0; s < HT_KERNEL_STATES_MAX; s++) {
+        if (!w->decoded[s])
+            continue;
+        struct ht_coded c = coded_at(j, w, s);
+        p->o->codecs->encode[p->layout.form[s]](&c, w->state[s]);
+    }
+    if (w->low >= 0)
+        turn_masters(j, w, true);
+}
+
+/* Elements from e on that are contiguous in this state, and their address. */
+static float *state_run(const struct job *j, unsigned s, uint64_t e, uint64_t *n)
+{
+    uint64_t per_chunk = j->range->param->shape.chunk_bytes / 4, at = e % per_chunk;
+
+    *n = ht_min_u64(*n, per_chunk - at);
+    return (float *)(void *)j->pin.chunk[j->state_at[s] + e / per_chunk].data + at;
+}
+
+/* The longest run from element e on that is contiguous in every array, and its addresses. */
+static uint64_t run_at(const struct job *j, struct window *w, uint64_t e, uint64_t end, struct ht_update *out)
 {
     const struct ht_param_shape *shape = &j->range->param->shape;
     const struct ht_layout *layout = &j->range->param->layout;
-    const struct ht_batch_pin_chunk *chunk = j->pin.chunk;
-    uint64_t per_chunk = shape->chunk_bytes / 4, c = e / per_chunk, at = e % per_chunk;
-    uint64_t n = ht_min_u64(end - e, per_chunk - at);
+    uint64_t n = end - e;
 
     *out = (struct ht_update){
-        .p = chunk[0].data + e * shape->p_bytes,
+        .p = j->pin.chunk[0].data + e * shape->p_bytes,
+        .master = w && w->low >= 0 ? w->master + (e - w->first) : NULL,
         .g = gradient_at(j, e, &n),
         .p_dtype = shape->dtype,
         .g_dtype = gradient_dtype(j),
     };
     for (unsigned s = 0; s < layout->count && layout->kind[s] < HT_STATE_MASTER_LOW; s++) {
-        float *state = (float *)(void *)chunk[j->state_at[s] + c].data + at;
+        if (!uses_state(j, s))
+            continue;
         if (layout->kind[s] == HT_STATE_MASTER)
-            out->master = state;
+            out->master = state_run(j, s, e, &n);
         else
-            out->state[s] = state;
+            out->state[s] = w && w->decoded[s] ? w->state[s] + (e - w->first) : state_run(j, s, e, &n);
     }
     return n;
 }
 
-/* master: of elements from e on, if they are in two bytes; else NULL. */
-static void update_elements(struct job *j, uint64_t e, uint64_t end, float *master)
+/* w: the window that has all elements from e to end; NULL: all is f32. */
+static void update_elements(struct job *j, struct window *w, uint64_t e, uint64_t end)
 {
     const struct ht_param *p = j->range->param;
     uint64_t first = (uint64_t)j->range->index * p->shape.range_elements;
@@ -265,50 +379,82 @@ static void update_elements(struct job *j, uint64_t e, uint64_t end, float *mast
         struct ht_update arrays;
         uint64_t n = end - e;
         const struct ht_scalars *numbers = ht_opt_scalars_at(p, first + e, &n);
-        n = run_at(j, e, e + n, &arrays);
-        if (master) {
-            arrays.master = master;
-            master += n;
+        struct ht_scalars plain;
+        if (j->second && numbers) { /* the first phase has taken the gradient as they say */
+            plain = *numbers;
+            plain.grad_factor = 1;
+            plain.maximize = false;
+            numbers = &plain;
         }
+        n = run_at(j, w, e, e + n, &arrays);
         if (numbers)
             j->nonfinite += p->o->kernels->fn[numbers->kernel](numbers, &arrays, n);
         e += n;
     }
 }
 
-/* low_at: index in state of the missing bits of masters; the facts on their blocks follow. Returns where to go on. */
-static uint64_t update_block(struct job *j, uint64_t e, uint64_t end, unsigned low_at)
+/* A window that several intervals touch is encoded once. */
+static void update_windows(struct job *j)
 {
-    const struct ht_param *p = j->range->param;
-    const struct ht_batch_pin_chunk *chunk = j->pin.chunk;
-    uint64_t first = e - e % HT_MASTER_BLOCK;
-    uint64_t n = ht_min_u64(HT_MASTER_BLOCK, ht_opt_range_elements(&p->shape, j->range->index) - first);
-    const uint16_t *half = (const uint16_t *)(const void *)chunk[0].data + first;
-    uint16_t *low = (uint16_t *)(void *)chunk[j->state_at[low_at]].data + first;
-    struct ht_disk_master *block =
-        (struct ht_disk_master *)(void *)chunk[j->state_at[low_at + 1]].data + first / HT_MASTER_BLOCK;
-    float master[HT_MASTER_BLOCK];
+    uint32_t size = j->range->param->shape.g_bytes, i = 0;
+    uint64_t done = 0;
+    struct window w;
 
-    end = ht_min_u64(end, first + n);
-    ht_master_expand(p->o->kernels, block, half, low, n, master);
-    update_elements(j, e, end, master + (e - first));
-    ht_master_compress(p->o->kernels, master, half, n, low, block);
-    return end;
+    while (i < j->covers) {
+        uint64_t e = ht_max_u64(done, j->cover[i].begin / size);
+        open_window(j, &w, e - e % HT_FORM_WINDOW);
+        for (; i < j->covers && j->cover[i].begin / size < w.end; i++) {
+            uint64_t end = j->cover[i].end / size;
+            update_elements(j, &w, ht_max_u64(e, j->cover[i].begin / size), ht_min_u64(end, w.end));
+            if (end > w.end)
+                break;
+        }
+        close_window(j, &w);
+        done = w.end;
+    }
+}
+
+static bool needs_windows(const struct ht_layout *l)
+{
+    return ht_opt_layout_has_forms(l) || memchr(l->kind, HT_STATE_MASTER_LOW, l->count);
 }
 
 static void update_range(struct job *j)
 {
     const struct ht_param *p = j->range->param;
-    const uint8_t *low = memchr(p->layout.kind, HT_STATE_MASTER_LOW, p->layout.count);
+    bool windows = needs_windows(&p->layout);
 
     for (uint32_t i = 0; i < j->covers; i++) {
         uint64_t e = j->cover[i].begin / p->shape.g_bytes, end = j->cover[i].end / p->shape.g_bytes;
         j->elements += end - e;
-        if (!low)
-            update_elements(j, e, end, NULL);
-        while (low && e < end)
-            e = update_block(j, e, end, (unsigned)(low - p->layout.kind));
+        if (!windows)
+            update_elements(j, NULL, e, end);
     }
+    if (windows)
+        update_windows(j);
+}
+
+/* The first phase. The range is covered wholly. */
+static void stir_range(struct job *j)
+{
+    const struct ht_param *p = j->range->param;
+    const struct ht_batch_pin_chunk *out = &j->pin.chunk[j->ortho_at];
+    uint64_t end = ht_opt_range_elements(&p->shape, j->range->index);
+    bool windows = p->layout.form[0] != HT_FORM_F32;
+    uint16_t *u = (uint16_t *)(void *)out->data;
+    struct window w;
+
+    for (uint64_t e = 0, n; e < end; e += n) {
+        if (windows && e % HT_FORM_WINDOW == 0)
+            open_window(j, &w, e);
+        n = windows ? w.end - e : end - e;
+        const void *g = gradient_at(j, e, &n);
+        float *m = windows ? w.state[0] + (e - w.first) : state_run(j, 0, e, &n);
+        j->nonfinite += p->o->kernels->stir(&p->scalars, m, g, gradient_dtype(j), u + e, n);
+        if (windows && e + n == w.end)
+            close_window(j, &w);
+    }
+    memset(u + end, 0, out->len - 2 * end);
 }
 
 /* A chunk is a whole number of blocks, so its end cuts none. */
@@ -333,7 +479,9 @@ static uint32_t changed_mask(const struct job *j)
 {
     uint32_t before_sum = (1u << j->sum_at) - 1;
 
-    return j->work & HT_WORK_UPDATE ? before_sum : j->work & HT_WORK_ADD ? ((1u << j->grad_at) - 1) & ~before_sum : 0;
+    return j->work & (HT_WORK_UPDATE | HT_WORK_MOMENTUM) ? before_sum
+        : j->work & HT_WORK_ADD                          ? ((1u << j->grad_at) - 1) & ~before_sum
+                                                         : 0;
 }
 
 /*
@@ -370,6 +518,8 @@ static void run_job(struct job *j)
         add_gradient_to_sum(j);
     if (!j->err && j->work & HT_WORK_MEASURE)
         measure_range(j);
+    if (!j->err && j->work & HT_WORK_MOMENTUM)
+        stir_range(j);
     if (!j->err && j->work & HT_WORK_UPDATE)
         update_range(j);
     ht_batch_pin_end(&j->pin, j->err ? 0 : changed_mask(j));
@@ -402,7 +552,7 @@ static void count_job(const struct job *j, uint64_t ns) HT_REQUIRES(HT_LOCK_OPTI
         root->failure = j->err;
     root->updated_elements += j->err ? 0 : j->elements;
     root->added_elements += j->err ? 0 : j->added;
-    if (!ht_opt_deferred(root)) /* else the boundary has counted them */
+    if (!ht_opt_deferred(root) && !j->second) /* else the boundary, or the first phase, has counted them */
         root->nonfinite += j->nonfinite;
     root->update_ns += ns;
 }
@@ -427,6 +577,10 @@ static void settle_range(const struct job *j) HT_REQUIRES(HT_LOCK_OPTIM)
         r->part_added |= (j->work & HT_WORK_ADD) && r->frozen.count;
         r->state = HT_RANGE_IDLE;
         r->work = 0;
+        return;
+    }
+    if (j->work & HT_WORK_MOMENTUM) {
+        ht_opt_ortho_stirred(r);
         return;
     }
     bool updated = j->work & HT_WORK_UPDATE;
@@ -580,7 +734,7 @@ static struct ht_range *take_range(struct ht_optim *o, int numa_index, bool seco
         const struct ht_range *next = ht_opt_range_next(root, numa_index);
         const struct ht_param_shape *shape = &next->param->shape;
         /* Logging waits for memory, and these ranges share chunks of the gradient with their neighbours. */
-        if ((next->work & HT_WORK_LOG) || shape->g_bytes < shape->p_bytes)
+        if ((next->work & (HT_WORK_LOG | HT_WORK_ORTHO)) || shape->g_bytes < shape->p_bytes)
             return NULL;
     }
     struct ht_range *r = ht_opt_range_take(root, numa_index);
@@ -660,6 +814,11 @@ void *ht_opt_worker_main(void *arg)
                 return NULL;
             if ((now->range->work & (HT_WORK_LOG | HT_WORK_ADD)) == HT_WORK_LOG) {
                 ht_opt_redo_log(now->range);
+                now->range = NULL;
+                continue;
+            }
+            if (now->range->work & HT_WORK_ORTHO) {
+                ht_opt_ortho_compute(now->range);
                 now->range = NULL;
                 continue;
             }

@@ -24,6 +24,7 @@
 struct ht_copy_id {
     uint64_t from, to;
     uint64_t reserve_bytes; /* the copy's rewrite reserve */
+    uint32_t used_bytes;    /* of its chunks (ht_obj_set_used); 0: all */
 };
 
 /* Where a clone gets its name: a directory outside of model roots; and what participants need to know. */
@@ -67,8 +68,11 @@ int ht_copy_expect(struct ht_copy *k, size_t count) HT_MUST_CHECK;
 uint64_t ht_copy_add(struct ht_copy *k, uint64_t from) HT_MUST_CHECK;
 /* The number of its copy. 0: it has none. */
 uint64_t ht_copy_of(const struct ht_copy *k, uint64_t from);
-/* The copy of an object that was added gets a rewrite reserve for so many bytes: for clones. */
-void ht_copy_reserve(struct ht_copy *k, uint64_t from, uint64_t bytes);
+/*
+ * The copy of an object that was added gets a rewrite reserve for so many bytes: for clones. used_bytes: of its chunks
+ * (ht_obj_set_used); 0: all.
+ */
+void ht_copy_reserve(struct ht_copy *k, uint64_t from, uint64_t bytes, uint32_t used_bytes);
 /* A kept step ends with the transaction of this copy. bytes: of its records. -ENOMEM. */
 int ht_copy_expire(struct ht_copy *k, uint64_t kept, size_t bytes) HT_MUST_CHECK;
 

@@ -251,6 +251,13 @@ uint64_t ht_obj_rewrite_bytes(struct ht_obj *obj, uint64_t size);
  */
 int ht_obj_set_derived(struct ht_obj *obj, bool edited) HT_MUST_CHECK;
 bool ht_obj_is_derived(struct ht_obj *obj);
+/*
+ * Only the first bytes of each chunk have content; the rest is zeros, and nobody writes it. So images, writes and
+ * rewrite reserves take no more. The size of the object counts whole chunks still. To be called before anything is
+ * written or reserved, and after each mount: the log does not have it. Nothing changes if more
+ * is stored already. -ENOMEM.
+ */
+int ht_obj_set_used(struct ht_obj *obj, uint32_t bytes) HT_MUST_CHECK;
 /* Drops whole chunks at once, published or not, without a log record: of scratch objects only. WAITS. */
 void ht_obj_scratch_drop(struct ht_obj *obj, uint64_t first_chunk, uint64_t count);
 

@@ -198,7 +198,7 @@ uint32_t ht_chunk_len(const struct ht_obj *o, uint64_t index)
 
     if (start >= o->size)
         return 0;
-    return (uint32_t)ht_min_u64(o->size - start, ht_obj_bytes_per_chunk(o));
+    return (uint32_t)ht_min_u64(o->size - start, ht_obj_used_bytes(o));
 }
 
 /* Drops an image that was made for an operation that failed. */

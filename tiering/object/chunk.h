@@ -168,7 +168,7 @@ void ht_chunk_watch_end(struct ht_chunk_watch *w) HT_REQUIRES(HT_LOCK_STORE);
 
 /* ----------------------------------------------------------------- state */
 
-/* Bytes of chunk index inside size. */
+/* Bytes of chunk index inside size that may have content. */
 uint32_t ht_chunk_len(const struct ht_obj *o, uint64_t index) HT_REQUIRES(HT_LOCK_STORE);
 /* The reference that holds the content when there is no image, or NULL for a hole. */
 static inline struct ht_ref *ht_chunk_ref(struct ht_chunk *c)

@@ -85,6 +85,20 @@ int ht_obj_set_derived(struct ht_obj *o, bool edited)
     return rc;
 }
 
+int ht_obj_set_used(struct ht_obj *o, uint32_t bytes)
+{
+    ht_store_lock(o->s);
+    uint64_t stored = ht_obj_stored_blocks(o) - ht_obj_shared_blocks(o),
+             chunks = ht_div_up(o->size, ht_obj_bytes_per_chunk(o));
+    bool less = bytes < ht_obj_bytes_per_chunk(o) && !o->extra->used_bytes &&
+        stored <= chunks * ht_div_up(bytes, HT_BLOCK_BYTES);
+    int rc = less ? ht_obj_need_extra(o) : 0;
+    if (!rc && less)
+        ht_obj_extra(o)->used_bytes = bytes;
+    ht_store_unlock(o->s);
+    return rc;
+}
+
 bool ht_obj_is_derived(struct ht_obj *o)
 {
     ht_store_lock(o->s);

@@ -38,7 +38,8 @@ uint32_t ht_obj_first_image_bytes(uint32_t least)
 
 uint32_t ht_chunk_image_bytes(const struct ht_obj *o, const struct ht_chunk *c, uint64_t index, uint32_t reach)
 {
-    return index ? ht_obj_bytes_per_chunk(o) : ht_obj_first_image_bytes(ht_chunk_update_bytes(o, c, index, reach));
+    return index && !o->extra->used_bytes ? ht_obj_bytes_per_chunk(o)
+                                          : ht_obj_first_image_bytes(ht_chunk_update_bytes(o, c, index, reach));
 }
 
 /* A longer image takes the place of the present one. During the copy both belong to the chunk, which is held. */

@@ -43,8 +43,8 @@ const struct ht_image_ops *ht_chunk_images(const struct ht_obj *o, const struct 
 
 /*
  * The bytes of an image that reaches that far. An object's first chunk takes the bytes it has, so that small objects
- * take little. The others, which are full except the last one, take a whole chunk. Never less than a reference shows or
- * has stored.
+ * take little. The others, which are full except the last one, take a whole chunk, unless only a part of each chunk is
+ * used. Never less than a reference shows or has stored.
  */
 uint32_t ht_chunk_image_bytes(const struct ht_obj *o, const struct ht_chunk *c, uint64_t index, uint32_t reach)
     HT_REQUIRES(HT_LOCK_STORE);

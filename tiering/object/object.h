@@ -24,6 +24,7 @@ struct ht_obj_extra {
     uint64_t rewrite_reserve_blocks, rewrite_reserve_left, prealloc_blocks;
     uint64_t shared_blocks; /* of references with the bit shared; an object without an extra has one chunk to ask */
     uint64_t log_chunks, log_promised; /* that have log bytes; that will have some */
+    uint32_t used_bytes;               /* of each chunk, that may have content; 0: all */
     uint8_t height;                    /* nodes above a leaf */
     bool may_be_dirty;                 /* its content may have been changed by programs without a call */
     bool shm_reserve;                  /* the rewrite reserve is for stores to shared memory: no caller wanted it */
@@ -146,6 +147,11 @@ static inline void ht_obj_set_error(struct ht_obj *o, int error) HT_REQUIRES(HT_
 static inline uint32_t ht_obj_bytes_per_chunk(const struct ht_obj *o)
 {
     return 1u << o->chunk_shift;
+}
+/* Of each chunk, bytes that may have content (ht_obj_set_used). */
+static inline uint32_t ht_obj_used_bytes(const struct ht_obj *o) HT_REQUIRES(HT_LOCK_STORE)
+{
+    return o->extra->used_bytes ? o->extra->used_bytes : ht_obj_bytes_per_chunk(o);
 }
 /* Statistics. */
 void ht_obj_count_hit(struct ht_obj *o) HT_REQUIRES(HT_LOCK_STORE);

@@ -417,7 +417,7 @@ static int set_reserve(struct ht_obj *o, uint64_t size, struct ht_slice *slice, 
     HT_REQUIRES(HT_LOCK_STORE)
 {
     struct ht_store *s = o->s;
-    uint64_t blocks = ht_div_up(size, HT_BLOCK_BYTES); /* chunks are whole blocks */
+    uint64_t blocks = ht_rewrite_reserve_blocks(o, size);
     uint64_t was = o->extra->rewrite_reserve_blocks;
     int rc = size ? ht_obj_need_extra(o) : 0;
 
@@ -472,7 +472,7 @@ int ht_obj_rewrite_reserve(struct ht_obj *o, uint64_t size)
 uint64_t ht_obj_rewrite_bytes(struct ht_obj *o, uint64_t size)
 {
     ht_store_lock(o->s);
-    uint64_t blocks = blocks_to_reserve(o, ht_div_up(size, HT_BLOCK_BYTES));
+    uint64_t blocks = blocks_to_reserve(o, ht_rewrite_reserve_blocks(o, size));
     ht_store_unlock(o->s);
     return blocks * HT_BLOCK_BYTES;
 }

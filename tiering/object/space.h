@@ -56,10 +56,24 @@ void ht_ref_log_reserve_pieces(struct ht_store *s, const struct ht_ref *ref);
 
 /* ------------------------------------------------------ rewrite reserves */
 
-/* Bytes from the start that a reserve of so many blocks covers: scratch content has one copy only. */
-static inline uint64_t ht_rewrite_reserve_bytes(const struct ht_obj *o, uint64_t blocks)
+/*
+ * Bytes from the start that a reserve of so many blocks covers: scratch content has one copy only. Of each chunk only
+ * the blocks that are used count.
+ */
+static inline uint64_t ht_rewrite_reserve_bytes(const struct ht_obj *o, uint64_t blocks) HT_REQUIRES(HT_LOCK_STORE)
 {
-    return blocks * HT_BLOCK_BYTES << (o->obj_class == HT_CLASS_SCRATCH);
+    uint32_t used = (uint32_t)ht_div_up(ht_obj_used_bytes(o), HT_BLOCK_BYTES);
+
+    blocks <<= o->obj_class == HT_CLASS_SCRATCH;
+    return (blocks / used << o->chunk_shift) + blocks % used * HT_BLOCK_BYTES;
+}
+/* The other way: blocks for that many bytes from the start. */
+static inline uint64_t ht_rewrite_reserve_blocks(const struct ht_obj *o, uint64_t size) HT_REQUIRES(HT_LOCK_STORE)
+{
+    uint64_t used = ht_obj_used_bytes(o), rest = size & (ht_obj_bytes_per_chunk(o) - 1);
+
+    return (size >> o->chunk_shift) * ht_div_up(used, HT_BLOCK_BYTES) +
+        ht_div_up(ht_min_u64(rest, used), HT_BLOCK_BYTES);
 }
 
 /*

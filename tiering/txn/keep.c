@@ -70,9 +70,12 @@ uint64_t ht_copy_of(const struct ht_copy *k, uint64_t from)
     return n ? k->ids[n - 1].to : 0;
 }
 
-void ht_copy_reserve(struct ht_copy *k, uint64_t from, uint64_t bytes)
+void ht_copy_reserve(struct ht_copy *k, uint64_t from, uint64_t bytes, uint32_t used_bytes)
 {
-    k->ids[*find(k, from) - 1].reserve_bytes = bytes;
+    struct ht_copy_id *id = &k->ids[*find(k, from) - 1];
+
+    id->reserve_bytes = bytes;
+    id->used_bytes = used_bytes;
 }
 
 /* At most half of the hash is in use. */
@@ -503,7 +506,9 @@ static int reserve_objects(struct ht_keep *w)
     for (size_t i = 0; !rc && i < w->k->count; i++) {
         const struct ht_copy_id *id = &w->k->ids[i];
         struct ht_obj *o = id->reserve_bytes && !HT_MUTANT("clone-unreserved") ? ht_obj_get(w->k->s, id->to) : NULL;
-        rc = o ? ht_obj_rewrite_reserve(o, id->reserve_bytes) : 0;
+        rc = o && id->used_bytes ? ht_obj_set_used(o, id->used_bytes) : 0;
+        if (o && !rc)
+            rc = ht_obj_rewrite_reserve(o, id->reserve_bytes);
         lacks_space(w->k, rc, id->reserve_bytes);
         ht_obj_put(o);
     }

@@ -11,7 +11,7 @@
     Optimizer   _optimizer.py
 """
 import weakref
-from typing import Any, Dict, Iterable, Iterator, List, Optional, Set, Tuple
+from typing import Any, Collection, Dict, Iterable, Iterator, List, Optional, Set, Tuple
 
 import torch
 
@@ -111,12 +111,20 @@ class Base(torch.optim.Optimizer):
         """Hyper-parameters of the group's rule."""
         return self.defaults
 
+    def _word_keys(self, group: Dict[str, Any]) -> Collection[str]:
+        """Hyper-parameters that are words of the store, too."""
+        return self._defaults_of(group)
+
     def _blocks_of(self, f: ParameterFile) -> Tuple[int, ...]:
         """Rows of the matrices that a rule in two phases orthogonalises; () for other rules."""
         return ()
 
     def _computes_on(self, f: ParameterFile) -> torch.device:
         return f.local.device
+
+    def _state_kind(self, group: Dict[str, Any]) -> Tuple[Any, ...]:
+        """Parameters that share a file have the same."""
+        return self.state_words(group), *(group[k] for k in _settings.FORMS)
 
     def _check_usable(self) -> None:
         if self._torn:
@@ -134,7 +142,10 @@ class Base(torch.optim.Optimizer):
         check_hyper(group)
 
     def _config_words(self, group: Dict[str, Any]) -> Dict[str, str]:
-        return _settings.words_of_group(group, self._defaults_of(group))
+        words = _settings.words_of_group(group, self._word_keys(group))
+        if all(g.get('state_bits', 32) == 32 for g in (self.defaults, group, *getattr(self, 'param_groups', ()))):
+            words = {k: v for k, v in words.items() if k not in _settings.FORMS}  # a store of an older version has no such words
+        return words
 
     def _config_text(self, group: Dict[str, Any], of_root: bool = False) -> str:
         text = _settings.text_of(self._rule_of(group), self._config_words(group))
@@ -178,6 +189,9 @@ def check_hyper(group: Dict[str, Any]) -> None:
     for beta in group.get('betas', ()):
         if not 0.0 <= beta < 1.0:
             raise ValueError(f'betas must be numbers >= 0 and < 1, not {group["betas"]}')
+    if group.get('state_bits', 32) not in (32, 16, 8) or not 0 <= group.get('state_bits_min', 0) < 2**32:
+        raise ValueError(f'state_bits must be 32, 16 or 8, and state_bits_min at least 0, not {group.get("state_bits")} and '
+                         f'{group.get("state_bits_min")}')
     for flag in REFUSED_FLAGS:
         if group.get(flag):
             raise ValueError(f'{flag}={group[flag]} is not implemented in the store')

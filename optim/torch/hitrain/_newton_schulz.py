@@ -14,7 +14,7 @@ from typing import Any, List, NamedTuple, Sequence, Tuple
 
 import torch
 
-FORMS = ('plain', 'gram')
+NS_FORMS = ('plain', 'gram')
 RUNS_MAX = 4  # of equal blocks that follow each other; the store has room for so many
 RESTART = 3
 _TOGETHER = 1 << 24  # elements of small matrices that are iterated together

@@ -8,18 +8,18 @@ several ranks each matrix has one owner, which reads it whole from the store, wh
 gradient of a matrix by itself; `prepare` decides before on clipping, on skipping, and on sums of fewer gradients than accumulate=.
 """
 import os
-from typing import Any, Dict, List, NamedTuple, Optional, Tuple
+from typing import Any, Collection, Dict, List, NamedTuple, Optional, Tuple
 
 import torch
 
 from hitrain._bytes import read_all, write_all
 from hitrain._files import ParameterFile
 from hitrain._gather import in_turn
-from hitrain._newton_schulz import FORMS, Iteration, cost_of, orthogonalized, owners_of, rows_of_blocks
+from hitrain._newton_schulz import NS_FORMS, Iteration, cost_of, orthogonalized, owners_of, rows_of_blocks
 from hitrain._optimizer import Optimizer
 from hitrain._packs import Place
 from hitrain._send import SMALL_MOST
-from hitrain._settings import words_of_group
+from hitrain._settings import FORMS
 from hitrain._words import HIDDEN, opened
 
 ADJUST = (None, 'original', 'match_rms_adamw', 'spectral_unclamped')
@@ -49,13 +49,16 @@ class TwoPhases(Optimizer):
         return self.rule if self._uses_muon(group) else self._others.rule
 
     def _defaults_of(self, group: Dict[str, Any]) -> Dict[str, Any]:
-        return self.defaults if self._uses_muon(group) else self._others_defaults
+        return self.defaults if self._uses_muon(group) else {**self._others_defaults, **{k: self.defaults[k] for k in FORMS}}
+
+    def _word_keys(self, group: Dict[str, Any]) -> Collection[str]:
+        return ('lr', 'momentum', 'nesterov', 'weight_decay', 'maximize', *FORMS) if self._uses_muon(group) else super()._word_keys(group)
 
     def _config_words(self, group: Dict[str, Any]) -> Dict[str, str]:
-        if not self._uses_muon(group):
-            return super()._config_words(group)
-        words = words_of_group(group, ('lr', 'momentum', 'nesterov', 'weight_decay', 'maximize'))
-        return {**words, 'adjust_lr': group['adjust_lr_fn'] or 'original'}
+        words = super()._config_words(group)
+        if self._uses_muon(group):
+            words['adjust_lr'] = group['adjust_lr_fn'] or 'original'
+        return words
 
     # -- state --
 
@@ -190,8 +193,8 @@ def check_muon(group: Dict[str, Any]) -> None:
 
 
 def check_form(form: str) -> str:
-    if form not in FORMS:
-        raise ValueError(f'ns_form must be {" or ".join(FORMS)}, not {form!r}')
+    if form not in NS_FORMS:
+        raise ValueError(f'ns_form must be {" or ".join(NS_FORMS)}, not {form!r}')
     return form
 
 

@@ -46,7 +46,7 @@ TEST_LOOP(they_take_two_bytes_and_a_block_of_each_range, 4)
 {
     static const struct {
         uint64_t n, bytes;
-    } cases[] = {{1, 2 + 16}, {2049, 2 * 2049 + 32}, {524288, 2 * 524288 + 4096}, {524289, 2 * 524289 + 65536 + 16}};
+    } cases[] = {{1, 2 + 16}, {2049, 2 * 2049 + 32}, {524288, 2 * 524288 + 4096}, {524289, 2 * 524289 + 4096 + 16}};
 
     begin("sgd lr=0.1", cases[_i].n, HT_CHUNK_BYTES);
     step();

@@ -1,0 +1,366 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * forms_loop.h - elements to codes and back (forms.h), for the lanes of the file that includes this.
+ *
+ * The dynamic map has seven decades of magnitudes, 10^-7 to 1. A decade is cut into equal parts, twice as many as the
+ * one below it, and the middle of a part is a value. Magnitudes are numbered from 0, which is zero: the first of decade
+ * d has number 2^d in the signed map (2^(d+1) - 1 in the unsigned one), and the last number is 1.0. So a number that is
+ * converted to float has its decade in the exponent, and its part in the fraction: decoding needs no table of values.
+ * Values differ from those of bitsandbytes, which rounds more often, by two units in the last place at most.
+ *
+ * A code of the signed map is the number with its sign, as eight bits in two's complement. 128 is 1.0; -127 is -1.0.
+ * Code 0 is zero, so that a hole reads as zero.
+ *
+ * Encoding finds the decade by the exponent (a binade touches two decades at most), and the number by one fma and a
+ * truncation. Offsets are a little lower (by parts * 2^-23), so that no middle between two values is rounded up.
+ */
+#ifndef HITRAIN_OPTIM_RULES_FORMS_LOOP_H
+#define HITRAIN_OPTIM_RULES_FORMS_LOOP_H
+
+#include "optim/rules/forms.h"
+#include "optim/rules/lanes_int.h"
+#include "tiering/base/mutant.h"
+
+enum { NAN_BITS = 0x7fc00000, INFINITY_BITS = 0x7f800000, MAGNITUDE_BITS = 0x7fffffff };
+
+/* ------------------------------------------------------------- dynamic map */
+
+#define TWICE(...)               \
+    {                            \
+        __VA_ARGS__, __VA_ARGS__ \
+    }
+
+/* By decade from 0; the eighth is 1.0 itself. AVX-512 takes four bits of an index, so all eight are here twice. */
+struct dynamic_map {
+    float next[16];  /* the middle between this decade and the next one */
+    float slope[16]; /* number = slope y + offset, at most last; that of the lowest decade has zero, too */
+    float offset[16], last[16];
+    float rise[16], first[16]; /* value = rise fraction + first; by the lowest bits of the number's exponent */
+};
+
+static const struct dynamic_map signed_map = {
+    .next = TWICE(1.89999992e-06f, 1.44999995e-05f, 0.000122500001f, 0.00111249997f, 0.0105625f, 0.102812499f,
+                  0.996484399f, INFINITY),
+    .slope = TWICE(3636363.75f, 222222.219f, 44444.4453f, 8888.88867f, 1777.77783f, 355.555542f, 71.1111145f, 0.0f),
+    .offset =
+        TWICE(-1.1920929e-07f, 1.77777755f, 3.55555511f, 7.11111021f, 14.2222204f, 28.4444408f, 56.8888817f, 128.0f),
+    .last = TWICE(1.0f, 3.0f, 7.0f, 15.0f, 31.0f, 63.0f, 127.0f, 128.0f),
+    .rise = TWICE(9.00000032e-06f, 9.00000014e-05f, 0.000899999985f, 0.00899999961f, 0.0900000036f, 0.899999976f, 0.0f,
+                  8.99999975e-07f),
+    .first = TWICE(3.24999996e-06f, 2.12499999e-05f, 0.000156249997f, 0.00128125004f, 0.0114062503f, 0.107031249f, 1.0f,
+                   5.49999982e-07f),
+};
+static const struct dynamic_map unsigned_map = {
+    .next = TWICE(1.45000001e-06f, 1.22500005e-05f, 0.000111250003f, 0.00105624995f, 0.0102812499f, 0.101406246f,
+                  0.998242199f, INFINITY),
+    .slope = TWICE(2580645.25f, 444444.438f, 88888.8906f, 17777.7773f, 3555.55566f, 711.111084f, 142.222229f, 0.0f),
+    .offset = TWICE(0.580644906f, 2.55555511f, 6.11111021f, 13.2222204f, 27.4444408f, 55.8888817f, 112.777763f, 255.0f),
+    .last = TWICE(2.0f, 6.0f, 14.0f, 30.0f, 62.0f, 126.0f, 254.0f, 255.0f),
+    .rise = TWICE(8.99999975e-07f, 9.00000032e-06f, 9.00000014e-05f, 0.000899999985f, 0.00899999961f, 0.0900000036f,
+                  0.899999976f, 0.0f),
+    .first = TWICE(3.25000002e-07f, 2.12500004e-06f, 1.56250007e-05f, 0.000128125001f, 0.00114062498f, 0.010703125f,
+                   0.103515625f, 1.0f),
+};
+
+/* Negative values lack the last but one before 1.0. */
+#define NEGATIVE_LAST 126
+#define NEGATIVE_NEXT 0.989453137f
+
+/* The number of the value that is nearest to y; bits: of y, which is at least 0. */
+HT_LANES_FN ht_ints number_of(ht_lanes y, ht_ints bits, const struct dynamic_map *map)
+{
+    /* Decades of 2^-22 (and less) to 1: 82 / 256 is a little more than log10(2). */
+    ht_ints exponent = ints_right(ints_max(bits, ints_set(105 << 23)), 23);
+    ht_ints decade = ints_right(ints_times_small(exponent, 82) - ints_set(8585), 8);
+
+    decade -= ints_above(bits, ints_of(lanes_pick(map->next, decade)));
+    ht_ints line = ints_of(lanes_fma(y, lanes_pick(map->slope, decade), lanes_pick(map->offset, decade)));
+    return ints_trunc(lanes_of_ints(ints_min(line, ints_of(lanes_pick(map->last, decade)))));
+}
+
+HT_LANES_FN ht_ints signed_code(ht_lanes x, ht_lanes y)
+{
+    ht_ints bits = ints_of(y) & ints_set(MAGNITUDE_BITS), negative = ints_above(ints_set(0), ints_of(x));
+    ht_ints number = number_of(lanes_of_ints(bits), bits, &signed_map);
+    ht_ints below = ints_min(number, ints_set(NEGATIVE_LAST)) - ints_above(bits, ints_of(lanes_set(NEGATIVE_NEXT)));
+
+    return (number & ~negative) | ((ints_set(0) - below) & negative);
+}
+
+/* A positive x never has code 0; a negative one, which there is not, has. */
+HT_LANES_FN ht_ints unsigned_code(ht_lanes x, ht_lanes y)
+{
+    ht_ints bits = ints_max(ints_of(y), ints_set(0));
+    ht_ints least = ints_set(HT_MUTANT("code-zero") ? 0 : 1);
+
+    return ints_max(number_of(lanes_of_ints(bits), bits, &unsigned_map), ints_min(ints_of(x), least));
+}
+
+/* bits: of the number as a float, whose exponent chooses the decade; it is not 0. */
+HT_LANES_FN ht_lanes value_of(ht_ints bits, const struct dynamic_map *map)
+{
+    ht_ints fraction = (bits & ints_set(0x7fffff)) | ints_set(0x3f800000), exponent = ints_right(bits, 23);
+
+    return lanes_fma(lanes_of_ints(fraction) - lanes_set(1), lanes_pick(map->rise, exponent),
+                     lanes_pick(map->first, exponent));
+}
+
+HT_LANES_FN ht_lanes signed_value(const uint8_t *code)
+{
+    ht_ints number = ints_load_bytes(code, 127) - ints_set(127);
+
+    number += ints_above(ints_set(-126), number);
+    ht_ints magnitude = ints_max(number, ints_set(0) - number);
+    ht_ints value = ints_of(value_of(ints_of(lanes_of_numbers(magnitude)), &signed_map));
+    return lanes_of_ints((value & ints_above(magnitude, ints_set(0))) | (number & ints_set(INT32_MIN)));
+}
+
+HT_LANES_FN ht_lanes unsigned_value(const uint8_t *code)
+{
+    ht_ints number = ints_load_bytes(code, 0);
+    ht_ints value = ints_of(value_of(ints_of(lanes_of_numbers(number + ints_set(1))), &unsigned_map));
+
+    return lanes_of_ints(value & ints_above(number, ints_set(0)));
+}
+
+/* ------------------------------------------------------------------ linear */
+
+HT_LANES_FN ht_ints linear_code(ht_lanes x, ht_lanes y)
+{
+    (void)x;
+    return ints_round(y * lanes_set(127));
+}
+
+HT_LANES_FN ht_lanes linear_value(const uint8_t *code)
+{
+    ht_ints number = ints_load_bytes(code, 128) - ints_set(128);
+
+    return lanes_of_numbers(number) * lanes_set(1.0f / 127); /* 127 makes 1.0 */
+}
+
+/* ------------------------------------------------------------------ blocks */
+
+typedef ht_ints (*code_fn)(ht_lanes x, ht_lanes y);
+typedef ht_lanes (*value_fn)(const uint8_t *code);
+
+HT_LANES_FN float largest_of(const float *x, size_t n)
+{
+    ht_ints most = ints_set(0);
+    float lane[HT_LANES], largest;
+    uint32_t bits = 0;
+
+    for (size_t i = 0; i < n; i += HT_LANES)
+        most = ints_max(most, ints_of(lanes_load_f32(x + i)) & ints_set(MAGNITUDE_BITS));
+    lanes_store_f32(lane, lanes_of_ints(most));
+    for (unsigned i = 0; i < HT_LANES; i++) {
+        uint32_t one;
+        memcpy(&one, &lane[i], sizeof(one));
+        bits = one > bits ? one : bits;
+    }
+    if (bits >= INFINITY_BITS)
+        bits = NAN_BITS;
+    memcpy(&largest, &bits, sizeof(largest));
+    return largest;
+}
+
+/* x: as the elements are; y: the same, or multiplied by a power of two; inverse: of their largest magnitude. */
+HT_LANES_FN void encode_elements(uint8_t *codes, const float *x, const float *y, float inverse, size_t n, code_fn code)
+{
+    for (size_t i = 0; i < n; i += HT_LANES)
+        ints_store_bytes(codes + i, code(lanes_load_f32(x + i), lanes_load_f32(y + i) * lanes_set(inverse)));
+}
+
+/*
+ * A whole block. Beyond 2^100 either way the inverse of the scale, or a product with it, would be no ordinary number.
+ */
+HT_LANES_FN void encode_block(uint8_t *codes, float *scale, const float *x, size_t n, code_fn code)
+{
+    float largest = largest_of(x, n), scaled[HT_FORM_WINDOW];
+
+    *scale = largest;
+    if (!(largest > 0)) {
+        memset(codes, 0, n);
+    } else if (largest < 0x1p-100f || largest > 0x1p100f) {
+        float by = largest < 1 ? 0x1p100f : 0x1p-100f;
+        for (size_t i = 0; i < n; i++)
+            scaled[i] = x[i] * by;
+        encode_elements(codes, x, scaled, 1 / (largest * by), n, code);
+    } else {
+        encode_elements(codes, x, x, 1 / largest, n, code);
+    }
+}
+
+HT_LANES_FN void decode_block(const uint8_t *codes, float scale, float *x, size_t n, value_fn value)
+{
+    for (size_t i = 0; i < n; i += HT_LANES)
+        lanes_store_f32(x + i, value(codes + i) * lanes_set(scale));
+}
+
+/* The last block of a range may be short: zeros fill it. */
+HT_LANES_FN void encode_blocks(const struct ht_coded *c, const float *x, size_t block, code_fn code)
+{
+    size_t i = 0, rest = c->n % block;
+    float all[HT_FORM_WINDOW];
+    uint8_t codes[HT_FORM_WINDOW];
+
+    for (; i + block <= c->n; i += block)
+        encode_block(c->codes + i, c->scales + i / block, x + i, block, code);
+    if (!rest)
+        return;
+    memset(all, 0, block * sizeof(*all));
+    memcpy(all, x + i, rest * sizeof(*all));
+    encode_block(codes, c->scales + i / block, all, block, code);
+    memcpy(c->codes + i, codes, rest);
+}
+
+HT_LANES_FN void decode_blocks(const struct ht_coded *c, float *x, size_t block, value_fn value)
+{
+    size_t i = 0, rest = c->n % block;
+    float all[HT_FORM_WINDOW];
+    uint8_t codes[HT_FORM_WINDOW];
+
+    for (; i + block <= c->n; i += block)
+        decode_block(c->codes + i, c->scales[i / block], x + i, block, value);
+    if (!rest)
+        return;
+    memset(codes, 0, block);
+    memcpy(codes, c->codes + i, rest);
+    decode_block(codes, c->scales[i / block], all, block, value);
+    memcpy(x + i, all, rest * sizeof(*all));
+}
+
+HT_LANES_FN void encode_dynamic(const struct ht_coded *c, const float *x)
+{
+    if (ht_state_is_positive(c->kind))
+        encode_blocks(c, x, HT_FORM_BLOCK_DYNAMIC, unsigned_code);
+    else
+        encode_blocks(c, x, HT_FORM_BLOCK_DYNAMIC, signed_code);
+}
+
+HT_LANES_FN void decode_dynamic(const struct ht_coded *c, float *x)
+{
+    if (ht_state_is_positive(c->kind))
+        decode_blocks(c, x, HT_FORM_BLOCK_DYNAMIC, unsigned_value);
+    else
+        decode_blocks(c, x, HT_FORM_BLOCK_DYNAMIC, signed_value);
+}
+
+HT_LANES_FN void encode_linear(const struct ht_coded *c, const float *x)
+{
+    encode_blocks(c, x, HT_FORM_BLOCK_LINEAR, linear_code);
+}
+
+HT_LANES_FN void decode_linear(const struct ht_coded *c, float *x)
+{
+    decode_blocks(c, x, HT_FORM_BLOCK_LINEAR, linear_value);
+}
+
+/* -------------------------------------------------------------------- bf16 */
+
+/* Two multiplications (Wellons, "hash prospector": lowbias32); every bit of x changes every bit of the result. */
+HT_LANES_FN ht_ints mix(ht_ints x)
+{
+    x = ints_times(x ^ ints_right(x, 16), ints_set(0x7feb352d));
+    x = ints_times(x ^ ints_right(x, 15), ints_set((int32_t)0x846ca68b));
+    return x ^ ints_right(x, 16);
+}
+
+/* The upper half of x + noise, which is less than one unit of that half. */
+HT_LANES_FN void store_upper(uint8_t *p, ht_lanes x, ht_ints noise)
+{
+    ht_ints bits = ints_of(x);
+    ht_ints nan = ints_above(bits & ints_set(MAGNITUDE_BITS), ints_set(INFINITY_BITS));
+
+    bits = ((bits & ~nan) | (ints_set(NAN_BITS) & nan)) + (noise & ~nan);
+    ints_store_halves(p, ints_right(bits, 16));
+}
+
+HT_LANES_FN void round_nearest(uint8_t *p, ht_lanes x)
+{
+    store_upper(p, x, ints_set(0x7fff) + (ints_right(ints_of(x), 16) & ints_set(1)));
+}
+
+/* HT_FORM_NOISE elements from e on, which is a multiple of that. */
+HT_LANES_FN void round_by_hash(uint8_t *codes, const float *x, const struct ht_coded *c, uint64_t e)
+{
+    uint32_t key = ht_form_key(c, e), low = (uint32_t)(e / 2);
+
+    for (unsigned i = 0; i < HT_FORM_NOISE / 2; i += HT_LANES) {
+        ht_ints noise = mix(ints_set((int32_t)key) ^ ints_ascending((int32_t)(low + i)));
+        store_upper(codes + 2 * i, lanes_load_f32(x + i), noise & ints_set(0xffff));
+        store_upper(codes + 2 * i + HT_FORM_NOISE, lanes_load_f32(x + i + HT_FORM_NOISE / 2), ints_right(noise, 16));
+    }
+}
+
+HT_LANES_FN void round_group(uint8_t *codes, const float *x, const struct ht_coded *c, uint64_t e)
+{
+    if (!c->nearest && !HT_MUTANT("round-nearest")) {
+        round_by_hash(codes, x, c, e);
+        return;
+    }
+    for (unsigned i = 0; i < HT_FORM_NOISE; i += HT_LANES)
+        round_nearest(codes + 2 * i, lanes_load_f32(x + i));
+}
+
+HT_LANES_FN void encode_bf16(const struct ht_coded *c, const float *x)
+{
+    float all[HT_FORM_NOISE] = {0};
+    uint8_t codes[2 * HT_FORM_NOISE];
+
+    for (size_t i = 0, n; i < c->n; i += n) {
+        uint64_t e = c->element + i, skip = e % HT_FORM_NOISE;
+        n = ht_min_u64(HT_FORM_NOISE - skip, c->n - i);
+        if (n == HT_FORM_NOISE) {
+            round_group(c->codes + 2 * i, x + i, c, e);
+            continue;
+        }
+        memcpy(all + skip, x + i, n * sizeof(*all));
+        round_group(codes, all, c, e - skip);
+        memcpy(c->codes + 2 * i, codes + 2 * skip, 2 * n);
+    }
+}
+
+HT_LANES_FN void decode_bf16(const struct ht_coded *c, float *x)
+{
+    size_t i = 0;
+
+    for (; i + HT_LANES <= c->n; i += HT_LANES)
+        lanes_store_f32(x + i, lanes_of_ints(ints_left(ints_load_halves(c->codes + 2 * i), 16)));
+    for (; i < c->n; i++) {
+        memset(x + i, 0, 2);
+        memcpy((uint8_t *)(x + i) + 2, c->codes + 2 * i, 2);
+    }
+}
+
+HT_LANES_FN void encode_f32(const struct ht_coded *c, const float *x)
+{
+    memcpy(c->codes, x, c->n * sizeof(*x));
+}
+
+HT_LANES_FN void decode_f32(const struct ht_coded *c, float *x)
+{
+    memcpy(x, c->codes, c->n * sizeof(*x));
+}
+
+/* The codecs of an instruction set. */
+#define HT_CODEC(isa, form)                                                   \
+    static void form##_encode_##isa(const struct ht_coded *c, const float *x) \
+    {                                                                         \
+        encode_##form(c, x);                                                  \
+    }                                                                         \
+    static void form##_decode_##isa(const struct ht_coded *c, float *x)       \
+    {                                                                         \
+        decode_##form(c, x);                                                  \
+    }
+#define HT_CODECS(isa)                                                                              \
+    HT_CODEC(isa, f32)                                                                              \
+    HT_CODEC(isa, bf16)                                                                             \
+    HT_CODEC(isa, dynamic)                                                                          \
+    HT_CODEC(isa, linear)                                                                           \
+    const struct ht_codecs ht_codecs_##isa = {                                                      \
+        .name = #isa,                                                                               \
+        .decode = {f32_decode_##isa, bf16_decode_##isa, dynamic_decode_##isa, linear_decode_##isa}, \
+        .encode = {f32_encode_##isa, bf16_encode_##isa, dynamic_encode_##isa, linear_encode_##isa}, \
+    };
+
+#endif

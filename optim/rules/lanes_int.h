@@ -1,0 +1,367 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * lanes_int.h - integers beside the floats of lanes.h, and the operations that the forms of state (forms_loop.h) are
+ * written in. + - & | ^ are the compiler's own. For AVX-512 the floats are here, too: rules do not use them.
+ */
+#ifndef HITRAIN_OPTIM_RULES_LANES_INT_H
+#define HITRAIN_OPTIM_RULES_LANES_INT_H
+
+#ifdef HT_LANES_AVX512
+
+#include <immintrin.h>
+#include <math.h>
+#include "tiering/base/base.h"
+
+#define HT_LANES_FN static inline __attribute__((always_inline, unused))
+
+typedef __m512 ht_lanes;
+typedef int32_t ht_ints __attribute__((vector_size(64)));
+enum { HT_LANES = 16 };
+
+HT_LANES_FN ht_lanes lanes_set(float x)
+{
+    return _mm512_set1_ps(x);
+}
+
+HT_LANES_FN ht_lanes lanes_fma(ht_lanes a, ht_lanes b, ht_lanes c)
+{
+    return _mm512_fmadd_ps(a, b, c);
+}
+
+HT_LANES_FN ht_lanes lanes_load_f32(const float *p)
+{
+    return _mm512_loadu_ps(p);
+}
+
+HT_LANES_FN void lanes_store_f32(float *p, ht_lanes x)
+{
+    _mm512_storeu_ps(p, x);
+}
+
+HT_LANES_FN ht_ints ints_set(int32_t x)
+{
+    return (ht_ints)_mm512_set1_epi32(x);
+}
+
+HT_LANES_FN ht_ints ints_ascending(int32_t first)
+{
+    return ints_set(first) + (ht_ints){0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+}
+
+HT_LANES_FN ht_ints ints_of(ht_lanes x)
+{
+    return (ht_ints)_mm512_castps_si512(x);
+}
+
+HT_LANES_FN ht_lanes lanes_of_ints(ht_ints x)
+{
+    return _mm512_castsi512_ps((__m512i)x);
+}
+
+HT_LANES_FN ht_ints ints_right(ht_ints x, int bits)
+{
+    return (ht_ints)_mm512_srli_epi32((__m512i)x, (unsigned)bits);
+}
+
+HT_LANES_FN ht_ints ints_left(ht_ints x, int bits)
+{
+    return (ht_ints)_mm512_slli_epi32((__m512i)x, (unsigned)bits);
+}
+
+HT_LANES_FN ht_ints ints_times(ht_ints x, ht_ints by)
+{
+    return (ht_ints)_mm512_mullo_epi32((__m512i)x, (__m512i)by);
+}
+
+HT_LANES_FN ht_ints ints_times_small(ht_ints x, int16_t by)
+{
+    return (ht_ints)_mm512_madd_epi16((__m512i)x, _mm512_set1_epi32(by));
+}
+
+HT_LANES_FN ht_ints ints_min(ht_ints a, ht_ints b)
+{
+    return (ht_ints)_mm512_min_epi32((__m512i)a, (__m512i)b);
+}
+
+HT_LANES_FN ht_ints ints_max(ht_ints a, ht_ints b)
+{
+    return (ht_ints)_mm512_max_epi32((__m512i)a, (__m512i)b);
+}
+
+HT_LANES_FN ht_ints ints_above(ht_ints a, ht_ints b)
+{
+    return (ht_ints)_mm512_movm_epi32(_mm512_cmpgt_epi32_mask((__m512i)a, (__m512i)b));
+}
+
+HT_LANES_FN ht_lanes lanes_of_numbers(ht_ints x)
+{
+    return _mm512_cvtepi32_ps((__m512i)x);
+}
+
+HT_LANES_FN ht_ints ints_trunc(ht_lanes x)
+{
+    return (ht_ints)_mm512_cvttps_epi32(x);
+}
+
+HT_LANES_FN ht_ints ints_round(ht_lanes x)
+{
+    return (ht_ints)_mm512_cvtps_epi32(x);
+}
+
+/* Four bits count; a table has its eight values twice. */
+HT_LANES_FN ht_lanes lanes_pick(const float table[16], ht_ints index)
+{
+    return _mm512_permutexvar_ps((__m512i)index, _mm512_loadu_ps(table));
+}
+
+/* A byte plus more, without a carry, as a number from 0 to 255. */
+HT_LANES_FN ht_ints ints_load_bytes(const uint8_t *p, uint8_t more)
+{
+    __m128i bytes = _mm_loadu_si128((const __m128i *)(const void *)p);
+
+    return (ht_ints)_mm512_cvtepu8_epi32(_mm_add_epi8(bytes, _mm_set1_epi8((char)more)));
+}
+
+HT_LANES_FN void ints_store_bytes(uint8_t *p, ht_ints x)
+{
+    _mm_storeu_si128((__m128i *)(void *)p, _mm512_cvtepi32_epi8((__m512i)x));
+}
+
+HT_LANES_FN ht_ints ints_load_halves(const void *p)
+{
+    return (ht_ints)_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)p));
+}
+
+HT_LANES_FN void ints_store_halves(void *p, ht_ints x)
+{
+    _mm256_storeu_si256((__m256i *)p, _mm512_cvtepi32_epi16((__m512i)x));
+}
+
+#elif defined(HT_LANES_AVX2)
+
+#include "optim/rules/lanes.h"
+
+typedef int32_t ht_ints __attribute__((vector_size(32)));
+
+HT_LANES_FN ht_ints ints_set(int32_t x)
+{
+    return (ht_ints)_mm256_set1_epi32(x);
+}
+
+HT_LANES_FN ht_ints ints_ascending(int32_t first)
+{
+    return ints_set(first) + (ht_ints){0, 1, 2, 3, 4, 5, 6, 7};
+}
+
+HT_LANES_FN ht_ints ints_of(ht_lanes x)
+{
+    return (ht_ints)lanes_bits(x);
+}
+
+HT_LANES_FN ht_lanes lanes_of_ints(ht_ints x)
+{
+    return lanes_of_bits((__m256i)x);
+}
+
+HT_LANES_FN ht_ints ints_right(ht_ints x, int bits)
+{
+    return (ht_ints)_mm256_srli_epi32((__m256i)x, bits);
+}
+
+HT_LANES_FN ht_ints ints_left(ht_ints x, int bits)
+{
+    return (ht_ints)_mm256_slli_epi32((__m256i)x, bits);
+}
+
+HT_LANES_FN ht_ints ints_times(ht_ints x, ht_ints by)
+{
+    return (ht_ints)_mm256_mullo_epi32((__m256i)x, (__m256i)by);
+}
+
+HT_LANES_FN ht_ints ints_times_small(ht_ints x, int16_t by)
+{
+    return (ht_ints)_mm256_madd_epi16((__m256i)x, _mm256_set1_epi32(by));
+}
+
+HT_LANES_FN ht_ints ints_min(ht_ints a, ht_ints b)
+{
+    return (ht_ints)_mm256_min_epi32((__m256i)a, (__m256i)b);
+}
+
+HT_LANES_FN ht_ints ints_max(ht_ints a, ht_ints b)
+{
+    return (ht_ints)_mm256_max_epi32((__m256i)a, (__m256i)b);
+}
+
+HT_LANES_FN ht_ints ints_above(ht_ints a, ht_ints b)
+{
+    return (ht_ints)_mm256_cmpgt_epi32((__m256i)a, (__m256i)b);
+}
+
+HT_LANES_FN ht_lanes lanes_of_numbers(ht_ints x)
+{
+    return _mm256_cvtepi32_ps((__m256i)x);
+}
+
+HT_LANES_FN ht_ints ints_trunc(ht_lanes x)
+{
+    return (ht_ints)_mm256_cvttps_epi32(x);
+}
+
+HT_LANES_FN ht_ints ints_round(ht_lanes x)
+{
+    return (ht_ints)_mm256_cvtps_epi32(x);
+}
+
+HT_LANES_FN ht_lanes lanes_pick(const float table[16], ht_ints index)
+{
+    return _mm256_permutevar8x32_ps(_mm256_loadu_ps(table), (__m256i)index);
+}
+
+HT_LANES_FN ht_ints ints_load_bytes(const uint8_t *p, uint8_t more)
+{
+    __m128i bytes = _mm_loadl_epi64((const __m128i *)(const void *)p);
+
+    return (ht_ints)_mm256_cvtepu8_epi32(_mm_add_epi8(bytes, _mm_set1_epi8((char)more)));
+}
+
+HT_LANES_FN void ints_store_bytes(uint8_t *p, ht_ints x)
+{
+    __m256i low = _mm256_set1_epi32(0x0c080400);
+    __m256i fours = _mm256_shuffle_epi8((__m256i)x, low);
+
+    _mm_storel_epi64((__m128i *)(void *)p,
+                     _mm_unpacklo_epi32(_mm256_castsi256_si128(fours), _mm256_extracti128_si256(fours, 1)));
+}
+
+HT_LANES_FN ht_ints ints_load_halves(const void *p)
+{
+    return (ht_ints)lanes_load_halves(p);
+}
+
+/* Of numbers below 2^16. */
+HT_LANES_FN void ints_store_halves(void *p, ht_ints x)
+{
+    _mm_storeu_si128((__m128i *)p, lanes_pack((__m256i)x));
+}
+
+#else
+
+#include "optim/rules/lanes.h"
+
+typedef int32_t ht_ints;
+
+HT_LANES_FN ht_ints ints_set(int32_t x)
+{
+    return x;
+}
+
+HT_LANES_FN ht_ints ints_ascending(int32_t first)
+{
+    return first;
+}
+
+HT_LANES_FN ht_ints ints_of(ht_lanes x)
+{
+    ht_ints bits;
+
+    memcpy(&bits, &x, sizeof(bits));
+    return bits;
+}
+
+HT_LANES_FN ht_lanes lanes_of_ints(ht_ints x)
+{
+    ht_lanes f;
+
+    memcpy(&f, &x, sizeof(f));
+    return f;
+}
+
+HT_LANES_FN ht_ints ints_right(ht_ints x, int bits)
+{
+    return (ht_ints)((uint32_t)x >> bits);
+}
+
+HT_LANES_FN ht_ints ints_left(ht_ints x, int bits)
+{
+    return (ht_ints)((uint32_t)x << bits);
+}
+
+HT_LANES_FN ht_ints ints_times(ht_ints x, ht_ints by)
+{
+    return (ht_ints)((uint32_t)x * (uint32_t)by);
+}
+
+HT_LANES_FN ht_ints ints_times_small(ht_ints x, int16_t by)
+{
+    return x * by;
+}
+
+HT_LANES_FN ht_ints ints_min(ht_ints a, ht_ints b)
+{
+    return a < b ? a : b;
+}
+
+HT_LANES_FN ht_ints ints_max(ht_ints a, ht_ints b)
+{
+    return a > b ? a : b;
+}
+
+/* All bits, or none. */
+HT_LANES_FN ht_ints ints_above(ht_ints a, ht_ints b)
+{
+    return -(a > b);
+}
+
+HT_LANES_FN ht_lanes lanes_of_numbers(ht_ints x)
+{
+    return (float)x;
+}
+
+HT_LANES_FN ht_ints ints_trunc(ht_lanes x)
+{
+    return (ht_ints)x;
+}
+
+/* To nearest even. */
+HT_LANES_FN ht_ints ints_round(ht_lanes x)
+{
+    return (ht_ints)rintf(x);
+}
+
+/* table[index % 8]; it has its eight values twice. */
+HT_LANES_FN ht_lanes lanes_pick(const float table[16], ht_ints index)
+{
+    return table[index & 7];
+}
+
+/* A byte plus more, without a carry, as a number from 0 to 255. */
+HT_LANES_FN ht_ints ints_load_bytes(const uint8_t *p, uint8_t more)
+{
+    return (uint8_t)(*p + more);
+}
+
+/* The lowest bits. */
+HT_LANES_FN void ints_store_bytes(uint8_t *p, ht_ints x)
+{
+    *p = (uint8_t)x;
+}
+
+HT_LANES_FN ht_ints ints_load_halves(const void *p)
+{
+    uint16_t half;
+
+    memcpy(&half, p, sizeof(half));
+    return half;
+}
+
+/* Of numbers below 2^16. */
+HT_LANES_FN void ints_store_halves(void *p, ht_ints x)
+{
+    uint16_t half = (uint16_t)x;
+
+    memcpy(p, &half, sizeof(half));
+}
+
+#endif
+#endif
