@@ -129,6 +129,29 @@ def test_settings_of_groups_count_from_step_to_step(root):
             optimizer.step()
 
 
+@pytest.mark.parametrize('bits, within', [(16, 0.01), (8, 0.15)])
+def test_momentum_of_fewer_bits(root, bits, within):
+    """A group may have its own, and another run of it has the same bits."""
+    runs = []
+    for name in ('one', 'two'):
+        own, theirs, optimizer, formula = pair(root.with_name(name), of_formula={}, state_bits=bits, state_bits_min=0)
+        with optimizer:
+            optimizer.param_groups[0]['state_bits'] = 32
+            for step in range(4):
+                for params, o in ((own, optimizer), (theirs, formula)):
+                    give(params, step)
+                    o.step()
+            kept = {n: os.getxattr(root.with_name(name) / n, 'user.hitrain.state_bits') for n in SHAPES}
+            assert kept == {n: b'%d' % (32 if n in ('wide', 'tall', 'square', 'experts') else bits) for n in SHAPES}
+            for n, p in own.items():
+                if n not in OTHERS:
+                    wanted = formula.buffers[n]
+                    off = (optimizer.read_state(p, 'momentum_buffer') - wanted).norm() / wanted.norm()
+                    assert (off < 1e-6) == (kept[n] == b'32') and off < within, n
+        runs.append(own)
+    assert equal(*runs)
+
+
 @pytest.mark.parametrize('dtype', [torch.bfloat16, torch.float16])
 def test_files_of_two_bytes(root, dtype):
     """Masters are kept: small steps add up."""
