@@ -69,6 +69,20 @@ def test_the_bits_are_those_of_the_model_in_memory(shared_root, kind, model_opti
         assert 0 < max(most) <= KEEP and there(optimizer) == 0
 
 
+@pytest.mark.parametrize('options', [{}, {'max_grad_norm': 0.1}], ids=str)
+def test_muon_orthogonalises_on_the_device(shared_root, monkeypatch, options, late):
+    model, other, asked = made(tied=False), made(tied=False), []
+    with hitrain.Muon(hitrain.muon_groups(model), shared_root.with_name('plain'), lr=LR, **options) as optimizer:
+        losses = train(model, optimizer, 0, 3)
+    computes_on = hitrain._early.Early._computes_on
+    monkeypatch.setattr(hitrain._early.Early, '_computes_on', lambda o, f: asked.append(computes_on(o, f)) or asked[-1])
+    with offload(other, shared_root, 'muon', **options) as optimizer:
+        assert train(other, optimizer, 0, 3) == losses
+        optimizer.commit()
+        assert_equal(values(model), values(other))
+        assert len(asked) == 3 * 3 * 4 and set(asked) == {optimizer._copies.device}
+
+
 def test_a_sent_weight_has_no_values_on_the_device_or_off_it(shared_root):
     """It is sealed on the device, and comes to the memory of the CPU so. A gradient that is taken back ends that."""
     model = made()

@@ -47,7 +47,7 @@ ALONE = ['test_passthrough.py', 'test_memory.py', 'test_posix_names.py', 'test_d
 # Tests of the client that run with the newest PyTorch, too.
 TORCH_2 = ['test_torch_client.py', 'test_torch_contract.py', 'test_torch_gradients.py', 'test_torch_async.py', 'test_torch_checkpoint.py',
            'test_torch_offload.py', 'test_torch_activations.py', 'test_torch_microbatches.py', 'test_torch_transfers.py', 'test_torch_device.py',
-           'test_torch_late.py', 'test_torch_close.py']
+           'test_torch_late.py', 'test_torch_close.py', 'test_torch_muon.py', 'test_torch_muon_parts.py']
 # `make check` runs unit tests with sanitizers, and these as users build them, too: their results must not depend on
 # optimizations and instruction sets, or they measure memory that a sanitizer changes.
 OPTIMIZED = ['tests/unit/optim/rules/*', 'tests/unit/tiering/codec/*', 'tests/unit/tiering/space/*']

@@ -15,7 +15,7 @@ A directory of the mount becomes the model; each parameter is one file in it. st
 files) master weights stay in the store. After a crash, mount again and pass resume=True: the model continues from
 the last committed step, which `optimizer.committed_step` names.
 
-hitrain.Adam, hitrain.SGD, hitrain.Lion and hitrain.Adagrad are used alike.
+hitrain.Adam, hitrain.SGD, hitrain.Lion and hitrain.Adagrad are used alike, and hitrain.Muon(hitrain.muon_groups(model), ...).
 
 Parameters may be changed outside step(), by load_state_dict of the model, clamping, averaging or a new initialisation:
 changed ones are written to their files before the next step's first gradient.

@@ -158,13 +158,17 @@ class Attached(Base):
             held = {place.name for places in packs.values() for place in places}
             state = [self._state_kind(group) for group in self.param_groups]
             may = [(n, t, group_of[n], state[group_of[n]]) for n, t in own.items()
-                   if n not in held and n not in files and n not in self._given_parts and not is_dtensor(t)]
+                   if n not in held and n not in files and n not in self._given_parts and not is_dtensor(t) and self._may_pack(group_of[n])]
             for n, t, _, _ in may:
                 self._check_kinds(n, t)
             packs.update(_packs.planned(may, lambda t: t.numel() * bytes_of(self._param_dtype or t.dtype), self._pack,
                                         {*self._taken_names, *names, *files}))
         order = {name: i for i, name in enumerate(names)}
         return dict(sorted(packs.items(), key=lambda item: order[item[1][0].name]))
+
+    def _may_pack(self, group: int) -> bool:
+        """May its parameters share files?"""
+        return True
 
     def _attach_pack(self, pack: str, places: List[Place], own: Dict[str, torch.Tensor], group_of: Dict[str, int]) -> None:
         tensors = [own[place.name] for place in places]

@@ -11,7 +11,7 @@
     Optimizer   _optimizer.py
 """
 import weakref
-from typing import Any, Dict, Iterable, Iterator, List, Optional, Set, Tuple
+from typing import Any, Collection, Dict, Iterable, Iterator, List, Optional, Set, Tuple
 
 import torch
 
@@ -21,6 +21,7 @@ from hitrain._alone import Alone
 from hitrain._files import ParameterFile
 from hitrain._gather import Gather
 from hitrain._job import Job
+from hitrain._newton_schulz import word_of_blocks
 from hitrain._packs import Member, PackFile
 from hitrain._parts import Part
 from hitrain._root import Root
@@ -103,6 +104,24 @@ class Base(torch.optim.Optimizer):
         """Names of the state that the rule keeps for a parameter of this group, as torch.optim has them."""
         raise NotImplementedError
 
+    def _rule_of(self, group: Dict[str, Any]) -> str:
+        return self.rule
+
+    def _defaults_of(self, group: Dict[str, Any]) -> Dict[str, Any]:
+        """Hyper-parameters of the group's rule."""
+        return self.defaults
+
+    def _word_keys(self, group: Dict[str, Any]) -> Collection[str]:
+        """Hyper-parameters that are words of the store, too."""
+        return self._defaults_of(group)
+
+    def _blocks_of(self, f: ParameterFile) -> Tuple[int, ...]:
+        """Rows of the matrices that a rule in two phases orthogonalises; () for other rules."""
+        return ()
+
+    def _computes_on(self, f: ParameterFile) -> torch.device:
+        return f.local.device
+
     def _state_kind(self, group: Dict[str, Any]) -> Tuple[Any, ...]:
         """Parameters that share a file have the same."""
         return self.state_words(group), *(group[k] for k in _settings.FORMS)
@@ -118,14 +137,18 @@ class Base(torch.optim.Optimizer):
 
     # -- hyper-parameters --
 
+    def _check_group(self, group: Dict[str, Any]) -> None:
+        """ValueError: its rule does not take one of its values. The group has its parameters and their names."""
+        check_hyper(group)
+
     def _config_words(self, group: Dict[str, Any]) -> Dict[str, str]:
-        words = _settings.words_of_group(group, self.defaults)
+        words = _settings.words_of_group(group, self._word_keys(group))
         if all(g.get('state_bits', 32) == 32 for g in (self.defaults, group, *getattr(self, 'param_groups', ()))):
             words = {k: v for k, v in words.items() if k not in _settings.FORMS}  # a store of an older version has no such words
         return words
 
     def _config_text(self, group: Dict[str, Any], of_root: bool = False) -> str:
-        text = _settings.text_of(self.rule, self._config_words(group))
+        text = _settings.text_of(self._rule_of(group), self._config_words(group))
         return f'{text} {_settings.words_of_root(self)}' if of_root else text
 
     def _all_config(self) -> List[str]:
@@ -136,17 +159,19 @@ class Base(torch.optim.Optimizer):
         from it carry their own. A step uses the values that are set when its first gradient is closed."""
         known = self._root.known
         words = [self._config_words(group) for group in self.param_groups]
-        of_groups = ['' if own == words[0] else _settings.text_of(self.rule, own) for own in words]
+        texts = [self._config_text(group) for group in self.param_groups]
         self._latched = self._all_config()
         with self._root.explained('hyper-parameters'):
             known.put(self.root, 'optimizer', self._latched[0])
-            for group, text in zip(self.param_groups, of_groups):
-                for p in group['params']:
-                    if not isinstance(self._files[p], Member) and self._files[p].has_elements:
-                        known.put(self._files[p].path, 'optimizer', text)
+            for group, text in zip(self.param_groups, texts):
+                for f in (self._files[p] for p in group['params']):
+                    if not isinstance(f, Member) and f.has_elements:
+                        blocks = self._blocks_of(f)
+                        own = f'{text} muon_split={word_of_blocks(blocks)}' if len(blocks) > 1 else text
+                        known.put(f.path, 'optimizer', '' if own == texts[0] else own)
             for f in self._parameter_files():
                 if isinstance(f, PackFile):
-                    known.put(f.path, 'optimizer', f.config_of(self.rule, words))
+                    known.put(f.path, 'optimizer', f.config_of(self._rule_of(self.param_groups[f.runs[0].group]), words))
                 if (known.read(f.path, 'grad_dtype') or FILE_DTYPES[f.dtype]) != FILE_DTYPES[f.grad_dtype]:  # not set: that of the file
                     known.put(f.path, 'grad_dtype', FILE_DTYPES[f.grad_dtype])
 
@@ -156,7 +181,7 @@ def check_hyper(group: Dict[str, Any]) -> None:
         for number in value if key == 'betas' else [value]:
             if isinstance(number, torch.Tensor) and key != 'params' and number.numel() != 1:
                 raise ValueError(f'{key} must be one number, not a tensor of {number.numel()}')
-    if group.get('nesterov') and (group['momentum'] <= 0 or group['dampening'] != 0):
+    if group.get('nesterov') and 'dampening' in group and (group['momentum'] <= 0 or group['dampening'] != 0):
         raise ValueError('nesterov needs a momentum above 0 and no dampening')
     for key in ('lr', 'eps', 'weight_decay', 'momentum', 'lr_decay'):
         if not 0.0 <= group.get(key, 0.0) < float('inf'):

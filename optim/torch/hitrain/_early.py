@@ -25,6 +25,9 @@ class Early(Optimizer):
     _group: Any
     _copies: Optional[Copies]  # of a GPU
 
+    def _computes_on(self, f: ParameterFile) -> torch.device:
+        return self._copies.device if self._copies else super()._computes_on(f)
+
     def _mapped(self) -> List[MappedFile]:
         return [f for f in self._parameter_files() if isinstance(f, MappedFile)]
 
@@ -148,7 +151,7 @@ class Early(Optimizer):
 
     def _is_final(self, f: ParameterFile, more: int = 0) -> bool:
         """Its update may have run already, although the step has not ended. more: if so many gradients were sent now."""
-        return f.sent + more >= self.accumulate and not self.max_grad_norm and not self.skip_nonfinite
+        return f.sent + more >= self.accumulate and not self.max_grad_norm and not self.skip_nonfinite and not self._blocks_of(f)
 
     def _is_needed(self, f: ParameterFile) -> bool:
         """Would its gradient start the update, while something may still need the values that it has?"""

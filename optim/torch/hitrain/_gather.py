@@ -10,13 +10,14 @@ Several threads may write and read runs.
 
 Older daemons have no such file, and may refuse to make a file a member. Then each parameter has calls of its own, whose errors name it.
 """
+import collections
 import concurrent.futures
 import contextlib
 import fcntl
 import mmap
 import os
 import threading
-from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Sequence, Set
+from typing import Any, Callable, Deque, Dict, Iterator, List, NamedTuple, Optional, Sequence, Set, TypeVar
 
 import torch
 
@@ -183,22 +184,26 @@ def _size(f: ParameterFile) -> _Place:
     return _Place(n * bytes_of(f.dtype), n * bytes_of(f.grad_dtype))
 
 
-def in_turn(runs: Sequence[Run], write: Callable[[Run], None], take: Callable[[Run], None], drop: Callable[[Run], Any]) -> None:
-    """Writes all, and takes each one when it is written; a thread writes the next ones meanwhile. After an error it drops those that are written and
-    not taken. No thread writes when this returns."""
-    if not runs:
+T = TypeVar('T')
+Made = TypeVar('Made')
+
+
+def in_turn(things: Sequence[T], make: Callable[[T], Made], take: Callable[[T, Made], None], drop: Callable[[T], Any] = lambda thing: None) -> None:
+    """Makes something of each, as by writing it, and takes that when it is made; threads make the next two at the same time. After an error it drops
+    those that are made and not taken. No thread makes any more when this returns."""
+    if not things:
         return
-    begun: List['concurrent.futures.Future[None]'] = []
+    begun: Deque['concurrent.futures.Future[Made]'] = collections.deque()
     taken = 0
-    with concurrent.futures.ThreadPoolExecutor(2, thread_name_prefix='hitrain-write') as pool:
+    with concurrent.futures.ThreadPoolExecutor(2, thread_name_prefix='hitrain-ahead') as pool:
         try:
-            for i, run in enumerate(runs):
-                begun.extend(pool.submit(write, r) for r in runs[len(begun):i + 3])
-                begun[i].result()
-                take(run)
+            for thing in things:
+                begun.extend(pool.submit(make, t) for t in things[taken + len(begun):taken + 3])
+                take(thing, begun[0].result())
+                begun.popleft()
                 taken += 1
         except BaseException:
             concurrent.futures.wait(begun)
-            for run in runs[taken:len(begun)]:
-                drop(run)
+            for thing in things[taken:taken + len(begun)]:
+                drop(thing)
             raise

@@ -4,7 +4,7 @@ from typing import Any, Iterable, Sequence, Tuple
 
 import torch
 
-_STATES = {'adamw': 2, 'adam': 2, 'lion': 1, 'adagrad': 1, 'sgd': 0}
+_STATES = {'adamw': 2, 'adam': 2, 'lion': 1, 'adagrad': 1, 'sgd': 0, 'muon': 2}  # muon: with update and ortho
 _KINDS = {torch.float32: (4, 0), torch.bfloat16: (2, 2), torch.float16: (2, 4)}  # bytes of a parameter, of its master
 _BLOCK, _MIB = 4096, 1 << 20
 

@@ -27,7 +27,6 @@ from hitrain.distributed import Shard
 
 __all__ = ['init_empty', 'materialize', 'microbatches', 'offload']
 
-RULES: Dict[str, Type[Optimizer]] = {c.rule: c for c in (optim.AdamW, optim.Adam, optim.SGD, optim.Lion, optim.Adagrad)}
 REFUSED = {
     'overlap': 'gradients always leave in backward',
     'param_dtype': "files have the parameters' own dtype: convert the model first, as with model.bfloat16()",
@@ -46,13 +45,13 @@ def offload(model: nn.Module, root: 'os.PathLike[str] | str', optimizer: Union[s
     """Moves the parameters of a model into the store, in place, and returns their optimizer. The loop of training stays as it is.
 
     keep      bytes of parameters that are in memory at a time. Two blocks at least let one be read while the other computes
-    optimizer adamw, adam, sgd, lion or adagrad, or a class of hitrain.optim
+    optimizer adamw, adam, sgd, lion, adagrad or muon, or a class of hitrain.optim
     blocks    modules that are loaded as a whole; default: the children of each outermost ModuleList. Other modules
               are loaded one by one
     weights   values of the parameters: a safetensors file or a folder of them, a checkpoint of torch.save, or a mapping of
               names to tensors. Default: those that the model has. A model of init_empty() has none: then each module's own
     init      gives one module of init_empty() its values; default: its reset_parameters()
-    params    groups as for an optimizer of PyTorch, or a function that makes them of the model; default: all. Other
+    params    groups as for an optimizer of PyTorch, or a function that makes them of the model; default: all, for Muon as muon_groups() has them. Other
               parameters that do not train are offloaded, too; other ones stay in memory
     resume    the values are in the store already, and the model may be one of init_empty()
     activations  bytes of tensors saved for backward that stay in memory; older ones go to the store. 'auto': as many as the store cannot
@@ -68,9 +67,9 @@ def offload(model: nn.Module, root: 'os.PathLike[str] | str', optimizer: Union[s
     for name, why in REFUSED.items():
         if options.get(name):
             raise TypeError(f'offload() takes no {name}: {why}')
-    kind: Any = RULES.get(optimizer) if isinstance(optimizer, str) else optimizer
+    kind: Any = optim.RULES.get(optimizer) if isinstance(optimizer, str) else optimizer
     if kind is None or not issubclass(kind, Optimizer):
-        raise ValueError(f'there is no optimizer {optimizer}: use {", ".join(RULES)}, or a class of hitrain.optim')
+        raise ValueError(f'there is no optimizer {optimizer}: use {", ".join(optim.RULES)}, or a class of hitrain.optim')
     if activations is not None and not (activations == 'auto' or isinstance(activations, int) and activations >= 0):
         raise ValueError(f"activations must be a number of bytes or 'auto', not {activations}")
     if activations is not None and not hasattr(torch, 'compiler'):
@@ -87,8 +86,9 @@ def offload(model: nn.Module, root: 'os.PathLike[str] | str', optimizer: Union[s
         whole = list(blocks_of(model) if blocks is None else blocks)
         units = units_of(model, whole, copies is not None)
         (check_keep_of_device if copies else check_keep)(model, units, keep)
-        groups = list(params(model) if callable(params) else params or model.named_parameters())
-        groups = with_frozen(model, groups)
+        two_phases = issubclass(kind, optim.Muon)
+        groups = list(params(model) if callable(params) else params or (optim.muon_groups(model) if two_phases else model.named_parameters()))
+        groups = with_frozen(model, groups, {'use_muon': False} if two_phases else {})
         made = _class_of(kind)(model, groups, root, units, keep, filler, group, copies, resume=resume, shard=shard if shard and shard.world > 1 else None, **options)
     except BaseException:
         filler.take_back()

@@ -16,7 +16,7 @@ import torch
 from hitrain import _ahead, _gather, _need, _topk
 from hitrain._alone import Holding
 from hitrain._attach import as_groups
-from hitrain._base import FREE_FLAGS, REFUSED_FLAGS, check_hyper
+from hitrain._base import FREE_FLAGS, REFUSED_FLAGS
 from hitrain._job import Job
 from hitrain._make import Making
 from hitrain._memory import check_ordered
@@ -139,7 +139,7 @@ class Optimizer(Making):
             if name not in FREE_FLAGS + REFUSED_FLAGS:
                 raise TypeError(f'{type(self).__name__} has no option {name}')
         defaults = {**defaults, 'state_bits': state_bits, 'state_bits_min': state_bits_min}
-        check_hyper({**defaults, **flags})
+        self._check_group({**defaults, **flags})
         groups = as_groups(params)
         self.root = os.path.abspath(os.fspath(root))
         self.durable_every, self.redo, self.redo_keep = durable_every, redo, redo_keep
@@ -208,8 +208,13 @@ class Optimizer(Making):
         """As in torch.optim. Files of a group that is added later are part of the next commit. With a shard: on all ranks."""
         group = dict(param_group)
         group['params'], group['names'] = self._named(group['params'])
-        check_hyper({**self.defaults, **group})
+        for key, value in self._defaults_of(group).items():
+            group.setdefault(key, value)
+        self._check_group(group)
+        foreign = self.defaults.keys() - group.keys()  # which torch.optim adds to groups of other rules
         super().add_param_group(group)
+        for key in foreign:
+            del group[key]
         self._given.update(dict.fromkeys(group['params']))
         self._taken_names.update(dict.fromkeys(group['names']))
         if not self._built:
@@ -251,6 +256,7 @@ class Optimizer(Making):
             if not files:
                 return loss
             self._send(said)
+            self._between_phases(files)
             self._ranks.together('the end of the step', self._end_step)
             self._unread = True
             closing = self._closing

@@ -86,12 +86,13 @@ class Root:
         else:
             self._answers()
 
-    def apply(self, names: Sequence[str]) -> None:
-        """Written gradients of these parameters go to the step, in one call."""
+    def apply(self, names: Sequence[str], step: int = 0) -> None:
+        """Written gradients of these parameters go to the step, in one call. With the number of the open step: their orthogonalised updates."""
+        lines = [f'apply ortho/{name} if={step}\n' if step else f'apply {name}\n' for name in names]
         try:
-            os.write(self._number(), os.fsencode(''.join(f'apply {name}\n' for name in names)))
+            os.write(self._number(), os.fsencode(''.join(lines)))
         except OSError:
-            with self.explained(f'gradient of {_last(names, self._answers())}'):
+            with self.explained(f'{"orthogonalised update" if step else "gradient"} of {_last(names, self._answers())}'):
                 raise
         self._answers()
 

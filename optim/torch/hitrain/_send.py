@@ -123,7 +123,7 @@ class Sending(Undoing):
             with self._root.explained(f'gradients of {run}'):
                 self._gather.write(run)
 
-        def take(run: _gather.Run) -> None:
+        def take(run: _gather.Run, written: None) -> None:
             self._root.apply(run.names)
             for f in run.files:
                 f.gradient_sent(early=False)

@@ -6,7 +6,7 @@ come after another program's changes. Root.command() tells Known before each one
 While a model is claimed, the daemon lets no other process change these words.
 """
 import os
-from typing import Any, Dict, Mapping, Tuple
+from typing import Any, Collection, Dict, Mapping, Tuple
 
 from hitrain._words import XATTR, attribute
 
@@ -59,10 +59,10 @@ class Known:
         self._held.pop(path, None)
 
 
-def words_of_group(group: Mapping[str, Any], defaults: Mapping[str, Any]) -> Dict[str, str]:
+def words_of_group(group: Mapping[str, Any], keys: Collection[str]) -> Dict[str, str]:
     """Hyper-parameters in the words of the store. repr() of a float reads back as the same float."""
-    words = {k: group[k] for k in defaults if k != 'betas'}
-    if 'betas' in defaults:
+    words = {k: group[k] for k in keys if k != 'betas'}
+    if 'betas' in keys:
         words['beta1'], words['beta2'] = group['betas']
     return {k: str(int(v)) if k in FLAGS or k in FORMS else repr(float(v)) for k, v in words.items()}
 

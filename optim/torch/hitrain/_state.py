@@ -8,7 +8,7 @@ from typing import Any, Callable, Dict, List, Optional, Tuple
 
 import torch
 
-from hitrain._base import FREE_FLAGS, REFUSED_FLAGS, check_hyper
+from hitrain._base import FREE_FLAGS, REFUSED_FLAGS
 from hitrain._files import ParameterFile
 from hitrain._settings import FORMS
 from hitrain._step import Stepping
@@ -54,7 +54,7 @@ class Stateful(Stepping):
     def _load(self, state_dict: Dict[str, Any]) -> None:
         if 'hitrain' not in state_dict:
             groups = state_dict.get('param_groups')
-            stateless = groups and not any(self.state_words({**self.defaults, **g}) for g in groups)
+            stateless = groups and not any(self.state_words({**self._defaults_of(g), **g}) for g in groups)
             if not state_dict.get('state') and not self.full_state_dict and not stateless:
                 raise ValueError('this state_dict is not from an optimizer in a hitrain store, and has no state to import')
             self.import_state(state_dict)
@@ -67,8 +67,8 @@ class Stateful(Stepping):
         groups = state_dict['param_groups']
         if [list(g['names']) for g in groups] != [g['names'] for g in self.param_groups]:
             raise ValueError(f'the state_dict groups other parameters than this optimizer of {self.root} does')
-        for new in groups:
-            check_hyper(new)
+        for own, new in zip(self.param_groups, groups):
+            self._check_group({**new, 'params': own['params']})
         for own, new in zip(self.param_groups, groups):
             own.update({k: copy.deepcopy(v) for k, v in new.items() if k not in ('params', 'names', *FORMS)})
         self._step = holds
@@ -182,9 +182,9 @@ class Stateful(Stepping):
         for own, new, hyper in zip(self.param_groups, groups, taken):
             both = {**own, **hyper}
             flags = {k: new[k] for k in REFUSED_FLAGS if k in new}
-            if self.rule == 'adamw':
+            if self._rule_of(both) == 'adamw':
                 flags.pop('decoupled_weight_decay', None)  # PyTorch 2.7 writes it for AdamW
-            check_hyper({**both, **flags})
+            self._check_group({**both, **flags})
             for p, i in zip(own['params'], new['params']):
                 kept, f = self._kept(both, p, state.get(i, {})), self._files[p]
                 self._check_state(p, kept, self.state_words(both))

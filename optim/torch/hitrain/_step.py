@@ -120,6 +120,9 @@ class Stepping(Sending):
         if self._ranks.leads and not self._open:
             self._open = self._root.number('step_open')
 
+    def _between_phases(self, files: List[ParameterFile]) -> None:
+        """All gradients of a step are sent. Rules in two phases give the store what it needs for the second one."""
+
     def _begin_together(self, said: List[Dict[str, Any]]) -> None:
         changed = [[f for f, bit in zip(self._parameter_files(), s['changed']) if bit == '1'] for s in said]
         self._ranks.together('beginning the step', lambda: self._begin(changed[0]) if self._ranks.leads else None)

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Units of a model, which are loaded as a whole, and what they need. Refuses models that offload() cannot take."""
-from typing import Any, List, Sequence, Set, Tuple
+from typing import Any, Dict, List, Sequence, Set, Tuple
 
 import torch
 from torch import nn
@@ -80,8 +80,8 @@ def check_keep(model: nn.Module, units: List[Tuple[str, nn.Module, List[nn.Param
         raise ValueError(f'keep={keep} is too little for {largest or "the model"}, which needs {need[largest]} bytes at a time. Smaller blocks= need less')
 
 
-def with_frozen(model: nn.Module, groups: List[Any]) -> List[Any]:
-    """Groups of (name, parameter) pairs, with the parameters that do not train and are in no group."""
+def with_frozen(model: nn.Module, groups: List[Any], of_frozen: Dict[str, Any]) -> List[Any]:
+    """Groups of (name, parameter) pairs, with one of the parameters that do not train and are in no group, which has these settings."""
     names = {id(p): name for name, p in model.named_parameters()}
     given: Set[int] = set()
 
@@ -97,4 +97,4 @@ def with_frozen(model: nn.Module, groups: List[Any]) -> List[Any]:
     else:
         made = [{'params': named(groups)}]
     frozen = [(name, p) for name, p in model.named_parameters() if not p.requires_grad and id(p) not in given]
-    return made + ([{'params': frozen}] if frozen else [])
+    return made + ([{'params': frozen, **of_frozen}] if frozen else [])
