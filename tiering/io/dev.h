@@ -78,6 +78,11 @@ int ht_dev_numa_node(const struct ht_dev *dev);    /* or HT_NUMA_OFF */
  * systems, which it holds.
  */
 bool ht_dev_is_local(const struct ht_dev *dev);
+/*
+ * Its bytes lie in a file that had all of them on its file system when the device was opened. A discard gives them to
+ * others there, and a later write may find that file system full.
+ */
+bool ht_dev_is_reserved(const struct ht_dev *dev);
 /* The same for all names of the same bytes that this kernel knows, as long as it runs. */
 uint64_t ht_dev_place(const struct ht_dev *dev);
 /* From now on each write and discard fails with -EROFS. Those in flight go on. Any thread. */
