@@ -79,8 +79,8 @@ int ht_dev_numa_node(const struct ht_dev *dev);    /* or HT_NUMA_OFF */
  */
 bool ht_dev_is_local(const struct ht_dev *dev);
 /*
- * Its bytes lie in a file that had all of them on its file system when the device was opened. A discard gives them to
- * others there, and a later write may find that file system full.
+ * Its file system had room for all its bytes when the device was opened: it is a file without holes. A discard gives
+ * room to other files there, and a later write may fail.
  */
 bool ht_dev_is_reserved(const struct ht_dev *dev);
 /* The same for all names of the same bytes that this kernel knows, as long as it runs. */
