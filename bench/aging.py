@@ -47,7 +47,7 @@ class Store:
         run(PROGRAMS / 'mkfs.hitrain', '--force', self.loop)
 
     def mount(self, limit):
-        self.daemon = subprocess.Popen([PROGRAMS / 'hitrain', '-f', self.loop, self.point, '-o', 'dram=64M,compact=on'],
+        self.daemon = subprocess.Popen([PROGRAMS / 'hitrain', '-f', self.loop, self.point, '-o', 'dram=64M'],
                                        preexec_fn=limit.enter, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         wait_for(lambda: is_mounted(self.point), 'mount')
 

@@ -31,7 +31,7 @@ FILES = 16
 TENSOR = 96 * MIB
 DRAM = 128 * MIB
 SMALL, IN_GROUP = 64 << 10, 16  # files of which a group of blocks holds so many
-ON = ('dedup=on', 'compact=on', 'commit=1', 'compress_after=1')
+ON = ('commit=1', 'compress_after=1')  # else as by default
 RUNNING_MOST, IDLE_OFF = 1.05, 0.01
 
 
@@ -195,7 +195,7 @@ def measure_case(name, args, device, folder, backlog, rows, said):
     if backlog:
         backlog.make(store.point)
     store.stop()
-    store.start(DRAM, options=[*ON, f'discard={"on" if backlog else "off"}'])
+    store.start(DRAM, options=ON)
     if not backlog:
         wait_for(lambda: all(e['state'] in ('idle', 'off') for e in background(store.point, 'status')), 'engines')
     background(store.point, 'pause')

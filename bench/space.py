@@ -210,7 +210,7 @@ class Hitrain(Kernel):
 
     name, kinds = 'hitrain', [*KINDS, *RAW]
     reads = ('weights', 'raw', 'copy', 'moments', 'raw-moments', 'random', 'raw-random')
-    options = 'dram=256M,dedup=on,compress=off,compress_after=1,commit=1,background_rate=8G'
+    options = 'dram=256M,compress=off,compress_after=1,commit=1,background_rate=8G'
     daemon = None
 
     def missing(self):

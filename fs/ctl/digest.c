@@ -330,24 +330,17 @@ static int begin_state(struct walk *k)
 
 /* ------------------------------------------------------------------ entries */
 
-static int by_inode(const void *a, const void *b)
-{
-    const struct link *x = a, *y = b;
-
-    return x->ino < y->ino ? -1 : x->ino > y->ino;
-}
-
 /* Is there a file with several names whose first one was met? Its path goes to first, until the last one is met. */
 static bool find_first(struct walk *k, uint64_t ino, char *first)
 {
     const struct link want = {.ino = ino};
-    struct link **there = tfind(&want, &k->links, by_inode), *l = there ? *there : NULL;
+    struct link **there = tfind(&want, &k->links, ht_compare_numbers), *l = there ? *there : NULL;
 
     if (!l)
         return false;
     memcpy(first, l->path, strlen(l->path) + 1);
     if (--l->left == 0) {
-        (void)tdelete(&want, &k->links, by_inode);
+        (void)tdelete(&want, &k->links, ht_compare_numbers);
         free(l);
     }
     return true;
@@ -363,7 +356,7 @@ static int note_first(struct walk *k, const struct stat *st)
     l->ino = st->st_ino;
     l->left = st->st_nlink - 1;
     memcpy(l->path, k->path, len);
-    if (tsearch(l, &k->links, by_inode))
+    if (tsearch(l, &k->links, ht_compare_numbers))
         return 0;
     free(l);
     return -ENOMEM;

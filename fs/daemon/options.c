@@ -93,17 +93,38 @@ static int set_compress(struct ht_options *o, const struct row *row, const char 
     return o->compress || strcmp(value, "off") == 0 ? 0 : refuse_value(row->word, value, "off or auto is allowed");
 }
 
-static int set_compress_inline(struct ht_options *o, const struct row *row, const char *value)
+/* One of these, of which the place is the value of an enumeration. */
+static int set_word(const struct row *row, const char *const words[], unsigned count, const char *value, unsigned *out)
 {
-    static const char *const words[] = {[HT_INLINE_AUTO] = "auto", [HT_INLINE_OFF] = "off", [HT_INLINE_ALWAYS] = "on"};
-
-    for (unsigned i = 0; i < HT_ARRAY_SIZE(words); i++) {
+    for (unsigned i = 0; i < count; i++) {
         if (strcmp(value, words[i]) == 0) {
-            o->store.compress_inline = (enum ht_inline)i;
+            *out = i;
             return 0;
         }
     }
     return refuse_value(row->word, value, "auto, on or off is allowed");
+}
+
+static int set_compress_inline(struct ht_options *o, const struct row *row, const char *value)
+{
+    static const char *const words[] = {[HT_INLINE_AUTO] = "auto", [HT_INLINE_OFF] = "off", [HT_INLINE_ALWAYS] = "on"};
+
+    return set_word(row, words, HT_ARRAY_SIZE(words), value, (unsigned *)field_of(o, row));
+}
+
+static int set_discard(struct ht_options *o, const struct row *row, const char *value)
+{
+    static const char *const words[] = {[HT_DISCARD_OFF] = "off", [HT_DISCARD_ON] = "on", [HT_DISCARD_AUTO] = "auto"};
+
+    return set_word(row, words, HT_ARRAY_SIZE(words), value, (unsigned *)field_of(o, row));
+}
+
+static int set_background(struct ht_options *o, const struct row *row, const char *value)
+{
+    int rc = set_switch(o, row, value);
+
+    o->store.no_background = !o->store.no_background;
+    return rc;
 }
 
 static int set_numa(struct ht_options *o, const struct row *row, const char *value)
@@ -161,19 +182,23 @@ static const struct row rows[] = {
      FIXED(store.commit_ms), 0, 3600},
     {"scrub_rate", "SIZE", set_size, "what a scrub reads in a second at most (default: 64M)",
      FIXED(store.scrub_rate_bytes), 64 * HT_KIB},
-    {"discard", "on|off", set_switch, "devices discard space soon after it became free (default: off)",
+    {"background", "on|off", set_background,
+     "whether engines begin by themselves: dedup, compact, discard, compression, digests (default: on)",
+     FIXED(store.no_background)},
+    {"discard", "auto|on|off", set_discard,
+     "devices discard space that became free; auto: but not reserved space of files (default: auto)",
      FIXED(store.discard)},
     {"background_rate", "SIZE", set_size,
      "what all work in the background moves in a second at most (default: no limit)",
      FIXED(store.background_rate_bytes), 64 * HT_KIB},
     {"background_cpu", "PERCENT", set_number, "its processor time, in percent of one CPU (default: no limit)",
      FIXED(store.background_cpu_percent), 1, 6400},
-    {"dedup", "on|off", set_switch, "store content once that is there twice (default: off)", FIXED(store.dedup)},
+    {"dedup", "on|off", set_switch, "store content once that is there twice (default: on)", FIXED(store.dedup)},
     {"dedup_index", "SIZE", set_size, "memory for its checksums at most (default: 1/64 of dram)",
      FIXED(store.dedup_index_bytes), 64 * HT_KIB},
     {"digest", "on|off", set_switch, "compute the digest of each kept step in the background (default: off)",
      FIXED(store.digest)},
-    {"compact", "on|off", set_switch, "empty nearly empty groups of blocks, for long runs of free space (default: off)",
+    {"compact", "on|off", set_switch, "empty nearly empty groups of blocks, for long runs of free space (default: on)",
      FIXED(store.compact)},
     {"compress", "off|auto", set_compress,
      "whether files without the attribute compress are compressed when they have not changed for a while (default: off)",
@@ -417,6 +442,9 @@ static struct ht_options defaults(bool allow_other)
         .allow_other = allow_other,
         .store.commit_ms = COMMIT_S_DEFAULT * 1000,
         .store.numa_node = HT_NUMA_AUTO,
+        .store.dedup = true,
+        .store.compact = true,
+        .store.discard = HT_DISCARD_AUTO,
     };
 }
 

@@ -217,13 +217,6 @@ int ht_ns_inode_each(struct ht_ns *ns, int (*fn)(void *ctx, struct ht_ns_inode *
     return 0;
 }
 
-static int by_number(const void *a, const void *b)
-{
-    uint64_t x = *(const uint64_t *)a, y = *(const uint64_t *)b;
-
-    return x < y ? -1 : x > y;
-}
-
 static int add_number(void *ctx, struct ht_ns_inode *i)
 {
     uint64_t **next = ctx;
@@ -239,7 +232,7 @@ int ht_ns_inode_each_sorted(struct ht_ns *ns, int (*fn)(void *ctx, struct ht_ns_
     int rc = inos ? ht_ns_inode_each(ns, add_number, &next) : -ENOMEM;
 
     if (rc == 0)
-        qsort(inos, count, sizeof(*inos), by_number);
+        qsort(inos, count, sizeof(*inos), ht_compare_numbers);
     for (size_t n = 0; rc == 0 && n < count; n++) {
         struct ht_ns_inode *i = ht_ns_inode_find(ns, inos[n]);
         rc = i ? fn(ctx, i) : 0;

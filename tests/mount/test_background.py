@@ -84,3 +84,18 @@ def test_what_is_refused(make_store):
     assert 'scrub' in run('hitrainctl', 'background', 'status', point).stdout
     lines = [json.loads(line) for line in (point / '.hitrain/background').read_text().splitlines()]
     assert [e['engine'] for e in lines] == list(background('status', point))
+
+
+def test_engines_run_unless_the_mount_says_otherwise(make_store):
+    store = make_store()
+    by_default = {name: e['state'] for name, e in background('status', store.mount()).items()}
+    assert by_default.pop('discard') == 'off'  # mkfs has reserved the file
+    assert 'off' not in by_default.values()
+    store.unmount()
+    point = filled(store, 8 * MIB, 'background=off')
+    off = {name: e['state'] for name, e in background('status', point).items()}
+    assert off.pop('scrub') == 'idle' and set(off.values()) == {'off'}
+    run('hitrainctl', 'scrub', 'start', point)
+    wait_for(lambda: scrub_state(point) == 'complete', 'scrub')
+    background('resume', point)
+    assert {e['state'] for e in background('status', point).values()} == {'idle', 'off'}

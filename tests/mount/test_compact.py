@@ -19,7 +19,7 @@ def figures(point):
 
 def test_groups_are_emptied_after_the_mount(make_store):
     store = make_store()
-    point = store.mount()
+    point = store.mount('background=off')
     assert figures(point)['state'] == 'off'
     contents = {i: np.random.default_rng(i).bytes(CHUNK) for i in range(FILES)}
     for i, data in contents.items():
@@ -35,7 +35,7 @@ def test_groups_are_emptied_after_the_mount(make_store):
         if i % 16:
             (point / f'f{i}').unlink()
     sync(point)
-    point = store.remount('compact=on', 'background_rate=8G')
+    point = store.remount('background_rate=8G')
     wait_for(lambda: figures(point)['emptied'] >= 20, 'empty groups')
     for i in range(0, FILES, 16):
         assert (point / f'f{i}').read_bytes() == contents[i]
@@ -49,7 +49,7 @@ def test_groups_are_emptied_after_the_mount(make_store):
 
 def test_groups_are_emptied_when_files_go(make_store):
     store = make_store()
-    point = store.mount('compact=on', 'background_rate=8G')
+    point = store.mount('background_rate=8G')
     contents = {i: np.random.default_rng(i).bytes(CHUNK) for i in range(FILES)}
     for i, data in contents.items():
         (point / f'f{i}').write_bytes(data)

@@ -12,7 +12,7 @@ from test_scrub import flip, train
 
 MIB = 1 << 20
 LONG = 'HITRAIN_LONG' in os.environ
-ON = 'dedup=on', 'commit=1', 'background_rate=8G'
+ON = 'commit=1', 'background_rate=8G'
 
 
 def figures(point):

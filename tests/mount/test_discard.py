@@ -5,6 +5,7 @@ import os
 import subprocess
 
 import numpy as np
+import pytest
 
 from calls import sync
 from conftest import BIN, SECONDS_MAX, run, wait_for
@@ -49,6 +50,26 @@ def test_a_deleted_file_leaves_the_image(make_store):
     fill(point, 'next', 3)
     store.remount(check=True)
     assert (point / 'kept').read_bytes() == kept
+
+
+@pytest.mark.parametrize('sparse', [False, True])
+@pytest.mark.parametrize('kind', ['file', 'loop'])
+def test_reserved_space_is_not_discarded_unasked(tmp_path, kind, sparse):
+    """Its file system could give it to others. A sparse file was promised nothing."""
+    image, point = tmp_path / 'image', tmp_path / 'mnt'
+    point.mkdir()
+    with open(image, 'wb') as f:
+        os.truncate(f.fileno(), 64 * MIB) if sparse else os.posix_fallocate(f.fileno(), 0, 64 * MIB)
+    device = subprocess.check_output(['losetup', '--find', '--show', image], text=True).strip() if kind == 'loop' else image
+    try:
+        run('mkfs.hitrain', '--no-discard', device)
+        for options, state in ('dram=32M', 'idle' if sparse else 'off'), ('dram=32M,discard=on', 'idle'), ('dram=32M,background=off', 'off'):
+            run('hitrain', device, point, '-o', options)
+            assert engine(point)['state'] == state
+            run('umount.hitrain', point)
+    finally:
+        if kind == 'loop':
+            subprocess.run(['losetup', '--detach', device], check=True)
 
 
 def test_trim_discards_what_earlier_mounts_left(make_store):

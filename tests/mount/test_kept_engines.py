@@ -33,7 +33,7 @@ def check(root, kept):
 def test_engines_change_nothing_of_kept_steps(make_store):
     """Each kept step lies in a group of blocks that other files have left, and one has a copy outside of the model."""
     store = make_store('48M')
-    point = store.mount('commit=1')
+    point = store.mount('commit=1', 'background=off')
     for name in 'model', 'copy':
         (point / name).mkdir()
         word(point / name, 'dtype', 'f32')
@@ -53,7 +53,7 @@ def test_engines_change_nothing_of_kept_steps(make_store):
     for path in point.glob('*-*'):
         path.unlink()
     sync(point)
-    point = store.remount('dedup=on', 'compact=on', 'commit=1', 'background_rate=8G')
+    point = store.remount('commit=1', 'background_rate=8G')
     root = point / 'model'
     wait_for(lambda: figures(point, 'compact')['emptied'] and figures(point, 'dedup')['shared_bytes'], 'both engines')
     check(root, kept)

@@ -17,7 +17,7 @@ STEPS = 1000 if os.environ.get('HITRAIN_LONG') else 50
 PARAMETERS = {'often': 1, 'cold': 2, 'left': 3, 'right': 3}  # with the seeds of their content
 ELEMENTS = 40_000  # of each
 FILLERS = 96  # a group of blocks has room for 16, and keeps one
-ENGINES = 'dedup=on', 'compact=on', 'discard=on', 'compress=auto', 'compress_after=1', 'compress_inline=off', 'commit=1', 'background_rate=8G'
+ENGINES = 'discard=on', 'compress=auto', 'compress_after=1', 'compress_inline=off', 'commit=1', 'background_rate=8G'
 WORK = {'scrub': 'bytes', 'discard': 'discarded_bytes', 'dedup': 'shared_bytes', 'recompress': 'chunks', 'compact': 'moved_bytes'}
 
 
@@ -29,7 +29,7 @@ def worked(point):
 
 def prepare(store):
     """A model among files that leave groups of blocks nearly empty. `left` and `right` have the same content."""
-    point = store.mount()
+    point = store.mount('background=off')
     root = point / 'model'
     root.mkdir()
     word(root, 'dtype', 'f32')

@@ -90,7 +90,9 @@ static int make_layers(struct harness *k, unsigned optim_threads)
                                  .staging_bytes = 16 << 20,
                                  .shm_bytes = k->shm_bytes,
                                  .numa_node = HT_NUMA_OFF,
-                                 .discard = true,
+                                 .dedup = true,
+                                 .compact = true,
+                                 .discard = HT_DISCARD_ON,
                                  .compress_inline = HT_INLINE_ALWAYS, /* of files that may be compressed: none */
                                  .no_threads = true};
     int rc = ht_store_new(k->dev, k->dev_count, &opts, &k->store);

@@ -51,6 +51,13 @@ enum ht_inline {
     HT_INLINE_ALWAYS,
 };
 
+/* Do devices forget space that became free? */
+enum ht_discard_when {
+    HT_DISCARD_OFF,
+    HT_DISCARD_ON,   /* 2 s later */
+    HT_DISCARD_AUTO, /* 30 s later, and no file that has all its bytes: they would go to others (ht_dev_is_reserved) */
+};
+
 struct ht_store_opts {
     uint64_t dram_bytes;       /* DRAM tier; 0: a quarter of the available memory; at least 8 MiB */
     uint64_t shm_bytes;        /* of that, for images in shared memory; at most 75 % */
@@ -65,7 +72,8 @@ struct ht_store_opts {
     bool compact;               /* nearly empty groups of blocks are emptied */
     bool digest;                /* kept steps get digests */
     uint64_t dedup_index_bytes; /* heap for checksums at most; 0: 1/64 of dram_bytes */
-    bool discard;               /* devices forget space that became free */
+    enum ht_discard_when discard;
+    bool no_background;         /* no engine begins by itself; an operator may still scrub and trim */
     unsigned commit_ms;         /* unsynced data outside scopes may stay volatile so long; 0: no timer */
     unsigned compress_after_ms; /* content may be compressed when it has not changed for so long; 0: a minute */
     enum ht_inline compress_inline;

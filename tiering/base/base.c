@@ -165,3 +165,10 @@ int ht_array_grow(void **array, size_t *cap, size_t need, size_t size)
     *cap = want;
     return 0;
 }
+
+int ht_compare_numbers(const void *a, const void *b)
+{
+    uint64_t x = *(const uint64_t *)a, y = *(const uint64_t *)b;
+
+    return x < y ? -1 : x > y;
+}

@@ -74,5 +74,7 @@ unsigned ht_utf8_length(const char *text);
 int ht_random(void *buf, size_t len) HT_MUST_CHECK;
 /* Room for need elements of size bytes in an array that grows by at least half. -ENOMEM: it is as before. */
 int ht_array_grow(void **array, size_t *cap, size_t need, size_t size) HT_MUST_CHECK;
+/* For qsort, bsearch and tfind: things that begin with a uint64_t, the smallest first. */
+int ht_compare_numbers(const void *a, const void *b);
 
 #endif

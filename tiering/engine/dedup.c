@@ -141,7 +141,7 @@ static const struct ht_pass_user user;
 
 static int allocate(struct ht_dedup_pass *p)
 {
-    int rc = ht_pass_begin(&p->pass, p->s, &user, p, notes_max(p->s), p->bytes);
+    int rc = ht_pass_begin(&p->pass, p->s, &user, p, notes_max(p->s), 0, p->bytes);
     size_t objects = p->pass.walk.count;
 
     p->version = calloc(objects + 1, sizeof(*p->version));

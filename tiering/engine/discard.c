@@ -2,14 +2,16 @@
 /*
  * discard.c - devices forget what free space held.
  *
- *   free --space is released--> noted --2 s--> taken --the device has discarded it, or refused--> free
+ *   free --space is released--> noted --pause--> taken --the device has discarded it, or refused--> free
  *
  * Space is released when no durable record names it (object/deferred_free.c). From then on it may be written again, and
  * a discard is just another way to lose its content. While a discard is in flight its blocks are marked as taken, so no
  * write can reach the device before the discard, and be forgotten by it. A crash at any time leaves free space, with or
  * without its old content: recovery, fsck and scrub read what references name, and nothing else.
  *
- *   pause           space that is freed together is discarded together, in runs of up to 64 MiB
+ *   pause           space that is freed together is discarded together, in runs of up to 64 MiB: 2 s; by default 30 s,
+ *                   because a step frees what the next one uses
+ *   reserved file   by default it keeps its bytes: its file system could have none left for the next write
  *   step            batches of 16 runs, until 10 ms are over
  *   gate            a discard waits for a permit as a write of 1 MiB does, before it takes blocks
  *   full store      a discard takes at most a quarter of the free blocks, and writers wait for it (object/space.c)
@@ -25,10 +27,11 @@
 #include "tiering/object/context.h"
 #include "tiering/engine/engine_priv.h"
 
-#define PAUSE_NS UINT64_C(2000000000)
-
 /* A block device serves one discard after another: few at a time, so that none looks older than it is. */
 enum { EXTENTS = 16, WAVE = 4, PERMIT_BYTES = 1 << 20 };
+#define PAUSE_NS UINT64_C(2000000000)
+#define AUTO_PAUSE_NS UINT64_C(30000000000)
+
 enum { DISCARDED, REFUSED, FIGURES };
 
 /* --------------------------------------------------------------- a batch */
@@ -36,6 +39,26 @@ enum { DISCARDED, REFUSED, FIGURES };
 static bool takes_discards(const struct ht_store *s, unsigned device)
 {
     return s->dev[device] && !ht_dev_rdonly(s->dev[device]) && !(s->engine->discard.refused >> device & 1);
+}
+
+/* What became free there stays as it is. */
+static bool keeps_free(const struct ht_store *s, unsigned device)
+{
+    return s->opts.discard == HT_DISCARD_AUTO && s->dev[device] && ht_dev_is_reserved(s->dev[device]);
+}
+
+bool ht_discard_is_on(const struct ht_store *s)
+{
+    unsigned device = 0;
+
+    while (device < s->dev_count && (!s->dev[device] || keeps_free(s, device)))
+        device++;
+    return s->opts.discard && !s->opts.read_only && device < s->dev_count;
+}
+
+static uint64_t pause_ns(const struct ht_store *s)
+{
+    return s->opts.discard == HT_DISCARD_AUTO ? AUTO_PAUSE_NS : PAUSE_NS;
 }
 
 static bool is_refusal(int error)
@@ -158,7 +181,7 @@ static void walk_on(struct ht_store *s)
         ht_store_lock(s);
         bool has = !d->walk.ended && ht_alloc_has_freed(s->alloc, d->walk.device);
         ht_store_unlock(s);
-        if (has && takes_discards(s, d->walk.device)) {
+        if (has && takes_discards(s, d->walk.device) && !keeps_free(s, d->walk.device)) {
             (void)discard_some(s, &d->walk);
             return;
         }
@@ -180,7 +203,7 @@ static enum ht_step step(void *ctx, struct ht_budget *b)
         ht_store_unlock(s);
         if (!noted)
             return HT_STEP_IDLE;
-        d->due_ns = d->due_ns ? d->due_ns : now + PAUSE_NS;
+        d->due_ns = d->due_ns ? d->due_ns : now + pause_ns(s);
         if (now < d->due_ns) {
             b->at_ns = d->due_ns;
             return HT_STEP_IDLE;

@@ -123,19 +123,14 @@ static uint64_t recompress_rate(const struct ht_store_opts *o)
     return RECOMPRESS_RATE_BYTES;
 }
 
-static bool is_dedup_on(const struct ht_store_opts *o)
+static bool is_dedup_on(const struct ht_store *s)
 {
-    return o->dedup && !o->read_only;
+    return s->opts.dedup && !s->opts.read_only;
 }
 
-static bool is_compact_on(const struct ht_store_opts *o)
+static bool is_compact_on(const struct ht_store *s)
 {
-    return o->compact && !o->read_only;
-}
-
-static bool is_discard_on(const struct ht_store_opts *o)
-{
-    return o->discard && !o->read_only;
+    return s->opts.compact && !s->opts.read_only;
 }
 
 /* All but writeback, of which each NUMA node has one. */
@@ -143,7 +138,7 @@ static const struct {
     const struct ht_engine_type *type;
     enum ht_lane_id lane;
     uint64_t (*rate_bytes)(const struct ht_store_opts *o); /* a second; NULL: not paced */
-    bool (*is_on)(const struct ht_store_opts *o); /* by the options; it begins at the mount. NULL: when it is woken */
+    bool (*is_on)(const struct ht_store *s); /* by the options; it begins at the mount. NULL: when it is woken */
 } engines[HT_ENGINES] = {
     [HT_ENGINE_COMMIT] = {&ht_commit_engine, HT_LANE_COMMIT},
     [HT_ENGINE_CHECKPOINT] = {&checkpoint_engine, HT_LANE_CHECKPOINT},
@@ -152,12 +147,20 @@ static const struct {
     [HT_ENGINE_READAHEAD] = {&ht_readahead_engine, HT_LANE_READAHEAD},
     [HT_ENGINE_PLANNER] = {&ht_planner_engine, HT_LANE_PLANNER},
     [HT_ENGINE_SCRUB] = {&ht_scrub_engine, HT_LANE_BACKGROUND, scrub_rate},
-    [HT_ENGINE_DISCARD] = {&ht_discard_engine, HT_LANE_BACKGROUND, NULL, is_discard_on},
+    [HT_ENGINE_DISCARD] = {&ht_discard_engine, HT_LANE_BACKGROUND, NULL, ht_discard_is_on},
     [HT_ENGINE_DEDUP] = {&ht_dedup_engine, HT_LANE_BACKGROUND, usual_rate, is_dedup_on},
     [HT_ENGINE_RECOMPRESS] = {&ht_recompress_engine, HT_LANE_BACKGROUND, recompress_rate},
     [HT_ENGINE_COMPACT] = {&ht_compact_engine, HT_LANE_BACKGROUND, usual_rate, is_compact_on},
     [HT_ENGINE_DIGEST] = {&ht_digest_engine, HT_LANE_BACKGROUND, usual_rate},
 };
+
+/* Scrub begins when an operator says so. */
+static bool is_off(const struct ht_store *s, unsigned i)
+{
+    if (s->opts.no_background && engines[i].lane == HT_LANE_BACKGROUND && i != HT_ENGINE_SCRUB)
+        return true;
+    return engines[i].is_on && !engines[i].is_on(s);
+}
 
 int ht_engine_setup(struct ht_store *s)
 {
@@ -180,12 +183,9 @@ int ht_engine_setup(struct ht_store *s)
         }
         ht_lane_init(&e->lane[i], &config);
     }
-    for (unsigned i = 0; i < HT_ENGINES; i++) {
+    for (unsigned i = 0; i < HT_ENGINES; i++)
         ht_lane_add(&e->lane[engines[i].lane], &e->row[i], engines[i].type, s,
                     engines[i].rate_bytes ? engines[i].rate_bytes(&s->opts) : 0);
-        if (engines[i].is_on && !engines[i].is_on(&s->opts))
-            ht_row_off(&e->row[i]);
-    }
     s->engine = e;
     s->hooks.make_room = ht_writeback_make_room;
     s->hooks.wake_engines = wake_engines;
@@ -276,8 +276,11 @@ int ht_engine_start(struct ht_store *s)
     struct ht_engine *e = s->engine;
     int rc = 0;
 
+    for (unsigned i = 0; i < HT_ENGINES; i++)
+        if (is_off(s, i))
+            ht_row_off(&e->row[i]);
     ht_store_lock(s);
-    ht_alloc_note_freed(s->alloc, is_discard_on(&s->opts));
+    ht_alloc_note_freed(s->alloc, !is_off(s, HT_ENGINE_DISCARD));
     ht_store_unlock(s);
     if (s->opts.no_threads)
         return 0;
@@ -288,7 +291,7 @@ int ht_engine_start(struct ht_store *s)
     for (unsigned i = 0; !rc && i < HT_ENGINE_LANES; i++)
         rc = lanes[i].on_demand ? 0 : ht_lane_start(&e->lane[i]);
     for (unsigned i = 0; !rc && i < HT_ENGINES; i++)
-        rc = engines[i].is_on && engines[i].is_on(&s->opts) ? ht_row_wake(&e->row[i]) : 0;
+        rc = engines[i].is_on && !is_off(s, i) ? ht_row_wake(&e->row[i]) : 0;
     if (rc)
         ht_engine_stop(s);
     return rc;

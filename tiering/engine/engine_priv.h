@@ -130,6 +130,7 @@ struct ht_engine {
     bool started;
 };
 
+bool ht_discard_is_on(const struct ht_store *s); /* by the options, for a device at least */
 extern const struct ht_engine_type ht_planner_engine, ht_cleaning_engine;
 extern const struct ht_engine_type ht_commit_engine, ht_relief_engine, ht_digest_engine;
 

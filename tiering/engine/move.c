@@ -39,7 +39,6 @@
 #define MS UINT64_C(1000000)
 
 enum {
-    SLICE_CHUNKS = 256,
     PAUSE_MS = 1000,
     PERIOD_MS = 1000, /* between passes */
     VAIN_MS = 30000,  /* after one that gained little; twice as long after the next one */
@@ -70,84 +69,47 @@ static bool choose(struct ht_move_batch *b, unsigned *device, uint64_t *group) H
 
 /* ------------------------------------------------------------------ walking */
 
-/* The victim, or NULL. They are in order. */
-static struct ht_move_victim *find_victim(struct ht_move_batch *b, uint64_t key)
+static bool is_among(const uint32_t group[], unsigned n, uint32_t it)
 {
-    unsigned from = 0, end = b->count;
-
-    while (from < end) {
-        unsigned middle = (from + end) / 2;
-        if (b->victim[middle].key < key)
-            from = middle + 1;
-        else
-            end = middle;
-    }
-    return from < b->count && b->victim[from].key == key ? &b->victim[from] : NULL;
+    while (n && group[n - 1] != it)
+        n--;
+    return n;
 }
 
-static int note(struct ht_move_batch *b, const struct ht_owner_found *f)
-{
-    uint64_t before = ht_owners_bytes(&b->owners);
-    int rc = ht_owners_note(&b->owners, f);
-
-    *b->bytes += ht_owners_bytes(&b->owners) - before;
-    return rc;
-}
-
-/* One group alone has more owners than the notes may have. */
-static bool is_full(const struct ht_move_batch *b)
-{
-    return b->count == 1 && b->owners.count >= b->owners.most;
-}
-
-/* Has the walk noted this chunk for the victim? Its notes are the last ones, from `first` on. */
-static bool is_noted(const struct ht_move_batch *b, size_t first, unsigned victim)
-{
-    for (size_t i = first; i < b->owners.count; i++)
-        if (b->owners.found[i].group == victim)
-            return true;
-    return false;
-}
-
-/* The chunk is noted once for each victim that its extents reach into. */
-static int look_at(void *ctx, struct ht_obj *o, struct ht_chunk *c, uint64_t index) HT_REQUIRES(HT_LOCK_STORE)
+/* The victims that the extents of a content reach into, but those that stay. */
+static unsigned victims_of(void *ctx, const struct ht_ref *ref, uint32_t out[]) HT_REQUIRES(HT_LOCK_STORE)
 {
     struct ht_move_batch *b = ctx;
+    unsigned n = 0;
 
-    if (!(c->flags & HT_CH_PUB) || !ht_ref_holds(&c->pub))
-        return HT_WALK_ON;
-    if (ht_owners_lack_room(&b->owners, 0))
-        return HT_WALK_PAUSE;
-    size_t noted = b->owners.count;
-    uint64_t place = ht_ref_place(&c->pub);
-    for (unsigned i = 0; i < ht_ref_extents(&c->pub); i++) {
-        struct ht_extent e = ht_ref_extent(&c->pub, i);
+    for (unsigned i = 0; i < ht_ref_extents(ref); i++) {
+        struct ht_extent e = ht_ref_extent(ref, i);
         uint64_t end = (e.block + e.blocks - 1) / HT_ALLOC_GROUP_BLOCKS;
         for (uint64_t group = e.block / HT_ALLOC_GROUP_BLOCKS; group <= end; group++) {
-            struct ht_move_victim *v = find_victim(b, ht_place(e.device, group));
-            if (!v || is_noted(b, noted, (unsigned)(v - b->victim)))
+            uint64_t key = ht_place(e.device, group);
+            struct ht_move_victim *v = bsearch(&key, b->victim, b->count, sizeof(*v), ht_compare_numbers);
+            uint32_t at = v ? (uint32_t)(v - b->victim) : 0;
+            if (!v || is_among(out, n, at))
                 continue;
-            const struct ht_owner_found f = {place, o->oid, index, (unsigned)(v - b->victim)};
-            v->skip |= ht_owners_are_too_many(b->s, &c->pub) || is_full(b);
-            int rc = v->skip ? 0 : note(b, &f);
-            if (rc)
-                return rc;
+            v->skip |= ht_owners_are_too_many(b->s, ref) || ht_owners_are_full(&b->pass.shared, at);
+            if (!v->skip)
+                out[n++] = at;
         }
     }
-    return HT_WALK_ON;
+    return n;
 }
 
-static const struct ht_walk_visitor visitor = {.chunk = look_at};
+static const struct ht_pass_user user = {.groups = victims_of};
 
-/* Groups that leave the owners leave the batch. */
-static int walk(struct ht_move_batch *b)
+/* All was walked. Groups that left the notes leave the batch. */
+static void put_in_order(struct ht_move_batch *b)
 {
-    ht_owners_make_room(&b->owners);
-    if (b->owners.groups < b->count) {
-        b->count = (unsigned)b->owners.groups;
+    if (b->pass.shared.groups < b->count) {
+        b->count = (unsigned)b->pass.shared.groups;
         b->next_key = b->victim[b->count].key;
     }
-    return ht_walk_slice(&b->walk, &visitor, b, SLICE_CHUNKS);
+    ht_owners_sort(&b->pass.shared);
+    b->sorted = true;
 }
 
 /* -------------------------------------------------------------------- batch */
@@ -156,9 +118,8 @@ static void free_batch(struct ht_move_batch *b)
 {
     if (!b)
         return;
-    *b->bytes -= sizeof(*b) + HT_CHUNK_BYTES + ht_walk_bytes(&b->walk) + ht_owners_bytes(&b->owners);
-    ht_walk_end(&b->walk);
-    ht_owners_end(&b->owners);
+    *b->bytes -= sizeof(*b) + HT_CHUNK_BYTES;
+    ht_pass_end(&b->pass);
     free(b->buf);
     free(b);
 }
@@ -183,17 +144,6 @@ static int new_batch(struct ht_store *s, struct ht_move_batch **out)
     return 0;
 }
 
-/* The batch has its groups: the walk begins. */
-static int begin_walk(struct ht_move_batch *b)
-{
-    int rc = ht_walk_begin(&b->walk, b->s);
-
-    ht_owners_begin(&b->owners, 2 * (size_t)ht_owners_max(b->s), b->count);
-    if (!rc)
-        *b->bytes += ht_walk_bytes(&b->walk);
-    return rc;
-}
-
 /* ------------------------------------------------------------------- engine */
 
 /* True: the store has no more such groups. */
@@ -210,7 +160,7 @@ static bool choose_groups(struct ht_move_batch *b, unsigned *device, uint64_t *g
 /* What comes next cannot be divided, and takes longer than a step. */
 static bool is_long(const struct ht_move_batch *b)
 {
-    return ht_walk_is_over(&b->walk) && (b->sorted ? ht_move_is_long(b) : b->owners.count > HT_OWNERS_SORT_MAX);
+    return b->sorted ? ht_move_is_long(b) : ht_pass_is_long(&b->pass);
 }
 
 /* 1: the batch has more to do; 0: it is done. */
@@ -221,14 +171,12 @@ static int go_on(struct ht_move_batch *b, struct ht_budget *budget)
     budget->next_is_long = !budget->may_be_long && is_long(b);
     if (budget->next_is_long)
         return 1;
-    if (!ht_walk_is_over(&b->walk)) {
-        rc = walk(b);
-    } else if (b->sorted) {
+    if (!ht_walk_is_over(&b->pass.walk))
+        rc = ht_pass_next(&b->pass);
+    else if (b->sorted)
         rc = ht_move_unit(b, budget);
-    } else {
-        ht_owners_sort(&b->owners);
-        b->sorted = true;
-    }
+    else
+        put_in_order(b);
     return rc ? rc : !b->sorted || !ht_move_is_over(b);
 }
 
@@ -300,7 +248,7 @@ static bool begin_pass(struct ht_store *s, struct ht_compaction *c, uint64_t *ou
 
 static void end_batch(struct ht_store *s, struct ht_compaction *c)
 {
-    c->next_ns = ht_walk_next_ns(&c->batch->walk, 0);
+    c->next_ns = ht_walk_next_ns(&c->batch->pass.walk, 0);
     c->in_pass |= is_cut(c->batch, &c->device, &c->group);
     ht_move_open_all(c->batch);
     free_batch(c->batch);
@@ -315,7 +263,7 @@ static enum ht_step choose_step(struct ht_store *s, struct ht_compaction *c)
 
     c->in_pass = !choose_groups(b, &c->device, &c->group);
     if (b->count)
-        return begin_walk(b) ? HT_STEP_BLOCKED : HT_STEP_WORKED;
+        return ht_pass_begin(&b->pass, s, &user, b, 0, b->count, b->bytes) ? HT_STEP_BLOCKED : HT_STEP_WORKED;
     end_batch(s, c);
     return HT_STEP_WORKED;
 }
@@ -337,7 +285,7 @@ static enum ht_step step(void *ctx, struct ht_budget *budget)
             return HT_STEP_IDLE;
         return new_batch(s, &c->batch) ? HT_STEP_BLOCKED : HT_STEP_WORKED;
     }
-    if (!c->batch->walk.oids)
+    if (!c->batch->pass.walk.oids)
         return choose_step(s, c);
     int rc = go_on(c->batch, budget);
     if (rc > 0)

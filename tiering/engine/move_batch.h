@@ -7,8 +7,7 @@
 #include "tiering/space/alloc.h"
 #include "tiering/txn/txn.h"
 #include "tiering/engine/move.h"
-#include "tiering/engine/owners.h"
-#include "tiering/engine/walk.h"
+#include "tiering/engine/pass.h"
 
 enum {
     HT_MOVE_GROUPS_MAX = 4096,                    /* of a batch */
@@ -17,7 +16,7 @@ enum {
 
 /* A nearly empty group. */
 struct ht_move_victim {
-    uint64_t key; /* ht_place() of the group */
+    uint64_t key; /* ht_place() of the group. First: for ht_compare_numbers */
     bool skip;    /* something in it cannot be moved */
     bool closed;  /* it was closed: emptying it has begun */
 };
@@ -36,14 +35,13 @@ struct ht_move_batch {
     _Atomic uint64_t *figure, *bytes;                 /* of the row; heap of the engine */
     struct ht_move_victim victim[HT_MOVE_GROUPS_MAX]; /* in order */
     unsigned count, at, settled; /* at: the group that is emptied next; settled: groups before it are open again */
-    struct ht_walk walk;
-    struct ht_owners owners; /* group: the victim */
-    bool sorted;             /* they are in order. Then all was walked */
-    uint64_t next_key;       /* the first group that left the batch, since there were too many owners; 0: none */
-    uint64_t closed_blocks;  /* that were free in the groups that are closed */
-    uint64_t lsn;            /* of the last transaction that moved something; 0: all are durable */
-    uint8_t *buf;            /* a chunk */
-    unsigned flight;         /* contents that move together: what the devices serve in a part of a step */
+    struct ht_pass pass;         /* its groups are the victims */
+    bool sorted;                 /* its notes are in order. Then all was walked */
+    uint64_t next_key;           /* the first group that left the batch, since there were too many owners; 0: none */
+    uint64_t closed_blocks;      /* that were free in the groups that are closed */
+    uint64_t lsn;                /* of the last transaction that moved something; 0: all are durable */
+    uint8_t *buf;                /* a chunk */
+    unsigned flight;             /* contents that move together: what the devices serve in a part of a step */
 };
 
 /*

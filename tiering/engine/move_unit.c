@@ -191,7 +191,7 @@ static bool fits(const struct unit *u, unsigned before, unsigned owners)
 /* All that lies in a group. GATHERED; or nothing was gathered: FULL, STAYS, NOT_DURABLE, -ENOMEM. */
 static int gather_group(struct unit *u, unsigned victim) HT_REQUIRES(HT_LOCK_STORE)
 {
-    const struct ht_owners *w = &u->b->owners;
+    const struct ht_owners *w = &u->b->pass.shared;
     struct ht_move_victim *v = &u->b->victim[victim];
     size_t first = ht_owners_first_of(w, victim), end = ht_owners_first_of(w, victim + 1);
     unsigned n = (unsigned)(end - first), before = u->count, inside = 0;
@@ -226,7 +226,7 @@ bool ht_move_is_long(const struct ht_move_batch *b)
 {
     if (b->at == b->count || has_enough(b))
         return false;
-    return ht_owners_first_of(&b->owners, b->at + 1) - ht_owners_first_of(&b->owners, b->at) > UNIT_OWNERS;
+    return ht_owners_first_of(&b->pass.shared, b->at + 1) - ht_owners_first_of(&b->pass.shared, b->at) > UNIT_OWNERS;
 }
 
 /*

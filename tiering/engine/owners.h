@@ -36,8 +36,7 @@ struct ht_store;
 enum { HT_OWNERS_MAX = 1 << 17, HT_OWNERS_RECORD_BYTES = 128 };
 
 enum {
-    HT_OWNERS_LONG = 2048,      /* work on more owners of one place takes longer than a step (scheduler.h) */
-    HT_OWNERS_SORT_MAX = 16384, /* so does putting more notes in order */
+    HT_OWNERS_LONG = 2048, /* work on more notes takes longer than a step (scheduler.h) */
 };
 
 struct ht_owner_found {

@@ -61,10 +61,35 @@ static uint64_t content_of(const struct ht_obj *o, const struct ht_ref *ref)
     return ht_id_hash(ref->checksum ^ ht_id_hash(form)) | 1;
 }
 
+static int note(struct ht_pass *p, const struct ht_owner_found *f)
+{
+    uint64_t before = ht_owners_bytes(&p->shared);
+    int rc = ht_owners_note(&p->shared, f);
+
+    *p->bytes += ht_owners_bytes(&p->shared) - before;
+    return rc ? rc : HT_WALK_ON;
+}
+
+static int note_groups(struct ht_pass *p, const struct ht_obj *o, const struct ht_ref *ref, uint64_t index)
+    HT_REQUIRES(HT_LOCK_STORE)
+{
+    struct ht_owner_found f = {.place = ht_ref_place(ref), .oid = o->oid, .index = index};
+    uint32_t group[HT_CHUNK_BYTES / HT_BLOCK_BYTES];
+    int rc = HT_WALK_ON;
+
+    if (ht_owners_lack_room(&p->shared, 0))
+        return HT_WALK_PAUSE;
+    for (unsigned i = 0, n = p->user->groups(p->ctx, ref, group); rc == HT_WALK_ON && i < n; i++) {
+        f.group = group[i];
+        rc = note(p, &f);
+    }
+    return rc;
+}
+
 static int note_owner(struct ht_pass *p, const struct ht_obj *o, const struct ht_ref *ref, uint64_t index, bool twins)
     HT_REQUIRES(HT_LOCK_STORE)
 {
-    uint64_t before = ht_owners_bytes(&p->shared), place = ht_ref_place(ref);
+    uint64_t place = ht_ref_place(ref);
     uint64_t content = twins ? content_of(o, ref) : 0;
     const struct ht_owner_found f = {.place = place,
                                      .oid = o->oid,
@@ -73,11 +98,7 @@ static int note_owner(struct ht_pass *p, const struct ht_obj *o, const struct ht
                                      .bytes = ref->stored,
                                      .content = content};
 
-    if (ht_owners_lack_room(&p->shared, f.group))
-        return HT_WALK_PAUSE;
-    int rc = ht_owners_note(&p->shared, &f);
-    *p->bytes += ht_owners_bytes(&p->shared) - before;
-    return rc ? rc : HT_WALK_ON;
+    return ht_owners_lack_room(&p->shared, f.group) ? HT_WALK_PAUSE : note(p, &f);
 }
 
 static int take(struct ht_pass *p, struct ht_obj *o, const struct ht_ref *ref, uint64_t index)
@@ -118,7 +139,8 @@ static int look_at(void *ctx, struct ht_obj *o, struct ht_chunk *c, uint64_t ind
 
     p->current.oid = 0;
     if (published && !came)
-        rc = come(p, o, &c->pub, index, p->user->content(p->ctx, o, c));
+        rc = p->user->groups ? note_groups(p, o, &c->pub, index)
+                             : come(p, o, &c->pub, index, p->user->content(p->ctx, o, c));
     if (!current || (rc != HT_WALK_ON && rc != HT_WALK_TAKEN))
         return rc;
     if (rc == HT_WALK_ON) {
@@ -242,11 +264,11 @@ static void next_part(struct ht_pass *p)
 /* ------------------------------------------------------------------- a pass */
 
 int ht_pass_begin(struct ht_pass *p, struct ht_store *s, const struct ht_pass_user *user, void *ctx, size_t notes,
-                  _Atomic uint64_t *bytes)
+                  uint64_t groups, _Atomic uint64_t *bytes)
 {
     *p = (struct ht_pass){.s = s, .user = user, .ctx = ctx, .bytes = bytes};
     p->notes_max = notes ? notes : 2 * (size_t)ht_owners_max(s);
-    begin_part(p, (struct ht_owners_part){0});
+    begin_part(p, (struct ht_owners_part){.hashes = groups});
     p->hashes_left = p->shared.groups;
     int rc = ht_walk_begin(&p->walk, s);
     *bytes += ht_walk_bytes(&p->walk);

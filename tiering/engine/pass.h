@@ -37,13 +37,18 @@ enum ht_pass_want {
     HT_PASS_ALONE, /* at once, with this owner alone */
 };
 
-/* What an engine wants. Each may be NULL but content. The ctx is the engine's. */
+/* What an engine wants. Each may be NULL, but it has either content or groups. The ctx is the engine's. */
 struct ht_pass_user {
     /* As of struct ht_walk_visitor. */
     bool (*wants)(void *ctx, uint64_t oid);
     bool (*object)(void *ctx, const struct ht_obj *o);
     /* Of the chunk's published reference, or with `current` of either. Lock held. */
     enum ht_pass_want (*content)(void *ctx, const struct ht_obj *o, const struct ht_chunk *c);
+    /*
+     * Nothing comes, but the notes are the user's once all was walked: the owners of published content, once in each
+     * group. The groups of a content, each once, at most as many as it has blocks. Lock held.
+     */
+    unsigned (*groups)(void *ctx, const struct ht_ref *ref, uint32_t out[]);
     bool current; /* also bytes that are not published yet */
     bool lone;    /* also what was wanted beside its twins and has none */
 };
@@ -67,9 +72,12 @@ struct ht_pass {
     unsigned owners_cap;
 };
 
-/* notes: how many there may be; 0: the usual number. -ENOMEM: end it all the same. */
+/*
+ * notes: how many there may be; 0: the usual number. groups: of a user of groups, of which the last ones leave if there
+ * is no room for all notes. -ENOMEM: end it all the same.
+ */
 int ht_pass_begin(struct ht_pass *p, struct ht_store *s, const struct ht_pass_user *user, void *ctx, size_t notes,
-                  _Atomic uint64_t *bytes) HT_MUST_CHECK;
+                  uint64_t groups, _Atomic uint64_t *bytes) HT_MUST_CHECK;
 void ht_pass_end(struct ht_pass *p); /* also of one that never began */
 bool ht_pass_is_over(const struct ht_pass *p);
 /* The next piece of work cannot be divided, and takes longer than a step. */

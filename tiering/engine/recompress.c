@@ -68,13 +68,6 @@ static void round_free(struct ht_recompress_round *r)
     free(r);
 }
 
-static int by_oid(const void *a, const void *b)
-{
-    uint64_t x = *(const uint64_t *)a, y = *(const uint64_t *)b;
-
-    return x < y ? -1 : x > y;
-}
-
 static const struct ht_pass_user user;
 
 static int round_new(struct ht_store *s, struct ht_recompress_round **out)
@@ -87,7 +80,7 @@ static int round_new(struct ht_store *s, struct ht_recompress_round **out)
     r->c = &s->engine->recompress;
     int rc = ht_recompress_batch_init(&r->batch, s, r->c);
     if (!rc)
-        rc = ht_pass_begin(&r->pass, s, &user, r, 0, &r->c->bytes);
+        rc = ht_pass_begin(&r->pass, s, &user, r, 0, 0, &r->c->bytes);
     r->seen = rc ? NULL : malloc((r->pass.walk.count + 1) * sizeof(*r->seen));
     if (!rc && !r->seen)
         rc = -ENOMEM;
@@ -124,7 +117,7 @@ static int round_end(struct ht_recompress_round *r)
 static bool was_seen(const struct ht_recompress *c, const struct ht_recompress_seen *now)
 {
     const struct ht_recompress_seen *before =
-        c->seen ? bsearch(&now->oid, c->seen, c->seen_count, sizeof(*c->seen), by_oid) : NULL;
+        c->seen ? bsearch(&now->oid, c->seen, c->seen_count, sizeof(*c->seen), ht_compare_numbers) : NULL;
 
     return before && before->version == now->version;
 }

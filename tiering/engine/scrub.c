@@ -244,7 +244,7 @@ static int next_frame(struct ht_scrub_run *r)
         rewrite_log(r);
     r->phase = CHUNKS;
     r->twins = ht_dedup_waits(r->s);
-    rc = ht_pass_begin(&r->pass, r->s, &user, r, 0, &r->c->bytes);
+    rc = ht_pass_begin(&r->pass, r->s, &user, r, 0, 0, &r->c->bytes);
     return rc ? rc : 1;
 }
 

@@ -13,25 +13,18 @@
 
 enum { REST_SHARE = 50 }; /* between walks, at least so many times what the last one took */
 
-static int by_number(const void *a, const void *b)
-{
-    uint64_t x = *(const uint64_t *)a, y = *(const uint64_t *)b;
-
-    return x < y ? -1 : x > y;
-}
-
 int ht_walk_begin(struct ht_walk *w, struct ht_store *s)
 {
     *w = (struct ht_walk){.s = s};
     int rc = ht_store_oids(s, &w->oids, &w->count);
     if (!rc)
-        qsort(w->oids, w->count, sizeof(*w->oids), by_number);
+        qsort(w->oids, w->count, sizeof(*w->oids), ht_compare_numbers);
     return rc;
 }
 
 size_t ht_walk_find(const struct ht_walk *w, uint64_t oid)
 {
-    const uint64_t *at = bsearch(&oid, w->oids, w->count, sizeof(*w->oids), by_number);
+    const uint64_t *at = bsearch(&oid, w->oids, w->count, sizeof(*w->oids), ht_compare_numbers);
 
     return at ? (size_t)(at - w->oids) : w->count;
 }

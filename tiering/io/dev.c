@@ -110,6 +110,11 @@ bool ht_dev_is_local(const struct ht_dev *dev)
     return dev->local;
 }
 
+bool ht_dev_is_reserved(const struct ht_dev *dev)
+{
+    return dev->reserved;
+}
+
 uint64_t ht_dev_place(const struct ht_dev *dev)
 {
     return dev->place;

@@ -78,6 +78,11 @@ int ht_dev_numa_node(const struct ht_dev *dev);    /* or HT_NUMA_OFF */
  * systems, which it holds.
  */
 bool ht_dev_is_local(const struct ht_dev *dev);
+/*
+ * Its file system had room for all its bytes when the device was opened: it is a file without holes. A discard gives
+ * room to other files there, and a later write may fail.
+ */
+bool ht_dev_is_reserved(const struct ht_dev *dev);
 /* The same for all names of the same bytes that this kernel knows, as long as it runs. */
 uint64_t ht_dev_place(const struct ht_dev *dev);
 /* From now on each write and discard fails with -EROFS. Those in flight go on. Any thread. */

@@ -29,6 +29,7 @@ struct ht_dev {
     int below_fd[4]; /* what loop devices show, held, too */
     unsigned below_count;
     bool local;           /* see ht_dev_is_local */
+    bool reserved;        /* see ht_dev_is_reserved */
     uint64_t place;       /* see ht_dev_place */
     _Atomic bool stopped; /* takes no write any more */
     uint64_t size;

@@ -80,16 +80,26 @@ static int lock_part(int fd, bool rdonly, const struct ht_bytes *part)
     return errno == EAGAIN || errno == EACCES ? -EBUSY : -errno;
 }
 
+/* Of a file that cannot be seen it is supposed. */
+static bool is_reserved(int fd)
+{
+    struct stat st;
+
+    return fd < 0 || fstat(fd, &st) != 0 || (uint64_t)st.st_blocks * 512 >= (uint64_t)st.st_size;
+}
+
 static int hold_thing(const struct ht_below_thing *t, struct ht_dev *dev)
 {
     int fd, rc;
 
     if (t->path[0] == '\0' || dev->below_count == HT_ARRAY_SIZE(dev->below_fd)) {
         dev->local = false; /* a nonce on the device has to do (claim.h) */
+        dev->reserved |= t->bytes.file;
         return 0;
     }
     fd = open(t->path, (dev->rdonly ? O_RDONLY : O_RDWR) | O_CLOEXEC | (t->bytes.file ? 0 : O_EXCL));
     rc = fd < 0 ? -errno : t->bytes.file ? lock_part(fd, dev->rdonly, &t->bytes) : 0;
+    dev->reserved |= t->bytes.file && is_reserved(fd);
     if (rc == 0 || rc == -EBUSY)
         dev->local &= fd >= 0 && t->bytes.file && ht_below_is_local(fd);
     if (rc != 0 && fd >= 0)
@@ -134,6 +144,7 @@ static int try_open(struct source *s, struct ht_dev *dev)
         rc = dev->hold_fd < 0 ? -errno : 0;
     }
     dev->local = s->kind != A_FILE || ht_below_is_local(dev->fd);
+    dev->reserved = s->kind == A_FILE && is_reserved(dev->fd);
     if (rc == 0 && s->kind == A_FILE)
         rc = lock_part(dev->fd, dev->rdonly, &s->below.thing[0].bytes);
     if (rc == 0)

@@ -144,7 +144,7 @@ struct ht_format_opts {
 int ht_super_format(struct ht_dev *const devs[], unsigned dev_count, const struct ht_format_opts *opts,
                     struct ht_super *out_sb) HT_MUST_CHECK;
 
-/* Ids of this host and this boot, 16 bytes each (zeros when unknown). */
+/* Ids of this host and this boot, 16 bytes each (zeros when unknown), as they were when first asked for. */
 void ht_host_ids(uint8_t out_host[16], uint8_t out_boot[16]);
 
 #endif

@@ -8,6 +8,7 @@
  */
 #include "tiering/space/super_priv.h"
 
+#include <pthread.h>
 #include <stdio.h>
 
 #define LOG_PLACE (1 * HT_MIB) /* of the first log region on a device; later regions are aligned to it too */
@@ -164,8 +165,19 @@ static void read_id(const char *path, uint8_t out[16])
         memset(out, 0, 16);
 }
 
+static uint8_t host_id[16], boot_id[16];
+
+static void read_ids(void)
+{
+    read_id("/etc/machine-id", host_id);
+    read_id("/proc/sys/kernel/random/boot_id", boot_id);
+}
+
 void ht_host_ids(uint8_t out_host[16], uint8_t out_boot[16])
 {
-    read_id("/etc/machine-id", out_host);
-    read_id("/proc/sys/kernel/random/boot_id", out_boot);
+    static pthread_once_t once = PTHREAD_ONCE_INIT;
+
+    (void)pthread_once(&once, read_ids);
+    memcpy(out_host, host_id, sizeof(host_id));
+    memcpy(out_boot, boot_id, sizeof(boot_id));
 }

@@ -163,13 +163,6 @@ uint64_t ht_store_available(struct ht_store *s)
 
 /* ------------------------------------------------------------------ walk */
 
-static int by_number(const void *a, const void *b)
-{
-    uint64_t x = *(const uint64_t *)a, y = *(const uint64_t *)b;
-
-    return x < y ? -1 : x > y;
-}
-
 static int walk_object(struct ht_obj *o, int (*fn)(void *, const struct ht_chunk_info *), void *ctx)
     HT_REQUIRES(HT_LOCK_STORE)
 {
@@ -214,7 +207,7 @@ int ht_store_walk(struct ht_store *s, int (*fn)(void *ctx, const struct ht_chunk
     if (rc)
         return rc;
     HT_UNSHARED(HT_LOCK_STORE);
-    qsort(oids, count, sizeof(*oids), by_number);
+    qsort(oids, count, sizeof(*oids), ht_compare_numbers);
     for (size_t i = 0; !rc && i < count; i++)
         rc = walk_object(ht_obj_find_locked(s, oids[i]), fn, ctx);
     free(oids);

@@ -34,6 +34,8 @@ TEST(defaults)
     ck_assert_uint_eq(o.store.commit_ms, 5000);
     ck_assert_int_eq(o.store.numa_node, HT_NUMA_AUTO);
     ck_assert(!o.foreground && !o.store.read_only && !o.tune && !o.allow_other);
+    ck_assert(o.store.dedup && o.store.compact && !o.store.no_background && o.compress == false);
+    ck_assert_int_eq(o.store.discard, HT_DISCARD_AUTO);
     ht_options_free(&o);
 }
 
@@ -57,6 +59,23 @@ TEST(all_options)
     ck_assert_uint_eq(o.optim_threads, 3);
     ck_assert_int_eq(o.store.numa_node, 1);
     ck_assert_str_eq((const char *)o.passed.data, "ro,noatime");
+    ht_options_free(&o);
+}
+
+TEST(engines_are_turned_off)
+{
+    struct ht_options o;
+
+    ck_assert_int_eq(parse("a /mnt -o dedup=off,compact=off,discard=off", &o), 0);
+    ck_assert(!o.store.dedup && !o.store.compact && !o.store.no_background);
+    ck_assert_int_eq(o.store.discard, HT_DISCARD_OFF);
+    ht_options_free(&o);
+    ck_assert_int_eq(parse("a /mnt -o background=off,discard=on", &o), 0);
+    ck_assert(o.store.no_background);
+    ck_assert_int_eq(o.store.discard, HT_DISCARD_ON);
+    ht_options_free(&o);
+    ck_assert_int_eq(parse("a /mnt -o background=off,background=on", &o), 0);
+    ck_assert(!o.store.no_background);
     ht_options_free(&o);
 }
 
@@ -98,6 +117,9 @@ TEST(wrong_ones_are_refused)
         "a m -o dedup",
         "a m -o dedup=yes",
         "a m -o compact=1",
+        "a m -o discard=yes",
+        "a m -o background",
+        "a m -o background=auto",
         "a m -o dedup_index=1k",
         "a m -o user_id=0",
         "a m -o remount=1",
