@@ -14,7 +14,7 @@ import threading
 import time
 
 from engine import Engine, shown
-from errors import Again, BY_CODE, Failed, NoProgram, Silent
+from errors import Again, BY_CODE, Failed, NoProgram, Unknown
 import wire
 
 RESTART_S_MAX = 10
@@ -170,7 +170,7 @@ class Client(Engine):
                     self.program = Program(self.path, self.whole_url, self.slots, self.object_bytes_max)
                     return self.program
             if time.monotonic() + max(wait, 0.05) > deadline:
-                raise Silent(f'{self.url} has not answered; {os.path.basename(self.path)} was started again')
+                raise Unknown(f'{self.url} has not answered; {os.path.basename(self.path)} was started again')
             time.sleep(max(wait, 0.05))
 
     def _note_end(self):
@@ -206,7 +206,7 @@ class Client(Engine):
             if program.ended:
                 raise Again(f'{os.path.basename(self.path)} ended or was killed')
         if request.result is None:
-            raise Silent(f'{self.url} has not answered')
+            raise Unknown(f'{self.url} has not answered')
         result, flags, count, text = request.result
         has_data = verb in (wire.GET, wire.LIST) and result == wire.OK
         data = memoryview(program.memory[begin:begin + count]) if has_data and count <= min(length, program.slot_bytes) else b''

@@ -8,7 +8,7 @@
     vault.remove(key)                    well also where no such key is
     vault.close()
 
-Every call takes `timeout=` in seconds, else that of open(). It ends by then with errors.Silent: a deed may have been done,
+Every call takes `timeout=` in seconds, else that of open(). It ends by then with errors.Unknown: a deed may have been done,
 or may be done later. Other errors are the classes of errors.py. All methods may be called by several threads at once; each
 call has a slot of its own, and waits for one where all are taken.
 
@@ -20,7 +20,7 @@ import re
 import time
 import urllib.parse
 
-from errors import Again, Failed, Gone, Refused, Silent, TooLarge
+from errors import Again, EngineError, Failed, Full, Missing, NoProgram, NoVault, Refused, TooLarge, Unknown  # noqa: F401
 import wire
 
 TIMEOUT_S = 30
@@ -64,7 +64,7 @@ class Engine:
     def _is_own(self, key, parts, total, deadline):
         try:
             found = self._repeat(wire.GET, key, deadline, length=self.object_bytes_max)[3]
-        except Gone:
+        except Missing:
             return False
         return len(found) == total and bytes(found) == b''.join(parts)
 
@@ -121,7 +121,7 @@ class Engine:
                 why = f' ({e})'
             left = deadline - time.monotonic()
             if left <= wait:
-                raise Silent(f'{self.url} has not answered{why}')
+                raise Unknown(f'{self.url} has not answered{why}')
             time.sleep(wait)
             wait = min(2 * wait, RETRY_S_MAX)
 

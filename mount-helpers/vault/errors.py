@@ -1,18 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
 """What an engine can answer. Each class has a number of the protocol (wire.py) and a message that names a remedy."""
+from objects import Failure
 
 
-class EngineError(Exception):
-    """A message for the user. It names the vault and never shows a secret."""
+class EngineError(Failure):
+    """A message for the user. It names the vault and never shows a secret. Only Unknown leaves open what was done."""
     code = 0
 
 
-class Gone(EngineError):
+class Missing(EngineError):
     """There is no object with this key."""
     code = 2
 
 
-class Missing(EngineError):
+class NoVault(EngineError):
     """The place of the vault is not there: a folder, bucket or pool."""
     code = 3
 
@@ -42,8 +43,8 @@ class Failed(EngineError):
     code = 8
 
 
-class Silent(EngineError):
-    """No answer before the deadline. A deed may have been done, or may be done later."""
+class Unknown(EngineError):
+    """No answer before the deadline: the engine is silent. A deed may have been done, or may be done later."""
     code = 9
 
 

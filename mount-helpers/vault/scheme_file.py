@@ -13,7 +13,7 @@ import stat
 import time
 import urllib.parse
 
-from errors import Again, Failed, Full, Gone, Missing, Refused, TooLarge
+from errors import Again, Failed, Full, Missing, NoVault, Refused, TooLarge
 import wire
 
 FULL = {errno.ENOSPC, errno.EDQUOT}
@@ -122,7 +122,7 @@ class File:
                 out.append(entry)
                 if len(out) >= ENTRIES_MAX:
                     return out, True
-        except Gone:
+        except Missing:
             pass
         return out, False
 
@@ -158,7 +158,7 @@ class File:
     def _below(self, key, prefix, after, now):
         try:
             yield from self._walk(key, prefix, after, now)
-        except Gone:
+        except Missing:
             pass
 
     def _drop_leftover(self, at, name, now):
@@ -187,7 +187,7 @@ class File:
         folder, _, name = key.rpartition('/')
         try:
             at = self._folder(folder)
-        except Gone:
+        except Missing:
             return
         try:
             os.unlink(name, dir_fd=at)
@@ -203,7 +203,7 @@ class File:
         try:
             return os.open(self.root, FOLDER & ~os.O_NOFOLLOW)
         except (FileNotFoundError, NotADirectoryError):
-            raise Missing('there is no such folder; mount its file system, or make the folder') from None
+            raise NoVault('there is no such folder; mount its file system, or make the folder') from None
         except OSError as e:
             raise self._error(e) from None
 
@@ -243,7 +243,7 @@ class File:
         except FileExistsError:
             return
         except FileNotFoundError:
-            raise Missing('the folder above it is not there; mount its file system, or make the folder') from None
+            raise NoVault('the folder above it is not there; mount its file system, or make the folder') from None
         except OSError as e:
             raise self._error(e) from None
         above = os.open(os.path.dirname(self.root), FOLDER & ~os.O_NOFOLLOW)
@@ -258,7 +258,7 @@ class File:
         if e.errno in REFUSED:
             return Refused(f'{e.strerror}: give this user access to the folder')
         if e.errno in (errno.ENOENT, errno.ENOTDIR):
-            return Gone(f'no object {key}')
+            return Missing(f'no object {key}')
         if e.errno == errno.EFBIG:
             return TooLarge('the file system takes no file of this size')
         if e.errno in NO_LINK:

@@ -14,7 +14,7 @@ first that fits a request is used up by it:
     late=S        says `again`, and does it S seconds afterwards
     end-before, end-after   the program ends before, or after, it did it
     hang          the program stops as a whole (SIGSTOP)
-    full, refused, missing, gone, failed    this error
+    full, refused, missing, no-vault, failed   this error
     stale=N       a list without the N newest objects
     flip=AT       a get with one bit of byte AT changed;  cut=N  the first N bytes alone
 """
@@ -25,12 +25,12 @@ import threading
 import time
 import urllib.parse
 
-from errors import Again, Failed, Full, Gone, Missing, Refused
+from errors import Again, Failed, Full, Missing, NoVault, Refused
 from scheme_file import File
 import wire
 
 LINE = re.compile(r'(?:(\d+|\*)\*)?([a-z-]+)(?:=([0-9.]+))? (put_new|get|list|remove|any)(?: (\S+))?')
-ERRORS = {'full': Full, 'refused': Refused, 'missing': Missing, 'gone': Gone, 'failed': Failed, 'again': Again}
+ERRORS = {'full': Full, 'refused': Refused, 'no-vault': NoVault, 'missing': Missing, 'failed': Failed, 'again': Again}
 
 
 class Memory:
@@ -52,7 +52,7 @@ class Memory:
     def get(self, key, offset, room, deadline):
         with self.lock:
             if key not in self.objects:
-                raise Gone(f'no object {key}')
+                raise Missing(f'no object {key}')
             part = self.objects[key][0][offset:offset + len(room)]
         room[:len(part)] = part
         return len(part)
