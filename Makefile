@@ -185,6 +185,8 @@ dir_hitrain-fsck := mount-helpers/fsck
 dir_hitrainctl := mount-helpers/hitrainctl
 
 tools := $(wildcard mount-helpers/tools/*.py)
+vault := $(wildcard mount-helpers/vault/*.py)
+vault_programs := $(wildcard mount-helpers/vault/hitrain-vault-*)
 
 HELPER_DIRS := $(filter-out fs/daemon,$(foreach p,$(PROGRAMS),$(dir_$(p))))
 # Low to high. A unit test of a layer is linked only with that layer and those before it.
@@ -286,13 +288,15 @@ endef
 # ---- rules ----
 
 .PHONY: all libs tests clients
-all: $(patsubst %,$(B)/bin/%,$(built_programs)) $(patsubst mount-helpers/%,$(B)/share/hitrain/%,$(tools)) libs
+all: $(patsubst %,$(B)/bin/%,$(built_programs) $(notdir $(vault_programs))) $(patsubst mount-helpers/%,$(B)/share/hitrain/%,$(tools) $(vault)) libs
 libs: $(foreach d,$(LAYERS),$(call archive,$(d)))
 tests: $(test_programs) $(fuzz_programs) $(B)/tests/fuzz/seeds clients
 clients: $(client_programs) $(B)/bench/replay $(patsubst %,$(B)/%,$(bench_clients))
 
 # hitrainctl runs them from the folder beside its own.
-$(B)/share/hitrain/tools/%: mount-helpers/tools/%
+$(B)/share/hitrain/%: mount-helpers/%
+	@mkdir -p $(@D); cp $< $@
+$(patsubst %,$(B)/bin/%,$(notdir $(vault_programs))): $(B)/bin/%: mount-helpers/vault/%
 	@mkdir -p $(@D); cp $< $@
 
 # Rebuilds when the command has changed.
@@ -523,8 +527,10 @@ install: all
 	$(if $(filter umount.hitrain,$(in_sbin)),ln -sf umount.hitrain '$(DESTDIR)$(SBINDIR)/umount.fuse.hitrain')
 	$(if $(PYTHONDIR),$(MAKE) --no-print-directory install-client,@echo 'there is no $(PYTHON), so the PyTorch client is not installed')
 	$(foreach s,7 8,install -d '$(DESTDIR)$(MANDIR)/man$(s)' && install -m 644 $(filter %.$(s),$(man_pages)) '$(DESTDIR)$(MANDIR)/man$(s)' &&) :
-	install -d '$(DESTDIR)$(PREFIX)/share/hitrain/tools'
+	install -m 755 $(vault_programs) '$(DESTDIR)$(PREFIX)/bin'
+	install -d '$(DESTDIR)$(PREFIX)/share/hitrain/tools' '$(DESTDIR)$(PREFIX)/share/hitrain/vault'
 	install -m 644 $(tools) '$(DESTDIR)$(PREFIX)/share/hitrain/tools'
+	install -m 644 $(vault) '$(DESTDIR)$(PREFIX)/share/hitrain/vault'
 	install -m 644 mount-helpers/monitoring/grafana.json mount-helpers/monitoring/alerts.yaml '$(DESTDIR)$(PREFIX)/share/hitrain'
 
 install-client:
@@ -551,7 +557,7 @@ deb:
 	@HITRAIN_BIN='$(abspath $(O))/deb/bin' mount-helpers/package/deb.sh '$(abspath $(O))/deb/root' '$(VERSION)' '$(O)/deb'
 
 uninstall:
-	rm -f $(foreach p,hitrain hitrainctl,'$(DESTDIR)$(PREFIX)/bin/$(p)') \
+	rm -f $(foreach p,hitrain hitrainctl $(notdir $(vault_programs)),'$(DESTDIR)$(PREFIX)/bin/$(p)') \
 		$(foreach p,mkfs.hitrain mount.hitrain mount.fuse.hitrain umount.hitrain umount.fuse.hitrain hitrain-fsck fsck.hitrain,'$(DESTDIR)$(SBINDIR)/$(p)') \
 		$(foreach m,$(notdir $(man_pages)),'$(DESTDIR)$(MANDIR)/man$(subst .,,$(suffix $(m)))/$(m)')
 	rm -rf '$(DESTDIR)$(PREFIX)/share/hitrain'
