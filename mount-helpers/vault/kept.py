@@ -48,6 +48,15 @@ def state_path(path, state):
     return (folder + b'/' if folder else b'') + HIDDEN + b'/state/' + name + b'/' + state
 
 
+def is_on_store(fd):
+    """Is it a file of a mounted store?"""
+    at = os.fstat(fd).st_dev
+    number = f'{os.major(at)}:{os.minor(at)}'
+    with open('/proc/self/mountinfo', 'rb') as mounts:
+        lines = [line.split() for line in mounts]
+    return any(line[2] == number.encode() and b'fuse.hitrain' in line[6:] for line in lines)
+
+
 # ---- the step ----
 
 def explain(path, e):

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A step outside a store: the records of its names, attributes, content and optimizer state (docs/vault-format.md).
 
-    about, [base], entry of the root, { entry, its blocks, { state, its blocks } }, end mark
+    summary, [segments | base], entry of the root, { entry, its blocks, { state, its blocks } }, end mark
 
 A block is its bytes (in a pipe), or the place in a segment (in a vault). In a pipe runs of blocks may be named that the
 base, an earlier step of the receiver, has, too. A step has one order of records, so its digest needs no list of names.
@@ -9,29 +9,29 @@ base, an earlier step of the receiver, has, too. A step has one order of records
 import collections
 import struct
 
-from entry import FILE, Entry, check_entry, check_order, check_path, check_state, is_in_digest, os_text, pack_entry, \
-    parse_entry
-from objects import (END, NO_VAULT, NUMBER_MAX, RANKS_MAX, Damage, is_job)
-from places import BLOCK_BYTES, PLACE_BYTES, RAW, check_place, pack_place, parse_places
+from entry import (FILE, check_entry, check_order, check_path, check_state, is_in_digest, os_text, pack_entry,
+                   parse_entry)
+import heads
+from objects import (END, HEADER_BYTES, MANIFEST, NUMBER_MAX, OBJECT_BYTES_MAX, RECORD_BYTES, Bytes, Damage, Failure,
+                     RecordReader, pack_header, pack_record_head, parse_header)
+from places import BLOCK_BYTES, RAW, Place, parse_places
 from sums import Sum128, sum128
 
 ENTRY, STATE, BLOCK = 1, 2, 3
-BASE, SAME, PLACES, ABOUT = 5, 6, 8, 12
+BASE, SAME, PLACES = 5, 6, 8
 PIECES_MAX = 1 << 12
+PIECE_ROOM = OBJECT_BYTES_MAX - 65536    # for the header, the summary and an end mark
+SEGMENT_BITS = 15
 
-# base_step, base_epoch: the archived step whose segments it uses, or None. bytes: of content, for a display of progress.
-About = collections.namedtuple('About', 'rank ranks piece pieces bytes base_step base_epoch job')
 State = collections.namedtuple('State', 'name size')
 Block = collections.namedtuple('Block', 'index data')
 Same = collections.namedtuple('Same', 'index count path')   # path: of the file of the base; b'': the same
 Base = collections.namedtuple('Base', 'step digest')
 End = collections.namedtuple('End', 'entries bytes digest lineage')
 
-_ABOUT = struct.Struct('<HHIIIQQQ')
 _END = struct.Struct('<QQ16sQ')
 _BASE = struct.Struct('<Q16s')
 _U64 = struct.Struct('<Q')
-NONE = (1 << 64) - 1
 
 
 # ---- digest ----
@@ -68,25 +68,102 @@ class Digest:
         return self.sum.get()
 
 
-# ---- about ----
+# ---- pieces ----
 
-def pack_about(a):
-    base = (NONE, NONE) if a.base_step is None else (a.base_step, a.base_epoch)
-    return _ABOUT.pack(a.rank, a.ranks, a.piece, a.pieces, 0, a.bytes, *base) + a.job.encode()
+def _records(records, first):
+    """Their bytes; the first one has this number."""
+    for number, (kind, payload, place, payload_sum) in enumerate(records, first):
+        yield pack_record_head(kind, number, place, payload_sum or sum128(payload), len(payload))
+        yield payload
 
 
-def parse_about(data):
-    if len(data) < _ABOUT.size:
-        raise Damage('it does not say what it is about')
-    rank, ranks, piece, pieces, zero, count, base_step, base_epoch = _ABOUT.unpack_from(data)
-    job = bytes(data[_ABOUT.size:]).decode(errors='replace')
-    if zero or not rank < ranks <= RANKS_MAX or not piece < pieces <= PIECES_MAX or (job and not is_job(job)):
-        raise Damage('what it says about itself is impossible')
-    if (base_step, base_epoch) == (NONE, NONE):
-        base_step = base_epoch = None
-    elif max(base_step, base_epoch) > NUMBER_MAX:
-        raise Damage('the step that it builds on is impossible')
-    return About(rank, ranks, piece, pieces, count, base_step, base_epoch, job)
+def _cut(records, room):
+    """Lists of records that fit into pieces, the first of which has so much room. The last record is the end mark."""
+    pieces = [[]]
+    for record in records:
+        count = RECORD_BYTES + len(record[1])
+        if count > room:
+            pieces.append([])
+            room = PIECE_ROOM
+        pieces[-1].append(record)
+        room -= count
+    return pieces
+
+
+def assemble(uuid, step, epoch, summary, segments, records):
+    """The pieces of a manifest in a vault, and its Summary. summary: all but pieces and rest. segments: (lease, n) of all
+    that it uses. records: (type, payload, place, sum or None) from the root's entry to the end mark.
+    """
+    lists = [(heads.SEGMENTS, payload, 0, None) for payload in heads.pack_segments(segments)]
+    size = sum(RECORD_BYTES + len(payload) for _, payload, _, _ in lists)
+    if size > PIECE_ROOM:
+        raise Failure('the step has too many segments for one manifest')
+    cut = _cut(records, PIECE_ROOM - size)
+    if len(cut) > PIECES_MAX:
+        raise Failure('the step has too many blocks for one manifest')
+    head = pack_header(MANIFEST, uuid, step, epoch)
+    bodies = []
+    for i, piece in enumerate(cut):
+        if i + 1 < len(cut):
+            piece.append((END, b'', 0, None))   # more follows
+        bodies.append(b''.join(_records(lists + piece, 1) if i == 0 else _records(piece, 0)))
+    total = Sum128()
+    for i, body in enumerate(bodies):
+        total.add(head + body if i else body)
+    summary = summary._replace(pieces=len(cut), rest=total.get())
+    first = b''.join(_records([(heads.SUMMARY, heads.pack_summary(summary), 0, None)], 0))
+    return [head + first + bodies[0]] + [head + body for body in bodies[1:]], summary
+
+
+class Pieces:
+    """The records of a manifest in a vault behind its summary and its list of segments. get(piece): the bytes of one.
+    All of it is compared with the summary before a record of it is given out.
+    """
+
+    def __init__(self, get, uuid, step, epoch, summary):
+        self.numbers = uuid, step, epoch
+        self.data = [get(i) for i in range(summary.pieces)]
+        self.readers, total = [], Sum128()
+        for i, data in enumerate(self.data):
+            head = parse_header(data, MANIFEST, uuid)
+            if (head.first, head.second) != (step, epoch):
+                raise Damage('it is of another step')
+            source = Bytes(data, HEADER_BYTES)
+            reader = RecordReader(source)
+            if i == 0 and bytes(reader.next().payload) != heads.pack_summary(summary):
+                raise Damage('it is not the one that the step names')
+            total.add(data[source.at:] if i == 0 else data)
+            self.readers.append((reader, source))
+        if total.get() != summary.rest:
+            raise Damage('its checksum is not the one that the step names')
+        self.segments = set()
+
+    def records(self):
+        for i, (reader, source) in enumerate(self.readers):
+            more = True
+            while more:
+                record = reader.next()
+                if record.type == heads.SEGMENTS and i == 0:
+                    self.take_segments(record.payload)
+                    continue
+                more = record.type != END
+                if more or i + 1 == len(self.readers):
+                    yield record
+                elif len(record.payload):
+                    raise Damage('it ends before its last piece')
+            if source.left():
+                raise Damage('there are bytes after its end mark')
+
+    def take_segments(self, payload):
+        for lease, n, count in heads.parse_segments(payload):
+            self.segments.update(lease << SEGMENT_BITS | i for i in range(n, n + count))
+
+    def items(self):
+        """The parts of the step: of Reader."""
+        for item in Reader(self.records(), self.numbers[1], in_pipe=False):
+            if isinstance(item, Place) and item.lease << SEGMENT_BITS | item.n not in self.segments:
+                raise Damage(f'block {item.index} lies in a segment that it does not name')
+            yield item
 
 
 # ---- writer ----

@@ -2,11 +2,14 @@
 """A step through a pipe: a manifest with blocks in place of places (docs/vault-format.md)."""
 import fcntl
 import os
+import select
+import threading
 import time
 
 from objects import HEADER_BYTES, MANIFEST, NO_VAULT, NUMBER_MAX, Damage, Failure, RecordReader, pack_header, \
     pack_record_head, parse_header
 from sums import sum128
+import stop
 
 PIPE_BYTES = 1 << 20
 
@@ -20,16 +23,18 @@ def widen(fd):
 
 
 class Rate:
-    """Waits until so many bytes may have moved. None: at once."""
+    """Waits until so many bytes may have moved. None: at once. Any thread."""
 
     def __init__(self, bytes_per_second):
-        self.per_second = bytes_per_second
+        self.per_second, self.lock = bytes_per_second, threading.Lock()
         self.began, self.bytes = time.monotonic(), 0
 
     def add(self, count):
-        self.bytes += count
         if self.per_second:
-            time.sleep(max(self.began + self.bytes / self.per_second - time.monotonic(), 0))
+            with self.lock:
+                self.bytes += count
+                due = self.began + self.bytes / self.per_second
+            time.sleep(max(due - time.monotonic(), 0))
 
 
 class Output:
@@ -75,7 +80,10 @@ class Input:
         data = bytearray(count)
         view, done = memoryview(data), 0
         while done < count:
+            stop.check()
             try:
+                if not select.select([self.fd], [], [], stop.LOOK_S)[0]:
+                    continue
                 got = os.readv(self.fd, [view[done:]])
             except OSError as e:
                 raise Failure(f'cannot read: {e.strerror}') from None

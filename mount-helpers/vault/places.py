@@ -78,6 +78,9 @@ class Segment:
         self.unit += row.units
         return row.unit
 
+    def bytes(self):
+        return self.unit * UNIT_BYTES + len(self.rows) * _ROW.size + _TRAILER.size
+
     def parts(self, uuid, lease, n, owner):
         """The buffers of the object, one after the other."""
         head = pack_header(SEGMENT, uuid, lease, n)

@@ -18,7 +18,7 @@ import stat
 import sys
 
 from entry import NAME_BYTES_MAX, STAGING
-from kept import Handle, open_folder
+from kept import Handle, explain, is_on_store, open_folder
 from objects import Failure
 from say import note
 
@@ -27,7 +27,6 @@ MODEL = 'model'
 TRIES = 16
 DEPTH_MAX = 1024
 RENAME_NOREPLACE = 1
-FUSE_MAGIC = 'fuse.hitrain'
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -181,12 +180,11 @@ class Staging:
 
     def check_parent(self, above):
         try:
-            os.getxattr(self.parent.fd, 'user.hitrain.stats')
+            if not is_on_store(self.parent.fd):
+                raise Failure(f'{above} is not on a hitrain mount')
+            os.listdir(self.parent.fd)
         except OSError as e:
-            if e.errno == errno.ENOTCONN:
-                raise Failure(f'{above}: the daemon of this mount is gone; unmount it and mount it again') from None
-            if not self.has('.hitrain'):
-                raise Failure(f'{above} is not on a mounted hitrain store') from None
+            raise explain(above, e) from None
         if self.has('.hitrain/grad'):
             raise Failure(f'{self.path} lies in a model; a step is restored into a directory outside of model roots')
         if self.has(self.name):

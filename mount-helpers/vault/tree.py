@@ -10,7 +10,7 @@ import stat
 from entry import (DEPTH_MAX, DIRECTORY, FILE, HIDDEN, LINK, PATH_BYTES_MAX, PREFIX, SYMLINK, Entry, check_entry,
                    is_carried, os_text)
 from kept import Handle, Twins, open_folder
-from manifest import Same, State
+from manifest import State
 from objects import Damage, Failure
 from places import BLOCK_BYTES
 
@@ -19,6 +19,8 @@ DTYPE = PREFIX + b'dtype'
 
 # A block that is to be read: of the file or state that is open as handle.
 Want = collections.namedtuple('Want', 'index handle at length path')
+# Blocks that the base has, too, at the same places of its file (or state) at path.
+Run = collections.namedtuple('Run', 'index count path twin_size handle size')
 
 
 def failure(path, what):
@@ -60,7 +62,7 @@ def next_content(fd, at, size):
 
 
 class Tree:
-    """items(): Entry, State, Want and Same. base: a kept step whose blocks are named and not read, or None."""
+    """items(): Entry, State, Want and Run. base: a kept step whose blocks are named and not read, or None."""
 
     def __init__(self, folder, base=None):
         self.folder = folder
@@ -160,7 +162,7 @@ class Tree:
         while (at := next_content(handle.fd, at, size)) < size:
             index, count = at // BLOCK_BYTES, twin.blocks(handle.fd, at, size) if twin else 0
             if count:
-                yield Same(index, count, twin.path if twin.path != path else b'')
+                yield Run(index, count, twin.path, twin.size, handle, size)
             else:
                 yield Want(index, handle, at, min(BLOCK_BYTES, size - at), path)
             at += max(count, 1) * BLOCK_BYTES
