@@ -18,7 +18,7 @@ NOTHING = bytes(16)
 SINGLE_WRITER = 1                       # flag of a head: the engine does not keep create-if-absent
 
 Vault = collections.namedtuple('Vault', 'n uuid grace segment_bytes')
-Lease = collections.namedtuple('Lease', 'lease store boot host')
+Lease = collections.namedtuple('Lease', 'lease store boot nonce host')   # nonce: 16 random bytes of who took it
 # opener: 16 random bytes of who opened the epoch. writer: for people. entries: in the order in which steps came.
 Head = collections.namedtuple('Head', 'n epoch opener ranks flags time writer entries')
 # step to last: equal but in a run of logged steps. sum: of the step object of the last one.
@@ -30,7 +30,8 @@ Step = collections.namedtuple('Step', 'step epoch before summaries')     # befor
 Pin = collections.namedtuple('Pin', 'step epoch store boot host')
 
 _VAULT = struct.Struct('<QQ')
-_LEASE = struct.Struct('<16s16s')
+_LEASE = struct.Struct('<16s16s16s')
+_PIN = struct.Struct('<16s16s')
 _HEAD = struct.Struct('<16sIIq')
 _ENTRY = struct.Struct('<QQQIIqQQ16s16s40x')
 _SUMMARY = struct.Struct('<HHHHQQ16s16sQQQq16s')
@@ -84,25 +85,25 @@ def parse_vault(data, n):
 
 def pack_lease(uuid, lease):
     return objects.pack_object(objects.LEASE, uuid, lease.lease, 0,
-                               [(OF_LEASE, 0, _LEASE.pack(lease.store, lease.boot) + _pack_texts(lease.host))])
+                               [(OF_LEASE, 0, _LEASE.pack(lease.store, lease.boot, lease.nonce) + _pack_texts(lease.host))])
 
 
 def parse_lease(data, uuid, lease):
     head, records = objects.parse_object(data, objects.LEASE, uuid)
-    (store, boot), rest = _fixed(_LEASE, _one(records, OF_LEASE))
+    (store, boot, nonce), rest = _fixed(_LEASE, _one(records, OF_LEASE))
     if head.first != lease:
         raise Damage('its numbers are those of another lease')
-    return Lease(lease, store, boot, *_parse_texts(rest, 1))
+    return Lease(lease, store, boot, nonce, *_parse_texts(rest, 1))
 
 
 def pack_pin(uuid, pin):
     return objects.pack_object(objects.PIN, uuid, pin.step, pin.epoch,
-                               [(OF_PIN, 0, _LEASE.pack(pin.store, pin.boot) + _pack_texts(pin.host))])
+                               [(OF_PIN, 0, _PIN.pack(pin.store, pin.boot) + _pack_texts(pin.host))])
 
 
 def parse_pin(data, uuid):
     head, records = objects.parse_object(data, objects.PIN, uuid)
-    (store, boot), rest = _fixed(_LEASE, _one(records, OF_PIN))
+    (store, boot), rest = _fixed(_PIN, _one(records, OF_PIN))
     return Pin(head.first, head.second, store, boot, *_parse_texts(rest, 1))
 
 
