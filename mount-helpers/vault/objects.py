@@ -85,9 +85,9 @@ def key_head(job, n):
     return f'job/{job}/head/{number_text(n)}'
 
 
-def key_pin(job, step, store):
-    """store: the 16 bytes of its uuid."""
-    return f'job/{job}/pin/{number_text(step)}.{store.hex()}'
+def key_pin(job, step, epoch, store):
+    """store: the 16 bytes of its uuid. The key alone says what is pinned, so a collector lists pins and reads none."""
+    return f'job/{job}/pin/{number_text(step)}.{number_text(epoch)}.{store.hex()}'
 
 
 # ---- header ----
