@@ -50,6 +50,8 @@ int ht_cmd_stats(const char *path, const struct ht_cmd_options *o);
 int ht_cmd_show(const char *path, const struct ht_cmd_options *o);
 int ht_cmd_commit(const char *path, const struct ht_cmd_options *o);
 int ht_cmd_plan(const char *path, const struct ht_cmd_options *o);
+/* A command that reads its own words, of which the first one is its name. */
+int ht_cmd_vault(int count, char *const *words);
 int ht_cmd_report(const char *path, const struct ht_cmd_options *o);
 int ht_cmd_top(const char *path, const struct ht_cmd_options *o);
 int ht_cmd_metrics(const char *path, const struct ht_cmd_options *o);

@@ -189,7 +189,7 @@ static const struct {
 static const struct command {
     const char *name, *usage;
     const char *const *verbs; /* a verb that stands between name and path; NULL: no verb does */
-    int (*run)(const char *path, const struct ht_cmd_options *o);
+    int (*run)(const char *path, const struct ht_cmd_options *o); /* NULL: ht_cmd_vault */
     enum paths paths;
     uint64_t options;
     const char *help;
@@ -310,6 +310,17 @@ static const struct command {
      "Makes a model root in the new directory DIR from a stream on standard input. A stream that is cut or damaged\n"
      "leaves nothing there. Streams of send --shard --of for one rank may follow each other.\n\n"
      "  --base=ROOT      a model root of the same store that keeps the step of send --from, or of send --shard\n"},
+    {"archive", "ROOT STEP URL/JOB|- [--from=STEP [--digest=DIGEST]] [--rate=BYTES] [--json]", NULL, NULL, NONE, 0,
+     "Writes a kept step to a vault, or to standard output for restore -: names, attributes, content and optimizer state.\n\n"
+     "  --from=STEP      to standard output: only content that differs from this kept step; the reader keeps it, too\n"
+     "  --digest=DIGEST  the digest of that step, which is read for it otherwise\n"
+     "  --rate=BYTES     at most so many bytes per second, as in 100M\n"
+     "  --json           as JSON\n"},
+    {"restore", "URL/JOB[@STEP]|- DIR [--base=ROOT] [--json]", NULL, NULL, NONE, 0,
+     "Makes a model root in the new directory DIR, of a step in a vault, or of one on standard input. A step that is cut or\n"
+     "damaged leaves nothing there.\n\n"
+     "  --base=ROOT      a model root of the same store: what its kept steps have is shared, and not fetched\n"
+     "  --json           as JSON\n"},
     {"reshard", "ROOT --to=R [--lost=r] [--json]", NULL, ht_cmd_reshard, ONE,
      OPT_BIT(OPT_JSON) | OPT_BIT(OPT_TO) | OPT_BIT(OPT_LOST),
      "Gives each of R ranks its blocks of all parameters of the model root ROOT, and moves as few as it can from the ranks\n"
@@ -454,13 +465,24 @@ static int run_command(const struct command *command, char **paths, const struct
     return status;
 }
 
+static bool asks_help(int argc, char **argv)
+{
+    for (int i = 0; i < argc; i++)
+        if (strcmp(argv[i], "--help") == 0)
+            return true;
+    return false;
+}
+
 static int run_words(int argc, char **argv)
 {
     struct ht_cmd_options o = {.level = HT_LOG_INFO};
     uint64_t given = 0;
-    const struct command *command;
-    int status = parse_options(argc, argv, &o, &given);
+    const struct command *command = argc > 1 ? find_command(argv[1]) : NULL;
+    int status;
 
+    if (command && !command->run)
+        return asks_help(argc, argv) ? put_help(command) : ht_cmd_vault(argc - 1, argv + 1);
+    status = parse_options(argc, argv, &o, &given);
     if (status != 0)
         return status;
     if (o.version || (optind + 1 == argc && strcmp(argv[optind], "version") == 0)) {

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""XXH3 without a seed, by the library that hitrain links. Calls let go of the interpreter's lock, so threads run beside
+"""XXH3 without a seed, by the library that hitrain links, and a look for zeros. Calls let go of the interpreter's lock, so threads run beside
 each other. Buffers of any kind are read where they are.
 """
 import ctypes
@@ -52,6 +52,18 @@ class Address:
 
     def __exit__(self, *unused):
         _release(ctypes.byref(self.view))
+
+
+_memcmp = ctypes.CDLL(None).memcmp
+_memcmp.argtypes = ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t
+
+
+def is_zero(view):
+    """Are all bytes of a memoryview of bytes zero? Each byte is compared with the next one."""
+    if not len(view) or view[0]:
+        return not len(view)
+    with Address(view) as (at, length):
+        return _memcmp(at, at + 1, length - 1) == 0
 
 
 def sum64(data):
