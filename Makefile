@@ -15,6 +15,9 @@
 ##   check-vm   a training loop on NVMe devices of a machine in QEMU, whose power is cut 20 times (HITRAIN_LONG=1: 200);
 ##              before that, the places of memory and threads in one with two NUMA nodes, and stores on /dev/ngXnY; some 7
 ##              minutes; skipped if QEMU is not installed
+##   check-vault, check-ceph
+##              the tests of vaults on a JuiceFS, and on a Ceph of one monitor and three storage daemons (tests/mount/engines.py); the
+##              first run downloads some 120 MB, or 50 MB, into ~/.cache/hitrain
 ##   deps-vm    install QEMU, and unpack a Debian kernel for it into build/deps/vm
 ##   check-system  the Debian package in clean Debian 12 and 13 roots (part of check-long); the first run downloads some 150 MB
 ##              into ~/.cache/hitrain
@@ -494,6 +497,13 @@ check-vm:
 	@$(PYTHON) tests/qemu/nodes.py
 	@$(PYTHON) tests/qemu/raw.py
 	@$(PYTHON) tests/qemu/cuts.py
+# Each test has a limit of its own, and the whole has one.
+vault_engine_check-vault := juicefs
+vault_engine_check-ceph := rados
+.PHONY: check-vault check-ceph
+check-vault check-ceph: deps
+	@$(MAKE) --no-print-directory all
+	@HITRAIN_ENGINES=$(vault_engine_$@) timeout 1800 $(PYTHON) -m pytest -q -x -p no:cacheprovider tests/mount/test_vault*.py
 deps-vm:
 	@tests/tools/deps.sh vm
 deps-system:

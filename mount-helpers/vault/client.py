@@ -8,6 +8,7 @@ Threads: any number of callers, and one thread for each running program that tak
 import mmap
 import os
 import shutil
+import signal
 import socket
 import subprocess
 import threading
@@ -85,7 +86,7 @@ class Program:
                     self._put_slot(request.slot)
             request.result = result, flags, min(length, 1 << 62), text
             request.done.set()
-        self.end()
+        self.end(by_itself=not packet)
 
     def _put_slot(self, slot):
         self.free.append(slot)
@@ -128,8 +129,8 @@ class Program:
             hanging = sum(r.abandoned for r in self.pending.values())
             return self.answered_at <= request.sent_at or not self.free and hanging == len(self.pending)
 
-    def end(self):
-        """Kills the process. All requests under way get no answer."""
+    def end(self, by_itself=False):
+        """Kills the process, at once or where it does not end by itself. All requests under way get no answer."""
         with self.lock:
             if self.ended:
                 return
@@ -137,15 +138,20 @@ class Program:
             for request in self.pending.values():
                 request.done.set()
             self.has_free.notify_all()
-        self.child.kill()
+        if not by_itself or not self.reap(1):
+            self.child.kill()
         try:
             self.socket.shutdown(socket.SHUT_RDWR)
         except OSError:
             pass
 
-    def is_gone(self):
-        """The process has ended and was reaped."""
-        return self.child.poll() is not None
+    def reap(self, seconds):
+        """True: the process has ended."""
+        try:
+            self.child.wait(seconds)
+            return True
+        except subprocess.TimeoutExpired:
+            return False
 
 
 class Client(Engine):
@@ -164,7 +170,7 @@ class Client(Engine):
                 if self.program and not self.program.ended:
                     return self.program
                 self._note_end()
-                self.killed = [p for p in self.killed if not p.is_gone()]
+                self.killed = [p for p in self.killed if not p.reap(0)]
                 wait = self.not_before - time.monotonic()
                 if wait <= 0 and len(self.killed) < LEFT_ALONE_MAX:
                     self.program = Program(self.path, self.whole_url, self.slots, self.object_bytes_max)
@@ -179,11 +185,11 @@ class Client(Engine):
             return
         self.killed.append(self.program)
         self.ends_at_once = 0 if self.program.answers else self.ends_at_once + 1
-        status = self.program.child.poll()
+        status = self.program.child.returncode if self.program.reap(0 if self.program.answers else 1) else None
         self.program = None
         if self.ends_at_once:
             self.not_before = time.monotonic() + min(RESTART_S_MAX, 0.1 * 4 ** self.ends_at_once)
-        if self.ends_at_once >= ENDS_AT_ONCE_MAX and status not in (None, -9):
+        if self.ends_at_once >= ENDS_AT_ONCE_MAX and status not in (None, -signal.SIGKILL):
             self.ends_at_once = 0
             raise Failed(f'{self.url}: {self.path} ends before it answers (status {status}); run it by hand to see why')
 
@@ -223,7 +229,4 @@ class Client(Engine):
             program, self.program = self.program, None
         if program:
             program.end()
-            try:
-                program.child.wait(1)
-            except subprocess.TimeoutExpired:
-                pass            # it is in the kernel, and ends when that lets it
+            program.reap(1)     # else it is in the kernel, and ends when that lets it

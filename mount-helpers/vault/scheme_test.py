@@ -115,6 +115,7 @@ class Faulty:
             time.sleep(number)
         elif fault == 'hang':
             os.kill(os.getpid(), signal.SIGSTOP)
+            time.sleep(1)                       # the kernel stops this thread a moment later
         elif fault == 'late':
             threading.Timer(number, deed, words).start()
             raise Again('an answer was lost; the deed comes later')
