@@ -10,7 +10,6 @@ import errno
 import os
 import secrets
 import stat
-import time
 import urllib.parse
 
 from errors import Again, Failed, Full, Missing, NoVault, Refused, TooLarge
