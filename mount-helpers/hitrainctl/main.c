@@ -321,6 +321,9 @@ static const struct command {
      "damaged leaves nothing there.\n\n"
      "  --base=ROOT      a model root of the same store: what its kept steps have is shared, and not fetched\n"
      "  --json           as JSON\n"},
+    {"vault", "init|probe|list|verify|forget|gc URL[/JOB] [STEP...] [OPTION...]", NULL, NULL, NONE, 0,
+     "Makes a vault; tries what its engine promises; prints jobs and steps; verifies all; drops steps of a job; removes what\n"
+     "no step needs any more. hitrainctl(8) has the options.\n"},
     {"reshard", "ROOT --to=R [--lost=r] [--json]", NULL, ht_cmd_reshard, ONE,
      OPT_BIT(OPT_JSON) | OPT_BIT(OPT_TO) | OPT_BIT(OPT_LOST),
      "Gives each of R ranks its blocks of all parameters of the model root ROOT, and moves as few as it can from the ranks\n"

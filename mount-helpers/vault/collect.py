@@ -157,10 +157,10 @@ class Collector:
         gone = 0
         for name, job in self.jobs.items():
             for (step, epoch, rank), pieces in job.manifests.items():
-                # Piece 0 first: without it the others are no manifest.
                 if job.is_named(step, epoch) or not all(pieces.values()):
                     continue
-                for piece in sorted(pieces):
+                # Without the first two the others are no manifest.
+                for piece in sorted(pieces, key=lambda p: (p != jobs.READY, p)):
                     self.engine.remove(objects.key_manifest(name, step, epoch, rank, piece))
                     gone += 1
         return gone

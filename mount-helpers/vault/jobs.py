@@ -15,6 +15,7 @@ from objects import Damage, Failure
 from sums import sum128
 
 WINDOW_BYTES = 4096     # read at once of a manifest whose summary is wanted
+READY = 0xffff          # in place of a piece's number: the rank has looked at its segments
 
 
 class Gone(Damage):

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The archiver of one rank and its job (docs/vault-format.md, "Protocol").
 
-    put manifest --own segments young--> wait --rank 0: all ranks are there--> step object -> head -> look -> manifests young --> listed
-        ^             old: Restart        |                                                    |            old: forgotten, Restart
-        '--another epoch of this job------'--another job, another number of ranks: Fenced------'
+    manifest --own segments young--> ready, wait --rank 0: all are ready--> step object -> head -> look -> manifests young --> listed
+        ^         old: Restart          |                                                    |            old: forgotten, Restart
+        '--another epoch of this job----'--another job, another number of ranks: Fenced------'
 
 Epochs: rank 0 opens one when it starts. The other ranks take the epoch of the head they see. Who finds a key of its own with
 other bytes opens the next one in the name of rank 0, and all put their manifests again.
@@ -15,7 +15,7 @@ import jobs
 import objects
 from errors import Missing
 from heads import FULL, LOGGED, NONE, NOTHING, Summary
-from jobs import find, highest, next_of, put_head
+from jobs import READY, find, highest, next_of, put_head
 from objects import Failure
 
 EPOCHS_OF_STEP_MAX = 4      # more in one step: two archivers of one rank work against each other
@@ -149,6 +149,7 @@ class Writer:
                 self._open_epoch(self.opener)
                 continue
             self._need_young_segments(step, segments)
+            self._put_ready(step)
             done = self._lead(step) if self.rank == 0 else self._follow(step, before)
             if done is not None:
                 return done
@@ -159,7 +160,8 @@ class Writer:
         nothing = Summary(NONE, self.rank, self.ranks, 1, 0, 0, NOTHING, NOTHING, 0, (0, 0), 0, self.store, self.host, '', '')
         self._is_in_epoch(self._look())
         data = objects.pack_object(objects.MANIFEST, self.vault.uuid, step, self.epoch, [(heads.SUMMARY, 0, heads.pack_summary(nothing))])
-        self._put_manifest(step, [data])
+        if self._put_manifest(step, [data]):
+            self._put_ready(step)
 
     def _put_manifest(self, step, pieces):
         """The last piece first. False: a key of this rank has other bytes, of a time before a rollback or a restart."""
@@ -175,6 +177,15 @@ class Writer:
                 return False
         self.answered.add(step)
         return True
+
+    def _put_ready(self, step):
+        """Tells rank 0 that this rank has looked at its segments. Without it rank 0 could list what the look then refuses."""
+        if self.rank == 0:
+            return
+        key = objects.key_manifest(self.job, step, self.epoch, self.rank, READY)
+        data = objects.pack_object(objects.MANIFEST, self.vault.uuid, step, self.epoch, [])
+        while self.engine.put_new(key, data) is None:
+            pass
 
     def _same(self, key, data):
         try:
@@ -250,7 +261,7 @@ class Writer:
 
     def _read_summaries(self, step, ages, summaries):
         for rank, pieces in ages.items():
-            if 0 in pieces and rank < self.ranks and rank not in summaries:
+            if (READY if rank else 0) in pieces and rank < self.ranks and rank not in summaries:
                 try:
                     summaries[rank] = jobs.read_summary(self.engine, self.vault, self.job, step, self.epoch, rank)[0]
                 except Missing:     # it was old, and a collector removed it

@@ -166,12 +166,13 @@ class Story:
                            ('oa', self.operator('a')), ('ob', self.operator('b')), ('oc', self.operator('c')),
                            ('p', self.pinner('a')), ('g1', self.collector()), ('g2', self.collector())):
             world.actor(name, work)
-        weights = [1] * len(world.actors)
+        usual = [3 if a.name[0] == 'g' else 1 for a in world.actors]
+        weights = usual
         try:
             for _ in range(actions):
                 if choose.random() < .012:
-                    weights = [choose.choice([.002, .002, .3, 1, 4]) for _ in weights]      # some sleep, some run
-                world.now += choose.choice([0, 0, 1, 1, 2, choose.randint(0, 33) if choose.random() < .1 else 1]) * GRACE / 100
+                    weights = [w * choose.choice([.002, .002, .3, 1, 4]) for w in usual]      # some sleep, some run
+                world.now += GRACE / choose.choice([3, 10, 30] if choose.random() < .02 else [300])
                 if world.late and choose.random() < .02:
                     world.land()
                 world.go(choose.choices(world.actors, weights)[0])

@@ -29,6 +29,7 @@ class Seat:
     def _do(self, verb, deed, *words):
         world = self.world
         if self.actor:
+            self.actor.at = verb, words[0]
             self.actor.wait()
         fault = world.fault(self.actor, verb, words[0])
         if fault == 'lost-before':
@@ -57,6 +58,7 @@ class Seat:
     def pause(self, why):
         """Of a writer that waits for others."""
         if self.actor:
+            self.actor.at = 'pause', ''
             self.actor.wait()
 
 
@@ -65,7 +67,7 @@ class Actor(threading.Thread):
         super().__init__(daemon=True, name=name)
         self.world, self.work, self.ends, self.error = world, work, False, None
         self.may_go, self.stands, self.over = threading.Semaphore(0), threading.Semaphore(0), False
-        self.verbs = 0
+        self.verbs, self.at = 0, None    # at: the verb and key before which it stands
 
     def run(self):
         self.may_go.acquire()
@@ -116,6 +118,17 @@ class World:
         if actor.error:
             raise actor.error
         return not actor.over
+
+    def go_to(self, actor, verb, prefix=''):
+        """An actor goes on until it stands before a verb."""
+        while self.go(actor):
+            if actor.at[0] == verb and actor.at[1].startswith(prefix):
+                return
+        raise AssertionError(f'{actor.name} ended without {verb} {prefix}')
+
+    def finish(self, actor):
+        while self.go(actor):
+            pass
 
     def end(self, actor):
         """kill -9 of the actor."""
