@@ -170,7 +170,8 @@ class Copy:
             self.command(b'decide ' + item.data.hex().encode() + b' ' + item.path)
             if not item.section:
                 self.open, self.element = True, ELEMENT_BYTES[item.data[29]]
-                grads = open_folder(b'grad', open_folder(HIDDEN, self.folder.fd).fd)
+                hidden = open_folder(HIDDEN, self.folder.fd)
+                grads = open_folder(b'grad', hidden.fd)
                 self.to = open_below(grads, item.path, make=False)
         elif isinstance(item, File):
             self._end_content()

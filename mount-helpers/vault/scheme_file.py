@@ -114,6 +114,8 @@ class File:
     def list(self, prefix, after, deadline):
         """([(key, bytes, age in seconds)], whether there is more), ascending by key."""
         out = []
+        if not prefix and not os.path.lexists(self.root) and os.path.isdir(os.path.dirname(self.root)):
+            return out, False                   # the place of a vault that is to be made
         try:
             now = self._now()
             folder = prefix.rpartition('/')[0]

@@ -21,7 +21,7 @@ import pytest
 
 from conftest import BIN, ROOT, SECONDS_MAX, wait_for
 
-sys.path.insert(0, str(BIN.parent / 'share/hitrain/vault'))
+sys.path[:0] = [str(BIN.parent / 'share/hitrain' / folder) for folder in ('vault', 'tools')]
 CACHE = pathlib.Path(os.environ.get('XDG_CACHE_HOME') or pathlib.Path.home() / '.cache') / 'hitrain'
 NAMES = os.environ.get('HITRAIN_ENGINES', 'file,tmpfs,hitrain,test,s3,ssh').split(',')
 INSTALL_SECONDS_MAX = 400
