@@ -6,6 +6,7 @@
 """
 import os
 import queue
+import signal
 import threading
 import time
 
@@ -26,12 +27,28 @@ import standby
 import stop
 
 POLL_S = 0.005
+STALLS_S_MAX = 5
 AHEAD_BYTES, PART_BYTES = 64 << 20, 1 << 20
 ANOTHER = ('its history is another one now: a change that is no logged step, a rollback, or a new mount came in between. Archive a '
            'newer kept step (--from sends what differs), and follow from that one')
 
 
 # ---- sender ----
+
+def end_soon(number, frame):
+    """A signal ends the sender after the step that it writes, or after some seconds without a reader."""
+    stop.ask()
+    signal.alarm(STALLS_S_MAX)
+
+
+def give_up(number, frame):
+    raise stop.Stopped('interrupted')
+
+
+def still_writes():
+    if stop.is_asked():
+        signal.alarm(STALLS_S_MAX)
+
 
 def summary_of(kind, digest, lineage, base):
     return heads.Summary(kind, 0, 1, 1, 0, 0, digest, heads.NOTHING, lineage, base, time.time_ns(), heads.NOTHING, '', '', '')
@@ -119,7 +136,7 @@ class Sender:
         out.put(heads.SUMMARY, heads.pack_summary(about._replace(bytes=newest)), 0, None)
         params = count = 0
         for item in log.items(self.files.path_of):
-            stop.check()
+            still_writes()
             if type(item) is Numbers:
                 params += 1
                 total.numbers(pack_numbers(item))
@@ -295,7 +312,9 @@ def without_files(items):
 def send(root, o):
     if os.isatty(1):
         raise Failure('the stream goes through a pipe, and standard output is a terminal')
-    stop.catch()
+    for number in signal.SIGINT, signal.SIGTERM, signal.SIGHUP:
+        signal.signal(number, end_soon)
+    signal.signal(signal.SIGALRM, give_up)
     try:
         Sender(root, o).run()
     except stop.Stopped:

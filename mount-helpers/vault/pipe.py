@@ -54,8 +54,7 @@ class Output:
         left = [memoryview(p) for p in parts if len(p)]
         try:
             while left:
-                with stop.Raises():
-                    count = os.writev(self.fd, left)
+                count = os.writev(self.fd, left)
                 self.rate.add(count)
                 while left and count >= len(left[0]):
                     count -= len(left.pop(0))

@@ -8,7 +8,7 @@ from objects import Failure
 
 LOOK_S = 0.2
 
-_asked = _raises = False
+_asked = False
 
 
 class Stopped(Failure):
@@ -18,8 +18,6 @@ class Stopped(Failure):
 def _note(number, frame):
     global _asked
     _asked = True
-    if _raises:
-        raise Stopped('interrupted')
 
 
 def catch():
@@ -27,17 +25,9 @@ def catch():
         signal.signal(number, _note)
 
 
-class Raises:
-    """with Raises(): a signal ends a call that waits."""
-
-    def __enter__(self):
-        global _raises
-        _raises = True
-        check()
-
-    def __exit__(self, *unused):
-        global _raises
-        _raises = False
+def ask():
+    """As a signal does."""
+    _note(0, None)
 
 
 def is_asked():
