@@ -321,9 +321,11 @@ static const struct command {
      "damaged leaves nothing there.\n\n"
      "  --base=ROOT      a model root of the same store: what its kept steps have is shared, and not fetched\n"
      "  --json           as JSON\n"},
-    {"vault", "init|probe|list|verify|forget|gc URL[/JOB] [STEP...] [OPTION...]", NULL, NULL, NONE, 0,
-     "Makes a vault; tries what its engine promises; prints jobs and steps; verifies all; drops steps of a job; removes what\n"
-     "no step needs any more. hitrainctl(8) has the options.\n"},
+    {"vault", "init|probe|list|verify|forget|gc URL[/JOB[@STEP]] [STEP...] [--grace=TIME] [--json]", NULL, NULL, NONE, 0,
+     "init makes a vault; probe tries what its engine promises; list shows jobs, or the steps of a job; verify reads steps\n"
+     "and compares all checksums; forget drops steps of a job; gc removes what no step needs and is older than the grace.\n\n"
+     "  --grace=TIME  of init: how long content may wait for its step, as in 24h (the default); at least 1h\n"
+     "  --json        as JSON\n"},
     {"reshard", "ROOT --to=R [--lost=r] [--json]", NULL, ht_cmd_reshard, ONE,
      OPT_BIT(OPT_JSON) | OPT_BIT(OPT_TO) | OPT_BIT(OPT_LOST),
      "Gives each of R ranks its blocks of all parameters of the model root ROOT, and moves as few as it can from the ranks\n"
