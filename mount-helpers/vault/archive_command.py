@@ -26,11 +26,11 @@ PAUSE_S = 1
 def run(given):
     paths, o = words.parse(given, 2, 3, 'a model root, a kept step, and the URL of a job or -', follow=None, log=None,
                            every=words.count, rank=words.rank, rate=words.size, digest=words.digest, json=None,
-                           single_writer=None, **{'from': words.text})
+                           single_writer=None, once=None, since=words.number, **{'from': words.text})
     root, step, url = (*paths[:2], paths[-1]) if len(paths) == 3 else (paths[0], None, paths[1])
     if step is None and o['follow']:
         return importlib.import_module('follow').run_archive(root, url, o)
-    if step is None or o['follow'] or o['log'] or o['every']:
+    if step is None or o['follow'] or o['log'] or o['every'] or o['once'] or o['since']:
         raise words.Usage('expected a model root, a kept step, and the URL of a job or -')
     if url != '-' and (o['from'] or o['digest']):
         raise words.Usage('--from and --digest are for a pipe: a vault knows what it has')

@@ -16,7 +16,7 @@ from lease import Lease
 from logged import Gone, Logged
 from objects import Damage, Failure
 from places import Owner
-from say import note
+from say import error, note
 from writer import Fenced, Restart, Wanted, Writer
 import engine
 import heads
@@ -30,6 +30,7 @@ POLL_S, POLL_LOGGED_S = 0.2, 0.005
 PAUSE_S_MIN, PAUSE_S_MAX = 0.05, 5
 BEHIND_S, BEHIND_AGAIN_S = 60, 3600
 SNAPSHOT = 'hitrain-archive'
+FENCED = 3                  # exit status: a unit that restarts it must not fight for the job
 
 
 class Pause:
@@ -264,7 +265,8 @@ def run(root, url, o):
     except stop.Stopped:
         return 0
     except Fenced as e:
-        raise Failure(f'vault-fenced: {e}') from None
+        error(f'vault-fenced: {e}')
+        return FENCED
     finally:
         if archiver:
             archiver.engine.close()

@@ -13,7 +13,7 @@ from apply import Copy, Other
 from archive import digest_of
 from changes import Files, Moved, need_logging, state_of, word
 from kept import Kept
-from logged import FILE, NUMBERS, PIECES, SETTINGS, End, File, FileBlock, Gone, Logged, Numbers, Piece, Reader, Settings, \
+from logged import FILE, NUMBERS, PIECES, SETTINGS, End, File, FileBlock, Gone, Logged, Numbers, Reader, Settings, \
     StepSum, pack_end, pack_file, pack_numbers, pack_piped
 from manifest import BLOCK
 from objects import END, HEADER_BYTES, MANIFEST, NO_VAULT, NUMBER_MAX, Damage, Failure, RecordReader, parse_header
@@ -37,9 +37,10 @@ def summary_of(kind, digest, lineage, base):
     return heads.Summary(kind, 0, 1, 1, 0, 0, digest, heads.NOTHING, lineage, base, time.time_ns(), heads.NOTHING, '', '', '')
 
 
-def put_mark(step, digest, lineage):
+def put_mark(step, digest, lineage, is_sum=False):
+    """digest: proves the step, by all of its content or by the sum of a logged step."""
     out = Output(1, step)
-    out.put(heads.SUMMARY, heads.pack_summary(summary_of(heads.NONE, digest, lineage, (step, 0))), 0, None)
+    out.put(heads.SUMMARY, heads.pack_summary(summary_of(heads.NONE, digest, lineage, (step, 0))._replace(new=int(is_sum))), 0, None)
 
 
 class Sender:
@@ -49,18 +50,39 @@ class Sender:
         state = state_of(self.root)
         self.lineage, self.sent, self.bytes = state.lineage, 0, 0
         digest, step = heads.NOTHING, state.first - 1 if state.first else int(word(self.root, b'durable_step'))
-        base = None
-        if o['from']:
+        base, is_sum = None, False
+        if o['since']:
+            step = o['since']
+        elif o['from']:
             base = Kept(self.root, o['from'])
             if base.lineage() != self.lineage:
                 raise Failure(f'{self.root}: {ANOTHER}')
             step, digest = base.step, o['digest'] or base.digest() or digest_of(base, 'of the base read').digest
         self.files = Files(self.root, base and base.folder)
         self.next = step + 1
-        put_mark(step, digest, self.lineage)
+        if o['since']:
+            digest = self.sum_of(step)
+            is_sum = digest != heads.NOTHING
+        put_mark(step, digest, self.lineage, is_sum)
+
+    def sum_of(self, step):
+        """Of a logged step of this history; NOTHING: it is not readable any more, and the lineage may prove it."""
+        try:
+            log = Logged(self.root, step)
+        except Gone:
+            return heads.NOTHING
+        total = StepSum(step)
+        for item in log.items(self.files.path_of):
+            stop.check()
+            if type(item) is Numbers:
+                total.numbers(pack_numbers(item))
+            else:
+                total.piece(item, sum128(item.content))
+        log.close()
+        return total.get() if log.lineage == self.lineage else heads.NOTHING
 
     def run(self):
-        while not stop.is_asked():
+        while not stop.is_asked():          # between steps a signal is an end in order
             state = state_of(self.root)
             if state.lineage != self.lineage:
                 raise Failure(f'{self.root}: {ANOTHER}')
@@ -200,12 +222,17 @@ class Receiver:
             raise self.refuse('steps are missing in between')
         if not place.sum:
             self.begin_new(step)
-        elif step == self.copy.step and self.head.lineage != place.lineage and \
-                (self.head.digest == heads.NOTHING or self.head.digest != place.sum):
+        elif step == self.copy.step and not self.proves(place):
             raise self.refuse('it continues another step of this number, or does not prove that it is the same')
 
+    def proves(self, place):
+        """Of the same history, or the same gradients led to this step."""
+        if self.head.digest != heads.NOTHING and bool(self.head.new) == place.is_sum:
+            return self.head.digest == place.sum
+        return self.head.lineage == place.lineage
+
     def begin_new(self, step):
-        if self.head.digest == heads.NOTHING:
+        if self.head.digest == heads.NOTHING or self.head.new:
             raise self.refuse('the sender must name the kept step that was copied, with --from')
         if step != self.copy.step:
             raise self.refuse('it continues another step')
@@ -225,7 +252,7 @@ class Receiver:
         while True:
             found = self.source.begin()
             if not found:
-                raise Failure(f'the stream ended in the middle, after step {self.copy.step}, which the copy has')
+                raise Damage(f'it is cut, after step {self.copy.step}, which the copy has')
             step, summary, records = found
             if summary.kind == heads.NONE:
                 break
@@ -272,7 +299,7 @@ def send(root, o):
     try:
         Sender(root, o).run()
     except stop.Stopped:
-        pass
+        raise Failure('cannot write: interrupted in the middle of a step; the copy goes on from its last step') from None
     return 0
 
 
@@ -285,7 +312,7 @@ def receive(path, o):
         receiver = Receiver(path, o)
         receiver.run()
     except stop.Stopped:
-        return 0
+        raise Failure(f'{path}: interrupted; the copy is at a whole step') from None
     except Damage as e:
         at = receiver.source.at if receiver else 0
         raise Failure(f'{path}: at byte {at}: {e}') from None

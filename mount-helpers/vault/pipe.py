@@ -54,7 +54,8 @@ class Output:
         left = [memoryview(p) for p in parts if len(p)]
         try:
             while left:
-                count = os.writev(self.fd, left)
+                with stop.Raises():
+                    count = os.writev(self.fd, left)
                 self.rate.add(count)
                 while left and count >= len(left[0]):
                     count -= len(left.pop(0))

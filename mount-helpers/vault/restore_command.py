@@ -12,7 +12,7 @@ import words
 
 def run(given):
     paths, o = words.parse(given, 2, 2, 'the URL of a job or -, and a new directory', base=words.text, json=None,
-                           follow=None)
+                           follow=None, rank=words.rank)
     url, path = paths
     if o['follow']:
         return importlib.import_module('follow').run_restore(url, path, o)

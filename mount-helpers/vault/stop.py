@@ -8,7 +8,7 @@ from objects import Failure
 
 LOOK_S = 0.2
 
-_asked = False
+_asked = _raises = False
 
 
 class Stopped(Failure):
@@ -18,11 +18,26 @@ class Stopped(Failure):
 def _note(number, frame):
     global _asked
     _asked = True
+    if _raises:
+        raise Stopped('interrupted')
 
 
 def catch():
     for number in signal.SIGINT, signal.SIGTERM, signal.SIGHUP:
         signal.signal(number, _note)
+
+
+class Raises:
+    """with Raises(): a signal ends a call that waits."""
+
+    def __enter__(self):
+        global _raises
+        _raises = True
+        check()
+
+    def __exit__(self, *unused):
+        global _raises
+        _raises = False
 
 
 def is_asked():
