@@ -14,7 +14,7 @@ from say import error           # noqa: E402
 from words import Usage         # noqa: E402
 
 COMMANDS = {'archive': 'archive_command', 'restore': 'restore_command', 'verify': 'verify_command',
-            'vault': 'vault_commands'}
+            'vault': 'vault_command'}
 
 
 def main(command, *words):

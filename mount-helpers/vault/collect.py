@@ -57,7 +57,7 @@ class Collector:
     def __init__(self, engine, vault, said=lambda line: None):
         self.engine, self.vault, self.said = engine, vault, said
         self.table = {}         # lease -> a byte for each segment from 0 on
-        self.jobs = {}
+        self.jobs, self.old_probes = {}, []
         self.unread = 0         # manifests whose segments nobody knows: then no segment is removed
 
     def run(self):
@@ -71,6 +71,7 @@ class Collector:
     # -- 1 --
 
     def list_segments(self):
+        self.old_probes = [key for key, _, age in self.engine.list('probe/') if age > self.vault.grace]
         for key, _, age in self.engine.list('seg/'):
             lease, n = objects.parse_number(key[4:12], 8), objects.parse_number(key[13:], 4)
             if lease is None or n is None or n >= objects.SEGMENTS_OF_LEASE:
@@ -141,6 +142,8 @@ class Collector:
         young = sum(row.count(YOUNG) for row in self.table.values())
         garbage = young + sum(row.count(OLD) for row in self.table.values())
         segments = 0 if self.unread else self.remove_segments()
+        for key in self.old_probes:
+            self.engine.remove(key)
         return Report(garbage, young, segments, self.remove_manifests(), self.remove_steps(), self.remove_heads())
 
     def remove_segments(self):

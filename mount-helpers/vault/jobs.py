@@ -9,7 +9,7 @@ import time
 
 import heads
 import objects
-from errors import Missing, Unknown
+from errors import Missing, NoVault, Unknown
 from heads import FULL, LOGGED, NOTHING, Entry, Head, Step
 from objects import Damage, Failure
 from sums import sum128
@@ -85,9 +85,17 @@ def open_vault(engine):
     return parse(key, heads.parse_vault, engine.get(key), max(found))
 
 
+def all_of(engine):
+    """All keys. A folder that is not there yet has none."""
+    try:
+        yield from engine.list('')
+    except NoVault:
+        pass
+
+
 def make_vault(engine, grace, segment_bytes=objects.OBJECT_BYTES_MAX):
     """The place must hold nothing. Of two who make one, one succeeds."""
-    for key, _, _ in engine.list(''):
+    for key, _, _ in all_of(engine):
         if key.startswith('vault/'):
             raise Failure(f'there is a vault already, of uuid {open_vault(engine).uuid.hex()}')
         raise Failure(f'it holds other objects, such as {key}: a vault needs a folder, pool or prefix of its own')

@@ -190,13 +190,10 @@ def local_base(root, others):
     return None, None
 
 
-def from_job(path, engine, vault, job, step=None, base_root=None):
-    """Restored, of a job of one rank. step: None for the newest."""
-    _, found = jobs.read_step(engine, vault, job, step)
+def from_step(path, engine, vault, job, found, base_root=None):
+    """Restored, of a full step (heads.Step) of a job of one rank."""
     if len(found.summaries) != 1:
         raise Failure(f'{job}: step {found.step} has {len(found.summaries)} ranks: --shard=rofR says whose part is restored')
-    if found.summaries[0].kind != heads.FULL:
-        raise Failure(f'{job}: step {found.step} is logged: restore --follow computes it')
 
     def manifest(at, epoch, summary):
         return archived.OfManifest(engine, vault.uuid, job, at, epoch, summary)

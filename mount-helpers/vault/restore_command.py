@@ -4,7 +4,10 @@ import importlib
 import os
 import sys
 
-from restore import from_job, from_pipe, report
+from entry import FOLLOW
+from kept import Handle
+from manifest import Base
+from restore import commit, from_pipe, from_step, report
 import engine
 import jobs
 import words
@@ -21,6 +24,26 @@ def run(given):
             raise words.Usage('restore - reads a step from a file or a pipe, and standard input is a terminal')
         report(path, from_pipe(path, o['base']), o['json'], sys.stdout)
         return
+    report(path, from_vault(url, path, o['base']), o['json'], sys.stdout)
+
+
+def from_vault(url, path, base):
+    """Restored. To a logged step lead the full one before it and the logged ones between."""
     place, job, step = engine.split_job(url)
     with engine.open(place) as e:
-        report(path, from_job(path, e, jobs.open_vault(e), job, step, o['base']), o['json'], sys.stdout)
+        vault = jobs.open_vault(e)
+        full, *logged = jobs.chain_of(e, vault, job, step)
+        done = from_step(path, e, vault, job, full, base)
+        if not logged:
+            return done
+        standby = importlib.import_module('standby')
+        standby.begin_at(path, done.end)
+        standby.catch_up(path, e, vault, job, logged[-1].step)
+        leave(path)
+        return done._replace(step=logged[-1].step, base=Base(full.step, done.end.digest))
+
+
+def leave(path):
+    """The copy becomes an ordinary model."""
+    folder = Handle(os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC))
+    commit(path, folder, lambda: os.removexattr(folder.fd, FOLLOW))

@@ -166,6 +166,15 @@ def reporter(path, as_json):
     return say
 
 
+def begin_at(path, end):
+    """A model that was restored at a full step, with this end mark, is a copy that goes on from there."""
+    copy = Copy(path)
+    try:
+        copy.begin_at(end.lineage, end.digest)
+    finally:
+        copy.close()
+
+
 def catch_up(path, vault_engine, vault, job, step, rank=(0, 1), say=lambda step, newest: None):
     """A copy that was restored at a full step takes the logged steps up to this one. Failure if they do not lead there."""
     standby = Standby(vault_engine, vault, job, path, rank, say)

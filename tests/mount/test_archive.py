@@ -215,7 +215,8 @@ def test_no_damage_of_an_object_is_restored(small):
             with open(name, 'wb') as f:
                 f.write(bad)
             try:
-                got = restoring.from_job(str(b / 'new'), e, jobs.open_vault(e), 'job')
+                vault_there = jobs.open_vault(e)
+                got = restoring.from_step(str(b / 'new'), e, vault_there, 'job', jobs.read_step(e, vault_there, 'job')[1])
             except Failure as why:
                 assert str(why) and not os.listdir(b), (name, what)
                 refused += 1

@@ -3,7 +3,6 @@
 import fcntl
 import json
 import os
-import re
 import select
 import signal
 import socket
@@ -14,7 +13,7 @@ import termios
 import pytest
 
 from calls import rename, sync
-from conftest import BIN, MIB, ROOT, SECONDS_MAX, run, wait_for
+from conftest import BIN, MIB, SECONDS_MAX, run, wait_for
 from test_logged_steps import REDO, figures, put_topk, thin, train
 from test_roots import command, put_gradient, random, word
 from test_step_streams import content, gradient, make_model, receive, send
@@ -496,12 +495,6 @@ def test_a_hostile_stream_changes_nothing(stores):
         refused(other, bytes(bad), 'at byte')
     refused(other, b'', 'cut')
     refused(other, struct.pack('<64x'), 'no stream of logged steps')
-
-
-def test_documents_name_the_versions_of_streams():
-    last = re.search(r'HT_FOLLOW_VERSION = (\d+)', (ROOT / 'mount-helpers/stream/follow.h').read_text())[1]
-    assert f'write and read streams of version {last}.' in (ROOT / 'mount-helpers/man/hitrainctl.8').read_text()
-    assert f'| the version, {last};' in (ROOT / 'docs/stream-format.md').read_text()
 
 
 def test_a_skipped_step_and_a_parameter_without_a_gradient_follow(stores):

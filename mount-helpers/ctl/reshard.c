@@ -9,7 +9,6 @@
 #include <sys/xattr.h>
 
 #include "mount-helpers/common/text.h"
-#include "mount-helpers/stream/stream.h"
 #include "tiering/base/json.h"
 #include "tiering/base/shards.h"
 #include <hitrain/words.h>
@@ -23,10 +22,14 @@ struct change {
 
 static bool is_parameter(const char *path)
 {
+    static const char *const trained[] = {"f32", "bf16", "f16"};
     char dtype[16];
     ssize_t n = getxattr(path, HT_XATTR_PREFIX "dtype", dtype, sizeof(dtype));
 
-    return n > 0 && ht_stream_float(dtype, (size_t)n);
+    for (size_t i = 0; i < HT_ARRAY_SIZE(trained); i++)
+        if (n == (ssize_t)strlen(trained[i]) && memcmp(dtype, trained[i], (size_t)n) == 0)
+            return true;
+    return false;
 }
 
 /* The owner that a block had, under its present number. */
