@@ -285,7 +285,8 @@ static const struct command {
      "damaged leaves nothing there.\n\n"
      "  --base=ROOT      a model root of the same store: what its kept steps have is shared, and not fetched\n"
      "  --json           as JSON\n"},
-    {"vault", "init|probe|list|verify|forget|gc URL[/JOB[@STEP]] [STEP...] [--grace=TIME] [--json]", NULL, NULL, NONE, 0,
+    {"vault", "init|probe|list|verify|forget|gc URL[/JOB[@STEP]] [STEP...] [--grace=TIME] [--json]", NULL, NULL, NONE,
+     0,
      "init makes a vault; probe tries what its engine promises; list shows jobs, or the steps of a job; verify reads steps\n"
      "and compares all checksums; forget drops steps of a job; gc removes what no step needs and is older than the grace.\n\n"
      "  --grace=TIME  of init: how long content may wait for its step, as in 24h (the default); at least 1h\n"

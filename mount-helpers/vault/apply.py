@@ -170,8 +170,8 @@ class Copy:
             self.command(b'decide ' + item.data.hex().encode() + b' ' + item.path)
             if not item.section:
                 self.open, self.element = True, ELEMENT_BYTES[item.data[29]]
-                hidden = open_folder(HIDDEN, self.folder.fd)
-                grads = open_folder(b'grad', hidden.fd)
+                hidden = open_folder(HIDDEN, self.folder)
+                grads = open_folder(b'grad', hidden)
                 self.to = open_below(grads, item.path, make=False)
         elif isinstance(item, File):
             self._end_content()
@@ -214,7 +214,7 @@ def open_below(folder, path, make):
                 os.mkdir(name, dir_fd=folder.fd)
             except FileExistsError:
                 pass
-        folder = open_folder(name, folder.fd)
+        folder = open_folder(name, folder)
     flags = (os.O_RDWR | os.O_CREAT if make else os.O_WRONLY) | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     try:
         to = os.open(names[-1], flags, 0o600, dir_fd=folder.fd)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who writes to a vault: the store of a path, this host and its boot."""
+"""The writer of a vault: the store of a path, this host and its boot."""
 import os
 import re
 import subprocess
@@ -20,7 +20,7 @@ def boot():
 
 
 def store(path):
-    """The uuid of the store that a path lies on, 16 bytes. Who may not read its device gets a number of the mount."""
+    """The uuid of the store that a path lies on, 16 bytes. A caller that may not read its device gets a number of the mount."""
     program = os.path.normpath(os.path.join(HERE, '../../../bin/hitrainctl'))
     try:
         done = subprocess.run([program, 'features', '--udev', path], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,

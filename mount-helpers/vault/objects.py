@@ -35,11 +35,11 @@ Record = collections.namedtuple('Record', 'type place payload sum')
 
 
 class Failure(Exception):
-    """A message for the caller, which names what it is about."""
+    """A message for the caller, which names its subject."""
 
 
 class Damage(Failure):
-    """What was read breaks the rules of the format: it is cut, changed, of another vault, or of a newer version."""
+    """The bytes of an object break the rules of the format: it is cut, changed, of another vault, or of a newer version."""
 
 
 # ---- names ----

@@ -1,15 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""hitrainctl archive and restore through a vault in a folder: whole kept steps, what is new of them alone, and damage."""
+"""hitrainctl archive and restore through a vault in a folder: whole kept steps, new content alone, and damage."""
 import gc
 import json
 import os
 import random
+import re
 import shutil
+import subprocess
 import sys
 
 import pytest
 
-from conftest import MIB, ROOT, run, wait_for
+from conftest import BIN, MIB, ROOT, SECONDS_MAX, run, wait_for
 from test_roots import command, put_gradient, word
 from test_step_streams import ADAMW, content, digest, gradient, make_model, step
 from trees import blob, describe, make_tree
@@ -149,6 +151,20 @@ def test_a_step_that_is_there_is_archived_again_without_harm(stores, vault):
     restore(f'{vault}/job@1', b / 'model')
 
 
+def test_commands_of_the_page(stores, tmp_path):
+    """docs/vault.md"""
+    _, (a, b) = stores
+    step(make_model(a / 'model'), 10)
+    page = (ROOT / 'docs/vault.md').read_text()
+    script, = re.findall(r'^```sh\n(.*?)^```', page, re.M | re.S)
+    for name, place in ('a', a), ('b', b), ('v', tmp_path):
+        script = script.replace(f'/mnt/{name}/', f'{place}/')
+    done = subprocess.run(['bash', '-eu', '-c', script], env={**os.environ, 'PATH': f'{BIN}:{os.environ["PATH"]}'},
+                          stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=SECONDS_MAX)
+    assert done.returncode == 0 and 'llama' not in os.listdir(tmp_path), done.stdout + done.stderr
+    assert content(b / 'model', 'w', 'deep/v') == content(a / 'model', 'w', 'deep/v')
+
+
 @pytest.mark.parametrize('url, why', [('nothing', 'no vault'), ('empty/job', 'no vault'), ('vault/..', 'expected URL/JOB'),
                                       ('vault/none', 'there is no job none'), ('vault/job@9', 'has no step 9'),
                                       ('vault/job@x', 'number of a step')])
@@ -177,11 +193,11 @@ def small(stores, vault):
 
 
 def damages(data, dice, others):
-    """Bytes that are not those of the object, each with what was done."""
-    for _ in range(12):
+    """Bytes that are not those of the object, each with the change."""
+    for _ in range(5):
         at = dice.randrange(len(data))
         yield f'byte {at}', data[:at] + bytes([data[at] ^ 1 << dice.randrange(8)]) + data[at + 1:]
-    for at in {0, 1, 63, 64, 111, len(data) // 2, len(data) - 1}:
+    for at in {0, 64, len(data) // 2, len(data) - 1}:
         yield f'cut at {at}', data[:at]
     yield 'longer', data + b'\0'
     for name in others:
@@ -226,7 +242,7 @@ def test_no_damage_of_an_object_is_restored(small):
             gc.collect()    # what a traceback has open
         with open(name, 'wb') as f:
             f.write(data)
-    assert refused > 60
+    assert refused > 30
     restore(f'{vault}/job', b / 'new')
 
 
