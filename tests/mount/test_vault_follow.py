@@ -119,6 +119,23 @@ def test_a_standby_has_each_step(place, make_store, programs):
     assert same(root, other)
 
 
+def test_a_logged_step_is_restored_as_a_model_of_its_own(tmp_path, make_store, programs):
+    """From the full step before it; the model trains on from there as the first one did."""
+    url, root, there = f'{tmp_path}/vault', model(make_store), make_store().mount()
+    run('hitrainctl', 'vault', 'init', url)
+    to = programs('archiver', 'archive', root, job_of(url), '--follow', '--log')
+    to.wait_for(lambda: entries(url), 'a full step is there')
+    for n in range(3, 6):
+        train(root, n)
+        to.wait_for(lambda: steps(url) >= n, f'step {n} is there')
+    to.end()
+    said = run('hitrainctl', 'restore', f'{job_of(url)}@4', there / 'model').stdout
+    assert 'restored step 4 as changes since step' in said and word(there / 'model', 'durable_step') == '4'
+    assert 'user.hitrain-follow' not in os.listxattr(there / 'model')
+    train(there / 'model', 5)
+    assert content(there / 'model', 'w', 'deep/v') == content(root, 'w', 'deep/v')
+
+
 def test_each_nth_kept_step_is_archived(place, make_store, programs):
     url, root = new_vault(place), model(make_store, 'adamw lr=0.01 retain=20 retain_every=1', taken=1)
     to = programs('archiver', 'archive', root, job_of(url), '--follow', '--every=2')
