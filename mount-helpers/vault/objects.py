@@ -86,7 +86,7 @@ def key_head(job, n):
 
 
 def key_pin(job, step, epoch, store):
-    """store: the 16 bytes of its uuid. The key alone says what is pinned, so a collector lists pins and reads none."""
+    """store: the 16 bytes of its uuid. The key alone names the pinned step, so a collector lists pins and reads none."""
     return f'job/{job}/pin/{number_text(step)}.{number_text(epoch)}.{store.hex()}'
 
 

@@ -91,7 +91,7 @@ def is_there(name, parent, folder):
 
 
 def remove_with_model(name, parent, folder):
-    """Somebody may have moved the directory away meanwhile. Then it is left, empty, and so is the one at its name."""
+    """Another program may have moved the directory away. Then it is left, empty, and so is the one at its name."""
     forget_steps(folder)
     try:
         forget_steps(open_to_empty(MODEL, folder))

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Engines that a vault may lie in, started for tests: folders, S3, ssh, JuiceFS, Ceph.
 
-HITRAIN_ENGINES names those that tests run on: by default all that start at once. `make check-vault` takes juicefs, and
-`make check-ceph` takes rados. What is not installed comes from the Python package index or from Debian's archive into
-~/.cache/hitrain, and nothing of it is installed. Each server is ended by its process id.
+HITRAIN_ENGINES names those that tests run on: by default the engines that start at once. `make check-vault` takes juicefs, and
+`make check-ceph` takes rados. Missing ones come from the Python package index or from Debian's archive into
+~/.cache/hitrain, and are not installed. Each server is ended by its process id.
 """
 import contextlib
 import fcntl

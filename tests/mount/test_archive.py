@@ -208,7 +208,7 @@ def damages(data, dice, others):
 
 
 def is_needed(name, objects):
-    """All of it, by a restore: older heads and leases are not, and of a segment the blocks alone."""
+    """Whole, by a restore: older heads and leases are not, and of a segment the blocks alone."""
     heads = [n for n in objects if '/head/' in n]
     return '/lease/' not in name and '/seg/' not in name and name not in heads[:-1]
 
