@@ -81,7 +81,7 @@ class Archiver:
                                                   self.single_writer))
 
     def patient(self, call):
-        """call(), again while the engine refuses, is full or has no place: somebody mends that."""
+        """call(), again while the engine refuses, is full or has no place, until that is mended."""
         while True:
             try:
                 result = call()

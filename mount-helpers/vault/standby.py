@@ -208,7 +208,7 @@ def run(url, path, o):
                 break
             except NoProgram:
                 raise
-            except EngineError as why:      # the vault answers again, or somebody mends it
+            except EngineError as why:      # the vault answers again, or is mended
                 if str(why) != said:
                     note(str(why))
                 said, wait = str(why), min(2 * wait, WAIT_S_MAX)
