@@ -19,7 +19,7 @@ from sums import Sum128, sum128
 
 ENTRY, STATE, BLOCK = 1, 2, 3
 BASE, SAME, PLACES = 5, 6, 8
-PIECES_MAX = 1 << 12
+PIECES_MAX = 1 << 8         # a reader has all in memory: 8 GiB, for some 200 TB of content
 PIECE_ROOM = OBJECT_BYTES_MAX - 65536    # for the header, the summary and an end mark
 SEGMENT_BITS = 15
 
@@ -121,6 +121,8 @@ class Pieces:
     """
 
     def __init__(self, get, uuid, step, epoch, summary):
+        if not 0 < summary.pieces <= PIECES_MAX:
+            raise Damage(f'it has {summary.pieces} pieces')
         self.numbers = uuid, step, epoch
         self.data = [get(i) for i in range(summary.pieces)]
         self.readers, total = [], Sum128()
