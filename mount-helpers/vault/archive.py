@@ -4,12 +4,11 @@ goes to a vault as segments and a manifest, or through a pipe, or its digest alo
 """
 import collections
 import concurrent.futures
-import os
 import struct
 import time
 
 from archived import NOTHING, Archived, OfManifest
-from entry import Entry, attribute
+from entry import Entry
 from kept import Kept, names_of
 from manifest import PLACES, Base, Same, State, Writer, assemble
 from objects import Failure
@@ -20,9 +19,10 @@ from say import Progress
 from sums import sum64
 from tree import Run, Tree, Want
 import heads
+import jobs
 
 PUTS = 3                        # segments in flight
-SEGMENT_BLOCKS = 31
+SEGMENT_BLOCKS = 31             # whole ones in a segment
 PLACES_OF_RECORD = 16384
 PIPE_BUFFERS = AHEAD + 4
 VAULT_BUFFERS = AHEAD + 2 + (PUTS + 1) * SEGMENT_BLOCKS
@@ -63,11 +63,12 @@ def digest_of(kept, done='read'):
     return end
 
 
-def find_kept(root, step, digest):
-    """The kept step with this number and digest, or None. A step without a digest of the store is read for it."""
+def find_kept(root, step, digest, read=True):
+    """The kept step with this number and digest, or None. read: a step without a digest of the store is read for it."""
     for name in names_of(root):
         kept = Kept(root, name)
-        if kept.step == step and (kept.digest() or digest_of(kept, 'of the base read').digest) == digest:
+        if kept.step == step and digest == (
+                kept.digest() or (digest_of(kept, 'of the base read').digest if read else None)):
             return kept
     return None
 
@@ -175,10 +176,15 @@ class Packer:
             self.flush()
         total = sum64(r.data)
         owner = (STATE_BLOCK if self.state else FILE_BLOCK, r.index, self.entry_number, max(self.state_number, 0))
-        unit = self.segment.add(r.data, len(r.data), RAW, owner, (total, r.raw_sum))
-        self.gives.append(r.give)
-        packed = pack_place(Place(r.index, 0, 0, unit, len(r.data), RAW, total, r.raw_sum))
-        writer.place(r.index, len(r.data), r.raw_sum, (self.segment, packed))
+        data = r.data
+        if len(data) < BLOCK_BYTES:     # a segment may have thousands of these
+            data = bytes(data)
+            r.give()
+        else:
+            self.gives.append(r.give)
+        unit = self.segment.add(data, len(data), RAW, owner, (total, r.raw_sum))
+        packed = pack_place(Place(r.index, 0, 0, unit, len(data), RAW, total, r.raw_sum))
+        writer.place(r.index, len(data), r.raw_sum, (self.segment, packed))
 
     def same(self, writer, k):
         self.used.add(struct.unpack_from('<IH', k.place, 4))
@@ -198,7 +204,7 @@ class Packer:
     def put_one(self, segment, gives):
         """A failure is told by the next flush, which comes only if there is memory to read on."""
         try:
-            segment.where = self.put(lambda lease, n: segment.parts(self.uuid, lease, n, self.owner))
+            segment.where = self.put(lambda lease, n: list(segment.parts(self.uuid, lease, n, self.owner)))
         finally:
             segment.blocks = None
             for give in gives:
@@ -263,3 +269,36 @@ def pack(kept, put, uuid, owner, known=None, base=None, rate=None):
     shards = kept.word(b'shards') or b''
     own = [s.where for s in packer.segments]
     return Packed(end, records, packer.used | set(own), own, sum(s.bytes() for s in packer.segments), shards.decode())
+
+
+# ---- one rank's step ----
+
+def known_of(writer, engine, uuid, root):
+    """((step, epoch), Archived, kept step or None) of the newest full step of the job, whose segments are used again; all
+    None if there is none.
+    """
+    entry = writer.base()
+    if not entry:
+        return None, None, None
+    step = jobs.read_step_object(engine, writer.vault, writer.job, entry.step, entry.epoch, entry.sum)
+    summary = step.summaries[writer.rank]
+    known = Archived(OfManifest(engine, uuid, writer.job, entry.step, entry.epoch, summary).items())
+    # To read a step for its digest would be more than to read the new one whole.
+    return (entry.step, entry.epoch), known, find_kept(root, entry.step, summary.digest, read=False)
+
+
+def to_vault(root, kept, engine, vault, writer, lease, rate=None):
+    """One kept step becomes a step of the job: (Summary, True if the job lists it). writer: writer.Writer of this rank;
+    lease: lease.Lease. Restart: begin again. Fenced, Failure.
+    """
+    at, known, base = known_of(writer, engine, vault.uuid, root)
+    owner = Owner(writer.job, kept.step, writer.epoch, writer.rank)
+    packed = pack(kept, lease.put, vault.uuid, owner, known, base, rate)
+    used = packed.segments - set(packed.own)
+    summary = heads.Summary(heads.FULL, writer.rank, writer.ranks, 1, packed.end.bytes, packed.new, packed.end.digest,
+                            heads.NOTHING, packed.end.lineage, at if used else (0, 0), time.time_ns(), writer.store,
+                            writer.host, kept.name, packed.shards)
+
+    def build(epoch):
+        return assemble(vault.uuid, kept.step, epoch, summary, packed.segments, packed.records)[0]
+    return summary, writer.commit(kept.step, build, packed.own)

@@ -239,7 +239,7 @@ class Builder:
     def directory(self, e, parent, name):
         with self.doing('make the directory'):
             os.mkdir(name, 0o700, dir_fd=parent)
-            self.levels.append(Level(open_folder(name, parent), e))
+            self.levels.append(Level(open_folder(name, self.levels[-1].handle), e))
         self.set_attributes(self.levels[-1].handle.fd, e.attributes)
 
     def begin_file(self, e, parent, name):
@@ -265,7 +265,7 @@ class Builder:
         with self.doing('find the file that it links to'):
             folder, *names = self.levels[0].handle, *e.target.split(b'/')
             for part in names[:-1]:
-                folder = open_folder(part, folder.fd)
+                folder = open_folder(part, folder)
             is_file = stat.S_ISREG(os.stat(names[-1], dir_fd=folder.fd, follow_symlinks=False).st_mode)
         if not is_file:
             raise Failure(f'{os_text(e.path)}: cannot link to what is no file')

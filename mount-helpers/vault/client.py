@@ -81,7 +81,7 @@ class Program:
                 self.answered_at, self.answers = time.monotonic(), self.answers + 1
                 request = self.pending.pop(number, None)
                 if request is None:
-                    break               # a program that answers what nobody asked is not trusted
+                    break               # a program that answers without a request is not trusted
                 if request.abandoned:
                     self._put_slot(request.slot)
             request.result = result, flags, min(length, 1 << 62), text

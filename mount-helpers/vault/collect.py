@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The collector: it removes what no step and no pin names (docs/vault-format.md, "Collection"). Anybody may run it, two at
+"""The collector: it removes what no step and no pin names (docs/vault-format.md, "Collection"). Any user may run it, two at
 once do no harm, and it takes no lock. The order of a run is the proof:
 
 1. list segments and manifests with their ages; then read the highest head of each job; then list pins;
@@ -58,7 +58,7 @@ class Collector:
         self.engine, self.vault, self.said = engine, vault, said
         self.table = {}         # lease -> a byte for each segment from 0 on
         self.jobs, self.old_probes = {}, []
-        self.unread = 0         # manifests whose segments nobody knows: then no segment is removed
+        self.unread = 0         # manifests whose segments are not known: then no segment is removed
 
     def run(self):
         self.list_segments()

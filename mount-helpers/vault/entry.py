@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What an entry of a step may be: pure functions, the same for who writes and who reads. Paths, names and attributes are
+"""What an entry of a step may be: pure functions, the same for writers and readers. Paths, names and attributes are
 bytes. A function that checks raises Damage with the rest of a sentence about the entry.
 """
 import dataclasses

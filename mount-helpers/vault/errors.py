@@ -4,7 +4,7 @@ from objects import Failure
 
 
 class EngineError(Failure):
-    """A message for the user. It names the vault and never shows a secret. Only Unknown leaves open what was done."""
+    """A message for the user. It names the vault and never shows a secret. Only Unknown leaves the outcome open."""
     code = 0
 
 
@@ -29,7 +29,7 @@ class Refused(EngineError):
 
 
 class Again(EngineError):
-    """It did not work this time, or nobody knows whether it did. Only schemes raise it: the client tries again."""
+    """It did not work this time, or its outcome is not known. Only schemes raise it: the client tries again."""
     code = 6
 
 

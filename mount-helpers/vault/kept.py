@@ -19,7 +19,7 @@ RENAMED_BYTES_MIN = 4096        # smaller ones are not looked for
 
 
 class Handle:
-    """A descriptor that is closed when nobody holds this any more."""
+    """A descriptor that is closed with the last reference to this."""
 
     def __init__(self, fd):
         self.fd = fd
@@ -29,14 +29,15 @@ class Handle:
 
 
 def open_folder(path, parent=None):
-    return Handle(os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=parent))
+    """parent: a Handle, which stays open during the call even if the caller does not hold it."""
+    return Handle(os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=parent and parent.fd))
 
 
 def open_below(folder, path, flags=os.O_RDONLY):
     """The regular file at a path below the folder; no symlink on the way is followed. OSError."""
     names = path.split(b'/')
     for name in names[:-1]:
-        folder = open_folder(name, folder.fd)
+        folder = open_folder(name, folder)
     found = Handle(os.open(names[-1], flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=folder.fd))
     if not stat.S_ISREG(os.fstat(found.fd).st_mode):
         raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
@@ -204,6 +205,6 @@ class Twins:
                     if len(paths) < SIZES_TRIED_MAX:
                         paths.append(path)
                 elif stat.S_ISDIR(found.st_mode) and depth < DEPTH_MAX:
-                    self.list(open_folder(name, folder.fd), path, depth + 1)
+                    self.list(open_folder(name, folder), path, depth + 1)
             except OSError:
                 continue

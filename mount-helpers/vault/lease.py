@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Numbers of segments. A store takes a lease, a number that nobody else has, and counts its segments below it.
+"""Numbers of segments. A store takes a lease, a number of its own, and counts its segments below it.
 
 The lease is remembered in a file, locked while it is in use. Where the file is lost or in use, the store takes another lease.
 A copy of a disk image may go on under the same lease: it meets a key with other bytes, and takes a new one.
@@ -60,7 +60,7 @@ class Lease:
         return self.lease, n
 
     def _take(self):
-        """The lowest number that nobody has."""
+        """The lowest free number."""
         while True:
             lease = 0
             for key, _, _ in self.engine.list('lease/'):

@@ -35,11 +35,11 @@ Record = collections.namedtuple('Record', 'type place payload sum')
 
 
 class Failure(Exception):
-    """A message for the caller, which names what it is about."""
+    """A message for the caller, which names its subject."""
 
 
 class Damage(Failure):
-    """What was read breaks the rules of the format: it is cut, changed, of another vault, or of a newer version."""
+    """The bytes of an object break the rules of the format: it is cut, changed, of another vault, or of a newer version."""
 
 
 # ---- names ----
@@ -86,7 +86,7 @@ def key_head(job, n):
 
 
 def key_pin(job, step, epoch, store):
-    """store: the 16 bytes of its uuid. The key alone says what is pinned, so a collector lists pins and reads none."""
+    """store: the 16 bytes of its uuid. The key alone names the pinned step, so a collector lists pins and reads none."""
     return f'job/{job}/pin/{number_text(step)}.{number_text(epoch)}.{store.hex()}'
 
 

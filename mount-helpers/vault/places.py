@@ -21,7 +21,7 @@ TRAILER_MAGIC = b'HTsegend'
 
 FILE_BLOCK, STATE_BLOCK, GRADIENT, GRADIENT_ENTRIES = range(4)
 
-# index: of the block. sum: XXH3-64 of what is stored; raw_sum: XXH3-128 of the block.
+# index: of the block. sum: XXH3-64 of the stored bytes; raw_sum: XXH3-128 of the block.
 Place = collections.namedtuple('Place', 'index lease n unit stored codec sum raw_sum')
 # kind, index, entry and state: whose block it is. unit and units: where it lies.
 Row = collections.namedtuple('Row', 'unit units codec kind stored raw index entry state sum raw_sum')
@@ -71,7 +71,7 @@ class Segment:
         return (self.unit + units_of(stored)) * UNIT_BYTES + table <= OBJECT_BYTES_MAX
 
     def add(self, data, raw, codec, owner, sums):
-        """The unit where it lies. owner: kind, index, entry and state; sums: of what is stored, and of the block."""
+        """The unit where it lies. owner: kind, index, entry and state; sums: of the stored bytes, and of the block."""
         row = Row(self.unit, units_of(len(data)), codec, owner[0], len(data), raw, *owner[1:], *sums)
         self.rows.append(row)
         self.blocks.append(data)

@@ -10,17 +10,19 @@ import os
 import stat
 
 from archive import find_kept
-from archived import Archived, Fetch, OfManifest, shared
+from archived import Archived, Fetch, shared
 from build import Builder
 from entry import PREFIX, attribute
-from kept import Handle
+from kept import Handle, Kept, names_of
 from manifest import End, Reader
 from objects import Damage, Failure
 from pipe import Input
 from say import Progress
 from staging import Staging
 from store import size_text
+import archived
 import heads
+import jobs
 import stop
 
 REASON_BYTES_MAX = 512
@@ -174,23 +176,42 @@ def find_base(path, root, base):
 
 # ---- from a vault ----
 
-def local_base(root, archived):
-    """(kept step, its manifest) of the newest archived step that root keeps, too, or (None, None). archived: yields
+def local_base(root, others):
+    """(kept step, its manifest) of the newest archived step that root keeps, too, or (None, None). others: yields
     (step, digest, function that gives its OfManifest), the newest first.
     """
-    for step, digest, manifest in archived if root else ():
-        kept = find_kept(root, step, digest)
+    if not root:
+        return None, None
+    there = {Kept(root, name).step for name in names_of(root)}
+    for step, digest, manifest in others:
+        kept = find_kept(root, step, digest) if step in there else None
         if kept:
             return kept, manifest()
     return None, None
 
 
-def from_manifest(path, manifest, step, base_root=None, archived=()):
+def from_step(path, engine, vault, job, found, base_root=None):
+    """Restored, of a full step (heads.Step) of a job of one rank."""
+    if len(found.summaries) != 1:
+        raise Failure(f'{job}: step {found.step} has {len(found.summaries)} ranks: --shard=rofR says whose part is restored')
+
+    def manifest(at, epoch, summary):
+        return archived.OfManifest(engine, vault.uuid, job, at, epoch, summary)
+
+    def others():
+        for e in reversed(jobs.highest(engine, vault, job).entries):
+            if e.kind == heads.FULL and e.ranks == 1:
+                yield e.step, e.digest, lambda e=e: manifest(e.step, e.epoch, jobs.read_step_object(
+                    engine, vault, job, e.step, e.epoch, e.sum).summaries[0])
+    return from_manifest(path, manifest(found.step, found.epoch, found.summaries[0]), found.step, base_root, others())
+
+
+def from_manifest(path, manifest, step, base_root=None, others=()):
     """Restored, from a rank's manifest in a vault (archived.OfManifest)."""
     fetch = Fetch(manifest.engine)
 
     def fill(making):
-        kept, of = local_base(base_root, archived)
+        kept, of = local_base(base_root, others)
         items = manifest.items()
         if kept:
             items = shared(items, Archived(of.items()))

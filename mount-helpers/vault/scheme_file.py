@@ -10,7 +10,6 @@ import errno
 import os
 import secrets
 import stat
-import time
 import urllib.parse
 
 from errors import Again, Failed, Full, Missing, NoVault, Refused, TooLarge
@@ -115,6 +114,8 @@ class File:
     def list(self, prefix, after, deadline):
         """([(key, bytes, age in seconds)], whether there is more), ascending by key."""
         out = []
+        if not prefix and not os.path.lexists(self.root) and os.path.isdir(os.path.dirname(self.root)):
+            return out, False                   # the place of a vault that is to be made
         try:
             now = self._now()
             folder = prefix.rpartition('/')[0]

@@ -7,7 +7,6 @@ the client's (engine.py), which knows that a deed may be done although its answe
 """
 import email.utils
 import threading
-import time
 import urllib.parse
 
 from errors import Again, Failed, Full, Missing, NoProgram, NoVault, Refused, TooLarge

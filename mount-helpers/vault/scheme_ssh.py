@@ -2,7 +2,7 @@
 """Scheme ssh: `ssh://[USER@]HOST[:PORT]/PATH` is a folder of another machine, where hitrain is installed.
 
 It runs `ssh HOST hitrain-vault-file --pipe file:///PATH` and sends requests with their bytes (serve_pipe). Keys, ports and
-names are those of ~/.ssh/config; nobody is asked for a password. HITRAIN_SSH names another ssh, with options of its own.
+names are those of ~/.ssh/config; ssh asks for no password. HITRAIN_SSH names another ssh, with options of its own.
 """
 import os
 import shlex

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The loop of a scheme's program. A scheme is an object with hello, put_new, get, list and remove (scheme_file.py shows them).
 
-Each slot has a thread that takes a request, does it, and answers. Messages are for the user and name no secrets: an error
-that nobody expected becomes a line on stderr and `Failed`.
+Each slot has a thread that takes a request, does it, and answers. Messages are for the user and name no secrets: an
+unexpected error becomes a line on stderr and `Failed`.
 """
 import mmap
 import os

@@ -41,9 +41,9 @@ def rename_new(old, old_parent, new, new_parent):
 # ---- removal ----
 
 def open_to_empty(name, parent):
-    """A directory to remove what is in it, whatever its mode."""
+    """A directory that is to become empty, whatever its mode."""
     try:
-        found = open_folder(name, parent.fd)
+        found = open_folder(name, parent)
     except PermissionError:
         at = Handle(os.open(name, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=parent.fd))
         os.chmod(f'/proc/self/fd/{at.fd}', 0o700)   # the directory itself, whatever has its name now
@@ -78,7 +78,7 @@ def forget_steps(folder):
         ctl = Handle(os.open('.hitrain/ctl', os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=folder.fd))
         os.write(ctl.fd, b'forget *\n')
     except OSError:
-        pass                    # the removal says what is left
+        pass                    # the removal names the rest
 
 
 def is_there(name, parent, folder):
@@ -91,7 +91,7 @@ def is_there(name, parent, folder):
 
 
 def remove_with_model(name, parent, folder):
-    """Somebody may have moved the directory away meanwhile. Then it is left, empty, and so is the one at its name."""
+    """Another program may have moved the directory away. Then it is left, empty, and so is the one at its name."""
     forget_steps(folder)
     try:
         forget_steps(open_to_empty(MODEL, folder))
@@ -126,7 +126,7 @@ def remove_old(name, parent):
     this moment, notices that it is gone, and makes another one.
     """
     try:
-        folder = open_folder(name, parent.fd)
+        folder = open_folder(name, parent)
     except OSError:
         return
     found = os.fstat(folder.fd)
@@ -204,7 +204,7 @@ class Staging:
         """False: another one has the name, or removed the directory before it was marked."""
         try:
             os.mkdir(self.temporary, 0o700, dir_fd=self.parent.fd)
-            self.folder = open_folder(self.temporary, self.parent.fd)
+            self.folder = open_folder(self.temporary, self.parent)
         except (FileExistsError, FileNotFoundError):
             return False
         if not lock(self.folder) or not is_there(self.temporary, self.parent, self.folder):
@@ -231,14 +231,14 @@ class Staging:
     def open_model(self):
         """The model that was made otherwise as the entry MODEL of the folder."""
         try:
-            self.model = open_folder(MODEL, self.folder.fd)
+            self.model = open_folder(MODEL, self.folder)
         except FileNotFoundError:
             raise Failure(f'{self.path}: somebody moved {self.temporary} away') from None
         except OSError as e:
             raise Failure(f'{self.path}: {e.strerror}') from None
 
     def publish(self):
-        """Gives the model its name, durably. No other user can have changed what is in the private directory. But that
+        """Gives the model its name, durably. No other user can have changed the private directory. But that
         itself may have gone.
         """
         if not is_there(self.temporary, self.parent, self.folder) or not is_there(MODEL, self.folder, self.model):

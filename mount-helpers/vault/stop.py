@@ -25,6 +25,11 @@ def catch():
         signal.signal(number, _note)
 
 
+def ask():
+    """As a signal does."""
+    _note(0, None)
+
+
 def is_asked():
     return _asked
 

@@ -113,7 +113,7 @@ class Tree:
     def name(self, folder, name, path, depth):
         found = os.stat(name, dir_fd=folder.fd, follow_symlinks=False)
         if stat.S_ISDIR(found.st_mode):
-            yield from self.directory(open_folder(name, folder.fd), path, depth + 1)
+            yield from self.directory(open_folder(name, folder), path, depth + 1)
         elif stat.S_ISREG(found.st_mode):
             yield from self.file(folder, name, path)
         elif stat.S_ISLNK(found.st_mode):
@@ -144,7 +144,7 @@ class Tree:
 
     def states(self, folder, name, path, twin):
         try:
-            states = open_folder(HIDDEN + b'/state/' + name, folder.fd)
+            states = open_folder(HIDDEN + b'/state/' + name, folder)
         except (FileNotFoundError, NotADirectoryError):
             return
         for state in names_in(states.fd):

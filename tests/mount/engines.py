@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Engines that a vault may lie in, started for tests: folders, S3, ssh, JuiceFS, Ceph.
 
-HITRAIN_ENGINES names those that tests run on: by default all that start at once. `make check-vault` takes juicefs, and
-`make check-ceph` takes rados. What is not installed comes from the Python package index or from Debian's archive into
-~/.cache/hitrain, and nothing of it is installed. Each server is ended by its process id.
+HITRAIN_ENGINES names those that tests run on: by default the engines that start at once. `make check-vault` takes juicefs, and
+`make check-ceph` takes rados. Missing ones come from the Python package index or from Debian's archive into
+~/.cache/hitrain, and are not installed. Each server is ended by its process id.
 """
 import contextlib
 import fcntl
@@ -21,7 +21,7 @@ import pytest
 
 from conftest import BIN, ROOT, SECONDS_MAX, wait_for
 
-sys.path.insert(0, str(BIN.parent / 'share/hitrain/vault'))
+sys.path[:0] = [str(BIN.parent / 'share/hitrain' / folder) for folder in ('vault', 'tools')]
 CACHE = pathlib.Path(os.environ.get('XDG_CACHE_HOME') or pathlib.Path.home() / '.cache') / 'hitrain'
 NAMES = os.environ.get('HITRAIN_ENGINES', 'file,tmpfs,hitrain,test,s3,ssh').split(',')
 INSTALL_SECONDS_MAX = 400

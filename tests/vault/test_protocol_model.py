@@ -2,8 +2,8 @@
 """Heads, fencing and collection of a vault, explored: the product's code in many actors whose verbs interleave at random.
 
 Five archivers in three jobs, one of two ranks; a fork that takes segments of another job; operators that forget steps; a
-pinner; two collectors. Some sleep for days, answers are lost, deeds land late. After each deed: what was reported is listed or was
-forgotten, and what is listed or pinned is whole. Twins of the code that lack one rule must be caught.
+pinner; two collectors. Some sleep for days, answers are lost, deeds land late. After each deed: a reported step is listed or was
+forgotten, and all that is listed or pinned is whole. Twins of the code that lack one rule must be caught.
 """
 import random
 

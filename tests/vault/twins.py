@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Twins of the protocol's code that each lack one rule. The tests must notice every one of them."""
+"""Twins of the protocol's code that each lack one rule. The tests must notice each."""
 import collect
 import heads
 import jobs
