@@ -11,7 +11,6 @@ from archived import NOTHING, Archived, OfManifest
 from entry import Entry
 from kept import Kept, names_of
 from manifest import PLACES, Base, Same, State, Writer, assemble
-from objects import Failure
 from pipe import Rate
 from places import FILE_BLOCK, RAW, STATE_BLOCK, BLOCK_BYTES, PLACE_BYTES, Owner, Place, Segment, pack_place
 from reading import AHEAD, Buffers, Read, in_order

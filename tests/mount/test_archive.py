@@ -12,8 +12,8 @@ import sys
 import pytest
 
 from conftest import BIN, MIB, ROOT, SECONDS_MAX, run, wait_for
-from test_roots import command, put_gradient, word
-from test_step_streams import ADAMW, content, digest, gradient, make_model, step
+from test_roots import command, word
+from test_step_streams import ADAMW, content, digest, make_model, step
 from trees import blob, describe, make_tree
 
 sys.path += [str(ROOT / 'mount-helpers' / 'vault'), str(ROOT / 'mount-helpers' / 'tools')]
