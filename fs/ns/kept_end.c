@@ -134,7 +134,7 @@ int ht_ns_kept_forget(struct ht_ns *ns, uint64_t root, const char *name)
 
 /* -------------------------------------------------------------- a full store */
 
-/* The oldest step that a vault has and nobody holds, of those with higher numbers than after, and its own bytes. */
+/* The oldest step that a vault has and nobody holds, with a higher number than after, and its own bytes. */
 static uint64_t next_archived(struct ht_ns *ns, uint64_t after, struct ht_ns_kept *out)
 {
     char job[HT_KEPT_NAME_MAX + 1];
