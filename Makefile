@@ -15,6 +15,9 @@
 ##   check-vm   a training loop on NVMe devices of a machine in QEMU, whose power is cut 20 times (HITRAIN_LONG=1: 200);
 ##              before that, the places of memory and threads in one with two NUMA nodes, and stores on /dev/ngXnY; some 7
 ##              minutes; skipped if QEMU is not installed
+##   check-vault, check-ceph
+##              the tests of vaults on a JuiceFS, and on a Ceph of one monitor and three storage daemons (tests/mount/engines.py); the
+##              first run downloads some 120 MB, or 50 MB, into ~/.cache/hitrain
 ##   deps-vm    install QEMU, and unpack a Debian kernel for it into build/deps/vm
 ##   check-system  the Debian package in clean Debian 12 and 13 roots (part of check-long); the first run downloads some 150 MB
 ##              into ~/.cache/hitrain
@@ -187,6 +190,8 @@ dir_hitrain-fsck := mount-helpers/fsck
 dir_hitrainctl := mount-helpers/hitrainctl
 
 tools := $(wildcard mount-helpers/tools/*.py)
+vault := $(wildcard mount-helpers/vault/*.py)
+vault_programs := $(wildcard mount-helpers/vault/hitrain-vault-*)
 
 HELPER_DIRS := $(filter-out fs/daemon,$(foreach p,$(PROGRAMS),$(dir_$(p))))
 # Low to high. A unit test of a layer is linked only with that layer and those before it.
@@ -296,13 +301,15 @@ endef
 # ---- rules ----
 
 .PHONY: all libs tests clients
-all: $(patsubst %,$(B)/bin/%,$(built_programs)) $(patsubst mount-helpers/%,$(B)/share/hitrain/%,$(tools)) libs
+all: $(patsubst %,$(B)/bin/%,$(built_programs) $(notdir $(vault_programs))) $(patsubst mount-helpers/%,$(B)/share/hitrain/%,$(tools) $(vault)) libs
 libs: $(foreach d,$(LAYERS),$(call archive,$(d)))
 tests: $(test_programs) $(fuzz_programs) $(B)/tests/fuzz/seeds clients
 clients: $(client_programs) $(B)/bench/replay $(patsubst %,$(B)/%,$(bench_clients))
 
 # hitrainctl runs them from the folder beside its own.
-$(B)/share/hitrain/tools/%: mount-helpers/tools/%
+$(B)/share/hitrain/%: mount-helpers/%
+	@mkdir -p $(@D); cp $< $@
+$(patsubst %,$(B)/bin/%,$(notdir $(vault_programs))): $(B)/bin/%: mount-helpers/vault/%
 	@mkdir -p $(@D); cp $< $@
 
 # Rebuilds when the command has changed.
@@ -500,6 +507,13 @@ check-vm:
 	@$(PYTHON) tests/qemu/nodes.py
 	@$(PYTHON) tests/qemu/raw.py
 	@$(PYTHON) tests/qemu/cuts.py
+# Each test has a limit of its own, and the whole has one.
+vault_engine_check-vault := juicefs
+vault_engine_check-ceph := rados
+.PHONY: check-vault check-ceph
+check-vault check-ceph: deps
+	@$(MAKE) --no-print-directory all
+	@HITRAIN_ENGINES=$(vault_engine_$@) timeout 1800 $(PYTHON) -m pytest -q -x -p no:cacheprovider tests/mount/test_vault*.py
 deps-vm:
 	@tests/tools/deps.sh vm
 deps-system:
@@ -533,8 +547,10 @@ install: all
 	$(if $(filter umount.hitrain,$(in_sbin)),ln -sf umount.hitrain '$(DESTDIR)$(SBINDIR)/umount.fuse.hitrain')
 	$(if $(PYTHONDIR),$(MAKE) --no-print-directory install-client,@echo 'there is no $(PYTHON), so the PyTorch client is not installed')
 	$(foreach s,7 8,install -d '$(DESTDIR)$(MANDIR)/man$(s)' && install -m 644 $(filter %.$(s),$(man_pages)) '$(DESTDIR)$(MANDIR)/man$(s)' &&) :
-	install -d '$(DESTDIR)$(PREFIX)/share/hitrain/tools'
+	install -m 755 $(vault_programs) '$(DESTDIR)$(PREFIX)/bin'
+	install -d '$(DESTDIR)$(PREFIX)/share/hitrain/tools' '$(DESTDIR)$(PREFIX)/share/hitrain/vault'
 	install -m 644 $(tools) '$(DESTDIR)$(PREFIX)/share/hitrain/tools'
+	install -m 644 $(vault) '$(DESTDIR)$(PREFIX)/share/hitrain/vault'
 	install -m 644 mount-helpers/monitoring/grafana.json mount-helpers/monitoring/alerts.yaml '$(DESTDIR)$(PREFIX)/share/hitrain'
 
 install-client:
@@ -559,7 +575,7 @@ deb:
 	@HITRAIN_BIN='$(abspath $(O))/deb/bin' mount-helpers/package/deb.sh '$(abspath $(O))/deb/root' '$(VERSION)' '$(O)/deb'
 
 uninstall:
-	rm -f $(foreach p,hitrain hitrainctl,'$(DESTDIR)$(PREFIX)/bin/$(p)') \
+	rm -f $(foreach p,hitrain hitrainctl $(notdir $(vault_programs)),'$(DESTDIR)$(PREFIX)/bin/$(p)') \
 		$(foreach p,mkfs.hitrain mount.hitrain mount.fuse.hitrain umount.hitrain umount.fuse.hitrain hitrain-fsck fsck.hitrain,'$(DESTDIR)$(SBINDIR)/$(p)') \
 		$(foreach m,$(notdir $(man_pages)),'$(DESTDIR)$(MANDIR)/man$(subst .,,$(suffix $(m)))/$(m)')
 	rm -rf '$(DESTDIR)$(PREFIX)/share/hitrain'

@@ -192,16 +192,16 @@ class Bench:
         self.figure('a pipe', pipe / MIB, 'MiB/s')
         self.start()
         began = time.monotonic()
-        subprocess.run(f'set -o pipefail; "{PROGRAMS}/hitrainctl" send "{self.root}" first 2>/dev/null | cat >/dev/null', shell=True,
+        subprocess.run(f'set -o pipefail; "{PROGRAMS}/hitrainctl" archive "{self.root}" first - 2>/dev/null | cat >/dev/null', shell=True,
                        check=True, executable='/bin/bash')
         self.figure('send: of the lower of device and pipe', self.model_bytes / (time.monotonic() - began) / lower, '', PIPE_MIN, most=False)
         self.device.slow(False)
         with open(stream, 'wb') as out:
-            subprocess.run([PROGRAMS / 'hitrainctl', 'send', self.root, 'first'], stdout=out, stderr=subprocess.DEVNULL, check=True)
+            subprocess.run([PROGRAMS / 'hitrainctl', 'archive', self.root, 'first', '-'], stdout=out, stderr=subprocess.DEVNULL, check=True)
         self.device.slow(True)
         began = time.monotonic()
         with open(stream, 'rb') as source:
-            subprocess.run([PROGRAMS / 'hitrainctl', 'receive', self.store.point / 'received'], stdin=source,
+            subprocess.run([PROGRAMS / 'hitrainctl', 'restore', '-', self.store.point / 'received'], stdin=source,
                            stdout=subprocess.DEVNULL, check=True)
         self.figure('receive: of the lower of device and pipe', self.model_bytes / (time.monotonic() - began) / lower, '', PIPE_MIN, most=False)
         self.changes(stream)
@@ -223,12 +223,12 @@ class Bench:
         self.start(slow=False)
         before = self.device.counters()
         with open(stream, 'wb') as out:
-            subprocess.run([PROGRAMS / 'hitrainctl', 'send', self.root, 'changed', '--from=first', f'--digest={digest}'], stdout=out,
+            subprocess.run([PROGRAMS / 'hitrainctl', 'archive', self.root, 'changed', '-', '--from=first', f'--digest={digest}'], stdout=out,
                            stderr=subprocess.DEVNULL, check=True)
         self.figure('send of changes: read, of what differs', (self.device.counters()[0] - before[0]) / (FILES * MIB), '', CHANGES_MAX)
         self.figure('send of changes: stream, of what differs', stream.stat().st_size / (FILES * MIB), '', CHANGES_MAX)
         with open(stream, 'rb') as source:
-            subprocess.run([PROGRAMS / 'hitrainctl', 'receive', self.store.point / 'newer', f'--base={received}'], stdin=source,
+            subprocess.run([PROGRAMS / 'hitrainctl', 'restore', '-', self.store.point / 'newer', f'--base={received}'], stdin=source,
                            stdout=subprocess.DEVNULL, check=True)
 
 

@@ -185,8 +185,8 @@ static int claim(struct ht_call *q, uint64_t ino)
         return rc;
     ht_mutex_lock(ht_ctl_root_lock(c)); /* another client's change of words that began before ends before the answer */
     ht_mutex_unlock(ht_ctl_root_lock(c));
-    if (seat->claim != want.held)
-        ht_seat_leave(c, seat);
+    if (seat->claim != want.held && seat->claim)
+        (void)ht_optim_unclaim(c->optim, seat->root, seat->claim);
     seat->root = q->root;
     seat->claim = want.held;
     return 0;
@@ -227,6 +227,9 @@ void ht_seat_leave(struct ht_ctl *c, struct ht_seat *seat)
     if (seat->claim)
         (void)ht_optim_unclaim(c->optim, seat->root, seat->claim);
     seat->claim = 0;
+    if (seat->held)
+        ht_ns_kept_release(c->ns, seat->held);
+    seat->held = 0;
 }
 
 /* ------------------------------------------------------------ on the store */
@@ -281,6 +284,8 @@ static const struct verb {
     [HT_COMMAND_ROLLBACK] = {OF_ROOT, ht_kept_rollback},
     [HT_COMMAND_PREPARE] = {OF_ROOT, end_or_abort},
     [HT_COMMAND_DECIDE] = {OF_PARAM, decide, W_OK},
+    [HT_COMMAND_HOLD] = {OF_ROOT, ht_kept_hold},
+    [HT_COMMAND_ARCHIVED] = {OF_ROOT, ht_kept_archived},
 };
 
 static bool is_param(const struct ht_call *q, uint64_t ino)

@@ -201,6 +201,7 @@ bool ht_ctl_may_find(struct ht_ctl *c, uint64_t dir, const struct ht_caller *cal
 /* The opener of a .hitrain/ctl, and the claim of that descriptor. Guarded by its session's lock. */
 struct ht_seat {
     uint64_t root, claim; /* 0: none */
+    uint64_t held;        /* the kept step that does not expire while this is open; 0: none */
     uint64_t checked;     /* the model root that the person was last allowed to steer; 0: none */
     int process;
     struct ht_person person;
@@ -221,7 +222,7 @@ int ht_ctl_resolve(struct ht_ctl *c, uint64_t dir, const char *path, size_t len,
  */
 int ht_seat_check(struct ht_ctl *c, uint64_t dir, uint64_t root, struct ht_seat *seat,
                   char err[HT_CTL_ERROR_MAX]) HT_MUST_CHECK;
-/* The open ctl is closed: its claim ends. No waiting. */
+/* The open ctl is closed: its claim and its hold end. No waiting. */
 void ht_seat_leave(struct ht_ctl *c, struct ht_seat *seat);
 
 /* A command that runs. A function of one may WAIT; ino: of the file that it names, or 0. */
@@ -239,6 +240,8 @@ int ht_ctl_apply(struct ht_call *q, uint64_t ino) HT_MUST_CHECK;
 int ht_ctl_drop(struct ht_call *q, uint64_t ino) HT_MUST_CHECK;
 /* kept.c: make, use and end kept steps. */
 int ht_kept_snapshot(struct ht_call *q, uint64_t ino) HT_MUST_CHECK;
+int ht_kept_hold(struct ht_call *q, uint64_t ino) HT_MUST_CHECK;
+int ht_kept_archived(struct ht_call *q, uint64_t ino) HT_MUST_CHECK;
 int ht_kept_forget(struct ht_call *q, uint64_t ino) HT_MUST_CHECK;
 int ht_kept_rollback(struct ht_call *q, uint64_t ino) HT_MUST_CHECK;
 int ht_kept_clone(struct ht_call *q, uint64_t ino) HT_MUST_CHECK;

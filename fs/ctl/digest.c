@@ -16,7 +16,7 @@
  * The walk has memory for the directories on its way: at most twice the bytes of their names, and 32 for each. A file
  * of which it has met some names and not all takes its first path and 80 bytes.
  *
- * The order is that of a stream of the step (mount-helpers/stream/tree_read.c): a directory, then what is in it by the
+ * The order is that of a manifest of the step (mount-helpers/vault/tree.py): a directory, then what is in it by the
  * bytes of names; a file, then its blocks, then its states.
  *
  * Only the thread that serves the engine uses the walk. Figures are atomic, failures are under the lock of ctl.

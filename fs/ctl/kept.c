@@ -107,6 +107,39 @@ static int find_own(struct ht_call *q, struct ht_ns_kept *about)
     return rc;
 }
 
+/* In place of the step that this descriptor holds. */
+int ht_kept_hold(struct ht_call *q, uint64_t ino)
+{
+    uint64_t held;
+    int rc = ht_ns_kept_hold(q->ctl->ns, q->root, q->cmd->name, &held);
+
+    (void)ino;
+    if (rc) {
+        snprintf(q->err, HT_CTL_ERROR_MAX, "there is no kept step '%s'", q->cmd->name);
+        return rc;
+    }
+    if (q->seat->held)
+        ht_ns_kept_release(q->ctl->ns, q->seat->held);
+    q->seat->held = held;
+    return 0;
+}
+
+int ht_kept_archived(struct ht_call *q, uint64_t ino)
+{
+    char digits[HT_NS_DIGEST_MAX];
+    struct ht_ns_kept about;
+    int rc = find_own(q, &about);
+
+    (void)ino;
+    if (rc)
+        return rc;
+    snprintf(digits, sizeof(digits), "%.*s", HT_NS_DIGEST_MAX - 1, q->cmd->path);
+    rc = ht_ns_kept_set_archived(q->ctl->ns, about.ino, q->cmd->takeover, digits);
+    if (rc == -EINVAL)
+        snprintf(q->err, HT_CTL_ERROR_MAX, "kept step '%s' has another digest", q->cmd->name);
+    return rc;
+}
+
 int ht_kept_rollback(struct ht_call *q, uint64_t ino)
 {
     struct ht_ctl *c = q->ctl;
@@ -242,9 +275,12 @@ struct kept_feed {
     size_t count, next;
 };
 
-static void put_digest(struct ht_ctl *c, uint64_t ino, struct ht_json *j)
+static void put_notes(struct ht_ctl *c, uint64_t ino, struct ht_json *j)
 {
-    char digits[HT_NS_DIGEST_MAX], why[HT_CTL_ERROR_MAX];
+    char digits[HT_NS_DIGEST_MAX], why[HT_CTL_ERROR_MAX], job[HT_KEPT_NAME_MAX + 1];
+
+    if (ht_ns_kept_archived(c->ns, ino, job) == 0)
+        ht_json_str(j, "archived", job);
 
     if (ht_ns_kept_digest(c->ns, ino, digits) == 0)
         ht_json_str(j, "digest", digits);
@@ -276,7 +312,7 @@ static int next_line(void *ctx, uint64_t *after, FILE *to)
     ht_json_u64(&j, "time_ns", (uint64_t)k->time_ns);
     ht_json_u64(&j, "shared_bytes", stored_bytes - own_bytes);
     ht_json_u64(&j, "own_bytes", own_bytes);
-    put_digest(f->ctl, k->ino, &j);
+    put_notes(f->ctl, k->ino, &j);
     ht_json_end(&j);
     return 1;
 }

@@ -351,6 +351,19 @@ static int digit(char c)
     return c >= '0' && c <= '9' ? c - '0' : c >= 'a' && c <= 'f' ? c - 'a' + 10 : -1;
 }
 
+/* The digest becomes the path. */
+static bool take_archived(const char *at, const char *end, struct ht_command *out)
+{
+    const char *stop = end_of_word(at, end), *job = skip_blanks(stop, end), *job_end = end_of_word(job, end);
+
+    if (!take_name(at, stop, out) || !copy_name(job, job_end, out->takeover) || !take_path(job_end, end, out))
+        return false;
+    for (size_t i = 0; i < out->path_len; i++)
+        if (digit(out->path[i]) < 0)
+            return false;
+    return out->path_len == 32;
+}
+
 static bool take_decision(const char *at, const char *end, struct ht_command *out)
 {
     const char *stop = end_of_word(at, end);
@@ -403,6 +416,9 @@ static const struct word {
      "NAME or NAME takeover=OLDNAME, each of 1 to 64 letters, digits and . _ : -"},
     {"unclaim", HT_COMMAND_UNCLAIM, false, NOTHING},
     {"drop", HT_COMMAND_DROP, true, PATH},
+    {"hold", HT_COMMAND_HOLD, false, take_name, "the number or name of a kept step"},
+    {"archived", HT_COMMAND_ARCHIVED, true, take_archived,
+     "the number or name of a kept step, the name of a job, and the 32 digits of the step's digest"},
 };
 
 static int unknown_command(const char *word, size_t len, char err[HT_CTL_ERROR_MAX])

@@ -69,6 +69,8 @@ enum ht_command_id {
     HT_COMMAND_ROLLBACK,
     HT_COMMAND_DECIDE,
     HT_COMMAND_PREPARE,
+    HT_COMMAND_HOLD,
+    HT_COMMAND_ARCHIVED,
 };
 enum { HT_DECISION_BYTES = 72 };
 struct ht_command {
@@ -83,7 +85,7 @@ struct ht_command {
     bool conditional; /* "if=N" was given, and N */
     uint64_t step_open;
     uint8_t numbers[HT_DECISION_BYTES]; /* of a decision */
-    /* Of a claim; an engine; a kept step, or "*". Each may be empty. */
+    /* Of a claim; an engine; a kept step, or "*", and its job. Each may be empty. */
     char name[HT_CLAIM_NAME_MAX + 1], takeover[HT_CLAIM_NAME_MAX + 1];
 };
 /* Is there a line among these whose command waits for its turn on a root? */

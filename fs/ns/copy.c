@@ -38,7 +38,7 @@ static int copy_xattrs(struct ht_ns *ns, const struct ht_ns_inode *from, struct 
 {
     for (const struct ht_ns_xattr *x = from->xattrs; x; x = x->next) {
         struct ht_ns_xattr *y;
-        if (x->state == HT_NS_GONE || ht_ns_is_digest(x->data, x->name_len))
+        if (x->state == HT_NS_GONE || ht_ns_is_note(x->data, x->name_len))
             continue;
         int rc = ht_ns_xattr_new(ns, x->data, x->name_len, ht_ns_xattr_value(x), x->value_len, &y);
         if (rc != 0)
@@ -179,7 +179,8 @@ static int expire(struct ht_ns *ns, struct ht_copy *k) HT_REQUIRES(HT_LOCK_NAMES
         bool same = strcmp(x->name, ns->copying->about.name) == 0;
         if (same && !numbered)
             return -EEXIST;
-        bool beyond = numbered && !k->name && k->retain != 0 && left == 0;
+        bool held = ht_list_entry(p, struct ht_ns_kept_step, link)->holds > 0;
+        bool beyond = numbered && !k->name && k->retain != 0 && left == 0 && !held;
         left -= numbered && !same && left > 0 ? 1 : 0;
         if (!same && !beyond)
             continue;

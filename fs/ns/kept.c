@@ -32,7 +32,7 @@ int ht_ns_kept_add(struct ht_ns *ns, const struct ht_ns_kept *about)
         x->about = *about;
         return 0;
     }
-    x = malloc(sizeof(*x));
+    x = calloc(1, sizeof(*x));
     if (!x)
         return -ENOMEM;
     x->about = *about;
@@ -101,10 +101,10 @@ int ht_ns_kept_list(struct ht_ns *ns, uint64_t root, struct ht_ns_kept **out, si
     return 0;
 }
 
-const struct ht_ns_kept_step *ht_ns_kept_named(struct ht_ns *ns, uint64_t root, const char *name)
+struct ht_ns_kept_step *ht_ns_kept_named(struct ht_ns *ns, uint64_t root, const char *name)
 {
     ht_list_for_each(p, &ns->kept) {
-        const struct ht_ns_kept_step *x = ht_list_entry(p, struct ht_ns_kept_step, link);
+        struct ht_ns_kept_step *x = ht_list_entry(p, struct ht_ns_kept_step, link);
         if (x->about.root == root && strcmp(x->about.name, name) == 0 && is_there(ns, x))
             return x;
     }
@@ -159,26 +159,67 @@ void ht_ns_put_kept(struct ht_tx *tx, const struct ht_ns_kept *about)
     ht_ns_record_encode(ht_tx_records(tx), &r);
 }
 
-/* ------------------------------------------------------------------ digest */
+/* ------------------------------------------------------------------- holds */
 
-bool ht_ns_is_digest(const char *name, size_t len)
+int ht_ns_kept_hold(struct ht_ns *ns, uint64_t root, const char *name, uint64_t *out_ino)
 {
-    return len == sizeof(HT_NS_DIGEST) - 1 && memcmp(name, HT_NS_DIGEST, len) == 0;
+    struct ht_ns_kept_step *x;
+
+    ht_rwlock_wrlock(ht_ns_lock(ns));
+    x = ht_ns_kept_named(ns, root, name);
+    if (x) {
+        x->holds++;
+        *out_ino = x->about.ino;
+    }
+    ht_rwlock_unlock(ht_ns_lock(ns));
+    return x ? 0 : -ENOENT;
 }
 
-/* The value is from the log: any bytes. */
+void ht_ns_kept_release(struct ht_ns *ns, uint64_t ino)
+{
+    struct ht_ns_kept_step *x;
+
+    ht_rwlock_wrlock(ht_ns_lock(ns));
+    x = ht_ns_kept_step(ns, ino);
+    if (x && x->holds)
+        x->holds--;
+    ht_rwlock_unlock(ht_ns_lock(ns));
+}
+
+/* ------------------------------------------------------------------- notes */
+
+bool ht_ns_is_note(const char *name, size_t len)
+{
+    return (len == sizeof(HT_NS_DIGEST) - 1 && memcmp(name, HT_NS_DIGEST, len) == 0) ||
+        (len == sizeof(HT_NS_ARCHIVED) - 1 && memcmp(name, HT_NS_ARCHIVED, len) == 0);
+}
+
+/* What follows the number; size: of out. The value is from the log: any bytes. */
+static bool read_note(const struct ht_ns_inode *i, const char *name, char *out, size_t size)
+    HT_REQUIRES_SHARED(HT_LOCK_NAMES)
+{
+    const struct ht_ns_xattr *x = ht_ns_xattr_find(i, name, strlen(name));
+    const char *value = x ? ht_ns_xattr_value(x) : "";
+    char expected[32];
+    size_t n = (size_t)snprintf(expected, sizeof(expected), "%llu ", (unsigned long long)i->ino);
+
+    if (!x || x->value_len <= n || x->value_len - n >= size || memcmp(value, expected, n) != 0)
+        return false;
+    memcpy(out, value + n, x->value_len - n);
+    out[x->value_len - n] = '\0';
+    return true;
+}
+
 static bool read_digest(const struct ht_ns_inode *i, char out[HT_NS_DIGEST_MAX]) HT_REQUIRES_SHARED(HT_LOCK_NAMES)
 {
-    const struct ht_ns_xattr *x = ht_ns_xattr_find(i, HT_NS_DIGEST, sizeof(HT_NS_DIGEST) - 1);
-    char expected[32];
-    int n = snprintf(expected, sizeof(expected), "%llu ", (unsigned long long)i->ino);
-    const char *value = x ? ht_ns_xattr_value(x) : "";
+    return read_note(i, HT_NS_DIGEST, out, HT_NS_DIGEST_MAX) &&
+        strspn(out, "0123456789abcdef") == HT_NS_DIGEST_MAX - 1;
+}
 
-    if (!x || x->value_len != (size_t)n + HT_NS_DIGEST_MAX - 1 || memcmp(value, expected, (size_t)n) != 0)
-        return false;
-    memcpy(out, value + n, HT_NS_DIGEST_MAX - 1);
-    out[HT_NS_DIGEST_MAX - 1] = '\0';
-    return strspn(out, "0123456789abcdef") == HT_NS_DIGEST_MAX - 1;
+static bool read_archived(const struct ht_ns_inode *i, char out[HT_KEPT_NAME_MAX + 1])
+    HT_REQUIRES_SHARED(HT_LOCK_NAMES)
+{
+    return read_note(i, HT_NS_ARCHIVED, out, HT_KEPT_NAME_MAX + 1) && ht_ns_kept_name_valid(out, strlen(out));
 }
 
 int ht_ns_kept_digest(struct ht_ns *ns, uint64_t ino, char out[HT_NS_DIGEST_MAX])
@@ -190,39 +231,80 @@ int ht_ns_kept_digest(struct ht_ns *ns, uint64_t ino, char out[HT_NS_DIGEST_MAX]
     return there ? 0 : -ENODATA;
 }
 
-/* At once: a kept step has nothing that is pending. A value that says nothing gives way. */
-static int set_digest(struct ht_ns_op *op, uint64_t ino, const char *value) HT_REQUIRES(HT_LOCK_NAMES)
+int ht_ns_kept_archived(struct ht_ns *ns, uint64_t ino, char out[HT_KEPT_NAME_MAX + 1])
 {
-    const struct ht_ns_kept_step *kept = ht_ns_kept_step(op->ns, ino);
-    struct ht_ns_inode *i = ht_ns_inode_live(op->ns, ino);
-    char present[HT_NS_DIGEST_MAX];
+    const struct ht_ns_inode *i = ht_ns_read_begin(ns, ino);
+    bool there = i && ht_ns_kept_step(ns, ino) && read_archived(i, out);
+
+    ht_rwlock_unlock(ht_ns_lock(ns));
+    return there ? 0 : -ENODATA;
+}
+
+/* At once: a kept step has nothing that is pending. It takes the place of an earlier one. */
+static int put_note(struct ht_ns_op *op, struct ht_ns_inode *i, const char *name, const char *text)
+    HT_REQUIRES(HT_LOCK_NAMES)
+{
+    char value[32 + HT_KEPT_NAME_MAX + 1];
     struct ht_ns_xattr *x;
     int rc;
 
-    if (!kept || !i || !is_there(op->ns, kept))
-        return -ESTALE;
-    if (read_digest(i, present))
-        return -EEXIST;
-    rc = ht_ns_xattr_new(op->ns, HT_NS_DIGEST, sizeof(HT_NS_DIGEST) - 1, value, strlen(value), &x);
+    snprintf(value, sizeof(value), "%llu %s", (unsigned long long)i->ino, text);
+    rc = ht_ns_xattr_new(op->ns, name, strlen(name), value, strlen(value), &x);
     if (rc != 0)
         return rc;
-    ht_ns_xattr_remove(op->ns, i, ht_ns_xattr_find(i, HT_NS_DIGEST, sizeof(HT_NS_DIGEST) - 1));
+    ht_ns_xattr_remove(op->ns, i, ht_ns_xattr_find(i, name, strlen(name)));
     x->state = HT_NS_CLEAN;
     x->next = i->xattrs;
     i->xattrs = x;
-    ht_ns_put_xattr(op->tx, ino, x, 0);
+    ht_ns_put_xattr(op->tx, i->ino, x, 0);
     return 0;
 }
 
+/* The directory of a kept step, or NULL. */
+static struct ht_ns_inode *kept_dir(struct ht_ns *ns, uint64_t ino) HT_REQUIRES(HT_LOCK_NAMES)
+{
+    const struct ht_ns_kept_step *kept = ht_ns_kept_step(ns, ino);
+
+    return kept && is_there(ns, kept) ? ht_ns_inode_live(ns, ino) : NULL;
+}
+
+static int set_digest(struct ht_ns_op *op, uint64_t ino, const char *digits) HT_REQUIRES(HT_LOCK_NAMES)
+{
+    struct ht_ns_inode *i = kept_dir(op->ns, ino);
+    char present[HT_NS_DIGEST_MAX];
+
+    if (!i)
+        return -ESTALE;
+    return read_digest(i, present) ? -EEXIST : put_note(op, i, HT_NS_DIGEST, digits);
+}
+
+static int set_archived(struct ht_ns_op *op, uint64_t ino, const char *job, const char *digits)
+    HT_REQUIRES(HT_LOCK_NAMES)
+{
+    struct ht_ns_inode *i = kept_dir(op->ns, ino);
+    char present[HT_KEPT_NAME_MAX + 1];
+
+    if (!i)
+        return -ESTALE;
+    if (read_digest(i, present) && strcmp(present, digits) != 0)
+        return -EINVAL;
+    return read_archived(i, present) && strcmp(present, job) == 0 ? 0 : put_note(op, i, HT_NS_ARCHIVED, job);
+}
+
+enum { NOTE_LOG_BYTES = 768 };
+
 int ht_ns_kept_set_digest(struct ht_ns *ns, uint64_t ino, const char *digits)
 {
-    char value[32 + HT_NS_DIGEST_MAX];
     struct ht_ns_op op;
-    int rc;
+    int rc = ht_ns_op_begin(ns, NOTE_LOG_BYTES, &op);
 
-    snprintf(value, sizeof(value), "%llu %.*s", (unsigned long long)ino, HT_NS_DIGEST_MAX - 1, digits);
-    rc = ht_ns_op_begin(ns, 512 + sizeof(HT_NS_DIGEST) + sizeof(value), &op);
-    if (rc != 0)
-        return rc;
-    return ht_ns_op_end(&op, set_digest(&op, ino, value));
+    return rc != 0 ? rc : ht_ns_op_end(&op, set_digest(&op, ino, digits));
+}
+
+int ht_ns_kept_set_archived(struct ht_ns *ns, uint64_t ino, const char *job, const char *digits)
+{
+    struct ht_ns_op op;
+    int rc = ht_ns_op_begin(ns, NOTE_LOG_BYTES, &op);
+
+    return rc != 0 ? rc : ht_ns_op_end(&op, set_archived(&op, ino, job, digits));
 }

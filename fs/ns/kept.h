@@ -11,6 +11,7 @@
 struct ht_ns_kept_step {
     struct ht_list link; /* ns.kept, in the order of their numbers */
     struct ht_ns_kept about;
+    uint32_t holds; /* descriptors that keep it from expiring */
 };
 
 /*
@@ -18,7 +19,10 @@ struct ht_ns_kept_step {
  * the same value in another inode says nothing. No program sets or sees this attribute, and copies of the step lack it.
  */
 #define HT_NS_DIGEST "trusted.hitrain.digest"
-bool ht_ns_is_digest(const char *name, size_t len);
+/* The same for the job of a vault that has the step: "NUMBER JOB". */
+#define HT_NS_ARCHIVED "trusted.hitrain.archived"
+/* Is it one of the two? */
+bool ht_ns_is_note(const char *name, size_t len);
 
 /* It belongs to a kept step. */
 static inline bool ht_ns_frozen(const struct ht_ns_inode *i) HT_REQUIRES_SHARED(HT_LOCK_NAMES)
@@ -28,7 +32,7 @@ static inline bool ht_ns_frozen(const struct ht_ns_inode *i) HT_REQUIRES_SHARED(
 /* The kept step with this directory; NULL: none. */
 struct ht_ns_kept_step *ht_ns_kept_step(struct ht_ns *ns, uint64_t ino) HT_REQUIRES_SHARED(HT_LOCK_NAMES);
 /* The one of this name; NULL: none. */
-const struct ht_ns_kept_step *ht_ns_kept_named(struct ht_ns *ns, uint64_t root, const char *name)
+struct ht_ns_kept_step *ht_ns_kept_named(struct ht_ns *ns, uint64_t root, const char *name)
     HT_REQUIRES_SHARED(HT_LOCK_NAMES);
 /* From a record, or a copy; takes the place of the one with its number. -ENOMEM. */
 int ht_ns_kept_add(struct ht_ns *ns, const struct ht_ns_kept *about) HT_REQUIRES(HT_LOCK_NAMES) HT_MUST_CHECK;
@@ -40,6 +44,9 @@ void ht_ns_put_kept(struct ht_tx *tx, const struct ht_ns_kept *about);
 uint64_t ht_ns_kept_log_bytes(const struct ht_ns_kept *about);
 /* Bytes of the records that end it. Lock held for writing. */
 int ht_ns_kept_end_bytes(struct ht_ns *ns, uint64_t ino, size_t *out_bytes) HT_REQUIRES(HT_LOCK_NAMES) HT_MUST_CHECK;
+/* Own bytes of archived kept steps that nobody holds; and the end of the oldest of them: struct ht_meta_client. */
+uint64_t ht_ns_kept_could_give(void *ctx) HT_EXCLUDES(HT_LOCK_NAMES);
+uint64_t ht_ns_kept_give_up(void *ctx, uint64_t bytes) HT_EXCLUDES(HT_LOCK_NAMES);
 /* The part of names in a copy of a scope, and in its end: see struct ht_meta_client. */
 int ht_ns_copy(void *ctx, struct ht_copy *k);
 void ht_ns_copied(void *ctx, struct ht_copy *k, struct ht_tx *tx);

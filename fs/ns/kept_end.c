@@ -5,6 +5,7 @@
 #include "fs/ns/pending.h"
 #include "fs/ns/shadow.h"
 #include "fs/ns/tree.h"
+#include "tiering/base/event.h"
 
 /* Beside its own, a file has the records of its object and its state. */
 enum { END_BYTES = 4096, MEMBER_BYTES = 8 * (HT_RECORD_HEADER_BYTES + 8) };
@@ -129,4 +130,60 @@ int ht_ns_kept_forget(struct ht_ns *ns, uint64_t root, const char *name)
     if (rc == 0)
         rc = ht_kept_end(ns->store, about.ino, bytes, &lsn);
     return rc == 0 ? ht_store_sync(ns->store, lsn) : rc;
+}
+
+/* -------------------------------------------------------------- a full store */
+
+/* The oldest step that a vault has and nobody holds, with a higher number than after, and its own bytes. */
+static uint64_t next_archived(struct ht_ns *ns, uint64_t after, struct ht_ns_kept *out)
+{
+    char job[HT_KEPT_NAME_MAX + 1];
+    uint64_t stored_bytes, own_bytes = 0;
+
+    do {
+        bool found = false;
+        ht_rwlock_rdlock(ht_ns_lock(ns));
+        ht_list_for_each(p, &ns->kept) {
+            const struct ht_ns_kept_step *x = ht_list_entry(p, struct ht_ns_kept_step, link);
+            found = x->about.ino > after && x->holds == 0;
+            if (found) {
+                *out = x->about;
+                break;
+            }
+        }
+        ht_rwlock_unlock(ht_ns_lock(ns));
+        if (!found)
+            return 0;
+        after = out->ino;
+        if (ht_ns_kept_archived(ns, out->ino, job) == 0 &&
+            ht_store_scope_space(ns->store, out->ino, &stored_bytes, &own_bytes) != 0)
+            own_bytes = 0;
+    } while (own_bytes == 0);
+    return own_bytes;
+}
+
+uint64_t ht_ns_kept_could_give(void *ctx)
+{
+    struct ht_ns_kept about = {0};
+    uint64_t bytes = 0;
+
+    for (uint64_t own; (own = next_archived(ctx, about.ino, &about)) > 0;)
+        bytes += own;
+    return bytes;
+}
+
+uint64_t ht_ns_kept_give_up(void *ctx, uint64_t bytes)
+{
+    struct ht_ns *ns = ctx;
+    struct ht_ns_kept about = {0};
+    uint64_t given = 0;
+
+    for (uint64_t own; given < bytes && (own = next_archived(ns, about.ino, &about)) > 0;) {
+        if (ht_ns_kept_forget(ns, about.root, about.name) != 0)
+            continue;
+        ht_event(HT_EVENT_KEPT_GIVEN_UP, NULL, "the store is full: kept step %s is in a vault, and goes from here",
+                 about.name);
+        given += own;
+    }
+    return given;
 }

@@ -62,6 +62,8 @@ int ht_ns_new(struct ht_store *s, const struct ht_ns_hooks *hooks, uint32_t root
         .publish = ht_ns_publish,
         .abort = ht_ns_abort,
         .ended = ht_ns_ended,
+        .could_give = ht_ns_kept_could_give,
+        .give_up = ht_ns_kept_give_up,
         .copy = ht_ns_copy,
         .copied = ht_ns_copied,
         .copy_dropped = ht_ns_copy_dropped,

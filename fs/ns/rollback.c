@@ -327,7 +327,7 @@ static int change_attributes(struct rollback *r, const struct match *m) HT_REQUI
     end_xattrs(r, m);
     for (const struct ht_ns_xattr *x = m->from->xattrs; rc == 0 && x; x = x->next) {
         struct ht_ns_xattr *now;
-        if (ht_ns_is_digest(x->data, x->name_len) || same_value(x, ht_ns_xattr_find(m->to, x->data, x->name_len)))
+        if (ht_ns_is_note(x->data, x->name_len) || same_value(x, ht_ns_xattr_find(m->to, x->data, x->name_len)))
             continue;
         rc = ht_ns_xattr_new(r->op.ns, x->data, x->name_len, ht_ns_xattr_value(x), x->value_len, &now);
         if (rc == 0)

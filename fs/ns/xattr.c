@@ -75,7 +75,7 @@ static bool is_hidden(const char *name)
 {
     return strcmp(name, HT_XATTR_PREFIX "optimizer") == 0 || strcmp(name, HT_XATTR_PREFIX "making") == 0 ||
         strcmp(name, HT_XATTR_PREFIX "pin") == 0 || strcmp(name, HT_XATTR_PREFIX "endurance") == 0 ||
-        strcmp(name, HT_NS_DIGEST) == 0;
+        ht_ns_is_note(name, strlen(name));
 }
 
 /* ------------------------------------------------------ change of state */
@@ -283,7 +283,7 @@ int ht_ns_xattr_check_name(const char *name)
 
     if (*name == 0 || strlen(name) > HT_XATTR_NAME_BYTES_MAX)
         return -ERANGE;
-    if (strcmp(name, HT_NS_DIGEST) == 0)
+    if (ht_ns_is_note(name, strlen(name)))
         return -EOPNOTSUPP;
     for (size_t n = 0; n < HT_ARRAY_SIZE(prefixes); n++)
         if (strncmp(name, prefixes[n], strlen(prefixes[n])) == 0)

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * redo.h - .hitrain/redo/STEP: a logged step as a file. The header is followed by the summary (struct ht_disk_redo in
- * format.h) and by the bytes of the gradients, in which its pieces have places. docs/stream-format.md describes it.
+ * format.h) and by the bytes of the gradients, in which its pieces have places. docs/vault-format.md describes it.
  */
 #ifndef HITRAIN_REDO_H
 #define HITRAIN_REDO_H

@@ -16,10 +16,10 @@ struct ht_cmd_options {
     const char *engine; /* background: the only one; NULL: all */
     bool json;
     double watch_s;                /* stats: again after so many seconds; 0: once. top: the interval */
-    bool once;                     /* top: one picture; follow: the present steps */
+    bool once;                     /* top: one picture */
     const char *listen, *textfile; /* metrics: an address and a port; a file; or NULL */
     bool follow;                   /* events, trace: continue with new entries */
-    uint64_t since;                /* events, trace, follow: after this number */
+    uint64_t since;                /* events, trace: after this number */
     enum ht_log_level level;       /* events: at least so important */
     bool conditional;              /* step, commit, abort: only while step_open is this number */
     uint64_t step_open;
@@ -27,19 +27,11 @@ struct ht_cmd_options {
     bool full;          /* commit: parameters and state, in place of logged steps */
     const char *svg;    /* plan: the file to draw into, or NULL */
     char *const *words; /* commands for kept steps: what stands after the path, and NULL */
-    uint64_t rate;      /* send, follow: bytes per second; 0: no limit */
-    const char *digest; /* verify: the expected one; send, follow: that of from; or NULL */
-    const char *from;   /* send: the kept step that an incremental stream builds on; follow: that was copied; or NULL */
-    const char *base;   /* receive: the model that keeps that step, or NULL */
     bool udev;          /* features: for udev */
-    bool receive;       /* follow: the other side */
     const char *output; /* report: the page, or NULL */
     const char *loss;   /* report: a file of losses, or NULL */
     uint64_t to, lost;  /* reshard: the number of ranks; the rank that is gone, if one is */
     bool loses;
-    bool for_rank; /* send: for one rank alone, and of one former rank, or of all */
-    bool of_rank;
-    uint64_t shard, of;
     bool all;                               /* forget: all kept steps */
     uint64_t params, tensors, retain, redo; /* size: 0 where they were not given */
     const char *dtype, *optimizer;          /* or NULL */
@@ -50,6 +42,8 @@ int ht_cmd_stats(const char *path, const struct ht_cmd_options *o);
 int ht_cmd_show(const char *path, const struct ht_cmd_options *o);
 int ht_cmd_commit(const char *path, const struct ht_cmd_options *o);
 int ht_cmd_plan(const char *path, const struct ht_cmd_options *o);
+/* A command that reads its own words, of which the first one is its name. */
+int ht_cmd_vault(int count, char *const *words);
 int ht_cmd_report(const char *path, const struct ht_cmd_options *o);
 int ht_cmd_top(const char *path, const struct ht_cmd_options *o);
 int ht_cmd_metrics(const char *path, const struct ht_cmd_options *o);
@@ -71,10 +65,6 @@ int ht_cmd_snapshot(const char *path, const struct ht_cmd_options *o);
 int ht_cmd_rollback(const char *path, const struct ht_cmd_options *o);
 int ht_cmd_clone(const char *path, const struct ht_cmd_options *o);
 int ht_cmd_forget(const char *path, const struct ht_cmd_options *o);
-int ht_cmd_verify(const char *path, const struct ht_cmd_options *o);
-int ht_cmd_send(const char *path, const struct ht_cmd_options *o);
-int ht_cmd_follow(const char *path, const struct ht_cmd_options *o);
-int ht_cmd_receive(const char *path, const struct ht_cmd_options *o);
 int ht_cmd_reshard(const char *path, const struct ht_cmd_options *o);
 
 /* A line of a hidden file of JSON Lines. */

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* kept.c - kept steps of a model root: `hitrainctl snapshot`, `rollback`, `clone` and `forget`. */
-#include "mount-helpers/ctl/kept.h"
+#include "mount-helpers/ctl/ctl.h"
 
+#include <dirent.h>
 #include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -10,8 +11,6 @@
 #include <unistd.h>
 
 #include "mount-helpers/common/text.h"
-#include "mount-helpers/ctl/ctl.h"
-#include "tiering/base/files.h"
 #include "tiering/base/json.h"
 #include "tiering/sys/mounts.h"
 #include <hitrain/words.h>
@@ -27,7 +26,8 @@ static bool is_name(const char *root, const char *name)
     return false;
 }
 
-int ht_kept_step(int dir, uint64_t *out_step)
+/* The number of the step that it holds. */
+static int kept_step(int dir, uint64_t *out_step)
 {
     char text[32], *end;
     ssize_t n = fgetxattr(dir, HT_XATTR_PREFIX "step", text, sizeof(text) - 1);
@@ -40,7 +40,8 @@ int ht_kept_step(int dir, uint64_t *out_step)
     return errno || *end != '\0' ? -EPROTO : 0;
 }
 
-int ht_kept_open(const char *root, const char *name)
+/* The directory of a kept step: a descriptor, or -errno with a message printed. */
+static int kept_open(const char *root, const char *name)
 {
     char path[PATH_MAX];
     int n = snprintf(path, sizeof(path), "%s/" HT_CTL_DIR "/snap/%s", root, name), fd;
@@ -95,15 +96,15 @@ static int report_kept(const char *root, const struct ht_cmd_options *o, const c
 {
     char number[NAME_MAX + 1];
     struct ht_json j;
-    uint64_t step;
+    uint64_t step = 0;
     int rc = name ? 0 : newest(root, number), fd;
 
     if (rc < 0)
         return ht_cmd_explain(root, rc), HT_CMD_FAILED;
-    fd = ht_kept_open(root, name ? name : number);
+    fd = kept_open(root, name ? name : number);
     if (fd < 0)
         return HT_CMD_FAILED;
-    rc = ht_kept_step(fd, &step);
+    rc = kept_step(fd, &step);
     close(fd);
     if (rc < 0)
         return ht_cmd_explain(root, rc), HT_CMD_FAILED;
@@ -195,7 +196,11 @@ static int place_at(int dir, const char *name, char *out, size_t cap)
     return rc;
 }
 
-int ht_kept_clone_at(const char *root, const char *name, int dir, const char *as, const char *path)
+/*
+ * A model of its own from a kept step: a new entry of an open directory of the same store. Messages name path. 0 or
+ * -errno, with a message printed.
+ */
+static int kept_clone_at(const char *root, const char *name, int dir, const char *as, const char *path)
 {
     char place[PATH_MAX], line[2 * PATH_MAX];
     struct stat st;
@@ -263,7 +268,7 @@ static int clone_as(const char *root, const char *name, const char *path)
     dir = open_folder(root, path, as);
     if (dir < 0)
         return dir;
-    rc = ht_kept_clone_at(root, name, dir, as, path);
+    rc = kept_clone_at(root, name, dir, as, path);
     close(dir);
     return rc;
 }

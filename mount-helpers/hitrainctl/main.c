@@ -35,11 +35,6 @@ static bool take_engine(const char *value, void *to)
     return take_name(value, to) && strlen(value) <= ENGINE_NAME_MAX;
 }
 
-static bool take_digest(const char *value, void *to)
-{
-    return take_any(value, to) && strlen(value) == 32 && strspn(value, "0123456789abcdef") == 32;
-}
-
 static bool take_number(const char *value, void *to)
 {
     uint64_t *out = to;
@@ -53,11 +48,6 @@ static bool take_number(const char *value, void *to)
 static bool take_count(const char *value, void *to)
 {
     return take_number(value, to) && *(uint64_t *)to;
-}
-
-static bool take_size(const char *value, void *to)
-{
-    return ht_parse_size(value, to) == 0 && *(uint64_t *)to;
 }
 
 static bool take_seconds(const char *value, void *to)
@@ -93,18 +83,11 @@ enum {
     OPT_ONCE,
     OPT_LISTEN,
     OPT_TEXTFILE,
-    OPT_RATE,
-    OPT_DIGEST,
-    OPT_FROM,
-    OPT_BASE,
     OPT_OUTPUT,
     OPT_LOSS,
     OPT_UDEV,
     OPT_TO,
     OPT_LOST,
-    OPT_RECEIVE,
-    OPT_SHARD,
-    OPT_OF,
     OPT_ALL,
     OPT_PARAMS,
     OPT_TENSORS,
@@ -140,18 +123,11 @@ static const struct option_row {
     [OPT_ONCE] = {"once", take_flag, AT(once), 0, NULL},
     [OPT_LISTEN] = {"listen", take_name, AT(listen), 0, "an address and a port"},
     [OPT_TEXTFILE] = {"textfile", take_name, AT(textfile), 0, "a file"},
-    [OPT_RATE] = {"rate", take_size, AT(rate), 0, "a number of bytes per second"},
-    [OPT_DIGEST] = {"digest", take_digest, AT(digest), 0, "32 hexadecimal digits in lower case"},
-    [OPT_FROM] = {"from", take_any, AT(from), 0, "a kept step"},
-    [OPT_BASE] = {"base", take_name, AT(base), 0, "a model root"},
     [OPT_OUTPUT] = {"output", take_name, AT(output), 0, "a file"},
     [OPT_LOSS] = {"loss", take_name, AT(loss), 0, "a file"},
     [OPT_UDEV] = {"udev", take_flag, AT(udev), 0, NULL},
     [OPT_TO] = {"to", take_count, AT(to), 0, "a number of ranks"},
     [OPT_LOST] = {"lost", take_number, AT(lost), AT(loses), "the number of a rank"},
-    [OPT_RECEIVE] = {"receive", take_flag, AT(receive), 0, NULL},
-    [OPT_SHARD] = {"shard", take_number, AT(shard), AT(for_rank), "the number of a rank"},
-    [OPT_OF] = {"of", take_number, AT(of), AT(of_rank), "the number of a rank"},
     [OPT_ALL] = {"all", take_flag, AT(all), 0, NULL},
     [OPT_PARAMS] = {"params", take_count, AT(params), 0, "a number above 0"},
     [OPT_TENSORS] = {"tensors", take_count, AT(tensors), 0, "a number above 0"},
@@ -189,7 +165,7 @@ static const struct {
 static const struct command {
     const char *name, *usage;
     const char *const *verbs; /* a verb that stands between name and path; NULL: no verb does */
-    int (*run)(const char *path, const struct ht_cmd_options *o);
+    int (*run)(const char *path, const struct ht_cmd_options *o); /* NULL: ht_cmd_vault */
     enum paths paths;
     uint64_t options;
     const char *help;
@@ -293,42 +269,34 @@ static const struct command {
      "Drops kept steps, and the space that they alone have. A model root that has any cannot be\n"
      "removed, and keeps its optimizer.\n\n"
      "  --all            all kept steps of ROOT\n"},
-    {"verify", "ROOT STEP [--digest=DIGEST] [--json]", NULL, ht_cmd_verify, ROOT_STEP,
-     OPT_BIT(OPT_JSON) | OPT_BIT(OPT_DIGEST),
+    {"verify", "ROOT STEP [--digest=DIGEST] [--json]", NULL, NULL, NONE, 0,
      "Reads a kept step, which verifies its checksums, and prints its digest. The same step has the same digest in\n"
      "every store. Fails if the store has computed another one in the background.\n\n"
-     "  --digest=DIGEST  fail if it has another one\n"},
-    {"send", "ROOT STEP [--from=STEP [--digest=DIGEST] | --shard=r [--of=q]] [--rate=BYTES]", NULL, ht_cmd_send,
-     ROOT_STEP, OPT_BIT(OPT_RATE) | OPT_BIT(OPT_FROM) | OPT_BIT(OPT_DIGEST) | OPT_BIT(OPT_SHARD) | OPT_BIT(OPT_OF),
-     "Writes a kept step to standard output, as a stream for receive: names, attributes, content and optimizer state.\n\n"
-     "  --from=STEP      content that differs from this kept step alone; the receiver needs to keep it, too\n"
+     "  --digest=DIGEST  fail if it has another one\n"
+     "  --json           as JSON\n"},
+    {"archive", "ROOT STEP URL/JOB|- [--from=STEP [--digest=DIGEST]] [--rate=BYTES] [--json]", NULL, NULL, NONE, 0,
+     "Writes a kept step to a vault, or to standard output for restore -: names, attributes, content and optimizer state.\n\n"
+     "  --from=STEP      to standard output: only content that differs from this kept step; the reader keeps it, too\n"
      "  --digest=DIGEST  the digest of that step, which is read for it otherwise\n"
-     "  --shard=r        the blocks alone that rank r gets by the last reshard before the step\n"
-     "  --of=q           of these the ones that were of rank q before, when each rank has a store\n"
-     "  --rate=BYTES     at most so many bytes per second, as in 100M\n"},
-    {"receive", "DIR [--base=ROOT] [--json]", NULL, ht_cmd_receive, ONE, OPT_BIT(OPT_JSON) | OPT_BIT(OPT_BASE),
-     "Makes a model root in the new directory DIR from a stream on standard input. A stream that is cut or damaged\n"
-     "leaves nothing there. Streams of send --shard --of for one rank may follow each other.\n\n"
-     "  --base=ROOT      a model root of the same store that keeps the step of send --from, or of send --shard\n"},
+     "  --rate=BYTES     at most so many bytes per second, as in 100M\n"
+     "  --json           as JSON\n"},
+    {"restore", "URL/JOB[@STEP]|- DIR [--base=ROOT] [--json]", NULL, NULL, NONE, 0,
+     "Makes a model root in the new directory DIR, of a step in a vault, or of one on standard input. A step that is cut or\n"
+     "damaged leaves nothing there.\n\n"
+     "  --base=ROOT      a model root of the same store: what its kept steps have is shared, and not fetched\n"
+     "  --json           as JSON\n"},
+    {"vault", "init|probe|list|verify|forget|gc URL[/JOB[@STEP]] [STEP...] [--grace=TIME] [--json]", NULL, NULL, NONE,
+     0,
+     "init makes a vault; probe tries what its engine promises; list shows jobs, or the steps of a job; verify reads steps\n"
+     "and compares all checksums; forget drops steps of a job; gc removes what no step needs and is older than the grace.\n\n"
+     "  --grace=TIME  of init: how long content may wait for its step, as in 24h (the default); at least 1h\n"
+     "  --json        as JSON\n"},
     {"reshard", "ROOT --to=R [--lost=r] [--json]", NULL, ht_cmd_reshard, ONE,
      OPT_BIT(OPT_JSON) | OPT_BIT(OPT_TO) | OPT_BIT(OPT_LOST),
      "Gives each of R ranks its blocks of all parameters of the model root ROOT, and moves as few as it can from the ranks\n"
      "that had them. ROOT/.hitrain/shard/<r>of<R>/ has the shard of each. Durable with the next commit. Copies nothing.\n\n"
      "  --to=R           how many ranks there are\n"
      "  --lost=r         the rank that is gone; without it the last ones leave\n"},
-    {"follow", "ROOT [--from=STEP [--digest=DIGEST] | --since=N] [--once] [--rate=BYTES] | DIR --receive [--json]",
-     NULL, ht_cmd_follow, ONE,
-     OPT_BIT(OPT_FROM) | OPT_BIT(OPT_DIGEST) | OPT_BIT(OPT_SINCE) | OPT_BIT(OPT_ONCE) | OPT_BIT(OPT_RATE) |
-         OPT_BIT(OPT_RECEIVE) | OPT_BIT(OPT_JSON),
-     "Writes each logged step of the model root ROOT to standard output, as soon as it is durable, until interrupted.\n"
-     "With --receive: computes the steps on standard input in DIR, a copy of the model in another store. Both then have\n"
-     "the same bits. Needs redo=on and redo_keep=N. A copy continues where it stopped.\n\n"
-     "  --from=STEP      the first time: the kept step that was copied with send and receive\n"
-     "  --digest=DIGEST  the digest of that step, which is read for it otherwise\n"
-     "  --since=N        later: the copy has step N; else all readable steps are sent\n"
-     "  --once           end when all present steps are sent\n"
-     "  --rate=BYTES     at most so many bytes per second, as in 100M\n"
-     "  --receive        read steps, in place of writing them\n"},
     {"wait", "PATH...", NULL, ht_cmd_wait, MANY, 0,
      "Returns when the queued updates of a parameter, or of all parameters of a model root, are applied.\n\n"},
     {"reset", "PATH...", NULL, ht_cmd_reset, MANY, 0,
@@ -454,13 +422,24 @@ static int run_command(const struct command *command, char **paths, const struct
     return status;
 }
 
+static bool asks_help(int argc, char **argv)
+{
+    for (int i = 0; i < argc; i++)
+        if (strcmp(argv[i], "--help") == 0)
+            return true;
+    return false;
+}
+
 static int run_words(int argc, char **argv)
 {
     struct ht_cmd_options o = {.level = HT_LOG_INFO};
     uint64_t given = 0;
-    const struct command *command;
-    int status = parse_options(argc, argv, &o, &given);
+    const struct command *command = argc > 1 ? find_command(argv[1]) : NULL;
+    int status;
 
+    if (command && !command->run)
+        return asks_help(argc, argv) ? put_help(command) : ht_cmd_vault(argc - 1, argv + 1);
+    status = parse_options(argc, argv, &o, &given);
     if (status != 0)
         return status;
     if (o.version || (optind + 1 == argc && strcmp(argv[optind], "version") == 0)) {

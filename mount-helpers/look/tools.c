@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * tools.c - the commands whose output is drawn: `hitrainctl report` and `hitrainctl plan`. This finds the mount, and
- * what only these programs know; a program in Python, mount-helpers/tools, does the rest.
+ * tools.c - the commands that are programs in Python: `hitrainctl report` and `plan`, which draw (mount-helpers/tools),
+ * and those that read and write vaults (mount-helpers/vault). This finds the mount, and what only C knows.
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -14,8 +14,8 @@
 #include "tiering/sys/mounts.h"
 #include <hitrain/version.h>
 
-/* It stands beside the folder of hitrainctl: bin/hitrainctl and share/hitrain/tools. */
-static int folder_of_tools(char out[PATH_MAX])
+/* Its folder stands beside that of hitrainctl: bin/hitrainctl and share/hitrain/NAME. */
+static int find_folder(const char *name, char out[PATH_MAX])
 {
     char self[PATH_MAX - 64] = "";
     ssize_t n = readlink("/proc/self/exe", self, sizeof(self) - 1);
@@ -26,31 +26,48 @@ static int folder_of_tools(char out[PATH_MAX])
             return -ENOENT;
         *slash = '\0';
     }
-    snprintf(out, PATH_MAX, "%s/share/hitrain/tools", self);
+    snprintf(out, PATH_MAX, "%s/share/hitrain/%s", self, name);
     return access(out, R_OK) == 0 ? 0 : -errno;
 }
 
-enum { WORDS_MAX = 16 };
-
-/* Returns only where the program cannot be run. words: its command and arguments, and NULL. */
-static int run_tool(const char *const *words)
+/* Returns only where the program cannot be run. words: its command and arguments, count of them. */
+static int run_program(const char *name, const char *const *words, size_t count)
 {
     char folder[PATH_MAX];
-    const char *argv[8 + WORDS_MAX] = {"python3", "-IB", "-Xutf8", folder};
-    int rc = folder_of_tools(folder);
+    const char *const python[] = {"python3", "-IB", "-Xutf8", folder};
+    const char **argv = calloc(HT_ARRAY_SIZE(python) + count + 1, sizeof(*argv));
+    int rc = find_folder(name, folder);
 
-    for (unsigned i = 0; i < WORDS_MAX && words[i]; i++)
-        argv[4 + i] = words[i];
-    if (rc < 0) {
-        ht_error("%s needs share/hitrain/tools beside the folder of hitrainctl, which is not there", words[0]);
+    if (!argv) {
+        ht_error("not enough memory");
         return HT_CMD_FAILED;
     }
-    execvp(argv[0], (char *const *)(uintptr_t)argv);
-    if (errno == ENOENT)
+    memcpy(argv, python, sizeof(python));
+    memcpy(argv + HT_ARRAY_SIZE(python), words, count * sizeof(*words));
+    if (rc == 0)
+        execvp(argv[0], (char *const *)(uintptr_t)argv);
+    if (rc < 0)
+        ht_error("%s needs share/hitrain/%s beside the folder of hitrainctl, which is not there", words[0], name);
+    else if (errno == ENOENT)
         ht_error("%s needs python3, which is not installed", words[0]);
     else
         ht_error("python3: %s", strerror(errno));
+    free(argv);
     return HT_CMD_FAILED;
+}
+
+static int run_tool(const char *const *words)
+{
+    size_t count = 0;
+
+    while (words[count])
+        count++;
+    return run_program("tools", words, count);
+}
+
+int ht_cmd_vault(int count, char *const *words)
+{
+    return run_program("vault", (const char *const *)words, (size_t)count);
 }
 
 int ht_cmd_plan(const char *path, const struct ht_cmd_options *o)

@@ -51,13 +51,13 @@ class Store(Daemon):
         self.run('hitrainctl', *(os.fspath(a) for a in args))
 
     def send(self, root: pathlib.Path, step: str, to: pathlib.Path) -> None:
-        """A kept step into another store: hitrainctl send, a pipe, hitrainctl receive."""
-        self._pipe(['send', str(root), step], ['receive', str(to)])
+        """A kept step into another store, through a pipe."""
+        self._pipe(['archive', str(root), step, '-'], ['restore', '-', str(to)])
 
     def follow(self, root: pathlib.Path, to: pathlib.Path, base: Optional[str] = None) -> None:
         """The steps that a copy of the model lacks. base: the kept step that was copied, the first time."""
         begin = [f'--from={base}'] if base else []
-        self._pipe(['follow', str(root), '--once', *begin], ['follow', str(to), '--receive'])
+        self._pipe(['archive', str(root), '-', '--follow', '--once', *begin], ['restore', '-', str(to), '--follow'])
 
     def _pipe(self, give: List[str], take: List[str]) -> None:
         ctl = program('hitrainctl', self.programs)

@@ -3,8 +3,6 @@
  * seeds.c - writes first inputs, from a real store, for the targets that take a device's content: seeds FOLDER. Run it
  * again when the format has changed; the fuzzer finds the rest.
  */
-#include "mount-helpers/stream/follow.h"
-#include "mount-helpers/stream/stream.h"
 #include "optim/rules/kernel.h"
 #include "tests/fuzz/fuzz.h"
 #include "tests/support/dev.h"
@@ -183,169 +181,6 @@ static void put_all_compressed(void)
     ht_encoder_free(e);
 }
 
-/* ------------------------------------------------------- streams of steps */
-
-static int put_bytes(void *ctx, const void *data, size_t len)
-{
-    ht_buf_put(ctx, data, len);
-    return 0;
-}
-
-static void put_entry(struct ht_stream_writer *w, enum ht_stream_kind kind, const char *path, const char *target,
-                      uint64_t size, const struct ht_buf *attributes)
-{
-    struct ht_stream_entry e = {.kind = kind, .path = path, .target = target, .size = size};
-
-    if (attributes)
-        e.attributes = (struct ht_stream_attributes){attributes->data, attributes->len};
-    MUST(ht_stream_put_entry(w, &e) == 0);
-}
-
-/* The records from one on, without what the target makes itself. */
-static void put_unframed(const char *name, const struct ht_buf *stream, size_t at, uint8_t step)
-{
-    struct ht_buf out = HT_BUF_INIT;
-
-    ht_buf_put_u8(&out, 1);
-    ht_buf_put_u8(&out, step);
-    while (stream->data[at] != HT_STREAM_END) {
-        const uint8_t *head = stream->data + at, *payload = head + HT_RECORDS_HEAD_BYTES;
-        uint32_t len = ht_le32_load(head + 4);
-        ht_buf_put_u8(&out, head[0]);
-        if (head[0] == HT_STREAM_BLOCK || head[0] == HT_STREAM_SAME)
-            ht_buf_put_u8(&out, head[16]);
-        ht_buf_put_u16(&out, (uint16_t)len);
-        ht_buf_put(&out, payload, len);
-        at += HT_RECORDS_HEAD_BYTES + len;
-    }
-    put_seed("stream", name, out.data, out.len);
-    ht_buf_free(&out);
-}
-
-static void put_stream(void)
-{
-    struct ht_stream_writer w;
-    struct ht_hash128 digest;
-    struct ht_buf attributes = HT_BUF_INIT, stream = HT_BUF_INIT;
-    static const uint8_t content[600] = {1, 2, 3};
-
-    ht_buf_put_u8(&stream, 0);
-    ht_stream_attribute_put(&attributes, "user.hitrain.dtype", "f32", 3);
-    MUST(ht_stream_writer_begin(&w, &(struct ht_stream_head){.step = 3}, put_bytes, &stream) == 0);
-    put_entry(&w, HT_STREAM_DIRECTORY, "", "", 0, NULL);
-    put_entry(&w, HT_STREAM_DIRECTORY, "d", "", 0, &attributes);
-    put_entry(&w, HT_STREAM_FILE, "d/w", "", sizeof(content), &attributes);
-    MUST(ht_stream_put_block(&w, 0, content, sizeof(content)) == 0);
-    MUST(ht_stream_put_state(&w, &(struct ht_stream_state){"step", 4}) == 0);
-    MUST(ht_stream_put_block(&w, 0, content, 4) == 0);
-    put_entry(&w, HT_STREAM_LINK, "e", "d/w", 0, NULL);
-    put_entry(&w, HT_STREAM_SYMLINK, "f", "../x", 0, NULL);
-    MUST(ht_stream_put_end(&w, &digest) == 0 && !stream.err);
-    put_seed("stream", "whole", stream.data, stream.len);
-    stream.len--;
-    memmove(stream.data, stream.data + 1, stream.len);
-    put_unframed("records", &stream, HT_STREAM_HEADER_BYTES, 3);
-    ht_stream_writer_free(&w);
-    ht_buf_free(&attributes);
-    ht_buf_free(&stream);
-}
-
-static void put_incremental_stream(void)
-{
-    struct ht_stream_head head = {.step = 0x83, .incremental = true, .base = {.step = 3}};
-    struct ht_stream_writer w;
-    struct ht_hash128 digest;
-    struct ht_buf stream = HT_BUF_INIT;
-    static const uint8_t content[HT_STREAM_BLOCK_BYTES] = {1};
-
-    MUST(ht_stream_writer_begin(&w, &head, put_bytes, &stream) == 0);
-    size_t begin = stream.len;
-    put_entry(&w, HT_STREAM_DIRECTORY, "", "", 0, NULL);
-    put_entry(&w, HT_STREAM_FILE, "w", "", 2 * HT_STREAM_BLOCK_BYTES + 100, NULL);
-    MUST(ht_stream_put_same(&w, &(struct ht_stream_same){0, 2, ""}) == 0);
-    MUST(ht_stream_put_block(&w, 2, content, 100) == 0);
-    MUST(ht_stream_put_state(&w, &(struct ht_stream_state){"step", 4}) == 0);
-    MUST(ht_stream_put_same(&w, &(struct ht_stream_same){0, 1, "v"}) == 0);
-    MUST(ht_stream_put_end(&w, &digest) == 0 && !stream.err);
-    put_unframed("incremental", &stream, begin, (uint8_t)head.step);
-    ht_stream_writer_free(&w);
-    ht_buf_free(&stream);
-}
-
-static void put_stream_for_rank(void)
-{
-    static const char table[] = "2 1-0";
-    struct ht_stream_head head = {.step = 0x41, .for_rank = true, .shard = {.of = HT_SHARDS_NONE}};
-    struct ht_buf attributes = HT_BUF_INIT, stream = HT_BUF_INIT;
-    static const uint8_t content[600] = {1, 2, 3};
-    struct ht_stream_writer w;
-    struct ht_hash128 digest;
-
-    MUST(ht_shards_parse(table, sizeof(table) - 1, &head.shard.table) == 0);
-    MUST(ht_stream_writer_begin(&w, &head, put_bytes, &stream) == 0);
-    size_t begin = stream.len;
-    ht_stream_attribute_put(&attributes, "user.hitrain.shards", table, sizeof(table) - 1);
-    put_entry(&w, HT_STREAM_DIRECTORY, "", "", 0, &attributes);
-    ht_buf_reset(&attributes);
-    ht_stream_attribute_put(&attributes, "user.hitrain.dtype", "f32", 3);
-    put_entry(&w, HT_STREAM_FILE, "v", "", 2 * HT_STREAM_BLOCK_BYTES + 600, &attributes);
-    MUST(ht_stream_put_block(&w, 2, content, 600) == 0);
-    put_entry(&w, HT_STREAM_FILE, "w", "", sizeof(content), &attributes);
-    MUST(ht_stream_put_block(&w, 0, content, sizeof(content)) == 0);
-    MUST(ht_stream_put_state(&w, &(struct ht_stream_state){"exp_avg", 600}) == 0);
-    MUST(ht_stream_put_block(&w, 0, content, 600) == 0);
-    MUST(ht_stream_put_state(&w, &(struct ht_stream_state){"step", 4}) == 0);
-    MUST(ht_stream_put_end(&w, &digest) == 0 && !stream.err);
-    put_unframed("for-rank", &stream, begin, (uint8_t)head.step);
-    ht_stream_writer_free(&w);
-    ht_buf_free(&attributes);
-    ht_buf_free(&stream);
-}
-
-/* One step as a stream, and the same as the target's records: types, places of one byte, payloads. */
-static void put_follow(void)
-{
-    struct ht_follow_head head = {.step = 3, .lineage = 7, .proof = HT_FOLLOW_SUM};
-    uint8_t numbers[HT_FOLLOW_NUMBERS_BYTES] = {0, 0, 0, 0, 0, 0, 0, 0, 4};
-    static const uint8_t content[40] = {1, 2, 3};
-    struct ht_follow_writer w;
-    struct ht_hash128 sum;
-    struct ht_buf stream = HT_BUF_INIT, out = HT_BUF_INIT;
-
-    ht_buf_put_u8(&stream, 0);
-    MUST(ht_follow_writer_begin(&w, &head, put_bytes, &stream) == 0);
-    size_t at = stream.len;
-    numbers[offsetof(struct ht_disk_redo_param, dtype)] = numbers[offsetof(struct ht_disk_redo_param, grad_dtype)] =
-        HT_DTYPE_F32;
-    MUST(ht_follow_put_step(&w, &(struct ht_follow_step){4, 2, 40, 5}) == 0);
-    MUST(ht_follow_put_param(&w, &(struct ht_follow_param){numbers, "d/w", false}) == 0);
-    numbers[offsetof(struct ht_disk_redo_section, no_dtype)] = 0;
-    MUST(ht_follow_put_param(&w, &(struct ht_follow_param){numbers, "d/w", true}) == 0);
-    MUST(ht_follow_put_block(&w, 8, content, sizeof(content)) == 0);
-    MUST(ht_follow_put_sparse(&w, &(struct ht_follow_sparse){48, 200, content, 12}) == 0);
-    MUST(ht_follow_put_words(&w, "adamw lr=1") == 0);
-    MUST(ht_follow_put_file(&w, &(struct ht_follow_file){0644, 1, 100, "rng"}) == 0);
-    MUST(ht_follow_put_part(&w, 60, content, sizeof(content)) == 0);
-    MUST(ht_follow_put_done(&w, true, &sum) == 0);
-    MUST(ht_follow_put_end(&w) == 0 && !stream.err);
-    put_seed("follow", "whole", stream.data, stream.len);
-    ht_buf_put_u8(&out, HT_FOLLOW_SUM);
-    ht_buf_put_u8(&out, 3);
-    while (at < stream.len) {
-        const uint8_t *h = stream.data + at;
-        uint32_t len = ht_le32_load(h + 4), kept = h[0] == HT_FOLLOW_DONE ? 0 : len; /* the target makes the sum */
-        ht_buf_put_u8(&out, h[0]);
-        ht_buf_put_u8(&out, h[16]);
-        ht_buf_put_u16(&out, (uint16_t)kept);
-        ht_buf_put(&out, h + HT_RECORDS_HEAD_BYTES, kept);
-        at += HT_RECORDS_HEAD_BYTES + len;
-    }
-    put_seed("follow", "records", out.data, out.len);
-    ht_follow_writer_free(&w);
-    ht_buf_free(&stream);
-    ht_buf_free(&out);
-}
-
 /* ------------------------------------------------- summary of a logged step */
 
 static void put_logged_param(struct ht_buf *out, uint64_t object, uint64_t elements, uint8_t dtype, uint8_t grad_dtype)
@@ -425,10 +260,6 @@ int main(int argc, char **argv)
     harness_free(&k);
     put_frames();
     put_all_compressed();
-    put_stream();
-    put_incremental_stream();
-    put_stream_for_rank();
-    put_follow();
     put_logged("plain", false, 0);
     put_logged("coded", true, 0);
     put_logged("sections", true, 2);

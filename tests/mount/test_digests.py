@@ -283,8 +283,8 @@ def test_a_stream_of_changes_needs_no_second_look_at_its_base(make_store):
     one, two = a.mount(QUICK), b.mount(QUICK)
     root = make_model(one / 'model')
     command(root, 'snapshot')
-    stream = run_bytes('send', root, '1')
-    run_bytes('receive', two / 'model', stdin=stream)
+    stream = run_bytes('archive', root, '1', '-')
+    run_bytes('restore', '-', two / 'model', stdin=stream)
     command(two / 'model', 'snapshot')
     for model in (root, two / 'model'):
         stored(model, '1')
@@ -294,9 +294,9 @@ def test_a_stream_of_changes_needs_no_second_look_at_its_base(make_store):
     run('hitrainctl', 'background', 'pause', one, '--engine=digest')  # of the next step it would read all
     command(root, 'snapshot next')
     before = int(word(one, 'device_read_bytes'))
-    stream = run_bytes('send', root, 'next', '--from=1')
+    stream = run_bytes('archive', root, 'next', '-', '--from=1')
     assert int(word(one, 'device_read_bytes')) - before < MIB
-    run_bytes('receive', two / 'other', f'--base={two / "model"}', stdin=stream)
+    run_bytes('restore', '-', two / 'other', f'--base={two / "model"}', stdin=stream)
     assert (two / 'other' / 'w').read_bytes() == (root / 'w').read_bytes()
 
 

@@ -87,7 +87,8 @@ RUN_BY = {
     ('docs/offload.md', 'python'): (3, 'optim/test_torch_microbatches.py'),
     ('docs/pytorch.md', 'python'): (3, 'optim/test_torch_readme.py'),
     ('docs/operations.md', 'sh'): (3, 'mount/test_documents.py'),
-    ('docs/pytorch.md', 'sh'): (3, 'mount/test_documents.py'),
+    ('docs/pytorch.md', 'sh'): (2, 'mount/test_documents.py'),
+    ('docs/vault.md', 'sh'): (1, 'mount/test_archive.py'),
     ('docs/frameworks/accelerate.md', 'python'): (1, 'ecosystem/test_transformers.py'),
     ('docs/frameworks/checkpoints.md', 'python'): (1, 'ecosystem/test_distributed.py'),
     ('docs/frameworks/ddp.md', 'python'): (1, 'ecosystem/test_distributed.py'),
@@ -152,7 +153,7 @@ def test_commands_of_kept_steps(make_store, tmp_path):
     (model / '.hitrain/grad/w').write_bytes(b'\0\0\x80\x3f' * 1024)
     run('hitrainctl', 'commit', model)
     trained = bits_of(model)
-    assert '| ssh host hitrainctl receive' in commands
+    assert '| ssh host hitrainctl restore' in commands
     stores = {'/mnt/a/': f'{here}/', '/mnt/b/': f'{there}/'}
     script = re.sub('/mnt/[ab]/', lambda m: stores[m.group()], commands.replace('ssh host ', ''))
     done = subprocess.run(['bash', '-eu', '-o', 'pipefail', '-c', script], env={**os.environ, 'PATH': f'{BIN}:{os.environ["PATH"]}'},
@@ -184,9 +185,9 @@ def test_commands_of_a_copy_that_follows(make_store):
         run('hitrainctl', 'step', model)
 
     def walk(text):
-        run_lines(re.sub(r'(follow .*--from=\S+)', r'\1 --once', text), here, there)
+        run_lines(re.sub(r'(--follow --from=\S+)', r'\1 --once', text), here, there)
     step(1)
-    first = copies.split('hitrainctl follow')[0]
+    first = copies.split('hitrainctl archive /mnt/a/model - --follow')[0]
     walk(first)
     step(2)
     step(3)
@@ -194,7 +195,7 @@ def test_commands_of_a_copy_that_follows(make_store):
     assert bits_of(there / 'copy') == bits_of(model)
     run('hitrainctl', 'rollback', model, 'base')
     step(5)
-    first = again.split('hitrainctl follow')[0]
+    first = again.split('hitrainctl archive /mnt/a/model - --follow')[0]
     walk(first)
     step(6)
     walk(again[len(first):])
@@ -242,7 +243,7 @@ def manual_examples(page, word):
 
 def test_examples_of_the_manual_copy_a_model_with_its_state(make_store):
     """Those that send it, to another store and to a copy that follows."""
-    for text in manual_examples('hitrainctl.8', 'hitrainctl send'):
+    for text in manual_examples('hitrainctl.8', 'hitrainctl archive'):
         here, there = make_store('64M').mount(), make_store('64M').mount()
         model = here / 'model'
         model.mkdir()
@@ -252,27 +253,19 @@ def test_examples_of_the_manual_copy_a_model_with_its_state(make_store):
         (model / '.hitrain/grad/w').write_bytes(struct.pack('f', 2) * 1024)
         run('hitrainctl', 'commit', model)
         run('hitrainctl', 'snapshot', model)
-        run_lines(re.sub(r'(follow .*--from=\S+)', r'\1 --once', text), here, there)
+        run_lines(re.sub(r'(--follow --from=\S+)', r'\1 --once', text), here, there)
         assert bits_of(there / 'model') == bits_of(model) and bits_of(model)[0] != bytes(4096)
 
 
 def test_commands_of_shards(make_store):
-    """In one store, and with a store for each rank: the second one has the copy of the lost rank's model."""
     shards = re.search(r'^### Shards.*?^### ', (ROOT / 'docs/pytorch.md').read_text(), re.M | re.S).group()
-    one, several = re.findall(r'^```sh\n(.*?)^```', shards, re.M | re.S)
-    here, there = make_store('64M').mount(), make_store('64M').mount()
-    for store in here, there:
-        (store / 'model').mkdir()
-        os.setxattr(store / 'model', 'user.hitrain.dtype', b'f32')
-        (store / 'model/w').write_bytes(bytes([store == there]) * (6 << 20))
-        os.setxattr(store / 'model', 'user.hitrain.optimizer', b'adamw lr=0.5')
-    assert '3 ranks' in (said := run_lines(one, here, there)) and said.splitlines()[-1] == 'w'
-    keep, move = several.splitlines()
-    for store in here, there:
-        os.setxattr(store / 'model', 'user.hitrain.shards', b'4')
-        run_lines(keep, store, there)
-    assert 'what rank 2 gets' in run_lines(move, here, there)
-    assert (here / 'next/w').read_bytes().count(1) == 1 << 20
+    one, = re.findall(r'^```sh\n(.*?)^```', shards, re.M | re.S)
+    here = make_store('64M').mount()
+    (here / 'model').mkdir()
+    os.setxattr(here / 'model', 'user.hitrain.dtype', b'f32')
+    (here / 'model/w').write_bytes(bytes(6 << 20))
+    os.setxattr(here / 'model', 'user.hitrain.optimizer', b'adamw lr=0.5')
+    assert '3 ranks' in (said := run_lines(one, here, here)) and said.splitlines()[-1] == 'w'
 
 
 def test_the_manual_has_every_event():

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""hitrainctl send --from and receive --base: only what differs from a step that both stores keep."""
+"""hitrainctl archive --from and restore --base through a pipe: only what differs from a step that both stores keep."""
 import errno
 import fcntl
 import json
@@ -17,7 +17,7 @@ from trees import ACL_FILE, NOBODY, blob, describe, make_tree
 
 
 def receive_on(base, stream, path):
-    return subprocess.run([BIN / 'hitrainctl', 'receive', path, f'--base={base}', '--json'], input=stream, stdout=subprocess.PIPE,
+    return subprocess.run([BIN / 'hitrainctl', 'restore', '-', path, f'--base={base}', '--json'], input=stream, stdout=subprocess.PIPE,
                           stderr=subprocess.PIPE, timeout=SECONDS_MAX)
 
 
@@ -228,7 +228,7 @@ def test_a_cut_or_damaged_stream_leaves_nothing(both):
 
 def begin_receiving(base, stream, path):
     """A receiver that has half of the changes."""
-    p = subprocess.Popen([BIN / 'hitrainctl', 'receive', path, f'--base={base}'], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL,
+    p = subprocess.Popen([BIN / 'hitrainctl', 'restore', '-', path, f'--base={base}'], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL,
                          stderr=subprocess.DEVNULL)
     p.stdin.write(stream[:len(stream) // 2])
     p.stdin.flush()
@@ -283,9 +283,9 @@ def test_a_chain_of_steps(both):
 
 def test_wrong_usage(both):
     _, root, _ = both
-    done = run('hitrainctl', 'send', root, '1', '--from=9', check=False)
+    done = run('hitrainctl', 'archive', root, '1', '-', '--from=9', check=False)
     assert done.returncode == 1 and 'no kept step 9' in done.stderr
-    done = run('hitrainctl', 'send', root, '1', '--digest=' + '0' * 32, check=False)
+    done = run('hitrainctl', 'archive', root, '1', '-', '--digest=' + '0' * 32, check=False)
     assert done.returncode == 2 and '--from' in done.stderr
     assert run('hitrainctl', 'verify', root, '1', '--from=1', check=False).returncode == 2
 

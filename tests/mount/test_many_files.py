@@ -46,8 +46,8 @@ def test_very_many_tiny_files_are_kept_and_sent(make_store):
     for n in some:
         path(root, n).unlink()
     assert command(root, 'snapshot fewer') == ['ok'] and listed(root / '.hitrain/snap/all') == names
-    with subprocess.Popen([BIN / 'hitrainctl', 'send', root, 'all'], stdout=subprocess.PIPE) as sender:
-        done = ctl('receive', other, stdin=sender.stdout, stdout=subprocess.DEVNULL)
+    with subprocess.Popen([BIN / 'hitrainctl', 'archive', root, 'all', '-'], stdout=subprocess.PIPE) as sender:
+        done = ctl('restore', '-', other, stdin=sender.stdout, stdout=subprocess.DEVNULL)
         sender.stdout.close()
         assert sender.wait(SECONDS) == 0 and done.returncode == 0, done.stderr
     assert command(root, 'rollback all') == ['ok'] and listed(root) == names == listed(other)

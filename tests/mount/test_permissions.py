@@ -334,6 +334,15 @@ def test_a_rollback_is_made_by_the_owner_of_all_of_it(model):
     assert (model / 'own').stat().st_mode & 0o777 == 0o600
 
 
+@row('archived STEP JOB DIGEST')
+def test_a_kept_step_is_archived_by_the_owner_of_the_model(model):
+    order(model, 'snapshot first')
+    line = f'archived first job {"0" * 32}'
+    may_not(errno.EACCES, STRANGER, order, model, line)
+    may_not(errno.EPERM, MEMBER, order, model, line)
+    may(OWNER, order, model, line)
+
+
 @pytest.mark.parametrize('meant', [False, True])
 @row('clone STEP DIR', 'clone_in INODE STEP DIR')
 def test_a_clone_is_made_by_the_owner_of_all_of_it(model, shared, meant):

@@ -334,9 +334,9 @@ def test_a_stream_carries_the_table(make_store):
     reshard(root, 4)
     reshard(root, 3)
     command(root, 'snapshot one')
-    stream = subprocess.run([BIN / 'hitrainctl', 'send', root, 'one'], stdout=subprocess.PIPE, check=True, timeout=SECONDS_MAX)
+    stream = subprocess.run([BIN / 'hitrainctl', 'archive', root, 'one', '-'], stdout=subprocess.PIPE, check=True, timeout=SECONDS_MAX)
     got = b.mount() / 'model'
-    subprocess.run([BIN / 'hitrainctl', 'receive', got], input=stream.stdout, check=True, timeout=SECONDS_MAX,
+    subprocess.run([BIN / 'hitrainctl', 'restore', '-', got], input=stream.stdout, check=True, timeout=SECONDS_MAX,
                    stdout=subprocess.DEVNULL)
     assert word(got, 'shards') == '4 3'
     for r in range(3):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Steps go from one store to another through ssh: send, receive and follow, with an sshd of the test alone.
+"""Steps go from one store to another through ssh: archive, restore and their --follow, with an sshd of the test alone.
 
 Without an sshd (the package openssh-server) on the machine, or where it lets the test's user not in, these are skipped.
 """
@@ -80,8 +80,8 @@ def there(ssh, *args):
 
 def send_through(ssh, root, step, target, *options, receive=()):
     """What the receiver did, and what the sender did."""
-    to = subprocess.Popen([BIN / 'hitrainctl', 'send', root, step, *options], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-    done = subprocess.run(there(ssh, 'receive', target, *receive), stdin=to.stdout, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+    to = subprocess.Popen([BIN / 'hitrainctl', 'archive', root, step, '-', *options], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    done = subprocess.run(there(ssh, 'restore', '-', target, *receive), stdin=to.stdout, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
                           text=True, timeout=SECONDS_MAX)
     to.stdout.close()
     to.communicate(timeout=SECONDS_MAX)
@@ -112,8 +112,8 @@ def test_a_connection_that_is_lost_leaves_nothing(ssh, roots):
     root, copy = roots
     step(root, 10)
     command(root, 'snapshot')
-    to = subprocess.Popen([BIN / 'hitrainctl', 'send', root, '1', '--rate=256k'], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-    at = subprocess.Popen(there(ssh, 'receive', copy), stdin=to.stdout, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    to = subprocess.Popen([BIN / 'hitrainctl', 'archive', root, '1', '-', '--rate=256K'], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    at = subprocess.Popen(there(ssh, 'restore', '-', copy), stdin=to.stdout, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     to.stdout.close()
     wait_for(lambda: any(n.startswith(STAGING) for n in os.listdir(copy.parent)), 'the receiver has begun')
     at.kill()  # ssh itself
@@ -134,7 +134,7 @@ def test_a_copy_follows(ssh, roots):
     done, _ = send_through(ssh, root, 'base', copy)
     assert done.returncode == 0, done.stderr
     to = sender(root, '--from=base')
-    at = subprocess.Popen(there(ssh, 'follow', '--receive', copy), stdin=to.stdout, stdout=subprocess.PIPE,
+    at = subprocess.Popen(there(ssh, 'restore', '-', copy, '--follow'), stdin=to.stdout, stdout=subprocess.PIPE,
                           stderr=subprocess.PIPE, text=True)
     to.stdout.close()
     for n in range(2, 6):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""hitrainctl send, receive and verify: a step goes from one store to another whole, or not at all."""
+"""hitrainctl archive, restore and verify through a pipe: a step goes from one store to another whole, or not at all."""
 import errno
 import json
 import os
@@ -48,12 +48,14 @@ def content(root, *names):
 
 
 def send(root, name='2', *options):
-    return subprocess.run([BIN / 'hitrainctl', 'send', root, name, *options], stdout=subprocess.PIPE, check=True,
-                          stderr=subprocess.PIPE, timeout=SECONDS_MAX).stdout
+    done = subprocess.run([BIN / 'hitrainctl', 'archive', root, name, '-', *options], stdout=subprocess.PIPE,
+                          stderr=subprocess.PIPE, timeout=SECONDS_MAX)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
 
 
 def receive(stream, path, **how):
-    return subprocess.run([BIN / 'hitrainctl', 'receive', path], input=stream, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+    return subprocess.run([BIN / 'hitrainctl', 'restore', '-', path], input=stream, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
                           timeout=SECONDS_MAX, **how)
 
 
@@ -123,7 +125,7 @@ def test_a_tree_with_a_device_or_a_fifo_is_not_sent(stores):
     make_model(a / 'model')
     os.mkfifo(a / 'model' / 'deep' / 'fifo')
     command(a / 'model', 'snapshot x')
-    done = run('hitrainctl', 'send', a / 'model', 'x', check=False)
+    done = run('hitrainctl', 'archive', a / 'model', 'x', '-', check=False)
     assert done.returncode == 1 and 'deep/fifo is a device, a socket or a FIFO' in done.stderr
 
 
@@ -151,11 +153,11 @@ def test_a_cut_or_damaged_stream_leaves_nothing(stores, stream):
     damaged[len(stream) // 2 + 9999] ^= 4  # in a block
     for bytes_, why in ((stream[:-1], 'is cut'), (stream[:len(stream) // 3], 'is cut'), (stream[:70], 'is cut'), (b'', 'is cut'),
                         (stream + b'\0', 'after the end mark'), (bytes(damaged), 'do not match their checksum'),
-                        (b'PK' + stream, 'no stream of a step')):
+                        (b'PK' + stream, 'no object of a vault')):
         done = receive(bytes_, b / 'model')
         assert done.returncode == 1 and why in done.stderr.decode() and 'at byte' in done.stderr.decode()
         assert os.listdir(b) == []
-    run('hitrainctl', 'receive', b / 'model', check=False)
+    run('hitrainctl', 'restore', '-', b / 'model', check=False)
     assert receive(stream, b / 'model').returncode == 0
 
 
@@ -205,7 +207,7 @@ def test_a_full_store_receives_nothing(make_store, stream):
 
 def begin_receiving(stream, path):
     """A receiver that has half of the stream."""
-    p = subprocess.Popen([BIN / 'hitrainctl', 'receive', path], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL,
+    p = subprocess.Popen([BIN / 'hitrainctl', 'restore', '-', path], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL,
                          stderr=subprocess.PIPE)
     p.stdin.write(stream[:len(stream) // 2])
     p.stdin.flush()
@@ -241,7 +243,7 @@ def test_a_killed_receiver_leaves_a_directory_that_the_next_one_removes(stores, 
 def test_many_receivers_do_not_disturb_each_other(stores, stream):
     """Each takes what the others make for what it is: the directory of a program that runs."""
     _, (_, b) = stores
-    many = [subprocess.Popen([BIN / 'hitrainctl', 'receive', b / f'{i}'], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL)
+    many = [subprocess.Popen([BIN / 'hitrainctl', 'restore', '-', b / f'{i}'], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL)
             for i in range(6)]
     for p in many:
         p.communicate(stream, timeout=SECONDS_MAX)
@@ -284,21 +286,21 @@ def test_a_committed_step_without_its_name_is_removed(stores, stream, crash):
     os.chown(root, NOBODY, NOBODY)
     command(root, 'snapshot x')
     killed = ['strace', '-f', '-o', '/dev/null', '-e', 'trace=renameat2', '-e', 'inject=renameat2:signal=KILL']
-    subprocess.run([*killed, BIN / 'hitrainctl', 'receive', b / 'model'], input=send(root, 'x'), stdout=subprocess.DEVNULL,
+    subprocess.run([*killed, BIN / 'hitrainctl', 'restore', '-', b / 'model'], input=send(root, 'x'), stdout=subprocess.DEVNULL,
                    stderr=subprocess.DEVNULL, timeout=SECONDS_MAX)
     if crash == 'daemon':
         pair[1].crash()
     assert os.listdir(b) == left(b) and word(part(b), 'durable_step') == '0' and os.stat(part(b)).st_uid == NOBODY
     command(part(b), 'snapshot y')
     done = receive(stream, b / 'model')
-    assert done.returncode == 0 and b'interrupted receive' in done.stderr and os.listdir(b) == ['model']
+    assert done.returncode == 0 and b'interrupted restore' in done.stderr and os.listdir(b) == ['model']
 
 
 def test_a_killed_sender_is_a_cut_stream(stores, stream):
     _, (a, b) = stores
-    sender = subprocess.Popen([BIN / 'hitrainctl', 'send', a / 'model', '1', '--rate=100k'], stdout=subprocess.PIPE,
+    sender = subprocess.Popen([BIN / 'hitrainctl', 'archive', a / 'model', '1', '-', '--rate=100K'], stdout=subprocess.PIPE,
                               stderr=subprocess.DEVNULL)
-    receiver = subprocess.Popen([BIN / 'hitrainctl', 'receive', b / 'model'], stdin=sender.stdout,
+    receiver = subprocess.Popen([BIN / 'hitrainctl', 'restore', '-', b / 'model'], stdin=sender.stdout,
                                 stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
     sender.stdout.close()
     wait_for(lambda: left(b), 'the hidden directory')
@@ -310,10 +312,10 @@ def test_a_killed_sender_is_a_cut_stream(stores, stream):
 
 def test_a_receiver_that_ends_is_reported_by_the_sender(stores, stream):
     _, (a, _) = stores
-    sender = subprocess.Popen([BIN / 'hitrainctl', 'send', a / 'model', '1'], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    sender = subprocess.Popen([BIN / 'hitrainctl', 'archive', a / 'model', '1', '-'], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     sender.stdout.read(1)
     sender.stdout.close()
-    assert sender.wait(SECONDS_MAX) == 1 and b'the receiver (hitrainctl receive) has ended' in sender.stderr.read()
+    assert sender.wait(SECONDS_MAX) == 1 and b'the reader (hitrainctl restore) has ended' in sender.stderr.read()
     sender.stderr.close()
 
 
@@ -338,7 +340,7 @@ def test_an_ordinary_user_sends_and_receives(stores):
     step(root, 10)
     command(root, 'snapshot')
     user = {'user': NOBODY, 'group': NOBODY, 'extra_groups': []}
-    stream = subprocess.run([BIN / 'hitrainctl', 'send', root, '1'], stdout=subprocess.PIPE, check=True, timeout=SECONDS_MAX,
+    stream = subprocess.run([BIN / 'hitrainctl', 'archive', root, '1', '-'], stdout=subprocess.PIPE, check=True, timeout=SECONDS_MAX,
                             **user).stdout
     done = receive(stream, b / 'home' / 'model', **user)
     assert done.returncode == 0, done.stderr
@@ -348,7 +350,7 @@ def test_an_ordinary_user_sends_and_receives(stores):
     os.chown(root / 'rng', 0, 0)
     os.chmod(root / 'rng', 0o600)
     command(root, 'snapshot x')
-    done = subprocess.run([BIN / 'hitrainctl', 'send', root, 'x'], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
+    done = subprocess.run([BIN / 'hitrainctl', 'archive', root, 'x', '-'], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
                           timeout=SECONDS_MAX, **user)
     assert done.returncode == 1 and b'rng: Permission denied' in done.stderr
 
@@ -416,7 +418,7 @@ def test_what_cannot_be_removed_of_a_killed_receiver_is_named(stores, stream):
     subprocess.run(['mount', '--bind', old / 'mounted', old / 'mounted'], check=True, timeout=SECONDS_MAX)
     try:
         done = receive(stream, b / 'model')
-        assert done.returncode == 0 and f'{old.name}, which an interrupted receive left, cannot be removed'.encode() in done.stderr
+        assert done.returncode == 0 and f'{old.name}, which an interrupted restore left, cannot be removed'.encode() in done.stderr
     finally:
         subprocess.run(['umount', old / 'mounted'], check=True, timeout=SECONDS_MAX)
     assert receive(stream, b / 'more').returncode == 0 and sorted(os.listdir(b)) == ['model', 'more']
@@ -491,8 +493,8 @@ def test_verify_compares_digests(stores, stream):
     assert run('hitrainctl', 'verify', a / 'model', '1', '--digest=x', check=False).returncode == 2
 
 
-@pytest.mark.parametrize('args', [['send', '/'], ['send', '/', '1', '2'], ['send', '/', '1', '--rate=0'], ['send', '/', '1', '--rate=x'],
-                                  ['receive'], ['verify', '/'], ['receive', '/', '/']])
+@pytest.mark.parametrize('args', [['archive', '/'], ['archive', '/', '1', '-', '2'], ['archive', '/', '1', '-', '--rate=0'],
+                                  ['archive', '/', '1', '-', '--rate=x'], ['restore', '-'], ['verify', '/'], ['restore', '-', '/', '/']])
 def test_wrong_usage_is_refused(args):
     done = run('hitrainctl', *args, check=False)
     assert done.returncode == 2 and done.stderr and not done.stdout
@@ -501,8 +503,8 @@ def test_wrong_usage_is_refused(args):
 def test_a_step_that_is_not_kept_is_refused(stores, stream):
     _, (a, _) = stores
     for name in ('9', '..', '.', 'x/y', '', '1/../1'):
-        for what in ('send', 'verify'):
-            done = run('hitrainctl', what, a / 'model', name, check=False)
+        for what in (('archive', a / 'model', name, '-'), ('verify', a / 'model', name)):
+            done = run('hitrainctl', *what, check=False)
             assert done.returncode == 1 and ('no kept step' in done.stderr or 'no name of a kept step' in done.stderr)
 
 

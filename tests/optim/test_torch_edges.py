@@ -183,7 +183,7 @@ def test_resume_where_no_model_is_names_the_ways_back(root, tmp_path):
     copy = root.parent / 'copy'
     shutil.copytree(root, copy)
     for folder in copy, root.parent:
-        with pytest.raises(OSError, match='no model with a step.*hitrainctl clone.*hitrainctl send'):
+        with pytest.raises(OSError, match='no model with a step.*hitrainctl clone.*hitrainctl archive'):
             make('files', model, folder, resume=True)
     with pytest.raises(OSError, match='this is no hitrain mount'):
         make('files', model, tmp_path, resume=True)

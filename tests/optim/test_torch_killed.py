@@ -205,7 +205,7 @@ def test_a_model_that_others_made_is_not_made_anew(shared_store, shared_root):
     (shared_root / 'a').write_bytes(b'1234')
     with pytest.raises(OSError, match='no model with a step.*hitrainctl clone'):
         AdamW(params.items(), shared_root, resume=True)
-    with pytest.raises(FileExistsError, match='is not empty, and no model.*hitrainctl clone.*hitrainctl send'):
+    with pytest.raises(FileExistsError, match='is not empty, and no model.*hitrainctl clone.*hitrainctl archive'):
         AdamW(params.items(), shared_root)
     (shared_root / 'a').unlink()
     os.setxattr(shared_root, 'user.hitrain.optimizer', b'adamw')

@@ -4,9 +4,9 @@
 #include <stdio.h>
 #include <sys/stat.h>
 
-#include "mount-helpers/copy/staging.h"
 #include "tests/support/receive.h"
 #include "tiering/base/hash.h"
+#include "tiering/base/step_digest.h"
 
 #define UNNAMED ".hitrain-receive-00000001"
 #define MODEL "model"

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * receive.h - what `hitrainctl receive` asks of the daemon, call by call.
+ * receive.h - what `hitrainctl restore` asks of the daemon, call by call.
  *
- * The order is that of mount-helpers/copy/receive.c and staging.c: a private directory, with a durable mark, gets a
+ * The order is that of mount-helpers/vault/restore.py and staging.py: a private directory, with a durable mark, gets a
  * model root, which gets files and state, its step, its mode and a commit, and then moves to
  * its name. Functions return 0 or a negative errno.
  */

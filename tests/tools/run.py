@@ -3,7 +3,7 @@
 """Builds and runs tests for the Makefile, and adds up their results.
 
 Place and name make a file a test: tests/unit/**/test_*.c, tests/crash/crash_*.c, tests/model/model_*.c are programs of
-their own (Check's summary line is counted where there is one, else the exit status), and tests/mount/test_*.py and
+their own (Check's summary line is counted where there is one, else the exit status), and tests/mount/test_*.py, tests/vault/test_*.py and
 tests/optim/test_*.py are run by pytest, one process for each file.
 
 A failure never ends the run: its whole output appears where it happened, its name again at the end, and the last line
@@ -446,6 +446,7 @@ class Runner:
 
     def mounted(self):
         self.python_tests('mounted tests', 'tests/mount')
+        self.python_tests('tests of vaults', 'tests/vault')
 
     def torch(self):
         self.python_tests('tests with PyTorch', 'tests/optim')

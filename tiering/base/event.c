@@ -46,6 +46,7 @@ const struct ht_event_kind ht_event_kinds[HT_EVENT_CODES] = {
     [HT_EVENT_PAGES_LOST] = {"pages-lost", HT_LOG_ERROR, "Some pages could not be written when the mount ended."},
     [HT_EVENT_FORCED_UNMOUNT] = {"forced-unmount", HT_LOG_WARN, "The mount ended while it was in use."},
     [HT_EVENT_MOUNT_KEPT] = {"mount-kept", HT_LOG_WARN, "The mount is gone, but a process keeps the store mounted."},
+    [HT_EVENT_KEPT_GIVEN_UP] = {"kept-given-up", HT_LOG_WARN, "A full store ended a kept step that a vault has."},
     [HT_EVENT_DIGEST_FAILED] = {"digest-failed", HT_LOG_ERROR, "A kept step could not be read whole for its digest."},
     [HT_EVENT_SCRUB_DAMAGE] = {"scrub-damage", HT_LOG_ERROR, "Scrub found damage and could not repair it.", true},
     [HT_EVENT_SCRUB_REPAIRED] = {"scrub-repaired", HT_LOG_WARN, "Scrub found damage and repaired it.", true},

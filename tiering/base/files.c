@@ -2,7 +2,6 @@
 /* files.c - see files.h. */
 #include "tiering/base/files.h"
 
-#include <fcntl.h>
 #include <unistd.h>
 
 int ht_write_all(int fd, const void *data, size_t len)
@@ -17,22 +16,4 @@ int ht_write_all(int fd, const void *data, size_t len)
         len -= (size_t)done;
     }
     return 0;
-}
-
-int ht_list_directory(int dir, DIR **out)
-{
-    int fd = openat(dir, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC), rc = 0;
-
-    *out = fd >= 0 ? fdopendir(fd) : NULL;
-    if (!*out) {
-        rc = -errno;
-        if (fd >= 0)
-            close(fd);
-    }
-    return rc;
-}
-
-bool ht_is_dot(const char *name)
-{
-    return strcmp(name, ".") == 0 || strcmp(name, "..") == 0;
 }

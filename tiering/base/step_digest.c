@@ -12,7 +12,7 @@
 
 static const char domain[] = "hitrain step 1";
 
-void ht_digest_put_u64(struct ht_digest *d, uint64_t v)
+static void put_u64(struct ht_digest *d, uint64_t v)
 {
     uint8_t bytes[8];
 
@@ -20,9 +20,9 @@ void ht_digest_put_u64(struct ht_digest *d, uint64_t v)
     ht_hash128_sum_add(d->sum, bytes, sizeof(bytes));
 }
 
-void ht_digest_put_text(struct ht_digest *d, const void *p, size_t len)
+static void put_text(struct ht_digest *d, const void *p, size_t len)
 {
-    ht_digest_put_u64(d, len);
+    put_u64(d, len);
     if (len)
         ht_hash128_sum_add(d->sum, p, len);
 }
@@ -34,18 +34,18 @@ int ht_digest_begin(struct ht_digest *d, uint64_t step)
     if (rc < 0)
         return rc;
     ht_hash128_sum_add(d->sum, domain, sizeof(domain) - 1);
-    ht_digest_put_u64(d, step);
+    put_u64(d, step);
     return 0;
 }
 
 void ht_digest_put_entry(struct ht_digest *d, enum ht_digest_kind kind, uint64_t size, const char *path,
                          const char *target)
 {
-    ht_digest_put_u64(d, HT_DIGEST_ENTRY);
-    ht_digest_put_u64(d, kind);
-    ht_digest_put_u64(d, size);
-    ht_digest_put_text(d, path, strlen(path));
-    ht_digest_put_text(d, target, strlen(target));
+    put_u64(d, HT_DIGEST_ENTRY);
+    put_u64(d, kind);
+    put_u64(d, size);
+    put_text(d, path, strlen(path));
+    put_text(d, target, strlen(target));
 }
 
 static bool counts(const char *name, size_t len)
@@ -63,26 +63,26 @@ void ht_digest_put_attribute(struct ht_digest *d, const char *name, size_t name_
 {
     if (!counts(name, name_len))
         return;
-    ht_digest_put_text(d, name, name_len);
-    ht_digest_put_text(d, value, len);
+    put_text(d, name, name_len);
+    put_text(d, value, len);
 }
 
 void ht_digest_put_attributes_end(struct ht_digest *d)
 {
-    ht_digest_put_u64(d, 0); /* no name is empty */
+    put_u64(d, 0); /* no name is empty */
 }
 
 void ht_digest_put_state(struct ht_digest *d, uint64_t size, const char *name)
 {
-    ht_digest_put_u64(d, HT_DIGEST_STATE);
-    ht_digest_put_u64(d, size);
-    ht_digest_put_text(d, name, strlen(name));
+    put_u64(d, HT_DIGEST_STATE);
+    put_u64(d, size);
+    put_text(d, name, strlen(name));
 }
 
 void ht_digest_put_block(struct ht_digest *d, uint64_t index, const struct ht_hash128 *sum)
 {
-    ht_digest_put_u64(d, HT_DIGEST_BLOCK);
-    ht_digest_put_u64(d, index);
+    put_u64(d, HT_DIGEST_BLOCK);
+    put_u64(d, index);
     ht_hash128_sum_add(d->sum, sum->byte, sizeof(sum->byte));
 }
 
@@ -102,22 +102,4 @@ const char *ht_digest_text(const struct ht_hash128 *h, char buf[HT_DIGEST_TEXT_M
     for (size_t i = 0; i < sizeof(h->byte); i++)
         snprintf(buf + 2 * i, 3, "%02x", h->byte[i]);
     return buf;
-}
-
-static int digit(char c)
-{
-    return c >= '0' && c <= '9' ? c - '0' : c >= 'a' && c <= 'f' ? c - 'a' + 10 : -1;
-}
-
-int ht_digest_parse(const char *text, struct ht_hash128 *out)
-{
-    if (strlen(text) != 2 * sizeof(out->byte))
-        return -EINVAL;
-    for (size_t i = 0; i < sizeof(out->byte); i++) {
-        int high = digit(text[2 * i]), low = digit(text[2 * i + 1]);
-        if (high < 0 || low < 0)
-            return -EINVAL;
-        out->byte[i] = (uint8_t)(high << 4 | low);
-    }
-    return 0;
 }

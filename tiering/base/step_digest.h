@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * step_digest.h - the digest of a step, by its names, sizes, attributes, content and state: docs/stream-format.md. It
+ * step_digest.h - the digest of a step, by its names, sizes, attributes, content and state: docs/vault-format.md. It
  * does not depend on the place of content, on chunks and on the store. The daemon computes it of kept steps, programs
  * of what they read and of streams. One thread.
  *
@@ -24,13 +24,10 @@ enum ht_digest_part {
     HT_DIGEST_ENTRY = 1,
     HT_DIGEST_STATE = 2,
     HT_DIGEST_BLOCK = 3,
-    HT_DIGEST_BASE = 5,
-    HT_DIGEST_SAME = 6,
-    HT_DIGEST_SHARD = 7,
 };
-/* Attributes that are part of no step. Where a copy that follows another model is: mount-helpers/copy/follow.h. */
+/* Attributes that are part of no step. Where a copy that follows another model is: mount-helpers/vault/apply.py. */
 #define HT_FOLLOW_ATTRIBUTE "user.hitrain-follow"
-/* Whose directory the next receive may remove: mount-helpers/copy/staging.h. */
+/* Whose directory the next restore may remove: mount-helpers/vault/staging.py. */
 #define HT_STAGING_ATTRIBUTE "user.hitrain-receive"
 
 enum ht_digest_kind { HT_DIGEST_DIRECTORY = 1, HT_DIGEST_FILE = 2, HT_DIGEST_SYMLINK = 3, HT_DIGEST_LINK = 4 };
@@ -49,13 +46,9 @@ void ht_digest_put_attributes_end(struct ht_digest *d);
 void ht_digest_put_state(struct ht_digest *d, uint64_t size, const char *name);
 /* sum: of the block's bytes. A block of zeros has no part in a digest. */
 void ht_digest_put_block(struct ht_digest *d, uint64_t index, const struct ht_hash128 *sum);
-void ht_digest_put_u64(struct ht_digest *d, uint64_t v);
-void ht_digest_put_text(struct ht_digest *d, const void *p, size_t len);
 struct ht_hash128 ht_digest_get(const struct ht_digest *d);
 void ht_digest_end(struct ht_digest *d);
 /* 32 hexadecimal digits; returns buf. */
 const char *ht_digest_text(const struct ht_hash128 *h, char buf[HT_DIGEST_TEXT_MAX]);
-/* The same back. -EINVAL: it is no such text. */
-int ht_digest_parse(const char *text, struct ht_hash128 *out) HT_MUST_CHECK;
 
 #endif

@@ -43,7 +43,7 @@ class Optimizer(Making):
                    never leaves one in parts
     redo           True, with durable_every=N above 1: each step is durable when step() returns, because the store logs its
                    gradients, or their sums; parameters and state are written in every N-th step alone
-    redo_keep      with redo: the last so many steps, at most 128, stay readable, for a copy that `hitrainctl follow` keeps
+    redo_keep      with redo: the last so many steps, at most 128, stay readable, for a copy that `hitrainctl restore --follow` keeps
     max_grad_norm  clip the norm of all gradients together to it, as torch.nn.utils.clip_grad_norm_ does before a step;
                    0: do not. `grad_norm` is the norm of the last step
     grad_scale     the number that the loss was multiplied by: gradients are divided by it

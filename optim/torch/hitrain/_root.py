@@ -15,7 +15,7 @@ DEAD = "the file system's daemon is gone; mount again and continue with resume=T
 READ_ONLY = ('nothing can change here: mount without ro, or see `hitrainctl events` if the mount became so; `hitrainctl clone` makes a '
              'model of a kept step')
 ELSEWHERE = 'this is no hitrain mount'
-COPIES = '`hitrainctl clone`, and `hitrainctl send` and `receive`, copy a model with its state and restore it'
+COPIES = '`hitrainctl clone`, and `hitrainctl archive` and `restore`, copy a model with its state and restore it'
 NO_MODEL = ('this directory is no model with a step, as an empty one and a copy by cp, rsync or tar are none. '
             f'{COPIES}; resume=False begins a model in an empty directory')
 

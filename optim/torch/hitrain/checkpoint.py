@@ -49,7 +49,7 @@ def export_safetensors(root: Path, path: Path, *, dtype: Optional[torch.dtype] =
 
     No trainer may run on the model in the meantime: if it begins or ends a step, RuntimeError, and no file is written. A
     tensor that is changed outside steps is not noticed. The files have no optimizer state:
-    `hitrainctl send` writes a model with it.
+    `hitrainctl archive` writes a model with it.
 
     Files appear under their names when all are complete and durable. In a folder the files of an earlier export are
     removed after that. If giving names fails or is interrupted, a folder may have files of both exports; from the first

@@ -1,0 +1,87 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Blocks of a kept step, read by some threads and given out in order, with their sums. Reading verifies the checksums of
+the store. Blocks of zeros are left out.
+"""
+import collections
+import concurrent.futures
+import os
+import queue
+
+from places import BLOCK_BYTES
+from sums import is_zero, sum128
+from tree import Want, failed, failure
+
+THREADS = 4
+AHEAD = 12                      # blocks
+
+# give(): the caller has done with data.
+Read = collections.namedtuple('Read', 'index data raw_sum give')
+
+
+class Buffers:
+    """Memory for at most so many blocks, made when it is needed. take() waits for one. Any thread."""
+
+    def __init__(self, most):
+        self.free = queue.LifoQueue()
+        self.left = most
+
+    def take(self):
+        if self.free.empty() and self.left:
+            self.left -= 1
+            return bytearray(BLOCK_BYTES)
+        return self.free.get()
+
+    def give(self, buffer):
+        self.free.put(buffer)
+
+
+def read_at(handle, view, at, path):
+    """All bytes of the view: a shorter file has changed."""
+    done = 0
+    while done < len(view):
+        try:
+            count = os.preadv(handle.fd, [view[done:]], at + done)
+        except OSError as e:
+            raise failed(path, e) from None
+        if not count:
+            raise failure(path, ' became shorter')
+        done += count
+
+
+def read_block(want, view):
+    """The sum of the block, or None: it is zero."""
+    read_at(want.handle, view, want.at, want.path)
+    return None if is_zero(view) else sum128(view)
+
+
+def in_order(items, buffers):
+    """The items, with a Read in place of each Want, and none for a block of zeros. buffers: for AHEAD and for those that
+    the caller holds.
+    """
+    waiting = collections.deque()
+    pool = concurrent.futures.ThreadPoolExecutor(THREADS)
+    try:
+        for item in items:
+            if isinstance(item, Want):
+                buffer = buffers.take()
+                view = memoryview(buffer)[:item.length]
+                waiting.append((item, buffer, view, pool.submit(read_block, item, view)))
+            else:
+                waiting.append((item, None, None, None))
+            while len(waiting) > AHEAD:
+                yield from finish(*waiting.popleft(), buffers)
+        while waiting:
+            yield from finish(*waiting.popleft(), buffers)
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+def finish(item, buffer, view, future, buffers):
+    if future is None:
+        yield item
+        return
+    raw_sum = future.result()
+    if raw_sum is None:
+        buffers.give(buffer)
+    else:
+        yield Read(item.index, view, raw_sum, lambda: buffers.give(buffer))

@@ -1,0 +1,49 @@
+# SPDX-License-Identifier: Apache-2.0
+"""hitrainctl restore URL/JOB[@STEP]|- DIR: a new model root, from a vault or a pipe."""
+import importlib
+import os
+import sys
+
+from entry import FOLLOW
+from kept import Handle
+from manifest import Base
+from restore import commit, from_pipe, from_step, report
+import engine
+import jobs
+import words
+
+
+def run(given):
+    paths, o = words.parse(given, 2, 2, 'the URL of a job or -, and a new directory', base=words.text, json=None,
+                           follow=None, rank=words.rank)
+    url, path = paths
+    if o['follow']:
+        return importlib.import_module('follow').run_restore(url, path, o)
+    if url == '-':
+        if os.isatty(0):
+            raise words.Usage('restore - reads a step from a file or a pipe, and standard input is a terminal')
+        report(path, from_pipe(path, o['base']), o['json'], sys.stdout)
+        return
+    report(path, from_vault(url, path, o['base']), o['json'], sys.stdout)
+
+
+def from_vault(url, path, base):
+    """Restored. To a logged step lead the full one before it and the logged ones between."""
+    place, job, step = engine.split_job(url)
+    with engine.open(place) as e:
+        vault = jobs.open_vault(e)
+        full, *logged = jobs.chain_of(e, vault, job, step)
+        done = from_step(path, e, vault, job, full, base)
+        if not logged:
+            return done
+        standby = importlib.import_module('standby')
+        standby.begin_at(path, done.end)
+        standby.catch_up(path, e, vault, job, logged[-1].step)
+        leave(path)
+        return done._replace(step=logged[-1].step, base=Base(full.step, done.end.digest))
+
+
+def leave(path):
+    """The copy becomes an ordinary model."""
+    folder = Handle(os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC))
+    commit(path, folder, lambda: os.removexattr(folder.fd, FOLLOW))

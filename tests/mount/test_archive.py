@@ -1,0 +1,257 @@
+# SPDX-License-Identifier: Apache-2.0
+"""hitrainctl archive and restore through a vault in a folder: whole kept steps, new content alone, and damage."""
+import gc
+import json
+import os
+import random
+import re
+import shutil
+import subprocess
+import sys
+
+import pytest
+
+from conftest import BIN, MIB, ROOT, SECONDS_MAX, run, wait_for
+from test_roots import command, word
+from test_step_streams import ADAMW, content, digest, make_model, step
+from trees import blob, describe, make_tree
+
+sys.path += [str(ROOT / 'mount-helpers' / 'vault'), str(ROOT / 'mount-helpers' / 'tools')]
+
+
+@pytest.fixture
+def vault(tmp_path):
+    folder = tmp_path / 'vault'
+    folder.mkdir()
+    run('hitrainctl', 'vault', 'init', folder)
+    return folder
+
+
+def archive(root, name, url, *options):
+    return json.loads(run('hitrainctl', 'archive', root, name, url, '--json', *options).stdout)
+
+
+def restore(url, path, *options, check=True):
+    done = run('hitrainctl', 'restore', url, path, '--json', *options, check=check)
+    return json.loads(done.stdout) if check else done
+
+
+def has_digest(root, name):
+    try:
+        return os.getxattr(root / '.hitrain' / 'snap' / name, 'user.hitrain.digest')
+    except OSError:
+        return None
+
+
+def stored(vault):
+    return sum(os.path.getsize(os.path.join(folder, name)) for folder, _, files in os.walk(vault / 'seg') for name in files)
+
+
+@pytest.mark.parametrize('dtype', ['f32', 'bf16'])
+def test_a_restored_step_trains_on_to_the_same_bits(stores, vault, dtype):
+    _, (a, b) = stores
+    root = make_model(a / 'model', dtype)
+    (root / 'frozen').write_bytes(blob(70 * MIB + 5))   # more than two segments
+    for seed in (10, 20):
+        step(root, seed, dtype)
+    command(root, 'snapshot')
+    said = archive(root, '2', f'{vault}/job')
+    got = restore(f'{vault}/job', b / 'model')
+    assert got['digest'] == said['digest'] == digest(root, '2') and got['bytes'] == said['bytes'] == got['fetched_bytes']
+    assert word(b / 'model', 'step') == word(b / 'model', 'durable_step') == '2'
+    command(b / 'model', 'snapshot')
+    assert digest(b / 'model', '2') == said['digest']
+    for model in (root, b / 'model'):
+        step(model, 30, dtype)
+    assert content(root, 'w', 'deep/v') == content(b / 'model', 'w', 'deep/v')
+
+
+def test_everything_of_a_tree_comes_back(stores, vault):
+    _, (a, b) = stores
+    root = a / 'model'
+    root.mkdir()
+    make_tree(root, sockets=False)
+    for name in ('fifo', 'device', 'deep/er/link-3', 'symbolic-too'):
+        if os.path.lexists(root / name):
+            os.unlink(root / name)
+    os.removexattr(root / 'link-1', 'trusted.binary')
+    os.chmod(root / 'deep' / 'size-1', 0o751)
+    word(root, 'optimizer', ADAMW)
+    command(root, 'snapshot tree')
+    archive(root, 'tree', f'{vault}/job')
+    restore(f'{vault}/job@0', b / 'model')
+    sent, got = describe(root / '.hitrain' / 'snap' / 'tree'), describe(b / 'model')
+    assert sent.keys() == got.keys() and {k: (sent[k], got[k]) for k in sent if sent[k] != got[k]} == {}
+
+
+def test_only_what_is_new_is_put(stores, vault):
+    """Also where the store does not keep the earlier step any more: then it reads all, and puts the same."""
+    pair, (a, b) = stores
+    root = make_model(a / 'model')
+    (root / 'frozen').write_bytes(blob(40 * MIB + 5))
+    step(root, 10)
+    command(root, 'snapshot')
+    archive(root, '1', f'{vault}/job')
+    was = stored(vault)
+    with open(root / 'frozen', 'r+b') as f:
+        f.seek(7 * MIB + 100)
+        f.write(b'changed')
+    step(root, 20)
+    command(root, 'snapshot')
+    pair[0].unmount()
+    pair[0].mount('commit=3600', 'digest=on')
+    for n in '12':
+        wait_for(lambda: has_digest(root, n), 'the digest of the store')
+    pair[0].unmount()
+    pair[0].mount('commit=3600')
+    read = int(word(a, 'device_read_bytes'))
+    said = archive(root, '2', f'{vault}/job')
+    trained = 2 * 300_000 * 4 * 3
+    assert int(word(a, 'device_read_bytes')) - read < trained + 8 * MIB
+    assert trained < said['new_bytes'] == stored(vault) - was < trained + 2 * MIB
+    step(root, 30)
+    command(root, 'snapshot', 'forget 1', 'forget 2')
+    was = stored(vault)
+    said = archive(root, '3', f'{vault}/job')
+    assert trained < said['new_bytes'] == stored(vault) - was < trained + MIB
+    for n in '123':
+        restore(f'{vault}/job@{n}', b / n)
+    assert (b / '3' / 'frozen').read_bytes() == (root / 'frozen').read_bytes()
+    assert (b / '1' / 'frozen').read_bytes() == blob(40 * MIB + 5)
+
+
+def test_what_the_store_has_is_shared_and_not_fetched(stores, vault):
+    _, (a, b) = stores
+    root = make_model(a / 'model')
+    (root / 'frozen').write_bytes(blob(40 * MIB + 5))
+    step(root, 10)
+    command(root, 'snapshot')
+    archive(root, '1', f'{vault}/job')
+    restore(f'{vault}/job', b / 'one')
+    command(b / 'one', 'snapshot')
+    step(root, 20)
+    command(root, 'snapshot')
+    archive(root, '2', f'{vault}/job')
+    got = restore(f'{vault}/job', b / 'two', f'--base={b / "one"}')
+    trained = 2 * 300_000 * 4 * 3
+    assert trained < got['bytes'] - 38 * MIB and got['fetched_bytes'] < trained + MIB
+    command(b / 'two', 'snapshot')
+    assert digest(b / 'two', '2') == digest(root, '2') == got['digest']
+
+
+def test_a_step_that_is_there_is_archived_again_without_harm(stores, vault):
+    _, (a, b) = stores
+    root = make_model(a / 'model')
+    step(root, 10)
+    command(root, 'snapshot')
+    archive(root, '1', f'{vault}/job')
+    was = stored(vault)
+    archive(root, '1', f'{vault}/job')
+    assert stored(vault) == was
+    restore(f'{vault}/job@1', b / 'model')
+
+
+def test_commands_of_the_page(stores, tmp_path):
+    """docs/vault.md"""
+    _, (a, b) = stores
+    step(make_model(a / 'model'), 10)
+    page = (ROOT / 'docs/vault.md').read_text()
+    script, = re.findall(r'^```sh\n(.*?)^```', page, re.M | re.S)
+    for name, place in ('a', a), ('b', b), ('v', tmp_path):
+        script = script.replace(f'/mnt/{name}/', f'{place}/')
+    done = subprocess.run(['bash', '-eu', '-c', script], env={**os.environ, 'PATH': f'{BIN}:{os.environ["PATH"]}'},
+                          stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=SECONDS_MAX)
+    assert done.returncode == 0 and 'llama' not in os.listdir(tmp_path), done.stdout + done.stderr
+    assert content(b / 'model', 'w', 'deep/v') == content(a / 'model', 'w', 'deep/v')
+
+
+@pytest.mark.parametrize('url, why', [('nothing', 'no vault'), ('empty/job', 'no vault'), ('vault/..', 'expected URL/JOB'),
+                                      ('vault/none', 'there is no job none'), ('vault/job@9', 'has no step 9'),
+                                      ('vault/job@x', 'number of a step')])
+def test_what_is_not_there_is_named(stores, vault, url, why):
+    _, (a, b) = stores
+    root = make_model(a / 'model')
+    command(root, 'snapshot x')
+    archive(root, 'x', f'{vault}/job')
+    (vault.parent / 'empty').mkdir()
+    done = restore(vault.parent / url, b / 'new', check=False)
+    assert done.returncode in (1, 2) and why in done.stderr and not os.listdir(b), done.stderr
+
+
+# ---- hostile bytes ----
+
+@pytest.fixture
+def small(stores, vault):
+    """A vault of little content, and its objects."""
+    _, (a, b) = stores
+    root = make_model(a / 'model', elements=5000)
+    step(root, 10, elements=5000)
+    command(root, 'snapshot')
+    archive(root, '1', f'{vault}/job')
+    objects = [os.path.join(folder, name) for folder, _, files in os.walk(vault) for name in files]
+    return root, b, vault, sorted(objects)
+
+
+def damages(data, dice, others):
+    """Bytes that are not those of the object, each with the change."""
+    for _ in range(5):
+        at = dice.randrange(len(data))
+        yield f'byte {at}', data[:at] + bytes([data[at] ^ 1 << dice.randrange(8)]) + data[at + 1:]
+    for at in {0, 64, len(data) // 2, len(data) - 1}:
+        yield f'cut at {at}', data[:at]
+    yield 'longer', data + b'\0'
+    for name in others:
+        with open(name, 'rb') as f:
+            other = f.read()
+        if other != data:
+            yield f'exchanged with {name}', other
+
+
+def is_needed(name, objects):
+    """Whole, by a restore: older heads and leases are not, and of a segment the blocks alone."""
+    heads = [n for n in objects if '/head/' in n]
+    return '/lease/' not in name and '/seg/' not in name and name not in heads[:-1]
+
+
+def test_no_damage_of_an_object_is_restored(small):
+    """Whatever was done to an object: a refusal by name and nothing there, or the same step, where no restore needs it."""
+    root, b, vault, objects = small
+    dice, right = random.Random(int(os.environ.get('HITRAIN_SEED', 1))), digest(root, '1')
+    refused = 0
+    import engine
+    import jobs
+    import restore as restoring
+    import scheme_file
+    from objects import Failure
+    e = engine.Direct(scheme_file.File(engine.split(str(vault))[1]))
+    for name in objects:
+        with open(name, 'rb') as f:
+            data = f.read()
+        for what, bad in damages(data, dice, objects):
+            with open(name, 'wb') as f:
+                f.write(bad)
+            try:
+                vault_there = jobs.open_vault(e)
+                got = restoring.from_step(str(b / 'new'), e, vault_there, 'job', jobs.read_step(e, vault_there, 'job')[1])
+            except Failure as why:
+                assert str(why) and not os.listdir(b), (name, what)
+                refused += 1
+            else:
+                assert not is_needed(name, objects) and got.end.digest.hex() == right, (name, what)
+                shutil.rmtree(b / 'new')
+            gc.collect()    # what a traceback has open
+        with open(name, 'wb') as f:
+            f.write(data)
+    assert refused > 30
+    restore(f'{vault}/job', b / 'new')
+
+
+def test_a_missing_object_is_named(small):
+    _, b, vault, objects = small
+    for name in objects:
+        if '/seg/' not in name and not is_needed(name, objects):
+            continue
+        os.rename(name, f'{vault.parent}/away')
+        done = restore(f'{vault}/job', b / 'new', check=False)
+        assert done.returncode == 1 and done.stderr and not os.listdir(b), name
+        os.rename(f'{vault.parent}/away', name)

@@ -1,0 +1,291 @@
+# SPDX-License-Identifier: Apache-2.0
+"""archive --follow and restore --follow through a vault: each step is there with the same bits, whatever is killed or silent."""
+import os
+import random
+import re
+import signal
+import subprocess
+import time
+import uuid
+
+import pytest
+
+from conftest import BIN, SECONDS_MAX, run, wait_for
+from engines import place, servers  # noqa: F401 (fixtures)
+from test_follow import FILES, same
+from test_logged_steps import REDO, train
+from test_roots import command, word
+from test_step_streams import content, make_model
+
+import archiver as archivers
+import engine as engines
+import errors
+import jobs
+import stop
+
+KILLS = 20
+
+
+def new_vault(place):
+    url = place.url(f'f-{uuid.uuid4().hex[:8]}')
+    with engines.open(url, timeout=60) as e:
+        jobs.make_vault(e, 86400)
+    return url
+
+
+def job_of(url, job='llama'):
+    base, mark, query = url.partition('?')
+    return f'{base}/{job}{mark}{query}'
+
+
+def entries(url, job='llama'):
+    """(step, last, kind) of what the job lists."""
+    with engines.open(url, timeout=60) as e:
+        return [(x.step, x.last, x.kind) for x in jobs.highest(e, jobs.open_vault(e), job).entries]
+
+
+def steps(url, job='llama'):
+    found = entries(url, job)
+    return max((last for _, last, _ in found), default=0)
+
+
+class Program:
+    """An archiver or a standby, and what it says."""
+
+    def __init__(self, *words, log):
+        self.words, self.log = [str(BIN / 'hitrainctl'), *map(str, words)], log
+        self.start()
+
+    def start(self):
+        with open(self.log, 'ab') as log:
+            self.process = subprocess.Popen(self.words, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+
+    def said(self):
+        return self.log.read_text(errors='replace')
+
+    def wait_for(self, condition, what):
+        wait_for(lambda: condition() or self.process.poll() is not None, f'{what}\n{self.said()}')
+        assert condition(), f'{what}: {self.said()}'
+
+    def end(self, status=0):
+        self.process.send_signal(signal.SIGTERM)
+        assert self.process.wait(SECONDS_MAX) == status, self.said()
+
+    def kill(self):
+        self.process.kill()
+        self.process.wait(SECONDS_MAX)
+
+
+@pytest.fixture
+def programs(tmp_path):
+    """start(name, *words): programs that are ended with the test."""
+    made = []
+
+    def start(name, *words):
+        made.append(Program(*words, log=tmp_path / f'{name}.log'))
+        return made[-1]
+
+    yield start
+    for p in made:
+        if p.process.poll() is None:
+            p.kill()
+
+
+def model(make_store, words=REDO, taken=2):
+    root = make_model(make_store().mount() / 'model')
+    word(root, 'optimizer', words)
+    for n in range(1, taken + 1):
+        train(root, n)
+    return root
+
+
+def test_a_standby_has_each_step(place, make_store, programs):
+    url, root, other = new_vault(place), model(make_store), make_store().mount() / 'copy'
+    to = programs('archiver', 'archive', root, job_of(url), '--follow', '--log')
+    to.wait_for(lambda: entries(url), 'a full step is there')
+    at = programs('standby', 'restore', job_of(url), other, '--follow')
+    for n in range(3, 7):
+        (root / 'rng').write_bytes(b'before step %d' % n)
+        word(root, 'optimizer', REDO.replace('0.01', str(n / 1000)))
+        train(root, n)
+        at.wait_for(lambda: other.exists() and word(other, 'durable_step') == str(n), f'step {n} is there')
+        assert same(root, other) and (other / 'rng').read_bytes() == b'before step %d' % n
+    assert word(root, 'optimizer').split() == word(other, 'optimizer').split()
+    to.end()
+    at.end()
+    assert [kind for _, _, kind in entries(url)][:2] == [1, 2]
+    for r in root, other:
+        train(r, 999)
+    assert same(root, other)
+
+
+def test_a_logged_step_is_restored_as_a_model_of_its_own(tmp_path, make_store, programs):
+    """From the full step before it; the model trains on from there as the first one did."""
+    url, root, there = f'{tmp_path}/vault', model(make_store), make_store().mount()
+    run('hitrainctl', 'vault', 'init', url)
+    to = programs('archiver', 'archive', root, job_of(url), '--follow', '--log')
+    to.wait_for(lambda: entries(url), 'a full step is there')
+    for n in range(3, 6):
+        train(root, n)
+        to.wait_for(lambda: steps(url) >= n, f'step {n} is there')
+    to.end()
+    said = run('hitrainctl', 'restore', f'{job_of(url)}@4', there / 'model').stdout
+    assert 'restored step 4 as changes since step' in said and word(there / 'model', 'durable_step') == '4'
+    assert 'user.hitrain-follow' not in os.listxattr(there / 'model')
+    train(there / 'model', 5)
+    assert content(there / 'model', 'w', 'deep/v') == content(root, 'w', 'deep/v')
+
+
+def test_each_nth_kept_step_is_archived(place, make_store, programs):
+    url, root = new_vault(place), model(make_store, 'adamw lr=0.01 retain=20 retain_every=1', taken=1)
+    to = programs('archiver', 'archive', root, job_of(url), '--follow', '--every=2')
+    for n in range(2, 7):
+        train(root, n)
+        if n % 2 == 0:
+            to.wait_for(lambda: steps(url) == n, f'step {n} is there')
+    to.end()
+    assert [step for step, _, _ in entries(url)] == [2, 4, 6]
+    other = make_store().mount() / 'copy'
+    run('hitrainctl', 'restore', job_of(url), other)
+    assert same(root, other)
+
+
+def test_an_archiver_that_is_killed_loses_no_step_that_it_reported(place, make_store, programs):
+    url, root, other = new_vault(place), model(make_store), make_store().mount() / 'copy'
+    rng, to = random.Random(5), programs('archiver', 'archive', root, job_of(url), '--follow', '--log')
+    to.wait_for(lambda: entries(url), 'a full step is there')
+    at, known = programs('standby', 'restore', job_of(url), other, '--follow'), 0
+    for n in range(3, 3 + KILLS):
+        train(root, n)
+        time.sleep(rng.random() * 0.6)
+        to.kill()
+        now = steps(url)
+        assert now >= known
+        known = now
+        to.start()
+    to.wait_for(lambda: steps(url) == 2 + KILLS, 'the newest step is there')
+    at.wait_for(lambda: word(other, 'durable_step') == str(2 + KILLS), 'the copy has it')
+    assert same(root, other)
+    to.end()
+    at.end()
+
+
+def test_an_archiver_that_comes_too_late_archives_a_full_step_and_goes_on(tmp_path, make_store, programs):
+    url, root = str(tmp_path / 'v'), model(make_store, REDO.replace('redo_keep=12', 'redo_keep=2'))
+    with engines.open(url) as e:
+        jobs.make_vault(e, 86400)
+    to = programs('archiver', 'archive', root, job_of(url), '--follow', '--log')
+    to.wait_for(lambda: entries(url), 'a full step is there')
+    to.kill()
+    for n in range(3, 9):
+        train(root, n)
+    to.start()
+    to.wait_for(lambda: steps(url) == 8, 'a full step is there')
+    train(root, 9)
+    to.wait_for(lambda: steps(url) == 9, 'a logged step is there')
+    assert [kind for _, _, kind in entries(url)] == [1, 1, 2]
+    other = make_store().mount() / 'copy'
+    at = programs('standby', 'restore', job_of(url), other, '--follow')
+    at.wait_for(lambda: other.exists() and word(other, 'durable_step') == '9', 'the copy has it')
+    assert same(root, other)
+
+
+def test_a_standby_behind_a_gap_or_a_rollback_is_restored_anew(tmp_path, make_store, programs):
+    url, root, other = str(tmp_path / 'v'), model(make_store), make_store().mount() / 'copy'
+    with engines.open(url) as e:
+        jobs.make_vault(e, 86400)
+    command(root, 'snapshot two')
+    to = programs('archiver', 'archive', root, job_of(url), '--follow', '--log')
+    at = programs('standby', 'restore', job_of(url), other, '--follow')
+    train(root, 3)
+    at.wait_for(lambda: other.exists() and word(other, 'durable_step') == '3' and same(root, other), 'the copy has it')
+    command(root, 'rollback two')
+    train(root, 30)
+    at.wait_for(lambda: word(other, 'durable_step') == '3' and same(root, other), 'the copy has the other step 3')
+    to.end()
+    with open(root / 'w', 'r+b') as f:
+        f.write(bytes(64))
+    train(root, 4)
+    train(root, 5)
+    to.start()
+    at.wait_for(lambda: word(other, 'durable_step') == '5' and same(root, other), 'the copy has step 5')
+    at.end()
+    assert not os.path.lexists(f'{other}.next')
+
+
+def test_of_two_archivers_of_one_rank_the_first_one_ends(tmp_path, make_store, programs):
+    url, root = str(tmp_path / 'v'), model(make_store)
+    with engines.open(url) as e:
+        jobs.make_vault(e, 86400)
+    first = programs('first', 'archive', root, job_of(url), '--follow', '--log')
+    first.wait_for(lambda: entries(url), 'a full step is there')
+    second = programs('second', 'archive', root, job_of(url), '--follow', '--log')
+    second.wait_for(lambda: len(entries(url)) > 1 or steps(url) > 1, 'it has begun')
+    train(root, 3)
+    wait_for(lambda: first.process.poll() is not None, 'the first one ends')
+    assert first.process.returncode == archivers.FENCED and re.search('vault-fenced: .* is at epoch', first.said())
+    train(root, 4)
+    second.wait_for(lambda: steps(url) == 4, 'the second one goes on')
+    second.end()
+
+
+def test_training_does_not_wait_for_a_silent_vault(place, make_store, programs):
+    if not place.server or place.url('x').startswith('ssh'):
+        pytest.skip('no server that can be stopped')
+    url, root = new_vault(place), model(make_store)
+    to = programs('archiver', 'archive', root, job_of(url), '--follow', '--log')
+    to.wait_for(lambda: entries(url), 'a full step is there')
+    place.stop()
+    try:
+        for n in range(3, 30):
+            begin = time.monotonic()
+            train(root, n)
+            assert time.monotonic() - begin < 20
+        assert to.process.poll() is None
+    finally:
+        place.go_on()
+    to.wait_for(lambda: steps(url) == 29, 'the newest step is there')
+    to.end()
+
+
+def test_a_full_vault_is_told_and_waited_for(tmp_path, make_store, programs):
+    url, root = f'test:{tmp_path}/v', model(make_store)
+    (tmp_path / 'v').mkdir()
+    with engines.open(url) as e:
+        jobs.make_vault(e, 86400)
+    (tmp_path / 'v/~faults').write_text('6*full put_new seg/\n')
+    to = programs('archiver', 'archive', root, job_of(url), '--follow', '--log')
+    to.wait_for(lambda: steps(url) == 2, 'the step is there')
+    assert (tmp_path / 'v/~used').read_text().count('0') >= 6
+    to.end()
+
+
+def test_who_waits_long_says_so_once_an_hour(monkeypatch, capsys):
+    monkeypatch.setattr(archivers, 'BEHIND_S', 0)
+    monkeypatch.setattr(archivers, 'PAUSE_S_MAX', 0.01)
+    pause = archivers.Pause('s3://b/v', lambda: 'step 1200')
+    for _ in range(3):
+        pause(errors.Full('no space there'))
+    assert capsys.readouterr().err == 'hitrainctl: vault-behind: step 1200 waits for s3://b/v since 0 min: no space there\n'
+    assert not stop.is_asked()
+
+
+def test_content_that_was_changed_in_the_vault_is_refused_by_name(tmp_path, make_store, programs):
+    """A logged step with one bit of a gradient flipped: the copy stays at the step before, and says which object."""
+    url, root, other = str(tmp_path / 'v'), model(make_store), make_store().mount() / 'copy'
+    with engines.open(url) as e:
+        jobs.make_vault(e, 86400)
+    to = programs('archiver', 'archive', root, job_of(url), '--follow', '--log')
+    to.wait_for(lambda: entries(url), 'a full step is there')
+    before = set((tmp_path / 'v/seg').rglob('*'))
+    train(root, 3)
+    to.wait_for(lambda: steps(url) == 3, 'the step is there')
+    to.end()
+    segment = next(p for p in set((tmp_path / 'v/seg').rglob('*')) - before if p.is_file())
+    data = bytearray(segment.read_bytes())
+    data[5000] ^= 1
+    segment.write_bytes(data)
+    at = programs('standby', 'restore', job_of(url), other, '--follow')
+    assert at.process.wait(SECONDS_MAX) == 1 and f'seg/{segment.parent.name}/{segment.name}' in at.said()
+    assert word(other, 'step') == '2' and word(other, 'step_open') == '0'
+    assert content(other, *FILES) != content(root, *FILES)

@@ -1,0 +1,145 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A story over a vault, cut at each verb: two archivers of one job, a collector and a restorer. At the cut an archiver ends, or
+an answer is lost, before or after the deed, or the deed lands late. Then the story goes on, with new processes for those that
+ended. In the end each step that the head names is whole, and no step that was reported is gone."""
+import pytest
+
+from archiver import GRACE, Reader, manifest, new_lease, put_segments, segments_of
+from world import World
+
+import collect
+import jobs
+import objects
+import writer
+from errors import Missing
+from objects import Failure
+
+STEPS = 10, 20
+TURNS_MAX = 4000
+
+
+class Story:
+    def __init__(self, cut=None, fault=None):
+        self.cut, self.kind, self.verb, self.ended = cut, fault, 0, None
+        self.world, self.reported, self.restored = World(), set(), []
+        self.vault = jobs.make_vault(self.world.seat(), GRACE)
+        self.world.fault = self.choose
+
+    def choose(self, actor, verb, key):
+        if not actor:
+            return None
+        self.verb += 1
+        if self.verb != self.cut:
+            return None
+        if self.kind in ('end-before', 'end-after'):
+            self.ended = actor
+            return None if self.kind == 'end-after' else 'lost-before'
+        return self.kind
+
+    def archiver(self, rank):
+        store = bytes([rank + 1]) * 16
+
+        def archive(seat, w, lease, step):
+            base = w.base()
+            names = segments_of(seat, self.vault, 'job', base, rank) if base else []
+            own = put_segments(seat, lease, 2)
+            build = lambda epoch: [manifest(self.vault, 'job', step, epoch, rank, 2, names + own,       # noqa: E731
+                                            (base.step, base.epoch) if base else (0, 0), store=store)]
+            return w.commit(step, build, own)
+
+        def work(seat):
+            lease = new_lease(seat, self.vault, store)
+            w = writer.Writer(seat, self.vault, 'job', rank, 2, 'host', store, seat.pause)
+            for step in STEPS:
+                if jobs.find(w._look(), step) and rank == 0:
+                    continue
+                while True:
+                    try:
+                        if archive(seat, w, lease, step):
+                            self.reported.add((step, w.epoch))
+                        break
+                    except (writer.Restart, Missing):
+                        pass
+                    except writer.Wanted as e:
+                        assert e.step in STEPS
+                        if e.step > step:
+                            break
+                        archive(seat, w, lease, e.step)
+        return work
+
+    def collector(self, seat):
+        for _ in range(3):
+            try:
+                collect.Collector(jobs.Patient(seat, seat.pause), self.vault).run()
+            except Failure:
+                pass
+
+    def restorer(self, seat):
+        """As often as it likes: the newest step of the head is there with the content that its step object promises."""
+        patient = jobs.Patient(seat, seat.pause)
+        while len(self.restored) < 3:
+            try:
+                entry, step = jobs.read_step(patient, self.vault, 'job')
+            except Failure:
+                seat.pause('')
+                continue
+            for s in step.summaries:
+                of = jobs.read_summary(patient, self.vault, 'job', entry.step, entry.epoch, s.rank)[0]
+                assert of == s
+                for lease, n in segments_of(seat, self.vault, 'job', entry, s.rank):
+                    assert bytes(patient.get(objects.key_segment(lease, n))) == b'segment %d/%d' % (lease, n)
+            self.restored.append(entry.step)
+
+    def run(self):
+        world, start = self.world, {'rank 0': self.archiver(0), 'rank 1': self.archiver(1), 'collector': self.collector,
+                                    'restorer': self.restorer}
+        running = {name: world.actor(name, work) for name, work in start.items()}
+        for turn in range(TURNS_MAX):
+            live = [a for a in running.values() if not a.over]
+            if not any(running[f'rank {r}'] in live for r in (0, 1)):
+                break
+            actor = live[turn % len(live)]
+            world.go(actor)
+            world.now += GRACE / 2000
+            if self.ended:
+                world.end(self.ended)
+                name = self.ended.name
+                running[name], self.ended = world.actor(name, start[name]), None
+            if turn % 50 == 49:
+                world.land()
+            if running['collector'].over and turn % 20 == 0:
+                running['collector'] = world.actor('collector', self.collector)
+        else:
+            # rank 1 alone may wait for a rank 0 that has nothing more to do
+            assert running['rank 0'].over, 'the story hangs'
+        world.land()
+        world.end_all()
+        return self
+
+    def check(self):
+        reader = Reader(self.world)
+        head = reader.head('job')
+        for entry in head.entries:
+            reader.need_whole('job', entry.step, entry.epoch, 2)
+        for step, epoch in self.reported:
+            assert jobs.find(head, step), f'step {step} was reported'
+        assert [e.step for e in head.entries][-1] == STEPS[-1]
+
+
+VERBS = Story().run().verb
+
+
+def test_the_whole_story_reports_and_restores():
+    story = Story().run()
+    story.check()
+    assert {step for step, _ in story.reported} == set(STEPS) and story.restored and VERBS > 100
+    assert not any(o for o in story.world.late)
+
+
+@pytest.mark.parametrize('fault', ['end-before', 'end-after', 'lost-before', 'lost-after', 'late'])
+def test_a_story_cut_at_each_verb_loses_nothing(fault):
+    for cut in range(1, VERBS + 1):
+        try:
+            Story(cut, fault).run().check()
+        except BaseException as e:
+            raise AssertionError(f'verb {cut}, {fault}: {e!r}') from e
