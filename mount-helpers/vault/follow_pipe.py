@@ -28,6 +28,7 @@ import stop
 
 POLL_S = 0.005
 STALLS_S_MAX = 5
+NO_PROOF, BY_DIGEST, BY_SUM = range(3)  # of the step that a stream continues: `new` of its first summary
 AHEAD_BYTES, PART_BYTES = 64 << 20, 1 << 20
 ANOTHER = ('its history is another one now: a change that is no logged step, a rollback, or a new mount came in between. Archive a '
            'newer kept step (--from sends what differs), and follow from that one')
@@ -54,10 +55,10 @@ def summary_of(kind, digest, lineage, base):
     return heads.Summary(kind, 0, 1, 1, 0, 0, digest, heads.NOTHING, lineage, base, time.time_ns(), heads.NOTHING, '', '', '')
 
 
-def put_mark(step, digest, lineage, is_sum=False):
+def put_mark(step, lineage, proof=NO_PROOF, digest=heads.NOTHING):
     """digest: proves the step, by all of its content or by the sum of a logged step."""
     out = Output(1, step)
-    out.put(heads.SUMMARY, heads.pack_summary(summary_of(heads.NONE, digest, lineage, (step, 0))._replace(new=int(is_sum))), 0, None)
+    out.put(heads.SUMMARY, heads.pack_summary(summary_of(heads.NONE, digest, lineage, (step, 0))._replace(new=proof)), 0, None)
 
 
 class Sender:
@@ -66,21 +67,21 @@ class Sender:
         need_logging(self.root)
         state = state_of(self.root)
         self.lineage, self.sent, self.bytes = state.lineage, 0, 0
-        digest, step = heads.NOTHING, state.first - 1 if state.first else int(word(self.root, b'durable_step'))
-        base, is_sum = None, False
+        digest, proof, step = heads.NOTHING, NO_PROOF, state.first - 1 if state.first else int(word(self.root, b'durable_step'))
+        base = None
         if o['since']:
             step = o['since']
         elif o['from']:
             base = Kept(self.root, o['from'])
             if base.lineage() != self.lineage:
                 raise Failure(f'{self.root}: {ANOTHER}')
-            step, digest = base.step, o['digest'] or base.digest() or digest_of(base, 'of the base read').digest
+            proof, step, digest = BY_DIGEST, base.step, o['digest'] or base.digest() or digest_of(base, 'of the base read').digest
         self.files = Files(self.root, base and base.folder)
         self.next = step + 1
         if o['since']:
             digest = self.sum_of(step)
-            is_sum = digest != heads.NOTHING
-        put_mark(step, digest, self.lineage, is_sum)
+            proof = BY_SUM if digest != heads.NOTHING else NO_PROOF
+        put_mark(step, self.lineage, proof, digest)
 
     def sum_of(self, step):
         """Of a logged step of this history; NOTHING: it is not readable any more, and the lineage may prove it."""
@@ -112,7 +113,7 @@ class Sender:
                 break
             else:
                 time.sleep(POLL_S)
-        put_mark(self.next - 1, heads.NOTHING, self.lineage)
+        put_mark(self.next - 1, self.lineage)
         note(f'{self.root}: sent {self.sent} logged steps, up to step {self.next - 1}, {size_text(self.bytes)}')
 
     def send(self, newest):
@@ -231,7 +232,9 @@ class Receiver:
 
     def begin(self):
         first = self.source.begin()
-        if not first or first[1].kind != heads.NONE:
+        if not first:
+            raise Damage('it is cut: nothing came')
+        if first[1].kind != heads.NONE or first[1].new > BY_SUM:
             raise Damage('nothing is received: this is no stream of logged steps')
         step, self.head, _ = first
         place = self.copy.place
@@ -244,12 +247,12 @@ class Receiver:
 
     def proves(self, place):
         """Of the same history, or the same gradients led to this step."""
-        if self.head.digest != heads.NOTHING and bool(self.head.new) == place.is_sum:
+        if self.head.new == (BY_SUM if place.is_sum else BY_DIGEST):
             return self.head.digest == place.sum
         return self.head.lineage == place.lineage
 
     def begin_new(self, step):
-        if self.head.digest == heads.NOTHING or self.head.new:
+        if self.head.new != BY_DIGEST:
             raise self.refuse('the sender must name the kept step that was copied, with --from')
         if step != self.copy.step:
             raise self.refuse('it continues another step')

@@ -21,7 +21,7 @@ from test_step_streams import content, gradient, make_model, receive, send
 FILES = 'w', 'deep/v'
 WHERE = 'user.hitrain-follow'
 RENAME_EXCHANGE = 2
-HEADER_BYTES, END_BYTES, PART_BYTES = 64, 48, 4096
+MARK_BYTES, PART_BYTES = 64 + 48 + 116, 4096      # at both ends of a stream
 
 
 def sender(root, *options, **how):
@@ -131,12 +131,12 @@ def test_a_stream_comes_on_while_the_copy_is_busy(stores):
     with os.fdopen(go, 'wb', buffering=0) as pipe:
         at = receiver(other, come)
         os.close(come)
-        pipe.write(data[:HEADER_BYTES])
+        pipe.write(data[:MARK_BYTES])
         wait_for(lambda: WHERE in os.listxattr(other), 'the receiver has begun')
         pair[1].daemon.send_signal(signal.SIGSTOP)
         try:
             os.set_blocking(go, False)
-            left = memoryview(data)[HEADER_BYTES:]
+            left = memoryview(data)[MARK_BYTES:]
             while left and select.select([], [pipe], [], SECONDS_MAX)[1]:
                 left = left[pipe.write(left[:PART_BYTES]) or 0:]
         finally:
@@ -194,10 +194,10 @@ def test_a_receiver_ends_while_it_waits_for_bytes(stores):
     ours, theirs = socket.socketpair()
     with ours, theirs:
         at = receiver(other, theirs)
-        ours.sendall(data[:-END_BYTES])
+        ours.sendall(data[:-MARK_BYTES])
         wait_for(lambda: word(other, 'step') == '3', 'the step is there')
         theirs.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, MIB)
-        ours.sendall(data[-END_BYTES:1 - END_BYTES])
+        ours.sendall(data[-MARK_BYTES:1 - MARK_BYTES])
         wait_for(lambda: not select.select([theirs], [], [], 0)[0], 'the byte is taken')
         at.send_signal(signal.SIGINT)
         assert at.wait(SECONDS_MAX) == 1 and same(root, other)
@@ -489,12 +489,12 @@ def test_a_hostile_stream_changes_nothing(stores):
     root, other = start(*stores[1])
     train(root, 3)
     good = bytearray(stream(root, '--from=base'))
-    for at in (0, 8, 12, 16, 33, 45, 63, 64 + 4, 64 + 20, 64 + 30, 64 + 50, 64 + 72 + 60, len(good) // 2, len(good) - 60):
+    for at in (0, 8, 12, 16, 33, 45, 63, *(MARK_BYTES + i for i in (4, 20, 30, 50, 70, 132, 230, 300)), len(good) // 2, len(good) - MARK_BYTES - 60):
         bad = good.copy()
         bad[at] ^= 0x41
         refused(other, bytes(bad), 'at byte')
     refused(other, b'', 'cut')
-    refused(other, struct.pack('<64x'), 'no stream of logged steps')
+    refused(other, struct.pack('<64x'), 'no object of a vault')
 
 
 def test_a_skipped_step_and_a_parameter_without_a_gradient_follow(stores):
