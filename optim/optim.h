@@ -249,9 +249,10 @@ void ht_topk_release(struct ht_topk *t);
 /* ---------------------------------------------------------- two phases (muon) */
 
 /*
- * What a client is to orthogonalise: bf16, as many elements as the parameter. Waits for workers. -EBUSY: no worker makes
- * it yet: a gradient is missing, or ht_optim_prepare_by; or it was applied. -ENODATA: the step is skipped. -ESTALE: the
- * step ended meanwhile. All but the last are named in the root's error, as those of the next two. WAITS.
+ * What a client is to orthogonalise: bf16, as many elements as the parameter. Waits for workers. -EBUSY: no worker
+ * makes it yet: a gradient is missing, or ht_optim_prepare_by; or it was applied. -ENODATA: the step is
+ * skipped. -ESTALE: the step ended meanwhile. All but the last are named in the root's error,
+ * as those of the next two. WAITS.
  */
 ssize_t ht_optim_update_read(struct ht_optim *o, const struct ht_param_desc *desc, uint64_t off, void *buf,
                              size_t len) HT_MUST_CHECK;
@@ -262,8 +263,9 @@ ssize_t ht_optim_update_read(struct ht_optim *o, const struct ht_param_desc *des
 ssize_t ht_optim_ortho_write(struct ht_optim *o, const struct ht_param_desc *desc, uint64_t off, const void *buf,
                              size_t len) HT_MUST_CHECK;
 /*
- * Updates the parameter by it, in the step with that number. -ESTALE: it is not the open one. -EINVAL: it is not written
- * wholly, or a value is not finite; then nothing is applied. -EBUSY as for writing. -ENOENT: never had a gradient. WAITS.
+ * Updates the parameter by it, in the step with that number. -ESTALE: it is not the open one. -EINVAL: it is not
+ * written wholly, or a value is not finite; then nothing is applied. -EBUSY as for
+ * writing. -ENOENT: never had a gradient. WAITS.
  */
 int ht_optim_ortho_apply(struct ht_optim *o, uint64_t root, uint64_t oid, uint64_t step_open) HT_MUST_CHECK;
 
@@ -454,9 +456,9 @@ int ht_optim_step_async(struct ht_optim *o, uint64_t root) HT_MUST_CHECK;
 /* Boundary if a step is open, then everything below the root durable as one. WAITS. */
 int ht_optim_commit(struct ht_optim *o, uint64_t root) HT_MUST_CHECK;
 /*
- * The first half of a boundary: checks coverage, decides whether the step is clipped or skipped, and begins its updates;
- * of rules in two phases the first one. The step stays open and takes no more gradients. A second call does nothing.
- * Refused as ht_optim_step_by. WAITS.
+ * The first half of a boundary: checks coverage, decides whether the step is clipped or skipped, and begins its
+ * updates; of rules in two phases the first one. The step stays open and takes no more gradients. A second call does
+ * nothing. Refused as ht_optim_step_by. WAITS.
  */
 int ht_optim_prepare_by(struct ht_optim *o, uint64_t root, struct ht_optim_steer *by) HT_MUST_CHECK;
 /* Back to the last durable step. WAITS. */

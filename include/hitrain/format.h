@@ -197,7 +197,7 @@ struct ht_disk_redo_param {
     uint8_t dtype, grad_dtype;       /* 28 */
     uint8_t kernel, maximize;        /* 30 enum ht_kernel; 0 or 1 */
     ht_le32 scalar[HT_REDO_SCALARS]; /* 32 bits of f32: struct ht_scalars in its order */
-    ht_le32 forms;                   /* 68 a hash of forms and salt of its state; 0: all of it is f32 */
+    ht_le32 forms;                   /* 68 a hash of forms and salt of its state; 0: all is f32 */
 };
 static_assert(sizeof(struct ht_disk_redo_param) == 72, "parameter of a logged step");
 /* Elements [begin, end) of the parameter before it, which its update took with other numbers. They ascend. */

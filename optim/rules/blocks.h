@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * blocks.h - the blocks of a parameter of muon: the parts that are orthogonalised each alone. Pure functions, any thread.
+ * blocks.h - the blocks of a parameter of muon: the parts that are orthogonalised each alone.
+ * Pure functions, any thread.
  *
  * A shape m,n is a matrix; E,m,n are E matrices, one after the other. muon_split cuts the rows of each into blocks.
  */

@@ -17,7 +17,9 @@ struct ht_muon_split {
         uint32_t rows, times;
     } of[HT_MUON_SPLIT_MAX];
 };
-/* A parameter has `count` matrices of this shape; rows 0: it is not known. block_rows: those of the block in question. */
+/*
+ * A parameter has `count` matrices of this shape; rows 0: it is not known. block_rows: those of the block in question.
+ */
 struct ht_matrix {
     uint32_t rows, columns, count, block_rows;
 };

@@ -113,8 +113,8 @@ typedef bool (*ht_part_fn)(uint16_t *low, const float *master, const uint16_t *p
 
 /*
  * c = a b in f32: each element a sum by fused multiply-adds, in ascending order of the inner index. a has `rows` rows,
- * a_wide floats apart; b has `inner` rows of `columns` floats, a multiple of HT_PANEL, and c has as many columns. panel:
- * room for inner * HT_PANEL floats. Arrays do not overlap.
+ * a_wide floats apart; b has `inner` rows of `columns` floats, a multiple of HT_PANEL, and c has as many columns.
+ * panel: room for inner * HT_PANEL floats. Arrays do not overlap.
  */
 enum { HT_PANEL = 16 };
 typedef void (*ht_matmul_fn)(float *c, const float *a, size_t a_wide, const float *b, size_t columns, size_t rows,

@@ -7,8 +7,9 @@
  *   O  = the orthogonal matrix near u                           of a client, or newton_schulz.h
  *   p  = fma(-(lr * ratio), O, p * (1 - lr * weight_decay))
  *
- * lerp is torch.lerp (lanes_lerp). The ratio depends on the rows and columns of a block: sqrt(max(1, rows / columns)) (original), 0.2 sqrt(max(rows, columns))
- * (match_rms_adamw), or sqrt(rows / columns) (spectral_unclamped). It is computed in double, and rounded once with lr.
+ * lerp is torch.lerp (lanes_lerp). The ratio depends on the rows and columns of a block: sqrt(max(1, rows / columns))
+ * (original), 0.2 sqrt(max(rows, columns)) (match_rms_adamw), or sqrt(rows / columns) (spectral_unclamped). It is
+ * computed in double, and rounded once with lr.
  *
  * A step has two phases, since O depends on a whole matrix. The first has a function of its own in struct ht_kernels;
  * in the second, which is this rule's kernel, O takes the place of the gradient.

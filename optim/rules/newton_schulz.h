@@ -18,8 +18,8 @@
 /* Bytes of memory that one block takes meanwhile, beside u. */
 uint64_t ht_newton_schulz_bytes(uint64_t rows, uint64_t columns);
 /*
- * u: rows x columns in bf16, replaced by the result. stop: asked between products; true: -ECANCELED, with u as it was or
- * half done. -ENOMEM.
+ * u: rows x columns in bf16, replaced by the result. stop: asked between products; true: -ECANCELED, with u as it was
+ * or half done. -ENOMEM.
  */
 int ht_newton_schulz(const struct ht_kernels *kernels, const struct ht_optim_config *c, uint16_t *u, uint32_t rows,
                      uint32_t columns, bool (*stop)(void *ctx), void *ctx) HT_MUST_CHECK;

@@ -96,7 +96,7 @@ struct ht_optim {
         uint64_t waiting_bytes;   /* of all roots */
         uint64_t last_step_number, last_claim;
         uint64_t words_changes; /* of roots and of the words that amend theirs */
-        uint32_t form_changes;  /* of those that may say in how many bits state is kept; 1 at the start */
+        uint32_t form_changes;  /* those that may say in how many bits state is kept */
     };
     bool redo_checked;       /* param.redo_place says how many logged steps change the parameter (fsck) */
     struct ht_list problems; /* found when the log had been read (state/check.c) */

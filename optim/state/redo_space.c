@@ -24,6 +24,7 @@ static uint64_t step_bytes(const struct ht_root *root) HT_REQUIRES(HT_LOCK_OPTIM
 {
     const struct ht_totals *t = &root->totals;
     uint64_t gradients = root->config.accumulate > 1 ? t->elements * sizeof(float) : t->param_bytes;
+
     gradients += root->config.rule == HT_RULE_MUON ? t->elements * 2 : 0; /* orthogonalised updates */
     uint64_t bytes = root->redo.largest ? root->redo.largest : gradients;
 

@@ -41,7 +41,7 @@ struct ht_root {
     bool exists HT_GUARDED_BY(HT_LOCK_OPTIM); /* the log has it */
     bool configured HT_GUARDED_BY(HT_LOCK_OPTIM);
     bool frozen HT_GUARDED_BY(HT_LOCK_OPTIM); /* a kept step */
-    /* form_changes at the last boundary that has converted state (step/convert.c) */
+    /* form_changes at the last boundary that has converted state (step/convert.c), plus 1; 0: none has */
     uint32_t forms_seen HT_GUARDED_BY(HT_LOCK_OPTIM);
     struct ht_optim_config config, published_config, latched;
     HT_GUARDED_BY(HT_LOCK_OPTIM) struct {

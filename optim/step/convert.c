@@ -3,7 +3,7 @@
  * convert.c - state changes its form at a boundary, because its words have another state_bits.
  *
  *   words change          form_changes of the optimizer grows
- *   boundary, durable     new objects for all state that is to change: all of them, with their space, or none
+ *   boundary, durable     new objects for all state that is to change, with their space, or for none
  *                         content, in windows
  *                         for each parameter: new objects in place of the old ones, which are deleted
  *   publish               references, deletions and the parameter's record, in one transaction
@@ -156,7 +156,7 @@ static void adopt(struct change *one, struct ht_tx *tx) HT_REQUIRES(HT_LOCK_OPTI
         return;
     p->cur.layout = one->layout;
     p->rewrites++;
-    p->root->redo.gap = true; /* logged steps say nothing of it */
+    p->root->redo.gap = true; /* logged steps do not say so */
     ht_opt_totals_update(p);
 }
 
@@ -224,7 +224,7 @@ int ht_opt_convert(struct ht_root *root)
     struct changes c = {.root = root};
     uint32_t seen = o->form_changes;
 
-    if (root->forms_seen == seen || root->ending)
+    if (root->forms_seen == seen + 1 || root->ending)
         return 0;
     int rc = list_params(&c);
     unlock(o);
@@ -242,6 +242,6 @@ int ht_opt_convert(struct ht_root *root)
     free(c.of);
     lock(o);
     if (!rc)
-        root->forms_seen = seen;
+        root->forms_seen = seen + 1;
     return rc;
 }

@@ -192,8 +192,7 @@ static bool is_complete(const struct job *j)
         return false;
     for (unsigned s = 0; s < p->layout.count; s++) {
         uint8_t kind = p->layout.kind[s], form = p->layout.form[s];
-        if (uses_state(j, s) &&
-            bytes_of(j, j->state_at[s], state_chunks(j, kind, form)) < state_bytes(j, kind, form))
+        if (uses_state(j, s) && bytes_of(j, j->state_at[s], state_chunks(j, kind, form)) < state_bytes(j, kind, form))
             return false;
     }
     if (j->summed && bytes_of(j, j->sum_at, state_chunks(j, HT_STATE_SUM, HT_FORM_F32)) < elements * 4)

@@ -19,7 +19,7 @@
 #include "tiering/base/log.h"
 #include "tiering/sys/mem.h"
 
-enum { DEVICE_BYTES = 16 << 20, STEPS = 9, PARAMS = 3, STATES = 2500, SCRIPTS = 10, THREADS = 2 };
+enum { DEVICE_BYTES = 16 << 20, STEPS = 9, PARAMS = 3, STATES = 2500, SCRIPTS = 12, THREADS = 2 };
 
 static const struct harness_param params[PARAMS] = {
     {"embedding", "f32", 70000}, {"bias", "f32", 300}, {"head", "bf16", 50001}};
@@ -38,16 +38,29 @@ static const char *const configs[] = {
     "adamw lr=0.01 max_grad_norm=1 skip_nonfinite=1 redo=on durable_every=100",
     "muon lr=0.01",
     "muon lr=0.01 max_grad_norm=1 redo=on durable_every=100 state_bits=8",
+    "adamw lr=0.01 state_bits_min=0", /* state is converted by some steps */
+    "adamw lr=0.01 state_bits_min=0 redo=on durable_every=4",
 };
 
 /* The state after each committed step as one number; index 0: the root without any step. */
 struct history {
     uint64_t hash[STEPS + 1];
-    unsigned passes;     /* gradients that make a step */
-    bool sparse, phases; /* gradients are sparse; steps of matrices have two phases */
+    unsigned passes;      /* gradients that make a step */
+    bool sparse, phases;  /* gradients are sparse; steps of matrices have two phases */
+    const char *converts; /* words that some steps change; NULL: none does */
 };
 
 /* ---------------------------------------------------------------- training */
+
+/* Two steps have one form. */
+static void choose_form(struct harness *k, const struct history *h, uint64_t root, uint64_t step)
+{
+    static const unsigned bits[] = {32, 8, 16, 8, 32};
+    char text[120];
+
+    snprintf(text, sizeof(text), "%s state_bits=%u", h->converts, bits[step / 2 % HT_ARRAY_SIZE(bits)]);
+    harness_set_word(k, root, "user.hitrain.optimizer", text);
+}
 
 /*
  * Everything a step changes but its commit: gradients (a part of one is taken back first), a file of the step, names.
@@ -56,6 +69,8 @@ static void work(struct harness *k, const struct history *h, uint64_t root, uint
 {
     char text[16], old[16];
 
+    if (h->converts)
+        choose_form(k, h, root, step);
     harness_dropped_gradient(k, root, &params[step % PARAMS], step);
     for (unsigned i = 0; i < PARAMS * h->passes; i++)
         (h->sparse ? harness_sparse_gradient : harness_gradient)(k, root, &params[(i + step) % PARAMS], step * 100 + i);
@@ -216,7 +231,8 @@ TEST_LOOP(every_state_holds_one_committed_step, SCRIPTS)
     struct harness k;
     struct history h = {.passes = strstr(configs[_i], "accumulate=2") ? 2 : 1,
                         .sparse = _i == 5,
-                        .phases = !strncmp(configs[_i], "muon", 4)};
+                        .phases = !strncmp(configs[_i], "muon", 4),
+                        .converts = strstr(configs[_i], "state_bits_min") ? configs[_i] : NULL};
     struct recording rec;
     struct state_walk w;
     struct u64_set seen = {0};

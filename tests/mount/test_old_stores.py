@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Stores of every released format open for ever: tests/stores has one of each, with what is in it.
+"""Stores of every released format open for ever: tests/stores has one of each, with a description of its content.
 
 HITRAIN_REGENERATE=1 adds the store of the present format if there is none. A store that is there never changes.
 """
@@ -55,12 +55,12 @@ def train(model, *names):
     run('hitrainctl', 'commit', model)
 
 
-def fill(mnt):
-    for name, dtype, rule in ('model', 'f32', 'adamw lr=0.5'), ('half', 'bf16', 'sgd lr=0.1 momentum=0.9'):
+def fill(mnt, words):
+    for (name, dtype, rule), more in zip((('model', 'f32', 'adamw lr=0.5'), ('half', 'bf16', 'sgd lr=0.1 momentum=0.9')), words):
         model = mnt / name
         model.mkdir()
         os.setxattr(model, 'user.hitrain.dtype', dtype.encode())
-        os.setxattr(model, 'user.hitrain.optimizer', rule.encode())
+        os.setxattr(model, 'user.hitrain.optimizer', (rule + more).encode())
         (model / 'w').write_bytes(ONES)
         (model / 'deep').mkdir()
         (model / 'deep/v').write_bytes(ONES[:400])
@@ -85,25 +85,30 @@ def fill(mnt):
     run('hitrainctl', 'commit', mnt)
 
 
-def make(make_store):
+# By name: words of both models. Others than the first one have what came later without another version.
+KINDS = {f'format-{FORMAT}': ('', ''), f'format-{FORMAT}-short-state': (' state_bits=8 state_bits_min=0', ' state_bits=16 state_bits_min=0')}
+
+
+def make(make_store, name):
     store = make_store('8M')
     mnt = store.mount('compress_after=1')
-    fill(mnt)
+    fill(mnt, KINDS[name])
     wait_for(lambda: int(os.getxattr(mnt / 'cold/tensor', 'user.hitrain.stored_bytes')) < 1 << 20, 'compressed')
     mnt = store.remount()
     os.mkdir(mnt / 'newest')  # in the log, behind its checkpoint
     run('hitrainctl', 'commit', mnt)
     found = describe(mnt)
     store.unmount()
-    (STORES / f'format-{FORMAT}.json').write_text(json.dumps(found, indent=1, sort_keys=True) + '\n')
-    (STORES / f'format-{FORMAT}.img.xz').write_bytes(lzma.compress(store.image.read_bytes(), preset=9))
+    (STORES / f'{name}.json').write_text(json.dumps(found, indent=1, sort_keys=True) + '\n')
+    (STORES / f'{name}.img.xz').write_bytes(lzma.compress(store.image.read_bytes(), preset=9))
 
 
-def test_the_present_format_has_a_store(make_store):
-    if not (STORES / f'format-{FORMAT}.img.xz').exists():
+@pytest.mark.parametrize('name', KINDS)
+def test_the_present_format_has_a_store(make_store, name):
+    if not (STORES / f'{name}.img.xz').exists():
         assert os.environ.get('HITRAIN_REGENERATE'), 'HITRAIN_REGENERATE=1 makes it'
         STORES.mkdir(exist_ok=True)
-        make(make_store)
+        make(make_store, name)
 
 
 @pytest.mark.parametrize('image', sorted(STORES.glob('*.img.xz')), ids=lambda path: path.name)

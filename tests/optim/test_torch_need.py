@@ -18,7 +18,7 @@ SHAPES = [(700, 700), (1024, 1024), (700,), (3,), (1,), (300, 5, 7)]
 STEPS = 100
 DTYPES = {'f32': torch.float32, 'bf16': torch.bfloat16, 'f16': torch.float16}
 OPTIONS = [{}, {'retain': 2}, {'redo': True, 'durable_every': 5}, {'redo': True, 'durable_every': 4, 'redo_keep': 3},
-           {'retain': 1, 'redo': True, 'durable_every': 3}]
+           {'retain': 1, 'redo': True, 'durable_every': 3}, {'state_bits': 16}, {'state_bits': 8, 'retain': 1}]
 
 
 def size(*args):

@@ -817,7 +817,7 @@ static void bad_sparse_gradient(struct harness *k, const struct damage_ids *ids)
     spoil(k, &l, 0, "\xff\xff");
 }
 
-static void clear_feature(struct harness *k, uint64_t bit)
+void damage_clear_feature(struct harness *k, uint64_t bit)
 {
     struct ht_super sb = super_of(k, 0);
 
@@ -829,13 +829,13 @@ static void clear_feature(struct harness *k, uint64_t bit)
 static void sparse_unmarked(struct harness *k, const struct damage_ids *ids)
 {
     (void)crash_logged(k, ids, true, false);
-    clear_feature(k, HT_FEAT_REFUSE_SPARSE);
+    damage_clear_feature(k, HT_FEAT_REFUSE_SPARSE);
 }
 
 static void sections_unmarked(struct harness *k, const struct damage_ids *ids)
 {
     (void)crash_logged(k, ids, false, true);
-    clear_feature(k, HT_FEAT_REFUSE_SECTIONS);
+    damage_clear_feature(k, HT_FEAT_REFUSE_SECTIONS);
 }
 
 /* The first range of elements ends after the last element. 700 gradients of f32 are before the summary. */
@@ -891,7 +891,7 @@ static void phases_unmarked(struct harness *k, const struct damage_ids *ids)
     (void)begin_phases(k);
     (void)ids;
     ck_assert_int_eq(harness_close(k, false), 0);
-    clear_feature(k, HT_FEAT_REFUSE_TWO_PHASE);
+    damage_clear_feature(k, HT_FEAT_REFUSE_TWO_PHASE);
 }
 
 /* A step is kept. */
@@ -904,7 +904,7 @@ static void kept_unmarked(struct harness *k, const struct damage_ids *ids)
     harness_gradient(k, ids->model, &w_param, 3);
     ck_assert_int_eq(ht_optim_commit(k->optim, ids->model), 0);
     ck_assert_int_eq(harness_close(k, true), 0);
-    clear_feature(k, HT_FEAT_REFUSE_KEPT);
+    damage_clear_feature(k, HT_FEAT_REFUSE_KEPT);
 }
 
 static void lost_unmarked(struct harness *k, const struct damage_ids *ids)
@@ -912,13 +912,13 @@ static void lost_unmarked(struct harness *k, const struct damage_ids *ids)
     ck_assert_int_eq(harness_open(k, 1), 0);
     ck_assert_int_eq(ht_store_lose_chunk(k->store, ids->small, 0), 0);
     ck_assert_int_eq(harness_close(k, true), 0);
-    clear_feature(k, HT_FEAT_REFUSE_LOST);
+    damage_clear_feature(k, HT_FEAT_REFUSE_LOST);
 }
 
 static void logged_unmarked(struct harness *k, const struct damage_ids *ids)
 {
     (void)crash_logged(k, ids, false, false);
-    clear_feature(k, HT_FEAT_REFUSE_REDO);
+    damage_clear_feature(k, HT_FEAT_REFUSE_REDO);
 }
 
 static void bad_logged_gradient(struct harness *k, const struct damage_ids *ids)
@@ -959,44 +959,6 @@ static void outside_content_of_logged(struct harness *k, const struct damage_ids
     damage_put_chunk(&b, ids->w, &(struct ht_ref_place){1u << 30, 1, 2800, 9});
     damage_append(k, &b);
     ht_buf_free(&b);
-}
-
-/* A parameter with state in 8 bits. */
-static void make_short_state(struct harness *k, const struct damage_ids *ids)
-{
-    const struct harness_param w_param = {"w", "f32", 700};
-
-    ck_assert_int_eq(harness_open(k, 1), 0);
-    harness_set_word(k, ids->model, "user.hitrain.optimizer", "adamw lr=0.01 state_bits=8 state_bits_min=0");
-    harness_gradient(k, ids->model, &w_param, 3);
-    ck_assert_int_eq(ht_optim_commit(k->optim, ids->model), 0);
-}
-
-static void short_state_unmarked(struct harness *k, const struct damage_ids *ids)
-{
-    make_short_state(k, ids);
-    ck_assert_int_eq(harness_close(k, true), 0);
-    clear_feature(k, HT_FEAT_REFUSE_FORMS);
-}
-
-static int note_exp_avg(void *ctx, const struct ht_optim_entry *e)
-{
-    if (e->parameter && e->state_count)
-        *(uint64_t *)ctx = e->states[0];
-    return 0;
-}
-
-/* 700 codes, and from byte 704 on the scales of three blocks. The second one gets a sign. */
-static void bad_scale(struct harness *k, const struct damage_ids *ids)
-{
-    uint64_t oid = 0;
-
-    make_short_state(k, ids);
-    ck_assert_int_eq(ht_optim_walk(k->optim, note_exp_avg, &oid), 0);
-    struct ht_obj *obj = ht_obj_get(k->store, oid);
-    ck_assert(ht_obj_write(obj, 708 + 3, "\xbf", 1) == 1 && !ht_obj_sync(obj));
-    ht_obj_put(obj);
-    ck_assert_int_eq(harness_close(k, false), 0);
 }
 
 const struct damage damages[] = {
@@ -1067,8 +1029,8 @@ const struct damage damages[] = {
     {"OPT-FEATURE-phases", .harm = phases_unmarked, .alone = true},
     {"OPT-FEATURE-steps", .harm = logged_unmarked, .alone = true},
     {"OPT-FEATURE-kept", .harm = kept_unmarked, .alone = true},
-    {"OPT-FEATURE-forms", .harm = short_state_unmarked, .alone = true},
-    {"OPT-STATE-VALUE", .harm = bad_scale, .alone = true},
+    {"OPT-FEATURE-forms", .harm = damage_short_state_unmarked, .alone = true},
+    {"OPT-STATE-VALUE", .harm = damage_bad_scale, .alone = true},
     {"REF-CODEC-lost", .harm = lost_unmarked, .alone = true},
     {"OPT-REDO-content", .harm = bad_content_of_logged, .alone = true},
     {"OPT-REDO-outside", .harm = outside_content_of_logged, .alone = true},

@@ -41,6 +41,11 @@ void damage_append(struct harness *k, const struct ht_buf *records);
 void damage_put_chunk(struct ht_buf *records, uint64_t oid, const struct ht_ref_place *place);
 /* Well-formed ones, of everything there is in the sample and of a little more. */
 void damage_random_records(const struct damage_ids *ids, struct ht_buf *records, uint64_t *rnd);
+/* The superblock does not have this bit of feat_refuse any more. */
+void damage_clear_feature(struct harness *k, uint64_t bit);
+/* damage_forms.c: of state in 8 bits. */
+void damage_short_state_unmarked(struct harness *k, const struct damage_ids *ids);
+void damage_bad_scale(struct harness *k, const struct damage_ids *ids);
 void damage_do(const struct damage *d, struct harness *k, const struct damage_ids *ids);
 
 #endif

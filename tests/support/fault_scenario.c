@@ -254,6 +254,8 @@ static int make_param(struct fault_scenario *p, uint64_t root, const struct harn
     return make_file(p, root, q->name, q->dtype, data, q->elements * harness_element_bytes(q));
 }
 
+#define MODEL_WORDS "adamw lr=0.01 weight_decay=0.1 accumulate=2 max_grad_norm=1"
+
 static void model(struct fault_scenario *p)
 {
     struct stat st;
@@ -266,9 +268,7 @@ static void model(struct fault_scenario *p)
     if (!rc)
         rc = op(p, make_file(p, st.st_ino, "cursor", NULL, "0", 1));
     if (!rc)
-        rc = op(p,
-                set_word(p, st.st_ino, "user.hitrain.optimizer",
-                         "adamw lr=0.01 weight_decay=0.1 accumulate=2 max_grad_norm=1"));
+        rc = op(p, set_word(p, st.st_ino, "user.hitrain.optimizer", MODEL_WORDS));
     if (!rc)
         p->model = st.st_ino;
     ht_ns_forget(p->k.ns, st.st_ino, 1);
@@ -375,7 +375,10 @@ static void step(struct fault_scenario *p, bool give_up)
 
     if (rc)
         return;
-    rc = op(p, write_and_drop(p, &params[0]));
+    if (p->steps_acked == 1) /* it converts state */
+        rc = op(p, set_word(p, p->model, "user.hitrain.optimizer", MODEL_WORDS " state_bits=16 state_bits_min=0"));
+    if (!rc)
+        rc = op(p, write_and_drop(p, &params[0]));
     for (unsigned i = 0; !rc && i < PASSES * PARAMS; i++)
         rc = op(p, gradient(p, &params[i % PARAMS], p->steps_acked * 100 + i, i == 0 && p->steps_acked == 1));
     if (!rc && !give_up) {

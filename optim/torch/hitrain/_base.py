@@ -120,7 +120,7 @@ class Base(torch.optim.Optimizer):
 
     def _config_words(self, group: Dict[str, Any]) -> Dict[str, str]:
         words = _settings.words_of_group(group, self.defaults)
-        if not any(g['state_bits'] != 32 for g in (*self.param_groups, self.defaults)):
+        if all(g.get('state_bits', 32) == 32 for g in (self.defaults, group, *getattr(self, 'param_groups', ()))):
             words = {k: v for k, v in words.items() if k not in _settings.FORMS}  # a store of an older version has no such words
         return words
 

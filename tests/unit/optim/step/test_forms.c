@@ -7,6 +7,7 @@
 #include "optim/state/param.h"
 #include "optim/state/root.h"
 #include "tests/support/suite.h"
+#include "tests/unit/optim/redo/logged.h"
 
 enum { PARAMS = 4, ADAMW_STATES = 2 };
 
@@ -481,6 +482,26 @@ TEST(a_conversion_ends_the_row_of_logged_steps)
     step_in(16);
     ck_assert_uint_eq(fixture_stat(&w).logged_steps, 1);
     crash_and_check();
+}
+
+/* Older programs would take the record for damaged. Before the first one they may open the store. */
+TEST_LOOP(the_superblock_says_that_there_are_forms, 2)
+{
+    begin(32);
+    write_all_states();
+    ck_assert_int_eq(ht_optim_commit(w.o, ROOT), 0);
+    ck_assert(!is_marked(&w, HT_FEAT_REFUSE_FORMS));
+    if (_i) { /* new state, not converted */
+        end();
+        begin(16);
+        write_all_states();
+        ck_assert(is_marked(&w, HT_FEAT_REFUSE_FORMS));
+    } else {
+        reconfigure(8);
+        ck_assert(!is_marked(&w, HT_FEAT_REFUSE_FORMS));
+        ck_assert_int_eq(ht_optim_commit(w.o, ROOT), 0);
+    }
+    ck_assert(is_marked(&w, HT_FEAT_REFUSE_FORMS));
 }
 
 /* Small parameters, and those of which the words say so, keep f32. */

@@ -6,7 +6,7 @@
 #include "tests/unit/tiering/store/fixture.h"
 
 enum { CHUNKS = 12, LAST = 3000, USED_BLOCKS = 65, USED = USED_BLOCKS * HT_BLOCK_BYTES };
-/* The last chunk ends inside what is used. */
+/* The last chunk ends inside its used bytes. */
 static const uint64_t size = (CHUNKS - 1) * MIB + LAST;
 static const uint64_t blocks = (CHUNKS - 1) * USED_BLOCKS + 1;
 
