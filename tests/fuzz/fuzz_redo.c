@@ -3,9 +3,9 @@
  * Summaries of logged steps: the optimizer takes or refuses them, and so does the sender of `hitrainctl follow`. What
  * the sender takes the optimizer takes, too. Entries of sparse pieces become elements, and these become entries again.
  *
- * The first byte says how the rest is meant. 0: it is a summary. Else its second, third and fourth bit say which version the
- * summary has. The number of parameters follows, then their bytes, then pieces. The target makes the header, because no
- * fuzzer finds counts that are right. The input is also what the entries of pieces are read from.
+ * The first byte says how the rest is meant. 0: it is a summary. Else its second, third and fourth bit say which
+ * version the summary has. The number of parameters follows, then their bytes, then pieces. The target makes the
+ * header, because no fuzzer finds counts that are right. The input is also what the entries of pieces are read from.
  */
 #include "mount-helpers/stream/logged.h"
 #include "optim/state/param.h"

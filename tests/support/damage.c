@@ -869,8 +869,8 @@ static struct logged begin_phases(struct harness *k)
 }
 
 /*
- * The orthogonalised update lacks its last element: of its piece the end and the bytes are others. Before the summary are
- * 700 gradients of f32, and 700 elements of two bytes.
+ * The orthogonalised update lacks its last element: of its piece the end and the bytes are others. Before the summary
+ * are 700 gradients of f32, and 700 elements of two bytes.
  */
 static void bad_phases(struct harness *k, const struct damage_ids *ids)
 {

@@ -368,7 +368,9 @@ static bool at_once(void *ctx)
     return true;
 }
 
-/* Wide, tall and square: the same bits everywhere; and what 20 steps of the cubic iteration make has orthogonal rows. */
+/*
+ * Wide, tall and square: the same bits everywhere; and what 20 steps of the cubic iteration make has orthogonal rows.
+ */
 TEST_LOOP(newton_schulz_makes_orthogonal_rows, 4)
 {
     static const uint32_t shape[][2] = {{7, 50}, {50, 7}, {24, 24}, {1, 33}};
