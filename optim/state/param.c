@@ -215,6 +215,22 @@ void ht_optim_param_deleted(struct ht_optim *o, uint64_t oid, bool pending, stru
     unlock(o);
 }
 
+int ht_opt_ortho_delete(struct ht_param *p)
+{
+    lock(p->o);
+    struct ht_ortho *of = p->ortho;
+    struct ht_obj *obj[] = {of ? of->update : NULL, of ? of->given : NULL};
+    if (of)
+        of->update = of->given = NULL;
+    unlock(p->o);
+    if (!obj[0])
+        return 0;
+    int rc = ht_opt_delete_objects(p->o->store, obj, HT_ARRAY_SIZE(obj));
+    for (unsigned i = 0; i < HT_ARRAY_SIZE(obj); i++)
+        ht_obj_put(obj[i]);
+    return rc;
+}
+
 /*
  * No gradient is written during the reset: bytes that count as written must not be dropped. Under the gate, locked;
  * releases the lock in between.

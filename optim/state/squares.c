@@ -109,7 +109,7 @@ static const struct ht_range *find_measured(const struct ht_param *p, uint64_t i
 {
     const struct ht_range *r = p->gone ? NULL : ht_opt_range_find(p, index);
 
-    if (!r || !r->measured || r->state != HT_RANGE_IDLE)
+    if (!r || !r->measured || r->stirred || r->state != HT_RANGE_IDLE)
         return NULL;
     return r->added || ht_interval_set_cover(&r->frozen, 0, ht_opt_range_grad_bytes(p, index)) ? r : NULL;
 }

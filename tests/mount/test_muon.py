@@ -366,3 +366,34 @@ def test_the_store_orthogonalises(mnt):
                 found = (before[name][at] * np.float32(1 - LR * WD) - after[at]) / (LR * ratio_of(want.shape))
                 assert np.linalg.norm(found - want) < 0.05 * np.linalg.norm(want), name
     assert word(model.root, 'step') == '3'
+
+
+def test_kept_steps_clones_and_shards_have_muon(store, mnt, model):
+    """A step is kept, another one follows; the clone and the model after a rollback go on from the kept one to the same bytes."""
+    whole_step(model, 1)
+    assert tell(model.root, 'snapshot first') == 'ok'
+    kept = content(model)
+    whole_step(model, 2)
+    assert tell(model.root, 'commit') == 'ok'
+    want = content(model)
+    assert tell(model.root, 'clone first twin') == 'ok'
+    assert tell(model.root, 'rollback first') == 'ok'
+    assert content(model) == kept
+    for root in (model.root, mnt / 'twin'):
+        other = Model(root)
+        assert content(other) == kept
+        shards = [root / '.hitrain' / 'shard' / f'{rank}of2' for rank in range(2)]
+        g = {name: random(2 + i, *shape) for i, (name, shape) in enumerate(other.shapes.items())}
+        for name in g:  # each rank writes its part; the matrix is read whole
+            sizes = [os.stat(s / 'grad' / name).st_size for s in shards]
+            assert sum(sizes) == g[name].nbytes
+            rest = g[name].tobytes()
+            for shard, size in zip(shards, sizes):
+                if size:
+                    (shard / 'grad' / name).write_bytes(rest[:size])
+                rest = rest[size:]
+            other.update(name)
+            other.ortho(name, bf16(random(52, *other.shapes[name])))
+            assert other.apply(name) == 'ok'
+        assert tell(root, 'commit') == 'ok'
+        assert content(other) == want

@@ -170,7 +170,7 @@ TEST(words_are_told_as_they_are_read)
     ck_assert_str_eq(
         text,
         "sgd lr=0.1 weight_decay=0 momentum=0 dampening=0 nesterov=0 grad_scale=1 max_grad_norm=0 "
-        "skip_nonfinite=0 durable_every=1 retain=0 retain_every=1 retain_must=0 accumulate=2 accumulate_mode=mean redo_keep=0 redo=off partial=0 maximize=0");
+        "skip_nonfinite=0 durable_every=1 retain=0 retain_every=1 retain_must=0 accumulate=2 accumulate_mode=mean state_bits=32 state_bits_min=4096 redo_keep=0 redo=off partial=0 maximize=0");
     ht_optim_config_text(&config, text, 9);
     ck_assert_str_eq(text, "sgd lr=0");
 }
