@@ -30,7 +30,10 @@ TEST(every_word_is_read)
     ck_assert(config.accumulate == 1 && !config.accumulate_mean);
     ck_assert_int_eq(parse("sgd accumulate=4 accumulate_mode=mean"), 0);
     ck_assert(config.accumulate == 4 && config.accumulate_mean);
+    ck_assert_int_eq(parse("sgd state_bits=8 state_bits_min=0"), 0);
+    ck_assert(config.state_bits == 8 && config.state_bits_min == 0);
     ck_assert_int_eq(parse("sgd accumulate_mode=sum"), 0);
+    ck_assert(config.state_bits == 32 && config.state_bits_min == 4096);
     ck_assert(!config.accumulate_mean);
 }
 
@@ -88,6 +91,10 @@ static const char *const wrong[][2] = {
     {"adamw accumulate_mode=average", "sum or mean"},
     {"adamw accumulate_mode=", "sum or mean"},
     {"adamw accumulate_mode=1", "sum or mean"},
+    {"adamw state_bits=7", "32, 16 or 8"},
+    {"adamw state_bits=8.5", "32, 16 or 8"},
+    {"adamw state_bits=24", "32, 16 or 8"},
+    {"adamw state_bits_min=-1", "from 0 to"},
     {"adamw partial=2", "0 or 1"},
     {"adamw partial=yes", "0 or 1"},
     {"adamw maximize=0.5", "0 or 1"},
@@ -170,7 +177,7 @@ TEST(words_are_told_as_they_are_read)
     ck_assert_str_eq(
         text,
         "sgd lr=0.1 weight_decay=0 momentum=0 dampening=0 nesterov=0 grad_scale=1 max_grad_norm=0 "
-        "skip_nonfinite=0 durable_every=1 retain=0 retain_every=1 retain_must=0 accumulate=2 accumulate_mode=mean redo_keep=0 redo=off partial=0 maximize=0");
+        "skip_nonfinite=0 durable_every=1 retain=0 retain_every=1 retain_must=0 accumulate=2 accumulate_mode=mean state_bits=32 state_bits_min=4096 redo_keep=0 redo=off partial=0 maximize=0");
     ht_optim_config_text(&config, text, 9);
     ck_assert_str_eq(text, "sgd lr=0");
 }
