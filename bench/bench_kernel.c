@@ -2,7 +2,8 @@
 /*
  * bench_kernel.c - the update kernels beside an in-place stream of the same shape: as many arrays in and out, one
  * addition each, every array four times the last cache. On one core, then on all; medians of interleaved runs, and
- * the ratio is what counts.
+ * the ratio is what counts. Then the same updates with state in 16 and 8 bits, in windows as a worker does them, beside
+ * f32: elements a second, with the codecs of each instruction set that is here.
  *
  *     bench_kernel [--json] [RUNS]
  */
@@ -31,6 +32,7 @@ static const struct {
 
 struct arrays {
     float *a[ARRAYS_MAX]; /* p, states, and the gradient last */
+    uint8_t *coded[HT_KERNEL_STATES_MAX];
     size_t elements;
 };
 
@@ -39,6 +41,9 @@ struct work {
     unsigned written; /* arrays in and out; one more is only read */
     ht_kernel_fn kernel;
     const struct ht_scalars *scalars;
+    const struct ht_codecs *codecs; /* NULL: state is f32 */
+    unsigned form;
+    uint8_t kind[HT_KERNEL_STATES_MAX];
     size_t first, count;
 };
 
@@ -58,6 +63,14 @@ static void make_arrays(struct arrays *out, size_t bytes)
     }
     madvise(all, ARRAYS_MAX * apart, MADV_HUGEPAGE);
     out->elements = bytes / sizeof(float);
+    for (unsigned k = 0; k < HT_KERNEL_STATES_MAX; k++) {
+        out->coded[k] = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+        if (out->coded[k] == MAP_FAILED) {
+            perror("bench_kernel: no memory for the codes");
+            exit(1);
+        }
+        madvise(out->coded[k], bytes, MADV_HUGEPAGE);
+    }
     for (unsigned k = 0; k < ARRAYS_MAX; k++) {
         out->a[k] = (float *)(void *)(all + k * apart);
         for (size_t i = 0; i < out->elements; i++)
@@ -113,10 +126,48 @@ static void stream(const struct work *w)
         stream2(p, g, w->count);
 }
 
+static struct ht_coded coded_at(const struct work *w, unsigned state, size_t e)
+{
+    struct ht_coded c = ht_coded_at(w->form, w->arrays->coded[state], w->arrays->elements, e, HT_FORM_WINDOW);
+
+    c.kind = w->kind[state];
+    c.t = 10;
+    c.element = e;
+    return c;
+}
+
+/* What a worker does with a window. */
+static void run_window(const struct work *w, size_t e)
+{
+    float state[HT_KERNEL_STATES_MAX][HT_FORM_WINDOW];
+    struct ht_update u = {
+        .p = w->arrays->a[0] + e,
+        .state = {state[0], state[1]},
+        .g = w->arrays->a[ARRAYS_MAX - 1] + e,
+        .p_dtype = HT_DTYPE_F32,
+        .g_dtype = HT_DTYPE_F32,
+    };
+
+    for (unsigned k = 0; k + 1 < w->written; k++) {
+        struct ht_coded c = coded_at(w, k, e);
+        w->codecs->decode[w->form](&c, state[k]);
+    }
+    w->kernel(w->scalars, &u, HT_FORM_WINDOW);
+    for (unsigned k = 0; k + 1 < w->written; k++) {
+        struct ht_coded c = coded_at(w, k, e);
+        w->codecs->encode[w->form](&c, state[k]);
+    }
+}
+
 static void *run(void *arg)
 {
     const struct work *w = arg;
 
+    if (w->codecs) {
+        for (size_t e = 0; e < w->count; e += HT_FORM_WINDOW)
+            run_window(w, w->first + e);
+        return NULL;
+    }
     if (!w->kernel) {
         stream(w);
         return NULL;
@@ -137,7 +188,7 @@ static double measure(const struct work *whole, unsigned threads)
 {
     pthread_t thread[THREADS_MAX];
     struct work part[THREADS_MAX];
-    size_t each = whole->arrays->elements / threads;
+    size_t each = whole->arrays->elements / threads / HT_FORM_WINDOW * HT_FORM_WINDOW;
     uint64_t began = ht_now_ns();
 
     for (unsigned i = 0; i < threads; i++) {
@@ -201,12 +252,104 @@ static void bench(const struct arrays *arrays, unsigned index, unsigned threads,
     fflush(stdout);
 }
 
+/* ------------------------------------------------------- state in fewer bits */
+
+/* Of the elements a second of f32, on one core. */
+static double target(const struct ht_codecs *codecs, unsigned form)
+{
+    return form == HT_FORM_BF16 ? 0.7 : strcmp(codecs->name, "avx512") == 0 ? 0.45 : 0.25;
+}
+
+/* Moments as they are in training: of the signs and sizes of gradients. */
+static void make_coded(struct work *w)
+{
+    float x[HT_FORM_WINDOW];
+
+    for (size_t e = 0; e < w->arrays->elements; e += HT_FORM_WINDOW) {
+        for (unsigned k = 0; k + 1 < w->written; k++) {
+            for (size_t i = 0; i < HT_FORM_WINDOW; i++) {
+                uint32_t r = (uint32_t)(e + i) * 2654435761u;
+                float size = 1e-3f / (float)(1 + (r >> 12 & 1023)) * (r & 1 ? 1 : -1);
+                x[i] = w->kind[k] == HT_STATE_EXP_AVG_SQ || w->kind[k] == HT_STATE_SUM ? size * size : size;
+            }
+            struct ht_coded c = coded_at(w, k, e);
+            w->codecs->encode[w->form](&c, x);
+        }
+    }
+}
+
+static void bench_bits(const struct arrays *arrays, unsigned index, unsigned form, const struct ht_codecs *codecs,
+                       int runs, bool json)
+{
+    double f32[RUNS_MAX], fewer[RUNS_MAX], ratio[RUNS_MAX];
+    struct ht_optim_config config;
+    struct ht_scalars s;
+    char why[HT_OPTIM_ERROR_MAX];
+
+    if (ht_optim_config_parse(cases[index].config, strlen(cases[index].config), &config, why))
+        exit(1); /* bench has parsed it */
+    ht_rule_scalars(&config, 10, &s);
+    struct work w = {.arrays = arrays, .written = cases[index].states + 1, .scalars = &s, .form = form};
+    double bytes = sizeof(float) * (2.0 * w.written + 1);
+    ht_rule_of(config.rule)->states(&config, w.kind);
+    w.kernel = ht_kernels_choose()->fn[s.kernel];
+    w.codecs = codecs;
+    make_coded(&w);
+    for (int i = 0; i < runs; i++) {
+        w.codecs = NULL;
+        f32[i] = measure(&w, 1) / bytes;
+        w.codecs = codecs;
+        fewer[i] = measure(&w, 1) / bytes;
+        ratio[i] = fewer[i] / f32[i];
+    }
+    int bits = form == HT_FORM_BF16 ? 16 : 8;
+    double f = median(f32, runs), b = median(fewer, runs), r = median(ratio, runs), t = target(codecs, form);
+    if (json)
+        printf("{\"rule\": \"%s\", \"state_bits\": %d, \"codecs\": \"%s\", \"f32_g_s\": %.4f, \"g_s\": %.4f, "
+               "\"of_f32\": %.3f, \"target\": %.2f}\n",
+               cases[index].config, bits, codecs->name, f, b, r, t);
+    else
+        printf("  %-34s%8d  %-8s%9.3f%9.3f%9.2f%9.2f\n", cases[index].config, bits, codecs->name, f, b, r, t);
+    fflush(stdout);
+}
+
+/* Those that ht_codecs_choose may choose here, the slowest first; not the reference. */
+static unsigned find_codecs(const struct ht_codecs *found[2])
+{
+    unsigned n = 0;
+
+#if defined(__x86_64__)
+    if (ht_codecs_choose() != &ht_codecs_scalar)
+        found[n++] = &ht_codecs_avx2;
+    if (ht_codecs_choose() == &ht_codecs_avx512)
+        found[n++] = &ht_codecs_avx512;
+#endif
+    return n;
+}
+
+static void bench_forms(const struct arrays *arrays, int runs, bool json)
+{
+    static const unsigned forms[] = {HT_FORM_BF16, HT_FORM_DYNAMIC};
+    const struct ht_codecs *found[2];
+    unsigned count = find_codecs(found);
+
+    if (!json)
+        printf("\n  %-34s%8s  %-8s%9s%9s%9s%9s\n", "elements in ns, one thread", "bits", "codecs", "f32", "here",
+               "of f32", "target");
+    for (unsigned i = 0; i < HT_ARRAY_SIZE(cases); i++) {
+        for (unsigned k = 0; cases[i].states && k < count; k++) {
+            for (unsigned f = 0; f < HT_ARRAY_SIZE(forms); f++)
+                bench_bits(arrays, i, forms[f], found[k], runs, json);
+        }
+    }
+}
+
 static size_t array_bytes(void)
 {
     long l3 = sysconf(_SC_LEVEL3_CACHE_SIZE);
     uint64_t bytes = CACHES * (uint64_t)(l3 > 0 ? l3 : DEFAULT_L3);
 
-    return ht_min_u64(bytes, BYTES_MAX) / 4096 * 4096;
+    return ht_min_u64(bytes, BYTES_MAX) / (4 * HT_FORM_WINDOW) * (4 * HT_FORM_WINDOW);
 }
 
 static unsigned cpu_count(void)
@@ -271,5 +414,6 @@ int main(int argc, char **argv)
     bench_ortho(256, 256, runs, json);
     bench_ortho(512, 2048, runs, json);
     bench_ortho(1024, 1024, runs, json);
+    bench_forms(&arrays, runs, json);
     return 0;
 }

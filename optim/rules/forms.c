@@ -23,6 +23,7 @@ bool ht_form_fits(unsigned form, uint8_t kind)
     }
 }
 
+/* Every bit of x changes every bit of the result. */
 static uint64_t mix(uint64_t x)
 {
     x = (x ^ x >> 32) * UINT64_C(0xd6e8feb86659fd93);
@@ -30,9 +31,9 @@ static uint64_t mix(uint64_t x)
     return x ^ x >> 32;
 }
 
-uint32_t ht_form_key(const struct ht_coded *c, uint64_t element)
+uint64_t ht_form_key(const struct ht_coded *c, uint64_t element)
 {
-    return (uint32_t)mix(mix(mix((uint64_t)c->salt << 8 | c->kind) + c->t) + (element >> 33));
+    return mix(mix(mix((uint64_t)c->salt << 8 | c->kind) + c->t) + (element >> 32));
 }
 
 const struct ht_codecs *ht_codecs_choose(void)

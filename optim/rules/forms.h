@@ -104,10 +104,14 @@ extern const struct ht_codecs ht_codecs_avx2, ht_codecs_avx512;
 /* The fastest ones that this CPU runs; HITRAIN_KERNEL=scalar|avx2|avx512 overrides. */
 const struct ht_codecs *ht_codecs_choose(void);
 
-/* Elements that share HT_FORM_NOISE / 2 hashes: of an aligned group the first half takes the lower half of each. */
+/*
+ * Noise of bf16 elements. Of HT_FORM_NOISE elements, the first of which has a multiple of that as its number e, the i-th
+ * and the one half of them later share h = (e / 2 + i) (key >> 32 | 1) + key in 32 bits. Noise of the first is
+ * (h ^ h >> 16) & 0xffff, of the second h >> 16. The code is (bits + noise) >> 16.
+ */
 enum { HT_FORM_NOISE = 32 };
-/* Of the hashes of bf16 elements: what salt, kind, step, and the upper bits of an element's number make. */
-uint32_t ht_form_key(const struct ht_coded *c, uint64_t element);
+/* A hash of salt, kind, step, and the upper half of an element's number. */
+uint64_t ht_form_key(const struct ht_coded *c, uint64_t element);
 
 /* May state of this kind (enum ht_state_kind) be kept so? */
 bool ht_form_fits(unsigned form, uint8_t kind);

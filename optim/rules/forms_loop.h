@@ -257,65 +257,80 @@ HT_LANES_FN void decode_linear(const struct ht_coded *c, float *x)
 
 /* -------------------------------------------------------------------- bf16 */
 
-/* Two multiplications (Wellons, "hash prospector": lowbias32); every bit of x changes every bit of the result. */
-HT_LANES_FN ht_ints mix(ht_ints x)
-{
-    x = ints_times(x ^ ints_right(x, 16), ints_set(0x7feb352d));
-    x = ints_times(x ^ ints_right(x, 15), ints_set((int32_t)0x846ca68b));
-    return x ^ ints_right(x, 16);
-}
-
 /* The upper half of x + noise, which is less than one unit of that half. */
-HT_LANES_FN void store_upper(uint8_t *p, ht_lanes x, ht_ints noise)
+HT_LANES_FN void store_upper(uint8_t *p, ht_ints bits, ht_ints noise)
 {
-    ht_ints bits = ints_of(x);
-    ht_ints nan = ints_above(bits & ints_set(MAGNITUDE_BITS), ints_set(INFINITY_BITS));
-
-    bits = ((bits & ~nan) | (ints_set(NAN_BITS) & nan)) + (noise & ~nan);
-    ints_store_halves(p, ints_right(bits, 16));
+    ints_store_halves(p, ints_right(bits + noise, 16));
 }
 
-HT_LANES_FN void round_nearest(uint8_t *p, ht_lanes x)
+HT_LANES_FN void round_nearest(uint8_t *codes, const float *x)
 {
-    store_upper(p, x, ints_set(0x7fff) + (ints_right(ints_of(x), 16) & ints_set(1)));
+    for (unsigned i = 0; i < HT_FORM_NOISE; i += HT_LANES) {
+        ht_ints bits = ints_of(lanes_load_f32(x + i));
+        store_upper(codes + 2 * i, bits, ints_set(0x7fff) + (ints_right(bits, 16) & ints_set(1)));
+    }
+}
+
+/*
+ * Multiply-shift hashing (Dietzfelbinger et al., 1997). The key is a hash and has factor and summand, so that the noise
+ * of a step is independent of that of other steps, and uniform over the elements.
+ */
+HT_LANES_FN void round_by_hash(uint8_t *codes, const float *x, uint64_t key, uint32_t first)
+{
+    ht_ints factor = ints_set((int32_t)(key >> 32 | 1)), summand = ints_set((int32_t)key);
+
+    for (unsigned i = 0; i < HT_FORM_NOISE / 2; i += HT_LANES) {
+        ht_ints noise = ints_plus(ints_times(ints_ascending((int32_t)(first + i)), factor), summand);
+        ht_ints lower = ints_of(lanes_load_f32(x + i)), upper = ints_of(lanes_load_f32(x + i + HT_FORM_NOISE / 2));
+        noise = noise ^ ints_right(noise, 16);
+        store_upper(codes + 2 * i, lower, noise & ints_set(0xffff));
+        store_upper(codes + 2 * i + HT_FORM_NOISE, upper, ints_right(noise, 16));
+    }
+}
+
+HT_LANES_FN bool group_has_nan(const float *x)
+{
+    ht_ints most = ints_set(0);
+
+    for (unsigned i = 0; i < HT_FORM_NOISE; i += HT_LANES)
+        most = ints_max(most, ints_of(lanes_load_f32(x + i)) & ints_set(MAGNITUDE_BITS));
+    return ints_any(ints_above(most, ints_set(INFINITY_BITS)));
 }
 
 /* HT_FORM_NOISE elements from e on, which is a multiple of that. */
-HT_LANES_FN void round_by_hash(uint8_t *codes, const float *x, const struct ht_coded *c, uint64_t e)
+HT_LANES_FN void round_group(uint8_t *codes, const float *x, uint64_t key, uint64_t e, bool nearest)
 {
-    uint32_t key = ht_form_key(c, e), low = (uint32_t)(e / 2);
+    float clean[HT_FORM_NOISE];
 
-    for (unsigned i = 0; i < HT_FORM_NOISE / 2; i += HT_LANES) {
-        ht_ints noise = mix(ints_set((int32_t)key) ^ ints_ascending((int32_t)(low + i)));
-        store_upper(codes + 2 * i, lanes_load_f32(x + i), noise & ints_set(0xffff));
-        store_upper(codes + 2 * i + HT_FORM_NOISE, lanes_load_f32(x + i + HT_FORM_NOISE / 2), ints_right(noise, 16));
+    if (__builtin_expect(group_has_nan(x), 0)) { /* a sum with noise might be none */
+        for (unsigned i = 0; i < HT_FORM_NOISE; i++)
+            clean[i] = isnan(x[i]) ? __builtin_nanf("") : x[i];
+        x = clean;
     }
-}
-
-HT_LANES_FN void round_group(uint8_t *codes, const float *x, const struct ht_coded *c, uint64_t e)
-{
-    if (!c->nearest && !HT_MUTANT("round-nearest")) {
-        round_by_hash(codes, x, c, e);
-        return;
-    }
-    for (unsigned i = 0; i < HT_FORM_NOISE; i += HT_LANES)
-        round_nearest(codes + 2 * i, lanes_load_f32(x + i));
+    if (nearest)
+        round_nearest(codes, x);
+    else
+        round_by_hash(codes, x, key, (uint32_t)(e / 2));
 }
 
 HT_LANES_FN void encode_bf16(const struct ht_coded *c, const float *x)
 {
+    bool nearest = c->nearest || HT_MUTANT("round-nearest");
+    uint64_t key = ht_form_key(c, c->element);
     float all[HT_FORM_NOISE] = {0};
     uint8_t codes[2 * HT_FORM_NOISE];
 
     for (size_t i = 0, n; i < c->n; i += n) {
         uint64_t e = c->element + i, skip = e % HT_FORM_NOISE;
         n = ht_min_u64(HT_FORM_NOISE - skip, c->n - i);
+        if (!(e & UINT32_MAX)) /* its upper bits are part of the key */
+            key = ht_form_key(c, e);
         if (n == HT_FORM_NOISE) {
-            round_group(c->codes + 2 * i, x + i, c, e);
+            round_group(c->codes + 2 * i, x + i, key, e, nearest);
             continue;
         }
         memcpy(all + skip, x + i, n * sizeof(*all));
-        round_group(codes, all, c, e - skip);
+        round_group(codes, all, key, e - skip, nearest);
         memcpy(c->codes + 2 * i, codes + 2 * skip, 2 * n);
     }
 }

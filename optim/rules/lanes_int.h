@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * lanes_int.h - integers beside the floats of lanes.h, and the operations that the forms of state (forms_loop.h) are
- * written in. + - & | ^ are the compiler's own. For AVX-512 the floats are here, too: rules do not use them.
+ * written in. + - & | ^ are the compiler's own, where nothing overflows. For AVX-512 the floats are here, too: rules do not use them.
  */
 #ifndef HITRAIN_OPTIM_RULES_LANES_INT_H
 #define HITRAIN_OPTIM_RULES_LANES_INT_H
@@ -68,6 +68,11 @@ HT_LANES_FN ht_ints ints_left(ht_ints x, int bits)
     return (ht_ints)_mm512_slli_epi32((__m512i)x, (unsigned)bits);
 }
 
+HT_LANES_FN ht_ints ints_plus(ht_ints x, ht_ints y)
+{
+    return (ht_ints)_mm512_add_epi32((__m512i)x, (__m512i)y);
+}
+
 HT_LANES_FN ht_ints ints_times(ht_ints x, ht_ints by)
 {
     return (ht_ints)_mm512_mullo_epi32((__m512i)x, (__m512i)by);
@@ -91,6 +96,11 @@ HT_LANES_FN ht_ints ints_max(ht_ints a, ht_ints b)
 HT_LANES_FN ht_ints ints_above(ht_ints a, ht_ints b)
 {
     return (ht_ints)_mm512_movm_epi32(_mm512_cmpgt_epi32_mask((__m512i)a, (__m512i)b));
+}
+
+HT_LANES_FN bool ints_any(ht_ints x)
+{
+    return _mm512_test_epi32_mask((__m512i)x, (__m512i)x) != 0;
 }
 
 HT_LANES_FN ht_lanes lanes_of_numbers(ht_ints x)
@@ -173,6 +183,11 @@ HT_LANES_FN ht_ints ints_left(ht_ints x, int bits)
     return (ht_ints)_mm256_slli_epi32((__m256i)x, bits);
 }
 
+HT_LANES_FN ht_ints ints_plus(ht_ints x, ht_ints y)
+{
+    return (ht_ints)_mm256_add_epi32((__m256i)x, (__m256i)y);
+}
+
 HT_LANES_FN ht_ints ints_times(ht_ints x, ht_ints by)
 {
     return (ht_ints)_mm256_mullo_epi32((__m256i)x, (__m256i)by);
@@ -196,6 +211,11 @@ HT_LANES_FN ht_ints ints_max(ht_ints a, ht_ints b)
 HT_LANES_FN ht_ints ints_above(ht_ints a, ht_ints b)
 {
     return (ht_ints)_mm256_cmpgt_epi32((__m256i)a, (__m256i)b);
+}
+
+HT_LANES_FN bool ints_any(ht_ints x)
+{
+    return !_mm256_testz_si256((__m256i)x, (__m256i)x);
 }
 
 HT_LANES_FN ht_lanes lanes_of_numbers(ht_ints x)
@@ -287,6 +307,12 @@ HT_LANES_FN ht_ints ints_left(ht_ints x, int bits)
     return (ht_ints)((uint32_t)x << bits);
 }
 
+/* The lowest 32 bits of a sum, of a product. */
+HT_LANES_FN ht_ints ints_plus(ht_ints x, ht_ints y)
+{
+    return (ht_ints)((uint32_t)x + (uint32_t)y);
+}
+
 HT_LANES_FN ht_ints ints_times(ht_ints x, ht_ints by)
 {
     return (ht_ints)((uint32_t)x * (uint32_t)by);
@@ -311,6 +337,12 @@ HT_LANES_FN ht_ints ints_max(ht_ints a, ht_ints b)
 HT_LANES_FN ht_ints ints_above(ht_ints a, ht_ints b)
 {
     return -(a > b);
+}
+
+/* Is any bit of any lane set? */
+HT_LANES_FN bool ints_any(ht_ints x)
+{
+    return x != 0;
 }
 
 HT_LANES_FN ht_lanes lanes_of_numbers(ht_ints x)

@@ -21,13 +21,16 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 BUILD = pathlib.Path(os.environ.get('HITRAIN_BUILD', ROOT / 'build'))
 F32, BF16, F16 = 1, 2, 3
 KERNELS = 10
+FORMS = 4
 STEPS = 1000
 ELEMENTS = 20000
 FLAGS = ['-std=gnu11', '-O2', '-fPIC', '-D_GNU_SOURCE', '-ffp-contract=off', '-Iinclude', '-I.']
 
 
-SOURCES = ['optim/rules/kernel.c', 'optim/rules/kernel_scalar.c', 'optim/rules/kernel_avx2.c', 'optim/rules/rule.c', 'optim/rules/config.c',
-           'tiering/base/log.c']
+SOURCES = ['optim/rules/kernel.c', 'optim/rules/kernel_scalar.c', 'optim/rules/kernel_avx2.c', 'optim/rules/kernel_avx512.c',
+           'optim/rules/forms.c', 'optim/rules/rule.c', 'optim/rules/config.c', 'tiering/base/log.c']
+ISA = {'kernel_avx2': ['-mavx2', '-mfma', '-mf16c'],
+       'kernel_avx512': ['-mavx512f', '-mavx512bw', '-mavx512dq', '-mavx512vl', '-mfma']}
 
 
 class Update(ctypes.Structure):
@@ -42,13 +45,25 @@ class Kernels(ctypes.Structure):
         ('fn', ctypes.CFUNCTYPE(ctypes.c_uint64, ctypes.c_void_p, ctypes.POINTER(Update), ctypes.c_size_t) * KERNELS)]
 
 
+class Coded(ctypes.Structure):
+    """struct ht_coded"""
+    _fields_ = [('codes', ctypes.c_void_p), ('scales', ctypes.c_void_p), ('n', ctypes.c_size_t), ('kind', ctypes.c_uint8),
+                ('nearest', ctypes.c_bool), ('salt', ctypes.c_uint32), ('t', ctypes.c_uint64), ('element', ctypes.c_uint64)]
+
+
+class Codecs(ctypes.Structure):
+    """struct ht_codecs"""
+    _fields_ = [('name', ctypes.c_char_p)] + [
+        (n, ctypes.CFUNCTYPE(None, ctypes.POINTER(Coded), ctypes.c_void_p) * FORMS) for n in ('decode', 'encode')]
+
+
 @pytest.fixture(scope='session')
 def library():
     out = BUILD / 'numerics'
     out.mkdir(parents=True, exist_ok=True)
     objects = []
     for name in SOURCES:
-        isa = ['-mavx2', '-mfma', '-mf16c'] if name.endswith('_avx2.c') and platform.machine() == 'x86_64' else []
+        isa = ISA.get(pathlib.Path(name).stem, []) if platform.machine() == 'x86_64' else []
         objects.append(str(out / (pathlib.Path(name).stem + f'-{os.getpid()}.o')))
         subprocess.run([os.environ.get('CC', 'cc'), *FLAGS, *isa, '-c', name, '-o', objects[-1]], cwd=ROOT, check=True)
     shared = out / f'kernels-{os.getpid()}.so'
@@ -57,6 +72,7 @@ def library():
     for path in [*objects, shared]:
         os.unlink(path)
     lib.ht_kernels_choose.restype = ctypes.POINTER(Kernels)
+    lib.ht_codecs_choose.restype = ctypes.POINTER(Codecs)
     return lib
 
 

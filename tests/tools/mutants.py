@@ -35,6 +35,7 @@ REDO = 'tests/unit/optim/redo/test_redo'
 FORMS = 'tests/unit/optim/step/test_forms'
 REDO_READ = 'tests/unit/optim/redo/test_redo_read'
 RECOVER = 'tests/unit/optim/redo/test_recover'
+FORMS = 'tests/unit/optim/rules/test_forms'
 TAKEN = 'tests/mount/test_one_writer.py::test_a_writer_that_stood_still_stops_when_another_took_over'
 FREE = 'tests/mount/test_free_space.py::test_space_is_free_when_the_call_returns'
 FULL = 'tests/model/model_full'
@@ -93,6 +94,8 @@ MUTANTS = [
     ('change-unseen', 'a commit is the root at one moment', SLICES, 'a_commit_has_all_objects_as_at_one_moment'),
     ('replay-unbounded', 'a log makes no more memory than it may', MEMORY, 'a_log_that_needs_too_much_memory_is_refused'),
     ('types-dropped', 'a writer knows each type of record', NEWER, 'no_type_of_a_later_version_is_dropped'),
+    ('round-nearest', 'rounding to 16 bits has no bias', FORMS, 'rounding_by_hash_has_no_bias'),
+    ('code-zero', 'a positive second moment never gets code 0', FORMS, 'a_positive_second_moment_never_gets_code_0'),
     ('squares-stay', 'sums of squares go with their gradient', SQUARES, 'any_order_of_pieces_and_closes_gives_the_same_bits'),
     ('edit-unseen', 'a parameter that was written is published with its step', REDO, 'a_written_parameter_makes_the_next_step_full'),
     ('factor-unlogged', 'a logged step has its own clipping', REDO, 'incomplete_sums_are_logged'),
