@@ -19,7 +19,6 @@
 
 #include "optim/rules/forms.h"
 #include "optim/rules/lanes_int.h"
-#include "tiering/base/mutant.h"
 
 enum { NAN_BITS = 0x7fc00000, INFINITY_BITS = 0x7f800000, MAGNITUDE_BITS = 0x7fffffff };
 
