@@ -105,7 +105,8 @@ extern const struct ht_codecs ht_codecs_avx2, ht_codecs_avx512;
 const struct ht_codecs *ht_codecs_choose(void);
 
 /*
- * Noise of bf16 elements. Of HT_FORM_NOISE elements, the first of which has a multiple of that as its number e, the i-th
+ * Noise of bf16 elements. Of HT_FORM_NOISE elements, the first of which has a multiple of that
+ * as its number e, the i-th
  * and the one half of them later share h = (e / 2 + i) (key >> 32 | 1) + key in 32 bits. Noise of the first is
  * (h ^ h >> 16) & 0xffff, of the second h >> 16. The code is (bits + noise) >> 16.
  */

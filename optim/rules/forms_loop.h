@@ -17,9 +17,13 @@
 #ifndef HITRAIN_OPTIM_RULES_FORMS_LOOP_H
 #define HITRAIN_OPTIM_RULES_FORMS_LOOP_H
 
+/* A file that may be a mutant includes tiering/base/mutant.h before this header. */
+#ifndef HT_MUTANT
+#define HT_MUTANT(name) false
+#endif
+
 #include "optim/rules/forms.h"
 #include "optim/rules/lanes_int.h"
-#include "tiering/base/mutant.h"
 
 enum { NAN_BITS = 0x7fc00000, INFINITY_BITS = 0x7f800000, MAGNITUDE_BITS = 0x7fffffff };
 

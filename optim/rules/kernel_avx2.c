@@ -6,6 +6,7 @@
  */
 #if defined(__x86_64__)
 #define HT_LANES_AVX2
+#include "tiering/base/mutant.h"
 #include "optim/rules/forms_loop.h"
 #include "optim/rules/kernel_loop.h"
 

@@ -8,6 +8,7 @@
 #pragma GCC diagnostic ignored "-Wmaybe-uninitialized" /* the headers of GCC 12 warn of themselves (GCC bug 105593) */
 #endif
 #define HT_LANES_AVX512
+#include "tiering/base/mutant.h"
 #include "optim/rules/forms_loop.h"
 
 HT_CODECS(avx512)

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* kernel_scalar.c - the reference: one element at a time, for any CPU. */
+#include "tiering/base/mutant.h"
 #include "optim/rules/forms_loop.h"
 #include "optim/rules/kernel_loop.h"
 

@@ -32,7 +32,7 @@ STEP = 'tests/unit/optim/step/test_step'
 KEPT = 'tests/unit/mount-helpers/fsck/test_kept'
 SQUARES = 'tests/unit/optim/state/test_squares'
 REDO = 'tests/unit/optim/redo/test_redo'
-FORMS = 'tests/unit/optim/step/test_forms'
+STATE_FORMS = 'tests/unit/optim/step/test_forms'
 REDO_READ = 'tests/unit/optim/redo/test_redo_read'
 RECOVER = 'tests/unit/optim/redo/test_recover'
 FORMS = 'tests/unit/optim/rules/test_forms'
@@ -102,8 +102,8 @@ MUTANTS = [
     ('feature-late', 'older programs are kept away before the first logged step', REDO + '_sparse', 'sparse_gradients_are_logged_without_zeros'),
     ('sparse-unmarked', 'older programs refuse a store with sparse pieces', REDO + '_sparse', 'sparse_gradients_are_logged_without_zeros'),
     ('sections-unmarked', 'older programs refuse a store with numbers for ranges of elements', 'tests/unit/optim/state/test_sections', 'steps_with_sections_are_logged'),
-    ('form-unmarked', 'older programs refuse a store with state in fewer bits', FORMS, 'the_superblock_says_that_there_are_forms'),
-    ('salt-lost', 'roundings of an update depend on the salt of its state', FORMS, 'a_step_is_that_of_the_coded_state'),
+    ('form-unmarked', 'older programs refuse a store with state in fewer bits', STATE_FORMS, 'the_superblock_says_that_there_are_forms'),
+    ('salt-lost', 'roundings of an update depend on the salt of its state', STATE_FORMS, 'a_step_is_that_of_the_coded_state'),
     ('lineage-kept', 'a step after a change that is not logged does not follow', 'tests/unit/optim/redo/test_redo_read', 'a_change_that_is_not_logged_begins_another_lineage'),
     ('logged-stay', 'logged steps go with the full step that follows', REDO, 'steps_are_logged_up_to_a_full_one'),
     ('data-flush', 'flush of logged gradients before their record', SMALL, 'redo'),

@@ -30,7 +30,10 @@ TEST(every_word_is_read)
     ck_assert(config.accumulate == 1 && !config.accumulate_mean);
     ck_assert_int_eq(parse("sgd accumulate=4 accumulate_mode=mean"), 0);
     ck_assert(config.accumulate == 4 && config.accumulate_mean);
+    ck_assert_int_eq(parse("sgd state_bits=8 state_bits_min=0"), 0);
+    ck_assert(config.state_bits == 8 && config.state_bits_min == 0);
     ck_assert_int_eq(parse("sgd accumulate_mode=sum"), 0);
+    ck_assert(config.state_bits == 32 && config.state_bits_min == 4096);
     ck_assert(!config.accumulate_mean);
 }
 
@@ -88,6 +91,10 @@ static const char *const wrong[][2] = {
     {"adamw accumulate_mode=average", "sum or mean"},
     {"adamw accumulate_mode=", "sum or mean"},
     {"adamw accumulate_mode=1", "sum or mean"},
+    {"adamw state_bits=7", "32, 16 or 8"},
+    {"adamw state_bits=8.5", "32, 16 or 8"},
+    {"adamw state_bits=24", "32, 16 or 8"},
+    {"adamw state_bits_min=-1", "from 0 to"},
     {"adamw partial=2", "0 or 1"},
     {"adamw partial=yes", "0 or 1"},
     {"adamw maximize=0.5", "0 or 1"},
