@@ -14,6 +14,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include "optim/rules/newton_schulz.h"
 #include "optim/rules/rule.h"
 #include "tiering/base/base.h"
 
@@ -304,7 +305,7 @@ static void bench_bits(const struct arrays *arrays, unsigned index, unsigned for
     int bits = form == HT_FORM_BF16 ? 16 : 8;
     double f = median(f32, runs), b = median(fewer, runs), r = median(ratio, runs), t = target(codecs, form);
     if (json)
-        printf("{\"rule\": \"%s\", \"state_bits\": %d, \"codecs\": \"%s\", \"f32_g_s\": %.4f, \"g_s\": %.4f, "
+        printf("{\"state_of\": \"%s\", \"state_bits\": %d, \"codecs\": \"%s\", \"f32_g_s\": %.4f, \"g_s\": %.4f, "
                "\"of_f32\": %.3f, \"target\": %.2f}\n",
                cases[index].config, bits, codecs->name, f, b, r, t);
     else
@@ -358,6 +359,37 @@ static unsigned cpu_count(void)
     return sched_getaffinity(0, sizeof(set), &set) ? 1 : ht_min_u64((uint64_t)CPU_COUNT(&set), THREADS_MAX);
 }
 
+/* ------------------------------------------------- orthogonal matrices by the store */
+
+static bool never(void *ctx)
+{
+    (void)ctx;
+    return false;
+}
+
+/* Of one core, with the defaults of muon. Each step multiplies three times: 4 m m n + 2 m m m operations. */
+static void bench_ortho(uint32_t m, uint32_t n, int runs, bool json)
+{
+    struct ht_optim_config c = {.ns_a = 3.4445, .ns_b = -4.775, .ns_c = 2.0315, .ns_steps = 5, .eps = 1e-7};
+    size_t elements = (size_t)m * n;
+    uint16_t *u = malloc(elements * sizeof(*u));
+    double seconds[RUNS_MAX], flop = 5 * (4.0 * m * m * n + 2.0 * m * m * m);
+
+    for (int r = 0; u && r < runs; r++) {
+        for (size_t i = 0; i < elements; i++)
+            u[i] = ht_f32_to_bf16((float)(i * 2654435761u % 1000) - 500.0f);
+        uint64_t start = ht_now_ns();
+        if (ht_newton_schulz(ht_kernels_choose(), &c, u, m, n, never, NULL))
+            exit(1);
+        seconds[r] = (double)(ht_now_ns() - start) / 1e9;
+    }
+    double s = u ? median(seconds, runs) : 1;
+    free(u);
+    printf(json ? "{\"newton_schulz\": \"%ux%u\", \"gflop_s\": %.2f, \"parameters_s\": %.0f}\n"
+                : "  Newton-Schulz of %u x %u: %.1f GFLOP/s on one core, %.0f parameters/s\n",
+           m, n, flop / s / 1e9, (double)elements / s);
+}
+
 int main(int argc, char **argv)
 {
     bool json = argc > 1 && strcmp(argv[1], "--json") == 0;
@@ -380,5 +412,8 @@ int main(int argc, char **argv)
             bench(&arrays, i, cpus, runs, json);
     }
     bench_forms(&arrays, runs, json);
+    bench_ortho(256, 256, runs, json);
+    bench_ortho(512, 2048, runs, json);
+    bench_ortho(1024, 1024, runs, json);
     return 0;
 }

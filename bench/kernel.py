@@ -70,12 +70,14 @@ def main():
         print(f'\r  run {n + 1} of {args.runs} ', end='', file=sys.stderr, flush=True)
         rows = run_program(3)
         records += [{'run': n, **r} for r in rows]
+        ortho = [r for r in rows if 'newton_schulz' in r]
+        rows = [r for r in rows if 'rule' in r]
         for threads in sorted({r['threads'] for r in rows}) if torch else []:
             fused.setdefault(threads, []).append(fused_adamw(torch, threads)())
-    keys = list(dict.fromkeys((r['rule'], r['threads']) for r in records))
+    keys = list(dict.fromkeys((r['rule'], r['threads']) for r in records if 'rule' in r))
     medians = []
     for rule, threads in keys:
-        mine = [r for r in records if (r['rule'], r['threads']) == (rule, threads)]
+        mine = [r for r in records if (r.get('rule'), r.get('threads')) == (rule, threads)]
         medians.append({'rule': rule, 'threads': threads, **{
             k: statistics.median(r[k] for r in mine) for k in ('stream_gb_s', 'kernel_gb_s', 'scalar_gb_s', 'ratio')}})
     print(f'\nbench-kernel: GB/s, f32, {mine[0]["kernel"]}, arrays of 128 MiB or four last caches, medians of {args.runs} runs')
@@ -87,6 +89,13 @@ def main():
         print(f'  PyTorch {torch.__version__} fused AdamW, {threads} threads: {theirs:.2f} GB/s, hitrain over it {ours / theirs:.2f}')
     if why_not:
         print(f'  {why_not}')
+    bits = [r for r in records if 'state_of' in r]
+    for key in dict.fromkeys((r['state_of'], r['state_bits'], r['codecs'], r['target']) for r in bits):
+        mine = [r for r in bits if (r['state_of'], r['state_bits'], r['codecs'], r['target']) == key]
+        rate, of_f32 = (statistics.median(r[k] for r in mine) for k in ('g_s', 'of_f32'))
+        print(f'  {key[0]:34} state in {key[1]:2} bits, {key[2]:6}: {rate:.3f} elements/ns, {of_f32:.2f} of f32 (target {key[3]})')
+    for r in ortho:
+        print(f'  Newton-Schulz of {r["newton_schulz"]}: {r["gflop_s"]} GFLOP/s on one core, {r["parameters_s"] / 1e6:.2f} million parameters/s')
     (BUILD / 'bench/kernel.jsonl').write_text(''.join(json.dumps(r) + '\n' for r in records + medians))
 
 

@@ -99,7 +99,10 @@ void ht_optim_free(struct ht_optim *o);
  */
 int ht_optim_root_add(struct ht_optim *o, uint64_t root, const struct ht_optim_config *config,
                       struct ht_tx *tx) HT_MUST_CHECK;
-/* New hyper-parameters, used from the next step on. Another rule while state exists: -EBUSY. */
+/*
+ * New hyper-parameters, used from the next step on. Another rule while state exists: -EBUSY. Other state_bits while a
+ * step is open: -EAGAIN; else the next durable boundary converts state that exists.
+ */
 int ht_optim_root_configure(struct ht_optim *o, uint64_t root, const struct ht_optim_config *config) HT_MUST_CHECK;
 /*
  * Words that amend a root's are about to change: the number of this change. A step that opened before goes on with
@@ -114,6 +117,15 @@ uint64_t ht_optim_words_as_of(struct ht_optim *o, uint64_t root);
  */
 int ht_optim_words_of(struct ht_optim *o, uint64_t root, uint64_t oid, struct ht_optim_config *out,
                       char err[HT_OPTIM_ERROR_MAX]) HT_MUST_CHECK;
+/*
+ * For fsck. Could this be the content of a chunk of state: no longer than its form needs, with scales that an update
+ * writes? True for other objects, and for f32.
+ */
+bool ht_optim_state_sane(struct ht_optim *o, uint64_t oid, uint64_t chunk, const uint8_t *content, size_t len);
+/* How many parameters have state in another form than f32. */
+uint64_t ht_optim_formed(struct ht_optim *o);
+/* Of the state of this parameter: 32, 16 or 8; 0: it has none. */
+unsigned ht_optim_state_bits(struct ht_optim *o, uint64_t oid);
 /* Does the state of this parameter, if it has any, fit these words? */
 bool ht_optim_state_fits(struct ht_optim *o, uint64_t oid, const struct ht_optim_config *config);
 /*
@@ -234,6 +246,27 @@ ssize_t ht_topk_write(struct ht_topk *t, uint64_t off, const void *buf,
 int ht_topk_flush(struct ht_topk *t) HT_MUST_CHECK; /* WAITS */
 void ht_topk_release(struct ht_topk *t);
 
+/* ---------------------------------------------------------- two phases (muon) */
+
+/*
+ * What a client is to orthogonalise: bf16, as many elements as the parameter. Waits for workers. -EBUSY: no worker makes
+ * it yet: a gradient is missing, or ht_optim_prepare_by; or it was applied. -ENODATA: the step is skipped. -ESTALE: the
+ * step ended meanwhile. All but the last are named in the root's error, as those of the next two. WAITS.
+ */
+ssize_t ht_optim_update_read(struct ht_optim *o, const struct ht_param_desc *desc, uint64_t off, void *buf,
+                             size_t len) HT_MUST_CHECK;
+/*
+ * And what becomes of it. -EBUSY: before the former was read in this step, or after it was applied. -EINVAL: half
+ * elements, or beyond the end. -EDQUOT: too much waits to be applied. WAITS.
+ */
+ssize_t ht_optim_ortho_write(struct ht_optim *o, const struct ht_param_desc *desc, uint64_t off, const void *buf,
+                             size_t len) HT_MUST_CHECK;
+/*
+ * Updates the parameter by it, in the step with that number. -ESTALE: it is not the open one. -EINVAL: it is not written
+ * wholly, or a value is not finite; then nothing is applied. -EBUSY as for writing. -ENOENT: never had a gradient. WAITS.
+ */
+int ht_optim_ortho_apply(struct ht_optim *o, uint64_t root, uint64_t oid, uint64_t step_open) HT_MUST_CHECK;
+
 /* ------------------------------------------------------------ parameters */
 
 /* Called once, by the thread that completed the work, with no lock held. */
@@ -319,8 +352,9 @@ struct ht_optim_redo_check {
     bool (*is_other)(void *ctx, uint64_t oid);
     int (*report)(void *ctx, uint64_t root, uint64_t step, const char *why);
     void *ctx;
-    uint64_t steps;           /* out: those that it would compute again */
-    uint64_t coded, sections; /* out: of these, summaries of HT_REDO_VERSION_CODED and HT_REDO_VERSION_SECTIONS */
+    uint64_t steps; /* out: those that it would compute again */
+    /* out: of these, summaries of HT_REDO_VERSION_CODED, of HT_REDO_VERSION_SECTIONS, of HT_REDO_VERSION_ORTHO */
+    uint64_t coded, sections, ortho;
 };
 int ht_optim_redo_check(struct ht_optim *o, struct ht_optim_redo_check *check) HT_MUST_CHECK;
 /* For fsck, after that check: bytes of space that a mount lacks to compute them again. */
@@ -419,6 +453,12 @@ int ht_optim_step(struct ht_optim *o, uint64_t root) HT_MUST_CHECK;
 int ht_optim_step_async(struct ht_optim *o, uint64_t root) HT_MUST_CHECK;
 /* Boundary if a step is open, then everything below the root durable as one. WAITS. */
 int ht_optim_commit(struct ht_optim *o, uint64_t root) HT_MUST_CHECK;
+/*
+ * The first half of a boundary: checks coverage, decides whether the step is clipped or skipped, and begins its updates;
+ * of rules in two phases the first one. The step stays open and takes no more gradients. A second call does nothing.
+ * Refused as ht_optim_step_by. WAITS.
+ */
+int ht_optim_prepare_by(struct ht_optim *o, uint64_t root, struct ht_optim_steer *by) HT_MUST_CHECK;
 /* Back to the last durable step. WAITS. */
 int ht_optim_abort(struct ht_optim *o, uint64_t root) HT_MUST_CHECK;
 /*

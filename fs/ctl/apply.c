@@ -11,6 +11,7 @@
 #include "fs/ctl/ctl_priv.h"
 #include "fs/ctl/hidden.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 
 enum { PIECE_BYTES = 1 << 20 };
@@ -61,8 +62,21 @@ static struct ht_obj *get_window(struct ht_ctl *c, uint64_t ino)
     return cache ? cache->mapped(cache->ctx, ht_hidden_gradient(ino)) : NULL;
 }
 
+static int apply_ortho(struct ht_call *q, uint64_t ino)
+{
+    int rc = ht_optim_ortho_apply(q->ctl->optim, q->root, ino, q->cmd->step_open);
+
+    if (rc == -ENOENT)
+        snprintf(q->err, HT_CTL_ERROR_MAX, "'%.*s' has no gradient in the open step",
+                 (int)ht_min_u64(q->cmd->path_len, 120), q->cmd->path);
+    return rc == -ENOENT ? -EBUSY : rc;
+}
+
 int ht_ctl_apply(struct ht_call *q, uint64_t ino)
 {
+    if (q->cmd->ortho)
+        return apply_ortho(q, ino);
+
     struct ht_obj *window = get_window(q->ctl, ino);
     int rc = window ? apply_window(q->ctl, ino, window) : 0;
 

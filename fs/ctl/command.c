@@ -150,6 +150,8 @@ static int end_or_abort(struct ht_call *q, uint64_t ino)
     enum ht_trace_op op = HT_TRACE_ABORT;
     int rc;
 
+    if (q->cmd->id == HT_COMMAND_PREPARE)
+        return ht_optim_prepare_by(o, q->root, &q->by);
     if (q->cmd->id == HT_COMMAND_STEP) {
         op = HT_TRACE_STEP;
         rc = q->cmd->async ? ht_optim_step_async_by(o, q->root, &q->by) : ht_optim_step_by(o, q->root, &q->by);
@@ -277,6 +279,7 @@ static const struct verb {
     [HT_COMMAND_FORGET] = {OF_ROOT, ht_kept_forget},
     [HT_COMMAND_CLONE] = {OF_ROOT, ht_kept_clone},
     [HT_COMMAND_ROLLBACK] = {OF_ROOT, ht_kept_rollback},
+    [HT_COMMAND_PREPARE] = {OF_ROOT, end_or_abort},
     [HT_COMMAND_DECIDE] = {OF_PARAM, decide, W_OK},
 };
 

@@ -195,6 +195,13 @@ static uint64_t redo_size(struct ht_ctl *c, uint64_t ino, const struct ht_param_
     return bytes;
 }
 
+static uint64_t ortho_size(struct ht_ctl *c, uint64_t ino, const struct ht_param_desc *d)
+{
+    const struct ht_dtype_word *p = ht_dtype_row(d->dtype), *bf16 = ht_dtype_row(HT_DTYPE_BF16);
+
+    return p ? ht_obj_size(d->obj) / p->bytes * bf16->bytes : 0;
+}
+
 static uint64_t state_size(struct ht_ctl *c, uint64_t ino, const struct ht_param_desc *d)
 {
     const char *name;
@@ -713,6 +720,8 @@ static const struct row rows[HT_HIDDEN_KINDS] = {
     [HT_HIDDEN_TOPK_DIR] = {"grad-topk", HT_HIDDEN_DIR, IN_MODEL, PARAMS(HT_HIDDEN_TOPK)},
     [HT_HIDDEN_TOPK] = {FILE_MODE},
     [HT_HIDDEN_KEPT] = {"kept", HT_HIDDEN_DIR, IN_LIVING, TEXT_MODE},
+    [HT_HIDDEN_ORTHO_DIR] = {"ortho", HT_HIDDEN_DIR, IN_MODEL, PARAMS(HT_HIDDEN_ORTHO)},
+    [HT_HIDDEN_ORTHO] = {.mode = S_IFREG, .mask = 0222, .size = ortho_size},
     [HT_HIDDEN_PLAN] = {"plan", HT_HIDDEN_DIR, IN_MOUNT, PRIVATE_MODE},
     [HT_HIDDEN_REDO_DIR] = {"redo", HT_HIDDEN_DIR, IN_LIVING, .mode = S_IFDIR | 0500, .lookup = lookup_redo,
                             .list = list_redo},
@@ -725,6 +734,8 @@ static const struct row rows[HT_HIDDEN_KINDS] = {
     [HT_HIDDEN_STATE] = {FILE_MODE, .size = state_size},
     [HT_HIDDEN_STATS] = {"stats", HT_HIDDEN_DIR, EVERYWHERE, TEXT_MODE},
     [HT_HIDDEN_TRACE] = {"trace", HT_HIDDEN_DIR, IN_MOUNT, PRIVATE_MODE},
+    [HT_HIDDEN_UPDATE_DIR] = {"update", HT_HIDDEN_DIR, IN_MODEL, PARAMS(HT_HIDDEN_UPDATE)},
+    [HT_HIDDEN_UPDATE] = {TEXT_MODE, .size = ortho_size},
 
     [HT_HIDDEN_SHARD_RANK] = {DIR_MODE, NAMED},
     [HT_HIDDEN_SHARD_GRAD_DIR] = {"grad", HT_HIDDEN_SHARD_RANK, EVERYWHERE, PARAMS(HT_HIDDEN_SHARD_GRAD)},

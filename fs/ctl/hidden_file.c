@@ -160,6 +160,16 @@ static int flush_topk(struct ht_hidden_file *f)
     return ht_topk_flush(f->topk);
 }
 
+static ssize_t read_update(struct ht_hidden_file *f, uint64_t off, void *buf, size_t len)
+{
+    return ht_optim_update_read(f->ctl->optim, &f->param, off, buf, len);
+}
+
+static ssize_t write_ortho(struct ht_hidden_file *f, uint64_t off, const void *buf, size_t len, bool waits)
+{
+    return ht_optim_ortho_write(f->ctl->optim, &f->param, off, buf, len);
+}
+
 static int open_state(struct ht_hidden_file *f, const struct ht_caller *caller)
 {
     return ht_optim_state_name(f->ctl->optim, &f->param, ht_hidden_index(f->ino), &f->state);
@@ -503,6 +513,8 @@ static const struct contents contents[HT_HIDDEN_KINDS] = {
     [HT_HIDDEN_SHARD_GRAD] = {open_grad, close_grad, read_grad, write_grad, flush_grad, LANES(NONE, WRITE, GRADIENT),
                               OF_GRAD, .frozen = true},
     [HT_HIDDEN_TOPK] = {open_topk, close_topk, NULL, write_topk, flush_topk, LANES(NONE, WRITE, GRADIENT), OF_GRAD},
+    [HT_HIDDEN_UPDATE] = {.read = read_update, LANES(GRADIENT, NONE, NONE), OF_GRAD},
+    [HT_HIDDEN_ORTHO] = {.write = write_ortho, LANES(NONE, WRITE, NONE), OF_GRAD},
     [HT_HIDDEN_STATE] = {OF_STATE},
     [HT_HIDDEN_SHARD_STATE] = {OF_STATE},
     [HT_HIDDEN_SHARD_PARAM] = {NULL, NULL, read_param, write_param, .fsync = fsync_param, LANES(GRADIENT, PAGES, NONE),

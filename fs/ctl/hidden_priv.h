@@ -30,6 +30,10 @@ enum ht_hidden_kind {
     HT_HIDDEN_BACKGROUND, /* .hitrain/background of the mount's root */
     HT_HIDDEN_ROOTS,      /* .hitrain/roots of the mount's root */
     HT_HIDDEN_KEPT,       /* .hitrain/kept; base: the model root's directory */
+    HT_HIDDEN_UPDATE_DIR, /* .hitrain/update; base: its directory */
+    HT_HIDDEN_UPDATE,     /* .hitrain/update/P; base: P */
+    HT_HIDDEN_ORTHO_DIR,  /* .hitrain/ortho; base: its directory */
+    HT_HIDDEN_ORTHO,      /* .hitrain/ortho/P; base: P */
 
     /* These also have a rank, and the number of ranks. */
     HT_HIDDEN_SHARD_RANK,      /* .hitrain/shard/<r>of<R>; base: the model root's directory */

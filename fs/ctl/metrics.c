@@ -26,7 +26,7 @@ struct metrics {
     struct ht_scrub_stats scrub;
     struct ht_plan_stats plan;
     uint64_t meta_bytes;
-    uint64_t file_state_bytes;
+    uint64_t file_state_bytes, file_state_bits;
     uint64_t step_open;
     uint64_t read_bytes[HT_TRAFFIC_KINDS], written_bytes[HT_TRAFFIC_KINDS];
     uint64_t requests, parked_reads, workers, job_threads, jobs_left, passthrough_opens, passthrough_fallbacks;
@@ -216,6 +216,7 @@ static const struct row rows[] = {
     FILE_("dirty_bytes", GAUGE, file.dirty_bytes, "In the DRAM tier and newer than the devices."),
     FILE_("chunk_bytes", GAUGE, file.chunk_bytes, "Size of a chunk."),
     FILE_("state_stored_bytes", GAUGE, file_state_bytes, "Space of its optimizer state on devices."),
+    FILE_("state_bits", GAUGE, file_state_bits, "Bits of an element of its optimizer state; 0: it has none."),
     FILE_("hits", COUNTER, file.hits, "Chunk accesses served from DRAM."),
     FILE_("misses", COUNTER, file.misses, "Chunk accesses that needed a device."),
     FILE_("device_read_bytes", COUNTER, file.device_read_bytes, "Bytes read from devices."),
@@ -276,6 +277,7 @@ static int gather_file(struct ht_ctl *c, uint64_t ino, struct metrics *f)
     ht_obj_stat(obj, &f->file);
     ht_ns_close(c->ns, ino);
     f->file_state_bytes = ht_optim_state_stored(c->optim, ino);
+    f->file_state_bits = ht_optim_state_bits(c->optim, ino);
     return 0;
 }
 

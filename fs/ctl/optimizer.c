@@ -136,8 +136,10 @@ static int change_root(struct ht_ctl *c, uint64_t ino, const char *text, const s
     if (rc) {
         ht_last_error_set(c, ino, word_kind, "optimizer: %s",
                           rc == -EBUSY ? "another rule needs parameters without state: reset them first (reset *)"
-                                       : strerror(-rc));
-        return rc;
+                              : rc == -EAGAIN
+                              ? "state_bits cannot change while a step is open: commit or abort it first"
+                              : strerror(-rc));
+        return rc == -EAGAIN ? -EBUSY : rc;
     }
     rc = ht_ns_setxattr(c->ns, ino, word, text, strlen(text), 0);
     if (rc && had == 0 && ht_optim_root_configure(c->optim, ino, &before))

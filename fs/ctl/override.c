@@ -115,6 +115,8 @@ int ht_override_of(void *ctl, uint64_t ino, uint64_t as_of, const struct ht_opti
     *out = *base;
     snprintf(err, HT_OPTIM_ERROR_MAX, "its words cannot be read");
     int rc = ask_words(c, ino, &q);
+    if (!rc && sections && out->rule == HT_RULE_MUON)
+        rc = ht_shape_blocks(c, ino, out, sections, err);
     return rc == -ESTALE ? 0 : rc; /* the inode is gone, and other functions report that */
 }
 
@@ -147,6 +149,23 @@ static int name_state(struct ht_ctl *c, uint64_t param, char err[HT_OPTIM_ERROR_
 
     ht_ns_path(c->ns, param, path, sizeof(path));
     snprintf(err, HT_OPTIM_ERROR_MAX, "%s has state of another rule: reset it first", path);
+    return -EBUSY;
+}
+
+/* Text that amends the words of ino would make them config: fits its state, and an open step? */
+static int check_config(struct ht_ctl *c, uint64_t root, uint64_t ino, const struct ht_optim_config *config,
+                        char err[HT_OPTIM_ERROR_MAX])
+{
+    struct ht_optim_config before;
+    char why[HT_OPTIM_ERROR_MAX];
+
+    if (!ht_optim_state_fits(c->optim, ino, config))
+        return name_state(c, ino, err);
+    if (ht_optim_words_as_of(c->optim, root) == UINT64_MAX || ht_optim_words_of(c->optim, root, ino, &before, why))
+        return 0;
+    if (before.state_bits == config->state_bits && before.state_bits_min == config->state_bits_min)
+        return 0;
+    snprintf(err, HT_OPTIM_ERROR_MAX, "state_bits cannot change while a step is open: commit or abort it first");
     return -EBUSY;
 }
 
@@ -184,8 +203,8 @@ static int check_below(struct ht_ctl *c, uint64_t root, uint64_t dir, const char
         if (!ht_ns_is_below(c->ns, ino, dir))
             continue;
         rc = try_text(c, root, ino, dir, text, &config, err);
-        if (rc == 0 && !ht_optim_state_fits(c->optim, ino, &config))
-            rc = name_state(c, ino, err);
+        if (rc == 0)
+            rc = check_config(c, root, ino, &config, err);
     }
     ht_buf_free(&found);
     return rc;
@@ -204,7 +223,7 @@ int ht_override_check(struct ht_ctl *c, uint64_t root, uint64_t ino, const char 
         rc = try_text(c, root, ino, ino, text, &config, err);
     if (rc == 0 && S_ISDIR(st.st_mode))
         return check_below(c, root, ino, text, err);
-    return rc == 0 && !ht_optim_state_fits(c->optim, ino, &config) ? name_state(c, ino, err) : rc;
+    return rc ? rc : check_config(c, root, ino, &config, err);
 }
 
 /* ------------------------------------------------------------------ change */

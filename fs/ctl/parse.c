@@ -277,6 +277,24 @@ static bool take_words(const char *at, const char *end, const char *name, bool *
     return true;
 }
 
+/* A path; or "ortho/" before it, and a condition after it. Without a condition that is the path of a file in ortho. */
+static bool take_apply(const char *at, const char *end, struct ht_command *out)
+{
+    const char *path = behind(at, end, "ortho/"), *last = end;
+
+    while (path && last > path && !is_blank(last[-1]))
+        last--;
+    if (!path || !behind(last, end, "if="))
+        return take_path(at, end, out);
+    for (const char *stop = last; stop > path; stop--) {
+        if (is_blank(stop[-1]))
+            continue;
+        out->ortho = true;
+        return take_path(path, stop, out) && take_condition(last, end, out);
+    }
+    return false;
+}
+
 static bool take_step(const char *at, const char *end, struct ht_command *out)
 {
     return take_words(at, end, "async", &out->async, out);
@@ -359,7 +377,8 @@ static const struct word {
     bool (*take)(const char *at, const char *end, struct ht_command *out);
     const char *takes;
 } commands[] = {
-    {"apply", HT_COMMAND_APPLY, false, PATH},
+    {"apply", HT_COMMAND_APPLY, false, take_apply, "the path of a file, or ortho/PATH and " OPEN_STEP},
+    {"prepare", HT_COMMAND_PREPARE, true, take_condition, "nothing, or " OPEN_STEP},
     {"wait", HT_COMMAND_WAIT, false, take_path_or_nothing, "the path of a file or nothing"},
     {"step", HT_COMMAND_STEP, true, take_step, "async, " OPEN_STEP ", both, or nothing"},
     {"commit", HT_COMMAND_COMMIT, true, take_commit, "full, " OPEN_STEP ", both, or nothing"},

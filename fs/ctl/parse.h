@@ -68,6 +68,7 @@ enum ht_command_id {
     HT_COMMAND_CLONE,
     HT_COMMAND_ROLLBACK,
     HT_COMMAND_DECIDE,
+    HT_COMMAND_PREPARE,
 };
 enum { HT_DECISION_BYTES = 72 };
 struct ht_command {
@@ -78,6 +79,7 @@ struct ht_command {
     uint64_t inside;  /* of a clone: the inode of the directory of its name; 0: whichever the path leads to */
     bool async;       /* of a step */
     bool full;        /* of a commit */
+    bool ortho;       /* of apply: the orthogonalised update of the path */
     bool conditional; /* "if=N" was given, and N */
     uint64_t step_open;
     uint8_t numbers[HT_DECISION_BYTES]; /* of a decision */

@@ -1,9 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * shape.c - does the attribute shape name as many elements as the file has? Checked when it is set on a file with
- * content, and when a gradient is opened: in between a program may write a file whose shape it has set first.
+ * content, and when a gradient is opened: in between a program may write a file whose shape it has set first. And the
+ * blocks of a parameter of muon, which follow from its shape.
  */
 #include "fs/ctl/ctl_priv.h"
+#include "optim/rules/blocks.h"
 
 #include <stdio.h>
 #include <sys/stat.h>
@@ -26,6 +28,20 @@ int ht_shape_fits(struct ht_ctl *c, uint64_t ino, const char *text, size_t len, 
         err, HT_CTL_ERROR_MAX,
         "shape %.*s says %llu elements, but the file has %lld bytes of %s: set the shape that it has, or remove it",
         (int)ht_min_u64(len, 64), text, (unsigned long long)shape.elements, (long long)st.st_size, row->word);
+    return -EINVAL;
+}
+
+int ht_shape_blocks(struct ht_ctl *c, uint64_t ino, struct ht_optim_config *config, struct ht_optim_sections *sections,
+                    char err[HT_OPTIM_ERROR_MAX])
+{
+    char text[SHAPE_TEXT_MAX];
+    ssize_t n = ht_ns_getxattr(c->ns, ino, HT_XATTR_PREFIX "shape", text, sizeof(text));
+    struct ht_shape shape;
+
+    if (n >= 0 && ht_parse_shape(text, (size_t)n, &shape) == 0)
+        return ht_muon_blocks(shape.dim, shape.count, config, sections, err);
+    snprintf(err, HT_OPTIM_ERROR_MAX,
+             "muon needs to know the shape of the matrix: set " HT_XATTR_PREFIX "shape, as in 1024,768");
     return -EINVAL;
 }
 

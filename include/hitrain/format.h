@@ -38,17 +38,18 @@ typedef struct {
 
 /* Feature words: an unknown bit in the first refuses the mount, in the second allows
  * read-only, in the third is ignored. */
-#define HT_FEAT_REFUSE_LOST 1ull      /* there are, or were, chunks of HT_CODEC_LOST */
-#define HT_FEAT_REFUSE_PLANES 2ull    /* chunks may be of HT_CODEC_PLANES */
-#define HT_FEAT_REFUSE_KEPT 4ull      /* there are, or were, kept steps */
-#define HT_FEAT_REFUSE_REDO 8ull      /* there are, or were, logged steps */
-#define HT_FEAT_REFUSE_SPARSE 16ull   /* pieces of logged gradients are, or were, of HT_REDO_SPARSE */
-#define HT_FEAT_REFUSE_SECTIONS 32ull /* parameters of logged steps have, or had, numbers for ranges of elements */
-#define HT_FEAT_REFUSE_NEAR_G 64ull   /* logged steps have, or had, kernels for beta1 up to 0.5 */
-#define HT_FEAT_REFUSE_FORMS 128ull   /* state of the optimizer is, or was, kept in fewer bits than f32 */
+#define HT_FEAT_REFUSE_LOST 1ull        /* there are, or were, chunks of HT_CODEC_LOST */
+#define HT_FEAT_REFUSE_PLANES 2ull      /* chunks may be of HT_CODEC_PLANES */
+#define HT_FEAT_REFUSE_KEPT 4ull        /* there are, or were, kept steps */
+#define HT_FEAT_REFUSE_REDO 8ull        /* there are, or were, logged steps */
+#define HT_FEAT_REFUSE_SPARSE 16ull     /* pieces of logged gradients are, or were, of HT_REDO_SPARSE */
+#define HT_FEAT_REFUSE_SECTIONS 32ull   /* parameters of logged steps have, or had, numbers for ranges of elements */
+#define HT_FEAT_REFUSE_NEAR_G 64ull     /* logged steps have, or had, kernels for beta1 up to 0.5 */
+#define HT_FEAT_REFUSE_FORMS 128ull     /* state of the optimizer is, or was, kept in fewer bits than f32 */
+#define HT_FEAT_REFUSE_TWO_PHASE 256ull /* parameters, or logged steps, are or were of rules in two phases */
 #define HT_FEAT_REFUSE_KNOWN                                                                                           \
     (HT_FEAT_REFUSE_LOST | HT_FEAT_REFUSE_PLANES | HT_FEAT_REFUSE_KEPT | HT_FEAT_REFUSE_REDO | HT_FEAT_REFUSE_SPARSE | \
-     HT_FEAT_REFUSE_SECTIONS | HT_FEAT_REFUSE_NEAR_G | HT_FEAT_REFUSE_FORMS)
+     HT_FEAT_REFUSE_SECTIONS | HT_FEAT_REFUSE_NEAR_G | HT_FEAT_REFUSE_FORMS | HT_FEAT_REFUSE_TWO_PHASE)
 #define HT_FEAT_RO_KNOWN 0ull
 
 struct ht_disk_log_copy {
@@ -173,13 +174,14 @@ static_assert(sizeof(struct ht_disk_master) == 16, "block of masters");
  * A logged step has an object: bytes of gradients, then a summary. The summary is this header, the parameters that the
  * step changed, and the pieces of their gradients, all in this order without gaps. A summary of HT_REDO_VERSION_CODED
  * says of each piece how its bytes are stored. So does one of HT_REDO_VERSION_SECTIONS, where sections may follow a
- * parameter; they count as parameters.
+ * parameter; they count as parameters. In one of HT_REDO_VERSION_ORTHO pieces may also be of orthogonalised updates.
  */
 #define HT_REDO_VERSION 1u
 #define HT_REDO_VERSION_CODED 2u
 #define HT_REDO_VERSION_SECTIONS 3u
+#define HT_REDO_VERSION_ORTHO 4u
 struct ht_disk_redo {
-    ht_le32 version; /*  0 HT_REDO_VERSION, HT_REDO_VERSION_CODED */
+    ht_le32 version; /*  0 HT_REDO_VERSION* */
     ht_le32 pad;     /*  4 zero */
     ht_le64 step;    /*  8 its number */
     ht_le64 params;  /* 16 */
@@ -195,7 +197,7 @@ struct ht_disk_redo_param {
     uint8_t dtype, grad_dtype;       /* 28 */
     uint8_t kernel, maximize;        /* 30 enum ht_kernel; 0 or 1 */
     ht_le32 scalar[HT_REDO_SCALARS]; /* 32 bits of f32: struct ht_scalars in its order */
-    ht_le32 pad;                     /* 68 zero */
+    ht_le32 forms;                   /* 68 a hash of forms and salt of its state; 0: all of it is f32 */
 };
 static_assert(sizeof(struct ht_disk_redo_param) == 72, "parameter of a logged step");
 /* Elements [begin, end) of the parameter before it, which its update took with other numbers. They ascend. */
@@ -221,11 +223,13 @@ struct ht_disk_redo_piece {
 static_assert(sizeof(struct ht_disk_redo_piece) == 24, "piece of a logged gradient");
 #define HT_REDO_PLAIN 0u
 #define HT_REDO_SPARSE 1u /* entries: tiering/base/sparse.h */
+#define HT_REDO_ORTHO \
+    256u /* beside one of these: bytes of the orthogonalised update, in bf16, in place of the gradient */
 #define HT_REDO_SPARSE_BYTES_MAX ((1u << 20) - 64)
 struct ht_disk_redo_coded {
     struct ht_disk_redo_piece piece; /*  0 */
     ht_le32 bytes;                   /* 24 that are stored; of entries at most HT_REDO_SPARSE_BYTES_MAX */
-    ht_le32 coding;                  /* 28 HT_REDO_PLAIN: end - begin bytes; HT_REDO_SPARSE */
+    ht_le32 coding;                  /* 28 HT_REDO_PLAIN: end - begin bytes; HT_REDO_SPARSE; | HT_REDO_ORTHO */
 };
 static_assert(sizeof(struct ht_disk_redo_coded) == 32, "piece of a logged gradient, with its coding");
 

@@ -82,13 +82,13 @@ static int report(void *ctx, uint64_t root, uint64_t step, const char *why)
 }
 
 /* Programs that do not know a bit of feat_refuse must not open the store: see tiering/txn/feature.c. */
-static void check_mark(struct ht_fsck *f, uint64_t bit, uint64_t steps, const char *before, const char *after)
+static void check_mark(struct ht_fsck *f, uint64_t bit, uint64_t count, const char *what, const char *after)
 {
     const struct ht_fsck_where w = {HT_FSCK_NOWHERE};
 
-    if (steps && !(ht_store_super(f->store)->feat_refuse & bit) &&
-        ht_fsck_problem(f, HT_FSCK_OPT_FEATURE, &w, "there %s %llu %s %s%s, and the superblock does not say so",
-                        steps == 1 ? "is" : "are", (ull)steps, before, ht_plural(steps, "step"), after))
+    if (count && !(ht_store_super(f->store)->feat_refuse & bit) &&
+        ht_fsck_problem(f, HT_FSCK_OPT_FEATURE, &w, "there %s %llu %s%s, and the superblock does not say so",
+                        count == 1 ? "is" : "are", (ull)count, ht_plural(count, what), after))
         f->unmarked |= bit;
 }
 
@@ -101,7 +101,7 @@ static int check_kept_mark(struct ht_fsck *f)
     if (rc < 0)
         return rc;
     free(list);
-    check_mark(f, HT_FEAT_REFUSE_KEPT, count, "kept", "");
+    check_mark(f, HT_FEAT_REFUSE_KEPT, count, "kept step", "");
     return 0;
 }
 
@@ -111,10 +111,12 @@ int ht_fsck_check_logged(struct ht_fsck *f)
     int rc = ht_optim_redo_check(f->optim, &check);
 
     if (rc == 0) {
-        check_mark(f, HT_FEAT_REFUSE_REDO, check.steps, "logged", "");
-        check_mark(f, HT_FEAT_REFUSE_SPARSE, check.coded, "logged", " with sparse gradients");
-        check_mark(f, HT_FEAT_REFUSE_SECTIONS, check.sections, "logged", " with numbers for ranges of elements");
+        check_mark(f, HT_FEAT_REFUSE_REDO, check.steps, "logged step", "");
+        check_mark(f, HT_FEAT_REFUSE_SPARSE, check.coded, "logged step", " with sparse gradients");
+        check_mark(f, HT_FEAT_REFUSE_SECTIONS, check.sections, "logged step", " with numbers for ranges of elements");
+        check_mark(f, HT_FEAT_REFUSE_TWO_PHASE, check.ortho, "logged step", " in two phases");
         f->replay_lacks_bytes = ht_optim_redo_lacks(f->optim);
+        check_mark(f, HT_FEAT_REFUSE_FORMS, ht_optim_formed(f->optim), "parameter", " with state in 16 or 8 bits");
         rc = check_kept_mark(f);
     }
     return rc;

@@ -46,9 +46,14 @@ static uint64_t room_bytes(const struct ht_fsck_item *it)
 
 /* -------------------------------------------------------------------- report */
 
-enum verdict { GOOD, BAD_CHECKSUM, BAD_FRAME };
+enum verdict { GOOD, BAD_CHECKSUM, BAD_FRAME, BAD_STATE };
 static const char *const reason[] = {
-    [BAD_CHECKSUM] = "checksum does not match", [BAD_FRAME] = "compressed frame is damaged"};
+    [BAD_CHECKSUM] = "checksum does not match",
+    [BAD_FRAME] = "compressed frame is damaged",
+    [BAD_STATE] = "scales make no sense, or more is stored than its form has",
+};
+static const enum ht_fsck_code code_of[] = {
+    [BAD_CHECKSUM] = HT_FSCK_DATA_CSUM, [BAD_FRAME] = HT_FSCK_DATA_FRAME, [BAD_STATE] = HT_FSCK_OPT_STATE_VALUE};
 
 /* The model goes back to the step before this one, and the object goes. */
 static void report_logged(struct reader *r, const struct ht_fsck_item *it, const char *text, const char *why,
@@ -88,9 +93,8 @@ static void report_bad(struct reader *r, const struct ht_fsck_item *it, uint64_t
         lose = ht_fsck_problem(r->f, HT_FSCK_DATA_READ, &w, "%s: cannot be read, byte offset %llu of %s: %s", text,
                                (unsigned long long)offset, w.device, strerror(-error));
     else
-        lose = ht_fsck_problem(r->f, bad == BAD_FRAME ? HT_FSCK_DATA_FRAME : HT_FSCK_DATA_CSUM, &w,
-                               "%s: its %s, %llu bytes at byte offset %llu of %s%s", text, reason[bad],
-                               (unsigned long long)it->stored, (unsigned long long)offset, w.device,
+        lose = ht_fsck_problem(r->f, code_of[bad], &w, "%s: its %s, %llu bytes at byte offset %llu of %s%s", text,
+                               reason[bad], (unsigned long long)it->stored, (unsigned long long)offset, w.device,
                                it->frag_count > 1 ? " and further places" : "");
     if (r->error == 0)
         r->error = ht_fsck_lose(r->f, it->oid, it->index, lose);
@@ -103,6 +107,9 @@ static enum verdict verify(struct reader *r, const struct ht_fsck_item *it, cons
         return BAD_CHECKSUM;
     if (it->codec == HT_CODEC_PLANES && ht_codec_decode(r->decoder, buf, it->stored, r->content, it->visible))
         return BAD_FRAME;
+    const uint8_t *content = it->codec == HT_CODEC_PLANES ? r->content : buf;
+    if (!ht_optim_state_sane(r->f->optim, it->oid, it->index, content, it->visible))
+        return BAD_STATE;
     r->f->verified_bytes += it->stored;
     return GOOD;
 }

@@ -62,6 +62,7 @@ static const struct row {
     [HT_FSCK_OPT_ROOT] = {"OPT-ROOT", ASK, STORE, "forget it; state of its parameters goes to lost+found"},
     [HT_FSCK_OPT_PARAM] = {"OPT-PARAM", ASK, STORE, "forget it; its state goes to lost+found"},
     [HT_FSCK_OPT_STATE] = {"OPT-STATE", ASK, STORE, "forget all state of this parameter; it goes to lost+found"},
+    [HT_FSCK_OPT_STATE_VALUE] = {"OPT-STATE-VALUE", ASK, MARK, "mark the chunk lost: reading it is an error"},
     [HT_FSCK_OPT_CONFIG] = {"OPT-CONFIG", ASK, STORE, "set one with lr=0 that goes with its state"},
     [HT_FSCK_OPT_REDO] = {"OPT-REDO", ASK, STORE, "forget this step and those after it: the model goes back"},
     [HT_FSCK_OPT_FEATURE] = {"OPT-FEATURE", SAFE, MARK, "note it in the superblock"},

@@ -21,7 +21,10 @@ static void queue_frozen(struct ht_param *p, bool updates) HT_REQUIRES(HT_LOCK_O
         if (!r || r->state != HT_RANGE_IDLE || !(r->frozen.count || r->added) || (r->measured && !updates))
             continue;
         bool add = r->frozen.count && !r->part_added && ht_opt_accumulate(p->root) > 1;
-        ht_opt_range_queue(r, (updates ? HT_WORK_UPDATE : HT_WORK_MEASURE) | (add ? HT_WORK_ADD : 0u));
+        if (r->stirred) /* the second phase is a client's to begin */
+            continue;
+        unsigned work = !updates ? HT_WORK_MEASURE : ht_opt_in_phases(p) ? HT_WORK_MOMENTUM : HT_WORK_UPDATE;
+        ht_opt_range_queue(r, work | (add ? HT_WORK_ADD : 0u));
         first = ht_min_u64(first, i);
         last = i;
     }
@@ -57,7 +60,7 @@ static void drop_leftovers(struct ht_param *p) HT_REQUIRES(HT_LOCK_OPTIM)
         if (!r->consumed)
             ht_opt_range_drop(r);
         left |= !r->consumed;
-        if (!(r->work & HT_WORK_UPDATE))
+        if (!(r->work & HT_WORK_UPDATE) && !r->stirred)
             ht_opt_sum_drop(r);
     }
     if (left && p->grad) /* bytes that no flush has closed are in these chunks: they do not wait for a boundary */
@@ -105,6 +108,7 @@ void ht_opt_close_step(struct ht_root *root, bool skipped, bool logged)
         end_param(p);
     }
     root->open = 0;
+    root->prepared = root->skipping = false;
     root->step++;
     root->undurable++;
     /* Since the boundary before: the writeback of that boundary's commit is among them. */

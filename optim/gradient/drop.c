@@ -24,12 +24,12 @@
 /* Sums and measurements are forgotten with the rest. */
 void ht_opt_forget_gradient(struct ht_param *p)
 {
-    while (!ht_list_empty(&p->inflight))
+    while (!ht_list_empty(&p->inflight) || (p->ortho && p->ortho->writers))
         wait_changed(p->o);
     ht_opt_coverage_clear(p, false);
     ht_opt_redo_forget(p);
     p->forgotten++;
-    struct ht_obj *scratch[] = {p->grad, p->sum};
+    struct ht_obj *scratch[] = {p->grad, p->sum, p->ortho ? p->ortho->update : NULL, p->ortho ? p->ortho->given : NULL};
     unlock(p->o);
     for (unsigned i = 0; i < HT_ARRAY_SIZE(scratch); i++)
         if (scratch[i])
@@ -42,7 +42,8 @@ static bool range_applied(const struct ht_range *r) HT_REQUIRES(HT_LOCK_OPTIM)
 {
     bool taken = r->state == HT_RANGE_RUNNING || r->state == HT_RANGE_DONE;
 
-    return r->state == HT_RANGE_FAILED || (taken && (r->work & HT_WORK_UPDATE) && !(r->work & HT_WORK_LOG));
+    return r->state == HT_RANGE_FAILED || r->stirred ||
+        (taken && (r->work & (HT_WORK_UPDATE | HT_WORK_MOMENTUM)) && !(r->work & HT_WORK_LOG));
 }
 
 /* No update is queued or running: has one changed a parameter in this step, or failed? */
@@ -79,7 +80,7 @@ static int drop_held(struct ht_param *p) HT_REQUIRES(HT_LOCK_OPTIM)
     for (bool busy = true; busy;) {
         if (p->o->stopping)
             return -ECANCELED;
-        if (param_applied(p, &busy))
+        if (p->root->prepared || param_applied(p, &busy))
             return -EBUSY;
         busy = busy || !ht_list_empty(&p->inflight);
         if (busy)
@@ -190,6 +191,7 @@ int ht_opt_revert(struct ht_root *root, bool spare, int *out_shown)
     if (!rc) { /* takes references to the objects that exist again, and ends the open step */
         ht_opt_each_param(root, reload_param);
         root->open = root->decided = 0;
+        root->prepared = root->skipping = false;
         root->failure = root->close_error = 0;
     }
     root->reverting = false;

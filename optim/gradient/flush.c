@@ -13,6 +13,7 @@
 #include "optim/state/sections.h"
 #include "optim/gradient/gradient.h"
 #include "optim/gradient/gradient_priv.h"
+#include "optim/gradient/ortho.h"
 
 static uint64_t range_begin(const struct ht_range *r)
 {
@@ -149,6 +150,10 @@ static void latch_numbers(struct ht_param *p, const struct ht_words *words) HT_R
         ht_opt_sections_latch(p, &words->sections);
         ht_opt_set_grad_factor(p, (float)(1.0 / ht_opt_divisor(root)));
     }
+    if (ht_opt_in_phases(p)) {
+        p->ortho->config = words->config;
+        p->ortho->config.ns_store &= !root->decided;
+    }
     p->layout = p->cur.layout;
     if (ht_opt_deferred(root) && !ht_opt_squares_make(p))
         ht_debug("no memory for sums of squares: the boundary computes them");
@@ -162,7 +167,7 @@ static unsigned work_of_whole(const struct ht_range *r) HT_REQUIRES(HT_LOCK_OPTI
     unsigned work = p->root->latched.accumulate > 1 ? HT_WORK_ADD : 0u;
 
     if (last && !ht_opt_deferred(p->root))
-        work |= HT_WORK_UPDATE;
+        work |= ht_opt_in_phases(p) ? HT_WORK_MOMENTUM : HT_WORK_UPDATE;
     else if (last && p->squares)
         work |= HT_WORK_MEASURE;
     return work;
@@ -188,7 +193,7 @@ static int freeze_window(struct ht_param *p, const struct ht_opt_window *w, cons
         p->complete += r->added + 1 == p->root->latched.accumulate;
         if (work)
             ht_opt_range_queue(r, work);
-        if (!(work & HT_WORK_UPDATE))
+        if (!ht_opt_range_hidden(r)) /* a client orthogonalises, or the boundary decides */
             continue;
         first = ht_min_u64(first, r->index);
         last = ht_max_u64(last, r->index);
@@ -221,6 +226,8 @@ static int check_numbers(const struct ht_param *p, struct ht_words *words) HT_RE
         return ht_opt_is_decided(p) ? 0 : -EPERM;
     if (!words->error)
         words->error = ht_opt_sections_check(p, &words->sections, words->why);
+    if (!words->error)
+        words->error = ht_opt_blocks_check(p, &words->config, words->why);
     words->refused = words->error != 0;
     return words->error;
 }
@@ -250,6 +257,8 @@ static void report_flush_error(struct ht_param *p, bool part, uint64_t torn, int
                                (unsigned long long)(p->shape.elements * p->shape.g_bytes));
     else if (err == -EBUSY)
         ht_opt_refuse_gradient(p, "gradient: its state is that of another rule; reset it first");
+    else if (err == -EALREADY)
+        ht_opt_refuse_gradient(p, "gradient: the step takes no more since prepare; it is not applied");
     else if (err == -EPERM)
         ht_opt_refuse_gradient(
             p,
@@ -264,23 +273,38 @@ static void report_flush_error(struct ht_param *p, bool part, uint64_t torn, int
         ht_opt_refuse_gradient(p, "gradient: %s; it is not applied", strerror(-err));
 }
 
+/* Has the step that its first gradient opens, or has opened, two phases, and there is nothing for them? */
+static bool lacks_ortho(const struct ht_param *p, const struct ht_words *words) HT_REQUIRES(HT_LOCK_OPTIM)
+{
+    bool phases = p->root->decided ? p->decided_scalars.kernel == HT_KERNEL_MUON : words->config.rule == HT_RULE_MUON;
+
+    return !p->has_grad && phases && ht_opt_ortho_lacks(p);
+}
+
 static bool lacks_sum(const struct ht_param *p) HT_REQUIRES(HT_LOCK_OPTIM)
 {
     return !p->sum && ht_opt_accumulate(p->root) > 1;
 }
 
 /* Releases the lock in between. Another flush may be quicker: then there is nothing to do. */
-static int ensure_objects(struct ht_param *p, const struct ht_layout *layout) HT_REQUIRES(HT_LOCK_OPTIM)
+static int ensure_objects(struct ht_param *p, const struct ht_layout *layout, const struct ht_words *words)
+    HT_REQUIRES(HT_LOCK_OPTIM)
 {
     int rc = ht_opt_gate_enter(p->root);
 
     if (rc)
         return rc;
-    bool state = !p->gone && !p->cur.exists, sum = !p->gone && lacks_sum(p);
+    bool state = !p->gone && !p->cur.exists, sum = !p->gone && lacks_sum(p), ortho = !p->gone && lacks_ortho(p, words);
     unlock(p->o);
-    if (state)
+    if (ortho) { /* before the first record of such state */
+        rc = ht_store_need_features(p->o->store, HT_FEAT_REFUSE_TWO_PHASE);
+        rc = rc ? rc : ht_opt_ortho_make(p);
+        while (rc == -ENOSPC && !ht_store_make_space(p->o->store, true))
+            rc = ht_opt_ortho_make(p);
+    }
+    if (!rc && state)
         rc = ht_opt_state_create(p, layout);
-    while (rc == -ENOSPC && !ht_store_make_space(p->o->store, true))
+    while (rc == -ENOSPC && state && !ht_store_make_space(p->o->store, true))
         rc = ht_opt_state_create(p, layout);
     if (!rc && sum)
         rc = ht_opt_sum_create(p);
@@ -334,10 +358,12 @@ static int flush_window(struct ht_param *p, struct ht_grad *g, struct ht_words *
         rc = validate_written(p, g, &w, out_torn);
         if (!rc)
             rc = check_numbers(p, words);
-        if (rc || (p->cur.exists && !lacks_sum(p)))
+        if (!rc && p->root->prepared)
+            rc = -EALREADY;
+        if (rc || (p->cur.exists && !lacks_sum(p) && !lacks_ortho(p, words)))
             break;
         layout = ht_opt_layout(&words->config, p->shape.dtype, p->shape.elements);
-        rc = ensure_objects(p, &layout);
+        rc = ensure_objects(p, &layout, words);
         if (rc)
             return rc;
     }
@@ -374,7 +400,7 @@ static int flush_gradient(struct ht_param *p, struct ht_grad *g)
         ht_opt_refuse_gradient(p, "optimizer: %s; the gradient is not applied", words.why);
     else if (rc && !ht_opt_close_failed(p->root, rc))
         report_flush_error(p, g && g->mine.has, torn, rc);
-    return rc;
+    return rc == -EALREADY ? -EBUSY : rc;
 }
 
 int ht_grad_flush(struct ht_grad *g)

@@ -145,7 +145,7 @@ static int try_begin_write(struct ht_grad *g, struct ht_inflight *w) HT_REQUIRES
         ht_opt_grad_spoil(g);
         return -EINVAL;
     }
-    int rc = check_free(p, w->begin, w->end);
+    int rc = p->root->prepared ? -EBUSY : check_free(p, w->begin, w->end);
     if (!rc && ht_opt_in_flight(p, w->begin, w->end))
         rc = -EAGAIN;
     if (!rc)
@@ -436,7 +436,7 @@ static void mask_gradient(struct ht_param *p, uint64_t begin, uint64_t end, uint
 {
     ht_opt_for_each_piece(at, p, begin, end) {
         const struct ht_range *r = ht_opt_range_find(p, at.index);
-        if (r && r->state != HT_RANGE_DONE)
+        if (r && !ht_opt_range_spent(r))
             mask_range(r, at.begin, at.end, buf);
         else
             memset(buf, 0, at.end - at.begin);

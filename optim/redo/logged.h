@@ -48,10 +48,12 @@ struct ht_redo_summary {
     uint64_t params, pieces; /* params: with their sections */
     bool coded;              /* pieces are struct ht_disk_redo_coded */
     bool sections;           /* parameters may have sections */
+    bool ortho;              /* pieces may be of orthogonalised updates */
 };
 struct ht_redo_param {
     uint64_t oid, steps, elements;
     uint32_t chunk_bytes;
+    uint32_t forms; /* ht_opt_layout_mark of its state */
     uint8_t dtype, grad_dtype;
     struct ht_scalars scalars;
 };
@@ -66,6 +68,8 @@ int ht_opt_redo_read(struct ht_obj *obj, const struct ht_redo_step *step, uint8_
                      struct ht_redo_summary *out) HT_MUST_CHECK;
 /* Such a parameter, after `updates` updates more, has this one next. */
 bool ht_opt_redo_follows(const struct ht_param_meta *m, uint64_t updates, const struct ht_redo_param *want);
+/* Bytes of an element of a piece. */
+unsigned ht_opt_redo_piece_bytes(const struct ht_param_shape *shape, const struct ht_redo_piece *piece);
 /* The piece lies in a range of this shape, and has whole elements, or whole entries of such. */
 bool ht_opt_redo_piece_fits(const struct ht_param_shape *shape, const struct ht_redo_piece *piece);
 int ht_opt_redo_param_at(const struct ht_redo_summary *s, uint64_t i, struct ht_redo_param *out) HT_MUST_CHECK;

@@ -18,6 +18,7 @@ struct redo_check {
     struct ht_redo_summary s;
     struct ht_param **param; /* in the order of the summary; NULL: deleted since */
     struct ht_param_shape *shape;
+    bool *phases; /* the step of the parameter has two */
 };
 
 /* In the order in which a replay must find them: pieces of a range follow each other. */
@@ -53,7 +54,9 @@ static const char *check_param(struct redo_check *w, uint64_t i) HT_REQUIRES(HT_
         return "its summary has a parameter twice";
     p->redo_at = w->step;
     w->param[i] = p;
-    p->redo_g_bytes = (uint8_t)ht_max_u64(p->redo_g_bytes, w->shape[i].g_bytes);
+    w->phases[i] = want.scalars.kernel == HT_KERNEL_MUON;
+    unsigned both = w->phases[i] ? 2 * 2 : 0; /* bytes of an element in the objects of the two phases */
+    p->redo_g_bytes = (uint8_t)ht_max_u64(p->redo_g_bytes, w->shape[i].g_bytes + both);
     return NULL;
 }
 
@@ -76,12 +79,38 @@ static int by_place(const void *a, const void *b)
         return x->param < y->param ? -1 : 1;
     if (x->piece.range != y->piece.range)
         return x->piece.range < y->piece.range ? -1 : 1;
+    if (x->piece.ortho != y->piece.ortho)
+        return x->piece.ortho ? 1 : -1;
     return x->piece.begin < y->piece.begin ? -1 : x->piece.begin > y->piece.begin;
 }
 
 static bool same_range(const struct place *a, const struct place *b)
 {
-    return a->param == b->param && a->piece.range == b->piece.range;
+    return a->param == b->param && a->piece.range == b->piece.range && a->piece.ortho == b->piece.ortho;
+}
+
+/*
+ * Of pieces in their order, which do not overlap: has each range of a step in two phases a whole gradient and a whole
+ * orthogonalised update, and no other range the latter?
+ */
+static bool phases_fit(const struct redo_check *w, const struct place *list, uint64_t count)
+{
+    uint64_t elements[2], i = 0;
+
+    while (i < count) {
+        const struct place *first = &list[i];
+        const struct ht_param_shape *shape = &w->shape[first->param];
+        memset(elements, 0, sizeof(elements));
+        for (; i < count && list[i].param == first->param && list[i].piece.range == first->piece.range; i++)
+            elements[list[i].piece.ortho] += (list[i].piece.end - list[i].piece.begin) /
+                (w->param[first->param] ? ht_opt_redo_piece_bytes(shape, &list[i].piece) : 1);
+        if (!w->param[first->param])
+            continue;
+        uint64_t whole = ht_opt_range_elements(shape, first->piece.range);
+        if (w->phases[first->param] ? elements[0] != whole || elements[1] != whole : elements[1])
+            return false;
+    }
+    return true;
 }
 
 static uint64_t changes_of_range(const struct place *list, uint64_t count)
@@ -112,7 +141,10 @@ static const char *check_places(const struct redo_check *w, struct place *list)
     for (uint64_t i = 1; i < count; i++)
         if (same_range(&list[i - 1], &list[i]) && list[i].piece.begin < list[i - 1].piece.end)
             return "it has bytes of a gradient twice";
-    return changes == changes_of_range(list, count) ? NULL : "it has pieces of a gradient apart from each other";
+    if (changes != changes_of_range(list, count))
+        return "it has pieces of a gradient apart from each other";
+    return phases_fit(w, list, count) ? NULL
+                                      : "it has a gradient without the orthogonalised update, or the other way round";
 }
 
 static int check_pieces(const struct redo_check *w, const char **out)
@@ -150,7 +182,7 @@ static int check_all_sparse(const struct redo_check *w, const char **out)
     for (uint64_t i = 0; !rc && !*out && i < w->s.pieces; i++) {
         rc = ht_opt_redo_piece_at(&w->s, i, &param, &piece);
         if (!rc && piece.sparse && w->param[param])
-            rc = check_sparse(w, &piece, w->shape[param].g_bytes, out);
+            rc = check_sparse(w, &piece, ht_opt_redo_piece_bytes(&w->shape[param], &piece), out);
     }
     return rc;
 }
@@ -161,7 +193,8 @@ static int check_summary(struct redo_check *w, const char **out)
 {
     w->param = calloc(w->s.params + 1, sizeof(struct ht_param *));
     w->shape = calloc(w->s.params + 1, sizeof(*w->shape));
-    int rc = w->param && w->shape ? 0 : -ENOMEM;
+    w->phases = calloc(w->s.params + 1, sizeof(*w->phases));
+    int rc = w->param && w->shape && w->phases ? 0 : -ENOMEM;
 
     lock(w->root->o);
     if (!rc)
@@ -179,6 +212,7 @@ static int check_summary(struct redo_check *w, const char **out)
     unlock(w->root->o);
     free(w->param);
     free(w->shape);
+    free(w->phases);
     return rc;
 }
 
@@ -222,7 +256,8 @@ static int check_root(struct ht_root *root, const struct ht_redo_step *list, siz
             return check->report(check->ctx, root->id, list[i].step, why);
         check->steps++;
         check->coded += s.coded && !s.sections;
-        check->sections += s.sections;
+        check->sections += s.sections && !s.ortho;
+        check->ortho += s.ortho;
     }
     return rc;
 }

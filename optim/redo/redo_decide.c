@@ -29,8 +29,9 @@ static int decide_param(struct ht_root *root, uint64_t oid, uint8_t grad_dtype, 
         return refuse_numbers(why, -EBUSY, "the step is open with other numbers: commit or abort first");
     bool sum = want->grad_dtype == HT_DTYPE_F32; /* the step has the sum of several gradients */
     if ((want->grad_dtype != grad_dtype && !sum) || !ht_opt_redo_follows(&p->cur, 0, want))
-        return refuse_numbers(why, -EINVAL,
-                              "the numbers are for another dtype, size, rule or count of steps than its own");
+        return refuse_numbers(
+            why, -EINVAL,
+            "the numbers are for another dtype, size, rule, form of state or count of steps than its own");
     if (!root->decided)
         root->decided = ++root->o->last_step_number;
     p->decided = root->decided;

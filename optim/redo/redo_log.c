@@ -15,6 +15,7 @@
 #include "optim/state/records.h"
 #include "optim/state/root.h"
 #include "optim/gradient/gradient.h"
+#include "optim/gradient/ortho.h"
 #include "optim/redo/redo_priv.h"
 
 enum { COPY_BYTES = 32 << 10 };
@@ -109,6 +110,7 @@ struct source {
     const struct ht_interval *v;
     struct ht_interval whole;
     uint32_t count, bytes; /* intervals; of an element in obj */
+    bool ortho;            /* it is the orthogonalised update, in the second phase of a step */
     bool sparse;           /* its interval is logged as entries */
     uint32_t entry_bytes;  /* of all entries then */
 };
@@ -118,10 +120,11 @@ static void find_source(const struct ht_range *r, struct source *s) HT_REQUIRES(
     const struct ht_param *p = r->param;
     bool summed = ht_opt_range_summed(r);
 
-    s->obj = summed ? p->sum : p->grad;
-    s->bytes = summed ? sizeof(float) : p->shape.g_bytes;
+    s->ortho = r->stirred;
+    s->obj = s->ortho ? p->ortho->given : summed ? p->sum : p->grad;
+    s->bytes = s->ortho ? 2 : summed ? sizeof(float) : p->shape.g_bytes;
     s->sparse = false;
-    s->begin = (uint64_t)r->index * p->shape.range_elements * s->bytes;
+    s->begin = (uint64_t)r->index * (s->ortho ? ht_opt_ortho_chunk_bytes(p) : p->shape.range_elements * s->bytes);
     s->v = ht_opt_range_cover(r, &s->whole, &s->count);
 }
 
@@ -167,7 +170,8 @@ static int place_range(const struct ht_range *r, const struct source *s, uint64_
                                                              .begin = v.begin,
                                                              .end = v.end,
                                                              .bytes = bytes,
-                                                             .sparse = s->sparse};
+                                                             .sparse = s->sparse,
+                                                             .ortho = s->ortho};
         redo->used += bytes;
     }
     redo->unwritten += redo->used - *out_at;

@@ -26,6 +26,7 @@
 #include "optim/state/root.h"
 #include "optim/state/sections.h"
 #include "optim/gradient/gradient.h"
+#include "optim/gradient/ortho.h"
 #include "optim/redo/redo_priv.h"
 
 enum {
@@ -231,6 +232,11 @@ static int shape_param(struct replay *w, struct ht_param *p, const struct ht_red
     if (!rc)
         rc = ht_opt_param_build(p, &shape);
     lock(p->o);
+    bool lacks = !rc && want->scalars.kernel == HT_KERNEL_MUON && ht_opt_ortho_lacks(p);
+    unlock(p->o);
+    if (lacks)
+        rc = ht_opt_ortho_make(p);
+    lock(p->o);
     return rc ? rc : ht_opt_state_load(p);
 }
 
@@ -287,6 +293,8 @@ static int begin_param(struct replay *w, uint64_t i)
         p->has_grad = true;
         ht_list_add_tail(&root->touched, &p->touched);
         p->scalars = want.scalars;
+        if (ht_opt_in_phases(p))
+            p->ortho->config.ns_store = false; /* the step has what was computed then */
         p->t = want.steps;
         p->layout = p->cur.layout;
         rc = take_sections(w, i, &want, p);
@@ -297,12 +305,27 @@ static int begin_param(struct replay *w, uint64_t i)
 
 /* ------------------------------------------------------------------ pieces */
 
+/*
+ * The same of an orthogonalised update: the first phase of the range is queued, or has run, and this waits for it. The
+ * elements that are there count as those of a client. Releases the lock in between.
+ */
+static struct ht_range *range_of_ortho(struct ht_param *p, struct ht_range *r, const struct ht_redo_piece *piece)
+    HT_REQUIRES(HT_LOCK_OPTIM)
+{
+    while (r && (r->work & HT_WORK_MOMENTUM) && !r->stirred && r->state != HT_RANGE_FAILED && !p->gone &&
+           !p->o->stopping)
+        wait_changed(p->o);
+    return r && r->stirred && r->state == HT_RANGE_IDLE && ht_opt_in_phases(p) ? r : NULL;
+}
+
 /* The range that a piece belongs to; NULL: the piece is senseless, or there is no memory. */
 static struct ht_range *range_of(struct ht_param *p, const struct ht_redo_piece *piece) HT_REQUIRES(HT_LOCK_OPTIM)
 {
     if (!ht_opt_redo_piece_fits(&p->shape, piece))
         return NULL;
     struct ht_range *r = ht_opt_range_make(p, piece->range);
+    if (piece->ortho)
+        return range_of_ortho(p, r, piece);
     bool taken = r && (r->state != HT_RANGE_IDLE || ht_interval_set_overlap(&r->frozen, piece->begin, piece->end));
     return taken ? NULL : r;
 }
@@ -316,12 +339,12 @@ static bool roots_yield(struct ht_optim *o)
     return any;
 }
 
-static int write_gradient(struct ht_param *p, uint64_t to, const uint8_t *bytes, size_t len)
+static int write_gradient(struct ht_param *p, struct ht_obj *obj, uint64_t to, const uint8_t *bytes, size_t len)
 {
     ssize_t n;
 
     do
-        n = ht_obj_write(p->grad, to, bytes, len);
+        n = ht_obj_write(obj, to, bytes, len);
     while (n == -ENOSPC && (!ht_store_make_space(p->o->store, true) || roots_yield(p->o)));
     return n == (ssize_t)len ? 0 : n < 0 ? (int)n : -EUCLEAN;
 }
@@ -363,15 +386,18 @@ static int read_sparse(struct replay *w, const struct ht_redo_piece *piece, unsi
 
 static int copy_piece(struct replay *w, struct ht_param *p, const struct ht_redo_piece *piece)
 {
-    uint64_t to = (uint64_t)piece->range * p->shape.range_elements * p->shape.g_bytes + piece->begin;
-    int rc = piece->sparse ? read_sparse(w, piece, p->shape.g_bytes) : 0;
+    unsigned size = ht_opt_redo_piece_bytes(&p->shape, piece);
+    uint64_t range_bytes = piece->ortho ? ht_opt_ortho_chunk_bytes(p) : p->shape.range_elements * size;
+    uint64_t to = piece->range * range_bytes + piece->begin;
+    struct ht_obj *obj = piece->ortho ? p->ortho->given : p->grad;
+    int rc = piece->sparse ? read_sparse(w, piece, size) : 0;
 
     for (size_t done = 0, len = piece->end - piece->begin, part; !rc && done < len; done += part) {
         part = ht_min_u64(len - done, sizeof(w->copy));
         if (!piece->sparse)
             rc = read_bytes(w, piece->at + done, w->copy, part);
         if (!rc)
-            rc = write_gradient(p, to + done, piece->sparse ? w->elements + done : w->copy, part);
+            rc = write_gradient(p, obj, to + done, piece->sparse ? w->elements + done : w->copy, part);
     }
     return rc;
 }
@@ -392,11 +418,11 @@ static int replay_piece(struct replay *w, struct ht_param *p, const struct ht_re
     int rc = copy_piece(w, p, piece);
     lock(root->o);
     gone = p->gone; /* a client deletes it meanwhile */
-    if (!rc && !gone)
+    if (!rc && !gone && !piece->ortho)
         rc = ht_interval_set_add(&r->frozen, piece->begin, piece->end);
     ht_opt_range_count_intervals(r);
     if (!rc && !gone && last)
-        ht_opt_range_queue(r, HT_WORK_UPDATE);
+        ht_opt_range_queue(r, ht_opt_in_phases(p) && !piece->ortho ? HT_WORK_MOMENTUM : HT_WORK_UPDATE);
     unlock(root->o);
     return gone ? 0 : rc;
 }
@@ -414,7 +440,8 @@ static int replay_pieces(struct replay *w)
         if (!last)
             rc = ht_opt_redo_piece_at(&w->now->s, i + 1, &next_place, &next);
         if (!rc && w->param[place] && is_of_part(w, w->now, place, now.range, w->turn.part))
-            rc = replay_piece(w, w->param[place], &now, last || next_place != place || next.range != now.range);
+            rc = replay_piece(w, w->param[place], &now,
+                              last || next_place != place || next.range != now.range || next.ortho != now.ortho);
     }
     return rc;
 }
@@ -446,6 +473,17 @@ static void end_step(struct replay *w)
     close_source(w, w->now);
 }
 
+/* Has the step the gradient of a range, and not the orthogonalised update? */
+static bool any_halfway(const struct ht_param *p) HT_REQUIRES(HT_LOCK_OPTIM)
+{
+    for (uint64_t i = 0; ht_opt_in_phases(p) && i < p->shape.range_count; i++) {
+        const struct ht_range *r = ht_opt_range_find(p, i);
+        if (r && r->stirred && r->state != HT_RANGE_DONE)
+            return true;
+    }
+    return false;
+}
+
 /* next: the turn after the present one, or NULL. */
 static int take_turn(struct replay *w, const struct turn *next)
 {
@@ -472,6 +510,8 @@ static int take_turn(struct replay *w, const struct turn *next)
     lock(root->o);
     int drained = ht_opt_drain(root);
     rc = rc ? rc : drained;
+    for (uint64_t i = 0; !rc && i < w->now->s.params; i++)
+        rc = w->param[i] && !w->param[i]->gone && any_halfway(w->param[i]) ? -EUCLEAN : 0;
     if (!rc && counts_steps(w))
         ht_opt_close_step(root, false, true);
     else if (!rc)
@@ -676,7 +716,7 @@ int ht_opt_redo_replay(struct ht_root *root)
     if (rc && rc != -ECANCELED)
         root->durable_step = root->pub_step;
     if (!rc) {
-        root->closed.text[0] = '\0';
+        ht_opt_reopened(root);
         ht_opt_redo_set_aside(root);
     }
     notify_changed(root->o);

@@ -80,6 +80,7 @@ static void put_param(struct ht_buf *b, const struct ht_param *p) HT_REQUIRES(HT
     ht_le64_store(&d.steps, p->cur.t + 1);
     ht_le64_store(&d.elements, p->shape.elements);
     ht_le32_store(&d.chunk_bytes, p->shape.chunk_bytes);
+    ht_le32_store(&d.forms, ht_opt_layout_mark(&p->layout));
     put_scalars(s, d.scalar);
     ht_buf_put(b, &d, sizeof(d));
     note_kernel(p->root, s);
@@ -114,6 +115,14 @@ static bool put_sections(struct ht_buf *b, const struct ht_param *p) HT_REQUIRES
     return all;
 }
 
+static uint32_t version_of(const struct ht_redo *redo)
+{
+    return redo->ortho   ? HT_REDO_VERSION_ORTHO
+        : redo->sections ? HT_REDO_VERSION_SECTIONS
+        : redo->sparse   ? HT_REDO_VERSION_CODED
+                         : HT_REDO_VERSION;
+}
+
 static bool put_piece(struct ht_buf *b, struct ht_root *root, const struct ht_redo_piece *piece)
     HT_REQUIRES(HT_LOCK_OPTIM)
 {
@@ -128,17 +137,18 @@ static bool put_piece(struct ht_buf *b, struct ht_root *root, const struct ht_re
     ht_le32_store(&d.piece.begin, piece->begin);
     ht_le32_store(&d.piece.end, piece->end);
     ht_le32_store(&d.bytes, piece->bytes);
-    ht_le32_store(&d.coding, piece->sparse ? HT_REDO_SPARSE : HT_REDO_PLAIN);
-    ht_buf_put(b, &d, root->redo.sparse || root->redo.sections ? sizeof(d) : sizeof(d.piece));
+    ht_le32_store(&d.coding, (piece->sparse ? HT_REDO_SPARSE : HT_REDO_PLAIN) | (piece->ortho ? HT_REDO_ORTHO : 0));
+    ht_buf_put(b, &d, version_of(&root->redo) > HT_REDO_VERSION ? sizeof(d) : sizeof(d.piece));
     return true;
 }
 
-static bool any_sparse(const struct ht_redo *redo, uint64_t pieces)
+static void note_pieces(struct ht_redo *redo, uint64_t pieces)
 {
-    for (uint64_t i = 0; i < pieces; i++)
-        if (redo->piece[i].sparse)
-            return true;
-    return false;
+    redo->sparse = redo->ortho = false;
+    for (uint64_t i = 0; i < pieces; i++) {
+        redo->sparse |= redo->piece[i].sparse;
+        redo->ortho |= redo->piece[i].ortho;
+    }
 }
 
 /* Has every range with a gradient been logged? */
@@ -197,7 +207,7 @@ bool ht_opt_redo_summarize(struct ht_root *root, bool skipped)
     uint64_t params = 0, pieces = skipped ? 0 : redo->pieces;
     struct ht_disk_redo head = {.pad = {{0}}};
 
-    redo->sparse = any_sparse(redo, pieces);
+    note_pieces(redo, pieces);
     redo->sections = redo->near_g = false;
     ht_buf_reset(b);
     ht_buf_put(b, &head, sizeof(head));
@@ -207,10 +217,7 @@ bool ht_opt_redo_summarize(struct ht_root *root, bool skipped)
     ht_opt_redo_count_heap(root);
     if (!fits || b->err)
         return false;
-    ht_le32_store(&head.version,
-                  redo->sections     ? HT_REDO_VERSION_SECTIONS
-                      : redo->sparse ? HT_REDO_VERSION_CODED
-                                     : HT_REDO_VERSION);
+    ht_le32_store(&head.version, version_of(redo));
     ht_le64_store(&head.step, root->step + 1);
     ht_le64_store(&head.params, params);
     ht_le64_store(&head.pieces, pieces);
@@ -230,7 +237,8 @@ int ht_opt_redo_parse(const uint8_t *bytes, size_t len, uint64_t step, struct ht
     memcpy(&head, bytes, sizeof(head));
     uint64_t params = ht_le64_load(&head.params), pieces = ht_le64_load(&head.pieces), left = len - sizeof(head);
     uint32_t version = ht_le32_load(&head.version);
-    bool sections = version == HT_REDO_VERSION_SECTIONS, coded = sections || version == HT_REDO_VERSION_CODED;
+    bool ortho = version == HT_REDO_VERSION_ORTHO, sections = ortho || version == HT_REDO_VERSION_SECTIONS;
+    bool coded = sections || version == HT_REDO_VERSION_CODED;
     size_t piece = coded ? sizeof(struct ht_disk_redo_coded) : sizeof(struct ht_disk_redo_piece);
     if ((version != HT_REDO_VERSION && !coded) || ht_le64_load(&head.step) != step ||
         params > left / sizeof(struct ht_disk_redo_param))
@@ -245,6 +253,7 @@ int ht_opt_redo_parse(const uint8_t *bytes, size_t len, uint64_t step, struct ht
         .pieces = pieces,
         .coded = coded,
         .sections = sections,
+        .ortho = ortho,
     };
     return params && ht_opt_redo_is_section(out, 0) ? -EUCLEAN : 0;
 }
@@ -281,7 +290,7 @@ bool ht_opt_redo_follows(const struct ht_param_meta *m, uint64_t updates, const 
 {
     return m->exists && m->elements == want->elements && m->dtype == want->dtype &&
         ht_dtype_trained_bytes(want->grad_dtype) && m->t + updates + 1 == want->steps &&
-        ht_opt_layout_keeps(&m->layout, want->scalars.kernel);
+        want->forms == ht_opt_layout_mark(&m->layout) && ht_opt_layout_keeps(&m->layout, want->scalars.kernel);
 }
 
 bool ht_opt_redo_fits(const struct ht_param *p, struct ht_obj *file, uint64_t updates, const struct ht_redo_param *want)
@@ -293,13 +302,20 @@ bool ht_opt_redo_fits(const struct ht_param *p, struct ht_obj *file, uint64_t up
         ht_obj_size(file) == m->elements * bytes && ht_obj_chunk_bytes(file) == m->chunk_bytes;
 }
 
+unsigned ht_opt_redo_piece_bytes(const struct ht_param_shape *shape, const struct ht_redo_piece *piece)
+{
+    return piece->ortho ? 2 : shape->g_bytes;
+}
+
 bool ht_opt_redo_piece_fits(const struct ht_param_shape *shape, const struct ht_redo_piece *piece)
 {
-    if (piece->range >= shape->range_count || piece->begin % shape->g_bytes || piece->end % shape->g_bytes)
+    unsigned size = ht_opt_redo_piece_bytes(shape, piece);
+
+    if (piece->range >= shape->range_count || piece->begin % size || piece->end % size)
         return false;
-    if (piece->sparse && piece->bytes % ht_sparse_entry_bytes(shape->g_bytes))
+    if (piece->sparse && piece->bytes % ht_sparse_entry_bytes(size))
         return false;
-    return piece->end / shape->g_bytes <= ht_opt_range_elements(shape, piece->range);
+    return piece->end / size <= ht_opt_range_elements(shape, piece->range);
 }
 
 int ht_opt_redo_param_at(const struct ht_redo_summary *s, uint64_t i, struct ht_redo_param *out)
@@ -312,6 +328,7 @@ int ht_opt_redo_param_at(const struct ht_redo_summary *s, uint64_t i, struct ht_
         .steps = ht_le64_load(&d.steps),
         .elements = ht_le64_load(&d.elements),
         .chunk_bytes = ht_le32_load(&d.chunk_bytes),
+        .forms = ht_le32_load(&d.forms),
         .dtype = d.dtype,
         .grad_dtype = d.grad_dtype,
     };
@@ -385,9 +402,12 @@ int ht_opt_redo_piece_at(const struct ht_redo_summary *s, uint64_t i, uint32_t *
     if (*out_param >= s->params || out->begin >= out->end || ht_opt_redo_is_section(s, *out_param))
         return -EUCLEAN;
     out->bytes = s->coded ? ht_le32_load(&d.bytes) : out->end - out->begin;
-    out->sparse = s->coded && ht_le32_load(&d.coding) == HT_REDO_SPARSE;
+    uint32_t coding = s->coded ? ht_le32_load(&d.coding) : HT_REDO_PLAIN;
+    out->ortho = s->ortho && (coding & HT_REDO_ORTHO);
+    coding &= s->ortho ? ~HT_REDO_ORTHO : ~0u;
+    out->sparse = coding == HT_REDO_SPARSE;
     if (out->sparse)
         return out->bytes <= HT_REDO_SPARSE_BYTES_MAX ? 0 : -EUCLEAN;
-    bool plain = !s->coded || ht_le32_load(&d.coding) == HT_REDO_PLAIN;
+    bool plain = coding == HT_REDO_PLAIN;
     return plain && out->bytes == out->end - out->begin ? 0 : -EUCLEAN;
 }

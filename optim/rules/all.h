@@ -7,9 +7,10 @@
 #include "optim/rules/adam.h"
 #include "optim/rules/adamw.h"
 #include "optim/rules/lion.h"
+#include "optim/rules/muon.h"
 #include "optim/rules/sgd.h"
 
-#define HT_RULES(X) X(adamw) X(adam) X(sgd) X(lion) X(adagrad)
+#define HT_RULES(X) X(adamw) X(adam) X(sgd) X(lion) X(adagrad) X(muon)
 
 #define HT_KERNELS(X)                          \
     X(HT_KERNEL_ADAMW, adamw, 2)               \
@@ -20,6 +21,7 @@
     X(HT_KERNEL_LION, lion, 1)                 \
     X(HT_KERNEL_ADAGRAD, adagrad, 1)           \
     X(HT_KERNEL_ADAMW_NEAR_G, adamw_near_g, 2) \
-    X(HT_KERNEL_ADAM_NEAR_G, adam_near_g, 2)
+    X(HT_KERNEL_ADAM_NEAR_G, adam_near_g, 2)   \
+    X(HT_KERNEL_MUON, muon, 0)
 
 #endif

@@ -14,9 +14,9 @@
 #include <stdlib.h>
 #include <hitrain/limits.h>
 
-enum { WORD_CHARS_MAX = 64 };
+enum { WORD_CHARS_MAX = 128, VALUE_MAX = 192 };
 
-enum kind { NUMBER, COUNT, FLAG, CHOICE };
+enum kind { NUMBER, COUNT, BITS, FLAG, CHOICE, SPLIT };
 
 struct word {
     const char *name;
@@ -25,7 +25,7 @@ struct word {
     double min, max;
     bool below_max; /* max itself is not allowed */
     const char *allowed;
-    const char *choices; /* of a CHOICE: the words for 0 and 1 */
+    const char *choices; /* of a CHOICE: the words for 0, 1, ... */
 };
 
 #define FIELD(name) offsetof(struct ht_optim_config, name)
@@ -48,17 +48,29 @@ static const struct word words[] = {
     {"retain_must", FLAG, FIELD(retain_must), 0, 1, false, "0 or 1"},
     {"accumulate", COUNT, FIELD(accumulate), 1, HT_ACCUMULATE_MAX, false, "a whole number from 1 to 65536"},
     {"accumulate_mode", CHOICE, FIELD(accumulate_mean), 0, 1, false, "sum or mean", "sum mean"},
+    {"state_bits", BITS, FIELD(state_bits), 8, 32, false, "32, 16 or 8"},
+    {"state_bits_min", COUNT, FIELD(state_bits_min), 0, UINT32_MAX, false, "a whole number from 0 to 4294967295"},
     {"redo_keep", COUNT, FIELD(redo_keep), 0, HT_REDO_KEEP_MAX, false, "a whole number from 0 to 128 (0: none)"},
     {"redo", CHOICE, FIELD(redo), 0, 1, false, "off or on", "off on"},
     {"partial", FLAG, FIELD(partial), 0, 1, false, "0 or 1"},
     {"maximize", FLAG, FIELD(maximize), 0, 1, false, "0 or 1"},
     {"frozen", FLAG, FIELD(frozen), 0, 1, false, "0 or 1"},
+    {"adjust_lr", CHOICE, FIELD(adjust_lr), 0, HT_MUON_SPECTRAL_UNCLAMPED, false,
+     "original, match_rms_adamw or spectral_unclamped", "original match_rms_adamw spectral_unclamped"},
+    {"muon_split", SPLIT, FIELD(muon_split), 0, 0, false,
+     "rows of blocks, as in 4096,1024*2 (at most 4 numbers from 1 on, each times how often), or 0 for one block"},
+    {"ns", CHOICE, FIELD(ns_store), 0, 1, false, "client or store", "client store"},
+    {"ns_steps", COUNT, FIELD(ns_steps), 1, 100, false, "a whole number from 1 to 100"},
+    {"ns_a", NUMBER, FIELD(ns_a), -FLT_MAX, FLT_MAX, false, "a number"},
+    {"ns_b", NUMBER, FIELD(ns_b), -FLT_MAX, FLT_MAX, false, "a number"},
+    {"ns_c", NUMBER, FIELD(ns_c), -FLT_MAX, FLT_MAX, false, "a number"},
     {"missed", COUNT, FIELD(missed), 0, UINT32_MAX, false, "a whole number from 0 to 4294967295"},
 };
 
 /* Beside those of the rule. */
 static const char common_words[] = "durable_every partial maximize grad_scale max_grad_norm skip_nonfinite "
-                                   "accumulate accumulate_mode retain retain_every retain_must redo redo_keep";
+                                   "accumulate accumulate_mode retain retain_every retain_must redo redo_keep "
+                                   "state_bits state_bits_min";
 
 /* The same, of a section of a parameter. */
 static const char section_words[] = "maximize frozen missed";
@@ -153,6 +165,39 @@ static bool parse_number(const char *text, double *out)
     return *end == '\0' && isfinite(*out);
 }
 
+/* A number from 1 to 999999999 at *text. */
+static bool take_rows(const char **text, uint32_t *out)
+{
+    int n = 0;
+
+    if (!isdigit((unsigned char)**text) || sscanf(*text, "%9u%n", out, &n) != 1)
+        return false;
+    *text += n;
+    return *out > 0;
+}
+
+/* "4096,1024*2", or "0". */
+static bool parse_split(const char *text, struct ht_muon_split *out)
+{
+    struct ht_muon_split split = {.count = 0};
+    bool more = strcmp(text, "0") != 0;
+
+    while (more) {
+        uint32_t rows, times = 1;
+        if (split.count == HT_MUON_SPLIT_MAX || !take_rows(&text, &rows))
+            return false;
+        if (*text == '*' && (text++, !take_rows(&text, &times)))
+            return false;
+        split.of[split.count].rows = rows;
+        split.of[split.count++].times = times;
+        more = *text == ',';
+        if (*text && *text++ != ',')
+            return false;
+    }
+    *out = split;
+    return true;
+}
+
 static bool parse_value(const struct word *w, const char *text, double *out)
 {
     if (w->kind != CHOICE)
@@ -165,6 +210,8 @@ static bool in_range(const struct word *w, double value)
 {
     if (w->kind != NUMBER && value != floor(value))
         return false;
+    if (w->kind == BITS && value != 8 && value != 16 && value != 32)
+        return false;
     return value >= w->min && (w->below_max ? value < w->max : value <= w->max);
 }
 
@@ -176,12 +223,14 @@ static void set_word(const struct word *w, double value, struct ht_optim_config 
         *(double *)field = value;
     else if (w->kind == COUNT)
         *(uint32_t *)field = (uint32_t)value;
+    else if (w->kind == BITS || w->kind == CHOICE)
+        *(uint8_t *)field = (uint8_t)value;
     else
         *(bool *)field = value != 0;
 }
 
 /* seen: bit i: words[i] was there. */
-static int parse_word(const struct token *t, const char *others, unsigned *seen, struct ht_optim_config *out, char *err)
+static int parse_word(const struct token *t, const char *others, uint64_t *seen, struct ht_optim_config *out, char *err)
 {
     const struct ht_rule *rule = ht_rule_of(out->rule);
     const char *equals = strchr(t->text, '=');
@@ -191,12 +240,16 @@ static int parse_word(const struct token *t, const char *others, unsigned *seen,
 
     if (!w)
         return refuse_word(rule, others, t->text, len, err);
-    if (*seen & 1u << (w - words))
+    if (*seen & UINT64_C(1) << (w - words))
         return refuse(err, "%s is given twice", w->name);
-    if (t->cut || !parse_value(w, equals + 1, &value) || !in_range(w, value))
+    bool split = w->kind == SPLIT;
+    if (t->cut ||
+        (split ? !parse_split(equals + 1, &out->muon_split)
+               : !parse_value(w, equals + 1, &value) || !in_range(w, value)))
         return refuse(err, "%s=%s: must be %s", w->name, equals + 1, w->allowed);
-    *seen |= 1u << (w - words);
-    set_word(w, value, out);
+    *seen |= UINT64_C(1) << (w - words);
+    if (!split)
+        set_word(w, value, out);
     return 0;
 }
 
@@ -204,7 +257,7 @@ static int parse_word(const struct token *t, const char *others, unsigned *seen,
 static void copy_common(const struct ht_optim_config *from, struct ht_optim_config *to)
 {
     for (size_t i = 0; i < HT_ARRAY_SIZE(words); i++) {
-        static const size_t bytes[] = {[NUMBER] = sizeof(double), [COUNT] = 4, [FLAG] = 1, [CHOICE] = 1};
+        static const size_t bytes[] = {[NUMBER] = sizeof(double), [COUNT] = 4, [BITS] = 1, [FLAG] = 1, [CHOICE] = 1};
         const struct word *w = &words[i];
         if (place_in(common_words, w->name, strlen(w->name)) >= 0)
             memcpy((char *)to + w->offset, (const char *)from + w->offset, bytes[w->kind]);
@@ -244,7 +297,7 @@ static int parse_words(const char *pos, const char *end, const char *others, str
                        struct ht_optim_config *out, char err[HT_OPTIM_ERROR_MAX])
 {
     struct token t;
-    unsigned seen = 0;
+    uint64_t seen = 0;
 
     while (next_token(&pos, end, &t)) {
         int rc = parse_word(&t, others, &seen, &config, err);
@@ -298,21 +351,38 @@ static void put_number(double value, char buf[32])
     }
 }
 
-static void put_value(const struct word *w, const struct ht_optim_config *c, char buf[32])
+static void put_split(const struct ht_muon_split *split, char buf[VALUE_MAX])
+{
+    int at = snprintf(buf, VALUE_MAX, "%s", split->count ? "" : "0");
+
+    for (uint32_t i = 0; i < split->count && at < VALUE_MAX; i++) {
+        const char *comma = i ? "," : "";
+        bool once = split->of[i].times == 1;
+        at += once
+            ? snprintf(buf + at, (size_t)(VALUE_MAX - at), "%s%u", comma, split->of[i].rows)
+            : snprintf(buf + at, (size_t)(VALUE_MAX - at), "%s%u*%u", comma, split->of[i].rows, split->of[i].times);
+    }
+}
+
+static void put_value(const struct word *w, const struct ht_optim_config *c, char buf[VALUE_MAX])
 {
     const void *field = (const char *)c + w->offset;
 
-    if (w->kind == NUMBER) {
+    if (w->kind == SPLIT) {
+        put_split(field, buf);
+    } else if (w->kind == NUMBER) {
         put_number(*(const double *)field, buf);
     } else if (w->kind == COUNT) {
-        snprintf(buf, 32, "%u", *(const uint32_t *)field);
+        snprintf(buf, VALUE_MAX, "%u", *(const uint32_t *)field);
+    } else if (w->kind == BITS) {
+        snprintf(buf, VALUE_MAX, "%u", *(const uint8_t *)field);
     } else if (w->kind == FLAG) {
-        snprintf(buf, 32, "%d", *(const bool *)field);
+        snprintf(buf, VALUE_MAX, "%d", *(const bool *)field);
     } else {
-        const char *second = strchr(w->choices, ' ') + 1;
-        bool is_second = *(const bool *)field;
-        int len = is_second ? (int)strlen(second) : (int)(second - w->choices) - 1;
-        snprintf(buf, 32, "%.*s", len, is_second ? second : w->choices);
+        const char *choice = w->choices;
+        for (unsigned i = *(const uint8_t *)field; i; i--)
+            choice = strchr(choice, ' ') + 1;
+        snprintf(buf, VALUE_MAX, "%.*s", (int)strcspn(choice, " "), choice);
     }
 }
 
@@ -320,7 +390,7 @@ void ht_optim_config_text(const struct ht_optim_config *c, char *buf, size_t cap
 {
     const struct ht_rule *rule = ht_rule_of(c->rule);
     size_t used = (size_t)snprintf(buf, cap, "%s", rule->name);
-    char value[32];
+    char value[VALUE_MAX];
 
     for (size_t i = 0; i < HT_ARRAY_SIZE(words) && used < cap; i++) {
         const struct word *w = &words[i];

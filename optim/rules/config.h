@@ -5,11 +5,35 @@
 
 #include "tiering/base/base.h"
 
-enum ht_rule_id { HT_RULE_ADAMW = 1, HT_RULE_ADAM, HT_RULE_SGD, HT_RULE_LION, HT_RULE_ADAGRAD };
+enum ht_rule_id { HT_RULE_ADAMW = 1, HT_RULE_ADAM, HT_RULE_SGD, HT_RULE_LION, HT_RULE_ADAGRAD, HT_RULE_MUON };
+
+/* How the learning rate of muon follows the shape of a block (muon.h), by the words of adjust_lr. */
+enum ht_muon_adjust { HT_MUON_ORIGINAL, HT_MUON_MATCH_RMS_ADAMW, HT_MUON_SPECTRAL_UNCLAMPED };
+/* The rows of a matrix from the first one on: `times` blocks of `rows` each, one row of the table after the other. */
+enum { HT_MUON_SPLIT_MAX = 4 };
+struct ht_muon_split {
+    uint8_t count; /* 0: the matrix is one block */
+    struct {
+        uint32_t rows, times;
+    } of[HT_MUON_SPLIT_MAX];
+};
+/* A parameter has `count` matrices of this shape; rows 0: it is not known. block_rows: those of the block in question. */
+struct ht_matrix {
+    uint32_t rows, columns, count, block_rows;
+};
 
 struct ht_optim_config {
     enum ht_rule_id rule;
-    double lr, beta1, beta2, eps, weight_decay, momentum, dampening, lr_decay; /* those its rule has */
+    double lr, eps, weight_decay, momentum, lr_decay; /* those its rule has */
+    union {
+        double beta1, ns_a; /* ns_: of Newton-Schulz */
+    };
+    union {
+        double beta2, ns_b;
+    };
+    union {
+        double dampening, ns_c;
+    };
     bool nesterov, maximize;
     uint8_t state_bits;      /* in which state is kept: 32, 16 or 8; default 32 */
     uint32_t state_bits_min; /* parameters of fewer elements keep 32; default 4096 */
@@ -27,6 +51,11 @@ struct ht_optim_config {
     bool redo;               /* a step is durable when its gradients are; every durable_every-th publishes all */
     bool frozen;             /* of a section (sections.h): its elements and their state stay as they are */
     uint32_t missed;         /* of a section: so many steps of the parameter did not count for it */
+    uint32_t ns_steps;       /* of Newton-Schulz */
+    uint8_t adjust_lr;       /* enum ht_muon_adjust */
+    bool ns_store;           /* the store orthogonalises */
+    struct ht_muon_split muon_split;
+    struct ht_matrix matrix; /* of a parameter or block of muon: no word, but from its shape */
 };
 enum { HT_OPTIM_CONFIG_TEXT_MAX = 1024, HT_OPTIM_ERROR_MAX = 256, HT_ACCUMULATE_MAX = 65536, HT_REDO_KEEP_MAX = 128 };
 /*

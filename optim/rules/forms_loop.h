@@ -170,7 +170,9 @@ HT_LANES_FN void encode_elements(uint8_t *codes, const float *x, const float *y,
         ints_store_bytes(codes + i, code(lanes_load_f32(x + i), lanes_load_f32(y + i) * lanes_set(inverse)));
 }
 
-/* A whole block. Beyond 2^100 either way the inverse of the scale, or a product with it, would be no ordinary number. */
+/*
+ * A whole block. Beyond 2^100 either way the inverse of the scale, or a product with it, would be no ordinary number.
+ */
 HT_LANES_FN void encode_block(uint8_t *codes, float *scale, const float *x, size_t n, code_fn code)
 {
     float largest = largest_of(x, n), scaled[HT_FORM_WINDOW];

@@ -27,6 +27,7 @@ enum ht_kernel {
     HT_KERNEL_ADAGRAD,
     HT_KERNEL_ADAMW_NEAR_G, /* beta1 up to 0.5 */
     HT_KERNEL_ADAM_NEAR_G,
+    HT_KERNEL_MUON, /* its second phase; g is the orthogonalised update */
     HT_KERNEL_COUNT
 };
 
@@ -54,6 +55,12 @@ struct ht_scalars {
         struct {
             float weight_decay, minus_lr, eps;
         } adagrad;
+        struct {
+            float decay;           /* 1 - lr * weight_decay */
+            float minus_step_size; /* -lr * ratio */
+            float one_minus_momentum, momentum;
+            float nesterov; /* 0 or 1 */
+        } muon;
     };
 };
 
@@ -88,6 +95,13 @@ enum { HT_SUM_BLOCK = 1024 };
  */
 typedef double (*ht_sum_fn)(const void *g, uint8_t dtype, size_t n, uint64_t *nonfinite);
 
+/*
+ * The first phase of muon: n elements of a gradient into the momentum m; u becomes what is to be orthogonalised, in
+ * bf16. Returns how many gradient elements were NaN or infinite.
+ */
+typedef uint64_t (*ht_stir_fn)(const struct ht_scalars *s, float *m, const void *g, uint8_t dtype, uint16_t *u,
+                               size_t n);
+
 /* Adds n elements of a gradient to a sum of f32; first: the sum becomes them, signs of zeros and all. */
 typedef void (*ht_add_fn)(float *sum, const void *g, uint8_t dtype, size_t n, bool first);
 
@@ -97,12 +111,23 @@ typedef void (*ht_add_fn)(float *sum, const void *g, uint8_t dtype, size_t n, bo
 typedef void (*ht_join_fn)(float *master, const uint16_t *p, const uint16_t *low, uint32_t upper, size_t n);
 typedef bool (*ht_part_fn)(uint16_t *low, const float *master, const uint16_t *p, size_t n);
 
+/*
+ * c = a b in f32: each element a sum by fused multiply-adds, in ascending order of the inner index. a has `rows` rows,
+ * a_wide floats apart; b has `inner` rows of `columns` floats, a multiple of HT_PANEL, and c has as many columns. panel:
+ * room for inner * HT_PANEL floats. Arrays do not overlap.
+ */
+enum { HT_PANEL = 16 };
+typedef void (*ht_matmul_fn)(float *c, const float *a, size_t a_wide, const float *b, size_t columns, size_t rows,
+                             size_t inner, float *panel);
+
 struct ht_kernels {   /* test_torch_numerics.py has both structs, too */
     const char *name; /* of the instruction set */
     ht_add_fn add;
     ht_sum_fn sum_squares;
     ht_join_fn join;
     ht_part_fn part;
+    ht_stir_fn stir;
+    ht_matmul_fn matmul;
     ht_kernel_fn fn[HT_KERNEL_COUNT];
 };
 extern const struct ht_kernels ht_kernels_scalar;

@@ -87,12 +87,29 @@ static bool part_avx2(uint16_t *low, const float *master, const uint16_t *p, siz
     return ht_kernels_scalar.part(low + done, master + done, p + done, n - done) || ties;
 }
 
+static uint64_t stir_avx2(const struct ht_scalars *s, float *m, const void *g, uint8_t dtype, uint16_t *u, size_t n)
+{
+    size_t done = n & ~(size_t)(HT_LANES - 1);
+    const uint8_t *tail = (const uint8_t *)g + done * ht_dtype_trained_bytes(dtype);
+
+    return stir_by_gradient(s, m, g, dtype, u, n) +
+        ht_kernels_scalar.stir(s, m + done, tail, dtype, u + done, n - done);
+}
+
+static void matmul_avx2(float *c, const float *a, size_t a_wide, const float *b, size_t columns, size_t rows,
+                        size_t inner, float *panel)
+{
+    matmul_all(c, a, a_wide, b, columns, rows, inner, panel);
+}
+
 #define ROW(number, rule, states) [number] = rule##_avx2,
 const struct ht_kernels ht_kernels_avx2 = {.name = "avx2",
                                            .add = add_avx2,
                                            .sum_squares = sum_squares_avx2,
                                            .join = join_avx2,
                                            .part = part_avx2,
+                                           .stir = stir_avx2,
+                                           .matmul = matmul_avx2,
                                            .fn = {HT_KERNELS(ROW)}};
 
 HT_CODECS(avx2)

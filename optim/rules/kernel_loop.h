@@ -121,6 +121,78 @@ HT_LANES_FN uint64_t update_by_dtypes(const struct ht_scalars *s, const struct h
     }
 }
 
+/* As many elements as fill lanes wholly. */
+HT_LANES_FN uint64_t stir_all(const struct ht_scalars *scalars, float *momentum, const void *g, uint8_t dtype,
+                              uint16_t *u, size_t n)
+{
+    struct ht_scalars s = *scalars;
+    ht_counts nonfinite = lanes_no_counts();
+
+    for (size_t i = 0; i + HT_LANES <= n; i += HT_LANES) {
+        ht_lanes m = lanes_load_f32(momentum + i), x = lanes_load(g, dtype, i);
+        nonfinite = lanes_count_nonfinite(nonfinite, x);
+        x = muon_stir(&m, lanes_negate(x * lanes_set(s.grad_factor), s.maximize), &s);
+        if (__builtin_expect(lanes_any_nan(m, x), 0)) {
+            m = lanes_canonical(m);
+            x = lanes_canonical(x);
+        }
+        lanes_store_f32(momentum + i, m);
+        lanes_store_halves(u + i, x, HT_DTYPE_BF16);
+    }
+    return lanes_sum_counts(nonfinite);
+}
+
+HT_LANES_FN uint64_t stir_by_gradient(const struct ht_scalars *s, float *m, const void *g, uint8_t dtype, uint16_t *u,
+                                      size_t n)
+{
+    switch (dtype) {
+    case HT_DTYPE_F32:
+        return stir_all(s, m, g, HT_DTYPE_F32, u, n);
+    case HT_DTYPE_BF16:
+        return stir_all(s, m, g, HT_DTYPE_BF16, u, n);
+    default:
+        return stir_all(s, m, g, HT_DTYPE_F16, u, n);
+    }
+}
+
+/* Rows of c that stay in registers, for a panel of columns. */
+enum { HT_TILE_ROWS = 4, HT_TILE_LANES = HT_PANEL / HT_LANES };
+
+HT_LANES_FN void matmul_tile(float *c, size_t columns, const float *a, size_t a_wide, const float *panel, size_t rows,
+                             size_t inner)
+{
+    ht_lanes sum[HT_TILE_ROWS][HT_TILE_LANES];
+
+    for (size_t i = 0; i < rows; i++)
+        for (size_t l = 0; l < HT_TILE_LANES; l++)
+            sum[i][l] = lanes_set(0);
+    for (size_t k = 0; k < inner; k++) {
+#pragma GCC unroll 4
+        for (size_t i = 0; i < rows; i++)
+#pragma GCC unroll 16
+            for (size_t l = 0; l < HT_TILE_LANES; l++)
+                sum[i][l] = lanes_fma(lanes_set(a[i * a_wide + k]), lanes_load_f32(panel + k * HT_PANEL + l * HT_LANES),
+                                      sum[i][l]);
+    }
+    for (size_t i = 0; i < rows; i++)
+        for (size_t l = 0; l < HT_TILE_LANES; l++)
+            lanes_store_f32(c + i * columns + l * HT_LANES, sum[i][l]);
+}
+
+HT_LANES_FN void matmul_all(float *c, const float *a, size_t a_wide, const float *b, size_t columns, size_t rows,
+                            size_t inner, float *panel)
+{
+    for (size_t j = 0; j < columns; j += HT_PANEL) {
+        size_t i = 0;
+        for (size_t k = 0; k < inner; k++)
+            memcpy(panel + k * HT_PANEL, b + k * columns + j, HT_PANEL * sizeof(float));
+        for (; i + HT_TILE_ROWS <= rows; i += HT_TILE_ROWS)
+            matmul_tile(c + i * columns + j, columns, a + i * a_wide, a_wide, panel, HT_TILE_ROWS, inner);
+        for (; i < rows; i++)
+            matmul_tile(c + i * columns + j, columns, a + i * a_wide, a_wide, panel, 1, inner);
+    }
+}
+
 /* As many elements of a gradient into a sum as fill lanes wholly. */
 HT_LANES_FN void add_all(float *sum, const void *g, size_t n, uint8_t dtype, bool first)
 {

@@ -64,18 +64,12 @@ unsigned ht_rule_kernel_states(enum ht_kernel kernel, uint8_t out_kind[HT_KERNEL
     return UINT_MAX;
 }
 
-bool ht_state_has_form(unsigned kind, unsigned form)
-{
-    bool master = kind == HT_STATE_MASTER || kind >= HT_STATE_MASTER_LOW;
-
-    return form < HT_FORMS && (form == HT_FORM_F32 || !master);
-}
-
 uint8_t ht_rule_form(const struct ht_optim_config *c, unsigned kind)
 {
-    uint8_t form = c->state_bits == 16 ? HT_FORM_BF16 : c->state_bits == 8 ? HT_FORM_DYNAMIC : HT_FORM_F32;
+    uint8_t short_form = c->rule == HT_RULE_MUON ? HT_FORM_LINEAR : HT_FORM_DYNAMIC;
+    uint8_t form = c->state_bits == 16 ? HT_FORM_BF16 : c->state_bits == 8 ? short_form : HT_FORM_F32;
 
-    return ht_state_has_form(kind, form) ? form : HT_FORM_F32;
+    return ht_form_fits(form, (uint8_t)kind) ? form : HT_FORM_F32;
 }
 
 const char *ht_state_word(unsigned kind)

@@ -45,8 +45,6 @@ void ht_rule_names(char *buf, size_t cap);
 void ht_rule_scalars(const struct ht_optim_config *c, uint64_t t, struct ht_scalars *out);
 /* The form (forms.h) in which its words keep state of this kind. */
 uint8_t ht_rule_form(const struct ht_optim_config *c, unsigned kind);
-/* May state of this kind be kept in that form, whatever the rule? */
-bool ht_state_has_form(unsigned kind, unsigned form);
 /* Kinds of state of the rule that has this kernel. Returns how many; UINT_MAX: no rule has it. */
 unsigned ht_rule_kernel_states(enum ht_kernel kernel, uint8_t out_kind[HT_KERNEL_STATES_MAX]);
 

@@ -5,6 +5,7 @@
  *
  * A mount refuses contradictions. A store that leaves out (fsck's) takes them out of memory and remembers them.
  */
+#include <math.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -148,6 +149,56 @@ int ht_opt_check_states(struct ht_optim *o)
 }
 
 /* -------------------------------------------------------------------- fsck */
+
+/* NaN stands for a block that is not finite. bytes end where zeros begin. */
+static bool scale_sane(const uint8_t *range, size_t len, uint64_t scale_at, uint64_t codes_at, uint64_t codes)
+{
+    float scale = 0;
+
+    if (scale_at < len)
+        memcpy(&scale, range + scale_at, ht_min_u64(sizeof(scale), len - scale_at));
+    if (isinf(scale) || (!isnan(scale) && signbit(scale)))
+        return false;
+    return scale != 0 || codes_at >= len || ht_is_zero(range + codes_at, ht_min_u64(codes, len - codes_at));
+}
+
+static bool state_sane(const struct ht_param *p, unsigned i, uint64_t range, const uint8_t *content, size_t len)
+{
+    uint8_t kind = p->cur.layout.kind[i], form = p->cur.layout.form[i];
+    struct ht_param_shape shape;
+
+    if (form == HT_FORM_F32 || ht_opt_state_shape(p, &shape))
+        return true;
+    if (range >= shape.range_count)
+        return false;
+    uint64_t elements = ht_opt_range_elements(&shape, range), block = ht_form_block(form);
+    bool sane = len <= ht_opt_state_range_bytes(kind, form, elements);
+    for (uint64_t e = 0; sane && block > 1 && e < elements; e += block)
+        sane = scale_sane(content, len, ht_form_scales_at(form, elements) + e / block * sizeof(float), e,
+                          ht_min_u64(block, elements - e));
+    return sane;
+}
+
+bool ht_optim_state_sane(struct ht_optim *o, uint64_t oid, uint64_t chunk, const uint8_t *content, size_t len)
+{
+    lock(o);
+    struct ht_id_link *found = ht_id_find(&o->states_by_oid, oid);
+    const struct ht_state_link *l = found ? ht_container_of(found, struct ht_state_link, by_oid) : NULL;
+    bool sane = !l || state_sane(l->param, (unsigned)(l - l->param->state_link), chunk, content, len);
+    unlock(o);
+    return sane;
+}
+
+uint64_t ht_optim_formed(struct ht_optim *o)
+{
+    uint64_t count = 0;
+
+    lock(o);
+    ht_list_for_each_entry(p, &o->params, const struct ht_param, all)
+        count += p->cur.exists && ht_opt_layout_has_forms(&p->cur.layout);
+    unlock(o);
+    return count;
+}
 
 size_t ht_optim_check(struct ht_optim *o, void (*report)(void *ctx, const char *code, const char *text), void *ctx)
 {

@@ -14,6 +14,7 @@ uint64_t ht_optim_words_change(struct ht_optim *o)
 {
     lock(o);
     uint64_t number = ++o->words_changes;
+    o->form_changes++;
     unlock(o);
     return number;
 }
@@ -95,4 +96,18 @@ bool ht_optim_state_fits(struct ht_optim *o, uint64_t oid, const struct ht_optim
     }
     unlock(o);
     return fits;
+}
+
+unsigned ht_optim_state_bits(struct ht_optim *o, uint64_t oid)
+{
+    static const unsigned bits[HT_FORMS] = {32, 16, 8, 8};
+    unsigned least = 0;
+
+    lock(o);
+    const struct ht_param *p = ht_opt_param_find(o, oid);
+    bool exists = p && !p->gone && p->cur.exists;
+    for (unsigned i = 0; exists && i < p->cur.layout.count - ht_opt_master_kinds(&p->cur.layout); i++)
+        least = least && least < bits[p->cur.layout.form[i]] ? least : bits[p->cur.layout.form[i]];
+    unlock(o);
+    return least;
 }

@@ -52,8 +52,8 @@ enum { HT_THREADS_MAX = 64, HT_CLOSERS_MAX = 16 };
 
 struct ht_root;
 struct ht_param;
-struct ht_codecs;
 struct ht_kernels;
+struct ht_codecs;
 
 /* Of a root over its parameters: those that have state, and whose file is there. */
 struct ht_totals {
@@ -96,6 +96,7 @@ struct ht_optim {
         uint64_t waiting_bytes;   /* of all roots */
         uint64_t last_step_number, last_claim;
         uint64_t words_changes; /* of roots and of the words that amend theirs */
+        uint32_t form_changes;  /* of those that may say in how many bits state is kept; 1 at the start */
     };
     bool redo_checked;       /* param.redo_place says how many logged steps change the parameter (fsck) */
     struct ht_list problems; /* found when the log had been read (state/check.c) */

@@ -8,12 +8,14 @@
  *
  * Masters in two bytes are two objects on devices: missing bits, two bytes per element, and blocks, of which each range
  * has a chunk (rules/master.h). Updates work on both in one batch pin (update.c). Here they are read and written in
- * windows, with several calls, while no update comes between them, or they are read again.
+ * windows, with several calls, while no update comes between them, or they are read again. So is state in another form
+ * than f32 (coded.h).
  */
 #include <math.h>
 #include <stdlib.h>
 
 #include "optim/rules/master.h"
+#include "optim/state/coded.h"
 #include "optim/state/param.h"
 #include "optim/state/range.h"
 #include "optim/state/root.h"
@@ -54,6 +56,12 @@ static int find_layout(struct ht_optim *o, const struct ht_param_desc *desc, str
 static unsigned file_count(const struct ht_layout *layout)
 {
     return layout->count - (ht_opt_master_kinds(layout) == 2);
+}
+
+/* A conversion may have come between, which changes forms alone. */
+static bool same_files(const struct ht_layout *a, const struct ht_layout *b)
+{
+    return a->count == b->count && !memcmp(a->kind, b->kind, a->count);
 }
 
 /* Index of a word in its layout. */
@@ -297,17 +305,53 @@ static int get_masters(const struct ht_param *p, unsigned word, struct masters *
     return 0;
 }
 
-/* Do bytes of its masters come from outside, or those of another step, object by object? */
+/* ------------------------------------------------------------------- views */
+
+/* A state file that is no f32 object: masters in two bytes, or another form. */
+struct view {
+    bool of_master;
+    struct masters m;
+    struct ht_opt_coded c;
+};
+
+static bool needs_view(const struct ht_layout *l, unsigned word)
+{
+    return l->kind[word] == HT_STATE_MASTER_LOW || l->form[word] != HT_FORM_F32;
+}
+
+/* Locked. With references of the caller. */
+static int get_view(const struct ht_param *p, unsigned word, struct view *out)
+{
+    const struct ht_layout *l = &p->cur.layout;
+
+    out->of_master = l->kind[word] == HT_STATE_MASTER_LOW;
+    if (out->of_master)
+        return get_masters(p, word, &out->m);
+    out->c = (struct ht_opt_coded){.codecs = p->o->codecs, .kind = l->kind[word], .form = l->form[word]};
+    int rc = ht_opt_state_shape(p, &out->c.shape);
+    out->c.obj = rc ? NULL : ht_obj_get(p->o->store, p->cur.oid[word]);
+    return rc || !out->c.obj ? -ESTALE : 0;
+}
+
+static void put_view(const struct view *v)
+{
+    if (v->of_master)
+        put_masters(&v->m);
+    else
+        ht_obj_put(v->c.obj);
+}
+
+/* Do bytes of it come from outside, or those of another step, object by object? */
 static bool is_rewritten(const struct ht_param *p) HT_REQUIRES(HT_LOCK_OPTIM)
 {
     return p->rewriting || p->root->reverting;
 }
 
-/* Releases the lock in between. Three objects are read. If they have changed meanwhile, they are read again. */
-static ssize_t read_masters(struct ht_param *p, unsigned word, uint64_t off, void *buf, size_t len)
-    HT_REQUIRES(HT_LOCK_OPTIM)
+/* Releases the lock in between. Several places are read. If they have changed meanwhile, they are read again. */
+static ssize_t read_view(struct ht_param *p, unsigned word, const struct ht_layout *layout, uint64_t off, void *buf,
+                         size_t len) HT_REQUIRES(HT_LOCK_OPTIM)
 {
-    struct masters m;
+    struct view v;
     uint64_t version;
     ssize_t rc;
 
@@ -315,12 +359,12 @@ static ssize_t read_masters(struct ht_param *p, unsigned word, uint64_t off, voi
         while (is_rewritten(p) && !p->o->stopping)
             wait_changed(p->o);
         version = wait_for_range(p, off, len);
-        rc = p->cur.exists ? get_masters(p, word, &m) : -ESTALE;
+        rc = p->cur.exists && same_files(layout, &p->cur.layout) ? get_view(p, word, &v) : -ESTALE;
         if (rc)
             return rc;
         unlock(p->o);
-        rc = masters_read(&m, off, buf, len);
-        put_masters(&m);
+        rc = v.of_master ? masters_read(&v.m, off, buf, len) : ht_opt_coded_read(&v.c, off, buf, len);
+        put_view(&v);
         lock(p->o);
     } while ((is_rewritten(p) || wait_for_range(p, off, len) != version) && !p->o->stopping);
     return rc;
@@ -361,10 +405,10 @@ ssize_t ht_optim_state_read(struct ht_optim *o, const struct ht_param_desc *desc
     len = ht_min_u64(len, HT_FILE_BYTES_MAX);
     if (p->cur.exists && off < HT_FILE_BYTES_MAX)
         wait_for_range(p, off, len);
-    if (p->cur.exists && !ht_opt_same_layout(&layout, &p->cur.layout))
+    if (p->cur.exists && !same_files(&layout, &p->cur.layout))
         rc = -ESTALE;
-    else if (p->cur.exists && word < layout.count && layout.kind[word] == HT_STATE_MASTER_LOW)
-        rc = read_masters(p, word, off, buf, len);
+    else if (p->cur.exists && word < file_count(&layout) && needs_view(&p->cur.layout, word))
+        rc = read_view(p, word, &layout, off, buf, len);
     else if (p->cur.exists && word < file_count(&layout))
         obj = ht_obj_get(o->store, p->cur.oid[word]);
     else if (p->cur.exists)
@@ -420,8 +464,10 @@ bool ht_optim_state_same(struct ht_optim *o, const struct ht_param_desc *a, cons
     unsigned count = get_objects(o, a, &layout, (unsigned)word, x);
     bool both = get_objects(o, b, &layout, (unsigned)word, y) == count && count;
     unlock(o);
-    if (both && count == 1)
+    if (both && count == 1 && layout.form[word] == HT_FORM_F32)
         same = ht_obj_same(x[0], y[0], off, out_end);
+    else if (both && count == 1)
+        same = same_whole(x[0], y[0]);
     else if (both)
         same = same_whole(x[0], y[0]) && same_whole(x[1], y[1]) && same_whole(x[2], y[2]);
     for (unsigned i = 0; i < HT_ARRAY_SIZE(x); i++) {
@@ -440,7 +486,7 @@ struct write {
     unsigned word; /* in the layout */
     uint64_t off, len;
     const void *buf;
-    uint64_t element; /* that does not round to the parameter */
+    uint64_t element; /* that does not round to the parameter, or has no such form */
 };
 
 /* It fits; before anything is created. */
@@ -457,27 +503,35 @@ static int validate_write(const struct write *w) HT_REQUIRES(HT_LOCK_OPTIM)
     return t >= 0 && t <= STEP_MAX && t == floorf(t) ? 0 : -EINVAL;
 }
 
+/* Not locked. */
+static ssize_t write_view(const struct view *v, struct write *w)
+{
+    if (v->of_master)
+        return masters_write(&v->m, w->off, w->buf, w->len, &w->element);
+    return ht_opt_coded_write(&v->c, w->off, w->buf, w->len, &w->element);
+}
+
 /* Under the gate; releases the lock in between. Updates that are queued now run when it is over. */
 static ssize_t write_objects(struct write *w) HT_REQUIRES(HT_LOCK_OPTIM)
 {
-    bool of_master = w->layout.kind[w->word] == HT_STATE_MASTER_LOW;
     struct ht_param *p = w->p;
-    struct masters m;
-    struct ht_obj *obj = of_master ? NULL : ht_obj_get(p->o->store, p->cur.oid[w->word]);
-    ssize_t rc = of_master ? get_masters(p, w->word, &m) : obj ? 0 : -ESTALE;
+    bool viewed = needs_view(&p->cur.layout, w->word);
+    struct view v;
+    struct ht_obj *obj = viewed ? NULL : ht_obj_get(p->o->store, p->cur.oid[w->word]);
+    ssize_t rc = viewed ? get_view(p, w->word, &v) : obj ? 0 : -ESTALE;
 
     if (rc)
         return rc;
     p->root->hold = true;
-    p->rewriting = of_master;
+    p->rewriting = viewed;
     unlock(p->o);
-    rc = of_master ? masters_write(&m, w->off, w->buf, w->len, &w->element) : ht_obj_write(obj, w->off, w->buf, w->len);
-    if (of_master)
-        put_masters(&m);
+    rc = viewed ? write_view(&v, w) : ht_obj_write(obj, w->off, w->buf, w->len);
+    if (viewed)
+        put_view(&v);
     ht_obj_put(obj);
     lock(p->o);
     p->root->hold = p->rewriting = false;
-    p->rewrites += of_master;
+    p->rewrites += viewed;
     ht_opt_root_ready(p->root);
     notify_changed(p->o);
     return rc;
@@ -489,7 +543,7 @@ static ssize_t write_word(struct write *w) HT_REQUIRES(HT_LOCK_OPTIM)
     struct ht_param *p = w->p;
     float t;
 
-    if (p->gone || !ht_opt_same_layout(&w->layout, &p->cur.layout))
+    if (p->gone || !p->cur.exists || !same_files(&w->layout, &p->cur.layout))
         return -ESTALE;
     if (p->root->open || p->has_grad || p->pending)
         return -EBUSY;
@@ -531,6 +585,12 @@ static ssize_t report_refused(const struct write *w, const char *name, ssize_t e
         ht_opt_refuse(p->root, HT_EVENT_REFUSED, p->oid,
                       "state %s: element %llu does not round to the parameter; write the parameter first", name,
                       (unsigned long long)w->element);
+    else if (err == -ERANGE)
+        ht_opt_refuse(p->root, HT_EVENT_REFUSED, p->oid,
+                      "state %s: element %llu is %s; state_bits=32 keeps such a value", name,
+                      (unsigned long long)w->element,
+                      ht_state_is_positive(w->layout.kind[w->word]) ? "negative, not finite, or too large"
+                                                                    : "not finite, or too large");
     else if (err == -EINVAL && !strcmp(name, "step"))
         ht_opt_refuse(p->root, HT_EVENT_REFUSED, p->oid, "state step: must be one f32, a whole number up to 2^24");
     else if (err == -EINVAL)
@@ -539,7 +599,7 @@ static ssize_t report_refused(const struct write *w, const char *name, ssize_t e
                       (unsigned long long)(p->shape.elements * 4));
     else if (err == -EBUSY)
         ht_opt_refuse(p->root, HT_EVENT_REFUSED, p->oid, "state %s: a step is open; commit or abort it first", name);
-    return err == -EDOM ? -EINVAL : err;
+    return err == -EDOM || err == -ERANGE ? -EINVAL : err;
 }
 
 ssize_t ht_optim_state_write(struct ht_optim *o, const struct ht_param_desc *desc, const char *name, uint64_t off,

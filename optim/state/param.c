@@ -75,6 +75,11 @@ void ht_opt_param_put_objects(struct ht_param *p)
     ht_obj_put(p->obj);
     ht_obj_put(p->grad);
     ht_obj_put(p->sum);
+    if (p->ortho) {
+        ht_obj_put(p->ortho->update);
+        ht_obj_put(p->ortho->given);
+        p->ortho->update = p->ortho->given = NULL;
+    }
     p->obj = p->grad = p->sum = NULL;
     ht_opt_put_state(p);
 }
@@ -100,6 +105,12 @@ void ht_opt_param_free(struct ht_param *p)
     ht_opt_param_put_objects(p);
     ht_opt_ranges_free(p);
     ht_opt_sections_free(p);
+    if (p->ortho) {
+        ht_opt_ortho_clear(p);
+        ht_opt_ortho_count(p, true);
+        ht_interval_set_free(&p->ortho->written);
+        free(p->ortho);
+    }
     ht_list_del(&p->touched);
     ht_list_del(&p->all);
     ht_list_del(&p->of_root);
@@ -116,6 +127,10 @@ void ht_opt_param_sweep(struct ht_param *p, struct ht_tx *tx)
         ht_obj_delete(p->grad, tx);
     if (p->sum)
         ht_obj_delete(p->sum, tx);
+    if (p->ortho && p->ortho->update) {
+        ht_obj_delete(p->ortho->update, tx);
+        ht_obj_delete(p->ortho->given, tx);
+    }
     ht_opt_param_free(p);
 }
 
@@ -219,6 +234,8 @@ static int reset_param(struct ht_param *p) HT_REQUIRES(HT_LOCK_OPTIM)
     if (!rc)
         ht_opt_coverage_clear(p, false);
     unlock(o);
+    if (!rc)
+        rc = ht_opt_ortho_delete(p);
     if (!rc && p->grad)
         ht_obj_scratch_drop(p->grad, 0, UINT64_MAX);
     if (!rc && p->sum)

@@ -6,6 +6,7 @@
 #include "optim/rules/rule.h"
 #include "optim/rules/sections.h"
 #include "optim/state/context.h"
+#include "optim/state/interval_set.h"
 
 struct ht_param_sections;
 struct ht_range;
@@ -46,6 +47,21 @@ struct ht_state_link {
     struct ht_param *param;
 };
 
+/*
+ * What a parameter of a rule in two phases has beside its gradient (gradient/ortho.c). Both objects are scratch, in
+ * bf16, and range i is chunk i of each.
+ */
+struct ht_ortho {
+    struct ht_obj *update, *given;  /* references: what the first phase hands out; what the second one takes */
+    struct ht_optim_config config;  /* of the step: its matrices, and how the store orthogonalises them */
+    struct ht_interval_set written; /* elements of given, in this step */
+    uint64_t heap_bytes;            /* of all this, as far as optim.meta_bytes has them */
+    unsigned writers;               /* threads that copy into it */
+    uint64_t stirred;               /* ranges whose momentum has this step's gradient */
+    uint64_t waiting_bytes;         /* written and not applied: its part of root.ortho_bytes */
+    bool asked, applied;            /* in this step: the first was read; the second was handed over */
+};
+
 struct ht_param {
     struct ht_optim *o;
     struct ht_root *root;
@@ -64,8 +80,8 @@ struct ht_param {
         bool gone;          /* deleted (pending or published), or its object vanished */
         bool orphan;        /* a boundary found that its file has no name; only an abort can change that */
         bool log_reserved;  /* log bytes for its record */
-        bool rewriting;     /* its masters, from outside */
-        uint64_t rewrites;  /* rewrites of its masters, or an abort */
+        bool rewriting;     /* its masters, or coded state, from outside */
+        uint64_t rewrites;  /* of these, or an abort */
         uint64_t forgotten; /* aborts and drops: earlier writes do not count */
         uint64_t applied;   /* times that the written bytes of all openers were handed over */
     };
@@ -73,7 +89,8 @@ struct ht_param {
     struct ht_state_link state_link[HT_STATES_MAX];        /* those of cur, in its order (totals.c) */
     struct ht_totals counted HT_GUARDED_BY(HT_LOCK_OPTIM); /* its part of the root's totals */
     struct ht_obj *obj, *grad, *state[HT_STATES_MAX];      /* references; state[i] belongs to cur.oid[i] */
-    struct ht_obj *sum; /* reference; of gradients, f32; NULL where nothing was ever accumulated */
+    struct ht_obj *sum;     /* reference; of gradients, f32; NULL where nothing was ever accumulated */
+    struct ht_ortho *ortho; /* NULL: never had a gradient of such a rule */
 
     struct ht_param_shape shape;
     struct ht_range *
@@ -116,6 +133,12 @@ struct ht_param {
     };
 };
 
+/* Has its step two phases? While it has a gradient. */
+static inline bool ht_opt_in_phases(const struct ht_param *p)
+{
+    return p->scalars.kernel == HT_KERNEL_MUON;
+}
+
 /* --------------------------------------------------------------- param.c */
 
 struct ht_param *ht_opt_param_find(struct ht_optim *o, uint64_t oid) HT_REQUIRES(HT_LOCK_OPTIM); /* no reference */
@@ -143,6 +166,8 @@ struct ht_layout ht_opt_layout(const struct ht_optim_config *config, uint8_t dty
 bool ht_opt_same_layout(const struct ht_layout *a, const struct ht_layout *b);
 /* Is any state in another form than f32? */
 bool ht_opt_layout_has_forms(const struct ht_layout *l);
+/* A number for forms and salt, for logged steps: 0 if all is f32. */
+uint32_t ht_opt_layout_mark(const struct ht_layout *l);
 /* The same kinds, whatever their forms, and however masters are kept. */
 bool ht_opt_same_rule_state(const struct ht_layout *a, const struct ht_layout *b);
 /* Kinds at its end that are the master's: 0, 1 (f32) or 2 (missing bits, blocks). */
@@ -156,6 +181,9 @@ int ht_opt_layout_prepare(const struct ht_param *p, struct ht_layout *l) HT_EXCL
  * as it was.
  */
 int ht_opt_state_create(struct ht_param *p, const struct ht_layout *layout) HT_EXCLUDES(HT_LOCK_OPTIM) HT_MUST_CHECK;
+/* One state object of zeros, with space for one rewrite; also after an error *out_obj may be one, to be deleted. */
+int ht_opt_state_create_one(struct ht_param *p, const struct ht_param_shape *shape, uint8_t kind, uint8_t form,
+                            uint64_t *out_oid, struct ht_obj **out_obj) HT_MUST_CHECK;
 /* With state: reserves space for the gradient outside memory. Without state: gives the space for sums back. */
 int ht_opt_grad_reserve(struct ht_param *p) HT_REQUIRES(HT_LOCK_OPTIM) HT_MUST_CHECK;
 /* Reserves the next rewrite of the parameter and its state, and its gradient. -ENOSPC: some of it is missing. */
@@ -199,6 +227,8 @@ void ht_opt_param_close(struct ht_param *p) HT_EXCLUDES(HT_LOCK_OPTIM);
 int ht_opt_scratch_create(const struct ht_param *p, uint32_t chunk_bytes, struct ht_obj **out) HT_MUST_CHECK;
 int ht_opt_scratch_delete(const struct ht_param *p, struct ht_obj **obj) HT_MUST_CHECK;
 int ht_opt_sum_delete(struct ht_param *p) HT_EXCLUDES(HT_LOCK_OPTIM) HT_MUST_CHECK;
+/* Those of a step in two phases. */
+int ht_opt_ortho_delete(struct ht_param *p) HT_EXCLUDES(HT_LOCK_OPTIM) HT_MUST_CHECK;
 
 /* -------------------------------------------------------------- totals.c */
 

@@ -64,6 +64,22 @@ int ht_opt_sum_delete(struct ht_param *p)
     return rc;
 }
 
+int ht_opt_ortho_delete(struct ht_param *p)
+{
+    lock(p->o);
+    struct ht_ortho *of = p->ortho;
+    struct ht_obj *obj[] = {of ? of->update : NULL, of ? of->given : NULL};
+    if (of)
+        of->update = of->given = NULL;
+    unlock(p->o);
+    int rc = 0;
+    for (unsigned i = 0; i < HT_ARRAY_SIZE(obj); i++) {
+        int err = obj[i] ? ht_opt_scratch_delete(p, &obj[i]) : 0;
+        rc = rc ? rc : err;
+    }
+    return rc;
+}
+
 int ht_opt_param_build(struct ht_param *p, const struct ht_param_shape *shape)
 {
     int rc = 0;

@@ -98,6 +98,8 @@ static bool ends_gradient(const struct ht_range *r, unsigned work) HT_REQUIRES(H
 {
     uint32_t added = r->added + ((work & HT_WORK_ADD) != 0), wanted = r->param->root->latched.accumulate;
 
+    if (work & HT_WORK_ORTHO) /* the orthogonalised update is logged when it is there */
+        return false;
     return wanted == 1 || (work & HT_WORK_UPDATE) || ((work & HT_WORK_ADD) && added == wanted);
 }
 

@@ -223,21 +223,37 @@ bool ht_opt_param_replayed(const struct ht_param *p)
     return p->root->redo.replaying && (p->cur.exists || p->pub.exists) && !HT_MUTANT("replay-shown");
 }
 
+static bool works_on(const struct ht_range *r, unsigned work)
+{
+    return (r->state == HT_RANGE_QUEUED || r->state == HT_RANGE_RUNNING) && (r->work & work);
+}
+
+/* Does the second phase of the parameter come without a client? */
+static bool phase_follows(const struct ht_param *p) HT_REQUIRES(HT_LOCK_OPTIM)
+{
+    return p->has_grad && ht_opt_in_phases(p) && p->ortho && p->ortho->config.ns_store;
+}
+
 bool ht_opt_range_updating(const struct ht_range *r)
 {
-    bool pending = r->state == HT_RANGE_QUEUED || r->state == HT_RANGE_RUNNING;
-
-    return (pending && (r->work & HT_WORK_UPDATE)) || ht_opt_range_decided_later(r) || ht_opt_param_replayed(r->param);
+    return works_on(r, HT_WORK_UPDATE | HT_WORK_MOMENTUM) || ht_opt_range_decided_later(r) ||
+        ht_opt_param_replayed(r->param);
 }
 
 bool ht_opt_range_hidden(const struct ht_range *r)
 {
-    return ht_opt_range_updating(r) && (!r->shown || ht_opt_param_replayed(r->param));
+    if (ht_opt_param_replayed(r->param))
+        return true;
+    if (phase_follows(r->param) &&
+        (works_on(r, HT_WORK_MOMENTUM) ||
+         (r->stirred && r->state != HT_RANGE_DONE && r->state != HT_RANGE_FAILED && !r->shown)))
+        return true;
+    return (works_on(r, HT_WORK_UPDATE) || ht_opt_range_decided_later(r)) && !r->shown;
 }
 
 bool ht_opt_param_hidden(const struct ht_param *p)
 {
-    return p->pending > p->shown || (p->root->deciding && p->has_grad) || ht_opt_param_replayed(p);
+    return p->pending > p->shown || (p->root->deciding && p->has_grad) || ht_opt_param_replayed(p) || phase_follows(p);
 }
 
 /* ---------------------------------------------------------------- coverage */
@@ -260,11 +276,32 @@ static void clear_range(struct ht_range *r, bool frozen_only) HT_REQUIRES(HT_LOC
     ht_opt_range_thaw(r);
     r->state = HT_RANGE_IDLE;
     r->work = 0;
-    r->consumed = r->part_added = r->logged = false;
+    r->consumed = r->part_added = r->logged = r->stirred = false;
     r->measured = HT_MUTANT("squares-stay") && r->measured;
     r->added = 0;
     if (!frozen_only)
         ht_list_del(&r->dirty);
+}
+
+void ht_opt_ortho_count(struct ht_param *p, bool gone)
+{
+    struct ht_ortho *of = p->ortho;
+    uint64_t bytes = gone ? 0 : sizeof(*of) + of->written.cap * sizeof(struct ht_interval);
+
+    p->o->meta_bytes += bytes - of->heap_bytes;
+    of->heap_bytes = bytes;
+}
+
+void ht_opt_ortho_clear(struct ht_param *p)
+{
+    struct ht_ortho *of = p->ortho;
+
+    if (!of)
+        return;
+    ht_interval_set_clear(&of->written);
+    p->root->ortho_bytes -= of->waiting_bytes;
+    of->waiting_bytes = of->stirred = 0;
+    of->asked = of->applied = false;
 }
 
 void ht_opt_coverage_clear(struct ht_param *p, bool frozen_only)
@@ -273,6 +310,7 @@ void ht_opt_coverage_clear(struct ht_param *p, bool frozen_only)
         for (unsigned i = 0; p->block[b] && i < block_ranges(p, b); i++)
             clear_range(&p->block[b][i], frozen_only);
     }
+    ht_opt_ortho_clear(p);
     p->has_grad = false;
     p->complete = p->failed = 0;
     ht_list_del(&p->touched);
@@ -298,7 +336,7 @@ static bool bytes_needed(struct ht_param *p, uint64_t begin, uint64_t end) HT_RE
 
     for (uint64_t i = begin / range_bytes; i < p->shape.range_count && i * range_bytes < end; i++) {
         const struct ht_range *r = ht_opt_range_find(p, i);
-        bool done = r && r->state == HT_RANGE_DONE;
+        bool done = r && ht_opt_range_spent(r);
         if (done && ht_interval_set_cover(&r->frozen, 0, ht_opt_range_grad_bytes(p, i)))
             continue;
         if (!p->root->draining || replaying || (r && (r->written.count || (r->frozen.count && !done))))

@@ -24,6 +24,8 @@ enum ht_range_work {
     HT_WORK_ADD = 1,     /* its frozen gradient into its sum */
     HT_WORK_MEASURE = 2, /* squares of its gradient, or sum, into param.squares */
     HT_WORK_UPDATE = 4,
+    HT_WORK_MOMENTUM = 16, /* the first phase of an update */
+    HT_WORK_ORTHO = 32,    /* of range 0: the store orthogonalises the update of the parameter */
     HT_WORK_LOG = 8, /* its gradient into the object of the step: frozen bytes before all others, a sum after ADD */
 };
 
@@ -40,9 +42,10 @@ struct ht_range {
     bool consumed;     /* its gradient's chunks have been dropped */
     bool shown;        /* RUNNING, and the parameter has its new content: its state is still being written */
     bool part_added;   /* the sum includes the frozen part */
-    bool logged;       /* the step's object has its gradient, or its sum (redo/redo_log.c) */
-    bool measured;     /* param.squares has its squares, and nonfinite counts its elements that are not finite */
-    uint32_t added;    /* whole gradients in the sum */
+    bool stirred;   /* the momentum has its gradient, whose bytes are not needed any more; the second phase follows */
+    bool logged;    /* the step's object has its gradient, or its sum (redo/redo_log.c) */
+    bool measured;  /* param.squares has its squares, and nonfinite counts its elements that are not finite */
+    uint32_t added; /* whole gradients in the sum */
     uint32_t updates, nonfinite;
     uint32_t spans_bytes HT_GUARDED_BY(HT_LOCK_OPTIM); /* of its sets, as far as optim.meta_bytes has them */
 };
@@ -116,8 +119,17 @@ uint32_t ht_opt_range_backlog_bytes(const struct ht_range *r, unsigned work);
 void ht_opt_range_thaw(struct ht_range *r) HT_REQUIRES(HT_LOCK_OPTIM);
 /* Forget all coverage; nothing may be RUNNING. frozen_only: written bytes stay. */
 void ht_opt_coverage_clear(struct ht_param *p, bool frozen_only) HT_REQUIRES(HT_LOCK_OPTIM);
+/* The same for what a step in two phases has beside. */
+void ht_opt_ortho_clear(struct ht_param *p) HT_REQUIRES(HT_LOCK_OPTIM);
+/* Its set of intervals may have another size now; gone: there is nothing any more. */
+void ht_opt_ortho_count(struct ht_param *p, bool gone) HT_REQUIRES(HT_LOCK_OPTIM);
 /* Releases the lock in between: drops the gradient chunks of a range that are not needed any more. */
 void ht_opt_range_drop(struct ht_range *r) HT_REQUIRES(HT_LOCK_OPTIM);
+/* Are its gradient's bytes used up? */
+static inline bool ht_opt_range_spent(const struct ht_range *r)
+{
+    return r->state == HT_RANGE_DONE || r->stirred;
+}
 /* Is the parameter's content, or state, of this range about to change? Reads of the state wait. */
 bool ht_opt_param_replayed(const struct ht_param *p) HT_REQUIRES(HT_LOCK_OPTIM);
 bool ht_opt_range_updating(const struct ht_range *r) HT_REQUIRES(HT_LOCK_OPTIM);

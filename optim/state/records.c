@@ -182,6 +182,7 @@ void ht_opt_abort(void *ctx, uint64_t scope)
         r->config = r->published_config;
         r->redo.gap = r->redo.renamed = r->redo.full = false;
         o->words_changes++;
+        o->form_changes++;
     }
     unlock(o);
 }
@@ -269,7 +270,7 @@ static int read_kept(uint64_t kept, struct ht_layout *l, unsigned i)
 
     if (kind >= HT_STATE_KINDS || !ht_state_word(kind) || memchr(l->kind, (int)kind, i) || kept >> 16 & 0xffff)
         return -EUCLEAN;
-    if (form ? !ht_state_has_form(kind, form) || (l->salt && l->salt != salt) : salt != 0)
+    if (form ? !ht_form_fits(form, (uint8_t)kind) || (l->salt && l->salt != salt) : salt != 0)
         return -EUCLEAN;
     l->kind[i] = (uint8_t)kind;
     l->form[i] = (uint8_t)form;

@@ -45,6 +45,7 @@ struct ht_redo_piece {
     uint64_t oid, at;
     uint32_t range, begin, end, bytes;
     bool sparse; /* as entries, without zeros (tiering/base/sparse.h) */
+    bool ortho;  /* of the orthogonalised update, in bf16, in place of the gradient */
 };
 
 /* A step of the log. */
@@ -77,6 +78,7 @@ struct ht_redo {
     bool renamed;       /* so is the name of a parameter; with gap */
     bool full;          /* so it does because a client asked for that */
     bool sparse;        /* its summary has a sparse piece */
+    bool ortho;         /* its summary has a piece of an orthogonalised update */
     bool sections;      /* its summary has a section of a parameter */
     bool near_g;        /* its summary has a kernel that older programs do not know (rules/adam.h) */
     bool counted;       /* obj and summary are of the last step, which is not durable yet: no worker runs until it is */

@@ -24,6 +24,7 @@ static uint64_t step_bytes(const struct ht_root *root) HT_REQUIRES(HT_LOCK_OPTIM
 {
     const struct ht_totals *t = &root->totals;
     uint64_t gradients = root->config.accumulate > 1 ? t->elements * sizeof(float) : t->param_bytes;
+    gradients += root->config.rule == HT_RULE_MUON ? t->elements * 2 : 0; /* orthogonalised updates */
     uint64_t bytes = root->redo.largest ? root->redo.largest : gradients;
 
     return ht_round_up(bytes + bytes / 8, HT_BLOCK_BYTES);
@@ -213,8 +214,11 @@ static uint64_t room_bytes(const struct ht_optim *o) HT_REQUIRES(HT_LOCK_OPTIM)
     uint64_t bytes = 0;
 
     ht_list_for_each_entry(p, &o->params, const struct ht_param, all) {
-        if (p->root->redo.recovering && p->cur.exists)
-            bytes += ht_round_up(p->cur.elements * sizeof(float), HT_BLOCK_BYTES) + 2 * (uint64_t)HT_BLOCK_BYTES;
+        if (!p->root->redo.recovering || !p->cur.exists)
+            continue;
+        bytes += ht_round_up(p->cur.elements * sizeof(float), HT_BLOCK_BYTES) + 2 * (uint64_t)HT_BLOCK_BYTES;
+        if (p->cur.layout.kind[0] == HT_STATE_MOMENTUM_BUFFER) /* it may have steps in two phases */
+            bytes += 2 * (ht_round_up(p->cur.elements * 2, HT_BLOCK_BYTES) + 2 * (uint64_t)HT_BLOCK_BYTES);
     }
     return bytes;
 }

@@ -76,6 +76,7 @@ void ht_opt_root_put_locked(struct ht_root *r)
     ht_id_remove(&r->o->roots_by_id, &r->by_id);
     r->o->meta_bytes -= sizeof(*r);
     ht_opt_redo_free(r);
+    ht_opt_reopened(r);
     free(r);
 }
 
@@ -200,7 +201,11 @@ void ht_opt_refuse(struct ht_root *r, enum ht_event_code code, uint64_t oid, con
     va_end(ap);
     ht_opt_event(code, oid ? oid : r->id, "%s", text);
     lock(o);
-    struct ht_refusal *e = code == HT_EVENT_REPLAY_FAILED || code == HT_EVENT_NOT_RESERVED ? &r->closed : &r->error;
+    struct ht_refusal *e = &r->error;
+    if (code == HT_EVENT_REPLAY_FAILED || code == HT_EVENT_NOT_RESERVED) {
+        r->closed = r->closed ? r->closed : malloc(sizeof(*r->closed));
+        e = r->closed ? r->closed : e;
+    }
     *e = (struct ht_refusal){.code = code, .oid = oid, .step = r->step, .time = time(NULL)};
     int n = snprintf(e->text, sizeof(e->text), "%s%s", name, oid ? ": " : "");
     size_t used = n < 0 ? 0 : ht_min_u64((uint64_t)n, sizeof(e->text) - 1);
@@ -208,6 +213,12 @@ void ht_opt_refuse(struct ht_root *r, enum ht_event_code code, uint64_t oid, con
     memcpy(e->text + used, text, len);
     r->refusals++;
     unlock(o);
+}
+
+void ht_opt_reopened(struct ht_root *r)
+{
+    free(r->closed);
+    r->closed = NULL;
 }
 
 void ht_opt_succeeded(struct ht_root *r, enum ht_event_code code, uint64_t oid)
@@ -268,6 +279,11 @@ static bool same_rule(const struct ht_optim_config *a, const struct ht_optim_con
     return a->rule == b->rule && ht_opt_same_rule_state(&was, &is);
 }
 
+static bool same_forms(const struct ht_optim_config *a, const struct ht_optim_config *b)
+{
+    return a->state_bits == b->state_bits && a->state_bits_min == b->state_bits_min;
+}
+
 int ht_optim_root_configure(struct ht_optim *o, uint64_t root, const struct ht_optim_config *config)
 {
     int rc = 0;
@@ -281,6 +297,10 @@ int ht_optim_root_configure(struct ht_optim *o, uint64_t root, const struct ht_o
     else if (r->configured && !same_rule(&r->config, config))
         ht_list_for_each_entry(p, &r->params, const struct ht_param, of_root)
             rc = p->cur.exists ? -EBUSY : rc;
+    if (!rc && r->configured && !same_forms(&r->config, config)) {
+        rc = r->open ? -EAGAIN : 0;
+        o->form_changes += !rc;
+    }
     if (!rc) {
         r->redo.largest = 0;
         take_config(r, config);
@@ -325,7 +345,7 @@ static void end_root(struct ht_root *r, struct ht_tx *tx) HT_REQUIRES(HT_LOCK_OP
     ht_opt_redo_end_aside(r);
     ht_opt_redo_cut(r);
     r->redo.failed = 0;
-    r->closed.text[0] = '\0';
+    ht_opt_reopened(r);
     r->redo.gap = r->redo.renamed = r->redo.full = false;
     ht_opt_put_id(ht_tx_records(tx), HT_REC_OPT_ROOT_DEL, r->id);
     ht_store_log_unreserve(r->o->store, HT_OPT_ROOT_RECORD_BYTES);
@@ -448,7 +468,7 @@ int ht_optim_root_stat(struct ht_optim *o, uint64_t root, struct ht_root_stat *o
         .commit_ns = r->commit_ns,
         .step_written_bytes = r->step_written_bytes,
     };
-    const struct ht_refusal *e = r->closed.text[0] ? &r->closed : &r->error;
+    const struct ht_refusal *e = r->closed ? r->closed : &r->error;
     memcpy(out->error, e->text, sizeof(out->error));
     out->error_step = e->step;
     out->error_time = e->time;

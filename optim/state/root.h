@@ -41,6 +41,8 @@ struct ht_root {
     bool exists HT_GUARDED_BY(HT_LOCK_OPTIM); /* the log has it */
     bool configured HT_GUARDED_BY(HT_LOCK_OPTIM);
     bool frozen HT_GUARDED_BY(HT_LOCK_OPTIM); /* a kept step */
+    /* form_changes at the last boundary that has converted state (step/convert.c) */
+    uint32_t forms_seen HT_GUARDED_BY(HT_LOCK_OPTIM);
     struct ht_optim_config config, published_config, latched;
     HT_GUARDED_BY(HT_LOCK_OPTIM) struct {
         bool gate, draining, hold;
@@ -67,6 +69,9 @@ struct ht_root {
         uint64_t running;       /* taken by a worker and not wholly finished */
         uint64_t backlog_bytes; /* memory of gradients of the pending ranges */
         uint64_t waiting_bytes; /* gradients that waited for the last boundary, and will for the next ones */
+        bool prepared;          /* the first half of the boundary is done: the step takes no more gradients */
+        bool skipping;          /* and the step changes nothing */
+        uint64_t ortho_bytes;   /* orthogonalised updates that were written and not applied */
         int failure;            /* first error of an update since the last abort */
         uint64_t grad_bytes, added_elements, updated_elements, nonfinite, update_ns, commit_ns;
         /* To devices: when the last step ended, or the root began; in the step before that. */
@@ -77,8 +82,9 @@ struct ht_root {
             decided; /* the open or next step has numbers of a client (redo/redo_decide.c); 0: those of its words */
         struct ht_totals totals;
         struct ht_refusal error;
-        struct ht_refusal closed; /* comes before error: why logged steps are not computed again */
-        uint64_t refusals;        /* since mount */
+        struct ht_refusal
+            *closed;       /* owned; comes before error: why logged steps are not computed again. NULL: they are */
+        uint64_t refusals; /* since mount */
     };
 };
 
@@ -134,6 +140,8 @@ int ht_opt_wait_open(struct ht_root *r) HT_REQUIRES(HT_LOCK_OPTIM) HT_MUST_CHECK
 void ht_opt_refuse(struct ht_root *r, enum ht_event_code code, uint64_t oid, const char *fmt, ...) HT_PRINTF(4, 5)
     HT_EXCLUDES(HT_LOCK_OPTIM);
 
+/* Logged steps need not be computed again, or are: ends the error that says why they were not. */
+void ht_opt_reopened(struct ht_root *r) HT_REQUIRES(HT_LOCK_OPTIM);
 /* An action of this kind succeeded for this parameter (0: the root): ends an error about its refusal. */
 void ht_opt_succeeded(struct ht_root *r, enum ht_event_code code, uint64_t oid) HT_REQUIRES(HT_LOCK_OPTIM);
 

@@ -5,13 +5,15 @@
 #include <stdio.h>
 #include <stdlib.h>
 
+#include "optim/rules/newton_schulz.h"
 #include "optim/rules/sections.h"
 #include "optim/state/param.h"
 #include "optim/state/root.h"
 
 typedef unsigned long long ull;
 
-enum { ROOM_SHARE_MAX = 4 }; /* times as much as is needed may stay from step to step */
+#define NS_BYTES_MAX (256ull << 20) /* of memory, for each worker */
+enum { ROOM_SHARE_MAX = 4 };        /* times as much as is needed may stay from step to step */
 
 static int refuse_section(const struct ht_optim_section *s, char why[HT_OPTIM_ERROR_MAX], const char *text,
                           uint64_t number)
@@ -31,6 +33,32 @@ int ht_opt_sections_check(const struct ht_param *p, const struct ht_optim_sectio
                                   p->shape.elements);
         if (!v->config.frozen && v->config.missed > t)
             return refuse_section(v, why, "missed= is more than the steps of the parameter, which are ", t);
+    }
+    return 0;
+}
+
+int ht_opt_blocks_check(const struct ht_param *p, const struct ht_optim_config *c, char why[HT_OPTIM_ERROR_MAX])
+{
+    const struct ht_matrix *m = &c->matrix;
+    uint64_t rows = m->rows, elements = rows * m->columns * m->count;
+
+    if (c->rule != HT_RULE_MUON)
+        return 0;
+    if (!rows || elements != p->shape.elements) {
+        snprintf(why, HT_OPTIM_ERROR_MAX, "muon: its shape has %llu elements, and the parameter %llu", (ull)elements,
+                 (ull)p->shape.elements);
+        return -EINVAL;
+    }
+    for (uint32_t i = 1; i < c->muon_split.count; i++)
+        rows = ht_max_u64(c->muon_split.of[i].rows, i == 1 ? c->muon_split.of[0].rows : rows);
+    uint64_t bytes = ht_newton_schulz_bytes(rows, m->columns) + rows * m->columns * 2;
+    if (c->ns_store && bytes > NS_BYTES_MAX) {
+        snprintf(
+            why, HT_OPTIM_ERROR_MAX,
+            "muon ns=store: a block of %llu x %u takes %llu bytes to orthogonalise, and at most %llu are allowed: use "
+            "ns=client",
+            (ull)rows, m->columns, (ull)bytes, (ull)NS_BYTES_MAX);
+        return -EINVAL;
     }
     return 0;
 }

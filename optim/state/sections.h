@@ -12,6 +12,7 @@
 #include "optim/rules/kernel.h"
 #include "optim/state/context.h"
 
+struct ht_optim_config;
 struct ht_optim_sections;
 struct ht_param;
 
@@ -33,6 +34,9 @@ struct ht_param_sections {
 
 /* -EINVAL: these words are none for its next update, with the reason in why. */
 int ht_opt_sections_check(const struct ht_param *p, const struct ht_optim_sections *s, char why[HT_OPTIM_ERROR_MAX])
+    HT_REQUIRES(HT_LOCK_OPTIM) HT_MUST_CHECK;
+/* The same of a rule in two phases: its matrices must be those of the parameter. */
+int ht_opt_blocks_check(const struct ht_param *p, const struct ht_optim_config *c, char why[HT_OPTIM_ERROR_MAX])
     HT_REQUIRES(HT_LOCK_OPTIM) HT_MUST_CHECK;
 /* Memory for so many, and no longer for many more: between steps. What there was is void. -ENOMEM */
 int ht_opt_sections_reserve(struct ht_param *p, size_t count) HT_REQUIRES(HT_LOCK_OPTIM) HT_MUST_CHECK;

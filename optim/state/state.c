@@ -55,14 +55,33 @@ bool ht_opt_layout_has_forms(const struct ht_layout *l)
     return false;
 }
 
-/* Objects have their numbers one after the other, and hashes of neighbours are to differ in all bits. */
-static uint32_t salt_of(uint64_t oid)
+static uint32_t mix(uint32_t x)
 {
-    uint32_t x = (uint32_t)oid ^ (uint32_t)(oid >> 32) ^ 0x9e3779b9u;
-
     x = (x ^ x >> 16) * 0x85ebca6bu;
     x = (x ^ x >> 13) * 0xc2b2ae35u;
     return x ^ x >> 16;
+}
+
+/*
+ * The same in each store, so that a copy of the model that came as files rounds alike. Parameters of one size share
+ * their hashes, but not the bits that these are added to.
+ */
+static uint32_t salt_of(const struct ht_param *p)
+{
+    uint32_t salt = mix((uint32_t)p->shape.elements ^ mix((uint32_t)(p->shape.elements >> 32) + p->shape.dtype));
+
+    return salt ? salt : 1;
+}
+
+uint32_t ht_opt_layout_mark(const struct ht_layout *l)
+{
+    uint32_t mark = l->salt;
+
+    if (!ht_opt_layout_has_forms(l))
+        return 0;
+    for (unsigned i = 0; i < l->count; i++)
+        mark = mix(mark ^ ((uint32_t)l->kind[i] << 8 | l->form[i]));
+    return mark ? mark : 1;
 }
 
 bool ht_opt_same_rule_state(const struct ht_layout *a, const struct ht_layout *b)
@@ -90,14 +109,14 @@ void ht_opt_put_state(struct ht_param *p)
     }
 }
 
-/* One state object of zeros, with space for one rewrite. */
-static int create_one(struct ht_param *p, uint8_t kind, uint8_t form, uint64_t *out_oid, struct ht_obj **out_obj)
+int ht_opt_state_create_one(struct ht_param *p, const struct ht_param_shape *shape, uint8_t kind, uint8_t form,
+                            uint64_t *out_oid, struct ht_obj **out_obj)
 {
     struct ht_store *s = p->o->store;
-    uint64_t bytes = ht_opt_state_size(&p->shape, kind, form);
+    uint64_t bytes = ht_opt_state_size(shape, kind, form);
     struct ht_obj_attr attr = {
         .oid = ht_store_new_id(s),
-        .chunk_bytes = ht_opt_state_chunk_bytes(&p->shape, kind),
+        .chunk_bytes = ht_opt_state_chunk_bytes(shape, kind),
         .obj_class = HT_CLASS_DURABLE,
         .scope = p->root->id,
     };
@@ -106,7 +125,7 @@ static int create_one(struct ht_param *p, uint8_t kind, uint8_t form, uint64_t *
     if (rc)
         return rc;
     *out_oid = attr.oid;
-    rc = ht_obj_set_used(*out_obj, ht_opt_state_used_bytes(&p->shape, kind, form));
+    rc = ht_obj_set_used(*out_obj, ht_opt_state_used_bytes(shape, kind, form));
     if (!rc)
         rc = ht_obj_truncate(*out_obj, bytes);
     if (!rc)
@@ -211,7 +230,7 @@ static int make_objects(struct ht_param *p, struct ht_obj *of, struct ht_param_m
     int rc = 0;
 
     for (unsigned i = 0; !rc && i < meta->layout.count; i++)
-        rc = create_one(p, meta->layout.kind[i], meta->layout.form[i], &meta->oid[i], &obj[i]);
+        rc = ht_opt_state_create_one(p, &p->shape, meta->layout.kind[i], meta->layout.form[i], &meta->oid[i], &obj[i]);
     if (!rc)
         rc = ht_obj_rewrite_reserve(of, bytes);
     for (unsigned i = 0; !rc && i < meta->layout.count; i++)
@@ -234,7 +253,7 @@ int ht_opt_layout_prepare(const struct ht_param *p, struct ht_layout *l)
         l->salt = 0;
         return 0;
     }
-    l->salt = l->salt ? l->salt : salt_of(p->oid);
+    l->salt = l->salt ? l->salt : salt_of(p);
     return HT_MUTANT("form-unmarked") ? 0 : ht_store_need_features(p->o->store, HT_FEAT_REFUSE_FORMS);
 }
 

@@ -14,7 +14,7 @@
 
 /* What ranges add up to: those of a parameter, or of a root. */
 struct tally {
-    uint64_t queued, updates, running, shown, failed, dirty, backlog_bytes;
+    uint64_t stirred, waiting_bytes, queued, updates, running, shown, failed, dirty, backlog_bytes;
 };
 
 static void check_set(const struct ht_interval_set *s, uint32_t bytes)
@@ -63,6 +63,7 @@ static void check_range(const struct ht_range *r, struct tally *t) HT_REQUIRES(H
     t->updates += queued && (r->work & (HT_WORK_UPDATE | HT_WORK_LOG)) == HT_WORK_UPDATE;
     t->shown += r->shown;
     t->running += running;
+    t->stirred += r->stirred;
     t->failed += r->state == HT_RANGE_FAILED;
     t->dirty += r->written.count > 0;
     t->backlog_bytes += queued || running ? ht_opt_range_backlog_bytes(r, r->work) : 0;
@@ -105,6 +106,20 @@ static uint64_t check_sections(const struct ht_param *p) HT_REQUIRES(HT_LOCK_OPT
     return ht_opt_sections_bytes(p);
 }
 
+/* The same. Ranges end the first phase before they are counted. */
+static uint64_t check_ortho(const struct ht_param *p, const struct tally *t) HT_REQUIRES(HT_LOCK_OPTIM)
+{
+    const struct ht_ortho *of = p->ortho;
+
+    assert(of || !t->stirred);
+    if (!of)
+        return 0;
+    assert(t->stirred >= of->stirred && (p->root->running || t->stirred == of->stirred));
+    assert(p->has_grad || (!of->stirred && !of->asked && !of->applied && !of->written.count && !of->waiting_bytes));
+    assert(!of->applied || of->stirred == p->shape.range_count);
+    return of->heap_bytes;
+}
+
 static void check_objects(const struct ht_param *p) HT_REQUIRES(HT_LOCK_OPTIM)
 {
     const struct ht_param_meta *m = &p->cur;
@@ -128,6 +143,8 @@ static uint64_t check_param(struct ht_param *p, struct tally *of_root) HT_REQUIR
     struct tally t = {0};
     uint64_t bytes = sizeof(*p) + check_ranges(p, &t) + check_sections(p), pending = t.queued + t.running;
 
+    bytes += check_ortho(p, &t);
+
     assert(ht_opt_param_find(p->o, p->oid) == p);
     assert(p->pending >= pending && (p->root->running || p->pending == pending));
     assert(p->shown == t.shown && p->shown <= p->pending);
@@ -138,6 +155,7 @@ static uint64_t check_param(struct ht_param *p, struct tally *of_root) HT_REQUIR
     assert(p->refs >= p->pending + p->openers);
     check_objects(p);
     of_root->queued += t.queued;
+    of_root->waiting_bytes += p->ortho ? p->ortho->waiting_bytes : 0;
     of_root->updates += t.updates;
     of_root->running += t.running;
     of_root->backlog_bytes += t.backlog_bytes;
@@ -172,6 +190,7 @@ static uint64_t check_root(struct ht_root *root) HT_REQUIRES(HT_LOCK_OPTIM)
     assert(ht_opt_root_find(root->o, root->id) == root);
     assert(root->pending == pending && root->running >= t.running);
     assert(root->backlog_bytes >= t.backlog_bytes && (root->running || root->backlog_bytes == t.backlog_bytes));
+    assert(root->ortho_bytes == t.waiting_bytes);
     assert(!root->hold || root->gate);
     assert(!root->draining || root->gate);
     assert(!root->ending || root->draining);

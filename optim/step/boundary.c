@@ -7,39 +7,71 @@
 #include "optim/state/range.h"
 #include "optim/state/root.h"
 #include "optim/gradient/gradient.h"
+#include "optim/gradient/ortho.h"
 #include "optim/redo/logged.h"
 #include "optim/step/step_priv.h"
 
-/* The first that is only partly covered, orphans apart. */
-static struct ht_param *find_partial(const struct ht_root *root, bool orphans) HT_REQUIRES(HT_LOCK_OPTIM)
+/* What the boundary asks for of each parameter with a gradient. */
+enum demand {
+    WHOLE = 1,        /* gradients */
+    WHOLE_MATRIX = 2, /* of rules in two phases */
+    ORTHO = 4,        /* and their orthogonalised updates */
+};
+
+/* With partial=1 each element has at least one of the gradients that the step may add. */
+static bool is_covered(const struct ht_param *p) HT_REQUIRES(HT_LOCK_OPTIM)
+{
+    for (uint64_t i = 0; i < p->shape.range_count; i++) {
+        const struct ht_range *r = ht_opt_range_find(p, i);
+        if (!r || !(r->added || ht_interval_set_cover(&r->frozen, 0, ht_opt_range_grad_bytes(p, i))))
+            return false;
+    }
+    return true;
+}
+
+static bool lacks(const struct ht_param *p, unsigned demand) HT_REQUIRES(HT_LOCK_OPTIM)
+{
+    bool partial = p->complete != p->shape.range_count, matrix = demand & WHOLE_MATRIX && ht_opt_in_phases(p);
+
+    return (partial && (demand & WHOLE || (matrix && !is_covered(p)))) || (demand & ORTHO && ht_opt_ortho_missing(p));
+}
+
+/* The first that lacks something, orphans apart. */
+static struct ht_param *find_lacking(const struct ht_root *root, unsigned demand, bool orphans)
+    HT_REQUIRES(HT_LOCK_OPTIM)
 {
     ht_list_for_each_entry(p, &root->touched, struct ht_param, touched) {
-        if (!p->gone && p->complete != p->shape.range_count && p->orphan == orphans)
+        if (!p->gone && p->orphan == orphans && lacks(p, demand))
             return p;
     }
     return NULL;
+}
+
+static unsigned demand_of(const struct ht_root *root) HT_REQUIRES(HT_LOCK_OPTIM)
+{
+    return (root->allow_partial ? 0u : WHOLE) | WHOLE_MATRIX;
 }
 
 /*
  * A parameter without a name keeps no step from ending, however long it is held open. Releases the lock in
  * between.
  */
-static struct ht_param *find_in_the_way(struct ht_root *root) HT_REQUIRES(HT_LOCK_OPTIM)
+static struct ht_param *find_in_the_way(struct ht_root *root, unsigned demand) HT_REQUIRES(HT_LOCK_OPTIM)
 {
     struct ht_param *p;
 
-    while ((p = find_partial(root, false)) && ht_opt_param_file(p) != HT_OPTIM_FILE_NAMED)
+    while ((p = find_lacking(root, demand, false)) && ht_opt_param_file(p) != HT_OPTIM_FILE_NAMED)
         p->orphan = true;
     return p;
 }
 
 /* The step ends without them. Releases the lock in between. */
-static int forget_orphans(struct ht_root *root) HT_REQUIRES(HT_LOCK_OPTIM)
+static int forget_orphans(struct ht_root *root, unsigned demand) HT_REQUIRES(HT_LOCK_OPTIM)
 {
     struct ht_param *p;
     int rc = 0;
 
-    while (!rc && (p = find_partial(root, true))) {
+    while (!rc && (p = find_lacking(root, demand, true))) {
         struct ht_waiter *chain = NULL;
         p->refs++;
         ht_opt_cancel(p);
@@ -62,6 +94,7 @@ static int forget_orphans(struct ht_root *root) HT_REQUIRES(HT_LOCK_OPTIM)
 struct partial {
     uint64_t oid, hole;
     unsigned wanted;
+    bool ortho, prepared; /* it lacks the orthogonalised update; the client may make it now */
 };
 
 /* Without sums of several gradients. */
@@ -78,15 +111,19 @@ static uint64_t first_hole(const struct ht_param *p) HT_REQUIRES(HT_LOCK_OPTIM)
 }
 
 /* May the step end? Every refusal that needs no update is found here. Releases the lock in between. */
-static int check_boundary(struct ht_root *root, struct partial *out) HT_REQUIRES(HT_LOCK_OPTIM)
+static int check_boundary(struct ht_root *root, unsigned demand, struct partial *out) HT_REQUIRES(HT_LOCK_OPTIM)
 {
     root->allow_partial = root->latched.partial || root->config.partial;
     if (root->failure)
         return -EIO;
-    const struct ht_param *p = root->open && !root->allow_partial ? find_in_the_way(root) : NULL;
+    const struct ht_param *p = root->open ? find_in_the_way(root, demand_of(root) | demand) : NULL;
     if (!p)
         return 0;
-    *out = (struct partial){p->oid, first_hole(p), ht_opt_accumulate(root)};
+    *out = (struct partial){.oid = p->oid,
+                            .hole = first_hole(p),
+                            .wanted = ht_opt_accumulate(root),
+                            .ortho = !lacks(p, demand_of(root)),
+                            .prepared = root->prepared || !ht_opt_deferred(root)};
     return -EBUSY;
 }
 
@@ -109,30 +146,47 @@ static void end_deciding(struct ht_root *root) HT_REQUIRES(HT_LOCK_OPTIM)
     lock(root->o);
 }
 
-/* Ends a step that check_boundary accepted. Releases the lock in between. */
-static int end_boundary(struct ht_root *root) HT_REQUIRES(HT_LOCK_OPTIM)
+/*
+ * The first half of a boundary that check_boundary accepted: the verdict on the step, and its updates. Of rules in two
+ * phases this is the first one. Releases the lock in between.
+ */
+static int decide_step(struct ht_root *root) HT_REQUIRES(HT_LOCK_OPTIM)
 {
-    bool skipped = false, allowed = root->allow_partial;
-    bool partial = root->open && allowed && (find_partial(root, false) || find_partial(root, true));
-    int rc = root->open && !allowed ? forget_orphans(root) : 0;
+    bool partial =
+        root->open && root->allow_partial && (find_lacking(root, WHOLE, false) || find_lacking(root, WHOLE, true));
+    int rc = root->open ? forget_orphans(root, demand_of(root)) : 0;
 
     /* Additions end first: then the ranges can be queued. */
     if (!rc && ht_opt_accumulate(root) > 1)
         rc = ht_opt_drain(root);
     if (!rc && root->open && ht_opt_deferred(root))
-        rc = ht_opt_whole_step(root, &skipped);
+        rc = ht_opt_whole_step(root, &root->skipping);
     else if (!rc && partial)
         ht_opt_queue_frozen(root, true);
     end_deciding(root);
     if (!rc && root->open && !ht_opt_deferred(root))
         ht_opt_expect_waiting(root, 0);
     root->norm_known = root->open && ht_opt_deferred(root) && !rc;
+    return rc;
+}
+
+/*
+ * Ends a step that check_boundary accepted, and converts state if the step is published, as commit or durable_every
+ * say. Releases the lock in between.
+ */
+static int end_boundary(struct ht_root *root, bool commit) HT_REQUIRES(HT_LOCK_OPTIM)
+{
+    int rc = root->open && root->prepared ? forget_orphans(root, ORTHO) : decide_step(root);
+
     if (!rc)
         rc = ht_opt_drain(root);
     if (!rc && root->open) {
         ht_store_end_step(root->o->store, ht_opt_deferred(root));
+        bool skipped = root->skipping;
         ht_opt_close_step(root, skipped, ht_opt_redo_count(root, skipped));
     }
+    if (!rc && (commit || ht_opt_step_durable(root, root->undurable)))
+        rc = ht_opt_convert(root);
     return rc;
 }
 
@@ -141,6 +195,12 @@ static void report_refused(struct ht_root *root, const struct ht_optim_steer *by
 {
     if (by->refused)
         ht_opt_refuse(root, HT_EVENT_STEP_REFUSED, 0, "%s", by->why);
+    else if (rc == -EBUSY && partial->ortho)
+        ht_opt_refuse(
+            root, HT_EVENT_STEP_REFUSED, partial->oid,
+            "its orthogonalised update is missing in this step: %sread update/, write ortho/, and apply that; or "
+            "abort, which takes back the whole step, and all below the root that is newer than the last commit",
+            partial->prepared ? "" : "prepare, ");
     else if (rc == -EBUSY && partial->wanted > 1)
         ht_opt_refuse(
             root, HT_EVENT_STEP_REFUSED, partial->oid,
@@ -168,23 +228,40 @@ static void leave_boundary(struct ht_root *root, int rc) HT_REQUIRES(HT_LOCK_OPT
 }
 
 /* Begins to drain, if the client may end the step, and it can end. */
-static int begin_boundary(struct ht_root *root, struct ht_optim_steer *by, struct partial *out_partial)
+static int begin_boundary(struct ht_root *root, struct ht_optim_steer *by, unsigned demand, struct partial *out_partial)
     HT_REQUIRES(HT_LOCK_OPTIM)
 {
     root->draining = true;
     int rc = ht_opt_may_steer(root, by);
-    return rc ? rc : check_boundary(root, out_partial);
+    return rc ? rc : check_boundary(root, demand, out_partial);
 }
 
-int ht_opt_boundary(struct ht_root *root, struct ht_optim_steer *by)
+int ht_opt_boundary(struct ht_root *root, bool commit, struct ht_optim_steer *by)
 {
     struct partial partial = {0};
 
     lock(root->o);
-    int rc = begin_boundary(root, by, &partial);
+    int rc = begin_boundary(root, by, ORTHO, &partial);
     if (!rc)
-        rc = end_boundary(root);
+        rc = end_boundary(root, commit);
     leave_boundary(root, rc);
+    unlock(root->o);
+    report_refused(root, by, rc, &partial);
+    return rc;
+}
+
+int ht_opt_prepare(struct ht_root *root, struct ht_optim_steer *by)
+{
+    struct partial partial = {0};
+
+    lock(root->o);
+    int rc = begin_boundary(root, by, 0, &partial);
+    if (!rc && root->open && !root->prepared) {
+        rc = decide_step(root);
+        root->prepared = !rc;
+    }
+    root->draining = root->ending;
+    notify_changed(root->o);
     unlock(root->o);
     report_refused(root, by, rc, &partial);
     return rc;
@@ -215,7 +292,7 @@ static uint64_t hide_touched(struct ht_root *root) HT_REQUIRES(HT_LOCK_OPTIM)
 {
     uint64_t ticket = 0;
 
-    root->deciding = root->open && (ht_opt_deferred(root) || root->allow_partial);
+    root->deciding = root->open && !root->prepared && (ht_opt_deferred(root) || root->allow_partial);
     if (!root->deciding)
         return 0;
     ht_list_for_each(pos, &root->touched) {
@@ -235,7 +312,7 @@ int ht_opt_boundary_request(struct ht_root *root, struct ht_optim_steer *by, uin
     struct partial partial = {0};
 
     lock(root->o);
-    int rc = begin_boundary(root, by, &partial);
+    int rc = begin_boundary(root, by, ORTHO, &partial);
     if (rc) {
         root->draining = root->ending;
         notify_changed(root->o);
@@ -253,7 +330,7 @@ int ht_opt_boundary_request(struct ht_root *root, struct ht_optim_steer *by, uin
 int ht_opt_boundary_close(struct ht_root *root)
 {
     lock(root->o);
-    int rc = end_boundary(root);
+    int rc = end_boundary(root, root->close_durable);
     if (rc && rc != -ECANCELED) /* before writers go on */
         root->close_error = rc;
     leave_boundary(root, rc);

@@ -224,6 +224,7 @@ int ht_optim_start(struct ht_optim *o)
     size_backlog(o);
     o->kernels = ht_kernels_choose();
     o->codecs = ht_codecs_choose();
+    o->form_changes = 1;
     o->started = true;
     if (ht_store_read_only(o->store))
         return ht_opt_redo_recover(o);

@@ -168,6 +168,8 @@ static int make_state(struct ht_param *p, const struct ht_param_meta *meta)
 
     if (!rc && p->sum) /* it may have another shape */
         rc = ht_opt_sum_delete(p);
+    if (!rc)
+        rc = ht_opt_ortho_delete(p);
     if (rc)
         return rc;
     lock(p->o);
@@ -216,6 +218,7 @@ static int restore_state(struct ht_param *p, const struct ht_param_meta *meta)
         rc = -ESTALE;
     if (!rc) {
         p->cur.t = meta->t;
+        p->cur.layout.salt = meta->layout.salt;
         p->rewrites++;
     }
     unlock(o);
@@ -315,6 +318,7 @@ static int go_back(struct rollback *r)
         root->config = *to->config;
         root->step = to->step;
         root->o->words_changes++;
+        root->o->form_changes++;
     }
     unlock(root->o);
     return rc;
@@ -409,7 +413,8 @@ static void report_rollback(struct ht_root *root, const struct ht_rollback *to)
     lock(root->o);
     root->norm_known = false;
     root->close_error = 0;
-    root->error.text[0] = root->closed.text[0] = '\0';
+    root->error.text[0] = '\0';
+    ht_opt_reopened(root);
     root->redo.failed = 0;
     unlock(root->o);
 }

@@ -230,7 +230,7 @@ static int end_step(struct ht_optim *o, uint64_t id, bool commit, struct ht_copy
         return rc;
     HT_VERIFY(ht_optim_verify(o)); /* sums of squares, before they are used */
     by = by ? by : &anyone;
-    rc = ht_opt_boundary(root, by);
+    rc = ht_opt_boundary(root, commit, by);
     lock(o);
     bool durable = commit || ht_opt_step_durable(root, root->undurable);
     root->redo.full |= !rc && by->full;
@@ -241,6 +241,19 @@ static int end_step(struct ht_optim *o, uint64_t id, bool commit, struct ht_copy
     unlock(o);
     ht_opt_step_leave(root);
     HT_VERIFY(ht_optim_verify(o));
+    return rc;
+}
+
+int ht_optim_prepare_by(struct ht_optim *o, uint64_t id, struct ht_optim_steer *by)
+{
+    struct ht_optim_steer anyone = {.claim = 0};
+    struct ht_root *root;
+    int rc = ht_opt_step_enter(o, id, ht_opt_gate_enter, &root);
+
+    if (rc)
+        return rc;
+    rc = ht_opt_prepare(root, by ? by : &anyone);
+    ht_opt_step_leave(root);
     return rc;
 }
 
@@ -289,7 +302,7 @@ static int commit_and_unmake(struct ht_root *root, int (*unmake)(void *ctx), voi
     uint64_t lsn;
     int rc = HT_MUTANT("publish-unasked") ? ht_scope_commit(root->o->store, root->id, &lsn) : 0;
 
-    rc = rc ? rc : ht_opt_boundary(root, &anyone);
+    rc = rc ? rc : ht_opt_boundary(root, true, &anyone);
     if (!rc)
         rc = publish_all(root, NULL);
     if (rc)

@@ -16,10 +16,24 @@ struct ht_root;
  */
 int ht_opt_whole_step(struct ht_root *root, bool *out_skip) HT_REQUIRES(HT_LOCK_OPTIM) HT_MUST_CHECK;
 
+/* ------------------------------------------------------------- convert.c */
+
+/*
+ * At a boundary that is published, when all updates have run, draining; releases the lock in between: state gets the
+ * forms of its words. -ENOSPC and others: nothing has changed.
+ */
+int ht_opt_convert(struct ht_root *root) HT_REQUIRES(HT_LOCK_OPTIM) HT_MUST_CHECK;
+
 /* ------------------------------------------------------------ boundary.c */
 
-/* Under the gate. On success the root is held: no update runs until the step is published. */
-int ht_opt_boundary(struct ht_root *root, struct ht_optim_steer *by) HT_EXCLUDES(HT_LOCK_OPTIM) HT_MUST_CHECK;
+/*
+ * Under the gate. commit: the step is published even if durable_every does not say so. On success the root is held: no
+ * update runs until the step is published.
+ */
+int ht_opt_boundary(struct ht_root *root, bool commit, struct ht_optim_steer *by)
+    HT_EXCLUDES(HT_LOCK_OPTIM) HT_MUST_CHECK;
+/* Its first half alone, while the step stays open and takes no more gradients. -EBUSY: it is not whole. */
+int ht_opt_prepare(struct ht_root *root, struct ht_optim_steer *by) HT_EXCLUDES(HT_LOCK_OPTIM) HT_MUST_CHECK;
 /*
  * The same in two parts. The request refuses what cannot end, else the step has no more gradients, writers of the next
  * one wait, and reads wait for the updates. *out_ticket: of caches that are to be dropped first. close does the rest.

@@ -28,6 +28,7 @@
 #include "optim/state/root.h"
 #include "optim/state/sections.h"
 #include "optim/gradient/gradient.h"
+#include "optim/gradient/ortho.h"
 #include "optim/redo/logged.h"
 #include "optim/step/step_priv.h"
 
@@ -35,6 +36,7 @@ struct job {
     struct ht_range *range; /* NULL: free */
     struct ht_batch_pin pin;
     bool begun, summed;
+    bool second;   /* phase of a step in two: the orthogonalised update takes the place of the gradient */
     unsigned work; /* enum ht_range_work */
     int err;
     uint64_t elements, added, nonfinite;
@@ -44,7 +46,7 @@ struct job {
     struct ht_interval whole;
     uint32_t covers;
     /* places in pin.chunk */
-    unsigned state_at[HT_STATES_MAX], sum_at, grad_at, grad_chunks;
+    unsigned state_at[HT_STATES_MAX], ortho_at, sum_at, grad_at, grad_chunks;
     uint64_t grad_first;
 };
 
@@ -91,7 +93,11 @@ static void add_gradient(struct job *j)
     j->grad_at = j->pin.count;
     j->grad_first = begin / p->shape.chunk_bytes;
     j->grad_chunks = 0;
-    if (j->summed && !(j->work & HT_WORK_ADD))
+    if (j->second) {
+        j->grad_first = j->range->index;
+        j->pin.chunk[add_chunk(&j->pin, p->ortho->given, j->range->index, HT_BATCH_PIN_READ)].consumed = true;
+    }
+    if (j->second || (j->summed && !(j->work & HT_WORK_ADD)))
         return;
     j->grad_chunks = (unsigned)(ht_div_up(end, p->shape.chunk_bytes) - j->grad_first);
     for (unsigned i = 0; i < j->grad_chunks; i++) {
@@ -111,7 +117,19 @@ static enum ht_batch_pin_mode sum_mode(const struct ht_range *r)
     return r->added || !whole ? HT_BATCH_PIN_UPDATE : HT_BATCH_PIN_OVERWRITE;
 }
 
-/* Names all chunks of the range: the parameter's first, then state by state, the sum of gradients, the gradient's. */
+/* Does the kernel work on it? The first phase needs the state of the rule, and the second one that of the master. */
+static bool uses_state(const struct job *j, unsigned s)
+{
+    const struct ht_layout *layout = &j->range->param->layout;
+    bool of_rule = s + ht_opt_master_kinds(layout) < layout->count;
+
+    return j->work & HT_WORK_MOMENTUM ? of_rule : (j->work & HT_WORK_UPDATE) && !(j->second && of_rule);
+}
+
+/*
+ * Names all chunks of the range: the parameter's first, then state by state, what is to be orthogonalised, the sum of
+ * gradients, the gradient's.
+ */
 static void describe_job(struct job *j, struct ht_optim *o)
 {
     const struct ht_range *r = j->range;
@@ -126,14 +144,18 @@ static void describe_job(struct job *j, struct ht_optim *o)
     unlock(o);
     j->pin = (struct ht_batch_pin){.store = o->store, .final = update && final};
     j->work = work;
-    j->summed = ht_opt_range_summed(r);
+    j->second = r->stirred;
+    j->summed = !j->second && ht_opt_range_summed(r);
     j->cover = ht_opt_range_cover(r, &j->whole, &j->covers);
     j->err = 0;
     j->elements = j->added = j->nonfinite = 0;
     if (update)
         add_chunk(&j->pin, p->obj, r->index, HT_BATCH_PIN_UPDATE);
-    for (unsigned s = 0; update && s < p->layout.count; s++)
-        j->state_at[s] = add_range(j, p->state[s], p->layout.kind[s], p->layout.form[s], HT_BATCH_PIN_UPDATE);
+    for (unsigned s = 0; s < p->layout.count; s++)
+        if (uses_state(j, s))
+            j->state_at[s] = add_range(j, p->state[s], p->layout.kind[s], p->layout.form[s], HT_BATCH_PIN_UPDATE);
+    if (work & HT_WORK_MOMENTUM)
+        j->ortho_at = add_chunk(&j->pin, p->ortho->update, r->index, HT_BATCH_PIN_OVERWRITE);
     j->sum_at = j->summed ? add_range(j, p->sum, HT_STATE_SUM, HT_FORM_F32, sum_mode(r)) : j->pin.count;
     add_gradient(j);
 }
@@ -168,13 +190,18 @@ static bool is_complete(const struct job *j)
     if (update &&
         (ht_obj_chunk_bytes(p->obj) != p->shape.chunk_bytes || j->pin.chunk[0].len < elements * p->shape.p_bytes))
         return false;
-    for (unsigned s = 0; update && s < p->layout.count; s++) {
+    for (unsigned s = 0; s < p->layout.count; s++) {
         uint8_t kind = p->layout.kind[s], form = p->layout.form[s];
-        if (bytes_of(j, j->state_at[s], state_chunks(j, kind, form)) < state_bytes(j, kind, form))
+        if (uses_state(j, s) &&
+            bytes_of(j, j->state_at[s], state_chunks(j, kind, form)) < state_bytes(j, kind, form))
             return false;
     }
     if (j->summed && bytes_of(j, j->sum_at, state_chunks(j, HT_STATE_SUM, HT_FORM_F32)) < elements * 4)
         return false;
+    if (j->work & HT_WORK_MOMENTUM && j->pin.chunk[j->ortho_at].len < elements * 2)
+        return false;
+    if (j->second)
+        return j->pin.chunk[j->grad_at].len >= elements * 2;
     return !j->grad_chunks || before + bytes_of(j, j->grad_at, j->grad_chunks) >= grad_end;
 }
 
@@ -200,12 +227,14 @@ static float *summed_at(const struct job *j, uint64_t e, uint64_t *n)
 
 static const void *gradient_at(const struct job *j, uint64_t e, uint64_t *n)
 {
+    if (j->second)
+        return j->pin.chunk[j->grad_at].data + 2 * e;
     return j->summed ? (const void *)summed_at(j, e, n) : written_at(j, e, n);
 }
 
 static uint8_t gradient_dtype(const struct job *j)
 {
-    return j->summed ? HT_DTYPE_F32 : j->range->param->shape.grad_dtype;
+    return j->second ? HT_DTYPE_BF16 : j->summed ? HT_DTYPE_F32 : j->range->param->shape.grad_dtype;
 }
 
 /* Adds frozen elements to their sum. */
@@ -275,13 +304,14 @@ static void turn_masters(const struct job *j, struct window *w, bool back)
 static void open_window(const struct job *j, struct window *w, uint64_t first)
 {
     const struct ht_param *p = j->range->param;
-    const uint8_t *low = memchr(p->layout.kind, HT_STATE_MASTER_LOW, p->layout.count);
+    const uint8_t *low =
+        j->work & HT_WORK_MOMENTUM ? NULL : memchr(p->layout.kind, HT_STATE_MASTER_LOW, p->layout.count);
 
     w->first = first;
     w->end = ht_min_u64(first + HT_FORM_WINDOW, ht_opt_range_elements(&p->shape, j->range->index));
     w->low = low ? (int)(low - p->layout.kind) : -1;
     for (unsigned s = 0; s < HT_KERNEL_STATES_MAX; s++) {
-        w->decoded[s] = s < p->layout.count && p->layout.form[s] != HT_FORM_F32;
+        w->decoded[s] = s < p->layout.count && p->layout.form[s] != HT_FORM_F32 && uses_state(j, s);
         if (!w->decoded[s])
             continue;
         struct ht_coded c = coded_at(j, w, s);
@@ -329,6 +359,8 @@ static uint64_t run_at(const struct job *j, struct window *w, uint64_t e, uint64
         .g_dtype = gradient_dtype(j),
     };
     for (unsigned s = 0; s < layout->count && layout->kind[s] < HT_STATE_MASTER_LOW; s++) {
+        if (!uses_state(j, s))
+            continue;
         if (layout->kind[s] == HT_STATE_MASTER)
             out->master = state_run(j, s, e, &n);
         else
@@ -347,6 +379,13 @@ static void update_elements(struct job *j, struct window *w, uint64_t e, uint64_
         struct ht_update arrays;
         uint64_t n = end - e;
         const struct ht_scalars *numbers = ht_opt_scalars_at(p, first + e, &n);
+        struct ht_scalars plain;
+        if (j->second && numbers) { /* the first phase has taken the gradient as they say */
+            plain = *numbers;
+            plain.grad_factor = 1;
+            plain.maximize = false;
+            numbers = &plain;
+        }
         n = run_at(j, w, e, e + n, &arrays);
         if (numbers)
             j->nonfinite += p->o->kernels->fn[numbers->kernel](numbers, &arrays, n);
@@ -395,6 +434,29 @@ static void update_range(struct job *j)
         update_windows(j);
 }
 
+/* The first phase. The range is covered wholly. */
+static void stir_range(struct job *j)
+{
+    const struct ht_param *p = j->range->param;
+    const struct ht_batch_pin_chunk *out = &j->pin.chunk[j->ortho_at];
+    uint64_t end = ht_opt_range_elements(&p->shape, j->range->index);
+    bool windows = p->layout.form[0] != HT_FORM_F32;
+    uint16_t *u = (uint16_t *)(void *)out->data;
+    struct window w;
+
+    for (uint64_t e = 0, n; e < end; e += n) {
+        if (windows && e % HT_FORM_WINDOW == 0)
+            open_window(j, &w, e);
+        n = windows ? w.end - e : end - e;
+        const void *g = gradient_at(j, e, &n);
+        float *m = windows ? w.state[0] + (e - w.first) : state_run(j, 0, e, &n);
+        j->nonfinite += p->o->kernels->stir(&p->scalars, m, g, gradient_dtype(j), u + e, n);
+        if (windows && e + n == w.end)
+            close_window(j, &w);
+    }
+    memset(u + end, 0, out->len - 2 * end);
+}
+
 /* A chunk is a whole number of blocks, so its end cuts none. */
 static void measure_range(struct job *j)
 {
@@ -417,7 +479,9 @@ static uint32_t changed_mask(const struct job *j)
 {
     uint32_t before_sum = (1u << j->sum_at) - 1;
 
-    return j->work & HT_WORK_UPDATE ? before_sum : j->work & HT_WORK_ADD ? ((1u << j->grad_at) - 1) & ~before_sum : 0;
+    return j->work & (HT_WORK_UPDATE | HT_WORK_MOMENTUM) ? before_sum
+        : j->work & HT_WORK_ADD                          ? ((1u << j->grad_at) - 1) & ~before_sum
+                                                         : 0;
 }
 
 /*
@@ -454,6 +518,8 @@ static void run_job(struct job *j)
         add_gradient_to_sum(j);
     if (!j->err && j->work & HT_WORK_MEASURE)
         measure_range(j);
+    if (!j->err && j->work & HT_WORK_MOMENTUM)
+        stir_range(j);
     if (!j->err && j->work & HT_WORK_UPDATE)
         update_range(j);
     ht_batch_pin_end(&j->pin, j->err ? 0 : changed_mask(j));
@@ -486,7 +552,7 @@ static void count_job(const struct job *j, uint64_t ns) HT_REQUIRES(HT_LOCK_OPTI
         root->failure = j->err;
     root->updated_elements += j->err ? 0 : j->elements;
     root->added_elements += j->err ? 0 : j->added;
-    if (!ht_opt_deferred(root)) /* else the boundary has counted them */
+    if (!ht_opt_deferred(root) && !j->second) /* else the boundary, or the first phase, has counted them */
         root->nonfinite += j->nonfinite;
     root->update_ns += ns;
 }
@@ -511,6 +577,10 @@ static void settle_range(const struct job *j) HT_REQUIRES(HT_LOCK_OPTIM)
         r->part_added |= (j->work & HT_WORK_ADD) && r->frozen.count;
         r->state = HT_RANGE_IDLE;
         r->work = 0;
+        return;
+    }
+    if (j->work & HT_WORK_MOMENTUM) {
+        ht_opt_ortho_stirred(r);
         return;
     }
     bool updated = j->work & HT_WORK_UPDATE;
@@ -664,7 +734,7 @@ static struct ht_range *take_range(struct ht_optim *o, int numa_index, bool seco
         const struct ht_range *next = ht_opt_range_next(root, numa_index);
         const struct ht_param_shape *shape = &next->param->shape;
         /* Logging waits for memory, and these ranges share chunks of the gradient with their neighbours. */
-        if ((next->work & HT_WORK_LOG) || shape->g_bytes < shape->p_bytes)
+        if ((next->work & (HT_WORK_LOG | HT_WORK_ORTHO)) || shape->g_bytes < shape->p_bytes)
             return NULL;
     }
     struct ht_range *r = ht_opt_range_take(root, numa_index);
@@ -744,6 +814,11 @@ void *ht_opt_worker_main(void *arg)
                 return NULL;
             if ((now->range->work & (HT_WORK_LOG | HT_WORK_ADD)) == HT_WORK_LOG) {
                 ht_opt_redo_log(now->range);
+                now->range = NULL;
+                continue;
+            }
+            if (now->range->work & HT_WORK_ORTHO) {
+                ht_opt_ortho_compute(now->range);
                 now->range = NULL;
                 continue;
             }

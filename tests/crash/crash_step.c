@@ -19,10 +19,13 @@
 #include "tiering/base/log.h"
 #include "tiering/sys/mem.h"
 
-enum { DEVICE_BYTES = 16 << 20, STEPS = 9, PARAMS = 3, STATES = 2000, SCRIPTS = 8, THREADS = 2 };
+enum { DEVICE_BYTES = 16 << 20, STEPS = 9, PARAMS = 3, STATES = 2500, SCRIPTS = 10, THREADS = 2 };
 
 static const struct harness_param params[PARAMS] = {
     {"embedding", "f32", 70000}, {"bias", "f32", 300}, {"head", "bf16", 50001}};
+
+/* Of those that have a matrix for muon. */
+static const char *const shapes[PARAMS] = {"200,350", NULL, "21,2381"};
 
 static const char *const configs[] = {
     "adamw lr=0.01 weight_decay=0.1",
@@ -33,13 +36,15 @@ static const char *const configs[] = {
     "adamw lr=0.01 accumulate=2 max_grad_norm=1", /* and sparse gradients */
     "adamw lr=0.01 weight_decay=0.1 redo=on durable_every=4",
     "adamw lr=0.01 max_grad_norm=1 skip_nonfinite=1 redo=on durable_every=100",
+    "muon lr=0.01",
+    "muon lr=0.01 max_grad_norm=1 redo=on durable_every=100 state_bits=8",
 };
 
 /* The state after each committed step as one number; index 0: the root without any step. */
 struct history {
     uint64_t hash[STEPS + 1];
-    unsigned passes; /* gradients that make a step */
-    bool sparse;
+    unsigned passes;     /* gradients that make a step */
+    bool sparse, phases; /* gradients are sparse; steps of matrices have two phases */
 };
 
 /* ---------------------------------------------------------------- training */
@@ -54,6 +59,11 @@ static void work(struct harness *k, const struct history *h, uint64_t root, uint
     harness_dropped_gradient(k, root, &params[step % PARAMS], step);
     for (unsigned i = 0; i < PARAMS * h->passes; i++)
         (h->sparse ? harness_sparse_gradient : harness_gradient)(k, root, &params[(i + step) % PARAMS], step * 100 + i);
+    if (h->phases)
+        ck_assert_int_eq(ht_optim_prepare_by(k->optim, root, NULL), 0);
+    for (unsigned i = 0; h->phases && i < PARAMS; i++)
+        if (shapes[i])
+            harness_ortho(k, root, &params[i]);
     snprintf(text, sizeof(text), "%llu", (unsigned long long)step);
     harness_put(k, root, "cursor", text, strlen(text));
     snprintf(text, sizeof(text), "log-%llu", (unsigned long long)step);
@@ -82,6 +92,11 @@ static void acknowledge(struct harness *k, const char *what, uint64_t step)
 static void train(struct harness *k, struct history *h, uint64_t seed, const char *config)
 {
     uint64_t root = harness_model(k, "model", params, PARAMS, config);
+
+    for (unsigned i = 0; h->phases && i < PARAMS; i++)
+        harness_set_word(k, harness_find(k, root, params[i].name),
+                         shapes[i] ? "user.hitrain.shape" : "user.hitrain.optimizer",
+                         shapes[i] ? shapes[i] : "adamw lr=0.01");
 
     ck_assert_int_eq(ht_optim_commit(k->optim, root), 0);
     h->hash[0] = fingerprint(k, root);
@@ -199,7 +214,9 @@ TEST_LOOP(every_state_holds_one_committed_step, SCRIPTS)
     uint8_t *base = malloc(DEVICE_BYTES);
     static_assert(HT_ARRAY_SIZE(configs) == SCRIPTS, "one for each script");
     struct harness k;
-    struct history h = {.passes = strstr(configs[_i], "accumulate=2") ? 2 : 1, .sparse = _i == 5};
+    struct history h = {.passes = strstr(configs[_i], "accumulate=2") ? 2 : 1,
+                        .sparse = _i == 5,
+                        .phases = !strncmp(configs[_i], "muon", 4)};
     struct recording rec;
     struct state_walk w;
     struct u64_set seen = {0};

@@ -26,6 +26,8 @@ static const char *const hidden[][DEPTH_MAX] = {
     {"model", ".hitrain", "grad", "h"},
     {"model", ".hitrain", "grad-topk", "w"},
     {"model", ".hitrain", "grad-topk", "h"},
+    {"model", ".hitrain", "update", "w"},
+    {"model", ".hitrain", "ortho", "w"},
     {"model", ".hitrain", "state", "w", "exp_avg"},
     {"model", ".hitrain", "state", "h", "master"},
     {"model", ".hitrain", "state", "w", "step"},

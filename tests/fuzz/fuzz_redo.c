@@ -3,7 +3,7 @@
  * Summaries of logged steps: the optimizer takes or refuses them, and so does the sender of `hitrainctl follow`. What
  * the sender takes the optimizer takes, too. Entries of sparse pieces become elements, and these become entries again.
  *
- * The first byte says how the rest is meant. 0: it is a summary. Else its second and third bit say which version the
+ * The first byte says how the rest is meant. 0: it is a summary. Else its second, third and fourth bit say which version the
  * summary has. The number of parameters follows, then their bytes, then pieces. The target makes the header, because no
  * fuzzer finds counts that are right. The input is also what the entries of pieces are read from.
  */
@@ -24,7 +24,7 @@ static size_t object_bytes, decoded_bytes;
 
 static void make(struct ht_reader *in, uint8_t first)
 {
-    const bool sections = first & 4, coded = sections || first & 2;
+    const bool ortho = first & 8, sections = ortho || first & 4, coded = sections || first & 2;
     const size_t param = sizeof(struct ht_disk_redo_param),
                  piece = coded ? sizeof(struct ht_disk_redo_coded) : sizeof(struct ht_disk_redo_piece);
     struct ht_disk_redo head = {.pad = {{0}}};
@@ -33,7 +33,11 @@ static void make(struct ht_reader *in, uint8_t first)
 
     params = ht_min_u64(params, left / param);
     uint64_t pieces = (left - params * param) / piece;
-    ht_le32_store(&head.version, sections ? HT_REDO_VERSION_SECTIONS : coded ? HT_REDO_VERSION_CODED : HT_REDO_VERSION);
+    ht_le32_store(&head.version,
+                  ortho          ? HT_REDO_VERSION_ORTHO
+                      : sections ? HT_REDO_VERSION_SECTIONS
+                      : coded    ? HT_REDO_VERSION_CODED
+                                 : HT_REDO_VERSION);
     ht_le64_store(&head.step, STEP);
     ht_le64_store(&head.params, params);
     ht_le64_store(&head.pieces, pieces);
@@ -114,9 +118,10 @@ static bool take_piece(const struct ht_redo_summary *s, uint64_t i)
     MUST(piece.sparse ? piece.bytes <= HT_REDO_SPARSE_BYTES_MAX : piece.bytes == piece.end - piece.begin);
     if (ht_opt_redo_param_at(s, place, &param) || !shape_of(&param, &shape) || !ht_opt_redo_piece_fits(&shape, &piece))
         return true;
-    MUST(piece.end <= ht_opt_range_elements(&shape, piece.range) * shape.g_bytes);
+    unsigned size = ht_opt_redo_piece_bytes(&shape, &piece);
+    MUST(piece.end <= ht_opt_range_elements(&shape, piece.range) * size);
     if (piece.sparse)
-        decode(&piece, shape.g_bytes);
+        decode(&piece, size);
     return true;
 }
 

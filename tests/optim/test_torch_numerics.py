@@ -20,7 +20,7 @@ torch = pytest.importorskip('torch')
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 BUILD = pathlib.Path(os.environ.get('HITRAIN_BUILD', ROOT / 'build'))
 F32, BF16, F16 = 1, 2, 3
-KERNELS = 9
+KERNELS = 10
 FORMS = 4
 STEPS = 1000
 ELEMENTS = 20000
@@ -41,7 +41,7 @@ class Update(ctypes.Structure):
 
 class Kernels(ctypes.Structure):
     """struct ht_kernels"""
-    _fields_ = [('name', ctypes.c_char_p)] + [(n, ctypes.c_void_p) for n in ('add', 'sum_squares', 'join', 'part')] + [
+    _fields_ = [('name', ctypes.c_char_p)] + [(n, ctypes.c_void_p) for n in ('add', 'sum_squares', 'join', 'part', 'stir', 'matmul')] + [
         ('fn', ctypes.CFUNCTYPE(ctypes.c_uint64, ctypes.c_void_p, ctypes.POINTER(Update), ctypes.c_size_t) * KERNELS)]
 
 
@@ -90,7 +90,7 @@ class Ours:
     def step(self, g, lr, g_dtype=F32):
         self.t += 1
         text = f'{self.rule} lr={lr!r}'.encode()
-        config, scalars, err = (ctypes.create_string_buffer(512) for _ in range(3))
+        config, scalars, err = (ctypes.create_string_buffer(1024) for _ in range(3))
         assert self.lib.ht_optim_config_parse(text, ctypes.c_size_t(len(text)), config, err) == 0, err.value
         self.lib.ht_rule_scalars(config, ctypes.c_uint64(self.t), scalars)
         kernel = ctypes.cast(scalars, ctypes.POINTER(ctypes.c_int))[0]

@@ -319,6 +319,24 @@ void harness_gradient(const struct harness *k, uint64_t root, const struct harne
     free(data);
 }
 
+void harness_ortho(const struct harness *k, uint64_t root, const struct harness_param *p)
+{
+    uint64_t ino = harness_find(k, root, p->name), bytes = p->elements * 2;
+    struct ht_param_desc desc = describe(k, root, p, ino);
+    struct ht_root_stat st;
+    uint8_t *data = malloc(bytes);
+    ssize_t n = ht_optim_update_read(k->optim, &desc, 0, data, bytes);
+
+    if (n != -ENODATA) {
+        ck_assert_int_eq(n, (ssize_t)bytes);
+        ck_assert_int_eq(ht_optim_ortho_write(k->optim, &desc, 0, data, bytes), (ssize_t)bytes);
+        ck_assert_int_eq(ht_optim_root_stat(k->optim, root, &st), 0);
+        ck_assert_int_eq(ht_optim_ortho_apply(k->optim, root, ino, st.step_open), 0);
+    }
+    ht_ns_close(k->ns, ino);
+    free(data);
+}
+
 /* Without the first element, so that no update begins. */
 void harness_dropped_gradient(const struct harness *k, uint64_t root, const struct harness_param *p, uint64_t seed)
 {

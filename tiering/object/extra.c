@@ -88,7 +88,6 @@ int ht_obj_set_derived(struct ht_obj *o, bool edited)
 int ht_obj_set_used(struct ht_obj *o, uint32_t bytes)
 {
     ht_store_lock(o->s);
-    assert(bytes && bytes <= ht_obj_bytes_per_chunk(o));
     uint64_t stored = ht_obj_stored_blocks(o) - ht_obj_shared_blocks(o),
              chunks = ht_div_up(o->size, ht_obj_bytes_per_chunk(o));
     bool less = bytes < ht_obj_bytes_per_chunk(o) && !o->extra->used_bytes &&

@@ -156,7 +156,7 @@ class Attached(Base):
             files = set(os.listdir(self.root)) if self._pack else set()
         if self._pack and (self._built or not self._resume):
             held = {place.name for places in packs.values() for place in places}
-            state = [self.state_words(group) for group in self.param_groups]
+            state = [self._state_kind(group) for group in self.param_groups]
             may = [(n, t, group_of[n], state[group_of[n]]) for n, t in own.items()
                    if n not in held and n not in files and n not in self._given_parts and not is_dtensor(t)]
             for n, t, _, _ in may:
@@ -176,11 +176,11 @@ class Attached(Base):
             raise ValueError(f'{self.root}/{pack} holds {len(places)} parameters, and {"topk" if self._feedback else "a parameter in parts"} '
                              'needs a file for each')
         runs = _packs.runs_of(places, group_of)
-        state = {self.state_words(self.param_groups[run.group]): place for run in runs for place in places if place.offset == run.first}
+        state = {self._state_kind(self.param_groups[run.group]): place for run in runs for place in places if place.offset == run.first}
         if len(state) > 1:
             one, other = (place.name for place in list(state.values())[:2])
             raise ValueError(f'{self.root}/{pack} holds {one} and {other}, and their parameter groups keep different state: give both the same '
-                             'kind, as momentum=0 or not')
+                             'kind, as momentum=0 or not, and the same state_bits')
         f = PackFile(self.root, pack, places, tensors, runs, dtype, self._grad_dtype or dtype, direct=not self._root.passes_through)
         self._check_pack(f)
         self._files.update(f.members())

@@ -103,6 +103,10 @@ class Base(torch.optim.Optimizer):
         """Names of the state that the rule keeps for a parameter of this group, as torch.optim has them."""
         raise NotImplementedError
 
+    def _state_kind(self, group: Dict[str, Any]) -> Tuple[Any, ...]:
+        """Parameters that share a file have the same."""
+        return self.state_words(group), *(group[k] for k in _settings.FORMS)
+
     def _check_usable(self) -> None:
         if self._torn:
             raise RuntimeError(f'{self._torn}: call abort() first')
@@ -115,7 +119,10 @@ class Base(torch.optim.Optimizer):
     # -- hyper-parameters --
 
     def _config_words(self, group: Dict[str, Any]) -> Dict[str, str]:
-        return _settings.words_of_group(group, self.defaults)
+        words = _settings.words_of_group(group, self.defaults)
+        if not any(g['state_bits'] != 32 for g in (*self.param_groups, self.defaults)):
+            words = {k: v for k, v in words.items() if k not in _settings.FORMS}  # a store of an older version has no such words
+        return words
 
     def _config_text(self, group: Dict[str, Any], of_root: bool = False) -> str:
         text = _settings.text_of(self.rule, self._config_words(group))
@@ -157,6 +164,9 @@ def check_hyper(group: Dict[str, Any]) -> None:
     for beta in group.get('betas', ()):
         if not 0.0 <= beta < 1.0:
             raise ValueError(f'betas must be numbers >= 0 and < 1, not {group["betas"]}')
+    if group.get('state_bits', 32) not in (32, 16, 8) or not 0 <= group.get('state_bits_min', 0) < 2**32:
+        raise ValueError(f'state_bits must be 32, 16 or 8, and state_bits_min at least 0, not {group.get("state_bits")} and '
+                         f'{group.get("state_bits_min")}')
     for flag in REFUSED_FLAGS:
         if group.get(flag):
             raise ValueError(f'{flag}={group[flag]} is not implemented in the store')

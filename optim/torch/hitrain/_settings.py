@@ -17,6 +17,7 @@ FORGETTING = {
     'claim': 'until now another client could set them',
 }
 FLAGS = ('nesterov', 'maximize')
+FORMS = {'state_bits': 32, 'state_bits_min': 4096}  # how the store keeps state; no part of a state_dict
 
 
 class Known:
@@ -63,7 +64,7 @@ def words_of_group(group: Mapping[str, Any], defaults: Mapping[str, Any]) -> Dic
     words = {k: group[k] for k in defaults if k != 'betas'}
     if 'betas' in defaults:
         words['beta1'], words['beta2'] = group['betas']
-    return {k: str(int(v)) if k in FLAGS else repr(float(v)) for k, v in words.items()}
+    return {k: str(int(v)) if k in FLAGS or k in FORMS else repr(float(v)) for k, v in words.items()}
 
 
 def text_of(rule: str, words: Mapping[str, str]) -> str:

@@ -10,6 +10,7 @@ import torch
 
 from hitrain._base import FREE_FLAGS, REFUSED_FLAGS, check_hyper
 from hitrain._files import ParameterFile
+from hitrain._settings import FORMS
 from hitrain._step import Stepping
 from hitrain._words import HIDDEN
 
@@ -69,7 +70,7 @@ class Stateful(Stepping):
         for new in groups:
             check_hyper(new)
         for own, new in zip(self.param_groups, groups):
-            own.update({k: copy.deepcopy(v) for k, v in new.items() if k not in ('params', 'names')})
+            own.update({k: copy.deepcopy(v) for k, v in new.items() if k not in ('params', 'names', *FORMS)})
         self._step = holds
 
     def _hooks_of(self, what: str) -> List[Callable[..., Any]]:
@@ -81,7 +82,7 @@ class Stateful(Stepping):
         packed, first = [], 0
         for g in self.param_groups:
             last = first + len(g['params'])
-            packed.append({**{k: v for k, v in g.items() if k != 'params'}, 'params': list(range(first, last))})
+            packed.append({**{k: v for k, v in g.items() if k not in ('params', *FORMS)}, 'params': list(range(first, last))})
             first = last
         return packed
 
@@ -175,7 +176,7 @@ class Stateful(Stepping):
         if [len(g['params']) for g in groups] != [len(g['params']) for g in self.param_groups] or \
                 any(list(new.get('names', own['names'])) != own['names'] for own, new in zip(self.param_groups, groups)):
             raise ValueError('the state_dict groups other parameters than this optimizer does')
-        others = ('params', 'names', 'param_names', *FREE_FLAGS, *REFUSED_FLAGS)
+        others = ('params', 'names', 'param_names', *FORMS, *FREE_FLAGS, *REFUSED_FLAGS)
         taken = [{k: copy.deepcopy(v) for k, v in new.items() if k not in others} for new in groups]
         steps: Dict[ParameterFile, Tuple[Optional[float], str]] = {}  # of each pack: those of its first member
         for own, new, hyper in zip(self.param_groups, groups, taken):

@@ -180,7 +180,7 @@ static const struct {
     uint64_t value;
 } wrong[] = {
     {"no coding", offsetof(struct ht_disk_redo, version), 4, HT_REDO_VERSION},
-    {"another version", offsetof(struct ht_disk_redo, version), 4, 4},
+    {"another version", offsetof(struct ht_disk_redo, version), 4, 5},
     {"a coding that there is not", PIECE(coding), 4, 2},
     {"entries that are none", PIECE(coding), 4, HT_REDO_PLAIN},
     {"a part of an entry", PIECE(bytes), 4, 7},

@@ -38,7 +38,7 @@ TEST(every_word_is_read)
 static const char *const wrong[][2] = {
     {"", "empty"},
     {"  \n", "empty"},
-    {"rmsprop lr=1", "\"rmsprop\" is not known; known: adamw adam sgd lion adagrad"},
+    {"rmsprop lr=1", "\"rmsprop\" is not known; known: adamw adam sgd lion adagrad muon"},
     {"adamw2", "adamw2"},
     {"lr=1", "lr=1"},
     {"adamw momentum=0.9", "momentum=0.9"},
@@ -48,6 +48,19 @@ static const char *const wrong[][2] = {
     {"sgd beta1=0.9", "beta1=0.9"},
     {"sgd nesterov=1", "needs momentum"},
     {"sgd nesterov=1 momentum=0.9 dampening=0.1", "needs momentum"},
+    {"muon momentum=1", "< 1"},
+    {"muon adjust_lr=other", "match_rms_adamw or spectral_unclamped"},
+    {"muon muon_split=", "muon_split=: must be rows"},
+    {"muon muon_split=8,", "muon_split=8,"},
+    {"muon muon_split=8,0", "muon_split=8,0"},
+    {"muon muon_split=8*", "muon_split=8*"},
+    {"muon muon_split=8*0", "muon_split=8*0"},
+    {"muon muon_split=-8", "muon_split=-8"},
+    {"muon muon_split=1,2,3,4,5", "at most 4"},
+    {"muon ns=gpu", "client or store"},
+    {"muon ns_steps=0", "ns_steps=0"},
+    {"muon beta1=0.9", "beta1=0.9"},
+    {"sgd muon_split=8", "muon_split=8"},
     {"lion eps=1", "eps=1"},
     {"lion lr=1e30 weight_decay=1e30", "too large"},
     {"adamw lr", "\"lr\""},
@@ -98,6 +111,23 @@ static int amend(const char *text, const char *base_text)
     return ht_optim_config_amend(text, strlen(text), &base, &config, err);
 }
 
+TEST(words_of_muon_are_read)
+{
+    ck_assert_int_eq(parse("muon"), 0);
+    ck_assert(config.rule == HT_RULE_MUON && config.lr == 1e-3 && config.momentum == 0.95 && config.nesterov);
+    ck_assert(config.weight_decay == 0.1 && config.adjust_lr == HT_MUON_ORIGINAL && !config.ns_store);
+    ck_assert(config.ns_a == 3.4445 && config.ns_b == -4.775 && config.ns_c == 2.0315 && config.eps == 1e-7);
+    ck_assert(config.ns_steps == 5 && !config.muon_split.count);
+    ck_assert_int_eq(parse("muon adjust_lr=spectral_unclamped ns=store muon_split=4096,1024*2 nesterov=0"), 0);
+    ck_assert(config.adjust_lr == HT_MUON_SPECTRAL_UNCLAMPED && config.ns_store && !config.nesterov);
+    ck_assert(config.muon_split.count == 2 && config.muon_split.of[0].rows == 4096 &&
+              config.muon_split.of[0].times == 1);
+    ck_assert(config.muon_split.of[1].rows == 1024 && config.muon_split.of[1].times == 2);
+    struct ht_optim_config base = config;
+    ck_assert_int_eq(ht_optim_config_amend("muon_split=0", 12, &base, &config, err), 0);
+    ck_assert(!config.muon_split.count && config.adjust_lr == HT_MUON_SPECTRAL_UNCLAMPED);
+}
+
 TEST(words_that_amend_leave_the_others_as_they_are)
 {
     ck_assert_int_eq(amend("adamw weight_decay=0.5", "adamw lr=0.25 beta1=0.5 weight_decay=0 partial=1"), 0);
@@ -122,7 +152,10 @@ TEST(words_are_told_as_they_are_read)
 {
     static const char *const texts[] = {"sgd",
                                         "AdamW lr=0.1 beta2=0.3333333333333333 accumulate_mode=mean durable_every=7",
-                                        "adam eps=1e-300", "lion maximize=1", "adagrad lr_decay=123456789"};
+                                        "muon adjust_lr=match_rms_adamw muon_split=4096,1024*2 ns=store",
+                                        "adam eps=1e-300",
+                                        "lion maximize=1",
+                                        "adagrad lr_decay=123456789"};
     struct ht_optim_config told;
     char text[HT_OPTIM_CONFIG_TEXT_MAX];
 

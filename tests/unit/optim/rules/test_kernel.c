@@ -3,6 +3,7 @@
 #include <math.h>
 #include <stdlib.h>
 
+#include "optim/rules/newton_schulz.h"
 #include "optim/rules/rule.h"
 #include "tests/support/suite.h"
 
@@ -85,9 +86,9 @@ static double random_unit(void)
 
 static void random_scalars(struct ht_scalars *s, enum ht_kernel kernel)
 {
-    static const enum ht_rule_id rule[HT_KERNEL_COUNT] = {HT_RULE_ADAMW,   HT_RULE_ADAM,  HT_RULE_SGD,
-                                                          HT_RULE_SGD,     HT_RULE_SGD,   HT_RULE_LION,
-                                                          HT_RULE_ADAGRAD, HT_RULE_ADAMW, HT_RULE_ADAM};
+    static const enum ht_rule_id rule[HT_KERNEL_COUNT] = {HT_RULE_ADAMW, HT_RULE_ADAM, HT_RULE_SGD,     HT_RULE_SGD,
+                                                          HT_RULE_SGD,   HT_RULE_LION, HT_RULE_ADAGRAD, HT_RULE_ADAMW,
+                                                          HT_RULE_ADAM,  HT_RULE_MUON};
     bool near_g = kernel == HT_KERNEL_ADAMW_NEAR_G || kernel == HT_KERNEL_ADAM_NEAR_G;
     struct ht_optim_config c = {
         .rule = rule[kernel],
@@ -100,6 +101,7 @@ static void random_scalars(struct ht_scalars *s, enum ht_kernel kernel)
         .dampening = random_unit(),
         .lr_decay = random_unit(),
         .nesterov = kernel == HT_KERNEL_SGD_NESTEROV,
+        .matrix = {.rows = 3, .columns = 2, .block_rows = 3},
         .maximize = next_random() & 1,
         .grad_scale = next_random() & 1 ? 1 : random_unit() + 0.1,
     };
@@ -179,7 +181,9 @@ static void step_in_double(struct truth *x, const struct ht_optim_config *c, enu
                            uint64_t t)
 {
     g = c->maximize ? -g : g;
-    if (c->rule == HT_RULE_ADAMW || kernel == HT_KERNEL_LION)
+    if (kernel == HT_KERNEL_MUON)
+        ; /* below */
+    else if (c->rule == HT_RULE_ADAMW || kernel == HT_KERNEL_LION)
         x->p *= 1 - c->lr * c->weight_decay;
     else
         g += c->weight_decay * x->p;
@@ -195,6 +199,8 @@ static void step_in_double(struct truth *x, const struct ht_optim_config *c, enu
     } else if (kernel == HT_KERNEL_ADAGRAD) {
         x->m += g * g;
         x->p -= c->lr / (1 + (double)(t - 1) * c->lr_decay) * g / (sqrt(x->m) + c->eps);
+    } else if (kernel == HT_KERNEL_MUON) {
+        x->p = x->p * (1 - c->lr * c->weight_decay) - c->lr * (c->maximize ? -g : g);
     } else {
         x->m = t == 1 ? g : c->momentum * x->m + (1 - c->dampening) * g;
         if (kernel == HT_KERNEL_SGD_MOMENTUM)
@@ -217,6 +223,7 @@ TEST_LOOP(every_rule_follows_its_formula, HT_KERNEL_COUNT)
         "adagrad lr=1e-2 lr_decay=0.1 weight_decay=0.1",
         "adamw lr=1e-2 beta1=0.5 beta2=0.95 weight_decay=0.1",
         "adam lr=1e-2 beta1=0 beta2=0.95 weight_decay=0.1 maximize=1",
+        "muon lr=1e-2 weight_decay=0.1",
     };
     enum ht_kernel kernel = (enum ht_kernel)_i;
     struct ht_optim_config c;
@@ -292,6 +299,123 @@ TEST_LOOP(additions_are_the_same_bits_everywhere, 3)
             memcpy(&bits, &sum[i], 4);
             ck_assert(isnan(want[i]) ? bits == 0x7fc00000u : !memcmp(&sum[i], &want[i], 4));
         }
+    }
+}
+
+/* The first phase: the same bits everywhere, in pieces, with wild numbers; and both forms of torch.lerp. */
+TEST_LOOP(momentum_is_the_same_bits_everywhere, 3)
+{
+    static struct arrays a, b;
+    uint8_t dtype = dtypes[_i];
+
+    for (unsigned round = 0; round < 400; round++) {
+        struct ht_optim_config c = {.rule = HT_RULE_MUON,
+                                    .momentum = round % 3 ? 0.95 : 0.25,
+                                    .nesterov = round & 1,
+                                    .maximize = round & 2,
+                                    .grad_scale = round & 4 ? 3 : 1};
+        size_t n = next_random() % N_MAX, skip = round % 9;
+        uint64_t bad = 0;
+        struct ht_scalars s;
+        ht_rule_scalars(&c, 1, &s);
+        fill((uint8_t *)&a, sizeof(a), round & 8);
+        memcpy(&b, &a, sizeof(a));
+        const uint8_t *g = a.g + skip;
+        for (size_t at = 0, part; at < n; at += part) {
+            part = ht_min_u64(next_random() % 37 + 1, n - at);
+            bad += ht_kernels_choose()->stir(&s, (float *)(void *)a.m + at, g + at * ht_dtype_trained_bytes(dtype),
+                                             dtype, (uint16_t *)(void *)a.p + at, part);
+        }
+        ck_assert_uint_eq(
+            bad, ht_kernels_scalar.stir(&s, (float *)(void *)b.m, b.g + skip, dtype, (uint16_t *)(void *)b.p, n));
+        ck_assert_int_eq(memcmp(&a, &b, sizeof(a)), 0);
+    }
+}
+
+TEST_LOOP(products_of_matrices_are_the_same_bits_everywhere, 20)
+{
+    enum { ROWS = 13, INNER = 37, COLUMNS = 3 * HT_PANEL, WIDE = 41 };
+    static float a[ROWS * WIDE], b[INNER * COLUMNS], c[2][ROWS * COLUMNS], panel[INNER * HT_PANEL];
+    size_t rows = (size_t)_i % ROWS + 1, inner = (size_t)_i * 2 % INNER + 1;
+
+    for (size_t i = 0; i < HT_ARRAY_SIZE(a); i++)
+        a[i] = (float)random_unit() - 0.5f;
+    for (size_t i = 0; i < HT_ARRAY_SIZE(b); i++)
+        b[i] = (float)random_unit() - 0.5f;
+    memset(c, 1, sizeof(c));
+    ht_kernels_choose()->matmul(c[0], a, WIDE, b, COLUMNS, rows, inner, panel);
+    ht_kernels_scalar.matmul(c[1], a, WIDE, b, COLUMNS, rows, inner, panel);
+    ck_assert_int_eq(memcmp(c[0], c[1], sizeof(c[0])), 0); /* and nothing beyond */
+    for (size_t i = 0; i < rows; i++) {
+        for (size_t j = 0; j < COLUMNS; j++) {
+            float sum = 0;
+            for (size_t k = 0; k < inner; k++)
+                sum = fmaf(a[i * WIDE + k], b[k * COLUMNS + j], sum);
+            ck_assert(sum == c[0][i * COLUMNS + j]);
+        }
+    }
+}
+
+static bool never(void *ctx)
+{
+    (void)ctx;
+    return false;
+}
+
+static bool at_once(void *ctx)
+{
+    (void)ctx;
+    return true;
+}
+
+/* Wide, tall and square: the same bits everywhere; and what 20 steps of the cubic iteration make has orthogonal rows. */
+TEST_LOOP(newton_schulz_makes_orthogonal_rows, 4)
+{
+    static const uint32_t shape[][2] = {{7, 50}, {50, 7}, {24, 24}, {1, 33}};
+    uint32_t rows = shape[_i][0], columns = shape[_i][1], m = rows < columns ? rows : columns;
+    struct ht_optim_config c = {.ns_a = 1.5, .ns_b = -0.5, .ns_steps = 40, .eps = 1e-7};
+    size_t n = (size_t)rows * columns;
+    static uint16_t u[2][2500];
+
+    for (size_t i = 0; i < n; i++)
+        u[0][i] = u[1][i] = ht_f32_to_bf16((float)random_unit() - 0.5f);
+    ck_assert_int_eq(ht_newton_schulz(ht_kernels_choose(), &c, u[0], rows, columns, never, NULL), 0);
+    ck_assert_int_eq(ht_newton_schulz(&ht_kernels_scalar, &c, u[1], rows, columns, never, NULL), 0);
+    ck_assert_mem_eq(u[0], u[1], n * 2);
+    ck_assert_int_eq(ht_newton_schulz(ht_kernels_choose(), &c, u[1], rows, columns, at_once, NULL), -ECANCELED);
+    for (uint32_t i = 0; i < m; i++) {
+        for (uint32_t j = 0; j < m; j++) {
+            double dot = 0;
+            for (uint32_t k = 0; k < n / m; k++) {
+                size_t x = rows > columns ? k * columns + i : i * columns + k;
+                size_t y = rows > columns ? k * columns + j : j * columns + k;
+                dot += (double)ht_bf16_to_f32(u[0][x]) * (double)ht_bf16_to_f32(u[0][y]);
+            }
+            ck_assert_msg(fabs(dot - (i == j)) < 0.03, "%u, %u: %g", i, j, dot);
+        }
+    }
+    memset(u, 0, sizeof(u)); /* |u| is below eps */
+    ck_assert_int_eq(ht_newton_schulz(ht_kernels_choose(), &c, u[0], rows, columns, never, NULL), 0);
+    ck_assert_mem_eq(u[0], u[1], n * 2);
+}
+
+TEST_LOOP(momentum_follows_its_formula, 4)
+{
+    struct ht_optim_config c = {
+        .rule = HT_RULE_MUON, .momentum = _i & 1 ? 0.95 : 0.25, .nesterov = _i & 2, .grad_scale = 1};
+    struct ht_scalars s;
+    float m = 0;
+    double want = 0;
+
+    ht_rule_scalars(&c, 1, &s);
+    for (unsigned t = 1; t <= 100; t++) {
+        float g = sinf((float)t);
+        uint16_t u;
+        ck_assert_uint_eq(ht_kernels_choose()->stir(&s, &m, &g, HT_DTYPE_F32, &u, 1), 0);
+        want = c.momentum * want + (1 - c.momentum) * (double)g;
+        ck_assert(fabs(want - (double)m) < 1e-6);
+        double mixed = c.nesterov ? (1 - c.momentum) * (double)g + c.momentum * want : want;
+        ck_assert(fabs(mixed - (double)ht_bf16_to_f32(u)) < 1e-6 + fabs(mixed) / 256);
     }
 }
 

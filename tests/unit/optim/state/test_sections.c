@@ -224,7 +224,7 @@ static const struct {
     uint64_t value;
 } wrong[] = {
     {"a version without sections", 0, 4, HT_REDO_VERSION_CODED},
-    {"a version that there is not", 0, 4, 4},
+    {"a version that there is not", 0, 4, 5},
     {"a section first", PARAM(0, no_dtype), 1, 0},
     {"a section of another parameter", PARAM(1, object), 8, 77},
     {"no elements", PARAM(1, end), 8, 5},
