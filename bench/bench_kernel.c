@@ -305,7 +305,7 @@ static void bench_bits(const struct arrays *arrays, unsigned index, unsigned for
     int bits = form == HT_FORM_BF16 ? 16 : 8;
     double f = median(f32, runs), b = median(fewer, runs), r = median(ratio, runs), t = target(codecs, form);
     if (json)
-        printf("{\"rule\": \"%s\", \"state_bits\": %d, \"codecs\": \"%s\", \"f32_g_s\": %.4f, \"g_s\": %.4f, "
+        printf("{\"state_of\": \"%s\", \"state_bits\": %d, \"codecs\": \"%s\", \"f32_g_s\": %.4f, \"g_s\": %.4f, "
                "\"of_f32\": %.3f, \"target\": %.2f}\n",
                cases[index].config, bits, codecs->name, f, b, r, t);
     else
@@ -375,13 +375,13 @@ static void bench_ortho(uint32_t m, uint32_t n, int runs, bool json)
     uint16_t *u = malloc(elements * sizeof(*u));
     double seconds[RUNS_MAX], flop = 5 * (4.0 * m * m * n + 2.0 * m * m * m);
 
-    for (int turn = 0; u && turn < runs; turn++) {
+    for (int r = 0; u && r < runs; r++) {
         for (size_t i = 0; i < elements; i++)
             u[i] = ht_f32_to_bf16((float)(i * 2654435761u % 1000) - 500.0f);
         uint64_t start = ht_now_ns();
         if (ht_newton_schulz(ht_kernels_choose(), &c, u, m, n, never, NULL))
             exit(1);
-        seconds[turn] = (double)(ht_now_ns() - start) / 1e9;
+        seconds[r] = (double)(ht_now_ns() - start) / 1e9;
     }
     double s = u ? median(seconds, runs) : 1;
     free(u);
@@ -411,9 +411,9 @@ int main(int argc, char **argv)
         if (cpus > 1)
             bench(&arrays, i, cpus, runs, json);
     }
+    bench_forms(&arrays, runs, json);
     bench_ortho(256, 256, runs, json);
     bench_ortho(512, 2048, runs, json);
     bench_ortho(1024, 1024, runs, json);
-    bench_forms(&arrays, runs, json);
     return 0;
 }

@@ -181,7 +181,7 @@ def test_a_thousand_steps_are_those_of_float64(library, name, form):
         # Where moment and gradient cancel, f32 keeps less of their sum. There a sign of Lion may turn, or Adam's quotient.
         lost = 1e-5 if 'v' in names else 2.0 ** -20 * (np.abs(before[0]) + np.abs(g))
         near = np.abs(ours.p - want) <= 1e-5 * np.abs(want - was) + 2.0 ** -22 * np.abs(want) + lr * lost
-        assert near.mean() >= (0.999 if name in ('lion', 'adam') else 1)
+        assert near.mean() >= (0.99 if name in ('lion', 'adam') else 1)
         for k, n, x, had in zip(kept, names, ours.state, before):
             first = k.kind in (EXP_AVG, MOMENTUM)  # its summands may cancel
             parts = np.maximum.reduce([np.abs(had), np.abs(x), np.abs(g) * first, 0.1 * np.abs(was) * first])
