@@ -4,7 +4,7 @@
 
 Run it with `make bench-muon`, as root. The matrices are those of transformer blocks: query, key and value, output, and two of the MLP. Gradients
 are the same on both sides, which step in turn. The time of a step is that of step() alone; none is durable. Newton-Schulz is most of
-it on both sides, with the same operations. A third row has its Gram form. PyTorch is that of `make check-ecosystem`. Medians; figures
+it on both sides, with the same operations. The mount passes files through. A third row has the Gram form. PyTorch is that of `make check-ecosystem`. Medians; figures
 in build/bench/muon.jsonl. A missed target is named.
 """
 import argparse
@@ -78,7 +78,7 @@ def main():
         os.execv(python, [str(python), *sys.argv])
     from demo_store import Store
     size = sum(m * k for m, k in SHAPES.values()) * args.width ** 2 * args.layers
-    store = Store(PROGRAMS, begin('muon'), f'{(size * 80 >> 20) + 1024}M', f'{(size * 60 >> 20) + 512}M')
+    store = Store(PROGRAMS, begin('muon'), f'{(size * 80 >> 20) + 1024}M', f'{(size * 60 >> 20) + 512}M,passthrough={(size * 40 >> 20) + 64}M')
     try:
         store.format()
         store.mount()

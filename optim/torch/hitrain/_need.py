@@ -4,15 +4,17 @@ from typing import Any, Iterable, Sequence, Tuple
 
 import torch
 
-_STATES = {'adamw': 2, 'adam': 2, 'lion': 1, 'adagrad': 1, 'sgd': 0, 'muon': 2}  # muon: with update and ortho
+_STATES = {'adamw': 2, 'adam': 2, 'lion': 1, 'adagrad': 1, 'sgd': 0, 'muon': 2}  # muon: that of others
 _KINDS = {torch.float32: (4, 0), torch.bfloat16: (2, 2), torch.float16: (2, 4)}  # bytes of a parameter, of its master
 _BLOCK, _MIB = 4096, 1 << 20
 
 
-def _need(elements: int, tensors: int, parameter: int, masters: int, states: int, retain: int, redo: int, redo_keep: int, accumulate: int) -> int:
-    """Bytes of an element of the parameter and of its master, of 16 elements of its state; redo: 0, or each so many-th step is full."""
+def _need(elements: int, tensors: int, parameter: int, masters: int, states: int, retain: int, redo: int, redo_keep: int, accumulate: int,
+          between: int) -> int:
+    """Bytes of an element of the parameter and of its master, and between the two phases of a rule; of 16 elements of its state; redo: 0, or
+    each so many-th step is full."""
     content = 16 * (parameter + masters) + states + (2 if masters == 2 else 0)
-    gradient = 4 if parameter == 4 or accumulate > 1 else 2
+    gradient = (4 if parameter == 4 or accumulate > 1 else 2) + between
     times, gradients = 2 + (retain + 2 if retain else 0), 1 + (redo + redo_keep if redo else 0)
     total = (elements // 16 + 1) * (content * times + 16 * gradient * gradients)
     total += tensors * _BLOCK * (5 * times + gradients)
@@ -38,7 +40,7 @@ def bytes_of(sizes: Sequence[Tuple[torch.dtype, int]], optimizer: str, momentum:
             raise ValueError(f'a parameter has dtype {dtype}: a store trains float32, bfloat16 and float16')
     states = {32: 64, 16: 32, 8: 17}[state_bits] * (1 if name == 'sgd' and momentum else _STATES[name])  # 8: with a scale for 256 elements
     elements = sum(n for _, n in sizes)
-    return max(_need(elements, len(sizes), *_KINDS[kind], states, retain, redo, redo_keep, accumulate)
+    return max(_need(elements, len(sizes), *_KINDS[kind], states, retain, redo, redo_keep, accumulate, 4 if name == 'muon' else 0)
                for kind in {dtype for dtype, _ in sizes} or {torch.float32})
 
 
