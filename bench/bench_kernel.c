@@ -375,13 +375,13 @@ static void bench_ortho(uint32_t m, uint32_t n, int runs, bool json)
     uint16_t *u = malloc(elements * sizeof(*u));
     double seconds[RUNS_MAX], flop = 5 * (4.0 * m * m * n + 2.0 * m * m * m);
 
-    for (int r = 0; u && r < runs; r++) {
+    for (int run = 0; u && run < runs; run++) {
         for (size_t i = 0; i < elements; i++)
             u[i] = ht_f32_to_bf16((float)(i * 2654435761u % 1000) - 500.0f);
         uint64_t start = ht_now_ns();
         if (ht_newton_schulz(ht_kernels_choose(), &c, u, m, n, never, NULL))
             exit(1);
-        seconds[r] = (double)(ht_now_ns() - start) / 1e9;
+        seconds[run] = (double)(ht_now_ns() - start) / 1e9;
     }
     double s = u ? median(seconds, runs) : 1;
     free(u);

@@ -212,12 +212,10 @@ static bool read_note(const struct ht_ns_inode *i, const char *name, char *out, 
 
 static bool read_digest(const struct ht_ns_inode *i, char out[HT_NS_DIGEST_MAX]) HT_REQUIRES_SHARED(HT_LOCK_NAMES)
 {
-    return read_note(i, HT_NS_DIGEST, out, HT_NS_DIGEST_MAX) &&
-        strspn(out, "0123456789abcdef") == HT_NS_DIGEST_MAX - 1;
+    return read_note(i, HT_NS_DIGEST, out, HT_NS_DIGEST_MAX) && strspn(out, "0123456789abcdef") == HT_NS_DIGEST_MAX - 1;
 }
 
-static bool read_archived(const struct ht_ns_inode *i, char out[HT_KEPT_NAME_MAX + 1])
-    HT_REQUIRES_SHARED(HT_LOCK_NAMES)
+static bool read_archived(const struct ht_ns_inode *i, char out[HT_KEPT_NAME_MAX + 1]) HT_REQUIRES_SHARED(HT_LOCK_NAMES)
 {
     return read_note(i, HT_NS_ARCHIVED, out, HT_KEPT_NAME_MAX + 1) && ht_ns_kept_name_valid(out, strlen(out));
 }
@@ -298,7 +296,9 @@ int ht_ns_kept_set_digest(struct ht_ns *ns, uint64_t ino, const char *digits)
     struct ht_ns_op op;
     int rc = ht_ns_op_begin(ns, NOTE_LOG_BYTES, &op);
 
-    return rc != 0 ? rc : ht_ns_op_end(&op, set_digest(&op, ino, digits));
+    if (rc)
+        return rc;
+    return ht_ns_op_end(&op, set_digest(&op, ino, digits));
 }
 
 int ht_ns_kept_set_archived(struct ht_ns *ns, uint64_t ino, const char *job, const char *digits)
@@ -306,5 +306,7 @@ int ht_ns_kept_set_archived(struct ht_ns *ns, uint64_t ino, const char *job, con
     struct ht_ns_op op;
     int rc = ht_ns_op_begin(ns, NOTE_LOG_BYTES, &op);
 
-    return rc != 0 ? rc : ht_ns_op_end(&op, set_archived(&op, ino, job, digits));
+    if (rc)
+        return rc;
+    return ht_ns_op_end(&op, set_archived(&op, ino, job, digits));
 }

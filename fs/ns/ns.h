@@ -301,14 +301,15 @@ int ht_ns_kept_digest(struct ht_ns *ns, uint64_t ino, char out[HT_NS_DIGEST_MAX]
  */
 int ht_ns_kept_set_digest(struct ht_ns *ns, uint64_t ino, const char *digits) HT_MUST_CHECK;
 /*
- * The kept step does not expire until it is released as often, or the mount ends; `forget` ends it all the same. -ENOENT.
+ * The kept step does not expire until it is released as often, or the mount ends; `forget` ends it all the same.
+ * -ENOENT.
  * *out_ino: for the release, which is nothing for a step that has gone.
  */
 int ht_ns_kept_hold(struct ht_ns *ns, uint64_t root, const char *name, uint64_t *out_ino) HT_MUST_CHECK;
 void ht_ns_kept_release(struct ht_ns *ns, uint64_t ino);
 /*
- * The job of a vault that has this kept step. -ENODATA: none is known. Setting it takes the place of an earlier one, and
- * is durable with the next frame that is. -EINVAL: the store computed another digest. Others as of a digest.
+ * The job of a vault that has this kept step. -ENODATA: none is known. Setting it takes the place of an earlier one,
+ * and is durable with the next frame that is. -EINVAL: the store computed another digest. Others as of a digest.
  */
 int ht_ns_kept_archived(struct ht_ns *ns, uint64_t ino, char out[HT_KEPT_NAME_MAX + 1]) HT_MUST_CHECK;
 int ht_ns_kept_set_archived(struct ht_ns *ns, uint64_t ino, const char *job, const char *digits) HT_MUST_CHECK;

@@ -24,8 +24,9 @@ build "$out"
 
 mkdir "$work/hitrain/lib"
 cp -r "$programs/bin" "$programs/share" "$work/hitrain"
-strip --strip-unneeded "$work"/hitrain/bin/*
-for library in $(LD_LIBRARY_PATH=$top/build/deps/usr/lib ldd "$work"/hitrain/bin/* | awk '$1 ~ /^lib(fuse3|numa|blkid|xxhash)[.]/ { print $3 }' | sort -u); do
+mapfile -t binaries < <(grep -l "^.ELF" -a "$work"/hitrain/bin/*)
+strip --strip-unneeded "${binaries[@]}"
+for library in $(LD_LIBRARY_PATH=$top/build/deps/usr/lib ldd "${binaries[@]}" | awk '$1 ~ /^lib(fuse3|numa|blkid|xxhash)[.]/ { print $3 }' | sort -u); do
 	cp -L "$library" "$work/hitrain/lib"
 done
 cat >>"$work/pyproject.toml" <<'END'
@@ -38,6 +39,6 @@ END
 sed -i 's|^hitrain = \["py.typed"\]|hitrain = ["py.typed", "bin/*", "lib/*", "share/**"]|' "$work/pyproject.toml"
 
 # The newest symbols of glibc that are used say on which systems it runs (PEP 600).
-glibc=$(objdump -T "$work"/hitrain/bin/* "$work"/hitrain/lib/* | grep -o 'GLIBC_[0-9.]*' | sort -uV | tail -n 1)
+glibc=$(objdump -T "${binaries[@]}" "$work"/hitrain/lib/* | grep -o 'GLIBC_[0-9.]*' | sort -uV | tail -n 1)
 printf '[bdist_wheel]\nplat_name = manylinux_%s_%s\n' "$(echo "${glibc#GLIBC_}" | tr . _)" "$(uname -m)" >"$work/setup.cfg"
 build "$out"

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* forms.c - see forms.h: which state may have which form, keys of the hashes, and which codecs this CPU runs. */
+/* forms.c - see forms.h: which state may have which form, and the keys of the hashes. */
 #include "optim/rules/forms.h"
 
 #include "optim/rules/rule.h"
@@ -34,15 +34,4 @@ static uint64_t mix(uint64_t x)
 uint64_t ht_form_key(const struct ht_coded *c, uint64_t element)
 {
     return mix(mix(mix((uint64_t)c->salt << 8 | c->kind) + c->t) + (element >> 32));
-}
-
-const struct ht_codecs *ht_codecs_choose(void)
-{
-    const struct ht_kernels *k = ht_kernels_choose();
-
-#if defined(__x86_64__)
-    if (k == &ht_kernels_avx2)
-        return ht_kernels_avx512() ? &ht_codecs_avx512 : &ht_codecs_avx2;
-#endif
-    return &ht_codecs_scalar;
 }

@@ -25,7 +25,7 @@
 #include "optim/rules/forms.h"
 #include "optim/rules/lanes_int.h"
 
-enum { NAN_BITS = 0x7fc00000, INFINITY_BITS = 0x7f800000, MAGNITUDE_BITS = 0x7fffffff };
+enum { HT_NAN_BITS = 0x7fc00000, HT_INFINITY_BITS = 0x7f800000, HT_MAGNITUDE_BITS = 0x7fffffff };
 
 /* ------------------------------------------------------------- dynamic map */
 
@@ -35,14 +35,14 @@ enum { NAN_BITS = 0x7fc00000, INFINITY_BITS = 0x7f800000, MAGNITUDE_BITS = 0x7ff
     }
 
 /* By decade from 0; the eighth is 1.0 itself. AVX-512 takes four bits of an index, so all eight are here twice. */
-struct dynamic_map {
+struct ht_dynamic_map {
     float next[16];  /* the middle between this decade and the next one */
     float slope[16]; /* number = slope y + offset, at most last; that of the lowest decade has zero, too */
     float offset[16], last[16];
     float rise[16], first[16]; /* value = rise fraction + first; by the lowest bits of the number's exponent */
 };
 
-static const struct dynamic_map signed_map = {
+static const struct ht_dynamic_map signed_map = {
     .next = TWICE(1.89999992e-06f, 1.44999995e-05f, 0.000122500001f, 0.00111249997f, 0.0105625f, 0.102812499f,
                   0.996484399f, INFINITY),
     .slope = TWICE(3636363.75f, 222222.219f, 44444.4453f, 8888.88867f, 1777.77783f, 355.555542f, 71.1111145f, 0.0f),
@@ -54,7 +54,7 @@ static const struct dynamic_map signed_map = {
     .first = TWICE(3.24999996e-06f, 2.12499999e-05f, 0.000156249997f, 0.00128125004f, 0.0114062503f, 0.107031249f, 1.0f,
                    5.49999982e-07f),
 };
-static const struct dynamic_map unsigned_map = {
+static const struct ht_dynamic_map unsigned_map = {
     .next = TWICE(1.45000001e-06f, 1.22500005e-05f, 0.000111250003f, 0.00105624995f, 0.0102812499f, 0.101406246f,
                   0.998242199f, INFINITY),
     .slope = TWICE(2580645.25f, 444444.438f, 88888.8906f, 17777.7773f, 3555.55566f, 711.111084f, 142.222229f, 0.0f),
@@ -71,7 +71,7 @@ static const struct dynamic_map unsigned_map = {
 #define NEGATIVE_NEXT 0.989453137f
 
 /* The number of the value that is nearest to y; bits: of y, which is at least 0. */
-HT_LANES_FN ht_ints number_of(ht_lanes y, ht_ints bits, const struct dynamic_map *map)
+HT_LANES_FN ht_ints number_of(ht_lanes y, ht_ints bits, const struct ht_dynamic_map *map)
 {
     /* Decades of 2^-22 (and less) to 1: 82 / 256 is a little more than log10(2). */
     ht_ints exponent = ints_right(ints_max(bits, ints_set(105 << 23)), 23);
@@ -84,7 +84,7 @@ HT_LANES_FN ht_ints number_of(ht_lanes y, ht_ints bits, const struct dynamic_map
 
 HT_LANES_FN ht_ints signed_code(ht_lanes x, ht_lanes y)
 {
-    ht_ints bits = ints_of(y) & ints_set(MAGNITUDE_BITS), negative = ints_above(ints_set(0), ints_of(x));
+    ht_ints bits = ints_of(y) & ints_set(HT_MAGNITUDE_BITS), negative = ints_above(ints_set(0), ints_of(x));
     ht_ints number = number_of(lanes_of_ints(bits), bits, &signed_map);
     ht_ints below = ints_min(number, ints_set(NEGATIVE_LAST)) - ints_above(bits, ints_of(lanes_set(NEGATIVE_NEXT)));
 
@@ -101,7 +101,7 @@ HT_LANES_FN ht_ints unsigned_code(ht_lanes x, ht_lanes y)
 }
 
 /* bits: of the number as a float, whose exponent chooses the decade; it is not 0. */
-HT_LANES_FN ht_lanes value_of(ht_ints bits, const struct dynamic_map *map)
+HT_LANES_FN ht_lanes value_of(ht_ints bits, const struct ht_dynamic_map *map)
 {
     ht_ints fraction = (bits & ints_set(0x7fffff)) | ints_set(0x3f800000), exponent = ints_right(bits, 23);
 
@@ -144,8 +144,8 @@ HT_LANES_FN ht_lanes linear_value(const uint8_t *code)
 
 /* ------------------------------------------------------------------ blocks */
 
-typedef ht_ints (*code_fn)(ht_lanes x, ht_lanes y);
-typedef ht_lanes (*value_fn)(const uint8_t *code);
+typedef ht_ints (*ht_code_fn)(ht_lanes x, ht_lanes y);
+typedef ht_lanes (*ht_value_fn)(const uint8_t *code);
 
 HT_LANES_FN float largest_of(const float *x, size_t n)
 {
@@ -154,21 +154,22 @@ HT_LANES_FN float largest_of(const float *x, size_t n)
     uint32_t bits = 0;
 
     for (size_t i = 0; i < n; i += HT_LANES)
-        most = ints_max(most, ints_of(lanes_load_f32(x + i)) & ints_set(MAGNITUDE_BITS));
+        most = ints_max(most, ints_of(lanes_load_f32(x + i)) & ints_set(HT_MAGNITUDE_BITS));
     lanes_store_f32(lane, lanes_of_ints(most));
     for (unsigned i = 0; i < HT_LANES; i++) {
         uint32_t one;
         memcpy(&one, &lane[i], sizeof(one));
         bits = one > bits ? one : bits;
     }
-    if (bits >= INFINITY_BITS)
-        bits = NAN_BITS;
+    if (bits >= HT_INFINITY_BITS)
+        bits = HT_NAN_BITS;
     memcpy(&largest, &bits, sizeof(largest));
     return largest;
 }
 
 /* x: as the elements are; y: the same, or multiplied by a power of two; inverse: of their largest magnitude. */
-HT_LANES_FN void encode_elements(uint8_t *codes, const float *x, const float *y, float inverse, size_t n, code_fn code)
+HT_LANES_FN void encode_elements(uint8_t *codes, const float *x, const float *y, float inverse, size_t n,
+                                 ht_code_fn code)
 {
     for (size_t i = 0; i < n; i += HT_LANES)
         ints_store_bytes(codes + i, code(lanes_load_f32(x + i), lanes_load_f32(y + i) * lanes_set(inverse)));
@@ -177,7 +178,7 @@ HT_LANES_FN void encode_elements(uint8_t *codes, const float *x, const float *y,
 /*
  * A whole block. Beyond 2^100 either way the inverse of the scale, or a product with it, would be no ordinary number.
  */
-HT_LANES_FN void encode_block(uint8_t *codes, float *scale, const float *x, size_t n, code_fn code)
+HT_LANES_FN void encode_block(uint8_t *codes, float *scale, const float *x, size_t n, ht_code_fn code)
 {
     float largest = largest_of(x, n), scaled[HT_FORM_WINDOW];
 
@@ -194,14 +195,14 @@ HT_LANES_FN void encode_block(uint8_t *codes, float *scale, const float *x, size
     }
 }
 
-HT_LANES_FN void decode_block(const uint8_t *codes, float scale, float *x, size_t n, value_fn value)
+HT_LANES_FN void decode_block(const uint8_t *codes, float scale, float *x, size_t n, ht_value_fn value)
 {
     for (size_t i = 0; i < n; i += HT_LANES)
         lanes_store_f32(x + i, value(codes + i) * lanes_set(scale));
 }
 
 /* The last block of a range may be short: zeros fill it. */
-HT_LANES_FN void encode_blocks(const struct ht_coded *c, const float *x, size_t block, code_fn code)
+HT_LANES_FN void encode_blocks(const struct ht_coded *c, const float *x, size_t block, ht_code_fn code)
 {
     size_t i = 0, rest = c->n % block;
     float all[HT_FORM_WINDOW];
@@ -217,7 +218,7 @@ HT_LANES_FN void encode_blocks(const struct ht_coded *c, const float *x, size_t 
     memcpy(c->codes + i, codes, rest);
 }
 
-HT_LANES_FN void decode_blocks(const struct ht_coded *c, float *x, size_t block, value_fn value)
+HT_LANES_FN void decode_blocks(const struct ht_coded *c, float *x, size_t block, ht_value_fn value)
 {
     size_t i = 0, rest = c->n % block;
     float all[HT_FORM_WINDOW];
@@ -297,8 +298,8 @@ HT_LANES_FN bool group_has_nan(const float *x)
     ht_ints most = ints_set(0);
 
     for (unsigned i = 0; i < HT_FORM_NOISE; i += HT_LANES)
-        most = ints_max(most, ints_of(lanes_load_f32(x + i)) & ints_set(MAGNITUDE_BITS));
-    return ints_any(ints_above(most, ints_set(INFINITY_BITS)));
+        most = ints_max(most, ints_of(lanes_load_f32(x + i)) & ints_set(HT_MAGNITUDE_BITS));
+    return ints_any(ints_above(most, ints_set(HT_INFINITY_BITS)));
 }
 
 /* HT_FORM_NOISE elements from e on, which is a multiple of that. */

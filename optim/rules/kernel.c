@@ -5,6 +5,7 @@
  * Owns no state but the choice itself, which is a pure function of the CPU and the environment. Any thread.
  */
 #include "optim/rules/kernel.h"
+#include "optim/rules/forms.h"
 
 #include <stdlib.h>
 #if defined(__x86_64__)
@@ -135,4 +136,15 @@ const struct ht_kernels *ht_kernels_choose(void)
     else if (!strcmp(asked, "avx512") && !has_avx512())
         ht_warn("HITRAIN_KERNEL=avx512: this CPU lacks AVX-512 F, BW, VL or DQ; AVX2 is used");
     return fastest ? fastest : &ht_kernels_scalar;
+}
+
+const struct ht_codecs *ht_codecs_choose(void)
+{
+    const struct ht_kernels *k = ht_kernels_choose();
+
+#if defined(__x86_64__)
+    if (k == &ht_kernels_avx2)
+        return ht_kernels_avx512() ? &ht_codecs_avx512 : &ht_codecs_avx2;
+#endif
+    return &ht_codecs_scalar;
 }

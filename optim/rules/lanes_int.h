@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * lanes_int.h - integers beside the floats of lanes.h, and the operations that the forms of state (forms_loop.h) are
- * written in. + - & | ^ are the compiler's own, where nothing overflows. For AVX-512 the floats are here, too: rules do not use them.
+ * written in. + - & | ^ are the compiler's own, where nothing overflows. For AVX-512 the floats are here, too: rules do
+ * not use them.
  */
 #ifndef HITRAIN_OPTIM_RULES_LANES_INT_H
 #define HITRAIN_OPTIM_RULES_LANES_INT_H

@@ -223,7 +223,7 @@ bool ht_opt_param_replayed(const struct ht_param *p)
     return p->root->redo.replaying && (p->cur.exists || p->pub.exists) && !HT_MUTANT("replay-shown");
 }
 
-static bool works_on(const struct ht_range *r, unsigned work)
+static bool works_on(const struct ht_range *r, unsigned work) HT_REQUIRES(HT_LOCK_OPTIM)
 {
     return (r->state == HT_RANGE_QUEUED || r->state == HT_RANGE_RUNNING) && (r->work & work);
 }

@@ -126,7 +126,7 @@ void ht_opt_ortho_count(struct ht_param *p, bool gone) HT_REQUIRES(HT_LOCK_OPTIM
 /* Releases the lock in between: drops the gradient chunks of a range that are not needed any more. */
 void ht_opt_range_drop(struct ht_range *r) HT_REQUIRES(HT_LOCK_OPTIM);
 /* Are its gradient's bytes used up? */
-static inline bool ht_opt_range_spent(const struct ht_range *r)
+static inline bool ht_opt_range_spent(const struct ht_range *r) HT_REQUIRES(HT_LOCK_OPTIM)
 {
     return r->state == HT_RANGE_DONE || r->stirred;
 }

@@ -328,6 +328,7 @@ void ht_optim_free(struct ht_optim *o)
         struct ht_root *r = ht_list_entry(o->roots.next, struct ht_root, all);
         ht_list_del(&r->all);
         ht_opt_redo_free(r);
+        ht_opt_reopened(r);
         free(r);
     }
     ht_id_table_free(&o->roots_by_id);

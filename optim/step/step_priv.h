@@ -77,5 +77,9 @@ void ht_opt_closers_join(struct ht_optim *o) HT_EXCLUDES(HT_LOCK_OPTIM);
 /* -------------------------------------------------------------- update.c */
 
 void *ht_opt_worker_main(void *worker);
+/* The next range of the next root, in turn, or NULL. second: beside one that the worker has, if that may be. */
+struct ht_range *ht_opt_take_range(struct ht_optim *o, int numa_index, bool second) HT_REQUIRES(HT_LOCK_OPTIM);
+/* Until a range is ready; serves the store's background meanwhile. NULL: the optimizer ends. */
+struct ht_range *ht_opt_wait_for_range(struct ht_optim *o, int numa_index);
 
 #endif

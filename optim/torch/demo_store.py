@@ -19,6 +19,15 @@ class Store(Daemon):
         super().__init__(folder / 'store.img', folder / 'mnt', folder / 'daemon.log', f'dram={dram}', programs)
         self.size = size
 
+    @property
+    def dram(self) -> str:
+        """With further options of the mount, if there are any."""
+        return self.options.partition('=')[2]
+
+    @dram.setter
+    def dram(self, text: str) -> None:
+        self.options = f'dram={text}'
+
     def format(self) -> str:
         """Makes a new, empty store in the place of an older one. Returns the output of mkfs."""
         detach(self.mountpoint)

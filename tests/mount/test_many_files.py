@@ -79,7 +79,7 @@ def test_a_kept_step_of_small_files_has_its_bound_of_memory(make_store):
     """400 bytes for each file, with its name, and 64 for its chunk. The first one makes the table of owners, too."""
     files, steps = 1000, 8
     store = make_store('64M', '--log-size=16M')
-    root = store.mount() / 'model'
+    root = store.mount('background=off') / 'model'  # whose memory would count, too
     root.mkdir()
     word(root, 'optimizer', ADAMW)
     make(root, files)

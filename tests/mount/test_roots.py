@@ -313,7 +313,8 @@ def test_one_worker_thread_does_not_block_itself(make_store):
 
 def test_hidden_tree_is_resolved_and_not_listed(root):
     assert sorted(os.listdir(root)) == ['big', 'w']
-    assert sorted(os.listdir(root / '.hitrain')) == ['ctl', 'gather', 'grad', 'grad-topk', 'kept', 'redo', 'shard', 'snap', 'state', 'stats']
+    assert sorted(os.listdir(root / '.hitrain')) == ['ctl', 'gather', 'grad', 'grad-topk', 'kept', 'ortho', 'redo', 'shard', 'snap', 'state',
+                                                       'stats', 'update']
     (root / 'note.txt').write_text('no tensor')
     os.setxattr(root / 'note.txt', 'user.hitrain.dtype', b'u8')
     assert sorted(os.listdir(root / '.hitrain/grad')) == sorted(os.listdir(root / '.hitrain/grad-topk')) == ['big', 'w']
@@ -358,7 +359,7 @@ def test_a_parameter_is_named_by_its_path_from_any_directory_above(root):
     assert all(os.stat(x).st_mode == os.stat(sparse[0]).st_mode for x in sparse)
     found = subprocess.run(['find', root / '.hitrain', '-path', '*a/b*'], check=True, stdout=subprocess.PIPE, text=True)
     assert {x.split('/.hitrain/')[1] for x in found.stdout.split()} == {
-        f'{kind}/a/b{rest}' for kind in ('grad', 'grad-topk') for rest in ('', '/w')} | {
+        f'{kind}/a/b{rest}' for kind in ('grad', 'grad-topk', 'ortho', 'update') for rest in ('', '/w')} | {
         'state/a/b' + rest for rest in ('', '/w', '/w/exp_avg', '/w/exp_avg_sq', '/w/step')}
     # The paths of one directory are directories of their own: an open one stays where it is.
     one = os.open(root / '.hitrain/grad/a', os.O_RDONLY)

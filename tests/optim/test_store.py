@@ -7,6 +7,7 @@ import signal
 import stat
 import subprocess
 import sys
+import tempfile
 import textwrap
 
 import pytest
@@ -160,14 +161,16 @@ def test_a_store_that_another_mount_has_is_refused_with_its_place(image, tmp_pat
         again._daemon.daemon.wait()
 
 
-def test_an_ordinary_user_needs_fusermount3_alone(tmp_path):
+def test_an_ordinary_user_needs_fusermount3_alone():
     """Without a folder of the session, too. Here /dev/fuse may be root's: the test has one of its own, in its own mounts."""
-    place = tmp_path / 'place'
-    shutil.copytree(BIN, place / 'bin')  # where this user may read
+    with tempfile.TemporaryDirectory(dir='/tmp', prefix='hitrain-user-') as folder:  # where this user may read
+        train_as_user(pathlib.Path(folder))
+
+
+def train_as_user(place):
+    shutil.copytree(BIN, place / 'bin')
     shutil.copytree(TOP / 'optim/torch/hitrain', place / 'python/hitrain')
     shutil.chown(place, 'nobody', 'nogroup')
-    for folder in (tmp_path.parent.parent, tmp_path.parent, tmp_path):
-        folder.chmod(0o755)
     os.mknod(place / 'fuse', stat.S_IFCHR | 0o666, os.makedev(10, 229))
     (place / 'fuse').chmod(0o666)
     script = f"""

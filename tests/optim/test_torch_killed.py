@@ -238,7 +238,7 @@ def claim_after_others(optimizer):
 
 COMMANDS = {
     'commit': None, 'step': lambda o, a: (o.send_gradient(a), o._root.command('step')), 'step async': lambda o, a: (o.send_gradient(a), o._root.command('step async')),
-    'abort': None, 'wait': None, 'reset a': None, 'drop a': lambda o, a: (o.send_gradient(a), o._root.command('drop a')), 'snapshot x': None,
+    'prepare': lambda o, a: (o.send_gradient(a), o._root.command('prepare')), 'abort': None, 'wait': None, 'reset a': None, 'drop a': lambda o, a: (o.send_gradient(a), o._root.command('drop a')), 'snapshot x': None,
     'rollback kept': None, 'forget kept': None, 'claim': lambda o, a: claim_after_others(o), 'unclaim': lambda o, a: o._root.command('unclaim'),
 }
 

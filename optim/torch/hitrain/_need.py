@@ -46,7 +46,7 @@ def bytes_of(sizes: Sequence[Tuple[torch.dtype, int]], optimizer: str, momentum:
 
 def parameters_bytes(elements: int, dtype: torch.dtype) -> int:
     """Of a model of which only its size is known: AdamW, without kept or logged steps, in tensors of a million elements."""
-    return _need(elements, elements // 1_000_000 + 1, *_KINDS[dtype], 4 * _STATES['adamw'], 0, 0, 0, 1)
+    return _need(elements, elements // 1_000_000 + 1, *_KINDS[dtype], 64 * _STATES['adamw'], 0, 0, 0, 1, 0)
 
 
 def store_bytes(model: Any, *, optimizer: str = 'adamw', momentum: float = 0.0, retain: int = 0, redo: bool = False, durable_every: int = 1,

@@ -1,0 +1,82 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * take.c - which range a worker updates next, and what it does while there is none.
+ *
+ * Workers without a range do the store's background work, one at a time (api/background.h). Another one is
+ * always free, so no update ever waits for the background. If none had a moment for that
+ * in a second, a worker does a unit between two ranges.
+ */
+#include <pthread.h>
+
+#include "tiering/api/background.h"
+#include "optim/state/param.h"
+#include "optim/state/range.h"
+#include "optim/state/root.h"
+#include "optim/step/step_priv.h"
+
+/* Has the background waited for so long that a unit comes before the next range? */
+static bool is_unit_due(const struct ht_optim *o) HT_REQUIRES(HT_LOCK_OPTIM)
+{
+    return o->lends && !o->serves && ht_now_ns() - o->served_ns >= o->unit_period_ns;
+}
+
+/* Background work: until a range needs this worker, or one unit. The lock is released meanwhile. */
+static void serve_background(struct ht_optim *o, bool once) HT_REQUIRES(HT_LOCK_OPTIM)
+{
+    o->serves = true;
+    unlock(o);
+    bool more = ht_store_background_serve(o->store, once);
+    lock(o);
+    o->serves = false;
+    o->lends = more;
+    o->served_ns = ht_now_ns();
+    if (o->idle) /* it may serve, while this worker updates a range */
+        pthread_cond_signal(&o->work);
+}
+
+struct ht_range *ht_opt_take_range(struct ht_optim *o, int numa_index, bool second)
+{
+    if (ht_list_empty(&o->ready) || o->stopping)
+        return NULL;
+    struct ht_root *root = ht_list_entry(o->ready.next, struct ht_root, ready);
+    if (second && is_unit_due(o))
+        return NULL;
+    if (second) {
+        const struct ht_range *next = ht_opt_range_next(root, numa_index);
+        const struct ht_param_shape *shape = &next->param->shape;
+        /* Logging waits for memory, and these ranges share chunks of the gradient with their neighbours. */
+        if ((next->work & (HT_WORK_LOG | HT_WORK_ORTHO)) || shape->g_bytes < shape->p_bytes)
+            return NULL;
+    }
+    struct ht_range *r = ht_opt_range_take(root, numa_index);
+    root->running++;
+    ht_list_del(&root->ready);
+    ht_opt_root_ready(root);
+    if (!ht_list_empty(&o->ready))
+        ht_opt_wake_worker(o);
+    return r;
+}
+
+static void wait_for_work(struct ht_optim *o) HT_REQUIRES(HT_LOCK_OPTIM)
+{
+    if (o->lends && !o->serves) {
+        serve_background(o, false);
+        return;
+    }
+    o->idle++;
+    ht_cond_wait(&o->work, ht_optim_lock(o));
+    o->idle--;
+}
+
+struct ht_range *ht_opt_wait_for_range(struct ht_optim *o, int numa_index)
+{
+    struct ht_range *r = NULL;
+
+    lock(o);
+    if (is_unit_due(o) && !ht_list_empty(&o->ready))
+        serve_background(o, true);
+    while (!o->stopping && !(r = ht_opt_take_range(o, numa_index, false)))
+        wait_for_work(o);
+    unlock(o);
+    return r;
+}
