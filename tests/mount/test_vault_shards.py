@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """hitrainctl restore --shard: a job of one number of ranks, each with a store, goes on with another number of them."""
+import io
 import json
 import os
 import random
@@ -179,6 +180,15 @@ def test_a_logged_step_is_refused_with_the_full_one_before_it():
     from objects import Failure
     with pytest.raises(Failure, match='step 7 is logged.* name job@5, the full one before it'):
         from_chain('new', None, None, 'job', [Step(n, 1, b'', []) for n in (5, 6, 7)], (0, 3))
+
+
+def test_the_line_says_what_was_here_what_came_and_the_least():
+    from elastic import Resharded, report
+    from manifest import End
+    out = io.StringIO()
+    report('next', Resharded(1233, 2, 3, '4 3-2', End(9, 28 << 30, bytes(16), 0), 7 << 30, 21 << 30, 7 << 30), False, out)
+    assert out.getvalue() == ('next: rank 2 of 3 at step 1233: 28 GiB, of which 21 GiB were here; 7 GiB fetched, and the '
+                              'least is 7 GiB\n')
 
 
 def test_ranks_with_other_parameters_are_refused(job):
