@@ -15,8 +15,12 @@ import words
 
 def run(given):
     paths, o = words.parse(given, 2, 2, 'the URL of a job or -, and a new directory', base=words.text, json=None,
-                           follow=None, rank=words.rank)
+                           follow=None, rank=words.rank, shard=words.rank, lost=words.number)
     url, path = paths
+    if o['lost'] is not None and not o['shard']:
+        raise words.Usage('--lost is for --shard=rofR')
+    if o['shard'] and (o['follow'] or url == '-'):
+        raise words.Usage('--shard is for a step in a vault, without --follow')
     if o['follow']:
         return importlib.import_module('follow').run_restore(url, path, o)
     if url == '-':
@@ -24,7 +28,19 @@ def run(given):
             raise words.Usage('restore - reads a step from a file or a pipe, and standard input is a terminal')
         report(path, from_pipe(path, o['base']), o['json'], sys.stdout)
         return
+    if o['shard']:
+        return shard_from_vault(url, path, o)
     report(path, from_vault(url, path, o['base']), o['json'], sys.stdout)
+
+
+def shard_from_vault(url, path, o):
+    elastic = importlib.import_module('elastic')
+    place, job, step = engine.split_job(url)
+    with engine.open(place) as e:
+        vault = jobs.open_vault(e)
+        chain = jobs.chain_of(e, vault, job, step)
+        done = elastic.from_chain(path, e, vault, job, chain, o['shard'], o['lost'], o['base'])
+    elastic.report(path, done, o['json'], sys.stdout)
 
 
 def from_vault(url, path, base):
