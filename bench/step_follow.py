@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A second store that follows the logged steps of the first: `hitrainctl follow`, beside what bounds it.
+"""A second store that follows the logged steps of the first: `archive ROOT - --follow | restore - DIR --follow`, beside what bounds it.
 
 step_redo.py runs it. Both stores lie on devices of the same limited speed, and have everything resident. The copy gets steps that
 the model has logged, so the sender never waits for the model. Two bounds are measured in the same run: the steps of the copy
@@ -60,9 +60,9 @@ class Pair:
     def receive_base(self):
         self.slow(False)
         shutil.rmtree(self.copy.point / 'model', ignore_errors=True)
-        with subprocess.Popen([CTL, 'send', self.model.point / 'model', 'base'], stdout=subprocess.PIPE,
+        with subprocess.Popen([CTL, 'archive', self.model.point / 'model', 'base', '-'], stdout=subprocess.PIPE,
                               stderr=subprocess.DEVNULL) as sender:
-            subprocess.run([CTL, 'receive', self.copy.point / 'model'], stdin=sender.stdout, stderr=subprocess.DEVNULL,
+            subprocess.run([CTL, 'restore', '-', self.copy.point / 'model'], stdin=sender.stdout, stderr=subprocess.DEVNULL,
                            stdout=subprocess.DEVNULL, timeout=SETUP_SECONDS_MAX, check=True)
         os.setxattr(self.copy.point / 'model', 'user.hitrain.optimizer', WORDS.encode())
         with open(self.copy.point / 'model/.hitrain/ctl', 'r+b', buffering=0) as ctl:
@@ -71,7 +71,7 @@ class Pair:
 
     def sender(self, rate):
         limit = [f'--rate={rate}'] if rate else []
-        return subprocess.Popen([CTL, 'follow', self.model.point / 'model', '--from=base', '--once', *limit],
+        return subprocess.Popen([CTL, 'archive', self.model.point / 'model', '-', '--follow', '--from=base', '--once', *limit],
                                 stdout=subprocess.PIPE, stderr=self.said)
 
     def pipe(self, rate):
@@ -90,7 +90,7 @@ class Pair:
         """Seconds from step to step of the copy."""
         self.receive_base()
         with self.sender(rate) as sender, subprocess.Popen(
-                [CTL, 'follow', '--receive', '--json', self.copy.point / 'model'], stdin=sender.stdout,
+                [CTL, 'restore', '-', self.copy.point / 'model', '--follow', '--json'], stdin=sender.stdout,
                 stdout=subprocess.PIPE, text=True) as receiver:
             sender.stdout.close()
             times = {json.loads(line)['step']: time.monotonic() for line in receiver.stdout}

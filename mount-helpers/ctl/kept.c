@@ -254,7 +254,7 @@ static int open_folder(const char *root, const char *path, char as[NAME_MAX + 1]
         return dir;
     close(dir);
     if (ht_cmd_check_mount(folder) == 0)
-        ht_error("%s is in another store than %s: a step goes there with send and receive", folder, root);
+        ht_error("%s is in another store than %s: a step goes there with archive and restore", folder, root);
     return -EXDEV;
 }
 

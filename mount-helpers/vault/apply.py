@@ -78,7 +78,8 @@ class Copy:
         try:
             os.write(self.ctl.fd, line.encode() + b'\n' if isinstance(line, str) else line + b'\n')
         except OSError as e:
-            reason = os.read(self.ctl.fd, 1024).decode(errors='replace').split('\n')[0]
+            answers = os.read(self.ctl.fd, 1 << 16).decode(errors='replace').split('\n')
+            reason = next((a for a in answers if a not in ('', 'ok')), '')      # commands before it went well
             raise Failure(f'{self.path}: {reason or e.strerror}') from None
 
     def set_place(self, place):

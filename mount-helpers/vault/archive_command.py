@@ -10,6 +10,7 @@ from kept import Kept
 from lease import Lease
 from objects import Failure
 from pipe import Output
+from probe import need_create
 from say import note
 from store import printable, size_text
 from writer import Restart, Writer
@@ -28,6 +29,8 @@ def run(given):
                            every=words.count, rank=words.rank, rate=words.size, digest=words.digest, json=None,
                            single_writer=None, once=None, since=words.number, **{'from': words.text})
     root, step, url = (*paths[:2], paths[-1]) if len(paths) == 3 else (paths[0], None, paths[1])
+    if o['single_writer'] and o['rank'] and o['rank'][1] > 1:
+        raise words.Usage('--single-writer is for one archiver alone, and --rank for several')
     if step is None and o['follow']:
         return importlib.import_module('follow').run_archive(root, url, o)
     if step is None or o['follow'] or o['log'] or o['every'] or o['once'] or o['since']:
@@ -48,6 +51,8 @@ def vault(root, kept, url, o):
         raise words.Usage('expected URL/JOB without a step: a step has the number that the model gave it')
     with engine.open(place) as e:
         found = jobs.open_vault(e)
+        if not o['single_writer']:
+            need_create(e)
         store, host = identity.store(root), identity.host()
         pause = Pause()
         lease = Lease(e, found, store, identity.boot(), host, identity.LEASES, pause)

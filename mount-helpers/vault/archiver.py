@@ -16,6 +16,7 @@ from lease import Lease
 from logged import Gone, Logged
 from objects import Damage, Failure
 from places import Owner
+from probe import need_create
 from say import error, note
 from writer import Fenced, Restart, Wanted, Writer
 import engine
@@ -76,6 +77,8 @@ class Archiver:
     def connect(self):
         host, store = identity.host(), identity.store(self.root)
         self.vault = self.patient(lambda: jobs.open_vault(self.engine))
+        if not self.single_writer:
+            self.patient(lambda: need_create(self.engine))
         self.lease = self.patient(lambda: Lease(self.engine, self.vault, store, identity.boot(), host, identity.LEASES, self.pause))
         self.writer = self.patient(lambda: Writer(self.engine, self.vault, self.job, self.rank, self.ranks, host, store, self.pause,
                                                   self.single_writer))

@@ -23,4 +23,6 @@ def run_archive(root, url, o):
 def run_restore(url, path, o):
     if o['base']:
         raise words.Usage('--base is for a new model; --follow goes on with the one that is there')
+    if o['rank'] and url == '-':
+        raise words.Usage('--rank is for a vault: a pipe has the steps of one model')
     return follow_pipe.receive(path, o) if url == '-' else standby.run(url, path, o)

@@ -4,8 +4,8 @@
     beginning: a summary of kind NONE with the step that the stream continues; logged steps, each an object of its own; end: a
     summary of kind NONE. Of a stream that was cut, all steps with an end mark are whole.
 """
+import collections
 import os
-import queue
 import signal
 import threading
 import time
@@ -161,10 +161,11 @@ class Sender:
 # ---- receiver ----
 
 class Ahead:
-    """Reads a descriptor on while a step is committed. get(bytes): fewer at the end."""
+    """Reads a descriptor on while a step is committed. It holds AHEAD_BYTES and one part. get(bytes): fewer at the end. One thread gets."""
 
     def __init__(self, fd=0):
-        self.parts, self.left, self.at, self.ended = queue.Queue(AHEAD_BYTES // PART_BYTES), b'', 0, False
+        self.parts, self.held, self.changed = collections.deque(), 0, threading.Condition()
+        self.left, self.at, self.ended = b'', 0, False
         widen(fd)
         threading.Thread(target=self._feed, args=(fd,), daemon=True).start()
 
@@ -174,9 +175,14 @@ class Ahead:
             try:
                 part = os.read(fd, PART_BYTES)
             except OSError as e:
-                self.parts.put(e)
-                return
-            self.parts.put(part)
+                part = e
+            with self.changed:
+                self.parts.append(part)
+                if isinstance(part, OSError):
+                    return self.changed.notify()
+                self.held += len(part)
+                self.changed.notify()
+                self.changed.wait_for(lambda: self.held <= AHEAD_BYTES)
 
     def get(self, count):
         out = bytearray()
@@ -190,15 +196,15 @@ class Ahead:
         return memoryview(out)
 
     def _more(self):
-        while True:
-            stop.check()
-            try:
-                part = self.parts.get(timeout=stop.LOOK_S)
-                break
-            except queue.Empty:
-                continue
-        if isinstance(part, OSError):
-            raise Failure(f'cannot read: {part.strerror}')
+        with self.changed:
+            while not self.parts:
+                stop.check()
+                self.changed.wait(stop.LOOK_S)
+            part = self.parts.popleft()
+            if isinstance(part, OSError):
+                raise Failure(f'cannot read: {part.strerror}')
+            self.held -= len(part)
+            self.changed.notify()
         self.left, self.ended = memoryview(part), not part
 
     def begin(self):

@@ -23,6 +23,8 @@ def run(given):
         raise words.Usage('--shard is for a step in a vault, without --follow')
     if o['follow']:
         return importlib.import_module('follow').run_restore(url, path, o)
+    if o['rank']:
+        raise words.Usage('--rank is for --follow, of a vault')
     if url == '-':
         if os.isatty(0):
             raise words.Usage('restore - reads a step from a file or a pipe, and standard input is a terminal')

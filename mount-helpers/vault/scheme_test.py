@@ -15,6 +15,7 @@ first that fits a request is used up by it:
     end-before, end-after   the program ends before, or after, it did it
     hang          the program stops as a whole (SIGSTOP)
     full, refused, missing, no-vault, failed   this error
+    twice         a put_new replaces what is there, and says that it made it
     stale=N       a list without the N newest objects
     flip=AT       a get with one bit of byte AT changed;  cut=N  the first N bytes alone
 """
@@ -123,6 +124,8 @@ class Faulty:
             self.end()
         elif fault == 'lost-before':
             self.never()
+        elif fault == 'twice':
+            self.scheme.remove(key, words[-1])
         result = deed(*words)
         if fault == 'end-after':
             self.end()

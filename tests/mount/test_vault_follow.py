@@ -260,6 +260,30 @@ def test_a_full_vault_is_told_and_waited_for(tmp_path, make_store, programs):
     to.end()
 
 
+def test_an_engine_that_lets_a_second_put_win_is_refused(tmp_path, make_store):
+    """Each archiver says what can still be done, and one alone may do it. Options that nothing would look at are refused by name."""
+    url, root = f'test:{tmp_path}/v', model(make_store)
+    (tmp_path / 'v').mkdir()
+    with engines.open(url) as e:
+        jobs.make_vault(e, 86400)
+    (tmp_path / 'v/~faults').write_text('**twice put_new\n')
+    command(root, 'snapshot base')
+
+    def refused(*words):
+        done = run('hitrainctl', *words, check=False)
+        assert done.returncode != 0
+        return done.stderr
+    for options in ['base', job_of(url), '--rank=0of2'], [job_of(url), '--follow', '--rank=1of2'], [job_of(url), '--follow']:
+        why = refused('archive', root, *options)
+        assert 'create-if-absent' in why and '--single-writer. Restore and verify work' in why
+    assert 'for several' in refused('archive', root, 'base', job_of(url), '--rank=0of2', '--single-writer')
+    with engines.open(url) as e:
+        assert not [key for prefix in ('job/', 'probe/', 'lease/') for key, _, _ in e.list(prefix)]
+    run('hitrainctl', 'archive', root, 'base', job_of(url), '--single-writer')
+    for options in [job_of(url), tmp_path / 'x'], ['-', tmp_path / 'x'], ['-', root, '--follow']:
+        assert '--rank is for' in refused('restore', *options, '--rank=0of2')
+
+
 def test_who_waits_long_says_so_once_an_hour(monkeypatch, capsys):
     monkeypatch.setattr(archivers, 'BEHIND_S', 0)
     monkeypatch.setattr(archivers, 'PAUSE_S_MAX', 0.01)

@@ -101,13 +101,13 @@ def bring_together(job: Job, root: Root, open_root: Callable[[], bool]) -> int:
     first = job.all_reduce_min(job.rank if makes else NONE)
     ahead = -job.all_reduce_min(-max(steps))
     if first != NONE and ahead > 0:
-        raise RuntimeError(f'the model of rank {first} was never made to its end, and another store of the job is at step {ahead}: send that '
-                           'step to it with hitrainctl, or make all models anew')
+        raise RuntimeError(f'the model of rank {first} was never made to its end, and another store of the job is at step {ahead}: copy '
+                           'that step to it with hitrainctl archive and restore, or make all models anew')
     step = job.newest_common(steps)
     if step < 0:
         texts = (f'rank {rank} has {", ".join(map(str, of_rank))}' for rank, of_rank in enumerate(job.all_steps(steps)))
-        raise RuntimeError(f'no step is in every store of the job: {"; ".join(texts)}. Keep more with retain=, or send a step from one store '
-                           'to another with hitrainctl')
+        raise RuntimeError(f'no step is in every store of the job: {"; ".join(texts)}. Keep more with retain=, or copy a step from one store '
+                           'to another with hitrainctl archive and restore')
     job.meet(f'it could not go back to step {step}', lambda: go_to(step))
     # Not before all are there: whoever fails in between finds the same steps next time.
     job.meet(f'it could not end the kept steps after {step}', lambda: end_later(step))
