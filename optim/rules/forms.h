@@ -109,8 +109,8 @@ const struct ht_codecs *ht_codecs_choose(void);
 /*
  * Noise of bf16 elements. Of HT_FORM_NOISE elements, the first of which has a multiple of that
  * as its number e, the i-th
- * and the one half of them later share h = (e / 2 + i) (key >> 32 | 1) + key in 32 bits. Noise of the first is
- * (h ^ h >> 16) & 0xffff, of the second h >> 16. The code is (bits + noise) >> 16.
+ * and the one half of them later share h in 32 bits: h = (e / 2 + i) (key >> 32 | 1) + key; h = (h ^ h >> 16)
+ * 0x21f0aaad; h = (h ^ h >> 15) 0x735a2d97. Noise of the first is (h ^ h >> 16) & 0xffff, of the second h >> 16. The code is (bits + noise) >> 16.
  */
 enum { HT_FORM_NOISE = 32 };
 /* A hash of salt, kind, step, and the upper half of an element's number. */
