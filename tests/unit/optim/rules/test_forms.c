@@ -553,8 +553,9 @@ TEST(roundings_differ_by_salt_step_and_element_and_replay)
     static const struct {
         uint32_t salt;
         uint64_t t, element;
-    } other[] = {{8, 1, 0},  {7, 2, 0},  {7, (UINT64_C(1) << 40) + 1, 0}, {7, 1, UINT64_C(1) << 36},
-                 {7, 1, 16}, {7, 1, 32}, {7, 1, 64},                      {7, 1, 1024}};
+    } other[] = {
+        {8, 1, 0},  {7, 2, 0},   {7, (UINT64_C(1) << 40) + 1, 0}, {7, 1, UINT64_C(1) << 36}, {7, 1, 16}, {7, 1, 32},
+        {7, 1, 64}, {7, 1, 1024}};
     static uint16_t a[MANY], b[MANY];
     const struct ht_codecs *k = ht_codecs_choose();
     float x = of_bits(0x3f808000);
