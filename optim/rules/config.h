@@ -51,7 +51,7 @@ struct ht_optim_config {
     bool retain_must;        /* a commit that cannot keep its step fails */
     uint32_t redo_keep;      /* logged steps that stay readable; default 0 */
     bool redo;               /* a step is durable when its gradients are; every durable_every-th publishes all */
-    bool frozen;             /* of a section (sections.h): its elements and their state stay as they are */
+    bool frozen;             /* of a section (sections.h): its elements and state stay; in 8 bits it has whole blocks */
     uint32_t missed;         /* of a section: so many steps of the parameter did not count for it */
     uint32_t ns_steps;       /* of Newton-Schulz */
     uint8_t adjust_lr;       /* enum ht_muon_adjust */

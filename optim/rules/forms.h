@@ -12,13 +12,15 @@
  *            replay rounds alike. Values of clients are rounded to nearest even.
  *   dynamic  blocks of 256 elements with the largest magnitude as scale, and the codes of the dynamic map (Dettmers et
  *            al., arXiv:2110.02861, section 2.1; create_dynamic_map of bitsandbytes) with seven decades: signed, with
- *            -1 for its lowest value, or unsigned for state that is never negative. Code and value ascend together.
+ *            -1 for its lowest value, or unsigned for state that is never negative. Unsigned codes ascend with their
+ *            values. A signed code is a byte in two's complement, but 128 is 1.0 (forms_loop.h).
  *   linear   blocks of 2,048 elements, code = 127 x / scale to nearest even (for Muon: arXiv:2509.23106).
  *
  * In dynamic blocks an element gets the nearest code. In the middle between two codes, and up to 2^-20 of the value
  * above it, it gets the one of lower magnitude. The element with the largest magnitude is exact. A positive element of
  * the unsigned map never gets code 0: a second moment of zero beside a first moment that is none would make a step
- * without bound. A block that is encoded again after it was decoded has the same codes. If an element is NaN or
+ * without bound. A block that is encoded again after it was decoded has the same values, and the same codes if its
+ * scale is 0 or at least 2^-96: below that two codes may have one value. If an element is NaN or
  * infinite the scale of its block is NaN, and so are all of its elements.
  *
  * All codecs give the same bits for the same input. Pure functions, any thread.
@@ -107,8 +109,8 @@ const struct ht_codecs *ht_codecs_choose(void);
 /*
  * Noise of bf16 elements. Of HT_FORM_NOISE elements, the first of which has a multiple of that
  * as its number e, the i-th
- * and the one half of them later share h = (e / 2 + i) (key >> 32 | 1) + key in 32 bits. Noise of the first is
- * (h ^ h >> 16) & 0xffff, of the second h >> 16. The code is (bits + noise) >> 16.
+ * and the one half of them later share h in 32 bits: h = (e / 2 + i) (key >> 32 | 1) + key; h = (h ^ h >> 16)
+ * 0x21f0aaad; h = (h ^ h >> 15) 0x735a2d97. Noise of the first is (h ^ h >> 16) & 0xffff, of the second h >> 16. The code is (bits + noise) >> 16.
  */
 enum { HT_FORM_NOISE = 32 };
 /* A hash of salt, kind, step, and the upper half of an element's number. */

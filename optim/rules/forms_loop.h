@@ -278,7 +278,8 @@ HT_LANES_FN void round_nearest(uint8_t *codes, const float *x)
 
 /*
  * Multiply-shift hashing (Dietzfelbinger et al., 1997). The key is a hash and has factor and summand, so that the noise
- * of a step is independent of that of other steps, and uniform over the elements.
+ * of a step is independent of that of other steps, and uniform over the elements. Such noise alone is an arithmetic
+ * progression, and errors of neighbours would add up or cancel. Two more multiplications scatter it.
  */
 HT_LANES_FN void round_by_hash(uint8_t *codes, const float *x, uint64_t key, uint32_t first)
 {
@@ -287,6 +288,8 @@ HT_LANES_FN void round_by_hash(uint8_t *codes, const float *x, uint64_t key, uin
     for (unsigned i = 0; i < HT_FORM_NOISE / 2; i += HT_LANES) {
         ht_ints noise = ints_plus(ints_times(ints_ascending((int32_t)(first + i)), factor), summand);
         ht_ints lower = ints_of(lanes_load_f32(x + i)), upper = ints_of(lanes_load_f32(x + i + HT_FORM_NOISE / 2));
+        noise = ints_times(noise ^ ints_right(noise, 16), ints_set(0x21f0aaad));
+        noise = ints_times(noise ^ ints_right(noise, 15), ints_set(0x735a2d97));
         noise = noise ^ ints_right(noise, 16);
         store_upper(codes + 2 * i, lower, noise & ints_set(0xffff));
         store_upper(codes + 2 * i + HT_FORM_NOISE, upper, ints_right(noise, 16));

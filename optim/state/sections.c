@@ -5,6 +5,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
+#include "optim/rules/forms.h"
 #include "optim/rules/newton_schulz.h"
 #include "optim/rules/sections.h"
 #include "optim/state/param.h"
@@ -22,6 +23,25 @@ static int refuse_section(const struct ht_optim_section *s, char why[HT_OPTIM_ER
     return -EINVAL;
 }
 
+/* Elements that share a scale in some state, which an update may change for all of them; 1: none do. */
+static uint32_t block_of(const struct ht_layout *l)
+{
+    uint32_t block = 1;
+
+    for (unsigned s = 0; s < l->count; s++)
+        block = (uint32_t)ht_max_u64(block, ht_form_block(l->form[s]));
+    return block;
+}
+
+/* Does an update of other elements keep the state of these? It is converted later, so its blocks count, too. */
+static uint64_t cut_block(const struct ht_param *p, const struct ht_optim_section *s)
+{
+    struct ht_layout next = ht_opt_layout(&s->config, p->shape.dtype, p->shape.elements);
+    uint64_t block = ht_max_u64(block_of(&next), block_of(&p->cur.layout));
+
+    return s->begin % block || (s->end % block && s->end != p->shape.elements) ? block : 0;
+}
+
 int ht_opt_sections_check(const struct ht_param *p, const struct ht_optim_sections *s, char why[HT_OPTIM_ERROR_MAX])
 {
     uint64_t t = p->cur.t;
@@ -33,6 +53,9 @@ int ht_opt_sections_check(const struct ht_param *p, const struct ht_optim_sectio
                                   p->shape.elements);
         if (!v->config.frozen && v->config.missed > t)
             return refuse_section(v, why, "missed= is more than the steps of the parameter, which are ", t);
+        uint64_t block = v->config.frozen ? cut_block(p, v) : 0;
+        if (block)
+            return refuse_section(v, why, "with state_bits=8 a frozen range begins and ends at multiples of ", block);
     }
     return 0;
 }

@@ -160,27 +160,29 @@ static void adopt(struct change *one, struct ht_tx *tx) HT_REQUIRES(HT_LOCK_OPTI
     ht_opt_totals_update(p);
 }
 
-static int adopt_all(struct changes *c)
-{
-    struct ht_optim *o = c->root->o;
-    struct ht_tx *tx;
-    int rc = ht_tx_begin(o->store, 0, &tx);
-
-    if (rc)
-        return rc;
-    lock(o);
-    for (size_t i = 0; i < c->count; i++)
-        adopt(&c->of[i], tx);
-    unlock(o);
-    return ht_tx_commit(tx, NULL);
-}
-
 /* New objects that nobody has adopted, after an error. */
 static void unmake(struct changes *c)
 {
     for (size_t i = 0; i < c->count; i++)
         if (ht_opt_delete_objects(c->root->o->store, c->of[i].obj, HT_STATES_MAX))
             ht_opt_state_not_deleted(c->of[i].p);
+}
+
+static int adopt_all(struct changes *c)
+{
+    struct ht_optim *o = c->root->o;
+    struct ht_tx *tx;
+    int rc = ht_tx_begin(o->store, 0, &tx);
+
+    if (rc) {
+        unmake(c);
+        return rc;
+    }
+    lock(o);
+    for (size_t i = 0; i < c->count; i++)
+        adopt(&c->of[i], tx);
+    unlock(o);
+    return ht_tx_commit(tx, NULL);
 }
 
 static int convert(struct changes *c)

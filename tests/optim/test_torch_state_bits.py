@@ -40,6 +40,8 @@ def noise(kind, t, elements):
     key = wide(wide(wide(SALT << 8 | kind) + t & 0xffffffffffffffff))  # the upper halves of e are 0
     x = ((e >> np.uint64(5)) * np.uint64(16) + (e & np.uint64(15))).astype(np.uint32)
     x = x * np.uint32(key >> 32 | 1) + np.uint32(key & 0xffffffff)
+    x = (x ^ x >> np.uint32(16)) * np.uint32(0x21f0aaad)
+    x = (x ^ x >> np.uint32(15)) * np.uint32(0x735a2d97)
     x ^= x >> np.uint32(16)
     return np.where(e & np.uint64(16), x >> np.uint32(16), x & np.uint32(0xffff)).astype(np.uint32)
 
@@ -160,6 +162,10 @@ RULES = {  # words, float64, lr, names of the state in it, kinds
 }
 
 
+def exact_beta2(words):
+    return 0.95 if 'beta2=0.95' in words else 0.999
+
+
 @pytest.mark.parametrize('form', [BF16, DYNAMIC], ids=['16', '8'])
 @pytest.mark.parametrize('name', RULES)
 def test_a_thousand_steps_are_those_of_float64(library, name, form):
@@ -178,13 +184,17 @@ def test_a_thousand_steps_are_those_of_float64(library, name, form):
         want = exact(ours.p.astype(np.float64), g.astype(np.float64), t, lr, state)
         was = ours.p.copy()
         ours.step(g, lr)
-        # Where moment and gradient cancel, f32 keeps less of their sum. There a sign of Lion may turn, or Adam's quotient.
-        lost = 1e-5 if 'v' in names else 2.0 ** -20 * (np.abs(before[0]) + np.abs(g))
+        # Where the summands of a moment cancel, f32 keeps digits of the summands, and not of their sum. L2 adds one.
+        summands = np.abs(before[0]) + np.abs(g) + 0.1 * np.abs(was)
+        lost = 2.0 ** -20 * summands
+        if 'v' in names:  # Adam divides it by a root that may be much smaller
+            lost = 2.0 ** -22 * summands / (1 - 0.9 ** t) / (np.sqrt(state['v'] / (1 - exact_beta2(words) ** t)) + 1e-8)
         near = np.abs(ours.p - want) <= 1e-5 * np.abs(want - was) + 2.0 ** -22 * np.abs(want) + lr * lost
-        assert near.mean() >= (0.99 if name in ('lion', 'adam') else 1)
+        assert near.mean() >= (0.99 if name == 'lion' else 1), (t, (~near).sum())  # a sign of Lion may turn
         for k, n, x, had in zip(kept, names, ours.state, before):
             first = k.kind in (EXP_AVG, MOMENTUM)  # its summands may cancel
-            parts = np.maximum.reduce([np.abs(had), np.abs(x), np.abs(g) * first, 0.1 * np.abs(was) * first])
+            new = summands if first else 1e-3 * summands ** 2 if name == 'adam' else 0  # g + wd p may cancel, too
+            parts = np.maximum(np.maximum(np.abs(had), np.abs(x)), new)
             assert (np.abs(x - state[n]) <= 2.0 ** -21 * parts).all()
             k.encode(x, t)
             k.check(x, t)

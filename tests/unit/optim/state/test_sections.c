@@ -162,6 +162,23 @@ TEST(words_that_do_not_fit_refuse_the_gradient)
     check_all(&w);
 }
 
+/* Its state is to stay as it is, and elements of a block share a scale. */
+TEST(a_frozen_range_cuts_no_block_of_state_in_8_bits)
+{
+    static const char why[] = "with state_bits=8 a frozen range begins and ends at multiples of 256";
+
+    begin("adamw lr=1e-2 state_bits=8 state_bits_min=0", 2);
+    refused("16:17 frozen=1", why);
+    refused("0:16 frozen=1", why);
+    text[3] = "0:17 frozen=1"; /* the last block is a short one */
+    uint8_t *bytes = random_gradient(&w, &w.param[3]);
+    struct ht_grad *g = open_grad(&w, &w.param[3]);
+    write_all(g, 0, bytes, w.param[3].n * 2);
+    ck_assert_int_eq(ht_grad_flush(g), 0);
+    ht_grad_release(g);
+    free(bytes);
+}
+
 /* ------------------------------------------------------------- logged steps */
 
 TEST_LOOP(steps_with_a_low_beta1_are_logged, 2)
