@@ -103,7 +103,7 @@ def test_nothing_is_read_ahead_of_a_change(both):
     command(root, 'snapshot after')
     known = digest(root, 'before')
     pair[0].unmount()
-    pair[0].mount()
+    pair[0].mount('background=off')
     read = device_bytes(root.parent, 'read_bytes')
     stream = send(root, 'after', '--from=before', f'--digest={known}')
     read = device_bytes(root.parent, 'read_bytes') - read
