@@ -257,7 +257,7 @@ void ht_topk_release(struct ht_topk *t);
 ssize_t ht_optim_update_read(struct ht_optim *o, const struct ht_param_desc *desc, uint64_t off, void *buf,
                              size_t len) HT_MUST_CHECK;
 /*
- * And what becomes of it. -EBUSY: before the former was read in this step, or after it was applied. -EINVAL: half
+ * And its result. -EBUSY: before the former was read in this step, or after it was applied. -EINVAL: half
  * elements, or beyond the end. -EDQUOT: too much waits to be applied. WAITS.
  */
 ssize_t ht_optim_ortho_write(struct ht_optim *o, const struct ht_param_desc *desc, uint64_t off, const void *buf,

@@ -6,7 +6,7 @@
  *     grad/P                 the gradient of P, which is a path below DIR
  *     grad-topk/P            the same, sparse (hitrain/topk.h)
  *     state/P/NAME           optimizer state as f32
- *     update/P  ortho/P      of a step in two phases: what is to be orthogonalised, and what became of it, in bf16
+ *     update/P  ortho/P      of a step in two phases: the input of the orthogonalisation, and its result, in bf16
  *     ctl  stats
  *     background  devices  roots    of the mount's root: JSON Lines
  *     kept                 of a model root's directory: its kept steps as JSON Lines

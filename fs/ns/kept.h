@@ -44,7 +44,7 @@ void ht_ns_put_kept(struct ht_tx *tx, const struct ht_ns_kept *about);
 uint64_t ht_ns_kept_log_bytes(const struct ht_ns_kept *about);
 /* Bytes of the records that end it. Lock held for writing. */
 int ht_ns_kept_end_bytes(struct ht_ns *ns, uint64_t ino, size_t *out_bytes) HT_REQUIRES(HT_LOCK_NAMES) HT_MUST_CHECK;
-/* Own bytes of archived kept steps that nobody holds; and the end of the oldest of them: struct ht_meta_client. */
+/* Own bytes of archived kept steps that nobody holds; and the end of the oldest one: struct ht_meta_client. */
 uint64_t ht_ns_kept_could_give(void *ctx) HT_EXCLUDES(HT_LOCK_NAMES);
 uint64_t ht_ns_kept_give_up(void *ctx, uint64_t bytes) HT_EXCLUDES(HT_LOCK_NAMES);
 /* The part of names in a copy of a scope, and in its end: see struct ht_meta_client. */

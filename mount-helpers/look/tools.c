@@ -30,7 +30,7 @@ static int find_folder(const char *name, char out[PATH_MAX])
     return access(out, R_OK) == 0 ? 0 : -errno;
 }
 
-/* Returns only where the program cannot be run. words: its command and arguments, count of them. */
+/* Returns only where the program cannot be run. words: its command and arguments, so many. */
 static int run_program(const char *name, const char *const *words, size_t count)
 {
     char folder[PATH_MAX];

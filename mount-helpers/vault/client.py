@@ -2,7 +2,7 @@
 """The client of a scheme's program: it starts the program, has several requests in flight, and ends a program that hangs.
 
 A program that answers nothing until a deadline passes is killed; the next request starts another one. A killed program may
-still be in the kernel (a dead network mount): such a one is left alone with its memory, and at most two of them exist.
+still be in the kernel (a dead network mount): such a one is left alone with its memory, and at most two exist.
 Threads: any number of callers, and one thread for each running program that takes its answers.
 """
 import mmap

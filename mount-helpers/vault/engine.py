@@ -49,7 +49,7 @@ class Engine:
         self.close()
 
     def put_new(self, key, parts, timeout=None):
-        """parts: bytes-like, or a sequence of them. The caller may change them afterwards."""
+        """parts: bytes-like, or a sequence. The caller may change them afterwards."""
         if isinstance(parts, (bytes, bytearray, memoryview)):
             parts = [parts]
         total = sum(memoryview(p).nbytes for p in parts)

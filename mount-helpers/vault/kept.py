@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Kept steps of a model root, as a mounted store shows them in .hitrain/snap, and which blocks two of them share."""
+"""Kept steps of a model root, as a mounted store shows them in .hitrain/snap, and which blocks two share."""
 import errno
 import fcntl
 import os

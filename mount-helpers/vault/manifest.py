@@ -117,7 +117,7 @@ def assemble(uuid, step, epoch, summary, segments, records):
 
 class Pieces:
     """The records of a manifest in a vault behind its summary and its list of segments. get(piece): the bytes of one.
-    All of it is compared with the summary before a record of it is given out.
+    All of it is compared with the summary before a record is given out.
     """
 
     def __init__(self, get, uuid, step, epoch, summary):

@@ -38,7 +38,7 @@ PART = re.compile(r'[A-Za-z0-9._-]+')
 
 
 def is_key(key):
-    """Parts of [A-Za-z0-9._-] between slashes, none of them `.` or `..`."""
+    """Parts of [A-Za-z0-9._-] between slashes, none `.` or `..`."""
     return len(key) <= KEY_BYTES_MAX and all(PART.fullmatch(p) and p not in ('.', '..') for p in key.split('/'))
 
 

@@ -51,8 +51,11 @@ bool ht_opt_ortho_lacks(const struct ht_param *p)
 static int make_one(const struct ht_param *p, struct ht_obj **out)
 {
     uint64_t bytes = object_bytes(p), none = 0;
-    uint64_t *aside = p->root->redo.recovering ? &p->o->replay_room_bytes : &none;
     struct ht_obj *obj;
+
+    lock(p->o);
+    uint64_t *aside = p->root->redo.recovering ? &p->o->replay_room_bytes : &none;
+    unlock(p->o);
     int rc = ht_opt_scratch_create(p, ht_opt_ortho_chunk_bytes(p), &obj);
 
     if (rc)
@@ -409,7 +412,7 @@ static int end_apply(struct visit *v, int rc, const char **out_why, uint64_t *ou
         return -ESTALE;
     }
     if (rc == -ERANGE)
-        *out_why = "a value is not finite, so nothing of it is applied: write it anew and apply again, or abort";
+        *out_why = "a value is not finite, so nothing is applied: write it anew and apply again, or abort";
     if (rc) {
         p->ortho->applied = false;
         return rc == -ERANGE ? -EINVAL : rc;
@@ -437,7 +440,7 @@ static int apply_ortho(struct visit *v, uint64_t step_open)
         notify_changed(o);
         struct ht_obj *spent = rc ? NULL : v->p->ortho->update;
         unlock(o);
-        if (spent) /* no second one is made of it in this step */
+        if (spent) /* no second one is made in this step */
             ht_obj_scratch_drop(spent, 0, UINT64_MAX);
         lock(o);
         ht_opt_inval_wait(o, ticket);

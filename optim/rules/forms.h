@@ -6,7 +6,7 @@
  * for each. Blocks count from the first element of the range, and only the last one may be short.
  *
  *   f32      the state as it is.
- *   bf16     the upper half of it. An update rounds up with the probability of the bits that are cut, so that the
+ *   bf16     the upper half. An update rounds up with the probability of the bits that are cut, so that the
  *            rounding has no bias: nearest would keep a second moment at beta2 = 0.999 where it is, because a decay of
  *            a thousandth is less than half a step of bf16. The chance is a hash of salt, kind, step and element. So a
  *            replay rounds alike. Values of clients are rounded to nearest even.
@@ -107,10 +107,10 @@ extern const struct ht_codecs ht_codecs_avx2, ht_codecs_avx512;
 const struct ht_codecs *ht_codecs_choose(void);
 
 /*
- * Noise of bf16 elements. Of HT_FORM_NOISE elements, the first of which has a multiple of that
- * as its number e, the i-th
- * and the one half of them later share h in 32 bits: h = (e / 2 + i) (key >> 32 | 1) + key; h = (h ^ h >> 16)
- * 0x21f0aaad; h = (h ^ h >> 15) 0x735a2d97. Noise of the first is (h ^ h >> 16) & 0xffff, of the second h >> 16. The code is (bits + noise) >> 16.
+ * Noise of bf16 elements. HT_FORM_NOISE elements make a group; the number e of its first one is a multiple of that.
+ * The i-th one, and the one half a group later, share h in 32 bits: h = (e / 2 + i) (key >> 32 | 1) + key;
+ * h = (h ^ h >> 16) 0x21f0aaad; h = (h ^ h >> 15) 0x735a2d97. Noise of the first is (h ^ h >> 16) & 0xffff, of the
+ * second h >> 16. The code is (bits + noise) >> 16.
  */
 enum { HT_FORM_NOISE = 32 };
 /* A hash of salt, kind, step, and the upper half of an element's number. */

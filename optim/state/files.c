@@ -341,7 +341,7 @@ static void put_view(const struct view *v)
         ht_obj_put(v->c.obj);
 }
 
-/* Do bytes of it come from outside, or those of another step, object by object? */
+/* Do bytes come from outside, or those of another step, object by object? */
 static bool is_rewritten(const struct ht_param *p) HT_REQUIRES(HT_LOCK_OPTIM)
 {
     return p->rewriting || p->root->reverting;

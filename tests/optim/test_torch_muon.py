@@ -131,7 +131,7 @@ def test_settings_of_groups_count_from_step_to_step(root):
 
 @pytest.mark.parametrize('bits, within', [(16, 0.01), (8, 0.15)])
 def test_momentum_of_fewer_bits(root, bits, within):
-    """A group may have its own, and another run of it has the same bits."""
+    """A group may have its own, and another run has the same bits."""
     runs = []
     for name in ('one', 'two'):
         own, theirs, optimizer, formula = pair(root.with_name(name), of_formula={}, state_bits=bits, state_bits_min=0)
@@ -333,7 +333,7 @@ def test_the_example_of_the_documents_runs(root):
 
 
 def test_one_two_and_three_ranks_have_the_same_bits(root):
-    """Each matrix has one owner, and is whole there, also if ranks hold parts of it."""
+    """Each matrix has one owner, and is whole there, also if ranks hold parts."""
     wanted = trained(root)[0]
     for world in (2, 3):
         for in_parts in (False, True):

@@ -2,7 +2,7 @@
 """State in 16 and 8 bits beside NumPy: codes, roundings, and 1,000 random steps of each rule against float64.
 
 The reference is written by the papers and by optim/rules/forms.h, and shares no code with the codecs: values of the
-dynamic map by their formula, the nearest of them by search, and the hash of roundings in NumPy's integers.
+dynamic map by their formula, the nearest code by search, and the hash of roundings in NumPy's integers.
 """
 import ctypes
 

@@ -751,7 +751,6 @@ static void bad_shared_bytes(struct harness *k, const struct damage_ids *ids)
 struct logged {
     struct harness *k;
     uint64_t w, oid, block, w_block;
-    uint64_t step; /* 0: 4 */
 };
 
 static int find_logged(void *ctx, const struct ht_chunk_info *info)
@@ -759,7 +758,7 @@ static int find_logged(void *ctx, const struct ht_chunk_info *info)
     struct logged *l = ctx;
     uint64_t root, step;
 
-    if (ht_optim_redo_owner(l->k->optim, info->oid, &root, &step) == 0 && step == (l->step ? l->step : 4)) {
+    if (ht_optim_redo_owner(l->k->optim, info->oid, &root, &step) == 0 && step == 4) {
         l->oid = info->oid;
         l->block = info->extents[0].block;
     } else if (info->oid == l->w) {
@@ -845,53 +844,6 @@ static void bad_section(struct harness *k, const struct damage_ids *ids)
     uint64_t param = 2800 + sizeof(struct ht_disk_redo), section = param + sizeof(struct ht_disk_redo_param);
 
     spoil(k, &l, section + offsetof(struct ht_disk_redo_section, end), "\xbd\x02");
-}
-
-static const struct harness_param matrix = {"matrix", "f32", 700};
-
-/* Another model, of muon, with two steps, of which the second is logged; the store stays open. */
-static struct logged begin_phases(struct harness *k)
-{
-    struct logged l = {.k = k};
-
-    ck_assert_int_eq(harness_open(k, 1), 0);
-    uint64_t root = harness_model(k, "phases", &matrix, 1, "muon lr=0.01 redo=on durable_every=100");
-    harness_set_word(k, harness_find(k, root, "matrix"), "user.hitrain.shape", "20,35");
-    for (uint64_t step = 1; step <= 2; step++) {
-        harness_gradient(k, root, &matrix, step);
-        harness_ortho(k, root, &matrix);
-        ck_assert_int_eq(ht_optim_commit(k->optim, root), 0);
-    }
-    l.step = 2;
-    ck_assert_int_eq(ht_store_walk(k->store, find_logged, &l), 0);
-    ck_assert(l.block);
-    return l;
-}
-
-/*
- * The orthogonalised update lacks its last element: of its piece the end and the bytes are others. Before the summary
- * are 700 gradients of f32, and 700 elements of two bytes.
- */
-static void bad_phases(struct harness *k, const struct damage_ids *ids)
-{
-    struct logged l = begin_phases(k);
-    uint64_t piece =
-        4200 + sizeof(struct ht_disk_redo) + sizeof(struct ht_disk_redo_param) + sizeof(struct ht_disk_redo_coded);
-    uint64_t end = piece + offsetof(struct ht_disk_redo_piece, end);
-    struct ht_obj *obj = ht_obj_get(k->store, l.oid);
-
-    (void)ids;
-    ck_assert(ht_obj_write(obj, end, "\x76\x05\0\0\x76\x05", 6) == 6);
-    ht_obj_put(obj);
-    spoil(k, &l, end, "\x76\x05");
-}
-
-static void phases_unmarked(struct harness *k, const struct damage_ids *ids)
-{
-    (void)begin_phases(k);
-    (void)ids;
-    ck_assert_int_eq(harness_close(k, false), 0);
-    damage_clear_feature(k, HT_FEAT_REFUSE_TWO_PHASE);
 }
 
 /* A step is kept. */
@@ -1024,9 +976,9 @@ const struct damage damages[] = {
     {"OPT-REDO-sparse", .harm = bad_sparse_gradient, .alone = true},
     {"OPT-REDO-section", .harm = bad_section, .alone = true},
     {"OPT-FEATURE", .harm = sparse_unmarked, .alone = true},
-    {"OPT-REDO-phases", .harm = bad_phases, .alone = true},
+    {"OPT-REDO-phases", .harm = damage_bad_phases, .alone = true},
     {"OPT-FEATURE-sections", .harm = sections_unmarked, .alone = true},
-    {"OPT-FEATURE-phases", .harm = phases_unmarked, .alone = true},
+    {"OPT-FEATURE-phases", .harm = damage_phases_unmarked, .alone = true},
     {"OPT-FEATURE-steps", .harm = logged_unmarked, .alone = true},
     {"OPT-FEATURE-kept", .harm = kept_unmarked, .alone = true},
     {"OPT-FEATURE-forms", .harm = damage_short_state_unmarked, .alone = true},

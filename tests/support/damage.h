@@ -43,7 +43,9 @@ void damage_put_chunk(struct ht_buf *records, uint64_t oid, const struct ht_ref_
 void damage_random_records(const struct damage_ids *ids, struct ht_buf *records, uint64_t *rnd);
 /* The superblock does not have this bit of feat_refuse any more. */
 void damage_clear_feature(struct harness *k, uint64_t bit);
-/* damage_forms.c: of state in 8 bits. */
+/* damage_forms.c: of state in 8 bits, and of steps in two phases. */
+void damage_bad_phases(struct harness *k, const struct damage_ids *ids);
+void damage_phases_unmarked(struct harness *k, const struct damage_ids *ids);
 void damage_short_state_unmarked(struct harness *k, const struct damage_ids *ids);
 void damage_bad_scale(struct harness *k, const struct damage_ids *ids);
 void damage_do(const struct damage *d, struct harness *k, const struct damage_ids *ids);

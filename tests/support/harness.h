@@ -67,7 +67,7 @@ extern char harness_why[HT_OPTIM_ERROR_MAX]; /* what a refusal of the last one s
 /* Takes the model back to one of its kept steps. 0 or -errno. */
 int harness_rollback(const struct harness *k, uint64_t root, const char *step) HT_MUST_CHECK;
 /* Writes and closes the gradient of a parameter. */
-/* The second phase of a step of muon: what is handed out comes back as it is. A skipped step has none. */
+/* The second phase of a step of muon: the update comes back unchanged. A skipped step has none. */
 void harness_ortho(const struct harness *k, uint64_t root, const struct harness_param *p);
 void harness_gradient(const struct harness *k, uint64_t root, const struct harness_param *p, uint64_t seed);
 /* A part of a gradient, closed and then taken back (drop). */

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """An engine in memory whose verbs happen in an order that a test chooses, and actors that use it.
 
-Each actor is a thread that runs the product's code. One of them runs at a time, from one verb to the next: `World.go` lets it do
+Each actor is a thread that runs the product's code. One thread runs at a time, from one verb to the next: `World.go` lets it do
 one verb. So a story is the same each time, whatever the machine does. A script decides for each verb whether its
 answer is lost, before or after the deed, and which deed lands late.
 """

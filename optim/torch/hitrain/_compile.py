@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""torch.compile and hooks: hooks run each time, outside of what is compiled."""
+"""torch.compile and hooks: hooks run each time, outside the compiled code."""
 from typing import Any, Callable, Dict, Union
 
 import torch

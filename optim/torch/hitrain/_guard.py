@@ -11,7 +11,7 @@ FINE, SPIKE, WENT_BACK = 'fine', 'spike', 'went back'
 
 
 class _Trend:
-    """Exponential mean and variance of what was seen, over some `window` values."""
+    """Exponential mean and variance of values, over some `window` values."""
 
     def __init__(self, window: int) -> None:
         self.weight, self.mean, self.variance, self.count = 2 / (window + 1), 0.0, 0.0, 0

@@ -94,7 +94,7 @@ class Muon(TwoPhases):
     """torch.optim.Muon's rule for matrices [m, n], and [E, m, n] as experts have them; another rule for all else in the same model and step.
 
     params         groups as muon_groups() makes them. Those with use_muon=False follow `others`, and have that rule's hyper-parameters and
-                   defaults. Groups without use_muon are Muon's, and refuse what is no matrix. 'split' of a group: see muon_groups()
+                   defaults. Groups without use_muon are Muon's, and refuse all but matrices. 'split' of a group: see muon_groups()
     ns_steps, ns_coefficients, eps  of Newton-Schulz, which this process computes where the parameter is, or on the device of offload()
     adjust_lr_fn   'original', 'match_rms_adamw' or 'spectral_unclamped', as in torch.optim, of each block; None: 'original'
     others         adamw, adam, sgd, lion or adagrad

@@ -547,7 +547,7 @@ static size_t count_same(const uint16_t *a, const uint16_t *b)
     return same;
 }
 
-/* Halves of the roundings agree by chance; a replay has all of them. */
+/* Halves of the roundings agree by chance; a replay has all. */
 TEST(roundings_differ_by_salt_step_and_element_and_replay)
 {
     static const struct {
