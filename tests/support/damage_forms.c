@@ -4,6 +4,7 @@
 
 #include "tests/support/damage.h"
 #include "tests/support/harness.h"
+#include "tiering/api/check.h"
 #include "tiering/api/object.h"
 
 /* A parameter with state in 8 bits. */
