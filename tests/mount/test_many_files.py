@@ -92,5 +92,5 @@ def test_a_kept_step_of_small_files_has_its_bound_of_memory(make_store):
     for n in range(steps):
         assert command(root, f'snapshot n{n}') == ['ok']
     assert (memory() - before) / (steps * files) <= 464
-    store.remount()
+    store.remount('background=off')
     assert (memory() - before) / (steps * files) <= 464
