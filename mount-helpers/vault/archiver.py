@@ -175,6 +175,8 @@ class Archiver:
         kept = self.newest_kept(lambda step: True)
         if kept and kept.lineage() == state.lineage and (not state.first or kept.step + 1 >= state.first):
             return self.full(kept)
+        if os.getxattr(self.root, b'user.hitrain.step_open') != b'0':
+            return False            # keeping a step would end the one that is open
         self.command(f'forget {SNAPSHOT}', may_fail=True)
         self.command(f'snapshot {SNAPSHOT}')
         try:
