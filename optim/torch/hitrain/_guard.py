@@ -132,7 +132,7 @@ def trainer_guard(**options: Any) -> Any:
     TrainingArguments logging_steps=1, so that each step is seen."""
     from transformers import TrainerCallback
 
-    class Guard(TrainerCallback):  # type: ignore[misc]
+    class Guard(TrainerCallback):
         guard: Optional[SpikeGuard] = None
 
         def on_train_begin(self, args: Any, state: Any, control: Any, optimizer: Any = None, **more: Any) -> None:
@@ -149,7 +149,7 @@ def lightning_guard(**options: Any) -> Any:
     """A callback for Trainer of Lightning, with its first optimizer."""
     from lightning import Callback
 
-    class Guard(Callback):  # type: ignore[misc]
+    class Guard(Callback):
         guard: Optional[SpikeGuard] = None
 
         def on_train_start(self, trainer: Any, pl_module: Any) -> None:
