@@ -12,11 +12,13 @@ import re
 import stat
 
 from changes import number, word
+from control import open_ctl, tell
 from entry import FOLLOW, HIDDEN, PREFIX
-from kept import Handle, open_folder
+from kept import open_folder
 from logged import ELEMENT_BYTES, SPARSE, File, FileBlock, Numbers, Piece, Settings, decode
 from objects import Damage, Failure
 from places import BLOCK_BYTES
+from reading import write_at
 
 # sum: 16 bytes, the digest of all content or the sum of a logged step; None: not known.
 Place = collections.namedtuple('Place', 'step lineage is_sum sum files')
@@ -35,7 +37,7 @@ class Copy:
         try:
             self.folder = open_folder(os.path.realpath(path))
             fcntl.flock(self.folder.fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            self.ctl = Handle(os.open(f'{os.fsdecode(HIDDEN)}/ctl', os.O_RDWR | os.O_CLOEXEC, dir_fd=self.folder.fd))
+            self.ctl = open_ctl(self.folder)
         except BlockingIOError:
             raise Failure(f'{path}: another program receives steps here') from None
         except OSError as e:
@@ -57,7 +59,7 @@ class Copy:
         self.step = self._number(b'step')
         self.place, ahead = self._read_place()
         if self.place.sum or ahead:
-            self.command('abort')
+            self.command(b'abort')
             self.place, _ = self._read_place()
         elif self._number(b'step_open'):
             raise Failure(f'{self.path}: a step is open: commit or abort it first')
@@ -76,11 +78,9 @@ class Copy:
 
     def command(self, line):
         try:
-            os.write(self.ctl.fd, line.encode() + b'\n' if isinstance(line, str) else line + b'\n')
+            tell(self.ctl, line)
         except OSError as e:
-            answers = os.read(self.ctl.fd, 1 << 16).decode(errors='replace').split('\n')
-            reason = next((a for a in answers if a not in ('', 'ok')), '')      # commands before it went well
-            raise Failure(f'{self.path}: {reason or e.strerror}') from None
+            raise Failure(f'{self.path}: {e.strerror}') from None
 
     def set_place(self, place):
         self.place = place
@@ -93,7 +93,7 @@ class Copy:
     def begin_at(self, lineage, digest):
         """The copy is at a step with this digest, which the caller has verified, and goes on from there."""
         self.set_place(Place(self.step, lineage, False, digest, 0))
-        self.command('commit')
+        self.command(b'commit')
 
     # ---- one step ----
 
@@ -129,9 +129,9 @@ class Copy:
             check(end)
             if end.files:
                 self.set_place(self.place._replace(files=step))
-                self.command('commit')
+                self.command(b'commit')
             elif any_files:
-                self.command('abort')
+                self.command(b'abort')
             self.open = False
         except BaseException:
             self._take_back(step)
@@ -143,7 +143,7 @@ class Copy:
             self.to = None
         if self.open:
             self.open = False
-            self.command('abort')
+            self.command(b'abort')
             self.place, _ = self._read_place()
 
     def _end_step(self, step, end, params):
@@ -153,7 +153,7 @@ class Copy:
         self.set_place(Place(step, end.lineage, True, end.sum, step if end.files else self.place.files))
         if not params:          # it was skipped: its number alone says so
             os.setxattr(self.folder.fd, PREFIX + b'step', str(step).encode())
-        self.command('commit')
+        self.command(b'commit')
         self.open = False
         self.step = self._number(b'step')
         if self.step != step:
@@ -162,9 +162,9 @@ class Copy:
     def _take(self, item):
         if isinstance(item, Piece):
             data = item.content if item.coding != SPARSE else decode(item.content, item.bytes, self.element)
-            write(self.to, data, item.first)
+            write_at(self.to, data, item.first)
         elif isinstance(item, FileBlock):
-            write(self.to, item.content, item.index * BLOCK_BYTES)
+            write_at(self.to, item.content, item.index * BLOCK_BYTES)
         elif isinstance(item, Numbers):
             if not item.section:
                 self._end_content()
@@ -196,13 +196,6 @@ class Copy:
                 os.utime(to, ns=(os.fstat(to).st_atime_ns, file.mtime_ns))
         finally:
             os.close(to)
-
-
-def write(to, data, at):
-    view = memoryview(data)
-    while len(view):
-        count = os.pwrite(to, view, at)
-        view, at = view[count:], at + count
 
 
 def open_below(folder, path, make):

@@ -10,8 +10,9 @@ import time
 
 from archive import to_vault
 from changes import Files, Moved, need_logging, state_of
+from control import open_ctl, tell
 from errors import EngineError, NoProgram
-from kept import Kept, names_of
+from kept import Kept, names_of, open_folder
 from lease import Lease
 from logged import Gone, Logged
 from objects import Damage, Failure
@@ -186,17 +187,14 @@ class Archiver:
 
     def command(self, line, may_fail=False):
         try:
-            ctl = os.open(f'{self.root}/.hitrain/ctl', os.O_RDWR | os.O_CLOEXEC)
+            ctl = open_ctl(open_folder(os.path.realpath(self.root)))
         except OSError as e:
             raise Failure(f'{self.root}: {e.strerror}') from None
         try:
-            os.write(ctl, line.encode() + b'\n')
+            tell(ctl, line.encode())
         except OSError as e:
-            reason = os.read(ctl, 1024).decode(errors='replace').split('\n')[0]
             if not may_fail:
-                raise Failure(f'{self.root}: {line}: {reason or e.strerror}') from None
-        finally:
-            os.close(ctl)
+                raise Failure(f'{self.root}: {line}: {e.strerror}') from None
 
     # ---- one step ----
 

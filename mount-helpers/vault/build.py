@@ -15,6 +15,7 @@ from kept import Handle, open_below, open_folder, state_path
 from manifest import Block, End, Same, State
 from objects import Failure
 from places import BLOCK_BYTES
+from reading import write_at
 
 WRITERS = 4
 WRITES_MAX = 8                  # blocks in flight
@@ -88,18 +89,14 @@ class Builder:
         self.next = end
 
     @staticmethod
-    def write_at(handle, data, at):
-        done = 0
-        while done < len(data):
-            count = os.pwrite(handle.fd, memoryview(data)[done:], at + done)
-            if not count:
-                raise OSError(errno.EIO, os.strerror(errno.EIO))
-            done += count
+    def write_held(handle, data, at):
+        """The handle stays open for as long as this waits for a thread."""
+        write_at(handle.fd, data, at)
 
     def take_block(self, block):
         self.wait(WRITES_MAX - 1)
         at = block.index * BLOCK_BYTES
-        self.writes.append(self.pool.submit(self.write_at, self.to, block.data, at))
+        self.writes.append(self.pool.submit(self.write_held, self.to, block.data, at))
         self.passed(at + len(block.data))
 
     def take_same(self, same):
@@ -129,7 +126,7 @@ class Builder:
             data = os.pread(source.fd, min(BLOCK_BYTES, end - at), at)
             if not data:
                 raise OSError(errno.EIO, os.strerror(errno.EIO))
-            self.write_at(self.to, data, at)
+            write_at(self.to.fd, data, at)
             at += len(data)
 
     def end_content(self):
@@ -137,7 +134,7 @@ class Builder:
         self.wait()
         if self.to is not None and self.to is not self.file and not self.next:
             with self.doing('make its state'):
-                self.write_at(self.to, bytes(min(self.size, 4)), 0)
+                write_at(self.to.fd, bytes(min(self.size, 4)), 0)
         self.passed(self.size)
         self.to, self.size, self.next = None, 0, 0
 

@@ -262,11 +262,11 @@ class Receiver:
             raise self.refuse('the sender must name the kept step that was copied, with --from')
         if step != self.copy.step:
             raise self.refuse('it continues another step')
-        self.copy.command(f'snapshot {self.NAME}')
+        self.copy.command(f'snapshot {self.NAME}'.encode())
         try:
             same = digest_of(Kept(os.path.realpath(self.path), self.NAME)).digest == self.head.digest
         finally:
-            self.copy.command(f'forget {self.NAME}')
+            self.copy.command(f'forget {self.NAME}'.encode())
         if not same:
             raise self.refuse('it continues a step with another digest')
         self.copy.begin_at(self.head.lineage, self.head.digest)

@@ -4,6 +4,7 @@ the store. Blocks of zeros are left out.
 """
 import collections
 import concurrent.futures
+import errno
 import os
 import queue
 
@@ -46,6 +47,16 @@ def read_at(handle, view, at, path):
         if not count:
             raise failure(path, ' became shorter')
         done += count
+
+
+def write_at(fd, data, at):
+    """All of it. OSError."""
+    view = memoryview(data)
+    while len(view):
+        count = os.pwrite(fd, view, at)
+        if not count:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        view, at = view[count:], at + count
 
 
 def read_block(want, view):

@@ -12,8 +12,9 @@ import stat
 from archive import find_kept
 from archived import Archived, Fetch, shared
 from build import Builder
+from control import open_ctl, tell
 from entry import PREFIX, attribute
-from kept import Handle, Kept, names_of
+from kept import Kept, names_of
 from manifest import End, Reader
 from objects import Damage, Failure
 from pipe import Input
@@ -25,8 +26,6 @@ import heads
 import jobs
 import stop
 
-REASON_BYTES_MAX = 512
-
 Restored = collections.namedtuple('Restored', 'step end base fetched')     # base: the manifest.Base of changes, or None
 
 
@@ -35,15 +34,14 @@ Restored = collections.namedtuple('Restored', 'step end base fetched')     # bas
 def commit(path, model, change):
     """Commits by a descriptor of ctl that was opened while the directory was the caller's own; change() comes between."""
     try:
-        ctl = Handle(os.open('.hitrain/ctl', os.O_RDWR | os.O_CLOEXEC, dir_fd=model.fd))
+        ctl = open_ctl(model)
     except OSError as e:
         raise Failure(f'{path}: .hitrain/ctl: {e.strerror}') from None
     change()
     try:
-        os.write(ctl.fd, b'commit\n')
+        tell(ctl, b'commit')
     except OSError as e:
-        reason = os.read(ctl.fd, REASON_BYTES_MAX).decode(errors='replace').split('\n')[0]
-        raise Failure(f'{path}: the step cannot be committed: {reason or e.strerror}') from None
+        raise Failure(f'{path}: the step cannot be committed: {e.strerror}') from None
 
 
 def set_step(path, model, root, step):
