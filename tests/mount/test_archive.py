@@ -14,7 +14,7 @@ import pytest
 from conftest import BIN, MIB, ROOT, SECONDS_MAX, run, wait_for
 from test_roots import command, word
 from test_step_streams import ADAMW, content, digest, make_model, step
-from trees import blob, describe, make_tree
+from trees import blob, describe, make_carried_tree
 
 sys.path += [str(ROOT / 'mount-helpers' / 'vault'), str(ROOT / 'mount-helpers' / 'tools')]
 
@@ -70,12 +70,7 @@ def test_everything_of_a_tree_comes_back(stores, vault):
     _, (a, b) = stores
     root = a / 'model'
     root.mkdir()
-    make_tree(root, sockets=False)
-    for name in ('fifo', 'device', 'deep/er/link-3', 'symbolic-too'):
-        if os.path.lexists(root / name):
-            os.unlink(root / name)
-    os.removexattr(root / 'link-1', 'trusted.binary')
-    os.chmod(root / 'deep' / 'size-1', 0o751)
+    make_carried_tree(root)
     word(root, 'optimizer', ADAMW)
     command(root, 'snapshot tree')
     archive(root, 'tree', f'{vault}/job')

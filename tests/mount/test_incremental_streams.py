@@ -13,7 +13,7 @@ from calls import fails
 from conftest import BIN, MIB, SECONDS_MAX, run, wait_for
 from test_roots import command, put_gradient, word
 from test_step_streams import ADAMW, STAGING, content, digest, gradient, make_model, receive, send, step
-from trees import ACL_FILE, NOBODY, blob, describe, make_tree
+from trees import ACL_FILE, NOBODY, blob, describe, make_carried_tree
 
 
 def receive_on(base, stream, path):
@@ -149,12 +149,7 @@ def test_names_that_came_went_and_moved(stores):
     pair, (a, b) = stores
     root = a / 'model'
     root.mkdir()
-    make_tree(root, sockets=False)
-    for name in ('fifo', 'device', 'deep/er/link-3', 'symbolic-too'):
-        if os.path.lexists(root / name):
-            os.unlink(root / name)
-    os.removexattr(root / 'link-1', 'trusted.binary')
-    os.chmod(root / 'deep' / 'size-1', 0o751)
+    make_carried_tree(root)
     (root / 'big').write_bytes(blob(4 * MIB + 3, 99))
     (root / 'cut').write_bytes(blob(3 * MIB, 98))
     (root / 'grown').write_bytes(blob(2 * MIB + 9, 97))

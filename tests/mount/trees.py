@@ -75,6 +75,15 @@ def make_tree(root, sockets=True):
             os.utime(os.path.join(folder, name), ns=(at + 7, at), follow_symlinks=False)
     os.utime(root / 'deep' / 'size-1', ns=(-2_000_000_001, -1_500_000_000))  # before 1970
 
+def make_carried_tree(root):
+    """The part of make_tree() that a step carries to another store."""
+    make_tree(root, sockets=False)
+    for name in ('fifo', 'device', 'deep/er/link-3', 'symbolic-too'):
+        if os.path.lexists(root / name):
+            os.unlink(root / name)
+    os.removexattr(root / 'link-1', 'trusted.binary')
+    os.chmod(root / 'deep' / 'size-1', 0o751)
+
 
 def content(path):
     h = hashlib.sha256()
