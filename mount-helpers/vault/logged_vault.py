@@ -4,11 +4,12 @@ import collections
 import concurrent.futures
 import time
 
+from archived import OfManifest
 from errors import Missing
 from logged import FILE, NUMBERS, PIECES, PLAIN, SETTINGS, End, File, FileBlock, Numbers, Piece, Reader, Settings, StepSum, \
     pack_end, pack_file, pack_numbers, pack_row
-from manifest import PLACES, SEGMENT_BITS, Pieces, assemble
-from objects import END, Damage, key_manifest, key_segment
+from manifest import PLACES, SEGMENT_BITS, assemble
+from objects import END, Damage, key_segment
 from pipe import Rate
 from places import GRADIENT, GRADIENT_ENTRIES, FILE_BLOCK, RAW, UNIT_BYTES, Place, Segment, pack_place
 from sums import sum64, sum128
@@ -117,26 +118,12 @@ def to_vault(log, items, files, vault, writer, put, owner, base, shards, rate=No
     return writer.commit(log.step, lambda epoch: assemble(vault.uuid, log.step, epoch, summary, set(own), records)[0], own)
 
 
-class FromVault:
+class FromVault(OfManifest):
     """The items of a rank's logged step, with bytes as content. fetched counts them."""
 
     def __init__(self, engine, uuid, job, step, epoch, summary):
-        self.engine, self.fetched = engine, 0
-        self.keys = [key_manifest(job, step, epoch, summary.rank, i) for i in range(summary.pieces)]
-        self.step = step
-        try:
-            self.pieces = Pieces(self._piece, uuid, step, epoch, summary)
-        except Damage as e:
-            raise self._damage(e) from None
-
-    def _damage(self, why):
-        return Damage(f'{self.engine.url}: {self.keys[0]}: {why}')
-
-    def _piece(self, i):
-        try:
-            return self.engine.get(self.keys[i])
-        except Missing:
-            raise Damage('it is gone' if i == 0 else f'its piece {i} is gone') from None
+        self.step, self.fetched = step, 0
+        super().__init__(engine, uuid, job, step, epoch, summary)
 
     def __iter__(self):
         waiting, pool = collections.deque(), concurrent.futures.ThreadPoolExecutor(FETCHERS)
@@ -151,7 +138,7 @@ class FromVault:
             while waiting:
                 yield self._finish(waiting.popleft())
         except Damage as e:
-            raise self._damage(e) from None
+            raise self.damage(e) from None
         finally:
             pool.shutdown(cancel_futures=True)
 

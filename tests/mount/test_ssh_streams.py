@@ -7,12 +7,12 @@ import os
 import pwd
 import shutil
 import signal
-import socket
 import subprocess
 
 import pytest
 
 from conftest import BIN, SECONDS_MAX, wait_for
+from engines import answers, free_port
 from test_follow import REDO, same, sender
 from test_logged_steps import train
 from test_roots import command, word
@@ -23,17 +23,6 @@ SEPARATION = '/run/sshd'  # sshd wants it
 
 pytestmark = pytest.mark.skipif(not (SSHD and shutil.which('ssh') and shutil.which('ssh-keygen')),
                                 reason='there is no sshd: install openssh-server')
-
-
-def free_port():
-    with socket.socket() as s:
-        s.bind(('127.0.0.1', 0))
-        return s.getsockname()[1]
-
-
-def answers(port):
-    with socket.socket() as s:
-        return s.connect_ex(('127.0.0.1', port)) == 0
 
 
 @pytest.fixture(scope='module')

@@ -7,6 +7,7 @@ import pytest
 from trainer import LR, random_parameters, root, store  # first: it makes the client importable
 import torch
 from hitrain import Adagrad, AdamW, Lion, SGD
+from test_torch_kept import run
 
 SHAPES = {'embedding': (300, 100), 'weight': (200, 100), 'bias': (100,)}
 ERROR = {16: 2 ** -8, 8: 0.02}  # of an element, as a part of the largest one of its block
@@ -14,14 +15,6 @@ ERROR = {16: 2 ** -8, 8: 0.02}  # of an element, as a part of the largest one of
 
 def bits(root, name):
     return int(os.getxattr(root / name, 'user.hitrain.state_bits'))
-
-
-def run(optimizer, params, first, last):
-    for step in range(first, last):
-        random = torch.Generator().manual_seed(1000 + step)
-        for p in params.values():
-            p.grad = torch.randn(p.shape, generator=random)
-        optimizer.step()
 
 
 def groups(params, **of_embedding):
