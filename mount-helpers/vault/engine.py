@@ -126,19 +126,6 @@ class Engine:
             wait = min(2 * wait, RETRY_S_MAX)
 
 
-class Direct(Engine):
-    """A scheme in this process. It keeps no deadline. For tests, and for pipes."""
-
-    def __init__(self, scheme, url='direct', timeout=TIMEOUT_S):
-        super().__init__(url, timeout)
-        self.scheme = scheme
-
-    def exchange(self, verb, key, deadline, parts=(), offset=0, length=0):
-        room = bytearray(b''.join(parts) if verb == wire.PUT_NEW else min(length, self.object_bytes_max))
-        result, flags, count = perform(self.scheme, verb, key, offset, length, memoryview(room), deadline)
-        return result, flags, count, memoryview(room)[:count] if verb != wire.HELLO else b''
-
-
 def perform(scheme, verb, key, offset, length, slot, deadline):
     """One request to a scheme: (result, flags, length). Errors are raised. slot: writable memory."""
     if verb == wire.HELLO:
