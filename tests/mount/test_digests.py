@@ -291,7 +291,7 @@ def test_a_stream_of_changes_needs_no_second_look_at_its_base(make_store):
         for name in ('w', 'deep/v'):
             run('hitrainctl', 'evict', model / name)
     (root / 'rng').write_bytes(b'another state')
-    run('hitrainctl', 'background', 'pause', one, '--engine=digest')  # of the next step it would read all
+    run('hitrainctl', 'background', 'pause', one)  # a digest of the next step would read all
     command(root, 'snapshot next')
     before = int(word(one, 'device_read_bytes'))
     stream = run_bytes('archive', root, 'next', '-', '--from=1')

@@ -77,7 +77,7 @@ def test_only_what_differs_is_read_and_written(both):
     changed(root)
     known = digest(root, '1')
     pair[0].unmount()
-    pair[0].mount('commit=3600')
+    pair[0].mount('commit=3600', 'background=off')
     read = device_bytes(root.parent, 'read_bytes')
     stream = send(root, '2', '--from=1', f'--digest={known}')
     read = device_bytes(root.parent, 'read_bytes') - read
