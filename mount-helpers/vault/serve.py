@@ -56,7 +56,10 @@ def serve_slots(lazy, channel, memory, slots, slot_bytes):
         if slot >= slots or len(packet) != wire.REQUEST.size + key_bytes:
             os._exit(1)
         room = memory[slot * slot_bytes:(slot + 1) * slot_bytes]
-        channel.send(packet_of(number, *answer(lazy, verb, key, offset, length, room, left_ms)))
+        try:
+            channel.send(packet_of(number, *answer(lazy, verb, key, offset, length, room, left_ms)))
+        except ConnectionError:                 # the program that asked has ended
+            os._exit(0)
 
 
 def serve_pipe(lazy, requests, answers, threads=8):
