@@ -96,6 +96,7 @@ RUN_BY = {
     ('docs/frameworks/deepspeed.md', 'sh'): (1, 'ecosystem/test_deepspeed.py'),
     ('docs/frameworks/fsdp.md', 'python'): (1, 'ecosystem/test_distributed.py'),
     ('docs/frameworks/lightning.md', 'python'): (1, 'ecosystem/test_lightning.py'),
+    ('docs/frameworks/megatron.md', 'python'): (1, 'ecosystem/test_megatron.py'),
     ('docs/frameworks/peft.md', 'python'): (1, 'ecosystem/test_transformers.py'),
     ('docs/frameworks/trainer.md', 'python'): (1, 'ecosystem/test_transformers.py'),
 }
