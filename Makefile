@@ -85,6 +85,7 @@
 ##              beside device and pipe; 10 minutes; build/bench/steps.jsonl. ELEMENTS=16777216 STEPS=2 RUNS=1: 1 minute
 ##   bench-muon a step of hitrain.Muon with everything resident, beside torch.optim.Muon; RUNS=, WIDTH= and BLOCKS=; 2 minutes;
 ##              build/bench/muon.jsonl
+##   bench-moe  bytes of a step of 64 experts of which 4 are used, beside a model of those alone; 1 minute; build/bench/moe.jsonl
 ##   bench-gpu  rates of copies to and from a GPU, and a step with offload() beside one all in the GPU; skipped where none is;
 ##              build/bench/gpu.jsonl
 ##   bench-fit  training what does not fit: offload() in an eighth of its memory beside all in memory, recomputation, XFS and

@@ -93,6 +93,7 @@ class Base(torch.optim.Optimizer):
     _shard: Optional[Shard]
     _ranks: Ranks
     _job: Optional[Job]
+    _trusts_versions: bool
     _given_parts: Dict[str, Part]
     _fresh: Set[str]  # rank 0 has just made these files, and each rank fills in its part
     _resume: bool

@@ -102,6 +102,8 @@ class Optimizer(Making):
                    the state at the next durable step. 16: bf16; 8: codes, with a scale for 256 elements. Sparse gradients of
                    embeddings and heads are better at 32
     state_bits_min parameters of fewer elements keep 32
+    trust_versions  True: step() looks for changes outside step() only in tensors whose version or place moved, and does not read all
+                   parameters for that; as with many experts. Then a change through `.data`, NumPy or another process needs commit()
     flags          fused, foreach and capturable are accepted and change nothing; amsgrad, differentiable and the like
                    only as False. No CUDA graph can hold a step of the store: step() refuses to be captured
 
@@ -118,7 +120,7 @@ class Optimizer(Making):
                  accumulate: int = 1, accumulate_mode: str = 'sum', topk: float = 0.0, pack: int = 0, shard: Optional[Shard] = None,
                  parts: Optional[Mapping[str, Tuple[int, Sequence[int]]]] = None, full_state_dict: bool = False, retain: int = 0,
                  retain_every: int = 1, job: Optional[Job] = None, resume: bool = False, state_bits: int = 32,
-                 state_bits_min: int = 4096, **flags: Any) -> None:
+                 state_bits_min: int = 4096, trust_versions: bool = False, **flags: Any) -> None:
         if durable_every < 1:
             raise ValueError(f'durable_every must be at least 1, not {durable_every}')
         if redo and durable_every == 1:
@@ -150,7 +152,7 @@ class Optimizer(Making):
         self._ahead = None
         self._gather = _gather.Gather(self.root)
         self._async, self._closing = async_step, False
-        self._param_dtype, self._grad_dtype = param_dtype, grad_dtype
+        self._param_dtype, self._grad_dtype, self._trusts_versions = param_dtype, grad_dtype, trust_versions
         self.full_state_dict = full_state_dict
         self._overlap, self._holding, self._early = overlap, False, overlap
         self._given = {}
