@@ -5,9 +5,7 @@
 #include <inttypes.h>
 #include <stdio.h>
 
-#include "mount-helpers/common/text.h"
 #include "optim/rules/need.h"
-#include "tiering/base/json.h"
 #include <hitrain/words.h>
 
 static int parse_dtype(const char *word, uint8_t *out)

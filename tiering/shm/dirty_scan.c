@@ -8,7 +8,6 @@
  */
 #include "tiering/base/list.h"
 #include "tiering/cache/arena.h"
-#include "tiering/api/object.h"
 #include "tiering/api/shm.h"
 #include "tiering/object/chunk.h"
 #include "tiering/object/context.h"

@@ -27,7 +27,6 @@
 #include "tiering/shm/shm.h"
 #include "tiering/base/event.h"
 #include "tiering/base/list.h"
-#include "tiering/sys/mem.h"
 #include "tiering/sys/shared.h"
 #include "tiering/cache/arena.h"
 #include "tiering/api/shm.h"
@@ -37,7 +36,6 @@
 #include "tiering/object/object.h"
 #include "tiering/object/ref.h"
 #include "tiering/object/scope.h"
-#include "tiering/object/space.h"
 #include "tiering/data/fill.h"
 #include "tiering/shm/shm_priv.h"
 
