@@ -371,7 +371,6 @@ void ht_shm_touch(struct ht_store *s, uint64_t scope)
 /* An object that is not in shared memory any more has nothing to restore. */
 static int restore(struct ht_obj *o, void *ctx) HT_REQUIRES(HT_LOCK_STORE)
 {
-    (void)ctx;
     if (!o->extra->shm)
         return 0;
     int rc = complete(o, true);
@@ -388,8 +387,6 @@ static int restore(struct ht_obj *o, void *ctx) HT_REQUIRES(HT_LOCK_STORE)
 
 static bool is_any(const struct ht_shm *h, const void *ctx)
 {
-    (void)h;
-    (void)ctx;
     return true;
 }
 
