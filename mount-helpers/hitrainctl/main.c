@@ -12,7 +12,6 @@
 
 static bool take_flag(const char *value, void *to)
 {
-    (void)value;
     *(bool *)to = true;
     return true;
 }
