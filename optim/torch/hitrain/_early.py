@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Gradients of an offloaded model, which leave in backward: one by one, or reduced with those of other ranks."""
 import itertools
-from typing import Any, Callable, Dict, Iterable, List, Optional
+from typing import Any, Dict, Iterable, List, Optional
 
 import torch
 
 from hitrain._device import Copies, DeviceFile
 from hitrain._files import ParameterFile
+from hitrain._gate import when_backward_ends
 from hitrain._mapped import MappedFile
 from hitrain._microbatches import Turns
 from hitrain._optimizer import Optimizer
@@ -174,8 +175,3 @@ class Early(Optimizer):
     def _note_open(self) -> None:
         if self._shard and self._ranks.leads and not self._open:
             self._open = self._root.number('step_open')
-
-
-def when_backward_ends(call: Callable[[], None]) -> None:
-    """For hooks of a backward."""
-    torch.autograd.Variable._execution_engine.queue_callback(call)

@@ -12,7 +12,8 @@ from torch import nn
 
 from hitrain._activations import Activations
 from hitrain._compile import CompiledForward, not_compiled
-from hitrain._early import Early, when_backward_ends
+from hitrain._early import Early
+from hitrain._gate import when_backward_ends
 from hitrain._mapped import MappedFile
 from hitrain._microbatches import Turns, run_in_turns
 from hitrain._residency import Residency, Unit
