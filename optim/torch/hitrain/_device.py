@@ -14,7 +14,7 @@ PyTorch's allocators reuse pinned memory and memory of the device, each block af
 import collections
 import contextlib
 import threading
-from typing import Any, Deque, Dict, Optional, Sequence, Set, Tuple
+from typing import Any, Callable, Deque, Dict, Optional, Sequence, Set, Tuple
 
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
@@ -146,6 +146,11 @@ class Copies:
             return None
         stream = {'to': self._to, 'back': self._back}.get(where) or torch.cuda.current_stream(self.device)
         return stream.record_event(torch.cuda.Event(enable_timing=True))
+
+    def as_here(self) -> Callable[[], Any]:
+        """Makes contexts in which another thread gives work to the stream that is the current one here."""
+        stream = torch.cuda.current_stream(self.device) if self._has_streams else None
+        return lambda: self._on(stream)
 
     def follow(self) -> None:
         """The stream of copies to the host goes on when the current one has come to here."""

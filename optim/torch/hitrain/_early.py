@@ -35,7 +35,7 @@ class Early(Optimizer):
     def _gradient_ready(self, f: ParameterFile) -> None:
         if any(u.calls > 1 for u in self._units_of.get(f, ())):
             return  # backward may add to it: step() sends it
-        if self._turns and not self._turns.is_last and not self._holding:
+        if self._turns and not self._turns.is_final(f.tensor) and not self._holding:
             self._check_room(f)
             return  # other micro-batches will add to it
         if self._holding or f.tensor.grad is None:
@@ -64,7 +64,8 @@ class Early(Optimizer):
                 f.fetch_gradient()
             self._bucket[f] = None
             self._send_bucket(BUCKET_BYTES)
-        when_backward_ends(self._backward_ended)
+        if not (self._turns and self._copies):  # whose end is that of all its backwards
+            when_backward_ends(self._backward_ended)
 
     def _backward_ended(self) -> None:
         with self._whole_step():
