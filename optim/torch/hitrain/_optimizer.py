@@ -13,7 +13,7 @@ from typing import Any, Callable, ContextManager, Dict, Iterable, Mapping, Optio
 
 import torch
 
-from hitrain import _ahead, _gather, _need, _topk
+from hitrain import _ahead, _gather, _need, _topk, _trace
 from hitrain._alone import Holding
 from hitrain._attach import as_groups
 from hitrain._base import FREE_FLAGS, REFUSED_FLAGS
@@ -317,12 +317,19 @@ class Optimizer(Making):
         """Whether the last step changed nothing, because one of its gradients was not finite."""
         return self.skip_nonfinite and not math.isfinite(self.grad_norm)
 
+    def trace(self, path: 'os.PathLike[str] | str', steps: int = 1) -> None:
+        """Record the next steps, and write their time line in Chrome's format (Perfetto, chrome://tracing): load, compute, gradient,
+        update and publication. It is written at the end of the last of these steps, or by close(). With a shard: of this rank, in a file of its own."""
+        self._trace = _trace.begin(self, path, steps)
+
     # -- the end --
 
     def close(self, why: str = 'has closed its optimizer') -> None:
         """Release the files (an open one keeps the store from being unmounted). Committed steps stay. A step whose
         gradients are sent is taken back; finished steps stay, as far as taking back a step keeps them (see the
         text of the package)."""
+        if self._trace:
+            self._trace.end()
         if self._ahead:
             self._ahead.close()
             self._ahead = None
