@@ -25,6 +25,14 @@ class Bar(NamedTuple):
     remark: str
 
 
+class Column(NamedTuple):
+    """Values above a label, and those beside which they are seen: a band from the least to the greatest."""
+    label: str
+    color: str
+    values: List[float]
+    band: List[float]
+
+
 class Mark(NamedTuple):
     """A place on the x axis, and a few lines of words."""
     x: float
@@ -197,6 +205,46 @@ def draw_bars(svg: Svg, box: Box, bars: Sequence[Bar], title: str) -> None:
         svg.text(x + slot * 0.3, bottom + 20, bar.label, 'middle')
         svg.text(x + slot * 0.3, bottom + 38, bar.remark, 'middle', size=11, color=GRAY)
     svg.line(left, bottom, right, bottom, GRAY)
+
+
+def draw_columns(svg: Svg, box: Box, columns: Sequence[Column], title: str) -> None:
+    """A dot for each value, a line for their mean."""
+    left, top, right, bottom = box
+    axis = Axis([v for c in columns for v in c.values + c.band], 0.08, 6)
+    slot = (right - left) / len(columns)
+
+    def height(value: float) -> float:
+        return bottom - axis.part(value) * (bottom - top)
+
+    svg.text(left, top - 18, title, size=15, weight='bold')
+    for i, column in enumerate(columns):
+        if column.band:
+            svg.rect(left + slot * i, height(max(column.band)), slot, height(min(column.band)) - height(max(column.band)), '#eceff5')
+    for value in axis.ticks():
+        svg.line(left, height(value), right, height(value), GRID)
+        svg.text(left - 8, height(value) + 4, f'{value:g}', 'end', color=GRAY)
+    for i, column in enumerate(columns):
+        x = left + slot * (i + 0.5)
+        for value in column.values:
+            svg.dot((x, height(value)), column.color)
+        if column.values:
+            mean = height(sum(column.values) / len(column.values))
+            svg.line(x - slot * 0.3, mean, x + slot * 0.3, mean, column.color, 2)
+        svg.text(x, bottom + 20, column.label, 'middle', size=11)
+    svg.line(left, bottom, right, bottom, GRAY)
+
+
+def losses_and_columns(panels: Sequence[Tuple[str, Sequence[Curve], Sequence[Column]]], titles: Tuple[str, str], y_label: str) -> str:
+    """For each model losses by step on the left, and final ones on the right."""
+    svg = Svg(1160, 450 * len(panels))
+    for i, (name, curves, columns) in enumerate(panels):
+        top = 450 * i + 60
+        chart = Chart(svg, (70, top, 560, top + 330), curves)
+        chart.draw_axes(f'{name}: {titles[0]}', 'step', y_label)
+        chart.draw_curves()
+        chart.draw_legend(350, top, 210)
+        draw_columns(svg, (640, top, 1130, top + 330), columns, titles[1])
+    return str(svg)
 
 
 def log_log(title: str, x_label: str, y_label: str, curves: Sequence[Curve]) -> str:
