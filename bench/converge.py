@@ -169,21 +169,31 @@ class Bench:
             print(f'  {" ".join(map(str, spec))}: loss {row["final"]:.4f} after {row["seconds"]:.0f} s; {len(left) - done} left, some {minutes:.0f} minutes',
                   flush=True)
 
+    def trained(self, name, optimizer):
+        """Training losses of the last tenth of the steps, which are on the same batches for all optimizers."""
+        curves = [self.rows[s]['curve'] for s in ((name, optimizer, seed, '') for seed in self.seeds()) if s in self.rows]
+        return [statistics.mean(y for _, y in curve[-max(1, len(curve) // 10):]) for curve in curves]
+
     def table(self):
         """Prints it, and returns the rows that are above the spread."""
         above = []
-        print(f'\n  {"model":8} {"optimizer":12} {"seeds":>5} {"mean loss":>10} {"lowest":>8} {"highest":>8}  beside 32 bits: {"mean difference":15}')
+        print(f'\n  {"":27}held-out loss {"":22}beside 32 bits{"":12}training loss  beside\n'
+              f'  {"model":8} {"optimizer":12} {"seeds":>5} {"mean":>8} {"lowest":>8} {"highest":>8}{"":29}{"mean":>10} {"32 bits":>8}')
         for name, optimizer in itertools.product(BETAS, OPTIMIZERS):
-            finals, base = (self.finals(name, o) for o in (optimizer, OPTIMIZERS[optimizer][0] + '-32'))
+            beside = f'{OPTIMIZERS[optimizer][0]}-32'
+            finals, base, trained = self.finals(name, optimizer), self.finals(name, beside), self.trained(name, optimizer)
             if not finals:
                 continue
-            line = f'  {name:8} {optimizer:12} {len(finals):5} {statistics.mean(finals):10.4f} {min(finals):8.4f} {max(finals):8.4f}'
-            if len(finals) == len(base) > 1 and not optimizer.endswith('-32'):
-                said = verdict(finals, base)
-                line += f'  {statistics.mean(a - b for a, b in zip(finals, base)):+14.4f}, {said}'
-                if said == 'ABOVE' and not optimizer.endswith('-torch'):
-                    above.append((name, optimizer))
-            print(line)
+            said = change = ''
+            if len(finals) == len(base) and optimizer != beside:
+                change = f'{statistics.mean(trained) - statistics.mean(self.trained(name, beside)):+8.4f}'
+                said = f'{statistics.mean(finals) - statistics.mean(base):+8.4f}'
+                if len(base) > 1:
+                    said += f', {verdict(finals, base)} the spread'
+                    if verdict(finals, base) == 'ABOVE' and not optimizer.endswith('-torch'):
+                        above.append((name, optimizer))
+            print(f'  {name:8} {optimizer:12} {len(finals):5} {statistics.mean(finals):8.4f} {min(finals):8.4f} {max(finals):8.4f}  {said:27}'
+                  f'{statistics.mean(trained):10.4f} {change:>8}')
         return above
 
     def blame(self, pool, above, mountpoint):
@@ -208,9 +218,10 @@ class Bench:
         for name in [n for n in BETAS if any(self.finals(n, o) for o in OPTIMIZERS)]:
             # torch's are broad, with those of 32 bits upon them
             curves = [Curve(key, color, self.curve(name, key), 1.6 if bits else 5) for key, (_, bits, color) in OPTIMIZERS.items()]
-            columns = [Column(key, color, self.finals(name, key), self.finals(name, f'{rule}-32')) for key, (rule, _, color) in OPTIMIZERS.items()]
-            panels.append((TITLES[name], curves, columns))
-        return losses_and_columns(panels, ('training loss, mean of the seeds', 'Loss on text that was held out; shaded: 32 bits'), 'nats per byte')
+            parts = [[Column(key.replace('-', ' '), color, self.finals(name, key), self.finals(name, f'{rule}-32'))
+                      for key, (rule, _, color) in OPTIMIZERS.items() if rule == part and self.finals(name, key)] for part in ('adamw', 'muon')]
+            panels.append((TITLES[name], curves, [columns for columns in parts if columns]))
+        return losses_and_columns(panels, ('training loss, mean of the seeds', 'Held-out loss after them: AdamW, Muon; shaded: 32 bits'), 'nats per byte')
 
     def write_csv(self, out):
         table = csv.writer(out)

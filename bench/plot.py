@@ -234,16 +234,19 @@ def draw_columns(svg: Svg, box: Box, columns: Sequence[Column], title: str) -> N
     svg.line(left, bottom, right, bottom, GRAY)
 
 
-def losses_and_columns(panels: Sequence[Tuple[str, Sequence[Curve], Sequence[Column]]], titles: Tuple[str, str], y_label: str) -> str:
-    """For each model losses by step on the left, and final ones on the right."""
-    svg = Svg(1160, 450 * len(panels))
-    for i, (name, curves, columns) in enumerate(panels):
-        top = 450 * i + 60
-        chart = Chart(svg, (70, top, 560, top + 330), curves)
+def losses_and_columns(panels: Sequence[Tuple[str, Sequence[Curve], Sequence[Sequence[Column]]]], titles: Tuple[str, str], y_label: str) -> str:
+    """For each model losses by step on the left, and final ones on the right, in parts with an axis each."""
+    svg = Svg(1160, 420 * len(panels))
+    for i, (name, curves, parts) in enumerate(panels):
+        top, left = 420 * i + 50, 620
+        chart = Chart(svg, (70, top, 550, top + 310), curves)
         chart.draw_axes(f'{name}: {titles[0]}', 'step', y_label)
         chart.draw_curves()
-        chart.draw_legend(350, top, 210)
-        draw_columns(svg, (640, top, 1130, top + 330), columns, titles[1])
+        chart.draw_legend(380, top, 170)
+        slot = (1150 - left - 60 * (len(parts) - 1)) / max(1, sum(map(len, parts)))
+        for part in parts:
+            draw_columns(svg, (left, top, left + slot * len(part), top + 310), part, '' if part is not parts[0] else titles[1])
+            left += slot * len(part) + 60
     return str(svg)
 
 
