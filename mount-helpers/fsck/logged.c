@@ -84,10 +84,8 @@ static int report(void *ctx, uint64_t root, uint64_t step, const char *why)
 /* Programs that do not know a bit of feat_refuse must not open the store: see tiering/txn/feature.c. */
 static void check_mark(struct ht_fsck *f, uint64_t bit, uint64_t count, const char *what, const char *after)
 {
-    const struct ht_fsck_where w = {HT_FSCK_NOWHERE};
-
     if (count && !(ht_store_super(f->store)->feat_refuse & bit) &&
-        ht_fsck_problem(f, HT_FSCK_OPT_FEATURE, &w, "there %s %llu %s%s, and the superblock does not say so",
+        ht_fsck_problem(f, HT_FSCK_OPT_FEATURE, NULL, "there %s %llu %s%s, and the superblock does not say so",
                         count == 1 ? "is" : "are", (ull)count, ht_plural(count, what), after))
         f->unmarked |= bit;
 }
