@@ -26,8 +26,7 @@
 #include "tiering/sys/mem.h"
 #include "tiering/sys/stdio_fds.h"
 #include "tiering/sys/ticker.h"
-#include "tiering/api/dedup.h"
-#include "tiering/api/discard.h"
+#include "tiering/api/background.h"
 #include "tiering/api/stats.h"
 #include "tiering/api/store.h"
 #include <hitrain/limits.h>

@@ -15,7 +15,7 @@
 #include "fs/ns/scope.h"
 #include "fs/ns/shadow.h"
 #include "fs/ns/tree.h"
-#include "tiering/api/digest.h"
+#include "tiering/api/background.h"
 
 #include <stdio.h>
 #include <stdlib.h>

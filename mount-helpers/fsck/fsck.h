@@ -242,8 +242,6 @@ int ht_fsck_pass_tensors(struct ht_fsck *f) HT_MUST_CHECK;
 
 /* ---------------------------------------------------------------- logged.c */
 
-/* Reports that a step cannot be computed again, unless an earlier one of its model cannot, and notes the repair. */
-int ht_fsck_cut_steps(struct ht_fsck *f, uint64_t root, uint64_t step, const char *why) HT_MUST_CHECK;
 /* The same for the steps that need this object, if any do: it loses a chunk, or is forgotten. */
 int ht_fsck_cut_steps_of(struct ht_fsck *f, uint64_t oid) HT_MUST_CHECK;
 /* A chunk was reported; repair: it is to be marked lost. */
