@@ -94,7 +94,7 @@ def environment(name, pins):
 
 
 def unpacked(name, packages):
-    """A folder with these Debian packages and those that they need. Nothing is installed, so nothing of them starts by itself."""
+    """A folder with these Debian packages and their dependencies. Nothing is installed, so no service starts by itself."""
     def make(folder):
         listed = subprocess.run(['apt-get', 'install', '--simulate', '-qq', '--no-install-recommends', *packages],
                                 capture_output=True, text=True, check=True, timeout=INSTALL_SECONDS_MAX).stdout
