@@ -131,6 +131,8 @@ static void admit(struct ht_store *s, struct ht_batch_pin_chunk *lc, struct ht_c
     int tries = admission(s, bytes);
     enum ht_forecast_stay stay = ht_planner_stays(o, lc->index);
 
+    if (tries != ADMIT_TRIES)
+        ht_arena_give_back_old(s->arena);
     if (o->residency == HT_RESIDENCY_PINNED && ht_arena_has_pinned_room(s->arena))
         tries = ADMIT_TRIES;
     else if (stay == HT_FORECAST_LEAVES || o->residency == HT_RESIDENCY_COLD)
