@@ -94,14 +94,41 @@ HT_LANES_FN ht_ints ints_max(ht_ints a, ht_ints b)
     return (ht_ints)_mm512_max_epi32((__m512i)a, (__m512i)b);
 }
 
-HT_LANES_FN ht_ints ints_above(ht_ints a, ht_ints b)
+typedef __mmask16 ht_mask;
+
+HT_LANES_FN ht_mask ints_above(ht_ints a, ht_ints b)
 {
-    return (ht_ints)_mm512_movm_epi32(_mm512_cmpgt_epi32_mask((__m512i)a, (__m512i)b));
+    return _mm512_cmpgt_epi32_mask((__m512i)a, (__m512i)b);
 }
 
-HT_LANES_FN bool ints_any(ht_ints x)
+HT_LANES_FN ht_mask ints_unlike(ht_ints a, ht_ints b)
 {
-    return _mm512_test_epi32_mask((__m512i)x, (__m512i)x) != 0;
+    return _mm512_cmpneq_epi32_mask((__m512i)a, (__m512i)b);
+}
+
+HT_LANES_FN ht_ints ints_up_where(ht_ints x, ht_mask where)
+{
+    return (ht_ints)_mm512_mask_add_epi32((__m512i)x, where, (__m512i)x, _mm512_set1_epi32(1));
+}
+
+HT_LANES_FN ht_ints ints_down_where(ht_ints x, ht_mask where)
+{
+    return (ht_ints)_mm512_mask_add_epi32((__m512i)x, where, (__m512i)x, _mm512_set1_epi32(-1));
+}
+
+HT_LANES_FN ht_ints ints_only_where(ht_ints x, ht_mask where)
+{
+    return (ht_ints)_mm512_maskz_mov_epi32(where, (__m512i)x);
+}
+
+HT_LANES_FN ht_ints ints_by_sign(ht_ints of, ht_ints negative, ht_ints other)
+{
+    return (ht_ints)_mm512_mask_blend_epi32(_mm512_movepi32_mask((__m512i)of), (__m512i)other, (__m512i)negative);
+}
+
+HT_LANES_FN bool lanes_any_nan(ht_lanes a, ht_lanes b)
+{
+    return _mm512_cmp_ps_mask(a, b, _CMP_UNORD_Q) != 0;
 }
 
 HT_LANES_FN ht_lanes lanes_of_numbers(ht_ints x)
@@ -143,9 +170,13 @@ HT_LANES_FN ht_ints ints_load_halves(const void *p)
     return (ht_ints)_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)p));
 }
 
-HT_LANES_FN void ints_store_halves(void *p, ht_ints x)
+HT_LANES_FN void ints_store_upper(void *p, ht_ints x, ht_ints y)
 {
-    _mm256_storeu_si256((__m256i *)p, _mm512_cvtepi32_epi16((__m512i)x));
+    /* Of x the odd halves, then those of y. */
+    __m512i odd = _mm512_set_epi16(63, 61, 59, 57, 55, 53, 51, 49, 47, 45, 43, 41, 39, 37, 35, 33, 31, 29, 27, 25, 23,
+                                   21, 19, 17, 15, 13, 11, 9, 7, 5, 3, 1);
+
+    _mm512_storeu_si512(p, _mm512_permutex2var_epi16((__m512i)x, odd, (__m512i)y));
 }
 
 #elif defined(HT_LANES_AVX2)
@@ -209,14 +240,36 @@ HT_LANES_FN ht_ints ints_max(ht_ints a, ht_ints b)
     return (ht_ints)_mm256_max_epi32((__m256i)a, (__m256i)b);
 }
 
-HT_LANES_FN ht_ints ints_above(ht_ints a, ht_ints b)
+typedef ht_ints ht_mask; /* all bits, or none */
+
+HT_LANES_FN ht_mask ints_above(ht_ints a, ht_ints b)
 {
     return (ht_ints)_mm256_cmpgt_epi32((__m256i)a, (__m256i)b);
 }
 
-HT_LANES_FN bool ints_any(ht_ints x)
+HT_LANES_FN ht_mask ints_unlike(ht_ints a, ht_ints b)
 {
-    return !_mm256_testz_si256((__m256i)x, (__m256i)x);
+    return ~(ht_ints)_mm256_cmpeq_epi32((__m256i)a, (__m256i)b);
+}
+
+HT_LANES_FN ht_ints ints_up_where(ht_ints x, ht_mask where)
+{
+    return x - where;
+}
+
+HT_LANES_FN ht_ints ints_down_where(ht_ints x, ht_mask where)
+{
+    return x + where;
+}
+
+HT_LANES_FN ht_ints ints_only_where(ht_ints x, ht_mask where)
+{
+    return x & where;
+}
+
+HT_LANES_FN ht_ints ints_by_sign(ht_ints of, ht_ints negative, ht_ints other)
+{
+    return ints_of(_mm256_blendv_ps(lanes_of_ints(other), lanes_of_ints(negative), lanes_of_ints(of)));
 }
 
 HT_LANES_FN ht_lanes lanes_of_numbers(ht_ints x)
@@ -260,10 +313,11 @@ HT_LANES_FN ht_ints ints_load_halves(const void *p)
     return (ht_ints)lanes_load_halves(p);
 }
 
-/* Of numbers below 2^16. */
-HT_LANES_FN void ints_store_halves(void *p, ht_ints x)
+HT_LANES_FN void ints_store_upper(void *p, ht_ints x, ht_ints y)
 {
-    _mm_storeu_si128((__m128i *)p, lanes_pack((__m256i)x));
+    __m256i both = _mm256_packus_epi32(_mm256_srli_epi32((__m256i)x, 16), _mm256_srli_epi32((__m256i)y, 16));
+
+    _mm256_storeu_si256((__m256i *)p, _mm256_permute4x64_epi64(both, 0xd8));
 }
 
 #else
@@ -334,16 +388,39 @@ HT_LANES_FN ht_ints ints_max(ht_ints a, ht_ints b)
     return a > b ? a : b;
 }
 
-/* All bits, or none. */
-HT_LANES_FN ht_ints ints_above(ht_ints a, ht_ints b)
+/* A condition of each lane. */
+typedef bool ht_mask;
+
+HT_LANES_FN ht_mask ints_above(ht_ints a, ht_ints b)
 {
-    return -(a > b);
+    return a > b;
 }
 
-/* Is any bit of any lane set? */
-HT_LANES_FN bool ints_any(ht_ints x)
+HT_LANES_FN ht_mask ints_unlike(ht_ints a, ht_ints b)
 {
-    return x != 0;
+    return a != b;
+}
+
+/* x + 1 where the condition holds, else x. */
+HT_LANES_FN ht_ints ints_up_where(ht_ints x, ht_mask where)
+{
+    return x + where;
+}
+
+HT_LANES_FN ht_ints ints_down_where(ht_ints x, ht_mask where)
+{
+    return x - where;
+}
+
+/* Elsewhere 0. */
+HT_LANES_FN ht_ints ints_only_where(ht_ints x, ht_mask where)
+{
+    return where ? x : 0;
+}
+
+HT_LANES_FN ht_ints ints_by_sign(ht_ints of, ht_ints negative, ht_ints other)
+{
+    return of < 0 ? negative : other;
 }
 
 HT_LANES_FN ht_lanes lanes_of_numbers(ht_ints x)
@@ -388,12 +465,12 @@ HT_LANES_FN ht_ints ints_load_halves(const void *p)
     return half;
 }
 
-/* Of numbers below 2^16. */
-HT_LANES_FN void ints_store_halves(void *p, ht_ints x)
+/* The upper halves of the lanes of x, then those of y. */
+HT_LANES_FN void ints_store_upper(void *p, ht_ints x, ht_ints y)
 {
-    uint16_t half = (uint16_t)x;
+    const uint16_t half[] = {(uint16_t)((uint32_t)x >> 16), (uint16_t)((uint32_t)y >> 16)};
 
-    memcpy(p, &half, sizeof(half));
+    memcpy(p, half, sizeof(half));
 }
 
 #endif
