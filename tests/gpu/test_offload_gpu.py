@@ -78,14 +78,14 @@ def slow_loads(monkeypatch):
 
 def slow_gradients(monkeypatch):
     """They leave the device long after backward asked for it, and are computed late."""
-    real = Copies.fetch
+    real = Copies._begin
 
-    def fetch(self, there):
+    def begin(self, own, slot):
         torch.cuda._sleep(CYCLES)
         with torch.cuda.stream(self._back):
             torch.cuda._sleep(CYCLES)
-        return real(self, there)
-    monkeypatch.setattr(Copies, 'fetch', fetch)
+        return real(self, own, slot)
+    monkeypatch.setattr(Copies, '_begin', begin)
 
 
 @pytest.mark.parametrize('slow', [None, slow_loads, slow_gradients])
@@ -101,6 +101,24 @@ def test_a_model_larger_than_keep_has_the_bits_of_one_on_the_gpu(store, monkeypa
         assert optimizer.figures()['held_bytes_max'] <= KEEP < sum(p.numel() * p.element_size() for p in own.parameters())
         for (name, p), q in zip(own.named_parameters(), plain.parameters()):
             assert p.device.type == 'cpu' and torch.equal(p, q.cpu()), name
+    del own, optimizer
+
+
+def test_micro_batches_have_the_bits_of_the_usual_order(store, tmp_path):
+    def loss_of(model, i):
+        return model(torch.randn(64, WIDTH, generator=torch.Generator().manual_seed(i)).bfloat16().cuda())
+    plain, own = made().cuda(), made()
+    with hitrain.AdamW(plain.named_parameters(), store.mountpoint / 'plain', lr=LR) as optimizer:
+        for i in range(3):
+            loss_of(plain, i).backward()
+        optimizer.step()
+    with hitrain.offload(own, store.mountpoint / 'own', keep=KEEP, lr=LR, device='cuda') as optimizer:
+        optimizer.trace(tmp_path / 'step.json')
+        hitrain.microbatches(own, range(3), loss_of)
+        optimizer.step()
+        for (name, p), q in zip(own.named_parameters(), plain.parameters()):
+            assert torch.equal(p, q.cpu()), name
+    assert '"device: compute"' in (tmp_path / 'step.json').read_text()
     del own, optimizer
 
 

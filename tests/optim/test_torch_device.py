@@ -20,7 +20,8 @@ if not hasattr(torch, 'compiler'):
     pytest.skip('PyTorch 2.1 or newer', allow_module_level=True)
 import hitrain
 from hitrain import _activations, _offload
-from hitrain._device import Copies, DeviceFile, Leaving
+from hitrain._device import Copies, Leaving
+from hitrain._device_file import DeviceFile
 from late_device import ILLEGAL, late
 import test_torch_activations as activations
 from test_torch_offload import KEEP, WIDTH, WORDS, Adapted, Image, Text, Twice, assert_equal, loss_of, made, train, values
@@ -393,7 +394,7 @@ def test_weights_of_a_step_that_could_not_begin_have_their_values_again(shared_r
     model = made(Branch)
     wanted, x = values(model), torch.ones(2, WIDTH)
 
-    def fails(*unused):
+    def fails(*unused, **more):
         raise OSError(errno.ENOSPC, 'of the test')
     with offload(model, shared_root, 'sgd') as optimizer:
         with monkeypatch.context() as context:
@@ -470,6 +471,15 @@ def test_the_model_is_in_the_memory_of_the_cpu_in_the_end(shared_root):
 def test_arguments_that_are_refused(shared_root):
     with pytest.raises(ValueError, match='pass bytes with device='):
         offload(made(), shared_root, activations='auto')
+
+
+def test_a_device_with_too_little_memory_is_refused_with_a_number(shared_root, late):
+    late.memory_bytes = 590 << 10
+    for keep, message in ((KEEP, 'this Text needs 610304 bytes at a time'), (KEEP, 'keep=716800 parameters are more. At least 610304 are needed')):
+        with pytest.raises(ValueError, match=f'the device has {late.memory_bytes} bytes, and {message}'):
+            offload(made(tied=False), shared_root, keep=keep)
+        late.memory_bytes = 650 << 10
+    assert not shared_root.exists()
 
 
 @pytest.mark.parametrize('device, message', [('cpu', 'must be a CUDA device'), ('cuda:63', 'sees no device cuda:63')])

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """hitrain.microbatches() of a model with device=: segment by segment, with the bits of the usual order in memory."""
+import gc
+import warnings
+
 import pytest
 
 from trainer import LR, shared_root, shared_store, store  # first: it makes the client importable
@@ -238,3 +241,24 @@ def test_micro_batches_that_part_are_named(shared_root):
     with hitrain.offload(model, shared_root, keep=KEEP, lr=LR, device='cpu'):
         with pytest.raises(RuntimeError, match='micro-batch 0 came to the forward of blocks.1, and micro-batch 2 to the forward of blocks.2'):
             hitrain.microbatches(model, [1, 1, 0], loss_of_parity)
+
+
+def test_a_daemon_that_dies_in_backward_is_an_error(store, late):
+    model, seen = made(), []
+    optimizer = hitrain.offload(model, store.mountpoint / 'own', keep=KEEP, lr=LR, device='cpu')
+    hitrain.microbatches(model, range(PASSES), loss_of)
+    optimizer.step()
+
+    def kill(grad):
+        seen.append(grad)
+        if len(seen) == 3:
+            store.kill()
+    handle = model.blocks[1].register_forward_hook(lambda m, inputs, y: y[0].register_hook(kill) and None)
+    with warnings.catch_warnings(), pytest.raises(OSError, match='daemon is gone'):
+        warnings.simplefilter('ignore')
+        hitrain.microbatches(model, range(PASSES), loss_of)
+    assert len(seen) >= 3 and not threads_of_batches()
+    handle.remove()
+    optimizer.close()
+    del model, optimizer
+    gc.collect()

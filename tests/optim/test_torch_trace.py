@@ -92,7 +92,7 @@ def test_a_step_of_an_offloaded_model(shared_root, tmp_path, how, request):
     if how == 'device':
         assert sum(e['args']['bytes'] for e in line.of('gradient', 'device: copies back')) == sum(4 * p.numel() for p in model.parameters())
         assert line.of('load', 'device: copies to')
-        assert max(e['end'] for e in line.of('gradient', 'device')) <= publication['ts']
+        assert max(e['ts'] for e in line.of('gradient', 'device')) <= publication['ts']  # a stream may pass the end later
 
 
 def test_several_steps_and_what_close_leaves(shared_root, tmp_path):

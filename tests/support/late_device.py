@@ -125,8 +125,10 @@ class LateDevice:
         self.blocks, self.ended = {}, collections.deque()  # by storage; those whose storages are gone
         self.held = collections.Counter()  # references of pending copies, by storage
         self.addresses, self.next_address = collections.defaultdict(list), 1 << 40
-        self.allocations = self.operations = self.late_copies = 0
+        self.allocations = self.pinned = self.operations = self.late_copies = 0
         self.no_memory_at = self.illegal_at = None
+        self.registered, self.refuses_registration, self.calls = {}, 0, []
+        self.memory_bytes = 1 << 40
         self.is_broken, self.released = False, threading.Event()
         self.compute = Stream(self, 'compute')
 
@@ -189,6 +191,7 @@ class LateDevice:
         return tensor
 
     def allocate(self, cdata, size, pinned=False):
+        self.pinned += pinned
         if not pinned:
             self.allocations += 1
             if self.allocations == self.no_memory_at:
@@ -248,6 +251,26 @@ class LateDevice:
 
     def block(self, tensor):
         return self.blocks.get(tensor.untyped_storage()._cdata) if tensor.layout == torch.strided else None
+
+    # -- memory that a driver has locked --
+
+    def register(self, address, size, flags):
+        if self.refuses_registration:
+            return self.refuses_registration
+        self.calls.append('register')
+        self.registered[address] = size
+        return 0
+
+    def unregister(self, address):
+        if any(s.queue for s in self.streams if s.name != 'compute'):
+            self.faults.append(f'a registration ends while copies may use it, at\n{here()}')
+        self.calls.append('unregister')
+        del self.registered[address]
+        return 0
+
+    def is_registered(self, tensor):
+        at = torch.Tensor.data_ptr(tensor)
+        return any(address <= at < address + size for address, size in self.registered.items())
 
     # -- order --
 
@@ -389,7 +412,7 @@ class LateDevice:
             return self.compute_now(func, args, kwargs, [of] if of else [], [to] if to else [], host_waits=to is None or to.is_pinned)
         for tensor in (into, source):
             if self.block(tensor) is None:
-                self.new(tensor)  # of a test, which gives memory of the device
+                self.new(tensor, pinned=self.is_registered(tensor))  # else of a test, which gives memory of the device
         self.copy_later(into, source, self.stream())
         return into
 
@@ -421,6 +444,8 @@ class LateTorch:
     def __init__(self, device):
         self.device = device
         self.cuda = types.SimpleNamespace(Stream=None, Event=Timed, stream=device.current, current_stream=lambda where: device.stream(),
+                                          mem_get_info=lambda where: (0, device.memory_bytes),
+                                          cudart=lambda: types.SimpleNamespace(cudaHostRegister=device.register, cudaHostUnregister=device.unregister),
                                           is_current_stream_capturing=lambda: False)
 
     def __getattr__(self, name):

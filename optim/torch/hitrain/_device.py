@@ -1,27 +1,25 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A parameter that computes on a GPU: its file is mapped as without one, and a copy is on the device while a block needs it.
+"""Copies between the memory of the CPU and that of a GPU, on streams of their own.
 
-    at rest   the tensor is the mapping in the memory of the CPU: state_dict(), clamping and the like use it as ever
-    in use    in the forward and the backward of the model: the tensor is on the device, and has memory there while it is loaded
+    load      values --slot--> device, on the stream `to`      wait() lets the stream that computes wait for it
+    gradient  device --slot--> the caller, on the stream `back`, after the stream that computed it
 
-    load      file --mapping--> pinned memory --stream `to`--> device --event--> the stream that computes
-    release   the storage on the device shrinks to nothing; views that autograd saved have their values again after the next load.
-              The next load waits until the device has passed all uses of what left, where `keep` has no room for both
-    gradient  device --stream `back`, after the stream that computed it--> pinned memory --event--> the store
-
-PyTorch's allocators reuse pinned memory and memory of the device, each block after the streams that used it.
+Slots are pinned (_slots.py). Registered memory (_registered.py) needs none. PyTorch's allocators reuse memory of the device, each block after the streams
+that used it.
 """
 import collections
 import contextlib
 import threading
-from typing import Any, Callable, Deque, Dict, Optional, Sequence, Set, Tuple
+from typing import Any, Callable, Deque, Dict, Iterator, Optional, Sequence, Tuple
 
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from hitrain._mapped import MappedFile
+from hitrain._registered import Registrations, pieces
+from hitrain._slots import Slot, Slots
 
-_PIECE = 16 << 20  # of pinned memory, for a load
+_LOAD_BYTES, _GRADIENT_BYTES = 16 << 20, 8 << 20  # of a slot at most
+_SLOT_BYTES_MIN = 64 << 10
 
 
 def gpu_of(device: Any) -> torch.device:
@@ -87,7 +85,8 @@ class Copies:
     """Streams for both directions. A device that is no GPU has no streams, and copies end when they return.
 
     keep      bytes of parameters that may be on the device
-    storages  those of parameters on the device"""
+    storages  those of parameters on the device
+    copied_bytes  of parameters and gradients that the CPU has copied"""
 
     def __init__(self, device: torch.device, keep: int) -> None:
         self.device, self.leaving = device, Leaving(keep)
@@ -95,6 +94,35 @@ class Copies:
         self._has_streams = device.type == 'cuda'
         self._to: Any = torch.cuda.Stream(device) if self._has_streams else None
         self._back: Any = torch.cuda.Stream(device) if self._has_streams else None
+        self.copied_bytes = 0
+        self._loads, self._gradients = (Slots(self._slot, min(most, max(keep, _SLOT_BYTES_MIN)), 2) for most in (_LOAD_BYTES, _GRADIENT_BYTES))
+        self.registered = Registrations(lambda: torch.cuda.cudart(), self._settle)
+
+    def register(self, address: int, size: int) -> bool:
+        """May the device read and write this memory from now on?"""
+        if not self._has_streams:
+            return False
+        with self._on(self._to):  # which is of this device
+            return self.registered.add(address, size)
+
+    @property
+    def memory_bytes(self) -> Optional[int]:
+        """Of the device; None: it has none of its own."""
+        return int(torch.cuda.mem_get_info(self.device)[1]) if self._has_streams else None
+
+    def _settle(self) -> None:
+        for stream in (self._to, self._back):
+            stream.record_event().synchronize()
+
+    def _slot(self, size: int) -> torch.Tensor:
+        return torch.empty(size, dtype=torch.uint8, pin_memory=self._has_streams)
+
+    def place(self, like: torch.Tensor) -> torch.Tensor:
+        """For a parameter: a tensor on the device that has no memory before load()."""
+        there = torch.empty_like(like, device=self.device)
+        there.untyped_storage().resize_(0)
+        self.storages.add(there)
+        return there
 
     def host(self, like: torch.Tensor, elements: int) -> torch.Tensor:
         return torch.empty(elements, dtype=like.dtype, pin_memory=self._has_streams)
@@ -102,12 +130,21 @@ class Copies:
     @torch.no_grad()
     def load(self, values: torch.Tensor, there: torch.Tensor) -> Any:
         """Gives the tensor memory on the device, and these values. Returns what wait() takes."""
-        source, step = values.view(-1), max(1, _PIECE // values.element_size())
+        source, into, size = values.view(-1), there.view(-1), values.element_size()
         with self._on(self._to):
-            there.untyped_storage().resize_(values.numel() * values.element_size())
-            for at in range(0, source.numel(), step):
-                piece = source[at:at + step]
-                there.view(-1)[at:at + step].copy_(self.host(values, piece.numel()).copy_(piece), non_blocking=True)
+            there.untyped_storage().resize_(values.numel() * size)
+            if values.data_ptr() in self.registered:
+                for at, piece in pieces(values.numel() * size):
+                    into[at // size:(at + piece) // size].copy_(source[at // size:(at + piece) // size], non_blocking=True)
+                return self._to.record_event()
+            for own, place in zip(source.split(self._loads.size // size), into.split(self._loads.size // size)):
+                slot: Any = self._loads.take()
+                try:
+                    place.copy_(slot.of(own.dtype, own.numel()).copy_(own), non_blocking=True)
+                    slot.event = self._to.record_event() if self._has_streams else None
+                finally:
+                    self._loads.give(slot)
+                self.copied_bytes += own.numel() * size
             return self._to.record_event() if self._has_streams else None
 
     @torch.no_grad()
@@ -134,11 +171,70 @@ class Copies:
         host = self.host(there, there.numel()).view(there.shape)
         if not self._has_streams:
             return Fetched(host.copy_(there), None)
-        self.follow()
+        self._back.wait_stream(torch.cuda.current_stream(self.device))
         with self._on(self._back):
             host.copy_(there, non_blocking=True)
             there.record_stream(self._back)
             return Fetched(host, self._back.record_event())
+
+    def leaves(self, there: torch.Tensor) -> 'Outgoing':
+        """Values that the current stream computes, and that are to leave the device."""
+        self.refuse_capture()
+        return Outgoing(self, there, torch.cuda.current_stream(self.device).record_event() if self._has_streams else None)
+
+    @torch.no_grad()
+    def write(self, there: torch.Tensor, host: torch.Tensor) -> None:
+        """Copies values to registered memory. When this returns they are there."""
+        size = host.element_size()
+        with self._on(self._back):
+            for at, piece in pieces(host.numel() * size):
+                host.view(-1)[at // size:(at + piece) // size].copy_(there.view(-1)[at // size:(at + piece) // size], non_blocking=True)
+            there.record_stream(self._back)
+            self._back.record_event().synchronize()
+
+    def after(self, computed: Any) -> None:
+        """Copies from the device that begin from now on come after this event."""
+        if computed is not None:
+            self._back.wait_event(computed)
+
+    def pieces(self, there: torch.Tensor) -> Iterator[torch.Tensor]:
+        """Flat values in the memory of the CPU, one after the other. Each is valid until the next one is asked for, which is on its way meanwhile."""
+        coming: Deque[Tuple[Slot, torch.Tensor]] = collections.deque()
+        try:
+            for own in there.split(self._gradients.size // there.element_size()):
+                slot: Any = self._gradients.take(waits=not coming)
+                if slot is None:  # another thread has it
+                    yield from self._came(coming)
+                    slot = self._gradients.take()
+                try:
+                    coming.append((slot, self._begin(own, slot)))
+                except BaseException:
+                    self._gradients.give(slot)
+                    raise
+                if len(coming) > 1:
+                    yield from self._came(coming)
+            while coming:
+                yield from self._came(coming)
+        finally:
+            for slot, _ in coming:
+                self._gradients.give(slot)
+
+    @torch.no_grad()
+    def _begin(self, own: torch.Tensor, slot: Slot) -> torch.Tensor:
+        with self._on(self._back):
+            host = slot.of(own.dtype, own.numel()).copy_(own, non_blocking=True)
+            if self._has_streams:
+                own.record_stream(self._back)
+                slot.event = self._back.record_event()
+        return host
+
+    def _came(self, coming: Deque[Tuple[Slot, torch.Tensor]]) -> Iterator[torch.Tensor]:
+        slot, host = coming[0]
+        slot.wait()
+        self.copied_bytes += host.numel() * host.element_size()
+        yield host
+        coming.popleft()
+        self._gradients.give(slot)
 
     def mark(self, where: str) -> Any:
         """An event with a time behind all that a stream was given: 'to', 'back', or 'compute', the current one. None: there are no streams."""
@@ -151,10 +247,6 @@ class Copies:
         """Makes contexts in which another thread gives work to the stream that is the current one here."""
         stream = torch.cuda.current_stream(self.device) if self._has_streams else None
         return lambda: self._on(stream)
-
-    def follow(self) -> None:
-        """The stream of copies to the host goes on when the current one has come to here."""
-        self._back.wait_stream(torch.cuda.current_stream(self.device))
 
     def refuse_capture(self) -> None:
         """A graph would repeat neither what threads do nor the reads and writes of files."""
@@ -179,167 +271,20 @@ class Fetched:
         return self._host
 
 
-class DeviceFile(MappedFile):
-    """Two threads load and release: that of the trainer, and the one that reads ahead."""
+class Outgoing:
+    """A gradient on the device, which leaves it when it is sent."""
 
-    _there: Any = None  # on the device, the same tensor for ever: views of its storage are in graphs
-    _in_use = _is_loaded = False
-    _loaded: Any = None
-    _version = 0  # of the tensor when its values were last those of the file
-    _fetched: Optional[Fetched] = None  # the gradient
-
-    def __init__(self, copies: Copies, *args: Any) -> None:
-        super().__init__(*args)
-        self.copies = copies
-        self._lock = threading.Lock()
-        self._streams: Set[Any] = set()  # that use the values
-
-    def use(self) -> None:
-        """The tensor is on the device from now on."""
-        if self._in_use:
-            return
-        self.attach()
-        if self._there is None:
-            self._there = torch.empty_like(self._content, device=self.copies.device)
-            self._there.untyped_storage().resize_(0)
-            self._memory.add(self._there)
-            self.copies.storages.add(self._there)
-        with self._lock:
-            if self._version != self.tensor._version:
-                self._free()
-            self._in_use, self._version = True, self.tensor._version
-            self._put()
-
-    def rest(self, discard: bool, keep_copy: bool) -> None:
-        """The tensor is the mapping again. discard: what was stored in it on the device is void. keep_copy: the copy on the device stays, and is
-        void if code changes the tensor meanwhile."""
-        if not discard:
-            self.attach()
-        with self._lock:
-            if not discard:
-                self._write_back()
-            if not keep_copy:
-                self._free()
-            if self._in_use:
-                self._in_use = False
-                self._put()
-
-    def ready(self) -> None:
-        """The stream that computes may use the values."""
-        if not self._is_loaded:
-            self.load()
-        with self._lock:
-            self._wait()
-
-    # -- as MappedFile --
-
-    def load(self) -> None:
-        """At rest the values stay in the memory of the CPU, where code may still change them."""
-        super().load()
-        with self._lock:
-            if self._in_use and not self._is_loaded:
-                self.copies.leaving.enters(self.content_bytes)
-                self._streams, self._is_loaded = set(), True
-                try:
-                    self._loaded = self.copies.load(self._content, self._there)
-                except BaseException:
-                    self._free()
-                    raise
-                super().release()
-
-    def release(self) -> None:
-        with self._lock:
-            self._write_back()
-            self._free()
-        super().release()
-
-    def flush(self) -> None:
-        self.attach()
-        with self._lock:
-            self._write_back()
-        super().flush()
-
-    def attach(self) -> None:
-        was_detached = self._is_detached()
-        super().attach()
-        if not was_detached:
-            return
-        with self._lock:
-            if not self._in_use:
-                self._free()
-                return
-            if self._is_loaded:
-                self._wait()
-                self._there.copy_(self._content)
-            self.tensor.data = self._there
-            self._version = self.tensor._version
+    def __init__(self, copies: Copies, there: torch.Tensor, computed: Any) -> None:
+        self._copies, self.there, self._computed = copies, there, computed
 
     @property
-    def _place(self) -> torch.Tensor:
-        return self._there if self._in_use else self._content
+    def values(self) -> torch.Tensor:
+        return self.there
 
-    def _take_mapping(self) -> None:
-        with self._lock:
-            self._free()
-        super()._take_mapping()
-        self._version = self.tensor._version
+    def pieces(self, part: torch.Tensor) -> Iterator[torch.Tensor]:
+        self._copies.after(self._computed)
+        return self._copies.pieces(part)
 
-    def _wait(self) -> None:
-        stream = self.copies.wait(self._loaded, self._there)
-        if stream is not None:
-            self._streams.add(stream)
-
-    def _free(self) -> None:
-        if self._is_loaded:
-            self._is_loaded, self._loaded = False, None
-            self._there.untyped_storage().resize_(0)
-            self.copies.leaving.leaves(self.content_bytes, [stream.record_event() for stream in self._streams])
-
-    @torch.no_grad()
-    def _write_back(self) -> None:
-        """Values that code has stored in the tensor on the device, and not step()."""
-        if self._in_use and self._is_loaded and self._version != self.tensor._version:
-            self._content.copy_(self.copies.fetch(self._there).values)
-            self._version = self.tensor._version
-
-    def _is_detached(self) -> bool:
-        if not self._in_use or self.is_sealed:
-            return super()._is_detached()
-        return self.tensor.device != self._there.device or self.tensor.data_ptr() != self._there.data_ptr()
-
-    # -- its gradient --
-
-    def fetch_gradient(self) -> None:
-        """The gradient leaves the device, in the background."""
-        self._fetched = self.copies.fetch(super().gradient())
-        self.tensor.grad = None
-
-    def replace_gradient(self, values: torch.Tensor) -> None:
-        """By one in the memory of the CPU."""
-        self._fetched = Fetched(values, None)
-        self.tensor.grad = None
-
-    def begin_step(self) -> None:
-        super().begin_step()
-        self.forget_gradient()
-
-    def forget_gradient(self) -> None:
-        self._fetched = None
-
-    def gradient(self) -> torch.Tensor:
-        return self._fetched.values if self._fetched else super().gradient()
-
-    def has_gradient(self) -> bool:
-        return self._fetched is not None or super().has_gradient()
-
-    def gradient_sent(self, early: bool) -> None:
-        if self._fetched is None:
-            super().gradient_sent(early)
-            return
-        self.sent += 1
-        self._version_sent = self.tensor._version
-
-    def clear_gradient(self) -> None:
-        super().clear_gradient()
-        self._fetched = None
-
+    def write(self, host: torch.Tensor) -> None:
+        self._copies.after(self._computed)
+        self._copies.write(self.there, host)

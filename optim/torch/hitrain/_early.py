@@ -5,7 +5,8 @@ from typing import Any, Dict, Iterable, List, Optional
 
 import torch
 
-from hitrain._device import Copies, DeviceFile
+from hitrain._device import Copies
+from hitrain._device_file import DeviceFile
 from hitrain._files import ParameterFile
 from hitrain._gate import when_backward_ends
 from hitrain._mapped import MappedFile
@@ -61,7 +62,7 @@ class Early(Optimizer):
             f.check_gradient()
             self._seal(f)
             if isinstance(f, DeviceFile):
-                f.fetch_gradient()
+                f.fetch_gradient(whole=bool(self._shard))
             self._bucket[f] = None
             self._send_bucket(BUCKET_BYTES)
         if not (self._turns and self._copies):  # whose end is that of all its backwards
@@ -121,7 +122,7 @@ class Early(Optimizer):
             self._begin_together(said)
         for f in files:
             if isinstance(f, DeviceFile) and f.tensor.grad is not None:
-                f.fetch_gradient()
+                f.fetch_gradient(whole=True)
             # In memory of its own: several gradients may share theirs, as after `a + b`, and autograd may still need it.
             f.replace_gradient((f.gradient() / self._ranks.world).contiguous())
         try:

@@ -275,12 +275,15 @@ class ParameterFile:
             self._grad_file = opened(os.path.join(self.root, HIDDEN, 'grad', self.name), os.O_WRONLY)
             Descriptors.kept.add(self._grad_file)
         try:
-            write_as(self._grad_file.fileno(), grad, self.grad_dtype, (self.offset + (part.start or 0)) * size)
+            self._put_gradient(self._grad_file.fileno(), grad, (self.offset + (part.start or 0)) * size)
         except BaseException:
             with contextlib.suppress(OSError):
                 drop()  # otherwise the caller takes back the whole step
             self._close_gradient()
             raise
+
+    def _put_gradient(self, fd: int, grad: torch.Tensor, at: int) -> None:
+        write_as(fd, grad, self.grad_dtype, at)
 
     def hand_over(self) -> None:
         """The written gradient goes to the step: errors of the gradient are raised here."""

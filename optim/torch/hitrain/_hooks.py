@@ -140,6 +140,8 @@ class Hooked(Early):
             if optimizer is not None and module is model_of():
                 optimizer._rest(keep_copies=torch.is_grad_enabled())
         model_of = weakref.ref(model)
+        for f in self._mapped():
+            f.register()  # type: ignore[attr-defined]
         for module in model.modules():
             for name, buffer in module._buffers.items():
                 if buffer is not None:

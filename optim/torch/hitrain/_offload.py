@@ -85,7 +85,10 @@ def offload(model: nn.Module, root: 'os.PathLike[str] | str', optimizer: Union[s
             filler.check()
         whole = list(blocks_of(model) if blocks is None else blocks)
         units = units_of(model, whole, copies is not None)
-        (check_keep_of_device if copies else check_keep)(model, units, keep)
+        if copies:
+            check_keep_of_device(model, units, keep, copies.memory_bytes)
+        else:
+            check_keep(model, units, keep)
         two_phases = issubclass(kind, optim.Muon)
         groups = list(params(model) if callable(params) else params or (optim.muon_groups(model) if two_phases else model.named_parameters()))
         groups = with_frozen(model, groups, {'use_muon': False} if two_phases else {})

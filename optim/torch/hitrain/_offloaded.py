@@ -11,7 +11,8 @@ import torch
 from torch import nn
 
 from hitrain._available import available_bytes
-from hitrain._device import Copies, DeviceFile
+from hitrain._device import Copies
+from hitrain._device_file import DeviceFile
 from hitrain._empty import Filler
 from hitrain._files import ParameterFile
 from hitrain._gate import end_failed_backwards, use_by_another_thread
@@ -72,9 +73,11 @@ class Offloaded(Hooked):
 
     def figures(self) -> Dict[str, Any]:
         """held_bytes and held_bytes_max of parameters in memory, loaded_bytes since the beginning, and waited_seconds for
-        loads that were not ahead. ahead: how many uses are loaded ahead at most, where there is room. 'activations': see
+        loads that were not ahead. copied_bytes of parameters and gradients by the CPU, with a device. ahead: how many uses are loaded ahead at most, where there is room. 'activations': see
         Activations.figures()."""
         said = self._residency.figures() if self._residency else {}
+        if self._copies:
+            said['copied_bytes'] = self._copies.copied_bytes
         if self._activations:
             said['activations'] = self._activations.figures()
         return said

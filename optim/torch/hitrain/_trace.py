@@ -64,8 +64,8 @@ class Trace:
         self._tap(optimizer, '_before_backward', self._backward)
         if self._device_begin is not None:
             self._tap(self._copies, 'load', self._around_copy('load', 'to'))
-            self._tap(self._copies, 'send', self._around_copy('load', 'to'))
-            self._tap(self._copies, 'fetch', self._around_copy('gradient', 'back'))
+            self._tap(self._copies, 'write', self._around_copy('gradient', 'back'))
+            self._tap(self._copies, '_begin', self._around_copy('gradient', 'back'))
 
     def _tap(self, thing: Any, name: str, call: Callable[..., Any]) -> None:
         """call(real, ...) in the place of a method, which has no reference to its object here: the object has this one."""
@@ -95,8 +95,6 @@ class Trace:
     def _around_copy(self, category: str, where: str) -> Callable[..., Any]:
         """The work of a stream of the device."""
         def call(real: Callable[..., Any], tensor: Any, *args: Any) -> Any:
-            if where == 'back':
-                self._copies.follow()  # the copy begins when the values are computed
             begin = self._copies.mark(where)
             try:
                 return real(tensor, *args)

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Units of a model, which are loaded as a whole, and what they need. Refuses models that offload() cannot take."""
-from typing import Any, Dict, List, Sequence, Set, Tuple
+from typing import Any, Dict, List, Optional, Sequence, Set, Tuple
 
 import torch
 from torch import nn
@@ -62,13 +62,18 @@ def _size(params: Sequence[nn.Parameter]) -> int:
     return sum(-(-p.numel() * p.element_size() // 4096) * 4096 for p in params)
 
 
-def check_keep_of_device(model: nn.Module, units: List[Tuple[str, nn.Module, List[nn.Parameter]]], keep: int) -> None:
+def check_keep_of_device(model: nn.Module, units: List[Tuple[str, nn.Module, List[nn.Parameter]]], keep: int, memory: Optional[int]) -> None:
     """Parameters outside blocks stay on the device, and backward is in two blocks at a time."""
     others = sum(_size(params) for _, module, params in units if module is model)
     blocks = sorted((_size(params) for _, module, params in units if module is not model), reverse=True)[:2]
-    if keep < others + sum(blocks):
-        raise ValueError(f'keep={keep} is too little for this {type(model).__name__} with device=, which needs {others + sum(blocks)} bytes at a time: '
-                         f'{others} outside its blocks, and {sum(blocks)} for the {len(blocks)} largest blocks. blocks= names others')
+    need, all_of_it = others + sum(blocks), sum(_size(params) for _, _, params in units)
+    why = f'needs {need} bytes at a time: {others} outside its blocks, and {sum(blocks)} for the {len(blocks)} largest blocks. blocks= names others'
+    if memory is not None and need > memory:
+        raise ValueError(f'the device has {memory} bytes, and this {type(model).__name__} {why}')
+    if memory is not None and min(keep, all_of_it) > memory:
+        raise ValueError(f'the device has {memory} bytes, and keep={keep} parameters are more. At least {need} are needed')
+    if keep < need:
+        raise ValueError(f'keep={keep} is too little for this {type(model).__name__} with device=, which {why}')
 
 
 def check_keep(model: nn.Module, units: List[Tuple[str, nn.Module, List[nn.Parameter]]], keep: int) -> None:

@@ -42,8 +42,8 @@ class WindowFile(ParameterFile):
 
     def __init__(self, root: str, name: str, tensor: torch.Tensor, dtype: torch.dtype, grad_dtype: torch.dtype) -> None:
         super().__init__(root, name, tensor, dtype, grad_dtype)
-        self._values = _Mapping(self.path, os.O_RDONLY, dtype, tensor.shape)
-        self._window = _Mapping(os.path.join(root, HIDDEN, 'grad', name), os.O_RDWR, grad_dtype, tensor.shape)
+        self._values = Window(self.path, os.O_RDONLY, dtype, tensor.shape)
+        self._window = Window(os.path.join(root, HIDDEN, 'grad', name), os.O_RDWR, grad_dtype, tensor.shape)
         self._mode = os.O_WRONLY
 
     # -- gradients --
@@ -121,10 +121,11 @@ class WindowFile(ParameterFile):
         self._window.end()
 
 
-class _Mapping:
-    """content: the memory, once it is mapped."""
+class Window:
+    """content: the memory, once it is mapped. least: bytes of a file that is mapped."""
 
-    def __init__(self, path: str, mode: int, dtype: torch.dtype, shape: Any) -> None:
+    def __init__(self, path: str, mode: int, dtype: torch.dtype, shape: Any, least: int = LEAST_BYTES) -> None:
+        self._least = least
         self._path, self._mode, self._dtype, self._shape = path, mode, dtype, shape
         self._bytes = shape.numel() * bytes_of(dtype)
         self.content: Optional[torch.Tensor] = None
@@ -145,7 +146,7 @@ class _Mapping:
         if self.content is not None:
             discard(self.content.data_ptr(), self._bytes)
         self.content = None
-        self._asks = _ASKS if self._bytes >= LEAST_BYTES else 0
+        self._asks = _ASKS if self._bytes >= self._least else 0
 
     def _mapped(self) -> Optional[torch.Tensor]:
         file = opened(self._path, self._mode)
