@@ -96,7 +96,7 @@ static int check_free(struct ht_param *p, uint64_t begin, uint64_t end) HT_REQUI
     return 0;
 }
 
-/* Puts the bytes into written, or takes them out of it. */
+/* Adds the bytes to written, or removes them. */
 static int set_written(struct ht_param *p, uint64_t begin, uint64_t end, bool in) HT_REQUIRES(HT_LOCK_OPTIM)
 {
     ht_opt_for_each_piece(at, p, begin, end) {

@@ -32,7 +32,7 @@ _{re.sub(r'[^a-z0-9]', '_', program)}; printf '%s\\n' "${{COMPREPLY[@]}}"'''
 
 def table(source):
     text = (ROOT / 'mount-helpers' / source).read_text()
-    words = re.findall(r'\{"([a-z-]+)", (?:no_argument|required_argument|take_\w+),', text)
+    words = re.findall(r'(?:\{|\(\w+, )"([a-z-]+)", (?:no_argument|required_argument|take_\w+),', text)
     assert len(words) > 4
     return set(words)
 

@@ -273,8 +273,8 @@ def test_commands_of_shards(make_store):
 def test_the_manual_has_every_event():
     manual = (ROOT / 'mount-helpers/man/hitrainctl.8').read_text().replace('\\-', '-')
     rows = re.findall(r'^\.BR ([a-z-]+) " \((error|warn|info)\)"$', manual, re.M)
-    source = (ROOT / 'tiering/base/event.c').read_text()
-    codes = re.findall(r'\{"([a-z-]+)", HT_LOG_(INFO|WARN|ERROR),', source)
+    source = (ROOT / 'tiering/base/event.h').read_text()
+    codes = re.findall(r'E\([A-Z_]+, "([a-z-]+)", (INFO|WARN|ERROR),', source)
     assert len(codes) > 30 and sorted(rows) == sorted((code, level.lower()) for code, level in codes)
 
 
