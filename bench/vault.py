@@ -400,7 +400,7 @@ def parse_args():
     p.add_argument('--steps', type=int, default=6, help='of each measurement of training')
     p.add_argument('--elements', type=int, default=16 * MIB, help=f'parameters, in {FILES} files')
     p.add_argument('--limit', type=int, default=300 * MIB, help='bytes per second each way, of a store')
-    p.add_argument('--vault-limit', type=int, default=100 * MIB, help='the same of the vault')
+    p.add_argument('--vault-limit', type=int, default=75 * MIB, help='the same of the vault')
     p.add_argument('--segments', type=int, default=3000000, help='of the vault that is made up')
     p.add_argument('--only', default=','.join(PARTS), help='parts, with commas between')
     return p.parse_args()
