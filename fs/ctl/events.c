@@ -62,14 +62,6 @@ static void report_event(struct ht_ctl *c, const struct ht_event_entry *entry)
     write_line(entry);
 }
 
-static void report_hidden(const struct ht_ctl *c)
-{
-    for (unsigned i = 0; i < HT_EVENT_CODES; i++)
-        if (c->lines[i].hidden)
-            ht_log(ht_event_kinds[i].level, "[%s] %llu lines were left out", ht_event_kinds[i].word,
-                   (unsigned long long)c->lines[i].hidden);
-}
-
 static void *name_and_report(void *arg)
 {
     struct ht_ctl *c = arg;
@@ -83,7 +75,10 @@ static void *name_and_report(void *arg)
             ht_event_log_name(c->events, entry.seq, entry.path);
         }
     }
-    report_hidden(c);
+    for (unsigned i = 0; i < HT_EVENT_CODES; i++)
+        if (c->lines[i].hidden)
+            ht_log(ht_event_kinds[i].level, "[%s] %llu lines were left out", ht_event_kinds[i].word,
+                   (unsigned long long)c->lines[i].hidden);
     return NULL;
 }
 

@@ -26,8 +26,7 @@
 #include "tiering/sys/mem.h"
 #include "tiering/sys/stdio_fds.h"
 #include "tiering/sys/ticker.h"
-#include "tiering/api/dedup.h"
-#include "tiering/api/discard.h"
+#include "tiering/api/background.h"
 #include "tiering/api/stats.h"
 #include "tiering/api/store.h"
 #include <hitrain/limits.h>
@@ -267,13 +266,6 @@ static int mount_fuse(struct daemon *d)
     return rc ? rc : ht_remount_later_flags(d->mountpoint, &d->options);
 }
 
-static void begin_dumps(struct daemon *d)
-{
-    const struct ht_dump_server server = {.source = d->source, .point = d->mountpoint, .fuse = d->fuse, .ctl = d->ctl};
-
-    ht_dump_server_begin(&server);
-}
-
 /* -------------------------------------------------------------------- down */
 
 /* No client is left. Models first: content outside models becomes durable with the store. */
@@ -388,7 +380,9 @@ static int serve_mount(struct daemon *d)
         ht_process_tune();
     rc = begin(d);
     if (rc == 0) {
-        begin_dumps(d);
+        const struct ht_dump_server server = {
+            .source = d->source, .point = d->mountpoint, .fuse = d->fuse, .ctl = d->ctl};
+        ht_dump_server_begin(&server);
         ht_lingering_begin(d->source, d->mountpoint);
         rc = ht_fuse_loop(d->fuse);
         ht_lingering_end();

@@ -68,75 +68,58 @@ static bool take_level(const char *value, void *to)
     return false;
 }
 
+/*
+ * O(identifier, name, how its value is taken, its field, given, expected). given: a flag that says that the option is
+ * there; 0: none does. expected: NULL for options without a value.
+ */
+#define AT(field) offsetof(struct ht_cmd_options, field)
+#define OPTION_ROWS(O)                                                                        \
+    O(JSON, "json", take_flag, AT(json), 0, NULL)                                             \
+    O(WATCH, "watch", take_seconds, AT(watch_s), 0, "a number of seconds from 0.01 to 86400") \
+    O(FOLLOW, "follow", take_flag, AT(follow), 0, NULL)                                       \
+    O(SINCE, "since", take_number, AT(since), 0, "a number")                                  \
+    O(LEVEL, "level", take_level, AT(level), 0, "error, warn or info")                        \
+    O(IF, "if", take_number, AT(step_open), AT(conditional), "the number of a step")          \
+    O(ASYNC, "async", take_flag, AT(async), 0, NULL)                                          \
+    O(FULL, "full", take_flag, AT(full), 0, NULL)                                             \
+    O(ENGINE, "engine", take_engine, AT(engine), 0, "the name of an engine")                  \
+    O(SVG, "svg", take_name, AT(svg), 0, "a file")                                            \
+    O(ONCE, "once", take_flag, AT(once), 0, NULL)                                             \
+    O(LISTEN, "listen", take_name, AT(listen), 0, "an address and a port")                    \
+    O(TEXTFILE, "textfile", take_name, AT(textfile), 0, "a file")                             \
+    O(OUTPUT, "output", take_name, AT(output), 0, "a file")                                   \
+    O(LOSS, "loss", take_name, AT(loss), 0, "a file")                                         \
+    O(UDEV, "udev", take_flag, AT(udev), 0, NULL)                                             \
+    O(TO, "to", take_count, AT(to), 0, "a number of ranks")                                   \
+    O(LOST, "lost", take_number, AT(lost), AT(loses), "the number of a rank")                 \
+    O(ALL, "all", take_flag, AT(all), 0, NULL)                                                \
+    O(PARAMS, "params", take_count, AT(params), 0, "a number above 0")                        \
+    O(TENSORS, "tensors", take_count, AT(tensors), 0, "a number above 0")                     \
+    O(DTYPE, "dtype", take_any, AT(dtype), 0, "a dtype")                                      \
+    O(OPTIMIZER, "optimizer", take_any, AT(optimizer), 0, "words of an optimizer")            \
+    O(RETAIN, "retain", take_count, AT(retain), 0, "a number above 0")                        \
+    O(REDO, "redo", take_count, AT(redo), 0, "a number above 0")                              \
+    O(HELP, "help", take_flag, AT(help), 0, NULL)                                             \
+    O(VERSION, "version", take_flag, AT(version), 0, NULL)
+
 enum {
-    OPT_JSON,
-    OPT_WATCH,
-    OPT_FOLLOW,
-    OPT_SINCE,
-    OPT_LEVEL,
-    OPT_IF,
-    OPT_ASYNC,
-    OPT_FULL,
-    OPT_ENGINE,
-    OPT_SVG,
-    OPT_ONCE,
-    OPT_LISTEN,
-    OPT_TEXTFILE,
-    OPT_OUTPUT,
-    OPT_LOSS,
-    OPT_UDEV,
-    OPT_TO,
-    OPT_LOST,
-    OPT_ALL,
-    OPT_PARAMS,
-    OPT_TENSORS,
-    OPT_DTYPE,
-    OPT_OPTIMIZER,
-    OPT_RETAIN,
-    OPT_REDO,
-    OPT_HELP,
-    OPT_VERSION,
-    OPTIONS,
+#define OPTION_ID(id, name, take, offset, given, expected) OPT_##id,
+    OPTION_ROWS(OPTION_ID)
+#undef OPTION_ID
+        OPTIONS,
     OPT_FIRST = 256 /* of getopt: letters are below */
 };
 #define OPT_BIT(option) (UINT64_C(1) << (option))
 
-/* given: a flag that says that the option is there; 0: none does. expected: NULL for options without a value. */
 static const struct option_row {
     const char *name;
     bool (*take)(const char *value, void *to);
     size_t offset, given;
     const char *expected;
 } option_rows[OPTIONS] = {
-#define AT(field) offsetof(struct ht_cmd_options, field)
-    [OPT_JSON] = {"json", take_flag, AT(json), 0, NULL},
-    [OPT_WATCH] = {"watch", take_seconds, AT(watch_s), 0, "a number of seconds from 0.01 to 86400"},
-    [OPT_FOLLOW] = {"follow", take_flag, AT(follow), 0, NULL},
-    [OPT_SINCE] = {"since", take_number, AT(since), 0, "a number"},
-    [OPT_LEVEL] = {"level", take_level, AT(level), 0, "error, warn or info"},
-    [OPT_IF] = {"if", take_number, AT(step_open), AT(conditional), "the number of a step"},
-    [OPT_ASYNC] = {"async", take_flag, AT(async), 0, NULL},
-    [OPT_FULL] = {"full", take_flag, AT(full), 0, NULL},
-    [OPT_ENGINE] = {"engine", take_engine, AT(engine), 0, "the name of an engine"},
-    [OPT_SVG] = {"svg", take_name, AT(svg), 0, "a file"},
-    [OPT_ONCE] = {"once", take_flag, AT(once), 0, NULL},
-    [OPT_LISTEN] = {"listen", take_name, AT(listen), 0, "an address and a port"},
-    [OPT_TEXTFILE] = {"textfile", take_name, AT(textfile), 0, "a file"},
-    [OPT_OUTPUT] = {"output", take_name, AT(output), 0, "a file"},
-    [OPT_LOSS] = {"loss", take_name, AT(loss), 0, "a file"},
-    [OPT_UDEV] = {"udev", take_flag, AT(udev), 0, NULL},
-    [OPT_TO] = {"to", take_count, AT(to), 0, "a number of ranks"},
-    [OPT_LOST] = {"lost", take_number, AT(lost), AT(loses), "the number of a rank"},
-    [OPT_ALL] = {"all", take_flag, AT(all), 0, NULL},
-    [OPT_PARAMS] = {"params", take_count, AT(params), 0, "a number above 0"},
-    [OPT_TENSORS] = {"tensors", take_count, AT(tensors), 0, "a number above 0"},
-    [OPT_DTYPE] = {"dtype", take_any, AT(dtype), 0, "a dtype"},
-    [OPT_OPTIMIZER] = {"optimizer", take_any, AT(optimizer), 0, "words of an optimizer"},
-    [OPT_RETAIN] = {"retain", take_count, AT(retain), 0, "a number above 0"},
-    [OPT_REDO] = {"redo", take_count, AT(redo), 0, "a number above 0"},
-    [OPT_HELP] = {"help", take_flag, AT(help), 0, NULL},
-    [OPT_VERSION] = {"version", take_flag, AT(version), 0, NULL},
-#undef AT
+#define ROW(id, name, take, offset, given, expected) {name, take, offset, given, expected},
+    OPTION_ROWS(ROW)
+#undef ROW
 };
 
 /* ---------------------------------------------------------------- commands */

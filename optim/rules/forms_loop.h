@@ -25,7 +25,7 @@
 #include "optim/rules/forms.h"
 #include "optim/rules/lanes_int.h"
 
-enum { HT_NAN_BITS = 0x7fc00000, HT_INFINITY_BITS = 0x7f800000, HT_MAGNITUDE_BITS = 0x7fffffff };
+enum { HT_CACHE_LINE = 64, HT_NAN_BITS = 0x7fc00000, HT_INFINITY_BITS = 0x7f800000, HT_MAGNITUDE_BITS = 0x7fffffff };
 
 /* ------------------------------------------------------------- dynamic map */
 
@@ -77,18 +77,21 @@ HT_LANES_FN ht_ints number_of(ht_lanes y, ht_ints bits, const struct ht_dynamic_
     ht_ints exponent = ints_right(ints_max(bits, ints_set(105 << 23)), 23);
     ht_ints decade = ints_right(ints_times_small(exponent, 82) - ints_set(8585), 8);
 
-    decade -= ints_above(bits, ints_of(lanes_pick(map->next, decade)));
+    decade = ints_up_where(decade, ints_above(bits, ints_of(lanes_pick(map->next, decade))));
     ht_ints line = ints_of(lanes_fma(y, lanes_pick(map->slope, decade), lanes_pick(map->offset, decade)));
     return ints_trunc(lanes_of_ints(ints_min(line, ints_of(lanes_pick(map->last, decade)))));
 }
 
+/* y has the sign of x. */
 HT_LANES_FN ht_ints signed_code(ht_lanes x, ht_lanes y)
 {
-    ht_ints bits = ints_of(y) & ints_set(HT_MAGNITUDE_BITS), negative = ints_above(ints_set(0), ints_of(x));
+    (void)x;
+    ht_ints bits = ints_of(y) & ints_set(HT_MAGNITUDE_BITS);
     ht_ints number = number_of(lanes_of_ints(bits), bits, &signed_map);
-    ht_ints below = ints_min(number, ints_set(NEGATIVE_LAST)) - ints_above(bits, ints_of(lanes_set(NEGATIVE_NEXT)));
+    ht_ints below =
+        ints_up_where(ints_min(number, ints_set(NEGATIVE_LAST)), ints_above(bits, ints_of(lanes_set(NEGATIVE_NEXT))));
 
-    return (number & ~negative) | ((ints_set(0) - below) & negative);
+    return ints_by_sign(ints_of(y), ints_set(0) - below, number);
 }
 
 /* A positive x never has code 0; a negative one, which there is not, has. */
@@ -100,7 +103,7 @@ HT_LANES_FN ht_ints unsigned_code(ht_lanes x, ht_lanes y)
     return ints_max(number_of(lanes_of_ints(bits), bits, &unsigned_map), ints_min(ints_of(x), least));
 }
 
-/* bits: of the number as a float, whose exponent chooses the decade; it is not 0. */
+/* bits: of the number as a float, whose exponent chooses the decade; it is not 0. A sign does not count. */
 HT_LANES_FN ht_lanes value_of(ht_ints bits, const struct ht_dynamic_map *map)
 {
     ht_ints fraction = (bits & ints_set(0x7fffff)) | ints_set(0x3f800000), exponent = ints_right(bits, 23);
@@ -113,10 +116,10 @@ HT_LANES_FN ht_lanes signed_value(const uint8_t *code)
 {
     ht_ints number = ints_load_bytes(code, 127) - ints_set(127);
 
-    number += ints_above(ints_set(-126), number);
-    ht_ints magnitude = ints_max(number, ints_set(0) - number);
-    ht_ints value = ints_of(value_of(ints_of(lanes_of_numbers(magnitude)), &signed_map));
-    return lanes_of_ints((value & ints_above(magnitude, ints_set(0))) | (number & ints_set(INT32_MIN)));
+    number = ints_down_where(number, ints_above(ints_set(-126), number));
+    ht_ints bits = ints_of(lanes_of_numbers(number));
+    ht_ints value = ints_only_where(ints_of(value_of(bits, &signed_map)), ints_unlike(number, ints_set(0)));
+    return lanes_of_ints(value | (number & ints_set(INT32_MIN)));
 }
 
 HT_LANES_FN ht_lanes unsigned_value(const uint8_t *code)
@@ -124,7 +127,7 @@ HT_LANES_FN ht_lanes unsigned_value(const uint8_t *code)
     ht_ints number = ints_load_bytes(code, 0);
     ht_ints value = ints_of(value_of(ints_of(lanes_of_numbers(number + ints_set(1))), &unsigned_map));
 
-    return lanes_of_ints(value & ints_above(number, ints_set(0)));
+    return lanes_of_ints(ints_only_where(value, ints_unlike(number, ints_set(0))));
 }
 
 /* ------------------------------------------------------------------ linear */
@@ -148,13 +151,16 @@ typedef ht_lanes (*ht_value_fn)(const uint8_t *code);
 
 HT_LANES_FN float largest_of(const float *x, size_t n)
 {
-    ht_ints most = ints_set(0);
+    ht_ints most = ints_set(0), other = most, mask = ints_set(HT_MAGNITUDE_BITS);
     float lane[HT_LANES], largest;
     uint32_t bits = 0;
 
-    for (size_t i = 0; i < n; i += HT_LANES)
-        most = ints_max(most, ints_of(lanes_load_f32(x + i)) & ints_set(HT_MAGNITUDE_BITS));
-    lanes_store_f32(lane, lanes_of_ints(most));
+    for (size_t i = 0; i < n;
+         i += 2 * HT_LANES) { /* n is a multiple: two rows of maxima, for each waits for the last */
+        most = ints_max(most, ints_of(lanes_load_f32(x + i)) & mask);
+        other = ints_max(other, ints_of(lanes_load_f32(x + i + HT_LANES)) & mask);
+    }
+    lanes_store_f32(lane, lanes_of_ints(ints_max(most, other)));
     for (unsigned i = 0; i < HT_LANES; i++) {
         uint32_t one;
         memcpy(&one, &lane[i], sizeof(one));
@@ -164,6 +170,18 @@ HT_LANES_FN float largest_of(const float *x, size_t n)
         bits = HT_NAN_BITS;
     memcpy(&largest, &bits, sizeof(largest));
     return largest;
+}
+
+/*
+ * Updates go from window to window, and each begins with codes. Prefetchers of processors end at each page, and would
+ * see a window's codes only when they are needed.
+ */
+HT_LANES_FN void prefetch_next(const struct ht_coded *c, size_t element, size_t n, size_t code_bytes)
+{
+    const uint8_t *codes = c->codes + (element + HT_FORM_WINDOW) * code_bytes;
+
+    for (size_t i = 0; i < n * code_bytes; i += HT_CACHE_LINE)
+        __builtin_prefetch(codes + i, 1);
 }
 
 /* x: as the elements are; y: the same, or multiplied by a power of two; inverse: of their largest magnitude. */
@@ -177,11 +195,10 @@ HT_LANES_FN void encode_elements(uint8_t *codes, const float *x, const float *y,
 /*
  * A whole block. Beyond 2^100 either way the inverse of the scale, or a product with it, would be no ordinary number.
  */
-HT_LANES_FN void encode_block(uint8_t *codes, float *scale, const float *x, size_t n, ht_code_fn code)
+HT_LANES_FN void encode_block(uint8_t *codes, float largest, const float *x, size_t n, ht_code_fn code)
 {
-    float largest = largest_of(x, n), scaled[HT_FORM_WINDOW];
+    float scaled[HT_FORM_WINDOW];
 
-    *scale = largest;
     if (!(largest > 0)) {
         memset(codes, 0, n);
     } else if (largest < 0x1p-100f || largest > 0x1p100f) {
@@ -207,13 +224,18 @@ HT_LANES_FN void encode_blocks(const struct ht_coded *c, const float *x, size_t 
     float all[HT_FORM_WINDOW];
     uint8_t codes[HT_FORM_WINDOW];
 
-    for (; i + block <= c->n; i += block)
-        encode_block(c->codes + i, c->scales + i / block, x + i, block, code);
+    for (; i + block <= c->n; i += block) /* first, so that no block waits for the end of its own search */
+        c->scales[i / block] = largest_of(x + i, block);
+    for (i = 0; i + block <= c->n; i += block) {
+        prefetch_next(c, i, block, 1);
+        encode_block(c->codes + i, c->scales[i / block], x + i, block, code);
+    }
     if (!rest)
         return;
     memset(all, 0, block * sizeof(*all));
     memcpy(all, x + i, rest * sizeof(*all));
-    encode_block(codes, c->scales + i / block, all, block, code);
+    c->scales[i / block] = largest_of(all, block);
+    encode_block(codes, c->scales[i / block], all, block, code);
     memcpy(c->codes + i, codes, rest);
 }
 
@@ -261,18 +283,24 @@ HT_LANES_FN void decode_linear(const struct ht_coded *c, float *x)
 
 /* -------------------------------------------------------------------- bf16 */
 
-/* The upper half of x + noise, which is less than one unit of that half. */
-HT_LANES_FN void store_upper(uint8_t *p, ht_ints bits, ht_ints noise)
+/* The upper half of bits + noise, which is less than one unit of that half, for a whole group. */
+HT_LANES_FN void store_rounded(uint8_t *codes, const float *x, const ht_ints noise[HT_FORM_NOISE / HT_LANES])
 {
-    ints_store_halves(p, ints_right(bits + noise, 16));
+#pragma GCC unroll 16
+    for (unsigned k = 0; k < HT_FORM_NOISE / HT_LANES; k += 2) {
+        unsigned i = k * HT_LANES;
+        ints_store_upper(codes + 2 * i, ints_of(lanes_load_f32(x + i)) + noise[k],
+                         ints_of(lanes_load_f32(x + i + HT_LANES)) + noise[k + 1]);
+    }
 }
 
 HT_LANES_FN void round_nearest(uint8_t *codes, const float *x)
 {
-    for (unsigned i = 0; i < HT_FORM_NOISE; i += HT_LANES) {
-        ht_ints bits = ints_of(lanes_load_f32(x + i));
-        store_upper(codes + 2 * i, bits, ints_set(0x7fff) + (ints_right(bits, 16) & ints_set(1)));
-    }
+    ht_ints noise[HT_FORM_NOISE / HT_LANES];
+
+    for (unsigned k = 0; k < HT_FORM_NOISE / HT_LANES; k++)
+        noise[k] = ints_set(0x7fff) + (ints_right(ints_of(lanes_load_f32(x + k * HT_LANES)), 16) & ints_set(1));
+    store_rounded(codes, x, noise);
 }
 
 /*
@@ -280,32 +308,52 @@ HT_LANES_FN void round_nearest(uint8_t *codes, const float *x)
  * of a step is independent of that of other steps, and uniform over the elements. Such noise alone is an arithmetic
  * progression, and errors of neighbours would add up or cancel. Two more multiplications scatter it.
  */
-HT_LANES_FN void round_by_hash(uint8_t *codes, const float *x, uint64_t key, uint32_t first)
-{
-    ht_ints factor = ints_set((int32_t)(key >> 32 | 1)), summand = ints_set((int32_t)key);
+enum { HT_HASHES = HT_FORM_NOISE / 2 / HT_LANES }; /* of a group, each for two elements */
 
-    for (unsigned i = 0; i < HT_FORM_NOISE / 2; i += HT_LANES) {
-        ht_ints noise = ints_plus(ints_times(ints_ascending((int32_t)(first + i)), factor), summand);
-        ht_ints lower = ints_of(lanes_load_f32(x + i)), upper = ints_of(lanes_load_f32(x + i + HT_FORM_NOISE / 2));
-        noise = ints_times(noise ^ ints_right(noise, 16), ints_set(0x21f0aaad));
-        noise = ints_times(noise ^ ints_right(noise, 15), ints_set(0x735a2d97));
-        noise = noise ^ ints_right(noise, 16);
-        store_upper(codes + 2 * i, lower, noise & ints_set(0xffff));
-        store_upper(codes + 2 * i + HT_FORM_NOISE, upper, ints_right(noise, 16));
+struct progression {
+    ht_ints next[HT_HASHES], step; /* from group to group */
+};
+
+/* e: the number of the group's first element. */
+HT_LANES_FN void begin_progression(struct progression *p, uint64_t key, uint64_t e)
+{
+    ht_ints factor = ints_set((int32_t)(key >> 32 | 1));
+
+    for (unsigned k = 0; k < HT_HASHES; k++)
+        p->next[k] =
+            ints_plus(ints_times(ints_ascending((int32_t)(e / 2 + k * HT_LANES)), factor), ints_set((int32_t)key));
+    p->step = ints_times(factor, ints_set(HT_FORM_NOISE / 2));
+}
+
+HT_LANES_FN void round_by_hash(uint8_t *codes, const float *x, struct progression *p)
+{
+    ht_ints noise[HT_FORM_NOISE / HT_LANES];
+
+#pragma GCC unroll 16
+    for (unsigned k = 0; k < HT_HASHES; k++) {
+        ht_ints h = p->next[k];
+        p->next[k] = ints_plus(h, p->step);
+        h = ints_times(h ^ ints_right(h, 16), ints_set(0x21f0aaad));
+        h = ints_times(h ^ ints_right(h, 15), ints_set(0x735a2d97));
+        h = h ^ ints_right(h, 16);
+        noise[k] = h & ints_set(0xffff);
+        noise[k + HT_HASHES] = ints_right(h, 16);
     }
+    store_rounded(codes, x, noise);
 }
 
 HT_LANES_FN bool group_has_nan(const float *x)
 {
-    ht_ints most = ints_set(0);
+    bool nan = false;
 
-    for (unsigned i = 0; i < HT_FORM_NOISE; i += HT_LANES)
-        most = ints_max(most, ints_of(lanes_load_f32(x + i)) & ints_set(HT_MAGNITUDE_BITS));
-    return ints_any(ints_above(most, ints_set(HT_INFINITY_BITS)));
+#pragma GCC unroll 16
+    for (unsigned i = 0; i < HT_FORM_NOISE; i += 2 * HT_LANES)
+        nan |= lanes_any_nan(lanes_load_f32(x + i), lanes_load_f32(x + i + HT_LANES));
+    return nan;
 }
 
-/* HT_FORM_NOISE elements from e on, which is a multiple of that. */
-HT_LANES_FN void round_group(uint8_t *codes, const float *x, uint64_t key, uint64_t e, bool nearest)
+/* HT_FORM_NOISE elements, whose noise the progression has. */
+HT_LANES_FN void round_group(uint8_t *codes, const float *x, struct progression *p, bool nearest)
 {
     float clean[HT_FORM_NOISE];
 
@@ -317,27 +365,28 @@ HT_LANES_FN void round_group(uint8_t *codes, const float *x, uint64_t key, uint6
     if (nearest)
         round_nearest(codes, x);
     else
-        round_by_hash(codes, x, key, (uint32_t)(e / 2));
+        round_by_hash(codes, x, p);
 }
 
 HT_LANES_FN void encode_bf16(const struct ht_coded *c, const float *x)
 {
     bool nearest = c->nearest || HT_MUTANT("round-nearest");
-    uint64_t key = ht_form_key(c, c->element);
     float all[HT_FORM_NOISE] = {0};
     uint8_t codes[2 * HT_FORM_NOISE];
+    struct progression p;
 
     for (size_t i = 0, n; i < c->n; i += n) {
         uint64_t e = c->element + i, skip = e % HT_FORM_NOISE;
         n = ht_min_u64(HT_FORM_NOISE - skip, c->n - i);
-        if (!(e & UINT32_MAX)) /* its upper bits are part of the key */
-            key = ht_form_key(c, e);
+        if (!i || !(e & UINT32_MAX)) /* its upper bits are part of the key */
+            begin_progression(&p, ht_form_key(c, e), e - skip);
         if (n == HT_FORM_NOISE) {
-            round_group(c->codes + 2 * i, x + i, key, e, nearest);
+            prefetch_next(c, i, n, 2);
+            round_group(c->codes + 2 * i, x + i, &p, nearest);
             continue;
         }
         memcpy(all + skip, x + i, n * sizeof(*all));
-        round_group(codes, all, key, e - skip, nearest);
+        round_group(codes, all, &p, nearest);
         memcpy(c->codes + 2 * i, codes + 2 * skip, 2 * n);
     }
 }

@@ -2,8 +2,7 @@
 /*
  * lanes_int.h - integers beside the floats of lanes.h, and the operations that the forms of state (forms_loop.h) are
  * written in. + - & | ^ are the compiler's own, where nothing overflows. For AVX-512 the floats are here, too: rules do
- * not use them. What the compiler does alike with one integer and with several is written once, and so is what both
- * instruction sets have under the same name: LANES(name).
+ * not use them.
  */
 #ifndef HITRAIN_OPTIM_RULES_LANES_INT_H
 #define HITRAIN_OPTIM_RULES_LANES_INT_H
@@ -15,12 +14,9 @@
 #include "tiering/base/base.h"
 
 #define HT_LANES_FN static inline __attribute__((always_inline, unused))
-#define LANES(name) _mm512_##name
 
 typedef __m512 ht_lanes;
-typedef __m512i ht_bits;
 typedef int32_t ht_ints __attribute__((vector_size(64)));
-typedef uint32_t ht_uints __attribute__((vector_size(64)));
 enum { HT_LANES = 16 };
 
 HT_LANES_FN ht_lanes lanes_set(float x)
@@ -43,9 +39,111 @@ HT_LANES_FN void lanes_store_f32(float *p, ht_lanes x)
     _mm512_storeu_ps(p, x);
 }
 
-HT_LANES_FN bool ints_any(ht_ints x)
+HT_LANES_FN ht_ints ints_set(int32_t x)
 {
-    return _mm512_test_epi32_mask((__m512i)x, (__m512i)x) != 0;
+    return (ht_ints)_mm512_set1_epi32(x);
+}
+
+HT_LANES_FN ht_ints ints_ascending(int32_t first)
+{
+    return ints_set(first) + (ht_ints){0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+}
+
+HT_LANES_FN ht_ints ints_of(ht_lanes x)
+{
+    return (ht_ints)_mm512_castps_si512(x);
+}
+
+HT_LANES_FN ht_lanes lanes_of_ints(ht_ints x)
+{
+    return _mm512_castsi512_ps((__m512i)x);
+}
+
+HT_LANES_FN ht_ints ints_right(ht_ints x, int bits)
+{
+    return (ht_ints)_mm512_srli_epi32((__m512i)x, (unsigned)bits);
+}
+
+HT_LANES_FN ht_ints ints_left(ht_ints x, int bits)
+{
+    return (ht_ints)_mm512_slli_epi32((__m512i)x, (unsigned)bits);
+}
+
+HT_LANES_FN ht_ints ints_plus(ht_ints x, ht_ints y)
+{
+    return (ht_ints)_mm512_add_epi32((__m512i)x, (__m512i)y);
+}
+
+HT_LANES_FN ht_ints ints_times(ht_ints x, ht_ints by)
+{
+    return (ht_ints)_mm512_mullo_epi32((__m512i)x, (__m512i)by);
+}
+
+HT_LANES_FN ht_ints ints_times_small(ht_ints x, int16_t by)
+{
+    return (ht_ints)_mm512_madd_epi16((__m512i)x, _mm512_set1_epi32(by));
+}
+
+HT_LANES_FN ht_ints ints_min(ht_ints a, ht_ints b)
+{
+    return (ht_ints)_mm512_min_epi32((__m512i)a, (__m512i)b);
+}
+
+HT_LANES_FN ht_ints ints_max(ht_ints a, ht_ints b)
+{
+    return (ht_ints)_mm512_max_epi32((__m512i)a, (__m512i)b);
+}
+
+typedef __mmask16 ht_mask;
+
+HT_LANES_FN ht_mask ints_above(ht_ints a, ht_ints b)
+{
+    return _mm512_cmpgt_epi32_mask((__m512i)a, (__m512i)b);
+}
+
+HT_LANES_FN ht_mask ints_unlike(ht_ints a, ht_ints b)
+{
+    return _mm512_cmpneq_epi32_mask((__m512i)a, (__m512i)b);
+}
+
+HT_LANES_FN ht_ints ints_up_where(ht_ints x, ht_mask where)
+{
+    return (ht_ints)_mm512_mask_add_epi32((__m512i)x, where, (__m512i)x, _mm512_set1_epi32(1));
+}
+
+HT_LANES_FN ht_ints ints_down_where(ht_ints x, ht_mask where)
+{
+    return (ht_ints)_mm512_mask_add_epi32((__m512i)x, where, (__m512i)x, _mm512_set1_epi32(-1));
+}
+
+HT_LANES_FN ht_ints ints_only_where(ht_ints x, ht_mask where)
+{
+    return (ht_ints)_mm512_maskz_mov_epi32(where, (__m512i)x);
+}
+
+HT_LANES_FN ht_ints ints_by_sign(ht_ints of, ht_ints negative, ht_ints other)
+{
+    return (ht_ints)_mm512_mask_blend_epi32(_mm512_movepi32_mask((__m512i)of), (__m512i)other, (__m512i)negative);
+}
+
+HT_LANES_FN bool lanes_any_nan(ht_lanes a, ht_lanes b)
+{
+    return _mm512_cmp_ps_mask(a, b, _CMP_UNORD_Q) != 0;
+}
+
+HT_LANES_FN ht_lanes lanes_of_numbers(ht_ints x)
+{
+    return _mm512_cvtepi32_ps((__m512i)x);
+}
+
+HT_LANES_FN ht_ints ints_trunc(ht_lanes x)
+{
+    return (ht_ints)_mm512_cvttps_epi32(x);
+}
+
+HT_LANES_FN ht_ints ints_round(ht_lanes x)
+{
+    return (ht_ints)_mm512_cvtps_epi32(x);
 }
 
 /* Four bits count; a table has its eight values twice. */
@@ -72,24 +170,121 @@ HT_LANES_FN ht_ints ints_load_halves(const void *p)
     return (ht_ints)_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)p));
 }
 
-HT_LANES_FN void ints_store_halves(void *p, ht_ints x)
+HT_LANES_FN void ints_store_upper(void *p, ht_ints x, ht_ints y)
 {
-    _mm256_storeu_si256((__m256i *)p, _mm512_cvtepi32_epi16((__m512i)x));
+    /* Of x the odd halves, then those of y. */
+    __m512i odd = _mm512_set_epi16(63, 61, 59, 57, 55, 53, 51, 49, 47, 45, 43, 41, 39, 37, 35, 33, 31, 29, 27, 25, 23,
+                                   21, 19, 17, 15, 13, 11, 9, 7, 5, 3, 1);
+
+    _mm512_storeu_si512(p, _mm512_permutex2var_epi16((__m512i)x, odd, (__m512i)y));
 }
 
 #elif defined(HT_LANES_AVX2)
 
 #include "optim/rules/lanes.h"
 
-#define LANES(name) _mm256_##name
-
-typedef __m256i ht_bits;
 typedef int32_t ht_ints __attribute__((vector_size(32)));
-typedef uint32_t ht_uints __attribute__((vector_size(32)));
 
-HT_LANES_FN bool ints_any(ht_ints x)
+HT_LANES_FN ht_ints ints_set(int32_t x)
 {
-    return !_mm256_testz_si256((__m256i)x, (__m256i)x);
+    return (ht_ints)_mm256_set1_epi32(x);
+}
+
+HT_LANES_FN ht_ints ints_ascending(int32_t first)
+{
+    return ints_set(first) + (ht_ints){0, 1, 2, 3, 4, 5, 6, 7};
+}
+
+HT_LANES_FN ht_ints ints_of(ht_lanes x)
+{
+    return (ht_ints)lanes_bits(x);
+}
+
+HT_LANES_FN ht_lanes lanes_of_ints(ht_ints x)
+{
+    return lanes_of_bits((__m256i)x);
+}
+
+HT_LANES_FN ht_ints ints_right(ht_ints x, int bits)
+{
+    return (ht_ints)_mm256_srli_epi32((__m256i)x, bits);
+}
+
+HT_LANES_FN ht_ints ints_left(ht_ints x, int bits)
+{
+    return (ht_ints)_mm256_slli_epi32((__m256i)x, bits);
+}
+
+HT_LANES_FN ht_ints ints_plus(ht_ints x, ht_ints y)
+{
+    return (ht_ints)_mm256_add_epi32((__m256i)x, (__m256i)y);
+}
+
+HT_LANES_FN ht_ints ints_times(ht_ints x, ht_ints by)
+{
+    return (ht_ints)_mm256_mullo_epi32((__m256i)x, (__m256i)by);
+}
+
+HT_LANES_FN ht_ints ints_times_small(ht_ints x, int16_t by)
+{
+    return (ht_ints)_mm256_madd_epi16((__m256i)x, _mm256_set1_epi32(by));
+}
+
+HT_LANES_FN ht_ints ints_min(ht_ints a, ht_ints b)
+{
+    return (ht_ints)_mm256_min_epi32((__m256i)a, (__m256i)b);
+}
+
+HT_LANES_FN ht_ints ints_max(ht_ints a, ht_ints b)
+{
+    return (ht_ints)_mm256_max_epi32((__m256i)a, (__m256i)b);
+}
+
+typedef ht_ints ht_mask; /* all bits, or none */
+
+HT_LANES_FN ht_mask ints_above(ht_ints a, ht_ints b)
+{
+    return (ht_ints)_mm256_cmpgt_epi32((__m256i)a, (__m256i)b);
+}
+
+HT_LANES_FN ht_mask ints_unlike(ht_ints a, ht_ints b)
+{
+    return ~(ht_ints)_mm256_cmpeq_epi32((__m256i)a, (__m256i)b);
+}
+
+HT_LANES_FN ht_ints ints_up_where(ht_ints x, ht_mask where)
+{
+    return x - where;
+}
+
+HT_LANES_FN ht_ints ints_down_where(ht_ints x, ht_mask where)
+{
+    return x + where;
+}
+
+HT_LANES_FN ht_ints ints_only_where(ht_ints x, ht_mask where)
+{
+    return x & where;
+}
+
+HT_LANES_FN ht_ints ints_by_sign(ht_ints of, ht_ints negative, ht_ints other)
+{
+    return ints_of(_mm256_blendv_ps(lanes_of_ints(other), lanes_of_ints(negative), lanes_of_ints(of)));
+}
+
+HT_LANES_FN ht_lanes lanes_of_numbers(ht_ints x)
+{
+    return _mm256_cvtepi32_ps((__m256i)x);
+}
+
+HT_LANES_FN ht_ints ints_trunc(ht_lanes x)
+{
+    return (ht_ints)_mm256_cvttps_epi32(x);
+}
+
+HT_LANES_FN ht_ints ints_round(ht_lanes x)
+{
+    return (ht_ints)_mm256_cvtps_epi32(x);
 }
 
 HT_LANES_FN ht_lanes lanes_pick(const float table[16], ht_ints index)
@@ -118,10 +313,11 @@ HT_LANES_FN ht_ints ints_load_halves(const void *p)
     return (ht_ints)lanes_load_halves(p);
 }
 
-/* Of numbers below 2^16. */
-HT_LANES_FN void ints_store_halves(void *p, ht_ints x)
+HT_LANES_FN void ints_store_upper(void *p, ht_ints x, ht_ints y)
 {
-    _mm_storeu_si128((__m128i *)p, lanes_pack((__m256i)x));
+    __m256i both = _mm256_packus_epi32(_mm256_srli_epi32((__m256i)x, 16), _mm256_srli_epi32((__m256i)y, 16));
+
+    _mm256_storeu_si256((__m256i *)p, _mm256_permute4x64_epi64(both, 0xd8));
 }
 
 #else
@@ -129,7 +325,53 @@ HT_LANES_FN void ints_store_halves(void *p, ht_ints x)
 #include "optim/rules/lanes.h"
 
 typedef int32_t ht_ints;
-typedef uint32_t ht_uints;
+
+HT_LANES_FN ht_ints ints_set(int32_t x)
+{
+    return x;
+}
+
+HT_LANES_FN ht_ints ints_ascending(int32_t first)
+{
+    return first;
+}
+
+HT_LANES_FN ht_ints ints_of(ht_lanes x)
+{
+    ht_ints bits;
+
+    memcpy(&bits, &x, sizeof(bits));
+    return bits;
+}
+
+HT_LANES_FN ht_lanes lanes_of_ints(ht_ints x)
+{
+    ht_lanes f;
+
+    memcpy(&f, &x, sizeof(f));
+    return f;
+}
+
+HT_LANES_FN ht_ints ints_right(ht_ints x, int bits)
+{
+    return (ht_ints)((uint32_t)x >> bits);
+}
+
+HT_LANES_FN ht_ints ints_left(ht_ints x, int bits)
+{
+    return (ht_ints)((uint32_t)x << bits);
+}
+
+/* The lowest 32 bits of a sum, of a product. */
+HT_LANES_FN ht_ints ints_plus(ht_ints x, ht_ints y)
+{
+    return (ht_ints)((uint32_t)x + (uint32_t)y);
+}
+
+HT_LANES_FN ht_ints ints_times(ht_ints x, ht_ints by)
+{
+    return (ht_ints)((uint32_t)x * (uint32_t)by);
+}
 
 HT_LANES_FN ht_ints ints_times_small(ht_ints x, int16_t by)
 {
@@ -146,16 +388,39 @@ HT_LANES_FN ht_ints ints_max(ht_ints a, ht_ints b)
     return a > b ? a : b;
 }
 
-/* All bits, or none. */
-HT_LANES_FN ht_ints ints_above(ht_ints a, ht_ints b)
+/* A condition of each lane. */
+typedef bool ht_mask;
+
+HT_LANES_FN ht_mask ints_above(ht_ints a, ht_ints b)
 {
-    return -(a > b);
+    return a > b;
 }
 
-/* Is any bit of any lane set? */
-HT_LANES_FN bool ints_any(ht_ints x)
+HT_LANES_FN ht_mask ints_unlike(ht_ints a, ht_ints b)
 {
-    return x != 0;
+    return a != b;
+}
+
+/* x + 1 where the condition holds, else x. */
+HT_LANES_FN ht_ints ints_up_where(ht_ints x, ht_mask where)
+{
+    return x + where;
+}
+
+HT_LANES_FN ht_ints ints_down_where(ht_ints x, ht_mask where)
+{
+    return x - where;
+}
+
+/* Elsewhere 0. */
+HT_LANES_FN ht_ints ints_only_where(ht_ints x, ht_mask where)
+{
+    return where ? x : 0;
+}
+
+HT_LANES_FN ht_ints ints_by_sign(ht_ints of, ht_ints negative, ht_ints other)
+{
+    return of < 0 ? negative : other;
 }
 
 HT_LANES_FN ht_lanes lanes_of_numbers(ht_ints x)
@@ -200,105 +465,13 @@ HT_LANES_FN ht_ints ints_load_halves(const void *p)
     return half;
 }
 
-/* Of numbers below 2^16. */
-HT_LANES_FN void ints_store_halves(void *p, ht_ints x)
+/* The upper halves of the lanes of x, then those of y. */
+HT_LANES_FN void ints_store_upper(void *p, ht_ints x, ht_ints y)
 {
-    uint16_t half = (uint16_t)x;
+    const uint16_t half[] = {(uint16_t)((uint32_t)x >> 16), (uint16_t)((uint32_t)y >> 16)};
 
-    memcpy(p, &half, sizeof(half));
+    memcpy(p, half, sizeof(half));
 }
 
 #endif
-
-#ifdef LANES
-
-HT_LANES_FN ht_ints ints_times_small(ht_ints x, int16_t by)
-{
-    return (ht_ints)LANES(madd_epi16)((ht_bits)x, LANES(set1_epi32)(by));
-}
-
-HT_LANES_FN ht_ints ints_min(ht_ints a, ht_ints b)
-{
-    return (ht_ints)LANES(min_epi32)((ht_bits)a, (ht_bits)b);
-}
-
-HT_LANES_FN ht_ints ints_max(ht_ints a, ht_ints b)
-{
-    return (ht_ints)LANES(max_epi32)((ht_bits)a, (ht_bits)b);
-}
-
-HT_LANES_FN ht_ints ints_above(ht_ints a, ht_ints b)
-{
-    return a > b;
-}
-
-HT_LANES_FN ht_lanes lanes_of_numbers(ht_ints x)
-{
-    return LANES(cvtepi32_ps)((ht_bits)x);
-}
-
-HT_LANES_FN ht_ints ints_trunc(ht_lanes x)
-{
-    return (ht_ints)LANES(cvttps_epi32)(x);
-}
-
-HT_LANES_FN ht_ints ints_round(ht_lanes x)
-{
-    return (ht_ints)LANES(cvtps_epi32)(x);
-}
-
-#endif
-
-HT_LANES_FN ht_ints ints_set(int32_t x)
-{
-    return (ht_ints){0} + x;
-}
-
-/* first, and in each lane one more than in the lane before. */
-HT_LANES_FN ht_ints ints_ascending(int32_t first)
-{
-    static const int32_t lane[16] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
-    ht_ints numbers;
-
-    memcpy(&numbers, lane, sizeof(numbers));
-    return numbers + first;
-}
-
-HT_LANES_FN ht_ints ints_of(ht_lanes x)
-{
-    ht_ints bits;
-
-    memcpy(&bits, &x, sizeof(bits));
-    return bits;
-}
-
-HT_LANES_FN ht_lanes lanes_of_ints(ht_ints x)
-{
-    ht_lanes f;
-
-    memcpy(&f, &x, sizeof(f));
-    return f;
-}
-
-HT_LANES_FN ht_ints ints_right(ht_ints x, int bits)
-{
-    return (ht_ints)((ht_uints)x >> bits);
-}
-
-HT_LANES_FN ht_ints ints_left(ht_ints x, int bits)
-{
-    return (ht_ints)((ht_uints)x << bits);
-}
-
-/* The lowest 32 bits of a sum, of a product. */
-HT_LANES_FN ht_ints ints_plus(ht_ints x, ht_ints y)
-{
-    return (ht_ints)((ht_uints)x + (ht_uints)y);
-}
-
-HT_LANES_FN ht_ints ints_times(ht_ints x, ht_ints by)
-{
-    return (ht_ints)((ht_uints)x * (ht_uints)by);
-}
-
 #endif

@@ -246,7 +246,18 @@ static void put_logged(const char *name, bool coded, uint8_t sections)
 
 /* ------------------------------------------------------- calls of clients */
 
-enum { SET_WORD = 0, USE_HIDDEN = 3, END_STEP = 7, APPLY_ORTHO = 15, W = 2, CTL = 0, GRAD_W = 1, UPDATE_W = 5, ORTHO_W = 6, ELEMENTS = 700 };
+enum {
+    SET_WORD = 0,
+    USE_HIDDEN = 3,
+    END_STEP = 7,
+    APPLY_ORTHO = 15,
+    W = 2,
+    CTL = 0,
+    GRAD_W = 1,
+    UPDATE_W = 5,
+    ORTHO_W = 6,
+    ELEMENTS = 700
+};
 
 static void put_piece(struct ht_buf *out, const void *data, size_t len)
 {

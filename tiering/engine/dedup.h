@@ -6,7 +6,7 @@
 #include <stdatomic.h>
 
 #include "tiering/base/base.h"
-#include "tiering/api/dedup.h"
+#include "tiering/api/background.h"
 #include "tiering/txn/txn.h"
 #include "tiering/engine/scheduler.h"
 

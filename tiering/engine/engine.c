@@ -5,7 +5,7 @@
 #include "tiering/engine/engine.h"
 #include "tiering/io/dev.h"
 #include "tiering/journal/journal.h"
-#include "tiering/api/scrub.h"
+#include "tiering/api/background.h"
 #include "tiering/api/store.h"
 #include "tiering/object/context.h"
 #include "tiering/data/health.h"

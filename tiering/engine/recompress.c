@@ -23,7 +23,7 @@
 #include <stdlib.h>
 
 #include "tiering/cache/arena.h"
-#include "tiering/api/compress.h"
+#include "tiering/api/background.h"
 #include "tiering/api/object.h"
 #include "tiering/api/tx.h"
 #include "tiering/object/chunk.h"

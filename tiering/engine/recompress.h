@@ -7,7 +7,7 @@
 
 #include "tiering/base/base.h"
 #include "tiering/base/guarded.h"
-#include "tiering/api/compress.h"
+#include "tiering/api/background.h"
 #include "tiering/txn/txn.h"
 #include "tiering/engine/scheduler.h"
 

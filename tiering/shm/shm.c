@@ -194,8 +194,7 @@ bool ht_shm_user_may(const struct ht_store *s, uint32_t user, unsigned more, uin
 
     if (!user)
         return true;
-    ht_list_for_each(p, &s->shm->all) {
-        const struct ht_shm *h = ht_list_entry(p, struct ht_shm, link);
+    ht_list_for_each_entry(h, &s->shm->all, const struct ht_shm, link) {
         if (!h->is_open || h->user != user)
             continue;
         bytes += ht_shm_footprint(h->memory.bytes);
@@ -302,8 +301,7 @@ int ht_shm_visit(struct ht_store *s, uint64_t scope, ht_shm_wanted_fn wanted, ht
     if (s->shm->count && !objs)
         first = -ENOMEM;
     if (objs)
-        ht_list_for_each(p, &s->shm->all) {
-            const struct ht_shm *h = ht_list_entry(p, struct ht_shm, link);
+        ht_list_for_each_entry(h, &s->shm->all, const struct ht_shm, link) {
             if (!wanted(h, ctx) || h->obj->scope->id != scope || h->obj->dead)
                 continue;
             objs[n++] = h->obj;
@@ -361,11 +359,9 @@ bool ht_shm_try_free(struct ht_obj *o)
 
 void ht_shm_touch(struct ht_store *s, uint64_t scope)
 {
-    ht_list_for_each(p, &s->shm->all) {
-        struct ht_shm *h = ht_list_entry(p, struct ht_shm, link);
+    ht_list_for_each_entry(h, &s->shm->all, struct ht_shm, link)
         if (h->obj->extra->may_be_dirty && h->obj->scope->id == scope)
             ht_obj_touch(h->obj);
-    }
 }
 
 /* An object that is not in shared memory any more has nothing to restore. */

@@ -164,10 +164,6 @@ class Residency:
         """Has one begun since the last forward or step?"""
         return self._backward
 
-    def release_all(self) -> None:
-        for unit in self.units:
-            self._drop(unit)
-
     # -- the order --
 
     def _expect(self, order: List[Unit], computes: List[float]) -> None:
