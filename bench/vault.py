@@ -6,7 +6,7 @@ Run it with `make bench-vault`, as root; ONLY= takes some of the parts. A store,
 of limited speed. The bounds of each figure are measured in the same run: dd with fsync on the vault, and reads and writes of the
 store without hitrainctl. Medians of interleaved runs; all figures in vault.jsonl. Missed targets are named.
 
-train     steps with nothing resident and with all of it, alone, beside an archiver that always has work, and beside a vault whose file system is frozen
+train     steps with nothing or everything resident, alone, beside an archiver that always has work, and beside a vault whose file system is frozen
 copy      archive and restore, of the lower of store and vault, with limits and without; bytes put of a first and of a small change
 elastic   bytes fetched when 4 ranks lose one, and when 3 ranks become 8, of the least that any division needs
 follow    a copy that computes logged steps again, through a vault and through a pipe, of the slowest of what bounds it
@@ -99,14 +99,14 @@ def seconds_of(work):
 
 
 def end(program):
-    """None for one that has ended. It must end well."""
+    """It must end well."""
     program.terminate()
     if program.wait(SETUP_SECONDS_MAX):
         give_up(f'{" ".join(program.args)}: exit {program.returncode}')
 
 
 def contents(root):
-    """Files of a model's parameters and state. root: the model, or a kept step of it."""
+    """Files of a model's parameters and state. root: the model, or one of its kept steps."""
     for path in sorted(root.glob('p*')):
         yield path
         yield from sorted(p for p in (root / '.hitrain/state' / path.name).iterdir() if p.name != 'step')
@@ -400,7 +400,7 @@ def parse_args():
     p.add_argument('--steps', type=int, default=6, help='of each measurement of training')
     p.add_argument('--elements', type=int, default=16 * MIB, help=f'parameters, in {FILES} files')
     p.add_argument('--limit', type=int, default=300 * MIB, help='bytes per second each way, of a store')
-    p.add_argument('--vault-limit', type=int, default=100 * MIB, help='the same of the vault')
+    p.add_argument('--vault-limit', type=int, default=75 * MIB, help='the same of the vault')
     p.add_argument('--segments', type=int, default=3000000, help='of the vault that is made up')
     p.add_argument('--only', default=','.join(PARTS), help='parts, with commas between')
     return p.parse_args()

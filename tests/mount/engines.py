@@ -210,6 +210,7 @@ def start_s3(tmp, make_store):
 SSHD = """set -e
 { cat /etc/passwd; echo sshd:x:65533:65534::/run/sshd:/usr/sbin/nologin; } >"$1/passwd"
 mount --bind "$1/passwd" /etc/passwd
+umount -i -l -a -t fuse.hitrain || :    # or a store that a test unmounts would stay here, with its daemon
 mount -t tmpfs tmpfs /run
 mkdir /run/sshd
 [ ! -d "$2/usr/lib/openssh" ] || [ ! -d /usr/lib/openssh ] || mount --bind "$2/usr/lib/openssh" /usr/lib/openssh
