@@ -4,7 +4,7 @@ import itertools
 import json
 import os
 import subprocess
-from typing import Any, Dict, List
+from typing import Any, Dict, List, Optional
 
 from hitrain._daemon import program
 from hitrain._root import Root
@@ -68,10 +68,10 @@ class Vault:
                 root.command(f'forget {step}')
         return bool(digest == row['digest'])
 
-    def restore(self, root: Root, step: int) -> None:
-        """All that this rank had, with the same bits. The directory is not there, or empty."""
-        above, name = os.path.split(root.path.rstrip('/'))
+    def restore(self, step: int, path: str, base: Optional[str]) -> None:
+        """All that this rank had, with the same bits, in a directory that is not there, or empty. base: a model that shares what it has."""
+        above, name = os.path.split(path.rstrip('/'))
         os.makedirs(above, exist_ok=True)
         if name in os.listdir(above):
-            os.rmdir(root.path)
-        _call('restore', self.at(step), root.path, f'--rank={self.rank}of{self.world}')
+            os.rmdir(path)
+        _call('restore', self.at(step), path, f'--rank={self.rank}of{self.world}', *([f'--base={base}'] if base else []))
