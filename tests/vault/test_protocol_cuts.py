@@ -129,7 +129,7 @@ class Story:
 
 
 def test_a_step_is_called_once_in_an_epoch():
-    """What a rank put for an earlier call of it, maybe of a history that the job has left, does not count."""
+    """What a rank put for an earlier call, maybe of a history that the job has left, does not count."""
     seat = World().seat()
     vault = jobs.make_vault(seat, GRACE)
     first, second = [writer.Writer(seat, vault, 'job', rank, 2, 'host', bytes([rank]) * 16, seat.pause) for rank in range(2)]

@@ -53,7 +53,7 @@ class Vault:
         return int(rows[0]['epoch']) if len(rows) == self.world else -1
 
     def has(self, root: Root, step: int) -> bool:
-        """Is this model's step the one of the vault? It is the present one, or kept. Where the store has no digest of it, all of it is read."""
+        """Is this model's step the one of the vault? It is the present one, or kept. Where the store has no digest, everything is read."""
         row, kept = self._ranks(step)[self.rank], os.path.join(root.path, HIDDEN, 'snap', str(step))
         if row['kind'] == 'logged':     # its sum is that of gradients
             there = kept if os.path.isdir(kept) else root.path
