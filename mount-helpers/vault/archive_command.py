@@ -56,7 +56,8 @@ def vault(root, kept, url, o):
         store, host = identity.store(root), identity.host()
         pause = Pause()
         lease = Lease(e, found, store, identity.boot(), host, identity.LEASES, pause)
-        writer = Writer(e, found, job, rank, ranks, host, store, pause, bool(o['single_writer']))
+        writer = Writer(e, found, job, rank, ranks, host, store, pause, bool(o['single_writer']),
+                        gives=False)
         summary, listed = repeated(lambda: to_vault(root, kept, e, found, writer, lease, o['rate']))
     if not listed:
         raise Failure(f'{root}: step {kept.step} is not in {job}: a newer step is there, or a rank has none')

@@ -65,7 +65,7 @@ class Archiver:
     """One rank. One thread, and those that put segments."""
 
     def __init__(self, root, url, o):
-        self.root, self.every, self.log, self.rate = os.path.realpath(root), o['every'] or 1, o['log'], o['rate']
+        self.root, self.every, self.log, self.rate = os.path.realpath(root), o['every'] or 1, bool(o['log']), o['rate']
         self.rank, self.ranks = o['rank'] or (0, 1)
         place, self.job, at = engine.split_job(url)
         if at is not None:
@@ -76,7 +76,7 @@ class Archiver:
         self.single_writer, self.trying = bool(o['single_writer']), None
         self.pause = Pause(self.url, lambda: f'step {self.trying}' if self.trying is not None else self.root)
         self.files = self.lineage = self.done = self.known = None
-        self.look_at, self.look_wait = 0, LOOK_S_MIN
+        self.look_at, self.look_wait, self.quiet = 0, LOOK_S_MIN, None     # quiet: an epoch in which rank 0 calls no full step
 
     def connect(self):
         host, store = identity.host(), identity.store(self.root)
@@ -132,24 +132,29 @@ class Archiver:
         return self.turn_logged() if self.log else self.turn_kept()
 
     def turn_called(self):
-        """Of the other ranks: a logged step that follows, or what rank 0 calls."""
-        if self.log:
+        """Of the other ranks: what rank 0 calls, or a logged step that follows, in an epoch in which nothing is called."""
+        if self.log and self.writer.epoch == self.quiet:
             state, entry = state_of(self.root), self.newest()
-            if entry and self.lineage == state.lineage and max(entry.last, state.first - 1) == entry.last < state.last and \
-                    self.logged(entry.last + 1):
-                return True
+            if entry and self.lineage == state.lineage and state.first <= entry.last + 1 <= state.last:
+                if self.logged(entry.last + 1):
+                    return True
+                self.look_at = 0
         now, known = time.monotonic(), names_of(self.root)
         if known != self.known:
-            self.look_wait = LOOK_S_MIN
-        if now < self.look_at and known == self.known:
+            self.look_at, self.look_wait = 0, LOOK_S_MIN
+        if now < self.look_at:
             return False
         self.known, self.look_at = known, now + self.look_wait
         self.look_wait = min(2 * self.look_wait, LOOK_S_MAX)
         wanted = self.writer.called(min((kept.step for kept in self.all_kept()), default=self.number()))
-        if not wanted or not self.give(wanted):
+        if wanted and (wanted.full or not self.log):
+            self.quiet = None
+            if self.give(wanted):
+                self.look_at, self.look_wait = 0, LOOK_S_MIN
+                return True
             return False
-        self.look_at = self.look_wait = LOOK_S_MIN
-        return True
+        self.quiet = self.writer.epoch
+        return bool(wanted and self.give(wanted))
 
     def number(self):
         return int(os.getxattr(self.root, b'user.hitrain.step'))
@@ -211,7 +216,7 @@ class Archiver:
         """The newest kept step from which the logged ones go on, or the present one, which is kept for that."""
         kept = self.newest_kept(lambda step: True)
         if kept and kept.lineage() == state.lineage and (not state.first or kept.step + 1 >= state.first):
-            return self.full(kept, anew=True)
+            return self.full(kept)
         return self.full_present()
 
     def full_present(self):
@@ -220,7 +225,7 @@ class Archiver:
         self.command(f'forget {SNAPSHOT}', may_fail=True)
         self.command(f'snapshot {SNAPSHOT}')
         try:
-            return self.full(Kept(self.root, SNAPSHOT), anew=True)
+            return self.full(Kept(self.root, SNAPSHOT))
         finally:
             self.command(f'forget {SNAPSHOT}', may_fail=True)
 
@@ -237,10 +242,10 @@ class Archiver:
 
     # ---- one step ----
 
-    def full(self, kept, anew=False):
+    def full(self, kept):
         self.trying = kept.step
         if not self.rank:
-            self.writer.call(kept.step, anew)
+            self.writer.call(kept.step, anew=self.log)
         try:
             summary, listed = to_vault(self.root, kept, self.engine, self.vault, self.writer, self.lease, self.rate)
         except (EngineError, Restart, Fenced):

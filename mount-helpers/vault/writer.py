@@ -41,15 +41,17 @@ class Wanted(Exception):
 
 
 class Writer:
-    """pause(why) is called while others are waited for; it sleeps, or raises. One thread."""
+    """pause(why) is called while others are waited for; it sleeps, or raises. gives: it gives other steps that rank 0 calls.
+    One thread."""
 
-    def __init__(self, engine, vault, job, rank, ranks, host, store, pause, single_writer=False):
+    def __init__(self, engine, vault, job, rank, ranks, host, store, pause, single_writer=False, gives=True):
         if not objects.is_job(job):
             raise Failure(f'{job!r} is no name of a job: 1 to 64 of A-Z, a-z, 0-9, dot, line and dash, and not dots alone')
         if not 0 <= rank < ranks <= objects.RANKS_MAX:
             raise Failure(f'there is no rank {rank} of {ranks}')
         self.engine, self.vault, self.job = jobs.Patient(engine, pause), vault, job
         self.rank, self.ranks, self.host, self.store, self.pause = rank, ranks, host, store, pause
+        self.gives = gives
         self.flags = heads.SINGLE_WRITER if single_writer else 0
         self.answered = set()       # steps of this epoch for which this rank has put a manifest
         self.opener, self.epoch, self.head = None, 0, None
@@ -143,10 +145,12 @@ class Writer:
         """Of rank 0: the other ranks learn which full step comes. In one epoch a step is called once: what a rank has put for an
         earlier call may be of a history that the job has left. anew: so may be what ranks have put for logged steps."""
         while self.ranks > 1:
-            if anew:
+            epoch = self.epoch + anew
+            is_new = self.engine.put_new(objects.key_manifest(self.job, step, epoch, 0, CALLED),
+                                         objects.pack_object(objects.MANIFEST, self.vault.uuid, step, epoch, []))
+            if anew:            # the call comes before its epoch: who sees that finds it
                 self._open_epoch(self.opener)
-            if self.engine.put_new(objects.key_manifest(self.job, step, self.epoch, 0, CALLED),
-                                   objects.pack_object(objects.MANIFEST, self.vault.uuid, step, self.epoch, [])):
+            if is_new and self.epoch == epoch:
                 return
             anew = True
 
@@ -275,8 +279,8 @@ class Writer:
             if entry:
                 return self._need_to_stay(step, self._will_stay(entry, step))
             self._read_summaries(step, self._young_ages(step), summaries)
-            kinds = {s.kind for s in summaries.values()}
-            if NONE in kinds or len(kinds) > 1 or not still():
+            kinds = {(s.kind, s.kind == LOGGED and s.base) for s in summaries.values()}
+            if len(kinds) > 1 or any(s.kind == NONE for s in summaries.values()) or not still():
                 return False
             if len(summaries) == self.ranks:
                 return self._put_step(step, [summaries[rank] for rank in range(self.ranks)])
@@ -431,7 +435,8 @@ class Writer:
                 self._need_own_steps(newer[-1])
                 return False
             self._young_ages(step)
-            self._need_step_of_rank_0()
+            if self.gives:
+                self._need_step_of_rank_0()
             self.pause(f'step {step} of {self.job} waits for rank 0')
 
     def _need_own_steps(self, entry):

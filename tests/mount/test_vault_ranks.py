@@ -97,28 +97,28 @@ def test_no_step_has_ranks_of_two_histories(job, vault, make_store):     # noqa:
         assert content(there / f'{rank}', *FILES) == content(root, *FILES)
 
 
-def test_logged_steps_of_all_ranks_and_a_full_one_where_one_cannot_follow(job, vault, make_store):     # noqa: F811
-    """A rank whose model was changed by hand has no logged step that follows; the present one of all is archived whole."""
-    roots, url, start = job(REDO)
-    programs = [start(rank, '--log') for rank in range(2)]     # noqa: F811
+@pytest.mark.parametrize('changed', [0, 1])
+def test_logged_steps_of_all_ranks_and_a_full_one_where_one_cannot_follow(job, vault, make_store, changed):     # noqa: F811
+    """A rank whose model was changed by hand has no logged step that follows; the present one of all is archived whole. So is each 4th."""
+    roots, url, start = job(REDO + ' retain=2')
+    programs = [start(rank, '--log', '--every=4') for rank in range(2)]     # noqa: F811
 
-    def reach(n):
+    def reach(n, kinds):
         for root in roots:
             at(root, n)
         for program in programs:
-            program.wait_for(lambda: steps(url) == n, f'step {n} is there')
-    reach(2)
-    reach(3)
-    reach(4)
-    assert [kind for _, _, kind in entries(url)] == [1, 2]
+            program.wait_for(lambda: (steps(url), [kind for _, _, kind in entries(url)]) == (n, kinds), f'step {n} is there')
+    reach(2, [1])
+    reach(3, [1, 2])
+    reach(4, [1, 2, 1])
+    reach(5, [1, 2, 1, 2])
     there = make_store().mount()
     for rank, root in enumerate(roots):
         said = restore(job_of(url), there / f'{rank}', f'--rank={rank}of2')
-        assert said['step'] == 4 and content(there / f'{rank}', *FILES) == content(root, *FILES)
-    with open(roots[1] / 'w', 'r+b') as f:
+        assert said['step'] == 5 and content(there / f'{rank}', *FILES) == content(root, *FILES)
+    with open(roots[changed] / 'w', 'r+b') as f:
         f.write(bytes(64))
-    reach(5)
-    reach(6)
-    assert [kind for _, _, kind in entries(url)][:3] == [1, 2, 1]
+    reach(6, [1, 2, 1, 2, 1])
+    reach(7, [1, 2, 1, 2, 1, 2])
     for program in programs:
         program.end()

@@ -8,6 +8,7 @@ import random
 import shutil
 import subprocess
 import threading
+import time
 
 import pytest
 
@@ -203,17 +204,6 @@ def archive(roots, url, step):
     assert [rank.wait(SECONDS_MAX) for rank in ranks] == [0] * len(roots)
 
 
-def run_of(roots, resume=True):
-    """what() of meet: trains up to a step, as the rank's own model. The digests at the beginning, and after each step."""
-    def run(job, last):
-        params, said = random_parameters(SHAPES, seed=9 if resume else job.rank), {}
-        with AdamW(params.items(), roots[job.rank], lr=LR, retain=3, job=job, resume=resume) as optimizer:
-            said[optimizer.committed_step] = digest(optimizer, params)
-            train(optimizer, params, optimizer.committed_step, last, lambda step: said.__setitem__(step, digest(optimizer, params)))
-        return said
-    return run
-
-
 def lose(root, empty=False):
     (root / '.hitrain/ctl').write_text('forget *\n')
     shutil.rmtree(root)
@@ -233,6 +223,17 @@ def two_ranks(shared_root, url, last, *archived):
     return roots, digests
 
 
+def run_of(roots, resume=True, **options):
+    """what() of meet: trains up to a step, as the rank's own model. The digests at the beginning, and after each step."""
+    def run(job, last):
+        params, said = random_parameters(SHAPES, seed=9 if resume else job.rank), {}
+        with AdamW(params.items(), roots[job.rank], lr=LR, retain=3, job=job, resume=resume, **options) as optimizer:
+            said[optimizer.committed_step] = digest(optimizer, params)
+            train(optimizer, params, optimizer.committed_step, last, lambda step: said.__setitem__(step, digest(optimizer, params)))
+        return said
+    return run
+
+
 @pytest.mark.parametrize('lost', [[1], [0], [0, 1]])
 def test_a_rank_that_lost_its_store_gets_its_model_from_the_vault(shared_root, url, lost):
     """At the newest step of the vault that the others keep. All go on as if nothing had happened, with the same bits."""
@@ -244,6 +245,30 @@ def test_a_rank_that_lost_its_store_gets_its_model_from_the_vault(shared_root, u
     assert [numbers(root)[-1] for root in roots] == [6, 6]
 
 
+def test_a_logged_step_of_the_vault_is_computed_again(shared_root, url):
+    """The other rank is still at that step, and its history is the logged one."""
+    roots, redo = [shared_root.with_name(name) for name in ('l0', 'l1')], {'redo': True, 'redo_keep': 64, 'durable_every': 8}
+    known = meet([2] * 2, run_of(roots, resume=False, **redo))
+    follow = [subprocess.Popen([PROGRAM, 'archive', root, url, '--follow', '--log', '--every=100', f'--rank={rank}of2']) for rank, root in enumerate(roots)]
+
+    def wait_until_there(step):
+        deadline = time.monotonic() + SECONDS_MAX
+        while f'"last": {step},' not in (said := subprocess.run([PROGRAM, 'vault', 'list', url, '--json'], capture_output=True, text=True).stdout):
+            assert time.monotonic() < deadline and [p.poll() for p in follow] == [None] * 2, said
+        return said
+    try:
+        wait_until_there(2)
+        for at, said in zip(known, meet([6] * 2, run_of(roots, **redo))):
+            at.update(said)
+        assert '"kind": "logged"' in wait_until_there(6)
+    finally:
+        for program in follow:
+            program.terminate()
+            program.wait(SECONDS_MAX)
+    lose(roots[1])
+    assert meet([7] * 2, run_of(roots, **redo), [url] * 2)[1][6] == known[1][6] and numbers(roots[0])[-1] == 7
+
+
 def test_who_has_its_model_asks_no_vault(shared_root):
     """It may be silent: only a rank that needs it reads it."""
     roots = [shared_root.with_name(name) for name in ('a', 'b')]
@@ -251,16 +276,27 @@ def test_who_has_its_model_asks_no_vault(shared_root):
     assert all(isinstance(said, dict) for said in meet([3] * 2, run_of(roots), ['/nowhere/job7'] * 2))
 
 
-def test_a_step_of_another_history_is_no_common_step(shared_root, url):
-    """Rank 0 went back and took step 4 again with other gradients: step 2 is the newest that both can have."""
+def beside(root):
+    return sorted(name for name in os.listdir(root.parent) if name.startswith(f'{root.name}.'))
+
+
+def test_a_rank_without_that_step_or_of_another_history_restores_it_too(shared_root, url):
+    """Rank 0 went back and took step 4 again with other gradients. Its model stays beside, with its step in the name."""
     roots, digests = two_ranks(shared_root, url, 4, 2, 4)
     (roots[0] / '.hitrain/ctl').write_text('rollback 2\n')
     params = random_parameters(SHAPES)
     with AdamW(params.items(), roots[0], lr=LR, retain=9, resume=True) as optimizer:
         train(optimizer, params, 12, 14)
+        optimizer.snapshot('best')
         assert optimizer.committed_step == 4 and digest(optimizer, params) != digests[0][4]
     lose(roots[1])
-    assert meet([4] * 2, run_of(roots), [url] * 2) == [{step: known[step] for step in (2, 3, 4)} for known in digests]
+    assert meet([4] * 2, run_of(roots), [url] * 2) == [{4: known[4]} for known in digests]
+    assert beside(roots[0]) == ['r0.step4'] and 'best' in os.listdir(f'{roots[0]}.step4/.hitrain/snap') and not beside(roots[1])
+    for rank, last in enumerate((9, 5)):
+        meet([last], run_of(roots[rank:rank + 1]))
+    assert meet([5] * 2, run_of(roots), [url] * 2) == [{4: known[4], 5: again[5]} for known, again in
+                                                       zip(digests, meet([5] * 2, run_of(roots), [url] * 2))]
+    assert beside(roots[0]) == ['r0.step4', 'r0.step9'] and not beside(roots[1])
 
 
 def test_what_a_vault_cannot_give_is_refused_by_name(shared_root, url):
@@ -269,14 +305,12 @@ def test_what_a_vault_cannot_give_is_refused_by_name(shared_root, url):
 
     def refused(own_roots, vaults, rank=1):
         said = meet([9] * len(own_roots), run_of(own_roots), vaults)
-        assert all(isinstance(e, Exception) for e in said) and numbers(roots[0]) == [4, 5, 6]
+        assert all(isinstance(e, Exception) for e in said) and numbers(roots[0]) == [4, 5, 6] and not beside(roots[0])
         return str(said[rank])
     lose(roots[1])
     assert 'there is no job none' in refused(roots, [f'{os.path.dirname(url)}/none'] * 2)
     assert 'there is no model to resume' in refused(roots, [])
     assert 'was given no Job(vault=)' in refused(roots, [None, url], rank=0)
-    text = refused(roots, [url] * 2)
-    assert 'rank 0 has 4, 5, 6; rank 1 has 2 with the same bits' in text and 'retain_every=' in text
     text = refused([*roots, shared_root.with_name('r2')], [url] * 3)
     assert 'has steps of 2 ranks, and this job has 3' in text and 'restore --shard=rof3' in text
     roots[1].mkdir()

@@ -40,6 +40,8 @@ class Story:
         store = bytes([rank + 1]) * 16
 
         def archive(seat, w, lease, step):
+            if rank == 0:
+                w.call(step)
             base = w.base()
             names = segments_of(seat, self.vault, 'job', base, rank) if base else []
             own = put_segments(seat, lease, 2)
@@ -124,6 +126,23 @@ class Story:
         for step, epoch in self.reported:
             assert jobs.find(head, step), f'step {step} was reported'
         assert [e.step for e in head.entries][-1] == STEPS[-1]
+
+
+def test_a_step_is_called_once_in_an_epoch():
+    """What a rank put for an earlier call, maybe of a history that the job has left, does not count."""
+    seat = World().seat()
+    vault = jobs.make_vault(seat, GRACE)
+    first, second = [writer.Writer(seat, vault, 'job', rank, 2, 'host', bytes([rank]) * 16, seat.pause) for rank in range(2)]
+    assert second.called(0) is None
+    first.call(10)
+    assert (second.called(9).step, second.called(9).full) == (10, True)
+    second.decline(10)
+    assert second.called(9) is None
+    epoch = first.epoch
+    first.call(10)
+    assert first.epoch == epoch + 1 and second.called(9).step == 10
+    first.call(11)
+    assert first.epoch == epoch + 1 and second.called(9).step == 11
 
 
 VERBS = Story().run().verb

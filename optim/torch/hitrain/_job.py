@@ -2,9 +2,10 @@
 """Several stores of one job: each rank trains a model root of its own, and all continue from one step.
 
 A crash may leave the stores at different steps. They can meet at a step that is in every store, as its present one, or kept
-under its number. Two functions of the job are enough for that, a minimum over all ranks and a barrier. A rank without a model
-gets its own from a vault (_vault.py), at a step that the others have with the bits of the vault.
+under its number. Two functions of the job are enough for that, a minimum over all ranks and a barrier. Where a rank has no model, or
+they have no step in common, all go to the newest one of a vault (_vault.py).
 """
+import itertools
 import logging
 import os
 from typing import Any, Callable, Iterable, List, NamedTuple, Optional, Tuple, TypeVar
@@ -35,9 +36,10 @@ class Job(NamedTuple):
     all_reduce_min  takes a whole number, returns the least of all ranks', as torch.distributed.all_reduce with ReduceOp.MIN on int64
     barrier         returns when all ranks have called it
     vault           URL/JOB, where an archiver of each rank keeps steps (`hitrainctl archive --follow --rank=rofR`; it is not started here).
-                    With resume=True a rank whose root is not there, or an empty directory, as after the loss of its store, gets its
-                    model from there. All then continue from the newest step that the vault has, and that the other ranks have
-                    with the same bits. The vault is read only if a rank has no model
+                    With resume=True all continue from its newest step if a rank has no model (its root is not there, or an empty
+                    directory, as after the loss of its store), or no step is in every store. Ranks that have that step with the
+                    same bits keep theirs; the others restore it. A model that was there stays beside its root, with its step in
+                    its name, and shares equal content. All ranks are given the same
     """
     rank: int
     world: int
@@ -122,53 +124,63 @@ def bring_together(job: Job, root: Root, open_root: Callable[[], bool]) -> int:
     if first != NONE and ahead > 0:
         raise RuntimeError(f'the model of rank {first} was never made to its end, and another store of the job is at step {ahead}: copy '
                            'that step to it with hitrainctl archive and restore, or make all models anew')
-    if job.all_reduce_min(0 if lacks else 1) == 0:
-        vault, there = job.meet('it could not read the vault', lambda: read(job))
-        step = common_with(job, vault, there if lacks else steps, lambda at: lacks or vault.has(root, at))
-        if lacks:
-            _LOG.warning('rank %d of %d has no model at %s: it restores step %d of %s', job.rank, job.world, root.path, step, vault.url)
-        job.meet(f'it could not restore step {step}', lambda: restore(vault, root, step, open_root) if lacks else None)
-    else:
-        step = job.newest_common(steps)
-        if step < 0:
-            raise no_common_step(job, steps, '. Keep more with retain=, or copy a step from one store to another with hitrainctl archive and '
-                                 'restore' + ('. A rank whose model you move away gets its own from the vault' if job.vault else ''))
+    step = job.newest_common(steps)     # a rank that lacks its model has none
+    if step < 0:
+        lost, with_vault = job.all_reduce_min(0 if lacks else 1) == 0, job.all_reduce_min(0 if job.vault is None else 1) == 1
+        if not lost and not with_vault:
+            raise no_common_step(job, steps)
+        step = from_vault(job, root, steps, open_root)
     job.meet(f'it could not go back to step {step}', lambda: go_to(step))
-    # Not before all are there: whoever fails in between finds the same steps next time.
+    # Not before all are there: after a failure in between all find the same steps again.
     job.meet(f'it could not end the kept steps after {step}', lambda: end_later(step))
     job.barrier()
     return step
 
 
-def read(job: Job) -> Tuple[Vault, List[int]]:
-    if job.vault is None:
-        raise ValueError('another rank restores its model, and this one was given no Job(vault=)')
-    vault = Vault(job.vault, job.rank, job.world)
-    return vault, vault.steps()
+def no_common_step(job: Job, steps: List[int]) -> RuntimeError:
+    texts = (f'rank {rank} has {", ".join(map(str, of_rank))}' for rank, of_rank in enumerate(job.all_steps(steps)))
+    return RuntimeError(f'no step is in every store of the job: {"; ".join(texts)}. Keep more with retain=, or copy a step from one store '
+                        'to another with hitrainctl archive and restore')
 
 
-def common_with(job: Job, vault: Vault, steps: List[int], has: Callable[[int], bool]) -> int:
-    """The newest step that all ranks have, of one history."""
-    others = list(steps)
-    while True:
-        step = job.newest_common(others)
-        if step < 0:
-            raise no_common_step(job, steps, f' with the same bits. Ranks without a model have what {vault.url} has: keep such steps in the '
-                                 'stores with retain= and retain_every=. A rank whose model you move away gets its own from the vault, too')
-        epoch = job.meet(f'it could not read step {step} in the vault', lambda: vault.epoch(step))
-        same = job.meet(f'it could not compare step {step} with the vault', lambda: epoch >= 0 and has(step))
-        if job.all_reduce_min(epoch) == -job.all_reduce_min(-epoch) and job.all_reduce_min(int(same)):
-            return step
-        others = [number for number in others if number < step]
+def from_vault(job: Job, root: Root, steps: List[int], open_root: Callable[[], bool]) -> int:
+    """The newest step of the vault. A rank that has it with the same bits goes back to it by itself; the others restore theirs."""
+    def read() -> Tuple[Vault, List[int]]:
+        if job.vault is None:
+            raise ValueError('another rank restores its model, and this one was given no Job(vault=)')
+        vault = Vault(job.vault, job.rank, job.world)
+        return vault, vault.steps()
+
+    def compare() -> bool:
+        return step in steps and vault.has(root, step)
+
+    def restore() -> str:
+        """The path of a model that is to get the root's name."""
+        place = aside(root) if steps else root.path
+        _LOG.warning('rank %d of %d restores step %d of %s', job.rank, job.world, step, vault.url)
+        vault.restore(step, place, root.path if steps else None)
+        return place
+
+    def take() -> None:
+        if steps:
+            root.exchange(place)
+            _LOG.warning('rank %d: the model that was at %s is at %s now; remove that when nobody needs it', job.rank, root.path, place)
+        open_root()
+        if root.number('step') != step:
+            raise RuntimeError(f'{root.path}: step {root.number("step")} was restored, and not {step}')
+
+    vault, there = job.meet('it could not read the vault', read)
+    step = job.newest_common(there)
+    epoch = job.meet(f'it could not read step {step} of the vault', lambda: vault.epoch(step) if step >= 0 else -1)
+    if epoch != job.all_reduce_min(epoch) or epoch != -job.all_reduce_min(-epoch) or epoch < 0:
+        raise RuntimeError(f'the ranks see different steps in {vault.url}: somebody changes them; resume again')
+    has = job.meet(f'it could not compare its step {step} with that of the vault', compare)
+    place = job.meet(f'it could not restore step {step}', lambda: '' if has else restore())
+    job.meet('it could not put the restored model in its place', lambda: None if has else take())
+    return step
 
 
-def restore(vault: Vault, root: Root, step: int, open_root: Callable[[], bool]) -> None:
-    vault.restore(root, step)
-    open_root()
-    if root.number('step') != step:
-        raise RuntimeError(f'{root.path}: step {root.number("step")} was restored, and not {step}')
-
-
-def no_common_step(job: Job, steps: List[int], remedy: str) -> RuntimeError:
-    texts = (f'rank {rank} has {", ".join(map(str, of_rank)) or "none"}' for rank, of_rank in enumerate(job.all_steps(steps)))
-    return RuntimeError(f'no step is in every store of the job: {"; ".join(texts)}{remedy}')
+def aside(root: Root) -> str:
+    """A free name beside the model, with its step."""
+    names = (f'{root.path}.step{root.number("step")}{"-" * (n > 0)}{n or ""}' for n in itertools.count())
+    return next(name for name in names if not os.path.lexists(name))

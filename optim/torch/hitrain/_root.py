@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A model root as its one steering process sees it: attributes, commands of `.hitrain/ctl`, and the store's messages
 about errors."""
+import ctypes
 import errno
 import io
 import os
@@ -19,6 +20,7 @@ COPIES = '`hitrainctl clone`, and `hitrainctl archive` and `restore`, copy a mod
 NO_MODEL = ('this directory is no model with a step, as an empty one and a copy by cp, rsync or tar are none. '
             f'{COPIES}; resume=False begins a model in an empty directory')
 
+_AT_FDCWD, _RENAME_EXCHANGE = -100, 2
 MOVED = 'the directory of this model was deleted or renamed while this process trained it'
 
 
@@ -125,6 +127,14 @@ class Root:
             except OSError:
                 pass  # of a dead mount
             self.forsake()
+
+    def exchange(self, other: str) -> None:
+        """The model at the other path gets the name of this one, which gets that. The claim ends."""
+        self.close()
+        libc = ctypes.CDLL(None, use_errno=True)
+        if libc.renameat2(_AT_FDCWD, os.fsencode(other), _AT_FDCWD, os.fsencode(self.path), _RENAME_EXCHANGE):
+            raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()), self.path)
+        self.known, self._claimed = Known(), 0
 
     def forsake(self) -> None:
         """Close, and let the claim be: in a forked child it is its parent's."""

@@ -4,7 +4,7 @@ import itertools
 import json
 import os
 import subprocess
-from typing import Any, Dict, List
+from typing import Any, Dict, List, Optional
 
 from hitrain._daemon import program
 from hitrain._root import Root
@@ -53,7 +53,7 @@ class Vault:
         return int(rows[0]['epoch']) if len(rows) == self.world else -1
 
     def has(self, root: Root, step: int) -> bool:
-        """Is this model's step the one of the vault? It is the present one, or kept. Where the store has no digest of it, all of it is read."""
+        """Is this model's step the one of the vault? It is the present one, or kept. Where the store has no digest, everything is read."""
         row, kept = self._ranks(step)[self.rank], os.path.join(root.path, HIDDEN, 'snap', str(step))
         if row['kind'] == 'logged':     # its sum is that of gradients
             there = kept if os.path.isdir(kept) else root.path
@@ -68,10 +68,10 @@ class Vault:
                 root.command(f'forget {step}')
         return bool(digest == row['digest'])
 
-    def restore(self, root: Root, step: int) -> None:
-        """All that this rank had, with the same bits. The directory is not there, or empty."""
-        above, name = os.path.split(root.path.rstrip('/'))
+    def restore(self, step: int, path: str, base: Optional[str]) -> None:
+        """All that this rank had, with the same bits, in a directory that is not there, or empty. base: a model that shares what it has."""
+        above, name = os.path.split(path.rstrip('/'))
         os.makedirs(above, exist_ok=True)
         if name in os.listdir(above):
-            os.rmdir(root.path)
-        _call('restore', self.at(step), root.path, f'--rank={self.rank}of{self.world}')
+            os.rmdir(path)
+        _call('restore', self.at(step), path, f'--rank={self.rank}of{self.world}', *([f'--base={base}'] if base else []))
