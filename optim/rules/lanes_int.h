@@ -7,6 +7,20 @@
 #ifndef HITRAIN_OPTIM_RULES_LANES_INT_H
 #define HITRAIN_OPTIM_RULES_LANES_INT_H
 
+/* An operation of two vectors. */
+#define HT_INTS_PAIR(name, operation, type)               \
+    HT_LANES_FN ht_ints ints_##name(ht_ints a, ht_ints b) \
+    {                                                     \
+        return (ht_ints)operation((type)a, (type)b);      \
+    }
+
+/* From floats to integers, or back. */
+#define HT_INTS_TURN(to, name, operation, from, type) \
+    HT_LANES_FN to name(from x)                       \
+    {                                                 \
+        return (to)operation((type)x);                \
+    }
+
 #ifdef HT_LANES_AVX512
 
 #include <immintrin.h>
@@ -69,29 +83,14 @@ HT_LANES_FN ht_ints ints_left(ht_ints x, int bits)
     return (ht_ints)_mm512_slli_epi32((__m512i)x, (unsigned)bits);
 }
 
-HT_LANES_FN ht_ints ints_plus(ht_ints x, ht_ints y)
-{
-    return (ht_ints)_mm512_add_epi32((__m512i)x, (__m512i)y);
-}
-
-HT_LANES_FN ht_ints ints_times(ht_ints x, ht_ints by)
-{
-    return (ht_ints)_mm512_mullo_epi32((__m512i)x, (__m512i)by);
-}
+HT_INTS_PAIR(plus, _mm512_add_epi32, __m512i)
+HT_INTS_PAIR(times, _mm512_mullo_epi32, __m512i)
+HT_INTS_PAIR(min, _mm512_min_epi32, __m512i)
+HT_INTS_PAIR(max, _mm512_max_epi32, __m512i)
 
 HT_LANES_FN ht_ints ints_times_small(ht_ints x, int16_t by)
 {
     return (ht_ints)_mm512_madd_epi16((__m512i)x, _mm512_set1_epi32(by));
-}
-
-HT_LANES_FN ht_ints ints_min(ht_ints a, ht_ints b)
-{
-    return (ht_ints)_mm512_min_epi32((__m512i)a, (__m512i)b);
-}
-
-HT_LANES_FN ht_ints ints_max(ht_ints a, ht_ints b)
-{
-    return (ht_ints)_mm512_max_epi32((__m512i)a, (__m512i)b);
 }
 
 typedef __mmask16 ht_mask;
@@ -101,19 +100,9 @@ HT_LANES_FN ht_mask ints_above(ht_ints a, ht_ints b)
     return _mm512_cmpgt_epi32_mask((__m512i)a, (__m512i)b);
 }
 
-HT_LANES_FN ht_mask ints_unlike(ht_ints a, ht_ints b)
-{
-    return _mm512_cmpneq_epi32_mask((__m512i)a, (__m512i)b);
-}
-
 HT_LANES_FN ht_ints ints_up_where(ht_ints x, ht_mask where)
 {
     return (ht_ints)_mm512_mask_add_epi32((__m512i)x, where, (__m512i)x, _mm512_set1_epi32(1));
-}
-
-HT_LANES_FN ht_ints ints_down_where(ht_ints x, ht_mask where)
-{
-    return (ht_ints)_mm512_mask_add_epi32((__m512i)x, where, (__m512i)x, _mm512_set1_epi32(-1));
 }
 
 HT_LANES_FN ht_ints ints_only_where(ht_ints x, ht_mask where)
@@ -131,20 +120,9 @@ HT_LANES_FN bool lanes_any_nan(ht_lanes a, ht_lanes b)
     return _mm512_cmp_ps_mask(a, b, _CMP_UNORD_Q) != 0;
 }
 
-HT_LANES_FN ht_lanes lanes_of_numbers(ht_ints x)
-{
-    return _mm512_cvtepi32_ps((__m512i)x);
-}
-
-HT_LANES_FN ht_ints ints_trunc(ht_lanes x)
-{
-    return (ht_ints)_mm512_cvttps_epi32(x);
-}
-
-HT_LANES_FN ht_ints ints_round(ht_lanes x)
-{
-    return (ht_ints)_mm512_cvtps_epi32(x);
-}
+HT_INTS_TURN(ht_lanes, lanes_of_numbers, _mm512_cvtepi32_ps, ht_ints, __m512i)
+HT_INTS_TURN(ht_ints, ints_trunc, _mm512_cvttps_epi32, ht_lanes, __m512)
+HT_INTS_TURN(ht_ints, ints_round, _mm512_cvtps_epi32, ht_lanes, __m512)
 
 /* Four bits count; a table has its eight values twice. */
 HT_LANES_FN ht_lanes lanes_pick(const float table[16], ht_ints index)
@@ -215,51 +193,23 @@ HT_LANES_FN ht_ints ints_left(ht_ints x, int bits)
     return (ht_ints)_mm256_slli_epi32((__m256i)x, bits);
 }
 
-HT_LANES_FN ht_ints ints_plus(ht_ints x, ht_ints y)
-{
-    return (ht_ints)_mm256_add_epi32((__m256i)x, (__m256i)y);
-}
-
-HT_LANES_FN ht_ints ints_times(ht_ints x, ht_ints by)
-{
-    return (ht_ints)_mm256_mullo_epi32((__m256i)x, (__m256i)by);
-}
+HT_INTS_PAIR(plus, _mm256_add_epi32, __m256i)
+HT_INTS_PAIR(times, _mm256_mullo_epi32, __m256i)
+HT_INTS_PAIR(min, _mm256_min_epi32, __m256i)
+HT_INTS_PAIR(max, _mm256_max_epi32, __m256i)
 
 HT_LANES_FN ht_ints ints_times_small(ht_ints x, int16_t by)
 {
     return (ht_ints)_mm256_madd_epi16((__m256i)x, _mm256_set1_epi32(by));
 }
 
-HT_LANES_FN ht_ints ints_min(ht_ints a, ht_ints b)
-{
-    return (ht_ints)_mm256_min_epi32((__m256i)a, (__m256i)b);
-}
-
-HT_LANES_FN ht_ints ints_max(ht_ints a, ht_ints b)
-{
-    return (ht_ints)_mm256_max_epi32((__m256i)a, (__m256i)b);
-}
-
 typedef ht_ints ht_mask; /* all bits, or none */
 
-HT_LANES_FN ht_mask ints_above(ht_ints a, ht_ints b)
-{
-    return (ht_ints)_mm256_cmpgt_epi32((__m256i)a, (__m256i)b);
-}
-
-HT_LANES_FN ht_mask ints_unlike(ht_ints a, ht_ints b)
-{
-    return ~(ht_ints)_mm256_cmpeq_epi32((__m256i)a, (__m256i)b);
-}
+HT_INTS_PAIR(above, _mm256_cmpgt_epi32, __m256i)
 
 HT_LANES_FN ht_ints ints_up_where(ht_ints x, ht_mask where)
 {
     return x - where;
-}
-
-HT_LANES_FN ht_ints ints_down_where(ht_ints x, ht_mask where)
-{
-    return x + where;
 }
 
 HT_LANES_FN ht_ints ints_only_where(ht_ints x, ht_mask where)
@@ -272,20 +222,9 @@ HT_LANES_FN ht_ints ints_by_sign(ht_ints of, ht_ints negative, ht_ints other)
     return ints_of(_mm256_blendv_ps(lanes_of_ints(other), lanes_of_ints(negative), lanes_of_ints(of)));
 }
 
-HT_LANES_FN ht_lanes lanes_of_numbers(ht_ints x)
-{
-    return _mm256_cvtepi32_ps((__m256i)x);
-}
-
-HT_LANES_FN ht_ints ints_trunc(ht_lanes x)
-{
-    return (ht_ints)_mm256_cvttps_epi32(x);
-}
-
-HT_LANES_FN ht_ints ints_round(ht_lanes x)
-{
-    return (ht_ints)_mm256_cvtps_epi32(x);
-}
+HT_INTS_TURN(ht_lanes, lanes_of_numbers, _mm256_cvtepi32_ps, ht_ints, __m256i)
+HT_INTS_TURN(ht_ints, ints_trunc, _mm256_cvttps_epi32, ht_lanes, __m256)
+HT_INTS_TURN(ht_ints, ints_round, _mm256_cvtps_epi32, ht_lanes, __m256)
 
 HT_LANES_FN ht_lanes lanes_pick(const float table[16], ht_ints index)
 {
@@ -396,20 +335,10 @@ HT_LANES_FN ht_mask ints_above(ht_ints a, ht_ints b)
     return a > b;
 }
 
-HT_LANES_FN ht_mask ints_unlike(ht_ints a, ht_ints b)
-{
-    return a != b;
-}
-
 /* x + 1 where the condition holds, else x. */
 HT_LANES_FN ht_ints ints_up_where(ht_ints x, ht_mask where)
 {
     return x + where;
-}
-
-HT_LANES_FN ht_ints ints_down_where(ht_ints x, ht_mask where)
-{
-    return x - where;
 }
 
 /* Elsewhere 0. */
