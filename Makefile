@@ -84,8 +84,16 @@
 ##   bench-steps
 ##              what kept steps cost: time and bytes of keeping each step, rollback and clone beside a mount, memory, send and receive
 ##              beside device and pipe; 10 minutes; build/bench/steps.jsonl. ELEMENTS=16777216 STEPS=2 RUNS=1: 1 minute
+##   bench-vault
+##              what an archiver and a silent vault cost steps; archive, restore and copies that follow beside what bounds them; bytes of
+##              an elastic restore; a made-up vault of 3 million segments; 5 minutes; ONLY=train,copy,elastic,follow,sim takes some of
+##              these; RUNS= STEPS= ELEMENTS= LIMIT= SEGMENTS=; build/bench/vault.jsonl
 ##   bench-muon a step of hitrain.Muon with everything resident, beside torch.optim.Muon; RUNS=, WIDTH= and BLOCKS=; 2 minutes;
 ##              build/bench/muon.jsonl
+##   bench-moe  bytes of a step of 64 experts of which 4 are used, beside a model of those alone; 1 minute; build/bench/moe.jsonl
+##   bench-converge
+##              final losses of small models with moments of 32, 16 and 8 bits, beside torch's AdamW and Muon; RUNS= seeds, STEPS=, ONLY=gpt
+##              and the like, JOBS= side by side; 15 minutes, and a run that was ended goes on; build/bench/converge.jsonl, .csv and .svg
 ##   bench-gpu  rates of copies to and from a GPU, and a step with offload() beside one all in the GPU; skipped where none is;
 ##              build/bench/gpu.jsonl
 ##   bench-fit  training what does not fit: offload() in an eighth of its memory beside all in memory, recomputation, XFS and
@@ -483,7 +491,7 @@ bench_needs_space := bench/bench_codec
 bench_needs_step := bench/step_client
 # RUNS=3 is --runs=3 of the script; DEVICES=2, REDO=1 and FORMS=1 are words without a value.
 bench_knobs := RUNS:runs STEPS:steps ELEMENTS:elements AGAINST:against BEFORE:before DEVICE:device DTYPE:dtype WIDTH:width \
-	BLOCKS:layers LIMIT:limit ONLY:only
+	BLOCKS:layers LIMIT:limit ONLY:only JOBS:jobs SEGMENTS:segments
 knob_of = $(firstword $(subst :, ,$(1)))
 bench_args = $(foreach k,$(bench_knobs),$(if $($(call knob_of,$(k))),'--$(lastword $(subst :, ,$(k)))=$($(call knob_of,$(k)))')) \
 	$(if $(DEVICES),--devices) $(if $(REDO),--redo) $(if $(FORMS),--forms)

@@ -60,22 +60,15 @@ struct ht_optim_hooks {
     void (*replay_begins)(void *ctx, uint64_t root);
 };
 
-/* For ht_participant_optim. */
+/*
+ * For ht_participant_optim. Its start begins the workers; logged steps are computed again in the background. -EROFS: a
+ * read-only mount has some; a message says what to do.
+ */
 struct ht_optim_setup {
-    unsigned threads;
-    bool no_replay; /* as ht_optim_no_replay */
+    unsigned threads; /* 0: one per CPU */
+    bool no_replay;   /* a read-only mount shows models as of their last full step */
     const struct ht_optim_hooks *hooks;
 };
-/* Registers with the store: call between ht_store_new and ht_store_mount. threads: 0 = one per CPU. */
-int ht_optim_new(struct ht_store *s, unsigned threads, const struct ht_optim_hooks *hooks,
-                 struct ht_optim **out) HT_MUST_CHECK;
-/* Before the start: a read-only mount shows models as of their last full step. */
-void ht_optim_no_replay(struct ht_optim *o);
-/*
- * After the mount: start workers. Logged steps are computed again in the background. -EROFS: a read-only mount has
- * some; a message says what to do.
- */
-int ht_optim_start(struct ht_optim *o) HT_MUST_CHECK;
 /* Waits until no logged steps are computed again. WAITS. */
 void ht_optim_recovered(struct ht_optim *o);
 /*
@@ -89,7 +82,6 @@ int ht_optim_finish(struct ht_optim *o) HT_MUST_CHECK;
  * ht_store_unmount.
  */
 void ht_optim_stop(struct ht_optim *o);
-void ht_optim_free(struct ht_optim *o);
 
 /* ------------------------------------------------------------------ roots */
 
@@ -384,7 +376,6 @@ uint64_t ht_optim_state_stored(struct ht_optim *o, uint64_t oid);
 /* Heap that roots, parameters and the coverage of their gradients take. */
 uint64_t ht_optim_meta_bytes(struct ht_optim *o);
 /* Appends gates, steps and queues of the roots (tiering/base/dump.h). Any thread. */
-struct ht_dump;
 void ht_optim_dump(struct ht_optim *o, struct ht_dump *d);
 /* Asserts the invariants of roots, parameters and ranges (tiering/base/verify.h). Takes the lock. Any thread. */
 void ht_optim_verify(struct ht_optim *o);

@@ -90,13 +90,6 @@ static void put_own(const struct ht_background_stat *st, struct ht_buf *out)
     }
 }
 
-static void put_state(const struct ht_background_stat *st, struct ht_buf *out)
-{
-    for (enum ht_background_state state = HT_BACKGROUND_IDLE; state <= HT_BACKGROUND_OFF; state++)
-        ht_buf_printf(out, "hitrain_background_state{engine=\"%s\",hitrain_background_state=\"%s\"} %d\n", st->engine,
-                      ht_background_state_word(state), st->state == state);
-}
-
 void ht_background_metrics(struct ht_ctl *c, struct ht_buf *out)
 {
     struct ht_background_stat st;
@@ -107,7 +100,9 @@ void ht_background_metrics(struct ht_ctl *c, struct ht_buf *out)
         put_own(&st, out);
     ht_metrics_head(out, "hitrain_background_state", "stateset", "What it does.");
     for (unsigned i = 0; !ht_store_background_stat(c->store, i, &st); i++)
-        put_state(&st, out);
+        for (enum ht_background_state state = HT_BACKGROUND_IDLE; state <= HT_BACKGROUND_OFF; state++)
+            ht_buf_printf(out, "hitrain_background_state{engine=\"%s\",hitrain_background_state=\"%s\"} %d\n",
+                          st.engine, ht_background_state_word(state), st.state == state);
 }
 
 /* ---------------------------------------------------------------- commands */

@@ -3,8 +3,8 @@
  * ctl.h - the interface beside plain files: the attributes user.hitrain.* and the bindings between names, optimizer and
  * the cache of clients. Knows nothing about FUSE. The hidden tree .hitrain/ is in hidden.h.
  *
- * Order of life: ht_ctl_new, ht_ns_new and ht_optim_new with the hooks, ht_ctl_attach, ht_store_mount, ht_ns_start,
- * ht_optim_start, ht_ctl_start, ht_digests_begin; then ht_ctl_set_cache. The reverse at the end. From ht_ctl_new to
+ * Order of life: ht_ctl_new, ht_participants_new with the hooks, ht_ctl_attach, ht_store_mount, ht_participants_start,
+ * ht_ctl_start, ht_digests_begin; then ht_ctl_set_cache. The reverse at the end. From ht_ctl_new to
  * ht_ctl_free it is the sink of this process's events (tiering/base/event.h).
  *
  * Locks: its own are leaves, held for a few instructions and never over a call into another layer.

@@ -13,8 +13,6 @@
 #include "tiering/base/event.h"
 #include "tiering/api/object.h"
 #include "tiering/api/background.h"
-#include "tiering/api/discard.h"
-#include "tiering/api/scrub.h"
 #include "tiering/api/stats.h"
 #include "tiering/api/store.h"
 #include "tiering/base/trace.h"

@@ -119,13 +119,6 @@ int ht_device_feed_open(struct ht_ctl *c, uint64_t base, const struct ht_caller 
 
 /* ----------------------------------------------------------------- metrics */
 
-static void put_health(struct ht_buf *out, unsigned index, enum ht_health health)
-{
-    for (enum ht_health h = HT_HEALTH_OK; h <= HT_HEALTH_MISSING; h++)
-        ht_buf_printf(out, "hitrain_device_health{device=\"%u\",hitrain_device_health=\"%s\"} %d\n", index,
-                      ht_health_word(h), h == health);
-}
-
 static void put_rates(struct ht_buf *out, const struct ht_device_stat st[], unsigned count)
 {
     for (size_t k = 0; k < HT_ARRAY_SIZE(rate_rows); k++) {
@@ -167,7 +160,9 @@ void ht_device_metrics(struct ht_ctl *c, struct ht_buf *out)
     put_shares(out, st, count);
     ht_metrics_head(out, "hitrain_device_health", "stateset", "How the device does.");
     for (unsigned i = 0; i < count; i++)
-        put_health(out, i, st[i].health);
+        for (enum ht_health h = HT_HEALTH_OK; h <= HT_HEALTH_MISSING; h++)
+            ht_buf_printf(out, "hitrain_device_health{device=\"%u\",hitrain_device_health=\"%s\"} %d\n", i,
+                          ht_health_word(h), h == st[i].health);
     ht_metrics_head(out, "hitrain_device", "info", "Path of each device.");
     for (unsigned i = 0; i < count; i++) {
         char path[512];

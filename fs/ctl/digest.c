@@ -22,7 +22,7 @@
  * Only the thread that serves the engine uses the walk. Figures are atomic, failures are under the lock of ctl.
  */
 #include "fs/ctl/ctl_priv.h"
-#include "tiering/api/digest.h"
+#include "tiering/api/background.h"
 #include "tiering/base/event.h"
 #include "tiering/base/step_digest.h"
 

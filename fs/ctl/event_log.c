@@ -96,14 +96,6 @@ static bool same(const struct ht_event *a, const struct ht_event *b)
     return a->code == b->code && a->id == b->id && a->error == b->error && strcmp(a->device, b->device) == 0;
 }
 
-static void begin_repeat(struct repeat *r, const struct ht_event *e, uint64_t now_ns)
-{
-    r->period_ns = FIRST_PERIOD_NS;
-    r->ends_ns = now_ns + FIRST_PERIOD_NS;
-    r->held = 0;
-    r->last = *e;
-}
-
 static void end_period_locked(struct ht_event_log *l, struct repeat *r, uint64_t now_ns, bool various)
     HT_REQUIRES(HT_LOCK_EVENT_LOG)
 {
@@ -163,7 +155,10 @@ void ht_event_log_put(struct ht_event_log *l, const struct ht_event *e, uint64_t
             pthread_cond_signal(&l->more); /* its end is to be waited for */
         r->last = *e;
     } else {
-        begin_repeat(r, e, now_ns);
+        r->period_ns = FIRST_PERIOD_NS;
+        r->ends_ns = now_ns + FIRST_PERIOD_NS;
+        r->held = 0;
+        r->last = *e;
         append_locked(l, e, 1, false);
     }
     ht_mutex_unlock(log_lock(l));

@@ -6,8 +6,6 @@
  */
 #include "fs/ctl/events.h"
 
-#include <stdlib.h>
-
 #include "tiering/base/json.h"
 
 #define PATIENCE_NS UINT64_C(1000000000)
@@ -64,14 +62,6 @@ static void report_event(struct ht_ctl *c, const struct ht_event_entry *entry)
     write_line(entry);
 }
 
-static void report_hidden(const struct ht_ctl *c)
-{
-    for (unsigned i = 0; i < HT_EVENT_CODES; i++)
-        if (c->lines[i].hidden)
-            ht_log(ht_event_kinds[i].level, "[%s] %llu lines were left out", ht_event_kinds[i].word,
-                   (unsigned long long)c->lines[i].hidden);
-}
-
 static void *name_and_report(void *arg)
 {
     struct ht_ctl *c = arg;
@@ -85,7 +75,10 @@ static void *name_and_report(void *arg)
             ht_event_log_name(c->events, entry.seq, entry.path);
         }
     }
-    report_hidden(c);
+    for (unsigned i = 0; i < HT_EVENT_CODES; i++)
+        if (c->lines[i].hidden)
+            ht_log(ht_event_kinds[i].level, "[%s] %llu lines were left out", ht_event_kinds[i].word,
+                   (unsigned long long)c->lines[i].hidden);
     return NULL;
 }
 

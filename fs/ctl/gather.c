@@ -46,11 +46,9 @@ HT_MUTEX_OF(gather_lock, struct ht_gather, lock, HT_LOCK_CTL_SESSION)
 static struct ht_gather_user *find_user(struct ht_ctl *c, uint32_t group, enum ht_quota_kind kind)
     HT_REQUIRES(HT_LOCK_CTL)
 {
-    ht_list_for_each(pos, &c->gathers.users) {
-        struct ht_gather_user *u = ht_list_entry(pos, struct ht_gather_user, link);
+    ht_list_for_each_entry(u, &c->gathers.users, struct ht_gather_user, link)
         if (u->group == group && u->members.kind == kind)
             return u;
-    }
     return NULL;
 }
 

@@ -106,22 +106,17 @@ static int open_grad(struct ht_hidden_file *f, const struct ht_caller *caller)
     return ht_grad_open(f->ctl->optim, &f->param, &f->grad);
 }
 
-/*
- * A client that begins a gradient anew and writes nothing may have copied an empty file. Closing returns no error, as
- * shells close early.
- */
-static void report_empty(struct ht_hidden_file *f)
+static void close_grad(struct ht_hidden_file *f)
 {
+    /*
+     * A client that begins a gradient anew and writes nothing may have copied an empty file. Closing returns no error,
+     * as shells close early.
+     */
     if ((f->flags & O_TRUNC) && (f->flags & O_ACCMODE) == O_WRONLY && (!f->shard || f->shard->bytes) &&
         ht_grad_unused(f->grad))
         ht_last_error_set_below(
             f->ctl, ht_hidden_base(f->ino), "gradient",
             "gradient: was opened and closed without a byte, so there is none; zeros have to be written");
-}
-
-static void close_grad(struct ht_hidden_file *f)
-{
-    report_empty(f);
     ht_grad_release(f->grad);
 }
 

@@ -519,13 +519,6 @@ static void metric_roots(const struct row *row, const struct root_list *list, st
                       r[i].label, (unsigned long long)metric_of(row, &r[i].f));
 }
 
-static void metric_store(const struct row *row, const struct metrics *f, struct ht_buf *out)
-{
-    metric_head(row, out);
-    ht_buf_printf(out, "hitrain_%s%s %llu\n", row->word, row->kind == COUNTER ? "_total" : "",
-                  (unsigned long long)metric_of(row, f));
-}
-
 /* As OpenMetrics writes them. */
 static void put_double(double value, struct ht_buf *out)
 {
@@ -583,8 +576,11 @@ int ht_metrics_openmetrics(struct ht_ctl *c, uint64_t root, const struct ht_call
     for (size_t i = 0; i < HT_ARRAY_SIZE(rows) && rc == 0; i++) {
         if (rows[i].scope == OF_ROOT)
             metric_roots(&rows[i], &list, out);
-        else if (rows[i].scope == OF_STORE && rows[i].kind != SUM && !root)
-            metric_store(&rows[i], &f, out);
+        else if (rows[i].scope == OF_STORE && rows[i].kind != SUM && !root) {
+            metric_head(&rows[i], out);
+            ht_buf_printf(out, "hitrain_%s%s %llu\n", rows[i].word, rows[i].kind == COUNTER ? "_total" : "",
+                          (unsigned long long)metric_of(&rows[i], &f));
+        }
     }
     if (rc == 0) {
         norm_metrics(&list, out);
@@ -631,7 +627,6 @@ static int next_roots(void *ctx, uint64_t *after, FILE *to)
     struct root_list *list = ctx;
     const struct root_metrics *r = (const struct root_metrics *)(void *)list->found.data;
 
-    (void)after;
     for (unsigned i = 0; i < list->count; i++)
         put_root(&r[i], to);
     bool any = list->count;

@@ -58,8 +58,7 @@ static bool same_table(const struct ht_shards *a, const struct ht_shards *b)
 static struct ht_shard_list *find_list(struct ht_ctl *c, const struct ht_shards *table, unsigned rank, uint64_t blocks)
     HT_REQUIRES(HT_LOCK_CTL)
 {
-    ht_list_for_each(pos, &c->shards.lists) {
-        struct ht_shard_list *l = ht_list_entry(pos, struct ht_shard_list, link);
+    ht_list_for_each_entry(l, &c->shards.lists, struct ht_shard_list, link) {
         if (l->rank == rank && l->blocks == blocks && same_table(&l->table, table)) {
             c->shards.idle -= l->users++ == 0;
             ht_list_del(&l->link);
@@ -119,14 +118,6 @@ static int get_list(struct ht_ctl *c, const struct ht_shards *table, unsigned ra
     return rc;
 }
 
-static void put_list(struct ht_ctl *c, struct ht_shard_list *l)
-{
-    ht_mutex_lock(ht_ctl_lock(c));
-    c->shards.idle += --l->users == 0;
-    end_idle(c, IDLE_MAX, 0);
-    ht_mutex_unlock(ht_ctl_lock(c));
-}
-
 void ht_shard_forget_all(struct ht_ctl *c)
 {
     ht_mutex_lock(ht_ctl_lock(c));
@@ -169,8 +160,12 @@ int ht_shard_map(struct ht_ctl *c, const struct ht_shards *table, unsigned rank,
 
 void ht_shard_map_free(struct ht_ctl *c, struct ht_shard_map *m)
 {
-    if (m && m->list)
-        put_list(c, m->list);
+    if (m && m->list) {
+        ht_mutex_lock(ht_ctl_lock(c));
+        c->shards.idle += --m->list->users == 0;
+        end_idle(c, IDLE_MAX, 0);
+        ht_mutex_unlock(ht_ctl_lock(c));
+    }
     free(m);
 }
 

@@ -26,8 +26,7 @@
 #include "tiering/sys/mem.h"
 #include "tiering/sys/stdio_fds.h"
 #include "tiering/sys/ticker.h"
-#include "tiering/api/dedup.h"
-#include "tiering/api/discard.h"
+#include "tiering/api/background.h"
 #include "tiering/api/stats.h"
 #include "tiering/api/store.h"
 #include <hitrain/limits.h>
@@ -167,7 +166,6 @@ static void look_for_claims(void *ctx, uint64_t since_begin_ns)
 {
     const struct daemon *d = ctx;
 
-    (void)since_begin_ns;
     ht_store_look_for_claims(d->store);
 }
 
@@ -266,13 +264,6 @@ static int mount_fuse(struct daemon *d)
     rc = ht_fuse_mount(d->fuse, d->mountpoint);
     ht_signals_direct(rc ? NULL : stop_mount, d);
     return rc ? rc : ht_remount_later_flags(d->mountpoint, &d->options);
-}
-
-static void begin_dumps(struct daemon *d)
-{
-    const struct ht_dump_server server = {.source = d->source, .point = d->mountpoint, .fuse = d->fuse, .ctl = d->ctl};
-
-    ht_dump_server_begin(&server);
 }
 
 /* -------------------------------------------------------------------- down */
@@ -389,7 +380,9 @@ static int serve_mount(struct daemon *d)
         ht_process_tune();
     rc = begin(d);
     if (rc == 0) {
-        begin_dumps(d);
+        const struct ht_dump_server server = {
+            .source = d->source, .point = d->mountpoint, .fuse = d->fuse, .ctl = d->ctl};
+        ht_dump_server_begin(&server);
         ht_lingering_begin(d->source, d->mountpoint);
         rc = ht_fuse_loop(d->fuse);
         ht_lingering_end();

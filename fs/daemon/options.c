@@ -27,6 +27,7 @@ struct row {
     const char *help;
     size_t offset, bytes; /* of its field; a remount cannot change it. bytes 0: it can */
     uint64_t least, most; /* of a size or number */
+    const char *words[3]; /* all that there are; the place of each is its value in an enumeration */
 };
 
 static void *field_of(struct ht_options *o, const struct row *row)
@@ -93,30 +94,15 @@ static int set_compress(struct ht_options *o, const struct row *row, const char 
     return o->compress || strcmp(value, "off") == 0 ? 0 : refuse_value(row->word, value, "off or auto is allowed");
 }
 
-/* One of these, of which the place is the value of an enumeration. */
-static int set_word(const struct row *row, const char *const words[], unsigned count, const char *value, unsigned *out)
+static int set_word(struct ht_options *o, const struct row *row, const char *value)
 {
-    for (unsigned i = 0; i < count; i++) {
-        if (strcmp(value, words[i]) == 0) {
-            *out = i;
+    for (unsigned i = 0; i < HT_ARRAY_SIZE(row->words); i++) {
+        if (strcmp(value, row->words[i]) == 0) {
+            *(unsigned *)field_of(o, row) = i;
             return 0;
         }
     }
     return refuse_value(row->word, value, "auto, on or off is allowed");
-}
-
-static int set_compress_inline(struct ht_options *o, const struct row *row, const char *value)
-{
-    static const char *const words[] = {[HT_INLINE_AUTO] = "auto", [HT_INLINE_OFF] = "off", [HT_INLINE_ALWAYS] = "on"};
-
-    return set_word(row, words, HT_ARRAY_SIZE(words), value, (unsigned *)field_of(o, row));
-}
-
-static int set_discard(struct ht_options *o, const struct row *row, const char *value)
-{
-    static const char *const words[] = {[HT_DISCARD_OFF] = "off", [HT_DISCARD_ON] = "on", [HT_DISCARD_AUTO] = "auto"};
-
-    return set_word(row, words, HT_ARRAY_SIZE(words), value, (unsigned *)field_of(o, row));
 }
 
 static int set_background(struct ht_options *o, const struct row *row, const char *value)
@@ -185,9 +171,9 @@ static const struct row rows[] = {
     {"background", "on|off", set_background,
      "whether engines begin by themselves: dedup, compact, discard, compression, digests (default: on)",
      FIXED(store.no_background)},
-    {"discard", "auto|on|off", set_discard,
+    {"discard", "auto|on|off", set_word,
      "devices discard space that became free; auto: but not reserved space of files (default: auto)",
-     FIXED(store.discard)},
+     FIXED(store.discard), .words = {[HT_DISCARD_OFF] = "off", [HT_DISCARD_ON] = "on", [HT_DISCARD_AUTO] = "auto"}},
     {"background_rate", "SIZE", set_size,
      "what all work in the background moves in a second at most (default: no limit)",
      FIXED(store.background_rate_bytes), 64 * HT_KIB},
@@ -203,9 +189,10 @@ static const struct row rows[] = {
     {"compress", "off|auto", set_compress,
      "whether files without the attribute compress are compressed when they have not changed for a while (default: off)",
      FIXED(compress)},
-    {"compress_inline", "auto|on|off", set_compress_inline,
+    {"compress_inline", "auto|on|off", set_word,
      "compress new content of such files when it is written: where that is faster, always, or never (default: auto)",
-     FIXED(store.compress_inline)},
+     FIXED(store.compress_inline),
+     .words = {[HT_INLINE_AUTO] = "auto", [HT_INLINE_OFF] = "off", [HT_INLINE_ALWAYS] = "on"}},
     {"compress_after", "SECONDS", set_seconds,
      "how long content has to stay the same before it is compressed (default: 60)", FIXED(store.compress_after_ms), 1,
      30 * 24 * 3600},

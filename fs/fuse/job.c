@@ -408,8 +408,7 @@ static void on_interrupt(fuse_req_t req, void *data)
 /* Takes it out of its lane; NULL: there is none. */
 static fuse_req_t take_interrupted(struct ht_fuse *f, struct ht_job_lane *l) HT_REQUIRES(HT_LOCK_JOBS)
 {
-    ht_list_for_each(pos, &l->queue) {
-        struct ht_job *job = ht_list_entry(pos, struct ht_job, link);
+    ht_list_for_each_entry(job, &l->queue, struct ht_job, link) {
         fuse_req_t req = job->req;
         if (job->interrupted && take_back(f, job))
             return req;
@@ -603,8 +602,7 @@ static void dump_lane(const struct ht_job_lane *l, struct ht_dump *d)
                 queued);
     ht_dump_id(d, l->key);
     queued = 0;
-    ht_list_for_each(pos, &l->queue) {
-        const struct ht_job *job = ht_list_entry(pos, struct ht_job, link);
+    ht_list_for_each_entry(job, &l->queue, const struct ht_job, link) {
         if (!job->request.what || queued++ >= DUMP_JOBS_MAX)
             continue;
         ht_dump_put(d, "    %s of inode %llu for ", job->request.what, (unsigned long long)job->request.ino);

@@ -201,10 +201,8 @@ static bool enlist(struct ht_fuse *f, struct open_dir *d)
     bool alike = true;
 
     ht_mutex_lock(ht_fuse_open_lock(f));
-    ht_list_for_each(l, &f->open_dirs) {
-        const struct open_dir *other = ht_list_entry(l, struct open_dir, link);
+    ht_list_for_each_entry(other, &f->open_dirs, const struct open_dir, link)
         alike = alike && (other->ino != d->ino || other->last >= d->last);
-    }
     ht_list_add_tail(&f->open_dirs, &d->link);
     ht_mutex_unlock(ht_fuse_open_lock(f));
     return alike;

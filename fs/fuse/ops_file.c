@@ -574,10 +574,8 @@ static bool may_be_mapped(struct ht_fuse *f, uint64_t ino)
     bool found = false;
 
     ht_mutex_lock(ht_fuse_open_lock(f));
-    ht_list_for_each(p, &f->opens) {
-        struct ht_open *o = ht_list_entry(p, struct ht_open, link);
+    ht_list_for_each_entry(o, &f->opens, struct ht_open, link)
         found = found || (o->ino == ino && o->stores);
-    }
     ht_mutex_unlock(ht_fuse_open_lock(f));
     return found;
 }

@@ -16,14 +16,6 @@ static bool is_none(unsigned cmd, const void *in, size_t len)
     return len >= want && memcmp(in, &none, want) == 0;
 }
 
-static void reply_set(fuse_req_t req, bool none)
-{
-    if (none)
-        fuse_reply_ioctl(req, 0, NULL, 0);
-    else
-        fuse_reply_err(req, EOPNOTSUPP);
-}
-
 void ht_reply_same(fuse_req_t req, uint64_t ino, struct ht_open *open, const void *in, size_t in_len, size_t out_cap)
 {
     struct ht_caller caller = ht_fuse_caller(req);
@@ -64,9 +56,12 @@ void ht_op_ioctl(fuse_req_t req, fuse_ino_t ino, unsigned cmd, void *arg, struct
                       in_len, out_cap);
     else if (cmd == HT_IOCTL_PASSED)
         ht_reply_passed(req, ino, out_cap);
-    else if (cmd == FS_IOC_SETFLAGS || cmd == FS_IOC_FSSETXATTR)
-        reply_set(req, is_none(cmd, in, in_len));
-    else if (cmd == FS_IOC_FSGETXATTR && out_cap >= sizeof(none))
+    else if (cmd == FS_IOC_SETFLAGS || cmd == FS_IOC_FSSETXATTR) {
+        if (is_none(cmd, in, in_len))
+            fuse_reply_ioctl(req, 0, NULL, 0);
+        else
+            fuse_reply_err(req, EOPNOTSUPP);
+    } else if (cmd == FS_IOC_FSGETXATTR && out_cap >= sizeof(none))
         fuse_reply_ioctl(req, 0, &none, sizeof(none));
     else if ((cmd == FS_IOC_GETFLAGS || cmd == FS_IOC_GETVERSION) && out_cap >= sizeof(zero))
         fuse_reply_ioctl(req, 0, &zero, sizeof(zero)); /* inode numbers are never used again: one generation */

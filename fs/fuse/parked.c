@@ -297,8 +297,7 @@ void ht_park_dump(struct ht_fuse *f, struct ht_dump *d)
 
     if (!ht_dump_lock(d, ht_fuse_park_lock(f), "parked reads"))
         return;
-    ht_list_for_each(pos, &f->parked) {
-        const struct parked *p = ht_list_entry(pos, struct parked, link);
+    ht_list_for_each_entry(p, &f->parked, const struct parked, link) {
         if (!p->req || count++ >= DUMP_READS_MAX)
             continue;
         ht_dump_put(d, "  read of %zu bytes at %llu of inode %llu waits for an update for ", p->len,

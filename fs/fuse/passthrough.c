@@ -361,8 +361,7 @@ void ht_passthrough_finish(struct ht_fuse *f)
 {
     HT_UNSHARED(HT_LOCK_PASSTHROUGH);
     for (unsigned i = 0; i < HT_PASSTHROUGH_BUCKETS; i++) {
-        ht_list_for_each_safe(p, next, &f->passthrough.files[i]) {
-            struct ht_passthrough_file *e = ht_list_entry(p, struct ht_passthrough_file, link);
+        ht_list_for_each_entry_safe(e, &f->passthrough.files[i], struct ht_passthrough_file, link) {
             if (e->active)
                 ht_obj_shm_close(e->obj);
             if (e->active && ht_hidden_match(e->ino))

@@ -12,7 +12,6 @@
  *
  * Lock: passthrough.lock. Only the owner of a busy entry changes whether it is active.
  */
-#include "fs/fuse/passthrough_policy.h"
 #include "fs/fuse/passthrough_priv.h"
 
 #include <fcntl.h>
@@ -115,8 +114,7 @@ static struct ht_passthrough_file *take_first(struct ht_fuse *f, const uint32_t 
     struct ht_passthrough_file *found = NULL;
 
     ht_mutex_lock(ht_fuse_passthrough_lock(f));
-    ht_list_for_each(p, &f->passthrough.closed) {
-        struct ht_passthrough_file *e = ht_list_entry(p, struct ht_passthrough_file, closed_link);
+    ht_list_for_each_entry(e, &f->passthrough.closed, struct ht_passthrough_file, closed_link) {
         if (e->busy || !e->active || (user && *user != e->user))
             continue;
         found = e;

@@ -61,15 +61,6 @@ void ht_fuse_entry_of(const struct stat *st, struct fuse_entry_param *out)
     };
 }
 
-/* The kernel did not take the answer: it will not forget what it never knew. The request is gone. */
-static void forget_entry(struct ht_fuse *f, uint64_t ino)
-{
-    if (ht_hidden_match(ino))
-        ht_passthrough_hidden_not_looked_up(f, ino);
-    else
-        ht_ns_forget(f->ns, ino, 1);
-}
-
 static void reply_entry(fuse_req_t req, int rc, const struct stat *st, bool hidden)
 {
     struct ht_fuse *f = ht_fuse_of(req);
@@ -82,8 +73,13 @@ static void reply_entry(fuse_req_t req, int rc, const struct stat *st, bool hidd
     ht_fuse_entry_of(st, &e);
     if (hidden)
         e.entry_timeout = 0;
-    if (fuse_reply_entry(req, &e))
-        forget_entry(f, st->st_ino);
+    if (fuse_reply_entry(req, &e)) {
+        /* The kernel did not take the answer: it will not forget what it never knew. The request is gone. */
+        if (ht_hidden_match(st->st_ino))
+            ht_passthrough_hidden_not_looked_up(f, st->st_ino);
+        else
+            ht_ns_forget(f->ns, st->st_ino, 1);
+    }
 }
 
 void ht_reply_entry(fuse_req_t req, int rc, const struct stat *st)

@@ -277,13 +277,6 @@ int ht_fuse_loop(struct ht_fuse *f)
     return rc;
 }
 
-static void end_loop(struct ht_fuse *f)
-{
-    f->exited = true;
-    fuse_session_exit(f->session);
-    ht_workers_wake(f);
-}
-
 static bool pages_settled(struct ht_fuse *f)
 {
     return f->page_writes == 0 && ht_now_ns() - f->page_write_ns > PAGES_QUIET_MS * 1000000ull;
@@ -351,7 +344,9 @@ void ht_fuse_stop(struct ht_fuse *f)
         if (umount2(f->mountpoint, MNT_FORCE | MNT_DETACH | UMOUNT_NOFOLLOW) == 0)
             return;
     }
-    end_loop(f); /* without the right to unmount: libfuse's helper does it after the loop */
+    f->exited = true; /* without the right to unmount: libfuse's helper does it after the loop */
+    fuse_session_exit(f->session);
+    ht_workers_wake(f);
 }
 
 void ht_fuse_detach(struct ht_fuse *f)

@@ -15,8 +15,7 @@ static uint64_t check_queue(const struct ht_job_lane *l)
 {
     uint64_t queued = 0, bytes = 0;
 
-    ht_list_for_each(pos, &l->queue) {
-        const struct ht_job *job = ht_list_entry(pos, struct ht_job, link);
+    ht_list_for_each_entry(job, &l->queue, const struct ht_job, link) {
         assert(job->fn && !job->lane && !job->left);
         bytes += job->data ? job->size : 0;
         queued++;
@@ -29,10 +28,8 @@ static bool is_alone(const struct ht_list *bucket, const struct ht_job_lane *l)
 {
     unsigned same = 0;
 
-    ht_list_for_each(pos, bucket) {
-        const struct ht_job_lane *other = ht_list_entry(pos, struct ht_job_lane, link);
+    ht_list_for_each_entry(other, bucket, const struct ht_job_lane, link)
         same += other->kind == l->kind && other->key == l->key;
-    }
     return same == 1;
 }
 
@@ -49,22 +46,11 @@ static void check_lane(const struct ht_job_lane *l, struct tally *t)
     t->ready += ready;
 }
 
-static void check_bucket(struct ht_fuse *f, unsigned bucket, struct tally t[HT_LANES]) HT_REQUIRES(HT_LOCK_JOBS)
-{
-    ht_list_for_each(pos, &f->jobs.lane[bucket]) {
-        const struct ht_job_lane *l = ht_list_entry(pos, struct ht_job_lane, link);
-        assert(l->kind < HT_LANES && ht_job_bucket(l->kind, l->key) == bucket);
-        assert(is_alone(&f->jobs.lane[bucket], l));
-        check_lane(l, &t[l->kind]);
-    }
-}
-
 static void check_kind(struct ht_fuse *f, enum ht_lane_kind kind, const struct tally *t) HT_REQUIRES(HT_LOCK_JOBS)
 {
     unsigned ready = 0;
 
-    ht_list_for_each(pos, &f->jobs.ready[kind]) {
-        const struct ht_job_lane *l = ht_list_entry(pos, struct ht_job_lane, ready);
+    ht_list_for_each_entry(l, &f->jobs.ready[kind], const struct ht_job_lane, ready) {
         assert(l->kind == kind);
         ready++;
     }
@@ -72,31 +58,27 @@ static void check_kind(struct ht_fuse *f, enum ht_lane_kind kind, const struct t
     assert(f->jobs.running[kind] == t->running && t->running <= HT_LANE_THREADS);
 }
 
-static void check_free(struct ht_fuse *f) HT_REQUIRES(HT_LOCK_JOBS)
-{
-    ht_list_for_each(pos, &f->jobs.lane_free) {
-        const struct ht_job_lane *l = ht_list_entry(pos, struct ht_job_lane, link);
-        assert(!l->running && !l->bytes && ht_list_empty(&l->queue) && ht_list_empty(&l->ready));
-    }
-    ht_list_for_each(pos, &f->job_free) {
-        const struct ht_job *job = ht_list_entry(pos, struct ht_job, link);
-        assert(!job->data && !job->lane && !job->left);
-    }
-}
-
 void ht_job_verify(struct ht_fuse *f)
 {
     struct tally t[HT_LANES] = {{0}};
     uint64_t queued = 0, running = 0;
 
-    for (unsigned i = 0; i < HT_LANE_BUCKETS; i++)
-        check_bucket(f, i, t);
+    for (unsigned i = 0; i < HT_LANE_BUCKETS; i++) {
+        ht_list_for_each_entry(l, &f->jobs.lane[i], const struct ht_job_lane, link) {
+            assert(l->kind < HT_LANES && ht_job_bucket(l->kind, l->key) == i);
+            assert(is_alone(&f->jobs.lane[i], l));
+            check_lane(l, &t[l->kind]);
+        }
+    }
     for (unsigned i = 0; i < HT_LANES; i++) {
         check_kind(f, (enum ht_lane_kind)i, &t[i]);
         queued += t[i].queued;
         running += t[i].running;
     }
-    check_free(f);
+    ht_list_for_each_entry(l, &f->jobs.lane_free, const struct ht_job_lane, link)
+        assert(!l->running && !l->bytes && ht_list_empty(&l->queue) && ht_list_empty(&l->ready));
+    ht_list_for_each_entry(job, &f->job_free, const struct ht_job, link)
+        assert(!job->data && !job->lane && !job->left);
     assert(f->jobs.left <= HT_LANE_LEFT_MAX);
     assert(f->jobs.count == queued + running + f->jobs.left);
     assert(f->jobs.threads <= HT_ARRAY_SIZE(f->jobs.thread));

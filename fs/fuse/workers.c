@@ -191,16 +191,6 @@ static void join(struct worker *w)
     w->state = WORKER_NONE;
 }
 
-/* Frees the places of ended workers. */
-static void reap(struct ht_fuse *f) HT_REQUIRES(HT_LOCK_WORKERS)
-{
-    for (unsigned i = 0; i < most(f); i++) {
-        struct worker *w = &f->workers.worker[i];
-        if (w->state == WORKER_ENDED)
-            join(w);
-    }
-}
-
 static int grow(struct ht_fuse *f, unsigned want) HT_REQUIRES(HT_LOCK_WORKERS)
 {
     int rc = 0;
@@ -240,7 +230,12 @@ static uint64_t look(struct ht_fuse *f) HT_REQUIRES(HT_LOCK_WORKERS)
 {
     unsigned held = count_held(f), want = f->threads + held, count;
 
-    reap(f);
+    /* Frees the places of ended workers. */
+    for (unsigned i = 0; i < most(f); i++) {
+        struct worker *w = &f->workers.worker[i];
+        if (w->state == WORKER_ENDED)
+            join(w);
+    }
     report_full(f, held);
     if (held >= f->workers.count)
         want = f->threads + 2 * held;

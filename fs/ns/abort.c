@@ -14,8 +14,6 @@
 #include "fs/ns/pending.h"
 #include "fs/ns/shadow.h"
 
-#include <stdlib.h>
-
 /* A taken-back name hands its slot to the entry it had replaced: a walk sees one entry of that name. */
 static void take_back_new(struct ht_ns *ns, struct ht_ns_entry *e) HT_REQUIRES(HT_LOCK_NAMES)
 {
@@ -33,13 +31,6 @@ static void take_back_new(struct ht_ns *ns, struct ht_ns_entry *e) HT_REQUIRES(H
     ht_ns_entry_remove(ns, e);
 }
 
-static void bring_back_gone(struct ht_ns_entry *e) HT_REQUIRES(HT_LOCK_NAMES)
-{
-    e->dir->u.dir->gone--;
-    e->state = HT_NS_CLEAN;
-    ht_ns_dir_append(e->dir->u.dir, e);
-}
-
 /* NEW entries stay NEW, unhooked, for the invalidation; all others are CLEAN afterwards. */
 static void revert_entries(struct ht_ns *ns, struct ht_ns_root *root) HT_REQUIRES(HT_LOCK_NAMES)
 {
@@ -49,8 +40,11 @@ static void revert_entries(struct ht_ns *ns, struct ht_ns_root *root) HT_REQUIRE
         if (entries[n]->state == HT_NS_NEW)
             take_back_new(ns, entries[n]);
     for (uint32_t n = 0; n < root->entry_count; n++) {
-        if (entries[n]->state == HT_NS_GONE)
-            bring_back_gone(entries[n]);
+        if (entries[n]->state == HT_NS_GONE) {
+            entries[n]->dir->u.dir->gone--;
+            entries[n]->state = HT_NS_CLEAN;
+            ht_ns_dir_append(entries[n]->dir->u.dir, entries[n]);
+        }
         if (entries[n]->state == HT_NS_CLEAN)
             ht_ns_entry_count(entries[n], 1);
         entries[n]->dirty = 0;
@@ -125,8 +119,7 @@ static void clean_up(struct ht_ns *ns, struct ht_ns_root *root, uint32_t entry_c
     for (uint32_t n = 0; n < entry_count; n++)
         if (root->entries[n]->state == HT_NS_NEW)
             ht_ns_entry_free(ns, root->entries[n]);
-    ht_list_for_each_safe(p, next, shadows) {
-        struct ht_ns_shadow *s = ht_list_entry(p, struct ht_ns_shadow, link);
+    ht_list_for_each_entry_safe(s, shadows, struct ht_ns_shadow, link) {
         if ((s->inode->flags & HT_NS_STALE) != 0 && ht_ns_unused(s->inode))
             ht_ns_inode_free(ns, s->inode);
         ht_ns_shadow_recycle(ns, s);

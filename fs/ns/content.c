@@ -7,7 +7,7 @@
 #include "fs/ns/content.h"
 #include "fs/ns/kept.h"
 #include "fs/ns/ns_priv.h"
-#include "tiering/api/compress.h"
+#include "tiering/api/background.h"
 
 /* Large ones for tensors, as given to mkfs. */
 uint32_t ht_ns_chunk_bytes(struct ht_ns *ns, const struct ht_ns_inode *i)

@@ -15,7 +15,7 @@
 #include "fs/ns/scope.h"
 #include "fs/ns/shadow.h"
 #include "fs/ns/tree.h"
-#include "tiering/api/digest.h"
+#include "tiering/api/background.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -235,13 +235,6 @@ static int name_copy(struct ht_ns *ns, struct ht_copy *k) HT_REQUIRES(HT_LOCK_NA
 
 /* ------------------------------------------------------------------- whole */
 
-/* The flag is for the walk alone. The transaction keeps the members in memory. */
-static void unmark(struct ht_ns *ns, const struct ht_ns_members *m) HT_REQUIRES(HT_LOCK_NAMES)
-{
-    for (size_t n = 0; n < m->count; n++, ht_ns_slice_next(ns, &ns->copying->slice))
-        m->inodes[n]->flags &= (uint8_t)~HT_NS_MARKED;
-}
-
 /* Frees what a copy in the making had beside its inodes and names; no lock held. */
 static void free_copying(struct ht_ns_copying *c)
 {
@@ -285,7 +278,9 @@ static int make_copy(struct ht_ns *ns, struct ht_copy *k, struct ht_ns_inode *to
     struct ht_ns_copying *c = ns->copying;
     int rc = ht_ns_collect_tree(ns, &c->from, top, &c->slice);
 
-    unmark(ns, &c->from);
+    /* The flag is for the walk alone. The transaction keeps the members in memory. */
+    for (size_t n = 0; n < c->from.count; n++, ht_ns_slice_next(ns, &ns->copying->slice))
+        c->from.inodes[n]->flags &= (uint8_t)~HT_NS_MARKED;
     if (rc == 0) {
         c->root = ht_ns_root_new(ns, 0);
         rc = c->root ? 0 : -ENOMEM;

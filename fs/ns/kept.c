@@ -15,11 +15,9 @@
 
 struct ht_ns_kept_step *ht_ns_kept_step(struct ht_ns *ns, uint64_t ino)
 {
-    ht_list_for_each(p, &ns->kept) {
-        struct ht_ns_kept_step *x = ht_list_entry(p, struct ht_ns_kept_step, link);
+    ht_list_for_each_entry(x, &ns->kept, struct ht_ns_kept_step, link)
         if (x->about.ino == ino)
             return x;
-    }
     return NULL;
 }
 
@@ -88,11 +86,9 @@ int ht_ns_kept_list(struct ht_ns *ns, uint64_t root, struct ht_ns_kept **out, si
     all = malloc((count + 1) * sizeof(*all));
     count = 0;
     if (all)
-        ht_list_for_each(p, &ns->kept) {
-            const struct ht_ns_kept_step *x = ht_list_entry(p, struct ht_ns_kept_step, link);
+        ht_list_for_each_entry(x, &ns->kept, const struct ht_ns_kept_step, link)
             if ((root == 0 || x->about.root == root) && is_there(ns, x))
                 all[count++] = x->about;
-        }
     ht_rwlock_unlock(ht_ns_lock(ns));
     if (!all)
         return -ENOMEM;
@@ -103,11 +99,9 @@ int ht_ns_kept_list(struct ht_ns *ns, uint64_t root, struct ht_ns_kept **out, si
 
 struct ht_ns_kept_step *ht_ns_kept_named(struct ht_ns *ns, uint64_t root, const char *name)
 {
-    ht_list_for_each(p, &ns->kept) {
-        struct ht_ns_kept_step *x = ht_list_entry(p, struct ht_ns_kept_step, link);
+    ht_list_for_each_entry(x, &ns->kept, struct ht_ns_kept_step, link)
         if (x->about.root == root && strcmp(x->about.name, name) == 0 && is_there(ns, x))
             return x;
-    }
     return NULL;
 }
 

@@ -10,13 +10,6 @@
 /* Beside its own, a file has the records of its object and its state. */
 enum { END_BYTES = 4096, MEMBER_BYTES = 8 * (HT_RECORD_HEADER_BYTES + 8) };
 
-static void put_kept_del(struct ht_tx *tx, uint64_t ino)
-{
-    struct ht_ns_record r = {.type = HT_REC_NS_KEPT_DEL, .ino = ino};
-
-    ht_ns_record_encode(ht_tx_records(tx), &r);
-}
-
 int ht_ns_kept_end_bytes(struct ht_ns *ns, uint64_t ino, size_t *out_bytes)
 {
     struct ht_ns_tree_walk w = {.top = ino, .dir = ino};
@@ -99,13 +92,13 @@ void ht_ns_ended(void *ctx, uint64_t scope, enum ht_scope_end how, struct ht_tx 
     struct ht_ns *ns = ctx;
     struct ht_ns_kept_step *x;
 
-    (void)how;
     ht_rwlock_wrlock(ht_ns_lock(ns));
     x = ht_ns_kept_step(ns, scope);
     if (x) {
         struct ht_ns_inode *top = ht_ns_inode_find(ns, scope);
         struct ht_ns_root *root = ht_ns_root(top);
-        put_kept_del(tx, scope);
+        struct ht_ns_record r = {.type = HT_REC_NS_KEPT_DEL, .ino = scope};
+        ht_ns_record_encode(ht_tx_records(tx), &r);
         ht_store_log_unreserve(ns->store, ht_ns_kept_log_bytes(&x->about));
         ht_ns_kept_remove(ns, x); /* first: nobody finds half of a step */
         end_below(ns, top, tx);
@@ -143,8 +136,7 @@ static uint64_t next_archived(struct ht_ns *ns, uint64_t after, struct ht_ns_kep
     do {
         bool found = false;
         ht_rwlock_rdlock(ht_ns_lock(ns));
-        ht_list_for_each(p, &ns->kept) {
-            const struct ht_ns_kept_step *x = ht_list_entry(p, struct ht_ns_kept_step, link);
+        ht_list_for_each_entry(x, &ns->kept, const struct ht_ns_kept_step, link) {
             found = x->about.ino > after && x->holds == 0;
             if (found) {
                 *out = x->about;

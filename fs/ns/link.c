@@ -168,7 +168,7 @@ static int mend_root_dir(struct ht_ns *ns, struct ht_ns_inode *i) HT_REQUIRES(HT
     return rc;
 }
 
-/* A new store has none yet: it is published by ht_ns_start. */
+/* A new store has none yet: it is published by the start. */
 static int find_root_dir(struct ht_ns *ns) HT_REQUIRES(HT_LOCK_NAMES)
 {
     struct ht_ns_inode *i = ht_ns_inode_find(ns, HT_NS_ROOT_INO);
@@ -377,8 +377,7 @@ static int find_kept(struct ht_ns *ns, struct ht_ns_members *found) HT_REQUIRES(
 {
     int rc = 0;
 
-    ht_list_for_each_safe(p, next, &ns->kept) {
-        struct ht_ns_kept_step *x = ht_list_entry(p, struct ht_ns_kept_step, link);
+    ht_list_for_each_entry_safe(x, &ns->kept, struct ht_ns_kept_step, link) {
         const char *text = kept_problem(ns, x);
         if (text) {
             ht_ns_problem(ns, "NS-KEPT", "kept step \"%s\" of inode %llu, in inode %llu, %s", x->about.name,

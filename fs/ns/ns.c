@@ -47,9 +47,29 @@ static uint64_t meta_bytes(void *ctx)
     return ns->meta_bytes;
 }
 
-int ht_ns_new(struct ht_store *s, const struct ht_ns_hooks *hooks, uint32_t root_uid, uint32_t root_gid,
-              struct ht_ns **out)
+static void free_ns(void *p)
 {
+    struct ht_ns *ns = p;
+
+    HT_UNSHARED(HT_LOCK_NAMES);
+    ht_ns_tables_free(ns);
+    ht_ns_kept_free_all(ns);
+    ht_list_for_each_entry_safe(r, &ns->roots, struct ht_ns_root, link) {
+        free(r->entries);
+        free(r);
+    }
+    ht_list_for_each_entry_safe(r, &ns->free_shadows, struct ht_ns_shadow, link)
+        free(r);
+    for (size_t n = 0; n < ns->problems_kept; n++)
+        free(ns->problems[n].text);
+    free(ns->problems);
+    ht_rwlock_destroy(&ns->lock);
+    free(ns);
+}
+
+static int make_ns(struct ht_store *s, const void *setup, void **out)
+{
+    const struct ht_ns_setup *u = setup;
     struct ht_ns *ns = calloc(1, sizeof(*ns));
     struct ht_meta_client client = {
         .type_first = HT_REC_NS_FIRST,
@@ -74,10 +94,10 @@ int ht_ns_new(struct ht_store *s, const struct ht_ns_hooks *hooks, uint32_t root
     if (!ns)
         return -ENOMEM;
     ns->store = s;
-    ns->root_uid = root_uid;
-    ns->root_gid = root_gid;
-    if (hooks)
-        ns->hooks = *hooks;
+    ns->root_uid = u->root_uid;
+    ns->root_gid = u->root_gid;
+    if (u->hooks)
+        ns->hooks = *u->hooks;
     rc = init(ns);
     if (rc != 0) {
         free(ns);
@@ -85,31 +105,10 @@ int ht_ns_new(struct ht_store *s, const struct ht_ns_hooks *hooks, uint32_t root
     }
     rc = ht_store_register(s, &client);
     if (rc != 0)
-        ht_ns_free(ns);
+        free_ns(ns);
     else
         *out = ns;
     return rc;
-}
-
-void ht_ns_free(struct ht_ns *ns)
-{
-    if (!ns)
-        return;
-    HT_UNSHARED(HT_LOCK_NAMES);
-    ht_ns_tables_free(ns);
-    ht_ns_kept_free_all(ns);
-    ht_list_for_each_safe(p, next, &ns->roots) {
-        struct ht_ns_root *r = ht_list_entry(p, struct ht_ns_root, link);
-        free(r->entries);
-        free(r);
-    }
-    ht_list_for_each_safe(p, next, &ns->free_shadows)
-        free(ht_list_entry(p, struct ht_ns_shadow, link));
-    for (size_t n = 0; n < ns->problems_kept; n++)
-        free(ns->problems[n].text);
-    free(ns->problems);
-    ht_rwlock_destroy(&ns->lock);
-    free(ns);
 }
 
 /* ----------------------------------------------------------------- start */
@@ -170,8 +169,9 @@ static int reap_all(struct ht_ns *ns)
     return rc;
 }
 
-int ht_ns_start(struct ht_ns *ns)
+static int start_ns(void *p)
 {
+    struct ht_ns *ns = p;
     struct ht_ns_op op;
     int rc;
 
@@ -513,26 +513,4 @@ void ht_ns_stats(struct ht_ns *ns, struct ht_ns_stats *out)
     ht_rwlock_unlock(ht_ns_lock(ns));
 }
 
-/* ----------------------------------------------------------- participant */
-
-static int make(struct ht_store *s, const void *setup, void **out)
-{
-    const struct ht_ns_setup *u = setup;
-    struct ht_ns *ns = NULL;
-    int rc = ht_ns_new(s, u->hooks, u->root_uid, u->root_gid, &ns);
-
-    *out = ns;
-    return rc;
-}
-
-static int start(void *p)
-{
-    return ht_ns_start(p);
-}
-
-static void free_ns(void *p)
-{
-    ht_ns_free(p);
-}
-
-const struct ht_participant_type ht_participant_ns = {.make = make, .start = start, .free = free_ns};
+const struct ht_participant_type ht_participant_ns = {.make = make_ns, .start = start_ns, .free = free_ns};

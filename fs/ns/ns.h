@@ -13,7 +13,7 @@
  * unless they take a tx. Forget and close do when they release the last reference to an inode without links. An inode
  * stays in memory while it has links, or lookups (kernel references), or opens. An inode without links and opens, be it
  * that it lost its names or never had one (ht_ns_tmpfile), is deleted with its last lookup's forget; after a crash, at
- * mount. ht_ns_free comes before ht_store_close.
+ * mount.
  *
  * -ESTALE: there is no such inode (any more).
  */
@@ -66,19 +66,14 @@ struct ht_ns_hooks {
      */
     bool (*renamed)(void *ctx, uint64_t ino);
 };
-/* For ht_participant_ns. */
+/*
+ * For ht_participant_ns. Its start makes the root directory of a new store and deletes inodes without links, unless the
+ * store is read-only.
+ */
 struct ht_ns_setup {
     const struct ht_ns_hooks *hooks; /* or NULL */
-    uint32_t root_uid, root_gid;
+    uint32_t root_uid, root_gid;     /* the owner of a new store's root directory */
 };
-/* Registers with the store: between ht_store_new and ht_store_mount. root_uid, root_gid: owner of a new store's root
- * directory. */
-int ht_ns_new(struct ht_store *s, const struct ht_ns_hooks *hooks, uint32_t root_uid, uint32_t root_gid,
-              struct ht_ns **out) HT_MUST_CHECK;
-/* After the mount: makes the root directory of a new store, deletes inodes without links. WAITS. No-op on a read-only
- * store. */
-int ht_ns_start(struct ht_ns *ns) HT_MUST_CHECK;
-void ht_ns_free(struct ht_ns *ns);
 
 /* ----------------------------------------------------------------- inodes */
 
@@ -234,7 +229,6 @@ int ht_ns_tensor(struct ht_ns *ns, uint64_t ino, struct ht_ns_tensor *out) HT_MU
  */
 void ht_ns_path(struct ht_ns *ns, uint64_t ino, char *buf, size_t cap);
 /* Appends a line with the inode's path. False: another thread keeps the lock, which the text says. */
-struct ht_dump;
 bool ht_ns_dump_path(struct ht_ns *ns, struct ht_dump *d, uint64_t ino);
 /* POSIX permission check for hidden files: mask of R_OK W_OK X_OK; root passes. -EACCES. Supplementary groups: gids. */
 int ht_ns_access(struct ht_ns *ns, uint64_t ino, int mask, struct ht_cred cred, const uint32_t *gids,

@@ -44,22 +44,17 @@ void ht_ns_op_publish(struct ht_ns_op *op, struct ht_obj *obj)
     op->content[op->content_count++] = ht_obj_ref(obj);
 }
 
-static void publish_content(struct ht_ns_op *op)
-{
-    for (unsigned i = 0; i < op->content_count; i++) {
-        ht_obj_publish(op->content[i], op->tx);
-        ht_obj_put(op->content[i]);
-    }
-    op->content_count = 0;
-}
-
 void ht_ns_op_unlock(struct ht_ns_op *op)
 {
     unsigned count = op->deleted_count;
 
     op->deleted_count = 0;
     ht_rwlock_unlock(ht_ns_lock(op->ns));
-    publish_content(op);
+    for (unsigned i = 0; i < op->content_count; i++) {
+        ht_obj_publish(op->content[i], op->tx);
+        ht_obj_put(op->content[i]);
+    }
+    op->content_count = 0;
     for (unsigned i = 0; i < count && op->ns->hooks.deleted; i++)
         op->ns->hooks.deleted(op->ns->hooks.ctx, op->deleted[i], op->deleted_pending[i], op->tx);
     if (op->ended_scope != 0)

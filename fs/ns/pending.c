@@ -136,14 +136,6 @@ static void end_entry(struct ht_ns_op *op, struct ht_ns_entry *e) HT_REQUIRES(HT
     ht_ns_entry_free(op->ns, e);
 }
 
-/* A GONE entry keeps room in its directory: counted before the slot is freed, so that the array does not shrink. */
-static void free_slot(struct ht_ns_op *op, struct ht_ns_entry *e) HT_REQUIRES(HT_LOCK_NAMES)
-{
-    if (e->state == HT_NS_CLEAN && ht_ns_pending(e->dir))
-        e->dir->u.dir->gone++;
-    ht_ns_dir_remove(op->ns, e->dir->u.dir, e);
-}
-
 void ht_ns_entry_add(struct ht_ns_op *op, struct ht_ns_entry *e, struct ht_ns_inode *dir, struct ht_ns_inode *inode,
                      struct ht_ns_entry *old)
 {
@@ -173,7 +165,10 @@ void ht_ns_entry_drop(struct ht_ns_op *op, struct ht_ns_entry *e)
     stamp(op, e->dir, e->inode);
     if (!ht_ns_pending(e->dir))
         ht_ns_put_entry_del(op->tx, e, op->now_ns);
-    free_slot(op, e);
+    /* A GONE entry keeps room in its directory: counted before the slot is freed, so that the array does not shrink. */
+    if (e->state == HT_NS_CLEAN && ht_ns_pending(e->dir))
+        e->dir->u.dir->gone++;
+    ht_ns_dir_remove(op->ns, e->dir->u.dir, e);
     end_entry(op, e);
 }
 

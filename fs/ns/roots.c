@@ -82,11 +82,9 @@ int ht_ns_roots(struct ht_ns *ns, int (*fn)(void *ctx, uint64_t ino), void *ctx)
     inos = malloc((count + 1) * sizeof(*inos));
     count = 0;
     if (inos)
-        ht_list_for_each(p, &ns->roots) {
-            const struct ht_ns_root *r = ht_list_entry(p, struct ht_ns_root, link);
+        ht_list_for_each_entry(r, &ns->roots, const struct ht_ns_root, link)
             if (!r->frozen)
                 inos[count++] = r->ino;
-        }
     ht_rwlock_unlock(ht_ns_lock(ns));
     if (!inos)
         return -ENOMEM;
@@ -172,14 +170,6 @@ static int call_also(struct ht_ns_op *op, const struct root_change *c) HT_REQUIR
     return rc;
 }
 
-static void put_config(struct ht_ns_op *op, struct ht_ns_inode *i, struct ht_ns_xattr *config)
-    HT_REQUIRES(HT_LOCK_NAMES)
-{
-    ht_ns_xattr_install(op, i, config, op->now_ns);
-    i->flags |= HT_NS_MODEL_ROOT;
-    ht_ns_attr_put(op, i);
-}
-
 static void take_config(struct ht_ns_op *op, struct ht_ns_inode *i) HT_REQUIRES(HT_LOCK_NAMES)
 {
     struct ht_ns_xattr *x = ht_ns_xattr_find(i, config_name, strlen(config_name));
@@ -208,7 +198,9 @@ static int turn_into_root(struct ht_ns_op *op, struct ht_ns_inode *i, struct ht_
             ht_ns_root_free(op->ns, root);
         return rc;
     }
-    put_config(op, i, config);
+    ht_ns_xattr_install(op, i, config, op->now_ns);
+    i->flags |= HT_NS_MODEL_ROOT;
+    ht_ns_attr_put(op, i);
     change_members(op, m, root);
     rc = call_also(op, c);
     if (rc == 0)

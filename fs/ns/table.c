@@ -112,14 +112,6 @@ static void spread_inodes(struct ht_ns *ns, void *first) HT_REQUIRES(HT_LOCK_NAM
     }
 }
 
-static void insert_inode(struct ht_ns *ns, struct ht_ns_inode *i) HT_REQUIRES(HT_LOCK_NAMES)
-{
-    grow(ns, &ns->inodes, ns->inode_count, spread_inodes);
-    put_inode(ns, i);
-    ns->inode_count++;
-    ns->meta_bytes += sizeof(*i);
-}
-
 int ht_ns_inode_new(struct ht_ns *ns, uint64_t ino, uint32_t mode, struct ht_ns_inode **out)
 {
     int rc = log_reserve(ns, HT_NS_INODE_RECORD_BYTES);
@@ -136,7 +128,10 @@ int ht_ns_inode_new(struct ht_ns *ns, uint64_t ino, uint32_t mode, struct ht_ns_
     i->ino = ino;
     i->home = (uintptr_t)&ns->outside;
     ns->outside.members++;
-    insert_inode(ns, i);
+    grow(ns, &ns->inodes, ns->inode_count, spread_inodes);
+    put_inode(ns, i);
+    ns->inode_count++;
+    ns->meta_bytes += sizeof(*i);
     *out = i;
     return 0;
 }
@@ -168,14 +163,6 @@ int ht_ns_inode_set_target(struct ht_ns *ns, struct ht_ns_inode *i, const char *
     return 0;
 }
 
-static void remove_from_table(struct ht_ns *ns, struct ht_ns_inode *i) HT_REQUIRES(HT_LOCK_NAMES)
-{
-    void **head = inode_bucket(ns, i->ino);
-
-    ht_bucket_remove(head, i, hash_next);
-    ns->inode_count--;
-}
-
 void ht_ns_inode_drop_payload(struct ht_ns *ns, struct ht_ns_inode *i)
 {
     if (S_ISDIR(i->cur.mode) && i->u.dir) {
@@ -198,7 +185,9 @@ void ht_ns_inode_free(struct ht_ns *ns, struct ht_ns_inode *i)
     log_unreserve(ns, ht_ns_inode_log_bytes(i));
     ht_ns_shadow_drop(ns, i);
     ht_ns_root(i)->members--;
-    remove_from_table(ns, i);
+    void **head = inode_bucket(ns, i->ino);
+    ht_bucket_remove(head, i, hash_next);
+    ns->inode_count--;
     ht_ns_inode_drop_payload(ns, i);
     ns->meta_bytes -= sizeof(*i);
     ht_pool_put(&ns->inode_pool, i);

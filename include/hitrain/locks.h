@@ -51,8 +51,7 @@
     LOCK(HT_LOCK_EVENT_SINK, "event sink")    /* base: the receiver of events, over its call */                      \
     LOCK(HT_LOCK_EVENT_LOG, "event log")      /* fs/ctl: the last events */                                          \
     LOCK(HT_LOCK_NUMA, "nodes")               /* sys: libnuma, which remembers the processors of each node */        \
-    LOCK(HT_LOCK_FAULTS, "fault points")      /* base: armed fault points */                                         \
-    LOCK(HT_LOCK_FEEDER, "stream")            /* hitrainctl: bytes that came and are not used yet */
+    LOCK(HT_LOCK_FAULTS, "fault points")      /* base: armed fault points */
 
 #define HT_LOCK_RANK(rank, name) rank,
 /* 0 is no rank. */

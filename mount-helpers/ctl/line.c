@@ -9,12 +9,6 @@
 
 #include <stdlib.h>
 
-static void add_field(struct ht_cmd_line *out, struct ht_cmd_field field)
-{
-    if (out->count < HT_CMD_FIELDS_MAX)
-        out->field[out->count++] = field;
-}
-
 /* The four digits at p, or -1. */
 static int hex_value(const char *p)
 {
@@ -122,8 +116,8 @@ int ht_cmd_parse_json(char *text, struct ht_cmd_line *out)
         p = decode_string(p + 1);
         p = p ? skip_blanks(p) : NULL;
         p = p && *p == ':' ? take_value(skip_blanks(p + 1), &f, &end) : NULL;
-        if (p)
-            add_field(out, f);
+        if (p && out->count < HT_CMD_FIELDS_MAX)
+            out->field[out->count++] = f;
     }
     return p && *skip_blanks(p) == '\0' ? 0 : -EPROTO;
 }

@@ -40,56 +40,65 @@ enum { HT_FSCK_REPORTED_BYTES_MAX = 16 << 20 };
 
 /* ---------------------------------------------------------------- problems */
 
-/* One row each in problem.c. */
+/*
+ * P(identifier, code, consent, part, repair): the consent that the repair needs, what a no means for the others
+ * (problem.c), and the text.
+ */
+#define HT_FSCK_PROBLEMS(P)                                                                                     \
+    P(SB_READ, "SB-READ", SAFE, COPY, "write it anew from a valid copy")                                        \
+    P(SB_MAGIC, "SB-MAGIC", SAFE, COPY, "write it anew from a valid copy")                                      \
+    P(SB_CSUM, "SB-CSUM", SAFE, COPY, "write it anew from a valid copy")                                        \
+    P(SB_VERSION, "SB-VERSION", ASK, COPY, "write it anew from a valid copy")                                   \
+    P(SB_FIELD, "SB-FIELD", SAFE, COPY, "write it anew from a valid copy")                                      \
+    P(SB_OTHER, "SB-OTHER", SAFE, COPY, "write it anew from the newest copy")                                   \
+    P(SB_NONE, "SB-NONE", ASK, COPY, "write it anew from the other devices of the store")                       \
+    P(SB_SHORT, "SB-SHORT", BY_HAND, STORE, "give the device its size again")                                   \
+    P(SB_FEATURE, "SB-FEATURE", BY_HAND, STORE, "use the version of hitrain that wrote it")                     \
+    P(LOG_FRAME, "LOG-FRAME", SAFE, MARK, "write it anew from the other copy")                                  \
+    P(LOG_READ, "LOG-READ", SAFE, MARK, "write it anew from the other copy")                                    \
+    P(LOG_ALL, "LOG-ALL", ASK, STORE, "end the log before the damage")                                          \
+    P(LOG_FORK, "LOG-FORK", ASK, STORE, "keep the newer copy, and write the other anew from it")                \
+    P(LOG_TYPE, "LOG-TYPE", BY_HAND, STORE, "use the version of hitrain that wrote them")                       \
+    P(LOG_RECORD, "LOG-RECORD", ASK, STORE, "leave them out")                                                   \
+    P(LOG_FULL, "LOG-FULL", BY_HAND, STORE, "mount it with -o ro and copy what it holds to a new store")        \
+    P(LOG_MEMORY, "LOG-MEMORY", BY_HAND, STORE,                                                                 \
+      "restore the store from a copy, or copy what it holds with the version that wrote it")                    \
+    P(NS_ROOT, "NS-ROOT", SAFE, STORE, "make a new one with the same names in it")                              \
+    P(NS_PARENT, "NS-PARENT", SAFE, STORE, "drop it; a file without another name goes to lost+found")           \
+    P(NS_DANGLING, "NS-DANGLING", SAFE, STORE, "drop it")                                                       \
+    P(NS_DIRECTORY_NAMES, "NS-DIRECTORY-NAMES", SAFE, STORE, "drop it")                                         \
+    P(NS_LINKS, "NS-LINKS", SAFE, STORE, "drop it")                                                             \
+    P(NS_ATTRIBUTES, "NS-ATTRIBUTES", SAFE, STORE, "drop them")                                                 \
+    P(NS_TARGET, "NS-TARGET", SAFE, STORE, "make it point to (lost)")                                           \
+    P(NS_NESTED_ROOT, "NS-NESTED-ROOT", SAFE, STORE, "make the lower one an ordinary directory")                \
+    P(NS_LINK_ACROSS_ROOT, "NS-LINK-ACROSS-ROOT", SAFE, STORE, "drop the name on the other side")               \
+    P(NS_UNREACHABLE, "NS-UNREACHABLE", SAFE, STORE, "move it to lost+found")                                   \
+    P(NS_KEPT, "NS-KEPT", ASK, STORE, "forget the kept step; its directory goes to lost+found as a model root") \
+    P(OPT_ROOT, "OPT-ROOT", ASK, STORE, "forget it; state of its parameters goes to lost+found")                \
+    P(OPT_PARAM, "OPT-PARAM", ASK, STORE, "forget it; its state goes to lost+found")                            \
+    P(OPT_STATE, "OPT-STATE", ASK, STORE, "forget all state of this parameter; it goes to lost+found")          \
+    P(OPT_STATE_VALUE, "OPT-STATE-VALUE", ASK, MARK, "mark the chunk lost: reading it is an error")             \
+    P(OPT_CONFIG, "OPT-CONFIG", ASK, STORE, "set one with lr=0 that goes with its state")                       \
+    P(OPT_REDO, "OPT-REDO", ASK, STORE, "forget this step and those after it: the model goes back")             \
+    P(OPT_FEATURE, "OPT-FEATURE", SAFE, MARK, "note it in the superblock")                                      \
+    P(REF_OBJECT, "REF-OBJECT", ASK, STORE, "describe it as its chunks show it")                                \
+    P(REF_RANGE, "REF-RANGE", SAFE, MARK, "mark the chunk lost: reading it is an error")                        \
+    P(REF_META, "REF-META", SAFE, MARK, "mark the chunk lost: reading it is an error")                          \
+    P(REF_SIZE, "REF-SIZE", SAFE, MARK, "mark the chunk lost: reading it is an error")                          \
+    P(REF_OVERLAP, "REF-OVERLAP", ASK, MARK, "keep the one whose checksum holds")                               \
+    P(REF_ORPHAN, "REF-ORPHAN", SAFE, MARK, "move it to lost+found")                                            \
+    P(REF_NUMBER, "REF-NUMBER", ASK, MARK, "delete it")                                                         \
+    P(REF_CODEC, "REF-CODEC", SAFE, MARK, "note it in the superblock")                                          \
+    P(DATA_READ, "DATA-READ", ASK, MARK, "mark the chunk lost: reading it is an error")                         \
+    P(DATA_CSUM, "DATA-CSUM", ASK, MARK, "mark the chunk lost: reading it is an error")                         \
+    P(DATA_FRAME, "DATA-FRAME", ASK, MARK, "mark the chunk lost: reading it is an error")                       \
+    P(DATA_REDO, "DATA-REDO", ASK, MARK, "forget this step and those after it: the model goes back")
+
 enum ht_fsck_code {
-    HT_FSCK_SB_READ,
-    HT_FSCK_SB_MAGIC,
-    HT_FSCK_SB_CSUM,
-    HT_FSCK_SB_VERSION,
-    HT_FSCK_SB_FIELD,
-    HT_FSCK_SB_OTHER,
-    HT_FSCK_SB_NONE,
-    HT_FSCK_SB_SHORT,
-    HT_FSCK_SB_FEATURE,
-    HT_FSCK_LOG_FRAME,
-    HT_FSCK_LOG_READ,
-    HT_FSCK_LOG_ALL,
-    HT_FSCK_LOG_FORK,
-    HT_FSCK_LOG_TYPE,
-    HT_FSCK_LOG_RECORD,
-    HT_FSCK_LOG_FULL,
-    HT_FSCK_LOG_MEMORY,
-    HT_FSCK_NS_ROOT,
-    HT_FSCK_NS_PARENT,
-    HT_FSCK_NS_DANGLING,
-    HT_FSCK_NS_DIRECTORY_NAMES,
-    HT_FSCK_NS_LINKS,
-    HT_FSCK_NS_ATTRIBUTES,
-    HT_FSCK_NS_TARGET,
-    HT_FSCK_NS_NESTED_ROOT,
-    HT_FSCK_NS_LINK_ACROSS_ROOT,
-    HT_FSCK_NS_UNREACHABLE,
-    HT_FSCK_NS_KEPT,
-    HT_FSCK_OPT_ROOT,
-    HT_FSCK_OPT_PARAM,
-    HT_FSCK_OPT_STATE,
-    HT_FSCK_OPT_STATE_VALUE,
-    HT_FSCK_OPT_CONFIG,
-    HT_FSCK_OPT_REDO,
-    HT_FSCK_OPT_FEATURE,
-    HT_FSCK_REF_OBJECT,
-    HT_FSCK_REF_RANGE,
-    HT_FSCK_REF_META,
-    HT_FSCK_REF_SIZE,
-    HT_FSCK_REF_OVERLAP,
-    HT_FSCK_REF_ORPHAN,
-    HT_FSCK_REF_NUMBER,
-    HT_FSCK_REF_CODEC,
-    HT_FSCK_DATA_READ,
-    HT_FSCK_DATA_CSUM,
-    HT_FSCK_DATA_FRAME,
-    HT_FSCK_DATA_REDO,
-    HT_FSCK_CODES,
+#define HT_FSCK_CODE(id, code, answer, part, repair) HT_FSCK_##id,
+    HT_FSCK_PROBLEMS(HT_FSCK_CODE)
+#undef HT_FSCK_CODE
+        HT_FSCK_CODES
 };
 
 #define HT_FSCK_NONE UINT64_MAX
@@ -233,8 +242,6 @@ int ht_fsck_pass_tensors(struct ht_fsck *f) HT_MUST_CHECK;
 
 /* ---------------------------------------------------------------- logged.c */
 
-/* Reports that a step cannot be computed again, unless an earlier one of its model cannot, and notes the repair. */
-int ht_fsck_cut_steps(struct ht_fsck *f, uint64_t root, uint64_t step, const char *why) HT_MUST_CHECK;
 /* The same for the steps that need this object, if any do: it loses a chunk, or is forgotten. */
 int ht_fsck_cut_steps_of(struct ht_fsck *f, uint64_t oid) HT_MUST_CHECK;
 /* A chunk was reported; repair: it is to be marked lost. */

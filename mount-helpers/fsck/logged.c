@@ -21,7 +21,8 @@ static bool is_noted(const struct ht_fsck_notes *n, uint64_t root, uint64_t step
     return false;
 }
 
-int ht_fsck_cut_steps(struct ht_fsck *f, uint64_t root, uint64_t step, const char *why)
+/* Reports that a step cannot be computed again, unless an earlier one of its model cannot, and notes the repair. */
+static int cut_steps(struct ht_fsck *f, uint64_t root, uint64_t step, const char *why)
 {
     char path[HT_FSCK_PATH_MAX] = "/";
     struct ht_fsck_where w = {HT_FSCK_NOWHERE};
@@ -46,10 +47,10 @@ int ht_fsck_cut_steps_of(struct ht_fsck *f, uint64_t oid)
     int rc = ht_optim_redo_owner(f->optim, oid, &root, &step);
 
     if (rc == 0)
-        return ht_fsck_cut_steps(f, root, step, "a part of its gradients is lost");
+        return cut_steps(f, root, step, "a part of its gradients is lost");
     rc = ht_optim_redo_needs(f->optim, oid, &root, &step);
     if (rc == 0)
-        return ht_fsck_cut_steps(f, root, step, "a part of a parameter, or of its state, is lost");
+        return cut_steps(f, root, step, "a part of a parameter, or of its state, is lost");
     return rc == -ENOENT ? 0 : rc;
 }
 
@@ -78,16 +79,14 @@ static bool is_other(void *ctx, uint64_t oid)
 
 static int report(void *ctx, uint64_t root, uint64_t step, const char *why)
 {
-    return ht_fsck_cut_steps(ctx, root, step, why);
+    return cut_steps(ctx, root, step, why);
 }
 
 /* Programs that do not know a bit of feat_refuse must not open the store: see tiering/txn/feature.c. */
 static void check_mark(struct ht_fsck *f, uint64_t bit, uint64_t count, const char *what, const char *after)
 {
-    const struct ht_fsck_where w = {HT_FSCK_NOWHERE};
-
     if (count && !(ht_store_super(f->store)->feat_refuse & bit) &&
-        ht_fsck_problem(f, HT_FSCK_OPT_FEATURE, &w, "there %s %llu %s%s, and the superblock does not say so",
+        ht_fsck_problem(f, HT_FSCK_OPT_FEATURE, NULL, "there %s %llu %s%s, and the superblock does not say so",
                         count == 1 ? "is" : "are", (ull)count, ht_plural(count, what), after))
         f->unmarked |= bit;
 }

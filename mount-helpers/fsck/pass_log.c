@@ -14,11 +14,6 @@
 #include "tiering/api/check.h"
 #include "tiering/api/stats.h"
 
-static struct ht_dev *copy_device(const struct ht_fsck *f, unsigned copy)
-{
-    return f->member[ht_store_super(f->store)->log_device[copy]];
-}
-
 static uint64_t copy_place(const struct ht_fsck *f, unsigned copy, uint64_t pos)
 {
     const struct ht_super *sb = ht_store_super(f->store);
@@ -32,7 +27,7 @@ static void report_damage(struct ht_fsck *f, unsigned copy)
     int error = f->log.copy[copy].error;
     struct ht_fsck_where w = {HT_FSCK_NOWHERE};
 
-    w.device = ht_dev_name(copy_device(f, copy));
+    w.device = ht_dev_name(f->member[ht_store_super(f->store)->log_device[copy]]);
     w.copy = copy;
     w.position = pos;
     w.frame = frame;
@@ -97,16 +92,6 @@ static void report_all_damaged(struct ht_fsck *f)
         (unsigned long long)f->log.frames, f->log.frames == 1 ? "frame" : "frames", last, known, models);
 }
 
-static void report_diverged(struct ht_fsck *f)
-{
-    struct ht_fsck_where w = {HT_FSCK_NOWHERE};
-
-    f->cut |= ht_fsck_problem(
-        f, HT_FSCK_LOG_FORK, &w,
-        "both copies of the log are whole and say different things: their devices were mounted apart. Copy %u is the newer one",
-        f->log.chosen);
-}
-
 /* ---------------------------------------------------------------------- pass */
 
 static void report_left_out(struct ht_fsck *f)
@@ -125,11 +110,10 @@ static void report_left_out(struct ht_fsck *f)
 /* They go before all other problems of the log, because nothing is repaired then. */
 static void report_unknown(struct ht_fsck *f)
 {
-    struct ht_fsck_where w = {HT_FSCK_NOWHERE};
     struct ht_unknown_records u = ht_store_unknown_records(f->store);
 
     if (u.count)
-        ht_fsck_problem(f, HT_FSCK_LOG_TYPE, &w, "%llu %s of a type that this version does not know (the first: %u)",
+        ht_fsck_problem(f, HT_FSCK_LOG_TYPE, NULL, "%llu %s of a type that this version does not know (the first: %u)",
                         (unsigned long long)u.count, u.count == 1 ? "record of the log is" : "records of the log are",
                         u.type);
 }
@@ -152,9 +136,7 @@ static void report_full(struct ht_fsck *f)
 /* No other pass has anything to look at then. */
 static int report_memory(struct ht_fsck *f)
 {
-    struct ht_fsck_where w = {HT_FSCK_NOWHERE};
-
-    ht_fsck_problem(f, HT_FSCK_LOG_MEMORY, &w,
+    ht_fsck_problem(f, HT_FSCK_LOG_MEMORY, NULL,
                     "what the records of the log describe needs more memory than a log of %s may take",
                     ht_size_text(f->super.log_bytes));
     return -EUCLEAN;
@@ -174,9 +156,12 @@ static int open_by_force(struct ht_fsck *f)
     if (rc < 0)
         return rc;
     report_unknown(f);
-    if (diverged)
-        report_diverged(f);
-    else
+    if (diverged) {
+        f->cut |= ht_fsck_problem(
+            f, HT_FSCK_LOG_FORK, NULL,
+            "both copies of the log are whole and say different things: their devices were mounted apart. Copy %u is the newer one",
+            f->log.chosen);
+    } else
         report_all_damaged(f);
     report_copies(f);
     return 0;
@@ -185,7 +170,6 @@ static int open_by_force(struct ht_fsck *f)
 /* Both copies are damaged: perhaps each can repair the other. With -n that is done in memory. */
 static int open_cross_repaired(struct ht_fsck *f)
 {
-    struct ht_fsck_where w = {HT_FSCK_NOWHERE};
     int rc;
 
     ht_fsck_close_store(f);
@@ -193,7 +177,7 @@ static int open_cross_repaired(struct ht_fsck *f)
     rc = ht_fsck_open_store(f, false, false);
     f->cross_repair = false;
     if (f->cross_repaired != 0) /* repaired already: the planned repair writes the whole log anew */
-        (void)ht_fsck_problem(f, HT_FSCK_LOG_FRAME, &w,
+        (void)ht_fsck_problem(f, HT_FSCK_LOG_FRAME, NULL,
                               "both copies of the log are damaged, but not in the same places: %u %s whole in one copy",
                               f->cross_repaired, f->cross_repaired == 1 ? "frame was" : "frames were");
     return rc;

@@ -296,10 +296,8 @@ static int check_owner(struct ht_fsck *f, size_t first, size_t end)
 /* A program that does not know such chunks would take the store for damaged. */
 static void check_mark(struct ht_fsck *f, uint64_t bit, uint64_t count, const char *what)
 {
-    struct ht_fsck_where w = {HT_FSCK_NOWHERE};
-
     if (count && !(ht_store_super(f->store)->feat_refuse & bit) &&
-        ht_fsck_problem(f, HT_FSCK_REF_CODEC, &w, "%llu %s %s, and the superblock does not say so",
+        ht_fsck_problem(f, HT_FSCK_REF_CODEC, NULL, "%llu %s %s, and the superblock does not say so",
                         (unsigned long long)count, count == 1 ? "chunk is" : "chunks are", what))
         f->unmarked |= bit;
 }

@@ -161,20 +161,15 @@ static size_t count_neighbours(const struct reader *r, uint64_t *out_bytes)
     return (size_t)(it - first);
 }
 
-static void skip(struct reader *r)
-{
-    while (r->next < r->f->item_count && is_skipped(r->f, &r->f->items[r->next])) {
-        ht_progress_add(&r->progress, r->f->items[r->next].stored);
-        r->next++;
-    }
-}
-
 static bool submit(struct reader *r, struct batch *b)
 {
     const struct ht_fsck_item *it;
     uint64_t bytes;
 
-    skip(r);
+    while (r->next < r->f->item_count && is_skipped(r->f, &r->f->items[r->next])) {
+        ht_progress_add(&r->progress, r->f->items[r->next].stored);
+        r->next++;
+    }
     if (r->next == r->f->item_count)
         return false;
     it = &r->f->items[r->next];

@@ -29,55 +29,9 @@ static const struct row {
     enum part part;
     const char *repair;
 } table[HT_FSCK_CODES] = {
-    [HT_FSCK_SB_READ] = {"SB-READ", SAFE, COPY, "write it anew from a valid copy"},
-    [HT_FSCK_SB_MAGIC] = {"SB-MAGIC", SAFE, COPY, "write it anew from a valid copy"},
-    [HT_FSCK_SB_CSUM] = {"SB-CSUM", SAFE, COPY, "write it anew from a valid copy"},
-    [HT_FSCK_SB_VERSION] = {"SB-VERSION", ASK, COPY, "write it anew from a valid copy"},
-    [HT_FSCK_SB_FIELD] = {"SB-FIELD", SAFE, COPY, "write it anew from a valid copy"},
-    [HT_FSCK_SB_OTHER] = {"SB-OTHER", SAFE, COPY, "write it anew from the newest copy"},
-    [HT_FSCK_SB_NONE] = {"SB-NONE", ASK, COPY, "write it anew from the other devices of the store"},
-    [HT_FSCK_SB_SHORT] = {"SB-SHORT", BY_HAND, STORE, "give the device its size again"},
-    [HT_FSCK_SB_FEATURE] = {"SB-FEATURE", BY_HAND, STORE, "use the version of hitrain that wrote it"},
-    [HT_FSCK_LOG_FRAME] = {"LOG-FRAME", SAFE, MARK, "write it anew from the other copy"},
-    [HT_FSCK_LOG_READ] = {"LOG-READ", SAFE, MARK, "write it anew from the other copy"},
-    [HT_FSCK_LOG_ALL] = {"LOG-ALL", ASK, STORE, "end the log before the damage"},
-    [HT_FSCK_LOG_FORK] = {"LOG-FORK", ASK, STORE, "keep the newer copy, and write the other anew from it"},
-    [HT_FSCK_LOG_TYPE] = {"LOG-TYPE", BY_HAND, STORE, "use the version of hitrain that wrote them"},
-    [HT_FSCK_LOG_RECORD] = {"LOG-RECORD", ASK, STORE, "leave them out"},
-    [HT_FSCK_LOG_FULL] = {"LOG-FULL", BY_HAND, STORE, "mount it with -o ro and copy what it holds to a new store"},
-    [HT_FSCK_LOG_MEMORY] = {"LOG-MEMORY", BY_HAND, STORE,
-                            "restore the store from a copy, or copy what it holds with the version that wrote it"},
-    [HT_FSCK_NS_ROOT] = {"NS-ROOT", SAFE, STORE, "make a new one with the same names in it"},
-    [HT_FSCK_NS_PARENT] = {"NS-PARENT", SAFE, STORE, "drop it; a file without another name goes to lost+found"},
-    [HT_FSCK_NS_DANGLING] = {"NS-DANGLING", SAFE, STORE, "drop it"},
-    [HT_FSCK_NS_DIRECTORY_NAMES] = {"NS-DIRECTORY-NAMES", SAFE, STORE, "drop it"},
-    [HT_FSCK_NS_LINKS] = {"NS-LINKS", SAFE, STORE, "drop it"},
-    [HT_FSCK_NS_ATTRIBUTES] = {"NS-ATTRIBUTES", SAFE, STORE, "drop them"},
-    [HT_FSCK_NS_TARGET] = {"NS-TARGET", SAFE, STORE, "make it point to (lost)"},
-    [HT_FSCK_NS_NESTED_ROOT] = {"NS-NESTED-ROOT", SAFE, STORE, "make the lower one an ordinary directory"},
-    [HT_FSCK_NS_LINK_ACROSS_ROOT] = {"NS-LINK-ACROSS-ROOT", SAFE, STORE, "drop the name on the other side"},
-    [HT_FSCK_NS_UNREACHABLE] = {"NS-UNREACHABLE", SAFE, STORE, "move it to lost+found"},
-    [HT_FSCK_NS_KEPT] = {"NS-KEPT", ASK, STORE,
-                         "forget the kept step; its directory goes to lost+found as a model root"},
-    [HT_FSCK_OPT_ROOT] = {"OPT-ROOT", ASK, STORE, "forget it; state of its parameters goes to lost+found"},
-    [HT_FSCK_OPT_PARAM] = {"OPT-PARAM", ASK, STORE, "forget it; its state goes to lost+found"},
-    [HT_FSCK_OPT_STATE] = {"OPT-STATE", ASK, STORE, "forget all state of this parameter; it goes to lost+found"},
-    [HT_FSCK_OPT_STATE_VALUE] = {"OPT-STATE-VALUE", ASK, MARK, "mark the chunk lost: reading it is an error"},
-    [HT_FSCK_OPT_CONFIG] = {"OPT-CONFIG", ASK, STORE, "set one with lr=0 that goes with its state"},
-    [HT_FSCK_OPT_REDO] = {"OPT-REDO", ASK, STORE, "forget this step and those after it: the model goes back"},
-    [HT_FSCK_OPT_FEATURE] = {"OPT-FEATURE", SAFE, MARK, "note it in the superblock"},
-    [HT_FSCK_REF_OBJECT] = {"REF-OBJECT", ASK, STORE, "describe it as its chunks show it"},
-    [HT_FSCK_REF_RANGE] = {"REF-RANGE", SAFE, MARK, "mark the chunk lost: reading it is an error"},
-    [HT_FSCK_REF_META] = {"REF-META", SAFE, MARK, "mark the chunk lost: reading it is an error"},
-    [HT_FSCK_REF_SIZE] = {"REF-SIZE", SAFE, MARK, "mark the chunk lost: reading it is an error"},
-    [HT_FSCK_REF_OVERLAP] = {"REF-OVERLAP", ASK, MARK, "keep the one whose checksum holds"},
-    [HT_FSCK_REF_ORPHAN] = {"REF-ORPHAN", SAFE, MARK, "move it to lost+found"},
-    [HT_FSCK_REF_NUMBER] = {"REF-NUMBER", ASK, MARK, "delete it"},
-    [HT_FSCK_REF_CODEC] = {"REF-CODEC", SAFE, MARK, "note it in the superblock"},
-    [HT_FSCK_DATA_READ] = {"DATA-READ", ASK, MARK, "mark the chunk lost: reading it is an error"},
-    [HT_FSCK_DATA_CSUM] = {"DATA-CSUM", ASK, MARK, "mark the chunk lost: reading it is an error"},
-    [HT_FSCK_DATA_FRAME] = {"DATA-FRAME", ASK, MARK, "mark the chunk lost: reading it is an error"},
-    [HT_FSCK_DATA_REDO] = {"DATA-REDO", ASK, MARK, "forget this step and those after it: the model goes back"},
+#define ROW(id, code, answer, part, repair) {code, answer, part, repair},
+    HT_FSCK_PROBLEMS(ROW)
+#undef ROW
 };
 
 const char *ht_fsck_code_name(enum ht_fsck_code code)
@@ -147,15 +101,6 @@ static bool add_reported(struct ht_fsck *f, const struct ht_fsck_reported *t)
     f->reported[f->reported_count++] = copy;
     f->reported_bytes += bytes;
     return true;
-}
-
-/*
- * Until its fate is known. The store may have any number of problems: those beyond the bound are counted, not listed.
- */
-static void keep(struct ht_fsck *f, const struct ht_fsck_reported *t)
-{
-    f->last_reported = add_reported(f, t) ? f->reported_count : 0;
-    f->unlisted += f->last_reported == 0;
 }
 
 void ht_fsck_report_all(struct ht_fsck *f, bool repaired)
@@ -228,8 +173,14 @@ static bool report(struct ht_fsck *f, const struct row *row, const struct ht_fsc
         report_text(f, row, text, left, w->by_hand);
     else if (f->opt.mode == HT_FSCK_CHECK)
         put_problem(&f->json, &t, false);
-    else
-        keep(f, &t);
+    else {
+        /*
+         * Until its fate is known. The store may have any number of problems: those beyond the
+         * bound are counted, not listed.
+         */
+        f->last_reported = add_reported(f, &t) ? f->reported_count : 0;
+        f->unlisted += f->last_reported == 0;
+    }
     if (!left && row->part == COPY && f->last_reported != 0)
         f->reported[f->last_reported - 1].fate = LEFT; /* until ht_fsck_repaired_last */
     return !left;
@@ -237,22 +188,21 @@ static bool report(struct ht_fsck *f, const struct row *row, const struct ht_fsc
 
 bool ht_fsck_problem(struct ht_fsck *f, enum ht_fsck_code code, const struct ht_fsck_where *where, const char *fmt, ...)
 {
+    static const struct ht_fsck_where nowhere = {HT_FSCK_NOWHERE};
     char text[TEXT_MAX];
     va_list args;
 
     va_start(args, fmt);
     vsnprintf(text, sizeof(text), fmt, args);
     va_end(args);
-    return report(f, &table[code], where, text);
+    return report(f, &table[code], where ? where : &nowhere, text);
 }
 
 bool ht_fsck_problem_named(struct ht_fsck *f, const char *code, const char *text)
 {
-    const struct ht_fsck_where nowhere = {HT_FSCK_NOWHERE};
-
     for (unsigned i = 0; i < HT_FSCK_CODES; i++)
         if (strcmp(table[i].code, code) == 0)
-            return ht_fsck_problem(f, (enum ht_fsck_code)i, &nowhere, "%s", text);
+            return ht_fsck_problem(f, (enum ht_fsck_code)i, NULL, "%s", text);
     fprintf(stderr, "hitrain-fsck: %s: %s: a mistake of this program\n", code, text);
     f->failed = true;
     return false;

@@ -133,12 +133,6 @@ static int lose_overlaps(struct ht_fsck *f)
 
 /* ---------------------------------------------------------------- optimizer */
 
-static void forget_parameters(struct ht_fsck *f)
-{
-    for (size_t i = 0; i < f->forget.count; i++)
-        ht_optim_forget(f->optim, f->forget.list[i].id, f->forget.list[i].part);
-}
-
 static int configure_root(struct ht_fsck *f, uint64_t root)
 {
     const char *text = ht_optim_root_config(f->optim, root);
@@ -157,26 +151,20 @@ static int configure_roots(struct ht_fsck *f)
     return rc;
 }
 
-/* ---------------------------------------------------------------- features */
-
-static int mark_features(struct ht_fsck *f)
-{
-    return ht_store_need_features(f->store, f->unmarked);
-}
-
 /* --------------------------------------------------------------------- all */
 
 static int first_round(struct ht_fsck *f)
 {
     int rc = cut_noted(f);
 
-    forget_parameters(f);
+    for (size_t i = 0; i < f->forget.count; i++)
+        ht_optim_forget(f->optim, f->forget.list[i].id, f->forget.list[i].part);
     if (rc == 0)
         rc = ht_ns_reconnect(f->ns);
     if (rc == 0)
         rc = lose_chunks(f); /* also chunks of objects that are deleted next */
     if (rc == 0)
-        rc = mark_features(f);
+        rc = ht_store_need_features(f->store, f->unmarked);
     if (rc == 0)
         rc = add_orphans(f);
     return rc == 0 ? configure_roots(f) : rc;

@@ -12,7 +12,6 @@
 
 static bool take_flag(const char *value, void *to)
 {
-    (void)value;
     *(bool *)to = true;
     return true;
 }
@@ -69,75 +68,58 @@ static bool take_level(const char *value, void *to)
     return false;
 }
 
+/*
+ * O(identifier, name, how its value is taken, its field, given, expected). given: a flag that says that the option is
+ * there; 0: none does. expected: NULL for options without a value.
+ */
+#define AT(field) offsetof(struct ht_cmd_options, field)
+#define OPTION_ROWS(O)                                                                        \
+    O(JSON, "json", take_flag, AT(json), 0, NULL)                                             \
+    O(WATCH, "watch", take_seconds, AT(watch_s), 0, "a number of seconds from 0.01 to 86400") \
+    O(FOLLOW, "follow", take_flag, AT(follow), 0, NULL)                                       \
+    O(SINCE, "since", take_number, AT(since), 0, "a number")                                  \
+    O(LEVEL, "level", take_level, AT(level), 0, "error, warn or info")                        \
+    O(IF, "if", take_number, AT(step_open), AT(conditional), "the number of a step")          \
+    O(ASYNC, "async", take_flag, AT(async), 0, NULL)                                          \
+    O(FULL, "full", take_flag, AT(full), 0, NULL)                                             \
+    O(ENGINE, "engine", take_engine, AT(engine), 0, "the name of an engine")                  \
+    O(SVG, "svg", take_name, AT(svg), 0, "a file")                                            \
+    O(ONCE, "once", take_flag, AT(once), 0, NULL)                                             \
+    O(LISTEN, "listen", take_name, AT(listen), 0, "an address and a port")                    \
+    O(TEXTFILE, "textfile", take_name, AT(textfile), 0, "a file")                             \
+    O(OUTPUT, "output", take_name, AT(output), 0, "a file")                                   \
+    O(LOSS, "loss", take_name, AT(loss), 0, "a file")                                         \
+    O(UDEV, "udev", take_flag, AT(udev), 0, NULL)                                             \
+    O(TO, "to", take_count, AT(to), 0, "a number of ranks")                                   \
+    O(LOST, "lost", take_number, AT(lost), AT(loses), "the number of a rank")                 \
+    O(ALL, "all", take_flag, AT(all), 0, NULL)                                                \
+    O(PARAMS, "params", take_count, AT(params), 0, "a number above 0")                        \
+    O(TENSORS, "tensors", take_count, AT(tensors), 0, "a number above 0")                     \
+    O(DTYPE, "dtype", take_any, AT(dtype), 0, "a dtype")                                      \
+    O(OPTIMIZER, "optimizer", take_any, AT(optimizer), 0, "words of an optimizer")            \
+    O(RETAIN, "retain", take_count, AT(retain), 0, "a number above 0")                        \
+    O(REDO, "redo", take_count, AT(redo), 0, "a number above 0")                              \
+    O(HELP, "help", take_flag, AT(help), 0, NULL)                                             \
+    O(VERSION, "version", take_flag, AT(version), 0, NULL)
+
 enum {
-    OPT_JSON,
-    OPT_WATCH,
-    OPT_FOLLOW,
-    OPT_SINCE,
-    OPT_LEVEL,
-    OPT_IF,
-    OPT_ASYNC,
-    OPT_FULL,
-    OPT_ENGINE,
-    OPT_SVG,
-    OPT_ONCE,
-    OPT_LISTEN,
-    OPT_TEXTFILE,
-    OPT_OUTPUT,
-    OPT_LOSS,
-    OPT_UDEV,
-    OPT_TO,
-    OPT_LOST,
-    OPT_ALL,
-    OPT_PARAMS,
-    OPT_TENSORS,
-    OPT_DTYPE,
-    OPT_OPTIMIZER,
-    OPT_RETAIN,
-    OPT_REDO,
-    OPT_HELP,
-    OPT_VERSION,
-    OPTIONS,
+#define OPTION_ID(id, name, take, offset, given, expected) OPT_##id,
+    OPTION_ROWS(OPTION_ID)
+#undef OPTION_ID
+        OPTIONS,
     OPT_FIRST = 256 /* of getopt: letters are below */
 };
 #define OPT_BIT(option) (UINT64_C(1) << (option))
 
-/* given: a flag that says that the option is there; 0: none does. expected: NULL for options without a value. */
 static const struct option_row {
     const char *name;
     bool (*take)(const char *value, void *to);
     size_t offset, given;
     const char *expected;
 } option_rows[OPTIONS] = {
-#define AT(field) offsetof(struct ht_cmd_options, field)
-    [OPT_JSON] = {"json", take_flag, AT(json), 0, NULL},
-    [OPT_WATCH] = {"watch", take_seconds, AT(watch_s), 0, "a number of seconds from 0.01 to 86400"},
-    [OPT_FOLLOW] = {"follow", take_flag, AT(follow), 0, NULL},
-    [OPT_SINCE] = {"since", take_number, AT(since), 0, "a number"},
-    [OPT_LEVEL] = {"level", take_level, AT(level), 0, "error, warn or info"},
-    [OPT_IF] = {"if", take_number, AT(step_open), AT(conditional), "the number of a step"},
-    [OPT_ASYNC] = {"async", take_flag, AT(async), 0, NULL},
-    [OPT_FULL] = {"full", take_flag, AT(full), 0, NULL},
-    [OPT_ENGINE] = {"engine", take_engine, AT(engine), 0, "the name of an engine"},
-    [OPT_SVG] = {"svg", take_name, AT(svg), 0, "a file"},
-    [OPT_ONCE] = {"once", take_flag, AT(once), 0, NULL},
-    [OPT_LISTEN] = {"listen", take_name, AT(listen), 0, "an address and a port"},
-    [OPT_TEXTFILE] = {"textfile", take_name, AT(textfile), 0, "a file"},
-    [OPT_OUTPUT] = {"output", take_name, AT(output), 0, "a file"},
-    [OPT_LOSS] = {"loss", take_name, AT(loss), 0, "a file"},
-    [OPT_UDEV] = {"udev", take_flag, AT(udev), 0, NULL},
-    [OPT_TO] = {"to", take_count, AT(to), 0, "a number of ranks"},
-    [OPT_LOST] = {"lost", take_number, AT(lost), AT(loses), "the number of a rank"},
-    [OPT_ALL] = {"all", take_flag, AT(all), 0, NULL},
-    [OPT_PARAMS] = {"params", take_count, AT(params), 0, "a number above 0"},
-    [OPT_TENSORS] = {"tensors", take_count, AT(tensors), 0, "a number above 0"},
-    [OPT_DTYPE] = {"dtype", take_any, AT(dtype), 0, "a dtype"},
-    [OPT_OPTIMIZER] = {"optimizer", take_any, AT(optimizer), 0, "words of an optimizer"},
-    [OPT_RETAIN] = {"retain", take_count, AT(retain), 0, "a number above 0"},
-    [OPT_REDO] = {"redo", take_count, AT(redo), 0, "a number above 0"},
-    [OPT_HELP] = {"help", take_flag, AT(help), 0, NULL},
-    [OPT_VERSION] = {"version", take_flag, AT(version), 0, NULL},
-#undef AT
+#define ROW(id, name, take, offset, given, expected) {name, take, offset, given, expected},
+    OPTION_ROWS(ROW)
+#undef ROW
 };
 
 /* ---------------------------------------------------------------- commands */
@@ -280,17 +262,19 @@ static const struct command {
      "  --digest=DIGEST  the digest of that step, which is read for it otherwise\n"
      "  --rate=BYTES     at most so many bytes per second, as in 100M\n"
      "  --json           as JSON\n"},
-    {"restore", "URL/JOB[@STEP]|- DIR [--base=ROOT] [--shard=rofR [--lost=q]] [--json]", NULL, NULL, NONE, 0,
+    {"restore", "URL/JOB[@STEP]|- DIR [--base=ROOT] [--rank=rofR | --shard=rofR [--lost=q]] [--json]", NULL, NULL, NONE,
+     0,
      "Makes a model root in the new directory DIR, of a step in a vault, or of one on standard input. A step that is cut or\n"
      "damaged leaves nothing there.\n\n"
      "  --base=ROOT      a model root of the same store: what its kept steps have is shared, and not fetched\n"
+     "  --rank=rofR      all that rank r of R has archived\n"
      "  --shard=rofR     rank r of R: the blocks that it owns after this change of ranks, of a full step of all ranks\n"
      "  --lost=q         the former rank that is gone; without it the last ones leave\n"
      "  --json           as JSON\n"},
     {"vault", "init|probe|list|verify|forget|gc URL[/JOB[@STEP]] [STEP...] [--grace=TIME] [--json]", NULL, NULL, NONE,
      0,
-     "init makes a vault; probe tries what its engine promises; list shows jobs, or the steps of a job; verify reads steps\n"
-     "and compares all checksums; forget drops steps of a job; gc removes what no step needs and is older than the grace.\n\n"
+     "init makes a vault; probe tries what its engine promises; list shows jobs, the steps of a job, or the ranks of a step; verify\n"
+     "reads steps and compares all checksums; forget drops steps of a job; gc removes what no step needs and is older than the grace.\n\n"
      "  --grace=TIME  of init: how long content may wait for its step, as in 24h (the default); at least 1h\n"
      "  --json        as JSON\n"},
     {"reshard", "ROOT --to=R [--lost=r] [--json]", NULL, ht_cmd_reshard, ONE,

@@ -206,12 +206,6 @@ static void take_key(struct top *t, char key)
 
 /* --------------------------------------------------------------------- loop */
 
-static void ask_reader(struct top *t)
-{
-    t->asked = write(t->ask, "", 1) == 1;
-    t->asked_ns = ht_now_ns();
-}
-
 /* An answer has come: 0, or the error. */
 static int take_answer(struct top *t)
 {
@@ -257,7 +251,8 @@ static int run_top(struct top *t)
     while (!ended && rc == 0 && !(t->o->once && t->taken >= 2)) { /* the first picture needs two samples */
         uint64_t now = ht_now_ns(), interval = (uint64_t)(t->v.interval_s * 1e9);
         if (now >= next_ns && !t->asked) {
-            ask_reader(t);
+            t->asked = write(t->ask, "", 1) == 1;
+            t->asked_ns = ht_now_ns();
             next_ns = now + interval;
         } else if (now >= next_ns) {
             t->v.silent_s = (now - t->asked_ns) / 1000000000;

@@ -59,14 +59,6 @@ static size_t option_length(const char *text)
     return n;
 }
 
-static void append_option(struct ht_buf *out, const char *option, size_t len)
-{
-    if (out->len > 0)
-        out->data[out->len - 1] = ','; /* in place of the NUL */
-    ht_buf_put(out, option, len);
-    ht_buf_put(out, "", 1);
-}
-
 int ht_mount_options(const char *text, struct ht_buf *out, const char **out_what)
 {
     while (*text != '\0') {
@@ -76,8 +68,12 @@ int ht_mount_options(const char *text, struct ht_buf *out, const char **out_what
             *out_what = no;
             return -ENOTSUP;
         }
-        if (len > 0 && !is_dropped(text, len))
-            append_option(out, text, len);
+        if (len > 0 && !is_dropped(text, len)) {
+            if (out->len > 0)
+                out->data[out->len - 1] = ','; /* in place of the NUL */
+            ht_buf_put(out, text, len);
+            ht_buf_put(out, "", 1);
+        }
         text += len;
         text += *text == ',';
     }

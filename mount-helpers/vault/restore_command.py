@@ -23,8 +23,8 @@ def run(given):
         raise words.Usage('--shard is for a step in a vault, without --follow')
     if o['follow']:
         return importlib.import_module('follow').run_restore(url, path, o)
-    if o['rank']:
-        raise words.Usage('--rank is for --follow, of a vault')
+    if o['rank'] and (url == '-' or o['shard']):
+        raise words.Usage('--rank is for a vault, and without --shard')
     if url == '-':
         if os.isatty(0):
             raise words.Usage('restore - reads a step from a file or a pipe, and standard input is a terminal')
@@ -32,7 +32,7 @@ def run(given):
         return
     if o['shard']:
         return shard_from_vault(url, path, o)
-    report(path, from_vault(url, path, o['base']), o['json'], sys.stdout)
+    report(path, from_vault(url, path, o['base'], o['rank'] or (0, 1)), o['json'], sys.stdout)
 
 
 def shard_from_vault(url, path, o):
@@ -45,18 +45,18 @@ def shard_from_vault(url, path, o):
     elastic.report(path, done, o['json'], sys.stdout)
 
 
-def from_vault(url, path, base):
+def from_vault(url, path, base, rank):
     """Restored. To a logged step lead the full one before it and the logged ones between."""
     place, job, step = engine.split_job(url)
     with engine.open(place) as e:
         vault = jobs.open_vault(e)
         full, *logged = jobs.chain_of(e, vault, job, step)
-        done = from_step(path, e, vault, job, full, base)
+        done = from_step(path, e, vault, job, full, base, rank)
         if not logged:
             return done
         standby = importlib.import_module('standby')
         standby.begin_at(path, done.end)
-        standby.catch_up(path, e, vault, job, logged[-1].step)
+        standby.catch_up(path, e, vault, job, logged[-1].step, rank)
         leave(path)
         return done._replace(step=logged[-1].step, base=Base(full.step, done.end.digest))
 

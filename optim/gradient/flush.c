@@ -68,8 +68,7 @@ static bool find_torn(const struct ht_param *p, const struct ht_opt_window *w, u
 /* Drops the bytes in a window; if a set cannot be cut for want of memory, its whole range. */
 static void drop_written(struct ht_param *p, const struct ht_opt_window *w) HT_REQUIRES(HT_LOCK_OPTIM)
 {
-    ht_list_for_each_safe(pos, next, &p->dirty) {
-        struct ht_range *r = ht_list_entry(pos, struct ht_range, dirty);
+    ht_list_for_each_entry_safe(r, &p->dirty, struct ht_range, dirty) {
         struct ht_interval in = window_of(r, w);
         if (ht_interval_set_remove(&r->written, in.begin, in.end))
             ht_interval_set_clear(&r->written);
@@ -181,8 +180,7 @@ static int freeze_window(struct ht_param *p, const struct ht_opt_window *w, cons
     int rc = 0;
 
     latch_numbers(p, words);
-    ht_list_for_each_safe(pos, next, &p->dirty) {
-        struct ht_range *r = ht_list_entry(pos, struct ht_range, dirty);
+    ht_list_for_each_entry_safe(r, &p->dirty, struct ht_range, dirty) {
         int err = freeze_range(r, w);
         rc = rc ? rc : err;
         if (!r->written.count)

@@ -96,30 +96,19 @@ static int check_free(struct ht_param *p, uint64_t begin, uint64_t end) HT_REQUI
     return 0;
 }
 
-static int add_written(struct ht_param *p, uint64_t begin, uint64_t end) HT_REQUIRES(HT_LOCK_OPTIM)
+/* Puts the bytes into written, or takes them out of it. */
+static int set_written(struct ht_param *p, uint64_t begin, uint64_t end, bool in) HT_REQUIRES(HT_LOCK_OPTIM)
 {
     ht_opt_for_each_piece(at, p, begin, end) {
         struct ht_range *r = ht_opt_range_find(p, at.index);
-        int rc = ht_interval_set_add(&r->written, at.begin, at.end);
-        ht_opt_range_count_intervals(r);
-        if (rc)
-            return rc;
-        if (ht_list_empty(&r->dirty))
-            ht_list_add_tail(&p->dirty, &r->dirty);
-    }
-    return 0;
-}
-
-static int remove_written(struct ht_param *p, uint64_t begin, uint64_t end) HT_REQUIRES(HT_LOCK_OPTIM)
-{
-    ht_opt_for_each_piece(at, p, begin, end) {
-        struct ht_range *r = ht_opt_range_find(p, at.index);
-        int rc = ht_interval_set_remove(&r->written, at.begin, at.end);
+        int rc = (in ? ht_interval_set_add : ht_interval_set_remove)(&r->written, at.begin, at.end);
         ht_opt_range_count_intervals(r);
         if (rc)
             return rc;
         if (!r->written.count)
             ht_list_del(&r->dirty);
+        else if (in && ht_list_empty(&r->dirty))
+            ht_list_add_tail(&p->dirty, &r->dirty);
     }
     return 0;
 }
@@ -149,7 +138,7 @@ static int try_begin_write(struct ht_grad *g, struct ht_inflight *w) HT_REQUIRES
     if (!rc && ht_opt_in_flight(p, w->begin, w->end))
         rc = -EAGAIN;
     if (!rc)
-        rc = remove_written(p, w->begin, w->end);
+        rc = set_written(p, w->begin, w->end, false);
     if (!rc)
         ht_list_add_tail(&p->inflight, &w->link);
     return rc;
@@ -182,7 +171,7 @@ static int count_bytes(struct ht_grad *g, uint64_t begin, uint64_t end) HT_REQUI
 {
     widen_window(g, begin, end);
     int rc = ht_opt_account_add(&g->account, g->param, begin, end);
-    rc = rc ? rc : add_written(g->param, begin, end);
+    rc = rc ? rc : set_written(g->param, begin, end, true);
     g->param->root->grad_bytes += rc ? 0 : end - begin;
     return rc;
 }
@@ -197,7 +186,7 @@ static ssize_t end_write(struct ht_grad *g, struct ht_inflight *w, ssize_t n) HT
         n = rc ? rc : n;
         /* Bytes that the write did not bring nobody has written. The set has been without them, in the same pieces. */
         uint64_t rest = w->begin + (n > 0 ? (uint64_t)n : 0);
-        (void)!remove_written(p, rest, w->end);
+        (void)!set_written(p, rest, w->end, false);
         ht_opt_account_remove(&g->account, p, rest, w->end);
     }
     notify_changed(p->o);

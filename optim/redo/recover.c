@@ -175,11 +175,6 @@ int ht_opt_redo_recover(struct ht_optim *o)
     return rc;
 }
 
-void ht_optim_no_replay(struct ht_optim *o)
-{
-    o->no_replay = true;
-}
-
 void ht_optim_recovered(struct ht_optim *o)
 {
     lock(o);

@@ -138,8 +138,7 @@ int ht_opt_check_states(struct ht_optim *o)
         rc = rc ? rc : one;
     }
 
-    ht_list_for_each_safe(pos, next, &o->params) {
-        struct ht_param *p = ht_list_entry(pos, struct ht_param, all);
+    ht_list_for_each_entry_safe(p, &o->params, struct ht_param, all) {
         int one = check_param(p);
         if (one > 0)
             ht_opt_param_free(p);

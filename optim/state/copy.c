@@ -108,14 +108,6 @@ static void put_twin(const struct ht_param *p, struct ht_param *twin, const stru
     ht_opt_publish_param(twin, tx);
 }
 
-/* The objects of a clone's parameter are there, and not in use yet. */
-static void settle_twin(struct ht_param *twin) HT_REQUIRES(HT_LOCK_OPTIM)
-{
-    twin->obj = ht_obj_get(twin->o->store, twin->oid);
-    twin->gone = !twin->obj || ht_opt_state_load(twin);
-    ht_opt_totals_update(twin);
-}
-
 void ht_opt_copied(void *ctx, struct ht_copy *k, struct ht_tx *tx)
 {
     struct ht_optim *o = ctx;
@@ -138,8 +130,12 @@ void ht_opt_copied(void *ctx, struct ht_copy *k, struct ht_tx *tx)
             struct ht_param *twin = ht_opt_param_find(o, ht_copy_of(k, p->oid));
             if (twin && p->pub.exists)
                 put_twin(p, twin, k, tx);
-            if (twin && k->clone)
-                settle_twin(twin);
+            if (twin && k->clone) {
+                /* The objects of a clone's parameter are there, and not in use yet. */
+                twin->obj = ht_obj_get(twin->o->store, twin->oid);
+                twin->gone = !twin->obj || ht_opt_state_load(twin);
+                ht_opt_totals_update(twin);
+            }
         }
     }
     unlock(o);

@@ -6,17 +6,6 @@
 #include "optim/state/root.h"
 
 enum { ROOTS_MAX = 64, PARAMS_MAX = 32 }; /* PARAMS_MAX: of one root */
-
-static void put_gate(const struct ht_root *root, struct ht_dump *d) HT_REQUIRES(HT_LOCK_OPTIM)
-{
-    ht_dump_put(d, "; gate: ");
-    if (root->gate)
-        ht_dump_thread(d, root->gate_thread);
-    ht_dump_put(d, "%s%s%s%s", root->gate ? "" : "open", root->async ? "; a step is being closed" : "",
-                root->draining ? "; writers of gradients wait" : "",
-                root->hold || root->alone ? "; no update starts" : "");
-}
-
 static void put_params(const struct ht_root *root, struct ht_dump *d) HT_REQUIRES(HT_LOCK_OPTIM)
 {
     unsigned shown = 0;
@@ -52,7 +41,12 @@ static void put_root(const struct ht_root *root, struct ht_dump *d) HT_REQUIRES(
     ht_dump_put(d, "; ranges: %llu pending, %llu in work; %llu bytes of gradients queued",
                 (unsigned long long)root->pending, (unsigned long long)root->running,
                 (unsigned long long)root->backlog_bytes);
-    put_gate(root, d);
+    ht_dump_put(d, "; gate: ");
+    if (root->gate)
+        ht_dump_thread(d, root->gate_thread);
+    ht_dump_put(d, "%s%s%s%s", root->gate ? "" : "open", root->async ? "; a step is being closed" : "",
+                root->draining ? "; writers of gradients wait" : "",
+                root->hold || root->alone ? "; no update starts" : "");
     ht_dump_put(d, "%s\n", root->failure ? "; an update has failed" : "");
     put_params(root, d);
     ht_dump_id(d, root->id);

@@ -61,17 +61,6 @@ static void invalidate_first(struct ht_optim *o) HT_REQUIRES(HT_LOCK_OPTIM)
 
 /* ----------------------------------------------------------------- waiters */
 
-/*
- * Moves a waiter to the chain to be woken: next leads on, and prev is NULL, which shows cancel that it comes too late.
- */
-static void chain_push(struct ht_waiter **chain, struct ht_waiter *w)
-{
-    ht_list_del(&w->link_);
-    w->link_.prev = NULL;
-    w->link_.next = *chain ? &(*chain)->link_ : NULL;
-    *chain = w;
-}
-
 static struct ht_waiter *chain_next(struct ht_waiter *w)
 {
     return w->link_.next ? ht_list_entry(w->link_.next, struct ht_waiter, link_) : NULL;
@@ -112,11 +101,17 @@ static bool ranges_pending(const struct ht_param *p, uint64_t first, uint64_t la
 
 void ht_opt_take_waiters(struct ht_param *p, struct ht_waiter **chain)
 {
-    ht_list_for_each_safe(pos, next, &p->waiters) {
-        struct ht_waiter *w = ht_list_entry(pos, struct ht_waiter, link_);
-        if (p->gone || !ranges_pending(p, w->first_, w->last_))
-            chain_push(chain, w);
-    }
+    ht_list_for_each_entry_safe(w, &p->waiters, struct ht_waiter, link_)
+        if (p->gone || !ranges_pending(p, w->first_, w->last_)) {
+            /*
+             * Moves a waiter to the chain to be woken: next leads on, and prev is NULL, which
+             * shows cancel that it comes too late.
+             */
+            ht_list_del(&w->link_);
+            w->link_.prev = NULL;
+            w->link_.next = *chain ? &(*chain)->link_ : NULL;
+            *chain = w;
+        }
 }
 
 int ht_optim_readable(struct ht_optim *o, uint64_t oid, uint64_t off, uint64_t len, struct ht_waiter *w)

@@ -186,26 +186,22 @@ void ht_opt_param_bury(struct ht_param *p, struct ht_tx *tx)
     notify_changed(p->o);
 }
 
-/*
- * In scope 0 a deletion is put into the transaction at once. State that the log does not know is deleted at once
- * anyway.
- */
-static void leave_scope(struct ht_param *p, struct ht_tx *tx) HT_REQUIRES(HT_LOCK_OPTIM)
-{
-    if (p->cur.exists && ht_opt_state_load(p))
-        ht_opt_state_not_deleted(p);
-    for (unsigned i = 0; i < HT_STATES_MAX; i++) {
-        int rc = p->state[i] ? ht_obj_set_scope(p->state[i], 0, tx) : 0;
-        (void)rc;
-    }
-}
-
 void ht_optim_param_deleted(struct ht_optim *o, uint64_t oid, bool pending, struct ht_tx *tx)
 {
     lock(o);
     struct ht_param *p = ht_opt_param_find(o, oid);
-    if (p && !pending)
-        leave_scope(p, tx);
+    if (p && !pending) {
+        /*
+         * In scope 0 a deletion is put into the transaction at once. State that the log does not know is deleted at
+         * once anyway.
+         */
+        if (p->cur.exists && ht_opt_state_load(p))
+            ht_opt_state_not_deleted(p);
+        for (unsigned i = 0; i < HT_STATES_MAX; i++) {
+            int rc = p->state[i] ? ht_obj_set_scope(p->state[i], 0, tx) : 0;
+            (void)rc;
+        }
+    }
     if (p)
         ht_opt_param_bury(p, tx);
     if (p && pending)

@@ -369,8 +369,7 @@ void ht_opt_ended(void *ctx, uint64_t scope, enum ht_scope_end how, struct ht_tx
     if (r && r->exists) {
         assert(how == HT_SCOPE_DELETED || (r->ending && ht_opt_root_idle(r)));
         r->refs++;
-        ht_list_for_each_safe(pos, next, &r->params) {
-            struct ht_param *p = ht_list_entry(pos, struct ht_param, of_root);
+        ht_list_for_each_entry_safe(p, &r->params, struct ht_param, of_root) {
             if (how == HT_SCOPE_DELETED) /* it is still open somewhere */
                 ht_opt_param_bury(p, tx);
             else

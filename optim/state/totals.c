@@ -40,22 +40,6 @@ static void unlink_state(struct ht_param *p, unsigned i) HT_REQUIRES(HT_LOCK_OPT
     p->state_link[i].by_oid.id = 0;
 }
 
-static void update_owner(struct ht_param *p) HT_REQUIRES(HT_LOCK_OPTIM)
-{
-    for (unsigned i = 0; i < HT_STATES_MAX; i++)
-        if (p->state_link[i].by_oid.id != oid_of(p, i))
-            unlink_state(p, i);
-    for (unsigned i = 0; i < HT_STATES_MAX; i++)
-        if (!p->state_link[i].by_oid.id)
-            link_state(p, i, oid_of(p, i));
-}
-
-static void remove_owner(struct ht_param *p) HT_REQUIRES(HT_LOCK_OPTIM)
-{
-    for (unsigned i = 0; i < HT_STATES_MAX; i++)
-        unlink_state(p, i);
-}
-
 /* No other objects are found as its own. */
 static void verify_owner(const struct ht_param *p) HT_REQUIRES(HT_LOCK_OPTIM)
 {
@@ -114,13 +98,19 @@ static void count_param(struct ht_param *p, struct ht_totals now) HT_REQUIRES(HT
 void ht_opt_totals_update(struct ht_param *p)
 {
     count_param(p, totals_of(p));
-    update_owner(p);
+    for (unsigned i = 0; i < HT_STATES_MAX; i++)
+        if (p->state_link[i].by_oid.id != oid_of(p, i))
+            unlink_state(p, i);
+    for (unsigned i = 0; i < HT_STATES_MAX; i++)
+        if (!p->state_link[i].by_oid.id)
+            link_state(p, i, oid_of(p, i));
 }
 
 void ht_opt_totals_remove(struct ht_param *p)
 {
     count_param(p, (struct ht_totals){0});
-    remove_owner(p);
+    for (unsigned i = 0; i < HT_STATES_MAX; i++)
+        unlink_state(p, i);
 }
 
 void ht_opt_totals_verify(const struct ht_root *r)

@@ -130,14 +130,6 @@ static void check_objects(const struct ht_param *p) HT_REQUIRES(HT_LOCK_OPTIM)
         assert(m->oid[i] && (!p->state[i] || ht_obj_id(p->state[i]) == m->oid[i]));
 }
 
-static void check_queue(const struct ht_param *p, const struct tally *t) HT_REQUIRES(HT_LOCK_OPTIM)
-{
-    ht_list_for_each_entry(r, &p->queue, const struct ht_range, queue)
-        assert(r->state == HT_RANGE_QUEUED && r->param == p && (r->work & HT_WORK_UPDATE));
-    assert(length_of(&p->queue) == t->updates);
-    assert(ht_list_empty(&p->queued) == !t->updates);
-}
-
 static uint64_t check_param(struct ht_param *p, struct tally *of_root) HT_REQUIRES(HT_LOCK_OPTIM)
 {
     struct tally t = {0};
@@ -148,7 +140,10 @@ static uint64_t check_param(struct ht_param *p, struct tally *of_root) HT_REQUIR
     assert(ht_opt_param_find(p->o, p->oid) == p);
     assert(p->pending >= pending && (p->root->running || p->pending == pending));
     assert(p->shown == t.shown && p->shown <= p->pending);
-    check_queue(p, &t);
+    ht_list_for_each_entry(r, &p->queue, const struct ht_range, queue)
+        assert(r->state == HT_RANGE_QUEUED && r->param == p && (r->work & HT_WORK_UPDATE));
+    assert(length_of(&p->queue) == t.updates);
+    assert(ht_list_empty(&p->queued) == !t.updates);
     assert(p->failed == t.failed && p->complete <= p->shape.range_count);
     assert(length_of(&p->dirty) == t.dirty);
     assert(p->has_grad == !ht_list_empty(&p->touched));

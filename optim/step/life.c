@@ -65,47 +65,6 @@ static uint64_t meta_bytes(void *ctx)
     return ht_optim_meta_bytes(ctx);
 }
 
-int ht_optim_new(struct ht_store *s, unsigned threads, const struct ht_optim_hooks *hooks, struct ht_optim **out)
-{
-    struct ht_optim *o = calloc(1, sizeof(*o));
-
-    if (!o)
-        return -ENOMEM;
-    HT_UNSHARED(HT_LOCK_OPTIM);
-    o->store = s;
-    o->hooks = *hooks;
-    o->unit_period_ns = UNIT_PERIOD_NS;
-    o->accounts.max = HT_ACCOUNTS_BYTES_MAX;
-    o->threads = (unsigned)ht_min_u64(threads ? threads : thread_count(s), HT_THREADS_MAX);
-    init_locks(o);
-    init_lists(o);
-    ht_opt_step_numbers_begin(o);
-    struct ht_meta_client client = {
-        .type_first = HT_REC_OPT_FIRST,
-        .type_last = HT_REC_OPT_REDO_DEL,
-        .ctx = o,
-        .replay = ht_opt_replay,
-        .replayed = ht_opt_replayed,
-        .emit = ht_opt_emit,
-        .pending_bytes = ht_opt_pending_bytes,
-        .publish = ht_opt_publish,
-        .abort = ht_opt_abort,
-        .ended = ht_opt_ended,
-        .copy = ht_opt_copy,
-        .copied = ht_opt_copied,
-        .copy_dropped = ht_opt_copy_dropped,
-        .could_give = ht_opt_redo_could_give,
-        .give_up = ht_opt_redo_give_up,
-        .meta_bytes = meta_bytes,
-    };
-    int rc = ht_store_register(s, &client);
-    if (rc)
-        ht_optim_free(o);
-    else
-        *out = o;
-    return rc;
-}
-
 /* ------------------------------------------------------------------- start */
 
 /* Takes a reference to a parameter that replay found, and reserves its next rewrite again. */
@@ -217,8 +176,9 @@ static void size_backlog(struct ht_optim *o)
     o->backlog_bytes_max = ht_max_u64(stats.dram_passing_bytes / 8 * BACKLOG_EIGHTHS, HT_MIB);
 }
 
-int ht_optim_start(struct ht_optim *o)
+static int start_optim(void *p)
 {
+    struct ht_optim *o = p;
     int rc = 0;
 
     size_backlog(o);
@@ -316,10 +276,10 @@ void ht_optim_stop(struct ht_optim *o)
     unlock(o);
 }
 
-void ht_optim_free(struct ht_optim *o)
+static void free_optim(void *p)
 {
-    if (!o)
-        return;
+    struct ht_optim *o = p;
+
     ht_optim_stop(o);
     HT_UNSHARED(HT_LOCK_OPTIM);
     while (!ht_list_empty(&o->params))
@@ -344,28 +304,49 @@ void ht_optim_free(struct ht_optim *o)
     free(o);
 }
 
-/* ------------------------------------------------------------- participant */
+/* -------------------------------------------------------------------- make */
 
 static int make_optim(struct ht_store *s, const void *setup, void **out)
 {
     const struct ht_optim_setup *u = setup;
-    struct ht_optim *o = NULL;
-    int rc = ht_optim_new(s, u->threads, u->hooks, &o);
+    struct ht_optim *o = calloc(1, sizeof(*o));
 
-    if (!rc && u->no_replay)
-        ht_optim_no_replay(o);
-    *out = o;
+    if (!o)
+        return -ENOMEM;
+    HT_UNSHARED(HT_LOCK_OPTIM);
+    o->store = s;
+    o->hooks = *u->hooks;
+    o->no_replay = u->no_replay;
+    o->unit_period_ns = UNIT_PERIOD_NS;
+    o->accounts.max = HT_ACCOUNTS_BYTES_MAX;
+    o->threads = (unsigned)ht_min_u64(u->threads ? u->threads : thread_count(s), HT_THREADS_MAX);
+    init_locks(o);
+    init_lists(o);
+    ht_opt_step_numbers_begin(o);
+    struct ht_meta_client client = {
+        .type_first = HT_REC_OPT_FIRST,
+        .type_last = HT_REC_OPT_REDO_DEL,
+        .ctx = o,
+        .replay = ht_opt_replay,
+        .replayed = ht_opt_replayed,
+        .emit = ht_opt_emit,
+        .pending_bytes = ht_opt_pending_bytes,
+        .publish = ht_opt_publish,
+        .abort = ht_opt_abort,
+        .ended = ht_opt_ended,
+        .copy = ht_opt_copy,
+        .copied = ht_opt_copied,
+        .copy_dropped = ht_opt_copy_dropped,
+        .could_give = ht_opt_redo_could_give,
+        .give_up = ht_opt_redo_give_up,
+        .meta_bytes = meta_bytes,
+    };
+    int rc = ht_store_register(s, &client);
+    if (rc)
+        free_optim(o);
+    else
+        *out = o;
     return rc;
-}
-
-static int start_optim(void *p)
-{
-    return ht_optim_start(p);
-}
-
-static void free_optim(void *p)
-{
-    ht_optim_free(p);
 }
 
 const struct ht_participant_type ht_participant_optim = {.make = make_optim, .start = start_optim, .free = free_optim};

@@ -408,15 +408,10 @@ static void update_windows(struct job *j)
     }
 }
 
-static bool needs_windows(const struct ht_layout *l)
-{
-    return ht_opt_layout_has_forms(l) || memchr(l->kind, HT_STATE_MASTER_LOW, l->count);
-}
-
 static void update_range(struct job *j)
 {
     const struct ht_param *p = j->range->param;
-    bool windows = needs_windows(&p->layout);
+    bool windows = ht_opt_layout_has_forms(&p->layout) || memchr(p->layout.kind, HT_STATE_MASTER_LOW, p->layout.count);
 
     for (uint32_t i = 0; i < j->covers; i++) {
         uint64_t e = j->cover[i].begin / p->shape.g_bytes, end = j->cover[i].end / p->shape.g_bytes;

@@ -87,27 +87,6 @@ def test_refusals_come_with_the_request(make_store):
     assert word(root, 'step') == '0'
 
 
-def test_an_abort_comes_after_the_step(make_store):
-    root = make(make_store().mount(), 'sgd lr=1 durable_every=2')
-    for step in (1, 2, 3):
-        send(root)
-        command(root, 'step async')
-    command(root, 'abort')
-    assert word(root, 'step') == '2'
-    assert all(values(root, name) == {2} for name in NAMES)
-
-
-def test_an_unmount_keeps_the_step(make_store):
-    store = make_store()
-    root = make(store.mount(), 'sgd lr=1 durable_every=100')
-    send(root)
-    command(root, 'step async')
-    store.unmount()
-    root = store.mount() / 'model'
-    assert word(root, 'durable_step') == '1'
-    assert all(values(root, name) == {1} for name in NAMES)
-
-
 @pytest.mark.parametrize('config', CONFIGS[:2])
 def test_a_killed_daemon_leaves_one_step_or_the_other(make_store, config):
     store = make_store()

@@ -181,21 +181,3 @@ def test_a_step_of_another_history_is_seen(stores):
     assert figures(root)['last'] == 5 and figures(snap)['lineage'] == before['lineage'] != figures(root)['lineage']
     with fails(errno.ENODATA):
         os.getxattr(a, 'user.hitrain.redo')
-
-
-def test_a_killed_store_has_its_logged_steps(make_store):
-    """Those since the last full step, which the mount computed again."""
-    store = make_store()
-    root = make_model(store.mount() / 'model')
-    word(root, 'optimizer', REDO)
-    for n in range(1, 8):
-        train(root, n)
-    was, before = logged(root, 7), figures(root)
-    store.crash()
-    wait_for(lambda: figures(root)['last'] == 7, 'the steps are computed again')
-    seen = figures(root)
-    assert (seen['first'], seen['last']) == (6, 7) and seen['lineage'] != before['lineage']
-    assert logged(root, 7) == was
-    train(root, 8)
-    assert figures(root)['first'] == 6 and figures(root)['last'] == 8
-    store.unmount()

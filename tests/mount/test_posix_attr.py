@@ -76,23 +76,6 @@ def test_owners_may_change_what_is_theirs(open_mnt):
     assert owner(open_mnt / 's') == (OTHER, OTHER) and owner(f) == (NOBODY, OTHER)
 
 
-def test_search_and_write_permission_of_directories(open_mnt):
-    d = open_mnt / 'd'
-    d.mkdir()
-    (d / 'f').write_bytes(b'x')
-    for bits, outcome in ((0o700, (errno.EACCES, errno.EACCES, errno.EACCES)), (0o701, (errno.EACCES, 0, errno.EACCES)),
-                          (0o704, (0, errno.EACCES, errno.EACCES)), (0o705, (0, 0, errno.EACCES)),
-                          (0o707, (0, 0, 0))):
-        os.chmod(d, bits)
-        attempts = (lambda: os.listdir(d), lambda: os.stat(d / 'f'), lambda: os.rename(d / 'f', d / 'f2'))
-        for attempt, error in zip(attempts, outcome):
-            if error:
-                with fails(error):
-                    as_user(attempt)
-            else:
-                as_user(attempt)
-
-
 def test_sticky_directories(open_mnt):
     d = open_mnt / 'tmp'
     d.mkdir()

@@ -7,19 +7,8 @@ import subprocess
 
 import pytest
 
-from calls import (AT_EMPTY_PATH, AT_FDCWD, EXCHANGE, NOREPLACE, WHITEOUT, Handle, call, close_dead, drop_caches,
-                   fails, link_fd, rename, sync, tick)
+from calls import AT_EMPTY_PATH, AT_FDCWD, Handle, call, close_dead, drop_caches, fails, link_fd, sync, tick
 from conftest import MIB, SECONDS_MAX, wait_for
-
-LINKS_MAX = 65000
-
-
-def make_tree(mnt):
-    """A file and directories, one not empty."""
-    (mnt / 'f').write_bytes(b'f')
-    for name in ('empty', 'full'):
-        (mnt / name).mkdir()
-    (mnt / 'full' / 'x').write_bytes(b'x')
 
 
 # ------------------------------------------------------------------------ limits
@@ -95,134 +84,7 @@ def test_symbolic_links(mnt):
     assert os.path.isfile(mnt / 'nowhere')
 
 
-def test_errors_of_wrong_types(mnt):
-    make_tree(mnt)
-    for attempt in (lambda: os.stat(mnt / 'f' / 'x'), lambda: os.stat(f'{mnt}/f/'), lambda: os.mkdir(mnt / 'f' / 'x'),
-                    lambda: os.rmdir(mnt / 'f'), lambda: os.rename(mnt / 'empty', mnt / 'f'),
-                    lambda: os.open(mnt / 'f', os.O_RDONLY | os.O_DIRECTORY), lambda: os.listdir(mnt / 'f'),
-                    lambda: os.unlink(f'{mnt}/f/'), lambda: os.rename(f'{mnt}/f', f'{mnt}/g/')):
-        with fails(errno.ENOTDIR):
-            attempt()
-    for attempt in (lambda: os.open(mnt / 'empty', os.O_WRONLY), lambda: os.unlink(mnt / 'empty'),
-                    lambda: os.rename(mnt / 'f', mnt / 'empty'), lambda: os.truncate(mnt / 'empty', 0),
-                    lambda: os.open(f'{mnt}/new/', os.O_CREAT | os.O_WRONLY)):
-        with fails(errno.EISDIR):
-            attempt()
-    for attempt in (lambda: os.rmdir(mnt / 'full'), lambda: os.rmdir(mnt / 'full' / '..'),
-                    lambda: os.rename(mnt / 'empty', mnt / 'full')):
-        with fails(errno.ENOTEMPTY):
-            attempt()
-    with fails(errno.EINVAL):
-        os.rmdir(f'{mnt}/empty/.')
-    with fails(errno.EPERM):
-        os.link(mnt / 'empty', mnt / 'hard')
-    with fails(errno.ENOENT):
-        os.link(mnt / 'none', mnt / 'hard')
-    with fails(errno.EEXIST):
-        os.link(mnt / 'f', mnt / 'full' / 'x')
-    for attempt in (lambda: os.mkdir(mnt / 'empty'), lambda: os.mkdir(mnt / 'f'), lambda: os.symlink('x', mnt / 'f'),
-                    lambda: os.mkfifo(mnt / 'f'), lambda: os.open(mnt / 'f', os.O_CREAT | os.O_EXCL)):
-        with fails(errno.EEXIST):
-            attempt()
-    os.mkdir(f'{mnt}/slash/')
-    os.rename(f'{mnt}/slash/', f'{mnt}/slash2/')
-    os.rmdir(f'{mnt}/slash2/')
-
-
-def test_link_counts(mnt):
-    (mnt / 'f').touch()
-    for i in range(5):
-        os.link(mnt / 'f', mnt / f'l{i}')
-    assert os.stat(mnt / 'f').st_nlink == 6
-    os.unlink(mnt / 'l0')
-    os.rename(mnt / 'l1', mnt / 'l2')  # two names of one file: nothing happens
-    assert os.stat(mnt / 'f').st_nlink == 5 and os.path.exists(mnt / 'l1')
-    assert os.stat(mnt).st_nlink == 2
-    for name in ('a', 'b', 'a/c'):
-        (mnt / name).mkdir()
-    assert (os.stat(mnt).st_nlink, os.stat(mnt / 'a').st_nlink) == (4, 3)
-    os.rename(mnt / 'a' / 'c', mnt / 'b' / 'c')
-    assert (os.stat(mnt / 'a').st_nlink, os.stat(mnt / 'b').st_nlink) == (2, 3)
-    os.rename(mnt / 'b' / 'c', mnt / 'a')  # over an empty directory
-    assert (os.stat(mnt).st_nlink, os.stat(mnt / 'b').st_nlink) == (4, 2)
-    fd = os.open(mnt / 'b', os.O_RDONLY)
-    os.rmdir(mnt / 'b')
-    assert os.fstat(fd).st_nlink == 0 and os.listdir(fd) == []
-    with fails(errno.ENOENT):
-        os.open('x', os.O_CREAT, dir_fd=fd)
-    os.close(fd)
-
-
-def test_a_file_has_at_most_65000_names(make_store):
-    mnt = make_store('1G').mount()  # for its log
-    (mnt / 'd').mkdir()
-    (mnt / 'd' / '0').touch()
-    fd = os.open(mnt / 'd', os.O_RDONLY)
-    for i in range(1, LINKS_MAX):
-        os.link('0', str(i), src_dir_fd=fd, dst_dir_fd=fd)
-    assert os.stat('0', dir_fd=fd).st_nlink == LINKS_MAX
-    with fails(errno.EMLINK):
-        os.link('0', 'more', src_dir_fd=fd, dst_dir_fd=fd)
-    os.unlink('1', dir_fd=fd)
-    os.link('0', 'more', src_dir_fd=fd, dst_dir_fd=fd)
-    os.close(fd)
-
-
 # ---------------------------------------------------------------------- renaming
-
-def test_rename_flags(mnt):
-    make_tree(mnt)
-    with fails(errno.EEXIST):
-        rename(mnt / 'f', mnt / 'full', NOREPLACE)
-    with fails(errno.EEXIST):
-        rename(mnt / 'f', mnt / 'full' / 'x', NOREPLACE)
-    rename(mnt / 'f', mnt / 'g', NOREPLACE)
-    assert (mnt / 'g').read_bytes() == b'f'
-    with fails(errno.ENOENT):
-        rename(mnt / 'g', mnt / 'none', EXCHANGE)
-    for flags in (EXCHANGE | NOREPLACE, WHITEOUT | EXCHANGE, 64):
-        with fails(errno.EINVAL):
-            rename(mnt / 'g', mnt / 'h', flags)
-
-
-def test_exchange(mnt):
-    make_tree(mnt)
-    (mnt / 'full' / 'sub').mkdir()
-    before = {name: os.stat(mnt / name).st_ino for name in ('f', 'empty', 'full/x', 'full/sub')}
-    rename(mnt / 'f', mnt / 'full' / 'sub', EXCHANGE)  # a file and a directory, across directories
-    assert os.stat(mnt / 'f').st_ino == before['full/sub'] and os.stat(mnt / 'full' / 'sub').st_ino == before['f']
-    assert os.path.samefile(mnt / 'f' / '..', mnt) and (mnt / 'full' / 'sub').read_bytes() == b'f'
-    assert (os.stat(mnt).st_nlink, os.stat(mnt / 'full').st_nlink) == (5, 2)
-    rename(mnt / 'f', mnt / 'full' / 'sub', EXCHANGE)
-    rename(mnt / 'empty', mnt / 'full' / 'sub', EXCHANGE)  # two directories
-    assert os.stat(mnt / 'full' / 'sub').st_ino == before['empty']
-    for path, up in ((mnt / 'full' / 'sub', mnt / 'full'), (mnt / 'empty', mnt)):
-        assert os.path.samefile(path / '..', up)
-    for a, b in ((mnt / 'full', mnt / 'full' / 'x'), (mnt / 'full' / 'x', mnt / 'full')):
-        with fails(errno.EINVAL):
-            rename(a, b, EXCHANGE)
-    rename(mnt / 'f', mnt / 'f', EXCHANGE)
-    drop_caches()
-    assert sorted(os.listdir(mnt)) == ['empty', 'f', 'full'] and sorted(os.listdir(mnt / 'full')) == ['sub', 'x']
-
-
-def test_rename_of_directories(mnt):
-    make_tree(mnt)
-    os.rename(mnt / 'full', mnt / 'full')
-    os.rename(mnt / 'full', mnt / 'empty')  # over an empty one
-    assert sorted(os.listdir(mnt)) == ['empty', 'f'] and os.listdir(mnt / 'empty') == ['x']
-    (mnt / 'empty' / 'sub').mkdir()
-    for target in ('empty/new', 'empty/sub', 'empty/sub/new'):
-        with fails(errno.EINVAL):
-            os.rename(mnt / 'empty', mnt / target)
-    with fails(errno.ENOTEMPTY):
-        os.rename(mnt / 'empty' / 'sub', mnt / 'empty')
-    (mnt / 'other').mkdir()
-    fd = os.open(mnt / 'empty' / 'sub', os.O_RDONLY)
-    os.rename(mnt / 'empty' / 'sub', mnt / 'other' / 'sub')
-    assert os.stat('..', dir_fd=fd).st_ino == os.stat(mnt / 'other').st_ino
-    os.close(fd)
-
 
 def test_open_files_outlive_their_names(store):
     mnt = store.point

@@ -26,28 +26,6 @@ def mode(path):
 
 # ------------------------------------------------------------------- attributes
 
-def test_create_and_replace(mnt):
-    (mnt / 'd').mkdir()
-    (mnt / 'f').touch()
-    for path in (mnt / 'd', mnt / 'f'):
-        with fails(errno.ENODATA):
-            os.getxattr(path, 'user.a')
-        with fails(errno.ENODATA):
-            os.removexattr(path, 'user.a')
-        with fails(errno.ENODATA):
-            os.setxattr(path, 'user.a', b'x', os.XATTR_REPLACE)
-        os.setxattr(path, 'user.a', b'', os.XATTR_CREATE)
-        assert os.getxattr(path, 'user.a') == b''
-        with fails(errno.EEXIST):
-            os.setxattr(path, 'user.a', b'x', os.XATTR_CREATE)
-        os.setxattr(path, 'user.a', b'replaced', os.XATTR_REPLACE)
-        assert os.getxattr(path, 'user.a') == b'replaced'
-        with fails(errno.EINVAL):
-            os.setxattr(path, 'user.a', b'x', 8)
-        os.removexattr(path, 'user.a')
-        assert os.listxattr(path) == []
-
-
 def test_size_limits(mnt):
     f = mnt / 'f'
     f.touch()
@@ -211,13 +189,3 @@ def test_setgid_and_an_access_list(mnt, member):
     os.chmod(f, 0o2755)
     as_user(lambda: sh('setfacl', '-m', 'u:7:rx', f), groups=[OTHER] if member else [])
     assert bool(mode(f) & stat.S_ISGID) == member
-
-
-def test_lists_are_copied(mnt):
-    (mnt / 'a').touch()
-    sh('setfacl', '-m', f'u:{NOBODY}:rwx', mnt / 'a')
-    os.setxattr(mnt / 'a', 'user.x', b'1')
-    sh('cp', '-a', mnt / 'a', mnt / 'b')
-    assert getfacl(mnt / 'b') == getfacl(mnt / 'a') and os.getxattr(mnt / 'b', 'user.x') == b'1'
-    acl = os.getxattr(mnt / 'a', 'system.posix_acl_access')
-    assert struct.unpack('<I', acl[:4]) == (2,)

@@ -6,7 +6,6 @@ import os
 import re
 import struct
 import subprocess
-import sys
 import threading
 
 import numpy as np
@@ -17,7 +16,6 @@ from conftest import MIB, SECONDS_MAX, wait_for
 from models import new_model, word
 
 OPTIMIZER = 'adamw lr=0.01 beta1=0.9 beta2=0.999 eps=1e-8 weight_decay=0.1'
-NOBODY = 65534
 
 
 def command(root, *lines):
@@ -188,25 +186,6 @@ def test_state_is_what_the_rule_keeps(mnt):
     assert 'one f32' in word(root, 'error')
     refused(errno.EBUSY, word, root, 'optimizer', 'sgd lr=1')
     assert 'another rule' in word(root, 'error')
-
-
-def test_gradient_in_pieces_by_several_writers(root):
-    n, big = 3 * MIB // 4 + 7, random(3 * MIB // 4 + 7, 2)
-    g = random(n, 9)
-    fd = os.open(root / '.hitrain/grad/big', os.O_WRONLY)
-    data = memoryview(g).cast('B')
-
-    def part(begin, end):
-        assert os.pwrite(fd, data[begin:end], begin) == end - begin
-    cuts = list(range(0, n * 4, 200_000)) + [n * 4]
-    threads = [threading.Thread(target=part, args=c) for c in zip(cuts, cuts[1:])]
-    for t in reversed(threads):
-        t.start()
-    for t in threads:
-        t.join(SECONDS_MAX)
-    os.close(fd)
-    sync(root)
-    assert near(np.fromfile(root / 'big', 'f4'), adamw(big, [g]))
 
 
 def test_exec_of_a_forked_child_flushes_early(root):
@@ -415,39 +394,6 @@ def test_step_without_durability(store, root):
     store.crash()
     assert (word(root, 'step'), word(root, 'durable_step')) == ('3', '3')
     assert near(np.fromfile(root / 'w', 'f4'), adamw(random(1000, 1), [random(1000, i) for i in range(3)]))
-
-
-def test_steering_needs_permission(root):
-    os.chmod(root.parent, 0o755)
-    os.chmod(root, 0o755)
-    os.chmod(root / 'w', 0o666)
-    os.chmod(root / 'big', 0o600)
-    code = '''
-import os, sys
-os.chdir(sys.argv[1])
-def attempt(f):
-    try:
-        f()
-        return 'ok'
-    except OSError as e:
-        return str(e.errno)
-def sync():
-    fd = os.open('.', os.O_RDONLY)
-    os.fsync(fd)
-print(attempt(lambda: open('.hitrain/ctl', 'w')), attempt(sync), attempt(lambda: open('.hitrain/grad/w', 'wb')),
-      attempt(lambda: open('.hitrain/grad/big', 'wb')), attempt(lambda: open('.hitrain/state/w/step', 'rb')),
-      attempt(lambda: open('.hitrain/state/big/step', 'rb')), attempt(lambda: open('.hitrain/stats')),
-      attempt(lambda: os.setxattr('.', 'user.hitrain.optimizer', b'adamw lr=1')))
-'''
-
-    def drop():
-        os.setgroups([])
-        os.setgid(NOBODY)
-        os.setuid(NOBODY)
-    out = subprocess.run([sys.executable, '-c', code, str(root)], preexec_fn=drop, stdout=subprocess.PIPE, text=True,
-                         timeout=SECONDS_MAX).stdout.split()
-    e = str(errno.EACCES)
-    assert out == [e, e, 'ok', e, 'ok', e, 'ok', e]
 
 
 # ------------------------------------------------------------------- statistics
@@ -660,46 +606,6 @@ def test_misaligned_gradient_is_dropped(root):
     refused(errno.EINVAL, os.close, fd)
     assert 'w' in word(root, 'error') and 'element' in word(root, 'error')
     assert command(root, 'wait') == ['ok'] and (root / 'w').read_bytes() == before
-
-
-def test_oversized_gradient_is_refused(root):
-    before = (root / 'w').read_bytes()
-    fd = os.open(root / '.hitrain/grad/w', os.O_WRONLY)
-    refused(errno.EINVAL, os.pwrite, fd, bytes(8), 3996)
-    with pytest.raises(OSError):
-        os.close(fd)
-    assert 'w' in word(root, 'error')
-    word(root, 'error', '')
-    assert word(root, 'error') == '' and (root / 'w').read_bytes() == before
-
-
-def test_no_gradient_without_a_float_dtype(root):
-    (root / 'ids').write_bytes(bytes(400))
-    word(root / 'ids', 'dtype', 'i32')
-    refused(errno.EINVAL, open, root / '.hitrain/grad/ids', 'wb')
-    assert 'dtype' in word(root / 'ids', 'error') and 'dtype' in word(root, 'error')
-
-
-def test_partly_covered_parameter_ends_no_step(root):
-    with open(root / '.hitrain/grad/big', 'wb', buffering=0) as f:
-        f.write(bytes(2 * MIB))
-    refused(errno.EBUSY, sync, root)
-    assert 'big' in word(root, 'error')
-    assert command(root, 'commit')[0].startswith('error: EBUSY: model/big')
-    refused(errno.EBUSY, sync, root / 'w')
-    (root / 'plain').write_bytes(b'x')
-    os.removexattr(root / 'plain', 'user.hitrain.dtype')
-    sync(root / 'plain')
-    assert command(root, 'abort') == ['ok']
-    sync(root)
-
-
-def test_same_bytes_twice_in_a_step(root):
-    put_gradient(root, 'w', random(1000))
-    refused(errno.EBUSY, put_gradient, root, 'w', random(1000))
-    sync(root)
-    put_gradient(root, 'w', random(1000))
-    sync(root)
 
 
 def test_changed_element_count_needs_a_reset(root):

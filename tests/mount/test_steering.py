@@ -114,39 +114,6 @@ def test_an_abort_between_the_gradients_of_a_step_is_noticed(root):
     assert word(root, 'step') == '0'
 
 
-def test_a_race_of_commits_and_aborts_has_one_winner_each(root):
-    stop, aborted = threading.Event(), []
-
-    def operator():
-        ctl = Ctl(root)
-        while not stop.is_set():
-            number = step_open(root)
-            if number and ctl(f'abort if={number}') == 'ok':
-                aborted.append(number)
-        ctl.close()
-
-    other = threading.Thread(target=operator)
-    other.start()
-    committed, ctl = [], Ctl(root)
-    try:
-        for _ in range(60):
-            put_gradient(root)
-            number = step_open(root)
-            answer = ctl(f'commit if={number}') if number else ''
-            if answer == 'ok':
-                committed.append(number)
-            else:
-                assert not number or answer.startswith('error: ESTALE')
-    finally:
-        stop.set()
-        other.join()
-        ctl.close()
-    assert not set(committed) & set(aborted)
-    assert word(root, 'step') == word(root, 'durable_step') == str(len(committed))
-    assert tell(root, 'abort') == 'ok'
-    assert np.all(np.fromfile(root / 'w', 'f4') == -len(committed))
-
-
 # -------------------------------------------------------------------- claims
 
 def test_a_claimed_root_is_steered_by_one_descriptor(root):

@@ -216,23 +216,6 @@ def test_lion_moves_by_its_learning_rate(root):
             assert torch.allclose(optimizer.read_state(p, 'exp_avg'), 0.01 * p.grad.half().float(), atol=1e-6)
 
 
-def test_closure_and_parameters_without_a_gradient(root):
-    params = parameters()
-    before = {n: p.detach().clone() for n, p in params.items()}
-    with AdamW(params.items(), root, lr=LR) as optimizer:
-        def closure():
-            optimizer.zero_grad()
-            loss = (params['norm'] ** 2).sum()
-            loss.backward()
-            return loss
-        assert optimizer.step(closure).item() == pytest.approx((before['norm'] ** 2).sum().item())
-        assert not torch.equal(params['norm'], before['norm'])
-        assert torch.equal(params['wide.bias'], before['wide.bias'])
-        optimizer.zero_grad(set_to_none=True)
-        optimizer.step()
-        assert optimizer.committed_step == 1
-
-
 def test_step_sends_and_receives_by_public_methods(root):
     """So that a class of a user's own may watch them."""
     seen = []

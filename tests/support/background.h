@@ -9,7 +9,6 @@
 
 #include "tests/support/background_priv.h"
 #include "tiering/api/background.h"
-#include "tiering/api/scrub.h"
 #include "tiering/engine/engine.h"
 
 static inline struct ht_background_stat background_stat(struct ht_store *s, const char *engine)

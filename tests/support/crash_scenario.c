@@ -20,8 +20,7 @@
 #include "tiering/journal/journal.h"
 #include "tiering/object/context.h"
 #include "tiering/api/check.h"
-#include "tiering/api/compress.h"
-#include "tiering/api/scrub.h"
+#include "tiering/api/background.h"
 #include "tiering/api/shm.h"
 #include "tiering/api/stats.h"
 

@@ -13,7 +13,7 @@ import heads        # noqa: E402
 import manifest     # noqa: E402
 from entry import DIRECTORY, FILE, Entry    # noqa: E402
 from objects import Damage                  # noqa: E402
-from places import BLOCK_BYTES, Place, pack_place   # noqa: E402
+from places import BLOCK_BYTES, Place, pack_place, pick_places   # noqa: E402
 
 UUID, STEP, EPOCH = b'v' * 16, 7, 3
 BLOCKS = 5000
@@ -38,8 +38,8 @@ def parts(monkeypatch):
     return pieces, summary, places
 
 
-def read(pieces, summary):
-    return list(manifest.Pieces(lambda i: memoryview(pieces[i]), UUID, STEP, EPOCH, summary).items())
+def read(pieces, summary, pick=None):
+    return list(manifest.Pieces(lambda i: memoryview(pieces[i]), UUID, STEP, EPOCH, summary).items(pick))
 
 
 def test_all_pieces_come_back(parts):
@@ -47,6 +47,18 @@ def test_all_pieces_come_back(parts):
     items = read(pieces, summary)
     assert summary.pieces == len(pieces) > 5
     assert [i for i in items if isinstance(i, Place)] == places and items[-1].lineage == 9 and items[-1].digest == summary.digest
+
+
+def test_picked_places_are_those_of_the_table_and_checked_as_all_are(parts):
+    pieces, summary, places = parts
+    needed = bytes(i % 7 == 0 for i in range(BLOCKS))
+    items = read(pieces, summary, lambda payload: pick_places(payload, needed))
+    assert [i for i in items if isinstance(i, Place)] == [p for p in places if p.index % 7 == 0]
+    assert [i for i in items if not isinstance(i, Place)] == [i for i in read(pieces, summary) if not isinstance(i, Place)]
+    with pytest.raises(Damage, match='beyond the end'):
+        read(pieces, summary, lambda payload: pick_places(payload, needed[:-2]))
+    with pytest.raises(Damage, match='beyond its segment'):
+        read(pieces, summary, lambda payload: pack_place(places[0]._replace(unit=0)))
 
 
 def test_no_change_of_a_piece_is_read(parts):

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* background.h - engines that work in the background: how they do, and pausing them. */
+/* background.h - engines that work in the background: how they do, pausing them, and what each has to be told. */
 #ifndef HITRAIN_TIERING_API_BACKGROUND_H
 #define HITRAIN_TIERING_API_BACKGROUND_H
 
@@ -79,5 +79,82 @@ bool ht_store_background_serve(struct ht_store *s, bool once);
  */
 void ht_store_background_recall(struct ht_store *s);
 const char *ht_background_state_word(enum ht_background_state state);
+
+/* -------------------------------------------------------------------- scrub */
+
+/*
+ * A run finds and repairs decay: it reads and verifies everything on the devices once: superblock copies, log copies,
+ * and every stored chunk that a reference names, past the DRAM tier. Damage is written anew from a second copy:
+ * superblocks and log frames from another copy, chunks from their image in DRAM, to a new place. Content with several
+ * owners is read once, unless it is bad. Damage without a second copy is counted and reported (events scrub-*); reads
+ * of it still return -EIO. A run ends with the mount, and the next one begins at the beginning.
+ */
+enum ht_scrub_state { HT_SCRUB_NEVER, HT_SCRUB_RUNNING, HT_SCRUB_COMPLETE, HT_SCRUB_STOPPED, HT_SCRUB_FAILED };
+struct ht_scrub_stats {
+    uint64_t state; /* enum ht_scrub_state */
+    /* Of the present run, or the last one. total: the bytes to read when it began, less those that were read
+     * for another owner. */
+    uint64_t run_bytes, run_total_bytes, run_ns, run_found, run_repaired;
+    uint64_t runs, bytes, found, repaired; /* since the mount; runs: complete ones */
+};
+/* Starts a run in the background. -EBUSY: there is one. The store is mounted. */
+int ht_store_scrub_start(struct ht_store *s) HT_MUST_CHECK;
+/* Ends it. WAITS. -ESRCH: there is none. */
+int ht_store_scrub_stop(struct ht_store *s) HT_MUST_CHECK;
+void ht_store_scrub_stats(struct ht_store *s, struct ht_scrub_stats *out);
+
+/* -------------------------------------------------------------------- dedup */
+
+/*
+ * Objects that the mount has found, and whose owner reserves their rewrites, have their reserves: the first pass begins
+ * now. Without this call it begins two commit periods after the mount.
+ */
+void ht_store_reserves_complete(struct ht_store *s);
+
+/* ----------------------------------------------------------------- compress */
+
+/*
+ * May the content of this object be compressed? oid 0: may that of any object? Called by the engine's thread, which
+ * holds no lock.
+ */
+typedef bool (*ht_compress_fn)(void *ctx, uint64_t oid);
+/* Before the mount. Without it nothing is compressed. */
+void ht_store_set_compress(struct ht_store *s, ht_compress_fn fn, void *ctx);
+/* Some object may be compressed now: the engine has work from time to time. */
+void ht_store_wake_compress(struct ht_store *s);
+
+/* ------------------------------------------------------------------ discard */
+
+/*
+ * Discards all free space in runs of at least 64 KiB, in this thread, whatever the options say. WAITS. *out_bytes: how
+ * much. -EROFS; -EOPNOTSUPP: no device can; -ECANCELED: ht_store_trim_cancel was called; or the error of a device.
+ */
+int ht_store_trim(struct ht_store *s, uint64_t *out_bytes) HT_MUST_CHECK;
+/* The store is about to be unmounted: ends every trim after its batch, for good. Any thread, any lock held. */
+void ht_store_trim_cancel(struct ht_store *s);
+
+/* ------------------------------------------------------------------- digest */
+
+/*
+ * Digests of kept steps. The store does not know names, so an upper folder does the work, step by step
+ * (fs/ctl/digest.c); the engine gives it a thread, pace, pause and figures.
+ */
+enum ht_digest_figure { HT_DIGEST_DONE, HT_DIGEST_FAILED, HT_DIGEST_LEFT_BYTES, HT_DIGEST_FIGURES };
+
+struct ht_digest_client {
+    void *ctx;
+    /*
+     * As the step of an engine: at most b->most_bytes, and not much longer than until b->until_ns. One at a time, with
+     * no lock held. Reads go past the DRAM tier (ht_obj_read).
+     */
+    enum ht_step (*step)(void *ctx, struct ht_budget *b);
+    void (*values)(void *ctx, uint64_t out[HT_DIGEST_FIGURES]); /* any thread */
+};
+/* After the mount, once. The client lives until ht_store_end_digest. */
+void ht_store_begin_digest(struct ht_store *s, const struct ht_digest_client *client);
+/* The client is not called any more when this returns. Without a client: nothing. No lock held. WAITS for a step. */
+void ht_store_end_digest(struct ht_store *s);
+/* There may be work, at once or soon. Any thread; locks above that of engines may be held. */
+void ht_store_wake_digest(struct ht_store *s);
 
 #endif

@@ -11,54 +11,62 @@
 #include "tiering/base/base.h"
 #include "tiering/base/log.h"
 
+/* E(identifier, word, level, by_file, meaning) */
+#define HT_EVENTS(E)                                                                                                   \
+    E(MOUNTED, "mounted", INFO, false, "The store was mounted.")                                                       \
+    E(UNMOUNTING, "unmounting", INFO, false, "The mount ends; the text has the cause.")                                \
+    E(WRITE_ERROR, "write-error", ERROR, true, "A device failed a write of content.")                                  \
+    E(READ_ERROR, "read-error", ERROR, true, "A device failed a read of content.")                                     \
+    E(CHECKSUM, "checksum", ERROR, true, "A device returned wrong bytes.")                                             \
+    E(NO_SPACE, "no-space", ERROR, true, "The store refused something because it is full.")                            \
+    E(WRITE_REFUSED, "write-refused", ERROR, true, "A program's write failed for another reason.")                     \
+    E(READ_ONLY, "read-only", ERROR, false, "The store cannot write the log and takes no changes.")                    \
+    E(COMMIT_FAILED, "commit-failed", ERROR, false, "A commit did not become durable.")                                \
+    E(LOG_COPY_LOST, "log-copy-lost", ERROR, false, "The store no longer writes one copy of the log.")                 \
+    E(LOG_DAMAGED, "log-damaged", WARN, false, "One copy of the log was damaged; the store uses the other.")           \
+    E(LOG_REPAIRED, "log-repaired", INFO, false, "A copy of the log is up to date again.")                             \
+    E(LOG_FULL, "log-full", WARN, false, "The log is full: a checkpoint goes into one of its copies.")                 \
+    E(CHECKPOINT_FAILED, "checkpoint-failed", ERROR, false, "A checkpoint of the log failed.")                         \
+    E(GRADIENT_REFUSED, "gradient-refused", ERROR, true, "A gradient was refused.")                                    \
+    E(STEP_REFUSED, "step-refused", ERROR, false, "A step cannot end yet.")                                            \
+    E(UPDATE_FAILED, "update-failed", ERROR, false, "A range of a parameter could not be updated.")                    \
+    E(STEP_ABORTED, "step-aborted", WARN, false, "A model went back to its last durable step.")                        \
+    E(STEP_ROLLED_BACK, "step-rolled-back", WARN, false, "A model went back to a kept step.")                          \
+    E(STEP_DROPPED, "step-dropped", WARN, false, "The mount ended during a step; nothing of that step is kept.")       \
+    E(STEPS_REPLAYED, "steps-replayed", WARN, false, "After a crash the logged steps of a model were computed again.") \
+    E(REPLAY_PROGRESS, "replay-progress", INFO, false,                                                                 \
+      "Logged steps of a model are computed again; the text has the progress.")                                        \
+    E(REPLAY_FAILED, "replay-failed", ERROR, false,                                                                    \
+      "A logged step of a model cannot be computed again; the model can be neither read nor changed.")                 \
+    E(NOT_RESERVED, "not-reserved", WARN, true, "The store could not reserve the space of a step.")                    \
+    E(REFUSED, "refused", WARN, true, "An attribute, a hidden file or a command was refused.")                         \
+    E(ERROR_CLEARED, "error-cleared", INFO, true, "A program cleared the attribute error.")                            \
+    E(DELETE_FAILED, "delete-failed", WARN, true, "Deleted content stays until the next mount.")                       \
+    E(PRIVILEGE_KEPT, "privilege-kept", ERROR, true, "A written file keeps setuid bits or capabilities.")              \
+    E(STALE_CACHE, "stale-cache", ERROR, true, "Programs may see outdated content.")                                   \
+    E(PAGES_LOST, "pages-lost", ERROR, false, "Some pages could not be written when the mount ended.")                 \
+    E(FORCED_UNMOUNT, "forced-unmount", WARN, false, "The mount ended while it was in use.")                           \
+    E(MOUNT_KEPT, "mount-kept", WARN, false, "The mount is gone, but a process keeps the store mounted.")              \
+    E(DIGEST_FAILED, "digest-failed", ERROR, false, "A kept step could not be read whole for its digest.")             \
+    E(KEPT_GIVEN_UP, "kept-given-up", WARN, false, "A full store ended a kept step that a vault has.")                 \
+    E(SCRUB_DAMAGE, "scrub-damage", ERROR, true, "Scrub found damage and could not repair it.")                        \
+    E(SCRUB_REPAIRED, "scrub-repaired", WARN, true, "Scrub found damage and repaired it.")                             \
+    E(SCRUB_ENDED, "scrub-ended", INFO, false, "A scrub ended; the text has its findings.")                            \
+    E(DEGRADED, "degraded", WARN, false, "The store was mounted without one of its members.")                          \
+    E(MEMBER_LEFT, "member-left", ERROR, false, "A member does not take a superblock or the log.")                     \
+    E(DEVICE_FAILING, "device-failing", ERROR, false, "A device fails writes.")                                        \
+    E(TAKEN_OVER, "taken-over", ERROR, false, "Another mount took the store over; this one writes nothing any more.")  \
+    E(DEVICE_SILENT, "device-not-answering", ERROR, false, "A device does not answer.")                                \
+    E(DEVICE_ANSWERS, "device-answers", INFO, false, "A device answers again.")                                        \
+    E(ENDURANCE, "endurance-exceeded", WARN, false, "The store wrote more in a day than its budget.")                  \
+    E(STEP_NOT_KEPT, "step-not-kept", ERROR, false, "A commit could not keep its step.")                               \
+    E(STEPS_GIVEN_UP, "steps-given-up", WARN, false, "A full store gave up logged steps that were kept for readers.")
+
 enum ht_event_code {
-    HT_EVENT_MOUNTED,
-    HT_EVENT_UNMOUNTING,
-    HT_EVENT_WRITE_ERROR,
-    HT_EVENT_READ_ERROR,
-    HT_EVENT_CHECKSUM,
-    HT_EVENT_NO_SPACE,
-    HT_EVENT_WRITE_REFUSED,
-    HT_EVENT_READ_ONLY,
-    HT_EVENT_COMMIT_FAILED,
-    HT_EVENT_LOG_COPY_LOST,
-    HT_EVENT_LOG_DAMAGED,
-    HT_EVENT_LOG_REPAIRED,
-    HT_EVENT_LOG_FULL,
-    HT_EVENT_CHECKPOINT_FAILED,
-    HT_EVENT_GRADIENT_REFUSED,
-    HT_EVENT_STEP_REFUSED,
-    HT_EVENT_UPDATE_FAILED,
-    HT_EVENT_STEP_ABORTED,
-    HT_EVENT_STEP_ROLLED_BACK,
-    HT_EVENT_STEP_DROPPED,
-    HT_EVENT_STEPS_REPLAYED,
-    HT_EVENT_REPLAY_PROGRESS,
-    HT_EVENT_REPLAY_FAILED,
-    HT_EVENT_NOT_RESERVED,
-    HT_EVENT_REFUSED,
-    HT_EVENT_ERROR_CLEARED,
-    HT_EVENT_DELETE_FAILED,
-    HT_EVENT_PRIVILEGE_KEPT,
-    HT_EVENT_STALE_CACHE,
-    HT_EVENT_PAGES_LOST,
-    HT_EVENT_FORCED_UNMOUNT,
-    HT_EVENT_MOUNT_KEPT,
-    HT_EVENT_DIGEST_FAILED,
-    HT_EVENT_KEPT_GIVEN_UP,
-    HT_EVENT_SCRUB_DAMAGE,
-    HT_EVENT_SCRUB_REPAIRED,
-    HT_EVENT_SCRUB_ENDED,
-    HT_EVENT_DEGRADED,
-    HT_EVENT_MEMBER_LEFT,
-    HT_EVENT_DEVICE_FAILING,
-    HT_EVENT_TAKEN_OVER,
-    HT_EVENT_DEVICE_SILENT,
-    HT_EVENT_DEVICE_ANSWERS,
-    HT_EVENT_ENDURANCE,
-    HT_EVENT_STEP_NOT_KEPT,
-    HT_EVENT_STEPS_GIVEN_UP,
-    HT_EVENT_CODES,
+#define HT_EVENT_CODE(id, word, level, by_file, meaning) HT_EVENT_##id,
+    HT_EVENTS(HT_EVENT_CODE)
+#undef HT_EVENT_CODE
+        HT_EVENT_CODES
 };
 
 struct ht_event_kind {

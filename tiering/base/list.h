@@ -43,6 +43,10 @@ static inline void ht_list_del(struct ht_list *n)
     for (type *p = ht_list_entry((head)->next, type, member); &p->member != (head); \
          p = ht_list_entry(p->member.next, type, member))
 /* Allows removal of the current element. */
+#define ht_list_for_each_entry_safe(p, head, type, member)                                                             \
+    for (type *p = ht_list_entry((head)->next, type, member), *p##_next = ht_list_entry(p->member.next, type, member); \
+         &p->member != (head); p = p##_next, p##_next = ht_list_entry(p->member.next, type, member))
+/* Allows removal of the current element. */
 #define ht_list_for_each_safe(pos, tmp, head) \
     for (struct ht_list *pos = (head)->next, *tmp = pos->next; pos != (head); pos = tmp, tmp = pos->next)
 

@@ -43,41 +43,23 @@ bool ht_rwlock_rdlock_for(struct ht_rwlock *l, uint64_t ns) HT_NO_THREAD_SAFETY_
 
 int ht_mutex_holder(const struct ht_mutex *m)
 {
-#ifdef __GLIBC__
     return __atomic_load_n(&m->lock.__data.__owner, __ATOMIC_RELAXED);
-#else
-    return 0;
-#endif
 }
 
 /* glibc's mutex is 2 while a thread may wait for it. */
 bool ht_mutex_is_wanted(const struct ht_mutex *m)
 {
-#ifdef __GLIBC__
     return __atomic_load_n(&m->lock.__data.__lock, __ATOMIC_RELAXED) > 1;
-#else
-    (void)m;
-    return true;
-#endif
 }
 
 int ht_rwlock_writer(const struct ht_rwlock *l)
 {
-#ifdef __GLIBC__
     return __atomic_load_n(&l->lock.__data.__cur_writer, __ATOMIC_RELAXED);
-#else
-    return 0;
-#endif
 }
 
 bool ht_rwlock_is_wanted_by_writer(const struct ht_rwlock *l)
 {
-#ifdef __GLIBC__
     return __atomic_load_n(&l->lock.__data.__writers, __ATOMIC_RELAXED) != 0;
-#else
-    (void)l;
-    return true;
-#endif
 }
 
 /* Each thread has a list of the locks that it holds, outermost first. */

@@ -122,8 +122,7 @@ bool ht_pool_is_apart(void)
 
 void ht_pool_destroy(struct ht_pool *p)
 {
-    ht_list_for_each_safe(pos, next, &p->open) {
-        struct block *b = ht_list_entry(pos, struct block, link);
+    ht_list_for_each_entry_safe(b, &p->open, struct block, link) {
         assert(b->used == 0);
         free(b);
     }

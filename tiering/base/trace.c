@@ -40,14 +40,6 @@ const char *ht_trace_op_word(enum ht_trace_op op)
     return words[op];
 }
 
-static void ring_init(struct ring *r, struct slot slot[], uint32_t entries)
-{
-    assert(entries && (entries & (entries - 1)) == 0);
-    r->mask = entries - 1;
-    r->shift = (unsigned)__builtin_ctz(entries);
-    r->slot = slot;
-}
-
 static size_t bytes_of(uint32_t entries)
 {
     return sizeof(struct ht_trace) + entries * sizeof(struct slot);
@@ -60,7 +52,10 @@ int ht_trace_new(uint32_t entries, struct ht_trace **out)
     if (!t)
         return -ENOMEM;
     t->start_ns = ht_now_ns();
-    ring_init(&t->ring, t->slot, entries);
+    assert(entries && (entries & (entries - 1)) == 0);
+    t->ring.mask = entries - 1;
+    t->ring.shift = (unsigned)__builtin_ctz(entries);
+    t->ring.slot = t->slot;
     *out = t;
     return 0;
 }

@@ -43,6 +43,7 @@ struct ht_image {
     uint8_t target_device;    /* device it should be written to, and 1; 0: any */
     uint8_t subs : 5;         /* number of its sub-slots; the arena's */
     bool final : 1;           /* dirty, and no change is expected before it is published; the arena's */
+    uint8_t protected_in : 2; /* protected: the period of its last update, modulo 4; the arena's */
     uint8_t next_use : 7;     /* planned: place in the order, modulo HT_ORDER_PLACES */
     bool pinned : 1;          /* protected until it is unpinned: an operator wants it in memory */
 };
@@ -162,7 +163,13 @@ uint64_t ht_arena_protected_max_now(const struct ht_arena *a) HT_REQUIRES(HT_LOC
 bool ht_arena_has_protected_room(const struct ht_arena *a) HT_REQUIRES(HT_LOCK_STORE);
 bool ht_arena_may_protect(const struct ht_arena *a, uint32_t slot) HT_REQUIRES(HT_LOCK_STORE);
 void ht_arena_protect(struct ht_arena *a, uint32_t slot)
-    HT_REQUIRES(HT_LOCK_STORE); /* needs may_protect, unless it is protected already */
+    HT_REQUIRES(HT_LOCK_STORE); /* needs may_protect, unless it is protected already. At each update */
+/*
+ * The protected set has no room: it gives back some images that got no update in the last 17 to 48 steps, as of a model
+ * that trains no more. Each call looks at a few slots, in turn.
+ */
+void ht_arena_give_back_old(struct ht_arena *a) HT_REQUIRES(HT_LOCK_STORE);
+void ht_arena_end_step(struct ht_arena *a) HT_REQUIRES(HT_LOCK_STORE);
 /*
  * Waiting images come in every step, stay protected until they were used, and go: so the other images of the protected
  * set leave room for so many bytes. Images that were protected before may be in the way.

@@ -83,6 +83,8 @@ struct ht_arena {
     struct ht_arena_sums sums;
     uint64_t protected_max;                   /* for the protected set and the working set */
     uint64_t waiting_expected, pinned_wanted; /* waiting images of a whole step; pinned ones without room */
+    uint32_t steps;                           /* of all models */
+    uint32_t old_at;                          /* the slot at which the next search for old images begins */
     bool forced;                              /* the request that is running heeds no working set */
     bool is_ahead;                            /* it evicts only images that are needed later than ... */
     uint8_t ahead_place;                      /* ... this, modulo HT_ORDER_PLACES */

@@ -155,9 +155,38 @@ bool ht_arena_may_protect(const struct ht_arena *a, uint32_t n)
     return !ht_arena_is_external(a, n) && has_share(a, &a->slot[n / HT_SLOT_SUBS], awaited_bytes(a), a->protected_max);
 }
 
+/* The time of protected images: periods of steps, modulo 4. */
+enum { PERIOD_STEPS = 16, PERIODS = 4, OLD_PERIODS = 2, OLD_SLOTS = 8 };
+
+static unsigned period(const struct ht_arena *a) HT_REQUIRES(HT_LOCK_STORE)
+{
+    return a->steps / PERIOD_STEPS % PERIODS;
+}
+
+void ht_arena_end_step(struct ht_arena *a)
+{
+    a->steps++;
+}
+
 void ht_arena_protect(struct ht_arena *a, uint32_t n)
 {
     set_protected(a, n, true);
+    if (!ht_arena_is_external(a, n))
+        a->image[n].protected_in = period(a) % PERIODS;
+}
+
+void ht_arena_give_back_old(struct ht_arena *a)
+{
+    for (uint32_t i = 0; i < ht_min_u64(OLD_SLOTS, a->slots); i++) {
+        a->old_at = (a->old_at + 1) % a->slots;
+        if (!a->slot[a->old_at].images[HT_IMAGE_PROTECTED])
+            continue;
+        for (uint32_t n = a->old_at * HT_SLOT_SUBS; n < (a->old_at + 1) * HT_SLOT_SUBS; n++) {
+            const struct ht_image *im = &a->image[n];
+            if (im->protected && !im->waiting && (period(a) - im->protected_in) % PERIODS >= OLD_PERIODS)
+                ht_arena_unprotect(a, n);
+        }
+    }
 }
 
 void ht_arena_protect_waiting(struct ht_arena *a, uint32_t n)

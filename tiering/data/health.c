@@ -15,7 +15,6 @@
 #include "tiering/data/health.h"
 #include "tiering/base/event.h"
 #include "tiering/base/list.h"
-#include "tiering/base/lock.h"
 #include "tiering/io/dev.h"
 #include "tiering/journal/journal.h"
 #include "tiering/space/alloc.h"
@@ -177,8 +176,7 @@ static uint32_t written_to(const struct ht_store *s, uint64_t scope) HT_REQUIRES
 {
     uint32_t devices = 0;
 
-    ht_list_for_each(p, &s->data->writing) {
-        const struct ht_write_batch *w = ht_list_entry(p, struct ht_write_batch, link);
+    ht_list_for_each_entry(w, &s->data->writing, const struct ht_write_batch, link) {
         for (unsigned i = 0; i < w->count; i++) {
             const struct ht_batch_write *j = &w->job[w->order[i]];
             if (j->io.obj->scope->id == scope)

@@ -94,14 +94,6 @@ static int read_member(struct ht_store *s, struct gathering *g, struct ht_dev *d
     return 0;
 }
 
-static void take_super(struct ht_store *s, const struct ht_super *sb)
-{
-    HT_UNSHARED(HT_LOCK_SUPER);
-    s->sb = *sb;
-    ht_super_get_layout(sb, &s->layout);
-    s->dev_count = sb->device_count;
-}
-
 static int validate(struct ht_store *s, const struct gathering *g)
 {
     struct ht_members m;
@@ -116,8 +108,12 @@ static int validate(struct ht_store *s, const struct gathering *g)
         ht_error(
             "%s was left behind when its log could not be written, and the others went on: name the other members, too",
             ht_dev_name(s->dev[m.left_behind]));
-    if (rc == 0)
-        take_super(s, &g->sb[m.newest]);
+    if (rc == 0) {
+        HT_UNSHARED(HT_LOCK_SUPER);
+        s->sb = g->sb[m.newest];
+        ht_super_get_layout(&s->sb, &s->layout);
+        s->dev_count = s->sb.device_count;
+    }
     return rc;
 }
 

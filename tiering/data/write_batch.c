@@ -135,12 +135,6 @@ bool ht_write_batch_admit(struct ht_write_batch *w, int device)
     return a == HT_ADMITTED;
 }
 
-static void push(struct ht_write_batch *w)
-{
-    ht_ring_kick(w->ring);
-    w->unpushed_bytes = 0;
-}
-
 /* Threads that need an image wait for it. */
 static void note_coming(struct ht_store *s, struct ht_batch_write *j, const struct ht_image *im)
     HT_REQUIRES(HT_LOCK_STORE)
@@ -202,8 +196,10 @@ static int start(struct ht_write_batch *w, struct ht_obj *o, struct ht_chunk *c,
     o->refs++;
     ht_chunk_write_start(&j->io, w->ring);
     w->unpushed_bytes += bytes;
-    if (w->unpushed_bytes >= PUSH_BYTES)
-        push(w);
+    if (w->unpushed_bytes >= PUSH_BYTES) {
+        ht_ring_kick(w->ring);
+        w->unpushed_bytes = 0;
+    }
     ht_store_lock(s);
     return 0;
 }

@@ -46,14 +46,6 @@ static int scan_and_commit(struct ht_store *s, uint64_t period_ns)
     return ht_txn_commit_outside(s, ht_shm_scan(s, &scan));
 }
 
-static void commit_failed(int error)
-{
-    struct ht_event_about about = {.error = error};
-
-    ht_event(HT_EVENT_COMMIT_FAILED, &about, "the commit of files outside models failed: %s; it will be tried again",
-             strerror(-error));
-}
-
 enum answers { ANSWER_ALL, ANSWER_LATER, ANSWER_NEVER };
 
 /* Do the devices answer that a commit waits for, which has been due since then? Lock held. */
@@ -83,8 +75,11 @@ static bool commit_if_answered(struct ht_store *s, struct ht_commit_timer *t, ui
     if (found == ANSWER_LATER)
         return false;
     int rc = found == ANSWER_ALL ? scan_and_commit(s, period_ns) : t->reported ? 0 : -ETIMEDOUT;
-    if (rc)
-        commit_failed(rc);
+    if (rc) {
+        struct ht_event_about about = {.error = rc};
+        ht_event(HT_EVENT_COMMIT_FAILED, &about,
+                 "the commit of files outside models failed: %s; it will be tried again", strerror(-rc));
+    }
     t->reported = found == ANSWER_NEVER;
     t->due_ns = 0;
     return true;

@@ -428,13 +428,6 @@ static void end_pass(struct ht_store *s, struct ht_dedup *d)
     free_pass(p);
 }
 
-/* What the mount has found has not changed since, and no model waits for its reserves: the first pass need not wait. */
-static void hurry(struct ht_dedup *d)
-{
-    if (d->reserved && d->pass->figure[HT_DEDUP_PASSES] == 0 && d->due_ns)
-        d->due_ns = ht_min_u64(d->due_ns, ht_now_ns());
-}
-
 bool ht_dedup_waits(struct ht_store *s)
 {
     const struct ht_dedup *d = &s->engine->dedup;
@@ -472,7 +465,9 @@ static enum ht_step step(void *ctx, struct ht_budget *b)
             return HT_STEP_IDLE;
         return begin_next(s, d) ? HT_STEP_BLOCKED : HT_STEP_WORKED;
     }
-    hurry(d);
+    /* What the mount has found has not changed since. If no model waits for its reserves, the first pass need not. */
+    if (d->reserved && d->pass->figure[HT_DEDUP_PASSES] == 0 && d->due_ns)
+        d->due_ns = ht_min_u64(d->due_ns, ht_now_ns());
     if (ht_dedup_waits(s) && ht_scrub_is_awaited(s->engine)) {
         b->at_ns = ht_now_ns() + PAUSE_MS * MS;
         return HT_STEP_IDLE;

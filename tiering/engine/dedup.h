@@ -6,12 +6,10 @@
 #include <stdatomic.h>
 
 #include "tiering/base/base.h"
-#include "tiering/api/dedup.h"
+#include "tiering/api/background.h"
 #include "tiering/txn/txn.h"
 #include "tiering/engine/scheduler.h"
 
-struct ht_store;
-struct ht_obj;
 struct ht_chunk;
 struct ht_dedup_pass;
 struct ht_pass;

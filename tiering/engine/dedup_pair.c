@@ -129,14 +129,6 @@ static void put_side(struct ht_sharer_side *x) HT_REQUIRES(HT_LOCK_STORE)
     ht_obj_put_locked(x->obj);
 }
 
-static void put_pair(struct ht_store *s, struct ht_sharer *x)
-{
-    ht_store_lock(s);
-    put_side(&x->first);
-    put_side(&x->other);
-    ht_store_unlock(s);
-}
-
 int ht_dedup_add(struct ht_store *s, const struct ht_dedup_pair *pair, struct ht_dedup_same *same)
 {
     struct ht_sharer *x = &same->pair[same->count];
@@ -163,7 +155,10 @@ int ht_dedup_share(struct ht_store *s, struct ht_dedup_same *same)
         if (!rc && !x->rc)
             figure[x->first.obj ? HT_DEDUP_SHARED : HT_DEDUP_HOLES] += (uint64_t)x->freed_blocks * HT_BLOCK_BYTES;
         skipped += rc || x->rc;
-        put_pair(s, x);
+        ht_store_lock(s);
+        put_side(&x->first);
+        put_side(&x->other);
+        ht_store_unlock(s);
     }
     same->count = 0;
     return rc ? rc : skipped;

@@ -23,7 +23,7 @@
 #include "tiering/base/mutant.h"
 #include "tiering/io/dev.h"
 #include "tiering/io/rings.h"
-#include "tiering/api/discard.h"
+#include "tiering/api/background.h"
 #include "tiering/object/context.h"
 #include "tiering/engine/engine_priv.h"
 
@@ -54,11 +54,6 @@ bool ht_discard_is_on(const struct ht_store *s)
     while (device < s->dev_count && (!s->dev[device] || keeps_free(s, device)))
         device++;
     return s->opts.discard && !s->opts.read_only && device < s->dev_count;
-}
-
-static uint64_t pause_ns(const struct ht_store *s)
-{
-    return s->opts.discard == HT_DISCARD_AUTO ? AUTO_PAUSE_NS : PAUSE_NS;
 }
 
 static bool is_refusal(int error)
@@ -156,7 +151,6 @@ static void discard_deferred(struct ht_store *s)
 #else
 static void discard_deferred(const struct ht_store *s)
 {
-    (void)s;
 }
 #endif
 
@@ -203,7 +197,7 @@ static enum ht_step step(void *ctx, struct ht_budget *b)
         ht_store_unlock(s);
         if (!noted)
             return HT_STEP_IDLE;
-        d->due_ns = d->due_ns ? d->due_ns : now + pause_ns(s);
+        d->due_ns = d->due_ns ? d->due_ns : now + (s->opts.discard == HT_DISCARD_AUTO ? AUTO_PAUSE_NS : PAUSE_NS);
         if (now < d->due_ns) {
             b->at_ns = d->due_ns;
             return HT_STEP_IDLE;

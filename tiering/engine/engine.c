@@ -5,7 +5,7 @@
 #include "tiering/engine/engine.h"
 #include "tiering/io/dev.h"
 #include "tiering/journal/journal.h"
-#include "tiering/api/scrub.h"
+#include "tiering/api/background.h"
 #include "tiering/api/store.h"
 #include "tiering/object/context.h"
 #include "tiering/data/health.h"
@@ -119,7 +119,6 @@ static uint64_t scrub_rate(const struct ht_store_opts *o)
 
 static uint64_t recompress_rate(const struct ht_store_opts *o)
 {
-    (void)o;
     return RECOMPRESS_RATE_BYTES;
 }
 

@@ -11,7 +11,7 @@
 #include "tiering/sys/nodes.h"
 #include "tiering/io/rings.h"
 #include "tiering/space/alloc.h"
-#include "tiering/api/scrub.h"
+#include "tiering/api/background.h"
 #include "tiering/tier/runs.h"
 #include "tiering/object/ref.h"
 #include "tiering/engine/dedup.h"
@@ -19,9 +19,6 @@
 #include "tiering/engine/move.h"
 #include "tiering/engine/recompress.h"
 #include "tiering/engine/scheduler.h"
-
-struct ht_store;
-struct ht_obj;
 
 /* ----------------------------------------------------------------- state */
 

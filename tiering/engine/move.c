@@ -30,7 +30,6 @@
 #include "tiering/space/alloc.h"
 #include "tiering/object/chunk.h"
 #include "tiering/object/context.h"
-#include "tiering/object/object.h"
 #include "tiering/object/ref.h"
 #include "tiering/data/flush.h"
 #include "tiering/engine/engine_priv.h"
@@ -101,17 +100,6 @@ static unsigned victims_of(void *ctx, const struct ht_ref *ref, uint32_t out[]) 
 
 static const struct ht_pass_user user = {.groups = victims_of};
 
-/* All was walked. Groups that left the notes leave the batch. */
-static void put_in_order(struct ht_move_batch *b)
-{
-    if (b->pass.shared.groups < b->count) {
-        b->count = (unsigned)b->pass.shared.groups;
-        b->next_key = b->victim[b->count].key;
-    }
-    ht_owners_sort(&b->pass.shared);
-    b->sorted = true;
-}
-
 /* -------------------------------------------------------------------- batch */
 
 static void free_batch(struct ht_move_batch *b)
@@ -175,8 +163,15 @@ static int go_on(struct ht_move_batch *b, struct ht_budget *budget)
         rc = ht_pass_next(&b->pass);
     else if (b->sorted)
         rc = ht_move_unit(b, budget);
-    else
-        put_in_order(b);
+    else {
+        /* All was walked. Groups that left the notes leave the batch. */
+        if (b->pass.shared.groups < b->count) {
+            b->count = (unsigned)b->pass.shared.groups;
+            b->next_key = b->victim[b->count].key;
+        }
+        ht_owners_sort(&b->pass.shared);
+        b->sorted = true;
+    }
     return rc ? rc : !b->sorted || !ht_move_is_over(b);
 }
 

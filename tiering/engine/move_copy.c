@@ -8,12 +8,10 @@
  * serves a round within a quarter of the step's time gets twice as many in the next one. One that needs more than half
  * gets half as many. So a step ends in time on a slow device, too.
  */
-#include "tiering/object/chunk.h"
 #include "tiering/object/context.h"
 #include "tiering/object/ref.h"
 #include "tiering/data/chunk_io.h"
 #include "tiering/txn/txn.h"
-#include "tiering/engine/engine_priv.h"
 #include "tiering/engine/move_batch.h"
 
 struct round {
@@ -22,11 +20,6 @@ struct round {
     uint32_t bytes; /* in whole blocks */
     uint8_t *at[HT_MOVE_WRITES_MAX];
 };
-
-static uint32_t room_for(const struct ht_move *m)
-{
-    return ht_ref_blocks(&m->was) * HT_BLOCK_BYTES;
-}
 
 static unsigned device_of(const struct ht_move *m)
 {
@@ -40,7 +33,7 @@ static struct round choose(struct ht_move_batch *b, struct ht_move m[], unsigned
     struct round r = {.move = m};
 
     while (r.n < count && r.n < b->flight) {
-        uint32_t bytes = room_for(&m[r.n]);
+        uint32_t bytes = ht_ref_blocks(&m[r.n].was) * HT_BLOCK_BYTES;
         bool fits = device_of(&m[r.n]) == device_of(m) && r.bytes + bytes <= HT_CHUNK_BYTES &&
             2 * (uint64_t)(r.bytes + bytes) <= left;
         if (r.n && !fits)
@@ -83,14 +76,6 @@ static unsigned copy_round(struct ht_store *s, struct round *r, struct ht_ring *
     return copied;
 }
 
-static void set_flight(struct ht_move_batch *b, uint64_t took_ns, uint64_t left_ns)
-{
-    if (took_ns < left_ns / 4 && b->flight < HT_MOVE_WRITES_MAX)
-        b->flight *= 2;
-    else if (took_ns > left_ns / 2 && b->flight > 1)
-        b->flight /= 2;
-}
-
 int ht_move_copy(struct ht_move_batch *b, struct ht_move m[], unsigned count, struct ht_budget *budget,
                  unsigned *out_done)
 {
@@ -107,7 +92,10 @@ int ht_move_copy(struct ht_move_batch *b, struct ht_move m[], unsigned count, st
         budget->bytes += 2 * (uint64_t)r.bytes; /* read and written */
         uint64_t began = now, left_ns = budget->until_ns - ht_min_u64(began, budget->until_ns);
         now = ht_now_ns();
-        set_flight(b, now - began, left_ns);
+        if (now - began < left_ns / 4 && b->flight < HT_MOVE_WRITES_MAX)
+            b->flight *= 2;
+        else if (now - began > left_ns / 2 && b->flight > 1)
+            b->flight /= 2;
     }
     *out_done = done;
     return rc;

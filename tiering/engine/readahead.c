@@ -297,12 +297,6 @@ static bool feed(struct ht_read_batch *w) HT_REQUIRES(HT_LOCK_STORE)
     return true;
 }
 
-static void send_away(struct ht_store *s) HT_REQUIRES(HT_LOCK_STORE)
-{
-    while (!ht_list_empty(&s->engine->pending_readers))
-        ht_list_del(s->engine->pending_readers.next);
-}
-
 /* Until no reader is pending. Releases the lock in between. */
 static void feed_all(struct ht_read_batch *w) HT_REQUIRES(HT_LOCK_STORE)
 {
@@ -312,7 +306,8 @@ static void feed_all(struct ht_read_batch *w) HT_REQUIRES(HT_LOCK_STORE)
     w->ring = ht_store_ring(s);
     ht_store_lock(s);
     if (!w->ring) {
-        send_away(s);
+        while (!ht_list_empty(&s->engine->pending_readers))
+            ht_list_del(s->engine->pending_readers.next);
         return;
     }
     for (;;) {

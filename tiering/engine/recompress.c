@@ -23,7 +23,7 @@
 #include <stdlib.h>
 
 #include "tiering/cache/arena.h"
-#include "tiering/api/compress.h"
+#include "tiering/api/background.h"
 #include "tiering/api/object.h"
 #include "tiering/api/tx.h"
 #include "tiering/object/chunk.h"
@@ -162,7 +162,6 @@ static enum ht_pass_want wants(void *ctx, const struct ht_obj *o, const struct h
 {
     const struct ht_recompress_round *r = ctx;
 
-    (void)o;
     return is_candidate(r->s, c) && !ht_owners_are_too_many(r->s, &c->pub) ? HT_PASS_ONCE : HT_PASS_NONE;
 }
 

@@ -7,11 +7,10 @@
 
 #include "tiering/base/base.h"
 #include "tiering/base/guarded.h"
-#include "tiering/api/compress.h"
+#include "tiering/api/background.h"
 #include "tiering/txn/txn.h"
 #include "tiering/engine/scheduler.h"
 
-struct ht_store;
 struct ht_recompress_round;
 
 /* Of its row. */

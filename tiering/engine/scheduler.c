@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* scheduler.c - see scheduler.h. */
 #include <assert.h>
-#include <time.h>
 
 #include "tiering/engine/scheduler.h"
 
@@ -82,12 +81,6 @@ static void begin_run(struct ht_row *r) HT_REQUIRES(HT_LOCK_ENGINE)
     r->figures.run_bytes = 0;
 }
 
-static void end_run(struct ht_row *r) HT_REQUIRES(HT_LOCK_ENGINE)
-{
-    r->figures.run_ns = ht_now_ns() - r->run_began_ns;
-    r->run_began_ns = 0;
-}
-
 static void *lane_main(void *arg);
 
 /* Lock held. The thread that has ended needs it no more. */
@@ -128,19 +121,12 @@ static void step(struct ht_lane *l, struct ht_row *r, bool own) HT_REQUIRES(HT_L
     r->figures.cpu_ns += cpu_ns;
     charge(l, b.bytes, cpu_ns, traffic);
     r->at_ns = next_ns(r, found, &b, traffic);
-    if (found == HT_STEP_IDLE)
-        end_run(r);
+    if (found == HT_STEP_IDLE) {
+        r->figures.run_ns = ht_now_ns() - r->run_began_ns;
+        r->run_began_ns = 0;
+    }
     r->is_long = b.next_is_long;
     r->long_anyway = r->is_long && l->lent && start_locked(l);
-}
-
-/* Lock held; the row rests without it. */
-static void rest_row(struct ht_lane *l, struct ht_row *r) HT_REQUIRES(HT_LOCK_ENGINE)
-{
-    r->rests = false;
-    ht_mutex_unlock(ht_lane_lock(l));
-    r->type->rest(r->ctx);
-    ht_mutex_lock(ht_lane_lock(l));
 }
 
 /* ------------------------------------------------------------------ thread */
@@ -200,9 +186,13 @@ static bool rest(struct ht_lane *l, uint64_t at_ns, bool lingers) HT_REQUIRES(HT
 static void serve_row(struct ht_lane *l, struct ht_row *r, bool own) HT_REQUIRES(HT_LOCK_ENGINE)
 {
     l->busy = true;
-    if (r->rests)
-        rest_row(l, r);
-    else
+    if (r->rests) {
+        /* Lock held; the row rests without it. */
+        r->rests = false;
+        ht_mutex_unlock(ht_lane_lock(l));
+        r->type->rest(r->ctx);
+        ht_mutex_lock(ht_lane_lock(l));
+    } else
         step(l, r, own);
     l->busy = false;
     pthread_cond_broadcast(&l->changed);

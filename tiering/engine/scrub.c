@@ -28,8 +28,7 @@
 #include "tiering/journal/journal.h"
 #include "tiering/space/members.h"
 #include "tiering/space/super.h"
-#include "tiering/api/object.h"
-#include "tiering/api/scrub.h"
+#include "tiering/api/background.h"
 #include "tiering/object/context.h"
 #include "tiering/object/object.h"
 #include "tiering/object/ref.h"
@@ -206,15 +205,6 @@ static void report_log(struct ht_scrub_run *r, unsigned copy, const struct ht_lo
              d->repaired ? "it was written anew from the other copy" : "it could not be written anew");
 }
 
-/* A frame is in no copy any more: its content is in memory, so a checkpoint replaces it. */
-static void rewrite_log(struct ht_scrub_run *r)
-{
-    ht_event(HT_EVENT_LOG_DAMAGED, NULL, "scrub: a frame of the log is in none of its copies any more; %s",
-             r->repair ? "a checkpoint writes everything anew; run scrub again afterwards" : "run hitrain-fsck");
-    if (r->repair)
-        ht_journal_checkpoint_poke(r->s->journal);
-}
-
 static enum ht_pass_want wants(void *ctx, const struct ht_obj *o, const struct ht_chunk *c)
 {
     const struct ht_scrub_run *r = ctx;
@@ -240,8 +230,13 @@ static int next_frame(struct ht_scrub_run *r)
         count_bytes(r, f.bytes);
     if (rc == 1 || rc == -EAGAIN || rc == -ENOMEM)
         return rc;
-    if (rc == -EUCLEAN)
-        rewrite_log(r);
+    if (rc == -EUCLEAN) {
+        /* A frame is in no copy any more: its content is in memory, so a checkpoint replaces it. */
+        ht_event(HT_EVENT_LOG_DAMAGED, NULL, "scrub: a frame of the log is in none of its copies any more; %s",
+                 r->repair ? "a checkpoint writes everything anew; run scrub again afterwards" : "run hitrain-fsck");
+        if (r->repair)
+            ht_journal_checkpoint_poke(r->s->journal);
+    }
     r->phase = CHUNKS;
     r->twins = ht_dedup_waits(r->s);
     rc = ht_pass_begin(&r->pass, r->s, &user, r, 0, 0, &r->c->bytes);

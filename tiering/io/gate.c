@@ -65,16 +65,6 @@ static void take_locked(struct ht_dev *dev, const struct ht_permit *p) HT_REQUIR
     atomic_fetch_add_explicit(&dev->permits, 1, memory_order_relaxed);
 }
 
-static void give_locked(struct ht_dev *dev, const struct ht_permit *p) HT_REQUIRES(HT_LOCK_DEV_FLIGHT)
-{
-    assert(dev->permitted_bytes[p->direction] >= p->bytes);
-    dev->permitted_bytes[p->direction] -= p->bytes;
-    dev->background_permits -= p->io_class == HT_IO_BACKGROUND;
-    atomic_fetch_sub_explicit(&dev->permits, 1, memory_order_relaxed);
-    if (dev->gate_waiters)
-        pthread_cond_broadcast(&dev->gate_changed);
-}
-
 /* Waits, if it may, until the request may go. False: it may not go now. */
 static bool pass_locked(struct ht_gate *g, const struct ht_permit_request *r, bool wait) HT_REQUIRES(HT_LOCK_DEV_FLIGHT)
 {
@@ -140,7 +130,12 @@ void ht_permit_put(struct ht_permit *p)
     if (!dev)
         return;
     ht_mutex_lock(ht_dev_flight_lock(dev));
-    give_locked(dev, p);
+    assert(dev->permitted_bytes[p->direction] >= p->bytes);
+    dev->permitted_bytes[p->direction] -= p->bytes;
+    dev->background_permits -= p->io_class == HT_IO_BACKGROUND;
+    atomic_fetch_sub_explicit(&dev->permits, 1, memory_order_relaxed);
+    if (dev->gate_waiters)
+        pthread_cond_broadcast(&dev->gate_changed);
     ht_mutex_unlock(ht_dev_flight_lock(dev));
     p->dev = NULL;
 }

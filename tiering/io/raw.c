@@ -80,16 +80,6 @@ static int check_namespace(const struct ht_dev *dev, const struct ht_nvme_namesp
     return 0;
 }
 
-static void take(struct ht_dev *dev, const struct ht_nvme_controller *c, const struct ht_nvme_namespace *n, dev_t block)
-{
-    dev->size = n->blocks << n->block_shift;
-    dev->lba = 1u << n->block_shift;
-    dev->block_shift = n->block_shift;
-    dev->volatile_cache = c->volatile_cache;
-    dev->transfer_max = dev->scattered_max = (uint32_t)transfer_max(c, n, block);
-    dev->discard_max = (uint32_t)discard_max(c, n, block);
-}
-
 static int ask(struct ht_dev *dev, uint8_t *data, struct ht_nvme_controller *c, struct ht_nvme_namespace *n)
 {
     int nsid = ioctl(dev->fd, NVME_IOCTL_ID), read_only = 0, rc;
@@ -125,8 +115,14 @@ int ht_raw_geometry(struct ht_dev *dev, dev_t block)
                  rc == -EACCES || rc == -EPERM ? " (commands to it need root)" : "");
     else
         rc = check_namespace(dev, &n);
-    if (rc == 0)
-        take(dev, &c, &n, block);
+    if (rc == 0) {
+        dev->size = n.blocks << n.block_shift;
+        dev->lba = 1u << n.block_shift;
+        dev->block_shift = n.block_shift;
+        dev->volatile_cache = c.volatile_cache;
+        dev->transfer_max = dev->scattered_max = (uint32_t)transfer_max(&c, &n, block);
+        dev->discard_max = (uint32_t)discard_max(&c, &n, block);
+    }
     free(data);
     return rc;
 }

@@ -142,8 +142,7 @@ static struct thread *this_thread(void)
 static struct member *find_locked(struct thread *t, const struct ht_rings *set, struct ht_list *strangers)
     HT_REQUIRES_STATIC(lock)
 {
-    ht_list_for_each_safe(pos, next, &t->members) {
-        struct member *m = ht_list_entry(pos, struct member, of_thread);
+    ht_list_for_each_entry_safe(m, &t->members, struct member, of_thread) {
         if (m->forks != forks)
             take_out_locked(m, strangers);
         else if (m->set == set || !set)

@@ -305,13 +305,6 @@ static int open_frame_locked(struct ht_journal *j, size_t len) HT_REQUIRES(HT_LO
     return 0;
 }
 
-/* For tests, in builds that check locks. */
-static void count_copied(size_t len)
-{
-    for (size_t at = 0; at < len; at += HT_BLOCK_BYTES)
-        ht_lock_step();
-}
-
 /* May a group be appended? joins: to the open frame. */
 static int check_append_locked(const struct ht_journal *j, size_t len, bool joins) HT_REQUIRES(HT_LOCK_JOURNAL)
 {
@@ -334,7 +327,9 @@ int ht_journal_append_locked(struct ht_journal *j, const uint8_t *records, size_
     if (rc)
         return rc;
     memcpy(j->open->mem + HT_FRAME_HEADER_BYTES + j->open->payload_len, records, len);
-    count_copied(len);
+    /* For tests, in builds that check locks. */
+    for (size_t at = 0; at < len; at += HT_BLOCK_BYTES)
+        ht_lock_step();
     j->open->payload_len += len;
     j->groups++;
     *out_lsn = j->open->seq;

@@ -257,7 +257,6 @@ static inline void ht_journal_wake_locked(struct ht_journal *j) HT_REQUIRES(HT_L
 
 /* log_space.c */
 uint64_t ht_journal_reserve_limit(uint64_t log_bytes);
-bool ht_journal_emits_locked(const struct ht_journal *j) HT_REQUIRES(HT_LOCK_JOURNAL);
 void ht_journal_emitted_locked(struct ht_journal *j, size_t bytes) HT_REQUIRES(HT_LOCK_JOURNAL);
 uint64_t ht_journal_limit_pos_locked(const struct ht_journal *j) HT_REQUIRES(HT_LOCK_JOURNAL);
 bool ht_journal_checkpoint_wanted_locked(const struct ht_journal *j) HT_REQUIRES(HT_LOCK_JOURNAL);

@@ -92,14 +92,14 @@ uint64_t ht_journal_limit_pos_locked(const struct ht_journal *j)
 }
 
 /* The calling thread is emitting. */
-bool ht_journal_emits_locked(const struct ht_journal *j)
+static bool emits_locked(const struct ht_journal *j) HT_REQUIRES(HT_LOCK_JOURNAL)
 {
     return j->emitting && pthread_equal(j->checkpoint_thread, pthread_self());
 }
 
 void ht_journal_emitted_locked(struct ht_journal *j, size_t bytes)
 {
-    if (ht_journal_emits_locked(j))
+    if (emits_locked(j))
         j->emission_left -= ht_min_u64(j->emission_left, bytes);
 }
 
@@ -252,7 +252,7 @@ int ht_journal_wait_space(struct ht_journal *j, size_t bytes)
         rc = j->error ? j->error : -EROFS;
     else if (bytes > j->log_bytes || ht_frame_bytes(bytes) + 2 * EMISSION_MARGIN_BYTES > j->log_bytes)
         rc = -ENOSPC;
-    else if (!ht_journal_emits_locked(j) && (j->waiters || !fits_locked(j, bytes)))
+    else if (!emits_locked(j) && (j->waiters || !fits_locked(j, bytes)))
         rc = wait_for_room_locked(j, bytes);
     ht_mutex_unlock(ht_journal_lock(j));
     return rc;
@@ -261,7 +261,7 @@ int ht_journal_wait_space(struct ht_journal *j, size_t bytes)
 bool ht_journal_try_space(struct ht_journal *j, size_t bytes)
 {
     ht_mutex_lock(ht_journal_lock(j));
-    bool fits = ht_journal_emits_locked(j) || (bytes <= j->log_bytes && fits_locked(j, bytes));
+    bool fits = emits_locked(j) || (bytes <= j->log_bytes && fits_locked(j, bytes));
     ht_mutex_unlock(ht_journal_lock(j));
     return fits;
 }

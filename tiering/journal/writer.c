@@ -160,12 +160,6 @@ static unsigned copies_in_use(const struct ht_journal *j)
     return copies;
 }
 
-static void count_failures(const struct ht_journal *j, uint64_t out[HT_LOG_COPIES])
-{
-    for (unsigned i = 0; i < HT_LOG_COPIES; i++)
-        out[i] = in_use(j, i) ? ht_dev_flush_failures(j->copy[i].dev) : 0;
-}
-
 /* Copies (bits) on devices of which a flush has failed since. */
 static unsigned copies_voided(const struct ht_journal *j, const uint64_t since[HT_LOG_COPIES])
 {
@@ -176,13 +170,6 @@ static unsigned copies_voided(const struct ht_journal *j, const uint64_t since[H
     return HT_MUTANT("frame-voided") ? 0 : copies;
 }
 
-static void drop_copies(struct ht_journal *j, unsigned copies, const int result[HT_LOG_COPIES])
-{
-    for (unsigned i = 0; i < HT_LOG_COPIES; i++)
-        if (copies >> i & 1)
-            drop_copy(j, i, "a flush", result[i] ? result[i] : -EIO);
-}
-
 /* Writes to all copies in use, and makes it durable; copies that fail drop out. */
 static void write_durably(struct ht_journal *j, uint64_t pos, uint8_t *mem, uint64_t bytes)
 {
@@ -191,7 +178,8 @@ static void write_durably(struct ht_journal *j, uint64_t pos, uint8_t *mem, uint
     for (unsigned again = 0; copies; again++) {
         uint64_t since[HT_LOG_COPIES];
         int result[HT_LOG_COPIES];
-        count_failures(j, since);
+        for (unsigned i = 0; i < HT_LOG_COPIES; i++)
+            since[i] = in_use(j, i) ? ht_dev_flush_failures(j->copy[i].dev) : 0;
         write_copies(j, copies, pos, mem, bytes);
         if (HT_MUTANT("frame-flush") || (HT_MUTANT("start-early") && j->checkpointing))
             return;
@@ -199,7 +187,9 @@ static void write_durably(struct ht_journal *j, uint64_t pos, uint8_t *mem, uint
         copies = failed | copies_voided(j, since);
         if (again < FLUSHES_AGAIN_MAX && copies == copies_in_use(j))
             continue;
-        drop_copies(j, again < FLUSHES_AGAIN_MAX ? failed : copies, result);
+        for (unsigned i = 0; i < HT_LOG_COPIES; i++)
+            if ((again < FLUSHES_AGAIN_MAX ? failed : copies) >> i & 1)
+                drop_copy(j, i, "a flush", result[i] ? result[i] : -EIO);
         copies &= copies_in_use(j);
     }
 }

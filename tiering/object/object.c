@@ -85,14 +85,6 @@ struct ht_obj *ht_obj_insert_locked(struct ht_store *s, uint64_t oid)
     return o;
 }
 
-static void remove_from_table(struct ht_obj *o) HT_REQUIRES(HT_LOCK_STORE)
-{
-    void **head = ht_bucket_of_hash(&o->s->objects.table, ht_id_hash(o->oid));
-
-    ht_bucket_remove(head, o, next);
-    o->s->objects.count--;
-}
-
 void ht_obj_untouch_if_idle(struct ht_obj *o)
 {
     if (ht_list_empty(&o->touched) || o->leaving || o->dead || o->dirty || o->writing || o->unpublished ||
@@ -165,7 +157,9 @@ void ht_obj_put_locked(struct ht_obj *o)
     o->s->hooks.free_shm(o);
     if (o->obj_class != HT_CLASS_SCRATCH)
         ht_journal_unreserve(o->s->journal, HT_OBJECT_RECORD_BYTES);
-    remove_from_table(o);
+    void **head = ht_bucket_of_hash(&o->s->objects.table, ht_id_hash(o->oid));
+    ht_bucket_remove(head, o, next);
+    o->s->objects.count--;
     ht_obj_free_memory(o);
 }
 

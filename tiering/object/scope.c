@@ -128,19 +128,15 @@ bool ht_scope_is_frozen(struct ht_store *s, uint64_t scope)
 
 /* ---------------------------------------------------------------- touched */
 
-/* The object leaves the list: a walk that would come to it next goes past it. */
-static void pass(struct ht_touched_walk *w, const struct ht_list *leaves)
-{
-    if (w->at == leaves)
-        w->at = leaves == w->last ? NULL : leaves->next;
-    else if (w->last == leaves)
-        w->last = leaves->prev;
-}
-
 void ht_obj_untouch(struct ht_obj *o)
 {
-    for (struct ht_touched_walk *w = o->s->objects.walks; w; w = w->next)
-        pass(w, &o->touched);
+    for (struct ht_touched_walk *w = o->s->objects.walks; w; w = w->next) {
+        /* The object leaves the list: a walk that would come to it next goes past it. */
+        if (w->at == &o->touched)
+            w->at = w->last == &o->touched ? NULL : o->touched.next;
+        else if (w->last == &o->touched)
+            w->last = o->touched.prev;
+    }
     ht_list_del(&o->touched);
 }
 

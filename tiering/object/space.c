@@ -101,7 +101,8 @@ static void change_prealloc(struct ht_obj *o, struct ht_chunk *c, int32_t by) HT
         ht_obj_extra(o)->prealloc_blocks += (uint64_t)by;
 }
 
-uint32_t ht_chunk_prealloc_use(struct ht_obj *o, struct ht_chunk *c, uint32_t need)
+/* Up to need preallocated blocks of the chunk become the caller's reservation. */
+static uint32_t use_prealloc(struct ht_obj *o, struct ht_chunk *c, uint32_t need) HT_REQUIRES(HT_LOCK_STORE)
 {
     uint32_t n = c->prealloc < need ? c->prealloc : need;
 
@@ -120,7 +121,7 @@ void ht_chunk_prealloc_drop(struct ht_obj *o, struct ht_chunk *c, uint32_t keep_
 
     if (c->prealloc <= keep)
         return;
-    ht_alloc_unreserve(o->s->alloc, ht_chunk_prealloc_use(o, c, c->prealloc - keep));
+    ht_alloc_unreserve(o->s->alloc, use_prealloc(o, c, c->prealloc - keep));
     if (!keep)
         ht_chunk_drop_log_reserve(o, c);
 }
@@ -184,7 +185,7 @@ int ht_chunk_reserve(struct ht_obj *o, struct ht_chunk *c, uint32_t need)
      */
     if (need <= im->reserved_blocks)
         return 0;
-    uint32_t prealloc = ht_chunk_prealloc_use(o, c, need - im->reserved_blocks);
+    uint32_t prealloc = use_prealloc(o, c, need - im->reserved_blocks);
     bool refused = o->obj_class != HT_CLASS_SCRATCH && !pieces_fit(s, need, 0);
     int rc = refused ? ht_lack_space(0) : ht_alloc_reserve(s->alloc, need - im->reserved_blocks - prealloc);
     if (!rc) {
@@ -225,7 +226,7 @@ static int gather_reservation(struct ht_obj *o, struct ht_chunk *c, uint32_t nee
     uint32_t has = g.im ? g.im->reserved_blocks : 0;
 
     g.own = has < need ? has : need;
-    g.prealloc = ht_chunk_prealloc_use(o, c, need - g.own);
+    g.prealloc = use_prealloc(o, c, need - g.own);
     g.left = ht_min_u64(need - g.own - g.prealloc, o->extra->rewrite_reserve_left);
     int rc = ht_alloc_reserve(s->alloc, need - g.own - g.prealloc - g.left);
     if (rc) {

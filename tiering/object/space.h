@@ -16,8 +16,7 @@ struct ht_slice;
 int ht_chunk_reserve(struct ht_obj *o, struct ht_chunk *c, uint32_t need_blocks)
     HT_REQUIRES(HT_LOCK_STORE) HT_MUST_CHECK;
 void ht_chunk_unreserve(struct ht_obj *o, struct ht_chunk *c) HT_REQUIRES(HT_LOCK_STORE);
-/* Up to need preallocated blocks of the chunk become the caller's reservation; the reverse, also with new blocks. */
-uint32_t ht_chunk_prealloc_use(struct ht_obj *o, struct ht_chunk *c, uint32_t need) HT_REQUIRES(HT_LOCK_STORE);
+/* Blocks of a reservation, also new ones, become preallocated ones of the chunk. */
 void ht_chunk_prealloc_return(struct ht_obj *o, struct ht_chunk *c, uint32_t blocks) HT_REQUIRES(HT_LOCK_STORE);
 /* Gives back the preallocation except that for the first keep_bytes of the chunk. */
 void ht_chunk_prealloc_drop(struct ht_obj *o, struct ht_chunk *c, uint32_t keep_bytes) HT_REQUIRES(HT_LOCK_STORE);

@@ -363,8 +363,7 @@ static size_t count_listed(const struct ht_store *s) HT_REQUIRES(HT_LOCK_STORE)
     size_t listed = 0;
 
     for (const struct ht_scope *sc = s->objects.scopes; sc; sc = sc->next)
-        ht_list_for_each(p, &sc->touched) {
-            const struct ht_obj *o = ht_list_entry(p, struct ht_obj, touched);
+        ht_list_for_each_entry(o, &sc->touched, const struct ht_obj, touched) {
             assert(o->scope == sc && !o->leaving);
             listed++;
         }

@@ -55,11 +55,9 @@ bool ht_shm_reclaim(struct ht_obj *o)
 /* The object that was closed first. */
 static struct ht_obj *oldest_closed(struct ht_store *s) HT_REQUIRES(HT_LOCK_STORE)
 {
-    ht_list_for_each(p, &s->shm->all) {
-        struct ht_shm *h = ht_list_entry(p, struct ht_shm, link);
+    ht_list_for_each_entry(h, &s->shm->all, struct ht_shm, link)
         if (!h->is_open)
             return h->obj;
-    }
     return NULL;
 }
 
@@ -79,10 +77,8 @@ static uint64_t closed_bytes(const struct ht_store *s) HT_REQUIRES(HT_LOCK_STORE
 {
     uint64_t bytes = 0;
 
-    ht_list_for_each(p, &s->shm->all) {
-        const struct ht_shm *h = ht_list_entry(p, struct ht_shm, link);
+    ht_list_for_each_entry(h, &s->shm->all, const struct ht_shm, link)
         bytes += h->is_open ? 0 : ht_shm_footprint(h->memory.bytes);
-    }
     return bytes;
 }
 

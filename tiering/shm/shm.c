@@ -27,7 +27,6 @@
 #include "tiering/shm/shm.h"
 #include "tiering/base/event.h"
 #include "tiering/base/list.h"
-#include "tiering/sys/mem.h"
 #include "tiering/sys/shared.h"
 #include "tiering/cache/arena.h"
 #include "tiering/api/shm.h"
@@ -37,7 +36,6 @@
 #include "tiering/object/object.h"
 #include "tiering/object/ref.h"
 #include "tiering/object/scope.h"
-#include "tiering/object/space.h"
 #include "tiering/data/fill.h"
 #include "tiering/shm/shm_priv.h"
 
@@ -196,8 +194,7 @@ bool ht_shm_user_may(const struct ht_store *s, uint32_t user, unsigned more, uin
 
     if (!user)
         return true;
-    ht_list_for_each(p, &s->shm->all) {
-        const struct ht_shm *h = ht_list_entry(p, struct ht_shm, link);
+    ht_list_for_each_entry(h, &s->shm->all, const struct ht_shm, link) {
         if (!h->is_open || h->user != user)
             continue;
         bytes += ht_shm_footprint(h->memory.bytes);
@@ -304,8 +301,7 @@ int ht_shm_visit(struct ht_store *s, uint64_t scope, ht_shm_wanted_fn wanted, ht
     if (s->shm->count && !objs)
         first = -ENOMEM;
     if (objs)
-        ht_list_for_each(p, &s->shm->all) {
-            const struct ht_shm *h = ht_list_entry(p, struct ht_shm, link);
+        ht_list_for_each_entry(h, &s->shm->all, const struct ht_shm, link) {
             if (!wanted(h, ctx) || h->obj->scope->id != scope || h->obj->dead)
                 continue;
             objs[n++] = h->obj;
@@ -363,17 +359,14 @@ bool ht_shm_try_free(struct ht_obj *o)
 
 void ht_shm_touch(struct ht_store *s, uint64_t scope)
 {
-    ht_list_for_each(p, &s->shm->all) {
-        struct ht_shm *h = ht_list_entry(p, struct ht_shm, link);
+    ht_list_for_each_entry(h, &s->shm->all, struct ht_shm, link)
         if (h->obj->extra->may_be_dirty && h->obj->scope->id == scope)
             ht_obj_touch(h->obj);
-    }
 }
 
 /* An object that is not in shared memory any more has nothing to restore. */
 static int restore(struct ht_obj *o, void *ctx) HT_REQUIRES(HT_LOCK_STORE)
 {
-    (void)ctx;
     if (!o->extra->shm)
         return 0;
     int rc = complete(o, true);
@@ -390,8 +383,6 @@ static int restore(struct ht_obj *o, void *ctx) HT_REQUIRES(HT_LOCK_STORE)
 
 static bool is_any(const struct ht_shm *h, const void *ctx)
 {
-    (void)h;
-    (void)ctx;
     return true;
 }
 

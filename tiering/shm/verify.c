@@ -45,8 +45,7 @@ void ht_shm_verify(struct ht_store *s, bool idle)
     uint64_t used_bytes = 0;
     uint32_t count = 0;
 
-    ht_list_for_each(p, &s->shm->all) {
-        const struct ht_shm *h = ht_list_entry(p, struct ht_shm, link);
+    ht_list_for_each_entry(h, &s->shm->all, const struct ht_shm, link) {
         assert(h->obj->extra->shm == h && h->open_id <= s->shm->opens);
         assert(!h->is_open || h->obj->refs);
         check_images(h->obj);

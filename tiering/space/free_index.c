@@ -78,13 +78,6 @@ static void put(struct ht_free_index *x, unsigned class, uint64_t group, bool in
     }
 }
 
-/* The bits beyond the end are clear. */
-static void clear_tail(struct ht_free_index *x, unsigned level, uint64_t bits)
-{
-    if (bits % 64)
-        *word_at(x, level, HT_FREE_WHOLE, bits / 64) = ~0ull << bits % 64;
-}
-
 int ht_free_index_init(struct ht_free_index *x, uint64_t groups)
 {
     assert(groups >= 1);
@@ -96,8 +89,8 @@ int ht_free_index_init(struct ht_free_index *x, uint64_t groups)
         x->words[x->levels] = ht_div_up(bits, 64);
         x->level[x->levels] = calloc(x->words[x->levels] * HT_FREE_BITMAPS, sizeof(uint64_t));
         complete = x->level[x->levels];
-        if (complete)
-            clear_tail(x, x->levels, bits);
+        if (complete && bits % 64) /* the bits beyond the end are clear */
+            *word_at(x, x->levels, HT_FREE_WHOLE, bits / 64) = ~0ull << bits % 64;
     }
     if (complete)
         return 0;

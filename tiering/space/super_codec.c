@@ -116,15 +116,6 @@ static void encode_layout(const struct ht_super *sb, struct ht_disk_super *d)
     }
 }
 
-static void encode_log_state(const struct ht_super *sb, struct ht_disk_super *d)
-{
-    put64(&d->start_pos, sb->start_pos);
-    put64(&d->start_seq, sb->start_seq);
-    put64(&d->start_chain, sb->start_chain);
-    put64(&d->epoch, sb->epoch);
-    put64(&d->durable_seq, sb->durable_seq);
-}
-
 #define LINE(effect, bit, name, since, text) HT_FEATURE_WORD_##effect " " #bit " " name " " since "\n"
 static const char feature_names[] = HT_FEATURES(LINE);
 #undef LINE
@@ -138,7 +129,11 @@ void ht_super_encode(const struct ht_super *sb, uint8_t out_block[4096])
     memcpy(d.magic, HT_SUPER_MAGIC, sizeof(d.magic));
     encode_identity(sb, &d);
     encode_layout(sb, &d);
-    encode_log_state(sb, &d);
+    put64(&d.start_pos, sb->start_pos);
+    put64(&d.start_seq, sb->start_seq);
+    put64(&d.start_chain, sb->start_chain);
+    put64(&d.epoch, sb->epoch);
+    put64(&d.durable_seq, sb->durable_seq);
     memcpy(d.feature_names, feature_names, sizeof(feature_names));
     put64(&d.checksum, block_checksum(&d));
     memcpy(out_block, &d, sizeof(d));

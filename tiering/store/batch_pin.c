@@ -131,6 +131,8 @@ static void admit(struct ht_store *s, struct ht_batch_pin_chunk *lc, struct ht_c
     int tries = admission(s, bytes);
     enum ht_forecast_stay stay = ht_planner_stays(o, lc->index);
 
+    if (tries != ADMIT_TRIES)
+        ht_arena_give_back_old(s->arena);
     if (o->residency == HT_RESIDENCY_PINNED && ht_arena_has_pinned_room(s->arena))
         tries = ADMIT_TRIES;
     else if (stay == HT_FORECAST_LEAVES || o->residency == HT_RESIDENCY_COLD)
@@ -248,13 +250,6 @@ static int take_buffers(struct ht_batch_pin *l, struct ht_batch_pin_work *w)
     return rc;
 }
 
-/* The bytes of the image, and zeros after them. */
-static void copy_image(const struct ht_batch_pin *l, const struct ht_batch_pin_chunk *lc, const struct part *p)
-{
-    memcpy(lc->data, ht_arena_data(l->store->arena, p->io.chunk->slot), p->bytes);
-    memset(lc->data + p->bytes, 0, lc->len - p->bytes);
-}
-
 /* Starts the necessary reads. The chunk is ours, so its reference cannot change. */
 static int start_reads(struct ht_batch_pin *l, struct ht_batch_pin_work *w)
 {
@@ -263,8 +258,11 @@ static int start_reads(struct ht_batch_pin *l, struct ht_batch_pin_work *w)
     for (unsigned i = 0; !rc && i < l->count; i++) {
         struct ht_batch_pin_chunk *lc = &l->chunk[i];
         struct part *p = &w->part[i];
-        if (p->copied && lc->mode != HT_BATCH_PIN_OVERWRITE)
-            copy_image(l, lc, p);
+        if (p->copied && lc->mode != HT_BATCH_PIN_OVERWRITE) {
+            /* The bytes of the image, and zeros after them. */
+            memcpy(lc->data, ht_arena_data(l->store->arena, p->io.chunk->slot), p->bytes);
+            memset(lc->data + p->bytes, 0, lc->len - p->bytes);
+        }
         if (p->filled || lc->mode == HT_BATCH_PIN_OVERWRITE)
             continue;
         if (!p->stored) {

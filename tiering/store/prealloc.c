@@ -114,13 +114,6 @@ static int fill(struct ht_store *s, const struct purse *p, uint64_t *aside) HT_R
     return 0;
 }
 
-static void empty(struct ht_store *s, const struct purse *p) HT_REQUIRES(HT_LOCK_STORE)
-{
-    ht_alloc_unreserve(s->alloc, p->blocks);
-    if (p->log_chunks)
-        ht_journal_unreserve(s->journal, p->log_chunks * HT_CHUNK_LOG_BYTES);
-}
-
 /* Releases the lock in between. */
 static void let_leaves_go(const struct range *r, uint64_t end) HT_REQUIRES(HT_LOCK_STORE)
 {
@@ -220,7 +213,9 @@ static int allocate(struct ht_obj *o, uint64_t off, uint64_t len, uint64_t *asid
     p.blocks -= back;
     s->objects.aside_blocks += back;
     *aside += back;
-    empty(s, &p);
+    ht_alloc_unreserve(s->alloc, p.blocks);
+    if (p.log_chunks)
+        ht_journal_unreserve(s->journal, p.log_chunks * HT_CHUNK_LOG_BYTES);
     return rc;
 }
 

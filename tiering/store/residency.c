@@ -117,6 +117,7 @@ void ht_store_expect_waiting(struct ht_store *s, uint64_t bytes)
 void ht_store_end_step(struct ht_store *s, bool waits)
 {
     ht_store_lock(s);
+    ht_arena_end_step(s->arena);
     struct ht_passing *p = &s->own->passing;
     if (ht_passing_end_step(p, waits))
         ht_arena_set_protected_max(s->arena, ht_arena_bytes(s->arena) - p->bytes);

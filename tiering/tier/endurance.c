@@ -2,16 +2,6 @@
 /* endurance.c - see endurance.h. */
 #include "tiering/tier/endurance.h"
 
-static void turn_to(struct ht_endurance *e, uint64_t hour)
-{
-    if (hour >= e->hour + HT_ENDURANCE_HOURS)
-        memset(e->hour_bytes, 0, sizeof(e->hour_bytes));
-    else
-        for (uint64_t i = e->hour + 1; i <= hour; i++)
-            e->hour_bytes[i % HT_ENDURANCE_HOURS] = 0;
-    e->hour = hour;
-}
-
 void ht_endurance_set(struct ht_endurance *e, uint64_t budget_bytes)
 {
     if (e->budget_bytes != budget_bytes)
@@ -27,8 +17,12 @@ void ht_endurance_look(struct ht_endurance *e, uint64_t now_ns, uint64_t written
         e->begun_ns = now_ns;
     e->begun = true;
     hour = now_ns > e->begun_ns ? (now_ns - e->begun_ns) / HT_ENDURANCE_HOUR_NS : 0;
-    if (hour > e->hour) /* a clock that went back changes nothing */
-        turn_to(e, hour);
+    if (hour >= e->hour + HT_ENDURANCE_HOURS)
+        memset(e->hour_bytes, 0, sizeof(e->hour_bytes));
+    else
+        for (uint64_t i = e->hour + 1; i <= hour; i++)
+            e->hour_bytes[i % HT_ENDURANCE_HOURS] = 0;
+    e->hour = ht_max_u64(e->hour, hour); /* a clock that went back changes nothing */
     if (written_bytes > e->seen_bytes)
         e->hour_bytes[e->hour % HT_ENDURANCE_HOURS] += written_bytes - e->seen_bytes;
     e->seen_bytes = written_bytes;

@@ -81,13 +81,6 @@ static void shut_out_changes(struct ht_store *s, struct ht_scope *sc) HT_REQUIRE
     ht_activity_go_on();
 }
 
-static void let_changes_in(struct ht_store *s, struct ht_scope *sc) HT_REQUIRES(HT_LOCK_STORE)
-{
-    sc->aborting = false;
-    pthread_cond_broadcast(&s->waits.settled);
-    ht_scope_let_go(s, sc);
-}
-
 /* Needs no memory: the caller has restored the names already, and must get through. */
 void ht_scope_abort_objects(struct ht_store *s, uint64_t scope, bool rest)
 {
@@ -108,7 +101,10 @@ void ht_scope_abort_objects(struct ht_store *s, uint64_t scope, bool rest)
         ht_slice_next(s, &slice);
     }
     ht_touched_walk_end(&w);
-    if (sc)
-        let_changes_in(s, sc);
+    if (sc) {
+        sc->aborting = false;
+        pthread_cond_broadcast(&s->waits.settled);
+        ht_scope_let_go(s, sc);
+    }
     ht_store_unlock(s);
 }

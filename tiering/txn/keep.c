@@ -25,14 +25,12 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-#include "tiering/base/buf.h"
 #include "tiering/base/idhash.h"
 #include "tiering/base/lack.h"
 #include "tiering/base/mutant.h"
 #include "tiering/base/verify.h"
 #include "tiering/journal/journal.h"
 #include "tiering/space/alloc.h"
-#include "tiering/api/check.h"
 #include "tiering/api/keep.h"
 #include "tiering/api/object.h"
 #include "tiering/api/tx.h"
@@ -226,14 +224,6 @@ static int make_object(struct ht_obj *from, uint64_t oid, struct ht_scope *sc, s
     return rc;
 }
 
-static void take_back(struct ht_obj *o) HT_REQUIRES(HT_LOCK_STORE)
-{
-    o->dead = o->deleted = true;
-    o->published = false;
-    o->delete_lsn = 0;
-    ht_obj_put_locked(o);
-}
-
 static size_t log_bytes(uint64_t objects, uint64_t chunks)
 {
     return objects * HT_OBJECT_RECORD_BYTES + chunks * HT_CHUNK_LOG_BYTES;
@@ -258,8 +248,12 @@ static void drop_objects(struct ht_keep *w) HT_REQUIRES(HT_LOCK_STORE)
 
     for (size_t i = 0; i < w->k->count; i++) {
         struct ht_obj *o = ht_obj_find_locked(s, w->k->ids[i].to);
-        if (o)
-            take_back(o);
+        if (o) {
+            o->dead = o->deleted = true;
+            o->published = false;
+            o->delete_lsn = 0;
+            ht_obj_put_locked(o);
+        }
         ht_lock_step();
         ht_slice_next(s, &slice);
     }

@@ -186,11 +186,6 @@ static struct ht_chunk *owner_chunk(const struct ht_move *m, const struct ht_mov
     return owns ? c : NULL;
 }
 
-static bool is_held(const struct ht_chunk *c)
-{
-    return c->exclusive || c->shared;
-}
-
 /* Has the reference as many owners as there are here? The first one is as it was. */
 static bool has_owners(struct ht_store *s, const struct ht_move *m) HT_REQUIRES(HT_LOCK_STORE)
 {
@@ -206,7 +201,7 @@ bool ht_move_may(struct ht_store *s, const struct ht_move *m)
 
     for (unsigned i = 0; i < m->owners; i++, ht_slice_next(s, &slice)) {
         const struct ht_chunk *c = owner_chunk(m, &m->owner[i]);
-        if (!c || is_held(c))
+        if (!c || c->exclusive || c->shared)
             return false;
     }
     return has_owners(s, m);
@@ -380,15 +375,6 @@ static int flush_all(struct ht_store *s, const struct ht_move m[], unsigned coun
     return rc;
 }
 
-static void give_back(struct ht_store *s, struct ht_move m[], unsigned count)
-{
-    ht_store_lock(s);
-    for (unsigned i = 0; i < count; i++)
-        if (ht_ref_holds(&m[i].now))
-            ht_free_ref_now(s, &m[i].now);
-    ht_store_unlock(s);
-}
-
 /* -EIO, and the errors of the log: nothing was moved. *out_rc: of the last move. */
 static int publish(struct ht_store *s, struct ht_move m[], unsigned count, enum whom whom, uint64_t *out_lsn,
                    int *out_rc)
@@ -412,7 +398,11 @@ int ht_move_publish(struct ht_store *s, struct ht_move m[], unsigned count, uint
     *out_lsn = 0;
     if (!rc)
         rc = publish(s, m, count, ALL, out_lsn, &moved);
-    give_back(s, m, count);
+    ht_store_lock(s);
+    for (unsigned i = 0; i < count; i++)
+        if (ht_ref_holds(&m[i].now))
+            ht_free_ref_now(s, &m[i].now);
+    ht_store_unlock(s);
     return rc;
 }
 
@@ -462,16 +452,6 @@ static int publish_parts(struct ht_store *s, struct ht_move *m, unsigned most, u
     return result;
 }
 
-/* The caller is an owner no more, or it was the only one. */
-static void end_keeping(struct ht_store *s, struct ht_move *m)
-{
-    ht_store_lock(s);
-    if (ht_ref_holds(&m->now))
-        (void)ht_ref_drop(s, &m->now);
-    memset(&m->now, 0, sizeof(m->now));
-    ht_store_unlock(s);
-}
-
 int ht_move_publish_bad(struct ht_store *s, struct ht_move *m, uint64_t *out_lsn)
 {
     unsigned most = PART_RECORD_BYTES_MAX / ht_move_record_bytes(&m->now);
@@ -482,6 +462,11 @@ int ht_move_publish_bad(struct ht_store *s, struct ht_move *m, uint64_t *out_lsn
         rc = m->owners <= most ? publish_some(s, m, WITH_FIRST, out_lsn) : -ENOSPC;
     if (rc == -ENOSPC && m->owners > 1)
         rc = publish_parts(s, m, (unsigned)ht_min_u64(most, m->owners / 2), out_lsn);
-    end_keeping(s, m);
+    /* The caller is an owner no more, or it was the only one. */
+    ht_store_lock(s);
+    if (ht_ref_holds(&m->now))
+        (void)ht_ref_drop(s, &m->now);
+    memset(&m->now, 0, sizeof(m->now));
+    ht_store_unlock(s);
     return rc;
 }

@@ -73,14 +73,17 @@ static int fixture_try_mount(struct fixture *w)
                                  .no_threads = !w->threads,
                                  .read_only = w->read_only};
     struct ht_ns_hooks hooks = {.ctx = w, .deleted = noted_deleted, .stale = noted_stale};
+    const struct ht_ns_setup setup = {&hooks, 100, 200};
+    void *ns;
     int rc;
 
     OK(ht_store_new(&w->dev, 1, &opts, &w->s));
-    OK(ht_ns_new(w->s, &hooks, 100, 200, &w->ns));
+    OK(ht_participant_ns.make(w->s, &setup, &ns));
+    w->ns = ns;
     if (fixture_participant)
         OK(ht_store_register(w->s, fixture_participant));
     rc = ht_store_mount(w->s);
-    return rc != 0 ? rc : ht_ns_start(w->ns);
+    return rc != 0 ? rc : ht_participant_ns.start(w->ns);
 }
 
 static UNUSED void fixture_mount(struct fixture *w)
@@ -109,7 +112,7 @@ static UNUSED void fixture_new(struct fixture *w)
 static UNUSED void fixture_kill(struct fixture *w)
 {
     ht_engine_stop(w->s);
-    ht_ns_free(w->ns);
+    ht_participant_ns.free(w->ns);
     ht_store_close(w->s);
 }
 

@@ -9,7 +9,7 @@
 #include "optim/optim.h"
 #include "tests/support/dev.h"
 #include "tests/support/suite.h"
-#include "tiering/api/compress.h"
+#include "tiering/api/background.h"
 #include "tiering/api/store.h"
 
 enum { DEVICE_BYTES = 16 << 20 };

@@ -204,15 +204,18 @@ static void mount_refused(void)
 {
     struct ht_store_opts opts = {.dram_bytes = w.dram_bytes, .staging_bytes = 24 * MIB, .numa_node = HT_NUMA_OFF};
     struct ht_meta_client names = {HT_REC_NS_FIRST, HT_REC_NS_LAST, .ctx = &w};
+    const struct ht_optim_setup setup = {.threads = 1, .hooks = &w.hooks};
+    void *o;
 
     fixture_crash(&w);
     ck_assert_int_eq(ht_store_new(&w.dev, 1, &opts, &w.s), 0);
     ck_assert_int_eq(ht_store_register(w.s, &names), 0);
-    ck_assert_int_eq(ht_optim_new(w.s, 1, &w.hooks, &w.o), 0);
+    ck_assert_int_eq(ht_participant_optim.make(w.s, &setup, &o), 0);
+    w.o = o;
     ck_assert_int_eq(ht_store_mount(w.s), -EUCLEAN);
     ht_optim_stop(w.o);
     ht_store_close(w.s);
-    ht_optim_free(w.o);
+    ht_participant_optim.free(w.o);
     ht_dev_close(w.dev);
     for (unsigned i = 0; i < w.params; i++)
         forget_model(&w.param[i]);

@@ -135,20 +135,23 @@ static inline void fixture_mount(struct fixture *w)
     struct ht_meta_client last = {
         .type_first = HT_REC_OPT_LAST + 1, .type_last = HT_REC_OPT_LAST + 1, .ctx = w, .publish = fixture_publish};
     struct ht_optim_config config = fixture_config(w->config);
+    const struct ht_optim_setup setup = {.threads = w->threads, .hooks = &w->hooks};
     struct ht_tx *tx;
     uint64_t lsn;
+    void *o;
 
     w->hooks.ctx = w;
     w->hooks.invalidate = fixture_invalidate;
     w->hooks.name = fixture_name;
     ck_assert_int_eq(ht_store_new(&w->dev, 1, &opts, &w->s), 0);
     ck_assert_int_eq(ht_store_register(w->s, &names), 0);
-    ck_assert_int_eq(ht_optim_new(w->s, w->threads, &w->hooks, &w->o), 0);
+    ck_assert_int_eq(ht_participant_optim.make(w->s, &setup, &o), 0);
+    w->o = o;
     ck_assert_int_eq(ht_store_register(w->s, &last), 0);
     ck_assert_int_eq(ht_store_mount(w->s), 0);
     if (w->before_start)
         w->before_start(w);
-    ck_assert_int_eq(ht_optim_start(w->o), 0);
+    ck_assert_int_eq(ht_participant_optim.start(w->o), 0);
     if (!w->before_start)
         ht_optim_recovered(w->o);
     ck_assert_int_eq(ht_tx_begin(w->s, 100, &tx), 0);
@@ -202,7 +205,7 @@ static inline void fixture_unmount(struct fixture *w)
     put_params(w);
     ht_optim_stop(w->o);
     ck_assert_int_eq(ht_store_unmount(w->s), 0);
-    ht_optim_free(w->o);
+    ht_participant_optim.free(w->o);
     ht_store_close(w->s);
 }
 
@@ -212,7 +215,7 @@ static inline void fixture_crash(struct fixture *w)
     put_params(w);
     ht_optim_stop(w->o);
     ht_store_close(w->s);
-    ht_optim_free(w->o);
+    ht_participant_optim.free(w->o);
 }
 
 static inline void forget_model(struct test_param *p)

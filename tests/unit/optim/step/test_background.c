@@ -7,7 +7,6 @@
 #include "optim/state/context.h"
 #include "optim/state/root.h"
 #include "tiering/api/background.h"
-#include "tiering/api/compress.h"
 
 enum { WAIT_MS_MAX = 60000 };
 

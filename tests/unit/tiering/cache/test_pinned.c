@@ -99,6 +99,34 @@ TEST(what_is_expected_has_its_room_again_when_the_set_grows)
     ht_arena_free(a);
 }
 
+/* A model trains no more, and another one does: 24 slots have its images. Those that are pinned, or wait, stay. */
+TEST(what_got_no_update_for_many_steps_leaves_the_protected_set)
+{
+    struct ht_arena *a;
+    uint32_t n[32];
+
+    ck_assert_int_eq(ht_arena_new(32 << 20, NULL, evict, NULL, &a), 0);
+    take(a, n, 32);
+    ck_assert(ht_arena_pin(a, n[0]));
+    ht_arena_protect_waiting(a, n[1]);
+    for (int i = 2; i < 24; i++)
+        ht_arena_protect(a, n[i]);
+    for (int step = 1; step <= 48; step++) {
+        for (int i = 20; i < 24; i++)
+            ht_arena_protect(a, n[i]);
+        ht_arena_end_step(a);
+        for (int i = 0; i < 4; i++)
+            ht_arena_give_back_old(a);
+        ht_arena_verify(a);
+        if (step <= 16)
+            ck_assert(!ht_arena_has_protected_room(a));
+    }
+    ck_assert_uint_eq(ht_arena_sums(a)->protected_bytes, 6 << 20);
+    for (int i = 0; i < 24; i++)
+        ck_assert_int_eq(ht_arena_image(a, n[i])->protected, i < 2 || i >= 20);
+    ht_arena_free(a);
+}
+
 int main(void)
 {
     return run_tests("pinned");

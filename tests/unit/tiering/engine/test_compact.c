@@ -4,7 +4,7 @@
 #include <unistd.h>
 
 #include "tests/unit/tiering/engine/compact.h"
-#include "tiering/api/compress.h"
+#include "tiering/api/background.h"
 #include "tiering/base/fault.h"
 #include "tiering/io/gate.h"
 

@@ -14,7 +14,7 @@
 
 #include "tests/support/wrap.h"
 #include "tests/unit/tiering/codec/content.h"
-#include "tiering/api/compress.h"
+#include "tiering/api/background.h"
 #include "tiering/base/event.h"
 #include "tiering/base/fault.h"
 #include "tiering/cache/arena.h"

@@ -4,7 +4,7 @@
 #include <unistd.h>
 
 #include "tiering/io/dev.h"
-#include "tiering/api/discard.h"
+#include "tiering/api/background.h"
 #include "tiering/engine/engine.h"
 #include "tiering/object/context.h"
 

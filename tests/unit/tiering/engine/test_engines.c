@@ -5,7 +5,7 @@
 
 #include "tests/unit/tiering/codec/content.h"
 #include "tests/unit/tiering/engine/compact.h"
-#include "tiering/api/compress.h"
+#include "tiering/api/background.h"
 #include "tiering/base/log.h"
 
 enum { WRITERS = 2, BYTES = 10 * SMALL + 1000, STEPS = 50, STORE_MIB = 64 };

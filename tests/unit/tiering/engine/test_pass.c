@@ -2,7 +2,7 @@
 /* test_pass.c - while scrub reads everything, other engines get the bytes from it, and read nothing themselves. */
 #include "tests/unit/tiering/codec/content.h"
 #include "tests/unit/tiering/engine/compact.h"
-#include "tiering/api/compress.h"
+#include "tiering/api/background.h"
 #include "tiering/base/log.h"
 #include "tiering/io/dev.h"
 

@@ -14,7 +14,6 @@
 #include "tiering/engine/engine.h"
 #include "tiering/io/dev.h"
 #include "tiering/api/object.h"
-#include "tiering/api/scrub.h"
 #include "tiering/api/store.h"
 #include "tiering/api/tx.h"
 #include "tiering/object/chunk.h"

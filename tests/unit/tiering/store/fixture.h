@@ -13,7 +13,7 @@
 #include "tiering/api/batch_pin.h"
 #include "tiering/api/check.h"
 #include "tiering/api/object.h"
-#include "tiering/api/scrub.h"
+#include "tiering/api/background.h"
 #include "tiering/api/shm.h"
 #include "tiering/api/stats.h"
 #include "tiering/api/store.h"

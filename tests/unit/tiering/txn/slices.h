@@ -20,7 +20,7 @@
 #include "tests/unit/tiering/store/fixture.h"
 #include "tiering/api/batch_pin.h"
 #include "tiering/api/keep.h"
-#include "tiering/api/scrub.h"
+#include "tiering/api/background.h"
 #include "tiering/base/lock.h"
 #include "tiering/cache/arena.h"
 #include "tiering/io/gate.h"
