@@ -129,9 +129,12 @@ class Store:
             path.touch()
             os.setxattr(path, 'user.hitrain.dtype', dtype.encode())
             path.write_bytes(zeros)
-        os.setxattr(root, 'user.hitrain.optimizer', b'adamw lr=1e-3')
+        self.prepare_root(root)
         self.step(1)
         self.stop()
+
+    def prepare_root(self, root):
+        os.setxattr(root, 'user.hitrain.optimizer', b'adamw lr=1e-3')
 
     def start(self, dram, optimizer='adamw lr=1e-3', options=()):
         with open(self.log, 'w') as log:
@@ -167,14 +170,25 @@ class Store:
             for at in range(0, size, MIB):
                 os.pwrite(fd, gradient[:size - at], at)
             os.close(fd)
+            self.gradient_written(n)
             time.sleep(max(0, began + seconds * (n + 1) / self.files - time.monotonic()))
+        self.gradients_written()
         began = time.monotonic()
-        with open(hidden / 'ctl', 'r+b', buffering=0) as ctl:
-            ctl.write(b'step\n')
+        self.command('step')
+        return time.monotonic() - began
+
+    def gradient_written(self, n):
+        """Of the n-th file."""
+
+    def gradients_written(self):
+        """Of all files."""
+
+    def command(self, text):
+        with open(self.point / 'model/.hitrain/ctl', 'r+b', buffering=0) as ctl:
+            ctl.write(f'{text}\n'.encode())
             answer = ctl.read(4096)
         if not answer.startswith(b'ok'):
-            give_up(f'step: {answer.decode()}')
-        return time.monotonic() - began
+            give_up(f'{text}: {answer.decode()}')
 
     def measure(self, case):
         self.start(case.dram(self.elements), case.optimizer)
@@ -301,16 +315,19 @@ def tell_pairs(results):
 def parse_args():
     p = argparse.ArgumentParser(description=__doc__)
     p.add_argument('--runs', type=int, default=3)
-    p.add_argument('--elements', type=int, default=96 * MIB, help=f'parameters, in {FILES} files')
+    p.add_argument('--elements', type=int, help=f'parameters, in {FILES} files (96 Mi; with --forms 32 Mi)')
     p.add_argument('--limit', type=int, default=300 * MIB, help="bytes per second each way")
     p.add_argument('--only', default='', help='cases whose name contains this; clients A and B always run')
     p.add_argument('--devices', action='store_true', help='only stores of two devices')
     p.add_argument('--options', action='append', default=[], help='an option of the mount, with --devices')
     p.add_argument('--redo', action='store_true', help='only steps that are durable by their gradients (redo=on)')
     p.add_argument('--follow', action='store_true', help='of these only a second store that follows them')
+    p.add_argument('--forms', action='store_true', help='only AdamW with state of 32, 16 and 8 bits, and Muon')
     p.add_argument('--pairs', action='store_true', help='only steps with and without clipping')
     p.add_argument('--before', type=pathlib.Path, help='only steps of this build beside those of another one, which lies there')
-    return p.parse_args()
+    args = p.parse_args()
+    args.elements = args.elements or (32 if args.forms else 96) * MIB
+    return args
 
 
 def run_pairs(number, store, results, said):
@@ -359,6 +376,10 @@ def main():
     if args.devices:
         import step_devices  # it uses this file
         step_devices.main(args, folder, out.with_name('step_devices.jsonl'))
+        return
+    if args.forms:
+        import step_forms  # it uses this file
+        step_forms.main(args, folder, out.with_name('step_forms.jsonl'))
         return
     if args.before:
         import step_before  # it uses this file

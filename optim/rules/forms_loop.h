@@ -82,16 +82,14 @@ HT_LANES_FN ht_ints number_of(ht_lanes y, ht_ints bits, const struct ht_dynamic_
     return ints_trunc(lanes_of_ints(ints_min(line, ints_of(lanes_pick(map->last, decade)))));
 }
 
-/* y has the sign of x. */
 HT_LANES_FN ht_ints signed_code(ht_lanes x, ht_lanes y)
 {
-    (void)x;
     ht_ints bits = ints_of(y) & ints_set(HT_MAGNITUDE_BITS);
     ht_ints number = number_of(lanes_of_ints(bits), bits, &signed_map);
     ht_ints below =
         ints_up_where(ints_min(number, ints_set(NEGATIVE_LAST)), ints_above(bits, ints_of(lanes_set(NEGATIVE_NEXT))));
 
-    return ints_by_sign(ints_of(y), ints_set(0) - below, number);
+    return ints_by_sign(ints_of(x), ints_set(0) - below, number);
 }
 
 /* A positive x never has code 0; a negative one, which there is not, has. */
@@ -116,9 +114,9 @@ HT_LANES_FN ht_lanes signed_value(const uint8_t *code)
 {
     ht_ints number = ints_load_bytes(code, 127) - ints_set(127);
 
-    number = ints_down_where(number, ints_above(ints_set(-126), number));
-    ht_ints bits = ints_of(lanes_of_numbers(number));
-    ht_ints value = ints_only_where(ints_of(value_of(bits, &signed_map)), ints_unlike(number, ints_set(0)));
+    number += ints_only_where(ints_set(-1), ints_above(ints_set(-126), number));
+    ht_ints bits = ints_of(lanes_of_numbers(number)), magnitude = bits & ints_set(HT_MAGNITUDE_BITS);
+    ht_ints value = ints_only_where(ints_of(value_of(bits, &signed_map)), ints_above(magnitude, ints_set(0)));
     return lanes_of_ints(value | (number & ints_set(INT32_MIN)));
 }
 
@@ -127,7 +125,7 @@ HT_LANES_FN ht_lanes unsigned_value(const uint8_t *code)
     ht_ints number = ints_load_bytes(code, 0);
     ht_ints value = ints_of(value_of(ints_of(lanes_of_numbers(number + ints_set(1))), &unsigned_map));
 
-    return lanes_of_ints(ints_only_where(value, ints_unlike(number, ints_set(0))));
+    return lanes_of_ints(ints_only_where(value, ints_above(number, ints_set(0))));
 }
 
 /* ------------------------------------------------------------------ linear */
@@ -172,10 +170,7 @@ HT_LANES_FN float largest_of(const float *x, size_t n)
     return largest;
 }
 
-/*
- * Updates go from window to window, and each begins with codes. Prefetchers of processors end at each page, and would
- * see a window's codes only when they are needed.
- */
+/* Updates go from window to window. Prefetchers end at each page, and would see its codes only when they are needed. */
 HT_LANES_FN void prefetch_next(const struct ht_coded *c, size_t element, size_t n, size_t code_bytes)
 {
     const uint8_t *codes = c->codes + (element + HT_FORM_WINDOW) * code_bytes;
@@ -294,15 +289,6 @@ HT_LANES_FN void store_rounded(uint8_t *codes, const float *x, const ht_ints noi
     }
 }
 
-HT_LANES_FN void round_nearest(uint8_t *codes, const float *x)
-{
-    ht_ints noise[HT_FORM_NOISE / HT_LANES];
-
-    for (unsigned k = 0; k < HT_FORM_NOISE / HT_LANES; k++)
-        noise[k] = ints_set(0x7fff) + (ints_right(ints_of(lanes_load_f32(x + k * HT_LANES)), 16) & ints_set(1));
-    store_rounded(codes, x, noise);
-}
-
 /*
  * Multiply-shift hashing (Dietzfelbinger et al., 1997). The key is a hash and has factor and summand, so that the noise
  * of a step is independent of that of other steps, and uniform over the elements. Such noise alone is an arithmetic
@@ -325,10 +311,8 @@ HT_LANES_FN void begin_progression(struct progression *p, uint64_t key, uint64_t
     p->step = ints_times(factor, ints_set(HT_FORM_NOISE / 2));
 }
 
-HT_LANES_FN void round_by_hash(uint8_t *codes, const float *x, struct progression *p)
+HT_LANES_FN void make_noise(struct progression *p, ht_ints noise[HT_FORM_NOISE / HT_LANES])
 {
-    ht_ints noise[HT_FORM_NOISE / HT_LANES];
-
 #pragma GCC unroll 16
     for (unsigned k = 0; k < HT_HASHES; k++) {
         ht_ints h = p->next[k];
@@ -339,7 +323,6 @@ HT_LANES_FN void round_by_hash(uint8_t *codes, const float *x, struct progressio
         noise[k] = h & ints_set(0xffff);
         noise[k + HT_HASHES] = ints_right(h, 16);
     }
-    store_rounded(codes, x, noise);
 }
 
 HT_LANES_FN bool group_has_nan(const float *x)
@@ -355,6 +338,7 @@ HT_LANES_FN bool group_has_nan(const float *x)
 /* HT_FORM_NOISE elements, whose noise the progression has. */
 HT_LANES_FN void round_group(uint8_t *codes, const float *x, struct progression *p, bool nearest)
 {
+    ht_ints noise[HT_FORM_NOISE / HT_LANES];
     float clean[HT_FORM_NOISE];
 
     if (__builtin_expect(group_has_nan(x), 0)) { /* a sum with noise might be none */
@@ -362,10 +346,11 @@ HT_LANES_FN void round_group(uint8_t *codes, const float *x, struct progression 
             clean[i] = isnan(x[i]) ? __builtin_nanf("") : x[i];
         x = clean;
     }
-    if (nearest)
-        round_nearest(codes, x);
-    else
-        round_by_hash(codes, x, p);
+    for (unsigned k = 0; nearest && k < HT_FORM_NOISE / HT_LANES; k++)
+        noise[k] = ints_set(0x7fff) + (ints_right(ints_of(lanes_load_f32(x + k * HT_LANES)), 16) & ints_set(1));
+    if (!nearest)
+        make_noise(p, noise);
+    store_rounded(codes, x, noise);
 }
 
 HT_LANES_FN void encode_bf16(const struct ht_coded *c, const float *x)
