@@ -1,16 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* fault_scenario.c - see fault_scenario.h. */
-#include <check.h>
 #include <stdio.h>
 #include <stdlib.h>
-#include <unistd.h>
 
 #include "tests/support/background.h"
 #include "tests/support/fault_scenario.h"
 #include "tests/support/states.h"
 #include "tiering/api/batch_pin.h"
 #include "tiering/api/compress.h"
-#include "tiering/api/scrub.h"
 #include "tiering/api/shm.h"
 
 enum { DEVICE_BYTES = 8 << 20, BYTES = 40000, STEPS = 3, PARAMS = 2, PASSES = 2, SHM_BYTES = 2 << 20 };

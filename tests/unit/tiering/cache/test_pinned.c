@@ -99,7 +99,4 @@ TEST(what_is_expected_has_its_room_again_when_the_set_grows)
     ht_arena_free(a);
 }
 
-int main(void)
-{
-    return run_tests("pinned");
-}
+RUN_TESTS("pinned")
